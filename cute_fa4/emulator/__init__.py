@@ -1,0 +1,145 @@
+"""Run kernels compiled for sm_100a on the CPU: their PTX, instruction by instruction, without a GPU.
+
+    from cute_fa4 import emulator
+
+    attention = emulator.compile(jit_function, *fake_tensors)     # cute.compile, bound to the emulator
+    with emulator.use(mode="hostile", seed=1) as run:             # optional: how launches are scheduled
+        attention(q, k, v, out)                                   # CPU torch tensors
+    print(run.instructions, run.opcodes.most_common(3))
+
+Any CuTe DSL program can be compiled like this; kernels see CPU memory through the same TVM-FFI function
+that would launch them on a GPU. What a kernel does wrong raises an EmulatorError (see errors.py).
+"""
+
+import functools
+import threading
+
+from cute_fa4.emulator.compare import Comparison, Finding, compare
+from cute_fa4.emulator.dlpack import as_cuda
+from cute_fa4.emulator.driver_api import DEFAULT, Run, Settings, last_run
+from cute_fa4.emulator.driver_api import settings as _settings
+from cute_fa4.emulator.errors import (
+    BarrierError,
+    Deadlock,
+    DivergenceError,
+    EmulatorError,
+    IllegalAccess,
+    InFlightError,
+    ProxyError,
+    RaceError,
+    RegisterHazard,
+    TensorMapError,
+    TensorMemoryError,
+    TensorOrderError,
+    UninitializedRead,
+    UnknownInstruction,
+)
+from cute_fa4.emulator.labels import KernelLabels
+from cute_fa4.emulator.launch import split_checks
+
+__all__ = [
+    "BarrierError", "Comparison", "Deadlock", "DivergenceError", "EmulatorError", "Finding", "IllegalAccess",
+    "InFlightError", "KernelLabels", "ProxyError", "RaceError", "RegisterHazard", "Run", "TensorMapError",
+    "TensorMemoryError", "TensorOrderError", "UninitializedRead", "UnknownInstruction", "as_cuda", "bind",
+    "compare", "compile", "last_run", "use",
+]  # fmt: skip
+
+_compile_lock = threading.Lock()
+
+
+def use(
+    mode="in_order", seed=0, checks=DEFAULT, transform=None, labels=None, instruction_budget=None
+):
+    """Context in which launches execute as the arguments say; yields the Run that counts them.
+
+    mode        "in_order": warps in turn, copies complete soon. "random": seeded choices. "hostile": copies,
+                MMAs and remote arrivals complete as late as possible and out of order, roles starve one at a
+                time, one CTA of a cluster runs ahead. The same seed replays exactly.
+    checks      how strictly accesses must be ordered (see checks/): "ptx", the written rules; "hardware", what
+                published kernels rely on; None: not checked. Also names of launch.CHECKS, alone or with a level
+                in a tuple. Left out: as the function was compiled.
+    transform   function (kernel name, PTX text) -> PTX text, applied before decoding: edit a kernel to see
+                which test notices
+    labels      KernelLabels instead of those given to compile
+    instruction_budget  warp instructions that one launch may execute; None: no limit
+    """
+    if checks is not DEFAULT:
+        split_checks(checks)  # raises for what is not known
+    return _settings(Settings(mode, seed, checks, transform, labels, instruction_budget))
+
+
+def compile(function, *args, options="", labels=None, arch="sm_100a", checks="hardware", **kwargs):
+    """cute.compile for the emulator. Returns a callable that takes CPU torch tensors.
+
+    function, args, kwargs  as for cute.compile: a @cute.jit function and fake (or real) arguments
+    options  compiler options in addition to the emulator's own (TVM-FFI, kept PTX, line information)
+    labels   KernelLabels for messages
+    checks   the checks of launches outside of use(checks=...), see there
+    Raises what cute.compile raises; EmulatorError when no C compiler is found.
+    """
+    import cutlass.cute as cute
+
+    return bind(
+        cute.compile,
+        function,
+        *args,
+        options=options,
+        labels=labels,
+        arch=arch,
+        checks=checks,
+        **kwargs,
+    )
+
+
+def bind(
+    compiler,
+    function,
+    *args,
+    options="",
+    labels=None,
+    arch="sm_100a",
+    checks="hardware",
+    **kwargs,
+):
+    """compile with another compile function than cute.compile, for programs that wrap it."""
+    from cute_fa4.emulator import host_binding
+
+    with _compile_lock:
+        compiled = host_binding.compile_for_emulator(
+            compiler, function, args, kwargs, options, arch, labels, checks
+        )
+    return EmulatedFunction(compiled)
+
+
+class EmulatedFunction:
+    """A compiled host function whose kernel launches execute on the emulator.
+
+    Takes the arguments of the compiled function; CPU torch tensors are handed over as CUDA tensors.
+    """
+
+    def __init__(self, compiled):
+        self.compiled = compiled
+        functools.update_wrapper(self, compiled, assigned=("__name__", "__doc__"), updated=())
+
+    def __getattr__(self, name):
+        return getattr(self.compiled, name)
+
+    def __call__(self, *args, **kwargs):
+        """Call the function; an error of the emulator is raised as it is."""
+        from cute_fa4.emulator import driver_api
+        from cute_fa4.emulator.dlpack import claim_cuda
+
+        args = [claim_cuda(arg) for arg in args]
+        kwargs = {name: claim_cuda(arg) for name, arg in kwargs.items()}
+        driver_api.begin_call()
+        try:
+            result = self.compiled(*args, **kwargs)
+        except Exception as error:
+            kept = driver_api.take_error()
+            if kept is None:
+                raise
+            raise kept from error
+        kept = driver_api.take_error()
+        if kept is not None:
+            raise kept
+        return result

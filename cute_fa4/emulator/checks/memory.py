@@ -1,0 +1,379 @@
+"""Every access of shared, tensor and global memory, checked against the accesses before it.
+
+    access                      must come after                              known by
+    generic read                the last write                               HAPPENED
+    generic write               the last write and all reads since           HAPPENED
+    copy, tensor core: read     the last write; if that was generic,         ASYNC_SHARED, ASYNC_GLOBAL
+                                with fence.proxy.async in between
+    copy, tensor core: write    the same, and all reads since
+    tensor memory ("ptx")       as generic, with tcgen05.fence around        TENSOR
+                                every barrier in between
+
+Global memory that a launch never writes keeps a list of its reads only; the list is worked off when a
+first write comes.
+"""
+
+import functools
+import re
+from bisect import bisect_right
+
+import numpy as np
+
+from cute_fa4.emulator.checks.clocks import ASYNC_GLOBAL, ASYNC_SHARED, HAPPENED
+from cute_fa4.emulator.checks.ordering import IN_FLIGHT
+from cute_fa4.emulator.checks.reports import Access, report
+from cute_fa4.emulator.checks.shadow import ByteShadow
+from cute_fa4.emulator.errors import ProxyError, RaceError
+
+_LOG_LIMIT = 100_000
+_ASYNC = (ASYNC_SHARED, ASYNC_GLOBAL)
+
+
+@functools.cache
+def _strength(opcode):
+    """(strong, acquires, releases) of a load, store or atomic, from its qualifiers."""
+    words = re.split(r"\.|::", opcode)
+    atomic = words[0] in ("atom", "red")
+    strong = atomic or any(
+        w in ("volatile", "relaxed", "acquire", "release", "mmio", "acq_rel") for w in words
+    )
+    return (
+        strong,
+        "acquire" in words or "acq_rel" in words,
+        "release" in words or "acq_rel" in words,
+    )
+
+
+# --- the check ------------------------------------------------------------------------------------------
+
+
+def touch(order, parts, strand, number, write, known, happened, strong=False):
+    """Check an access of granules and note it. Returns None, or (earlier number, part, its numbers, was a write).
+
+    known     numbers by actor that a writer may have and be ordered; own accesses included
+    happened  the same for readers
+    """
+    for part in parts:
+        shadow, at = part[0], part[1]
+        if write:
+            # Readers first: who is not ordered after them is often not ordered after the write before, either.
+            for actor, column in shadow.readers.items():
+                if actor == strand.actor:
+                    continue
+                numbers = column[at]
+                latest = int(numbers.max()) if numbers.size else 0
+                if latest > (happened[actor] if actor < len(happened) else 0):
+                    if not (strong and order.accesses[latest].strong):
+                        return latest, part, numbers, False
+        numbers = shadow.writer[at]
+        earlier = order.unordered(numbers, known, strong)
+        if earlier:
+            return earlier, part, numbers, True
+        if write:
+            shadow.writer[at] = number
+        else:
+            shadow.column(strand.actor)[at] = number
+    return None
+
+
+def visible(order, clock, actor, row):
+    """By actor: up to which number its writes are visible to a copy or the tensor core."""
+    size = clock.shape[1]
+    known = np.where(order.is_async[:size], clock[HAPPENED], clock[row])
+    known[actor] = IN_FLIGHT
+    return known
+
+
+def race(order, earlier, was_write, access, happened, place, space):
+    """Raise the error for an access that an earlier one is not ordered before."""
+    before = order.accesses[earlier]
+    actor = order.actor_of[earlier]
+    verb = "wrote" if was_write else "read"
+    where = " in another cluster" if actor == 0 else ""
+    if actor < len(happened) and earlier <= happened[actor]:
+        raise ProxyError(
+            report(
+                f"{place}: {access.what} comes after the generic write of {_who(before)}, but no fence.proxy.async "
+                f"makes that visible to the asynchronous proxy; put one between the write and the barrier "
+                f"(fence.proxy.async.{space})",
+                access,
+                before,
+            )
+        )
+    raise RaceError(
+        report(
+            f"race on {place}: nothing orders {access.what} after the access of {_who(before)}, which {verb} it{where}",
+            access,
+            before,
+        )
+    )
+
+
+def _who(access):
+    party = access.party
+    name = party.role or f"warp {party.warp}"
+    return f"{name} of CTA rank {party.rank}" if party.cluster_size > 1 else name
+
+
+# --- threads -----------------------------------------------------------------------------------------------
+
+
+def shared_items(order, warp, shared, offsets, nbytes, write):
+    """The executing lanes read or write one item of nbytes each: offsets int64 array."""
+    strand, ins = warp.order, warp.ins
+    strong, acquires, releases = _strength(ins.opcode)
+    what = "a write to shared memory" if write else "a read of shared memory"
+    number = strand.last = order.number(strand.actor, strand.party, ins, what, strong)
+    happened = strand.known(HAPPENED, number)
+    parts = shared.shadow.items(offsets, nbytes)
+    found = touch(order, parts, strand, number, write, happened, happened, strong)
+    if found:
+        earlier, part, numbers, was_write = found
+        place = f"shared offset {shared.describe(shared.shadow.offset(part, numbers, earlier))}"
+        race(order, earlier, was_write, order.accesses[number], happened, place, "shared::cta")
+    if strong:
+        for offset in np.unique(offsets).tolist():
+            order.strong_access(warp, (shared, offset), releases, acquires, write)
+
+
+def shared_span(order, warp, shared, offset, nbytes, what):
+    """The warp writes a range itself (mbarrier.init, tcgen05.alloc)."""
+    strand = warp.order
+    number = strand.last = order.number(strand.actor, strand.party, warp.ins, what)
+    happened = strand.known(HAPPENED, number)
+    parts = shared.shadow.span(offset, nbytes)
+    found = touch(order, parts, strand, number, True, happened, happened)
+    if found:
+        earlier, part, numbers, was_write = found
+        place = f"shared offset {shared.describe(shared.shadow.offset(part, numbers, earlier))}"
+        race(order, earlier, was_write, order.accesses[number], happened, place, "shared::cta")
+
+
+def global_items(order, warp, addresses, nbytes, write):
+    """The executing lanes read or write one item of nbytes each at global addresses."""
+    strand, ins = warp.order, warp.ins
+    strong, acquires, releases = _strength(ins.opcode)
+    what = "a write to global memory" if write else "a read of global memory"
+    number = strand.last = order.number(strand.actor, strand.party, ins, what, strong)
+    happened = strand.known(HAPPENED, number)
+    for region, members in order.global_regions.split(addresses):
+        offsets = members.astype(np.int64) - region.start
+        region.access(
+            order, strand, number, write, ("items", offsets, nbytes), happened, happened, strong
+        )
+    if strong:
+        for address in np.unique(addresses).tolist():
+            order.strong_access(warp, ("global", address), releases, acquires, write)
+
+
+# --- global memory -----------------------------------------------------------------------------------------
+
+
+class Region:
+    """A range of global memory: one allocation, or several that overlap."""
+
+    def __init__(self, start, end, name):
+        self.start, self.end, self.name = start, end, name
+        self.shadow = None
+        self._reads = []  # (actor, number, parts) until the first write
+
+    def access(self, order, strand, number, write, parts, known, happened, strong=False):
+        """Check and note an access; parts: ("items", offsets, nbytes) or ("rows", starts, nbytes)."""
+        if self.shadow is None:
+            if not write:
+                self._reads.append((strand.actor, number, parts))
+                if len(self._reads) < _LOG_LIMIT:
+                    return
+                self._replay(order)
+                return
+            self._replay(order)
+        where = self._parts(parts)
+        found = touch(order, where, strand, number, write, known, happened, strong)
+        if found:
+            earlier, part, numbers, was_write = found
+            offset = self.shadow.offset(part, numbers, earlier)
+            place = f"byte {offset} of {self.name}"
+            race(order, earlier, was_write, order.accesses[number], happened, place, "global")
+
+    def _parts(self, parts):
+        kind, offsets, nbytes = parts
+        return getattr(self.shadow, kind)(offsets, nbytes)
+
+    def _replay(self, order):
+        self.shadow = ByteShadow(self.end - self.start)
+        for actor, number, parts in self._reads:
+            actor = int(order.actor_of[number])  # 0 when the cluster has ended
+            for shadow, at, _ in self._parts(parts):
+                shadow.column(actor)[at] = number
+        self._reads.clear()
+
+    def end_cluster(self):
+        """Reads belong to an earlier cluster from now on."""
+        if self.shadow is not None:
+            self.shadow.forget_readers()
+
+
+class GlobalRegions:
+    """The registered allocations at the start of a launch, overlapping ones joined."""
+
+    def __init__(self, memory):
+        self.regions = []
+        for allocation in sorted(memory.allocations, key=lambda a: a.start):
+            last = self.regions[-1] if self.regions else None
+            if last is not None and allocation.start < last.end:
+                last.end = max(last.end, allocation.end)
+            else:
+                self.regions.append(Region(allocation.start, allocation.end, allocation.name))
+        self._starts = [region.start for region in self.regions]
+
+    def find(self, address):
+        """The region of an address, which has passed the bounds check already; None for a later allocation."""
+        at = bisect_right(self._starts, address) - 1
+        region = self.regions[at] if at >= 0 else None
+        return region if region is not None and address < region.end else None
+
+    def split(self, addresses):
+        """[(region, addresses in it)]."""
+        low, high = int(addresses.min()), int(addresses.max())
+        region = self.find(low)
+        if region is not None and high < region.end:
+            return [(region, addresses)]
+        found = {}
+        for address in addresses.tolist():
+            region = self.find(address)
+            if region is not None:
+                found.setdefault(id(region), (region, []))[1].append(address)
+        return [(region, np.array(members, np.uint64)) for region, members in found.values()]
+
+    def end_cluster(self):
+        for region in self.regions:
+            region.end_cluster()
+
+
+# --- copies ------------------------------------------------------------------------------------------------
+
+
+class CopyChecks:
+    """A copy in flight: knows what its warp knew when it was issued; its accesses come at completion.
+
+    is_async  through the asynchronous proxy (bulk copies), else generic (cp.async, st.async)
+    """
+
+    __slots__ = ("ins", "is_async", "label", "order", "read_number", "strand", "written_number")
+
+    def __init__(self, order, warp, label, is_async=True):
+        self.order, self.label, self.ins, self.is_async = order, label, warp.ins, is_async
+        self.strand = order.launch(warp, is_async)
+        self.read_number = self.written_number = 0
+
+    def reads_shared(self, shared, offset, nbytes, awaited=True):
+        """The copy reads a range of shared memory."""
+        self.read_number = self._shared(shared, offset, nbytes, False, "reads its source")
+        self.order.landed(self.strand, self._awaited(awaited))
+
+    def writes_shared(self, shared, offset, nbytes, awaited=True):
+        """The copy writes a range of shared memory."""
+        self.written_number = self._shared(shared, offset, nbytes, True, "writes its destination")
+        self.order.landed(self.strand, self._awaited(awaited))
+
+    def reads_global(self, address, nbytes):
+        """The copy reads a range of global memory."""
+        self._global(np.array([address], np.int64), nbytes, False)
+
+    def writes_global(self, address, nbytes):
+        """The copy writes a range of global memory."""
+        self._global(np.array([address], np.int64), nbytes, True)
+
+    def box(self, tensor_map, boxes, write, atomic=False):
+        """The copy reads or writes boxes of a tensor; atomic: it combines (reductions may meet)."""
+        for coordinates, box, _ in boxes:
+            clipped = tensor_map.clip(coordinates, box)
+            if clipped is None:
+                continue
+            _, address, extents, strides = clipped
+            starts = np.array([address], np.int64)
+            for extent, stride in zip(extents[:-1], strides[:-1], strict=True):
+                starts = (starts[:, None] + np.arange(extent) * stride).ravel()
+            if strides[-1] != tensor_map.itemsize:
+                starts = (starts[:, None] + np.arange(extents[-1]) * strides[-1]).ravel()
+                nbytes = tensor_map.itemsize
+            else:
+                nbytes = extents[-1] * tensor_map.itemsize
+            self._global(starts, nbytes, write, atomic)
+
+    def signals(self, barrier):
+        """The copy is complete and tells an mbarrier."""
+        strand = self.strand
+        self.order.check_initialised(
+            barrier, strand.actor, strand.clock, self.is_async, self._fault
+        )
+        self.order.release(barrier, strand.clock)
+
+    def waited_by(self, warp, only_read):
+        """The warp has waited for the copy's bulk group: its source is read, or all of it is done."""
+        number = self.read_number if only_read else max(self.read_number, self.written_number)
+        self.order.learn_number(warp, self.strand.actor, number, (HAPPENED, *_ASYNC))
+
+    def _awaited(self, awaited):
+        return self.order.accesses[self.order.now] if awaited else None
+
+    def _access(self, doing, strong=False):
+        strand, what = self.strand, f"the {self.label} ({doing})"
+        return self.order.number(strand.actor, strand.party, self.ins, what, strong)
+
+    def _known(self, row):
+        if self.is_async:
+            return visible(self.order, self.strand.clock, self.strand.actor, row)
+        known = self.strand.clock[HAPPENED].copy()
+        known[self.strand.actor] = IN_FLIGHT
+        return known
+
+    def _shared(self, shared, offset, nbytes, write, doing):
+        order, strand = self.order, self.strand
+        number = self._access(doing)
+        happened = strand.clock[HAPPENED]
+        known = self._known(ASYNC_SHARED)
+        parts = shared.shadow.span(offset, nbytes)
+        found = touch(order, parts, strand, number, write, known, happened)
+        if found:
+            earlier, part, numbers, was_write = found
+            at = shared.shadow.offset(part, numbers, earlier)
+            place = f"shared offset {shared.describe(at)}"
+            race(order, earlier, was_write, order.accesses[number], happened, place, "shared::cta")
+        return number
+
+    def _global(self, starts, nbytes, write, strong=False):
+        order, strand = self.order, self.strand
+        number = self._access("writes global memory" if write else "reads global memory", strong)
+        region = order.global_regions.find(int(starts[0]))
+        if region is not None:
+            happened = strand.clock[HAPPENED]
+            known = self._known(ASYNC_GLOBAL)
+            parts = ("rows", starts - region.start, nbytes)
+            region.access(order, strand, number, write, parts, known, happened, strong)
+        if write:
+            self.written_number = number
+        order.landed(strand)
+
+    def _fault(self, message, kind):
+        raise kind(f"{message}\n{Access(self.strand.party, self.ins, self.label).where('    ')}")
+
+
+class NoChecks:
+    """Stands in for CopyChecks when a launch has no ordering checks."""
+
+    def _nothing(self, *_, **__):
+        """No check."""
+
+    reads_shared = writes_shared = reads_global = writes_global = box = signals = waited_by = (
+        _nothing
+    )
+
+
+_NONE = NoChecks()
+
+
+def copy_checks(warp, label, is_async=True):
+    """CopyChecks of a copy that the warp issues now, or its stand-in."""
+    order = warp.cta.machine.ordering
+    return _NONE if order is None else CopyChecks(order, warp, label, is_async)

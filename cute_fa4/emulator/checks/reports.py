@@ -1,0 +1,64 @@
+"""The text of a report: two accesses that nothing orders, who made them, and what would order them.
+
+race on shared offset 0x2400 (dynamic +0x2000, kv[1]): TMA load of 16384 bytes writes it, and nothing orders
+that after the earlier read by an MMA (operand B)
+  CTA (3, 0, 0)
+  warp 13 (load)
+  PTX line 812: cp.async.bulk.tensor...
+  Python line load.py:88
+  the earlier access, read by an MMA (operand B):
+  ...
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Party:
+    """A warp, without its registers."""
+
+    cta: tuple
+    rank: int
+    cluster_size: int
+    warp: int
+    role: str
+
+    @classmethod
+    def of(cls, warp):
+        cta = warp.cta
+        return cls(cta.id, cta.rank, cta.cluster.size, warp.index, warp.role)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Access:
+    """An access as reports name it: who, by which instruction, what.
+
+    strong  atomic, volatile, or with a memory-order qualifier: may meet others of its kind
+    """
+
+    party: Party
+    ins: object
+    what: str
+    strong: bool = False
+
+    def where(self, indent="  "):
+        """The indented lines of a message: CTA, warp, PTX line, Python line."""
+        party, ins = self.party, self.ins
+        cluster = f", rank {party.rank} of its cluster" if party.cluster_size > 1 else ""
+        lines = [f"CTA {party.cta}{cluster}"]
+        lines.append(f"warp {party.warp}" + (f" ({party.role})" if party.role else ""))
+        if ins is not None:
+            lines.append(f"PTX line {ins.line}: {ins.text}")
+            if ins.source is not None:
+                lines.append(f"Python line {ins.source[0]}:{ins.source[1]}")
+            if ins.role_source is not None and ins.role_source != ins.source:
+                lines.append(f"called from {ins.role_source[0]}:{ins.role_source[1]}")
+        return "\n".join(indent + line for line in lines)
+
+
+def report(headline, access, earlier):
+    """The whole message: headline, the access that found it, the earlier one."""
+    return (
+        f"{headline}\n  this access, {access.what}:\n{access.where('    ')}\n"
+        f"  the earlier access, {earlier.what}:\n{earlier.where('    ')}"
+    )

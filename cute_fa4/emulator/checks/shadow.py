@@ -1,0 +1,137 @@
+"""Who wrote every byte last, and who has read it: numbers of accesses, beside the memory itself.
+
+    Shadow        writer[i]: the last access that wrote granule i;  readers[actor][i]: its last read
+    ByteShadow    granules of 16 bytes, and single bytes where somebody has used less than 16
+
+                  chunk     0     1     2     3            coarse   writer of 16 bytes
+                  slot     -1    -1     0    -1            fine     slot 0: writers of 16 single bytes
+
+Reads need not be forgotten after a write: who comes after the write comes after the reads before it,
+and who does not is reported for the write.
+"""
+
+import numpy as np
+
+CHUNK = 16
+
+
+class Shadow:
+    """Last writer and last reads of granules; numbers are 0 where nobody was."""
+
+    __slots__ = ("readers", "writer")
+
+    def __init__(self, shape):
+        self.writer = np.zeros(shape, np.int32)
+        self.readers = {}
+
+    def column(self, actor):
+        """The last reads of an actor."""
+        column = self.readers.get(actor)
+        if column is None:
+            column = self.readers[actor] = np.zeros_like(self.writer)
+        return column
+
+    def grow(self, size):
+        """More granules, untouched so far."""
+        more = size - len(self.writer)
+        self.writer = np.concatenate((self.writer, np.zeros(more, np.int32)))
+        for actor, column in self.readers.items():
+            self.readers[actor] = np.concatenate((column, np.zeros(more, np.int32)))
+
+
+class ByteShadow:
+    """The Shadow of a range of bytes, coarse where possible, exact to the byte where needed.
+
+    Parts of an access are (Shadow, index, fine): the granules it touches.
+    """
+
+    __slots__ = ("_chunk_of_slot", "_slot", "_slots", "coarse", "fine")
+
+    def __init__(self, nbytes):
+        self.coarse = Shadow(-(-nbytes // CHUNK))
+        self.fine = None
+        self._slot = None
+        self._slots = 0
+        self._chunk_of_slot = None
+
+    def chunks(self, at):
+        """Parts of whole chunks: a slice or an int array of chunk numbers."""
+        if self.fine is None:
+            return ((self.coarse, at, False),)
+        slots = self._slot[at]
+        exact = slots >= 0
+        if not exact.any():
+            return ((self.coarse, at, False),)
+        if isinstance(at, slice):
+            at = np.arange(at.start, at.stop)
+        rest = at[~exact]
+        bytes_of = (slots[exact][:, None] * CHUNK + np.arange(CHUNK)).ravel()
+        parts = ((self.fine, bytes_of, True),)
+        return ((self.coarse, rest, False), *parts) if rest.size else parts
+
+    def items(self, offsets, nbytes):
+        """Parts of one item of nbytes per offset (int64 array, aligned to nbytes)."""
+        if nbytes >= CHUNK:
+            chunks = offsets.ravel() // CHUNK
+            if nbytes > CHUNK:
+                chunks = (chunks[:, None] + np.arange(nbytes // CHUNK)).ravel()
+            return self.chunks(chunks)
+        return self._bytes((offsets.ravel()[:, None] + np.arange(nbytes)).ravel())
+
+    def span(self, start, nbytes):
+        """Parts of a contiguous range."""
+        if start % CHUNK == 0 and nbytes % CHUNK == 0:
+            return self.chunks(slice(start // CHUNK, (start + nbytes) // CHUNK))
+        return self._bytes(np.arange(start, start + nbytes))
+
+    def rows(self, starts, nbytes):
+        """Parts of ranges of equal length: starts is an int array."""
+        if nbytes % CHUNK == 0 and not (starts % CHUNK).any():
+            return self.chunks((starts[:, None] // CHUNK + np.arange(nbytes // CHUNK)).ravel())
+        return self._bytes((starts[:, None] + np.arange(nbytes)).ravel())
+
+    def _bytes(self, offsets):
+        chunks = offsets // CHUNK
+        if self.fine is None:
+            self.fine = Shadow(CHUNK * 64)
+            self._slot = np.full(len(self.coarse.writer), -1, np.int32)
+            self._chunk_of_slot = np.zeros(64, np.int64)
+        slots = self._slot[chunks]
+        if slots.min() < 0:
+            self._refine(np.unique(chunks[slots < 0]))
+            slots = self._slot[chunks]
+        return ((self.fine, slots * CHUNK + offsets % CHUNK, True),)
+
+    def _refine(self, chunks):
+        """Give chunks granules of one byte, which start with what is known of the chunk."""
+        first, self._slots = self._slots, self._slots + len(chunks)
+        size = len(self._chunk_of_slot)
+        if self._slots > size:
+            while self._slots > size:
+                size *= 2
+            self.fine.grow(size * CHUNK)
+            grown = np.zeros(size, np.int64)
+            grown[: len(self._chunk_of_slot)] = self._chunk_of_slot
+            self._chunk_of_slot = grown
+        self._slot[chunks] = np.arange(first, self._slots)
+        self._chunk_of_slot[first : self._slots] = chunks
+        fine = slice(first * CHUNK, self._slots * CHUNK)
+        self.fine.writer[fine] = np.repeat(self.coarse.writer[chunks], CHUNK)
+        for actor, column in self.coarse.readers.items():
+            self.fine.column(actor)[fine] = np.repeat(column[chunks], CHUNK)
+
+    def offset(self, part, numbers, wanted):
+        """Byte offset of the first granule of a part where the number is the wanted one."""
+        _, at, fine = part
+        position = int(np.argmax(numbers.ravel() == wanted))
+        granule = at.start + position if isinstance(at, slice) else int(at.ravel()[position])
+        if fine:
+            return int(self._chunk_of_slot[granule // CHUNK]) * CHUNK + granule % CHUNK
+        return granule * CHUNK
+
+    def forget_readers(self):
+        """Reads of all actors become reads of actor 0: accesses of earlier clusters."""
+        for shadow in (self.coarse, self.fine):
+            if shadow is not None and shadow.readers:
+                column = np.maximum.reduce(list(shadow.readers.values()))
+                shadow.readers = {0: column}

@@ -1,0 +1,216 @@
+"""Tensor memory and the tensor core: who may read what a product or a tcgen05.st has written, and when.
+
+    tcgen05.mma      an access of the warp's tensor-core strand, in the order of issue; known to others by commit
+    tcgen05.ld       "ptx": an access of the warp's load strand, over at tcgen05.wait::ld; "hardware": at once
+    tcgen05.st       an access of the warp's store strand, over at tcgen05.wait::st
+    between warps    "ptx": tcgen05.fence::before_thread_sync, barrier, ::after_thread_sync; "hardware": barrier
+
+Granules are (column, quarter of 32 lanes): what one warp of a warpgroup may touch.
+PTX ISA, "tcgen05 Memory Consistency Model Considerations".
+"""
+
+import numpy as np
+
+from cute_fa4.emulator.checks.clocks import ASYNC_SHARED, HAPPENED, TENSOR
+from cute_fa4.emulator.checks.memory import race, touch, visible
+from cute_fa4.emulator.checks.ordering import IN_FLIGHT
+from cute_fa4.emulator.checks.reports import report
+from cute_fa4.emulator.checks.shadow import Shadow
+from cute_fa4.emulator.errors import RaceError, TensorOrderError
+from cute_fa4.emulator.machine.tensor_core import chunk_numbers
+from cute_fa4.emulator.machine.tensor_memory import COLUMNS, split_address
+
+QUARTERS = 4
+
+
+class TensorShadow(Shadow):
+    """The Shadow of one CTA's tensor memory.
+
+    user     the actor of the latest access; turns: how often that has changed
+    checked  (actor, first column, columns) -> turns when that block was found free for the actor to write
+    """
+
+    __slots__ = ("checked", "turns", "user")
+
+    def __init__(self):
+        super().__init__((COLUMNS, QUARTERS))
+        self.user, self.turns, self.checked = None, 0, {}
+
+
+def new_shadow():
+    """The Shadow of one CTA's tensor memory."""
+    return TensorShadow()
+
+
+def _block(order, tmem, at, strand, number, write, clock):
+    """Check one block of tensor memory: at = (columns, quarters), two slices."""
+    shadow = tmem.shadow
+    if shadow.user != strand.actor:
+        shadow.user, shadow.turns = strand.actor, shadow.turns + 1
+    # The products of one contraction write the same block: as long as nobody else has come, it stays free.
+    block = (strand.actor, at[0].start, at[0].stop, at[1].start)
+    if write and shadow.checked.get(block) == shadow.turns:
+        shadow.writer[at] = number
+        return
+    row = clock[TENSOR if order.ptx else HAPPENED].copy()
+    if strand.actor >= len(row):  # taken along before there were so many actors
+        row = np.concatenate((row, np.zeros(order.capacity - len(row), np.int32)))
+    row[strand.actor] = IN_FLIGHT
+    found = touch(order, ((shadow, at, False),), strand, number, write, row, row)
+    if found:
+        _report(order, tmem, at, found, number, clock)
+    if write:
+        shadow.checked[block] = shadow.turns
+
+
+def _report(order, tmem, at, found, number, clock):
+    earlier, _, numbers, was_write = found
+    columns = np.arange(COLUMNS)[at[0]].ravel()
+    column = int(
+        columns[int(np.argmax((numbers == earlier).reshape(len(columns), -1).any(axis=1)))]
+    )
+    name = tmem.labels.tmem_name(column)
+    place = f"tensor memory column {column}" + (f" ({name})" if name else "")
+    access, before = order.accesses[number], order.accesses[earlier]
+    actor = order.actor_of[earlier]
+    verb = "wrote" if was_write else "read"
+    if order.ptx and actor < clock.shape[1] and earlier <= clock[HAPPENED, actor]:
+        raise TensorOrderError(
+            report(
+                f"{place}: a barrier orders {access.what} after the access that {verb} it, but PTX asks for "
+                "tcgen05.fence::before_thread_sync ahead of the barrier (tcgen05.commit has it built in) and "
+                "tcgen05.fence::after_thread_sync behind it",
+                access,
+                before,
+            )
+        )
+    hint = {
+        "tcgen05.ld": "a barrier, with tcgen05.wait::ld before it",
+        "tcgen05.st": "a barrier, with tcgen05.wait::st before it",
+    }.get(before.what, "a wait for the mbarrier of a tcgen05.commit behind it")
+    raise RaceError(
+        report(
+            f"race on {place}: nothing orders {access.what} after what {verb} it, {before.what}; missing is {hint}",
+            access,
+            before,
+        )
+    )
+
+
+def load(order, warp, tmem, column, columns, lane):
+    """tcgen05.ld of the executing warp: a block of columns in its quarter."""
+    strand = warp.order
+    reader = order.strand_of(warp, "ld") if order.ptx else strand
+    number = order.number(reader.actor, strand.party, warp.ins, "tcgen05.ld")
+    if not order.ptx:
+        strand.last = number
+    strand.clock[HAPPENED, strand.actor] = order.now
+    at = (slice(column, column + columns), slice(lane // 32, lane // 32 + 1))
+    _block(order, tmem, at, reader, number, False, strand.clock)
+
+
+def store(order, warp, tmem, column, columns, lane):
+    """tcgen05.st is issued; returns the function to call when it completes."""
+    strand, writer, ins = warp.order, order.strand_of(warp, "st"), warp.ins
+    snapshot = strand.snapshot(order.now)
+    at = (slice(column, column + columns), slice(lane // 32, lane // 32 + 1))
+
+    def complete():
+        number = order.number(writer.actor, strand.party, ins, "tcgen05.st")
+        _block(order, tmem, at, writer, number, True, snapshot)
+        order.must_wait(writer, order.accesses[number])
+
+    return complete
+
+
+def deallocate(order, warp, tmem, column, columns):
+    """tcgen05.dealloc: everything in the block must be over; a barrier is enough."""
+    strand = warp.order
+    number = strand.last = order.number(strand.actor, strand.party, warp.ins, "tcgen05.dealloc")
+    happened = strand.known(HAPPENED, number).copy()
+    if order.ptx:
+        loads = order.strand_of(warp, "ld")
+        happened[loads.actor : loads.actor + 1] = IN_FLIGHT
+    at = (slice(column, column + columns), slice(0, QUARTERS))
+    shadow = tmem.shadow
+    found = touch(order, ((shadow, at, False),), strand, number, True, happened, happened)
+    if found:
+        _report(order, tmem, at, found, number, np.zeros_like(strand.clock))
+    # The next allocation starts afresh.
+    shadow.checked.clear()
+    shadow.writer[at] = 0
+    for column_of in shadow.readers.values():
+        column_of[at] = 0
+
+
+def multiply(order, warp, product):
+    """tcgen05.mma is issued; returns the function to call when it executes, before the data moves."""
+    strand, ins = order.strand_of(warp, "mma"), warp.ins
+    snapshot = warp.order.snapshot(order.now)
+
+    def execute():
+        if strand.seen is not snapshot:
+            clock = strand.clock
+            if clock.shape[1] < snapshot.shape[1]:
+                clock = np.pad(clock, ((0, 0), (0, snapshot.shape[1] - clock.shape[1])))
+            np.maximum(clock[:, : snapshot.shape[1]], snapshot, out=clock[:, : snapshot.shape[1]])
+            strand.clock, strand.seen = clock, snapshot
+            strand.async_known = visible(order, clock, strand.actor, ASYNC_SHARED)
+        _operands(order, strand, ins, product)
+        _result(order, strand, ins, product)
+
+    return execute
+
+
+def _operands(order, strand, ins, product):
+    shape, pair = product.descriptor, len(product.ctas)
+    operands = [("B", product.b, shape.b, shape.b_mn_major, shape.n // pair)]
+    if not product.a_in_tensor_memory:
+        operands.append(("A", product.a, shape.a, shape.a_mn_major, shape.m // pair))
+    number = order.number(strand.actor, strand.party, ins, f"an {shape} (reads its operands)")
+    happened = strand.clock[HAPPENED]
+    for name, bits, element, mn_major, rows in operands:
+        chunks, end = chunk_numbers(bits, mn_major, element.itemsize, rows)
+        for cta in product.ctas:
+            shared = cta.shared
+            if end > shared.bytes.size:
+                continue  # read_shared_operand refuses it
+            parts = shared.shadow.chunks(chunks)
+            known = strand.async_known
+            found = touch(order, parts, strand, number, False, known, happened)
+            if found:
+                earlier, part, numbers, was_write = found
+                at = shared.shadow.offset(part, numbers, earlier)
+                place = f"shared offset {shared.describe(at)} (operand {name})"
+                access = order.accesses[number]
+                race(order, earlier, was_write, access, happened, place, "shared::cta")
+    if product.a_in_tensor_memory:
+        column = split_address(product.a)[1]
+        at = (slice(column, column + 8), slice(0, QUARTERS))  # 32 bytes of K
+        for cta in product.ctas:
+            _block(order, cta.tmem, at, strand, number, False, strand.clock)
+
+
+def _result(order, strand, ins, product):
+    column = split_address(product.d)[1]
+    at = (slice(column, column + product._d_columns), slice(0, QUARTERS))
+    number = order.number(strand.actor, strand.party, ins, f"an {product.descriptor} (writes D)")
+    for cta in product.ctas:
+        _block(order, cta.tmem, at, strand, number, True, strand.clock)
+    order.must_wait(strand, order.accesses[number])
+
+
+def committed(order, warp):
+    """tcgen05.commit is issued; returns the function to call, with each mbarrier, when it comes through the queue."""
+    strand, snapshot = order.strand_of(warp, "mma"), warp.order.snapshot(order.now)
+    issuer = warp.issuer()
+
+    def fault(message, kind):
+        raise kind(f"{message}\n{issuer.where()}")
+
+    def signal(barrier):
+        order.commit(strand)
+        order.check_initialised(barrier, strand.actor, snapshot, True, fault)
+        order.release(barrier, strand.clock)
+
+    return signal

@@ -1,0 +1,124 @@
+"""The text of a deadlock: who waits for what, who would have to arrive, and the circle when there is one.
+
+deadlock in CTA (3, 0, 0) after 41,207 instructions: every warp waits and no copy or MMA is in flight
+  warp 12   mma        kv.full[2]   phase 3   lacks 1 of 1 arrivals (load)      mma.py:88
+  warp 13   load       kv.empty[2]  phase 2   lacks 1 of 1 arrivals (mma)       load.py:61
+  warp 0-3  softmax 0  s_ready[0]   phase 5   lacks 1 of 1 arrivals (mma)       softmax.py:40
+cycle: mma waits for load on kv.full[2]; load waits for mma on kv.empty[2]
+"""
+
+
+def deadlock_report(warps, program, instructions, reason=None):
+    """(text, True when all of it is lanes of a warp that wait for each other).
+
+    warps   the warps that have not finished
+    reason  replaces "every warp waits and no copy or MMA is in flight"
+    """
+    rows = [row for warp in warps for row in _rows(warp, program)]
+    ctas = {row["cta"] for row in rows}
+    where = f" in CTA {next(iter(ctas))}" if len(ctas) == 1 else ""
+    title = "stopped" if reason else "deadlock"
+    reason = reason or "every warp waits and no copy or MMA is in flight"
+    lines = [f"{title}{where} after {instructions:,} instructions: {reason}"]
+    lines += _table(_merge(rows), show_cta=len(ctas) > 1)
+    cycle = _cycle(rows)
+    if cycle:
+        lines.append(f"cycle: {cycle}")
+    return "\n".join(lines), bool(rows) and all(row["converge"] for row in rows)
+
+
+def _rows(warp, program):
+    for group in warp.groups:
+        wait = group.wait
+        ins = wait.ins if wait is not None else None
+        if ins is None:
+            members = program.members[group.pc]
+            ins = members[0] if members else None
+        barrier = wait.barrier if wait is not None else None
+        source = None if ins is None else ins.role_source or ins.source
+        if wait is None:
+            what, phase, lacks = "runs", "", ""
+        elif barrier is not None:
+            what, phase, lacks = barrier.name, f"phase {barrier.phase}", barrier.lacks()
+        else:
+            what, phase, lacks = wait.what() if callable(wait.what) else wait.what, "", ""
+        lanes = "" if len(warp.groups) == 1 else f" lanes 0x{group.mask:08x}"
+        yield {
+            "cta": warp.cta.id,
+            "warp": warp.index,
+            "lanes": lanes,
+            "role": warp.role,
+            "what": what,
+            "phase": phase,
+            "lacks": lacks,
+            "source": f"{source[0].rsplit('/', 1)[-1]}:{source[1]}"
+            if source
+            else f"PTX line {ins.line}"
+            if ins
+            else "",
+            "converge": wait is not None and bool(wait.required),
+            "raised_by": barrier.raised_by() if barrier is not None else (),
+        }
+
+
+def _merge(rows):
+    """Rows of neighbouring warps that differ in the warp number only become one."""
+    merged = []
+    for row in rows:
+        last = merged[-1] if merged else None
+        same = last is not None and all(
+            last[key] == row[key]
+            for key in ("cta", "lanes", "role", "what", "phase", "lacks", "source")
+        )
+        if same and row["warp"] == last["last"] + 1:
+            last["last"] = row["warp"]
+        else:
+            merged.append({**row, "last": row["warp"]})
+    return merged
+
+
+def _table(rows, show_cta):
+    cells = []
+    for row in rows:
+        warp = (
+            f"warp {row['warp']}"
+            if row["warp"] == row["last"]
+            else f"warp {row['warp']}-{row['last']}"
+        )
+        cta = f"CTA {row['cta']} " if show_cta else ""
+        cells.append(
+            (
+                cta + warp + row["lanes"],
+                row["role"],
+                row["what"],
+                row["phase"],
+                row["lacks"],
+                row["source"],
+            )
+        )
+    widths = [max((len(row[i]) for row in cells), default=0) for i in range(6)]
+    return [
+        "  " + "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True) if w).rstrip()
+        for row in cells
+    ]
+
+
+def _cycle(rows):
+    """ "a waits for b on x; b waits for a on y", or "" when the names do not close a circle."""
+    edges = {}
+    waiting = {row["role"] or f"warp {row['warp']}" for row in rows}
+    for row in rows:
+        me = row["role"] or f"warp {row['warp']}"
+        for other in row["raised_by"]:
+            if other in waiting:
+                edges.setdefault(me, []).append((other, row["what"]))
+    for start in edges:
+        path, seen, at = [], set(), start
+        while at in edges and at not in seen:
+            seen.add(at)
+            other, what = edges[at][0]
+            path.append((at, other, what))
+            at = other
+        if at == start:
+            return "; ".join(f"{a} waits for {b} on {what}" for a, b, what in path)
+    return ""

@@ -1,0 +1,289 @@
+"""The driver as compiled host code sees it: load a cubin, get a kernel, set attributes, launch.
+
+    emulator.compile    register(number, ptx, labels)        number of the host function -> PTX text
+    host code, once     load(number)          -> library     the PTX that the function was compiled to
+                        get_kernel(library, entry) -> kernel
+    host code, a call   launch(config, kernel, args)         parse and decode once, then execute
+
+An exception inside of a callback cannot cross the C code: it is kept in ``take_error`` and the callback
+returns an error status, so that the host code stops; the caller of the compiled function raises it.
+"""
+
+import contextlib
+import ctypes
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+from cute_fa4.emulator.errors import EmulatorError
+from cute_fa4.emulator.labels import NO_LABELS
+from cute_fa4.emulator.machine.memory import MAX_SHARED_BYTES, GlobalMemory
+
+SUCCESS, FAILURE = 0, 1
+
+DEVICE_ATTRIBUTES = {
+    # cudaDeviceAttr number: value on a B200
+    16: 148,  # multiprocessors
+    39: 2048,  # threads per multiprocessor
+    8: 49152,  # shared memory per block without opt-in
+    10: 32,  # warp size
+    12: 65536,  # registers per block
+    75: 10,  # compute capability, major
+    76: 0,  # minor
+    81: 233472,  # shared memory per multiprocessor
+    97: MAX_SHARED_BYTES,  # shared memory per block, opt-in
+}
+
+CLUSTER_DIMENSION = 4  # cudaLaunchAttributeClusterDimension
+_SUPPORTED_LAUNCH_ATTRIBUTES = {
+    0: "ignore", 2: "cooperative", 4: "cluster dimension", 5: "cluster scheduling policy", 6: "programmatic stream",
+    8: "priority", 14: "preferred shared memory carveout",
+}  # fmt: skip
+
+
+class _LaunchAttribute(ctypes.Structure):
+    """cudaLaunchAttribute: an id and a 64-byte union."""
+
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_uint32 * 16))
+
+
+class _LaunchConfig(ctypes.Structure):
+    """cudaLaunchConfig_t."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint32 * 3),
+        ("block", ctypes.c_uint32 * 3),
+        ("dynamic_shared_bytes", ctypes.c_size_t),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_LaunchAttribute)),
+        ("attribute_count", ctypes.c_uint32),
+    )
+
+
+@dataclass
+class Run:
+    """What was executed: since the start of use(), or by one call outside of it.
+
+    instructions  warp instructions     opcodes  the same by opcode     launches  kernel launches
+    seconds       time in launches      notes    remarks that are not errors
+    counters      what instruction functions counted under names of their own
+    """
+
+    instructions: int = 0
+    opcodes: Counter = field(default_factory=Counter)
+    launches: int = 0
+    seconds: float = 0.0
+    notes: list = field(default_factory=list)
+    counters: Counter = field(default_factory=Counter)
+
+
+DEFAULT = "default"
+"""The checks that the program was compiled with (emulator.compile)."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How launches execute (see emulator.use)."""
+
+    mode: str = "in_order"
+    seed: int = 0
+    checks: object = DEFAULT
+    transform: object = None
+    labels: object = None
+    instruction_budget: int | None = None
+
+
+global_memory = GlobalMemory()
+"""Every tensor handed out by as_cuda, and what memory.register added."""
+
+
+@dataclass(eq=False)
+class _Library:
+    """The kernels of one host function: PTX, labels, and the decoded programs."""
+
+    ptx: str
+    labels: object
+    checks: object
+    programs: dict = field(default_factory=dict)
+
+
+_libraries = {}  # number of the host function -> _Library
+_kernels = {}  # handle -> (_Library, entry name)
+_settings = [Settings()]
+_error = None
+_run = Run()
+
+
+# --- what emulator/__init__.py uses ---------------------------------------------------------------------
+
+
+def register(number, ptx, labels=None, checks=None):
+    """Say what a host function's kernels are (number: from runtime_library.link_host_function)."""
+    _libraries[number] = _Library(ptx, NO_LABELS if labels is None else labels, checks)
+
+
+@contextlib.contextmanager
+def settings(new):
+    """Launch with these Settings inside of the context; yields the Run that counts its launches."""
+    global _run
+    _settings.append(new)
+    before, _run = _run, Run()
+    mine = _run
+    try:
+        yield mine
+    finally:
+        _settings.pop()
+        if _settings[-1] is not _settings[0]:
+            _run = before
+
+
+def begin_call():
+    """A compiled function is about to be called: outside of use() every call has a Run of its own."""
+    global _run, _error
+    _error = None
+    if len(_settings) == 1:
+        _run = Run()
+
+
+def take_error():
+    """The exception kept by a callback since begin_call, or None."""
+    global _error
+    error, _error = _error, None
+    return error
+
+
+def last_run():
+    """The Run that the latest launch was counted in."""
+    return _run
+
+
+# --- callbacks of runtime_library.c ----------------------------------------------------------------------
+
+
+def _guarded(function):
+    """A callback: SUCCESS, or FAILURE with the exception kept."""
+
+    def callback(*args):
+        global _error
+        try:
+            function(*args)
+        except BaseException as error:
+            if _error is None:
+                _error = error
+            return FAILURE
+        return SUCCESS
+
+    callback.__doc__ = function.__doc__
+    return callback
+
+
+@_guarded
+def load(library, number):
+    """The library of a host function; the cubin that the host code carries is not looked at."""
+    if number not in _libraries:
+        raise EmulatorError("a host function was called before its PTX was registered")
+    library[0] = number
+
+
+@_guarded
+def get_kernel(kernel, library, name):
+    """A kernel by entry name."""
+    handle = len(_kernels) + 1
+    _kernels[handle] = (_libraries[library], name.decode())
+    kernel[0] = handle
+
+
+@_guarded
+def device_attribute(value, attribute):
+    """cudaDeviceGetAttribute of a B200."""
+    if attribute not in DEVICE_ATTRIBUTES:
+        raise EmulatorError(
+            f"host code asks for device attribute {attribute}, which the emulator does not know; "
+            f"known are {sorted(DEVICE_ATTRIBUTES)}"
+        )
+    value[0] = DEVICE_ATTRIBUTES[attribute]
+
+
+@_guarded
+def kernel_attribute(value, attribute, kernel):
+    """cuKernelGetAttribute: nothing is reserved."""
+    value[0] = 0
+
+
+@_guarded
+def set_kernel_attribute(kernel, attribute, value):
+    """Dynamic shared memory and cluster permissions: the launch checks the limits."""
+
+
+def unsupported(name):
+    """Host code called a runtime function without a meaning here."""
+    global _error
+    if _error is None:
+        _error = EmulatorError(
+            f"the compiled host code calls {name.decode()}, which the emulator does not provide"
+        )
+
+
+@_guarded
+def launch(config, kernel, args):
+    """Execute a grid."""
+    from cute_fa4.emulator.launch import execute_grid
+    from cute_fa4.emulator.program import Program
+    from cute_fa4.emulator.ptx_parser import parse
+
+    start = time.perf_counter()
+    config = _LaunchConfig.from_address(config)
+    library, name = _kernels[kernel]
+    current = _settings[-1]
+    labels = current.labels or library.labels
+    ptx = library.ptx
+    if current.transform is not None:
+        ptx = current.transform(name, ptx)
+    key = (name, ptx if current.transform is not None else None, labels.helper_files)
+    program = library.programs.get(key)
+    if program is None:
+        module = parse(ptx, labels.helper_files)
+        if name not in module.kernels:
+            raise EmulatorError(
+                f"the PTX has no kernel {name}; it has {', '.join(module.kernels) or 'none'}"
+            )
+        program = library.programs[key] = Program(module.kernels[name], module)
+    params = _read_params(program.kernel, args)
+    result = execute_grid(
+        program,
+        params=params,
+        grid=tuple(config.grid),
+        block=tuple(config.block),
+        dynamic_shared_bytes=config.dynamic_shared_bytes,
+        cluster=_cluster_dims(config, program.kernel),
+        memory=global_memory,
+        labels=labels,
+        mode=current.mode,
+        seed=current.seed,
+        budget=current.instruction_budget,
+        checks=library.checks if current.checks is DEFAULT else current.checks,
+    )
+    _run.launches += 1
+    _run.instructions += result.instructions
+    _run.opcodes.update(result.opcodes)
+    _run.counters.update(result.counters)
+    _run.notes.extend(result.notes)
+    _run.seconds += time.perf_counter() - start
+
+
+def _read_params(kernel, args):
+    block = bytearray(kernel.param_bytes)
+    for i, param in enumerate(kernel.params):
+        block[param.offset : param.offset + param.nbytes] = ctypes.string_at(args[i], param.nbytes)
+    return bytes(block)
+
+
+def _cluster_dims(config, kernel):
+    dims = tuple(kernel.directives.get(".reqnctapercluster", ())) or (1, 1, 1)
+    for i in range(config.attribute_count):
+        attribute = config.attributes[i]
+        if attribute.id == CLUSTER_DIMENSION:
+            dims = tuple(attribute.value[:3])
+        elif attribute.id not in _SUPPORTED_LAUNCH_ATTRIBUTES:
+            raise EmulatorError(f"launch attribute {attribute.id} is not known to the emulator")
+    return (*dims, 1, 1)[:3]

@@ -1,0 +1,489 @@
+"""Bulk copies: TMA tensor copies and plain ones, and the groups and barriers that track them.
+
+                                 completes by                          reads and writes
+    cp.async.bulk.tensor load    complete_tx(bytes of the whole box)   at completion
+    cp.async.bulk.tensor store   bulk group                            reads at its first, writes at its second step
+    cp.async.bulk load           complete_tx(bytes)                    at completion
+    cp.async.bulk store          bulk group                            in two steps
+
+    thread:  store  store  commit_group | store  commit_group | wait_group 1     waits for the first group
+             \\_____ group 1 _________/   \\____ group 2 ____/  wait_group.read 0  waits until both were read
+
+A clipped load still counts the bytes of the whole box. Cache hints and L2 prefetches have no effect; their
+operands are checked. PTX ISA, "Data Movement and Conversion Instructions: Asynchronous copy".
+"""
+
+from collections import defaultdict
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from cute_fa4.emulator.checks.memory import copy_checks
+from cute_fa4.emulator.errors import IllegalAccess, TensorMapError, UnknownInstruction
+from cute_fa4.emulator.instruction_table import instruction, refuse
+from cute_fa4.emulator.machine.tensor_map import TENSOR_MAP_BYTES, decode_tensor_map
+from cute_fa4.emulator.machine.warp import Wait
+
+# PTX ISA, "Tensors: shared memory": boxes are aligned to 128 bytes; mbarrier objects to 8.
+TENSOR_SHARED_ALIGNMENT = 128
+BULK_ALIGNMENT = 16
+MBARRIER_ALIGNMENT = 8
+
+HINTS = r"(?:\.L2::cache_hint)?"
+LOAD_MODIFIERS = r"((?:\.multicast::cluster|\.cta_group::[12]|\.L2::cache_hint)*)"
+
+refuse(r"cp\.async\.bulk\..*im2col.*", "im2col tensor copies have no meaning in the emulator")
+refuse(r"cp\.async\.bulk\..*(cp_mask|ignore_oob).*", "byte masks have no meaning in the emulator")
+refuse(r"tensormap\.(replace|cp_fenceproxy).*", "tensor maps are not edited on the device")
+
+
+# --- tensor maps and coordinates --------------------------------------------------------------------
+
+
+def tensor_map_at(warp, address):
+    """TensorMap at a generic address, in parameters or global memory. Raises TensorMapError."""
+    if address % 64:
+        warp.fault(
+            f"tensor map at address 0x{address:x}; accepted: multiples of 64", TensorMapError
+        )
+    space, *place = warp.cta.machine.resolve_generic(address)
+    memory = {"param": warp.cta.machine.params, "global": warp.cta.machine.memory}.get(space)
+    if memory is None:
+        warp.fault(f"tensor map in {space} memory; accepted: parameters, global", TensorMapError)
+    return decode_tensor_map(memory.read(*place, TENSOR_MAP_BYTES).tobytes())
+
+
+def _tensor_operand(warp, operand, lane, rank):
+    """(TensorMap, signed coordinates) of an operand [map, {c0, c1}] in one lane."""
+    tensor_map = tensor_map_at(warp, int(warp.address(operand)[lane]))
+    coordinates = tuple(int(warp.read32(c).view(np.int32)[lane]) for c in operand.coords)
+    if tensor_map.rank != rank:
+        warp.fault(
+            f"a {rank}d copy with the tensor map of a {tensor_map} of rank {tensor_map.rank}",
+            TensorMapError,
+        )
+    return tensor_map, coordinates
+
+
+def _check_rank(warp, coordinates, needed):
+    if len(coordinates) != needed:
+        warp.fault(f"{len(coordinates)} coordinates; the copy needs {needed}", UnknownInstruction)
+
+
+def _boxes(warp, tensor_map, coordinates, mode):
+    """[(coordinates, dense box, byte offset in shared memory)] of one copy: one box, or four rows.
+
+    tile::gather4 and scatter4 take {column, row0, row1, row2, row3} of a 2d tensor.
+    """
+    if "4" not in mode:
+        _check_rank(warp, coordinates, tensor_map.rank)
+        return [(coordinates, None, 0)], tensor_map.box_bytes
+    _check_rank(warp, coordinates, 5)
+    if tensor_map.rank != 2 or tensor_map.box[1] != 1:
+        warp.fault(
+            f"{mode} needs a 2d tensor and a box of one row, not a {tensor_map}", TensorMapError
+        )
+    column, *rows = coordinates
+    row_bytes = tensor_map.box_bytes
+    boxes = [((column, row), None, i * row_bytes) for i, row in enumerate(rows)]
+    return boxes, 4 * row_bytes
+
+
+def _aligned(warp, value, alignment, what):
+    if value % alignment:
+        warp.fault(f"{what} 0x{value:x} is not aligned to {alignment} bytes", IllegalAccess)
+
+
+def resolve_shared(warp, operand, lane, space, what, alignment):
+    """(CTA, offset) of a shared address; with space "cta" it must be the executing CTA's own."""
+    cta, offset = warp.cta.cluster.resolve(int(warp.address(operand)[lane]))
+    if space == "cta" and cta is not warp.cta:
+        warp.fault(f"{what} is a .shared::cta address of CTA rank {cta.rank}", IllegalAccess)
+    _aligned(warp, offset, alignment, f"{what}: shared offset")
+    return cta, offset
+
+
+def global_address(warp, operand, lane, alignment, what):
+    address = int(warp.address(operand)[lane])
+    space, *place = warp.cta.machine.resolve_generic(address)
+    if space != "global":
+        warp.fault(f"{what}: address 0x{address:x} lies in {space} memory", IllegalAccess)
+    _aligned(warp, place[0], alignment, f"{what}: global address")
+    return place[0]
+
+
+def _bulk_size(warp, operand, lane):
+    size = int(warp.read32(operand)[lane])
+    if size == 0 or size % BULK_ALIGNMENT:
+        warp.fault(f"bulk copy of {size} bytes; accepted: multiples of 16, not 0", IllegalAccess)
+    return size
+
+
+def _targets(warp, modifiers, cta, barrier_cta, mask):
+    """[(destination CTA, CTA of its mbarrier)] of a load.
+
+    The mbarrier is in the destination's CTA; with .cta_group::2 it may be in the other CTA of the pair, and a
+    multicast then signals the CTA of each pair that has the parity of the given one.
+    """
+    ctas = warp.cta.cluster.ctas
+    pair = ".cta_group::2" in modifiers
+    same = cta.rank >> 1 == barrier_cta.rank >> 1 if pair else cta is barrier_cta
+    if mask is None:
+        if not same:
+            near = "of its CTA or of the other CTA of its pair" if pair else "of its CTA"
+            warp.fault(
+                f"load into CTA rank {cta.rank} that signals an mbarrier of rank {barrier_cta.rank}; "
+                f"accepted: one {near}",
+                IllegalAccess,
+            )
+        return [(cta, barrier_cta)]
+    if not mask or mask >> len(ctas):
+        warp.fault(
+            f"multicast to the CTA mask 0x{mask:04x} in a cluster of {len(ctas)}; accepted: a non-empty "
+            f"subset of 0x{(1 << len(ctas)) - 1:04x}",
+            IllegalAccess,
+        )
+    ranks = [rank for rank in range(len(ctas)) if mask >> rank & 1]
+    return [(ctas[r], ctas[r & ~1 | barrier_cta.rank & 1] if pair else ctas[r]) for r in ranks]
+
+
+def _optional(warp, ins, first, modifiers, lane):
+    """ctaMask of the operands from ``first`` on, or None; checks that their number fits the modifiers."""
+    multicast, hint = ".multicast::cluster" in modifiers, ".L2::cache_hint" in modifiers
+    if len(ins.operands) != first + multicast + hint:
+        warp.fault(
+            f"{len(ins.operands)} operands; {ins.opcode} takes {first + multicast + hint}",
+            UnknownInstruction,
+        )
+    return int(warp.read32(ins.operands[first])[lane]) & 0xFFFF if multicast else None
+
+
+def _submit_load(warp, targets, offset, barrier_offset, nbytes, produce, label):
+    """Put a load in flight: at completion, produce(checks) -> bytes go to every target, then its barrier is told."""
+    issuer, checks = warp.issuer(), copy_checks(warp, label)
+    own = any(warp.cta in target for target in targets)
+
+    def complete():
+        data = produce(checks)
+        for cta, barrier_cta in targets:
+            for target in (cta, barrier_cta):
+                if target.finished:
+                    raise IllegalAccess(f"{label} for CTA {target.id}, which has ended")
+            cta.shared.write(offset, data)
+            checks.writes_shared(cta.shared, offset, len(data), awaited=own)
+            barrier = barrier_cta.mbarrier(barrier_offset)
+            checks.signals(barrier)
+            barrier.complete_tx(nbytes, issuer)
+
+    warp.cta.machine.engine.submit(complete, label, issuer, outlives_cta=not own)
+
+
+# --- loads ---------------------------------------------------------------------------------------------
+
+
+@instruction(
+    pattern=r"cp\.async\.bulk\.tensor\.([1-5])d\.shared::(cta|cluster)\.global(\.tile(?:::gather4)?)?"
+    r"\.mbarrier::complete_tx::bytes" + LOAD_MODIFIERS
+)
+def tensor_load(warp, ins, match):
+    """[dst], [map, {coordinates}], [mbarrier]{, ctaMask}{, cache policy}: a box of a tensor -> shared memory."""
+    rank, space, mode, modifiers = (
+        int(match.group(1)),
+        match.group(2),
+        match.group(3) or "",
+        match.group(4),
+    )
+    machine = warp.cta.machine
+    for lane in warp.lanes:
+        cta, offset = resolve_shared(
+            warp, ins.operands[0], lane, space, "TMA destination", TENSOR_SHARED_ALIGNMENT
+        )
+        tensor_map, coordinates = _tensor_operand(warp, ins.operands[1], lane, rank)
+        boxes, nbytes = _boxes(warp, tensor_map, coordinates, mode)
+        barrier_cta, barrier_offset = resolve_shared(
+            warp, ins.operands[2], lane, "cluster", "mbarrier", MBARRIER_ALIGNMENT
+        )
+        mask = _optional(warp, ins, 3, modifiers, lane)
+        targets = _targets(warp, modifiers, cta, barrier_cta, mask)
+
+        def produce(checks, tensor_map=tensor_map, boxes=boxes, offset=offset):
+            checks.box(tensor_map, boxes, write=False)
+            parts = [tensor_map.load(machine.memory, c, offset + at, box=b) for c, b, at in boxes]
+            return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+        label = f"TMA load of {nbytes} bytes at {coordinates}"
+        _submit_load(warp, targets, offset, barrier_offset, nbytes, produce, label)
+
+
+@instruction(
+    pattern=r"cp\.async\.bulk\.shared::(cta|cluster)\.global\.mbarrier::complete_tx::bytes"
+    + LOAD_MODIFIERS
+)
+def bulk_load(warp, ins, match):
+    """[dst], [src], size, [mbarrier]{, ctaMask}{, cache policy}: bytes of global memory -> shared memory."""
+    space, modifiers = match.group(1), match.group(2)
+    machine = warp.cta.machine
+    for lane in warp.lanes:
+        cta, offset = resolve_shared(
+            warp, ins.operands[0], lane, space, "bulk copy destination", BULK_ALIGNMENT
+        )
+        source = global_address(warp, ins.operands[1], lane, BULK_ALIGNMENT, "bulk copy source")
+        size = _bulk_size(warp, ins.operands[2], lane)
+        barrier_cta, barrier_offset = resolve_shared(
+            warp, ins.operands[3], lane, "cluster", "mbarrier", MBARRIER_ALIGNMENT
+        )
+        targets = _targets(
+            warp, modifiers, cta, barrier_cta, _optional(warp, ins, 4, modifiers, lane)
+        )
+
+        def produce(checks, source=source, size=size):
+            checks.reads_global(source, size)
+            return machine.memory.read(source, size)
+
+        label = f"bulk load of {size} bytes"
+        _submit_load(warp, targets, offset, barrier_offset, size, produce, label)
+
+
+@instruction("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes")
+def bulk_copy_to_cluster(warp, ins):
+    """[dst], [src], size, [mbarrier]: own shared memory -> shared memory of a CTA of the cluster."""
+    own = warp.cta
+    for lane in warp.lanes:
+        cta, offset = resolve_shared(
+            warp, ins.operands[0], lane, "cluster", "bulk copy destination", BULK_ALIGNMENT
+        )
+        _, source = resolve_shared(
+            warp, ins.operands[1], lane, "cta", "bulk copy source", BULK_ALIGNMENT
+        )
+        size = _bulk_size(warp, ins.operands[2], lane)
+        barrier_cta, barrier_offset = resolve_shared(
+            warp, ins.operands[3], lane, "cluster", "mbarrier", MBARRIER_ALIGNMENT
+        )
+        targets = _targets(warp, "", cta, barrier_cta, None)
+
+        def produce(checks, source=source, size=size):
+            checks.reads_shared(own.shared, source, size)
+            return own.shared.read(source, size)
+
+        label = f"bulk copy of {size} bytes to CTA rank {cta.rank}"
+        _submit_load(warp, targets, offset, barrier_offset, size, produce, label)
+
+
+# --- groups -----------------------------------------------------------------------------------------------
+
+
+class Copy:
+    """A copy in flight: was its source read, was its destination written; checks: CopyChecks or NoChecks."""
+
+    __slots__ = ("checks", "read", "when_written", "written")
+
+    def __init__(self, checks):
+        self.checks = checks
+        self.read = self.written = False
+        self.when_written = []
+
+    def finish(self):
+        self.read = self.written = True
+        for action in self.when_written:
+            action()
+
+
+class CopyGroups:
+    """Copies of one thread: those of the open group, and the committed groups, oldest first.
+
+    history  the committed groups that no wait has covered yet, whether they have finished or not
+    """
+
+    __slots__ = ("committed", "history", "open")
+
+    def __init__(self):
+        self.open = []
+        self.committed = []
+        self.history = []
+
+    def commit(self):
+        self.committed.append(self.open)
+        self.history.append(self.open)
+        self.open = []
+
+    def all_but(self, newest):
+        """The copies of all committed groups but the newest ones. Forgets the oldest finished groups."""
+        while self.committed and all(copy.written for copy in self.committed[0]):
+            del self.committed[0]
+        old = self.committed[: max(0, len(self.committed) - newest)]
+        return [copy for group in old for copy in group]
+
+    def waited(self, newest, only_read):
+        """A wait for all but the newest groups has succeeded: the copies that it covers."""
+        covered = self.history[: max(0, len(self.history) - newest)]
+        if not only_read:
+            del self.history[: len(covered)]
+        return [copy for group in covered for copy in group]
+
+
+_bulk_groups = WeakKeyDictionary()  # warp -> lane -> CopyGroups of cp.async.bulk
+
+
+def groups_of(table, warp):
+    return table.setdefault(warp, defaultdict(CopyGroups))
+
+
+def wait_for_groups(table, warp, newest, what, only_read=False):
+    """Wait until all but the ``newest`` committed groups of every executing lane are read (and written)."""
+    lanes = groups_of(table, warp)
+    copies = [copy for lane in warp.lanes for copy in lanes[lane].all_but(newest)]
+
+    def ready():
+        return all(copy.read if only_read else copy.written for copy in copies)
+
+    if not ready():
+        return Wait(ready, what)
+    for lane in warp.lanes:
+        for copy in lanes[lane].waited(newest, only_read):
+            copy.checks.waited_by(warp, only_read)
+    return None
+
+
+@instruction("cp.async.bulk.commit_group")
+def bulk_commit_group(warp, ins):
+    """The bulk stores that this thread issued since the last commit become a group."""
+    for lane in warp.lanes:
+        groups_of(_bulk_groups, warp)[lane].commit()
+
+
+@instruction(pattern=r"cp\.async\.bulk\.wait_group(\.read)?")
+def bulk_wait_group(warp, ins, match):
+    """Until at most N of this thread's newest bulk groups are pending; with .read: are still to be read."""
+    newest = ins.operands[0].value
+    what = f"{ins.opcode} {newest}"
+    return wait_for_groups(_bulk_groups, warp, newest, what, bool(match.group(1)))
+
+
+# --- stores -------------------------------------------------------------------------------------------------
+
+
+def _submit_store(warp, lanes, read, write, label):
+    """Put a store in flight, in two steps: read(checks) the source, later write(data, checks).
+
+    It belongs to the open group of every lane in ``lanes``. A store that several lanes of a warp issue
+    together with the same operands (kernels do not always elect one) is one copy.
+    """
+    issuer, engine = warp.issuer(), warp.cta.machine.engine
+    checks = copy_checks(warp, label)
+    copy = Copy(checks)
+    for lane in lanes:
+        groups_of(_bulk_groups, warp)[lane].open.append(copy)
+
+    def first():
+        data = read(checks)
+        copy.read = True
+
+        def second():
+            write(data, checks)
+            copy.finish()
+
+        # Global memory outlives the CTA: a kernel may end with a store that is read but not yet written.
+        engine.submit(second, f"{label}: write", issuer, outlives_cta=True)
+
+    engine.submit(first, f"{label}: read", issuer)
+
+
+@instruction(
+    pattern=r"cp\.async\.bulk\.tensor\.([1-5])d\.global\.shared::cta(\.tile(?:::scatter4)?)?\.bulk_group"
+    + HINTS
+)
+def tensor_store(warp, ins, match):
+    """[map, {coordinates}], [src]{, cache policy}: shared memory -> a box of a tensor, clipped."""
+    _tensor_store(warp, ins, int(match.group(1)), match.group(2) or "", None)
+
+
+@instruction(
+    pattern=r"cp\.reduce\.async\.bulk\.tensor\.([1-5])d\.global\.shared::cta\.(add|min|max|and|or|xor)"
+    r"(\.tile)?\.bulk_group" + HINTS
+)
+def tensor_reduce(warp, ins, match):
+    """[map, {coordinates}], [src]{, cache policy}: combine a box of a tensor with shared memory, clipped."""
+    _tensor_store(warp, ins, int(match.group(1)), match.group(3) or "", match.group(2))
+
+
+def _tensor_store(warp, ins, rank, mode, reduce):
+    memory, own = warp.cta.machine.memory, warp.cta
+    stores = {}  # operands -> lanes
+    for lane in warp.lanes:
+        tensor_map, coordinates = _tensor_operand(warp, ins.operands[0], lane, rank)
+        _, offset = resolve_shared(
+            warp, ins.operands[1], lane, "cta", "TMA source", TENSOR_SHARED_ALIGNMENT
+        )
+        key = (tensor_map, coordinates, offset, lane if reduce else None)
+        stores.setdefault(key, []).append(lane)
+    for (tensor_map, coordinates, offset, _), lanes in stores.items():
+        boxes, nbytes = _boxes(warp, tensor_map, coordinates, mode)
+
+        def read(checks, offset=offset, nbytes=nbytes):
+            checks.reads_shared(own.shared, offset, nbytes)
+            return own.shared.read(offset, nbytes)
+
+        def write(data, checks, tensor_map=tensor_map, boxes=boxes, offset=offset):
+            checks.box(tensor_map, boxes, write=True, atomic=reduce is not None)
+            for c, box, at in boxes:
+                part = data[at : at + tensor_map.box_bytes]
+                tensor_map.store(memory, c, offset + at, part, box=box, reduce=reduce)
+
+        label = f"TMA {reduce or 'store'} of {nbytes} bytes at {coordinates}"
+        _submit_store(warp, lanes, read, write, label)
+
+
+@instruction(pattern=r"cp\.async\.bulk\.global\.shared::cta\.bulk_group" + HINTS)
+def bulk_store(warp, ins, match):
+    """[dst], [src], size{, cache policy}: own shared memory -> global memory."""
+    memory, own = warp.cta.machine.memory, warp.cta
+    stores = {}  # operands -> lanes
+    for lane in warp.lanes:
+        target = global_address(
+            warp, ins.operands[0], lane, BULK_ALIGNMENT, "bulk copy destination"
+        )
+        _, offset = resolve_shared(
+            warp, ins.operands[1], lane, "cta", "bulk copy source", BULK_ALIGNMENT
+        )
+        size = _bulk_size(warp, ins.operands[2], lane)
+        stores.setdefault((target, offset, size), []).append(lane)
+    for (target, offset, size), lanes in stores.items():
+
+        def read(checks, offset=offset, size=size):
+            checks.reads_shared(own.shared, offset, size)
+            return own.shared.read(offset, size)
+
+        def write(data, checks, target=target):
+            checks.writes_global(target, len(data))
+            memory.write(target, data)
+
+        _submit_store(warp, lanes, read, write, f"bulk store of {size} bytes")
+
+
+# --- prefetches -----------------------------------------------------------------------------------------------
+
+
+@instruction(
+    pattern=r"cp\.async\.bulk\.prefetch\.tensor\.([1-5])d\.L2\.global(\.tile(?:::gather4)?)?"
+    + HINTS
+)
+def tensor_prefetch(warp, ins, match):
+    """[map, {coordinates}]: no effect; the tensor map and the coordinates are checked."""
+    for lane in warp.lanes:
+        tensor_map, coordinates = _tensor_operand(warp, ins.operands[0], lane, int(match.group(1)))
+        _boxes(warp, tensor_map, coordinates, match.group(2) or "")
+
+
+@instruction(pattern=r"cp\.async\.bulk\.prefetch\.L2\.global" + HINTS)
+def bulk_prefetch(warp, ins, match):
+    """[src], size: no effect; alignment, size and allocation are checked."""
+    for lane in warp.lanes:
+        source = global_address(warp, ins.operands[0], lane, BULK_ALIGNMENT, "bulk prefetch")
+        warp.cta.machine.memory.read(source, _bulk_size(warp, ins.operands[1], lane))
+
+
+@instruction(pattern=r"prefetch(?:\.param|\.const)?\.tensormap")
+def prefetch_tensormap(warp, ins, match):
+    """[map]: no effect; the tensor map is decoded, so that a bad one is reported here."""
+    for lane in warp.lanes:
+        tensor_map_at(warp, int(warp.address(ins.operands[0])[lane]))

@@ -1,0 +1,58 @@
+"""Control: traps, sleeps, register budgets, launch dependencies. Branches and exits are in warp_scheduler.py."""
+
+from cute_fa4.emulator.instruction_table import instruction
+from cute_fa4.emulator.machine.warp import WARP_SIZE, Wait
+
+
+@instruction("trap", "brkpt")
+def trap(warp, ins):
+    """The kernel gives up (a failed assertion)."""
+    warp.fault(f"the kernel executed {ins.opcode} in lanes {warp.lanes}")
+
+
+@instruction("nanosleep.u32")
+def nanosleep(warp, ins):
+    """The warp lets others run."""
+    warp.yield_slice = True
+
+
+@instruction("griddepcontrol.wait", "griddepcontrol.launch_dependents", "pmevent")
+def no_effect(warp, ins):
+    """Launches execute one after another: earlier grids have finished, later ones start afterwards."""
+
+
+@instruction(pattern=r"prefetchu?(\.[\w:]+)*|applypriority(\.[\w:]+)*")
+def prefetch(warp, ins, match):
+    """Caches are not modelled; the address is still read, so that a poisoned one shows."""
+    warp.address(ins.operands[0])
+
+
+@instruction(pattern=r"setmaxnreg\.(inc|dec)\.sync\.aligned\.u32", aligned=True)
+def setmaxnreg(warp, ins, match):
+    """Change the registers per thread of the warp; inc waits until others of the CTA have given up enough.
+
+    PTX ISA, "Miscellaneous Instructions: setmaxnreg": 24 to 256, a multiple of 8.
+    """
+    count = ins.operands[0].value
+    if count % 8 or not 24 <= count <= 256:
+        warp.fault(f"setmaxnreg of {count} registers; accepted are multiples of 8 from 24 to 256")
+    cta, have = warp.cta, warp.registers_per_thread
+    need = (count - have) * WARP_SIZE
+    if match[1] == "dec":
+        if need > 0:
+            warp.fault(
+                f"setmaxnreg.dec to {count}, but the warp has {have} registers per thread; use .inc"
+            )
+    elif need < 0:
+        warp.fault(
+            f"setmaxnreg.inc to {count}, but the warp has {have} registers per thread; use .dec"
+        )
+    elif need > cta.free_registers:
+        return Wait(
+            lambda: need <= cta.free_registers,
+            f"{need} registers (setmaxnreg.inc {have} -> {count}; the CTA has {cta.free_registers} free)",
+        )
+    cta.free_registers -= need
+    warp.registers_per_thread = count
+    warp.note_progress()
+    return None

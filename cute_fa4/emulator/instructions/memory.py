@@ -1,0 +1,364 @@
+"""Loads, stores, atomics and fences in every state space.
+
+    ld.shared.v4.b32 {a, b, c, d}, [x];    one gather of 16 bytes per lane, then one write per register
+    ld.b32 d, [generic]                    lanes sorted by the window that holds their address
+
+The emulator executes one instruction at a time, so every access is atomic and in program order. Memory
+order qualifiers and fences change no value; they count for the ordering checks. Scopes are accepted.
+PTX ISA, "Data Movement and Conversion Instructions: ld, ld.global.nc, st", "atom, red", "membar, fence".
+"""
+
+import functools
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from cute_fa4.emulator.checks import memory as checks
+from cute_fa4.emulator.errors import EmulatorError, IllegalAccess
+from cute_fa4.emulator.instruction_table import instruction
+from cute_fa4.emulator.machine.warp import FULL, LOCAL_BASE, PARAM_BASE, SHARED_BASE
+from cute_fa4.emulator.ptx_parser import Reg, Sink, Vec
+
+_QUALIFIERS = (
+    r"(?:\.(?:weak|volatile|relaxed|acquire|release|acq_rel|mmio|cta|cluster|gpu|sys|nc|ca|cg|cs|cv|lu|wb|wt|unified"
+    r"|L1::\w+|L2::\w+))*"
+)
+_SPACES = r"(?:\.(global|shared(?:::cta|::cluster)?|param(?:::entry)?|const|local))?"
+_TYPES = r"\.([busf])(8|16|32|64|128)"
+_SIZED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+
+@dataclass(frozen=True, slots=True)
+class _Access:
+    """A decoded ld or st: state space ("" generic), number of elements, bytes of one, sign extension."""
+
+    space: str
+    count: int
+    size: int
+    signed: bool
+
+
+@functools.cache
+def _decode(opcode):
+    m = re.fullmatch(
+        rf"(?:ld|st|ldu){_QUALIFIERS}{_SPACES}{_QUALIFIERS}(?:\.v([248]))?{_QUALIFIERS}{_TYPES}",
+        opcode,
+    )
+    return _Access((m[1] or "").split("::")[0], int(m[2] or 1), int(m[4]) // 8, m[3] == "s")
+
+
+_LD_ST = rf"{_QUALIFIERS}{_SPACES}{_QUALIFIERS}(?:\.v([248]))?{_QUALIFIERS}{_TYPES}"
+
+
+@instruction(pattern="ldu?" + _LD_ST)
+def load(warp, ins, match):
+    """d = [a]: registers wider than the type are zero- or sign-extended."""
+    access = _decode(ins.opcode)
+    target, source = ins.operands[0], ins.operands[1]
+    targets = target.items if isinstance(target, Vec) else (target,)
+    lanes = warp.lanes
+    values = gather(warp, access.space, warp.address(source)[lanes], access.count * access.size)
+    parts = np.ascontiguousarray(values).view(_SIZED[access.size]).reshape(len(lanes), access.count)
+    if access.signed and access.size < 8:
+        parts = parts.view(f"i{access.size}").astype(np.int64).view(np.uint64)
+    for i, register in enumerate(targets):
+        if isinstance(register, Sink):
+            continue
+        column = parts[:, i]
+        if len(lanes) < 32:
+            full = np.zeros(32, column.dtype)
+            full[lanes] = column
+            column = full
+        if isinstance(register, Reg) and register.bits == 64:
+            warp.write64(register, column)
+        else:
+            warp.write32(register, column.astype(np.uint32))
+
+
+@instruction(pattern="st" + _LD_ST)
+def store(warp, ins, match):
+    """[a] = b: the low bytes of wider registers."""
+    access = _decode(ins.opcode)
+    target, source = ins.operands[0], ins.operands[1]
+    sources = source.items if isinstance(source, Vec) else (source,)
+    lanes = warp.lanes
+    dtype = _SIZED[access.size]
+    values = np.empty((len(lanes), access.count), dtype)
+    for i, operand in enumerate(sources):
+        whole = warp.read64(operand) if access.size == 8 else warp.read32(operand)
+        values[:, i] = whole[lanes] if len(lanes) < 32 else whole
+    scatter(warp, access.space, warp.address(target)[lanes], values, access.count * access.size)
+    warp.note_progress()
+
+
+def gather(warp, space, addresses, nbytes):
+    """One item of nbytes per address in a state space ("" generic).
+
+    Returns uint8 .. uint64; items wider than 8 bytes have a trailing axis of uint32.
+    """
+    issuer = warp.issuer()
+    if space == "global" or space == "const":
+        values = warp.cta.machine.memory.gather(addresses, nbytes, issuer)
+        order = warp.cta.machine.ordering
+        if order is not None:
+            checks.global_items(order, warp, addresses, nbytes, write=False)
+        return values
+    if space == "shared":
+
+        def read(shared, at, _):
+            values = shared.gather(at, nbytes, issuer)
+            if shared.shadow is not None:
+                order = warp.cta.machine.ordering
+                checks.shared_items(order, warp, shared, at, nbytes, write=False)
+            return values
+
+        return _per_cta(warp, addresses, read, nbytes)
+    if space == "param":
+        offsets = np.where(
+            addresses >= np.uint64(PARAM_BASE), addresses - np.uint64(PARAM_BASE), addresses
+        )
+        return warp.cta.machine.params.gather(offsets.astype(np.int64), nbytes, issuer)
+    if space == "local":
+        return _local(warp, addresses, nbytes, None)
+    return _generic(warp, addresses, nbytes, None)
+
+
+def scatter(warp, space, addresses, values, nbytes):
+    """Write one item of nbytes per address in a state space ("" generic)."""
+    issuer = warp.issuer()
+    if space == "global":
+        warp.cta.machine.memory.scatter(addresses, values, nbytes, issuer)
+        order = warp.cta.machine.ordering
+        if order is not None:
+            checks.global_items(order, warp, addresses, nbytes, write=True)
+    elif space == "shared":
+
+        def write(shared, at, chosen):
+            shared.scatter(at, _items(values, nbytes)[chosen], nbytes, issuer)
+            if shared.shadow is not None:
+                order = warp.cta.machine.ordering
+                checks.shared_items(order, warp, shared, at, nbytes, write=True)
+
+        _per_cta(warp, addresses, write)
+    elif space == "local":
+        _local(warp, addresses, nbytes, values)
+    elif space == "":
+        _generic(warp, addresses, nbytes, values)
+    else:
+        warp.fault(f"{warp.ins.opcode} writes to {space} memory, which is read-only", IllegalAccess)
+
+
+def _items(values, nbytes):
+    """Values as one item per row: (n,) for up to 8 bytes, (n, k) words of 8 bytes above."""
+    raw = np.ascontiguousarray(values)
+    if nbytes <= 8:
+        return raw.view(_SIZED[nbytes]).reshape(-1)
+    return raw.view(np.uint64).reshape(-1, nbytes // 8)
+
+
+def _per_cta(warp, addresses, access, nbytes=0):
+    """Call access(shared memory, offsets, indices of addresses) for every CTA that the addresses name."""
+    ranks = (addresses >> np.uint64(24)).astype(np.int64)
+    offsets = (addresses & np.uint64(0xFFFFFF)).astype(np.int64)
+    resolve = warp.cta.cluster.resolve
+    first = int(ranks[0])
+    if (ranks == first).all():
+        cta, _ = resolve(int(addresses[0]))
+        return access(cta.shared, offsets, slice(None))
+    out = None
+    for rank in sorted(set(ranks.tolist())):
+        chosen = np.nonzero(ranks == rank)[0]
+        cta, _ = resolve(int(addresses[chosen[0]]))
+        part = access(cta.shared, offsets[chosen], chosen)
+        if part is not None:
+            out = np.empty((len(addresses), *part.shape[1:]), part.dtype) if out is None else out
+            out[chosen] = part
+    return out
+
+
+def _generic(warp, addresses, nbytes, values):
+    """Load (values None) or store with generic addresses: every lane in the window of its address."""
+    windows = np.zeros(len(addresses), np.int64)
+    for number, base in enumerate((LOCAL_BASE, PARAM_BASE, SHARED_BASE), start=1):
+        windows[addresses >= np.uint64(base)] = number
+    out = None
+    for number, (space, base) in enumerate(
+        (("global", 0), ("local", LOCAL_BASE), ("param", PARAM_BASE), ("shared", SHARED_BASE))
+    ):
+        chosen = np.nonzero(windows == number)[0]
+        if not len(chosen):
+            continue
+        part_addresses = addresses[chosen] - np.uint64(base)
+        if base and (part_addresses > np.uint64(FULL)).any():
+            warp.fault(
+                f"generic address 0x{int(addresses[chosen[0]]):x} lies in no memory", IllegalAccess
+            )
+        if space == "local":
+            # Local variables keep their window: which lane reads decides which bytes are meant.
+            part = _local(
+                warp, addresses[chosen], nbytes, None if values is None else values[chosen], chosen
+            )
+        elif values is None:
+            part = gather(warp, space, part_addresses, nbytes)
+        else:
+            scatter(warp, space, part_addresses, values[chosen], nbytes)
+            part = None
+        if part is not None:
+            out = np.zeros((len(addresses), *part.shape[1:]), part.dtype) if out is None else out
+            out[chosen] = part
+    return out
+
+
+def _local(warp, addresses, nbytes, values, chosen=None):
+    """Local memory: the same addresses in every lane, bytes of its own for each."""
+    memory = warp.local_memory()
+    lanes = np.asarray(warp.lanes)
+    if chosen is not None:
+        lanes = lanes[chosen]
+    base = np.uint64(LOCAL_BASE)
+    offsets = np.where(addresses >= base, addresses - base, addresses).astype(np.int64)
+    if len(offsets) and (offsets.min() < 0 or offsets.max() + nbytes > memory.shape[1]):
+        warp.fault(
+            f"access of {nbytes} bytes at local offset {int(offsets.max())}; the kernel declares "
+            f"{memory.shape[1]} bytes",
+            IllegalAccess,
+        )
+    index = (lanes[:, None], offsets[:, None] + np.arange(nbytes))
+    if values is None:
+        raw = memory[index]
+        return raw.view(_SIZED[nbytes])[:, 0] if nbytes <= 8 else raw.view(np.uint32)
+    memory[index] = np.ascontiguousarray(values).view(np.uint8).reshape(len(lanes), nbytes)
+    return None
+
+
+# --- atomics ---------------------------------------------------------------------------------------------
+
+_ATOMIC = (
+    rf"{_QUALIFIERS}(?:\.(global|shared(?:::cta|::cluster)?))?{_QUALIFIERS}"
+    rf"\.(add|min|max|and|or|xor|exch|cas|inc|dec){_QUALIFIERS}(?:\.noftz)?(?:\.v([24]))?\.([busf])(32|64)"
+)
+
+
+def _apply(operation, old, b, c):
+    """The new value of one atomic operation on NumPy scalars of the right type."""
+    if operation == "add":
+        return old + b
+    if operation in ("min", "max"):
+        return (np.fmin if operation == "min" else np.fmax)(old, b)
+    if operation == "exch":
+        return b
+    if operation == "cas":
+        return c if old == b else old
+    if operation == "inc":
+        return type(old)(0) if old >= b else old + type(old)(1)
+    if operation == "dec":
+        return b if old == 0 or old > b else old - type(old)(1)
+    return {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}[operation](old, b)
+
+
+def _atomic(warp, ins, match, address, operands, target=None):
+    space, operation, vector, kind, bits = match.groups()
+    space = (space or "").split("::")[0]
+    size = int(bits) // 8
+    unsigned = _SIZED[size]
+    dtype = {"f": f"f{size}", "s": f"i{size}"}.get(kind, f"u{size}")
+    count = int(vector or 1)
+    lists = [o.items if isinstance(o, Vec) else (o,) for o in operands]
+    read = warp.read64 if size == 8 else warp.read32
+    addresses = warp.address(address)
+    results = [np.zeros(32, unsigned) for _ in range(count)]
+    with np.errstate(over="ignore", invalid="ignore"):
+        for lane in warp.lanes:  # one lane after the other, lowest first
+            for i in range(count):
+                at = addresses[lane : lane + 1] + np.uint64(i * size)
+                old = np.ascontiguousarray(gather(warp, space, at, size)).view(dtype)[0]
+                values = [
+                    np.ascontiguousarray(read(o[i])[lane : lane + 1]).view(dtype)[0] for o in lists
+                ]
+                b, c = values[0], values[1] if len(values) > 1 else None
+                new = np.array([_apply(operation, old, b, c)], dtype)
+                scatter(warp, space, at, new.view(unsigned), size)
+                results[i][lane] = np.array([old], dtype).view(unsigned)[0]
+    warp.note_progress()
+    if target is not None:
+        targets = target.items if isinstance(target, Vec) else (target,)
+        for register, values in zip(targets, results, strict=True):
+            (warp.write64 if size == 8 else warp.write32)(register, values)
+
+
+@instruction(pattern="atom" + _ATOMIC)
+def atom(warp, ins, match):
+    """d = [a]; [a] = op([a], b[, c]): lanes one after the other."""
+    _atomic(
+        warp,
+        ins,
+        match,
+        ins.operands[1],
+        ins.operands[2 : 4 if match[2] == "cas" else 3],
+        ins.operands[0],
+    )
+
+
+@instruction(pattern="red" + _ATOMIC)
+def red(warp, ins, match):
+    """[a] = op([a], b): an atom without result."""
+    _atomic(warp, ins, match, ins.operands[0], ins.operands[1:2])
+
+
+@instruction(
+    pattern=r"red\.async(?:\.relaxed)?(?:\.cluster)?\.shared::cluster\.mbarrier::complete_tx::bytes\.(inc|dec|min|max|add|and|or|xor)\.([us])(32|64)"
+)
+def red_async(warp, ins, match):
+    """Asynchronous reduction into another CTA's shared memory: refused until a kernel needs it."""
+    raise warp.located(EmulatorError(f"{ins.opcode} is not supported"))
+
+
+@instruction(
+    pattern=r"st\.async(?:\.weak|\.relaxed\.cluster)?\.shared::cluster\.mbarrier::complete_tx::bytes(?:\.v([24]))?\.([busf])(32|64)"
+)
+def store_async(warp, ins, match):
+    """[a] = b in another CTA's shared memory; the mbarrier there receives the bytes at completion."""
+    address, source, mbar = ins.operands
+    count, size = int(match[1] or 1), int(match[3]) // 8
+    sources = source.items if isinstance(source, Vec) else (source,)
+    issuer, resolve, engine = warp.issuer(), warp.cta.cluster.resolve, warp.cta.machine.engine
+    addresses, barriers = warp.address(address), warp.address(mbar)
+    columns = [warp.read64(s) if size == 8 else warp.read32(s) for s in sources]
+    for lane in warp.lanes:
+        data = np.array([column[lane] for column in columns], _SIZED[size]).view(np.uint8)
+        cta, offset = resolve(int(addresses[lane]))
+        barrier_cta, barrier_offset = resolve(int(barriers[lane]))
+        label = f"st.async of {count * size} bytes to CTA rank {cta.rank}"
+        checked = checks.copy_checks(warp, label, is_async=False)
+        if barrier_cta is not cta:
+            warp.fault("st.async: data and mbarrier must be in the same CTA", IllegalAccess)
+
+        def action(
+            cta=cta, offset=offset, data=data, barrier_offset=barrier_offset, checked=checked
+        ):
+            cta.shared.write(offset, data, issuer)
+            checked.writes_shared(cta.shared, offset, len(data), awaited=False)
+            barrier = cta.mbarrier(barrier_offset)
+            checked.signals(barrier)
+            barrier.complete_tx(len(data), issuer)
+
+        engine.submit(action, label, issuer, outlives_cta=True)
+
+
+@instruction(pattern=r"(?:fence|membar)(?:\.[\w:]+)*")
+def fence(warp, ins, match):
+    """Every effect of the emulator is visible at once; the ordering checks ask who has executed which fence."""
+    order = warp.cta.machine.ordering
+    if order is None:
+        return
+    words = ins.opcode.split(".")
+    if words[:2] == ["fence", "mbarrier_init"]:
+        order.fence_barriers(warp)
+    elif words[:2] == ["fence", "proxy"]:
+        if words[2].startswith("async"):
+            is_global, shared = "global" in words, any(w.startswith("shared") for w in words)
+            both = is_global == shared
+            order.fence_proxy(warp, shared or both, is_global or both)
+    else:
+        order.fence(warp)

@@ -1,0 +1,88 @@
+"""Moves, packing and selection (PTX ISA, mov, selp, slct)."""
+
+import numpy as np
+
+from cute_fa4.emulator.instruction_table import lanes
+from cute_fa4.emulator.rounding import flush
+
+SCALARS = "b16 b32 b64 u16 u32 u64 s16 s32 s64 f32 f64"
+BITS_OF = {"f32": "b32", "f64": "b64", **{t: t for t in SCALARS.split() if t[0] != "f"}}
+
+
+def mov(a):
+    """d = a, bit for bit. PTX ISA, mov."""
+    return a
+
+
+for _t, _bits in BITS_OF.items():
+    lanes(f"mov.{_t}", types=f"{_bits} <- {_bits}", c="d = a")(mov)
+lanes("mov.pred", types="pred <- pred", c="d = a")(mov)
+
+
+# --- {a, b} on either side: the first item is the least significant ---------------------------------
+
+
+@lanes("mov.b32", types="b32 <- b16 b16", c="d = (u32)b << 16 | a")
+@lanes("mov.b64", types="b64 <- b32 b32", c="d = (u64)b << 32 | a")
+def pack_two(a, b):
+    """d = {a, b}: a is the lower half. PTX ISA, mov."""
+    wide = {2: np.uint32, 4: np.uint64}[a.dtype.itemsize]
+    return a.astype(wide) | b.astype(wide) << wide(8 * a.dtype.itemsize)
+
+
+@lanes("mov.b32", types="b16 b16 <- b32", c="d = a; e = a >> 16")
+@lanes("mov.b64", types="b32 b32 <- b64", c="d = a; e = a >> 32")
+def unpack_two(a):
+    """{d, e} = a: d is the lower half. PTX ISA, mov."""
+    half = {4: np.uint16, 8: np.uint32}[a.dtype.itemsize]
+    return a.astype(half), (a >> a.dtype.type(4 * a.dtype.itemsize)).astype(half)
+
+
+@lanes(
+    "mov.b64",
+    types="b64 <- b16 b16 b16 b16",
+    c="d = (u64)h << 48 | (u64)c << 32 | (u64)b << 16 | a",
+)
+def pack_four(a, b, c, h):
+    """d = {a, b, c, h}: a is the lowest quarter. PTX ISA, mov."""
+    return sum(x.astype(np.uint64) << np.uint64(16 * i) for i, x in enumerate((a, b, c, h)))
+
+
+@lanes("mov.b64", types="b16 b16 b16 b16 <- b64", c="d = a; e = a >> 16; f = a >> 32; g = a >> 48")
+def unpack_four(a):
+    """{d, e, f, g} = a: d is the lowest quarter. PTX ISA, mov."""
+    return tuple((a >> np.uint64(16 * i)).astype(np.uint16) for i in range(4))
+
+
+# --- selection --------------------------------------------------------------------------------------
+
+
+def selp(a, b, c):
+    """a where the predicate c is true, else b; bit for bit. PTX ISA, selp."""
+    return np.where(c, a, b)
+
+
+for _t, _bits in BITS_OF.items():
+    lanes(f"selp.{_t}", types=f"{_bits} <- {_bits} {_bits} pred", c="d = c ? a : b")(selp)
+
+
+def slct(a, b, c):
+    """a where c >= 0 (so also for -0), else b (so also for NaN); bit for bit. PTX ISA, slct."""
+    return np.where(c >= 0, a, b)
+
+
+def slct_ftz(a, b, c):
+    """slct with subnormal c taken as zero."""
+    return slct(a, b, flush(c))
+
+
+for _t, _bits in BITS_OF.items():
+    lanes(f"slct.{_t}.s32", types=f"{_bits} <- {_bits} {_bits} s32", c="d = c >= 0 ? a : b")(slct)
+    lanes(f"slct.{_t}.f32", types=f"{_bits} <- {_bits} {_bits} f32", c="d = c >= 0.0f ? a : b")(
+        slct
+    )
+    lanes(
+        f"slct.ftz.{_t}.f32",
+        types=f"{_bits} <- {_bits} {_bits} f32",
+        c="d = flush(c) >= 0.0f ? a : b",
+    )(slct_ftz)

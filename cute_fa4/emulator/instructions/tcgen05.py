@@ -1,0 +1,453 @@
+"""tcgen05: tensor memory allocation, loads and stores of registers, and the tensor core.
+
+    tcgen05.ld    executes at issue: registers hold what tensor memory holds at that moment
+    tcgen05.st    in flight until tcgen05.wait::st of the same warp
+    tcgen05.mma   in flight, one after the other, in the queue ("tensor", cta) of the issuing CTA
+    tcgen05.commit  behind the MMAs in the same queue, then arrives on mbarriers
+
+Hardware interlocks the destination registers of tcgen05.ld, so delivery at issue is what a kernel without
+tcgen05.wait::ld can rely on. PTX asks for the wait: with checks at level "ptx" the loaded rows are listed
+in ``warp.pending_rows`` until the wait.
+
+Data movement shapes. Register r of lane t of the warp holds the word at (lane, column), both relative to
+the address, for xN (PTX ISA, "tcgen05 Data Movement Shape"; the copy atoms of CuTe agree):
+
+    shape      registers   lane                     column
+    .32x32b    N           t                        r
+    .16x64b    N           t/4 + 8 * (t%2)          t/2%2 + 2 * r
+    .16x128b   2N          t/4 + 8 * (r%2)          t%4 + 4 * (r/2)
+    .16x256b   4N          t/4 + 8 * (r/2%2)        r%2 + 2 * (t%4) + 8 * (r/4)
+    .16x32bx2  N           t%16                     r, plus immHalfSplitoff for lanes t >= 16
+
+With .pack::16b a register holds the low halves of the columns 2c (low) and 2c + 1 (high), where c is the
+column of the table; .unpack::16b is the inverse.
+"""
+
+from functools import lru_cache
+
+import numpy as np
+
+from cute_fa4.emulator.checks import memory as memory_checks
+from cute_fa4.emulator.checks import tensor as tensor_checks
+from cute_fa4.emulator.errors import (
+    EmulatorError,
+    IllegalAccess,
+    TensorMemoryError,
+    UnknownInstruction,
+)
+from cute_fa4.emulator.instruction_table import instruction, refuse
+from cute_fa4.emulator.machine.tensor_core import MatrixMultiply, decode_instruction
+from cute_fa4.emulator.machine.tensor_memory import split_address
+from cute_fa4.emulator.machine.warp import FULL, Wait
+from cute_fa4.emulator.ptx_parser import Addr, Imm, Reg, Vec
+
+GROUP = r"\.cta_group::([12])"
+SHAPE = r"(32x32b|16x64b|16x128b|16x256b|16x32bx2)\.x(1|2|4|8|16|32|64|128)"
+
+refuse(r"tcgen05\.mma\.ws\b.*", "weight-stationary MMAs (.ws) have no meaning in the emulator")
+refuse(r"tcgen05\.mma\.sp\b.*", "sparse MMAs (.sp) have no meaning in the emulator")
+refuse(r"tcgen05\.mma\..*(mxf|block_scale).*", "block-scaled MMAs have no meaning in the emulator")
+refuse(r"tcgen05\.cp\b.*", "copies from shared to tensor memory have no meaning in the emulator")
+refuse(r"tcgen05\.shift\b.*", "tcgen05.shift has no meaning in the emulator")
+refuse(r"tcgen05\.ld\.red\b.*", "reducing loads (.red, sm_103) have no meaning in the emulator")
+
+
+# --- allocation ------------------------------------------------------------------------------------
+
+
+@instruction(pattern=rf"tcgen05\.alloc{GROUP}\.sync\.aligned(\.shared::cta)?\.b32", aligned=True)
+def alloc(warp, ins, match):
+    """[shared address] <- address of a new block of columns; waits while there is no room.
+
+    With .cta_group::2 one warp of each CTA of the pair executes it, and both wait for each other.
+    """
+    group, tmem = int(match.group(1)), warp.cta.tmem
+    columns = warp.uniform(warp.read32(ins.operands[1]))
+    if warp.index not in tmem.half_done:
+        tmem.use_cta_group(group)
+        tmem.check_allocation(columns)
+        if tmem.find(columns) is None:
+            return Wait(
+                lambda: tmem.find(columns) is not None, f"{columns} free tensor memory columns"
+            )
+        tmem.half_done[warp.index] = (tmem.allocate(columns), tmem.allocations)
+        tmem.allocations += 1
+        warp.note_progress()
+    start, number = tmem.half_done[warp.index]
+    if group == 2:
+        peer = _pair(warp)[warp.cta.rank & 1 ^ 1].tmem
+        if peer.allocations <= number:
+            return Wait(
+                lambda: peer.allocations > number, "tcgen05.alloc in the other CTA of the pair"
+            )
+        if peer.blocks.get(start) not in (columns, None):
+            raise TensorMemoryError(
+                f"tcgen05.alloc with .cta_group::2: {columns} columns from column {start} here, "
+                f"{peer.blocks[start]} in the other CTA of the pair; both must ask for the same"
+            )
+    del tmem.half_done[warp.index]
+    cta, offset = _shared_address(warp, ins.operands[0], bool(match.group(2)))
+    if cta is not warp.cta:
+        warp.fault(
+            "tcgen05.alloc writes the address to shared memory of its own CTA", IllegalAccess
+        )
+    cta.shared.write(offset, np.array([start], np.uint32).view(np.uint8))
+    if cta.machine.ordering is not None:
+        memory_checks.shared_span(
+            cta.machine.ordering, warp, cta.shared, offset, 4, "tcgen05.alloc"
+        )
+    return None
+
+
+@instruction(pattern=rf"tcgen05\.dealloc{GROUP}\.sync\.aligned\.b32", aligned=True)
+def dealloc(warp, ins, match):
+    """Free the block at an address; both operands must match its tcgen05.alloc."""
+    tmem = warp.cta.tmem
+    tmem.use_cta_group(int(match.group(1)))
+    address, columns = (warp.uniform(warp.read32(op)) for op in ins.operands)
+    tmem.deallocate(address, columns)
+    if tmem.shadow is not None:
+        column = split_address(address)[1]
+        tensor_checks.deallocate(warp.cta.machine.ordering, warp, tmem, column, columns)
+    warp.note_progress()
+
+
+@instruction(pattern=rf"tcgen05\.relinquish_alloc_permit{GROUP}\.sync\.aligned", aligned=True)
+def relinquish_alloc_permit(warp, ins, match):
+    """The CTA allocates no more."""
+    warp.cta.tmem.use_cta_group(int(match.group(1)))
+    warp.cta.tmem.relinquish()
+
+
+# --- registers <-> tensor memory -----------------------------------------------------------------------
+
+
+@lru_cache(maxsize=256)
+def register_places(shape, repeat):
+    """(lane, column), int arrays [register, lane of the warp], relative to the address: the table above.
+
+    Raises ValueError for a repetition that the shape does not have (more than 128 registers).
+    """
+    per_repeat = {"32x32b": 1, "16x64b": 1, "16x128b": 2, "16x256b": 4, "16x32bx2": 1}[shape]
+    if repeat * per_repeat > 128:
+        raise ValueError(
+            f".{shape}.x{repeat} would need {repeat * per_repeat} registers; at most 128"
+        )
+    r, t = np.meshgrid(np.arange(repeat * per_repeat), np.arange(32), indexing="ij")
+    return {
+        "32x32b": lambda: (t, r),
+        "16x64b": lambda: (t // 4 + 8 * (t % 2), t // 2 % 2 + 2 * r),
+        "16x128b": lambda: (t // 4 + 8 * (r % 2), t % 4 + 4 * (r // 2)),
+        "16x256b": lambda: (t // 4 + 8 * (r // 2 % 2), r % 2 + 2 * (t % 4) + 8 * (r // 4)),
+        "16x32bx2": lambda: (t % 16, r),
+    }[shape]()
+
+
+@instruction(pattern=rf"tcgen05\.ld\.sync\.aligned\.{SHAPE}(\.pack::16b)?\.b32", aligned=True)
+def ld(warp, ins, match):
+    """Registers <- tensor memory, at the places of the table in the module docstring."""
+    shape, repeat, packed = match.group(1), int(match.group(2)), bool(match.group(3))
+    registers = _registers(ins.operands[0])
+    lane, column = _warp_address(warp, ins.operands[1], shape)
+    tmem = warp.cta.tmem
+    if shape == "32x32b" and not packed:
+        _check_count(warp, registers, repeat)
+        values = tmem.read(lane, column, 32, repeat, "tcgen05.ld")
+    else:
+        lanes, columns = _places(warp, ins, shape, repeat, packed, registers)
+        values = tmem.gather(lane + lanes, column + columns, "tcgen05.ld")
+        if packed:
+            high = tmem.gather(lane + lanes, column + columns + 1, "tcgen05.ld")
+            values = values & np.uint32(0xFFFF) | high << np.uint32(16)
+    rows = _rows(ins.operands[0])
+    if warp.mask == FULL:
+        warp.R[rows] = values
+    else:
+        for register, value in zip(registers, values, strict=True):
+            warp.write32(register, value)
+    order = warp.cta.machine.ordering
+    if order is not None:
+        span = _column_span(shape, repeat, packed, ins)
+        tensor_checks.load(order, warp, tmem, column, span, lane)
+        if order.ptx:
+            warp.pending_rows = warp.pending_rows | frozenset(rows.tolist())
+
+
+@instruction(pattern=rf"tcgen05\.st\.sync\.aligned\.{SHAPE}(\.unpack::16b)?\.b32", aligned=True)
+def st(warp, ins, match):
+    """Tensor memory <- registers; complete when tcgen05.wait::st of this warp returns."""
+    shape, repeat, unpacked = match.group(1), int(match.group(2)), bool(match.group(3))
+    # The immediate of .16x32bx2 stands between the address and the registers.
+    registers = _registers(ins.operands[-1])
+    lane, column = _warp_address(warp, ins.operands[0], shape)
+    values = warp.R[_rows(ins.operands[-1])]
+    tmem = warp.cta.tmem
+    if warp.mask != FULL:
+        warp.fault(
+            f"tcgen05.st by the lanes 0x{warp.mask:08x} of a warp; all 32 lanes must execute it"
+        )
+    if shape == "32x32b" and not unpacked:
+        _check_count(warp, registers, repeat)
+
+        def write():
+            tmem.write(lane, column, values, "tcgen05.st")
+    else:
+        lanes, columns = _places(warp, ins, shape, repeat, unpacked, registers)
+
+        def write():
+            if unpacked:
+                # What the upper halves become is not documented: leave poison there.
+                upper = np.uint32(0xFFFF0000)
+                tmem.scatter(lane + lanes, column + columns, values | upper, "tcgen05.st")
+                high = values >> np.uint32(16) | upper
+                tmem.scatter(lane + lanes, column + columns + 1, high, "tcgen05.st")
+            else:
+                tmem.scatter(lane + lanes, column + columns, values, "tcgen05.st")
+
+    order = warp.cta.machine.ordering
+    if order is not None:
+        span = _column_span(shape, repeat, unpacked, ins)
+        checked = tensor_checks.store(order, warp, tmem, column, span, lane)
+    pending = tmem.pending_stores
+    pending[warp.index] = pending.get(warp.index, 0) + 1
+
+    def complete():
+        pending[warp.index] -= 1
+        if order is not None:
+            checked()
+        write()
+
+    label = f"tcgen05.st of {len(registers)} columns"
+    queue = ("tensor memory store", warp.cta, warp.index)
+    warp.cta.machine.engine.submit(complete, label, warp.issuer(), queue=queue)
+
+
+@instruction("tcgen05.wait::st.sync.aligned", aligned=True)
+def wait_st(warp, ins):
+    """Until all tcgen05.st of this warp have been written."""
+    pending = warp.cta.tmem.pending_stores
+    if pending.get(warp.index):
+        return Wait(lambda: not pending[warp.index], "tcgen05.st of this warp")
+    if warp.cta.machine.ordering is not None:
+        warp.cta.machine.ordering.wait_tensor(warp, "st")
+    return None
+
+
+@instruction("tcgen05.wait::ld.sync.aligned", aligned=True)
+def wait_ld(warp, ins):
+    """The registers of all tcgen05.ld of this warp are defined (they were delivered at issue)."""
+    if warp.cta.machine.ordering is not None:
+        warp.pending_rows = frozenset()
+        warp.cta.machine.ordering.wait_tensor(warp, "ld")
+
+
+@instruction("tcgen05.fence::before_thread_sync", "tcgen05.fence::after_thread_sync")
+def fence(warp, ins):
+    """Orders tcgen05 operations with thread synchronisation: changes no value, counts for the checks."""
+    if warp.cta.machine.ordering is not None:
+        warp.cta.machine.ordering.fence_tensor(warp, before="before" in ins.opcode)
+
+
+def _registers(operand):
+    return operand.items if isinstance(operand, Vec) else (operand,)
+
+
+_row_arrays = {}  # id of an operand -> (the operand, kept alive; rows)
+
+
+def _rows(operand):
+    """Rows of the 32-bit registers of an operand, as an int array that is computed once."""
+    known = _row_arrays.get(id(operand))
+    if known is None or known[0] is not operand:
+        registers = _registers(operand)
+        if not all(isinstance(r, Reg) and r.bits == 32 for r in registers):
+            raise UnknownInstruction("tcgen05.ld and tcgen05.st move 32-bit registers only")
+        known = _row_arrays[id(operand)] = (operand, np.array([r.row for r in registers]))
+    return known[1]
+
+
+def _warp_address(warp, operand, shape):
+    """(lane, column) of the address; faults unless it lies in the 32 lanes that the warp may access."""
+    lane, column = split_address(warp.uniform(warp.address(operand)))
+    first = 32 * (warp.index % 4)
+    accepted = (first,) if shape == "32x32b" else (first, first + 16)
+    if lane not in accepted:
+        warp.fault(
+            f"tensor memory lane {lane} in a .{shape} access by warp {warp.index}, which may access lanes "
+            f"{first} to {first + 31}; accepted as first lane: {' or '.join(map(str, accepted))}",
+            TensorMemoryError,
+        )
+    return lane, column
+
+
+def _places(warp, ins, shape, repeat, packed, registers):
+    try:
+        lanes, columns = register_places(shape, repeat)
+    except ValueError as error:
+        warp.fault(f"{ins.opcode}: {error}", UnknownInstruction)
+    _check_count(warp, registers, len(lanes))
+    if packed:
+        columns = 2 * columns
+    if shape == "16x32bx2":
+        split = next(op for op in ins.operands[1:] if isinstance(op, Imm)).value
+        columns = columns + split * (np.arange(32) >= 16)
+    return lanes, columns
+
+
+def _column_span(shape, repeat, halved, ins):
+    """Columns from the first to the last one that an access touches."""
+    span = int(register_places(shape, repeat)[1].max()) + 1
+    if halved:
+        span *= 2
+    if shape == "16x32bx2":
+        span += next(op for op in ins.operands[1:] if isinstance(op, Imm)).value
+    return span
+
+
+def _check_count(warp, registers, needed):
+    if len(registers) != needed:
+        warp.fault(f"{len(registers)} registers, but the shape moves {needed}", UnknownInstruction)
+
+
+# --- tensor core -----------------------------------------------------------------------------------------
+
+
+# .collector says which operand to keep in a buffer for the next MMA: speed, not meaning.
+@instruction(
+    pattern=rf"tcgen05\.mma{GROUP}\.kind::(f16|tf32|f8f6f4|i8)"
+    r"(?:\.collector::a::(?:fill|use|lastuse|discard))?"
+)
+def mma(warp, ins, match):
+    """[d], a, b, idesc{, {disable-output-lane}}, enable-input-d{, scale-input-d}: see tensor_core.py."""
+    group, kind = int(match.group(1)), match.group(2)
+    if warp.mask & warp.mask - 1:
+        warp.fault(
+            f"tcgen05.mma by {len(warp.lanes)} threads would multiply as often; elect one thread"
+        )
+    cta = warp.cta
+    cta.tmem.use_cta_group(group)
+    lane = warp.lane0
+    d, a, b, idesc, *rest = ins.operands
+    disabled = rest.pop(0) if isinstance(rest[0], Vec) else None
+    a_in_tensor_memory = isinstance(a, Addr)
+    multiply = MatrixMultiply(
+        decode_instruction(int(warp.read32(idesc)[lane]), kind, group),
+        _pair(warp) if group == 2 else (cta,),
+        int(warp.address(d)[lane]),
+        int((warp.address(a) if a_in_tensor_memory else warp.read64(a))[lane]),
+        int(warp.read64(b)[lane]),
+        a_in_tensor_memory,
+        bool(warp.read_pred(rest[0]) >> lane & 1),
+        _scale_log2(rest[1:], kind),
+        _enabled_lanes(warp, disabled, group, lane),
+    )
+    multiply.check()
+    action, order = multiply.execute, cta.machine.ordering
+    if order is not None:
+        checked = tensor_checks.multiply(order, warp, multiply)
+
+        def action():
+            checked()
+            multiply.execute()
+
+    label = str(multiply.descriptor)
+    cta.machine.engine.submit(action, label, warp.issuer(), queue=("tensor", cta))
+
+
+def _scale_log2(operands, kind):
+    if not operands:
+        return 0
+    value = operands[0].value if isinstance(operands[0], Imm) else None
+    if kind not in ("f16", "tf32") or value is None or not 0 <= value <= 15:
+        raise EmulatorError(
+            f"scale-input-d {operands[0]} with kind::{kind}; accepted: constants 0 to 15 with f16 and tf32"
+        )
+    return value
+
+
+def _enabled_lanes(warp, disabled, group, lane):
+    """bool[128] from the disable-output-lane vector, one bit a lane; None when nothing is disabled."""
+    if disabled is None:
+        return None
+    words = np.array([warp.read32(word)[lane] for word in disabled.items], np.uint32)
+    if len(words) != 4 * group:
+        raise EmulatorError(f"disable-output-lane of {len(words)} registers; accepted: {4 * group}")
+    if not words.any():
+        return None
+    if group == 2:
+        raise EmulatorError(
+            "disable-output-lane with disabled lanes and .cta_group::2 has no meaning in the emulator; "
+            "accepted: zeros"
+        )
+    return ~np.unpackbits(words.view(np.uint8), bitorder="little").astype(bool)
+
+
+@instruction(
+    pattern=rf"tcgen05\.commit{GROUP}\.mbarrier::arrive::one(\.shared::cluster)?"
+    r"(\.multicast::cluster)?\.b64"
+)
+def commit(warp, ins, match):
+    """Arrive on an mbarrier once all earlier MMAs of this CTA have completed.
+
+    PTX promises it for the MMAs of the executing thread; the queue of the CTA waits for those of its
+    other threads too. With .multicast::cluster: on the same offset in every CTA of the mask.
+    """
+    warp.cta.tmem.use_cta_group(int(match.group(1)))
+    issuer, engine = warp.issuer(), warp.cta.machine.engine
+    masks = warp.read32(ins.operands[1]) if match.group(3) else None
+    order = warp.cta.machine.ordering
+    checked = None if order is None else tensor_checks.committed(order, warp)
+    for lane in warp.lanes:
+        cta, offset = _shared_address(warp, ins.operands[0], bool(match.group(2)), lane)
+        if offset % 8:
+            warp.fault(
+                f"mbarrier at shared offset 0x{offset:x}: not aligned to 8 bytes", IllegalAccess
+            )
+        targets = (cta,) if masks is None else _ctas(warp, int(masks[lane]) & 0xFFFF)
+
+        def arrive(targets=targets, offset=offset):
+            for target in targets:
+                if target.finished:
+                    raise IllegalAccess(f"tcgen05.commit on CTA {target.id}, which has ended")
+                barrier = target.mbarrier(offset)
+                if checked is not None:
+                    checked(barrier)
+                barrier.arrive(1, issuer)
+
+        engine.submit(arrive, "tcgen05.commit", issuer, queue=("tensor", warp.cta))
+
+
+def _ctas(warp, mask):
+    """The CTAs of the cluster whose ranks are in a 16-bit mask."""
+    ctas = warp.cta.cluster.ctas
+    if not mask or mask >> len(ctas):
+        warp.fault(
+            f"multicast to the CTA mask 0x{mask:04x} in a cluster of {len(ctas)}; accepted: a non-empty "
+            f"subset of 0x{(1 << len(ctas)) - 1:04x}",
+            IllegalAccess,
+        )
+    return tuple(cta for rank, cta in enumerate(ctas) if mask >> rank & 1)
+
+
+def _pair(warp):
+    """(even, odd) CTA of the pair of this CTA: ranks that differ in their lowest bit."""
+    ctas, even = warp.cta.cluster.ctas, warp.cta.rank & ~1
+    if even + 1 >= len(ctas):
+        warp.fault(
+            f".cta_group::2 in a cluster of {len(ctas)} CTAs; launch clusters of an even size"
+        )
+    return ctas[even], ctas[even + 1]
+
+
+def _shared_address(warp, operand, is_shared, lane=None):
+    """(CTA, offset) of a shared address, or of a generic one when the opcode names no state space."""
+    lane = warp.lane0 if lane is None else lane
+    address = int(warp.address(operand)[lane])
+    if is_shared:
+        return warp.cta.cluster.resolve(address)
+    space, *place = warp.cta.machine.resolve_generic(address)
+    if space != "shared":
+        warp.fault(
+            f"generic address 0x{address:x} lies in {space} memory, not in shared", IllegalAccess
+        )
+    return tuple(place)

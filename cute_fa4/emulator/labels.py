@@ -1,0 +1,76 @@
+"""Names for what a kernel calls numbers: warps, shared-memory ranges, tensor-memory columns, mbarriers.
+
+    KernelLabels(
+        roles=((range(0, 4), "softmax 0"), (range(12, 13), "mma")),
+        shared=((0, 1024, "mbarriers"), (3072, 65536, "O tile")),      # offsets from the first dynamic byte
+        tmem=((0, 128, "S0"), (256, 128, "O0")),                       # first column, columns, name
+        barriers=((8, "kv.full[0]", "mma", "load"),),                  # offset, name, who waits, who arrives
+    )
+
+The emulator uses the names in messages only; a kernel without labels runs the same.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class BarrierLabel:
+    """Name of one mbarrier and the two roles at its ends (empty strings: not known)."""
+
+    offset: int
+    name: str
+    waits_role: str = ""
+    raised_by_role: str = ""
+
+
+@dataclass(frozen=True)
+class KernelLabels:
+    """Names of a kernel's warps and memory. All shared offsets count from the first dynamic byte.
+
+    roles     (warps, name): warps is a range or any container of warp indices in the CTA
+    shared    (offset, nbytes, name)
+    tmem      (first column, columns, name)
+    barriers  (offset, name, waits_role, raised_by_role); the two roles may be left out
+    helper_files  base names of Python files that hold shared primitives; a location in one of them is
+              reported together with the last line of the role file that used it
+    """
+
+    roles: tuple = ()
+    shared: tuple = ()
+    tmem: tuple = ()
+    barriers: tuple = ()
+    helper_files: tuple = (
+        *("pipelines.py", "barriers.py", "mma_instructions.py", "tmem_instructions.py"),
+        *("copies.py", "exp2.py"),
+    )
+
+    def role(self, warp_index):
+        """Name of the role of a warp, "" when it has none."""
+        for warps, name in self.roles:
+            if warp_index in warps:
+                return name
+        return ""
+
+    def barrier(self, offset):
+        """BarrierLabel of the mbarrier at a dynamic shared offset, or None."""
+        for entry in self.barriers:
+            if entry[0] == offset:
+                return BarrierLabel(*entry)
+        return None
+
+    def shared_name(self, offset):
+        """ "name+delta" of the labelled range that contains a dynamic shared offset, "" when none does."""
+        for start, nbytes, name in self.shared:
+            if start <= offset < start + nbytes:
+                return name if offset == start else f"{name}+0x{offset - start:x}"
+        return ""
+
+    def tmem_name(self, column):
+        """ "name[:, i]" of the labelled tensor-memory range that contains a column, "" when none does."""
+        for start, columns, name in self.tmem:
+            if start <= column < start + columns:
+                return f"{name}[:, {column - start}]"
+        return ""
+
+
+NO_LABELS = KernelLabels()

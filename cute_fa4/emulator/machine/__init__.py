@@ -1,0 +1,1 @@
+"""The state of the emulated machine: warps, memories, barriers, operations in flight."""

@@ -1,0 +1,315 @@
+"""A tensor map (TMA descriptor): 128 bytes that describe a tensor in global memory and a box of it.
+
+In 32-bit words, all little endian; the words from 16 on may hold anything:
+
+    w0 w1       global address                       w3..w6   stride of dimension 1..4, bytes / 16
+    w2  [4:7)   rank - 1                             w7       bits 36.. of the strides, 4 bits each
+        [7:11)  dtype                                w8..w12  size of dimension 0..4, minus 1
+        [11:13) interleave: none, 16 B, 32 B         w13      element stride of dimension 0..4, minus 1,
+        [13:15) swizzle: none, 32, 64, 128 B                  3 bits each; [24:32) box of dimension 0, minus 1
+        15      fill: zeros, NaN                     w14      box of dimension 1..4, minus 1, 8 bits each
+        16      tf32   [17:19) L2 promotion
+
+The format is undocumented; it was read off cuTensorMapEncodeTiled with one field varied at a time. The
+limits are those of cuTensorMapEncodeTiled (CUDA Driver API, "Tensor Map Object Management").
+
+A copy moves the box whose first element has given signed coordinates. In global memory it is a strided
+block, clipped to the tensor; in shared memory it is dense, dimension 0 fastest, with the swizzle applied
+to the absolute address:
+
+    tensor, sizes (6, 4)              box (4, 2) at (-1, 2)          shared, without swizzle
+    row 0  a b c d e f                                               0 m n o   0 s t u
+    row 1  g h i j k l                  . [ m n o                      box row 0 | box row 1
+    row 2  m n o p q r                  . [ s t u                      (outside of the tensor: 0)
+    row 3  s t u v w x
+"""
+
+import math
+import struct
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from cute_fa4.emulator.errors import IllegalAccess, TensorMapError
+
+TENSOR_MAP_BYTES = 128
+CHUNK = 16
+# Code in w2 [7:11) -> (name, bytes of an element, the NumPy type that adds and compares it)
+DTYPES = {
+    0: ("u8", 1, np.uint8),
+    1: ("u16", 2, np.uint16),
+    2: ("u32", 4, np.uint32),
+    3: ("s32", 4, np.int32),
+    4: ("u64", 8, np.uint64),
+    5: ("s64", 8, np.int64),
+    6: ("f16", 2, np.float16),
+    7: ("f32", 4, np.float32),
+    8: ("f32_ftz", 4, np.float32),
+    9: ("f64", 8, np.float64),
+    10: ("bf16", 2, np.uint16),
+}
+FLOATS = ("f16", "f32", "f32_ftz", "f64", "bf16", "tf32", "tf32_ftz")
+SWIZZLE_SPANS = {0: 16, 1: 32, 2: 64, 3: 128}
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """A decoded tensor map. Tuples run from dimension 0 (contiguous) to rank - 1.
+
+    address          of element (0, ..., 0), bytes
+    sizes            elements
+    strides          bytes between neighbours; strides[0] is the element size
+    box              elements of the tensor that the box spans
+    element_strides  every how many of them one is copied (dimension 0: always 1)
+    span             swizzle span in bytes, 16 for no swizzle
+    fill_nan         elements outside of the tensor are loaded as NaN, else as zero
+    """
+
+    address: int
+    dtype: str
+    itemsize: int
+    number: type
+    sizes: tuple
+    strides: tuple
+    box: tuple
+    element_strides: tuple
+    span: int
+    fill_nan: bool
+
+    @property
+    def rank(self):
+        return len(self.sizes)
+
+    @cached_property
+    def shared_box(self):
+        """Elements of the box in shared memory, by dimension: ceil(box / element stride)."""
+        return tuple(-(-b // e) for b, e in zip(self.box, self.element_strides, strict=True))
+
+    @cached_property
+    def box_bytes(self):
+        """Bytes of the box in shared memory: what a load adds to its mbarrier, clipped or not."""
+        return math.prod(self.shared_box) * self.itemsize
+
+    def __str__(self):
+        sizes, box = "x".join(map(str, self.sizes)), "x".join(map(str, self.box))
+        return f"{self.dtype} tensor {sizes}, box {box}"
+
+    # --- global side -----------------------------------------------------------------------------
+
+    def clip(self, coordinates, box=None):
+        """Where the box at signed coordinates meets the tensor.
+
+        Returns (slices of the dense box, first address, extents, strides), dimension rank-1 first, as
+        NumPy likes it; None when they do not meet.
+        """
+        slices, extents, strides, address = [], [], [], self.address
+        for dimension, first in enumerate(coordinates):
+            step = self.element_strides[dimension]
+            low = -(first // step) if first < 0 else 0  # ceil(-first / step)
+            high = min(
+                (box or self.shared_box)[dimension], -(-(self.sizes[dimension] - first) // step)
+            )
+            if low >= high:
+                return None
+            slices.append(slice(low, high))
+            extents.append(high - low)
+            strides.append(self.strides[dimension] * step)
+            address += (first + low * step) * self.strides[dimension]
+        return tuple(slices[::-1]), address, extents[::-1], strides[::-1]
+
+    def global_view(self, memory, clipped, issuer=None, what="TMA access"):
+        """The clipped block of the tensor as an array of element bits [dimension rank-1, ..., 0].
+
+        A view of the allocation, to read or to write. Raises IllegalAccess when an element lies outside of
+        every registered allocation.
+        """
+        _, address, extents, strides = clipped
+        end = (
+            address
+            + sum((n - 1) * s for n, s in zip(extents, strides, strict=True))
+            + self.itemsize
+        )
+        allocation = memory.find(address, end - address)
+        if allocation is None:
+            self._name_bad_row(memory, clipped, what)
+            raise IllegalAccess(
+                f"{what} of a {self} reaches from 0x{address:x} to 0x{end:x} over more than one allocation; "
+                "a tensor must lie in one"
+            )
+        raw = allocation.views[1][address - allocation.start : end - allocation.start]
+        # Strides are multiples of 16 bytes, but the byte count of the block need not be one of itemsize.
+        block = np.lib.stride_tricks.as_strided(
+            raw, (*extents, self.itemsize), (*strides, 1), writeable=True
+        )
+        return block.view(f"u{self.itemsize}")[..., 0]
+
+    def _name_bad_row(self, memory, clipped, what):
+        slices, address, extents, strides = clipped
+        for index in np.ndindex(*extents[:-1]):
+            row = address + sum(i * s for i, s in zip(index, strides, strict=False))
+            nbytes = (extents[-1] - 1) * strides[-1] + self.itemsize
+            if memory.find(row, nbytes) is None:
+                raise IllegalAccess(
+                    f"{what} of a {self}: {nbytes} bytes at {memory.describe(row)}; the tensor map says "
+                    f"address 0x{self.address:x}, strides {self.strides} bytes, sizes {self.sizes}"
+                )
+
+    # --- shared side -----------------------------------------------------------------------------
+
+    def swizzled(self, offset, data):
+        """Bytes of a dense box (dimension 0 fastest) <-> bytes as they lie at a shared offset; its own inverse."""
+        if self.span == CHUNK:
+            return data
+        order = swizzle_order(offset // CHUNK % 64, len(data) // CHUNK, self.span)
+        return np.ascontiguousarray(data).view(np.complex128).take(order).view(np.uint8)
+
+    # --- copies ----------------------------------------------------------------------------------
+
+    def load(self, memory, coordinates, offset, issuer=None, box=None):
+        """Bytes of the box at coordinates, as they lie at this shared offset: what a TMA load writes there.
+
+        memory       GlobalMemory
+        coordinates  signed, one per dimension, in elements
+        box          another dense box than shared_box (gather4: one row)
+        """
+        shape = (box or self.shared_box)[::-1]
+        clipped = self.clip(coordinates, box)
+        whole = clipped is not None and tuple(clipped[2]) == shape
+        if whole:
+            dense = np.ascontiguousarray(self.global_view(memory, clipped, issuer, "TMA load"))
+        else:
+            dense = np.full(shape, self._fill, f"u{self.itemsize}")
+            if clipped is None:
+                self._require_mapped(memory)
+            else:
+                dense[clipped[0]] = self.global_view(memory, clipped, issuer, "TMA load")
+        return self.swizzled(offset, dense.reshape(-1).view(np.uint8))
+
+    def _require_mapped(self, memory):
+        """A load box that lies wholly outside the tensor: an H200 faults where the map's address is not mapped.
+
+        It fills zeros without a fault where that address is mapped, or where any element of the box exists.
+        """
+        if memory.find(self.address, 1) is None:
+            raise IllegalAccess(
+                f"TMA load of a {self}: no element of the box exists, and the tensor map's address "
+                f"0x{self.address:x} is {memory.describe(self.address)}; give such boxes a tensor map that "
+                "begins in an allocation"
+            )
+
+    def store(self, memory, coordinates, offset, data, issuer=None, box=None, reduce=None):
+        """Write the box, whose bytes lie at this shared offset as ``data``, to the tensor; clipped.
+
+        reduce  None, or one of "add", "min", "max", "and", "or", "xor": combine with what is there
+        """
+        clipped = self.clip(coordinates, box)
+        if clipped is None:
+            return
+        shape = (box or self.shared_box)[::-1]
+        dense = self.swizzled(offset, data).view(f"u{self.itemsize}").reshape(shape)[clipped[0]]
+        view = self.global_view(memory, clipped, issuer, "TMA store")
+        view[...] = dense if reduce is None else self._reduce(reduce, view, dense)
+
+    @property
+    def _fill(self):
+        if not self.fill_nan:
+            return 0
+        # A quiet NaN with all payload bits set; which NaN the hardware writes is not documented.
+        return {2: 0x7FFF, 4: 0x7FFFFFFF, 8: 0x7FFFFFFFFFFFFFFF}[self.itemsize]
+
+    def _reduce(self, operation, old, new):
+        operations = {
+            "add": np.add, "min": np.minimum, "max": np.maximum,
+            "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
+        }  # fmt: skip
+        if operation in ("and", "or", "xor"):
+            return operations[operation](old, new)
+        with np.errstate(all="ignore"):
+            if self.dtype == "bf16":
+                return _to_bf16(operations[operation](_from_bf16(old), _from_bf16(new)))
+            old, new = np.ascontiguousarray(old), np.ascontiguousarray(new)
+            result = operations[operation](old.view(self.number), new.view(self.number))
+            return result.view(f"u{self.itemsize}")
+
+
+def _from_bf16(bits):
+    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def _to_bf16(values):
+    """float32 -> bf16 bits, to nearest even; NaN stays NaN."""
+    bits = values.view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) >> np.uint32(16)
+    return np.where(np.isnan(values), np.uint32(0x7FFF), rounded).astype(np.uint16)
+
+
+@lru_cache(maxsize=1024)
+def swizzle_order(first_chunk, chunks, span):
+    """Which chunk of a dense box lies in each 16-byte chunk of shared memory.
+
+    first_chunk  shared offset of the box / 16, modulo 64 (the longest pattern repeats after 1024 bytes)
+    Returns int array order: the chunk at position i of shared memory is chunk order[i] of the box.
+    """
+    position = first_chunk + np.arange(chunks)
+    order = (position ^ position >> 3 & span // CHUNK - 1) - first_chunk
+    order.setflags(write=False)
+    return order
+
+
+# --- decoding ----------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1024)
+def decode_tensor_map(data):
+    """128 bytes -> TensorMap. Raises TensorMapError: the field, its value, what is accepted.
+
+    data: bytes of length 128.
+    """
+    if len(data) != TENSOR_MAP_BYTES:
+        raise TensorMapError(f"tensor map: {len(data)} bytes; accepted: {TENSOR_MAP_BYTES}")
+    w = struct.unpack("<32I", data)
+
+    def accept(ok, name, value, accepted):
+        if not ok:
+            raise TensorMapError(f"tensor map: {name} is {value}; accepted: {accepted}")
+
+    def field(word, low, width):
+        return w[word] >> low & (1 << width) - 1
+
+    address = w[0] | w[1] << 32
+    rank = field(2, 4, 3) + 1
+    accept(rank <= 5, "rank", rank, "1 to 5")
+    code = field(2, 7, 4)
+    accept(code in DTYPES, "dtype", code, ", ".join(f"{c} ({d[0]})" for c, d in DTYPES.items()))
+    dtype, itemsize, number = DTYPES[code]
+    if field(2, 16, 1):
+        accept(dtype in ("f32", "f32_ftz"), "tf32 flag with dtype", dtype, "f32, f32_ftz")
+        dtype = dtype.replace("f32", "tf32")
+    interleave = field(2, 11, 2)
+    accept(interleave == 0, "interleave", ("none", "16 B", "32 B", 3)[interleave],
+           "none (interleaved tensors have no meaning in the emulator)")  # fmt: skip
+    span = SWIZZLE_SPANS[field(2, 13, 2)]
+    fill_nan = bool(field(2, 15, 1))
+    accept(not fill_nan or dtype in FLOATS, "NaN fill with dtype", dtype, ", ".join(FLOATS))
+
+    sizes = tuple(w[8 + i] + 1 for i in range(rank))
+    high = [field(7, 4 * i, 4) for i in range(4)]
+    outer = tuple((w[3 + i] | high[i] << 32) * 16 for i in range(rank - 1))
+    box = (field(13, 24, 8) + 1, *(field(14, 8 * i, 8) + 1 for i in range(rank - 1)))
+    steps = (1, *(field(13, 3 * i, 3) + 1 for i in range(1, rank)))
+
+    accept(
+        address and address % 16 == 0, "global address", f"0x{address:x}", "multiples of 16, not 0"
+    )
+    inner = box[0] * itemsize
+    accept(inner % 16 == 0, "inner box (dimension 0)", f"{box[0]} x {itemsize} = {inner} bytes",
+           "multiples of 16 bytes")  # fmt: skip
+    accept(span == CHUNK or inner <= span, "inner box (dimension 0)", f"{inner} bytes",
+           f"at most the swizzle span of {span} bytes")  # fmt: skip
+    # The documents do not say where the rows of a narrower box lie.
+    accept(span == CHUNK or inner == span, "inner box (dimension 0)", f"{inner} bytes",
+           f"exactly the swizzle span of {span} bytes (the emulator refuses narrower rows)")  # fmt: skip
+    return TensorMap(
+        address, dtype, itemsize, number, sizes, (itemsize, *outer), box, steps, span, fill_nan
+    )

@@ -1,0 +1,83 @@
+"""Looking on while kernels execute: what trace.py and coverage.py are made of, and anyone may add to.
+
+    class Waits(Observer):
+        def wait(self, warp, wait): print(warp.role, "waits for", wait.barrier.name)
+
+    with observing(Waits()):
+        attention(q, k, v, out)
+
+    launch -> instruction, wait, resume, submit, complete, arrive, phase ... -> finished
+
+Observers see every launch of the process while the context is open, whatever emulator.use() says; they must
+not change what they see. Without one, a launch pays for a comparison with None.
+"""
+
+import contextlib
+
+
+class Observer:
+    """The calls, in the order in which they come. Override what you need."""
+
+    def launch(self, machine, program):
+        """A grid begins: machine.grid, machine.labels, program.kernel."""
+
+    def instruction(self, warp, ins):
+        """A warp executes an instruction that is more than register arithmetic; once, before its wait."""
+
+    def wait(self, warp, wait):
+        """Lanes of a warp begin to wait (wait.barrier: the MBarrier, or None; wait.ins)."""
+
+    def resume(self, warp, wait):
+        """The wait is over."""
+
+    def submit(self, operation):
+        """An asynchronous operation is in flight (operation.label, .issuer, .queue)."""
+
+    def complete(self, operation):
+        """The operation is about to take effect."""
+
+    def arrive(self, barrier, count, issuer):
+        """Arrivals on an MBarrier, by the issuer's thread or by an operation that it submitted."""
+
+    def phase(self, barrier, issuer):
+        """A phase of an MBarrier has completed; barrier.phase is the number of the next one."""
+
+    def finished(self, program, executions):
+        """The grid has ended, well or not; executions[i]: how often step i of the program was executed."""
+
+
+class _Several(Observer):
+    """Passes every call on to several observers."""
+
+    def __init__(self, observers):
+        for name in vars(Observer):
+            if not name.startswith("_"):
+                setattr(self, name, _each([getattr(o, name) for o in observers]))
+
+
+def _each(functions):
+    def call(*args):
+        for function in functions:
+            function(*args)
+
+    return call
+
+
+_active = []
+
+
+@contextlib.contextmanager
+def observing(observer):
+    """Context in which launches report to ``observer``; yields it. Contexts nest: all are told."""
+    _active.append(observer)
+    try:
+        yield observer
+    finally:
+        _active.remove(observer)
+
+
+def current():
+    """The Observer of a launch that begins now, or None."""
+    if len(_active) < 2:
+        return _active[0] if _active else None
+    return _Several(list(_active))

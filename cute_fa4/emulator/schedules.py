@@ -1,0 +1,161 @@
+"""Which warp or asynchronous completion goes next: the modes of the scheduler.
+
+    mode        warps                                   completions
+    in_order    round-robin, each until it blocks       all of them after every turn, oldest first
+    random      a random warp, a random stretch         one of the possible ones at any time
+    hostile     see below                               one at a time, any of the possible ones, and late
+
+hostile goes through episodes of a random number of turns. An episode has a victim, the warps of one role
+(one warp in turn where roles have no names), and in a cluster a favourite CTA. What can run is tried in this
+order, and the next only when everything before it waits or only polls:
+
+    warps of the favourite, without the victim     that CTA runs as far ahead as its barriers allow
+    completions of the favourite's operations      (clusters, in half of the episodes)
+    the other CTAs, without the victim
+    the victim                                     (in half of the episodes after the completions: slower
+    one completion                                 than any copy)
+
+In random and hostile, some try_waits give up at once: PTX leaves the time limit to the system.
+
+The same seed gives the same order of everything.
+"""
+
+import random
+
+MODES = ("in_order", "random", "hostile")
+
+EPISODE = (4, 40)
+"""Turns of an episode: a few up to some tiles of a kernel's main loop, so that every role is the victim
+at the start, in the middle and at the end of a run of usual length."""
+
+STRETCHES = (1, 8, 64, 512)
+"""Instructions that "random" gives a warp: from a single one to more than lie between two waits."""
+
+
+GIVE_UP = 0.25
+"""How often a try_wait that would block returns false at once ("random", "hostile"): often enough that a
+kernel that ignores the result shows it in a few waits, rare enough that loops around it stay cheap."""
+
+
+def schedule_of(mode, seed, scheduler):
+    """The schedule of a mode. Raises ValueError for an unknown one."""
+    if mode not in MODES:
+        raise ValueError(f"mode {mode!r} is not known; accepted are {', '.join(MODES)}")
+    return {"in_order": InOrder, "random": Random, "hostile": Hostile}[mode](seed, scheduler)
+
+
+class InOrder:
+    """Warps in turn; operations complete as soon as a warp has stopped."""
+
+    def __init__(self, seed, scheduler):
+        self.scheduler = scheduler
+
+    def turn(self, live):
+        """Let something run. False when nothing could."""
+        engine, ran = self.scheduler.machine.engine, False
+        for warp in live:
+            if warp.runnable():
+                ran = True
+                self.scheduler.run_slice(warp)
+                if engine.pending:
+                    engine.drain()
+        if not ran and engine.pending:
+            engine.complete_oldest()
+            return True
+        return ran
+
+
+class Random:
+    """Everything that can happen is equally likely to happen next."""
+
+    def __init__(self, seed, scheduler):
+        self.scheduler = scheduler
+        self.random = random.Random(seed)
+        scheduler.machine.gives_up = lambda: self.random.random() < GIVE_UP
+
+    def turn(self, live):
+        """Let something run. False when nothing could."""
+        engine = self.scheduler.machine.engine
+        runnable = [warp for warp in live if warp.runnable()]
+        heads = engine.heads() if engine.pending else ()
+        if not runnable and not heads:
+            return False
+        choice = self.random.randrange(len(runnable) + len(heads))
+        if choice < len(runnable):
+            self.scheduler.run_slice(runnable[choice], self.random.choice(STRETCHES))
+        else:
+            engine.complete(heads[choice - len(runnable)])
+        return True
+
+
+class Hostile:
+    """Completions late and out of order, one role starved, one CTA of a cluster ahead."""
+
+    def __init__(self, seed, scheduler):
+        self.scheduler = scheduler
+        self.random = random.Random(seed)
+        scheduler.machine.gives_up = lambda: self.random.random() < GIVE_UP
+        self._turns = 0
+        self._victim = self._favourite = None
+        self._victim_last = self._own_completions = False
+
+    def turn(self, live):
+        """Let something run. False when nothing could."""
+        if self._turns == 0:
+            self._new_episode(live)
+        self._turns -= 1
+        for step in self._steps(live):
+            before = self.scheduler.progress()
+            step()
+            if self.scheduler.progress() != before:
+                return True
+        # Only polls, or nothing at all: what is left to happen is up to the caller.
+        return any(warp.runnable() for warp in live)
+
+    def _steps(self, live):
+        """The attempts of one turn, in order: functions that let something run."""
+        first = [w for w in live if not self._is_victim(w) and self._is_favourite(w)]
+        other = [w for w in live if not self._is_victim(w) and not self._is_favourite(w)]
+        victim = [w for w in live if self._is_victim(w)]
+        yield lambda: self._run(first)
+        if self._favourite is not None and self._own_completions:
+            yield lambda: self._complete(self._favourite)
+        yield lambda: self._run(other)
+        if self._victim_last:
+            yield self._complete
+            yield lambda: self._run(victim)
+        else:
+            yield lambda: self._run(victim)
+            yield self._complete
+
+    def _run(self, warps):
+        runnable = [warp for warp in warps if warp.runnable()]
+        self.random.shuffle(runnable)
+        for warp in runnable:
+            self.scheduler.run_slice(warp)
+
+    def _complete(self, rank=None):
+        engine = self.scheduler.machine.engine
+        heads = engine.heads() if engine.pending else ()
+        if rank is not None:
+            heads = [op for op in heads if op.cta is not None and op.cta.rank == rank]
+        if heads:
+            engine.complete(self.random.choice(heads))
+
+    def _new_episode(self, live):
+        choice = self.random.choice
+        self._turns = self.random.randint(*EPISODE)
+        self._victim = choice(sorted({_role(warp) for warp in live}))
+        ranks = sorted({warp.cta.rank for warp in live})
+        self._favourite = choice(ranks) if len(ranks) > 1 else None
+        self._victim_last, self._own_completions = choice((False, True)), choice((False, True))
+
+    def _is_victim(self, warp):
+        return _role(warp) == self._victim
+
+    def _is_favourite(self, warp):
+        return self._favourite is None or warp.cta.rank == self._favourite
+
+
+def _role(warp):
+    return warp.role or f"warp {warp.index}"

@@ -1,0 +1,54 @@
+"""AppendConfig: the compile-time choices of the kernel that appends new rows to a K/V cache."""
+
+from dataclasses import dataclass
+
+VECTOR_BYTES = 16  # one copy of a thread: the widest access of global memory
+THREADS = 128
+
+
+@dataclass(frozen=True)
+class AppendConfig:
+    """Every compile-time choice of the append kernel; sizes and strides are bound at each call.
+
+    dtype      "bf16" or "fp16", of the new rows and the cache
+    depth      head dim of K, a multiple of 8
+    depth_v    head dim of V, likewise
+    packed     new rows are (total_new, heads, depth) with offsets, not (batch, seqlen_new, heads, depth)
+    page_size  rows of a page of the cache (num_pages, page_size, heads, depth), which has a page table;
+               0: the cache is (batch, seqlen, heads, depth)
+    arch       "sm_100a" or "sm_103a"
+    """
+
+    dtype: str
+    depth: int
+    depth_v: int
+    packed: bool = False
+    page_size: int = 0
+    arch: str = "sm_100a"
+
+    @property
+    def paged(self) -> bool:
+        return self.page_size > 0
+
+    @property
+    def elements(self) -> int:
+        """Elements of one copy; every dtype here has two bytes."""
+        return VECTOR_BYTES // 2
+
+    @property
+    def pieces(self) -> int:
+        """Copies that a row of K takes, and behind them those of a row of V."""
+        return (self.depth + self.depth_v) // self.elements
+
+    @property
+    def name(self) -> str:
+        """
+        >>> AppendConfig("bf16", 128, 128, page_size=16).name
+        'append_bf16_d128_dv128_dense_page16_sm_100a'
+        """
+        layout = "packed" if self.packed else "dense"
+        return "_".join(
+            ["append", self.dtype, f"d{self.depth}", f"dv{self.depth_v}", layout]
+            + [f"page{self.page_size}"] * self.paged
+            + [self.arch]
+        )

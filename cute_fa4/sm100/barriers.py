@@ -1,0 +1,184 @@
+"""Every mbarrier of the forward kernel: who raises it, who waits for it, how many arrivals that takes.
+
+This table is data. Shared-memory size, initialisation, the pipelines, the documentation and the emulator's
+messages are all derived from it.
+
+barrier    number  raised by                     awaited by  means
+q_full     2       load 1 (+ bytes)              mma         the Q tile is in shared memory
+s_ready    2       mma 1 (commit)                softmax     S is in tensor memory, and so is every earlier P V
+row_scale  2       softmax 128                   correction  2^(old max - new max) of every row is in shared memory
+p_ready    2       softmax 128 + correction 128  mma         the first part of P is stored and O is rescaled
+p_last     2       softmax 128                   mma         the last part of P is stored
+o_ready    2       mma 1 (commit)                softmax     O is complete
+kv_full    5       load 1 (+ bytes)              mma         the K or V tile is in shared memory
+kv_empty   5       mma 1 (commit)                load        the MMAs that read the slot have completed
+
+barrier    is not raised again too early because
+q_full     a CTA loads Q once
+s_ready    the next S waits for P, which softmax stores after it read S
+row_scale  the next factor follows the next S, which follows p_ready of this tile
+p_ready    the next S, and so the next P, is issued after this wait
+p_last     as p_ready
+o_ready    a CTA finishes O once
+kv_full    kv_empty
+kv_empty   kv_full
+
+A ring has two barriers a slot: `full` lets the reader in, `empty` lets the writer in again. An event has one,
+because something else already keeps the writer from running ahead; its `reuse` says what.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """Who arrives on a barrier, and how often a phase: `threads` by name, or one hardware completion."""
+
+    role: str
+    count: int
+    how: str = ""
+
+    def __str__(self):
+        return f"{self.role} {self.count}" + (f" ({self.how})" if self.how else "")
+
+
+SOFTMAX = Arrivals("softmax", 128)  # every thread of one softmax warpgroup
+CORRECTION = Arrivals("correction", 128)  # every thread
+LOAD = Arrivals("load", 1, "+ bytes")  # one thread announces the bytes, TMA counts them down
+MMA = Arrivals("mma", 1, "commit")  # tcgen05.commit: when every MMA issued before it has completed
+
+
+@dataclass(frozen=True)
+class Barrier:
+    """One row of the table.
+
+    name        what has happened when it fires
+    per         "q_tile" or "kv_slot": how many there are of it
+    raised_by   arrivals that complete a phase
+    awaited_by  the role that waits
+    means       the news, as a reader of the kernel would say it
+    reuse       why the next phase cannot be raised before this one was seen
+    """
+
+    name: str
+    per: str
+    raised_by: tuple[Arrivals, ...]
+    awaited_by: str
+    means: str
+    reuse: str
+
+    @property
+    def count(self) -> int:
+        """Arrivals that complete a phase: the number for mbarrier.init."""
+        return sum(arrivals.count for arrivals in self.raised_by)
+
+    def number(self, cfg) -> int:
+        """How many mbarriers of this kind a CTA has."""
+        if self.per == "q_tile":
+            return cfg.num_q
+        return cfg.kv_slots * (cfg.qk_stages if self.name == "kv_full" else 1)
+
+    def instance_name(self, cfg, index: int) -> str:
+        if self.name == "kv_full" and cfg.qk_stages > 1:
+            return f"{self.name}[{index // cfg.qk_stages}].stage{index % cfg.qk_stages}"
+        return f"{self.name}[{index}]"
+
+
+BARRIERS = (
+    Barrier(
+        "q_full", "q_tile", (LOAD,), "mma", "the Q tile is in shared memory", "a CTA loads Q once"
+    ),
+    Barrier(
+        "s_ready",
+        "q_tile",
+        (MMA,),
+        "softmax",
+        "S is in tensor memory, and so is every earlier P V",
+        "the next S waits for P, which softmax stores after it read S",
+    ),
+    Barrier(
+        "row_scale",
+        "q_tile",
+        (SOFTMAX,),
+        "correction",
+        "2^(old max - new max) of every row is in shared memory",
+        "the next factor follows the next S, which follows p_ready of this tile",
+    ),
+    Barrier(
+        "p_ready",
+        "q_tile",
+        (SOFTMAX, CORRECTION),
+        "mma",
+        "the first part of P is stored and O is rescaled",
+        "the next S, and so the next P, is issued after this wait",
+    ),
+    Barrier("p_last", "q_tile", (SOFTMAX,), "mma", "the last part of P is stored", "as p_ready"),
+    Barrier("o_ready", "q_tile", (MMA,), "softmax", "O is complete", "a CTA finishes O once"),
+    Barrier(
+        "kv_full", "kv_slot", (LOAD,), "mma", "the K or V tile is in shared memory", "kv_empty"
+    ),
+    Barrier(
+        "kv_empty",
+        "kv_slot",
+        (MMA,),
+        "load",
+        "the MMAs that read the slot have completed",
+        "kv_full",
+    ),
+)
+BY_NAME = {barrier.name: barrier for barrier in BARRIERS}
+
+
+def fixed_mbarriers(cfg) -> int:
+    """mbarriers that do not depend on the number of ring slots."""
+    return sum(cfg.num_q for barrier in BARRIERS if barrier.per == "q_tile")
+
+
+def mbarriers_per_kv_slot(cfg) -> int:
+    """One `full` for each depth stage of K, one `empty`."""
+    return cfg.qk_stages + 1
+
+
+def first_index(cfg, name: str) -> int:
+    """Position of the first mbarrier of a kind among all mbarriers of the CTA."""
+    index = 0
+    for barrier in BARRIERS:
+        if barrier.name == name:
+            return index
+        index += barrier.number(cfg)
+    raise KeyError(f"no barrier {name!r}: there are {', '.join(BY_NAME)}")
+
+
+def instances(cfg):
+    """Yield (index, name, barrier) for every mbarrier of the CTA, in memory order."""
+    index = 0
+    for barrier in BARRIERS:
+        for i in range(barrier.number(cfg)):
+            yield index, barrier.instance_name(cfg, i), barrier
+            index += 1
+
+
+def _columns(rows) -> str:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
+
+
+def table(cfg) -> str:
+    """The table as text, for docstrings, documentation and messages."""
+    rows = [("barrier", "number", "raised by", "awaited by", "means")]
+    for b in BARRIERS:
+        rows.append(
+            (b.name, str(b.number(cfg)), " + ".join(map(str, b.raised_by)), b.awaited_by, b.means)
+        )
+    return _columns(rows)
+
+
+def reuse_table() -> str:
+    """Why no phase of a barrier is raised before the one before it was seen."""
+    return _columns(
+        [("barrier", "is not raised again too early because")]
+        + [(b.name, b.reuse) for b in BARRIERS]
+    )

@@ -1,0 +1,233 @@
+"""SM100MHA2Q: forward attention with two query tiles a CTA; composes the role files of this folder.
+
+Steady state of one CTA. A line is an issue slot, not a duration; S0 and S1 belong to query tile 0 and 1.
+
+    load     mma             softmax 0       softmax 1       correction      note
+    Q0 K0    .               .               .               .
+    Q1 V0    S0 = Q0 K0      .               .               .               s_ready[0]
+    K1       S1 = Q1 K0      P0 = 2^(S0-m0)  .               .               K0's slot is free after S1
+    V1       O0 = P0 V0      .               P1 = 2^(S1-m1)  .               tile 0: nothing to rescale
+    K2       S0 = Q0 K1      .               .               .
+    V2       O1 = P1 V0      P0, factor 0    .               .               V0's slot is free after O1
+    .        S1 = Q1 K1      .               .               O0 *= factor 0  K1's slot is free after S1
+    K3       O0 += P0 V1     .               P1, factor 1    .               p_ready[0]: 128 + 128 arrivals
+    V3       S0 = Q0 K2      .               .               O1 *= factor 1
+
+Read next: barriers.py (the table), mma.py (the order of products), softmax.py, correction.py, load.py, store.py.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64
+
+from . import (
+    barriers,
+    correction,
+    kv_range,
+    load,
+    mma,
+    operands,
+    sequence,
+    smem_map,
+    softmax,
+    store,
+    tile_scheduler,
+)
+from .config import FA4Config
+from .kernel_args import Events, KernelArgs, Smem, Work
+from .online_softmax import LOG2_E
+from .pipelines import Event, KVConsumerPipeline, TMAProducerPipeline
+from .scalars import choose, minimum
+from .sequence import Lengths
+
+
+class SM100MHA2Q:
+    """Forward attention on SM100: 512 threads, 256 query rows a CTA, S, P and O in tensor memory."""
+
+    def __init__(self, cfg: FA4Config):
+        """cfg: what to build. Raises ValueError with every reason if the variant cannot run."""
+        why = cfg.refusals()
+        if why:
+            raise ValueError("this FA4Config cannot run:\n  " + "\n  ".join(why))
+        self.cfg = cfg
+
+    @cute.jit
+    def __call__(
+        self,
+        mQ: cute.Tensor,
+        mK: cute.Tensor,
+        mV: cute.Tensor,
+        mO: cute.Tensor,
+        mLSE: cute.Tensor | None,
+        softmax_scale: Float32,
+        cu_seqlens_q: cute.Tensor | None,
+        cu_seqlens_k: cute.Tensor | None,
+        seqused_q: cute.Tensor | None,
+        seqused_k: cute.Tensor | None,
+        key_limit: cute.Tensor | None,
+        page_table: cute.Tensor | None,
+        max_seqlen_q: Int32,
+        mask_sizes: tuple | None,
+        sink: cute.Tensor | None,
+        aux: tuple | None,
+        stream,
+    ):
+        """Launch. What a configuration does not use is None; unused numbers are ignored.
+
+        mQ, mO      (batch, seqlen_q, heads, depth), packed: (total_q, heads, depth)
+        mK, mV      (batch, seqlen_k, kv_heads, depth), packed: (total_k, kv_heads, depth), paged:
+                    (num_pages, page_size, kv_heads, depth) or (num_pages, kv_heads, page_size, depth)
+        mLSE        (batch, heads, seqlen_q), packed: (heads, total_q); f32, natural logarithm
+        cu_seqlens  (batch + 1,) int32; seqused, key_limit (batch,) int32; page_table (batch, pages) int32
+        max_seqlen_q  of packed queries: at least the longest sequence
+        mask_sizes  run-time numbers of the mask, as many as it has, Int32
+        sink        (heads,), natural units
+        aux         tensors for score_mod and mask_mod
+
+        The depth is contiguous; softmax_scale multiplies Q K^T.
+        """
+        cfg = self.cfg
+        o, o_rows = operands.o_operand(cfg, mO)
+        k, k_rows = operands.kv_operand(cfg, mK, cfg.BK0, is_v=False)
+        v, v_rows = operands.kv_operand(cfg, mV, cfg.padded_ov_depth, is_v=True)
+        heads = mQ.shape[-2]
+        if cutlass.const_expr(cfg.q_layout == "dense"):
+            batch, seqlen_q = mQ.shape[0], mQ.shape[1]
+        else:
+            batch, seqlen_q = cu_seqlens_q.shape[0] - 1, max_seqlen_q
+        if cutlass.const_expr(cfg.kv_layout == "paged"):
+            seqlen_k = page_table.shape[1] * cfg.page_size
+        else:
+            seqlen_k = mK.shape[1] if cutlass.const_expr(cfg.kv_layout == "dense") else mK.shape[0]
+        args = KernelArgs(
+            q=operands.q_operand(cfg, mQ),
+            k=k,
+            v=v,
+            o=o,
+            lse=mLSE,
+            lengths=Lengths(
+                cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, Int32(mQ.shape[-3])
+            ),
+            page_table=page_table,
+            num_pages=Int32(mK.shape[0]),
+            rows_per_block=(o_rows, k_rows, v_rows),
+            seqlen_q=Int32(seqlen_q),
+            seqlen_k=Int32(seqlen_k),
+            heads=Int32(heads),
+            scale=softmax_scale,
+            scale_log2=softmax_scale * LOG2_E,
+            mask_sizes=() if cutlass.const_expr(mask_sizes is None) else mask_sizes,
+            sink=sink,
+            aux=() if cutlass.const_expr(aux is None) else aux,
+        )
+        self.kernel.set_name_prefix(
+            f"cute_fa4_{cfg.name}", remove_cutlass_symbol=True, keep_mangled_name=False
+        )
+        self.kernel(args).launch(
+            grid=[tile_scheduler.grid_size(cfg, Int32(seqlen_q), heads, batch), 1, 1],
+            block=[cfg.warps.threads, 1, 1],
+            smem=cfg.smem_bytes,
+            stream=stream,
+            min_blocks_per_mp=1,
+        )
+
+    @cute.jit
+    def find_work(self, args: KernelArgs, cta: Int32) -> Work:
+        """This CTA's share, its sequence, and the key tiles it walks: none where the sequence has no such rows."""
+        cfg = self.cfg
+        tile = tile_scheduler.work_tile(cfg, cta, args.seqlen_q, args.heads)
+        of = sequence.find(cfg, args.lengths, tile.batch, args.seqlen_q, args.seqlen_k)
+        last = minimum(tile.first_position + cfg.positions_per_cta, of.seqlen_q) - 1
+        tiles = kv_range.tile_range(
+            cfg,
+            of.position(tile.first_position),
+            of.position(last),
+            of.num_keys,
+            of.key_limit,
+            args.mask_sizes,
+        )
+        count = tiles.count
+        if cutlass.const_expr(cfg.clips_queries):  # a dense grid has no block beyond its sequence
+            count = cute.arch.make_warp_uniform(choose(tile.first_position < of.seqlen_q, count, 0))
+        return Work(tile, of, kv_range.TileRange(tiles.first, count))
+
+    @cute.kernel
+    def kernel(self, args: KernelArgs):
+        cfg, warps = self.cfg, self.cfg.warps
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        cta, _, _ = cute.arch.block_idx()
+        work = self.find_work(args, cta)
+
+        base = cute.arch.get_dyn_smem(cutlass.Int8, alignment=1024)
+        region = smem_map.regions(cfg)
+        mbarriers = cute.recast_ptr(base + region["mbarriers"].offset, dtype=Int64)
+        tmem_address = cute.recast_ptr(base + region["tmem_address"].offset, dtype=Int32)
+        smem = Smem(
+            q_address=base.toint(),
+            kv_address=base.toint() + region["kv"].offset,
+            row_scale=cute.make_tensor(
+                cute.recast_ptr(base + region["row_scale"].offset, dtype=Float32),
+                cute.make_layout(256),
+            ),
+        )
+
+        if warp == warps.mma.start:
+            cute.arch.alloc_tmem(cfg.tmem_columns, tmem_address)
+            cute.arch.relinquish_tmem_alloc_permit()
+        if warp == warps.load.start:
+            for operand in (args.q, args.k.boxes, args.v.boxes, args.o):
+                cute.nvgpu.cpasync.prefetch_descriptor(operand.atom)
+        if warp == 0:
+            with cute.arch.elect_one():
+                for index, _, barrier in barriers.instances(cfg):
+                    cute.arch.mbarrier_init(mbarriers + index, barrier.count)
+            cute.arch.mbarrier_init_fence()
+        cute.arch.sync_threads()
+        tmem = cute.make_tensor(tmem_address, cute.make_layout(1))[0]
+
+        def event(name):
+            return Event(mbarriers + barriers.first_index(cfg, name))
+
+        events = Events(
+            q_full=event("q_full"),
+            s_ready=event("s_ready"),
+            row_scale=event("row_scale"),
+            p_ready=event("p_ready"),
+            p_last=event("p_last"),
+            o_ready=event("o_ready"),
+        )
+        ring = dict(
+            full=event("kv_full").mbarriers,
+            empty=event("kv_empty").mbarriers,
+            slots=cfg.kv_slots,
+            qk_stages=cfg.qk_stages,
+        )
+        lanes = tmem + (warp % 4) * (
+            32 << 16
+        )  # a warp sees the 32 lanes of its place in the warpgroup
+
+        if warp < warps.softmax.stop:
+            cute.arch.setmaxregister_increase(warps.softmax_registers)
+            i = warp // 4
+            state = softmax.run(
+                cfg, args, smem, lanes + i * (cfg.tmem_s[1] - cfg.tmem_s[0]), events, work, i
+            )
+            o_address = lanes + cfg.tmem_o[0] + i * (cfg.tmem_o[1] - cfg.tmem_o[0])
+            store.run(cfg, args, smem, o_address, events, work, i, state)
+        elif warp < warps.correction.stop:
+            cute.arch.setmaxregister_decrease(warps.correction_registers)
+            correction.run(cfg, smem, lanes, events, work)
+        else:
+            cute.arch.setmaxregister_decrease(warps.other_registers)
+            if warp == warps.mma.start:
+                mma.run(cfg, smem, tmem, events, KVConsumerPipeline(**ring), work)
+            elif warp == warps.load.start:
+                producer = TMAProducerPipeline(
+                    **ring, k_stage_bytes=cfg.k_stage_bytes, v_bytes=cfg.v_bytes
+                )
+                load.run(cfg, args, smem, events, producer, work)
+
+        cute.arch.sync_threads()
+        if warp == warps.mma.start:
+            tmem_pointer = cute.arch.retrieve_tmem_ptr(Float32, 16, tmem_address)
+            cute.arch.dealloc_tmem(tmem_pointer, cfg.tmem_columns)

@@ -1,0 +1,68 @@
+"""What crosses the kernel boundary, and what the prologue hands to the roles."""
+
+from dataclasses import dataclass
+
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from ..tma.tensor_maps import TMAOperand
+from .kv_range import TileRange
+from .operands import KVOperand
+from .pipelines import Event
+from .sequence import Lengths, Sequence
+from .tile_scheduler import WorkTile
+
+
+@dataclass(frozen=True)
+class KernelArgs:
+    """Arguments of the kernel: TMA operands, lengths, sizes, scale, and what the variant adds."""
+
+    q: TMAOperand
+    k: KVOperand
+    v: KVOperand
+    o: TMAOperand
+    lse: cute.Tensor | None  # (batch, heads, seqlen_q) or packed (heads, total_q), f32; or None
+    lengths: Lengths
+    page_table: cute.Tensor | None  # (batch, pages) int32, or None
+    num_pages: Int32  # of the pool, where keys are paged
+    rows_per_block: (
+        tuple  # (Q and O, K, V): rows from one batch or page to the next in their row spaces; Int32
+    )
+    seqlen_q: Int32  # of dense queries; packed: of the longest sequence
+    seqlen_k: Int32  # of dense keys; otherwise the most a sequence can have
+    heads: Int32
+    scale: Float32  # softmax scale
+    scale_log2: Float32  # the same times log2(e)
+    mask_sizes: tuple  # run-time numbers of the mask, Int32
+    sink: cute.Tensor | None  # (heads,), or None
+    aux: tuple  # tensors for score_mod and mask_mod
+
+
+@dataclass(frozen=True)
+class Work:
+    """What this CTA does: its share, its sequence, and the key tiles that takes."""
+
+    tile: WorkTile
+    sequence: Sequence
+    tiles: TileRange
+
+
+@dataclass(frozen=True)
+class Events:
+    """The one-barrier events between the roles; barriers.py is their table."""
+
+    q_full: Event
+    s_ready: Event
+    row_scale: Event
+    p_ready: Event
+    p_last: Event
+    o_ready: Event
+
+
+@dataclass(frozen=True)
+class Smem:
+    """Shared memory: where the tiles and the row factors are."""
+
+    q_address: Int32  # shared address of Q0
+    kv_address: Int32  # shared address of slot 0
+    row_scale: cute.Tensor  # (256,) f32

@@ -1,0 +1,40 @@
+"""Minimum, maximum and choice for numbers that are known now (Python) or in the kernel (Int32).
+
+One formula then serves the kernel and its host test. The compiler is imported only for numbers of the kernel: the
+host asks configurations without it.
+"""
+
+
+def choose(condition, yes, no):
+    """`yes` where the condition holds, else `no`; both sides are evaluated.
+
+    >>> choose(2 < 3, 1, 0)
+    1
+    """
+    if isinstance(condition, bool):
+        return yes if condition else no
+    from cutlass import select_
+
+    return select_(condition, _int32(yes), _int32(no))
+
+
+def minimum(a, b):
+    """
+    >>> minimum(2, 3)
+    2
+    """
+    return choose(a < b, a, b)
+
+
+def maximum(a, b):
+    """
+    >>> maximum(2, 3)
+    3
+    """
+    return choose(a > b, a, b)
+
+
+def _int32(value):
+    from cutlass import Int32
+
+    return Int32(value) if isinstance(value, int) else value

@@ -1,0 +1,68 @@
+"""Tensor memory <-> registers: load, store, the waits, and the fences around barriers.
+
+Thread t of warp w reads and writes lane 32 (w % 4) + t: in the 32x32b shape a thread owns one row, a register is
+one column. Values are Python lists of Int32 or Float32, unrolled by the compiler.
+
+PTX ISA: "tcgen05.ld", "tcgen05.st", "tcgen05.wait", "tcgen05.fence".
+"""
+
+from cutlass import Float32, Int32
+from cutlass._mlir import ir
+from cutlass._mlir.dialects import llvm, nvvm, vector
+from cutlass.cutlass_dsl import T
+
+
+def _pointer(address):
+    return llvm.inttoptr(ir.Type.parse("!llvm.ptr<6>"), Int32(address).ir_value())
+
+
+def load(address, columns: int) -> list:
+    """`columns` f32 values of this thread's row, from the column of `address` on.
+
+    Defined only after wait_load().
+    """
+    words = nvvm.tcgen05_ld(
+        T.vector(columns, T.i32()), nvvm.Tcgen05LdStShape.SHAPE_32X32B, _pointer(address)
+    )
+    words = vector.bitcast(T.vector(columns, T.f32()), words)
+    return [Float32(vector.extract(words, [], [i])) for i in range(columns)]
+
+
+def store(address, words: list):
+    """32-bit words (Int32 or Float32) to this thread's row, from the column of `address` on."""
+    values = [word.bitcast(Int32) if isinstance(word, Float32) else word for word in words]
+    packed = vector.from_elements(T.vector(len(values), T.i32()), [v.ir_value() for v in values])
+    nvvm.tcgen05_st(nvvm.Tcgen05LdStShape.SHAPE_32X32B, _pointer(address), packed)
+
+
+def load_batches(address, columns: int, batch: int):
+    """Yield (first column, values) in batches; the next batch is on its way while one is worked on."""
+    starts = range(0, columns, batch)
+    ahead = load(address, min(batch, columns))
+    for start in starts:
+        values = ahead
+        wait_load()
+        following = start + batch
+        if following < columns:
+            ahead = load(address + following, min(batch, columns - following))
+        yield start, values
+
+
+def wait_load():
+    """All loads of this thread have delivered their registers."""
+    nvvm.tcgen05_wait(nvvm.Tcgen05WaitKind.LOAD)
+
+
+def wait_store():
+    """All stores of this thread are in tensor memory."""
+    nvvm.tcgen05_wait(nvvm.Tcgen05WaitKind.STORE)
+
+
+def fence_after():
+    """After waiting on a barrier: later tensor-memory accesses come after what the barrier announced."""
+    nvvm.tcgen05_fence(nvvm.Tcgen05FenceKind.AFTER_THREAD_SYNC)
+
+
+def fence_before():
+    """Before arriving on a barrier: earlier tensor-memory accesses come before it."""
+    nvvm.tcgen05_fence(nvvm.Tcgen05FenceKind.BEFORE_THREAD_SYNC)

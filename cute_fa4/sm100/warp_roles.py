@@ -1,0 +1,61 @@
+"""Which warp of a CTA does what, and with how many registers.
+
+    warps   role        registers   work
+    0-3     softmax 0   192         S0 -> P0, then O0 to global memory
+    4-7     softmax 1   192         S1 -> P1, then O1 to global memory
+    8-11    correction   88         rescales O0 and O1 when a row maximum moved
+    12      mma          40         one thread issues every tcgen05.mma
+    13      load         40         one thread issues every TMA load
+    14, 15  idle         40         `setmaxnreg` must be executed alike by the four warps of a warpgroup
+
+The kernel starts with 65,536 / 512 = 128 registers a thread; `setmaxnreg` moves them to where they are needed.
+"""
+
+from dataclasses import dataclass
+
+WARP_SIZE = 32
+WARPS_PER_GROUP = 4
+REGISTERS_PER_SM = 65536
+
+
+@dataclass(frozen=True)
+class WarpRoles:
+    """Warp ranges and the register budget of each warpgroup (registers a thread, multiples of 8)."""
+
+    softmax: range = range(0, 8)
+    correction: range = range(8, 12)
+    mma: range = range(12, 13)
+    load: range = range(13, 14)
+    idle: range = range(14, 16)
+    softmax_registers: int = 192
+    correction_registers: int = 88
+    other_registers: int = 40
+
+    @property
+    def threads(self) -> int:
+        return WARP_SIZE * self.idle.stop
+
+    @property
+    def registers(self) -> int:
+        """Registers all warps hold together after `setmaxnreg`; an SM has 65,536.
+
+        >>> WarpRoles().registers
+        65536
+        """
+        other = len(self.mma) + len(self.load) + len(self.idle)
+        budget = (
+            (self.softmax, self.softmax_registers),
+            (self.correction, self.correction_registers),
+        )
+        return WARP_SIZE * (sum(len(w) * r for w, r in budget) + other * self.other_registers)
+
+    def role_of(self, warp: int) -> str:
+        """Name of the role of a warp, as it appears in messages.
+
+        >>> [WarpRoles().role_of(w) for w in (0, 4, 11, 12, 13, 15)]
+        ['softmax 0', 'softmax 1', 'correction', 'mma', 'load', 'idle']
+        """
+        for name in ("softmax", "correction", "mma", "load", "idle"):
+            if warp in getattr(self, name):
+                return f"softmax {warp // WARPS_PER_GROUP}" if name == "softmax" else name
+        raise ValueError(f"warp {warp}: a CTA has warps 0 to {self.idle.stop - 1}")

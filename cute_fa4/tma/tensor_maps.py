@@ -1,0 +1,173 @@
+"""TMA descriptors for the loads of Q, K, V and the store of O.
+
+All have one form: modes (row, depth, further coordinates), a tile is `rows` x depth. The 128-byte swizzle wants an
+inner box of at most 128 bytes, so that a tile is made of depth chunks of 64 elements, each `rows` x 128 bytes in
+shared memory:
+
+    depth 0..63      depth 64..127
+    row 0   128 B    row 0   128 B       chunk c starts at c * rows * 128
+    row 1   128 B    row 1   128 B
+    ...              ...
+
+Where the depth is a multiple of 64 and a fifth dimension is left, the depth is folded to (64, depth / 64) and one
+copy brings all chunks. Otherwise there is a copy for each chunk; TMA fills columns beyond the depth with zeros.
+
+    operand     global tensor                  modes                                 rows beyond the end
+    dense       (batch, seqlen, heads, depth)  (row, depth, head, batch)             cut by the tensor's own extent
+    packed GQA  the same                       ((group, row), depth, kv head, batch) likewise
+    clipped     rows of any kind, see below    (row in tile, depth, first row, head) cut exactly, at run time
+    pages       whole pages smaller than a tile ((row in 8, 8 rows), depth, head)    a page is there or all zeros
+
+A clipped operand moves n <= R rows that start anywhere. Two dimensions with the same stride address the row: `a`, of
+extent R, and `b`, the first row plus n; the base lies R rows before the tensor:
+
+    address = base - R + a + b,  a = R - n, ..., b = first + n     ->   row first + 0, 1, ..., n - 1
+
+From the n-th row on, `a` is out of its extent: loads fill zeros, stores drop. So NaN in the unused rows of a page, or
+in the next sequence of a packed batch, never reach a product, and nothing is written beyond a sequence. No address
+before the tensor is ever formed with a row in bounds. A box without any row goes through a map of its own.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass.cute.nvgpu import cpasync, tcgen05
+
+DTYPES = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16}
+MAX_RANK = 5  # dimensions of a TMA descriptor
+
+
+@dataclass(frozen=True)
+class TMAOperand:
+    """A descriptor with the tensor of its coordinates, and the tile that one copy call moves."""
+
+    atom: cute.CopyAtom
+    coordinates: cute.Tensor  # (row, depth or (chunk, chunks), further coordinates)
+    tile_layout: cute.ComposedLayout  # shared-memory layout of one tile
+
+
+def swizzled_tile(dtype, rows: int, columns: int, chunks_side_by_side: bool = False):
+    """CuTe layout of a tile of `rows` x `columns` elements in 128-byte swizzled chunks.
+
+    chunks_side_by_side: eight rows of every chunk, then the next eight (layouts/page_tiles.py).
+    """
+    kind = tcgen05.SmemLayoutAtomKind.K_SW128
+    atom = tcgen05.make_smem_layout_atom(kind, dtype)
+    return cute.tile_to_shape(
+        atom, (rows, columns), order=(1, 0) if chunks_side_by_side else (0, 1)
+    )
+
+
+def _depth_mode(depth: int, granule: int, columns: int, dimensions_left: int):
+    """-> (shape, stride) of the depth, folded into chunks where it divides and a dimension is left."""
+    if depth % granule == 0 and columns > granule and dimensions_left >= 2:
+        return (granule, depth // granule), (1, granule)
+    return depth, 1
+
+
+def _row_mode(row, head, group: int):
+    """-> row (shape, stride), head (shape, stride); with packed groups a row is (head of the group, position)."""
+    if group == 1:
+        return row, head
+    (rows, row_stride), (heads, head_stride) = row, head
+    return ((group, rows), (head_stride, row_stride)), (heads // group, group * head_stride)
+
+
+def _view(iterator, *modes):
+    shape, stride = zip(*modes, strict=True)
+    return cute.make_tensor(iterator, cute.make_layout(shape, stride=stride))
+
+
+def _rank(mode) -> int:
+    return len(mode[0]) if isinstance(mode[0], tuple) else 1
+
+
+def dense_view(tensor, granule: int, columns: int, group: int = 1):
+    """(batch, seqlen, heads, depth) -> (row, depth, head, batch); (total, heads, depth) -> (row, depth, head)."""
+    *batch, rows, heads, depth = tensor.shape
+    *batch_stride, row_stride, head_stride, _ = tensor.layout.stride
+    row, head = _row_mode((rows, row_stride), (heads, head_stride), group)
+    further = [head, *zip(batch, batch_stride, strict=True)]
+    depth_mode = _depth_mode(depth, granule, columns, MAX_RANK - _rank(row) - len(further))
+    return _view(tensor.iterator, row, depth_mode, *further)
+
+
+@dataclass(frozen=True)
+class RowSpace:
+    """A tensor whose rows lie at multiples of one stride: packed sequences, pages, or a dense batch.
+
+    row = block * rows_per_block + row in the block; rows counts up to the last row that exists.
+    """
+
+    rows: cutlass.Int32
+    rows_per_block: cutlass.Int32
+    row_stride: cutlass.Int64
+    heads: cutlass.Int32
+    head_stride: cutlass.Int64
+
+
+def row_space(tensor, head_mode: int = -2) -> RowSpace:
+    """Of (total, heads, depth), or of (blocks, rows of a block, heads, depth) in any order of strides.
+
+    head_mode -3 is for (blocks, heads, rows of a block, depth). The block stride must be a multiple of the row
+    stride; the host checks it.
+    """
+    shape, stride = tensor.shape, tensor.layout.stride
+    row_mode = -5 - head_mode
+    row_stride, heads, head_stride = stride[row_mode], shape[head_mode], stride[head_mode]
+    if len(shape) == 3:
+        return RowSpace(shape[row_mode], 0, row_stride, heads, head_stride)
+    rows_per_block = cutlass.Int32(stride[0] // row_stride)
+    rows = (shape[0] - 1) * rows_per_block + shape[row_mode]
+    return RowSpace(rows, rows_per_block, row_stride, heads, head_stride)
+
+
+def clipped_view(
+    tensor,
+    space: RowSpace,
+    box_rows: int,
+    granule: int,
+    columns: int,
+    group: int = 1,
+    zeros: bool = False,
+):
+    """(row in tile, depth, first row, head), `box_rows` rows in a tile; packed groups as in dense_view.
+
+    zeros   the same box at the tensor's own address, for copies of which no row exists: TMA fills them without a
+            look at memory only where the map's address is mapped (seen on an H200)
+    """
+    depth = tensor.shape[-1]
+    base = tensor.iterator if zeros else tensor.iterator - box_rows * space.row_stride
+    row, head = _row_mode((box_rows, space.row_stride), (space.heads, space.head_stride), group)
+    first = (space.rows + 1, space.row_stride)
+    depth_mode = _depth_mode(depth, granule, columns, MAX_RANK - _rank(row) - 2)
+    return _view(base, row, depth_mode, first, head)
+
+
+def page_view(tensor, space: RowSpace, granule: int):
+    """((row in eight, eight rows), depth, head) of pages that begin at multiples of eight rows; depth folded."""
+    depth = tensor.shape[-1]
+    rows = ((8, space.rows // 8), (space.row_stride, 8 * space.row_stride))
+    head = (space.heads, space.head_stride)
+    return _view(tensor.iterator, rows, ((granule, depth // granule), (1, granule)), head)
+
+
+def make_operand(
+    view, dtype, rows: int, columns: int, store: bool = False, chunks_side_by_side: bool = False
+) -> TMAOperand:
+    """Descriptor for tiles of `rows` x `columns` of a view."""
+    tile_layout = swizzled_tile(dtype, rows, columns, chunks_side_by_side)
+    op = cpasync.CopyBulkTensorTileS2GOp() if store else cpasync.CopyBulkTensorTileG2SOp()
+    atom, coordinates = cpasync.make_tiled_tma_atom(
+        op, view, tile_layout, tiler(view, rows, columns)
+    )
+    return TMAOperand(atom, coordinates, tile_layout)
+
+
+def tiler(view, rows: int, columns: int):
+    """The tile's extent in the modes of a view."""
+    row, depth = view.shape[0], view.shape[1]
+    row_tile = (row[0], rows // row[0]) if isinstance(row, tuple) else rows
+    depth_tile = (depth[0], columns // depth[0]) if isinstance(depth, tuple) else columns
+    return row_tile, depth_tile

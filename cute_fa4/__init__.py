@@ -1,0 +1,50 @@
+"""Forward attention for NVIDIA Blackwell in CuTe DSL, and an emulator that runs its PTX on a CPU.
+
+    flash_attn_func   attention: CUDA tensors on a B200, CPU tensors on the emulator
+    flash_attn_varlen_func, flash_attn_with_kvcache
+                      the same for sequences of different lengths, and for paged caches
+    masks, score_mods what these take as mask= and score_mod=
+    capabilities      which combinations run, and why the others do not
+    FA4Config         every compile-time choice of the kernel
+    aot               kernels compiled ahead of time: export, load
+    warmup            have the kernels of a list of configurations ready; configs_for_model lists them
+
+Importing this package imports neither torch nor the compiler: the names load what they need when
+first used.
+"""
+
+from importlib import import_module
+
+__version__ = "0.1.0.dev0"
+
+_HOME = {
+    "flash_attn_func": "cute_fa4.interface",
+    "flash_attn_varlen_func": "cute_fa4.varlen",
+    "flash_attn_with_kvcache": "cute_fa4.kvcache",
+    "EmulatorWarning": "cute_fa4.launch",
+    "capabilities": "cute_fa4.capability",
+    "Capability": "cute_fa4.capability",
+    "FA4Config": "cute_fa4.sm100.config",
+    "warmup": "cute_fa4.disk_cache",
+    "configs_for_model": "cute_fa4.aot.models",
+    "JitError": "cute_fa4.jit_policy",
+    "JitWarning": "cute_fa4.jit_policy",
+}
+
+_MODULES = ("aot", "masks", "score_mods")
+
+__all__ = ["__version__", *_HOME]
+
+
+def __getattr__(name: str):
+    if name in _MODULES:
+        return import_module(f"{__name__}.{name}")
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__():
+    return sorted({*globals(), *__all__, *_MODULES})

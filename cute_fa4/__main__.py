@@ -1,0 +1,246 @@
+"""python -m cute_fa4: what is installed, what runs, kernels for export, and a check against float64.
+
+info           versions, devices, caches
+capabilities   which combinations run, and why the others do not
+export         kernels for cute_fa4.aot.load
+check          a few shapes on the GPU or the emulator against float64
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import warnings
+
+CHECKS = (
+    # name, sizes, options: each mask, grouped heads, a ragged edge, and a decode step
+    ("full", dict(seqlen_q=40, seqlen_k=72, heads_q=1, heads_kv=1), {}),
+    ("causal", dict(seqlen_q=130, seqlen_k=130, heads_q=1, heads_kv=1), {"causal": True}),
+    ("grouped heads", dict(seqlen_q=9, seqlen_k=40, heads_q=4, heads_kv=2), {"causal": True}),
+    ("decode step", dict(seqlen_q=1, seqlen_k=200, heads_q=4, heads_kv=1), {"causal": True}),
+)
+# 16-bit P and output round to 2^-9 relative each; outputs are averages of values of standard deviation 1.
+ALLOWED_ERROR = {"bf16": 2e-2, "fp16": 4e-3}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    try:
+        return options.run(options)
+    except (ValueError, RuntimeError, OSError) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m cute_fa4", description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(required=True, metavar="command")
+
+    command = commands.add_parser("info", help="versions, devices, caches")
+    command.set_defaults(run=info)
+
+    command = commands.add_parser("capabilities", help="which combinations run, and why not")
+    command.add_argument("--dtype", choices=("bf16", "fp16", "e4m3"))
+    command.add_argument("--head-dim", type=int)
+    command.add_argument("--group", type=int, default=1, help="query heads a key/value head")
+    command.add_argument("--arch", choices=("sm_100a", "sm_103a"))
+    command.set_defaults(run=show_capabilities)
+
+    command = commands.add_parser("export", help="kernels for cute_fa4.aot.load; needs no GPU")
+    command.add_argument("--out", required=True, metavar="DIR")
+    command.add_argument(
+        "--catalogue", metavar="FILE", help="TOML file, or the name of a shipped one: serving"
+    )
+    command.add_argument(
+        "--model", action="append", metavar="NAME", help="only this set of the catalogue"
+    )
+    command.add_argument(
+        "--list", action="store_true", help="print the names of the kernels and stop"
+    )
+    command.add_argument("--host-target", default="x86-64-v2", help="default: x86-64-v2")
+    command.add_argument("--arch", choices=("sm_100a", "sm_103a"), help="default: sm_100a")
+    one = command.add_argument_group("one configuration instead of a catalogue")
+    one.add_argument("--head-dim", type=int)
+    one.add_argument("--dtype", choices=("bf16", "fp16"), default="bf16")
+    one.add_argument("--group", type=int, default=1, help="query heads a key/value head")
+    one.add_argument("--causal", action="store_true")
+    one.add_argument("--lse", action="store_true", help="also write the log-sum-exp")
+    one.add_argument(
+        "--page-size", type=int, default=0, help="paged keys, packed queries, lengths on the device"
+    )
+    one.add_argument("--packed", action="store_true", help="packed queries and keys (cu_seqlens)")
+    command.set_defaults(run=export)
+
+    command = commands.add_parser("check", help="a few shapes against float64")
+    command.add_argument("--head-dim", type=int, default=64)
+    command.add_argument("--dtype", choices=("bf16", "fp16"), default="bf16")
+    command.add_argument(
+        "--device", choices=("cpu", "cuda"), help="default: cuda where it runs, else cpu"
+    )
+    command.add_argument(
+        "--load", metavar="DIR", help="use kernels of this directory (cute_fa4.aot.load)"
+    )
+    command.set_defaults(run=check)
+    return parser
+
+
+def info(options) -> int:
+    import platform
+
+    from cute_fa4 import disk_cache, jit_policy
+    from cute_fa4.aot import manifest
+
+    rows = {
+        "cute_fa4": manifest.versions()["cute_fa4"],
+        "kernel sources": manifest.source_fingerprint(),
+    }
+    rows["python"] = f"{platform.python_version()} on {platform.machine()}"
+    for name in ("torch", "apache-tvm-ffi", "nvidia-cutlass-dsl", "numpy"):
+        rows[name] = manifest.version_of(name) or "not installed"
+    rows["devices"] = ", ".join(_devices())
+    directory = disk_cache.usable_directory()
+    rows["disk cache"] = "off, or not usable"
+    if directory is not None:
+        entries = disk_cache.entries(directory)
+        used = sum(map(disk_cache.size_bytes, entries))
+        rows["disk cache"] = f"{directory}: {len(entries)} kernels, {used / 1e6:.1f} MB"
+    rows[jit_policy.VARIABLE] = jit_policy.policy()
+    for name, value in rows.items():
+        print(f"{name:20} {value}")
+    return 0
+
+
+def _devices() -> list[str]:
+    import torch
+
+    from cute_fa4.devices import refusal_of_compute_capability
+
+    found = ["cpu (emulator)"]
+    for i in range(torch.cuda.device_count()):
+        capability = torch.cuda.get_device_capability(i)
+        runs = (
+            "does not run: compute capability"
+            if refusal_of_compute_capability(capability)
+            else "runs:"
+        )
+        found.append(
+            f"cuda:{i} {torch.cuda.get_device_name(i)} ({runs} {capability[0]}.{capability[1]})"
+        )
+    return found
+
+
+def show_capabilities(options) -> int:
+    from cute_fa4 import capabilities
+
+    rows = capabilities(
+        dtype=options.dtype, head_dim=options.head_dim, group=options.group, arch=options.arch
+    )
+    print(f"{'dtype':6} {'head dim':>8} {'causal':6} {'lse':5} {'arch':8} runs")
+    for row in rows:
+        verdict = "yes" if row.runs else "no: " + "; ".join(row.reasons)
+        print(
+            f"{row.dtype:6} {row.head_dim:8} {row.causal!s:6} {row.return_lse!s:5} {row.arch:8} {verdict}"
+        )
+    return 0
+
+
+def export(options) -> int:
+    from cute_fa4 import aot
+
+    configs = _configs(options)
+    if options.list:
+        print("\n".join(config.name for config in configs))
+        return 0
+    begin = time.perf_counter()
+
+    def progress(done: int, total: int, name: str) -> None:
+        if done == total:
+            return
+        seconds = time.perf_counter() - begin
+        left = f", {seconds / done * (total - done):.0f} s left" if done else ""
+        print(f"[{done + 1}/{total}] {name}{left}", flush=True)
+
+    aot.export(
+        configs, options.out, host_target=options.host_target, arch=options.arch, progress=progress
+    )
+    print(f"{len(configs)} kernels in {options.out}, {time.perf_counter() - begin:.1f} s")
+    return 0
+
+
+def _configs(options) -> list:
+    from cute_fa4.aot import ExportError, read_catalogue
+
+    if (options.catalogue is None) == (options.head_dim is None):
+        raise ExportError("give either --catalogue or --head-dim")
+    if options.catalogue is not None:
+        return read_catalogue(options.catalogue, models=options.model and tuple(options.model))
+    from cute_fa4.sm100.choose_config import choose_config
+
+    layout = {}
+    if options.page_size:
+        layout = dict(
+            q_layout="packed", kv_layout="paged", seqused_k=True, page_size=options.page_size
+        )
+    elif options.packed:
+        layout = dict(q_layout="packed", kv_layout="packed")
+    config = choose_config(
+        qkv_dtype=options.dtype,
+        head_dim=options.head_dim,
+        group=options.group,
+        causal=options.causal,
+        write_lse=options.lse,
+        **layout,
+    )
+    return [config]
+
+
+def check(options) -> int:
+    import torch
+
+    from cute_fa4 import EmulatorWarning, aot, flash_attn_func
+    from cute_fa4.devices import refusal_of_compute_capability
+    from cute_fa4.reference import attention_float64
+
+    if options.load:
+        aot.load(options.load)
+    device = options.device
+    if device is None:
+        usable = torch.cuda.is_available() and not refusal_of_compute_capability(
+            torch.cuda.get_device_capability()
+        )
+        device = "cuda" if usable else "cpu"
+    print(
+        f"{'case':14} {'queries':>7} {'keys':>5} {'heads':>7} {'error':>9} {'allowed':>9} {'seconds':>8}"
+    )
+    generator, failed = torch.Generator().manual_seed(0), 0
+    dtype, allowed = (
+        {"bf16": torch.bfloat16, "fp16": torch.float16}[options.dtype],
+        ALLOWED_ERROR[options.dtype],
+    )
+    for name, sizes, arguments in CHECKS:
+        q, k, v = (
+            torch.randn(
+                1, sizes[f"seqlen_{s}"], sizes[f"heads_{h}"], options.head_dim, generator=generator
+            ).to(device, dtype)
+            for s, h in (("q", "q"), ("k", "kv"), ("k", "kv"))
+        )
+        begin = time.perf_counter()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", EmulatorWarning)
+            out = flash_attn_func(q, k, v, **arguments).cpu().double()
+        seconds = time.perf_counter() - begin
+        exact, _ = attention_float64(q.cpu(), k.cpu(), v.cpu(), **arguments)
+        error = (out - exact).abs().max().item()
+        good = error <= allowed
+        failed += not good
+        print(
+            f"{name:14} {sizes['seqlen_q']:7} {sizes['seqlen_k']:5} {sizes['heads_q']:3}/{sizes['heads_kv']:<3} "
+            f"{error:9.2e} {allowed:9.0e} {seconds:8.2f}{'' if good else '  WRONG'}"
+        )
+    print(f"{len(CHECKS) - failed} of {len(CHECKS)} agree with float64 on {device}")
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

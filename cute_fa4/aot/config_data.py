@@ -1,0 +1,133 @@
+"""Configurations as plain data, and back: what a manifest, a catalogue and a cache key are made of.
+
+    FA4Config(qk_depth=64, mask=masks.Causal())
+    {"kind": "FA4Config", "qk_depth": 64, "mask": {"kind": "Causal"}, ...}
+
+Nothing is executed to read it: classes come from the tables below, score functions from the ones of this package, by
+name and arguments. Every field is written and every field is asked for, so that data of another version is noticed.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import fields
+
+from cute_fa4.sm100 import masks, score_mods
+from cute_fa4.sm100.append_config import AppendConfig
+from cute_fa4.sm100.config import FA4Config
+from cute_fa4.sm100.score_mods import ScoreMod
+from cute_fa4.sm100.warp_roles import WarpRoles
+
+CONFIG_CLASSES = {cls.__name__: cls for cls in (FA4Config, AppendConfig)}
+_MASKS = (
+    masks.Full, masks.Causal, masks.Window, masks.Chunked, masks.ChunkedCausal, masks.Both, masks.Either,
+)  # fmt: skip
+_PARTS = {cls.__name__: cls for cls in (*_MASKS, WarpRoles)}
+_SCORE_MODS = ("soft_cap", "alibi", "additive_bias", "relative_logits")
+_THEN = " then "  # between the keys of composed functions
+
+
+class ConfigDataError(ValueError):
+    """What is not a configuration of this version, or cannot be written as data."""
+
+
+def to_data(config: FA4Config | AppendConfig) -> dict:
+    """JSON-ready. ConfigDataError for a configuration with functions of the user's own."""
+    return _encode(config, type(config).__name__)
+
+
+def from_data(data) -> FA4Config | AppendConfig:
+    """The configuration of `to_data`. ConfigDataError, with the field, for anything else."""
+    return _decode(data, CONFIG_CLASSES, "configuration")
+
+
+def _encode(value, where: str):
+    if isinstance(value, ScoreMod):
+        return {"kind": "score_mod", "functions": _score_mod_calls(value, where)}
+    if isinstance(value, range):
+        return {"kind": "range", "start": value.start, "stop": value.stop}
+    if isinstance(value, tuple):
+        return [_encode(item, where) for item in value]
+    if type(value) in (*CONFIG_CLASSES.values(), *_PARTS.values()):
+        named = {f.name: _encode(getattr(value, f.name), f.name) for f in fields(value)}
+        return {"kind": type(value).__name__, **named}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise ConfigDataError(
+        f"{where}: {value!r} has no form as data; accepted: numbers, strings and the parts of a "
+        "configuration that this package defines"
+    )
+
+
+def _decode(data, classes: dict, where: str):
+    if isinstance(data, list):
+        return tuple(_decode(item, classes, where) for item in data)
+    if not isinstance(data, dict):
+        if data is None or isinstance(data, (bool, int, float, str)):
+            return data
+        raise ConfigDataError(f"{where}: a {type(data).__name__}; accepted: data of to_data")
+    kind = data.get("kind")
+    values = {name: value for name, value in data.items() if name != "kind"}
+    if kind == "range" and _are_ints(values, ("start", "stop")):
+        return range(values["start"], values["stop"])
+    if kind == "score_mod" and set(values) == {"functions"}:
+        return _score_mod_of(values["functions"], where)
+    cls = classes.get(kind) if isinstance(kind, str) else None
+    if cls is None:
+        raise ConfigDataError(
+            f"{where}: kind {kind!r}; accepted: one of {', '.join(sorted(classes))}"
+        )
+    wanted = {f.name for f in fields(cls)}
+    if set(values) != wanted:
+        missing, unknown = sorted(wanted - set(values)), sorted(set(values) - wanted)
+        raise ConfigDataError(
+            f"{where}: {kind} without {missing} and with unknown {unknown}; it was written by another version: "
+            "export again with this one"
+        )
+    return cls(**{name: _decode(value, _PARTS, name) for name, value in values.items()})
+
+
+def _are_ints(values: dict, names: tuple) -> bool:
+    return set(values) == set(names) and all(type(v) is int for v in values.values())
+
+
+def _score_mod_calls(mod: ScoreMod, where: str) -> list:
+    """[[name, arguments...], ...], applied in this order; the key of a packaged function is its call."""
+    calls = [_call_of(key) for key in mod.key.split(_THEN)]
+    if None not in calls and _score_mod_of(calls, where).function.__code__ is _code(mod):
+        return calls
+    raise ConfigDataError(
+        f"{where}: {mod.key} is a function of your own, which cannot be exported as data: its code is not part of "
+        f"this package; accepted: {', '.join(_SCORE_MODS)} of cute_fa4.score_mods and compositions of them; leave "
+        "such a configuration to the compiler at run time"
+    )
+
+
+def _code(mod: ScoreMod):
+    return getattr(mod.function, "__code__", None)
+
+
+def _call_of(key: str) -> list | None:
+    """ "soft_cap(50.0)" -> ["soft_cap", 50.0]."""
+    name, parenthesis, arguments = key.partition("(")
+    if name not in _SCORE_MODS or not parenthesis:
+        return None
+    try:
+        return [name, ast.literal_eval(arguments.removesuffix(")"))]
+    except (ValueError, SyntaxError):
+        return None
+
+
+def _score_mod_of(calls, where: str) -> ScoreMod:
+    mod = None
+    for call in calls if isinstance(calls, list) else [None]:
+        ok = isinstance(call, list) and len(call) == 2 and call[0] in _SCORE_MODS
+        if not ok or not isinstance(call[1], (bool, int, float)):
+            raise ConfigDataError(
+                f"{where}: score function {call!r}; accepted: [name, number] with a name of "
+                f"{', '.join(_SCORE_MODS)}"
+            )
+        mod = score_mods.composed(mod, getattr(score_mods, call[0])(call[1]))
+    if mod is None:
+        raise ConfigDataError(f"{where}: no score function in {calls!r}; accepted: one or more")
+    return mod

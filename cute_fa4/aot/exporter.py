@@ -1,0 +1,138 @@
+"""export(): configurations -> a directory of kernels that load without the compiler. Needs no GPU."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from cute_fa4.aot import build, c_header, link, manifest
+from cute_fa4.aot.config_data import ConfigDataError, to_data
+from cute_fa4.aot.manifest import ExportError, file_record
+
+KERNEL_HEADER = "cute_fa4_kernel.h"
+
+
+def export(
+    configs: Iterable,
+    out_dir,
+    *,
+    arch: str | None = None,
+    host_target: str = "x86-64-v2",
+    progress: Callable[[int, int, str], None] | None = None,
+) -> Path:
+    """Compile every configuration into out_dir and describe it in out_dir/manifest.json. Returns out_dir.
+
+    configs      FA4Config and AppendConfig (cute_fa4.aot.configs_for_model, read_catalogue); doubles count once
+    out_dir      created; kernels that are there already stay, and are replaced where the name is the same
+    arch         "sm_100a" or "sm_103a" instead of each configuration's own
+    host_target  processors that the host code runs on: "x86-64", "x86-64-v2", "x86-64-v3", or "native"
+    progress     called as progress(kernels done, kernels, name) before each and at the end
+
+    About three seconds a kernel on one core. Raises ExportError for a configuration that cannot run or cannot be
+    written as data (with functions of your own), before anything is compiled; EmulatorError without a C compiler.
+    """
+    build.check_host_target(host_target)
+    configs = [c if arch is None else _for_arch(c, arch) for c in dict.fromkeys(configs)]
+    data = [_checked(config) for config in configs]
+    if not configs:
+        raise ExportError("configs: none; accepted: one or more")
+    out = Path(out_dir)
+    out.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(link.HERE / "kernel.h", out / KERNEL_HEADER)
+    kernels = _kept(out)
+    for done, (config, as_data) in enumerate(zip(configs, data, strict=True)):
+        if progress:
+            progress(done, len(configs), config.name)
+        record = export_one(config, as_data, out, host_target)
+        kernels[record["name"]] = record
+        manifest.write_manifest(
+            out,
+            {
+                "host_target": host_target,
+                "versions": manifest.versions(),
+                "support_files": [file_record(out / KERNEL_HEADER)],
+                "kernels": list(kernels.values()),
+            },
+        )
+    if progress:
+        progress(len(configs), len(configs), "")
+    return out
+
+
+def export_one(
+    config,
+    as_data: dict,
+    out: Path,
+    host_target: str,
+    *,
+    line_info: bool = False,
+    c_entry: bool = True,
+) -> dict:
+    """Write one kernel's files; returns its record for the manifest."""
+    name = config.name
+    built = build.build(config, name, host_target, line_info)
+    paths = {
+        "object": out / f"{name}.o",
+        "library": out / f"{name}.so",
+        "cubin": out / f"{name}.cubin",
+        "ptx": out / f"{name}.ptx",
+    }
+    paths["object"].write_bytes(built.host_object)
+    paths["cubin"].write_bytes(built.cubin)
+    paths["ptx"].write_text(built.ptx)
+    link.link(paths["object"], paths["library"], config.arch)
+    if c_entry:
+        paths["c_library"], paths["c_header"] = out / f"{name}_c.so", out / f"{name}.h"
+        link.link(paths["object"], paths["c_library"], config.arch, plain_c=True)
+        paths["c_header"].write_text(c_header.header(name, built.parameters, config.arch))
+    return {
+        "name": name,
+        "symbol": f"__tvm_ffi_{name}",
+        "entry": built.entry,
+        "arch": config.arch,
+        "config": as_data,
+        "parameters": built.parameters,
+        "files": {role: file_record(path) for role, path in paths.items()},
+    }
+
+
+def _for_arch(config, arch: str):
+    from dataclasses import replace
+
+    if arch not in link.COMPUTE_CAPABILITY:
+        accepted = ", ".join(link.COMPUTE_CAPABILITY)
+        raise ExportError(f"arch: {arch!r}; accepted: {accepted}")
+    if config.arch == arch:
+        return config
+    # exp2_emulated None: what suits the new arch, unless the caller chose another number than the old one's
+    changes = {"arch": arch}
+    if (
+        hasattr(config, "exp2_emulated")
+        and config.exp2_emulated == type(config)(arch=config.arch).exp2_emulated
+    ):
+        changes["exp2_emulated"] = None
+    return replace(config, **changes)
+
+
+def _checked(config) -> dict:
+    refusals = config.refusals() if hasattr(config, "refusals") else []
+    if refusals:
+        raise ExportError(f"{config.name} cannot run: " + "; ".join(refusals))
+    try:
+        return to_data(config)
+    except ConfigDataError as error:
+        raise ExportError(f"{config.name}: {error}") from None
+
+
+def _kept(out: Path) -> dict:
+    """Kernels of an earlier export into the same directory, if they are of these versions."""
+    if not (out / manifest.MANIFEST).exists():
+        return {}
+    content = manifest.read_manifest(out)
+    if content["versions"] != manifest.versions():
+        raise ExportError(
+            f"{out}: has kernels of other versions; accepted: an empty directory, or one written by the installed "
+            "versions; remove it or choose another"
+        )
+    return {kernel["name"]: kernel for kernel in content["kernels"]}

@@ -1,0 +1,163 @@
+"""load(): exported kernels become those that the attention functions find, without compiler, GPU or import of cutlass.
+
+    load(dir)      manifest, versions, and the hash of every file: refused with the reason, or registered
+    first call     the file is read and hashed again, a private copy of these bytes is opened, and the function called
+
+CUDA tensors run NAME.so. CPU tensors run NAME.o, linked with the emulator's runtime (which takes a C compiler), and
+NAME.ptx.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import tempfile
+from pathlib import Path
+
+from cute_fa4 import compile_cache
+from cute_fa4.aot import manifest
+from cute_fa4.aot.config_data import ConfigDataError, from_data
+from cute_fa4.aot.manifest import LoadError, read_verified
+
+EXECUTORS = ("cuda", "emulator")
+
+
+def load(directory, *, executors: tuple[str, ...] = EXECUTORS) -> list:
+    """Verify a directory of cute_fa4.aot.export and register its kernels. Returns their configurations.
+
+    executors  "cuda" for CUDA tensors, "emulator" for CPU tensors
+
+    A configuration that has a function already, compiled or loaded, keeps it. Raises LoadError, and registers nothing,
+    if any file is missing, damaged or foreign, or if the kernels were made by other versions.
+    """
+    unknown = [name for name in executors if name not in EXECUTORS]
+    if unknown:
+        raise ValueError(f"executors: {unknown}; accepted: {', '.join(EXECUTORS)}")
+    directory = Path(directory)
+    content = manifest.read_manifest(directory)
+    path = directory / manifest.MANIFEST
+    manifest.check_versions(path, content["versions"])
+    configs = [verified_config(directory, kernel) for kernel in content["kernels"]]
+    for config, kernel in zip(configs, content["kernels"], strict=True):
+        for executor in executors:
+            compile_cache.register(config, executor, maker(directory, kernel, config, executor))
+    return configs
+
+
+def verified_config(directory: Path, kernel: dict):
+    """The configuration of a kernel whose files are all as the manifest says and belong to it."""
+    where = f"{directory / manifest.MANIFEST}: kernel {kernel['name']}"
+    try:
+        config = from_data(kernel["config"])
+    except (ConfigDataError, TypeError, ValueError) as error:
+        raise LoadError(f"{where}: {error}") from None
+    if config.name != kernel["name"] or kernel["symbol"] != f"__tvm_ffi_{config.name}":
+        raise LoadError(
+            f"{where}: its configuration is that of {config.name}, symbol {kernel['symbol']}: the manifest was "
+            "edited; export again"
+        )
+    for role in kernel["files"]:
+        data = read_verified(directory, kernel, role)
+        if role in ("object", "library", "c_library"):
+            _check_elf(directory / kernel["files"][role]["path"], data)
+    return config
+
+
+def maker(directory: Path, kernel: dict, config, executor: str):
+    """A function without arguments that opens the kernel and returns what calls it."""
+    make = _for_cuda if executor == "cuda" else _for_emulator
+    return lambda: make(directory, kernel, config)
+
+
+_ELF_MACHINES = {"x86_64": 62, "aarch64": 183}  # e_machine, ELF gABI
+
+
+def _check_elf(path: Path, data: bytes) -> None:
+    wanted = _ELF_MACHINES.get(platform.machine())
+    if data[:4] != b"\x7fELF":
+        raise LoadError(f"{path}: no ELF file; export again")
+    found = int.from_bytes(data[18:20], "little")
+    if wanted is not None and found != wanted:
+        name = next((n for n, number in _ELF_MACHINES.items() if number == found), str(found))
+        raise LoadError(
+            f"{path}: host code for {name}, this machine is {platform.machine()}; export on one like it"
+        )
+
+
+_private = None
+
+
+def open_private(data: bytes, name: str) -> ctypes.CDLL:
+    """Open a library from bytes: what was verified is what runs, whatever happens to the file it came from."""
+    global _private
+    if _private is None:
+        _private = tempfile.TemporaryDirectory(prefix="cute_fa4-kernels-")
+    handle, path = tempfile.mkstemp(dir=_private.name, prefix=name + "-", suffix=".so")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        return ctypes.CDLL(path)
+    except OSError as error:
+        raise LoadError(
+            f"{name}: the library cannot be opened ({error}); if {tempfile.gettempdir()} is mounted noexec, set TMPDIR "
+            "to a directory that is not"
+        ) from error
+    finally:
+        os.unlink(path)
+
+
+def _for_cuda(directory: Path, kernel: dict, config):
+    import tvm_ffi  # its library, which NAME.so needs by name, is in the process from here on
+
+    library = open_private(read_verified(directory, kernel, "library"), kernel["name"])
+    return tvm_ffi.Function.__from_extern_c__(
+        _address(library, kernel["symbol"]), keep_alive_object=library
+    )
+
+
+def _for_emulator(directory: Path, kernel: dict, config):
+    import tvm_ffi
+
+    from cute_fa4.emulator import EmulatedFunction, driver_api
+    from cute_fa4.emulator.runtime_library import link_host_function
+
+    ptx = read_verified(directory, kernel, "ptx").decode()
+    host_object = read_verified(directory, kernel, "object")
+    address, library, number = link_host_function(host_object, kernel["symbol"])
+    driver_api.register(number, ptx, _labels(config))
+    return EmulatedFunction(
+        LoadedKernel(
+            tvm_ffi.Function.__from_extern_c__(address, keep_alive_object=library),
+            kernel["name"],
+            ptx,
+        )
+    )
+
+
+class LoadedKernel:
+    """A function with the attributes that a compiled one has."""
+
+    def __init__(self, function, name: str, ptx: str):
+        self.function, self.__name__, self.__ptx__ = function, name, ptx
+
+    def __call__(self, *args):
+        return self.function(*args)
+
+
+def _labels(config):
+    """The emulator's names for barriers and warps; an append kernel has none."""
+    from cute_fa4.sm100.config import FA4Config
+
+    if not isinstance(config, FA4Config):
+        return None
+    from cute_fa4.sm100.labels import kernel_labels
+
+    return kernel_labels(config)
+
+
+def _address(library: ctypes.CDLL, symbol: str) -> int:
+    try:
+        return ctypes.cast(getattr(library, symbol), ctypes.c_void_p).value
+    except AttributeError:
+        raise LoadError(f"the library has no {symbol}; export again") from None

@@ -1,0 +1,192 @@
+"""manifest.json of a directory of exported kernels: what is in it, made by which versions, and every file's hash.
+
+    {"format": 1, "arch": "sm_100a", "host_target": "x86-64-v2",
+     "versions": {"cute_fa4": ..., "source": ..., "apache-tvm-ffi": ..., "nvidia-cutlass-dsl": ...},
+     "kernels": [{"name", "symbol", "config", "parameters", "files": {role: {"path", "bytes", "sha256"}}}]}
+
+A hash shows damage and mixed-up files. It is no signature: who can write the directory can write the manifest too,
+so keep it where only the deployer writes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+import cute_fa4
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+
+# What decides the code of a kernel and how its host function is called and linked.
+_SOURCES = (
+    "sm100/*.py", "tma/*.py", "layouts/*.py", "compile_cache.py", "aot/build.py", "aot/link.py", "aot/*.c", "aot/*.h",
+)  # fmt: skip
+
+
+class ExportError(RuntimeError):
+    """Kernels could not be exported; the text says which and what to do."""
+
+
+class LoadError(RuntimeError):
+    """Exported kernels were refused: damaged, foreign, or made by or for something else."""
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+@cache
+def source_fingerprint() -> str:
+    """Of the source files that kernels are made from: the version number alone does not change with every edit."""
+    root = Path(cute_fa4.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted({p for pattern in _SOURCES for p in root.glob(pattern)}):
+        text = path.read_bytes()
+        digest.update(f"{path.relative_to(root).as_posix()}\0{len(text)}\0".encode() + text)
+    return digest.hexdigest()[:32]
+
+
+def version_of(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+@cache
+def versions() -> dict:
+    """Of this package, of its kernel sources, and of what a kernel's host function is compiled with and called by."""
+    found = {name: version_of(name) for name in ("apache-tvm-ffi", "nvidia-cutlass-dsl")}
+    return {"cute_fa4": cute_fa4.__version__, "source": source_fingerprint(), **found}
+
+
+def file_record(path: Path) -> dict:
+    data = path.read_bytes()
+    return {"path": path.name, "bytes": len(data), "sha256": sha256(data)}
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """The file is the old one or the new one, never a part."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def write_manifest(directory: Path, content: dict) -> None:
+    text = json.dumps({"format": FORMAT, **content}, indent=1) + "\n"
+    write_atomically(directory / MANIFEST, text.encode())
+
+
+def read_manifest(directory: Path) -> dict:
+    """The checked manifest of a directory: its format and that every kernel has what a loader reads."""
+    path = directory / MANIFEST
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        raise LoadError(
+            f"{directory}: no {MANIFEST}; accepted: a directory written by cute_fa4.aot.export"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise LoadError(f"{path}: cannot be read ({error}); export again") from error
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise LoadError(f"{path}: damaged, not JSON ({error}); export again") from None
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        found = content.get("format") if isinstance(content, dict) else None
+        raise LoadError(
+            f"{path}: format {found!r}; accepted: {FORMAT}; export again with this version"
+        )
+    kernels = content.get("kernels")
+    if not isinstance(kernels, list) or not isinstance(content.get("versions"), dict):
+        raise LoadError(f"{path}: without kernels or versions; export again")
+    for kernel in kernels:
+        _check_kernel(path, kernel)
+    return content
+
+
+def _check_kernel(path: Path, kernel) -> None:
+    shaped = isinstance(kernel, dict) and all(
+        isinstance(kernel.get(key), kind)
+        for key, kind in (("name", str), ("symbol", str), ("config", dict), ("files", dict))
+    )
+    if not shaped:
+        raise LoadError(f"{path}: a kernel without name, symbol, config or files; export again")
+    for role, record in kernel["files"].items():
+        ok = (
+            isinstance(record, dict)
+            and isinstance(record.get("path"), str)
+            and isinstance(record.get("sha256"), str)
+            # A name, so that a manifest cannot point out of its directory.
+            and record["path"] == os.path.basename(record["path"])
+            and record["path"] not in ("", ".", "..")
+        )
+        if not ok:
+            raise LoadError(
+                f"{path}: kernel {kernel['name']}: the record of {role!r} is damaged or points out of the "
+                "directory; export again"
+            )
+
+
+def check_versions(path: Path, found: dict) -> None:
+    """LoadError unless the kernels were made by this very source, for this series of TVM-FFI."""
+    here = versions()
+    for name in ("cute_fa4", "source"):
+        if found.get(name) != here[name]:
+            what = "the kernel sources" if name == "source" else name
+            raise LoadError(
+                f"{path}: made by {what} {found.get(name)!r}, this is {here[name]!r}; a kernel's parameters may "
+                "differ between them: export again with the installed version, or install the one that exported"
+            )
+    ours, theirs = here["apache-tvm-ffi"], found.get("apache-tvm-ffi")
+    if ours is None:
+        raise LoadError(
+            f"{path}: apache-tvm-ffi is not installed; pip install 'apache-tvm-ffi=={theirs}'"
+        )
+    if _series(ours) != _series(theirs):
+        raise LoadError(
+            f"{path}: made for apache-tvm-ffi {theirs}, installed is {ours}; accepted: the same series "
+            f"{_series(theirs)}; pip install 'apache-tvm-ffi=={theirs}'"
+        )
+
+
+def _series(version) -> str:
+    return ".".join(str(version).split(".")[:2])
+
+
+def read_verified(directory: Path, kernel: dict, role: str) -> bytes:
+    """The bytes of one file, whose hash is the manifest's. They are what is used afterwards, not the path."""
+    record = kernel["files"].get(role)
+    if record is None:
+        raise LoadError(f"{directory}: kernel {kernel['name']} has no {role} file; export again")
+    path = directory / record["path"]
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise LoadError(
+            f"{path}: named by the manifest and unreadable ({error}); export again"
+        ) from error
+    if len(data) != record.get("bytes"):
+        raise LoadError(
+            f"{path}: {len(data)} bytes, the manifest says {record.get('bytes')}: truncated or replaced; "
+            "copy the directory again or export again"
+        )
+    digest = sha256(data)
+    if digest != record["sha256"]:
+        raise LoadError(
+            f"{path}: SHA-256 {digest[:16]}..., the manifest says {record['sha256'][:16]}...: damaged or replaced; "
+            "copy the directory again or export again"
+        )
+    return data

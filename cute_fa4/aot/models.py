@@ -1,0 +1,114 @@
+"""configs_for_model(): the configurations that a model's shapes need, so that none is compiled while it serves.
+
+    call                                              configurations
+    dense    flash_attn_func                          packed heads or not
+    packed   flash_attn_varlen_func, cu_seqlens       packed heads or not
+    paged    the same with page_table and seqused_k   packed heads or not, for each page size and alignment of the table
+    kvcache  flash_attn_with_kvcache, paged           cache complete; with new rows, and the kernel that appends them
+
+Packed heads serve short queries of grouped-query models (decode). Lengths, batch and head counts are no part of a
+configuration, only the number of query heads for each key/value head is.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+CALLS = ("dense", "packed", "paged", "kvcache")
+# Of a page table's rows, in bytes: a table whose width is a multiple of 4 pages, of 2, or any.
+TABLE_ALIGNMENTS = (16, 8, 4)
+
+
+def configs_for_model(
+    *,
+    head_dim: int,
+    heads_q: int,
+    heads_kv: int,
+    dtype: str = "bf16",
+    calls: tuple[str, ...] = CALLS,
+    page_sizes: tuple[int, ...] = (16, 64),
+    causal: bool = True,
+    windows: tuple = (None,),
+    chunk: int | None = None,
+    sink: str | None = None,
+    softcap: float = 0.0,
+    return_lse: tuple[bool, ...] = (False,),
+    arch: str = "sm_100a",
+) -> list:
+    """FA4Configs and AppendConfigs, without doubles.
+
+    dtype       "bf16" or "fp16"
+    calls       of CALLS
+    windows     of the model's layers: None for full attention, or a pair (left, right) as window_size takes it; the
+                sizes themselves are bound at each call
+    chunk       keys of a block that sees only itself (with causal: Llama 4), in addition to windows
+    sink        dtype of learnable_sink: "f32", "bf16" or "fp16"; None: there is none
+    return_lse  whether calls ask for it: (False,), (True,) or both
+
+    Raises ValueError for a value that no call accepts, and with every reason for shapes that no kernel runs.
+    """
+    from cute_fa4 import masks
+    from cute_fa4.call_options import resolve_mask
+    from cute_fa4.launch import config_for
+    from cute_fa4.sm100.append_config import AppendConfig
+    from cute_fa4.sm100.score_mods import soft_cap
+
+    unknown = [call for call in calls if call not in CALLS]
+    if unknown:
+        raise ValueError(f"calls: {unknown}; accepted: {', '.join(CALLS)}")
+    if heads_kv <= 0 or heads_q <= 0 or heads_q % heads_kv:
+        raise ValueError(
+            f"heads_q: {heads_q} with heads_kv {heads_kv}; accepted: a multiple of heads_kv"
+        )
+    bound = [resolve_mask(causal, window, None) for window in windows]
+    if chunk is not None:
+        bound.append(masks.chunked_causal(chunk) if causal else masks.chunked(chunk))
+    group = heads_q // heads_kv
+    shared = {
+        "qkv_dtype": dtype,
+        "head_dim": head_dim,
+        "group": group,
+        "arch": arch,
+        "sink": sink is not None,
+        "sink_dtype": sink or "f32",
+        "score_mod": soft_cap(float(softcap)) if softcap else None,
+    }
+    variants = itertools.product(
+        dict.fromkeys(b.mask for b in bound),
+        dict.fromkeys(return_lse),
+        (False, True) if group > 1 and 128 % group == 0 else (False,),
+        [layout for call in calls for layout in _layouts(call, page_sizes)],
+    )
+    found = [
+        config_for(**shared, mask=mask, write_lse=lse, pack_gqa=pack, **layout)
+        for mask, lse, pack, layout in variants
+    ]
+    if "kvcache" in calls:
+        found += [
+            AppendConfig(dtype, head_dim, head_dim, packed=packed, page_size=page, arch=arch)
+            for packed in (False, True)
+            for page in page_sizes
+        ]
+    return list(dict.fromkeys(found))
+
+
+def _layouts(call: str, page_sizes: tuple) -> list[dict]:
+    if call == "dense":
+        return [{}]
+    if call == "packed":
+        return [{"q_layout": "packed", "kv_layout": "packed"}]
+    queries = ("packed",) if call == "paged" else ("dense", "packed")
+    return [
+        {
+            "q_layout": q_layout,
+            "kv_layout": "paged",
+            "seqused_k": True,
+            "cache_excludes_new": new,
+            "page_size": page,
+            "table_alignment_bytes": alignment,
+        }
+        for q_layout in queries
+        for new in ((False,) if call == "paged" else (False, True))
+        for page in page_sizes
+        for alignment in TABLE_ALIGNMENTS
+    ]

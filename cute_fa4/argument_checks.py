@@ -1,0 +1,343 @@
+"""Everything a call can get wrong, refused before anything is compiled or launched.
+
+Each check reads metadata only (no element, no synchronisation), and each message names the
+argument, the value, what is accepted and the remedy. The order is: are they tensors, do they belong
+together, what shape, what memory, which options; so the first complaint is the most basic one.
+
+TypeError            not a tensor, or a dtype without a kernel
+ValueError           a device, shape, stride, alignment or number outside what is accepted
+NotImplementedError  a parameter whose feature is not built yet
+"""
+
+from __future__ import annotations
+
+import math
+from numbers import Real
+
+import torch
+
+from cute_fa4.sm100.config import DEPTHS, FA4Config
+
+DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+# TMA reads and writes units of 16 bytes: base addresses and the strides of every dimension but the
+# last are multiples of it (PTX ISA, "Tensor-map").
+TMA_BYTES = 16
+
+# A TMA stride has 36 bits counted in units of 16 bytes.
+TMA_STRIDE_LIMIT_BYTES = 1 << 40
+
+# Row and key indices are 32-bit in the kernel, and so are their sums and differences: two lengths
+# of at most 2^30 cannot overflow either, with room for a tile.
+MAX_SEQLEN = 1 << 30
+
+# The x dimension of a launch grid (CUDA C++ Programming Guide, "Compute Capabilities"); the grid
+# has one CTA for BM query rows of each head of each sequence, all in x.
+MAX_CTAS = (1 << 31) - 1
+
+# A float32 above this is normal; below, the hardware may flush the scale to zero.
+SMALLEST_SCALE = 2.0**-126
+LARGEST_SCALE = 2.0**127
+
+
+# The axes of q, k, v and out, as messages name them.
+DENSE = ("batch", "seqlen", "heads", "head_dim")
+PACKED = ("total", "heads", "head_dim")
+PAGED = ("num_pages", "page_size", "heads", "head_dim")
+
+
+def check(q, k, v, out, q_axes=DENSE, kv_axes=DENSE) -> None:
+    """Check q, k, v and out against each other and against what the kernel reads."""
+    check_tensors(q, k, v, out)
+    axes = {"q": q_axes, "k": kv_axes, "v": kv_axes, "out": q_axes}
+    tensors = {"q": q, "k": k, "v": v} | ({} if out is None else {"out": out})
+    for name, tensor in tensors.items():
+        check_rank(name, tensor, axes[name])
+    check_shapes(q, k, v, q_axes, kv_axes)
+    for name, tensor in tensors.items():
+        check_memory(name, tensor, axes[name])
+    if out is not None:
+        check_out(out, q, k, v)
+
+
+def check_tensors(q, k, v, out) -> None:
+    """They are tensors, of one device and one dtype that has a kernel, and want no gradient."""
+    tensors = {"q": q, "k": k, "v": v} | ({} if out is None else {"out": out})
+    for name, tensor in tensors.items():
+        check_is_tensor(name, tensor)
+    check_one_device(tensors)
+    check_one_dtype(tensors)
+    check_no_gradient(tensors)
+
+
+# --- are they tensors that belong together
+
+
+def check_is_tensor(name: str, value: object) -> None:
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"{name}: a {type(value).__name__}; accepted: a torch.Tensor")
+    if value.layout is not torch.strided:
+        raise TypeError(
+            f"{name}: layout {value.layout}; accepted: torch.strided; "
+            f"convert with {name}.to_dense()"
+        )
+
+
+def check_one_device(tensors: dict[str, torch.Tensor]) -> None:
+    device = tensors["q"].device
+    for name, tensor in tensors.items():
+        if tensor.device != device:
+            raise ValueError(
+                f"{name}: on {tensor.device} while q is on {device}; accepted: all on one device; "
+                f"move it with {name}.to({str(device)!r})"
+            )
+
+
+def check_one_dtype(tensors: dict[str, torch.Tensor]) -> None:
+    dtype = tensors["q"].dtype
+    if dtype not in DTYPE_NAMES:
+        accepted = " and ".join(str(d) for d in DTYPE_NAMES)
+        more = "; float8 inputs are not built yet" if "float8" in str(dtype) else ""
+        raise TypeError(
+            f"q: dtype {dtype} has no kernel{more}; accepted: {accepted}; "
+            "convert q, k and v with .to(torch.bfloat16)"
+        )
+    for name, tensor in tensors.items():
+        if tensor.dtype != dtype:
+            raise TypeError(
+                f"{name}: dtype {tensor.dtype} while q is {dtype}; accepted: one dtype for all; "
+                f"convert with {name}.to({dtype})"
+            )
+
+
+def check_no_gradient(tensors: dict[str, torch.Tensor]) -> None:
+    if not torch.is_grad_enabled():
+        return
+    for name, tensor in tensors.items():
+        if tensor.requires_grad:
+            raise NotImplementedError(
+                f"{name}: requires_grad is True and the backward pass is not built; "
+                f"call under torch.no_grad() or pass {name}.detach()"
+            )
+
+
+# --- shapes
+
+
+def check_rank(name: str, tensor: torch.Tensor, axes: tuple[str, ...] = DENSE) -> None:
+    if tensor.dim() != len(axes):
+        more = "; add missing ones with unsqueeze" if tensor.dim() < len(axes) else ""
+        raise ValueError(
+            f"{name}: shape {tuple(tensor.shape)} has {tensor.dim()} dimensions; accepted: "
+            f"{len(axes)}, ({', '.join(axes)}){more}"
+        )
+
+
+def check_shapes(q, k, v, q_axes=DENSE, kv_axes=DENSE) -> None:
+    num_q_heads, head_dim = q.shape[-2:]
+    num_kv_heads = k.shape[-2]
+    if q_axes == kv_axes == DENSE:
+        _same_size("k", k, "batch", 0, "q", q)
+        _same_size("v", v, "batch", 0, "q", q)
+    _same_size("k", k, "head_dim", -1, "q", q)
+    _same_size("v", v, "head_dim", -1, "q", q)
+    for dim, axis in enumerate(kv_axes[:-1]):
+        _same_size("v", v, axis, dim, "k", k)
+    if head_dim not in DEPTHS:
+        raise ValueError(
+            f"q: head_dim {head_dim}; accepted: {', '.join(map(str, DEPTHS))}; "
+            "pad q, k and v with zeros to the next of them and pass softmax_scale"
+        )
+    if num_kv_heads == 0 or num_q_heads == 0 or num_q_heads % num_kv_heads:
+        raise ValueError(
+            f"q: {num_q_heads} heads over {num_kv_heads} heads of k and v; accepted: a positive "
+            "multiple of a positive number: every key/value head serves equally many query heads"
+        )
+    for name, tensor, axes in (("q", q, q_axes), ("k", k, kv_axes)):
+        for axis, size in zip(axes[:-2], tensor.shape[:-2], strict=True):
+            if axis in ("seqlen", "total") and size > MAX_SEQLEN:
+                raise ValueError(
+                    f"{name}: {axis} {size}; accepted: at most {MAX_SEQLEN}, so that index sums "
+                    "stay within 32 bits; split the call along it"
+                )
+
+
+def check_grid(q: torch.Tensor, batch: int, seqlen_q: int) -> None:
+    """The launch grid has room for a CTA for every BM query rows of each head of each sequence."""
+    ctas = -(-seqlen_q // FA4Config.BM) * q.shape[-2] * batch
+    if ctas > MAX_CTAS:
+        raise ValueError(
+            f"q: shape {tuple(q.shape)} takes a grid of {ctas} CTAs of {FA4Config.BM} query rows; "
+            f"accepted: at most {MAX_CTAS}; split the call along batch"
+        )
+
+
+def _same_size(name, tensor, what, dim, other_name, other) -> None:
+    size, expected = tensor.shape[dim], other.shape[dim]
+    if size != expected:
+        raise ValueError(
+            f"{name}: {what} {size} while {other_name} has {expected}; accepted: equal; the "
+            f"shapes are {name} {tuple(tensor.shape)} and {other_name} {tuple(other.shape)}"
+        )
+
+
+# --- memory
+
+
+def check_memory(name: str, tensor: torch.Tensor, axes: tuple[str, ...] = DENSE) -> None:
+    """What a TMA descriptor can describe: contiguous rows at multiples of 16 bytes.
+
+    The stride of a dimension of size 1 is never used, so it may be anything. A stride of 0 (expand)
+    is accepted for q, k and v: every index then reads the same bytes.
+    """
+    if tensor.numel() == 0:
+        return
+    shape, strides, itemsize = tensor.shape, tensor.stride(), tensor.element_size()
+    if strides[-1] != 1 and shape[-1] > 1:
+        raise ValueError(
+            f"{name}: strides {strides}, head_dim has stride {strides[-1]}; accepted: 1, the last "
+            f"dimension contiguous; copy with {name}.contiguous()"
+        )
+    for dim, what in enumerate(axes[:-1]):
+        stride_bytes = strides[dim] * itemsize
+        if shape[dim] == 1:
+            continue
+        if stride_bytes % TMA_BYTES:
+            raise ValueError(
+                f"{name}: strides {strides}, {what} has stride {strides[dim]} "
+                f"({stride_bytes} bytes); accepted: multiples of {TMA_BYTES // itemsize} elements "
+                f"({TMA_BYTES} bytes), which TMA needs; copy with {name}.contiguous()"
+            )
+        if stride_bytes >= TMA_STRIDE_LIMIT_BYTES:
+            raise ValueError(
+                f"{name}: strides {strides}, {what} has stride {strides[dim]} "
+                f"({stride_bytes} bytes); accepted: less than {TMA_STRIDE_LIMIT_BYTES} bytes, "
+                f"the range of a TMA stride; copy with {name}.contiguous()"
+            )
+    if tensor.device.type != "meta" and tensor.data_ptr() % TMA_BYTES:
+        raise ValueError(
+            f"{name}: begins at address {tensor.data_ptr():#x}, {tensor.data_ptr() % TMA_BYTES} "
+            f"bytes past a multiple of {TMA_BYTES}; accepted: multiples of {TMA_BYTES} bytes, "
+            f"which TMA needs; copy with {name}.clone()"
+        )
+
+
+def check_out(out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    expected = (*q.shape[:-1], v.shape[-1])
+    if tuple(out.shape) != expected:
+        raise ValueError(
+            f"out: shape {tuple(out.shape)}; accepted: {expected}, that of q with the head_dim of v"
+        )
+    if out.numel() == 0:
+        return
+    if overlaps_itself(out):
+        raise ValueError(
+            f"out: strides {out.stride()} for shape {tuple(out.shape)} put several elements at one "
+            "address; accepted: every element in its own place; allocate it with torch.empty"
+        )
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if may_overlap(out, tensor):
+            raise ValueError(
+                f"out: shares memory with {name}, which other blocks still read while out is "
+                "written; accepted: memory of its own; allocate it with torch.empty_like(q)"
+            )
+
+
+def overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Whether two indices may meet at one address: a stride not larger than what lies inside it."""
+    extent = 1
+    for stride, size in sorted(
+        (s, n) for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n > 1
+    ):
+        if stride < extent:
+            return True
+        extent = stride * (size - 1) + extent
+    return False
+
+
+def may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """False only if it is certain that a and b share no byte.
+
+    Certain when their address ranges are disjoint, or when both repeat with a common period and
+    occupy disjoint parts of it, as q and out do as slices of one packed (batch, seqlen, 2, heads,
+    head_dim).
+    """
+    if a.numel() == 0 or b.numel() == 0:
+        return False
+    (a_first, a_last), (b_first, b_last) = address_range(a), address_range(b)
+    if a_last <= b_first or b_last <= a_first:
+        return False
+    # Every stride of at least `period` is a multiple of it in both tensors; what the smaller
+    # strides span must fit in the period, a's part and b's part side by side.
+    strides = {
+        s * t.element_size()
+        for t in (a, b)
+        for n, s in zip(t.shape, t.stride(), strict=True)
+        if n > 1
+    }
+    for period in sorted(strides):
+        if period == 0 or any(s % period for s in strides if s >= period):
+            continue
+        a_part = _extent_bytes(
+            a, [d for d in range(a.dim()) if a.stride(d) * a.element_size() < period]
+        )
+        b_part = _extent_bytes(
+            b, [d for d in range(b.dim()) if b.stride(d) * b.element_size() < period]
+        )
+        gap = (b_first - a_first) % period
+        if a_part <= gap and gap + b_part <= period:
+            return False
+    return True
+
+
+def address_range(tensor: torch.Tensor) -> tuple[int, int]:
+    """Address of the first byte, and of the one past the last."""
+    first = tensor.data_ptr()
+    return first, first + _extent_bytes(tensor, range(tensor.dim()))
+
+
+def _extent_bytes(tensor: torch.Tensor, dims) -> int:
+    """Bytes from the first to past the last element, moving along `dims` only."""
+    shape, strides, extent = tensor.shape, tensor.stride(), 1
+    for dim in dims:
+        extent += (shape[dim] - 1) * strides[dim]
+    return extent * tensor.element_size()
+
+
+# --- numbers and options
+
+
+def checked_scale(softmax_scale: object, head_dim: int) -> float:
+    """softmax_scale as a float; head_dim**-0.5 for None.
+
+    Not positive is refused: the kernel takes the row maximum before it multiplies by the scale,
+    which is the maximum of the products for positive scales only.
+    """
+    if softmax_scale is None:
+        return head_dim**-0.5
+    if isinstance(softmax_scale, bool) or not isinstance(softmax_scale, Real):
+        remedy = "; read it with .item()" if isinstance(softmax_scale, torch.Tensor) else ""
+        raise TypeError(
+            f"softmax_scale: a {type(softmax_scale).__name__}; accepted: a Python number or None"
+            + remedy
+        )
+    scale = float(softmax_scale)
+    if not SMALLEST_SCALE <= scale <= LARGEST_SCALE or math.isnan(scale):
+        raise ValueError(
+            f"softmax_scale: {scale}; accepted: finite and positive, {SMALLEST_SCALE:.3g} to "
+            f"{LARGEST_SCALE:.3g}; for a negative scale negate q"
+        )
+    return scale
+
+
+def unbuilt_parameters(*, num_splits=1, block_sparse_tensors=None) -> list[str]:
+    """One text for each parameter that asks for something not built yet; empty: none does.
+
+    num_splits 0 ("choose") and 1 are one split, which is what runs.
+    """
+    why = []
+    if num_splits not in (0, 1):
+        why.append(f"num_splits={num_splits!r}: splitting the keys is not built; accepted: 0 or 1")
+    if block_sparse_tensors is not None:
+        why.append("block_sparse_tensors: block sparsity is not built; accepted: None")
+    return why

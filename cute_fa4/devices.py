@@ -1,0 +1,66 @@
+"""Which executor runs tensors of a device, and for which architecture the kernel is compiled.
+
+device of the tensors             executor   compiled for
+cpu                               emulator   sm_100a
+cuda, compute capability 10.0     cuda       sm_100a      B200, GB200
+cuda, compute capability 10.3     cuda       sm_103a      B300, GB300
+anything else                     refused, with the reason
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+import torch
+
+ARCH_OF_COMPUTE_CAPABILITY = {(10, 0): "sm_100a", (10, 3): "sm_103a"}
+
+# What the emulator is given: code for the B200. It executes sm_103a as well; nothing asks it to
+# here.
+EMULATED_ARCH = "sm_100a"
+
+
+class Target(NamedTuple):
+    """Where a call runs: executor "emulator" or "cuda", and the arch in the compiler's spelling."""
+
+    executor: str
+    arch: str
+
+
+def target_of(device: torch.device) -> Target:
+    """The Target for tensors on `device`; ValueError, naming the device, where there is none."""
+    if device.type == "cpu":
+        return Target("emulator", EMULATED_ARCH)
+    if device.type == "cuda":
+        capability = _compute_capability(device.index)
+        reason = refusal_of_compute_capability(capability)
+        if reason:
+            raise ValueError(f"q, k, v: on {device}, {reason}")
+        return Target("cuda", ARCH_OF_COMPUTE_CAPABILITY[capability])
+    raise ValueError(
+        f"q, k, v: device {device.type!r} is not accepted; accepted: CUDA devices of compute "
+        f"capability {_accepted_capabilities()}, and cpu, where the emulator runs; "
+        "move them with .to('cuda')"
+    )
+
+
+def refusal_of_compute_capability(capability: tuple[int, int]) -> str | None:
+    """Why a CUDA device of this compute capability cannot run the kernel; None if it can."""
+    if capability in ARCH_OF_COMPUTE_CAPABILITY:
+        return None
+    major, minor = capability
+    return (
+        f"compute capability {major}.{minor} cannot run the kernel; accepted: "
+        f"{_accepted_capabilities()}, because only these have the tcgen05 instructions "
+        "that it is made of; CPU tensors run it on the emulator"
+    )
+
+
+def _accepted_capabilities() -> str:
+    return " and ".join(f"{major}.{minor}" for major, minor in ARCH_OF_COMPUTE_CAPABILITY)
+
+
+@cache
+def _compute_capability(device_index: int) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device_index)

@@ -1,0 +1,264 @@
+"""flash_attn_with_kvcache: append new keys and values to a cache in place, then attend to all of it.
+
+    cache before     cache_seqlens[b] rows of sequence b
+    append           rows cache_seqlens[b] ... of the cache <- k[b], v[b]        sm100/append_kernel.py
+    attention        over cache_seqlens[b] + len(k[b]) keys                      sm100/forward_kernel.py
+
+Both kernels are launched on one stream, so the second sees what the first wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from cute_fa4 import compile_cache
+from cute_fa4.argument_checks import (
+    DENSE,
+    DTYPE_NAMES,
+    PACKED,
+    PAGED,
+    check_memory,
+    check_rank,
+    check_tensors,
+    may_overlap,
+)
+from cute_fa4.devices import target_of
+from cute_fa4.launch import MAX_ROWS, launch, with_plain_strides
+from cute_fa4.masks import BoundMask
+from cute_fa4.serving_checks import check_index_tensor, check_pages
+from cute_fa4.sm100.append_config import AppendConfig
+from cute_fa4.varlen import check_length, one_of, pages_rows_first, prepare
+
+
+def flash_attn_with_kvcache(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    k: torch.Tensor | None = None,
+    v: torch.Tensor | None = None,
+    *,
+    cache_seqlens: int | torch.Tensor | None = None,
+    page_table: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
+    kv_layout: str = "NHD",
+    cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_k_new: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int | None, int | None] | None = (None, None),
+    mask: BoundMask | None = None,
+    key_limit: torch.Tensor | None = None,
+    learnable_sink: torch.Tensor | None = None,
+    s_aux: torch.Tensor | None = None,
+    softcap: float | None = 0.0,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,
+    score_mod=None,
+    mask_mod=None,
+    aux_tensors=None,
+    return_lse: bool = False,
+    return_softmax_lse: bool = False,
+    out: torch.Tensor | None = None,
+    cache_batch_idx=None,
+    cache_leftpad=None,
+    rotary_cos=None,
+    rotary_sin=None,
+    qv=None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Attention of new queries over a cache, to which new keys and values are appended before.
+
+    q                  (batch, seqlen_q, heads_q, head_dim), or (total_q, heads_q, head_dim) with
+                       cu_seqlens_q
+    k_cache, v_cache   (batch, seqlen, heads_kv, head_dim), or with page_table (num_pages, page_size,
+                       heads_kv, head_dim), with kv_layout="HND" (num_pages, heads_kv, page_size,
+                       head_dim)
+    k, v               new rows, (batch, seqlen_new, heads_kv, head_dim) or, with cu_seqlens_k_new,
+                       (total_new, heads_kv, head_dim); written to the cache from cache_seqlens on.
+                       None: the cache is complete
+    cache_seqlens      (batch,) int32, or a number for all: rows that the cache holds, without k. The
+                       tensor is not modified: the caller adds the new rows to it. None: all rows
+    cu_seqlens_k_new   (batch + 1,) int32
+
+    The new rows of a sequence must fit its cache: what does not is dropped (on CUDA, where lengths
+    are not read on the host) or an error (on the CPU). The other parameters and the results are
+    those of flash_attn_varlen_func. cache_batch_idx, cache_leftpad, rotary_cos, rotary_sin and qv
+    are not built.
+    """
+    for name, value in (
+        ("cache_batch_idx", cache_batch_idx),
+        ("cache_leftpad", cache_leftpad),
+        ("rotary_cos", rotary_cos),
+        ("rotary_sin", rotary_sin),
+        ("qv", qv),
+    ):
+        if value is not None:
+            raise NotImplementedError(f"{name}: not built; accepted: None")
+    table = one_of("page_table", page_table, "block_table", block_table)
+    if table is not None:
+        k_cache, v_cache = pages_rows_first(k_cache, v_cache, kv_layout)
+        kv_layout = "NHD"
+    if table is not None and cache_seqlens is None:
+        raise ValueError(
+            "cache_seqlens: None with a page table, which does not say how long a sequence is; "
+            "accepted: an int or a tensor (batch,) int32"
+        )
+    check_tensors(q, k_cache, v_cache, out)
+    batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+    lengths = _cache_lengths(cache_seqlens, batch, q.device)
+    excludes_new, append = False, None
+    if k is not None or v is not None:
+        new = (k, v, k_cache, v_cache, lengths, cu_seqlens_k_new, table, batch)
+        append = prepare_append(*new)
+        excludes_new = _new_rows_are_the_queries(q, k, cu_seqlens_q, cu_seqlens_k_new)
+        if not excludes_new:
+            lengths = lengths + (
+                k.shape[1] if cu_seqlens_k_new is None else cu_seqlens_k_new.diff()
+            )
+    elif cu_seqlens_k_new is not None:
+        raise ValueError("cu_seqlens_k_new: given without k and v, whose rows it counts")
+    attend = prepare(
+        q,
+        k_cache,
+        v_cache,
+        cu_seqlens_q=cu_seqlens_q,
+        max_seqlen_q=max_seqlen_q,
+        seqused_k=lengths,
+        seqused_k_excludes_new=excludes_new,
+        page_table=table,
+        kv_layout=kv_layout,
+        key_limit=key_limit,
+        num_splits=num_splits,
+        return_lse=return_lse or return_softmax_lse,
+        out=out,
+        softmax_scale=softmax_scale,
+        causal=causal,
+        window_size=window_size,
+        mask=mask,
+        learnable_sink=one_of("learnable_sink", learnable_sink, "s_aux", s_aux),
+        softcap=softcap,
+        pack_gqa=pack_gqa,
+        score_mod=score_mod,
+        mask_mod=mask_mod,
+        aux_tensors=aux_tensors,
+    )
+    # Nothing is written before every argument of both has been checked.
+    if append is not None:
+        append()
+    return attend()
+
+
+def prepare_append(
+    k, v, k_cache, v_cache, cache_seqlens, offsets, table, batch: int
+) -> Callable | None:
+    """Check and compile; the function returned writes new rows behind those of the cache. None: there are none."""
+    _check_append(k, v, k_cache, v_cache, cache_seqlens, offsets, table, batch)
+    if k.numel() == 0 or k_cache.numel() == 0 or batch == 0:
+        return None
+    target = target_of(k.device)
+    config = AppendConfig(
+        DTYPE_NAMES[k.dtype],
+        depth=k.shape[-1],
+        depth_v=v.shape[-1],
+        packed=offsets is not None,
+        page_size=0 if table is None else k_cache.shape[1],
+        arch=target.arch,
+    )
+    function = compile_cache.function_for(config, target.executor)
+    tensors = [with_plain_strides(t) for t in (k, v, k_cache, v_cache)]
+    arguments = (*tensors, cache_seqlens, offsets, table, batch)
+    return lambda: launch(function, arguments, k.device, target)
+
+
+def _cache_lengths(cache_seqlens, batch: int, device) -> torch.Tensor | None:
+    if cache_seqlens is None:
+        return None
+    if isinstance(cache_seqlens, torch.Tensor):
+        check_index_tensor("cache_seqlens", cache_seqlens, 1, device)
+        if cache_seqlens.shape[0] != batch:
+            raise ValueError(
+                f"cache_seqlens: shape {tuple(cache_seqlens.shape)}; accepted: ({batch},), batch"
+            )
+        return cache_seqlens
+    length = check_length("cache_seqlens", cache_seqlens)
+    return torch.full((batch,), length, dtype=torch.int32, device=device)
+
+
+def _new_rows_are_the_queries(q, k, cu_seqlens_q, cu_seqlens_k_new) -> bool:
+    """Whether each sequence has as many new rows as queries, so that the kernel can add them itself."""
+    if cu_seqlens_q is None and cu_seqlens_k_new is None:
+        return q.shape[1] == k.shape[1]
+    return cu_seqlens_q is cu_seqlens_k_new
+
+
+def _check_append(k, v, k_cache, v_cache, cache_seqlens, offsets, table, batch: int) -> None:
+    if k is None or v is None:
+        raise ValueError("k, v: one of them is None; accepted: both or neither")
+    if cache_seqlens is None:
+        raise ValueError(
+            "cache_seqlens: None with new rows, which are written behind the rows it counts; "
+            "accepted: an int or a tensor (batch,) int32"
+        )
+    names = {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache}
+    cache_axes = DENSE if table is None else PAGED
+    for name, tensor in names.items():
+        new_axes = DENSE if offsets is None else PACKED
+        axes = cache_axes if name.endswith("cache") else new_axes
+        if name in ("k", "v"):
+            check_tensors(k_cache, k, v, None)
+        check_rank(name, tensor, axes)
+        check_memory(name, tensor, axes)
+    for new_name, new, cache_name, cache in (
+        ("k", k, "k_cache", k_cache),
+        ("v", v, "v_cache", v_cache),
+    ):
+        if new.shape[-2:] != cache.shape[-2:]:
+            raise ValueError(
+                f"{new_name}: {tuple(new.shape[-2:])} heads and head_dim while {cache_name} has "
+                f"{tuple(cache.shape[-2:])}; accepted: equal"
+            )
+        if may_overlap(new, cache):
+            raise ValueError(
+                f"{new_name}: shares memory with {cache_name}, which is written; accepted: memory "
+                f"of its own; copy with {new_name}.clone()"
+            )
+    if k.shape[:-1] != v.shape[:-1] or k_cache.shape[:-1] != v_cache.shape[:-1]:
+        raise ValueError(
+            f"v: shape {tuple(v.shape)} with k {tuple(k.shape)}, v_cache {tuple(v_cache.shape)} with "
+            f"k_cache {tuple(k_cache.shape)}; accepted: equal up to head_dim"
+        )
+    check_index_tensor("cu_seqlens_k_new", offsets, 1, k.device)
+    check_index_tensor("page_table", table, 2, k.device)
+    new_batch = k.shape[0] if offsets is None else offsets.shape[0] - 1
+    cache_batch = k_cache.shape[0] if table is None else table.shape[0]
+    if not new_batch == cache_batch == batch:
+        raise ValueError(
+            f"k: {new_batch} sequences of new rows, {cache_batch} in the cache, {batch} of queries; "
+            "accepted: equal"
+        )
+    if k.shape[:-1].numel() * (k.shape[-1] + v.shape[-1]) // 8 > MAX_ROWS:
+        raise ValueError(f"k: shape {tuple(k.shape)} has too many rows for one launch; split it")
+    if k.device.type == "cpu" and batch:
+        _check_append_contents(k, k_cache, cache_seqlens, offsets, table)
+
+
+def _check_append_contents(k, k_cache, cache_seqlens, offsets, table) -> None:
+    new = torch.full_like(cache_seqlens, k.shape[1]) if offsets is None else offsets.diff()
+    if int(new.min()) < 0 or (offsets is not None and (offsets[0] < 0 or offsets[-1] > k.shape[0])):
+        raise ValueError(
+            f"cu_seqlens_k_new: {offsets.tolist()[:16]}; accepted: offsets from 0 to {k.shape[0]} "
+            "that do not decrease"
+        )
+    capacity = k_cache.shape[1] * (1 if table is None else table.shape[1])
+    total = cache_seqlens + new
+    wrong = (cache_seqlens < 0) | (total > capacity)
+    if bool(wrong.any()):
+        b = int(wrong.nonzero()[0])
+        raise ValueError(
+            f"cache_seqlens: {int(cache_seqlens[b])} rows and {int(new[b])} new ones for sequence {b}; "
+            f"accepted: from 0 on, and together at most {capacity}, what its cache holds"
+        )
+    if table is not None:
+        check_pages(table, total, k_cache.shape[1], k_cache.shape[0])

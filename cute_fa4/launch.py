@@ -1,0 +1,309 @@
+"""A checked call -> a configuration, an allocation, one launch: what the attention functions share.
+
+    given            layout that is compiled
+    cu_seqlens_q     q, out packed       otherwise dense
+    cu_seqlens_k     k, v packed         otherwise dense
+    page_table       k, v paged
+
+CUDA tensors are launched on torch's current stream without synchronising; CPU tensors are executed by the emulator.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import torch
+
+from cute_fa4 import compile_cache
+from cute_fa4.argument_checks import DTYPE_NAMES
+from cute_fa4.call_options import AUX_DTYPES, SINK_DTYPES, Options
+from cute_fa4.devices import Target, target_of
+from cute_fa4.sm100.choose_config import choose_config, packs_gqa, page_table_vector
+from cute_fa4.sm100.config import FA4Config
+
+# The kernel's row numbers are 32-bit and a tile may reach past the last row.
+MAX_ROWS = (1 << 31) - 1024
+
+
+class EmulatorWarning(UserWarning):
+    """CPU tensors run on the emulator: results as on a GPU, at a speed that says nothing of one."""
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where sequences lie and how long they are: int32 tensors on the device of q, or None."""
+
+    cu_seqlens_q: torch.Tensor | None = None
+    cu_seqlens_k: torch.Tensor | None = None
+    seqused_q: torch.Tensor | None = None
+    seqused_k: torch.Tensor | None = None
+    key_limit: torch.Tensor | None = None
+    page_table: torch.Tensor | None = None
+    excludes_new: bool = False  # seqused_k does not count the queries
+    max_seqlen_q: int = 0  # of packed queries
+
+    @property
+    def q_layout(self) -> str:
+        return "dense" if self.cu_seqlens_q is None else "packed"
+
+    @property
+    def kv_layout(self) -> str:
+        if self.page_table is not None:
+            return "paged"
+        return "dense" if self.cu_seqlens_k is None else "packed"
+
+    def batch(self, q: torch.Tensor) -> int:
+        return q.shape[0] if self.cu_seqlens_q is None else self.cu_seqlens_q.shape[0] - 1
+
+    def seqlen_q(self, q: torch.Tensor) -> int:
+        """Of the longest sequence."""
+        return q.shape[1] if self.cu_seqlens_q is None else self.max_seqlen_q
+
+
+def attend(q, k, v, out, where: Where, options: Options, return_lse: bool):
+    """Attention of checked arguments: out, or (out, lse) with return_lse."""
+    return plan(q, k, v, out, where, options, return_lse)()
+
+
+def plan(q, k, v, out, where: Where, options: Options, return_lse: bool) -> Callable:
+    """attend up to the launch: every refusal is raised here, and the function returned launches."""
+    target = target_of(q.device)
+    batch, seqlen_q = where.batch(q), where.seqlen_q(q)
+    if options.score_mod is not None and options.score_mod.check is not None:
+        rows = batch * seqlen_q if where.q_layout == "dense" else q.shape[0]
+        options.score_mod.check(options.aux, batch, q.shape[-2], rows)
+    if out is None:
+        out = torch.empty((*q.shape[:-1], v.shape[-1]), dtype=q.dtype, device=q.device)
+    lse = None
+    if return_lse:
+        rows = (q.shape[0],) if where.q_layout == "packed" else (q.shape[0], q.shape[1])
+        shape = (*rows[:-1], q.shape[-2], rows[-1])
+        lse = torch.empty(shape, dtype=torch.float32, device=q.device)
+    result = (out, lse) if return_lse else out
+    if q.numel() == 0 or batch == 0 or seqlen_q == 0:
+        return lambda: result
+    if k.numel() == 0 or (where.page_table is not None and where.page_table.numel() == 0):
+        if where.q_layout == "dense" and where.seqused_q is None:
+            return lambda: _fill_without_keys(out, lse, options.sink, result)
+        k, v, where = _one_hidden_key(k, v, where, batch)
+
+    *views, rows_per_page = _views(q, k, v, out, where)
+    config = _config(q, k, where, options, rows_per_page, return_lse, target)
+    function = compile_cache.function_for(config, target.executor)
+    arguments = (
+        *(*views, lse),
+        options.softmax_scale,
+        *(where.cu_seqlens_q, where.cu_seqlens_k, where.seqused_q, where.seqused_k),
+        *(where.key_limit, where.page_table, seqlen_q),
+        options.mask.sizes or None,
+        options.sink,
+        options.aux or None,
+    )
+
+    def run():
+        launch(function, arguments, q.device, target)
+        return result
+
+    return run
+
+
+def launch(function, arguments: tuple, device: torch.device, target: Target) -> None:
+    if target.executor == "emulator":
+        _warn_once()
+    with _launching_on(device):
+        function(*arguments)
+
+
+def _fill_without_keys(out, lse, sink, result):
+    """Every row is one that sees no key: no launch, a TMA descriptor cannot describe a tensor without rows."""
+    out.zero_()
+    if lse is not None:
+        lse.fill_(-math.inf)
+        if sink is not None:
+            lse.copy_(sink[:, None].expand(lse.shape[1:]))
+    return result
+
+
+def _one_hidden_key(k, v, where: Where, batch: int):
+    """The same where only the device knows which rows of out there are: one row of zeros that no sequence has."""
+    shape = [1] * (k.dim() - 2) + list(k.shape[-2:])
+    if where.kv_layout == "paged":
+        shape[1] = max(k.shape[1], 8)
+        table = torch.zeros((batch, 1), dtype=torch.int32, device=k.device)
+        where = replace(where, page_table=table)
+    elif where.kv_layout == "dense":
+        shape[0] = batch
+    if where.kv_layout != "packed":
+        none = torch.zeros((batch,), dtype=torch.int32, device=k.device)
+        where = replace(where, seqused_k=none, excludes_new=False)
+    return k.new_zeros(shape), v.new_zeros((*shape[:-1], v.shape[-1])), where
+
+
+def _config(q, k, where: Where, options: Options, rows_per_page, return_lse, target) -> FA4Config:
+    group = q.shape[-2] // k.shape[-2]
+    pack = options.pack_gqa
+    if pack is None:
+        pack = packs_gqa(where.seqlen_q(q), group)
+    page_size, alignment = 0, 0
+    if where.page_table is not None:
+        page_size, alignment = k.shape[1], _row_alignment_bytes(where.page_table)
+    return config_for(
+        qkv_dtype=DTYPE_NAMES[q.dtype],
+        head_dim=q.shape[-1],
+        group=group,
+        write_lse=bool(return_lse),
+        arch=target.arch,
+        mask=options.mask.mask,
+        q_layout=where.q_layout,
+        kv_layout=where.kv_layout,
+        seqused_q=where.seqused_q is not None,
+        seqused_k=where.seqused_k is not None,
+        cache_excludes_new=where.excludes_new,
+        padded_keys=where.key_limit is not None,
+        page_size=page_size,
+        fold_pages=rows_per_page % 8 == 0,
+        table_alignment_bytes=alignment,
+        pack_gqa=bool(pack) and group > 1,
+        sink=options.sink is not None,
+        sink_dtype="f32" if options.sink is None else SINK_DTYPES[options.sink.dtype],
+        score_mod=options.score_mod,
+        mask_mod=options.mask_mod,
+        aux=tuple((AUX_DTYPES[tensor.dtype], tensor.dim()) for tensor in options.aux),
+    )
+
+
+@lru_cache(maxsize=4096)
+def config_for(*, table_alignment_bytes: int = 0, **choices) -> FA4Config:
+    """The configuration that runs such a problem; ValueError with every reason if none does."""
+    config = choose_config(**choices)
+    refusals = config.refusals()
+    if refusals:
+        raise ValueError("q, k, v: " + "; ".join(refusals))
+    if config.page_size:
+        vector = page_table_vector(config.kv_boxes, table_alignment_bytes)
+        config = config.with_(page_table_vector=vector)
+    return config
+
+
+def _row_alignment_bytes(table: torch.Tensor) -> int:
+    """A divisor, up to 16, of the address of every row of the page table."""
+    addresses = table.data_ptr() | (table.stride(0) * 4 if table.shape[0] > 1 else 0)
+    return min(addresses & -addresses, 16)
+
+
+# --- strides
+
+
+def _views(q, k, v, out, where: Where):
+    """-> (q, k, v, out, rows from one page to the next), with strides that a descriptor can hold."""
+    if where.kv_layout == "dense" and where.seqused_k is None:
+        k, v, per_block = with_plain_strides(k), with_plain_strides(v), 0
+    else:
+        (k, per_block), (v, per_block_v) = _in_row_space("k", k), _in_row_space("v", v)
+        if per_block != per_block_v:
+            raise ValueError(
+                f"v: strides {v.stride()} put {per_block_v} rows from one block to the next while "
+                f"k has {per_block} with strides {k.stride()}; accepted: equal, so that one look-up "
+                "serves both; slice k and v from one cache, or allocate them alike"
+            )
+    clips_queries = where.seqused_q is not None or where.q_layout == "packed"
+    out = _in_row_space("out", out)[0] if clips_queries else with_plain_strides(out)
+    return with_plain_strides(q), k, v, out, per_block
+
+
+def _in_row_space(name: str, tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """(blocks, rows, heads, depth) or (rows, heads, depth) whose rows all lie at multiples of one stride.
+
+    -> (the tensor with usable strides for dimensions of size 1, rows from one block to the next).
+    """
+    tensor = with_plain_strides(tensor)
+    if tensor.dim() == 3:
+        return tensor, 0
+    (blocks, rows, *_), (block_stride, row_stride, *_) = tensor.shape, tensor.stride()
+    if blocks == 1:
+        block_stride = rows * row_stride
+    elif rows == 1:
+        row_stride = block_stride
+    if row_stride <= 0 or block_stride % row_stride:
+        raise ValueError(
+            f"{name}: strides {tensor.stride()}: from one block of {rows} rows to the next it is "
+            f"{block_stride} elements, from one row to the next {row_stride}; accepted: a multiple "
+            f"of a positive number; copy with {name}.contiguous()"
+        )
+    per_block = block_stride // row_stride
+    last = (blocks - 1) * per_block + rows
+    if last > MAX_ROWS:
+        raise ValueError(
+            f"{name}: {blocks} blocks at every {per_block} rows end at row {last}; accepted: at "
+            f"most {MAX_ROWS}, because rows are 32-bit numbers; use fewer blocks, or a layout with "
+            "the heads inside a row"
+        )
+    strides = (block_stride, row_stride, *tensor.stride()[2:])
+    if strides != tensor.stride():
+        tensor = tensor.as_strided(tensor.shape, strides)
+    return tensor, per_block
+
+
+def with_plain_strides(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, with the strides of dimensions of size 1 as a contiguous tensor would have them.
+
+    torch leaves anything there, and no index ever uses it, but a TMA descriptor encodes it in 36
+    bits.
+    """
+    shape, strides = tensor.shape, tensor.stride()
+    if 1 not in shape:
+        return tensor
+    plain = [0] * len(shape)
+    inner = 1
+    for dim in reversed(range(len(shape))):
+        plain[dim] = inner if shape[dim] == 1 else strides[dim]
+        inner = max(inner, plain[dim] * shape[dim])
+    return tensor if tuple(plain) == tuple(strides) else tensor.as_strided(shape, plain)
+
+
+# --- around a launch
+
+# The emulator counts instructions and keeps errors for the process: one launch at a time.
+_emulator_lock = threading.Lock()
+
+
+def _launching_on(device: torch.device) -> AbstractContextManager:
+    """What a launch needs around it: the emulator to itself, or the tensors' device as the current one."""
+    if device.type == "cpu":
+        return _emulator_lock
+    if device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(device)
+
+
+_warned = False
+_warn_lock = threading.Lock()
+
+
+def _warn_once() -> None:
+    global _warned
+    with _warn_lock:
+        if _warned:
+            return
+        _warned = True
+    warnings.warn(
+        "CPU tensors: the kernel's sm_100a PTX is executed by the emulator. The results are those "
+        "of the kernel; the running time says nothing about a GPU",
+        EmulatorWarning,
+        stacklevel=_frames_inside(__name__.partition(".")[0]),
+    )
+
+
+def _frames_inside(package: str) -> int:
+    """How far up the call into the package is, counted from the caller of this function."""
+    frame, level = sys._getframe(1), 1
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == package:
+        frame, level = frame.f_back, level + 1
+    return level

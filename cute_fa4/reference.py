@@ -1,0 +1,187 @@
+"""Attention in float64 and attention with the kernel's roundings: the two oracles of every test.
+
+    attention_float64                the definition: nothing rounded before the caller rounds it
+    attention_with_kernel_roundings  the same sums with the roundings that the kernel cannot avoid
+    allowed_error                    how far from the definition a correct kernel may be
+
+Shapes everywhere: q (B, Sq, Hq, D), k (B, Sk, Hkv, D), v (B, Sk, Hkv, Dv), out (B, Sq, Hq, Dv), lse
+(B, Hq, Sq). Query head h reads key/value head h // (Hq / Hkv). The causal mask is aligned to the
+bottom right, so the last query sees every key: query i sees keys j <= i + Sk - Sq.
+
+    Sq = 2, Sk = 4       Sq = 4, Sk = 2
+        k0 k1 k2 k3          k0 k1
+    q0   x  x  x  .      q0   .  .      no key: out 0, lse -inf
+    q1   x  x  x  x      q1   .  .
+                         q2   x  .
+                         q3   x  x
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+# Scores held at once by one step of the reference: 2^24 float64 numbers are 128 MiB, and with the
+# mask and the exponentials beside them about half a GiB.
+SCORES_PER_CHUNK = 1 << 24
+
+
+def attention_float64(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention by its definition in float64, a chunk of query rows at a time.
+
+    Returns (out, lse), both float64; lse is the natural logarithm of the sum of exponentials.
+    Rows that see no key have out 0 and lse -inf.
+    """
+
+    def chunk(s: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        lse = torch.logsumexp(s, dim=-1)
+        p = torch.exp(s - finite_or_zero(lse)[..., None])
+        return p @ v, lse
+
+    return _by_query_chunks(q, k, v, softmax_scale, causal, torch.float64, chunk)
+
+
+def attention_with_kernel_roundings(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    lag_log2: float = 0.0,
+    round_output: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention with float32 sums, P in the input dtype, and O too unless told otherwise.
+
+    As in the kernel, P is not normalised when it is rounded: P = round(2^(c s - m)), c = scale log2
+    e, the row sum adds the unrounded exponentials in float32, and O is divided by it at the end. m
+    is the row maximum of c s less lag_log2: the kernel may use an older maximum than the final one.
+    That multiplies P by a common factor; where the factor is no power of two, other bits are
+    rounded away.
+
+    Returns (out, lse): out in q.dtype (float32 with round_output=False), lse float32.
+    """
+
+    def chunk(s: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        row_max = finite_or_zero(s.amax(dim=-1, keepdim=True))
+        p = torch.exp2((s - row_max) * math.log2(math.e) + lag_log2)
+        row_sum = p.sum(dim=-1, keepdim=True)
+        o = (p.to(q.dtype).to(torch.float32) @ v) / torch.where(row_sum == 0, 1.0, row_sum)
+        return o, (row_max - lag_log2 * math.log(2) + torch.log(row_sum)).squeeze(-1)
+
+    out, lse = _by_query_chunks(q, k, v, softmax_scale, causal, torch.float32, chunk)
+    return (out.to(q.dtype) if round_output else out), lse
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """The largest absolute error that `out` and `lse` of a correct kernel may have."""
+
+    out: float
+    lse: float
+
+
+# Relative error of the kernel's 2^x, largest over both ways it is computed: a polynomial of degree
+# 3 on the fraction (8.8e-5, tests/sm100/test_exp2.py) and ex2.approx (2^-22, PTX ISA "ex2"). ln of
+# the row sum moves by at most that much.
+EXP2_RELATIVE_ERROR = 8.8e-5
+
+# Below this, an error is float32 noise: sums of order 1 over a few hundred terms.
+FLOAT32_NOISE = 1e-5
+
+# How far the row maximum may lag, modulo 1: a factor of two changes no rounding.
+LAGS_LOG2 = (0.0, 0.25, 0.5, 0.75)
+
+# The largest error measured over fewer rows than this says little about how large it may become:
+# the few weights of a row may happen to be numbers that bf16 holds exactly.
+FEW_ROWS = 32
+
+
+def allowed_error(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+) -> Tolerance:
+    """The error a correct kernel may show on these inputs: twice that of rounding P alone.
+
+    The error of rounding P is measured, not estimated: attention_with_kernel_roundings without the
+    rounding of the output, against float64, over LAGS_LOG2. The output itself has to be rounded to
+    q.dtype by anybody, so the error of rounding the exact output is added once. What lies above is
+    a bug, not noise.
+
+    With fewer than FEW_ROWS rows in all, the bound behind it is used where it is larger: if every
+    weight w of a row is off by a relative r, out is off by at most r sum(w |v|) <= r sqrt(sum(w
+    v^2)).
+
+    The LSE is a sum of unrounded exponentials, so its error is that of 2^x (EXP2_RELATIVE_ERROR)
+    plus float32 roundings of numbers as large as the largest |lse|.
+    """
+    options = {"softmax_scale": softmax_scale, "causal": causal}
+    exact, exact_lse = attention_float64(q, k, v, **options)
+    of_p = 0.0
+    for lag in LAGS_LOG2:
+        rounded, _ = attention_with_kernel_roundings(
+            q, k, v, **options, lag_log2=lag, round_output=False
+        )
+        of_p = max(of_p, 2 * max_error(rounded, exact))
+    if exact_lse.numel() < FEW_ROWS and exact.numel():
+        mean_square, _ = attention_float64(q, k, v.double() ** 2, **options)
+        half_ulp = torch.finfo(q.dtype).eps / 2
+        of_p = max(of_p, (half_ulp + EXP2_RELATIVE_ERROR) * float(mean_square.max().sqrt()))
+    of_output = max_error(exact.to(q.dtype), exact)
+    largest_lse = float(finite_or_zero(exact_lse).abs().max()) if exact_lse.numel() else 0.0
+    return Tolerance(
+        out=of_p + of_output + FLOAT32_NOISE,
+        lse=EXP2_RELATIVE_ERROR + FLOAT32_NOISE + 4 * 2.0**-24 * largest_lse,
+    )
+
+
+def max_error(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Largest |a - b|; equal infinities differ by 0, a NaN on either side gives infinity."""
+    if a.numel() == 0:
+        return 0.0
+    a, b = a.to(torch.float64), b.to(torch.float64)
+    difference = torch.where(a == b, 0.0, (a - b).abs())
+    return float(torch.where(difference.isnan(), math.inf, difference).max())
+
+
+def finite_or_zero(x: torch.Tensor) -> torch.Tensor:
+    """x with -inf replaced by 0, so that exp(-inf - x) is 0 and not NaN in rows without keys."""
+    return torch.where(torch.isneginf(x), 0.0, x)
+
+
+def _by_query_chunks(q, k, v, softmax_scale, causal, dtype, chunk):
+    """Run chunk(scores (Hq, rows, Sk), v (Hq, Sk, Dv)) -> (out, lse) for all query rows."""
+    batch, seqlen_q, num_q_heads, head_dim = q.shape
+    _, seqlen_k, num_kv_heads, head_dim_v = v.shape
+    scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
+    out = torch.zeros(batch, seqlen_q, num_q_heads, head_dim_v, dtype=dtype, device=q.device)
+    lse = torch.full((batch, num_q_heads, seqlen_q), -math.inf, dtype=dtype, device=q.device)
+    if seqlen_k == 0:
+        return out, lse
+    rows = max(1, SCORES_PER_CHUNK // (num_q_heads * seqlen_k))
+    group = num_q_heads // num_kv_heads
+    keys = torch.arange(seqlen_k, device=q.device)
+    for b in range(batch):
+        kb, vb = (x[b].to(dtype).transpose(0, 1).repeat_interleave(group, dim=0) for x in (k, v))
+        for first in range(0, seqlen_q, rows):
+            last = min(first + rows, seqlen_q)
+            s = q[b, first:last].to(dtype).transpose(0, 1) @ kb.transpose(1, 2) * scale
+            if causal:
+                queries = torch.arange(first, last, device=q.device)
+                s = s.masked_fill(keys > queries[:, None] + (seqlen_k - seqlen_q), -math.inf)
+            o, lse[b, :, first:last] = chunk(s, vb)
+            out[b, first:last] = o.transpose(0, 1)
+    return out, lse

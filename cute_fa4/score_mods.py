@@ -1,0 +1,30 @@
+"""Functions of a score, for the `score_mod=` of the attention functions: the ones that come with the package.
+
+soft_cap(cap)            cap tanh(score / cap); the same as softcap=
+alibi(num_heads)         score - slope(head) |position - key|
+additive_bias(heads)     score + aux_tensors[0][batch, head, query, key]: a materialised mask
+relative_logits(extent)  score + aux_tensors[0][query row, head, position - key] for distances below extent
+composed(first, then)    one after the other
+
+sm100/score_mods.py says what a function of your own is given and may do.
+"""
+
+from cute_fa4.sm100.score_mods import (
+    ScoreMod,
+    additive_bias,
+    alibi,
+    alibi_slope,
+    composed,
+    relative_logits,
+    soft_cap,
+)
+
+__all__ = [
+    "ScoreMod",
+    "additive_bias",
+    "alibi",
+    "alibi_slope",
+    "composed",
+    "relative_logits",
+    "soft_cap",
+]

@@ -1,0 +1,265 @@
+"""flash_attn_varlen_func: sequences of different lengths in one call, their keys packed, padded or in pages.
+
+q   packed (total_q, heads_q, head_dim) with cu_seqlens_q       or dense (batch, seqlen_q, heads_q, head_dim)
+k   packed (total_k, heads_kv, head_dim) with cu_seqlens_k
+    dense  (batch, seqlen_k, heads_kv, head_dim)
+    paged  (num_pages, page_size, heads_kv, head_dim) with page_table and seqused_k
+
+page_size 4, page_table [[2, 0, ?], [1, ?, ?]], seqused_k [6, 3]
+
+page 0   4 5 . .     keys 4 and 5 of sequence 0; rows beyond may hold anything, NaN too
+page 1   0 1 2 .     sequence 1
+page 2   0 1 2 3     sequence 0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import index
+
+import torch
+
+from cute_fa4.argument_checks import (
+    DENSE,
+    MAX_SEQLEN,
+    PACKED,
+    PAGED,
+    check,
+    check_grid,
+    check_is_tensor,
+    unbuilt_parameters,
+)
+from cute_fa4.call_options import resolve
+from cute_fa4.launch import Where, plan
+from cute_fa4.masks import BoundMask
+from cute_fa4.serving_checks import check_index_tensor, check_lengths
+
+KV_LAYOUTS = ("NHD", "HND")
+
+
+def flash_attn_varlen_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_k: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    seqused_q: torch.Tensor | None = None,
+    seqused_k: torch.Tensor | None = None,
+    seqused_k_excludes_new: bool = False,
+    page_table: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
+    kv_layout: str = "NHD",
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int | None, int | None] | None = (None, None),
+    mask: BoundMask | None = None,
+    key_limit: torch.Tensor | None = None,
+    learnable_sink: torch.Tensor | None = None,
+    s_aux: torch.Tensor | None = None,
+    softcap: float | None = 0.0,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,
+    deterministic: bool = False,
+    score_mod=None,
+    mask_mod=None,
+    aux_tensors=None,
+    block_sparse_tensors=None,
+    return_lse: bool = False,
+    return_softmax_lse: bool = False,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """softmax(softmax_scale * q k^T) v for each sequence and head.
+
+    q              (total_q, heads_q, head_dim) with cu_seqlens_q, or (batch, seqlen_q, heads_q,
+                   head_dim) without; bf16 or fp16
+    k, v           packed, dense or paged, see the module; with kv_layout="HND" a page is (heads_kv,
+                   page_size, head_dim). Strides are free, as far as rows lie at multiples of one
+                   stride: K and V may be slices of one cache
+    cu_seqlens_q, cu_seqlens_k   (batch + 1,) int32: sequence b is rows [c[b], c[b + 1])
+    max_seqlen_q   of packed q: at least the longest sequence; sizes the grid. None: read from a
+                   cu_seqlens_q on the CPU, total_q on CUDA, which launches CTAs that find no work
+    max_seqlen_k   accepted and checked against the page table; the kernel does not need it
+    seqused_q      (batch,) int32: only so many of a sequence's queries count, the rest is not written
+    seqused_k      (batch,) int32: only so many keys count; the rest may hold anything
+    seqused_k_excludes_new   seqused_k does not count this call's queries: keys are seqused_k plus
+                   the queries of the sequence
+    page_table     (batch, pages) int32, also called block_table: the pages of each sequence, in
+                   order. Entries beyond seqused_k are not read
+    key_limit      (batch,) int32: keys from here on are hidden, positions stay
+    learnable_sink also called s_aux
+    return_lse     also called return_softmax_lse
+    out            written in place and returned. Rows that belong to no sequence are not written
+
+    Query i of a sequence of m queries and n keys stands at position i + n - m: the last query sees
+    the last key. The other parameters are those of flash_attn_func. page_size is a multiple of 8
+    that divides 128 or that 128 divides; every one is loaded by TMA.
+
+    Returns out, or (out, lse); lse is float32 (heads_q, total_q) or (batch, heads_q, seqlen_q).
+    A query that sees no key has out 0 and lse -inf, or the sink.
+
+    Contents of CUDA tensors are never read on the host: the call neither synchronises nor checks
+    them, and the kernel clips what it reads there to the rows that exist. Contents of CPU tensors
+    are checked.
+
+    Raises as flash_attn_func.
+    """
+    return prepare(
+        q,
+        k,
+        v,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        max_seqlen_q=max_seqlen_q,
+        max_seqlen_k=max_seqlen_k,
+        seqused_q=seqused_q,
+        seqused_k=seqused_k,
+        seqused_k_excludes_new=seqused_k_excludes_new,
+        page_table=one_of("page_table", page_table, "block_table", block_table),
+        kv_layout=kv_layout,
+        key_limit=key_limit,
+        num_splits=num_splits,
+        block_sparse_tensors=block_sparse_tensors,
+        return_lse=return_lse or return_softmax_lse,
+        out=out,
+        softmax_scale=softmax_scale,
+        causal=causal,
+        window_size=window_size,
+        mask=mask,
+        learnable_sink=one_of("learnable_sink", learnable_sink, "s_aux", s_aux),
+        softcap=softcap,
+        pack_gqa=pack_gqa,
+        score_mod=score_mod,
+        mask_mod=mask_mod,
+        aux_tensors=aux_tensors,
+    )()
+
+
+def prepare(
+    q,
+    k,
+    v,
+    *,
+    cu_seqlens_q=None,
+    cu_seqlens_k=None,
+    max_seqlen_q=None,
+    max_seqlen_k=None,
+    seqused_q=None,
+    seqused_k=None,
+    seqused_k_excludes_new=False,
+    page_table=None,
+    kv_layout="NHD",
+    key_limit=None,
+    num_splits=1,
+    block_sparse_tensors=None,
+    return_lse=False,
+    out=None,
+    **options,
+) -> Callable:
+    """Check a call, compile what it needs; the function returned launches. options: those of call_options.resolve."""
+    unbuilt = unbuilt_parameters(num_splits=num_splits, block_sparse_tensors=block_sparse_tensors)
+    if unbuilt:
+        raise NotImplementedError("; ".join(unbuilt))
+    q_axes = DENSE if cu_seqlens_q is None else PACKED
+    kv_axes = DENSE if cu_seqlens_k is None else PACKED
+    if page_table is not None:
+        kv_axes = PAGED
+        k, v = pages_rows_first(k, v, kv_layout)
+    elif kv_layout != "NHD":
+        raise ValueError(f"kv_layout: {kv_layout!r} without page_table; accepted: 'NHD'")
+    _check_belong_together(cu_seqlens_k, seqused_k, seqused_k_excludes_new, page_table)
+    check(q, k, v, out, q_axes, kv_axes)
+    check_index_tensor("cu_seqlens_q", cu_seqlens_q, 1, q.device)
+    where = Where(
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        seqused_q=seqused_q,
+        seqused_k=seqused_k,
+        key_limit=key_limit,
+        page_table=page_table,
+        excludes_new=bool(seqused_k_excludes_new),
+        max_seqlen_q=_longest(q, cu_seqlens_q, max_seqlen_q),
+    )
+    check_lengths(q, k, where)
+    _check_max_seqlen_k(max_seqlen_k, k, page_table)
+    check_grid(q, where.batch(q), where.seqlen_q(q))
+    return plan(q, k, v, out, where, resolve(q, **options), return_lse)
+
+
+def one_of(name: str, value, alias: str, other):
+    """A parameter with two names, of which one may be given."""
+    if value is not None and other is not None:
+        raise TypeError(f"{name} and {alias} are two names of one parameter: give one of them")
+    return other if value is None else value
+
+
+def pages_rows_first(k, v, kv_layout: str):
+    """Views (num_pages, page_size, heads, head_dim) of a cache in either layout."""
+    if kv_layout not in KV_LAYOUTS:
+        raise ValueError(
+            f"kv_layout: {kv_layout!r}; accepted: 'NHD' (num_pages, page_size, heads, head_dim) or "
+            "'HND' (num_pages, heads, page_size, head_dim)"
+        )
+    for name, tensor in (("k", k), ("v", v)):
+        check_is_tensor(name, tensor)
+        if tensor.dim() != 4:
+            raise ValueError(
+                f"{name}: shape {tuple(tensor.shape)} with a page table; accepted: 4 dimensions, "
+                f"({', '.join(PAGED)})"
+            )
+    return (k, v) if kv_layout == "NHD" else (k.transpose(1, 2), v.transpose(1, 2))
+
+
+def _check_belong_together(cu_seqlens_k, seqused_k, excludes_new, table) -> None:
+    if table is not None and cu_seqlens_k is not None:
+        raise ValueError(
+            "cu_seqlens_k: given with a page table, where keys are not packed; accepted: seqused_k"
+        )
+    if table is not None and seqused_k is None:
+        raise ValueError(
+            "seqused_k: None with a page table, which does not say how long a sequence is; "
+            "accepted: a tensor (batch,) int32"
+        )
+    if excludes_new and seqused_k is None:
+        raise ValueError("seqused_k_excludes_new: True without seqused_k, which it is about")
+
+
+def _longest(q, cu_seqlens_q, max_seqlen_q) -> int:
+    """What sizes the grid of packed queries; 0 for dense ones."""
+    given = check_length("max_seqlen_q", max_seqlen_q)
+    if cu_seqlens_q is None:
+        return 0
+    if given is not None:
+        return min(given, q.shape[0])
+    if cu_seqlens_q.device.type == "cpu" and cu_seqlens_q.shape[0] > 1:
+        return max(0, int(cu_seqlens_q.diff().max()))
+    return q.shape[0]
+
+
+def check_length(name: str, value) -> int | None:
+    """A length as a Python number, not a tensor: reading one would wait for the device."""
+    if value is None:
+        return None
+    if isinstance(value, (torch.Tensor, bool)) or not hasattr(value, "__index__"):
+        remedy = "; read it once, outside of the loop, with .item()"
+        raise TypeError(
+            f"{name}: a {type(value).__name__}; accepted: an int or None"
+            + (remedy if isinstance(value, torch.Tensor) else "")
+        )
+    if not 0 <= index(value) <= MAX_SEQLEN:
+        raise ValueError(f"{name}: {value}; accepted: 0 to {MAX_SEQLEN}")
+    return index(value)
+
+
+def _check_max_seqlen_k(max_seqlen_k, k: torch.Tensor, table: torch.Tensor | None) -> None:
+    longest = check_length("max_seqlen_k", max_seqlen_k)
+    if longest is None or table is None:
+        return
+    capacity = table.shape[1] * k.shape[1]
+    if longest > capacity:
+        raise ValueError(
+            f"max_seqlen_k: {longest} while page_table has {table.shape[1]} pages of {k.shape[1]} "
+            f"keys for a sequence; accepted: at most {capacity}; pass a wider table"
+        )

@@ -1,0 +1,234 @@
+"""The path of a warp through the machine code, found from what the emulated warp did.
+
+The emulator executes PTX, the model costs SASS; ptxas keeps the order of what threads see of each
+other. So the SASS control-flow graph, read as an automaton that emits the instructions below, must
+emit the warp's events, and the cheapest such walk is its path:
+
+    event   wait            arrive         init       mma      commit  load     store    flush
+    SASS    SYNCS.PHASECHK  SYNCS.ARRIVE   SYNCS.EXCH UTC*MMA  UTCBAR  UTMALDG  UTMASTG  UTMACMDFLUSH
+    event   drain           bar            cluster_bar  ld    st
+    SASS    DEPBAR.LE SB0   BAR            UCGABAR_*    LDTM  STTM
+    event   wgmma           wgwait
+    SASS    HGMMA           WARPGROUP.DEPBAR
+
+    matched, other place in the text     a little: ptxas keeps the order of the source (ORDER_COST)
+    matched differently than before      a little: an instruction comes from one PTX line (TIE_COST)
+    in the SASS but not in the events    dear (UNMATCHED_COST), less under a guard: a retry of a
+                                         wait, or what tcgen05.alloc expands to
+    event without an instruction         dear; afterwards an error for events of SYNCHRONISING
+
+Among paths of equal cost the shortest wins: slow paths without events (denormals) are not taken.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+
+from benchmarks.cycle_model.trace import Event, Trace, lines_of
+from benchmarks.sass.program import Function, Instruction
+
+_TOKENS = (
+    ("wait", re.compile(r"SYNCS\.PHASECHK")),
+    ("arrive", re.compile(r"SYNCS\.ARRIVE")),
+    ("init", re.compile(r"SYNCS\.EXCH")),
+    ("mma", re.compile(r"UTC[A-Z]+MMA")),
+    ("commit", re.compile(r"UTCBAR")),
+    ("load", re.compile(r"UTMALDG|UBLKCP")),
+    ("store", re.compile(r"UTMASTG|UTMAREDG")),
+    ("flush", re.compile(r"UTMACMDFLUSH")),
+    ("bar", re.compile(r"BAR\.(SYNC|ARV)")),
+    ("cluster_bar", re.compile(r"UCGABAR")),
+    ("ld", re.compile(r"LDTM")),
+    ("st", re.compile(r"STTM")),
+    ("wgmma", re.compile(r"[A-Z]GMMA")),
+    ("wgwait", re.compile(r"WARPGROUP\.DEPBAR")),
+)
+SYNCHRONISING = {"wait", "arrive", "mma", "commit", "load", "store", "bar", "cluster_bar", "wgmma"}
+
+UNMATCHED_COST = 60.0
+GUARDED_COST = 5.0
+ORDER_COST = 8.0
+TIE_COST = 4.0
+INSTRUCTION_COST = 1e-3
+# A walk that costs this much more than the best one so far will not win.
+BEAM = 300.0
+
+
+class AlignmentError(RuntimeError):
+    """No walk through the machine code does what the emulated warp did; the message says where."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One executed SASS instruction, with the event it caused in the emulator, if any."""
+
+    instruction: Instruction
+    event: Event | None = None
+
+
+Path = list[Step]
+
+
+def token(ins: Instruction) -> str | None:
+    """The kind of event an instruction is."""
+    if ins.opcode == "DEPBAR.LE" and ins.operands.startswith("SB0"):
+        return "drain"
+    return next((kind for kind, pattern in _TOKENS if pattern.match(ins.opcode)), None)
+
+
+def paths(function: Function, ptx: str, traces: list[Trace]) -> list[dict[tuple[int, int], Path]]:
+    """The path of every warp of every trace. AlignmentError where a trace does not fit the code.
+
+    ptx: the text that the traces ran, for the order of its instructions. All traces are aligned
+    twice: the first pass learns which instruction is which PTX line.
+    """
+    aligner = _Aligner(function, ptx, traces)
+    for _ in range(2):
+        found = [
+            {warp: aligner.align(events, warp) for warp, events in trace.warps.items()}
+            for trace in traces
+        ]
+        aligner.learn(path for warps in found for path in warps.values())
+    return found
+
+
+class _Aligner:
+    def __init__(self, function: Function, ptx: str, traces: list[Trace]):
+        self.function = function
+        self.tokens = {
+            block.index: [(ins, token(ins)) for ins in block.instructions if token(ins)]
+            for block in function.blocks
+        }
+        self._sass_rank = _ranks(
+            (kind, ins.address)
+            for block in function.blocks
+            for ins, kind in self.tokens[block.index]
+        )
+        executed = (
+            (event.kind, event.line)
+            for trace in traces
+            for events in trace.warps.values()
+            for event in events
+        )
+        self._ptx_rank = _ranks((*lines_of(ptx), *executed))
+        self._seen: dict[int, Counter] = {}
+        self._cache: dict[tuple, Path] = {}
+
+    def learn(self, found) -> None:
+        """Count which PTX line each instruction was matched with."""
+        seen = defaultdict(Counter)
+        for path in found:
+            for step in path:
+                if step.event is not None:
+                    seen[step.instruction.address][step.event.line] += 1
+        self._seen = dict(seen)
+        self._cache.clear()
+
+    def align(self, events: list[Event], who) -> Path:
+        """The path of a warp with these events."""
+        key = tuple((event.kind, event.line) for event in events)
+        if key not in self._cache:
+            self._cache[key] = self._walk(events, who)
+        matched = self._cache[key]
+        return [Step(ins, None if at is None else events[at]) for ins, at in matched]
+
+    def _walk(self, events: list[Event], who) -> list:
+        blocks, successors = self.function.blocks, self.function.successors
+        best: dict[tuple[int, int], float] = {(0, 0): 0.0}
+        came: dict[tuple[int, int], tuple] = {}
+        heap = [(0, 0.0, 0)]
+        floor: dict[int, float] = {}
+        end = None
+        furthest = 0
+        while heap:
+            at, cost, block = heapq.heappop(heap)
+            if cost > best[at, block]:
+                continue
+            furthest = max(furthest, at)
+            floor[at] = min(floor.get(at, cost), cost)
+            if cost > floor[at] + BEAM:
+                continue
+            inside = self._block(block, events, at)
+            length = len(blocks[block].instructions) * INSTRUCTION_COST
+            for reached, (more, matches) in inside.items():
+                total = cost + more + length
+                last = blocks[block].instructions[-1]
+                if last.name == "EXIT" and reached == len(events):
+                    if end is None or total < end[0]:
+                        end = (total, (at, block), matches)
+                    if last.guard is None:
+                        continue
+                for follower in successors[block]:
+                    state = (reached, follower)
+                    if total < best.get(state, float("inf")):
+                        best[state] = total
+                        came[state] = ((at, block), matches)
+                        heapq.heappush(heap, (reached, total, follower))
+        if end is None:
+            event = events[min(furthest, len(events) - 1)]
+            raise AlignmentError(
+                f"warp {who}: no walk past event {furthest} of {len(events)} ({event.kind}, PTX "
+                f"line {event.line}) through {self.function.name[:60]}"
+            )
+        _, state, matches = end
+        walk = [(state, matches)]
+        while state in came:
+            state, matches = came[state]
+            walk.append((state, matches))
+        path, used = [], set()
+        for (_, block), matches in reversed(walk):
+            matched = dict(matches)
+            for ins in blocks[block].instructions:
+                path.append((ins, matched.get(ins.address)))
+            used.update(matched.values())
+        lost = [e for i, e in enumerate(events) if i not in used and e.kind in SYNCHRONISING]
+        if lost:
+            raise AlignmentError(
+                f"warp {who}: {len(lost)} events without an instruction, the first: {lost[0]}"
+            )
+        return path
+
+    def _block(self, block: int, events: list[Event], at: int) -> dict[int, tuple[float, tuple]]:
+        """Events reached from `at` through a block -> (cost, ((address, event number), ...))."""
+        states = {at: (0.0, ())}
+        for ins, kind in self.tokens[block]:
+            after: dict[int, tuple[float, tuple]] = {}
+
+            def offer(position, cost, matches, after=after):
+                if position not in after or cost < after[position][0]:
+                    after[position] = (cost, matches)
+
+            skip = GUARDED_COST if ins.guard else UNMATCHED_COST
+            for position, (cost, matches) in states.items():
+                offer(position, cost + skip, matches)
+                # The event itself, or the one after an event that no instruction stands for.
+                for lost in range(3):
+                    where = position + lost
+                    if where < len(events) and events[where].kind == kind:
+                        more = lost * UNMATCHED_COST + self._cost(ins, events[where])
+                        offer(where + 1, cost + more, (*matches, (ins.address, where)))
+            least = min(cost for cost, _ in after.values())
+            states = {p: s for p, s in after.items() if s[0] <= least + BEAM}
+        return states
+
+    def _cost(self, ins: Instruction, event: Event) -> float:
+        kind = event.kind
+        place = abs(self._sass_rank[kind, ins.address] - self._ptx_rank[kind, event.line])
+        seen = self._seen.get(ins.address)
+        tie = TIE_COST * (1 - seen[event.line] / seen.total()) if seen else 0.0
+        return ORDER_COST * place + tie
+
+
+def _ranks(pairs) -> dict[tuple[str, int], float]:
+    """(kind, number) -> where among the numbers of its kind, 0 to 1."""
+    by_kind = defaultdict(set)
+    for kind, number in pairs:
+        by_kind[kind].add(number)
+    return {
+        (kind, number): i / max(1, len(numbers) - 1)
+        for kind, numbers in by_kind.items()
+        for i, number in enumerate(sorted(numbers))
+    }

@@ -1,0 +1,206 @@
+"""The model on a chip where time can be measured: flash-attn-4's sm_90 kernel on an H200.
+
+    build     compile the package's sm_90a kernel without a GPU; its cubin, its launch parameters
+              for every shape, and the modelled cycles go into a folder
+    measure   on a machine with an H200: launch the same cubin with the same parameters, CUDA
+              events, random data (benchmarks/hopper_check.py)
+
+The control codes, pipes, barriers and the copy engine are those of the Blackwell model; instead of
+tcgen05 there are wgmma and registers. The emulator has no meaning for wgmma: it is recorded and
+does nothing, because the order of events does not depend on the scores.
+
+A launch's parameters hold the tensor maps of Q, K, V and O with the addresses of the tensors; the
+positions of those addresses are kept, so that other addresses can be put there.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from benchmarks.cycle_model import flash_attn_4, trace
+from benchmarks.cycle_model.constants import Constant
+from benchmarks.cycle_model.grid import Problem
+from benchmarks.cycle_model.workloads import TILES, Workload
+
+ARCH = "sm_90a"
+SM90_SMS = 132
+# flash-attn-4, config.py, select_sm90_tile: 128 x 128 tiles at d = 128.
+SM90_ROWS = 128
+OPTIONAL_ARGUMENTS = 12  # after the scale, in the package's call for sm_90
+AUXILIARY_DATA = 9
+
+_VENDOR = "CUDA C++ programming guide, throughput table, compute capability 9.0"
+_HOPPER = "Luo et al., Dissecting the NVIDIA Hopper architecture (arXiv 2402.13499)"
+_ASSUMED = "no source; as on Blackwell"
+
+H200: dict[str, Constant] = {
+    "sms": Constant(132, "SMs", "vendor"),
+    "clock_ghz": Constant(1.98, "GHz", "vendor, boost; measure reports the clock it saw"),
+    "launch_us": Constant(2.5, "us", "typical empty kernel between two events; not fitted"),
+    "rate_fma": Constant(128, "FMA/cycle/SM", _VENDOR),
+    "rate_alu": Constant(64, "results/cycle/SM", _VENDOR),
+    "rate_convert": Constant(64, "results/cycle/SM", _VENDOR),
+    "rate_mufu": Constant(16, "results/cycle/SM", _VENDOR),
+    "rate_uniform": Constant(64, "results/cycle/SM", _ASSUMED),
+    "rate_shared": Constant(128, "bytes/cycle/SM", _VENDOR),
+    "rate_wgmma": Constant(4096, "FLOP/cycle/SM", "vendor: 989 TFLOPS at 132 SMs, 1.83 GHz"),
+    "wgmma_tail": Constant(32, "cycles", f"{_HOPPER}: latency of one wgmma beyond its rate"),
+    "rate_tmem_load": Constant(512, "bytes/cycle/SM", "sm_90 has none"),
+    "rate_tmem_store": Constant(512, "bytes/cycle/SM", "sm_90 has none"),
+    "pipe_efficiency": Constant(1.0, "fraction", "as on Blackwell"),
+    "lat_mufu": Constant(18, "cycles", _ASSUMED),
+    "lat_tmem": Constant(0, "cycles", "sm_90 has none"),
+    "lat_shared": Constant(30, "cycles", f"{_HOPPER}: 29 to 33"),
+    "lat_constant": Constant(35, "cycles", _ASSUMED),
+    "lat_special": Constant(25, "cycles", _ASSUMED),
+    "lat_global": Constant(700, "cycles", _ASSUMED),
+    "lat_uniform": Constant(12, "cycles", _ASSUMED),
+    "lat_read": Constant(10, "cycles", _ASSUMED),
+    "lat_fence": Constant(20, "cycles", _ASSUMED),
+    "lat_tmem_alloc": Constant(0, "cycles", "sm_90 has none"),
+    "mbarrier_arrive": Constant(20, "cycles", _ASSUMED),
+    "mbarrier_wake": Constant(20, "cycles", _ASSUMED),
+    "remote_arrive": Constant(102, "cycles", _ASSUMED),
+    "bar_sync": Constant(28, "cycles", _ASSUMED),
+    "cluster_sync": Constant(373, "cycles", _ASSUMED),
+    "tma_latency": Constant(600, "cycles", f"{_HOPPER}: L2 through TMA, loaded"),
+    "tma_rate": Constant(42, "bytes/cycle/SM", f"{_HOPPER}: L2 5.5 to 7 TB/s / 132 / 1.7 GHz"),
+    "store_latency": Constant(200, "cycles", _ASSUMED),
+    "hbm_tbs": Constant(4.8, "TB/s", "vendor"),
+    "cta_gap": Constant(0, "cycles", "as on Blackwell"),
+    "cold_memory": Constant(0.0, "fraction", "not used: measured with warm caches"),
+    "second_run_speed": Constant(1.0, "factor", "not used"),
+}
+
+
+@dataclass(frozen=True)
+class HopperVariant:
+    """What grid.py asks of a kernel; flash-attn-4's launch of sm_90."""
+
+    causal: bool
+    head_dim: int = 128
+    maker: str = flash_attn_4.__name__
+    rows: int = SM90_ROWS
+    pair: bool = False
+    packed: bool = False
+    persistent: bool = False
+    group: int = 1
+
+    @property
+    def name(self) -> str:
+        return f"fa4_sm90_d{self.head_dim}_{'causal' if self.causal else 'full'}"
+
+
+# Eight shapes, of 16 heads: both masks, work of 0.1 to 5 ms.
+SHAPES = [
+    Problem(batch, 16, 16, seqlen, 128, causal)
+    for causal in (False, True)
+    for batch, seqlen in ((16, 1024), (8, 2048), (4, 4096), (2, 8192))
+]
+
+
+def workloads(variant: HopperVariant) -> list[Workload]:
+    """One CTA with each number of key tiles."""
+    return [
+        Workload(variant.head_dim, variant.causal, 1, 1, variant.rows, tiles) for tiles in TILES
+    ]
+
+
+def capture(variant: HopperVariant) -> flash_attn_4.Capture:
+    """Compile the package's sm_90a kernel for the emulator; the process's first import of it."""
+    return flash_attn_4.capture_compiled(variant.head_dim, variant.causal, 1, ARCH, SM90_SMS)
+
+
+def call(captured: flash_attn_4.Capture, q, k, v, out) -> None:
+    """The package's own call for sm_90, interface.py, call_args."""
+    optional = [None] * OPTIONAL_ARGUMENTS
+    optional[AUXILIARY_DATA] = (None, None)
+    captured.kernel(q, k, v, out, None, q.shape[-1] ** -0.5, *optional)
+
+
+def record(captured: flash_attn_4.Capture, work: Workload) -> trace.Trace:
+    """The trace of one CTA."""
+    import torch
+
+    def tensor(seqlen):
+        return torch.zeros((1, seqlen, work.heads_q, work.head_dim), dtype=torch.bfloat16)
+
+    q, k, v = tensor(work.seqlen_q), tensor(work.seqlen_k), tensor(work.seqlen_k)
+    return trace.record(lambda: call(captured, q, k, v, torch.empty_like(q)))
+
+
+@dataclass(frozen=True)
+class LaunchParameters:
+    """A launch with the addresses of its tensors left open.
+
+    addresses: [(position in params, tensor "q", "k", "v" or "o")] of 64-bit words.
+    """
+
+    entry: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared_bytes: int
+    params: bytes
+    addresses: list[tuple[int, str]]
+
+    def with_addresses(self, pointers: dict[str, int]) -> bytes:
+        """The parameter block for tensors at these addresses."""
+        block = bytearray(self.params)
+        for position, name in self.addresses:
+            struct.pack_into("<Q", block, position, pointers[name])
+        return bytes(block)
+
+
+class _Launched(Exception):
+    """Carries the launch out of the emulator before it executes anything."""
+
+
+def launch_parameters(captured: flash_attn_4.Capture, problem: Problem) -> LaunchParameters:
+    """What the package's host code passes to the kernel for a problem; nothing is executed.
+
+    RuntimeError when a tensor's address is not in the parameters exactly once.
+    """
+    from unittest import mock
+
+    import torch
+
+    from cute_fa4.emulator import launch
+
+    def tensor(heads):
+        shape = (problem.batch, problem.seqlen, heads, problem.head_dim)
+        return torch.empty(shape, dtype=torch.bfloat16)
+
+    tensors = {
+        "q": tensor(problem.heads_q),
+        "k": tensor(problem.heads_kv),
+        "v": tensor(problem.heads_kv),
+        "o": tensor(problem.heads_q),
+    }
+    seen = {}
+
+    def execute(program, *, params, grid, block, dynamic_shared_bytes, **_others):
+        seen.update(
+            entry=program.kernel.name,
+            grid=tuple(grid),
+            block=tuple(block),
+            shared_bytes=dynamic_shared_bytes,
+            params=bytes(params),
+        )
+        raise _Launched
+
+    with mock.patch.object(launch, "execute_grid", execute):
+        try:
+            call(captured, *tensors.values())
+        except _Launched:
+            pass
+    addresses = []
+    for name, value in tensors.items():
+        word = struct.pack("<Q", value.data_ptr())
+        found = [
+            i for i in range(0, len(seen["params"]) - 7, 8) if seen["params"][i : i + 8] == word
+        ]
+        if not found:
+            raise RuntimeError(f"the address of {name} is not in the launch parameters")
+        addresses += [(position, name) for position in found]
+    return LaunchParameters(**seen, addresses=addresses)

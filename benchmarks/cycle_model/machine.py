@@ -1,0 +1,363 @@
+"""Cycles of one cluster: its warps walk their paths through the machine code on modelled SMs.
+
+An SM has four sub-partitions; warp w lives on number w % 4. A scheduler issues one instruction a
+cycle, for the warp that has waited longest among those that can issue. A warp can issue when
+
+    its last instruction's stall count is over
+    the scoreboards of the wait mask are free
+    the instruction's pipe takes another one
+
+Barriers, tensor core and copies are the engines of engines.py. A wait (SYNCS.PHASECHK) sets its
+scoreboard when the barrier's phase is complete, so the warp stops where it needs the answer.
+
+The result does not depend on wall clock, hash seeds or addresses: same paths, same cycles.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+
+from benchmarks.cycle_model.align import Path
+from benchmarks.cycle_model.constants import SUB_PARTITIONS, Constant, operand_bytes, umma_interval
+from benchmarks.cycle_model.control_codes import ControlCode
+from benchmarks.cycle_model.engines import Barrier, CopyEngine, NamedBarrier, TensorQueue
+from benchmarks.cycle_model.pipes import Pipes
+from benchmarks.cycle_model.trace import Event, Trace
+
+_NEVER = float("inf")
+_WHOLE_SM = ("shared",)
+_PIPES = ("fma", "alu", "convert", "mufu", "uniform", "tmem", "shared")
+
+
+@dataclass
+class Result:
+    """Cycles from the first instruction to the last completion, and what was busy meanwhile.
+
+    waits      (CTA, warp) -> [(from, until, barrier)] where the warp stood at an mbarrier
+    ends       (CTA, warp) -> cycle of its last instruction
+    issued     (CTA, sub-partition) -> instructions
+    pipe_busy  (CTA, sub-partition, pipe) -> cycles
+    tensor     CTA -> [(start, cycles)] of MMAs        copies  CTA -> [(start, cycles)]
+    marks      (CTA, warp) -> [(cycle, kind)] of synchronising events, for the picture
+    """
+
+    cycles: float = 0.0
+    waits: dict = field(default_factory=dict)
+    ends: dict = field(default_factory=dict)
+    issued: dict = field(default_factory=dict)
+    pipe_busy: dict = field(default_factory=dict)
+    tensor: dict = field(default_factory=dict)
+    copies: dict = field(default_factory=dict)
+    marks: dict = field(default_factory=dict)
+    unknown_opcodes: list = field(default_factory=list)
+
+
+class _Warp:
+    __slots__ = (
+        "name", "program", "pc", "scoreboards", "partition", "cta", "parked", "last", "waits",
+        "marks", "blocked", "why", "groups",
+    )  # fmt: skip
+
+    def __init__(self, name, program, partition):
+        self.name = name
+        self.cta = name[0]
+        self.program = program
+        self.partition = partition
+        self.pc = 0
+        self.scoreboards = [0.0] * 6
+        self.parked = False
+        self.last = -1.0
+        self.waits = []
+        self.marks = []
+        self.blocked = None
+        self.why = [None] * 6
+        self.groups = []
+
+
+class Machine:
+    """One cluster on as many SMs as it has CTAs."""
+
+    def __init__(self, constants: dict[str, Constant]):
+        self.constants = constants
+        self.value = {name: constant.value for name, constant in constants.items()}
+        self.pipes = Pipes(constants)
+        self._decoded: dict[int, tuple] = {}
+
+    def program(self, path: Path, codes: dict[int, ControlCode]) -> list[tuple]:
+        """A path as the loop of run() wants it: one tuple an instruction."""
+        out = []
+        for step in path:
+            address = step.instruction.address
+            known = self._decoded.get(address)
+            if known is None:
+                cost, code = self.pipes.cost(step.instruction), codes[address]
+                pipe = _PIPES.index(cost.pipe) if cost.pipe else -1
+                known = (
+                    max(1, code.stall), code.waits, -1 if code.write is None else code.write,
+                    -1 if code.read is None else code.read, pipe, cost.busy, cost.latency, cost.read,
+                )  # fmt: skip
+                self._decoded[address] = known
+            event = step.event
+            if event is not None and event.kind == "wgmma":
+                # The last MMA of a group carries the group's scoreboard.
+                last = "gsb0" in step.instruction.operands
+                event = Event("wgmma", event.line, (*event.data, last))
+            out.append((*known, event))
+        return out
+
+    def run(self, paths: dict[tuple[int, int], Path], codes, trace: Trace) -> Result:
+        """Walk all paths to their ends. RuntimeError with the waits when nothing can go on."""
+        self._decoded = {}
+        return _Run(self, paths, codes, trace).run()
+
+
+class _Run:
+    def __init__(self, machine: Machine, paths, codes, trace: Trace):
+        self.value = value = machine.value
+        self.machine = machine
+        self.ctas = sorted({cta for cta, _ in paths})
+        self.warps = [
+            _Warp(name, machine.program(path, codes), name[1] % SUB_PARTITIONS)
+            for name, path in sorted(paths.items())
+        ]
+        self.threads = 32 * sum(1 for cta, _ in paths if cta == self.ctas[0])
+        self.barriers = {key: Barrier(count) for key, count in trace.counts.items()}
+        self.named: dict[tuple, NamedBarrier] = {}
+        self.tensor = {cta: TensorQueue() for cta in self.ctas}
+        self.loads = {cta: CopyEngine(value["tma_rate"], value["tma_latency"]) for cta in self.ctas}
+        self.stores = {
+            cta: CopyEngine(value["tma_rate"], value["store_latency"]) for cta in self.ctas
+        }
+        mmas = {
+            cta for (cta, _), events in trace.warps.items() if any(e.kind == "mma" for e in events)
+        }
+        # In a pair the even CTA issues for both; the other's copies reach its own half, and the
+        # pair's MMA is as slow as the slower half: count one of them.
+        self.leader = min(mmas, default=0)
+        self.heap: list = []
+        self.group_end: dict[tuple, float] = {}
+        self.number = 0
+        self.latest = 0.0
+
+    def later(self, when: float, action) -> None:
+        """Do something at a cycle; in the order of submission within a cycle."""
+        self.number += 1
+        heapq.heappush(self.heap, (when, -1.0, self.number, action))
+
+    def ready(self, when: float, warp: _Warp) -> None:
+        """The warp may look at its next instruction at a cycle."""
+        self.number += 1
+        heapq.heappush(self.heap, (when, warp.last, self.number, warp))
+
+    def run(self) -> Result:
+        for warp in self.warps:
+            self.ready(0.0, warp)
+        scheduler = {(c, s): 0.0 for c in self.ctas for s in range(SUB_PARTITIONS)}
+        issued = dict.fromkeys(scheduler, 0)
+        pipe_free: dict = {}
+        pipe_busy: dict = {}
+        shared = _PIPES.index("shared")
+        heap = self.heap
+        while heap:
+            now, _, _, warp = heapq.heappop(heap)
+            if not isinstance(warp, _Warp):
+                warp(now)
+                continue
+            program, scoreboards = warp.program, warp.scoreboards
+            place = (warp.cta, warp.partition)
+            while warp.pc < len(program):
+                stall, waits, write, read, pipe, busy, latency, until_read, event = program[warp.pc]
+                when = now
+                for number in waits:
+                    if scoreboards[number] > when:
+                        when = scoreboards[number]
+                        if warp.blocked is None and warp.why[number] is not None:
+                            warp.blocked = (now, warp.why[number])
+                if when == _NEVER:
+                    warp.parked = True
+                    break
+                if scheduler[place] > when:
+                    when = scheduler[place]
+                if pipe >= 0:
+                    unit = (warp.cta, pipe) if pipe == shared else (*place, pipe)
+                    free = pipe_free.get(unit, 0.0)
+                    if free > when:
+                        when = free
+                if when > now:
+                    self.ready(when, warp)
+                    break
+                # issue
+                scheduler[place] = now + 1
+                issued[place] += 1
+                warp.last = now
+                if warp.blocked is not None:
+                    since, why = warp.blocked
+                    warp.waits.append((since, now, why))
+                    warp.blocked = None
+                    for number in waits:
+                        warp.why[number] = None
+                if pipe >= 0:
+                    pipe_free[unit] = now + busy
+                    pipe_busy[unit] = pipe_busy.get(unit, 0.0) + busy
+                if write >= 0:
+                    scoreboards[write] = max(scoreboards[write], now + latency)
+                if read >= 0:
+                    scoreboards[read] = max(scoreboards[read], now + until_read)
+                warp.pc += 1
+                asleep = False
+                if event is not None:
+                    asleep = self.happen(now, warp, event, write)
+                now += stall
+                if now > self.latest:
+                    self.latest = now
+                if asleep:
+                    break
+                if heap and heap[0][0] <= now:
+                    self.ready(now, warp)
+                    break
+        stuck = [w for w in self.warps if w.pc < len(w.program)]
+        if stuck:
+            at = {w.name: [y for y in w.why if y is not None] for w in stuck}
+            raise RuntimeError(f"no warp can go on at cycle {self.latest:.0f}; they wait for {at}")
+        return self._result(issued, pipe_busy)
+
+    # -- events ------------------------------------------------------------------------------
+
+    def happen(self, now: float, warp: _Warp, event, write: int) -> bool:
+        """The effect of an event; True when the warp must not go on by itself."""
+        kind, value = event.kind, self.value
+        if kind == "wait":
+            self._wait(now, warp, event, write)
+        elif kind == "arrive":
+            warp.marks.append((now, "arrive"))
+            for operation, key, amount in event.effects:
+                latency = value["mbarrier_arrive" if key[0] == warp.cta else "remote_arrive"]
+                if operation == "expect_tx":
+                    latency = 0.0
+                self._effect(now + latency, operation, key, amount)
+        elif kind == "mma":
+            m, n, a_in_tmem, ctas = event.data
+            interval = umma_interval(ctas, m, n, a_in_tmem)
+            tail = value["umma_tail_ts" if a_in_tmem else "umma_tail_ss"]
+            tail += value["umma_tail_pair"] if ctas == 2 else 0
+            operands = operand_bytes(ctas, m, n, a_in_tmem) / value["rate_shared"]
+            self.tensor[warp.cta].submit(now, interval, min(operands, interval), tail)
+        elif kind == "commit":
+            warp.marks.append((now, "commit"))
+            when = self.tensor[warp.cta].commit(now, value["umma_commit"])
+            for operation, key, amount in event.effects:
+                self._effect(when, operation, key, amount)
+        elif kind == "load":
+            nbytes = sum(amount for op, _, amount in event.effects if op == "complete_tx")
+            when = self.loads[warp.cta].submit(now, nbytes)
+            self._write_shared(warp.cta, when - nbytes / value["tma_rate"], when, nbytes)
+            for operation, key, amount in event.effects:
+                self._effect(when, operation, key, amount)
+        elif kind == "store":
+            self.latest = max(self.latest, self.stores[warp.cta].submit(now, STORE_BYTES))
+        elif kind == "wgmma":
+            self._wgmma(now, warp, *event.data)
+        elif kind == "wgwait":
+            open_groups = warp.groups[: max(0, len(warp.groups) - event.data[0])]
+            if open_groups and open_groups[-1] > now:
+                warp.waits.append((now, open_groups[-1], ("wgmma", 0)))
+                self.ready(open_groups[-1], warp)
+                return True
+        elif kind == "drain":
+            self.ready(max(now + 1, self.stores[warp.cta].last), warp)
+            return True
+        elif kind == "bar":
+            return self._bar(now, warp, event)
+        elif kind == "cluster_bar" and event.data[0]:
+            return self._open(
+                now, warp, ("cluster",), self.threads * len(self.ctas), "cluster_sync"
+            )
+        return False
+
+    def _wgmma(self, now: float, warp: _Warp, n: int, last: bool) -> None:
+        """sm_90: 64 rows of a warpgroup; its first warp stands for all four.
+
+        The four tensor cores of an SM work on it together, as fast as the warpgroups' MMAs come.
+        """
+        if warp.name[1] % SUB_PARTITIONS == 0:
+            queue = self.tensor[warp.cta]
+            flops = 2 * 64 * n * 16
+            queue.submit(now, flops / self.value["rate_wgmma"], 0.0, self.value["wgmma_tail"])
+            self.group_end[warp.cta, warp.name[1] // SUB_PARTITIONS] = queue.complete
+        if last:
+            end = self.group_end.get((warp.cta, warp.name[1] // SUB_PARTITIONS), now)
+            warp.groups.append(end)
+
+    def _wait(self, now: float, warp: _Warp, event, write: int) -> None:
+        key, parity = event.data
+        barrier = self.barriers.setdefault(key, Barrier(1))
+        warp.marks.append((now, "wait"))
+        warp.why[write] = key
+        if barrier.passed(parity):
+            warp.scoreboards[write] = now + self.value["mbarrier_wake"]
+        else:
+            warp.scoreboards[write] = _NEVER
+            barrier.waiters.append((parity, warp, write))
+
+    def _effect(self, when: float, operation: str, key, amount: int) -> None:
+        def apply(now):
+            for _, warp, write in self.barriers[key].apply(operation, amount):
+                warp.scoreboards[write] = now + self.value["mbarrier_wake"]
+                if warp.parked:
+                    warp.parked = False
+                    self.ready(warp.scoreboards[write], warp)
+
+        self.later(when, apply)
+
+    def _write_shared(self, cta: int, start: float, end: float, nbytes: float) -> None:
+        """A copy's bytes arrive in shared memory between two cycles, where an MMA may read."""
+        if cta != self.leader:
+            return
+        queue = self.tensor[cta]
+        pieces = max(1, round(nbytes / SHARED_PIECE_BYTES))
+        cost = nbytes / pieces / self.value["rate_shared"]
+        for piece in range(pieces):
+            when = start + (end - start) * (piece + 1) / pieces
+            self.later(when, lambda _now: queue.interfere(cost))
+
+    def _bar(self, now: float, warp: _Warp, event) -> bool:
+        number, threads, waits = event.data
+        expected = threads if threads else self.threads
+        if waits:
+            return self._open(now, warp, (warp.cta, number), expected, "bar_sync")
+        self._release(now, self._barrier(warp.cta, number).arrive(32, expected), "bar_sync")
+        return False
+
+    def _barrier(self, *key) -> NamedBarrier:
+        return self.named.setdefault(key, NamedBarrier())
+
+    def _open(self, now: float, warp: _Warp, key, expected: int, latency: str) -> bool:
+        self._release(now, self._barrier(*key).arrive(32, expected, warp), latency)
+        return True
+
+    def _release(self, now: float, awake, latency: str) -> None:
+        for warp in awake or ():
+            self.ready(now + self.value[latency], warp)
+
+    def _result(self, issued, pipe_busy) -> Result:
+        busy = {}
+        for unit, cycles in pipe_busy.items():
+            busy[(*unit[:-1], _PIPES[unit[-1]])] = cycles
+        return Result(
+            cycles=self.latest,
+            waits={w.name: w.waits for w in self.warps},
+            ends={w.name: w.last for w in self.warps},
+            issued=issued,
+            pipe_busy=busy,
+            tensor={cta: queue.busy for cta, queue in self.tensor.items()},
+            copies={cta: engine.busy for cta, engine in self.loads.items()},
+            marks={w.name: w.marks for w in self.warps},
+            unknown_opcodes=sorted(self.machine.pipes.unknown),
+        )
+
+
+# Bytes of a copy that arrive at once, for the sharing of shared memory: a few MMAs' worth.
+SHARED_PIECE_BYTES = 2048
+# One store box of O: 128 rows of 64 bf16 columns, what both kernels use. Only its latency matters.
+STORE_BYTES = 16384

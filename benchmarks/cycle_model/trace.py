@@ -1,0 +1,250 @@
+"""What every warp of an emulated CTA does with barriers, tensor core, tensor memory and TMA, in order.
+
+    event      PTX                                  carries
+    wait       mbarrier.try_wait that succeeded     barrier, parity
+    arrive     mbarrier.arrive[.expect_tx]          effects: arrivals and bytes on barriers
+    mma        tcgen05.mma                          N, M, A in tensor memory, CTAs
+    commit     tcgen05.commit                       effects, once the MMAs before it are complete
+    load       cp.async.bulk.tensor                 bytes, effects at completion
+    store      the same, to global memory           bytes
+    drain      cp.async.bulk.wait_group             how many groups may stay open
+    bar        bar.sync, bar.arrive                 number, threads, whether it waits
+    ld, st     tcgen05.ld, tcgen05.st               columns
+    wgmma      wgmma.mma_async (sm_90)              N
+    wgwait     wgmma.wait_group (sm_90)             how many groups may stay open
+
+An effect is (operation, (CTA rank, shared offset), amount). Those that happen later than the
+instruction, because the copy or the MMA completes later, are attributed to the instruction too.
+
+The recorder replaces three functions of the emulator for the duration of a run: the lookup of an
+instruction's meaning, the submission of asynchronous work, and the operations of an mbarrier.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from unittest import mock
+
+_KINDS = (
+    ("wait", re.compile(r"mbarrier\.(test|try)_wait")),
+    ("init", re.compile(r"mbarrier\.init")),
+    ("arrive", re.compile(r"mbarrier\.(arrive|expect_tx|complete_tx)")),
+    ("mma", re.compile(r"tcgen05\.mma")),
+    ("commit", re.compile(r"tcgen05\.commit")),
+    ("load", re.compile(r"cp\.async\.bulk\.(tensor\.\w+\.shared|shared)")),
+    ("store", re.compile(r"cp\.async\.bulk\.(tensor\.\w+\.global|global)")),
+    ("flush", re.compile(r"cp\.async\.bulk\.commit_group")),
+    ("drain", re.compile(r"cp\.async\.bulk\.wait_group")),
+    ("bar", re.compile(r"(bar|barrier)\.(cta\.)?(sync|arrive)")),
+    ("cluster_bar", re.compile(r"barrier\.cluster")),
+    ("ld", re.compile(r"tcgen05\.ld\.")),
+    ("st", re.compile(r"tcgen05\.st\.")),
+    ("wgmma", re.compile(r"wgmma\.mma_async")),
+    ("wgwait", re.compile(r"wgmma\.wait_group")),
+)
+# Hopper's matrix instructions have no meaning in the emulator. The order of events does not depend
+# on what they compute, so they may do nothing while a trace is taken.
+_WITHOUT_MEANING = re.compile(r"wgmma\.|stmatrix\.")
+_COLUMNS = re.compile(r"\.x(\d+)")
+
+
+@dataclass(eq=False, slots=True)
+class Event:
+    """One executed instruction. line: its PTX line, which names it. data: see the table above."""
+
+    kind: str
+    line: int
+    data: tuple = ()
+    effects: list = field(default_factory=list)
+
+
+@dataclass
+class Trace:
+    """Events of every warp of one cluster, in program order; keys are (CTA rank, warp).
+
+    counts: arrivals a phase of every mbarrier, by (CTA rank, offset).
+    """
+
+    warps: dict[tuple[int, int], list[Event]]
+    counts: dict[tuple[int, int], int]
+
+
+def kind_of(opcode: str) -> str | None:
+    """The kind of event a PTX opcode is; None for everything else."""
+    return next((kind for kind, pattern in _KINDS if pattern.match(opcode)), None)
+
+
+_PTX_INSTRUCTION = re.compile(r"^\s*(?:@!?%\w+\s+)?([a-z][\w.:]+)")
+
+
+def lines_of(ptx: str) -> list[tuple[str, int]]:
+    """(kind, line) of every instruction of PTX that would be an event, executed or not."""
+    found = []
+    for number, line in enumerate(ptx.splitlines(), 1):
+        instruction = _PTX_INSTRUCTION.match(line)
+        kind = instruction and kind_of(instruction[1])
+        if kind:
+            found.append((kind, number))
+    return found
+
+
+class Recorder:
+    """Records the first cluster of every launch into `trace`; nothing while that is None.
+
+    Programs decoded while it is installed keep its functions, so one Recorder serves a process.
+    """
+
+    def __init__(self):
+        self.trace: Trace | None = None
+        self.cluster: object = None
+        self.current: Event | None = None
+
+    def entry(self, lookup, opcode: str, ins=None):
+        """An instruction's meaning that notes its executions."""
+        from cute_fa4.emulator import instruction_table
+
+        if _WITHOUT_MEANING.match(opcode):
+            entry = instruction_table.Entry(opcode, lambda warp, ins: None)
+        else:
+            entry = lookup(opcode, ins)
+        kind = kind_of(opcode)
+        if kind is None:
+            return entry
+
+        def function(warp, ins):
+            if self.trace is None:
+                return entry.function(warp, ins)
+            self.cluster = self.cluster or warp.cta.cluster
+            if warp.cta.cluster is not self.cluster:
+                return entry.function(warp, ins)
+            event = Event(kind, ins.line, _data(kind, warp, ins))
+            with self._attributing(event):
+                result = entry.function(warp, ins)
+            # Blocked for now: the instruction will execute again.
+            if result is None and not (kind == "wait" and _failed(warp, ins)):
+                self.trace.warps[warp.cta.rank, warp.index].append(event)
+            return result
+
+        return replace(entry, function=function)
+
+    def submission(self, submit, engine, action, *args, **kwargs):
+        """AsyncEngine.submit whose action is attributed to the instruction that submits it."""
+        event = self.current
+
+        def attributed():
+            with self._attributing(event):
+                action()
+
+        return submit(engine, attributed, *args, **kwargs)
+
+    def effect(self, operation: str, original):
+        """A method of MBarrier that notes itself with the current instruction."""
+
+        def method(barrier, amount=1, *args, **kwargs):
+            if self.trace is not None and self.current is not None:
+                key = (barrier.cta.rank, barrier.offset)
+                self.trace.counts.setdefault(key, barrier.count)
+                self.current.effects.append((operation, key, amount))
+            return original(barrier, amount, *args, **kwargs)
+
+        return method
+
+    @contextmanager
+    def _attributing(self, event: Event | None):
+        before, self.current = self.current, event
+        try:
+            yield
+        finally:
+            self.current = before
+
+
+_recorder = Recorder()
+
+
+@contextmanager
+def installed():
+    """Programs decoded inside can be recorded. Compile and run kernels within one such context."""
+    from cute_fa4.emulator import instruction_table
+    from cute_fa4.emulator.machine.async_engine import AsyncEngine
+    from cute_fa4.emulator.machine.mbarrier import MBarrier
+
+    methods = {
+        name: _recorder.effect(name, getattr(MBarrier, name))
+        for name in ("arrive", "expect_tx", "complete_tx")
+    }
+    lookup, submit = instruction_table.lookup, AsyncEngine.submit
+    with (
+        mock.patch.object(instruction_table, "lookup", partial(_recorder.entry, lookup)),
+        mock.patch.object(AsyncEngine, "submit", partialmethod_of(_recorder.submission, submit)),
+        mock.patch.multiple(MBarrier, **methods),
+    ):
+        yield
+
+
+def partialmethod_of(function, *fixed):
+    """A plain function, so that it binds as a method, with leading arguments fixed."""
+
+    def method(*args, **kwargs):
+        return function(*fixed, *args, **kwargs)
+
+    return method
+
+
+def record(launch) -> Trace:
+    """The trace of the first cluster of the grid that launch() executes, within installed().
+
+    The emulator's checks are off: they are the tests' business, and cost time.
+    """
+    from cute_fa4 import emulator
+
+    _recorder.trace, _recorder.cluster = Trace(defaultdict(list), {}), None
+    try:
+        with emulator.use(checks=None):
+            launch()
+        return Trace(dict(_recorder.trace.warps), _recorder.trace.counts)
+    finally:
+        _recorder.trace = None
+
+
+def _failed(warp, ins) -> bool:
+    return warp.read_pred(ins.operands[0]) & warp.mask != warp.mask
+
+
+def _data(kind: str, warp, ins) -> tuple:
+    lane = warp.lanes[0]
+    if kind == "wait":
+        cta, offset = warp.cta.cluster.resolve(_shared(warp, ins, lane))
+        return (cta.rank, offset), int(warp.read32(ins.operands[2])[lane]) & 1
+    if kind == "mma":
+        from cute_fa4.emulator.machine.tensor_core import decode_instruction
+        from cute_fa4.emulator.ptx_parser import Addr
+
+        group = 2 if "cta_group::2" in ins.opcode else 1
+        mma_kind = re.search(r"kind::(\w+)", ins.opcode)[1]
+        shape = decode_instruction(int(warp.read32(ins.operands[3])[lane]), mma_kind, group)
+        return shape.m, shape.n, isinstance(ins.operands[1], Addr), group
+    if kind == "wgmma":
+        return (int(re.search(r"m64n(\d+)k", ins.opcode)[1]),)
+    if kind == "wgwait":
+        return (int(ins.operands[0].value),)
+    if kind in ("ld", "st"):
+        return (int(_COLUMNS.search(ins.opcode)[1]),)
+    if kind == "drain":
+        return (int(ins.operands[0].value),)
+    if kind == "bar":
+        values = [int(warp.read32(operand)[lane]) for operand in ins.operands]
+        waits = "sync" in ins.opcode
+        return values[0], values[1] if len(values) > 1 else None, waits
+    if kind == "cluster_bar":
+        return "wait" in ins.opcode, None, "wait" in ins.opcode
+    return ()
+
+
+def _shared(warp, ins, lane: int) -> int:
+    from cute_fa4.emulator.instructions.mbarrier import shared_addresses
+
+    return shared_addresses(warp, ins.operands[1], ins.opcode)[0]

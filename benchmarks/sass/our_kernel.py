@@ -1,0 +1,36 @@
+"""Configuration -> PTX and cubin of cute_fa4's kernel; needs no GPU."""
+
+from __future__ import annotations
+
+import tempfile
+from typing import NamedTuple
+
+from cute_fa4.sm100.config import FA4Config
+
+
+class Artifacts(NamedTuple):
+    """What the compiler made of a kernel: the text that the emulator runs, the code a GPU runs."""
+
+    ptx: str
+    cubin: bytes
+
+
+def compile_artifacts(config: FA4Config) -> Artifacts:
+    """The PTX and the cubin that flash_attn_func runs for this configuration.
+
+    Raises ValueError with the reasons for a configuration that cute_fa4 refuses.
+    """
+    import cutlass.cute as cute
+
+    from cute_fa4.compile_cache import fake_arguments
+    from cute_fa4.sm100.forward_kernel import SM100MHA2Q
+
+    # --keep also writes files, into the working directory unless told otherwise.
+    with tempfile.TemporaryDirectory() as folder:
+        options = f"--enable-tvm-ffi --gpu-arch {config.arch} --keep-ptx --keep-cubin"
+        compiled = cute.compile(
+            SM100MHA2Q(config),
+            *fake_arguments(config),
+            options=f"{options} --dump-dir={folder}",
+        )
+        return Artifacts(compiled.__ptx__, compiled.__cubin__)

@@ -1,0 +1,87 @@
+/* A libcuda.so.1 without a GPU: it writes down every call that an exported kernel makes.
+ *
+ *     cc -shared -fPIC recording_driver.c -o DIR/libcuda.so.1
+ *     LD_LIBRARY_PATH=DIR RECORDING=calls.txt ./program
+ *
+ * RECORDING             file that calls are appended to, one a line
+ * RECORDING_CAPABILITY  compute capability, default 10.0
+ * RECORDING_DEVICES     number of devices, default 1
+ */
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { SUCCESS = 0, INVALID_CONTEXT = 201, NO_DEVICE = 100 };
+
+struct attribute { int id, pad; uint32_t value[16]; };
+struct launch { uint32_t grid[3], block[3], shared; void *stream; struct attribute *attributes; uint32_t count; };
+
+static __thread int current = -1; /* device of the current context */
+
+static void record(const char *format, ...) {
+    const char *path = getenv("RECORDING");
+    FILE *file = path ? fopen(path, "a") : NULL;
+    if (!file) return;
+    va_list values;
+    va_start(values, format);
+    vfprintf(file, format, values);
+    va_end(values);
+    fputc('\n', file);
+    fclose(file);
+}
+static int number(const char *name, int otherwise) { return getenv(name) ? atoi(getenv(name)) : otherwise; }
+
+int cuInit(unsigned flags) { (void)flags; record("cuInit"); return number("RECORDING_DEVICES", 1) ? SUCCESS : NO_DEVICE; }
+int cuDeviceGetCount(int *count) { *count = number("RECORDING_DEVICES", 1); return SUCCESS; }
+int cuDeviceGetAttribute(int *value, int attribute, int device) {
+    const char *capability = getenv("RECORDING_CAPABILITY") ? getenv("RECORDING_CAPABILITY") : "10.0";
+    (void)device;
+    if (attribute == 75) *value = atoi(capability);
+    else if (attribute == 76) *value = atoi(strchr(capability, '.') + 1);
+    else if (attribute == 97) *value = 232448; /* shared memory of a block on a B200 */
+    else *value = 0;
+    return SUCCESS;
+}
+int cuDevicePrimaryCtxRetain(void **context, int device) {
+    *context = (void *)(intptr_t)(device + 1);
+    record("cuDevicePrimaryCtxRetain device=%d", device);
+    return SUCCESS;
+}
+int cuCtxGetCurrent(void **context) { *context = (void *)(intptr_t)(current + 1); return SUCCESS; }
+int cuCtxSetCurrent(void *context) { current = (int)(intptr_t)context - 1; return SUCCESS; }
+int cuCtxGetDevice(int *device) { *device = current; return current < 0 ? INVALID_CONTEXT : SUCCESS; }
+int cuLibraryLoadData(void **library, const void *code, int *a, void **b, unsigned c, int *d, void **e, unsigned f) {
+    (void)a; (void)b; (void)c; (void)d; (void)e; (void)f;
+    *library = (void *)code;
+    record("cuLibraryLoadData elf=%d", !memcmp(code, "\x7f" "ELF", 4) || !memcmp(code, "P\xed\x55\xba", 4));
+    return SUCCESS;
+}
+int cuLibraryUnload(void *library) { (void)library; record("cuLibraryUnload"); return SUCCESS; }
+int cuLibraryGetKernel(void **kernel, void *library, const char *name) {
+    *kernel = library;
+    record("cuLibraryGetKernel %s", name);
+    return SUCCESS;
+}
+int cuKernelGetAttribute(int *value, int attribute, void *kernel, int device) {
+    (void)attribute; (void)kernel; (void)device;
+    *value = 0;
+    return SUCCESS;
+}
+int cuKernelSetAttribute(int attribute, int value, void *kernel, int device) {
+    (void)kernel;
+    record("cuKernelSetAttribute device=%d attribute=%d value=%d", device, attribute, value);
+    return SUCCESS;
+}
+int cuLaunchKernelEx(const struct launch *config, void *kernel, void **args, void **extra) {
+    (void)kernel; (void)args; (void)extra;
+    record("cuLaunchKernelEx device=%d grid=%u,%u,%u block=%u,%u,%u shared=%u stream=%p", current, config->grid[0],
+           config->grid[1], config->grid[2], config->block[0], config->block[1], config->block[2], config->shared,
+           config->stream);
+    return SUCCESS;
+}
+int cuGetErrorName(int status, const char **name) {
+    *name = status == NO_DEVICE ? "CUDA_ERROR_NO_DEVICE" : "CUDA_ERROR";
+    return SUCCESS;
+}

@@ -1,0 +1,126 @@
+"""What a deployer is told to do works: the snippets of docs/deployment.md, the C and C++ examples, the command line."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from cute_fa4 import __main__ as command_line
+
+from .conftest import PLAIN, ROOT
+
+
+def test_the_snippets_of_the_deployment_guide_run_in_order(tmp_path):
+    text = (ROOT / "docs" / "deployment.md").read_text()
+    snippets = re.findall(r"^```(bash|python)\n(.*?)^```", text, re.M | re.S)
+    assert [kind for kind, _ in snippets] == ["bash", "python", "python", "python", "python"]
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "CUTE_FA4_CACHE": "on",
+        "CUTE_FA4_CACHE_DIR": str(tmp_path / "cache"),
+    }
+    env["PATH"] = os.path.dirname(sys.executable) + os.pathsep + env["PATH"]
+    # One process, as one service: the later snippets find what the earlier ones exported.
+    python = "\n".join(code for kind, code in snippets if kind == "python")
+    for command in (
+        ["bash", "-ec", snippets[0][1]],
+        [sys.executable, "-c", python + "\nprint(compiled)"],
+    ):
+        done = subprocess.run(
+            command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+    assert (
+        "lse_sm_100a" in done.stdout and "export it" in done.stdout
+    )  # JitError names what is missing
+    assert done.stdout.splitlines()[-1] == "0"  # warmup found everything loaded
+
+
+@pytest.fixture(scope="module")
+def programs(exported, tmp_path_factory):
+    build = tmp_path_factory.mktemp("build")
+    configure = ["cmake", "-S", str(ROOT / "examples" / "aot_cpp"), "-B", str(build)]
+    configure += [
+        f"-DKERNELS={exported}",
+        f"-DKERNEL={PLAIN.name}",
+        f"-DPython_EXECUTABLE={sys.executable}",
+    ]
+    for command in (configure, ["cmake", "--build", str(build)]):
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return build
+
+
+@pytest.mark.skipif(not shutil.which("cmake"), reason="builds the examples with CMake")
+@pytest.mark.parametrize("language", ["c", "cpp"])
+def test_the_examples_launch_and_are_refused(language, programs, exported, tmp_path):
+    command = [str(programs / f"attention_{language}")]
+    if language == "cpp":
+        command += [str(exported / f"{PLAIN.name}.so"), PLAIN.name]
+    log = tmp_path / "calls.txt"
+    env = {**os.environ, "LD_LIBRARY_PATH": str(programs / "recording"), "RECORDING": str(log)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    launched, refused = done.stdout.splitlines()
+    assert launched == "launched"
+    assert "expected dtype=bfloat16" in refused
+    calls = log.read_text().splitlines()
+    # 2 sequences, 4 heads, 300 queries in CTAs of 256
+    assert [c.split(" shared")[0] for c in calls if "Launch" in c] == [
+        "cuLaunchKernelEx device=0 grid=16,1,1 block=512,1,1"
+    ]
+
+
+def test_info_names_versions_and_the_cache(capsys):
+    assert command_line.main(["info"]) == 0
+    out = capsys.readouterr().out
+    for word in (
+        "cute_fa4",
+        "torch",
+        "nvidia-cutlass-dsl",
+        "cpu (emulator)",
+        "disk cache",
+        "CUTE_FA4_JIT",
+    ):
+        assert word in out
+
+
+def test_capabilities_says_why_not(capsys):
+    assert command_line.main(["capabilities", "--dtype", "e4m3", "--head-dim", "128"]) == 0
+    assert "no: dtype e4m3 has no kernel" in capsys.readouterr().out
+
+
+def test_export_lists_a_set_of_a_catalogue(capsys, tmp_path):
+    arguments = [
+        "export",
+        "--catalogue",
+        "serving",
+        "--model",
+        "ViT encoder",
+        "--list",
+        "--out",
+        str(tmp_path),
+    ]
+    assert command_line.main(arguments) == 0
+    assert len(capsys.readouterr().out.split()) == 2  # dense and packed
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["export", "--out", "x"], "either --catalogue or --head-dim"),
+        (["export", "--out", "x", "--head-dim", "50"], "qk_depth=50"),
+        (
+            ["export", "--out", "x", "--catalogue", "none"],
+            "accepted: a TOML file, or one of serving",
+        ),
+        (["check", "--load", "/nowhere"], "no manifest.json"),
+    ],
+)
+def test_mistakes_are_one_line_and_an_exit_status(arguments, message, capsys):
+    assert command_line.main(arguments) == 1
+    assert message in capsys.readouterr().err

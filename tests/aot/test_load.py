@@ -1,0 +1,241 @@
+"""Loaded kernels: they compute what compiled ones do, without the compiler; what is not as written is refused."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from cute_fa4 import aot, compile_cache
+from cute_fa4.aot import LoadError, manifest
+
+from .conftest import EXPORTED, PLAIN, python
+
+# A finder that refuses the compiler stands for an environment without it.
+WITHOUT_COMPILER = """
+import sys, warnings
+class NoCompiler:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("cutlass", "cuda", "nvidia_cutlass_dsl", "triton"):
+            raise ModuleNotFoundError(f"{name} is not part of a deployment", name=name)
+sys.meta_path.insert(0, NoCompiler())
+warnings.simplefilter("ignore")
+"""
+
+CALLS = """
+import torch
+from cute_fa4 import aot, compile_cache, flash_attn_func, flash_attn_varlen_func, score_mods
+from cute_fa4.reference import attention_float64
+aot.load(sys.argv[1])
+torch.manual_seed(0)
+# one tile and a ragged edge: 40 keys of the 128 of a tile
+q, k, v = (torch.randn(1, 40, 2, 64, dtype=torch.bfloat16) for _ in range(3))
+exact, _ = attention_float64(q, k, v, causal=True)
+error = (flash_attn_func(q, k, v, causal=True).double() - exact).abs().max()
+assert error < 0.02, error      # bf16 output of values around 1: 2^-8, and P in bf16
+# every kind of parameter: packed queries on pages, window, sink, soft cap, bias; one key is seen and the sink takes 0
+q = torch.randn(3, 1, 64, dtype=torch.float16)
+cache = torch.randn(2, 16, 1, 64, dtype=torch.float16)
+out, lse = flash_attn_varlen_func(
+    q, cache, cache, cu_seqlens_q=torch.tensor([0, 3], dtype=torch.int32), max_seqlen_q=3,
+    page_table=torch.tensor([[0, 1]], dtype=torch.int32)[:, 1:],   # rows aligned to 4 bytes, as exported
+    seqused_k=torch.tensor([3], dtype=torch.int32), window_size=(0, None),
+    learnable_sink=torch.full((1,), -1e4), softcap=30.0, score_mod=score_mods.additive_bias(True),
+    aux_tensors=[torch.zeros(1, 1, 3, 3)], return_lse=True)
+for i in range(3):
+    keys = cache[1, i:3, 0].double()
+    s = 30 * torch.tanh(q[i, 0].double() @ keys.T / 8 / 30)
+    assert (out[i, 0].double() - s.softmax(0) @ keys).abs().max() < 0.01
+assert compile_cache.statistics().compiles == 0
+assert not {"cutlass", "cuda"} & set(sys.modules)
+"""
+
+
+def test_loaded_kernels_agree_with_float64_in_a_process_without_the_compiler(exported):
+    python(WITHOUT_COMPILER + CALLS, exported, CUTE_FA4_JIT="error")
+
+
+@pytest.fixture
+def nothing_loaded(monkeypatch):
+    monkeypatch.setattr(compile_cache, "_functions", {})
+    monkeypatch.setattr(compile_cache, "_registered", {})
+
+
+def test_a_loaded_kernel_gives_the_bits_of_a_compiled_one(exported, nothing_loaded):
+    from cute_fa4.emulator import use
+
+    q, k, v = (torch.randn(1, 40, 2, 64, dtype=torch.bfloat16) for _ in range(3))
+    outs = []
+    for prepare in (lambda: aot.load(exported), lambda: compile_cache.clear()):
+        prepare()
+        function = compile_cache.function_for(PLAIN, "emulator")
+        out = torch.empty_like(q)
+        with use():
+            function(q, k, v, out, None, 0.125, *[None] * 6, 0, None, None, None)
+        outs.append(out)
+    assert torch.equal(*outs)
+
+
+def test_load_returns_the_configurations_and_registers_both_executors(exported, nothing_loaded):
+    assert set(aot.load(exported)) == set(EXPORTED)
+    assert all(compile_cache.has(c, e) for c in EXPORTED for e in ("cuda", "emulator"))
+
+
+def test_policy_for_a_kernel_that_is_not_there(exported):
+    code = """
+import os, sys, warnings
+warnings.simplefilter("ignore")
+import torch
+from cute_fa4 import JitError, JitWarning, aot, compile_cache, flash_attn_func
+aot.load(sys.argv[1])
+compile_cache._compile = lambda config, executor: lambda *arguments: None
+q = torch.zeros(1, 8, 2, 64, dtype=torch.bfloat16)
+for policy in ("error", "warn", "allow"):
+    os.environ["CUTE_FA4_JIT"] = policy
+    compile_cache.clear()
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        try:
+            flash_attn_func(q, q, q)          # not causal: not exported
+            print(policy, "computes")
+        except JitError as error:
+            print(policy, "raises", error)
+    for w in seen:
+        if w.category is JitWarning:
+            print(policy, "warns", w.message)
+"""
+    error, *rest = python(code, exported).stdout.splitlines()
+    assert (
+        error.startswith("error raises kernel mha2q_bf16_d64_g1_sm_100a") and "export it" in error
+    )
+    assert [line.split()[:2] for line in rest] == [
+        ["warn", "computes"],
+        ["warn", "warns"],
+        ["allow", "computes"],
+    ]
+
+
+def test_an_unknown_policy_is_refused(monkeypatch):
+    from cute_fa4 import jit_policy
+
+    monkeypatch.setenv("CUTE_FA4_JIT", "never")
+    with pytest.raises(ValueError, match="CUTE_FA4_JIT='never'; accepted: allow, warn, error"):
+        jit_policy.policy()
+
+
+# --- what is refused
+
+
+def edit(change):
+    def apply(directory):
+        path = directory / "manifest.json"
+        content = json.loads(path.read_text())
+        change(content)
+        path.write_text(json.dumps(content))
+
+    return apply
+
+
+def truncate(suffix):
+    def apply(directory):
+        path = directory / f"{PLAIN.name}{suffix}"
+        path.write_bytes(path.read_bytes()[:-100])
+
+    return apply
+
+
+def flip_a_bit(directory):
+    path = directory / f"{PLAIN.name}.so"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def of_another_machine(directory):
+    # e_machine of an ELF header, with the manifest made to agree: Arm
+    path = directory / f"{PLAIN.name}.so"
+    data = bytearray(path.read_bytes())
+    data[18:20] = (183).to_bytes(2, "little")
+    path.write_bytes(data)
+    edit(lambda m: m["kernels"][0]["files"].update(library=manifest.file_record(path)))(directory)
+
+
+def no_library_at_all(directory):
+    path = directory / f"{PLAIN.name}.so"
+    path.write_text("#!/bin/sh\n")
+    edit(lambda m: m["kernels"][0]["files"].update(library=manifest.file_record(path)))(directory)
+
+
+def kernel(m):
+    return m["kernels"][0]
+
+
+REFUSED = {
+    "truncated cubin": (truncate(".cubin"), r"cubin: \d+ bytes, the manifest says \d+: truncated"),
+    "truncated library": (truncate(".so"), r"\.so: \d+ bytes"),
+    "a bit of the library": (flip_a_bit, r"\.so: SHA-256 .*damaged or replaced"),
+    "wrong hash": (
+        edit(lambda m: kernel(m)["files"]["ptx"].update(sha256="0" * 64)),
+        "ptx: SHA-256",
+    ),
+    "missing file": (lambda d: (d / f"{PLAIN.name}.ptx").unlink(), "ptx: named by the manifest"),
+    "no manifest": (lambda d: (d / "manifest.json").unlink(), "no manifest.json"),
+    "not JSON": (lambda d: (d / "manifest.json").write_text("{"), "damaged, not JSON"),
+    "a pickle": (lambda d: (d / "manifest.json").write_bytes(b"\x80\x04]\x94."), "cannot be read"),
+    "another format": (edit(lambda m: m.update(format=2)), "format 2; accepted: 1"),
+    "another package": (
+        edit(lambda m: m["versions"].update(cute_fa4="0.0")),
+        "made by cute_fa4 '0.0'",
+    ),
+    "other sources": (
+        edit(lambda m: m["versions"].update(source="0")),
+        "made by the kernel sources",
+    ),
+    "another TVM-FFI": (
+        edit(lambda m: m["versions"].update({"apache-tvm-ffi": "0.9.1"})),
+        "the same series 0.9",
+    ),
+    "outside": (
+        edit(lambda m: kernel(m)["files"]["ptx"].update(path="../x")),
+        "points out of the directory",
+    ),
+    "edited config": (
+        edit(lambda m: kernel(m)["config"].update(group=4)),
+        "was edited; export again",
+    ),
+    "unknown class": (
+        edit(lambda m: kernel(m)["config"].update(kind="os.system")),
+        "kind 'os.system'",
+    ),
+    "another symbol": (edit(lambda m: kernel(m).update(symbol="system")), "symbol system"),
+    "another machine": (of_another_machine, "host code for aarch64"),
+    "no library": (no_library_at_all, "no ELF file"),
+    "empty records": (edit(lambda m: m.update(kernels=[{}])), "without name, symbol"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_damaged_and_foreign_directories_are_refused_and_nothing_is_registered(
+    case, exported, tmp_path, nothing_loaded
+):
+    spoil, message = REFUSED[case]
+    directory = shutil.copytree(exported, tmp_path / "copy")
+    spoil(directory)
+    with pytest.raises(LoadError, match=message):
+        aot.load(directory)
+    assert not compile_cache._registered
+
+
+def test_a_file_that_changes_after_load_is_refused_at_the_first_call(
+    exported, tmp_path, nothing_loaded
+):
+    directory = shutil.copytree(exported, tmp_path / "copy")
+    aot.load(directory)
+    flip_a_bit(directory)
+    with pytest.raises(LoadError, match="SHA-256"):
+        compile_cache.function_for(PLAIN, "cuda")
+
+
+def test_unknown_executor_is_refused(exported):
+    with pytest.raises(ValueError, match="executors: .*tpu.*accepted: cuda, emulator"):
+        aot.load(exported, executors=("tpu",))

@@ -1,0 +1,90 @@
+"""configs_for_model lists what the public functions ask for: recorded from calls, not written down twice."""
+
+import pytest
+import torch
+
+from cute_fa4 import (
+    compile_cache,
+    configs_for_model,
+    flash_attn_func,
+    flash_attn_varlen_func,
+    flash_attn_with_kvcache,
+)
+
+# name -> (arguments of configs_for_model, arguments of every call)
+MODELS = {
+    "grouped": (dict(heads_q=8, heads_kv=2), dict(causal=True)),
+    "one group": (dict(heads_q=2, heads_kv=2), dict(causal=True)),
+    "group 7": (dict(heads_q=7, heads_kv=1), dict(causal=True)),
+    "window and sink": (
+        dict(heads_q=4, heads_kv=2, windows=(None, (15, 0)), sink="bf16", return_lse=(True,)),
+        dict(causal=True, window_size=(15, 0), learnable_sink=True, return_lse=True),
+    ),
+    "soft cap, no mask": (
+        dict(heads_q=4, heads_kv=2, causal=False, softcap=50.0),
+        dict(softcap=50.0),
+    ),
+}
+
+
+def calls(heads_q, heads_kv, page, table_width, seqlen_q):
+    """Every public function on tensors of a model, as generators of (function, arguments)."""
+    batch, dtype = 2, torch.bfloat16
+    dense_q = torch.zeros(batch, seqlen_q, heads_q, 64, dtype=dtype)
+    packed_q = torch.zeros(batch * seqlen_q, heads_q, 64, dtype=dtype)
+    dense_k = torch.zeros(batch, 40, heads_kv, 64, dtype=dtype)
+    packed_k = torch.zeros(80, heads_kv, 64, dtype=dtype)
+    cu_q = torch.tensor([0, seqlen_q, 2 * seqlen_q], dtype=torch.int32)
+    cu_k = torch.tensor([0, 40, 80], dtype=torch.int32)
+    pages = torch.zeros(batch * table_width, page, heads_kv, 64, dtype=dtype)
+    table = torch.arange(batch * table_width, dtype=torch.int32).view(batch, table_width)
+    used = torch.full((batch,), seqlen_q, dtype=torch.int32)
+    new = torch.zeros(batch, 1, heads_kv, 64, dtype=dtype)
+    paged = dict(page_table=table, seqused_k=used)
+    yield flash_attn_func, (dense_q, dense_k, dense_k), {}
+    yield (
+        flash_attn_varlen_func,
+        (packed_q, packed_k, packed_k),
+        dict(cu_seqlens_q=cu_q, cu_seqlens_k=cu_k),
+    )
+    yield flash_attn_varlen_func, (packed_q, pages, pages), dict(cu_seqlens_q=cu_q, **paged)
+    cached = dict(page_table=table, cache_seqlens=used)
+    yield flash_attn_with_kvcache, (dense_q, pages, pages), cached
+    if seqlen_q == 1:
+        yield flash_attn_with_kvcache, (dense_q, pages, pages.clone(), new, new.clone()), cached
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_configuration_that_calls_ask_for_is_listed(name, monkeypatch):
+    shape, options = MODELS[name]
+    listed = configs_for_model(head_dim=64, page_sizes=(16, 64), **shape)
+    assert len(set(listed)) == len(listed)
+    asked = set()
+
+    def record(config, executor):
+        asked.add(config)
+        return lambda *arguments: None
+
+    monkeypatch.setattr(compile_cache, "function_for", record)
+    heads = shape["heads_q"], shape["heads_kv"]
+    if options.get("learnable_sink"):
+        options = {**options, "learnable_sink": torch.zeros(heads[0], dtype=torch.bfloat16)}
+    # Pages of both sizes; table rows aligned to 16, 8 and 4 bytes; a decode step and a longer prefill.
+    for page in (16, 64):
+        for width in (4, 6, 5):
+            for seqlen_q in (1, 300):
+                if seqlen_q > page * width:
+                    continue
+                for function, tensors, more in calls(*heads, page, width, seqlen_q):
+                    function(*tensors, **more, **options)
+    assert len(asked) > 5
+    assert asked <= set(listed)
+
+
+def test_what_no_kernel_runs_is_refused_with_the_reasons():
+    with pytest.raises(ValueError, match="qk_depth=50"):
+        configs_for_model(head_dim=50, heads_q=2, heads_kv=2)
+    with pytest.raises(ValueError, match="heads_q: 3 with heads_kv 2"):
+        configs_for_model(head_dim=64, heads_q=3, heads_kv=2)
+    with pytest.raises(ValueError, match="calls: .*training.*accepted: dense"):
+        configs_for_model(head_dim=64, heads_q=2, heads_kv=2, calls=("training",))

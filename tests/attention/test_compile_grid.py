@@ -1,0 +1,53 @@
+"""Every configuration compiles, for B200 and B300, to code that says what the tables say."""
+
+import re
+
+import pytest
+
+from benchmarks.sass import nvdisasm
+from benchmarks.sass.our_kernel import compile_artifacts
+from cute_fa4.emulator import ptx_parser
+from cute_fa4.emulator.program import Program
+from tests import cases
+
+REGISTERS_OF_AN_SM = 65536
+
+
+@pytest.mark.parametrize(
+    "config",
+    [config for arch in cases.ARCHS for config in cases.configurations(arch)],
+    ids=lambda c: f"{c.arch}-{c.name}-g{c.group}",
+)
+def test_configuration_compiles(config):
+    ptx, cubin = compile_artifacts(config)
+    module = ptx_parser.parse(ptx)
+    (kernel,) = module.kernels.values()
+    Program(kernel, module)  # decodes every instruction: an opcode without a meaning raises
+
+    opcodes = [instruction.opcode for instruction in kernel.instructions]
+    initialised = sum(opcode.startswith("mbarrier.init") for opcode in opcodes)
+    assert initialised == config.num_mbarriers
+
+    # Local memory is spilled registers or an array indexed at run time; either is slower than the
+    # loop it is in. PTX shows the arrays, the stack frame in the cubin also what ptxas spilled.
+    assert not [opcode for opcode in opcodes if re.search(r"\.local\b", opcode)]
+    assert not re.search(r"^\s*\.local\b", ptx, re.MULTILINE)
+    resources = nvdisasm.resources(cubin)
+    assert resources.stack_bytes == 0
+    assert resources.registers * config.warps.threads <= REGISTERS_OF_AN_SM
+
+
+@pytest.mark.parametrize("arch", cases.ARCHS)
+def test_exp2_is_split_over_two_units_on_b200_alone(arch):
+    """B300's hardware exp2 is twice as fast, so the polynomial on the FMA units would slow it down.
+
+    A key tile of one row has BN exponentials. The softmax code has it twice, masked and unmasked.
+    """
+    config = cases.Case(causal=True).config(write_lse=False, arch=arch)
+    ptx = compile_artifacts(config).ptx
+    (kernel,) = ptx_parser.parse(ptx).kernels.values()
+    exponentials = sum(i.opcode.startswith("ex2.approx") for i in kernel.instructions)
+    on_fma_units = 2 * config.exp2_emulated
+    assert (on_fma_units > 0) == (arch == "sm_100a")
+    # One more in each copy: the factor by which a new maximum rescales.
+    assert exponentials == 2 * (config.BN - on_fma_units + 1)

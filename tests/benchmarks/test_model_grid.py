@@ -1,0 +1,101 @@
+"""The grid of the cycle model: closed forms for makespans, tile orders and curves; the split of rows."""
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.cycle_model import calibration
+from benchmarks.cycle_model.constants import B200, MAX_FITTED, fitted_b200
+from benchmarks.cycle_model.grid import CTACycles, Curve, Problem, _order, launch_time
+from benchmarks.cycle_model.kernels import OURS, THEIRS, Variant
+
+# A CTA of n key tiles takes 1000 + 100 n cycles.
+LINEAR = CTACycles(Curve(((1, 1100.0), (2, 1200.0), (4, 1400.0))))
+CLOCK = B200["clock_ghz"].value * 1e3  # cycles a microsecond
+# Such short CTAs would be bound by memory; here only the SMs are to count.
+CHIP = {**B200, "hbm_tbs": replace(B200["hbm_tbs"], value=1e9)}
+
+
+def cycles_of(time):
+    """The makespan in cycles, without the launch."""
+    return (time.us - B200["launch_us"].value) * CLOCK
+
+
+def test_a_curve_is_linear_between_its_points_and_beyond():
+    curve = Curve(((1, 10.0), (2, 30.0), (4, 50.0)))
+    assert [curve(n) for n in (1, 2, 3, 4, 14)] == [10, 30, 40, 50, 150]
+    assert curve.per_tile == 10
+
+
+@pytest.mark.parametrize(("ctas", "waves"), [(1, 1), (148, 1), (149, 2), (296, 2)])
+def test_equal_ctas_run_in_waves_of_148(ctas, waves):
+    problem = Problem(ctas, 1, 1, 256, 128, causal=False)
+    time = launch_time(Variant(OURS), problem, LINEAR, CHIP)
+    each = 1200 + B200["cta_gap"].value
+    assert cycles_of(time) == pytest.approx(waves * each)
+
+
+def test_a_persistent_kernel_pays_the_start_once():
+    variant = Variant(THEIRS, 64)
+    assert variant.persistent and not variant.pair
+    problem = Problem(3 * 148, 1, 1, 256, 64, causal=False)
+    cycles = CTACycles(LINEAR.single, Curve(((1, 100.0), (2, 200.0))))
+    time = launch_time(variant, problem, cycles, CHIP)
+    assert cycles_of(time) == pytest.approx(1200 + 2 * 200)
+
+
+def test_bytes_bound_what_the_sms_do_not():
+    problem = Problem(148, 1, 1, 256, 128, causal=False)
+    time = launch_time(Variant(OURS), problem, LINEAR, B200)
+    assert time.bound_by_memory
+    memory_us = problem.bytes / (B200["hbm_tbs"].value * 1e6)
+    factor = 1 + B200["cold_memory"].value
+    assert time.us == pytest.approx(B200["launch_us"].value + factor * memory_us)
+
+
+def test_causal_blocks_come_longest_first():
+    problem = Problem(1, 2, 2, 1024, 128, causal=True)
+    tiles = [2, 4, 6, 8]
+    assert _order(Variant(OURS, causal=True), problem, tiles, 2) == [8, 6, 4, 2] * 2
+    # flash-attn-4 takes all heads that fit L2 block by block.
+    assert _order(Variant(THEIRS, causal=True), problem, tiles, 2) == [8, 8, 6, 6, 4, 4, 2, 2]
+
+
+def test_a_causal_mask_halves_the_published_flops():
+    full, causal = (Problem(1, 1, 1, 1024, 128, c) for c in (False, True))
+    assert full.flops == 2 * causal.flops == 4 * 1024**2 * 128
+
+
+def test_the_rows_alternate_between_fit_and_check():
+    rows = calibration.published_rows()
+    assert [row.fitted for row in rows] == [i % 2 == 0 for i in range(len(rows))]
+    # Depths and masks of both kernels, from 1K to 32K, as the calibration is to cover.
+    assert {(r.head_dim, r.causal) for r in rows} == {
+        (d, c) for d in (64, 128) for c in (False, True)
+    }
+    assert {r.seqlen for r in rows} >= {1024, 32768}
+
+
+def test_few_constants_are_fitted_and_their_values_are_stored():
+    constants = fitted_b200()
+    fitted = [name for name, constant in constants.items() if constant.fitted]
+    assert len(fitted) <= MAX_FITTED
+    assert set(fitted) == {*calibration.SIMULATED, *calibration.LAUNCH}
+
+
+def test_the_fit_finds_constants_that_made_the_rows():
+    """Rows computed with known constants are fitted exactly, up to the step of the search."""
+    rows = [row for row in calibration.published_rows() if row.variant == Variant(THEIRS, 64, True)]
+    cycles = {rows[0].variant: LINEAR}
+    true = {"cta_gap": 2000, "cold_memory": 0.25, "second_run_speed": 0.8}
+    constants = calibration.with_values(B200, true)
+    made = [
+        calibration.Row(
+            **{**vars(r), "tflops": calibration.modelled(r, cycles[r.variant], constants)}
+        )
+        for r in rows
+    ]
+    distance, values = calibration.fit_launch(made, cycles, B200)
+    assert distance < 0.01
+    # The factor on the clock scales everything; the other two separate by sequence length.
+    assert values["second_run_speed"] == pytest.approx(0.8, abs=0.05)

@@ -1,0 +1,56 @@
+"""The modelled cycles of our kernel's headline configurations, held in headline_cycles.json.
+
+Compiles, emulates, aligns and simulates each: a few seconds a configuration.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.cycle_model.constants import fitted_b200
+from benchmarks.cycle_model.evaluate import AlignedKernel, steady_state
+from benchmarks.cycle_model.kernels import OURS, Variant, traced
+from benchmarks.cycle_model.workloads import ROWS_A_CTA, Workload
+from benchmarks.sass import nvdisasm
+
+EXPECTED = json.loads(Path(__file__).with_name("headline_cycles.json").read_text())
+# Growth that fails. Smaller changes happen when warps merely meet in another order.
+TOLERANCE = 0.02
+# The steady state is the difference of CTAs with this many key tiles.
+TILES = (8, 16)
+
+
+def steady(head_dim: int, causal: bool):
+    works = [Workload(head_dim, causal, 1, 1, ROWS_A_CTA, tiles) for tiles in TILES]
+    kernel = AlignedKernel.of(traced(Variant(OURS, head_dim, causal), works))
+    constants = fitted_b200()
+    return [steady_state(kernel.simulate(constants)) for _ in range(2)]
+
+
+@pytest.fixture(autouse=True)
+def need_nvdisasm():
+    try:
+        nvdisasm.find()
+    except nvdisasm.NvdisasmError as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.mark.parametrize("row", EXPECTED["rows"], ids=lambda r: r["name"])
+def test_cycles_a_key_tile_do_not_grow(row):
+    first, second = steady(row["head_dim"], row["causal"])
+    assert first == second, "the same cubin must give the same number"
+    print(f"{row['name']}: {first.cycles:.0f} cycles, expected {row['cycles']} ({row['reason']})")
+    assert first.cycles <= row["cycles"] * (1 + TOLERANCE)
+    # A large gain means that the expected value no longer guards anything: write the new one down.
+    assert first.cycles >= row["cycles"] * (1 - 2 * TOLERANCE)
+
+
+def test_every_expected_value_has_a_reason():
+    assert {r["name"] for r in EXPECTED["rows"]} == {
+        "d128 full",
+        "d128 causal",
+        "d64 full",
+        "d64 causal",
+    }
+    assert all(len(r["reason"]) > 20 for r in EXPECTED["rows"])

@@ -1,0 +1,259 @@
+"""The cycle model's parts on hand-made programs whose cycles are known.
+
+control codes   decode is the inverse of encode, field by field
+engines         queueing formulas: start = max(ready, free)
+machine         pipes, schedulers, scoreboards, barriers: each has a program with one right answer
+align           a walk through a loop is found from its events
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.cycle_model import align, control_codes
+from benchmarks.cycle_model.constants import B200, operand_bytes, umma_interval, with_values
+from benchmarks.cycle_model.control_codes import ControlCode
+from benchmarks.cycle_model.engines import Barrier, CopyEngine, NamedBarrier, TensorQueue
+from benchmarks.cycle_model.machine import Machine
+from benchmarks.cycle_model.trace import Event, Trace
+from benchmarks.sass.program import parse
+
+PLAIN = ControlCode(stall=1, may_yield=False, write=None, read=None, wait_mask=0, reuse=0)
+
+
+def program(*lines):
+    """SASS text, one instruction a line, with an EXIT -> (steps, codes). A line may be (text, code)."""
+    texts, codes = [], {}
+    for number, line in enumerate((*lines, "EXIT")):
+        text, code = line if isinstance(line, tuple) else (line, PLAIN)
+        texts.append(f"        /*{16 * number:04x}*/                   {text} ;")
+        codes[16 * number] = code
+    (function,) = parse("\n".join(texts))
+    return [align.Step(ins) for ins in function.instructions], codes
+
+
+def cycles(warps, codes, counts=None, constants=B200):
+    """Cycles of CTA 0 with these paths, by warp number."""
+    trace = Trace({(0, w): [] for w in warps}, counts or {})
+    return Machine(constants).run({(0, w): p for w, p in warps.items()}, codes, trace)
+
+
+# --- control codes --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        PLAIN,
+        ControlCode(15, True, 5, 0, 0b111111, 0),
+        ControlCode(0, False, None, 3, 0b000100, 15),
+        ControlCode(8, True, 0, None, 0b100001, 1),
+    ],
+)
+def test_decode_is_the_inverse_of_encode(code):
+    assert control_codes.decode(control_codes.encode(code)) == code
+
+
+def test_a_word_by_hand():
+    # stall 4, yield bit 1 (no yield), write scoreboard 2, no read scoreboard, waits for 0 and 3
+    bits = 4 | 1 << 4 | 2 << 5 | 7 << 8 | 0b001001 << 11
+    code = control_codes.decode(bits << 105 | 0xDEADBEEF)
+    assert (code.stall, code.may_yield, code.write, code.read) == (4, False, 2, None)
+    assert code.waits == (0, 3)
+
+
+def test_a_word_of_more_than_128_bits_is_refused():
+    with pytest.raises(ValueError, match="128 bits"):
+        control_codes.decode(1 << 128)
+
+
+# --- engines --------------------------------------------------------------------------------------
+
+
+def test_the_tensor_core_is_a_queue():
+    queue = TensorQueue()
+    for _ in range(8):
+        queue.submit(now=10, interval=64, operands=64, tail=96)
+    # 8 MMAs one behind the other, the last complete a tail after its interval.
+    assert queue.free == 10 + 8 * 64
+    assert queue.commit(now=20, latency=25) == 10 + 8 * 64 + 96 + 25
+
+
+def test_shared_memory_traffic_lengthens_mmas_that_fill_it_and_hides_in_the_gaps_of_others():
+    full, gaps = TensorQueue(), TensorQueue()
+    for queue, operands in ((full, 64), (gaps, 32)):
+        queue.interfere(20)
+        queue.submit(0, 64, operands, 0)
+    assert full.free == 84
+    assert gaps.free == 64
+
+
+def test_idle_time_of_the_tensor_core_pays_the_debt():
+    queue = TensorQueue()
+    queue.interfere(20)
+    queue.submit(100, 64, 64, 0)
+    assert queue.free == 164
+
+
+def test_copies_share_the_rate_and_overlap_their_latency():
+    engine = CopyEngine(rate=50, latency=300)
+    assert engine.submit(0, 1000) == 20 + 300
+    assert engine.submit(0, 1000) == 40 + 300
+
+
+def test_an_mbarrier_needs_its_arrivals_and_its_bytes():
+    barrier = Barrier(2)
+    assert barrier.passed(1) and not barrier.passed(0)
+    barrier.waiters.append((0, "who"))
+    assert barrier.apply("expect_tx", 100) == [] and barrier.apply("arrive", 2) == []
+    assert barrier.apply("complete_tx", 100) == [(0, "who")]
+    assert barrier.passed(0) and not barrier.passed(1)
+    with pytest.raises(ValueError, match="more arrivals"):
+        barrier.apply("arrive", 3)
+
+
+def test_a_named_barrier_opens_for_all_who_wait():
+    barrier = NamedBarrier()
+    assert barrier.arrive(32, 96, "a") is None
+    assert barrier.arrive(32, 96) is None
+    assert barrier.arrive(32, 96, "b") == ["a", "b"]
+
+
+def test_intervals_are_the_published_ones_and_linear_between():
+    assert umma_interval(1, 128, 64, False) == 48
+    assert umma_interval(1, 128, 192, True) == 96
+    with pytest.raises(ValueError, match="no initiation interval"):
+        umma_interval(1, 32, 64, False)
+
+
+def test_operand_bytes_explain_the_measured_interval_of_small_n():
+    # M128 N64 from shared memory: 48 cycles measured, 128 bytes a cycle.
+    assert operand_bytes(1, 128, 64, False) / 128 == umma_interval(1, 128, 64, False)
+
+
+# --- machine --------------------------------------------------------------------------------------
+
+
+def test_stall_counts_space_the_instructions_of_a_warp():
+    path, codes = program(*[("FADD R0, R1, R2", replace(PLAIN, stall=4))] * 5)
+    assert cycles({0: path}, codes).ends[0, 0] == 5 * 4
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("FFMA R0, R1, R2, R3", 1),  # 128 a cycle and SM
+        ("FFMA2 R0, R2, R4, R6", 2),  # two results
+        ("FMNMX3 R0, R1, R2, R3", 2),  # 64 a cycle and SM
+        ("MUFU.EX2 R0, R1", 8),  # 16 a cycle and SM
+    ],
+)
+def test_a_pipe_takes_32_lanes_at_its_rate(text, expected):
+    path, codes = program(*[text] * 10)
+    # The tenth one starts nine times the pipe's time after the first; EXIT follows a cycle later.
+    assert cycles({0: path}, codes).ends[0, 0] == 9 * expected + 1
+
+
+def test_warps_of_a_sub_partition_share_its_pipes_and_others_do_not():
+    path, codes = program(*["MUFU.EX2 R0, R1"] * 10)
+    alone = cycles({0: path}, codes).cycles
+    assert cycles({0: path, 1: path}, codes).cycles == alone
+    assert cycles({0: path, 4: path}, codes).ends[0, 4] == 19 * 8 + 1
+
+
+def test_a_scheduler_issues_one_instruction_a_cycle():
+    path, codes = program(*["NOP"] * 20)
+    result = cycles({w: path for w in (0, 4, 8)}, codes)
+    assert result.issued[0, 0] == 3 * 21
+    assert max(result.ends.values()) == 3 * 21 - 1
+
+
+def test_an_instruction_waits_for_the_scoreboards_of_its_mask():
+    load = ("MUFU.EX2 R0, R1", replace(PLAIN, write=2))
+    use = ("FADD R2, R0, R0", replace(PLAIN, wait_mask=1 << 2))
+    path, codes = program(load, use)
+    assert cycles({0: path}, codes).ends[0, 0] == B200["lat_mufu"].value + 1
+
+
+def test_a_wait_ends_when_the_barrier_fires():
+    # Warp 0 arrives after 10 slots, warp 1 waits and then needs the answer.
+    arriver, codes = program(*["NOP"] * 10, "SYNCS.ARRIVE.TRANS64 RZ, [UR4], R0")
+    key = (0, 64)
+    arriver[10] = replace(arriver[10], event=Event("arrive", 1, (), [("arrive", key, 1)]))
+    waiter, more = program(
+        ("SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4], R0", replace(PLAIN, write=1)),
+        ("BRA `(.L_x_1)", replace(PLAIN, wait_mask=1 << 1)),
+    )
+    waiter[0] = replace(waiter[0], event=Event("wait", 2, (key, 0)))
+    shifted = {step.instruction.address: step for step in arriver}
+    moved = [
+        replace(s, instruction=replace(s.instruction, address=s.instruction.address + 4096))
+        for s in waiter
+    ]
+    codes = {**codes, **{address + 4096: code for address, code in more.items()}}
+    result = cycles({0: list(shifted.values()), 1: moved}, codes, counts={key: 1})
+    fired = 10 + B200["mbarrier_arrive"].value
+    assert result.ends[0, 1] == fired + B200["mbarrier_wake"].value + 1
+    assert [why for _, _, why in result.waits[0, 1]] == [key]
+
+
+def test_a_wait_that_nobody_ends_is_an_error_that_names_the_barrier():
+    waiter, codes = program(
+        ("SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4], R0", replace(PLAIN, write=1)),
+        ("BRA `(.L_x_1)", replace(PLAIN, wait_mask=1 << 1)),
+    )
+    waiter[0] = replace(waiter[0], event=Event("wait", 2, ((0, 64), 0)))
+    with pytest.raises(RuntimeError, match=r"no warp can go on.*\(0, 64\)"):
+        cycles({0: waiter}, codes, counts={(0, 64): 1})
+
+
+def test_only_fitted_constants_can_be_given_values():
+    fitted = [name for name, constant in B200.items() if constant.fitted]
+    assert len(fitted) <= 6
+    assert with_values(B200, {fitted[0]: 1.5})[fitted[0]].value == 1.5
+    with pytest.raises(ValueError, match="not fitted"):
+        with_values(B200, {"rate_mufu": 32})
+
+
+# --- align ----------------------------------------------------------------------------------------
+
+LOOP = """
+        /*0000*/                   NOP ;
+.L_x_0:
+        /*0010*/                   SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4], R0 ;
+        /*0020*/              @!P0 BRA `(.L_x_3) ;
+.L_x_1:
+        /*0030*/                   LDTM.x32 R4, tmem[UR5] ;
+        /*0040*/              @P1  BRA `(.L_x_2) ;
+        /*0050*/                   STTM.x16 tmem[UR5], R4 ;
+.L_x_2:
+        /*0060*/                   SYNCS.ARRIVE.TRANS64 RZ, [UR4], R0 ;
+        /*0070*/              @P2  BRA `(.L_x_0) ;
+        /*0080*/                   EXIT ;
+.L_x_3:
+        /*0090*/                   SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4], R0 ;
+        /*00a0*/              @!P0 BRA `(.L_x_3) ;
+        /*00b0*/                   BRA `(.L_x_1) ;
+"""
+
+
+def test_a_path_follows_its_events_through_a_loop_with_a_branch_and_without_retries():
+    (function,) = parse(LOOP)
+    lines = {"wait": 1, "ld": 2, "st": 3, "arrive": 4}
+    kinds = ["wait", "ld", "arrive", "wait", "ld", "st", "arrive", "wait", "ld", "arrive"]
+    trace = Trace({(0, 0): [Event(kind, lines[kind]) for kind in kinds]}, {})
+    ((path,),) = [list(found.values()) for found in align.paths(function, "", [trace])]
+    addresses = [step.instruction.address for step in path]
+    plain = [0x10, 0x20, 0x30, 0x40, 0x60, 0x70]
+    stored = [0x10, 0x20, 0x30, 0x40, 0x50, 0x60, 0x70]
+    assert addresses == [0, *plain, *stored, *plain, 0x80]
+    assert [step.event.kind for step in path if step.event] == kinds
+
+
+def test_events_that_the_code_cannot_produce_are_an_error():
+    (function,) = parse(LOOP)
+    trace = Trace({(0, 0): [Event("mma", 1), Event("mma", 1)]}, {})
+    with pytest.raises(align.AlignmentError, match=r"warp \(0, 0\)"):
+        align.paths(function, "", [trace])

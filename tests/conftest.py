@@ -1,0 +1,46 @@
+"""Options of the whole suite.
+
+pytest --seeds 4     attention tests under four emulator schedules instead of two
+pytest --gpu         also what needs a GPU; attention runs on it where it has compute capability 10
+"""
+
+import os
+
+import pytest
+import torch
+
+# Tests change kernels in place and ask what happens: a kernel on disk would answer for the unchanged
+# one, and the changed one must not get there. tests/aot turns the cache on for itself, in directories of its own.
+os.environ["CUTE_FA4_CACHE"] = "off"
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--seeds",
+        type=int,
+        default=2,
+        metavar="N",
+        help="run attention tests under N emulator schedules: in order, hostile, then random seeds",
+    )
+    parser.addoption("--gpu", action="store_true", help="also run the tests marked gpu")
+
+
+def pytest_configure(config):
+    if config.getoption("--seeds") < 1:
+        raise pytest.UsageError(f"--seeds {config.getoption('--seeds')}; accepted: 1 or more")
+    if config.getoption("--gpu") and not torch.cuda.is_available():
+        raise pytest.UsageError("--gpu: torch finds no CUDA device; run without --gpu")
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("--gpu"):
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs a GPU: run with --gpu"))
+
+
+@pytest.fixture(autouse=True)
+def fixed_torch_seed():
+    """Tests that draw from torch's global generator draw the same numbers in any order of tests."""
+    torch.manual_seed(0)

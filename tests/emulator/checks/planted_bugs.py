@@ -1,0 +1,433 @@
+"""Ten-line kernels, each with one ordering bug that its marked lines repair.
+
+A line that ends in //FIX is left out of the bug and part of the corrected twin; one that ends in //BUG the
+other way round. p0 points at 256 words of output, p1 at as many of input. Most kernels give the right result
+in either form on a machine that executes one thing after another: only the order is wrong.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cute_fa4.emulator.errors import (
+    BarrierError,
+    InFlightError,
+    ProxyError,
+    RaceError,
+    RegisterHazard,
+    TensorOrderError,
+)
+from tests.emulator.core.ptx_bench import run_ptx
+
+BOTH = ("ptx", "hardware")
+PTX = ("ptx",)
+
+# %r1 thread, %r2 dyn, %r3 dyn + 4 * lane, %p1 warp 0, %p2 thread 0, %rd1 output + 4 * thread, %rd2 input
+START = """
+    mov.u32 %r1, %tid.x; mov.b32 %r2, dyn;
+    and.b32 %r3, %r1, 31; shl.b32 %r3, %r3, 2; add.s32 %r3, %r2, %r3;
+    setp.lt.u32 %p1, %r1, 32; setp.eq.u32 %p2, %r1, 0;
+    ld.param.b64 %rd1, [p0]; mul.wide.u32 %rd3, %r1, 4; add.s64 %rd1, %rd1, %rd3;
+    ld.param.b64 %rd2, [p1];
+"""
+INIT = """
+    @%p2 mbarrier.init.shared.b64 [%r2+1024], {count};
+    @%p2 fence.mbarrier_init.release.cluster;
+    bar.sync 0;
+"""
+WAIT = """
+    W{name}: mbarrier.try_wait.parity.shared.b64 %p9, [%r2+1024], {parity};
+    @!%p9 bra W{name};
+"""
+ALLOCATE = """
+    @!%p1 bra ALLOCATED;
+    tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r2+1032], 32;
+    ALLOCATED: bar.sync 0;
+    ld.shared.b32 %r20, [%r2+1032];
+"""
+FREE = """
+    bar.sync 0;
+    @!%p1 bra FREED;
+    tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r20, 32;
+    FREED:
+"""
+
+
+@dataclass(frozen=True)
+class Bug:
+    """One kernel: the error of the bug, the levels that report it, and how it is launched."""
+
+    name: str
+    body: str
+    error: type
+    message: str
+    levels: tuple = BOTH
+    threads: int = 64
+    ctas: int = 1
+    cluster: int = 1
+
+    def text(self, fixed):
+        """The kernel's body with (fixed) or without its repair."""
+        dropped = "//BUG" if fixed else "//FIX"
+        lines = [line for line in (START + self.body).split("\n") if dropped not in line]
+        return "\n".join(line.split("//")[0] for line in lines)
+
+    def run(self, fixed, checks, **schedule):
+        """Execute it; returns the output."""
+        out, source = np.zeros(256, np.uint32), np.arange(256, dtype=np.uint32)
+        run_ptx(
+            self.text(fixed),
+            out,
+            source,
+            threads=self.threads,
+            shared=16384,
+            grid=(self.ctas, 1, 1),
+            cluster=(self.cluster, 1, 1),
+            checks=checks,
+            **schedule,
+        )
+        return out
+
+
+BUGS = (
+    Bug(
+        "read without barrier",
+        """
+        @%p1 st.shared.b32 [%r3], %r1;
+        bar.sync 0; //FIX
+        @!%p1 ld.shared.b32 %r4, [%r3];
+        """,
+        RaceError,
+        "nothing orders a read of shared memory after the access of warp 0, which wrote it",
+    ),
+    Bug(
+        "overwritten while read",
+        """
+        @%p1 st.shared.b32 [%r3], %r1;
+        bar.sync 0;
+        @%p1 ld.shared.b32 %r4, [%r3];
+        bar.sync 0; //FIX
+        @!%p1 st.shared.b32 [%r3], %r1;
+        """,
+        RaceError,
+        "nothing orders",
+    ),
+    Bug(
+        "named barrier of the others",
+        """
+        @%p1 bra FIRST;
+        barrier.sync 2, 64; //FIX
+        st.shared.b32 [%r3], %r1; bra.uni END;
+        FIRST: st.shared.b32 [%r3], %r1;
+        barrier.arrive 2, 64; //FIX
+        END:
+        """,
+        RaceError,
+        "write to shared memory",
+    ),
+    Bug(
+        "relaxed arrival",
+        INIT.format(count=32)
+        + """
+        @!%p1 bra READER;
+        st.shared.b32 [%r3], %r1;
+        mbarrier.arrive.relaxed.cta.shared.b64 _, [%r2+1024], 1; //BUG
+        mbarrier.arrive.shared.b64 _, [%r2+1024], 1; //FIX
+        bra.uni END;
+        """
+        + "READER:"
+        + WAIT.format(name=0, parity=0)
+        + """
+        ld.shared.b32 %r4, [%r3];
+        END:
+        """,
+        RaceError,
+        "read of shared memory",
+    ),
+    Bug(
+        "barrier used before its initialisation is known",
+        """
+        @%p2 mbarrier.init.shared.b64 [%r2+1024], 32;
+        bar.sync 0; //FIX
+        @!%p1 mbarrier.arrive.shared.b64 _, [%r2+1024], 1;
+        """,
+        BarrierError,
+        "nothing orders this use after its initialisation",
+    ),
+    Bug(
+        "phase passed while nobody looked",
+        INIT.format(count=32)
+        + """
+        @%p1 mbarrier.arrive.shared.b64 _, [%r2+1024], 1;
+        @%p1 mbarrier.arrive.shared.b64 _, [%r2+1024], 1; //BUG
+        bar.sync 0;
+        @%p1 bra END;
+        """
+        + WAIT.format(name=0, parity=0)
+        + "END:",
+        BarrierError,
+        "phases 0 to 1 completed before this wait looked",
+    ),
+    Bug(
+        "half of the arrivals at the end",
+        INIT.format(count=64)
+        + """
+        @%p1 mbarrier.arrive.shared.b64 _, [%r2+1024], 1;
+        @!%p1 mbarrier.arrive.shared.b64 _, [%r2+1024], 1; //FIX
+        """,
+        BarrierError,
+        "lacks 32 of 64 arrivals",
+        PTX,
+    ),
+    Bug(
+        "bytes that never come",
+        INIT.format(count=1)
+        + """
+        @%p2 mbarrier.arrive.expect_tx.shared.b64 _, [%r2+1024], 128; //BUG
+        @%p2 mbarrier.arrive.shared.b64 _, [%r2+1024], 1; //FIX
+        """,
+        BarrierError,
+        "lacks 128 bytes",
+        PTX,
+    ),
+    Bug(
+        "copy reads what no proxy fence published",
+        """
+        @%p1 st.shared.b32 [%r3], %r1;
+        @%p1 fence.proxy.async.shared::cta; //FIX
+        bar.sync 0;
+        @!%p2 bra END;
+        cp.async.bulk.global.shared::cta.bulk_group [%rd1], [%r2], 128;
+        cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;
+        END:
+        """,
+        ProxyError,
+        "no fence.proxy.async",
+    ),
+    Bug(
+        "fence of the other address space",
+        """
+        @%p1 st.shared.b32 [%r3], %r1;
+        @%p1 fence.proxy.async.global; //BUG
+        @%p1 fence.proxy.async; //FIX
+        bar.sync 0;
+        @!%p2 bra END;
+        cp.async.bulk.global.shared::cta.bulk_group [%rd1], [%r2], 128;
+        cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;
+        END:
+        """,
+        ProxyError,
+        "no fence.proxy.async",
+    ),
+    Bug(
+        "source overwritten while a copy reads it",
+        """
+        @%p1 st.shared.b32 [%r3], %r1;
+        fence.proxy.async;
+        bar.sync 0;
+        @!%p2 bra END;
+        cp.async.bulk.global.shared::cta.bulk_group [%rd1], [%r2], 128;
+        cp.async.bulk.commit_group;
+        cp.async.bulk.wait_group.read 0; //FIX
+        st.shared.b32 [%r2], 7;
+        cp.async.bulk.wait_group.read 0;
+        END:
+        """,
+        RaceError,
+        "bulk store",
+    ),
+    Bug(
+        "nobody waits for a store",
+        """
+        @%p1 st.shared.b32 [%r3], %r1;
+        fence.proxy.async; bar.sync 0;
+        @%p2 cp.async.bulk.global.shared::cta.bulk_group [%rd1], [%r2], 128;
+        @%p2 cp.async.bulk.commit_group;
+        @%p2 cp.async.bulk.wait_group.read 0; //FIX
+        bar.sync 0;
+        """,
+        InFlightError,
+        "nobody has waited for: the bulk store of 128 bytes",
+    ),
+    Bug(
+        "copy not waited for by its reader",
+        INIT.format(count=1)
+        + """
+        @%p1 bra READ;
+        setp.eq.u32 %p4, %r1, 32;
+        @%p4 mbarrier.arrive.expect_tx.shared.b64 _, [%r2+1024], 128;
+        @%p4 cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%r2], [%rd2], 128, [%r2+1024];
+        """
+        + WAIT.format(name=0, parity=0)
+        + """
+        READ:
+        bar.sync 0; //FIX
+        @%p1 ld.shared.b32 %r4, [%r3];
+        """,
+        RaceError,
+        "after the access of warp 1, which wrote it",
+    ),
+    Bug(
+        "barrier not published to copies",
+        """
+        @%p2 mbarrier.init.shared.b64 [%r2+1024], 1;
+        @%p2 fence.mbarrier_init.release.cluster; //FIX
+        bar.sync 0;
+        @%p2 mbarrier.arrive.expect_tx.shared.b64 _, [%r2+1024], 128;
+        @%p2 cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%r2], [%rd2], 128, [%r2+1024];
+        """
+        + WAIT.format(name=0, parity=0),
+        BarrierError,
+        "not visible to asynchronous operations",
+    ),
+    Bug(
+        "cp.async not waited for",
+        """
+        mul.wide.u32 %rd4, %r1, 4; add.s64 %rd4, %rd2, %rd4;
+        @%p1 cp.async.ca.shared.global [%r3], [%rd4], 4;
+        @%p1 cp.async.wait_all; //FIX
+        bar.sync 0;
+        @!%p1 ld.shared.b32 %r4, [%r3];
+        cp.async.wait_all;
+        """,
+        RaceError,
+        "cp.async",
+    ),
+    Bug(
+        "write to the peer without cluster barrier",
+        """
+        mov.u32 %r5, %cluster_ctarank; xor.b32 %r5, %r5, 1;
+        mapa.shared::cluster.u32 %r6, %r3, %r5;
+        @%p1 st.shared::cluster.b32 [%r6], %r1;
+        barrier.cluster.arrive.relaxed; //BUG
+        barrier.cluster.arrive; //FIX
+        barrier.cluster.wait;
+        @%p1 ld.shared.b32 %r4, [%r3];
+        barrier.cluster.arrive; barrier.cluster.wait;
+        """,
+        RaceError,
+        "read of shared memory",
+        ctas=2,
+        cluster=2,
+    ),
+    Bug(
+        "two CTAs write one element",
+        """
+        mov.u32 %r5, %ctaid.x;
+        mul.lo.u32 %r5, %r5, 256; cvt.u64.u32 %rd5, %r5; add.s64 %rd1, %rd1, %rd5; //FIX
+        st.global.b32 [%rd1], %r1;
+        """,
+        RaceError,
+        "which wrote it in another cluster",
+        ctas=2,
+    ),
+    Bug(
+        "flag without release",
+        """
+        mov.u32 %r5, %ctaid.x; setp.ne.u32 %p3, %r5, 0; ld.param.b64 %rd6, [p0];
+        @%p3 bra SECOND;
+        @%p2 st.global.b32 [%rd6], 7;
+        @%p2 st.relaxed.gpu.global.b32 [%rd6+128], 1; //BUG
+        @%p2 st.release.gpu.global.b32 [%rd6+128], 1; //FIX
+        bra.uni END;
+        SECOND:
+        @%p2 ld.acquire.gpu.global.b32 %r6, [%rd6+128];
+        @%p2 ld.global.b32 %r7, [%rd6];
+        END:
+        """,
+        RaceError,
+        "which wrote it in another cluster",
+        ctas=2,
+    ),
+    Bug(
+        "registers used before wait::ld",
+        ALLOCATE
+        + """
+        @!%p1 bra DONE;
+        tcgen05.st.sync.aligned.32x32b.x1.b32 [%r20], {%r1}; tcgen05.wait::st.sync.aligned;
+        tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r21}, [%r20];
+        tcgen05.wait::ld.sync.aligned; //FIX
+        add.s32 %r22, %r21, 1;
+        tcgen05.wait::ld.sync.aligned;
+        DONE:
+        """
+        + FREE,
+        RegisterHazard,
+        "before tcgen05.wait::ld",
+        PTX,
+    ),
+    Bug(
+        "load before wait::st",
+        ALLOCATE
+        + """
+        @!%p1 bra DONE;
+        tcgen05.st.sync.aligned.32x32b.x1.b32 [%r20], {%r1}; tcgen05.wait::st.sync.aligned;
+        tcgen05.st.sync.aligned.32x32b.x1.b32 [%r20], {%r2};
+        tcgen05.wait::st.sync.aligned; //FIX
+        tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r21}, [%r20]; tcgen05.wait::ld.sync.aligned;
+        tcgen05.wait::st.sync.aligned;
+        DONE:
+        """
+        + FREE,
+        RaceError,
+        "race on tensor memory column 0",
+    ),
+    Bug(
+        "no tcgen05.fence before the barrier",
+        ALLOCATE
+        + """
+        @!%p1 bra OTHERS;
+        tcgen05.st.sync.aligned.32x32b.x1.b32 [%r20], {%r1}; tcgen05.wait::st.sync.aligned;
+        tcgen05.fence::before_thread_sync; //FIX
+        OTHERS: bar.sync 0;
+        setp.lt.u32 %p3, %r1, 128; @%p3 bra DONE;
+        tcgen05.fence::after_thread_sync;
+        tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r21}, [%r20]; tcgen05.wait::ld.sync.aligned;
+        DONE:
+        """
+        + FREE,
+        TensorOrderError,
+        "tcgen05.fence::before_thread_sync",
+        PTX,
+        threads=160,
+    ),
+    Bug(
+        "no tcgen05.fence after the barrier",
+        ALLOCATE
+        + """
+        @!%p1 bra OTHERS;
+        tcgen05.st.sync.aligned.32x32b.x1.b32 [%r20], {%r1}; tcgen05.wait::st.sync.aligned;
+        tcgen05.fence::before_thread_sync;
+        OTHERS: bar.sync 0;
+        setp.lt.u32 %p3, %r1, 128; @%p3 bra DONE;
+        tcgen05.fence::after_thread_sync; //FIX
+        tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r21}, [%r20]; tcgen05.wait::ld.sync.aligned;
+        DONE:
+        """
+        + FREE,
+        TensorOrderError,
+        "after_thread_sync",
+        PTX,
+        threads=160,
+    ),
+    Bug(
+        "freed while others read it",
+        ALLOCATE
+        + """
+        @!%p1 bra OTHERS;
+        tcgen05.st.sync.aligned.32x32b.x1.b32 [%r20], {%r1}; tcgen05.wait::st.sync.aligned;
+        tcgen05.fence::before_thread_sync;
+        OTHERS: bar.sync 0;
+        setp.lt.u32 %p3, %r1, 128; @%p3 bra READER;
+        bar.sync 1, 64; //FIX
+        tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r20, 32;
+        READER: @!%p1 bra END;
+        tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r21}, [%r20]; tcgen05.wait::ld.sync.aligned;
+        bar.arrive 1, 64;
+        END:
+        """,
+        RaceError,
+        "tcgen05.dealloc",
+        threads=160,
+    ),
+)

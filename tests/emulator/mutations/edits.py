@@ -1,0 +1,147 @@
+"""Edits of PTX text that say where they apply and how often they must: a defect is planted exactly as meant.
+
+    replace("mma", WAIT, ALWAYS_TRUE, nth=7, of=14)     in section "mma", the 8th of exactly 14 matches
+
+A kernel that has changed since makes an edit raise PlantingError instead of planting another defect.
+
+    section      lines of an attention kernel                         ends at
+    prologue     allocation, mbarrier.init, the first bar.sync        setmaxnreg.inc
+    softmax      scores to probabilities, output                      setmaxnreg.dec
+    correction   rescale                                              setmaxnreg.dec
+    mma          products                                             first copy's elect.sync
+    load         copies                                               last bar.sync
+    epilogue     deallocation
+    kernel       everything
+"""
+
+import re
+
+WAIT = r"mbarrier\.try_wait\.parity\S* P1, (\[\S+\]), (\S+), (\d+);"
+ALWAYS_TRUE = "setp.eq.u32 P1, 0, 0;"
+FLIPPED_PARITY = (
+    r".reg .b32 flipped; xor.b32 flipped, \2, 1; "
+    r"mbarrier.try_wait.parity.shared.b64 P1, \1, flipped, \3;"
+)
+
+
+class PlantingError(AssertionError):
+    """The PTX is not what an edit was written for."""
+
+
+def _first(lines, pattern, start=0):
+    for i in range(start, len(lines)):
+        if re.search(pattern, lines[i]):
+            return i
+    raise PlantingError(f"no line matches {pattern!r}")
+
+
+def section(lines, name):
+    """(first line, end) of a section."""
+    if name == "kernel":
+        return 0, len(lines)
+    softmax = _first(lines, r"setmaxnreg\.inc")
+    correction = _first(lines, r"setmaxnreg\.dec", softmax)
+    mma = _first(lines, r"setmaxnreg\.dec", correction + 1)
+    load = _first(lines, r"elect\.sync\s+%r\d+\|%p", mma)
+    last_sync = max(i for i, line in enumerate(lines) if re.search(r"bar\.sync\s+0;", line))
+    bounds = {
+        "prologue": (0, softmax),
+        "softmax": (softmax, correction),
+        "correction": (correction, mma),
+        "mma": (mma, load),
+        "load": (load, last_sync),
+        "epilogue": (last_sync, len(lines)),
+    }
+    return bounds[name]
+
+
+def matches(lines, where, pattern, of):
+    """Line numbers of a section that match; there must be ``of`` of them."""
+    begin, end = section(lines, where)
+    found = [i for i in range(begin, end) if re.search(pattern, lines[i])]
+    if len(found) != of:
+        raise PlantingError(
+            f"{len(found)} lines of section {where!r} match {pattern!r}; the edit was written for {of}"
+        )
+    return found
+
+
+def replace(where, pattern, by, nth=0, of=1):
+    """Edit: substitute in the nth of the ``of`` matching lines of a section; nth may be several, or "all"."""
+
+    def edit(ptx):
+        lines = ptx.split("\n")
+        found = matches(lines, where, pattern, of)
+        numbers = range(of) if nth == "all" else nth if isinstance(nth, tuple) else (nth,)
+        for number in numbers:
+            changed = re.sub(pattern, by, lines[found[number]], count=1)
+            if changed == lines[found[number]]:
+                raise PlantingError(f"{pattern!r} -> {by!r} changes nothing")
+            lines[found[number]] = changed
+        return "\n".join(lines)
+
+    return edit
+
+
+def delete(where, pattern, nth=0, of=1):
+    """Edit: drop a statement."""
+    return replace(where, pattern, "", nth, of)
+
+
+def move(where, pattern, nth, of, before, before_nth, before_of, by=None):
+    """Edit: move the nth matching line to before another one, rewritten to ``by`` if given."""
+
+    def edit(ptx):
+        lines = ptx.split("\n")
+        source = matches(lines, where, pattern, of)[nth]
+        target = matches(lines, where, before, before_of)[before_nth]
+        line = lines.pop(source)
+        lines.insert(target - (source < target), line if by is None else re.sub(pattern, by, line))
+        return "\n".join(lines)
+
+    return edit
+
+
+def retarget(where, pattern, nth, of, like):
+    """Edit: give the nth matches (one or several) the group 1 that match number ``like`` has."""
+
+    def edit(ptx):
+        lines = ptx.split("\n")
+        found = matches(lines, where, pattern, of)
+        wanted = re.search(pattern, lines[found[like]])[1]
+        for number in nth if isinstance(nth, tuple) else (nth,):
+            line = lines[found[number]]
+            begin, end = re.search(pattern, line).span(1)
+            if line[begin:end] == wanted:
+                raise PlantingError(f"match {number} of {pattern!r} has {wanted} already")
+            lines[found[number]] = line[:begin] + wanted + line[end:]
+        return "\n".join(lines)
+
+    return edit
+
+
+def exchange(where, pattern, first, second, of):
+    """Edit: two matches exchange their group 1."""
+
+    def edit(ptx):
+        lines = ptx.split("\n")
+        found = matches(lines, where, pattern, of)
+        spans = [re.search(pattern, lines[found[n]]) for n in (first, second)]
+        for span, other, n in ((spans[0], spans[1], first), (spans[1], spans[0], second)):
+            begin, end = span.span(1)
+            line = span.string
+            lines[found[n]] = line[:begin] + other[1] + line[end:]
+        return "\n".join(lines)
+
+    return edit
+
+
+def both(*edits):
+    """Edit: several, one after the other."""
+
+    def edit(ptx):
+        for one in edits:
+            ptx = one(ptx)
+        return ptx
+
+    return edit

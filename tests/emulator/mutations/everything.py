@@ -1,0 +1,30 @@
+"""All subjects and all defects together."""
+
+from functools import cache
+
+from tests.emulator.mutations import (
+    arithmetic_defects,
+    attention_defects,
+    attention_kernel,
+    small_defects,
+    small_kernels,
+)
+
+LEVEL = "ptx"
+"""The level of checks that this package's kernels claim (docs/verification.md)."""
+
+
+@cache
+def subjects():
+    """Subject by name."""
+    return {**attention_kernel.subjects(LEVEL), **small_kernels.subjects(LEVEL)}
+
+
+@cache
+def mutants():
+    """Every Mutant, in a fixed order."""
+    return (
+        *attention_defects.mutants(),
+        *arithmetic_defects.mutants(),
+        *small_defects.mutants(),
+    )

@@ -1,0 +1,143 @@
+"""The published FlashAttention-4 kernels, compiled here, executed by the emulator, against float64.
+
+They are foreign and known to be right on hardware: agreement is evidence for the emulator. The expected error
+is that of P and the output in bfloat16; an independent software model of the same PTX gave 2e-3.
+"""
+
+import importlib.util
+import types
+
+import pytest
+import torch
+
+from cute_fa4 import emulator
+from cute_fa4.reference import attention_float64
+
+pytestmark = [
+    pytest.mark.skipif(
+        importlib.util.find_spec("flash_attn") is None
+        or importlib.util.find_spec("flash_attn.cute") is None,
+        reason="flash_attn.cute is not installed: pip install --no-deps flash-attn-4==4.0.0b36 "
+        "quack-kernels",
+    ),
+    # What the foreign package does with the compiler and with fake tensors is not ours to change.
+    pytest.mark.filterwarnings("ignore"),
+]
+
+SM_COUNT = 148  # B200
+
+
+class HardwareInfo:
+    """Stands in for cutlass.utils.HardwareInfo, which asks a driver."""
+
+    def __init__(self, *_):
+        pass
+
+    def get_device_multiprocessor_count(self):
+        return SM_COUNT
+
+    def get_max_active_clusters(self, cluster_size):
+        return SM_COUNT // cluster_size
+
+
+@pytest.fixture(scope="module")
+def compile_attention():
+    """compile_attention(head_dim, causal) -> the function for bfloat16 and as many K/V heads as Q heads."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FLASH_ATTENTION_ARCH", "sm_100")
+        patch.setenv("CUTE_DSL_ARCH", "sm_100a")
+        patch.setenv("FLASH_ATTENTION_NUM_SMS", str(SM_COUNT))
+        import cutlass.cute as cute
+        import cutlass.utils
+        from cutlass.utils import hardware_info
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        patch.setattr(cutlass.utils, "HardwareInfo", HardwareInfo)
+        patch.setattr(hardware_info, "HardwareInfo", HardwareInfo)
+        from flash_attn.cute import interface
+
+        compiled = {}
+
+        class Stop(Exception):
+            """The kernel is compiled; there is nothing to launch."""
+
+        def compile_function(head_dim, causal):
+            def capture(function, *args, **kwargs):
+                compiled[head_dim, causal] = emulator.bind(cute.compile, function, *args, **kwargs)
+                raise Stop
+
+            patched = types.SimpleNamespace(**{**vars(cute), "compile": capture})
+            if (head_dim, causal) not in compiled:
+                patch.setattr(interface, "cute", patched)
+                with FakeTensorMode(), pytest.raises(Stop):
+                    q, k, v = (
+                        torch.empty(1, 256, 2, head_dim, dtype=torch.bfloat16, device="cuda")
+                        for _ in "qkv"
+                    )
+                    interface.flash_attn_func(q, k, v, causal=causal)
+            return compiled[head_dim, causal]
+
+        yield compile_function
+
+
+def run(function, q, k, v, **schedule):
+    """Call the 25-argument function: q, k, v, o, lse, scale, ten options, aux data, seven more, longest q."""
+    out = torch.full_like(q, float("nan"))
+    scale = q.shape[-1] ** -0.5
+    with emulator.use(**schedule) as result:
+        function(q, k, v, out, None, scale, *[None] * 10, (None, None), *[None] * 7, q.shape[1])
+    return out, result
+
+
+def error_of(out, q, k, v, causal):
+    exact, _ = attention_float64(q, k, v, causal=causal)
+    return float((out.double() - exact).norm() / exact.norm())
+
+
+@pytest.mark.parametrize("mode", ["in_order", "hostile"])
+@pytest.mark.parametrize(
+    "head_dim, causal, length",
+    [
+        (128, True, 256),  # two tiles of Q, one of them with a masked and an unmasked K tile
+        (128, True, 300),  # a last tile of 44 rows: TMA fills and drops rows
+        (128, False, 512),  # two CTAs of a cluster share one MMA (cta_group::2)
+        (64, True, 256),  # another swizzle atom layout
+    ],
+)
+def test_flash_attention_4(compile_attention, head_dim, causal, length, mode):
+    q, k, v = (torch.randn(1, length, 2, head_dim).bfloat16() for _ in "qkv")
+    out, result = run(compile_attention(head_dim, causal), q, k, v, mode=mode, seed=1)
+    assert not out.isnan().any()
+    assert error_of(out, q, k, v, causal) < 3e-3
+    assert result.launches == 1 and sum(
+        n for op, n in result.opcodes.items() if "tcgen05.mma" in op
+    )
+    assert not [note for note in result.notes if note.check == "phase_passed_twice"]
+
+
+def test_a_broken_scale_is_seen(compile_attention):
+    """The comparison can fail: with every exp2 replaced by a plain copy the error is far above the bound."""
+    q, k, v = (torch.randn(1, 256, 1, 128).bfloat16() for _ in "qkv")
+    broken = lambda name, ptx: ptx.replace("ex2.approx.ftz.f32", "mov.b32")
+    out, _ = run(compile_attention(128, True), q, k, v, transform=broken)
+    assert not error_of(out, q, k, v, True) < 0.1
+
+
+# One CTA with a masked tile and a ragged end, and the pair of CTAs that share an MMA.
+@pytest.mark.parametrize("head_dim, causal, length", [(128, True, 300), (128, False, 300)])
+def test_every_schedule_gives_the_same_bits(compile_attention, head_dim, causal, length):
+    """Eight schedules, at level "hardware" (the default of emulator.bind): no alarm, no difference."""
+    q, k, v = (torch.randn(1, length, 1, head_dim).bfloat16() for _ in "qkv")
+    function, first = compile_attention(head_dim, causal), None
+    for mode, seeds in (("in_order", [0]), ("random", range(3)), ("hostile", range(4))):
+        for seed in seeds:
+            out, _ = run(function, q, k, v, mode=mode, seed=seed)
+            first = out if first is None else first
+            assert torch.equal(out, first), (mode, seed)
+
+
+def test_the_published_kernel_needs_level_hardware(compile_attention):
+    """It has no tcgen05.fence: in PTX a wait on an mbarrier alone does not order tensor memory."""
+    q, k, v = (torch.randn(1, 256, 1, 128).bfloat16() for _ in "qkv")
+    with pytest.raises(emulator.TensorOrderError, match="tcgen05.ld"):
+        run(compile_attention(128, True), q, k, v, checks="ptx")

@@ -1,0 +1,226 @@
+"""Batches of sequences of any lengths, stored as callers store them, with the answer from the definition.
+
+A batch is drawn once as plain sequences; storage (packed, dense, paged, either page layout) is a second step, so that
+two ways to store the same numbers can be compared. What belongs to no sequence is NaN, in pages, in padding and
+between sequences; table entries beyond a sequence are a number that is no page.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+from dataclasses import dataclass
+
+import torch
+
+from cute_fa4 import EmulatorWarning, emulator, flash_attn_varlen_func
+from cute_fa4.reference import EXP2_RELATIVE_ERROR, FLOAT32_NOISE
+
+CANARY = 7.0  # what rows of out hold that nobody may write
+NO_PAGE = 123_456_789
+SPARE_ROWS = 5  # behind the last sequence of a packed tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """queries[b], keys[b]: tensors (length, heads, depth) of sequence b."""
+
+    q: list
+    k: list
+    v: list
+
+    @staticmethod
+    def draw(queries, keys, *, heads=(2, 1), depth=64, dtype=torch.bfloat16, seed=0) -> Batch:
+        generator = torch.Generator().manual_seed(seed)
+
+        def rows(n, num_heads):
+            return torch.randn(n, num_heads, depth, generator=generator).to(dtype)
+
+        heads_q, heads_kv = heads
+        return Batch(
+            [rows(n, heads_q) for n in queries],
+            [rows(n, heads_kv) for n in keys],
+            [rows(n, heads_kv) for n in keys],
+        )
+
+    @property
+    def queries(self) -> list[int]:
+        return [len(x) for x in self.q]
+
+    @property
+    def keys(self) -> list[int]:
+        return [len(x) for x in self.k]
+
+
+# --- storage
+
+
+def int32(values) -> torch.Tensor:
+    return torch.tensor(list(values), dtype=torch.int32)
+
+
+def offsets(lengths) -> torch.Tensor:
+    return int32([0, *itertools.accumulate(lengths)])
+
+
+def packed(sequences, spare=math.nan) -> torch.Tensor:
+    """One behind the other, and SPARE_ROWS that belong to none."""
+    extra = sequences[0].new_full((SPARE_ROWS, *sequences[0].shape[1:]), spare)
+    return torch.cat([*sequences, extra])
+
+
+def dense(sequences, length) -> torch.Tensor:
+    """(batch, length, heads, depth), NaN behind each sequence."""
+    out = sequences[0].new_full((len(sequences), length, *sequences[0].shape[1:]), math.nan)
+    for row, x in zip(out, sequences, strict=True):
+        row[: len(x)] = x
+    return out
+
+
+def packed_q(batch: Batch) -> dict:
+    return dict(
+        q=packed(batch.q), cu_seqlens_q=offsets(batch.queries), max_seqlen_q=max(batch.queries)
+    )
+
+
+def packed_kv(batch: Batch) -> dict:
+    return dict(k=packed(batch.k), v=packed(batch.v), cu_seqlens_k=offsets(batch.keys))
+
+
+def dense_q(batch: Batch) -> dict:
+    return dict(q=dense(batch.q, max(batch.queries)), seqused_q=int32(batch.queries))
+
+
+def dense_kv(batch: Batch) -> dict:
+    return dict(
+        k=dense(batch.k, max(batch.keys) + 3),
+        v=dense(batch.v, max(batch.keys) + 3),
+        seqused_k=int32(batch.keys),
+    )
+
+
+def paged_kv(batch: Batch, page_size: int, layout: str = "NHD", seed: int = 0) -> dict:
+    """K and V as slices of one cache (num_pages, 2, ...), the pages of all sequences shuffled."""
+    generator = torch.Generator().manual_seed(seed)
+    pages = [-(-n // page_size) for n in batch.keys]
+    num_pages = sum(pages) + 3
+    order = torch.randperm(num_pages, generator=generator).tolist()
+    _, heads, depth = batch.k[0].shape
+    inner = (page_size, heads) if layout == "NHD" else (heads, page_size)
+    cache = batch.k[0].new_full((num_pages, 2, *inner, depth), math.nan)
+    # Four entries or a multiple, so that rows are aligned for loads of several entries.
+    width = max(pages) // 4 * 4 + 4
+    table = torch.full((len(pages), width), NO_PAGE, dtype=torch.int32)
+    for b, count in enumerate(pages):
+        for place in range(count):
+            page = table[b, place] = order.pop()
+            rows = slice(place * page_size, (place + 1) * page_size)
+            for part, x in enumerate((batch.k[b][rows], batch.v[b][rows])):
+                target = cache[page, part] if layout == "NHD" else cache[page, part].transpose(0, 1)
+                target[: len(x)] = x
+    return dict(
+        k=cache[:, 0],
+        v=cache[:, 1],
+        page_table=table,
+        seqused_k=int32(batch.keys),
+        kv_layout=layout,
+    )
+
+
+# --- the definition
+
+
+def positions(m: int, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(m, 1) positions of the queries and (1, n) of the keys."""
+    return torch.arange(m)[:, None] + n - m, torch.arange(n)[None]
+
+
+def attention(q, k, v, *, visible=None, score_mod=None, sink=None, softcap=0.0, scale=None):
+    """-> out (m, heads, depth), lse (heads, m), largest error of a correct kernel (m, heads, depth). Float64.
+
+    visible    (m, n) or (heads, m, n) booleans; score_mod: of scaled scores (heads, m, n)
+
+    The bound: rounding P to the input dtype and the kernel's 2^x move each weight by at most r, relative, and so out
+    by at most r sum(w |v|); the row sum moves by the error of 2^x; out is rounded once more.
+    """
+    half_ulp = torch.finfo(q.dtype).eps / 2
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    q, k, v = (x.double().transpose(0, 1) for x in (q, k, v))
+    group = q.shape[0] // k.shape[0]
+    k, v = k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)
+    s = q @ k.transpose(1, 2) * scale
+    if softcap:
+        s = softcap * torch.tanh(s / softcap)
+    if score_mod is not None:
+        s = score_mod(s)
+    if visible is not None:
+        s = s.masked_fill(~visible, -math.inf)
+    with_sink = s
+    if sink is not None:
+        column = sink.double()[:, None, None].expand(*s.shape[:2], 1)
+        with_sink = torch.cat([s, column], dim=2)
+    lse = with_sink.logsumexp(-1) if with_sink.shape[2] else torch.full(s.shape[:2], -math.inf)
+    w = torch.exp(s - torch.where(lse == -math.inf, 0.0, lse)[..., None])
+    out = w @ v
+    r = half_ulp + 2 * EXP2_RELATIVE_ERROR
+    allowed = r * (w @ v.abs()) + half_ulp * out.abs() + FLOAT32_NOISE
+    return out.transpose(0, 1), lse, allowed.transpose(0, 1)
+
+
+LSE_ERROR = EXP2_RELATIVE_ERROR + 3 * FLOAT32_NOISE
+
+
+def run(*storages: dict, mode="in_order", seed=0, **options):
+    """flash_attn_varlen_func with an out of canaries -> (out, lse)."""
+    call = {name: value for storage in storages for name, value in storage.items()}
+    out = torch.full_like(call["q"], CANARY)
+    checks = emulator.use(mode=mode, seed=seed, checks=["phase_passed_twice"])
+    with warnings.catch_warnings(), checks:
+        warnings.simplefilter("ignore", EmulatorWarning)
+        returned, lse = flash_attn_varlen_func(**call, **options, out=out, return_lse=True)
+    assert returned is out
+    if out.dim() == 3:
+        lse[:, int(call["cu_seqlens_q"][-1]) :] = CANARY  # never written, so never compared
+    return out, lse
+
+
+def split(batch: Batch, out: torch.Tensor, lse: torch.Tensor):
+    """[(out, lse) of each sequence]; every other row of out must still be a canary."""
+    parts, untouched = [], torch.ones(out.shape[:-2], dtype=torch.bool)
+    for b, (first, m) in enumerate(
+        zip(offsets(batch.queries).tolist(), batch.queries, strict=False)
+    ):
+        if out.dim() == 3:
+            at, lse_at = (slice(first, first + m),), (slice(None), slice(first, first + m))
+        else:
+            at, lse_at = (b, slice(0, m)), (b, slice(None), slice(0, m))
+        parts.append((out[at], lse[lse_at]))
+        untouched[at] = False
+    assert (out[untouched] == CANARY).all(), "a row that belongs to no sequence was written"
+    return parts
+
+
+def assert_agrees(batch: Batch, out, lse, visible=None, score_mod=None, key_limit=None, **options):
+    """visible(p, j) of positions (m, 1) and (1, n); score_mod(s, b)."""
+    for b, (o, got_lse) in enumerate(split(batch, out, lse)):
+        m, n = batch.queries[b], batch.keys[b]
+        p, j = positions(m, n)
+        seen = torch.ones(m, n, dtype=torch.bool) if visible is None else visible(p, j)
+        seen = seen.expand(m, n)
+        if key_limit is not None:
+            seen = seen & (j < int(key_limit[b]))
+        mod = None if score_mod is None else (lambda s, b=b: score_mod(s, b))
+        exact, exact_lse, allowed = attention(
+            batch.q[b], batch.k[b], batch.v[b], visible=seen, score_mod=mod, **options
+        )
+        none = exact_lse == -math.inf
+        assert (got_lse[none] == -math.inf).all(), f"sequence {b}: LSE of rows without keys"
+        assert (o.transpose(0, 1)[none] == 0).all(), f"sequence {b}: out of rows without keys"
+        error = (got_lse.double() - exact_lse)[~none].abs()
+        assert (error <= LSE_ERROR).all(), f"sequence {b}: LSE off by {error.max():.2e}"
+        excess = (o.double() - exact).abs() - allowed
+        assert (excess <= 0).all(), (
+            f"sequence {b} (m={m}, n={n}): out off by {(o.double() - exact).abs().max():.2e}, "
+            f"{int((~(excess <= 0)).sum())} of {excess.numel()} values beyond the bound"
+        )

@@ -1,0 +1,164 @@
+"""FA4Config: the arithmetic of the design table, and a refusal for everything that cannot run."""
+
+import dataclasses
+
+import pytest
+
+from cute_fa4.sm100 import masks
+from cute_fa4.sm100.choose_config import choose_config
+from cute_fa4.sm100.config import DEPTHS, SMEM_CAPACITY_BYTES, TMEM_COLUMNS, FA4Config
+from cute_fa4.sm100.score_mods import soft_cap
+
+# The design's table of configurations: (choices) -> BN, ring slots, tensor-memory columns used. Slots are counted
+# over K and V together. Rows that this kernel refuses are in it too: the arithmetic holds before the code exists.
+DESIGN_TABLE = [
+    (dict(qk_depth=64), 192, 8, 512),
+    (dict(qk_depth=64, kv_layout="paged", page_size=128), 128, 12, 384),
+    (dict(qk_depth=64, BM=128, kv_layout="paged", page_size=128), 128, 13, 192),
+    (dict(qk_depth=72), 128, 5, 512),
+    (dict(qk_depth=80), 128, 5, 512),
+    (dict(qk_depth=96), 128, 5, 512),
+    (dict(qk_depth=128), 128, 5, 512),
+    (dict(qk_depth=128, kv_layout="paged", page_size=64), 128, 5, 512),
+    (dict(qk_depth=192), 64, 5, 512),
+    (dict(qkv_dtype="e4m3", swizzle_bytes=64, qk_depth=64), 192, 17, 512),
+    (dict(qkv_dtype="e4m3", swizzle_bytes=64, qk_depth=128), 128, 12, 512),
+    (dict(qk_depth=128, pair_cta=True), 128, 10, 512),
+]
+
+
+@pytest.mark.parametrize("choices, bn, slots, columns", DESIGN_TABLE, ids=lambda v: str(v))
+def test_the_design_table_is_reproduced(choices, bn, slots, columns):
+    cfg = FA4Config(**choices)
+    assert (cfg.BN, cfg.kv_slots, cfg.tmem_columns_used) == (bn, slots, columns)
+
+
+@pytest.mark.parametrize("head_dim", DEPTHS)
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_every_chosen_config_fits_the_chip_and_wastes_less_than_a_slot(head_dim, dtype):
+    cfg = choose_config(qkv_dtype=dtype, head_dim=head_dim)
+    assert cfg.refusals() == []
+    assert cfg.smem_bytes <= SMEM_CAPACITY_BYTES < cfg.smem_bytes + cfg.kv_slot_bytes + 16
+    assert cfg.tmem_columns_used <= cfg.tmem_columns <= TMEM_COLUMNS
+    assert cfg.warps.registers <= 65536
+
+
+@pytest.mark.parametrize("head_dim", DEPTHS)
+def test_s_and_o_do_not_overlap_and_p_lies_in_its_own_s(head_dim):
+    cfg = choose_config(qkv_dtype="bf16", head_dim=head_dim)
+    spans = [range(c, c + cfg.BN) for c in cfg.tmem_s]
+    spans += [range(c, c + cfg.pv_mma_shape[1]) for c in cfg.tmem_o]
+    columns = [column for span in spans for column in span]
+    assert len(columns) == len(set(columns))
+    assert max(columns) < cfg.tmem_columns_used
+    for s, p in zip(cfg.tmem_s, cfg.tmem_p, strict=True):
+        assert s <= p and p + cfg.BN * cfg.dtype_bytes // 4 <= s + cfg.BN
+
+
+@pytest.mark.parametrize(
+    "head_dim, qk_k, pv_n",
+    [(64, 64, 64), (72, 80, 80), (80, 80, 80), (96, 96, 96), (128, 128, 128)],
+)
+def test_padding_of_the_depth_is_loaded_but_not_multiplied(head_dim, qk_k, pv_n):
+    cfg = choose_config(qkv_dtype="bf16", head_dim=head_dim)
+    assert cfg.qk_mma_shape == (128, cfg.BN, qk_k)
+    assert cfg.pv_mma_shape == (128, pv_n, cfg.BN)
+
+
+def test_expected_bytes_are_the_bytes_of_the_boxes():
+    cfg = FA4Config(qk_depth=72)  # padded to 128: TMA counts the padding it fills
+    assert cfg.q_tile_bytes == 128 * 128 * 2
+    assert cfg.k_stage_bytes * cfg.qk_stages == cfg.v_bytes == 128 * 128 * 2
+
+
+@pytest.mark.parametrize("stages, chunk", [(1, 128), (2, 64), (0, 64)])
+def test_k_can_be_staged_along_the_depth(stages, chunk):
+    cfg = FA4Config(num_qk_stages=stages)
+    assert cfg.refusals() == []
+    assert cfg.BK0 == chunk
+    assert cfg.k_stage_bytes == 128 * chunk * 2
+
+
+REFUSED = [
+    (dict(qkv_dtype="e4m3", swizzle_bytes=64), "qkv_dtype='e4m3'", "bf16"),
+    (dict(qkv_dtype="int8"), "qkv_dtype='int8'", "bf16"),
+    (dict(o_dtype="f32"), "o_dtype='f32'", "same dtype"),
+    (dict(qk_depth=256), "BN=", "kernel of their own"),
+    (dict(qk_depth=192), "qk_depth=192", "128"),
+    (dict(qk_depth=48), "qk_depth=48", "64"),
+    (dict(qk_depth=0), "qk_depth=0", "at least 1"),
+    (dict(qk_depth=128, ov_depth=64), "ov_depth=64", "equal depths"),
+    (dict(qk_depth=64), "BN=192", "bn_cap=128"),
+    (dict(bn_cap=80), "BN=80", "bn_cap=128"),
+    (dict(num_qk_stages=4), "num_qk_stages=4", "divisor of 2"),
+    (dict(BM=128), "BM=128", "256"),
+    (dict(BM=100), "BM=100", "256"),
+    (dict(group=0), "group=0", "at least 1"),
+    (dict(num_q_heads=10, group=4), "num_q_heads=10", "group=4"),
+    (dict(page_size=64), "page_size=64", "kv_layout='dense'"),
+    (dict(kv_layout="paged"), "page_size=0", "kv_layout='paged'"),
+    (dict(kv_layout="paged", page_size=64), "seqused_k=False", "use seqused_k=True"),
+    (dict(kv_layout="paged", page_size=24, seqused_k=True), "page_size=24", "divides BN=128"),
+    (dict(kv_layout="sparse"), "kv_layout='sparse'", "'paged'"),
+    (dict(q_layout="paged"), "q_layout='paged'", "'packed'"),
+    (dict(cache_excludes_new=True), "cache_excludes_new=True", "use seqused_k=True"),
+    (dict(pack_gqa=True, group=3), "group=3", "divides 128"),
+    (
+        dict(kv_layout="paged", page_size=64, seqused_k=True, page_table_vector=4),
+        "page_table_vector=4",
+        "use 1",
+    ),
+    (
+        dict(kv_layout="paged", page_size=64, seqused_k=True, num_qk_stages=2),
+        "num_qk_stages=2",
+        "fold_pages=False",
+    ),
+    (dict(kv_layout="paged", page_size=12, seqused_k=True), "page_size=12", "multiple of 8"),
+    (dict(page_size=-1), "page_size=-1", "not be negative"),
+    (dict(pair_cta=True), "pair_cta=True", "use False"),
+    (dict(rope_dtype="bf16"), "rope_dtype='bf16'", "use None"),
+    (dict(scale_dtype="f32"), "scale_dtype='f32'", "use None"),
+    (dict(rope_dtype="complex"), "rope_dtype='complex'", "use None"),
+    (dict(swizzle_bytes=64), "swizzle_bytes=64", "use 128"),
+    (dict(swizzle_bytes=256), "swizzle_bytes=256", "128, 64 or 32"),
+    (dict(arch="sm_90a"), "arch='sm_90a'", "sm_100a"),
+    (dict(exp2_emulated=65), "exp2_emulated=65", "0 to 64"),
+    (dict(rescale_log2=20.0), "rescale_log2=20.0", "0 to 15"),
+]
+
+
+@pytest.mark.parametrize(
+    "choices, value, remedy", REFUSED, ids=lambda v: str(v) if isinstance(v, dict) else ""
+)
+def test_a_refusal_names_the_value_and_the_remedy(choices, value, remedy):
+    why = FA4Config(**choices).refusals()
+    assert any(value in reason and remedy in reason for reason in why), why
+
+
+def test_every_reason_is_given_not_only_the_first():
+    why = FA4Config(qk_depth=64, num_qk_stages=3, pair_cta=True, rope_dtype="bf16").refusals()
+    assert len(why) >= 4
+
+
+def test_the_config_is_the_whole_compile_key():
+    """Hashable, and a change of any field is another key and another kernel name."""
+    base = FA4Config()
+    other = dict(
+        qkv_dtype="fp16", o_dtype="f32", qk_depth=64, ov_depth=64, num_q_heads=8, group=2,
+        mask=masks.Causal(), write_lse=True,
+        q_layout="packed", kv_layout="packed", seqused_q=True, seqused_k=True, cache_excludes_new=True,
+        padded_keys=True, page_heads_first=True, fold_pages=False, page_table_vector=2, pack_gqa=True, sink=True,
+        sink_dtype="bf16", score_mod=soft_cap(30.0), mask_mod=soft_cap(31.0), aux=(("f32", 1),),
+        arch="sm_103a", BM=128, bn_cap=64, swizzle_bytes=64, page_size=16, num_qk_stages=2, pair_cta=True,
+        rope_dtype="bf16", scale_dtype="f32", rescale_log2=0.0, exp2_emulated=3,
+        warps=dataclasses.replace(base.warps, other_registers=24),
+    )  # fmt: skip
+    assert set(other) == {field.name for field in dataclasses.fields(base)}
+    for name, value in other.items():
+        changed = base.with_(**{name: value})
+        assert changed != base and changed.name != base.name, name
+    assert len({base, FA4Config()}) == 1
+
+
+def test_b300_computes_every_exponential_in_hardware():
+    assert FA4Config(arch="sm_103a").exp2_emulated == 0 < FA4Config(arch="sm_100a").exp2_emulated

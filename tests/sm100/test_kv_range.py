@@ -1,0 +1,115 @@
+"""Which key tiles are walked, and which without a mask, against the definition of every mask."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from cute_fa4.sm100 import kv_range, masks, tile_scheduler
+from cute_fa4.sm100.config import FA4Config
+
+# Around one and two tiles of 128, one and two query blocks of 256, and both signs of seqlen_k - seqlen_q.
+LENGTHS = [
+    (1, 1),
+    (1, 500),
+    (127, 129),
+    (128, 128),
+    (129, 640),
+    (257, 257),
+    (384, 128),
+    (500, 500),
+    (640, 257),
+]
+
+# (mask, sizes, visible(p, k)): sizes below, at and above a tile, and one that is no multiple of anything.
+CASES = [
+    (masks.Full(), (), lambda p, k: True),
+    (masks.Causal(), (), lambda p, k: k <= p),
+    (masks.Window(), (100, 20), lambda p, k: p - 100 <= k <= p + 20),
+    (masks.Window(right=False), (127,), lambda p, k: k >= p - 127),
+    (masks.Window(), (300, 0), lambda p, k: p - 300 <= k <= p),
+    (masks.Window(left=False), (5,), lambda p, k: k <= p + 5),
+    (masks.Chunked(), (64,), lambda p, k: p // 64 == k // 64),
+    (masks.Chunked(), (200,), lambda p, k: p // 200 == k // 200),
+    (masks.ChunkedCausal(), (384,), lambda p, k: p // 384 == k // 384 and k <= p),
+    (
+        masks.Both(masks.Causal(), masks.Window()),
+        (50, 50),
+        lambda p, k: k <= p and p - 50 <= k <= p + 50,
+    ),
+    (
+        masks.Either(masks.Window(), masks.Chunked()),
+        (30, 0, 128),
+        lambda p, k: p - 30 <= k <= p or p // 128 == k // 128,
+    ),
+]
+
+
+def seen_keys(visible, sq, sk, limit):
+    """(sq, sk) bool: the mask by definition."""
+    offset = sk - sq
+    return np.array([[k < limit and visible(q + offset, k) for k in range(sk)] for q in range(sq)])
+
+
+@pytest.mark.parametrize(
+    "mask, sizes, visible", CASES, ids=lambda v: str(v) if isinstance(v, masks.Mask) else ""
+)
+@pytest.mark.parametrize("cut", [0, 60], ids=["", "60 padding keys"])
+def test_walked_tiles_cover_what_some_row_sees_and_whole_tiles_what_all_rows_see(
+    mask, sizes, visible, cut
+):
+    cfg = FA4Config(mask=mask)
+    for sq, sk in LENGTHS:
+        limit, offset = max(sk - cut, 0), sk - sq
+        keys = seen_keys(visible, sq, sk, limit)
+        for first in range(0, sq, cfg.positions_per_cta):
+            last = min(first + cfg.positions_per_cta, sq) - 1
+            needed = set(np.nonzero(keys[first : last + 1].any(axis=0))[0] // cfg.BN)
+            tiles = kv_range.tile_range(cfg, first + offset, last + offset, sk, limit, sizes)
+            walked = range(tiles.first, tiles.first + tiles.count)
+            assert needed <= set(walked), (sq, sk, first)
+            if not isinstance(mask, masks.Both | masks.Either | masks.Chunked):
+                # The bands of neighbouring rows overlap: the hull has no tile to spare.
+                assert len(needed) == len(walked), (sq, sk, first)
+            for tile_first in range(first, last + 1, 128):
+                tile_last = min(tile_first + 127, last)
+                whole = kv_range.whole_tiles(
+                    cfg, tiles, tile_first + offset, tile_last + offset, sk, limit, sizes
+                )
+                assert tiles.first <= whole.begin <= whole.end <= tiles.first + tiles.count
+                everyone = keys[tile_first : tile_last + 1].all(axis=0)
+                assert everyone[whole.begin * cfg.BN : whole.end * cfg.BN].all(), (sq, sk, first)
+                assert (whole.end - whole.begin) * cfg.BN <= sk
+
+
+def test_causal_tiles_that_all_rows_see_carry_no_mask():
+    """The law above would also hold if no tile were ever whole."""
+    cfg, sk = FA4Config(mask=masks.Causal()), 1024
+    tiles = kv_range.tile_range(cfg, 768, 1023, sk, sk, ())
+    assert (tiles.first, tiles.count) == (0, 8)
+    assert kv_range.whole_tiles(cfg, tiles, 768, 895, sk, sk, ()) == kv_range.WholeTiles(0, 6)
+    assert kv_range.whole_tiles(cfg, tiles, 896, 1023, sk, sk, ()) == kv_range.WholeTiles(0, 7)
+
+
+def test_a_window_far_from_the_start_walks_few_tiles():
+    cfg, n = FA4Config(mask=masks.Window()), 8192
+    tiles = kv_range.tile_range(cfg, n - 256, n - 1, n, n, (127, 0))
+    assert (tiles.first, tiles.count) == ((n - 256 - 127) // 128, 3)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("pack", [False, True])
+def test_every_block_of_every_head_is_taken_once_and_a_causal_launch_starts_with_the_longest(
+    causal, pack
+):
+    # 3 blocks (packed: 5), 4 heads in groups of 2, 2 sequences: every axis has more than one, none a power of another.
+    mask = masks.Causal() if causal else masks.Full()
+    cfg, sq, heads, batch = FA4Config(mask=mask, group=2, pack_gqa=pack), 600, 4, 2
+    number = tile_scheduler.grid_size(cfg, sq, heads, batch)
+    ctas = [tile_scheduler.work_tile(cfg, cta, sq, heads) for cta in range(number)]
+    found = {(t.first_position, t.head, t.batch) for t in ctas}
+    starts = range(0, sq, 128 if pack else 256)
+    assert found == set(itertools.product(starts, range(0, heads, 2 if pack else 1), range(batch)))
+    assert len(ctas) == len(found)
+    assert all(t.kv_head == t.head // 2 for t in ctas)
+    assert ctas[0].first_position == (starts[-1] if causal else 0)

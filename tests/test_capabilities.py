@@ -1,0 +1,136 @@
+"""capabilities() says what flash_attn_func does: the two are compared on every row."""
+
+import pytest
+import torch
+
+from cute_fa4 import Capability, capabilities, compile_cache
+from cute_fa4.argument_checks import DTYPE_NAMES, check, unbuilt_parameters
+from cute_fa4.capability import ARCHS, DTYPES, HEAD_DIMS
+from cute_fa4.launch import config_for
+from cute_fa4.sm100 import masks
+
+TORCH_DTYPE = {"bf16": torch.bfloat16, "fp16": torch.float16, "e4m3": torch.float8_e4m3fn}
+
+
+def outcome_of_a_call(row: Capability) -> bool:
+    """Whether a call with tensors of this row passes every check that precedes the compiler."""
+    q = torch.zeros(1, 3, 2 * row.group, row.head_dim).to(TORCH_DTYPE[row.dtype])
+    k = torch.zeros(1, 5, 2, row.head_dim).to(TORCH_DTYPE[row.dtype])
+    v = torch.zeros(1, 5, 2, row.head_dim_v).to(TORCH_DTYPE[row.dtype])
+    try:
+        check(q, k, v, None)
+        config_for(
+            qkv_dtype=DTYPE_NAMES[q.dtype],
+            head_dim=row.head_dim,
+            group=row.group,
+            mask=masks.Causal() if row.causal else masks.Full(),
+            write_lse=row.return_lse,
+            arch=row.arch,
+        )
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+@pytest.mark.parametrize("group", [1, 2, 7])  # none, a power of two, neither
+def test_every_row_says_what_a_call_does(group):
+    rows = capabilities(group=group)
+    assert len(rows) == len(DTYPES) * len(HEAD_DIMS) * 2 * 2 * len(ARCHS)
+    for row in rows:
+        assert row.runs == outcome_of_a_call(row), row
+        assert row.runs == (not row.reasons) == bool(row.devices), row
+
+
+def test_the_supported_combinations_are_those_of_the_readme():
+    runs = {(row.dtype, row.head_dim) for row in capabilities() if row.runs}
+    assert runs == {(dtype, d) for dtype in ("bf16", "fp16") for d in (64, 72, 80, 96, 128)}
+    for row in capabilities():  # mask, LSE and arch never decide
+        assert row.runs == ((row.dtype, row.head_dim) in runs)
+
+
+def test_different_head_dims_of_k_and_v_are_refused_by_both():
+    rows = capabilities(head_dim=128, head_dim_v=64, dtype="bf16")
+    assert rows
+    for row in rows:
+        assert not row.runs
+        assert not outcome_of_a_call(row)
+        assert "head_dim 64 while q has 128" in row.reasons[0]
+
+
+def test_a_column_that_is_given_has_that_value_only():
+    [row] = capabilities(
+        dtype=torch.float16, head_dim=96, causal=False, return_lse=True, arch="sm_103a", group=4
+    )
+    assert row == Capability(
+        dtype="fp16",
+        head_dim=96,
+        head_dim_v=96,
+        causal=False,
+        group=4,
+        return_lse=True,
+        arch="sm_103a",
+        runs=True,
+        reasons=(),
+        devices=("cuda, compute capability 10.3",),
+    )
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        dict(dtype=torch.float32),
+        dict(dtype="int8"),
+        dict(head_dim=0),
+        dict(head_dim=100),
+        dict(group=0),
+    ],
+    ids=str,
+)
+def test_values_nobody_built_are_answered_and_not_raised(question):
+    rows = capabilities(**question)
+    assert rows
+    for row in rows:
+        assert not row.runs
+        [value] = question.values()
+        assert any(str(value) in reason for reason in row.reasons), row
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [dict(num_splits=3), dict(block_sparse_tensors=())],
+    ids=str,
+)
+def test_parameters_have_the_reasons_that_the_call_raises(parameters):
+    for row in capabilities(dtype="bf16", head_dim=128, **parameters):
+        assert not row.runs
+        assert list(row.reasons) == unbuilt_parameters(**parameters)
+
+
+def test_packed_heads_run_where_a_tile_holds_whole_groups():
+    built = dict(softcap=30.0, window_size=(128, 0), dtype="bf16", head_dim=128)
+    for group in (8, 128):
+        assert all(row.runs for row in capabilities(pack_gqa=True, group=group, **built))
+    for row in capabilities(pack_gqa=True, group=7, **built):
+        assert not row.runs and "pack_gqa=True with group=7" in row.reasons[0]
+
+
+def test_devices_are_asked_by_compute_capability():
+    for row in capabilities(compute_capability=(10, 0), head_dim=128, dtype="bf16"):
+        assert row.runs
+        assert row.arch == "sm_100a"
+    for row in capabilities(compute_capability=(9, 0), head_dim=128, dtype="bf16"):
+        assert not row.runs
+        assert "compute capability 9.0" in row.reasons[0]
+    with pytest.raises(TypeError, match="arch and compute_capability"):
+        capabilities(compute_capability=(10, 0), arch="sm_100a")
+
+
+def test_a_parameter_that_does_not_exist_is_an_error():
+    with pytest.raises(TypeError, match="dropout_p"):
+        capabilities(dropout_p=0.1)
+
+
+def test_asking_compiles_nothing():
+    compiles = compile_cache.statistics().compiles
+    capabilities()
+    assert compile_cache.statistics().compiles == compiles

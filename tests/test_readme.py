@@ -1,0 +1,74 @@
+"""The README's promises: its code runs, its commands are those of CI, its files exist."""
+
+import os
+import re
+import subprocess
+import warnings
+from pathlib import Path
+
+import pytest
+
+from cute_fa4 import EmulatorWarning
+from cute_fa4.sm100.config import DEPTHS
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text()
+CI = (ROOT / ".ci" / "run").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    """The fenced blocks of a language, in order."""
+    return re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.M | re.S)
+
+
+def test_the_python_blocks_run_in_order():
+    names = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EmulatorWarning)
+        for number, block in enumerate(blocks("python")):
+            exec(compile(block, f"README.md python block {number}", "exec"), names)
+    # The first block's promise, read off its variables.
+    assert names["out"].shape == names["q"].shape
+    assert names["lse"].shape == (1, 4, 300)
+
+
+def test_the_first_screen_has_one_call_and_two_commands():
+    first_screen = README[: README.index("## ")]
+    assert first_screen.count("```python\n") == 1
+    assert first_screen.count("```bash\n") == 2
+    assert len(first_screen.splitlines()) <= 40
+
+
+def test_ci_runs_the_readmes_test_command():
+    create_environment, test_command = blocks("bash")[1].strip().split("activate && ")
+    assert create_environment == "python3 -m venv .venv && . .venv/bin/"
+    assert CI.rstrip().endswith("\n" + test_command)
+
+
+def test_the_readmes_first_command_runs_an_example_that_exists():
+    [script] = re.findall(r"python (examples/\S+\.py)", blocks("bash")[0])
+    assert (ROOT / script).is_file()
+
+
+def test_ci_is_an_executable_bash_script_that_the_workflow_calls():
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)
+    assert "\nset -euo pipefail\n" in CI
+    subprocess.run(["bash", "-n", str(ROOT / ".ci" / "run")], check=True)
+    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+    assert "- run: .ci/run\n" in workflow
+
+
+def named_files() -> list[str]:
+    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", README)
+    quoted = re.findall(r"`((?:cute_fa4|tests|docs|examples|benchmarks)/[\w./]*)`", README)
+    return sorted({*links, *quoted})
+
+
+@pytest.mark.parametrize("name", named_files())
+def test_named_files_exist(name):
+    assert (ROOT / name).exists()
+
+
+def test_the_support_table_names_the_head_dims_of_the_configuration():
+    [row] = re.findall(r"^\| head dim \| ([^|]+) \|", README, flags=re.M)
+    assert row == ", ".join(map(str, DEPTHS))

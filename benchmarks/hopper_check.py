@@ -6,12 +6,12 @@
                                                         FOLDER only; writes FOLDER/measured.json
     python benchmarks/hopper_check.py table FOLDER      both as Markdown
 
-The rate of matrix products that measure prints first may be given to a second build
-(--wgmma-rate): it belongs to the machine, not to attention.
+No constant is fitted to attention: cycle_model/hopper.py says where each comes from.
 
-Measured: CUDA events around single launches, median, normal random bf16 data, warm caches, after
-the first half second; the SM clock is read from nvidia-smi meanwhile. The result is compared with
-scaled_dot_product_attention first. Modelled: cycles at that clock.
+Measured: launches one behind the other in a stream, on normal random bf16 data with warm caches, after
+half a second of the same. Before and after them a probe reads the cycle counter of each SM and the
+global timer, which gives cycles, time and the clock that the GPU really ran at, whatever its power
+limit did. The result is compared with scaled_dot_product_attention first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import json
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -31,7 +30,9 @@ if __package__ in (None, ""):  # run as a file: make `benchmarks` importable
     sys.path.insert(0, str(ROOT))
 
 WARM_UP_SECONDS = 0.5
-LAUNCHES = 100
+REPETITIONS = 5
+SECONDS_A_REPETITION = 0.1
+LAUNCHES_OF_NOTHING = 1000
 # bf16 output against the float32 math of another kernel: a few roundings of values below 1.
 LARGEST_ERROR = 0.02
 
@@ -39,24 +40,16 @@ LARGEST_ERROR = 0.02
 # --- build: no GPU --------------------------------------------------------------------------------
 
 
-def build_one(folder: Path, causal: bool, wgmma_rate: float | None) -> None:
-    """Compile, trace, model and describe one kernel; a process of its own (see flash_attn_4.py).
-
-    wgmma_rate: FLOP/cycle/SM that the machine's matrix products sustain; None: the vendor's.
-    """
-    from dataclasses import replace
+def build_one(folder: Path, causal: bool) -> None:
+    """Compile, trace, model and describe one kernel; a process of its own (see flash_attn_4.py)."""
+    from dataclasses import asdict
 
     from benchmarks.cycle_model import align, control_codes, hopper, trace
     from benchmarks.cycle_model.evaluate import cta_cycles, steady_state
     from benchmarks.cycle_model.grid import launch_time
     from benchmarks.cycle_model.machine import Machine
 
-    constants = dict(hopper.H200)
-    if wgmma_rate:
-        vendor = constants["rate_wgmma"]
-        constants["rate_wgmma"] = replace(
-            vendor, value=wgmma_rate, source="sustained by a large matrix product, measured"
-        )
+    constants = hopper.H200
     variant = hopper.HopperVariant(causal)
     with trace.installed():
         captured = hopper.capture(variant)
@@ -71,6 +64,7 @@ def build_one(folder: Path, causal: bool, wgmma_rate: float | None) -> None:
         for work, paths in zip(traces, found, strict=True)
     }
     cycles, steady = cta_cycles(results), steady_state(results)
+    clock, launch_us = (constants[name].value for name in ("clock_ghz", "launch_us"))
     rows = []
     for problem in hopper.SHAPES:
         if problem.causal != causal:
@@ -81,16 +75,16 @@ def build_one(folder: Path, causal: bool, wgmma_rate: float | None) -> None:
             {
                 "kernel": variant.name,
                 "entry": launch.entry,
-                "problem": vars(problem),
+                "problem": asdict(problem),
                 "flops": problem.flops,
                 "grid": launch.grid,
                 "block": launch.block,
                 "shared_bytes": launch.shared_bytes,
                 "params": launch.params.hex(),
-                "addresses": launch.addresses,
-                "modelled_us": modelled.us,
-                "modelled_clock_ghz": constants["clock_ghz"].value,
-                "launch_us": constants["launch_us"].value,
+                "offsets": launch.offsets,
+                "maps": launch.maps,
+                "modelled_cycles": (modelled.us - launch_us) * clock * 1e3,
+                "launch_us": launch_us,
             }
         )
     description = {
@@ -103,12 +97,11 @@ def build_one(folder: Path, causal: bool, wgmma_rate: float | None) -> None:
     (folder / f"{variant.name}.json").write_text(json.dumps(description, indent=1))
 
 
-def build(folder: Path, wgmma_rate: float | None) -> None:
+def build(folder: Path) -> None:
     """Both masks, each in a new process."""
     folder.mkdir(parents=True, exist_ok=True)
     for mask in ("full", "causal"):
         command = [sys.executable, __file__, "build-one", str(folder), "--mask", mask]
-        command += ["--wgmma-rate", str(wgmma_rate)] if wgmma_rate else []
         subprocess.run(command, cwd=ROOT, check=True)
 
 
@@ -141,46 +134,135 @@ class Driver:
         self.check("cuFuncSetAttribute", function, max_dynamic_shared_bytes, shared_bytes)
         return function
 
-    def launcher(self, function, row: dict, params: bytes, stream: int):
-        """A callable that launches the kernel with a packed parameter block."""
-        block = ctypes.create_string_buffer(params, len(params))
-        size = ctypes.c_size_t(len(params))
-        pointer, length, end = 1, 2, 0  # CU_LAUNCH_PARAM_BUFFER_POINTER, _SIZE, _END
-        extra = (ctypes.c_void_p * 5)(
-            pointer, ctypes.addressof(block), length, ctypes.addressof(size), end
+    def tensor_map(self, described: dict, address: int) -> bytes:
+        """cuTensorMapEncodeTiled of a bf16 tensor, described as in hopper.LaunchParameters.maps."""
+        sizes, strides, box = (described[name] for name in ("sizes", "strides", "box"))
+        rank, bf16 = len(sizes), 9
+        room = ctypes.create_string_buffer(192)
+        aligned = -(-ctypes.addressof(room) // 64) * 64
+        self.check(
+            "cuTensorMapEncodeTiled",
+            ctypes.c_void_p(aligned),
+            bf16,
+            rank,
+            ctypes.c_void_p(address),
+            (ctypes.c_uint64 * rank)(*sizes),
+            (ctypes.c_uint64 * (rank - 1))(*strides),
+            (ctypes.c_uint32 * rank)(*box),
+            (ctypes.c_uint32 * rank)(*[1] * rank),
+            0,  # no interleave
+            described["swizzle"],
+            described["l2_promotion"],
+            0,  # zeros outside of the tensor
         )
+        return ctypes.string_at(aligned, 128)
+
+    def launcher(self, function, row: dict, params: bytes, stream: int):
+        """A callable that launches the kernel with these parameters.
+
+        One pointer a parameter: ptxas places them elsewhere than PTX does.
+        """
+        block = ctypes.create_string_buffer(params, len(params))
+        start = ctypes.addressof(block)
+        pointers = (ctypes.c_void_p * len(row["offsets"]))(*(start + at for at in row["offsets"]))
         numbers = (*row["grid"], *row["block"], row["shared_bytes"])
 
         def launch():
-            self.check("cuLaunchKernel", function, *numbers, ctypes.c_void_p(stream), None, extra)
+            self.check(
+                "cuLaunchKernel", function, *numbers, ctypes.c_void_p(stream), pointers, None
+            )
 
-        launch.keep = (block, size)
+        launch.keep = block
         return launch
 
 
-class ClockWatch:
-    """The SM clock in MHz, sampled from nvidia-smi until stopped."""
+PROBE = """
+.version 8.0
+.target sm_90
+.address_size 64
+.visible .entry probe(.param .u64 out)
+{
+    .reg .b64 %rd<6>; .reg .b32 %r<2>;
+    ld.param.u64 %rd1, [out];
+    mov.u32 %r1, %smid;
+    mov.u64 %rd2, %clock64;
+    mov.u64 %rd3, %globaltimer;
+    mul.wide.u32 %rd4, %r1, 16;
+    add.u64 %rd5, %rd1, %rd4;
+    st.global.v2.u64 [%rd5], {%rd2, %rd3};
+    ret;
+}
+.visible .entry nothing()
+{
+    ret;
+}
+"""
 
-    def __init__(self):
-        command = ["nvidia-smi", "--query-gpu=clocks.sm", "--format=csv,noheader,nounits"]
-        self._process = subprocess.Popen(
-            [*command, "-lms", "20"], stdout=subprocess.PIPE, text=True
-        )
-        self._samples: list[tuple[float, int]] = []
-        self._thread = threading.Thread(target=self._read, daemon=True)
-        self._thread.start()
 
-    def _read(self):
-        for line in self._process.stdout:
-            if line.strip().isdigit():
-                self._samples.append((time.perf_counter(), int(line)))
+class Stopwatch:
+    """Cycles and microseconds of what a stream does, from counters of the SMs."""
 
-    def median_ghz(self, since: float) -> float | None:
-        recent = [mhz for when, mhz in self._samples if when >= since]
-        return statistics.median(recent) / 1000 if recent else None
+    def __init__(self, driver: Driver):
+        self._driver = driver
+        self._probe = driver.kernel(PROBE.encode(), "probe", 0)
+        self.nothing = driver.kernel(PROBE.encode(), "nothing", 0)
 
-    def stop(self):
-        self._process.terminate()
+    def _stamp(self):
+        import torch
+
+        sms = torch.cuda.get_device_properties(0).multi_processor_count
+        out = torch.zeros((sms, 2), dtype=torch.int64, device="cuda")
+        row = {"grid": (4 * sms, 1, 1), "block": (1, 1, 1), "shared_bytes": 0, "offsets": [0]}
+        params = out.data_ptr().to_bytes(8, "little")
+        self._driver.launcher(self._probe, row, params, _stream())()
+        return out
+
+    def measure(self, launch) -> dict:
+        """Of one launch among many: median, smallest and largest of some repetitions."""
+        import torch
+
+        start, launches = time.perf_counter(), 0
+        while time.perf_counter() - start < WARM_UP_SECONDS:
+            for _ in range(20):
+                launch()
+            torch.cuda.synchronize()
+            launches += 20
+        each = (time.perf_counter() - start) / launches
+        number, found = max(10, int(SECONDS_A_REPETITION / each)), []
+        for _ in range(REPETITIONS):
+            first = self._stamp()
+            for _ in range(number):
+                launch()
+            passed = self._stamp() - first
+            cycles, nanoseconds = passed.double().median(dim=0).values.tolist()
+            found.append((cycles / number, nanoseconds / number / 1000))
+        cycles, us = zip(*found, strict=True)
+        return {
+            "cycles": statistics.median(cycles),
+            "us": statistics.median(us),
+            "cycles_range": [min(cycles), max(cycles)],
+            "us_range": [min(us), max(us)],
+            "clock_ghz": statistics.median(c / u for c, u in found) / 1000,
+            "launches": number * REPETITIONS,
+        }
+
+    def nothing_us(self) -> float:
+        """A kernel that does nothing, among many in a graph: what a launch costs behind another."""
+        import torch
+
+        row = {"grid": (1, 1, 1), "block": (32, 1, 1), "shared_bytes": 0, "offsets": []}
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            launch = self._driver.launcher(self.nothing, row, b"", _stream())
+            for _ in range(LAUNCHES_OF_NOTHING):
+                launch()
+        return self.measure(graph.replay)["us"] / LAUNCHES_OF_NOTHING
+
+
+def _stream() -> int:
+    import torch
+
+    return torch.cuda.current_stream().cuda_stream
 
 
 def measure(folder: Path) -> None:
@@ -188,78 +270,52 @@ def measure(folder: Path) -> None:
     import torch
 
     torch.manual_seed(0)
-    driver, watch, out = Driver(), ClockWatch(), []
-    device = torch.device("cuda", 0)
-    print(json.dumps(matrix_product_rate(watch)), flush=True)
+    device, driver = torch.device("cuda", 0), Driver()
+    torch.zeros(1, device=device)  # makes the context that the driver's calls need
+    stopwatch = Stopwatch(driver)
+    machine = {
+        "gpu": torch.cuda.get_device_name(0),
+        "date": time.strftime("%Y-%m-%d"),
+        "launch_us": stopwatch.nothing_us(),
+        "matrix_product": matrix_product(stopwatch),
+    }
+    print(json.dumps(machine), flush=True)
+    out = []
     for row in rows_of(folder):
         p = row["problem"]
         shape = (p["batch"], p["seqlen"], p["heads_q"], p["head_dim"])
         q, k, v = (torch.randn(shape, device=device, dtype=torch.bfloat16) for _ in range(3))
         o = torch.zeros_like(q)
-        pointers = {"q": q.data_ptr(), "k": k.data_ptr(), "v": v.data_ptr(), "o": o.data_ptr()}
+        tensors = {"q": q, "k": k, "v": v, "o": o}
         params = bytearray.fromhex(row["params"])
-        for position, name in row["addresses"]:
-            params[position : position + 8] = pointers[name].to_bytes(8, "little")
+        for described in row["maps"]:
+            at, tensor = described["position"], tensors[described["tensor"]]
+            params[at : at + 128] = driver.tensor_map(described, tensor.data_ptr())
         cubin = (folder / f"{row['kernel']}.cubin").read_bytes()
         function = driver.kernel(cubin, row["entry"], row["shared_bytes"])
-        stream = torch.cuda.current_stream().cuda_stream
-        launch = driver.launcher(function, row, bytes(params), stream)
+        launch = driver.launcher(function, row, bytes(params), _stream())
         launch()
         torch.cuda.synchronize()
         error = largest_error(o[:1, :, :1], q[:1, :, :1], k[:1, :, :1], v[:1, :, :1], p["causal"])
         if not error <= LARGEST_ERROR:
             raise RuntimeError(f"{row['kernel']} {shape}: error {error}, allowed {LARGEST_ERROR}")
-        start = time.perf_counter()
-        while time.perf_counter() - start < WARM_UP_SECONDS:
-            launch()
-            torch.cuda.synchronize()
-        since, times = time.perf_counter(), []
-        for _ in range(LAUNCHES):
-            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            first.record()
-            launch()
-            last.record()
-            torch.cuda.synchronize()
-            times.append(first.elapsed_time(last) * 1000)
-        out.append(
-            {
-                "kernel": row["kernel"],
-                "problem": p,
-                "median_us": statistics.median(times),
-                "fastest_us": min(times),
-                "slowest_us": max(times),
-                "clock_ghz": watch.median_ghz(since),
-                "error": error,
-                "gpu": torch.cuda.get_device_name(0),
-            }
-        )
+        found = stopwatch.measure(launch)
+        out.append({"kernel": row["kernel"], "problem": p, **found, "error": error})
         print(out[-1], flush=True)
-    watch.stop()
-    (folder / "measured.json").write_text(json.dumps(out, indent=1))
+    text = json.dumps({"machine": machine, "rows": out}, indent=1)
+    (folder / "measured.json").write_text(text)
 
 
-def matrix_product_rate(watch: ClockWatch) -> dict:
-    """What a large bf16 product of random matrices sustains, in FLOP/cycle/SM: input of build."""
+def matrix_product(stopwatch: Stopwatch) -> dict:
+    """What a large bf16 product of random matrices sustains, in FLOP/cycle/SM."""
     import torch
 
     size = 8192
     a, b = (torch.randn((size, size), device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    start = time.perf_counter()
-    while time.perf_counter() - start < WARM_UP_SECONDS:
-        a @ b
-        torch.cuda.synchronize()
-    since, times = time.perf_counter(), []
-    for _ in range(LAUNCHES):
-        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        first.record()
-        a @ b
-        last.record()
-        torch.cuda.synchronize()
-        times.append(first.elapsed_time(last) * 1e-3)
-    flops, clock = 2 * size**3 / statistics.median(times), watch.median_ghz(since)
+    found = stopwatch.measure(lambda: a @ b)
     sms = torch.cuda.get_device_properties(0).multi_processor_count
-    rate = flops / (clock * 1e9 * sms) if clock else None
-    return {"tflops": flops * 1e-12, "clock_ghz": clock, "flop_per_cycle_and_sm": rate}
+    rate = 2 * size**3 / (found["cycles"] * sms)
+    return {"tflops": 2 * size**3 / found["us"] * 1e-6, "flop_per_cycle_and_sm": rate, **found}
 
 
 def largest_error(o, q, k, v, causal: bool) -> float:
@@ -275,28 +331,35 @@ def largest_error(o, q, k, v, causal: bool) -> float:
 
 
 def table(folder: Path) -> str:
-    """Modelled at the measured clock, beside measured."""
-    measured = {
-        json.dumps(m["problem"]): m for m in json.loads((folder / "measured.json").read_text())
-    }
+    """Modelled beside measured cycles of every row, and what the machine did."""
+    found = json.loads((folder / "measured.json").read_text())
+    measured = {json.dumps(row["problem"]): row for row in found["rows"]}
     lines = [
-        "| kernel | batch x S | clock GHz | measured us | modelled us | error |",
-        "|---|---|---|---|---|---|",
+        "| kernel | batch x S | measured us | clock GHz | measured cycles | modelled cycles | error |",
+        "|---|---|---|---|---|---|---|",
     ]
     errors = []
     for row in rows_of(folder):
-        found = measured[json.dumps(row["problem"])]
-        clock = found["clock_ghz"] or row["modelled_clock_ghz"]
-        busy = (row["modelled_us"] - row["launch_us"]) * row["modelled_clock_ghz"] / clock
-        modelled = busy + row["launch_us"]
-        errors.append(modelled / found["median_us"] - 1)
-        p = row["problem"]
+        mine, p = measured[json.dumps(row["problem"])], row["problem"]
+        cycles = row["modelled_cycles"] + row["launch_us"] * 1e3 * mine["clock_ghz"]
+        errors.append(cycles / mine["cycles"] - 1)
         lines.append(
-            f"| {row['kernel']} | {p['batch']} x {p['seqlen']} | {clock:.3f} | "
-            f"{found['median_us']:.1f} | {modelled:.1f} | {errors[-1]:+.1%} |"
+            f"| {row['kernel']} | {p['batch']} x {p['seqlen']} | {mine['us']:.0f} | "
+            f"{mine['clock_ghz']:.2f} | {mine['cycles']:,.0f} | {cycles:,.0f} | {errors[-1]:+.1%} |"
         )
-    worst = max(map(abs, errors))
-    lines += ["", f"mean error {statistics.mean(map(abs, errors)):.1%}, worst {worst:.1%}"]
+    mean, worst = statistics.mean(map(abs, errors)), max(map(abs, errors))
+    spread = max(
+        (row["cycles_range"][1] - row["cycles_range"][0]) / row["cycles"] for row in found["rows"]
+    )
+    product = found["machine"]["matrix_product"]
+    lines += [
+        "",
+        f"Measured on an {found['machine']['gpu']}, {found['machine']['date']}, 16 heads, d=128, "
+        f"bf16: mean error {mean:.1%}, worst {worst:.1%}; five repetitions differ by at most "
+        f"{spread:.1%} in cycles. A matrix product of 8192 sustains "
+        f"{product['flop_per_cycle_and_sm']:.0f} of 4096 FLOP a cycle and SM at "
+        f"{product['clock_ghz']:.2f} GHz.",
+    ]
     return "\n".join(lines)
 
 
@@ -305,14 +368,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("step", choices=("build", "build-one", "measure", "table"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--mask", choices=("full", "causal"), default="full")
-    parser.add_argument(
-        "--wgmma-rate", type=float, help="FLOP/cycle/SM for build: the one that measure prints"
-    )
     args = parser.parse_args(argv)
     if args.step == "build":
-        build(args.folder, args.wgmma_rate)
+        build(args.folder)
     elif args.step == "build-one":
-        build_one(args.folder, args.mask == "causal", args.wgmma_rate)
+        build_one(args.folder, args.mask == "causal")
     elif args.step == "measure":
         measure(args.folder)
     else:

@@ -1,8 +1,9 @@
 """How fast the kernel would be on a B200, modelled from its machine code, beside flash-attn-4's.
 
     python benchmarks/model.py                    the table
+    python benchmarks/model.py --only WORDS       of the kernels whose name has these words
     python benchmarks/model.py --json             the same with every constant and cycle count
-    python benchmarks/model.py --svg FOLDER       pictures of the steady state
+    python benchmarks/model.py --svg FOLDER       pictures of the steady state, of CTAs under a window
     python benchmarks/model.py --calibration      published against modelled speeds
     python benchmarks/model.py --fit              choose the fitted constants again
     python benchmarks/model.py --docs             write the tables into docs/performance.md
@@ -27,22 +28,11 @@ if __package__ in (None, ""):  # run as a file: make `benchmarks` importable
 from benchmarks.cycle_model import calibration, report, timeline  # noqa: E402
 from benchmarks.cycle_model.constants import fitted_b200  # noqa: E402
 from benchmarks.cycle_model.evaluate import AlignedKernel  # noqa: E402
-from benchmarks.cycle_model.kernels import OURS, THEIRS, Variant, load  # noqa: E402
+from benchmarks.cycle_model.kernels import OURS, THEIRS  # noqa: E402
 
 DOCS = ROOT / "docs" / "performance.md"
 # The picture shows this many key tiles from the middle of a CTA of the longest simulated length.
 PICTURE_TILES = 3
-
-
-def variants(makers: list[str], groups: tuple[int, ...] = (1,)) -> list[Variant]:
-    """Every kernel of the table."""
-    return [
-        Variant(maker, d, causal, group)
-        for group in groups
-        for d in ((64, 128) if group == 1 else (128,))
-        for causal in (False, True)
-        for maker in makers
-    ]
 
 
 def fill(text: str, name: str, table: str) -> str:
@@ -54,14 +44,19 @@ def fill(text: str, name: str, table: str) -> str:
 
 
 def pictures(kernels: dict, folder: Path) -> None:
-    """One SVG a kernel: PICTURE_TILES key tiles of the steady state."""
+    """One SVG a kernel: PICTURE_TILES key tiles of the steady state, under a window a whole CTA."""
     folder.mkdir(parents=True, exist_ok=True)
     for variant, kernel in kernels.items():
-        work = max((w for w in kernel.results if w.work_tiles == 1), key=lambda w: w.tiles)
+        of_window = (w for w in kernel.results if w.work_tiles == 1 and w.window == variant.window)
+        work = max(of_window, key=lambda w: w.tiles)
         result, cycles = kernel.results[work], kernel.steady.cycles
-        first = result.cycles / 2
-        title = f"{variant}: modelled, {cycles:.0f} cycles a key tile (128 keys, 2 query tiles)"
-        picture = timeline.svg(result, first, first + PICTURE_TILES * cycles, title)
+        if variant.window:
+            first, last = 0.0, result.cycles
+            title = f"{variant}: modelled, a CTA of {work.tiles} key tiles, {last:.0f} cycles"
+        else:
+            first, last = result.cycles / 2, result.cycles / 2 + PICTURE_TILES * cycles
+            title = f"{variant}: modelled, {cycles:.0f} cycles a key tile (128 keys, 2 query tiles)"
+        picture = timeline.svg(result, first, last, title)
         (folder / f"{str(variant).replace(' ', '_')}.svg").write_text(picture)
 
 
@@ -72,24 +67,33 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--calibration", action="store_true")
     parser.add_argument("--fit", action="store_true")
     parser.add_argument("--docs", action="store_true")
-    parser.add_argument("--no-gqa", action="store_true", help="leave out the rows of grouped heads")
+    parser.add_argument(
+        "--only", metavar="WORDS", help='kernels whose name has these words: "cute_fa4 d128 causal"'
+    )
     args = parser.parse_args(argv)
+    if args.only and args.docs:
+        parser.error("--docs: with --only the tables of the page would lose rows")
 
-    makers = [OURS, THEIRS]
+    makers = (OURS, THEIRS)
     if importlib.util.find_spec("flash_attn") is None:
         print("flash-attn-4 is not installed: no comparison", file=sys.stderr)
-        makers.remove(THEIRS)
+        makers = (OURS,)
+    published = dict.fromkeys(row.variant for row in calibration.published_rows())
     if args.fit:
-        kernels = {v: AlignedKernel.of(load(v)) for v in variants([THEIRS])}
+        kernels = {variant: AlignedKernel.load(variant) for variant in published}
         distance, values = calibration.fit(kernels, calibration.published_rows())
         calibration.write(values)
         print(f"root mean square of log(modelled / published) {distance:.4f}: {values}")
         return 0
 
     constants = fitted_b200()
-    groups = (1,) if args.no_gqa else (1, report.GQA_GROUP)
-    chosen = variants([THEIRS]) if args.calibration else variants(makers, groups)
-    kernels = {variant: report.model(variant, constants) for variant in chosen}
+    chosen = published if args.calibration else report.variants(makers)
+    words = (args.only or "").split()
+    kernels = {
+        variant: report.model(variant, constants)
+        for variant in chosen
+        if all(word in str(variant).split() for word in words)
+    }
     if args.calibration:
         print(report.calibration_table(kernels, constants))
         return 0
@@ -99,6 +103,8 @@ def main(argv: list[str] | None = None) -> int:
     if args.docs:
         text = DOCS.read_text()
         text = fill(text, "speeds", report.table(found))
+        text = fill(text, "pages", report.pages_table(found))
+        text = fill(text, "orders", report.orders_table(kernels, constants))
         text = fill(text, "steady", report.steady_table(kernels))
         text = fill(text, "calibration", report.calibration_table(kernels, constants))
         text = fill(text, "constants", report.constants_table(constants))
@@ -106,7 +112,8 @@ def main(argv: list[str] | None = None) -> int:
     if args.json:
         print(json.dumps(report.as_json(kernels, found, constants), indent=1))
     else:
-        print(report.table(found))
+        orders = report.orders_table(kernels, constants)
+        print(report.table(found), report.pages_table(found), orders, sep="\n\n")
         print()
         print(report.steady_table(kernels))
     return 0

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import heapq
 import re
+from array import array
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
@@ -93,6 +94,41 @@ def paths(function: Function, ptx: str, traces: list[Trace]) -> list[dict[tuple[
         ]
         aligner.learn(path for warps in found for path in warps.values())
     return found
+
+
+def packed(found: list[dict[tuple[int, int], Path]]) -> list[dict]:
+    """Paths as arrays of addresses and of PTX lines: what unpacked() turns back."""
+    return [
+        {
+            who: (
+                array("q", [step.instruction.address for step in path]),
+                array("q", [-1 if step.event is None else step.event.line for step in path]),
+            )
+            for who, path in warps.items()
+        }
+        for warps in found
+    ]
+
+
+def unpacked(found: list[dict], function: Function, traces: list[Trace]) -> list[dict]:
+    """The inverse of packed(), with the events of the traces that were aligned."""
+    instructions = {ins.address: ins for ins in function.instructions}
+    out = []
+    for warps, trace in zip(found, traces, strict=True):
+        paths = {}
+        for who, (addresses, lines) in warps.items():
+            events = iter(trace.warps[who])
+            paths[who] = [
+                Step(instructions[address], None if line < 0 else _next(events, line))
+                for address, line in zip(addresses, lines, strict=True)
+            ]
+        out.append(paths)
+    return out
+
+
+def _next(events, line: int) -> Event:
+    """The next event of a PTX line; those before it have no instruction."""
+    return next(event for event in events if event.line == line)
 
 
 class _Aligner:

@@ -18,11 +18,11 @@ from pathlib import Path
 
 from benchmarks.cycle_model.constants import B200, FITTED_FILE, MAX_FITTED, Constant, with_values
 from benchmarks.cycle_model.evaluate import AlignedKernel, cta_cycles
-from benchmarks.cycle_model.grid import CTACycles, Problem, launch_time
+from benchmarks.cycle_model.grid import CTACycles, launch_time
 from benchmarks.cycle_model.kernels import THEIRS, Variant
+from benchmarks.cycle_model.problems import TOKENS, Problem
 
 PUBLISHED_FILE = Path(__file__).with_name("published.json")
-TOKENS = 32768
 
 # Candidates of constants that need a simulation, and the range and step of those that do not.
 SIMULATED = {

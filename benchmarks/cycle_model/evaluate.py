@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import dataclass
+from pathlib import Path
 
-from benchmarks.cycle_model import align
+from benchmarks.cycle_model import align, cache
 from benchmarks.cycle_model.constants import SUB_PARTITIONS, Constant
 from benchmarks.cycle_model.grid import CTACycles, Curve
-from benchmarks.cycle_model.kernels import Kernel, Variant
+from benchmarks.cycle_model.kernels import Kernel, Variant, load
 from benchmarks.cycle_model.machine import Machine, Result
 from benchmarks.cycle_model.workloads import PERSISTENT_WORK_TILES, Workload
+from benchmarks.sass import program
 
 # A resource that is busy for less than this share of the steady state does not bound it: what is
 # left then is waiting for each other.
@@ -32,6 +35,22 @@ class AlignedKernel:
         found = align.paths(kernel.code.function, kernel.ptx, traces)
         runs = dict(zip(works, zip(found, traces, strict=True), strict=True))
         return cls(kernel.variant, kernel.code.codes, runs)
+
+    @classmethod
+    def load(cls, variant: Variant) -> AlignedKernel:
+        """The kernel of kernels.load, aligned now or earlier."""
+        kernel = load(variant)
+        traces = list(kernel.traces.values())
+        sources = [Path(module.__file__) for module in (align, program)]
+        events = pickle.dumps(traces)
+        found = cache.stored(
+            f"{variant} paths",
+            cache.key(kernel.cubin, events, *sources),
+            lambda: align.packed(align.paths(kernel.code.function, kernel.ptx, traces)),
+        )
+        paths = align.unpacked(found, kernel.code.function, traces)
+        runs = dict(zip(kernel.traces, zip(paths, traces, strict=True), strict=True))
+        return cls(variant, kernel.code.codes, runs)
 
     def simulate(self, constants: dict[str, Constant]) -> dict[Workload, Result]:
         """Cycles of every workload."""

@@ -1,6 +1,6 @@
 """flash-attn-4 on the emulator: the cubin that a B200 would run, and traces of it; its own process.
 
-    python -m benchmarks.cycle_model.flash_attn_4 OUT.pickle --head-dim 128 --causal
+    python -m benchmarks.cycle_model.flash_attn_4 OUT.pickle '{"maker": "flash-attn-4", "causal": true}'
 
 The package asks a driver for the number of SMs while it compiles; here it is told one CTA, or one
 pair of CTAs, so that a persistent kernel walks over several work tiles in the cluster that is
@@ -12,6 +12,7 @@ Needs flash-attn-4 (the extra `compare` of this project).
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import pickle
 import tempfile
@@ -36,9 +37,12 @@ class Hardware:
         return self.sms // cluster_size
 
 
-# Arguments between the scale and max_seqlen_q, and where among them the pair of auxiliary data is.
-OPTIONAL_ARGUMENTS = 18
-AUXILIARY_DATA = 10
+# Arguments between the scale and max_seqlen_q.
+OPTIONAL_ARGUMENTS = (
+    *("cu_q", "cu_k", "used_q", "used_k", "page_table", "window_left", "window_right", "sink"),
+    *("descale", "block_sparse", "aux", "splits", "tile_count", "virtual_batch", "heads_in_l2"),
+    *("cu_blocks", "cu_split_blocks", "blocks_to_batch"),
+)
 
 
 class Capture:
@@ -66,18 +70,17 @@ class Capture:
         return self.kernel
 
 
-def uses_pairs(head_dim: int, causal: bool) -> bool:
+def uses_pairs(variant) -> bool:
     """Whether the package takes two CTAs a tile: its interface.py, use_2cta_instrs."""
-    return not causal and head_dim == 128
+    return not variant.causal and not variant.ragged and variant.head_dim == 128
 
 
-def capture(head_dim: int, causal: bool, group: int, arch: str) -> Capture:
-    """Compile the forward kernel of flash_attn_func. Must be the process's first import of it."""
-    sms = 2 if uses_pairs(head_dim, causal) else 1
-    return capture_compiled(head_dim, causal, group, arch, sms)
+def capture(variant, arch: str) -> Capture:
+    """Compile the forward kernel of a kernels.Variant. Must be the process's first import of it."""
+    return capture_compiled(variant, arch, 2 if variant.pair else 1)
 
 
-def capture_compiled(head_dim: int, causal: bool, group: int, arch: str, sms: int) -> Capture:
+def capture_compiled(variant, arch: str, sms: int) -> Capture:
     """As capture, for a chip of any architecture the package knows, with so many SMs."""
     Hardware.sms = sms
     os.environ["FLASH_ATTENTION_ARCH"] = arch.removesuffix("a")
@@ -87,7 +90,6 @@ def capture_compiled(head_dim: int, causal: bool, group: int, arch: str, sms: in
     import cutlass.cute
     import cutlass.utils
     import cutlass.utils.hardware_info
-    import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     cutlass.utils.HardwareInfo = Hardware
@@ -96,12 +98,43 @@ def capture_compiled(head_dim: int, causal: bool, group: int, arch: str, sms: in
 
     interface.cute = captured = Capture(cutlass.cute, arch)
     with FakeTensorMode():
-        # Long enough that the package chooses what it chooses for long sequences.
-        heads = 16 * group
-        q = torch.empty((2, 4096, heads, head_dim), dtype=torch.bfloat16, device="cuda")
-        k, v = (q.new_empty((2, 4096, heads // group, head_dim)) for _ in range(2))
-        interface.flash_attn_func(q, k, v, causal=causal)
+        _call(interface, variant)
     return captured
+
+
+def _call(interface, variant) -> None:
+    """The package's public call: two sequences of 4096, for which it chooses as for long ones."""
+    import torch
+
+    batch, seqlen, heads = 2, 4096, 16 * variant.group
+
+    def tensor(*rows, heads):
+        shape = (*rows, heads, variant.head_dim)
+        return torch.empty(shape, dtype=torch.bfloat16, device="cuda")
+
+    def numbers(*shape):
+        return torch.empty(shape, dtype=torch.int32, device="cuda")
+
+    options = dict(causal=variant.causal)
+    if variant.window:
+        options["window_size"] = (variant.window - 1, 0)
+    heads_kv = heads // variant.group
+    if variant.ragged:
+        q, k, v = (tensor(batch * seqlen, heads=n) for n in (heads, heads_kv, heads_kv))
+        options |= dict(cu_seqlens_q=numbers(batch + 1), cu_seqlens_k=numbers(batch + 1))
+        interface.flash_attn_varlen_func(
+            q, k, v, max_seqlen_q=seqlen, max_seqlen_k=seqlen, **options
+        )
+        return
+    q = tensor(batch, seqlen, heads=heads)
+    if variant.page_size:
+        pages = seqlen // variant.page_size
+        k, v = (tensor(batch * pages, variant.page_size, heads=heads_kv) for _ in range(2))
+        options |= dict(page_table=numbers(batch, pages), seqused_k=numbers(batch))
+        interface.flash_attn_varlen_func(q, k, v, **options)
+        return
+    k, v = (tensor(batch, seqlen, heads=heads_kv) for _ in range(2))
+    interface.flash_attn_func(q, k, v, **options)
 
 
 def launch(captured: Capture, work: Workload):
@@ -110,39 +143,56 @@ def launch(captured: Capture, work: Workload):
 
     generator = torch.Generator().manual_seed(0)
 
-    def tensor(seqlen, heads):
-        shape = (1, seqlen, heads, work.head_dim)
+    def tensor(*rows, heads):
+        shape = (*rows, heads, work.head_dim)
         return torch.randn(shape, generator=generator).to(torch.bfloat16)
 
-    q = tensor(work.seqlen_q, work.heads_q)
-    k, v = (tensor(work.seqlen_k, work.heads_kv) for _ in range(2))
+    def numbers(*values):
+        return torch.tensor(values, dtype=torch.int32)
+
     # The order of the package's own call (interface.py, call_args): tensors, LSE, scale, everything
     # optional, auxiliary data, the longest query.
-    optional = [None] * OPTIONAL_ARGUMENTS
-    optional[AUXILIARY_DATA] = (None, None)
+    optional = dict.fromkeys(OPTIONAL_ARGUMENTS)
+    optional["aux"] = (None, None)
+    if work.window:
+        optional |= dict(window_left=work.window - 1, window_right=0)
+    if work.ragged and not work.tiles:
+        # Two empty sequences and one of a row: the grid has two CTAs a head, the second without work.
+        q, k, v = (tensor(1, heads=n) for n in (work.heads_q, work.heads_kv, work.heads_kv))
+        optional |= dict(cu_q=numbers(0, 0, 0, 1), cu_k=numbers(0, 0, 0, 1))
+    elif work.ragged:
+        q = tensor(work.seqlen_q, heads=work.heads_q)
+        k, v = (tensor(work.seqlen_k, heads=work.heads_kv) for _ in range(2))
+        optional |= dict(cu_q=numbers(0, work.seqlen_q), cu_k=numbers(0, work.seqlen_k))
+    elif work.page_size:
+        q = tensor(1, work.seqlen_q, heads=work.heads_q)
+        pages = -(-work.seqlen_k // work.page_size)
+        k, v = (tensor(pages, work.page_size, heads=work.heads_kv) for _ in range(2))
+        table = torch.randperm(pages, generator=generator).to(torch.int32)[None]
+        optional |= dict(used_k=numbers(work.seqlen_k), page_table=table)
+    else:
+        q = tensor(1, work.seqlen_q, heads=work.heads_q)
+        k, v = (tensor(1, work.seqlen_k, heads=work.heads_kv) for _ in range(2))
     out = torch.empty_like(q)
-    captured.kernel(q, k, v, out, None, work.head_dim**-0.5, *optional, work.seqlen_q)
+    scale = work.head_dim**-0.5
+    captured.kernel(q, k, v, out, None, scale, *optional.values(), work.seqlen_q)
 
 
 def main() -> None:
+    from benchmarks.cycle_model.kernels import Variant
+
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path)
-    parser.add_argument("--head-dim", type=int, default=128)
-    parser.add_argument("--causal", action="store_true")
-    parser.add_argument("--group", type=int, default=1)
+    parser.add_argument("variant", help="fields of kernels.Variant as JSON")
     parser.add_argument("--arch", default="sm_100a")
     args = parser.parse_args()
+    variant = Variant(**json.loads(args.variant))
     with trace.installed():
-        captured = capture(args.head_dim, args.causal, args.group, args.arch)
-        works = workloads_of(
-            args.head_dim,
-            args.causal,
-            args.group,
-            packed=args.group > 1,
-            pair=uses_pairs(args.head_dim, args.causal),
-            persistent=not args.causal,
-        )
-        traces = {work: trace.record(lambda work=work: launch(captured, work)) for work in works}
+        captured = capture(variant, args.arch)
+        traces = {}
+        for work in workloads_of(variant):
+            second = work.ragged and not work.tiles
+            traces[work] = trace.record(lambda work=work: launch(captured, work), int(second))
     kernel = captured.kernel
     args.out.write_bytes(pickle.dumps((kernel.__ptx__, kernel.__cubin__, traces)))
 

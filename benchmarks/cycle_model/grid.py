@@ -1,13 +1,12 @@
-"""Cycles of one CTA -> time of a launch: tile order, waves, causal imbalance, persistence, clock.
+"""Cycles of one CTA -> time of a launch: waves, causal imbalance, persistence, clock.
 
-    launch               CTAs or clusters                        order
-    cute_fa4             one a 256-row block, head, batch        block fastest, causal from the end
-    flash-attn-4 causal  the same                                longest first, in sections of heads
-                                                                 whose K and V fit 50 MiB of L2
-    flash-attn-4 full    as many as fit, persistent              tile = cluster + k x clusters
+    cute_fa4               a CTA does one work tile
+    flash-attn-4 full      as many clusters as fit; cluster c does work tiles c, c + clusters, ...
+    flash-attn-4 otherwise a CTA does one work tile
 
-A CTA fills an SM (its shared memory does), so the next one starts when it has left. Hardware hands
-CTAs out in order, each to the SM that is free first.
+schedules.py says which work tile comes when. A CTA fills an SM (its shared memory does), so the
+next one starts when it has left. Hardware hands CTAs out in order, each to the SM that is free
+first. Order changes nothing else here: every copy is a hit of L2.
 """
 
 from __future__ import annotations
@@ -16,37 +15,9 @@ import heapq
 from bisect import bisect_right
 from dataclasses import dataclass
 
+from benchmarks.cycle_model import schedules
 from benchmarks.cycle_model.constants import Constant
-from benchmarks.cycle_model.kernels import OURS, Variant
-from benchmarks.cycle_model.workloads import KEYS_A_TILE
-
-# flash-attn-4, tile_scheduler.py, SingleTileLPTScheduler: L2 taken for K and V.
-LPT_L2_BYTES = 50 * 1024 * 1024
-ELEMENT_BYTES = 2
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One call: batch sequences of seqlen queries and keys."""
-
-    batch: int
-    heads_q: int
-    heads_kv: int
-    seqlen: int
-    head_dim: int
-    causal: bool
-
-    @property
-    def flops(self) -> float:
-        """Multiply-adds of both products count two; a causal mask halves them, as published."""
-        full = 4.0 * self.batch * self.heads_q * self.seqlen**2 * self.head_dim
-        return full / 2 if self.causal else full
-
-    @property
-    def bytes(self) -> float:
-        """Q, K, V read once and O written once."""
-        heads = 2 * self.heads_q + 2 * self.heads_kv
-        return float(self.batch * heads * self.seqlen * self.head_dim * ELEMENT_BYTES)
+from benchmarks.cycle_model.problems import Problem
 
 
 @dataclass(frozen=True)
@@ -80,12 +51,15 @@ class CTACycles:
 class LaunchTime:
     """us: time of the launch. busy: share of SM cycles in which a CTA was at work.
 
+    key_tiles: of all work tiles. slot_cycles: cycles of the launch x clusters that fit.
     bound_by_memory: the bytes take longer at the sustained rate of HBM than the SMs need.
     """
 
     us: float
     busy: float
     ctas: int
+    key_tiles: int
+    slot_cycles: float
     bound_by_memory: bool
 
     def tflops(self, problem: Problem) -> float:
@@ -93,29 +67,25 @@ class LaunchTime:
 
 
 def launch_time(
-    variant: Variant,
+    variant,
     problem: Problem,
     cycles: CTACycles,
     constants: dict[str, Constant],
     clock_factor: float = 1.0,
+    order: list[int] | None = None,
 ) -> LaunchTime:
-    """The modelled time of one launch at constants' clock times clock_factor."""
+    """The modelled time of one launch of a kernels.Variant at constants' clock times clock_factor.
+
+    order: key tiles of the work tiles instead of those of schedules.work_tiles.
+    """
     value = {name: constant.value for name, constant in constants.items()}
-    rows = variant.rows
-    packing = variant.group if variant.packed else 1
-    heads = problem.batch * problem.heads_q // packing
-    blocks = -(-problem.seqlen * packing // rows)
-    tiles = [
-        _tiles(problem, min((block + 1) * rows, problem.seqlen * packing) / packing)
-        for block in range(blocks)
-    ]
+    tiles = schedules.work_tiles(variant, problem) if order is None else order
     slots = int(value["sms"]) // (2 if variant.pair else 1)
     if variant.persistent:
-        makespan, work = _persistent(tiles * heads, slots, cycles)
+        makespan, work = _persistent(tiles, slots, cycles)
     else:
-        order = _order(variant, problem, tiles, heads)
         lengths = {n: cycles.single(n) + value["cta_gap"] for n in set(tiles)}
-        makespan, work = _dispatched([lengths[n] for n in order], slots)
+        makespan, work = _dispatched([lengths[n] for n in tiles], slots)
     clock = value["clock_ghz"] * 1e3 * clock_factor
     busy_us = makespan / clock
     memory_us = problem.bytes / value["hbm_tbs"] * 1e-6
@@ -123,30 +93,11 @@ def launch_time(
     return LaunchTime(
         us=max(busy_us, memory_us) + overhead,
         busy=work / (makespan * slots),
-        ctas=blocks * heads * (2 if variant.pair else 1),
+        ctas=len(tiles) * (2 if variant.pair else 1),
+        key_tiles=sum(tiles),
+        slot_cycles=makespan * slots,
         bound_by_memory=memory_us > busy_us,
     )
-
-
-def _tiles(problem: Problem, last_query: float) -> int:
-    """Key tiles of a block whose rows end before query `last_query`."""
-    keys = last_query if problem.causal else problem.seqlen
-    return -(-int(-(-keys // 1)) // KEYS_A_TILE)
-
-
-def _order(variant: Variant, problem: Problem, tiles: list[int], heads: int) -> list[int]:
-    """Key tiles of every CTA in the order of CTA numbers."""
-    falling = tiles[::-1] if problem.causal else tiles
-    if variant.maker == OURS:
-        return falling * heads
-    head_bytes = problem.seqlen * 2 * problem.head_dim * ELEMENT_BYTES
-    fitting = LPT_L2_BYTES // head_bytes
-    section = 1 << (fitting.bit_length() - 1) if fitting else 1
-    order: list[int] = []
-    for first in range(0, heads, section):
-        width = min(section, heads - first)
-        order += [n for n in falling for _ in range(width)]
-    return order
 
 
 def _dispatched(lengths: list[float], slots: int) -> tuple[float, float]:

@@ -9,8 +9,8 @@ The control codes, pipes, barriers and the copy engine are those of the Blackwel
 tcgen05 there are wgmma and registers. The emulator has no meaning for wgmma: it is recorded and
 does nothing, because the order of events does not depend on the scores.
 
-A launch's parameters hold the tensor maps of Q, K, V and O with the addresses of the tensors; the
-positions of those addresses are kept, so that other addresses can be put there.
+A launch's parameters hold the tensor maps of Q, K, V and O. Their format differs between chips, and
+they hold addresses: what they describe is kept, and the driver of the H200 encodes them again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from benchmarks.cycle_model import flash_attn_4, trace
 from benchmarks.cycle_model.constants import Constant
-from benchmarks.cycle_model.grid import Problem
+from benchmarks.cycle_model.problems import Problem
 from benchmarks.cycle_model.workloads import TILES, Workload
 
 ARCH = "sm_90a"
@@ -32,20 +32,26 @@ AUXILIARY_DATA = 9
 
 _VENDOR = "CUDA C++ programming guide, throughput table, compute capability 9.0"
 _HOPPER = "Luo et al., Dissecting the NVIDIA Hopper architecture (arXiv 2402.13499)"
+_MEASURED = "measured on an H200: benchmarks/hopper_constants.cu"
 _ASSUMED = "no source; as on Blackwell"
 
 H200: dict[str, Constant] = {
     "sms": Constant(132, "SMs", "vendor"),
-    "clock_ghz": Constant(1.98, "GHz", "vendor, boost; measure reports the clock it saw"),
-    "launch_us": Constant(2.5, "us", "typical empty kernel between two events; not fitted"),
+    "clock_ghz": Constant(1.98, "GHz", "vendor, boost; what it ran at is measured"),
+    "launch_us": Constant(0.5, "us", "measured: benchmarks/hopper_check.py, nothing in a graph"),
     "rate_fma": Constant(128, "FMA/cycle/SM", _VENDOR),
     "rate_alu": Constant(64, "results/cycle/SM", _VENDOR),
     "rate_convert": Constant(64, "results/cycle/SM", _VENDOR),
     "rate_mufu": Constant(16, "results/cycle/SM", _VENDOR),
     "rate_uniform": Constant(64, "results/cycle/SM", _ASSUMED),
     "rate_shared": Constant(128, "bytes/cycle/SM", _VENDOR),
-    "rate_wgmma": Constant(4096, "FLOP/cycle/SM", "vendor: 989 TFLOPS at 132 SMs, 1.83 GHz"),
-    "wgmma_tail": Constant(32, "cycles", f"{_HOPPER}: latency of one wgmma beyond its rate"),
+    "rate_wgmma": Constant(4096, "FLOP/cycle/SM", f"{_MEASURED}: 64.0 cycles; also the vendor's"),
+    "wgmma_tail": Constant(57, "cycles", f"{_MEASURED}: a product that is waited for"),
+    "wgmma_in_flight": Constant(6, "wgmmas/SM", f"{_MEASURED}: the next one waits to issue"),
+    # Accumulators lie in registers, where arithmetic competes with them.
+    "wgmma_slows_mufu": Constant(1.65, "factor", f"{_MEASURED}: ex2 with fadd, ffma, fmul"),
+    "wgmma_slows_fma": Constant(1.52, "factor", f"{_MEASURED}: mean of ffma, fadd, fmul"),
+    "wgmma_slows_alu": Constant(2.09, "factor", f"{_MEASURED}: fmnmx; conversions are taken alike"),
     "rate_tmem_load": Constant(512, "bytes/cycle/SM", "sm_90 has none"),
     "rate_tmem_store": Constant(512, "bytes/cycle/SM", "sm_90 has none"),
     "pipe_efficiency": Constant(1.0, "fraction", "as on Blackwell"),
@@ -59,16 +65,16 @@ H200: dict[str, Constant] = {
     "lat_read": Constant(10, "cycles", _ASSUMED),
     "lat_fence": Constant(20, "cycles", _ASSUMED),
     "lat_tmem_alloc": Constant(0, "cycles", "sm_90 has none"),
-    "mbarrier_arrive": Constant(20, "cycles", _ASSUMED),
-    "mbarrier_wake": Constant(20, "cycles", _ASSUMED),
+    "mbarrier_arrive": Constant(35, "cycles", f"{_MEASURED}: arrive to wake 70, halved"),
+    "mbarrier_wake": Constant(35, "cycles", f"{_MEASURED}: arrive to wake 70, halved"),
     "remote_arrive": Constant(102, "cycles", _ASSUMED),
-    "bar_sync": Constant(28, "cycles", _ASSUMED),
+    "bar_sync": Constant(29, "cycles", f"{_MEASURED}: 256 threads"),
     "cluster_sync": Constant(373, "cycles", _ASSUMED),
     "tma_latency": Constant(600, "cycles", f"{_HOPPER}: L2 through TMA, loaded"),
     "tma_rate": Constant(42, "bytes/cycle/SM", f"{_HOPPER}: L2 5.5 to 7 TB/s / 132 / 1.7 GHz"),
     "store_latency": Constant(200, "cycles", _ASSUMED),
     "hbm_tbs": Constant(4.8, "TB/s", "vendor"),
-    "cta_gap": Constant(0, "cycles", "as on Blackwell"),
+    "cta_gap": Constant(385, "cycles", f"{_MEASURED}: CTAs that leave at once, 364 to 395"),
     "cold_memory": Constant(0.0, "fraction", "not used: measured with warm caches"),
     "second_run_speed": Constant(1.0, "factor", "not used"),
 }
@@ -86,6 +92,9 @@ class HopperVariant:
     packed: bool = False
     persistent: bool = False
     group: int = 1
+    window: int = 0
+    ragged: bool = False
+    page_size: int = 0
 
     @property
     def name(self) -> str:
@@ -109,7 +118,7 @@ def workloads(variant: HopperVariant) -> list[Workload]:
 
 def capture(variant: HopperVariant) -> flash_attn_4.Capture:
     """Compile the package's sm_90a kernel for the emulator; the process's first import of it."""
-    return flash_attn_4.capture_compiled(variant.head_dim, variant.causal, 1, ARCH, SM90_SMS)
+    return flash_attn_4.capture_compiled(variant, ARCH, SM90_SMS)
 
 
 def call(captured: flash_attn_4.Capture, q, k, v, out) -> None:
@@ -132,9 +141,11 @@ def record(captured: flash_attn_4.Capture, work: Workload) -> trace.Trace:
 
 @dataclass(frozen=True)
 class LaunchParameters:
-    """A launch with the addresses of its tensors left open.
+    """A launch with its tensor maps left open: they hold addresses, and a format of their own per chip.
 
-    addresses: [(position in params, tensor "q", "k", "v" or "o")] of 64-bit words.
+    params  the parameters, as in PTX; offsets: where each of them begins
+    maps    what cuTensorMapEncodeTiled needs, without the address: its position in params, which
+            tensor (q, k, v or o), and its other arguments
     """
 
     entry: str
@@ -142,14 +153,8 @@ class LaunchParameters:
     block: tuple[int, int, int]
     shared_bytes: int
     params: bytes
-    addresses: list[tuple[int, str]]
-
-    def with_addresses(self, pointers: dict[str, int]) -> bytes:
-        """The parameter block for tensors at these addresses."""
-        block = bytearray(self.params)
-        for position, name in self.addresses:
-            struct.pack_into("<Q", block, position, pointers[name])
-        return bytes(block)
+    offsets: list[int]
+    maps: list[dict]
 
 
 class _Launched(Exception):
@@ -159,7 +164,7 @@ class _Launched(Exception):
 def launch_parameters(captured: flash_attn_4.Capture, problem: Problem) -> LaunchParameters:
     """What the package's host code passes to the kernel for a problem; nothing is executed.
 
-    RuntimeError when a tensor's address is not in the parameters exactly once.
+    RuntimeError when the tensor map of a tensor is not in the parameters exactly once.
     """
     from unittest import mock
 
@@ -186,6 +191,7 @@ def launch_parameters(captured: flash_attn_4.Capture, problem: Problem) -> Launc
             block=tuple(block),
             shared_bytes=dynamic_shared_bytes,
             params=bytes(params),
+            offsets=[param.offset for param in program.kernel.params],
         )
         raise _Launched
 
@@ -194,13 +200,28 @@ def launch_parameters(captured: flash_attn_4.Capture, problem: Problem) -> Launc
             call(captured, *tensors.values())
         except _Launched:
             pass
-    addresses = []
-    for name, value in tensors.items():
-        word = struct.pack("<Q", value.data_ptr())
-        found = [
-            i for i in range(0, len(seen["params"]) - 7, 8) if seen["params"][i : i + 8] == word
-        ]
-        if not found:
-            raise RuntimeError(f"the address of {name} is not in the launch parameters")
-        addresses += [(position, name) for position in found]
-    return LaunchParameters(**seen, addresses=addresses)
+    maps = [_tensor_map(seen["params"], name, value) for name, value in tensors.items()]
+    return LaunchParameters(**seen, maps=maps)
+
+
+def _tensor_map(params: bytes, name: str, value) -> dict:
+    """What LaunchParameters.maps says of the tensor map of a tensor. RuntimeError without one."""
+    from cute_fa4.emulator.machine.tensor_map import TENSOR_MAP_BYTES, decode_tensor_map
+
+    word = struct.pack("<Q", value.data_ptr())
+    found = [at for at in range(0, len(params) - 7, 8) if params[at : at + 8] == word]
+    if len(found) != 1:
+        raise RuntimeError(f"{len(found)} addresses of {name} in the launch parameters, expected 1")
+    (at,) = found
+    raw = params[at : at + TENSOR_MAP_BYTES]
+    decoded = decode_tensor_map(raw)
+    flags = struct.unpack_from("<I", raw, 8)[0]
+    return {
+        "tensor": name,
+        "position": at,
+        "sizes": decoded.sizes,
+        "strides": decoded.strides[1:],
+        "box": decoded.box,
+        "swizzle": flags >> 13 & 3,
+        "l2_promotion": flags >> 17 & 3,
+    }

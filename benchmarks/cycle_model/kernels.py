@@ -1,24 +1,23 @@
 """Kernel -> machine code and traces, compiled and emulated once and then taken from a cache.
 
-The cache key is the machine code's own source: the files of the kernel and of the emulator for
-ours, the package's version for flash-attn-4, and this package's recorder for both. $CUTE_FA4_MODEL_CACHE
-names the folder; without it the user's cache folder is taken.
+Keys, besides the recorder: of flash-attn-4 the package's version; of ours the files of the kernel,
+and behind them its machine code, so that an edit which does not change it costs a compile only.
 """
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
-import os
+import json
 import pickle
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.cycle_model import control_codes, our_kernel, trace
-from benchmarks.cycle_model.workloads import ROWS_A_CTA, Workload
+from benchmarks.cycle_model import cache, control_codes, our_kernel, trace
+from benchmarks.cycle_model.problems import Problem
+from benchmarks.cycle_model.workloads import KEYS_A_TILE, ROWS_A_CTA, Workload, workloads_of
 from benchmarks.sass import nvdisasm
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,19 +26,48 @@ OURS, THEIRS = "cute_fa4", "flash-attn-4"
 
 @dataclass(frozen=True)
 class Variant:
-    """Which kernel: its maker and what it is compiled for."""
+    """Which kernel: its maker, what it is compiled for, and what its traces need to know besides.
+
+    window     keys that a query of a causal window sees; 0: no window. Both makers compile one
+               kernel for every window
+    ragged     sequences are packed
+    page_size  keys of a page; 0: keys are contiguous
+    """
 
     maker: str
     head_dim: int = 128
     causal: bool = False
     group: int = 1
+    window: int = 0
+    ragged: bool = False
+    page_size: int = 0
+
+    @classmethod
+    def of(cls, maker: str, problem: Problem) -> Variant:
+        """The kernel that runs a problem."""
+        return cls(
+            maker,
+            problem.head_dim,
+            problem.causal,
+            problem.group,
+            problem.window,
+            bool(problem.lengths),
+            problem.page_size,
+        )
+
+    @property
+    def not_modelled(self) -> str:
+        """Why there is no model of this kernel; empty: there is one."""
+        if self.maker == THEIRS and self.page_size not in (0, KEYS_A_TILE):
+            return "cp.async"
+        return ""
 
     @property
     def pair(self) -> bool:
         """Two CTAs work on one tile together."""
         from benchmarks.cycle_model.flash_attn_4 import uses_pairs
 
-        return self.maker == THEIRS and uses_pairs(self.head_dim, self.causal)
+        return self.maker == THEIRS and uses_pairs(self)
 
     @property
     def rows(self) -> int:
@@ -48,16 +76,28 @@ class Variant:
 
     @property
     def persistent(self) -> bool:
-        return self.maker == THEIRS and not self.causal
+        """A CTA walks over work tiles."""
+        if self.maker == OURS:
+            return getattr(our_kernel.config(self), "persistent", False)
+        return not self.causal and not self.ragged
 
     @property
     def packed(self) -> bool:
         """Query heads of a group are rows of one tile."""
         return self.maker == THEIRS and self.group > 1
 
+    @property
+    def mask(self) -> str:
+        """What a query sees, and what lies where, in words."""
+        words = f"window {self.window}" if self.window else "causal" if self.causal else "full"
+        words += f", GQA {self.group}" * (self.group > 1)
+        words += ", ragged" * self.ragged
+        return words + f", pages of {self.page_size}" * (self.page_size > 0)
+
     def __str__(self):
-        mask = "causal" if self.causal else "full"
-        return f"{self.maker} d{self.head_dim} {mask}" + (f" gqa{self.group}" * (self.group > 1))
+        """Unchanged since the first tables for what they had: names of files and of tests."""
+        what = self.mask.replace("GQA ", "gqa").replace(",", "")
+        return f"{self.maker} d{self.head_dim} {what}"
 
 
 @dataclass
@@ -76,18 +116,9 @@ def load(variant: Variant) -> Kernel:
 
     RuntimeError with the output of the process that failed.
     """
-    path = _cache_folder() / f"{str(variant).replace(' ', '_')}-{_key(variant)}.pickle"
-    if path.exists():
-        ptx, cubin, traces, listing = pickle.loads(path.read_bytes())
-    else:
-        ptx, cubin, traces = (
-            _theirs(variant) if variant.maker == THEIRS else our_kernel.trace_kernel(variant)
-        )
-        listing = disassemble(cubin)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}")
-        temporary.write_bytes(pickle.dumps((ptx, cubin, traces, listing)))
-        temporary.replace(path)
+    make = _ours if variant.maker == OURS else _theirs
+    found = cache.stored(str(variant), _key(variant), lambda: make(variant))
+    ptx, cubin, traces, listing = found
     return Kernel(variant, ptx, cubin, control_codes.read(cubin, listing), traces)
 
 
@@ -101,43 +132,46 @@ def disassemble(cubin: bytes) -> str:
 
 def traced(variant: Variant, works: list[Workload]) -> Kernel:
     """Our kernel with the traces of a few workloads, compiled now: nothing of it is cached."""
-    ptx, cubin, traces = our_kernel.trace_kernel(variant, works)
+    cubin = our_kernel.cubin(variant)
+    ptx, traces = our_kernel.trace_kernel(variant, works)
     return Kernel(variant, ptx, cubin, control_codes.read(cubin, disassemble(cubin)), traces)
 
 
-def _theirs(variant: Variant):
+def _ours(variant: Variant) -> tuple:
+    cubin = our_kernel.cubin(variant)
+
+    def make():
+        ptx, traces = our_kernel.trace_kernel(variant, workloads_of(variant))
+        return ptx, cubin, traces, disassemble(cubin)
+
+    return cache.stored(str(variant), cache.key(cubin, *_recorder("our_kernel.py")), make)
+
+
+def _theirs(variant: Variant) -> tuple:
     """flash-attn-4, in a process of its own (flash_attn_4.py says why)."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "kernel.pickle"
-        command = [sys.executable, "-m", "benchmarks.cycle_model.flash_attn_4", str(out)]
-        command += ["--head-dim", str(variant.head_dim), "--group", str(variant.group)]
-        command += ["--causal"] if variant.causal else []
+        what = json.dumps(asdict(variant))
+        command = [sys.executable, "-m", "benchmarks.cycle_model.flash_attn_4", str(out), what]
         result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         if result.returncode or not out.exists():
             raise RuntimeError(f"{' '.join(command)} failed:\n{result.stdout}\n{result.stderr}")
-        return pickle.loads(out.read_bytes())
+        ptx, cubin, traces = pickle.loads(out.read_bytes())
+    return ptx, cubin, traces, disassemble(cubin)
 
 
-def _cache_folder() -> Path:
-    named = os.environ.get("CUTE_FA4_MODEL_CACHE")
-    home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    return Path(named) if named else home / "cute_fa4" / "cycle_model"
+def _recorder(maker: str) -> list[Path]:
+    own = Path(__file__).parent
+    return [own / name for name in ("trace.py", "workloads.py", maker)]
 
 
 def _key(variant: Variant) -> str:
-    digest = hashlib.sha256()
-    own = Path(__file__).parent
-    files = [
-        own / name for name in ("trace.py", "workloads.py", "our_kernel.py", "flash_attn_4.py")
-    ]
-    if variant.maker == OURS:
-        package = ROOT / "cute_fa4"
-        for folder in ("sm100", "layouts", "tma"):
-            files += sorted((package / folder).glob("*.py"))
-        files.append(package / "compile_cache.py")
-    else:
-        digest.update(importlib.metadata.version(THEIRS).encode())
-    digest.update(importlib.metadata.version("nvidia-cutlass-dsl").encode())
-    for file in files:
-        digest.update(file.read_bytes())
-    return digest.hexdigest()[:16]
+    compiler = importlib.metadata.version("nvidia-cutlass-dsl")
+    if variant.maker == THEIRS:
+        version = importlib.metadata.version(THEIRS)
+        return cache.key(version, compiler, *_recorder("flash_attn_4.py"))
+    package = ROOT / "cute_fa4"
+    folders = ("sm100", "layouts", "tma")
+    files = [file for name in folders for file in sorted((package / name).glob("*.py"))]
+    files.append(package / "compile_cache.py")
+    return cache.key(compiler, *_recorder("our_kernel.py"), *files)

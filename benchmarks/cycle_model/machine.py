@@ -16,6 +16,7 @@ The result does not depend on wall clock, hash seeds or addresses: same paths, s
 from __future__ import annotations
 
 import heapq
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 from benchmarks.cycle_model.align import Path
@@ -56,7 +57,7 @@ class Result:
 class _Warp:
     __slots__ = (
         "name", "program", "pc", "scoreboards", "partition", "cta", "parked", "last", "waits",
-        "marks", "blocked", "why", "groups",
+        "marks", "blocked", "why", "groups", "wgmmas",
     )  # fmt: skip
 
     def __init__(self, name, program, partition):
@@ -73,6 +74,7 @@ class _Warp:
         self.blocked = None
         self.why = [None] * 6
         self.groups = []
+        self.wgmmas = 0
 
 
 class Machine:
@@ -82,6 +84,8 @@ class Machine:
         self.constants = constants
         self.value = {name: constant.value for name, constant in constants.items()}
         self.pipes = Pipes(constants)
+        slowdowns = [self.pipes.slowdown(pipe) for pipe in _PIPES]
+        self.slowdowns = slowdowns if max(slowdowns) > 1 else None
         self._decoded: dict[int, tuple] = {}
 
     def program(self, path: Path, codes: dict[int, ControlCode]) -> list[tuple]:
@@ -136,7 +140,9 @@ class _Run:
         # pair's MMA is as slow as the slower half: count one of them.
         self.leader = min(mmas, default=0)
         self.heap: list = []
-        self.group_end: dict[tuple, float] = {}
+        # sm_90: when each wgmma of a CTA ends, and which of them are a warpgroup's.
+        self.wgmma_ends: dict[int, list[float]] = defaultdict(list)
+        self.wgmmas: dict[tuple[int, int], list[int]] = defaultdict(list)
         self.number = 0
         self.latest = 0.0
 
@@ -158,6 +164,7 @@ class _Run:
         pipe_free: dict = {}
         pipe_busy: dict = {}
         shared = _PIPES.index("shared")
+        slowdowns = self.machine.slowdowns
         heap = self.heap
         while heap:
             now, _, _, warp = heapq.heappop(heap)
@@ -177,6 +184,8 @@ class _Run:
                 if when == _NEVER:
                     warp.parked = True
                     break
+                if event is not None and event.kind == "wgmma":
+                    when = max(when, self._wgmma_room(warp))
                 if scheduler[place] > when:
                     when = scheduler[place]
                 if pipe >= 0:
@@ -198,6 +207,8 @@ class _Run:
                     for number in waits:
                         warp.why[number] = None
                 if pipe >= 0:
+                    if slowdowns is not None and self.tensor[warp.cta].free > now:
+                        busy *= slowdowns[pipe]
                     pipe_free[unit] = now + busy
                     pipe_busy[unit] = pipe_busy.get(unit, 0.0) + busy
                 if write >= 0:
@@ -280,14 +291,28 @@ class _Run:
 
         The four tensor cores of an SM work on it together, as fast as the warpgroups' MMAs come.
         """
+        ends, mine = self.wgmma_ends[warp.cta], self.wgmmas[warp.cta, self._warpgroup(warp)]
         if warp.name[1] % SUB_PARTITIONS == 0:
             queue = self.tensor[warp.cta]
             flops = 2 * 64 * n * 16
-            queue.submit(now, flops / self.value["rate_wgmma"], 0.0, self.value["wgmma_tail"])
-            self.group_end[warp.cta, warp.name[1] // SUB_PARTITIONS] = queue.complete
+            queue.submit(now, flops / self.value["rate_wgmma"], 0.0, 0.0)
+            mine.append(len(ends))
+            ends.append(queue.free)
+        warp.wgmmas += 1
         if last:
-            end = self.group_end.get((warp.cta, warp.name[1] // SUB_PARTITIONS), now)
-            warp.groups.append(end)
+            done = ends[mine[min(warp.wgmmas, len(mine)) - 1]] if mine else now
+            warp.groups.append(done + self.value["wgmma_tail"])
+
+    def _wgmma_room(self, warp: _Warp) -> float:
+        """When the warp may issue its next wgmma: an SM has so many under way at most."""
+        ends, mine = self.wgmma_ends[warp.cta], self.wgmmas[warp.cta, self._warpgroup(warp)]
+        number = mine[warp.wgmmas] if warp.wgmmas < len(mine) else len(ends)
+        before = number - int(self.value["wgmma_in_flight"])
+        return ends[before] if before >= 0 else 0.0
+
+    @staticmethod
+    def _warpgroup(warp: _Warp) -> int:
+        return warp.name[1] // SUB_PARTITIONS
 
     def _wait(self, now: float, warp: _Warp, event, write: int) -> None:
         key, parity = event.data

@@ -100,6 +100,10 @@ class Pipes:
         sustained = self._value[rate] * self._value["pipe_efficiency"]
         return LANES * results / (sustained / SUB_PARTITIONS)
 
+    def slowdown(self, pipe: str) -> float:
+        """Factor on a pipe's time while a wgmma is under way: its accumulators are in registers."""
+        return self._value.get(f"wgmma_slows_{'alu' if pipe == 'convert' else pipe}", 1.0)
+
     def cost(self, ins: Instruction) -> Cost:
         """The cost of an instruction, by its opcode alone."""
         name, value = ins.name, self._value

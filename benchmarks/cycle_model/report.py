@@ -1,7 +1,7 @@
 """The table of modelled speeds, ours beside flash-attn-4's, and everything behind it as JSON.
 
-A row is a problem of 32K tokens in all with 2048 / d query heads. "not built" marks what
-cute_fa4 has no kernel for; its row stays in the table.
+A row is a problem of 32K tokens in all with 2048 / d query heads. A kernel that the model cannot
+follow says so in its cell; its row stays in the table.
 """
 
 from __future__ import annotations
@@ -9,23 +9,21 @@ from __future__ import annotations
 import importlib.metadata
 from dataclasses import asdict, dataclass
 
-from benchmarks.cycle_model import calibration
+from benchmarks.cycle_model import calibration, schedules
 from benchmarks.cycle_model.constants import Constant
 from benchmarks.cycle_model.evaluate import AlignedKernel, SteadyState, cta_cycles, steady_state
-from benchmarks.cycle_model.grid import CTACycles, LaunchTime, Problem, launch_time
-from benchmarks.cycle_model.kernels import OURS, THEIRS, Variant, load
+from benchmarks.cycle_model.grid import CTACycles, LaunchTime, launch_time
+from benchmarks.cycle_model.kernels import OURS, THEIRS, Variant
+from benchmarks.cycle_model.problems import RAGGED, TOKENS, Problem
 
-TOKENS = 32768
 HIDDEN = 2048
 SEQLENS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 GQA_GROUP = 8
-GQA_SEQLENS = (1024, 8192, 32768)
-# What the table is to hold as soon as cute_fa4 has the kernels.
-NOT_BUILT = (
-    *(f"d{d} window {w}" for d in (64, 128) for w in (128, 1024)),
-    "d128 ragged",
-    *(f"d128 pages of {p}" for p in (16, 64, 128)),
-)
+WINDOWS = (128, 1024)
+PAGE_SIZES = (16, 64, 128)
+# Sequence lengths of the rows that are variations of the first ones.
+FEWER_SEQLENS = (1024, 8192, 32768)
+WINDOW_SEQLENS = (2048, 8192, 32768)
 # A launch whose CTAs spend less than this share of their cycles in the steady state is bound by
 # what comes before and after it.
 STEADY_FROM = 0.5
@@ -53,43 +51,62 @@ class Cell:
 
 def model(variant: Variant, constants: dict[str, Constant]) -> Modelled:
     """Compile (or read from the cache), align and simulate a kernel."""
-    results = AlignedKernel.of(load(variant)).simulate(constants)
+    results = AlignedKernel.load(variant).simulate(constants)
     return Modelled(variant, cta_cycles(results), steady_state(results), results)
 
 
-def problems() -> list[tuple[int, Problem]]:
-    """(group, problem) of every row that both have a kernel for."""
-    rows = []
-    for d in (64, 128):
-        for causal in (False, True):
-            for seqlen in SEQLENS:
-                heads = HIDDEN // d
-                rows.append((1, Problem(TOKENS // seqlen, heads, heads, seqlen, d, causal)))
-    for causal in (False, True):
-        for seqlen in GQA_SEQLENS:
-            heads = HIDDEN // 128
-            problem = Problem(TOKENS // seqlen, heads, heads // GQA_GROUP, seqlen, 128, causal)
-            rows.append((GQA_GROUP, problem))
-    return rows
+def problems() -> list[Problem]:
+    """Every row, whether there is a kernel for it or not."""
+
+    def dense(seqlen, d, causal, group=1, window=0, page_size=0):
+        heads = HIDDEN // d
+        kv, batch = heads // group, TOKENS // seqlen
+        return Problem(batch, heads, kv, seqlen, d, causal, window, page_size=page_size)
+
+    masks = (False, True)
+    return [
+        *(dense(s, d, causal) for d in (64, 128) for causal in masks for s in SEQLENS),
+        *(dense(s, 128, causal, GQA_GROUP) for causal in masks for s in FEWER_SEQLENS),
+        *(
+            dense(s, d, True, window=window)
+            for d in (64, 128)
+            for window in WINDOWS
+            for s in WINDOW_SEQLENS
+        ),
+        *(
+            Problem.packed(lengths, HIDDEN // 128, 128, causal)
+            for causal in masks
+            for lengths in RAGGED.values()
+        ),
+        *(
+            dense(s, 128, causal, page_size=page_size)
+            for causal in masks
+            for page_size in PAGE_SIZES
+            for s in FEWER_SEQLENS
+        ),
+    ]
+
+
+def variants(makers: tuple[str, ...] = (OURS, THEIRS)) -> list[Variant]:
+    """Every kernel of the table that can be modelled, in the order of its rows."""
+    found = [Variant.of(maker, problem) for problem in problems() for maker in makers]
+    return [variant for variant in dict.fromkeys(found) if not variant.not_modelled]
 
 
 def cell(kernel: Modelled, problem: Problem, constants: dict[str, Constant]) -> Cell:
     """Speed, bound and slack of a kernel on a problem."""
     time = launch_time(kernel.variant, problem, kernel.cycles, constants)
-    bound, slack = _bound(kernel, problem, time, constants)
+    bound, slack = _bound(kernel, time)
     return Cell(time.tflops(problem), time.us, bound, slack)
 
 
-def _bound(kernel: Modelled, problem: Problem, time: LaunchTime, constants) -> tuple[str, float]:
+def _bound(kernel: Modelled, time: LaunchTime) -> tuple[str, float]:
     if time.bound_by_memory:
         return "HBM", 0.0
-    tiles = problem.seqlen / 128 * (0.5 if problem.causal else 1)
-    curve = kernel.cycles.added or kernel.cycles.single
-    total = curve(tiles) + (0 if kernel.cycles.added else constants["cta_gap"].value)
-    steady = tiles * kernel.steady.cycles / total * time.busy
+    steady = min(1.0, time.key_tiles * kernel.steady.cycles / time.slot_cycles)
     if steady < STEADY_FROM:
         return "start and end", 1 - steady
-    return kernel.steady.bound, 1 - (1 - kernel.steady.slack) * min(1.0, steady)
+    return kernel.steady.bound, 1 - (1 - kernel.steady.slack) * steady
 
 
 def published(problem: Problem) -> float | None:
@@ -101,18 +118,23 @@ def published(problem: Problem) -> float | None:
 
 
 def rows(kernels: dict[Variant, Modelled], constants: dict[str, Constant]) -> list[dict]:
-    """Every row of the table as a dictionary."""
+    """The rows that one of these kernels serves, as dictionaries."""
     out = []
-    for group, problem in problems():
-        makers = {}
+    for problem in problems():
+        cells = {}
         for maker in (OURS, THEIRS):
-            variant = Variant(maker, problem.head_dim, problem.causal, group)
+            variant = Variant.of(maker, problem)
             if variant in kernels:
-                makers[maker] = asdict(cell(kernels[variant], problem, constants))
-        ratio = makers[OURS]["tflops"] / makers[THEIRS]["tflops"] if len(makers) == 2 else None
+                cells[maker] = asdict(cell(kernels[variant], problem, constants))
+            elif variant.not_modelled:
+                cells[maker] = {"not_modelled": variant.not_modelled}
+        speeds = [found["tflops"] for found in cells.values() if "tflops" in found]
+        if not speeds:
+            continue
+        ratio = speeds[0] / speeds[1] if len(speeds) == 2 else None
         out.append(
-            {"problem": asdict(problem), "group": group, **makers, "ratio": ratio,
-             "published": published(problem)}
+            {"problem": asdict(problem), "mask": Variant.of(OURS, problem).mask, **cells,
+             "ratio": ratio, "published": published(problem)}
         )  # fmt: skip
     return out
 
@@ -129,24 +151,83 @@ def table(found: list[dict]) -> str:
     ]
     for row in found:
         p = row["problem"]
-        mask = ("causal" if p["causal"] else "full") + (
-            f", GQA {row['group']}" if row["group"] > 1 else ""
-        )
-        cells = [str(p["head_dim"]), mask, str(p["seqlen"]), f"{p['batch']} x {p['heads_q']}"]
+        seqlen = _lengths(Problem(**p))
+        cells = [str(p["head_dim"]), row["mask"], seqlen, f"{p['batch']} x {p['heads_q']}"]
         for maker in (OURS, THEIRS):
-            mine = row.get(maker)
-            cells += (
-                [f"{mine['tflops']:.0f}", mine["bound"], f"{mine['slack']:.0%}"]
-                if mine
-                else ["not installed", "", ""]
-            )
+            cells += _cells(row.get(maker))
         cells.append("" if row["ratio"] is None else f"{row['ratio']:.2f}")
         cells.append("" if row["published"] is None else f"{row['published']:.0f}")
         lines.append("| " + " | ".join(cells) + " |")
-    for name in NOT_BUILT:
-        depth, _, what = name.partition(" ")
-        lines.append(f"| {depth[1:]} | {what} | | | not built | | | | | | | |")
     return "\n".join(lines)
+
+
+def _cells(mine: dict | None) -> list[str]:
+    if mine is None:
+        return ["-", "", ""]
+    if "not_modelled" in mine:
+        return [f"not modelled: {mine['not_modelled']}", "", ""]
+    return [f"{mine['tflops']:.0f}", mine["bound"], f"{mine['slack']:.0%}"]
+
+
+def pages_table(found: list[dict]) -> str:
+    """Speed from pages over speed from contiguous keys, of the rows that have both."""
+    lines = [
+        "Modelled speed with pages over modelled speed with contiguous keys, d=128.",
+        "",
+        "| mask | S | "
+        + " | ".join(f"{maker}, pages of {n}" for maker in (OURS, THEIRS) for n in PAGE_SIZES)
+        + " |",
+        "|---|---|" + "---|" * (2 * len(PAGE_SIZES)),
+    ]
+    by_problem = {tuple(row["problem"].values()): row for row in found}
+    for row in found:
+        p = row["problem"]
+        paged = [by_problem.get(tuple((p | {"page_size": n}).values())) for n in PAGE_SIZES]
+        if p["page_size"] or not all(paged):
+            continue
+        cells = [row["mask"], str(p["seqlen"])]
+        for maker in (OURS, THEIRS):
+            plain = row.get(maker, {}).get("tflops")
+            speeds = [other.get(maker, {}).get("tflops") for other in paged]
+            cells += [f"{speed / plain:.3f}" if speed and plain else "-" for speed in speeds]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def orders_table(kernels: dict[Variant, Modelled], constants: dict[str, Constant]) -> str:
+    """Our launches whose CTAs differ in length, in other orders of the same work tiles."""
+    lines = [
+        "Modelled microseconds of cute_fa4's launches in its own order of work tiles, and in others of "
+        "the same tiles without empty CTAs: flash-attn-4's sections of heads, longest first over all "
+        "heads, and as if no SM ever idled.",
+        "",
+        "| d | mask | S | empty CTAs | now | sections | longest first | no idle SM | longest first gains |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for problem in problems():
+        variant = Variant.of(OURS, problem)
+        even = not problem.causal and not problem.lengths
+        if variant not in kernels or problem.page_size or problem.group > 1 or even:
+            continue
+        found = schedules.orders(variant, problem)
+        times = {
+            name: launch_time(variant, problem, kernels[variant].cycles, constants, order=order)
+            for name, order in found.items()
+        }
+        clock = constants["clock_ghz"].value * 1e3
+        best = times["longest first"]
+        idle = (1 - best.busy) * best.slot_cycles / int(constants["sms"].value) / clock
+        ideal = best.us - (0 if best.bound_by_memory else idle)
+        us = [f"{time.us:.0f}" for time in times.values()]
+        cells = [str(problem.head_dim), variant.mask, _lengths(problem), found["now"].count(0), *us]
+        cells += [f"{ideal:.0f}", f"{times['now'].us / best.us - 1:.1%}"]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines)
+
+
+def _lengths(problem: Problem) -> str:
+    lengths = problem.lengths
+    return f"{min(lengths)} to {max(lengths)}" if lengths else str(problem.seqlen)
 
 
 def steady_table(kernels: dict[Variant, Modelled]) -> str:
@@ -227,7 +308,6 @@ def as_json(kernels, found: list[dict], constants: dict[str, Constant]) -> dict:
             for variant, kernel in kernels.items()
         },
         "rows": found,
-        "not_built": NOT_BUILT,
         "versions": {name: _version(name) for name in ("nvidia-cutlass-dsl", THEIRS)},
     }
 

@@ -23,6 +23,7 @@ COLOURS = {
     "correction": "#b5537b",
 }
 WARPS = {"softmax 0": 0, "softmax 1": 4, "correction": 8, "mma": 12}
+MOST_TICKS = 24
 # Shorter gaps between spans are below a pixel of a picture of three key tiles.
 MERGE_CYCLES = 4.0
 
@@ -86,7 +87,7 @@ def svg(result: Result, first: float, last: float, title: str) -> str:
                 f'fill="{COLOURS[role]}"/>'
             )
     y = TOP + len(rows) * (ROW + GAP) + 14
-    step = 500
+    step = 500 if last - first <= MOST_TICKS * 500 else 5000
     tick = -(-first // step) * step
     while tick < last:
         x = LEFT + (tick - first) * scale

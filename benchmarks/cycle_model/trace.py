@@ -93,14 +93,14 @@ def lines_of(ptx: str) -> list[tuple[str, int]]:
 
 
 class Recorder:
-    """Records the first cluster of every launch into `trace`; nothing while that is None.
+    """Records cluster number `number` of a launch into `trace`; nothing while that is None.
 
     Programs decoded while it is installed keep its functions, so one Recorder serves a process.
     """
 
     def __init__(self):
         self.trace: Trace | None = None
-        self.cluster: object = None
+        self.number = 0
         self.current: Event | None = None
 
     def entry(self, lookup, opcode: str, ins=None):
@@ -116,10 +116,7 @@ class Recorder:
             return entry
 
         def function(warp, ins):
-            if self.trace is None:
-                return entry.function(warp, ins)
-            self.cluster = self.cluster or warp.cta.cluster
-            if warp.cta.cluster is not self.cluster:
+            if self.trace is None or warp.cta.cluster.id != (self.number, 0, 0):
                 return entry.function(warp, ins)
             event = Event(kind, ins.line, _data(kind, warp, ins))
             with self._attributing(event):
@@ -194,17 +191,20 @@ def partialmethod_of(function, *fixed):
     return method
 
 
-def record(launch) -> Trace:
-    """The trace of the first cluster of the grid that launch() executes, within installed().
+def record(launch, cluster: int = 0) -> Trace:
+    """The trace of one cluster of the grid that launch() executes, within installed().
 
-    The emulator's checks are off: they are the tests' business, and cost time.
+    RuntimeError when the grid does not have so many. The emulator's checks are off: they are the
+    tests' business, and cost time.
     """
     from cute_fa4 import emulator
 
-    _recorder.trace, _recorder.cluster = Trace(defaultdict(list), {}), None
+    _recorder.trace, _recorder.number = Trace(defaultdict(list), {}), cluster
     try:
         with emulator.use(checks=None):
             launch()
+        if not _recorder.trace.warps:
+            raise RuntimeError(f"the launch has no cluster number {cluster} that does anything")
         return Trace(dict(_recorder.trace.warps), _recorder.trace.counts)
     finally:
         _recorder.trace = None

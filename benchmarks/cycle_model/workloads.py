@@ -7,6 +7,12 @@ the steady state repeats itself.
     query rows   those of one cluster (256 or 512): one work tile
     keys         128 x tiles; a causal mask aligned bottom-right leaves the last query rows n tiles
     heads        work tiles of a persistent kernel
+    window       a causal window of W keys over 128 x tiles keys. Up to W / 128 tiles are a block at
+                 the beginning of a sequence, which the window does not cut; W / 128 + 2 tiles are
+                 every later block: masked at both ends. More tiles come with a window that is so
+                 much longer, and give the steady state between two masked ends
+    ragged       packed sequences. Without a causal mask the last key tile is half full, as the one
+                 that nearly every sequence ends with. 0 tiles: a CTA that finds nothing to do
 """
 
 from __future__ import annotations
@@ -23,13 +29,17 @@ TILES = (1, 2, 3, 4, 6, 8, 16)
 # A persistent kernel's work tiles overlap: what each adds comes from a CTA that does several.
 PERSISTENT_TILES = (4, 8)
 PERSISTENT_WORK_TILES = 3
+# Key tiles between a window's masked ends that give its steady state.
+WINDOW_STEADY_TILES = 8
 
 
 @dataclass(frozen=True)
 class Workload:
-    """One emulated launch: the shape of q, and of k and v.
+    """One emulated launch: the shape of q, and of k and v, and which keys a query sees.
 
     tiles: key tiles of a work tile. work_tiles: how many work tiles the recorded cluster walks.
+    window: keys that a query sees, itself included; 0: all before it. missing: keys by which the
+    last tile falls short.
     """
 
     head_dim: int
@@ -39,29 +49,60 @@ class Workload:
     seqlen_q: int
     tiles: int
     work_tiles: int = 1
+    window: int = 0
+    ragged: bool = False
+    missing: int = 0
+    page_size: int = 0
 
     @property
     def seqlen_k(self) -> int:
-        return self.tiles * KEYS_A_TILE
+        return self.tiles * KEYS_A_TILE - self.missing
 
 
-def workloads_of(
-    head_dim: int, causal: bool, group: int, *, packed: bool, pair: bool, persistent: bool
-) -> list[Workload]:
-    """What to emulate for a kernel.
+def workload(variant, tiles: int, work_tiles: int = 1, window: int = 0) -> Workload:
+    """A CTA, or pair of CTAs, of a kernels.Variant with so many key tiles."""
+    rows = ROWS_A_CTA * (2 if variant.pair else 1)
+    half_full = variant.ragged and not variant.causal and tiles > 0
+    return Workload(
+        variant.head_dim,
+        variant.causal,
+        variant.group * work_tiles,
+        work_tiles,
+        rows // variant.group if variant.packed else rows,
+        tiles,
+        work_tiles,
+        window,
+        variant.ragged,
+        KEYS_A_TILE // 2 if half_full else 0,
+        variant.page_size,
+    )
 
-    group       query heads a key head
-    packed      the query heads of a group lie in one tile, as rows
-    pair        two CTAs work on one tile of twice the rows
-    persistent  a CTA walks over work tiles
-    """
-    rows = ROWS_A_CTA * (2 if pair else 1)
 
-    def workload(tiles, work_tiles=1):
-        queries = rows // group if packed else rows
-        return Workload(
-            head_dim, causal, group * work_tiles, work_tiles, queries, tiles, work_tiles
-        )
+def workloads_of(variant) -> list[Workload]:
+    """What to emulate for a kernels.Variant. ValueError for a window that does not end with a tile."""
+    if variant.window:
+        chosen = _windows(variant.window)
+        return [workload(variant, tiles, window=window) for tiles, window in chosen]
+    tiles = (0, *TILES) if variant.ragged else TILES
+    several = PERSISTENT_TILES if variant.persistent else ()
+    return [
+        *(workload(variant, n) for n in tiles),
+        *(workload(variant, n, PERSISTENT_WORK_TILES) for n in several),
+    ]
 
-    several = [workload(tiles, PERSISTENT_WORK_TILES) for tiles in PERSISTENT_TILES]
-    return [workload(tiles) for tiles in TILES] + (several if persistent else [])
+
+def _windows(window: int) -> list[tuple[int, int]]:
+    """(key tiles, window) of the CTAs of a window: at the beginning, later, and the longer one."""
+    whole, rest = divmod(window, KEYS_A_TILE)
+    if rest or not whole:
+        raise ValueError(f"window of {window} keys; accepted: multiples of {KEYS_A_TILE}")
+    rows_in_tiles = ROWS_A_CTA // KEYS_A_TILE
+    later = whole + rows_in_tiles
+    # Blocks of 256 rows end at even tiles; the first that the window cuts has `later` tiles.
+    beginning = range(rows_in_tiles, later, rows_in_tiles)
+    longer = WINDOW_STEADY_TILES
+    return [
+        *((tiles, window) for tiles in beginning),
+        (later, window),
+        (later + longer, window + longer * KEYS_A_TILE),
+    ]

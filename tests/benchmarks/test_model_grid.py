@@ -6,8 +6,9 @@ import pytest
 
 from benchmarks.cycle_model import calibration
 from benchmarks.cycle_model.constants import B200, MAX_FITTED, fitted_b200
-from benchmarks.cycle_model.grid import CTACycles, Curve, Problem, _order, launch_time
+from benchmarks.cycle_model.grid import CTACycles, Curve, launch_time
 from benchmarks.cycle_model.kernels import OURS, THEIRS, Variant
+from benchmarks.cycle_model.problems import Problem
 
 # A CTA of n key tiles takes 1000 + 100 n cycles.
 LINEAR = CTACycles(Curve(((1, 1100.0), (2, 1200.0), (4, 1400.0))))
@@ -53,12 +54,16 @@ def test_bytes_bound_what_the_sms_do_not():
     assert time.us == pytest.approx(B200["launch_us"].value + factor * memory_us)
 
 
-def test_causal_blocks_come_longest_first():
-    problem = Problem(1, 2, 2, 1024, 128, causal=True)
-    tiles = [2, 4, 6, 8]
-    assert _order(Variant(OURS, causal=True), problem, tiles, 2) == [8, 6, 4, 2] * 2
-    # flash-attn-4 takes all heads that fit L2 block by block.
-    assert _order(Variant(THEIRS, causal=True), problem, tiles, 2) == [8, 8, 6, 6, 4, 4, 2, 2]
+def test_a_cta_without_work_costs_what_the_curve_says():
+    """A grid that covers the longest of packed sequences for all of them."""
+    problem = Problem.packed((512, 256) * 74, 1, 128, causal=True)
+    flat = CTACycles(Curve(((0, 300.0), (1, 1100.0), (16, 1100.0))))
+    time = launch_time(Variant.of(OURS, problem), problem, flat, CHIP)
+    # 222 blocks with work and 74 without on 148 SMs.
+    assert time.ctas == 2 * 148
+    assert time.key_tiles == 74 * (2 + 4) + 74 * 2
+    gaps = 2 * 148 * B200["cta_gap"].value
+    assert time.busy * time.slot_cycles == pytest.approx(222 * 1100 + 74 * 300 + gaps)
 
 
 def test_a_causal_mask_halves_the_published_flops():

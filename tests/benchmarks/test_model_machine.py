@@ -16,6 +16,7 @@ from benchmarks.cycle_model import align, control_codes
 from benchmarks.cycle_model.constants import B200, operand_bytes, umma_interval, with_values
 from benchmarks.cycle_model.control_codes import ControlCode
 from benchmarks.cycle_model.engines import Barrier, CopyEngine, NamedBarrier, TensorQueue
+from benchmarks.cycle_model.hopper import H200
 from benchmarks.cycle_model.machine import Machine
 from benchmarks.cycle_model.trace import Event, Trace
 from benchmarks.sass.program import parse
@@ -209,6 +210,54 @@ def test_a_wait_that_nobody_ends_is_an_error_that_names_the_barrier():
         cycles({0: waiter}, codes, counts={(0, 64): 1})
 
 
+def wgmmas(number, n=128):
+    """A warpgroup of sm_90 whose first warp stands for all: so many MMAs of 64 x n x 16, one group."""
+    path, codes = program(*["HGMMA.64x128x16.F32.BF16 R24, gdesc[UR8], R24"] * number)
+    marked = [
+        replace(step, event=Event("wgmma", 1, (n,))) if step.instruction.name == "HGMMA" else step
+        for step in path
+    ]
+    return marked, codes
+
+
+def hopper_with(**values):
+    return {**H200, **{name: replace(H200[name], value=value) for name, value in values.items()}}
+
+
+def test_a_wgmma_issues_when_as_many_as_fit_are_under_way():
+    path, codes = wgmmas(5)
+    # 64 cycles each at 4096 FLOP a cycle: with two under way the fifth waits for the third.
+    result = cycles({0: path}, codes, constants=hopper_with(wgmma_in_flight=2))
+    assert result.ends[0, 0] == 3 * 64 + 1
+    unlimited = cycles({0: path}, codes, constants=hopper_with(wgmma_in_flight=100))
+    assert unlimited.ends[0, 0] == 5
+    assert [start for start, _ in unlimited.tensor[0]] == [0, 64, 128, 192, 256]
+
+
+def test_two_warpgroups_share_what_an_sm_has_under_way():
+    path, codes = wgmmas(2)
+    # Warps 0 and 4 lead two warpgroups; of their four MMAs two fit at a time.
+    result = cycles({0: path, 4: path}, codes, constants=hopper_with(wgmma_in_flight=2))
+    assert max(result.ends.values()) == 2 * 64 + 1
+
+
+def test_arithmetic_is_slower_while_a_wgmma_is_under_way():
+    multiply, codes = wgmmas(1)
+    path, more = program(*["MUFU.EX2 R0, R1"] * 10)
+    # Same addresses, other code: the second program moves behind the first.
+    shift = 16 * len(multiply)
+    path = [replace(s, instruction=replace(s.instruction, address=s.instruction.address + shift))
+            for s in path]  # fmt: skip
+    codes |= {address + shift: code for address, code in more.items()}
+    alone = cycles({1: path}, codes, constants=H200).ends[0, 1]
+    beside = cycles({0: multiply, 1: path}, codes, constants=H200).ends[0, 1]
+    # 64 cycles of wgmma: every exponential that starts within them takes the factor longer.
+    slow = 8 * H200["wgmma_slows_mufu"].value
+    number = -(-64 // slow)
+    assert alone == 9 * 8 + 1
+    assert beside == pytest.approx(alone + number * (slow - 8), abs=1)
+
+
 def test_only_fitted_constants_can_be_given_values():
     fitted = [name for name, constant in B200.items() if constant.fitted]
     assert len(fitted) <= 6
@@ -250,6 +299,15 @@ def test_a_path_follows_its_events_through_a_loop_with_a_branch_and_without_retr
     stored = [0x10, 0x20, 0x30, 0x40, 0x50, 0x60, 0x70]
     assert addresses == [0, *plain, *stored, *plain, 0x80]
     assert [step.event.kind for step in path if step.event] == kinds
+
+
+def test_stored_paths_are_the_paths():
+    (function,) = parse(LOOP)
+    lines = {"wait": 1, "ld": 2, "st": 3, "arrive": 4}
+    kinds = ["wait", "ld", "arrive", "wait", "ld", "st", "arrive"]
+    traces = [Trace({(0, 0): [Event(kind, lines[kind], (n,)) for n, kind in enumerate(kinds)]}, {})]
+    found = align.paths(function, "", traces)
+    assert align.unpacked(align.packed(found), function, traces) == found
 
 
 def test_events_that_the_code_cannot_produce_are_an_error():

@@ -10,7 +10,6 @@ from benchmarks.cycle_model.calibration import published_rows
 from benchmarks.cycle_model.constants import B200
 from benchmarks.cycle_model.evaluate import SteadyState
 from benchmarks.cycle_model.grid import CTACycles, Curve
-from benchmarks.cycle_model.kernels import OURS, THEIRS, Variant
 from benchmarks.cycle_model.machine import Result
 
 RESULT = Result(
@@ -49,20 +48,32 @@ def test_the_picture_is_svg_with_one_row_a_role():
         timeline.svg(RESULT, 10, 10, "")
 
 
-def test_every_row_is_in_the_table_and_what_is_not_built_says_so():
-    kernels = {
-        v: modelled(v)
-        for d in (64, 128)
-        for causal in (False, True)
-        for v in (Variant(OURS, d, causal), Variant(THEIRS, d, causal))
-    }
-    text = report.table(report.rows(kernels, B200))
+def test_every_problem_is_a_row_and_what_is_not_modelled_says_so():
+    kernels = {variant: modelled(variant) for variant in report.variants()}
+    problems, found = report.problems(), report.rows(kernels, B200)
+    assert len(problems) == len(set(problems)) == len(found)
+    text = report.table(found)
     assert text.lower().startswith("modelled")
-    assert text.count("not built") == len(report.NOT_BUILT)
-    # Two depths, two masks, seven lengths, and the rows of grouped heads.
-    assert text.count("\n| 64 |") + text.count("\n| 128 |") == (
-        2 * 2 * len(report.SEQLENS) + 2 * len(report.GQA_SEQLENS) + len(report.NOT_BUILT)
-    )
+    assert text.count("\n| 64 |") + text.count("\n| 128 |") == len(problems)
+    # flash-attn-4 with pages of 16 and 64: two masks, three lengths each.
+    assert text.count("not modelled: cp.async") == 2 * 2 * len(report.FEWER_SEQLENS)
+    for mask in ("window 128", "window 1024", "causal, ragged", "full, ragged", "pages of 16"):
+        assert mask in text
+
+
+def test_rows_of_kernels_that_were_left_out_are_left_out():
+    chosen = [v for v in report.variants() if str(v).endswith("d64 causal")]
+    found = report.rows({variant: modelled(variant) for variant in chosen}, B200)
+    assert [row["problem"]["seqlen"] for row in found] == list(report.SEQLENS)
+
+
+def test_pages_are_compared_with_the_contiguous_row_of_the_same_shape():
+    """Kernels that take equally long: the ratio is one wherever there are two of them."""
+    kernels = {variant: modelled(variant) for variant in report.variants()}
+    lines = report.pages_table(report.rows(kernels, B200)).splitlines()[4:]
+    assert len(lines) == 2 * len(report.FEWER_SEQLENS)
+    for line in lines:
+        assert line.split("|")[3:-1] == [" 1.000 "] * 3 + [" - ", " - ", " 1.000 "]
 
 
 def test_no_published_row_is_hidden():

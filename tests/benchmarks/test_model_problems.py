@@ -1,0 +1,189 @@
+"""Key tiles, FLOPs and orders of the model's problems, against counting every pair of query and key."""
+
+import pytest
+
+from benchmarks.cycle_model import our_kernel, schedules
+from benchmarks.cycle_model.kernels import OURS, THEIRS, Variant
+from benchmarks.cycle_model.problems import RAGGED, TOKENS, Problem, visible_pairs
+from benchmarks.cycle_model.workloads import TILES, WINDOW_STEADY_TILES, workloads_of
+
+ROWS, KEYS = 256, 128
+
+
+def visible(problem, query, key):
+    if not problem.causal:
+        return True
+    return key <= query and (not problem.window or key > query - problem.window)
+
+
+def counted_tiles(problem, sequence, first, rows):
+    """From the first to the last key tile in which one of the rows sees a key."""
+    length = problem.sequences[sequence]
+    seen = {
+        key // KEYS
+        for query in range(first, min(first + rows, length))
+        for key in range(length)
+        if visible(problem, query, key)
+    }
+    return max(seen) - min(seen) + 1 if seen else 0
+
+
+# Lengths below, at and beyond a block of 256 rows, some not multiples of a key tile; windows of one
+# and of more tiles, and one that a sequence does not fill.
+PROBLEMS = [
+    Problem(1, 1, 1, 700, 64, causal=False),
+    Problem(1, 1, 1, 700, 64, causal=True),
+    Problem(1, 1, 1, 1024, 64, causal=True, window=128),
+    Problem(1, 1, 1, 1100, 64, causal=True, window=512),
+    Problem(1, 1, 1, 300, 64, causal=True, window=1024),
+    Problem.packed((1, 256, 300, 513), heads=1, head_dim=64, causal=True),
+    Problem.packed((1, 256, 300, 513), heads=1, head_dim=64, causal=False),
+]
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+def test_key_tiles_are_those_in_which_a_row_sees_a_key(problem):
+    for sequence, length in enumerate(problem.sequences):
+        # 32 rows: a block whose rows are eight heads of 32 positions.
+        for rows in (ROWS, 32):
+            for first in range(0, problem.seqlen + ROWS, rows):
+                expected = counted_tiles(problem, sequence, first, rows)
+                assert problem.key_tiles(sequence, first, rows) == expected, (length, first)
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+def test_key_tiles_are_those_that_the_kernel_walks(problem):
+    """kv_range.py of the kernel with Python numbers, sequence by sequence."""
+    from cute_fa4.sm100 import kv_range
+
+    config = our_kernel.config(Variant.of(OURS, problem))
+    sizes = (problem.window - 1, 0) if problem.window else ()
+    for sequence, length in enumerate(problem.sequences):
+        for first in range(0, length, ROWS):
+            last = min(first + ROWS, length) - 1
+            walked = kv_range.tile_range(config, first, last, length, length, sizes)
+            assert problem.key_tiles(sequence, first, ROWS) == walked.count
+
+
+def test_flops_of_a_window_count_the_visible_pairs():
+    for seqlen, window in ((5, 2), (4, 4), (3, 9), (1, 1)):
+        pairs = sum(1 for q in range(seqlen) for k in range(seqlen) if q - window < k <= q)
+        assert visible_pairs(seqlen, window) == pairs
+    problem = Problem(3, 2, 1, 5, 64, causal=True, window=2)
+    assert problem.flops == 4 * 3 * 2 * 64 * visible_pairs(5, 2)
+
+
+def test_flops_and_bytes_of_a_packed_batch_are_those_of_its_sequences():
+    packed = Problem.packed((100, 300), 2, 64, causal=True)
+    alone = [Problem(1, 2, 2, n, 64, causal=True) for n in (100, 300)]
+    assert packed.flops == sum(p.flops for p in alone)
+    assert packed.bytes == sum(p.bytes for p in alone)
+
+
+def test_ragged_batches_hold_as_many_tokens_as_the_other_rows():
+    for lengths in RAGGED.values():
+        assert sum(lengths) == TOKENS
+        # Not sorted, so that an order by length would show.
+        assert list(lengths) not in (sorted(lengths), sorted(lengths, reverse=True))
+
+
+# The shapes of the table's kinds, small; heads that fit L2 in more than one section, and a last
+# section that is not full, need long sequences: 50 MiB hold 6 heads of 32K keys at d=64, rounded to 4.
+SCHEDULED = [
+    *PROBLEMS,
+    Problem(2, 4, 4, 1024, 128, causal=True),
+    Problem(1, 6, 6, 32768, 64, causal=True),
+    Problem(2, 16, 2, 512, 128, causal=True),
+    Problem.packed(RAGGED["geometric"], 4, 128, causal=True),
+    Problem.packed(RAGGED["short"], 4, 128, causal=False),
+]
+
+
+@pytest.mark.parametrize("maker", [OURS, THEIRS])
+@pytest.mark.parametrize("problem", SCHEDULED, ids=lambda p: str(p)[:80])
+def test_every_order_has_every_block_of_every_head_once(problem, maker):
+    variant = Variant.of(maker, problem)
+    heads = problem.heads_q // (variant.group if variant.packed else 1)
+    positions = variant.rows // (variant.group if variant.packed else 1)
+    blocks = [
+        problem.key_tiles(sequence, first, positions)
+        for sequence, length in enumerate(problem.sequences)
+        for first in range(0, length, positions)
+    ]
+    found = schedules.work_tiles(variant, problem)
+    assert sorted(n for n in found if n) == sorted(blocks * heads)
+    # CTAs without work exist only where lengths are on the device.
+    assert found.count(0) == 0 or problem.lengths
+
+
+def test_our_order_is_that_of_the_kernels_tile_scheduler():
+    from cute_fa4.sm100 import tile_scheduler
+
+    problem = Problem(2, 2, 2, 1024, 128, causal=True)
+    config = our_kernel.config(Variant.of(OURS, problem))
+    walked = [tile_scheduler.work_tile(config, cta, 1024, 2).first_position for cta in range(16)]
+    expected = [(first + ROWS) // KEYS for first in walked]
+    assert schedules.work_tiles(Variant.of(OURS, problem), problem) == expected
+
+
+def test_flash_attn_4_takes_a_section_of_heads_block_by_block():
+    problem = Problem(1, 2, 2, 1024, 128, causal=True)
+    found = schedules.work_tiles(Variant.of(THEIRS, problem), problem)
+    assert found == [8, 8, 6, 6, 4, 4, 2, 2]
+    # 50 MiB hold 3 heads of 32K keys at d=128, rounded to 2: sections of 2, 2 and 1 heads.
+    long = Problem(1, 5, 5, 32768, 128, causal=True)
+    found = schedules.work_tiles(Variant.of(THEIRS, long), long)
+    assert found[:3] == [256, 256, 254] and found[-2:] == [4, 2]
+
+
+def test_flash_attn_4_launches_an_upper_bound_of_ctas_for_packed_sequences():
+    problem = Problem.packed((1, 300), 2, 128, causal=True)
+    # (301 + 2 x 255) // 256 blocks a head, of which 1 + 2 have work.
+    assert schedules.work_tiles(Variant.of(THEIRS, problem), problem) == [1, 1, 3, 3, 2, 2]
+    problem = Problem.packed((1, 1), 2, 128, causal=False)
+    assert schedules.work_tiles(Variant.of(THEIRS, problem), problem) == [1, 1, 1, 1]
+
+
+def test_a_window_is_traced_at_the_beginning_between_two_masked_ends_and_longer():
+    tiles = {w.tiles: w.window for w in workloads_of(Variant(OURS, causal=True, window=512))}
+    steady = WINDOW_STEADY_TILES
+    assert tiles == {2: 512, 4: 512, 6: 512, 6 + steady: 512 + steady * KEYS}
+    # The tiles of every block of a long sequence are among the traced ones.
+    problem = Problem(1, 1, 1, 8192, 128, causal=True, window=512)
+    walked = set(schedules.work_tiles(Variant.of(OURS, problem), problem))
+    assert walked == {2, 4, 6}
+    with pytest.raises(ValueError, match="multiples of 128"):
+        workloads_of(Variant(OURS, causal=True, window=200))
+
+
+def test_packed_kernels_are_traced_without_work_and_with_half_a_last_tile():
+    full, causal = (workloads_of(Variant(OURS, causal=c, ragged=True)) for c in (False, True))
+    assert [w.tiles for w in full] == [w.tiles for w in causal] == [0, *TILES]
+    assert {w.tiles * KEYS - w.seqlen_k for w in full if w.tiles} == {KEYS // 2}
+    assert {w.tiles * KEYS - w.seqlen_k for w in causal} == {0}
+
+
+TRACED = [
+    Variant(OURS, 64, causal=True, window=128),
+    Variant(OURS, 64, causal=True, ragged=True),
+]
+
+
+@pytest.mark.parametrize("variant", TRACED, ids=str)
+def test_a_traced_cta_walks_as_many_key_tiles_as_its_workload_says(variant):
+    """Compiled, and emulated at the beginning and behind a window, or without work and with one tile."""
+    works = [work for work in workloads_of(variant) if work.tiles <= (3 if work.window else 1)]
+    _, traces = our_kernel.trace_kernel(variant, works)
+    # S = Q K^T in steps of 16 of the depth, O = P V in steps of 16 keys, for two query tiles.
+    a_tile = 2 * (variant.head_dim // 16 + KEYS // 16)
+    for work, trace in traces.items():
+        kinds = [event.kind for events in trace.warps.values() for event in events]
+        assert kinds.count("mma") == work.tiles * a_tile
+        assert ("load" in kinds) == (work.tiles > 0)
+
+
+def test_pages_that_flash_attn_4_copies_by_thread_are_not_modelled():
+    assert [bool(Variant(THEIRS, page_size=n).not_modelled) for n in (0, 16, 64, 128)] == [
+        False, True, True, False,
+    ]  # fmt: skip
+    assert not Variant(OURS, page_size=16).not_modelled

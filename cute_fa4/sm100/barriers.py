@@ -5,7 +5,7 @@ messages are all derived from it.
 
 barrier    number  raised by                     awaited by  means
 q_full     2       load 1 (+ bytes)              mma         the Q tile is in shared memory
-s_ready    2       mma 1 (commit)                softmax     S is in tensor memory, and so is every earlier P V
+s_ready    2       mma 1 (commit)                softmax     S is in tensor memory; with P over S, every earlier P V too
 row_scale  2       softmax 128                   correction  2^(old max - new max) of every row is in shared memory
 p_ready    2       softmax 128 + correction 128  mma         the first part of P is stored and O is rescaled
 p_last     2       softmax 128                   mma         the last part of P is stored
@@ -13,12 +13,20 @@ o_ready    2       mma 1 (commit)                softmax     O is complete
 kv_full    5       load 1 (+ bytes)              mma         the K or V tile is in shared memory
 kv_empty   5       mma 1 (commit)                load        the MMAs that read the slot have completed
 
+A kernel whose P has columns of its own (FA4Config.p_apart, mma_ahead.py) has two more:
+
+barrier  number  raised by       awaited by           means
+s_free   2       softmax 128     mma                  S has been read, the next one may be made
+pv_done  2       mma 1 (commit)  softmax, correction  O is complete up to here and P has been read
+
 barrier    is not raised again too early because
 q_full     a CTA loads Q once
-s_ready    the next S waits for P, which softmax stores after it read S
-row_scale  the next factor follows the next S, which follows p_ready of this tile
+s_ready    the next S waits until softmax has read this one: for P, stored afterwards, or s_free
+row_scale  the next factor follows the next S, or pv_done; both follow p_ready of this tile
 p_ready    the next S, and so the next P, is issued after this wait
 p_last     as p_ready
+s_free     the next S is issued after this wait
+pv_done    the next P V waits for p_ready, which both raise after this wait
 o_ready    a CTA finishes O once
 kv_full    kv_empty
 kv_empty   kv_full
@@ -58,6 +66,7 @@ class Barrier:
     awaited_by  the role that waits
     means       the news, as a reader of the kernel would say it
     reuse       why the next phase cannot be raised before this one was seen
+    only_if     property of FA4Config without which there is no such barrier; "": there always is
     """
 
     name: str
@@ -66,6 +75,7 @@ class Barrier:
     awaited_by: str
     means: str
     reuse: str
+    only_if: str = ""
 
     @property
     def count(self) -> int:
@@ -74,6 +84,8 @@ class Barrier:
 
     def number(self, cfg) -> int:
         """How many mbarriers of this kind a CTA has."""
+        if self.only_if and not getattr(cfg, self.only_if):
+            return 0
         if self.per == "q_tile":
             return cfg.num_q
         return cfg.kv_slots * (cfg.qk_stages if self.name == "kv_full" else 1)
@@ -93,8 +105,8 @@ BARRIERS = (
         "q_tile",
         (MMA,),
         "softmax",
-        "S is in tensor memory, and so is every earlier P V",
-        "the next S waits for P, which softmax stores after it read S",
+        "S is in tensor memory; with P over S, every earlier P V too",
+        "the next S waits until softmax has read this one: for P, stored afterwards, or s_free",
     ),
     Barrier(
         "row_scale",
@@ -102,7 +114,7 @@ BARRIERS = (
         (SOFTMAX,),
         "correction",
         "2^(old max - new max) of every row is in shared memory",
-        "the next factor follows the next S, which follows p_ready of this tile",
+        "the next factor follows the next S, or pv_done; both follow p_ready of this tile",
     ),
     Barrier(
         "p_ready",
@@ -113,6 +125,24 @@ BARRIERS = (
         "the next S, and so the next P, is issued after this wait",
     ),
     Barrier("p_last", "q_tile", (SOFTMAX,), "mma", "the last part of P is stored", "as p_ready"),
+    Barrier(
+        "s_free",
+        "q_tile",
+        (SOFTMAX,),
+        "mma",
+        "S has been read, the next one may be made",
+        "the next S is issued after this wait",
+        only_if="p_apart",
+    ),
+    Barrier(
+        "pv_done",
+        "q_tile",
+        (MMA,),
+        "softmax, correction",
+        "O is complete up to here and P has been read",
+        "the next P V waits for p_ready, which both raise after this wait",
+        only_if="p_apart",
+    ),
     Barrier("o_ready", "q_tile", (MMA,), "softmax", "O is complete", "a CTA finishes O once"),
     Barrier(
         "kv_full", "kv_slot", (LOAD,), "mma", "the K or V tile is in shared memory", "kv_empty"
@@ -131,7 +161,7 @@ BY_NAME = {barrier.name: barrier for barrier in BARRIERS}
 
 def fixed_mbarriers(cfg) -> int:
     """mbarriers that do not depend on the number of ring slots."""
-    return sum(cfg.num_q for barrier in BARRIERS if barrier.per == "q_tile")
+    return sum(barrier.number(cfg) for barrier in BARRIERS if barrier.per == "q_tile")
 
 
 def mbarriers_per_kv_slot(cfg) -> int:
@@ -166,10 +196,12 @@ def _columns(rows) -> str:
     )
 
 
-def table(cfg) -> str:
-    """The table as text, for docstrings, documentation and messages."""
+def table(cfg, only_optional: bool = False) -> str:
+    """The table as text, for docstrings, documentation and messages; only_optional: what not every kernel has."""
     rows = [("barrier", "number", "raised by", "awaited by", "means")]
     for b in BARRIERS:
+        if b.number(cfg) == 0 or (only_optional and not b.only_if):
+            continue
         rows.append(
             (b.name, str(b.number(cfg)), " + ".join(map(str, b.raised_by)), b.awaited_by, b.means)
         )

@@ -26,6 +26,7 @@ SMEM_BASE_ALIGNMENT = 1024  # the 128-byte swizzle repeats every 8 rows of 128 b
 TMEM_COLUMNS = 512
 MBARRIER_BYTES = 8
 ROW_SCALE_BYTES = 2 * 128 * 4  # one f32 per softmax thread: 2 warpgroups of 128
+ROW_BIAS_BYTES = ROW_SCALE_BYTES  # another
 TMEM_ADDRESS_BYTES = 4
 
 DTYPE_BYTES = {"bf16": 2, "fp16": 2, "e4m3": 1, "e5m2": 1, "f32": 4}
@@ -130,7 +131,7 @@ class FA4Config:
         if self.ov_depth is None:
             object.__setattr__(self, "ov_depth", self.qk_depth)
         if self.exp2_emulated is None:
-            object.__setattr__(self, "exp2_emulated", 8 if self.arch == "sm_100a" else 0)
+            object.__setattr__(self, "exp2_emulated", 16 if self.arch == "sm_100a" else 0)
 
     @property
     def causal(self) -> bool:
@@ -280,21 +281,32 @@ class FA4Config:
     @property
     def tmem_s(self) -> tuple[int, ...]:
         """First column of S0, S1."""
-        return tuple(i * self.BN for i in range(self.num_q))
+        width = self.BN + (self.p_columns if self.p_apart else 0)
+        return tuple(i * width for i in range(self.num_q))
 
     @property
     def tmem_p(self) -> tuple[int, ...]:
-        """First column of P0, P1: over S, two 16-bit values a column."""
-        return self.tmem_s
+        """First column of P0, P1: behind S if there is room, otherwise over S."""
+        return tuple(column + (self.BN if self.p_apart else 0) for column in self.tmem_s)
+
+    @property
+    def p_columns(self) -> int:
+        """Columns of one P: two 16-bit values a column."""
+        return self.BN * self.dtype_bytes // 4
+
+    @property
+    def p_apart(self) -> bool:
+        """P has columns of its own, so that the next S can be made while P is still read (mma_ahead.py)."""
+        return self.num_q * (self.BN + self.p_columns + self.padded_ov_depth) <= TMEM_COLUMNS
 
     @property
     def tmem_o(self) -> tuple[int, ...]:
-        first = self.num_q * self.BN
+        first = self.num_q * (self.BN + (self.p_columns if self.p_apart else 0))
         return tuple(first + i * self.padded_ov_depth for i in range(self.num_q))
 
     @property
     def tmem_columns_used(self) -> int:
-        return self.num_q * (self.BN + self.padded_ov_depth)
+        return self.tmem_o[-1] + self.padded_ov_depth
 
     @property
     def tmem_columns(self) -> int:
@@ -327,7 +339,7 @@ class FA4Config:
 
         One ring instead of one each: an odd slot is not lost.
         """
-        fixed = self.q_bytes + ROW_SCALE_BYTES + TMEM_ADDRESS_BYTES
+        fixed = self.q_bytes + ROW_SCALE_BYTES + ROW_BIAS_BYTES + TMEM_ADDRESS_BYTES
         fixed += MBARRIER_BYTES * barriers.fixed_mbarriers(self)
         per_slot = self.kv_slot_bytes + MBARRIER_BYTES * barriers.mbarriers_per_kv_slot(self)
         return max(0, (SMEM_CAPACITY_BYTES - fixed) // per_slot)
@@ -340,7 +352,8 @@ class FA4Config:
     def smem_bytes(self) -> int:
         """Dynamic shared memory of one CTA, from its 1024-byte aligned base."""
         tiles = self.q_bytes + self.kv_slots * self.kv_slot_bytes
-        return tiles + ROW_SCALE_BYTES + MBARRIER_BYTES * self.num_mbarriers + TMEM_ADDRESS_BYTES
+        rows = ROW_SCALE_BYTES + ROW_BIAS_BYTES
+        return tiles + rows + MBARRIER_BYTES * self.num_mbarriers + TMEM_ADDRESS_BYTES
 
     # ---- bytes a barrier expects ------------------------------------------------------------------------------
 

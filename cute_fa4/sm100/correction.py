@@ -44,6 +44,8 @@ def run(cfg: cutlass.Constexpr, smem: Smem, tmem: Int32, events: Events, work: W
             for i in cutlass.range_constexpr(cfg.num_q):
                 events.row_scale.wait(i, n & 1)
                 factor = smem.row_scale[row + i * cfg.rows_per_q_tile]
+                if cutlass.const_expr(cfg.p_apart):
+                    events.pv_done.wait(i, (n - 1) & 1)
                 if cute.arch.vote_any_sync(factor < 1.0):
                     tmem_instructions.fence_after()
                     rescale(cfg, tmem + cfg.tmem_o[i], factor)

@@ -26,6 +26,7 @@ from . import (
     kv_range,
     load,
     mma,
+    mma_ahead,
     operands,
     sequence,
     smem_map,
@@ -36,7 +37,7 @@ from . import (
 from .config import FA4Config
 from .kernel_args import Events, KernelArgs, Smem, Work
 from .online_softmax import LOG2_E
-from .pipelines import Event, KVConsumerPipeline, TMAProducerPipeline
+from .pipelines import Event, KVConsumerPipeline, TMAProducerPipeline, initialise
 from .scalars import choose, minimum
 from .sequence import Lengths
 
@@ -99,6 +100,8 @@ class SM100MHA2Q:
             seqlen_k = page_table.shape[1] * cfg.page_size
         else:
             seqlen_k = mK.shape[1] if cutlass.const_expr(cfg.kv_layout == "dense") else mK.shape[0]
+        # Packed keys are many sequences' rows: the longest sequence of queries stands for one.
+        section_keys = Int32(seqlen_q if cfg.kv_layout == "packed" else seqlen_k)
         args = KernelArgs(
             q=operands.q_operand(cfg, mQ),
             k=k,
@@ -114,6 +117,14 @@ class SM100MHA2Q:
             seqlen_q=Int32(seqlen_q),
             seqlen_k=Int32(seqlen_k),
             heads=Int32(heads),
+            order=tile_scheduler.tile_order(
+                cfg,
+                Int32(seqlen_q),
+                section_keys,
+                Int32(heads),
+                Int32(batch),
+                cute.fast_divmod_create_divisor_v2,
+            ),
             scale=softmax_scale,
             scale_log2=softmax_scale * LOG2_E,
             mask_sizes=() if cutlass.const_expr(mask_sizes is None) else mask_sizes,
@@ -135,7 +146,7 @@ class SM100MHA2Q:
     def find_work(self, args: KernelArgs, cta: Int32) -> Work:
         """This CTA's share, its sequence, and the key tiles it walks: none where the sequence has no such rows."""
         cfg = self.cfg
-        tile = tile_scheduler.work_tile(cfg, cta, args.seqlen_q, args.heads)
+        tile = tile_scheduler.work_tile(cfg, cta, args.order)
         of = sequence.find(cfg, args.lengths, tile.batch, args.seqlen_q, args.seqlen_k)
         last = minimum(tile.first_position + cfg.positions_per_cta, of.seqlen_q) - 1
         tiles = kv_range.tile_range(
@@ -155,35 +166,21 @@ class SM100MHA2Q:
     def kernel(self, args: KernelArgs):
         cfg, warps = self.cfg, self.cfg.warps
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        cta, _, _ = cute.arch.block_idx()
-        work = self.find_work(args, cta)
-
         base = cute.arch.get_dyn_smem(cutlass.Int8, alignment=1024)
         region = smem_map.regions(cfg)
         mbarriers = cute.recast_ptr(base + region["mbarriers"].offset, dtype=Int64)
         tmem_address = cute.recast_ptr(base + region["tmem_address"].offset, dtype=Int32)
+
+        def floats(name):
+            pointer = cute.recast_ptr(base + region[name].offset, dtype=Float32)
+            return cute.make_tensor(pointer, cute.make_layout(256))
+
         smem = Smem(
             q_address=base.toint(),
             kv_address=base.toint() + region["kv"].offset,
-            row_scale=cute.make_tensor(
-                cute.recast_ptr(base + region["row_scale"].offset, dtype=Float32),
-                cute.make_layout(256),
-            ),
+            row_scale=floats("row_scale"),
+            row_bias=floats("row_bias"),
         )
-
-        if warp == warps.mma.start:
-            cute.arch.alloc_tmem(cfg.tmem_columns, tmem_address)
-            cute.arch.relinquish_tmem_alloc_permit()
-        if warp == warps.load.start:
-            for operand in (args.q, args.k.boxes, args.v.boxes, args.o):
-                cute.nvgpu.cpasync.prefetch_descriptor(operand.atom)
-        if warp == 0:
-            with cute.arch.elect_one():
-                for index, _, barrier in barriers.instances(cfg):
-                    cute.arch.mbarrier_init(mbarriers + index, barrier.count)
-            cute.arch.mbarrier_init_fence()
-        cute.arch.sync_threads()
-        tmem = cute.make_tensor(tmem_address, cute.make_layout(1))[0]
 
         def event(name):
             return Event(mbarriers + barriers.first_index(cfg, name))
@@ -194,6 +191,8 @@ class SM100MHA2Q:
             row_scale=event("row_scale"),
             p_ready=event("p_ready"),
             p_last=event("p_last"),
+            s_free=event("s_free") if cfg.p_apart else None,
+            pv_done=event("pv_done") if cfg.p_apart else None,
             o_ready=event("o_ready"),
         )
         ring = dict(
@@ -202,6 +201,19 @@ class SM100MHA2Q:
             slots=cfg.kv_slots,
             qk_stages=cfg.qk_stages,
         )
+        producer = TMAProducerPipeline(**ring, k_stage_bytes=cfg.k_stage_bytes, v_bytes=cfg.v_bytes)
+
+        if warp == warps.mma.start:
+            cute.arch.alloc_tmem(cfg.tmem_columns, tmem_address)
+            cute.arch.relinquish_tmem_alloc_permit()
+        if warp == warps.load.start:
+            initialise(mbarriers, [barrier.count for _, _, barrier in barriers.instances(cfg)])
+        cta, _, _ = cute.arch.block_idx()
+        work = self.find_work(args, cta)
+        if warp == warps.load.start:  # the first copies do not wait for the other warps
+            load.begin(cfg, args, smem, events, producer, work)
+        cute.arch.sync_threads()
+        tmem = cute.make_tensor(tmem_address, cute.make_layout(1))[0]
         lanes = tmem + (warp % 4) * (
             32 << 16
         )  # a warp sees the 32 lanes of its place in the warpgroup
@@ -220,11 +232,9 @@ class SM100MHA2Q:
         else:
             cute.arch.setmaxregister_decrease(warps.other_registers)
             if warp == warps.mma.start:
-                mma.run(cfg, smem, tmem, events, KVConsumerPipeline(**ring), work)
+                schedule = mma_ahead if cfg.p_apart else mma
+                schedule.run(cfg, smem, tmem, events, KVConsumerPipeline(**ring), work)
             elif warp == warps.load.start:
-                producer = TMAProducerPipeline(
-                    **ring, k_stage_bytes=cfg.k_stage_bytes, v_bytes=cfg.v_bytes
-                )
                 load.run(cfg, args, smem, events, producer, work)
 
         cute.arch.sync_threads()

@@ -10,7 +10,7 @@ from .kv_range import TileRange
 from .operands import KVOperand
 from .pipelines import Event
 from .sequence import Lengths, Sequence
-from .tile_scheduler import WorkTile
+from .tile_scheduler import TileOrder, WorkTile
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class KernelArgs:
     seqlen_q: Int32  # of dense queries; packed: of the longest sequence
     seqlen_k: Int32  # of dense keys; otherwise the most a sequence can have
     heads: Int32
+    order: TileOrder
     scale: Float32  # softmax scale
     scale_log2: Float32  # the same times log2(e)
     mask_sizes: tuple  # run-time numbers of the mask, Int32
@@ -56,6 +57,8 @@ class Events:
     row_scale: Event
     p_ready: Event
     p_last: Event
+    s_free: Event | None
+    pv_done: Event | None
     o_ready: Event
 
 
@@ -65,4 +68,7 @@ class Smem:
 
     q_address: Int32  # shared address of Q0
     kv_address: Int32  # shared address of slot 0
-    row_scale: cute.Tensor  # (256,) f32
+    row_scale: cute.Tensor  # (256,) f32, by softmax thread: 2^(old max - new max)
+    row_bias: (
+        cute.Tensor
+    )  # (256,) f32: what a thread adds to its scaled scores; read again late in a tile

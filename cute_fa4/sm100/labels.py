@@ -36,14 +36,17 @@ def shared_regions(cfg: FA4Config) -> tuple[tuple[int, int, str], ...]:
         for slot in range(cfg.kv_slots)
     ]
     out += [
-        (region[name].offset, region[name].nbytes, name) for name in ("row_scale", "tmem_address")
+        (region[name].offset, region[name].nbytes, name)
+        for name in ("row_scale", "row_bias", "tmem_address")
     ]
     return tuple(out)
 
 
 def tensor_columns(cfg: FA4Config) -> tuple[tuple[int, int, str], ...]:
-    """(first column, columns, name) in tensor memory; P_i lies in S_i."""
+    """(first column, columns, name) in tensor memory; P_i lies in S_i unless it has a place of its own."""
     scores = [(column, cfg.BN, f"S{i}") for i, column in enumerate(cfg.tmem_s)]
+    if cfg.p_apart:
+        scores += [(column, cfg.p_columns, f"P{i}") for i, column in enumerate(cfg.tmem_p)]
     return tuple(
         scores + [(column, cfg.padded_ov_depth, f"O{i}") for i, column in enumerate(cfg.tmem_o)]
     )

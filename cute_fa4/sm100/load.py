@@ -4,7 +4,8 @@
     barrier   q_full[0]  kv_full[0]  q_full[1]  kv_full[1]  kv_full[2] ...
 
 Q0 and K0 come first, because S0 = Q0 K0 is the first thing the tensor core can do. K and V share one ring; the warp
-runs ahead of the MMA warp by as many tiles as the ring has slots. Where the rows of a tile lie is looked up once, for
+runs ahead of the MMA warp by as many tiles as the ring has slots. The copies up to V0 are issued before the CTA has
+come together, as soon as this warp has initialised the mbarriers. Where the rows of a tile lie is looked up once, for
 K and V alike (tma/paged_rows.py).
 """
 
@@ -73,6 +74,27 @@ def load_v(
 
 
 @cute.jit
+def begin(
+    cfg: cutlass.Constexpr,
+    args: KernelArgs,
+    smem: Smem,
+    events: Events,
+    kv: TMAProducerPipeline,
+    work: Work,
+):
+    """The queries and the first key tile; nothing is in their places yet."""
+    k = KVBuffer(KVBufferConfig.for_k(cfg), smem.kv_address, args.k)
+    v = KVBuffer(KVBufferConfig.for_v(cfg), smem.kv_address, args.v)
+    if work.tiles.count > 0:
+        load_q(cfg, args, smem, events, work, 0)
+        found = find_rows(cfg, args, work, work.tiles.first)
+        at = load_k(cfg, k, kv, work, kv.first(), found)
+        for i in cutlass.range_constexpr(1, cfg.num_q):
+            load_q(cfg, args, smem, events, work, i)
+        load_v(cfg, v, kv, work, at, found)
+
+
+@cute.jit
 def run(
     cfg: cutlass.Constexpr,
     args: KernelArgs,
@@ -81,17 +103,12 @@ def run(
     kv: TMAProducerPipeline,
     work: Work,
 ):
+    """The key tiles after the first."""
     k = KVBuffer(KVBufferConfig.for_k(cfg), smem.kv_address, args.k)
     v = KVBuffer(KVBufferConfig.for_v(cfg), smem.kv_address, args.v)
     first, count = work.tiles.first, work.tiles.count
-    if count > 0:
-        at = kv.first()
-        load_q(cfg, args, smem, events, work, 0)
-        found = find_rows(cfg, args, work, first)
-        at = load_k(cfg, k, kv, work, at, found)
-        for i in cutlass.range_constexpr(1, cfg.num_q):
-            load_q(cfg, args, smem, events, work, i)
-        at = load_v(cfg, v, kv, work, at, found)
+    if count > 1:
+        at = kv.first().next(kv.slots).next(kv.slots)
         for n in cutlass.range(first + 1, first + count, unroll=1):
             found = find_rows(cfg, args, work, n)
             at = load_k(cfg, k, kv, work, at, found)

@@ -91,11 +91,20 @@ def exponentials(exponents: list, emulated: frozenset) -> list:
     return out
 
 
-def row_total(values: list):
-    """Sum in f32, four packed accumulators."""
-    sums = [(values[2 * i], values[2 * i + 1]) for i in range(4)]
-    for i in range(8, len(values), 2):
-        sums[i // 2 % 4] = cute.arch.add_packed_f32x2(sums[i // 2 % 4], (values[i], values[i + 1]))
+def add_values(sums: list, values: list) -> list:
+    """Add a multiple of eight values to four packed f32 accumulators; [] begins."""
+    sums = list(sums)
+    for i in range(0, len(values), 2):
+        pair = (values[i], values[i + 1])
+        if len(sums) < 4:
+            sums.append(pair)
+        else:
+            sums[i // 2 % 4] = cute.arch.add_packed_f32x2(sums[i // 2 % 4], pair)
+    return sums
+
+
+def row_total(sums: list):
+    """Of the four accumulators."""
     total = cute.arch.add_packed_f32x2(
         cute.arch.add_packed_f32x2(sums[0], sums[1]), cute.arch.add_packed_f32x2(sums[2], sums[3])
     )

@@ -28,15 +28,14 @@ def q_operand(cfg, mQ) -> TMAOperand:
 
 
 def o_operand(cfg, mO) -> tuple[TMAOperand, Int32]:
-    """-> (operand, rows from one batch to the next in its row space)."""
-    rows, columns, group = cfg.rows_per_q_tile, cfg.padded_ov_depth, cfg.heads_per_tile
-    dtype, granule = DTYPES[cfg.o_dtype], cfg.swizzle_granule
+    """-> (operand of one depth chunk of a tile, rows from one batch to the next in its row space)."""
+    rows, columns, group = cfg.rows_per_q_tile, cfg.swizzle_granule, cfg.heads_per_tile
+    dtype = DTYPES[cfg.o_dtype]
     if not cfg.clips_queries:
-        return make_operand(
-            dense_view(mO, granule, columns, group), dtype, rows, columns, store=True
-        ), Int32(0)
+        view = dense_view(mO, columns, columns, group)
+        return make_operand(view, dtype, rows, columns, store=True), Int32(0)
     space = row_space(mO)
-    view = clipped_view(mO, space, rows // group, granule, columns, group)
+    view = clipped_view(mO, space, rows // group, columns, columns, group)
     return make_operand(view, dtype, rows, columns, store=True), Int32(space.rows_per_block)
 
 

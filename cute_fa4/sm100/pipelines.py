@@ -22,6 +22,29 @@ from . import mma_instructions
 from .scalars import choose
 
 
+def initialise(mbarriers, counts: list[int]):
+    """mbarrier.init of all mbarriers by one warp, a lane each; the warp may use them when this returns.
+
+    Other warps may after the next barrier of the CTA.
+    """
+    lane = cute.arch.lane_idx()
+    for first in range(0, len(counts), 32):
+        part = counts[first : first + 32]
+        count = Int32(part[0])
+        for i in range(1, len(part)):
+            if part[i] != part[i - 1]:
+                count = choose(lane >= i, part[i], count)
+        initialise_part(mbarriers + first, count, lane < len(part))
+    cute.arch.mbarrier_init_fence()
+    cute.arch.sync_warp()
+
+
+@cute.jit
+def initialise_part(mbarriers, count: Int32, mine: cutlass.Boolean):
+    if mine:
+        cute.arch.mbarrier_init(mbarriers + cute.arch.lane_idx(), count)
+
+
 @dataclass(frozen=True)
 class Slot:
     """A position in a ring: which slot, and the parity that this side waits for there."""
@@ -158,6 +181,18 @@ class KVConsumerPipeline(Ring):
     def release_v(self, at: KVPosition):
         """Hand the held V's slot back once every MMA issued so far has completed. Does not step."""
         self._commit(at.held_v)
+
+    def advance_to_v(self, at: KVPosition) -> KVPosition:
+        """From K of a tile to V of the same tile."""
+        return KVPosition(at.slot.next(self.slots), at.held_v)
+
+    def step_tile(self, at: KVPosition) -> KVPosition:
+        """From K (or V) of a tile to K (or V) of the next one, for a reader that is at both in turn."""
+        return KVPosition(at.slot.next(self.slots).next(self.slots), at.held_v)
+
+    def release(self, at: KVPosition):
+        """Hand the slot back once every MMA issued so far has completed. Does not step."""
+        self._commit(at.slot.index)
 
     def _commit(self, index):
         mma_instructions.commit((self.empty + index).toint())

@@ -18,6 +18,10 @@ from typing import Any
 
 LOG2_E = 1.4426950408889634
 
+# The kernel computes 2^(c s - c m), where c m, m the row maximum, is rounded to float32: for m = -2^24 off by at most
+# 1. Far below, as for -3.4e38, the difference of equal numbers would be larger than any exponent, or infinite.
+LOWEST = -(2.0**24)
+
 
 @dataclass(frozen=True)
 class Aux:
@@ -66,9 +70,21 @@ class ScoreMod:
             raise TypeError(
                 f"{function!r} is no function; accepted: a function of its indices and aux, or None"
             )
-        return ScoreMod(
-            function, f"{function.__module__}.{function.__qualname__}:{_fingerprint(function)}"
-        )
+        key = f"{function.__module__}.{function.__qualname__}:{_fingerprint(function)}"
+        return remember(ScoreMod(function, key))
+
+
+_remembered: dict[str, ScoreMod] = {}
+
+
+def remember(mod: ScoreMod) -> ScoreMod:
+    """Have `remembered` find the function by its key, as a traced graph does, which holds no functions."""
+    _remembered[mod.key] = mod
+    return mod
+
+
+def remembered(key: str) -> ScoreMod | None:
+    return _remembered.get(key)
 
 
 def _fingerprint(function, inside: tuple = ()) -> str:
@@ -150,7 +166,8 @@ def alibi_slope(head: int, num_heads: int) -> float:
 def additive_bias(heads: bool = True) -> ScoreMod:
     """score + aux[0][batch, head, q_idx, kv_idx], or without the head axis. A materialised mask, natural units.
 
-    Keys and queries beyond the tensor's last two axes are hidden.
+    Keys and queries beyond the tensor's last two axes are hidden. Finite biases below LOWEST, such as torch.finfo.min,
+    hide like -inf, except from a query that sees nothing above them: that one weighs them all alike.
     """
 
     def biased(score, batch, head, q_idx, kv_idx, aux):
@@ -162,7 +179,9 @@ def additive_bias(heads: bool = True) -> ScoreMod:
         inside = (q_idx < queries) & (kv_idx < keys)
         q_inside, kv_inside = select_(inside, q_idx, Int32(0)), select_(inside, kv_idx, Int32(0))
         at = (batch, head, q_inside, kv_inside) if heads else (batch, q_inside, kv_inside)
-        return score + select_(inside, bias[at].to(Float32), Float32(float("-inf")))
+        value = select_(inside, bias[at].to(Float32), Float32(float("-inf")))
+        far = (value < Float32(LOWEST)) & (value > Float32(float("-inf")))
+        return select_(far, Float32(LOWEST), score + value)
 
     axes = "(batch, heads, queries, keys)" if heads else "(batch, queries, keys)"
 

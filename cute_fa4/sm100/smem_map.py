@@ -4,6 +4,7 @@
     0                         q_bytes                    Q0, Q1; at the end O0, O1 leave through the same bytes
     q_bytes                   kv_slots * kv_slot_bytes   ring: K or V tile in each slot
     ...                       1024                       row scale: one f32 for each softmax thread
+    ...                       1024                       row bias: another
     ...                       8 * num_mbarriers          mbarriers, in the order of barriers.BARRIERS
     ...                       4                          where tcgen05.alloc leaves the tensor-memory address
 
@@ -12,7 +13,7 @@ Q tiles and slots are multiples of 1024 bytes, the period of the 128-byte swizzl
 
 from dataclasses import dataclass
 
-from .config import MBARRIER_BYTES, ROW_SCALE_BYTES, TMEM_ADDRESS_BYTES, FA4Config
+from .config import MBARRIER_BYTES, ROW_BIAS_BYTES, ROW_SCALE_BYTES, TMEM_ADDRESS_BYTES, FA4Config
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ def regions(cfg: FA4Config) -> dict[str, Region]:
     """Every region by name, in memory order.
 
     >>> list(regions(FA4Config()))
-    ['q', 'kv', 'row_scale', 'mbarriers', 'tmem_address']
+    ['q', 'kv', 'row_scale', 'row_bias', 'mbarriers', 'tmem_address']
     >>> regions(FA4Config())['tmem_address'].end == FA4Config().smem_bytes
     True
     """
@@ -40,6 +41,7 @@ def regions(cfg: FA4Config) -> dict[str, Region]:
         "q": cfg.q_bytes,
         "kv": cfg.kv_slots * cfg.kv_slot_bytes,
         "row_scale": ROW_SCALE_BYTES,
+        "row_bias": ROW_BIAS_BYTES,
         "mbarriers": MBARRIER_BYTES * cfg.num_mbarriers,
         "tmem_address": TMEM_ADDRESS_BYTES,
     }

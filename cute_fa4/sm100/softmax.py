@@ -36,30 +36,50 @@ def read_scores(cfg, address) -> list:
     return scores
 
 
-def write_probabilities(cfg, events: Events, i, address, exponents: list) -> list:
-    """Exponentials, rounded and stored over the scores quarter by quarter; returns them unrounded."""
+def write_probabilities(
+    cfg, smem: Smem, events: Events, i, thread, address, scores: list, scale_log2, bias
+) -> list:
+    """P = 2^(scale_log2 s + bias), rounded and stored quarter by quarter; returns the accumulators of its sum.
+
+    The sum is taken of the values before rounding.
+
+    P over S     softmax and P V wait for each other, so P must be there soon: the sum comes last. The bias is read
+                 again, from shared memory, after p_ready: otherwise the compiler computes the last quarter before that.
+    P apart      they do not wait: the sum fills the gaps between exponentials.
+    """
     pairs = cfg.BN // 2
+    first_pair = 0 if cfg.p_apart else pairs // 4
     emulated = (
-        exp2.emulated_pairs(pairs, cfg.exp2_emulated, first=pairs // 4)
+        exp2.emulated_pairs(pairs, cfg.exp2_emulated, first_pair)
         if cfg.exp2_emulated
         else frozenset()
     )
+    if not cfg.p_apart:
+        smem.row_bias[thread] = bias
     quarter = cfg.BN // 4
-    probabilities = []
+    sums, late = [], []
     for first in range(0, cfg.BN, quarter):
         if first == cfg.p_first_part:
             tmem_instructions.wait_store()
             tmem_instructions.fence_before()
             events.p_ready.arrive(i)
+            if not cfg.p_apart:
+                bias = smem.row_bias[thread]
         here = frozenset(pair - first // 2 for pair in emulated)
-        values = online_softmax.exponentials(exponents[first : first + quarter], here)
+        exponents = online_softmax.scaled_exponents(
+            scores[first : first + quarter], scale_log2, bias
+        )
+        values = online_softmax.exponentials(exponents, here)
         words = online_softmax.pack_pairs(values, cfg.qkv_dtype)
         tmem_instructions.store(address + first * cfg.dtype_bytes // 4, words)
-        probabilities += values
+        if cfg.p_apart:
+            sums = online_softmax.add_values(sums, values)
+        else:
+            late += values
     tmem_instructions.wait_store()
     tmem_instructions.fence_before()
     events.p_last.arrive(i)
-    return probabilities
+    return online_softmax.add_values(sums, late)
 
 
 @dataclass(frozen=True)
@@ -132,6 +152,9 @@ def step(
     events.s_ready.wait(i, (n - work.tiles.first) & 1)
     tmem_instructions.fence_after()
     scores = read_scores(cfg, tmem)
+    if cutlass.const_expr(cfg.p_apart):
+        tmem_instructions.fence_before()
+        events.s_free.arrive(i)
     if cutlass.const_expr(cfg.score_mod is not None or cfg.mask_mod is not None):
         scores = modified(cfg, args, work, row, n, scores, masked)
     if cutlass.const_expr(masked):
@@ -144,11 +167,17 @@ def step(
     row_max, safe_max, factor = online_softmax.update_maximum(
         state.row_max, tile_max, scale_log2, cfg.rescale_log2
     )
+    if cutlass.const_expr(cfg.p_apart):  # the last factor and the last P have been read
+        events.pv_done.wait(i, (n - work.tiles.first) & 1 ^ 1)
+        tmem_instructions.fence_after()
     smem.row_scale[row.thread] = factor
     events.row_scale.arrive(i)
-    exponents = online_softmax.scaled_exponents(scores, scale_log2, -safe_max * scale_log2)
-    probabilities = write_probabilities(cfg, events, i, tmem, exponents)
-    row_sum = state.row_sum * factor + online_softmax.row_total(probabilities)
+    bias = -safe_max * scale_log2
+    p_address = tmem + (cfg.tmem_p[0] - cfg.tmem_s[0])
+    sums = write_probabilities(
+        cfg, smem, events, i, row.thread, p_address, scores, scale_log2, bias
+    )
+    row_sum = state.row_sum * factor + online_softmax.row_total(sums)
     return RowState(row_max, row_sum)
 
 

@@ -5,8 +5,9 @@ bytes of Q_i, which no MMA reads any more once o_ready[i] has fired, in the same
 
     thread = row    16-byte piece c of a 128-byte chunk row r is written to piece c ^ (r % 8)
 
-so that eight threads of a phase write to eight different bank groups. Rows beyond the end of the sequence are
-dropped by TMA. A row without keys gets zeros and LSE = -inf.
+so that eight threads of a phase write to eight different bank groups. A chunk is on its way to global memory while
+the next one is being written. Rows beyond the end of the sequence are dropped by TMA. A row without keys gets zeros
+and LSE = -inf.
 """
 
 import math
@@ -44,7 +45,7 @@ def store_piece(address, words: list):
 
 
 def write_row(cfg, o_address, tile_address, row, scale):
-    """This thread's row of O, scaled and rounded, into the swizzled tile."""
+    """This thread's row of O, scaled and rounded, into the swizzled tile; yields each chunk that is complete."""
     width = cfg.pv_mma_shape[1]
     for column, values in tmem_instructions.load_batches(o_address, width, COLUMNS):
         scaled = []
@@ -52,6 +53,11 @@ def write_row(cfg, o_address, tile_address, row, scale):
             scaled += cute.arch.mul_packed_f32x2((values[pair], values[pair + 1]), (scale, scale))
         words = online_softmax.pack_pairs(scaled, cfg.o_dtype)
         write_columns(cfg, tile_address, row, column, words)
+        chunk, inside = divmod(column + len(values), cfg.swizzle_granule)
+        if inside == 0:
+            yield chunk - 1
+    if inside:
+        yield chunk
 
 
 def write_zero_row(cfg, tile_address, row):
@@ -70,20 +76,50 @@ def write_columns(cfg, tile_address, row, column: int, words: list):
         store_piece(chunk_row + swizzled, words[4 * piece : 4 * piece + 4])
 
 
-def store_tile(cfg, args: KernelArgs, work: Work, i, tile_address):
-    """Bulk store of query tile i; rows beyond the sequence are dropped."""
-    sequence, dtype = work.sequence, DTYPES[cfg.o_dtype]
-    per_tile = rows.positions_per_tile(cfg)
+def store_chunk(cfg, args: KernelArgs, work: Work, i, tile_address, chunk: int):
+    """Bulk store of one depth chunk of query tile i; rows beyond the sequence are dropped."""
+    sequence, per_tile = work.sequence, rows.positions_per_tile(cfg)
     first = work.tile.first_position + i * per_tile
     head = work.tile.kv_head if cfg.pack_gqa else work.tile.head
-    if not cfg.clips_queries:
-        copies.store_tile(args.o, dtype, tile_address, first, (head, sequence.batch))
-        return
-    valid = minimum(sequence.seqlen_q - first, per_tile)
-    row = sequence.q_first_row + first
-    if cfg.q_layout == "dense":
-        row = sequence.batch * args.rows_per_block[0] + first
-    copies.store_tile(args.o, dtype, tile_address, per_tile - valid, (row + valid, head))
+    place = (first, (head, sequence.batch))
+    if cfg.clips_queries:
+        valid = minimum(sequence.seqlen_q - first, per_tile)
+        row = sequence.q_first_row + first
+        if cfg.q_layout == "dense":
+            row = sequence.batch * args.rows_per_block[0] + first
+        place = (per_tile - valid, (row + valid, head))
+    address = tile_address + chunk * cfg.rows_per_q_tile * CHUNK_ROW_BYTES
+    column = chunk * cfg.swizzle_granule
+    copies.store_tile(args.o, DTYPES[cfg.o_dtype], address, *place, first_column=column)
+
+
+@cute.jit
+def hand_over(
+    cfg: cutlass.Constexpr,
+    args: KernelArgs,
+    work: Work,
+    i: Int32,
+    row: Int32,
+    tile_address: Int32,
+    chunk: cutlass.Constexpr,
+):
+    """All threads of the warpgroup have written the chunk: one warp stores it."""
+    cute.arch.fence_proxy("async.shared", space="cta")
+    cute.arch.barrier(barrier_id=NAMED_BARRIER + i, number_of_threads=cfg.rows_per_q_tile)
+    first = work.tile.first_position + i * rows.positions_per_tile(cfg)
+    if row < 32 and first < work.sequence.seqlen_q:
+        store_chunk(cfg, args, work, i, tile_address, chunk)
+
+
+def write_and_store(cfg, args: KernelArgs, work: Work, i, tmem, row, tile_address, scale):
+    for chunk in write_row(cfg, tmem, tile_address, row, scale):
+        hand_over(cfg, args, work, i, row, tile_address, chunk)
+
+
+def store_zeros(cfg, args: KernelArgs, work: Work, i, row, tile_address):
+    write_zero_row(cfg, tile_address, row)
+    for chunk in range(cfg.padded_ov_depth // cfg.swizzle_granule):
+        hand_over(cfg, args, work, i, row, tile_address, chunk)
 
 
 @cute.jit
@@ -101,7 +137,6 @@ def run(
     thread, _, _ = cute.arch.thread_idx()
     row = thread % cfg.rows_per_q_tile
     sequence = work.sequence
-    first = work.tile.first_position + i * rows.positions_per_tile(cfg)
     tile_address = smem.q_address + i * cfg.q_tile_bytes
     if work.tiles.count > 0:
         inverse = Float32(0.0)
@@ -109,13 +144,10 @@ def run(
             inverse = cute.arch.rcp_approx(state.row_sum)
         events.o_ready.wait(i, 0)
         tmem_instructions.fence_after()
-        write_row(cfg, tmem, tile_address, row, inverse)
+        write_and_store(cfg, args, work, i, tmem, row, tile_address, inverse)
     else:
-        write_zero_row(cfg, tile_address, row)
-    cute.arch.fence_proxy("async.shared", space="cta")
-    cute.arch.barrier(barrier_id=NAMED_BARRIER + i, number_of_threads=cfg.rows_per_q_tile)
-    if row < 32 and first < sequence.seqlen_q:
-        store_tile(cfg, args, work, i, tile_address)
+        store_zeros(cfg, args, work, i, row, tile_address)
+    if row < 32:
         cute.arch.cp_async_bulk_commit_group()
         cute.arch.cp_async_bulk_wait_group(0)
     if cutlass.const_expr(cfg.write_lse):

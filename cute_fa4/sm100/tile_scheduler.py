@@ -1,8 +1,15 @@
 """CTA -> (query block, head, batch), the longest work first.
 
-The grid is one-dimensional, so that no batch or head count meets the 65,535 limit of the y and z axes. The query
-block runs fastest: CTAs that run together read the same keys. Under a causal mask the last query block sees the
-most keys; blocks are taken from the end, so that the short ones fill the tail of the launch.
+The grid is one-dimensional, so that no batch or head count meets the 65,535 limit of the y and z axes. Without a
+causal mask the query block runs fastest: CTAs that run together read the same keys.
+
+Under a causal mask the last query block sees the most keys, and a launch ends evenly if the long blocks begin first. So
+blocks are taken from the end, and each of all heads of a section before the next; a section is as many heads as have
+their keys and values in L2 together. Three heads of four blocks in sections of two:
+
+    CTA     0   1   2   3   4   5   6   7   8   9  10  11
+    head    0   1   0   1   0   1   0   1   2   2   2   2
+    block   3   3   2   2   1   1   0   0   3   2   1   0
 
 Where the lengths of sequences are on the device only, the grid covers the longest one that the caller announces;
 a block beyond its sequence finds nothing to do.
@@ -11,6 +18,11 @@ a block beyond its sequence finds nothing to do.
 from dataclasses import dataclass
 
 from cutlass import Int32
+
+from .scalars import choose, maximum, minimum
+
+# Of 126 MB on a B200, far less than half: queries, output and the section that ends use it as well.
+L2_BYTES_FOR_KEYS = 50 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -35,14 +47,59 @@ def grid_size(cfg, seqlen_q, heads, batch):
     return blocks(cfg, seqlen_q) * (heads // cfg.heads_per_tile) * batch
 
 
-def work_tile(cfg, cta, seqlen_q, heads) -> WorkTile:
-    """The share of CTA number `cta` (Int32)."""
-    scheduled_heads = heads // cfg.heads_per_tile
-    in_row = blocks(cfg, seqlen_q)
-    head_and_batch, block = cta // in_row, cta % in_row
-    if cfg.causal:
-        block = in_row - 1 - block
-    head = head_and_batch % scheduled_heads * cfg.heads_per_tile
-    return WorkTile(
-        block * cfg.positions_per_cta, head, head // cfg.group, head_and_batch // scheduled_heads
+@dataclass(frozen=True)
+class TileOrder:
+    """How CTA numbers are taken apart. Divisors are made on the host: a division in the kernel takes 200 cycles."""
+
+    heads: object  # divisor: scheduled heads of a sequence
+    blocks: object  # divisor: query blocks of a head
+    per_section: object  # divisor: CTAs of a section
+    section: object  # divisor: heads of a section
+    last_section: object  # divisor: heads of the last one
+    num_blocks: Int32
+    num_sections: Int32
+    section_heads: Int32
+
+
+def section_heads(cfg, seqlen_k, scheduled):
+    """Of `scheduled` heads, how many have their `seqlen_k` keys and values in L2 together."""
+    row_bytes = (cfg.qk_depth + cfg.ov_depth) * cfg.dtype_bytes
+    sharing = cfg.group // cfg.heads_per_tile  # scheduled heads that read the same keys
+    rows = L2_BYTES_FOR_KEYS // row_bytes * sharing
+    return maximum(1, minimum(rows // maximum(seqlen_k, 1), scheduled))
+
+
+def tile_order(cfg, seqlen_q, seqlen_k, heads, batch, divisor=lambda number: number) -> TileOrder:
+    """The order for a launch. divisor: what the kernel divides by, from a number; the host divides by numbers."""
+    per_sequence = maximum(heads // cfg.heads_per_tile, 1)
+    num_blocks = maximum(blocks(cfg, seqlen_q), 1)
+    scheduled = maximum(per_sequence * batch, 1)
+    section = section_heads(cfg, seqlen_k, scheduled)
+    num_sections = (scheduled + section - 1) // section
+    last = scheduled - (num_sections - 1) * section
+    return TileOrder(
+        divisor(per_sequence),
+        divisor(num_blocks),
+        divisor(section * num_blocks),
+        divisor(section),
+        divisor(last),
+        num_blocks,
+        num_sections,
+        section,
     )
+
+
+def work_tile(cfg, cta, order: TileOrder) -> WorkTile:
+    """The share of CTA number `cta`."""
+    if cfg.causal:
+        number, inside = divmod(cta, order.per_section)
+        is_last = number == order.num_sections - 1
+        row, head = divmod(inside, order.section)
+        last_row, last_head = divmod(inside, order.last_section)
+        head_and_batch = number * order.section_heads + choose(is_last, last_head, head)
+        block = order.num_blocks - 1 - choose(is_last, last_row, row)
+    else:
+        head_and_batch, block = divmod(cta, order.blocks)
+    batch, head = divmod(head_and_batch, order.heads)
+    first_head = head * cfg.heads_per_tile
+    return WorkTile(block * cfg.positions_per_cta, first_head, first_head // cfg.group, batch)

@@ -45,7 +45,7 @@ def load_tile(
     cute.copy(operand.atom, gX, sX, tma_bar_ptr=mbarrier)
 
 
-def store_tile(operand: TMAOperand, dtype, address, first_row, further):
+def store_tile(operand: TMAOperand, dtype, address, first_row, further, first_column: int = 0):
     """Copy a tile from shared memory; rows beyond the end are dropped."""
-    sX, gX = _partition(operand, dtype, address, first_row, 0, further)
+    sX, gX = _partition(operand, dtype, address, first_row, first_column, further)
     cute.copy(operand.atom, sX, gX)

@@ -103,8 +103,8 @@ def test_the_text_has_a_column_for_each_role_and_says_what_time_is_not(recorded)
     assert text.startswith("A line is a slot: order, not duration.")
     header = text.splitlines()[2].split("  ")
     assert [c.strip() for c in header if c.strip()] == [
-        "slot", "softmax 0", "softmax 1", "correction", "mma", "copies", "tensor core", "raises",
-    ]  # fmt: skip
+        "slot", "softmax 0", "softmax 1", "correction", "mma", "load", "copies", "tensor core", "raises",
+    ], "load has a column because it waits: eight tiles for a ring of five"  # fmt: skip
     assert "wait s_ready[0]" in text and "S0 = Q0 kv[0] x8" in text
 
 

@@ -11,10 +11,11 @@ from cute_fa4.sm100.score_mods import soft_cap
 
 # The design's table of configurations: (choices) -> BN, ring slots, tensor-memory columns used. Slots are counted
 # over K and V together. Rows that this kernel refuses are in it too: the arithmetic holds before the code exists.
+# Where the design leaves columns free (384 and 192 used), P takes them: see FA4Config.p_apart.
 DESIGN_TABLE = [
     (dict(qk_depth=64), 192, 8, 512),
-    (dict(qk_depth=64, kv_layout="paged", page_size=128), 128, 12, 384),
-    (dict(qk_depth=64, BM=128, kv_layout="paged", page_size=128), 128, 13, 192),
+    (dict(qk_depth=64, kv_layout="paged", page_size=128), 128, 12, 384 + 2 * 64),
+    (dict(qk_depth=64, BM=128, kv_layout="paged", page_size=128), 128, 13, 192 + 64),
     (dict(qk_depth=72), 128, 5, 512),
     (dict(qk_depth=80), 128, 5, 512),
     (dict(qk_depth=96), 128, 5, 512),
@@ -44,7 +45,7 @@ def test_every_chosen_config_fits_the_chip_and_wastes_less_than_a_slot(head_dim,
 
 
 @pytest.mark.parametrize("head_dim", DEPTHS)
-def test_s_and_o_do_not_overlap_and_p_lies_in_its_own_s(head_dim):
+def test_s_and_o_do_not_overlap_and_p_lies_in_its_own_s_or_apart_from_all(head_dim):
     cfg = choose_config(qkv_dtype="bf16", head_dim=head_dim)
     spans = [range(c, c + cfg.BN) for c in cfg.tmem_s]
     spans += [range(c, c + cfg.pv_mma_shape[1]) for c in cfg.tmem_o]
@@ -52,7 +53,11 @@ def test_s_and_o_do_not_overlap_and_p_lies_in_its_own_s(head_dim):
     assert len(columns) == len(set(columns))
     assert max(columns) < cfg.tmem_columns_used
     for s, p in zip(cfg.tmem_s, cfg.tmem_p, strict=True):
-        assert s <= p and p + cfg.BN * cfg.dtype_bytes // 4 <= s + cfg.BN
+        place = set(range(p, p + cfg.BN * cfg.dtype_bytes // 4))
+        assert place.isdisjoint(columns) if cfg.p_apart else place <= set(range(s, s + cfg.BN))
+    assert cfg.p_apart == (head_dim == 64), (
+        "512 columns hold S, P and O of two tiles at depth 64 only"
+    )
 
 
 @pytest.mark.parametrize(

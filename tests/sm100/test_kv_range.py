@@ -99,17 +99,58 @@ def test_a_window_far_from_the_start_walks_few_tiles():
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("pack", [False, True])
-def test_every_block_of_every_head_is_taken_once_and_a_causal_launch_starts_with_the_longest(
-    causal, pack
+@pytest.mark.parametrize(
+    "section", [1, 3, 8]
+)  # 3 divides neither 4 nor 8 heads: the last section is narrower
+def test_every_block_of_every_head_is_taken_once_and_a_causal_section_starts_with_the_longest(
+    causal, pack, section, monkeypatch
 ):
     # 3 blocks (packed: 5), 4 heads in groups of 2, 2 sequences: every axis has more than one, none a power of another.
     mask = masks.Causal() if causal else masks.Full()
     cfg, sq, heads, batch = FA4Config(mask=mask, group=2, pack_gqa=pack), 600, 4, 2
+    scheduled = heads // cfg.heads_per_tile * batch
+    section = min(section, scheduled)
+    monkeypatch.setattr(tile_scheduler, "section_heads", lambda *_: section)
+    order = tile_scheduler.tile_order(cfg, sq, sq, heads, batch)
     number = tile_scheduler.grid_size(cfg, sq, heads, batch)
-    ctas = [tile_scheduler.work_tile(cfg, cta, sq, heads) for cta in range(number)]
+    ctas = [tile_scheduler.work_tile(cfg, cta, order) for cta in range(number)]
     found = {(t.first_position, t.head, t.batch) for t in ctas}
     starts = range(0, sq, 128 if pack else 256)
     assert found == set(itertools.product(starts, range(0, heads, 2 if pack else 1), range(batch)))
     assert len(ctas) == len(found)
     assert all(t.kv_head == t.head // 2 for t in ctas)
     assert ctas[0].first_position == (starts[-1] if causal else 0)
+    if causal:
+        per_section = section * len(starts)
+        for first in range(0, number, per_section):
+            positions = [t.first_position for t in ctas[first : first + per_section]]
+            assert positions == sorted(positions, reverse=True)
+
+
+def test_the_picture_of_the_order_is_the_order(monkeypatch):
+    # The picture: three heads of four blocks in sections of two.
+    cfg = FA4Config(mask=masks.Causal())
+    monkeypatch.setattr(tile_scheduler, "section_heads", lambda *_: 2)
+    order = tile_scheduler.tile_order(cfg, 1024, 1024, heads=3, batch=1)
+    ctas = [tile_scheduler.work_tile(cfg, cta, order) for cta in range(12)]
+    for name, value in (
+        ("head", lambda t: t.head),
+        ("block", lambda t: t.first_position // cfg.BM),
+    ):
+        line = f"    {name:<5}" + "".join(f"{value(t):>4}" for t in ctas)
+        assert line in tile_scheduler.__doc__, line
+
+
+@pytest.mark.parametrize(
+    "seqlen_k, heads, group, expected",
+    [
+        (1024, 16, 1, 32),  # all of them: 32 heads of 512 KiB are 16 MiB
+        (32768, 16, 1, 3),  # 16 MiB a head
+        (32768, 16, 8, 25),  # the same, for eight query heads together
+        (1 << 20, 16, 1, 1),  # not even one fits
+        (0, 16, 1, 32),  # no keys at all
+    ],
+)
+def test_a_section_is_what_fits_in_50_mib(seqlen_k, heads, group, expected):
+    cfg = FA4Config(qk_depth=128, group=group)
+    assert tile_scheduler.section_heads(cfg, seqlen_k, 2 * heads) == expected

@@ -1,9 +1,10 @@
-"""python -m cute_fa4: what is installed, what runs, kernels for export, and a check against float64.
+"""python -m cute_fa4: what is installed, what runs, kernels for export, a check against float64, speed.
 
 info           versions, devices, caches
 capabilities   which combinations run, and why the others do not
 export         kernels for cute_fa4.aot.load
 check          a few shapes on the GPU or the emulator against float64
+bench          speed on a Blackwell GPU beside other packages; without one it exits with 2
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import sys
 import time
 import warnings
 
+from cute_fa4.bench import command as bench_command
+
 CHECKS = (
     # name, sizes, options: each mask, grouped heads, a ragged edge, and a decode step
     ("full", dict(seqlen_q=40, seqlen_k=72, heads_q=1, heads_kv=1), {}),
@@ -20,6 +23,7 @@ CHECKS = (
     ("grouped heads", dict(seqlen_q=9, seqlen_k=40, heads_q=4, heads_kv=2), {"causal": True}),
     ("decode step", dict(seqlen_q=1, seqlen_k=200, heads_q=4, heads_kv=1), {"causal": True}),
 )
+GROUP_HELP = "query heads a key/value head; default: 1"
 # 16-bit P and output round to 2^-9 relative each; outputs are averages of values of standard deviation 1.
 ALLOWED_ERROR = {"bf16": 2e-2, "fp16": 4e-3}
 
@@ -41,47 +45,73 @@ def _parser() -> argparse.ArgumentParser:
     command.set_defaults(run=info)
 
     command = commands.add_parser("capabilities", help="which combinations run, and why not")
-    command.add_argument("--dtype", choices=("bf16", "fp16", "e4m3"))
-    command.add_argument("--head-dim", type=int)
-    command.add_argument("--group", type=int, default=1, help="query heads a key/value head")
-    command.add_argument("--arch", choices=("sm_100a", "sm_103a"))
+    command.add_argument("--dtype", choices=("bf16", "fp16", "e4m3"), help="default: all")
+    command.add_argument("--head-dim", type=int, help="default: those that are often asked for")
+    command.add_argument("--group", type=int, default=1, help=GROUP_HELP)
+    command.add_argument("--arch", choices=("sm_100a", "sm_103a"), help="default: both")
     command.set_defaults(run=show_capabilities)
 
     command = commands.add_parser("export", help="kernels for cute_fa4.aot.load; needs no GPU")
-    command.add_argument("--out", required=True, metavar="DIR")
     command.add_argument(
-        "--catalogue", metavar="FILE", help="TOML file, or the name of a shipped one: serving"
+        "--out", required=True, metavar="DIR", help="created; required, there is no default"
     )
     command.add_argument(
-        "--model", action="append", metavar="NAME", help="only this set of the catalogue"
+        "--catalogue",
+        metavar="FILE",
+        help="TOML file, or the name of a shipped one: serving; default: none, give --head-dim",
     )
     command.add_argument(
-        "--list", action="store_true", help="print the names of the kernels and stop"
+        "--model",
+        action="append",
+        metavar="NAME",
+        help="only this set of the catalogue; may be repeated; default: all sets",
+    )
+    command.add_argument(
+        "--list",
+        action="store_true",
+        help="print the names of the kernels and stop; default: export them",
     )
     command.add_argument("--host-target", default="x86-64-v2", help="default: x86-64-v2")
     command.add_argument("--arch", choices=("sm_100a", "sm_103a"), help="default: sm_100a")
     one = command.add_argument_group("one configuration instead of a catalogue")
-    one.add_argument("--head-dim", type=int)
-    one.add_argument("--dtype", choices=("bf16", "fp16"), default="bf16")
-    one.add_argument("--group", type=int, default=1, help="query heads a key/value head")
-    one.add_argument("--causal", action="store_true")
-    one.add_argument("--lse", action="store_true", help="also write the log-sum-exp")
+    one.add_argument("--head-dim", type=int, help="default: none, give --catalogue")
+    one.add_argument("--dtype", choices=("bf16", "fp16"), default="bf16", help="default: bf16")
+    one.add_argument("--group", type=int, default=1, help=GROUP_HELP)
+    one.add_argument("--causal", action="store_true", help="default: every key is seen")
+    one.add_argument("--lse", action="store_true", help="also write the log-sum-exp; default: off")
     one.add_argument(
-        "--page-size", type=int, default=0, help="paged keys, packed queries, lengths on the device"
+        "--page-size",
+        type=int,
+        default=0,
+        help="paged keys, packed queries, lengths on the device; default: not paged",
     )
-    one.add_argument("--packed", action="store_true", help="packed queries and keys (cu_seqlens)")
+    one.add_argument(
+        "--packed",
+        action="store_true",
+        help="packed queries and keys (cu_seqlens); default: dense",
+    )
     command.set_defaults(run=export)
 
     command = commands.add_parser("check", help="a few shapes against float64")
-    command.add_argument("--head-dim", type=int, default=64)
-    command.add_argument("--dtype", choices=("bf16", "fp16"), default="bf16")
+    command.add_argument("--head-dim", type=int, default=64, help="default: 64")
+    command.add_argument("--dtype", choices=("bf16", "fp16"), default="bf16", help="default: bf16")
     command.add_argument(
         "--device", choices=("cpu", "cuda"), help="default: cuda where it runs, else cpu"
     )
     command.add_argument(
-        "--load", metavar="DIR", help="use kernels of this directory (cute_fa4.aot.load)"
+        "--load",
+        metavar="DIR",
+        help="use kernels of this directory (cute_fa4.aot.load); default: compile",
     )
     command.set_defaults(run=check)
+
+    command = commands.add_parser(
+        "bench",
+        help="speed on a Blackwell GPU beside flash-attn-4, cuDNN and torch",
+        description="TFLOPS, in decode GB/s. A wrong result has no speed. Exit status 2 without a suitable GPU.",
+    )
+    bench_command.add_options(command)
+    command.set_defaults(run=bench_command.main)
     return parser
 
 
@@ -146,24 +176,27 @@ def show_capabilities(options) -> int:
 
 
 def export(options) -> int:
-    from cute_fa4 import aot
+    from cute_fa4 import aot, progress
 
     configs = _configs(options)
     if options.list:
         print("\n".join(config.name for config in configs))
         return 0
     begin = time.perf_counter()
+    with progress.bar(len(configs), "compiling", "kernel") as step:
 
-    def progress(done: int, total: int, name: str) -> None:
-        if done == total:
-            return
-        seconds = time.perf_counter() - begin
-        left = f", {seconds / done * (total - done):.0f} s left" if done else ""
-        print(f"[{done + 1}/{total}] {name}{left}", flush=True)
+        def report(done: int, total: int, name: str) -> None:
+            if done:
+                step()
+            if done < total:
+                progress.say(f"[{done + 1}/{total}] {name}")
 
-    aot.export(
-        configs, options.out, host_target=options.host_target, arch=options.arch, progress=progress
-    )
+        aot.export(
+            *(configs, options.out),
+            host_target=options.host_target,
+            arch=options.arch,
+            progress=report,
+        )
     print(f"{len(configs)} kernels in {options.out}, {time.perf_counter() - begin:.1f} s")
     return 0
 
@@ -198,7 +231,7 @@ def _configs(options) -> list:
 def check(options) -> int:
     import torch
 
-    from cute_fa4 import EmulatorWarning, aot, flash_attn_func
+    from cute_fa4 import EmulatorWarning, aot, flash_attn_func, progress
     from cute_fa4.devices import refusal_of_compute_capability
     from cute_fa4.reference import attention_float64
 
@@ -218,26 +251,29 @@ def check(options) -> int:
         {"bf16": torch.bfloat16, "fp16": torch.float16}[options.dtype],
         ALLOWED_ERROR[options.dtype],
     )
-    for name, sizes, arguments in CHECKS:
-        q, k, v = (
-            torch.randn(
-                1, sizes[f"seqlen_{s}"], sizes[f"heads_{h}"], options.head_dim, generator=generator
-            ).to(device, dtype)
-            for s, h in (("q", "q"), ("k", "kv"), ("k", "kv"))
-        )
-        begin = time.perf_counter()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", EmulatorWarning)
-            out = flash_attn_func(q, k, v, **arguments).cpu().double()
-        seconds = time.perf_counter() - begin
-        exact, _ = attention_float64(q.cpu(), k.cpu(), v.cpu(), **arguments)
-        error = (out - exact).abs().max().item()
-        good = error <= allowed
-        failed += not good
-        print(
-            f"{name:14} {sizes['seqlen_q']:7} {sizes['seqlen_k']:5} {sizes['heads_q']:3}/{sizes['heads_kv']:<3} "
-            f"{error:9.2e} {allowed:9.0e} {seconds:8.2f}{'' if good else '  WRONG'}"
-        )
+    with progress.bar(len(CHECKS), "check", "case") as step:
+        for name, sizes, arguments in CHECKS:
+            q, k, v = (
+                torch.randn(
+                    *(1, sizes[f"seqlen_{s}"], sizes[f"heads_{h}"], options.head_dim),
+                    generator=generator,
+                ).to(device, dtype)
+                for s, h in (("q", "q"), ("k", "kv"), ("k", "kv"))
+            )
+            begin = time.perf_counter()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", EmulatorWarning)
+                out = flash_attn_func(q, k, v, **arguments).cpu().double()
+            seconds = time.perf_counter() - begin
+            exact, _ = attention_float64(q.cpu(), k.cpu(), v.cpu(), **arguments)
+            error = (out - exact).abs().max().item()
+            good = error <= allowed
+            failed += not good
+            progress.say(
+                f"{name:14} {sizes['seqlen_q']:7} {sizes['seqlen_k']:5} {sizes['heads_q']:3}/{sizes['heads_kv']:<3} "
+                f"{error:9.2e} {allowed:9.0e} {seconds:8.2f}{'' if good else '  WRONG'}"
+            )
+            step()
     print(f"{len(CHECKS) - failed} of {len(CHECKS)} agree with float64 on {device}")
     return int(failed > 0)
 

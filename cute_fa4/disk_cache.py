@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 
-from cute_fa4 import compile_cache, jit_policy
+from cute_fa4 import compile_cache, jit_policy, progress
 from cute_fa4.aot import manifest
 from cute_fa4.aot.config_data import ConfigDataError, to_data
 from cute_fa4.aot.manifest import LoadError
@@ -58,9 +58,11 @@ def warmup(configs: Iterable, executor: str = "cuda") -> int:
     compiles each kernel, the others wait for it.
     """
     before = compile_cache.statistics().compiles
-    with jit_policy.warming_up():
-        for config in dict.fromkeys(configs):
+    configs = list(dict.fromkeys(configs))
+    with jit_policy.warming_up(), progress.bar(len(configs), "kernels", "kernel") as step:
+        for config in configs:
             compile_cache.function_for(config, executor)
+            step()
     return compile_cache.statistics().compiles - before
 
 

@@ -35,11 +35,13 @@ def attention_float64(
     *,
     softmax_scale: float | None = None,
     causal: bool = False,
+    window_size: tuple[int | None, int | None] = (None, None),
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention by its definition in float64, a chunk of query rows at a time.
 
     Returns (out, lse), both float64; lse is the natural logarithm of the sum of exponentials.
-    Rows that see no key have out 0 and lse -inf.
+    Rows that see no key have out 0 and lse -inf. window_size (left, right): query i sees keys from
+    i + Sk - Sq - left to ... + right; None: that side is open.
     """
 
     def chunk(s: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -47,7 +49,7 @@ def attention_float64(
         p = torch.exp(s - finite_or_zero(lse)[..., None])
         return p @ v, lse
 
-    return _by_query_chunks(q, k, v, softmax_scale, causal, torch.float64, chunk)
+    return _by_query_chunks(q, k, v, softmax_scale, causal, window_size, torch.float64, chunk)
 
 
 def attention_with_kernel_roundings(
@@ -57,6 +59,7 @@ def attention_with_kernel_roundings(
     *,
     softmax_scale: float | None = None,
     causal: bool = False,
+    window_size: tuple[int | None, int | None] = (None, None),
     lag_log2: float = 0.0,
     round_output: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -78,7 +81,7 @@ def attention_with_kernel_roundings(
         o = (p.to(q.dtype).to(torch.float32) @ v) / torch.where(row_sum == 0, 1.0, row_sum)
         return o, (row_max - lag_log2 * math.log(2) + torch.log(row_sum)).squeeze(-1)
 
-    out, lse = _by_query_chunks(q, k, v, softmax_scale, causal, torch.float32, chunk)
+    out, lse = _by_query_chunks(q, k, v, softmax_scale, causal, window_size, torch.float32, chunk)
     return (out.to(q.dtype) if round_output else out), lse
 
 
@@ -113,6 +116,7 @@ def allowed_error(
     *,
     softmax_scale: float | None = None,
     causal: bool = False,
+    window_size: tuple[int | None, int | None] = (None, None),
 ) -> Tolerance:
     """The error a correct kernel may show on these inputs: twice that of rounding P alone.
 
@@ -128,7 +132,7 @@ def allowed_error(
     The LSE is a sum of unrounded exponentials, so its error is that of 2^x (EXP2_RELATIVE_ERROR)
     plus float32 roundings of numbers as large as the largest |lse|.
     """
-    options = {"softmax_scale": softmax_scale, "causal": causal}
+    options = {"softmax_scale": softmax_scale, "causal": causal, "window_size": window_size}
     exact, exact_lse = attention_float64(q, k, v, **options)
     of_p = 0.0
     for lag in LAGS_LOG2:
@@ -162,7 +166,7 @@ def finite_or_zero(x: torch.Tensor) -> torch.Tensor:
     return torch.where(torch.isneginf(x), 0.0, x)
 
 
-def _by_query_chunks(q, k, v, softmax_scale, causal, dtype, chunk):
+def _by_query_chunks(q, k, v, softmax_scale, causal, window_size, dtype, chunk):
     """Run chunk(scores (Hq, rows, Sk), v (Hq, Sk, Dv)) -> (out, lse) for all query rows."""
     batch, seqlen_q, num_q_heads, head_dim = q.shape
     _, seqlen_k, num_kv_heads, head_dim_v = v.shape
@@ -174,14 +178,19 @@ def _by_query_chunks(q, k, v, softmax_scale, causal, dtype, chunk):
     rows = max(1, SCORES_PER_CHUNK // (num_q_heads * seqlen_k))
     group = num_q_heads // num_kv_heads
     keys = torch.arange(seqlen_k, device=q.device)
+    left, right = window_size
+    if causal:
+        right = 0 if right is None else min(right, 0)
     for b in range(batch):
         kb, vb = (x[b].to(dtype).transpose(0, 1).repeat_interleave(group, dim=0) for x in (k, v))
         for first in range(0, seqlen_q, rows):
             last = min(first + rows, seqlen_q)
             s = q[b, first:last].to(dtype).transpose(0, 1) @ kb.transpose(1, 2) * scale
-            if causal:
-                queries = torch.arange(first, last, device=q.device)
-                s = s.masked_fill(keys > queries[:, None] + (seqlen_k - seqlen_q), -math.inf)
+            positions = torch.arange(first, last, device=q.device)[:, None] + seqlen_k - seqlen_q
+            if right is not None:
+                s = s.masked_fill(keys > positions + right, -math.inf)
+            if left is not None:
+                s = s.masked_fill(keys < positions - left, -math.inf)
             o, lse[b, :, first:last] = chunk(s, vb)
             out[b, first:last] = o.transpose(0, 1)
     return out, lse

@@ -1,6 +1,8 @@
 """Every example runs, and prints what its docstring promises."""
 
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -59,8 +61,56 @@ def test_the_broken_kernel_is_told_where_it_reads_what_nobody_wrote():
     assert "03_any_cute_kernel_on_the_emulator.py" in output  # the Python line of the read
 
 
-def test_paged_decode_writes_what_plain_pytorch_computes():
-    # 8 keys a page: a prompt of 39 characters crosses four edges, and three steps cross the fifth.
-    output = run("examples/04_paged_decode.py", "--steps", "3", "--page-size", "8")
+def test_paged_decode_writes_what_the_model_says_in_float64():
+    # 8 keys a page: a prompt of 39 characters crosses four edges, and two steps cross the fifth.
+    output = run("examples/04_paged_decode.py", "--steps", "2", "--page-size", "8")
     assert "pages of 8 keys used" in output
-    assert "logits (4, 3, 256)" in output
+    assert "logits (3, 3, 256)" in output
+
+
+def test_a_race_is_named_that_no_result_shows():
+    output = run("examples/05_find_a_race.py", "--seeds", "1")
+    assert output.startswith("One run of the broken kernel, unchecked: the right numbers.")
+    results, order = output.split("With the order of accesses checked:")
+    assert "3 schedules, no finding" in results
+    assert (
+        "race (RaceError) under in_order, random 0, hostile 0" in order
+        and "05_find_a_race.py:51" in order
+    )
+    assert "Released after the read: 3 schedules, no finding" in order
+
+
+def test_an_exported_kernel_runs_where_nothing_may_be_compiled():
+    output = run("examples/06_aot.py")
+    assert "called: out (2, 200, 4, 64) off by " in output
+    assert "not exported: kernel mha2q_bf16_d64_g1_window" in output
+    assert output.endswith("0 kernels compiled; compiler imported: False\n")
+
+
+def test_a_transformers_model_writes_the_same_with_our_attention():
+    output = run("examples/07_transformers.py", "--tokens", "2")
+    assert "the same tokens: 3 of 3 sequences" in output
+    assert output.count(" in bf16\n") == 2
+
+
+def test_the_transformers_example_says_what_to_install():
+    without = "import runpy, sys; sys.modules['transformers'] = None; runpy.run_path(sys.argv[1])"
+    with pytest.raises(AssertionError, match=r"pip install 'cute-fa4\[transformers\]'"):
+        run("-c", without, "examples/07_transformers.py")
+
+
+def test_the_tour_of_the_emulator_sees_what_it_announces(tmp_path):
+    output = run("examples/08_emulator_tour.py", "--out", str(tmp_path))
+    assert "S0 = Q0 kv[0]" in output  # the timeline has the kernel's names
+    assert re.search(r"\d\d\.\d% of \d+ instructions", output)
+    before, after = output.split("With the order of accesses checked:")
+    assert before.count("3 schedules, no finding") == 2
+    assert "race (ProxyError)" in after and "store.py" in after
+    assert (tmp_path / "pipeline.svg").read_text().startswith("<svg")
+    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+
+
+def test_every_example_is_named_by_a_test():
+    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    for script in (ROOT / "examples").glob("*.py"):
+        assert f'{script.name}"' in tests, script.name

@@ -29,7 +29,7 @@ def tensors(
     )
 
 
-def by_definition(q, k, v, scale, causal):
+def by_definition(q, k, v, scale, causal, window_size=(None, None)):
     """One Python loop per index, float arithmetic, nothing shared with the code under test."""
     batch, seqlen_q, num_q_heads, _ = q.shape
     _, seqlen_k, num_kv_heads, head_dim_v = v.shape
@@ -39,7 +39,14 @@ def by_definition(q, k, v, scale, causal):
         for h in range(num_q_heads):
             g = h // (num_q_heads // num_kv_heads)
             for i in range(seqlen_q):
-                seen = [j for j in range(seqlen_k) if not causal or j <= i + seqlen_k - seqlen_q]
+                p = i + seqlen_k - seqlen_q
+                seen = [
+                    j
+                    for j in range(seqlen_k)
+                    if (not causal or j <= p)
+                    and (window_size[0] is None or p - window_size[0] <= j)
+                    and (window_size[1] is None or j <= p + window_size[1])
+                ]
                 if not seen:
                     continue
                 weights = [
@@ -66,6 +73,19 @@ def test_float64_is_the_definition(shape, causal):
     q, k, v = tensors(*shape)
     out, lse = attention_float64(q, k, v, softmax_scale=0.3, causal=causal)
     expected_out, expected_lse = by_definition(q, k, v, 0.3, causal)
+    assert max_error(out, expected_out) < 1e-13
+    assert max_error(lse, expected_lse) < 1e-13
+
+
+# A side that is open, both closed, and causal that is narrower than the window's right side.
+@pytest.mark.parametrize(
+    "causal, window_size", [(False, (1, None)), (False, (2, 1)), (True, (1, 3))], ids=str
+)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+def test_float64_sees_through_windows(shape, causal, window_size):
+    q, k, v = tensors(*shape)
+    out, lse = attention_float64(q, k, v, softmax_scale=0.3, causal=causal, window_size=window_size)
+    expected_out, expected_lse = by_definition(q, k, v, 0.3, causal, window_size)
     assert max_error(out, expected_out) < 1e-13
     assert max_error(lse, expected_lse) < 1e-13
 

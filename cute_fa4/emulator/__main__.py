@@ -23,20 +23,28 @@ def arguments(argv):
     commands = parser.add_subparsers(dest="command", required=True)
     traced = commands.add_parser("trace", help="what every role did, and what it waited for")
     traced.add_argument(
-        "--out", metavar="FILE", help="Chrome trace events for https://ui.perfetto.dev"
+        "--out",
+        metavar="FILE",
+        help="Chrome trace events for https://ui.perfetto.dev; default: not written",
     )
-    traced.add_argument("--text", action="store_true", help="print a timeline: columns are roles")
-    traced.add_argument("--svg", metavar="FILE", help="write the timeline as a picture")
+    traced.add_argument(
+        "--text", action="store_true", help="print a timeline: columns are roles; default: off"
+    )
+    traced.add_argument(
+        "--svg", metavar="FILE", help="write the timeline as a picture; default: not written"
+    )
     covered = commands.add_parser("coverage", help="which PTX lines the call does not execute")
-    covered.add_argument("--limit", type=int, default=40, help="ranges of lines to print")
+    covered.add_argument(
+        "--limit", type=int, default=40, help="ranges of lines to print; default: 40"
+    )
     for command in (traced, covered):
-        command.add_argument("--head-dim", type=int, default=128)
-        command.add_argument("--causal", action="store_true")
-        command.add_argument("--seqlen", type=int, default=512, help="queries, and keys too")
-        command.add_argument("--seqlen-k", type=int, help="keys, when there are not as many")
-        command.add_argument("--heads", type=int, default=1)
-        command.add_argument("--mode", choices=MODES, default="in_order")
-        command.add_argument("--seed", type=int, default=0)
+        command.add_argument("--head-dim", type=int, default=128, help="default: 128")
+        command.add_argument("--causal", action="store_true", help="default: every key is seen")
+        command.add_argument("--seqlen", type=int, default=512, help="queries; default: 512")
+        command.add_argument("--seqlen-k", type=int, help="keys; default: as many as queries")
+        command.add_argument("--heads", type=int, default=1, help="default: 1")
+        command.add_argument("--mode", choices=MODES, default="in_order", help="default: in_order")
+        command.add_argument("--seed", type=int, default=0, help="of the mode; default: 0")
     parsed = parser.parse_args(argv)
     if parsed.command == "trace" and not (parsed.out or parsed.text or parsed.svg):
         parser.error("trace: say what to write: --out FILE, --text, --svg FILE")

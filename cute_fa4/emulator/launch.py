@@ -7,10 +7,12 @@ arrays of the previous one, cleared to 0xFF and unwritten.
 """
 
 import itertools
+import math
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 
+from cute_fa4 import progress
 from cute_fa4.emulator import observer as observers
 from cute_fa4.emulator.checks import LEVELS, Ordering
 from cute_fa4.emulator.checks.memory import GlobalRegions
@@ -108,13 +110,16 @@ def execute_grid(
     if observer is not None:
         observer.launch(machine, program)
     try:
-        for index in itertools.product(
-            *(range(g // c) for g, c in zip(grid[::-1], cluster[::-1], strict=True))
-        ):
-            warps = _make_cluster(machine, kernel, index[::-1], cluster, threads, pool, registers)
-            scheduler.run(warps)
-            # What may outlive its CTA (stores to global memory) completes before the next cluster starts.
-            machine.engine.drain()
+        clusters = [g // c for g, c in zip(grid[::-1], cluster[::-1], strict=True)]
+        with progress.bar(math.prod(clusters), "emulator", "cluster") as step:
+            for index in itertools.product(*map(range, clusters)):
+                warps = _make_cluster(
+                    machine, kernel, index[::-1], cluster, threads, pool, registers
+                )
+                scheduler.run(warps)
+                # What may outlive its CTA (stores to global memory) completes before the next cluster starts.
+                machine.engine.drain()
+                step()
     finally:
         for allocation in keep:
             machine.memory.unregister(allocation)

@@ -4,6 +4,7 @@
  *     LD_LIBRARY_PATH=DIR RECORDING=calls.txt ./program
  *
  * RECORDING             file that calls are appended to, one a line
+ * RECORDING_QUERIES     1: also those that ask something, or make a context current
  * RECORDING_CAPABILITY  compute capability, default 10.0
  * RECORDING_DEVICES     number of devices, default 1
  */
@@ -32,12 +33,14 @@ static void record(const char *format, ...) {
     fclose(file);
 }
 static int number(const char *name, int otherwise) { return getenv(name) ? atoi(getenv(name)) : otherwise; }
+static void query(const char *name) { if (number("RECORDING_QUERIES", 0)) record("%s", name); }
 
 int cuInit(unsigned flags) { (void)flags; record("cuInit"); return number("RECORDING_DEVICES", 1) ? SUCCESS : NO_DEVICE; }
-int cuDeviceGetCount(int *count) { *count = number("RECORDING_DEVICES", 1); return SUCCESS; }
+int cuDeviceGetCount(int *count) { query("cuDeviceGetCount"); *count = number("RECORDING_DEVICES", 1); return SUCCESS; }
 int cuDeviceGetAttribute(int *value, int attribute, int device) {
     const char *capability = getenv("RECORDING_CAPABILITY") ? getenv("RECORDING_CAPABILITY") : "10.0";
     (void)device;
+    query("cuDeviceGetAttribute");
     if (attribute == 75) *value = atoi(capability);
     else if (attribute == 76) *value = atoi(strchr(capability, '.') + 1);
     else if (attribute == 97) *value = 232448; /* shared memory of a block on a B200 */
@@ -49,9 +52,21 @@ int cuDevicePrimaryCtxRetain(void **context, int device) {
     record("cuDevicePrimaryCtxRetain device=%d", device);
     return SUCCESS;
 }
-int cuCtxGetCurrent(void **context) { *context = (void *)(intptr_t)(current + 1); return SUCCESS; }
-int cuCtxSetCurrent(void *context) { current = (int)(intptr_t)context - 1; return SUCCESS; }
-int cuCtxGetDevice(int *device) { *device = current; return current < 0 ? INVALID_CONTEXT : SUCCESS; }
+int cuCtxGetCurrent(void **context) {
+    query("cuCtxGetCurrent");
+    *context = (void *)(intptr_t)(current + 1);
+    return SUCCESS;
+}
+int cuCtxSetCurrent(void *context) {
+    query("cuCtxSetCurrent");
+    current = (int)(intptr_t)context - 1;
+    return SUCCESS;
+}
+int cuCtxGetDevice(int *device) {
+    query("cuCtxGetDevice");
+    *device = current;
+    return current < 0 ? INVALID_CONTEXT : SUCCESS;
+}
 int cuLibraryLoadData(void **library, const void *code, int *a, void **b, unsigned c, int *d, void **e, unsigned f) {
     (void)a; (void)b; (void)c; (void)d; (void)e; (void)f;
     *library = (void *)code;
@@ -66,6 +81,7 @@ int cuLibraryGetKernel(void **kernel, void *library, const char *name) {
 }
 int cuKernelGetAttribute(int *value, int attribute, void *kernel, int device) {
     (void)attribute; (void)kernel; (void)device;
+    query("cuKernelGetAttribute");
     *value = 0;
     return SUCCESS;
 }

@@ -1,7 +1,6 @@
-"""What a deployer is told to do works: the snippets of docs/deployment.md, the C and C++ examples, the command line."""
+"""What a deployer is told to do works: the C and C++ examples, the command line. tests/docs runs docs/deployment.md."""
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -11,33 +10,6 @@ import pytest
 from cute_fa4 import __main__ as command_line
 
 from .conftest import PLAIN, ROOT
-
-
-def test_the_snippets_of_the_deployment_guide_run_in_order(tmp_path):
-    text = (ROOT / "docs" / "deployment.md").read_text()
-    snippets = re.findall(r"^```(bash|python)\n(.*?)^```", text, re.M | re.S)
-    assert [kind for kind, _ in snippets] == ["bash", "python", "python", "python", "python"]
-    env = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "CUTE_FA4_CACHE": "on",
-        "CUTE_FA4_CACHE_DIR": str(tmp_path / "cache"),
-    }
-    env["PATH"] = os.path.dirname(sys.executable) + os.pathsep + env["PATH"]
-    # One process, as one service: the later snippets find what the earlier ones exported.
-    python = "\n".join(code for kind, code in snippets if kind == "python")
-    for command in (
-        ["bash", "-ec", snippets[0][1]],
-        [sys.executable, "-c", python + "\nprint(compiled)"],
-    ):
-        done = subprocess.run(
-            command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
-    assert (
-        "lse_sm_100a" in done.stdout and "export it" in done.stdout
-    )  # JitError names what is missing
-    assert done.stdout.splitlines()[-1] == "0"  # warmup found everything loaded
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,5 @@
 """emulator.compare: a right kernel has no findings; a race, a hang and a function that changes are told apart."""
 
-import runpy
-import sys
-from pathlib import Path
-
 import cutlass
 import cutlass.cute as cute
 import pytest
@@ -122,13 +118,3 @@ def test_what_cannot_be_compared_is_refused():
         emulator.compare(lambda: 1, modes=["fast"])
     with pytest.raises(ZeroDivisionError):  # not the emulator's: the user's own mistake
         emulator.compare(lambda: 1 / 0)
-
-
-def test_the_example_finds_its_race(monkeypatch, capsys):
-    example = Path(__file__).resolve().parents[2] / "examples" / "05_find_a_race.py"
-    monkeypatch.setattr(sys, "argv", [str(example), "--seeds", "1"])
-    runpy.run_path(str(example), run_name="__main__")
-    printed = capsys.readouterr().out
-    assert "race (RaceError) under in_order, random 0, hostile 0" in printed
-    assert "Released after the read: 3 schedules, no finding" in printed
-    assert "consumer" in printed and "full" in printed

@@ -1,0 +1,99 @@
+"""Who computes it. A backend is a function (problem, inputs) -> launch; launch() returns out, (batch, seqlen_q,
+heads_q, head_dim), on the inputs' device and current stream. It raises Unsupported for what it has no call for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+
+import torch
+
+from cute_fa4.bench.problems import Inputs, Problem
+
+Backend = Callable[[Problem, Inputs], Callable[[], torch.Tensor]]
+
+
+class Unsupported(Exception):
+    """The backend has no call for the problem; the message says why."""
+
+
+def cute_fa4(problem: Problem, inputs: Inputs):
+    from cute_fa4 import flash_attn_func, flash_attn_varlen_func
+
+    mask = {"causal": problem.causal, "window_size": problem.window_size}
+    out = torch.empty_like(inputs.q)
+    if problem.page_size:
+        return partial(
+            flash_attn_varlen_func,
+            *(inputs.q, inputs.k_pages, inputs.v_pages),
+            page_table=inputs.page_table,
+            seqused_k=inputs.lengths,
+            out=out,
+            **mask,
+        )
+    return partial(flash_attn_func, inputs.q, inputs.k, inputs.v, out=out, **mask)
+
+
+def flash_attn_4(problem: Problem, inputs: Inputs):
+    """The published package. It chooses the number of splits of the keys by itself (num_splits=0) in decode."""
+    try:
+        package = import_module("flash_attn.cute")
+    except ImportError as error:
+        raise Unsupported(f"not installed: {error}") from None
+    options = {
+        "causal": problem.causal,
+        "window_size": problem.window_size,
+        "num_splits": 0 if problem.is_decode else 1,
+    }
+    if problem.page_size:
+        call = partial(
+            package.flash_attn_varlen_func,
+            *(inputs.q, inputs.k_pages, inputs.v_pages),
+            page_table=inputs.page_table,
+            seqused_k=inputs.lengths,
+            **options,
+        )
+    else:
+        call = partial(package.flash_attn_func, inputs.q, inputs.k, inputs.v, **options)
+
+    def launch():
+        result = call()
+        return result[0] if isinstance(result, tuple) else result
+
+    return launch
+
+
+def _sdpa(kind: str, problem: Problem, inputs: Inputs):
+    """torch.nn.functional.scaled_dot_product_attention, held to one of its implementations."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    if problem.page_size:
+        raise Unsupported("torch's function takes no pages")
+    if problem.window is not None:
+        raise Unsupported("torch's function takes no window")
+    # One query sees every key under either alignment.
+    causal = problem.causal and problem.seqlen_q > 1
+    if causal and problem.seqlen_q != problem.seqlen_k:
+        raise Unsupported("torch aligns its causal mask to the top left: another problem")
+    backend = getattr(SDPBackend, kind)
+    q, k, v = (x.transpose(1, 2) for x in (inputs.q, inputs.k, inputs.v))
+
+    def launch():
+        with sdpa_kernel(backend):
+            out = torch.nn.functional.scaled_dot_product_attention(
+                q, k, v, is_causal=causal, enable_gqa=problem.group > 1
+            )
+        return out.transpose(1, 2)
+
+    return launch
+
+
+OURS = "cute_fa4"
+BACKENDS: dict[str, Backend] = {
+    OURS: cute_fa4,
+    "flash-attn-4": flash_attn_4,
+    "cudnn": partial(_sdpa, "CUDNN_ATTENTION"),
+    "torch-flash": partial(_sdpa, "FLASH_ATTENTION"),
+}

@@ -1,0 +1,56 @@
+"""Bars for work that may take longer than two seconds: on a terminal, and nowhere else.
+
+    with progress.bar(len(configs), "compiling", "kernel") as step:
+        for config in configs:
+            compile(config)
+            step()
+            progress.say(config.name)      # print, without cutting through the bar
+
+Nothing is drawn in the first DELAY_SECONDS, where stderr is no terminal (a log, a pipe, a test), or without tqdm. A
+bar is erased when its work is done. Nothing of it goes to stdout.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+
+DELAY_SECONDS = 2.0
+
+_bars = []  # that have begun, drawn or not
+
+
+@contextlib.contextmanager
+def bar(total: int, what: str, unit: str) -> Iterator[Callable[[], object]]:
+    """Yields a function to call after each of `total` parts of the work."""
+    tqdm = _tqdm()
+    if tqdm is None:
+        yield lambda: None
+        return
+    options = {"delay": DELAY_SECONDS, "leave": False, "dynamic_ncols": True, "file": sys.stderr}
+    with tqdm(total=total, desc=what, unit=f" {unit}", **options) as shown:
+        _bars.append(shown)
+        try:
+            yield shown.update
+        finally:
+            _bars.remove(shown)
+
+
+def say(text: str) -> None:
+    """print(text): a bar that is on the terminal is drawn again below."""
+    if any(shown.last_print_t > shown.start_t for shown in _bars):
+        _bars[0].write(text, file=sys.stdout)
+    else:
+        print(text, flush=True)
+
+
+def _tqdm():
+    """tqdm's class, or None where nothing is to be drawn."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        return None
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return None
+    return tqdm

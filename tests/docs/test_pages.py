@@ -1,0 +1,52 @@
+"""Laws of single pages, and of the site as a whole."""
+
+import re
+
+import pytest
+
+from cute_fa4 import masks
+from tests.docs.pages import PAGES, ROOT
+
+
+def test_the_table_of_the_serving_page_has_every_mask():
+    page = (ROOT / "docs" / "serving.md").read_text()
+    rows = re.findall(r"^\| `(\w+)\(.*?\)`(?:, `(\w+)\()?", page, flags=re.M)
+    named = {name for row in rows for name in row if name}
+    assert named == set(masks.__all__) - {"BoundMask"}
+
+
+def links(page: str) -> list[str]:
+    """Targets of links and pictures inside of the repository, relative to the page."""
+    return re.findall(r"\]\((?!https?:)([^)#\s]+)[^)]*\)", (ROOT / page).read_text())
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_to_files(page):
+    for target in links(page):
+        assert ((ROOT / page).parent / target).exists(), target
+
+
+def test_every_page_is_in_the_navigation():
+    navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+    listed = re.findall(r"[\w/.-]+\.md", navigation)
+    assert sorted(listed) == sorted(p.removeprefix("docs/") for p in PAGES if p != "README.md")
+
+
+def test_aligned_docstrings_stay_aligned_on_the_site():
+    pytest.importorskip(
+        "griffe", reason="the site's tools are not installed: pip install -e '.[docs]'"
+    )
+    import doctest
+    import importlib.util
+
+    path = ROOT / "docs" / "docstrings.py"
+    spec = importlib.util.spec_from_file_location("docstrings", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    results = doctest.testmod(module)
+    assert results.attempted and not results.failed
+    assert (
+        module.as_markdown("out  x\n     y\n\n>>> f()\n1")
+        == "```text\nout  x\n     y\n\n>>> f()\n1\n```"
+    )
+    assert module.as_markdown("`a_b` is a_b < [c]") == "`a_b` is a\\_b &lt; \\[c\\]"

@@ -164,6 +164,18 @@ class SM100MHA2Q:
 
     @cute.kernel
     def kernel(self, args: KernelArgs):
+        cta, _, _ = cute.arch.block_idx()
+        work = self.find_work(args, cta)
+        if cutlass.const_expr(self.cfg.clips_queries):
+            # The grid covers the longest sequence: a block beyond its own leaves before it has set anything up.
+            has_rows = choose(work.tile.first_position < work.sequence.seqlen_q, 1, 0)
+            if cute.arch.make_warp_uniform(has_rows) != 0:
+                self.run_roles(args, work)
+        else:
+            self.run_roles(args, work)
+
+    @cute.jit
+    def run_roles(self, args: KernelArgs, work: Work):
         cfg, warps = self.cfg, self.cfg.warps
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         base = cute.arch.get_dyn_smem(cutlass.Int8, alignment=1024)
@@ -208,9 +220,7 @@ class SM100MHA2Q:
             cute.arch.relinquish_tmem_alloc_permit()
         if warp == warps.load.start:
             initialise(mbarriers, [barrier.count for _, _, barrier in barriers.instances(cfg)])
-        cta, _, _ = cute.arch.block_idx()
-        work = self.find_work(args, cta)
-        if warp == warps.load.start:  # the first copies do not wait for the other warps
+            # The first copies do not wait for the other warps.
             load.begin(cfg, args, smem, events, producer, work)
         cute.arch.sync_threads()
         tmem = cute.make_tensor(tmem_address, cute.make_layout(1))[0]

@@ -89,9 +89,9 @@ def without_wait(which):
         (without("tcgen05.fence::after_thread_sync", 0), emulator.TensorOrderError),
         (without("fence.mbarrier_init", 0), emulator.BarrierError),
         (without("cp.async.bulk.wait_group", 0), emulator.InFlightError),
-        (without_wait(7), emulator.RaceError),  # mma does not wait for Q0
-        (without_wait(8), emulator.RaceError),  # mma does not wait for K0
-        (without_wait(12), emulator.RaceError),  # mma does not wait for the last part of P
+        (without_wait(9), emulator.RaceError),  # mma does not wait for Q0
+        (without_wait(10), emulator.RaceError),  # mma does not wait for K0
+        (without_wait(14), emulator.RaceError),  # mma does not wait for the last part of P
     ],
 )
 def test_what_is_taken_out_is_missed(edit, error):
@@ -108,7 +108,7 @@ def test_a_slot_is_loaded_again_before_it_is_free():
 def test_scores_are_read_before_the_product_is_complete():
     """Softmax does not wait for s_ready of a masked tile: the commit behind the product does not reach it."""
     with pytest.raises(emulator.RaceError, match="S0.*MMA|row_scale"):
-        attention(causal=False, transform=without_wait(1), checks="ptx")
+        attention(causal=False, transform=without_wait(3), checks="ptx")
 
 
 @pytest.mark.parametrize("opcode", ["tcgen05.wait::ld", "tcgen05.fence::after_thread_sync"])

@@ -5,7 +5,15 @@ MMAs in the order of the PTX text (head dim 128): S0 0..7, S1 8..15, O0 16..23 |
 S1 40..47, O0 48..55 | O1 56..63.
 """
 
-from tests.emulator.mutations.attention_defects import CAUSAL, FULL, TMEM_LOAD, TMEM_STORE
+import re
+
+from tests.emulator.mutations.attention_defects import (
+    CAUSAL,
+    FULL,
+    TMEM_LOAD,
+    TMEM_STORE,
+    mbarrier,
+)
 from tests.emulator.mutations.edits import both, delete, replace, retarget
 from tests.emulator.mutations.mutant import ASYNCHRONY, MEMORY, WRONG_NUMBERS, Mutant
 
@@ -157,20 +165,26 @@ def coordinates():
     yield Mutant(
         "Q1 is copied over Q0",
         FULL,
-        replace("load", r"(cp\.async\S+ \[__dynamic_shmem__0)\+32768\]", r"\1]"),
+        replace("prologue", r"(cp\.async\S+ \[__dynamic_shmem__0)\+32768\]", r"\1]"),
         WRONG_OR_UNORDERED,
     )
     yield Mutant(
         "Q1 tells the barrier of Q0",
         FULL,
-        replace("load", r"(cp\.async.*\[__dynamic_shmem__0\+\d+\].*)\+230408\]", r"\1+230400]"),
+        replace(
+            "prologue",
+            rf"(cp\.async.*){re.escape(mbarrier('q_full', 1))}",
+            rf"\1{mbarrier('q_full')}",
+        ),
         (*ASYNCHRONY, "BarrierError", "Deadlock"),
     )
     store = r"(cp\.async\.bulk\.tensor\.4d\.global\S+ \[%rd\d+, \{%r\d+), (%r\d+)(,.*;)"
     yield Mutant(
         "the output tile is stored 128 rows further",
         CAUSAL,
-        replace("softmax", store, r"{.reg .b32 further; add.s32 further, \2, 128; \1, further\3}"),
+        replace(
+            "softmax", store, r"{.reg .b32 further; add.s32 further, \2, 128; \1, further\3}", 0, 2
+        ),
         (*WRONG, "RaceError"),
     )
     yield Mutant(
@@ -203,7 +217,7 @@ def softmax():
             r"st\.shared\.b32\s+\[\S+\], (%r\d+);",
             r"\g<0> mov.b32 \1, 0f3F800000;",
             0,
-            2,
+            4,
         ),
         WRONG,
     )

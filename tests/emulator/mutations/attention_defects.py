@@ -9,7 +9,9 @@ Numbers such as nth=9, of=14 count the instructions of one kind in a role, in th
                     6 kv_empty K | 7 o_ready[0]  8 o_ready[1]
     softmax         whole tiles first, masked tiles second, then the output; arrivals of a tile:
                     0 row_scale  1 p_ready  2 p_last
-    load            0 Q0  1 K0  2 Q1  3 V0 | 4 K  5 V;  waits for kv_empty  0 K0  1 V0 | 2 K  3 V
+    prologue        0 Q0  1 K0  2 Q1  3 V0;  waits for kv_empty  0 K0  1 V0
+    load            0 K  1 V;  waits for kv_empty  0 K  1 V
+    output          chunks of 64 columns: 0, 1, and again 0, 1 for rows that see no key
     correction      tile 0: both query tiles; then the loop: query tile 0, query tile 1
 
 Defects of what is computed are in arithmetic_defects.py.
@@ -46,6 +48,7 @@ FULL, CAUSAL = "d128_full", "d64_causal"
 COMMIT = r"tcgen05\.commit\.\S+ (\[%r\d+\]);"
 A_COMMIT = "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64"
 ARRIVE = r"mbarrier\.arrive\.shared\.b64 %rd\d+, (\[\S+\]), %r\d+;"
+AN_INIT = "mbarrier.init.shared.b64"
 AN_ARRIVAL = r"mbarrier.arrive.shared.b64 _, \1, 1;"
 EXPECT = r"mbarrier\.arrive\.expect_tx\.shared\.b64 (%rd\d+), (\[\S+\]), (%r\d+);"
 STORE_FACTOR = r"st\.shared\.b32\s+\[\S+\], (%r\d+);"
@@ -63,14 +66,23 @@ def mbarrier(name, index=0):
     return f"[__dynamic_shmem__0+{first + number * MBARRIER_BYTES}]"
 
 
-def init(name):
-    """Pattern of the mbarrier.init of the first barrier of a kind; group 1 is all but the count."""
-    return rf"(mbarrier\.init\.shared\.b64 \s*{re.escape(mbarrier(name))}), (%r\d+);"
+def init(name, text):
+    """Edit of the mbarrier.init of the first barrier of a kind: lane n of one instruction makes barrier n.
 
-
-def expect(nbytes, nth):
+    text: instructions with the address as group 1 and the count as group 2; they may use `mine` and `changed`.
+    """
+    lane = barriers.first_index(FA4Config(), name)
     return replace(
-        "load", EXPECT, rf"mbarrier.arrive.expect_tx.shared.b64 \1, \2, {nbytes};", nth, 6
+        "prologue",
+        r"mbarrier\.init\.shared\.b64 \s*(\[\S+\]), (%r\d+);",
+        "{.reg .pred mine; .reg .b32 lane, changed; mov.u32 lane, %laneid; "
+        f"setp.eq.u32 mine, lane, {lane}; {text}}}",
+    )
+
+
+def expect(nbytes, role, nth, of):
+    return replace(
+        role, EXPECT, rf"mbarrier.arrive.expect_tx.shared.b64 \1, \2, {nbytes};", nth, of
     )
 
 
@@ -90,8 +102,8 @@ def waits():
         ("softmax", 2, 3, "o_ready"),
         ("correction", 2, 4, "row_scale[0]"),
         ("correction", 3, 4, "row_scale[1]"),
-        ("load", 2, 4, "kv_empty before K"),
-        ("load", 3, 4, "kv_empty before V"),
+        ("load", 0, 2, "kv_empty before K"),
+        ("load", 1, 2, "kv_empty before V"),
     ]
     for role, nth, of, what in places:
         edit = replace(role, WAIT, ALWAYS_TRUE, nth, of)
@@ -109,7 +121,7 @@ def waits():
         ("softmax", 0, 3, "s_ready"),
         ("softmax", 2, 3, "o_ready"),
         ("correction", 2, 4, "row_scale[0]"),
-        ("load", 2, 4, "kv_empty before K"),
+        ("load", 0, 2, "kv_empty before K"),
     ]
     for role, nth, of, what in flipped:
         edit = replace(role, WAIT, FLIPPED_PARITY, nth, of)
@@ -124,15 +136,15 @@ def waits():
 def bytes_and_counts():
     """mbarrier.init, expect_tx."""
     few = (*ASYNCHRONY, *COUNTS, *HANG)
-    yield Mutant("Q0: half of its bytes are expected", FULL, expect(16384, 0), few)
-    yield Mutant("K: half of its bytes are expected", FULL, expect(16384, 4), few)
-    yield Mutant("V: 16 bytes too few are expected", FULL, expect(32752, 5), few)
-    yield Mutant("V: 16 bytes too many are expected", FULL, expect(32784, 5), HANG)
-    yield Mutant("K: twice its bytes are expected", FULL, expect(65536, 4), HANG)
+    yield Mutant("Q0: half of its bytes are expected", FULL, expect(16384, "prologue", 0, 4), few)
+    yield Mutant("K: half of its bytes are expected", FULL, expect(16384, "load", 0, 2), few)
+    yield Mutant("V: 16 bytes too few are expected", FULL, expect(32752, "load", 1, 2), few)
+    yield Mutant("V: 16 bytes too many are expected", FULL, expect(32784, "load", 1, 2), HANG)
+    yield Mutant("K: twice its bytes are expected", FULL, expect(65536, "load", 0, 2), HANG)
     yield Mutant(
         "K: an arrival without expect_tx",
         FULL,
-        replace("load", EXPECT, r"mbarrier.arrive.shared.b64 \1, \2, 1;", 4, 6),
+        replace("load", EXPECT, r"mbarrier.arrive.shared.b64 \1, \2, 1;", 0, 2),
         few,
     )
     for count, name, what in (
@@ -147,14 +159,16 @@ def bytes_and_counts():
         yield Mutant(
             f"{name}[0] counts {what}: {count}",
             FULL,
-            replace("prologue", init(name), rf"\1, {count};"),
+            init(name, rf"selp.b32 changed, {count}, \2, mine; {AN_INIT} \1, changed;"),
             (*COUNTS, *HANG),
         )
-    yield Mutant("s_ready[0] is not initialised", FULL, delete("prologue", init("s_ready")), COUNTS)
+    yield Mutant(
+        "s_ready[0] is not initialised", FULL, init("s_ready", rf"@!mine {AN_INIT} \1, \2;"), COUNTS
+    )
     yield Mutant(
         "s_ready[0] is initialised twice",
         FULL,
-        replace("prologue", init("s_ready"), r"\g<0> \g<0>"),
+        init("s_ready", rf"{AN_INIT} \1, \2; @mine {AN_INIT} \1, \2;"),
         COUNTS,
     )
     yield Mutant(
@@ -212,13 +226,13 @@ def arrivals():
     yield Mutant(
         "row_scale is raised before the factor is stored",
         FULL,
-        move("softmax", ARRIVE, 0, 6, STORE_FACTOR, 0, 2, by=AN_ARRIVAL),
+        move("softmax", ARRIVE, 0, 6, STORE_FACTOR, 0, 4, by=AN_ARRIVAL),
         ASYNCHRONY,
     )
     yield Mutant(
         "the factor is not stored",
         FULL,
-        delete("softmax", STORE_FACTOR, 0, 2),
+        delete("softmax", STORE_FACTOR, 0, 4),
         ("UninitializedRead",),
     )
     yield Mutant(
@@ -365,21 +379,23 @@ def output():
     yield Mutant(
         "no proxy fence before the output is stored",
         FULL,
-        delete("softmax", r"fence\.proxy\.async\S*;"),
+        delete("softmax", r"fence\.proxy\.async\S*;", 0, 4),
         ORDER,
     )
     bar = r"(bar\.sync\s+%r\d+), 128;"
-    yield Mutant("no barrier before the output is stored", FULL, delete("softmax", bar), ASYNCHRONY)
+    yield Mutant(
+        "no barrier before the output is stored", FULL, delete("softmax", bar, 0, 4), ASYNCHRONY
+    )
     yield Mutant(
         "the barrier before the output counts half of the threads",
         FULL,
-        replace("softmax", bar, r"\1, 64;"),
+        replace("softmax", bar, r"\1, 64;", 0, 4),
         (*ASYNCHRONY, *COUNTS),
     )
     yield Mutant(
         "the barrier before the output counts both warpgroups",
         FULL,
-        replace("softmax", bar, r"\1, 256;"),
+        replace("softmax", bar, r"\1, 256;", 0, 4),
         HANG,
     )
     yield Mutant(

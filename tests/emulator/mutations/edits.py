@@ -5,11 +5,11 @@
 A kernel that has changed since makes an edit raise PlantingError instead of planting another defect.
 
     section      lines of an attention kernel                         ends at
-    prologue     allocation, mbarrier.init, the first bar.sync        setmaxnreg.inc
+    prologue     mbarrier.init, the first copies, the first bar.sync  setmaxnreg.inc
     softmax      scores to probabilities, output                      setmaxnreg.dec
     correction   rescale                                              setmaxnreg.dec
-    mma          products                                             first copy's elect.sync
-    load         copies                                               last bar.sync
+    mma          products                                             last tcgen05.commit
+    load         copies of the later key tiles                        last bar.sync
     epilogue     deallocation
     kernel       everything
 """
@@ -42,7 +42,7 @@ def section(lines, name):
     softmax = _first(lines, r"setmaxnreg\.inc")
     correction = _first(lines, r"setmaxnreg\.dec", softmax)
     mma = _first(lines, r"setmaxnreg\.dec", correction + 1)
-    load = _first(lines, r"elect\.sync\s+%r\d+\|%p", mma)
+    load = max(i for i, line in enumerate(lines) if "tcgen05.commit" in line) + 1
     last_sync = max(i for i, line in enumerate(lines) if re.search(r"bar\.sync\s+0;", line))
     bounds = {
         "prologue": (0, softmax),

@@ -278,10 +278,10 @@ def may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     for period in sorted(strides):
         if period == 0 or any(s % period for s in strides if s >= period):
             continue
-        a_part = _extent_bytes(
+        a_part = extent_bytes(
             a, [d for d in range(a.dim()) if a.stride(d) * a.element_size() < period]
         )
-        b_part = _extent_bytes(
+        b_part = extent_bytes(
             b, [d for d in range(b.dim()) if b.stride(d) * b.element_size() < period]
         )
         gap = (b_first - a_first) % period
@@ -293,13 +293,13 @@ def may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
 def address_range(tensor: torch.Tensor) -> tuple[int, int]:
     """Address of the first byte, and of the one past the last."""
     first = tensor.data_ptr()
-    return first, first + _extent_bytes(tensor, range(tensor.dim()))
+    return first, first + extent_bytes(tensor)
 
 
-def _extent_bytes(tensor: torch.Tensor, dims) -> int:
-    """Bytes from the first to past the last element, moving along `dims` only."""
+def extent_bytes(tensor: torch.Tensor, dims=None) -> int:
+    """Bytes from the first to past the last element, moving along `dims` only; None: along all."""
     shape, strides, extent = tensor.shape, tensor.stride(), 1
-    for dim in dims:
+    for dim in range(tensor.dim()) if dims is None else dims:
         extent += (shape[dim] - 1) * strides[dim]
     return extent * tensor.element_size()
 

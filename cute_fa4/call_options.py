@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from numbers import Real
+from typing import NamedTuple
 
 import torch
 
@@ -30,6 +31,30 @@ AUX_DTYPES = {
     torch.int64: "i64",
     torch.uint8: "u8",
 }
+
+
+class Numbers(NamedTuple):
+    """Options that are numbers or None, unchecked, in the order in which the public functions pass them on."""
+
+    softmax_scale: object
+    causal: object
+    softcap: object
+    max_seqlen_q: object
+    max_seqlen_k: object
+
+
+class Choices(NamedTuple):
+    """The other options that are no tensors, likewise."""
+
+    mask: object
+    num_splits: object
+    pack_gqa: object
+    score_mod: object
+    mask_mod: object
+    block_sparse_tensors: object
+    kv_layout: object
+    seqused_k_excludes_new: bool
+    return_lse: bool
 
 
 @dataclass(frozen=True)
@@ -68,7 +93,7 @@ def resolve(
         score_mod=composed(_cap(softcap), _function("score_mod", score_mod)),
         mask_mod=_function("mask_mod", mask_mod),
         aux=_aux(aux_tensors, q.device, score_mod, mask_mod),
-        sink=_sink(learnable_sink, q),
+        sink=check_sink(learnable_sink, q),
         pack_gqa=pack_gqa,
     )
 
@@ -123,7 +148,7 @@ def _function(name: str, function) -> ScoreMod | None:
         raise TypeError(f"{name}: {error}") from None
 
 
-def _sink(sink, q: torch.Tensor) -> torch.Tensor | None:
+def check_sink(sink, q: torch.Tensor) -> torch.Tensor | None:
     if sink is None:
         return None
     check_is_tensor("learnable_sink", sink)

@@ -33,6 +33,8 @@ _registered: dict[tuple[Config, str], Callable[[], Callable]] = {}
 # One lock for all keys: the DSL traces into module-level state, so two compiles at a time are not
 # safe even for different keys. A call that finds its function never takes the lock.
 _compile_lock = threading.Lock()
+# What else holds functions: called by clear().
+_forget: list[Callable[[], None]] = []
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,13 @@ def clear() -> None:
         _functions.clear()
         _registered.clear()
         _seconds.clear()
+    for forget in _forget:
+        forget()
+
+
+def on_clear(forget: Callable[[], None]) -> None:
+    """Have clear() call forget() after it."""
+    _forget.append(forget)
 
 
 def _compile(config: Config, executor: str) -> Callable:

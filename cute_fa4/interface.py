@@ -6,17 +6,18 @@ choose     sm100/choose_config.py    dtype, head dim, mask, LSE, arch -> FA4Conf
 compile    compile_cache.py          once per FA4Config and executor; sizes are bound at each call
 launch     launch.py                 CUDA tensors: the kernel on torch's current stream
                                      CPU tensors: the same host code and PTX, executed by cute_fa4.emulator
+repeat     call_plans.py             a call like an earlier one goes from its key to the launch
 """
 
 from __future__ import annotations
 
 import torch
 
-from cute_fa4.argument_checks import check, check_grid, unbuilt_parameters
-from cute_fa4.call_options import resolve
-from cute_fa4.launch import EmulatorWarning, Where, attend
+from cute_fa4.call_plans import attend
+from cute_fa4.launch import EmulatorWarning
 from cute_fa4.masks import BoundMask
-from cute_fa4.serving_checks import check_lengths
+from cute_fa4.tracing import is_traced, through_operator
+from cute_fa4.varlen import prepare
 
 __all__ = ["EmulatorWarning", "flash_attn_func"]
 
@@ -83,24 +84,15 @@ def flash_attn_func(
     NotImplementedError for parameters and gradients that are not built. capabilities() answers the
     same questions beforehand.
     """
-    unbuilt = unbuilt_parameters(num_splits=num_splits, block_sparse_tensors=block_sparse_tensors)
-    if unbuilt:
-        raise NotImplementedError("; ".join(unbuilt))
-    check(q, k, v, out)
-    check_grid(q, q.shape[0], q.shape[1])
-    options = resolve(
-        q,
-        softmax_scale=softmax_scale,
-        causal=causal,
-        window_size=window_size,
-        mask=mask,
-        learnable_sink=learnable_sink,
-        softcap=softcap,
-        pack_gqa=pack_gqa,
-        score_mod=score_mod,
-        mask_mod=mask_mod,
-        aux_tensors=aux_tensors,
+    if is_traced(q):
+        return through_operator("dense", flash_attn_func, locals())
+    lengths = None if key_limit is None else (None, None, None, None, key_limit, None)
+    numbers = (softmax_scale, causal, softcap, None, None)
+    choices = (
+        mask, num_splits, pack_gqa, score_mod, mask_mod, block_sparse_tensors, "NHD", False, return_lse,
+    )  # fmt: skip
+    return attend(
+        prepare,
+        (q, k, v, out, lengths, learnable_sink, aux_tensors, None),
+        (window_size, numbers, choices),
     )
-    where = Where(key_limit=key_limit)
-    check_lengths(q, k, where)
-    return attend(q, k, v, out, where, options, return_lse)

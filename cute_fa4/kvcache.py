@@ -13,23 +13,28 @@ from collections.abc import Callable
 
 import torch
 
-from cute_fa4 import compile_cache
+from cute_fa4 import varlen
 from cute_fa4.argument_checks import (
     DENSE,
     DTYPE_NAMES,
     PACKED,
     PAGED,
+    TMA_BYTES,
     check_memory,
     check_rank,
     check_tensors,
     may_overlap,
 )
+from cute_fa4.call_options import Choices, check_sink
+from cute_fa4.call_plans import attend
 from cute_fa4.devices import target_of
-from cute_fa4.launch import MAX_ROWS, launch, with_plain_strides
+from cute_fa4.launch import MAX_ROWS, function_for, with_plain_strides
 from cute_fa4.masks import BoundMask
+from cute_fa4.plan import Plan, Views
 from cute_fa4.serving_checks import check_index_tensor, check_pages
 from cute_fa4.sm100.append_config import AppendConfig
-from cute_fa4.varlen import check_length, one_of, pages_rows_first, prepare
+from cute_fa4.tracing import is_traced, through_operator
+from cute_fa4.varlen import check_length, one_of
 
 
 def flash_attn_with_kvcache(
@@ -87,74 +92,135 @@ def flash_attn_with_kvcache(
     those of flash_attn_varlen_func. cache_batch_idx, cache_leftpad, rotary_cos, rotary_sin and qv
     are not built.
     """
-    for name, value in (
-        ("cache_batch_idx", cache_batch_idx),
-        ("cache_leftpad", cache_leftpad),
-        ("rotary_cos", rotary_cos),
-        ("rotary_sin", rotary_sin),
-        ("qv", qv),
-    ):
+    if is_traced(q):
+        return through_operator("kvcache", flash_attn_with_kvcache, locals())
+    if not (cache_batch_idx is cache_leftpad is rotary_cos is rotary_sin is qv is None):
+        refuse_unbuilt(
+            cache_batch_idx=cache_batch_idx,
+            cache_leftpad=cache_leftpad,
+            rotary_cos=rotary_cos,
+            rotary_sin=rotary_sin,
+            qv=qv,
+        )
+    if block_table is not None:
+        page_table = one_of("page_table", page_table, "block_table", block_table)
+    if s_aux is not None:
+        learnable_sink = one_of("learnable_sink", learnable_sink, "s_aux", s_aux)
+    if cache_seqlens is not None and not isinstance(cache_seqlens, torch.Tensor):
+        check_tensors(q, k_cache, v_cache, out)
+        cache_seqlens = cache_lengths(cache_seqlens, _batch(q, cu_seqlens_q), q.device)
+    new = None if k is v is cu_seqlens_k_new is None else (k, v, cu_seqlens_k_new)
+    lengths = (cu_seqlens_q, None, None, cache_seqlens, key_limit, page_table)
+    numbers = (softmax_scale, causal, softcap, max_seqlen_q, None)
+    choices = (
+        mask, num_splits, pack_gqa, score_mod, mask_mod, None, kv_layout,
+        False, return_lse or return_softmax_lse,
+    )  # fmt: skip
+    return attend(
+        prepare,
+        (q, k_cache, v_cache, out, lengths, learnable_sink, aux_tensors, new),
+        (window_size, numbers, choices),
+    )
+
+
+def prepare(tensors: tuple, asked: tuple) -> Callable:
+    """Check a call of call_plans.attend, compile what it needs; what is returned appends and attends."""
+    q, k_cache, v_cache, out, lengths, sink, aux, new = tensors
+    window_size, numbers, choices = asked
+    cu_seqlens_q, _, _, cache_seqlens, key_limit, table = lengths
+    k, v, offsets = new or (None, None, None)
+    choices = Choices(*choices)
+    caches = k_cache, v_cache
+    if table is not None:
+        caches = varlen.pages_rows_first(*caches, choices.kv_layout)
+    check_given(k, v, cache_seqlens, offsets, table)
+    check_tensors(q, *caches, out)
+    batch = _batch(q, cu_seqlens_q)
+    cache_lengths(cache_seqlens, batch, q.device)
+    if new is None:
+        return varlen.prepare(tensors, asked)
+    append = prepare_append(k, v, *caches, cache_seqlens, offsets, table, batch, (k_cache, v_cache))
+    seqused_k, counted = cache_seqlens, _new_rows_are_the_queries(q, k, cu_seqlens_q, offsets)
+    if not counted:
+        seqused_k = cache_seqlens + (k.shape[1] if offsets is None else offsets.diff())
+    lengths = (cu_seqlens_q, None, None, seqused_k, key_limit, table)
+    tensors = (q, k_cache, v_cache, out, lengths, sink, aux, None)
+    choices = choices._replace(seqused_k_excludes_new=counted)
+    attend = varlen.prepare(tensors, (window_size, numbers, choices))
+    if append is not None and counted and isinstance(attend, Plan):
+        attend.append = append
+        return attend
+
+    def append_and_attend(_):
+        if append is not None:
+            append(k_cache, v_cache, cache_seqlens, table, new)
+        return attend(tensors)
+
+    return append_and_attend
+
+
+def refuse_unbuilt(**parameters) -> None:
+    for name, value in parameters.items():
         if value is not None:
             raise NotImplementedError(f"{name}: not built; accepted: None")
-    table = one_of("page_table", page_table, "block_table", block_table)
-    if table is not None:
-        k_cache, v_cache = pages_rows_first(k_cache, v_cache, kv_layout)
-        kv_layout = "NHD"
-    if table is not None and cache_seqlens is None:
+
+
+def check_given(k, v, cache_seqlens, cu_seqlens_k_new, page_table) -> None:
+    """Which parameters need which others."""
+    if page_table is not None and cache_seqlens is None:
         raise ValueError(
             "cache_seqlens: None with a page table, which does not say how long a sequence is; "
             "accepted: an int or a tensor (batch,) int32"
         )
-    check_tensors(q, k_cache, v_cache, out)
-    batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
-    lengths = _cache_lengths(cache_seqlens, batch, q.device)
-    excludes_new, append = False, None
-    if k is not None or v is not None:
-        new = (k, v, k_cache, v_cache, lengths, cu_seqlens_k_new, table, batch)
-        append = prepare_append(*new)
-        excludes_new = _new_rows_are_the_queries(q, k, cu_seqlens_q, cu_seqlens_k_new)
-        if not excludes_new:
-            lengths = lengths + (
-                k.shape[1] if cu_seqlens_k_new is None else cu_seqlens_k_new.diff()
-            )
-    elif cu_seqlens_k_new is not None:
-        raise ValueError("cu_seqlens_k_new: given without k and v, whose rows it counts")
-    attend = prepare(
-        q,
-        k_cache,
-        v_cache,
-        cu_seqlens_q=cu_seqlens_q,
-        max_seqlen_q=max_seqlen_q,
-        seqused_k=lengths,
-        seqused_k_excludes_new=excludes_new,
-        page_table=table,
-        kv_layout=kv_layout,
-        key_limit=key_limit,
-        num_splits=num_splits,
-        return_lse=return_lse or return_softmax_lse,
-        out=out,
-        softmax_scale=softmax_scale,
-        causal=causal,
-        window_size=window_size,
-        mask=mask,
-        learnable_sink=one_of("learnable_sink", learnable_sink, "s_aux", s_aux),
-        softcap=softcap,
-        pack_gqa=pack_gqa,
-        score_mod=score_mod,
-        mask_mod=mask_mod,
-        aux_tensors=aux_tensors,
-    )
-    # Nothing is written before every argument of both has been checked.
-    if append is not None:
-        append()
-    return attend()
+    if k is None and v is None:
+        if cu_seqlens_k_new is not None:
+            raise ValueError("cu_seqlens_k_new: given without k and v, whose rows it counts")
+        return
+    if k is None or v is None:
+        raise ValueError("k, v: one of them is None; accepted: both or neither")
+    if cache_seqlens is None:
+        raise ValueError(
+            "cache_seqlens: None with new rows, which are written behind the rows it counts; "
+            "accepted: an int or a tensor (batch,) int32"
+        )
+
+
+class Append:
+    """Writes new rows behind those of a cache. It is decided by metadata alone, as launch.Plan."""
+
+    def __init__(self, function: Callable, views: Views, batch: int):
+        self.function, self.views, self.batch = function, views, batch
+
+    def admits(self, tensors: tuple) -> bool:
+        """As Plan.admits; also what the attention behind it would refuse, which is too late then."""
+        q, k_cache, v_cache, out, lengths, sink, aux, new = tensors
+        k, v, _ = new
+        cu_seqlens_q, _, _, _, key_limit, _ = lengths
+        if not (cu_seqlens_q is key_limit is sink is None):
+            check_index_tensor("cu_seqlens_q", cu_seqlens_q, 1, q.device)
+            check_index_tensor("key_limit", key_limit, 1, q.device)
+            check_sink(sink, q)
+        if q.data_ptr() % TMA_BYTES or aux is not None or not (out is None or _is_like(out, q)):
+            return False
+        k_bytes, v_bytes, k_cache_bytes, v_cache_bytes = self.views.extents
+        first_k, first_k_cache = k.data_ptr(), k_cache.data_ptr()
+        first_v, first_v_cache = v.data_ptr(), v_cache.data_ptr()
+        return (
+            first_k + k_bytes <= first_k_cache or first_k_cache + k_cache_bytes <= first_k
+        ) and (first_v + v_bytes <= first_v_cache or first_v_cache + v_cache_bytes <= first_v)
+
+    def __call__(self, k_cache, v_cache, cache_seqlens, table, new: tuple) -> None:
+        k, v, offsets = new
+        if self.views.differ:
+            k, v, k_cache, v_cache = self.views.of(k, v, k_cache, v_cache)
+        self.function(k, v, k_cache, v_cache, cache_seqlens, offsets, table, self.batch)
 
 
 def prepare_append(
-    k, v, k_cache, v_cache, cache_seqlens, offsets, table, batch: int
-) -> Callable | None:
-    """Check and compile; the function returned writes new rows behind those of the cache. None: there are none."""
-    _check_append(k, v, k_cache, v_cache, cache_seqlens, offsets, table, batch)
+    k, v, k_cache, v_cache, cache_seqlens, offsets, table, batch: int, given: tuple | None = None
+) -> Append | None:
+    """Check and compile; what is returned is called with the caches `given`, of which these are views. None: no row."""
+    check_append(k, v, k_cache, v_cache, cache_seqlens, offsets, table, batch)
     if k.numel() == 0 or k_cache.numel() == 0 or batch == 0:
         return None
     target = target_of(k.device)
@@ -166,13 +232,25 @@ def prepare_append(
         page_size=0 if table is None else k_cache.shape[1],
         arch=target.arch,
     )
-    function = compile_cache.function_for(config, target.executor)
-    tensors = [with_plain_strides(t) for t in (k, v, k_cache, v_cache)]
-    arguments = (*tensors, cache_seqlens, offsets, table, batch)
-    return lambda: launch(function, arguments, k.device, target)
+    plain = [with_plain_strides(t) for t in (k, v, k_cache, v_cache)]
+    views = Views((k, v, *(given or (k_cache, v_cache))), plain)
+    return Append(function_for(config, target), views, batch)
 
 
-def _cache_lengths(cache_seqlens, batch: int, device) -> torch.Tensor | None:
+def _is_like(out, q) -> bool:
+    return (
+        out.shape == q.shape
+        and out.dtype is q.dtype
+        and out.device == q.device
+        and out.data_ptr() % TMA_BYTES == 0
+    )
+
+
+def _batch(q, cu_seqlens_q) -> int:
+    return q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+
+
+def cache_lengths(cache_seqlens, batch: int, device) -> torch.Tensor | None:
     if cache_seqlens is None:
         return None
     if isinstance(cache_seqlens, torch.Tensor):
@@ -193,14 +271,9 @@ def _new_rows_are_the_queries(q, k, cu_seqlens_q, cu_seqlens_k_new) -> bool:
     return cu_seqlens_q is cu_seqlens_k_new
 
 
-def _check_append(k, v, k_cache, v_cache, cache_seqlens, offsets, table, batch: int) -> None:
-    if k is None or v is None:
-        raise ValueError("k, v: one of them is None; accepted: both or neither")
-    if cache_seqlens is None:
-        raise ValueError(
-            "cache_seqlens: None with new rows, which are written behind the rows it counts; "
-            "accepted: an int or a tensor (batch,) int32"
-        )
+def check_append(
+    k, v, k_cache, v_cache, cache_seqlens, offsets, table, batch: int, contents: bool = True
+) -> None:
     names = {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache}
     cache_axes = DENSE if table is None else PAGED
     for name, tensor in names.items():
@@ -240,7 +313,7 @@ def _check_append(k, v, k_cache, v_cache, cache_seqlens, offsets, table, batch: 
         )
     if k.shape[:-1].numel() * (k.shape[-1] + v.shape[-1]) // 8 > MAX_ROWS:
         raise ValueError(f"k: shape {tuple(k.shape)} has too many rows for one launch; split it")
-    if k.device.type == "cpu" and batch:
+    if contents and k.device.type == "cpu" and batch:
         _check_append_contents(k, k_cache, cache_seqlens, offsets, table)
 
 

@@ -25,6 +25,7 @@ from cute_fa4 import compile_cache
 from cute_fa4.argument_checks import DTYPE_NAMES
 from cute_fa4.call_options import AUX_DTYPES, SINK_DTYPES, Options
 from cute_fa4.devices import Target, target_of
+from cute_fa4.plan import Plan, Results, Views
 from cute_fa4.sm100.choose_config import choose_config, packs_gqa, page_table_vector
 from cute_fa4.sm100.config import FA4Config
 
@@ -50,6 +51,14 @@ class Where:
     max_seqlen_q: int = 0  # of packed queries
 
     @property
+    def tensors(self) -> tuple:
+        """In the order of the kernel's parameters."""
+        return (
+            *(self.cu_seqlens_q, self.cu_seqlens_k, self.seqused_q, self.seqused_k),
+            *(self.key_limit, self.page_table),
+        )
+
+    @property
     def q_layout(self) -> str:
         return "dense" if self.cu_seqlens_q is None else "packed"
 
@@ -69,66 +78,65 @@ class Where:
 
 def attend(q, k, v, out, where: Where, options: Options, return_lse: bool):
     """Attention of checked arguments: out, or (out, lse) with return_lse."""
-    return plan(q, k, v, out, where, options, return_lse)()
+    prepared = plan((q, k, v), q, k, v, out, where, options, return_lse)
+    with launching_on(q.device):
+        return prepared((q, k, v, out, where.tensors, options.sink, options.aux, None))
 
 
-def plan(q, k, v, out, where: Where, options: Options, return_lse: bool) -> Callable:
-    """attend up to the launch: every refusal is raised here, and the function returned launches."""
+def plan(given, q, k, v, out, where: Where, options: Options, return_lse: bool) -> Callable:
+    """attend up to the launch: every refusal is raised here, and what is returned launches.
+
+    given: q, k and v as the caller has them, of which q, k and v are views.
+
+    A Plan, or a function that launches with these tensors only, because there is nothing to launch or the keys are
+    made up here.
+    """
     target = target_of(q.device)
     batch, seqlen_q = where.batch(q), where.seqlen_q(q)
     if options.score_mod is not None and options.score_mod.check is not None:
         rows = batch * seqlen_q if where.q_layout == "dense" else q.shape[0]
         options.score_mod.check(options.aux, batch, q.shape[-2], rows)
-    if out is None:
-        out = torch.empty((*q.shape[:-1], v.shape[-1]), dtype=q.dtype, device=q.device)
-    lse = None
-    if return_lse:
-        rows = (q.shape[0],) if where.q_layout == "packed" else (q.shape[0], q.shape[1])
-        shape = (*rows[:-1], q.shape[-2], rows[-1])
-        lse = torch.empty(shape, dtype=torch.float32, device=q.device)
-    result = (out, lse) if return_lse else out
+    results = Results(q, v, where.q_layout, return_lse)
     if q.numel() == 0 or batch == 0 or seqlen_q == 0:
-        return lambda: result
+        return lambda tensors: results.returned(*results.allocated(q, out))
     if k.numel() == 0 or (where.page_table is not None and where.page_table.numel() == 0):
         if where.q_layout == "dense" and where.seqused_q is None:
-            return lambda: _fill_without_keys(out, lse, options.sink, result)
+            return lambda tensors: _fill_without_keys(results, q, out, options.sink)
         k, v, where = _one_hidden_key(k, v, where, batch)
+        hidden = plan((q, k, v), q, k, v, out, where, options, return_lse)
+        tensors = (q, k, v, out, where.tensors, options.sink, options.aux, None)
+        return lambda _: hidden(tensors)
 
     *views, rows_per_page = _views(q, k, v, out, where)
     config = _config(q, k, where, options, rows_per_page, return_lse, target)
-    function = compile_cache.function_for(config, target.executor)
-    arguments = (
-        *(*views, lse),
-        options.softmax_scale,
-        *(where.cu_seqlens_q, where.cu_seqlens_k, where.seqused_q, where.seqused_k),
-        *(where.key_limit, where.page_table, seqlen_q),
-        options.mask.sizes or None,
-        options.sink,
-        options.aux or None,
+    return Plan(
+        function_for(config, target),
+        (options.softmax_scale, seqlen_q, options.mask.sizes or None),
+        results,
+        Views((*given, out), views),
+        repeats=not _decided_by_contents(q.device, where),
     )
 
-    def run():
-        launch(function, arguments, q.device, target)
-        return result
 
-    return run
-
-
-def launch(function, arguments: tuple, device: torch.device, target: Target) -> None:
-    if target.executor == "emulator":
-        _warn_once()
-    with _launching_on(device):
-        function(*arguments)
+def function_for(config, target: Target) -> Callable:
+    function = compile_cache.function_for(config, target.executor)
+    return _Emulated(function) if target.executor == "emulator" else function
 
 
-def _fill_without_keys(out, lse, sink, result):
+def _decided_by_contents(device: torch.device, where: Where) -> bool:
+    """Lengths and pages in host memory are checked, and a longest sequence is looked up there."""
+    return device.type == "cpu" and any(tensor is not None for tensor in where.tensors)
+
+
+def _fill_without_keys(results: Results, q, out, sink):
     """Every row is one that sees no key: no launch, a TMA descriptor cannot describe a tensor without rows."""
+    out, lse = results.allocated(q, out)
     out.zero_()
     if lse is not None:
         lse.fill_(-math.inf)
         if sink is not None:
             lse.copy_(sink[:, None].expand(lse.shape[1:]))
-    return result
+    return results.returned(out, lse)
 
 
 def _one_hidden_key(k, v, where: Where, batch: int):
@@ -202,7 +210,7 @@ def _row_alignment_bytes(table: torch.Tensor) -> int:
 
 
 def _views(q, k, v, out, where: Where):
-    """-> (q, k, v, out, rows from one page to the next), with strides that a descriptor can hold."""
+    """-> (q, k, v, out, rows from one page to the next), with strides that a descriptor can hold. out may be None."""
     if where.kv_layout == "dense" and where.seqused_k is None:
         k, v, per_block = with_plain_strides(k), with_plain_strides(v), 0
     else:
@@ -214,7 +222,8 @@ def _views(q, k, v, out, where: Where):
                 "serves both; slice k and v from one cache, or allocate them alike"
             )
     clips_queries = where.seqused_q is not None or where.q_layout == "packed"
-    out = _in_row_space("out", out)[0] if clips_queries else with_plain_strides(out)
+    if out is not None:
+        out = _in_row_space("out", out)[0] if clips_queries else with_plain_strides(out)
     return with_plain_strides(q), k, v, out, per_block
 
 
@@ -270,17 +279,31 @@ def with_plain_strides(tensor: torch.Tensor) -> torch.Tensor:
 
 # --- around a launch
 
+
+def launching_on(device: torch.device) -> AbstractContextManager:
+    """The tensors' device as the current one: for the first launch on it, which loads the kernel.
+
+    Later ones do not need it: the compiled host code makes the device of its tensors current for the launch.
+    """
+    if device.type == "cpu" or device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(device)
+
+
 # The emulator counts instructions and keeps errors for the process: one launch at a time.
 _emulator_lock = threading.Lock()
 
 
-def _launching_on(device: torch.device) -> AbstractContextManager:
-    """What a launch needs around it: the emulator to itself, or the tensors' device as the current one."""
-    if device.type == "cpu":
-        return _emulator_lock
-    if device.index == torch.cuda.current_device():
-        return nullcontext()
-    return torch.cuda.device(device)
+@dataclass(frozen=True)
+class _Emulated:
+    """A compiled function that has the emulator to itself."""
+
+    function: Callable
+
+    def __call__(self, *arguments) -> None:
+        _warn_once()
+        with _emulator_lock:
+            self.function(*arguments)
 
 
 _warned = False

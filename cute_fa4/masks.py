@@ -117,6 +117,8 @@ def _chunk(size) -> int:
 
 
 def _integer(name: str, size, accepted: str) -> int:
+    if isinstance(size, int) and not isinstance(size, bool):
+        return size  # as it is: under torch.compile it may be a symbol
     if isinstance(size, bool) or hasattr(size, "device") or not hasattr(size, "__index__"):
         raise TypeError(f"{name}: a {type(size).__name__}; accepted: {accepted}")
     return index(size)

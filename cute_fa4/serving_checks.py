@@ -14,8 +14,11 @@ from cute_fa4.argument_checks import MAX_SEQLEN, check_is_tensor
 from cute_fa4.launch import Where
 
 
-def check_lengths(q: torch.Tensor, k: torch.Tensor, where: Where) -> None:
-    """Every index tensor of a call; q and k are (total or batch and seqlen, heads, head_dim) or pages."""
+def check_lengths(q: torch.Tensor, k: torch.Tensor, where: Where, contents: bool = True) -> None:
+    """Every index tensor of a call; q and k are (total or batch and seqlen, heads, head_dim) or pages.
+
+    contents: whether the tensors have any to check.
+    """
     check_index_tensors(q, where)
     batch = where.batch(q)
     if batch < 0:
@@ -37,7 +40,7 @@ def check_lengths(q: torch.Tensor, k: torch.Tensor, where: Where) -> None:
                 f"page_table: {where.page_table.shape[1]} pages of {k.shape[1]} keys hold {capacity} "
                 f"keys a sequence; accepted: at most {MAX_SEQLEN}; pass fewer columns"
             )
-    if q.device.type == "cpu":
+    if contents and q.device.type == "cpu":
         check_contents(q, k, where)
 
 

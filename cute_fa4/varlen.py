@@ -29,10 +29,12 @@ from cute_fa4.argument_checks import (
     check_is_tensor,
     unbuilt_parameters,
 )
-from cute_fa4.call_options import resolve
+from cute_fa4.call_options import Choices, Numbers, resolve
+from cute_fa4.call_plans import attend
 from cute_fa4.launch import Where, plan
 from cute_fa4.masks import BoundMask
 from cute_fa4.serving_checks import check_index_tensor, check_lengths
+from cute_fa4.tracing import is_traced, through_operator
 
 KV_LAYOUTS = ("NHD", "HND")
 
@@ -106,62 +108,87 @@ def flash_attn_varlen_func(
 
     Raises as flash_attn_func.
     """
-    return prepare(
+    if is_traced(q):
+        return through_operator("varlen", flash_attn_varlen_func, locals())
+    if block_table is not None:
+        page_table = one_of("page_table", page_table, "block_table", block_table)
+    if s_aux is not None:
+        learnable_sink = one_of("learnable_sink", learnable_sink, "s_aux", s_aux)
+    lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table)
+    numbers = (softmax_scale, causal, softcap, max_seqlen_q, max_seqlen_k)
+    choices = (
+        mask, num_splits, pack_gqa, score_mod, mask_mod, block_sparse_tensors, kv_layout,
+        seqused_k_excludes_new, return_lse or return_softmax_lse,
+    )  # fmt: skip
+    return attend(
+        prepare,
+        (q, k, v, out, lengths, learnable_sink, aux_tensors, None),
+        (window_size, numbers, choices),
+    )
+
+
+def prepare(tensors: tuple, asked: tuple) -> Callable:
+    """Check a call of call_plans.attend, compile what it needs; what is returned launches."""
+    q, k, v, out, lengths, sink, aux, _ = tensors
+    window_size, numbers, choices = asked
+    numbers, choices = Numbers(*numbers), Choices(*choices)
+    unbuilt = unbuilt_parameters(
+        num_splits=choices.num_splits, block_sparse_tensors=choices.block_sparse_tensors
+    )
+    if unbuilt:
+        raise NotImplementedError("; ".join(unbuilt))
+    cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table = lengths or (None,) * 6
+    rows_first_k, rows_first_v, where = checked(
         q,
         k,
         v,
+        out,
         cu_seqlens_q=cu_seqlens_q,
         cu_seqlens_k=cu_seqlens_k,
-        max_seqlen_q=max_seqlen_q,
-        max_seqlen_k=max_seqlen_k,
+        max_seqlen_q=numbers.max_seqlen_q,
+        max_seqlen_k=numbers.max_seqlen_k,
         seqused_q=seqused_q,
         seqused_k=seqused_k,
-        seqused_k_excludes_new=seqused_k_excludes_new,
-        page_table=one_of("page_table", page_table, "block_table", block_table),
-        kv_layout=kv_layout,
+        seqused_k_excludes_new=choices.seqused_k_excludes_new,
+        page_table=page_table,
+        kv_layout=choices.kv_layout,
         key_limit=key_limit,
-        num_splits=num_splits,
-        block_sparse_tensors=block_sparse_tensors,
-        return_lse=return_lse or return_softmax_lse,
-        out=out,
-        softmax_scale=softmax_scale,
-        causal=causal,
+    )
+    options = resolve(
+        q,
+        softmax_scale=numbers.softmax_scale,
+        causal=numbers.causal,
         window_size=window_size,
-        mask=mask,
-        learnable_sink=one_of("learnable_sink", learnable_sink, "s_aux", s_aux),
-        softcap=softcap,
-        pack_gqa=pack_gqa,
-        score_mod=score_mod,
-        mask_mod=mask_mod,
-        aux_tensors=aux_tensors,
-    )()
+        mask=choices.mask,
+        learnable_sink=sink,
+        softcap=numbers.softcap,
+        pack_gqa=choices.pack_gqa,
+        score_mod=choices.score_mod,
+        mask_mod=choices.mask_mod,
+        aux_tensors=aux,
+    )
+    return plan((q, k, v), q, rows_first_k, rows_first_v, out, where, options, choices.return_lse)
 
 
-def prepare(
+def checked(
     q,
     k,
     v,
+    out,
     *,
-    cu_seqlens_q=None,
-    cu_seqlens_k=None,
-    max_seqlen_q=None,
-    max_seqlen_k=None,
-    seqused_q=None,
-    seqused_k=None,
-    seqused_k_excludes_new=False,
-    page_table=None,
-    kv_layout="NHD",
-    key_limit=None,
-    num_splits=1,
-    block_sparse_tensors=None,
-    return_lse=False,
-    out=None,
-    **options,
-) -> Callable:
-    """Check a call, compile what it needs; the function returned launches. options: those of call_options.resolve."""
-    unbuilt = unbuilt_parameters(num_splits=num_splits, block_sparse_tensors=block_sparse_tensors)
-    if unbuilt:
-        raise NotImplementedError("; ".join(unbuilt))
+    cu_seqlens_q,
+    cu_seqlens_k,
+    max_seqlen_q,
+    max_seqlen_k,
+    seqused_q,
+    seqused_k,
+    seqused_k_excludes_new,
+    page_table,
+    kv_layout,
+    key_limit,
+    contents=True,
+) -> tuple[torch.Tensor, torch.Tensor, Where]:
+    """Check the tensors of a call -> k, v with the rows of a page first, and where sequences lie."""
     q_axes = DENSE if cu_seqlens_q is None else PACKED
     kv_axes = DENSE if cu_seqlens_k is None else PACKED
     if page_table is not None:
@@ -182,10 +209,10 @@ def prepare(
         excludes_new=bool(seqused_k_excludes_new),
         max_seqlen_q=_longest(q, cu_seqlens_q, max_seqlen_q),
     )
-    check_lengths(q, k, where)
+    check_lengths(q, k, where, contents)
     _check_max_seqlen_k(max_seqlen_k, k, page_table)
     check_grid(q, where.batch(q), where.seqlen_q(q))
-    return plan(q, k, v, out, where, resolve(q, **options), return_lse)
+    return k, v, where
 
 
 def one_of(name: str, value, alias: str, other):

@@ -41,6 +41,14 @@ def pytest_collection_modifyitems(config, items):
 
 
 @pytest.fixture(autouse=True)
+def no_plans():
+    """Tests replace what a plan would remember: compiled functions, devices, checks."""
+    from cute_fa4 import call_plans
+
+    call_plans.clear()
+
+
+@pytest.fixture(autouse=True)
 def fixed_torch_seed():
     """Tests that draw from torch's global generator draw the same numbers in any order of tests."""
     torch.manual_seed(0)

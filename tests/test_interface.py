@@ -474,10 +474,11 @@ def test_launches_get_plain_strides_and_the_emulator_to_themselves(monkeypatch, 
         assert scale == 0.125
 
 
-def test_a_launch_happens_on_the_device_of_the_tensors(monkeypatch):
+def test_a_first_launch_happens_on_the_device_of_the_tensors(monkeypatch):
+    # Later ones are those of test_driver_calls.py: the host code makes the device current by itself.
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    assert isinstance(launch._launching_on(torch.device("cuda", 0)), contextlib.nullcontext)
-    other = launch._launching_on(torch.device("cuda", 1))
+    assert isinstance(launch.launching_on(torch.device("cuda", 0)), contextlib.nullcontext)
+    other = launch.launching_on(torch.device("cuda", 1))
     assert isinstance(other, torch.cuda.device)
     assert other.idx == 1
 

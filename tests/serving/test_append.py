@@ -58,8 +58,9 @@ def test_rows_land_behind_those_of_the_cache_and_nowhere_else(packed, layout):
         for b, x in enumerate(rows):
             for i, row in enumerate(x):
                 row_of(cache, b, BEFORE[b] + i).copy_(row)
-    run = prepare_append(k, v, *both, int32(BEFORE), first, table, len(new))
-    quiet(run)
+    before = int32(BEFORE)
+    append = prepare_append(k, v, *both, before, first, table, len(new))
+    quiet(append, *both, before, table, (k, v, first))
     for cache, wanted in zip(both, expected, strict=True):
         assert torch.equal(cache, wanted)
 
@@ -74,7 +75,8 @@ def test_what_does_not_fit_is_dropped_where_the_host_cannot_see_it(monkeypatch):
         if packed:
             first[3], first[5] = 10_000, -3
         before = int32([-2, 0, 0, 2**31 - 2, CAPACITY - 1])
-        quiet(prepare_append(k, v, *both, before, first, table, 5))
+        append = prepare_append(k, v, *both, before, first, table, 5)
+        quiet(append, *both, before, table, (k, v, first))
         if not packed:
             # Rows 2 and 3 of sequence 0 would be at 0 and 1, but a negative length is no length. One row fits.
             wanted = torch.full_like(both[0], CANARY)

@@ -1,0 +1,22 @@
+"""The attention functions as operators of PyTorch, which tracers see as one node each.
+
+    torch.ops.cute_fa4.flash_attn                  (q, k, v, *, ...) -> (out, lse)
+    torch.ops.cute_fa4.flash_attn_out              (out!, q, k, v, *, ...) -> lse
+    torch.ops.cute_fa4.flash_attn_varlen           the same for flash_attn_varlen_func, and caches only read
+    torch.ops.cute_fa4.flash_attn_varlen_out
+    torch.ops.cute_fa4.flash_attn_append           (q, k_cache!, v_cache!, k, v, cache_seqlens, *, ...) -> (out, lse)
+    torch.ops.cute_fa4.flash_attn_append_out
+
+The public functions call these when something traces them (cute_fa4/tracing.py), and run directly otherwise:
+
+    library.py    schemas, and what an operator does on CPU and CUDA tensors: they call the public functions
+    fakes.py      what it returns for tensors without data, and what it refuses there
+    routes.py     the arguments of a public function -> those of its operator
+    spelling.py   masks and score functions as strings, which is what a schema can hold
+
+lse has no element where it was not asked for. Importing this package registers the operators.
+"""
+
+from cute_fa4.operators.library import OPERATORS
+
+__all__ = ["OPERATORS"]

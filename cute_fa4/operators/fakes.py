@@ -1,0 +1,153 @@
+"""What the operators return for tensors without data, and what they refuse there.
+
+Shapes, strides and dtypes of the results are those of the real call. The checks are the real ones as well: they run on
+stand-ins, which have the metadata of a tensor in numbers. A size that is a symbol counts as the number it was traced
+with, so checking adds no condition to a trace; where there is no such number, checking is left to the real call. So are
+the contents of tensors, and addresses as far as they depend on the allocator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from cute_fa4 import kvcache, launch, varlen
+from cute_fa4.argument_checks import check, check_grid, check_tensors
+from cute_fa4.call_options import resolve
+from cute_fa4.devices import EMULATED_ARCH, Target
+from cute_fa4.launch import Where
+from cute_fa4.operators.spelling import function_of, mask_of
+from cute_fa4.serving_checks import check_lengths
+
+
+def results(check: Callable, **arguments) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out, lse) of a call, of which `check` raises what it refuses."""
+    plain = _in_numbers(arguments)
+    if plain is not None:
+        check(**plain)
+    q, v = arguments["q"], arguments.get("v_cache", arguments["v"])
+    out = arguments.get("out")
+    if out is None:
+        out = q.new_empty((*q.shape[:-1], v.shape[-1]))
+    shape = (0,)
+    if arguments["return_lse"]:
+        shape = (*q.shape[:-3], q.shape[-2], q.shape[-3])
+    return out, q.new_empty(shape, dtype=torch.float32)
+
+
+# --- what each function refuses
+
+
+def check_dense(q, k, v, *, out=None, key_limit, return_lse, **options) -> None:
+    check(q, k, v, out)
+    check_grid(q, q.shape[0], q.shape[1])
+    where = Where(key_limit=key_limit)
+    check_lengths(q, k, where, contents=False)
+    _check_kernel(q, k, v, out, where, return_lse, options)
+
+
+def check_varlen(q, k, v, *, out=None, return_lse, max_seqlen_q, **rest) -> None:
+    options = {name: rest.pop(name) for name in _OPTIONS}
+    if max_seqlen_q is None and rest["cu_seqlens_q"] is not None:
+        max_seqlen_q = q.shape[0]  # the real call reads it from the contents
+    k, v, where = varlen.checked(q, k, v, out, max_seqlen_q=max_seqlen_q, contents=False, **rest)
+    _check_kernel(q, k, v, out, where, return_lse, options)
+
+
+def check_append(q, k_cache, v_cache, k, v, cache_seqlens, *, out=None, **rest) -> None:
+    table, cu_seqlens_q = rest["page_table"], rest["cu_seqlens_q"]
+    if table is not None:
+        k_cache, v_cache = varlen.pages_rows_first(k_cache, v_cache, rest["kv_layout"])
+        rest["kv_layout"] = "NHD"
+    check_tensors(q, k_cache, v_cache, out)
+    batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+    kvcache.cache_lengths(cache_seqlens, batch, q.device)
+    new = (k, v, k_cache, v_cache, cache_seqlens, rest.pop("cu_seqlens_k_new"), table, batch)
+    kvcache.check_append(*new, contents=False)
+    rest |= dict(cu_seqlens_k=None, max_seqlen_k=None, seqused_q=None, seqused_k_excludes_new=False)
+    check_varlen(q, k_cache, v_cache, out=out, seqused_k=cache_seqlens, **rest)
+
+
+_OPTIONS = (
+    "softmax_scale", "mask", "mask_sizes", "learnable_sink", "pack_gqa", "score_mod", "mask_mod", "aux_tensors",
+)  # fmt: skip
+
+
+def _check_kernel(q, k, v, out, where, return_lse, options: dict) -> None:
+    """Options, strides and the configuration; the architectures have the same limits."""
+    mask = mask_of(options.pop("mask"), tuple(options.pop("mask_sizes")))
+    for name in ("score_mod", "mask_mod"):
+        options[name] = function_of(name, options[name])
+    resolved = resolve(q, mask=mask, **options)
+    score_mod = resolved.score_mod
+    if score_mod is not None and score_mod.check is not None:
+        rows = q.shape[:-2].numel()
+        score_mod.check(resolved.aux, where.batch(q), q.shape[-2], rows)
+    if 0 in (q.numel(), k.numel(), where.batch(q)):
+        return
+    if out is None:
+        out = _StandIn(q, q.shape, torch.empty(q.shape, device="meta").stride(), 0)
+    *_, rows_per_page = launch._views(q, k, v, out, where)
+    target = Target("cuda", EMULATED_ARCH)
+    launch._config(q, k, where, resolved, rows_per_page, return_lse, target)
+
+
+# --- tensors without data
+
+
+class _StandIn(torch.Tensor):
+    """Shape, strides, dtype and device of a tensor, and an address that is right relative to its storage."""
+
+    @staticmethod
+    def __new__(cls, tensor: torch.Tensor, shape, strides, first_byte: int):
+        self = torch.Tensor._make_wrapper_subclass(
+            cls,
+            shape,
+            strides=strides,
+            dtype=tensor.dtype,
+            device=tensor.device,
+            requires_grad=tensor.requires_grad,
+        )
+        self.first_byte = first_byte
+        return self
+
+    def data_ptr(self) -> int:
+        return self.first_byte
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        """Views that begin where their tensor does."""
+        accepted = torch.ops.aten.as_strided.default, torch.ops.aten.transpose.int
+        assert function in accepted, function
+        source = args[0]
+        meta = torch.empty_strided(source.shape, source.stride(), device="meta")
+        view = function(meta, *args[1:], **(kwargs or {}))
+        return cls(source, view.shape, view.stride(), source.first_byte)
+
+
+class _Unknown(Exception):
+    """A size without a number before the call runs."""
+
+
+def _in_numbers(arguments: dict) -> dict | None:
+    """The arguments, stand-ins for tensors and numbers for symbols; None if a symbol has none."""
+    try:
+        return {name: _plain(value) for name, value in arguments.items()}
+    except _Unknown:
+        return None
+
+
+def _plain(value):
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, torch.SymInt):
+        if not value.node.has_hint():
+            raise _Unknown
+        return int(value.node.hint)
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return value
+    # Different storages are apart; within one, places are known.
+    first_byte = value.untyped_storage()._cdata << 48
+    first_byte += _plain(value.storage_offset()) * value.element_size()
+    return _StandIn(value, _plain(tuple(value.shape)), _plain(value.stride()), first_byte)

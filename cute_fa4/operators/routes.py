@@ -1,0 +1,176 @@
+"""A public function under a tracer: its arguments -> those of an operator.
+
+What a schema cannot hold is checked here, in Python that the tracer follows; the fakes check the rest, with the same
+messages. What an operator cannot do is called outside of the graph: torch.compile breaks the graph there, or says why
+it cannot, with fullgraph=True.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch._dynamo import assume_constant_result
+from torch.compiler import disable, is_dynamo_compiling
+
+from cute_fa4 import kvcache as caches
+from cute_fa4 import varlen as ragged
+from cute_fa4.argument_checks import check_tensors, unbuilt_parameters
+from cute_fa4.call_options import resolve
+from cute_fa4.operators.spelling import is_known, spell_mask
+from cute_fa4.sm100.score_mods import ScoreMod, remember
+
+_ops = torch.ops.cute_fa4
+
+_OPTIONS = (
+    "softmax_scale", "causal", "window_size", "mask", "learnable_sink", "softcap", "pack_gqa",
+    "score_mod", "mask_mod", "aux_tensors",
+)  # fmt: skip
+_WHERE = (
+    "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "seqused_k_excludes_new", "page_table",
+    "kv_layout", "key_limit",
+)  # fmt: skip
+_WHERE_IN_CACHE = ("cu_seqlens_q", "page_table", "kv_layout", "key_limit")
+_UNBUILT_OF_CACHE = ("cache_batch_idx", "cache_leftpad", "rotary_cos", "rotary_sin", "qv")
+
+
+def dense(function, given: dict):
+    """flash_attn_func(**given) through an operator; `function` is flash_attn_func."""
+    outside = _outside(given)
+    if outside is not None:
+        return outside(function, given)
+    tensors = _named(given, ("q", "k", "v"))
+    call = _options(given) | _named(given, ("key_limit",))
+    return _call(_ops.flash_attn, _ops.flash_attn_out, tensors | call, given["out"])
+
+
+def varlen(function, given: dict):
+    """The same for flash_attn_varlen_func."""
+    outside = _outside(given)
+    if outside is not None:
+        return outside(function, given)
+    given = _without_aliases(given)
+    call = _named(given, ("q", "k", "v")) | _options(given) | _named(given, _WHERE)
+    for name in ("max_seqlen_q", "max_seqlen_k"):
+        call[name] = _length(name, given[name])
+    return _call(_ops.flash_attn_varlen, _ops.flash_attn_varlen_out, call, given["out"])
+
+
+def kvcache(function, given: dict):
+    """The same for flash_attn_with_kvcache; a cache that is only read is varlen's."""
+    outside = _outside(given)
+    if outside is not None:
+        return outside(function, given)
+    caches.refuse_unbuilt(**_named(given, _UNBUILT_OF_CACHE))
+    given = _without_aliases(given)
+    required = ("k", "v", "cache_seqlens", "cu_seqlens_k_new", "page_table")
+    caches.check_given(**_named(given, required))
+    cache = {"k": given["k_cache"], "v": given["v_cache"]}
+    call = {"q": given["q"]} | _options(given | cache) | _named(given, _WHERE_IN_CACHE)
+    call["max_seqlen_q"] = _length("max_seqlen_q", given["max_seqlen_q"])
+    lengths = _lengths(given["cache_seqlens"], given["q"], given["cu_seqlens_q"])
+    if given["k"] is None:
+        call |= cache | {"seqused_k": lengths}
+        return _call(_ops.flash_attn_varlen, _ops.flash_attn_varlen_out, call, given["out"])
+    call |= _named(given, ("k", "v", "k_cache", "v_cache", "cu_seqlens_k_new"))
+    call["cache_seqlens"] = lengths
+    return _call(_ops.flash_attn_append, _ops.flash_attn_append_out, call, given["out"])
+
+
+def _call(functional, mutating, call: dict, out):
+    if out is None:
+        out, lse = functional(**call)
+    else:
+        lse = mutating(out, **call)
+    return (out, lse) if call["return_lse"] else out
+
+
+# --- outside of the graph
+
+
+@disable(
+    reason="score_mod, mask_mod: a Python function, whose closure and globals a graph cannot watch; accepted in a "
+    "graph: functions of cute_fa4.score_mods, and cute_fa4.score_mods.ScoreMod.of(function), made outside of it"
+)
+def _with_function(function, given: dict):
+    return function(**given)
+
+
+@disable(
+    reason="q, k, v: requires_grad is True and the backward pass is not built; "
+    "call under torch.no_grad() or pass .detach()"
+)
+def _with_gradient(function, given: dict):
+    return function(**given)
+
+
+def _outside(given: dict):
+    """What calls the public function where no operator can; None where one can."""
+    if not is_dynamo_compiling():
+        return None
+    for name in ("score_mod", "mask_mod"):
+        if given[name] is not None and not isinstance(given[name], ScoreMod):
+            return _with_function
+    if torch.is_grad_enabled():
+        tensors = [*given.values(), *(given["aux_tensors"] or ())]
+        if any(isinstance(tensor, torch.Tensor) and tensor.requires_grad for tensor in tensors):
+            return _with_gradient
+    return None
+
+
+# --- what an operator is given
+
+
+def _named(given: dict, names) -> dict:
+    return {name: given[name] for name in names}
+
+
+def _without_aliases(given: dict) -> dict:
+    """The parameters with two names under the first of them."""
+    one_of = ragged.one_of
+    table = one_of("page_table", given["page_table"], "block_table", given["block_table"])
+    sink = one_of("learnable_sink", given["learnable_sink"], "s_aux", given["s_aux"])
+    lse = given["return_lse"] or given["return_softmax_lse"]
+    return given | {"page_table": table, "learnable_sink": sink, "return_lse": lse}
+
+
+def _options(given: dict) -> dict:
+    """causal, window_size, mask, softcap, ... -> the options that every operator has."""
+    unbuilt = unbuilt_parameters(
+        num_splits=given["num_splits"], block_sparse_tensors=given.get("block_sparse_tensors")
+    )
+    if unbuilt:
+        raise NotImplementedError("; ".join(unbuilt))
+    check_tensors(given["q"], given["k"], given["v"], given["out"])
+    for name in ("score_mod", "mask_mod"):
+        if isinstance(given[name], ScoreMod) and not _is_known(given[name].key):
+            _remember(given[name])
+    options = resolve(given["q"], **_named(given, _OPTIONS))
+    return dict(
+        softmax_scale=options.softmax_scale,
+        mask=spell_mask(options.mask.mask),
+        mask_sizes=list(options.mask.sizes),
+        learnable_sink=options.sink,
+        pack_gqa=options.pack_gqa,
+        score_mod="" if options.score_mod is None else options.score_mod.key,
+        mask_mod="" if options.mask_mod is None else options.mask_mod.key,
+        aux_tensors=list(options.aux) or None,
+        return_lse=bool(given["return_lse"]),
+    )
+
+
+# A compiler calls these while it traces. It watches keys by their value, and functions by identity.
+_is_known = assume_constant_result(is_known)
+_remember = assume_constant_result(remember)
+
+
+def _length(name: str, value):
+    """A number as it is, also a symbol; otherwise what check_length makes of it, or raises."""
+    plain = isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool)
+    return value if plain else ragged.check_length(name, value)
+
+
+def _lengths(cache_seqlens, q: torch.Tensor, cu_seqlens_q) -> torch.Tensor | None:
+    batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+    if cache_seqlens is None or isinstance(cache_seqlens, torch.Tensor):
+        return caches.cache_lengths(cache_seqlens, batch, q.device)
+    length = _length("cache_seqlens", cache_seqlens)
+    return torch.full((batch,), length, dtype=torch.int32, device=q.device)

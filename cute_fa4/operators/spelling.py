@@ -1,0 +1,96 @@
+"""Masks and score functions as strings, and back: the schema of an operator holds neither.
+
+    masks.both(masks.causal(), masks.chunked(64))    "Both(Causal(),Chunked())", and the sizes (64,)
+    score_mods.alibi(8)                              "alibi(8)"
+    a function of the user, named by ScoreMod.of     its key; found again in this process only
+
+A tracer follows the way to the string, so that another mask or function is another trace.
+"""
+
+from __future__ import annotations
+
+import ast
+from functools import cache, lru_cache
+
+from cute_fa4.masks import BoundMask
+from cute_fa4.sm100 import masks, score_mods
+from cute_fa4.sm100.score_mods import ScoreMod, composed, remembered
+
+_SIMPLE = {
+    kind.__name__: kind for kind in (masks.Full, masks.Causal, masks.Chunked, masks.ChunkedCausal)
+}
+_PAIRS = {kind.__name__: kind for kind in (masks.Both, masks.Either)}
+_FUNCTIONS = ("soft_cap", "alibi", "additive_bias", "relative_logits")
+_THEN = " then "  # between the keys of composed functions
+
+
+def spell_mask(mask: masks.Mask) -> str:
+    kind = type(mask)
+    if kind in _PAIRS.values():
+        return f"{kind.__name__}({spell_mask(mask.a)},{spell_mask(mask.b)})"
+    if kind is masks.Window:
+        return f"Window({mask.left},{mask.right})"
+    if kind not in _SIMPLE.values():
+        raise NotImplementedError(
+            f"mask: a {kind.__name__} cannot be traced; accepted: the masks of cute_fa4.masks; call outside "
+            "of the compiled function"
+        )
+    return f"{kind.__name__}()"
+
+
+@lru_cache(maxsize=4096)
+def mask_of(spelled: str, sizes: tuple[int, ...]) -> BoundMask:
+    """
+    >>> mask_of("Both(Causal(),Window(True,False))", (8,)).mask
+    Both(a=Causal(), b=Window(left=True, right=False))
+    """
+    return BoundMask(_parsed(spelled), sizes)
+
+
+def _parsed(spelled: str) -> masks.Mask:
+    try:
+        return _mask_of(ast.parse(spelled, mode="eval").body)
+    except (SyntaxError, AttributeError, KeyError, TypeError, ValueError):
+        kinds = ", ".join((*_SIMPLE, "Window", *_PAIRS))
+        raise ValueError(f"mask: {spelled!r}; accepted: calls of {kinds}, as 'Causal()'") from None
+
+
+def _mask_of(call) -> masks.Mask:
+    kind = call.func.id
+    if kind == "Window":
+        return masks.Window(*map(ast.literal_eval, call.args))
+    if kind in _PAIRS:
+        return _PAIRS[kind](*map(_mask_of, call.args))
+    return _SIMPLE[kind](*call.args)
+
+
+def is_known(key: str) -> bool:
+    try:
+        return function_of("score_mod", key) is not None
+    except ValueError:
+        return False
+
+
+@cache
+def function_of(parameter: str, key: str) -> ScoreMod | None:
+    """The function with a key, None for no key; parameter: what a message calls it."""
+    if not key or remembered(key) is not None:
+        return remembered(key)
+    mod = None
+    for part in key.split(_THEN):
+        mod = composed(mod, remembered(part) or _packaged(parameter, part))
+    return mod
+
+
+def _packaged(parameter: str, key: str) -> ScoreMod:
+    """
+    >>> _packaged("score_mod", "alibi(8)").key
+    'alibi(8)'
+    """
+    name, parenthesis, argument = key.partition("(")
+    if name not in _FUNCTIONS or not parenthesis:
+        raise ValueError(
+            f"{parameter}: {key!r} is no function of this process; accepted: those of cute_fa4.score_mods, "
+            "and what score_mods.ScoreMod.of has named here; name the same function before"
+        )
+    return getattr(score_mods, name)(ast.literal_eval(argument.removesuffix(")")))

@@ -3,6 +3,8 @@
     flash_attn_func   attention: CUDA tensors on a B200, CPU tensors on the emulator
     flash_attn_varlen_func, flash_attn_with_kvcache
                       the same for sequences of different lengths, and for paged caches
+    scaled_dot_product_attention
+                      the same as torch.nn.functional has it
     masks, score_mods what these take as mask= and score_mod=
     capabilities      which combinations run, and why the others do not
     FA4Config         every compile-time choice of the kernel
@@ -21,6 +23,7 @@ _HOME = {
     "flash_attn_func": "cute_fa4.interface",
     "flash_attn_varlen_func": "cute_fa4.varlen",
     "flash_attn_with_kvcache": "cute_fa4.kvcache",
+    "scaled_dot_product_attention": "cute_fa4.integrations.sdpa",
     "EmulatorWarning": "cute_fa4.launch",
     "capabilities": "cute_fa4.capability",
     "Capability": "cute_fa4.capability",

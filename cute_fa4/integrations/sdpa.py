@@ -1,0 +1,137 @@
+"""scaled_dot_product_attention as torch.nn.functional has it: (batch, heads, seqlen, head_dim), masks as tensors.
+
+Query i sees key j where               is run as
+no mask                                full
+is_causal          j <= i              keys beyond the queries cut off, then causal; or, with fewer keys than
+                                       queries, a window whose right side is seqlen_q - seqlen_k
+boolean attn_mask  attn_mask[i, j]     mask_mod that reads it
+float attn_mask    always              score_mod that adds it
+
+torch aligns is_causal to the top left, flash_attn_func to the bottom right: with as many queries as keys they agree.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import pad
+
+from cute_fa4 import masks
+from cute_fa4.argument_checks import check_is_tensor, check_rank, checked_scale
+from cute_fa4.interface import flash_attn_func
+from cute_fa4.sm100.config import DEPTHS
+from cute_fa4.sm100.score_mods import ScoreMod, additive_bias
+
+HEADS_FIRST = ("batch", "heads", "seqlen", "head_dim")
+
+
+def scaled_dot_product_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """torch.nn.functional.scaled_dot_product_attention, by this package's kernel.
+
+    query       (batch, heads_q, seqlen_q, head_dim), bf16 or fp16
+    key         (batch, heads_kv, seqlen_k, head_dim)
+    value       (batch, heads_kv, seqlen_k, head_dim_v)
+    attn_mask   bool, True: takes part; or float32 or query's dtype, added to the scaled scores. Of two to
+                four dimensions that broadcast to (batch, heads_q, seqlen_q, seqlen_k)
+    dropout_p   0.0
+    is_causal   query i sees keys j <= i, also where seqlen_q and seqlen_k differ; not with attn_mask
+    scale       positive; None: head_dim ** -0.5
+    enable_gqa  heads_q may be a multiple of heads_kv. Without it they are equal, or heads_kv is 1
+
+    Returns (batch, heads_q, seqlen_q, head_dim_v), a transposed view. A query that sees no key, because attn_mask
+    is False or -inf in its whole row, has 0, as torch 2.13 has on a CPU.
+
+    query, key, value and attn_mask are read where they lie: transposed and expanded views are not copied. The
+    exception is a head_dim without a kernel: the three are copied and padded with zeros to the next one, which
+    changes no score. A mask tensor is read for every score, and no tile is left out for it: where is_causal,
+    flash_attn_func's window_size, key_limit or mask say the same, they are faster.
+
+    Raises as flash_attn_func, whose q, k and v, (batch, seqlen, heads, head_dim), are query, key and value.
+    """
+    tensors = {"query": query, "key": key, "value": value}
+    for name, tensor in tensors.items():
+        check_is_tensor(name, tensor)
+        check_rank(name, tensor, HEADS_FIRST)
+    if dropout_p:
+        raise NotImplementedError(f"dropout_p: {dropout_p}: dropout is not built; accepted: 0.0")
+    if is_causal and attn_mask is not None:
+        raise ValueError("is_causal: True with attn_mask; accepted: one of them")
+    if not enable_gqa and key.shape[1] not in (1, query.shape[1]):
+        raise ValueError(
+            f"key: {key.shape[1]} heads while query has {query.shape[1]} and enable_gqa is False; "
+            "accepted: equal; pass enable_gqa=True"
+        )
+    scale = checked_scale(scale, query.shape[-1])
+    options = options_of_mask(attn_mask, query, key.shape[2])
+    if is_causal:
+        options["mask"], key, value = top_left_causal(query, key, value)
+    return attention(query, key, value, softmax_scale=scale, **options)
+
+
+def attention(query, key, value, **options) -> torch.Tensor:
+    """flash_attn_func of (batch, heads, seqlen, head_dim), any head dims up to the largest; softmax_scale is given."""
+    depth_v = value.shape[-1]
+    rows_first = [x.transpose(1, 2) for x in padded_depths(query, key, value)]
+    return flash_attn_func(*rows_first, **options).transpose(1, 2)[..., :depth_v]
+
+
+def padded_depths(query, key, value) -> list[torch.Tensor]:
+    """The three with the least head dim that has a kernel; zeros add nothing to a score, and columns of 0 to out."""
+    if key.shape[-1] != query.shape[-1]:
+        raise ValueError(
+            f"key: head_dim {key.shape[-1]} while query has {query.shape[-1]}; accepted: equal"
+        )
+    widest = max(x.shape[-1] for x in (query, key, value))
+    depth = next((d for d in DEPTHS if d >= widest), widest)
+    return [
+        x if x.shape[-1] == depth else pad(x, (0, depth - x.shape[-1])) for x in (query, key, value)
+    ]
+
+
+def top_left_causal(query, key, value):
+    """-> (mask, keys, values) with which query i sees keys j <= i."""
+    seqlen_q, seqlen_k = query.shape[2], key.shape[2]
+    if seqlen_k >= seqlen_q:
+        return masks.causal(), key[:, :, :seqlen_q], value[:, :, :seqlen_q]
+    # Query i stands at position i + seqlen_k - seqlen_q.
+    return masks.window(None, seqlen_q - seqlen_k), key, value
+
+
+def options_of_mask(attn_mask, query: torch.Tensor, seqlen_k: int) -> dict:
+    """What flash_attn_func is told about a mask tensor that broadcasts to (batch, heads_q, seqlen_q, seqlen_k)."""
+    if attn_mask is None:
+        return {}
+    check_is_tensor("attn_mask", attn_mask)
+    if attn_mask.dtype not in (torch.bool, torch.float32, query.dtype):
+        raise TypeError(
+            f"attn_mask: dtype {attn_mask.dtype} with query {query.dtype}; accepted: torch.bool, torch.float32 "
+            f"and {query.dtype}"
+        )
+    scores = (*query.shape[:3], seqlen_k)
+    try:
+        if attn_mask.dim() < 2:
+            raise RuntimeError
+        expanded = attn_mask.expand(scores)
+    except RuntimeError:
+        raise ValueError(
+            f"attn_mask: shape {tuple(attn_mask.shape)}; accepted: two to four dimensions that broadcast to "
+            f"(batch, heads_q, seqlen_q, seqlen_k), here {scores}"
+        ) from None
+    if expanded.dtype == torch.bool:
+        return {"mask_mod": SHOWN, "aux_tensors": [expanded.view(torch.uint8)]}
+    return {"score_mod": additive_bias(), "aux_tensors": [expanded]}
+
+
+def _shown(batch, head, q_idx, kv_idx, aux):
+    return aux[0][batch, head, q_idx, kv_idx] != 0
+
+
+SHOWN = ScoreMod.of(_shown)

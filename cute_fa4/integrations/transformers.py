@@ -1,0 +1,110 @@
+"""attn_implementation="cute_fa4" for Hugging Face transformers.
+
+    register()
+    model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="cute_fa4", dtype=torch.bfloat16)
+
+transformers calls two functions: transformers_masks.mask once or twice a forward pass, and attention in every layer,
+with queries, keys, values and what mask has returned.
+"""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+
+from cute_fa4 import masks
+from cute_fa4.argument_checks import checked_scale
+from cute_fa4.integrations.sdpa import options_of_mask, padded_depths
+from cute_fa4.integrations.transformers_masks import LazyMask, Pattern, mask
+from cute_fa4.varlen import flash_attn_varlen_func
+
+# Arguments that some models give to attention and that change its result.
+NOT_BUILT = ("position_bias", "cache", "block_table", "indices", "block_indices", "sinks")
+
+
+def register(name: str = "cute_fa4") -> None:
+    """Make attn_implementation=name known to transformers; ImportError where it is missing or too old."""
+    needed = "5.4 or newer is needed; pip install 'cute-fa4[transformers]'"
+    try:
+        import transformers
+        from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
+    except ImportError as error:
+        raise ImportError(f"transformers: {needed}") from error
+    if "q_length" not in inspect.signature(masking_utils.sdpa_mask).parameters:
+        raise ImportError(f"transformers {transformers.__version__}: {needed}")
+    AttentionInterface.register(name, attention)
+    AttentionMaskInterface.register(name, mask)
+
+
+def attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    is_causal: bool | None = None,
+    s_aux: torch.Tensor | None = None,
+    cu_seq_lens_q: torch.Tensor | None = None,
+    cu_seq_lens_k: torch.Tensor | None = None,
+    max_length_q: int | None = None,
+    max_length_k: int | None = None,
+    **others,
+) -> tuple[torch.Tensor, None]:
+    """What a layer of a model calls: (batch, heads, seqlen, head_dim) -> (batch, seqlen, heads, head_dim), None.
+
+    attention_mask  what mask returned, or a mask (batch or 1, heads or 1, seqlen_q, seqlen_k) of the caller; it says
+                    everything. None: is_causal, else module.is_causal, and sliding_window
+    softcap         None: off
+    s_aux           (heads_q,): sinks
+    cu_seq_lens_q, cu_seq_lens_k   (sequences + 1,): where sequences begin that are packed in a batch of 1
+    """
+    for name in NOT_BUILT:
+        if others.get(name) is not None:
+            raise NotImplementedError(
+                f"{name}: not built for attn_implementation='cute_fa4'; accepted: None"
+            )
+    if dropout:
+        raise NotImplementedError(
+            f"dropout: {dropout}: not built; accepted: 0.0; call model.eval()"
+        )
+    depth_v = value.shape[-1]
+    scale = checked_scale(scaling, query.shape[-1])
+    query, key, value = padded_depths(query, key, value)
+    options = {"softmax_scale": scale, "softcap": softcap, "learnable_sink": s_aux}
+    pattern = _pattern_of(module, attention_mask, is_causal, sliding_window)
+    packed = cu_seq_lens_q is not None and cu_seq_lens_k is not None and query.shape[0] == 1
+    if packed and pattern is not None and pattern.is_only_bounds:
+        offsets = [x.to(torch.int32) for x in (cu_seq_lens_q, cu_seq_lens_k)]
+        options |= {"mask": pattern.mask, "cu_seqlens_q": offsets[0], "cu_seqlens_k": offsets[1]}
+        options["max_seqlen_q"] = max_length_q if isinstance(max_length_q, int) else None
+        rows = (x[0].transpose(0, 1) for x in (query, key, value))
+        return flash_attn_varlen_func(*rows, **options)[None, ..., :depth_v], None
+    if pattern is None:
+        options |= options_of_mask(attention_mask[..., : key.shape[2]], query, key.shape[2])
+    else:
+        options |= pattern.options()
+        if isinstance(pattern.num_keys, int):
+            key, value = key[:, :, : pattern.num_keys], value[:, :, : pattern.num_keys]
+    rows = (x.transpose(1, 2) for x in (query, key, value))
+    return flash_attn_varlen_func(*rows, **options)[..., :depth_v], None
+
+
+def _pattern_of(module, attention_mask, is_causal, sliding_window) -> Pattern | None:
+    """None: attention_mask is a tensor with elements."""
+    if isinstance(attention_mask, LazyMask):
+        return attention_mask.pattern
+    if attention_mask is None:
+        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        side = None if sliding_window is None else sliding_window - 1
+        return Pattern(masks.window(side, 0 if causal else side))
+    if attention_mask.dim() != 4:
+        raise ValueError(
+            f"attention_mask: shape {tuple(attention_mask.shape)}; accepted: (batch, 1, seqlen_q, seqlen_k), or None; "
+            "pass a mask of (batch, length) to the model, which asks cute_fa4 for the other"
+        )
+    return None

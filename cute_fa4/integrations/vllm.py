@@ -1,0 +1,146 @@
+"""The two functions that vLLM's FlashAttention backend imports, with their signatures.
+
+vllm/v1/attention/backends/fa_utils.py     imports them from vllm.vllm_flash_attn; put these in their place
+vllm/v1/attention/backends/flash_attn.py   imports them from there, and calls them
+vllm/vllm_flash_attn/flash_attn_interface.py   has the signatures (vllm-project/vllm at 99ef9160)
+
+What a call may contain, as the backend makes it: q (tokens, heads_q, head_dim) and out of the same shape, k and v as
+kv_cache.unbind(0) of (2, num_blocks, block_size, heads_kv, head_dim) in NHD or HND memory, cu_seqlens_q, seqused_k and
+block_table as int32 tensors, windows as lists, softcap 0 for none. Nothing of vLLM is imported.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from cute_fa4 import varlen
+
+
+def flash_attn_varlen_func(
+    q,
+    k,
+    v,
+    max_seqlen_q,
+    cu_seqlens_q,
+    max_seqlen_k,
+    cu_seqlens_k=None,
+    seqused_k=None,
+    q_v=None,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    window_size: list[int] | None = None,
+    softcap=0.0,
+    alibi_slopes=None,
+    deterministic=False,
+    return_attn_probs=False,
+    block_table=None,
+    return_softmax_lse=False,
+    out=None,
+    scheduler_metadata=None,
+    q_descale=None,
+    k_descale=None,
+    v_descale=None,
+    num_splits: int = 0,
+    fa_version: int = 2,
+    s_aux=None,
+    cp_world_size=1,
+    cp_rank=0,
+    cp_tot_seqused_k=None,
+):
+    """cute_fa4.flash_attn_varlen_func in vLLM's order of arguments.
+
+    q, out        (total_q, heads_q, head_dim), bf16 or fp16; out is written in place
+    k, v          with block_table and seqused_k pages (num_blocks, block_size, heads_kv, head_dim), without them
+                  packed (total_k, heads_kv, head_dim) with cu_seqlens_k
+    window_size   [left, right], -1: open
+    fa_version    2, 3 or 4: the same kernel
+    num_splits    0: chosen; others as flash_attn_varlen_func takes them
+    q_descale, k_descale, v_descale   scales of fp8 tensors. The backend passes them with 16-bit ones too, where they
+                  are 1 and nobody reads them: accepted, and looked at on the CPU only
+    deterministic any value
+
+    Returns out, or (out, lse) with return_softmax_lse; lse is float32 (heads_q, total_q), natural logarithm.
+
+    NotImplementedError for alibi_slopes, q_v, dropout, context parallelism (cp_...), attention probabilities and
+    descales that are not 1; for the rest as cute_fa4.flash_attn_varlen_func.
+    """
+    _check_off(
+        q_v=(q_v, None),
+        alibi_slopes=(alibi_slopes, None),
+        dropout_p=(dropout_p, 0.0),
+        return_attn_probs=(return_attn_probs, False),
+        cp_world_size=(cp_world_size, 1),
+        cp_rank=(cp_rank, 0),
+        cp_tot_seqused_k=(cp_tot_seqused_k, None),
+        scheduler_metadata=(scheduler_metadata, None),
+    )
+    for name, scale in (("q", q_descale), ("k", k_descale), ("v", v_descale)):
+        _check_descale(f"{name}_descale", scale)
+    if fa_version not in (2, 3, 4):
+        raise ValueError(
+            f"fa_version: {fa_version!r}; accepted: 2, 3 or 4, which run the same kernel"
+        )
+    if (cu_seqlens_k is None) == (seqused_k is None):
+        raise ValueError(
+            "cu_seqlens_k, seqused_k: both or neither; accepted: cu_seqlens_k for packed keys, seqused_k for pages"
+        )
+    return varlen.flash_attn_varlen_func(
+        q,
+        k,
+        v,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        max_seqlen_q=max_seqlen_q,
+        max_seqlen_k=max_seqlen_k,
+        seqused_k=seqused_k,
+        page_table=block_table,
+        softmax_scale=softmax_scale,
+        causal=causal,
+        window_size=window_size,
+        softcap=softcap,
+        learnable_sink=s_aux,
+        num_splits=num_splits,
+        return_lse=return_softmax_lse,
+        out=out,
+    )
+
+
+def get_scheduler_metadata(
+    batch_size,
+    max_seqlen_q,
+    max_seqlen_k,
+    num_heads_q,
+    num_heads_kv,
+    headdim,
+    cache_seqlens: torch.Tensor,
+    qkv_dtype=torch.bfloat16,
+    headdim_v=None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_k_new: torch.Tensor | None = None,
+    cache_leftpad: torch.Tensor | None = None,
+    page_size: int | None = None,
+    max_seqlen_k_new=0,
+    causal=False,
+    window_size=(-1, -1),
+    has_softcap=False,
+    num_splits=0,
+    pack_gqa=None,
+    sm_margin=0,
+) -> None:
+    """None: a CTA finds its work from the lengths themselves, nothing is computed ahead of a launch."""
+
+
+def _check_off(**parameters) -> None:
+    for name, (value, off) in parameters.items():
+        if value is not off and (isinstance(value, torch.Tensor) or value != off):
+            shown = f"a {type(value).__name__}" if isinstance(value, torch.Tensor) else repr(value)
+            raise NotImplementedError(f"{name}: {shown}: not built; accepted: {off!r}")
+
+
+def _check_descale(name: str, scale: torch.Tensor | None) -> None:
+    if isinstance(scale, torch.Tensor) and scale.device.type == "cpu" and bool((scale != 1).any()):
+        raise NotImplementedError(
+            f"{name}: {float(scale.flatten()[0])}: float8 tensors have no kernel, and others have no scale; "
+            "accepted: None, or ones"
+        )

@@ -1,0 +1,181 @@
+"""scaled_dot_product_attention against torch's own in float64, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention as torchs
+
+import cute_fa4
+from cute_fa4 import EmulatorWarning
+from cute_fa4.integrations import sdpa
+from cute_fa4.reference import EXP2_RELATIVE_ERROR, FLOAT32_NOISE
+
+BF16_MIN = torch.finfo(torch.bfloat16).min
+
+
+def draw(seqlen_q, seqlen_k, *, batch=2, heads=(4, 2), depth=64, depth_v=None):
+    """query, key, value as a projection leaves them: (batch, seqlen, heads, depth) in memory."""
+
+    def normal(seqlen, num_heads, columns):
+        return torch.randn(batch, seqlen, num_heads, columns).bfloat16().transpose(1, 2)
+
+    return (
+        normal(seqlen_q, heads[0], depth),
+        normal(seqlen_k, heads[1], depth),
+        normal(seqlen_k, heads[1], depth_v or depth),
+    )
+
+
+def assert_agrees(query, key, value, **options) -> torch.Tensor:
+    """Every number within the bound of rounding P and out, and of 2^x: sum(w |v|) is the definition on |v|."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EmulatorWarning)
+        out = cute_fa4.scaled_dot_product_attention(query, key, value, **options)
+    mask = options.get("attn_mask")
+    if mask is not None and mask.dtype != torch.bool:
+        options = {**options, "attn_mask": mask.double()}
+    exact = torchs(query.double(), key.double(), value.double(), **options)
+    of_absolute = torchs(query.double(), key.double(), value.double().abs(), **options)
+    half_ulp = torch.finfo(query.dtype).eps / 2
+    allowed = (half_ulp + 2 * EXP2_RELATIVE_ERROR) * of_absolute + half_ulp * exact.abs()
+    assert out.shape == exact.shape and out.dtype == query.dtype
+    error = (out.double() - exact).abs()
+    assert (error <= allowed + FLOAT32_NOISE).all(), f"off by {float(error.max()):.2e}"
+    return out
+
+
+# More keys than queries, as many, fewer: torch counts from the top left corner. 150 is two tiles.
+@pytest.mark.parametrize("seqlen_q, seqlen_k", [(20, 150), (40, 40), (150, 20)])
+def test_is_causal_is_aligned_to_the_top_left(seqlen_q, seqlen_k):
+    assert_agrees(*draw(seqlen_q, seqlen_k), is_causal=True, enable_gqa=True)
+
+
+MASKS = {
+    "of keys": (2, 1, 1, 150),
+    "of queries and keys": (20, 150),
+    "of heads": (1, 4, 20, 150),
+    "of queries": (20, 1),
+}
+
+
+@pytest.mark.parametrize("shape", MASKS.values(), ids=MASKS)
+def test_boolean_masks_broadcast_and_hide(shape):
+    attn_mask = torch.rand(shape) < 0.7
+    attn_mask[..., 0, :] = True
+    assert_agrees(*draw(20, 150), attn_mask=attn_mask, enable_gqa=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("shape", MASKS.values(), ids=MASKS)
+def test_float_masks_broadcast_and_are_added(shape, dtype):
+    assert_agrees(*draw(20, 150), attn_mask=torch.randn(shape).to(dtype), enable_gqa=True)
+
+
+@pytest.mark.parametrize("low", [-math.inf, BF16_MIN, -1e9, -1e4])
+def test_keys_hidden_by_a_low_bias_have_no_weight(low):
+    # Row 1: the first tile of keys is hidden whole, so that its maximum is given up for one far above.
+    attn_mask = torch.zeros(4, 150)
+    attn_mask[0, 50:], attn_mask[1, :140] = low, low
+    query, key, value = draw(4, 150)
+    value[:, :, 50:140] += 1000  # a weight of 1e-4 would show
+    assert_agrees(query, key, value, attn_mask=attn_mask, enable_gqa=True)
+
+
+def test_a_query_that_sees_no_key_has_zero_or_as_torch_the_mean():
+    query, key, value = draw(3, 150)
+    hidden = torch.ones(3, 150, dtype=torch.bool)
+    hidden[1] = False
+    out = assert_agrees(query, key, value, attn_mask=hidden, enable_gqa=True)
+    assert (out[:, :, 1] == 0).all()
+    for low in (-math.inf, BF16_MIN):  # what is finite weighs every key alike
+        bias = torch.zeros(3, 150).masked_fill(~hidden, low)
+        out = assert_agrees(query, key, value, attn_mask=bias, enable_gqa=True)
+        assert (out[:, :, 1] == 0).all() == math.isinf(low)
+
+
+@pytest.mark.parametrize("depth, depth_v", [(40, 24), (64, 80)])
+def test_head_dims_without_a_kernel_are_padded(depth, depth_v):
+    out = assert_agrees(*draw(20, 30, depth=depth, depth_v=depth_v), enable_gqa=True)
+    assert out.shape[-1] == depth_v
+
+
+def test_heads_without_enable_gqa_and_a_scale():
+    assert_agrees(*draw(20, 30, heads=(2, 2)), scale=0.3)
+    assert_agrees(*draw(20, 30, heads=(4, 1)))  # one head serves all, as it broadcasts
+
+
+def test_nothing_is_copied(monkeypatch):
+    calls = []
+
+    def record(q, k, v, **options):
+        calls.append((q, k, v, *options.get("aux_tensors", ())))
+        return q
+
+    monkeypatch.setattr(sdpa, "flash_attn_func", record)
+    query, key, value = draw(20, 150)
+    attn_mask = torch.ones(2, 1, 1, 150, dtype=torch.bool)
+    cute_fa4.scaled_dot_product_attention(query, key, value, attn_mask, enable_gqa=True)
+    cute_fa4.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+    inputs = (query, key, value, attn_mask)
+    for call in calls:
+        for given, passed in zip(inputs, call, strict=False):
+            assert passed.data_ptr() == given.data_ptr()
+    assert len(calls) == 2 and calls[0][3].shape == (2, 4, 20, 150)
+
+
+QUERY, KEY, VALUE = (torch.zeros(2, heads, 8, 64, dtype=torch.bfloat16) for heads in (4, 2, 2))
+ONES = torch.ones(8, 8, dtype=torch.bool)
+
+REFUSED = {
+    "three dimensions": (dict(query=QUERY[0]), ValueError, "query: shape (4, 8, 64) has 3 dim"),
+    "no tensor": (dict(value=None), TypeError, "value: a NoneType"),
+    "dropout": (dict(dropout_p=0.1), NotImplementedError, "dropout_p: 0.1"),
+    "gradients": (
+        dict(query=QUERY.clone().requires_grad_()),
+        NotImplementedError,
+        "q: requires_grad is True",
+    ),
+    "float32": (
+        dict(query=QUERY.float(), key=KEY.float(), value=VALUE.float()),
+        TypeError,
+        "q: dtype torch.float32 has no kernel",
+    ),
+    "two masks": (dict(is_causal=True, attn_mask=ONES), ValueError, "is_causal: True with attn_mask"),
+    "mask of numbers": (dict(attn_mask=ONES.int()), TypeError, "attn_mask: dtype torch.int32"),
+    "mask of another dtype": (dict(attn_mask=ONES.half()), TypeError, "attn_mask: dtype torch.float16"),
+    "mask of keys alone": (dict(attn_mask=ONES[0]), ValueError, "attn_mask: shape (8,)"),
+    "mask too short": (dict(attn_mask=ONES[:, :7]), ValueError, "here (2, 4, 8, 8)"),
+    "mask of five": (dict(attn_mask=ONES[None, None, None]), ValueError, "two to four dimensions"),
+    "learned mask": (
+        dict(attn_mask=ONES.float().requires_grad_()),
+        NotImplementedError,
+        "aux_tensors[0]: requires_grad",
+    ),
+    "grouped heads": (dict(enable_gqa=False), ValueError, "pass enable_gqa=True"),
+    "key of another depth": (dict(key=KEY[..., :40]), ValueError, "key: head_dim 40 while query has 64"),
+    "wide heads": (
+        {n: torch.zeros(1, 2, 8, 520, dtype=torch.bfloat16) for n in ("query", "key", "value")},
+        ValueError,
+        "q: head_dim 520",
+    ),
+    "negative scale": (dict(scale=-1.0), ValueError, "softmax_scale: -1.0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments, error, text", REFUSED.values(), ids=REFUSED)
+def test_refusal_names_argument_value_and_what_is_accepted(arguments, error, text):
+    call = {"query": QUERY, "key": KEY, "value": VALUE, "enable_gqa": True, **arguments}
+    with pytest.raises(error) as refused:
+        cute_fa4.scaled_dot_product_attention(**call)
+    assert text in str(refused.value)
+
+
+def test_the_signature_is_torchs():
+    import inspect
+
+    names = list(inspect.signature(cute_fa4.scaled_dot_product_attention).parameters)
+    assert names == "query key value attn_mask dropout_p is_causal scale enable_gqa".split()

@@ -33,7 +33,11 @@ def trace_kernel(variant, works: list[Workload]) -> tuple[str, dict[Workload, tr
         traces = {}
         for work in works:
             arguments, cta = _arguments(work), _first_cta(configuration, work)
-            traces[work] = trace.record(lambda a=arguments: kernel(*a), cta)
+            if work.tiles:
+                traces[work] = trace.record(lambda a=arguments: kernel(*a), cta)
+            else:  # a CTA that leaves at once: there is nothing to record
+                warps = configuration.warps.threads // 32
+                traces[work] = trace.Trace({(0, warp): [] for warp in range(warps)}, {})
     return kernel.__ptx__, traces
 
 
@@ -121,9 +125,10 @@ def _first_cta(configuration, work: Workload) -> int:
     if not work.ragged:
         return 0
     number = tile_scheduler.grid_size(configuration, work.seqlen_q, work.heads_q, 2)
+    order = tile_scheduler.tile_order(configuration, work.seqlen_q, work.seqlen_q, work.heads_q, 2)
     wanted = int(work.tiles > 0)  # the sequence, see _arguments
     return next(
         cta
         for cta in range(number)
-        if tile_scheduler.work_tile(configuration, cta, work.seqlen_q, work.heads_q).batch == wanted
+        if tile_scheduler.work_tile(configuration, cta, order).batch == wanted
     )

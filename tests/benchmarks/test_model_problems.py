@@ -121,7 +121,8 @@ def test_our_order_is_that_of_the_kernels_tile_scheduler():
 
     problem = Problem(2, 2, 2, 1024, 128, causal=True)
     config = our_kernel.config(Variant.of(OURS, problem))
-    walked = [tile_scheduler.work_tile(config, cta, 1024, 2).first_position for cta in range(16)]
+    order = tile_scheduler.tile_order(config, 1024, 1024, heads=2, batch=2)
+    walked = [tile_scheduler.work_tile(config, cta, order).first_position for cta in range(16)]
     expected = [(first + ROWS) // KEYS for first in walked]
     assert schedules.work_tiles(Variant.of(OURS, problem), problem) == expected
 

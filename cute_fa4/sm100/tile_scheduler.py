@@ -17,6 +17,7 @@ a block beyond its sequence finds nothing to do.
 
 from dataclasses import dataclass
 
+import cutlass.cute as cute
 from cutlass import Int32
 
 from .scalars import choose, maximum, minimum
@@ -102,4 +103,16 @@ def work_tile(cfg, cta, order: TileOrder) -> WorkTile:
         head_and_batch, block = divmod(cta, order.blocks)
     batch, head = divmod(head_and_batch, order.heads)
     first_head = head * cfg.heads_per_tile
-    return WorkTile(block * cfg.positions_per_cta, first_head, first_head // cfg.group, batch)
+    position = plain(block) * cfg.positions_per_cta
+    return WorkTile(position, first_head, first_head // cfg.group, batch)
+
+
+def plain(number):
+    """A number of which the compiler knows nothing.
+
+    Of a divisor's result it knows that it is not negative, and it then turns floor divisions of positions, which can be
+    negative, into truncating ones.
+    """
+    if isinstance(number, int):
+        return number
+    return cute.arch.make_warp_uniform(number)

@@ -3,7 +3,7 @@
     1  trace      who did what, and what waited for what: a picture, a timeline, a trace for https://ui.perfetto.dev
     2  coverage   which instructions of the PTX a call executes
     3  schedules  the same bits whether warps and copies are in order, random or as late as possible
-    4  a bug      one fence is taken out of the PTX: the numbers stay right under every schedule, and the check of
+    4  a bug      the fence before a store is taken out of the PTX: the numbers stay right under every schedule, and the check of
                   the order of accesses names both accesses and the Python lines they come from
 
     python examples/08_emulator_tour.py
@@ -36,7 +36,8 @@ def without_the_fence(name: str, ptx: str) -> str:
     """The kernel's PTX, edited: the output is written to shared memory and TMA may not see it."""
     lines = ptx.splitlines()
     kept = [line for line in lines if FENCE not in line]
-    assert len(lines) - len(kept) == 1, "the kernel has one such fence, before its output is stored"
+    # Two chunks of the output, each of a row with keys or of zeros (at depth 64: one chunk).
+    assert len(lines) - len(kept) in (2, 4), "such fences stand only before the output is stored"
     return "\n".join(kept)
 
 

@@ -3,8 +3,8 @@
     1  trace      who did what, and what waited for what: a picture, a timeline, a trace for https://ui.perfetto.dev
     2  coverage   which instructions of the PTX a call executes
     3  schedules  the same bits whether warps and copies are in order, random or as late as possible
-    4  a bug      the fence before a store is taken out of the PTX: the numbers stay right under every schedule, and the check of
-                  the order of accesses names both accesses and the Python lines they come from
+    4  a bug      the fence before a store is taken out of the PTX: the numbers stay right under every schedule, and the
+                  check of the order of accesses names both accesses and the Python lines they come from
 
     python examples/08_emulator_tour.py
     python examples/08_emulator_tour.py --out tour        also write tour/pipeline.svg and tour/trace.json

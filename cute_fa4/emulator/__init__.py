@@ -48,7 +48,13 @@ _compile_lock = threading.Lock()
 
 
 def use(
-    mode="in_order", seed=0, checks=DEFAULT, transform=None, labels=None, instruction_budget=None
+    mode="in_order",
+    seed=0,
+    checks=DEFAULT,
+    transform=None,
+    labels=None,
+    instruction_budget=None,
+    claims=None,
 ):
     """Context in which launches execute as the arguments say; yields the Run that counts them.
 
@@ -62,10 +68,15 @@ def use(
                 which test notices
     labels      KernelLabels instead of those given to compile
     instruction_budget  warp instructions that one launch may execute; None: no limit
+    claims      clusters of the grid that a CTA can take over by cluster launch control, at most; 0: every CTA does
+                its own. None: as the mode grants them ("in_order": all; else some, see schedules.py)
+    Raises ValueError for checks that are not known and for claims below 0.
     """
+    if claims is not None and not (isinstance(claims, int) and claims >= 0):
+        raise ValueError(f"claims {claims!r}; accepted are None and integers from 0")
     if checks is not DEFAULT:
         split_checks(checks)  # raises for what is not known
-    return _settings(Settings(mode, seed, checks, transform, labels, instruction_budget))
+    return _settings(Settings(mode, seed, checks, transform, labels, instruction_budget, claims))
 
 
 def compile(function, *args, options="", labels=None, arch="sm_100a", checks="hardware", **kwargs):

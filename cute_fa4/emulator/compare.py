@@ -98,7 +98,7 @@ def compare(
               without resetting it
     seeds     seeds of the modes "random" and "hostile": a number n stands for 0 to n - 1
     modes     modes of emulator.use; results are compared with those of the first schedule that ran through
-    settings  further arguments of emulator.use: checks, transform, labels, instruction_budget
+    settings  further arguments of emulator.use: checks, transform, labels, instruction_budget, claims
 
     Errors of the emulator are findings, other exceptions pass. Raises ValueError for an unknown mode, and when
     function returns nothing.

@@ -91,6 +91,7 @@ class Settings:
     transform: object = None
     labels: object = None
     instruction_budget: int | None = None
+    claims: int | None = None
 
 
 global_memory = GlobalMemory()
@@ -262,6 +263,7 @@ def launch(config, kernel, args):
         seed=current.seed,
         budget=current.instruction_budget,
         checks=library.checks if current.checks is DEFAULT else current.checks,
+        claims=current.claims,
     )
     _run.launches += 1
     _run.instructions += result.instructions

@@ -3,7 +3,8 @@
     grid (gx, gy, gz) -> clusters -> CTAs (rank = position in the cluster) -> warps of 32 threads
 
 Only one cluster exists at a time, so memory is bounded by the cluster: its CTAs reuse the shared memory
-arrays of the previous one, cleared to 0xFF and unwritten.
+arrays of the previous one, cleared to 0xFF and unwritten. The clusters behind it are pending: a running CTA may
+cancel their launch and do their work (clusterlaunchcontrol.try_cancel).
 """
 
 import itertools
@@ -77,12 +78,13 @@ class GridResult:
 
 def execute_grid(
     program, *, params=b"", grid=(1, 1, 1), block=(WARP_SIZE, 1, 1), dynamic_shared_bytes=0, cluster=(1, 1, 1),
-    memory=None, labels=None, mode="in_order", seed=0, budget=None, checks=None,
+    memory=None, labels=None, mode="in_order", seed=0, budget=None, checks=None, claims=None,
 ):  # fmt: skip
     """Execute a decoded kernel. Raises EmulatorError for what the kernel or the launch does wrong.
 
     params  bytes of the parameter block      memory  GlobalMemory the kernel may touch
     mode, seed, budget  see warp_scheduler    checks  "ptx" or "hardware", names of CHECKS to raise, or both
+    claims  pending clusters that a CTA can cancel: at most so many; None: as the schedule grants them
     """
     level, checks = split_checks(checks)
     kernel = program.kernel
@@ -110,12 +112,13 @@ def execute_grid(
     if observer is not None:
         observer.launch(machine, program)
     try:
-        clusters = [g // c for g, c in zip(grid[::-1], cluster[::-1], strict=True)]
+        clusters = tuple(g // c for g, c in zip(grid, cluster, strict=True))
         with progress.bar(math.prod(clusters), "emulator", "cluster") as step:
-            for index in itertools.product(*map(range, clusters)):
-                warps = _make_cluster(
-                    machine, kernel, index[::-1], cluster, threads, pool, registers
-                )
+            pending = PendingClusters(clusters, scheduler.schedule, claims, machine.counters, step)
+            machine.claim_cluster = pending.claim
+            while pending.indices:
+                index = pending.indices.pop(0)
+                warps = _make_cluster(machine, kernel, index, cluster, threads, pool, registers)
                 scheduler.run(warps)
                 # What may outlive its CTA (stores to global memory) completes before the next cluster starts.
                 machine.engine.drain()
@@ -137,6 +140,37 @@ def execute_grid(
         machine.notes,
         time.perf_counter() - start,
     )
+
+
+class PendingClusters:
+    """The clusters of a grid that have not started, and the requests to cancel them.
+
+    indices  (x, y, z) of each in the grid of clusters, in launch order
+
+    A cancelled cluster is counted in ``counters`` and by ``step()``. A CTA that was refused once gets no more.
+    """
+
+    def __init__(self, clusters, schedule, claims, counters, step):
+        self.indices = [index[::-1] for index in itertools.product(*map(range, clusters[::-1]))]
+        self.schedule, self.claims, self.counters, self.step = schedule, claims, counters, step
+        self._granted = Counter()
+        self._refused = set()
+
+    def claim(self, cta):
+        """(x, y, z) of the first CTA of a cluster that from now on never runs, or None."""
+        if self.claims is None:
+            refused = bool(self.indices) and self.schedule.refuses_cluster()
+        else:
+            refused = self._granted[cta.id] >= self.claims
+        if refused or not self.indices:
+            self._refused.add(cta.id)
+        if cta.id in self._refused:
+            return None
+        self._granted[cta.id] += 1
+        self.counters["clusters cancelled"] += 1
+        self.step()
+        index = self.indices.pop(self.schedule.pick_cluster(len(self.indices)))
+        return tuple(i * d for i, d in zip(index, cta.cluster.dims, strict=True))
 
 
 def _make_cluster(machine, kernel, index, dims, threads, pool, registers):

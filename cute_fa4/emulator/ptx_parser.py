@@ -1,7 +1,7 @@
 """PTX text -> PtxModule of Kernels: parameters, register rows, shared variables, instructions, labels.
 
     .reg .b32 %r<7>;                     row 0..6 of the warp's register array
-    .reg .b64 %rd<3>;                    rows 8 10 12 (two rows each)
+    .reg .b64 %rd<3>;                    rows 8 10 12 (two rows each; a .b128 register has four)
     ld.global.b32 %r5, [%rd4+16];        Instruction("ld.global.b32", (Reg(5, 32), Addr(Reg(..), 16)))
     @!%p1 bra $L__BB0_2;                 Instruction("bra", (Label("$L__BB0_2"),), guard=(1, True))
 
@@ -257,12 +257,12 @@ class _Parser:
                 kernel.predicates += 1
             return
         bits = _TYPE_BITS.get(kind)
-        if bits is None or bits == 128:
+        if bits is None:
             self._refuse(f"registers of type .{kind} are not supported", at, name)
         bits = max(bits, 16)
-        rows = 2 if bits == 64 else 1
-        # A 64-bit register is uint64[32]: two rows that start on an even one.
-        kernel.rows += kernel.rows % rows
+        rows = max(bits // 32, 1)
+        # A 64-bit register is uint64[32]: two rows that start on an even one; a 128-bit one is two of them.
+        kernel.rows += kernel.rows % min(rows, 2)
         for n in names:
             scope.registers[n] = Reg(kernel.rows, bits)
             kernel.rows += rows

@@ -13,10 +13,14 @@ RESERVED_SHARED_BYTES = 1024
 
 @dataclass(frozen=True, slots=True)
 class Reg:
-    """A register: first row in the warp's array, and its width (16, 32 or 64 bits)."""
+    """A register: first row in the warp's array, and its width (16, 32, 64 or 128 bits)."""
 
     row: int
     bits: int
+
+    def halves(self):
+        """The 64-bit registers that a 128-bit one consists of, the less significant first."""
+        return Reg(self.row, 64), Reg(self.row + 2, 64)
 
 
 @dataclass(frozen=True, slots=True)

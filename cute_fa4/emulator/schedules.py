@@ -17,6 +17,13 @@ order, and the next only when everything before it waits or only polls:
 
 In random and hostile, some try_waits give up at once: PTX leaves the time limit to the system.
 
+Requests to cancel a cluster that has not started (instructions/cluster_launch_control.py) are granted as follows; one
+that is refused although clusters are left stands for clusters that run elsewhere, and they run later here:
+
+    in_order    always, the next cluster in launch order      one CTA does the whole grid
+    random      3 in 4, the next one
+    hostile     3 in 4, any one
+
 The same seed gives the same order of everything.
 """
 
@@ -35,6 +42,10 @@ STRETCHES = (1, 8, 64, 512)
 GIVE_UP = 0.25
 """How often a try_wait that would block returns false at once ("random", "hostile"): often enough that a
 kernel that ignores the result shows it in a few waits, rare enough that loops around it stay cheap."""
+
+REFUSAL = 0.25
+"""How often a request for a cluster is refused although some are left ("random", "hostile"): a grid of ten clusters is
+then done by a few CTAs, each of them with several."""
 
 
 def schedule_of(mode, seed, scheduler):
@@ -64,6 +75,14 @@ class InOrder:
             return True
         return ran
 
+    def refuses_cluster(self):
+        """Is a request for a cluster refused although some are left?"""
+        return False
+
+    def pick_cluster(self, count):
+        """Which of the clusters that are left, in launch order, a request gets."""
+        return 0
+
 
 class Random:
     """Everything that can happen is equally likely to happen next."""
@@ -86,6 +105,14 @@ class Random:
         else:
             engine.complete(heads[choice - len(runnable)])
         return True
+
+    def refuses_cluster(self):
+        """Is a request for a cluster refused although some are left?"""
+        return self.random.random() < REFUSAL
+
+    def pick_cluster(self, count):
+        """Which of the clusters that are left, in launch order, a request gets."""
+        return 0
 
 
 class Hostile:
@@ -111,6 +138,14 @@ class Hostile:
                 return True
         # Only polls, or nothing at all: what is left to happen is up to the caller.
         return any(warp.runnable() for warp in live)
+
+    def refuses_cluster(self):
+        """Is a request for a cluster refused although some are left?"""
+        return self.random.random() < REFUSAL
+
+    def pick_cluster(self, count):
+        """Which of the clusters that are left, in launch order, a request gets."""
+        return self.random.randrange(count)
 
     def _steps(self, live):
         """The attempts of one turn, in order: functions that let something run."""

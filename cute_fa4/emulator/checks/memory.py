@@ -6,6 +6,8 @@
     copy, tensor core: read     the last write; if that was generic,         ASYNC_SHARED, ASYNC_GLOBAL
                                 with fence.proxy.async in between
     copy, tensor core: write    the same, and all reads since
+    response of try_cancel      the same; "ptx": fence.proxy.async after
+                                generic reads, too
     tensor memory ("ptx")       as generic, with tcgen05.fence around        TENSOR
                                 every barrier in between
 
@@ -91,10 +93,13 @@ def race(order, earlier, was_write, access, happened, place, space):
     verb = "wrote" if was_write else "read"
     where = " in another cluster" if actor == 0 else ""
     if actor < len(happened) and earlier <= happened[actor]:
+        what, missing = (
+            ("write", "makes that visible to") if was_write else ("read", "orders that before")
+        )
         raise ProxyError(
             report(
-                f"{place}: {access.what} comes after the generic write of {_who(before)}, but no fence.proxy.async "
-                f"makes that visible to the asynchronous proxy; put one between the write and the barrier "
+                f"{place}: {access.what} comes after the generic {what} of {_who(before)}, but no fence.proxy.async "
+                f"{missing} the asynchronous proxy; put one between the {what} and the barrier "
                 f"(fence.proxy.async.{space})",
                 access,
                 before,
@@ -271,9 +276,14 @@ class CopyChecks:
         self.read_number = self._shared(shared, offset, nbytes, False, "reads its source")
         self.order.landed(self.strand, self._awaited(awaited))
 
-    def writes_shared(self, shared, offset, nbytes, awaited=True):
-        """The copy writes a range of shared memory."""
-        self.written_number = self._shared(shared, offset, nbytes, True, "writes its destination")
+    def writes_shared(self, shared, offset, nbytes, awaited=True, after_fenced_reads=False):
+        """The copy writes a range of shared memory.
+
+        after_fenced_reads  at level "ptx", fence.proxy.async must stand behind the generic reads before it
+        """
+        fenced = after_fenced_reads and self.order.ptx
+        doing = "writes its destination"
+        self.written_number = self._shared(shared, offset, nbytes, True, doing, fenced)
         self.order.landed(self.strand, self._awaited(awaited))
 
     def reads_global(self, address, nbytes):
@@ -328,13 +338,14 @@ class CopyChecks:
         known[self.strand.actor] = IN_FLIGHT
         return known
 
-    def _shared(self, shared, offset, nbytes, write, doing):
+    def _shared(self, shared, offset, nbytes, write, doing, fenced_reads=False):
         order, strand = self.order, self.strand
         number = self._access(doing)
         happened = strand.clock[HAPPENED]
         known = self._known(ASYNC_SHARED)
         parts = shared.shadow.span(offset, nbytes)
-        found = touch(order, parts, strand, number, write, known, happened)
+        readers = known if fenced_reads else happened
+        found = touch(order, parts, strand, number, write, known, readers)
         if found:
             earlier, part, numbers, was_write = found
             at = shared.shadow.offset(part, numbers, earlier)

@@ -28,9 +28,7 @@ def rows_read(members):
 
 def _collect(operand, rows):
     if isinstance(operand, Reg):
-        rows.add(operand.row)
-        if operand.bits == 64:
-            rows.add(operand.row + 1)
+        rows.update(range(operand.row, operand.row + max(operand.bits // 32, 1)))
     elif isinstance(operand, Vec):
         for item in operand.items:
             _collect(item, rows)

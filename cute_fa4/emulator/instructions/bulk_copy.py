@@ -158,8 +158,13 @@ def _optional(warp, ins, first, modifiers, lane):
     return int(warp.read32(ins.operands[first])[lane]) & 0xFFFF if multicast else None
 
 
-def _submit_load(warp, targets, offset, barrier_offset, nbytes, produce, label):
-    """Put a load in flight: at completion, produce(checks) -> bytes go to every target, then its barrier is told."""
+def submit_load(
+    warp, targets, offset, barrier_offset, nbytes, produce, label, after_fenced_reads=False
+):
+    """Put a load in flight: at completion, produce(checks) -> bytes go to every target, then its barrier is told.
+
+    targets  [(destination CTA, CTA of its mbarrier)]     after_fenced_reads  see CopyChecks.writes_shared
+    """
     issuer, checks = warp.issuer(), copy_checks(warp, label)
     own = any(warp.cta in target for target in targets)
 
@@ -170,7 +175,7 @@ def _submit_load(warp, targets, offset, barrier_offset, nbytes, produce, label):
                 if target.finished:
                     raise IllegalAccess(f"{label} for CTA {target.id}, which has ended")
             cta.shared.write(offset, data)
-            checks.writes_shared(cta.shared, offset, len(data), awaited=own)
+            checks.writes_shared(cta.shared, offset, len(data), own, after_fenced_reads)
             barrier = barrier_cta.mbarrier(barrier_offset)
             checks.signals(barrier)
             barrier.complete_tx(nbytes, issuer)
@@ -212,7 +217,7 @@ def tensor_load(warp, ins, match):
             return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
         label = f"TMA load of {nbytes} bytes at {coordinates}"
-        _submit_load(warp, targets, offset, barrier_offset, nbytes, produce, label)
+        submit_load(warp, targets, offset, barrier_offset, nbytes, produce, label)
 
 
 @instruction(
@@ -241,7 +246,7 @@ def bulk_load(warp, ins, match):
             return machine.memory.read(source, size)
 
         label = f"bulk load of {size} bytes"
-        _submit_load(warp, targets, offset, barrier_offset, size, produce, label)
+        submit_load(warp, targets, offset, barrier_offset, size, produce, label)
 
 
 @instruction("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes")
@@ -266,7 +271,7 @@ def bulk_copy_to_cluster(warp, ins):
             return own.shared.read(source, size)
 
         label = f"bulk copy of {size} bytes to CTA rank {cta.rank}"
-        _submit_load(warp, targets, offset, barrier_offset, size, produce, label)
+        submit_load(warp, targets, offset, barrier_offset, size, produce, label)
 
 
 # --- groups -----------------------------------------------------------------------------------------------

@@ -31,7 +31,10 @@ _SIZED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 @dataclass(frozen=True, slots=True)
 class _Access:
-    """A decoded ld or st: state space ("" generic), number of elements, bytes of one, sign extension."""
+    """A decoded ld or st: state space ("" generic), number of elements, bytes of one, sign extension.
+
+    A .b128 counts as two elements of 8 bytes: the halves of its register.
+    """
 
     space: str
     count: int
@@ -45,7 +48,8 @@ def _decode(opcode):
         rf"(?:ld|st|ldu){_QUALIFIERS}{_SPACES}{_QUALIFIERS}(?:\.v([248]))?{_QUALIFIERS}{_TYPES}",
         opcode,
     )
-    return _Access((m[1] or "").split("::")[0], int(m[2] or 1), int(m[4]) // 8, m[3] == "s")
+    count, size = (2, 8) if m[4] == "128" else (int(m[2] or 1), int(m[4]) // 8)
+    return _Access((m[1] or "").split("::")[0], count, size, m[3] == "s")
 
 
 _LD_ST = rf"{_QUALIFIERS}{_SPACES}{_QUALIFIERS}(?:\.v([248]))?{_QUALIFIERS}{_TYPES}"
@@ -57,6 +61,8 @@ def load(warp, ins, match):
     access = _decode(ins.opcode)
     target, source = ins.operands[0], ins.operands[1]
     targets = target.items if isinstance(target, Vec) else (target,)
+    if len(targets) < access.count:
+        targets = target.halves()
     lanes = warp.lanes
     values = gather(warp, access.space, warp.address(source)[lanes], access.count * access.size)
     parts = np.ascontiguousarray(values).view(_SIZED[access.size]).reshape(len(lanes), access.count)
@@ -82,6 +88,8 @@ def store(warp, ins, match):
     access = _decode(ins.opcode)
     target, source = ins.operands[0], ins.operands[1]
     sources = source.items if isinstance(source, Vec) else (source,)
+    if len(sources) < access.count:
+        sources = source.halves()
     lanes = warp.lanes
     dtype = _SIZED[access.size]
     values = np.empty((len(lanes), access.count), dtype)

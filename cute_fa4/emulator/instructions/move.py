@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from cute_fa4.emulator.instruction_table import lanes
+from cute_fa4.emulator.instruction_table import instruction, lanes
+from cute_fa4.emulator.ptx_syntax import Vec
 from cute_fa4.emulator.rounding import flush
 
 SCALARS = "b16 b32 b64 u16 u32 u64 s16 s32 s64 f32 f64"
@@ -52,6 +53,15 @@ def pack_four(a, b, c, h):
 def unpack_four(a):
     """{d, e, f, g} = a: d is the lowest quarter. PTX ISA, mov."""
     return tuple((a >> np.uint64(16 * i)).astype(np.uint16) for i in range(4))
+
+
+@instruction("mov.b128")
+def mov_b128(warp, ins):
+    """d = a, d = {a, b} or {d, e} = a: 128 bits, in halves of 64. PTX ISA, mov."""
+    targets, sources = (o.items if isinstance(o, Vec) else o.halves() for o in ins.operands)
+    values = [warp.read64(source).copy() for source in sources]
+    for target, value in zip(targets, values, strict=True):
+        warp.write64(target, value)
 
 
 # --- selection --------------------------------------------------------------------------------------

@@ -51,6 +51,7 @@ class Machine:
         self.gives_up = lambda: (
             False
         )  # does a try_wait that would block return false at once? (schedules.py)
+        self.claim_cluster = lambda cta: None  # launch.PendingClusters.claim
         self.cluster = None
         self.symbols = {}  # module variable in global or const memory -> host address
         self.grid = (1, 1, 1)
@@ -126,6 +127,7 @@ class CTA:
         self.named_barriers = {}
         self.free_registers = 0
         self.finished = False
+        self.saw_refusal = False  # of a request to cancel a cluster (cluster_launch_control.py)
         cluster.ctas.append(self)
 
     def peer(self, rank):

@@ -188,7 +188,7 @@ def test_directives_and_comments():
     [
         ("mov.b32 %r1, %nosuch;", "%nosuch"),
         ("bra NOWHERE;", "NOWHERE"),
-        ("{ .reg .b128 wide; }", "b128"),
+        ("{ .reg .b256 wide; }", "b256"),
         ("@%r1 bra X; X:", "not a predicate"),
     ],
 )

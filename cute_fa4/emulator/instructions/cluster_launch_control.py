@@ -1,0 +1,105 @@
+"""Cluster launch control: a CTA cancels the launch of a cluster that has not started, and does its work itself.
+
+    try_cancel  [a], [mbar]     asks; the response, 16 bytes, is written like a bulk copy: later, by the asynchronous
+                                proxy, with complete_tx(16). With .multicast::cluster::all to every CTA of the cluster
+    query_cancel.is_canceled    was a cluster cancelled?
+    query_cancel.get_first_ctaid        if so, the ctaid of its first CTA
+
+    response, in 32-bit words     granted   x  y  z  GRANTED        refused   0  0  0  REFUSED
+
+PTX keeps the format of the response to itself; this one is the emulator's. What a request gets is decided when it is
+issued, by launch.PendingClusters; responses come in any order. PTX ISA, "clusterlaunchcontrol.try_cancel",
+"clusterlaunchcontrol.query_cancel".
+"""
+
+import numpy as np
+
+from cute_fa4.emulator.errors import EmulatorError
+from cute_fa4.emulator.instruction_table import instruction, refuse
+from cute_fa4.emulator.instructions.bulk_copy import (
+    MBARRIER_ALIGNMENT,
+    resolve_shared,
+    submit_load,
+)
+from cute_fa4.emulator.machine.warp import FULL, mask_of
+
+RESPONSE_BYTES = 16
+GRANTED, REFUSED = 0xC1C00001, 0xC1C00000
+POISON = 0x7FFFFFFF
+"""The ctaid of a refusal, which PTX leaves undefined: compilers read it before they look whether there is one."""
+
+refuse(
+    r"clusterlaunchcontrol\.try_cancel\.async\.mbarrier.*",
+    "its addresses are generic; name .shared::cta",
+)
+
+
+@instruction(
+    pattern=r"clusterlaunchcontrol\.try_cancel\.async\.shared::cta\.mbarrier::complete_tx::bytes"
+    r"(\.multicast::cluster::all)?\.b128"
+)
+def try_cancel(warp, ins, match):
+    """[a], [mbar]: ask for a cluster that has not started; the response goes to [a]."""
+    own = warp.cta
+    for lane in warp.lanes:
+        _, offset = resolve_shared(
+            warp, ins.operands[0], lane, "cta", "response of try_cancel", RESPONSE_BYTES
+        )
+        _, barrier_offset = resolve_shared(
+            warp, ins.operands[1], lane, "cta", "mbarrier", MBARRIER_ALIGNMENT
+        )
+        if own.saw_refusal:
+            warp.fault(
+                f"try_cancel by CTA {own.id}, which has seen that a request failed (is_canceled was false): what "
+                "another one does is undefined; leave the loop at the first failure",
+                EmulatorError,
+            )
+        first = own.machine.claim_cluster(own)
+        words = (0, 0, 0, REFUSED) if first is None else (*first, GRANTED)
+        response = np.array(words, np.uint32).view(np.uint8)
+        targets = own.cluster.ctas if match[1] else (own,)
+        submit_load(
+            warp,
+            [(cta, cta) for cta in targets],
+            offset,
+            barrier_offset,
+            RESPONSE_BYTES,
+            lambda checks, response=response: response,
+            "response of try_cancel",
+            after_fenced_reads=True,
+        )
+
+
+def _words(warp, handle):
+    """The four 32-bit words of a response, uint64[32] each."""
+    low, high = map(warp.read64, handle.halves())
+    word = np.uint64(FULL)
+    return low & word, low >> np.uint64(32), high & word, high >> np.uint64(32)
+
+
+@instruction("clusterlaunchcontrol.query_cancel.is_canceled.pred.b128")
+def is_canceled(warp, ins):
+    """p = the response says that a cluster was cancelled."""
+    state = _words(warp, ins.operands[1])[3]
+    granted, refused = mask_of(state == GRANTED), mask_of(state == REFUSED)
+    if warp.mask & ~(granted | refused):
+        warp.fault("is_canceled of 16 bytes that are no response of try_cancel", EmulatorError)
+    if warp.mask & refused:
+        warp.cta.saw_refusal = True
+    warp.write_pred(ins.operands[0], granted)
+
+
+@instruction(
+    pattern=r"clusterlaunchcontrol\.query_cancel\.get_first_ctaid(?:::([xyz])\.b32|\.v4\.b32)\.b128"
+)
+def get_first_ctaid(warp, ins, match):
+    """d = x, y or z, or {d, e, f, _} = all of them: where the cancelled cluster begins; poison without one."""
+    *ctaid, state = _words(warp, ins.operands[1])
+    values = [np.where(state == GRANTED, axis, POISON).astype(np.uint32) for axis in ctaid]
+    if match[1]:
+        warp.write32(ins.operands[0], values["xyz".index(match[1])])
+        return
+    # PTX leaves the fourth element unspecified.
+    values.append(np.full(32, POISON, np.uint32))
+    for register, value in zip(ins.operands[0].items, values, strict=True):
+        warp.write32(register, value)

@@ -355,6 +355,10 @@ class Ordering:
             why = "nothing orders this use after its initialisation: a barrier is missing between them"
         fault(f"{barrier.name}: {why}\n  initialised by\n{access.where()}\n  used by", BarrierError)
 
+    def arrived(self, barrier, warp):
+        """A warp arrives on a barrier: the phase it arrives in is one that it knows of."""
+        barrier.seen[warp] = barrier.phase
+
     def looked(self, barrier, warp, succeeded, fault):
         """A warp tests a phase. A test that fails because the phase came and went is an error."""
         seen = barrier.seen

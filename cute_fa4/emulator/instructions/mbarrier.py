@@ -129,6 +129,8 @@ def arrive(warp, ins, match):
             continue
         barrier = cta.mbarrier(offset)
         _release(warp, barrier)
+        if warp.order is not None:
+            warp.cta.machine.ordering.arrived(barrier, warp)
         phases[lanes] = barrier.phase
         if expects:
             for nbytes in amount:

@@ -168,6 +168,51 @@ BUGS = (
         BarrierError,
         "phases 0 to 1 completed before this wait looked",
     ),
+    # Who arrives in a phase knows which one it is, without having waited for those before.
+    Bug(
+        "phase passed by a warp that does not arrive in it",
+        INIT.format(count=64)
+        + """
+        @!%p1 bra LATE;
+        mbarrier.arrive.shared.b64 _, [%r2+1024], 2;
+        mbarrier.arrive.shared.b64 _, [%r2+1024], 2;
+        bar.sync 1, 64;
+        bar.sync 2, 64;
+        mbarrier.arrive.shared.b64 _, [%r2+1024], 1; //FIX
+        mbarrier.arrive.shared.b64 _, [%r2+1024], 2; //BUG
+        bra.uni END;
+        LATE: bar.sync 1, 64;
+        mbarrier.arrive.shared.b64 _, [%r2+1024], 1; //FIX
+        mbarrier.test_wait.parity.shared.b64 %p9, [%r2+1024], 0;
+        bar.sync 2, 64;
+        """
+        + WAIT.format(name=0, parity=0)
+        + "END:",
+        BarrierError,
+        "phases 0 to 1 completed before this wait looked",
+    ),
+    Bug(
+        "phases passed since a warp arrived",
+        INIT.format(count=64)
+        + """
+        @!%p1 bra LATE;
+        mbarrier.arrive.shared.b64 _, [%r2+1024], 2;
+        bar.sync 1, 64;
+        mbarrier.arrive.shared.b64 _, [%r2+1024], 1;
+        bar.sync 2, 64;
+        mbarrier.arrive.shared.b64 _, [%r2+1024], 2; //BUG
+        bar.sync 3, 64;
+        bra.uni END;
+        LATE: bar.sync 1, 64;
+        mbarrier.arrive.shared.b64 _, [%r2+1024], 1;
+        bar.sync 2, 64;
+        bar.sync 3, 64;
+        """
+        + WAIT.format(name=0, parity=1)
+        + "END:",
+        BarrierError,
+        "phases 1 to 2 completed before this wait looked",
+    ),
     Bug(
         "half of the arrivals at the end",
         INIT.format(count=64)

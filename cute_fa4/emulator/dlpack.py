@@ -6,8 +6,11 @@ The memory is registered as global memory of the emulator for as long as the res
 DLPack: https://dmlc.github.io/dlpack/latest/c_api.html
 """
 
+import atexit
 import ctypes
+import gc
 import itertools
+import sys
 
 from cute_fa4.emulator.driver_api import global_memory
 
@@ -134,3 +137,12 @@ def _delete(pointer):
     entry = _alive.pop(managed.manager_ctx, None)
     if entry is not None:
         global_memory.unregister(entry[3])
+
+
+@atexit.register
+def _free_tensors() -> None:
+    """Free what the traceback of an uncaught error holds: _DELETER is Python code and cannot run later."""
+    for name in ("last_exc", "last_value", "last_traceback"):
+        if hasattr(sys, name):
+            delattr(sys, name)
+    gc.collect()

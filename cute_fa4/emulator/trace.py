@@ -24,6 +24,7 @@ from cute_fa4.emulator.observer import Observer, observing
 from cute_fa4.emulator.ptx_syntax import Addr, Reg
 
 COPIES, TENSOR_CORE = "copies", "tensor core"
+WRITE = " (write)"  # the second half of a store, which follows its read without the thread
 
 
 @dataclass(eq=False)
@@ -58,6 +59,8 @@ class _Row:
     slot: int = 0  # of its last mark
     mark: Mark | None = None
     waiting: Mark | None = None
+    arrived: tuple | None = None  # the meeting that it arrived at last
+    meeting: tuple | None = None  # the meeting that it has to wait for before it goes on
 
 
 @dataclass(eq=False)
@@ -121,7 +124,7 @@ class Recorder(Observer):
         self._phases = {}  # (id of MBarrier, phase) -> slot in which it completed
         self._raised = {}  # the same -> (row, step)
         self._arrived = {}  # id of MBarrier -> slot of its arrivals so far in the open phase
-        self._meeting = {}  # (CTA, barrier number) -> slot of the arrivals at a thread barrier
+        self._meeting = {}  # (CTA, barrier number, generation) -> slot of the arrivals at a thread barrier
         self._operations = {}  # id of Operation -> its Mark
         self._queues = {}  # queue -> slot of its last operation
         self._kept = []  # keeps everything alive whose id is a key
@@ -134,6 +137,7 @@ class Recorder(Observer):
     def instruction(self, warp, ins):
         self.step += 1
         row = self._row((warp.cta.id, warp.index), warp.role or f"warp {warp.index}")
+        self._meet(row)  # who comes last does not wait
         opcode = ins.opcode
         if opcode.startswith("mbarrier.") and "_wait" in opcode:
             barrier, parity = _barrier_of(warp, ins)
@@ -143,9 +147,12 @@ class Recorder(Observer):
             operand = ins.operands[1 if opcode.startswith("tcgen05.ld") else 0]
             kind = "read" if opcode.startswith("tcgen05.ld") else "write"
             self._mark(row, kind, f"{kind} {_tensor_name(warp, operand)}", ins)
-        elif opcode.startswith(("bar.", "barrier.")):
-            key = _thread_barrier(warp, ins)
-            self._meeting[key] = max(self._meeting.get(key, 0), row.slot)
+        elif opcode.startswith(("bar.", "barrier.")) and ".warp" not in opcode:
+            if ".wait" not in opcode:
+                row.arrived = key = _thread_barrier(warp, ins)
+                self._meeting[key] = max(self._meeting.get(key, 0), row.slot)
+            if ".arrive" not in opcode:
+                row.meeting = row.arrived
 
     def wait(self, warp, wait):
         self.step += 1
@@ -164,8 +171,8 @@ class Recorder(Observer):
         row = self._row((warp.cta.id, warp.index), warp.role or f"warp {warp.index}")
         if wait.barrier is not None:
             self._join(row, wait.barrier)
-        elif wait.ins is not None and wait.ins.opcode.startswith(("bar.", "barrier.")):
-            row.slot = max(row.slot, self._meeting.get(_thread_barrier(warp, wait.ins), 0))
+        else:
+            self._meet(row)
         mark, row.waiting = row.waiting, None
         if mark is not None:
             mark.last, mark.end = self.step, row.slot
@@ -190,7 +197,7 @@ class Recorder(Observer):
         if engine is not None:
             target = self._row((warp.cta.id, engine), engine)
             mark = self._mark(target, kind, name, ins, row.slot)
-            if engine == COPIES:
+            if engine == COPIES and not name.endswith(WRITE):
                 # The thread goes on at once, and its next copy is its next slot.
                 row.slot = mark.slot
         elif opcode.startswith("tcgen05.commit"):
@@ -247,6 +254,12 @@ class Recorder(Observer):
             self.recording.rows.setdefault(key, role)
         return row
 
+    def _meet(self, row):
+        """The row comes after all who arrived at the thread barrier at which it is."""
+        if row.meeting is not None:
+            row.slot = max(row.slot, self._meeting[row.meeting])
+            row.meeting = None
+
     def _join(self, row, barrier):
         """The row comes after the phase that it has seen complete."""
         row.slot = max(row.slot, self._phases.get((id(barrier), barrier.phase - 1), 0))
@@ -296,10 +309,12 @@ def _barrier_of(warp, ins):
 
 
 def _thread_barrier(warp, ins):
+    """(CTA or cluster, number, generation) of the barrier at which the warp arrives."""
     if ".cluster" in ins.opcode:
-        return (warp.cta.cluster.id, "cluster")
+        return (warp.cta.cluster.id, "cluster", warp.cta.cluster.barrier.generation)
     number = int(warp.read32(ins.operands[0])[warp.lane0]) if ins.operands else 0
-    return (warp.cta.id, number)
+    barrier = warp.cta.named_barriers.get(number)
+    return (warp.cta.id, number, 0 if barrier is None else barrier.generation)
 
 
 def _tensor_name(warp, operand, columns=True):
@@ -330,7 +345,7 @@ def _product_name(warp, ins):
 def _copy_name(warp, ins, operation):
     """The shared-memory end of a copy: "load kv[1]", "store Q0"."""
     shared_first = ".shared" in ins.opcode.split(".global")[0]
-    step = " (write)" if operation.label.endswith(": write") else ""
+    step = WRITE if operation.label.endswith(": write") else ""
     if operation.label.endswith(": read") or step:
         return f"store{step}"
     operand = ins.operands[0 if shared_first else 1]

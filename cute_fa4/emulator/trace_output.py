@@ -6,6 +6,7 @@ picture   the same turned: one line a role, slots to the right
 """
 
 import json
+from itertools import accumulate
 from xml.sax.saxutils import escape
 
 AXIS = "order, not duration"
@@ -18,6 +19,7 @@ COLORS = {  # fill and text of a mark in the picture, readable with and without 
     "wait": ("#f1f1f1", "#777777"),
 }
 _CELL, _LINE, _LEFT, _TOP = 94, 30, 100, 54
+_SMALL = 4.3  # width of a letter of the mbarriers below a mark
 
 
 def write_chrome(recording, path):
@@ -119,7 +121,8 @@ def text(recording, cta=None, width=24):
 def svg(recording, cta=None):
     """See Recording.svg: hand-written SVG, no script, text as text."""
     columns, marks, waits, slots = cells_of(recording, cta)
-    width, height = _LEFT + slots * _CELL + 20, _TOP + len(columns) * _LINE + 40
+    left = _left_edges(marks, slots)
+    width, height = left[-1] + 20, _TOP + len(columns) * _LINE + 40
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
         f'height="{height}" font-family="sans-serif" font-size="11">',
@@ -129,7 +132,7 @@ def svg(recording, cta=None):
         "the mbarriers that it raises.</text>",
     ]
     for slot in range(1, slots + 1):
-        x = _LEFT + (slot - 1) * _CELL
+        x = left[slot - 1]
         out.append(f'<text x="{x + 4}" y="{_TOP - 5}" fill="#999999">{slot}</text>')
         out.append(
             f'<line x1="{x}" y1="{_TOP}" x2="{x}" y2="{height - 30}" stroke="#e4e4e4" stroke-width="1"/>'
@@ -139,12 +142,13 @@ def svg(recording, cta=None):
         out.append(f'<text x="10" y="{y + 19}">{escape(role)}</text>')
         for slot in range(1, slots + 1):
             mark, wait = marks.get((key, slot)), waits.get((key, slot))
-            x = _LEFT + (slot - 1) * _CELL
+            x, cell = left[slot - 1], left[slot] - left[slot - 1]
             if mark is not None:
-                out.append(_box(x, y, mark.kind, mark.name, " ".join(mark.raises), mark.line))
+                raises = " ".join(mark.raises)
+                out.append(_box(x, y, cell, mark.kind, mark.name, raises, mark.line))
             elif wait is not None:
                 name = wait.name if wait.slot + 1 == slot else ""
-                out.append(_box(x, y, "wait", name, "", wait.line))
+                out.append(_box(x, y, cell, "wait", name, "", wait.line))
     x = _LEFT
     for kind, (fill, color) in COLORS.items():
         y = height - 24
@@ -156,11 +160,20 @@ def svg(recording, cta=None):
     return "\n".join([*out, "</svg>", ""])
 
 
-def _box(x, y, kind, name, raises, title):
+def _left_edges(marks, slots):
+    """x of every slot, and of the end: a slot is as wide as the mbarriers below its marks need."""
+    widths = [_CELL] * slots
+    for (_, slot), mark in marks.items():
+        needed = 10 + round(_SMALL * len(" ".join(mark.raises)))
+        widths[slot - 1] = max(widths[slot - 1], needed)
+    return list(accumulate(widths, initial=_LEFT))
+
+
+def _box(x, y, width, kind, name, raises, title):
     fill, color = COLORS.get(kind, COLORS["wait"])
     name_y = y + (13 if raises else 18)
     parts = [
-        f'<g><title>{escape(title)}</title><rect x="{x + 1}" y="{y + 2}" width="{_CELL - 2}" '
+        f'<g><title>{escape(title)}</title><rect x="{x + 1}" y="{y + 2}" width="{width - 2}" '
         f'height="{_LINE - 4}" rx="2" fill="{fill}"/>',
         f'<text x="{x + 5}" y="{name_y}" fill="{color}">{escape(name)}</text>',
     ]

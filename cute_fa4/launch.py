@@ -26,7 +26,7 @@ from cute_fa4.argument_checks import DTYPE_NAMES
 from cute_fa4.call_options import AUX_DTYPES, SINK_DTYPES, Options
 from cute_fa4.devices import Target, target_of
 from cute_fa4.plan import Plan, Results, Views
-from cute_fa4.sm100.choose_config import choose_config, packs_gqa, page_table_vector
+from cute_fa4.sm100.choose_config import choose_config, packs_gqa
 from cute_fa4.sm100.config import FA4Config
 
 # The kernel's row numbers are 32-bit and a tile may reach past the last row.
@@ -159,9 +159,6 @@ def _config(q, k, where: Where, options: Options, rows_per_page, return_lse, tar
     pack = options.pack_gqa
     if pack is None:
         pack = packs_gqa(where.seqlen_q(q), group)
-    page_size, alignment = 0, 0
-    if where.page_table is not None:
-        page_size, alignment = k.shape[1], _row_alignment_bytes(where.page_table)
     return config_for(
         qkv_dtype=DTYPE_NAMES[q.dtype],
         head_dim=q.shape[-1],
@@ -175,9 +172,8 @@ def _config(q, k, where: Where, options: Options, rows_per_page, return_lse, tar
         seqused_k=where.seqused_k is not None,
         cache_excludes_new=where.excludes_new,
         padded_keys=where.key_limit is not None,
-        page_size=page_size,
+        page_size=0 if where.page_table is None else k.shape[1],
         fold_pages=rows_per_page % 8 == 0,
-        table_alignment_bytes=alignment,
         pack_gqa=bool(pack) and group > 1,
         sink=options.sink is not None,
         sink_dtype="f32" if options.sink is None else SINK_DTYPES[options.sink.dtype],
@@ -188,22 +184,13 @@ def _config(q, k, where: Where, options: Options, rows_per_page, return_lse, tar
 
 
 @lru_cache(maxsize=4096)
-def config_for(*, table_alignment_bytes: int = 0, **choices) -> FA4Config:
+def config_for(**choices) -> FA4Config:
     """The configuration that runs such a problem; ValueError with every reason if none does."""
     config = choose_config(**choices)
     refusals = config.refusals()
     if refusals:
         raise ValueError("q, k, v: " + "; ".join(refusals))
-    if config.page_size:
-        vector = page_table_vector(config.kv_boxes, table_alignment_bytes)
-        config = config.with_(page_table_vector=vector)
     return config
-
-
-def _row_alignment_bytes(table: torch.Tensor) -> int:
-    """A divisor, up to 16, of the address of every row of the page table."""
-    addresses = table.data_ptr() | (table.stride(0) * 4 if table.shape[0] > 1 else 0)
-    return min(addresses & -addresses, 16)
 
 
 # --- strides

@@ -30,7 +30,7 @@ SHIPPED = Path(__file__).parent / "catalogues"
 _MODEL_FIELDS = tuple(inspect.signature(configs_for_model).parameters)
 _CONFIG_FIELDS = (
     "qkv_dtype", "head_dim", "group", "causal", "write_lse", "arch", "q_layout", "kv_layout", "seqused_q",
-    "seqused_k", "cache_excludes_new", "padded_keys", "page_size", "page_table_vector", "fold_pages", "pack_gqa",
+    "seqused_k", "cache_excludes_new", "padded_keys", "page_size", "fold_pages", "pack_gqa",
     "sink", "sink_dtype",
 )  # fmt: skip
 

@@ -3,7 +3,7 @@
     call                                              configurations
     dense    flash_attn_func                          packed heads or not
     packed   flash_attn_varlen_func, cu_seqlens       packed heads or not
-    paged    the same with page_table and seqused_k   packed heads or not, for each page size and alignment of the table
+    paged    the same with page_table and seqused_k   packed heads or not, for each page size
     kvcache  flash_attn_with_kvcache, paged           cache complete; with new rows, and the kernel that appends them
 
 Packed heads serve short queries of grouped-query models (decode). Lengths, batch and head counts are no part of a
@@ -15,8 +15,6 @@ from __future__ import annotations
 import itertools
 
 CALLS = ("dense", "packed", "paged", "kvcache")
-# Of a page table's rows, in bytes: a table whose width is a multiple of 4 pages, of 2, or any.
-TABLE_ALIGNMENTS = (16, 8, 4)
 
 
 def configs_for_model(
@@ -105,10 +103,8 @@ def _layouts(call: str, page_sizes: tuple) -> list[dict]:
             "seqused_k": True,
             "cache_excludes_new": new,
             "page_size": page,
-            "table_alignment_bytes": alignment,
         }
         for q_layout in queries
         for new in ((False,) if call == "paged" else (False, True))
         for page in page_sizes
-        for alignment in TABLE_ALIGNMENTS
     ]

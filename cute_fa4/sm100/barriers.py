@@ -3,36 +3,47 @@
 This table is data. Shared-memory size, initialisation, the pipelines, the documentation and the emulator's
 messages are all derived from it.
 
-barrier    number  raised by                     awaited by  means
-q_full     2       load 1 (+ bytes)              mma         the Q tile is in shared memory
-s_ready    2       mma 1 (commit)                softmax     S is in tensor memory; with P over S, every earlier P V too
-row_scale  2       softmax 128                   correction  2^(old max - new max) of every row is in shared memory
-p_ready    2       softmax 128 + correction 128  mma         the first part of P is stored and O is rescaled
-p_last     2       softmax 128                   mma         the last part of P is stored
-o_ready    2       mma 1 (commit)                softmax     O is complete
-kv_full    5       load 1 (+ bytes)              mma         the K or V tile is in shared memory
-kv_empty   5       mma 1 (commit)                load        the MMAs that read the slot have completed
+barrier       number  raised by                              awaited by                means
+q_full        2       load 1 (+ bytes)                       mma                       the Q tile is in shared memory
+q_free        2       mma 1 (commit)                         load                      the last S of this Q is made
+s_ready       2       mma 1 (commit)                         softmax                   S is made; P over S: all P V too
+row_scale     2       softmax 128                            correction                the factors, or last the row sums
+p_ready       2       softmax 128 + correction 128           mma, softmax              P is stored in part, O rescaled
+p_last        2       softmax 128                            mma                       the last part of P is stored
+o_ready       2       mma 1 (commit)                         correction                O is complete
+kv_full       4       load 1 (+ bytes)                       mma                       the K or V tile is there
+kv_empty      4       mma 1 (commit)                         load                      the slot's MMAs have completed
+work_ready    2       load 1                                 softmax, correction, mma  a work tile is announced
+work_read     2       softmax 256 + correction 128 + mma 32  load                      the announcement has been read
+work_claimed  1       load 1 (+ bytes)                       load                      the answer to a claim is there
 
-A kernel whose P has columns of its own (FA4Config.p_apart, mma_ahead.py) has two more:
+row_scale brings a factor for each key tile but the first of a work tile, and the row sums after the last. At the first
+key tile p_ready says that the old O has been read, not that it is rescaled. A kernel whose P has columns of its own
+(FA4Config.p_apart, mma_ahead.py) has two more:
 
 barrier  number  raised by       awaited by           means
 s_free   2       softmax 128     mma                  S has been read, the next one may be made
 pv_done  2       mma 1 (commit)  softmax, correction  O is complete up to here and P has been read
 
-barrier    is not raised again too early because
-q_full     a CTA loads Q once
-s_ready    the next S waits until softmax has read this one: for P, stored afterwards, or s_free
-row_scale  the next factor follows the next S, or pv_done; both follow p_ready of this tile
-p_ready    the next S, and so the next P, is issued after this wait
-p_last     as p_ready
-s_free     the next S is issued after this wait
-pv_done    the next P V waits for p_ready, which both raise after this wait
-o_ready    a CTA finishes O once
-kv_full    kv_empty
-kv_empty   kv_full
+barrier       is not raised again too early because
+q_full        q_free
+q_free        q_full
+s_ready       the next S waits until softmax has read this one: for P, stored afterwards, or s_free
+row_scale     the next factor follows p_ready of this tile, the sums wait for p_ready of the last tile
+p_ready       the next S, and so the next P, is issued after this wait
+p_last        as p_ready
+s_free        the next S is issued after this wait
+pv_done       the next P V waits for p_ready, which both raise after this wait
+o_ready       the next O begins after p_ready, which correction raises when it has read this one
+kv_full       kv_empty
+kv_empty      kv_full
+work_ready    work_read
+work_read     work_ready
+work_claimed  one claim at a time
 
-A ring has two barriers a slot: `full` lets the reader in, `empty` lets the writer in again. An event has one,
-because something else already keeps the writer from running ahead; its `reuse` says what.
+A ring has two barriers a slot: `full` lets the reader in, `empty` lets the writer in again; the places of Q and the
+entries of the work queue have such a pair too. An event has one, because something else already keeps the writer from
+running ahead; its `reuse` says what.
 """
 
 from dataclasses import dataclass
@@ -52,8 +63,14 @@ class Arrivals:
 
 SOFTMAX = Arrivals("softmax", 128)  # every thread of one softmax warpgroup
 CORRECTION = Arrivals("correction", 128)  # every thread
+BOTH_SOFTMAX = Arrivals("softmax", 256)
+MMA_WARP = Arrivals("mma", 32)
+ANNOUNCING = Arrivals("load", 1)
 LOAD = Arrivals("load", 1, "+ bytes")  # one thread announces the bytes, TMA counts them down
 MMA = Arrivals("mma", 1, "commit")  # tcgen05.commit: when every MMA issued before it has completed
+
+
+COUNTS = {"q_tile": lambda cfg: cfg.num_q, "work_entry": lambda cfg: 2, "cta": lambda cfg: 1}
 
 
 @dataclass(frozen=True)
@@ -61,7 +78,7 @@ class Barrier:
     """One row of the table.
 
     name        what has happened when it fires
-    per         "q_tile" or "kv_slot": how many there are of it
+    per         "q_tile", "kv_slot", "work_entry" or "cta": how many there are of it
     raised_by   arrivals that complete a phase
     awaited_by  the role that waits
     means       the news, as a reader of the kernel would say it
@@ -86,8 +103,8 @@ class Barrier:
         """How many mbarriers of this kind a CTA has."""
         if self.only_if and not getattr(cfg, self.only_if):
             return 0
-        if self.per == "q_tile":
-            return cfg.num_q
+        if self.per in COUNTS:
+            return COUNTS[self.per](cfg)
         return cfg.kv_slots * (cfg.qk_stages if self.name == "kv_full" else 1)
 
     def instance_name(self, cfg, index: int) -> str:
@@ -98,14 +115,27 @@ class Barrier:
 
 BARRIERS = (
     Barrier(
-        "q_full", "q_tile", (LOAD,), "mma", "the Q tile is in shared memory", "a CTA loads Q once"
+        "q_full",
+        "q_tile",
+        (LOAD,),
+        "mma",
+        "the Q tile is in shared memory",
+        "q_free",
+    ),
+    Barrier(
+        "q_free",
+        "q_tile",
+        (MMA,),
+        "load",
+        "the last S of this Q is made",
+        "q_full",
     ),
     Barrier(
         "s_ready",
         "q_tile",
         (MMA,),
         "softmax",
-        "S is in tensor memory; with P over S, every earlier P V too",
+        "S is made; P over S: all P V too",
         "the next S waits until softmax has read this one: for P, stored afterwards, or s_free",
     ),
     Barrier(
@@ -113,15 +143,15 @@ BARRIERS = (
         "q_tile",
         (SOFTMAX,),
         "correction",
-        "2^(old max - new max) of every row is in shared memory",
-        "the next factor follows the next S, or pv_done; both follow p_ready of this tile",
+        "the factors, or last the row sums",
+        "the next factor follows p_ready of this tile, the sums wait for p_ready of the last tile",
     ),
     Barrier(
         "p_ready",
         "q_tile",
         (SOFTMAX, CORRECTION),
-        "mma",
-        "the first part of P is stored and O is rescaled",
+        "mma, softmax",
+        "P is stored in part, O rescaled",
         "the next S, and so the next P, is issued after this wait",
     ),
     Barrier("p_last", "q_tile", (SOFTMAX,), "mma", "the last part of P is stored", "as p_ready"),
@@ -143,17 +173,46 @@ BARRIERS = (
         "the next P V waits for p_ready, which both raise after this wait",
         only_if="p_apart",
     ),
-    Barrier("o_ready", "q_tile", (MMA,), "softmax", "O is complete", "a CTA finishes O once"),
     Barrier(
-        "kv_full", "kv_slot", (LOAD,), "mma", "the K or V tile is in shared memory", "kv_empty"
+        "o_ready",
+        "q_tile",
+        (MMA,),
+        "correction",
+        "O is complete",
+        "the next O begins after p_ready, which correction raises when it has read this one",
     ),
+    Barrier("kv_full", "kv_slot", (LOAD,), "mma", "the K or V tile is there", "kv_empty"),
     Barrier(
         "kv_empty",
         "kv_slot",
         (MMA,),
         "load",
-        "the MMAs that read the slot have completed",
+        "the slot's MMAs have completed",
         "kv_full",
+    ),
+    Barrier(
+        "work_ready",
+        "work_entry",
+        (ANNOUNCING,),
+        "softmax, correction, mma",
+        "a work tile is announced",
+        "work_read",
+    ),
+    Barrier(
+        "work_read",
+        "work_entry",
+        (BOTH_SOFTMAX, CORRECTION, MMA_WARP),
+        "load",
+        "the announcement has been read",
+        "work_ready",
+    ),
+    Barrier(
+        "work_claimed",
+        "cta",
+        (LOAD,),
+        "load",
+        "the answer to a claim is there",
+        "one claim at a time",
     ),
 )
 BY_NAME = {barrier.name: barrier for barrier in BARRIERS}
@@ -161,7 +220,7 @@ BY_NAME = {barrier.name: barrier for barrier in BARRIERS}
 
 def fixed_mbarriers(cfg) -> int:
     """mbarriers that do not depend on the number of ring slots."""
-    return sum(barrier.number(cfg) for barrier in BARRIERS if barrier.per == "q_tile")
+    return sum(barrier.number(cfg) for barrier in BARRIERS if barrier.per != "kv_slot")
 
 
 def mbarriers_per_kv_slot(cfg) -> int:

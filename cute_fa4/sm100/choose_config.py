@@ -48,16 +48,5 @@ def packs_gqa(seqlen_q: int, group: int) -> bool:
     return fits and _blocks(seqlen_q * group) < group * _blocks(seqlen_q)
 
 
-def page_table_vector(boxes: int, alignment_bytes: int) -> int:
-    """Entries of one load of the page table: the most that divide a tile's pages and that rows are aligned to.
-
-    boxes: pages of a tile; alignment_bytes: a divisor of every row's address.
-
-    >>> page_table_vector(8, 16), page_table_vector(8, 24), page_table_vector(2, 16), page_table_vector(1, 16)
-    (4, 2, 2, 1)
-    """
-    return next(n for n in (4, 2, 1) if boxes % n == 0 and alignment_bytes % (4 * n) == 0)
-
-
 def _blocks(rows: int) -> int:
     return -(-rows // FA4Config.BM)

@@ -7,8 +7,8 @@ property. A second spelling of one of these formulas is the classic way to a ker
     FA4Config(qk_depth=128, mask=masks.Causal())    bf16, two query tiles of 128 rows
 
     tensor memory, 512 columns of 128 lanes            shared memory, 227 KiB
-    0        BN       2 BN       2 BN + ov             Q0 | Q1 | ring of kv slots | row scale | mbarriers
-    | S0 P0  |  S1 P1  |   O0   |   O1   |             (O leaves through the bytes of Q)
+    0        BN       2 BN       2 BN + ov             Q0 | Q1 | ring of kv slots | two chunks of O | row scale
+    | S0 P0  |  S1 P1  |   O0   |   O1   |             | row bias | work queue | mbarriers
 
 Derivation: depth and dtype give the padded depth; TMEM gives BN; what shared memory is left gives the ring.
 """
@@ -27,6 +27,8 @@ TMEM_COLUMNS = 512
 MBARRIER_BYTES = 8
 ROW_SCALE_BYTES = 2 * 128 * 4  # one f32 per softmax thread: 2 warpgroups of 128
 ROW_BIAS_BYTES = ROW_SCALE_BYTES  # another
+O_BUFFERS = 2  # chunks of O on their way to global memory
+WORK_QUEUE_BYTES = 2 * 48 + 16  # two entries, and the answer to a claim (work_queue.py)
 TMEM_ADDRESS_BYTES = 4
 
 DTYPE_BYTES = {"bf16": 2, "fp16": 2, "e4m3": 1, "e5m2": 1, "f32": 4}
@@ -67,7 +69,6 @@ class FA4Config:
     page_heads_first    pages are (num_pages, heads, page_size, depth), not (num_pages, page_size, heads, depth)
     fold_pages     a page smaller than a tile comes in one copy with all its depth chunks, where the depth is a multiple
                    of the swizzle granule; pages must begin at multiples of 8 rows
-    page_table_vector   entries of the page table that one load may bring: 1, 2 or 4
     pack_gqa       the query heads of a group share a tile: rows are (position, head of the group)
     sink           a logit for each query head takes part in the softmax without a value
     sink_dtype     of these logits: "f32", "bf16" or "fp16"
@@ -104,7 +105,6 @@ class FA4Config:
     padded_keys: bool = False
     page_heads_first: bool = False
     fold_pages: bool = True
-    page_table_vector: int = 1
     pack_gqa: bool = False
     sink: bool = False
     sink_dtype: str = "f32"
@@ -131,7 +131,8 @@ class FA4Config:
         if self.ov_depth is None:
             object.__setattr__(self, "ov_depth", self.qk_depth)
         if self.exp2_emulated is None:
-            object.__setattr__(self, "exp2_emulated", 16 if self.arch == "sm_100a" else 0)
+            pairs = 18 if self.qk_depth <= 64 else 16  # docs/decisions/0003
+            object.__setattr__(self, "exp2_emulated", pairs if self.arch == "sm_100a" else 0)
 
     @property
     def causal(self) -> bool:
@@ -158,6 +159,11 @@ class FA4Config:
     def clips_queries(self) -> bool:
         """O is cut at run time: rows beyond a sequence exist and must not be written."""
         return self.q_layout != "dense" or self.seqused_q
+
+    @property
+    def reads_lengths(self) -> bool:
+        """Where sequences begin and end comes from tensors."""
+        return self.clips_queries or self.clips_keys or self.padded_keys
 
     @property
     def kv_box_rows(self) -> int:
@@ -339,10 +345,20 @@ class FA4Config:
 
         One ring instead of one each: an odd slot is not lost.
         """
-        fixed = self.q_bytes + ROW_SCALE_BYTES + ROW_BIAS_BYTES + TMEM_ADDRESS_BYTES
-        fixed += MBARRIER_BYTES * barriers.fixed_mbarriers(self)
+        fixed = self.q_bytes + self.fixed_bytes + MBARRIER_BYTES * barriers.fixed_mbarriers(self)
         per_slot = self.kv_slot_bytes + MBARRIER_BYTES * barriers.mbarriers_per_kv_slot(self)
         return max(0, (SMEM_CAPACITY_BYTES - fixed) // per_slot)
+
+    @property
+    def o_chunk_bytes(self) -> int:
+        """One depth chunk of a query tile on its way to global memory."""
+        return self.rows_per_q_tile * self.swizzle_bytes
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Of everything but Q, the ring and the mbarriers."""
+        rows = ROW_SCALE_BYTES + ROW_BIAS_BYTES
+        return O_BUFFERS * self.o_chunk_bytes + rows + WORK_QUEUE_BYTES + TMEM_ADDRESS_BYTES
 
     @property
     def num_mbarriers(self) -> int:
@@ -352,8 +368,7 @@ class FA4Config:
     def smem_bytes(self) -> int:
         """Dynamic shared memory of one CTA, from its 1024-byte aligned base."""
         tiles = self.q_bytes + self.kv_slots * self.kv_slot_bytes
-        rows = ROW_SCALE_BYTES + ROW_BIAS_BYTES
-        return tiles + rows + MBARRIER_BYTES * self.num_mbarriers + TMEM_ADDRESS_BYTES
+        return tiles + self.fixed_bytes + MBARRIER_BYTES * self.num_mbarriers
 
     # ---- bytes a barrier expects ------------------------------------------------------------------------------
 
@@ -490,11 +505,6 @@ class FA4Config:
             why.append(
                 f"num_qk_stages={self.qk_stages} with page_size={page}: a page comes with its whole depth: use "
                 f"num_qk_stages=1 or fold_pages=False"
-            )
-        if self.page_table_vector not in (1, 2, 4) or self.kv_boxes % self.page_table_vector:
-            why.append(
-                f"page_table_vector={self.page_table_vector} must be 1, 2 or 4 and divide the {self.kv_boxes} "
-                f"pages of a tile: use 1"
             )
         return why
 

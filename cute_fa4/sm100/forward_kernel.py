@@ -13,7 +13,8 @@ Steady state of one CTA. A line is an issue slot, not a duration; S0 and S1 belo
     K3       O0 += P0 V1     .               P1, factor 1    .               p_ready[0]: 128 + 128 arrivals
     V3       S0 = Q0 K2      .               .               O1 *= factor 1
 
-Read next: barriers.py (the table), mma.py (the order of products), softmax.py, correction.py, load.py, store.py.
+Read next: barriers.py (the table), mma.py and mma_ahead.py (two orders of the products), softmax.py, correction.py,
+store.py, load.py, work_queue.py (a CTA runs several such tiles, one after the other).
 """
 
 import cutlass
@@ -23,23 +24,33 @@ from cutlass import Float32, Int32, Int64
 from . import (
     barriers,
     correction,
-    kv_range,
     load,
     mma,
     mma_ahead,
     operands,
-    sequence,
     smem_map,
     softmax,
-    store,
     tile_scheduler,
 )
 from .config import FA4Config
-from .kernel_args import Events, KernelArgs, Smem, Work
+from .kernel_args import Events, KernelArgs, Smem
 from .online_softmax import LOG2_E
 from .pipelines import Event, KVConsumerPipeline, TMAProducerPipeline, initialise
-from .scalars import choose, minimum
+from .scalars import maximum
 from .sequence import Lengths
+from .work_queue import WorkQueue
+
+SET_UP = 2  # named barrier: mbarriers and tensor memory are there. 0 is sync_threads, 1 in store.py
+
+
+def first_column(tmem_address: cute.Pointer) -> Int32:
+    """The tensor-memory address that tcgen05.alloc left at a shared address."""
+    return cute.make_tensor(tmem_address, cute.make_layout(1))[0]
+
+
+def own_lanes(tmem_address: cute.Pointer, warp) -> Int32:
+    """The same for the 32 lanes that a warp sees, those of its place in the warpgroup."""
+    return first_column(tmem_address) + (warp % 4) * (32 << 16)
 
 
 class SM100MHA2Q:
@@ -100,8 +111,10 @@ class SM100MHA2Q:
             seqlen_k = page_table.shape[1] * cfg.page_size
         else:
             seqlen_k = mK.shape[1] if cutlass.const_expr(cfg.kv_layout == "dense") else mK.shape[0]
-        # Packed keys are many sequences' rows: the longest sequence of queries stands for one.
-        section_keys = Int32(seqlen_q if cfg.kv_layout == "packed" else seqlen_k)
+        # Packed keys are many sequences' rows: the mean stands for one.
+        section_keys = Int32(seqlen_k)
+        if cutlass.const_expr(cfg.kv_layout == "packed"):
+            section_keys = section_keys // maximum(Int32(batch), 1)
         args = KernelArgs(
             q=operands.q_operand(cfg, mQ),
             k=k,
@@ -116,7 +129,6 @@ class SM100MHA2Q:
             rows_per_block=(o_rows, k_rows, v_rows),
             seqlen_q=Int32(seqlen_q),
             seqlen_k=Int32(seqlen_k),
-            heads=Int32(heads),
             order=tile_scheduler.tile_order(
                 cfg,
                 Int32(seqlen_q),
@@ -142,40 +154,8 @@ class SM100MHA2Q:
             min_blocks_per_mp=1,
         )
 
-    @cute.jit
-    def find_work(self, args: KernelArgs, cta: Int32) -> Work:
-        """This CTA's share, its sequence, and the key tiles it walks: none where the sequence has no such rows."""
-        cfg = self.cfg
-        tile = tile_scheduler.work_tile(cfg, cta, args.order)
-        of = sequence.find(cfg, args.lengths, tile.batch, args.seqlen_q, args.seqlen_k)
-        last = minimum(tile.first_position + cfg.positions_per_cta, of.seqlen_q) - 1
-        tiles = kv_range.tile_range(
-            cfg,
-            of.position(tile.first_position),
-            of.position(last),
-            of.num_keys,
-            of.key_limit,
-            args.mask_sizes,
-        )
-        count = tiles.count
-        if cutlass.const_expr(cfg.clips_queries):  # a dense grid has no block beyond its sequence
-            count = cute.arch.make_warp_uniform(choose(tile.first_position < of.seqlen_q, count, 0))
-        return Work(tile, of, kv_range.TileRange(tiles.first, count))
-
     @cute.kernel
     def kernel(self, args: KernelArgs):
-        cta, _, _ = cute.arch.block_idx()
-        work = self.find_work(args, cta)
-        if cutlass.const_expr(self.cfg.clips_queries):
-            # The grid covers the longest sequence: a block beyond its own leaves before it has set anything up.
-            has_rows = choose(work.tile.first_position < work.sequence.seqlen_q, 1, 0)
-            if cute.arch.make_warp_uniform(has_rows) != 0:
-                self.run_roles(args, work)
-        else:
-            self.run_roles(args, work)
-
-    @cute.jit
-    def run_roles(self, args: KernelArgs, work: Work):
         cfg, warps = self.cfg, self.cfg.warps
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         base = cute.arch.get_dyn_smem(cutlass.Int8, alignment=1024)
@@ -190,6 +170,7 @@ class SM100MHA2Q:
         smem = Smem(
             q_address=base.toint(),
             kv_address=base.toint() + region["kv"].offset,
+            o_address=base.toint() + region["o"].offset,
             row_scale=floats("row_scale"),
             row_bias=floats("row_bias"),
         )
@@ -199,6 +180,7 @@ class SM100MHA2Q:
 
         events = Events(
             q_full=event("q_full"),
+            q_free=event("q_free"),
             s_ready=event("s_ready"),
             row_scale=event("row_scale"),
             p_ready=event("p_ready"),
@@ -214,38 +196,41 @@ class SM100MHA2Q:
             qk_stages=cfg.qk_stages,
         )
         producer = TMAProducerPipeline(**ring, k_stage_bytes=cfg.k_stage_bytes, v_bytes=cfg.v_bytes)
+        queue = WorkQueue.at(
+            cute.recast_ptr(base + region["work_queue"].offset, dtype=Int32),
+            ready=event("work_ready").mbarriers,
+            read=event("work_read").mbarriers,
+            claimed=event("work_claimed").mbarriers,
+        )
 
         if warp == warps.mma.start:
             cute.arch.alloc_tmem(cfg.tmem_columns, tmem_address)
             cute.arch.relinquish_tmem_alloc_permit()
-        if warp == warps.load.start:
+        if warp == warps.load.start:  # goes on at once: its copies need nothing of the others
             initialise(mbarriers, [barrier.count for _, _, barrier in barriers.instances(cfg)])
-            # The first copies do not wait for the other warps.
-            load.begin(cfg, args, smem, events, producer, work)
-        cute.arch.sync_threads()
-        tmem = cute.make_tensor(tmem_address, cute.make_layout(1))[0]
-        lanes = tmem + (warp % 4) * (
-            32 << 16
-        )  # a warp sees the 32 lanes of its place in the warpgroup
+            cute.arch.barrier_arrive(barrier_id=SET_UP, number_of_threads=warps.threads)
+        else:
+            cute.arch.barrier(barrier_id=SET_UP, number_of_threads=warps.threads)
 
         if warp < warps.softmax.stop:
             cute.arch.setmaxregister_increase(warps.softmax_registers)
             i = warp // 4
-            state = softmax.run(
-                cfg, args, smem, lanes + i * (cfg.tmem_s[1] - cfg.tmem_s[0]), events, work, i
-            )
-            o_address = lanes + cfg.tmem_o[0] + i * (cfg.tmem_o[1] - cfg.tmem_o[0])
-            store.run(cfg, args, smem, o_address, events, work, i, state)
+            s_address = own_lanes(tmem_address, warp) + i * (cfg.tmem_s[1] - cfg.tmem_s[0])
+            softmax.run(cfg, args, smem, s_address, events, queue, i)
         elif warp < warps.correction.stop:
             cute.arch.setmaxregister_decrease(warps.correction_registers)
-            correction.run(cfg, smem, lanes, events, work)
+            lanes = own_lanes(tmem_address, warp)
+            correction.run(cfg, args, smem, lanes, events, queue)
         else:
             cute.arch.setmaxregister_decrease(warps.other_registers)
             if warp == warps.mma.start:
                 schedule = mma_ahead if cfg.p_apart else mma
-                schedule.run(cfg, smem, tmem, events, KVConsumerPipeline(**ring), work)
+                consumer = KVConsumerPipeline(**ring)
+                tmem = first_column(tmem_address)
+                schedule.run(cfg, args, smem, tmem, events, consumer, queue)
             elif warp == warps.load.start:
-                load.run(cfg, args, smem, events, producer, work)
+                block, _, _ = cute.arch.block_idx()
+                load.run(cfg, args, smem, events, producer, queue, block)
 
         cute.arch.sync_threads()
         if warp == warps.mma.start:

@@ -30,7 +30,6 @@ class KernelArgs:
     )
     seqlen_q: Int32  # of dense queries; packed: of the longest sequence
     seqlen_k: Int32  # of dense keys; otherwise the most a sequence can have
-    heads: Int32
     order: TileOrder
     scale: Float32  # softmax scale
     scale_log2: Float32  # the same times log2(e)
@@ -41,7 +40,7 @@ class KernelArgs:
 
 @dataclass(frozen=True)
 class Work:
-    """What this CTA does: its share, its sequence, and the key tiles that takes."""
+    """A work tile: its share of the queries, its sequence, and the key tiles it takes."""
 
     tile: WorkTile
     sequence: Sequence
@@ -53,6 +52,7 @@ class Events:
     """The one-barrier events between the roles; barriers.py is their table."""
 
     q_full: Event
+    q_free: Event
     s_ready: Event
     row_scale: Event
     p_ready: Event
@@ -68,7 +68,8 @@ class Smem:
 
     q_address: Int32  # shared address of Q0
     kv_address: Int32  # shared address of slot 0
-    row_scale: cute.Tensor  # (256,) f32, by softmax thread: 2^(old max - new max)
-    row_bias: (
-        cute.Tensor
-    )  # (256,) f32: what a thread adds to its scaled scores; read again late in a tile
+    o_address: Int32  # shared address of the first chunk of O
+    # (256,) f32, by softmax thread: 2^(old max - new max), and after the last key tile the row sum
+    row_scale: cute.Tensor
+    # (256,) f32: what a thread adds to its scaled scores; read again late in a tile
+    row_bias: cute.Tensor

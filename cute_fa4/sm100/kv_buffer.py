@@ -136,19 +136,18 @@ class KVBuffer:
         address = self.ring_address + slot * cfg.slot_bytes + depth_stage * cfg.stage_bytes
         if not cfg.clipped:
             copies.load_tile(
-                self.tma.boxes, dtype, address, mbarrier, found.rows[0], (kv_head, batch), column
+                self.tma.boxes, dtype, address, mbarrier, found.row, (kv_head, batch), column
             )
         elif cfg.whole_pages:
-            for p, (row, valid) in enumerate(zip(found.rows, found.valid, strict=True)):
-                at = address + p * cfg.box_rows * cfg.columns * 2
-                load_page(cfg, self.tma, at, mbarrier, row, valid, kv_head)
+            load_pages(cfg, self.tma, address, mbarrier, found, kv_head)
         else:
             self._load_clipped(found, address, mbarrier, kv_head, column)
 
     def _load_clipped(self, found: PagedRowIndices, address, mbarrier, kv_head, column: int):
         cfg = self.config
         chunk_columns, chunks = cfg.chunks_of_copy
-        for p, (row, valid) in enumerate(zip(found.rows, found.valid, strict=True)):
+        for p in range(found.boxes):
+            row, valid = found.box(p)
             for chunk in range(chunks):
                 at = address + chunk * cfg.rows * SPAN_BYTES + p * cfg.box_rows * SPAN_BYTES
                 load_rows(
@@ -201,6 +200,23 @@ def load_rows(
             copies.load_tile(boxes, dtype, address, mbarrier, first, further, column)
         else:
             copies.load_tile(zeros, dtype, address, mbarrier, box_rows, (0, kv_head), column)
+
+
+@cute.jit
+def load_pages(
+    cfg: cutlass.Constexpr, tma: KVOperand, address, mbarrier, found: PagedRowIndices, kv_head
+):
+    """Copy the pages of a tile. Nearly every tile has all its rows: one question for all pages then."""
+    page_bytes = cfg.box_rows * cfg.columns * 2
+    if found.all_rows_exist(cfg.box_rows):
+        for p in cutlass.range_constexpr(found.boxes):
+            first = found.box(p)[0] // 8
+            at = address + p * page_bytes
+            copies.load_tile(tma.boxes, DTYPES[cfg.dtype], at, mbarrier, first, (kv_head,))
+    else:
+        for p in cutlass.range_constexpr(found.boxes):
+            row, valid = found.box(p)
+            load_page(cfg, tma, address + p * page_bytes, mbarrier, row, valid, kv_head)
 
 
 @cute.jit

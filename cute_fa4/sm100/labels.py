@@ -5,7 +5,7 @@ All of it is derived: roles from warp_roles.py, regions from smem_map.py, mbarri
 
 from ..emulator.labels import KernelLabels
 from . import barriers, smem_map
-from .config import MBARRIER_BYTES, FA4Config
+from .config import MBARRIER_BYTES, O_BUFFERS, FA4Config
 from .warp_roles import WARPS_PER_GROUP
 
 
@@ -36,8 +36,12 @@ def shared_regions(cfg: FA4Config) -> tuple[tuple[int, int, str], ...]:
         for slot in range(cfg.kv_slots)
     ]
     out += [
+        (region["o"].offset + buffer * cfg.o_chunk_bytes, cfg.o_chunk_bytes, f"O chunk {buffer}")
+        for buffer in range(O_BUFFERS)
+    ]
+    out += [
         (region[name].offset, region[name].nbytes, name)
-        for name in ("row_scale", "row_bias", "tmem_address")
+        for name in ("row_scale", "row_bias", "work_queue", "tmem_address")
     ]
     return tuple(out)
 

@@ -10,59 +10,78 @@ scores are in registers (s_free), and it is there when softmax comes back:
     tensor core               | S0(n+1) | P0(n-1) V |
 
 The price: s_ready no longer says that P_i V of the tile before has completed. pv_done does; softmax waits for it before
-it writes P_i, correction before it touches O_i. Tensor memory has the room at depth 64.
+it writes P_i, correction before it touches O_i. Tensor memory has the room at depth 64. The last P V of a work tile
+come behind the first S of the next one.
 """
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from . import tmem_instructions
-from .kernel_args import Events, Smem, Work
+from . import tmem_instructions, work_queue
+from .kernel_args import Events, KernelArgs, Smem
 from .kv_buffer import KVBuffer, KVBufferConfig
 from .mma import multiply_pv, multiply_qk
 from .pipelines import KVConsumerPipeline
+from .work_queue import WorkQueue
 
 
 @cute.jit
 def run(
     cfg: cutlass.Constexpr,
+    args: KernelArgs,
     smem: Smem,
     tmem: Int32,
     events: Events,
     kv: KVConsumerPipeline,
-    work: Work,
+    queue: WorkQueue,
 ):
     k = KVBuffer(KVBufferConfig.for_k(cfg), smem.kv_address)
     v = KVBuffer(KVBufferConfig.for_v(cfg), smem.kv_address)
-    if work.tiles.count > 0:
-        at_k = kv.first()
-        at_v = kv.advance_to_v(at_k)
-        for i in cutlass.range_constexpr(cfg.num_q):
-            events.q_full.wait(i, 0)
-            multiply_qk(cfg, smem, k, tmem, kv, at_k, i, wait=i == 0)
-            events.s_ready.commit(i)
-        kv.release(at_k)
-        accumulate = cutlass.Boolean(False)
-        phase = Int32(0)  # of S and P for tile n - 1
-        for _ in cutlass.range(1, work.tiles.count, unroll=1):
-            at_k = kv.step_tile(at_k)
+    at_k = kv.first()
+    at_v = kv.advance_to_v(at_k)
+    phase = Int32(1)  # of S and P of the key tile before
+    pending, accumulate = cutlass.Boolean(False), cutlass.Boolean(False)
+    number, q_phase = Int32(0), Int32(0)
+    count = queue.next(cfg, args, number).tiles.count
+    while count != work_queue.NO_MORE:
+        for n in cutlass.range(count, unroll=1):
             for i in cutlass.range_constexpr(cfg.num_q):
+                if n == 0:
+                    events.q_full.wait(i, q_phase)
                 events.s_free.wait(i, phase)
                 tmem_instructions.fence_after()
                 multiply_qk(cfg, smem, k, tmem, kv, at_k, i, wait=i == 0)
                 events.s_ready.commit(i)
-                if i == 0:
-                    kv.wait_v(at_v)
-                else:
+                if n == count - 1:
+                    events.q_free.commit(i)
+                if cutlass.const_expr(i == cfg.num_q - 1):
                     kv.release(at_k)
-                multiply_pv(cfg, v, tmem, events, at_v.slot.index, i, phase, accumulate)
-                events.pv_done.commit(i)
-            kv.release(at_v)
-            at_v = kv.step_tile(at_v)
-            accumulate = cutlass.Boolean(True)
+                if pending:
+                    if cutlass.const_expr(i == 0):
+                        kv.wait_v(at_v)
+                    multiply_pv(cfg, v, tmem, events, at_v.slot.index, i, phase, accumulate)
+                    events.pv_done.commit(i)
+                    if n == 0:
+                        events.o_ready.commit(i)
+            if pending:
+                kv.release(at_v)
+                at_v = kv.step_tile(at_v)
+            at_k = kv.step_tile(at_k)
+            accumulate = n > 0
+            pending = cutlass.Boolean(True)
             phase = phase ^ 1
-        kv.wait_v(at_v)
-        for i in cutlass.range_constexpr(cfg.num_q):
-            multiply_pv(cfg, v, tmem, events, at_v.slot.index, i, phase, accumulate)
-            events.o_ready.commit(i)
+        if count > 0:
+            q_phase = q_phase ^ 1
+        number = number + 1
+        count = queue.next(cfg, args, number).tiles.count
+        if count <= 0 and pending:  # the end, or work tiles without keys: nothing to wait for
+            kv.wait_v(at_v)
+            for i in cutlass.range_constexpr(cfg.num_q):
+                multiply_pv(cfg, v, tmem, events, at_v.slot.index, i, phase, accumulate)
+                if cutlass.const_expr(i == cfg.num_q - 1):
+                    kv.release(at_v)
+                events.pv_done.commit(i)
+                events.o_ready.commit(i)
+            at_v = kv.step_tile(at_v)
+            pending = cutlass.Boolean(False)

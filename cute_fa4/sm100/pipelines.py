@@ -7,7 +7,7 @@ staged loops can carry, what the host can test, and what a reader can follow.
     writer waits  1  1  1  1  1  0  0  0        on empty: parity 1 passes on a fresh barrier, every slot is free
     reader waits  0  0  0  0  0  1  1  1        on full: parity 0 blocks on a fresh barrier, nothing is loaded
 
-The reader's order, with the position in parentheses; V of a tile is held while K of the next one is used:
+The order of mma.py, with the position in parentheses; V of a tile is held while K of the next one is used:
 
     wait K0(0) release K0(0) wait V0(1) | wait K1(2) release V0(1) release K1(2) wait V1(3) | wait K2(4) ...
 """
@@ -25,7 +25,7 @@ from .scalars import choose
 def initialise(mbarriers, counts: list[int]):
     """mbarrier.init of all mbarriers by one warp, a lane each; the warp may use them when this returns.
 
-    Other warps may after the next barrier of the CTA.
+    Other warps may after the next barrier between them and it.
     """
     lane = cute.arch.lane_idx()
     for first in range(0, len(counts), 32):
@@ -145,7 +145,7 @@ class KVPosition:
 
 @dataclass(frozen=True)
 class KVConsumerPipeline(Ring):
-    """The MMA warp's end, in the order S0 = Q0 Kn, O1 += P1 V(n-1), S1 = Q1 Kn, O0 += P0 Vn.
+    """The MMA warp's end; mma.py and mma_ahead.py are its two orders.
 
     A slot is released by tcgen05.commit on its own `empty` barrier: the MMAs that read it are asynchronous, and an
     ordinary arrive by the thread that issued them would hand the slot back while it is being read.
@@ -172,11 +172,6 @@ class KVConsumerPipeline(Ring):
                 self.full + (at.slot.index * self.qk_stages + stage), at.slot.phase
             )
         return at.slot.index
-
-    def release_k(self, at: KVPosition) -> KVPosition:
-        """Hand K's slot back once every MMA issued so far has completed; on to V of the same tile."""
-        self._commit(at.slot.index)
-        return KVPosition(at.slot.next(self.slots), at.held_v)
 
     def release_v(self, at: KVPosition):
         """Hand the held V's slot back once every MMA issued so far has completed. Does not step."""

@@ -1,28 +1,42 @@
-"""Softmax warpgroup i: S_i -> P_i and the factor that O_i needs, tile by tile; a thread owns one row.
+"""Softmax warpgroup i: S_i -> P_i and the factor that O_i needs, key tile by key tile; a thread owns one row.
 
 For every key tile:
 
     wait s_ready[i]          read the row's BN scores, mask them if the tile needs it
     row maximum              factor 2^(old - new) -> row_scale[i]          correction can begin
-    P = 2^(c s - c m)        stored over S, quarter by quarter
+    P = 2^(c s - c m)        stored quarter by quarter, over S or, where it has room, beside it
     after three quarters     p_ready[i]                                    the MMA can begin
     after the last one       p_last[i]
     row sum                  while the MMA works
+
+After the last one the row sum goes to correction, which divides O by it, in the place of the factor; the log-sum-exp
+goes to global memory.
 
 Whole tiles and masked tiles are separate loops over the same step: a tile that needs no mask carries no mask code.
 A sink is a key with the sink as its score and no value: the state a row starts with.
 """
 
+import math
 from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, select_
 
-from . import exp2, kv_range, mask, online_softmax, rows, score_mods, tmem_instructions
+from . import (
+    exp2,
+    kv_range,
+    mask,
+    online_softmax,
+    rows,
+    score_mods,
+    tmem_instructions,
+    work_queue,
+)
 from .kernel_args import Events, KernelArgs, Smem, Work
 from .online_softmax import LOG2_E, RowState
 from .scalars import minimum
+from .work_queue import WorkQueue
 
 LOAD_COLUMNS = 32  # scores of one tcgen05.ld
 
@@ -144,12 +158,14 @@ def step(
     work: Work,
     i: Int32,
     row: RowContext,
+    tiles_before: Int32,
     n: Int32,
     state: RowState,
     masked: cutlass.Constexpr,
 ) -> RowState:
-    """Key tile n: scores to probabilities."""
-    events.s_ready.wait(i, (n - work.tiles.first) & 1)
+    """Key tile n: scores to probabilities. `tiles_before`: key tiles of all work tiles before."""
+    phase = (n - work.tiles.first + tiles_before) & 1
+    events.s_ready.wait(i, phase)
     tmem_instructions.fence_after()
     scores = read_scores(cfg, tmem)
     if cutlass.const_expr(cfg.p_apart):
@@ -168,10 +184,11 @@ def step(
         state.row_max, tile_max, scale_log2, cfg.rescale_log2
     )
     if cutlass.const_expr(cfg.p_apart):  # the last factor and the last P have been read
-        events.pv_done.wait(i, (n - work.tiles.first) & 1 ^ 1)
+        events.pv_done.wait(i, phase ^ 1)
         tmem_instructions.fence_after()
-    smem.row_scale[row.thread] = factor
-    events.row_scale.arrive(i)
+    if n != work.tiles.first:  # nothing to rescale before
+        smem.row_scale[row.thread] = factor
+        events.row_scale.arrive(i)
     bias = -safe_max * scale_log2
     p_address = tmem + (cfg.tmem_p[0] - cfg.tmem_s[0])
     sums = write_probabilities(
@@ -198,7 +215,7 @@ def whole_tiles(cfg, args: KernelArgs, work: Work, i) -> kv_range.WholeTiles:
 
 
 @cute.jit
-def run(
+def work_tile(
     cfg: cutlass.Constexpr,
     args: KernelArgs,
     smem: Smem,
@@ -206,19 +223,69 @@ def run(
     events: Events,
     work: Work,
     i: Int32,
-) -> RowState:
-    """All key tiles of query tile i. `tmem`: address of S_i for this warp's lanes."""
+    tiles_before: Int32,
+) -> tuple[RowContext, RowState]:
+    """All key tiles of query tile i."""
     thread, _, _ = cute.arch.thread_idx()
     row = row_context(cfg, args, work, i, thread)
     whole = whole_tiles(cfg, args, work, i)
     end = work.tiles.first + work.tiles.count
     state = first_state(cfg, args, row)
+    before = tiles_before
     if cutlass.const_expr(cfg.mask.has_lower_bound):
         for n in cutlass.range(work.tiles.first, whole.begin, unroll=1):
-            state = step(cfg, args, smem, tmem, events, work, i, row, n, state, masked=True)
+            state = step(cfg, args, smem, tmem, events, work, i, row, before, n, state, masked=True)
     if cutlass.const_expr(cfg.mask.is_band):
         for n in cutlass.range(whole.begin, whole.end, unroll=1):
-            state = step(cfg, args, smem, tmem, events, work, i, row, n, state, masked=False)
+            state = step(
+                cfg, args, smem, tmem, events, work, i, row, before, n, state, masked=False
+            )
     for n in cutlass.range(whole.end, end, unroll=1):
-        state = step(cfg, args, smem, tmem, events, work, i, row, n, state, masked=True)
-    return state
+        state = step(cfg, args, smem, tmem, events, work, i, row, before, n, state, masked=True)
+    return row, state
+
+
+@cute.jit
+def write_lse(cfg: cutlass.Constexpr, args: KernelArgs, work: Work, i: Int32, state: RowState):
+    """The log-sum-exp of this thread's row, natural logarithm; of a row without keys -inf."""
+    thread, _, _ = cute.arch.thread_idx()
+    place = rows.row_of(cfg, work, i, thread % cfg.rows_per_q_tile)
+    sequence = work.sequence
+    if place.q_index < sequence.seqlen_q:
+        lse = -Float32.inf
+        if state.row_sum != 0.0:
+            total_log2 = cute.math.log2(state.row_sum, fastmath=True)
+            lse = (state.row_max * log2_scale(cfg, args) + total_log2) * math.log(2)
+        if cutlass.const_expr(cfg.q_layout == "dense"):
+            args.lse[sequence.batch, place.head, place.q_index] = lse
+        else:
+            args.lse[place.head, sequence.q_first_row + place.q_index] = lse
+
+
+@cute.jit
+def run(
+    cfg: cutlass.Constexpr,
+    args: KernelArgs,
+    smem: Smem,
+    tmem: Int32,
+    events: Events,
+    queue: WorkQueue,
+    i: Int32,
+):
+    """Query tile i of every work tile. `tmem`: address of S_i for this warp's lanes."""
+    thread, _, _ = cute.arch.thread_idx()
+    number, tiles = Int32(0), Int32(0)
+    work = queue.next(cfg, args, number)
+    while work.tiles.count != work_queue.NO_MORE:
+        row, state = work_tile(cfg, args, smem, tmem, events, work, i, tiles)
+        if work.tiles.count > 0:
+            tiles = tiles + work.tiles.count
+            # Correction has read the last factor, or the sum of the work tile before.
+            events.p_ready.wait(i, (tiles - 1) & 1)
+            smem.row_scale[thread] = state.row_sum
+            events.row_scale.arrive(i)
+        if cutlass.const_expr(cfg.write_lse):
+            write_lse(cfg, args, work, i, state)
+        number = number + 1
+        work = queue.next(cfg, args, number)
+    events.p_ready.arrive(i)  # correction has begun the phase of a tile that does not come

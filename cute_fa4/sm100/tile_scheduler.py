@@ -1,4 +1,4 @@
-"""CTA -> (query block, head, batch), the longest work first.
+"""Block of the grid -> (query block, head, batch), the longest work first.
 
 The grid is one-dimensional, so that no batch or head count meets the 65,535 limit of the y and z axes. Without a
 causal mask the query block runs fastest: CTAs that run together read the same keys.
@@ -12,7 +12,8 @@ their keys and values in L2 together. Three heads of four blocks in sections of 
     block   3   3   2   2   1   1   0   0   3   2   1   0
 
 Where the lengths of sequences are on the device only, the grid covers the longest one that the caller announces;
-a block beyond its sequence finds nothing to do.
+a block beyond its sequence finds nothing to do. A CTA runs the block it was launched as and claims further ones, which
+it gets in about the same order (work_queue.py).
 """
 
 from dataclasses import dataclass
@@ -110,8 +111,8 @@ def work_tile(cfg, cta, order: TileOrder) -> WorkTile:
 def plain(number):
     """A number of which the compiler knows nothing.
 
-    Of a divisor's result it knows that it is not negative, and it then turns floor divisions of positions, which can be
-    negative, into truncating ones.
+    Seen with nvidia-cutlass-dsl 4.8.1: where a position came from a divisor's result, floor divisions of positions,
+    which can be negative, were compiled to truncating ones.
     """
     if isinstance(number, int):
         return number

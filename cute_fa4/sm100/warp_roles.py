@@ -1,11 +1,11 @@
 """Which warp of a CTA does what, and with how many registers.
 
     warps   role        registers   work
-    0-3     softmax 0   192         S0 -> P0, then O0 to global memory
-    4-7     softmax 1   192         S1 -> P1, then O1 to global memory
-    8-11    correction   88         rescales O0 and O1 when a row maximum moved
+    0-3     softmax 0   192         S0 -> P0, log-sum-exp
+    4-7     softmax 1   192         S1 -> P1, log-sum-exp
+    8-11    correction   88         rescales O0 and O1 when a row maximum moved, then stores them
     12      mma          40         one thread issues every tcgen05.mma
-    13      load         40         one thread issues every TMA load
+    13      load         40         claims blocks, one thread issues every TMA load
     14, 15  idle         40         `setmaxnreg` must be executed alike by the four warps of a warpgroup
 
 The kernel starts with 65,536 / 512 = 128 registers a thread; `setmaxnreg` moves them to where they are needed.

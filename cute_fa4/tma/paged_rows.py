@@ -1,12 +1,13 @@
 """PagedRowIndices: where the rows of one key tile lie, looked up once and used for K and for V.
 
-A tile of BN keys is covered by boxes of `box_rows` = min(page_size, BN) rows; a box never crosses a page. For each
-box the object holds the row in the operand's row space and how many of its rows exist:
+A tile of BN keys is covered by boxes of `box_rows` = min(page_size, BN) rows; a box never crosses a page. Lane p of
+the load warp knows box p: the row in the operand's row space and how many of its rows exist:
 
     page_size 64, BN 128, page table (7, 2, 9, 4), keys 128..255 of a sequence of 200
-        box 0   page 9   row 9 * rows_per_page          64 rows
-        box 1   page 4   row 4 * rows_per_page           8 rows, the rest arrives as zeros
+        lane 0   page 9   row 9 * rows_per_page          64 rows
+        lane 1   page 4   row 4 * rows_per_page           8 rows, the rest arrives as zeros
 
+So a tile's entries are one coalesced load, however the table is aligned, and they stay in flight until a box is used.
 A box without rows is still copied, wholly out of bounds: its zeros are what P V needs there, the expected bytes stay
 the same for every tile, and neither its page nor its table entry is read. So table entries beyond a sequence may hold
 anything.
@@ -23,10 +24,24 @@ from ..sm100.scalars import choose, maximum, minimum
 
 @dataclass(frozen=True)
 class PagedRowIndices:
-    """rows[p], valid[p]: first row of box p and how many of its rows exist. Tuples of Int32."""
+    """The boxes of a tile. `row`, `valid`: of box p in lane p; of a single box in every lane."""
 
-    rows: tuple
-    valid: tuple
+    row: Int32
+    valid: Int32
+    boxes: cutlass.Constexpr
+
+    def box(self, p: int) -> tuple:
+        """(first row, rows that exist) of box p, in every lane."""
+        if self.boxes == 1:
+            return self.row, self.valid
+        return cute.arch.shuffle_sync(self.row, p), cute.arch.shuffle_sync(self.valid, p)
+
+    def all_rows_exist(self, rows_of_box: int):
+        """Whether no box of the tile is cut."""
+        whole = self.valid == rows_of_box
+        if self.boxes > 1:
+            whole = whole | (cute.arch.lane_idx() >= self.boxes)
+        return cute.arch.vote_all_sync(whole)
 
 
 def box_rows(tile_rows: int, page_size: int) -> int:
@@ -41,67 +56,46 @@ def box_rows(tile_rows: int, page_size: int) -> int:
 def populate_contiguous(tile_rows: int, first_row, first_key, num_keys) -> PagedRowIndices:
     """Rows [first_row + first_key, ...) of a packed sequence of `num_keys` keys: one box."""
     valid = minimum(maximum(num_keys - first_key, 0), tile_rows)
-    return PagedRowIndices((first_row + first_key,), (valid,))
+    return PagedRowIndices(first_row + first_key, valid, 1)
 
 
 @cute.jit
-def _load_entries(
-    table: cute.Tensor, batch, first, count: cutlass.Constexpr, vector: cutlass.Constexpr
-):
-    """Table entries [first, first + count) of a sequence, `vector` at a time; `first` is a multiple of `vector`."""
-    entries = []
-    row = table[batch, None]
-    for start in cutlass.range_constexpr(0, count, vector):
-        if cutlass.const_expr(vector == 1):
-            entries.append(row[first + start])
-        else:
-            source = cute.make_tensor(
-                (row.iterator + (first + start)).align(4 * vector), cute.make_layout(vector)
-            )
-            loaded = cute.make_rmem_tensor(vector, cutlass.Int32)
-            cute.autovec_copy(source, loaded)
-            for i in cutlass.range_constexpr(vector):
-                entries.append(loaded[i])
-    return entries
-
-
-@cute.jit
-def populate(
+def look_up(
     tile_rows: cutlass.Constexpr,
     page_size: cutlass.Constexpr,
-    vector: cutlass.Constexpr,
     table: cute.Tensor,
-    rows_per_page,
-    num_pages,
     batch,
     first_key,
     num_keys,
 ):
-    """Rows of keys [first_key, first_key + tile_rows); first_key is a multiple of tile_rows.
+    """Lane p: the page of box p of keys [first_key, first_key + tile_rows); 0 where there is none.
 
-    table    (batch, pages) int32; vector: entries of one load, a power of two up to 4 that divides the boxes of a
-             tile and to which the table's rows are aligned
+    first_key   a multiple of tile_rows, not negative
+    table       (batch, pages) int32
+    """
+    rows = box_rows(tile_rows, page_size)
+    lane = cute.arch.lane_idx()
+    entry = Int32(0)
+    if (lane < tile_rows // rows) & (first_key + lane * rows < num_keys):
+        entry = table[batch, first_key // page_size + lane]
+    return entry
+
+
+def populate(
+    tile_rows: int, page_size: int, entry, rows_per_page, num_pages, first_key, num_keys
+) -> PagedRowIndices:
+    """Rows of keys [first_key, first_key + tile_rows) in the pages that look_up found.
+
+    A page that does not exist has no rows: zeros, and nothing is read.
     """
     rows = box_rows(tile_rows, page_size)
     boxes = tile_rows // rows
-    left = num_keys - first_key
-    valid = [minimum(maximum(left - p * rows, 0), rows) for p in range(boxes)]
-    entries = [Int32(0)] * boxes
-    if cutlass.const_expr(boxes == 1):
-        if left > 0:
-            entries[0] = table[batch, first_key // page_size]
+    lane = 0
+    if boxes == 1:
+        entry = cute.arch.shuffle_sync(entry, 0)
     else:
-        whole = left > (boxes - 1) * rows
-        if whole:
-            entries = _load_entries(table, batch, first_key // page_size, boxes, vector)
-        else:
-            for p in cutlass.range_constexpr(boxes):
-                if left > p * rows:
-                    entries[p] = table[batch, first_key // page_size + p]
+        lane = cute.arch.lane_idx()
+    exists = choose(entry >= 0, choose(entry < num_pages, 1, 0), 0)
     inside = first_key % page_size if rows < page_size else 0
-    # A page that does not exist has no rows: zeros, and nothing is read.
-    exists = [choose(entry >= 0, choose(entry < num_pages, 1, 0), 0) for entry in entries]
-    first_rows = tuple(
-        entry * there * rows_per_page + inside for entry, there in zip(entries, exists, strict=True)
-    )
-    return first_rows, tuple(v * there for v, there in zip(valid, exists, strict=True))
+    valid = minimum(maximum(num_keys - first_key - lane * rows, 0), rows)
+    return PagedRowIndices(entry * exists * rows_per_page + inside, valid * exists, boxes)

@@ -55,13 +55,13 @@ def test_the_report_names_the_lines():
 
 
 # Wide scores: rows are rescaled in every tile. 300: clipped rows and keys, masked tiles. 600 queries and 100
-# keys: under a causal mask a CTA without keys, and query tiles without keys.
+# keys: under a causal mask a work tile without keys, and query tiles without keys.
 CASES = ((256, 640, 6.0), (300, 300, 1.0), (600, 100, 1.0))
 
 # Kernel -> (Python file, why no run executes its lines there).
 UNREACHABLE = {
     False: {
-        "store.py": "rows without keys: without a mask there are none, and no keys at all is no launch"
+        "correction.py": "work tiles without keys: without a mask there are none, and no keys at all is no launch"
     },
     True: {},
 }

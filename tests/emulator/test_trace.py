@@ -10,6 +10,7 @@ import torch
 from cute_fa4 import emulator, flash_attn_func
 from cute_fa4.emulator import __main__ as command_line
 from cute_fa4.emulator import trace
+from cute_fa4.sm100.config import FA4Config
 
 # The first call of a process warns that the emulator executes it.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -18,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Four key tiles: the first and the last are special, two are the steady state.
 TILES = 4
+RING = FA4Config().kv_slots
 PICTURE = ["trace", "--head-dim", "128", "--causal", "--seqlen", "256", "--seqlen-k", "512"]
 
 
@@ -26,10 +28,10 @@ def recorded():
     return record("in_order", 0)
 
 
-def record(mode, seed):
+def record(mode, seed, heads=1):
     generator = torch.Generator().manual_seed(0)
     q, k, v = (
-        torch.randn(1, n, 1, 128, generator=generator).bfloat16()
+        torch.randn(1, n, heads, 128, generator=generator).bfloat16()
         for n in (256, 128 * TILES, 128 * TILES)
     )
     with trace.record() as recording, emulator.use(mode=mode, seed=seed, checks=None):
@@ -47,35 +49,57 @@ def slot(recording, name, nth=0):
     return [mark.slot for mark in marks if mark.row == marks[0].row][nth]
 
 
+def drawn_in_mma_py(work_tiles):
+    """S0 S1 | O0 | then for every tile S0 O1 S1 O0 | O1; K and V of the n-th key tile are in slots 2 n and 2 n + 1."""
+    expected, pending = [], []
+    for n in range(work_tiles * TILES):
+        k, v = 2 * n % RING, (2 * n + 1) % RING
+        expected += [f"S0 = Q0 kv[{k}]", *pending, f"S1 = Q1 kv[{k}]", f"O0 = S0 kv[{v}]"]
+        pending = [f"O1 = S1 kv[{v}]"]
+    return expected + pending
+
+
 def test_the_tensor_core_works_in_the_order_that_mma_py_draws(recorded):
-    """S0 S1 | O0 | then for every tile S0 O1 S1 O0 | O1; V of tile n is in slot 2 n + 1 of a ring of five."""
-    ring = 5
-    expected = ["S0 = Q0 kv[0]", "S1 = Q1 kv[0]", "O0 = S0 kv[1]"]
-    for n in range(1, TILES):
-        k, v, last_v = (2 * n % ring, (2 * n + 1) % ring, (2 * n - 1) % ring)
-        expected += [
-            f"S0 = Q0 kv[{k}]",
-            f"O1 = S1 kv[{last_v}]",
-            f"S1 = Q1 kv[{k}]",
-            f"O0 = S0 kv[{v}]",
-        ]
-    expected += [f"O1 = S1 kv[{v}]"]
-    assert names(recorded, "tensor core") == expected
+    assert names(recorded, "tensor core") == drawn_in_mma_py(1)
+
+
+def test_the_first_product_of_a_work_tile_comes_before_the_last_of_the_one_before():
+    """Two heads: in order, the CTA of the first claims the second."""
+    recording = record("in_order", 0, heads=2)
+    assert names(recording, "tensor core") == drawn_in_mma_py(2)
+    loads = [name for name in names(recording, "copies") if name.startswith("load")]
+    assert loads == 2 * drawn_in_load_py(), "the ring comes out even: eight tiles a head"
+
+
+def drawn_in_load_py():
+    """The loads of one work tile."""
+    ring = [f"load kv[{i % RING}]" for i in range(2 * TILES)]
+    return ["load Q0", ring[0], "load Q1", *ring[1:]]
 
 
 def test_copies_are_in_the_order_that_load_py_draws(recorded):
     loads = [name for name in names(recorded, "copies") if name.startswith("load")]
-    ring = [f"load kv[{i % 5}]" for i in range(2 * TILES)]
-    assert loads == ["load Q0", ring[0], "load Q1", *ring[1:]]
+    assert loads == drawn_in_load_py()
+
+
+@pytest.mark.parametrize("mode, seed", [("hostile", 1), ("random", 1)])
+def test_slots_behind_thread_barriers_do_not_depend_on_the_schedule(recorded, mode, seed):
+    """The correction warps meet before and behind every chunk of O. A warp that is at the next meeting already does not
+    move those that are still leaving this one.
+    """
+    reads = lambda recording: {
+        mark.row: mark.slot for mark in recording.marks if mark.name == "read O1"
+    }
+    assert reads(record(mode, seed)) == reads(recorded)
 
 
 def test_slots_respect_the_barriers(recorded):
     """A product is behind the copies that it reads, a read of S behind the product, a store of P behind the read."""
     for nth in range(2):  # before the ring comes round, a slot has one load
-        first = slot(recorded, f"S0 = Q0 kv[{2 * nth % 5}]")
+        first = slot(recorded, f"S0 = Q0 kv[{2 * nth % RING}]")
         read, wrote = slot(recorded, "read S0", nth), slot(recorded, "write S0", 2 * nth)
-        assert slot(recorded, f"load kv[{2 * nth % 5}]") < first < read < wrote
-        assert wrote < slot(recorded, f"O0 = S0 kv[{(2 * nth + 1) % 5}]")
+        assert slot(recorded, f"load kv[{2 * nth % RING}]") < first < read < wrote
+        assert wrote < slot(recorded, f"O0 = S0 kv[{(2 * nth + 1) % RING}]")
     waits = [mark for mark in recorded.marks if mark.kind == "wait"]
     assert waits and all(mark.first <= mark.last and mark.slot <= mark.end for mark in waits)
 
@@ -104,7 +128,7 @@ def test_the_text_has_a_column_for_each_role_and_says_what_time_is_not(recorded)
     header = text.splitlines()[2].split("  ")
     assert [c.strip() for c in header if c.strip()] == [
         "slot", "softmax 0", "softmax 1", "correction", "mma", "load", "copies", "tensor core", "raises",
-    ], "load has a column because it waits: eight tiles for a ring of five"  # fmt: skip
+    ], "load has a column because it waits: eight tiles for a ring of four"  # fmt: skip
     assert "wait s_ready[0]" in text and "S0 = Q0 kv[0] x8" in text
 
 

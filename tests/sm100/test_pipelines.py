@@ -52,13 +52,15 @@ def test_the_consumer_follows_the_traced_order(log, slots):
     kv = pipelines.KVConsumerPipeline(FULL, EMPTY, slots, 1)
     at = kv.first()
     kv.wait_k(at, 0)
-    at = kv.release_k(at)
+    kv.release(at)
+    at = kv.advance_to_v(at)
     kv.wait_v(at)
     for _ in range(6):
         at = kv.advance_to_k(at)
         kv.wait_k(at, 0)
         kv.release_v(at)
-        at = kv.release_k(at)
+        kv.release(at)
+        at = kv.advance_to_v(at)
         kv.wait_v(at)
 
     def wait(position):
@@ -89,10 +91,13 @@ def test_the_producer_finds_every_slot_free_once_and_then_waits_for_the_release(
 def test_slots_are_released_in_the_order_in_which_they_were_filled(log):
     """Otherwise the producer, which walks the ring in order, would wait for a slot behind a free one."""
     kv = pipelines.KVConsumerPipeline(FULL, EMPTY, 5, 1)
-    at = kv.release_k(kv.first())
+    at = kv.first()
+    kv.release(at)
+    at = kv.advance_to_v(at)
     for _ in range(9):
         at = kv.advance_to_k(at)
         kv.release_v(at)
-        at = kv.release_k(at)
+        kv.release(at)
+        at = kv.advance_to_v(at)
     released = [address - 1000 for _, address in log.events]
     assert released == [i % 5 for i in range(len(released))]

@@ -8,6 +8,9 @@ import torch
 
 from cute_fa4 import emulator, flash_attn_func
 from cute_fa4.interface import EmulatorWarning
+from tests.emulator.mutations.attention_places import at
+from tests.emulator.mutations.edits import ALWAYS_TRUE, WAIT
+from tests.emulator.mutations.edits import replace as replace_in
 
 # The smallest problem in which every role works: two query tiles, three key tiles with a masked one, and
 # scores large enough that the correction warps rescale O.
@@ -68,18 +71,13 @@ def without(opcode, which):
     return transform
 
 
-def without_wait(which):
-    """A transform that takes out the which-th loop around mbarrier.try_wait."""
-
-    def transform(name, ptx):
-        loops = list(re.finditer(r"LAB_WAIT:.*?bra\.uni\s+LAB_WAIT;", ptx, re.S))
-        assert which < len(loops), f"the kernel has {len(loops)} waits"
-        return ptx[: loops[which].start()] + ptx[loops[which].end() :]
-
-    return transform
+def without_wait(role, mbarrier, nth=0, of=1):
+    """A transform that lets a role pass the nth of its waits for an mbarrier (attention_defects.py counts them)."""
+    edit = replace_in(role, WAIT, ALWAYS_TRUE, nth, of, on=at(mbarrier))
+    return lambda name, ptx: edit(ptx)
 
 
-# Numbers count in the order of the PTX text: softmax (whole tiles, masked tiles), store, correction, mma, load.
+# Numbers count in the order of the PTX text: softmax (whole tiles, masked tiles), correction, mma, load.
 @pytest.mark.parametrize(
     "edit, error",
     [
@@ -88,10 +86,11 @@ def without_wait(which):
         (without("tcgen05.fence::before_thread_sync", 0), emulator.TensorOrderError),
         (without("tcgen05.fence::after_thread_sync", 0), emulator.TensorOrderError),
         (without("fence.mbarrier_init", 0), emulator.BarrierError),
-        (without("cp.async.bulk.wait_group", 0), emulator.InFlightError),
-        (without_wait(9), emulator.RaceError),  # mma does not wait for Q0
-        (without_wait(10), emulator.RaceError),  # mma does not wait for K0
-        (without_wait(14), emulator.RaceError),  # mma does not wait for the last part of P
+        # Of the third chunk, the first that finds its buffer in use.
+        (without("cp.async.bulk.wait_group.read", 2), emulator.RaceError),
+        (without_wait("mma", "q_full[0]"), emulator.RaceError),
+        (without_wait("mma", "kv_full[0]", 0, 2), emulator.RaceError),
+        (without_wait("mma", "p_last[0]"), emulator.RaceError),
     ],
 )
 def test_what_is_taken_out_is_missed(edit, error):
@@ -99,16 +98,33 @@ def test_what_is_taken_out_is_missed(edit, error):
         attention(causal=False, transform=edit, checks="ptx")
 
 
+def test_the_cta_ends_while_the_output_is_copied():
+    """256 queries: the last chunk has rows. Eight waits are those of the chunks, with keys and without."""
+    edit = without("cp.async.bulk.wait_group.read", 8)
+    with pytest.raises(emulator.InFlightError):
+        attention(causal=False, seqlen=256, transform=edit, checks="ptx")
+
+
 def test_a_slot_is_loaded_again_before_it_is_free():
-    """The load warp does not wait for kv_empty: five key tiles, so that the ring of five goes round twice."""
+    """The load warp does not wait for kv_empty: three key tiles are six tiles for a ring of four."""
+    edit = without_wait("load", "kv_empty[0]", 0, 2)
     with pytest.raises(emulator.RaceError, match=r"kv\[\d\].*TMA load .* which (read|wrote) it"):
-        attention(causal=False, seqlen=600, transform=without_wait(23), checks="ptx")
+        attention(causal=False, transform=edit, checks="ptx")
 
 
 def test_scores_are_read_before_the_product_is_complete():
     """Softmax does not wait for s_ready of a masked tile: the commit behind the product does not reach it."""
+    edit = without_wait("softmax", "s_ready[0]", 1, 2)
     with pytest.raises(emulator.RaceError, match="S0.*MMA|row_scale"):
-        attention(causal=False, transform=without_wait(3), checks="ptx")
+        attention(causal=False, transform=edit, checks="ptx")
+
+
+def test_the_next_work_tile_overwrites_what_the_last_one_still_reads():
+    """The second work tile of a CTA is where Q is loaded again; 300 queries are two tiles, which one CTA claims."""
+    edit = without_wait("load", "q_free[1]")
+    with pytest.raises(emulator.RaceError, match=r"Q1.*TMA load"):
+        attention(causal=False, transform=edit, checks="ptx", claims=1)
+    attention(causal=False, transform=edit, checks="ptx", claims=0)
 
 
 @pytest.mark.parametrize("opcode", ["tcgen05.wait::ld", "tcgen05.fence::after_thread_sync"])

@@ -1,23 +1,24 @@
 """Defects of what the attention kernel computes: descriptors, columns, coordinates, masks, factors.
 
 Ordering is right in most of them, so that wrong numbers are what shows: they keep the tests' inputs honest.
-MMAs in the order of the PTX text (head dim 128): S0 0..7, S1 8..15, O0 16..23 | S0 24..31, O1 32..39,
-S1 40..47, O0 48..55 | O1 56..63.
+MMAs in the order of the PTX text (head dim 128): S0 0..7, O1 8..15, S1 16..23, O0 24..31 | the last O1 32..39.
 """
 
 import re
 
-from tests.emulator.mutations.attention_defects import (
+from tests.emulator.mutations.attention_places import (
     CAUSAL,
     FULL,
+    STORE_WORD,
     TMEM_LOAD,
     TMEM_STORE,
-    mbarrier,
+    operand,
 )
-from tests.emulator.mutations.edits import both, delete, replace, retarget
+from tests.emulator.mutations.edits import delete, replace, retarget
 from tests.emulator.mutations.mutant import ASYNCHRONY, MEMORY, WRONG_NUMBERS, Mutant
 
 MMA = r"@leader_thread tcgen05\.mma\S+ (\[\S+\]), (.*), (0x[0-9a-f]+), (\w+);"
+MMAS = 40
 AN_MMA = "@leader_thread tcgen05.mma.cta_group::1.kind::f16"
 B_HIGH = r"(mov\.b64 b, \{b_low), 0x40004040\}"
 
@@ -27,7 +28,7 @@ WRONG_OR_UNORDERED = (WRONG_NUMBERS, *ASYNCHRONY)
 
 def flag(value, nth):
     """Edit of the accumulate operand of MMAs."""
-    return replace("mma", MMA, rf"{AN_MMA} \1, \2, \3, {value};", nth, 64)
+    return replace("mma", MMA, rf"{AN_MMA} \1, \2, \3, {value};", nth, MMAS)
 
 
 def descriptors():
@@ -35,79 +36,79 @@ def descriptors():
     for name, word, nth in (
         ("K's descriptor says 64-byte swizzle", "0x80004040", tuple(range(8))),
         ("one depth step of K says 32-byte swizzle", "0xc0004040", 3),
-        ("one key step of V says no swizzle", "0x00004040", 20),
+        ("one key step of V says no swizzle", "0x00004040", 28),
         ("one depth step of K: 8 rows are 512 bytes apart", "0x40004020", 3),
     ):
         yield Mutant(
-            name, FULL, replace("mma", B_HIGH, rf"\1, {word}}}", nth, 64), WRONG_OR_UNORDERED
+            name, FULL, replace("mma", B_HIGH, rf"\1, {word}}}", nth, MMAS), WRONG_OR_UNORDERED
         )
-    for name, pattern, to in (
+    for name, pattern, to, of in (
         (
             "a depth step of Q is taken twice",
             r"add\.s32 a_low, (%r\d+), 4;",
             r"add.s32 a_low, \1, 2;",
+            2,
         ),
         (
             "a key step of V is taken twice",
             r"add\.s32 b_low, (%r\d+), 256;",
             r"add.s32 b_low, \1, 128;",
+            3,
         ),
-        ("a key step of P is taken twice", r"add\.s32 a, (%r\d+), 16;", r"add.s32 a, \1, 8;"),
+        ("a key step of P is taken twice", r"add\.s32 a, (%r\d+), 16;", r"add.s32 a, \1, 8;", 3),
     ):
-        yield Mutant(name, FULL, replace("mma", pattern, to, 2, 4), WRONG)
+        yield Mutant(name, FULL, replace("mma", pattern, to, 1, of), WRONG)
     yield Mutant(
         "P is read one step ahead of its barrier",
         FULL,
-        replace("mma", r"add\.s32 a, (%r\d+), 40;", r"add.s32 a, \1, 48;", 2, 4),
+        replace("mma", r"add\.s32 a, (%r\d+), 40;", r"add.s32 a, \1, 48;", 1, 3),
         WRONG_OR_UNORDERED,
     )
-    for name, old, new in (
-        ("half of the keys in the instruction descriptor", "0x8200490", "0x8100490"),
-        ("V is K-major in the instruction descriptor", "0x8210490", "0x8200490"),
-        ("P and V are float16 in the instruction descriptor", "0x8210490", "0x8210010"),
+    for name, old, new, of in (
+        ("half of the keys in the instruction descriptor", "0x8200490", "0x8100490", 16),
+        ("V is K-major in the instruction descriptor", "0x8210490", "0x8200490", 24),
+        ("P and V are float16 in the instruction descriptor", "0x8210490", "0x8210010", 24),
     ):
-        yield Mutant(name, FULL, replace("mma", old, new, 0, 32), WRONG_OR_UNORDERED)
+        yield Mutant(name, FULL, replace("mma", old, new, 0, of), WRONG_OR_UNORDERED)
 
 
 def products():
     """Which products are made, where to, and whether they add."""
-    yield Mutant("the first step of S0 adds to the S0 before", FULL, flag(1, 24), WRONG)
     yield Mutant(
-        "the very first step of S0 adds to what nobody wrote",
-        FULL,
-        flag(1, 0),
-        ("UninitializedRead",),
+        "the first step of S0 adds to what nobody wrote", FULL, flag(1, 0), ("UninitializedRead",)
     )
-    yield Mutant("the second part of P V forgets the first", FULL, flag(0, 22), WRONG)
+    yield Mutant("the second part of P V forgets the first", FULL, flag(0, 30), WRONG)
+    first_step = r"(tcgen05\.mma.*), accumulate;"  # of O1, O0, the last O1
     yield Mutant(
         "O1 adds to what nobody wrote",
         FULL,
-        replace("mma", r"(tcgen05\.mma.*), accumulate;", r"\1, 1;", 0, 2),
+        replace("mma", first_step, r"\1, 1;", 0, 3),
         ("UninitializedRead",),
     )
-    yield Mutant(
-        "O1 of the last tile forgets the tiles before",
-        FULL,
-        replace("mma", r"(tcgen05\.mma.*), accumulate;", r"\1, 0;", 1, 2),
-        WRONG,
-    )
-    yield Mutant("an MMA is missing", FULL, delete("mma", MMA, 5, 64), WRONG)
+    for nth, what in ((1, "O0"), (2, "O1 of the last tile")):
+        yield Mutant(
+            f"{what} forgets the tiles before",
+            FULL,
+            replace("mma", first_step, r"\1, 0;", nth, 3),
+            WRONG,
+        )
+    yield Mutant("an MMA is missing", FULL, delete("mma", MMA, 5, MMAS), WRONG)
     yield Mutant(
         "S1 is written to the columns of S0",
         FULL,
-        retarget("mma", MMA, tuple(range(8, 16)), 64, like=0),
+        retarget("mma", MMA, tuple(range(16, 24)), MMAS, like=0),
         WRONG_OR_UNORDERED,
     )
     yield Mutant(
         "O0 is eight columns too far",
         FULL,
-        replace("mma", r"(tcgen05\.mma\S+ \[%r\d+)\]", r"\1+8]", tuple(range(16, 24)), 64),
+        replace("mma", r"(tcgen05\.mma\S+ \[%r\d+)\]", r"\1+8]", tuple(range(24, 32)), MMAS),
         (*WRONG_OR_UNORDERED, *MEMORY),
     )
     yield Mutant(
         "all threads of the warp issue an MMA",
         FULL,
-        replace("mma", r"@leader_thread (tcgen05\.mma)", r"\1", 30, 64),
+        replace("mma", r"@leader_thread (tcgen05\.mma)", r"\1", 30, MMAS),
         ("EmulatorError",),
     )
 
@@ -118,13 +119,13 @@ def columns():
     yield Mutant(
         "softmax reads scores eight columns too far",
         FULL,
-        replace("softmax", TMEM_LOAD, shift(8), 1, 12),
+        replace("softmax", TMEM_LOAD, shift(8), 1, 8),
         WRONG_OR_UNORDERED,
     )
     yield Mutant(
         "softmax reads lanes of another warp",
         FULL,
-        replace("softmax", TMEM_LOAD, shift(32 << 16), 0, 12),
+        replace("softmax", TMEM_LOAD, shift(32 << 16), 0, 8),
         MEMORY,
     )
     yield Mutant(
@@ -134,9 +135,9 @@ def columns():
         WRONG_OR_UNORDERED,
     )
     yield Mutant(
-        "the output is read from the columns of the scores",
+        "sixteen columns of the output are read from the other query tile",
         FULL,
-        retarget("softmax", TMEM_LOAD, 8, 12, like=0),
+        retarget("correction", TMEM_LOAD, 16, 32, like=24),
         WRONG_OR_UNORDERED,
     )
     yield Mutant(
@@ -159,22 +160,22 @@ def coordinates():
     yield Mutant(
         "every K and V is the first one",
         FULL,
-        replace("load", r"add\.s32\s+(%r\d+), \1, 128;", r"add.s32 \1, \1, 0;"),
+        replace("load", r"shl\.b32\s+(%r\d+), %r\d+, 7;", r"mov.b32 \1, 0;"),
         WRONG,
     )
     yield Mutant(
         "Q1 is copied over Q0",
         FULL,
-        replace("prologue", r"(cp\.async\S+ \[__dynamic_shmem__0)\+32768\]", r"\1]"),
+        replace("load", r"(cp\.async\S+ \[__dynamic_shmem__0)\+32768\]", r"\1]"),
         WRONG_OR_UNORDERED,
     )
     yield Mutant(
         "Q1 tells the barrier of Q0",
         FULL,
         replace(
-            "prologue",
-            rf"(cp\.async.*){re.escape(mbarrier('q_full', 1))}",
-            rf"\1{mbarrier('q_full')}",
+            "load",
+            rf"(cp\.async.*){re.escape(operand('q_full[1]'))}",
+            rf"\1{operand('q_full[0]')}",
         ),
         (*ASYNCHRONY, "BarrierError", "Deadlock"),
     )
@@ -183,8 +184,18 @@ def coordinates():
         "the output tile is stored 128 rows further",
         CAUSAL,
         replace(
-            "softmax", store, r"{.reg .b32 further; add.s32 further, \2, 128; \1, further\3}", 0, 2
+            "correction",
+            store,
+            r"{.reg .b32 further; add.s32 further, \2, 128; \1, further\3}",
+            0,
+            4,
         ),
+        (*WRONG, "RaceError"),
+    )
+    yield Mutant(
+        "a chunk is stored from the other chunk's buffer",
+        FULL,
+        replace("correction", r"(cp\.async\.bulk\.tensor.*)\+212992\]", r"\1+196608]", 0, 4),
         (*WRONG, "RaceError"),
     )
     yield Mutant(
@@ -212,15 +223,10 @@ def softmax():
     yield Mutant(
         "the row sum is not rescaled",
         FULL,
-        replace(
-            "softmax",
-            r"st\.shared\.b32\s+\[\S+\], (%r\d+);",
-            r"\g<0> mov.b32 \1, 0f3F800000;",
-            0,
-            4,
-        ),
+        replace("softmax", STORE_WORD, r"\g<0> mov.b32 \1, 0f3F800000;", 0, 5),
         WRONG,
     )
+    yield Mutant("the row sum is not stored", FULL, delete("softmax", STORE_WORD, 4, 5), WRONG)
     yield Mutant(
         "a mask word shows one key too many",
         CAUSAL,
@@ -236,7 +242,7 @@ def softmax():
     yield Mutant(
         "the masks show every key",
         CAUSAL,
-        both(replace("softmax", r"add\.s32 (%r\d+), bit, -1;", r"mov.b32 \1, -1;", "all", 4)),
+        replace("softmax", r"add\.s32 (%r\d+), bit, -1;", r"mov.b32 \1, -1;", "all", 4),
         WRONG,
     )
 

@@ -1,8 +1,14 @@
-"""The attention kernel as a subject of planted defects: two configurations, small enough for a second a run.
+"""The attention kernel as a subject of planted defects: three configurations, half a second a run.
 
-d128_full     256 queries x 640 keys: one CTA, ten K and V tiles in a ring of five slots, so every slot
-              is written twice; scores wide enough that rows are rescaled in every tile
-d64_causal    300 queries x 300 keys: two CTAs, clipped rows, masked tiles, one stage of depth less
+Every CTA runs several work tiles (in order it claims the whole grid), because much of what can go wrong is that the
+second one meets what the first one left behind.
+
+d128_full      3 heads, 256 queries x 300 keys: 3 work tiles of 3 K and V tiles, the last of them masked. 3 is odd, so
+               that barrier parities differ from work tile to work tile; 18 tiles go through a ring of four slots;
+               scores wide enough that rows are rescaled in every tile
+d64_causal     2 heads, 300 queries x 300 keys: 4 work tiles, clipped rows, masked tiles; P beside S (mma_ahead.py)
+d64_few_keys   2 heads, 600 queries x 100 keys, causal: 6 work tiles of one key tile or none, so that only the work
+               queue keeps the load warp from running ahead, and rows without keys
 """
 
 import warnings
@@ -17,10 +23,10 @@ from tests.emulator.mutations.mutant import Subject
 SPREAD = 6.0
 
 
-def tensors(seqlen_q, seqlen_k, head_dim):
-    """q, k, v of one batch and head; the same bits every time."""
+def tensors(heads, seqlen_q, seqlen_k, head_dim):
+    """q, k, v of one batch; the same bits every time."""
     generator = torch.Generator().manual_seed(1)
-    draw = lambda n: torch.randn(1, n, 1, head_dim, generator=generator)
+    draw = lambda n: torch.randn(1, n, heads, head_dim, generator=generator)
     return (
         (draw(seqlen_q) * SPREAD).bfloat16(),
         draw(seqlen_k).bfloat16(),
@@ -28,9 +34,9 @@ def tensors(seqlen_q, seqlen_k, head_dim):
     )
 
 
-def run(seqlen_q, seqlen_k, head_dim, causal, level):
+def run(heads, seqlen_q, seqlen_k, head_dim, causal, level):
     """The run function of a Subject: results are the bits of the output and of the LSE."""
-    q, k, v = tensors(seqlen_q, seqlen_k, head_dim)
+    q, k, v = tensors(heads, seqlen_q, seqlen_k, head_dim)
 
     def execute(edit, mode, seed, budget):
         transform = None if edit is None else lambda name, ptx: edit(ptx)
@@ -51,6 +57,7 @@ def run(seqlen_q, seqlen_k, head_dim, causal, level):
 def subjects(level):
     """Subject by name."""
     return {
-        "d128_full": Subject("d128_full", run(256, 640, 128, False, level)),
-        "d64_causal": Subject("d64_causal", run(300, 300, 64, True, level)),
+        "d128_full": Subject("d128_full", run(3, 256, 300, 128, False, level)),
+        "d64_causal": Subject("d64_causal", run(2, 300, 300, 64, True, level)),
+        "d64_few_keys": Subject("d64_few_keys", run(2, 600, 100, 64, True, level)),
     }

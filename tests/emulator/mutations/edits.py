@@ -1,15 +1,18 @@
 """Edits of PTX text that say where they apply and how often they must: a defect is planted exactly as meant.
 
-    replace("mma", WAIT, ALWAYS_TRUE, nth=7, of=14)     in section "mma", the 8th of exactly 14 matches
+    replace("mma", MMA, by, nth=7, of=40)               in section "mma", the 8th of exactly 40 matches
+    replace("mma", WAIT, by, 1, 2, on=231640)           the 2nd of exactly 2 that name the mbarrier at this byte
+    delete(behind("mma", WAIT, on=231640), FENCE, FIRST, ANY)       the first one behind a line
+    delete(ahead_of("mma", ARRIVE, on=231640), FENCE, LAST, ANY)    the last one ahead of a line
 
 A kernel that has changed since makes an edit raise PlantingError instead of planting another defect.
 
-    section      lines of an attention kernel                         ends at
-    prologue     mbarrier.init, the first copies, the first bar.sync  setmaxnreg.inc
-    softmax      scores to probabilities, output                      setmaxnreg.dec
-    correction   rescale                                              setmaxnreg.dec
-    mma          products                                             last tcgen05.commit
-    load         copies of the later key tiles                        last bar.sync
+    section      lines of an attention kernel                ends at
+    prologue     mbarrier.init, tcgen05.alloc                setmaxnreg.inc
+    softmax      scores to probabilities, row sums           setmaxnreg.dec
+    correction   rescale, output                             setmaxnreg.dec
+    mma          products                                    last tcgen05.commit
+    load         copies, claims                              last bar.sync
     epilogue     deallocation
     kernel       everything
 """
@@ -22,6 +25,10 @@ FLIPPED_PARITY = (
     r".reg .b32 flipped; xor.b32 flipped, \2, 1; "
     r"mbarrier.try_wait.parity.shared.b64 P1, \1, flipped, \3;"
 )
+PARITY_0 = r"mbarrier.try_wait.parity.shared.b64 P1, \1, 0, \3;"
+
+
+FIRST, LAST, ANY = 0, -1, None
 
 
 class PlantingError(AssertionError):
@@ -36,7 +43,9 @@ def _first(lines, pattern, start=0):
 
 
 def section(lines, name):
-    """(first line, end) of a section."""
+    """(first line, end) of a section; ``name`` may be what behind() or ahead_of() returned."""
+    if callable(name):
+        return name(lines)
     if name == "kernel":
         return 0, len(lines)
     softmax = _first(lines, r"setmaxnreg\.inc")
@@ -55,24 +64,57 @@ def section(lines, name):
     return bounds[name]
 
 
-def matches(lines, where, pattern, of):
-    """Line numbers of a section that match; there must be ``of`` of them."""
+def behind(where, pattern, nth=0, of=1, on=None):
+    """The lines of a section behind one of its lines."""
+
+    def bounds(lines):
+        return matches(lines, where, pattern, of, on)[nth] + 1, section(lines, where)[1]
+
+    return bounds
+
+
+def ahead_of(where, pattern, nth=0, of=1, on=None):
+    """The lines of a section ahead of one of its lines."""
+
+    def bounds(lines):
+        return section(lines, where)[0], matches(lines, where, pattern, of, on)[nth]
+
+    return bounds
+
+
+def address(lines, number):
+    """The byte of dynamic shared memory that the first [operand] of a line names, at index 0 of an array; or None."""
+    base, _, offset = re.search(r"\[(\S+?)\]", lines[number])[1].partition("+")
+    if offset or not base.startswith("%"):
+        return int(offset or 0)
+    for line in reversed(lines[:number]):
+        if definition := re.match(rf"\s*add\.s32\s+{base}, \S+, (\d+);", line):
+            return int(definition[1])
+    return None
+
+
+def matches(lines, where, pattern, of, on=None):
+    """Line numbers of a section that match; there must be ``of`` of them. on: only those that name this address."""
     begin, end = section(lines, where)
     found = [i for i in range(begin, end) if re.search(pattern, lines[i])]
-    if len(found) != of:
+    if on is not None:
+        found = [i for i in found if address(lines, i) == on]
+    if not found if of is ANY else len(found) != of:
+        place = f"lines {begin} to {end}" if callable(where) else f"section {where!r}"
+        on = "" if on is None else f" on {on}"
         raise PlantingError(
-            f"{len(found)} lines of section {where!r} match {pattern!r}; the edit was written for {of}"
+            f"{len(found)} lines of {place} match {pattern!r}{on}; the edit was written for {of or 'some'}"
         )
     return found
 
 
-def replace(where, pattern, by, nth=0, of=1):
+def replace(where, pattern, by, nth=0, of=1, on=None):
     """Edit: substitute in the nth of the ``of`` matching lines of a section; nth may be several, or "all"."""
 
     def edit(ptx):
         lines = ptx.split("\n")
-        found = matches(lines, where, pattern, of)
-        numbers = range(of) if nth == "all" else nth if isinstance(nth, tuple) else (nth,)
+        found = matches(lines, where, pattern, of, on)
+        numbers = range(len(found)) if nth == "all" else nth if isinstance(nth, tuple) else (nth,)
         for number in numbers:
             changed = re.sub(pattern, by, lines[found[number]], count=1)
             if changed == lines[found[number]]:
@@ -83,18 +125,20 @@ def replace(where, pattern, by, nth=0, of=1):
     return edit
 
 
-def delete(where, pattern, nth=0, of=1):
+def delete(where, pattern, nth=0, of=1, on=None):
     """Edit: drop a statement."""
-    return replace(where, pattern, "", nth, of)
+    return replace(where, pattern, "", nth, of, on)
 
 
-def move(where, pattern, nth, of, before, before_nth, before_of, by=None):
+def move(
+    where, pattern, nth, of, before, before_nth=0, before_of=1, by=None, on=None, before_where=None
+):
     """Edit: move the nth matching line to before another one, rewritten to ``by`` if given."""
 
     def edit(ptx):
         lines = ptx.split("\n")
-        source = matches(lines, where, pattern, of)[nth]
-        target = matches(lines, where, before, before_of)[before_nth]
+        source = matches(lines, where, pattern, of, on)[nth]
+        target = matches(lines, before_where or where, before, before_of)[before_nth]
         line = lines.pop(source)
         lines.insert(target - (source < target), line if by is None else re.sub(pattern, by, line))
         return "\n".join(lines)
@@ -102,12 +146,12 @@ def move(where, pattern, nth, of, before, before_nth, before_of, by=None):
     return edit
 
 
-def retarget(where, pattern, nth, of, like):
+def retarget(where, pattern, nth, of, like, on=None):
     """Edit: give the nth matches (one or several) the group 1 that match number ``like`` has."""
 
     def edit(ptx):
         lines = ptx.split("\n")
-        found = matches(lines, where, pattern, of)
+        found = matches(lines, where, pattern, of, on)
         wanted = re.search(pattern, lines[found[like]])[1]
         for number in nth if isinstance(nth, tuple) else (nth,):
             line = lines[found[number]]

@@ -4,8 +4,11 @@ from functools import cache
 
 from tests.emulator.mutations import (
     arithmetic_defects,
+    arrival_defects,
     attention_defects,
     attention_kernel,
+    memory_defects,
+    queue_defects,
     small_defects,
     small_kernels,
 )
@@ -25,6 +28,9 @@ def mutants():
     """Every Mutant, in a fixed order."""
     return (
         *attention_defects.mutants(),
+        *arrival_defects.mutants(),
+        *queue_defects.mutants(),
+        *memory_defects.mutants(),
         *arithmetic_defects.mutants(),
         *small_defects.mutants(),
     )

@@ -60,8 +60,9 @@ class Outcome:
 
     @property
     def as_meant(self):
-        """Was it the check meant for it?"""
-        return any(kind in self.mutant.meant for kind in self.kinds)
+        """Was it the check meant for it? EmulatorError, above all of them, means itself only."""
+        kinds = set(self.kinds) - ({"EmulatorError"} - {self.caught_by})
+        return bool(kinds & set(self.mutant.meant))
 
 
 @dataclass

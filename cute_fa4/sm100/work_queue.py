@@ -1,0 +1,149 @@
+"""Work queue: the load warp finds the CTA's work tiles, the other roles read them from shared memory.
+
+    first work tile     the block that the CTA was launched as
+    further ones        blocks of the grid that have not started: cluster launch control hands one over at a time
+                        (PTX ISA: "clusterlaunchcontrol.try_cancel"); none is left: the CTA ends
+
+So a CTA sets up once, and the next tile's Q, K and V come while the last one is being finished, but the hardware still
+deals out the blocks, in the order of the grid, to whoever is free. The host launches the same grid as without it.
+
+    load         | find 0 | copies 0 ... | claim 1 | last copies 0 | copies 1 .. | claim 2 | last copies 1 | copies 2
+    mma                   | S, P V of 0 ..................... | S, P V of 1 ............................ | 2
+    correction            | rescale 0 ........................... | O of 0 | rescale 1 .................... | O of 1
+
+A block is claimed while the last key tile but one is copied: late, so that the CTA that is free takes it, and early
+enough for its first copies. An entry of the queue is WORDS numbers; there are two, so that the load warp can announce a
+tile while a slower role has not begun the one before. The end is a work tile of NO_MORE key tiles.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from . import kv_range, sequence, tile_scheduler
+from .kernel_args import KernelArgs, Work
+from .kv_range import TileRange
+from .scalars import choose, maximum, minimum
+from .sequence import Sequence
+from .tile_scheduler import WorkTile
+
+ENTRIES = 2
+WORDS = 12  # Int32 of an entry: a multiple of four, which one instruction reads
+RESPONSE_BYTES = 16  # what try_cancel writes
+NO_MORE = -1
+
+
+@dataclass(frozen=True)
+class WorkQueue:
+    """The queue's place in shared memory and its mbarriers (barriers.py)."""
+
+    entries: cute.Tensor  # (ENTRIES * WORDS,) Int32
+    response: cute.Pointer  # 16 bytes, 16-byte aligned
+    ready: cute.Pointer
+    read: cute.Pointer
+    claimed: cute.Pointer
+
+    @staticmethod
+    def at(pointer: cute.Pointer, **mbarriers) -> "WorkQueue":
+        """The queue whose region of shared memory begins at `pointer` (to Int32): entries, then the response."""
+        entries = cute.make_tensor(pointer, cute.make_layout(ENTRIES * WORDS))
+        return WorkQueue(entries, pointer + ENTRIES * WORDS, **mbarriers)
+
+    def publish(self, number, work: Work):
+        """Load warp: announce the CTA's work tile `number`."""
+        at = number % ENTRIES
+        cute.arch.mbarrier_wait(self.read + at, (number // ENTRIES & 1) ^ 1)
+        with cute.arch.elect_one():
+            for i, word in enumerate(_words(work)):
+                self.entries[at * WORDS + i] = word
+            cute.arch.mbarrier_arrive(self.ready + at)
+
+    def next(self, cfg, args: KernelArgs, number) -> Work:
+        """Every other role, every thread of it: wait for work tile `number` and read it."""
+        at = number % ENTRIES
+        cute.arch.mbarrier_wait(self.ready + at, number // ENTRIES & 1)
+        words = [self.entries[at * WORDS + i] for i in range(WORDS)]
+        cute.arch.mbarrier_arrive(self.read + at)
+        return _work(cfg, args, words)
+
+    def ask(self):
+        """Load warp: claim another block. One claim at a time, and none after one was refused."""
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive_and_expect_tx(self.claimed, RESPONSE_BYTES)
+            cute.arch.issue_clc_query(self.claimed, self.response, multicast=False)
+
+    def answer(self, number) -> Int32:
+        """Load warp: the block that this CTA runs from now on, or -1; `number` counts the claims from 0."""
+        cute.arch.mbarrier_wait(self.claimed, number & 1)
+        block, _, _, granted = cute.arch.clc_response(self.response)
+        # The next response is written by the async proxy, after every lane has read this one.
+        cute.arch.fence_proxy("async.shared", space="cta")
+        cute.arch.sync_warp()
+        return choose(granted != 0, block, -1)
+
+
+def _words(work: Work) -> list:
+    tile, of, tiles = work.tile, work.sequence, work.tiles
+    return [
+        tiles.first,
+        tiles.count,
+        tile.first_position,
+        tile.head,
+        tile.kv_head,
+        tile.batch,
+        of.q_first_row,
+        of.seqlen_q,
+        of.k_first_row,
+        of.num_keys,
+        of.key_limit,
+        Int32(0),
+    ]
+
+
+def _work(cfg, args: KernelArgs, words: list) -> Work:
+    first, count, first_position, head, kv_head, batch, *of, _ = words
+    if cfg.reads_lengths:
+        found = Sequence(batch, *of)
+    else:  # constants and arguments of the kernel: nothing is read
+        found = sequence.find(cfg, args.lengths, batch, args.seqlen_q, args.seqlen_k)
+    return Work(WorkTile(first_position, head, kv_head, batch), found, TileRange(first, count))
+
+
+@cute.jit
+def find_work(cfg: cutlass.Constexpr, args: KernelArgs, block: Int32) -> Work:
+    """The share of a block, its sequence, and the key tiles it takes; of block -1 no more."""
+    tile = tile_scheduler.work_tile(cfg, maximum(block, 0), args.order)
+    of = sequence.find(cfg, args.lengths, tile.batch, args.seqlen_q, args.seqlen_k)
+    last = minimum(tile.first_position + cfg.positions_per_cta, of.seqlen_q) - 1
+    tiles = kv_range.tile_range(
+        cfg,
+        of.position(tile.first_position),
+        of.position(last),
+        of.num_keys,
+        of.key_limit,
+        args.mask_sizes,
+    )
+    return Work(tile, of, TileRange(tiles.first, choose(block < 0, NO_MORE, tiles.count)))
+
+
+@cute.jit
+def take(
+    cfg: cutlass.Constexpr, args: KernelArgs, queue: WorkQueue, block: Int32, claims: Int32
+) -> tuple[Work, Int32]:
+    """-> (work of `block`, or of a claimed one if it lies beyond its sequence; claims so far).
+
+    The grid covers the longest sequence that the caller announced: blocks of shorter ones may have no rows.
+    """
+    work = find_work(cfg, args, block)
+    if cutlass.const_expr(cfg.clips_queries):
+        while _has_no_rows(work):
+            queue.ask()
+            work = find_work(cfg, args, queue.answer(claims))
+            claims = claims + 1
+    return work, claims
+
+
+def _has_no_rows(work: Work):
+    return (work.tiles.count != NO_MORE) & (work.tile.first_position >= work.sequence.seqlen_q)

@@ -40,6 +40,7 @@ _TOKENS = (
     ("load", re.compile(r"UTMALDG|UBLKCP")),
     ("store", re.compile(r"UTMASTG|UTMAREDG")),
     ("flush", re.compile(r"UTMACMDFLUSH")),
+    ("claim", re.compile(r"UGETNEXTWORKID")),
     ("bar", re.compile(r"BAR\.(SYNC|ARV)")),
     ("cluster_bar", re.compile(r"UCGABAR")),
     ("ld", re.compile(r"LDTM")),
@@ -47,7 +48,18 @@ _TOKENS = (
     ("wgmma", re.compile(r"[A-Z]GMMA")),
     ("wgwait", re.compile(r"WARPGROUP\.DEPBAR")),
 )
-SYNCHRONISING = {"wait", "arrive", "mma", "commit", "load", "store", "bar", "cluster_bar", "wgmma"}
+SYNCHRONISING = {
+    "wait",
+    "arrive",
+    "mma",
+    "commit",
+    "load",
+    "store",
+    "claim",
+    "bar",
+    "cluster_bar",
+    "wgmma",
+}
 
 UNMATCHED_COST = 60.0
 GUARDED_COST = 5.0

@@ -81,6 +81,7 @@ B200: dict[str, Constant] = {
     # memory
     "tma_latency": Constant(364, "cycles", "197 ns in L2, unloaded (Modal B200) at 1.85 GHz"),
     "tma_rate": Constant(48, "bytes/cycle/SM", "13.3 TB/s L2 bus (chipsandcheese) / 148 / 1.85"),
+    "claim": Constant(1000, "cycles", "no source: above a global miss; cluster launch control"),
     "store_latency": Constant(200, "cycles", "until the source is read; no source"),
     "hbm_tbs": Constant(7.26, "TB/s", f"{_SEMI}: TMA read"),
     # grid

@@ -11,7 +11,7 @@ from benchmarks.cycle_model.constants import SUB_PARTITIONS, Constant
 from benchmarks.cycle_model.grid import CTACycles, Curve
 from benchmarks.cycle_model.kernels import Kernel, Variant, load
 from benchmarks.cycle_model.machine import Machine, Result
-from benchmarks.cycle_model.workloads import PERSISTENT_WORK_TILES, Workload
+from benchmarks.cycle_model.workloads import EMPTY_BLOCKS, PERSISTENT_WORK_TILES, Workload
 from benchmarks.sass import program
 
 # A resource that is busy for less than this share of the steady state does not bound it: what is
@@ -64,6 +64,8 @@ def cta_cycles(results: dict[Workload, Result]) -> CTACycles:
     """The curves that grid.py needs from simulated workloads."""
     single = {w.tiles: r.cycles for w, r in results.items() if w.work_tiles == 1}
     several = {w.tiles: r.cycles for w, r in results.items() if w.work_tiles > 1}
+    if 0 in several:  # blocks without rows, and one with a single key tile
+        single[0] = (several.pop(0) - single[1]) / EMPTY_BLOCKS
     added = None
     if several:
         points = {
@@ -74,6 +76,7 @@ def cta_cycles(results: dict[Workload, Result]) -> CTACycles:
         points = {
             n: cycles - saved[min(saved, key=lambda known: abs(known - n))]
             for n, cycles in single.items()
+            if n
         }
         added = Curve(tuple(sorted(points.items())))
     return CTACycles(Curve(tuple(sorted(single.items()))), added)

@@ -1,12 +1,14 @@
 """Cycles of one CTA -> time of a launch: waves, causal imbalance, persistence, clock.
 
-    cute_fa4               a CTA does one work tile
+    cute_fa4               a CTA claims a further work tile when it has loaded its last one
     flash-attn-4 full      as many clusters as fit; cluster c does work tiles c, c + clusters, ...
     flash-attn-4 otherwise a CTA does one work tile
 
 schedules.py says which work tile comes when. A CTA fills an SM (its shared memory does), so the
 next one starts when it has left. Hardware hands CTAs out in order, each to the SM that is free
-first. Order changes nothing else here: every copy is a hit of L2.
+first. A CTA of cute_fa4 that goes on takes the next block likewise: single() for the first with
+rows on an SM, added() for the others, and for a block without rows what skipping it costs. Order
+changes nothing else here: every copy is a hit of L2.
 """
 
 from __future__ import annotations
@@ -81,7 +83,9 @@ def launch_time(
     value = {name: constant.value for name, constant in constants.items()}
     tiles = schedules.work_tiles(variant, problem) if order is None else order
     slots = int(value["sms"]) // (2 if variant.pair else 1)
-    if variant.persistent:
+    if variant.claims:
+        makespan, work = _claimed(tiles, slots, cycles)
+    elif variant.persistent:
         makespan, work = _persistent(tiles, slots, cycles)
     else:
         lengths = {n: cycles.single(n) + value["cta_gap"] for n in set(tiles)}
@@ -106,6 +110,20 @@ def _dispatched(lengths: list[float], slots: int) -> tuple[float, float]:
     for length in lengths:
         heapq.heapreplace(free, free[0] + length)
     return max(free), sum(lengths)
+
+
+def _claimed(tiles: list[int], slots: int, cycles: CTACycles) -> tuple[float, float]:
+    """(makespan, work): every SM takes the next work tile when it has done its last one."""
+    single = {n: cycles.single(n) for n in set(tiles)}
+    added = {n: cycles.added(n) if n and cycles.added else single[n] for n in set(tiles)}
+    free = [(0.0, sm, False) for sm in range(slots)]
+    work = 0.0
+    for n in tiles:
+        when, sm, begun = free[0]
+        length = added[n] if begun else single[n]
+        work += length
+        heapq.heapreplace(free, (when + length, sm, begun or n > 0))
+    return max(free)[0], work
 
 
 def _persistent(tiles: list[int], slots: int, cycles: CTACycles) -> tuple[float, float]:

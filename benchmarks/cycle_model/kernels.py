@@ -78,8 +78,13 @@ class Variant:
     def persistent(self) -> bool:
         """A CTA walks over work tiles."""
         if self.maker == OURS:
-            return getattr(our_kernel.config(self), "persistent", False)
+            return True
         return not self.causal and not self.ragged
+
+    @property
+    def claims(self) -> bool:
+        """A CTA's further work tiles are those that no other has begun."""
+        return self.maker == OURS
 
     @property
     def packed(self) -> bool:

@@ -143,6 +143,9 @@ class _Run:
         # sm_90: when each wgmma of a CTA ends, and which of them are a warpgroup's.
         self.wgmma_ends: dict[int, list[float]] = defaultdict(list)
         self.wgmmas: dict[tuple[int, int], list[int]] = defaultdict(list)
+        # When the stores of a warp have read their bytes: those of the open group, and whole groups.
+        self.store_ends: dict[tuple[int, int], list[float]] = defaultdict(list)
+        self.store_groups: dict[tuple[int, int], list[float]] = defaultdict(list)
         self.number = 0
         self.latest = 0.0
 
@@ -266,7 +269,15 @@ class _Run:
             for operation, key, amount in event.effects:
                 self._effect(when, operation, key, amount)
         elif kind == "store":
-            self.latest = max(self.latest, self.stores[warp.cta].submit(now, STORE_BYTES))
+            end = self.stores[warp.cta].submit(now, STORE_BYTES)
+            self.latest = max(self.latest, end)
+            self.store_ends[warp.name].append(end)
+        elif kind == "flush":
+            ends = self.store_ends.pop(warp.name, [now])
+            self.store_groups[warp.name].append(max(ends))
+        elif kind == "claim":
+            for operation, key, amount in event.effects:
+                self._effect(now + value["claim"], operation, key, amount)
         elif kind == "wgmma":
             self._wgmma(now, warp, *event.data)
         elif kind == "wgwait":
@@ -276,7 +287,9 @@ class _Run:
                 self.ready(open_groups[-1], warp)
                 return True
         elif kind == "drain":
-            self.ready(max(now + 1, self.stores[warp.cta].last), warp)
+            groups = self.store_groups[warp.name]
+            awaited = groups[: max(0, len(groups) - event.data[0])]
+            self.ready(max([now + 1, *awaited]), warp)
             return True
         elif kind == "bar":
             return self._bar(now, warp, event)

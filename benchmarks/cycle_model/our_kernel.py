@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from dataclasses import replace
+from functools import lru_cache, partial
 
 from benchmarks.cycle_model import trace
 from benchmarks.cycle_model.workloads import KEYS_A_TILE, Workload
-
-# Bytes: torch aligns to at least this, so a page table is read as many entries at a time as there are.
-TABLE_ALIGNMENT = 16
 
 
 def cubin(variant) -> bytes:
@@ -32,13 +30,19 @@ def trace_kernel(variant, works: list[Workload]) -> tuple[str, dict[Workload, tr
         kernel = emulator.compile(SM100MHA2Q(configuration), *fake_arguments(configuration))
         traces = {}
         for work in works:
-            arguments, cta = _arguments(work), _first_cta(configuration, work)
-            if work.tiles:
-                traces[work] = trace.record(lambda a=arguments: kernel(*a), cta)
-            else:  # a CTA that leaves at once: there is nothing to record
-                warps = configuration.warps.threads // 32
-                traces[work] = trace.Trace({(0, warp): [] for warp in range(warps)}, {})
+            traces[work] = trace.record(partial(_launch, kernel, work))
     return kernel.__ptx__, traces
+
+
+def _launch(kernel, work: Workload) -> None:
+    """The first CTA runs as many blocks as the workload says; the heads of a group may be more blocks than that."""
+    from cute_fa4 import emulator
+
+    group = work.heads_q // work.heads_kv
+    if group > work.work_tiles:  # one group has blocks enough
+        work = replace(work, heads_q=group, heads_kv=1)
+    with emulator.use(checks=None, claims=work.work_tiles - 1):
+        kernel(*_arguments(work))
 
 
 @lru_cache(maxsize=64)
@@ -47,7 +51,7 @@ def config(variant):
 
     ValueError with the reasons if cute_fa4 refuses it.
     """
-    from cute_fa4.sm100.choose_config import choose_config, page_table_vector
+    from cute_fa4.sm100.choose_config import choose_config
 
     layout = "packed" if variant.ragged else "dense"
     found = choose_config(
@@ -62,8 +66,6 @@ def config(variant):
     )
     if found.refusals():
         raise ValueError(f"{variant}: " + "; ".join(found.refusals()))
-    if variant.page_size:
-        found = found.with_(page_table_vector=page_table_vector(found.kv_boxes, TABLE_ALIGNMENT))
     return found
 
 
@@ -95,11 +97,13 @@ def _arguments(work: Workload) -> tuple:
 
     more: dict = {"mask_sizes": _mask(work.causal, work.window).sizes or None}
     if work.ragged:
-        # A sequence without rows comes first: what its CTA does is what a CTA does that has no work.
         keys = work.seqlen_k or KEYS_A_TILE
         q = tensor(work.seqlen_q, heads=work.heads_q)
         k, v = (tensor(keys, heads=work.heads_kv) for _ in range(2))
-        more |= dict(cu_seqlens_q=numbers(0, 0, work.seqlen_q), cu_seqlens_k=numbers(0, 0, keys))
+        empty = [0] * (0 if work.tiles else work.work_tiles - 1)
+        more |= dict(
+            cu_seqlens_q=numbers(*empty, 0, work.seqlen_q), cu_seqlens_k=numbers(*empty, 0, keys)
+        )
     elif work.page_size:
         q, pages = tensor(1, work.seqlen_q, heads=work.heads_q), -(-work.seqlen_k // work.page_size)
         k, v = (tensor(pages, work.page_size, heads=work.heads_kv) for _ in range(2))
@@ -116,19 +120,3 @@ def _arguments(work: Workload) -> tuple:
     if unknown:
         raise TypeError(f"SM100MHA2Q.__call__ has no parameters {sorted(unknown)}")
     return tuple(more.get(name) for name in names if name not in ("self", "stream"))
-
-
-def _first_cta(configuration, work: Workload) -> int:
-    """The first CTA that has work, or with a workload of no tiles the first that has none."""
-    from cute_fa4.sm100 import tile_scheduler
-
-    if not work.ragged:
-        return 0
-    number = tile_scheduler.grid_size(configuration, work.seqlen_q, work.heads_q, 2)
-    order = tile_scheduler.tile_order(configuration, work.seqlen_q, work.seqlen_q, work.heads_q, 2)
-    wanted = int(work.tiles > 0)  # the sequence, see _arguments
-    return next(
-        cta
-        for cta in range(number)
-        if tile_scheduler.work_tile(configuration, cta, order).batch == wanted
-    )

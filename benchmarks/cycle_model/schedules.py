@@ -32,7 +32,8 @@ def ours(config, problem: Problem) -> list[int]:
 
     size = (problem.heads_q, problem.batch)
     number = tile_scheduler.grid_size(config, problem.seqlen, *size)
-    divisors = tile_scheduler.tile_order(config, problem.seqlen, problem.seqlen, *size)
+    keys = sum(problem.sequences) // problem.batch
+    divisors = tile_scheduler.tile_order(config, problem.seqlen, keys, *size)
     known: dict[tuple[int, int], int] = {}
     order = []
     for cta in range(number):

@@ -8,6 +8,7 @@
     load       cp.async.bulk.tensor                 bytes, effects at completion
     store      the same, to global memory           bytes
     drain      cp.async.bulk.wait_group             how many groups may stay open
+    claim      clusterlaunchcontrol.try_cancel      effects when the answer is there
     bar        bar.sync, bar.arrive                 number, threads, whether it waits
     ld, st     tcgen05.ld, tcgen05.st               columns
     wgmma      wgmma.mma_async (sm_90)              N
@@ -39,6 +40,7 @@ _KINDS = (
     ("store", re.compile(r"cp\.async\.bulk\.(tensor\.\w+\.global|global)")),
     ("flush", re.compile(r"cp\.async\.bulk\.commit_group")),
     ("drain", re.compile(r"cp\.async\.bulk\.wait_group")),
+    ("claim", re.compile(r"clusterlaunchcontrol\.try_cancel")),
     ("bar", re.compile(r"(bar|barrier)\.(cta\.)?(sync|arrive)")),
     ("cluster_bar", re.compile(r"barrier\.cluster")),
     ("ld", re.compile(r"tcgen05\.ld\.")),

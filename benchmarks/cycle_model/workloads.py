@@ -12,12 +12,12 @@ the steady state repeats itself.
                  every later block: masked at both ends. More tiles come with a window that is so
                  much longer, and give the steady state between two masked ends
     ragged       packed sequences. Without a causal mask the last key tile is half full, as the one
-                 that nearly every sequence ends with. 0 tiles: a CTA that finds nothing to do
+                 that nearly every sequence ends with. 0 tiles: blocks that find nothing to do
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 KEYS_A_TILE = 128
 ROWS_A_CTA = 256
@@ -27,8 +27,10 @@ ROWS_A_CTA = 256
 # grow by the steady state's cycles a tile, which is the difference of the last two.
 TILES = (1, 2, 3, 4, 6, 8, 16)
 # A persistent kernel's work tiles overlap: what each adds comes from a CTA that does several.
-PERSISTENT_TILES = (4, 8)
+PERSISTENT_TILES = (1, 2, 4, 8)
 PERSISTENT_WORK_TILES = 3
+# What a block without rows costs a CTA that claims blocks: so many of them before one with a single key tile.
+EMPTY_BLOCKS = 4
 # Key tiles between a window's masked ends that give its steady state.
 WINDOW_STEADY_TILES = 8
 
@@ -37,7 +39,8 @@ WINDOW_STEADY_TILES = 8
 class Workload:
     """One emulated launch: the shape of q, and of k and v, and which keys a query sees.
 
-    tiles: key tiles of a work tile. work_tiles: how many work tiles the recorded cluster walks.
+    tiles: key tiles of a work tile. work_tiles: how many work tiles the recorded cluster walks; of no
+    tiles, all but the last, which has one.
     window: keys that a query sees, itself included; 0: all before it. missing: keys by which the
     last tile falls short.
     """
@@ -82,11 +85,18 @@ def workloads_of(variant) -> list[Workload]:
     """What to emulate for a kernels.Variant. ValueError for a window that does not end with a tile."""
     if variant.window:
         chosen = _windows(variant.window)
-        return [workload(variant, tiles, window=window) for tiles, window in chosen]
-    tiles = (0, *TILES) if variant.ragged else TILES
+        several = chosen[-2:] if variant.persistent else ()
+        return [
+            *(workload(variant, tiles, window=window) for tiles, window in chosen),
+            *(workload(variant, n, PERSISTENT_WORK_TILES, window) for n, window in several),
+        ]
     several = PERSISTENT_TILES if variant.persistent else ()
+    empty = [workload(variant, 0)] if variant.ragged else []
+    if variant.claims:
+        empty = [replace(work, work_tiles=EMPTY_BLOCKS + 1) for work in empty]
     return [
-        *(workload(variant, n) for n in tiles),
+        *empty,
+        *(workload(variant, n) for n in TILES),
         *(workload(variant, n, PERSISTENT_WORK_TILES) for n in several),
     ]
 

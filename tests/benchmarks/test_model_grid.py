@@ -30,10 +30,28 @@ def test_a_curve_is_linear_between_its_points_and_beyond():
 
 @pytest.mark.parametrize(("ctas", "waves"), [(1, 1), (148, 1), (149, 2), (296, 2)])
 def test_equal_ctas_run_in_waves_of_148(ctas, waves):
-    problem = Problem(ctas, 1, 1, 256, 128, causal=False)
-    time = launch_time(Variant(OURS), problem, LINEAR, CHIP)
+    """flash-attn-4 under a causal mask: a CTA ends, and the next one begins after a gap."""
+    problem = Problem(ctas, 1, 1, 256, 128, causal=True)
+    time = launch_time(Variant(THEIRS, causal=True), problem, LINEAR, CHIP)
     each = 1200 + B200["cta_gap"].value
     assert cycles_of(time) == pytest.approx(waves * each)
+
+
+@pytest.mark.parametrize(("blocks", "further"), [(1, 0), (148, 0), (149, 1), (3 * 148, 2)])
+def test_a_cta_that_claims_blocks_pays_the_start_once(blocks, further):
+    cycles = CTACycles(LINEAR.single, Curve(((1, 100.0), (2, 200.0))))
+    problem = Problem(blocks, 1, 1, 256, 128, causal=False)
+    time = launch_time(Variant(OURS), problem, cycles, CHIP)
+    assert cycles_of(time) == pytest.approx(1200 + further * 200)
+
+
+def test_a_claimed_block_goes_to_the_sm_that_is_free_first():
+    """148 blocks of 4 key tiles, then 148 of 2 under a causal mask: every SM gets one of each, in whatever order."""
+    cycles = CTACycles(LINEAR.single, Curve(((2, 200.0), (4, 400.0))))
+    problem = Problem(148, 1, 1, 512, 128, causal=True)
+    time = launch_time(Variant(OURS, causal=True), problem, cycles, CHIP)
+    assert cycles_of(time) == pytest.approx(1400 + 200)
+    assert time.busy == pytest.approx(1)
 
 
 def test_a_persistent_kernel_pays_the_start_once():
@@ -57,13 +75,14 @@ def test_bytes_bound_what_the_sms_do_not():
 def test_a_cta_without_work_costs_what_the_curve_says():
     """A grid that covers the longest of packed sequences for all of them."""
     problem = Problem.packed((512, 256) * 74, 1, 128, causal=True)
-    flat = CTACycles(Curve(((0, 300.0), (1, 1100.0), (16, 1100.0))))
+    single = Curve(((0, 300.0), (1, 1100.0), (16, 1100.0)))
+    flat = CTACycles(single, Curve(((1, 700.0), (16, 700.0))))
     time = launch_time(Variant.of(OURS, problem), problem, flat, CHIP)
-    # 222 blocks with work and 74 without on 148 SMs.
+    # 222 blocks with work and 74 without on 148 SMs, each of which starts once.
     assert time.ctas == 2 * 148
     assert time.key_tiles == 74 * (2 + 4) + 74 * 2
-    gaps = 2 * 148 * B200["cta_gap"].value
-    assert time.busy * time.slot_cycles == pytest.approx(222 * 1100 + 74 * 300 + gaps)
+    work = 148 * 1100 + (222 - 148) * 700 + 74 * 300
+    assert time.busy * time.slot_cycles == pytest.approx(work)
 
 
 def test_a_causal_mask_halves_the_published_flops():

@@ -5,7 +5,14 @@ import pytest
 from benchmarks.cycle_model import our_kernel, schedules
 from benchmarks.cycle_model.kernels import OURS, THEIRS, Variant
 from benchmarks.cycle_model.problems import RAGGED, TOKENS, Problem, visible_pairs
-from benchmarks.cycle_model.workloads import TILES, WINDOW_STEADY_TILES, workloads_of
+from benchmarks.cycle_model.workloads import (
+    EMPTY_BLOCKS,
+    PERSISTENT_TILES,
+    PERSISTENT_WORK_TILES,
+    TILES,
+    WINDOW_STEADY_TILES,
+    workloads_of,
+)
 
 ROWS, KEYS = 256, 128
 
@@ -159,9 +166,20 @@ def test_a_window_is_traced_at_the_beginning_between_two_masked_ends_and_longer(
 
 def test_packed_kernels_are_traced_without_work_and_with_half_a_last_tile():
     full, causal = (workloads_of(Variant(OURS, causal=c, ragged=True)) for c in (False, True))
-    assert [w.tiles for w in full] == [w.tiles for w in causal] == [0, *TILES]
+    for works in (full, causal):
+        assert [w.tiles for w in works if w.work_tiles == 1 or not w.tiles] == [0, *TILES]
     assert {w.tiles * KEYS - w.seqlen_k for w in full if w.tiles} == {KEYS // 2}
     assert {w.tiles * KEYS - w.seqlen_k for w in causal} == {0}
+
+
+def test_our_kernels_are_also_traced_over_several_work_tiles():
+    """What a further one adds; one that claims blocks skips several without rows before it finds one."""
+    works = workloads_of(Variant(OURS, causal=True, ragged=True))
+    several = {w.tiles: w.work_tiles for w in works if w.work_tiles > 1}
+    assert several == {
+        0: EMPTY_BLOCKS + 1,
+        **dict.fromkeys(PERSISTENT_TILES, PERSISTENT_WORK_TILES),
+    }
 
 
 TRACED = [
@@ -174,13 +192,15 @@ TRACED = [
 def test_a_traced_cta_walks_as_many_key_tiles_as_its_workload_says(variant):
     """Compiled, and emulated at the beginning and behind a window, or without work and with one tile."""
     works = [work for work in workloads_of(variant) if work.tiles <= (3 if work.window else 1)]
+    assert {work.work_tiles for work in works} >= {1, 3}
     _, traces = our_kernel.trace_kernel(variant, works)
     # S = Q K^T in steps of 16 of the depth, O = P V in steps of 16 keys, for two query tiles.
     a_tile = 2 * (variant.head_dim // 16 + KEYS // 16)
     for work, trace in traces.items():
         kinds = [event.kind for events in trace.warps.values() for event in events]
-        assert kinds.count("mma") == work.tiles * a_tile
-        assert ("load" in kinds) == (work.tiles > 0)
+        tiles = work.tiles * work.work_tiles or 1  # of no tiles: the last one has one
+        assert kinds.count("mma") == tiles * a_tile
+        assert kinds.count("claim") == work.work_tiles, "the last one is refused"
 
 
 def test_pages_that_flash_attn_4_copies_by_thread_are_not_modelled():

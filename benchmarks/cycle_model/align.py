@@ -161,7 +161,9 @@ class _Aligner:
             for events in trace.warps.values()
             for event in events
         )
-        self._ptx_rank = _ranks((*lines_of(ptx), *executed))
+        self._place = _execution_order(traces)
+        lines = ((kind, self._place.get(line, line)) for kind, line in (*lines_of(ptx), *executed))
+        self._ptx_rank = _ranks(lines)
         self._seen: dict[int, Counter] = {}
         self._cache: dict[tuple, Path] = {}
 
@@ -264,10 +266,31 @@ class _Aligner:
 
     def _cost(self, ins: Instruction, event: Event) -> float:
         kind = event.kind
-        place = abs(self._sass_rank[kind, ins.address] - self._ptx_rank[kind, event.line])
+        line = self._place.get(event.line, event.line)
+        place = abs(self._sass_rank[kind, ins.address] - self._ptx_rank[kind, line])
         seen = self._seen.get(ins.address)
         tie = TIE_COST * (1 - seen[event.line] / seen.total()) if seen else 0.0
         return ORDER_COST * place + tie
+
+
+def _execution_order(traces: list[Trace]) -> dict[int, int]:
+    """PTX line -> the line that would stand there if lines came in the order of their first execution.
+
+    The assembler lays loops out as they follow each other; the compiler before it may have written the
+    last one first. The order of lines would then mistake one loop for another that waits and arrives
+    alike. Of each warp the trace with the most lines counts.
+    """
+    longest: dict[tuple[int, int], list[int]] = {}
+    for trace in traces:
+        for who, events in trace.warps.items():
+            lines = list(dict.fromkeys(event.line for event in events))
+            if len(lines) > len(longest.get(who, ())):
+                longest[who] = lines
+    place: dict[int, int] = {}
+    for lines in longest.values():
+        for line, slot in zip(lines, sorted(lines), strict=True):
+            place.setdefault(line, slot)
+    return place
 
 
 def _ranks(pairs) -> dict[tuple[str, int], float]:

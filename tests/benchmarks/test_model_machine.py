@@ -301,6 +301,35 @@ def test_a_path_follows_its_events_through_a_loop_with_a_branch_and_without_retr
     assert [step.event.kind for step in path if step.event] == kinds
 
 
+TWO_LOOPS = """
+        /*0000*/                   NOP ;
+.L_x_0:
+        /*0010*/                   SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4], R0 ;
+        /*0020*/                   FADD R1, R1, R2 ;
+        /*0030*/                   SYNCS.ARRIVE.TRANS64 RZ, [UR4], R0 ;
+        /*0040*/              @P1  BRA `(.L_x_0) ;
+.L_x_1:
+        /*0050*/                   SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4], R0 ;
+        /*0060*/                   SYNCS.ARRIVE.TRANS64 RZ, [UR4], R0 ;
+        /*0070*/              @P2  BRA `(.L_x_1) ;
+        /*0080*/                   EXIT ;
+"""
+
+
+@pytest.mark.parametrize("lines", [(1, 2, 3, 4), (3, 4, 1, 2)], ids=["in order", "last loop first"])
+def test_loops_that_wait_and_arrive_alike_are_told_apart_by_the_order_of_execution(lines):
+    """Three turns of one loop, then two of another, which the PTX has before it or behind it."""
+    (function,) = parse(TWO_LOOPS)
+    first = (("wait", lines[0]), ("arrive", lines[1]))
+    second = (("wait", lines[2]), ("arrive", lines[3]))
+    events = [Event(kind, line) for kind, line in (*first * 3, *second * 2)]
+    ((path,),) = [
+        list(found.values()) for found in align.paths(function, "", [Trace({(0, 0): events}, {})])
+    ]
+    addresses = [step.instruction.address for step in path]
+    assert (addresses.count(0x20), addresses.count(0x70)) == (3, 2)
+
+
 def test_stored_paths_are_the_paths():
     (function,) = parse(LOOP)
     lines = {"wait": 1, "ld": 2, "st": 3, "arrive": 4}

@@ -209,8 +209,9 @@ def load_pages(
     """Copy the pages of a tile. Nearly every tile has all its rows: one question for all pages then."""
     page_bytes = cfg.box_rows * cfg.columns * 2
     if found.all_rows_exist(cfg.box_rows):
+        groups = found.in_groups_of_eight()
         for p in cutlass.range_constexpr(found.boxes):
-            first = found.box(p)[0] // 8
+            first, _ = groups.box(p)
             at = address + p * page_bytes
             copies.load_tile(tma.boxes, DTYPES[cfg.dtype], at, mbarrier, first, (kv_head,))
     else:
@@ -226,7 +227,7 @@ def load_page(cfg: cutlass.Constexpr, tma: KVOperand, address, mbarrier, row, va
     Rows of K that do not exist are masked, whatever they hold. Rows of V meet a P of 0, and 0 * NaN is NaN.
     """
     dtype = DTYPES[cfg.dtype]
-    first = choose(valid > 0, row // 8, BEYOND_EVERY_ROW)
+    first = choose(valid > 0, row >> 3, BEYOND_EVERY_ROW)
     if cutlass.const_expr(not cfg.walks_keys):
         copies.load_tile(tma.boxes, dtype, address, mbarrier, first, (kv_head,))
     else:

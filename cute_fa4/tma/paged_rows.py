@@ -36,6 +36,10 @@ class PagedRowIndices:
             return self.row, self.valid
         return cute.arch.shuffle_sync(self.row, p), cute.arch.shuffle_sync(self.valid, p)
 
+    def in_groups_of_eight(self) -> "PagedRowIndices":
+        """The same with rows in groups of eight, as whole pages count them; a page begins with a group."""
+        return PagedRowIndices(self.row >> 3, self.valid, self.boxes)
+
     def all_rows_exist(self, rows_of_box: int):
         """Whether no box of the tile is cut."""
         whole = self.valid == rows_of_box

@@ -178,7 +178,9 @@ class KVConsumerPipeline(Ring):
         self._commit(at.held_v)
 
     def advance_to_v(self, at: KVPosition) -> KVPosition:
-        """From K of a tile to V of the same tile."""
+        """From K of a tile to V of the same tile; in an even ring K has the even slots and this never turns round."""
+        if self.slots % 2 == 0:
+            return KVPosition(Slot(at.slot.index + 1, at.slot.phase), at.held_v)
         return KVPosition(at.slot.next(self.slots), at.held_v)
 
     def step_tile(self, at: KVPosition) -> KVPosition:

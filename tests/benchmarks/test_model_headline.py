@@ -56,6 +56,19 @@ def test_cycles_do_not_grow(row):
         assert value >= row[name] * (1 - 2 * TOLERANCE)
 
 
+# The published FlashAttention-4 (4.0.0b36) has 220 in its loop.
+MMA_INSTRUCTIONS_OF_A_KEY_TILE = 260
+MMA_WARP = 12
+
+
+def test_the_mma_warp_executes_few_instructions_a_key_tile():
+    """On its path through the machine code, d=128 causal; the warp's loop also has code between work tiles."""
+    works = [Workload(128, True, 1, 1, ROWS_A_CTA, tiles) for tiles in TILES]
+    kernel = AlignedKernel.of(traced(Variant(OURS, 128, causal=True), works))
+    short, long = (len(kernel.runs[work][0][0, MMA_WARP]) for work in works)
+    assert (long - short) / (TILES[1] - TILES[0]) <= MMA_INSTRUCTIONS_OF_A_KEY_TILE
+
+
 def test_every_expected_value_has_a_reason():
     assert {r["name"] for r in EXPECTED["rows"]} == {
         "d128 full",

@@ -210,11 +210,11 @@ def causal_kernel(tmp_path_factory):
     return config, *sass_cost.measure(path, Shape(config.qk_depth, config.BN))
 
 
-# The published FlashAttention-4 (4.0.0b36) takes 514 and 220.
-@pytest.mark.parametrize("kind, bar", [("softmax unmasked", 560), ("mma", 260)])
-def test_loops_are_within_the_cost_bar(causal_kernel, kind, bar):
+# The published FlashAttention-4 (4.0.0b36) takes 514. The loop of the MMA warp also holds what happens between two work
+# tiles and not at every key tile: what a key tile executes is counted in test_model_headline.py.
+def test_the_softmax_loop_is_within_the_cost_bar(causal_kernel):
     _, cost, _ = causal_kernel
-    assert cost.of(kind).per_unit <= bar
+    assert cost.of("softmax unmasked").per_unit <= 560
 
 
 def test_the_measured_loops_are_whole_tiles(causal_kernel):

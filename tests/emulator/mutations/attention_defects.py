@@ -47,8 +47,8 @@ def waits():
     for role, mbarrier, nth, of, what in (
         ("mma", "q_full[0]", 0, 1, "q_full[0] before S0"),
         ("mma", "q_full[1]", 0, 1, "q_full[1] before S1"),
-        ("mma", "kv_full[0]", 0, 2, "kv_full for K"),
-        ("mma", "kv_full[0]", 1, 2, "kv_full for V"),
+        ("mma", "kv_full[0]", 0, 1, "kv_full for K"),
+        ("mma", "kv_full[1]", 0, 1, "kv_full for V"),
         ("mma", "p_ready[0]", 0, 1, "p_ready[0]"),
         ("mma", "p_ready[1]", 0, 2, "p_ready[1]"),
         ("mma", "p_ready[1]", 1, 2, "p_ready[1] of the last tile"),
@@ -71,7 +71,7 @@ def waits():
         edit = wait(role, ALWAYS_TRUE, mbarrier, nth, of)
         yield Mutant(f"{role} does not wait for {what}", FULL, edit, EARLY)
     for role, mbarrier, nth, of, what in (
-        ("mma", "kv_full[0]", 0, 2, "kv_full for K"),
+        ("mma", "kv_full[0]", 0, 1, "kv_full for K"),
         ("mma", "p_ready[0]", 0, 1, "p_ready[0]"),
         ("mma", "p_last[0]", 0, 1, "p_last[0]"),
         ("mma", "q_full[0]", 0, 1, "q_full[0]"),

@@ -89,7 +89,7 @@ def without_wait(role, mbarrier, nth=0, of=1):
         # Of the third chunk, the first that finds its buffer in use.
         (without("cp.async.bulk.wait_group.read", 2), emulator.RaceError),
         (without_wait("mma", "q_full[0]"), emulator.RaceError),
-        (without_wait("mma", "kv_full[0]", 0, 2), emulator.RaceError),
+        (without_wait("mma", "kv_full[0]"), emulator.RaceError),
         (without_wait("mma", "p_last[0]"), emulator.RaceError),
     ],
 )

@@ -3,8 +3,8 @@
 An instruction is found by its role and the mbarrier it names. Where a role names one several times, they count in the
 order of the PTX text:
 
-    mma          kv_full[0]: K, V      p_ready[1], p_last[1], kv_empty[0] of V, o_ready[1]: in the loop, at the end
-                 kv_empty[0]: V, K, V at the end
+    mma          kv_full[0] is K, kv_full[1] V (an even ring), each once       kv_empty[0]: V, K, V at the end
+                 p_ready[1], p_last[1], o_ready[1]: in the loop, at the end
     softmax      every barrier of a key tile: whole tiles, masked tiles       row_scale[0] then: the row sums
                  p_ready[0] then: the phase that no tile uses
     correction   p_ready[i]: at the start, in the loop, O_i is free           row_scale[i]: factor, row sums

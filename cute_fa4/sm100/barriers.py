@@ -70,7 +70,13 @@ LOAD = Arrivals("load", 1, "+ bytes")  # one thread announces the bytes, TMA cou
 MMA = Arrivals("mma", 1, "commit")  # tcgen05.commit: when every MMA issued before it has completed
 
 
-COUNTS = {"q_tile": lambda cfg: cfg.num_q, "work_entry": lambda cfg: 2, "cta": lambda cfg: 1}
+WORK_ENTRIES = 2  # of the work queue: work tiles that are announced and not read by every role yet
+
+COUNTS = {
+    "q_tile": lambda cfg: cfg.num_q,
+    "work_entry": lambda cfg: WORK_ENTRIES,
+    "cta": lambda cfg: 1,
+}
 
 
 @dataclass(frozen=True)

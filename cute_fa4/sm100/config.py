@@ -28,7 +28,9 @@ MBARRIER_BYTES = 8
 ROW_SCALE_BYTES = 2 * 128 * 4  # one f32 per softmax thread: 2 warpgroups of 128
 ROW_BIAS_BYTES = ROW_SCALE_BYTES  # another
 O_BUFFERS = 2  # chunks of O on their way to global memory
-WORK_QUEUE_BYTES = 2 * 48 + 16  # two entries, and the answer to a claim (work_queue.py)
+WORK_WORDS = 12  # Int32 of an entry of the work queue (work_queue.py): a multiple of four, which one instruction reads
+CLAIM_ANSWER_BYTES = 16  # what clusterlaunchcontrol.try_cancel writes
+WORK_QUEUE_BYTES = barriers.WORK_ENTRIES * WORK_WORDS * 4 + CLAIM_ANSWER_BYTES
 TMEM_ADDRESS_BYTES = 4
 
 DTYPE_BYTES = {"bf16": 2, "fp16": 2, "e4m3": 1, "e5m2": 1, "f32": 4}

@@ -14,7 +14,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from . import store, tmem_instructions, work_queue
+from . import online_softmax, store, tmem_instructions, work_queue
 from .kernel_args import Events, KernelArgs, Smem, Work
 from .work_queue import WorkQueue
 
@@ -25,10 +25,7 @@ def rescale(cfg, o_address, factor):
     """O_i *= factor, for this thread's row."""
     _, width, _ = cfg.pv_mma_shape
     for column, values in tmem_instructions.load_batches(o_address, width, COLUMNS):
-        scaled = []
-        for pair in range(0, len(values), 2):
-            scaled += cute.arch.mul_packed_f32x2((values[pair], values[pair + 1]), (factor, factor))
-        tmem_instructions.store(o_address + column, scaled)
+        tmem_instructions.store(o_address + column, online_softmax.multiplied(values, factor))
     tmem_instructions.wait_store()
 
 

@@ -80,6 +80,14 @@ def scaled_exponents(scores: list, scale_log2, bias) -> list:
     return out
 
 
+def multiplied(values: list, factor) -> list:
+    """factor * v for every value, two at a time."""
+    out = []
+    for i in range(0, len(values), 2):
+        out += cute.arch.mul_packed_f32x2((values[i], values[i + 1]), (factor, factor))
+    return out
+
+
 def exponentials(exponents: list, emulated: frozenset) -> list:
     """2^x for every x; the pairs whose number is in `emulated` on the FMA units."""
     out = []

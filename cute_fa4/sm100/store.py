@@ -20,13 +20,13 @@ from cutlass._mlir.dialects import llvm
 from ..tma import copies
 from ..tma.tensor_maps import DTYPES
 from . import online_softmax, rows, tmem_instructions
+from .config import O_BUFFERS
 from .kernel_args import KernelArgs, Smem, Work
 from .scalars import minimum
 
 COLUMNS = 16  # columns of O in registers at a time
 PIECE_BYTES = 16  # one st.shared.v4
 CHUNK_ROW_BYTES = 128
-BUFFERS = 2
 NAMED_BARRIER = 1  # of the correction warpgroup; 0 belongs to sync_threads
 
 
@@ -76,7 +76,7 @@ def store_chunk(cfg, args: KernelArgs, work: Work, i, buffer, chunk: int):
 def begin_chunk(cfg: cutlass.Constexpr, row: Int32):
     """Every thread may write into the buffer of the chunk after the last."""
     if row < 32:  # the warp that stores: the copy before the last one has read it
-        cute.arch.cp_async_bulk_wait_group(BUFFERS - 1, read=True)
+        cute.arch.cp_async_bulk_wait_group(O_BUFFERS - 1, read=True)
     cute.arch.barrier(barrier_id=NAMED_BARRIER, number_of_threads=cfg.rows_per_q_tile)
 
 
@@ -101,7 +101,7 @@ def end_chunk(
 
 
 def buffer_of(cfg, smem: Smem, i: int, chunk: int):
-    return smem.o_address + (i * chunks(cfg) + chunk) % BUFFERS * cfg.o_chunk_bytes
+    return smem.o_address + (i * chunks(cfg) + chunk) % O_BUFFERS * cfg.o_chunk_bytes
 
 
 def scaled(cfg, args: KernelArgs, smem: Smem, work: Work, i: int, row, o_address, scale, when_read):
@@ -115,10 +115,7 @@ def scaled(cfg, args: KernelArgs, smem: Smem, work: Work, i: int, row, o_address
         last = column + len(values) == width
         if last:
             when_read()
-        products = []
-        for pair in range(0, len(values), 2):
-            products += cute.arch.mul_packed_f32x2((values[pair], values[pair + 1]), (scale, scale))
-        words = online_softmax.pack_pairs(products, cfg.o_dtype)
+        words = online_softmax.pack_pairs(online_softmax.multiplied(values, scale), cfg.o_dtype)
         if inside == 0:
             begin_chunk(cfg, row)
         inside_end = inside + len(values)

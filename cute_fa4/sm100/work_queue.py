@@ -12,8 +12,8 @@ deals out the blocks, in the order of the grid, to whoever is free. The host lau
     correction            | rescale 0 ........................... | O of 0 | rescale 1 .................... | O of 1
 
 A block is claimed while the last key tile but one is copied: late, so that the CTA that is free takes it, and early
-enough for its first copies. An entry of the queue is WORDS numbers; there are two, so that the load warp can announce a
-tile while a slower role has not begun the one before. The end is a work tile of NO_MORE key tiles.
+enough for its first copies. The queue has two entries, so that the load warp can announce a tile while a slower role
+has not begun the one before. The end is a work tile of NO_MORE key tiles.
 """
 
 from dataclasses import dataclass
@@ -23,15 +23,14 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from . import kv_range, sequence, tile_scheduler
+from .barriers import WORK_ENTRIES
+from .config import CLAIM_ANSWER_BYTES, WORK_WORDS
 from .kernel_args import KernelArgs, Work
 from .kv_range import TileRange
 from .scalars import choose, maximum, minimum
 from .sequence import Sequence
 from .tile_scheduler import WorkTile
 
-ENTRIES = 2
-WORDS = 12  # Int32 of an entry: a multiple of four, which one instruction reads
-RESPONSE_BYTES = 16  # what try_cancel writes
 NO_MORE = -1
 
 
@@ -39,7 +38,7 @@ NO_MORE = -1
 class WorkQueue:
     """The queue's place in shared memory and its mbarriers (barriers.py)."""
 
-    entries: cute.Tensor  # (ENTRIES * WORDS,) Int32
+    entries: cute.Tensor  # (WORK_ENTRIES * WORK_WORDS,) Int32
     response: cute.Pointer  # 16 bytes, 16-byte aligned
     ready: cute.Pointer
     read: cute.Pointer
@@ -48,30 +47,30 @@ class WorkQueue:
     @staticmethod
     def at(pointer: cute.Pointer, **mbarriers) -> "WorkQueue":
         """The queue whose region of shared memory begins at `pointer` (to Int32): entries, then the response."""
-        entries = cute.make_tensor(pointer, cute.make_layout(ENTRIES * WORDS))
-        return WorkQueue(entries, pointer + ENTRIES * WORDS, **mbarriers)
+        entries = cute.make_tensor(pointer, cute.make_layout(WORK_ENTRIES * WORK_WORDS))
+        return WorkQueue(entries, pointer + WORK_ENTRIES * WORK_WORDS, **mbarriers)
 
     def publish(self, number, work: Work):
         """Load warp: announce the CTA's work tile `number`."""
-        at = number % ENTRIES
-        cute.arch.mbarrier_wait(self.read + at, (number // ENTRIES & 1) ^ 1)
+        at = number % WORK_ENTRIES
+        cute.arch.mbarrier_wait(self.read + at, (number // WORK_ENTRIES & 1) ^ 1)
         with cute.arch.elect_one():
             for i, word in enumerate(_words(work)):
-                self.entries[at * WORDS + i] = word
+                self.entries[at * WORK_WORDS + i] = word
             cute.arch.mbarrier_arrive(self.ready + at)
 
     def next(self, cfg, args: KernelArgs, number) -> Work:
         """Every other role, every thread of it: wait for work tile `number` and read it."""
-        at = number % ENTRIES
-        cute.arch.mbarrier_wait(self.ready + at, number // ENTRIES & 1)
-        words = [self.entries[at * WORDS + i] for i in range(WORDS)]
+        at = number % WORK_ENTRIES
+        cute.arch.mbarrier_wait(self.ready + at, number // WORK_ENTRIES & 1)
+        words = [self.entries[at * WORK_WORDS + i] for i in range(WORK_WORDS)]
         cute.arch.mbarrier_arrive(self.read + at)
         return _work(cfg, args, words)
 
     def ask(self):
         """Load warp: claim another block. One claim at a time, and none after one was refused."""
         with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive_and_expect_tx(self.claimed, RESPONSE_BYTES)
+            cute.arch.mbarrier_arrive_and_expect_tx(self.claimed, CLAIM_ANSWER_BYTES)
             cute.arch.issue_clc_query(self.claimed, self.response, multicast=False)
 
     def answer(self, number) -> Int32:

@@ -114,13 +114,11 @@ class CopyEngine:
     rate: float
     latency: float
     free: float = 0.0
-    last: float = 0.0
     busy: list = field(default_factory=list)
 
     def submit(self, now: float, nbytes: float) -> float:
         """When a copy issued now is complete."""
         start = max(now, self.free)
         self.free = start + nbytes / self.rate
-        self.last = max(self.last, self.free + self.latency)
         self.busy.append((start, nbytes / self.rate))
         return self.free + self.latency

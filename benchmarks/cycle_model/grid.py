@@ -84,12 +84,14 @@ def launch_time(
     tiles = schedules.work_tiles(variant, problem) if order is None else order
     slots = int(value["sms"]) // (2 if variant.pair else 1)
     if variant.claims:
-        makespan, work = _claimed(tiles, slots, cycles)
+        single = {n: cycles.single(n) for n in set(tiles)}
+        added = {n: cycles.added(n) if n and cycles.added else single[n] for n in set(tiles)}
+        makespan, work = _dispatched(tiles, slots, single, added)
     elif variant.persistent:
         makespan, work = _persistent(tiles, slots, cycles)
     else:
         lengths = {n: cycles.single(n) + value["cta_gap"] for n in set(tiles)}
-        makespan, work = _dispatched([lengths[n] for n in tiles], slots)
+        makespan, work = _dispatched(tiles, slots, lengths, lengths)
     clock = value["clock_ghz"] * 1e3 * clock_factor
     busy_us = makespan / clock
     memory_us = problem.bytes / value["hbm_tbs"] * 1e-6
@@ -104,23 +106,16 @@ def launch_time(
     )
 
 
-def _dispatched(lengths: list[float], slots: int) -> tuple[float, float]:
-    """(makespan, work) of CTAs handed out in order, each to the SM that is free first."""
-    free = [0.0] * slots
-    for length in lengths:
-        heapq.heapreplace(free, free[0] + length)
-    return max(free), sum(lengths)
+def _dispatched(tiles: list[int], slots: int, first: dict, further: dict) -> tuple[float, float]:
+    """(makespan, work) of work tiles handed out in order, each to the SM that is free first.
 
-
-def _claimed(tiles: list[int], slots: int, cycles: CTACycles) -> tuple[float, float]:
-    """(makespan, work): every SM takes the next work tile when it has done its last one."""
-    single = {n: cycles.single(n) for n in set(tiles)}
-    added = {n: cycles.added(n) if n and cycles.added else single[n] for n in set(tiles)}
+    first, further: cycles of the first work tile with keys on an SM and of the others, by key tiles.
+    """
     free = [(0.0, sm, False) for sm in range(slots)]
     work = 0.0
     for n in tiles:
         when, sm, begun = free[0]
-        length = added[n] if begun else single[n]
+        length = further[n] if begun else first[n]
         work += length
         heapq.heapreplace(free, (when + length, sm, begun or n > 0))
     return max(free)[0], work

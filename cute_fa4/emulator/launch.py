@@ -10,7 +10,7 @@ cancel their launch and do their work (clusterlaunchcontrol.try_cancel).
 import itertools
 import math
 import time
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from cute_fa4 import progress
@@ -117,7 +117,7 @@ def execute_grid(
             pending = PendingClusters(clusters, scheduler.schedule, claims, machine.counters, step)
             machine.claim_cluster = pending.claim
             while pending.indices:
-                index = pending.indices.pop(0)
+                index = pending.indices.popleft()
                 warps = _make_cluster(machine, kernel, index, cluster, threads, pool, registers)
                 scheduler.run(warps)
                 # What may outlive its CTA (stores to global memory) completes before the next cluster starts.
@@ -151,7 +151,8 @@ class PendingClusters:
     """
 
     def __init__(self, clusters, schedule, claims, counters, step):
-        self.indices = [index[::-1] for index in itertools.product(*map(range, clusters[::-1]))]
+        order = itertools.product(*map(range, clusters[::-1]))
+        self.indices = deque(index[::-1] for index in order)
         self.schedule, self.claims, self.counters, self.step = schedule, claims, counters, step
         self._granted = Counter()
         self._refused = set()
@@ -169,7 +170,9 @@ class PendingClusters:
         self._granted[cta.id] += 1
         self.counters["clusters cancelled"] += 1
         self.step()
-        index = self.indices.pop(self.schedule.pick_cluster(len(self.indices)))
+        picked = self.schedule.pick_cluster(len(self.indices))
+        index = self.indices[picked]
+        del self.indices[picked]
         return tuple(i * d for i, d in zip(index, cta.cluster.dims, strict=True))
 
 

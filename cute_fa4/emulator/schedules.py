@@ -84,16 +84,15 @@ class InOrder:
         return 0
 
 
-class Random:
+class Random(InOrder):
     """Everything that can happen is equally likely to happen next."""
 
     def __init__(self, seed, scheduler):
-        self.scheduler = scheduler
+        super().__init__(seed, scheduler)
         self.random = random.Random(seed)
         scheduler.machine.gives_up = lambda: self.random.random() < GIVE_UP
 
     def turn(self, live):
-        """Let something run. False when nothing could."""
         engine = self.scheduler.machine.engine
         runnable = [warp for warp in live if warp.runnable()]
         heads = engine.heads() if engine.pending else ()
@@ -107,27 +106,19 @@ class Random:
         return True
 
     def refuses_cluster(self):
-        """Is a request for a cluster refused although some are left?"""
         return self.random.random() < REFUSAL
 
-    def pick_cluster(self, count):
-        """Which of the clusters that are left, in launch order, a request gets."""
-        return 0
 
-
-class Hostile:
+class Hostile(Random):
     """Completions late and out of order, one role starved, one CTA of a cluster ahead."""
 
     def __init__(self, seed, scheduler):
-        self.scheduler = scheduler
-        self.random = random.Random(seed)
-        scheduler.machine.gives_up = lambda: self.random.random() < GIVE_UP
+        super().__init__(seed, scheduler)
         self._turns = 0
         self._victim = self._favourite = None
         self._victim_last = self._own_completions = False
 
     def turn(self, live):
-        """Let something run. False when nothing could."""
         if self._turns == 0:
             self._new_episode(live)
         self._turns -= 1
@@ -139,12 +130,7 @@ class Hostile:
         # Only polls, or nothing at all: what is left to happen is up to the caller.
         return any(warp.runnable() for warp in live)
 
-    def refuses_cluster(self):
-        """Is a request for a cluster refused although some are left?"""
-        return self.random.random() < REFUSAL
-
     def pick_cluster(self, count):
-        """Which of the clusters that are left, in launch order, a request gets."""
         return self.random.randrange(count)
 
     def _steps(self, live):

@@ -129,8 +129,6 @@ def arrive(warp, ins, match):
             continue
         barrier = cta.mbarrier(offset)
         _release(warp, barrier)
-        if warp.order is not None:
-            warp.cta.machine.ordering.arrived(barrier, warp)
         phases[lanes] = barrier.phase
         if expects:
             for nbytes in amount:
@@ -152,6 +150,7 @@ def _release(warp, barrier):
     if order is not None:
         _check_initialised(order, warp, barrier)
         order.release(barrier, order.outgoing(warp, ".relaxed" in warp.ins.opcode))
+        order.arrived(barrier, warp)
 
 
 def _check_initialised(order, warp, barrier):

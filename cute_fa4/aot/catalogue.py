@@ -31,7 +31,7 @@ _MODEL_FIELDS = tuple(inspect.signature(configs_for_model).parameters)
 _CONFIG_FIELDS = (
     "qkv_dtype", "head_dim", "group", "causal", "write_lse", "arch", "q_layout", "kv_layout", "seqused_q",
     "seqused_k", "cache_excludes_new", "padded_keys", "page_size", "fold_pages", "pack_gqa",
-    "sink", "sink_dtype",
+    "sink", "sink_dtype", "claims",
 )  # fmt: skip
 
 

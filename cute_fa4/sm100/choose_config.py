@@ -1,7 +1,15 @@
-"""Problem -> FA4Config, as an ordered list of one-line rules."""
+"""Problem -> FA4Config, as an ordered list of one-line rules.
+
+CUTE_FA4_CLAIMS=off: kernels whose CTAs do not take over further blocks (FA4Config.claims), to compare with. It is read
+when the kernel of a call is chosen, which is once for calls that are alike.
+"""
+
+import os
 
 from . import masks
 from .config import FA4Config
+
+CLAIMS = "CUTE_FA4_CLAIMS"
 
 
 def choose_config(
@@ -21,6 +29,7 @@ def choose_config(
 
     Nothing here depends on lengths, batch or head count: one compile serves them all.
     """
+    choices.setdefault("claims", claims_asked())
     choices.setdefault("mask", masks.Causal() if causal else masks.Full())
     cfg = FA4Config(
         qkv_dtype=qkv_dtype,
@@ -36,6 +45,14 @@ def choose_config(
         # softmax thread; reading S twice instead costs more than the wider tile saves.
         cfg = cfg.with_(bn_cap=128)
     return cfg
+
+
+def claims_asked() -> bool:
+    """What CUTE_FA4_CLAIMS says; ValueError for anything but "on" (default) and "off"."""
+    value = os.environ.get(CLAIMS) or "on"
+    if value not in ("on", "off"):
+        raise ValueError(f"{CLAIMS}={value!r}; accepted: on, off")
+    return value == "on"
 
 
 def packs_gqa(seqlen_q: int, group: int) -> bool:

@@ -90,6 +90,8 @@ class FA4Config:
     scale_dtype    dtype of per-token scales of quantised K and V; None: there are none
     rescale_log2   the running row maximum is kept while it moves less than this (P stays below 2^rescale_log2)
     exp2_emulated  of 64 pairs of exponentials, how many the FMA units compute; None: what suits the arch
+    claims         a CTA that is done takes over a block of the grid that has not started (work_queue.py); False: it
+                   ends
     """
 
     qkv_dtype: str = "bf16"
@@ -125,6 +127,7 @@ class FA4Config:
     scale_dtype: str | None = None
     rescale_log2: float = 8.0
     exp2_emulated: int | None = None
+    claims: bool = True
     warps: WarpRoles = field(default_factory=WarpRoles)
 
     def __post_init__(self):

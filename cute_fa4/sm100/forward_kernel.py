@@ -38,7 +38,7 @@ from .online_softmax import LOG2_E
 from .pipelines import Event, KVConsumerPipeline, TMAProducerPipeline, initialise
 from .scalars import maximum
 from .sequence import Lengths
-from .work_queue import WorkQueue
+from .work_queue import OneBlock, WorkQueue
 
 SET_UP = 2  # named barrier: mbarriers and tensor memory are there. 0 is sync_threads, 1 in store.py
 
@@ -196,7 +196,7 @@ class SM100MHA2Q:
             qk_stages=cfg.qk_stages,
         )
         producer = TMAProducerPipeline(**ring, k_stage_bytes=cfg.k_stage_bytes, v_bytes=cfg.v_bytes)
-        queue = WorkQueue.at(
+        queue = (WorkQueue if cfg.claims else OneBlock).at(
             cute.recast_ptr(base + region["work_queue"].offset, dtype=Int32),
             ready=event("work_ready").mbarriers,
             read=event("work_read").mbarriers,

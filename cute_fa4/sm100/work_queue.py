@@ -5,7 +5,8 @@
                         (PTX ISA: "clusterlaunchcontrol.try_cancel"); none is left: the CTA ends
 
 So a CTA sets up once, and the next tile's Q, K and V come while the last one is being finished, but the hardware still
-deals out the blocks, in the order of the grid, to whoever is free. The host launches the same grid as without it.
+deals out the blocks, in the order of the grid, to whoever is free. The host launches the same grid as without claims,
+where a CTA ends with its block (OneBlock).
 
     load         | find 0 | copies 0 ... | claim 1 | last copies 0 | copies 1 .. | claim 2 | last copies 1 | copies 2
     mma                   | S, P V of 0 ..................... | S, P V of 1 ............................ | 2
@@ -44,11 +45,11 @@ class WorkQueue:
     read: cute.Pointer
     claimed: cute.Pointer
 
-    @staticmethod
-    def at(pointer: cute.Pointer, **mbarriers) -> "WorkQueue":
+    @classmethod
+    def at(cls, pointer: cute.Pointer, **mbarriers) -> "WorkQueue":
         """The queue whose region of shared memory begins at `pointer` (to Int32): entries, then the response."""
         entries = cute.make_tensor(pointer, cute.make_layout(WORK_ENTRIES * WORK_WORDS))
-        return WorkQueue(entries, pointer + WORK_ENTRIES * WORK_WORDS, **mbarriers)
+        return cls(entries, pointer + WORK_ENTRIES * WORK_WORDS, **mbarriers)
 
     def publish(self, number, work: Work):
         """Load warp: announce the CTA's work tile `number`."""
@@ -81,6 +82,16 @@ class WorkQueue:
         cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.sync_warp()
         return choose(granted != 0, block, -1)
+
+
+class OneBlock(WorkQueue):
+    """The queue of a CTA that ends with its block: every claim is refused, and no claim is made."""
+
+    def ask(self):
+        pass
+
+    def answer(self, number) -> Int32:
+        return Int32(-1)
 
 
 def _words(work: Work) -> list:

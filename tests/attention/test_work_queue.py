@@ -11,7 +11,7 @@ import warnings
 import pytest
 import torch
 
-from cute_fa4 import emulator, flash_attn_func, flash_attn_varlen_func
+from cute_fa4 import call_plans, emulator, flash_attn_func, flash_attn_varlen_func, launch
 from cute_fa4.interface import EmulatorWarning
 from tests.attention.agreement import assert_agrees
 from tests.cases import Case
@@ -28,14 +28,17 @@ WHO_RUNS_WHAT = [
 
 
 def run(function, out, claims, mode, seed):
+    return run_counted(function, out, claims=claims, mode=mode, seed=seed)[:2]
+
+
+def run_counted(function, out, **schedule):
+    """(out, lse, emulator.Run); rows that nobody writes are NaN."""
     out.fill_(torch.nan)
-    on_emulator = emulator.use(
-        mode=mode, seed=seed, claims=claims, checks=("ptx", "phase_passed_twice")
-    )
-    with warnings.catch_warnings(), on_emulator:
+    on_emulator = emulator.use(checks=("ptx", "phase_passed_twice"), **schedule)
+    with warnings.catch_warnings(), on_emulator as counted:
         warnings.simplefilter("ignore", EmulatorWarning)
         _, lse = function(out)
-    return out.clone(), lse
+    return out.clone(), lse, counted
 
 
 def assert_the_same_whoever_runs_it(function, out):
@@ -99,6 +102,56 @@ def test_blocks_beyond_their_sequence_are_skipped():
         ),
         torch.empty_like(q),
     )
+
+
+@pytest.fixture
+def without_claims(monkeypatch):
+    """Calls from now on choose kernels whose CTAs end after one block."""
+
+    def forget():  # the choice is made once for calls that are alike
+        call_plans.clear()
+        launch.config_for.cache_clear()
+
+    forget()
+    monkeypatch.setenv("CUTE_FA4_CLAIMS", "off")
+    yield
+    forget()
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_a_kernel_without_claims_gives_the_same_bits(head_dim, request):
+    """300 and 20 queries in a grid for 300 each: of four blocks one is full, two have a few rows, one has none."""
+    cu = torch.tensor([0, 300, 320], dtype=torch.int32)
+    q, k, v = torch.randn(3, 320, 1, head_dim).bfloat16()
+
+    def call(out):
+        return flash_attn_varlen_func(
+            *(q, k, v),
+            cu_seqlens_q=cu,
+            cu_seqlens_k=cu,
+            max_seqlen_q=300,
+            max_seqlen_k=300,
+            causal=True,
+            return_lse=True,
+            out=out,
+        )
+
+    def claims(run):
+        return sum(n for name, n in run.opcodes.items() if name.startswith("clusterlaunchcontrol"))
+
+    expected_out, expected_lse, claiming = run_counted(call, torch.empty_like(q))
+    request.getfixturevalue("without_claims")
+    for mode, seed in (("in_order", 0), ("random", 0), ("hostile", 1)):
+        out, lse, ending = run_counted(call, torch.empty_like(q), mode=mode, seed=seed)
+        assert torch.equal(out, expected_out) and torch.equal(lse, expected_lse), (mode, seed)
+        assert claims(ending) == 0 < claims(claiming)
+
+
+def test_another_word_for_no_claims_is_refused(without_claims, monkeypatch):
+    monkeypatch.setenv("CUTE_FA4_CLAIMS", "no")
+    q = torch.randn(1, 8, 1, 64).bfloat16()
+    with pytest.raises(ValueError, match="CUTE_FA4_CLAIMS='no'; accepted: on, off"):
+        flash_attn_func(q, q, q)
 
 
 @pytest.mark.parametrize("keys", [1, 128, 129, 640])

@@ -4,12 +4,13 @@ The grid is one-dimensional, so that no batch or head count meets the 65,535 lim
 causal mask the query block runs fastest: CTAs that run together read the same keys.
 
 Under a causal mask the last query block sees the most keys, and a launch ends evenly if the long blocks begin first. So
-blocks are taken from the end, and each of all heads of a section before the next; a section is as many heads as have
-their keys and values in L2 together. Three heads of four blocks in sections of two:
+blocks are taken from the end, and each of all heads of a section before the next. A section has at most as many heads
+as have their keys and values in L2 together, and sections differ by one head at most: a last section of few heads would
+end with few CTAs at work. Five heads of three blocks, of which two fit:
 
-    CTA     0   1   2   3   4   5   6   7   8   9  10  11
-    head    0   1   0   1   0   1   0   1   2   2   2   2
-    block   3   3   2   2   1   1   0   0   3   2   1   0
+    CTA     0   1   2   3   4   5   6   7   8   9  10  11  12  13  14
+    head    0   1   0   1   0   1   2   3   2   3   2   3   4   4   4
+    block   2   2   1   1   0   0   2   2   1   1   0   0   2   1   0
 
 Where the lengths of sequences are on the device only, the grid covers the longest one that the caller announces;
 a block beyond its sequence finds nothing to do. A CTA runs the block it was launched as and claims further ones, which
@@ -55,16 +56,17 @@ class TileOrder:
 
     heads: object  # divisor: scheduled heads of a sequence
     blocks: object  # divisor: query blocks of a head
-    per_section: object  # divisor: CTAs of a section
-    section: object  # divisor: heads of a section
-    last_section: object  # divisor: heads of the last one
+    per_wide: object  # divisor: CTAs of a section of one head more
+    wide: object  # divisor: its heads
+    per_narrow: object  # divisor: CTAs of any other section
+    narrow: object  # divisor: its heads
     num_blocks: Int32
-    num_sections: Int32
-    section_heads: Int32
+    narrow_heads: Int32
+    num_wide: Int32  # they come first
 
 
-def section_heads(cfg, seqlen_k, scheduled):
-    """Of `scheduled` heads, how many have their `seqlen_k` keys and values in L2 together."""
+def fitting_heads(cfg, seqlen_k, scheduled):
+    """Of `scheduled` heads, how many have their `seqlen_k` keys and values in L2 together; at least one."""
     row_bytes = (cfg.qk_depth + cfg.ov_depth) * cfg.dtype_bytes
     sharing = cfg.group // cfg.heads_per_tile  # scheduled heads that read the same keys
     rows = L2_BYTES_FOR_KEYS // row_bytes * sharing
@@ -76,30 +78,35 @@ def tile_order(cfg, seqlen_q, seqlen_k, heads, batch, divisor=lambda number: num
     per_sequence = maximum(heads // cfg.heads_per_tile, 1)
     num_blocks = maximum(blocks(cfg, seqlen_q), 1)
     scheduled = maximum(per_sequence * batch, 1)
-    section = section_heads(cfg, seqlen_k, scheduled)
-    num_sections = (scheduled + section - 1) // section
-    last = scheduled - (num_sections - 1) * section
+    fitting = fitting_heads(cfg, seqlen_k, scheduled)
+    num_sections = (scheduled + fitting - 1) // fitting
+    narrow = scheduled // num_sections
     return TileOrder(
-        divisor(per_sequence),
-        divisor(num_blocks),
-        divisor(section * num_blocks),
-        divisor(section),
-        divisor(last),
-        num_blocks,
-        num_sections,
-        section,
+        heads=divisor(per_sequence),
+        blocks=divisor(num_blocks),
+        per_wide=divisor((narrow + 1) * num_blocks),
+        wide=divisor(narrow + 1),
+        per_narrow=divisor(narrow * num_blocks),
+        narrow=divisor(narrow),
+        num_blocks=num_blocks,
+        narrow_heads=narrow,
+        num_wide=scheduled - num_sections * narrow,
     )
 
 
 def work_tile(cfg, cta, order: TileOrder) -> WorkTile:
     """The share of CTA number `cta`."""
     if cfg.causal:
-        number, inside = divmod(cta, order.per_section)
-        is_last = number == order.num_sections - 1
-        row, head = divmod(inside, order.section)
-        last_row, last_head = divmod(inside, order.last_section)
-        head_and_batch = number * order.section_heads + choose(is_last, last_head, head)
-        block = order.num_blocks - 1 - choose(is_last, last_row, row)
+        wide_heads = order.num_wide * (order.narrow_heads + 1)
+        beyond_wide = cta - wide_heads * order.num_blocks
+        section, inside = divmod(cta, order.per_wide)
+        row, head = divmod(inside, order.wide)
+        head = section * (order.narrow_heads + 1) + head
+        section, inside = divmod(maximum(beyond_wide, 0), order.per_narrow)
+        narrow_row, narrow_head = divmod(inside, order.narrow)
+        narrow_head = wide_heads + section * order.narrow_heads + narrow_head
+        head_and_batch = choose(beyond_wide < 0, head, narrow_head)
+        block = order.num_blocks - 1 - choose(beyond_wide < 0, row, narrow_row)
     else:
         head_and_batch, block = divmod(cta, order.blocks)
     batch, head = divmod(head_and_batch, order.heads)

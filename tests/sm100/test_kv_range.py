@@ -1,6 +1,7 @@
 """Which key tiles are walked, and which without a mask, against the definition of every mask."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -99,18 +100,17 @@ def test_a_window_far_from_the_start_walks_few_tiles():
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("pack", [False, True])
-@pytest.mark.parametrize(
-    "section", [1, 3, 8]
-)  # 3 divides neither 4 nor 8 heads: the last section is narrower
+# 8 heads (packed: 4): alone, in sections of 3, 3, 2 (2, 2), of 4, 4 (4) though 5 fit, all together.
+@pytest.mark.parametrize("fitting", [1, 3, 5, 8])
 def test_every_block_of_every_head_is_taken_once_and_a_causal_section_starts_with_the_longest(
-    causal, pack, section, monkeypatch
+    causal, pack, fitting, monkeypatch
 ):
     # 3 blocks (packed: 5), 4 heads in groups of 2, 2 sequences: every axis has more than one, none a power of another.
     mask = masks.Causal() if causal else masks.Full()
     cfg, sq, heads, batch = FA4Config(mask=mask, group=2, pack_gqa=pack), 600, 4, 2
     scheduled = heads // cfg.heads_per_tile * batch
-    section = min(section, scheduled)
-    monkeypatch.setattr(tile_scheduler, "section_heads", lambda *_: section)
+    fitting = min(fitting, scheduled)
+    monkeypatch.setattr(tile_scheduler, "fitting_heads", lambda *_: fitting)
     order = tile_scheduler.tile_order(cfg, sq, sq, heads, batch)
     number = tile_scheduler.grid_size(cfg, sq, heads, batch)
     ctas = [tile_scheduler.work_tile(cfg, cta, order) for cta in range(number)]
@@ -121,18 +121,22 @@ def test_every_block_of_every_head_is_taken_once_and_a_causal_section_starts_wit
     assert all(t.kv_head == t.head // 2 for t in ctas)
     assert ctas[0].first_position == (starts[-1] if causal else 0)
     if causal:
-        per_section = section * len(starts)
-        for first in range(0, number, per_section):
-            positions = [t.first_position for t in ctas[first : first + per_section]]
-            assert positions == sorted(positions, reverse=True)
+        # A section begins where a shorter block is followed by a longer one.
+        begins = [
+            i for i in range(1, number) if ctas[i].first_position > ctas[i - 1].first_position
+        ]
+        widths = [(b - a) / len(starts) for a, b in itertools.pairwise([0, *begins, number])]
+        assert len(widths) == math.ceil(scheduled / fitting) and sum(widths) == scheduled
+        assert max(widths) <= fitting and max(widths) - min(widths) <= 1
+        assert widths == sorted(widths, reverse=True)
 
 
 def test_the_picture_of_the_order_is_the_order(monkeypatch):
-    # The picture: three heads of four blocks in sections of two.
+    # The picture: five heads of three blocks, of which two fit.
     cfg = FA4Config(mask=masks.Causal())
-    monkeypatch.setattr(tile_scheduler, "section_heads", lambda *_: 2)
-    order = tile_scheduler.tile_order(cfg, 1024, 1024, heads=3, batch=1)
-    ctas = [tile_scheduler.work_tile(cfg, cta, order) for cta in range(12)]
+    monkeypatch.setattr(tile_scheduler, "fitting_heads", lambda *_: 2)
+    order = tile_scheduler.tile_order(cfg, 768, 768, heads=5, batch=1)
+    ctas = [tile_scheduler.work_tile(cfg, cta, order) for cta in range(15)]
     for name, value in (
         ("head", lambda t: t.head),
         ("block", lambda t: t.first_position // cfg.BM),
@@ -151,6 +155,6 @@ def test_the_picture_of_the_order_is_the_order(monkeypatch):
         (0, 16, 1, 32),  # no keys at all
     ],
 )
-def test_a_section_is_what_fits_in_50_mib(seqlen_k, heads, group, expected):
+def test_the_heads_that_fit_in_50_mib(seqlen_k, heads, group, expected):
     cfg = FA4Config(qk_depth=128, group=group)
-    assert tile_scheduler.section_heads(cfg, seqlen_k, 2 * heads) == expected
+    assert tile_scheduler.fitting_heads(cfg, seqlen_k, 2 * heads) == expected

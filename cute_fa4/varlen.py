@@ -81,8 +81,9 @@ def flash_attn_varlen_func(
                    page_size, head_dim). Strides are free, as far as rows lie at multiples of one
                    stride: K and V may be slices of one cache
     cu_seqlens_q, cu_seqlens_k   (batch + 1,) int32: sequence b is rows [c[b], c[b + 1])
-    max_seqlen_q   of packed q: at least the longest sequence; sizes the grid. None: read from a
-                   cu_seqlens_q on the CPU, total_q on CUDA, which launches CTAs that find no work
+    max_seqlen_q   of packed q: at least the longest sequence; rows beyond it may be left out. None:
+                   read from a cu_seqlens_q on the CPU, total_q on CUDA, where total_q and the number
+                   of sequences size the grid
     max_seqlen_k   accepted and checked against the page table; the kernel does not need it
     seqused_q      (batch,) int32: only so many of a sequence's queries count, the rest is not written
     seqused_k      (batch,) int32: only so many keys count; the rest may hold anything

@@ -1,6 +1,6 @@
 """The work tiles of a launch, as key tiles of each, in the order in which they are handed out.
 
-cute_fa4             tile_scheduler.py of the kernel itself, called with Python numbers
+cute_fa4             tile_scheduler.py and packed_order.py of the kernel itself, called with Python numbers
 flash-attn-4 causal  longest first, in sections of heads whose K and V fit 50 MiB of L2
 flash-attn-4 packed  the same sequence by sequence; without a mask block by block of each head
 flash-attn-4 full    block fastest, then head, then sequence
@@ -30,10 +30,11 @@ def ours(config, problem: Problem) -> list[int]:
     """The kernel's own tile scheduler, for every number it is given."""
     from cute_fa4.sm100 import tile_scheduler
 
+    if problem.lengths:
+        return ours_packed(config, problem)
     size = (problem.heads_q, problem.batch)
     number = tile_scheduler.grid_size(config, problem.seqlen, *size)
-    keys = sum(problem.sequences) // problem.batch
-    divisors = tile_scheduler.tile_order(config, problem.seqlen, keys, *size)
+    divisors = tile_scheduler.tile_order(config, problem.seqlen, problem.seqlen, *size)
     known: dict[tuple[int, int], int] = {}
     order = []
     for cta in range(number):
@@ -43,6 +44,23 @@ def ours(config, problem: Problem) -> list[int]:
             known[key] = problem.key_tiles(*key, config.positions_per_cta)
         order.append(known[key])
     return order
+
+
+def ours_packed(config, problem: Problem) -> list[int]:
+    """The same of packed queries: sequence by sequence, and CTAs of none behind them."""
+    from cute_fa4.sm100 import packed_order
+
+    total, longest = sum(problem.sequences), max(problem.sequences)
+    number = packed_order.grid_size(config, total, problem.batch, longest, problem.heads_q)
+    heads, rows = problem.heads_q // config.heads_per_tile, config.positions_per_cta
+    order = []
+    for sequence, length in enumerate(problem.sequences):
+        blocks = -(-length // rows)
+        tiles = [problem.key_tiles(sequence, first, rows) for first in range(0, length, rows)]
+        for inside in range(blocks * heads):
+            _, block = packed_order.block_of(config, inside, blocks, heads, length)
+            order.append(tiles[block])
+    return order + [0] * (number - len(order))
 
 
 def dense(variant, problem: Problem) -> list[int]:

@@ -12,7 +12,7 @@ the steady state repeats itself.
                  every later block: masked at both ends. More tiles come with a window that is so
                  much longer, and give the steady state between two masked ends
     ragged       packed sequences. Without a causal mask the last key tile is half full, as the one
-                 that nearly every sequence ends with. 0 tiles: blocks that find nothing to do
+                 that nearly every sequence ends with. 0 tiles: CTAs that find nothing to do
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TILES = (1, 2, 3, 4, 6, 8, 16)
 # A persistent kernel's work tiles overlap: what each adds comes from a CTA that does several.
 PERSISTENT_TILES = (1, 2, 4, 8)
 PERSISTENT_WORK_TILES = 3
-# What a block without rows costs a CTA that claims blocks: so many of them before one with a single key tile.
+# What a block without rows costs a CTA that claims blocks: so many of them besides one with a single key tile.
 EMPTY_BLOCKS = 4
 # Key tiles between a window's masked ends that give its steady state.
 WINDOW_STEADY_TILES = 8
@@ -40,7 +40,7 @@ class Workload:
     """One emulated launch: the shape of q, and of k and v, and which keys a query sees.
 
     tiles: key tiles of a work tile. work_tiles: how many work tiles the recorded cluster walks; of no
-    tiles, all but the last, which has one.
+    tiles, all but one, which has one.
     window: keys that a query sees, itself included; 0: all before it. missing: keys by which the
     last tile falls short.
     """

@@ -28,6 +28,7 @@ from . import (
     mma,
     mma_ahead,
     operands,
+    packed_order,
     smem_map,
     softmax,
     tile_scheduler,
@@ -115,6 +116,12 @@ class SM100MHA2Q:
         section_keys = Int32(seqlen_k)
         if cutlass.const_expr(cfg.kv_layout == "packed"):
             section_keys = section_keys // maximum(Int32(batch), 1)
+        if cutlass.const_expr(cfg.q_layout == "packed"):
+            grid = packed_order.grid_size(
+                cfg, Int32(mQ.shape[0]), Int32(batch), max_seqlen_q, Int32(heads)
+            )
+        else:
+            grid = tile_scheduler.grid_size(cfg, Int32(seqlen_q), heads, batch)
         args = KernelArgs(
             q=operands.q_operand(cfg, mQ),
             k=k,
@@ -147,7 +154,7 @@ class SM100MHA2Q:
             f"cute_fa4_{cfg.name}", remove_cutlass_symbol=True, keep_mangled_name=False
         )
         self.kernel(args).launch(
-            grid=[tile_scheduler.grid_size(cfg, Int32(seqlen_q), heads, batch), 1, 1],
+            grid=[grid, 1, 1],
             block=[cfg.warps.threads, 1, 1],
             smem=cfg.smem_bytes,
             stream=stream,

@@ -22,7 +22,7 @@ from .kernel_args import Events, KernelArgs, Smem, Work
 from .kv_buffer import KVBuffer, KVBufferConfig
 from .pipelines import Slot, TMAProducerPipeline
 from .scalars import maximum
-from .work_queue import WorkQueue
+from .work_queue import Search, WorkQueue
 
 
 def load_q(cfg, args: KernelArgs, smem: Smem, events: Events, work: Work, i: int):
@@ -125,7 +125,7 @@ def run(
 ):
     """Every work tile of the CTA, the first of which is that of `block`."""
     number, q_phase, at = Int32(0), Int32(0), kv.first()
-    work, claims = work_queue.take(cfg, args, queue, block, Int32(0))
+    work, search = work_queue.take(cfg, args, queue, block, Search.first(cfg))
     queue.publish(number, work)
     entries = look_up(cfg, args, work, work.tiles.first)
     while work.tiles.count != work_queue.NO_MORE:
@@ -141,8 +141,9 @@ def run(
                 at = load_tile(cfg, args, smem, events, kv, work, n, entries, at, q_phase)
             entries = ahead
             if early:
-                answer = queue.answer(claims)
-                following, claims = work_queue.take(cfg, args, queue, answer, claims + 1)
+                answer = queue.answer(search.claims)
+                search = Search(search.claims + 1, search.held)
+                following, search = work_queue.take(cfg, args, queue, answer, search)
                 number = number + 1
                 queue.publish(number, following)
         if count > 0:

@@ -58,24 +58,30 @@ def between(offsets, batch, rows):
     return first, end - first
 
 
+def queries(lengths: Lengths, batch, seqlen_q):
+    """-> (first row, number of queries) of a sequence; seqlen_q: of dense queries."""
+    first, number = Int32(0), seqlen_q
+    if lengths.cu_seqlens_q is not None:
+        first, number = between(lengths.cu_seqlens_q, batch, lengths.total_q)
+    if lengths.seqused_q is not None:
+        number = minimum(number, maximum(lengths.seqused_q[batch], 0))
+    return first, number
+
+
 @cute.jit
 def find(cfg: cutlass.Constexpr, lengths: Lengths, batch: Int32, seqlen_q: Int32, seqlen_k: Int32):
     """The sequence of `batch`; seqlen_q, seqlen_k: extents of dense tensors; of packed keys, all rows."""
-    q_first_row, k_first_row = Int32(0), Int32(0)
-    queries, keys = seqlen_q, seqlen_k
-    if cutlass.const_expr(lengths.cu_seqlens_q is not None):
-        q_first_row, queries = between(lengths.cu_seqlens_q, batch, lengths.total_q)
-    if cutlass.const_expr(lengths.seqused_q is not None):
-        queries = minimum(queries, maximum(lengths.seqused_q[batch], 0))
+    q_first_row, number = queries(lengths, batch, seqlen_q)
+    k_first_row, keys = Int32(0), seqlen_k
     if cutlass.const_expr(lengths.cu_seqlens_k is not None):
         k_first_row, keys = between(lengths.cu_seqlens_k, batch, seqlen_k)
     if cutlass.const_expr(lengths.seqused_k is not None):
         # Never beyond what the tensor or the page table can hold. Cut before the sum, which must not overflow.
         used = minimum(maximum(lengths.seqused_k[batch], 0), keys)
         if cutlass.const_expr(cfg.cache_excludes_new):
-            used = used + queries
+            used = used + number
         keys = minimum(keys, used)
     limit = keys
     if cutlass.const_expr(lengths.key_limit is not None):
         limit = minimum(keys, lengths.key_limit[batch])
-    return Sequence(batch, q_first_row, queries, k_first_row, keys, limit)
+    return Sequence(batch, q_first_row, number, k_first_row, keys, limit)

@@ -1,4 +1,4 @@
-"""Block of the grid -> (query block, head, batch), the longest work first.
+"""Block of the grid -> (query block, head, batch), the longest work first. Packed queries: packed_order.py.
 
 The grid is one-dimensional, so that no batch or head count meets the 65,535 limit of the y and z axes. Without a
 causal mask the query block runs fastest: CTAs that run together read the same keys.
@@ -12,9 +12,8 @@ end with few CTAs at work. Five heads of three blocks, of which two fit:
     head    0   1   0   1   0   1   2   3   2   3   2   3   4   4   4
     block   2   2   1   1   0   0   2   2   1   1   0   0   2   1   0
 
-Where the lengths of sequences are on the device only, the grid covers the longest one that the caller announces;
-a block beyond its sequence finds nothing to do. A CTA runs the block it was launched as and claims further ones, which
-it gets in about the same order (work_queue.py).
+Where seqused_q cuts dense queries, a block beyond its sequence finds nothing to do. A CTA runs the block it was
+launched as and claims further ones, which it gets in about the same order (work_queue.py).
 """
 
 from dataclasses import dataclass
@@ -60,6 +59,8 @@ class TileOrder:
     wide: object  # divisor: its heads
     per_narrow: object  # divisor: CTAs of any other section
     narrow: object  # divisor: its heads
+    num_sequences: Int32
+    num_heads: Int32  # scheduled, of a sequence
     num_blocks: Int32
     narrow_heads: Int32
     num_wide: Int32  # they come first
@@ -88,6 +89,8 @@ def tile_order(cfg, seqlen_q, seqlen_k, heads, batch, divisor=lambda number: num
         wide=divisor(narrow + 1),
         per_narrow=divisor(narrow * num_blocks),
         narrow=divisor(narrow),
+        num_sequences=batch,
+        num_heads=per_sequence,
         num_blocks=num_blocks,
         narrow_heads=narrow,
         num_wide=scheduled - num_sections * narrow,

@@ -23,11 +23,12 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from . import kv_range, sequence, tile_scheduler
+from . import kv_range, packed_order, sequence, tile_scheduler
 from .barriers import WORK_ENTRIES
 from .config import CLAIM_ANSWER_BYTES, WORK_WORDS
 from .kernel_args import KernelArgs, Work
 from .kv_range import TileRange
+from .packed_order import Held
 from .scalars import choose, maximum, minimum
 from .sequence import Sequence
 from .tile_scheduler import WorkTile
@@ -121,11 +122,29 @@ def _work(cfg, args: KernelArgs, words: list) -> Work:
     return Work(WorkTile(first_position, head, kv_head, batch), found, TileRange(first, count))
 
 
+@dataclass(frozen=True)
+class Search:
+    """Load warp: claims so far, and the sequences among which the next block is looked for; None: none are packed."""
+
+    claims: Int32
+    held: Held | None
+
+    @staticmethod
+    def first(cfg) -> "Search":
+        return Search(Int32(0), Held.none() if cfg.q_layout == "packed" else None)
+
+
 @cute.jit
-def find_work(cfg: cutlass.Constexpr, args: KernelArgs, block: Int32) -> Work:
+def find_work(
+    cfg: cutlass.Constexpr, args: KernelArgs, block: Int32, held: Held | None
+) -> tuple[Work, Held | None]:
     """The share of a block, its sequence, and the key tiles it takes; of block -1 no more."""
-    tile = tile_scheduler.work_tile(cfg, maximum(block, 0), args.order)
-    of = sequence.find(cfg, args.lengths, tile.batch, args.seqlen_q, args.seqlen_k)
+    number = maximum(block, 0)
+    if cutlass.const_expr(cfg.q_layout == "packed"):
+        tile, of, held = packed_order.find(cfg, args, number, held)
+    else:
+        tile = tile_scheduler.work_tile(cfg, number, args.order)
+        of = sequence.find(cfg, args.lengths, tile.batch, args.seqlen_q, args.seqlen_k)
     last = minimum(tile.first_position + cfg.positions_per_cta, of.seqlen_q) - 1
     tiles = kv_range.tile_range(
         cfg,
@@ -135,24 +154,34 @@ def find_work(cfg: cutlass.Constexpr, args: KernelArgs, block: Int32) -> Work:
         of.key_limit,
         args.mask_sizes,
     )
-    return Work(tile, of, TileRange(tiles.first, choose(block < 0, NO_MORE, tiles.count)))
+    count = choose(block < 0, NO_MORE, tiles.count)
+    return Work(tile, of, TileRange(tiles.first, count)), held
 
 
 @cute.jit
 def take(
-    cfg: cutlass.Constexpr, args: KernelArgs, queue: WorkQueue, block: Int32, claims: Int32
-) -> tuple[Work, Int32]:
-    """-> (work of `block`, or of a claimed one if it lies beyond its sequence; claims so far).
-
-    The grid covers the longest sequence that the caller announced: blocks of shorter ones may have no rows.
-    """
-    work = find_work(cfg, args, block)
-    if cutlass.const_expr(cfg.clips_queries):
+    cfg: cutlass.Constexpr, args: KernelArgs, queue: WorkQueue, block: Int32, search: Search
+) -> tuple[Work, Search]:
+    """The work of `block`, or of a claimed one if it has no rows: where lengths are tensors, grids are upper bounds."""
+    claims, held = search.claims, search.held
+    if cutlass.const_expr(not cfg.clips_queries):
+        work, held = find_work(cfg, args, block, held)
+    else:
+        work = _nothing()
         while _has_no_rows(work):
-            queue.ask()
-            work = find_work(cfg, args, queue.answer(claims))
-            claims = claims + 1
-    return work, claims
+            work, held = find_work(cfg, args, block, held)
+            if _has_no_rows(work):
+                queue.ask()
+                block = queue.answer(claims)
+                claims = claims + 1
+    return work, Search(claims, held)
+
+
+def _nothing() -> Work:
+    """A work tile without rows."""
+    zero = Int32(0)
+    nowhere = WorkTile(zero, zero, zero, zero)
+    return Work(nowhere, Sequence(zero, zero, zero, zero, zero, zero), TileRange(zero, zero))
 
 
 def _has_no_rows(work: Work):

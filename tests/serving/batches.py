@@ -171,11 +171,11 @@ def attention(q, k, v, *, visible=None, score_mod=None, sink=None, softcap=0.0, 
 LSE_ERROR = EXP2_RELATIVE_ERROR + 3 * FLOAT32_NOISE
 
 
-def run(*storages: dict, mode="in_order", seed=0, **options):
+def run(*storages: dict, mode="in_order", seed=0, claims=None, **options):
     """flash_attn_varlen_func with an out of canaries -> (out, lse)."""
     call = {name: value for storage in storages for name, value in storage.items()}
     out = torch.full_like(call["q"], CANARY)
-    checks = emulator.use(mode=mode, seed=seed, checks=["phase_passed_twice"])
+    checks = emulator.use(mode=mode, seed=seed, claims=claims, checks=["phase_passed_twice"])
     with warnings.catch_warnings(), checks:
         warnings.simplefilter("ignore", EmulatorWarning)
         returned, lse = flash_attn_varlen_func(**call, **options, out=out, return_lse=True)

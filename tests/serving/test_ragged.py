@@ -137,9 +137,24 @@ def test_no_sequences_and_no_queries_compile_and_write_nothing():
     assert out.shape == (0, 2, 64) and lse.shape == (2, 0)
 
 
+@pytest.mark.parametrize("schedule", [{}, dict(claims=0), dict(mode="hostile", seed=1)], ids=str)
+@pytest.mark.parametrize("pack", [False, True])
+def test_sequences_are_found_32_at_a_time(schedule, pack):
+    """100 sequences are three times 32 and a rest; a third has no rows, those around 31, 63 and 95 have several blocks.
+
+    One CTA walks them all in order, every CTA looks for one on its own, or goes back and forth.
+    """
+    lengths = [(0, 1, 2)[i % 3] for i in range(100)]
+    for i in (0, 31, 32, 63, 64, 95, 99):
+        lengths[i] = 257 if i % 2 else 20
+    batch = Batch.draw(lengths, lengths, heads=(2, 1))
+    out, lse = run(packed_q(batch), packed_kv(batch), causal=True, pack_gqa=pack, **schedule)
+    assert_agrees(batch, out, lse, visible=causal)
+
+
 def test_a_batch_of_70000_sequences():
-    # Beyond the 65,535 of a grid's y and z: one block for each sequence of one head. The first CTA claims all the
-    # others and skips those without rows; three have some: the first, one beyond 65,535, the last.
+    # Beyond the 65,535 of a grid's y and z: the grid has a CTA for each sequence, in case they all have rows. Three do:
+    # the first, one beyond 65,535, the last. The first CTA claims the others and finds nothing behind the third block.
     many, rows = 70_000, {0: (2, 3), 65_536: (1, 40), 69_999: (3, 9)}
     lengths = torch.zeros(2, many, dtype=torch.int32)
     for b, pair in rows.items():

@@ -152,7 +152,7 @@ def test_the_config_is_the_whole_compile_key():
         padded_keys=True, page_heads_first=True, fold_pages=False, pack_gqa=True, sink=True,
         sink_dtype="bf16", score_mod=soft_cap(30.0), mask_mod=soft_cap(31.0), aux=(("f32", 1),),
         arch="sm_103a", BM=128, bn_cap=64, swizzle_bytes=64, page_size=16, num_qk_stages=2, pair_cta=True,
-        rope_dtype="bf16", scale_dtype="f32", rescale_log2=0.0, exp2_emulated=3,
+        rope_dtype="bf16", scale_dtype="f32", rescale_log2=0.0, exp2_emulated=3, claims=False,
         warps=dataclasses.replace(base.warps, other_registers=24),
     )  # fmt: skip
     assert set(other) == {field.name for field in dataclasses.fields(base)}

@@ -105,6 +105,7 @@ def main(argv: list[str] | None = None) -> int:
         text = fill(text, "speeds", report.table(found))
         text = fill(text, "pages", report.pages_table(found))
         text = fill(text, "orders", report.orders_table(kernels, constants))
+        text = fill(text, "claims", report.claims_table(kernels, constants))
         text = fill(text, "steady", report.steady_table(kernels))
         text = fill(text, "calibration", report.calibration_table(kernels, constants))
         text = fill(text, "constants", report.constants_table(constants))

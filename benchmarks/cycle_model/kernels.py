@@ -32,6 +32,7 @@ class Variant:
                kernel for every window
     ragged     sequences are packed
     page_size  keys of a page; 0: keys are contiguous
+    one_block  ours, with FA4Config.claims off: a CTA ends with its block
     """
 
     maker: str
@@ -41,6 +42,7 @@ class Variant:
     window: int = 0
     ragged: bool = False
     page_size: int = 0
+    one_block: bool = False
 
     @classmethod
     def of(cls, maker: str, problem: Problem) -> Variant:
@@ -78,13 +80,13 @@ class Variant:
     def persistent(self) -> bool:
         """A CTA walks over work tiles."""
         if self.maker == OURS:
-            return True
+            return not self.one_block
         return not self.causal and not self.ragged
 
     @property
     def claims(self) -> bool:
         """A CTA's further work tiles are those that no other has begun."""
-        return self.maker == OURS
+        return self.maker == OURS and not self.one_block
 
     @property
     def packed(self) -> bool:
@@ -97,7 +99,8 @@ class Variant:
         words = f"window {self.window}" if self.window else "causal" if self.causal else "full"
         words += f", GQA {self.group}" * (self.group > 1)
         words += ", ragged" * self.ragged
-        return words + f", pages of {self.page_size}" * (self.page_size > 0)
+        words += f", pages of {self.page_size}" * (self.page_size > 0)
+        return words + ", one block a CTA" * self.one_block
 
     def __str__(self):
         """Unchanged since the first tables for what they had: names of files and of tests."""

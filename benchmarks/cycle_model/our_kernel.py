@@ -63,6 +63,7 @@ def config(variant):
         kv_layout="paged" if variant.page_size else layout,
         seqused_k=variant.page_size > 0,
         page_size=variant.page_size,
+        claims=variant.claims,
     )
     if found.refusals():
         raise ValueError(f"{variant}: " + "; ".join(found.refusals()))

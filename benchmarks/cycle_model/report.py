@@ -7,7 +7,7 @@ follow says so in its cell; its row stays in the table.
 from __future__ import annotations
 
 import importlib.metadata
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from benchmarks.cycle_model import calibration, schedules
 from benchmarks.cycle_model.constants import Constant
@@ -24,6 +24,9 @@ PAGE_SIZES = (16, 64, 128)
 # Sequence lengths of the rows that are variations of the first ones.
 FEWER_SEQLENS = (1024, 8192, 32768)
 WINDOW_SEQLENS = (2048, 8192, 32768)
+CLAIM_SEQLENS = (512, 2048, 8192, 32768)
+# What a claim might take instead of the assumed constant, in cycles: at once, and four times as long.
+OTHER_CLAIMS = (0, 4000)
 # A launch whose CTAs spend less than this share of their cycles in the steady state is bound by
 # what comes before and after it.
 STEADY_FROM = 0.5
@@ -222,6 +225,39 @@ def orders_table(kernels: dict[Variant, Modelled], constants: dict[str, Constant
         cells = [str(problem.head_dim), variant.mask, _lengths(problem), found["now"].count(0), *us]
         cells += [f"{ideal:.0f}", f"{times['now'].us / best.us - 1:.1%}"]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines)
+
+
+def claims_table(kernels: dict[Variant, Modelled], constants: dict[str, Constant]) -> str:
+    """Our speed over flash-attn-4's with claims of several latencies, and with CTAs of one block.
+
+    The kernels besides those given are compiled and simulated here.
+    """
+    assumed = constants["claim"]
+    claims = sorted({assumed.value, *OTHER_CLAIMS})
+    names = [f"a claim takes {n:g} cycles{' (assumed)' * (n == assumed.value)}" for n in claims]
+    lines = [
+        "Modelled speed of cute_fa4 over modelled speed of flash-attn-4, by what a claim costs.",
+        "",
+        "| d | mask | S | " + " | ".join([*names, "no claims"]) + " |",
+        "|---|---|---|" + "---|" * (len(names) + 1),
+    ]
+    simulated: dict[Variant, list[Modelled]] = {}
+    for problem in problems():
+        variant, peer = Variant.of(OURS, problem), Variant.of(THEIRS, problem)
+        special = problem.window or problem.page_size or problem.group > 1
+        if special or not (problem.lengths or problem.seqlen in CLAIM_SEQLENS):
+            continue
+        if variant not in kernels or peer not in kernels:
+            continue
+        if variant not in simulated:
+            settings = [constants | {"claim": replace(assumed, value=n)} for n in claims]
+            ours = [model(variant, setting) for setting in settings]
+            simulated[variant] = [*ours, model(replace(variant, one_block=True), constants)]
+        theirs = cell(kernels[peer], problem, constants).tflops
+        speeds = [cell(kernel, problem, constants).tflops for kernel in simulated[variant]]
+        cells = [str(problem.head_dim), variant.mask, _lengths(problem)]
+        lines.append("| " + " | ".join(cells + [f"{s / theirs:.2f}" for s in speeds]) + " |")
     return "\n".join(lines)
 
 

@@ -68,6 +68,33 @@ def test_the_picture_is_the_order():
             assert line in packed_order.__doc__, line
 
 
+def checked(name):
+    def operation(self, other):
+        found = getattr(int, name)(self, other)
+        assert -(2**31) <= found < 2**31, f"{int(self)} {name} {int(other)}"
+        return Int32(found)
+
+    return operation
+
+
+class Int32(int):
+    """A number whose sums and products must fit 32 bits, as in the launch code."""
+
+    __add__, __radd__, __sub__ = checked("__add__"), checked("__radd__"), checked("__sub__")
+    __mul__, __floordiv__ = checked("__mul__"), checked("__floordiv__")
+
+
+@pytest.mark.parametrize("batch", [0, 1, 70_000, 1 << 22])
+@pytest.mark.parametrize("longest", [0, 1, 300, 1 << 30])
+def test_the_grid_of_the_largest_tensors_is_counted_in_32_bits(batch, longest):
+    cfg, total = (
+        config(False),
+        (1 << 31) - 1024,
+    )  # the most rows that a call takes; 1 << 30 in one sequence
+    found = packed_order.grid_size(cfg, Int32(total), Int32(batch), Int32(longest), 1)
+    assert found == min(total // 256 + batch, batch * -(-longest // 256))
+
+
 @pytest.mark.parametrize("pack", [False, True])
 def test_the_grid_has_a_cta_for_every_block(pack):
     """Lengths around multiples of the 256 (packed: 64) positions of a CTA, where rounding up adds the most."""

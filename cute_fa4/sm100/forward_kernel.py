@@ -36,6 +36,7 @@ from . import (
 from .config import FA4Config
 from .kernel_args import Events, KernelArgs, Smem
 from .online_softmax import LOG2_E
+from .packed_order import PackedOrder
 from .pipelines import Event, KVConsumerPipeline, TMAProducerPipeline, initialise
 from .scalars import maximum
 from .sequence import Lengths
@@ -52,6 +53,18 @@ def first_column(tmem_address: cute.Pointer) -> Int32:
 def own_lanes(tmem_address: cute.Pointer, warp) -> Int32:
     """The same for the 32 lanes that a warp sees, those of its place in the warpgroup."""
     return first_column(tmem_address) + (warp % 4) * (32 << 16)
+
+
+def grid_and_order(cfg: FA4Config, rows, batch, seqlen_q, seqlen_k, heads):
+    """-> (number of CTAs, how their numbers are taken apart). rows: of packed queries; seqlen_q: theirs at most."""
+    if cfg.q_layout == "packed":
+        grid = packed_order.grid_size(cfg, rows, batch, seqlen_q, heads)
+        return grid, PackedOrder(batch, heads // cfg.heads_per_tile)
+    if cfg.kv_layout == "packed":  # many sequences' rows: the mean stands for one
+        seqlen_k = seqlen_k // maximum(batch, 1)
+    divisor = cute.fast_divmod_create_divisor_v2
+    order = tile_scheduler.tile_order(cfg, seqlen_q, seqlen_k, heads, batch, divisor)
+    return tile_scheduler.grid_size(cfg, seqlen_q, heads, batch), order
 
 
 class SM100MHA2Q:
@@ -112,16 +125,9 @@ class SM100MHA2Q:
             seqlen_k = page_table.shape[1] * cfg.page_size
         else:
             seqlen_k = mK.shape[1] if cutlass.const_expr(cfg.kv_layout == "dense") else mK.shape[0]
-        # Packed keys are many sequences' rows: the mean stands for one.
-        section_keys = Int32(seqlen_k)
-        if cutlass.const_expr(cfg.kv_layout == "packed"):
-            section_keys = section_keys // maximum(Int32(batch), 1)
-        if cutlass.const_expr(cfg.q_layout == "packed"):
-            grid = packed_order.grid_size(
-                cfg, Int32(mQ.shape[0]), Int32(batch), max_seqlen_q, Int32(heads)
-            )
-        else:
-            grid = tile_scheduler.grid_size(cfg, Int32(seqlen_q), heads, batch)
+        grid, order = grid_and_order(
+            cfg, Int32(mQ.shape[-3]), Int32(batch), Int32(seqlen_q), Int32(seqlen_k), Int32(heads)
+        )
         args = KernelArgs(
             q=operands.q_operand(cfg, mQ),
             k=k,
@@ -136,14 +142,7 @@ class SM100MHA2Q:
             rows_per_block=(o_rows, k_rows, v_rows),
             seqlen_q=Int32(seqlen_q),
             seqlen_k=Int32(seqlen_k),
-            order=tile_scheduler.tile_order(
-                cfg,
-                Int32(seqlen_q),
-                section_keys,
-                Int32(heads),
-                Int32(batch),
-                cute.fast_divmod_create_divisor_v2,
-            ),
+            order=order,
             scale=softmax_scale,
             scale_log2=softmax_scale * LOG2_E,
             mask_sizes=() if cutlass.const_expr(mask_sizes is None) else mask_sizes,

@@ -8,6 +8,7 @@ from cutlass import Float32, Int32
 from ..tma.tensor_maps import TMAOperand
 from .kv_range import TileRange
 from .operands import KVOperand
+from .packed_order import PackedOrder
 from .pipelines import Event
 from .sequence import Lengths, Sequence
 from .tile_scheduler import TileOrder, WorkTile
@@ -30,7 +31,7 @@ class KernelArgs:
     )
     seqlen_q: Int32  # of dense queries; packed: of the longest sequence
     seqlen_k: Int32  # of dense keys; otherwise the most a sequence can have
-    order: TileOrder
+    order: TileOrder | PackedOrder
     scale: Float32  # softmax scale
     scale_log2: Float32  # the same times log2(e)
     mask_sizes: tuple  # run-time numbers of the mask, Int32

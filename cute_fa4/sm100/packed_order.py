@@ -23,9 +23,8 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from . import sequence
-from .kernel_args import KernelArgs
 from .scalars import choose, maximum, minimum
-from .sequence import Sequence
+from .sequence import Lengths, Sequence
 from .tile_scheduler import L2_BYTES_FOR_KEYS, WorkTile, blocks, plain
 
 LANES = 32
@@ -39,6 +38,14 @@ def grid_size(cfg, total_q, batch, max_seqlen_q, heads):
     longest = minimum(blocks(cfg, max_seqlen_q), whole // maximum(batch, 1) + 2)
     most = minimum(whole + batch, batch * longest)
     return most * (heads // cfg.heads_per_tile)
+
+
+@dataclass(frozen=True)
+class PackedOrder:
+    """How CTA numbers are taken apart, besides the lengths of the sequences."""
+
+    num_sequences: Int32
+    num_heads: Int32  # scheduled, of a sequence
 
 
 @dataclass(frozen=True)
@@ -66,36 +73,40 @@ def sum_up_to(number):
     return number
 
 
-def hold(cfg, args: KernelArgs, first, ctas_before) -> Held:
+def hold(cfg, lengths: Lengths, seqlen_k, order: PackedOrder, first, ctas_before) -> Held:
     """Look up sequences `first` to `first` + 31, all at once."""
-    order, mine = args.order, first + cute.arch.lane_idx()
-    own = sequence.find(
-        cfg, args.lengths, minimum(mine, order.num_sequences - 1), args.seqlen_q, args.seqlen_k
-    )
+    mine = first + cute.arch.lane_idx()
+    last = order.num_sequences - 1
+    own = sequence.find(cfg, lengths, minimum(mine, last), Int32(0), seqlen_k)
     ctas = choose(mine < order.num_sequences, blocks(cfg, own.seqlen_q) * order.num_heads, 0)
     return Held(first, ctas_before, sum_up_to(ctas), own)
 
 
 @cute.jit
 def find(
-    cfg: cutlass.Constexpr, args: KernelArgs, cta: Int32, held: Held
+    cfg: cutlass.Constexpr,
+    lengths: Lengths,
+    seqlen_k: Int32,
+    order: PackedOrder,
+    cta: Int32,
+    held: Held,
 ) -> tuple[WorkTile, Sequence, Held]:
-    """What CTA number `cta` works on. Every lane of the warp calls it with the same number.
+    """What CTA number `cta` works on. Every lane of the warp calls it with the same number. seqlen_k: as sequence.find.
 
     A CTA of no sequence gets the last one, from behind its last row on.
     """
     if cta < held.ctas_before:
         held = Held.none()
     following = held.ctas_before + cute.arch.shuffle_sync(held.ends, LANES - 1)
-    while (following <= cta) & (held.first + LANES < args.order.num_sequences):
-        held = hold(cfg, args, held.first + LANES, following)
+    while (following <= cta) & (held.first + LANES < order.num_sequences):
+        held = hold(cfg, lengths, seqlen_k, order, held.first + LANES, following)
         following = following + cute.arch.shuffle_sync(held.ends, LANES - 1)
     inside = cta - held.ctas_before
     whole = Int32(cute.arch.popc(cute.arch.vote_ballot_sync(held.ends <= inside)))
-    lane = minimum(whole, minimum(args.order.num_sequences - held.first, LANES) - 1)
+    lane = minimum(whole, minimum(order.num_sequences - held.first, LANES) - 1)
     of = Sequence(held.first + lane, *(cute.arch.shuffle_sync(x, lane) for x in _rest(held)))
     inside = inside - choose(lane > 0, cute.arch.shuffle_sync(held.ends, maximum(lane - 1, 0)), 0)
-    tile = work_tile(cfg, of, maximum(inside, 0), args.order.num_heads)
+    tile = work_tile(cfg, of, maximum(inside, 0), order.num_heads)
     return tile, of, held
 
 

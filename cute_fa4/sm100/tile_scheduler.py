@@ -59,8 +59,6 @@ class TileOrder:
     wide: object  # divisor: its heads
     per_narrow: object  # divisor: CTAs of any other section
     narrow: object  # divisor: its heads
-    num_sequences: Int32
-    num_heads: Int32  # scheduled, of a sequence
     num_blocks: Int32
     narrow_heads: Int32
     num_wide: Int32  # they come first
@@ -89,8 +87,6 @@ def tile_order(cfg, seqlen_q, seqlen_k, heads, batch, divisor=lambda number: num
         wide=divisor(narrow + 1),
         per_narrow=divisor(narrow * num_blocks),
         narrow=divisor(narrow),
-        num_sequences=batch,
-        num_heads=per_sequence,
         num_blocks=num_blocks,
         narrow_heads=narrow,
         num_wide=scheduled - num_sections * narrow,

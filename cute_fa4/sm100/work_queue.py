@@ -141,7 +141,9 @@ def find_work(
     """The share of a block, its sequence, and the key tiles it takes; of block -1 no more."""
     number = maximum(block, 0)
     if cutlass.const_expr(cfg.q_layout == "packed"):
-        tile, of, held = packed_order.find(cfg, args, number, held)
+        tile, of, held = packed_order.find(
+            cfg, args.lengths, args.seqlen_k, args.order, number, held
+        )
     else:
         tile = tile_scheduler.work_tile(cfg, number, args.order)
         of = sequence.find(cfg, args.lengths, tile.batch, args.seqlen_q, args.seqlen_k)

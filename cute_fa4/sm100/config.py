@@ -143,6 +143,11 @@ class FA4Config:
     def causal(self) -> bool:
         return isinstance(self.mask, masks.Causal)
 
+    @property
+    def unequal_blocks(self) -> bool:
+        """Query blocks of a sequence see different numbers of keys; the first ones, usually, the fewest."""
+        return self.mask != masks.Full()
+
     # ---- operands --------------------------------------------------------------------------------------------
 
     @property

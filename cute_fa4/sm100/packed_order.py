@@ -6,10 +6,10 @@ hardly more CTAs than have rows. Blocks of 256 rows, sequences of 600, 0 and 100
     CTA           0   1   2   3   4   5   6   7
     sequence      0   0   0   0   0   0   2   2
     head          0   0   0   1   1   1   0   1
-    block         0   1   2   0   1   2   0   0       without a causal mask: CTAs that run together read the same keys
+    block         0   1   2   0   1   2   0   0       without a mask: CTAs that run together read the same keys
 
     head          0   1   0   1   0   1   0   1
-    block         2   2   1   1   0   0   0   0       causal: the longest blocks of a section of heads first
+    block         2   2   1   1   0   0   0   0       under a mask: the longest blocks of a section of heads first
 
 The host knows the number of rows and of sequences, so the grid is an upper bound; the blocks beyond the last sequence
 are at its end. The load warp holds 32 sequences, a lane each, and looks up the next 32 when a block lies behind them:
@@ -118,11 +118,11 @@ def _rest(held: Held) -> tuple:
 def block_of(cfg, inside, num_blocks, heads, num_keys):
     """CTA `inside` of a sequence -> (scheduled head, query block).
 
-    A causal section has a power of two of heads, as many as have their keys in L2 together, and one at least.
+    Under a mask a section has a power of two of heads, as many as have their keys in L2 together, and one at least.
     """
     num_blocks = maximum(num_blocks, 1)
     row = inside // num_blocks
-    if not cfg.causal:
+    if not cfg.unequal_blocks:
         return row, inside - row * num_blocks
     row_bytes = (cfg.qk_depth + cfg.ov_depth) * cfg.dtype_bytes
     rows = L2_BYTES_FOR_KEYS // row_bytes * (cfg.group // cfg.heads_per_tile)

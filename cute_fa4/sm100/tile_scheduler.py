@@ -1,12 +1,12 @@
 """Block of the grid -> (query block, head, batch), the longest work first. Packed queries: packed_order.py.
 
-The grid is one-dimensional, so that no batch or head count meets the 65,535 limit of the y and z axes. Without a
-causal mask the query block runs fastest: CTAs that run together read the same keys.
+The grid is one-dimensional, so that no batch or head count meets the 65,535 limit of the y and z axes. Without a mask
+the query block runs fastest: CTAs that run together read the same keys.
 
-Under a causal mask the last query block sees the most keys, and a launch ends evenly if the long blocks begin first. So
-blocks are taken from the end, and each of all heads of a section before the next. A section has at most as many heads
-as have their keys and values in L2 together, and sections differ by one head at most: a last section of few heads would
-end with few CTAs at work. Five heads of three blocks, of which two fit:
+Under a mask (causal, a window) the last query block sees the most keys, and a launch ends evenly if the long blocks
+begin first. So blocks are taken from the end, and each of all heads of a section before the next. A section has at most
+as many heads as have their keys and values in L2 together, and sections differ by one head at most: a last section of
+few heads would end with few CTAs at work. Five heads of three blocks, of which two fit:
 
     CTA     0   1   2   3   4   5   6   7   8   9  10  11  12  13  14
     head    0   1   0   1   0   1   2   3   2   3   2   3   4   4   4
@@ -95,7 +95,7 @@ def tile_order(cfg, seqlen_q, seqlen_k, heads, batch, divisor=lambda number: num
 
 def work_tile(cfg, cta, order: TileOrder) -> WorkTile:
     """The share of CTA number `cta`."""
-    if cfg.causal:
+    if cfg.unequal_blocks:
         wide_heads = order.num_wide * (order.narrow_heads + 1)
         beyond_wide = cta - wide_heads * order.num_blocks
         section, inside = divmod(cta, order.per_wide)

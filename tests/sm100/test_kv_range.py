@@ -98,15 +98,14 @@ def test_a_window_far_from_the_start_walks_few_tiles():
     assert (tiles.first, tiles.count) == ((n - 256 - 127) // 128, 3)
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("mask", [masks.Full(), masks.Causal(), masks.Window()], ids=repr)
 @pytest.mark.parametrize("pack", [False, True])
 # 8 heads (packed: 4): alone, in sections of 3, 3, 2 (2, 2), of 4, 4 (4) though 5 fit, all together.
 @pytest.mark.parametrize("fitting", [1, 3, 5, 8])
-def test_every_block_of_every_head_is_taken_once_and_a_causal_section_starts_with_the_longest(
-    causal, pack, fitting, monkeypatch
+def test_every_block_of_every_head_is_taken_once_and_under_a_mask_a_section_starts_with_the_last(
+    mask, pack, fitting, monkeypatch
 ):
     # 3 blocks (packed: 5), 4 heads in groups of 2, 2 sequences: every axis has more than one, none a power of another.
-    mask = masks.Causal() if causal else masks.Full()
     cfg, sq, heads, batch = FA4Config(mask=mask, group=2, pack_gqa=pack), 600, 4, 2
     scheduled = heads // cfg.heads_per_tile * batch
     fitting = min(fitting, scheduled)
@@ -119,8 +118,8 @@ def test_every_block_of_every_head_is_taken_once_and_a_causal_section_starts_wit
     assert found == set(itertools.product(starts, range(0, heads, 2 if pack else 1), range(batch)))
     assert len(ctas) == len(found)
     assert all(t.kv_head == t.head // 2 for t in ctas)
-    assert ctas[0].first_position == (starts[-1] if causal else 0)
-    if causal:
+    assert ctas[0].first_position == (0 if mask == masks.Full() else starts[-1])
+    if mask != masks.Full():
         # A section begins where a shorter block is followed by a longer one.
         begins = [
             i for i in range(1, number) if ctas[i].first_position > ctas[i - 1].first_position

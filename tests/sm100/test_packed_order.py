@@ -9,9 +9,10 @@ from cute_fa4.sm100 import masks, packed_order
 from cute_fa4.sm100.config import FA4Config
 from cute_fa4.sm100.tile_scheduler import L2_BYTES_FOR_KEYS
 
+FULL, CAUSAL, WINDOW = masks.Full(), masks.Causal(), masks.Window()
 
-def config(causal, **choices):
-    mask = masks.Causal() if causal else masks.Full()
+
+def config(mask, **choices):
     return FA4Config(mask=mask, q_layout="packed", kv_layout="packed", **choices)
 
 
@@ -24,20 +25,21 @@ def walk(cfg, num_blocks, heads, num_keys):
 
 # 1 and 5 heads: no power of two; 40: more than one section of 32. Keys: all heads fit, one does, in 50 MiB of 512 bytes
 # a key (102,400) two do, and one more than that.
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("mask", [FULL, CAUSAL, WINDOW], ids=repr)
 @pytest.mark.parametrize("heads", [1, 2, 5, 8, 40])
 @pytest.mark.parametrize("num_blocks", [1, 2, 7])
 @pytest.mark.parametrize("num_keys", [0, 1000, 51_200, 51_201, 1 << 30])
-def test_every_block_of_every_head_is_taken_once(causal, heads, num_blocks, num_keys):
-    found = walk(config(causal), num_blocks, heads, num_keys)
+def test_every_block_of_every_head_is_taken_once(mask, heads, num_blocks, num_keys):
+    found = walk(config(mask), num_blocks, heads, num_keys)
     assert sorted(found) == sorted(itertools.product(range(heads), range(num_blocks)))
 
 
+@pytest.mark.parametrize("mask", [CAUSAL, WINDOW], ids=repr)
 @pytest.mark.parametrize(
     "num_keys, group, pack", [(0, 1, False), (3000, 1, False), (9000, 4, False), (9000, 4, True)]
 )
-def test_a_causal_section_starts_with_the_longest_and_its_keys_fit_in_l2(num_keys, group, pack):
-    cfg, heads, num_blocks = config(True, group=group, pack_gqa=pack), 37, 3
+def test_a_section_starts_with_the_last_blocks_and_its_keys_fit_in_l2(mask, num_keys, group, pack):
+    cfg, heads, num_blocks = config(mask, group=group, pack_gqa=pack), 37, 3
     found = walk(cfg, num_blocks, heads, num_keys)
     begins = [0]  # a section begins where a shorter block is followed by a longer one
     begins += [i for i in range(1, len(found)) if found[i][1] > found[i - 1][1]]
@@ -53,12 +55,12 @@ def test_a_causal_section_starts_with_the_longest_and_its_keys_fit_in_l2(num_key
 
 
 def test_without_a_mask_the_blocks_of_a_head_follow_one_another():
-    assert walk(config(False), 3, 2, 600) == list(itertools.product(range(2), range(3)))
+    assert walk(config(FULL), 3, 2, 600) == list(itertools.product(range(2), range(3)))
 
 
 def test_the_picture_is_the_order():
-    for causal in (False, True):
-        cfg, rows = config(causal), []
+    for mask in (FULL, CAUSAL, WINDOW):
+        cfg, rows = config(mask), []
         for sequence, length in enumerate((600, 0, 100)):
             blocks = -(-length // cfg.positions_per_cta)
             rows += [(sequence, *place) for place in walk(cfg, blocks, 2, length)]
@@ -88,7 +90,7 @@ class Int32(int):
 @pytest.mark.parametrize("longest", [0, 1, 300, 1 << 30])
 def test_the_grid_of_the_largest_tensors_is_counted_in_32_bits(batch, longest):
     cfg, total = (
-        config(False),
+        config(FULL),
         (1 << 31) - 1024,
     )  # the most rows that a call takes; 1 << 30 in one sequence
     found = packed_order.grid_size(cfg, Int32(total), Int32(batch), Int32(longest), 1)
@@ -98,7 +100,7 @@ def test_the_grid_of_the_largest_tensors_is_counted_in_32_bits(batch, longest):
 @pytest.mark.parametrize("pack", [False, True])
 def test_the_grid_has_a_cta_for_every_block(pack):
     """Lengths around multiples of the 256 (packed: 64) positions of a CTA, where rounding up adds the most."""
-    cfg = config(False, group=4, pack_gqa=pack)
+    cfg = config(FULL, group=4, pack_gqa=pack)
     positions, heads = cfg.positions_per_cta, 8
     edges = [0, 1, positions - 1, positions, positions + 1, 5 * positions, 5 * positions + 1]
     draw = random.Random(0)

@@ -1,6 +1,8 @@
 """The loop counter on listings small enough to count by hand, and the cost bar of the kernel."""
 
 import importlib.util
+import re
+from pathlib import Path
 
 import pytest
 
@@ -215,6 +217,16 @@ def causal_kernel(tmp_path_factory):
 def test_the_softmax_loop_is_within_the_cost_bar(causal_kernel):
     _, cost, _ = causal_kernel
     assert cost.of("softmax unmasked").per_unit <= 560
+
+
+def test_the_table_of_the_readme_is_this_kernels(causal_kernel):
+    _, cost, _ = causal_kernel
+    row = r"^\| d=128 bf16 causal, sm_100a \|" + r" (\d+) / \d+ \|" * 4
+    readme = Path(sass_cost.__file__).with_name("README.md").read_text()
+    written = [int(count) for count in re.search(row, readme, re.MULTILINE).groups()]
+    kinds = ("softmax unmasked", "softmax masked", "mma", "correction")
+    # Another ptxas needs a few more or less.
+    assert written == pytest.approx([cost.of(kind).per_unit for kind in kinds], abs=8)
 
 
 def test_the_measured_loops_are_whole_tiles(causal_kernel):

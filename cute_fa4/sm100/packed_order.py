@@ -25,7 +25,7 @@ from cutlass import Int32
 from . import sequence
 from .scalars import choose, maximum, minimum
 from .sequence import Lengths, Sequence
-from .tile_scheduler import L2_BYTES_FOR_KEYS, WorkTile, blocks, plain
+from .tile_scheduler import WorkTile, blocks, fitting_rows, share
 
 LANES = 32
 MOST_SECTION_BITS = 7  # sections of up to 128 heads
@@ -60,8 +60,7 @@ class Held:
     @staticmethod
     def none() -> "Held":
         """Those before the first."""
-        zero = Int32(0)
-        return Held(Int32(-LANES), zero, zero, Sequence(zero, zero, zero, zero, zero, zero))
+        return Held(Int32(-LANES), Int32(0), Int32(0), Sequence.empty())
 
 
 def sum_up_to(number):
@@ -124,11 +123,9 @@ def block_of(cfg, inside, num_blocks, heads, num_keys):
     row = inside // num_blocks
     if not cfg.unequal_blocks:
         return row, inside - row * num_blocks
-    row_bytes = (cfg.qk_depth + cfg.ov_depth) * cfg.dtype_bytes
-    rows = L2_BYTES_FOR_KEYS // row_bytes * (cfg.group // cfg.heads_per_tile)
     bits = 0
     for more in range(1, MOST_SECTION_BITS + 1):
-        bits = bits + choose(num_keys <= rows >> more, 1, 0)
+        bits = bits + choose(num_keys <= fitting_rows(cfg) >> more, 1, 0)
     first_head = row >> bits << bits
     inside = inside - first_head * num_blocks
     width = maximum(minimum(1 << bits, heads - first_head), 1)
@@ -142,7 +139,4 @@ def work_tile(cfg, of: Sequence, inside, heads) -> WorkTile:
     head, block = block_of(cfg, inside, num_blocks, heads, of.num_keys)
     beyond = inside >= num_blocks * heads
     block = choose(beyond, num_blocks, block)
-    first_head = choose(beyond, 0, head) * cfg.heads_per_tile
-    return WorkTile(
-        plain(block) * cfg.positions_per_cta, first_head, first_head // cfg.group, of.batch
-    )
+    return share(cfg, block, choose(beyond, 0, head), of.batch)

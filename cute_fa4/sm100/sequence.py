@@ -34,6 +34,12 @@ class Sequence:
     num_keys: Int32
     key_limit: Int32
 
+    @staticmethod
+    def empty() -> "Sequence":
+        """One without queries and keys."""
+        zero = Int32(0)
+        return Sequence(zero, zero, zero, zero, zero, zero)
+
     def position(self, q_index):
         """Position of a query in key coordinates."""
         return q_index + (self.num_keys - self.seqlen_q)

@@ -64,12 +64,16 @@ class TileOrder:
     num_wide: Int32  # they come first
 
 
-def fitting_heads(cfg, seqlen_k, scheduled):
-    """Of `scheduled` heads, how many have their `seqlen_k` keys and values in L2 together; at least one."""
+def fitting_rows(cfg) -> int:
+    """Keys that have themselves and their values in L2 together, counted for every scheduled head that reads them."""
     row_bytes = (cfg.qk_depth + cfg.ov_depth) * cfg.dtype_bytes
     sharing = cfg.group // cfg.heads_per_tile  # scheduled heads that read the same keys
-    rows = L2_BYTES_FOR_KEYS // row_bytes * sharing
-    return maximum(1, minimum(rows // maximum(seqlen_k, 1), scheduled))
+    return L2_BYTES_FOR_KEYS // row_bytes * sharing
+
+
+def fitting_heads(cfg, seqlen_k, scheduled):
+    """Of `scheduled` heads, how many have their `seqlen_k` keys and values in L2 together; at least one."""
+    return maximum(1, minimum(fitting_rows(cfg) // maximum(seqlen_k, 1), scheduled))
 
 
 def tile_order(cfg, seqlen_q, seqlen_k, heads, batch, divisor=lambda number: number) -> TileOrder:
@@ -109,6 +113,11 @@ def work_tile(cfg, cta, order: TileOrder) -> WorkTile:
     else:
         head_and_batch, block = divmod(cta, order.blocks)
     batch, head = divmod(head_and_batch, order.heads)
+    return share(cfg, block, head, batch)
+
+
+def share(cfg, block, head, batch) -> WorkTile:
+    """Query block `block` of scheduled head `head`."""
     first_head = head * cfg.heads_per_tile
     position = plain(block) * cfg.positions_per_cta
     return WorkTile(position, first_head, first_head // cfg.group, batch)

@@ -182,8 +182,7 @@ def take(
 def _nothing() -> Work:
     """A work tile without rows."""
     zero = Int32(0)
-    nowhere = WorkTile(zero, zero, zero, zero)
-    return Work(nowhere, Sequence(zero, zero, zero, zero, zero, zero), TileRange(zero, zero))
+    return Work(WorkTile(zero, zero, zero, zero), Sequence.empty(), TileRange(zero, zero))
 
 
 def _has_no_rows(work: Work):

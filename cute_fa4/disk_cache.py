@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 
-from cute_fa4 import compile_cache, jit_policy, progress
+from cute_fa4 import compile_cache, environment, jit_policy, progress
 from cute_fa4.aot import manifest
 from cute_fa4.aot.config_data import ConfigDataError, to_data
 from cute_fa4.aot.manifest import LoadError
@@ -110,10 +110,7 @@ def cache_root() -> Path:
 
 def usable_directory() -> Path | None:
     """Where entries are, created; None, with a note, where none can be kept."""
-    switch = os.environ.get(SWITCH) or "on"
-    if switch not in ("on", "off"):
-        raise ValueError(f"{SWITCH}={switch!r}; accepted: on, off")
-    if switch == "off":
+    if environment.choice(SWITCH, "on", "off") == "off":
         return None
     if fcntl is None:
         _note("this system has no file locks")

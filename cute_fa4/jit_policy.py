@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import os
 import warnings
+
+from cute_fa4 import environment
 
 POLICIES = ("allow", "warn", "error")
 VARIABLE = "CUTE_FA4_JIT"
@@ -29,10 +30,7 @@ class JitWarning(UserWarning):
 
 
 def policy() -> str:
-    value = os.environ.get(VARIABLE) or "allow"
-    if value not in POLICIES:
-        raise ValueError(f"{VARIABLE}={value!r}; accepted: {', '.join(POLICIES)}")
-    return value
+    return environment.choice(VARIABLE, *POLICIES)
 
 
 def check(config, executor: str) -> None:

@@ -4,8 +4,7 @@ CUTE_FA4_CLAIMS=off: kernels whose CTAs do not take over further blocks (FA4Conf
 when the kernel of a call is chosen, which is once for calls that are alike.
 """
 
-import os
-
+from .. import environment
 from . import masks
 from .config import FA4Config
 
@@ -29,7 +28,7 @@ def choose_config(
 
     Nothing here depends on lengths, batch or head count: one compile serves them all.
     """
-    choices.setdefault("claims", claims_asked())
+    choices.setdefault("claims", environment.choice(CLAIMS, "on", "off") == "on")
     choices.setdefault("mask", masks.Causal() if causal else masks.Full())
     cfg = FA4Config(
         qkv_dtype=qkv_dtype,
@@ -45,14 +44,6 @@ def choose_config(
         # softmax thread; reading S twice instead costs more than the wider tile saves.
         cfg = cfg.with_(bn_cap=128)
     return cfg
-
-
-def claims_asked() -> bool:
-    """What CUTE_FA4_CLAIMS says; ValueError for anything but "on" (default) and "off"."""
-    value = os.environ.get(CLAIMS) or "on"
-    if value not in ("on", "off"):
-        raise ValueError(f"{CLAIMS}={value!r}; accepted: on, off")
-    return value == "on"
 
 
 def packs_gqa(seqlen_q: int, group: int) -> bool:

@@ -83,14 +83,14 @@ def launch_time(
     value = {name: constant.value for name, constant in constants.items()}
     tiles = schedules.work_tiles(variant, problem) if order is None else order
     slots = int(value["sms"]) // (2 if variant.pair else 1)
+    single = {n: cycles.single(n) for n in set(tiles)}
+    added = {n: cycles.added(n) if n and cycles.added else single[n] for n in set(tiles)}
     if variant.claims:
-        single = {n: cycles.single(n) for n in set(tiles)}
-        added = {n: cycles.added(n) if n and cycles.added else single[n] for n in set(tiles)}
         makespan, work = _dispatched(tiles, slots, single, added)
     elif variant.persistent:
-        makespan, work = _persistent(tiles, slots, cycles)
+        makespan, work = _persistent(tiles, slots, single, added)
     else:
-        lengths = {n: cycles.single(n) + value["cta_gap"] for n in set(tiles)}
+        lengths = {n: length + value["cta_gap"] for n, length in single.items()}
         makespan, work = _dispatched(tiles, slots, lengths, lengths)
     clock = value["clock_ghz"] * 1e3 * clock_factor
     busy_us = makespan / clock
@@ -121,12 +121,10 @@ def _dispatched(tiles: list[int], slots: int, first: dict, further: dict) -> tup
     return max(free)[0], work
 
 
-def _persistent(tiles: list[int], slots: int, cycles: CTACycles) -> tuple[float, float]:
+def _persistent(tiles: list[int], slots: int, first: dict, further: dict) -> tuple[float, float]:
     """(makespan, work): cluster c does tiles c, c + slots, ... one after the other."""
-    single = {n: cycles.single(n) for n in set(tiles)}
-    added = {n: cycles.added(n) for n in set(tiles)} if cycles.added else single
     ends = []
-    for first in range(min(slots, len(tiles))):
-        mine = tiles[first::slots]
-        ends.append(single[mine[0]] + sum(added[n] for n in mine[1:]))
+    for cluster in range(min(slots, len(tiles))):
+        mine = tiles[cluster::slots]
+        ends.append(first[mine[0]] + sum(further[n] for n in mine[1:]))
     return max(ends), sum(ends)

@@ -22,16 +22,15 @@ def work_tiles(variant, problem: Problem) -> list[int]:
     from benchmarks.cycle_model.kernels import OURS
 
     if variant.maker == OURS:
-        return ours(our_kernel.config(variant), problem)
+        return ours_packed(variant, problem) if problem.lengths else ours(variant, problem)
     return packed(variant, problem) if problem.lengths else dense(variant, problem)
 
 
-def ours(config, problem: Problem) -> list[int]:
+def ours(variant, problem: Problem) -> list[int]:
     """The kernel's own tile scheduler, for every number it is given."""
     from cute_fa4.sm100 import tile_scheduler
 
-    if problem.lengths:
-        return ours_packed(config, problem)
+    config = our_kernel.config(variant)
     size = (problem.heads_q, problem.batch)
     number = tile_scheduler.grid_size(config, problem.seqlen, *size)
     divisors = tile_scheduler.tile_order(config, problem.seqlen, problem.seqlen, *size)
@@ -46,19 +45,19 @@ def ours(config, problem: Problem) -> list[int]:
     return order
 
 
-def ours_packed(config, problem: Problem) -> list[int]:
+def ours_packed(variant, problem: Problem) -> list[int]:
     """The same of packed queries: sequence by sequence, and CTAs of none behind them."""
     from cute_fa4.sm100 import packed_order
 
+    config = our_kernel.config(variant)
     total, longest = sum(problem.sequences), max(problem.sequences)
     number = packed_order.grid_size(config, total, problem.batch, longest, problem.heads_q)
-    heads, rows = problem.heads_q // config.heads_per_tile, config.positions_per_cta
+    heads = problem.heads_q // config.heads_per_tile
     order = []
     for sequence, length in enumerate(problem.sequences):
-        blocks = -(-length // rows)
-        tiles = [problem.key_tiles(sequence, first, rows) for first in range(0, length, rows)]
-        for inside in range(blocks * heads):
-            _, block = packed_order.block_of(config, inside, blocks, heads, length)
+        tiles = _blocks(variant, problem, sequence)
+        for inside in range(len(tiles) * heads):
+            _, block = packed_order.block_of(config, inside, len(tiles), heads, length)
             order.append(tiles[block])
     return order + [0] * (number - len(order))
 

@@ -1,0 +1,144 @@
+"""Whether a change leaves the PTX of the kernels as it was: for moves of code that must not change what it says.
+
+    python -m tests.ptx_identity write DIR       before the change: compile VARIANTS, keep their PTX in DIR
+    python -m tests.ptx_identity compare DIR     after it: compile again, show the first lines that differ
+
+Names of kernels are normalised, because they hold a hash of the configuration; nothing else is. `compare` exits with 1
+where a variant differs, is new or is gone. The list covers every option that decides code: head dims, dtypes, layouts,
+masks, pages, packed groups, sinks, functions of scores, LSE, claims, both architectures, the append kernel.
+"""
+
+import argparse
+import difflib
+import re
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+from cute_fa4 import masks, score_mods
+from cute_fa4.sm100.choose_config import choose_config
+
+CAUSAL = {"causal": True}
+PACKED = {"q_layout": "packed", "kv_layout": "packed"}
+PAGES = {"kv_layout": "paged", "seqused_k": True}
+DECODE = {**PAGES, "group": 8, "pack_gqa": True}
+SHOWN_LINES = 40  # of a difference
+
+VARIANTS = {
+    # depths, dtypes, masks
+    "full": {},
+    "causal": CAUSAL,
+    "causal lse": {**CAUSAL, "write_lse": True},
+    "fp16 full": {"qkv_dtype": "fp16"},
+    "d64 full": {"head_dim": 64},
+    "d64 causal lse": {"head_dim": 64, **CAUSAL, "write_lse": True},
+    "d64 fp16 packed": {"head_dim": 64, "qkv_dtype": "fp16", **PACKED},
+    "d72 causal": {"head_dim": 72, **CAUSAL},
+    "d80 full": {"head_dim": 80},
+    "d96 causal": {"head_dim": 96, **CAUSAL},
+    "window": {"mask": masks.window(512, 0).mask},
+    "window both sides": {"mask": masks.window(64, 64).mask},
+    "chunked causal": {"mask": masks.both(masks.causal(), masks.chunked(64)).mask},
+    "either": {"mask": masks.either(masks.causal(), masks.window(8, 8)).mask},
+    # layouts
+    "packed causal": {**PACKED, **CAUSAL},
+    "packed queries, dense keys": {"q_layout": "packed"},
+    "lengths": {"seqused_q": True, "seqused_k": True},
+    "padded keys": {"padded_keys": True},
+    "pages of 8": {**PAGES, "page_size": 8},
+    "pages of 16 causal": {**PAGES, "page_size": 16, **CAUSAL},
+    "pages of 16 in parts": {**PAGES, "page_size": 16, "fold_pages": False},
+    "pages of 16 heads first": {**PAGES, "page_size": 16, "page_heads_first": True},
+    "pages of 128": {**PAGES, "page_size": 128},
+    "pages of 512 d64": {**PAGES, "page_size": 512, "head_dim": 64},
+    "packed queries, pages": {**PAGES, "q_layout": "packed", "page_size": 16, **CAUSAL},
+    "appended cache": {**PAGES, "page_size": 16, "cache_excludes_new": True, **CAUSAL},
+    # heads that share a tile
+    "decode": {**DECODE, "page_size": 16, **CAUSAL},
+    "decode d64 lse": {**DECODE, "page_size": 64, "head_dim": 64, "write_lse": True},
+    # scores
+    "sink": {"sink": True, **CAUSAL},
+    "sink bf16 window": {"sink": True, "sink_dtype": "bf16", "mask": masks.window(128, 0).mask},
+    "soft cap": {"score_mod": score_mods.soft_cap(30.0), **CAUSAL},
+    "alibi d64": {"score_mod": score_mods.alibi(8), "head_dim": 64, "num_q_heads": 8, **CAUSAL},
+    # instructions
+    "no claims": {"claims": False, **CAUSAL},
+    "no claims d64 packed": {"claims": False, "head_dim": 64, **PACKED},
+    "B300": {"arch": "sm_103a", **CAUSAL},
+    "B300 d64": {"arch": "sm_103a", "head_dim": 64},
+}
+APPEND_VARIANTS = {
+    "append dense": {},
+    "append packed pages": {"packed": True, "page_size": 16},
+}
+
+
+def ptx_of(name: str) -> str:
+    """The normalised PTX of a variant."""
+    from cute_fa4.aot.build import build
+
+    if name in APPEND_VARIANTS:
+        config = _append_config(**APPEND_VARIANTS[name])
+    else:
+        config = choose_config(**{"qkv_dtype": "bf16", "head_dim": 128, **VARIANTS[name]})
+    ptx = build(config, "variant", "native").ptx
+    return re.sub(r"\bcute_fa4_\w+?(?=_param_\d+\b|\b)", "KERNEL", ptx)
+
+
+def _append_config(**choices):
+    from cute_fa4.sm100.append_config import AppendConfig
+
+    return AppendConfig("bf16", depth=128, depth_v=128, **choices)
+
+
+def compile_all(names) -> dict[str, str]:
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        return dict(zip(names, pool.map(ptx_of, names), strict=True))
+
+
+def _file(directory: Path, name: str) -> Path:
+    return directory / (re.sub(r"\W+", "_", name) + ".ptx")
+
+
+def write(directory: Path) -> int:
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, ptx in compile_all([*VARIANTS, *APPEND_VARIANTS]).items():
+        _file(directory, name).write_text(ptx)
+    print(f"{len(VARIANTS) + len(APPEND_VARIANTS)} variants in {directory}")
+    return 0
+
+
+def compare(directory: Path, found: dict[str, str]) -> int:
+    """0 where every variant in `directory` is what was found; differences are printed."""
+    differing = 0
+    for name, ptx in found.items():
+        file = _file(directory, name)
+        before = file.read_text() if file.exists() else ""
+        if ptx == before:
+            continue
+        differing += 1
+        print(f"--- {name}: {'differs' if before else 'is new'}")
+        lines = difflib.unified_diff(before.splitlines(), ptx.splitlines(), "before", "after", n=2)
+        print("\n".join(line for line, _ in zip(lines, range(SHOWN_LINES), strict=False)))
+    gone = {file.name for file in directory.glob("*.ptx")}
+    gone -= {_file(directory, name).name for name in found}
+    for file in sorted(gone):
+        print(f"--- {file}: is gone")
+    same = len(found) - differing
+    print(f"{same} of {len(found)} variants are the same, {differing} differ, {len(gone)} are gone")
+    return int(bool(differing or gone))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("command", choices=("write", "compare"))
+    parser.add_argument("directory", type=Path)
+    asked = parser.parse_args()
+    if asked.command == "write":
+        return write(asked.directory)
+    return compare(asked.directory, compile_all([*VARIANTS, *APPEND_VARIANTS]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -19,6 +19,7 @@ from benchmarks.cycle_model import cache, control_codes, our_kernel, trace
 from benchmarks.cycle_model.problems import Problem
 from benchmarks.cycle_model.workloads import KEYS_A_TILE, ROWS_A_CTA, Workload, workloads_of
 from benchmarks.sass import nvdisasm
+from cute_fa4.compiler.sources import kernel_sources
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS, THEIRS = "cute_fa4", "flash-attn-4"
@@ -178,8 +179,5 @@ def _key(variant: Variant) -> str:
     if variant.maker == THEIRS:
         version = importlib.metadata.version(THEIRS)
         return cache.key(version, compiler, *_recorder("flash_attn_4.py"))
-    package = ROOT / "cute_fa4"
-    folders = ("sm100", "layouts", "tma")
-    files = [file for name in folders for file in sorted((package / name).glob("*.py"))]
-    files.append(package / "compile_cache.py")
+    files = kernel_sources(ROOT / "cute_fa4")
     return cache.key(compiler, *_recorder("our_kernel.py"), *files)

@@ -19,14 +19,10 @@ from importlib import metadata
 from pathlib import Path
 
 import cute_fa4
+from cute_fa4.compiler.sources import source_fingerprint
 
 MANIFEST = "manifest.json"
 FORMAT = 1
-
-# What decides the code of a kernel and how its host function is called and linked.
-_SOURCES = (
-    "sm100/*.py", "tma/*.py", "layouts/*.py", "compile_cache.py", "aot/build.py", "aot/link.py", "aot/*.c", "aot/*.h",
-)  # fmt: skip
 
 
 class ExportError(RuntimeError):
@@ -39,17 +35,6 @@ class LoadError(RuntimeError):
 
 def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-@cache
-def source_fingerprint() -> str:
-    """Of the source files that kernels are made from: the version number alone does not change with every edit."""
-    root = Path(cute_fa4.__file__).parent
-    digest = hashlib.sha256()
-    for path in sorted({p for pattern in _SOURCES for p in root.glob(pattern)}):
-        text = path.read_bytes()
-        digest.update(f"{path.relative_to(root).as_posix()}\0{len(text)}\0".encode() + text)
-    return digest.hexdigest()[:32]
 
 
 def version_of(distribution: str) -> str | None:

@@ -50,7 +50,7 @@ def load_stubs(scratch: Path) -> None:
     import torch
     import tvm_ffi.libinfo
 
-    from cute_fa4.emulator import c_compiler
+    from cute_fa4.system import c_compiler
 
     def library(source: Path, name: str) -> ctypes.CDLL:
         flags = [f"-I{tvm_ffi.libinfo.find_dlpack_include_path()}", f"-Wl,-soname,{name}"]
@@ -72,12 +72,12 @@ def load_stubs(scratch: Path) -> None:
 
 def pretend_cuda() -> None:
     """cute_fa4 launches CPU tensors as it launches CUDA tensors."""
-    from cute_fa4 import kvcache, launch, serving_checks
-    from cute_fa4.devices import Target
+    from cute_fa4.calls import append, attention, lengths
+    from cute_fa4.system.devices import Target
 
-    launch.target_of = kvcache.target_of = lambda device: Target("cuda", "sm_100a")
-    launch._decided_by_contents = lambda device, where: False
-    serving_checks.check_contents = kvcache._check_append_contents = lambda *arguments: None
+    attention.target_of = append.target_of = lambda device: Target("cuda", "sm_100a")
+    attention._decided_by_contents = lambda device, where: False
+    lengths.check_contents = append._check_append_contents = lambda *arguments: None
 
 
 # --- what is called
@@ -125,7 +125,8 @@ def cases() -> dict[str, tuple[Callable, dict]]:
 
 def ours(scratch: Path) -> dict[str, tuple[Callable, Callable]]:
     """case -> (the public call, the compiled functions alone). Exports the kernels and loads them."""
-    from cute_fa4 import aot, call_plans, compile_cache
+    from cute_fa4 import aot, compile_cache
+    from cute_fa4.calls import repeat
 
     pretend_cuda()
     function_for = compile_cache.function_for
@@ -154,10 +155,10 @@ def ours(scratch: Path) -> dict[str, tuple[Callable, Callable]]:
 
             return launch
 
-        call_plans.clear()
+        repeat.clear()
         compile_cache.function_for = record
         function(**arguments)
-        call_plans.clear()
+        repeat.clear()
         compile_cache.function_for = function_for
         contestants[name] = (bound(function, arguments), bare(launches))
     return contestants

@@ -21,17 +21,17 @@ __version__ = "0.1.0.dev0"
 
 _HOME = {
     "flash_attn_func": "cute_fa4.interface",
-    "flash_attn_varlen_func": "cute_fa4.varlen",
-    "flash_attn_with_kvcache": "cute_fa4.kvcache",
+    "flash_attn_varlen_func": "cute_fa4.interface",
+    "flash_attn_with_kvcache": "cute_fa4.interface",
     "scaled_dot_product_attention": "cute_fa4.integrations.sdpa",
-    "EmulatorWarning": "cute_fa4.launch",
-    "capabilities": "cute_fa4.capability",
-    "Capability": "cute_fa4.capability",
+    "EmulatorWarning": "cute_fa4.calls.launch",
+    "capabilities": "cute_fa4.calls.capabilities",
+    "Capability": "cute_fa4.calls.capabilities",
     "FA4Config": "cute_fa4.sm100.config",
-    "warmup": "cute_fa4.disk_cache",
+    "warmup": "cute_fa4.compile_cache",
     "configs_for_model": "cute_fa4.aot.models",
-    "JitError": "cute_fa4.jit_policy",
-    "JitWarning": "cute_fa4.jit_policy",
+    "JitError": "cute_fa4.compiler.policy",
+    "JitWarning": "cute_fa4.compiler.policy",
 }
 
 _MODULES = ("aot", "masks", "score_mods")

@@ -118,8 +118,8 @@ def _parser() -> argparse.ArgumentParser:
 def info(options) -> int:
     import platform
 
-    from cute_fa4 import disk_cache, jit_policy
-    from cute_fa4.aot import manifest
+    from cute_fa4.aot import disk_cache, manifest
+    from cute_fa4.compiler import policy
 
     rows = {
         "cute_fa4": manifest.versions()["cute_fa4"],
@@ -135,7 +135,7 @@ def info(options) -> int:
         entries = disk_cache.entries(directory)
         used = sum(map(disk_cache.size_bytes, entries))
         rows["disk cache"] = f"{directory}: {len(entries)} kernels, {used / 1e6:.1f} MB"
-    rows[jit_policy.VARIABLE] = jit_policy.policy()
+    rows[policy.VARIABLE] = policy.policy()
     for name, value in rows.items():
         print(f"{name:20} {value}")
     return 0
@@ -144,7 +144,7 @@ def info(options) -> int:
 def _devices() -> list[str]:
     import torch
 
-    from cute_fa4.devices import refusal_of_compute_capability
+    from cute_fa4.system.devices import refusal_of_compute_capability
 
     found = ["cpu (emulator)"]
     for i in range(torch.cuda.device_count()):
@@ -176,7 +176,8 @@ def show_capabilities(options) -> int:
 
 
 def export(options) -> int:
-    from cute_fa4 import aot, progress
+    from cute_fa4 import aot
+    from cute_fa4.system import progress
 
     configs = _configs(options)
     if options.list:
@@ -208,6 +209,7 @@ def _configs(options) -> list:
         raise ExportError("give either --catalogue or --head-dim")
     if options.catalogue is not None:
         return read_catalogue(options.catalogue, models=options.model and tuple(options.model))
+    from cute_fa4.compiler import policy
     from cute_fa4.sm100.choose_config import choose_config
 
     layout = {}
@@ -218,6 +220,7 @@ def _configs(options) -> list:
     elif options.packed:
         layout = dict(q_layout="packed", kv_layout="packed")
     config = choose_config(
+        claims=policy.claims(),
         qkv_dtype=options.dtype,
         head_dim=options.head_dim,
         group=options.group,
@@ -231,9 +234,10 @@ def _configs(options) -> list:
 def check(options) -> int:
     import torch
 
-    from cute_fa4 import EmulatorWarning, aot, flash_attn_func, progress
-    from cute_fa4.devices import refusal_of_compute_capability
+    from cute_fa4 import EmulatorWarning, aot, flash_attn_func
     from cute_fa4.reference import attention_float64
+    from cute_fa4.system import progress
+    from cute_fa4.system.devices import refusal_of_compute_capability
 
     if options.load:
         aot.load(options.load)

@@ -1,25 +1,55 @@
-"""flash_attn_func: torch tensors in, torch tensors out.
+"""The three public functions: torch tensors in, torch tensors out.
 
-check      argument_checks.py        metadata only: refusals come before any compile
-           call_options.py           masks, score functions, sinks
+    flash_attn_func          (batch, seqlen, heads, head_dim)
+    flash_attn_varlen_func   sequences of different lengths, their keys packed, padded or in pages
+    flash_attn_with_kvcache  new rows are written behind those of a cache, then attention over all of it
+
+trace      operators/                a tracer sees one operator instead of what follows
+repeat     calls/repeat.py           a call like an earlier one goes from its key to the launch
+check      calls/tensors.py          metadata only: refusals come before any compile
+           calls/options.py          masks, score functions, sinks
 choose     sm100/choose_config.py    dtype, head dim, mask, LSE, arch -> FA4Config, the compile key
 compile    compile_cache.py          once per FA4Config and executor; sizes are bound at each call
-launch     launch.py                 CUDA tensors: the kernel on torch's current stream
+launch     calls/launch.py           CUDA tensors: the kernel on torch's current stream
                                      CPU tensors: the same host code and PTX, executed by cute_fa4.emulator
-repeat     call_plans.py             a call like an earlier one goes from its key to the launch
+
+Packed, dense or paged keys of flash_attn_varlen_func, for page_size 4, page_table [[2, 0, ?], [1, ?, ?]] and
+seqused_k [6, 3]:
+
+    page 0   4 5 . .     keys 4 and 5 of sequence 0; rows beyond may hold anything, NaN too
+    page 1   0 1 2 .     sequence 1
+    page 2   0 1 2 3     sequence 0
+
+What flash_attn_with_kvcache does, by two kernels on one stream, so that the second sees what the first wrote:
+
+    cache before     cache_seqlens[b] rows of sequence b
+    append           rows cache_seqlens[b] ... of the cache <- k[b], v[b]        sm100/append/kernel.py
+    attention        over cache_seqlens[b] + len(k[b]) keys                      sm100/mha2q/kernel.py
 """
 
 from __future__ import annotations
 
 import torch
 
-from cute_fa4.call_plans import attend
-from cute_fa4.launch import EmulatorWarning
+from cute_fa4.calls.append import (
+    cache_lengths,
+    prepare_append_and_attention,
+    refuse_unbuilt,
+    sequences_of,
+)
+from cute_fa4.calls.launch import EmulatorWarning
+from cute_fa4.calls.prepare import one_of, prepare_attention
+from cute_fa4.calls.repeat import attend
+from cute_fa4.calls.tensors import check_tensors
+from cute_fa4.calls.tracing import is_traced
 from cute_fa4.masks import BoundMask
-from cute_fa4.tracing import is_traced, through_operator
-from cute_fa4.varlen import prepare
 
-__all__ = ["EmulatorWarning", "flash_attn_func"]
+__all__ = [
+    "EmulatorWarning",
+    "flash_attn_func",
+    "flash_attn_varlen_func",
+    "flash_attn_with_kvcache",
+]
 
 
 def flash_attn_func(
@@ -92,7 +122,190 @@ def flash_attn_func(
         mask, num_splits, pack_gqa, score_mod, mask_mod, block_sparse_tensors, "NHD", False, return_lse,
     )  # fmt: skip
     return attend(
-        prepare,
+        prepare_attention,
         (q, k, v, out, lengths, learnable_sink, aux_tensors, None),
         (window_size, numbers, choices),
     )
+
+
+def flash_attn_varlen_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_k: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    seqused_q: torch.Tensor | None = None,
+    seqused_k: torch.Tensor | None = None,
+    seqused_k_excludes_new: bool = False,
+    page_table: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
+    kv_layout: str = "NHD",
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int | None, int | None] | None = (None, None),
+    mask: BoundMask | None = None,
+    key_limit: torch.Tensor | None = None,
+    learnable_sink: torch.Tensor | None = None,
+    s_aux: torch.Tensor | None = None,
+    softcap: float | None = 0.0,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,
+    deterministic: bool = False,
+    score_mod=None,
+    mask_mod=None,
+    aux_tensors=None,
+    block_sparse_tensors=None,
+    return_lse: bool = False,
+    return_softmax_lse: bool = False,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """softmax(softmax_scale * q k^T) v for each sequence and head.
+
+    q              (total_q, heads_q, head_dim) with cu_seqlens_q, or (batch, seqlen_q, heads_q,
+                   head_dim) without; bf16 or fp16
+    k, v           packed (total_k, heads_kv, head_dim) with cu_seqlens_k, dense (batch, seqlen_k, heads_kv, head_dim),
+                   or paged (num_pages, page_size, heads_kv, head_dim) with page_table and seqused_k; with
+                   kv_layout="HND" a page is (heads_kv, page_size, head_dim). Strides are free, as far as
+                   rows lie at multiples of one stride: K and V may be slices of one cache
+    cu_seqlens_q, cu_seqlens_k   (batch + 1,) int32: sequence b is rows [c[b], c[b + 1])
+    max_seqlen_q   of packed q: at least the longest sequence; rows beyond it may be left out. None:
+                   read from a cu_seqlens_q on the CPU, total_q on CUDA, where total_q and the number
+                   of sequences size the grid
+    max_seqlen_k   accepted and checked against the page table; the kernel does not need it
+    seqused_q      (batch,) int32: only so many of a sequence's queries count, the rest is not written
+    seqused_k      (batch,) int32: only so many keys count; the rest may hold anything
+    seqused_k_excludes_new   seqused_k does not count this call's queries: keys are seqused_k plus
+                   the queries of the sequence
+    page_table     (batch, pages) int32, also called block_table: the pages of each sequence, in
+                   order. Entries beyond seqused_k are not read
+    key_limit      (batch,) int32: keys from here on are hidden, positions stay
+    learnable_sink also called s_aux
+    return_lse     also called return_softmax_lse
+    out            written in place and returned. Rows that belong to no sequence are not written
+
+    Query i of a sequence of m queries and n keys stands at position i + n - m: the last query sees
+    the last key. The other parameters are those of flash_attn_func. page_size is a multiple of 8
+    that divides 128 or that 128 divides; every one is loaded by TMA.
+
+    Returns out, or (out, lse); lse is float32 (heads_q, total_q) or (batch, heads_q, seqlen_q).
+    A query that sees no key has out 0 and lse -inf, or the sink.
+
+    Contents of CUDA tensors are never read on the host: the call neither synchronises nor checks
+    them, and the kernel clips what it reads there to the rows that exist. Contents of CPU tensors
+    are checked.
+
+    Raises as flash_attn_func.
+    """
+    if is_traced(q):
+        return through_operator("varlen", flash_attn_varlen_func, locals())
+    if block_table is not None:
+        page_table = one_of("page_table", page_table, "block_table", block_table)
+    if s_aux is not None:
+        learnable_sink = one_of("learnable_sink", learnable_sink, "s_aux", s_aux)
+    lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table)
+    numbers = (softmax_scale, causal, softcap, max_seqlen_q, max_seqlen_k)
+    choices = (
+        mask, num_splits, pack_gqa, score_mod, mask_mod, block_sparse_tensors, kv_layout,
+        seqused_k_excludes_new, return_lse or return_softmax_lse,
+    )  # fmt: skip
+    return attend(
+        prepare_attention,
+        (q, k, v, out, lengths, learnable_sink, aux_tensors, None),
+        (window_size, numbers, choices),
+    )
+
+
+def flash_attn_with_kvcache(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    k: torch.Tensor | None = None,
+    v: torch.Tensor | None = None,
+    *,
+    cache_seqlens: int | torch.Tensor | None = None,
+    page_table: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
+    kv_layout: str = "NHD",
+    cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_k_new: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int | None, int | None] | None = (None, None),
+    mask: BoundMask | None = None,
+    key_limit: torch.Tensor | None = None,
+    learnable_sink: torch.Tensor | None = None,
+    s_aux: torch.Tensor | None = None,
+    softcap: float | None = 0.0,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,
+    score_mod=None,
+    mask_mod=None,
+    aux_tensors=None,
+    return_lse: bool = False,
+    return_softmax_lse: bool = False,
+    out: torch.Tensor | None = None,
+    cache_batch_idx=None,
+    cache_leftpad=None,
+    rotary_cos=None,
+    rotary_sin=None,
+    qv=None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Attention of new queries over a cache, to which new keys and values are appended before.
+
+    q                  (batch, seqlen_q, heads_q, head_dim), or (total_q, heads_q, head_dim) with
+                       cu_seqlens_q
+    k_cache, v_cache   (batch, seqlen, heads_kv, head_dim), or with page_table (num_pages, page_size,
+                       heads_kv, head_dim), with kv_layout="HND" (num_pages, heads_kv, page_size,
+                       head_dim)
+    k, v               new rows, (batch, seqlen_new, heads_kv, head_dim) or, with cu_seqlens_k_new,
+                       (total_new, heads_kv, head_dim); written to the cache from cache_seqlens on.
+                       None: the cache is complete
+    cache_seqlens      (batch,) int32, or a number for all: rows that the cache holds, without k. The
+                       tensor is not modified: the caller adds the new rows to it. None: all rows
+    cu_seqlens_k_new   (batch + 1,) int32
+
+    The new rows of a sequence must fit its cache: what does not is dropped (on CUDA, where lengths
+    are not read on the host) or an error (on the CPU). The other parameters and the results are
+    those of flash_attn_varlen_func. cache_batch_idx, cache_leftpad, rotary_cos, rotary_sin and qv
+    are not built.
+    """
+    if is_traced(q):
+        return through_operator("kvcache", flash_attn_with_kvcache, locals())
+    if not (cache_batch_idx is cache_leftpad is rotary_cos is rotary_sin is qv is None):
+        refuse_unbuilt(
+            cache_batch_idx=cache_batch_idx,
+            cache_leftpad=cache_leftpad,
+            rotary_cos=rotary_cos,
+            rotary_sin=rotary_sin,
+            qv=qv,
+        )
+    if block_table is not None:
+        page_table = one_of("page_table", page_table, "block_table", block_table)
+    if s_aux is not None:
+        learnable_sink = one_of("learnable_sink", learnable_sink, "s_aux", s_aux)
+    if cache_seqlens is not None and not isinstance(cache_seqlens, torch.Tensor):
+        check_tensors(q, k_cache, v_cache, out)
+        cache_seqlens = cache_lengths(cache_seqlens, sequences_of(q, cu_seqlens_q), q.device)
+    new = None if k is v is cu_seqlens_k_new is None else (k, v, cu_seqlens_k_new)
+    lengths = (cu_seqlens_q, None, None, cache_seqlens, key_limit, page_table)
+    numbers = (softmax_scale, causal, softcap, max_seqlen_q, None)
+    choices = (
+        mask, num_splits, pack_gqa, score_mod, mask_mod, None, kv_layout,
+        False, return_lse or return_softmax_lse,
+    )  # fmt: skip
+    return attend(
+        prepare_append_and_attention,
+        (q, k_cache, v_cache, out, lengths, learnable_sink, aux_tensors, new),
+        (window_size, numbers, choices),
+    )
+
+
+def through_operator(route: str, function, arguments: dict):
+    """What function(**arguments) returns; route: the name of its way in operators/routes.py."""
+    from cute_fa4.operators import routes
+
+    return getattr(routes, route)(function, arguments)

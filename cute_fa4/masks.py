@@ -19,6 +19,7 @@ from operator import index
 from cute_fa4.sm100 import masks as kinds
 
 __all__ = [
+    "resolve_mask",
     "BoundMask",
     "both",
     "causal",
@@ -122,3 +123,36 @@ def _integer(name: str, size, accepted: str) -> int:
     if isinstance(size, bool) or hasattr(size, "device") or not hasattr(size, "__index__"):
         raise TypeError(f"{name}: a {type(size).__name__}; accepted: {accepted}")
     return index(size)
+
+
+def resolve_mask(causal, window_size, mask) -> BoundMask:
+    """One mask of the three spellings."""
+    if not isinstance(causal, bool):
+        raise TypeError(f"causal: {causal!r} is a {type(causal).__name__}; accepted: True or False")
+    left, right = _pair(window_size)
+    try:
+        asked = window(left, right)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"window_size: {window_size!r}: {error}") from None
+    if causal:
+        asked = window(left, 0)
+    if mask is None:
+        return asked
+    if not isinstance(mask, BoundMask):
+        raise TypeError(
+            f"mask: {mask!r}; accepted: None or a mask of cute_fa4.masks, such as masks.chunked(64)"
+        )
+    return both(asked, mask)
+
+
+def _pair(window_size) -> tuple:
+    if window_size is None:
+        return None, None
+    try:
+        left, right = window_size
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"window_size: {window_size!r}; accepted: a pair (left, right) of numbers from 0 on, "
+            "or of None or -1, which leave a side open"
+        ) from None
+    return left, right

@@ -12,8 +12,8 @@ DOCS = Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS.parent))
 
 from cute_fa4.layouts import pictures  # noqa: E402
-from cute_fa4.sm100 import barriers  # noqa: E402
 from cute_fa4.sm100.config import FA4Config  # noqa: E402
+from cute_fa4.sm100.sync import barriers  # noqa: E402
 
 
 def barriers_document() -> str:
@@ -26,7 +26,7 @@ def barriers_document() -> str:
     reuse = "\n".join(f"- `{barrier.name}`: {barrier.reuse}" for barrier in barriers.BARRIERS)
     return f"""# Barriers
 
-Every mbarrier of the forward kernel, printed from `cute_fa4/sm100/barriers.py` for the default configuration
+Every mbarrier of the forward kernel, printed from `cute_fa4/sm100/sync/barriers.py` for the default configuration
 (bf16, head dim {config.qk_depth}, {config.kv_slots} ring slots, {config.num_mbarriers} mbarriers).
 
 ## By kind

@@ -6,8 +6,9 @@ python examples/02_read_the_schedule.py --head-dim 64 --arch sm_103a
 
 import argparse
 
-from cute_fa4.sm100 import barriers, forward_kernel, smem_map
 from cute_fa4.sm100.choose_config import choose_config
+from cute_fa4.sm100.mha2q import kernel, smem_map
+from cute_fa4.sm100.sync import barriers
 
 
 def main() -> None:
@@ -45,7 +46,7 @@ def main() -> None:
     print(barriers.table(cfg))
 
     title("Timeline")
-    print(forward_kernel.__doc__)
+    print(kernel.__doc__)
 
 
 def title(text: str) -> None:

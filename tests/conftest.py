@@ -43,9 +43,9 @@ def pytest_collection_modifyitems(config, items):
 @pytest.fixture(autouse=True)
 def no_plans():
     """Tests replace what a plan would remember: compiled functions, devices, checks."""
-    from cute_fa4 import call_plans
+    from cute_fa4.calls import repeat
 
-    call_plans.clear()
+    repeat.clear()
 
 
 @pytest.fixture(autouse=True)

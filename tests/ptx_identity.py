@@ -87,7 +87,7 @@ def ptx_of(name: str) -> str:
 
 
 def _append_config(**choices):
-    from cute_fa4.sm100.append_config import AppendConfig
+    from cute_fa4.sm100.append.config import AppendConfig
 
     return AppendConfig("bf16", depth=128, depth_v=128, **choices)
 

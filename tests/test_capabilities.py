@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from cute_fa4 import Capability, capabilities, compile_cache
-from cute_fa4.argument_checks import DTYPE_NAMES, check, unbuilt_parameters
-from cute_fa4.capability import ARCHS, DTYPES, HEAD_DIMS
-from cute_fa4.launch import config_for
+from cute_fa4.calls.capabilities import ARCHS, DTYPES, HEAD_DIMS
+from cute_fa4.calls.tensors import DTYPE_NAMES, check, unbuilt_parameters
 from cute_fa4.sm100 import masks
+from cute_fa4.sm100.choose_config import config_for
 
 TORCH_DTYPE = {"bf16": torch.bfloat16, "fp16": torch.float16, "e4m3": torch.float8_e4m3fn}
 

@@ -1,4 +1,4 @@
-"""What a repeated call asks of Python and of torch, and when plans (cute_fa4/call_plans.py) are made and forgotten.
+"""What a repeated call asks of Python and of torch, and when plans (cute_fa4/calls/repeat.py) are made and forgotten.
 
 Counts, no times: those are in benchmarks/host_overhead.py. Compiled functions are stand-ins.
 """
@@ -13,15 +13,17 @@ import torch
 
 from cute_fa4 import (
     EmulatorWarning,
-    call_plans,
     compile_cache,
     flash_attn_func,
     flash_attn_varlen_func,
     flash_attn_with_kvcache,
     masks,
     score_mods,
-    varlen,
 )
+from cute_fa4.calls import repeat
+from cute_fa4.calls.prepare import prepare_attention
+from cute_fa4.compiler import compiler
+from cute_fa4.compiler import functions as registry
 from tests.serving.batches import int32
 from tests.serving.test_errors import APPEND
 from tests.test_interface import K, Q, V, qkv
@@ -32,7 +34,7 @@ SINK = torch.zeros(2)
 
 
 def plans() -> int:
-    return len(call_plans._table.plans)
+    return len(repeat._table.plans)
 
 
 # --- when a plan is made, and when it is forgotten
@@ -47,8 +49,8 @@ def prepared(monkeypatch):
         seen.append(asked)
         return varlen_prepare(tensors, asked)
 
-    varlen_prepare = varlen.prepare
-    monkeypatch.setattr("cute_fa4.interface.prepare", prepare)
+    varlen_prepare = prepare_attention
+    monkeypatch.setattr("cute_fa4.interface.prepare_attention", prepare)
     return seen
 
 
@@ -61,9 +63,9 @@ def functions(monkeypatch):
         compiled.append(config)
         return lambda q, k, v, out, *rest: out.copy_(q)
 
-    monkeypatch.setattr(compile_cache, "_functions", {})
-    monkeypatch.setattr(compile_cache, "_seconds", {})
-    monkeypatch.setattr(compile_cache, "_compile", compile_)
+    monkeypatch.setattr(registry, "_functions", {})
+    monkeypatch.setattr(registry, "_seconds", {})
+    monkeypatch.setattr(compiler, "compile_function", compile_)
     return compiled
 
 
@@ -119,17 +121,17 @@ def test_clear_forgets_plans(functions):
 
 def test_a_function_forgotten_while_a_call_was_prepared_is_in_no_plan(functions, monkeypatch):
     def prepare(tensors, asked):
-        plan = varlen.prepare(tensors, asked)
+        plan = prepare_attention(tensors, asked)
         compile_cache.clear()
         return plan
 
-    monkeypatch.setattr("cute_fa4.interface.prepare", prepare)
+    monkeypatch.setattr("cute_fa4.interface.prepare_attention", prepare)
     flash_attn_func(Q, K, V)
     assert plans() == 0
 
 
 def test_plans_are_bounded_and_the_oldest_leaves(prepared, functions, monkeypatch):
-    monkeypatch.setattr(call_plans, "MAX_PLANS", 3)
+    monkeypatch.setattr(repeat, "MAX_PLANS", 3)
     for seqlen in (1, 2, 3, 4, 5):
         flash_attn_func(*qkv(seqlen_q=seqlen))
     assert plans() == 3
@@ -164,9 +166,7 @@ def test_threads_share_plans_while_they_are_forgotten(functions):
             errors.append(error)
 
     threads = [threading.Thread(target=call, args=(1 + i // 2,)) for i in range(4)]
-    clearing = threading.Thread(
-        target=lambda: [call_plans.clear() for _ in iter(done.is_set, True)]
-    )
+    clearing = threading.Thread(target=lambda: [repeat.clear() for _ in iter(done.is_set, True)])
     for thread in (clearing, *threads):
         thread.start()
     for thread in threads:
@@ -224,13 +224,15 @@ ASKED = {
 def test_a_repeated_call_asks_for_little(case, monkeypatch):
     function, arguments, operators, most_calls = ASKED[case]
     # As on CUDA, where the contents of lengths and page tables are not looked at.
-    monkeypatch.setattr("cute_fa4.launch._decided_by_contents", lambda device, where: False)
+    monkeypatch.setattr(
+        "cute_fa4.calls.attention._decided_by_contents", lambda device, where: False
+    )
 
     def compiled(*arguments):
         pass
 
-    monkeypatch.setattr("cute_fa4.launch.function_for", lambda config, target: compiled)
-    monkeypatch.setattr("cute_fa4.kvcache.function_for", lambda config, target: compiled)
+    monkeypatch.setattr("cute_fa4.calls.attention.function_for", lambda config, target: compiled)
+    monkeypatch.setattr("cute_fa4.calls.append.function_for", lambda config, target: compiled)
     function(**arguments)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         function(**arguments)

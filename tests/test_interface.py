@@ -17,8 +17,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cute_fa4 import EmulatorWarning, compile_cache, flash_attn_func, launch, masks
-from cute_fa4.argument_checks import (
+from cute_fa4 import EmulatorWarning, compile_cache, flash_attn_func, masks
+from cute_fa4.calls import launch
+from cute_fa4.calls.options import resolve
+from cute_fa4.calls.strides import with_plain_strides
+from cute_fa4.calls.tensors import (
     MAX_CTAS,
     MAX_SEQLEN,
     check,
@@ -26,12 +29,13 @@ from cute_fa4.argument_checks import (
     overlaps_itself,
     unbuilt_parameters,
 )
-from cute_fa4.call_options import resolve, resolve_mask
-from cute_fa4.devices import target_of
+from cute_fa4.compiler import compiler, functions
+from cute_fa4.masks import resolve_mask
 from cute_fa4.reference import allowed_error, attention_float64, max_error
 from cute_fa4.sm100 import masks as kinds
 from cute_fa4.sm100.config import FA4Config
 from cute_fa4.sm100.score_mods import additive_bias
+from cute_fa4.system.devices import target_of
 
 
 def qkv(batch=1, seqlen_q=8, seqlen_k=8, heads_q=2, heads_kv=1, head_dim=64, dtype=torch.bfloat16):
@@ -286,13 +290,13 @@ def test_the_parameters_have_the_names_of_flash_attn_4():
 
 @pytest.mark.parametrize("capability, arch", [((10, 0), "sm_100a"), ((10, 3), "sm_103a")])
 def test_blackwell_devices_run_code_compiled_for_them(capability, arch, monkeypatch):
-    monkeypatch.setattr("cute_fa4.devices._compute_capability", lambda index: capability)
+    monkeypatch.setattr("cute_fa4.system.devices._compute_capability", lambda index: capability)
     assert target_of(torch.device("cuda", 0)) == ("cuda", arch)
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 1), (11, 0), (12, 0)])
 def test_other_gpus_are_refused_with_their_compute_capability(capability, monkeypatch):
-    monkeypatch.setattr("cute_fa4.devices._compute_capability", lambda index: capability)
+    monkeypatch.setattr("cute_fa4.system.devices._compute_capability", lambda index: capability)
     major, minor = capability
     with pytest.raises(
         ValueError, match=f"capability {major}.{minor} cannot run .*accepted: 10.0 and 10.3"
@@ -361,9 +365,7 @@ def test_strides_of_unit_dimensions_become_plain_and_addresses_stay(order):
             view.shape,
             [999 if n == 1 else s for n, s in zip(view.shape, view.stride(), strict=True)],
         )
-        plain = launch.with_plain_strides(odd.permute(order)).permute(
-            [order.index(d) for d in range(4)]
-        )
+        plain = with_plain_strides(odd.permute(order)).permute([order.index(d) for d in range(4)])
         assert addresses(plain) == addresses(view)
         assert 999 not in plain.stride()
 
@@ -496,8 +498,8 @@ def test_the_emulator_is_announced_once_per_process(monkeypatch):
 
 def test_threads_that_ask_for_one_configuration_compile_it_once(monkeypatch):
     compile_cache_of_this_test = {}
-    monkeypatch.setattr(compile_cache, "_functions", compile_cache_of_this_test)
-    monkeypatch.setattr(compile_cache, "_seconds", {})
+    monkeypatch.setattr(functions, "_functions", compile_cache_of_this_test)
+    monkeypatch.setattr(functions, "_seconds", {})
     all_asked = threading.Barrier(4)
     compiled = []
 
@@ -506,7 +508,7 @@ def test_threads_that_ask_for_one_configuration_compile_it_once(monkeypatch):
         time.sleep(0.05)  # long enough for the other threads to find nothing and wait
         return lambda: config
 
-    monkeypatch.setattr(compile_cache, "_compile", slow_compile)
+    monkeypatch.setattr(compiler, "compile_function", slow_compile)
     configs = [FA4Config(mask=kinds.Causal()), FA4Config()]
     found = []
 

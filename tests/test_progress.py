@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cute_fa4 import progress
+from cute_fa4.system import progress
 
 ROOT = Path(__file__).resolve().parents[1]
 

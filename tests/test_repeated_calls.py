@@ -1,4 +1,4 @@
-"""Repeated calls (cute_fa4/call_plans.py) refuse what first calls refuse, and compute what first calls compute.
+"""Repeated calls (cute_fa4/calls/repeat.py) refuse what first calls refuse, and compute what first calls compute.
 
 For refusals the compiled host code runs, because it checks arguments, too; the grid is not executed.
 """
@@ -10,11 +10,11 @@ import torch
 
 from cute_fa4 import (
     EmulatorWarning,
-    call_plans,
     flash_attn_func,
     flash_attn_varlen_func,
     flash_attn_with_kvcache,
 )
+from cute_fa4.calls import repeat
 from tests.serving import test_errors as serving
 from tests.serving.batches import Batch, int32, packed_q, paged_kv
 from tests.test_interface import REFUSED, K, Q, V, qkv, with_strides
@@ -38,13 +38,15 @@ def launches(monkeypatch):
 @pytest.fixture
 def unseen(monkeypatch):
     """Contents of lengths and page tables are not looked at, as on CUDA: such calls are kept, too."""
-    monkeypatch.setattr("cute_fa4.launch._decided_by_contents", lambda device, where: False)
-    monkeypatch.setattr("cute_fa4.serving_checks.check_contents", lambda *arguments: None)
-    monkeypatch.setattr("cute_fa4.kvcache._check_append_contents", lambda *arguments: None)
+    monkeypatch.setattr(
+        "cute_fa4.calls.attention._decided_by_contents", lambda device, where: False
+    )
+    monkeypatch.setattr("cute_fa4.calls.lengths.check_contents", lambda *arguments: None)
+    monkeypatch.setattr("cute_fa4.calls.append._check_append_contents", lambda *arguments: None)
 
 
 def plans() -> int:
-    return len(call_plans._table.plans)
+    return len(repeat._table.plans)
 
 
 def outcome(function, arguments) -> str:
@@ -154,7 +156,7 @@ def test_a_call_says_the_same_whatever_was_called_before(name, seen, launches, r
     first = outcome(function, bad)
     # What only contents show is not refused where nobody looks.
     assert first != "launched" or not seen
-    call_plans.clear()
+    repeat.clear()
     assert outcome(function, good) == outcome(function, good) == "launched"
     assert plans() == (0 if seen and function is not flash_attn_func else 1)
     done = len(launches)
@@ -186,7 +188,7 @@ def test_a_repeated_call_computes_what_a_first_one_does():
         assert plans() == made and (
             results[0].is_contiguous() if out is None else results[0] is out
         )
-        call_plans.clear()
+        repeat.clear()
         first = flash_attn_func(q, k, v, causal=True, return_lse=True)
         assert all(map(torch.equal, results, first))
 
@@ -201,11 +203,11 @@ def test_a_repeated_call_reads_the_lengths_and_pages_it_is_given(layout, unseen)
     expected = [flash_attn_varlen_func(**call) for call in calls[::-1]][::-1]
     assert plans() == 1
     for call, wanted in zip(calls, expected, strict=True):
-        call_plans.clear()
+        repeat.clear()
         flash_attn_varlen_func(**calls[0])
         rows = int(call["cu_seqlens_q"][-1])
         assert torch.equal(flash_attn_varlen_func(**call)[:rows], wanted[:rows])
-        call_plans.clear()
+        repeat.clear()
         assert torch.equal(flash_attn_varlen_func(**call)[:rows], wanted[:rows])
 
 
@@ -219,7 +221,7 @@ def test_a_repeated_append_writes_its_own_rows_to_its_own_cache(unseen):
             caches = dict(k_cache=draw(2, 24, 1, 64), v_cache=draw(2, 24, 1, 64))
             new = dict(q=draw(2, 1, 2, 64), k=draw(2, 1, 1, 64), v=draw(2, 1, 1, 64))
             if clear:
-                call_plans.clear()
+                repeat.clear()
             out = flash_attn_with_kvcache(**new, **caches, cache_seqlens=int32([length, 7]))
             steps += [out, *caches.values()]
             assert torch.equal(caches["k_cache"][0, length], new["k"][0, 0])

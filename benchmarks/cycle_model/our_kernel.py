@@ -22,8 +22,8 @@ def trace_kernel(variant, works: list[Workload]) -> tuple[str, dict[Workload, tr
     The traces name lines of this PTX; it differs from the cubin's in line information only.
     """
     from cute_fa4 import emulator
-    from cute_fa4.compile_cache import fake_arguments
-    from cute_fa4.sm100.forward_kernel import SM100MHA2Q
+    from cute_fa4.compiler.arguments import fake_arguments
+    from cute_fa4.sm100.mha2q.kernel import SM100MHA2Q
 
     configuration = config(variant)
     with trace.installed():
@@ -85,7 +85,7 @@ def _arguments(work: Workload) -> tuple:
 
     import torch
 
-    from cute_fa4.sm100.forward_kernel import SM100MHA2Q
+    from cute_fa4.sm100.mha2q.kernel import SM100MHA2Q
 
     generator = torch.Generator().manual_seed(0)
 

@@ -1,6 +1,6 @@
 """The work tiles of a launch, as key tiles of each, in the order in which they are handed out.
 
-cute_fa4             tile_scheduler.py and packed_order.py of the kernel itself, called with Python numbers
+cute_fa4             tile_order.py and packed_order.py of the kernel itself, called with Python numbers
 flash-attn-4 causal  longest first, in sections of heads whose K and V fit 50 MiB of L2
 flash-attn-4 packed  the same sequence by sequence; without a mask block by block of each head
 flash-attn-4 full    block fastest, then head, then sequence
@@ -12,7 +12,7 @@ from benchmarks.cycle_model import our_kernel
 from benchmarks.cycle_model.problems import ELEMENT_BYTES, Problem
 from benchmarks.cycle_model.workloads import KEYS_A_TILE
 
-# flash-attn-4, tile_scheduler.py, SingleTileLPTScheduler and VarlenDecoder: L2 taken for K and V.
+# flash-attn-4, tile_order.py, SingleTileLPTScheduler and VarlenDecoder: L2 taken for K and V.
 LPT_L2_BYTES = 50 * 1024 * 1024
 LONGEST_SECTION_OF_PACKED = 16
 
@@ -28,16 +28,16 @@ def work_tiles(variant, problem: Problem) -> list[int]:
 
 def ours(variant, problem: Problem) -> list[int]:
     """The kernel's own tile scheduler, for every number it is given."""
-    from cute_fa4.sm100 import tile_scheduler
+    from cute_fa4.sm100.work import tile_order
 
     config = our_kernel.config(variant)
     size = (problem.heads_q, problem.batch)
-    number = tile_scheduler.grid_size(config, problem.seqlen, *size)
-    divisors = tile_scheduler.tile_order(config, problem.seqlen, problem.seqlen, *size)
+    number = tile_order.grid_size(config, problem.seqlen, *size)
+    divisors = tile_order.tile_order(config, problem.seqlen, problem.seqlen, *size)
     known: dict[tuple[int, int], int] = {}
     order = []
     for cta in range(number):
-        tile = tile_scheduler.work_tile(config, cta, divisors)
+        tile = tile_order.work_tile(config, cta, divisors)
         key = (tile.batch, tile.first_position)
         if key not in known:
             known[key] = problem.key_tiles(*key, config.positions_per_cta)
@@ -47,7 +47,7 @@ def ours(variant, problem: Problem) -> list[int]:
 
 def ours_packed(variant, problem: Problem) -> list[int]:
     """The same of packed queries: sequence by sequence, and CTAs of none behind them."""
-    from cute_fa4.sm100 import packed_order
+    from cute_fa4.sm100.work import packed_order
 
     config = our_kernel.config(variant)
     total, longest = sum(problem.sequences), max(problem.sequences)

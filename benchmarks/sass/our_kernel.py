@@ -22,8 +22,8 @@ def compile_artifacts(config: FA4Config) -> Artifacts:
     """
     import cutlass.cute as cute
 
-    from cute_fa4.compile_cache import fake_arguments
-    from cute_fa4.sm100.forward_kernel import SM100MHA2Q
+    from cute_fa4.compiler.arguments import fake_arguments
+    from cute_fa4.sm100.mha2q.kernel import SM100MHA2Q
 
     # --keep also writes files, into the working directory unless told otherwise.
     with tempfile.TemporaryDirectory() as folder:

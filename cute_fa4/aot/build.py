@@ -12,8 +12,8 @@ import platform
 import tempfile
 from dataclasses import dataclass
 
-from cute_fa4 import compile_cache
 from cute_fa4.aot.manifest import ExportError
+from cute_fa4.compiler import compiler
 
 _V1 = ("sse2",)
 _V2 = ("sse4.2", "popcnt", "cx16", "sahf")
@@ -41,7 +41,7 @@ def build(config, name: str, host_target: str = "x86-64-v2", line_info: bool = F
     check_host_target(host_target)
     import cutlass.cute as cute
 
-    kernel, arguments, _ = compile_cache._kernel(config)
+    kernel, arguments, _ = compiler.kernel_and_arguments(config)
     with tempfile.TemporaryDirectory(prefix="cute_fa4-build-") as scratch:
         options = [
             "--enable-tvm-ffi",

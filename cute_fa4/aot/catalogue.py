@@ -80,9 +80,10 @@ def _configs(where: str, kind: str, fields: tuple, given: dict) -> list:
                 # TOML has no null: an empty list is full attention
                 lists["windows"] = tuple(tuple(w) if w else None for w in lists["windows"])
             return configs_for_model(**lists)
+        from cute_fa4.compiler import policy
         from cute_fa4.sm100.choose_config import choose_config
 
-        config = choose_config(**given)
+        config = choose_config(**{"claims": policy.claims(), **given})
         refusals = config.refusals()
         if refusals:
             raise ValueError("; ".join(refusals))

@@ -13,10 +13,10 @@ import ast
 from dataclasses import fields
 
 from cute_fa4.sm100 import masks, score_mods
-from cute_fa4.sm100.append_config import AppendConfig
+from cute_fa4.sm100.append.config import AppendConfig
 from cute_fa4.sm100.config import FA4Config
+from cute_fa4.sm100.mha2q.warp_roles import WarpRoles
 from cute_fa4.sm100.score_mods import ScoreMod
-from cute_fa4.sm100.warp_roles import WarpRoles
 
 CONFIG_CLASSES = {cls.__name__: cls for cls in (FA4Config, AppendConfig)}
 _MASKS = (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cute_fa4.emulator import c_compiler
+from cute_fa4.system import c_compiler
 
 HERE = Path(__file__).parent
 COMPUTE_CAPABILITY = {"sm_100a": (10, 0), "sm_103a": (10, 3)}

@@ -15,10 +15,10 @@ import platform
 import tempfile
 from pathlib import Path
 
-from cute_fa4 import compile_cache
 from cute_fa4.aot import manifest
 from cute_fa4.aot.config_data import ConfigDataError, from_data
 from cute_fa4.aot.manifest import LoadError, read_verified
+from cute_fa4.compiler import functions
 
 EXECUTORS = ("cuda", "emulator")
 
@@ -41,7 +41,7 @@ def load(directory, *, executors: tuple[str, ...] = EXECUTORS) -> list:
     configs = [verified_config(directory, kernel) for kernel in content["kernels"]]
     for config, kernel in zip(configs, content["kernels"], strict=True):
         for executor in executors:
-            compile_cache.register(config, executor, maker(directory, kernel, config, executor))
+            functions.register(config, executor, maker(directory, kernel, config, executor))
     return configs
 
 
@@ -151,7 +151,7 @@ def _labels(config):
 
     if not isinstance(config, FA4Config):
         return None
-    from cute_fa4.sm100.labels import kernel_labels
+    from cute_fa4.compiler.labels import kernel_labels
 
     return kernel_labels(config)
 

@@ -46,7 +46,7 @@ def version_of(distribution: str) -> str | None:
 
 @cache
 def versions() -> dict:
-    """Of this package, of its kernel sources, and of what a kernel's host function is compiled with and called by."""
+    """Versions: this package, its kernel sources, what compiles a kernel's host function and what calls it."""
     found = {name: version_of(name) for name in ("apache-tvm-ffi", "nvidia-cutlass-dsl")}
     return {"cute_fa4": cute_fa4.__version__, "source": source_fingerprint(), **found}
 

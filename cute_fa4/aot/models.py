@@ -46,9 +46,9 @@ def configs_for_model(
     Raises ValueError for a value that no call accepts, and with every reason for shapes that no kernel runs.
     """
     from cute_fa4 import masks
-    from cute_fa4.call_options import resolve_mask
-    from cute_fa4.launch import config_for
-    from cute_fa4.sm100.append_config import AppendConfig
+    from cute_fa4.compiler import policy
+    from cute_fa4.sm100.append.config import AppendConfig
+    from cute_fa4.sm100.choose_config import config_for
     from cute_fa4.sm100.score_mods import soft_cap
 
     unknown = [call for call in calls if call not in CALLS]
@@ -58,7 +58,7 @@ def configs_for_model(
         raise ValueError(
             f"heads_q: {heads_q} with heads_kv {heads_kv}; accepted: a multiple of heads_kv"
         )
-    bound = [resolve_mask(causal, window, None) for window in windows]
+    bound = [masks.resolve_mask(causal, window, None) for window in windows]
     if chunk is not None:
         bound.append(masks.chunked_causal(chunk) if causal else masks.chunked(chunk))
     group = heads_q // heads_kv
@@ -67,6 +67,7 @@ def configs_for_model(
         "head_dim": head_dim,
         "group": group,
         "arch": arch,
+        "claims": policy.claims(),
         "sink": sink is not None,
         "sink_dtype": sink or "f32",
         "score_mod": soft_cap(float(softcap)) if softcap else None,

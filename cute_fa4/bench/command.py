@@ -108,7 +108,7 @@ def refusal() -> str | None:
     """Why nothing can be measured here, and what to do instead; None on a GPU that runs the kernel."""
     import torch
 
-    from cute_fa4.devices import refusal_of_compute_capability
+    from cute_fa4.system.devices import refusal_of_compute_capability
 
     if not torch.cuda.is_available():
         why = f"torch {torch.__version__} finds no CUDA device"
@@ -133,10 +133,10 @@ def main(options, machine=None) -> int:
         if why is not None:
             print(why, file=sys.stderr)
             return NO_SUITABLE_GPU
-    from cute_fa4 import progress
     from cute_fa4.bench import report, timing
     from cute_fa4.bench.backends import BACKENDS, OURS
     from cute_fa4.bench.run import run
+    from cute_fa4.system import progress
 
     asked, backends = problems(options), _chosen(options.backends, BACKENDS)
     machine = machine or timing.CudaMachine()

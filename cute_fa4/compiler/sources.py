@@ -24,7 +24,7 @@ def kernel_sources(package: Path = PACKAGE) -> list[Path]:
 
 
 def fingerprint(package: Path = PACKAGE) -> str:
-    """Of these files: the version number alone does not change with every edit."""
+    """A hash of these files: the version number alone does not change with every edit."""
     digest = hashlib.sha256()
     for path in kernel_sources(package):
         text = path.read_bytes()
@@ -34,5 +34,5 @@ def fingerprint(package: Path = PACKAGE) -> str:
 
 @cache
 def source_fingerprint() -> str:
-    """Of the package that runs, read once."""
+    """The fingerprint of the package that runs, read once."""
     return fingerprint()

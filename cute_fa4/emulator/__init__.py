@@ -86,7 +86,7 @@ def compile(function, *args, options="", labels=None, arch="sm_100a", checks="ha
     options  compiler options in addition to the emulator's own (TVM-FFI, kept PTX, line information)
     labels   KernelLabels for messages
     checks   the checks of launches outside of use(checks=...), see there
-    Raises what cute.compile raises; EmulatorError when no C compiler is found.
+    Raises what cute.compile raises; cute_fa4.system.c_compiler.CCompilerError when no C compiler is found.
     """
     import cutlass.cute as cute
 

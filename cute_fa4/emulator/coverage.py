@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cute_fa4.emulator.observer import Observer, observing
+from cute_fa4.emulator.ptx_syntax import place
 
 _TRIVIAL = ("ret", "exit", "bra", "bra.uni")
 
@@ -33,8 +34,8 @@ class Line:
         return self.text.rstrip(";").split()[-2:][0] in _TRIVIAL or self.text in _TRIVIAL
 
     def __str__(self):
-        place = f"{self.source[0].rsplit('/', 1)[-1]}:{self.source[1]}" if self.source else ""
-        return f"PTX line {self.ptx_line:>6}  {place:<24}  {self.text[:90]}"
+        where = place(self.source) if self.source else ""
+        return f"PTX line {self.ptx_line:>6}  {where:<32}  {self.text[:90]}"
 
 
 @dataclass(eq=False)

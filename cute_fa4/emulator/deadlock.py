@@ -7,6 +7,8 @@ deadlock in CTA (3, 0, 0) after 41,207 instructions: every warp waits and no cop
 cycle: mma waits for load on kv.full[2]; load waits for mma on kv.empty[2]
 """
 
+from cute_fa4.emulator.ptx_syntax import place
+
 
 def deadlock_report(warps, program, instructions, reason=None):
     """(text, True when all of it is lanes of a warp that wait for each other).
@@ -51,11 +53,7 @@ def _rows(warp, program):
             "what": what,
             "phase": phase,
             "lacks": lacks,
-            "source": f"{source[0].rsplit('/', 1)[-1]}:{source[1]}"
-            if source
-            else f"PTX line {ins.line}"
-            if ins
-            else "",
+            "source": place(source) if source else f"PTX line {ins.line}" if ins else "",
             "converge": wait is not None and bool(wait.required),
             "raised_by": barrier.raised_by() if barrier is not None else (),
         }

@@ -31,18 +31,15 @@ class KernelLabels:
     shared    (offset, nbytes, name)
     tmem      (first column, columns, name)
     barriers  (offset, name, waits_role, raised_by_role); the two roles may be left out
-    helper_files  base names of Python files that hold shared primitives; a location in one of them is
-              reported together with the last line of the role file that used it
+    helper_files  Python files that hold shared primitives, as the ends of their paths ("sync/pipelines.py");
+              a location in one of them is reported together with the last line of the role file that used it
     """
 
     roles: tuple = ()
     shared: tuple = ()
     tmem: tuple = ()
     barriers: tuple = ()
-    helper_files: tuple = (
-        *("pipelines.py", "barriers.py", "mma_instructions.py", "tmem_instructions.py"),
-        *("copies.py", "exp2.py"),
-    )
+    helper_files: tuple = ()
 
     def role(self, warp_index):
         """Name of the role of a warp, "" when it has none."""

@@ -20,10 +20,10 @@ from pathlib import Path
 
 import numpy as np
 
-from cute_fa4.emulator.c_compiler import build_shared_library
 from cute_fa4.emulator.errors import UnknownInstruction
 from cute_fa4.emulator.instruction_table import form_of, is_lanes
 from cute_fa4.emulator.lane_types import C_ELEMENT, LANES
+from cute_fa4.system.c_compiler import build_shared_library
 
 __all__ = ["Run", "compile_run", "is_lanes"]
 

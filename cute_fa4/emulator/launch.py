@@ -13,7 +13,6 @@ import time
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
-from cute_fa4 import progress
 from cute_fa4.emulator import observer as observers
 from cute_fa4.emulator.checks import LEVELS, Ordering
 from cute_fa4.emulator.checks.memory import GlobalRegions
@@ -25,6 +24,7 @@ from cute_fa4.emulator.machine.memory import MAX_SHARED_BYTES, SharedMemory
 from cute_fa4.emulator.machine.warp import FULL, WARP_SIZE, Warp
 from cute_fa4.emulator.ptx_syntax import RESERVED_SHARED_BYTES
 from cute_fa4.emulator.warp_scheduler import Scheduler
+from cute_fa4.system import progress
 
 MAX_THREADS = 1024
 MAX_CLUSTER = 16

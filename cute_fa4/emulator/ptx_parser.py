@@ -70,7 +70,7 @@ _DSL_FILES = re.compile(r"site-packages|nvidia_cutlass_dsl|<")
 def parse(text, helper_files=()):
     """Parse a PTX text. Returns a PtxModule; raises UnknownInstruction with the line it cannot read.
 
-    helper_files  base names of Python files whose locations do not count as a role file's
+    helper_files  ends of the paths of Python files whose locations do not count as a role file's
     """
     return _Parser(text, helper_files).module
 
@@ -96,14 +96,14 @@ class _Scope:
 class _Parser:
     def __init__(self, text, helper_files):
         self.module = PtxModule()
-        self.helper_files = frozenset(helper_files)
+        self.helper_files = tuple(f"/{file}" for file in helper_files)
         self.files = {int(n): name for n, name in _FILE.findall(text)}
         # Comments become blanks of the same number of lines, so that positions keep their line.
         text = _COMMENT.sub(lambda m: "\n" * m[0].count("\n") or " ", _hide_strings(text))
         self.text = text
         self.line_starts = [0] + [m.end() for m in re.finditer("\n", text)]
         self.role_files = {
-            n: not (_DSL_FILES.search(name) or name.rsplit("/", 1)[-1] in self.helper_files)
+            n: not (_DSL_FILES.search(name) or f"/{name}".endswith(self.helper_files))
             for n, name in self.files.items()
         }
         self._parse_module()

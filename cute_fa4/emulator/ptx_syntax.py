@@ -11,6 +11,16 @@ RESERVED_SHARED_BYTES = 1024
 "Technical Specifications per Compute Capability": reserved shared memory per thread block)."""
 
 
+def place(source) -> str:
+    """(file, line) as reports show it: the folder tells files of one name apart.
+
+    >>> place(("/somewhere/cute_fa4/sm100/mha2q/kernel.py", 88))
+    'mha2q/kernel.py:88'
+    """
+    file, line = source
+    return f"{'/'.join(file.split('/')[-2:])}:{line}"
+
+
 @dataclass(frozen=True, slots=True)
 class Reg:
     """A register: first row in the warp's array, and its width (16, 32, 64 or 128 bits)."""

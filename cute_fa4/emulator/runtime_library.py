@@ -11,7 +11,8 @@ import itertools
 import tempfile
 from pathlib import Path
 
-from cute_fa4.emulator import c_compiler, driver_api
+from cute_fa4.emulator import driver_api
+from cute_fa4.system import c_compiler
 
 _POINTER = ctypes.c_void_p
 _OUT_POINTER, _OUT_INT = ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_int)
@@ -49,7 +50,7 @@ def link_host_function(host_object, symbol):
     """Link the bytes of a host object against the emulator and load it.
 
     Returns (address of ``symbol``, library object to keep alive, number of the host function: the key of
-    driver_api.register). Raises EmulatorError when the C compiler fails.
+    driver_api.register). Raises CCompilerError when the C compiler fails.
     """
     import tvm_ffi.libinfo
 

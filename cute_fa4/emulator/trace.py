@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from cute_fa4.emulator.machine.tensor_memory import split_address
 from cute_fa4.emulator.observer import Observer, observing
-from cute_fa4.emulator.ptx_syntax import Addr, Reg
+from cute_fa4.emulator.ptx_syntax import Addr, Reg, place
 
 COPIES, TENSOR_CORE = "copies", "tensor core"
 WRITE = " (write)"  # the second half of a store, which follows its read without the thread
@@ -288,7 +288,7 @@ class Recorder(Observer):
 def _line(ins):
     """The Python line; without one the PTX line, which moves with every change of the kernel."""
     source = ins.role_source or ins.source
-    return f"{source[0].rsplit('/', 1)[-1]}:{source[1]}" if source else f"PTX line {ins.line}"
+    return place(source) if source else f"PTX line {ins.line}"
 
 
 def _short(opcode):

@@ -16,7 +16,7 @@ import torch
 from torch.nn.functional import pad
 
 from cute_fa4 import masks
-from cute_fa4.argument_checks import check_is_tensor, check_rank, checked_scale
+from cute_fa4.calls.tensors import check_is_tensor, check_rank, checked_scale
 from cute_fa4.interface import flash_attn_func
 from cute_fa4.sm100.config import DEPTHS
 from cute_fa4.sm100.score_mods import ScoreMod, additive_bias

@@ -14,10 +14,10 @@ import inspect
 import torch
 
 from cute_fa4 import masks
-from cute_fa4.argument_checks import checked_scale
+from cute_fa4.calls.tensors import checked_scale
 from cute_fa4.integrations.sdpa import options_of_mask, padded_depths
 from cute_fa4.integrations.transformers_masks import LazyMask, Pattern, mask
-from cute_fa4.varlen import flash_attn_varlen_func
+from cute_fa4.interface import flash_attn_varlen_func
 
 # Arguments that some models give to attention and that change its result.
 NOT_BUILT = ("position_bias", "cache", "block_table", "indices", "block_indices", "sinks")

@@ -7,7 +7,7 @@
     torch.ops.cute_fa4.flash_attn_append           (q, k_cache!, v_cache!, k, v, cache_seqlens, *, ...) -> (out, lse)
     torch.ops.cute_fa4.flash_attn_append_out
 
-The public functions call these when something traces them (cute_fa4/tracing.py), and run directly otherwise:
+The public functions call these when something traces them (cute_fa4/calls/tracing.py), and run directly otherwise:
 
     library.py    schemas, and what an operator does on CPU and CUDA tensors: they call the public functions
     fakes.py      what it returns for tensors without data, and what it refuses there

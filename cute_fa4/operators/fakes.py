@@ -12,13 +12,14 @@ from collections.abc import Callable
 
 import torch
 
-from cute_fa4 import kvcache, launch, varlen
-from cute_fa4.argument_checks import check, check_grid, check_tensors
-from cute_fa4.call_options import resolve
-from cute_fa4.devices import EMULATED_ARCH, Target
-from cute_fa4.launch import Where
+from cute_fa4.calls import append, attention, prepare
+from cute_fa4.calls.lengths import check_lengths
+from cute_fa4.calls.options import resolve
+from cute_fa4.calls.request import Where
+from cute_fa4.calls.strides import views_for_descriptors
+from cute_fa4.calls.tensors import check, check_grid, check_tensors
 from cute_fa4.operators.spelling import function_of, mask_of
-from cute_fa4.serving_checks import check_lengths
+from cute_fa4.system.devices import EMULATED_ARCH, Target
 
 
 def results(check: Callable, **arguments) -> tuple[torch.Tensor, torch.Tensor]:
@@ -51,20 +52,20 @@ def check_varlen(q, k, v, *, out=None, return_lse, max_seqlen_q, **rest) -> None
     options = {name: rest.pop(name) for name in _OPTIONS}
     if max_seqlen_q is None and rest["cu_seqlens_q"] is not None:
         max_seqlen_q = q.shape[0]  # the real call reads it from the contents
-    k, v, where = varlen.checked(q, k, v, out, max_seqlen_q=max_seqlen_q, contents=False, **rest)
+    k, v, where = prepare.checked(q, k, v, out, max_seqlen_q=max_seqlen_q, contents=False, **rest)
     _check_kernel(q, k, v, out, where, return_lse, options)
 
 
 def check_append(q, k_cache, v_cache, k, v, cache_seqlens, *, out=None, **rest) -> None:
     table, cu_seqlens_q = rest["page_table"], rest["cu_seqlens_q"]
     if table is not None:
-        k_cache, v_cache = varlen.pages_rows_first(k_cache, v_cache, rest["kv_layout"])
+        k_cache, v_cache = prepare.pages_rows_first(k_cache, v_cache, rest["kv_layout"])
         rest["kv_layout"] = "NHD"
     check_tensors(q, k_cache, v_cache, out)
     batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
-    kvcache.cache_lengths(cache_seqlens, batch, q.device)
+    append.cache_lengths(cache_seqlens, batch, q.device)
     new = (k, v, k_cache, v_cache, cache_seqlens, rest.pop("cu_seqlens_k_new"), table, batch)
-    kvcache.check_append(*new, contents=False)
+    append.check_append(*new, contents=False)
     rest |= dict(cu_seqlens_k=None, max_seqlen_k=None, seqused_q=None, seqused_k_excludes_new=False)
     check_varlen(q, k_cache, v_cache, out=out, seqused_k=cache_seqlens, **rest)
 
@@ -88,9 +89,9 @@ def _check_kernel(q, k, v, out, where, return_lse, options: dict) -> None:
         return
     if out is None:
         out = _StandIn(q, q.shape, torch.empty(q.shape, device="meta").stride(), 0)
-    *_, rows_per_page = launch._views(q, k, v, out, where)
+    *_, rows_per_page = views_for_descriptors(q, k, v, out, where)
     target = Target("cuda", EMULATED_ARCH)
-    launch._config(q, k, where, resolved, rows_per_page, return_lse, target)
+    attention.config_of(q, k, where, resolved, rows_per_page, return_lse, target)
 
 
 # --- tensors without data

@@ -1,4 +1,4 @@
-"""Schemas of the operators, and what they do on real tensors: they call the public functions."""
+"""Schemas of the operators, and what they do on real tensors: what the public functions do without a tracer."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Callable
 import torch
 from torch.autograd.graph import increment_version
 
-from cute_fa4.interface import flash_attn_func
-from cute_fa4.kvcache import flash_attn_with_kvcache
+from cute_fa4.calls.append import prepare_append_and_attention
+from cute_fa4.calls.prepare import prepare_attention
+from cute_fa4.calls.repeat import attend
+from cute_fa4.calls.request import Choices, Numbers
 from cute_fa4.operators import fakes
 from cute_fa4.operators.spelling import function_of, mask_of
-from cute_fa4.varlen import flash_attn_varlen_func
 
 _DENSE = "Tensor q, Tensor k, Tensor v, *, Tensor? key_limit=None"
 _VARLEN = (
@@ -39,7 +40,7 @@ OPERATORS: dict[str, torch._ops.OpOverload] = {}
 
 
 def _define(name: str, arguments: str, function: Callable, check: Callable) -> None:
-    """Operators `name` and `name`_out. function: the public one; check: what it refuses, by metadata."""
+    """Operators `name` and `name`_out. function: on real tensors; check: what it refuses, by metadata."""
     schema = f"({arguments}, {_OPTIONS}) -> (Tensor out, Tensor lse)"
     _define_one(name, schema, function, check, lambda results: results)
     schema = f"(Tensor(out!) out, {arguments}, {_OPTIONS}) -> Tensor lse"
@@ -76,22 +77,103 @@ def _define_one(name, schema, function, check, returned) -> None:
     OPERATORS[name] = operator
 
 
-def _run(function, q, *, mask, mask_sizes, score_mod, mask_mod, aux_tensors, return_lse, **rest):
-    """A call of the public function; (out, lse)."""
-    if type(q) is not torch.Tensor:  # a parameter, which the public function would send here
+def _run(function, q, *, mask, mask_sizes, score_mod, mask_mod, return_lse, **rest):
+    """(out, lse) of a call whose functions and mask are spelled."""
+    if type(q) is not torch.Tensor:  # a parameter, whose class says nothing about the call
         q = q.as_subclass(torch.Tensor)
     results = function(
-        q=q,
+        q,
         mask=mask_of(mask, tuple(mask_sizes)),
         score_mod=function_of("score_mod", score_mod),
         mask_mod=function_of("mask_mod", mask_mod),
-        aux_tensors=aux_tensors,
         return_lse=return_lse,
         **rest,
     )
     return results if return_lse else (results, q.new_empty(0, dtype=torch.float32))
 
 
-_define("flash_attn", _DENSE, flash_attn_func, fakes.check_dense)
-_define("flash_attn_varlen", _VARLEN, flash_attn_varlen_func, fakes.check_varlen)
-_define("flash_attn_append", _APPEND, flash_attn_with_kvcache, fakes.check_append)
+def _attention(
+    q,
+    k,
+    v,
+    *,
+    out=None,
+    cu_seqlens_q=None,
+    cu_seqlens_k=None,
+    seqused_q=None,
+    seqused_k=None,
+    key_limit=None,
+    page_table=None,
+    **options,
+):
+    """Keys that are there already; out, or (out, lse)."""
+    lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table)
+    if all(tensor is None for tensor in lengths):
+        lengths = None
+    return _attend(prepare_attention, q, k, v, out, lengths, None, **options)
+
+
+def _append_and_attention(
+    q,
+    k_cache,
+    v_cache,
+    k,
+    v,
+    cache_seqlens,
+    *,
+    out=None,
+    page_table=None,
+    cu_seqlens_q=None,
+    cu_seqlens_k_new=None,
+    key_limit=None,
+    **options,
+):
+    """New rows behind those of a cache, then attention over all of it; out, or (out, lse)."""
+    lengths = (cu_seqlens_q, None, None, cache_seqlens, key_limit, page_table)
+    new = (k, v, cu_seqlens_k_new)
+    prepare = prepare_append_and_attention
+    return _attend(prepare, q, k_cache, v_cache, out, lengths, new, **options)
+
+
+def _attend(
+    prepare,
+    q,
+    k,
+    v,
+    out,
+    lengths,
+    new,
+    *,
+    softmax_scale,
+    mask,
+    learnable_sink,
+    pack_gqa,
+    score_mod,
+    mask_mod,
+    aux_tensors,
+    return_lse,
+    max_seqlen_q=None,
+    max_seqlen_k=None,
+    kv_layout="NHD",
+    seqused_k_excludes_new=False,
+):
+    """What is spelled in `mask` and `score_mod` (causal, a soft cap) has its "off" value here."""
+    numbers = Numbers(softmax_scale, False, 0.0, max_seqlen_q, max_seqlen_k)
+    choices = Choices(
+        mask=mask,
+        num_splits=1,
+        pack_gqa=pack_gqa,
+        score_mod=score_mod,
+        mask_mod=mask_mod,
+        block_sparse_tensors=None,
+        kv_layout=kv_layout,
+        seqused_k_excludes_new=seqused_k_excludes_new,
+        return_lse=return_lse,
+    )
+    tensors = (q, k, v, out, lengths, learnable_sink, aux_tensors, new)
+    return attend(prepare, tensors, ((None, None), tuple(numbers), tuple(choices)))
+
+
+_define("flash_attn", _DENSE, _attention, fakes.check_dense)
+_define("flash_attn_varlen", _VARLEN, _attention, fakes.check_varlen)
+_define("flash_attn_append", _APPEND, _append_and_attention, fakes.check_append)

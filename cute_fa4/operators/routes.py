@@ -11,10 +11,10 @@ import torch
 from torch._dynamo import assume_constant_result
 from torch.compiler import disable, is_dynamo_compiling
 
-from cute_fa4 import kvcache as caches
-from cute_fa4 import varlen as ragged
-from cute_fa4.argument_checks import check_tensors, unbuilt_parameters
-from cute_fa4.call_options import resolve
+from cute_fa4.calls import append as caches
+from cute_fa4.calls import prepare as ragged
+from cute_fa4.calls.options import resolve
+from cute_fa4.calls.tensors import check_tensors, unbuilt_parameters
 from cute_fa4.operators.spelling import is_known, spell_mask
 from cute_fa4.sm100.score_mods import ScoreMod, remember
 

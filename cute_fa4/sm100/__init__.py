@@ -1,1 +1,1 @@
-"""The SM100 forward kernel: one class that composes one file for each warp role. Read forward_kernel.py first."""
+"""The SM100 forward kernel: one class that composes one file for each warp role. Read mha2q/kernel.py first."""

@@ -1,14 +1,9 @@
-"""Problem -> FA4Config, as an ordered list of one-line rules.
+"""Problem -> FA4Config, as an ordered list of one-line rules; nothing but the problem is read."""
 
-CUTE_FA4_CLAIMS=off: kernels whose CTAs do not take over further blocks (FA4Config.claims), to compare with. It is read
-when the kernel of a call is chosen, which is once for calls that are alike.
-"""
+from functools import lru_cache
 
-from .. import environment
 from . import masks
 from .config import FA4Config
-
-CLAIMS = "CUTE_FA4_CLAIMS"
 
 
 def choose_config(
@@ -28,7 +23,6 @@ def choose_config(
 
     Nothing here depends on lengths, batch or head count: one compile serves them all.
     """
-    choices.setdefault("claims", environment.choice(CLAIMS, "on", "off") == "on")
     choices.setdefault("mask", masks.Causal() if causal else masks.Full())
     cfg = FA4Config(
         qkv_dtype=qkv_dtype,
@@ -58,3 +52,13 @@ def packs_gqa(seqlen_q: int, group: int) -> bool:
 
 def _blocks(rows: int) -> int:
     return -(-rows // FA4Config.BM)
+
+
+@lru_cache(maxsize=4096)
+def config_for(**choices) -> FA4Config:
+    """The configuration that runs such a problem; ValueError with every reason if none does."""
+    config = choose_config(**choices)
+    refusals = config.refusals()
+    if refusals:
+        raise ValueError("q, k, v: " + "; ".join(refusals))
+    return config

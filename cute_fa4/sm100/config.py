@@ -17,9 +17,10 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from math import gcd
 
-from . import barriers, masks
+from . import masks
+from .mha2q.warp_roles import WarpRoles
 from .score_mods import ScoreMod
-from .warp_roles import WarpRoles
+from .sync import barriers
 
 SMEM_CAPACITY_BYTES = 228 * 1024 - 1024  # an SM has 228 KiB, 1 KiB of it reserved for the system
 SMEM_BASE_ALIGNMENT = 1024  # the 128-byte swizzle repeats every 8 rows of 128 bytes
@@ -28,7 +29,7 @@ MBARRIER_BYTES = 8
 ROW_SCALE_BYTES = 2 * 128 * 4  # one f32 per softmax thread: 2 warpgroups of 128
 ROW_BIAS_BYTES = ROW_SCALE_BYTES  # another
 O_BUFFERS = 2  # chunks of O on their way to global memory
-WORK_WORDS = 12  # Int32 of an entry of the work queue (work_queue.py): a multiple of four, which one instruction reads
+WORK_WORDS = 12  # Int32 of an entry of the work queue (queue.py): a multiple of four, which one instruction reads
 CLAIM_ANSWER_BYTES = 16  # what clusterlaunchcontrol.try_cancel writes
 WORK_QUEUE_BYTES = barriers.WORK_ENTRIES * WORK_WORDS * 4 + CLAIM_ANSWER_BYTES
 TMEM_ADDRESS_BYTES = 4
@@ -90,7 +91,7 @@ class FA4Config:
     scale_dtype    dtype of per-token scales of quantised K and V; None: there are none
     rescale_log2   the running row maximum is kept while it moves less than this (P stays below 2^rescale_log2)
     exp2_emulated  of 64 pairs of exponentials, how many the FMA units compute; None: what suits the arch
-    claims         a CTA that is done takes over a block of the grid that has not started (work_queue.py); False: it
+    claims         a CTA that is done takes over a block of the grid that has not started (queue.py); False: it
                    ends
     """
 
@@ -312,7 +313,7 @@ class FA4Config:
 
     @property
     def p_apart(self) -> bool:
-        """P has columns of its own, so that the next S can be made while P is still read (mma_ahead.py)."""
+        """P has columns of its own, so that the next S can be made while P is still read (p_beside_s.py)."""
         return self.num_q * (self.BN + self.p_columns + self.padded_ov_depth) <= TMEM_COLUMNS
 
     @property
@@ -366,7 +367,7 @@ class FA4Config:
 
     @property
     def fixed_bytes(self) -> int:
-        """Of everything but Q, the ring and the mbarriers."""
+        """Shared memory of everything but Q, the ring and the mbarriers."""
         rows = ROW_SCALE_BYTES + ROW_BIAS_BYTES
         return O_BUFFERS * self.o_chunk_bytes + rows + WORK_QUEUE_BYTES + TMEM_ADDRESS_BYTES
 

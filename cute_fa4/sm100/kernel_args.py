@@ -6,12 +6,11 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from ..tma.tensor_maps import TMAOperand
-from .kv_range import TileRange
-from .operands import KVOperand
-from .packed_order import PackedOrder
-from .pipelines import Event
-from .sequence import Lengths, Sequence
-from .tile_scheduler import TileOrder, WorkTile
+from .operands.tma import KVOperand
+from .sync.pipelines import Event
+from .work.packed_order import PackedOrder
+from .work.sequence import Lengths
+from .work.tile_order import TileOrder
 
 
 @dataclass(frozen=True)
@@ -37,15 +36,6 @@ class KernelArgs:
     mask_sizes: tuple  # run-time numbers of the mask, Int32
     sink: cute.Tensor | None  # (heads,), or None
     aux: tuple  # tensors for score_mod and mask_mod
-
-
-@dataclass(frozen=True)
-class Work:
-    """A work tile: its share of the queries, its sequence, and the key tiles it takes."""
-
-    tile: WorkTile
-    sequence: Sequence
-    tiles: TileRange
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ Sizes (left, right, W) are run-time numbers: one compile serves every window.
 
 from dataclasses import dataclass
 
-from .scalars import maximum, minimum
+from ..layouts.scalars import maximum, minimum
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ def remembered(key: str) -> ScoreMod | None:
 
 
 def _fingerprint(function, inside: tuple = ()) -> str:
-    """Of the code and of every value it finds outside: two closures with other numbers are two kernels."""
+    """A hash of a function's code and of every value from outside: closures with other numbers are other kernels."""
     code = getattr(function, "__code__", None)
     if code is None or function in inside:
         return repr(function) if code is None else function.__qualname__
@@ -123,7 +123,7 @@ def soft_cap(cap: float) -> ScoreMod:
         from cutlass import Float32
 
         # tanh(x) = 1 - 2 / (1 + e^2x): the hardware's own tanh is off by 2^-11, which a cap of 50 would make 0.02.
-        from . import exp2
+        from .instructions import exp2
 
         e = exp2.hardware(score * Float32(2 * LOG2_E / cap))
         return Float32(cap) - Float32(2 * cap) * _reciprocal(e + Float32(1.0))

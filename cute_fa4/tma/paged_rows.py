@@ -19,7 +19,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from ..sm100.scalars import choose, maximum, minimum
+from ..layouts.scalars import choose, maximum, minimum
 
 
 @dataclass(frozen=True)

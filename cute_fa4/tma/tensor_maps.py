@@ -108,7 +108,7 @@ class RowSpace:
 
 
 def row_space(tensor, head_mode: int = -2) -> RowSpace:
-    """Of (total, heads, depth), or of (blocks, rows of a block, heads, depth) in any order of strides.
+    """The row space of (total, heads, depth), or of (blocks, rows of a block, heads, depth) in any order of strides.
 
     head_mode -3 is for (blocks, heads, rows of a block, depth). The block stride must be a multiple of the row
     stride; the host checks it.

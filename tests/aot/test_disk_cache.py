@@ -7,8 +7,9 @@ import threading
 
 import pytest
 
-from cute_fa4 import compile_cache, disk_cache
-from cute_fa4.aot import manifest
+from cute_fa4 import compile_cache
+from cute_fa4.aot import disk_cache, manifest
+from cute_fa4.compiler import compiler, functions
 from cute_fa4.sm100.config import FA4Config
 from cute_fa4.sm100.score_mods import ScoreMod
 
@@ -19,7 +20,7 @@ WARM = """
 import logging, sys, time
 logging.basicConfig(format="%(message)s")
 from cute_fa4 import compile_cache, warmup
-from cute_fa4.sm100.append_config import AppendConfig
+from cute_fa4.sm100.append.config import AppendConfig
 config = AppendConfig("bf16", 64, 64, page_size=16)
 print(warmup([config]), "cutlass" in sys.modules)
 """
@@ -30,9 +31,9 @@ def cache(tmp_path, monkeypatch):
     """A cache directory of this test's own, in this process too."""
     monkeypatch.setenv("CUTE_FA4_CACHE", "on")
     monkeypatch.setenv("CUTE_FA4_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(compile_cache, "_functions", {})
-    monkeypatch.setattr(compile_cache, "_registered", {})
-    monkeypatch.setattr(compile_cache, "_seconds", {})
+    monkeypatch.setattr(functions, "_functions", {})
+    monkeypatch.setattr(functions, "_registered", {})
+    monkeypatch.setattr(functions, "_seconds", {})
     disk_cache._note.cache_clear()
     return tmp_path / "cache"
 
@@ -218,7 +219,7 @@ def test_off_means_off(cache, monkeypatch):
 def test_a_lock_is_released_by_a_process_that_dies(cache, tmp_path):
     path = tmp_path / "lock"
     code = (
-        "import os, sys; from pathlib import Path; from cute_fa4 import disk_cache\n"
+        "import os, sys; from pathlib import Path; from cute_fa4.aot import disk_cache\n"
         "with disk_cache._locked(Path(sys.argv[1]), 'x'): os._exit(3)"
     )
     assert python(code, path, check=False).returncode == 3
@@ -236,6 +237,6 @@ def test_a_lock_is_released_by_a_process_that_dies(cache, tmp_path):
 def test_warmup_compiles_whatever_the_policy(cache, monkeypatch):
     monkeypatch.setenv("CUTE_FA4_JIT", "error")
     monkeypatch.setenv("CUTE_FA4_CACHE", "off")
-    monkeypatch.setattr(compile_cache, "_compile", lambda config, executor: compiled_marker)
-    assert disk_cache.warmup([PLAIN, APPEND, PLAIN]) == 2
-    assert disk_cache.warmup([PLAIN, APPEND]) == 0
+    monkeypatch.setattr(compiler, "compile_function", lambda config, executor: compiled_marker)
+    assert compile_cache.warmup([PLAIN, APPEND, PLAIN]) == 2
+    assert compile_cache.warmup([PLAIN, APPEND]) == 0

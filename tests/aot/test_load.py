@@ -8,6 +8,7 @@ import torch
 
 from cute_fa4 import aot, compile_cache
 from cute_fa4.aot import LoadError, manifest
+from cute_fa4.compiler import functions
 
 from .conftest import EXPORTED, PLAIN, python
 
@@ -57,8 +58,8 @@ def test_loaded_kernels_agree_with_float64_in_a_process_without_the_compiler(exp
 
 @pytest.fixture
 def nothing_loaded(monkeypatch):
-    monkeypatch.setattr(compile_cache, "_functions", {})
-    monkeypatch.setattr(compile_cache, "_registered", {})
+    monkeypatch.setattr(functions, "_functions", {})
+    monkeypatch.setattr(functions, "_registered", {})
 
 
 def test_a_loaded_kernel_gives_the_bits_of_a_compiled_one(exported, nothing_loaded):
@@ -78,7 +79,7 @@ def test_a_loaded_kernel_gives_the_bits_of_a_compiled_one(exported, nothing_load
 
 def test_load_returns_the_configurations_and_registers_both_executors(exported, nothing_loaded):
     assert set(aot.load(exported)) == set(EXPORTED)
-    assert all(compile_cache.has(c, e) for c in EXPORTED for e in ("cuda", "emulator"))
+    assert all(functions.has(c, e) for c in EXPORTED for e in ("cuda", "emulator"))
 
 
 def test_policy_for_a_kernel_that_is_not_there(exported):
@@ -87,8 +88,9 @@ import os, sys, warnings
 warnings.simplefilter("ignore")
 import torch
 from cute_fa4 import JitError, JitWarning, aot, compile_cache, flash_attn_func
+from cute_fa4.compiler import compiler
 aot.load(sys.argv[1])
-compile_cache._compile = lambda config, executor: lambda *arguments: None
+compiler.compile_function = lambda config, executor: lambda *arguments: None
 q = torch.zeros(1, 8, 2, 64, dtype=torch.bfloat16)
 for policy in ("error", "warn", "allow"):
     os.environ["CUTE_FA4_JIT"] = policy
@@ -116,11 +118,11 @@ for policy in ("error", "warn", "allow"):
 
 
 def test_an_unknown_policy_is_refused(monkeypatch):
-    from cute_fa4 import jit_policy
+    from cute_fa4.compiler import policy
 
     monkeypatch.setenv("CUTE_FA4_JIT", "never")
     with pytest.raises(ValueError, match="CUTE_FA4_JIT='never'; accepted: allow, warn, error"):
-        jit_policy.policy()
+        policy.policy()
 
 
 # --- what is refused
@@ -223,7 +225,7 @@ def test_damaged_and_foreign_directories_are_refused_and_nothing_is_registered(
     spoil(directory)
     with pytest.raises(LoadError, match=message):
         aot.load(directory)
-    assert not compile_cache._registered
+    assert not functions._registered
 
 
 def test_a_file_that_changes_after_load_is_refused_at_the_first_call(

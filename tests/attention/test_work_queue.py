@@ -11,8 +11,10 @@ import warnings
 import pytest
 import torch
 
-from cute_fa4 import call_plans, emulator, flash_attn_func, flash_attn_varlen_func, launch
+from cute_fa4 import emulator, flash_attn_func, flash_attn_varlen_func
+from cute_fa4.calls import repeat
 from cute_fa4.interface import EmulatorWarning
+from cute_fa4.sm100.choose_config import config_for
 from tests.attention.agreement import assert_agrees
 from tests.cases import Case
 
@@ -109,8 +111,8 @@ def without_claims(monkeypatch):
     """Calls from now on choose kernels whose CTAs end after one block."""
 
     def forget():  # the choice is made once for calls that are alike
-        call_plans.clear()
-        launch.config_for.cache_clear()
+        repeat.clear()
+        config_for.cache_clear()
 
     forget()
     monkeypatch.setenv("CUTE_FA4_CLAIMS", "off")

@@ -61,7 +61,7 @@ def test_key_tiles_are_those_in_which_a_row_sees_a_key(problem):
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
 def test_key_tiles_are_those_that_the_kernel_walks(problem):
     """kv_range.py of the kernel with Python numbers, sequence by sequence."""
-    from cute_fa4.sm100 import kv_range
+    from cute_fa4.sm100.work import kv_range
 
     config = our_kernel.config(Variant.of(OURS, problem))
     sizes = (problem.window - 1, 0) if problem.window else ()
@@ -124,12 +124,12 @@ def test_every_order_has_every_block_of_every_head_once(problem, maker):
 
 
 def test_our_order_is_that_of_the_kernels_tile_scheduler():
-    from cute_fa4.sm100 import tile_scheduler
+    from cute_fa4.sm100.work import tile_order
 
     problem = Problem(2, 2, 2, 1024, 128, causal=True)
     config = our_kernel.config(Variant.of(OURS, problem))
-    order = tile_scheduler.tile_order(config, 1024, 1024, heads=2, batch=2)
-    walked = [tile_scheduler.work_tile(config, cta, order).first_position for cta in range(16)]
+    order = tile_order.tile_order(config, 1024, 1024, heads=2, batch=2)
+    walked = [tile_order.work_tile(config, cta, order).first_position for cta in range(16)]
     expected = [(first + ROWS) // KEYS for first in walked]
     assert schedules.work_tiles(Variant.of(OURS, problem), problem) == expected
 

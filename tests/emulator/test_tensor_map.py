@@ -16,11 +16,7 @@ from cute_fa4 import emulator
 from cute_fa4.emulator.errors import IllegalAccess, TensorMapError
 from cute_fa4.emulator.instructions import bulk_copy
 from cute_fa4.emulator.machine.memory import GlobalMemory
-from cute_fa4.emulator.machine.tensor_map import (
-    DTYPES,
-    decode_tensor_map,
-    swizzle_order,
-)
+from cute_fa4.emulator.machine.tensor_map import DTYPES, decode_tensor_map, swizzle_order
 
 SPANS = (16, 32, 64, 128)
 

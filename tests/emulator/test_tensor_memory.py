@@ -7,12 +7,7 @@ from hypothesis import strategies as st
 
 from cute_fa4.emulator.errors import TensorMemoryError, UninitializedRead
 from cute_fa4.emulator.labels import KernelLabels
-from cute_fa4.emulator.machine.tensor_memory import (
-    COLUMNS,
-    POISON,
-    TensorMemory,
-    split_address,
-)
+from cute_fa4.emulator.machine.tensor_memory import COLUMNS, POISON, TensorMemory, split_address
 
 
 def test_address_is_lane_then_column():

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cute_fa4 import EmulatorWarning, flash_attn_with_kvcache
-from cute_fa4.kvcache import prepare_append
+from cute_fa4.calls.append import prepare_append
 from tests.serving.batches import CANARY, Batch, assert_agrees, int32, offsets
 
 HEADS, DEPTH = 3, 72  # three heads and nine 16-byte pieces of a row: no power of two anywhere
@@ -67,7 +67,7 @@ def test_rows_land_behind_those_of_the_cache_and_nowhere_else(packed, layout):
 
 def test_what_does_not_fit_is_dropped_where_the_host_cannot_see_it(monkeypatch):
     # As on a GPU: negative lengths, lengths beyond the cache, pages that do not exist, decreasing offsets.
-    monkeypatch.setattr("cute_fa4.kvcache._check_append_contents", lambda *arguments: None)
+    monkeypatch.setattr("cute_fa4.calls.append._check_append_contents", lambda *arguments: None)
     for packed in (True, False):
         k, v, first, _ = new_rows([4] * 5, packed)
         *both, table, row_of = caches(5, "NHD")

@@ -8,15 +8,7 @@ import pytest
 import torch
 
 from cute_fa4 import flash_attn_varlen_func
-from tests.serving.batches import (
-    NO_PAGE,
-    Batch,
-    assert_agrees,
-    packed_kv,
-    packed_q,
-    paged_kv,
-    run,
-)
+from tests.serving.batches import NO_PAGE, Batch, assert_agrees, packed_kv, packed_q, paged_kv, run
 
 PAGE_SIZES = [8, 16, 32, 64, 128, 256, 512]
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from cute_fa4 import emulator, flash_attn_varlen_func
-from cute_fa4.call_options import resolve
-from cute_fa4.launch import Where, attend
+from cute_fa4.calls.attention import plan_attention
+from cute_fa4.calls.options import resolve
+from cute_fa4.calls.request import Where
 from tests.serving.batches import (
     CANARY,
     Batch,
@@ -176,8 +177,10 @@ def test_a_batch_of_70000_sequences():
 
 
 def unchecked(q, k, v, out, **where):
-    """attend without the checks of contents; the emulator's bounds checks are on."""
-    return attend(q, k, v, out, Where(**where), resolve(q, causal=True), True)
+    """Attention without the checks of contents; the emulator's bounds checks are on."""
+    where = Where(**where)
+    launch = plan_attention((q, k, v), q, k, v, out, where, resolve(q, causal=True), True)
+    return launch((q, k, v, out, where.tensors, None, (), None))
 
 
 BAD_OFFSETS = [

@@ -2,9 +2,10 @@
 
 import pytest
 
-from cute_fa4.sm100 import barriers, smem_map
 from cute_fa4.sm100.choose_config import choose_config
 from cute_fa4.sm100.config import FA4Config
+from cute_fa4.sm100.mha2q import smem_map
+from cute_fa4.sm100.sync import barriers
 
 # Derived by hand from who calls what: one announcing thread, one commit, or every thread of a warpgroup.
 COUNTS = dict(

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cute_fa4.sm100.exp2 import POLYNOMIAL, SHIFTER, SMALLEST_EXPONENT, emulated_pairs
+from cute_fa4.sm100.instructions.exp2 import POLYNOMIAL, SHIFTER, SMALLEST_EXPONENT, emulated_pairs
 
 
 def emulate(x):

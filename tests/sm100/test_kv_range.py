@@ -6,8 +6,9 @@ import math
 import numpy as np
 import pytest
 
-from cute_fa4.sm100 import kv_range, masks, tile_scheduler
+from cute_fa4.sm100 import masks
 from cute_fa4.sm100.config import FA4Config
+from cute_fa4.sm100.work import kv_range, tile_order
 
 # Around one and two tiles of 128, one and two query blocks of 256, and both signs of seqlen_k - seqlen_q.
 LENGTHS = [
@@ -109,10 +110,10 @@ def test_every_block_of_every_head_is_taken_once_and_under_a_mask_a_section_star
     cfg, sq, heads, batch = FA4Config(mask=mask, group=2, pack_gqa=pack), 600, 4, 2
     scheduled = heads // cfg.heads_per_tile * batch
     fitting = min(fitting, scheduled)
-    monkeypatch.setattr(tile_scheduler, "fitting_heads", lambda *_: fitting)
-    order = tile_scheduler.tile_order(cfg, sq, sq, heads, batch)
-    number = tile_scheduler.grid_size(cfg, sq, heads, batch)
-    ctas = [tile_scheduler.work_tile(cfg, cta, order) for cta in range(number)]
+    monkeypatch.setattr(tile_order, "fitting_heads", lambda *_: fitting)
+    order = tile_order.tile_order(cfg, sq, sq, heads, batch)
+    number = tile_order.grid_size(cfg, sq, heads, batch)
+    ctas = [tile_order.work_tile(cfg, cta, order) for cta in range(number)]
     found = {(t.first_position, t.head, t.batch) for t in ctas}
     starts = range(0, sq, 128 if pack else 256)
     assert found == set(itertools.product(starts, range(0, heads, 2 if pack else 1), range(batch)))
@@ -133,15 +134,15 @@ def test_every_block_of_every_head_is_taken_once_and_under_a_mask_a_section_star
 def test_the_picture_of_the_order_is_the_order(monkeypatch):
     # The picture: five heads of three blocks, of which two fit.
     cfg = FA4Config(mask=masks.Causal())
-    monkeypatch.setattr(tile_scheduler, "fitting_heads", lambda *_: 2)
-    order = tile_scheduler.tile_order(cfg, 768, 768, heads=5, batch=1)
-    ctas = [tile_scheduler.work_tile(cfg, cta, order) for cta in range(15)]
+    monkeypatch.setattr(tile_order, "fitting_heads", lambda *_: 2)
+    order = tile_order.tile_order(cfg, 768, 768, heads=5, batch=1)
+    ctas = [tile_order.work_tile(cfg, cta, order) for cta in range(15)]
     for name, value in (
         ("head", lambda t: t.head),
         ("block", lambda t: t.first_position // cfg.BM),
     ):
         line = f"    {name:<5}" + "".join(f"{value(t):>4}" for t in ctas)
-        assert line in tile_scheduler.__doc__, line
+        assert line in tile_order.__doc__, line
 
 
 @pytest.mark.parametrize(
@@ -156,4 +157,4 @@ def test_the_picture_of_the_order_is_the_order(monkeypatch):
 )
 def test_the_heads_that_fit_in_50_mib(seqlen_k, heads, group, expected):
     cfg = FA4Config(qk_depth=128, group=group)
-    assert tile_scheduler.fitting_heads(cfg, seqlen_k, 2 * heads) == expected
+    assert tile_order.fitting_heads(cfg, seqlen_k, 2 * heads) == expected

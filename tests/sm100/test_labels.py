@@ -4,8 +4,8 @@ import pytest
 
 pytest.importorskip("cute_fa4.emulator.labels", reason="labels belong to the emulator")
 
+from cute_fa4.compiler.labels import kernel_labels
 from cute_fa4.sm100.choose_config import choose_config
-from cute_fa4.sm100.labels import kernel_labels
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])

@@ -5,9 +5,10 @@ import random
 
 import pytest
 
-from cute_fa4.sm100 import masks, packed_order
+from cute_fa4.sm100 import masks
 from cute_fa4.sm100.config import FA4Config
-from cute_fa4.sm100.tile_scheduler import L2_BYTES_FOR_KEYS
+from cute_fa4.sm100.work import packed_order
+from cute_fa4.sm100.work.tile_order import L2_BYTES_FOR_KEYS
 
 FULL, CAUSAL, WINDOW = masks.Full(), masks.Causal(), masks.Window()
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from cute_fa4.sm100 import pipelines
+from cute_fa4.sm100.sync import pipelines
 
 
 @dataclass
@@ -26,7 +26,7 @@ def log(monkeypatch):
     monkeypatch.setattr(pipelines.cute, "arch", Arch)
     monkeypatch.setattr(pipelines, "Int32", int)
     monkeypatch.setattr(
-        pipelines.mma_instructions,
+        pipelines.tensor_core,
         "commit",
         lambda address: log.events.append(("commit", int(address))),
     )

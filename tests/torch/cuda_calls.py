@@ -17,16 +17,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from cute_fa4 import (
-    call_plans,
     compile_cache,
-    devices,
     flash_attn_func,
     flash_attn_varlen_func,
     flash_attn_with_kvcache,
     interface,
-    kvcache,
-    varlen,
 )
+from cute_fa4.calls import repeat
+from cute_fa4.system import devices
 
 STREAM = 0xABCD0
 REPETITIONS = 3
@@ -82,13 +80,13 @@ def configurations() -> list:
         return lambda *arguments: None
 
     original, compile_cache.function_for = compile_cache.function_for, function_for
-    call_plans.clear()
+    repeat.clear()
     try:
         for function, arguments in CALLS.values():
             function(**arguments)
     finally:
         compile_cache.function_for = original
-        call_plans.clear()
+        repeat.clear()
     return list(dict.fromkeys(needed))
 
 
@@ -132,10 +130,8 @@ def pretend_there_is_a_gpu():
     torch.cuda._lazy_init = lambda: None
     torch.cuda.current_device = lambda: 0
     devices._compute_capability = lambda index: (10, 0)
-    for module in (interface, varlen, kvcache):
-        module.is_traced = lambda q: (
-            False
-        )  # the way of plain tensors, although a mode and a subclass look on
+    # The way of plain tensors, although a mode and a subclass look on.
+    interface.is_traced = lambda q: False
     original = compile_cache.function_for
 
     def function_for(config, executor):

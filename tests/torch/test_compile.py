@@ -9,7 +9,6 @@ from torch._dynamo.utils import counters
 from torch._inductor.utils import run_and_get_code
 
 from cute_fa4 import (
-    call_plans,
     compile_cache,
     flash_attn_func,
     flash_attn_varlen_func,
@@ -17,6 +16,7 @@ from cute_fa4 import (
     masks,
     score_mods,
 )
+from cute_fa4.calls import repeat
 from tests.torch import problems
 from tests.torch.problems import copied, int32
 
@@ -36,9 +36,9 @@ def reached(monkeypatch):
         return lambda *arguments: seen.append((config, [_comparable(a) for a in arguments]))
 
     monkeypatch.setattr(compile_cache, "function_for", function_for)
-    call_plans.clear()
+    repeat.clear()
     yield seen
-    call_plans.clear()
+    repeat.clear()
 
 
 def _comparable(argument):

@@ -12,7 +12,7 @@ import warnings
 import pytest
 
 from cute_fa4 import EmulatorWarning, aot
-from cute_fa4.emulator import c_compiler
+from cute_fa4.system import c_compiler
 from tests.aot.conftest import ROOT, python
 from tests.torch import cuda_calls
 

@@ -38,9 +38,7 @@ from cute_fa4.emulator.rounding import (
     to_f32,
     to_integer,
 )
-from cute_fa4.emulator.rounding import (
-    relu as clamp_negative,
-)
+from cute_fa4.emulator.rounding import relu as clamp_negative
 
 ROUNDING = [".rn", ".rz", ".rm", ".rp"]
 INTEGRAL_ROUNDING = [".rni", ".rzi", ".rmi", ".rpi"]

@@ -192,9 +192,7 @@ def run_c(operation, registers, active=0xFFFFFFFF, fill=0):
             R[:, place.row : place.row + 2] = register.view(np.uint32).reshape(blocks, 2, 32)
         else:
             R[:, place.row] = register.reshape(blocks, 32)
-    from cute_fa4.emulator import (
-        lanes,
-    )  # not at the top: without a C compiler the GPU comparison still runs
+    from cute_fa4.emulator import lanes
 
     run = lanes.compile_run([ins])
     for block in range(blocks):

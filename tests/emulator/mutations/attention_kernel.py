@@ -6,7 +6,7 @@ second one meets what the first one left behind.
 d128_full      3 heads, 256 queries x 300 keys: 3 work tiles of 3 K and V tiles, the last of them masked. 3 is odd, so
                that barrier parities differ from work tile to work tile; 18 tiles go through a ring of four slots;
                scores wide enough that rows are rescaled in every tile
-d64_causal     2 heads, 300 queries x 300 keys: 4 work tiles, clipped rows, masked tiles; P beside S (mma_ahead.py)
+d64_causal     2 heads, 300 queries x 300 keys: 4 work tiles, clipped rows, masked tiles; P beside S (p_beside_s.py)
 d64_few_keys   2 heads, 600 queries x 100 keys, causal: 6 work tiles of one key tile or none, so that only the work
                queue keeps the load warp from running ahead, and rows without keys
 """

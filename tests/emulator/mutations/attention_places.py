@@ -3,9 +3,10 @@
 import re
 from functools import cache
 
-from cute_fa4.sm100 import barriers, smem_map
 from cute_fa4.sm100.choose_config import choose_config
 from cute_fa4.sm100.config import MBARRIER_BYTES
+from cute_fa4.sm100.mha2q import smem_map
+from cute_fa4.sm100.sync import barriers
 from tests.emulator.mutations.edits import WAIT, delete, replace
 
 FULL, CAUSAL, FEW_KEYS = "d128_full", "d64_causal", "d64_few_keys"

@@ -5,7 +5,8 @@ first S is used: then the barriers of Q, K, V, S and P order what work_ready and
 are planted where there is at most one key tile, d64_few_keys. Places as in attention_defects.py.
 """
 
-from cute_fa4.sm100 import config, smem_map
+from cute_fa4.sm100 import config
+from cute_fa4.sm100.mha2q import smem_map
 from tests.emulator.mutations.attention_places import (
     AN_ARRIVAL,
     ARRIVE,
@@ -34,14 +35,7 @@ from tests.emulator.mutations.edits import (
     move,
     replace,
 )
-from tests.emulator.mutations.mutant import (
-    ASYNCHRONY,
-    COUNTS,
-    HANG,
-    ORDER,
-    WRONG_NUMBERS,
-    Mutant,
-)
+from tests.emulator.mutations.mutant import ASYNCHRONY, COUNTS, HANG, ORDER, WRONG_NUMBERS, Mutant
 
 READY, READ, CLAIMED = at("work_ready[0]"), at("work_read[0]"), at("work_claimed[0]")
 QUEUE = f"[__dynamic_shmem__0+{smem_map.regions(CONFIGS[FULL])['work_queue'].offset}]"

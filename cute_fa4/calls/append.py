@@ -1,0 +1,250 @@
+"""A call that appends new keys and values to a cache in place and then attends to all of it, checked and compiled.
+
+    cache before     cache_seqlens[b] rows of sequence b
+    append           rows cache_seqlens[b] ... of the cache <- k[b], v[b]        sm100/append/kernel.py
+    attention        over cache_seqlens[b] + len(k[b]) keys                      sm100/mha2q/kernel.py
+
+Both kernels are launched on one stream, so the second sees what the first wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from cute_fa4.calls.launch import function_for
+from cute_fa4.calls.lengths import check_index_tensor, check_pages
+from cute_fa4.calls.options import check_sink
+from cute_fa4.calls.plan import Plan, Views
+from cute_fa4.calls.prepare import check_length, pages_rows_first, prepare_attention
+from cute_fa4.calls.request import Choices
+from cute_fa4.calls.strides import MAX_ROWS, with_plain_strides
+from cute_fa4.calls.tensors import (
+    DENSE,
+    DTYPE_NAMES,
+    PACKED,
+    PAGED,
+    TMA_BYTES,
+    check_memory,
+    check_rank,
+    check_tensors,
+    may_overlap,
+)
+from cute_fa4.sm100.append.config import AppendConfig
+from cute_fa4.system.devices import target_of
+
+
+def prepare_append_and_attention(tensors: tuple, asked: tuple) -> Callable:
+    """Check a call of repeat.attend, compile what it needs; what is returned appends and attends."""
+    q, k_cache, v_cache, out, lengths, sink, aux, new = tensors
+    window_size, numbers, choices = asked
+    cu_seqlens_q, _, _, cache_seqlens, key_limit, table = lengths
+    k, v, offsets = new or (None, None, None)
+    choices = Choices(*choices)
+    caches = k_cache, v_cache
+    if table is not None:
+        caches = pages_rows_first(*caches, choices.kv_layout)
+    check_given(k, v, cache_seqlens, offsets, table)
+    check_tensors(q, *caches, out)
+    batch = sequences_of(q, cu_seqlens_q)
+    cache_lengths(cache_seqlens, batch, q.device)
+    if new is None:
+        return prepare_attention(tensors, asked)
+    append = prepare_append(k, v, *caches, cache_seqlens, offsets, table, batch, (k_cache, v_cache))
+    seqused_k, counted = cache_seqlens, _new_rows_are_the_queries(q, k, cu_seqlens_q, offsets)
+    if not counted:
+        seqused_k = cache_seqlens + (k.shape[1] if offsets is None else offsets.diff())
+    lengths = (cu_seqlens_q, None, None, seqused_k, key_limit, table)
+    tensors = (q, k_cache, v_cache, out, lengths, sink, aux, None)
+    choices = choices._replace(seqused_k_excludes_new=counted)
+    attend = prepare_attention(tensors, (window_size, numbers, choices))
+    if append is not None and counted and isinstance(attend, Plan):
+        attend.append = append
+        return attend
+
+    def append_and_attend(_):
+        if append is not None:
+            append(k_cache, v_cache, cache_seqlens, table, new)
+        return attend(tensors)
+
+    return append_and_attend
+
+
+def refuse_unbuilt(**parameters) -> None:
+    for name, value in parameters.items():
+        if value is not None:
+            raise NotImplementedError(f"{name}: not built; accepted: None")
+
+
+def check_given(k, v, cache_seqlens, cu_seqlens_k_new, page_table) -> None:
+    """Which parameters need which others."""
+    if page_table is not None and cache_seqlens is None:
+        raise ValueError(
+            "cache_seqlens: None with a page table, which does not say how long a sequence is; "
+            "accepted: an int or a tensor (batch,) int32"
+        )
+    if k is None and v is None:
+        if cu_seqlens_k_new is not None:
+            raise ValueError("cu_seqlens_k_new: given without k and v, whose rows it counts")
+        return
+    if k is None or v is None:
+        raise ValueError("k, v: one of them is None; accepted: both or neither")
+    if cache_seqlens is None:
+        raise ValueError(
+            "cache_seqlens: None with new rows, which are written behind the rows it counts; "
+            "accepted: an int or a tensor (batch,) int32"
+        )
+
+
+class Append:
+    """Writes new rows behind those of a cache. It is decided by metadata alone, as plan.Plan."""
+
+    def __init__(self, function: Callable, views: Views, batch: int):
+        self.function, self.views, self.batch = function, views, batch
+
+    def admits(self, tensors: tuple) -> bool:
+        """As Plan.admits; also what the attention behind it would refuse, which is too late then."""
+        q, k_cache, v_cache, out, lengths, sink, aux, new = tensors
+        k, v, _ = new
+        cu_seqlens_q, _, _, _, key_limit, _ = lengths
+        if not (cu_seqlens_q is key_limit is sink is None):
+            check_index_tensor("cu_seqlens_q", cu_seqlens_q, 1, q.device)
+            check_index_tensor("key_limit", key_limit, 1, q.device)
+            check_sink(sink, q)
+        if q.data_ptr() % TMA_BYTES or aux is not None or not (out is None or _is_like(out, q)):
+            return False
+        k_bytes, v_bytes, k_cache_bytes, v_cache_bytes = self.views.extents
+        first_k, first_k_cache = k.data_ptr(), k_cache.data_ptr()
+        first_v, first_v_cache = v.data_ptr(), v_cache.data_ptr()
+        return (
+            first_k + k_bytes <= first_k_cache or first_k_cache + k_cache_bytes <= first_k
+        ) and (first_v + v_bytes <= first_v_cache or first_v_cache + v_cache_bytes <= first_v)
+
+    def __call__(self, k_cache, v_cache, cache_seqlens, table, new: tuple) -> None:
+        k, v, offsets = new
+        if self.views.differ:
+            k, v, k_cache, v_cache = self.views.of(k, v, k_cache, v_cache)
+        self.function(k, v, k_cache, v_cache, cache_seqlens, offsets, table, self.batch)
+
+
+def prepare_append(
+    k, v, k_cache, v_cache, cache_seqlens, offsets, table, batch: int, given: tuple | None = None
+) -> Append | None:
+    """Check and compile; what is returned is called with the caches `given`, of which these are views. None: no row."""
+    check_append(k, v, k_cache, v_cache, cache_seqlens, offsets, table, batch)
+    if k.numel() == 0 or k_cache.numel() == 0 or batch == 0:
+        return None
+    target = target_of(k.device)
+    config = AppendConfig(
+        DTYPE_NAMES[k.dtype],
+        depth=k.shape[-1],
+        depth_v=v.shape[-1],
+        packed=offsets is not None,
+        page_size=0 if table is None else k_cache.shape[1],
+        arch=target.arch,
+    )
+    plain = [with_plain_strides(t) for t in (k, v, k_cache, v_cache)]
+    views = Views((k, v, *(given or (k_cache, v_cache))), plain)
+    return Append(function_for(config, target), views, batch)
+
+
+def _is_like(out, q) -> bool:
+    return (
+        out.shape == q.shape
+        and out.dtype is q.dtype
+        and out.device == q.device
+        and out.data_ptr() % TMA_BYTES == 0
+    )
+
+
+def sequences_of(q, cu_seqlens_q) -> int:
+    """The batch of dense or packed queries."""
+    return q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+
+
+def cache_lengths(cache_seqlens, batch: int, device) -> torch.Tensor | None:
+    if cache_seqlens is None:
+        return None
+    if isinstance(cache_seqlens, torch.Tensor):
+        check_index_tensor("cache_seqlens", cache_seqlens, 1, device)
+        if cache_seqlens.shape[0] != batch:
+            raise ValueError(
+                f"cache_seqlens: shape {tuple(cache_seqlens.shape)}; accepted: ({batch},), batch"
+            )
+        return cache_seqlens
+    length = check_length("cache_seqlens", cache_seqlens)
+    return torch.full((batch,), length, dtype=torch.int32, device=device)
+
+
+def _new_rows_are_the_queries(q, k, cu_seqlens_q, cu_seqlens_k_new) -> bool:
+    """Whether each sequence has as many new rows as queries, so that the kernel can add them itself."""
+    if cu_seqlens_q is None and cu_seqlens_k_new is None:
+        return q.shape[1] == k.shape[1]
+    return cu_seqlens_q is cu_seqlens_k_new
+
+
+def check_append(
+    k, v, k_cache, v_cache, cache_seqlens, offsets, table, batch: int, contents: bool = True
+) -> None:
+    names = {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache}
+    cache_axes = DENSE if table is None else PAGED
+    for name, tensor in names.items():
+        new_axes = DENSE if offsets is None else PACKED
+        axes = cache_axes if name.endswith("cache") else new_axes
+        if name in ("k", "v"):
+            check_tensors(k_cache, k, v, None)
+        check_rank(name, tensor, axes)
+        check_memory(name, tensor, axes)
+    for new_name, new, cache_name, cache in (
+        ("k", k, "k_cache", k_cache),
+        ("v", v, "v_cache", v_cache),
+    ):
+        if new.shape[-2:] != cache.shape[-2:]:
+            raise ValueError(
+                f"{new_name}: {tuple(new.shape[-2:])} heads and head_dim while {cache_name} has "
+                f"{tuple(cache.shape[-2:])}; accepted: equal"
+            )
+        if may_overlap(new, cache):
+            raise ValueError(
+                f"{new_name}: shares memory with {cache_name}, which is written; accepted: memory "
+                f"of its own; copy with {new_name}.clone()"
+            )
+    if k.shape[:-1] != v.shape[:-1] or k_cache.shape[:-1] != v_cache.shape[:-1]:
+        raise ValueError(
+            f"v: shape {tuple(v.shape)} with k {tuple(k.shape)}, v_cache {tuple(v_cache.shape)} with "
+            f"k_cache {tuple(k_cache.shape)}; accepted: equal up to head_dim"
+        )
+    check_index_tensor("cu_seqlens_k_new", offsets, 1, k.device)
+    check_index_tensor("page_table", table, 2, k.device)
+    new_batch = k.shape[0] if offsets is None else offsets.shape[0] - 1
+    cache_batch = k_cache.shape[0] if table is None else table.shape[0]
+    if not new_batch == cache_batch == batch:
+        raise ValueError(
+            f"k: {new_batch} sequences of new rows, {cache_batch} in the cache, {batch} of queries; "
+            "accepted: equal"
+        )
+    if k.shape[:-1].numel() * (k.shape[-1] + v.shape[-1]) // 8 > MAX_ROWS:
+        raise ValueError(f"k: shape {tuple(k.shape)} has too many rows for one launch; split it")
+    if contents and k.device.type == "cpu" and batch:
+        _check_append_contents(k, k_cache, cache_seqlens, offsets, table)
+
+
+def _check_append_contents(k, k_cache, cache_seqlens, offsets, table) -> None:
+    new = torch.full_like(cache_seqlens, k.shape[1]) if offsets is None else offsets.diff()
+    if int(new.min()) < 0 or (offsets is not None and (offsets[0] < 0 or offsets[-1] > k.shape[0])):
+        raise ValueError(
+            f"cu_seqlens_k_new: {offsets.tolist()[:16]}; accepted: offsets from 0 to {k.shape[0]} "
+            "that do not decrease"
+        )
+    capacity = k_cache.shape[1] * (1 if table is None else table.shape[1])
+    total = cache_seqlens + new
+    wrong = (cache_seqlens < 0) | (total > capacity)
+    if bool(wrong.any()):
+        b = int(wrong.nonzero()[0])
+        raise ValueError(
+            f"cache_seqlens: {int(cache_seqlens[b])} rows and {int(new[b])} new ones for sequence {b}; "
+            f"accepted: from 0 on, and together at most {capacity}, what its cache holds"
+        )
+    if table is not None:
+        check_pages(table, total, k_cache.shape[1], k_cache.shape[0])

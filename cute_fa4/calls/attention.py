@@ -1,0 +1,127 @@
+"""A checked call -> a configuration, an allocation, one launch: what the attention functions share.
+
+    given            layout that is compiled
+    cu_seqlens_q     q, out packed       otherwise dense
+    cu_seqlens_k     k, v packed         otherwise dense
+    page_table       k, v paged
+
+CUDA tensors are launched on torch's current stream without synchronising; CPU tensors are executed by the emulator.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from cute_fa4.calls.launch import function_for
+from cute_fa4.calls.options import AUX_DTYPES, SINK_DTYPES
+from cute_fa4.calls.plan import Plan, Results, Views
+from cute_fa4.calls.request import Options, Where
+from cute_fa4.calls.strides import views_for_descriptors
+from cute_fa4.calls.tensors import DTYPE_NAMES
+from cute_fa4.compiler import policy
+from cute_fa4.sm100.choose_config import config_for, packs_gqa
+from cute_fa4.sm100.config import FA4Config
+from cute_fa4.system.devices import target_of
+
+
+def plan_attention(
+    given, q, k, v, out, where: Where, options: Options, return_lse: bool
+) -> Callable:
+    """A checked call up to its launch: every refusal is raised here, and what is returned launches.
+
+    given: q, k and v as the caller has them, of which q, k and v are views.
+
+    A Plan, or a function that launches with these tensors only, because there is nothing to launch or the keys are
+    made up here.
+    """
+    target = target_of(q.device)
+    batch, seqlen_q = where.batch(q), where.seqlen_q(q)
+    if options.score_mod is not None and options.score_mod.check is not None:
+        rows = batch * seqlen_q if where.q_layout == "dense" else q.shape[0]
+        options.score_mod.check(options.aux, batch, q.shape[-2], rows)
+    results = Results(q, v, where.q_layout, return_lse)
+    if q.numel() == 0 or batch == 0 or seqlen_q == 0:
+        return lambda tensors: results.returned(*results.allocated(q, out))
+    if k.numel() == 0 or (where.page_table is not None and where.page_table.numel() == 0):
+        if where.q_layout == "dense" and where.seqused_q is None:
+            return lambda tensors: _fill_without_keys(results, q, out, options.sink)
+        k, v, where = _one_hidden_key(k, v, where, batch)
+        hidden = plan_attention((q, k, v), q, k, v, out, where, options, return_lse)
+        tensors = (q, k, v, out, where.tensors, options.sink, options.aux, None)
+        return lambda _: hidden(tensors)
+
+    *views, rows_per_page = views_for_descriptors(q, k, v, out, where)
+    config = config_of(q, k, where, options, rows_per_page, return_lse, target)
+    return Plan(
+        function_for(config, target),
+        (options.softmax_scale, seqlen_q, options.mask.sizes or None),
+        results,
+        Views((*given, out), views),
+        repeats=not _decided_by_contents(q.device, where),
+    )
+
+
+def _decided_by_contents(device: torch.device, where: Where) -> bool:
+    """Lengths and pages in host memory are checked, and a longest sequence is looked up there."""
+    return device.type == "cpu" and any(tensor is not None for tensor in where.tensors)
+
+
+def _fill_without_keys(results: Results, q, out, sink):
+    """Every row is one that sees no key: no launch, a TMA descriptor cannot describe a tensor without rows."""
+    out, lse = results.allocated(q, out)
+    out.zero_()
+    if lse is not None:
+        lse.fill_(-math.inf)
+        if sink is not None:
+            lse.copy_(sink[:, None].expand(lse.shape[1:]))
+    return results.returned(out, lse)
+
+
+def _one_hidden_key(k, v, where: Where, batch: int):
+    """The same where only the device knows which rows of out there are: one row of zeros that no sequence has."""
+    shape = [1] * (k.dim() - 2) + list(k.shape[-2:])
+    if where.kv_layout == "paged":
+        shape[1] = max(k.shape[1], 8)
+        table = torch.zeros((batch, 1), dtype=torch.int32, device=k.device)
+        where = replace(where, page_table=table)
+    elif where.kv_layout == "dense":
+        shape[0] = batch
+    if where.kv_layout != "packed":
+        none = torch.zeros((batch,), dtype=torch.int32, device=k.device)
+        where = replace(where, seqused_k=none, excludes_new=False)
+    return k.new_zeros(shape), v.new_zeros((*shape[:-1], v.shape[-1])), where
+
+
+def config_of(q, k, where: Where, options: Options, rows_per_page, return_lse, target) -> FA4Config:
+    """The configuration of a checked call; rows_per_page: as views_for_descriptors found them."""
+    group = q.shape[-2] // k.shape[-2]
+    pack = options.pack_gqa
+    if pack is None:
+        pack = packs_gqa(where.seqlen_q(q), group)
+    return config_for(
+        qkv_dtype=DTYPE_NAMES[q.dtype],
+        head_dim=q.shape[-1],
+        group=group,
+        write_lse=bool(return_lse),
+        arch=target.arch,
+        claims=policy.claims(),
+        mask=options.mask.mask,
+        q_layout=where.q_layout,
+        kv_layout=where.kv_layout,
+        seqused_q=where.seqused_q is not None,
+        seqused_k=where.seqused_k is not None,
+        cache_excludes_new=where.excludes_new,
+        padded_keys=where.key_limit is not None,
+        page_size=0 if where.page_table is None else k.shape[1],
+        fold_pages=rows_per_page % 8 == 0,
+        pack_gqa=bool(pack) and group > 1,
+        sink=options.sink is not None,
+        sink_dtype="f32" if options.sink is None else SINK_DTYPES[options.sink.dtype],
+        score_mod=options.score_mod,
+        mask_mod=options.mask_mod,
+        aux=tuple((AUX_DTYPES[tensor.dtype], tensor.dim()) for tensor in options.aux),
+    )

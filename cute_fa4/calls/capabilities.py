@@ -1,0 +1,153 @@
+"""Which combinations run, and why the others do not: as data, without a GPU and without compiling.
+
+    >>> from cute_fa4 import capabilities
+    >>> rows = capabilities(dtype="bf16", head_dim=128, compute_capability=(10, 0))
+    >>> len(rows)  # two masks, with and without LSE
+    4
+    >>> rows[0].runs, rows[0].devices
+    (True, ('cpu (emulator)', 'cuda, compute capability 10.0'))
+
+A dispatcher asks once per combination and falls back by itself; the reasons are the texts that
+flash_attn_func would raise.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+from cute_fa4.calls.tensors import DTYPE_NAMES, unbuilt_parameters
+from cute_fa4.compiler import policy
+from cute_fa4.sm100.choose_config import choose_config
+from cute_fa4.system.devices import (
+    ARCH_OF_COMPUTE_CAPABILITY,
+    EMULATED_ARCH,
+    refusal_of_compute_capability,
+)
+
+# What is asked about when a question leaves a column open. The values without a kernel are here on
+# purpose: they are what callers of other attention packages have, and their rows carry the reasons.
+DTYPES = ("bf16", "fp16", "e4m3")
+HEAD_DIMS = (32, 64, 72, 80, 96, 128, 192, 256)
+# Parameters of flash_attn_func that have a kernel whatever their value; the call checks the value itself.
+BUILT_PARAMETERS = frozenset(
+    "window_size mask key_limit learnable_sink softcap pack_gqa score_mod mask_mod aux_tensors".split()
+)
+ARCHS = tuple(ARCH_OF_COMPUTE_CAPABILITY.values())
+
+
+@dataclass(frozen=True)
+class Capability:
+    """One combination. runs: flash_attn_func accepts it; reasons: why not, with value and remedy.
+
+    dtype is "bf16", "fp16" or "e4m3"; group is query heads per key/value head; devices says which
+    tensors take this row when it runs.
+    """
+
+    dtype: str
+    head_dim: int
+    head_dim_v: int
+    causal: bool
+    group: int
+    return_lse: bool
+    arch: str
+    runs: bool
+    reasons: tuple[str, ...]
+    devices: tuple[str, ...]
+
+
+def capabilities(
+    *,
+    dtype=None,
+    head_dim: int | None = None,
+    head_dim_v: int | None = None,
+    causal: bool | None = None,
+    group: int = 1,
+    return_lse: bool | None = None,
+    arch: str | None = None,
+    compute_capability: tuple[int, int] | None = None,
+    **parameters,
+) -> list[Capability]:
+    """Every combination that fits the question, whether it runs, and why not.
+
+    Columns left at None take every value of DTYPES, HEAD_DIMS, both masks, both LSE choices and
+    ARCHS (head_dim_v: that of head_dim). dtype is a name of DTYPES or a torch dtype.
+    compute_capability, such as (10, 3), asks about a device instead of an arch. Any other parameter
+    of flash_attn_func may be given with the value that the call would have:
+    capabilities(head_dim=128, num_splits=4).
+
+    TypeError for a parameter that flash_attn_func does not have.
+    """
+    asked = {name: value for name, value in parameters.items() if name not in BUILT_PARAMETERS}
+    shared_reasons = unbuilt_parameters(**asked)
+    pack_gqa = bool(parameters.get("pack_gqa"))
+    if compute_capability is not None:
+        if arch is not None:
+            raise TypeError("arch and compute_capability say the same thing: give one of them")
+        refusal = refusal_of_compute_capability(tuple(compute_capability))
+        if refusal:
+            shared_reasons.append(refusal)
+        arch = ARCH_OF_COMPUTE_CAPABILITY.get(tuple(compute_capability), "none")
+    columns = (
+        DTYPES if dtype is None else (DTYPE_NAMES.get(dtype, str(dtype)),),
+        HEAD_DIMS if head_dim is None else (head_dim,),
+        (False, True) if causal is None else (causal,),
+        (False, True) if return_lse is None else (return_lse,),
+        ARCHS if arch is None else (arch,),
+    )
+    return [
+        _capability(
+            *(name, d, d if head_dim_v is None else head_dim_v, mask, group, lse, a),
+            shared_reasons,
+            pack_gqa,
+        )
+        for name, d, mask, lse, a in itertools.product(*columns)
+    ]
+
+
+def _capability(
+    dtype, head_dim, head_dim_v, causal, group, lse, arch, shared_reasons, pack_gqa
+) -> Capability:
+    reasons = list(shared_reasons)
+    if dtype not in DTYPE_NAMES.values():
+        accepted = " and ".join(DTYPE_NAMES.values())
+        reasons.append(f"dtype {dtype} has no kernel; accepted: {accepted}")
+    if head_dim_v != head_dim:
+        reasons.append(f"v: head_dim {head_dim_v} while q has {head_dim}; accepted: equal")
+    # The configuration is asked about the rest; where the row's own value is refused above, it gets
+    # one that is accepted.
+    config = choose_config(
+        claims=policy.claims(),
+        qkv_dtype=dtype if dtype in DTYPE_NAMES.values() else "bf16",
+        head_dim=head_dim,
+        head_dim_v=head_dim,
+        group=group,
+        causal=causal,
+        write_lse=lse,
+        arch=arch if arch in ARCHS else EMULATED_ARCH,
+        pack_gqa=pack_gqa,
+    )
+    reasons += config.refusals()
+    if arch not in ARCHS and not shared_reasons:
+        reasons.append(f"arch {arch} has no kernel; accepted: {' and '.join(ARCHS)}")
+    return Capability(
+        dtype=dtype,
+        head_dim=head_dim,
+        head_dim_v=head_dim_v,
+        causal=causal,
+        group=group,
+        return_lse=lse,
+        arch=arch,
+        runs=not reasons,
+        reasons=tuple(reasons),
+        devices=() if reasons else _devices(arch),
+    )
+
+
+def _devices(arch: str) -> tuple[str, ...]:
+    gpus = [
+        f"cuda, compute capability {major}.{minor}"
+        for (major, minor), name in ARCH_OF_COMPUTE_CAPABILITY.items()
+        if name == arch
+    ]
+    return (("cpu (emulator)",) if arch == EMULATED_ARCH else ()) + tuple(gpus)

@@ -1,0 +1,78 @@
+"""Around a launch: the compiled function with what its executor needs, the device, the emulator's lock and warning."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+
+from cute_fa4 import compile_cache
+from cute_fa4.system.devices import Target
+
+
+class EmulatorWarning(UserWarning):
+    """CPU tensors run on the emulator: results as on a GPU, at a speed that says nothing of one."""
+
+
+def function_for(config, target: Target) -> Callable:
+    function = compile_cache.function_for(config, target.executor)
+    return _Emulated(function) if target.executor == "emulator" else function
+
+
+def launching_on(device: torch.device) -> AbstractContextManager:
+    """The tensors' device as the current one: for the first launch on it, which loads the kernel.
+
+    Later ones do not need it: the compiled host code makes the device of its tensors current for the launch.
+    """
+    if device.type == "cpu" or device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(device)
+
+
+# The emulator counts instructions and keeps errors for the process: one launch at a time.
+_emulator_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class _Emulated:
+    """A compiled function that has the emulator to itself."""
+
+    function: Callable
+
+    def __call__(self, *arguments) -> None:
+        _warn_once()
+        with _emulator_lock:
+            self.function(*arguments)
+
+
+_warned = False
+
+
+_warn_lock = threading.Lock()
+
+
+def _warn_once() -> None:
+    global _warned
+    with _warn_lock:
+        if _warned:
+            return
+        _warned = True
+    warnings.warn(
+        "CPU tensors: the kernel's sm_100a PTX is executed by the emulator. The results are those "
+        "of the kernel; the running time says nothing about a GPU",
+        EmulatorWarning,
+        stacklevel=_frames_inside(__name__.partition(".")[0]),
+    )
+
+
+def _frames_inside(package: str) -> int:
+    """How far up the call into the package is, counted from the caller of this function."""
+    frame, level = sys._getframe(1), 1
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == package:
+        frame, level = frame.f_back, level + 1
+    return level

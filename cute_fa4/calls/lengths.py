@@ -1,0 +1,162 @@
+"""Checks of what says where sequences lie: offsets, lengths and page tables.
+
+Always       that they are int32 tensors on q's device, contiguous, of the right shape, and agree on the batch
+On the CPU   also what they hold: offsets that decrease, lengths beyond the rows, pages that do not exist
+On CUDA      their contents are not read, that would stop the stream. The kernel clips them: wrong contents give wrong
+             results, never an access outside a tensor. Page numbers beyond the pool read zeros.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from cute_fa4.calls.request import Where
+from cute_fa4.calls.tensors import MAX_SEQLEN, check_is_tensor
+
+
+def check_lengths(q: torch.Tensor, k: torch.Tensor, where: Where, contents: bool = True) -> None:
+    """Every index tensor of a call; q and k are (total or batch and seqlen, heads, head_dim) or pages.
+
+    contents: whether the tensors have any to check.
+    """
+    check_index_tensors(q, where)
+    batch = where.batch(q)
+    if batch < 0:
+        raise ValueError(
+            "cu_seqlens_q: shape (0,); accepted: (batch + 1,), where sequences begin, and the last ends"
+        )
+    for name in ("seqused_q", "seqused_k", "key_limit"):
+        _check_size(name, getattr(where, name), batch, "batch")
+    _check_size("cu_seqlens_k", where.cu_seqlens_k, batch + 1, "batch + 1")
+    _check_size("page_table", where.page_table, batch, "batch")
+    if where.kv_layout == "dense" and k.shape[0] != batch:
+        raise ValueError(
+            f"k: batch {k.shape[0]} while there are {batch} sequences of q; accepted: equal"
+        )
+    if where.page_table is not None:
+        capacity = k.shape[1] * where.page_table.shape[1]
+        if capacity > MAX_SEQLEN:
+            raise ValueError(
+                f"page_table: {where.page_table.shape[1]} pages of {k.shape[1]} keys hold {capacity} "
+                f"keys a sequence; accepted: at most {MAX_SEQLEN}; pass fewer columns"
+            )
+    if contents and q.device.type == "cpu":
+        check_contents(q, k, where)
+
+
+def check_index_tensors(q: torch.Tensor, where: Where) -> None:
+    for name in ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "key_limit"):
+        check_index_tensor(name, getattr(where, name), 1, q.device)
+    check_index_tensor("page_table", where.page_table, 2, q.device)
+
+
+def check_index_tensor(name: str, tensor: torch.Tensor | None, rank: int, device) -> None:
+    if tensor is None:
+        return
+    check_is_tensor(name, tensor)
+    if tensor.dim() != rank:
+        axes = "(batch, pages)" if rank == 2 else "(batch + 1,)" if "cu_" in name else "(batch,)"
+        raise ValueError(
+            f"{name}: shape {tuple(tensor.shape)} has {tensor.dim()} dimensions; accepted: {rank}, {axes}"
+        )
+    if tensor.dtype != torch.int32:
+        raise TypeError(
+            f"{name}: dtype {tensor.dtype}; accepted: torch.int32; convert with .to(torch.int32)"
+        )
+    if tensor.device != device:
+        raise ValueError(
+            f"{name}: on {tensor.device} while q is on {device}; accepted: all on one device; "
+            f"move it with .to({str(device)!r})"
+        )
+    if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+        raise ValueError(
+            f"{name}: strides {tensor.stride()}; accepted: the last dimension contiguous; "
+            "copy with .contiguous()"
+        )
+
+
+def _check_size(name: str, tensor: torch.Tensor | None, size: int, what: str) -> None:
+    if tensor is not None and tensor.shape[0] != size:
+        raise ValueError(
+            f"{name}: shape {tuple(tensor.shape)}; accepted: the first dimension is {size}, {what}"
+        )
+
+
+# --- what the tensors hold, where the host can see it
+
+
+def check_contents(q: torch.Tensor, k: torch.Tensor, where: Where) -> None:
+    """CPU tensors only. Raises ValueError with the first sequence that is wrong."""
+    batch = where.batch(q)
+    queries = _lengths("cu_seqlens_q", where.cu_seqlens_q, q.shape[0])
+    if queries is None:
+        queries = torch.full((batch,), q.shape[1])
+    elif batch and int(queries.max()) > where.max_seqlen_q:
+        raise ValueError(
+            f"max_seqlen_q: {where.max_seqlen_q} while sequence {int(queries.argmax())} has "
+            f"{int(queries.max())} queries; accepted: at least as many, or None"
+        )
+    _check_between("seqused_q", where.seqused_q, queries, "the queries that cu_seqlens_q or q has")
+    if where.seqused_q is not None:
+        queries = where.seqused_q
+    keys = _lengths("cu_seqlens_k", where.cu_seqlens_k, k.shape[0])
+    if where.page_table is not None:
+        keys = torch.full((batch,), where.page_table.shape[1] * k.shape[1])
+    elif keys is None:
+        keys = torch.full((batch,), k.shape[1])
+    used = where.seqused_k
+    if used is not None:
+        _check_between("seqused_k", used, keys, "the keys that k or the page table holds")
+        if where.excludes_new:
+            used = used + queries
+            _check_between(
+                "seqused_k plus the queries", used, keys, "the keys that the cache holds"
+            )
+    _check_between("key_limit", where.key_limit, None, "")
+    if where.page_table is not None and used is not None:
+        check_pages(where.page_table, used, k.shape[1], k.shape[0])
+
+
+def _lengths(name: str, offsets: torch.Tensor | None, rows: int) -> torch.Tensor | None:
+    """Lengths that offsets say; ValueError where they decrease or leave [0, rows]."""
+    if offsets is None or offsets.shape[0] == 0:
+        return None
+    first, last = int(offsets[0]), int(offsets[-1])
+    if first < 0:
+        raise ValueError(f"{name}: begins with {first}; accepted: a row from 0 on")
+    lengths = offsets.long().diff()
+    if lengths.numel() and int(lengths.min()) < 0:
+        b = int(lengths.argmin())
+        raise ValueError(
+            f"{name}: goes from {int(offsets[b])} to {int(offsets[b + 1])} at sequence {b}; "
+            "accepted: offsets that do not decrease"
+        )
+    if last > rows:
+        raise ValueError(f"{name}: ends with {last}; accepted: at most {rows}, the rows there are")
+    return lengths
+
+
+def _check_between(name: str, values: torch.Tensor | None, limits, what: str) -> None:
+    if values is None or values.numel() == 0:
+        return
+    if int(values.min()) < 0:
+        b = int(values.argmin())
+        raise ValueError(f"{name}: {int(values[b])} for sequence {b}; accepted: from 0 on")
+    if limits is not None and bool((values > limits).any()):
+        b = int((values > limits).nonzero()[0])
+        raise ValueError(
+            f"{name}: {int(values[b])} for sequence {b}; accepted: at most {int(limits[b])}, {what}"
+        )
+
+
+def check_pages(table: torch.Tensor, keys: torch.Tensor, page_size: int, num_pages: int) -> None:
+    """The entries of the pages that hold `keys` keys (batch,) are pages; entries beyond may be anything."""
+    columns = torch.arange(table.shape[1])
+    live = columns[None] * page_size < keys[:, None]
+    wrong = live & ((table < 0) | (table >= num_pages))
+    if bool(wrong.any()):
+        b, column = wrong.nonzero()[0].tolist()
+        raise ValueError(
+            f"page_table: entry [{b}, {column}] is {int(table[b, column])}, which holds keys of a "
+            f"sequence of {int(keys[b])}; accepted: 0 to {num_pages - 1}, the pages of k and v"
+        )

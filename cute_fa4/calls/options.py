@@ -1,0 +1,134 @@
+"""What a call asks of attention besides its tensors: scale, mask, score functions, sinks, packing.
+
+causal, window_size and mask are three spellings of one thing; what is given together is seen through all of them:
+
+    causal=True                              masks.causal()
+    window_size=(left, right)                masks.window(left, right); None or -1: that side is open
+    causal=True, window_size=(left, right)   masks.window(left, 0)
+    mask=masks.chunked(64), causal=True      masks.both(masks.causal(), masks.chunked(64))
+
+softcap is score_mods.soft_cap, applied before a score_mod of the user.
+"""
+
+from __future__ import annotations
+
+import math
+from numbers import Real
+
+import torch
+
+from cute_fa4.calls.request import Options
+from cute_fa4.calls.tensors import check_is_tensor, checked_scale
+from cute_fa4.masks import resolve_mask
+from cute_fa4.sm100.score_mods import ScoreMod, composed, soft_cap
+
+SINK_DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+AUX_DTYPES = {
+    **SINK_DTYPES,
+    torch.int32: "i32",
+    torch.int64: "i64",
+    torch.uint8: "u8",
+}
+
+
+def resolve(
+    q: torch.Tensor,
+    *,
+    softmax_scale=None,
+    causal=False,
+    window_size=(None, None),
+    mask=None,
+    learnable_sink=None,
+    softcap=0.0,
+    pack_gqa=None,
+    score_mod=None,
+    mask_mod=None,
+    aux_tensors=None,
+) -> Options:
+    """Check the options of a call whose q is (..., heads_q, head_dim)."""
+    if pack_gqa not in (None, True, False):
+        raise TypeError(f"pack_gqa: {pack_gqa!r}; accepted: None (chosen), True or False")
+    return Options(
+        softmax_scale=checked_scale(softmax_scale, q.shape[-1]),
+        mask=resolve_mask(causal, window_size, mask),
+        score_mod=composed(_cap(softcap), _function("score_mod", score_mod)),
+        mask_mod=_function("mask_mod", mask_mod),
+        aux=_aux(aux_tensors, q.device, score_mod, mask_mod),
+        sink=check_sink(learnable_sink, q),
+        pack_gqa=pack_gqa,
+    )
+
+
+def _cap(softcap) -> ScoreMod | None:
+    if softcap is None:
+        return None
+    if isinstance(softcap, bool) or not isinstance(softcap, Real):
+        raise TypeError(f"softcap: a {type(softcap).__name__}; accepted: a number or None")
+    if not 0 <= softcap < math.inf:
+        raise ValueError(f"softcap: {softcap}; accepted: 0 (off) or a finite number above it")
+    return soft_cap(float(softcap)) if softcap else None
+
+
+def _function(name: str, function) -> ScoreMod | None:
+    try:
+        return ScoreMod.of(function)
+    except TypeError as error:
+        raise TypeError(f"{name}: {error}") from None
+
+
+def check_sink(sink, q: torch.Tensor) -> torch.Tensor | None:
+    if sink is None:
+        return None
+    check_is_tensor("learnable_sink", sink)
+    if sink.dtype not in SINK_DTYPES:
+        raise TypeError(
+            f"learnable_sink: dtype {sink.dtype}; accepted: {', '.join(map(str, SINK_DTYPES))}; "
+            "convert with .to(torch.float32)"
+        )
+    if tuple(sink.shape) != (q.shape[-2],):
+        raise ValueError(
+            f"learnable_sink: shape {tuple(sink.shape)}; accepted: ({q.shape[-2]},), a logit for "
+            "each query head"
+        )
+    _check_place("learnable_sink", sink, q.device)
+    if sink.stride(0) != 1 and sink.shape[0] > 1:
+        raise ValueError(
+            f"learnable_sink: stride {sink.stride(0)}; accepted: 1; copy with .contiguous()"
+        )
+    return sink
+
+
+def _aux(tensors, device, score_mod, mask_mod) -> tuple:
+    if tensors is None:
+        return ()
+    if isinstance(tensors, torch.Tensor) or not isinstance(tensors, (list, tuple)):
+        raise TypeError(
+            f"aux_tensors: a {type(tensors).__name__}; accepted: a list or tuple of tensors"
+        )
+    if tensors and score_mod is None and mask_mod is None:
+        raise ValueError(
+            "aux_tensors: given without score_mod or mask_mod, which would read them; accepted: None"
+        )
+    for i, tensor in enumerate(tensors):
+        name = f"aux_tensors[{i}]"
+        check_is_tensor(name, tensor)
+        if tensor.dtype not in AUX_DTYPES:
+            accepted = ", ".join(map(str, AUX_DTYPES))
+            raise TypeError(f"{name}: dtype {tensor.dtype}; accepted: {accepted}")
+        if tensor.dim() == 0:
+            raise ValueError(f"{name}: a scalar; accepted: one dimension or more; use reshape(1)")
+        _check_place(name, tensor, device)
+    return tuple(tensors)
+
+
+def _check_place(name: str, tensor: torch.Tensor, device) -> None:
+    if tensor.device != device:
+        raise ValueError(
+            f"{name}: on {tensor.device} while q is on {device}; accepted: all on one device; "
+            f"move it with .to({str(device)!r})"
+        )
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise NotImplementedError(
+            f"{name}: requires_grad is True and the backward pass is not built; "
+            "call under torch.no_grad() or pass .detach()"
+        )

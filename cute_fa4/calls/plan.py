@@ -1,0 +1,153 @@
+"""What a launch takes besides the tensors of a call: decided by shapes, strides and options, not by what tensors hold.
+
+    Plan      compiled function, scale, sizes of the mask, ...; calling it with the tensors of a call launches
+    Results   how out and lse are allocated
+    Views     which tensors need other strides for a descriptor
+
+The order of `tensors` is that of repeat.attend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import accumulate
+from operator import mul
+
+import torch
+
+from cute_fa4.calls.tensors import extent_bytes
+
+_is_grad_enabled = torch.is_grad_enabled
+_NO_LENGTHS = (None,) * 6
+
+
+class Plan:
+    """A compiled function with what it takes besides the tensors of a call; metadata alone decide it.
+
+    repeats  whether another call of the same metadata may use it
+    append   append.Append, which runs before, or None
+    """
+
+    __slots__ = ("function", "scale", "seqlen_q", "sizes", "results", "views", "repeats", "append")
+
+    def __init__(self, function, numbers, results: Results, views: Views, repeats: bool):
+        self.function = function
+        self.scale, self.seqlen_q, self.sizes = numbers
+        self.results, self.views, self.repeats, self.append = results, views, repeats, None
+
+    @property
+    def functions(self) -> tuple:
+        return self.function, self.append and self.append.function
+
+    def admits(self, tensors: tuple) -> bool:
+        """Whether the tensors pass the checks of what is not metadata; False: they may pass all the same."""
+        q, k, v, out, _, sink, aux, new = tensors
+        if _is_grad_enabled() and (
+            q.requires_grad
+            or k.requires_grad
+            or v.requires_grad
+            or (out is not None and out.requires_grad)
+            or (sink is not None and sink.requires_grad)
+            or (aux is not None and any(tensor.requires_grad for tensor in aux))
+            or (new is not None and (new[0].requires_grad or new[1].requires_grad))
+        ):
+            return False
+        if new is not None and not self.append.admits(tensors):
+            return False
+        if out is None:
+            return True
+        q_bytes, k_bytes, v_bytes, out_bytes = self.views.extents
+        first, first_q, first_k, first_v = out.data_ptr(), q.data_ptr(), k.data_ptr(), v.data_ptr()
+        end = first + out_bytes
+        return (
+            (end <= first_q or first_q + q_bytes <= first)
+            and (end <= first_k or first_k + k_bytes <= first)
+            and (end <= first_v or first_v + v_bytes <= first)
+        )
+
+    def __call__(self, tensors: tuple):
+        q, k, v, out, lengths, sink, aux, new = tensors
+        cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table = (
+            lengths or _NO_LENGTHS
+        )
+        if new is not None:
+            self.append(k, v, seqused_k, page_table, new)
+        if out is None:
+            out = self.results.new_out(q)
+        lse = None if self.results.new_lse is None else self.results.new_lse()
+        written = out
+        if self.views.differ:
+            q, k, v, written = self.views.of(q, k, v, out)
+        self.function(
+            q, k, v, written, lse, self.scale,
+            cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table,
+            self.seqlen_q, self.sizes, sink, tuple(aux) if aux else None,
+        )  # fmt: skip
+        return out if lse is None else (out, lse)
+
+
+class Results:
+    """How out and lse are allocated: new_out(q), and new_lse() or None."""
+
+    def __init__(self, q, v, q_layout: str, with_lse: bool):
+        out_shape = (*q.shape[:-1], v.shape[-1])
+        # The cheapest calls there are; empty_like would copy other strides than these.
+        if out_shape == q.shape and q.stride() == _contiguous_strides(q.shape):
+            self.new_out = torch.empty_like
+        else:
+            new_out = _allocation(out_shape, q.dtype, q.device)
+            self.new_out = lambda q: new_out()
+        self.new_lse = None
+        if with_lse:
+            rows = (q.shape[0],) if q_layout == "packed" else (q.shape[0], q.shape[1])
+            lse_shape = (*rows[:-1], q.shape[-2], rows[-1])
+            self.new_lse = _allocation(lse_shape, torch.float32, q.device)
+
+    def allocated(self, q, out) -> tuple:
+        out = self.new_out(q) if out is None else out
+        return out, self.new_lse and self.new_lse()
+
+    @staticmethod
+    def returned(out, lse):
+        return out if lse is None else (out, lse)
+
+
+def _allocation(shape: tuple, dtype: torch.dtype, device: torch.device) -> Callable:
+    """What torch.empty does, in two thirds of the time."""
+    strides = _contiguous_strides(shape)
+    return partial(torch.empty_strided, shape, strides, dtype=dtype, device=device)
+
+
+def _contiguous_strides(shape: tuple) -> tuple:
+    """
+    >>> _contiguous_strides((4, 0, 8)), torch.empty(4, 0, 8).stride()
+    ((8, 8, 1), (8, 8, 1))
+    """
+    sizes = [1, *(max(size, 1) for size in reversed(shape[1:]))]
+    return tuple(accumulate(sizes, mul))[::-1]
+
+
+class Views:
+    """Tensors with strides that a descriptor can hold, and their bytes from the first to past the last element.
+
+    One of them may be None: out, where it is allocated.
+    """
+
+    def __init__(self, given: tuple, views: tuple):
+        self.layouts = tuple(
+            None if _layout(tensor) == _layout(view) else _layout(view)
+            for tensor, view in zip(given, views, strict=True)
+        )
+        self.differ = self.layouts != (None,) * len(views)
+        self.extents = tuple(0 if view is None else extent_bytes(view) for view in views)
+
+    def of(self, *tensors) -> tuple:
+        return tuple(
+            tensor if layout is None else tensor.as_strided(*layout)
+            for tensor, layout in zip(tensors, self.layouts, strict=True)
+        )
+
+
+def _layout(tensor: torch.Tensor | None) -> tuple | None:
+    return None if tensor is None else (tensor.shape, tensor.stride())

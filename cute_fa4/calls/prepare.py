@@ -1,0 +1,204 @@
+"""A call without appended rows, checked and compiled: keys packed, padded or in pages.
+
+q   packed (total_q, heads_q, head_dim) with cu_seqlens_q       or dense (batch, seqlen_q, heads_q, head_dim)
+k   packed (total_k, heads_kv, head_dim) with cu_seqlens_k
+    dense  (batch, seqlen_k, heads_kv, head_dim)
+    paged  (num_pages, page_size, heads_kv, head_dim) with page_table and seqused_k
+
+page_size 4, page_table [[2, 0, ?], [1, ?, ?]], seqused_k [6, 3]
+
+page 0   4 5 . .     keys 4 and 5 of sequence 0; rows beyond may hold anything, NaN too
+page 1   0 1 2 .     sequence 1
+page 2   0 1 2 3     sequence 0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import index
+
+import torch
+
+from cute_fa4.calls.attention import plan_attention
+from cute_fa4.calls.lengths import check_index_tensor, check_lengths
+from cute_fa4.calls.options import resolve
+from cute_fa4.calls.request import Choices, Numbers, Where
+from cute_fa4.calls.tensors import (
+    DENSE,
+    MAX_SEQLEN,
+    PACKED,
+    PAGED,
+    check,
+    check_grid,
+    check_is_tensor,
+    unbuilt_parameters,
+)
+
+KV_LAYOUTS = ("NHD", "HND")
+
+
+def prepare_attention(tensors: tuple, asked: tuple) -> Callable:
+    """Check a call of repeat.attend, compile what it needs; what is returned launches."""
+    q, k, v, out, lengths, sink, aux, _ = tensors
+    window_size, numbers, choices = asked
+    numbers, choices = Numbers(*numbers), Choices(*choices)
+    unbuilt = unbuilt_parameters(
+        num_splits=choices.num_splits, block_sparse_tensors=choices.block_sparse_tensors
+    )
+    if unbuilt:
+        raise NotImplementedError("; ".join(unbuilt))
+    cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table = lengths or (None,) * 6
+    rows_first_k, rows_first_v, where = checked(
+        q,
+        k,
+        v,
+        out,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        max_seqlen_q=numbers.max_seqlen_q,
+        max_seqlen_k=numbers.max_seqlen_k,
+        seqused_q=seqused_q,
+        seqused_k=seqused_k,
+        seqused_k_excludes_new=choices.seqused_k_excludes_new,
+        page_table=page_table,
+        kv_layout=choices.kv_layout,
+        key_limit=key_limit,
+    )
+    options = resolve(
+        q,
+        softmax_scale=numbers.softmax_scale,
+        causal=numbers.causal,
+        window_size=window_size,
+        mask=choices.mask,
+        learnable_sink=sink,
+        softcap=numbers.softcap,
+        pack_gqa=choices.pack_gqa,
+        score_mod=choices.score_mod,
+        mask_mod=choices.mask_mod,
+        aux_tensors=aux,
+    )
+    return plan_attention(
+        (q, k, v), q, rows_first_k, rows_first_v, out, where, options, choices.return_lse
+    )
+
+
+def checked(
+    q,
+    k,
+    v,
+    out,
+    *,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    max_seqlen_q,
+    max_seqlen_k,
+    seqused_q,
+    seqused_k,
+    seqused_k_excludes_new,
+    page_table,
+    kv_layout,
+    key_limit,
+    contents=True,
+) -> tuple[torch.Tensor, torch.Tensor, Where]:
+    """Check the tensors of a call -> k, v with the rows of a page first, and where sequences lie."""
+    q_axes = DENSE if cu_seqlens_q is None else PACKED
+    kv_axes = DENSE if cu_seqlens_k is None else PACKED
+    if page_table is not None:
+        kv_axes = PAGED
+        k, v = pages_rows_first(k, v, kv_layout)
+    elif kv_layout != "NHD":
+        raise ValueError(f"kv_layout: {kv_layout!r} without page_table; accepted: 'NHD'")
+    _check_belong_together(cu_seqlens_k, seqused_k, seqused_k_excludes_new, page_table)
+    check(q, k, v, out, q_axes, kv_axes)
+    check_index_tensor("cu_seqlens_q", cu_seqlens_q, 1, q.device)
+    where = Where(
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        seqused_q=seqused_q,
+        seqused_k=seqused_k,
+        key_limit=key_limit,
+        page_table=page_table,
+        excludes_new=bool(seqused_k_excludes_new),
+        max_seqlen_q=_longest(q, cu_seqlens_q, max_seqlen_q),
+    )
+    check_lengths(q, k, where, contents)
+    _check_max_seqlen_k(max_seqlen_k, k, page_table)
+    check_grid(q, where.batch(q), where.seqlen_q(q))
+    return k, v, where
+
+
+def one_of(name: str, value, alias: str, other):
+    """A parameter with two names, of which one may be given."""
+    if value is not None and other is not None:
+        raise TypeError(f"{name} and {alias} are two names of one parameter: give one of them")
+    return other if value is None else value
+
+
+def pages_rows_first(k, v, kv_layout: str):
+    """Views (num_pages, page_size, heads, head_dim) of a cache in either layout."""
+    if kv_layout not in KV_LAYOUTS:
+        raise ValueError(
+            f"kv_layout: {kv_layout!r}; accepted: 'NHD' (num_pages, page_size, heads, head_dim) or "
+            "'HND' (num_pages, heads, page_size, head_dim)"
+        )
+    for name, tensor in (("k", k), ("v", v)):
+        check_is_tensor(name, tensor)
+        if tensor.dim() != 4:
+            raise ValueError(
+                f"{name}: shape {tuple(tensor.shape)} with a page table; accepted: 4 dimensions, "
+                f"({', '.join(PAGED)})"
+            )
+    return (k, v) if kv_layout == "NHD" else (k.transpose(1, 2), v.transpose(1, 2))
+
+
+def _check_belong_together(cu_seqlens_k, seqused_k, excludes_new, table) -> None:
+    if table is not None and cu_seqlens_k is not None:
+        raise ValueError(
+            "cu_seqlens_k: given with a page table, where keys are not packed; accepted: seqused_k"
+        )
+    if table is not None and seqused_k is None:
+        raise ValueError(
+            "seqused_k: None with a page table, which does not say how long a sequence is; "
+            "accepted: a tensor (batch,) int32"
+        )
+    if excludes_new and seqused_k is None:
+        raise ValueError("seqused_k_excludes_new: True without seqused_k, which it is about")
+
+
+def _longest(q, cu_seqlens_q, max_seqlen_q) -> int:
+    """What sizes the grid of packed queries; 0 for dense ones."""
+    given = check_length("max_seqlen_q", max_seqlen_q)
+    if cu_seqlens_q is None:
+        return 0
+    if given is not None:
+        return min(given, q.shape[0])
+    if cu_seqlens_q.device.type == "cpu" and cu_seqlens_q.shape[0] > 1:
+        return max(0, int(cu_seqlens_q.diff().max()))
+    return q.shape[0]
+
+
+def check_length(name: str, value) -> int | None:
+    """A length as a Python number, not a tensor: reading one would wait for the device."""
+    if value is None:
+        return None
+    if isinstance(value, (torch.Tensor, bool)) or not hasattr(value, "__index__"):
+        remedy = "; read it once, outside of the loop, with .item()"
+        raise TypeError(
+            f"{name}: a {type(value).__name__}; accepted: an int or None"
+            + (remedy if isinstance(value, torch.Tensor) else "")
+        )
+    if not 0 <= index(value) <= MAX_SEQLEN:
+        raise ValueError(f"{name}: {value}; accepted: 0 to {MAX_SEQLEN}")
+    return index(value)
+
+
+def _check_max_seqlen_k(max_seqlen_k, k: torch.Tensor, table: torch.Tensor | None) -> None:
+    longest = check_length("max_seqlen_k", max_seqlen_k)
+    if longest is None or table is None:
+        return
+    capacity = table.shape[1] * k.shape[1]
+    if longest > capacity:
+        raise ValueError(
+            f"max_seqlen_k: {longest} while page_table has {table.shape[1]} pages of {k.shape[1]} "
+            f"keys for a sequence; accepted: at most {capacity}; pass a wider table"
+        )

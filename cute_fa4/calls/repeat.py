@@ -1,0 +1,170 @@
+"""A repeated call: what metadata decides is decided once and kept, so that the next such call only launches.
+
+in the key         what chooses the plan, and what compiled functions do not check: options, shapes, strides, which
+                   optional tensors are given, how the page table is aligned
+at each call       whether a gradient is asked for, and whether what is written shares memory with what is read
+by the function    that a tensor has the dtype, device, shape, strides and alignment that its plan was made for:
+                   compiled functions refuse others before they launch
+never kept         calls that contents decide (CPU tensors with lengths or pages, which are checked each time), calls
+                   that launch nothing, functions of the user (what they refer to may change)
+
+A call that has no plan, or is refused, goes the long way: all checks, with their messages. Plans hold compiled
+functions, so compile_cache.clear() forgets them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import torch
+
+from cute_fa4.calls.launch import launching_on
+from cute_fa4.calls.plan import Plan
+from cute_fa4.compiler import functions
+from cute_fa4.sm100.score_mods import ScoreMod
+
+# A decode loop needs one for each batch size; prefills, whose sizes vary, push each other out.
+MAX_PLANS = 4096
+
+
+class _Table:
+    """Plans by key; the oldest leave first."""
+
+    def __init__(self):
+        self.plans: dict[tuple, Plan] = {}
+        # A key and its plan. The layers of a model call alike, and comparing two keys is cheaper than a hash.
+        self.latest: tuple = (None, None)
+        self._lock = threading.Lock()
+
+    def keep(self, key: tuple, plan: Plan) -> None:
+        with self._lock:
+            while len(self.plans) >= MAX_PLANS:
+                del self.plans[next(iter(self.plans))]
+            self.plans[key] = plan
+            self.latest = key, plan
+
+
+_table = _Table()
+
+
+def clear() -> None:
+    """Forget every plan."""
+    global _table
+    _table = _Table()  # what is being prepared meanwhile is kept in the old one
+
+
+functions.on_clear(clear)
+
+
+def attend(prepare: Callable, tensors: tuple, asked: tuple):
+    """Attention of unchecked arguments: out, or (out, lse).
+
+    tensors  q, k, v, out or None, None or (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table),
+             learnable_sink, aux_tensors, None or (rows to append to k, those of v, their offsets)
+    asked    window_size, request.Numbers and request.Choices as plain tuples
+    prepare  prepare(tensors, asked) checks everything and returns what launches: a Plan, or a function of `tensors`
+    """
+    table, plan, refusal = _table, None, None
+    try:
+        key = _key(tensors, asked)
+        latest, its_plan = table.latest
+        if key == latest:
+            plan = its_plan
+        else:
+            plan = table.plans[key]
+            table.latest = key, plan
+        if plan.admits(tensors):
+            return plan(tensors)
+    except Exception as error:  # no key or no plan, or refused by the compiled function
+        refusal = error
+    return _long_way(prepare, tensors, asked, table, plan, refusal)
+
+
+def _long_way(prepare, tensors, asked, table: _Table, plan: Plan | None, refusal):
+    """Check and launch. plan, refusal: what was tried and how it failed, each None if there is none."""
+    prepared = prepare(tensors, asked)
+    if isinstance(prepared, Plan):
+        if plan is not None and refusal is not None and prepared.functions == plan.functions:
+            try:
+                raise refusal  # the arguments are right: the launch failed
+            finally:
+                del refusal
+        if prepared.repeats and _are_constant(asked[-1]):
+            try:
+                table.keep(_key(tensors, asked), prepared)
+            except (_NoKey, TypeError):  # TypeError: an option without hash
+                pass
+    with launching_on(tensors[0].device):
+        return prepared(tensors)
+
+
+def _are_constant(choices: tuple) -> bool:
+    """Whether equal ones mean the same at the next call."""
+    return not any(
+        isinstance(choice, torch.Tensor) or (callable(choice) and not isinstance(choice, ScoreMod))
+        for choice in choices
+    )
+
+
+# --- the key
+
+
+class _NoKey(Exception):
+    """The call is refused, or not kept."""
+
+
+def _key(tensors: tuple, asked: tuple) -> tuple:
+    """What decides a call. Raises _NoKey, or anything else, for arguments that the checks would refuse.
+
+    Numbers come with their types: 1, 1.0 and True are equal, and not accepted alike.
+    """
+    q, k, v, out, lengths, sink, aux, new = tensors
+    window_size, numbers, choices = asked
+    left, right = window_size if type(window_size) is tuple else _window(window_size)
+    scale, causal, softcap, max_seqlen_q, max_seqlen_k = numbers
+    return (
+        choices, numbers, left, right,
+        type(scale), type(causal), type(softcap), type(max_seqlen_q), type(max_seqlen_k), type(left), type(right),
+        q.dtype, q.device, q.shape, q.stride(), k.shape, k.stride(), v.stride(),
+        None if out is None else out.stride(),
+        None if lengths is None else _lengths(lengths),
+        None if sink is None else sink.dtype,
+        None if aux is None else _aux(aux),
+        None if new is None else _new(*new, lengths[0]),
+    )  # fmt: skip
+
+
+def _window(window_size) -> tuple:
+    if window_size is None:
+        return None, None
+    if type(window_size) is not list:  # an iterator can be read once
+        raise _NoKey
+    return window_size
+
+
+def _lengths(lengths: tuple) -> tuple:
+    """Their sizes, and how wide the page table can be read."""
+    cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table = lengths
+    return (
+        None if cu_seqlens_q is None else cu_seqlens_q.numel(),
+        None if cu_seqlens_k is None else cu_seqlens_k.numel(),
+        None if seqused_q is None else seqused_q.numel(),
+        None if seqused_k is None else seqused_k.numel(),
+        None if key_limit is None else key_limit.numel(),
+        None if page_table is None else page_table.shape,
+        None if page_table is None else page_table.is_contiguous() or page_table.stride(),
+        None if page_table is None else page_table.data_ptr() % 16,
+    )
+
+
+def _aux(tensors) -> tuple:
+    if type(tensors) not in (list, tuple):
+        raise _NoKey
+    return tuple((tensor.shape, tensor.dtype) for tensor in tensors)
+
+
+def _new(k, v, offsets, cu_seqlens_q) -> tuple:
+    """The shapes and strides of rows to append, and whether they are those of the queries."""
+    size = None if offsets is None else offsets.numel()
+    return k.shape, k.stride(), v.stride(), size, offsets is cu_seqlens_q

@@ -1,0 +1,92 @@
+"""What a call asks for, checked or not: where sequences lie, which options hold.
+
+Where             tensors of lengths and pages, and the layouts that follow from them
+Numbers, Choices  options as the public functions pass them on, unchecked
+Options           the same, checked (options.py)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from cute_fa4.masks import BoundMask
+from cute_fa4.sm100.score_mods import ScoreMod
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where sequences lie and how long they are: int32 tensors on the device of q, or None."""
+
+    cu_seqlens_q: torch.Tensor | None = None
+    cu_seqlens_k: torch.Tensor | None = None
+    seqused_q: torch.Tensor | None = None
+    seqused_k: torch.Tensor | None = None
+    key_limit: torch.Tensor | None = None
+    page_table: torch.Tensor | None = None
+    excludes_new: bool = False  # seqused_k does not count the queries
+    max_seqlen_q: int = 0  # of packed queries
+
+    @property
+    def tensors(self) -> tuple:
+        """In the order of the kernel's parameters."""
+        return (
+            *(self.cu_seqlens_q, self.cu_seqlens_k, self.seqused_q, self.seqused_k),
+            *(self.key_limit, self.page_table),
+        )
+
+    @property
+    def q_layout(self) -> str:
+        return "dense" if self.cu_seqlens_q is None else "packed"
+
+    @property
+    def kv_layout(self) -> str:
+        if self.page_table is not None:
+            return "paged"
+        return "dense" if self.cu_seqlens_k is None else "packed"
+
+    def batch(self, q: torch.Tensor) -> int:
+        return q.shape[0] if self.cu_seqlens_q is None else self.cu_seqlens_q.shape[0] - 1
+
+    def seqlen_q(self, q: torch.Tensor) -> int:
+        """Queries of the longest sequence."""
+        return q.shape[1] if self.cu_seqlens_q is None else self.max_seqlen_q
+
+
+class Numbers(NamedTuple):
+    """Options that are numbers or None, unchecked, in the order in which the public functions pass them on."""
+
+    softmax_scale: object
+    causal: object
+    softcap: object
+    max_seqlen_q: object
+    max_seqlen_k: object
+
+
+class Choices(NamedTuple):
+    """The other options that are no tensors, likewise."""
+
+    mask: object
+    num_splits: object
+    pack_gqa: object
+    score_mod: object
+    mask_mod: object
+    block_sparse_tensors: object
+    kv_layout: object
+    seqused_k_excludes_new: bool
+    return_lse: bool
+
+
+@dataclass(frozen=True)
+class Options:
+    """A checked call without q, k, v. sink: (heads_q,) or None; aux: tensors of score_mod and mask_mod."""
+
+    softmax_scale: float
+    mask: BoundMask
+    score_mod: ScoreMod | None
+    mask_mod: ScoreMod | None
+    aux: tuple[torch.Tensor, ...]
+    sink: torch.Tensor | None
+    pack_gqa: bool | None

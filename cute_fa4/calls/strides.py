@@ -1,0 +1,82 @@
+"""Strides that a TMA descriptor can hold: of dimensions of size 1, of pages and of sequences in one row space.
+
+A clipped operand sees its rows as one sequence of rows at multiples of one stride (its row space), so that a row
+number alone finds a row of any page or sequence.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from cute_fa4.calls.request import Where
+
+# The kernel's row numbers are 32-bit and a tile may reach past the last row.
+MAX_ROWS = (1 << 31) - 1024
+
+
+def views_for_descriptors(q, k, v, out, where: Where):
+    """-> (q, k, v, out, rows from one page to the next), with strides that a descriptor can hold. out may be None."""
+    if where.kv_layout == "dense" and where.seqused_k is None:
+        k, v, per_block = with_plain_strides(k), with_plain_strides(v), 0
+    else:
+        (k, per_block), (v, per_block_v) = _in_row_space("k", k), _in_row_space("v", v)
+        if per_block != per_block_v:
+            raise ValueError(
+                f"v: strides {v.stride()} put {per_block_v} rows from one block to the next while "
+                f"k has {per_block} with strides {k.stride()}; accepted: equal, so that one look-up "
+                "serves both; slice k and v from one cache, or allocate them alike"
+            )
+    clips_queries = where.seqused_q is not None or where.q_layout == "packed"
+    if out is not None:
+        out = _in_row_space("out", out)[0] if clips_queries else with_plain_strides(out)
+    return with_plain_strides(q), k, v, out, per_block
+
+
+def _in_row_space(name: str, tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """(blocks, rows, heads, depth) or (rows, heads, depth) whose rows all lie at multiples of one stride.
+
+    -> (the tensor with usable strides for dimensions of size 1, rows from one block to the next).
+    """
+    tensor = with_plain_strides(tensor)
+    if tensor.dim() == 3:
+        return tensor, 0
+    (blocks, rows, *_), (block_stride, row_stride, *_) = tensor.shape, tensor.stride()
+    if blocks == 1:
+        block_stride = rows * row_stride
+    elif rows == 1:
+        row_stride = block_stride
+    if row_stride <= 0 or block_stride % row_stride:
+        raise ValueError(
+            f"{name}: strides {tensor.stride()}: from one block of {rows} rows to the next it is "
+            f"{block_stride} elements, from one row to the next {row_stride}; accepted: a multiple "
+            f"of a positive number; copy with {name}.contiguous()"
+        )
+    per_block = block_stride // row_stride
+    last = (blocks - 1) * per_block + rows
+    if last > MAX_ROWS:
+        raise ValueError(
+            f"{name}: {blocks} blocks at every {per_block} rows end at row {last}; accepted: at "
+            f"most {MAX_ROWS}, because rows are 32-bit numbers; use fewer blocks, or a layout with "
+            "the heads inside a row"
+        )
+    strides = (block_stride, row_stride, *tensor.stride()[2:])
+    if strides != tensor.stride():
+        tensor = tensor.as_strided(tensor.shape, strides)
+    return tensor, per_block
+
+
+def with_plain_strides(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, with the strides of dimensions of size 1 as a contiguous tensor would have them.
+
+    torch leaves anything there, and no index ever uses it, but a TMA descriptor encodes it in 36
+    bits.
+    """
+    shape, strides = tensor.shape, tensor.stride()
+    if 1 not in shape:
+        return tensor
+    plain = [0] * len(shape)
+    inner = 1
+    for dim in reversed(range(len(shape))):
+        plain[dim] = inner if shape[dim] == 1 else strides[dim]
+        inner = max(inner, plain[dim] * shape[dim])
+    return tensor if tuple(plain) == tuple(strides) else tensor.as_strided(shape, plain)

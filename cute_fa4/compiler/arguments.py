@@ -1,0 +1,132 @@
+"""Fake arguments: types and symbols instead of data, for the compiler.
+
+Sizes are 32-bit symbols, shared where two tensors must agree, so that the compiled function checks the agreement by
+itself. Strides are 64-bit symbols divisible by what TMA needs; the head dim is a number.
+"""
+
+from __future__ import annotations
+
+from cute_fa4.sm100.append.config import AppendConfig
+from cute_fa4.sm100.config import FA4Config
+
+# TMA needs base addresses and strides that are multiples of 16 bytes, which is 8 elements of 16
+# bits.
+ALIGNMENT_BYTES = 16
+
+
+def fake_arguments(config: FA4Config) -> tuple:
+    """Arguments that carry types and symbols instead of data, in the order of SM100MHA2Q.__call__."""
+    from cutlass import Float32, Int32
+    from cutlass.cute import sym_int
+    from cutlass.cute.runtime import make_fake_stream
+
+    batch, total_q, seqlen_q, heads_q, heads_kv = (
+        sym_int(symbol=name) for name in ("batch", "total_q", "seqlen_q", "heads_q", "heads_kv")
+    )
+    packed_q = config.q_layout == "packed"
+    rows_q = (total_q,) if packed_q else (batch, seqlen_q)
+    keys = _key_sizes(config, batch, heads_kv)
+
+    def values(sizes, depth, dtype=config.qkv_dtype):
+        return _fake_rows(dtype, (*sizes, depth))
+
+    def lengths(wanted):
+        # (batch,) or (batch + 1,): a sum of symbols has no spelling, so the caller checks these.
+        return _fake("i32", (sym_int(),)) if wanted else None
+
+    lse = None
+    if config.write_lse:
+        lse = _fake("f32", (heads_q, total_q) if packed_q else (batch, heads_q, seqlen_q))
+    return (
+        values((*rows_q, heads_q), config.qk_depth),
+        values(keys, config.qk_depth),
+        values(keys, config.ov_depth),
+        values((*rows_q, heads_q), config.ov_depth, config.o_dtype),
+        lse,
+        Float32(1.0),
+        lengths(packed_q),
+        lengths(config.kv_layout == "packed"),
+        lengths(config.seqused_q),
+        lengths(config.seqused_k),
+        lengths(config.padded_keys),
+        _fake("i32", (sym_int(), sym_int())) if config.kv_layout == "paged" else None,
+        Int32(1),
+        tuple(Int32(1) for _ in range(config.mask.num_sizes)) or None,
+        _fake(config.sink_dtype, (heads_q,)) if config.sink else None,
+        tuple(_fake(dtype, (None,) * rank, free_last=True) for dtype, rank in config.aux) or None,
+        make_fake_stream(use_tvm_ffi_env_stream=True),
+    )
+
+
+def fake_append_arguments(config: AppendConfig) -> tuple:
+    """The same for AppendKernel.__call__: one cache and one set of new rows for K and for V each."""
+    from cutlass import Int32
+    from cutlass.cute import sym_int
+    from cutlass.cute.runtime import make_fake_stream
+
+    heads = sym_int(symbol="heads_kv")
+    new = (sym_int(symbol="total_new"), heads) if config.packed else (sym_int(), sym_int(), heads)
+    cache = (sym_int(symbol="blocks"), sym_int(symbol="rows_of_block"), heads)
+
+    def values(sizes, depth):
+        return _fake_rows(config.dtype, (*sizes, depth))
+
+    return (
+        values(new, config.depth),
+        values(new, config.depth_v),
+        values(cache, config.depth),
+        values(cache, config.depth_v),
+        _fake("i32", (sym_int(),)),
+        _fake("i32", (sym_int(),)) if config.packed else None,
+        _fake("i32", (sym_int(), sym_int())) if config.paged else None,
+        Int32(1),
+        make_fake_stream(use_tvm_ffi_env_stream=True),
+    )
+
+
+def _key_sizes(config: FA4Config, batch, heads_kv) -> tuple:
+    """Sizes of K and V before the depth."""
+    from cutlass.cute import sym_int
+
+    if config.kv_layout == "dense":
+        return (batch, sym_int(symbol="seqlen_k"), heads_kv)
+    if config.kv_layout == "packed":
+        return (sym_int(symbol="total_k"), heads_kv)
+    pages = sym_int(symbol="num_pages")
+    if config.page_heads_first:
+        return (pages, heads_kv, config.page_size)
+    return (pages, config.page_size, heads_kv)
+
+
+def _dtype(name: str):
+    import cutlass
+
+    return {
+        "bf16": cutlass.BFloat16,
+        "fp16": cutlass.Float16,
+        "f32": cutlass.Float32,
+        "i32": cutlass.Int32,
+        "i64": cutlass.Int64,
+        "u8": cutlass.Uint8,
+    }[name]
+
+
+def _fake_rows(dtype: str, shape: tuple):
+    """What TMA and 16-byte accesses take: a contiguous depth, the rest at multiples of 16 bytes."""
+    from cutlass.cute import sym_int64
+    from cutlass.cute.runtime import make_fake_tensor
+
+    per_alignment = ALIGNMENT_BYTES * 8 // _dtype(dtype).width
+    strides = [sym_int64(divisibility=per_alignment) for _ in shape[:-1]]
+    return make_fake_tensor(_dtype(dtype), shape, (*strides, 1), assumed_align=ALIGNMENT_BYTES)
+
+
+def _fake(dtype: str, shape: tuple, free_last: bool = False):
+    """A tensor read element by element; its last dimension is contiguous unless free_last."""
+    from cutlass.cute import sym_int, sym_int64
+    from cutlass.cute.runtime import make_fake_tensor
+
+    sizes = tuple(sym_int() if size is None else size for size in shape)
+    strides = [sym_int64() for _ in shape[:-1]] + [sym_int64() if free_last else 1]
+    width = _dtype(dtype).width // 8
+    return make_fake_tensor(_dtype(dtype), sizes, tuple(strides), assumed_align=width)

@@ -1,0 +1,36 @@
+"""Configuration -> compiled function: the only place that runs the compiler for a call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cute_fa4.compiler.arguments import fake_append_arguments, fake_arguments
+from cute_fa4.sm100.append.config import AppendConfig
+from cute_fa4.sm100.config import FA4Config
+
+Config = FA4Config | AppendConfig
+
+
+def compile_function(config: Config, executor: str) -> Callable:
+    """Compile, whatever the policy: a function that launches CUDA tensors or emulates CPU tensors."""
+    import cutlass.cute as cute
+
+    kernel, arguments, labels = kernel_and_arguments(config)
+    if executor == "emulator":
+        from cute_fa4 import emulator
+
+        return emulator.compile(kernel, *arguments, arch=config.arch, labels=labels, checks="ptx")
+    options = f"--enable-tvm-ffi --gpu-arch {config.arch}"
+    return cute.compile(kernel, *arguments, options=options)
+
+
+def kernel_and_arguments(config: Config) -> tuple:
+    """-> (kernel object, fake arguments, the emulator's names for what is in it, or None)."""
+    if isinstance(config, AppendConfig):
+        from cute_fa4.sm100.append.kernel import AppendKernel
+
+        return AppendKernel(config), fake_append_arguments(config), None
+    from cute_fa4.compiler.labels import kernel_labels
+    from cute_fa4.sm100.mha2q.kernel import SM100MHA2Q
+
+    return SM100MHA2Q(config), fake_arguments(config), kernel_labels(config)

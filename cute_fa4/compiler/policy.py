@@ -1,0 +1,70 @@
+"""CUTE_FA4_JIT: what happens when a call needs a kernel that is neither loaded nor cached.
+
+    allow   compile it (default)
+    warn    compile it, with a JitWarning that names the configuration
+    error   raise JitError: a service that must not stall finds out at once, and which kernel to export
+
+cute_fa4.warmup compiles whatever the policy: it is called when a service starts.
+
+CUTE_FA4_CLAIMS: which kernels calls, catalogues and lists of a model's kernels ask for.
+
+    on      a CTA that is done takes over a block that has not started (FA4Config.claims; default)
+    off     it ends, to compare with
+
+Both are read when the kernel of a call is chosen, which is once for calls that are alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import warnings
+
+from cute_fa4.system import environment
+
+POLICIES = ("allow", "warn", "error")
+VARIABLE = "CUTE_FA4_JIT"
+CLAIMS_VARIABLE = "CUTE_FA4_CLAIMS"
+
+_warming_up = contextvars.ContextVar("warming_up", default=False)
+
+
+class JitError(RuntimeError):
+    """A call needs a kernel that is not there, and CUTE_FA4_JIT=error."""
+
+
+class JitWarning(UserWarning):
+    """A call compiles a kernel, which takes seconds, and CUTE_FA4_JIT=warn."""
+
+
+def policy() -> str:
+    return environment.choice(VARIABLE, *POLICIES)
+
+
+def claims() -> bool:
+    """What CUTE_FA4_CLAIMS says of FA4Config.claims."""
+    return environment.choice(CLAIMS_VARIABLE, "on", "off") == "on"
+
+
+def check(config, executor: str) -> None:
+    """Called before a kernel is compiled: returns, warns, or raises JitError."""
+    now = policy()
+    if now == "allow" or _warming_up.get():
+        return
+    text = (
+        f"kernel {config.name} for executor {executor!r} is neither loaded nor cached, {VARIABLE}={now}: {config!r}; "
+        "export it (python -m cute_fa4 export) and load it with cute_fa4.aot.load, or call cute_fa4.warmup at start"
+    )
+    if now == "error":
+        raise JitError(text)
+    warnings.warn(text, JitWarning, stacklevel=2)
+
+
+@contextlib.contextmanager
+def warming_up():
+    """Inside, compiling is what was asked for."""
+    token = _warming_up.set(True)
+    try:
+        yield
+    finally:
+        _warming_up.reset(token)

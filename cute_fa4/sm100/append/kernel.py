@@ -1,0 +1,138 @@
+"""Append new rows of K and V to a cache in place: one 16-byte copy a thread, positions read on the device.
+
+    new rows   dense (batch, seqlen_new, heads, depth)     row r belongs to sequence r // seqlen_new
+               packed (total_new, heads, depth)            row r belongs to the last b with offsets[b] <= r
+    position   cache_seqlens[b] + place of the row among the new ones of b
+    cache      dense (batch, seqlen, heads, depth)         row (b, position)
+               paged (num_pages, page_size, heads, depth)  row (page_table[b, position // page_size],
+                                                                position % page_size)
+
+A thread's number is (row, head, piece of the row), the piece fastest: eight threads copy 128 contiguous bytes. The
+pieces of V follow those of K. Head-first caches are the same tensors with other strides.
+
+The host does not read the device's lengths, so a row whose position lies outside the cache, or whose page does not
+exist, is dropped here.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64
+
+from .config import THREADS, AppendConfig
+
+
+@cute.jit
+def sequence_of(offsets: cute.Tensor, row: Int32, batch: Int32) -> Int32:
+    """The last sequence that begins at or before `row`: bisection of non-decreasing offsets (batch + 1,)."""
+    low, high = Int32(0), batch
+    while high - low > 1:
+        middle = (low + high) // 2
+        begins_before = offsets[middle] <= row
+        low = cutlass.select_(begins_before, middle, low)
+        high = cutlass.select_(begins_before, high, middle)
+    return low
+
+
+@cute.jit
+def copy_piece(source: cute.Tensor, target: cute.Tensor, elements: cutlass.Constexpr, piece: Int32):
+    """Piece number `piece` of a row, as one 16-byte load and one 16-byte store."""
+    at = piece * elements
+    layout = cute.make_layout(elements)
+    held = cute.make_rmem_tensor(elements, source.element_type)
+    cute.autovec_copy(cute.make_tensor((source.iterator + at).align(16), layout), held)
+    cute.autovec_copy(held, cute.make_tensor((target.iterator + at).align(16), layout))
+
+
+class AppendKernel:
+    """Copies new rows of K and V into a cache."""
+
+    def __init__(self, cfg: AppendConfig):
+        self.cfg = cfg
+
+    @cute.jit
+    def __call__(
+        self,
+        new_k: cute.Tensor,
+        new_v: cute.Tensor,
+        k_cache: cute.Tensor,
+        v_cache: cute.Tensor,
+        cache_seqlens: cute.Tensor,
+        offsets: cute.Tensor | None,
+        page_table: cute.Tensor | None,
+        batch: Int32,
+        stream,
+    ):
+        """Launch.
+
+        new_k, new_v      (batch, seqlen_new, heads, depth), packed: (total_new, heads, depth)
+        k_cache, v_cache  (batch, seqlen, heads, depth), paged: (num_pages, page_size, heads, depth)
+        cache_seqlens     (batch,) int32: rows that the cache holds before
+        offsets           packed: (batch + 1,) int32
+        page_table        paged: (batch, pages) int32
+        """
+        cfg = self.cfg
+        heads = new_k.shape[-2]
+        rows = new_k.shape[0] if cfg.packed else new_k.shape[0] * new_k.shape[1]
+        threads = Int64(rows) * heads * cfg.pieces
+        self.kernel.set_name_prefix(
+            f"cute_fa4_{cfg.name}", remove_cutlass_symbol=True, keep_mangled_name=False
+        )
+        self.kernel(
+            new_k, new_v, k_cache, v_cache, cache_seqlens, offsets, page_table, batch, Int32(rows)
+        ).launch(
+            grid=[Int32((threads + (THREADS - 1)) // THREADS), 1, 1],
+            block=[THREADS, 1, 1],
+            stream=stream,
+        )
+
+    @cute.kernel
+    def kernel(
+        self,
+        new_k: cute.Tensor,
+        new_v: cute.Tensor,
+        k_cache: cute.Tensor,
+        v_cache: cute.Tensor,
+        cache_seqlens: cute.Tensor,
+        offsets: cute.Tensor | None,
+        page_table: cute.Tensor | None,
+        batch: Int32,
+        rows: Int32,
+    ):
+        cfg = self.cfg
+        heads = new_k.shape[-2]
+        block, _, _ = cute.arch.block_idx()
+        thread, _, _ = cute.arch.thread_idx()
+        number = Int64(block) * THREADS + thread
+        row_and_head = Int32(number // cfg.pieces)
+        piece = Int32(number % cfg.pieces)
+        row, head = row_and_head // heads, row_and_head % heads
+        if row < rows:
+            b, place, last = Int32(0), row, rows
+            if cutlass.const_expr(cfg.packed):
+                b = sequence_of(offsets, row, batch)
+                place, last = row - offsets[b], offsets[b + 1]
+            else:
+                b, place = row // new_k.shape[1], row % new_k.shape[1]
+            held = cache_seqlens[b]
+            position = held + place
+            holds, blocks = Int32(k_cache.shape[1]), Int32(k_cache.shape[0])
+            if cutlass.const_expr(cfg.paged):
+                holds = Int32(page_table.shape[1]) * cfg.page_size
+            # Rows before the first offset or past the last one belong to no sequence. `held` alone is compared too,
+            # because the compiler takes sums not to overflow.
+            belongs = (place >= 0) & (row < last)
+            if belongs & (held >= 0) & (held < holds) & (position < holds):
+                cache_block, inside = b, position
+                if cutlass.const_expr(cfg.paged):
+                    cache_block = page_table[b, position // cfg.page_size]
+                    inside = position % cfg.page_size
+                if (cache_block >= 0) & (cache_block < blocks):
+                    at = (cache_block, inside, head, None)
+                    new = (row, head, None)
+                    if cutlass.const_expr(not cfg.packed):
+                        new = (b, place, head, None)
+                    pieces_of_k = cfg.depth // cfg.elements
+                    if piece < pieces_of_k:
+                        copy_piece(new_k[new], k_cache[at], cfg.elements, piece)
+                    else:
+                        copy_piece(new_v[new], v_cache[at], cfg.elements, piece - pieces_of_k)

@@ -1,0 +1,87 @@
+"""MMA warp where P has columns of its own: S_i of the next tile is made before P_i V of this one.
+
+    p_over_s.py          S0 = Q0 Kn   O1 += P1 V(n-1)   S1 = Q1 Kn   O0 += P0 Vn
+    p_beside_s.py    S0 = Q0 Kn   O0 += P0 V(n-1)   S1 = Q1 Kn   O1 += P1 V(n-1)
+
+P over S makes softmax wait for P V and the next S between two tiles. With P beside S the next S waits only until the
+scores are in registers (s_free), and it is there when softmax comes back:
+
+    softmax 0    | read S0(n) | 2^x, P0(n)          | read S0(n+1) | ...
+    tensor core               | S0(n+1) | P0(n-1) V |
+
+The price: s_ready no longer says that P_i V of the tile before has completed. pv_done does; softmax waits for it before
+it writes P_i, correction before it touches O_i. Tensor memory has the room at depth 64. The last P V of a work tile
+come behind the first S of the next one.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from ..instructions import tensor_memory
+from ..kernel_args import Events, KernelArgs, Smem
+from ..operands.kv_buffer import KVBuffer, KVBufferConfig
+from ..steps.products import multiply_pv, multiply_qk
+from ..sync.pipelines import KVConsumerPipeline
+from ..work.queue import NO_MORE, WorkQueue
+
+
+@cute.jit
+def run(
+    cfg: cutlass.Constexpr,
+    args: KernelArgs,
+    smem: Smem,
+    tmem: Int32,
+    events: Events,
+    kv: KVConsumerPipeline,
+    queue: WorkQueue,
+):
+    k = KVBuffer(KVBufferConfig.for_k(cfg), smem.kv_address)
+    v = KVBuffer(KVBufferConfig.for_v(cfg), smem.kv_address)
+    at_k = kv.first()
+    at_v = kv.advance_to_v(at_k)
+    phase = Int32(1)  # of S and P of the key tile before
+    pending, accumulate = cutlass.Boolean(False), cutlass.Boolean(False)
+    number, q_phase = Int32(0), Int32(0)
+    count = queue.next(cfg, args, number).tiles.count
+    while count != NO_MORE:
+        for n in cutlass.range(count, unroll=1):
+            for i in cutlass.range_constexpr(cfg.num_q):
+                if n == 0:
+                    events.q_full.wait(i, q_phase)
+                events.s_free.wait(i, phase)
+                tensor_memory.fence_after()
+                multiply_qk(cfg, smem, k, tmem, kv, at_k, i, wait=i == 0)
+                events.s_ready.commit(i)
+                if n == count - 1:
+                    events.q_free.commit(i)
+                if cutlass.const_expr(i == cfg.num_q - 1):
+                    kv.release(at_k)
+                if pending:
+                    if cutlass.const_expr(i == 0):
+                        kv.wait_v(at_v)
+                    multiply_pv(cfg, v, tmem, events, at_v.slot.index, i, phase, accumulate)
+                    events.pv_done.commit(i)
+                    if n == 0:
+                        events.o_ready.commit(i)
+            if pending:
+                kv.release(at_v)
+                at_v = kv.step_tile(at_v)
+            at_k = kv.step_tile(at_k)
+            accumulate = n > 0
+            pending = cutlass.Boolean(True)
+            phase = phase ^ 1
+        if count > 0:
+            q_phase = q_phase ^ 1
+        number = number + 1
+        count = queue.next(cfg, args, number).tiles.count
+        if count <= 0 and pending:  # the end, or work tiles without keys: nothing to wait for
+            kv.wait_v(at_v)
+            for i in cutlass.range_constexpr(cfg.num_q):
+                multiply_pv(cfg, v, tmem, events, at_v.slot.index, i, phase, accumulate)
+                if cutlass.const_expr(i == cfg.num_q - 1):
+                    kv.release(at_v)
+                events.pv_done.commit(i)
+                events.o_ready.commit(i)
+            at_v = kv.step_tile(at_v)
+            pending = cutlass.Boolean(False)

@@ -1,0 +1,251 @@
+"""KVBuffer: K or V between global memory and the MMA, one type with one set of verbs.
+
+             K                                       V
+tile         BN keys x depth                         BN keys x depth
+the MMA      walks the depth, 16 at a step           walks the keys, 16 at a step
+operand      K-major: the contraction is contiguous  MN-major: the depth is contiguous
+one slot     chunks of 64 depth, each BN rows x 128 bytes, swizzled: the same bytes for both
+
+V needs no transpose: the tile that TMA writes is read with the other major, because an MN-major operand is made of
+blocks of 64 depth x 8 keys, which is eight rows of a 128-byte chunk.
+
+verb                        what it does
+load_from_dram(...)         issue the copy of a tile, or of one depth stage of it; TMA does the rest
+load_from_shared(k_mma)     where the operand of MMA step k_mma is, relative to the tile
+get_mma_tile(slot)          the tile in a slot as the MMA takes it: descriptor, and the offsets of its steps
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from ...layouts.operand_tiles import KMajorTile, MNMajorTile
+from ...layouts.page_tiles import PageKMajorTile, PageMNMajorTile
+from ...layouts.scalars import choose, maximum, minimum
+from ...tma import copies
+from ...tma.paged_rows import PagedRowIndices
+from ...tma.tensor_maps import DTYPES, TMAOperand
+from .tma import KVOperand
+
+SPAN_BYTES = 128  # bytes of one row of a chunk
+BEYOND_EVERY_ROW = 1 << 28  # in groups of eight rows: TMA finds no such row and fills zeros
+DESCRIPTOR_UNIT = 16  # bytes of one unit of a descriptor's address
+
+
+@dataclass(frozen=True)
+class KVBufferConfig:
+    """What makes a buffer K or V.
+
+    rows, columns   keys and padded depth of a tile
+    slot_bytes      distance of two slots of the ring
+    walks_keys      the contraction runs over keys (V), not over the depth (K)
+    depth_stages    a tile is copied in so many depth chunks, each with a barrier of its own
+    contraction     length of the contraction in elements: the depth without its padding, or the keys
+    clipped         the rows of a copy are cut at run time (tma/tensor_maps.py)
+    box_rows        rows of one copy: the tile's, or those of a page that is smaller
+    whole_pages     a copy brings a page with all its depth chunks
+    """
+
+    rows: int
+    columns: int
+    dtype: str
+    slot_bytes: int
+    walks_keys: bool
+    depth_stages: int
+    contraction: int
+    clipped: bool
+    box_rows: int
+    whole_pages: bool
+
+    @staticmethod
+    def for_k(cfg) -> "KVBufferConfig":
+        depth = cfg.qk_mma_shape[2]
+        return KVBufferConfig._of(cfg, cfg.padded_qk_depth, False, cfg.qk_stages, depth)
+
+    @staticmethod
+    def for_v(cfg) -> "KVBufferConfig":
+        return KVBufferConfig._of(cfg, cfg.padded_ov_depth, True, 1, cfg.BN)
+
+    @staticmethod
+    def _of(cfg, columns, walks_keys, depth_stages, contraction) -> "KVBufferConfig":
+        return KVBufferConfig(
+            rows=cfg.BN,
+            columns=columns,
+            dtype=cfg.qkv_dtype,
+            slot_bytes=cfg.kv_slot_bytes,
+            walks_keys=walks_keys,
+            depth_stages=depth_stages,
+            contraction=contraction,
+            clipped=cfg.clips_keys,
+            box_rows=cfg.kv_box_rows,
+            whole_pages=cfg.pages_come_whole,
+        )
+
+    @property
+    def tile(self) -> KMajorTile | MNMajorTile:
+        """The tile's layout: where TMA puts an element, and where the MMA finds it."""
+        if self.whole_pages:
+            return (PageMNMajorTile if self.walks_keys else PageKMajorTile)(self.rows, self.columns)
+        return (MNMajorTile if self.walks_keys else KMajorTile)(self.rows, self.columns)
+
+    @property
+    def num_steps(self) -> int:
+        """MMA steps of the contraction; padding of the depth is not contracted."""
+        return self.contraction // self.tile.step_elements
+
+    @property
+    def stage_columns(self) -> int:
+        return self.columns // self.depth_stages
+
+    @property
+    def chunks_of_copy(self) -> tuple[int, int]:
+        """(columns of one copy, copies) that make a stage.
+
+        A copy of all rows brings all chunks; a page that is smaller than the tile leaves gaps between its chunks and
+        takes a copy for each.
+        """
+        if self.box_rows == self.rows:
+            return self.stage_columns, 1
+        return self.tile.span_elements, self.stage_columns // self.tile.span_elements
+
+    @property
+    def stage_bytes(self) -> int:
+        return self.rows * self.stage_columns * DTYPES[self.dtype].width // 8
+
+
+@dataclass(frozen=True)
+class KVBuffer:
+    """K or V in the ring. `tma` is None where nothing is loaded: the MMA warp only reads."""
+
+    config: cutlass.Constexpr
+    ring_address: Int32  # shared address of slot 0
+    tma: KVOperand | None = None
+
+    def load_from_dram(
+        self, slot, mbarrier, found: PagedRowIndices, kv_head, batch, depth_stage: int = 0
+    ):
+        """Issue the copies of a tile, or of one depth stage of it, into a slot; the bytes count on `mbarrier`.
+
+        Rows that do not exist and columns beyond the depth arrive as zeros and count as bytes, so that every tile
+        has the same number of them.
+        """
+        cfg = self.config
+        dtype, column = DTYPES[cfg.dtype], depth_stage * cfg.stage_columns
+        address = self.ring_address + slot * cfg.slot_bytes + depth_stage * cfg.stage_bytes
+        if not cfg.clipped:
+            copies.load_tile(
+                self.tma.boxes, dtype, address, mbarrier, found.row, (kv_head, batch), column
+            )
+        elif cfg.whole_pages:
+            load_pages(cfg, self.tma, address, mbarrier, found, kv_head)
+        else:
+            self._load_clipped(found, address, mbarrier, kv_head, column)
+
+    def _load_clipped(self, found: PagedRowIndices, address, mbarrier, kv_head, column: int):
+        cfg = self.config
+        chunk_columns, chunks = cfg.chunks_of_copy
+        for p in range(found.boxes):
+            row, valid = found.box(p)
+            for chunk in range(chunks):
+                at = address + chunk * cfg.rows * SPAN_BYTES + p * cfg.box_rows * SPAN_BYTES
+                load_rows(
+                    self.tma.boxes, self.tma.zeros, DTYPES[cfg.dtype], at, mbarrier, cfg.box_rows, row, valid,
+                    kv_head, column + chunk * chunk_columns,
+                )  # fmt: skip
+
+    def load_from_shared(self, k_mma: int) -> int:
+        """Offset of the operand of MMA step `k_mma` from the tile, in the descriptor's 16-byte units."""
+        return self.config.tile.step_offset(k_mma) // DESCRIPTOR_UNIT
+
+    def get_mma_tile(self, slot):
+        """-> (low descriptor word of the tile in `slot`, constant high word, offsets of the MMA steps)."""
+        address = self.ring_address + slot * self.config.slot_bytes
+        return mma_tile(self.config.tile, address, self.config.num_steps)
+
+
+def mma_tile(tile, address, num_steps: int):
+    """An operand as mma_instructions takes it: (low descriptor word, constant high word, offsets of the steps).
+
+    address     shared address of the tile (Int32); the offsets are in the descriptor's 16-byte units
+    """
+    at_zero = tile.descriptor(0)
+    steps = [tile.step_offset(step) // DESCRIPTOR_UNIT for step in range(num_steps)]
+    return Int32(at_zero.low) + address // DESCRIPTOR_UNIT, at_zero.high, steps
+
+
+@cute.jit
+def load_rows(
+    boxes: TMAOperand,
+    zeros: TMAOperand | None,
+    dtype: cutlass.Constexpr,
+    address,
+    mbarrier,
+    box_rows: cutlass.Constexpr,
+    row,
+    valid,
+    kv_head,
+    column: cutlass.Constexpr,
+):
+    """Copy rows [row, row + valid) and zeros up to `box_rows` rows, by the clipped operand `boxes`.
+
+    Where there may be no row at all, `zeros` is given and takes that case.
+    """
+    first, further = box_rows - valid, (row + valid, kv_head)
+    if cutlass.const_expr(zeros is None):
+        copies.load_tile(boxes, dtype, address, mbarrier, first, further, column)
+    else:
+        if valid > 0:
+            copies.load_tile(boxes, dtype, address, mbarrier, first, further, column)
+        else:
+            copies.load_tile(zeros, dtype, address, mbarrier, box_rows, (0, kv_head), column)
+
+
+@cute.jit
+def load_pages(
+    cfg: cutlass.Constexpr, tma: KVOperand, address, mbarrier, found: PagedRowIndices, kv_head
+):
+    """Copy the pages of a tile. Nearly every tile has all its rows: one question for all pages then."""
+    page_bytes = cfg.box_rows * cfg.columns * 2
+    if found.all_rows_exist(cfg.box_rows):
+        groups = found.in_groups_of_eight()
+        for p in cutlass.range_constexpr(found.boxes):
+            first, _ = groups.box(p)
+            at = address + p * page_bytes
+            copies.load_tile(tma.boxes, DTYPES[cfg.dtype], at, mbarrier, first, (kv_head,))
+    else:
+        for p in cutlass.range_constexpr(found.boxes):
+            row, valid = found.box(p)
+            load_page(cfg, tma, address + p * page_bytes, mbarrier, row, valid, kv_head)
+
+
+@cute.jit
+def load_page(cfg: cutlass.Constexpr, tma: KVOperand, address, mbarrier, row, valid, kv_head):
+    """Copy one page, of which `valid` rows exist: whole, all zeros, or V's last page eight rows at a time.
+
+    Rows of K that do not exist are masked, whatever they hold. Rows of V meet a P of 0, and 0 * NaN is NaN.
+    """
+    dtype = DTYPES[cfg.dtype]
+    first = choose(valid > 0, row >> 3, BEYOND_EVERY_ROW)
+    if cutlass.const_expr(not cfg.walks_keys):
+        copies.load_tile(tma.boxes, dtype, address, mbarrier, first, (kv_head,))
+    else:
+        if (valid > 0) & (valid < cfg.box_rows):
+            for group in cutlass.range_constexpr(cfg.box_rows // 8):
+                here = minimum(maximum(valid - 8 * group, 0), 8)
+                at = address + group * 8 * cfg.columns * 2
+                load_rows(
+                    tma.eight_rows,
+                    tma.zeros,
+                    dtype,
+                    at,
+                    mbarrier,
+                    8,
+                    row + 8 * group,
+                    here,
+                    kv_head,
+                    0,
+                )
+        else:
+            copies.load_tile(tma.boxes, dtype, address, mbarrier, first, (kv_head,))

@@ -1,0 +1,112 @@
+"""Correction warpgroup: rescale O_i when a row's maximum moved, and store it at the end, off the path of softmax.
+
+    O_i is free      nothing in it is wanted any more: arrive on p_ready[i], the first P_i V of a work tile may begin
+    key tile n > 0   wait row_scale[i] -> does any row of the warp have a factor below 1? -> O_i *= factor -> p_ready[i]
+    after the last   wait row_scale[i] (the row sums), o_ready[i] -> O_i / sum to global memory (store.py), O_i is free
+
+P over S: the wait for row_scale[i] of tile n is also the wait for O_i. Softmax raised it after it saw s_ready[i] of
+tile n, and that commit covers P_i V of tile n - 1, issued before. P beside S: pv_done[i] says it.
+
+Because the maximum is kept while it moves less than 2^8, most tiles skip the rescale.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from ..instructions import tensor_memory
+from ..kernel_args import Events, KernelArgs, Smem
+from ..steps import store
+from ..work.queue import NO_MORE, WorkQueue
+from ..work.tile import Work
+
+COLUMNS = 16  # columns of O in registers at a time
+
+
+def store_o(cfg, args, smem: Smem, o_address, events: Events, work: Work, i, row, inverse):
+    """O_i, scaled, to global memory; free for the next work tile as soon as all of it is in registers."""
+
+    def free():
+        tensor_memory.fence_before()
+        events.p_ready.arrive(i)
+
+    store.scaled(cfg, args, smem, work, i, row, o_address, inverse, when_read=free)
+
+
+@cute.jit
+def key_tiles(
+    cfg: cutlass.Constexpr,
+    smem: Smem,
+    tmem: Int32,
+    events: Events,
+    count: Int32,
+    tiles_before: Int32,
+    row: Int32,
+):
+    """Rescale O_0 and O_1 before the products of key tiles 1 to count - 1."""
+    for n in cutlass.range(1, count, unroll=1):
+        phase = (tiles_before + n - 1) & 1
+        for i in cutlass.range_constexpr(cfg.num_q):
+            events.row_scale.wait(i, phase)
+            factor = smem.row_scale[row + i * cfg.rows_per_q_tile]
+            if cutlass.const_expr(cfg.p_apart):
+                events.pv_done.wait(i, phase)
+            if cute.arch.vote_any_sync(factor < 1.0):
+                tensor_memory.fence_after()
+                store.rescale(cfg, tmem + cfg.tmem_o[i], factor)
+                tensor_memory.fence_before()
+            events.p_ready.arrive(i)
+
+
+@cute.jit
+def finish(
+    cfg: cutlass.Constexpr,
+    args: KernelArgs,
+    smem: Smem,
+    tmem: Int32,
+    events: Events,
+    work: Work,
+    tiles_before: Int32,
+    o_phase: Int32,
+    row: Int32,
+):
+    """O_0 and O_1 to global memory."""
+    last = (tiles_before + work.tiles.count - 1) & 1
+    for i in cutlass.range_constexpr(cfg.num_q):
+        events.row_scale.wait(i, last)
+        row_sum = smem.row_scale[row + i * cfg.rows_per_q_tile]
+        inverse = Float32(0.0)
+        if row_sum != 0.0:  # also true for NaN, which belongs in the output
+            inverse = cute.arch.rcp_approx(row_sum)
+        events.o_ready.wait(i, o_phase)
+        tensor_memory.fence_after()
+        store_o(cfg, args, smem, tmem + cfg.tmem_o[i], events, work, i, row, inverse)
+
+
+@cute.jit
+def run(
+    cfg: cutlass.Constexpr,
+    args: KernelArgs,
+    smem: Smem,
+    tmem: Int32,
+    events: Events,
+    queue: WorkQueue,
+):
+    """`tmem`: tensor-memory address of column 0 for this warp's lanes."""
+    thread, _, _ = cute.arch.thread_idx()
+    row = thread % cfg.rows_per_q_tile
+    for i in cutlass.range_constexpr(cfg.num_q):
+        events.p_ready.arrive(i)
+    number, tiles, o_phase = Int32(0), Int32(0), Int32(0)
+    work = queue.next(cfg, args, number)
+    while work.tiles.count != NO_MORE:
+        if work.tiles.count > 0:
+            key_tiles(cfg, smem, tmem, events, work.tiles.count, tiles, row)
+            finish(cfg, args, smem, tmem, events, work, tiles, o_phase, row)
+            tiles = tiles + work.tiles.count
+            o_phase = o_phase ^ 1
+        else:
+            store.zeros(cfg, args, smem, work, row)
+        number = number + 1
+        work = queue.next(cfg, args, number)
+    store.wait(row)

@@ -1,0 +1,91 @@
+"""Load warp: global memory -> Q, K, V tiles in shared memory.
+
+    order     Q0  K0  Q1  V0  K1  V1  K2  V2 ...
+    barrier   q_full[0]  kv_full[0]  q_full[1]  kv_full[1]  kv_full[2] ...
+
+Q0 and K0 come first, because S0 = Q0 K0 is the first thing the tensor core can do. K and V share one ring; the warp
+runs ahead of the MMA warp by as many tiles as the ring has slots, also into the next work tile: Q_i is free when the
+last S_i has been made, a key tile before the work tile ends. The first copies of the CTA are issued before it has come
+together, as soon as this warp has initialised the mbarriers. Where the rows of a tile lie is looked up once, for K and
+V alike (tma/paged_rows.py).
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from ...layouts.scalars import maximum
+from ..kernel_args import Events, KernelArgs, Smem
+from ..operands.kv_buffer import KVBuffer, KVBufferConfig
+from ..steps.loads import find_rows, load_k, load_q, load_v, look_up
+from ..sync.pipelines import Slot, TMAProducerPipeline
+from ..work.queue import NO_MORE, Search, WorkQueue, take_work
+from ..work.tile import Work
+
+
+@cute.jit
+def load_tile(
+    cfg: cutlass.Constexpr,
+    args: KernelArgs,
+    smem: Smem,
+    events: Events,
+    kv: TMAProducerPipeline,
+    work: Work,
+    n: Int32,
+    entries: Int32,
+    at: Slot,
+    q_phase: Int32,
+) -> Slot:
+    """Key tile n, with the queries if it is the first.
+
+    entries: of look_up; q_phase: parity of this use of the places of Q.
+    """
+    k = KVBuffer(KVBufferConfig.for_k(cfg), smem.kv_address, args.k)
+    v = KVBuffer(KVBufferConfig.for_v(cfg), smem.kv_address, args.v)
+    found = find_rows(cfg, args, work, n, entries)
+    for i in cutlass.range_constexpr(cfg.num_q):
+        if n == work.tiles.first:
+            events.q_free.wait(i, q_phase ^ 1)
+            load_q(cfg, args, smem, events, work, i)
+        if cutlass.const_expr(i == 0):
+            at = load_k(cfg, k, kv, work, at, found)
+    return load_v(cfg, v, kv, work, at, found)
+
+
+@cute.jit
+def run(
+    cfg: cutlass.Constexpr,
+    args: KernelArgs,
+    smem: Smem,
+    events: Events,
+    kv: TMAProducerPipeline,
+    queue: WorkQueue,
+    block: Int32,
+):
+    """Every work tile of the CTA, the first of which is that of `block`."""
+    number, q_phase, at = Int32(0), Int32(0), kv.first()
+    work, search = take_work(cfg, args, queue, block, Search.first(cfg))
+    queue.publish(number, work)
+    entries = look_up(cfg, args, work, work.tiles.first)
+    while work.tiles.count != NO_MORE:
+        first, count = work.tiles.first, work.tiles.count
+        following = work
+        for n in cutlass.range(first, first + maximum(count, 1), unroll=1):
+            early = n == first + maximum(count - 2, 0)
+            if early:
+                queue.ask()
+            # On its way while the slots of this tile are awaited.
+            ahead = look_up(cfg, args, work, n + 1)
+            if count > 0:
+                at = load_tile(cfg, args, smem, events, kv, work, n, entries, at, q_phase)
+            entries = ahead
+            if early:
+                answer = queue.answer(search.claims)
+                search = Search(search.claims + 1, search.held)
+                following, search = take_work(cfg, args, queue, answer, search)
+                number = number + 1
+                queue.publish(number, following)
+        if count > 0:
+            q_phase = q_phase ^ 1
+        work = following
+        entries = look_up(cfg, args, work, work.tiles.first)

@@ -1,0 +1,149 @@
+"""Softmax warpgroup i: S_i -> P_i and the factor that O_i needs, key tile by key tile; a thread owns one row.
+
+For every key tile:
+
+    wait s_ready[i]          read the row's BN scores, mask them if the tile needs it
+    row maximum              factor 2^(old - new) -> row_scale[i]          correction can begin
+    P = 2^(c s - c m)        stored quarter by quarter, over S or, where it has room, beside it
+    after three quarters     p_ready[i]                                    the MMA can begin
+    after the last one       p_last[i]
+    row sum                  while the MMA works
+
+After the last one the row sum goes to correction, which divides O by it, in the place of the factor; the log-sum-exp
+goes to global memory.
+
+Whole tiles and masked tiles are separate loops over the same step: a tile that needs no mask carries no mask code.
+A sink is a key with the sink as its score and no value: the state a row starts with.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from ..instructions import tensor_memory
+from ..kernel_args import Events, KernelArgs, Smem
+from ..steps import row_math, visibility
+from ..steps.row_math import RowState
+from ..steps.scores import (
+    RowContext,
+    apply_score_functions,
+    first_state,
+    log2_scale,
+    read_scores,
+    row_context,
+    whole_tiles,
+    write_lse,
+    write_probabilities,
+)
+from ..work.queue import NO_MORE, WorkQueue
+from ..work.tile import Work
+
+
+@cute.jit
+def step(
+    cfg: cutlass.Constexpr,
+    args: KernelArgs,
+    smem: Smem,
+    tmem: Int32,
+    events: Events,
+    work: Work,
+    i: Int32,
+    row: RowContext,
+    tiles_before: Int32,
+    n: Int32,
+    state: RowState,
+    masked: cutlass.Constexpr,
+) -> RowState:
+    """Key tile n: scores to probabilities. `tiles_before`: key tiles of all work tiles before."""
+    phase = (n - work.tiles.first + tiles_before) & 1
+    events.s_ready.wait(i, phase)
+    tensor_memory.fence_after()
+    scores = read_scores(cfg, tmem)
+    if cutlass.const_expr(cfg.p_apart):
+        tensor_memory.fence_before()
+        events.s_free.arrive(i)
+    if cutlass.const_expr(cfg.score_mod is not None or cfg.mask_mod is not None):
+        scores = apply_score_functions(cfg, args, work, row, n, scores, masked)
+    if cutlass.const_expr(masked):
+        first_key = n * cfg.BN
+        lower = cfg.mask.has_lower_bound or not cfg.mask.is_band
+        bands = [(lo - first_key if lower else None, hi - first_key) for lo, hi in row.bands]
+        scores = visibility.keep_visible(scores, bands)
+    scale_log2 = log2_scale(cfg, args)
+    tile_max = row_math.row_maximum(scores, state.row_max)
+    row_max, safe_max, factor = row_math.update_maximum(
+        state.row_max, tile_max, scale_log2, cfg.rescale_log2
+    )
+    if cutlass.const_expr(cfg.p_apart):  # the last factor and the last P have been read
+        events.pv_done.wait(i, phase ^ 1)
+        tensor_memory.fence_after()
+    if n != work.tiles.first:  # nothing to rescale before
+        smem.row_scale[row.thread] = factor
+        events.row_scale.arrive(i)
+    bias = -safe_max * scale_log2
+    p_address = tmem + (cfg.tmem_p[0] - cfg.tmem_s[0])
+    sums = write_probabilities(
+        cfg, smem, events, i, row.thread, p_address, scores, scale_log2, bias
+    )
+    row_sum = state.row_sum * factor + row_math.row_total(sums)
+    return RowState(row_max, row_sum)
+
+
+@cute.jit
+def work_tile(
+    cfg: cutlass.Constexpr,
+    args: KernelArgs,
+    smem: Smem,
+    tmem: Int32,
+    events: Events,
+    work: Work,
+    i: Int32,
+    tiles_before: Int32,
+) -> tuple[RowContext, RowState]:
+    """All key tiles of query tile i."""
+    thread, _, _ = cute.arch.thread_idx()
+    row = row_context(cfg, args, work, i, thread)
+    whole = whole_tiles(cfg, args, work, i)
+    end = work.tiles.first + work.tiles.count
+    state = first_state(cfg, args, row)
+    before = tiles_before
+    if cutlass.const_expr(cfg.mask.has_lower_bound):
+        for n in cutlass.range(work.tiles.first, whole.begin, unroll=1):
+            state = step(cfg, args, smem, tmem, events, work, i, row, before, n, state, masked=True)
+    if cutlass.const_expr(cfg.mask.is_band):
+        for n in cutlass.range(whole.begin, whole.end, unroll=1):
+            state = step(
+                cfg, args, smem, tmem, events, work, i, row, before, n, state, masked=False
+            )
+    for n in cutlass.range(whole.end, end, unroll=1):
+        state = step(cfg, args, smem, tmem, events, work, i, row, before, n, state, masked=True)
+    return row, state
+
+
+@cute.jit
+def run(
+    cfg: cutlass.Constexpr,
+    args: KernelArgs,
+    smem: Smem,
+    tmem: Int32,
+    events: Events,
+    queue: WorkQueue,
+    i: Int32,
+):
+    """Query tile i of every work tile. `tmem`: address of S_i for this warp's lanes."""
+    thread, _, _ = cute.arch.thread_idx()
+    number, tiles = Int32(0), Int32(0)
+    work = queue.next(cfg, args, number)
+    while work.tiles.count != NO_MORE:
+        row, state = work_tile(cfg, args, smem, tmem, events, work, i, tiles)
+        if work.tiles.count > 0:
+            tiles = tiles + work.tiles.count
+            # Correction has read the last factor, or the sum of the work tile before.
+            events.p_ready.wait(i, (tiles - 1) & 1)
+            smem.row_scale[thread] = state.row_sum
+            events.row_scale.arrive(i)
+        if cutlass.const_expr(cfg.write_lse):
+            write_lse(cfg, args, work, i, state)
+        number = number + 1
+        work = queue.next(cfg, args, number)
+    events.p_ready.arrive(i)  # correction has begun the phase of a tile that does not come

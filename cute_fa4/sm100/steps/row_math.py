@@ -1,0 +1,139 @@
+"""Arithmetic of the online softmax on one row of scores in registers; it knows no barrier.
+
+A row is walked tile by tile. With m the running maximum, kept in raw score units, and c = scale log2(e):
+
+    P = 2^(c s - c m),  row_sum = row_sum 2^(c m_old - c m_new) + sum(P),  O = O 2^(c m_old - c m_new) + P V
+
+The maximum may lag: while it would move by less than `rescale_log2` in log2 units, the old one is kept, the factor
+is exactly 1 and O needs no rescale. P then reaches at most 2^rescale_log2; the final division makes up for it.
+A row that has seen no key yet has m = -inf and uses 0 in its place, so that -inf - (-inf) never happens.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32
+from cutlass._mlir.dialects import llvm
+from cutlass.cutlass_dsl import T
+
+from ..instructions import exp2
+
+LOG2_E = 1.4426950408889634
+
+
+@dataclass(frozen=True)
+class RowState:
+    """What a softmax thread carries from tile to tile: its row's maximum (raw scores) and sum of P."""
+
+    row_max: Float32
+    row_sum: Float32
+
+    @staticmethod
+    def empty() -> "RowState":
+        return RowState(-Float32.inf, Float32(0.0))
+
+
+def row_maximum(scores: list, start):
+    """max(start, scores): four chains of 3-input maxima."""
+    chains = [_max3(start, scores[0], scores[1])]
+    chains += [cute.arch.fmax(scores[2 * i], scores[2 * i + 1]) for i in range(1, 4)]
+    for i in range(8, len(scores), 2):
+        chains[i // 2 % 4] = _max3(chains[i // 2 % 4], scores[i], scores[i + 1])
+    return cute.arch.fmax(_max3(chains[0], chains[1], chains[2]), chains[3])
+
+
+def _max3(a, b, c):
+    return Float32(
+        llvm.inline_asm(
+            T.f32(),
+            [Float32(v).ir_value() for v in (a, b, c)],
+            "max.f32 $0, $1, $2, $3;",
+            "=f,f,f,f",
+            has_side_effects=False,
+            is_align_stack=False,
+            asm_dialect=llvm.AsmDialect.AD_ATT,
+        )
+    )
+
+
+@cute.jit
+def update_maximum(row_max, tile_max, scale_log2, rescale_log2: cutlass.Constexpr):
+    """-> (maximum to keep, the same with 0 for -inf, factor for row_sum and O)."""
+    safe = tile_max if tile_max != -Float32.inf else Float32(0.0)
+    moved_log2 = (row_max - safe) * scale_log2
+    factor = exp2.hardware(moved_log2)
+    new_max = tile_max
+    if moved_log2 >= -rescale_log2:
+        new_max = row_max
+        safe = row_max
+        factor = Float32(1.0)
+    return new_max, safe, factor
+
+
+def scaled_exponents(scores: list, scale_log2, bias) -> list:
+    """scale_log2 * s + bias for every score, two at a time."""
+    scale, bias = (scale_log2, scale_log2), (bias, bias)
+    out = []
+    for i in range(0, len(scores), 2):
+        out += cute.arch.fma_packed_f32x2((scores[i], scores[i + 1]), scale, bias)
+    return out
+
+
+def multiplied(values: list, factor) -> list:
+    """factor * v for every value, two at a time."""
+    out = []
+    for i in range(0, len(values), 2):
+        out += cute.arch.mul_packed_f32x2((values[i], values[i + 1]), (factor, factor))
+    return out
+
+
+def exponentials(exponents: list, emulated: frozenset) -> list:
+    """2^x for every x; the pairs whose number is in `emulated` on the FMA units."""
+    out = []
+    for pair in range(len(exponents) // 2):
+        x, y = exponents[2 * pair], exponents[2 * pair + 1]
+        out += (
+            exp2.emulated_pair(x, y) if pair in emulated else (exp2.hardware(x), exp2.hardware(y))
+        )
+    return out
+
+
+def add_values(sums: list, values: list) -> list:
+    """Add a multiple of eight values to four packed f32 accumulators; [] begins."""
+    sums = list(sums)
+    for i in range(0, len(values), 2):
+        pair = (values[i], values[i + 1])
+        if len(sums) < 4:
+            sums.append(pair)
+        else:
+            sums[i // 2 % 4] = cute.arch.add_packed_f32x2(sums[i // 2 % 4], pair)
+    return sums
+
+
+def row_total(sums: list):
+    """The row sum: its four accumulators added up."""
+    total = cute.arch.add_packed_f32x2(
+        cute.arch.add_packed_f32x2(sums[0], sums[1]), cute.arch.add_packed_f32x2(sums[2], sums[3])
+    )
+    return total[0] + total[1]
+
+
+def pack_pairs(values: list, dtype: str) -> list:
+    """Round to the 16-bit dtype, two values a word, the first one in the low half."""
+    instruction = {"bf16": "cvt.rn.bf16x2.f32", "fp16": "cvt.rn.f16x2.f32"}[dtype]
+    return [_pack(values[i], values[i + 1], instruction) for i in range(0, len(values), 2)]
+
+
+def _pack(low, high, instruction: str):
+    return cutlass.Int32(
+        llvm.inline_asm(
+            T.i32(),
+            [Float32(high).ir_value(), Float32(low).ir_value()],
+            f"{instruction} $0, $1, $2;",
+            "=r,f,f",
+            has_side_effects=False,
+            is_align_stack=False,
+            asm_dialect=llvm.AsmDialect.AD_ATT,
+        )
+    )

@@ -1,0 +1,157 @@
+"""What a softmax thread does with the scores of its row in one key tile, and what it knows about the row."""
+
+import math
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, select_
+
+from ...layouts.scalars import minimum
+from .. import score_mods
+from ..instructions import exp2, tensor_memory
+from ..kernel_args import Events, KernelArgs, Smem
+from ..work import kv_range, rows
+from ..work.tile import Work
+from . import row_math, visibility
+from .row_math import LOG2_E, RowState
+
+LOAD_COLUMNS = 32  # scores of one tcgen05.ld
+
+
+def read_scores(cfg, address) -> list:
+    """The BN scores of this thread's row."""
+    scores = []
+    for column in range(0, cfg.BN, LOAD_COLUMNS):
+        scores += tensor_memory.load(address + column, LOAD_COLUMNS)
+    tensor_memory.wait_load()
+    return scores
+
+
+def write_probabilities(
+    cfg, smem: Smem, events: Events, i, thread, address, scores: list, scale_log2, bias
+) -> list:
+    """P = 2^(scale_log2 s + bias), rounded and stored quarter by quarter; returns the accumulators of its sum.
+
+    The sum is taken of the values before rounding.
+
+    P over S     softmax and P V wait for each other, so P must be there soon: the sum comes last. The bias is read
+                 again, from shared memory, after p_ready: otherwise the compiler computes the last quarter before that.
+    P apart      they do not wait: the sum fills the gaps between exponentials.
+    """
+    pairs = cfg.BN // 2
+    first_pair = 0 if cfg.p_apart else pairs // 4
+    emulated = (
+        exp2.emulated_pairs(pairs, cfg.exp2_emulated, first_pair)
+        if cfg.exp2_emulated
+        else frozenset()
+    )
+    if not cfg.p_apart:
+        smem.row_bias[thread] = bias
+    quarter = cfg.BN // 4
+    sums, late = [], []
+    for first in range(0, cfg.BN, quarter):
+        if first == cfg.p_first_part:
+            tensor_memory.wait_store()
+            tensor_memory.fence_before()
+            events.p_ready.arrive(i)
+            if not cfg.p_apart:
+                bias = smem.row_bias[thread]
+        here = frozenset(pair - first // 2 for pair in emulated)
+        exponents = row_math.scaled_exponents(scores[first : first + quarter], scale_log2, bias)
+        values = row_math.exponentials(exponents, here)
+        words = row_math.pack_pairs(values, cfg.qkv_dtype)
+        tensor_memory.store(address + first * cfg.dtype_bytes // 4, words)
+        if cfg.p_apart:
+            sums = row_math.add_values(sums, values)
+        else:
+            late += values
+    tensor_memory.wait_store()
+    tensor_memory.fence_before()
+    events.p_last.arrive(i)
+    return row_math.add_values(sums, late)
+
+
+@dataclass(frozen=True)
+class RowContext:
+    """What a softmax thread knows about its row."""
+
+    thread: Int32
+    q_index: Int32  # of the query in its sequence, not beyond the last
+    head: Int32
+    bands: tuple  # ((lo, hi), ...) of the keys it sees
+
+
+def row_context(cfg, args: KernelArgs, work: Work, i, thread) -> RowContext:
+    sequence = work.sequence
+    row = rows.row_of(cfg, work, i, thread % cfg.rows_per_q_tile)
+    position = sequence.position(row.q_index)
+    bands = cfg.mask.bands(position, sequence.num_keys, args.mask_sizes)
+    limited = tuple((lo, minimum(hi, sequence.key_limit)) for lo, hi in bands)
+    return RowContext(thread, minimum(row.q_index, sequence.seqlen_q - 1), row.head, limited)
+
+
+def first_state(cfg, args: KernelArgs, row: RowContext) -> RowState:
+    """The state of a row that has seen no key: empty, or the sink, in the units of the scores."""
+    if not cfg.sink:
+        return RowState.empty()
+    sink = args.sink[row.head].to(Float32)
+    return RowState(sink if cfg.score_mod is not None else sink / args.scale, Float32(1.0))
+
+
+def log2_scale(cfg, args: KernelArgs):
+    """From the units of the scores to log2: a score_mod has had the softmax scale already."""
+    return Float32(LOG2_E) if cfg.score_mod is not None else args.scale_log2
+
+
+def apply_score_functions(
+    cfg, args: KernelArgs, work: Work, row: RowContext, n, scores: list, masked: bool
+) -> list:
+    """Scores after score_mod and mask_mod, column by column; indices beyond the sequence are not passed on."""
+    aux = score_mods.Aux.of(args, work.sequence, row)
+    out = []
+    for column, score in enumerate(scores):
+        key = n * cfg.BN + column
+        if masked:
+            key = minimum(key, work.sequence.num_keys - 1)
+        indices = (work.sequence.batch, row.head, row.q_index, key)
+        where = (*(Int32(index) for index in indices), aux)
+        if cfg.score_mod is not None:
+            score = Float32(cfg.score_mod.function(score * args.scale, *where))
+        if cfg.mask_mod is not None:
+            score = select_(cfg.mask_mod.function(*where), score, Float32(visibility.MASKED))
+        out.append(score)
+    return out
+
+
+def whole_tiles(cfg, args: KernelArgs, work: Work, i) -> kv_range.WholeTiles:
+    """The key tiles that every row of query tile i sees whole."""
+    sequence, per_tile = work.sequence, rows.positions_per_tile(cfg)
+    first = minimum(work.tile.first_position + i * per_tile, sequence.seqlen_q - 1)
+    last = minimum(first + per_tile, sequence.seqlen_q) - 1
+    return kv_range.whole_tiles(
+        cfg,
+        work.tiles,
+        sequence.position(first),
+        sequence.position(last),
+        sequence.num_keys,
+        sequence.key_limit,
+        args.mask_sizes,
+    )
+
+
+@cute.jit
+def write_lse(cfg: cutlass.Constexpr, args: KernelArgs, work: Work, i: Int32, state: RowState):
+    """The log-sum-exp of this thread's row, natural logarithm; of a row without keys -inf."""
+    thread, _, _ = cute.arch.thread_idx()
+    place = rows.row_of(cfg, work, i, thread % cfg.rows_per_q_tile)
+    sequence = work.sequence
+    if place.q_index < sequence.seqlen_q:
+        lse = -Float32.inf
+        if state.row_sum != 0.0:
+            total_log2 = cute.math.log2(state.row_sum, fastmath=True)
+            lse = (state.row_max * log2_scale(cfg, args) + total_log2) * math.log(2)
+        if cutlass.const_expr(cfg.q_layout == "dense"):
+            args.lse[sequence.batch, place.head, place.q_index] = lse
+        else:
+            args.lse[place.head, sequence.q_first_row + place.q_index] = lse

@@ -1,0 +1,154 @@
+"""Store: O_i / row_sum -> shared memory -> global memory by TMA, chunk by chunk of 64 columns.
+
+    thread = row    16-byte piece c of a 128-byte chunk row r is written to piece c ^ (r % 8)
+
+so that eight threads of a phase write to eight different bank groups. There are two chunk buffers: one is on its way to
+global memory while the other is written.
+
+    depth 128    O0 columns 0..63 | O0 64..127 | O1 0..63 | O1 64..127 |        depth 64    O0 | O1 |
+    buffer       0                | 1          | 0        | 1          |                    0  | 1  |
+
+Rows beyond the end of the sequence are dropped by TMA. A row without keys gets zeros. The correction warpgroup does all
+of it.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+from cutlass._mlir.dialects import llvm
+
+from ...layouts.scalars import minimum
+from ...tma import copies
+from ...tma.tensor_maps import DTYPES
+from ..config import O_BUFFERS
+from ..instructions import tensor_memory
+from ..kernel_args import KernelArgs, Smem
+from ..work import rows
+from ..work.tile import Work
+from . import row_math
+
+COLUMNS = 16  # columns of O in registers at a time
+PIECE_BYTES = 16  # one st.shared.v4
+CHUNK_ROW_BYTES = 128
+NAMED_BARRIER = 1  # of the correction warpgroup; 0 belongs to sync_threads
+
+
+def chunks(cfg) -> int:
+    """Chunks of one query tile."""
+    return cfg.padded_ov_depth // cfg.swizzle_granule
+
+
+def store_piece(address, words: list):
+    """16 bytes (four 32-bit words) to shared memory in one instruction."""
+    llvm.inline_asm(
+        None,
+        [Int32(address).ir_value(), *(w.ir_value() for w in words)],
+        "st.shared.v4.b32 [$0], {$1, $2, $3, $4};",
+        "r,r,r,r,r",
+        has_side_effects=True,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+    )
+
+
+def write_words(buffer, row, column: int, words: list):
+    """Packed values of a row from `column` of the chunk on, each 16 bytes where the swizzle wants them."""
+    for piece in range(len(words) // 4):
+        inside = column * 2 + piece * PIECE_BYTES
+        swizzled = Int32(inside) ^ ((row & 7) * PIECE_BYTES)
+        store_piece(buffer + row * CHUNK_ROW_BYTES + swizzled, words[4 * piece : 4 * piece + 4])
+
+
+def store_chunk(cfg, args: KernelArgs, work: Work, i, buffer, chunk: int):
+    """Bulk store of one depth chunk of query tile i; rows beyond the sequence are dropped."""
+    sequence, per_tile = work.sequence, rows.positions_per_tile(cfg)
+    first = work.tile.first_position + i * per_tile
+    head = work.tile.kv_head if cfg.pack_gqa else work.tile.head
+    place = (first, (head, sequence.batch))
+    if cfg.clips_queries:
+        valid = minimum(sequence.seqlen_q - first, per_tile)
+        row = sequence.q_first_row + first
+        if cfg.q_layout == "dense":
+            row = sequence.batch * args.rows_per_block[0] + first
+        place = (per_tile - valid, (row + valid, head))
+    column = chunk * cfg.swizzle_granule
+    copies.store_tile(args.o, DTYPES[cfg.o_dtype], buffer, *place, first_column=column)
+
+
+@cute.jit
+def begin_chunk(cfg: cutlass.Constexpr, row: Int32):
+    """Every thread may write into the buffer of the chunk after the last."""
+    if row < 32:  # the warp that stores: the copy before the last one has read it
+        cute.arch.cp_async_bulk_wait_group(O_BUFFERS - 1, read=True)
+    cute.arch.barrier(barrier_id=NAMED_BARRIER, number_of_threads=cfg.rows_per_q_tile)
+
+
+@cute.jit
+def end_chunk(
+    cfg: cutlass.Constexpr,
+    args: KernelArgs,
+    smem: Smem,
+    work: Work,
+    i: cutlass.Constexpr,
+    row: Int32,
+    chunk: cutlass.Constexpr,
+):
+    """Every thread has written its row of the chunk: one warp stores it."""
+    cute.arch.fence_proxy("async.shared", space="cta")
+    cute.arch.barrier(barrier_id=NAMED_BARRIER, number_of_threads=cfg.rows_per_q_tile)
+    first = work.tile.first_position + i * rows.positions_per_tile(cfg)
+    if row < 32:
+        if first < work.sequence.seqlen_q:
+            store_chunk(cfg, args, work, i, buffer_of(cfg, smem, i, chunk), chunk)
+        cute.arch.cp_async_bulk_commit_group()
+
+
+def buffer_of(cfg, smem: Smem, i: int, chunk: int):
+    return smem.o_address + (i * chunks(cfg) + chunk) % O_BUFFERS * cfg.o_chunk_bytes
+
+
+def scaled(cfg, args: KernelArgs, smem: Smem, work: Work, i: int, row, o_address, scale, when_read):
+    """O_i * scale, rounded, to global memory. when_read() is called when all of O_i is in registers.
+
+    Every thread of the warpgroup calls it with its row.
+    """
+    width, granule = cfg.pv_mma_shape[1], cfg.swizzle_granule
+    for column, values in tensor_memory.load_batches(o_address, width, COLUMNS):
+        chunk, inside = divmod(column, granule)
+        last = column + len(values) == width
+        if last:
+            when_read()
+        words = row_math.pack_pairs(row_math.multiplied(values, scale), cfg.o_dtype)
+        if inside == 0:
+            begin_chunk(cfg, row)
+        inside_end = inside + len(values)
+        if last:  # the copy reads whole chunks, though it stores no column beyond the depth
+            words += [Int32(0)] * ((granule - inside_end) // 2)
+        write_words(buffer_of(cfg, smem, i, chunk), row, inside, words)
+        if last or inside_end == granule:
+            end_chunk(cfg, args, smem, work, i, row, chunk)
+
+
+def zeros(cfg, args: KernelArgs, smem: Smem, work: Work, row):
+    """Both query tiles, of which no row sees a key; tensor memory is not looked at."""
+    for i in range(cfg.num_q):
+        for chunk in range(chunks(cfg)):
+            begin_chunk(cfg, row)
+            words = [Int32(0)] * (CHUNK_ROW_BYTES // 4)
+            write_words(buffer_of(cfg, smem, i, chunk), row, 0, words)
+            end_chunk(cfg, args, smem, work, i, row, chunk)
+
+
+@cute.jit
+def wait(row: Int32):
+    """Until every copy has read its buffer: then the CTA may end."""
+    if row < 32:
+        cute.arch.cp_async_bulk_wait_group(0, read=True)
+
+
+def rescale(cfg, o_address, factor):
+    """O_i *= factor, for this thread's row."""
+    _, width, _ = cfg.pv_mma_shape
+    for column, values in tensor_memory.load_batches(o_address, width, COLUMNS):
+        tensor_memory.store(o_address + column, row_math.multiplied(values, factor))
+    tensor_memory.wait_store()

@@ -1,0 +1,52 @@
+"""Apply a mask to one row of scores in registers: 32 columns at a time, through a 32-bit visibility word.
+
+Bit i of the word says whether column col0 + i is visible. The compiler moves a byte of the word into seven
+predicates with one instruction, so that a column costs about one select. A band lo <= column < hi is
+low_bits(hi) & ~low_bits(lo); a union of bands is the union of their words.
+"""
+
+from cutlass import Float32, Int32, select_
+from cutlass._mlir.dialects import llvm
+from cutlass.cutlass_dsl import T
+
+from ...layouts.scalars import maximum, minimum
+
+MASKED = float("-inf")
+WORD = 32
+
+
+def low_bits(n):
+    """A word with the low n bits set; n is clamped to [0, 32]."""
+    n = minimum(maximum(n, 0), WORD)
+    return Int32(
+        llvm.inline_asm(  # shl.b32 gives 0 for a shift by 32, where LLVM's shift is undefined
+            T.i32(),
+            [Int32(n).ir_value()],
+            "{\n.reg .b32 bit;\nshl.b32 bit, 1, $1;\nadd.s32 $0, bit, -1;\n}",
+            "=r,r",
+            has_side_effects=False,
+            is_align_stack=False,
+            asm_dialect=llvm.AsmDialect.AD_ATT,
+        )
+    )
+
+
+def visibility(bands: list, col0: int):
+    """Word of columns [col0, col0 + 32). bands: [(lo or None, hi)] in columns of the tile; None: no lower bound."""
+    word = None
+    for lo, hi in bands:
+        seen = low_bits(hi - col0)
+        if lo is not None:
+            seen = seen & (low_bits(lo - col0) ^ -1)
+        word = seen if word is None else word | seen
+    return word
+
+
+def keep_visible(scores: list, bands: list) -> list:
+    """Scores with -inf where no band sees the column."""
+    out = []
+    for col0 in range(0, len(scores), WORD):
+        word = visibility(bands, col0)
+        for i, score in enumerate(scores[col0 : col0 + WORD]):
+            out.append(select_((word & (1 << i)) != 0, score, Float32(MASKED)))
+    return out

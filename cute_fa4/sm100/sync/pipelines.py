@@ -1,0 +1,195 @@
+"""Positions in the K/V ring, its two ends, and the one-barrier events between the roles.
+
+A pipeline is immutable; the position in it is a value that the caller rebinds. That is what the compiler's
+staged loops can carry, what the host can test, and what a reader can follow.
+
+    slot          0  1  2  3  4  0  1  2        a ring of five, in use K0 V0 K1 V1 K2 V2 K3 V3
+    writer waits  1  1  1  1  1  0  0  0        on empty: parity 1 passes on a fresh barrier, every slot is free
+    reader waits  0  0  0  0  0  1  1  1        on full: parity 0 blocks on a fresh barrier, nothing is loaded
+
+The order of p_over_s.py, with the position in parentheses; V of a tile is held while K of the next one is used:
+
+    wait K0(0) release K0(0) wait V0(1) | wait K1(2) release V0(1) release K1(2) wait V1(3) | wait K2(4) ...
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from ...layouts.scalars import choose
+from ..instructions import tensor_core
+
+
+def initialise(mbarriers, counts: list[int]):
+    """mbarrier.init of all mbarriers by one warp, a lane each; the warp may use them when this returns.
+
+    Other warps may after the next barrier between them and it.
+    """
+    lane = cute.arch.lane_idx()
+    for first in range(0, len(counts), 32):
+        part = counts[first : first + 32]
+        count = Int32(part[0])
+        for i in range(1, len(part)):
+            if part[i] != part[i - 1]:
+                count = choose(lane >= i, part[i], count)
+        initialise_part(mbarriers + first, count, lane < len(part))
+    cute.arch.mbarrier_init_fence()
+    cute.arch.sync_warp()
+
+
+@cute.jit
+def initialise_part(mbarriers, count: Int32, mine: cutlass.Boolean):
+    if mine:
+        cute.arch.mbarrier_init(mbarriers + cute.arch.lane_idx(), count)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A position in a ring: which slot, and the parity that this side waits for there."""
+
+    index: Int32
+    phase: Int32
+
+    def next(self, slots: int) -> "Slot":
+        last = self.index == slots - 1
+        return Slot(choose(last, 0, self.index + 1), self.phase ^ choose(last, 1, 0))
+
+
+@dataclass(frozen=True)
+class Event:
+    """One mbarrier for each query tile, raised by some roles and awaited by another (barriers.py says which)."""
+
+    mbarriers: cute.Pointer
+
+    def wait(self, i, phase):
+        cute.arch.mbarrier_wait(self.mbarriers + i, phase)
+
+    def arrive(self, i):
+        """Every thread of the raising role calls it."""
+        cute.arch.mbarrier_arrive(self.mbarriers + i)
+
+    def commit(self, i):
+        """Raised by the hardware when every MMA issued so far has completed."""
+        tensor_core.commit((self.mbarriers + i).toint())
+
+    def arrive_and_expect(self, i, nbytes):
+        """One thread announces the bytes that TMA will count down."""
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive_and_expect_tx(self.mbarriers + i, nbytes)
+        return self.mbarriers + i
+
+
+@dataclass(frozen=True)
+class Ring:
+    """The `full` and `empty` mbarriers of the slots; a slot has one `full` for each depth stage of K."""
+
+    full: cute.Pointer
+    empty: cute.Pointer
+    slots: cutlass.Constexpr
+    qk_stages: cutlass.Constexpr
+
+
+@dataclass(frozen=True)
+class TMAProducerPipeline(Ring):
+    """The load warp's end: K staged along depth, V whole.
+
+    A slot is acquired once. Then each stage of K announces its own bytes on its own barrier, so that the first MMA
+    starts when the first depth chunk is there. V announces all its bytes on stage 0; the other stages of the slot
+    get an arrival without bytes, which keeps their parities in step.
+    """
+
+    k_stage_bytes: cutlass.Constexpr
+    v_bytes: cutlass.Constexpr
+
+    def first(self) -> Slot:
+        return Slot(Int32(0), Int32(1))
+
+    def acquire(self, slot: Slot):
+        """Wait until the MMAs that read the slot's last tile have completed."""
+        cute.arch.mbarrier_wait(self.empty + slot.index, slot.phase)
+
+    def get_k(self, slot: Slot, qk_stage: int):
+        """Announce one depth chunk of K; returns the mbarrier for its copies."""
+        return self._announce(slot, qk_stage, self.k_stage_bytes)
+
+    def get_v(self, slot: Slot):
+        """Announce V; returns the mbarrier for its copies."""
+        for stage in range(1, self.qk_stages):
+            with cute.arch.elect_one():
+                cute.arch.mbarrier_arrive(self._full(slot, stage))
+        return self._announce(slot, 0, self.v_bytes)
+
+    def commit_step(self, slot: Slot) -> Slot:
+        """The next position. The arrival itself is the hardware's, when the bytes are there."""
+        return slot.next(self.slots)
+
+    def _full(self, slot: Slot, stage: int):
+        return self.full + (slot.index * self.qk_stages + stage)
+
+    def _announce(self, slot: Slot, stage: int, nbytes: int):
+        mbarrier = self._full(slot, stage)
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive_and_expect_tx(mbarrier, nbytes)
+        return mbarrier
+
+
+@dataclass(frozen=True)
+class KVPosition:
+    """Where the consumer is: the current slot, and the slot of the V that is still in use."""
+
+    slot: Slot
+    held_v: Int32
+
+
+@dataclass(frozen=True)
+class KVConsumerPipeline(Ring):
+    """The MMA warp's end; p_over_s.py and p_beside_s.py are its two orders.
+
+    A slot is released by tcgen05.commit on its own `empty` barrier: the MMAs that read it are asynchronous, and an
+    ordinary arrive by the thread that issued them would hand the slot back while it is being read.
+    """
+
+    def first(self) -> KVPosition:
+        return KVPosition(Slot(Int32(0), Int32(0)), Int32(0))
+
+    def advance_to_k(self, at: KVPosition) -> KVPosition:
+        """From V of a tile, which stays held, to K of the next one."""
+        return KVPosition(at.slot.next(self.slots), at.slot.index)
+
+    def wait_k(self, at: KVPosition, qk_stage: int):
+        """Wait for one depth chunk of K; returns the slot index."""
+        cute.arch.mbarrier_wait(
+            self.full + (at.slot.index * self.qk_stages + qk_stage), at.slot.phase
+        )
+        return at.slot.index
+
+    def wait_v(self, at: KVPosition):
+        """Wait for V; returns the slot index. Does not step: release_v needs the index later."""
+        for stage in range(self.qk_stages):
+            cute.arch.mbarrier_wait(
+                self.full + (at.slot.index * self.qk_stages + stage), at.slot.phase
+            )
+        return at.slot.index
+
+    def release_v(self, at: KVPosition):
+        """Hand the held V's slot back once every MMA issued so far has completed. Does not step."""
+        self._commit(at.held_v)
+
+    def advance_to_v(self, at: KVPosition) -> KVPosition:
+        """From K of a tile to V of the same tile; in an even ring K has the even slots and this never turns round."""
+        if self.slots % 2 == 0:
+            return KVPosition(Slot(at.slot.index + 1, at.slot.phase), at.held_v)
+        return KVPosition(at.slot.next(self.slots), at.held_v)
+
+    def step_tile(self, at: KVPosition) -> KVPosition:
+        """From K (or V) of a tile to K (or V) of the next one, for a reader that is at both in turn."""
+        return KVPosition(at.slot.next(self.slots).next(self.slots), at.held_v)
+
+    def release(self, at: KVPosition):
+        """Hand the slot back once every MMA issued so far has completed. Does not step."""
+        self._commit(at.slot.index)
+
+    def _commit(self, index):
+        tensor_core.commit((self.empty + index).toint())

@@ -1,0 +1,189 @@
+"""Work queue: the load warp finds the CTA's work tiles, the other roles read them from shared memory.
+
+    first work tile     the block that the CTA was launched as
+    further ones        blocks of the grid that have not started: cluster launch control hands one over at a time
+                        (PTX ISA: "clusterlaunchcontrol.try_cancel"); none is left: the CTA ends
+
+So a CTA sets up once, and the next tile's Q, K and V come while the last one is being finished, but the hardware still
+deals out the blocks, in the order of the grid, to whoever is free. The host launches the same grid as without claims,
+where a CTA ends with its block (OneBlock).
+
+    load         | find 0 | copies 0 ... | claim 1 | last copies 0 | copies 1 .. | claim 2 | last copies 1 | copies 2
+    mma                   | S, P V of 0 ..................... | S, P V of 1 ............................ | 2
+    correction            | rescale 0 ........................... | O of 0 | rescale 1 .................... | O of 1
+
+A block is claimed while the last key tile but one is copied: late, so that the CTA that is free takes it, and early
+enough for its first copies. The queue has two entries, so that the load warp can announce a tile while a slower role
+has not begun the one before. The end is a work tile of NO_MORE key tiles.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from ...layouts.scalars import choose, maximum, minimum
+from ..config import CLAIM_ANSWER_BYTES, WORK_WORDS
+from ..kernel_args import KernelArgs
+from ..sync.barriers import WORK_ENTRIES
+from . import kv_range, packed_order, tile_order
+from .kv_range import TileRange
+from .packed_order import Held
+from .sequence import Sequence, find_sequence
+from .tile import Work, WorkTile
+
+NO_MORE = -1
+
+
+@dataclass(frozen=True)
+class WorkQueue:
+    """The queue's place in shared memory and its mbarriers (barriers.py)."""
+
+    entries: cute.Tensor  # (WORK_ENTRIES * WORK_WORDS,) Int32
+    response: cute.Pointer  # 16 bytes, 16-byte aligned
+    ready: cute.Pointer
+    read: cute.Pointer
+    claimed: cute.Pointer
+
+    @classmethod
+    def at(cls, pointer: cute.Pointer, **mbarriers) -> "WorkQueue":
+        """The queue whose region of shared memory begins at `pointer` (to Int32): entries, then the response."""
+        entries = cute.make_tensor(pointer, cute.make_layout(WORK_ENTRIES * WORK_WORDS))
+        return cls(entries, pointer + WORK_ENTRIES * WORK_WORDS, **mbarriers)
+
+    def publish(self, number, work: Work):
+        """Load warp: announce the CTA's work tile `number`."""
+        at = number % WORK_ENTRIES
+        cute.arch.mbarrier_wait(self.read + at, (number // WORK_ENTRIES & 1) ^ 1)
+        with cute.arch.elect_one():
+            for i, word in enumerate(_words(work)):
+                self.entries[at * WORK_WORDS + i] = word
+            cute.arch.mbarrier_arrive(self.ready + at)
+
+    def next(self, cfg, args: KernelArgs, number) -> Work:
+        """Every other role, every thread of it: wait for work tile `number` and read it."""
+        at = number % WORK_ENTRIES
+        cute.arch.mbarrier_wait(self.ready + at, number // WORK_ENTRIES & 1)
+        words = [self.entries[at * WORK_WORDS + i] for i in range(WORK_WORDS)]
+        cute.arch.mbarrier_arrive(self.read + at)
+        return _work(cfg, args, words)
+
+    def ask(self):
+        """Load warp: claim another block. One claim at a time, and none after one was refused."""
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive_and_expect_tx(self.claimed, CLAIM_ANSWER_BYTES)
+            cute.arch.issue_clc_query(self.claimed, self.response, multicast=False)
+
+    def answer(self, number) -> Int32:
+        """Load warp: the block that this CTA runs from now on, or -1; `number` counts the claims from 0."""
+        cute.arch.mbarrier_wait(self.claimed, number & 1)
+        block, _, _, granted = cute.arch.clc_response(self.response)
+        # The next response is written by the async proxy, after every lane has read this one.
+        cute.arch.fence_proxy("async.shared", space="cta")
+        cute.arch.sync_warp()
+        return choose(granted != 0, block, -1)
+
+
+class OneBlock(WorkQueue):
+    """The queue of a CTA that ends with its block: every claim is refused, and no claim is made."""
+
+    def ask(self):
+        pass
+
+    def answer(self, number) -> Int32:
+        return Int32(-1)
+
+
+def _words(work: Work) -> list:
+    tile, of, tiles = work.tile, work.sequence, work.tiles
+    return [
+        tiles.first,
+        tiles.count,
+        tile.first_position,
+        tile.head,
+        tile.kv_head,
+        tile.batch,
+        of.q_first_row,
+        of.seqlen_q,
+        of.k_first_row,
+        of.num_keys,
+        of.key_limit,
+        Int32(0),
+    ]
+
+
+def _work(cfg, args: KernelArgs, words: list) -> Work:
+    first, count, first_position, head, kv_head, batch, *of, _ = words
+    if cfg.reads_lengths:
+        found = Sequence(batch, *of)
+    else:  # constants and arguments of the kernel: nothing is read
+        found = find_sequence(cfg, args.lengths, batch, args.seqlen_q, args.seqlen_k)
+    return Work(WorkTile(first_position, head, kv_head, batch), found, TileRange(first, count))
+
+
+@dataclass(frozen=True)
+class Search:
+    """Load warp: claims so far, and the sequences among which the next block is looked for; None: none are packed."""
+
+    claims: Int32
+    held: Held | None
+
+    @staticmethod
+    def first(cfg) -> "Search":
+        return Search(Int32(0), Held.none() if cfg.q_layout == "packed" else None)
+
+
+@cute.jit
+def find_work(
+    cfg: cutlass.Constexpr, args: KernelArgs, block: Int32, held: Held | None
+) -> tuple[Work, Held | None]:
+    """The share of a block, its sequence, and the key tiles it takes; of block -1 no more."""
+    number = maximum(block, 0)
+    if cutlass.const_expr(cfg.q_layout == "packed"):
+        tile, of, held = packed_order.find_block(
+            cfg, args.lengths, args.seqlen_k, args.order, number, held
+        )
+    else:
+        tile = tile_order.work_tile(cfg, number, args.order)
+        of = find_sequence(cfg, args.lengths, tile.batch, args.seqlen_q, args.seqlen_k)
+    last = minimum(tile.first_position + cfg.positions_per_cta, of.seqlen_q) - 1
+    tiles = kv_range.tile_range(
+        cfg,
+        of.position(tile.first_position),
+        of.position(last),
+        of.num_keys,
+        of.key_limit,
+        args.mask_sizes,
+    )
+    count = choose(block < 0, NO_MORE, tiles.count)
+    return Work(tile, of, TileRange(tiles.first, count)), held
+
+
+@cute.jit
+def take_work(
+    cfg: cutlass.Constexpr, args: KernelArgs, queue: WorkQueue, block: Int32, search: Search
+) -> tuple[Work, Search]:
+    """The work of `block`, or of a claimed one if it has no rows: where lengths are tensors, grids are upper bounds."""
+    claims, held = search.claims, search.held
+    if cutlass.const_expr(not cfg.clips_queries):
+        work, held = find_work(cfg, args, block, held)
+    else:
+        work = _nothing()
+        while _has_no_rows(work):
+            work, held = find_work(cfg, args, block, held)
+            if _has_no_rows(work):
+                queue.ask()
+                block = queue.answer(claims)
+                claims = claims + 1
+    return work, Search(claims, held)
+
+
+def _nothing() -> Work:
+    """A work tile without rows."""
+    zero = Int32(0)
+    return Work(WorkTile(zero, zero, zero, zero), Sequence.empty(), TileRange(zero, zero))
+
+
+def _has_no_rows(work: Work):
+    return (work.tiles.count != NO_MORE) & (work.tile.first_position >= work.sequence.seqlen_q)

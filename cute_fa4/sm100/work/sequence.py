@@ -1,0 +1,95 @@
+"""Where the sequence of a CTA lies and how long it is: dense, packed, or paged, with the rules of positions.
+
+    queries     dense (batch, seqlen_q, ...)      first row 0, length seqlen_q or seqused_q[b]
+                packed (total_q, ...)             first row cu_seqlens_q[b], length up to the next, or seqused_q[b]
+    keys        dense                             length seqlen_k or seqused_k[b]
+                packed (total_k, ...)             first row cu_seqlens_k[b], length likewise
+                paged                             length seqused_k[b], rows through the page table
+    keys, where the cache length does not count the new tokens: seqused_k[b] + the number of queries
+
+Query i stands at position i + (keys - queries): the last query sees every key (bottom-right). `key_limit` cuts what
+is seen without moving positions (padding masks).
+
+The host does not read these tensors, so whatever they hold is cut to the rows that exist: wrong offsets give wrong
+results, never an access outside a tensor.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from ...layouts.scalars import maximum, minimum
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """One sequence of the batch. All numbers are rows or keys, Int32."""
+
+    batch: Int32
+    q_first_row: Int32  # of a packed tensor; 0 otherwise
+    seqlen_q: Int32
+    k_first_row: Int32  # of a packed tensor; 0 otherwise
+    num_keys: Int32
+    key_limit: Int32
+
+    @staticmethod
+    def empty() -> "Sequence":
+        """One without queries and keys."""
+        zero = Int32(0)
+        return Sequence(zero, zero, zero, zero, zero, zero)
+
+    def position(self, q_index):
+        """Position of a query in key coordinates."""
+        return q_index + (self.num_keys - self.seqlen_q)
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Device tensors (int32) that say where sequences begin and end; None where the layout does not need them."""
+
+    cu_seqlens_q: cute.Tensor | None = None  # (batch + 1,)
+    cu_seqlens_k: cute.Tensor | None = None  # (batch + 1,)
+    seqused_q: cute.Tensor | None = None  # (batch,)
+    seqused_k: cute.Tensor | None = None  # (batch,)
+    key_limit: cute.Tensor | None = None  # (batch,)
+    total_q: Int32 | None = None  # rows of packed queries
+
+
+def between(offsets, batch, rows):
+    """-> (first row, number of rows) of a sequence in a packed tensor of `rows` rows."""
+    first = minimum(maximum(offsets[batch], 0), rows)
+    end = maximum(minimum(offsets[batch + 1], rows), first)
+    return first, end - first
+
+
+def queries(lengths: Lengths, batch, seqlen_q):
+    """-> (first row, number of queries) of a sequence; seqlen_q: of dense queries."""
+    first, number = Int32(0), seqlen_q
+    if lengths.cu_seqlens_q is not None:
+        first, number = between(lengths.cu_seqlens_q, batch, lengths.total_q)
+    if lengths.seqused_q is not None:
+        number = minimum(number, maximum(lengths.seqused_q[batch], 0))
+    return first, number
+
+
+@cute.jit
+def find_sequence(
+    cfg: cutlass.Constexpr, lengths: Lengths, batch: Int32, seqlen_q: Int32, seqlen_k: Int32
+):
+    """The sequence of `batch`; seqlen_q, seqlen_k: extents of dense tensors; of packed keys, all rows."""
+    q_first_row, number = queries(lengths, batch, seqlen_q)
+    k_first_row, keys = Int32(0), seqlen_k
+    if cutlass.const_expr(lengths.cu_seqlens_k is not None):
+        k_first_row, keys = between(lengths.cu_seqlens_k, batch, seqlen_k)
+    if cutlass.const_expr(lengths.seqused_k is not None):
+        # Never beyond what the tensor or the page table can hold. Cut before the sum, which must not overflow.
+        used = minimum(maximum(lengths.seqused_k[batch], 0), keys)
+        if cutlass.const_expr(cfg.cache_excludes_new):
+            used = used + number
+        keys = minimum(keys, used)
+    limit = keys
+    if cutlass.const_expr(lengths.key_limit is not None):
+        limit = minimum(keys, lengths.key_limit[batch])
+    return Sequence(batch, q_first_row, number, k_first_row, keys, limit)

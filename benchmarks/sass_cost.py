@@ -117,7 +117,7 @@ def main(argv: list[str] | None = None) -> int:
             folder.mkdir(parents=True, exist_ok=True)
             ours = folder / "cute_fa4.cubin"
             ours.write_bytes(compile_artifacts(config).cubin)
-            rows["cute_fa4"] = measure(ours, Shape(args.head_dim, config.BN))
+            rows["cute_fa4"] = measure(ours, Shape(args.head_dim, config.tiles.BN))
             if importlib.util.find_spec("flash_attn") is None:
                 print("flash-attn-4 is not installed: no comparison", file=sys.stderr)
             else:

@@ -12,27 +12,36 @@ DOCS = Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS.parent))
 
 from cute_fa4.layouts import pictures  # noqa: E402
+from cute_fa4.sm100.choose_config import choose_config  # noqa: E402
 from cute_fa4.sm100.config import FA4Config  # noqa: E402
-from cute_fa4.sm100.sync import barriers  # noqa: E402
+from cute_fa4.sm100.sync.barriers import BarrierTable  # noqa: E402
 
 
 def barriers_document() -> str:
     config = FA4Config()
+    beside = choose_config(qkv_dtype="bf16", head_dim=64).barriers  # has every row
+    added = tuple(row for row in beside.rows if row.name not in config.barriers)
     rows = "\n".join(
         f"| {index * 8} | `{name}` | {barrier.count} | {' + '.join(map(str, barrier.raised_by))} "
         f"| {barrier.awaited_by} |"
-        for index, name, barrier in barriers.instances(config)
+        for index, name, barrier in config.barriers.instances()
     )
-    reuse = "\n".join(f"- `{barrier.name}`: {barrier.reuse}" for barrier in barriers.BARRIERS)
+    reuse = "\n".join(f"- `{barrier.name}`: {barrier.reuse}" for barrier in beside.rows)
     return f"""# Barriers
 
-Every mbarrier of the forward kernel, printed from `cute_fa4/sm100/sync/barriers.py` for the default configuration
-(bf16, head dim {config.qk_depth}, {config.kv_slots} ring slots, {config.num_mbarriers} mbarriers).
+Every mbarrier of the forward kernel, printed from `cute_fa4/sm100/mha2q/barriers.py` for the default configuration
+(bf16, head dim {config.qk_depth}, {config.barriers.kv_slots} ring slots, {config.barriers.total} mbarriers).
 
 ## By kind
 
 ```
-{barriers.table(config)}
+{config.barriers.text()}
+```
+
+The order in which P has columns of its own (head dim 64, `p_beside_s.py`) adds, behind `p_last`:
+
+```
+{BarrierTable(added, beside.numbers).text()}
 ```
 
 A phase must be seen before the next one completes. What guarantees it:

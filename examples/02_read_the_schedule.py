@@ -7,8 +7,7 @@ python examples/02_read_the_schedule.py --head-dim 64 --arch sm_103a
 import argparse
 
 from cute_fa4.sm100.choose_config import choose_config
-from cute_fa4.sm100.mha2q import kernel, smem_map
-from cute_fa4.sm100.sync import barriers
+from cute_fa4.sm100.mha2q import kernel
 
 
 def main() -> None:
@@ -25,25 +24,27 @@ def main() -> None:
         raise SystemExit("\n".join(cfg.refusals()))
 
     title("Configuration")
-    print(f"{cfg.BM} query rows a CTA in {cfg.num_q} tiles, {cfg.BN} keys a tile")
-    print(f"(M, N, K): S = Q K^T {cfg.qk_mma_shape}, O += P V {cfg.pv_mma_shape}")
-    print(f"{cfg.kv_slots} slots of {cfg.kv_slot_bytes:,} bytes in the ring that K and V share")
+    print(f"{cfg.tiles.BM} query rows a CTA in {cfg.tiles.num_q} tiles, {cfg.tiles.BN} keys a tile")
+    print(f"(M, N, K): S = Q K^T {cfg.tiles.qk_mma_shape}, O += P V {cfg.tiles.pv_mma_shape}")
+    print(
+        f"{cfg.barriers.kv_slots} slots of {cfg.tiles.kv_slot_bytes:,} bytes in the ring that K and V share"
+    )
 
     title("Warps")
-    for warp in range(cfg.warps.threads // 32):
-        print(f"{warp:>3}  {cfg.warps.role_of(warp)}")
+    for warp in range(cfg.schedule.warps.threads // 32):
+        print(f"{warp:>3}  {cfg.schedule.warps.role_of(warp)}")
 
-    title(f"Shared memory: {cfg.smem_bytes:,} bytes")
-    for region in smem_map.regions(cfg).values():
+    title(f"Shared memory: {cfg.smem.nbytes:,} bytes")
+    for region in cfg.smem.regions:
         print(f"{region.offset:>8,}  {region.nbytes:>8,}  {region.name}")
 
-    title(f"Tensor memory: {cfg.tmem_columns_used} of {cfg.tmem_columns} columns")
-    for name, columns in (("S", cfg.tmem_s), ("P", cfg.tmem_p), ("O", cfg.tmem_o)):
+    title(f"Tensor memory: {cfg.tmem.used} of {cfg.tmem.columns} columns")
+    for name, columns in (("S", cfg.tmem.s), ("P", cfg.tmem.p), ("O", cfg.tmem.o)):
         for i, column in enumerate(columns):
             print(f"{column:>8}  {name}{i}")
 
-    title(f"Barriers: {cfg.num_mbarriers} mbarriers")
-    print(barriers.table(cfg))
+    title(f"Barriers: {cfg.barriers.total} mbarriers")
+    print(cfg.barriers.text())
 
     title("Timeline")
     print(kernel.__doc__)

@@ -70,11 +70,6 @@ class Capture:
         return self.kernel
 
 
-def uses_pairs(variant) -> bool:
-    """Whether the package takes two CTAs a tile: its interface.py, use_2cta_instrs."""
-    return not variant.causal and not variant.ragged and variant.head_dim == 128
-
-
 def capture(variant, arch: str) -> Capture:
     """Compile the forward kernel of a kernels.Variant. Must be the process's first import of it."""
     return capture_compiled(variant, arch, 2 if variant.pair else 1)

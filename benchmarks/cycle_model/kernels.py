@@ -17,7 +17,13 @@ from pathlib import Path
 
 from benchmarks.cycle_model import cache, control_codes, our_kernel, trace
 from benchmarks.cycle_model.problems import Problem
-from benchmarks.cycle_model.workloads import KEYS_A_TILE, ROWS_A_CTA, Workload, workloads_of
+from benchmarks.cycle_model.workloads import (
+    KEYS_A_TILE,
+    ROWS_A_CTA,
+    Workload,
+    uses_pairs,
+    workloads_of,
+)
 from benchmarks.sass import nvdisasm
 from cute_fa4.compiler.sources import kernel_sources
 
@@ -68,8 +74,6 @@ class Variant:
     @property
     def pair(self) -> bool:
         """Two CTAs work on one tile together."""
-        from benchmarks.cycle_model.flash_attn_4 import uses_pairs
-
         return self.maker == THEIRS and uses_pairs(self)
 
     @property

@@ -116,3 +116,8 @@ def _windows(window: int) -> list[tuple[int, int]]:
         (later, window),
         (later + longer, window + longer * KEYS_A_TILE),
     ]
+
+
+def uses_pairs(variant) -> bool:
+    """Whether flash-attn-4 takes two CTAs a tile: its interface.py, use_2cta_instrs."""
+    return not variant.causal and not variant.ragged and variant.head_dim == 128

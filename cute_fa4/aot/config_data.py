@@ -9,22 +9,16 @@ name and arguments. Every field is written and every field is asked for, so that
 
 from __future__ import annotations
 
-import ast
 from dataclasses import fields
 
 from cute_fa4.sm100 import masks, score_mods
 from cute_fa4.sm100.append.config import AppendConfig
-from cute_fa4.sm100.config import FA4Config
+from cute_fa4.sm100.config import SCHEDULES, FA4Config
 from cute_fa4.sm100.mha2q.warp_roles import WarpRoles
-from cute_fa4.sm100.score_mods import ScoreMod
+from cute_fa4.sm100.score_mods import PACKAGED, THEN, ScoreMod, packaged_call
 
 CONFIG_CLASSES = {cls.__name__: cls for cls in (FA4Config, AppendConfig)}
-_MASKS = (
-    masks.Full, masks.Causal, masks.Window, masks.Chunked, masks.ChunkedCausal, masks.Both, masks.Either,
-)  # fmt: skip
-_PARTS = {cls.__name__: cls for cls in (*_MASKS, WarpRoles)}
-_SCORE_MODS = ("soft_cap", "alibi", "additive_bias", "relative_logits")
-_THEN = " then "  # between the keys of composed functions
+_PARTS = {**masks.KINDS, **SCHEDULES, WarpRoles.__name__: WarpRoles}
 
 
 class ConfigDataError(ValueError):
@@ -93,12 +87,13 @@ def _are_ints(values: dict, names: tuple) -> bool:
 
 def _score_mod_calls(mod: ScoreMod, where: str) -> list:
     """[[name, arguments...], ...], applied in this order; the key of a packaged function is its call."""
-    calls = [_call_of(key) for key in mod.key.split(_THEN)]
-    if None not in calls and _score_mod_of(calls, where).function.__code__ is _code(mod):
+    calls = [packaged_call(key) for key in mod.key.split(THEN)]
+    calls = None if None in calls else [list(call) for call in calls]
+    if calls is not None and _score_mod_of(calls, where).function.__code__ is _code(mod):
         return calls
     raise ConfigDataError(
         f"{where}: {mod.key} is a function of your own, which cannot be exported as data: its code is not part of "
-        f"this package; accepted: {', '.join(_SCORE_MODS)} of cute_fa4.score_mods and compositions of them; leave "
+        f"this package; accepted: {', '.join(PACKAGED)} of cute_fa4.score_mods and compositions of them; leave "
         "such a configuration to the compiler at run time"
     )
 
@@ -107,27 +102,16 @@ def _code(mod: ScoreMod):
     return getattr(mod.function, "__code__", None)
 
 
-def _call_of(key: str) -> list | None:
-    """ "soft_cap(50.0)" -> ["soft_cap", 50.0]."""
-    name, parenthesis, arguments = key.partition("(")
-    if name not in _SCORE_MODS or not parenthesis:
-        return None
-    try:
-        return [name, ast.literal_eval(arguments.removesuffix(")"))]
-    except (ValueError, SyntaxError):
-        return None
-
-
 def _score_mod_of(calls, where: str) -> ScoreMod:
     mod = None
     for call in calls if isinstance(calls, list) else [None]:
-        ok = isinstance(call, list) and len(call) == 2 and call[0] in _SCORE_MODS
+        ok = isinstance(call, list) and len(call) == 2 and call[0] in PACKAGED
         if not ok or not isinstance(call[1], (bool, int, float)):
             raise ConfigDataError(
                 f"{where}: score function {call!r}; accepted: [name, number] with a name of "
-                f"{', '.join(_SCORE_MODS)}"
+                f"{', '.join(PACKAGED)}"
             )
-        mod = score_mods.composed(mod, getattr(score_mods, call[0])(call[1]))
+        mod = score_mods.composed(mod, PACKAGED[call[0]](call[1]))
     if mod is None:
         raise ConfigDataError(f"{where}: no score function in {calls!r}; accepted: one or more")
     return mod

@@ -109,7 +109,7 @@ def _for_arch(config, arch: str):
     changes = {"arch": arch}
     if (
         hasattr(config, "exp2_emulated")
-        and config.exp2_emulated == type(config)(arch=config.arch).exp2_emulated
+        and config.schedule.exp2_emulated == type(config)(arch=config.arch).exp2_emulated
     ):
         changes["exp2_emulated"] = None
     return replace(config, **changes)

@@ -1,6 +1,6 @@
 """manifest.json of a directory of exported kernels: what is in it, made by which versions, and every file's hash.
 
-    {"format": 1, "arch": "sm_100a", "host_target": "x86-64-v2",
+    {"format": 2, "arch": "sm_100a", "host_target": "x86-64-v2",
      "versions": {"cute_fa4": ..., "source": ..., "apache-tvm-ffi": ..., "nvidia-cutlass-dsl": ...},
      "kernels": [{"name", "symbol", "config", "parameters", "files": {role: {"path", "bytes", "sha256"}}}]}
 
@@ -22,7 +22,7 @@ import cute_fa4
 from cute_fa4.compiler.sources import source_fingerprint
 
 MANIFEST = "manifest.json"
-FORMAT = 1
+FORMAT = 2  # 2: a configuration names its schedule
 
 
 class ExportError(RuntimeError):

@@ -16,7 +16,7 @@ from numbers import Real
 
 import torch
 
-from cute_fa4.sm100.config import DEPTHS, FA4Config
+from cute_fa4.sm100.choose_config import DEPTHS, ROWS_PER_CTA
 
 DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
@@ -164,10 +164,10 @@ def check_shapes(q, k, v, q_axes=DENSE, kv_axes=DENSE) -> None:
 
 def check_grid(q: torch.Tensor, batch: int, seqlen_q: int) -> None:
     """The launch grid has room for a CTA for every BM query rows of each head of each sequence."""
-    ctas = -(-seqlen_q // FA4Config.BM) * q.shape[-2] * batch
+    ctas = -(-seqlen_q // ROWS_PER_CTA) * q.shape[-2] * batch
     if ctas > MAX_CTAS:
         raise ValueError(
-            f"q: shape {tuple(q.shape)} takes a grid of {ctas} CTAs of {FA4Config.BM} query rows; "
+            f"q: shape {tuple(q.shape)} takes a grid of {ctas} CTAs of {ROWS_PER_CTA} query rows; "
             f"accepted: at most {MAX_CTAS}; split the call along batch"
         )
 

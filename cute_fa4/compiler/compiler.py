@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 
 from cute_fa4.compiler.arguments import fake_append_arguments, fake_arguments
 from cute_fa4.sm100.append.config import AppendConfig
@@ -31,6 +32,7 @@ def kernel_and_arguments(config: Config) -> tuple:
 
         return AppendKernel(config), fake_append_arguments(config), None
     from cute_fa4.compiler.labels import kernel_labels
-    from cute_fa4.sm100.mha2q.kernel import SM100MHA2Q
 
-    return SM100MHA2Q(config), fake_arguments(config), kernel_labels(config)
+    kernel = import_module(f"cute_fa4.sm100.{config.schedule.family}.kernel").KERNEL
+
+    return kernel(config), fake_arguments(config), kernel_labels(config)

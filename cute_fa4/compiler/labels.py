@@ -4,10 +4,8 @@ All of it is derived: roles from warp_roles.py, regions from smem_map.py, mbarri
 """
 
 from ..emulator.labels import KernelLabels
-from ..sm100.config import MBARRIER_BYTES, O_BUFFERS, FA4Config
-from ..sm100.mha2q import smem_map
-from ..sm100.mha2q.warp_roles import WARPS_PER_GROUP
-from ..sm100.sync import barriers
+from ..sm100.chip import MBARRIER_BYTES, WARPS_PER_GROUP
+from ..sm100.config import FA4Config
 
 # A location in one of these says less than that of the role or step that called it.
 HELPER_FILES = (
@@ -26,7 +24,7 @@ def role_ranges(cfg: FA4Config) -> tuple[tuple[range, str], ...]:
     >>> [name for _, name in role_ranges(FA4Config())]
     ['softmax 0', 'softmax 1', 'correction', 'mma', 'load', 'idle']
     """
-    warps = cfg.warps
+    warps = cfg.schedule.warps
     softmax = [
         (range(first, first + WARPS_PER_GROUP), warps.role_of(first))
         for first in warps.softmax[::WARPS_PER_GROUP]
@@ -37,39 +35,36 @@ def role_ranges(cfg: FA4Config) -> tuple[tuple[range, str], ...]:
 
 def shared_regions(cfg: FA4Config) -> tuple[tuple[int, int, str], ...]:
     """(offset, bytes, name) of every tile, slot and table in shared memory."""
-    region = smem_map.regions(cfg)
-    out = [
-        (region["q"].offset + i * cfg.q_tile_bytes, cfg.q_tile_bytes, f"Q{i}")
-        for i in range(cfg.num_q)
-    ]
-    out += [
-        (region["kv"].offset + slot * cfg.kv_slot_bytes, cfg.kv_slot_bytes, f"kv[{slot}]")
-        for slot in range(cfg.kv_slots)
-    ]
-    out += [
-        (region["o"].offset + buffer * cfg.o_chunk_bytes, cfg.o_chunk_bytes, f"O chunk {buffer}")
-        for buffer in range(O_BUFFERS)
-    ]
-    out += [
-        (region[name].offset, region[name].nbytes, name)
-        for name in ("row_scale", "row_bias", "work_queue", "tmem_address")
-    ]
-    return tuple(out)
+    places, tiles = cfg.smem, cfg.tiles
+    parts = {
+        "q": (tiles.q_tile_bytes, "Q{}"),
+        "kv": (tiles.kv_slot_bytes, "kv[{}]"),
+        "o": (tiles.o_chunk_bytes, "O chunk {}"),
+    }
+    out = []
+    for region in places.regions:
+        nbytes, name = parts.get(region.name, (region.nbytes, region.name))
+        out += [
+            (region.offset + i * nbytes, nbytes, name.format(i))
+            for i in range(region.nbytes // nbytes)
+        ]
+    return tuple(entry for entry in out if entry[2] != "mbarriers")
 
 
 def tensor_columns(cfg: FA4Config) -> tuple[tuple[int, int, str], ...]:
     """(first column, columns, name) in tensor memory; P_i lies in S_i unless it has a place of its own."""
-    scores = [(column, cfg.BN, f"S{i}") for i, column in enumerate(cfg.tmem_s)]
-    if cfg.p_apart:
-        scores += [(column, cfg.p_columns, f"P{i}") for i, column in enumerate(cfg.tmem_p)]
+    scores = [(column, cfg.tiles.BN, f"S{i}") for i, column in enumerate(cfg.tmem.s)]
+    if cfg.tmem.p_apart:
+        scores += [(column, cfg.tiles.p_columns, f"P{i}") for i, column in enumerate(cfg.tmem.p)]
     return tuple(
-        scores + [(column, cfg.padded_ov_depth, f"O{i}") for i, column in enumerate(cfg.tmem_o)]
+        scores
+        + [(column, cfg.tiles.padded_ov_depth, f"O{i}") for i, column in enumerate(cfg.tmem.o)]
     )
 
 
 def barrier_names(cfg: FA4Config) -> tuple[tuple[int, str, str, str], ...]:
     """(offset, name, who waits, who raises) of every mbarrier."""
-    first = smem_map.regions(cfg)["mbarriers"].offset
+    first = cfg.smem.mbarriers.offset
     return tuple(
         (
             first + index * MBARRIER_BYTES,
@@ -77,7 +72,7 @@ def barrier_names(cfg: FA4Config) -> tuple[tuple[int, str, str, str], ...]:
             barrier.awaited_by,
             " + ".join(a.role for a in barrier.raised_by),
         )
-        for index, name, barrier in barriers.instances(cfg)
+        for index, name, barrier in cfg.barriers.instances()
     )
 
 

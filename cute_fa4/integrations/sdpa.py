@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 from cute_fa4 import masks
 from cute_fa4.calls.tensors import check_is_tensor, check_rank, checked_scale
 from cute_fa4.interface import flash_attn_func
-from cute_fa4.sm100.config import DEPTHS
+from cute_fa4.sm100.choose_config import DEPTHS
 from cute_fa4.sm100.score_mods import ScoreMod, additive_bias
 
 HEADS_FIRST = ("batch", "heads", "seqlen", "head_dim")

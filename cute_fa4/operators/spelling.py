@@ -13,24 +13,19 @@ import ast
 from functools import cache, lru_cache
 
 from cute_fa4.masks import BoundMask
-from cute_fa4.sm100 import masks, score_mods
-from cute_fa4.sm100.score_mods import ScoreMod, composed, remembered
+from cute_fa4.sm100 import masks
+from cute_fa4.sm100.score_mods import PACKAGED, THEN, ScoreMod, composed, packaged_call, remembered
 
-_SIMPLE = {
-    kind.__name__: kind for kind in (masks.Full, masks.Causal, masks.Chunked, masks.ChunkedCausal)
-}
-_PAIRS = {kind.__name__: kind for kind in (masks.Both, masks.Either)}
-_FUNCTIONS = ("soft_cap", "alibi", "additive_bias", "relative_logits")
-_THEN = " then "  # between the keys of composed functions
+_PAIRS = (masks.Both, masks.Either)
 
 
 def spell_mask(mask: masks.Mask) -> str:
     kind = type(mask)
-    if kind in _PAIRS.values():
+    if kind in _PAIRS:
         return f"{kind.__name__}({spell_mask(mask.a)},{spell_mask(mask.b)})"
     if kind is masks.Window:
         return f"Window({mask.left},{mask.right})"
-    if kind not in _SIMPLE.values():
+    if kind not in masks.KINDS.values():
         raise NotImplementedError(
             f"mask: a {kind.__name__} cannot be traced; accepted: the masks of cute_fa4.masks; call outside "
             "of the compiled function"
@@ -51,17 +46,17 @@ def _parsed(spelled: str) -> masks.Mask:
     try:
         return _mask_of(ast.parse(spelled, mode="eval").body)
     except (SyntaxError, AttributeError, KeyError, TypeError, ValueError):
-        kinds = ", ".join((*_SIMPLE, "Window", *_PAIRS))
+        kinds = ", ".join(masks.KINDS)
         raise ValueError(f"mask: {spelled!r}; accepted: calls of {kinds}, as 'Causal()'") from None
 
 
 def _mask_of(call) -> masks.Mask:
-    kind = call.func.id
-    if kind == "Window":
-        return masks.Window(*map(ast.literal_eval, call.args))
+    kind = masks.KINDS[call.func.id]
+    if kind is masks.Window:
+        return kind(*map(ast.literal_eval, call.args))
     if kind in _PAIRS:
-        return _PAIRS[kind](*map(_mask_of, call.args))
-    return _SIMPLE[kind](*call.args)
+        return kind(*map(_mask_of, call.args))
+    return kind(*call.args)
 
 
 def is_known(key: str) -> bool:
@@ -77,7 +72,7 @@ def function_of(parameter: str, key: str) -> ScoreMod | None:
     if not key or remembered(key) is not None:
         return remembered(key)
     mod = None
-    for part in key.split(_THEN):
+    for part in key.split(THEN):
         mod = composed(mod, remembered(part) or _packaged(parameter, part))
     return mod
 
@@ -87,10 +82,11 @@ def _packaged(parameter: str, key: str) -> ScoreMod:
     >>> _packaged("score_mod", "alibi(8)").key
     'alibi(8)'
     """
-    name, parenthesis, argument = key.partition("(")
-    if name not in _FUNCTIONS or not parenthesis:
+    call = packaged_call(key)
+    if call is None:
         raise ValueError(
             f"{parameter}: {key!r} is no function of this process; accepted: those of cute_fa4.score_mods, "
             "and what score_mods.ScoreMod.of has named here; name the same function before"
         )
-    return getattr(score_mods, name)(ast.literal_eval(argument.removesuffix(")")))
+    name, argument = call
+    return PACKAGED[name](argument)

@@ -1,9 +1,18 @@
 """Problem -> FA4Config, as an ordered list of one-line rules; nothing but the problem is read."""
 
+from dataclasses import fields
 from functools import lru_cache
 
 from . import masks
 from .config import FA4Config
+from .mha2q.schedule import DEPTHS, NUM_Q, TwoTiles
+from .tiles import ROWS_PER_Q_TILE
+
+__all__ = ["DEPTHS", "ROWS_PER_CTA", "choose_config", "config_for", "packs_gqa"]
+
+# DEPTHS: head dims that some family runs.
+ROWS_PER_CTA = NUM_Q * ROWS_PER_Q_TILE
+SCHEDULE_CHOICES = frozenset(field.name for field in fields(TwoTiles))
 
 
 def choose_config(
@@ -19,12 +28,19 @@ def choose_config(
 ) -> FA4Config:
     """The configuration that serves a problem best; the caller looks at its `refusals()`.
 
-    choices: further fields of FA4Config that the call decides: layouts, mask (instead of causal), sink, score_mod, ...
+    choices: further fields of FA4Config that the call decides (layouts, mask instead of causal, sink, score_mod, ...)
+    and of its schedule (claims, ...)
 
     Nothing here depends on lengths, batch or head count: one compile serves them all.
     """
+    of_schedule = {name: choices.pop(name) for name in SCHEDULE_CHOICES & set(choices)}
     choices.setdefault("mask", masks.Causal() if causal else masks.Full())
-    cfg = FA4Config(
+    if (head_dim_v or head_dim) <= 64:
+        # Tensor memory would allow 192 keys a tile, but 192 f32 scores do not fit the 192 registers of a
+        # softmax thread; reading S twice instead costs more than the wider tile saves.
+        of_schedule.setdefault("bn_cap", 128)
+    choices.setdefault("schedule", TwoTiles(**of_schedule))
+    return FA4Config(
         qkv_dtype=qkv_dtype,
         qk_depth=head_dim,
         ov_depth=head_dim_v,
@@ -33,11 +49,6 @@ def choose_config(
         arch=arch,
         **choices,
     )
-    if head_dim >= 1 and cfg.padded_ov_depth <= 64:
-        # Tensor memory would allow 192 keys a tile, but 192 f32 scores do not fit the 192 registers of a
-        # softmax thread; reading S twice instead costs more than the wider tile saves.
-        cfg = cfg.with_(bn_cap=128)
-    return cfg
 
 
 def packs_gqa(seqlen_q: int, group: int) -> bool:
@@ -46,12 +57,13 @@ def packs_gqa(seqlen_q: int, group: int) -> bool:
     >>> packs_gqa(1, 8), packs_gqa(256, 8), packs_gqa(300, 8), packs_gqa(1, 1), packs_gqa(1, 7)
     (True, False, True, False, False)
     """
-    fits = FA4Config.BM // 2 % group == 0
+    fits = ROWS_PER_Q_TILE % group == 0
     return fits and _blocks(seqlen_q * group) < group * _blocks(seqlen_q)
 
 
 def _blocks(rows: int) -> int:
-    return -(-rows // FA4Config.BM)
+    """CTAs that own so many query rows."""
+    return -(-rows // ROWS_PER_CTA)
 
 
 @lru_cache(maxsize=4096)

@@ -1,12 +1,14 @@
 """What crosses the kernel boundary, and what the prologue hands to the roles."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from ..tma.tensor_maps import TMAOperand
+from .memory_maps import SmemMap
 from .operands.tma import KVOperand
+from .sync.barriers import BarrierTable
 from .sync.pipelines import Event
 from .work.packed_order import PackedOrder
 from .work.sequence import Lengths
@@ -40,7 +42,7 @@ class KernelArgs:
 
 @dataclass(frozen=True)
 class Events:
-    """The one-barrier events between the roles; barriers.py is their table."""
+    """The one-barrier events between the roles; the family's barriers.py is their table."""
 
     q_full: Event
     q_free: Event
@@ -51,6 +53,17 @@ class Events:
     s_free: Event | None
     pv_done: Event | None
     o_ready: Event
+
+    @classmethod
+    def of(cls, table: BarrierTable, mbarriers: cute.Pointer) -> "Events":
+        """From the first mbarrier; an event that a family or an order does not have is None."""
+        names = (field.name for field in fields(cls))
+        return cls(
+            **{
+                name: Event(mbarriers + table.first_index(name)) if name in table else None
+                for name in names
+            }
+        )
 
 
 @dataclass(frozen=True)
@@ -64,3 +77,19 @@ class Smem:
     row_scale: cute.Tensor
     # (256,) f32: what a thread adds to its scaled scores; read again late in a tile
     row_bias: cute.Tensor
+
+    @classmethod
+    def of(cls, places: SmemMap, base: cute.Pointer) -> "Smem":
+        """base: the CTA's dynamic shared memory."""
+
+        def floats(region):
+            pointer = cute.recast_ptr(base + region.offset, dtype=Float32)
+            return cute.make_tensor(pointer, cute.make_layout(region.nbytes // 4))
+
+        return cls(
+            q_address=base.toint(),
+            kv_address=base.toint() + places.kv.offset,
+            o_address=base.toint() + places.o.offset,
+            row_scale=floats(places.row_scale),
+            row_bias=floats(places.row_bias),
+        )

@@ -161,3 +161,9 @@ class Either(_Pair):
     def bands(self, p, n, sizes):
         of_a, of_b = self._bands_of_each(p, n, sizes)
         return of_a + of_b
+
+
+KINDS = {
+    kind.__name__: kind for kind in (Full, Causal, Window, Chunked, ChunkedCausal, Both, Either)
+}
+"""Every kind of mask, by the name under which data and operators know it."""

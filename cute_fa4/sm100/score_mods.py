@@ -10,6 +10,7 @@ function is traced once for each column of a tile; it may use cute.math and plai
 cutlass.select_.
 """
 
+import ast
 import hashlib
 import inspect
 from collections.abc import Callable
@@ -228,7 +229,7 @@ def composed(first: ScoreMod | None, then: ScoreMod | None) -> ScoreMod | None:
         for each in checks:
             each(*sizes)
 
-    return ScoreMod(both, f"{first.key} then {then.key}", check if checks else None)
+    return ScoreMod(both, f"{first.key}{THEN}{then.key}", check if checks else None)
 
 
 def _check_first_aux(name: str, aux: tuple, axes: str, least: tuple):
@@ -245,3 +246,25 @@ def _reciprocal(x):
     import cutlass.cute as cute
 
     return cute.arch.rcp_approx(x)
+
+
+PACKAGED = {make.__name__: make for make in (soft_cap, alibi, additive_bias, relative_logits)}
+"""Functions that come with the package, by the name in their keys: a key is the call that made it, "soft_cap(50.0)"."""
+
+THEN = " then "
+"""Between the keys of composed functions."""
+
+
+def packaged_call(key: str) -> tuple[str, object] | None:
+    """The name and argument of a packaged function's key; None for any other key.
+
+    >>> packaged_call("soft_cap(50.0)"), packaged_call("my_function:1234")
+    (('soft_cap', 50.0), None)
+    """
+    name, parenthesis, argument = key.partition("(")
+    if name not in PACKAGED or not parenthesis:
+        return None
+    try:
+        return name, ast.literal_eval(argument.removesuffix(")"))
+    except (ValueError, SyntaxError):
+        return None

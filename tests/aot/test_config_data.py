@@ -33,7 +33,7 @@ def test_every_configuration_of_the_serving_catalogue_survives_json():
             mask=masks.Either(masks.Window(True, True), masks.Both(masks.Causal(), masks.Chunked()))
         ),
         FA4Config(score_mod=score_mods.alibi(12), mask_mod=score_mods.relative_logits(7)),
-        FA4Config(arch="sm_103a", rescale_log2=4.5, exp2_emulated=3),
+        FA4Config(arch="sm_103a").with_(rescale_log2=4.5, exp2_emulated=3),
     ],
     ids=lambda c: c.name,
 )

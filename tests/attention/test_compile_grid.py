@@ -26,7 +26,7 @@ def test_configuration_compiles(config):
 
     opcodes = [instruction.opcode for instruction in kernel.instructions]
     initialised = sum(opcode.startswith("mbarrier.init") for opcode in opcodes)
-    assert initialised == -(-config.num_mbarriers // 32), "a lane of a warp each"
+    assert initialised == -(-config.barriers.total // 32), "a lane of a warp each"
 
     # Local memory is spilled registers or an array indexed at run time; either is slower than the
     # loop it is in. PTX shows the arrays, the stack frame in the cubin also what ptxas spilled.
@@ -34,7 +34,7 @@ def test_configuration_compiles(config):
     assert not re.search(r"^\s*\.local\b", ptx, re.MULTILINE)
     resources = nvdisasm.resources(cubin)
     assert resources.stack_bytes == 0
-    assert resources.registers * config.warps.threads <= REGISTERS_OF_AN_SM
+    assert resources.registers * config.schedule.warps.threads <= REGISTERS_OF_AN_SM
 
 
 @pytest.mark.parametrize("arch", cases.ARCHS)
@@ -47,7 +47,7 @@ def test_exp2_is_split_over_two_units_on_b200_alone(arch):
     ptx = compile_artifacts(config).ptx
     (kernel,) = ptx_parser.parse(ptx).kernels.values()
     exponentials = sum(i.opcode.startswith("ex2.approx") for i in kernel.instructions)
-    on_fma_units = 2 * config.exp2_emulated
+    on_fma_units = 2 * config.schedule.exp2_emulated
     assert (on_fma_units > 0) == (arch == "sm_100a")
     # One more in each copy: the factor by which a new maximum rescales.
-    assert exponentials == 2 * (config.BN - on_fma_units + 1)
+    assert exponentials == 2 * (config.tiles.BN - on_fma_units + 1)

@@ -209,7 +209,7 @@ def causal_kernel(tmp_path_factory):
     config = choose_config(qkv_dtype="bf16", head_dim=128, causal=True, arch="sm_100a")
     path = tmp_path_factory.mktemp("cubin") / "causal.cubin"
     path.write_bytes(compile_artifacts(config).cubin)
-    return config, *sass_cost.measure(path, Shape(config.qk_depth, config.BN))
+    return config, *sass_cost.measure(path, Shape(config.qk_depth, config.tiles.BN))
 
 
 # The published FlashAttention-4 (4.0.0b36) takes 514. The loop of the MMA warp also holds what happens between two work
@@ -232,7 +232,7 @@ def test_the_table_of_the_readme_is_this_kernels(causal_kernel):
 def test_the_measured_loops_are_whole_tiles(causal_kernel):
     """A loop that was unrolled or split otherwise than the kernel says would be scaled wrongly."""
     config, cost, _ = causal_kernel
-    assert cost.of("softmax unmasked").units == config.BN / 128
+    assert cost.of("softmax unmasked").units == config.tiles.BN / 128
     assert cost.of("mma").units == 1
     assert cost.of("correction").units == 1
 
@@ -246,7 +246,7 @@ def test_no_local_memory(causal_kernel):
 def test_registers_at_launch_fill_the_register_file(causal_kernel):
     """setmaxnreg moves registers between warps; what it may move is what the launch asked for."""
     config, _, resources = causal_kernel
-    assert resources.registers * config.warps.threads == 65536
+    assert resources.registers * config.schedule.warps.threads == 65536
 
 
 def test_the_counter_agrees_with_counts_made_by_hand(tmp_path):

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Four key tiles: the first and the last are special, two are the steady state.
 TILES = 4
-RING = FA4Config().kv_slots
+RING = FA4Config().barriers.kv_slots
 PICTURE = ["trace", "--head-dim", "128", "--causal", "--seqlen", "256", "--seqlen-k", "512"]
 
 

@@ -4,8 +4,10 @@ import pytest
 
 from cute_fa4.sm100.choose_config import choose_config
 from cute_fa4.sm100.config import FA4Config
-from cute_fa4.sm100.mha2q import smem_map
-from cute_fa4.sm100.sync import barriers
+from cute_fa4.sm100.mha2q import barriers
+from cute_fa4.sm100.mha2q.schedule import TwoTiles
+from cute_fa4.sm100.mha2q.warp_roles import WarpRoles
+from cute_fa4.sm100.sync.barriers import BarrierTable, reuse_text
 
 # Derived by hand from who calls what: one announcing thread, one commit, or every thread of a warpgroup.
 COUNTS = dict(
@@ -14,38 +16,46 @@ COUNTS = dict(
 )  # fmt: skip
 
 
+OVER, BESIDE = FA4Config(), choose_config(qkv_dtype="bf16", head_dim=64)
+STAGED = FA4Config(schedule=TwoTiles(num_qk_stages=2))
+
+
 def test_arrival_counts():
-    assert {b.name: b.count for b in barriers.BARRIERS} == COUNTS
+    """Derived from the roles' threads; a hand count agrees."""
+    assert {b.name: b.count for b in BESIDE.barriers.rows} == COUNTS
+
+
+def test_counts_follow_the_roles():
+    """A warp more in a role that arrives is 32 arrivals more."""
+    warps = WarpRoles(softmax=range(0, 8), correction=range(8, 13), mma=range(13, 14))
+    rows = {b.name: b for b in barriers.rows(OVER.tiles, warps)}
+    assert rows["p_ready"].count == COUNTS["p_ready"] + 32
+    assert rows["work_read"].count == COUNTS["work_read"] + 32
+    assert rows["q_full"].count == COUNTS["q_full"]
 
 
 def test_the_table_in_the_docstring_is_the_table_in_the_code():
-    assert barriers.table(FA4Config()) in barriers.__doc__
-    assert (
-        barriers.table(choose_config(qkv_dtype="bf16", head_dim=64), only_optional=True)
-        in barriers.__doc__
-    )
-    assert barriers.reuse_table() in barriers.__doc__
+    assert OVER.barriers.text() in barriers.__doc__
+    added = [row for row in BESIDE.barriers.rows if row.name not in OVER.barriers]
+    only_added = BarrierTable(tuple(added), BESIDE.barriers.numbers)
+    assert only_added.text() in barriers.__doc__
+    assert reuse_text(BESIDE.barriers.rows) in barriers.__doc__
 
 
-@pytest.mark.parametrize(
-    "cfg", [FA4Config(), FA4Config(num_qk_stages=2), FA4Config(qk_depth=64, bn_cap=128)]
-)
+@pytest.mark.parametrize("cfg", [OVER, STAGED, BESIDE])
 def test_barriers_lie_one_after_another_and_fill_their_region(cfg):
-    listed = list(barriers.instances(cfg))
-    assert [index for index, _, _ in listed] == list(range(cfg.num_mbarriers))
-    assert len({name for _, name, _ in listed}) == cfg.num_mbarriers
-    for barrier in barriers.BARRIERS:
-        if not barrier.number(cfg):
-            assert barrier.only_if and not getattr(cfg, barrier.only_if)
-            continue
-        first = barriers.first_index(cfg, barrier.name)
+    listed = list(cfg.barriers.instances())
+    assert [index for index, _, _ in listed] == list(range(cfg.barriers.total))
+    assert len({name for _, name, _ in listed}) == cfg.barriers.total
+    for barrier in cfg.barriers.rows:
+        first = cfg.barriers.first_index(barrier.name)
         assert listed[first][2] is barrier and (first == 0 or listed[first - 1][2] is not barrier)
-    assert smem_map.regions(cfg)["mbarriers"].nbytes == 8 * len(listed)
+    assert cfg.smem.mbarriers.nbytes == 8 * len(listed)
 
 
 def test_every_waiting_role_and_every_arriving_role_exists():
     roles = {"softmax", "correction", "mma", "load"}
-    for barrier in barriers.BARRIERS:
+    for barrier in BESIDE.barriers.rows:
         assert set(barrier.awaited_by.split(", ")) <= roles
         assert {arrivals.role for arrivals in barrier.raised_by} <= roles
         assert barrier.reuse
@@ -53,16 +63,14 @@ def test_every_waiting_role_and_every_arriving_role_exists():
 
 def test_an_unknown_barrier_is_named_with_the_known_ones():
     with pytest.raises(KeyError, match="p_gone.*p_ready"):
-        barriers.first_index(FA4Config(), "p_gone")
+        OVER.barriers.first_index("p_gone")
 
 
-@pytest.mark.parametrize(
-    "cfg", [FA4Config(), FA4Config(qk_depth=64, bn_cap=128), FA4Config(num_qk_stages=2)]
-)
+@pytest.mark.parametrize("cfg", [OVER, BESIDE, STAGED])
 def test_shared_memory_regions_follow_one_another_and_tiles_start_on_a_swizzle_period(cfg):
-    regions = list(smem_map.regions(cfg).values())
-    assert regions[0].offset == 0 and regions[-1].end == cfg.smem_bytes
+    regions = cfg.smem.regions
+    assert regions[0].offset == 0 and regions[-1].end == cfg.smem.nbytes
     for before, after in zip(regions, regions[1:], strict=False):
         assert before.end == after.offset
-    assert cfg.q_tile_bytes % 1024 == 0 and cfg.kv_slot_bytes % 1024 == 0
-    assert smem_map.regions(cfg)["mbarriers"].offset % 8 == 0
+    assert cfg.tiles.q_tile_bytes % 1024 == 0 and cfg.tiles.kv_slot_bytes % 1024 == 0
+    assert cfg.smem.mbarriers.offset % 8 == 0

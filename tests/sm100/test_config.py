@@ -5,19 +5,25 @@ import dataclasses
 import pytest
 
 from cute_fa4.sm100 import masks
-from cute_fa4.sm100.choose_config import choose_config
-from cute_fa4.sm100.config import DEPTHS, SMEM_CAPACITY_BYTES, TMEM_COLUMNS, FA4Config
+from cute_fa4.sm100.chip import SMEM_CAPACITY_BYTES, TMEM_COLUMNS
+from cute_fa4.sm100.choose_config import SCHEDULE_CHOICES, choose_config
+from cute_fa4.sm100.config import FA4Config
+from cute_fa4.sm100.mha2q.orders import ORDERS, best_order
+from cute_fa4.sm100.mha2q.schedule import DEPTHS, TwoTiles, layout
+from cute_fa4.sm100.problem import Problem
 from cute_fa4.sm100.score_mods import soft_cap
+from cute_fa4.sm100.tiles import Tiles
 
 # The design's table of configurations: (choices) -> BN, ring slots, tensor-memory columns used. Slots are counted
 # over K and V together. Rows that this kernel refuses are in it too: the arithmetic holds before the code exists.
 # In the design O leaves through the bytes of Q. Here it has two chunks of 128 rows x 128 bytes of its own, because the
 # next queries come meanwhile: as many slots fewer as these bytes (half of them for 8-bit types) take.
-# Where the design leaves columns free (384 and 192 used), P takes them: see FA4Config.p_apart.
+# Where the design leaves columns free (384 and 192 used), P takes them: see mha2q/orders.py.
+# num_q and cta_group are those of families to come: tiles, maps and tables take them already.
 DESIGN_TABLE = [
     (dict(qk_depth=64), 192, 8 - 2, 512),
     (dict(qk_depth=64, kv_layout="paged", page_size=128), 128, 12 - 2, 384 + 2 * 64),
-    (dict(qk_depth=64, BM=128, kv_layout="paged", page_size=128), 128, 13 - 2, 192 + 64),
+    (dict(qk_depth=64, num_q=1, kv_layout="paged", page_size=128), 128, 13 - 2, 192 + 64),
     (dict(qk_depth=72), 128, 5 - 1, 512),
     (dict(qk_depth=80), 128, 5 - 1, 512),
     (dict(qk_depth=96), 128, 5 - 1, 512),
@@ -26,14 +32,26 @@ DESIGN_TABLE = [
     (dict(qk_depth=192), 64, 5 - 1, 512),
     (dict(qkv_dtype="e4m3", swizzle_bytes=64, qk_depth=64), 192, 17 - 1, 512),
     (dict(qkv_dtype="e4m3", swizzle_bytes=64, qk_depth=128), 128, 12 - 1, 512),
-    (dict(qk_depth=128, pair_cta=True), 128, 10 - 2, 512),
+    (dict(qk_depth=128, cta_group=2), 128, 10 - 2, 512),
 ]
+
+
+def config(**choices) -> FA4Config:
+    """A configuration by the fields of its problem and of its schedule."""
+    of_schedule = {name: choices.pop(name) for name in SCHEDULE_CHOICES & set(choices)}
+    return FA4Config(schedule=TwoTiles(**of_schedule), **choices)
 
 
 @pytest.mark.parametrize("choices, bn, slots, columns", DESIGN_TABLE, ids=lambda v: str(v))
 def test_the_design_table_is_reproduced(choices, bn, slots, columns):
-    cfg = FA4Config(**choices)
-    assert (cfg.BN, cfg.kv_slots, cfg.tmem_columns_used) == (bn, slots, columns)
+    shape = {"num_q": 2, "cta_group": 1, "swizzle_bytes": 128}
+    shape |= {name: value for name, value in choices.items() if name in shape}
+    problem = Problem(**{name: value for name, value in choices.items() if name not in shape})
+    tiles = Tiles.cut(problem, **shape)
+    two_tiles = TwoTiles(order=best_order(tiles))
+    table, _ = layout(two_tiles, tiles)
+    assert (tiles.BN, table.kv_slots) == (bn, slots)
+    assert ORDERS[two_tiles.order].tmem(tiles).used == columns
 
 
 @pytest.mark.parametrize("head_dim", DEPTHS)
@@ -41,23 +59,27 @@ def test_the_design_table_is_reproduced(choices, bn, slots, columns):
 def test_every_chosen_config_fits_the_chip_and_wastes_less_than_a_slot(head_dim, dtype):
     cfg = choose_config(qkv_dtype=dtype, head_dim=head_dim)
     assert cfg.refusals() == []
-    assert cfg.smem_bytes <= SMEM_CAPACITY_BYTES < cfg.smem_bytes + cfg.kv_slot_bytes + 16
-    assert cfg.tmem_columns_used <= cfg.tmem_columns <= TMEM_COLUMNS
-    assert cfg.warps.registers <= 65536
+    assert cfg.smem.nbytes <= SMEM_CAPACITY_BYTES < cfg.smem.nbytes + cfg.tiles.kv_slot_bytes + 16
+    assert cfg.tmem.used <= cfg.tmem.columns <= TMEM_COLUMNS
+    assert cfg.schedule.warps.registers <= 65536
 
 
 @pytest.mark.parametrize("head_dim", DEPTHS)
 def test_s_and_o_do_not_overlap_and_p_lies_in_its_own_s_or_apart_from_all(head_dim):
     cfg = choose_config(qkv_dtype="bf16", head_dim=head_dim)
-    spans = [range(c, c + cfg.BN) for c in cfg.tmem_s]
-    spans += [range(c, c + cfg.pv_mma_shape[1]) for c in cfg.tmem_o]
+    spans = [range(c, c + cfg.tiles.BN) for c in cfg.tmem.s]
+    spans += [range(c, c + cfg.tiles.pv_mma_shape[1]) for c in cfg.tmem.o]
     columns = [column for span in spans for column in span]
     assert len(columns) == len(set(columns))
-    assert max(columns) < cfg.tmem_columns_used
-    for s, p in zip(cfg.tmem_s, cfg.tmem_p, strict=True):
-        place = set(range(p, p + cfg.BN * cfg.dtype_bytes // 4))
-        assert place.isdisjoint(columns) if cfg.p_apart else place <= set(range(s, s + cfg.BN))
-    assert cfg.p_apart == (head_dim == 64), (
+    assert max(columns) < cfg.tmem.used
+    for s, p in zip(cfg.tmem.s, cfg.tmem.p, strict=True):
+        place = set(range(p, p + cfg.tiles.BN * cfg.dtype_bytes // 4))
+        assert (
+            place.isdisjoint(columns)
+            if cfg.tmem.p_apart
+            else place <= set(range(s, s + cfg.tiles.BN))
+        )
+    assert cfg.tmem.p_apart == (head_dim == 64), (
         "512 columns hold S, P and O of two tiles at depth 64 only"
     )
 
@@ -68,22 +90,22 @@ def test_s_and_o_do_not_overlap_and_p_lies_in_its_own_s_or_apart_from_all(head_d
 )
 def test_padding_of_the_depth_is_loaded_but_not_multiplied(head_dim, qk_k, pv_n):
     cfg = choose_config(qkv_dtype="bf16", head_dim=head_dim)
-    assert cfg.qk_mma_shape == (128, cfg.BN, qk_k)
-    assert cfg.pv_mma_shape == (128, pv_n, cfg.BN)
+    assert cfg.tiles.qk_mma_shape == (128, cfg.tiles.BN, qk_k)
+    assert cfg.tiles.pv_mma_shape == (128, pv_n, cfg.tiles.BN)
 
 
 def test_expected_bytes_are_the_bytes_of_the_boxes():
     cfg = FA4Config(qk_depth=72)  # padded to 128: TMA counts the padding it fills
-    assert cfg.q_tile_bytes == 128 * 128 * 2
-    assert cfg.k_stage_bytes * cfg.qk_stages == cfg.v_bytes == 128 * 128 * 2
+    assert cfg.tiles.q_tile_bytes == 128 * 128 * 2
+    assert cfg.tiles.k_stage_bytes * cfg.tiles.qk_stages == cfg.tiles.v_bytes == 128 * 128 * 2
 
 
 @pytest.mark.parametrize("stages, chunk", [(1, 128), (2, 64), (0, 64)])
 def test_k_can_be_staged_along_the_depth(stages, chunk):
-    cfg = FA4Config(num_qk_stages=stages)
+    cfg = config(num_qk_stages=stages)
     assert cfg.refusals() == []
-    assert cfg.BK0 == chunk
-    assert cfg.k_stage_bytes == 128 * chunk * 2
+    assert cfg.tiles.BK0 == chunk
+    assert cfg.tiles.k_stage_bytes == 128 * chunk * 2
 
 
 REFUSED = [
@@ -98,8 +120,6 @@ REFUSED = [
     (dict(qk_depth=64), "BN=192", "bn_cap=128"),
     (dict(bn_cap=80), "BN=80", "bn_cap=128"),
     (dict(num_qk_stages=4), "num_qk_stages=4", "divisor of 2"),
-    (dict(BM=128), "BM=128", "256"),
-    (dict(BM=100), "BM=100", "256"),
     (dict(group=0), "group=0", "at least 1"),
     (dict(num_q_heads=10, group=4), "num_q_heads=10", "group=4"),
     (dict(page_size=64), "page_size=64", "kv_layout='dense'"),
@@ -117,7 +137,8 @@ REFUSED = [
     ),
     (dict(kv_layout="paged", page_size=12, seqused_k=True), "page_size=12", "multiple of 8"),
     (dict(page_size=-1), "page_size=-1", "not be negative"),
-    (dict(pair_cta=True), "pair_cta=True", "use False"),
+    (dict(order="p_nowhere"), "order='p_nowhere'", "p_over_s or p_beside_s"),
+    (dict(order="p_beside_s"), "640 tensor-memory columns", "order='p_over_s'"),
     (dict(rope_dtype="bf16"), "rope_dtype='bf16'", "use None"),
     (dict(scale_dtype="f32"), "scale_dtype='f32'", "use None"),
     (dict(rope_dtype="complex"), "rope_dtype='complex'", "use None"),
@@ -133,12 +154,12 @@ REFUSED = [
     "choices, value, remedy", REFUSED, ids=lambda v: str(v) if isinstance(v, dict) else ""
 )
 def test_a_refusal_names_the_value_and_the_remedy(choices, value, remedy):
-    why = FA4Config(**choices).refusals()
+    why = config(**choices).refusals()
     assert any(value in reason and remedy in reason for reason in why), why
 
 
 def test_every_reason_is_given_not_only_the_first():
-    why = FA4Config(qk_depth=64, num_qk_stages=3, pair_cta=True, rope_dtype="bf16").refusals()
+    why = config(qk_depth=64, num_qk_stages=3, scale_dtype="f32", rope_dtype="bf16").refusals()
     assert len(why) >= 4
 
 
@@ -151,11 +172,15 @@ def test_the_config_is_the_whole_compile_key():
         q_layout="packed", kv_layout="packed", seqused_q=True, seqused_k=True, cache_excludes_new=True,
         padded_keys=True, page_heads_first=True, fold_pages=False, pack_gqa=True, sink=True,
         sink_dtype="bf16", score_mod=soft_cap(30.0), mask_mod=soft_cap(31.0), aux=(("f32", 1),),
-        arch="sm_103a", BM=128, bn_cap=64, swizzle_bytes=64, page_size=16, num_qk_stages=2, pair_cta=True,
-        rope_dtype="bf16", scale_dtype="f32", rescale_log2=0.0, exp2_emulated=3, claims=False,
-        warps=dataclasses.replace(base.warps, other_registers=24),
+        arch="sm_103a", page_size=16, rope_dtype="bf16", scale_dtype="f32",
     )  # fmt: skip
-    assert set(other) == {field.name for field in dataclasses.fields(base)}
+    of_schedule = dict(
+        order="p_beside_s", bn_cap=64, swizzle_bytes=64, num_qk_stages=2, rescale_log2=0.0,
+        exp2_emulated=3, claims=False, warps=dataclasses.replace(base.schedule.warps, other_registers=24),
+    )  # fmt: skip
+    assert set(other) | {"schedule"} == {field.name for field in dataclasses.fields(base)}
+    assert set(of_schedule) == {field.name for field in dataclasses.fields(base.schedule)}
+    other |= of_schedule
     for name, value in other.items():
         changed = base.with_(**{name: value})
         assert changed != base and changed.name != base.name, name
@@ -163,4 +188,8 @@ def test_the_config_is_the_whole_compile_key():
 
 
 def test_b300_computes_every_exponential_in_hardware():
-    assert FA4Config(arch="sm_103a").exp2_emulated == 0 < FA4Config(arch="sm_100a").exp2_emulated
+    assert (
+        FA4Config(arch="sm_103a").schedule.exp2_emulated
+        == 0
+        < FA4Config(arch="sm_100a").schedule.exp2_emulated
+    )

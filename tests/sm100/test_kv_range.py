@@ -64,9 +64,9 @@ def test_walked_tiles_cover_what_some_row_sees_and_whole_tiles_what_all_rows_see
     for sq, sk in LENGTHS:
         limit, offset = max(sk - cut, 0), sk - sq
         keys = seen_keys(visible, sq, sk, limit)
-        for first in range(0, sq, cfg.positions_per_cta):
-            last = min(first + cfg.positions_per_cta, sq) - 1
-            needed = set(np.nonzero(keys[first : last + 1].any(axis=0))[0] // cfg.BN)
+        for first in range(0, sq, cfg.tiles.positions_per_cta):
+            last = min(first + cfg.tiles.positions_per_cta, sq) - 1
+            needed = set(np.nonzero(keys[first : last + 1].any(axis=0))[0] // cfg.tiles.BN)
             tiles = kv_range.tile_range(cfg, first + offset, last + offset, sk, limit, sizes)
             walked = range(tiles.first, tiles.first + tiles.count)
             assert needed <= set(walked), (sq, sk, first)
@@ -80,8 +80,12 @@ def test_walked_tiles_cover_what_some_row_sees_and_whole_tiles_what_all_rows_see
                 )
                 assert tiles.first <= whole.begin <= whole.end <= tiles.first + tiles.count
                 everyone = keys[tile_first : tile_last + 1].all(axis=0)
-                assert everyone[whole.begin * cfg.BN : whole.end * cfg.BN].all(), (sq, sk, first)
-                assert (whole.end - whole.begin) * cfg.BN <= sk
+                assert everyone[whole.begin * cfg.tiles.BN : whole.end * cfg.tiles.BN].all(), (
+                    sq,
+                    sk,
+                    first,
+                )
+                assert (whole.end - whole.begin) * cfg.tiles.BN <= sk
 
 
 def test_causal_tiles_that_all_rows_see_carry_no_mask():
@@ -139,7 +143,7 @@ def test_the_picture_of_the_order_is_the_order(monkeypatch):
     ctas = [tile_order.work_tile(cfg, cta, order) for cta in range(15)]
     for name, value in (
         ("head", lambda t: t.head),
-        ("block", lambda t: t.first_position // cfg.BM),
+        ("block", lambda t: t.first_position // cfg.tiles.BM),
     ):
         line = f"    {name:<5}" + "".join(f"{value(t):>4}" for t in ctas)
         assert line in tile_order.__doc__, line

@@ -12,9 +12,9 @@ from cute_fa4.sm100.choose_config import choose_config
 def test_everything_has_a_name(head_dim):
     cfg = choose_config(qkv_dtype="bf16", head_dim=head_dim)
     labels = kernel_labels(cfg)
-    assert all(labels.role(warp) for warp in range(cfg.warps.threads // 32))
+    assert all(labels.role(warp) for warp in range(cfg.schedule.warps.threads // 32))
     barriers = {offset: name for offset, name, *_ in labels.barriers}
-    for byte in range(0, cfg.smem_bytes, 8):  # mbarriers are the finest things in shared memory
+    for byte in range(0, cfg.smem.nbytes, 8):  # mbarriers are the finest things in shared memory
         assert labels.shared_name(byte) or byte in barriers, byte
-    for column in range(cfg.tmem_columns_used):
+    for column in range(cfg.tmem.used):
         assert labels.tmem_name(column), column

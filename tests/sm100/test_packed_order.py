@@ -63,7 +63,7 @@ def test_the_picture_is_the_order():
     for mask in (FULL, CAUSAL, WINDOW):
         cfg, rows = config(mask), []
         for sequence, length in enumerate((600, 0, 100)):
-            blocks = -(-length // cfg.positions_per_cta)
+            blocks = -(-length // cfg.tiles.positions_per_cta)
             rows += [(sequence, *place) for place in walk(cfg, blocks, 2, length)]
         columns = zip(*rows, strict=True)
         for name, values in zip(("sequence", "head", "block"), columns, strict=True):
@@ -102,7 +102,7 @@ def test_the_grid_of_the_largest_tensors_is_counted_in_32_bits(batch, longest):
 def test_the_grid_has_a_cta_for_every_block(pack):
     """Lengths around multiples of the 256 (packed: 64) positions of a CTA, where rounding up adds the most."""
     cfg = config(FULL, group=4, pack_gqa=pack)
-    positions, heads = cfg.positions_per_cta, 8
+    positions, heads = cfg.tiles.positions_per_cta, 8
     edges = [0, 1, positions - 1, positions, positions + 1, 5 * positions, 5 * positions + 1]
     draw = random.Random(0)
     for number in (1, 2, 3, 17):

@@ -14,6 +14,8 @@ it writes P_i, correction before it touches O_i. Tensor memory has the room at d
 come behind the first S of the next one.
 """
 
+from dataclasses import dataclass
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
@@ -21,6 +23,7 @@ from cutlass import Int32
 from ..instructions import tensor_memory
 from ..kernel_args import Events, KernelArgs, Smem
 from ..operands.kv_buffer import KVBuffer, KVBufferConfig
+from ..roles.order import Order
 from ..steps.products import multiply_pv, multiply_qk
 from ..sync.pipelines import KVConsumerPipeline
 from ..work.queue import NO_MORE, WorkQueue
@@ -46,7 +49,7 @@ def run(
     count = queue.next(cfg, args, number).tiles.count
     while count != NO_MORE:
         for n in cutlass.range(count, unroll=1):
-            for i in cutlass.range_constexpr(cfg.num_q):
+            for i in cutlass.range_constexpr(cfg.tiles.num_q):
                 if n == 0:
                     events.q_full.wait(i, q_phase)
                 events.s_free.wait(i, phase)
@@ -55,7 +58,7 @@ def run(
                 events.s_ready.commit(i)
                 if n == count - 1:
                     events.q_free.commit(i)
-                if cutlass.const_expr(i == cfg.num_q - 1):
+                if cutlass.const_expr(i == cfg.tiles.num_q - 1):
                     kv.release(at_k)
                 if pending:
                     if cutlass.const_expr(i == 0):
@@ -77,11 +80,30 @@ def run(
         count = queue.next(cfg, args, number).tiles.count
         if count <= 0 and pending:  # the end, or work tiles without keys: nothing to wait for
             kv.wait_v(at_v)
-            for i in cutlass.range_constexpr(cfg.num_q):
+            for i in cutlass.range_constexpr(cfg.tiles.num_q):
                 multiply_pv(cfg, v, tmem, events, at_v.slot.index, i, phase, accumulate)
-                if cutlass.const_expr(i == cfg.num_q - 1):
+                if cutlass.const_expr(i == cfg.tiles.num_q - 1):
                     kv.release(at_v)
                 events.pv_done.commit(i)
                 events.o_ready.commit(i)
             at_v = kv.step_tile(at_v)
             pending = cutlass.Boolean(False)
+
+
+@dataclass(frozen=True)
+class PBesideSCode(Order):
+    """P beside S: what s_ready does not say here, s_free and pv_done do."""
+
+    sum_early = True
+    run = staticmethod(run)
+
+    def scores_read(self, events, i):
+        tensor_memory.fence_before()
+        events.s_free.arrive(i)
+
+    def may_write_p(self, events, i, phase):
+        events.pv_done.wait(i, phase ^ 1)
+        tensor_memory.fence_after()
+
+    def o_complete(self, events, i, phase):
+        events.pv_done.wait(i, phase)

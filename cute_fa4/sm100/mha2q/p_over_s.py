@@ -1,4 +1,4 @@
-"""MMA warp: S_i = Q_i K^T and O_i += P_i V, issued by one thread.
+"""MMA warp, P stored over S: S_i = Q_i K^T and O_i += P_i V, issued by one thread.
 
 Two query tiles take turns on the tensor core: while softmax works on one, the other has its products done.
 
@@ -16,12 +16,15 @@ read the last one.
 P arrives in two parts, the first three quarters of the keys and the rest, so that its product starts early.
 """
 
+from dataclasses import dataclass
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
 from ..kernel_args import Events, KernelArgs, Smem
 from ..operands.kv_buffer import KVBuffer, KVBufferConfig
+from ..roles.order import Order
 from ..steps.products import multiply_pv, multiply_qk
 from ..sync.pipelines import KVConsumerPipeline
 from ..work.queue import NO_MORE, WorkQueue
@@ -82,3 +85,10 @@ def run(
             kv.release_v(at)
             events.o_ready.commit(1)
             pending = cutlass.Boolean(False)
+
+
+@dataclass(frozen=True)
+class POverSCode(Order):
+    """P over S: the roles need no hook, see roles/order.py."""
+
+    run = staticmethod(run)

@@ -1,64 +1,62 @@
-"""Shared memory of a CTA from byte 0 to the last mbarrier.
+"""Shared memory of a two-tile CTA from byte 0 to the last mbarrier.
 
-    offset                    bytes                      what
-    0                         q_bytes                    Q0, Q1
-    q_bytes                   kv_slots * kv_slot_bytes   ring: K or V tile in each slot
-    ...                       2 * o_chunk_bytes          chunks of O on their way to global memory
-    ...                       1024                       row scale: one f32 for each softmax thread
-    ...                       1024                       row bias: another
-    ...                       112                        work queue: two entries, and the answer to a claim
-    ...                       8 * num_mbarriers          mbarriers, in the order of barriers.BARRIERS
-    ...                       4                          where tcgen05.alloc leaves the tensor-memory address
+    field         bytes                      what
+    q             q_bytes                    Q0, Q1
+    kv            kv_slots * kv_slot_bytes   ring: K or V tile in each slot, in the order K0 V0 K1 V1 ...
+    o             2 * o_chunk_bytes          chunks of O on their way to global memory
+    row_scale     1024                       row scale: one f32 for each softmax thread
+    row_bias      1024                       row bias: another
+    work_queue    112                        work queue: two entries, and the answer to a claim
+    mbarriers     8 * barriers.total         mbarriers, in the order of the barrier table
+    tmem_address  4                          where tcgen05.alloc leaves the tensor-memory address
 
 Q tiles, slots and chunks are multiples of 1024 bytes, the period of the 128-byte swizzle, so every tile starts on one.
+K and V share one ring instead of one each: an odd slot is not lost.
 """
 
 from dataclasses import dataclass
 
-from ..config import (
-    MBARRIER_BYTES,
-    O_BUFFERS,
-    ROW_BIAS_BYTES,
-    ROW_SCALE_BYTES,
-    TMEM_ADDRESS_BYTES,
-    WORK_QUEUE_BYTES,
-    FA4Config,
-)
+from ..chip import MBARRIER_BYTES, SMEM_CAPACITY_BYTES, TMEM_ADDRESS_BYTES
+from ..memory_maps import Region, SmemMap
+from ..sync.barriers import KV_SLOT, KV_STAGE, BarrierTable
+from ..tiles import O_BUFFERS, Tiles
+from ..work.entries import WORK_QUEUE_BYTES
+from .warp_roles import WarpRoles
+
+F32_BYTES = 4
 
 
 @dataclass(frozen=True)
-class Region:
-    """`nbytes` bytes from byte `offset` of the CTA's dynamic shared memory, 1024-byte aligned base."""
+class TwoTilesSmem(SmemMap):
+    q: Region
+    kv: Region
+    o: Region
+    row_scale: Region
+    row_bias: Region
+    work_queue: Region
+    mbarriers: Region
+    tmem_address: Region
 
-    name: str
-    offset: int
-    nbytes: int
 
-    @property
-    def end(self) -> int:
-        return self.offset + self.nbytes
+def smem_map(tiles: Tiles, warps: WarpRoles, table: BarrierTable) -> TwoTilesSmem:
+    """The map of a kernel with this barrier table, whose ring has as many slots as the table."""
+    row_bytes = warps.threads_of("softmax") * F32_BYTES
+    return TwoTilesSmem.of_sizes(
+        q=tiles.q_bytes,
+        kv=table.kv_slots * tiles.kv_slot_bytes,
+        o=O_BUFFERS * tiles.o_chunk_bytes,
+        row_scale=row_bytes,
+        row_bias=row_bytes,
+        work_queue=WORK_QUEUE_BYTES,
+        mbarriers=MBARRIER_BYTES * table.total,
+        tmem_address=TMEM_ADDRESS_BYTES,
+    )
 
 
-def regions(cfg: FA4Config) -> dict[str, Region]:
-    """Every region by name, in memory order.
-
-    >>> list(regions(FA4Config()))
-    ['q', 'kv', 'o', 'row_scale', 'row_bias', 'work_queue', 'mbarriers', 'tmem_address']
-    >>> regions(FA4Config())['tmem_address'].end == FA4Config().smem_bytes
-    True
-    """
-    sizes = {
-        "q": cfg.q_bytes,
-        "kv": cfg.kv_slots * cfg.kv_slot_bytes,
-        "o": O_BUFFERS * cfg.o_chunk_bytes,
-        "row_scale": ROW_SCALE_BYTES,
-        "row_bias": ROW_BIAS_BYTES,
-        "work_queue": WORK_QUEUE_BYTES,
-        "mbarriers": MBARRIER_BYTES * cfg.num_mbarriers,
-        "tmem_address": TMEM_ADDRESS_BYTES,
-    }
-    out, offset = {}, 0
-    for name, nbytes in sizes.items():
-        out[name] = Region(name, offset, nbytes)
-        offset += nbytes
-    return out
+def slots_that_fit(tiles: Tiles, without_ring: SmemMap, table: BarrierTable) -> int:
+    """Slots of the ring beside everything else. without_ring, table: map and table of a kernel without slots."""
+    per_slot = sum(
+        {KV_SLOT: 1, KV_STAGE: tiles.qk_stages}.get(barrier.per, 0) for barrier in table.rows
+    )
+    slot_bytes = tiles.kv_slot_bytes + MBARRIER_BYTES * per_slot
+    return max(0, (SMEM_CAPACITY_BYTES - without_ring.nbytes) // slot_bytes)

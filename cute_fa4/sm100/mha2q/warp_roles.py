@@ -13,9 +13,7 @@ The kernel starts with 65,536 / 512 = 128 registers a thread; `setmaxnreg` moves
 
 from dataclasses import dataclass
 
-WARP_SIZE = 32
-WARPS_PER_GROUP = 4
-REGISTERS_PER_SM = 65536
+from ..chip import WARP_SIZE, WARPS_PER_GROUP
 
 
 @dataclass(frozen=True)
@@ -34,6 +32,14 @@ class WarpRoles:
     @property
     def threads(self) -> int:
         return WARP_SIZE * self.idle.stop
+
+    def threads_of(self, role: str) -> int:
+        """Threads of all warps of a role.
+
+        >>> WarpRoles().threads_of("softmax"), WarpRoles().threads_of("mma")
+        (256, 32)
+        """
+        return WARP_SIZE * len(getattr(self, role))
 
     @property
     def registers(self) -> int:

@@ -61,26 +61,26 @@ class KVBufferConfig:
 
     @staticmethod
     def for_k(cfg) -> "KVBufferConfig":
-        depth = cfg.qk_mma_shape[2]
-        return KVBufferConfig._of(cfg, cfg.padded_qk_depth, False, cfg.qk_stages, depth)
+        depth = cfg.tiles.qk_mma_shape[2]
+        return KVBufferConfig._of(cfg, cfg.tiles.padded_qk_depth, False, cfg.tiles.qk_stages, depth)
 
     @staticmethod
     def for_v(cfg) -> "KVBufferConfig":
-        return KVBufferConfig._of(cfg, cfg.padded_ov_depth, True, 1, cfg.BN)
+        return KVBufferConfig._of(cfg, cfg.tiles.padded_ov_depth, True, 1, cfg.tiles.BN)
 
     @staticmethod
     def _of(cfg, columns, walks_keys, depth_stages, contraction) -> "KVBufferConfig":
         return KVBufferConfig(
-            rows=cfg.BN,
+            rows=cfg.tiles.BN,
             columns=columns,
             dtype=cfg.qkv_dtype,
-            slot_bytes=cfg.kv_slot_bytes,
+            slot_bytes=cfg.tiles.kv_slot_bytes,
             walks_keys=walks_keys,
             depth_stages=depth_stages,
             contraction=contraction,
             clipped=cfg.clips_keys,
-            box_rows=cfg.kv_box_rows,
-            whole_pages=cfg.pages_come_whole,
+            box_rows=cfg.tiles.kv_box_rows,
+            whole_pages=cfg.tiles.pages_come_whole,
         )
 
     @property

@@ -23,13 +23,15 @@ from ...tma.tensor_maps import (
 
 
 def q_operand(cfg, mQ) -> TMAOperand:
-    view = dense_view(mQ, cfg.swizzle_granule, cfg.padded_qk_depth, cfg.heads_per_tile)
-    return make_operand(view, DTYPES[cfg.qkv_dtype], cfg.rows_per_q_tile, cfg.padded_qk_depth)
+    view = dense_view(mQ, cfg.tiles.swizzle_granule, cfg.tiles.padded_qk_depth, cfg.heads_per_tile)
+    return make_operand(
+        view, DTYPES[cfg.qkv_dtype], cfg.tiles.rows_per_q_tile, cfg.tiles.padded_qk_depth
+    )
 
 
 def o_operand(cfg, mO) -> tuple[TMAOperand, Int32]:
     """-> (operand of one depth chunk of a tile, rows from one batch to the next in its row space)."""
-    rows, columns, group = cfg.rows_per_q_tile, cfg.swizzle_granule, cfg.heads_per_tile
+    rows, columns, group = cfg.tiles.rows_per_q_tile, cfg.tiles.swizzle_granule, cfg.heads_per_tile
     dtype = DTYPES[cfg.o_dtype]
     if not cfg.clips_queries:
         view = dense_view(mO, columns, columns, group)
@@ -55,7 +57,7 @@ class KVOperand:
 
 def kv_operand(cfg, mX, columns: int, is_v: bool) -> tuple[KVOperand, Int32]:
     """K (columns: of one depth stage) or V -> (operand, rows from one batch or page to the next)."""
-    dtype, granule, rows = DTYPES[cfg.qkv_dtype], cfg.swizzle_granule, cfg.kv_box_rows
+    dtype, granule, rows = DTYPES[cfg.qkv_dtype], cfg.tiles.swizzle_granule, cfg.tiles.kv_box_rows
     if not cfg.clips_keys:
         return KVOperand(
             make_operand(dense_view(mX, granule, columns), dtype, rows, columns)
@@ -65,16 +67,18 @@ def kv_operand(cfg, mX, columns: int, is_v: bool) -> tuple[KVOperand, Int32]:
 
     def clipped(rows, columns, zeros=False):
         view = clipped_view(mX, space, rows, granule, columns, zeros=zeros)
-        return make_operand(view, dtype, rows, columns, chunks_side_by_side=cfg.pages_come_whole)
+        return make_operand(
+            view, dtype, rows, columns, chunks_side_by_side=cfg.tiles.pages_come_whole
+        )
 
-    if cfg.pages_come_whole:
+    if cfg.tiles.pages_come_whole:
         view = page_view(mX, space, granule)
         boxes = make_operand(view, dtype, rows, columns, chunks_side_by_side=True)
         if not is_v:
             return KVOperand(boxes), stride
         return KVOperand(boxes, clipped(8, columns), clipped(8, columns, zeros=True)), stride
     if (
-        rows == cfg.BN
+        rows == cfg.tiles.BN
     ):  # a tile is walked because it has keys; but a page table may name pages that do not exist
         zeros = clipped(rows, columns, zeros=True) if cfg.page_size else None
         return KVOperand(clipped(rows, columns), zeros=zeros), stride

@@ -36,6 +36,7 @@ def store_o(cfg, args, smem: Smem, o_address, events: Events, work: Work, i, row
 @cute.jit
 def key_tiles(
     cfg: cutlass.Constexpr,
+    order: cutlass.Constexpr,
     smem: Smem,
     tmem: Int32,
     events: Events,
@@ -46,14 +47,13 @@ def key_tiles(
     """Rescale O_0 and O_1 before the products of key tiles 1 to count - 1."""
     for n in cutlass.range(1, count, unroll=1):
         phase = (tiles_before + n - 1) & 1
-        for i in cutlass.range_constexpr(cfg.num_q):
+        for i in cutlass.range_constexpr(cfg.tiles.num_q):
             events.row_scale.wait(i, phase)
-            factor = smem.row_scale[row + i * cfg.rows_per_q_tile]
-            if cutlass.const_expr(cfg.p_apart):
-                events.pv_done.wait(i, phase)
+            factor = smem.row_scale[row + i * cfg.tiles.rows_per_q_tile]
+            order.o_complete(events, i, phase)
             if cute.arch.vote_any_sync(factor < 1.0):
                 tensor_memory.fence_after()
-                store.rescale(cfg, tmem + cfg.tmem_o[i], factor)
+                store.rescale(cfg, tmem + cfg.tmem.o[i], factor)
                 tensor_memory.fence_before()
             events.p_ready.arrive(i)
 
@@ -72,20 +72,21 @@ def finish(
 ):
     """O_0 and O_1 to global memory."""
     last = (tiles_before + work.tiles.count - 1) & 1
-    for i in cutlass.range_constexpr(cfg.num_q):
+    for i in cutlass.range_constexpr(cfg.tiles.num_q):
         events.row_scale.wait(i, last)
-        row_sum = smem.row_scale[row + i * cfg.rows_per_q_tile]
+        row_sum = smem.row_scale[row + i * cfg.tiles.rows_per_q_tile]
         inverse = Float32(0.0)
         if row_sum != 0.0:  # also true for NaN, which belongs in the output
             inverse = cute.arch.rcp_approx(row_sum)
         events.o_ready.wait(i, o_phase)
         tensor_memory.fence_after()
-        store_o(cfg, args, smem, tmem + cfg.tmem_o[i], events, work, i, row, inverse)
+        store_o(cfg, args, smem, tmem + cfg.tmem.o[i], events, work, i, row, inverse)
 
 
 @cute.jit
 def run(
     cfg: cutlass.Constexpr,
+    order: cutlass.Constexpr,
     args: KernelArgs,
     smem: Smem,
     tmem: Int32,
@@ -94,14 +95,14 @@ def run(
 ):
     """`tmem`: tensor-memory address of column 0 for this warp's lanes."""
     thread, _, _ = cute.arch.thread_idx()
-    row = thread % cfg.rows_per_q_tile
-    for i in cutlass.range_constexpr(cfg.num_q):
+    row = thread % cfg.tiles.rows_per_q_tile
+    for i in cutlass.range_constexpr(cfg.tiles.num_q):
         events.p_ready.arrive(i)
     number, tiles, o_phase = Int32(0), Int32(0), Int32(0)
     work = queue.next(cfg, args, number)
     while work.tiles.count != NO_MORE:
         if work.tiles.count > 0:
-            key_tiles(cfg, smem, tmem, events, work.tiles.count, tiles, row)
+            key_tiles(cfg, order, smem, tmem, events, work.tiles.count, tiles, row)
             finish(cfg, args, smem, tmem, events, work, tiles, o_phase, row)
             tiles = tiles + work.tiles.count
             o_phase = o_phase ^ 1

@@ -43,7 +43,7 @@ def load_tile(
     k = KVBuffer(KVBufferConfig.for_k(cfg), smem.kv_address, args.k)
     v = KVBuffer(KVBufferConfig.for_v(cfg), smem.kv_address, args.v)
     found = find_rows(cfg, args, work, n, entries)
-    for i in cutlass.range_constexpr(cfg.num_q):
+    for i in cutlass.range_constexpr(cfg.tiles.num_q):
         if n == work.tiles.first:
             events.q_free.wait(i, q_phase ^ 1)
             load_q(cfg, args, smem, events, work, i)

@@ -42,6 +42,7 @@ from ..work.tile import Work
 @cute.jit
 def step(
     cfg: cutlass.Constexpr,
+    order: cutlass.Constexpr,
     args: KernelArgs,
     smem: Smem,
     tmem: Int32,
@@ -54,36 +55,32 @@ def step(
     state: RowState,
     masked: cutlass.Constexpr,
 ) -> RowState:
-    """Key tile n: scores to probabilities. `tiles_before`: key tiles of all work tiles before."""
+    """Key tile n: scores to probabilities. `order`: its hooks; `tiles_before`: key tiles of all work tiles before."""
     phase = (n - work.tiles.first + tiles_before) & 1
     events.s_ready.wait(i, phase)
     tensor_memory.fence_after()
     scores = read_scores(cfg, tmem)
-    if cutlass.const_expr(cfg.p_apart):
-        tensor_memory.fence_before()
-        events.s_free.arrive(i)
+    order.scores_read(events, i)
     if cutlass.const_expr(cfg.score_mod is not None or cfg.mask_mod is not None):
         scores = apply_score_functions(cfg, args, work, row, n, scores, masked)
     if cutlass.const_expr(masked):
-        first_key = n * cfg.BN
+        first_key = n * cfg.tiles.BN
         lower = cfg.mask.has_lower_bound or not cfg.mask.is_band
         bands = [(lo - first_key if lower else None, hi - first_key) for lo, hi in row.bands]
         scores = visibility.keep_visible(scores, bands)
     scale_log2 = log2_scale(cfg, args)
     tile_max = row_math.row_maximum(scores, state.row_max)
     row_max, safe_max, factor = row_math.update_maximum(
-        state.row_max, tile_max, scale_log2, cfg.rescale_log2
+        state.row_max, tile_max, scale_log2, cfg.schedule.rescale_log2
     )
-    if cutlass.const_expr(cfg.p_apart):  # the last factor and the last P have been read
-        events.pv_done.wait(i, phase ^ 1)
-        tensor_memory.fence_after()
+    order.may_write_p(events, i, phase)
     if n != work.tiles.first:  # nothing to rescale before
         smem.row_scale[row.thread] = factor
         events.row_scale.arrive(i)
     bias = -safe_max * scale_log2
-    p_address = tmem + (cfg.tmem_p[0] - cfg.tmem_s[0])
+    p_address = tmem + (cfg.tmem.p[0] - cfg.tmem.s[0])
     sums = write_probabilities(
-        cfg, smem, events, i, row.thread, p_address, scores, scale_log2, bias
+        cfg, order, smem, events, i, row.thread, p_address, scores, scale_log2, bias
     )
     row_sum = state.row_sum * factor + row_math.row_total(sums)
     return RowState(row_max, row_sum)
@@ -92,6 +89,7 @@ def step(
 @cute.jit
 def work_tile(
     cfg: cutlass.Constexpr,
+    order: cutlass.Constexpr,
     args: KernelArgs,
     smem: Smem,
     tmem: Int32,
@@ -109,20 +107,25 @@ def work_tile(
     before = tiles_before
     if cutlass.const_expr(cfg.mask.has_lower_bound):
         for n in cutlass.range(work.tiles.first, whole.begin, unroll=1):
-            state = step(cfg, args, smem, tmem, events, work, i, row, before, n, state, masked=True)
+            state = step(
+                cfg, order, args, smem, tmem, events, work, i, row, before, n, state, masked=True
+            )
     if cutlass.const_expr(cfg.mask.is_band):
         for n in cutlass.range(whole.begin, whole.end, unroll=1):
             state = step(
-                cfg, args, smem, tmem, events, work, i, row, before, n, state, masked=False
+                cfg, order, args, smem, tmem, events, work, i, row, before, n, state, masked=False
             )
     for n in cutlass.range(whole.end, end, unroll=1):
-        state = step(cfg, args, smem, tmem, events, work, i, row, before, n, state, masked=True)
+        state = step(
+            cfg, order, args, smem, tmem, events, work, i, row, before, n, state, masked=True
+        )
     return row, state
 
 
 @cute.jit
 def run(
     cfg: cutlass.Constexpr,
+    order: cutlass.Constexpr,
     args: KernelArgs,
     smem: Smem,
     tmem: Int32,
@@ -135,7 +138,7 @@ def run(
     number, tiles = Int32(0), Int32(0)
     work = queue.next(cfg, args, number)
     while work.tiles.count != NO_MORE:
-        row, state = work_tile(cfg, args, smem, tmem, events, work, i, tiles)
+        row, state = work_tile(cfg, order, args, smem, tmem, events, work, i, tiles)
         if work.tiles.count > 0:
             tiles = tiles + work.tiles.count
             # Correction has read the last factor, or the sum of the work tile before.

@@ -17,12 +17,12 @@ def load_q(cfg, args: KernelArgs, smem: Smem, events: Events, work: Work, i: int
 
     Rows beyond the sequence may be those of the next one: they cost nothing and are not stored.
     """
-    mbarrier = events.q_full.arrive_and_expect(i, cfg.q_tile_bytes)
+    mbarrier = events.q_full.arrive_and_expect(i, cfg.tiles.q_tile_bytes)
     sequence = work.sequence
     position = sequence.q_first_row + work.tile.first_position + i * rows.positions_per_tile(cfg)
     head = work.tile.kv_head if cfg.pack_gqa else work.tile.head
     further = (head, sequence.batch) if cfg.q_layout == "dense" else (head,)
-    address = smem.q_address + i * cfg.q_tile_bytes
+    address = smem.q_address + i * cfg.tiles.q_tile_bytes
     copies.load_tile(args.q, DTYPES[cfg.qkv_dtype], address, mbarrier, position, further)
 
 
@@ -32,22 +32,27 @@ def look_up(cfg, args: KernelArgs, work: Work, n) -> Int32:
         return Int32(0)
     sequence = work.sequence
     return paged_rows.look_up(
-        cfg.BN, cfg.page_size, args.page_table, sequence.batch, n * cfg.BN, sequence.num_keys
+        cfg.tiles.BN,
+        cfg.page_size,
+        args.page_table,
+        sequence.batch,
+        n * cfg.tiles.BN,
+        sequence.num_keys,
     )
 
 
 def find_rows(cfg, args: KernelArgs, work: Work, n, entries: Int32) -> PagedRowIndices:
     """Where the rows of key tile n lie. Dense keys need no look-up: TMA cuts them by the tensor's extent."""
-    sequence, first_key = work.sequence, n * cfg.BN
+    sequence, first_key = work.sequence, n * cfg.tiles.BN
     if cfg.kv_layout == "paged":
         return paged_rows.populate(
-            cfg.BN, cfg.page_size, entries, args.rows_per_block[1], args.num_pages,
+            cfg.tiles.BN, cfg.page_size, entries, args.rows_per_block[1], args.num_pages,
             first_key, sequence.num_keys,
         )  # fmt: skip
     first_row = sequence.k_first_row
     if cfg.kv_layout == "dense":
         first_row = sequence.batch * args.rows_per_block[1] if cfg.clips_keys else Int32(0)
-    return paged_rows.populate_contiguous(cfg.BN, first_row, first_key, sequence.num_keys)
+    return paged_rows.populate_contiguous(cfg.tiles.BN, first_row, first_key, sequence.num_keys)
 
 
 def load_k(
@@ -55,7 +60,7 @@ def load_k(
 ) -> Slot:
     """Copy a key tile, depth chunk by depth chunk."""
     kv.acquire(at)
-    for stage in range(cfg.qk_stages):
+    for stage in range(cfg.tiles.qk_stages):
         mbarrier = kv.get_k(at, stage)
         k.load_from_dram(at.index, mbarrier, found, work.tile.kv_head, work.sequence.batch, stage)
     return kv.commit_step(at)

@@ -18,22 +18,22 @@ def multiply_qk(
     cfg, smem: Smem, k: KVBuffer, tmem, kv: KVConsumerPipeline, at: KVPosition, i: int, wait: bool
 ):
     """S_i = Q_i K^T, each depth stage of K as it arrives (`wait`; the second query tile finds K already there)."""
-    m, n, depth = cfg.qk_mma_shape
-    q = KMajorTile(cfg.rows_per_q_tile, cfg.padded_qk_depth)
+    m, n, depth = cfg.tiles.qk_mma_shape
+    q = KMajorTile(cfg.tiles.rows_per_q_tile, cfg.tiles.padded_qk_depth)
     q_start, q_high, q_steps = mma_tile(
-        q, smem.q_address + i * cfg.q_tile_bytes, depth // cfg.MMA_K
+        q, smem.q_address + i * cfg.tiles.q_tile_bytes, depth // cfg.tiles.MMA_K
     )
     k_start, k_high, k_steps = k.get_mma_tile(at.slot.index)
     steps = list(zip(q_steps, k_steps, strict=True))
     idesc = InstructionDescriptor(m, n, cfg.qkv_dtype, cfg.qkv_dtype).encode()
-    per_stage = cfg.BK0 // cfg.MMA_K
-    for stage in range(cfg.qk_stages):
+    per_stage = cfg.tiles.BK0 // cfg.tiles.MMA_K
+    for stage in range(cfg.tiles.qk_stages):
         if wait:
             kv.wait_k(at, stage)
         part = steps[stage * per_stage : (stage + 1) * per_stage]
         if part:
             tensor_core.mma_ss(
-                tmem + cfg.tmem_s[i],
+                tmem + cfg.tmem.s[i],
                 q_start,
                 k_start,
                 part,
@@ -46,13 +46,13 @@ def multiply_qk(
 
 def multiply_pv(cfg, v: KVBuffer, tmem, events: Events, slot, i: int, phase, accumulate):
     """O_i (+)= P_i V, the first part of P as soon as it is stored and O_i is rescaled, then the rest."""
-    m, n, _ = cfg.pv_mma_shape
+    m, n, _ = cfg.tiles.pv_mma_shape
     v_start, v_high, v_steps = v.get_mma_tile(slot)
-    columns = cfg.MMA_K * cfg.dtype_bytes // 4  # tensor-memory columns of P in one step
+    columns = cfg.tiles.MMA_K * cfg.dtype_bytes // 4  # tensor-memory columns of P in one step
     steps = [(step * columns, offset) for step, offset in enumerate(v_steps)]
     idesc = InstructionDescriptor(m, n, cfg.qkv_dtype, cfg.qkv_dtype, b_mn_major=True).encode()
-    first = cfg.p_first_part // cfg.MMA_K
-    d, p = tmem + cfg.tmem_o[i], tmem + cfg.tmem_p[i]
+    first = cfg.tiles.p_first_part // cfg.tiles.MMA_K
+    d, p = tmem + cfg.tmem.o[i], tmem + cfg.tmem.p[i]
     events.p_ready.wait(i, phase)
     tensor_memory.fence_after()
     tensor_core.mma_ts(d, p, v_start, steps[:first], idesc, v_high, accumulate)

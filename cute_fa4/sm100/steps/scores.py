@@ -22,47 +22,47 @@ LOAD_COLUMNS = 32  # scores of one tcgen05.ld
 def read_scores(cfg, address) -> list:
     """The BN scores of this thread's row."""
     scores = []
-    for column in range(0, cfg.BN, LOAD_COLUMNS):
+    for column in range(0, cfg.tiles.BN, LOAD_COLUMNS):
         scores += tensor_memory.load(address + column, LOAD_COLUMNS)
     tensor_memory.wait_load()
     return scores
 
 
 def write_probabilities(
-    cfg, smem: Smem, events: Events, i, thread, address, scores: list, scale_log2, bias
+    cfg, order, smem: Smem, events: Events, i, thread, address, scores: list, scale_log2, bias
 ) -> list:
     """P = 2^(scale_log2 s + bias), rounded and stored quarter by quarter; returns the accumulators of its sum.
 
     The sum is taken of the values before rounding.
 
-    P over S     softmax and P V wait for each other, so P must be there soon: the sum comes last. The bias is read
-                 again, from shared memory, after p_ready: otherwise the compiler computes the last quarter before that.
-    P apart      they do not wait: the sum fills the gaps between exponentials.
+    order.sum_early    the sum fills the gaps between exponentials
+    otherwise          P must be there soon: the sum comes last. The bias is read again, from shared memory, after
+                       p_ready: otherwise the compiler computes the last quarter before that.
     """
-    pairs = cfg.BN // 2
-    first_pair = 0 if cfg.p_apart else pairs // 4
+    pairs = cfg.tiles.BN // 2
+    first_pair = 0 if order.sum_early else pairs // 4
     emulated = (
-        exp2.emulated_pairs(pairs, cfg.exp2_emulated, first_pair)
-        if cfg.exp2_emulated
+        exp2.emulated_pairs(pairs, cfg.schedule.exp2_emulated, first_pair)
+        if cfg.schedule.exp2_emulated
         else frozenset()
     )
-    if not cfg.p_apart:
+    if not order.sum_early:
         smem.row_bias[thread] = bias
-    quarter = cfg.BN // 4
+    quarter = cfg.tiles.BN // 4
     sums, late = [], []
-    for first in range(0, cfg.BN, quarter):
-        if first == cfg.p_first_part:
+    for first in range(0, cfg.tiles.BN, quarter):
+        if first == cfg.tiles.p_first_part:
             tensor_memory.wait_store()
             tensor_memory.fence_before()
             events.p_ready.arrive(i)
-            if not cfg.p_apart:
+            if not order.sum_early:
                 bias = smem.row_bias[thread]
         here = frozenset(pair - first // 2 for pair in emulated)
         exponents = row_math.scaled_exponents(scores[first : first + quarter], scale_log2, bias)
         values = row_math.exponentials(exponents, here)
         words = row_math.pack_pairs(values, cfg.qkv_dtype)
         tensor_memory.store(address + first * cfg.dtype_bytes // 4, words)
-        if cfg.p_apart:
+        if order.sum_early:
             sums = row_math.add_values(sums, values)
         else:
             late += values
@@ -84,7 +84,7 @@ class RowContext:
 
 def row_context(cfg, args: KernelArgs, work: Work, i, thread) -> RowContext:
     sequence = work.sequence
-    row = rows.row_of(cfg, work, i, thread % cfg.rows_per_q_tile)
+    row = rows.row_of(cfg, work, i, thread % cfg.tiles.rows_per_q_tile)
     position = sequence.position(row.q_index)
     bands = cfg.mask.bands(position, sequence.num_keys, args.mask_sizes)
     limited = tuple((lo, minimum(hi, sequence.key_limit)) for lo, hi in bands)
@@ -111,7 +111,7 @@ def apply_score_functions(
     aux = score_mods.Aux.of(args, work.sequence, row)
     out = []
     for column, score in enumerate(scores):
-        key = n * cfg.BN + column
+        key = n * cfg.tiles.BN + column
         if masked:
             key = minimum(key, work.sequence.num_keys - 1)
         indices = (work.sequence.batch, row.head, row.q_index, key)
@@ -144,7 +144,7 @@ def whole_tiles(cfg, args: KernelArgs, work: Work, i) -> kv_range.WholeTiles:
 def write_lse(cfg: cutlass.Constexpr, args: KernelArgs, work: Work, i: Int32, state: RowState):
     """The log-sum-exp of this thread's row, natural logarithm; of a row without keys -inf."""
     thread, _, _ = cute.arch.thread_idx()
-    place = rows.row_of(cfg, work, i, thread % cfg.rows_per_q_tile)
+    place = rows.row_of(cfg, work, i, thread % cfg.tiles.rows_per_q_tile)
     sequence = work.sequence
     if place.q_index < sequence.seqlen_q:
         lse = -Float32.inf

@@ -20,9 +20,9 @@ from cutlass._mlir.dialects import llvm
 from ...layouts.scalars import minimum
 from ...tma import copies
 from ...tma.tensor_maps import DTYPES
-from ..config import O_BUFFERS
 from ..instructions import tensor_memory
 from ..kernel_args import KernelArgs, Smem
+from ..tiles import O_BUFFERS
 from ..work import rows
 from ..work.tile import Work
 from . import row_math
@@ -35,7 +35,7 @@ NAMED_BARRIER = 1  # of the correction warpgroup; 0 belongs to sync_threads
 
 def chunks(cfg) -> int:
     """Chunks of one query tile."""
-    return cfg.padded_ov_depth // cfg.swizzle_granule
+    return cfg.tiles.padded_ov_depth // cfg.tiles.swizzle_granule
 
 
 def store_piece(address, words: list):
@@ -71,7 +71,7 @@ def store_chunk(cfg, args: KernelArgs, work: Work, i, buffer, chunk: int):
         if cfg.q_layout == "dense":
             row = sequence.batch * args.rows_per_block[0] + first
         place = (per_tile - valid, (row + valid, head))
-    column = chunk * cfg.swizzle_granule
+    column = chunk * cfg.tiles.swizzle_granule
     copies.store_tile(args.o, DTYPES[cfg.o_dtype], buffer, *place, first_column=column)
 
 
@@ -80,7 +80,7 @@ def begin_chunk(cfg: cutlass.Constexpr, row: Int32):
     """Every thread may write into the buffer of the chunk after the last."""
     if row < 32:  # the warp that stores: the copy before the last one has read it
         cute.arch.cp_async_bulk_wait_group(O_BUFFERS - 1, read=True)
-    cute.arch.barrier(barrier_id=NAMED_BARRIER, number_of_threads=cfg.rows_per_q_tile)
+    cute.arch.barrier(barrier_id=NAMED_BARRIER, number_of_threads=cfg.tiles.rows_per_q_tile)
 
 
 @cute.jit
@@ -95,7 +95,7 @@ def end_chunk(
 ):
     """Every thread has written its row of the chunk: one warp stores it."""
     cute.arch.fence_proxy("async.shared", space="cta")
-    cute.arch.barrier(barrier_id=NAMED_BARRIER, number_of_threads=cfg.rows_per_q_tile)
+    cute.arch.barrier(barrier_id=NAMED_BARRIER, number_of_threads=cfg.tiles.rows_per_q_tile)
     first = work.tile.first_position + i * rows.positions_per_tile(cfg)
     if row < 32:
         if first < work.sequence.seqlen_q:
@@ -104,7 +104,7 @@ def end_chunk(
 
 
 def buffer_of(cfg, smem: Smem, i: int, chunk: int):
-    return smem.o_address + (i * chunks(cfg) + chunk) % O_BUFFERS * cfg.o_chunk_bytes
+    return smem.o_address + (i * chunks(cfg) + chunk) % O_BUFFERS * cfg.tiles.o_chunk_bytes
 
 
 def scaled(cfg, args: KernelArgs, smem: Smem, work: Work, i: int, row, o_address, scale, when_read):
@@ -112,7 +112,7 @@ def scaled(cfg, args: KernelArgs, smem: Smem, work: Work, i: int, row, o_address
 
     Every thread of the warpgroup calls it with its row.
     """
-    width, granule = cfg.pv_mma_shape[1], cfg.swizzle_granule
+    width, granule = cfg.tiles.pv_mma_shape[1], cfg.tiles.swizzle_granule
     for column, values in tensor_memory.load_batches(o_address, width, COLUMNS):
         chunk, inside = divmod(column, granule)
         last = column + len(values) == width
@@ -131,7 +131,7 @@ def scaled(cfg, args: KernelArgs, smem: Smem, work: Work, i: int, row, o_address
 
 def zeros(cfg, args: KernelArgs, smem: Smem, work: Work, row):
     """Both query tiles, of which no row sees a key; tensor memory is not looked at."""
-    for i in range(cfg.num_q):
+    for i in range(cfg.tiles.num_q):
         for chunk in range(chunks(cfg)):
             begin_chunk(cfg, row)
             words = [Int32(0)] * (CHUNK_ROW_BYTES // 4)
@@ -148,7 +148,7 @@ def wait(row: Int32):
 
 def rescale(cfg, o_address, factor):
     """O_i *= factor, for this thread's row."""
-    _, width, _ = cfg.pv_mma_shape
+    _, width, _ = cfg.tiles.pv_mma_shape
     for column, values in tensor_memory.load_batches(o_address, width, COLUMNS):
         tensor_memory.store(o_address + column, row_math.multiplied(values, factor))
     tensor_memory.wait_store()

@@ -46,8 +46,8 @@ def tile_range(cfg, first_position, last_position, num_keys, key_limit, sizes) -
     """What the CTA walks: from the first tile that its first row sees to the last one that its last row sees."""
     lo, _ = hull(cfg, first_position, num_keys, key_limit, sizes)
     _, hi = hull(cfg, last_position, num_keys, key_limit, sizes)
-    first = lo // cfg.BN
-    end = (hi + cfg.BN - 1) // cfg.BN
+    first = lo // cfg.tiles.BN
+    end = (hi + cfg.tiles.BN - 1) // cfg.tiles.BN
     return TileRange(first, maximum(end - first, 0))
 
 
@@ -59,9 +59,9 @@ def whole_tiles(
     if not cfg.mask.is_band:
         return WholeTiles(end, end)
     _, hi = hull(cfg, first_position, num_keys, key_limit, sizes)
-    whole_to = minimum(maximum(hi // cfg.BN, tiles.first), end)
+    whole_to = minimum(maximum(hi // cfg.tiles.BN, tiles.first), end)
     if not cfg.mask.has_lower_bound:
         return WholeTiles(tiles.first, whole_to)
     lo, _ = hull(cfg, last_position, num_keys, key_limit, sizes)
-    whole_from = minimum(maximum((lo + cfg.BN - 1) // cfg.BN, tiles.first), end)
+    whole_from = minimum(maximum((lo + cfg.tiles.BN - 1) // cfg.tiles.BN, tiles.first), end)
     return WholeTiles(whole_from, maximum(whole_to, whole_from))

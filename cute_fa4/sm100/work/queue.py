@@ -15,6 +15,8 @@ where a CTA ends with its block (OneBlock).
 A block is claimed while the last key tile but one is copied: late, so that the CTA that is free takes it, and early
 enough for its first copies. The queue has two entries, so that the load warp can announce a tile while a slower role
 has not begun the one before. The end is a work tile of NO_MORE key tiles.
+
+`args` are the KernelArgs of the launch (kernel_args.py).
 """
 
 from dataclasses import dataclass
@@ -24,10 +26,8 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from ...layouts.scalars import choose, maximum, minimum
-from ..config import CLAIM_ANSWER_BYTES, WORK_WORDS
-from ..kernel_args import KernelArgs
-from ..sync.barriers import WORK_ENTRIES
 from . import kv_range, packed_order, tile_order
+from .entries import CLAIM_ANSWER_BYTES, WORK_ENTRIES, WORK_WORDS
 from .kv_range import TileRange
 from .packed_order import Held
 from .sequence import Sequence, find_sequence
@@ -61,7 +61,7 @@ class WorkQueue:
                 self.entries[at * WORK_WORDS + i] = word
             cute.arch.mbarrier_arrive(self.ready + at)
 
-    def next(self, cfg, args: KernelArgs, number) -> Work:
+    def next(self, cfg, args, number) -> Work:
         """Every other role, every thread of it: wait for work tile `number` and read it."""
         at = number % WORK_ENTRIES
         cute.arch.mbarrier_wait(self.ready + at, number // WORK_ENTRIES & 1)
@@ -113,7 +113,7 @@ def _words(work: Work) -> list:
     ]
 
 
-def _work(cfg, args: KernelArgs, words: list) -> Work:
+def _work(cfg, args, words: list) -> Work:
     first, count, first_position, head, kv_head, batch, *of, _ = words
     if cfg.reads_lengths:
         found = Sequence(batch, *of)
@@ -136,7 +136,7 @@ class Search:
 
 @cute.jit
 def find_work(
-    cfg: cutlass.Constexpr, args: KernelArgs, block: Int32, held: Held | None
+    cfg: cutlass.Constexpr, args, block: Int32, held: Held | None
 ) -> tuple[Work, Held | None]:
     """The share of a block, its sequence, and the key tiles it takes; of block -1 no more."""
     number = maximum(block, 0)
@@ -147,7 +147,7 @@ def find_work(
     else:
         tile = tile_order.work_tile(cfg, number, args.order)
         of = find_sequence(cfg, args.lengths, tile.batch, args.seqlen_q, args.seqlen_k)
-    last = minimum(tile.first_position + cfg.positions_per_cta, of.seqlen_q) - 1
+    last = minimum(tile.first_position + cfg.tiles.positions_per_cta, of.seqlen_q) - 1
     tiles = kv_range.tile_range(
         cfg,
         of.position(tile.first_position),
@@ -162,7 +162,7 @@ def find_work(
 
 @cute.jit
 def take_work(
-    cfg: cutlass.Constexpr, args: KernelArgs, queue: WorkQueue, block: Int32, search: Search
+    cfg: cutlass.Constexpr, args, queue: WorkQueue, block: Int32, search: Search
 ) -> tuple[Work, Search]:
     """The work of `block`, or of a claimed one if it has no rows: where lengths are tensors, grids are upper bounds."""
     claims, held = search.claims, search.held

@@ -29,4 +29,4 @@ def row_of(cfg, work, i, row) -> Row:
 
 
 def positions_per_tile(cfg) -> int:
-    return cfg.rows_per_q_tile // cfg.heads_per_tile
+    return cfg.tiles.rows_per_q_tile // cfg.heads_per_tile

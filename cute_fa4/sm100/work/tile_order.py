@@ -29,7 +29,7 @@ L2_BYTES_FOR_KEYS = 50 * 1024 * 1024
 
 
 def blocks(cfg, seqlen_q):
-    return (seqlen_q + cfg.positions_per_cta - 1) // cfg.positions_per_cta
+    return (seqlen_q + cfg.tiles.positions_per_cta - 1) // cfg.tiles.positions_per_cta
 
 
 def grid_size(cfg, seqlen_q, heads, batch):
@@ -107,7 +107,7 @@ def work_tile(cfg, cta, order: TileOrder) -> WorkTile:
 def tile_of_block(cfg, block, head, batch) -> WorkTile:
     """Query block `block` of scheduled head `head`."""
     first_head = head * cfg.heads_per_tile
-    position = opaque(block) * cfg.positions_per_cta
+    position = opaque(block) * cfg.tiles.positions_per_cta
     return WorkTile(position, first_head, first_head // cfg.group, batch)
 
 

@@ -3,10 +3,8 @@
 import re
 from functools import cache
 
+from cute_fa4.sm100.chip import MBARRIER_BYTES
 from cute_fa4.sm100.choose_config import choose_config
-from cute_fa4.sm100.config import MBARRIER_BYTES
-from cute_fa4.sm100.mha2q import smem_map
-from cute_fa4.sm100.sync import barriers
 from tests.emulator.mutations.edits import WAIT, delete, replace
 
 FULL, CAUSAL, FEW_KEYS = "d128_full", "d64_causal", "d64_few_keys"
@@ -35,8 +33,8 @@ TRY_CANCEL = r"clusterlaunchcontrol\.try_cancel\S+\s+(\[\S+\]), \[\S+\];"
 @cache
 def _first_byte(name, subject):
     cfg = CONFIGS[subject]
-    first = smem_map.regions(cfg)["mbarriers"].offset
-    return first + barriers.first_index(cfg, name) * MBARRIER_BYTES
+    first = cfg.smem.mbarriers.offset
+    return first + cfg.barriers.first_index(name) * MBARRIER_BYTES
 
 
 def at(mbarrier, subject=FULL):
@@ -55,7 +53,7 @@ def init(name, text):
 
     text: instructions with the address as group 1 and the count as group 2; they may use `mine` and `changed`.
     """
-    lane = barriers.first_index(CONFIGS[FULL], name)
+    lane = CONFIGS[FULL].barriers.first_index(name)
     return replace(
         "prologue",
         r"mbarrier\.init\.shared\.b64 \s*(\[\S+\]), (%r\d+);",

@@ -6,7 +6,6 @@ are planted where there is at most one key tile, d64_few_keys. Places as in atte
 """
 
 from cute_fa4.sm100 import config
-from cute_fa4.sm100.mha2q import smem_map
 from tests.emulator.mutations.attention_places import (
     AN_ARRIVAL,
     ARRIVE,
@@ -38,7 +37,7 @@ from tests.emulator.mutations.edits import (
 from tests.emulator.mutations.mutant import ASYNCHRONY, COUNTS, HANG, ORDER, WRONG_NUMBERS, Mutant
 
 READY, READ, CLAIMED = at("work_ready[0]"), at("work_read[0]"), at("work_claimed[0]")
-QUEUE = f"[__dynamic_shmem__0+{smem_map.regions(CONFIGS[FULL])['work_queue'].offset}]"
+QUEUE = f"[__dynamic_shmem__0+{CONFIGS[FULL].smem.work_queue.offset}]"
 READY_D64, READ_D64 = at("work_ready[0]", FEW_KEYS), at("work_read[0]", FEW_KEYS)
 EARLY = (*ASYNCHRONY, *COUNTS)
 RESPONSE = r"ld\.shared\.v2\.b64\s+\{%rd\d+, %rd\d+\}, \[\S+\];"

@@ -1,0 +1,208 @@
+"""SM100Kernel: what every attention kernel shares: launch, prologue, set-up and teardown. A family adds its roles.
+
+host                  descriptors of Q, K, V, O; the order of the blocks; one launch
+every warp            where things are in shared memory, the events of the barrier table, ring and work queue
+load warp             initialises the mbarriers and goes on at once: its copies need nothing of the others
+mma warp              allocates tensor memory
+all others            wait for both
+roles(...)            the family's: which warp does what (mha2q/kernel.py)
+every warp            meets; the mma warp frees tensor memory
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64
+
+from ..layouts.scalars import maximum
+from .chip import SMEM_BASE_ALIGNMENT
+from .kernel_args import Events, KernelArgs, Smem
+from .operands import tma
+from .steps.row_math import LOG2_E
+from .sync.pipelines import KVConsumerPipeline, TMAProducerPipeline, initialise
+from .work import packed_order, tile_order
+from .work.packed_order import PackedOrder
+from .work.queue import OneBlock, WorkQueue
+from .work.sequence import Lengths
+
+SET_UP = 2  # named barrier: mbarriers and tensor memory are there. 0 is sync_threads, 1 in steps/store.py
+
+
+def first_column(tmem_address: cute.Pointer) -> Int32:
+    """The tensor-memory address that tcgen05.alloc left at a shared address."""
+    return cute.make_tensor(tmem_address, cute.make_layout(1))[0]
+
+
+def own_lanes(tmem_address: cute.Pointer, warp) -> Int32:
+    """The same for the 32 lanes that a warp sees, those of its place in the warpgroup."""
+    return first_column(tmem_address) + (warp % 4) * (32 << 16)
+
+
+def grid_and_order(cfg, rows, batch, seqlen_q, seqlen_k, heads):
+    """-> (number of CTAs, how their numbers are taken apart). rows: of packed queries; seqlen_q: theirs at most."""
+    if cfg.q_layout == "packed":
+        grid = packed_order.grid_size(cfg, rows, batch, seqlen_q, heads)
+        return grid, PackedOrder(batch, heads // cfg.heads_per_tile)
+    if cfg.kv_layout == "packed":  # many sequences' rows: the mean stands for one
+        seqlen_k = seqlen_k // maximum(batch, 1)
+    divisor = cute.fast_divmod_create_divisor_v2
+    order = tile_order.tile_order(cfg, seqlen_q, seqlen_k, heads, batch, divisor)
+    return tile_order.grid_size(cfg, seqlen_q, heads, batch), order
+
+
+@dataclass(frozen=True)
+class CTA:
+    """What a CTA has after the prologue, as its roles need it."""
+
+    smem: Smem
+    events: Events
+    producer: TMAProducerPipeline
+    consumer: KVConsumerPipeline
+    queue: WorkQueue
+    tmem_address: cute.Pointer  # shared: where tcgen05.alloc leaves the address
+
+
+class SM100Kernel:
+    """Base of the families: a kernel is made from an FA4Config and called with tensors."""
+
+    def __init__(self, cfg):
+        """cfg: what to build. Raises ValueError with every reason if the variant cannot run."""
+        why = cfg.refusals()
+        if why:
+            raise ValueError("this FA4Config cannot run:\n  " + "\n  ".join(why))
+        self.cfg = cfg
+
+    @cute.jit
+    def __call__(
+        self,
+        mQ: cute.Tensor,
+        mK: cute.Tensor,
+        mV: cute.Tensor,
+        mO: cute.Tensor,
+        mLSE: cute.Tensor | None,
+        softmax_scale: Float32,
+        cu_seqlens_q: cute.Tensor | None,
+        cu_seqlens_k: cute.Tensor | None,
+        seqused_q: cute.Tensor | None,
+        seqused_k: cute.Tensor | None,
+        key_limit: cute.Tensor | None,
+        page_table: cute.Tensor | None,
+        max_seqlen_q: Int32,
+        mask_sizes: tuple | None,
+        sink: cute.Tensor | None,
+        aux: tuple | None,
+        stream,
+    ):
+        """Launch. What a configuration does not use is None; unused numbers are ignored.
+
+        mQ, mO      (batch, seqlen_q, heads, depth), packed: (total_q, heads, depth)
+        mK, mV      (batch, seqlen_k, kv_heads, depth), packed: (total_k, kv_heads, depth), paged:
+                    (num_pages, page_size, kv_heads, depth) or (num_pages, kv_heads, page_size, depth)
+        mLSE        (batch, heads, seqlen_q), packed: (heads, total_q); f32, natural logarithm
+        cu_seqlens  (batch + 1,) int32; seqused, key_limit (batch,) int32; page_table (batch, pages) int32
+        max_seqlen_q  of packed queries: at least the longest sequence
+        mask_sizes  run-time numbers of the mask, as many as it has, Int32
+        sink        (heads,), natural units
+        aux         tensors for score_mod and mask_mod
+
+        The depth is contiguous; softmax_scale multiplies Q K^T.
+        """
+        cfg = self.cfg
+        o, o_rows = tma.o_operand(cfg, mO)
+        k, k_rows = tma.kv_operand(cfg, mK, cfg.tiles.BK0, is_v=False)
+        v, v_rows = tma.kv_operand(cfg, mV, cfg.tiles.padded_ov_depth, is_v=True)
+        heads = mQ.shape[-2]
+        if cutlass.const_expr(cfg.q_layout == "dense"):
+            batch, seqlen_q = mQ.shape[0], mQ.shape[1]
+        else:
+            batch, seqlen_q = cu_seqlens_q.shape[0] - 1, max_seqlen_q
+        if cutlass.const_expr(cfg.kv_layout == "paged"):
+            seqlen_k = page_table.shape[1] * cfg.page_size
+        else:
+            seqlen_k = mK.shape[1] if cutlass.const_expr(cfg.kv_layout == "dense") else mK.shape[0]
+        grid, order = grid_and_order(
+            cfg, Int32(mQ.shape[-3]), Int32(batch), Int32(seqlen_q), Int32(seqlen_k), Int32(heads)
+        )
+        args = KernelArgs(
+            q=tma.q_operand(cfg, mQ),
+            k=k,
+            v=v,
+            o=o,
+            lse=mLSE,
+            lengths=Lengths(
+                cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, Int32(mQ.shape[-3])
+            ),
+            page_table=page_table,
+            num_pages=Int32(mK.shape[0]),
+            rows_per_block=(o_rows, k_rows, v_rows),
+            seqlen_q=Int32(seqlen_q),
+            seqlen_k=Int32(seqlen_k),
+            order=order,
+            scale=softmax_scale,
+            scale_log2=softmax_scale * LOG2_E,
+            mask_sizes=() if cutlass.const_expr(mask_sizes is None) else mask_sizes,
+            sink=sink,
+            aux=() if cutlass.const_expr(aux is None) else aux,
+        )
+        self.kernel.set_name_prefix(
+            f"cute_fa4_{cfg.name}", remove_cutlass_symbol=True, keep_mangled_name=False
+        )
+        self.kernel(args).launch(
+            grid=[grid, 1, 1],
+            block=[cfg.schedule.warps.threads, 1, 1],
+            smem=cfg.smem.nbytes,
+            stream=stream,
+            min_blocks_per_mp=1,
+        )
+
+    @cute.kernel
+    def kernel(self, args: KernelArgs):
+        cfg, warps = self.cfg, self.cfg.schedule.warps
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        base = cute.arch.get_dyn_smem(cutlass.Int8, alignment=SMEM_BASE_ALIGNMENT)
+        mbarriers = cute.recast_ptr(base + cfg.smem.mbarriers.offset, dtype=Int64)
+        cta = self.prologue(base, mbarriers)
+
+        if warp == warps.mma.start:
+            cute.arch.alloc_tmem(cfg.tmem.columns, cta.tmem_address)
+            cute.arch.relinquish_tmem_alloc_permit()
+        if warp == warps.load.start:  # goes on at once: its copies need nothing of the others
+            initialise(mbarriers, [barrier.count for _, _, barrier in cfg.barriers.instances()])
+            cute.arch.barrier_arrive(barrier_id=SET_UP, number_of_threads=warps.threads)
+        else:
+            cute.arch.barrier(barrier_id=SET_UP, number_of_threads=warps.threads)
+
+        self.roles(args, cta, warp)
+
+        cute.arch.sync_threads()
+        if warp == warps.mma.start:
+            tmem_pointer = cute.arch.retrieve_tmem_ptr(Float32, 16, cta.tmem_address)
+            cute.arch.dealloc_tmem(tmem_pointer, cfg.tmem.columns)
+
+    def prologue(self, base, mbarriers) -> CTA:
+        """Where everything is; nothing is executed but address arithmetic."""
+        cfg = self.cfg
+        table, tiles = cfg.barriers, cfg.tiles
+        ring = dict(
+            full=mbarriers + table.first_index("kv_full"),
+            empty=mbarriers + table.first_index("kv_empty"),
+            slots=table.kv_slots,
+            qk_stages=tiles.qk_stages,
+        )
+        queue = (WorkQueue if cfg.schedule.claims else OneBlock).at(
+            cute.recast_ptr(base + cfg.smem.work_queue.offset, dtype=Int32),
+            ready=mbarriers + table.first_index("work_ready"),
+            read=mbarriers + table.first_index("work_read"),
+            claimed=mbarriers + table.first_index("work_claimed"),
+        )
+        return CTA(
+            smem=Smem.of(cfg.smem, base),
+            events=Events.of(table, mbarriers),
+            producer=TMAProducerPipeline(
+                **ring, k_stage_bytes=tiles.k_stage_bytes, v_bytes=tiles.v_bytes
+            ),
+            consumer=KVConsumerPipeline(**ring),
+            queue=queue,
+            tmem_address=cute.recast_ptr(base + cfg.smem.tmem_address.offset, dtype=Int32),
+        )

@@ -1,0 +1,67 @@
+"""Maps of shared and tensor memory: named places, of which a family declares its own.
+
+A map is the only spelling of a size: offsets follow from the order of its fields, and the bytes of a launch are the end
+of the last.
+"""
+
+from dataclasses import dataclass, fields
+
+from .chip import TMEM_COLUMNS
+
+
+@dataclass(frozen=True)
+class Region:
+    """`nbytes` bytes from byte `offset` of the CTA's dynamic shared memory, 1024-byte aligned base."""
+
+    name: str
+    offset: int
+    nbytes: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.nbytes
+
+
+class SmemMap:
+    """Base of a family's map, a dataclass whose fields are Regions, in memory order."""
+
+    @classmethod
+    def of_sizes(cls, **nbytes: int) -> "SmemMap":
+        """The map whose fields have these sizes, one behind the other."""
+        regions, offset = {}, 0
+        for field in fields(cls):
+            regions[field.name] = Region(field.name, offset, nbytes[field.name])
+            offset += nbytes[field.name]
+        return cls(**regions)
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        return tuple(getattr(self, field.name) for field in fields(self))
+
+    @property
+    def nbytes(self) -> int:
+        """Dynamic shared memory of one CTA, from its 1024-byte aligned base."""
+        return self.regions[-1].end
+
+
+@dataclass(frozen=True)
+class TmemMap:
+    """First columns of S_i, P_i and O_i for each query tile i, and how many columns are used.
+
+    p_apart  P has columns of its own, not those of S
+    """
+
+    s: tuple[int, ...]
+    p: tuple[int, ...]
+    o: tuple[int, ...]
+    used: int
+    p_apart: bool
+
+    @property
+    def columns(self) -> int:
+        """Columns to allocate: a power of two from 32."""
+        return max(32, 1 << (self.used - 1).bit_length())
+
+    @property
+    def fits(self) -> bool:
+        return self.used <= TMEM_COLUMNS

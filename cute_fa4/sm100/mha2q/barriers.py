@@ -1,0 +1,146 @@
+"""Every mbarrier of the two-tile kernel: who raises it, who waits for it, how many arrivals that takes.
+
+barrier       number  raised by                              awaited by                means
+q_full        2       load 1 (+ bytes)                       mma                       the Q tile is in shared memory
+q_free        2       mma 1 (commit)                         load                      the last S of this Q is made
+s_ready       2       mma 1 (commit)                         softmax                   S is made; P over S: all P V too
+row_scale     2       softmax 128                            correction                the factors, or last the row sums
+p_ready       2       softmax 128 + correction 128           mma, softmax              P is stored in part, O rescaled
+p_last        2       softmax 128                            mma                       the last part of P is stored
+o_ready       2       mma 1 (commit)                         correction                O is complete
+kv_full       4       load 1 (+ bytes)                       mma                       the K or V tile is there
+kv_empty      4       mma 1 (commit)                         load                      the slot's MMAs have completed
+work_ready    2       load 1                                 softmax, correction, mma  a work tile is announced
+work_read     2       softmax 256 + correction 128 + mma 32  load                      the announcement has been read
+work_claimed  1       load 1 (+ bytes)                       load                      the answer to a claim is there
+
+row_scale brings a factor for each key tile but the first of a work tile, and the row sums after the last. At the first
+key tile p_ready says that the old O has been read, not that it is rescaled. An order whose P has columns of its own
+(p_beside_s.py) has two more, behind p_last:
+
+barrier  number  raised by       awaited by           means
+s_free   2       softmax 128     mma                  S has been read, the next one may be made
+pv_done  2       mma 1 (commit)  softmax, correction  O is complete up to here and P has been read
+
+barrier       is not raised again too early because
+q_full        q_free
+q_free        q_full
+s_ready       the next S waits until softmax has read this one: for P, stored afterwards, or s_free
+row_scale     the next factor follows p_ready of this tile, the sums wait for p_ready of the last tile
+p_ready       the next S, and so the next P, is issued after this wait
+p_last        as p_ready
+s_free        the next S is issued after this wait
+pv_done       the next P V waits for p_ready, which both raise after this wait
+o_ready       the next O begins after p_ready, which correction raises when it has read this one
+kv_full       kv_empty
+kv_empty      kv_full
+work_ready    work_read
+work_read     work_ready
+work_claimed  one claim at a time
+"""
+
+from ..sync.barriers import (
+    KV_SLOT,
+    KV_STAGE,
+    Arrivals,
+    Barrier,
+    BarrierTable,
+    announced_bytes,
+    commit_by,
+    one_thread,
+)
+from ..tiles import Tiles
+from ..work.entries import WORK_ENTRIES
+from .warp_roles import WarpRoles
+
+Q_TILE, WORK_ENTRY, CTA = "q_tile", "work_entry", "cta"
+
+
+def one_softmax(warps: WarpRoles, tiles: Tiles) -> Arrivals:
+    """Every softmax thread of one query tile."""
+    return Arrivals("softmax", warps.threads_of("softmax") // tiles.num_q)
+
+
+def every_thread(warps: WarpRoles, role: str) -> Arrivals:
+    return Arrivals(role, warps.threads_of(role))
+
+
+def table(tiles: Tiles, warps: WarpRoles, kv_slots: int, of_the_order=()) -> BarrierTable:
+    """The table of a kernel; of_the_order: the rows that its order of the products adds."""
+    return BarrierTable.of(
+        rows(tiles, warps, of_the_order),
+        q_tiles=tiles.num_q,
+        work_entries=WORK_ENTRIES,
+        kv_slots=kv_slots,
+        qk_stages=tiles.qk_stages,
+    )
+
+
+def rows(tiles: Tiles, warps: WarpRoles, of_the_order=()) -> tuple[Barrier, ...]:
+    """Every barrier, in memory order."""
+    softmax, correction = one_softmax(warps, tiles), every_thread(warps, "correction")
+    readers = (every_thread(warps, "softmax"), correction, every_thread(warps, "mma"))
+    load, mma = announced_bytes("load"), commit_by("mma")
+    return (
+        Barrier("q_full", Q_TILE, (load,), "mma", "the Q tile is in shared memory", "q_free"),
+        Barrier("q_free", Q_TILE, (mma,), "load", "the last S of this Q is made", "q_full"),
+        Barrier(
+            "s_ready",
+            Q_TILE,
+            (mma,),
+            "softmax",
+            "S is made; P over S: all P V too",
+            "the next S waits until softmax has read this one: for P, stored afterwards, or s_free",
+        ),
+        Barrier(
+            "row_scale",
+            Q_TILE,
+            (softmax,),
+            "correction",
+            "the factors, or last the row sums",
+            "the next factor follows p_ready of this tile, the sums wait for p_ready of the last tile",
+        ),
+        Barrier(
+            "p_ready",
+            Q_TILE,
+            (softmax, correction),
+            "mma, softmax",
+            "P is stored in part, O rescaled",
+            "the next S, and so the next P, is issued after this wait",
+        ),
+        Barrier(
+            "p_last", Q_TILE, (softmax,), "mma", "the last part of P is stored", "as p_ready"
+        ),
+        *of_the_order,
+        Barrier(
+            "o_ready",
+            Q_TILE,
+            (mma,),
+            "correction",
+            "O is complete",
+            "the next O begins after p_ready, which correction raises when it has read this one",
+        ),
+        Barrier("kv_full", KV_STAGE, (load,), "mma", "the K or V tile is there", "kv_empty"),
+        Barrier(
+            "kv_empty", KV_SLOT, (mma,), "load", "the slot's MMAs have completed", "kv_full"
+        ),
+        Barrier(
+            "work_ready",
+            WORK_ENTRY,
+            (one_thread("load"),),
+            "softmax, correction, mma",
+            "a work tile is announced",
+            "work_read",
+        ),
+        Barrier(
+            "work_read", WORK_ENTRY, readers, "load", "the announcement has been read", "work_ready"
+        ),
+        Barrier(
+            "work_claimed",
+            CTA,
+            (load,),
+            "load",
+            "the answer to a claim is there",
+            "one claim at a time",
+        ),
+    )  # fmt: skip

@@ -1,0 +1,73 @@
+"""What the host knows of an order of the products: its columns of tensor memory and the barriers it adds.
+
+order         columns                        code
+p_over_s      S0 P0 | S1 P1 | O0 | O1        p_over_s.py: P_i is stored over S_i
+p_beside_s    S0 | P0 | S1 | P1 | O0 | O1    p_beside_s.py: the next S_i is made while P_i is read
+
+The code is apart because it needs the compiler, and configurations are asked without it.
+"""
+
+from dataclasses import dataclass
+
+from ..memory_maps import TmemMap
+from ..sync.barriers import Barrier, commit_by
+from ..tiles import Tiles
+from .barriers import Q_TILE, one_softmax
+from .warp_roles import WarpRoles
+
+
+@dataclass(frozen=True)
+class POverS:
+    name: str = "p_over_s"
+
+    def tmem(self, tiles: Tiles) -> TmemMap:
+        s = tuple(i * tiles.BN for i in range(tiles.num_q))
+        return _with_o(tiles, s, s, tiles.num_q * tiles.BN, p_apart=False)
+
+    def barriers(self, tiles: Tiles, warps: WarpRoles) -> tuple[Barrier, ...]:
+        return ()
+
+
+@dataclass(frozen=True)
+class PBesideS:
+    name: str = "p_beside_s"
+
+    def tmem(self, tiles: Tiles) -> TmemMap:
+        width = tiles.BN + tiles.p_columns
+        s = tuple(i * width for i in range(tiles.num_q))
+        p = tuple(column + tiles.BN for column in s)
+        return _with_o(tiles, s, p, tiles.num_q * width, p_apart=True)
+
+    def barriers(self, tiles: Tiles, warps: WarpRoles) -> tuple[Barrier, ...]:
+        return (
+            Barrier(
+                "s_free",
+                Q_TILE,
+                (one_softmax(warps, tiles),),
+                "mma",
+                "S has been read, the next one may be made",
+                "the next S is issued after this wait",
+            ),
+            Barrier(
+                "pv_done",
+                Q_TILE,
+                (commit_by("mma"),),
+                "softmax, correction",
+                "O is complete up to here and P has been read",
+                "the next P V waits for p_ready, which both raise after this wait",
+            ),
+        )
+
+
+def _with_o(tiles: Tiles, s: tuple, p: tuple, first: int, p_apart: bool) -> TmemMap:
+    """O_0, O_1 from column `first` on, behind everything else."""
+    o = tuple(first + i * tiles.padded_ov_depth for i in range(tiles.num_q))
+    return TmemMap(s, p, o, o[-1] + tiles.padded_ov_depth, p_apart)
+
+
+ORDERS = {order.name: order for order in (POverS(), PBesideS())}
+
+
+def best_order(tiles: Tiles) -> str:
+    """P beside S where tensor memory has room for it: softmax and the tensor core then wait less for each other."""
+    return "p_beside_s" if PBesideS().tmem(tiles).fits else "p_over_s"

@@ -1,0 +1,185 @@
+"""Problem: what a call asks of attention, as far as it decides the code; how it is run is the schedule's business."""
+
+from dataclasses import dataclass
+
+from . import masks
+from .chip import ARCHES, DTYPE_BYTES
+from .score_mods import ScoreMod
+
+SINK_DTYPES = ("f32", "bf16", "fp16")
+AUX_DTYPES = ("bf16", "fp16", "f32", "i32", "i64", "u8")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a call asks. Lengths, batch and head count are not here: one compile serves them all.
+
+    qkv_dtype      "bf16" or "fp16": Q, K, V and P; "e4m3" and "e5m2" are in the type
+    o_dtype        output; None: as qkv_dtype
+    qk_depth       head dim of Q and K, in elements
+    ov_depth       head dim of V and O; None: as qk_depth
+    num_q_heads    0: read from the tensors at run time, one compile serves every head count
+    group          query heads per key/value head
+    mask           which keys a query sees: masks.Full(), masks.Causal(), masks.Window(...), ...
+    q_layout       "dense" (batch, seqlen, heads, depth) or "packed" (total, heads, depth) with cu_seqlens_q
+    kv_layout      "dense", "packed" with cu_seqlens_k, or "paged" with a page table and page_size
+    seqused_q      lengths of queries come from a tensor; rows beyond are not written
+    seqused_k      lengths of keys come from a tensor; rows beyond may hold anything
+    cache_excludes_new  seqused_k does not count the new tokens: keys are seqused_k plus the queries
+    padded_keys    a further tensor cuts the visible keys without moving positions
+    page_heads_first    pages are (num_pages, heads, page_size, depth), not (num_pages, page_size, heads, depth)
+    fold_pages     a page smaller than a tile comes in one copy with all its depth chunks, where the depth is a multiple
+                   of the swizzle granule; pages must begin at multiples of 8 rows
+    page_size      keys per page of a paged cache; 0: contiguous K and V
+    pack_gqa       the query heads of a group share a tile: rows are (position, head of the group)
+    sink           a logit for each query head takes part in the softmax without a value
+    sink_dtype     of these logits: "f32", "bf16" or "fp16"
+    score_mod      a function of the scaled score, applied before the mask; None: none
+    mask_mod       a function that says whether a key is visible, besides the mask; None: none
+    aux            (dtype, rank) of each tensor that these functions read
+    write_lse      also write the log-sum-exp, f32, natural logarithm
+    rope_dtype     dtype of a rotary part appended to the depth (MLA); None: there is none
+    scale_dtype    dtype of per-token scales of quantised K and V; None: there are none
+    arch           "sm_100a" (B200) or "sm_103a" (B300, hardware exp2 at twice the rate)
+    """
+
+    qkv_dtype: str = "bf16"
+    o_dtype: str | None = None
+    qk_depth: int = 128
+    ov_depth: int | None = None
+    num_q_heads: int = 0
+    group: int = 1
+    mask: masks.Mask = masks.Full()
+    q_layout: str = "dense"
+    kv_layout: str = "dense"
+    seqused_q: bool = False
+    seqused_k: bool = False
+    cache_excludes_new: bool = False
+    padded_keys: bool = False
+    page_heads_first: bool = False
+    fold_pages: bool = True
+    page_size: int = 0
+    pack_gqa: bool = False
+    sink: bool = False
+    sink_dtype: str = "f32"
+    score_mod: ScoreMod | None = None
+    mask_mod: ScoreMod | None = None
+    aux: tuple = ()
+    write_lse: bool = False
+    rope_dtype: str | None = None
+    scale_dtype: str | None = None
+    arch: str = "sm_100a"
+
+    def __post_init__(self):
+        if self.o_dtype is None:
+            object.__setattr__(self, "o_dtype", self.qkv_dtype)
+        if self.ov_depth is None:
+            object.__setattr__(self, "ov_depth", self.qk_depth)
+
+    @property
+    def dtype_bytes(self) -> int:
+        """Bytes of an element of Q, K, V and P."""
+        return DTYPE_BYTES[self.qkv_dtype]
+
+    @property
+    def causal(self) -> bool:
+        return isinstance(self.mask, masks.Causal)
+
+    @property
+    def unequal_blocks(self) -> bool:
+        """Query blocks of a sequence see different numbers of keys; the first ones, usually, the fewest."""
+        return self.mask != masks.Full()
+
+    @property
+    def heads_per_tile(self) -> int:
+        """Query heads whose rows share a tile."""
+        return self.group if self.pack_gqa else 1
+
+    @property
+    def clips_keys(self) -> bool:
+        """K and V are cut at run time, by a clipped operand: rows beyond a sequence exist and may hold anything."""
+        return self.kv_layout != "dense" or self.seqused_k
+
+    @property
+    def clips_queries(self) -> bool:
+        """O is cut at run time: rows beyond a sequence exist and must not be written."""
+        return self.q_layout != "dense" or self.seqused_q
+
+    @property
+    def reads_lengths(self) -> bool:
+        """Where sequences begin and end comes from tensors."""
+        return self.clips_queries or self.clips_keys or self.padded_keys
+
+    def contradictions(self) -> list[str]:
+        """Why no kernel of any schedule can run this: values that mean nothing, or that exclude each other."""
+        return [*self._wrong_types(), *self._wrong_numbers(), *self._wrong_layouts()]
+
+    def _wrong_types(self) -> list[str]:
+        why = []
+        for name in ("qkv_dtype", "o_dtype"):
+            if getattr(self, name) not in DTYPE_BYTES:
+                why.append(
+                    f"{name}={getattr(self, name)!r} is not a dtype: use one of {', '.join(DTYPE_BYTES)}"
+                )
+        if self.sink_dtype not in SINK_DTYPES:
+            why.append(
+                f"sink_dtype={self.sink_dtype!r} is no dtype of sinks: use one of {', '.join(SINK_DTYPES)}"
+            )
+        for dtype, rank in self.aux:
+            if dtype not in AUX_DTYPES or rank < 1:
+                why.append(
+                    f"aux=({dtype!r}, {rank}): use a rank of at least 1 and one of {', '.join(AUX_DTYPES)}"
+                )
+        for name in ("rope_dtype", "scale_dtype"):
+            if getattr(self, name) is not None and getattr(self, name) not in DTYPE_BYTES:
+                why.append(
+                    f"{name}={getattr(self, name)!r} is not a dtype: use None or one of {', '.join(DTYPE_BYTES)}"
+                )
+        if self.arch not in ARCHES:
+            why.append(
+                f"arch={self.arch!r} has no tcgen05 kernel here: use one of {', '.join(ARCHES)}"
+            )
+        return why
+
+    def _wrong_numbers(self) -> list[str]:
+        why = []
+        for name in ("qk_depth", "ov_depth", "group"):
+            if getattr(self, name) < 1:
+                why.append(f"{name}={getattr(self, name)} must be at least 1")
+        for name in ("num_q_heads", "page_size"):
+            if getattr(self, name) < 0:
+                why.append(
+                    f"{name}={getattr(self, name)} must not be negative: 0 means that it is not set"
+                )
+        if self.group >= 1 and self.num_q_heads % self.group:
+            why.append(
+                f"num_q_heads={self.num_q_heads} is no multiple of group={self.group}: each key/value head "
+                f"serves the same number of query heads"
+            )
+        return why
+
+    def _wrong_layouts(self) -> list[str]:
+        why = []
+        if self.q_layout not in ("dense", "packed"):
+            why.append(
+                f"q_layout={self.q_layout!r} is no layout of queries: use 'dense' or 'packed'"
+            )
+        if self.kv_layout not in ("dense", "packed", "paged"):
+            why.append(
+                f"kv_layout={self.kv_layout!r} is no layout of keys: use 'dense', 'packed' or 'paged'"
+            )
+        if (self.kv_layout == "paged") != bool(self.page_size):
+            why.append(
+                f"page_size={self.page_size} with kv_layout={self.kv_layout!r}: a paged layout has a page size, "
+                f"the others have 0"
+            )
+        if self.kv_layout == "paged" and not self.seqused_k:
+            why.append(
+                "kv_layout='paged' with seqused_k=False: a page table does not say how long a sequence is: use "
+                "seqused_k=True"
+            )
+        if self.cache_excludes_new and not self.seqused_k:
+            why.append(
+                "cache_excludes_new=True with seqused_k=False: there is no cache length: use seqused_k=True"
+            )
+        return why

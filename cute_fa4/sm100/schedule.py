@@ -1,0 +1,47 @@
+"""Schedule: how a family of kernels runs a problem. Each family has one frozen dataclass in its folder.
+
+    family                    schedule
+    mha2q/schedule.py         TwoTiles: two query tiles of 128 rows a CTA
+
+A schedule knows its own numbers, cuts a problem into tiles, and lays tiles out in tensor memory and shared memory;
+nothing else spells one of these sizes. It is importable without the compiler.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Protocol, runtime_checkable
+
+from .memory_maps import SmemMap, TmemMap
+from .problem import Problem
+from .sync.barriers import BarrierTable
+from .tiles import Tiles
+
+
+@runtime_checkable
+class Schedule(Protocol):
+    """What FA4Config and the kernels ask of a schedule."""
+
+    family: ClassVar[
+        str
+    ]  # folder of sm100/ with its kernel, and the first part of the kernels' names
+
+    def resolved(self, problem: Problem) -> Schedule:
+        """The schedule with every choice made that was left open (None), so that equal kernels have equal keys."""
+
+    def tiles(self, problem: Problem) -> Tiles:
+        """Rows and keys of a tile."""
+
+    def tmem(self, problem: Problem) -> TmemMap:
+        """Columns of tensor memory."""
+
+    def barriers(self, problem: Problem) -> BarrierTable:
+        """Every mbarrier; its number of ring slots is that of the kernel."""
+
+    def smem(self, problem: Problem) -> SmemMap:
+        """Bytes of shared memory; their sum is the launch size."""
+
+    def contradictions(self, problem: Problem) -> list[str]:
+        """Numbers of the schedule that mean nothing; while there are any, no size is defined."""
+
+    def refusals(self, problem: Problem) -> list[str]:
+        """Why this family does not run the problem: every reason with value, limit and remedy."""

@@ -1,0 +1,200 @@
+"""Tiles: the sizes that follow from a problem once a schedule has said how many rows and keys a tile has."""
+
+from dataclasses import dataclass
+from math import gcd
+
+from .chip import DTYPE_BYTES, TMEM_COLUMNS, align_down, align_up
+from .problem import Problem
+
+ROWS_PER_Q_TILE = 128  # lanes of tensor memory: a softmax thread owns a row
+O_BUFFERS = 2  # chunks of O on their way to global memory
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """What a CTA works on at a time. Lengths are in elements unless the name says `_bytes` or `_columns`.
+
+    problem        what is cut
+    num_q          query tiles of a CTA, each with a softmax warpgroup of its own
+    cta_group      CTAs that share one MMA
+    BN             keys per tile
+    qk_stages      depth chunks of a K tile, each with a barrier of its own, so that the first MMA starts early
+    swizzle_bytes  span of the shared-memory swizzle of Q, K, V, O
+    """
+
+    problem: Problem
+    num_q: int
+    cta_group: int
+    BN: int
+    qk_stages: int
+    swizzle_bytes: int
+
+    @staticmethod
+    def cut(
+        problem: Problem,
+        *,
+        num_q: int,
+        cta_group: int = 1,
+        bn_cap: int = 0,
+        qk_stages: int = 1,
+        swizzle_bytes: int = 128,
+    ) -> "Tiles":
+        """As wide as tensor memory allows: S and O of two query tiles share the 512 columns, S gets what O leaves.
+
+        bn_cap     upper limit for BN; 0: none
+        qk_stages  0: as many as the depth has common divisors with the swizzle granule and the MMA depth
+        """
+        granule, mma_k = swizzle_bytes // problem.dtype_bytes, 32 // problem.dtype_bytes
+        depth = align_up(problem.qk_depth, granule)
+        o_columns = max(depth, align_up(problem.ov_depth, granule))
+        bn = min(256, align_down(TMEM_COLUMNS // 2 - o_columns, mma_k))
+        if bn_cap:
+            bn = min(bn, align_down(bn_cap, mma_k))
+        page = problem.page_size
+        if page and bn % page and page % bn:
+            bn = 1 << (bn.bit_length() - 1)  # pages and tiles must nest
+        if not qk_stages:
+            qk_stages = gcd(depth // granule, depth // mma_k)
+        return Tiles(problem, num_q, cta_group, bn, qk_stages, swizzle_bytes)
+
+    # ---- rows, keys, depths
+
+    @property
+    def BM(self) -> int:
+        """Query rows a CTA owns."""
+        return self.num_q * self.rows_per_q_tile
+
+    @property
+    def rows_per_q_tile(self) -> int:
+        return ROWS_PER_Q_TILE
+
+    @property
+    def positions_per_cta(self) -> int:
+        """Query positions of a CTA: with packed groups a position has a row for each head."""
+        return self.BM // self.problem.heads_per_tile
+
+    @property
+    def dtype_bytes(self) -> int:
+        return self.problem.dtype_bytes
+
+    @property
+    def swizzle_granule(self) -> int:
+        """Elements in one swizzle span: the depth chunk that one TMA box and one smem row hold."""
+        return self.swizzle_bytes // self.dtype_bytes
+
+    @property
+    def o_granule(self) -> int:
+        """The same for elements of O."""
+        return self.swizzle_bytes // DTYPE_BYTES[self.problem.o_dtype]
+
+    @property
+    def padded_qk_depth(self) -> int:
+        return align_up(self.problem.qk_depth, self.swizzle_granule)
+
+    @property
+    def padded_ov_depth(self) -> int:
+        return align_up(self.problem.ov_depth, self.swizzle_granule)
+
+    @property
+    def o_columns_padded(self) -> int:
+        return max(self.padded_qk_depth, self.padded_ov_depth)
+
+    @property
+    def kv_box_rows(self) -> int:
+        """Key rows of one copy: the tile, or a page that is smaller."""
+        page = self.problem.page_size
+        return min(self.BN, page) if page else self.BN
+
+    @property
+    def kv_boxes(self) -> int:
+        return self.BN // self.kv_box_rows
+
+    @property
+    def pages_come_whole(self) -> bool:
+        """One copy a page brings all depth chunks; they lie side by side in the tile (layouts/page_tiles.py)."""
+        depths = (self.problem.qk_depth, self.problem.ov_depth)
+        return (
+            self.problem.fold_pages
+            and self.kv_boxes > 1
+            and all(depth % self.swizzle_granule == 0 for depth in depths)
+            and self.padded_qk_depth > self.swizzle_granule
+        )
+
+    # ---- products
+
+    @property
+    def MMA_M(self) -> int:
+        return self.rows_per_q_tile * self.cta_group
+
+    @property
+    def MMA_K(self) -> int:
+        """Contraction depth of one tcgen05.mma: 32 bytes."""
+        return 32 // self.dtype_bytes
+
+    @property
+    def BK0(self) -> int:
+        """Depth of one Q K^T stage."""
+        return self.padded_qk_depth // self.qk_stages
+
+    @property
+    def BK1(self) -> int:
+        """Keys of one P V contraction: V is loaded whole."""
+        return self.BN
+
+    @property
+    def qk_mma_shape(self) -> tuple[int, int, int]:
+        """(M, N, K) of S = Q K^T; K is the depth rounded up to MMA steps, not to the padded tile."""
+        return (self.MMA_M, self.BN, align_up(self.problem.qk_depth, self.MMA_K))
+
+    @property
+    def pv_mma_shape(self) -> tuple[int, int, int]:
+        """(M, N, K) of O += P V; N is the depth rounded up to the 16 columns an M=128 MMA asks for."""
+        return (self.MMA_M, align_up(self.problem.ov_depth, 16), self.BN)
+
+    @property
+    def k_rows_per_cta(self) -> int:
+        return self.BN // self.cta_group
+
+    @property
+    def v_cols_per_cta(self) -> int:
+        return self.padded_ov_depth // self.cta_group
+
+    @property
+    def p_first_part(self) -> int:
+        """Keys of P handed over first: three quarters when the MMA steps divide by four, else half."""
+        steps = self.BN // self.MMA_K
+        return (steps // 4 * 3 if steps % 4 == 0 else steps // 2) * self.MMA_K
+
+    @property
+    def p_columns(self) -> int:
+        """Tensor-memory columns of one P: two 16-bit values a column."""
+        return self.BN * self.dtype_bytes // 4
+
+    # ---- bytes of tiles, and what a barrier expects
+
+    @property
+    def q_tile_bytes(self) -> int:
+        return self.rows_per_q_tile * self.padded_qk_depth * self.dtype_bytes
+
+    @property
+    def q_bytes(self) -> int:
+        return self.num_q * self.q_tile_bytes
+
+    @property
+    def kv_slot_bytes(self) -> int:
+        """A slot of the ring holds a whole K tile or a whole V tile."""
+        return self.BN * self.o_columns_padded * self.dtype_bytes // self.cta_group
+
+    @property
+    def o_chunk_bytes(self) -> int:
+        """One depth chunk of a query tile on its way to global memory."""
+        return self.rows_per_q_tile * self.swizzle_bytes
+
+    @property
+    def k_stage_bytes(self) -> int:
+        """Bytes of one depth chunk of K; TMA counts the whole box, also what it fills with zeros."""
+        return self.k_rows_per_cta * self.BK0 * self.dtype_bytes
+
+    @property
+    def v_bytes(self) -> int:
+        return self.BN * self.v_cols_per_cta * self.dtype_bytes

@@ -1,0 +1,155 @@
+"""Imports run downward only: every folder stands on a floor, and a file imports from its own floor's folder or below.
+
+The list is the order of the house, the ground floor last. A folder may import itself, and whatever stands below it; two
+folders of one floor do not know each other. Imports inside of functions count: they load the same code later.
+"""
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# What stands beside each other on a floor is separated by blanks.
+FLOORS = """
+    benchmarks.model benchmarks.hopper_check benchmarks.sass_cost benchmarks.copy_cost
+    benchmarks.first_call benchmarks.host_overhead
+    benchmarks.cycle_model
+    benchmarks.sass
+    benchmarks
+    cute_fa4.__main__
+    cute_fa4.integrations cute_fa4.bench
+    cute_fa4.interface
+    cute_fa4.operators
+    cute_fa4.calls
+    cute_fa4.compile_cache
+    cute_fa4.aot
+    cute_fa4.compiler
+    cute_fa4.masks cute_fa4.score_mods cute_fa4.reference
+    cute_fa4.sm100.choose_config
+    cute_fa4.sm100.config
+    cute_fa4.sm100.mha2q cute_fa4.sm100.append
+    cute_fa4.sm100.kernel cute_fa4.sm100.schedule
+    cute_fa4.sm100.roles
+    cute_fa4.sm100.steps
+    cute_fa4.sm100.kernel_args
+    cute_fa4.sm100.work cute_fa4.sm100.operands
+    cute_fa4.sm100.tiles cute_fa4.sm100.memory_maps
+    cute_fa4.sm100.problem
+    cute_fa4.sm100.sync
+    cute_fa4.sm100.masks cute_fa4.sm100.score_mods
+    cute_fa4.sm100.instructions
+    cute_fa4.sm100.chip
+    cute_fa4.tma
+    cute_fa4.layouts
+    cute_fa4.emulator
+    cute_fa4.system
+    cute_fa4
+"""
+FLOOR_OF = {
+    room: number for number, line in enumerate(FLOORS.split("\n")[::-1]) for room in line.split()
+}
+
+
+def modules() -> dict[str, Path]:
+    found = {}
+    for folder in ("cute_fa4", "benchmarks"):
+        for path in (ROOT / folder).rglob("*.py"):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = modules()
+
+
+def room_of(module: str) -> str:
+    """The longest name of FLOORS that the module is or lies in."""
+    parts = module.split(".")
+    names = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
+    return next(name for name in names if name in FLOOR_OF)
+
+
+def imported(module: str, path: Path) -> set[str]:
+    """Modules of ours that a file imports, also inside of functions."""
+    found = set()
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, *([node.module] if node.module else [])])
+            names = [f"{base}.{alias.name}" for alias in node.names]
+            found |= {name if name in MODULES else base for name in names}
+    return {name for name in found if name in MODULES} - {module}
+
+
+IMPORTS = {module: imported(module, path) for module, path in MODULES.items()}
+
+
+def upward(imports: dict[str, set[str]]) -> list[str]:
+    """Each import that does not go down, with both files."""
+    wrong = []
+    for module, targets in imports.items():
+        for target in targets:
+            here, there = room_of(module), room_of(target)
+            # The package's own __init__ holds lazy names and the version; anybody may read these.
+            if here == there or target == "cute_fa4" or FLOOR_OF[there] < FLOOR_OF[here]:
+                continue
+            wrong.append(
+                f"{MODULES[module]} imports {MODULES[target]}: {here} is not above {there}"
+            )
+    return sorted(wrong)
+
+
+def circles(imports: dict[str, set[str]]) -> list[tuple[str, ...]]:
+    """Modules that reach themselves: what is left when all that import nothing, or that nobody imports, are gone."""
+    left = {module: set(targets) for module, targets in imports.items()}
+    while True:
+        targets = set().union(*left.values())
+        ends = {module for module in left if not left[module] & set(left) or module not in targets}
+        if not ends:
+            return [tuple(sorted(left))] if left else []
+        left = {module: t & set(left) - ends for module, t in left.items() if module not in ends}
+
+
+def test_every_folder_and_file_has_a_floor():
+    """A new room must say where it stands."""
+    unknown = {
+        module for module in MODULES if module.count(".") and room_of(module) in ("cute_fa4",)
+    }
+    assert not unknown - {"cute_fa4.sm100"}
+
+
+def test_imports_run_downward():
+    assert upward(IMPORTS) == []
+
+
+def test_there_is_no_circle_of_modules():
+    assert circles(IMPORTS) == []
+
+
+def test_there_is_no_circle_of_rooms():
+    rooms = defaultdict(set)
+    for module, targets in IMPORTS.items():
+        rooms[room_of(module)] |= {room_of(target) for target in targets} - {room_of(module)}
+    assert circles(dict(rooms)) == []
+
+
+@pytest.mark.parametrize(
+    "module, target",
+    [
+        ("cute_fa4.sm100.steps.store", "cute_fa4.sm100.mha2q.kernel"),
+        ("cute_fa4.calls.launch", "cute_fa4.operators.library"),
+        ("cute_fa4.sm100.work.tile", "cute_fa4.sm100.operands.tma"),  # beside it
+    ],
+)
+def test_an_upward_import_is_named_with_both_files(module, target):
+    """The test itself: it must find what it looks for."""
+    (message,) = set(upward(IMPORTS | {module: IMPORTS[module] | {target}})) - set(upward(IMPORTS))
+    assert str(MODULES[module]) in message and str(MODULES[target]) in message

@@ -19,7 +19,6 @@ from operator import index
 from cute_fa4.sm100 import masks as kinds
 
 __all__ = [
-    "resolve_mask",
     "BoundMask",
     "both",
     "causal",

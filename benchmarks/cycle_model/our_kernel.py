@@ -22,12 +22,11 @@ def trace_kernel(variant, works: list[Workload]) -> tuple[str, dict[Workload, tr
     The traces name lines of this PTX; it differs from the cubin's in line information only.
     """
     from cute_fa4 import emulator
-    from cute_fa4.compiler.arguments import fake_arguments
-    from cute_fa4.sm100.mha2q.kernel import SM100MHA2Q
+    from cute_fa4.compiler.compiler import kernel_and_arguments
 
-    configuration = config(variant)
+    attention, arguments, _ = kernel_and_arguments(config(variant))
     with trace.installed():
-        kernel = emulator.compile(SM100MHA2Q(configuration), *fake_arguments(configuration))
+        kernel = emulator.compile(attention, *arguments)
         traces = {}
         for work in works:
             traces[work] = trace.record(partial(_launch, kernel, work))

@@ -22,15 +22,15 @@ def compile_artifacts(config: FA4Config) -> Artifacts:
     """
     import cutlass.cute as cute
 
-    from cute_fa4.compiler.arguments import fake_arguments
-    from cute_fa4.sm100.mha2q.kernel import SM100MHA2Q
+    from cute_fa4.compiler.compiler import kernel_and_arguments
 
+    kernel, arguments, _ = kernel_and_arguments(config)
     # --keep also writes files, into the working directory unless told otherwise.
     with tempfile.TemporaryDirectory() as folder:
         options = f"--enable-tvm-ffi --gpu-arch {config.arch} --keep-ptx --keep-cubin"
         compiled = cute.compile(
-            SM100MHA2Q(config),
-            *fake_arguments(config),
+            kernel,
+            *arguments,
             options=f"{options} --dump-dir={folder}",
         )
         return Artifacts(compiled.__ptx__, compiled.__cubin__)

@@ -14,8 +14,8 @@ from cute_fa4.sm100.config import FA4Config
 ALIGNMENT_BYTES = 16
 
 
-def fake_arguments(config: FA4Config) -> tuple:
-    """Arguments that carry types and symbols instead of data, in the order of SM100MHA2Q.__call__."""
+def fake_arguments(config: FA4Config) -> dict:
+    """What carries types and symbols instead of data, by the names of SM100Kernel.__call__."""
     from cutlass import Float32, Int32
     from cutlass.cute import sym_int
     from cutlass.cute.runtime import make_fake_stream
@@ -37,28 +37,29 @@ def fake_arguments(config: FA4Config) -> tuple:
     lse = None
     if config.write_lse:
         lse = _fake("f32", (heads_q, total_q) if packed_q else (batch, heads_q, seqlen_q))
-    return (
-        values((*rows_q, heads_q), config.qk_depth),
-        values(keys, config.qk_depth),
-        values(keys, config.ov_depth),
-        values((*rows_q, heads_q), config.ov_depth, config.o_dtype),
-        lse,
-        Float32(1.0),
-        lengths(packed_q),
-        lengths(config.kv_layout == "packed"),
-        lengths(config.seqused_q),
-        lengths(config.seqused_k),
-        lengths(config.padded_keys),
-        _fake("i32", (sym_int(), sym_int())) if config.kv_layout == "paged" else None,
-        Int32(1),
-        tuple(Int32(1) for _ in range(config.mask.num_sizes)) or None,
-        _fake(config.sink_dtype, (heads_q,)) if config.sink else None,
-        tuple(_fake(dtype, (None,) * rank, free_last=True) for dtype, rank in config.aux) or None,
-        make_fake_stream(use_tvm_ffi_env_stream=True),
+    return dict(
+        mQ=values((*rows_q, heads_q), config.qk_depth),
+        mK=values(keys, config.qk_depth),
+        mV=values(keys, config.ov_depth),
+        mO=values((*rows_q, heads_q), config.ov_depth, config.o_dtype),
+        mLSE=lse,
+        softmax_scale=Float32(1.0),
+        cu_seqlens_q=lengths(packed_q),
+        cu_seqlens_k=lengths(config.kv_layout == "packed"),
+        seqused_q=lengths(config.seqused_q),
+        seqused_k=lengths(config.seqused_k),
+        key_limit=lengths(config.padded_keys),
+        page_table=_fake("i32", (sym_int(), sym_int())) if config.kv_layout == "paged" else None,
+        max_seqlen_q=Int32(1),
+        mask_sizes=tuple(Int32(1) for _ in range(config.mask.num_sizes)) or None,
+        sink=_fake(config.sink_dtype, (heads_q,)) if config.sink else None,
+        aux=tuple(_fake(dtype, (None,) * rank, free_last=True) for dtype, rank in config.aux)
+        or None,
+        stream=make_fake_stream(use_tvm_ffi_env_stream=True),
     )
 
 
-def fake_append_arguments(config: AppendConfig) -> tuple:
+def fake_append_arguments(config: AppendConfig) -> dict:
     """The same for AppendKernel.__call__: one cache and one set of new rows for K and for V each."""
     from cutlass import Int32
     from cutlass.cute import sym_int
@@ -71,16 +72,16 @@ def fake_append_arguments(config: AppendConfig) -> tuple:
     def values(sizes, depth):
         return _fake_rows(config.dtype, (*sizes, depth))
 
-    return (
-        values(new, config.depth),
-        values(new, config.depth_v),
-        values(cache, config.depth),
-        values(cache, config.depth_v),
-        _fake("i32", (sym_int(),)),
-        _fake("i32", (sym_int(),)) if config.packed else None,
-        _fake("i32", (sym_int(), sym_int())) if config.paged else None,
-        Int32(1),
-        make_fake_stream(use_tvm_ffi_env_stream=True),
+    return dict(
+        new_k=values(new, config.depth),
+        new_v=values(new, config.depth_v),
+        k_cache=values(cache, config.depth),
+        v_cache=values(cache, config.depth_v),
+        cache_seqlens=_fake("i32", (sym_int(),)),
+        offsets=_fake("i32", (sym_int(),)) if config.packed else None,
+        page_table=_fake("i32", (sym_int(), sym_int())) if config.paged else None,
+        batch=Int32(1),
+        stream=make_fake_stream(use_tvm_ffi_env_stream=True),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
+from inspect import signature
 
 from cute_fa4.compiler.arguments import fake_append_arguments, fake_arguments
 from cute_fa4.sm100.append.config import AppendConfig
@@ -30,9 +31,17 @@ def kernel_and_arguments(config: Config) -> tuple:
     if isinstance(config, AppendConfig):
         from cute_fa4.sm100.append.kernel import AppendKernel
 
-        return AppendKernel(config), fake_append_arguments(config), None
+        kernel = AppendKernel(config)
+        return kernel, in_order(kernel, fake_append_arguments(config)), None
     from cute_fa4.compiler.labels import kernel_labels
 
-    kernel = import_module(f"cute_fa4.sm100.{config.schedule.family}.kernel").KERNEL
+    kernel = import_module(f"cute_fa4.sm100.{config.schedule.family}.kernel").KERNEL(config)
+    return kernel, in_order(kernel, fake_arguments(config)), kernel_labels(config)
 
-    return kernel(config), fake_arguments(config), kernel_labels(config)
+
+def in_order(kernel, by_name: dict) -> tuple:
+    """Arguments in the order of the kernel's __call__, which is the only place where it is written.
+
+    TypeError for a name that is missing or unknown.
+    """
+    return signature(kernel.__call__).bind(**by_name).args

@@ -9,6 +9,8 @@ PTX ISA: "Tcgen05 mma instructions", "tcgen05.commit".
 from cutlass import Boolean, Int32
 from cutlass._mlir.dialects import llvm
 
+from ...layouts.umma_descriptors import InstructionDescriptor
+
 
 def _asm(text: str, operands, constraints: str):
     llvm.inline_asm(
@@ -29,14 +31,27 @@ def _accumulate_operand(accumulate):
     return Int32(int(accumulate)), "1" if accumulate else "0"
 
 
-def mma_ss(d_tmem, a_start, b_start, steps, idesc: int, a_high: int, b_high: int, accumulate):
+def _mma(computes: InstructionDescriptor) -> str:
+    return f"tcgen05.mma.cta_group::{computes.cta_group}.kind::{computes.kind}"
+
+
+def mma_ss(
+    d_tmem,
+    a_start,
+    b_start,
+    steps,
+    computes: InstructionDescriptor,
+    a_high: int,
+    b_high: int,
+    accumulate,
+):
     """D (+)= A B with both operands in shared memory.
 
     d_tmem       first column of D (Int32 tensor-memory address)
     a_start      low word of A's shared-memory descriptor at the first step (Int32), `a_high` its constant high word
     b_start      as `a_start`, for B
     steps        (offset of A, offset of B) of every K step, in 16-byte units from the first
-    idesc        instruction descriptor
+    computes     shapes, formats, kind and cta_group of one step
     accumulate   bool or Boolean: whether the first step adds to D; later steps always do
     """
     flag, first = _accumulate_operand(accumulate)
@@ -46,12 +61,16 @@ def mma_ss(d_tmem, a_start, b_start, steps, idesc: int, a_high: int, b_high: int
         text += f"add.s32 a_low, $1, {a_offset};\nadd.s32 b_low, $2, {b_offset};\n"
         text += f"mov.b64 a, {{a_low, {a_high:#x}}};\nmov.b64 b, {{b_low, {b_high:#x}}};\n"
         predicate = first if step == 0 else "1"
-        text += f"@leader_thread tcgen05.mma.cta_group::1.kind::f16 [$0], a, b, {idesc:#x}, {predicate};\n"
+        text += (
+            f"@leader_thread {_mma(computes)} [$0], a, b, {computes.encode():#x}, {predicate};\n"
+        )
     text += "}"
     _asm(text, [Int32(v).ir_value() for v in (d_tmem, a_start, b_start, flag)], "r,r,r,r")
 
 
-def mma_ts(d_tmem, a_tmem, b_start, steps, idesc: int, b_high: int, accumulate):
+def mma_ts(
+    d_tmem, a_tmem, b_start, steps, computes: InstructionDescriptor, b_high: int, accumulate
+):
     """D (+)= A B with A in tensor memory and B in shared memory.
 
     steps   (columns of A, offset of B in 16-byte units) of every K step, from the first
@@ -63,19 +82,21 @@ def mma_ts(d_tmem, a_tmem, b_start, steps, idesc: int, b_high: int, accumulate):
     for step, (a_offset, b_offset) in enumerate(steps):
         text += f"add.s32 a, $1, {a_offset};\nadd.s32 b_low, $2, {b_offset};\nmov.b64 b, {{b_low, {b_high:#x}}};\n"
         predicate = first if step == 0 else "1"
-        text += f"@leader_thread tcgen05.mma.cta_group::1.kind::f16 [$0], [a], b, {idesc:#x}, {predicate};\n"
+        text += (
+            f"@leader_thread {_mma(computes)} [$0], [a], b, {computes.encode():#x}, {predicate};\n"
+        )
     text += "}"
     _asm(text, [Int32(v).ir_value() for v in (d_tmem, a_tmem, b_start, flag)], "r,r,r,r")
 
 
-def commit(mbarrier):
+def commit(mbarrier, cta_group: int = 1):
     """Arrive on an mbarrier (Int32 shared address) when every MMA that this thread issued has completed.
 
     The thread is the elected one: the same that issued the MMAs.
     """
     _asm(
         "{\n.reg .pred leader_thread;\nelect.sync _|leader_thread, 0xffffffff;\n"
-        "@leader_thread tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [$0];\n}",
+        f"@leader_thread tcgen05.commit.cta_group::{cta_group}.mbarrier::arrive::one.shared::cluster.b64 [$0];\n}}",
         [Int32(mbarrier).ir_value()],
         "r",
     )

@@ -31,7 +31,7 @@ def q_operand(cfg, mQ) -> TMAOperand:
 
 def o_operand(cfg, mO) -> tuple[TMAOperand, Int32]:
     """-> (operand of one depth chunk of a tile, rows from one batch to the next in its row space)."""
-    rows, columns, group = cfg.tiles.rows_per_q_tile, cfg.tiles.swizzle_granule, cfg.heads_per_tile
+    rows, columns, group = cfg.tiles.rows_per_q_tile, cfg.tiles.o_granule, cfg.heads_per_tile
     dtype = DTYPES[cfg.o_dtype]
     if not cfg.clips_queries:
         view = dense_view(mO, columns, columns, group)

@@ -19,13 +19,15 @@ def multiply_qk(
 ):
     """S_i = Q_i K^T, each depth stage of K as it arrives (`wait`; the second query tile finds K already there)."""
     m, n, depth = cfg.tiles.qk_mma_shape
-    q = KMajorTile(cfg.tiles.rows_per_q_tile, cfg.tiles.padded_qk_depth)
+    q = KMajorTile(cfg.tiles.rows_per_q_tile, cfg.tiles.padded_qk_depth, cfg.dtype_bytes)
     q_start, q_high, q_steps = mma_tile(
         q, smem.q_address + i * cfg.tiles.q_tile_bytes, depth // cfg.tiles.MMA_K
     )
     k_start, k_high, k_steps = k.get_mma_tile(at.slot.index)
     steps = list(zip(q_steps, k_steps, strict=True))
-    idesc = InstructionDescriptor(m, n, cfg.qkv_dtype, cfg.qkv_dtype).encode()
+    computes = InstructionDescriptor(
+        m, n, cfg.qkv_dtype, cfg.qkv_dtype, cta_group=cfg.tiles.cta_group
+    )
     per_stage = cfg.tiles.BK0 // cfg.tiles.MMA_K
     for stage in range(cfg.tiles.qk_stages):
         if wait:
@@ -37,7 +39,7 @@ def multiply_qk(
                 q_start,
                 k_start,
                 part,
-                idesc,
+                computes,
                 q_high,
                 k_high,
                 accumulate=stage > 0,
@@ -50,12 +52,14 @@ def multiply_pv(cfg, v: KVBuffer, tmem, events: Events, slot, i: int, phase, acc
     v_start, v_high, v_steps = v.get_mma_tile(slot)
     columns = cfg.tiles.MMA_K * cfg.dtype_bytes // 4  # tensor-memory columns of P in one step
     steps = [(step * columns, offset) for step, offset in enumerate(v_steps)]
-    idesc = InstructionDescriptor(m, n, cfg.qkv_dtype, cfg.qkv_dtype, b_mn_major=True).encode()
+    computes = InstructionDescriptor(
+        m, n, cfg.qkv_dtype, cfg.qkv_dtype, b_mn_major=True, cta_group=cfg.tiles.cta_group
+    )
     first = cfg.tiles.p_first_part // cfg.tiles.MMA_K
     d, p = tmem + cfg.tmem.o[i], tmem + cfg.tmem.p[i]
     events.p_ready.wait(i, phase)
     tensor_memory.fence_after()
-    tensor_core.mma_ts(d, p, v_start, steps[:first], idesc, v_high, accumulate)
+    tensor_core.mma_ts(d, p, v_start, steps[:first], computes, v_high, accumulate)
     events.p_last.wait(i, phase)
     tensor_memory.fence_after()
-    tensor_core.mma_ts(d, p, v_start, steps[first:], idesc, v_high, accumulate=True)
+    tensor_core.mma_ts(d, p, v_start, steps[first:], computes, v_high, accumulate=True)

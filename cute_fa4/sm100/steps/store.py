@@ -20,6 +20,7 @@ from cutlass._mlir.dialects import llvm
 from ...layouts.scalars import minimum
 from ...tma import copies
 from ...tma.tensor_maps import DTYPES
+from ..chip import DTYPE_BYTES
 from ..instructions import tensor_memory
 from ..kernel_args import KernelArgs, Smem
 from ..tiles import O_BUFFERS
@@ -35,7 +36,7 @@ NAMED_BARRIER = 1  # of the correction warpgroup; 0 belongs to sync_threads
 
 def chunks(cfg) -> int:
     """Chunks of one query tile."""
-    return cfg.tiles.padded_ov_depth // cfg.tiles.swizzle_granule
+    return -(-cfg.ov_depth // cfg.tiles.o_granule)
 
 
 def store_piece(address, words: list):
@@ -51,10 +52,10 @@ def store_piece(address, words: list):
     )
 
 
-def write_words(buffer, row, column: int, words: list):
-    """Packed values of a row from `column` of the chunk on, each 16 bytes where the swizzle wants them."""
+def write_words(buffer, row, first_byte: int, words: list):
+    """Packed values of a row from `first_byte` of the chunk on, each 16 bytes where the swizzle wants them."""
     for piece in range(len(words) // 4):
-        inside = column * 2 + piece * PIECE_BYTES
+        inside = first_byte + piece * PIECE_BYTES
         swizzled = Int32(inside) ^ ((row & 7) * PIECE_BYTES)
         store_piece(buffer + row * CHUNK_ROW_BYTES + swizzled, words[4 * piece : 4 * piece + 4])
 
@@ -71,7 +72,7 @@ def store_chunk(cfg, args: KernelArgs, work: Work, i, buffer, chunk: int):
         if cfg.q_layout == "dense":
             row = sequence.batch * args.rows_per_block[0] + first
         place = (per_tile - valid, (row + valid, head))
-    column = chunk * cfg.tiles.swizzle_granule
+    column = chunk * cfg.tiles.o_granule
     copies.store_tile(args.o, DTYPES[cfg.o_dtype], buffer, *place, first_column=column)
 
 
@@ -112,7 +113,8 @@ def scaled(cfg, args: KernelArgs, smem: Smem, work: Work, i: int, row, o_address
 
     Every thread of the warpgroup calls it with its row.
     """
-    width, granule = cfg.tiles.pv_mma_shape[1], cfg.tiles.swizzle_granule
+    width, granule = cfg.tiles.pv_mma_shape[1], cfg.tiles.o_granule
+    nbytes = DTYPE_BYTES[cfg.o_dtype]
     for column, values in tensor_memory.load_batches(o_address, width, COLUMNS):
         chunk, inside = divmod(column, granule)
         last = column + len(values) == width
@@ -123,8 +125,8 @@ def scaled(cfg, args: KernelArgs, smem: Smem, work: Work, i: int, row, o_address
             begin_chunk(cfg, row)
         inside_end = inside + len(values)
         if last:  # the copy reads whole chunks, though it stores no column beyond the depth
-            words += [Int32(0)] * ((granule - inside_end) // 2)
-        write_words(buffer_of(cfg, smem, i, chunk), row, inside, words)
+            words += [Int32(0)] * ((granule - inside_end) * nbytes // 4)
+        write_words(buffer_of(cfg, smem, i, chunk), row, inside * nbytes, words)
         if last or inside_end == granule:
             end_chunk(cfg, args, smem, work, i, row, chunk)
 

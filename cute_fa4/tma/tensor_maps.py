@@ -12,20 +12,31 @@ shared memory:
 Where the depth is a multiple of 64 and a fifth dimension is left, the depth is folded to (64, depth / 64) and one
 copy brings all chunks. Otherwise there is a copy for each chunk; TMA fills columns beyond the depth with zeros.
 
-    operand     global tensor                  modes                                 rows beyond the end
-    dense       (batch, seqlen, heads, depth)  (row, depth, head, batch)             cut by the tensor's own extent
-    packed GQA  the same                       ((group, row), depth, kv head, batch) likewise
-    clipped     rows of any kind, see below    (row in tile, depth, first row, head) cut exactly, at run time
-    pages       whole pages smaller than a tile ((row in 8, 8 rows), depth, head)    a page is there or all zeros
+    operand         global tensor                  modes                                   rows beyond the end
+    dense           (batch, seqlen, heads, depth)  (row, depth, head, batch)               cut by the tensor's extent
+    packed GQA      the same                       ((group, row), depth, kv head, batch)   likewise
+    clipped loads   rows of any kind (RowSpace)    (row in tile, depth, end, lap, head)    zeros
+    clipped stores  likewise                       (row in tile, depth, end, head)         dropped
+    pages           pages smaller than a tile      ((row in 8, 8 rows), depth, head)       a page, or all zeros
 
-A clipped operand moves n <= R rows that start anywhere. Two dimensions with the same stride address the row: `a`, of
-extent R, and `b`, the first row plus n; the base lies R rows before the tensor:
+A clipped operand moves n <= R rows that start anywhere, and cuts them exactly, at run time. Two dimensions with the
+same stride address the row: `a`, the row in the tile, of extent A, and `b`, the end of the rows. A box begins at
+a = A - n and stands at b = first + n:
 
-    address = base - R + a + b,  a = R - n, ..., b = first + n     ->   row first + 0, 1, ..., n - 1
+    row first + i  =  a + b - A,   a = A - n + i,   i = 0, 1, ..., R - 1
 
-From the n-th row on, `a` is out of its extent: loads fill zeros, stores drop. So NaN in the unused rows of a page, or
-in the next sequence of a packed batch, never reach a product, and nothing is written beyond a sequence. No address
-before the tensor is ever formed with a row in bounds. A box without any row goes through a map of its own.
+From i = n on, `a` is out of its extent: loads fill zeros, stores drop. So NaN in the unused rows of a page, or in the
+next sequence of a packed batch, never reach a product, and nothing is written beyond a sequence. What remains is to
+take A rows off the address, and there loads and stores differ:
+
+    stores   A = R, and the base lies R rows before the tensor
+    loads    A = 2^30, the base is the tensor's, and a third dimension, the lap, stands at 2^30. With s bytes from one
+             row to the next its stride is 2^34 - s: 2^30 (2^34 - s) = 2^64 - A s, and addresses count modulo 2^64
+
+A load may touch memory at the base of its map and, on Blackwell, in the 128 KiB from there on, although the box has no
+element there; a store touches what it writes. So the base of a load is the tensor's, and extents are exact: the last
+element of a map is the last of the tensor, and the host code allows those 128 KiB to tensors that have them. No byte
+outside of a tensor is ever read (docs/decisions/0005).
 """
 
 from dataclasses import dataclass
@@ -36,6 +47,8 @@ from cutlass.cute.nvgpu import cpasync, tcgen05
 
 DTYPES = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16}
 MAX_RANK = 5  # dimensions of a TMA descriptor
+CLIP_EXTENT = 1 << 30  # of a clipped load: extent of `a`, and where the lap stands
+LAP_BYTES = 1 << 34  # CLIP_EXTENT * LAP_BYTES = 2^64
 
 
 @dataclass(frozen=True)
@@ -123,26 +136,36 @@ def row_space(tensor, head_mode: int = -2) -> RowSpace:
     return RowSpace(rows, rows_per_block, row_stride, heads, head_stride)
 
 
-def clipped_view(
-    tensor,
-    space: RowSpace,
-    box_rows: int,
-    granule: int,
-    columns: int,
-    group: int = 1,
-    zeros: bool = False,
-):
-    """(row in tile, depth, first row, head), `box_rows` rows in a tile; packed groups as in dense_view.
+def clipped_load_view(tensor, space: RowSpace):
+    """(row in tile, depth, end, lap, head). With five dimensions in use the depth is not folded."""
+    row, head = (CLIP_EXTENT, space.row_stride), (space.heads, space.head_stride)
+    end = (space.rows + 1, space.row_stride)
+    lap = (CLIP_EXTENT + 1, LAP_BYTES * 8 // tensor.element_type.width - space.row_stride)
+    return _view(tensor.iterator, row, (tensor.shape[-1], 1), end, lap, head)
 
-    zeros   the same box at the tensor's own address, for copies of which no row exists: TMA fills them without a
-            look at memory only where the map's address is mapped (seen on an H200)
+
+def clipped_load(row, valid, head) -> tuple:
+    """Place of a load: rows [row, row + valid), zeros behind them -> (first row, further coordinates)."""
+    return CLIP_EXTENT - valid, (row + valid, CLIP_EXTENT, head)
+
+
+def clipped_store_view(
+    tensor, space: RowSpace, box_rows: int, granule: int, columns: int, group: int = 1
+):
+    """(row in tile, depth, end, head), `box_rows` rows in a tile; packed groups as in dense_view.
+
+    Its base lies before the tensor: for stores only.
     """
-    depth = tensor.shape[-1]
-    base = tensor.iterator if zeros else tensor.iterator - box_rows * space.row_stride
+    base = tensor.iterator - box_rows * space.row_stride
     row, head = _row_mode((box_rows, space.row_stride), (space.heads, space.head_stride), group)
-    first = (space.rows + 1, space.row_stride)
-    depth_mode = _depth_mode(depth, granule, columns, MAX_RANK - _rank(row) - 2)
-    return _view(base, row, depth_mode, first, head)
+    end = (space.rows + 1, space.row_stride)
+    depth_mode = _depth_mode(tensor.shape[-1], granule, columns, MAX_RANK - _rank(row) - 2)
+    return _view(base, row, depth_mode, end, head)
+
+
+def clipped_store(box_rows: int, row, valid, head) -> tuple:
+    """Place of a store: rows [row, row + valid), nothing behind them -> (first row, further coordinates)."""
+    return box_rows - valid, (row + valid, head)
 
 
 def page_view(tensor, space: RowSpace, granule: int):

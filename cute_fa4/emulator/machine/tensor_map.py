@@ -9,6 +9,7 @@ In 32-bit words, all little endian; the words from 16 on may hold anything:
         [13:15) swizzle: none, 32, 64, 128 B                  3 bits each; [24:32) box of dimension 0, minus 1
         15      fill: zeros, NaN                     w14      box of dimension 1..4, minus 1, 8 bits each
         16      tf32   [17:19) L2 promotion
+        21      reach of a load: its address, 128 KiB from there on
 
 The format is undocumented; it was read off cuTensorMapEncodeTiled with one field varied at a time. The
 limits are those of cuTensorMapEncodeTiled (CUDA Driver API, "Tensor Map Object Management").
@@ -22,6 +23,13 @@ to the absolute address:
     row 1  g h i j k l                  . [ m n o                      box row 0 | box row 1
     row 2  m n o p q r                  . [ s t u                      (outside of the tensor: 0)
     row 3  s t u v w x
+
+Addresses are counted modulo 2^64, so that the strides of two dimensions may add up to a step back.
+
+A load may touch memory also where its box has no element: an H200 looks at the map's address, and Blackwell, where
+bit 21 of w2 (bit 85 of the map) is set, at the 128 KiB from there on. Host code sets the bit where a tensor spans as
+much; its name in bug reports is OOB_ADDR_GEN_MODE_BASE_128kB (flashinfer #3427, and the known issues of the driver
+595.71). So this memory and all elements of the box must lie in one allocation. A store touches what it writes.
 """
 
 import math
@@ -35,6 +43,8 @@ from cute_fa4.emulator.errors import IllegalAccess, TensorMapError
 
 TENSOR_MAP_BYTES = 128
 CHUNK = 16
+WIDE_REACH = 128 * 1024
+ADDRESS_MASK = (1 << 64) - 1
 # Code in w2 [7:11) -> (name, bytes of an element, the NumPy type that adds and compares it)
 DTYPES = {
     0: ("u8", 1, np.uint8),
@@ -64,6 +74,7 @@ class TensorMap:
     element_strides  every how many of them one is copied (dimension 0: always 1)
     span             swizzle span in bytes, 16 for no swizzle
     fill_nan         elements outside of the tensor are loaded as NaN, else as zero
+    reach            bytes from address on that a load may touch for elements outside of the tensor
     """
 
     address: int
@@ -76,6 +87,7 @@ class TensorMap:
     element_strides: tuple
     span: int
     fill_nan: bool
+    reach: int = 1
 
     @property
     def rank(self):
@@ -116,7 +128,13 @@ class TensorMap:
             extents.append(high - low)
             strides.append(self.strides[dimension] * step)
             address += (first + low * step) * self.strides[dimension]
-        return tuple(slices[::-1]), address, extents[::-1], strides[::-1]
+        return tuple(slices[::-1]), address & ADDRESS_MASK, extents[::-1], strides[::-1]
+
+    def _end(self, clipped):
+        """Address behind the last element of a clipped block."""
+        _, address, extents, strides = clipped
+        last = sum((n - 1) * s for n, s in zip(extents, strides, strict=True))
+        return address + last + self.itemsize
 
     def global_view(self, memory, clipped, issuer=None, what="TMA access"):
         """The clipped block of the tensor as an array of element bits [dimension rank-1, ..., 0].
@@ -125,11 +143,7 @@ class TensorMap:
         every registered allocation.
         """
         _, address, extents, strides = clipped
-        end = (
-            address
-            + sum((n - 1) * s for n, s in zip(extents, strides, strict=True))
-            + self.itemsize
-        )
+        end = self._end(clipped)
         allocation = memory.find(address, end - address)
         if allocation is None:
             self._name_bad_row(memory, clipped, what)
@@ -175,28 +189,42 @@ class TensorMap:
         """
         shape = (box or self.shared_box)[::-1]
         clipped = self.clip(coordinates, box)
-        whole = clipped is not None and tuple(clipped[2]) == shape
-        if whole:
-            dense = np.ascontiguousarray(self.global_view(memory, clipped, issuer, "TMA load"))
+        view = None
+        if clipped is not None:
+            view = self.global_view(memory, clipped, issuer, "TMA load")
+        self._require_reach(memory, clipped)
+        if clipped is not None and tuple(clipped[2]) == shape:
+            dense = np.ascontiguousarray(view)
         else:
             dense = np.full(shape, self._fill, f"u{self.itemsize}")
-            if clipped is None:
-                self._require_mapped(memory)
-            else:
-                dense[clipped[0]] = self.global_view(memory, clipped, issuer, "TMA load")
+            if clipped is not None:
+                dense[clipped[0]] = view
         return self.swizzled(offset, dense.reshape(-1).view(np.uint8))
 
-    def _require_mapped(self, memory):
-        """A load box that lies wholly outside the tensor: an H200 faults where the map's address is not mapped.
+    def _require_reach(self, memory, clipped):
+        """What a load may touch for elements outside of the tensor lies in the allocation of those inside.
 
-        It fills zeros without a fault where that address is mapped, or where any element of the box exists.
+        An H200 faults where no element of the box exists and the map's address is not mapped; it fills zeros where
+        that address is mapped, or where any element exists. What is asked here is more: on Blackwell a base outside
+        of the tensor, or a wide reach, meets whatever memory lies there, and faults where there is none.
         """
-        if memory.find(self.address, 1) is None:
+        low, high = self.address, self.address + self.reach
+        if clipped is not None:
+            low, high = min(low, clipped[1]), max(high, self._end(clipped))
+        if memory.find(low, high - low) is not None:
+            return
+        here = f"TMA load of a {self}: the tensor map's address 0x{self.address:x}"
+        near = 1 if clipped is None else self._end(clipped) - low
+        if memory.find(low, near) is None:
             raise IllegalAccess(
-                f"TMA load of a {self}: no element of the box exists, and the tensor map's address "
-                f"0x{self.address:x} is {memory.describe(self.address)}; give such boxes a tensor map that "
-                "begins in an allocation"
+                f"{here} lies outside of the allocation that the box is in ({memory.describe(self.address)}); "
+                "begin the map of a load at its tensor"
             )
+        raise IllegalAccess(
+            f"{here} has bit 85 set: where the box has no element, Blackwell may touch {self.reach} bytes from there "
+            f"on, and they do not lie in one allocation ({memory.describe(self.address + self.reach - 1)}); give the "
+            "map the exact extents of its tensor, or clear the bit"
+        )
 
     def store(self, memory, coordinates, offset, data, issuer=None, box=None, reduce=None):
         """Write the box, whose bytes lie at this shared offset as ``data``, to the tensor; clipped.
@@ -291,6 +319,7 @@ def decode_tensor_map(data):
            "none (interleaved tensors have no meaning in the emulator)")  # fmt: skip
     span = SWIZZLE_SPANS[field(2, 13, 2)]
     fill_nan = bool(field(2, 15, 1))
+    reach = WIDE_REACH if field(2, 21, 1) else 1
     accept(not fill_nan or dtype in FLOATS, "NaN fill with dtype", dtype, ", ".join(FLOATS))
 
     sizes = tuple(w[8 + i] + 1 for i in range(rank))
@@ -311,5 +340,15 @@ def decode_tensor_map(data):
     accept(span == CHUNK or inner == span, "inner box (dimension 0)", f"{inner} bytes",
            f"exactly the swizzle span of {span} bytes (the emulator refuses narrower rows)")  # fmt: skip
     return TensorMap(
-        address, dtype, itemsize, number, sizes, (itemsize, *outer), box, steps, span, fill_nan
+        address,
+        dtype,
+        itemsize,
+        number,
+        sizes,
+        (itemsize, *outer),
+        box,
+        steps,
+        span,
+        fill_nan,
+        reach,
     )

@@ -26,7 +26,7 @@ from ...layouts.page_tiles import PageKMajorTile, PageMNMajorTile
 from ...layouts.scalars import choose, maximum, minimum
 from ...tma import copies
 from ...tma.paged_rows import PagedRowIndices
-from ...tma.tensor_maps import DTYPES, TMAOperand
+from ...tma.tensor_maps import DTYPES, clipped_load
 from .tma import KVOperand
 
 SPAN_BYTES = 128  # bytes of one row of a chunk
@@ -144,15 +144,17 @@ class KVBuffer:
             self._load_clipped(found, address, mbarrier, kv_head, column)
 
     def _load_clipped(self, found: PagedRowIndices, address, mbarrier, kv_head, column: int):
+        """A copy for each box and, where the boxes are smaller than the tile, for each chunk of 64 columns."""
         cfg = self.config
         chunk_columns, chunks = cfg.chunks_of_copy
         for p in range(found.boxes):
             row, valid = found.box(p)
+            first, further = clipped_load(row, valid, kv_head)
             for chunk in range(chunks):
                 at = address + chunk * cfg.rows * SPAN_BYTES + p * cfg.box_rows * SPAN_BYTES
-                load_rows(
-                    self.tma.boxes, self.tma.zeros, DTYPES[cfg.dtype], at, mbarrier, cfg.box_rows, row, valid,
-                    kv_head, column + chunk * chunk_columns,
+                copies.load_tile(
+                    self.tma.boxes, DTYPES[cfg.dtype], at, mbarrier, first, further,
+                    column + chunk * chunk_columns,
                 )  # fmt: skip
 
     def load_from_shared(self, k_mma: int) -> int:
@@ -173,33 +175,6 @@ def mma_tile(tile, address, num_steps: int):
     at_zero = tile.descriptor(0)
     steps = [tile.step_offset(step) // DESCRIPTOR_UNIT for step in range(num_steps)]
     return Int32(at_zero.low) + address // DESCRIPTOR_UNIT, at_zero.high, steps
-
-
-@cute.jit
-def load_rows(
-    boxes: TMAOperand,
-    zeros: TMAOperand | None,
-    dtype: cutlass.Constexpr,
-    address,
-    mbarrier,
-    box_rows: cutlass.Constexpr,
-    row,
-    valid,
-    kv_head,
-    column: cutlass.Constexpr,
-):
-    """Copy rows [row, row + valid) and zeros up to `box_rows` rows, by the clipped operand `boxes`.
-
-    Where there may be no row at all, `zeros` is given and takes that case.
-    """
-    first, further = box_rows - valid, (row + valid, kv_head)
-    if cutlass.const_expr(zeros is None):
-        copies.load_tile(boxes, dtype, address, mbarrier, first, further, column)
-    else:
-        if valid > 0:
-            copies.load_tile(boxes, dtype, address, mbarrier, first, further, column)
-        else:
-            copies.load_tile(zeros, dtype, address, mbarrier, box_rows, (0, kv_head), column)
 
 
 @cute.jit
@@ -235,17 +210,7 @@ def load_page(cfg: cutlass.Constexpr, tma: KVOperand, address, mbarrier, row, va
             for group in cutlass.range_constexpr(cfg.box_rows // 8):
                 here = minimum(maximum(valid - 8 * group, 0), 8)
                 at = address + group * 8 * cfg.columns * 2
-                load_rows(
-                    tma.eight_rows,
-                    tma.zeros,
-                    dtype,
-                    at,
-                    mbarrier,
-                    8,
-                    row + 8 * group,
-                    here,
-                    kv_head,
-                    0,
-                )
+                place, further = clipped_load(row + 8 * group, here, kv_head)
+                copies.load_tile(tma.eight_rows, dtype, at, mbarrier, place, further)
         else:
             copies.load_tile(tma.boxes, dtype, address, mbarrier, first, (kv_head,))

@@ -14,7 +14,8 @@ from cutlass import Int32
 from ...tma.tensor_maps import (
     DTYPES,
     TMAOperand,
-    clipped_view,
+    clipped_load_view,
+    clipped_store_view,
     dense_view,
     make_operand,
     page_view,
@@ -37,7 +38,7 @@ def o_operand(cfg, mO) -> tuple[TMAOperand, Int32]:
         view = dense_view(mO, columns, columns, group)
         return make_operand(view, dtype, rows, columns, store=True), Int32(0)
     space = row_space(mO)
-    view = clipped_view(mO, space, rows // group, columns, columns, group)
+    view = clipped_store_view(mO, space, rows // group, columns, columns, group)
     return make_operand(view, dtype, rows, columns, store=True), Int32(space.rows_per_block)
 
 
@@ -47,40 +48,29 @@ class KVOperand:
 
     boxes       a tile, a page, or one depth chunk of a page
     eight_rows  V where pages come whole: the clipped boxes of its last page
-    zeros       of a clipped box no row of which exists; None where that cannot happen
     """
 
     boxes: TMAOperand
     eight_rows: TMAOperand | None = None
-    zeros: TMAOperand | None = None
 
 
 def kv_operand(cfg, mX, columns: int, is_v: bool) -> tuple[KVOperand, Int32]:
     """K (columns: of one depth stage) or V -> (operand, rows from one batch or page to the next)."""
     dtype, granule, rows = DTYPES[cfg.qkv_dtype], cfg.tiles.swizzle_granule, cfg.tiles.kv_box_rows
     if not cfg.clips_keys:
-        return KVOperand(
-            make_operand(dense_view(mX, granule, columns), dtype, rows, columns)
-        ), Int32(0)
+        view = dense_view(mX, granule, columns)
+        return KVOperand(make_operand(view, dtype, rows, columns)), Int32(0)
     space = row_space(mX, head_mode=-3 if cfg.page_heads_first else -2)
     stride = Int32(space.rows_per_block)
-
-    def clipped(rows, columns, zeros=False):
-        view = clipped_view(mX, space, rows, granule, columns, zeros=zeros)
-        return make_operand(
-            view, dtype, rows, columns, chunks_side_by_side=cfg.tiles.pages_come_whole
-        )
-
     if cfg.tiles.pages_come_whole:
-        view = page_view(mX, space, granule)
-        boxes = make_operand(view, dtype, rows, columns, chunks_side_by_side=True)
-        if not is_v:
-            return KVOperand(boxes), stride
-        return KVOperand(boxes, clipped(8, columns), clipped(8, columns, zeros=True)), stride
+        pages = make_operand(
+            page_view(mX, space, granule), dtype, rows, columns, chunks_side_by_side=True
+        )
+        clipped = clipped_load_view(mX, space)
+        eight = make_operand(clipped, dtype, 8, columns, chunks_side_by_side=True) if is_v else None
+        return KVOperand(pages, eight), stride
     if (
-        rows == cfg.tiles.BN
-    ):  # a tile is walked because it has keys; but a page table may name pages that do not exist
-        zeros = clipped(rows, columns, zeros=True) if cfg.page_size else None
-        return KVOperand(clipped(rows, columns), zeros=zeros), stride
-    # The chunks of a page do not lie side by side in the tile: a copy for each.
-    return KVOperand(clipped(rows, granule), zeros=clipped(rows, granule, zeros=True)), stride
+        rows < cfg.tiles.BN
+    ):  # the chunks of a page do not lie side by side in the tile: a copy for each
+        columns = granule
+    return KVOperand(make_operand(clipped_load_view(mX, space), dtype, rows, columns)), stride

@@ -19,7 +19,7 @@ from cutlass._mlir.dialects import llvm
 
 from ...layouts.scalars import minimum
 from ...tma import copies
-from ...tma.tensor_maps import DTYPES
+from ...tma.tensor_maps import DTYPES, clipped_store
 from ..chip import DTYPE_BYTES
 from ..instructions import tensor_memory
 from ..kernel_args import KernelArgs, Smem
@@ -71,7 +71,7 @@ def store_chunk(cfg, args: KernelArgs, work: Work, i, buffer, chunk: int):
         row = sequence.q_first_row + first
         if cfg.q_layout == "dense":
             row = sequence.batch * args.rows_per_block[0] + first
-        place = (per_tile - valid, (row + valid, head))
+        place = clipped_store(per_tile, row, valid, head)
     column = chunk * cfg.tiles.o_granule
     copies.store_tile(args.o, DTYPES[cfg.o_dtype], buffer, *place, first_column=column)
 

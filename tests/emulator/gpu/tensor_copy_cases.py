@@ -158,12 +158,36 @@ def strides():
     # Row c1 + c2 of 13: dimension 1 clips at 5 rows behind the one that dimension 2 chooses.
     fields = TensorMapFields("bf16", (64, 5, 9), (128, 128), (64, 8, 1), 128)
     yield load("overlapping rows", fields, [(0, 0, 2), (0, 0, 8), (0, 3, 1), (0, -2, 4)], 13 * 128)
-    for name, rows in (("near", 64), ("far", 1 << 24)):
-        fields = clipped_rows(rows)
-        # A load that lies outside as a whole still touches the map's base on an H200, and faults where no memory
-        # is: only boxes that hold at least one row are legal. (Stores do without the base.)
-        boxes = [clipped(rows, first, length) for first, length in ((0, 8), (3, 5), (10, 1))]
-        yield load(f"base {name} before the buffer", fields, boxes, 12 * 128)
+    # Loads whose map begins before its tensor: an H200 fills boxes that hold at least one row; the emulator refuses,
+    # because Blackwell may touch memory at the base.
+    boxes = [clipped(64, first, length) for first, length in ((0, 8), (3, 5), (10, 1))]
+    yield load("base before the buffer", clipped_rows(64), boxes, 12 * 128,
+               refusal="lies outside of the allocation that the box is in")  # fmt: skip
+    # The same rows with the base at the buffer: the lap takes the extent of dimension 1 off again, modulo 2^64. Also
+    # a box without any row, and one at the first row, whose end is less than a box away.
+    for name, stride in (("128 bytes", 128), ("768 bytes", 768)):
+        fields = lapped_rows(12, stride)
+        lengths = ((0, 8), (0, 3), (3, 5), (10, 1), (11, 1), (4, 0), (12, 0), (0, 0))
+        boxes = [lapped(first, length) for first, length in lengths]
+        yield load(f"lap of rows of {name}", fields, boxes, 12 * stride)
+
+
+EXTENT = 1 << 30
+
+
+def lapped_rows(rows, stride):
+    """Rows of 128 bytes, clipped at their end, in a map that begins at its buffer.
+
+    Element (c0, c1, c2, c3) lies in row c1 + c2 - EXTENT where c3 is EXTENT: EXTENT (2^34 - stride) is
+    2^64 - EXTENT stride.
+    """
+    sizes = (64, EXTENT, rows + 1, EXTENT + 1)
+    return TensorMapFields("bf16", sizes, (stride, stride, (1 << 34) - stride), (64, 8, 1, 1), 128)
+
+
+def lapped(first, length):
+    """Coordinates of the box of ``length`` rows that begins with row ``first`` of the buffer."""
+    return 0, EXTENT - length, first + length, EXTENT
 
 
 def clipped_rows(rows, **options):

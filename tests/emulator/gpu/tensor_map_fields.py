@@ -87,7 +87,8 @@ class TensorMapFields:
         """Yield (byte of shared memory, byte of the buffer or None) of every element of the box.
 
         offset  where the box starts in shared memory, from a multiple of 1024
-        PTX ISA, "Tensors": bounding box, traversal stride, out-of-boundary access, swizzling modes.
+        PTX ISA, "Tensors": bounding box, traversal stride, out-of-boundary access, swizzling modes. Addresses count
+        modulo 2^64.
         """
         steps = (1, *self.element_strides[1:])
         strides = (self.itemsize, *self.strides)
@@ -101,7 +102,7 @@ class TensorMapFields:
             ):
                 at = first + i * step
                 place = place + at * stride if place is not None and 0 <= at < size else None
-            yield position, place
+            yield position, None if place is None else place % (1 << 64)
 
 
 def random_fields(rng):

@@ -12,6 +12,7 @@ from cute_fa4.calls.request import Where
 
 # The kernel's row numbers are 32-bit and a tile may reach past the last row.
 MAX_ROWS = (1 << 31) - 1024
+ROW_STRIDE_LIMIT_BYTES = 1 << 34  # LAP_BYTES of tma/tensor_maps.py
 
 
 def views_for_descriptors(q, k, v, out, where: Where):
@@ -39,6 +40,7 @@ def _in_row_space(name: str, tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
     """
     tensor = with_plain_strides(tensor)
     if tensor.dim() == 3:
+        _check_row_stride(name, tensor, tensor.stride(0))
         return tensor, 0
     (blocks, rows, *_), (block_stride, row_stride, *_) = tensor.shape, tensor.stride()
     if blocks == 1:
@@ -51,6 +53,7 @@ def _in_row_space(name: str, tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
             f"{block_stride} elements, from one row to the next {row_stride}; accepted: a multiple "
             f"of a positive number; copy with {name}.contiguous()"
         )
+    _check_row_stride(name, tensor, row_stride)
     per_block = block_stride // row_stride
     last = (blocks - 1) * per_block + rows
     if last > MAX_ROWS:
@@ -63,6 +66,16 @@ def _in_row_space(name: str, tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
     if strides != tensor.stride():
         tensor = tensor.as_strided(tensor.shape, strides)
     return tensor, per_block
+
+
+def _check_row_stride(name: str, tensor: torch.Tensor, row_stride: int) -> None:
+    nbytes = row_stride * tensor.element_size()
+    if nbytes >= ROW_STRIDE_LIMIT_BYTES:
+        raise ValueError(
+            f"{name}: strides {tensor.stride()} put {nbytes} bytes from one row to the next; accepted: "
+            f"less than {ROW_STRIDE_LIMIT_BYTES}, so that TMA can cut rows where sequences end; copy with "
+            f"{name}.contiguous()"
+        )
 
 
 def with_plain_strides(tensor: torch.Tensor) -> torch.Tensor:

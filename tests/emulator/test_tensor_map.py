@@ -22,7 +22,18 @@ SPANS = (16, 32, 64, 128)
 
 
 def pack(
-    address, sizes, strides, box, dtype=10, span=16, steps=None, interleave=0, nan=0, tf32=0, l2=2
+    address,
+    sizes,
+    strides,
+    box,
+    dtype=10,
+    span=16,
+    steps=None,
+    interleave=0,
+    nan=0,
+    tf32=0,
+    l2=2,
+    wide=0,
 ):
     """128 bytes, one integer per field of the table; strides are those of dimension 1 on, in bytes."""
     rank = len(sizes)
@@ -30,7 +41,7 @@ def pack(
     w = [0] * 16 + [0xDEADBEEF] * 16  # the upper half may hold anything
     w[0], w[1] = address & 0xFFFFFFFF, address >> 32
     w[2] = rank - 1 << 4 | dtype << 7 | interleave << 11 | SPANS.index(span) << 13
-    w[2] |= nan << 15 | tf32 << 16 | l2 << 17
+    w[2] |= nan << 15 | tf32 << 16 | l2 << 17 | wide << 21
     for i, stride in enumerate(strides):
         w[3 + i] = stride // 16 & 0xFFFFFFFF
         w[7] |= stride // 16 >> 32 << 4 * i
@@ -323,5 +334,48 @@ def test_a_box_outside_of_the_tensor_is_zeros_where_the_map_begins_in_memory():
     _, fields, memory = _matrix(np.float32)
     outside = decode_tensor_map(pack(**fields))
     assert not outside.load(memory, (0, 4), 1024).any()
-    with pytest.raises(IllegalAccess, match="no element of the box exists"):
+    with pytest.raises(IllegalAccess, match="lies outside of the allocation that the box is in"):
         outside.load(GlobalMemory(), (0, 4), 1024)
+
+
+def test_the_map_of_a_load_begins_in_the_allocation_of_its_box():
+    """A base 2 rows early, in another tensor of the same memory: the rows are right, and Blackwell may read there."""
+    storage = np.zeros(6 * 16, np.float32)
+    tensor, address = storage[32:], storage.ctypes.data
+    tensor[:] = np.arange(64)
+    memory = GlobalMemory()
+    memory.register(address, 128, "the tensor before")
+    memory.register(address + 128, 256, "tensor")
+    fields = {"sizes": (16, 2, 5), "strides": (64, 64), "box": (16, 2, 1), "dtype": 7}
+    early = decode_tensor_map(pack(address=address, **fields))
+    with pytest.raises(IllegalAccess, match=r"begin the map of a load at its tensor"):
+        early.load(memory, (0, 0, 2), 1024)
+    early.store(memory, (0, 0, 2), 1024, np.zeros(128, np.uint8))  # touches what it writes
+    assert not tensor[:32].any() and tensor[32:].all()
+
+
+def test_bit_85_asks_for_128_kib_in_one_allocation():
+    storage = np.ones(2 * 128 * 1024 + 16, np.uint8)
+    address = storage.ctypes.data + -storage.ctypes.data % 16
+    wide = decode_tensor_map(pack(**GOOD | {"address": address, "wide": 1}))
+    assert wide.reach == 128 * 1024
+    assert decode_tensor_map(pack(**GOOD)).reach == 1
+    for nbytes, enough in ((128 * 1024, True), (128 * 1024 - 1, False)):
+        memory = GlobalMemory()
+        memory.register(address, nbytes, "tensor")
+        memory.register(address + nbytes, 64 * 1024, "the next tensor")
+        if enough:
+            assert wide.load(memory, (0, 0), 1024).all()
+            continue
+        with pytest.raises(IllegalAccess, match=r"has bit 85 set.* may touch 131072 bytes"):
+            wide.load(memory, (0, 0), 1024)
+
+
+def test_addresses_count_modulo_two_to_the_64():
+    """Row a + b of three dimensions, of which the last takes 2^64 bytes less 2^30 rows: what a clipped load is."""
+    tensor, _, memory = _matrix(np.float32)
+    extent = 1 << 30
+    fields = {"sizes": (16, extent, 5, extent + 1), "strides": (64, 64, (1 << 34) - 64), "dtype": 7}
+    lap = decode_tensor_map(pack(tensor.ctypes.data, box=(16, 4, 1, 1), **fields))
+    loaded = lap.load(memory, (0, extent - 2, 1 + 2, extent), 1024).view(np.float32)
+    assert np.array_equal(loaded.reshape(4, 16), np.vstack([tensor[1:3], np.zeros((2, 16))]))

@@ -204,9 +204,8 @@ def _locked(path: Path, name: str):
                 time.sleep(_WAIT_SECONDS)
         yield
     finally:
-        os.close(
-            handle
-        )  # which unlocks; the file stays: removing it would let two processes hold "the" lock
+        # Closing unlocks. The file stays: removing it would let two processes hold "the" lock.
+        os.close(handle)
 
 
 def entries(directory: Path) -> list[Path]:

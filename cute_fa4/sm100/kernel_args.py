@@ -27,9 +27,8 @@ class KernelArgs:
     lengths: Lengths
     page_table: cute.Tensor | None  # (batch, pages) int32, or None
     num_pages: Int32  # of the pool, where keys are paged
-    rows_per_block: (
-        tuple  # (Q and O, K, V): rows from one batch or page to the next in their row spaces; Int32
-    )
+    # (Q and O, K, V): rows from one batch or page to the next in their row spaces; Int32
+    rows_per_block: tuple
     seqlen_q: Int32  # of dense queries; packed: of the longest sequence
     seqlen_k: Int32  # of dense keys; otherwise the most a sequence can have
     order: TileOrder | PackedOrder

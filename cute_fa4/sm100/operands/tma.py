@@ -69,8 +69,8 @@ def kv_operand(cfg, mX, columns: int, is_v: bool) -> tuple[KVOperand, Int32]:
         clipped = clipped_load_view(mX, space)
         eight = make_operand(clipped, dtype, 8, columns, chunks_side_by_side=True) if is_v else None
         return KVOperand(pages, eight), stride
-    if (
-        rows < cfg.tiles.BN
-    ):  # the chunks of a page do not lie side by side in the tile: a copy for each
-        columns = granule
+    if rows < cfg.tiles.BN:
+        columns = (
+            granule  # the chunks of a page do not lie side by side in the tile: a copy for each
+        )
     return KVOperand(make_operand(clipped_load_view(mX, space), dtype, rows, columns)), stride

@@ -1,0 +1,41 @@
+"""What users import stays where it is, whatever moves inside the package."""
+
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+
+# module -> names that users take from it. A name leaves this list with a deprecation, not with a move.
+PUBLIC = {
+    "cute_fa4": (
+        *("flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"),
+        *("scaled_dot_product_attention", "capabilities", "Capability", "FA4Config", "warmup"),
+        *("configs_for_model", "EmulatorWarning", "JitError", "JitWarning"),
+        *("aot", "masks", "score_mods"),
+    ),
+    "cute_fa4.interface": ("flash_attn_func", "EmulatorWarning"),
+    "cute_fa4.masks": ("causal", "window", "chunked", "chunked_causal", "both", "either", "full"),
+    "cute_fa4.score_mods": ("ScoreMod", "soft_cap", "alibi", "additive_bias", "relative_logits"),
+    "cute_fa4.aot": ("export", "load", "read_catalogue", "LoadError", "ExportError"),
+    "cute_fa4.compile_cache": ("function_for", "warmup", "statistics", "clear"),
+    "cute_fa4.emulator": ("compile", "use", "compare", "last_run", "KernelLabels"),
+    "cute_fa4.reference": ("attention_float64",),
+    "cute_fa4.sm100.config": ("FA4Config",),
+    "cute_fa4.sm100.choose_config": ("choose_config",),
+    "cute_fa4.sm100.masks": ("Full", "Causal", "Window", "Chunked", "ChunkedCausal"),
+    "cute_fa4.sm100.score_mods": ("ScoreMod", "soft_cap"),
+    "cute_fa4.sm100.mha2q.kernel": ("SM100MHA2Q",),
+}
+
+
+@pytest.mark.parametrize("path, name", [(m, n) for m, names in PUBLIC.items() for n in names])
+def test_a_public_name_is_where_it_was(path, name):
+    assert getattr(import_module(path), name) is not None
+
+
+@pytest.mark.parametrize("path", ["cute_fa4", "cute_fa4.sm100.config", "cute_fa4.aot"])
+def test_configurations_and_kernels_from_files_need_no_compiler(path):
+    """A service that only loads kernels must not pay for, or even have, the compiler."""
+    code = f"import sys, {path}; sys.exit('cutlass' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,10 +1,12 @@
-"""Write the documents that are printed from the code: docs/barriers.md and docs/layouts.md.
+"""Write what is printed from the code: docs/barriers.md, docs/layouts.md, the tree of docs/architecture.md.
 
 python docs/generate.py           write them
 python docs/generate.py --check   exit 1 and name those that the code no longer prints
 """
 
 import argparse
+import ast
+import re
 import sys
 from pathlib import Path
 
@@ -59,11 +61,52 @@ first mbarrier.
 """
 
 
+# The floors of the package, the highest first; tests/docs/test_tree.py holds the order, and that nothing is missing.
+HOUSE = (
+    "__main__.py", "bench/", "integrations/", "interface.py", "operators/", "calls/", "compile_cache.py", "aot/",
+    "compiler/", "masks.py", "score_mods.py", "reference.py",
+    "sm100/", "sm100/choose_config.py", "sm100/config.py", "sm100/mha2q/", "sm100/append/", "sm100/kernel.py",
+    "sm100/schedule.py", "sm100/roles/", "sm100/steps/", "sm100/kernel_args.py", "sm100/work/", "sm100/operands/",
+    "sm100/tiles.py", "sm100/memory_maps.py", "sm100/problem.py", "sm100/sync/", "sm100/masks.py",
+    "sm100/score_mods.py", "sm100/instructions/", "sm100/chip.py",
+    "tma/", "layouts/", "emulator/", "emulator/checks/", "emulator/instructions/", "emulator/machine/", "system/",
+)  # fmt: skip
+PACKAGE = DOCS.parent / "cute_fa4"
+
+
+def first_sentence(name: str) -> str:
+    """Of the docstring of a file of the package, or of a folder's __init__.py. ValueError without one."""
+    path = PACKAGE / name / "__init__.py" if name.endswith("/") else PACKAGE / name
+    docstring = ast.get_docstring(ast.parse(path.read_text()))
+    if not docstring:
+        raise ValueError(f"{path}: no docstring; its first sentence says what lives there")
+    paragraph = " ".join(docstring.split("\n\n")[0].split())
+    return re.split(r"(?<=\.)\s", paragraph)[0].removesuffix(".").removesuffix(":")
+
+
+def tree() -> str:
+    """The house as a table: every folder, and the files of the package and of sm100/, with one sentence each."""
+    lines = ["| in `cute_fa4/` | |", "|---|---|"]
+    for name in HOUSE:
+        sentence = first_sentence(name).replace("|", "\\|")
+        lines.append(f"| {'**`%s`**' % name if name.endswith('/') else '`%s`' % name} | {sentence} |")
+    return "\n".join(lines)
+
+
+def with_tree(page: str) -> str:
+    """A page with the tree between its marks. ValueError without the marks."""
+    pattern = re.compile(r"(<!-- tree: [^\n]*-->\n).*?(<!-- /tree -->)", re.DOTALL)
+    if not pattern.search(page):
+        raise ValueError("no marks <!-- tree: ... --> and <!-- /tree -->")
+    return pattern.sub(lambda found: f"{found[1]}{tree()}\n{found[2]}", page)
+
+
 def documents() -> dict[Path, str]:
     generated = "<!-- Written by docs/generate.py; edit the code it prints. -->\n\n"
     return {
         DOCS / "barriers.md": generated + barriers_document(),
         DOCS / "layouts.md": generated + pictures.document(),
+        DOCS / "architecture.md": with_tree((DOCS / "architecture.md").read_text()),
     }
 
 

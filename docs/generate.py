@@ -88,8 +88,9 @@ def tree() -> str:
     """The house as a table: every folder, and the files of the package and of sm100/, with one sentence each."""
     lines = ["| in `cute_fa4/` | |", "|---|---|"]
     for name in HOUSE:
+        shown = f"**`{name}`**" if name.endswith("/") else f"`{name}`"
         sentence = first_sentence(name).replace("|", "\\|")
-        lines.append(f"| {'**`%s`**' % name if name.endswith('/') else '`%s`' % name} | {sentence} |")
+        lines.append(f"| {shown} | {sentence} |")
     return "\n".join(lines)
 
 

@@ -1,4 +1,6 @@
-"""Write what is printed from the code: docs/barriers.md, docs/layouts.md, the tree of docs/architecture.md.
+"""Write what follows from the code: docs/barriers.md, docs/layouts.md, the tree of docs/architecture.md, plots.
+
+The plots are drawn from the tables of docs/performance.md, which benchmarks/model.py writes.
 
 python docs/generate.py           write them
 python docs/generate.py --check   exit 1 and name those that the code no longer prints
@@ -13,6 +15,7 @@ from pathlib import Path
 DOCS = Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS.parent))
 
+from benchmarks.cycle_model import plots  # noqa: E402
 from cute_fa4.layouts import pictures  # noqa: E402
 from cute_fa4.sm100.choose_config import choose_config  # noqa: E402
 from cute_fa4.sm100.config import FA4Config  # noqa: E402
@@ -102,11 +105,16 @@ def with_tree(page: str) -> str:
     return pattern.sub(lambda found: f"{found[1]}{tree()}\n{found[2]}", page)
 
 
+def performance_plots() -> dict[str, str]:
+    return plots.pictures((DOCS / "performance.md").read_text())
+
+
 def documents() -> dict[Path, str]:
     generated = "<!-- Written by docs/generate.py; edit the code it prints. -->\n\n"
     return {
         DOCS / "barriers.md": generated + barriers_document(),
         DOCS / "layouts.md": generated + pictures.document(),
+        **{DOCS / "pictures" / name: svg for name, svg in performance_plots().items()},
         DOCS / "architecture.md": with_tree((DOCS / "architecture.md").read_text()),
     }
 

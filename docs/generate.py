@@ -64,17 +64,32 @@ first mbarrier.
 """
 
 
-# The floors of the package, the highest first; tests/docs/test_tree.py holds the order, and that nothing is missing.
-HOUSE = (
-    "__main__.py", "bench/", "integrations/", "interface.py", "operators/", "calls/", "compile_cache.py", "aot/",
-    "compiler/", "masks.py", "score_mods.py", "reference.py",
-    "sm100/", "sm100/choose_config.py", "sm100/config.py", "sm100/mha2q/", "sm100/append/", "sm100/kernel.py",
-    "sm100/schedule.py", "sm100/roles/", "sm100/steps/", "sm100/kernel_args.py", "sm100/work/", "sm100/operands/",
-    "sm100/tiles.py", "sm100/memory_maps.py", "sm100/problem.py", "sm100/sync/", "sm100/masks.py",
-    "sm100/score_mods.py", "sm100/instructions/", "sm100/chip.py",
-    "tma/", "layouts/", "emulator/", "emulator/checks/", "emulator/instructions/", "emulator/machine/", "system/",
-)  # fmt: skip
 PACKAGE = DOCS.parent / "cute_fa4"
+FLOORS = DOCS.parent / "tests" / "house" / "test_floors.py"
+
+
+def floors() -> list[str]:
+    """Rooms of the package from the top floor down, as the test of the floors has them."""
+    for node in ast.parse(FLOORS.read_text()).body:
+        if isinstance(node, ast.Assign) and node.targets[0].id == "FLOORS":
+            return ast.literal_eval(node.value).split()
+    raise ValueError(f"{FLOORS}: no FLOORS")
+
+
+def house() -> list[str]:
+    """Every folder, and the files of the package and of sm100/, from the top floor down; sm100/ above what is in it."""
+    rooms = floors()
+    first = next(number for number, room in enumerate(rooms) if room.startswith("cute_fa4.sm100."))
+
+    def place(name: str) -> tuple:
+        parts = ["cute_fa4", *name.removesuffix(".py").strip("/").split("/")]
+        names = (".".join(parts[:n]) for n in range(len(parts), 1, -1))
+        return next((rooms.index(room) for room in names if room in rooms), first - 0.5), name
+
+    folders = [f"{path.parent.relative_to(PACKAGE)}/" for path in PACKAGE.rglob("*/__init__.py")]
+    files = [*PACKAGE.glob("*.py"), *PACKAGE.glob("sm100/*.py")]
+    names = [str(path.relative_to(PACKAGE)) for path in files if path.name != "__init__.py"]
+    return sorted(folders + names, key=place)
 
 
 def first_sentence(name: str) -> str:
@@ -90,7 +105,7 @@ def first_sentence(name: str) -> str:
 def tree() -> str:
     """The house as a table: every folder, and the files of the package and of sm100/, with one sentence each."""
     lines = ["| in `cute_fa4/` | |", "|---|---|"]
-    for name in HOUSE:
+    for name in house():
         shown = f"**`{name}`**" if name.endswith("/") else f"`{name}`"
         sentence = first_sentence(name).replace("|", "\\|")
         lines.append(f"| {shown} | {sentence} |")

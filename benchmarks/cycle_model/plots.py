@@ -104,14 +104,14 @@ def speeds(page: str) -> tuple[Axes, list[Panel]]:
 
 
 def decode(page: str) -> tuple[Axes, list[Panel]]:
-    """TB/s of keys and values by batch; columns of other kernels than ours are published."""
+    """TB/s of keys and values by batch; a column says after its kernel what it is: ", modelled" or ", published"."""
     rows = read_table(page, "decode")
     hbm = B200["hbm_tbs"].value
     panels = []
     for keys in dict.fromkeys(row["keys"] for row in rows):
         mine = [row for row in rows if row["keys"] == keys]
         lines = [
-            Line(column.removesuffix(PUBLISHED), column.endswith(PUBLISHED), tuple(points))
+            Line(column.partition(", ")[0], column.endswith(PUBLISHED), tuple(points))
             for column in rows[0]
             if column not in ("keys", "batch")
             and (points := [(int(r["batch"]), float(r[column])) for r in mine if r[column]])

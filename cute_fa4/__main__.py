@@ -278,8 +278,19 @@ def check(options) -> int:
                 f"{error:9.2e} {allowed:9.0e} {seconds:8.2f}{'' if good else '  WRONG'}"
             )
             step()
-    print(f"{len(CHECKS) - failed} of {len(CHECKS)} agree with float64 on {device}")
+    print(
+        f"{len(CHECKS) - failed} of {len(CHECKS)} agree with float64 on {device}{_checked(device)}"
+    )
     return int(failed > 0)
+
+
+def _checked(device: str) -> str:
+    """What the emulator checked in the latest launch, for a report."""
+    if device != "cpu":
+        return ""
+    from cute_fa4 import emulator
+
+    return f", ordering checks at level {emulator.last_run().level}"
 
 
 if __name__ == "__main__":

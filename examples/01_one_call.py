@@ -86,7 +86,8 @@ def what_executed_it(device: torch.device) -> str:
     mma = sum(count for opcode, count in run.opcodes.items() if opcode.startswith("tcgen05.mma"))
     return (
         f"{run.instructions:,} warp instructions of sm_100a PTX, {mma:,} of them tcgen05.mma, "
-        f"in {run.launches} launch by the emulator on the CPU, whose time is not a GPU's"
+        f"in {run.launches} launch by the emulator on the CPU (ordering checks at level {run.level}), "
+        "whose time is not a GPU's"
     )
 
 

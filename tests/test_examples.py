@@ -72,12 +72,12 @@ def test_a_race_is_named_that_no_result_shows():
     output = run("examples/05_find_a_race.py", "--seeds", "1")
     assert output.startswith("One run of the broken kernel, unchecked: the right numbers.")
     results, order = output.split("With the order of accesses checked:")
-    assert "3 schedules, no finding" in results
+    assert "3 schedules at level none, no finding" in results
     assert (
         "race (RaceError) under in_order, random 0, hostile 0" in order
         and "05_find_a_race.py:51" in order
     )
-    assert "Released after the read: 3 schedules, no finding" in order
+    assert "Released after the read: 3 schedules at level ptx, no finding" in order
 
 
 def test_an_exported_kernel_runs_where_nothing_may_be_compiled():
@@ -104,7 +104,8 @@ def test_the_tour_of_the_emulator_sees_what_it_announces(tmp_path):
     assert "S0 = Q0 kv[0]" in output  # the timeline has the kernel's names
     assert re.search(r"\d\d\.\d% of \d+ instructions", output)
     before, after = output.split("With the order of accesses checked:")
-    assert before.count("3 schedules, no finding") == 2
+    assert "3 schedules at level ptx, no finding" in before
+    assert "3 schedules at level none, no finding" in before
     assert "race (ProxyError)" in after and "store.py" in after
     assert (tmp_path / "pipeline.svg").read_text().startswith("<svg")
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]

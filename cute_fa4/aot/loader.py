@@ -19,6 +19,7 @@ from cute_fa4.aot import manifest
 from cute_fa4.aot.config_data import ConfigDataError, from_data
 from cute_fa4.aot.manifest import LoadError, read_verified
 from cute_fa4.compiler import functions
+from cute_fa4.compiler.compiler import EMULATOR_CHECKS
 
 EXECUTORS = ("cuda", "emulator")
 
@@ -131,7 +132,8 @@ def _for_emulator(directory: Path, kernel: dict, config):
             tvm_ffi.Function.__from_extern_c__(address, keep_alive_object=library),
             kernel["name"],
             ptx,
-        )
+        ),
+        checks=EMULATOR_CHECKS,
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from cute_fa4 import compile_cache
+from cute_fa4.compiler.compiler import EMULATOR_CHECKS
 from cute_fa4.system.devices import Target
 
 
@@ -62,9 +63,12 @@ def _warn_once() -> None:
         if _warned:
             return
         _warned = True
+    from cute_fa4.emulator import driver_api
+
+    level = driver_api.level_in_force(EMULATOR_CHECKS)
     warnings.warn(
         "CPU tensors: the kernel's sm_100a PTX is executed by the emulator. The results are those "
-        "of the kernel; the running time says nothing about a GPU",
+        f"of the kernel, with ordering checks at level {level!r}; the running time says nothing about a GPU",
         EmulatorWarning,
         stacklevel=_frames_inside(__name__.partition(".")[0]),
     )

@@ -17,6 +17,9 @@ from cute_fa4.sm100.config import FA4Config
 
 Config = FA4Config | AppendConfig | CombineConfig
 
+# How strictly the emulator checks this package's kernels, compiled here or opened from a file.
+EMULATOR_CHECKS = "ptx"
+
 
 def compile_function(config: Config, executor: str) -> Callable:
     """Compile, whatever the policy: a function that launches CUDA tensors or emulates CPU tensors."""
@@ -26,7 +29,8 @@ def compile_function(config: Config, executor: str) -> Callable:
     if executor == "emulator":
         from cute_fa4 import emulator
 
-        return emulator.compile(kernel, *arguments, arch=config.arch, labels=labels, checks="ptx")
+        options = dict(arch=config.arch, labels=labels, checks=EMULATOR_CHECKS)
+        return emulator.compile(kernel, *arguments, **options)
     options = f"--enable-tvm-ffi --gpu-arch {config.arch}"
     return cute.compile(kernel, *arguments, options=options)
 

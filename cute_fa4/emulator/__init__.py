@@ -5,7 +5,7 @@
     attention = emulator.compile(jit_function, *fake_tensors)     # cute.compile, bound to the emulator
     with emulator.use(mode="hostile", seed=1) as run:             # optional: how launches are scheduled
         attention(q, k, v, out)                                   # CPU torch tensors
-    print(run.instructions, run.opcodes.most_common(3))
+    print(run.instructions, run.opcodes.most_common(3), run.levels)
 
 Any CuTe DSL program can be compiled like this; kernels see CPU memory through the same TVM-FFI function
 that would launch them on a GPU. What a kernel does wrong raises an EmulatorError (see errors.py).
@@ -63,7 +63,7 @@ def use(
                 time, one CTA of a cluster runs ahead. The same seed replays exactly.
     checks      how strictly accesses must be ordered (see checks/): "ptx", the written rules; "hardware", what
                 published kernels rely on; None: not checked. Also names of launch.CHECKS, alone or with a level
-                in a tuple. Left out: as the function was compiled.
+                in a tuple. Left out: those of the function that is called.
     transform   function (kernel name, PTX text) -> PTX text, applied before decoding: edit a kernel to see
                 which test notices
     labels      KernelLabels instead of those given to compile
@@ -85,7 +85,7 @@ def compile(function, *args, options="", labels=None, arch="sm_100a", checks="ha
     function, args, kwargs  as for cute.compile: a @cute.jit function and fake (or real) arguments
     options  compiler options in addition to the emulator's own (TVM-FFI, kept PTX, line information)
     labels   KernelLabels for messages
-    checks   the checks of launches outside of use(checks=...), see there
+    checks   the checks of launches outside of use(checks=...), see there and EmulatedFunction
     Raises what cute.compile raises; cute_fa4.system.c_compiler.CCompilerError when no C compiler is found.
     """
     import cutlass.cute as cute
@@ -117,19 +117,25 @@ def bind(
 
     with _compile_lock:
         compiled = host_binding.compile_for_emulator(
-            compiler, function, args, kwargs, options, arch, labels, checks
+            compiler, function, args, kwargs, options, arch, labels
         )
-    return EmulatedFunction(compiled)
+    return EmulatedFunction(compiled, checks)
 
 
 class EmulatedFunction:
     """A compiled host function whose kernel launches execute on the emulator.
 
     Takes the arguments of the compiled function; CPU torch tensors are handed over as CUDA tensors.
+
+    compiled  the host function, linked against the emulator: from the compiler, or opened from a file
+    checks    what its launches are checked with outside of use(checks=...), see there. It belongs to the execution:
+              nothing of it is in the compiled function, so whoever makes one callable says it
+    Raises ValueError for checks that are not known.
     """
 
-    def __init__(self, compiled):
-        self.compiled = compiled
+    def __init__(self, compiled, checks):
+        split_checks(checks)  # raises for what is not known
+        self.compiled, self.checks = compiled, checks
         functools.update_wrapper(self, compiled, assigned=("__name__", "__doc__"), updated=())
 
     def __getattr__(self, name):
@@ -142,7 +148,7 @@ class EmulatedFunction:
 
         args = [claim_cuda(arg) for arg in args]
         kwargs = {name: claim_cuda(arg) for name, arg in kwargs.items()}
-        driver_api.begin_call()
+        driver_api.begin_call(self.checks)
         try:
             result = self.compiled(*args, **kwargs)
         except Exception as error:

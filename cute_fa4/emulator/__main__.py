@@ -70,8 +70,9 @@ def main(argv=None) -> int:
     options = arguments(argv)
     if options.command == "coverage":
         with coverage.collect() as covered:
-            attention(options)
+            run = attention(options)
         print(covered.report(options.limit))
+        print(f"ordering checks at level {run.level}")
         return 0
     with trace.record() as recording:
         run = attention(options)
@@ -80,7 +81,8 @@ def main(argv=None) -> int:
     if options.out:
         recording.chrome(options.out)
         print(
-            f"{options.out}: {len(recording.marks)} marks of {run.instructions:,} warp instructions"
+            f"{options.out}: {len(recording.marks)} marks of {run.instructions:,} warp instructions, "
+            f"ordering checks at level {run.level}"
         )
     if options.svg:
         recording.svg(options.svg)

@@ -6,7 +6,7 @@
         return out
 
     found = emulator.compare(run, seeds=4)
-    print(found)                       "9 schedules, no finding", or the findings
+    print(found)                       "9 schedules at level ptx, no finding", or the findings
     assert not found.findings
 
     in_order twice -> the function repeats itself?     hostile 0, 1, ...     random 0, 1, ...
@@ -69,14 +69,19 @@ class Finding:
 
 @dataclass
 class Comparison:
-    """findings: empty when all schedules agree. schedules: all that were run. results: of the first."""
+    """findings: empty when all schedules agree. schedules: all that were run. results: of the first.
+
+    levels: of the ordering checks of the launches
+    """
 
     findings: list
     schedules: list
     results: object = None
+    levels: list = field(default_factory=list)
 
     def __str__(self):
-        number = f"{len(self.schedules)} schedules"
+        level = f" at level {', '.join(self.levels)}" if self.levels else ""
+        number = f"{len(self.schedules)} schedules{level}"
         if not self.findings:
             return f"{number}, no finding"
         clean = len(self.schedules) - len({s for f in self.findings for s in f.schedules})
@@ -117,12 +122,15 @@ def compare(
     comparison = Comparison([], schedules)
     expected = None
     for schedule in schedules:
+        scheduled = use(mode=schedule.mode, seed=schedule.seed, **settings)
         try:
-            with use(mode=schedule.mode, seed=schedule.seed, **settings):
+            with scheduled as run:
                 results = function()
         except errors.EmulatorError as error:
             _add(comparison, _kind(error), str(error), type(error).__name__, schedule)
             continue
+        finally:
+            comparison.levels += [level for level in run.levels if level not in comparison.levels]
         values = list(_flatten(results))
         if not values:
             raise ValueError(

@@ -67,6 +67,7 @@ class Run:
     instructions  warp instructions     opcodes  the same by opcode     launches  kernel launches
     seconds       time in launches      notes    remarks that are not errors
     counters      what instruction functions counted under names of their own
+    levels        launches, finished or not, by the level of their ordering checks: "ptx", "hardware", "none"
     """
 
     instructions: int = 0
@@ -75,10 +76,16 @@ class Run:
     seconds: float = 0.0
     notes: list = field(default_factory=list)
     counters: Counter = field(default_factory=Counter)
+    levels: Counter = field(default_factory=Counter)
+
+    @property
+    def level(self) -> str:
+        """The levels of the launches as reports say them: "ptx"; "ptx, none" where they differ; "" without launches."""
+        return ", ".join(self.levels)
 
 
 DEFAULT = "default"
-"""The checks that the program was compiled with (emulator.compile)."""
+"""The checks of the function that is called (EmulatedFunction)."""
 
 
 @dataclass(frozen=True)
@@ -104,13 +111,13 @@ class _Library:
 
     ptx: str
     labels: object
-    checks: object
     programs: dict = field(default_factory=dict)
 
 
 _libraries = {}  # number of the host function -> _Library
 _kernels = {}  # handle -> (_Library, entry name)
 _settings = [Settings()]
+_call_checks = "ptx"  # of the compiled function that is being called
 _error = None
 _run = Run()
 
@@ -118,9 +125,9 @@ _run = Run()
 # --- what emulator/__init__.py uses ---------------------------------------------------------------------
 
 
-def register(number, ptx, labels=None, checks=None):
+def register(number, ptx, labels=None):
     """Say what a host function's kernels are (number: from runtime_library.link_host_function)."""
-    _libraries[number] = _Library(ptx, NO_LABELS if labels is None else labels, checks)
+    _libraries[number] = _Library(ptx, NO_LABELS if labels is None else labels)
 
 
 @contextlib.contextmanager
@@ -138,10 +145,23 @@ def settings(new):
             _run = before
 
 
-def begin_call():
-    """A compiled function is about to be called: outside of use() every call has a Run of its own."""
-    global _run, _error
-    _error = None
+def checks_in_force(checks):
+    """What a function with these checks of its own is checked with now: use(checks=...) comes first."""
+    current = _settings[-1].checks
+    return checks if current is DEFAULT else current
+
+
+def level_in_force(checks):
+    """The level of these as a report says it: "ptx", "hardware" or "none"."""
+    from cute_fa4.emulator.launch import level_name
+
+    return level_name(checks_in_force(checks))
+
+
+def begin_call(checks):
+    """A compiled function with these checks is about to be called: outside of use() every call has a Run of its own."""
+    global _run, _error, _call_checks
+    _error, _call_checks = None, checks
     if len(_settings) == 1:
         _run = Run()
 
@@ -250,6 +270,8 @@ def launch(config, kernel, args):
             )
         program = library.programs[key] = Program(module.kernels[name], module)
     params = _read_params(program.kernel, args)
+    checks = checks_in_force(_call_checks)
+    _run.levels[level_in_force(_call_checks)] += 1
     result = execute_grid(
         program,
         params=params,
@@ -262,7 +284,7 @@ def launch(config, kernel, args):
         mode=current.mode,
         seed=current.seed,
         budget=current.instruction_budget,
-        checks=library.checks if current.checks is DEFAULT else current.checks,
+        checks=checks,
         claims=current.claims,
     )
     _run.launches += 1

@@ -11,7 +11,7 @@ from cute_fa4.emulator import driver_api
 from cute_fa4.emulator.runtime_library import link_host_function, scratch_directory
 
 
-def compile_for_emulator(compiler, function, args, kwargs, options, arch, labels, checks):
+def compile_for_emulator(compiler, function, args, kwargs, options, arch, labels):
     """compiler(function, *args) with TVM-FFI, kept PTX and line information, for the emulator."""
     own = [
         "--enable-tvm-ffi",
@@ -26,7 +26,7 @@ def compile_for_emulator(compiler, function, args, kwargs, options, arch, labels
             function, *args, options=f"{options or ''} {' '.join(own)}".strip(), **kwargs
         )
     for number in numbers:
-        driver_api.register(number, compiled.__ptx__, labels, checks)
+        driver_api.register(number, compiled.__ptx__, labels)
     return compiled
 
 

@@ -65,6 +65,15 @@ def split_checks(checks):
     return level, (names - levels) | INCLUDED[level]
 
 
+def level_name(checks):
+    """The level of an argument ``checks`` as reports say it.
+
+    >>> level_name(("ptx", "phase_passed_twice")), level_name(None)
+    ('ptx', 'none')
+    """
+    return split_checks(checks)[0] or "none"
+
+
 @dataclass
 class GridResult:
     """Counts of one launch."""

@@ -2,12 +2,15 @@
 
 import json
 import shutil
+import warnings
 
 import pytest
 import torch
 
-from cute_fa4 import aot, compile_cache
+from cute_fa4 import EmulatorWarning, aot, compile_cache, emulator, flash_attn_func
 from cute_fa4.aot import LoadError, manifest
+from cute_fa4.calls import append as appending
+from cute_fa4.calls import launch
 from cute_fa4.compiler import functions
 
 from .conftest import EXPORTED, PLAIN, python
@@ -241,3 +244,68 @@ def test_a_file_that_changes_after_load_is_refused_at_the_first_call(
 def test_unknown_executor_is_refused(exported):
     with pytest.raises(ValueError, match="executors: .*tpu.*accepted: cuda, emulator"):
         aot.load(exported, executors=("tpu",))
+
+
+def without(opcode):
+    """A transform that takes every instruction of an opcode out of the PTX."""
+    return lambda name, ptx: ptx.replace(f"\t{opcode}", f"\t// {opcode}")
+
+
+def attention_of_loaded_kernel(**execution):
+    """-> the Run of one call that finds an exported kernel, on CPU tensors."""
+    q = torch.randn(1, 40, 2, 64, dtype=torch.bfloat16)
+    with emulator.use(**execution) as run, warnings.catch_warnings():
+        warnings.simplefilter("ignore", EmulatorWarning)
+        flash_attn_func(q, q, q, causal=True)
+    return run
+
+
+def test_a_loaded_kernel_is_checked_as_strictly_as_a_compiled_one(exported, nothing_loaded):
+    """The level belongs to the execution: what opens a kernel from a file says it, too."""
+    aot.load(exported, executors=("emulator",))
+    for opcode, error in (
+        ("fence.proxy.async", emulator.ProxyError),
+        ("tcgen05.wait::ld", emulator.RegisterHazard),  # only level "ptx" asks for it
+    ):
+        with pytest.raises(error):
+            attention_of_loaded_kernel(transform=without(opcode))
+    assert attention_of_loaded_kernel().level == "ptx"
+    run = attention_of_loaded_kernel(checks=None, transform=without("fence.proxy.async"))
+    assert run.level == "none"
+
+
+def test_a_page_shared_by_sequences_that_append_is_a_race(exported, nothing_loaded):
+    """Three sequences write row 5 of the same page; which one stays, nothing says."""
+    aot.load(exported, executors=("emulator",))
+    q, k, v = (torch.randn(3, 1, 1, 64, dtype=torch.bfloat16) for _ in "qkv")
+    k_cache, v_cache = torch.zeros(2, 4, 16, 1, 64, dtype=torch.bfloat16)
+    append = appending.prepare_append(
+        *(k, v, k_cache, v_cache, torch.full((3,), 5, dtype=torch.int32), None),
+        *(torch.zeros(3, 1, dtype=torch.int32), 3),
+    )
+    with warnings.catch_warnings(), pytest.raises(emulator.RaceError):
+        warnings.simplefilter("ignore", EmulatorWarning)
+        append(
+            *(k_cache, v_cache, torch.full((3,), 5, dtype=torch.int32)),
+            *(torch.zeros(3, 1, dtype=torch.int32), (k, v, None)),
+        )
+
+
+def test_the_warning_and_the_report_of_a_run_say_the_level(exported, nothing_loaded, monkeypatch):
+    aot.load(exported, executors=("emulator",))
+    q = torch.randn(1, 40, 2, 64, dtype=torch.bfloat16)
+    for checks, level in ((emulator.DEFAULT, "ptx"), ("hardware", "hardware"), (None, "none")):
+        monkeypatch.setattr(launch, "_warned", False)
+        with (
+            emulator.use(checks=checks) as run,
+            pytest.warns(EmulatorWarning, match=f"ordering checks at level '{level}'"),
+        ):
+            flash_attn_func(q, q, q, causal=True)
+        assert run.levels == {level: 1} and run.level == level
+
+
+def test_a_function_for_the_emulator_says_what_it_is_checked_with():
+    with pytest.raises(TypeError, match="checks"):
+        emulator.EmulatedFunction(lambda: None)
+    with pytest.raises(ValueError, match="strict"):
+        emulator.EmulatedFunction(lambda: None, "strict")

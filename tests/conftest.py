@@ -1,6 +1,7 @@
 """Options of the whole suite.
 
 pytest --seeds 4     attention tests under four emulator schedules instead of two
+pytest -m sweep      only the tests with many random examples, which are left out otherwise
 pytest --gpu         also what needs a GPU; attention runs on it where it has compute capability 10
 """
 
@@ -33,6 +34,10 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
+    if "sweep" not in config.getoption("-m"):
+        for item in items:
+            if item.get_closest_marker("sweep"):
+                item.add_marker(pytest.mark.skip(reason="many examples: run with -m sweep"))
     if config.getoption("--gpu"):
         return
     for item in items:

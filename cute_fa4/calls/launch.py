@@ -52,26 +52,26 @@ class _Emulated:
 
 
 _warned = False
-
-
-_warn_lock = threading.Lock()
+_warn_lock = threading.RLock()  # whoever shows a warning may call again
 
 
 def _warn_once() -> None:
     global _warned
-    with _warn_lock:
-        if _warned:
-            return
-        _warned = True
+    if _warned:
+        return
     from cute_fa4.emulator import driver_api
 
     level = driver_api.level_in_force(EMULATOR_CHECKS)
-    warnings.warn(
-        "CPU tensors: the kernel's sm_100a PTX is executed by the emulator. The results are those "
-        f"of the kernel, with ordering checks at level {level!r}; the running time says nothing about a GPU",
-        EmulatorWarning,
-        stacklevel=_frames_inside(__name__.partition(".")[0]),
-    )
+    stacklevel = _frames_inside(__name__.partition(".")[0])
+    with _warn_lock:
+        if not _warned:
+            warnings.warn(
+                "CPU tensors: the kernel's sm_100a PTX is executed by the emulator. The results are those of the "
+                f"kernel, with ordering checks at level {level!r}; the running time says nothing about a GPU",
+                EmulatorWarning,
+                stacklevel=stacklevel,
+            )
+            _warned = True  # not before: a warning that was broken off comes again
 
 
 def _frames_inside(package: str) -> int:

@@ -13,6 +13,7 @@ import itertools
 import sys
 
 from cute_fa4.emulator.driver_api import global_memory
+from cute_fa4.emulator.machine.memory import Allocation
 
 KDL_CPU, KDL_CUDA = 1, 2
 
@@ -125,18 +126,33 @@ class _Exporter:
         )
         last = sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
         nbytes = (last + 1) * t.element_size() if t.numel() else 0
-        allocation = global_memory.register(t.data_ptr(), nbytes, self.name, keep=t)
-        _alive[managed.manager_ctx] = (managed, shape, strides, allocation)
-        return _new_capsule(ctypes.addressof(managed), b"dltensor", None)
+        allocation = Allocation(t.data_ptr(), nbytes, self.name, keep=t)
+        try:
+            global_memory.add(allocation)
+            _alive[managed.manager_ctx] = (managed, shape, strides, allocation)
+            return _new_capsule(ctypes.addressof(managed), b"dltensor", None)
+        except BaseException:  # nobody has the capsule, so nobody deletes it
+            _alive.pop(managed.manager_ctx, None)
+            global_memory.unregister(allocation)
+            raise
 
 
 @_DELETER
 def _delete(pointer):
     """The consumer is done: forget the tensor and its registration."""
-    managed = _DLManagedTensor.from_address(pointer)
-    entry = _alive.pop(managed.manager_ctx, None)
+    try:
+        _forget(pointer)
+    except BaseException:  # Ctrl-C: nobody calls a deleter twice
+        _forget(pointer)
+        raise
+
+
+def _forget(pointer):
+    key = _DLManagedTensor.from_address(pointer).manager_ctx
+    entry = _alive.get(key)
     if entry is not None:
         global_memory.unregister(entry[3])
+        del _alive[key]
 
 
 @atexit.register

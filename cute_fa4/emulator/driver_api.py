@@ -19,7 +19,9 @@ from cute_fa4.emulator.errors import EmulatorError
 from cute_fa4.emulator.labels import NO_LABELS
 from cute_fa4.emulator.machine.memory import MAX_SHARED_BYTES, GlobalMemory
 
-SUCCESS, FAILURE = 0, 1
+# As in runtime_library.c. Success is a number that no memory holds by chance: ctypes drops an exception that comes
+# as a callback begins (Ctrl-C while C code ran), and the C code finds what was there before.
+SUCCESS, FAILURE = 0x600D, 1
 
 DEVICE_ATTRIBUTES = {
     # cudaDeviceAttr number: value on a B200
@@ -134,14 +136,14 @@ def register(number, ptx, labels=None):
 def settings(new):
     """Launch with these Settings inside of the context; yields the Run that counts its launches."""
     global _run
-    _settings.append(new)
-    before, _run = _run, Run()
-    mine = _run
+    outside, before, mine = list(_settings), _run, Run()
     try:
+        _settings.append(new)
+        _run = mine
         yield mine
     finally:
-        _settings.pop()
-        if _settings[-1] is not _settings[0]:
+        _settings[:] = outside
+        if len(outside) > 1:
             _run = before
 
 

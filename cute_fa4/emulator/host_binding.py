@@ -55,8 +55,8 @@ def _bound_to_emulator():
         self.engine = library  # keeps the library loaded as long as the function
         return tvm_ffi.Function.__from_extern_c__(address, keep_alive_object=library)
 
-    base._create_tvm_ffi_function = create
     try:
+        base._create_tvm_ffi_function = create
         yield numbers
     finally:
         base._create_tvm_ffi_function = original

@@ -7,14 +7,17 @@
     lookup(opcode)    -> Entry, callable as entry(warp, ins); raises UnknownInstruction
     is_lanes(opcode)  -> True when the opcode is register arithmetic that lanes.py can execute
 
-The modules of ``instructions/`` fill the table when they are imported; the first lookup imports them.
+The modules of ``instructions/`` fill the table when they are imported; the first lookup imports them. They fill a
+table of their own, which is added when it is whole: an import that an exception ends (Ctrl-C) leaves nothing.
 """
 
+import contextlib
 import difflib
 import importlib
 import inspect
 import itertools
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -41,10 +44,54 @@ class Entry:
         return self.function(warp, ins)
 
 
-_entries: dict[str, Entry] = {}
-_patterns: list[tuple[re.Pattern, Callable, bool]] = []
-_refusals: list[tuple[re.Pattern, str]] = []
-_families_imported = False
+@dataclass
+class _Table:
+    """What decorators register.
+
+    whole  the families of ``instructions/`` are in it
+    """
+
+    entries: dict[str, Entry] = field(default_factory=dict)
+    patterns: list[tuple[re.Pattern, Callable, bool]] = field(default_factory=list)
+    refusals: list[tuple[re.Pattern, str]] = field(default_factory=list)
+    whole: bool = False
+
+
+_FAMILIES = "cute_fa4.emulator.instructions"
+_table = _Table()
+_being_filled: _Table | None = None  # by the families, which are being imported
+
+
+@contextlib.contextmanager
+def filling():
+    """Context in which ``instructions/__init__.py`` imports the families; their opcodes are in the table at its end."""
+    global _table, _being_filled
+    if not _table.whole:
+        # An earlier attempt may have ended anywhere: the modules that it did import register again.
+        for name in [name for name in sys.modules if name.startswith(f"{_FAMILIES}.")]:
+            del sys.modules[name]
+        _being_filled = _Table()
+    new = _being_filled
+    try:
+        yield
+    finally:
+        _being_filled = None
+    if _table.whole:
+        return
+    for opcode in new.entries.keys() & _table.entries.keys():
+        raise _registered_twice(_table.entries[opcode], new.entries[opcode])
+    # One assignment: before it nothing of the families is there, after it everything.
+    _table = _Table(
+        {**_table.entries, **new.entries},
+        [*_table.patterns, *new.patterns],
+        [*_table.refusals, *new.refusals],
+        whole=True,
+    )
+
+
+def _registering() -> _Table:
+    """The table that decorators add to now."""
+    return _table if _table.whole or _being_filled is None else _being_filled
 
 
 def instruction(*opcodes, pattern=None, aligned=False):
@@ -60,7 +107,7 @@ def instruction(*opcodes, pattern=None, aligned=False):
         for opcode in opcodes:
             _add(Entry(opcode, function, aligned))
         if pattern is not None:
-            _patterns.append((re.compile(pattern), function, aligned))
+            _registering().patterns.append((re.compile(pattern), function, aligned))
         return function
 
     return register
@@ -68,7 +115,7 @@ def instruction(*opcodes, pattern=None, aligned=False):
 
 def refuse(pattern, why):
     """Make lookup refuse opcodes that match pattern, with the reason ``why`` in the message."""
-    _refusals.append((re.compile(pattern), why))
+    _registering().refusals.append((re.compile(pattern), why))
 
 
 def lookup(opcode, ins=None):
@@ -77,30 +124,30 @@ def lookup(opcode, ins=None):
     ins, when given, adds the PTX line and the Python line to the UnknownInstruction that is raised
     for an opcode without a meaning.
     """
-    _import_families()
-    entry = _entries.get(opcode)
+    table = _whole_table()
+    entry = table.entries.get(opcode)
     if entry is not None:
         return entry
-    for pattern, function, aligned in _patterns:
+    for pattern, function, aligned in table.patterns:
         match = pattern.fullmatch(opcode)
         if match:
             entry = Entry(opcode, _bind(function, match), aligned)
-            _entries[opcode] = entry
+            table.entries[opcode] = entry
             return entry
     raise _unknown(opcode, ins)
 
 
 def is_lanes(opcode):
     """True when generated C can execute the opcode (see lanes.py)."""
-    _import_families()
-    entry = _entries.get(opcode)
+    entry = _whole_table().entries.get(opcode)
     return entry is not None and bool(entry.forms)
 
 
 def lane_operations():
     """All LaneOperations, in the order in which they were registered."""
-    _import_families()
-    return [operation for entry in _entries.values() for operation in entry.forms.values()]
+    return [
+        operation for entry in _whole_table().entries.values() for operation in entry.forms.values()
+    ]
 
 
 # --- register arithmetic ---------------------------------------------------------------------------
@@ -199,7 +246,7 @@ def _with_keywords(meaning, keywords):
 
 
 def _add_form(operation):
-    entry = _entries.get(operation.opcode)
+    entry = _registering().entries.get(operation.opcode)
     if entry is None:
         forms = {}
         entry = Entry(operation.opcode, _numpy_handler(operation.opcode, forms), forms=forms)
@@ -283,30 +330,34 @@ def _bind(function, match):
 
 
 def _add(entry):
-    if entry.opcode in _entries:
-        first = _entries[entry.opcode].function
-        raise ValueError(
-            f"opcode {entry.opcode} is registered twice: by {first.__module__}.{first.__name__} "
-            f"and by {entry.function.__module__}.{entry.function.__name__}; keep one"
-        )
-    _entries[entry.opcode] = entry
+    entries = _registering().entries
+    if entry.opcode in entries:
+        raise _registered_twice(entries[entry.opcode], entry)
+    entries[entry.opcode] = entry
 
 
-def _import_families():
-    global _families_imported
-    if not _families_imported:
-        _families_imported = True
-        importlib.import_module("cute_fa4.emulator.instructions")
+def _registered_twice(first_entry, second_entry):
+    first, second = first_entry.function, second_entry.function
+    return ValueError(
+        f"opcode {second_entry.opcode} is registered twice: by {first.__module__}.{first.__name__} "
+        f"and by {second.__module__}.{second.__name__}; keep one"
+    )
+
+
+def _whole_table() -> _Table:
+    if not _table.whole:
+        importlib.import_module(_FAMILIES)
+    return _table
 
 
 def _unknown(opcode, ins):
     from cute_fa4.emulator.errors import UnknownInstruction
 
     lines = [f"the emulator has no meaning for the PTX instruction {opcode}"]
-    for pattern, why in _refusals:
+    for pattern, why in _table.refusals:
         if pattern.fullmatch(opcode):
             lines = [f"the emulator refuses the PTX instruction {opcode}: {why}"]
-    near = difflib.get_close_matches(opcode, _entries, n=3)
+    near = difflib.get_close_matches(opcode, _table.entries, n=3)
     if near:
         lines.append(f"  nearest opcodes with a meaning: {', '.join(near)}")
     if ins is not None:

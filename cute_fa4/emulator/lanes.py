@@ -331,10 +331,11 @@ _execute = None
 def link():
     """Compile what the runs made so far need and is not loaded yet, in one library, and bind the runs.
 
-    Execution does this when needed; called before, it lets a caller keep ``run.execute`` as a bare C call.
+    Execution does this when needed; called before, it lets a caller keep ``run.execute`` as a bare C call. An
+    exception may come at any line: a run stays pending until it is bound.
     """
     global _execute
-    runs, _pending[:] = list(_pending), []
+    runs = list(_pending)
     wanted = {op.name: op for run in runs for op in run._operations if op.name not in _functions}
     if wanted or _execute is None:
         operations = [wanted[name] for name in sorted(wanted)]
@@ -344,16 +345,10 @@ def link():
             (op.name, address) for op, address in zip(operations, addresses, strict=True)
         )
         if _execute is None:
-            _execute = library.execute
-            _execute.restype = None
-            pointer = ctypes.c_void_p
-            _execute.argtypes = [
-                pointer,
-                ctypes.c_int64,
-                pointer,
-                pointer,
-                pointer,
-                ctypes.c_uint32,
-            ]
+            execute, pointer = library.execute, ctypes.c_void_p
+            execute.restype = None
+            execute.argtypes = [pointer, ctypes.c_int64, *(pointer,) * 3, ctypes.c_uint32]
+            _execute = execute
     for run in runs:
         run._bind(_functions, _execute)
+    del _pending[: len(runs)]

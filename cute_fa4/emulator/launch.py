@@ -106,10 +106,6 @@ def execute_grid(
         dynamic_shared_bytes,
     )
     machine.observer = machine.engine.observer = observer = observers.current()
-    keep = program.place_variables(machine)
-    if level is not None:
-        machine.ordering = Ordering(level)
-        machine.ordering.global_regions = GlobalRegions(machine.memory)
     start = time.perf_counter()
     scheduler = Scheduler(machine, program, mode, seed, budget)
     static = kernel.dynamic_shared_offset - RESERVED_SHARED_BYTES
@@ -118,9 +114,14 @@ def execute_grid(
         for _ in range(cluster[0] * cluster[1] * cluster[2])
     ]
     registers = _registers_per_thread(kernel, threads)
-    if observer is not None:
-        observer.launch(machine, program)
+    placed = []
     try:
+        program.place_variables(machine, placed)
+        if level is not None:
+            machine.ordering = Ordering(level)
+            machine.ordering.global_regions = GlobalRegions(machine.memory)
+        if observer is not None:
+            observer.launch(machine, program)
         clusters = tuple(g // c for g, c in zip(grid, cluster, strict=True))
         with progress.bar(math.prod(clusters), "emulator", "cluster") as step:
             pending = PendingClusters(clusters, scheduler.schedule, claims, machine.counters, step)
@@ -133,7 +134,7 @@ def execute_grid(
                 machine.engine.drain()
                 step()
     finally:
-        for allocation in keep:
+        for allocation in placed:
             machine.memory.unregister(allocation)
         if observer is not None:
             observer.finished(program, scheduler.executions)

@@ -69,11 +69,12 @@ _active = []
 @contextlib.contextmanager
 def observing(observer):
     """Context in which launches report to ``observer``; yields it. Contexts nest: all are told."""
-    _active.append(observer)
+    outside = list(_active)
     try:
+        _active.append(observer)
         yield observer
     finally:
-        _active.remove(observer)
+        _active[:] = outside
 
 
 def current():

@@ -18,6 +18,7 @@ import numpy as np
 from cute_fa4.emulator import instruction_table, lanes
 from cute_fa4.emulator.checks import registers
 from cute_fa4.emulator.errors import EmulatorError, UnknownInstruction
+from cute_fa4.emulator.machine.memory import Allocation
 from cute_fa4.emulator.ptx_parser import Label, Pair, Special, Symbol, Vec
 
 RUN, BRANCH, CALL, EXIT, TABLE = range(5)
@@ -42,9 +43,8 @@ class Program:
         self._rows_read = [None] * len(self.steps)
         self.pending_after = {}  # see checks/registers.py
 
-    def place_variables(self, machine):
-        """Give .global and .const variables of the module memory; returns the registered allocations."""
-        allocations = []
+    def place_variables(self, machine, allocations):
+        """Give .global and .const variables of the module memory; the registered allocations are appended to a list."""
         for variable in (*self.variables.values(), *self.kernel.variables.values()):
             if variable.space in ("global", "const") and variable.nbytes:
                 data = np.zeros(variable.nbytes + variable.align, np.uint8)
@@ -53,11 +53,9 @@ class Program:
                 if variable.data is not None:
                     data[:] = np.frombuffer(variable.data, np.uint8)
                 name = f"the variable {variable.name}"
-                allocations.append(
-                    machine.memory.register(data.ctypes.data, variable.nbytes, name, keep=data)
-                )
+                allocations.append(Allocation(data.ctypes.data, variable.nbytes, name, keep=data))
+                machine.memory.add(allocations[-1])
                 machine.symbols[variable.name] = data.ctypes.data
-        return allocations
 
     def rows_read(self, step):
         """frozenset of the register rows that a step reads."""

@@ -12,7 +12,12 @@
 #define EXPORT __attribute__((visibility("default")))
 #define HIDDEN __attribute__((visibility("hidden")))
 
-enum { SUCCESS = 0, NOT_SUPPORTED = 801 }; /* cudaSuccess, cudaErrorNotSupported */
+enum { SUCCESS = 0, FAILURE = 1, NOT_SUPPORTED = 801 }; /* cudaSuccess, any error, cudaErrorNotSupported */
+
+/* What a callback returns when it has done its work. Anything else is a failure: a callback that an exception ends as
+ * it begins (Ctrl-C while this code ran) returns what was in memory before. */
+enum { DONE = 0x600d };
+static int status_of(int answer) { return answer == DONE ? SUCCESS : FAILURE; }
 
 struct callbacks {
     int (*load)(void **library, long number);
@@ -46,15 +51,15 @@ HIDDEN int cuda_dialect_init_library_once(void **slot, int (*init)(void **), int
     return status;
 }
 HIDDEN int cuda_dialect_unload_library_once(void **slot) { (void)slot; return SUCCESS; }
-HIDDEN int _cudaLibraryLoadData(void **library) { return callbacks.load(library, number); }
-HIDDEN int _cuLibraryLoadData(void **library) { return callbacks.load(library, number); }
+HIDDEN int _cudaLibraryLoadData(void **library) { return status_of(callbacks.load(library, number)); }
+HIDDEN int _cuLibraryLoadData(void **library) { return status_of(callbacks.load(library, number)); }
 HIDDEN int _cudaLibraryUnload(void *library) { (void)library; return SUCCESS; }
 HIDDEN int _cuLibraryUnload(void *library) { (void)library; return SUCCESS; }
 HIDDEN int _cudaLibraryGetKernel(void **kernel, void *library, const char *name) {
-    return callbacks.get_kernel(kernel, library, name);
+    return status_of(callbacks.get_kernel(kernel, library, name));
 }
 HIDDEN int _cuLibraryGetKernel(void **kernel, void *library, const char *name) {
-    return callbacks.get_kernel(kernel, library, name);
+    return status_of(callbacks.get_kernel(kernel, library, name));
 }
 
 /* --- the one device ----------------------------------------------------------------------------- */
@@ -65,7 +70,7 @@ HIDDEN int _cudaSetDevice(int device) { (void)device; return SUCCESS; }
 HIDDEN int _cuDeviceGet(int *device, int ordinal) { *device = ordinal; return SUCCESS; }
 HIDDEN int _cudaDeviceGetAttribute(int *value, int attribute, int device) {
     (void)device;
-    return callbacks.device_attribute(value, attribute);
+    return status_of(callbacks.device_attribute(value, attribute));
 }
 HIDDEN int _cudaDeviceSynchronize(void) { return SUCCESS; }
 HIDDEN int _cudaStreamSynchronize(void *stream) { (void)stream; return SUCCESS; }
@@ -74,17 +79,17 @@ HIDDEN int _cudaStreamSynchronize(void *stream) { (void)stream; return SUCCESS; 
 
 HIDDEN int _cuKernelGetAttribute(int *value, int attribute, void *kernel, int device) {
     (void)device;
-    return callbacks.kernel_attribute(value, attribute, kernel);
+    return status_of(callbacks.kernel_attribute(value, attribute, kernel));
 }
 HIDDEN int _cudaKernelSetAttributeForDevice(void *kernel, int attribute, int value, int device) {
     (void)device;
-    return callbacks.set_kernel_attribute(kernel, attribute, value);
+    return status_of(callbacks.set_kernel_attribute(kernel, attribute, value));
 }
 HIDDEN int _cudaFuncSetAttribute(void *kernel, int attribute, int value) {
-    return callbacks.set_kernel_attribute(kernel, attribute, value);
+    return status_of(callbacks.set_kernel_attribute(kernel, attribute, value));
 }
 HIDDEN int _cudaLaunchKernelEx(const void *config, void *kernel, void **args) {
-    return callbacks.launch(config, kernel, args);
+    return status_of(callbacks.launch(config, kernel, args));
 }
 HIDDEN int _cuTensorMapEncodeTiled(void *map, int type, unsigned rank, void *address, const uint64_t *sizes,
                                    const uint64_t *strides, const uint32_t *box, const uint32_t *element_strides,

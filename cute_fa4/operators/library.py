@@ -178,6 +178,11 @@ def _attend(
     return attend(prepare, tensors, ((None, None), tuple(numbers), tuple(choices)))
 
 
-_define("flash_attn", _DENSE, _attention, fakes.check_dense)
-_define("flash_attn_varlen", _VARLEN, _attention, fakes.check_varlen)
-_define("flash_attn_append", _APPEND, _append_and_attention, fakes.check_append)
+try:
+    _define("flash_attn", _DENSE, _attention, fakes.check_dense)
+    _define("flash_attn_varlen", _VARLEN, _attention, fakes.check_varlen)
+    _define("flash_attn_append", _APPEND, _append_and_attention, fakes.check_append)
+except BaseException:
+    # Ctrl-C: torch has some of the names, which the next import could not define again.
+    _library._destroy()
+    raise

@@ -30,11 +30,12 @@ def bar(total: int, what: str, unit: str) -> Iterator[Callable[[], object]]:
         return
     options = {"delay": DELAY_SECONDS, "leave": False, "dynamic_ncols": True, "file": sys.stderr}
     with tqdm(total=total, desc=what, unit=f" {unit}", **options) as shown:
-        _bars.append(shown)
+        outside = list(_bars)
         try:
+            _bars.append(shown)
             yield shown.update
         finally:
-            _bars.remove(shown)
+            _bars[:] = outside
 
 
 def say(text: str) -> None:

@@ -195,8 +195,8 @@ class GlobalMemory:
     """Host memory that kernels may touch: registered allocations, addressed by host address."""
 
     def __init__(self):
-        self._allocations = []
-        self._starts = []
+        # (start of each, allocations), by address: one assignment changes both, so that no exception parts them.
+        self._index = ([], [])
         self._last = None
 
     def register(self, pointer, nbytes, name="allocation", keep=None):
@@ -205,22 +205,32 @@ class GlobalMemory:
         keep  an object to keep alive as long as the allocation is registered
         """
         allocation = Allocation(pointer, nbytes, name, keep)
-        at = bisect_right(self._starts, pointer)
-        self._starts.insert(at, pointer)
-        self._allocations.insert(at, allocation)
+        self.add(allocation)
         return allocation
+
+    def add(self, allocation):
+        """register, of an Allocation that the caller has made: what becomes of it is in one hand, come what may."""
+        starts, allocations = self._index
+        at = bisect_right(starts, allocation.start)
+        self._index = (
+            [*starts[:at], allocation.start, *starts[at:]],
+            [*allocations[:at], allocation, *allocations[at:]],
+        )
 
     @property
     def allocations(self):
         """The registered allocations, by address."""
-        return tuple(self._allocations)
+        return tuple(self._index[1])
 
     def unregister(self, allocation):
-        """Forbid accesses to an allocation again."""
-        at = self._allocations.index(allocation)
-        del self._allocations[at], self._starts[at]
+        """Forbid accesses to an allocation again; nothing happens for one that is not registered."""
         if self._last is allocation:
             self._last = None
+        starts, allocations = self._index
+        if allocation not in allocations:
+            return
+        at = allocations.index(allocation)
+        self._index = starts[:at] + starts[at + 1 :], allocations[:at] + allocations[at + 1 :]
 
     def find(self, address, nbytes):
         """The allocation that contains [address, address + nbytes), or None."""
@@ -228,7 +238,8 @@ class GlobalMemory:
         if last is not None and last.start <= address and address + nbytes <= last.end:
             return last
         # Several registered views may overlap (slices of one tensor): look at all that start before.
-        for allocation in self._allocations[: bisect_right(self._starts, address)][::-1]:
+        starts, allocations = self._index
+        for allocation in allocations[: bisect_right(starts, address)][::-1]:
             if address + nbytes <= allocation.end:
                 self._last = allocation
                 return allocation
@@ -307,9 +318,9 @@ class GlobalMemory:
     def describe(self, address):
         """Where an address lies relative to the registered allocations, for messages."""
         text = f"global address 0x{address:x}: outside every tensor handed to the kernel"
-        if self._allocations:
+        if self.allocations:
             near = min(
-                self._allocations, key=lambda a: min(abs(address - a.start), abs(address - a.end))
+                self.allocations, key=lambda a: min(abs(address - a.start), abs(address - a.end))
             )
             if address >= near.end:
                 where = f"{address - near.end} bytes after the end"

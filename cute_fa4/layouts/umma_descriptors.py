@@ -231,16 +231,19 @@ OPERAND_FORMATS = {
     "e5m2": ("f8f6f4", 1, 1),
 }
 D_FORMATS = {"fp16": 0, "fp32": 1}
-# cta_group -> (accepted M, step of N); PTX ISA, table "Various combinations of .kind and shapes"
-SHAPES = {1: ((64, 128), 8), 2: ((128, 256), 16)}
+# cta_group -> M -> step of N, for the dense kinds here (.ws, which is not issued here, takes N of 64, 128, 256).
+# PTX ISA, table "Various combinations of .kind and shapes", names steps of 8 and, for pairs of CTAs, 16. CUTLASS's
+# atoms (cute/arch/mma_sm100_umma.hpp) ask for twice that at M = 128 and for pairs: in 3.8 always, in 4.5 where A is in
+# tensor memory. What both accept is accepted here, and by the emulator.
+STEPS_OF_N = {1: {64: 8, 128: 16}, 2: {128: 32, 256: 32}}
 
 
 @dataclass(frozen=True)
 class InstructionDescriptor:
     """What one tcgen05.mma computes: D[m, n] (+)= A[m, k] B[n, k]^T, k = 32 bytes.
 
-    m, n                   64 or 128 rows (cta_group 2: 128 or 256), n in steps of 8 (16) up to 256; twice
-                           that step for an 8-bit MN-major B
+    m, n                   64 or 128 rows (cta_group 2: 128 or 256), n up to 256 in steps of 8 for 64 rows, 16 for
+                           128, 32 for a pair; 16 for 64 rows with an 8-bit MN-major B
     a_format, b_format     "fp16", "bf16" (kind::f16), "e4m3", "e5m2" (kind::f8f6f4)
     d_format               "fp32", or "fp16" where A and B are not bf16
     a_mn_major, b_mn_major the operand is contiguous along M or N, not along the contraction
@@ -276,19 +279,21 @@ class InstructionDescriptor:
             )
         if self.d_format == "fp16" and "bf16" in (self.a_format, self.b_format):
             raise ValueError("d_format = 'fp16' with a bf16 operand: bf16 accumulates in fp32 only")
-        if self.cta_group not in SHAPES:
+        if self.cta_group not in STEPS_OF_N:
             raise ValueError(f"cta_group = {self.cta_group}: one MMA runs on 1 or 2 CTAs")
-        rows, step = SHAPES[self.cta_group]
-        if self.b_mn_major and self.elem_bytes == 1:
-            step *= 2  # an MN-major row of B is read in 16-byte chunks
-        if self.m not in rows:
+        steps = STEPS_OF_N[self.cta_group]
+        if self.m not in steps:
+            few, many = steps
             raise ValueError(
-                f"m = {self.m}: cta_group::{self.cta_group} takes {rows[0]} or {rows[1]} rows; pad the tile"
+                f"m = {self.m}: cta_group::{self.cta_group} takes {few} or {many} rows; pad the tile"
             )
+        step = steps[self.m]
+        if self.b_mn_major and self.elem_bytes == 1:
+            step = max(step, 16)  # an MN-major row of B is read in 16-byte chunks
         if not step <= self.n <= 256 or self.n % step:
             raise ValueError(
-                f"n = {self.n}: cta_group::{self.cta_group} takes multiples of {step} from {step} to 256 "
-                f"for {self.b_format}{', MN-major' if self.b_mn_major else ''}; pad or split the tile"
+                f"n = {self.n}: cta_group::{self.cta_group} with m = {self.m} takes multiples of {step} from {step} to "
+                f"256 for {self.b_format}{', MN-major' if self.b_mn_major else ''}; pad or split the tile"
             )
 
     @property

@@ -1,9 +1,12 @@
 """Laws of the descriptors: encode/decode, agreement with what CuTe compiles, and with a foreign kernel."""
 
+import contextlib
 import re
 
 import pytest
 
+from cute_fa4.emulator.errors import EmulatorError
+from cute_fa4.emulator.machine.tensor_core import decode_instruction
 from cute_fa4.layouts import (
     SWIZZLE_32B,
     SWIZZLE_64B,
@@ -220,6 +223,30 @@ def test_negate_and_d_format_are_those_that_cute_compiles(dtype, d_format, negat
     assert InstructionDescriptor.decode(found.pop(), expected.kind) == expected
 
 
+@pytest.mark.parametrize("fmt, kind", [("bf16", "f16"), ("e4m3", "f8f6f4")])
+@pytest.mark.parametrize("b_mn_major", [False, True], ids=["K-major B", "MN-major B"])
+@pytest.mark.parametrize("cta_group", [1, 2])
+def test_the_shapes_that_are_built_are_the_shapes_that_the_emulator_executes(
+    cta_group, b_mn_major, fmt, kind
+):
+    """The fields hold M in steps of 16 and N in steps of 8: all that they can say."""
+    bits = InstructionDescriptor(128, 64, fmt, fmt, b_mn_major=b_mn_major).encode()
+    for m in range(0, 512, 16):
+        for n in range(0, 512, 8):
+            with contextlib.suppress(ValueError):
+                InstructionDescriptor(m, n, fmt, fmt, b_mn_major=b_mn_major, cta_group=cta_group)
+                executed = decode_instruction(shaped(bits, m, n), kind, cta_group)
+                assert (executed.m, executed.n) == (m, n)
+                continue
+            with pytest.raises(EmulatorError):
+                decode_instruction(shaped(bits, m, n), kind, cta_group)
+
+
+def shaped(bits: int, m: int, n: int) -> int:
+    """The instruction descriptor with other sizes."""
+    return bits & ~(63 << 17 | 31 << 24) | n // 8 << 17 | m // 16 << 24
+
+
 # --- refusals ----------------------------------------------------------------------------------------
 
 
@@ -236,12 +263,13 @@ def instruction(**changes):
         (lambda: SmemDescriptor(1 << 18, 16, 1024), "start_bytes = 262144.*262128.*shared-memory"),
         (lambda: SmemDescriptor(0, 16, -16), "stride_bytes = -16"),
         (lambda: instruction(m=256), "m = 256: cta_group::1 takes 64 or 128.*pad"),
-        (lambda: instruction(n=264), "n = 264.*multiples of 8 from 8 to 256.*split"),
+        (lambda: instruction(n=264), "n = 264.*multiples of 16 from 16 to 256.*split"),
         (lambda: instruction(n=0), "n = 0"),
-        (lambda: instruction(n=100), "n = 100.*multiples of 8"),
-        (lambda: instruction(m=256, n=24, cta_group=2), "n = 24: cta_group::2 takes multiples of 16"),
+        (lambda: instruction(m=64, n=100), "n = 100: cta_group::1 with m = 64 takes multiples of 8"),
+        (lambda: instruction(n=72), "n = 72: cta_group::1 with m = 128 takes multiples of 16"),
+        (lambda: instruction(m=256, n=48, cta_group=2), "n = 48: cta_group::2 with m = 256 takes multiples of 32"),
         (
-            lambda: instruction(n=24, a_format="e4m3", b_format="e4m3", b_mn_major=True),
+            lambda: instruction(m=64, n=24, a_format="e4m3", b_format="e4m3", b_mn_major=True),
             "n = 24.*multiples of 16.*MN-major",
         ),
         (lambda: instruction(a_format="e4m3"), "A is e4m3 and B is bf16.*convert one"),

@@ -147,7 +147,7 @@ def decode_instruction(bits, kind, cta_group):
 
     bits      the 32-bit operand of tcgen05.mma
     kind      "f16", "tf32", "f8f6f4" or "i8"
-    Limits of M and N: PTX ISA, "Tensor Core 5th Generation: matrix shape".
+    Limits of M and N: those of layouts/umma_descriptors.py, with their sources.
     """
 
     def field(low, width):

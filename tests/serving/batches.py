@@ -175,7 +175,7 @@ def run(*storages: dict, mode="in_order", seed=0, claims=None, **options):
     """flash_attn_varlen_func with an out of canaries -> (out, lse)."""
     call = {name: value for storage in storages for name, value in storage.items()}
     out = torch.full_like(call["q"], CANARY)
-    checks = emulator.use(mode=mode, seed=seed, claims=claims, checks=["phase_passed_twice"])
+    checks = emulator.use(mode=mode, seed=seed, claims=claims, checks=("ptx", "phase_passed_twice"))
     with warnings.catch_warnings(), checks:
         warnings.simplefilter("ignore", EmulatorWarning)
         returned, lse = flash_attn_varlen_func(**call, **options, out=out, return_lse=True)
@@ -202,12 +202,12 @@ def split(batch: Batch, out: torch.Tensor, lse: torch.Tensor):
 
 
 def assert_agrees(batch: Batch, out, lse, visible=None, score_mod=None, key_limit=None, **options):
-    """visible(p, j) of positions (m, 1) and (1, n); score_mod(s, b)."""
+    """visible(p, j) of positions (m, 1) and (1, n), of all heads or by head; score_mod(s, b)."""
     for b, (o, got_lse) in enumerate(split(batch, out, lse)):
         m, n = batch.queries[b], batch.keys[b]
         p, j = positions(m, n)
         seen = torch.ones(m, n, dtype=torch.bool) if visible is None else visible(p, j)
-        seen = seen.expand(m, n)
+        seen = seen.expand(*seen.shape[:-2], m, n)
         if key_limit is not None:
             seen = seen & (j < int(key_limit[b]))
         mod = None if score_mod is None else (lambda s, b=b: score_mod(s, b))

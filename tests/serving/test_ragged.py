@@ -69,7 +69,7 @@ def test_used_lengths_cut_packed_sequences():
     }
     first_q, first_k = offsets(map(len, stored_q)), offsets(map(len, stored["k"]))
     out = torch.full_like(packed(stored_q), CANARY)
-    with emulator.use(checks=["phase_passed_twice"]):
+    with emulator.use(checks=("ptx", "phase_passed_twice")):
         _, lse = flash_attn_varlen_func(
             packed(stored_q),
             packed(stored["k"]),

@@ -126,6 +126,52 @@ _register_packed(
 )
 
 
+# --- f32 with operands of half precision ------------------------------------------------------------
+
+# PTX ISA, "Mixed Precision Floating-Point Instructions": the half operands are widened, which is exact, and the rest is
+# f32 arithmetic, subnormals included. The first operands are halves, the one that is added is f32. There is no .ftz.
+HALVES = "f16 bf16"
+
+
+@lanes(
+    "add{r}{sat}.f32.{t}",
+    r=NEAREST_BY_DEFAULT,
+    sat=SAT,
+    t=HALVES,
+    types="f32 <- {t} f32",
+    c="d = out{sat}(add{r}(a, b))",
+)
+def add_f32_half(a, b, *, r, sat):
+    """a + b with a half a, in f32. PTX ISA, mixed precision add."""
+    return add_f32(a, b, r=r, ftz="", sat=sat)
+
+
+@lanes(
+    "sub{r}{sat}.f32.{t}",
+    r=NEAREST_BY_DEFAULT,
+    sat=SAT,
+    t=HALVES,
+    types="f32 <- {t} f32",
+    c="d = out{sat}(add{r}(a, -b))",
+)
+def sub_f32_half(a, b, *, r, sat):
+    """a - b with a half a, in f32. PTX ISA, mixed precision sub."""
+    return sub_f32(a, b, r=r, ftz="", sat=sat)
+
+
+@lanes(
+    "fma{r}{sat}.f32.{t}",
+    r=ROUNDING,
+    sat=SAT,
+    t=HALVES,
+    types="f32 <- {t} {t} f32",
+    c="d = out{sat}(fma{r}(a, b, c))",
+)
+def fma_f32_half(a, b, c, *, r, sat):
+    """a * b + c with halves a and b, in f32, rounded once. PTX ISA, mixed precision fma."""
+    return fma_f32(a, b, c, r=r, ftz="", sat=sat)
+
+
 # --- f32: quotient, root, sign -------------------------------------------------------------------
 
 

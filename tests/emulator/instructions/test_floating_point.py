@@ -97,6 +97,53 @@ def test_f32_results_are_the_exact_ones_rounded_once(name, r, t):
     check(f"{name}{r}.{t}", lambda *row: oracle(*row, "f32", r), sources=sources)
 
 
+def widened(code, t):
+    """f32 code of a half-precision number: the same number, a NaN stays one."""
+    if t == "bf16":
+        return int(code) << 16
+    bits = np.array([code], np.uint16).view(np.float16).astype(np.float32)
+    return int(bits.view(np.uint32)[0])
+
+
+# f32 results with half operands: PTX ISA, "Mixed Precision Floating-Point Instructions".
+MIXED = {
+    "add": (exact_add, "ab", "a"),
+    "sub": (exact_sub, "ab", "a"),
+    "fma": (exact_fma, "abc", "ab"),
+}
+
+
+@pytest.mark.parametrize("t", ["f16", "bf16"])
+@pytest.mark.parametrize("r", ROUNDING)
+@pytest.mark.parametrize("name", MIXED)
+def test_mixed_precision_is_f32_arithmetic_on_widened_operands(name, r, t):
+    oracle, sources, halves = MIXED[name]
+
+    def wanted(*row):
+        wide = [widened(x, t) if s in halves else x for s, x in zip(sources, row, strict=True)]
+        return oracle(*wide, "f32", r)
+
+    check(f"{name}{r}.f32.{t}", wanted)
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_mixed_precision_saturates_rounds_to_nearest_by_default_and_has_no_ftz(name):
+    half, one, three, tiny = 0x3F00, 0x3F80, 0x40400000, 0x0001  # bf16, bf16, f32, bf16 subnormal
+    first = [np.array([x], np.uint32) for x in (one, three)]
+    if name == "fma":
+        first.insert(0, np.array([half], np.uint32))
+    (got,) = run_numpy(operation(f"{name}.rn.sat.f32.bf16"), first)
+    assert got[0] == (0 if name == "sub" else 0x3F800000)  # 1 - 3 and 1 + 3, clamped to [0, 1]
+    kept = [np.array([x], np.uint32) for x in (tiny, 0)]
+    if name == "fma":
+        kept.insert(0, np.array([one], np.uint32))
+    else:
+        assert instruction_table.is_lanes(f"{name}.f32.bf16")
+    (got,) = run_numpy(operation(f"{name}.rn.f32.bf16"), kept)
+    assert got[0] == tiny << 16
+    assert not instruction_table.is_lanes(f"{name}.rn.ftz.f32.bf16")
+
+
 @given(
     st.lists(st.integers(0, 2**32 - 1), min_size=3, max_size=3),
     st.integers(-30, 30),

@@ -31,7 +31,8 @@ class Strand:
     """
 
     __slots__ = (
-        "_copy", "_copy_of", "actor", "async_known", "clock", "fenced", "last", "party", "seen", "version",
+        "_copy", "_copy_of", "actor", "async_known", "clock", "fenced", "last", "learned", "party", "seen",
+        "version",
     )  # fmt: skip
 
     def __init__(self, actor, clock, party):
@@ -39,10 +40,11 @@ class Strand:
         self.version = 0
         self.last = 0  # number of its latest access
         self._copy = self._copy_of = None
-        self.fenced = (
-            None  # the clock at the last fence of the generic proxy, for relaxed operations
-        )
-        self.seen = None  # what relaxed loads have read since then
+        # By scope: the clock at the last fence of the generic proxy that reaches so far, for relaxed operations, and
+        # what relaxed loads have read since then, for a fence that reaches so far.
+        self.fenced = [None] * 3
+        self.seen = [None] * 3
+        self.learned = None  # the snapshot that a product was last issued with
         self.async_known = None
 
     def known(self, row, now):

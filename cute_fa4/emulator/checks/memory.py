@@ -24,6 +24,7 @@ import numpy as np
 from cute_fa4.emulator.checks.clocks import ASYNC_GLOBAL, ASYNC_SHARED, HAPPENED
 from cute_fa4.emulator.checks.ordering import IN_FLIGHT
 from cute_fa4.emulator.checks.reports import Access, report
+from cute_fa4.emulator.checks.scopes import GPU, written_scope
 from cute_fa4.emulator.checks.shadow import ByteShadow
 from cute_fa4.emulator.errors import ProxyError, RaceError
 
@@ -33,14 +34,16 @@ _ASYNC = (ASYNC_SHARED, ASYNC_GLOBAL)
 
 @functools.cache
 def _strength(opcode):
-    """(strong, acquires, releases) of a load, store or atomic, from its qualifiers."""
+    """(strong, acquires, releases) of a load, store or atomic, from its qualifiers; strong: 0, or 1 + its scope."""
     words = re.split(r"\.|::", opcode)
     atomic = words[0] in ("atom", "red")
     strong = atomic or any(
         w in ("volatile", "relaxed", "acquire", "release", "mmio", "acq_rel") for w in words
     )
+    # PTX ISA: an atom or red without a scope has .gpu, a volatile access .sys.
+    scope = written_scope(opcode)
     return (
-        strong,
+        (1 + (GPU if scope is None else scope)) if strong else 0,
         "acquire" in words or "acq_rel" in words,
         "release" in words or "acq_rel" in words,
     )
@@ -49,7 +52,7 @@ def _strength(opcode):
 # --- the check ------------------------------------------------------------------------------------------
 
 
-def touch(order, parts, strand, number, write, known, happened, strong=False):
+def touch(order, parts, strand, number, write, known, happened, strong=0):
     """Check an access of granules and note it. Returns None, or (earlier number, part, its numbers, was a write).
 
     known     numbers by actor that a writer may have and be ordered; own accesses included
@@ -65,10 +68,10 @@ def touch(order, parts, strand, number, write, known, happened, strong=False):
                 numbers = column[at]
                 latest = int(numbers.max()) if numbers.size else 0
                 if latest > (happened[actor] if actor < len(happened) else 0):
-                    if not (strong and order.accesses[latest].strong):
+                    if not order.may_meet(latest, strong, strand.party):
                         return latest, part, numbers, False
         numbers = shadow.writer[at]
-        earlier = order.unordered(numbers, known, strong)
+        earlier = order.unordered(numbers, known, strong, strand.party)
         if earlier:
             return earlier, part, numbers, True
         if write:
@@ -138,7 +141,7 @@ def shared_items(order, warp, shared, offsets, nbytes, write):
         race(order, earlier, was_write, order.accesses[number], happened, place, "shared::cta")
     if strong:
         for offset in np.unique(offsets).tolist():
-            order.strong_access(warp, (shared, offset), releases, acquires, write)
+            order.strong_access(warp, (shared, offset), releases, acquires, write, strong - 1)
 
 
 def shared_span(order, warp, shared, offset, nbytes, what):
@@ -168,7 +171,7 @@ def global_items(order, warp, addresses, nbytes, write):
         )
     if strong:
         for address in np.unique(addresses).tolist():
-            order.strong_access(warp, ("global", address), releases, acquires, write)
+            order.strong_access(warp, ("global", address), releases, acquires, write, strong - 1)
 
 
 # --- global memory -----------------------------------------------------------------------------------------
@@ -182,7 +185,7 @@ class Region:
         self.shadow = None
         self._reads = []  # (actor, number, parts) until the first write
 
-    def access(self, order, strand, number, write, parts, known, happened, strong=False):
+    def access(self, order, strand, number, write, parts, known, happened, strong=0):
         """Check and note an access; parts: ("items", offsets, nbytes) or ("rows", starts, nbytes)."""
         if self.shadow is None:
             if not write:
@@ -309,7 +312,7 @@ class CopyChecks:
                 nbytes = tensor_map.itemsize
             else:
                 nbytes = extents[-1] * tensor_map.itemsize
-            self._global(starts, nbytes, write, atomic)
+            self._global(starts, nbytes, write, 1 + GPU if atomic else 0)
 
     def signals(self, barrier):
         """The copy is complete and tells an mbarrier."""
@@ -327,7 +330,7 @@ class CopyChecks:
     def _awaited(self, awaited):
         return self.order.accesses[self.order.now] if awaited else None
 
-    def _access(self, doing, strong=False):
+    def _access(self, doing, strong=0):
         strand, what = self.strand, f"the {self.label} ({doing})"
         return self.order.number(strand.actor, strand.party, self.ins, what, strong)
 
@@ -353,7 +356,7 @@ class CopyChecks:
             race(order, earlier, was_write, order.accesses[number], happened, place, "shared::cta")
         return number
 
-    def _global(self, starts, nbytes, write, strong=False):
+    def _global(self, starts, nbytes, write, strong=0):
         order, strand = self.order, self.strand
         number = self._access("writes global memory" if write else "reads global memory", strong)
         region = order.global_regions.find(int(starts[0]))

@@ -1,8 +1,8 @@
 """How knowledge of what happened travels: arrivals and waits, barriers, fences, commits, copies.
 
-    release(barrier, clock)     what the arriving one knows goes into the barrier's open phase; when that
+    publish(barrier, releases)  what the arriving one knows goes into the barrier's open phase; when that
                                 completes, the barrier makes it acquirable
-    acquire(barrier, warp)      a wait succeeds: the warp knows it, too
+    acquire(barrier, warp)      a wait succeeds: the warp knows it, too, as far as the scopes of both reach
 
     warp --release--> mbarrier --acquire--> warp         copy:  launch() takes the warp's clock along,
     warp --launch---> copy --release--> mbarrier                its completion releases it on the mbarrier
@@ -26,12 +26,26 @@ from cute_fa4.emulator.checks.clocks import (
     merged,
 )
 from cute_fa4.emulator.checks.reports import Access, Party
+from cute_fa4.emulator.checks.scopes import CTA, GPU, Published
 from cute_fa4.emulator.errors import BarrierError, InFlightError
 
 LEVELS = ("ptx", "hardware")
 
 IN_FLIGHT = np.iinfo(np.int32).max
 _ACTORS_OF_A_WARP = 4  # itself, its tcgen05.ld, its tcgen05.st, the tensor core as it uses it
+
+
+@dataclass(eq=False, slots=True)
+class Word:
+    """An address of memory that strong accesses have written.
+
+    published  what they released in this cluster       latest   number of the latest that reaches other clusters
+    earlier    the same in earlier clusters
+    """
+
+    published: Published
+    latest: int = 0
+    earlier: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -58,7 +72,7 @@ class Ordering:
         self.accesses = [None]  # access number -> Access
         self.global_regions = None  # memory.py
         self._interned = {}
-        self._synchronised = {}  # (memory, address) of atomics, releases -> [clock, latest access number]
+        self._synchronised = {}  # (memory, address) of atomics, releases -> Word
         self._start_cluster(0, 0)
 
     # -- clusters ------------------------------------------------------------------------------------------
@@ -88,8 +102,8 @@ class Ordering:
             warp.order = Strand(self._actor(), clock, party)
         if self.global_regions is not None:
             self.global_regions.end_cluster()
-        for entry in self._synchronised.values():
-            entry[0] = None
+        for word in self._synchronised.values():
+            word.published, word.earlier = Published(), word.latest
 
     def end_cta(self, cta):
         """Every asynchronous operation of a CTA must be known to be over by somebody."""
@@ -127,8 +141,8 @@ class Ordering:
 
     # -- accesses --------------------------------------------------------------------------------------------
 
-    def number(self, actor, party, ins, what, strong=False):
-        """Number of a new access."""
+    def number(self, actor, party, ins, what, strong=0):
+        """Number of a new access; strong: 0, or 1 + its scope."""
         now = self.now = self.now + 1
         if now >= len(self.actor_of):
             self.actor_of = np.concatenate((self.actor_of, np.zeros_like(self.actor_of)))
@@ -140,7 +154,18 @@ class Ordering:
         self.accesses.append(access)
         return now
 
-    def unordered(self, numbers, known, strong=False):
+    def may_meet(self, number, strong, party):
+        """Whether an earlier access and one of this strength need no order: PTX, "morally strong"."""
+        earlier = self.accesses[number]
+        if not (strong and earlier.strong):
+            return False
+        if self.actor_of[number] == 0:
+            distance = GPU  # of an earlier cluster
+        else:
+            distance = int(earlier.party.cta != party.cta)
+        return min(strong, earlier.strong) > distance
+
+    def unordered(self, numbers, known, strong, party):
         """The first access number of an array that is not covered by ``known`` (by actor), or 0."""
         flat = numbers.ravel()
         if not flat.size:
@@ -158,53 +183,75 @@ class Ordering:
                 return 0
             bad = set(flat[late].tolist()) if strong else (int(flat[int(np.argmax(late))]),)
         for n in bad:
-            # Two atomics, or an atomic and a volatile or relaxed access, may meet: PTX, "morally strong".
-            if not (strong and self.accesses[n].strong):
+            # Two atomics, or an atomic and a volatile or relaxed access, may meet.
+            if not self.may_meet(n, strong, party):
                 return n
         return 0
 
     # -- threads ---------------------------------------------------------------------------------------------
 
-    def outgoing(self, warp, relaxed=False):
-        """The clock that an arrival of the warp carries: everything it knows, and its own accesses.
+    def outgoing(self, warp, scope=GPU, relaxed=False):
+        """[(rank, scope, clock)] that an arrival of the warp carries: everything it knows, and its own accesses.
 
-        relaxed  only what a fence made fit to travel, and fenced mbarriers
+        relaxed  only what fences made fit to travel, and fenced mbarriers
         """
         order = warp.order
         order.clock[HAPPENED, order.actor] = self.now
+        rank = _rank(warp)
         if not relaxed:
-            return order.clock
-        clock = np.zeros_like(order.clock)
-        if order.fenced is not None:
-            clock = merged(clock, order.fenced)
-        clock[BARRIERS, : order.clock.shape[1]] = order.clock[BARRIERS]
-        return clock
+            return [(rank, scope, order.clock)]
+        barriers = np.zeros_like(order.clock)
+        barriers[BARRIERS] = order.clock[BARRIERS]
+        return [(rank, scope, barriers), *self._fenced(order, rank, scope)]
+
+    def _fenced(self, order, rank, scope):
+        """[(rank, scope, clock)] that fences let a relaxed operation publish: as far as both reach."""
+        found = []
+        for reach in range(scope, CTA - 1, -1):
+            clock = order.fenced[reach]
+            if clock is not None and not any(clock is other for _, _, other in found):
+                found.append((rank, reach, clock))
+        return found
+
+    def publish(self, barrier, releases):
+        """An arrival: what it carries belongs to the open phase. releases: of outgoing()."""
+        if barrier.released is None:
+            barrier.released = Published()
+        for rank, scope, clock in releases:
+            barrier.released.add(rank, scope, clock)
 
     def release(self, barrier, clock):
-        """An arrival: its clock belongs to the open phase."""
-        barrier.released = merged(barrier.released, clock)
+        """The same of an asynchronous operation, which reaches everybody."""
+        self.publish(barrier, [(None, GPU, clock)])
 
-    def acquire(self, barrier, warp, relaxed=False):
+    def acquire(self, barrier, warp, scope=GPU, relaxed=False):
         """A wait of the warp has succeeded. relaxed: a fence must follow before it counts."""
-        clock, order = barrier.acquirable, warp.order
-        if not relaxed:
-            self._learn(order, clock)
-        elif clock is not None:
-            order.seen = merged(order.seen, clock)
+        if barrier.acquirable is not None:
+            self._take(warp, barrier.acquirable.reaching(_rank(warp), scope), relaxed)
+
+    def _take(self, warp, reaching, relaxed):
+        order = warp.order
+        for distance, clock in reaching:
+            if relaxed:
+                order.seen[distance] = merged(order.seen[distance], clock)
+            else:
+                self._learn(order, clock)
 
     def _learn(self, order, clock):
-        if clock is not None:
-            order.clock = merged(order.clock, clock)
-            order.version += 1
+        order.clock = merged(order.clock, clock)
+        order.version += 1
 
-    def fence(self, warp):
+    def fence(self, warp, scope=GPU):
         """fence.acq_rel, fence.sc, membar: later relaxed accesses publish what is known now."""
-        order = warp.order
-        if order.seen is not None:
-            self._learn(order, order.seen)
-            order.seen = None
+        order, reached = warp.order, range(scope + 1)
+        for distance in reached:
+            if order.seen[distance] is not None:
+                self._learn(order, order.seen[distance])
+                order.seen[distance] = None
         order.clock[HAPPENED, order.actor] = self.now
-        order.fenced = order.clock.copy()
+        clock = order.clock.copy()
+        for reach in reached:
+            order.fenced[reach] = clock
 
     def fence_proxy(self, warp, shared=True, to_global=True):
         """fence.proxy.async: what happened is visible to the asynchronous proxy as well."""
@@ -231,26 +278,25 @@ class Ordering:
         np.maximum(clock[target], clock[source], out=clock[target])
         warp.order.version += 1
 
-    def strong_access(self, warp, key, release, acquire, write):
+    def strong_access(self, warp, key, release, acquire, write, scope):
         """An atomic, volatile, relaxed, acquire or release access to an address that threads agree on by it."""
-        entry, order = self._synchronised.get(key), warp.order
-        if entry is not None:
-            # What an earlier cluster published: all accesses before it.
-            if entry[0] is None:
+        word, order, rank = self._synchronised.get(key), warp.order, _rank(warp)
+        if word is not None:
+            self._take(warp, word.published.reaching(rank, scope), not acquire)
+            if word.earlier and scope == GPU:
+                # What an earlier cluster published: all accesses before it.
                 seen = np.zeros_like(order.clock)
-                seen[:, 0] = entry[1]
-            else:
-                seen = entry[0]
-            if acquire:
-                self._learn(order, seen)
-            else:
-                order.seen = merged(order.seen, seen)
+                seen[:, 0] = word.earlier
+                self._take(warp, [(GPU, seen)], not acquire)
         if write:
             order.clock[HAPPENED, order.actor] = self.now
-            clock = order.clock if release else order.fenced
-            if clock is not None:
-                entry = self._synchronised.setdefault(key, [None, 0])
-                entry[0], entry[1] = merged(entry[0], clock), self.now
+            releases = [(rank, scope, order.clock)] if release else self._fenced(order, rank, scope)
+            if releases:
+                word = self._synchronised.setdefault(key, Word(Published()))
+            for release in releases:
+                word.published.add(*release)
+                if release[1] == GPU:
+                    word.latest = self.now
 
     # -- asynchronous operations -------------------------------------------------------------------------------
 
@@ -372,3 +418,8 @@ class Ordering:
                 "completions); nothing keeps the arrivals from running ahead",
                 BarrierError,
             )
+
+
+def _rank(warp):
+    """Which CTA of its cluster a warp belongs to; None where there is one, so that all scopes are alike."""
+    return None if warp.cta.cluster.size == 1 else warp.cta.rank

@@ -33,13 +33,13 @@ class Party:
 class Access:
     """An access as reports name it: who, by which instruction, what.
 
-    strong  atomic, volatile, or with a memory-order qualifier: may meet others of its kind
+    strong  1 + its scope if atomic, volatile, or with a memory-order qualifier: may meet others of its kind; else 0
     """
 
     party: Party
     ins: object
     what: str
-    strong: bool = False
+    strong: int = 0
 
     def where(self, indent="  "):
         """The indented lines of a message: CTA, warp, PTX line, Python line."""

@@ -149,12 +149,12 @@ def multiply(order, warp, product):
     snapshot = warp.order.snapshot(order.now)
 
     def execute():
-        if strand.seen is not snapshot:
+        if strand.learned is not snapshot:
             clock = strand.clock
             if clock.shape[1] < snapshot.shape[1]:
                 clock = np.pad(clock, ((0, 0), (0, snapshot.shape[1] - clock.shape[1])))
             np.maximum(clock[:, : snapshot.shape[1]], snapshot, out=clock[:, : snapshot.shape[1]])
-            strand.clock, strand.seen = clock, snapshot
+            strand.clock, strand.learned = clock, snapshot
             strand.async_known = visible(order, clock, strand.actor, ASYNC_SHARED)
         _operands(order, strand, ins, product)
         _result(order, strand, ins, product)

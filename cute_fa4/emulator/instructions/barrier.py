@@ -6,6 +6,7 @@
 PTX ISA, "bar, barrier", "barrier.cluster". ``bar`` is ``barrier`` with .aligned.
 """
 
+from cute_fa4.emulator.checks.scopes import CLUSTER
 from cute_fa4.emulator.errors import BarrierError
 from cute_fa4.emulator.instruction_table import instruction
 from cute_fa4.emulator.machine.thread_barriers import NamedBarrier
@@ -115,7 +116,7 @@ def _arrive(warp, ins, operands, aligned):
     warp.note_progress()
     order = cta.machine.ordering
     if order is not None:
-        order.release(barrier, order.outgoing(warp))
+        order.publish(barrier, order.outgoing(warp))
     return barrier, barrier.arrive(threads, count, warp.issuer())
 
 
@@ -124,7 +125,7 @@ def cluster_arrive(warp, ins, match):
     """The executing threads arrive at the barrier of the cluster."""
     barrier, order = warp.cta.cluster.barrier, warp.cta.machine.ordering
     if order is not None:
-        order.release(barrier, order.outgoing(warp, match[1] == ".relaxed"))
+        order.publish(barrier, order.outgoing(warp, CLUSTER, match[1] == ".relaxed"))
     barrier.arrive(warp)
     warp.note_progress()
 

@@ -7,9 +7,13 @@ An arrival state (the .b64 result of arrive) holds the phase; test_wait and try_
 PTX ISA, "Parallel Synchronization and Communication Instructions: mbarrier".
 """
 
+import functools
+
 import numpy as np
 
 from cute_fa4.emulator.checks import memory as memory_checks
+from cute_fa4.emulator.checks.clocks import merged
+from cute_fa4.emulator.checks.scopes import CTA, GPU, written_scope
 from cute_fa4.emulator.errors import BarrierError, IllegalAccess
 from cute_fa4.emulator.instruction_table import instruction
 from cute_fa4.emulator.machine.mbarrier import MBarrier
@@ -149,8 +153,21 @@ def _release(warp, barrier):
     order = warp.cta.machine.ordering
     if order is not None:
         _check_initialised(order, warp, barrier)
-        order.release(barrier, order.outgoing(warp, ".relaxed" in warp.ins.opcode))
+        order.publish(barrier, _outgoing(order, warp))
         order.arrived(barrier, warp)
+
+
+def _outgoing(order, warp):
+    opcode = warp.ins.opcode
+    return order.outgoing(warp, _scope(order, opcode), ".relaxed" in opcode)
+
+
+def _scope(order, opcode):
+    """PTX ISA: .cta where none is written. Published kernels arrive on other CTAs' mbarriers without a scope."""
+    written = written_scope(opcode)
+    if written is not None:
+        return written
+    return CTA if order.ptx else GPU
 
 
 def _check_initialised(order, warp, barrier):
@@ -161,13 +178,14 @@ def _check_initialised(order, warp, barrier):
 def _arrive_remotely(warp, cta, offset, amount, expects, drop, issuer):
     order = cta.machine.ordering
     if order is not None:
-        clock = order.outgoing(warp, ".relaxed" in warp.ins.opcode).copy()
+        releases = [(*source, clock.copy()) for *source, clock in _outgoing(order, warp)]
+        clock = functools.reduce(merged, (clock for *_, clock in releases), None)
 
     def action():
         barrier = cta.mbarrier(offset)
         if order is not None:
             order.check_initialised(barrier, warp.order.actor, clock, False, _fault_of(issuer))
-            order.release(barrier, clock)
+            order.publish(barrier, releases)
         for value in amount:
             barrier.arrive(1 if expects else value, issuer, value if expects else 0, drop)
 
@@ -256,7 +274,7 @@ def wait(warp, ins, match):
             _check_initialised(order, warp, barrier)
             succeeded = true != before
             if succeeded:
-                order.acquire(barrier, warp, ".relaxed" in ins.opcode)
+                order.acquire(barrier, warp, _scope(order, ins.opcode), ".relaxed" in ins.opcode)
             if by_parity:
                 order.looked(barrier, warp, succeeded, warp.fault)
     if (

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cute_fa4.emulator.checks import memory as checks
+from cute_fa4.emulator.checks.scopes import GPU, written_scope
 from cute_fa4.emulator.errors import EmulatorError, IllegalAccess
 from cute_fa4.emulator.instruction_table import instruction
 from cute_fa4.emulator.machine.warp import FULL, LOCAL_BASE, PARAM_BASE, SHARED_BASE
@@ -369,4 +370,5 @@ def fence(warp, ins, match):
             both = is_global == shared
             order.fence_proxy(warp, shared or both, is_global or both)
     else:
-        order.fence(warp)
+        scope = written_scope(ins.opcode)
+        order.fence(warp, GPU if scope is None else scope)

@@ -226,20 +226,19 @@ def cluster():
     ):
         yield Mutant(f"cluster: {name}", "cluster", edit, meant)
 
-    scope = "scopes are not modelled: .cta orders as much as .cluster"
-    for name, edit, why in (
+    for name, edit in (
         (
             "the arrival has the scope of the CTA",
             line(r"arrive\.release\.cluster", "arrive.release.cta"),
-            scope,
         ),
         (
             "the wait has the scope of the CTA",
             line(r"parity\.acquire\.cluster", "parity.acquire.cta"),
-            scope,
         ),
+        ("the arrival names no scope", line(r"arrive\.release\.cluster", "arrive")),
+        ("the wait names no scope", line(r"parity\.acquire\.cluster", "parity")),
     ):
-        yield Mutant(f"cluster: {name}", "cluster", edit, ORDER, survives=why)
+        yield Mutant(f"cluster: {name}", "cluster", edit, ORDER)
     yield Mutant(
         "cluster: no cluster barrier at the end",
         "cluster",

@@ -35,7 +35,7 @@ from cute_fa4.aot import manifest
 from cute_fa4.aot.config_data import ConfigDataError, to_data
 from cute_fa4.aot.manifest import LoadError
 from cute_fa4.compiler import policy
-from cute_fa4.system import environment
+from cute_fa4.system import cache_directory, environment
 
 try:
     import fcntl
@@ -43,7 +43,7 @@ except ImportError:  # not a POSIX system: no lock between processes, so no cach
     fcntl = None
 
 LOG = logging.getLogger("cute_fa4")
-SWITCH, DIRECTORY, LIMIT = "CUTE_FA4_CACHE", "CUTE_FA4_CACHE_DIR", "CUTE_FA4_CACHE_BYTES"
+SWITCH, LIMIT = "CUTE_FA4_CACHE", "CUTE_FA4_CACHE_BYTES"
 DEFAULT_LIMIT_BYTES = 1 << 30  # about 3,000 kernels
 HOST_TARGET = "x86-64-v2" if platform.machine() == "x86_64" else "native"
 
@@ -85,14 +85,6 @@ def key_of(config, executor: str) -> str:
 # --- the directory
 
 
-def cache_root() -> Path:
-    """$CUTE_FA4_CACHE_DIR, else the platform's cache directory; not created."""
-    root = os.environ.get(DIRECTORY)
-    if root:
-        return Path(root)
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "cute_fa4"
-
-
 def usable_directory() -> Path | None:
     """Where entries are, created; None, with a note, where none can be kept."""
     if environment.choice(SWITCH, "on", "off") == "off":
@@ -100,20 +92,11 @@ def usable_directory() -> Path | None:
     if fcntl is None:
         _note("this system has no file locks")
         return None
-    directory = cache_root() / "kernels"
     try:
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        status = directory.stat()
-    except OSError as error:
-        _note(f"{directory}: {error}")
+        return cache_directory.own_directory("kernels")
+    except cache_directory.UnusableDirectory as error:
+        _note(str(error))
         return None
-    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-        _note(
-            f"{directory}: belongs to user {status.st_uid}, mode {status.st_mode & 0o777:o}; accepted: your own, "
-            "writable by nobody else, because what lies there is executed"
-        )
-        return None
-    return directory
 
 
 @cache

@@ -1,15 +1,24 @@
 """The system's C compiler: source text -> shared library, kept in a cache directory by content.
 
-build_shared_library("lanes", source)  ->  ~/.cache/cute_fa4/lanes-<sha256>.so
+build_shared_library("lanes", source)  ->  ~/.cache/cute_fa4/built/lanes-<sha256 of the source>.so, .so.sha256
+
+What is there is used if this user wrote it, nobody else can write it, and its hash is the one noted beside it: it is
+loaded as code. Where nothing can be kept so, it is built once in each process, and a note says why.
 """
 
+import functools
 import hashlib
+import logging
 import os
 import shutil
+import stat
 import subprocess
 import tempfile
 from pathlib import Path
 
+from cute_fa4.system.cache_directory import UnusableDirectory, is_ours, own_directory
+
+LOG = logging.getLogger("cute_fa4")
 DEFAULT_FLAGS = ("-O2", "-fPIC")
 
 
@@ -27,22 +36,6 @@ def find_compiler():
         "the emulator needs a C compiler and found none (looked for $CC, cc, gcc, clang); "
         "install one, for example `apt-get install gcc`, or set CC"
     )
-
-
-def cache_directory():
-    """Where built libraries are kept: $CUTE_FA4_CACHE_DIR, else $XDG_CACHE_HOME/cute_fa4, else ~/.cache/cute_fa4."""
-    root = os.environ.get("CUTE_FA4_CACHE_DIR")
-    path = (
-        Path(root)
-        if root
-        else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "cute_fa4"
-    )
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        path = Path(tempfile.gettempdir()) / f"cute_fa4-{os.getuid()}"
-        path.mkdir(parents=True, exist_ok=True)
-    return path
 
 
 def build_shared_library(name, source, flags=DEFAULT_FLAGS):
@@ -71,15 +64,68 @@ def _build(name, source, flags, suffix, libraries=()):
     # -march=native code must not travel between machines that share a home directory.
     host = _cpu_identity() if any("native" in flag for flag in flags) else ""
     key = "\0".join((compiler, *flags, host, source)).encode()
-    path = cache_directory() / f"{name}-{hashlib.sha256(key).hexdigest()[:24]}{suffix}"
-    if not path.exists():
-        with tempfile.TemporaryDirectory(dir=path.parent) as directory:
-            text, built = Path(directory) / f"{name}.c", Path(directory) / path.name
+    file = f"{name}-{hashlib.sha256(key).hexdigest()[:24]}{suffix}"
+
+    def build_in(directory):
+        with tempfile.TemporaryDirectory(dir=directory) as scratch:
+            text, built = Path(scratch) / f"{name}.c", Path(scratch) / file
             text.write_text(source)
             _run([compiler, *flags, str(text), *libraries, "-o", str(built)], f"compile {name}.c")
-            # Atomic: another process that builds the same library replaces it by equal bytes.
-            os.replace(built, path)
-    return path
+            _keep(built, directory)
+        return directory / file
+
+    try:
+        directory = own_directory("built")
+        return directory / file if _is_as_built(directory / file) else build_in(directory)
+    except (UnusableDirectory, OSError) as error:
+        _note(str(error))
+    path = _private_directory() / file
+    return path if path.exists() else build_in(path.parent)
+
+
+def _keep(built, directory):
+    """Move a file, and one with its hash, to a directory."""
+    noted = _noted(built)
+    noted.write_text(_digest(built))
+    for made in (noted, built):
+        made.chmod(0o600)
+        # Atomic: another process that builds the same library replaces it by equal bytes.
+        os.replace(made, directory / made.name)
+
+
+def _noted(path):
+    return path.with_name(f"{path.name}.sha256")
+
+
+def _is_as_built(path):
+    """Whether a file is there that this user wrote, nobody else can write, and whose hash is the one noted with it."""
+    noted = _noted(path)
+    try:
+        ours = all(stat.S_ISREG(s.st_mode) and is_ours(s) for s in (path.lstat(), noted.lstat()))
+        return ours and noted.read_text() == _digest(path)
+    except FileNotFoundError:
+        return False
+
+
+def _digest(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@functools.cache
+def _note(why):
+    """Once for each reason."""
+    LOG.warning("what the C compiler makes is kept for this process only: %s", why)
+
+
+_private = None
+
+
+def _private_directory():
+    """A temporary directory of this process; removed at exit."""
+    global _private
+    if _private is None:
+        _private = tempfile.TemporaryDirectory(prefix="cute_fa4-built-")
+    return Path(_private.name)
 
 
 def _run(command, what):

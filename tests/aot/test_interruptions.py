@@ -23,7 +23,8 @@ PLACES = {
     ("emulator/machine/memory.py", "unregister"), ("emulator/dlpack.py", "__dlpack__"),
     ("emulator/program.py", "place_variables"), ("emulator/launch.py", "execute_grid"), ("emulator/observer.py", None),
     ("aot/loader.py", None), ("calls/launch.py", "_warn_once"), ("compile_cache.py", "function_for"),
-    ("compiler/functions.py", "existing_or_made"), ("calls/repeat.py", "keep"), ("operators/library.py", "<module>"), ("operators/library.py", "_define_one"),
+    ("compiler/functions.py", "existing_or_made"), ("calls/repeat.py", "keep"),
+    ("operators/library.py", "<module>"), ("operators/library.py", "_define_one"),
 }
 STRIDE = int(sys.argv[1])       # lines of a function
 seen, interrupted = set(), []

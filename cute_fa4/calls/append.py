@@ -23,6 +23,7 @@ from cute_fa4.calls.strides import MAX_ROWS, with_plain_strides
 from cute_fa4.calls.tensors import (
     DENSE,
     DTYPE_NAMES,
+    MAX_CTAS,
     PACKED,
     PAGED,
     TMA_BYTES,
@@ -174,6 +175,11 @@ def cache_lengths(cache_seqlens, batch: int, device) -> torch.Tensor | None:
             )
         return cache_seqlens
     length = check_length("cache_seqlens", cache_seqlens)
+    if isinstance(batch, int) and batch > MAX_CTAS:
+        raise ValueError(
+            f"q: {batch} sequences; accepted: at most {MAX_CTAS}, one CTA of the launch grid for each; split the call "
+            "along batch"
+        )
     return torch.full((batch,), length, dtype=torch.int32, device=device)
 
 

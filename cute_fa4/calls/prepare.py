@@ -20,7 +20,7 @@ from operator import index
 import torch
 
 from cute_fa4.calls.attention import plan_attention
-from cute_fa4.calls.lengths import check_index_tensor, check_lengths
+from cute_fa4.calls.lengths import check_contents, check_index_tensor, check_lengths
 from cute_fa4.calls.options import resolve
 from cute_fa4.calls.request import Choices, Numbers, Where
 from cute_fa4.calls.tensors import (
@@ -122,9 +122,11 @@ def checked(
         max_seqlen_q=_longest(q, cu_seqlens_q, max_seqlen_q),
         max_seqlen_k=check_length("max_seqlen_k", max_seqlen_k) or 0,
     )
-    check_lengths(q, k, where, contents)
+    check_lengths(q, k, where)
     _check_max_seqlen_k(max_seqlen_k, k, page_table)
     check_grid(q, where.batch(q), where.seqlen_q(q))
+    if contents and q.device.type == "cpu":
+        check_contents(q, k, where)
     return k, v, where
 
 

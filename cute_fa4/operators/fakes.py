@@ -44,7 +44,7 @@ def check_dense(q, k, v, *, out=None, key_limit, return_lse, **options) -> None:
     check(q, k, v, out)
     check_grid(q, q.shape[0], q.shape[1])
     where = Where(key_limit=key_limit)
-    check_lengths(q, k, where, contents=False)
+    check_lengths(q, k, where)
     _check_kernel(q, k, v, out, where, return_lse, options)
 
 

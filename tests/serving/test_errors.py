@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import resource
+from pathlib import Path
+
 import pytest
 import torch
 
-from cute_fa4 import compile_cache, flash_attn_varlen_func, flash_attn_with_kvcache, masks
+from cute_fa4 import (
+    compile_cache,
+    flash_attn_func,
+    flash_attn_varlen_func,
+    flash_attn_with_kvcache,
+    masks,
+)
 from tests.serving.batches import Batch, int32, packed_kv, packed_q, paged_kv
 
 BATCH = Batch.draw([2, 3], [20, 33])
@@ -352,3 +362,30 @@ def test_sizes_of_masks(make):
     assert make(2**40).sizes == (
         (1 << 30) - 1,
     )  # more than any sequence has, and sums stay within 32 bits
+
+
+@pytest.mark.parametrize("call", ["dense", "varlen", "cache of one length", "append"])
+def test_a_batch_that_only_metadata_claims_is_refused_by_metadata(call):
+    """2^31 sequences in 128 bytes: nothing of that size is allocated on the way to the refusal."""
+    batch = 1 << 31
+    row = torch.zeros(1, 1, 1, 64, dtype=torch.bfloat16).expand(batch, 1, 1, 64)
+    run = {
+        "dense": lambda: flash_attn_func(row, row, row),
+        "varlen": lambda: flash_attn_varlen_func(row, row, row),
+        "cache of one length": lambda: flash_attn_with_kvcache(row, row, row, cache_seqlens=1),
+        "append": lambda: flash_attn_with_kvcache(row, row, row, row, row, cache_seqlens=0),
+    }[call]
+    with little_memory(), pytest.raises(ValueError, match=f"q: .*at most {batch - 1}"):
+        run()
+
+
+@contextlib.contextmanager
+def little_memory():
+    """No more than 2 GiB beyond what the process has: an int32 for each of 2^31 sequences takes 8."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (2 << 30), limit[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limit)

@@ -36,20 +36,19 @@ _OPTIONS = (
 # Rows are contiguous and lie at multiples of 16 bytes: a compiler must not choose other strides.
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 
-_library = torch.library.Library("cute_fa4", "DEF")
 OPERATORS: dict[str, torch._ops.OpOverload] = {}
 
 
-def _define(name: str, arguments: str, function: Callable, check: Callable) -> None:
+def _define(library, name: str, arguments: str, function: Callable, check: Callable) -> None:
     """Operators `name` and `name`_out. function: on real tensors; check: what it refuses, by metadata."""
     schema = f"({arguments}, {_OPTIONS}) -> (Tensor out, Tensor lse)"
-    _define_one(name, schema, function, check, lambda results: results)
+    _define_one(library, name, schema, function, check, lambda results: results)
     schema = f"(Tensor(out!) out, {arguments}, {_OPTIONS}) -> Tensor lse"
-    _define_one(f"{name}_out", schema, function, check, lambda results: results[1])
+    _define_one(library, f"{name}_out", schema, function, check, lambda results: results[1])
 
 
-def _define_one(name, schema, function, check, returned) -> None:
-    _library.define(name + schema, tags=_TAGS)
+def _define_one(library, name, schema, function, check, returned) -> None:
+    library.define(name + schema, tags=_TAGS)
     operator = getattr(torch.ops.cute_fa4, name).default
     arguments = operator._schema.arguments
     names = [a.name for a in arguments]
@@ -70,11 +69,11 @@ def _define_one(name, schema, function, check, returned) -> None:
     def fake(*args, **kwargs):
         return returned(fakes.results(check, **named(args, kwargs)))
 
-    _library.impl(name, run, "CPU")
-    _library.impl(name, run, "CUDA")
+    library.impl(name, run, "CPU")
+    library.impl(name, run, "CUDA")
     # The function and the fake refuse gradients themselves, so that autograd needs no kernel between.
-    _library.impl(name, torch.library.fallthrough_kernel, "Autograd")
-    torch.library.register_fake(f"cute_fa4::{name}", fake, lib=_library)
+    library.impl(name, torch.library.fallthrough_kernel, "Autograd")
+    torch.library.register_fake(f"cute_fa4::{name}", fake, lib=library)
     OPERATORS[name] = operator
 
 
@@ -178,11 +177,18 @@ def _attend(
     return attend(prepare, tensors, ((None, None), tuple(numbers), tuple(choices)))
 
 
-try:
-    _define("flash_attn", _DENSE, _attention, fakes.check_dense)
-    _define("flash_attn_varlen", _VARLEN, _attention, fakes.check_varlen)
-    _define("flash_attn_append", _APPEND, _append_and_attention, fakes.check_append)
-except BaseException:
-    # Ctrl-C: torch has some of the names, which the next import could not define again.
-    _library._destroy()
-    raise
+def _define_all() -> torch.library.Library:
+    """The operators exist as long as what is returned does."""
+    library = torch.library.Library("cute_fa4", "DEF")
+    try:
+        _define(library, "flash_attn", _DENSE, _attention, fakes.check_dense)
+        _define(library, "flash_attn_varlen", _VARLEN, _attention, fakes.check_varlen)
+        _define(library, "flash_attn_append", _APPEND, _append_and_attention, fakes.check_append)
+        return library
+    except BaseException:
+        # Ctrl-C: torch has some of the names, which the next import could not define again.
+        library._destroy()
+        raise
+
+
+_library = _define_all()

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import torch
 
+from cute_fa4.calls.apart import check_apart, named_aux
 from cute_fa4.calls.launch import function_for
 from cute_fa4.calls.lengths import check_index_tensor, check_pages
 from cute_fa4.calls.options import check_sink
@@ -30,7 +31,8 @@ from cute_fa4.calls.tensors import (
     check_memory,
     check_rank,
     check_tensors,
-    may_overlap,
+    extent_bytes,
+    largest_extent,
 )
 from cute_fa4.sm100.append.config import AppendConfig
 from cute_fa4.system.devices import target_of
@@ -52,6 +54,7 @@ def prepare_append_and_attention(tensors: tuple, asked: tuple) -> Callable:
     cache_lengths(cache_seqlens, batch, q.device)
     if new is None:
         return prepare_attention(tensors, asked)
+    check_written(q, k, v, *caches, out, (*lengths, offsets), sink, aux)
     append = prepare_append(k, v, *caches, cache_seqlens, offsets, table, batch, (k_cache, v_cache))
     seqused_k, counted = cache_seqlens, _new_rows_are_the_queries(q, k, cu_seqlens_q, offsets)
     if not counted:
@@ -61,7 +64,7 @@ def prepare_append_and_attention(tensors: tuple, asked: tuple) -> Callable:
     choices = choices._replace(seqused_k_excludes_new=counted)
     attend = prepare_attention(tensors, (window_size, numbers, choices))
     if append is not None and counted and isinstance(attend, Plan):
-        attend.append = append
+        attend.append = append.beside(q, k_cache, v_cache, out, (*lengths, offsets, sink))
         return attend
 
     def append_and_attend(_):
@@ -70,6 +73,23 @@ def prepare_append_and_attention(tensors: tuple, asked: tuple) -> Callable:
         return attend(tensors)
 
     return append_and_attend
+
+
+def check_written(q, k, v, k_cache, v_cache, out, lengths, sink, aux) -> None:
+    """The caches and out are apart from each other and from what is read. lengths: cu_seqlens_k_new is the last."""
+    names = (
+        *("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "cache_seqlens", "key_limit", "page_table"),
+        "cu_seqlens_k_new",
+    )
+    check_apart(
+        {"k_cache": k_cache, "v_cache": v_cache, "out": out},
+        {
+            **{"q": q, "k": k, "v": v},
+            **dict(zip(names, lengths, strict=True)),
+            "learnable_sink": sink,
+            **named_aux(aux),
+        },
+    )
 
 
 def refuse_unbuilt(**parameters) -> None:
@@ -103,24 +123,55 @@ class Append:
 
     def __init__(self, function: Callable, views: Views, batch: int):
         self.function, self.views, self.batch = function, views, batch
+        self.between_caches = self.q_bytes = self.out_bytes = self.small_bytes = 0
+
+    def beside(self, q, k_cache, v_cache, out, small: tuple) -> Append:
+        """self, for attention to q: what the next call with this metadata needs to know of the addresses of this one.
+
+        Caches may be slices of one tensor, side by side all the way: then their distance is kept, which is all
+        that matters. small: lengths, offsets, table and sink, each contiguous or nearly so.
+        """
+        self.between_caches = v_cache.data_ptr() - k_cache.data_ptr()
+        self.q_bytes = extent_bytes(q)
+        self.out_bytes = 0 if out is None else extent_bytes(out)
+        self.small_bytes = largest_extent(small)
+        return self
 
     def admits(self, tensors: tuple) -> bool:
         """As Plan.admits; also what the attention behind it would refuse, which is too late then."""
         q, k_cache, v_cache, out, lengths, sink, aux, new = tensors
-        k, v, _ = new
-        cu_seqlens_q, _, _, _, key_limit, _ = lengths
+        k, v, offsets = new
+        cu_seqlens_q, _, _, cache_seqlens, key_limit, table = lengths
         if not (cu_seqlens_q is key_limit is sink is None):
             check_index_tensor("cu_seqlens_q", cu_seqlens_q, 1, q.device)
             check_index_tensor("key_limit", key_limit, 1, q.device)
             check_sink(sink, q)
         if q.data_ptr() % TMA_BYTES or aux is not None or not (out is None or _is_like(out, q)):
             return False
+        # Whether the caches share no address range with what is read; False: they may share no byte all the same.
         k_bytes, v_bytes, k_cache_bytes, v_cache_bytes = self.views.extents
-        first_k, first_k_cache = k.data_ptr(), k_cache.data_ptr()
-        first_v, first_v_cache = v.data_ptr(), v_cache.data_ptr()
-        return (
-            first_k + k_bytes <= first_k_cache or first_k_cache + k_cache_bytes <= first_k
-        ) and (first_v + v_bytes <= first_v_cache or first_v_cache + v_cache_bytes <= first_v)
+        first_k, first_v = k_cache.data_ptr(), v_cache.data_ptr()
+        end_k, end_v = first_k + k_cache_bytes, first_v + v_cache_bytes
+        if first_v - first_k != self.between_caches and first_k < end_v and first_v < end_k:
+            return False
+        small = self.small_bytes
+        for tensor, nbytes in (
+            *((q, self.q_bytes), (k, k_bytes), (v, v_bytes), (out, self.out_bytes)),
+            *((cu_seqlens_q, small), (key_limit, small), (cache_seqlens, small), (table, small)),
+            *((offsets, small), (sink, small)),
+        ):
+            if tensor is not None:
+                first = tensor.data_ptr()
+                end = first + nbytes
+                if (first < end_k and first_k < end) or (first < end_v and first_v < end):
+                    return False
+        if out is None:
+            return True
+        first = out.data_ptr()  # of the rest, Plan.admits asks
+        end = first + self.out_bytes
+        return (end <= k.data_ptr() or k.data_ptr() + k_bytes <= first) and (
+            end <= v.data_ptr() or v.data_ptr() + v_bytes <= first
+        )
 
     def __call__(self, k_cache, v_cache, cache_seqlens, table, new: tuple) -> None:
         k, v, offsets = new
@@ -210,11 +261,6 @@ def check_append(
             raise ValueError(
                 f"{new_name}: {tuple(new.shape[-2:])} heads and head_dim while {cache_name} has "
                 f"{tuple(cache.shape[-2:])}; accepted: equal"
-            )
-        if may_overlap(new, cache):
-            raise ValueError(
-                f"{new_name}: shares memory with {cache_name}, which is written; accepted: memory "
-                f"of its own; copy with {new_name}.clone()"
             )
     if k.shape[:-1] != v.shape[:-1] or k_cache.shape[:-1] != v_cache.shape[:-1]:
         raise ValueError(

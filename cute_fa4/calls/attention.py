@@ -16,13 +16,14 @@ from dataclasses import replace
 
 import torch
 
+from cute_fa4.calls.apart import check_apart, named_aux
 from cute_fa4.calls.launch import function_for
 from cute_fa4.calls.options import AUX_DTYPES, SINK_DTYPES
 from cute_fa4.calls.plan import Plan, Results, Views
 from cute_fa4.calls.request import Options, Where
 from cute_fa4.calls.split import SplitPlan, split_of
 from cute_fa4.calls.strides import views_for_descriptors
-from cute_fa4.calls.tensors import DTYPE_NAMES
+from cute_fa4.calls.tensors import DTYPE_NAMES, largest_extent
 from cute_fa4.compiler import policy
 from cute_fa4.sm100.choose_config import config_for, packs_gqa, split_configs
 from cute_fa4.sm100.config import FA4Config
@@ -44,6 +45,7 @@ def plan_attention(
     if options.score_mod is not None and options.score_mod.check is not None:
         rows = batch * seqlen_q if where.q_layout == "dense" else q.shape[0]
         options.score_mod.check(options.aux, batch, q.shape[-2], rows)
+    check_out_apart(out, where, options)
     results = Results(q, v, where.q_layout, return_lse)
     if q.numel() == 0 or batch == 0 or seqlen_q == 0:
         return lambda tensors: results.returned(*results.allocated(q, out))
@@ -63,12 +65,22 @@ def plan_attention(
         results,
         Views((*given, out), views),
         not _decided_by_contents(q.device, where),
+        0 if out is None else largest_extent((*where.tensors, options.sink)),
     )
     split = split_of(q, k, where, options, config)
     if split is None:
         return Plan(function_for(config, target), *launched)
     partial, combine = split_configs(config, return_lse)
     return SplitPlan(function_for(partial, target), function_for(combine, target), split, *launched)
+
+
+def check_out_apart(out, where: Where, options: Options) -> None:
+    """out shares no memory with lengths, pages, sinks and what functions read; check_out has seen q, k and v."""
+    if out is None:
+        return
+    names = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "key_limit", "page_table")
+    read = dict(zip(names, where.tensors, strict=True))
+    check_apart({"out": out}, read | {"learnable_sink": options.sink} | named_aux(options.aux))
 
 
 def _decided_by_contents(device: torch.device, where: Where) -> bool:

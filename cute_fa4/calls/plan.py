@@ -27,12 +27,17 @@ class Plan:
 
     repeats  whether another call of the same metadata may use it
     append   append.Append, which runs before, or None
+    small_bytes  extent of the largest of lengths, page table and sink
     """
 
-    __slots__ = ("function", "scale", "seqlen_q", "sizes", "results", "views", "repeats", "append")
+    __slots__ = (
+        "function", "scale", "seqlen_q", "sizes", "results", "views", "repeats", "append", "small_bytes",
+    )  # fmt: skip
 
-    def __init__(self, function, numbers, results: Results, views: Views, repeats: bool):
-        self.function = function
+    def __init__(
+        self, function, numbers, results: Results, views: Views, repeats: bool, small_bytes: int = 0
+    ):
+        self.function, self.small_bytes = function, small_bytes
         self.scale, self.seqlen_q, self.sizes = numbers
         self.results, self.views, self.repeats, self.append = results, views, repeats, None
 
@@ -42,7 +47,7 @@ class Plan:
 
     def admits(self, tensors: tuple) -> bool:
         """Whether the tensors pass the checks of what is not metadata; False: they may pass all the same."""
-        q, k, v, out, _, sink, aux, new = tensors
+        q, k, v, out, lengths, sink, aux, new = tensors
         if _is_grad_enabled() and (
             q.requires_grad
             or k.requires_grad
@@ -60,11 +65,24 @@ class Plan:
         q_bytes, k_bytes, v_bytes, out_bytes = self.views.extents
         first, first_q, first_k, first_v = out.data_ptr(), q.data_ptr(), k.data_ptr(), v.data_ptr()
         end = first + out_bytes
-        return (
-            (end <= first_q or first_q + q_bytes <= first)
-            and (end <= first_k or first_k + k_bytes <= first)
-            and (end <= first_v or first_v + v_bytes <= first)
-        )
+        if (
+            (first < first_q + q_bytes and first_q < end)
+            or (first < first_k + k_bytes and first_k < end)
+            or (first < first_v + v_bytes and first_v < end)
+        ):
+            return False
+        if lengths is sink is aux is None:
+            return True
+        # A loop and no function: the call of one is a tenth of what a repeated call costs.
+        nbytes = self.small_bytes
+        for tensor in (*(lengths or ()), sink):
+            if tensor is not None and tensor.data_ptr() < end:
+                if first < tensor.data_ptr() + nbytes:
+                    return False
+        for tensor in aux or ():  # of any strides
+            if tensor.data_ptr() < end and first < tensor.data_ptr() + extent_bytes(tensor):
+                return False
+        return True
 
     def __call__(self, tensors: tuple):
         q, k, v, out, lengths, sink, aux, new = tensors

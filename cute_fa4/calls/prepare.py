@@ -19,8 +19,9 @@ from operator import index
 
 import torch
 
+from cute_fa4.calls import lengths as index_tensors
 from cute_fa4.calls.attention import plan_attention
-from cute_fa4.calls.lengths import check_contents, check_index_tensor, check_lengths
+from cute_fa4.calls.lengths import check_index_tensor, check_lengths
 from cute_fa4.calls.options import resolve
 from cute_fa4.calls.request import Choices, Numbers, Where
 from cute_fa4.calls.tensors import (
@@ -126,7 +127,7 @@ def checked(
     _check_max_seqlen_k(max_seqlen_k, k, page_table)
     check_grid(q, where.batch(q), where.seqlen_q(q))
     if contents and q.device.type == "cpu":
-        check_contents(q, k, where)
+        index_tensors.check_contents(q, k, where)
     return k, v, where
 
 

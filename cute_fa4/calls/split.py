@@ -126,8 +126,9 @@ class SplitPlan(Plan):
 
     __slots__ = ("combine", "split")
 
-    def __init__(self, function, combine, split: Split, numbers, results, views, repeats: bool):
-        super().__init__(function, numbers, results, views, repeats)
+    def __init__(self, function, combine, split: Split, *of_the_plan):
+        """of_the_plan: as Plan takes them behind the function."""
+        super().__init__(function, *of_the_plan)
         self.combine, self.split = combine, split
 
     @property

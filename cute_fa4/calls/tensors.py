@@ -304,6 +304,11 @@ def extent_bytes(tensor: torch.Tensor, dims=None) -> int:
     return extent * tensor.element_size()
 
 
+def largest_extent(tensors: tuple) -> int:
+    """Of the tensors that are not None, the most bytes from first to past the last element; 0 for none."""
+    return max((extent_bytes(tensor) for tensor in tensors if tensor is not None), default=0)
+
+
 # --- numbers and options
 
 

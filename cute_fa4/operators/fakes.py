@@ -64,8 +64,13 @@ def check_append(q, k_cache, v_cache, k, v, cache_seqlens, *, out=None, **rest) 
     check_tensors(q, k_cache, v_cache, out)
     batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
     append.cache_lengths(cache_seqlens, batch, q.device)
-    new = (k, v, k_cache, v_cache, cache_seqlens, rest.pop("cu_seqlens_k_new"), table, batch)
-    append.check_append(*new, contents=False)
+    offsets = rest.pop("cu_seqlens_k_new")
+    lengths = (cu_seqlens_q, None, None, cache_seqlens, rest["key_limit"], table, offsets)
+    read = (rest["learnable_sink"], rest["aux_tensors"])
+    append.check_written(q, k, v, k_cache, v_cache, out, lengths, *read)
+    append.check_append(
+        *(k, v, k_cache, v_cache, cache_seqlens, offsets, table, batch), contents=False
+    )
     rest |= dict(cu_seqlens_k=None, max_seqlen_k=None, seqused_q=None, seqused_k_excludes_new=False)
     check_varlen(q, k_cache, v_cache, out=out, seqused_k=cache_seqlens, **rest)
 
@@ -86,6 +91,7 @@ def _check_kernel(q, k, v, out, where, return_lse, options: dict) -> None:
     if score_mod is not None and score_mod.check is not None:
         rows = q.shape[:-2].numel()
         score_mod.check(resolved.aux, where.batch(q), q.shape[-2], rows)
+    attention.check_out_apart(out, where, resolved)
     if 0 in (q.numel(), k.numel(), where.batch(q)):
         return
     if out is None:

@@ -47,7 +47,7 @@ def prepare_append_and_attention(tensors: tuple, asked: tuple) -> Callable:
     choices = Choices(*choices)
     caches = k_cache, v_cache
     if table is not None:
-        caches = pages_rows_first(*caches, choices.kv_layout)
+        caches = pages_rows_first(*caches, choices.kv_layout, ("k_cache", "v_cache"))
     check_given(k, v, cache_seqlens, offsets, table)
     check_tensors(q, *caches, out)
     batch = sequences_of(q, cu_seqlens_q)

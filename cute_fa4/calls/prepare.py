@@ -34,6 +34,8 @@ from cute_fa4.calls.tensors import (
     check_is_tensor,
     unbuilt_parameters,
 )
+from cute_fa4.sm100.choose_config import KEYS_PER_TILE
+from cute_fa4.sm100.tiles import is_page_size, page_sizes
 
 KV_LAYOUTS = ("NHD", "HND")
 
@@ -138,21 +140,37 @@ def one_of(name: str, value, alias: str, other):
     return other if value is None else value
 
 
-def pages_rows_first(k, v, kv_layout: str):
-    """Views (num_pages, page_size, heads, head_dim) of a cache in either layout."""
+def pages_rows_first(k, v, kv_layout: str, names: tuple[str, str] = ("k", "v")):
+    """Views (num_pages, page_size, heads, head_dim) of a cache in either layout; names: what messages call the two."""
     if kv_layout not in KV_LAYOUTS:
         raise ValueError(
             f"kv_layout: {kv_layout!r}; accepted: 'NHD' (num_pages, page_size, heads, head_dim) or "
             "'HND' (num_pages, heads, page_size, head_dim)"
         )
-    for name, tensor in (("k", k), ("v", v)):
+    for name, tensor in zip(names, (k, v), strict=True):
         check_is_tensor(name, tensor)
         if tensor.dim() != 4:
             raise ValueError(
                 f"{name}: shape {tuple(tensor.shape)} with a page table; accepted: 4 dimensions, "
                 f"({', '.join(PAGED)})"
             )
+        _check_page_size(name, tensor, kv_layout)
     return (k, v) if kv_layout == "NHD" else (k.transpose(1, 2), v.transpose(1, 2))
+
+
+def _check_page_size(name: str, cache: torch.Tensor, kv_layout: str) -> None:
+    axis, other = (1, 2) if kv_layout == "NHD" else (2, 1)
+    page = cache.shape[axis]
+    if is_page_size(page, KEYS_PER_TILE):
+        return
+    hint = ""
+    if is_page_size(cache.shape[other], KEYS_PER_TILE):
+        another = KV_LAYOUTS[KV_LAYOUTS[0] == kv_layout]
+        hint = f"; if dimension {other} counts the keys of a page, pass kv_layout={another!r}"
+    raise ValueError(
+        f"{name}: pages of {page} keys, dimension {axis} of shape {tuple(cache.shape)} with kv_layout={kv_layout!r}; "
+        f"accepted: {page_sizes(KEYS_PER_TILE)} keys a page{hint}"
+    )
 
 
 def _check_belong_together(cu_seqlens_k, seqused_k, excludes_new, table) -> None:

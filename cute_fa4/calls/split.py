@@ -22,10 +22,10 @@ from cute_fa4.calls import workspace
 from cute_fa4.calls.plan import NO_LENGTHS, Plan
 from cute_fa4.calls.request import Options, Where
 from cute_fa4.sm100 import masks
+from cute_fa4.sm100.choose_config import KEYS_PER_TILE
 
 MAX_SPLITS = 1024
 MAX_PARTIAL_ROWS = (1 << 31) - 1
-KEYS_PER_TILE = 128
 LEAST_KEYS_PER_PART = 512  # four key tiles: fewer cost more in start-up and merging than they save
 EMULATED_SMS = 148  # of a B200
 

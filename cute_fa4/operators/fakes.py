@@ -59,7 +59,9 @@ def check_varlen(q, k, v, *, out=None, return_lse, max_seqlen_q, **rest) -> None
 def check_append(q, k_cache, v_cache, k, v, cache_seqlens, *, out=None, **rest) -> None:
     table, cu_seqlens_q = rest["page_table"], rest["cu_seqlens_q"]
     if table is not None:
-        k_cache, v_cache = prepare.pages_rows_first(k_cache, v_cache, rest["kv_layout"])
+        k_cache, v_cache = prepare.pages_rows_first(
+            *(k_cache, v_cache, rest["kv_layout"], ("k_cache", "v_cache"))
+        )
         rest["kv_layout"] = "NHD"
     check_tensors(q, k_cache, v_cache, out)
     batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1

@@ -9,10 +9,14 @@ from .config import FA4Config
 from .mha2q.schedule import DEPTHS, NUM_Q, TwoTiles
 from .tiles import ROWS_PER_Q_TILE
 
-__all__ = ["DEPTHS", "ROWS_PER_CTA", "choose_config", "config_for", "packs_gqa", "split_configs"]
+__all__ = [
+    *("DEPTHS", "KEYS_PER_TILE", "ROWS_PER_CTA"),
+    *("choose_config", "config_for", "packs_gqa", "split_configs"),
+]
 
 # DEPTHS: head dims that some family runs.
 ROWS_PER_CTA = NUM_Q * ROWS_PER_Q_TILE
+KEYS_PER_TILE = 128  # of every configuration that is chosen here
 SCHEDULE_CHOICES = frozenset(field.name for field in fields(TwoTiles))
 
 

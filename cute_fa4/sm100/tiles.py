@@ -198,3 +198,17 @@ class Tiles:
     @property
     def v_bytes(self) -> int:
         return self.BN * self.v_cols_per_cta * self.dtype_bytes
+
+
+def is_page_size(page: int, keys: int) -> bool:
+    """Whether pages of so many keys fit tiles of `keys` keys: whole pages in a tile, or whole tiles in a page."""
+    return page > 0 and page % 8 == 0 and (keys % page == 0 or page % keys == 0)
+
+
+def page_sizes(keys: int) -> str:
+    """
+    >>> page_sizes(128)
+    '8, 16, 32, 64, 128 or a multiple of 128'
+    """
+    within = ", ".join(str(page) for page in range(8, keys + 1, 8) if keys % page == 0)
+    return f"{within} or a multiple of {keys}"

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
 import torch
 
-from cute_fa4 import flash_attn_varlen_func
-from tests.serving.batches import NO_PAGE, Batch, assert_agrees, packed_kv, packed_q, paged_kv, run
+from cute_fa4 import flash_attn_varlen_func, flash_attn_with_kvcache
+from cute_fa4.sm100.choose_config import DEPTHS, KEYS_PER_TILE, choose_config
+from cute_fa4.sm100.tiles import is_page_size
+from tests.serving.batches import (
+    NO_PAGE,
+    Batch,
+    assert_agrees,
+    int32,
+    packed_kv,
+    packed_q,
+    paged_kv,
+    run,
+)
 
 PAGE_SIZES = [8, 16, 32, 64, 128, 256, 512]
 
@@ -94,8 +106,31 @@ def test_the_aliases_of_other_packages_are_the_same_call():
     assert torch.equal(theirs[:7], out[:7]) and torch.equal(their_lse[:, :7], lse[:, :7])
 
 
-@pytest.mark.parametrize("page_size", [4, 12, 48, 192])
-def test_page_sizes_without_a_kernel_are_refused_with_the_ones_that_have_one(page_size):
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@pytest.mark.parametrize("page_size", [1, 4, 12, 48, 192])
+def test_page_sizes_without_a_kernel_are_refused_with_the_ones_that_have_one(page_size, layout):
     batch = Batch.draw([1], [page_size + 1], depth=64)
-    with pytest.raises(ValueError, match=f"page_size={page_size} must be a multiple of 8"):
-        run(packed_q(batch), paged_kv(batch, page_size))
+    accepted = "accepted: 8, 16, 32, 64, 128 or a multiple of 128 keys a page"
+    axis = 1 if layout == "NHD" else 2
+    with pytest.raises(
+        ValueError, match=f"^k: pages of {page_size} keys, dimension {axis} .*{accepted}"
+    ):
+        run(packed_q(batch), paged_kv(batch, page_size, layout))
+
+
+def test_a_cache_is_called_by_its_name_and_the_other_layout_is_named_where_it_would_fit():
+    q = torch.zeros(1, 1, 1, 64, dtype=torch.bfloat16)
+    cache = torch.zeros(4, 2, 16, 64, dtype=torch.bfloat16)  # two heads of pages of 16 keys
+    with pytest.raises(ValueError, match="^k_cache: pages of 2 keys.*pass kv_layout='HND'"):
+        flash_attn_with_kvcache(
+            *(q, cache, cache.clone()), cache_seqlens=5, page_table=int32([0])[:, None]
+        )
+
+
+def test_the_page_sizes_of_messages_are_those_of_the_configurations():
+    for depth, page in itertools.product(DEPTHS, range(1, 1100)):
+        config = choose_config(
+            qkv_dtype="bf16", head_dim=depth, kv_layout="paged", page_size=page, seqused_k=True
+        )
+        refused = any("page_size=" in why and "multiple of 8" in why for why in config.refusals())
+        assert refused != is_page_size(page, KEYS_PER_TILE), (depth, page)

@@ -17,7 +17,7 @@ from ..chip import SMEM_CAPACITY_BYTES, SWIZZLE_BYTES, TMEM_COLUMNS
 from ..memory_maps import TmemMap
 from ..problem import Problem
 from ..sync.barriers import BarrierTable
-from ..tiles import ROWS_PER_Q_TILE, Tiles
+from ..tiles import ROWS_PER_Q_TILE, Tiles, is_page_size, page_sizes
 from . import barriers
 from .orders import ORDERS, PBesideS, POverS, best_order
 from .smem_map import TwoTilesSmem, slots_that_fit, smem_map
@@ -151,9 +151,10 @@ class TwoTiles:
 
     def _page_refusals(self, problem: Problem, tiles: Tiles) -> list[str]:
         why, page = [], problem.page_size
-        if page and (page % 8 or (tiles.BN % page and page % tiles.BN)):
+        if page and not is_page_size(page, tiles.BN):
             why.append(
-                f"page_size={page} must be a multiple of 8 that divides BN={tiles.BN} or that BN divides"
+                f"page_size={page} must be a multiple of 8 that divides BN={tiles.BN} or that BN divides: use "
+                f"{page_sizes(tiles.BN)}"
             )
         if tiles.pages_come_whole and tiles.qk_stages > 1:
             why.append(

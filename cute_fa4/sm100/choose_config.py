@@ -10,8 +10,13 @@ from .mha2q.schedule import DEPTHS, NUM_Q, TwoTiles
 from .tiles import ROWS_PER_Q_TILE
 
 __all__ = [
-    *("DEPTHS", "KEYS_PER_TILE", "ROWS_PER_CTA"),
-    *("choose_config", "config_for", "packs_gqa", "split_configs"),
+    "DEPTHS",
+    "KEYS_PER_TILE",
+    "ROWS_PER_CTA",
+    "choose_config",
+    "config_for",
+    "packs_gqa",
+    "split_configs",
 ]
 
 # DEPTHS: head dims that some family runs.

@@ -41,7 +41,7 @@ from cute_fa4.calls.launch import EmulatorWarning
 from cute_fa4.calls.prepare import one_of, prepare_attention
 from cute_fa4.calls.repeat import attend
 from cute_fa4.calls.tensors import check_tensors
-from cute_fa4.calls.tracing import is_traced
+from cute_fa4.calls.tracing import is_traced, refuse_untraceable
 from cute_fa4.masks import BoundMask
 
 __all__ = [
@@ -315,4 +315,5 @@ def through_operator(route: str, function, arguments: dict):
     """What function(**arguments) returns; route: the name of its way in operators/routes.py."""
     from cute_fa4.operators import routes
 
+    refuse_untraceable(function.__name__, arguments)
     return getattr(routes, route)(function, arguments)

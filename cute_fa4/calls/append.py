@@ -45,10 +45,10 @@ def prepare_append_and_attention(tensors: tuple, asked: tuple) -> Callable:
     cu_seqlens_q, _, _, cache_seqlens, key_limit, table = lengths
     k, v, offsets = new or (None, None, None)
     choices = Choices(*choices)
+    check_given(k, v, cache_seqlens, offsets, table)
     caches = k_cache, v_cache
     if table is not None:
         caches = pages_rows_first(*caches, choices.kv_layout, ("k_cache", "v_cache"))
-    check_given(k, v, cache_seqlens, offsets, table)
     check_tensors(q, *caches, out)
     batch = sequences_of(q, cu_seqlens_q)
     cache_lengths(cache_seqlens, batch, q.device)

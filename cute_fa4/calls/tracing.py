@@ -1,14 +1,60 @@
-"""Who sees a call of the public functions: nobody, or a tracer, which is given an operator (cute_fa4.operators)."""
+"""Who sees a call of the public functions: nobody, or a tracer or transform, which is given an operator.
+
+torch.compile, torch.export, make_fx, fake tensors     one node (cute_fa4.operators)
+torch.func.functionalize                               the operator, which says what it writes
+torch.vmap                                             the operator's rule: one more batch dimension
+forward-mode derivatives (jvp, linearize, dual numbers) refused, as gradients are
+torch.jit.trace, torch.onnx.export(dynamo=False)        refused: they would record the allocation of out alone
+"""
 
 from __future__ import annotations
 
 import torch
+from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
 _Tensor = torch.Tensor
 _active_modes = torch._C._len_torch_dispatch_stack
+_transforms = torch._C._functorch.peek_interpreter_stack
+_recorder = torch._C._get_tracing_state
 
 
 def is_traced(q) -> bool:
-    """Whether an operator must be seen: by a compiler, a dispatch mode such as FakeTensorMode, a subclass of Tensor."""
-    return is_dynamo_compiling() or type(q) is not _Tensor or _active_modes() > 0
+    """Whether an operator must be seen: by a compiler, a mode, a subclass of Tensor, a transform or a recorder."""
+    return (
+        is_dynamo_compiling()
+        or type(q) is not _Tensor
+        or _active_modes() > 0
+        or _transforms() is not None
+        or _recorder() is not None
+        or forward_ad._current_level >= 0
+    )
+
+
+def refuse_untraceable(function: str, arguments: dict) -> None:
+    """NotImplementedError for what an operator would drop or record wrongly, by name."""
+    if is_dynamo_compiling():
+        return
+    if _recorder() is not None:
+        raise NotImplementedError(
+            f"{function}: called inside of torch.jit.trace or torch.onnx.export(dynamo=False), which record torch's "
+            "own operators and would keep the allocation of out alone; accepted: torch.export.export, torch.compile"
+        )
+    refuse_tangents(arguments)
+
+
+def refuse_tangents(arguments: dict) -> None:
+    """NotImplementedError for a tensor with a tangent: the result would have none."""
+    if forward_ad._current_level < 0:
+        return
+    for name, value in arguments.items():
+        for tensor in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(tensor, torch.Tensor) and _has_tangent(tensor):
+                raise NotImplementedError(
+                    f"{name}: has a tangent (torch.func.jvp, jacfwd, linearize or torch.autograd.forward_ad) and the "
+                    f"derivative is not built; pass {name}.detach(), or forward_ad.unpack_dual({name}).primal"
+                )
+
+
+def _has_tangent(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() and forward_ad.unpack_dual(tensor).tangent is not None

@@ -7,11 +7,14 @@ from collections.abc import Callable
 import torch
 from torch.autograd.graph import increment_version
 
+from cute_fa4.calls.apart import named_aux
 from cute_fa4.calls.append import prepare_append_and_attention
 from cute_fa4.calls.prepare import prepare_attention
 from cute_fa4.calls.repeat import attend
 from cute_fa4.calls.request import Choices, Numbers
-from cute_fa4.operators import fakes
+from cute_fa4.calls.tensors import check_no_gradient
+from cute_fa4.calls.tracing import refuse_tangents
+from cute_fa4.operators import batching, fakes
 from cute_fa4.operators.spelling import function_of, mask_of
 
 _DENSE = "Tensor q, Tensor k, Tensor v, *, Tensor? key_limit=None"
@@ -69,10 +72,22 @@ def _define_one(library, name, schema, function, check, returned) -> None:
     def fake(*args, **kwargs):
         return returned(fakes.results(check, **named(args, kwargs)))
 
+    def below_autograd(keyset, *args, **kwargs):
+        """No derivative is built: what asks for one would get zeros."""
+        call = named(args, kwargs)
+        tensors = {**call, **named_aux(call["aux_tensors"])}
+        check_no_gradient({n: t for n, t in tensors.items() if isinstance(t, torch.Tensor)})
+        refuse_tangents(tensors)
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator.redispatch(keyset & torch._C._after_autograd_keyset, *args, **kwargs)
+
+    def batched(*args, **kwargs):
+        return batching.rule(operator, named(args, kwargs), written)
+
     library.impl(name, run, "CPU")
     library.impl(name, run, "CUDA")
-    # The function and the fake refuse gradients themselves, so that autograd needs no kernel between.
-    library.impl(name, torch.library.fallthrough_kernel, "Autograd")
+    library.impl(name, below_autograd, "Autograd", with_keyset=True)
+    library.impl(name, batched, "FuncTorchBatched")
     torch.library.register_fake(f"cute_fa4::{name}", fake, lib=library)
     OPERATORS[name] = operator
 

@@ -16,8 +16,7 @@ import threading
 
 from cute_fa4.emulator.compare import Comparison, Finding, compare
 from cute_fa4.emulator.dlpack import as_cuda
-from cute_fa4.emulator.driver_api import DEFAULT, Run, Settings, last_run
-from cute_fa4.emulator.driver_api import settings as _settings
+from cute_fa4.emulator.driver_api import Run, last_run
 from cute_fa4.emulator.errors import (
     BarrierError,
     Deadlock,
@@ -36,6 +35,7 @@ from cute_fa4.emulator.errors import (
 )
 from cute_fa4.emulator.labels import KernelLabels
 from cute_fa4.emulator.launch import split_checks
+from cute_fa4.emulator.session import use
 
 __all__ = [
     "BarrierError", "Comparison", "Deadlock", "DivergenceError", "EmulatorError", "Finding", "IllegalAccess",
@@ -45,38 +45,6 @@ __all__ = [
 ]  # fmt: skip
 
 _compile_lock = threading.Lock()
-
-
-def use(
-    mode="in_order",
-    seed=0,
-    checks=DEFAULT,
-    transform=None,
-    labels=None,
-    instruction_budget=None,
-    claims=None,
-):
-    """Context in which launches execute as the arguments say; yields the Run that counts them.
-
-    mode        "in_order": warps in turn, copies complete soon. "random": seeded choices. "hostile": copies,
-                MMAs and remote arrivals complete as late as possible and out of order, roles starve one at a
-                time, one CTA of a cluster runs ahead. The same seed replays exactly.
-    checks      how strictly accesses must be ordered (see checks/): "ptx", the written rules; "hardware", what
-                published kernels rely on; None: not checked. Also names of launch.CHECKS, alone or with a level
-                in a tuple. Left out: those of the function that is called.
-    transform   function (kernel name, PTX text) -> PTX text, applied before decoding: edit a kernel to see
-                which test notices
-    labels      KernelLabels instead of those given to compile
-    instruction_budget  warp instructions that one launch may execute; None: no limit
-    claims      clusters of the grid that a CTA can take over by cluster launch control, at most; 0: every CTA does
-                its own. None: as the mode grants them ("in_order": all; else some, see schedules.py)
-    Raises ValueError for checks that are not known and for claims below 0.
-    """
-    if claims is not None and not (isinstance(claims, int) and claims >= 0):
-        raise ValueError(f"claims {claims!r}; accepted are None and integers from 0")
-    if checks is not DEFAULT:
-        split_checks(checks)  # raises for what is not known
-    return _settings(Settings(mode, seed, checks, transform, labels, instruction_budget, claims))
 
 
 def compile(function, *args, options="", labels=None, arch="sm_100a", checks="hardware", **kwargs):

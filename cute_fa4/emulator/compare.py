@@ -24,6 +24,7 @@ import numpy as np
 
 from cute_fa4.emulator import errors
 from cute_fa4.emulator.schedules import MODES
+from cute_fa4.emulator.session import use
 
 KINDS = {
     "difference": "results that are not the same bits under another schedule",
@@ -108,8 +109,6 @@ def compare(
     Errors of the emulator are findings, other exceptions pass. Raises ValueError for an unknown mode, and when
     function returns nothing.
     """
-    from cute_fa4.emulator import use
-
     unknown = [mode for mode in modes if mode not in MODES]
     if unknown or not modes:
         raise ValueError(f"modes {list(modes)}: accepted are some of {', '.join(MODES)}")
@@ -149,8 +148,6 @@ def compare(
 
 def _repeats(function, schedule, settings, expected, comparison):
     """Does a second call under the same schedule give the same bits?"""
-    from cute_fa4.emulator import use
-
     with use(mode=schedule.mode, seed=schedule.seed, **settings):
         again = list(_flatten(function()))
     difference = _difference(again, expected)

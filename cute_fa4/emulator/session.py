@@ -1,0 +1,37 @@
+"""use(): how launches execute inside of a context: schedule, checks, edits, names, limits."""
+
+from cute_fa4.emulator.driver_api import DEFAULT, Settings
+from cute_fa4.emulator.driver_api import settings as _settings
+from cute_fa4.emulator.launch import split_checks
+
+
+def use(
+    mode="in_order",
+    seed=0,
+    checks=DEFAULT,
+    transform=None,
+    labels=None,
+    instruction_budget=None,
+    claims=None,
+):
+    """Context in which launches execute as the arguments say; yields the Run that counts them.
+
+    mode        "in_order": warps in turn, copies complete soon. "random": seeded choices. "hostile": copies,
+                MMAs and remote arrivals complete as late as possible and out of order, roles starve one at a
+                time, one CTA of a cluster runs ahead. The same seed replays exactly.
+    checks      how strictly accesses must be ordered (see checks/): "ptx", the written rules; "hardware", what
+                published kernels rely on; None: not checked. Also names of launch.CHECKS, alone or with a level
+                in a tuple. Left out: those of the function that is called.
+    transform   function (kernel name, PTX text) -> PTX text, applied before decoding: edit a kernel to see
+                which test notices
+    labels      KernelLabels instead of those given to compile
+    instruction_budget  warp instructions that one launch may execute; None: no limit
+    claims      clusters of the grid that a CTA can take over by cluster launch control, at most; 0: every CTA does
+                its own. None: as the mode grants them ("in_order": all; else some, see schedules.py)
+    Raises ValueError for checks that are not known and for claims below 0.
+    """
+    if claims is not None and not (isinstance(claims, int) and claims >= 0):
+        raise ValueError(f"claims {claims!r}; accepted are None and integers from 0")
+    if checks is not DEFAULT:
+        split_checks(checks)  # raises for what is not known
+    return _settings(Settings(mode, seed, checks, transform, labels, instruction_budget, claims))

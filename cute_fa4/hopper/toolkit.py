@@ -44,5 +44,5 @@ def run(tool: str, *arguments) -> str:
 
 @cache
 def version() -> str:
-    """The last line of `ptxas --version`."""
-    return run("ptxas", "--version").strip().splitlines()[-1]
+    """Of ptxas, as "13.2.86"."""
+    return run("ptxas", "--version").partition(", V")[2].split()[0]

@@ -121,6 +121,9 @@ UNEVEN = (
     Problem((300, 1, 0, 64), (300, 5, 10, 0)),
     Problem((0, 0, 0), (5, 0, 7)),
     Problem((0,) * 199 + (256,), (3,) * 199 + (256,), 8),
+    Problem(
+        tuple(i * i * 7 % 301 for i in range(64)), tuple(i * i * 11 % 501 for i in range(64)), 16
+    ),
 )
 
 
@@ -134,6 +137,11 @@ def problems(variant: Variant, amount: str) -> tuple[Problem, ...]:
         found += LONG
     whole = lambda heads: -(-heads // variant.group) * variant.group
     return tuple(replace(p, heads=whole(p.heads)) for p in found)
+
+
+def guarded_problems(variant: Variant) -> tuple[Problem, ...]:
+    """Those that are run again between unmapped pages."""
+    return problems(variant, "quick")
 
 
 LONG_VARIANTS = (
@@ -208,11 +216,17 @@ class Call:
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def call(variant: Variant, problem: Problem, device: str, seed: int = 0) -> Call:
-    """Random inputs; what no sequence owns in K and V is NaN, in page tables garbage."""
+def call(variant: Variant, problem: Problem, device: str, seed: int = 0, place=None) -> Call:
+    """Random inputs; what no sequence owns in K and V is NaN, in page tables garbage.
+
+    place  (tensor, at_the_end) -> the tensor somewhere else (guarded.Guard.place): Q and K at the beginning of their
+           memory, V at its end, with an odd seed the other way round
+    """
     make = {"dense": _dense, "lengths": _dense, "packed": _packed, "pages": _paged}[variant.keys]
     torch.manual_seed(seed)
-    return make(variant, problem, device)
+    place = place or (lambda tensor, at_the_end: tensor)
+    sides = [bool(seed % 2), bool(seed % 2), not seed % 2]
+    return make(variant, problem, device, lambda *qkv: list(map(place, qkv, sides)))
 
 
 def _options(variant: Variant, problem: Problem, device: str) -> dict:
@@ -235,7 +249,7 @@ def _values(variant: Variant, device: str, *shape: int):
     return torch.randn(*shape, variant.head_dim, device=device).to(DTYPES[variant.dtype])
 
 
-def _dense(variant: Variant, problem: Problem, device: str) -> Call:
+def _dense(variant: Variant, problem: Problem, device: str, place) -> Call:
     from cute_fa4 import flash_attn_func, flash_attn_with_kvcache
 
     batch, rows, keys = len(problem.queries), problem.queries[0], problem.keys[0]
@@ -247,6 +261,7 @@ def _dense(variant: Variant, problem: Problem, device: str) -> Call:
         for i, length in enumerate(lengths):
             k[i, length:], v[i, length:] = math.nan, math.nan
         options["cache_seqlens"] = _int32(lengths, device)
+    q, k, v = place(q, k, v)
 
     def launch():
         out = torch.full_like(q, math.nan)
@@ -275,11 +290,11 @@ SPARE_ROWS = 300
 """Rows of packed tensors behind the last sequence: more than a block of 256 queries."""
 
 
-def _ragged_call(variant, problem, device, k, v, each_k, each_v, options) -> Call:
+def _ragged_call(variant, problem, device, place, k, v, each_k, each_v, options) -> Call:
     from cute_fa4 import flash_attn_varlen_func
 
     starts = _starts(problem.queries)
-    q = _values(variant, device, starts[-1] + SPARE_ROWS, problem.heads)
+    q, k, v = place(_values(variant, device, starts[-1] + SPARE_ROWS, problem.heads), k, v)
     options |= _options(variant, problem, device)
     options |= dict(cu_seqlens_q=_int32(starts, device), max_seqlen_q=max(max(problem.queries), 1))
 
@@ -293,7 +308,7 @@ def _ragged_call(variant, problem, device, k, v, each_k, each_v, options) -> Cal
     return Call(variant, problem, _with_sink(launch, options), sequences, lambda out: out[starts[-1] :])  # fmt: skip
 
 
-def _packed(variant: Variant, problem: Problem, device: str) -> Call:
+def _packed(variant: Variant, problem: Problem, device: str, place) -> Call:
     starts = _starts(problem.keys)
     k, v = (
         _values(variant, device, starts[-1] + SPARE_ROWS, problem.heads // variant.group)
@@ -303,10 +318,10 @@ def _packed(variant: Variant, problem: Problem, device: str) -> Call:
         tensor[starts[-1] :] = math.nan
     each_k, each_v = ([x[a:b] for a, b in zip(starts, starts[1:], strict=False)] for x in (k, v))
     options = dict(cu_seqlens_k=_int32(starts, device))
-    return _ragged_call(variant, problem, device, k, v, each_k, each_v, options)
+    return _ragged_call(variant, problem, device, place, k, v, each_k, each_v, options)
 
 
-def _paged(variant: Variant, problem: Problem, device: str) -> Call:
+def _paged(variant: Variant, problem: Problem, device: str, place) -> Call:
     size, batch = variant.page_size, len(problem.keys)
     pages = [-(-n // size) for n in problem.keys]
     spare, most = 3, max(max(pages), 1) + 2
@@ -330,7 +345,7 @@ def _paged(variant: Variant, problem: Problem, device: str) -> Call:
     options = dict(page_table=table, seqused_k=_int32(problem.keys, device))
     if variant.heads_first:
         options["kv_layout"] = "HND"
-    return _ragged_call(variant, problem, device, *pools, *each, options)
+    return _ragged_call(variant, problem, device, place, *pools, *each, options)
 
 
 def _with_sink(launch, options: dict):

@@ -39,10 +39,12 @@ def tables(result: dict) -> str:
     launches, claimed = sum(r["launches"] for r in rows), sum(r["claimed"] for r in rows)
     blocks = sum(r["blocks"] * r["launches"] for r in rows)
     lines = [
-        f"{result['date']}, commit {result['commit']}, {result['device']}, driver {result['driver']}, ptxas "
-        f"{result['ptxas']}: {launches:,} launches of {len(rows)} problems, {claimed:,} of {blocks:,} blocks run by "
-        f"another cluster than their own, {len(result['failures'])} failures. {result['controls']} controls, whose "
-        "claims name a wrong block, were seen to be wrong.",
+        f"{result['date']}, commit {result['commit']}, {result['device']}, driver {result['driver']}, "
+        f"ptxas {result['ptxas']}:",
+        f"{launches:,} launches of {len(rows)} problems ({sum(r['guarded'] for r in rows)} of them between unmapped "
+        f"pages), {claimed:,} of {blocks:,} blocks run by "
+        f"another cluster than their own, {len(result['failures'])} failures. "
+        f"Control, a launch whose claims name wrong blocks: {'noticed' if result['controls'] else 'not run'}.",
         "",
         "| D | dtype | variant | problems | launches | blocks claimed / all | most by one | relative error "
         "| largest error | largest LSE error |",

@@ -41,14 +41,15 @@ FUNCTIONS = """
 .extern .func (.param .b32 r) cute_fa4_begin();
 .extern .func cute_fa4_alloc(.param .b32 address, .param .b32 columns);
 .extern .func cute_fa4_dealloc(.param .b32 taddr, .param .b32 columns);
-.extern .func (.param .b64 r) cute_fa4_lane(.param .b32 taddr, .param .b32 columns);
+.extern .func (.param .b64 r) cute_fa4_lane(.param .b32 taddr, .param .b32 last, .param .b32 shape);
 .extern .func cute_fa4_mma(.param .b32 d, .param .b64 a, .param .b64 b, .param .b32 idesc, .param .b32 accumulate,
                            .param .b32 mode);
 .extern .func cute_fa4_all_lanes(.param .b32 disabled);
 .extern .func cute_fa4_commit(.param .b32 barrier, .param .b32 ctas);
 .extern .func cute_fa4_try_cancel(.param .b32 answer, .param .b32 barrier, .param .b32 multicast);
 .extern .func (.param .b32 r) cute_fa4_load_begin(.param .b32 scratch, .param .b64 map, .param .b32 ctas);
-.extern .func cute_fa4_load_end(.param .b32 scratch, .param .b32 barrier, .param .b32 bytes);
+.extern .func cute_fa4_load_end(.param .b32 scratch, .param .b32 destination, .param .b32 barrier,
+                                .param .b32 bytes, .param .b32 ctas);
 """
 
 # `mode` of cute_fa4_mma
@@ -236,10 +237,12 @@ class _Rewriter:
             f"cvt.u32.u16 tc_m, {rest[0]};" if "multicast" in token.opcode else "mov.b32 tc_m, 0;"
         )
         opcode = token.opcode.replace(".cta_group::2", "")
+        if "multicast" in opcode:  # done by cute_fa4_load_end
+            opcode, rest = opcode.replace(".multicast::cluster", ""), rest[1:]
         operands = ", ".join((destination, source, "[tc_s]", *rest))
         return _block(
             token.guard,
-            ".reg .b32 tc_s, tc_b, tc_m, tc_n, tc_w;",
+            ".reg .b32 tc_s, tc_b, tc_d, tc_m, tc_n, tc_w;",
             # the scratch barrier of this warp, in the last SCRATCH_BYTES of dynamic shared memory
             f"mov.b32 tc_s, {self._shared};",
             "mov.u32 tc_w, %dynamic_smem_size;",
@@ -252,7 +255,11 @@ class _Rewriter:
             ctas,
             _call("load_begin", ("b32", "tc_s"), ("b64", map_address), ("b32", "tc_m"), result=("b32", "tc_n")),
             f"{opcode} {operands};",
-            _call("load_end", ("b32", "tc_s"), ("b32", "tc_b"), ("b32", "tc_n")),
+            _address(destination, "tc_d"),
+            _call(
+                "load_end",
+                *(("b32", register) for register in ("tc_s", "tc_d", "tc_b", "tc_n", "tc_m")),
+            ),
         )  # fmt: skip
 
 
@@ -290,26 +297,43 @@ def _dealloc(token: Token) -> str:
 
 
 def _load(token: Token) -> str:
-    registers, address = token.operands
-    return _lanes(token, address, [f"ld.volatile.global.b32 {{}}, [tc_p+{512 * i}];".format(r)
-                                   for i, r in enumerate(elements(registers))])  # fmt: skip
+    registers, address, *_ = token.operands
+    return _lanes(token, address, registers, "ld.volatile.global.b32 {register}, [tc_p+{bytes}];")
 
 
 def _store(token: Token) -> str:
-    address, registers = token.operands
-    return _lanes(token, address, [f"st.volatile.global.b32 [tc_p+{512 * i}], {r};"
-                                   for i, r in enumerate(elements(registers))])  # fmt: skip
+    address, *_, registers = token.operands
+    return _lanes(token, address, registers, "st.volatile.global.b32 [tc_p+{bytes}], {register};")
 
 
-def _lanes(token: Token, address: str, accesses: list[str]) -> str:
-    """32x32b: lane t of the warp has row t of the warp's 32, register i column i; a column is 512 bytes."""
-    if ".32x32b." not in token.opcode or re.search(r"\.(red|pack|unpack|spcompress)", token.opcode):
+SHAPES = {
+    "32x32b": lambda r: (0, r),
+    "16x64b": lambda r: (0, 2 * r),
+    "16x128b": lambda r: (8 * (r % 2), 4 * (r // 2)),
+    "16x256b": lambda r: (8 * (r // 2 % 2), r % 2 + 8 * (r // 4)),
+}
+"""Register r -> (lane, column) of tensor memory, counted from those of the thread's register 0, which
+cute_fa4_lane knows. PTX ISA, "tcgen05 Data Movement Shape"."""
+
+
+def _lanes(token: Token, address: str, registers: str, access: str) -> str:
+    """One access a register; a column of tensor memory is 512 bytes, a lane 4."""
+    shape = next((name for name in SHAPES if f".{name}." in token.opcode), None)
+    if shape is None or re.search(r"\.(red|pack|unpack|spcompress)", token.opcode):
         _refuse(token)
+    names = elements(registers)
+    places = [SHAPES[shape](r) for r in range(len(names))]
+    accesses = [
+        access.format(register=name, bytes=4 * lane + 512 * column)
+        for name, (lane, column) in zip(names, places, strict=True)
+    ]
+    last = max(column for _, column in places)
+    number = list(SHAPES).index(shape)
     return _block(
         token.guard,
         ".reg .b32 tc_a; .reg .b64 tc_p;",
         _address(address, "tc_a"),
-        _call("lane", ("b32", "tc_a"), ("b32", len(accesses)), result=("b64", "tc_p")),
+        _call("lane", ("b32", "tc_a"), ("b32", last), ("b32", number), result=("b64", "tc_p")),
         *accesses,
     )
 

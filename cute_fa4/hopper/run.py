@@ -13,6 +13,7 @@ import torch
 from cute_fa4 import compile_cache
 from cute_fa4.aot import manifest
 from cute_fa4.hopper import cases, check, foreign, load
+from cute_fa4.hopper.guarded import Guard
 from cute_fa4.system import progress
 
 
@@ -67,16 +68,22 @@ def variant_step(variant: cases.Variant, amount: str, used: Used):
 
     def step(result: dict) -> None:
         begin, rows = time.perf_counter(), []
-        for number, problem in enumerate(cases.problems(variant, amount)):
+        todo = [(problem, False) for problem in cases.problems(variant, amount)]
+        todo += [(problem, True) for problem in cases.guarded_problems(variant)]
+        for number, (problem, guarded) in enumerate(todo):
             where = f"d={variant.head_dim} {variant.dtype} {variant.title}, {problem.title}"
+            where += ", between unmapped pages" * guarded
             try:
-                row = check.check(cases.call(variant, problem, "cuda", seed=number), used.last)
+                with Guard() as guard:
+                    place = guard.place if guarded else None
+                    call = cases.call(variant, problem, "cuda", seed=number, place=place)
+                    row = check.check(call, used.last)
             except check.WrongResult as error:
                 fail(result, f"{where}: {error}")
                 continue
             except RuntimeError as error:
                 raise RuntimeError(f"{where}: {error}") from error
-            rows.append(asdict(row))
+            rows.append({**asdict(row), "guarded": guarded})
         result["rows"] += rows
         worst = max((row["relative_error"] for row in rows), default=0.0)
         progress.say(

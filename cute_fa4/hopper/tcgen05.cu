@@ -108,12 +108,19 @@ EXPORT void cute_fa4_dealloc(uint32_t taddr, uint32_t columns) {
   __syncwarp();
 }
 
-// Where lane t of this warp finds row t of its 32 rows, first column.
-EXPORT uint64_t cute_fa4_lane(uint32_t taddr, uint32_t columns) {
-  uint32_t row = taddr >> 16, column = taddr & 0xffff;
-  if (row != threadIdx.x / 32 % 4 * 32) fail("tcgen05.ld or .st of another warp's lanes", row, threadIdx.x / 32);
-  if (column + columns > kColumns) fail("tcgen05.ld or .st beyond column 512", column, columns);
-  return (uint64_t)(tensor_memory(-1) + column * kLanes + row + laneid());
+// Where lane t of this warp finds its register 0; the last register is so many columns behind it. Shapes are numbered
+// as in SHAPES of rewrite.py.
+EXPORT uint64_t cute_fa4_lane(uint32_t taddr, uint32_t last, uint32_t shape) {
+  uint32_t row = taddr >> 16, column = taddr & 0xffff, t = laneid();
+  if ((shape ? row & ~16u : row) != threadIdx.x / 32 % 4 * 32) fail("tcgen05.ld or .st of another warp's lanes", row, threadIdx.x / 32);
+  switch (shape) {
+    case 0: row += t; break;
+    case 1: row += t / 4 + 8 * (t % 2), column += t / 2 % 2; break;
+    case 2: row += t / 4, column += t % 4; break;
+    default: row += t / 4, column += 2 * (t % 4);
+  }
+  if (column + last >= kColumns) fail("tcgen05.ld or .st beyond column 512", column, last);
+  return (uint64_t)(tensor_memory(-1) + column * kLanes + row);
 }
 
 // --- tcgen05.mma ------------------------------------------------------------------------------------------------
@@ -184,8 +191,11 @@ struct Operand {
   }
 };
 
-// Row of A and D -> lane: 128 rows lie as they are, 64 rows in the first halves of the four warps' lanes.
-__device__ __forceinline__ int lane_of(int row, int rows) { return rows == 128 ? row : row / 16 * 32 + row % 16; }
+// Row of D in a CTA -> lane. 64 rows lie in the first halves of the four warps' lanes; those of a pair, of which each
+// CTA has 64, lie in lanes 0 to 63 with the left half of N and in lanes 64 to 127 with the right one.
+__device__ __forceinline__ int lane_of(int row, int rows, int group, int half) {
+  return rows == 128 ? row : group == 2 ? row + 64 * half : row / 16 * 32 + row % 16;
+}
 
 // D (rows x N) (+)= A (rows x 32 bytes) B (N x 32 bytes), two rows at a time, eight columns at a time.
 template <int BYTES>
@@ -196,8 +206,9 @@ __device__ __noinline__ void product(uint32_t d, uint64_t a, uint64_t b, uint32_
   const float sign = (idesc >> 13 & 1) ^ (idesc >> 14 & 1) ? -1.f : 1.f;
   const bool a_mn = idesc >> 15 & 1, b_mn = idesc >> 16 & 1, a_in_tmem = mode >> 9 & 1, wide = mode >> 8 & 1;
   if ((idesc >> 4 & 3) != 1 || idesc & 4) fail("tcgen05.mma: D is not float32, or A is sparse; idesc", idesc, 0);
-  if (rows != 128 && !(rows == 64 && group == 1 && !a_in_tmem)) fail("tcgen05.mma: M is not supported", M, group);
-  if (d >> 16 || column + N > kColumns || N == 0) fail("tcgen05.mma: D beyond tensor memory", d, N);
+  if (rows != 128 && (rows != 64 || a_in_tmem)) fail("tcgen05.mma: M is not supported", M, group);
+  const bool stacked = rows == 64 && group == 2;  // both halves of N in the same columns
+  if (d >> 16 || column + (stacked ? N / 2 : N) > kColumns || N == 0) fail("tcgen05.mma: D beyond tensor memory", d, N);
   if (BYTES == 1 && (a_format > 1 || b_format > 1)) fail("tcgen05.mma: formats of A, B", a_format, b_format);
   const int lanes = wide ? 32 : 1, me = wide ? laneid() : 0, half_n = N / group;
 
@@ -237,13 +248,13 @@ __device__ __noinline__ void product(uint32_t d, uint64_t a, uint64_t b, uint32_
       for (int half = 0; half < group; half++) {
         Operand<BYTES> B(b, b_mn, group == 2 ? half : -1);
         for (int n = 0; n < half_n; n += 8) {
-          volatile uint32_t *D = T + (column + half * half_n + n) * kLanes;
+          volatile uint32_t *D = T + (column + (stacked ? 0 : half * half_n) + n) * kLanes;
           float sum[R][8];
 #pragma unroll
           for (int r = 0; r < R; r++)
 #pragma unroll
             for (int u = 0; u < 8; u++)
-              sum[r][u] = accumulate ? __uint_as_float(D[u * kLanes + lane_of(row + r * (rows / R), rows)]) : 0.f;
+              sum[r][u] = accumulate ? __uint_as_float(D[u * kLanes + lane_of(row + r * (rows / R), rows, group, half)]) : 0.f;
           if (!b_mn) {
 #pragma unroll
             for (int u = 0; u < 8; u++)
@@ -279,7 +290,7 @@ __device__ __noinline__ void product(uint32_t d, uint64_t a, uint64_t b, uint32_
           for (int r = 0; r < R; r++)
 #pragma unroll
             for (int u = 0; u < 8; u++)
-              D[u * kLanes + lane_of(row + r * (rows / R), rows)] = __float_as_uint(sum[r][u]);
+              D[u * kLanes + lane_of(row + r * (rows / R), rows, group, half)] = __float_as_uint(sum[r][u]);
         }
       }
     }
@@ -331,7 +342,7 @@ __device__ uint32_t box_bytes(const uint32_t *map) {
 }
 
 EXPORT uint32_t cute_fa4_load_begin(uint32_t scratch, uint64_t map, uint32_t ctas) {
-  if (ctas & ~(1u << cluster_ctarank())) fail("a load for a pair is multicast to other CTAs", ctas, cluster_ctarank());
+  if (ctas && !(ctas >> cluster_ctarank() & 1)) fail("a multicast load for a pair that leaves out its own CTA", ctas, 0);
   uint32_t bytes = box_bytes((const uint32_t *)map);
   asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(scratch) : "memory");
   asm volatile("fence.mbarrier_init.release.cluster; fence.proxy.async;" ::: "memory");
@@ -339,14 +350,43 @@ EXPORT uint32_t cute_fa4_load_begin(uint32_t scratch, uint64_t map, uint32_t cta
   return bytes;
 }
 
-EXPORT void cute_fa4_load_end(uint32_t scratch, uint32_t barrier, uint32_t bytes) {
-  uint32_t done = 0;
+__device__ __forceinline__ uint32_t in_cta(uint32_t shared, uint32_t rank) {
+  uint32_t address;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared), "r"(rank));
+  return address;
+}
+__device__ __forceinline__ uint32_t rank_of(uint32_t shared) {
+  uint32_t rank;
+  asm volatile("getctarank.shared::cluster.u32 %0, %1;" : "=r"(rank) : "r"(shared));
+  return rank;
+}
+
+// The box is in this CTA's memory when the scratch barrier says so. It is copied to the other CTAs of a mask, and its
+// bytes are credited to the barrier that is named, in a multicast to the one of each CTA's pair on the same side.
+EXPORT void cute_fa4_load_end(uint32_t scratch, uint32_t destination, uint32_t barrier, uint32_t bytes, uint32_t ctas) {
+  uint32_t done = 0, own = cluster_ctarank(), side = rank_of(barrier) & 1;
   while (!done)
     asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], 0; selp.b32 %0, 1, 0, p;}"
                  : "=r"(done) : "r"(scratch) : "memory");
   asm volatile("mbarrier.inval.shared.b64 [%0];" ::"r"(scratch) : "memory");
+  for (uint32_t rank = 0; rank < 16; rank++)
+    if (ctas & ~(1u << own) & 1u << rank) {
+      uint32_t to = in_cta(destination, rank);
+      for (uint32_t at = 0; at < bytes; at += 16) {
+        Chunk c;
+        asm volatile("ld.volatile.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(c.word[0]), "=r"(c.word[1]), "=r"(c.word[2]), "=r"(c.word[3]) : "r"(destination + at));
+        asm volatile("st.shared::cluster.v4.u32 [%0], {%1, %2, %3, %4};"
+                     ::"r"(to + at), "r"(c.word[0]), "r"(c.word[1]), "r"(c.word[2]), "r"(c.word[3]) : "memory");
+      }
+    }
   asm volatile("fence.proxy.async; fence.acq_rel.cluster;" ::: "memory");
-  asm volatile("mbarrier.complete_tx.relaxed.cluster.shared::cluster.b64 [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+  for (uint32_t rank = 0; rank < 16; rank++)
+    if ((ctas ? ctas : 1u << own) >> rank & 1) {
+      uint32_t credited = ctas ? in_cta(barrier, (rank & ~1u) | side) : barrier;
+      asm volatile("mbarrier.complete_tx.relaxed.cluster.shared::cluster.b64 [%0], %1;"
+                   ::"r"(credited), "r"(bytes) : "memory");
+    }
 }
 
 // --- cluster launch control -------------------------------------------------------------------------------------

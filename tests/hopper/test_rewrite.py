@@ -5,9 +5,11 @@ import re
 import numpy as np
 import pytest
 
+from cute_fa4.emulator.instructions.tcgen05 import register_places
 from cute_fa4.hopper.ptx_text import tokens
 from cute_fa4.hopper.rewrite import (
     SCRATCH_BYTES,
+    SHAPES,
     UnsupportedInstruction,
     rewrite,
     rewrite_instructions,
@@ -24,6 +26,7 @@ tcgen05.wait::ld.sync.aligned;
 tcgen05.wait::st.sync.aligned;
 tcgen05.fence::before_thread_sync;
 tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r1, %r2}, [%r3 + 4];
+tcgen05.ld.sync.aligned.16x256b.x1.b32 {%r1, %r2, %r3, %r4}, [%r5];
 @!%p1 tcgen05.st.sync.aligned.32x32b.x2.b32 [%r3], {%r1, %r2};
 @%p1 tcgen05.mma.cta_group::1.kind::f16 [%r1], %rd1, %rd2, 0x8200490, 1;
 tcgen05.mma.cta_group::1.kind::f16 [%r1], [%r2], %rd2, %r3, %p2;
@@ -35,6 +38,7 @@ clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b
 { .reg .b128 %h; mov.b128 %h, {%rd1, %rd2}; clusterlaunchcontrol.query_cancel.get_first_ctaid::y.b32.b128 %r1, %h; }
 { .reg .b128 %h; mov.b128 %h, {%rd1, %rd2}; clusterlaunchcontrol.query_cancel.get_first_ctaid.v4.b32.b128 {%r1, %r2, %r3, _}, %h; }
 @%p1 cp.async.bulk.tensor.2d.cta_group::2.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%r1], [%rd1, {%r2, %r3}], [%r4];
+cp.async.bulk.tensor.2d.cta_group::2.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%r1], [%rd1, {%r2, %r3}], [%r4], %rs1;
 cp.async.bulk.tensor.2d.cta_group::1.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%r1], [%rd1, {%r2, %r3}], [%r4];
 setmaxnreg.dec.sync.aligned.u32 40;
 fma.rn.ftz.f32x2 %rd1, %rd2, %rd3, %rd1;
@@ -70,7 +74,7 @@ def test_what_hopper_knows_stays_as_it_was():
 
 
 def test_a_load_for_a_pair_needs_scratch_at_the_end_of_shared_memory():
-    (line,) = [form for form in FORMS.splitlines() if "cp.async" in form and "cta_group::2" in form]
+    line, _ = [f for f in FORMS.splitlines() if "cp.async" in f and "cta_group::2" in f]
     found = rewrite(module_text(line, directives=".reqntid 96, 2, 1"))
     assert found.scratch_bytes == SCRATCH_BYTES == 8 * 1024 // 32
     assert found.threads == 192 and found.entries == ("bench",)
@@ -80,7 +84,7 @@ def test_a_load_for_a_pair_needs_scratch_at_the_end_of_shared_memory():
 @pytest.mark.parametrize(
     "instruction",
     [
-        "tcgen05.ld.sync.aligned.16x256b.x1.b32 {%r1, %r2, %r3, %r4}, [%r5];",
+        "tcgen05.ld.sync.aligned.16x32bx2.x1.b32 {%r1}, [%r5], 16;",
         "tcgen05.ld.sync.aligned.32x32b.x2.pack::16b.b32 {%r1, %r2}, [%r5];",
         "tcgen05.mma.cta_group::1.kind::mxf8f6f4.block_scale [%r1], %rd1, %rd2, %r3, [%r4], [%r5], %p1;",
         "tcgen05.mma.ws.cta_group::1.kind::f16 [%r1], %rd1, %rd2, %r3, %p1;",
@@ -92,6 +96,14 @@ def test_a_load_for_a_pair_needs_scratch_at_the_end_of_shared_memory():
 def test_what_is_not_modelled_is_refused_by_name(instruction):
     with pytest.raises(UnsupportedInstruction, match=re.escape(instruction.split()[0])):
         rewrite(module_text(instruction))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_registers_lie_where_the_emulator_has_them(shape):
+    """From register 0 of a thread to register r it is as far in every thread, as far as SHAPES says."""
+    lane, column = register_places(shape, 8)
+    for r in range(len(lane)):
+        assert set(zip(lane[r] - lane[0], column[r] - column[0], strict=True)) == {SHAPES[shape](r)}
 
 
 MMA = "@lead tcgen05.mma.cta_group::1.kind::f16 [%r1], %rd1, %rd2, 0x8200490, 1;"

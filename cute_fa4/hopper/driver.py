@@ -415,6 +415,26 @@ def other_context(functions: Functions) -> str:
     return f"cuCtxCreate {status}: {said}, {'still' if kept else 'no longer'} current, {append.wrong()} wrong rows"
 
 
+@case(
+    "the neighbours of guarded memory (guarded.py) are not mapped", "inside 0, before 1, behind 1"
+)
+def guarded_memory(functions: Functions) -> str:
+    import torch
+
+    from cute_fa4.hopper.guarded import Memory
+
+    torch.cuda.init()
+    torch.zeros(1, device="cuda")
+    memory, cuda = Memory(1), _cuda()
+
+    def write(address: int) -> int:
+        return cuda.cuMemsetD8_v2(ctypes.c_uint64(address), ctypes.c_ubyte(0), ctypes.c_size_t(16))
+
+    begin, end = memory.begin, memory.begin + memory.size
+    inside = write(begin) or write(end - 16)
+    return f"CUresult of writing 16 bytes inside {inside}, before {write(begin - 16)}, behind {write(end)}"
+
+
 def _free_bytes() -> int:
     import torch
 

@@ -26,11 +26,14 @@ def run(
     opened, used = load.load(directory), Used()
     for stand_in in opened.values():
         stand_in.patience(patience)
-    steps = [variant_step(variant, amount, used) for variant in cases.VARIANTS[part - 1 :: parts]]
+    variants = cases.VARIANTS[part - 1 :: parts]
+    steps = [variant_step(v, cases.problems(v, amount), used) for v in variants]
     if part == 1:
         steps += [control_step(used)]
         if all(any(k["name"] == name for k in content["kernels"]) for name in foreign.KERNELS):
             steps += [lambda result: result["foreign"].extend(foreign.check(directory))]
+    # Last, because the first byte that is touched beside a tensor ends the run.
+    steps += [variant_step(v, cases.guarded_problems(v), used, guarded=True) for v in variants]
     with ExitStack() as stack, progress.bar(len(steps), "check", "step") as advance:
         stack.enter_context(used.watching())
         for step in steps:
@@ -63,14 +66,12 @@ def about(directory) -> dict:
     }
 
 
-def variant_step(variant: cases.Variant, amount: str, used: Used):
-    """A function that runs all problems of a variant and adds their rows to the result."""
+def variant_step(variant: cases.Variant, problems, used: Used, guarded: bool = False):
+    """A function that runs problems of a variant, perhaps between unmapped pages, and adds their rows to the result."""
 
     def step(result: dict) -> None:
         begin, rows = time.perf_counter(), []
-        todo = [(problem, False) for problem in cases.problems(variant, amount)]
-        todo += [(problem, True) for problem in cases.guarded_problems(variant)]
-        for number, (problem, guarded) in enumerate(todo):
+        for number, problem in enumerate(problems):
             where = f"d={variant.head_dim} {variant.dtype} {variant.title}, {problem.title}"
             where += ", between unmapped pages" * guarded
             try:

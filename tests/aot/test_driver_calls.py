@@ -86,7 +86,7 @@ def test_the_calls_of_the_first_launch(results):
     # 300 queries are 2 CTAs of 256 rows, 4 heads, 2 sequences, in any order of axes; 16 warps
     grid = re.search(r"cuLaunchKernelEx device=0 grid=(\d+),(\d+),(\d+) block=512,1,1", calls[-1])
     assert math.prod(map(int, grid.groups())) == 2 * 4 * 2
-    assert PLAIN.smem_bytes <= int(re.search(r"shared=(\d+)", calls[-1])[1]) <= 232448
+    assert PLAIN.smem.nbytes <= int(re.search(r"shared=(\d+)", calls[-1])[1]) <= 232448
 
 
 def test_later_launches_are_one_driver_call(results):

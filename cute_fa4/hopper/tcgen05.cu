@@ -165,11 +165,11 @@ struct Operand {
     if (swizzle & 1 || descriptor >> 49 & 7) fail("matrix descriptor with this swizzle, base offset", swizzle, 0);
     span = swizzle == 2 ? 128 : swizzle == 4 ? 64 : swizzle == 6 ? 32 : 16;
     mask = swizzle == 2 ? 7 : swizzle == 4 ? 3 : swizzle == 6 ? 1 : 0;
+    // Address 0 belongs to CTA 0 of the cluster, whoever uses it: the rank says whose memory is meant.
+    uint32_t rank = cluster_ctarank();
+    if (pair_rank >= 0) rank = (rank & ~1u) | pair_rank;
     window = (uint64_t)__cvta_shared_to_generic(0);
-    if (pair_rank >= 0) {
-      uint32_t rank = (cluster_ctarank() & ~1u) | pair_rank;
-      asm("mapa.u64 %0, %1, %2;" : "=l"(window) : "l"(window), "r"(rank));
-    }
+    asm("mapa.u64 %0, %1, %2;" : "=l"(window) : "l"(window), "r"(rank));
   }
   // K-major: elements k.. of a row. MN-major: rows row.. of one k. Both start at a multiple of kPer.
   __device__ __forceinline__ Chunk chunk(int row, int k) const {
@@ -191,10 +191,11 @@ struct Operand {
   }
 };
 
-// Row of D in a CTA -> lane. 64 rows lie in the first halves of the four warps' lanes; those of a pair, of which each
+// Row of D in a CTA -> lane. 64 rows lie in the first halves of the four warps' lanes, or from lane 16 on in the others;
+// those of a pair, of which each
 // CTA has 64, lie in lanes 0 to 63 with the left half of N and in lanes 64 to 127 with the right one.
-__device__ __forceinline__ int lane_of(int row, int rows, int group, int half) {
-  return rows == 128 ? row : group == 2 ? row + 64 * half : row / 16 * 32 + row % 16;
+__device__ __forceinline__ int lane_of(int row, int rows, int group, int half, uint32_t first) {
+  return rows == 128 ? row : group == 2 ? row + 64 * half : row / 16 * 32 + row % 16 + first;
 }
 
 // D (rows x N) (+)= A (rows x 32 bytes) B (N x 32 bytes), two rows at a time, eight columns at a time.
@@ -208,7 +209,7 @@ __device__ __noinline__ void product(uint32_t d, uint64_t a, uint64_t b, uint32_
   if ((idesc >> 4 & 3) != 1 || idesc & 4) fail("tcgen05.mma: D is not float32, or A is sparse; idesc", idesc, 0);
   if (rows != 128 && (rows != 64 || a_in_tmem)) fail("tcgen05.mma: M is not supported", M, group);
   const bool stacked = rows == 64 && group == 2;  // both halves of N in the same columns
-  if (d >> 16 || column + (stacked ? N / 2 : N) > kColumns || N == 0) fail("tcgen05.mma: D beyond tensor memory", d, N);
+  if ((d >> 16 && !(rows == 64 && group == 1 && d >> 16 == 16)) || column + (stacked ? N / 2 : N) > kColumns || N == 0) fail("tcgen05.mma: D beyond tensor memory", d, N);
   if (BYTES == 1 && (a_format > 1 || b_format > 1)) fail("tcgen05.mma: formats of A, B", a_format, b_format);
   const int lanes = wide ? 32 : 1, me = wide ? laneid() : 0, half_n = N / group;
 
@@ -254,7 +255,7 @@ __device__ __noinline__ void product(uint32_t d, uint64_t a, uint64_t b, uint32_
           for (int r = 0; r < R; r++)
 #pragma unroll
             for (int u = 0; u < 8; u++)
-              sum[r][u] = accumulate ? __uint_as_float(D[u * kLanes + lane_of(row + r * (rows / R), rows, group, half)]) : 0.f;
+              sum[r][u] = accumulate ? __uint_as_float(D[u * kLanes + lane_of(row + r * (rows / R), rows, group, half, d >> 16)]) : 0.f;
           if (!b_mn) {
 #pragma unroll
             for (int u = 0; u < 8; u++)
@@ -290,7 +291,7 @@ __device__ __noinline__ void product(uint32_t d, uint64_t a, uint64_t b, uint32_
           for (int r = 0; r < R; r++)
 #pragma unroll
             for (int u = 0; u < 8; u++)
-              D[u * kLanes + lane_of(row + r * (rows / R), rows, group, half)] = __float_as_uint(sum[r][u]);
+              D[u * kLanes + lane_of(row + r * (rows / R), rows, group, half, d >> 16)] = __float_as_uint(sum[r][u]);
         }
       }
     }

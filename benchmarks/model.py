@@ -6,10 +6,11 @@
     python benchmarks/model.py --svg FOLDER       pictures of the steady state, of CTAs under a window
     python benchmarks/model.py --calibration      published against modelled speeds
     python benchmarks/model.py --fit              choose the fitted constants again
-    python benchmarks/model.py --docs             write the tables into docs/performance.md
+    python benchmarks/model.py --docs             write the tables and plots of docs/performance.md,
+                                                  the tables of docs/performance_method.md
 
 No GPU takes part and nothing is measured. How it works: benchmarks/cycle_model/, what it cannot
-see: docs/performance.md. Needs nvdisasm (pip install nvidia-cuda-nvdisasm, or triton).
+see: docs/performance_method.md. Needs nvdisasm (pip install nvidia-cuda-nvdisasm, or triton).
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ ROOT = Path(__file__).resolve().parents[1]
 if __package__ in (None, ""):  # run as a file: make `benchmarks` importable
     sys.path.insert(0, str(ROOT))
 
-from benchmarks.cycle_model import calibration, report, timeline  # noqa: E402
+from benchmarks.cycle_model import calibration, plots, report, timeline  # noqa: E402
 from benchmarks.cycle_model.constants import fitted_b200  # noqa: E402
 from benchmarks.cycle_model.evaluate import AlignedKernel  # noqa: E402
 from benchmarks.cycle_model.kernels import OURS, THEIRS  # noqa: E402
 
-DOCS = ROOT / "docs" / "performance.md"
+DOCS = ROOT / "docs"
+PAGES = (DOCS / "performance.md", DOCS / "performance_method.md")
 # The picture shows this many key tiles from the middle of a CTA of the longest simulated length.
 PICTURE_TILES = 3
 
@@ -39,8 +41,28 @@ def fill(text: str, name: str, table: str) -> str:
     """Replace what stands between the marks of a generated table. ValueError without the marks."""
     pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
     if not pattern.search(text):
-        raise ValueError(f"{DOCS} has no marks <!-- {name} --> ... <!-- /{name} -->")
+        raise ValueError(f"the page has no marks <!-- {name} --> ... <!-- /{name} -->")
     return pattern.sub(lambda found: f"{found[1]}{table}\n{found[2]}", text)
+
+
+def fill_pages(pages: dict[Path, str], tables: dict[str, str]) -> dict[Path, str]:
+    """Every table on the one page that has its marks. ValueError for a table that none has, or more than one."""
+    pages = dict(pages)
+    for name, table in tables.items():
+        places = [path for path, text in pages.items() if f"<!-- {name} -->" in text]
+        if len(places) != 1:
+            raise ValueError(f"<!-- {name} --> is on {len(places)} pages; accepted: on one")
+        pages[places[0]] = fill(pages[places[0]], name, table)
+    return pages
+
+
+def write_docs(tables: dict[str, str]) -> None:
+    """The tables of both pages, and the plots of the first, drawn from what it says then."""
+    pages = fill_pages({path: path.read_text() for path in PAGES}, tables)
+    for path, text in pages.items():
+        path.write_text(text)
+    for name, picture in plots.pictures(pages[PAGES[0]]).items():
+        (DOCS / "pictures" / name).write_text(picture)
 
 
 def pictures(kernels: dict, folder: Path) -> None:
@@ -101,15 +123,18 @@ def main(argv: list[str] | None = None) -> int:
     if args.svg:
         pictures(kernels, args.svg)
     if args.docs:
-        text = DOCS.read_text()
-        text = fill(text, "speeds", report.table(found))
-        text = fill(text, "pages", report.pages_table(found))
-        text = fill(text, "orders", report.orders_table(kernels, constants))
-        text = fill(text, "claims", report.claims_table(kernels, constants))
-        text = fill(text, "steady", report.steady_table(kernels))
-        text = fill(text, "calibration", report.calibration_table(kernels, constants))
-        text = fill(text, "constants", report.constants_table(constants))
-        DOCS.write_text(text)
+        write_docs(
+            {
+                "speeds": report.table(found),
+                "pages": report.pages_table(found),
+                "decode": report.decode_table(),
+                "orders": report.orders_table(kernels, constants),
+                "claims": report.claims_table(kernels, constants),
+                "steady": report.steady_table(kernels),
+                "calibration": report.calibration_table(kernels, constants),
+                "constants": report.constants_table(constants),
+            }
+        )
     if args.json:
         print(json.dumps(report.as_json(kernels, found, constants), indent=1))
     else:

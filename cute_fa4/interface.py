@@ -64,7 +64,8 @@ def flash_attn_func(
     key_limit: torch.Tensor | None = None,
     learnable_sink: torch.Tensor | None = None,
     softcap: float | None = 0.0,
-    num_splits: int = 1,
+    num_splits: int | None = 1,
+    tokens_per_split: int | None = None,
     pack_gqa: bool | None = None,
     deterministic: bool = False,
     score_mod=None,
@@ -87,6 +88,10 @@ def flash_attn_func(
     key_limit     (batch,) int32: keys from here on are hidden (padding), positions stay
     learnable_sink  (heads_q,), f32, bf16 or fp16: a score that takes weight and has no value
     softcap       0 or None: off; otherwise scores become softcap * tanh(score / softcap)
+    num_splits    parts that the keys of a sequence are split into, run side by side and merged: None or 0:
+                  chosen from metadata, where there are fewer blocks than SMs; 1: never; N: exactly N
+    tokens_per_split  parts of so many keys (a multiple of 128) instead: the same sequence gives the same bits,
+                  whatever else is in the batch
     pack_gqa      the query heads of a group share a tile of 128 rows; the group must divide 128.
                   None: where it saves CTAs. The results are the same
     score_mod     score_mod(score, batch, head, q_idx, kv_idx, aux) -> score, traced into the kernel;
@@ -99,10 +104,9 @@ def flash_attn_func(
     head_dim is 64, 72, 80, 96 or 128. The last dimension is contiguous; the other strides are any
     multiples of 8 elements, so slices and transposed views need no copy.
 
-    num_splits and block_sparse_tensors have the meaning they have in flash-attn-4; only their "off"
-    values are built. deterministic changes nothing: the forward pass always is. Parameters after v
-    are keyword-only, because their order differs between the packages that have a function of this
-    name.
+    block_sparse_tensors has the meaning it has in flash-attn-4; only its "off" value is built.
+    deterministic changes nothing: the forward pass always is. Parameters after v are keyword-only,
+    because their order differs between the packages that have a function of this name.
 
     Returns out, or (out, lse) with return_lse=True; lse is float32, natural logarithm, of shape
     (batch, heads_q, seqlen_q). A query that sees no key has out 0 and lse -inf, or the sink.
@@ -119,7 +123,8 @@ def flash_attn_func(
     lengths = None if key_limit is None else (None, None, None, None, key_limit, None)
     numbers = (softmax_scale, causal, softcap, None, None)
     choices = (
-        mask, num_splits, pack_gqa, score_mod, mask_mod, block_sparse_tensors, "NHD", False, return_lse,
+        mask, num_splits, tokens_per_split, pack_gqa, score_mod, mask_mod, block_sparse_tensors, "NHD",
+        False, return_lse,
     )  # fmt: skip
     return attend(
         prepare_attention,
@@ -151,7 +156,8 @@ def flash_attn_varlen_func(
     learnable_sink: torch.Tensor | None = None,
     s_aux: torch.Tensor | None = None,
     softcap: float | None = 0.0,
-    num_splits: int = 1,
+    num_splits: int | None = 1,
+    tokens_per_split: int | None = None,
     pack_gqa: bool | None = None,
     deterministic: bool = False,
     score_mod=None,
@@ -208,7 +214,7 @@ def flash_attn_varlen_func(
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table)
     numbers = (softmax_scale, causal, softcap, max_seqlen_q, max_seqlen_k)
     choices = (
-        mask, num_splits, pack_gqa, score_mod, mask_mod, block_sparse_tensors, kv_layout,
+        mask, num_splits, tokens_per_split, pack_gqa, score_mod, mask_mod, block_sparse_tensors, kv_layout,
         seqused_k_excludes_new, return_lse or return_softmax_lse,
     )  # fmt: skip
     return attend(
@@ -240,7 +246,8 @@ def flash_attn_with_kvcache(
     learnable_sink: torch.Tensor | None = None,
     s_aux: torch.Tensor | None = None,
     softcap: float | None = 0.0,
-    num_splits: int = 1,
+    num_splits: int | None = 1,
+    tokens_per_split: int | None = None,
     pack_gqa: bool | None = None,
     score_mod=None,
     mask_mod=None,
@@ -294,7 +301,7 @@ def flash_attn_with_kvcache(
     lengths = (cu_seqlens_q, None, None, cache_seqlens, key_limit, page_table)
     numbers = (softmax_scale, causal, softcap, max_seqlen_q, None)
     choices = (
-        mask, num_splits, pack_gqa, score_mod, mask_mod, None, kv_layout,
+        mask, num_splits, tokens_per_split, pack_gqa, score_mod, mask_mod, None, kv_layout,
         False, return_lse or return_softmax_lse,
     )  # fmt: skip
     return attend(

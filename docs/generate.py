@@ -1,16 +1,21 @@
-"""Write the documents that are printed from the code: docs/barriers.md and docs/layouts.md.
+"""Write what follows from the code: docs/barriers.md, docs/layouts.md, the tree of docs/architecture.md, plots.
+
+The plots are drawn from the tables of docs/performance.md, which benchmarks/model.py writes.
 
 python docs/generate.py           write them
 python docs/generate.py --check   exit 1 and name those that the code no longer prints
 """
 
 import argparse
+import ast
+import re
 import sys
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS.parent))
 
+from benchmarks.cycle_model import plots  # noqa: E402
 from cute_fa4.layouts import pictures  # noqa: E402
 from cute_fa4.sm100.choose_config import choose_config  # noqa: E402
 from cute_fa4.sm100.config import FA4Config  # noqa: E402
@@ -59,11 +64,73 @@ first mbarrier.
 """
 
 
+PACKAGE = DOCS.parent / "cute_fa4"
+FLOORS = DOCS.parent / "tests" / "house" / "test_floors.py"
+
+
+def floors() -> list[str]:
+    """Rooms of the package from the top floor down, as the test of the floors has them."""
+    for node in ast.parse(FLOORS.read_text()).body:
+        if isinstance(node, ast.Assign) and node.targets[0].id == "FLOORS":
+            return ast.literal_eval(node.value).split()
+    raise ValueError(f"{FLOORS}: no FLOORS")
+
+
+def house() -> list[str]:
+    """Every folder, and the files of the package and of sm100/, from the top floor down; sm100/ above what is in it."""
+    rooms = floors()
+    first = next(number for number, room in enumerate(rooms) if room.startswith("cute_fa4.sm100."))
+
+    def place(name: str) -> tuple:
+        parts = ["cute_fa4", *name.removesuffix(".py").strip("/").split("/")]
+        names = (".".join(parts[:n]) for n in range(len(parts), 1, -1))
+        return next((rooms.index(room) for room in names if room in rooms), first - 0.5), name
+
+    folders = [f"{path.parent.relative_to(PACKAGE)}/" for path in PACKAGE.rglob("*/__init__.py")]
+    files = [*PACKAGE.glob("*.py"), *PACKAGE.glob("sm100/*.py")]
+    names = [str(path.relative_to(PACKAGE)) for path in files if path.name != "__init__.py"]
+    return sorted(folders + names, key=place)
+
+
+def first_sentence(name: str) -> str:
+    """Of the docstring of a file of the package, or of a folder's __init__.py. ValueError without one."""
+    path = PACKAGE / name / "__init__.py" if name.endswith("/") else PACKAGE / name
+    docstring = ast.get_docstring(ast.parse(path.read_text()))
+    if not docstring:
+        raise ValueError(f"{path}: no docstring; its first sentence says what lives there")
+    paragraph = " ".join(docstring.split("\n\n")[0].split())
+    return re.split(r"(?<=\.)\s", paragraph)[0].removesuffix(".").removesuffix(":")
+
+
+def tree() -> str:
+    """The house as a table: every folder, and the files of the package and of sm100/, with one sentence each."""
+    lines = ["| in `cute_fa4/` | |", "|---|---|"]
+    for name in house():
+        shown = f"**`{name}`**" if name.endswith("/") else f"`{name}`"
+        sentence = first_sentence(name).replace("|", "\\|")
+        lines.append(f"| {shown} | {sentence} |")
+    return "\n".join(lines)
+
+
+def with_tree(page: str) -> str:
+    """A page with the tree between its marks. ValueError without the marks."""
+    pattern = re.compile(r"(<!-- tree: [^\n]*-->\n).*?(<!-- /tree -->)", re.DOTALL)
+    if not pattern.search(page):
+        raise ValueError("no marks <!-- tree: ... --> and <!-- /tree -->")
+    return pattern.sub(lambda found: f"{found[1]}{tree()}\n{found[2]}", page)
+
+
+def performance_plots() -> dict[str, str]:
+    return plots.pictures((DOCS / "performance.md").read_text())
+
+
 def documents() -> dict[Path, str]:
     generated = "<!-- Written by docs/generate.py; edit the code it prints. -->\n\n"
     return {
         DOCS / "barriers.md": generated + barriers_document(),
         DOCS / "layouts.md": generated + pictures.document(),
+        **{DOCS / "pictures" / name: svg for name, svg in performance_plots().items()},
+        DOCS / "architecture.md": with_tree((DOCS / "architecture.md").read_text()),
     }
 
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from cute_fa4 import Capability, capabilities, compile_cache
+from cute_fa4 import Capability, capabilities, compile_cache, flash_attn_func
 from cute_fa4.calls.capabilities import ARCHS, DTYPES, HEAD_DIMS
-from cute_fa4.calls.tensors import DTYPE_NAMES, check, unbuilt_parameters
+from cute_fa4.calls.tensors import DTYPE_NAMES, check
 from cute_fa4.sm100 import masks
 from cute_fa4.sm100.choose_config import config_for
 
@@ -97,13 +97,21 @@ def test_values_nobody_built_are_answered_and_not_raised(question):
 
 @pytest.mark.parametrize(
     "parameters",
-    [dict(num_splits=3), dict(block_sparse_tensors=())],
+    [dict(num_splits=-3), dict(tokens_per_split=100), dict(block_sparse_tensors=())],
     ids=str,
 )
 def test_parameters_have_the_reasons_that_the_call_raises(parameters):
+    q = torch.zeros(1, 8, 2, 128, dtype=torch.bfloat16)
+    with pytest.raises((ValueError, NotImplementedError)) as raised:
+        flash_attn_func(q, q, q, **parameters)
     for row in capabilities(dtype="bf16", head_dim=128, **parameters):
         assert not row.runs
-        assert list(row.reasons) == unbuilt_parameters(**parameters)
+        assert list(row.reasons) == [str(raised.value)]
+
+
+def test_split_keys_run():
+    for parameters in (dict(num_splits=4), dict(num_splits=0), dict(tokens_per_split=512)):
+        assert all(row.runs for row in capabilities(dtype="bf16", head_dim=128, **parameters))
 
 
 def test_packed_heads_run_where_a_tile_holds_whole_groups():

@@ -27,7 +27,6 @@ from cute_fa4.calls.tensors import (
     check,
     may_overlap,
     overlaps_itself,
-    unbuilt_parameters,
 )
 from cute_fa4.compiler import compiler, functions
 from cute_fa4.masks import resolve_mask
@@ -240,7 +239,7 @@ def test_stride_beyond_the_range_of_tma():
         check(huge, huge[:, :, :1], huge[:, :, :1], None)
 
 
-NOT_BUILT = {"num_splits": 4, "block_sparse_tensors": (None, None)}
+NOT_BUILT = {"block_sparse_tensors": (None, None)}
 
 
 @pytest.mark.parametrize("name, value", NOT_BUILT.items(), ids=NOT_BUILT.keys())
@@ -255,7 +254,6 @@ def test_off_has_every_spelling_that_callers_use():
         assert resolve_mask(True, window, None) == masks.causal()
     options = resolve(Q, softcap=None, pack_gqa=False)
     assert options == resolve(Q, softcap=0.0, pack_gqa=False)
-    assert unbuilt_parameters(num_splits=0) == []
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v", "out"])
@@ -277,10 +275,10 @@ def test_the_parameters_have_the_names_of_flash_attn_4():
     ).split()
     parameters = inspect.signature(flash_attn_func).parameters
     ours = [
-        "mask",
-        "key_limit",
+        *("mask", "key_limit"),  # behind window_size, which they complete
+        "tokens_per_split",  # behind num_splits
         "out",
-    ]  # mask and key_limit behind window_size, which they complete
+    ]
     assert [name for name in parameters if name not in ours] == theirs
     assert [n for n, p in parameters.items() if p.kind is not p.KEYWORD_ONLY] == ["q", "k", "v"]
 

@@ -10,7 +10,7 @@ machine.py          paths -> cycles: schedulers, pipes, scoreboards, barriers, t
 schedules.py        which work tile comes when; of ours the kernel's own tile scheduler says it
 grid.py             cycles of a CTA -> time of a launch: waves, persistence, clock
 calibration.py      published rows, the fit, its error
-report.py           tables, JSON, the timeline picture
+report.py           tables, JSON; timeline.py: pictures of the steady state; plots.py: plots of the tables
 
 hopper.py           the same method for a chip where time can be measured (../hopper_check.py)
 

@@ -7,7 +7,9 @@ follow says so in its cell; its row stays in the table.
 from __future__ import annotations
 
 import importlib.metadata
+import json
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 from benchmarks.cycle_model import calibration, schedules
 from benchmarks.cycle_model.constants import Constant
@@ -16,6 +18,7 @@ from benchmarks.cycle_model.grid import CTACycles, LaunchTime, launch_time
 from benchmarks.cycle_model.kernels import OURS, THEIRS, Variant
 from benchmarks.cycle_model.problems import RAGGED, TOKENS, Problem
 
+PUBLISHED_DECODE_FILE = Path(__file__).with_name("published_decode.json")
 HIDDEN = 2048
 SEQLENS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 GQA_GROUP = 8
@@ -195,6 +198,28 @@ def pages_table(found: list[dict]) -> str:
             cells += [f"{speed / plain:.3f}" if speed and plain else "-" for speed in speeds]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def decode_table() -> str:
+    """Published decode of others, as TB/s of keys and values: bytes that are read once, over the published time."""
+    data = json.loads(PUBLISHED_DECODE_FILE.read_text())
+    lines = [
+        f"Published, measured by others: TB/s of keys and values. [Source]({data['url']}): {data['source']}.",
+        "",
+        "| keys | batch | "
+        + " | ".join(f"{kernel}, published" for kernel in data["kernels"])
+        + " |",
+        "|---|---|" + "---|" * len(data["kernels"]),
+    ]
+    for batch, keys, times, _ in sorted(data["rows"], key=lambda row: (row[1], row[0])):
+        speeds = [f"{decode_bytes(batch, keys) / us * 1e-6:.2f}" for us in times]
+        lines.append("| " + " | ".join([str(keys), str(batch), *speeds]) + " |")
+    return "\n".join(lines)
+
+
+def decode_bytes(batch: int, keys: int, heads_kv: int = 8, head_dim: int = 128) -> int:
+    """Bytes of the 16-bit keys and values of a batch."""
+    return 2 * 2 * batch * keys * heads_kv * head_dim
 
 
 def orders_table(kernels: dict[Variant, Modelled], constants: dict[str, Constant]) -> str:

@@ -13,11 +13,12 @@ from dataclasses import fields
 
 from cute_fa4.sm100 import masks, score_mods
 from cute_fa4.sm100.append.config import AppendConfig
+from cute_fa4.sm100.combine.config import CombineConfig
 from cute_fa4.sm100.config import SCHEDULES, FA4Config
 from cute_fa4.sm100.mha2q.warp_roles import WarpRoles
 from cute_fa4.sm100.score_mods import PACKAGED, THEN, ScoreMod, packaged_call
 
-CONFIG_CLASSES = {cls.__name__: cls for cls in (FA4Config, AppendConfig)}
+CONFIG_CLASSES = {cls.__name__: cls for cls in (FA4Config, AppendConfig, CombineConfig)}
 _PARTS = {**masks.KINDS, **SCHEDULES, WarpRoles.__name__: WarpRoles}
 
 
@@ -25,12 +26,12 @@ class ConfigDataError(ValueError):
     """What is not a configuration of this version, or cannot be written as data."""
 
 
-def to_data(config: FA4Config | AppendConfig) -> dict:
+def to_data(config: FA4Config | AppendConfig | CombineConfig) -> dict:
     """JSON-ready. ConfigDataError for a configuration with functions of the user's own."""
     return _encode(config, type(config).__name__)
 
 
-def from_data(data) -> FA4Config | AppendConfig:
+def from_data(data) -> FA4Config | AppendConfig | CombineConfig:
     """The configuration of `to_data`. ConfigDataError, with the field, for anything else."""
     return _decode(data, CONFIG_CLASSES, "configuration")
 

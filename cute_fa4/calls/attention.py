@@ -20,10 +20,11 @@ from cute_fa4.calls.launch import function_for
 from cute_fa4.calls.options import AUX_DTYPES, SINK_DTYPES
 from cute_fa4.calls.plan import Plan, Results, Views
 from cute_fa4.calls.request import Options, Where
+from cute_fa4.calls.split import SplitPlan, split_of
 from cute_fa4.calls.strides import views_for_descriptors
 from cute_fa4.calls.tensors import DTYPE_NAMES
 from cute_fa4.compiler import policy
-from cute_fa4.sm100.choose_config import config_for, packs_gqa
+from cute_fa4.sm100.choose_config import config_for, packs_gqa, split_configs
 from cute_fa4.sm100.config import FA4Config
 from cute_fa4.system.devices import target_of
 
@@ -50,19 +51,24 @@ def plan_attention(
         if where.q_layout == "dense" and where.seqused_q is None:
             return lambda tensors: _fill_without_keys(results, q, out, options.sink)
         k, v, where = _one_hidden_key(k, v, where, batch)
+        options = replace(options, num_splits=1, tokens_per_split=None)
         hidden = plan_attention((q, k, v), q, k, v, out, where, options, return_lse)
         tensors = (q, k, v, out, where.tensors, options.sink, options.aux, None)
         return lambda _: hidden(tensors)
 
     *views, rows_per_page = views_for_descriptors(q, k, v, out, where)
     config = config_of(q, k, where, options, rows_per_page, return_lse, target)
-    return Plan(
-        function_for(config, target),
+    launched = (
         (options.softmax_scale, seqlen_q, options.mask.sizes or None),
         results,
         Views((*given, out), views),
-        repeats=not _decided_by_contents(q.device, where),
+        not _decided_by_contents(q.device, where),
     )
+    split = split_of(q, k, where, options, config)
+    if split is None:
+        return Plan(function_for(config, target), *launched)
+    partial, combine = split_configs(config, return_lse)
+    return SplitPlan(function_for(partial, target), function_for(combine, target), split, *launched)
 
 
 def _decided_by_contents(device: torch.device, where: Where) -> bool:

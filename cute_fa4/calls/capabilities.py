@@ -16,6 +16,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
+from cute_fa4.calls.split import check_split
 from cute_fa4.calls.tensors import DTYPE_NAMES, unbuilt_parameters
 from cute_fa4.compiler import policy
 from cute_fa4.sm100.choose_config import choose_config
@@ -31,7 +32,10 @@ DTYPES = ("bf16", "fp16", "e4m3")
 HEAD_DIMS = (32, 64, 72, 80, 96, 128, 192, 256)
 # Parameters of flash_attn_func that have a kernel whatever their value; the call checks the value itself.
 BUILT_PARAMETERS = frozenset(
-    "window_size mask key_limit learnable_sink softcap pack_gqa score_mod mask_mod aux_tensors".split()
+    (
+        "window_size mask key_limit learnable_sink softcap num_splits tokens_per_split pack_gqa score_mod mask_mod "
+        "aux_tensors"
+    ).split()
 )
 ARCHS = tuple(ARCH_OF_COMPUTE_CAPABILITY.values())
 
@@ -80,6 +84,11 @@ def capabilities(
     """
     asked = {name: value for name, value in parameters.items() if name not in BUILT_PARAMETERS}
     shared_reasons = unbuilt_parameters(**asked)
+    splits = parameters.get("num_splits", 1), parameters.get("tokens_per_split")
+    try:
+        check_split(*splits)
+    except (TypeError, ValueError) as error:
+        shared_reasons.append(str(error))
     pack_gqa = bool(parameters.get("pack_gqa"))
     if compute_capability is not None:
         if arch is not None:

@@ -18,6 +18,7 @@ from numbers import Real
 import torch
 
 from cute_fa4.calls.request import Options
+from cute_fa4.calls.split import check_split
 from cute_fa4.calls.tensors import check_is_tensor, checked_scale
 from cute_fa4.masks import resolve_mask
 from cute_fa4.sm100.score_mods import ScoreMod, composed, soft_cap
@@ -44,10 +45,13 @@ def resolve(
     score_mod=None,
     mask_mod=None,
     aux_tensors=None,
+    num_splits=1,
+    tokens_per_split=None,
 ) -> Options:
     """Check the options of a call whose q is (..., heads_q, head_dim)."""
     if pack_gqa not in (None, True, False):
         raise TypeError(f"pack_gqa: {pack_gqa!r}; accepted: None (chosen), True or False")
+    check_split(num_splits, tokens_per_split)
     return Options(
         softmax_scale=checked_scale(softmax_scale, q.shape[-1]),
         mask=resolve_mask(causal, window_size, mask),
@@ -56,6 +60,8 @@ def resolve(
         aux=_aux(aux_tensors, q.device, score_mod, mask_mod),
         sink=check_sink(learnable_sink, q),
         pack_gqa=pack_gqa,
+        num_splits=num_splits,
+        tokens_per_split=tokens_per_split,
     )
 
 

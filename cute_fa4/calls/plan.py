@@ -19,7 +19,7 @@ import torch
 from cute_fa4.calls.tensors import extent_bytes
 
 _is_grad_enabled = torch.is_grad_enabled
-_NO_LENGTHS = (None,) * 6
+NO_LENGTHS = (None,) * 6
 
 
 class Plan:
@@ -69,7 +69,7 @@ class Plan:
     def __call__(self, tensors: tuple):
         q, k, v, out, lengths, sink, aux, new = tensors
         cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table = (
-            lengths or _NO_LENGTHS
+            lengths or NO_LENGTHS
         )
         if new is not None:
             self.append(k, v, seqused_k, page_table, new)
@@ -82,7 +82,7 @@ class Plan:
         self.function(
             q, k, v, written, lse, self.scale,
             cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table,
-            self.seqlen_q, self.sizes, sink, tuple(aux) if aux else None,
+            self.seqlen_q, self.sizes, sink, tuple(aux) if aux else None, None,
         )  # fmt: skip
         return out if lse is None else (out, lse)
 

@@ -42,9 +42,7 @@ def prepare_attention(tensors: tuple, asked: tuple) -> Callable:
     q, k, v, out, lengths, sink, aux, _ = tensors
     window_size, numbers, choices = asked
     numbers, choices = Numbers(*numbers), Choices(*choices)
-    unbuilt = unbuilt_parameters(
-        num_splits=choices.num_splits, block_sparse_tensors=choices.block_sparse_tensors
-    )
+    unbuilt = unbuilt_parameters(block_sparse_tensors=choices.block_sparse_tensors)
     if unbuilt:
         raise NotImplementedError("; ".join(unbuilt))
     cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table = lengths or (None,) * 6
@@ -76,6 +74,8 @@ def prepare_attention(tensors: tuple, asked: tuple) -> Callable:
         score_mod=choices.score_mod,
         mask_mod=choices.mask_mod,
         aux_tensors=aux,
+        num_splits=choices.num_splits,
+        tokens_per_split=choices.tokens_per_split,
     )
     return plan_attention(
         (q, k, v), q, rows_first_k, rows_first_v, out, where, options, choices.return_lse
@@ -120,6 +120,7 @@ def checked(
         page_table=page_table,
         excludes_new=bool(seqused_k_excludes_new),
         max_seqlen_q=_longest(q, cu_seqlens_q, max_seqlen_q),
+        max_seqlen_k=check_length("max_seqlen_k", max_seqlen_k) or 0,
     )
     check_lengths(q, k, where, contents)
     _check_max_seqlen_k(max_seqlen_k, k, page_table)

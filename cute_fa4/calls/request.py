@@ -28,6 +28,7 @@ class Where:
     page_table: torch.Tensor | None = None
     excludes_new: bool = False  # seqused_k does not count the queries
     max_seqlen_q: int = 0  # of packed queries
+    max_seqlen_k: int = 0  # at least the longest sequence of keys; 0: not known
 
     @property
     def tensors(self) -> tuple:
@@ -70,6 +71,7 @@ class Choices(NamedTuple):
 
     mask: object
     num_splits: object
+    tokens_per_split: object
     pack_gqa: object
     score_mod: object
     mask_mod: object
@@ -90,3 +92,5 @@ class Options:
     aux: tuple[torch.Tensor, ...]
     sink: torch.Tensor | None
     pack_gqa: bool | None
+    num_splits: int | None = 1
+    tokens_per_split: int | None = None

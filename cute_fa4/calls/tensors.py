@@ -330,14 +330,8 @@ def checked_scale(softmax_scale: object, head_dim: int) -> float:
     return scale
 
 
-def unbuilt_parameters(*, num_splits=1, block_sparse_tensors=None) -> list[str]:
-    """One text for each parameter that asks for something not built yet; empty: none does.
-
-    num_splits 0 ("choose") and 1 are one split, which is what runs.
-    """
-    why = []
-    if num_splits not in (0, 1):
-        why.append(f"num_splits={num_splits!r}: splitting the keys is not built; accepted: 0 or 1")
+def unbuilt_parameters(*, block_sparse_tensors=None) -> list[str]:
+    """One text for each parameter that asks for something not built yet; empty: none does."""
     if block_sparse_tensors is not None:
-        why.append("block_sparse_tensors: block sparsity is not built; accepted: None")
-    return why
+        return ["block_sparse_tensors: block sparsity is not built; accepted: None"]
+    return []

@@ -1,1 +1,1 @@
-"""From a configuration to a compiled function: the registry of functions, the compiler's arguments, when it may run."""
+"""From a configuration to a compiled function: registry, compiler, arguments, labels, when it may run."""

@@ -7,6 +7,7 @@ itself. Strides are 64-bit symbols divisible by what TMA needs; the head dim is 
 from __future__ import annotations
 
 from cute_fa4.sm100.append.config import AppendConfig
+from cute_fa4.sm100.combine.config import CombineConfig
 from cute_fa4.sm100.config import FA4Config
 
 # TMA needs base addresses and strides that are multiples of 16 bytes, which is 8 elements of 16
@@ -36,12 +37,14 @@ def fake_arguments(config: FA4Config) -> dict:
 
     lse = None
     if config.write_lse:
-        lse = _fake("f32", (heads_q, total_q) if packed_q else (batch, heads_q, seqlen_q))
+        lse_rows = (heads_q, total_q) if packed_q else (batch, heads_q, seqlen_q)
+        lse = _fake("f32", (sym_int(symbol="parts"), *lse_rows) if config.split_keys else lse_rows)
+    rows_o = (sym_int(symbol="parts_and_rows"), *rows_q[1:]) if config.split_keys else rows_q
     return dict(
         mQ=values((*rows_q, heads_q), config.qk_depth),
         mK=values(keys, config.qk_depth),
         mV=values(keys, config.ov_depth),
-        mO=values((*rows_q, heads_q), config.ov_depth, config.o_dtype),
+        mO=values((*rows_o, heads_q), config.ov_depth, config.o_dtype),
         mLSE=lse,
         softmax_scale=Float32(1.0),
         cu_seqlens_q=lengths(packed_q),
@@ -55,6 +58,7 @@ def fake_arguments(config: FA4Config) -> dict:
         sink=_fake(config.sink_dtype, (heads_q,)) if config.sink else None,
         aux=tuple(_fake(dtype, (None,) * rank, free_last=True) for dtype, rank in config.aux)
         or None,
+        split=(Int32(1), Int32(0)) if config.split_keys else None,
         stream=make_fake_stream(use_tvm_ffi_env_stream=True),
     )
 
@@ -81,6 +85,28 @@ def fake_append_arguments(config: AppendConfig) -> dict:
         offsets=_fake("i32", (sym_int(),)) if config.packed else None,
         page_table=_fake("i32", (sym_int(), sym_int())) if config.paged else None,
         batch=Int32(1),
+        stream=make_fake_stream(use_tvm_ffi_env_stream=True),
+    )
+
+
+def fake_combine_arguments(config: CombineConfig) -> dict:
+    """The same for CombineKernel.__call__."""
+    from cutlass import Int32
+    from cutlass.cute import sym_int
+    from cutlass.cute.runtime import make_fake_stream
+
+    parts, heads, rows = (sym_int(symbol=name) for name in ("parts", "heads_q", "rows"))
+    total, seqlen_q = sym_int(symbol="parts_and_rows"), sym_int(symbol="seqlen_q")
+    further = () if config.packed else (seqlen_q,)
+    of_lse = (heads, rows) if config.packed else (rows, heads, seqlen_q)
+    return dict(
+        partial_o=_fake_rows("f32", (total, *further, heads, config.depth)),
+        partial_lse=_fake("f32", (parts, *of_lse)),
+        out=_fake_rows(config.o_dtype, (rows, *further, heads, config.depth)),
+        lse=_fake("f32", of_lse) if config.write_lse else None,
+        cu_seqlens_q=_fake("i32", (sym_int(),)) if config.packed else None,
+        seqused_q=_fake("i32", (sym_int(),)) if config.seqused_q else None,
+        max_seqlen_q=Int32(1),
         stream=make_fake_stream(use_tvm_ffi_env_stream=True),
     )
 

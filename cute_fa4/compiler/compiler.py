@@ -6,11 +6,16 @@ from collections.abc import Callable
 from importlib import import_module
 from inspect import signature
 
-from cute_fa4.compiler.arguments import fake_append_arguments, fake_arguments
+from cute_fa4.compiler.arguments import (
+    fake_append_arguments,
+    fake_arguments,
+    fake_combine_arguments,
+)
 from cute_fa4.sm100.append.config import AppendConfig
+from cute_fa4.sm100.combine.config import CombineConfig
 from cute_fa4.sm100.config import FA4Config
 
-Config = FA4Config | AppendConfig
+Config = FA4Config | AppendConfig | CombineConfig
 
 
 def compile_function(config: Config, executor: str) -> Callable:
@@ -33,6 +38,11 @@ def kernel_and_arguments(config: Config) -> tuple:
 
         kernel = AppendKernel(config)
         return kernel, in_order(kernel, fake_append_arguments(config)), None
+    if isinstance(config, CombineConfig):
+        from cute_fa4.sm100.combine.kernel import CombineKernel
+
+        kernel = CombineKernel(config)
+        return kernel, in_order(kernel, fake_combine_arguments(config)), None
     from cute_fa4.compiler.labels import kernel_labels
 
     kernel = import_module(f"cute_fa4.sm100.{config.schedule.family}.kernel").KERNEL(config)

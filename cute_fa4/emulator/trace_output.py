@@ -6,6 +6,7 @@ picture   the same turned: one line a role, slots to the right
 """
 
 import json
+import re
 from itertools import accumulate
 from xml.sax.saxutils import escape
 
@@ -18,7 +19,14 @@ COLORS = {  # fill and text of a mark in the picture, readable with and without 
     "write": ("#e7d6ef", "#46205a"),
     "wait": ("#f1f1f1", "#777777"),
 }
-_CELL, _LINE, _LEFT, _TOP = 94, 30, 100, 54
+_CELL, _LINE, _LEFT = 94, 30, 100
+_TOP, _TOP_OF_BAND, _GAP = (
+    40,
+    18,
+    14,
+)  # heights of the header, of a band's numbers, and below a band
+_BAND = 880  # width of the slots that stand beside each other
+_HEADER = 620  # width of the lines above them
 _SMALL = 4.3  # width of a letter of the mbarriers below a mark
 
 
@@ -119,39 +127,30 @@ def text(recording, cta=None, width=24):
 
 
 def svg(recording, cta=None):
-    """See Recording.svg: hand-written SVG, no script, text as text."""
+    """See Recording.svg: hand-written SVG, no script, text as text.
+
+    Slots that do not fit beside each other continue below, as lines of text do; on a page the picture shrinks to the
+    width there is, opened alone it has twice the size of its numbers.
+    """
     columns, marks, waits, slots = cells_of(recording, cta)
-    left = _left_edges(marks, slots)
-    width, height = left[-1] + 20, _TOP + len(columns) * _LINE + 40
+    widths = _widths(marks, slots)
+    bands = _bands(widths)
+    band_height = _TOP_OF_BAND + len(columns) * _LINE + _GAP
+    width = 20 + max((_LEFT + sum(widths[slot - 1] for slot in band) for band in bands), default=0)
+    width, height = max(width, _HEADER), _TOP + len(bands) * band_height + 20
     out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
-        f'height="{height}" font-family="sans-serif" font-size="11">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{2 * width}" '
+        f'height="{2 * height}" font-family="sans-serif" font-size="11">',
         f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
-        f'<text x="10" y="18" font-size="13">{escape(", ".join(dict.fromkeys(recording.kernels)))}</text>',
+        f'<text x="10" y="18" font-size="13">{escape(_names(recording.kernels))}</text>',
         f'<text x="10" y="34" fill="#777777">One column is a slot of synchronisation: {AXIS}. Below a mark: '
         "the mbarriers that it raises.</text>",
     ]
-    for slot in range(1, slots + 1):
-        x = left[slot - 1]
-        out.append(f'<text x="{x + 4}" y="{_TOP - 5}" fill="#999999">{slot}</text>')
-        out.append(
-            f'<line x1="{x}" y1="{_TOP}" x2="{x}" y2="{height - 30}" stroke="#e4e4e4" stroke-width="1"/>'
-        )
-    for number, (key, role) in enumerate(columns):
-        y = _TOP + number * _LINE
-        out.append(f'<text x="10" y="{y + 19}">{escape(role)}</text>')
-        for slot in range(1, slots + 1):
-            mark, wait = marks.get((key, slot)), waits.get((key, slot))
-            x, cell = left[slot - 1], left[slot] - left[slot - 1]
-            if mark is not None:
-                raises = " ".join(mark.raises)
-                out.append(_box(x, y, cell, mark.kind, mark.name, raises, mark.line))
-            elif wait is not None:
-                name = wait.name if wait.slot + 1 == slot else ""
-                out.append(_box(x, y, cell, "wait", name, "", wait.line))
+    for number, band in enumerate(bands):
+        out += _band(columns, marks, waits, band, widths, _TOP + number * band_height)
     x = _LEFT
     for kind, (fill, color) in COLORS.items():
-        y = height - 24
+        y = height - 22
         out.append(
             f'<rect x="{x}" y="{y}" width="14" height="12" fill="{fill}" stroke="{color}" stroke-width="0.5"/>'
         )
@@ -160,13 +159,63 @@ def svg(recording, cta=None):
     return "\n".join([*out, "</svg>", ""])
 
 
-def _left_edges(marks, slots):
-    """x of every slot, and of the end: a slot is as wide as the mbarriers below its marks need."""
+def _names(kernels):
+    """Without the hash and the number that may end a name: the same picture is the same text.
+
+    >>> _names(["fa4_d128_dc557b0f_0", "fa4_d128_dc557b0f_0", "copy"])
+    'fa4_d128, copy'
+    """
+    return ", ".join(dict.fromkeys(re.sub(r"_[0-9a-f]{8}(_\d+)?$", "", name) for name in kernels))
+
+
+def _widths(marks, slots):
+    """Of every slot: as wide as the mbarriers below its marks need."""
     widths = [_CELL] * slots
     for (_, slot), mark in marks.items():
         needed = 10 + round(_SMALL * len(" ".join(mark.raises)))
         widths[slot - 1] = max(widths[slot - 1], needed)
-    return list(accumulate(widths, initial=_LEFT))
+    return widths
+
+
+def _bands(widths):
+    """Slots (from 1) that stand beside each other, from the top to the bottom of the picture.
+
+    >>> _bands([400, 400, 400, 2000, 94])
+    [[1, 2], [3], [4], [5]]
+    """
+    bands, used = [], _BAND
+    for slot, width in enumerate(widths, start=1):
+        if used + width > _BAND:
+            bands.append([])
+            used = 0
+        bands[-1].append(slot)
+        used += width
+    return bands
+
+
+def _band(columns, marks, waits, band, widths, top):
+    """The lines of all roles for the slots of one band."""
+    left = list(accumulate((widths[slot - 1] for slot in band), initial=_LEFT))
+    bottom = top + _TOP_OF_BAND + len(columns) * _LINE
+    out = []
+    for slot, x in zip(band, left, strict=False):
+        out.append(f'<text x="{x + 4}" y="{top + _TOP_OF_BAND - 5}" fill="#999999">{slot}</text>')
+        out.append(
+            f'<line x1="{x}" y1="{top + _TOP_OF_BAND}" x2="{x}" y2="{bottom}" stroke="#e4e4e4" stroke-width="1"/>'
+        )
+    for number, (key, role) in enumerate(columns):
+        y = top + _TOP_OF_BAND + number * _LINE
+        out.append(f'<text x="10" y="{y + 19}">{escape(role)}</text>')
+        for place, slot in enumerate(band):
+            mark, wait = marks.get((key, slot)), waits.get((key, slot))
+            x, cell = left[place], left[place + 1] - left[place]
+            if mark is not None:
+                raises = " ".join(mark.raises)
+                out.append(_box(x, y, cell, mark.kind, mark.name, raises, mark.line))
+            elif wait is not None:
+                name = wait.name if wait.slot + 1 == slot or place == 0 else ""
+                out.append(_box(x, y, cell, "wait", name, "", wait.line))
+    return out
 
 
 def _box(x, y, width, kind, name, raises, title):

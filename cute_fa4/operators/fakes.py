@@ -72,6 +72,7 @@ def check_append(q, k_cache, v_cache, k, v, cache_seqlens, *, out=None, **rest) 
 
 _OPTIONS = (
     "softmax_scale", "mask", "mask_sizes", "learnable_sink", "pack_gqa", "score_mod", "mask_mod", "aux_tensors",
+    "num_splits", "tokens_per_split",
 )  # fmt: skip
 
 

@@ -29,7 +29,8 @@ _APPEND = (
 # mask, score_mod and mask_mod as spelling.py spells them; a soft cap is a score_mod.
 _OPTIONS = (
     "float? softmax_scale=None, str mask='Full()', SymInt[] mask_sizes=[], Tensor? learnable_sink=None, "
-    "bool? pack_gqa=None, str score_mod='', str mask_mod='', Tensor[]? aux_tensors=None, bool return_lse=False"
+    "bool? pack_gqa=None, str score_mod='', str mask_mod='', Tensor[]? aux_tensors=None, "
+    "int? num_splits=1, int? tokens_per_split=None, bool return_lse=False"
 )
 
 # Rows are contiguous and lie at multiples of 16 bytes: a compiler must not choose other strides.
@@ -152,6 +153,8 @@ def _attend(
     mask_mod,
     aux_tensors,
     return_lse,
+    num_splits,
+    tokens_per_split,
     max_seqlen_q=None,
     max_seqlen_k=None,
     kv_layout="NHD",
@@ -161,7 +164,8 @@ def _attend(
     numbers = Numbers(softmax_scale, False, 0.0, max_seqlen_q, max_seqlen_k)
     choices = Choices(
         mask=mask,
-        num_splits=1,
+        num_splits=num_splits,
+        tokens_per_split=tokens_per_split,
         pack_gqa=pack_gqa,
         score_mod=score_mod,
         mask_mod=mask_mod,

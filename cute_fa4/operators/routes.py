@@ -22,7 +22,7 @@ _ops = torch.ops.cute_fa4
 
 _OPTIONS = (
     "softmax_scale", "causal", "window_size", "mask", "learnable_sink", "softcap", "pack_gqa",
-    "score_mod", "mask_mod", "aux_tensors",
+    "score_mod", "mask_mod", "aux_tensors", "num_splits", "tokens_per_split",
 )  # fmt: skip
 _WHERE = (
     "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "seqused_k_excludes_new", "page_table",
@@ -134,9 +134,7 @@ def _without_aliases(given: dict) -> dict:
 
 def _options(given: dict) -> dict:
     """causal, window_size, mask, softcap, ... -> the options that every operator has."""
-    unbuilt = unbuilt_parameters(
-        num_splits=given["num_splits"], block_sparse_tensors=given.get("block_sparse_tensors")
-    )
+    unbuilt = unbuilt_parameters(block_sparse_tensors=given.get("block_sparse_tensors"))
     if unbuilt:
         raise NotImplementedError("; ".join(unbuilt))
     check_tensors(given["q"], given["k"], given["v"], given["out"])
@@ -153,6 +151,8 @@ def _options(given: dict) -> dict:
         score_mod="" if options.score_mod is None else options.score_mod.key,
         mask_mod="" if options.mask_mod is None else options.mask_mod.key,
         aux_tensors=list(options.aux) or None,
+        num_splits=options.num_splits,
+        tokens_per_split=options.tokens_per_split,
         return_lse=bool(given["return_lse"]),
     )
 

@@ -1,1 +1,4 @@
-"""The SM100 forward kernel: one class that composes one file for each warp role. Read mha2q/kernel.py first."""
+"""The SM100 kernels: a problem, a family that runs it, and the parts that families share.
+
+Read mha2q/kernel.py first.
+"""

@@ -4,11 +4,12 @@ from dataclasses import fields
 from functools import lru_cache
 
 from . import masks
+from .combine.config import CombineConfig
 from .config import FA4Config
 from .mha2q.schedule import DEPTHS, NUM_Q, TwoTiles
 from .tiles import ROWS_PER_Q_TILE
 
-__all__ = ["DEPTHS", "ROWS_PER_CTA", "choose_config", "config_for", "packs_gqa"]
+__all__ = ["DEPTHS", "ROWS_PER_CTA", "choose_config", "config_for", "packs_gqa", "split_configs"]
 
 # DEPTHS: head dims that some family runs.
 ROWS_PER_CTA = NUM_Q * ROWS_PER_Q_TILE
@@ -74,3 +75,17 @@ def config_for(**choices) -> FA4Config:
     if refusals:
         raise ValueError("q, k, v: " + "; ".join(refusals))
     return config
+
+
+def split_configs(config: FA4Config, write_lse: bool) -> tuple[FA4Config, CombineConfig]:
+    """The two kernels of a call whose keys are split: the one of `config` into a workspace, and what merges it."""
+    partial = config.with_(split_keys=True, write_lse=True, o_dtype="f32")
+    combine = CombineConfig(
+        config.o_dtype,
+        config.ov_depth,
+        packed=config.q_layout == "packed",
+        seqused_q=config.seqused_q,
+        write_lse=bool(write_lse),
+        arch=config.arch,
+    )
+    return partial, combine

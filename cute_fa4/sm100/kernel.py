@@ -25,6 +25,7 @@ from .work import packed_order, tile_order
 from .work.packed_order import PackedOrder
 from .work.queue import OneBlock, WorkQueue
 from .work.sequence import Lengths
+from .work.split import Splits
 
 SET_UP = 2  # named barrier: mbarriers and tensor memory are there. 0 is sync_threads, 1 in steps/store.py
 
@@ -92,6 +93,7 @@ class SM100Kernel:
         mask_sizes: tuple | None,
         sink: cute.Tensor | None,
         aux: tuple | None,
+        split: tuple | None,
         stream,
     ):
         """Launch. What a configuration does not use is None; unused numbers are ignored.
@@ -105,6 +107,9 @@ class SM100Kernel:
         mask_sizes  run-time numbers of the mask, as many as it has, Int32
         sink        (heads,), natural units
         aux         tensors for score_mod and mask_mod
+        split       where keys are split: (parts, key tiles of a part or 0 for even parts), Int32. mO and mLSE are then
+                    partial, float32, with parts times as many sequences (packed: rows), part by part; mLSE has the
+                    parts as its first dimension
 
         The depth is contiguous; softmax_scale multiplies Q K^T.
         """
@@ -124,6 +129,12 @@ class SM100Kernel:
         grid, order = grid_and_order(
             cfg, Int32(mQ.shape[-3]), Int32(batch), Int32(seqlen_q), Int32(seqlen_k), Int32(heads)
         )
+        splits = None
+        if cutlass.const_expr(cfg.split_keys):
+            number, tiles_each = split
+            apart = Int32(mQ.shape[0])
+            splits = Splits(number, cute.fast_divmod_create_divisor_v2(number), tiles_each, apart)
+            grid = grid * number
         args = KernelArgs(
             q=tma.q_operand(cfg, mQ),
             k=k,
@@ -139,6 +150,7 @@ class SM100Kernel:
             seqlen_q=Int32(seqlen_q),
             seqlen_k=Int32(seqlen_k),
             order=order,
+            splits=splits,
             scale=softmax_scale,
             scale_log2=softmax_scale * LOG2_E,
             mask_sizes=() if cutlass.const_expr(mask_sizes is None) else mask_sizes,

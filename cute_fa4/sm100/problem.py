@@ -38,6 +38,7 @@ class Problem:
     mask_mod       a function that says whether a key is visible, besides the mask; None: none
     aux            (dtype, rank) of each tensor that these functions read
     write_lse      also write the log-sum-exp, f32, natural logarithm
+    split_keys     O and the log-sum-exp are partial, one for each of several parts of the keys (work/split.py)
     rope_dtype     dtype of a rotary part appended to the depth (MLA); None: there is none
     scale_dtype    dtype of per-token scales of quantised K and V; None: there are none
     arch           "sm_100a" (B200) or "sm_103a" (B300, hardware exp2 at twice the rate)
@@ -66,6 +67,7 @@ class Problem:
     mask_mod: ScoreMod | None = None
     aux: tuple = ()
     write_lse: bool = False
+    split_keys: bool = False
     rope_dtype: str | None = None
     scale_dtype: str | None = None
     arch: str = "sm_100a"
@@ -177,6 +179,11 @@ class Problem:
             why.append(
                 "kv_layout='paged' with seqused_k=False: a page table does not say how long a sequence is: use "
                 "seqused_k=True"
+            )
+        if self.split_keys and not (self.write_lse and self.o_dtype == "f32"):
+            why.append(
+                f"split_keys=True with write_lse={self.write_lse}, o_dtype={self.o_dtype!r}: parts are merged by "
+                "their log-sum-exp, in float32: use write_lse=True and o_dtype='f32'"
             )
         if self.cache_excludes_new and not self.seqused_k:
             why.append(

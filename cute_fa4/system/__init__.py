@@ -1,0 +1,1 @@
+"""The machine around the package: devices, environment variables, progress bars, the C compiler."""

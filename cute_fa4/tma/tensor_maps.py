@@ -45,7 +45,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.nvgpu import cpasync, tcgen05
 
-DTYPES = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16}
+DTYPES = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16, "f32": cutlass.Float32}
 MAX_RANK = 5  # dimensions of a TMA descriptor
 CLIP_EXTENT = 1 << 30  # of a clipped load: extent of `a`, and where the lap stands
 LAP_BYTES = 1 << 34  # CLIP_EXTENT * LAP_BYTES = 2^64

@@ -45,8 +45,11 @@ def test_aligned_docstrings_stay_aligned_on_the_site():
     spec.loader.exec_module(module)
     results = doctest.testmod(module)
     assert results.attempted and not results.failed
+    picture = "row 0   0 1 2   3\nrow 1   4 5 6   7"
     assert (
-        module.as_markdown("out  x\n     y\n\n>>> f()\n1")
-        == "```text\nout  x\n     y\n\n>>> f()\n1\n```"
+        module.as_markdown(f"{picture}\n\n>>> f()\n1") == f"```text\n{picture}\n\n>>> f()\n1\n```"
     )
+    table = module.as_markdown("out    x < y,\n       [z]\nlonger one\n\nRaises it.")
+    assert "<td>x &lt; y, [z]</td>" in table and "<td>one</td>" in table and table.endswith("it.")
+    assert module.as_markdown("a  b\nRaises c.").endswith("</table>\n\nRaises c.")
     assert module.as_markdown("`a_b` is a_b < [c]") == "`a_b` is a\\_b &lt; \\[c\\]"

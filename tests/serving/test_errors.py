@@ -144,7 +144,7 @@ REFUSED = {
         ValueError,
         "seqused_k_excludes_new: True without seqused_k",
     ),
-    "splits": (PACKED, dict(num_splits=4), NotImplementedError, "num_splits=4"),
+    "splits": (PACKED, dict(num_splits=-4), ValueError, "num_splits: -4"),
     "an unknown mask": (PACKED, dict(mask="causal"), TypeError, "mask: 'causal'"),
     "two names of one thing": (
         PAGED,

@@ -187,7 +187,7 @@ REFUSED = {
         changed(problems.dense, k=lambda k: torch.cat([k, k], -1)[..., 4:68]),
     ),
     "out is q": (flash_attn_func, lambda: (lambda a: dict(**a, out=a["q"]))(problems.dense())),
-    "num_splits": (flash_attn_func, with_options(problems.dense, num_splits=4)),
+    "num_splits": (flash_attn_func, with_options(problems.dense, num_splits=-4)),
     "causal": (flash_attn_func, with_options(problems.dense, causal=1)),
     "window": (flash_attn_func, with_options(problems.dense, window_size=(-2, 0))),
     "scale": (flash_attn_func, with_options(problems.dense, softmax_scale=-1.0)),

@@ -166,7 +166,7 @@ class TwoTiles:
         why, tiles = [], self.tiles(problem)
         if problem.qkv_dtype not in DTYPES:
             why.append(f"qkv_dtype={problem.qkv_dtype!r} is not built yet: use 'bf16' or 'fp16'")
-        if problem.o_dtype != problem.qkv_dtype:
+        if problem.o_dtype != ("f32" if problem.split_keys else problem.qkv_dtype):
             why.append(
                 f"o_dtype={problem.o_dtype!r} is not built yet for qkv_dtype={problem.qkv_dtype!r}: use the same dtype"
             )

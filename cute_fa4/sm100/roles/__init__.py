@@ -1,0 +1,1 @@
+"""Loops of the warps that families share: load, softmax, correction, and the hooks an order of products fills."""

@@ -103,7 +103,7 @@ def work_tile(
     row = row_context(cfg, args, work, i, thread)
     whole = whole_tiles(cfg, args, work, i)
     end = work.tiles.first + work.tiles.count
-    state = first_state(cfg, args, row)
+    state = first_state(cfg, args, work, row)
     before = tiles_before
     if cutlass.const_expr(cfg.mask.has_lower_bound):
         for n in cutlass.range(work.tiles.first, whole.begin, unroll=1):

@@ -1,0 +1,1 @@
+"""What a role does with one tile, without an order of its own: loads, products, scores, row sums, store."""

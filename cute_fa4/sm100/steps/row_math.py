@@ -120,7 +120,9 @@ def row_total(sums: list):
 
 
 def pack_pairs(values: list, dtype: str) -> list:
-    """Round to the 16-bit dtype, two values a word, the first one in the low half."""
+    """Round to a 16-bit dtype, two values a word, the first one in the low half; "f32": a word each, unrounded."""
+    if dtype == "f32":
+        return [value.bitcast(cutlass.Int32) for value in values]
     instruction = {"bf16": "cvt.rn.bf16x2.f32", "fp16": "cvt.rn.f16x2.f32"}[dtype]
     return [_pack(values[i], values[i + 1], instruction) for i in range(0, len(values), 2)]
 

@@ -91,11 +91,18 @@ def row_context(cfg, args: KernelArgs, work: Work, i, thread) -> RowContext:
     return RowContext(thread, minimum(row.q_index, sequence.seqlen_q - 1), row.head, limited)
 
 
-def first_state(cfg, args: KernelArgs, row: RowContext) -> RowState:
+def first_state(cfg, args: KernelArgs, work: Work, row: RowContext) -> RowState:
     """The state of a row that has seen no key: empty, or the sink, in the units of the scores."""
     if not cfg.sink:
         return RowState.empty()
     sink = args.sink[row.head].to(Float32)
+    if cfg.split_keys:  # once for all parts
+        empty = RowState.empty()
+        mine = work.tile.part == 0
+        scaled = sink if cfg.score_mod is not None else sink / args.scale
+        return RowState(
+            select_(mine, scaled, empty.row_max), select_(mine, Float32(1.0), empty.row_sum)
+        )
     return RowState(sink if cfg.score_mod is not None else sink / args.scale, Float32(1.0))
 
 
@@ -151,7 +158,9 @@ def write_lse(cfg: cutlass.Constexpr, args: KernelArgs, work: Work, i: Int32, st
         if state.row_sum != 0.0:
             total_log2 = cute.math.log2(state.row_sum, fastmath=True)
             lse = (state.row_max * log2_scale(cfg, args) + total_log2) * math.log(2)
+        at = (place.head, sequence.q_first_row + place.q_index)
         if cutlass.const_expr(cfg.q_layout == "dense"):
-            args.lse[sequence.batch, place.head, place.q_index] = lse
-        else:
-            args.lse[place.head, sequence.q_first_row + place.q_index] = lse
+            at = (sequence.batch, place.head, place.q_index)
+        if cutlass.const_expr(cfg.split_keys):
+            at = (work.tile.part, *at)
+        args.lse[at] = lse

@@ -65,12 +65,17 @@ def store_chunk(cfg, args: KernelArgs, work: Work, i, buffer, chunk: int):
     sequence, per_tile = work.sequence, rows.positions_per_tile(cfg)
     first = work.tile.first_position + i * per_tile
     head = work.tile.kv_head if cfg.pack_gqa else work.tile.head
-    place = (first, (head, sequence.batch))
+    batch, more_rows = sequence.batch, 0
+    if cfg.split_keys and cfg.q_layout == "dense":
+        batch = batch + work.tile.part * args.splits.rows_apart
+    elif cfg.split_keys:
+        more_rows = work.tile.part * args.splits.rows_apart
+    place = (first, (head, batch))
     if cfg.clips_queries:
         valid = minimum(sequence.seqlen_q - first, per_tile)
-        row = sequence.q_first_row + first
+        row = sequence.q_first_row + first + more_rows
         if cfg.q_layout == "dense":
-            row = sequence.batch * args.rows_per_block[0] + first
+            row = batch * args.rows_per_block[0] + first
         place = clipped_store(per_tile, row, valid, head)
     column = chunk * cfg.tiles.o_granule
     copies.store_tile(args.o, DTYPES[cfg.o_dtype], buffer, *place, first_column=column)

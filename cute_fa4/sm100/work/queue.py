@@ -19,7 +19,7 @@ has not begun the one before. The end is a work tile of NO_MORE key tiles.
 `args` are the KernelArgs of the launch (kernel_args.py).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cutlass
 import cutlass.cute as cute
@@ -109,17 +109,18 @@ def _words(work: Work) -> list:
         of.k_first_row,
         of.num_keys,
         of.key_limit,
-        Int32(0),
+        Int32(0) if tile.part is None else tile.part,
     ]
 
 
 def _work(cfg, args, words: list) -> Work:
-    first, count, first_position, head, kv_head, batch, *of, _ = words
+    first, count, first_position, head, kv_head, batch, *of, part = words
     if cfg.reads_lengths:
         found = Sequence(batch, *of)
     else:  # constants and arguments of the kernel: nothing is read
         found = find_sequence(cfg, args.lengths, batch, args.seqlen_q, args.seqlen_k)
-    return Work(WorkTile(first_position, head, kv_head, batch), found, TileRange(first, count))
+    tile = WorkTile(first_position, head, kv_head, batch, part if cfg.split_keys else None)
+    return Work(tile, found, TileRange(first, count))
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,9 @@ def find_work(
     cfg: cutlass.Constexpr, args, block: Int32, held: Held | None
 ) -> tuple[Work, Held | None]:
     """The share of a block, its sequence, and the key tiles it takes; of block -1 no more."""
-    number = maximum(block, 0)
+    number, part = maximum(block, 0), None
+    if cutlass.const_expr(cfg.split_keys):
+        number, part = args.splits.block_and_part(number)
     if cutlass.const_expr(cfg.q_layout == "packed"):
         tile, of, held = packed_order.find_block(
             cfg, args.lengths, args.seqlen_k, args.order, number, held
@@ -156,6 +159,8 @@ def find_work(
         of.key_limit,
         args.mask_sizes,
     )
+    if cutlass.const_expr(cfg.split_keys):
+        tiles, tile = args.splits.tiles_of(tiles, part), replace(tile, part=part)
     count = choose(block < 0, NO_MORE, tiles.count)
     return Work(tile, of, TileRange(tiles.first, count)), held
 
@@ -169,7 +174,7 @@ def take_work(
     if cutlass.const_expr(not cfg.clips_queries):
         work, held = find_work(cfg, args, block, held)
     else:
-        work = _nothing()
+        work = _nothing(cfg)
         while _has_no_rows(work):
             work, held = find_work(cfg, args, block, held)
             if _has_no_rows(work):
@@ -179,10 +184,11 @@ def take_work(
     return work, Search(claims, held)
 
 
-def _nothing() -> Work:
+def _nothing(cfg) -> Work:
     """A work tile without rows."""
     zero = Int32(0)
-    return Work(WorkTile(zero, zero, zero, zero), Sequence.empty(), TileRange(zero, zero))
+    tile = WorkTile(zero, zero, zero, zero, zero if cfg.split_keys else None)
+    return Work(tile, Sequence.empty(), TileRange(zero, zero))
 
 
 def _has_no_rows(work: Work):

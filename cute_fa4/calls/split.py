@@ -1,0 +1,157 @@
+"""How the keys of a call are split, and the launch of two kernels where they are.
+
+    num_splits          None or 0   chosen here, from metadata alone: the same for every replay of a captured graph
+                        1           never split
+                        N           exactly N parts of each sequence, as even as its key tiles allow
+    tokens_per_split    N           parts of N keys, counted from the first key of a sequence: what else is in the
+                                    batch, and how long the others are, changes no bit of its result
+
+Which keys a part takes follows from the lengths on the device (sm100/work/split.py): no plan, no metadata tensor, no
+synchronisation. Splitting pays where a launch has fewer blocks than the chip has SMs and each still has keys enough.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from operator import index
+
+import torch
+
+from cute_fa4.calls import workspace
+from cute_fa4.calls.plan import NO_LENGTHS, Plan
+from cute_fa4.calls.request import Options, Where
+from cute_fa4.sm100 import masks
+
+MAX_SPLITS = 1024
+MAX_PARTIAL_ROWS = (1 << 31) - 1
+KEYS_PER_TILE = 128
+LEAST_KEYS_PER_PART = 512  # four key tiles: fewer cost more in start-up and merging than they save
+EMULATED_SMS = 148  # of a B200
+
+
+@dataclass(frozen=True)
+class Split:
+    """parts: of each sequence; tiles_each: key tiles of a part, 0: even parts."""
+
+    parts: int
+    tiles_each: int = 0
+
+
+def check_split(num_splits, tokens_per_split) -> None:
+    """Refuse what is no number of parts, or no length of one."""
+    for name, value in (("num_splits", num_splits), ("tokens_per_split", tokens_per_split)):
+        if value is not None and (isinstance(value, bool) or not hasattr(value, "__index__")):
+            raise TypeError(f"{name}: a {type(value).__name__}; accepted: an int or None")
+    if num_splits is not None and not 0 <= index(num_splits) <= MAX_SPLITS:
+        raise ValueError(
+            f"num_splits: {num_splits}; accepted: None or 0 (chosen), 1 (never split), or a number of parts up to "
+            f"{MAX_SPLITS}"
+        )
+    if tokens_per_split is None:
+        return
+    if index(tokens_per_split) <= 0 or index(tokens_per_split) % KEYS_PER_TILE:
+        raise ValueError(
+            f"tokens_per_split: {tokens_per_split}; accepted: a positive multiple of {KEYS_PER_TILE}, the keys of a "
+            "tile; round it up"
+        )
+    if num_splits not in (None, 0, 1):
+        raise ValueError(
+            f"num_splits: {num_splits} with tokens_per_split={tokens_per_split}, which decides the number of parts; "
+            "accepted: one of them"
+        )
+
+
+def split_of(q, k, where: Where, options: Options, config) -> Split | None:
+    """The split of a checked call; None: its keys are not split. config: of the call without a split."""
+    split = _wanted(q, k, where, options, config)
+    if split is not None and q.shape[:-1].numel() * split.parts > MAX_PARTIAL_ROWS:
+        raise ValueError(
+            f"num_splits: {split.parts} parts of {q.shape[:-1].numel()} rows and heads; accepted: at most "
+            f"{MAX_PARTIAL_ROWS} together, because rows are 32-bit numbers; use fewer parts"
+        )
+    return split
+
+
+def _wanted(q, k, where: Where, options: Options, config) -> Split | None:
+    num_splits, tokens_per_split = options.num_splits, options.tokens_per_split
+    keys = most_keys(k, where)
+    if tokens_per_split is not None:
+        parts = -(-keys // index(tokens_per_split))
+        if parts > MAX_SPLITS:
+            raise ValueError(
+                f"tokens_per_split: {tokens_per_split} makes {parts} parts of up to {keys} keys; accepted: at most "
+                f"{MAX_SPLITS} parts; use a larger one, or pass max_seqlen_k"
+            )
+        return Split(max(parts, 1), index(tokens_per_split) // KEYS_PER_TILE)
+    if num_splits == 1:
+        return None
+    if num_splits:
+        return Split(index(num_splits))
+    per_head = -(-where.seqlen_q(q) // config.tiles.positions_per_cta)
+    blocks = where.batch(q) * per_head * (q.shape[-2] // config.heads_per_tile)
+    seen = min(keys, _most_visible(options, where.seqlen_q(q)))
+    parts = min(num_sms(q.device) // max(blocks, 1), seen // LEAST_KEYS_PER_PART)
+    return Split(parts) if parts > 1 else None
+
+
+def most_keys(k, where: Where) -> int:
+    """An upper bound from metadata: keys that a sequence can have."""
+    if where.page_table is not None:
+        keys = where.page_table.shape[1] * k.shape[1]
+    else:
+        keys = k.shape[0] if where.kv_layout == "packed" else k.shape[1]
+    return keys if not where.max_seqlen_k else min(keys, where.max_seqlen_k)
+
+
+def _most_visible(options: Options, seqlen_q: int) -> int:
+    """Keys that the queries of a sequence see together under a window or in chunks."""
+    mask, sizes = options.mask.mask, options.mask.sizes
+    if isinstance(mask, masks.Window) and mask.left:
+        return sum(sizes) + seqlen_q
+    if isinstance(mask, (masks.Chunked, masks.ChunkedCausal)):
+        return sizes[0] + seqlen_q
+    return 1 << 30
+
+
+@cache
+def num_sms(device: torch.device) -> int:
+    if device.type != "cuda":
+        return EMULATED_SMS
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+class SplitPlan(Plan):
+    """Attention into a workspace, and the kernel that merges it into out: two launches on one stream."""
+
+    __slots__ = ("combine", "split")
+
+    def __init__(self, function, combine, split: Split, numbers, results, views, repeats: bool):
+        super().__init__(function, numbers, results, views, repeats)
+        self.combine, self.split = combine, split
+
+    @property
+    def functions(self) -> tuple:
+        return (*super().functions, self.combine)
+
+    def __call__(self, tensors: tuple):
+        q, k, v, out, lengths, sink, aux, new = tensors
+        cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table = (
+            lengths or NO_LENGTHS
+        )
+        if new is not None:
+            self.append(k, v, seqused_k, page_table, new)
+        out, lse = self.results.allocated(q, out)
+        written = out
+        if self.views.differ:
+            q, k, v, written = self.views.of(q, k, v, out)
+        parts = self.split.parts
+        partial_o, partial_lse = workspace.partial_results(q, v, parts)
+        self.function(
+            q, k, v, partial_o, partial_lse, self.scale,
+            cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table,
+            self.seqlen_q, self.sizes, sink, tuple(aux) if aux else None,
+            (parts, self.split.tiles_each),
+        )  # fmt: skip
+        self.combine(partial_o, partial_lse, written, lse, cu_seqlens_q, seqused_q, self.seqlen_q)
+        return out if lse is None else (out, lse)

@@ -1,0 +1,51 @@
+"""Memory for the partial results of split keys: one piece for each device and stream, used again by every call on it.
+
+Calls on one stream run one after the other, so they may share it; two streams may not. It grows to the largest call
+and is never given back while the process runs, because a captured graph goes on using the addresses it was captured
+with: what a capture has seen is kept, also when a larger piece takes its place. Inside of a capture nothing is
+allocated: a call that needs more than there is says to run once before. On the CPU it is allocated anew each time.
+"""
+
+from __future__ import annotations
+
+import torch
+
+F32_BYTES = 4
+
+_held: dict[tuple[int, int], torch.Tensor] = {}
+_captured: list[torch.Tensor] = []
+
+
+def partial_results(q: torch.Tensor, v: torch.Tensor, parts: int) -> tuple:
+    """(partial_o, partial_lse), float32, not initialised; shapes as SM100Kernel.__call__ has them."""
+    *rows, heads, _ = q.shape
+    o_shape = (parts * rows[0], *rows[1:], heads, v.shape[-1])
+    lse_shape = (parts, *rows[:-1], heads, rows[-1])
+    o_size = parts * q.shape[:-1].numel() * v.shape[-1]
+    lse_size = parts * q.shape[:-1].numel()
+    piece = _floats(q.device, o_size + lse_size)
+    return piece[:o_size].view(o_shape), piece[o_size : o_size + lse_size].view(lse_shape)
+
+
+def clear() -> None:
+    """Give the memory back. Graphs that were captured with it must not be replayed any more."""
+    _held.clear()
+    _captured.clear()
+
+
+def _floats(device: torch.device, size: int) -> torch.Tensor:
+    if device.type != "cuda":
+        return torch.empty(size, dtype=torch.float32, device=device)
+    key = device.index, torch.cuda.current_stream(device).cuda_stream
+    held, capturing = _held.get(key), torch.cuda.is_current_stream_capturing()
+    if held is None or held.numel() < size:
+        if capturing:
+            raise RuntimeError(
+                f"workspace: split keys need {size * F32_BYTES} bytes on {device} while a graph is captured, and this "
+                f"stream has {0 if held is None else held.numel() * F32_BYTES}; accepted: enough before the capture; "
+                "make the same call once on this stream before capturing, or pass num_splits=1"
+            )
+        held = _held[key] = torch.empty(size, dtype=torch.float32, device=device)
+    if capturing and not any(piece is held for piece in _captured):
+        _captured.append(held)
+    return held

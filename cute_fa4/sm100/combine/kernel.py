@@ -1,0 +1,182 @@
+"""Merge partial results of split keys: a warp for each row of each head, a lane for four columns.
+
+With O_p and L_p the result and log-sum-exp of part p, over disjoint keys:
+
+    L = log(sum of e^L_p)        O = sum of e^(L_p - L) O_p
+
+A part that saw no key has L_p = -inf and the weight 0: its O_p is not read, so nothing that an uninitialised workspace
+holds can reach the result. Where no part saw a key, O is 0 and L is -inf. A NaN in a part that saw keys stays one.
+The sum runs over the parts in order, so the same parts give the same bits.
+
+    lane       0         1         ...   31
+    step 1     L_0,32,.. L_1,33,..       L_31,63,..      maximum and sum, by shuffles
+    step 2     columns 0..3   4..7 ...   124..127        over all parts: weight times four values
+"""
+
+import math
+import operator
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from ..work.sequence import Lengths, queries
+from .config import ELEMENTS, THREADS, CombineConfig
+
+WARP = 32
+ROWS = THREADS // WARP  # of a CTA
+LOG2_E = 1.4426950408889634
+
+
+def over_lanes(value, combine):
+    """`combine` over all lanes of the warp, the same in each."""
+    for distance in (16, 8, 4, 2, 1):
+        value = combine(value, cute.arch.shuffle_sync_bfly(value, distance))
+    return value
+
+
+def weight(lse, largest):
+    """e^(lse - largest); 0 for a part without keys, also where no part has any."""
+    difference = (lse - largest) * LOG2_E
+    return cutlass.select_(
+        lse == -Float32.inf, Float32(0.0), cute.math.exp2(difference, fastmath=True)
+    )
+
+
+class CombineKernel:
+    """Merges partial results by their log-sum-exp."""
+
+    def __init__(self, cfg: CombineConfig):
+        self.cfg = cfg
+
+    @cute.jit
+    def __call__(
+        self,
+        partial_o: cute.Tensor,
+        partial_lse: cute.Tensor,
+        out: cute.Tensor,
+        lse: cute.Tensor | None,
+        cu_seqlens_q: cute.Tensor | None,
+        seqused_q: cute.Tensor | None,
+        max_seqlen_q: Int32,
+        stream,
+    ):
+        """Launch.
+
+        partial_o      (parts * batch, seqlen_q, heads, depth), packed: (parts * total_q, heads, depth); f32
+        partial_lse    (parts, batch, heads, seqlen_q), packed: (parts, heads, total_q); f32, natural logarithm
+        out            (batch, seqlen_q, heads, depth), packed: (total_q, heads, depth)
+        lse            as partial_lse without the parts
+        cu_seqlens_q   packed: (batch + 1,) int32; seqused_q: (batch,) int32
+        max_seqlen_q   of packed queries: at least the longest sequence
+
+        batch * seqlen_q * heads is at most 2^31 - 1; the caller sees to it.
+        """
+        cfg = self.cfg
+        if cutlass.const_expr(cfg.packed):
+            batch, seqlen_q = cu_seqlens_q.shape[0] - 1, max_seqlen_q
+        else:
+            batch, seqlen_q = out.shape[0], out.shape[1]
+        lengths = Lengths(
+            cu_seqlens_q, None, seqused_q, None, None, Int32(out.shape[0]) if cfg.packed else None
+        )
+        rows = Int32(batch) * seqlen_q * out.shape[-2]
+        self.kernel.set_name_prefix(
+            f"cute_fa4_{cfg.name}", remove_cutlass_symbol=True, keep_mangled_name=False
+        )
+        self.kernel(
+            partial_o, partial_lse, out, lse, lengths, Int32(batch), Int32(seqlen_q)
+        ).launch(
+            grid=[(rows + (ROWS - 1)) // ROWS, 1, 1],
+            block=[THREADS, 1, 1],
+            stream=stream,
+        )
+
+    @cute.kernel
+    def kernel(
+        self,
+        partial_o: cute.Tensor,
+        partial_lse: cute.Tensor,
+        out: cute.Tensor,
+        lse: cute.Tensor | None,
+        lengths: Lengths,
+        num_sequences: Int32,
+        seqlen_q: Int32,
+    ):
+        block, _, _ = cute.arch.block_idx()
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        heads = Int32(out.shape[-2])
+        number = block * ROWS + warp
+        row_of_all, head = number // heads, number % heads
+        sequence, q_index = row_of_all // seqlen_q, row_of_all % seqlen_q
+        if sequence < num_sequences:
+            first_row, length = queries(lengths, sequence, seqlen_q)
+            if q_index < length:
+                self.merge_row(
+                    partial_o, partial_lse, out, lse, sequence, first_row + q_index, head
+                )
+
+    @cute.jit
+    def merge_row(
+        self,
+        partial_o: cute.Tensor,
+        partial_lse: cute.Tensor,
+        out: cute.Tensor,
+        lse: cute.Tensor | None,
+        sequence: Int32,
+        row: Int32,
+        head: Int32,
+    ):
+        """Row `row` of a sequence; packed: of the tensor."""
+        cfg = self.cfg
+        lane = cute.arch.lane_idx()
+        parts = Int32(partial_lse.shape[0])
+        of_part = partial_lse[(None, *self.lse_place(sequence, row, head))]
+        largest = -Float32.inf
+        for part in cutlass.range(lane, parts, WARP, unroll=1):
+            largest = cute.arch.fmax(largest, of_part[part])
+        largest = over_lanes(largest, cute.arch.fmax)
+        total = Float32(0.0)
+        for part in cutlass.range(lane, parts, WARP, unroll=1):
+            total = total + weight(of_part[part], largest)
+        total = over_lanes(total, operator.add)
+        if cutlass.const_expr(cfg.write_lse):
+            whole = -Float32.inf
+            if total != 0.0:
+                whole = largest + cute.math.log2(total, fastmath=True) * math.log(2)
+            if lane == 0:
+                lse[self.lse_place(sequence, row, head)] = whole
+        if lane < cfg.depth // ELEMENTS:
+            inverse = Float32(0.0)
+            if total != 0.0:
+                inverse = cute.arch.rcp_approx(total)
+            sums = cute.make_rmem_tensor(ELEMENTS, Float32)
+            sums.fill(0.0)
+            per_part = out.shape[0]
+            for part in cutlass.range(0, parts, unroll=1):
+                share = weight(of_part[part], largest) * inverse
+                if share != 0.0:  # also true for NaN
+                    at = self.o_place(sequence, row, head, part * per_part)
+                    held = cute.make_rmem_tensor(ELEMENTS, Float32)
+                    cute.autovec_copy(self.piece(partial_o[at], lane), held)
+                    for i in cutlass.range_constexpr(ELEMENTS):
+                        sums[i] = sums[i] + share * held[i]
+            rounded = cute.make_rmem_tensor(ELEMENTS, out.element_type)
+            for i in cutlass.range_constexpr(ELEMENTS):
+                rounded[i] = sums[i].to(out.element_type)
+            cute.autovec_copy(rounded, self.piece(out[self.o_place(sequence, row, head)], lane))
+
+    def lse_place(self, sequence, row, head) -> tuple:
+        return (head, row) if self.cfg.packed else (sequence, head, row)
+
+    def o_place(self, sequence, row, head, further=0) -> tuple:
+        """Of all columns; further: rows or sequences of the parts before."""
+        if self.cfg.packed:
+            return (row + further, head, None)
+        return (sequence + further, row, head, None)
+
+    def piece(self, row: cute.Tensor, lane):
+        """The columns of a lane."""
+        nbytes = ELEMENTS * row.element_type.width // 8
+        pointer = (row.iterator + lane * ELEMENTS).align(nbytes)
+        return cute.make_tensor(pointer, cute.make_layout(ELEMENTS))

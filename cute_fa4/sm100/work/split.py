@@ -1,0 +1,52 @@
+"""Split keys: a block of queries is run as several parts, each over some of its key tiles; combine/ merges them.
+
+Eleven key tiles of a sequence, seven of a shorter one, four parts each:
+
+    even        part 0          part 1          part 2          part 3
+    11 tiles    0  1  2         3  4  5         6  7  8         9  10
+     7 tiles    0  1            2  3            4  5            6
+
+    tiles_each  part 0          part 1          part 2          part 3
+    = 4         0  1  2  3      4  5  6  7      8  9  10        -
+                0  1  2  3      4  5  6         -               -
+
+Even parts follow from the sequence's own length, so a batch of unequal lengths has work for every part. With tiles_each
+the cut of a sequence depends on nothing else in the batch, nor on the number of parts: the same sequence gives the same
+bits in every batch. A part without keys stores zeros and a log-sum-exp of -inf, which weigh nothing.
+
+The parts of a block follow one another in the grid, so they start together and read different keys.
+"""
+
+from dataclasses import dataclass
+
+from cutlass import Int32
+
+from ...layouts.scalars import choose, maximum, minimum
+from .kv_range import TileRange
+
+
+@dataclass(frozen=True)
+class Splits:
+    """How blocks are split. Partial results lie one part behind the other."""
+
+    number: Int32  # parts of a block
+    divisor: object  # the same, as what the kernel divides by
+    tiles_each: Int32  # key tiles of a part; 0: even parts
+    rows_apart: Int32  # from one part's partial results to the next's: sequences of dense queries, rows of packed ones
+
+    def block_and_part(self, number):
+        """Number in the grid -> (block, part)."""
+        return divmod(number, self.divisor)
+
+    def tiles_of(self, tiles: TileRange, part) -> TileRange:
+        """The key tiles of a part. The last one takes what is left, so that no key is ever left out."""
+        each, more = divmod(tiles.count, self.divisor)
+        even_first = tiles.first + part * each + minimum(part, more)
+        even_end = even_first + each + choose(part < more, 1, 0)
+        end = tiles.first + tiles.count
+        fixed_first = minimum(maximum(tiles.first, part * self.tiles_each), end)
+        fixed_end = minimum(end, (part + 1) * self.tiles_each)
+        fixed_end = choose(part == self.number - 1, end, fixed_end)
+        first = choose(self.tiles_each > 0, fixed_first, even_first)
+        end = choose(self.tiles_each > 0, fixed_end, even_end)
+        return TileRange(first, maximum(end - first, 0))

@@ -1,0 +1,217 @@
+"""num_splits and tokens_per_split: parts of the keys, merged, are attention over all of them.
+
+The oracle is attention in float64, and the same call unsplit. Sizes: 5, 127, 129 and 900 keys are a part of a tile, one
+tile but one key, two tiles, and eight tiles; parts go from one to more than there are tiles.
+"""
+
+import math
+
+import pytest
+import torch
+
+from cute_fa4 import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
+from cute_fa4.calls import split, workspace
+from cute_fa4.calls.options import resolve
+from cute_fa4.calls.request import Where
+from cute_fa4.reference import allowed_error, attention_float64, max_error
+from cute_fa4.sm100.choose_config import choose_config
+
+pytestmark = pytest.mark.filterwarnings("ignore::cute_fa4.EmulatorWarning")
+
+
+def qkv(batch, seqlen_q, seqlen_k, heads=4, kv_heads=2, depth=64):
+    q = torch.randn(batch, seqlen_q, heads, depth).bfloat16()
+    return q, *torch.randn(2, batch, seqlen_k, kv_heads, depth).bfloat16()
+
+
+@pytest.fixture
+def poisoned(monkeypatch):
+    """The workspace holds NaN: what is not written must not be read."""
+
+    def floats(device, size):
+        return torch.full((size,), math.nan, device=device)
+
+    monkeypatch.setattr(workspace, "_floats", floats)
+
+
+@pytest.mark.parametrize("keys, parts", [(5, 2), (127, 9), (129, 1), (129, 2), (900, 3), (900, 11)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_parts_merge_to_attention_over_all_keys(poisoned, keys, parts, causal):
+    q, k, v = qkv(2, 5, keys)
+    out, lse = flash_attn_func(q, k, v, causal=causal, num_splits=parts, return_lse=True)
+    exact, exact_lse = attention_float64(q, k, v, causal=causal)
+    allowed = allowed_error(q, k, v, causal=causal)
+    assert max_error(out, exact) <= allowed.out
+    assert max_error(lse, exact_lse) <= allowed.lse
+
+
+def test_rows_without_keys_are_zero_and_a_sink_counts_once(poisoned):
+    """20 queries on 8 keys, causal: 12 rows see none; with a sink they have its logit and out 0."""
+    q, k, v = qkv(1, 20, 8, heads=2, kv_heads=1)
+    sink = torch.tensor([0.5, -1.0])
+    for learnable_sink in (None, sink):
+        expected = flash_attn_func(
+            q, k, v, causal=True, return_lse=True, learnable_sink=learnable_sink
+        )
+        found = flash_attn_func(
+            q, k, v, causal=True, return_lse=True, learnable_sink=learnable_sink, num_splits=4
+        )
+        assert torch.equal(found[0][:, :12], torch.zeros_like(found[0][:, :12]))
+        torch.testing.assert_close(found[0], expected[0], atol=2e-2, rtol=0)
+        torch.testing.assert_close(found[1], expected[1], atol=1e-4, rtol=0)
+
+
+PAGE = 16
+
+
+def paged_batch(lengths, depth=64, heads=4, kv_heads=1, garbage=math.nan):
+    """A cache of shuffled pages whose unused rows hold garbage, and the sequences themselves."""
+    pages = [-(-length // PAGE) for length in lengths]
+    order = torch.randperm(sum(pages)).tolist()
+    cache = torch.full((2, sum(pages) + 1, PAGE, kv_heads, depth), garbage).bfloat16()
+    table = torch.full((len(lengths), max(pages) + 1), sum(pages), dtype=torch.int32)
+    sequences = []
+    for b, length in enumerate(lengths):
+        rows = torch.randn(2, length, kv_heads, depth).bfloat16()
+        for p in range(pages[b]):
+            table[b, p] = order.pop()
+            part = rows[:, p * PAGE : (p + 1) * PAGE]
+            cache[:, table[b, p], : part.shape[1]] = part
+        sequences.append(rows)
+    q = torch.randn(len(lengths), 1, heads, depth).bfloat16()
+    used = torch.tensor(lengths, dtype=torch.int32)
+    return q, cache, table, used, sequences
+
+
+def decode(q, cache, table, used, **options):
+    return flash_attn_with_kvcache(
+        q, *cache, cache_seqlens=used, page_table=table, causal=True, **options
+    )
+
+
+@pytest.mark.parametrize("parts", [2, 5])
+def test_ragged_paged_decode(poisoned, parts):
+    """Lengths from none to 5000 in one batch: short sequences have parts without keys, one has no keys at all."""
+    lengths = [0, 1, 127, 128, 129, 700]
+    q, cache, table, used, sequences = paged_batch(lengths)
+    out = decode(q, cache, table, used, num_splits=parts)
+    assert torch.equal(out[0], torch.zeros_like(out[0]))
+    for b, (k, v) in enumerate(sequences):
+        if lengths[b]:
+            exact, _ = attention_float64(q[b : b + 1], k[None], v[None], causal=True)
+            limit = allowed_error(q[b : b + 1], k[None], v[None], causal=True)
+            assert max_error(out[b : b + 1], exact) <= limit.out, lengths[b]
+
+
+def test_packed_queries_and_rows_of_nobody_stay_as_they_were(poisoned):
+    """Three queries of 0, 2 and 1 tokens in a tensor of six rows: rows 3 to 5 belong to no sequence."""
+    q, cache, table, used, sequences = paged_batch([40, 300, 33])
+    q = torch.randn(6, 4, 64).bfloat16()
+    out = torch.full_like(q, 7.0)
+    offsets = torch.tensor([0, 0, 2, 3], dtype=torch.int32)
+    k, v = cache
+    arguments = dict(
+        cu_seqlens_q=offsets, max_seqlen_q=2, seqused_k=used, page_table=table, causal=True
+    )
+    expected = flash_attn_varlen_func(q, k, v, **arguments)
+    flash_attn_varlen_func(q, k, v, out=out, num_splits=3, **arguments)
+    torch.testing.assert_close(out[:3], expected[:3], atol=2e-2, rtol=0)
+    assert (out[3:] == 7.0).all()
+
+
+def test_a_fixed_cut_gives_the_same_bits_in_every_batch():
+    """Alone, second of three, and last of sixteen: the number of parts differs, the cut and the bits do not."""
+    torch.manual_seed(1)
+    lengths = [300, 290, 700] + [20] * 13
+    q, cache, table, used, _ = paged_batch(lengths)
+    alone = decode(q[1:2], cache, table[1:2], used[1:2], tokens_per_split=128)
+    three = decode(q[:3], cache, table[:3], used[:3], tokens_per_split=128)
+    turned = decode(
+        *(torch.cat((t[2:], t[:2])) if t.shape[0] == 16 else t for t in (q,)),
+        cache,
+        torch.cat((table[2:], table[:2])),
+        torch.cat((used[2:], used[:2])),
+        tokens_per_split=128,
+    )
+    assert torch.equal(alone[0], three[1]) and torch.equal(alone[0], turned[15])
+
+
+def test_the_same_call_gives_the_same_bits():
+    q, cache, table, used, _ = paged_batch([700, 20])
+    first = decode(q, cache, table, used, num_splits=4)
+    assert torch.equal(first, decode(q, cache, table, used, num_splits=4))
+
+
+# --- how many parts
+
+
+def chosen(seqlen_q=1, seqlen_k=16384, batch=1, heads=64, kv_heads=8, **options):
+    """Parts of a dense call with such shapes, from metadata alone; None: no split."""
+    q = torch.empty(batch, seqlen_q, heads, 128, dtype=torch.bfloat16, device="meta")
+    k = torch.empty(batch, seqlen_k, kv_heads, 128, dtype=torch.bfloat16, device="meta")
+    group = heads // kv_heads
+    config = choose_config(
+        qkv_dtype="bf16", head_dim=128, group=group, pack_gqa=seqlen_q * group <= 256
+    )
+    found = split.split_of(q, k, Where(), resolve(q, **options), config)
+    return found and found.parts
+
+
+def test_automatic_splits_fill_the_chip_and_leave_each_part_512_keys():
+    assert chosen(num_splits=0) == 148 // 8
+    assert chosen(num_splits=None) == chosen(num_splits=0)
+    assert chosen(num_splits=0, seqlen_k=2048) == 2048 // 512
+    assert chosen(num_splits=0, seqlen_k=1023) is None, "two parts of 512 do not fit"
+    assert chosen(num_splits=0, batch=64) is None, "512 blocks keep 148 SMs busy"
+    assert chosen(num_splits=0, window_size=(1024, 0)) == 1025 // 512
+    assert chosen(num_splits=1) is None
+    assert chosen(num_splits=7) == 7
+    assert chosen(tokens_per_split=4096, num_splits=0) == 4
+
+
+@pytest.mark.parametrize(
+    "options, error, text",
+    [
+        (dict(num_splits=-1), ValueError, "num_splits: -1; accepted: None or 0"),
+        (dict(num_splits=2000), ValueError, "num_splits: 2000"),
+        (dict(num_splits=1.0), TypeError, "num_splits: a float"),
+        (dict(num_splits=True), TypeError, "num_splits: a bool"),
+        (dict(tokens_per_split=100), ValueError, "tokens_per_split: 100; accepted: a positive"),
+        (dict(tokens_per_split=0), ValueError, "tokens_per_split: 0"),
+        (dict(tokens_per_split=128, num_splits=3), ValueError, "num_splits: 3 with tokens"),
+        (dict(tokens_per_split=128, seqlen_k=1 << 20), ValueError, "8192 parts"),
+    ],
+    ids=str,
+)
+def test_what_is_no_split_is_refused(options, error, text):
+    with pytest.raises(error, match=text):
+        chosen(**options)
+
+
+# --- the workspace
+
+
+def test_a_capture_finds_its_memory_or_says_what_to_do(monkeypatch):
+    """On a GPU: pieces are kept for a stream, grow before a capture, never inside of one, and survive it."""
+    capturing, made = [False], []
+    stream = type("Stream", (), {"cuda_stream": 5})()
+    device = torch.device("cuda", 0)
+
+    def empty(size, dtype, device):
+        made.append(size)
+        return torch.zeros(size, dtype=dtype, device="cpu")
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
+    monkeypatch.setattr(workspace.torch, "empty", empty)
+    workspace.clear()
+    first = workspace._floats(device, 100)
+    assert workspace._floats(device, 60) is first and made == [100]
+    capturing[0] = True
+    assert workspace._floats(device, 100) is first
+    with pytest.raises(RuntimeError, match="800 bytes .* make the same call once"):
+        workspace._floats(device, 200)
+    capturing[0] = False
+    grown = workspace._floats(device, 200)
+    assert grown is not first and any(piece is first for piece in workspace._captured)
+    workspace.clear()

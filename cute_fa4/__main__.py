@@ -4,6 +4,7 @@ info           versions, devices, caches
 capabilities   which combinations run, and why the others do not
 export         kernels for cute_fa4.aot.load
 check          a few shapes on the GPU or the emulator against float64
+hopper         the kernels on a Hopper GPU, with tcgen05 in software
 bench          speed on a Blackwell GPU beside other packages; without one it exits with 2
 """
 
@@ -15,6 +16,7 @@ import time
 import warnings
 
 from cute_fa4.bench import command as bench_command
+from cute_fa4.hopper import command as hopper_command
 
 CHECKS = (
     # name, sizes, options: each mask, grouped heads, a ragged edge, and a decode step
@@ -112,6 +114,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     bench_command.add_options(command)
     command.set_defaults(run=bench_command.main)
+
+    command = commands.add_parser(
+        "hopper",
+        help="run the kernels on a Hopper GPU, with tcgen05 in software: numbers and hangs, not speed",
+    )
+    hopper_command.add_options(command)
     return parser
 
 

@@ -53,7 +53,7 @@ def build(config, name: str, host_target: str = "x86-64-v2", line_info: bool = F
         options += ["--generate-line-info"] * line_info
         compiled = cute.compile(kernel, *arguments, options=" ".join(options))
         return Built(
-            host_object=_host_object(compiled, name, host_target),
+            host_object=host_object(compiled, name, host_target),
             ptx=compiled.__ptx__,
             cubin=compiled.__cubin__,
             entry=next(iter(compiled.kernel_info)),
@@ -72,7 +72,8 @@ def check_host_target(host_target: str) -> None:
         )
 
 
-def _host_object(compiled, name: str, host_target: str) -> bytes:
+def host_object(compiled, name: str, host_target: str = "x86-64-v2") -> bytes:
+    """The host code of a function of cute.compile, with the entry __tvm_ffi_<name>."""
     from cutlass._mlir import ir
     from cutlass._mlir._mlir_libs._cutlass_ir import _aot_support
     from cutlass.base_dsl.export import get_export_module

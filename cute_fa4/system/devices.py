@@ -45,6 +45,11 @@ def target_of(device: torch.device) -> Target:
     )
 
 
+def accept(capability: tuple[int, int], arch: str) -> None:
+    """Take devices of this compute capability too: kernels compiled for arch are there in a form that they run."""
+    ARCH_OF_COMPUTE_CAPABILITY.setdefault(capability, arch)
+
+
 def refusal_of_compute_capability(capability: tuple[int, int]) -> str | None:
     """Why a CUDA device of this compute capability cannot run the kernel; None if it can."""
     if capability in ARCH_OF_COMPUTE_CAPABILITY:

@@ -14,13 +14,20 @@
 
 enum { BATCH = 2, SEQLEN = 300, HEADS = 4, DEPTH = 64 };
 
-/* Device memory without a CUDA header: two functions of the driver, if it has them. */
+/* Device memory without a CUDA header: a few functions of the driver. Allocating takes a context; the primary one of
+ * device 0 is the one that the kernel's library uses. */
 #include <dlfcn.h>
 static void *allocate(size_t bytes) {
-    int (*alloc)(void **, size_t) = NULL;
-    void *pointer = NULL, *driver = dlopen("libcuda.so.1", RTLD_NOW);
-    if (driver) *(void **)&alloc = dlsym(driver, "cuMemAlloc_v2");
-    if (alloc && !alloc(&pointer, bytes)) return pointer;
+    void *pointer = NULL, *context = NULL, *driver = dlopen("libcuda.so.1", RTLD_NOW);
+    int (*init)(unsigned), (*retain)(void **, int), (*set_current)(void *), (*alloc)(void **, size_t);
+    if (driver && (*(void **)&alloc = dlsym(driver, "cuMemAlloc_v2"))) {
+        *(void **)&init = dlsym(driver, "cuInit");
+        *(void **)&retain = dlsym(driver, "cuDevicePrimaryCtxRetain");
+        *(void **)&set_current = dlsym(driver, "cuCtxSetCurrent");
+        if (!init(0) && !retain(&context, 0) && !set_current(context) && !alloc(&pointer, bytes)) return pointer;
+        printf("no device memory\n");
+        exit(3);
+    }
     return aligned_alloc(256, bytes); /* the recording driver: an address is all it needs */
 }
 

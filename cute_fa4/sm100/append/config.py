@@ -16,7 +16,7 @@ class AppendConfig:
     packed     new rows are (total_new, heads, depth) with offsets, not (batch, seqlen_new, heads, depth)
     page_size  rows of a page of the cache (num_pages, page_size, heads, depth), which has a page table;
                0: the cache is (batch, seqlen, heads, depth)
-    arch       "sm_100a" or "sm_103a"
+    arch       "sm_100a" or "sm_103a"; this kernel alone also "sm_90a", it has no tensor core instruction
     """
 
     dtype: str

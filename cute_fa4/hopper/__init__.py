@@ -1,0 +1,21 @@
+"""Kernels compiled for Blackwell, run on a Hopper GPU: what Hopper lacks is done in software, the rest by the chip.
+
+    compile for sm_100a -> PTX -> rewrite.py -> PTX for sm_90a -> ptxas, nvlink with tcgen05.cu -> NAME.so
+
+    python -m cute_fa4 hopper build --out DIR      anywhere with nvcc (extra `hopper`)
+    python -m cute_fa4 hopper check DIR            on the machine with the GPU
+
+It says whether a kernel computes the right thing and whether it hangs, with TMA, mbarriers, clusters and warps as real
+asynchronous hardware has them. It says nothing about speed, and nothing about how a Blackwell GPU orders tcgen05.
+
+    rewrite.py   ptx_text.py    the PTX, instruction by instruction
+    tcgen05.cu                  tensor memory, MMAs, claims
+    runtime.c                   what stands between host code and driver; behind aot/cuda_runtime.c
+    build.py     toolkit.py     any kernel of the CuTe DSL -> NAME.so
+    load.py                     NAME.so -> the attention functions, on compute capability 9.0
+    cases.py     check.py       what is run, and what must hold
+    guarded.py                  memory whose neighbours are not mapped
+    foreign.py                  flash-attn-4's kernels, to see that all of this is right
+    driver.py                   the host library of exported kernels on a real driver
+    run.py       report.py      everything in turn; results -> tables
+"""

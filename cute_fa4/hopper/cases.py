@@ -1,0 +1,353 @@
+"""What `hopper check` runs: variants of the kernel, and problems for each.
+
+Variant   one call of the public functions: depth, dtype, layout of keys, mask, ...      decides the kernel
+Problem   queries and keys of each sequence, heads                                      decides the launch
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass, replace
+
+import torch
+
+CANARY = -77.0
+
+
+@dataclass(frozen=True)
+class Variant:
+    """keys: "dense", "packed" (queries too), "lengths" (dense, seqused_k) or "pages" (queries packed).
+
+    group   query heads of a key head; pack_gqa: they share tiles of rows
+    window  (left, right) positions; chunk  positions of a block, of which a query sees its own
+    """
+
+    head_dim: int = 128
+    dtype: str = "bf16"
+    causal: bool = True
+    keys: str = "dense"
+    page_size: int = 0
+    heads_first: bool = False
+    window: tuple[int, int] | None = None
+    chunk: int = 0
+    softcap: float = 0.0
+    sink: bool = False
+    group: int = 2
+    pack_gqa: bool = False
+
+    @property
+    def title(self) -> str:
+        """
+        >>> Variant(causal=False, keys="pages", page_size=16, window=(127, 0)).title
+        'window (127, 0), pages of 16'
+        """
+        masks = [f"{'causal ' * self.causal}chunks of {self.chunk}"] if self.chunk else []
+        masks += [f"window {self.window}"] if self.window else []
+        masks += [] if masks else ["causal" if self.causal else "full"]
+        parts = masks + ["packed Q and K"] * (self.keys == "packed")
+        parts += ["lengths"] * (self.keys == "lengths")
+        parts += [f"pages of {self.page_size}"] * (self.keys == "pages")
+        parts += ["heads first"] * self.heads_first + ["sinks"] * self.sink
+        parts += [f"soft cap {self.softcap:g}"] * bool(self.softcap)
+        parts += [f"groups of {self.group}"] * (self.group != 2)
+        return ", ".join(parts + ["sharing tiles"] * self.pack_gqa)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Sequences of a call. Dense variants take the first sequence's length for all."""
+
+    queries: tuple[int, ...]
+    keys: tuple[int, ...]
+    heads: int = 2
+
+    @property
+    def title(self) -> str:
+        """
+        >>> Problem((300,) * 2, (5, 700)).title
+        '2 x 300, 5 to 700 keys'
+        """
+        batch, q, k = len(self.queries), self.queries, self.keys
+        rows = f"{min(q)} to {max(q)}" if min(q) < max(q) else f"{q[0]}"
+        keys = f"{min(k)} to {max(k)}" if min(k) < max(k) else f"{k[0]}"
+        return f"{batch} x {rows}, {keys} keys"
+
+
+def dense(batch: int, queries: int, keys: int, heads: int = 2) -> Problem:
+    return Problem((queries,) * batch, (keys,) * batch, heads)
+
+
+VARIANTS = (
+    *(Variant(depth, dtype, causal) for depth in (64, 128) for dtype in ("bf16", "fp16") for causal in (False, True)),
+    *(Variant(depth) for depth in (72, 80, 96)),
+    *(Variant(depth, causal=causal, keys="packed") for depth in (64, 128) for causal in (False, True)),
+    *(Variant(keys="pages", page_size=size) for size in (8, 16, 64, 128, 256)),
+    *(Variant(keys="pages", page_size=size, heads_first=True) for size in (32, 512)),
+    Variant(64, keys="pages", page_size=16),
+    Variant(64, keys="pages", page_size=16, group=8, pack_gqa=True),
+    Variant(80, keys="pages", page_size=16),
+    Variant(keys="lengths"),
+    Variant(80, keys="lengths", group=4, pack_gqa=True),
+    *(Variant(depth, group=1) for depth in (64, 128)),
+    *(Variant(depth, causal=False, window=(127, 0)) for depth in (64, 128)),
+    Variant(causal=False, window=(100, 20)),
+    Variant(causal=False, window=(127, 0), sink=True, keys="pages", page_size=64),
+    Variant(causal=False, chunk=64),
+    Variant(96, chunk=192),
+    Variant(softcap=5.0),
+    Variant(causal=False, sink=True, keys="lengths"),
+)  # fmt: skip
+
+# Borders of tiles (128 rows, 128 keys; 256 rows a block), more queries than keys, one of each.
+SMALL = (
+    *(dense(*sizes) for sizes in ((2, 300, 300), (1, 256, 1024), (1, 1000, 2048), (3, 130, 257))),
+    dense(2, 700, 130),
+    dense(1, 1, 1),
+)
+# 400 to 1024 blocks on about 132 multiprocessors that hold one CTA each: most blocks are claimed.
+LARGE = (
+    *(dense(4, 2048, 2048, 16), dense(5, 1536, 300, 16), dense(4, 1025, 1500, 20)),
+    *(dense(64, 130, 257, 8), dense(128, 1, 77, 8)),
+)
+# Long enough that a lost or doubled phase anywhere in some hundred tiles shows.
+LONG = (
+    *(dense(1, 8192, 8192), dense(1, 16384, 16384), dense(1, 65536, 65536)),
+    *(dense(1, 256, 65536), dense(2, 1, 131072)),
+)
+UNEVEN = (
+    Problem((300, 1, 0, 64, 1000), (300, 5, 10, 200, 2500)),
+    Problem((1,) * 20, tuple(1 + 37 * i for i in range(20))),
+    Problem((300, 1, 0, 64), (300, 5, 10, 0)),
+    Problem((0, 0, 0), (5, 0, 7)),
+    Problem((0,) * 199 + (256,), (3,) * 199 + (256,), 8),
+    Problem(
+        tuple(i * i * 7 % 301 for i in range(64)), tuple(i * i * 11 % 501 for i in range(64)), 16
+    ),
+)
+
+
+def problems(variant: Variant, amount: str) -> tuple[Problem, ...]:
+    """For a variant; amount: "quick" (a few small ones), "most", or "all" (with long sequences)."""
+    uneven = UNEVEN if variant.keys in ("packed", "pages") else ()
+    found = SMALL[:3] + uneven[:2]
+    if amount != "quick":
+        found = SMALL + LARGE + uneven + _random(variant)
+    if amount == "all" and variant in LONG_VARIANTS:
+        found += LONG
+    whole = lambda heads: -(-heads // variant.group) * variant.group
+    return tuple(replace(p, heads=whole(p.heads)) for p in found)
+
+
+def guarded_problems(variant: Variant) -> tuple[Problem, ...]:
+    """Those that are run again between unmapped pages."""
+    return problems(variant, "quick")
+
+
+LONG_VARIANTS = (
+    Variant(64, causal=False),
+    Variant(),
+    Variant(keys="packed"),
+    Variant(keys="pages", page_size=16),
+)
+
+
+def _random(variant: Variant, number: int = 12) -> tuple[Problem, ...]:
+    """The same for a variant on every machine: up to 12 sequences, some without queries or keys where that may be."""
+    dice = random.Random(variant.title + str(variant.head_dim))
+    found = []
+    for _ in range(number):
+        if variant.keys in ("dense", "lengths"):
+            found.append(dense(dice.randint(1, 6), dice.randint(1, 900), dice.randint(1, 1300)))
+        else:
+            batch = dice.randint(1, 12)
+            rows, keys = (tuple(dice.randint(0, n) for _ in range(batch)) for n in (400, 900))
+            found.append(Problem(rows, keys))
+    return tuple(found)
+
+
+def configurations(variants, amount: str) -> list:
+    """FA4Config of every kernel that these variants need: their calls on CPU tensors, as far as asking for one."""
+    import warnings
+    from unittest.mock import patch
+
+    from cute_fa4 import EmulatorWarning, compile_cache
+    from cute_fa4.calls import repeat
+
+    found: dict = {}
+
+    def ask(config, executor):
+        found[config] = None
+        return lambda *arguments: None
+
+    empty = lambda variant, device, *shape: torch.empty(
+        *shape, variant.head_dim, dtype=DTYPES[variant.dtype]
+    )
+    repeat.clear()  # a call like an earlier one would not ask
+    try:
+        with (
+            patch.object(compile_cache, "function_for", ask),
+            patch(f"{__name__}._values", empty),
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("ignore", EmulatorWarning)
+            for variant in variants:
+                for problem in problems(variant, amount):
+                    call(variant, problem, "cpu").launch()
+    finally:
+        repeat.clear()  # nor may one find functions that do nothing
+    return list(found)
+
+
+# --- a call
+
+
+@dataclass
+class Call:
+    """Tensors of one problem. launch() -> (out, lse), freshly allocated and filled with canaries before."""
+
+    variant: Variant
+    problem: Problem
+    launch: object
+    sequences: list  # of (q, k, v, rows of out, of lse): what each sequence should be computed from and where it is
+    spare: object  # (out) -> rows of out that belong to no sequence
+
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def call(variant: Variant, problem: Problem, device: str, seed: int = 0, place=None) -> Call:
+    """Random inputs; what no sequence owns in K and V is NaN, in page tables garbage.
+
+    place  (tensor, at_the_end) -> the tensor somewhere else (guarded.Guard.place): Q and K at the beginning of their
+           memory, V at its end, with an odd seed the other way round
+    """
+    make = {"dense": _dense, "lengths": _dense, "packed": _packed, "pages": _paged}[variant.keys]
+    torch.manual_seed(seed)
+    place = place or (lambda tensor, at_the_end: tensor)
+    sides = [bool(seed % 2), bool(seed % 2), not seed % 2]
+    return make(variant, problem, device, lambda *qkv: list(map(place, qkv, sides)))
+
+
+def _options(variant: Variant, problem: Problem, device: str) -> dict:
+    from cute_fa4 import masks
+
+    options = dict(causal=variant.causal and not variant.chunk, return_lse=True)
+    options["pack_gqa"] = variant.pack_gqa
+    if variant.window:
+        options["window_size"] = variant.window
+    if variant.chunk:
+        options["mask"] = (masks.chunked_causal if variant.causal else masks.chunked)(variant.chunk)
+    if variant.softcap:
+        options["softcap"] = variant.softcap
+    if variant.sink:
+        options["learnable_sink"] = torch.randn(problem.heads, device=device)
+    return options
+
+
+def _values(variant: Variant, device: str, *shape: int):
+    return torch.randn(*shape, variant.head_dim, device=device).to(DTYPES[variant.dtype])
+
+
+def _dense(variant: Variant, problem: Problem, device: str, place) -> Call:
+    from cute_fa4 import flash_attn_func, flash_attn_with_kvcache
+
+    batch, rows, keys = len(problem.queries), problem.queries[0], problem.keys[0]
+    q = _values(variant, device, batch, rows, problem.heads)
+    k, v = (_values(variant, device, batch, keys, problem.heads // variant.group) for _ in "kv")
+    options, lengths = _options(variant, problem, device), [keys] * batch
+    if variant.keys == "lengths":
+        lengths = [keys * (i + 1) // batch for i in range(batch)]
+        for i, length in enumerate(lengths):
+            k[i, length:], v[i, length:] = math.nan, math.nan
+        options["cache_seqlens"] = _int32(lengths, device)
+    q, k, v = place(q, k, v)
+
+    def launch():
+        out = torch.full_like(q, math.nan)
+        function = flash_attn_with_kvcache if variant.keys == "lengths" else flash_attn_func
+        return function(q, k, v, out=out, **options)
+
+    sequences = [
+        (q[i], k[i, :n], v[i, :n], lambda out, i=i: out[i], lambda lse, i=i: lse[i])
+        for i, n in enumerate(lengths)
+    ]
+    return Call(variant, problem, _with_sink(launch, options), sequences, lambda out: out[:0])
+
+
+def _starts(numbers) -> list[int]:
+    starts = [0]
+    for number in numbers:
+        starts.append(starts[-1] + number)
+    return starts
+
+
+def _int32(numbers, device: str):
+    return torch.tensor(numbers, dtype=torch.int32, device=device)
+
+
+SPARE_ROWS = 300
+"""Rows of packed tensors behind the last sequence: more than a block of 256 queries."""
+
+
+def _ragged_call(variant, problem, device, place, k, v, each_k, each_v, options) -> Call:
+    from cute_fa4 import flash_attn_varlen_func
+
+    starts = _starts(problem.queries)
+    q, k, v = place(_values(variant, device, starts[-1] + SPARE_ROWS, problem.heads), k, v)
+    options |= _options(variant, problem, device)
+    options |= dict(cu_seqlens_q=_int32(starts, device), max_seqlen_q=max(max(problem.queries), 1))
+
+    def launch():
+        return flash_attn_varlen_func(q, k, v, out=torch.full_like(q, CANARY), **options)
+
+    sequences = [
+        (q[a:b], each_k[i], each_v[i], lambda out, a=a, b=b: out[a:b], lambda lse, a=a, b=b: lse[:, a:b])
+        for i, (a, b) in enumerate(zip(starts, starts[1:], strict=False))
+    ]  # fmt: skip
+    return Call(variant, problem, _with_sink(launch, options), sequences, lambda out: out[starts[-1] :])  # fmt: skip
+
+
+def _packed(variant: Variant, problem: Problem, device: str, place) -> Call:
+    starts = _starts(problem.keys)
+    k, v = (
+        _values(variant, device, starts[-1] + SPARE_ROWS, problem.heads // variant.group)
+        for _ in "kv"
+    )
+    for tensor in (k, v):
+        tensor[starts[-1] :] = math.nan
+    each_k, each_v = ([x[a:b] for a, b in zip(starts, starts[1:], strict=False)] for x in (k, v))
+    options = dict(cu_seqlens_k=_int32(starts, device))
+    return _ragged_call(variant, problem, device, place, k, v, each_k, each_v, options)
+
+
+def _paged(variant: Variant, problem: Problem, device: str, place) -> Call:
+    size, batch = variant.page_size, len(problem.keys)
+    pages = [-(-n // size) for n in problem.keys]
+    spare, most = 3, max(max(pages), 1) + 2
+    order = torch.randperm(sum(pages) + spare, device=device)
+    table = torch.randint(-(2**31), 2**31 - 1, (batch, most), device=device).to(torch.int32)
+    pools, each = [], []
+    for _ in "kv":
+        pool = torch.full((sum(pages) + spare, size, problem.heads // variant.group, variant.head_dim), math.nan,
+                          device=device, dtype=DTYPES[variant.dtype])  # fmt: skip
+        rows = [_values(variant, device, n, problem.heads // variant.group) for n in problem.keys]
+        first = 0
+        for i, (n, own) in enumerate(zip(problem.keys, rows, strict=True)):
+            where = order[first : first + pages[i]]
+            table[i, : pages[i]] = where.to(torch.int32)
+            padded = own.new_full((pages[i] * size, *own.shape[1:]), math.nan)
+            padded[:n] = own
+            pool[where] = padded.view(pages[i], size, *own.shape[1:])
+            first += pages[i]
+        pools.append(pool.transpose(1, 2).contiguous() if variant.heads_first else pool)
+        each.append(rows)
+    options = dict(page_table=table, seqused_k=_int32(problem.keys, device))
+    if variant.heads_first:
+        options["kv_layout"] = "HND"
+    return _ragged_call(variant, problem, device, place, *pools, *each, options)
+
+
+def _with_sink(launch, options: dict):
+    launch.sink = options.get("learnable_sink")
+    return launch

@@ -1,0 +1,202 @@
+"""`hopper check`: the kernel on a Hopper GPU against float64, and what must not change from launch to launch.
+
+    each problem        three launches as they are, one with a quarter of the claims refused by chance, and some with
+                        few clusters that claim all the others before these begin
+
+    every launch        output within the bound below of float64, no NaN, rows without keys 0 with LSE -inf,
+                        rows that belong to no sequence unchanged, every block run by exactly one cluster,
+                        output and LSE bit-identical to the first launch's
+
+Bounds: P and the output are rounded to 16 bits; an output is an average of values of standard deviation 1, and the
+errors of P average out. Measured over all problems: 2.5e-3 with bf16, 3e-4 with fp16, of the norm.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+
+import torch
+
+from cute_fa4.hopper.cases import CANARY, Call, Variant
+
+LARGEST_RELATIVE_ERROR = {"bf16": 4e-3, "fp16": 6e-4}
+LARGEST_LSE_ERROR = 2e-4
+GREEDY = (1, 3, 100)
+GREEDY_BLOCKS = 4000
+TILES_OF_ONE = 1000  # about 1.3 ms each: what one cluster may have to go through alone
+
+
+class WrongResult(AssertionError):
+    """A launch broke one of the laws in the head of this module."""
+
+
+@dataclass
+class Row:
+    """What was seen of one variant and problem; errors are the largest of its launches, which are all alike."""
+
+    variant: dict
+    title: str
+    problem: str
+    sizes: dict
+    launches: int = 0
+    blocks: int = 0
+    claimed: int = 0
+    most_by_one: int = 0
+    relative_error: float = 0.0
+    largest_error: float = 0.0
+    lse_error: float = 0.0
+    seconds: float = 0.0
+    laws: list = field(default_factory=list)
+
+
+def check(call: Call, stand_in: Callable) -> Row:
+    """Run a problem as the head of this module says. stand_in() -> the StandIn of the kernel that the call runs."""
+    variant, problem = call.variant, call.problem
+    row = Row(asdict(variant), variant.title, problem.title, asdict(problem))
+    begin = time.perf_counter()
+    first = call.launch()
+    row.seconds = time.perf_counter() - begin
+    kernel = stand_in()
+    launched(kernel, row)
+    measure(call, *first, row)
+    for settings in ({}, {}, *variations(row.blocks, key_tiles(problem))):
+        with kernel.claims(**settings):
+            again = call.launch()
+        launched(kernel, row)
+        for name, a, b in zip(
+            ("out", "lse"), written(call, *first), written(call, *again), strict=True
+        ):
+            if not bits(a).equal(bits(b)):
+                number = int((bits(a) != bits(b)).sum())
+                raise WrongResult(
+                    f"{number} elements of {name} differ from the first launch's, claims: {settings}"
+                )
+    return row  # fmt: skip
+
+
+def written(call: Call, out: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """out with its canaries, and the LSE of rows that belong to a sequence: the others are never written."""
+    return out, torch.cat([own_lse(lse).flatten() for *_, own_lse in call.sequences])
+
+
+def variations(blocks: int, tiles: int) -> list[dict]:
+    """How claims are disturbed in further launches of so many blocks and key tiles."""
+    found = [dict(refused=0.25, seed=blocks)]
+    if 1 < blocks <= GREEDY_BLOCKS:
+        found += [
+            dict(greedy=number)
+            for number in GREEDY
+            if number < blocks and tiles / number < TILES_OF_ONE
+        ]
+    return found
+
+
+def key_tiles(problem) -> int:
+    """Of 256 queries and 128 keys, as many as a launch without a mask goes through."""
+    pairs = zip(problem.queries, problem.keys, strict=True)
+    return problem.heads * sum(-(-q // 256) * -(-k // 128) for q, k in pairs)
+
+
+def launched(kernel, row: Row) -> None:
+    """Count a launch; every block was run, by itself or by one other."""
+    clusters = kernel.clusters()
+    row.launches += 1
+    row.blocks = max(row.blocks, len(clusters)) if row.launches == 1 else row.blocks
+    claims = Counter(by for by in clusters if by >= 0)
+    row.claimed += sum(claims.values())
+    row.most_by_one = max(row.most_by_one, *claims.values(), 0, 0)
+    if -2 in clusters:
+        raise WrongResult(f"{clusters.count(-2)} of {len(clusters)} blocks did not run")
+
+
+def measure(call: Call, out: torch.Tensor, lse: torch.Tensor, row: Row) -> None:
+    """Compare with float64, sequence by sequence; WrongResult where a bound or a canary is broken."""
+    spare = call.spare(out)
+    if spare.numel() and not (spare == CANARY).all():
+        raise WrongResult(
+            f"{int((spare != CANARY).sum())} elements behind the last sequence were written"
+        )
+    difference = exact_norm = 0.0
+    for q, k, v, own_out, own_lse in call.sequences:
+        got, got_lse = own_out(out), own_lse(lse)
+        if got.isnan().any() or got_lse.isnan().any():
+            raise WrongResult(
+                f"{int(got.isnan().sum())} elements of out and {int(got_lse.isnan().sum())} of lse are NaN"
+            )
+        for head in range(q.shape[1]):
+            exact, exact_lse = attention(call.variant, q, k, v, head, call.launch.sink)
+            error = got[:, head].double() - exact
+            difference += float(error.square().sum())
+            exact_norm += float(exact.square().sum())
+            row.largest_error = max(row.largest_error, _largest(error))
+            row.lse_error = max(
+                row.lse_error, _largest(_difference(got_lse[head].double(), exact_lse))
+            )
+    row.relative_error = math.sqrt(difference / exact_norm) if exact_norm else math.sqrt(difference)
+    bound = LARGEST_RELATIVE_ERROR[call.variant.dtype]
+    if not row.relative_error <= bound or not row.lse_error <= LARGEST_LSE_ERROR:
+        raise WrongResult(
+            f"relative error {row.relative_error:.2e}, allowed {bound:.0e}; LSE error {row.lse_error:.2e}, "
+            f"allowed {LARGEST_LSE_ERROR:.0e}"
+        )  # fmt: skip
+
+
+def attention(variant: Variant, q, k, v, head: int, sink, rows: int = 2048):
+    """One head of a sequence by its definition in float64: (out, lse). Written for this check alone."""
+    kv_head = head * k.shape[1] // q.shape[1]
+    q, k, v = q[:, head].double(), k[:, kv_head].double(), v[:, kv_head].double()
+    outs, lses = [q[:0]], [q[:0, 0]]
+    for first in range(0, len(q), rows):
+        scores = q[first : first + rows] @ k.T * variant.head_dim**-0.5
+        if variant.softcap:
+            scores = variant.softcap * torch.tanh(scores / variant.softcap)
+        positions = (
+            torch.arange(first, first + len(scores), device=q.device)[:, None] + len(k) - len(q)
+        )
+        hidden = ~visible(variant, positions, torch.arange(len(k), device=q.device))
+        scores = scores.masked_fill(hidden, -math.inf)
+        if sink is not None:
+            column = sink[head].double().expand(len(scores), 1)
+            scores = torch.cat((scores, column), dim=1)
+        lse = (
+            torch.logsumexp(scores, dim=1)
+            if scores.shape[1]
+            else scores.new_full((len(scores),), -math.inf)
+        )
+        weights = torch.exp(scores - torch.where(lse.isneginf(), 0.0, lse)[:, None])
+        outs.append(weights[:, : len(k)] @ v)
+        lses.append(lse)
+    return torch.cat(outs), torch.cat(lses)  # fmt: skip
+
+
+def visible(variant: Variant, positions, keys):
+    """Which keys a query at a position sees."""
+    seen = torch.ones_like(positions + keys, dtype=torch.bool)
+    if variant.causal:
+        seen &= keys <= positions
+    if variant.window:
+        left, right = variant.window
+        seen &= (keys >= positions - left) & (keys <= positions + right)
+    if variant.chunk:
+        seen &= torch.div(keys, variant.chunk, rounding_mode="floor") == torch.div(
+            positions, variant.chunk, rounding_mode="floor"
+        )
+    return seen
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Numbers as integers, so that equal NaNs are equal and 0 differs from -0."""
+    return tensor.view({2: torch.int16, 4: torch.int32}[tensor.element_size()])
+
+
+def _difference(a, b):
+    """a - b, and 0 where both are the same infinity."""
+    return torch.where(a == b, 0.0, a - b)
+
+
+def _largest(error) -> float:
+    return float(error.abs().max()) if error.numel() else 0.0

@@ -1,0 +1,99 @@
+"""A directory of rewritten kernels -> functions that run CUDA tensors on a Hopper GPU, without compiler and nvcc.
+
+    load(dir)            the attention functions find the kernels of this package in it, on compute capability 9.0
+    open_function(...)   any other kernel, by its record in the manifest
+
+Launches wait for their end. What they say about speed is nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Iterator
+from pathlib import Path
+
+from cute_fa4.aot import manifest
+from cute_fa4.aot.config_data import from_data
+from cute_fa4.aot.loader import open_private
+from cute_fa4.aot.manifest import read_verified
+from cute_fa4.compiler import functions
+from cute_fa4.system import devices
+
+HOPPER = (9, 0)
+_CLAIMED = 2  # tcgen05.cu: a word of the table of clusters from here on says by whom
+
+
+class StandIn:
+    """A rewritten kernel's function and what can be set and seen around its launches."""
+
+    def __init__(self, directory: Path, kernel: dict):
+        import tvm_ffi  # its library, which NAME.so needs by name, is in the process from here on
+
+        data = read_verified(directory, kernel, "library")
+        self._library = open_private(data, kernel["name"])
+        address = ctypes.cast(getattr(self._library, kernel["symbol"]), ctypes.c_void_p).value
+        self._function = tvm_ffi.Function.__from_extern_c__(
+            address, keep_alive_object=self._library
+        )
+        self._library.cute_fa4_hopper_clusters.restype = ctypes.c_int64
+        self.__name__ = kernel["name"]
+
+    def __call__(self, *arguments):
+        return self._function(*arguments)
+
+    @contextlib.contextmanager
+    def claims(
+        self, *, refused: float = 0.0, seed: int = 0, greedy: int = 0, wrong: bool = False
+    ) -> Iterator[None]:
+        """Inside, claims behave otherwise.
+
+        refused  this share of them is refused by chance
+        greedy   so many clusters claim before the others begin; 0: all begin as they come
+        wrong    grants name the cluster before the one that was claimed: a planted error
+        """
+        self._library.cute_fa4_hopper_claims(round(256 * refused), seed, greedy, int(wrong))
+        try:
+            yield
+        finally:
+            self._library.cute_fa4_hopper_claims(0, 0, 0, 0)
+
+    def patience(self, seconds: float) -> None:
+        """How long a launch may take before it is an error that says so."""
+        self._library.cute_fa4_hopper_patience(ctypes.c_double(seconds))
+
+    def clusters(self) -> list[int]:
+        """Of the last launch, for each cluster: -1 it ran itself, -2 nobody ran it, else who claimed it."""
+        count = self._library.cute_fa4_hopper_clusters(None, 0)
+        words = (ctypes.c_uint32 * max(count, 1))()
+        if self._library.cute_fa4_hopper_clusters(words, count) < 0:
+            raise RuntimeError("the table of clusters cannot be read: the kernel has failed before")
+        return [word - _CLAIMED for word in words[:count]]
+
+
+def open_function(directory, name: str) -> StandIn:
+    """The function of one kernel of a directory, whoever wrote the kernel."""
+    directory = Path(directory)
+    kernels = {kernel["name"]: kernel for kernel in manifest.read_manifest(directory)["kernels"]}
+    if name not in kernels:
+        raise manifest.LoadError(f"{directory}: no kernel {name!r}; accepted: {', '.join(kernels)}")
+    return StandIn(directory, kernels[name])
+
+
+def load(directory) -> dict:
+    """Register this package's kernels of a directory for GPUs of compute capability 9.0.
+
+    Returns {configuration: its StandIn}. The attention functions take CUDA tensors on a Hopper GPU from here on; a
+    call that needs another kernel compiles it for sm_100a, which Hopper refuses to load.
+    """
+    directory = Path(directory)
+    content = manifest.read_manifest(directory)
+    manifest.check_versions(directory / manifest.MANIFEST, content["versions"])
+    opened = {}
+    for kernel in content["kernels"]:
+        if kernel["config"]:
+            config = from_data(kernel["config"])
+            opened[config] = stand_in = StandIn(directory, kernel)
+            functions.register(config, "cuda", lambda stand_in=stand_in: stand_in)
+            devices.accept(HOPPER, config.arch)
+    return opened

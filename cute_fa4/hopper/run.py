@@ -1,0 +1,168 @@
+"""All variants and problems of `hopper check` on one GPU, one after the other, and the result file."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from cute_fa4 import compile_cache
+from cute_fa4.aot import manifest
+from cute_fa4.hopper import cases, check, foreign, load
+from cute_fa4.hopper.guarded import Guard
+from cute_fa4.system import progress
+
+
+def run(
+    directory, amount: str, *, part: int = 1, parts: int = 1, patience: float = 120, report=None
+) -> dict:
+    """Returns, and writes to the file `report` after each variant, what was seen. Stops where the GPU fails."""
+    content = manifest.read_manifest(Path(directory))
+    result = {**about(directory), "rows": [], "foreign": [], "failures": [], "controls": 0}
+    opened, used = load.load(directory), Used()
+    for stand_in in opened.values():
+        stand_in.patience(patience)
+    variants = cases.VARIANTS[part - 1 :: parts]
+    steps = [variant_step(v, cases.problems(v, amount), used) for v in variants]
+    if part == 1:
+        steps += [control_step(used)]
+        if all(any(k["name"] == name for k in content["kernels"]) for name in foreign.KERNELS):
+            steps += [lambda result: result["foreign"].extend(foreign.check(directory))]
+    # Last, because the first byte that is touched beside a tensor ends the run.
+    steps += [variant_step(v, cases.guarded_problems(v), used, guarded=True) for v in variants]
+    with ExitStack() as stack, progress.bar(len(steps), "check", "step") as advance:
+        stack.enter_context(used.watching())
+        for step in steps:
+            try:
+                step(result)
+            except check.WrongResult as error:
+                fail(result, str(error))
+            except RuntimeError as error:
+                fail(
+                    result,
+                    f"{type(error).__name__}: {error}; the GPU's context is lost, nothing more can be run",
+                )
+                break
+            finally:
+                if report:
+                    Path(report).write_text(json.dumps(result, indent=1))
+            advance()
+    return result  # fmt: skip
+
+
+def about(directory) -> dict:
+    """Where and when a run is made, and from what."""
+    content = manifest.read_manifest(Path(directory))
+    return {
+        "device": torch.cuda.get_device_name(),
+        "driver": driver_version(),
+        "date": time.strftime("%Y-%m-%d"),
+        "commit": content["commit"],
+        "ptxas": content["ptxas"],
+    }
+
+
+def variant_step(variant: cases.Variant, problems, used: Used, guarded: bool = False):
+    """A function that runs problems of a variant, perhaps between unmapped pages, and adds their rows to the result."""
+
+    def step(result: dict) -> None:
+        begin, rows = time.perf_counter(), []
+        for number, problem in enumerate(problems):
+            where = f"d={variant.head_dim} {variant.dtype} {variant.title}, {problem.title}"
+            where += ", between unmapped pages" * guarded
+            try:
+                with Guard() as guard:
+                    place = guard.place if guarded else None
+                    call = cases.call(variant, problem, "cuda", seed=number, place=place)
+                    row = check.check(call, used.last)
+            except check.WrongResult as error:
+                fail(result, f"{where}: {error}")
+                continue
+            except RuntimeError as error:
+                raise RuntimeError(f"{where}: {error}") from error
+            rows.append({**asdict(row), "guarded": guarded})
+        result["rows"] += rows
+        worst = max((row["relative_error"] for row in rows), default=0.0)
+        progress.say(
+            f"d={variant.head_dim:<3} {variant.dtype} {variant.title:44} {len(rows):3} problems "
+            f"{sum(row['launches'] for row in rows):4} launches, error {worst:.2e}, "
+            f"{time.perf_counter() - begin:6.1f} s"
+        )
+
+    return step
+
+
+def control_step(used: Used):
+    """A function that lets claims name wrong blocks and sees that the check notices."""
+
+    def step(result: dict) -> None:
+        call = cases.call(cases.Variant(), cases.LARGE[0], "cuda")
+        call.launch()
+        kernel = used.last()
+        with kernel.claims(wrong=True):
+            out, lse = call.launch()
+        row = check.Row({}, "", "", {})
+        try:
+            check.measure(call, out, lse, row)
+        except check.WrongResult as error:
+            result["controls"] += 1
+            progress.say(f"control with wrong claims: {error}")
+        else:
+            raise check.WrongResult("claims that name a wrong block were not noticed")
+
+    return step
+
+
+class Used:
+    """Which StandIn the last call launched."""
+
+    def __init__(self):
+        self._last = None
+
+    def last(self) -> load.StandIn:
+        return self._last
+
+    def watching(self):
+        """Inside, function_for notes what it returns."""
+        from unittest.mock import patch
+
+        ask = compile_cache.function_for
+
+        def note(config, executor):
+            function = ask(config, executor)
+            return Noting(self, function)
+
+        return patch.object(compile_cache, "function_for", note)
+
+    def note(self, function) -> None:
+        self._last = function
+
+
+class Noting:
+    """A function that says, each time it is called, that it was the last."""
+
+    def __init__(self, used: Used, function):
+        self._used, self._function = used, function
+
+    def __call__(self, *arguments):
+        self._used.note(self._function)
+        return self._function(*arguments)
+
+
+def fail(result: dict, text: str) -> None:
+    result["failures"].append(text)
+    progress.say(f"WRONG: {text}")
+
+
+def driver_version() -> str:
+    import subprocess
+
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0]
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        return "unknown"

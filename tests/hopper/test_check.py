@@ -1,0 +1,226 @@
+"""`hopper check` itself, on the emulator: its oracle, its laws, its tables."""
+
+import json
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+
+from cute_fa4.hopper import cases, check, command, driver, report
+from cute_fa4.hopper.cases import CANARY, Problem, Variant, call, dense
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+class Kernel:
+    """A StandIn that ran the blocks as it is told."""
+
+    def __init__(self, clusters):
+        self._clusters = clusters
+
+    def clusters(self):
+        return self._clusters
+
+
+def row():
+    return check.Row({}, "", "", {})
+
+
+# Between them: packed queries, pages, lengths, a window, chunks, sinks, a soft cap.
+@pytest.mark.parametrize(
+    "variant, problem",
+    [
+        (Variant(64, keys="pages", page_size=16, window=(3, 1), causal=False), Problem((5, 0), (9, 4))),
+        (Variant(64, keys="lengths", sink=True, chunk=8), dense(2, 9, 20)),
+        (Variant(64, keys="packed", softcap=2.0), Problem((9, 0, 1), (30, 4, 9))),
+    ],
+    ids=lambda value: value.title,
+)  # fmt: skip
+def test_the_kernel_agrees_with_the_definition(variant, problem):
+    made = call(variant, problem, "cpu")
+    found = row()
+    check.measure(made, *made.launch(), found)
+    assert 0 < found.relative_error < check.LARGEST_RELATIVE_ERROR["bf16"]
+
+
+@pytest.fixture(scope="module")
+def packed():
+    """A call whose launch returns the definition, rounded: a kernel that is right."""
+    made = call(Variant(64, keys="packed"), Problem((40, 0, 7), (60, 5, 7)), "cpu")
+    q, total = made.sequences[0][0], 47
+    out = torch.full((total + cases.SPARE_ROWS, 2, 64), CANARY, dtype=torch.bfloat16)
+    lse = torch.zeros(2, total + cases.SPARE_ROWS)
+    for q, k, v, own_out, own_lse in made.sequences:
+        for head in range(2):
+            exact = check.attention(made.variant, q, k, v, head, None)
+            own_out(out)[:, head], own_lse(lse)[head] = exact[0].bfloat16(), exact[1].float()
+    return made, out, lse
+
+
+def test_a_right_result_passes(packed):
+    made, out, lse = packed
+    check.measure(made, out, lse, row())
+
+
+@pytest.mark.parametrize(
+    "place, value, said",
+    [
+        ((5, 1, 7), float("nan"), "1 elements of out and 0 of lse are NaN"),
+        ((46, 0), 3.0, "relative error"),  # a row of the last sequence
+        ((47, 1, 2), 0.0, "1 elements behind the last sequence were written"),
+    ],
+)
+def test_a_wrong_result_is_seen(packed, place, value, said):
+    made, out, lse = packed
+    out = out.clone()
+    out[place] = value
+    with pytest.raises(check.WrongResult, match=said):
+        check.measure(made, out, lse, row())
+
+
+def test_blocks_are_counted():
+    found = row()
+    check.launched(Kernel([-1, 0, 0, 1]), found)
+    check.launched(Kernel([-1, -1, -1, 2]), found)
+    assert (found.launches, found.blocks, found.claimed, found.most_by_one) == (2, 4, 4, 2)
+    with pytest.raises(check.WrongResult, match="1 of 3 blocks did not run"):
+        check.launched(Kernel([-1, -2, 0]), found)
+
+
+class Launches:
+    """Results of one launch after the other, of a kernel whose claims may be disturbed."""
+
+    def __init__(self, *results):
+        self._results, self.settings = list(results), []
+
+    def __call__(self):
+        return self._results.pop(0) if len(self._results) > 1 else self._results[0]
+
+    def claims(self, **settings):
+        import contextlib
+
+        self.settings.append(settings)
+        return contextlib.nullcontext()
+
+    def clusters(self):
+        return [-1] * 4
+
+
+def test_every_further_launch_is_compared(packed):
+    made, out, lse = packed
+    unlike = lse.clone()
+    unlike[0, 3] = torch.nextafter(unlike[0, 3], torch.tensor(9.0))
+    behind = lse.clone()
+    behind[:, 47:] = 5.0  # belongs to no sequence
+    good = Launches((out, lse), (out, behind))
+    good.sink = None
+    assert check.check(replace(made, launch=good), lambda: good).launches == 6
+    # 4 blocks: as they come, with refusals, and with one and with three that claim the others
+    claims = [{}, {}, dict(refused=0.25, seed=4), dict(greedy=1), dict(greedy=3)]
+    assert good.settings == claims
+    bad = Launches((out, lse), (out, lse), (out, unlike))
+    bad.sink = None
+    with pytest.raises(check.WrongResult, match="1 elements of lse differ"):
+        check.check(replace(made, launch=bad), lambda: bad)
+
+
+def test_configurations_asks_for_kernels_and_leaves_nothing_behind():
+    variants = (Variant(64), Variant(64, keys="pages", page_size=16))
+    found = cases.configurations(variants, "quick")
+    assert [config.page_size for config in found] == [0, 16]
+    # A call afterwards runs the kernel, not what stood in for it.
+    made = call(variants[0], dense(1, 3, 5), "cpu")
+    check.measure(made, *made.launch(), row())
+
+
+def test_random_problems_are_the_same_everywhere():
+    assert cases.problems(Variant(), "most") == cases.problems(Variant(), "most")
+    assert cases.problems(Variant(64), "most") != cases.problems(Variant(), "most")
+
+
+def a_result(**changes) -> dict:
+    rows = [
+        {**asdict(check.Row(asdict(Variant()), "causal", "1 x 8192, 8192 keys", {"keys": [8192]}, 6, 32, 40, 7)),
+         "relative_error": 2.1e-3, "guarded": False},
+        {**asdict(check.Row(asdict(Variant()), "causal", "1 x 1, 1 keys", {"keys": [1]}, 5, 1, 0, 0)),
+         "relative_error": 1e-3, "guarded": True},
+    ]  # fmt: skip
+    return {"date": "2026-01-02", "commit": "abc", "device": "NVIDIA H200", "driver": "1", "ptxas": "2", "rows": rows,
+            "foreign": [], "failures": [], "controls": 1, **changes}  # fmt: skip
+
+
+def test_tables(tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps(a_result()))
+    cases_seen = [{"name": "a case", "seen": "0 wrong rows", "ok": True}]
+    also = a_result(rows=[], controls=0, driver_cases=cases_seen)
+    (tmp_path / "b.json").write_text(json.dumps(also))
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+    files = [str(tmp_path / name) for name in ("a.json", "b.json")]
+    options = ["report", *files, "--write", str(page)]
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    command.add_options(parser)
+    parsed = parser.parse_args(options)
+    assert parsed.run(parsed) == 0
+    text = page.read_text()
+    assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
+    assert "2026-01-02, commit abc, NVIDIA H200, driver 1" in text
+    assert "11 launches of 2 problems (1 of them between unmapped pages), 40 of 197 blocks" in text
+    assert "| 128 | bf16 | causal | 2 | 11 | 40 / 197 | 7 | 2.10e-03 |" in text
+    assert "| 128 | causal | 1 x 8192, 8192 keys | 6 |" in text
+    assert "| a case | 0 wrong rows |" in text
+
+
+def test_results_of_two_commits_make_no_table(tmp_path):
+    for name, commit in (("a", "1"), ("b", "2")):
+        (tmp_path / name).write_text(json.dumps(a_result(commit=commit)))
+    with pytest.raises(report.ReportError, match="different commit: 1, 2"):
+        report.read([tmp_path / "a", tmp_path / "b"])
+
+
+def test_a_page_without_a_place_is_refused(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("nothing")
+    with pytest.raises(report.ReportError, match="between which the tables belong"):
+        report.write(page, "text")
+
+
+def test_cases_of_the_driver_have_names_of_their_own():
+    names = [case.name for case in driver.CASES]
+    assert len(set(names)) == len(names)
+
+
+def test_one_cluster_gets_no_more_than_seconds_of_work():
+    for variant in cases.VARIANTS:
+        for problem in cases.problems(variant, "all"):
+            tiles = check.key_tiles(problem)
+            for settings in check.variations(600, tiles)[1:]:
+                assert tiles / settings["greedy"] < 1000
+    assert check.key_tiles(dense(2, 257, 129)) == 2 * 2 * 2 * 2
+
+
+def test_tensors_are_placed_at_the_edges_of_their_memory():
+    placed = []
+
+    def place(tensor, at_the_end):
+        placed.append((tuple(tensor.shape), at_the_end))
+        return tensor
+
+    for variant in (
+        Variant(64, keys="packed"),
+        Variant(64, keys="pages", page_size=16),
+        Variant(64),
+    ):
+        for seed, ends in ((0, [False, False, True]), (1, [True, True, False])):
+            placed.clear()
+            call(variant, dense(1, 20, 40), "cpu", seed, place)
+            assert [end for _, end in placed] == ends
+            q, k, v = (shape for shape, _ in placed)
+            assert q[-2] == 2 and k == v and k[-2] == 1
+
+
+def test_heads_are_whole_groups():
+    for variant in cases.VARIANTS:
+        assert all(p.heads % variant.group == 0 for p in cases.problems(variant, "all"))

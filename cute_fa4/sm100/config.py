@@ -19,6 +19,7 @@ from hashlib import sha256
 from . import masks
 from .memory_maps import SmemMap, TmemMap
 from .mha2q.schedule import TwoTiles
+from .naming import kernel_name, text
 from .problem import Problem
 from .schedule import Schedule
 from .sync.barriers import BarrierTable
@@ -32,6 +33,14 @@ class FA4Config(Problem):
     """Every compile-time choice of a forward kernel: the fields of Problem, and the schedule.
 
     schedule   one of SCHEDULES; what it leaves open (None) is decided here, so that equal kernels have equal keys
+
+    repr gives a call that makes an equal configuration, unless it holds functions of the user's own:
+
+    >>> from cute_fa4.sm100.config import FA4Config, TwoTiles
+    >>> from cute_fa4.sm100.masks import *
+    >>> from cute_fa4.score_mods import *
+    >>> FA4Config(qk_depth=64, mask=Window(True, False), score_mod=soft_cap(30.0), schedule=TwoTiles(claims=False))
+    FA4Config(qkv_dtype='bf16', qk_depth=64, mask=Window(left=True, right=False), score_mod=soft_cap(30.0), schedule=TwoTiles(claims=False))
     """
 
     schedule: Schedule = field(default_factory=TwoTiles)
@@ -65,22 +74,15 @@ class FA4Config(Problem):
 
     @property
     def name(self) -> str:
-        """Name of the kernel in profilers and exported files: the main choices, and a hash of all of them.
+        """Name of the kernel in profilers and exported files: every choice that differs, and a hash of all of them.
 
         >>> FA4Config(mask=masks.Causal()).name.startswith("mha2q_bf16_d128_g1_causal_sm_100a_")
         True
         """
-        flags = [type(self.mask).__name__.lower()] * (self.mask != masks.Full())
-        flags += [f"page{self.page_size}"] * bool(self.page_size) + ["lse"] * self.write_lse
-        parts = [
-            self.schedule.family,
-            self.qkv_dtype,
-            f"d{self.qk_depth}",
-            f"g{self.group}",
-            *flags,
-            self.arch,
-        ]
-        return "_".join([*parts, sha256(repr(self).encode()).hexdigest()[:8]])
+        return f"{kernel_name(self)}_{sha256(repr(self).encode()).hexdigest()[:8]}"
+
+    def __repr__(self) -> str:
+        return text(self)
 
     def with_(self, **changes) -> "FA4Config":
         """A copy with some choices changed, of the problem or of its schedule.

@@ -62,6 +62,19 @@ class ScoreMod:
     # (aux_tensors, number of sequences, query heads, query rows) -> None; ValueError for tensors that are too small.
     check: Callable | None = field(default=None, repr=False, compare=False)
 
+    def __repr__(self) -> str:
+        """Functions of the package as the call that makes them.
+
+        >>> composed(composed(soft_cap(30.0), alibi(8)), additive_bias(True))
+        composed(composed(soft_cap(30.0), alibi(8)), additive_bias(True))
+        """
+        first, *others = self.key.split(THEN)
+        if any(packaged_call(key) is None for key in (first, *others)):
+            return f"<score function {self.key}>"
+        for then in others:
+            first = f"composed({first}, {then})"
+        return first
+
     @staticmethod
     def of(function) -> "ScoreMod | None":
         """Wrap a user's function; None stays None. Raises TypeError for what cannot be called."""

@@ -31,7 +31,7 @@ FLOORS = """
     cute_fa4.sm100.choose_config
     cute_fa4.sm100.config
     cute_fa4.sm100.mha2q cute_fa4.sm100.append cute_fa4.sm100.combine
-    cute_fa4.sm100.kernel cute_fa4.sm100.schedule
+    cute_fa4.sm100.kernel cute_fa4.sm100.schedule cute_fa4.sm100.naming
     cute_fa4.sm100.roles
     cute_fa4.sm100.steps
     cute_fa4.sm100.kernel_args
@@ -39,7 +39,7 @@ FLOORS = """
     cute_fa4.sm100.tiles cute_fa4.sm100.memory_maps
     cute_fa4.sm100.problem
     cute_fa4.sm100.sync
-    cute_fa4.sm100.masks cute_fa4.sm100.score_mods
+    cute_fa4.sm100.masks cute_fa4.sm100.score_mods cute_fa4.sm100.spelled
     cute_fa4.sm100.instructions
     cute_fa4.sm100.chip
     cute_fa4.tma

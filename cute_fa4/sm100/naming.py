@@ -1,0 +1,124 @@
+"""Names and texts of configurations: every choice that is not the default, in one order.
+
+    kernel_name   mha2q_bf16_d128_g4_causal_qpacked_page16_usedk_packgqa_sm_100a, before its hash
+    text          FA4Config(group=4, mask=Causal(), q_layout='packed', ...), which evaluates
+
+Both compare with the configuration that the same class makes without these choices, so that what everybody has is not
+said.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields, replace
+
+from . import masks, spelled
+from .problem import Problem
+
+LONGEST = 180  # of a name before its hash; files add a suffix, and 255 bytes is what file systems take
+
+
+def kernel_name(config) -> str:
+    """Problem and schedule in words that file systems, C and profilers take; two that differ have different words."""
+    words = [config.schedule.family, *_problem(config), *_schedule(config), config.arch]
+    return "_".join(words)[:LONGEST].strip("_")
+
+
+def _problem(p: Problem) -> list[str]:
+    """The words of a problem, but for its arch.
+
+    >>> _problem(Problem(qk_depth=64, group=4, mask=masks.Window(True, False), page_size=16, kv_layout="paged"))
+    ['bf16', 'd64', 'g4', 'window_left', 'page16']
+    """
+    said = [
+        (True, p.qkv_dtype),
+        (p.o_dtype != p.qkv_dtype, f"o_{p.o_dtype}"),
+        (True, f"d{p.qk_depth}"),
+        (p.ov_depth != p.qk_depth, f"dv{p.ov_depth}"),
+        (p.num_q_heads, f"h{p.num_q_heads}"),
+        (True, f"g{p.group}"),
+        (p.mask != masks.Full(), _mask(p.mask)),
+        (p.q_layout != "dense", f"q{p.q_layout}"),
+        (p.kv_layout == "packed", "kpacked"),
+        (p.kv_layout == "paged" or p.page_size, f"page{p.page_size}"),
+        (p.kv_layout not in ("dense", "packed", "paged"), f"k{p.kv_layout}"),
+        (p.kv_layout != "paged" and p.page_size, "unpaged"),
+        (p.page_heads_first, "headsfirst"),
+        (not p.fold_pages, "unfolded"),
+        (p.seqused_q, "usedq"),
+        (p.seqused_k, "usedk"),
+        (p.cache_excludes_new, "new"),
+        (p.padded_keys, "keylimit"),
+        (p.pack_gqa, "packgqa"),
+        (p.sink or p.sink_dtype != "f32", f"{'' if p.sink else 'no'}sink_{p.sink_dtype}"),
+        (p.score_mod, f"score_{_function(p.score_mod)}"),
+        (p.mask_mod, f"mask_{_function(p.mask_mod)}"),
+        (p.aux, "aux_" + "_".join(f"{dtype}x{rank}" for dtype, rank in p.aux)),
+        (p.write_lse, "lse"),
+        (p.rope_dtype, f"rope_{p.rope_dtype}"),
+        (p.scale_dtype, f"scale_{p.scale_dtype}"),
+    ]
+    return [_word(word) for wanted, word in said if wanted]
+
+
+def _mask(mask: masks.Mask) -> str:
+    """
+    >>> _mask(masks.Either(masks.Window(True, True), masks.Both(masks.Causal(), masks.Chunked())))
+    'either_window_or_both_causal_and_chunked'
+    """
+    if isinstance(mask, (masks.Both, masks.Either)):
+        kind, between = ("both", "and") if isinstance(mask, masks.Both) else ("either", "or")
+        return f"{kind}_{_mask(mask.a)}_{between}_{_mask(mask.b)}"
+    if isinstance(mask, masks.Window) and not (mask.left and mask.right):
+        return "window_" + ("left" if mask.left else "right" if mask.right else "open")
+    return type(mask).__name__.lower()
+
+
+def _function(mod) -> str:
+    """soft_cap(30.0) then additive_bias(True): soft_cap_30_0_then_additive_bias_True; a user's: its name and its hash."""
+    return "" if mod is None else mod.key.rpartition(".<locals>.")[2]
+
+
+def _schedule(config) -> list[str]:
+    """The choices of a schedule that it would not have made by itself."""
+    schedule = asked(config)
+    default, words = type(schedule)(), []
+    for name in (f.name for f in fields(schedule)):
+        value = getattr(schedule, name)
+        if value == getattr(default, name):
+            continue
+        if isinstance(value, bool):
+            words.append(name if value else f"no_{name}")
+        elif isinstance(value, str):
+            words.append(_word(value))
+        else:
+            words.append(_word(f"{name}{value}") if isinstance(value, (int, float)) else name)
+    return words
+
+
+def _word(text: str) -> str:
+    return re.sub(r"\W+", "_", text).strip("_")
+
+
+def text(config) -> str:
+    """A call that makes an equal configuration (the imports it needs are those of FA4Config's docstring)."""
+    plain = type(config)(qkv_dtype=config.qkv_dtype, qk_depth=config.qk_depth)
+    plain = replace(plain, schedule=config.schedule)  # said below, if at all
+    shown = spelled.call(config, plain, ("qkv_dtype", "qk_depth"))[:-1]
+    schedule = asked(config)
+    if schedule == type(type(config)().schedule)():
+        return f"{shown})"
+    return f"{shown}, schedule={spelled.call(schedule, type(schedule)())})"
+
+
+def asked(config):
+    """The schedule without the choices that it makes by itself for this problem: these are open (None)."""
+    schedule = config.schedule
+    if config.contradictions() or schedule.contradictions(config):
+        return schedule
+    default = type(schedule)()
+    for name in (f.name for f in fields(schedule) if getattr(default, f.name) is None):
+        without = replace(schedule, **{name: None})
+        if without.resolved(config) == config.schedule:
+            schedule = without
+    return schedule

@@ -1,0 +1,108 @@
+"""Names and texts of configurations: they tell every choice, and the text makes the configuration again."""
+
+import re
+from dataclasses import fields, replace
+
+import pytest
+
+from cute_fa4 import score_mods
+from cute_fa4.aot import read_catalogue
+from cute_fa4.sm100 import masks, spelled
+from cute_fa4.sm100.config import FA4Config
+from cute_fa4.sm100.mha2q.schedule import TwoTiles
+from cute_fa4.sm100.mha2q.warp_roles import WarpRoles
+from cute_fa4.sm100.problem import Problem
+from cute_fa4.sm100.score_mods import PACKAGED, ScoreMod
+
+# What the docstring of FA4Config says is imported.
+IMPORTED = {
+    "FA4Config": FA4Config,
+    "TwoTiles": TwoTiles,
+    "WarpRoles": WarpRoles,
+    "range": range,
+    **masks.KINDS,
+    **PACKAGED,
+    "composed": score_mods.composed,
+}
+
+# Another value for every field; the schedule has fields of its own below.
+CHANGED = dict(
+    qkv_dtype="fp16", o_dtype="fp16", qk_depth=64, ov_depth=64, num_q_heads=8, group=4,
+    mask=masks.Either(masks.Window(True, False), masks.Both(masks.Causal(), masks.Chunked())),
+    q_layout="packed", kv_layout="packed", seqused_q=True, seqused_k=True, cache_excludes_new=True,
+    padded_keys=True, page_heads_first=True, fold_pages=False, page_size=16, pack_gqa=True, sink=True,
+    sink_dtype="bf16", score_mod=score_mods.composed(score_mods.soft_cap(30.0), score_mods.alibi(8)),
+    mask_mod=score_mods.relative_logits(7), aux=(("f32", 4), ("i32", 1)), write_lse=True,
+    rope_dtype="bf16", scale_dtype="e4m3", arch="sm_103a",
+)  # fmt: skip
+OF_SCHEDULE = dict(
+    order="p_beside_s", bn_cap=64, swizzle_bytes=64, num_qk_stages=2, rescale_log2=4.5,
+    exp2_emulated=7, claims=False, warps=WarpRoles(softmax_registers=184),
+)  # fmt: skip
+
+
+def test_the_tables_have_every_field():
+    assert set(CHANGED) == {f.name for f in fields(Problem)}
+    assert set(OF_SCHEDULE) == {f.name for f in fields(TwoTiles)}
+
+
+def one_choice_each():
+    for name, value in CHANGED.items():
+        yield replace(FA4Config(), **{name: value})
+    for name, value in OF_SCHEDULE.items():
+        yield FA4Config(schedule=TwoTiles(**{name: value}))
+
+
+def words(config) -> str:
+    """A name without its hash."""
+    return config.name.rpartition("_")[0]
+
+
+def test_names_that_differ_in_one_choice_differ_before_the_hash():
+    names = [words(config) for config in (FA4Config(), *one_choice_each())]
+    assert len(set(names)) == len(names)
+    # Each is an identifier of C and a name of a file.
+    assert all(re.fullmatch(r"\w{1,200}", name) for name in names)
+
+
+def test_no_two_kernels_of_the_catalogue_differ_in_their_hash_alone():
+    configs = read_catalogue("serving")
+    assert len({words(config) for config in configs}) == len(configs)
+
+
+def test_functions_of_the_user_are_in_the_name():
+    def my_bias(score, batch, head, q_idx, kv_idx, aux):
+        return score + 1
+
+    config = FA4Config(score_mod=ScoreMod.of(my_bias))
+    assert "_score_my_bias_" in config.name
+    with pytest.raises(SyntaxError):
+        eval(repr(config), {})  # it says so, and makes no other function
+
+
+def all_choices():
+    yield from one_choice_each()
+    problem = CHANGED | {"ov_depth": 128, "qk_depth": 128, "kv_layout": "paged"}
+    yield FA4Config(**problem, schedule=TwoTiles(**OF_SCHEDULE))
+    # With this order given, a limit of 64 keys alone would choose the other one.
+    yield FA4Config(schedule=TwoTiles(order="p_over_s", bn_cap=64))
+    yield FA4Config(qk_depth=0)  # contradicts itself, which a message must be able to show
+
+
+@pytest.mark.parametrize("config", list(all_choices()), ids=lambda c: c.name[:60])
+def test_the_text_evaluates_to_the_configuration(config):
+    assert eval(repr(config), dict(IMPORTED)) == config
+    assert spelled.value_of(repr(config), IMPORTED) == config
+
+
+def test_the_text_says_only_what_is_not_the_default():
+    config = FA4Config(mask=masks.Causal())
+    assert repr(config) == "FA4Config(qkv_dtype='bf16', qk_depth=128, mask=Causal())"
+
+
+@pytest.mark.parametrize(
+    "text", ["Causal", "__import__('os')", "Both(Causal(), open('x'))", "Window(1, 2, 3)", "f(", "a.b()"]
+)
+def test_text_that_is_something_else_is_refused(text):
+    with pytest.raises(ValueError, match="accepted: calls of Both, Causal"):
+        spelled.value_of(text, masks.KINDS)

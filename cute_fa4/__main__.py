@@ -16,6 +16,7 @@ import time
 import warnings
 
 from cute_fa4.bench import command as bench_command
+from cute_fa4.commands import export as export_command
 from cute_fa4.hopper import command as hopper_command
 
 CHECKS = (
@@ -54,45 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     command.set_defaults(run=show_capabilities)
 
     command = commands.add_parser("export", help="kernels for cute_fa4.aot.load; needs no GPU")
-    command.add_argument(
-        "--out", required=True, metavar="DIR", help="created; required, there is no default"
-    )
-    command.add_argument(
-        "--catalogue",
-        metavar="FILE",
-        help="TOML file, or the name of a shipped one: serving; default: none, give --head-dim",
-    )
-    command.add_argument(
-        "--model",
-        action="append",
-        metavar="NAME",
-        help="only this set of the catalogue; may be repeated; default: all sets",
-    )
-    command.add_argument(
-        "--list",
-        action="store_true",
-        help="print the names of the kernels and stop; default: export them",
-    )
-    command.add_argument("--host-target", default="x86-64-v2", help="default: x86-64-v2")
-    command.add_argument("--arch", choices=("sm_100a", "sm_103a"), help="default: sm_100a")
-    one = command.add_argument_group("one configuration instead of a catalogue")
-    one.add_argument("--head-dim", type=int, help="default: none, give --catalogue")
-    one.add_argument("--dtype", choices=("bf16", "fp16"), default="bf16", help="default: bf16")
-    one.add_argument("--group", type=int, default=1, help=GROUP_HELP)
-    one.add_argument("--causal", action="store_true", help="default: every key is seen")
-    one.add_argument("--lse", action="store_true", help="also write the log-sum-exp; default: off")
-    one.add_argument(
-        "--page-size",
-        type=int,
-        default=0,
-        help="paged keys, packed queries, lengths on the device; default: not paged",
-    )
-    one.add_argument(
-        "--packed",
-        action="store_true",
-        help="packed queries and keys (cu_seqlens); default: dense",
-    )
-    command.set_defaults(run=export)
+    export_command.add_options(command)
 
     command = commands.add_parser("check", help="a few shapes against float64")
     command.add_argument("--head-dim", type=int, default=64, help="default: 64")
@@ -181,62 +144,6 @@ def show_capabilities(options) -> int:
             f"{row.dtype:6} {row.head_dim:8} {row.causal!s:6} {row.return_lse!s:5} {row.arch:8} {verdict}"
         )
     return 0
-
-
-def export(options) -> int:
-    from cute_fa4 import aot
-    from cute_fa4.system import progress
-
-    configs = _configs(options)
-    if options.list:
-        print("\n".join(config.name for config in configs))
-        return 0
-    begin = time.perf_counter()
-    with progress.bar(len(configs), "compiling", "kernel") as step:
-
-        def report(done: int, total: int, name: str) -> None:
-            if done:
-                step()
-            if done < total:
-                progress.say(f"[{done + 1}/{total}] {name}")
-
-        aot.export(
-            *(configs, options.out),
-            host_target=options.host_target,
-            arch=options.arch,
-            progress=report,
-        )
-    print(f"{len(configs)} kernels in {options.out}, {time.perf_counter() - begin:.1f} s")
-    return 0
-
-
-def _configs(options) -> list:
-    from cute_fa4.aot import ExportError, read_catalogue
-
-    if (options.catalogue is None) == (options.head_dim is None):
-        raise ExportError("give either --catalogue or --head-dim")
-    if options.catalogue is not None:
-        return read_catalogue(options.catalogue, models=options.model and tuple(options.model))
-    from cute_fa4.compiler import policy
-    from cute_fa4.sm100.choose_config import choose_config
-
-    layout = {}
-    if options.page_size:
-        layout = dict(
-            q_layout="packed", kv_layout="paged", seqused_k=True, page_size=options.page_size
-        )
-    elif options.packed:
-        layout = dict(q_layout="packed", kv_layout="packed")
-    config = choose_config(
-        claims=policy.claims(),
-        qkv_dtype=options.dtype,
-        head_dim=options.head_dim,
-        group=options.group,
-        causal=options.causal,
-        write_lse=options.lse,
-        **layout,
-    )
-    return [config]
 
 
 def check(options) -> int:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-from cute_fa4.aot import disk_cache
+from cute_fa4.aot import disk_cache, missing
 from cute_fa4.compiler import compiler, functions, policy
 from cute_fa4.compiler.compiler import Config
 from cute_fa4.compiler.functions import Statistics, clear, statistics
@@ -44,7 +44,7 @@ def function_for(config: Config, executor: str) -> Callable:
 
 def _from_disk_or_compiler(config: Config, executor: str) -> Callable:
     def compile_it() -> Callable:
-        policy.check(config, executor)
+        missing.check(config, executor)
         return compiler.compile_function(config, executor)
 
     begin = time.perf_counter()

@@ -10,29 +10,29 @@
     heads_q = 32
     heads_kv = 8
 
-    [[config]]                    # one FA4Config: the arguments of choose_config
+    [[config]]                    # one FA4Config: the arguments of choose_config, and of the schedule
     name = "encoder"
     qkv_dtype = "bf16"
     head_dim = 64
+    mask = "Window(left=True, right=False)"
+    score_mod = "soft_cap(30.0)"
 
-catalogues/serving.toml ships with the package; its name is "serving".
+    [[append]]                    # the kernel that writes new rows to a cache
+    dtype = "bf16"
+    head_dim = 64
+    page_size = 16
+
+entry.py has every field. catalogues/serving.toml ships with the package; its name is "serving".
 """
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 
+from cute_fa4.aot import entry as entries
 from cute_fa4.aot.manifest import ExportError
-from cute_fa4.aot.models import configs_for_model
 
 SHIPPED = Path(__file__).parent / "catalogues"
-_MODEL_FIELDS = tuple(inspect.signature(configs_for_model).parameters)
-_CONFIG_FIELDS = (
-    "qkv_dtype", "head_dim", "group", "causal", "write_lse", "arch", "q_layout", "kv_layout", "seqused_q",
-    "seqused_k", "cache_excludes_new", "padded_keys", "page_size", "fold_pages", "pack_gqa",
-    "sink", "sink_dtype", "claims",
-)  # fmt: skip
 
 
 def shipped() -> list[str]:
@@ -47,49 +47,31 @@ def read_catalogue(path, *, models: tuple[str, ...] | None = None) -> list:
     """
     path = _path(path)
     content = _parse(path)
-    unknown = sorted(set(content) - {"defaults", "model", "config"})
+    unknown = sorted(set(content) - {"defaults", *entries.KINDS})
     if unknown:
-        raise ExportError(f"{path}: {unknown}; accepted: [defaults], [[model]] and [[config]]")
+        raise ExportError(
+            f"{path}: {unknown}; accepted: [defaults], [[model]], [[config]] and [[append]]"
+        )
     defaults = content.get("defaults", {})
     found, names = [], []
-    for kind, fields in (("model", _MODEL_FIELDS), ("config", _CONFIG_FIELDS)):
-        for i, entry in enumerate(content.get(kind, [])):
+    for kind in entries.KINDS:
+        tables = content.get(kind, [])
+        if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+            raise ExportError(f"{path}: {kind} is no list of tables; accepted: [[{kind}]]")
+        for i, entry in enumerate(tables):
             name = entry.get("name", f"[[{kind}]] number {i + 1}")
             names.append(name)
             if models is not None and name not in models:
                 continue
             given = {k: v for k, v in defaults.items() if kind == "model"} | entry
             given.pop("name", None)
-            found += _configs(f"{path}: {name}", kind, fields, given)
+            found += entries.configs_of(kind, given, f"{path}: {name}")
     missing = [name for name in models or () if name not in names]
     if missing:
         raise ExportError(f"{path}: no set named {missing}; accepted: {', '.join(names)}")
     if not found:
-        raise ExportError(f"{path}: no [[model]] and no [[config]]")
+        raise ExportError(f"{path}: no [[model]], [[config]] or [[append]]")
     return list(dict.fromkeys(found))
-
-
-def _configs(where: str, kind: str, fields: tuple, given: dict) -> list:
-    unknown = sorted(set(given) - set(fields))
-    if unknown:
-        raise ExportError(f"{where}: {unknown}; accepted: {', '.join(fields)}")
-    try:
-        if kind == "model":
-            lists = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
-            if "windows" in lists:
-                # TOML has no null: an empty list is full attention
-                lists["windows"] = tuple(tuple(w) if w else None for w in lists["windows"])
-            return configs_for_model(**lists)
-        from cute_fa4.compiler import policy
-        from cute_fa4.sm100.choose_config import choose_config
-
-        config = choose_config(**{"claims": policy.claims(), **given})
-        refusals = config.refusals()
-        if refusals:
-            raise ValueError("; ".join(refusals))
-        return [config]
-    except (TypeError, ValueError) as error:
-        raise ExportError(f"{where}: {error}") from None
 
 
 def _path(path) -> Path:

@@ -31,10 +31,9 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from cute_fa4.aot import manifest
+from cute_fa4.aot import manifest, missing
 from cute_fa4.aot.config_data import ConfigDataError, to_data
 from cute_fa4.aot.manifest import LoadError
-from cute_fa4.compiler import policy
 from cute_fa4.system import cache_directory, environment
 
 try:
@@ -149,7 +148,7 @@ def _compile_into(entry: Path, config, executor: str, compile_it: Callable) -> C
     except CCompilerError as error:
         _note(str(error))
         return compile_it()
-    policy.check(config, executor)
+    missing.check(config, executor)
     with tempfile.TemporaryDirectory(dir=entry.parent, prefix=".new-") as scratch:
         new = Path(scratch) / "entry"
         new.mkdir(mode=0o700)

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from cute_fa4.aot import build, c_header, link, manifest
 from cute_fa4.aot.config_data import ConfigDataError, to_data
 from cute_fa4.aot.manifest import ExportError, file_record
+from cute_fa4.compiler import requirement
+from cute_fa4.compiler.requirement import CompilerMissingError
+from cute_fa4.sm100.config import FA4Config
+from cute_fa4.sm100.naming import asked
 
 KERNEL_HEADER = "cute_fa4_kernel.h"
 
@@ -33,10 +38,14 @@ def export(
     written as data (with functions of your own), before anything is compiled; EmulatorError without a C compiler.
     """
     build.check_host_target(host_target)
-    configs = [c if arch is None else _for_arch(c, arch) for c in dict.fromkeys(configs)]
+    configs = [c if arch is None else for_arch(c, arch) for c in dict.fromkeys(configs)]
     data = [_checked(config) for config in configs]
     if not configs:
         raise ExportError("configs: none; accepted: one or more")
+    try:
+        requirement.check()
+    except CompilerMissingError as error:
+        raise ExportError(f"export compiles kernels: {error}") from None
     out = Path(out_dir)
     out.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(link.HERE / "kernel.h", out / KERNEL_HEADER)
@@ -97,22 +106,14 @@ def export_one(
     }
 
 
-def _for_arch(config, arch: str):
-    from dataclasses import replace
-
+def for_arch(config, arch: str):
+    """The configuration for another arch; what its schedule chose by itself is chosen again."""
     if arch not in link.COMPUTE_CAPABILITY:
         accepted = ", ".join(link.COMPUTE_CAPABILITY)
         raise ExportError(f"arch: {arch!r}; accepted: {accepted}")
-    if config.arch == arch:
-        return config
-    # exp2_emulated None: what suits the new arch, unless the caller chose another number than the old one's
-    changes = {"arch": arch}
-    if (
-        hasattr(config, "exp2_emulated")
-        and config.schedule.exp2_emulated == type(config)(arch=config.arch).exp2_emulated
-    ):
-        changes["exp2_emulated"] = None
-    return replace(config, **changes)
+    if isinstance(config, FA4Config):
+        return replace(config, arch=arch, schedule=asked(config))
+    return replace(config, arch=arch)
 
 
 def _checked(config) -> dict:

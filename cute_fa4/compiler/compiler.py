@@ -6,6 +6,7 @@ from collections.abc import Callable
 from importlib import import_module
 from inspect import signature
 
+from cute_fa4.compiler import requirement
 from cute_fa4.compiler.arguments import (
     fake_append_arguments,
     fake_arguments,
@@ -23,6 +24,7 @@ EMULATOR_CHECKS = "ptx"
 
 def compile_function(config: Config, executor: str) -> Callable:
     """Compile, whatever the policy: a function that launches CUDA tensors or emulates CPU tensors."""
+    requirement.check()
     import cutlass.cute as cute
 
     kernel, arguments, labels = kernel_and_arguments(config)

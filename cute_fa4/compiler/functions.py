@@ -52,6 +52,12 @@ def has(config: Config, executor: str) -> bool:
     return (config, executor) in _functions or (config, executor) in _registered
 
 
+def known(executor: str) -> list[Config]:
+    """Configurations that have a function for this executor without compiling."""
+    keys = dict.fromkeys((*list(_registered), *list(_functions)))
+    return [config for config, there in keys if there == executor]
+
+
 def count_compile(config: Config, executor: str, seconds: float) -> None:
     """For statistics()."""
     _seconds[config, executor] = seconds

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import warnings
 
 from cute_fa4.system import environment
 
@@ -46,18 +45,9 @@ def claims() -> bool:
     return environment.choice(CLAIMS_VARIABLE, "on", "off") == "on"
 
 
-def check(config, executor: str) -> None:
-    """Called before a kernel is compiled: returns, warns, or raises JitError."""
-    now = policy()
-    if now == "allow" or _warming_up.get():
-        return
-    text = (
-        f"kernel {config.name} for executor {executor!r} is neither loaded nor cached, {VARIABLE}={now}: {config!r}; "
-        "export it (python -m cute_fa4 export) and load it with cute_fa4.aot.load, or call cute_fa4.warmup at start"
-    )
-    if now == "error":
-        raise JitError(text)
-    warnings.warn(text, JitWarning, stacklevel=2)
+def is_warming_up() -> bool:
+    """Whether compiling is what was asked for."""
+    return _warming_up.get()
 
 
 @contextlib.contextmanager

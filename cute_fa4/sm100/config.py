@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from hashlib import sha256
 
-from . import masks
 from .memory_maps import SmemMap, TmemMap
 from .mha2q.schedule import TwoTiles
 from .naming import kernel_name, text
@@ -39,8 +38,8 @@ class FA4Config(Problem):
     >>> from cute_fa4.sm100.config import FA4Config, TwoTiles
     >>> from cute_fa4.sm100.masks import *
     >>> from cute_fa4.score_mods import *
-    >>> FA4Config(qk_depth=64, mask=Window(True, False), score_mod=soft_cap(30.0), schedule=TwoTiles(claims=False))
-    FA4Config(qkv_dtype='bf16', qk_depth=64, mask=Window(left=True, right=False), score_mod=soft_cap(30.0), schedule=TwoTiles(claims=False))
+    >>> FA4Config(mask=Causal(), score_mod=soft_cap(30.0), schedule=TwoTiles(claims=False))
+    FA4Config(qkv_dtype='bf16', qk_depth=128, mask=Causal(), score_mod=soft_cap(30.0), schedule=TwoTiles(claims=False))
     """
 
     schedule: Schedule = field(default_factory=TwoTiles)
@@ -76,6 +75,7 @@ class FA4Config(Problem):
     def name(self) -> str:
         """Name of the kernel in profilers and exported files: every choice that differs, and a hash of all of them.
 
+        >>> from cute_fa4.sm100 import masks
         >>> FA4Config(mask=masks.Causal()).name.startswith("mha2q_bf16_d128_g1_causal_sm_100a_")
         True
         """
@@ -87,6 +87,7 @@ class FA4Config(Problem):
     def with_(self, **changes) -> "FA4Config":
         """A copy with some choices changed, of the problem or of its schedule.
 
+        >>> from cute_fa4.sm100 import masks
         >>> FA4Config().with_(mask=masks.Causal(), claims=False).schedule.claims
         False
         """

@@ -15,7 +15,9 @@ from dataclasses import fields, replace
 from . import masks, spelled
 from .problem import Problem
 
-LONGEST = 180  # of a name before its hash; files add a suffix, and 255 bytes is what file systems take
+LONGEST = (
+    180  # of a name before its hash; files add a suffix, and 255 bytes is what file systems take
+)
 
 
 def kernel_name(config) -> str:
@@ -75,8 +77,8 @@ def _mask(mask: masks.Mask) -> str:
 
 
 def _function(mod) -> str:
-    """soft_cap(30.0) then additive_bias(True): soft_cap_30_0_then_additive_bias_True; a user's: its name and its hash."""
-    return "" if mod is None else mod.key.rpartition(".<locals>.")[2]
+    """soft_cap(30.0) then alibi(8): soft_cap_30_0_then_alibi_8; a user's: its name and its hash."""
+    return getattr(mod, "key", repr(mod)).rpartition(".<locals>.")[2]
 
 
 def _schedule(config) -> list[str]:

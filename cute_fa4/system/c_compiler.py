@@ -29,7 +29,7 @@ class CCompilerError(RuntimeError):
 def find_compiler():
     """Path of the C compiler: $CC, else cc, gcc or clang. Raises CCompilerError when there is none."""
     for name in (os.environ.get("CC"), "cc", "gcc", "clang"):
-        path = shutil.which(name) if name else None
+        path = shutil.which(os.path.expanduser(name)) if name else None
         if path:
             return path
     raise CCompilerError(

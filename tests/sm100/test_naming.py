@@ -101,7 +101,8 @@ def test_the_text_says_only_what_is_not_the_default():
 
 
 @pytest.mark.parametrize(
-    "text", ["Causal", "__import__('os')", "Both(Causal(), open('x'))", "Window(1, 2, 3)", "f(", "a.b()"]
+    "text",
+    ["Causal", "__import__('os')", "Both(Causal(), open('x'))", "Window(1, 2, 3)", "f(", "a.b()"],
 )
 def test_text_that_is_something_else_is_refused(text):
     with pytest.raises(ValueError, match="accepted: calls of Both, Causal"):

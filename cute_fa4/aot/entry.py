@@ -1,0 +1,283 @@
+"""One entry of a catalogue: what a [[model]], a [[config]] or an [[append]] may say, from TOML, from flags, and back.
+
+    [[config]]                                     python -m cute_fa4 export \\
+    qkv_dtype = "bf16"                                 --qkv-dtype bf16 \\
+    head_dim = 64                                      --head-dim 64 \\
+    mask = "Window(left=True, right=False)"            --mask "Window(left=True, right=False)" \\
+    aux = [["f32", 4]]                                 --aux f32:4
+
+The tables below are what a file and a command line may say, so neither can lack what the other has.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+
+from cute_fa4.aot.config_data import to_data
+from cute_fa4.aot.manifest import ExportError
+from cute_fa4.aot.models import CALLS, configs_for_model
+from cute_fa4.compiler import policy
+from cute_fa4.sm100 import masks, score_mods, spelled
+from cute_fa4.sm100.append.config import AppendConfig
+from cute_fa4.sm100.choose_config import SCHEDULE_CHOICES, choose_config
+from cute_fa4.sm100.config import FA4Config
+from cute_fa4.sm100.mha2q.warp_roles import WarpRoles
+from cute_fa4.sm100.problem import AUX_DTYPES
+from cute_fa4.sm100.score_mods import PACKAGED
+
+
+@dataclass(frozen=True)
+class Field:
+    """One thing that an entry may say.
+
+    kind     "number", "real", "switch", "text", "texts", "numbers", "switches", or how a list or a call is written:
+             "aux", "windows", "mask", "function", "warps"
+    help     for a command line; ends with the default
+    """
+
+    kind: str
+    help: str
+
+
+# What several kinds of entries have.
+_HEAD_DIM = Field("number", "of q and k; required")
+_ARCH = Field("text", "sm_100a or sm_103a; default: sm_100a")
+
+MODEL = {
+    "head_dim": _HEAD_DIM,
+    "heads_q": Field("number", "query heads; required"),
+    "heads_kv": Field("number", "key/value heads; required"),
+    "dtype": Field("text", "bf16 or fp16; default: bf16"),
+    "calls": Field("texts", f"of {', '.join(CALLS)}; default: all"),
+    "page_sizes": Field("numbers", "keys of a page; default: 16 64"),
+    "causal": Field("switch", "default: on"),
+    "windows": Field("windows", "LEFT:RIGHT of the layers' windows, or full; default: full"),
+    "chunk": Field("number", "keys of a block that sees only itself; default: none"),
+    "sink": Field("text", "dtype of learnable_sink: f32, bf16 or fp16; default: none"),
+    "softcap": Field("real", "default: 0, off"),
+    "return_lse": Field("switches", "false, true, or both; default: false"),
+    "arch": _ARCH,
+}
+CONFIG = {
+    "qkv_dtype": Field("text", "bf16 or fp16; required"),
+    "head_dim": _HEAD_DIM,
+    "head_dim_v": Field("number", "of v; default: as head_dim"),
+    "o_dtype": Field("text", "of the output; default: as qkv_dtype"),
+    "num_q_heads": Field("number", "default: 0, any"),
+    "group": Field("number", "query heads a key/value head; default: 1"),
+    "causal": Field("switch", "default: every key is seen"),
+    "mask": Field("mask", "instead of causal: 'Window(left=True, right=False)'; default: Full()"),
+    "q_layout": Field("text", "dense or packed; default: dense"),
+    "kv_layout": Field("text", "dense, packed or paged; default: dense"),
+    "seqused_q": Field("switch", "lengths of queries are a tensor; default: off"),
+    "seqused_k": Field("switch", "lengths of keys are a tensor; default: off"),
+    "cache_excludes_new": Field("switch", "these do not count the new tokens; default: off"),
+    "padded_keys": Field("switch", "key_limit; default: off"),
+    "page_heads_first": Field("switch", "pages are (heads, page_size, depth); default: off"),
+    "fold_pages": Field("switch", "small pages come in one copy; default: on"),
+    "page_size": Field("number", "keys of a page; default: 0, not paged"),
+    "pack_gqa": Field("switch", "heads of a group share a tile (decode); default: off"),
+    "sink": Field("switch", "learnable_sink; default: off"),
+    "sink_dtype": Field("text", "of the sink: f32, bf16 or fp16; default: f32"),
+    "score_mod": Field("function", "of cute_fa4.score_mods: 'soft_cap(30.0)'; default: none"),
+    "mask_mod": Field("function", "likewise; default: none"),
+    "aux": Field("aux", "DTYPE:RANK of each aux tensor, f32:4; default: none"),
+    "write_lse": Field("switch", "also write the log-sum-exp; default: off"),
+    "rope_dtype": Field("text", "default: none"),
+    "scale_dtype": Field("text", "default: none"),
+    "arch": _ARCH,
+    # of the schedule
+    "order": Field("text", "of the products; default: what suits the tiles"),
+    "bn_cap": Field("number", "most keys of a tile; default: what suits the head dim"),
+    "swizzle_bytes": Field("number", "default: 128"),
+    "num_qk_stages": Field("number", "depth chunks of a key tile; default: 1"),
+    "rescale_log2": Field("real", "how far a row maximum may lag; default: 8"),
+    "exp2_emulated": Field("number", "exponentials of 64 on FMA units; default: by arch"),
+    "claims": Field("switch", "CTAs take over further blocks; default: on (CUTE_FA4_CLAIMS)"),
+    "warps": Field("warps", "'WarpRoles(softmax_registers=184)'; default: WarpRoles()"),
+}
+APPEND = {
+    "dtype": Field("text", "bf16 or fp16; required"),
+    "head_dim": Field("number", "of k; required"),
+    "head_dim_v": Field("number", "of v; default: as head_dim"),
+    "packed": Field("switch", "new rows with cu_seqlens_k_new; default: off"),
+    "page_size": Field("number", "rows of a page; default: 0, not paged"),
+    "arch": _ARCH,
+}
+KINDS = {"model": MODEL, "config": CONFIG, "append": APPEND}
+
+assert set(SCHEDULE_CHOICES) <= set(CONFIG)  # another schedule's choices have to be written here
+
+_FUNCTIONS = {**PACKAGED, "composed": score_mods.composed}
+# Names of FA4Config and AppendConfig that an entry calls otherwise.
+_RENAMED = {"qk_depth": "head_dim", "ov_depth": "head_dim_v", "depth": "head_dim", "depth_v": "head_dim_v"}  # fmt: skip
+
+
+def configs_of(kind: str, given: dict, where: str) -> list:
+    """The configurations of an entry; ExportError, beginning with `where`, for one that is wrong or cannot run."""
+    table = KINDS[kind]
+    unknown = sorted(set(given) - set(table))
+    if unknown:
+        raise ExportError(f"{where}: {unknown}; accepted: {', '.join(table)}")
+    try:
+        values = {name: _value(name, table[name].kind, value) for name, value in given.items()}
+        return {"model": _of_model, "config": _of_config, "append": _of_append}[kind](values)
+    except (TypeError, ValueError) as error:
+        raise ExportError(f"{where}: {error}") from None
+
+
+def _of_model(values: dict) -> list:
+    return configs_for_model(**values)
+
+
+def _of_config(values: dict) -> list:
+    if values.get("causal") and "mask" in values:
+        raise ValueError("causal and mask: two masks; accepted: one of them")
+    _require(values, "head_dim", "qkv_dtype")
+    config = choose_config(**{"claims": policy.claims(), **values})
+    refusals = config.refusals()
+    if refusals:
+        raise ValueError("; ".join(refusals))
+    return [config]
+
+
+def _of_append(values: dict) -> list:
+    _require(values, "head_dim", "dtype")
+    depth = values.pop("head_dim")
+    depth_v = values.pop("head_dim_v", depth)
+    for name, size in (("head_dim", depth), ("head_dim_v", depth_v)):
+        if size <= 0 or size % 8:
+            raise ValueError(f"{name}: {size}; accepted: a multiple of 8")
+    for name, accepted in (("dtype", ("bf16", "fp16")), ("arch", ("sm_100a", "sm_103a"))):
+        if values.get(name, accepted[0]) not in accepted:
+            raise ValueError(f"{name}: {values[name]!r}; accepted: {', '.join(accepted)}")
+    if values.get("page_size", 0) < 0:
+        raise ValueError(f"page_size: {values['page_size']}; accepted: 0 (not paged) or more")
+    return [AppendConfig(depth=depth, depth_v=depth_v, **values)]
+
+
+def _require(values: dict, *names: str) -> None:
+    missing = [name for name in names if name not in values]
+    if missing:
+        raise ValueError(f"{', '.join(missing)}: not given, and there is no default")
+
+
+# --- values
+
+
+_PLAIN = {"number": (int,), "real": (int, float), "switch": (bool,), "text": (str,)}
+_LISTS = {"numbers": "number", "texts": "text", "switches": "switch"}
+_SAID = {"number": "a whole number", "real": "a number", "switch": "true or false", "text": "a string"}  # fmt: skip
+
+
+def _value(name: str, kind: str, value):
+    """What Python takes for a value of TOML. ValueError for another type."""
+    if kind in _LISTS:
+        if not isinstance(value, (list, tuple)):
+            raise ValueError(f"{name}: {value!r}; accepted: a list, each {_SAID[_LISTS[kind]]}")
+        return tuple(_value(name, _LISTS[kind], item) for item in value)
+    if kind in _PLAIN:
+        is_switch = isinstance(value, bool)
+        if not isinstance(value, _PLAIN[kind]) or is_switch != (kind == "switch"):
+            raise ValueError(f"{name}: {value!r}; accepted: {_SAID[kind]}")
+        return float(value) if kind == "real" else value  # 8 and 8.0 are one kernel
+    return {"windows": _windows, "aux": _aux}.get(kind, _called)(name, value)
+
+
+def _windows(name: str, value) -> tuple:
+    ok = isinstance(value, (list, tuple)) and all(
+        isinstance(pair, (list, tuple)) and len(pair) in (0, 2) for pair in value
+    )
+    if not ok:
+        raise ValueError(f"{name}: {value!r}; accepted: pairs [left, right], [] for full attention")
+    # TOML has no null: an empty list is full attention
+    return tuple(tuple(pair) if pair else None for pair in value)
+
+
+def _aux(name: str, value) -> tuple:
+    ok = isinstance(value, (list, tuple)) and all(
+        isinstance(pair, (list, tuple)) and len(pair) == 2 and type(pair[1]) is int
+        for pair in value
+    )
+    if not ok:
+        raise ValueError(
+            f"{name}: {value!r}; accepted: pairs [dtype, rank], dtype one of {', '.join(AUX_DTYPES)}"
+        )
+    return tuple(tuple(pair) for pair in value)
+
+
+_CALLS = {
+    "mask": (masks.KINDS, masks.Mask),
+    "score_mod": (_FUNCTIONS, score_mods.ScoreMod),
+    "mask_mod": (_FUNCTIONS, score_mods.ScoreMod),
+    "warps": ({"WarpRoles": WarpRoles, "range": range}, WarpRoles),
+}
+
+
+def _called(name: str, value):
+    functions, wanted = _CALLS[name]
+    if not isinstance(value, str):
+        raise ValueError(f"{name}: {value!r}; accepted: a string, a call of {', '.join(functions)}")
+    try:
+        made = spelled.value_of(value, functions)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+    if not isinstance(made, wanted):
+        raise ValueError(f"{name}: {value!r}; accepted: calls of {', '.join(functions)}")
+    return made
+
+
+# --- back
+
+
+def entry_of(config) -> tuple[str, dict]:
+    """-> (kind, what an entry has to say for exactly this configuration).
+
+    ConfigDataError for functions of the user's own, which have no form as data.
+    """
+    to_data(config)
+    if isinstance(config, AppendConfig):
+        plain = AppendConfig(config.dtype, config.depth, config.depth)
+        return "append", {
+            "dtype": config.dtype,
+            "head_dim": config.depth,
+            **_changes(config, plain),
+        }
+    said = {"qkv_dtype": config.qkv_dtype, "head_dim": config.qk_depth}
+    plain = FA4Config(qkv_dtype=config.qkv_dtype, qk_depth=config.qk_depth)
+    problem = _changes(config, plain)
+    if problem.get("mask") == "Causal()":
+        problem = {"causal": True} | {k: v for k, v in problem.items() if k != "mask"}
+    said |= problem
+    (chosen,) = _of_config(
+        {"claims": True} | {k: _value(k, CONFIG[k].kind, v) for k, v in said.items()}
+    )
+    return "config", said | _changes(config.schedule, chosen.schedule)
+
+
+def _changes(value, plain) -> dict:
+    """Fields that differ, as an entry writes them."""
+    found = {}
+    for name in (f.name for f in fields(value)):
+        new = getattr(value, name)
+        called = _RENAMED.get(name, name)
+        if name == "schedule" or new == getattr(plain, name):
+            continue
+        plain_value = isinstance(new, (bool, int, float, str))
+        found[called] = (
+            new if plain_value else [list(p) for p in new] if name == "aux" else repr(new)
+        )
+    return found
+
+
+def toml(config) -> str:
+    """The entry of a configuration, ready for a catalogue."""
+    kind, said = entry_of(config)
+    lines = (f"{name} = {_toml_value(value)}" for name, value in said.items())
+    return "\n".join([f"[[{kind}]]", *lines]) + "\n"
+
+
+def _toml_value(value) -> str:
+    # Strings, numbers and lists of these are written alike in JSON and in TOML, and so are true and false.
+    return json.dumps(value)

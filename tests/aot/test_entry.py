@@ -1,0 +1,206 @@
+"""Entries of a catalogue: what a configuration needs said is what TOML and flags read back, and JitError prints it."""
+
+import warnings
+
+import pytest
+
+from cute_fa4 import __main__ as command_line
+from cute_fa4 import score_mods
+from cute_fa4.aot import ExportError, entry, missing, read_catalogue
+from cute_fa4.aot.config_data import ConfigDataError
+from cute_fa4.aot.exporter import for_arch
+from cute_fa4.commands.export import configs_of
+from cute_fa4.compiler import functions
+from cute_fa4.compiler.policy import JitError, JitWarning
+from cute_fa4.sm100 import masks
+from cute_fa4.sm100.append.config import AppendConfig
+from cute_fa4.sm100.choose_config import choose_config
+from cute_fa4.sm100.config import FA4Config
+from cute_fa4.sm100.mha2q.schedule import TwoTiles
+from cute_fa4.sm100.mha2q.warp_roles import WarpRoles
+from cute_fa4.sm100.score_mods import ScoreMod
+
+from .conftest import EXPORTED, PLAIN, RICH
+
+# Between them, every field of an entry that runs has another value than the default.
+VARIED = [
+    *EXPORTED,
+    choose_config(
+        qkv_dtype="fp16", head_dim=128, group=8, q_layout="packed", kv_layout="paged", page_size=64,
+        seqused_q=True, seqused_k=True, cache_excludes_new=True, padded_keys=True, fold_pages=False,
+        page_heads_first=True, pack_gqa=True, sink=True, sink_dtype="bf16", write_lse=True, arch="sm_103a",
+        mask=masks.Either(masks.Window(True, False), masks.Both(masks.Causal(), masks.Chunked())),
+        mask_mod=score_mods.relative_logits(7), aux=(("bf16", 3), ("i32", 1)), num_q_heads=16,
+    ),
+    choose_config(
+        qkv_dtype="bf16", head_dim=64, causal=True, order="p_over_s", bn_cap=64, rescale_log2=4.5,
+        exp2_emulated=3, claims=False, warps=WarpRoles(softmax_registers=184),
+    ),
+    FA4Config(qk_depth=64, schedule=TwoTiles(bn_cap=0)),  # not what choose_config would take
+    AppendConfig("fp16", 128, 64, packed=True, arch="sm_103a"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("config", VARIED, ids=lambda c: c.name[:60])
+def test_what_is_pasted_into_a_catalogue_is_the_configuration(config, tmp_path):
+    path = tmp_path / "set.toml"
+    path.write_text(entry.toml(config))
+    assert read_catalogue(path) == [config]
+
+
+def flags(kind: str, said: dict) -> list[str]:
+    """The command line of an entry."""
+    found = ["--append"] * (kind == "append")
+    for name, value in said.items():
+        flag = "--" + name.replace("_", "-")
+        if name == "sink" and value is True:
+            found.append(flag)
+        elif isinstance(value, bool):
+            found.append(flag if value else f"--no-{name.replace('_', '-')}")
+        elif name == "aux":
+            found += [word for dtype, rank in value for word in (flag, f"{dtype}:{rank}")]
+        elif isinstance(value, list):
+            found += [flag, *map(str, value)]
+        else:
+            found += [flag, str(value)]
+    return found
+
+
+def parsed(arguments: list[str]) -> list:
+    return configs_of(command_line._parser().parse_args(["export", *arguments]))
+
+
+@pytest.mark.parametrize("config", VARIED, ids=lambda c: c.name[:60])
+def test_flags_say_what_an_entry_says(config):
+    assert parsed(flags(*entry.entry_of(config))) == [config]
+
+
+def test_every_field_of_every_kind_has_a_flag():
+    options = vars(command_line._parser().parse_args(["export"]))
+    elsewhere = {"dtype": "qkv_dtype"}
+    for table in entry.KINDS.values():
+        assert {elsewhere.get(name, name) for name in table} <= set(options)
+
+
+def test_the_flags_of_a_model_are_those_of_its_entry(tmp_path):
+    path = tmp_path / "set.toml"
+    path.write_text("""[[model]]
+head_dim = 64
+heads_q = 8
+heads_kv = 2
+dtype = "fp16"
+calls = ["dense", "paged"]
+page_sizes = [32]
+causal = true
+windows = [[], [127, 0], [-1, 5]]
+chunk = 512
+sink = "bf16"
+softcap = 30
+return_lse = [false, true]
+""")
+    line = (
+        "--head-dim 64 --heads-q 8 --heads-kv 2 --dtype fp16 --calls dense paged --page-sizes 32 --causal "
+        "--windows full 127:0 :5 --chunk 512 --sink bf16 --softcap 30 --return-lse false true"
+    )
+    assert parsed(line.split()) == read_catalogue(path)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ("--head-dim 64 --heads-q 8 --heads-kv 8 --group 2", "--group: not of the configurations of a model"),
+        ("--head-dim 64 --append --group 2", "--group: not of one append kernel"),
+        ("--catalogue serving --group 2", "--group: with --catalogue"),
+        ("--head-dim 64 --mask Causal", "mask: 'Causal'; accepted: calls of Both, Causal"),
+        ("--head-dim 64 --mask soft_cap(3.0)", "mask: .*accepted: calls of Both"),
+        ("--head-dim 64 --causal --mask Full()", "causal and mask: two masks"),
+        ("--head-dim 64 --score-mod alibi", "score_mod: 'alibi'; accepted: calls of additive_bias"),
+        ("--head-dim 60 --append", "head_dim: 60; accepted: a multiple of 8"),
+    ],
+)  # fmt: skip
+def test_flags_that_mean_nothing_together_are_refused(arguments, message):
+    with pytest.raises(ExportError, match=message):
+        parsed(arguments.split())
+
+
+@pytest.mark.parametrize(
+    "said, message",
+    [
+        ('head_dim = "64"', "head_dim: '64'; accepted: a whole number"),
+        ("head_dim = 64\ncausal = 1", "causal: 1; accepted: true or false"),
+        ("head_dim = 64\naux = [4]", r"aux: \[4\]; accepted: pairs"),
+        ("group = 1", "head_dim: not given"),
+    ],
+)
+def test_values_of_the_wrong_type_are_refused_by_name(said, message, tmp_path):
+    path = tmp_path / "set.toml"
+    path.write_text(f'[[config]]\nqkv_dtype = "bf16"\n{said}\n')
+    with pytest.raises(ExportError, match=message):
+        read_catalogue(path)
+
+
+def test_single_brackets_are_refused(tmp_path):
+    path = tmp_path / "set.toml"
+    path.write_text("[model]\nhead_dim = 64\n")
+    with pytest.raises(ExportError, match=r"no list of tables; accepted: \[\[model\]\]"):
+        read_catalogue(path)
+
+
+def test_another_arch_chooses_its_own_share_of_emulated_exponentials():
+    # sm_103a computes 2^x in hardware at twice the rate: none on the FMA units, unless asked for
+    assert for_arch(PLAIN, "sm_103a") == choose_config(
+        qkv_dtype="bf16", head_dim=64, causal=True, arch="sm_103a"
+    )
+    asked = PLAIN.with_(exp2_emulated=5)
+    assert for_arch(asked, "sm_103a").schedule.exp2_emulated == 5
+
+
+# --- what a call says that finds no kernel
+
+
+@pytest.fixture
+def loaded(monkeypatch):
+    monkeypatch.setattr(functions, "_functions", {})
+    monkeypatch.setattr(functions, "_registered", {})
+    for config in EXPORTED:
+        functions.register(config, "cuda", lambda: None)
+
+
+def test_an_error_is_a_screenful_with_the_nearest_kernel_and_an_entry(
+    loaded, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("CUTE_FA4_JIT", "error")
+    asked = RICH.with_(write_lse=False, page_size=32)
+    with pytest.raises(JitError) as caught:
+        missing.check(asked, "cuda")
+    text = str(caught.value)
+    # What a terminal shows at once: 24 lines; the longest is the name of the nearest kernel.
+    assert len(text.splitlines()) <= 24 and max(map(len, text.splitlines())) <= 190
+    assert f"nearest  {RICH.name}, which differs in" in text
+    assert "page_size: 32 asked, 16 there" in text and "write_lse: False asked, True there" in text
+    path = tmp_path / "set.toml"
+    path.write_text(text[text.index("[[config]]") :])
+    assert read_catalogue(path) == [asked]
+
+
+def test_an_error_without_anything_loaded_says_so(loaded, monkeypatch):
+    monkeypatch.setenv("CUTE_FA4_JIT", "error")
+    with pytest.raises(JitError, match="nearest  none"):
+        missing.check(PLAIN, "emulator")
+
+
+def test_functions_of_the_user_have_no_entry(loaded, monkeypatch):
+    config = FA4Config(score_mod=ScoreMod.of(lambda *args: args[0]))
+    with pytest.raises(ConfigDataError):
+        entry.toml(config)
+    assert "functions of your own" in missing.explained(config, "cuda", "")
+
+
+def test_a_warning_says_the_same(loaded, monkeypatch):
+    monkeypatch.setenv("CUTE_FA4_JIT", "warn")
+    with pytest.warns(JitWarning, match="nearest"):
+        missing.check(PLAIN.with_(group=2), "cuda")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        monkeypatch.setenv("CUTE_FA4_JIT", "allow")
+        missing.check(PLAIN.with_(group=2), "cuda")

@@ -16,7 +16,6 @@ from cute_fa4.sm100 import masks
 from cute_fa4.sm100.append.config import AppendConfig
 from cute_fa4.sm100.choose_config import choose_config
 from cute_fa4.sm100.config import FA4Config
-from cute_fa4.sm100.mha2q.schedule import TwoTiles
 from cute_fa4.sm100.mha2q.warp_roles import WarpRoles
 from cute_fa4.sm100.score_mods import ScoreMod
 
@@ -36,7 +35,6 @@ VARIED = [
         qkv_dtype="bf16", head_dim=64, causal=True, order="p_over_s", bn_cap=64, rescale_log2=4.5,
         exp2_emulated=3, claims=False, warps=WarpRoles(softmax_registers=184),
     ),
-    FA4Config(qk_depth=64, schedule=TwoTiles(bn_cap=0)),  # not what choose_config would take
     AppendConfig("fp16", 128, 64, packed=True, arch="sm_103a"),
 ]  # fmt: skip
 

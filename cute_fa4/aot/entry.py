@@ -1,4 +1,4 @@
-"""One entry of a catalogue: what a [[model]], a [[config]] or an [[append]] may say, from TOML, from flags, and back.
+"""One entry of a catalogue, [[model]], [[config]], [[append]] or [[combine]]: from TOML, from flags, and back.
 
     [[config]]                                     python -m cute_fa4 export \\
     qkv_dtype = "bf16"                                 --qkv-dtype bf16 \\
@@ -20,7 +20,9 @@ from cute_fa4.aot.models import CALLS, configs_for_model
 from cute_fa4.compiler import policy
 from cute_fa4.sm100 import masks, score_mods, spelled
 from cute_fa4.sm100.append.config import AppendConfig
+from cute_fa4.sm100.chip import ARCHES
 from cute_fa4.sm100.choose_config import SCHEDULE_CHOICES, choose_config
+from cute_fa4.sm100.combine.config import CombineConfig
 from cute_fa4.sm100.config import FA4Config
 from cute_fa4.sm100.mha2q.warp_roles import WarpRoles
 from cute_fa4.sm100.problem import AUX_DTYPES
@@ -84,6 +86,7 @@ CONFIG = {
     "mask_mod": Field("function", "likewise; default: none"),
     "aux": Field("aux", "DTYPE:RANK of each aux tensor, f32:4; default: none"),
     "write_lse": Field("switch", "also write the log-sum-exp; default: off"),
+    "split_keys": Field("switch", "partial results, of parts of the keys; default: off"),
     "rope_dtype": Field("text", "default: none"),
     "scale_dtype": Field("text", "default: none"),
     "arch": _ARCH,
@@ -105,7 +108,15 @@ APPEND = {
     "page_size": Field("number", "rows of a page; default: 0, not paged"),
     "arch": _ARCH,
 }
-KINDS = {"model": MODEL, "config": CONFIG, "append": APPEND}
+COMBINE = {
+    "o_dtype": Field("text", "of the result: bf16, fp16 or f32; required"),
+    "head_dim": Field("number", "of the result; required"),
+    "packed": Field("switch", "packed queries; default: off"),
+    "seqused_q": Field("switch", "lengths of queries are a tensor; default: off"),
+    "write_lse": Field("switch", "also write the log-sum-exp; default: off"),
+    "arch": _ARCH,
+}
+KINDS = {"model": MODEL, "config": CONFIG, "append": APPEND, "combine": COMBINE}
 
 assert set(SCHEDULE_CHOICES) <= set(CONFIG)  # another schedule's choices have to be written here
 
@@ -122,7 +133,7 @@ def configs_of(kind: str, given: dict, where: str) -> list:
         raise ExportError(f"{where}: {unknown}; accepted: {', '.join(table)}")
     try:
         values = {name: _value(name, table[name].kind, value) for name, value in given.items()}
-        return {"model": _of_model, "config": _of_config, "append": _of_append}[kind](values)
+        return _CONFIGS_OF[kind](values)
     except (TypeError, ValueError) as error:
         raise ExportError(f"{where}: {error}") from None
 
@@ -146,15 +157,40 @@ def _of_append(values: dict) -> list:
     _require(values, "head_dim", "dtype")
     depth = values.pop("head_dim")
     depth_v = values.pop("head_dim_v", depth)
-    for name, size in (("head_dim", depth), ("head_dim_v", depth_v)):
-        if size <= 0 or size % 8:
-            raise ValueError(f"{name}: {size}; accepted: a multiple of 8")
-    for name, accepted in (("dtype", ("bf16", "fp16")), ("arch", ("sm_100a", "sm_103a"))):
-        if values.get(name, accepted[0]) not in accepted:
-            raise ValueError(f"{name}: {values[name]!r}; accepted: {', '.join(accepted)}")
+    _depth("head_dim", depth, 8)
+    _depth("head_dim_v", depth_v, 8)
+    _one_of(values, dtype=("bf16", "fp16"), arch=ARCHES)
     if values.get("page_size", 0) < 0:
         raise ValueError(f"page_size: {values['page_size']}; accepted: 0 (not paged) or more")
     return [AppendConfig(depth=depth, depth_v=depth_v, **values)]
+
+
+def _of_combine(values: dict) -> list:
+    _require(values, "head_dim", "o_dtype")
+    depth = values.pop("head_dim")
+    _depth("head_dim", depth, 4, 128)
+    _one_of(values, o_dtype=("bf16", "fp16", "f32"), arch=ARCHES)
+    return [CombineConfig(depth=depth, **values)]
+
+
+def _depth(name: str, depth: int, multiple: int, most: int | None = None) -> None:
+    if depth <= 0 or depth % multiple or depth > (most or depth):
+        limit = f" up to {most}" if most else ""
+        raise ValueError(f"{name}: {depth}; accepted: a multiple of {multiple}{limit}")
+
+
+def _one_of(values: dict, **accepted: tuple) -> None:
+    for name, words in accepted.items():
+        if values.get(name, words[0]) not in words:
+            raise ValueError(f"{name}: {values[name]!r}; accepted: {', '.join(words)}")
+
+
+_CONFIGS_OF = {
+    "model": _of_model,
+    "config": _of_config,
+    "append": _of_append,
+    "combine": _of_combine,
+}
 
 
 def _require(values: dict, *names: str) -> None:
@@ -239,11 +275,11 @@ def entry_of(config) -> tuple[str, dict]:
     to_data(config)
     if isinstance(config, AppendConfig):
         plain = AppendConfig(config.dtype, config.depth, config.depth)
-        return "append", {
-            "dtype": config.dtype,
-            "head_dim": config.depth,
-            **_changes(config, plain),
-        }
+        said = {"dtype": config.dtype, "head_dim": config.depth}
+        return "append", said | _changes(config, plain)
+    if isinstance(config, CombineConfig):
+        said = {"o_dtype": config.o_dtype, "head_dim": config.depth}
+        return "combine", said | _changes(config, CombineConfig(config.o_dtype, config.depth))
     said = {"qkv_dtype": config.qkv_dtype, "head_dim": config.qk_depth}
     plain = FA4Config(qkv_dtype=config.qkv_dtype, qk_depth=config.qk_depth)
     problem = _changes(config, plain)

@@ -4,7 +4,8 @@ The flags are printed from the tables of aot/entry.py: what a catalogue may say,
 
     --head-dim 128 --heads-q 32 --heads-kv 8       a [[model]]
     --head-dim 128 --causal                        one [[config]]
-    --append --head-dim 128 --page-size 16         one [[append]]
+    --kernel append --head-dim 128 --page-size 16  one [[append]]
+    --kernel combine --head-dim 128                one [[combine]]
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ _ALIASES = {"qkv_dtype": ("--dtype",), "write_lse": ("--lse",)}
 _TITLES = {
     "config": "one configuration instead of a catalogue",
     "model": "the configurations of a model instead of a catalogue (with --heads-q and --heads-kv)",
-    "append": "one append kernel instead of a catalogue",
+    "append": "one kernel that writes new rows to a cache (--kernel append)",
+    "combine": "one kernel that merges parts (--kernel combine)",
 }
 # Flags of several kinds stand once, in the first group that has them; a model's dtype is the flag of qkv_dtype.
-_ELSEWHERE = {"model": ("dtype", "sink"), "append": ("dtype",), "config": ()}
+_ELSEWHERE = {"model": ("dtype", "sink"), "append": ("dtype",), "config": (), "combine": ()}
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
@@ -57,11 +59,15 @@ def add_options(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--host-target", default="x86-64-v2", help="default: x86-64-v2")
     command.add_argument("--arch", choices=("sm_100a", "sm_103a"), help="default: sm_100a")
+    command.add_argument(
+        "--kernel",
+        choices=("attention", "append", "combine"),
+        default="attention",
+        help="of one configuration; default: attention",
+    )
     seen = {"arch"}
     for kind, title in _TITLES.items():
         group = command.add_argument_group(title)
-        if kind == "append":
-            group.add_argument("--append", action="store_true", help="default: attention")
         for name, field in entry.KINDS[kind].items():
             if name not in seen and name not in _ELSEWHERE[kind]:
                 seen.add(name)
@@ -160,7 +166,7 @@ def configs_of(options) -> list:
 
     given = {
         name: getattr(options, name)
-        for name in {**entry.CONFIG, **entry.MODEL, **entry.APPEND}
+        for name in {name for table in entry.KINDS.values() for name in table}
         if name != "arch" and getattr(options, name, None) is not None
     }
     one = "head_dim" in given
@@ -173,7 +179,7 @@ def configs_of(options) -> list:
             )
         configs = read_catalogue(options.catalogue, models=options.model and tuple(options.model))
     else:
-        kind, said = _entry(given, options.append)
+        kind, said = _entry(given, options.kernel)
         unknown = set(said) - set(entry.KINDS[kind])
         if unknown:
             raise ExportError(f"{_flags(unknown)}: not of {_TITLES[kind]}; --help lists its flags")
@@ -187,12 +193,14 @@ def _flags(names) -> str:
     return ", ".join(f"--{name.replace('_', '-')}" for name in sorted(names))
 
 
-def _entry(given: dict, append: bool) -> tuple[str, dict]:
+def _entry(given: dict, kernel: str) -> tuple[str, dict]:
     """-> (kind, entry) of flags; what flags write shorter than a catalogue is written out."""
-    said = dict(given)
+    said = {name: given[name] for name in sorted(given)}
     dtype = said.pop("qkv_dtype", "bf16")
-    if append:
-        return "append", {"dtype": dtype, **said}
+    if kernel == "append":
+        return kernel, {"dtype": dtype, **said}
+    if kernel == "combine":
+        return kernel, {"o_dtype": dtype, **said}
     if "heads_q" in said or "heads_kv" in said:
         return "model", {"dtype": dtype, **said}
     said["qkv_dtype"] = dtype

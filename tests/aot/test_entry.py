@@ -15,6 +15,7 @@ from cute_fa4.compiler.policy import JitError, JitWarning
 from cute_fa4.sm100 import masks
 from cute_fa4.sm100.append.config import AppendConfig
 from cute_fa4.sm100.choose_config import choose_config
+from cute_fa4.sm100.combine.config import CombineConfig
 from cute_fa4.sm100.config import FA4Config
 from cute_fa4.sm100.mha2q.warp_roles import WarpRoles
 from cute_fa4.sm100.score_mods import ScoreMod
@@ -35,7 +36,9 @@ VARIED = [
         qkv_dtype="bf16", head_dim=64, causal=True, order="p_over_s", bn_cap=64, rescale_log2=4.5,
         exp2_emulated=3, claims=False, warps=WarpRoles(softmax_registers=184),
     ),
+    choose_config(qkv_dtype="bf16", head_dim=128, split_keys=True, o_dtype="f32", write_lse=True),
     AppendConfig("fp16", 128, 64, packed=True, arch="sm_103a"),
+    CombineConfig("f32", 64, packed=True, seqused_q=True, write_lse=True, arch="sm_103a"),
 ]  # fmt: skip
 
 
@@ -48,7 +51,7 @@ def test_what_is_pasted_into_a_catalogue_is_the_configuration(config, tmp_path):
 
 def flags(kind: str, said: dict) -> list[str]:
     """The command line of an entry."""
-    found = ["--append"] * (kind == "append")
+    found = ["--kernel", kind] if kind in ("append", "combine") else []
     for name, value in said.items():
         flag = "--" + name.replace("_", "-")
         if name == "sink" and value is True:
@@ -107,13 +110,13 @@ return_lse = [false, true]
     "arguments, message",
     [
         ("--head-dim 64 --heads-q 8 --heads-kv 8 --group 2", "--group: not of the configurations of a model"),
-        ("--head-dim 64 --append --group 2", "--group: not of one append kernel"),
+        ("--head-dim 64 --kernel append --group 2", "--group: not of one kernel that writes"),
         ("--catalogue serving --group 2", "--group: with --catalogue"),
         ("--head-dim 64 --mask Causal", "mask: 'Causal'; accepted: calls of Both, Causal"),
         ("--head-dim 64 --mask soft_cap(3.0)", "mask: .*accepted: calls of Both"),
         ("--head-dim 64 --causal --mask Full()", "causal and mask: two masks"),
         ("--head-dim 64 --score-mod alibi", "score_mod: 'alibi'; accepted: calls of additive_bias"),
-        ("--head-dim 60 --append", "head_dim: 60; accepted: a multiple of 8"),
+        ("--head-dim 60 --kernel append", "head_dim: 60; accepted: a multiple of 8"),
     ],
 )  # fmt: skip
 def test_flags_that_mean_nothing_together_are_refused(arguments, message):

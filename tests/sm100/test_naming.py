@@ -32,7 +32,7 @@ CHANGED = dict(
     q_layout="packed", kv_layout="packed", seqused_q=True, seqused_k=True, cache_excludes_new=True,
     padded_keys=True, page_heads_first=True, fold_pages=False, page_size=16, pack_gqa=True, sink=True,
     sink_dtype="bf16", score_mod=score_mods.composed(score_mods.soft_cap(30.0), score_mods.alibi(8)),
-    mask_mod=score_mods.relative_logits(7), aux=(("f32", 4), ("i32", 1)), write_lse=True,
+    mask_mod=score_mods.relative_logits(7), aux=(("f32", 4), ("i32", 1)), write_lse=True, split_keys=True,
     rope_dtype="bf16", scale_dtype="e4m3", arch="sm_103a",
 )  # fmt: skip
 OF_SCHEDULE = dict(
@@ -82,7 +82,7 @@ def test_functions_of_the_user_are_in_the_name():
 
 def all_choices():
     yield from one_choice_each()
-    problem = CHANGED | {"ov_depth": 128, "qk_depth": 128, "kv_layout": "paged"}
+    problem = CHANGED | {"ov_depth": 128, "qk_depth": 128, "kv_layout": "paged", "o_dtype": "f32"}
     yield FA4Config(**problem, schedule=TwoTiles(**OF_SCHEDULE))
     # With this order given, a limit of 64 keys alone would choose the other one.
     yield FA4Config(schedule=TwoTiles(order="p_over_s", bn_cap=64))

@@ -29,9 +29,13 @@ NOT_RUN = {
     "python -m cute_fa4 bench": "needs a Blackwell GPU; tests/bench runs it with a machine of its own",
     "python -m cute_fa4 hopper": "needs nvcc, then a Hopper GPU; tests/hopper has what does not",
     "python -m cute_fa4 export --catalogue": "compiles dozens of kernels for minutes",
+    "cmake": "tests/aot/test_deployment.py builds the examples and runs them",
+    "build/attention_": "tests/aot/test_deployment.py builds the examples and runs them",
 }
 # Programs whose options nobody here parses.
-OTHER_PROGRAMS = {"pip", "pytest", "mkdocs", "venv", ".", "cd", "export", "cmake", "git"}
+OTHER_PROGRAMS = {
+    "pip", "pytest", "mkdocs", "venv", ".", "cd", "export", "cmake", "git", "build/attention_c", "build/attention_cpp",
+}  # fmt: skip
 
 # What has to hold after the last block of a page.
 AFTER = {

@@ -30,6 +30,7 @@ from benchmarks.cycle_model import calibration, plots, report, timeline  # noqa:
 from benchmarks.cycle_model.constants import fitted_b200  # noqa: E402
 from benchmarks.cycle_model.evaluate import AlignedKernel  # noqa: E402
 from benchmarks.cycle_model.kernels import OURS, THEIRS  # noqa: E402
+from cute_fa4.system import pipes  # noqa: E402
 
 DOCS = ROOT / "docs"
 PAGES = (DOCS / "performance.md", DOCS / "performance_method.md")
@@ -146,4 +147,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(pipes.run(main))

@@ -26,6 +26,7 @@ if __package__ in (None, ""):  # run as a file: make `benchmarks` importable
 from benchmarks.sass import nvdisasm  # noqa: E402
 from benchmarks.sass.cost import KINDS, UNITS, KernelCost, LoopCost, Shape, kernel_cost  # noqa: E402
 from benchmarks.sass.program import parse  # noqa: E402
+from cute_fa4.system import pipes  # noqa: E402
 
 # Opcodes that make up less of a loop than this are not shown.
 SHOWN_FROM = 2
@@ -134,4 +135,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(pipes.run(main))

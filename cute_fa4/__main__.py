@@ -3,6 +3,7 @@
 info           versions, devices, caches
 capabilities   which combinations run, and why the others do not
 export         kernels for cute_fa4.aot.load
+aot            what lies in a directory of such kernels
 check          a few shapes on the GPU or the emulator against float64
 hopper         the kernels on a Hopper GPU, with tcgen05 in software
 bench          speed on a Blackwell GPU beside other packages; without one it exits with 2
@@ -15,9 +16,12 @@ import sys
 import time
 import warnings
 
+from cute_fa4 import __version__
 from cute_fa4.bench import command as bench_command
 from cute_fa4.commands import export as export_command
+from cute_fa4.commands import kernels as kernels_command
 from cute_fa4.hopper import command as hopper_command
+from cute_fa4.system import pipes
 
 CHECKS = (
     # name, sizes, options: each mask, grouped heads, a ragged edge, and a decode step
@@ -35,6 +39,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return options.run(options)
+    except BrokenPipeError:
+        raise
     except (ValueError, RuntimeError, OSError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
@@ -42,6 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m cute_fa4", description=__doc__.splitlines()[0])
+    parser.add_argument("--version", action="version", version=f"cute_fa4 {__version__}")
     commands = parser.add_subparsers(required=True, metavar="command")
 
     command = commands.add_parser("info", help="versions, devices, caches")
@@ -57,6 +64,9 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("export", help="kernels for cute_fa4.aot.load; needs no GPU")
     export_command.add_options(command)
 
+    command = commands.add_parser("aot", help="list, verify, compare and show exported kernels")
+    kernels_command.add_options(command)
+
     command = commands.add_parser("check", help="a few shapes against float64")
     command.add_argument("--head-dim", type=int, default=64, help="default: 64")
     command.add_argument("--dtype", choices=("bf16", "fp16"), default="bf16", help="default: bf16")
@@ -65,8 +75,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument(
         "--load",
+        nargs="?",
+        const="",
         metavar="DIR",
-        help="use kernels of this directory (cute_fa4.aot.load); default: compile",
+        help="call every kernel of this directory, or of installed wheels (cute_fa4.aot.load), instead of a few "
+        "shapes; default: compile",
+    )
+    command.add_argument(
+        "--kernel", default="", metavar="TEXT", help="with --load: only these names; default: all"
     )
     command.set_defaults(run=check)
 
@@ -89,7 +105,7 @@ def _parser() -> argparse.ArgumentParser:
 def info(options) -> int:
     import platform
 
-    from cute_fa4.aot import disk_cache, manifest
+    from cute_fa4.aot import disk_cache, installed, manifest
     from cute_fa4.compiler import policy
 
     rows = {
@@ -109,7 +125,10 @@ def info(options) -> int:
     rows[policy.VARIABLE] = policy.policy()
     for name, value in rows.items():
         print(f"{name:20} {value}")
-    return 0
+    conflict = installed.conflict()
+    if conflict:
+        print(conflict, file=sys.stderr)
+    return int(conflict is not None)
 
 
 def _devices() -> list[str]:
@@ -154,14 +173,15 @@ def check(options) -> int:
     from cute_fa4.system import progress
     from cute_fa4.system.devices import refusal_of_compute_capability
 
-    if options.load:
-        aot.load(options.load)
     device = options.device
     if device is None:
         usable = torch.cuda.is_available() and not refusal_of_compute_capability(
             torch.cuda.get_device_capability()
         )
         device = "cuda" if usable else "cpu"
+    if options.load is not None:
+        configs = aot.load(options.load or None)
+        return check_loaded([c for c in configs if options.kernel in c.name], device)
     print(
         f"{'case':14} {'queries':>7} {'keys':>5} {'heads':>7} {'error':>9} {'allowed':>9} {'seconds':>8}"
     )
@@ -208,5 +228,27 @@ def _checked(device: str) -> str:
     return f", ordering checks at level {emulator.last_run().level}"
 
 
+def check_loaded(configs: list, device: str) -> int:
+    """Call each loaded kernel once; exit status 1 if one is wrong, or if none could be tried."""
+    from cute_fa4.commands import trials
+    from cute_fa4.system import progress
+
+    executor = "emulator" if device == "cpu" else "cuda"
+    print(trials.HEADER)
+    verdicts = []
+    with progress.bar(len(configs), "check", "kernel") as step:
+        for config in configs:
+            verdicts.append(trials.verdict(config, device, executor))
+            progress.say(str(verdicts[-1]))
+            step()
+    tried = [verdict for verdict in verdicts if not verdict.not_tried]
+    good = sum(verdict.good for verdict in tried)
+    print(
+        f"{good} of {len(tried)} kernels agree with float64 on {device}, {len(verdicts) - len(tried)} not tried"
+        + (_checked(device) if tried else "")
+    )
+    return int(good < len(tried) or not tried)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(pipes.run(main))

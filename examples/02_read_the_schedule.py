@@ -8,6 +8,7 @@ import argparse
 
 from cute_fa4.sm100.choose_config import choose_config
 from cute_fa4.sm100.mha2q import kernel
+from cute_fa4.system import pipes
 
 
 def main() -> None:
@@ -55,4 +56,4 @@ def title(text: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(pipes.run(main))  # quietly, where `| head` has read enough

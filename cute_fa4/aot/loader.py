@@ -1,6 +1,7 @@
 """load(): exported kernels become those that the attention functions find, without compiler, GPU or import of cutlass.
 
     load(dir)      manifest, versions, and the hash of every file: refused with the reason, or registered
+    load()         the same with the directories of installed wheels
     first call     the file is read and hashed again, a private copy of these bytes is opened, and the function called
 
 CUDA tensors run NAME.so. CPU tensors run NAME.o, linked with the emulator's runtime (which takes a C compiler), and
@@ -13,9 +14,10 @@ import ctypes
 import os
 import platform
 import tempfile
+import warnings
 from pathlib import Path
 
-from cute_fa4.aot import manifest
+from cute_fa4.aot import installed, manifest
 from cute_fa4.aot.config_data import ConfigDataError, from_data
 from cute_fa4.aot.manifest import LoadError, read_verified
 from cute_fa4.compiler import functions
@@ -24,9 +26,10 @@ from cute_fa4.compiler.compiler import EMULATOR_CHECKS
 EXECUTORS = ("cuda", "emulator")
 
 
-def load(directory, *, executors: tuple[str, ...] = EXECUTORS) -> list:
+def load(directory=None, *, executors: tuple[str, ...] = EXECUTORS) -> list:
     """Verify a directory of cute_fa4.aot.export and register its kernels. Returns their configurations.
 
+    directory  None: those of every installed wheel of kernels (python -m cute_fa4 export --wheel)
     executors  "cuda" for CUDA tensors, "emulator" for CPU tensors
 
     A configuration that has a function already, compiled or loaded, keeps it. Raises LoadError, and registers nothing,
@@ -35,19 +38,35 @@ def load(directory, *, executors: tuple[str, ...] = EXECUTORS) -> list:
     unknown = [name for name in executors if name not in EXECUTORS]
     if unknown:
         raise ValueError(f"executors: {unknown}; accepted: {', '.join(EXECUTORS)}")
-    directory = Path(directory)
-    content = manifest.read_manifest(directory)
-    path = directory / manifest.MANIFEST
-    manifest.check_versions(path, content["versions"])
-    configs = [verified_config(directory, kernel) for kernel in content["kernels"]]
-    for config, kernel in zip(configs, content["kernels"], strict=True):
+    _warn_of_conflict()
+    if directory is None:
+        directories = [found.directory for found in installed.kernels()]
+    else:
+        directories = [Path(directory)]
+    verified = [entry for each in directories for entry in _verified(each)]
+    for where, config, kernel in verified:
         for executor in executors:
-            functions.register(config, executor, maker(directory, kernel, config, executor))
-    return configs
+            functions.register(config, executor, maker(where, kernel, config, executor))
+    return list(dict.fromkeys(config for _, config, _ in verified))
 
 
-def verified_config(directory: Path, kernel: dict):
-    """The configuration of a kernel whose files are all as the manifest says and belong to it."""
+def _verified(directory: Path) -> list[tuple]:
+    """(directory, configuration, record) of every kernel of a directory, all of whose files are right."""
+    content = manifest.read_manifest(directory)
+    manifest.check_versions(directory / manifest.MANIFEST, content["versions"])
+    return [
+        (directory, verified_config(directory, kernel), kernel) for kernel in content["kernels"]
+    ]
+
+
+def _warn_of_conflict() -> None:
+    conflict = installed.conflict()
+    if conflict:
+        warnings.warn(conflict, RuntimeWarning, stacklevel=3)
+
+
+def config_of(directory: Path, kernel: dict):
+    """The configuration that a record of a manifest names; LoadError if it is none, or another one's."""
     where = f"{directory / manifest.MANIFEST}: kernel {kernel['name']}"
     try:
         config = from_data(kernel["config"])
@@ -58,6 +77,12 @@ def verified_config(directory: Path, kernel: dict):
             f"{where}: its configuration is that of {config.name}, symbol {kernel['symbol']}: the manifest was "
             "edited; export again"
         )
+    return config
+
+
+def verified_config(directory: Path, kernel: dict):
+    """The configuration of a kernel whose files are all as the manifest says and belong to it."""
+    config = config_of(directory, kernel)
     for role in kernel["files"]:
         data = read_verified(directory, kernel, role)
         if role in ("object", "library", "c_library"):

@@ -140,14 +140,19 @@ def check_versions(path: Path, found: dict) -> None:
         raise LoadError(
             f"{path}: apache-tvm-ffi is not installed; pip install 'apache-tvm-ffi=={theirs}'"
         )
-    if _series(ours) != _series(theirs):
+    if series(ours) != series(theirs):
         raise LoadError(
             f"{path}: made for apache-tvm-ffi {theirs}, installed is {ours}; accepted: the same series "
-            f"{_series(theirs)}; pip install 'apache-tvm-ffi=={theirs}'"
+            f"{series(theirs)}; pip install 'apache-tvm-ffi=={theirs}'"
         )
 
 
-def _series(version) -> str:
+def series(version) -> str:
+    """Versions that call a kernel alike.
+
+    >>> series("0.1.15.post2")
+    '0.1'
+    """
     return ".".join(str(version).split(".")[:2])
 
 

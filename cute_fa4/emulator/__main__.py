@@ -13,6 +13,7 @@ import torch
 from cute_fa4 import flash_attn_func
 from cute_fa4.emulator import coverage, trace, use
 from cute_fa4.emulator.schedules import MODES
+from cute_fa4.system import pipes
 
 
 def arguments(argv):
@@ -91,4 +92,4 @@ def main(argv=None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(pipes.run(main))

@@ -22,7 +22,7 @@ def cache_root() -> Path:
     """$CUTE_FA4_CACHE_DIR, else the platform's cache directory; not created."""
     root = os.environ.get(DIRECTORY)
     if root:
-        return Path(root)
+        return Path(root).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "cute_fa4"
 
 

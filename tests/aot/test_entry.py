@@ -20,7 +20,7 @@ from cute_fa4.sm100.config import FA4Config
 from cute_fa4.sm100.mha2q.warp_roles import WarpRoles
 from cute_fa4.sm100.score_mods import ScoreMod
 
-from .conftest import EXPORTED, PLAIN, RICH
+from .conftest import EXPORTED, PLAIN, RICH, ROOT
 
 # Between them, every field of an entry that runs has another value than the default.
 VARIED = [
@@ -182,6 +182,12 @@ def test_an_error_is_a_screenful_with_the_nearest_kernel_and_an_entry(
     path = tmp_path / "set.toml"
     path.write_text(text[text.index("[[config]]") :])
     assert read_catalogue(path) == [asked]
+
+
+def test_the_page_shows_such_an_error(loaded):
+    functions.register(PLAIN, "emulator", lambda: None)
+    text = missing.explained(PLAIN.with_(write_lse=True), "emulator", "CUTE_FA4_JIT=error")
+    assert f"```text\n{text}```" in (ROOT / "docs" / "deployment.md").read_text()
 
 
 def test_an_error_without_anything_loaded_says_so(loaded, monkeypatch):

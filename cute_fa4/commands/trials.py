@@ -1,0 +1,400 @@
+"""check --load: every loaded kernel is called once, as a service would call it, and compared with float64.
+
+A kernel's configuration says which call asks for it: layouts, masks, pages, sinks and score functions become arguments
+of flash_attn_varlen_func on two short sequences. CUTE_FA4_JIT=error holds meanwhile, so that what answers is loaded,
+and afterwards it is looked up whether it was this kernel that answered.
+
+The definition is written here again, a sequence and a head at a time, with what the two oracles of reference.py leave
+out: bands of every mask, sinks, score functions. Rows of pages and caches that no sequence owns hold NaN.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import time
+import warnings
+from dataclasses import dataclass
+
+import torch
+
+from cute_fa4.compiler import functions, policy
+from cute_fa4.compiler.policy import JitError
+from cute_fa4.masks import BoundMask
+from cute_fa4.sm100.append.config import AppendConfig
+from cute_fa4.sm100.combine.config import CombineConfig
+from cute_fa4.sm100.config import FA4Config
+from cute_fa4.sm100.score_mods import THEN, alibi_slope, packaged_call
+
+DTYPES = {
+    "bf16": torch.bfloat16, "fp16": torch.float16, "f32": torch.float32,
+    "i32": torch.int32, "i64": torch.int64, "u8": torch.uint8,
+}  # fmt: skip
+# 16-bit P and output round to 2^-9 relative each; outputs are averages of values of standard deviation 1.
+ALLOWED_ERROR = {"bf16": 2e-2, "fp16": 4e-3}
+ALLOWED_LSE_ERROR = (
+    1e-3  # float32 sums of exponentials that are off by 9e-5 (reference.EXP2_RELATIVE_ERROR)
+)
+
+QUERIES, KEYS = (5, 3), (40, 23)  # of the two sequences; less than a tile, no multiple of anything
+KEYS_OF_PARTS = (150, 135)  # two tiles, so that each of two parts has keys
+WINDOW, CHUNK = 7, 16  # within these keys, so that a mask hides some
+
+
+class NotTried(Exception):
+    """No call asks for this kernel by itself; the text says why."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Of one kernel.
+
+    error, allowed   of out, or of the log-sum-exp where that is the worse
+    not_tried        why, or ""
+    failed           what its call raised, or ""
+    """
+
+    name: str
+    error: float = 0.0
+    allowed: float = 0.0
+    seconds: float = 0.0
+    not_tried: str = ""
+    failed: str = ""
+
+    @property
+    def good(self) -> bool:
+        return not self.failed and self.error <= self.allowed
+
+    def __str__(self) -> str:
+        if self.not_tried:
+            return f"{'not tried':>19} {'':8} {self.name}: {self.not_tried}"
+        if self.failed:
+            return f"{'FAILED':>19} {'':8} {self.name}: {self.failed}"
+        wrong = "" if self.good else "  WRONG"
+        return f"{self.error:9.2e} {self.allowed:9.0e} {self.seconds:8.2f} {self.name}{wrong}"
+
+
+HEADER = f"{'error':>9} {'allowed':>9} {'seconds':>8} kernel"
+
+
+def verdict(config, device: str, executor: str) -> Verdict:
+    """Call the loaded kernel of a configuration and compare."""
+    begin = time.perf_counter()
+    try:
+        with _as_loaded(config), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            error, allowed = _try(config, device)
+        if functions.existing(config, executor) is None:
+            raise NotTried("another loaded kernel answers the same call")
+    except NotTried as why:
+        return Verdict(config.name, not_tried=str(why))
+    except JitError as error:
+        return Verdict(config.name, not_tried=f"its call asks for {_asked(error)}")
+    except Exception as error:  # of whatever kind: the other kernels are tried, too
+        return Verdict(config.name, failed=f"{type(error).__name__}: {error}")
+    return Verdict(config.name, error, allowed, time.perf_counter() - begin)
+
+
+def _asked(error: JitError) -> str:
+    """The name of the kernel that a JitError misses."""
+    return str(error).splitlines()[0].removeprefix("kernel ")
+
+
+@contextlib.contextmanager
+def _as_loaded(config):
+    """Nothing is compiled, and calls ask for the claims that the configuration has."""
+    claims = getattr(getattr(config, "schedule", None), "claims", True)
+    wanted = {policy.VARIABLE: "error", policy.CLAIMS_VARIABLE: "on" if claims else "off"}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
+
+
+def _try(config, device: str) -> tuple[float, float]:
+    """-> (error, allowed) of whichever result is the worse."""
+    if isinstance(config, AppendConfig):
+        return _append(config, device)
+    if isinstance(config, CombineConfig):
+        raise NotTried("it is called with the kernel of the parts that it merges")
+    if not config.split_keys:
+        return _attention(config, device, config.write_lse)
+    try:
+        return _attention(config, device, False)
+    except JitError:  # the kernel that merges them may be loaded with the log-sum-exp only
+        return _attention(config, device, True)
+
+
+# --- attention
+
+
+def _attention(config: FA4Config, device: str, with_lse: bool) -> tuple[float, float]:
+    from cute_fa4.calls import repeat
+    from cute_fa4.interface import flash_attn_varlen_func
+
+    problem = _Problem(config, device)
+    repeat.clear()  # the claims are chosen anew
+    parts = 2 if config.split_keys else 1
+    results = flash_attn_varlen_func(**problem.arguments(), num_splits=parts, return_lse=with_lse)
+    out, lse = results if with_lse else (results, None)
+    out, lse = out.cpu().double(), None if lse is None else lse.cpu().double()
+    found = [(0.0, ALLOWED_ERROR[config.qkv_dtype])]
+    for b, rows in enumerate(problem.rows):
+        exact, exact_lse = problem.exact(b)
+        of_out = out[rows] if config.q_layout == "packed" else out[b, : problem.queries[b]]
+        found.append((_worst(of_out - exact), ALLOWED_ERROR[config.qkv_dtype]))
+        if lse is not None:
+            of_lse = (
+                lse[:, rows] if config.q_layout == "packed" else lse[b, :, : problem.queries[b]]
+            )
+            found.append((_worst(of_lse - exact_lse), ALLOWED_LSE_ERROR))
+    return max(found, key=lambda pair: pair[0] / pair[1])
+
+
+def _worst(difference: torch.Tensor) -> float:
+    """Largest absolute value; infinite where there is a NaN."""
+    return torch.nan_to_num(difference.abs(), nan=math.inf).max().item()
+
+
+class _Problem:
+    """Two sequences as a configuration wants them: the tensors of a call, and the definition of its result."""
+
+    def __init__(self, config: FA4Config, device: str):
+        self.config, self.device, self.heads = config, device, config.num_q_heads or config.group
+        self.heads_kv = self.heads // config.group
+        generator = torch.Generator().manual_seed(0)
+
+        def rows(lengths, heads):
+            shapes = [(length, heads, config.qk_depth) for length in lengths]
+            return [
+                torch.randn(s, generator=generator).to(DTYPES[config.qkv_dtype]) for s in shapes
+            ]
+
+        keys = KEYS_OF_PARTS if config.split_keys else KEYS
+        # Dense tensors have one length; a further tensor may cut it.
+        self.queries = QUERIES if config.clips_queries else (QUERIES[0],) * 2
+        self.keys = keys if config.clips_keys else (keys[0],) * 2
+        self.q, self.k, self.v = (
+            rows(self.queries, self.heads), rows(self.keys, self.heads_kv), rows(self.keys, self.heads_kv)
+        )  # fmt: skip
+        self.sink = torch.randn(self.heads, generator=generator).to(DTYPES[config.sink_dtype])
+        self.limit = [length - 4 for length in self.keys]
+        self.sizes = _sizes(config.mask)
+        self.aux = [self._aux(dtype, rank, generator) for dtype, rank in config.aux]
+        if config.mask_mod is not None:
+            raise NotTried("mask_mod is a function of scores")
+
+    @property
+    def rows(self) -> list[slice]:
+        ends = [sum(self.queries[: b + 1]) for b in range(2)]
+        return [slice(end - length, end) for end, length in zip(ends, self.queries, strict=True)]
+
+    def arguments(self) -> dict:
+        config, packed = self.config, self.config.q_layout == "packed"
+        said = {
+            "q": self._packed(self.q) if packed else self._dense(self.q),
+            "mask": BoundMask(config.mask, self.sizes),
+            "pack_gqa": config.pack_gqa,
+            "score_mod": config.score_mod,
+            "seqused_k_excludes_new": config.cache_excludes_new,
+        }
+        if packed:
+            said |= {"cu_seqlens_q": self._offsets(self.queries), "max_seqlen_q": max(self.queries)}
+        if config.seqused_q:
+            said["seqused_q"] = self._numbers(self.queries)
+        if config.seqused_k:
+            new = self.queries if config.cache_excludes_new else (0, 0)
+            said["seqused_k"] = self._numbers([n - m for n, m in zip(self.keys, new, strict=True)])
+        if config.padded_keys:
+            said["key_limit"] = self._numbers(self.limit)
+        if config.sink:
+            said["learnable_sink"] = self.sink.to(self.device)
+        if self.aux:
+            said["aux_tensors"] = [tensor.to(self.device) for tensor in self.aux]
+        return said | self._cache()
+
+    def _cache(self) -> dict:
+        layout = self.config.kv_layout
+        if layout == "paged":
+            table = self._table()
+            paged = {x: self._pages(rows, table) for x, rows in (("k", self.k), ("v", self.v))}
+            return {**paged, "page_table": table.to(self.device)}
+        if layout == "packed":
+            offsets = {"cu_seqlens_k": self._offsets(self.keys)}
+            return {"k": self._packed(self.k), "v": self._packed(self.v), **offsets}
+        return {"k": self._dense(self.k), "v": self._dense(self.v)}
+
+    def _table(self) -> torch.Tensor:
+        """Pages in an order that is not their own; entries beyond a sequence are page 0."""
+        return page_table(self.keys, self.config.page_size)
+
+    def _pages(self, rows: list[torch.Tensor], table: torch.Tensor) -> torch.Tensor:
+        return pages(rows, table, self.config.page_size).to(self.device)
+
+    def _packed(self, rows: list[torch.Tensor]) -> torch.Tensor:
+        return torch.cat(rows).to(self.device)
+
+    def _dense(self, rows: list[torch.Tensor]) -> torch.Tensor:
+        dense = torch.full(
+            (2, max(map(len, rows)), *rows[0].shape[1:]), math.nan, dtype=rows[0].dtype
+        )
+        for b, sequence in enumerate(rows):
+            dense[b, : len(sequence)] = sequence
+        return dense.to(self.device)
+
+    def _offsets(self, lengths) -> torch.Tensor:
+        return self._numbers([0, lengths[0], sum(lengths)])
+
+    def _numbers(self, numbers) -> torch.Tensor:
+        return torch.tensor(numbers, dtype=torch.int32, device=self.device)
+
+    def _functions(self) -> list[tuple]:
+        """(name, argument) of the score functions, in the order in which they are applied."""
+        mod = self.config.score_mod
+        return [] if mod is None else [packaged_call(key) for key in mod.key.split(THEN)]
+
+    def _aux(self, dtype: str, rank: int, generator) -> torch.Tensor:
+        """As the first function that reads aux[0] wants it; several that want different ones have no call."""
+        readers = [c for c in self._functions() if c[0] in ("additive_bias", "relative_logits")]
+        if len(set(readers)) != 1 or len(self.config.aux) != 1:
+            raise NotTried("its functions read several aux tensors")
+        [(name, argument)] = set(readers)
+        rows = sum(self.queries) if self.config.q_layout == "packed" else 2 * max(self.queries)
+        shape = (rows, self.heads, argument)
+        if name == "additive_bias":
+            heads = (self.heads,) if argument else ()
+            shape = (2, *heads, max(self.queries), max(self.keys))
+        if len(shape) != rank:
+            raise NotTried(f"aux of rank {rank}, {name} reads {len(shape)}")
+        return torch.randn(shape, generator=generator).to(DTYPES[dtype])
+
+    def exact(self, b: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """out (queries, heads, depth) and log-sum-exp (heads, queries) of a sequence, by their definition."""
+        config, m, n = self.config, self.queries[b], self.keys[b]
+        q, k, v = (x[b].double() for x in (self.q, self.k, self.v))
+        k, v = (x.repeat_interleave(config.group, dim=1) for x in (k, v))
+        scores = torch.einsum("mhd,nhd->hmn", q, k) * config.qk_depth**-0.5
+        positions = torch.arange(m)[:, None] + n - m
+        for name, argument in self._functions():
+            scores = self._scored(scores, name, argument, b, positions)
+        shown = n if not config.padded_keys else self.limit[b]
+        seen = torch.tensor(
+            [
+                [_sees(config.mask, p + n - m, n, self.sizes, key) for key in range(n)]
+                for p in range(m)
+            ]
+        )
+        scores = scores.masked_fill(~(seen & (torch.arange(n) < shown)), -math.inf)
+        if config.sink:
+            sink = self.sink.double()[:, None, None].expand(-1, m, 1)
+            scores = torch.cat([scores, sink], dim=2)
+            v = torch.cat([v, torch.zeros_like(v[:1])])
+        lse = scores.logsumexp(dim=2)
+        weights = torch.exp(scores - torch.nan_to_num(lse, neginf=0.0)[..., None])
+        return torch.einsum("hmn,nhd->mhd", weights, v), lse
+
+    def _scored(self, scores, name: str, argument, b: int, positions) -> torch.Tensor:
+        heads, m, n = scores.shape
+        distance = positions - torch.arange(n)
+        if name == "soft_cap":
+            return argument * torch.tanh(scores / argument)
+        if name == "alibi":
+            slopes = torch.tensor([alibi_slope(head, argument) for head in range(heads)]).double()
+            return scores - slopes[:, None, None] * distance.abs()
+        aux = self.aux[0].double()
+        if name == "additive_bias":
+            return scores + aux[b][..., :m, :n]
+        first = self.rows[b].start if self.config.q_layout == "packed" else b * max(self.queries)
+        near = (distance >= 0) & (distance < argument)
+        at = distance.clamp(0, argument - 1).expand(heads, m, n)
+        return scores + torch.where(near, aux[first : first + m].transpose(0, 1).gather(2, at), 0.0)
+
+
+def _sizes(mask) -> tuple[int, ...]:
+    """Run-time numbers of a mask, in the order of its kinds."""
+    if hasattr(mask, "a"):
+        return _sizes(mask.a) + _sizes(mask.b)
+    size = WINDOW if hasattr(mask, "left") else CHUNK
+    return (size,) * mask.num_sizes
+
+
+def _sees(mask, position: int, n: int, sizes: tuple, key: int) -> bool:
+    return any(lo <= key < hi for lo, hi in mask.bands(position, n, sizes))
+
+
+# --- pages and appending
+
+
+def page_table(lengths, page_size: int) -> torch.Tensor:
+    """(sequences, pages): the last pages come first, so that the order of pages is not that of keys."""
+    counts = [-(-length // page_size) for length in lengths]
+    table = torch.zeros(len(counts), max(counts), dtype=torch.int32)
+    number = sum(counts)
+    for b, count in enumerate(counts):
+        for i in range(count):
+            number -= 1
+            table[b, i] = number
+    return table
+
+
+def pages(rows: list[torch.Tensor], table: torch.Tensor, page_size: int) -> torch.Tensor:
+    """A cache (pages, page_size, heads, depth) that holds the sequences, and NaN elsewhere."""
+    cache = torch.full((int(table.max()) + 1, page_size, *rows[0].shape[1:]), math.nan).to(
+        rows[0].dtype
+    )
+    for b, sequence in enumerate(rows):
+        for i, row in enumerate(sequence):
+            cache[table[b, i // page_size], i % page_size] = row
+    return cache
+
+
+def _append(config: AppendConfig, device: str) -> tuple[float, float]:
+    """Rows are copied, so every bit has to be right: the error is the number of wrong elements, and 0 is allowed."""
+    from cute_fa4.calls.append import prepare_append
+
+    generator, (long, short), heads = torch.Generator().manual_seed(0), QUERIES, 2
+    dtype, held = DTYPES[config.dtype], (12, 7)
+    new = (long, short) if config.packed else (long, long)
+    total = [h + n for h, n in zip(held, new, strict=True)]
+    depths = {"k": config.depth, "v": config.depth_v}
+    rows = {
+        x: [torch.randn(n, heads, depth, generator=generator).to(dtype) for n in total]
+        for x, depth in depths.items()
+    }
+    before = {x: [r.clone() for r in rows[x]] for x in rows}
+    for x in before:
+        for b, sequence in enumerate(before[x]):
+            sequence[held[b] :] = 0
+    table = page_table(total, config.page_size) if config.paged else None
+
+    def cache(sequences):
+        if table is not None:
+            return torch.nan_to_num(pages(sequences, table, config.page_size))
+        dense = torch.zeros(2, max(total) + 1, heads, sequences[0].shape[2], dtype=dtype)
+        for b, sequence in enumerate(sequences):
+            dense[b, : len(sequence)] = sequence
+        return dense
+
+    def new_rows(x):
+        parts = [sequence[held[b] :] for b, sequence in enumerate(rows[x])]
+        return (torch.cat(parts) if config.packed else torch.stack(parts)).to(device)
+
+    caches = [cache(before[x]).to(device) for x in rows]
+    lengths = torch.tensor(held, dtype=torch.int32, device=device)
+    offsets = None
+    if config.packed:
+        offsets = torch.tensor([0, long, long + short], dtype=torch.int32, device=device)
+    table = None if table is None else table.to(device)
+    append = prepare_append(*map(new_rows, rows), *caches, lengths, offsets, table, 2)
+    append(*caches, lengths, table, (*map(new_rows, rows), offsets))
+    table = None if table is None else table.cpu()
+    wrong = sum(
+        (got.cpu() != cache(rows[x])).sum().item() for got, x in zip(caches, rows, strict=True)
+    )
+    return float(wrong), 0.5

@@ -3,6 +3,7 @@
     from cute_fa4 import aot
     aot.export(aot.configs_for_model(head_dim=128, heads_q=32, heads_kv=8), "kernels/")   # no GPU needed
     aot.load("kernels/")                                                                   # no compiler needed
+    aot.load()                                       # what `python -m cute_fa4 export --wheel` made, installed by pip
 
     NAME.o          host function with a TVM-FFI entry, the cubin inside
     NAME.so         the same, linked: needs libtvm_ffi.so and, when it is called, the driver (libcuda.so.1)

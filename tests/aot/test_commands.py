@@ -88,6 +88,30 @@ def test_the_version_is_that_of_the_package(capsys):
     assert capsys.readouterr().out == f"cute_fa4 {__version__}\n"
 
 
+@pytest.mark.parametrize(
+    "arguments, name",
+    [
+        (["--catalogue", "serving"], "serving"),
+        (["--head-dim", "64"], "kernels"),
+        (["--head-dim", "64", "--name", "mine"], "mine"),
+    ],
+)
+def test_export_writes_a_wheel_without_keeping_the_files(
+    arguments, name, exported, tmp_path, monkeypatch, capsys
+):
+    def export(configs, out, **options):  # compiles nothing
+        shutil.copytree(exported, out, dirs_exist_ok=True)
+
+    monkeypatch.setattr(aot, "export", export, raising=False)
+    path = Path(run(capsys, "export", *arguments, "--wheel", tmp_path / "wheels").strip())
+    assert [path] == list((tmp_path / "wheels").iterdir())
+    assert path.name.startswith(f"cute_fa4_kernels_{name}-")
+
+
+def test_export_needs_a_place_to_write_to(capsys):
+    assert "--out: not given; accepted" in run(capsys, "export", "--head-dim", "64", status=1)
+
+
 # --- check --load
 
 

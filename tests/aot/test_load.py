@@ -12,6 +12,7 @@ from cute_fa4.aot import LoadError, manifest
 from cute_fa4.calls import append as appending
 from cute_fa4.calls import launch
 from cute_fa4.compiler import functions
+from cute_fa4.emulator.driver_api import DEFAULT
 
 from .conftest import EXPORTED, PLAIN, python
 
@@ -293,7 +294,7 @@ def test_a_page_shared_by_sequences_that_append_is_a_race(exported, nothing_load
 def test_the_warning_and_the_report_of_a_run_say_the_level(exported, nothing_loaded, monkeypatch):
     aot.load(exported, executors=("emulator",))
     q = torch.randn(1, 40, 2, 64, dtype=torch.bfloat16)
-    for checks, level in ((emulator.DEFAULT, "ptx"), ("hardware", "hardware"), (None, "none")):
+    for checks, level in ((DEFAULT, "ptx"), ("hardware", "hardware"), (None, "none")):
         monkeypatch.setattr(launch, "_warned", False)
         with (
             emulator.use(checks=checks) as run,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import torch
 
-from cute_fa4.calls import prepare
+from cute_fa4 import interface
 
 
 def flash_attn_varlen_func(
@@ -85,7 +85,7 @@ def flash_attn_varlen_func(
         raise ValueError(
             "cu_seqlens_k, seqused_k: both or neither; accepted: cu_seqlens_k for packed keys, seqused_k for pages"
         )
-    return prepare.flash_attn_varlen_func(
+    return interface.flash_attn_varlen_func(
         q,
         k,
         v,

@@ -187,7 +187,10 @@ REFUSED = {
     "no manifest": (lambda d: (d / "manifest.json").unlink(), "no manifest.json"),
     "not JSON": (lambda d: (d / "manifest.json").write_text("{"), "damaged, not JSON"),
     "a pickle": (lambda d: (d / "manifest.json").write_bytes(b"\x80\x04]\x94."), "cannot be read"),
-    "another format": (edit(lambda m: m.update(format=1)), "format 1; accepted: 2"),
+    "another format": (
+        edit(lambda m: m.update(format=1)),
+        f"format 1; accepted: {manifest.FORMAT}",
+    ),
     "another package": (
         edit(lambda m: m["versions"].update(cute_fa4="0.0")),
         "made by cute_fa4 '0.0'",

@@ -5,7 +5,7 @@ first S is used: then the barriers of Q, K, V, S and P order what work_ready and
 are planted where there is at most one key tile, d64_few_keys. Places as in attention_defects.py.
 """
 
-from cute_fa4.sm100 import config
+from cute_fa4.sm100.work.entries import WORK_WORDS
 from tests.emulator.mutations.attention_places import (
     AN_ARRIVAL,
     ARRIVE,
@@ -222,7 +222,7 @@ def announcements():
 
 def _entry_behind(match):
     base, offset = match[1].strip("[]").split("+")
-    return match[0].replace(match[1], f"[{base}+{int(offset) + 4 * config.WORK_WORDS}]")
+    return match[0].replace(match[1], f"[{base}+{int(offset) + 4 * WORK_WORDS}]")
 
 
 def mutants():

@@ -36,6 +36,8 @@ DOCS = ROOT / "docs"
 PAGES = (DOCS / "performance.md", DOCS / "performance_method.md")
 # The picture shows this many key tiles from the middle of a CTA of the longest simulated length.
 PICTURE_TILES = 3
+# Tables of the pages that depend on machine code: each says whose it is.
+MODELLED_TABLES = ("speeds", "pages", "orders", "claims", "steady", "calibration")
 
 
 def fill(text: str, name: str, table: str) -> str:
@@ -124,25 +126,23 @@ def main(argv: list[str] | None = None) -> int:
     if args.svg:
         pictures(kernels, args.svg)
     if args.docs:
-        write_docs(
-            {
-                "speeds": report.table(found),
-                "pages": report.pages_table(found),
-                "decode": report.decode_table(),
-                "orders": report.orders_table(kernels, constants),
-                "claims": report.claims_table(kernels, constants),
-                "steady": report.steady_table(kernels),
-                "calibration": report.calibration_table(kernels, constants),
-                "constants": report.constants_table(constants),
-            }
-        )
+        tables = {
+            "speeds": report.table(found),
+            "pages": report.pages_table(found),
+            "orders": report.orders_table(kernels, constants),
+            "claims": report.claims_table(kernels, constants),
+            "steady": report.steady_table(kernels),
+            "calibration": report.calibration_table(kernels, constants),
+        }
+        of_code = {name: f"{tables[name]}\n\n{report.made_by(kernels)}" for name in MODELLED_TABLES}
+        others = {"decode": report.decode_table(), "constants": report.constants_table(constants)}
+        write_docs({**of_code, **others})
     if args.json:
         print(json.dumps(report.as_json(kernels, found, constants), indent=1))
     else:
         orders = report.orders_table(kernels, constants)
-        print(report.table(found), report.pages_table(found), orders, sep="\n\n")
-        print()
-        print(report.steady_table(kernels))
+        tables = (report.table(found), report.pages_table(found), orders)
+        print(*tables, report.steady_table(kernels), report.made_by(kernels), sep="\n\n")
     return 0
 
 

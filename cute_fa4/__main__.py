@@ -106,7 +106,7 @@ def info(options) -> int:
     import platform
 
     from cute_fa4.aot import disk_cache, installed, manifest
-    from cute_fa4.compiler import policy
+    from cute_fa4.compiler import policy, toolkit
 
     rows = {
         "cute_fa4": manifest.versions()["cute_fa4"],
@@ -115,6 +115,7 @@ def info(options) -> int:
     rows["python"] = f"{platform.python_version()} on {platform.machine()}"
     for name in ("torch", "apache-tvm-ffi", "nvidia-cutlass-dsl", "numpy"):
         rows[name] = manifest.version_of(name) or "not installed"
+    rows["ptxas"] = toolkit.description()
     rows["devices"] = ", ".join(_devices())
     directory = disk_cache.usable_directory()
     rows["disk cache"] = "off, or not usable"

@@ -13,6 +13,7 @@ from benchmarks.cycle_model.kernels import Kernel, Variant, load
 from benchmarks.cycle_model.machine import Machine, Result
 from benchmarks.cycle_model.workloads import EMPTY_BLOCKS, PERSISTENT_WORK_TILES, Workload
 from benchmarks.sass import program
+from cute_fa4.compiler import toolkit
 
 # A resource that is busy for less than this share of the steady state does not bound it: what is
 # left then is waiting for each other.
@@ -21,11 +22,15 @@ BOUND_FROM = 0.90
 
 @dataclass
 class AlignedKernel:
-    """A kernel whose warps' paths are known: what can be simulated with any constants."""
+    """A kernel whose warps' paths are known: what can be simulated with any constants.
+
+    ptxas  the version that made its machine code
+    """
 
     variant: Variant
     codes: dict
     runs: dict[Workload, tuple]
+    ptxas: str | None
 
     @classmethod
     def of(cls, kernel: Kernel) -> AlignedKernel:
@@ -34,7 +39,7 @@ class AlignedKernel:
         traces = [kernel.traces[work] for work in works]
         found = align.paths(kernel.code.function, kernel.ptx, traces)
         runs = dict(zip(works, zip(found, traces, strict=True), strict=True))
-        return cls(kernel.variant, kernel.code.codes, runs)
+        return cls(kernel.variant, kernel.code.codes, runs, toolkit.ptxas_of(kernel.cubin))
 
     @classmethod
     def load(cls, variant: Variant) -> AlignedKernel:
@@ -50,7 +55,7 @@ class AlignedKernel:
         )
         paths = align.unpacked(found, kernel.code.function, traces)
         runs = dict(zip(kernel.traces, zip(paths, traces, strict=True), strict=True))
-        return cls(variant, kernel.code.codes, runs)
+        return cls(variant, kernel.code.codes, runs, toolkit.ptxas_of(kernel.cubin))
 
     def simulate(self, constants: dict[str, Constant]) -> dict[Workload, Result]:
         """Cycles of every workload."""

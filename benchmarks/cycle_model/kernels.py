@@ -25,6 +25,7 @@ from benchmarks.cycle_model.workloads import (
     workloads_of,
 )
 from benchmarks.sass import nvdisasm
+from cute_fa4.compiler import toolkit
 from cute_fa4.compiler.sources import kernel_sources
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -179,7 +180,7 @@ def _recorder(maker: str) -> list[Path]:
 
 
 def _key(variant: Variant) -> str:
-    compiler = importlib.metadata.version("nvidia-cutlass-dsl")
+    compiler = f"{importlib.metadata.version('nvidia-cutlass-dsl')} {toolkit.flavour()}"
     if variant.maker == THEIRS:
         version = importlib.metadata.version(THEIRS)
         return cache.key(version, compiler, *_recorder("flash_attn_4.py"))

@@ -37,12 +37,13 @@ STEADY_FROM = 0.5
 
 @dataclass
 class Modelled:
-    """A kernel with its simulated cycles."""
+    """A kernel with its simulated cycles; ptxas: the version that made its machine code."""
 
     variant: Variant
     cycles: CTACycles
     steady: SteadyState
     results: dict
+    ptxas: str | None = None
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,9 @@ class Cell:
 
 def model(variant: Variant, constants: dict[str, Constant]) -> Modelled:
     """Compile (or read from the cache), align and simulate a kernel."""
-    results = AlignedKernel.load(variant).simulate(constants)
-    return Modelled(variant, cta_cycles(results), steady_state(results), results)
+    kernel = AlignedKernel.load(variant)
+    results = kernel.simulate(constants)
+    return Modelled(variant, cta_cycles(results), steady_state(results), results, kernel.ptxas)
 
 
 def problems() -> list[Problem]:
@@ -341,6 +343,12 @@ def calibration_table(kernels: dict[Variant, Modelled], constants: dict[str, Con
     return "\n".join(lines).rstrip()
 
 
+def made_by(kernels: dict[Variant, Modelled]) -> str:
+    """The line that stands below every modelled table: which ptxas made the machine code of its kernels."""
+    found = {kernel.ptxas or "unknown" for kernel in kernels.values()}
+    return f"Machine code by ptxas {', '.join(sorted(found))}."
+
+
 def constants_table(constants: dict[str, Constant]) -> str:
     """Every constant with unit and source."""
     lines = ["| constant | value | unit | source |", "|---|---|---|---|"]
@@ -370,6 +378,7 @@ def as_json(kernels, found: list[dict], constants: dict[str, Constant]) -> dict:
         },
         "rows": found,
         "versions": {name: _version(name) for name in ("nvidia-cutlass-dsl", THEIRS)},
+        "ptxas": sorted({kernel.ptxas or "unknown" for kernel in kernels.values()}),
     }
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from cute_fa4.aot import build, c_header, link, manifest
 from cute_fa4.aot.config_data import ConfigDataError, to_data
 from cute_fa4.aot.manifest import ExportError, file_record
-from cute_fa4.compiler import requirement
+from cute_fa4.compiler import requirement, toolkit
 from cute_fa4.compiler.requirement import CompilerMissingError
 from cute_fa4.sm100.config import FA4Config
 from cute_fa4.sm100.naming import asked
@@ -102,6 +102,7 @@ def export_one(
         "arch": config.arch,
         "config": as_data,
         "parameters": built.parameters,
+        "ptxas": toolkit.ptxas_of(built.cubin),
         "files": {role: file_record(path) for role, path in paths.items()},
     }
 

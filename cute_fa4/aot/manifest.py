@@ -1,8 +1,10 @@
 """manifest.json of a directory of exported kernels: what is in it, made by which versions, and every file's hash.
 
     {"format": 2, "arch": "sm_100a", "host_target": "x86-64-v2",
-     "versions": {"cute_fa4": ..., "source": ..., "apache-tvm-ffi": ..., "nvidia-cutlass-dsl": ...},
-     "kernels": [{"name", "symbol", "config", "parameters", "files": {role: {"path", "bytes", "sha256"}}}]}
+     "versions": {"cute_fa4": ..., "source": ..., "apache-tvm-ffi": ..., "nvidia-cutlass-dsl": ..., "toolkit": ...},
+     "kernels": [{"name", "symbol", "config", "parameters", "ptxas", "files": {role: {"path", "bytes", "sha256"}}}]}
+
+toolkit is the flavour of the compiler, "cu13" (compiler/toolkit.py), ptxas what a kernel's cubin says of itself.
 
 A hash shows damage and mixed-up files. It is no signature: who can write the directory can write the manifest too,
 so keep it where only the deployer writes.
@@ -19,6 +21,7 @@ from importlib import metadata
 from pathlib import Path
 
 import cute_fa4
+from cute_fa4.compiler import toolkit
 from cute_fa4.compiler.sources import source_fingerprint
 
 MANIFEST = "manifest.json"
@@ -48,7 +51,12 @@ def version_of(distribution: str) -> str | None:
 def versions() -> dict:
     """Versions: this package, its kernel sources, what compiles a kernel's host function and what calls it."""
     found = {name: version_of(name) for name in ("apache-tvm-ffi", "nvidia-cutlass-dsl")}
-    return {"cute_fa4": cute_fa4.__version__, "source": source_fingerprint(), **found}
+    return {
+        "cute_fa4": cute_fa4.__version__,
+        "source": source_fingerprint(),
+        **found,
+        "toolkit": toolkit.flavour(),
+    }
 
 
 def file_record(path: Path) -> dict:

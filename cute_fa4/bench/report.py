@@ -12,6 +12,7 @@ import torch
 from cute_fa4.bench import timing
 from cute_fa4.bench.problems import SEED
 from cute_fa4.bench.run import Result
+from cute_fa4.compiler import toolkit
 
 SCHEMA = 1
 PACKAGES = ("cute-fa4", "torch", "nvidia-cutlass-dsl", "flash-attn-4", "triton")
@@ -100,6 +101,7 @@ def versions() -> dict:
     """Of every package that takes part; None: not installed."""
     found = {name: _version(name) for name in PACKAGES}
     found["cuda (torch)"] = torch.version.cuda
+    found["toolkit"] = toolkit.flavour()
     cudnn = torch.backends.cudnn
     found["cudnn (torch)"] = str(cudnn.version()) if cudnn.is_available() else None
     return found

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from cute_fa4 import __main__ as command_line
+from cute_fa4.compiler import toolkit
 
 from .conftest import PLAIN, ROOT
 
@@ -54,6 +55,7 @@ def test_info_names_versions_and_the_cache(capsys):
         "cute_fa4",
         "torch",
         "nvidia-cutlass-dsl",
+        f"ptxas                {toolkit.ptxas()}, of cu1",
         "cpu (emulator)",
         "disk cache",
         "CUTE_FA4_JIT",

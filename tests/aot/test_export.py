@@ -10,6 +10,7 @@ import pytest
 
 from cute_fa4 import aot
 from cute_fa4.aot import build, manifest
+from cute_fa4.compiler import toolkit
 from cute_fa4.sm100.choose_config import choose_config
 from cute_fa4.sm100.config import FA4Config
 
@@ -37,6 +38,8 @@ def test_manifest_names_every_file_with_its_hash_and_size(exported):
         described.add(record["path"])
     assert described == {path.name for path in exported.iterdir()}
     assert content["versions"] == manifest.versions()
+    assert content["versions"]["toolkit"] in toolkit.FLAVOURS
+    assert {kernel["ptxas"] for kernel in content["kernels"]} == {toolkit.ptxas()}
     assert set(kernels(exported)) == {config.name for config in EXPORTED}
 
 

@@ -8,7 +8,8 @@ cute_fa4.warmup compiles whatever the policy: it is called when a service starts
 
 CUTE_FA4_CLAIMS: which kernels calls, catalogues and lists of a model's kernels ask for.
 
-    on      a CTA that is done takes over a block that has not started (FA4Config.claims; default)
+    auto    as a rule says of each problem (sm100/mha2q/claims.py; default)
+    on      a CTA that is done takes over a block that has not started (TwoTiles.claims)
     off     it ends, to compare with
 
 Both are read when the kernel of a call is chosen, which is once for calls that are alike.
@@ -40,9 +41,11 @@ def policy() -> str:
     return environment.choice(VARIABLE, *POLICIES)
 
 
-def claims() -> bool:
-    """What CUTE_FA4_CLAIMS says of FA4Config.claims."""
-    return environment.choice(CLAIMS_VARIABLE, "on", "off") == "on"
+def claims() -> bool | None:
+    """What CUTE_FA4_CLAIMS says of the schedule's claims; None: that the problem decides."""
+    return {"auto": None, "on": True, "off": False}[
+        environment.choice(CLAIMS_VARIABLE, "auto", "on", "off")
+    ]
 
 
 def is_warming_up() -> bool:

@@ -37,6 +37,7 @@ DEVICE_ATTRIBUTES = {
 }
 
 CLUSTER_DIMENSION = 4  # cudaLaunchAttributeClusterDimension
+PROGRAMMATIC_STREAM_SERIALIZATION = 6  # the grid may start before the one in front of it has ended
 _SUPPORTED_LAUNCH_ATTRIBUTES = {
     0: "ignore", 2: "cooperative", 4: "cluster dimension", 5: "cluster scheduling policy", 6: "programmatic stream",
     8: "priority", 14: "preferred shared memory carveout",
@@ -122,6 +123,7 @@ _settings = [Settings()]
 _call_checks = "ptx"  # of the compiled function that is being called
 _error = None
 _run = Run()
+_written = ()  # regions of the latest launch with ordering checks: a dependent launch may overtake its writes
 
 
 # --- what emulator/__init__.py uses ---------------------------------------------------------------------
@@ -250,6 +252,7 @@ def unsupported(name):
 @_guarded
 def launch(config, kernel, args):
     """Execute a grid."""
+    global _written
     from cute_fa4.emulator.launch import execute_grid
     from cute_fa4.emulator.program import Program
     from cute_fa4.emulator.ptx_parser import parse
@@ -288,7 +291,9 @@ def launch(config, kernel, args):
         budget=current.instruction_budget,
         checks=checks,
         claims=current.claims,
+        written_before=_written if _is_dependent(config) else (),
     )
+    _written = result.regions
     _run.launches += 1
     _run.instructions += result.instructions
     _run.opcodes.update(result.opcodes)
@@ -302,6 +307,12 @@ def _read_params(kernel, args):
     for i, param in enumerate(kernel.params):
         block[param.offset : param.offset + param.nbytes] = ctypes.string_at(args[i], param.nbytes)
     return bytes(block)
+
+
+def _is_dependent(config):
+    """Programmatic dependent launch: the launch allows the grid to overlap the one before it in the stream."""
+    attributes = (config.attributes[i] for i in range(config.attribute_count))
+    return any(a.id == PROGRAMMATIC_STREAM_SERIALIZATION and a.value[0] for a in attributes)
 
 
 def _cluster_dims(config, kernel):

@@ -76,24 +76,27 @@ def level_name(checks):
 
 @dataclass
 class GridResult:
-    """Counts of one launch."""
+    """Counts of one launch; regions: global memory with its accesses, where they were checked."""
 
     instructions: int = 0
     opcodes: Counter = field(default_factory=Counter)
     counters: Counter = field(default_factory=Counter)
     notes: list = field(default_factory=list)
     seconds: float = 0.0
+    regions: tuple = ()
 
 
 def execute_grid(
     program, *, params=b"", grid=(1, 1, 1), block=(WARP_SIZE, 1, 1), dynamic_shared_bytes=0, cluster=(1, 1, 1),
-    memory=None, labels=None, mode="in_order", seed=0, budget=None, checks=None, claims=None,
+    memory=None, labels=None, mode="in_order", seed=0, budget=None, checks=None, claims=None, written_before=(),
 ):  # fmt: skip
     """Execute a decoded kernel. Raises EmulatorError for what the kernel or the launch does wrong.
 
     params  bytes of the parameter block      memory  GlobalMemory the kernel may touch
     mode, seed, budget  see warp_scheduler    checks  "ptx" or "hardware", names of CHECKS to raise, or both
     claims  pending clusters that a CTA can cancel: at most so many; None: as the schedule grants them
+    written_before  regions of the launch before, which may still be running: its writes are there only for those that
+                    come after griddepcontrol.wait
     """
     level, checks = split_checks(checks)
     kernel = program.kernel
@@ -120,6 +123,7 @@ def execute_grid(
         if level is not None:
             machine.ordering = Ordering(level)
             machine.ordering.global_regions = GlobalRegions(machine.memory)
+            machine.ordering.global_regions.note_grid_before(machine.ordering, written_before)
         if observer is not None:
             observer.launch(machine, program)
         clusters = tuple(g // c for g, c in zip(grid, cluster, strict=True))
@@ -149,6 +153,7 @@ def execute_grid(
         machine.counters,
         machine.notes,
         time.perf_counter() - start,
+        () if machine.ordering is None else tuple(machine.ordering.global_regions.regions),
     )
 
 

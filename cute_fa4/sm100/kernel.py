@@ -2,10 +2,13 @@
 
 host                  descriptors of Q, K, V, O; the order of the blocks; one launch
 every warp            where things are in shared memory, the events of the barrier table, ring and work queue
-load warp             initialises the mbarriers and goes on at once: its copies need nothing of the others
+load warp             fetches the descriptors (prefetch_maps), initialises the mbarriers and goes on at once: its copies
+                      need nothing of the others
 mma warp              allocates tensor memory
 all others            wait for both
+every warp            waits for the grid before this one (dependent_launch): nothing of global memory is touched earlier
 roles(...)            the family's: which warp does what (mha2q/kernel.py)
+load warp             has no more work: the grid behind this one may start (dependent_launch)
 every warp            meets; the mma warp frees tensor memory
 """
 
@@ -166,6 +169,7 @@ class SM100Kernel:
             smem=cfg.smem.nbytes,
             stream=stream,
             min_blocks_per_mp=1,
+            use_pdl=cfg.schedule.dependent_launch,
         )
 
     @cute.kernel
@@ -180,12 +184,19 @@ class SM100Kernel:
             cute.arch.alloc_tmem(cfg.tmem.columns, cta.tmem_address)
             cute.arch.relinquish_tmem_alloc_permit()
         if warp == warps.load.start:  # goes on at once: its copies need nothing of the others
+            if cutlass.const_expr(cfg.schedule.prefetch_maps):
+                tma.prefetch(args.q, args.k, args.v, args.o)
             initialise(mbarriers, [barrier.count for _, _, barrier in cfg.barriers.instances()])
             cute.arch.barrier_arrive(barrier_id=SET_UP, number_of_threads=warps.threads)
         else:
             cute.arch.barrier(barrier_id=SET_UP, number_of_threads=warps.threads)
 
+        if cutlass.const_expr(cfg.schedule.dependent_launch):
+            cute.arch.griddepcontrol_wait()
         self.roles(args, cta, warp)
+        if cutlass.const_expr(cfg.schedule.dependent_launch):
+            if warp == warps.load.start:
+                cute.arch.griddepcontrol_launch_dependents()
 
         cute.arch.sync_threads()
         if warp == warps.mma.start:

@@ -152,7 +152,7 @@ def test_a_kernel_without_claims_gives_the_same_bits(head_dim, request):
 def test_another_word_for_no_claims_is_refused(without_claims, monkeypatch):
     monkeypatch.setenv("CUTE_FA4_CLAIMS", "no")
     q = torch.randn(1, 8, 1, 64).bfloat16()
-    with pytest.raises(ValueError, match="CUTE_FA4_CLAIMS='no'; accepted: on, off"):
+    with pytest.raises(ValueError, match="CUTE_FA4_CLAIMS='no'; accepted: auto, on, off"):
         flash_attn_func(q, q, q)
 
 

@@ -176,7 +176,8 @@ def test_the_config_is_the_whole_compile_key():
     )  # fmt: skip
     of_schedule = dict(
         order="p_beside_s", bn_cap=64, swizzle_bytes=64, num_qk_stages=2, rescale_log2=0.0,
-        exp2_emulated=3, claims=False, warps=dataclasses.replace(base.schedule.warps, other_registers=24),
+        exp2_emulated=3, claims=False, dependent_launch=True, prefetch_maps=True,
+        warps=dataclasses.replace(base.schedule.warps, other_registers=24),
     )  # fmt: skip
     assert set(other) | {"schedule"} == {field.name for field in dataclasses.fields(base)}
     assert set(of_schedule) == {field.name for field in dataclasses.fields(base.schedule)}

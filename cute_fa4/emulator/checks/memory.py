@@ -21,15 +21,16 @@ from bisect import bisect_right
 
 import numpy as np
 
-from cute_fa4.emulator.checks.clocks import ASYNC_GLOBAL, ASYNC_SHARED, HAPPENED
+from cute_fa4.emulator.checks.clocks import ASYNC_GLOBAL, ASYNC_SHARED, HAPPENED, ROWS, Strand
 from cute_fa4.emulator.checks.ordering import IN_FLIGHT
-from cute_fa4.emulator.checks.reports import Access, report
+from cute_fa4.emulator.checks.reports import Access, Party, report
 from cute_fa4.emulator.checks.scopes import GPU, written_scope
 from cute_fa4.emulator.checks.shadow import ByteShadow
 from cute_fa4.emulator.errors import ProxyError, RaceError
 
 _LOG_LIMIT = 100_000
 _ASYNC = (ASYNC_SHARED, ASYNC_GLOBAL)
+_GRID_BEFORE = Party("of the launch before", 0, 1, "any", "the grid before")
 
 
 @functools.cache
@@ -95,6 +96,8 @@ def race(order, earlier, was_write, access, happened, place, space):
     actor = order.actor_of[earlier]
     verb = "wrote" if was_write else "read"
     where = " in another cluster" if actor == 0 else ""
+    if earlier == order.grid_before:
+        where = "; it may still run: griddepcontrol.wait must come first"
     if actor < len(happened) and earlier <= happened[actor]:
         what, missing = (
             ("write", "makes that visible to") if was_write else ("read", "orders that before")
@@ -215,6 +218,13 @@ class Region:
                 shadow.column(actor)[at] = number
         self._reads.clear()
 
+    def written(self):
+        """(first byte, bytes) of every range that the launch wrote, as addresses."""
+        if self.shadow is None:
+            return []
+        edges = np.flatnonzero(np.diff(self.shadow.written().astype(np.int8), prepend=0, append=0))
+        return [(self.start + int(a), int(b - a)) for a, b in edges.reshape(-1, 2)]
+
     def end_cluster(self):
         """Reads belong to an earlier cluster from now on."""
         if self.shadow is not None:
@@ -233,6 +243,21 @@ class GlobalRegions:
             else:
                 self.regions.append(Region(allocation.start, allocation.end, allocation.name))
         self._starts = [region.start for region in self.regions]
+
+    def note_grid_before(self, order, regions):
+        """The writes of the launch before, which may still be running, as one access that nobody knows to be over."""
+        ranges = [written for region in regions for written in region.written()]
+        if not ranges:
+            return
+        nobody = np.zeros(order.capacity, np.int32)
+        strand = Strand(0, np.zeros((ROWS, order.capacity), np.int32), _GRID_BEFORE)
+        order.grid_before = order.number(0, _GRID_BEFORE, None, "a write to global memory")
+        for start, nbytes in ranges:
+            region = self.find(start)
+            if region is None:  # freed since
+                continue
+            parts = ("rows", np.array([start - region.start]), min(nbytes, region.end - start))
+            region.access(order, strand, order.grid_before, True, parts, nobody, nobody)
 
     def find(self, address):
         """The region of an address, which has passed the bounds check already; None for a later allocation."""

@@ -71,6 +71,9 @@ class Ordering:
         self.actor_of = np.zeros(1 << 12, np.int32)  # access number -> actor
         self.accesses = [None]  # access number -> Access
         self.global_regions = None  # memory.py
+        self.grid_before = (
+            0  # number that stands for all writes of the launch before, 0: it has ended
+        )
         self._interned = {}
         self._synchronised = {}  # (memory, address) of atomics, releases -> Word
         self._start_cluster(0, 0)
@@ -236,6 +239,11 @@ class Ordering:
                 order.seen[distance] = merged(order.seen[distance], clock)
             else:
                 self._learn(order, clock)
+
+    def wait_for_grid(self, warp):
+        """griddepcontrol.wait: the launch before has ended, its writes are visible to threads and to copies."""
+        if self.grid_before:
+            self.learn_number(warp, 0, self.grid_before, (HAPPENED, ASYNC_SHARED, ASYNC_GLOBAL))
 
     def _learn(self, order, clock):
         order.clock = merged(order.clock, clock)

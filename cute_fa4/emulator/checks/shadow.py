@@ -120,6 +120,15 @@ class ByteShadow:
         for actor, column in self.coarse.readers.items():
             self.fine.column(actor)[fine] = np.repeat(column[chunks], CHUNK)
 
+    def written(self):
+        """bool by byte: somebody has written it."""
+        found = np.repeat(self.coarse.writer > 0, CHUNK)
+        if self.fine is not None:
+            chunks = self._chunk_of_slot[: self._slots]
+            fine = self.fine.writer[: self._slots * CHUNK].reshape(-1, CHUNK) > 0
+            found.reshape(-1, CHUNK)[chunks] = fine
+        return found
+
     def offset(self, part, numbers, wanted):
         """Byte offset of the first granule of a part where the number is the wanted one."""
         _, at, fine = part

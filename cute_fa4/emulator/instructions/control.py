@@ -16,9 +16,21 @@ def nanosleep(warp, ins):
     warp.yield_slice = True
 
 
-@instruction("griddepcontrol.wait", "griddepcontrol.launch_dependents", "pmevent")
+@instruction("griddepcontrol.wait")
+def wait_for_grid(warp, ins):
+    """The grids before have ended and their writes are visible; launches execute one after another, so nothing waits.
+
+    PTX ISA, "Parallel Synchronization and Communication Instructions: griddepcontrol". In a dependent launch the
+    ordering checks let nobody touch what the grid before wrote unless this comes first.
+    """
+    order = warp.cta.machine.ordering
+    if order is not None:
+        order.wait_for_grid(warp)
+
+
+@instruction("griddepcontrol.launch_dependents", "pmevent")
 def no_effect(warp, ins):
-    """Launches execute one after another: earlier grids have finished, later ones start afterwards."""
+    """Later grids may start; here they start afterwards."""
 
 
 @instruction(pattern=r"prefetchu?(\.[\w:]+)*|applypriority(\.[\w:]+)*")

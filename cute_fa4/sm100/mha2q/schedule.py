@@ -19,6 +19,7 @@ from ..problem import Problem
 from ..sync.barriers import BarrierTable
 from ..tiles import ROWS_PER_Q_TILE, Tiles, is_page_size, page_sizes
 from . import barriers
+from .claims import claims_pay
 from .orders import ORDERS, PBesideS, POverS, best_order
 from .smem_map import TwoTilesSmem, slots_that_fit, smem_map
 from .warp_roles import WarpRoles
@@ -40,7 +41,10 @@ class TwoTiles:
     rescale_log2   the running row maximum is kept while it moves less than this (P stays below 2^rescale_log2)
     exp2_emulated  of 64 pairs of exponentials, how many the FMA units compute; None: what suits the arch
     claims         a CTA that is done takes over a block of the grid that has not started (work/queue.py); False: it
-                   ends
+                   ends; None: as claims_pay says of the problem
+    dependent_launch  the CTAs may start while the grid before them in the stream ends; they wait for it before they
+                   touch what it may have written (programmatic dependent launch); None: where groups are packed
+    prefetch_maps  the descriptors of TMA are fetched while the CTA sets up
     warps          roles and registers
     """
 
@@ -52,7 +56,9 @@ class TwoTiles:
     num_qk_stages: int = 1
     rescale_log2: float = 8.0
     exp2_emulated: int | None = None
-    claims: bool = True
+    claims: bool | None = None
+    dependent_launch: bool | None = None
+    prefetch_maps: bool = False
     warps: WarpRoles = field(default_factory=WarpRoles)
 
     def resolved(self, problem: Problem) -> "TwoTiles":
@@ -60,6 +66,10 @@ class TwoTiles:
         if self.exp2_emulated is None:
             pairs = 18 if problem.qk_depth <= 64 else 16  # docs/decisions/0002
             changes["exp2_emulated"] = pairs if problem.arch == "sm_100a" else 0
+        if self.claims is None:
+            changes["claims"] = claims_pay(problem)
+        if self.dependent_launch is None:
+            changes["dependent_launch"] = problem.pack_gqa  # decode: docs/decisions/0007
         if self.order is None and not (self.contradictions(problem) + problem.contradictions()):
             changes["order"] = best_order(self.tiles(problem))
         return replace(self, **changes)

@@ -9,7 +9,9 @@ O    dense: cut by the tensor's extent. Otherwise clipped, so that nothing beyon
 
 from dataclasses import dataclass
 
+import cutlass.cute as cute
 from cutlass import Int32
+from cutlass.cute.nvgpu import cpasync
 
 from ...tma.tensor_maps import (
     DTYPES,
@@ -52,6 +54,15 @@ class KVOperand:
 
     boxes: TMAOperand
     eight_rows: TMAOperand | None = None
+
+
+def prefetch(q: TMAOperand, k: KVOperand, v: KVOperand, o: TMAOperand):
+    """One thread fetches every descriptor, so that the first copy with each does not wait for it."""
+    operands = [q, k.boxes, v.boxes, v.eight_rows, o]
+    with cute.arch.elect_one():
+        for operand in operands:
+            if operand is not None:
+                cpasync.prefetch_descriptor(operand.atom)
 
 
 def kv_operand(cfg, mX, columns: int, is_v: bool) -> tuple[KVOperand, Int32]:

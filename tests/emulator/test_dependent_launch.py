@@ -1,0 +1,149 @@
+"""Programmatic dependent launch: a grid that may start early touches nothing of the one before until it has waited.
+
+One kernel writes x, the next, a dependent one, adds 1 to it. Where the wait stands decides; who has not waited, but
+comes after somebody who has, is in order. What the grid before only reads is not tracked.
+"""
+
+import re
+import warnings
+from functools import partial
+
+import cutlass
+import cutlass.cute as cute
+import pytest
+import torch
+from cutlass.cute.runtime import make_fake_compact_tensor
+
+from cute_fa4 import emulator, flash_attn_func, flash_attn_with_kvcache
+from cute_fa4.calls import attention, repeat
+from cute_fa4.interface import EmulatorWarning
+from cute_fa4.sm100.choose_config import choose_config
+
+THREADS, WARP = 64, 32
+
+
+@cute.kernel
+def write_kernel(x: cute.Tensor):
+    thread, _, _ = cute.arch.thread_idx()
+    cute.arch.griddepcontrol_launch_dependents()
+    x[thread] = cutlass.Int32(41)
+
+
+@cute.jit
+def write(x: cute.Tensor):
+    write_kernel(x).launch(grid=[1, 1, 1], block=[THREADS, 1, 1])
+
+
+@cute.kernel
+def add_kernel(x: cute.Tensor, y: cute.Tensor, waits: cutlass.Constexpr):
+    thread, _, _ = cute.arch.thread_idx()
+    early = x[thread] if cutlass.const_expr(waits == "late") else cutlass.Int32(0)
+    if cutlass.const_expr(waits in ("early", "late")):
+        cute.arch.griddepcontrol_wait()
+    if cutlass.const_expr(waits in ("one warp", "one warp, no barrier")):
+        if thread < WARP:
+            cute.arch.griddepcontrol_wait()
+    if cutlass.const_expr(waits == "one warp"):
+        cute.arch.sync_threads()
+    late = x[thread] if cutlass.const_expr(waits != "late") else cutlass.Int32(0)
+    y[thread] = early + late + 1
+
+
+@cute.jit
+def add(x: cute.Tensor, y: cute.Tensor, waits: cutlass.Constexpr, dependent: cutlass.Constexpr):
+    add_kernel(x, y, waits).launch(grid=[1, 1, 1], block=[THREADS, 1, 1], use_pdl=dependent)
+
+
+def run(waits: str, dependent: bool, checks="ptx") -> torch.Tensor:
+    fake = [make_fake_compact_tensor(cutlass.Int32, (THREADS,)) for _ in range(2)]
+    first = emulator.compile(write, fake[0], checks=checks)
+    second = emulator.compile(add, *fake, waits, dependent, checks=checks)
+    x, y = torch.zeros(2, THREADS, dtype=torch.int32)
+    first(x)
+    second(x, y)
+    return y
+
+
+@pytest.mark.parametrize("waits", ["early", "one warp"])
+def test_who_waits_first_is_in_order(waits):
+    assert (run(waits, dependent=True) == 42).all()
+
+
+@pytest.mark.parametrize("waits", ["never", "late", "one warp, no barrier"])
+def test_who_reads_before_the_wait_races_with_the_grid_before(waits):
+    with pytest.raises(emulator.RaceError) as error:
+        run(waits, dependent=True)
+    for word in ("the grid before", "which wrote it", "griddepcontrol.wait must come first"):
+        assert word in str(error.value)
+
+
+@pytest.mark.parametrize("dependent, checks", [(False, "ptx"), (True, None)])
+def test_an_ordinary_launch_follows_the_end_of_the_one_before(dependent, checks):
+    assert (run("never", dependent, checks) == 42).all()
+
+
+def decode(transform=None, checks="ptx"):
+    """Four query heads a key/value head; the launch before appends the key: 130 keys are two tiles."""
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(1, 1, 4, 64, generator=generator).bfloat16()
+    new, cache = torch.randn(1, 1, 1, 64).bfloat16(), torch.randn(1, 192, 1, 64).bfloat16()
+    with warnings.catch_warnings(), emulator.use(checks=checks, transform=transform) as counted:
+        warnings.simplefilter("ignore", EmulatorWarning)
+        cache_v = cache.clone()
+        lengths = torch.tensor([129], dtype=torch.int32)
+        flash_attn_with_kvcache(q, cache, cache_v, new, new, cache_seqlens=lengths, causal=True)
+    return counted
+
+
+def test_a_decode_step_is_a_dependent_launch_and_in_order():
+    counted = decode()
+    assert counted.opcodes["griddepcontrol.wait"] and counted.launches == 2
+
+
+def test_the_wait_taken_out_of_the_kernel_is_missed():
+    """The append kernel is the grid before: its row of K or V is what the first copy brings."""
+    with pytest.raises(emulator.RaceError, match="griddepcontrol.wait must come first"):
+        decode(lambda name, ptx: ptx.replace("griddepcontrol.wait;", ""))
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_the_options_are_off_but_where_a_peer_measured_a_gain(head_dim):
+    """docs/decisions/0007: decode gains by dependent launches, prefill does not; the rest nobody measured."""
+    prefill = choose_config(qkv_dtype="bf16", head_dim=head_dim, causal=True).schedule
+    step = choose_config(qkv_dtype="bf16", head_dim=head_dim, group=4, pack_gqa=True).schedule
+    assert (prefill.dependent_launch, step.dependent_launch) == (False, True)
+    assert not prefill.prefetch_maps and not step.prefetch_maps
+
+
+@pytest.mark.parametrize("layout", [{}, dict(kv_layout="paged", page_size=16, seqused_k=True)])
+def test_every_descriptor_is_prefetched_before_the_first_copy(layout):
+    """As many as the kernel has parameters that are descriptors: 128 bytes, aligned to 64."""
+    from cute_fa4.aot.build import build
+
+    config = choose_config(qkv_dtype="bf16", head_dim=128, prefetch_maps=True, **layout)
+    lines = build(config, "prefetched", "native").ptx.splitlines()
+    maps = sum(bool(re.search(r"\.param \.align 64 \.b8 \w+\[128\]", line)) for line in lines)
+    prefetches = [i for i, line in enumerate(lines) if "prefetch.tensormap" in line]
+    first_copy = next(i for i, line in enumerate(lines) if "cp.async.bulk.tensor" in line)
+    assert len(prefetches) == maps == (5 if layout else 4)
+    assert max(prefetches) < first_copy
+
+
+def test_both_options_change_no_bit(monkeypatch):
+    """Prefill, where they are off: 300 queries are two work tiles, the second one claimed."""
+    q, k, v = torch.randn(3, 1, 300, 1, 64).bfloat16()
+
+    def call():
+        repeat.clear()
+        with warnings.catch_warnings(), emulator.use(checks="ptx") as counted:
+            warnings.simplefilter("ignore", EmulatorWarning)
+            return flash_attn_func(q, k, v, causal=True, return_lse=True), counted
+
+    (expected, expected_lse), plain = call()
+    with_options = partial(attention.config_for, prefetch_maps=True, dependent_launch=True)
+    monkeypatch.setattr(attention, "config_for", with_options)
+    (out, lse), counted = call()
+    repeat.clear()
+    assert torch.equal(out, expected) and torch.equal(lse, expected_lse)
+    for opcode in ("prefetch.tensormap", "griddepcontrol.wait", "griddepcontrol.launch_dependents"):
+        assert counted.opcodes[opcode] > plain.opcodes[opcode] == 0

@@ -84,6 +84,11 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--kernel", default="", metavar="TEXT", help="with --load: only these names; default: all"
     )
+    command.add_argument(
+        "--report",
+        metavar="FILE",
+        help="instead: the first run on a B200, stage by stage, written to this file; needs --device; default: off",
+    )
     command.set_defaults(run=check)
 
     command = commands.add_parser(
@@ -166,7 +171,20 @@ def show_capabilities(options) -> int:
     return 0
 
 
+def first_run(options) -> int:
+    from cute_fa4.readiness import command
+
+    if options.load or options.device is None:
+        raise ValueError(
+            "--report runs every stage with kernels that are compiled now: give --device cuda (or cpu, a dry run on "
+            "the emulator), and no --load"
+        )
+    return command.run(options.device, options.report)
+
+
 def check(options) -> int:
+    if options.report:
+        return first_run(options)
     import torch
 
     from cute_fa4 import EmulatorWarning, aot, flash_attn_func

@@ -20,6 +20,7 @@ FLOORS = """
     benchmarks.sass
     benchmarks
     cute_fa4.__main__
+    cute_fa4.readiness
     cute_fa4.commands cute_fa4.integrations cute_fa4.bench cute_fa4.hopper
     cute_fa4.interface
     cute_fa4.operators

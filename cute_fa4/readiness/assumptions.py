@@ -1,0 +1,128 @@
+"""What the documents assume of a B200, and what a run says of it: confirmed, refuted, or not measured.
+
+    constant            assumed by the cycle model (docs/performance.md)        measured by the stage
+    claim, lat_* ...    cycles                                                  instructions
+    clock_ghz ...       conditions of the run                                   machine
+    claims: CLASS       the kernel that claims is the faster one                claims by class
+
+A constant is confirmed within its tolerance: TIGHT where the table of speeds follows it, LOOSE where the model hides
+most of it, or where nobody had a source. What no stage measures is listed, so that the report says what stays open.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cute_fa4.sm100.mha2q.claims import CLASSES
+
+TIGHT, LOOSE = 0.10, 0.50
+CONFIRMED, REFUTED, NOT_MEASURED = "confirmed", "refuted", "not measured"
+
+
+@dataclass(frozen=True)
+class Constant:
+    """One number of the cycle model: its value there (a test holds the two equal), and how near a run must come.
+
+    tolerance  relative; None: no stage measures it
+    """
+
+    value: float
+    unit: str
+    tolerance: float | None = None
+
+
+CONSTANTS = {
+    # measured by the stage "machine"
+    "sms": Constant(148, "SMs", 0.0),
+    "clock_ghz": Constant(1.85, "GHz", TIGHT),
+    "launch_us": Constant(1.78, "us", LOOSE),
+    "hbm_tbs": Constant(7.26, "TB/s", TIGHT),
+    # measured by the stage "instructions"
+    "claim": Constant(1000, "cycles", LOOSE),
+    "lat_tmem": Constant(20, "cycles", LOOSE),
+    "lat_tmem_alloc": Constant(253, "cycles", LOOSE),
+    "lat_mufu": Constant(18, "cycles", LOOSE),
+    "lat_shared": Constant(30, "cycles", LOOSE),
+    "mbarrier_arrive": Constant(27, "cycles", LOOSE),
+    "mbarrier_wake": Constant(27, "cycles", LOOSE),
+    "bar_sync": Constant(28, "cycles", LOOSE),
+    # not measured by any stage
+    "issue": Constant(1, "instruction/cycle/scheduler"),
+    "rate_fma": Constant(128, "FMA/cycle/SM"),
+    "rate_alu": Constant(64, "results/cycle/SM"),
+    "rate_convert": Constant(64, "results/cycle/SM"),
+    "rate_mufu": Constant(16, "results/cycle/SM"),
+    "pipe_efficiency": Constant(1.0, "fraction of the rates of fma, alu, convert, mufu"),
+    "rate_uniform": Constant(64, "results/cycle/SM"),
+    "rate_shared": Constant(128, "bytes/cycle/SM"),
+    "rate_tmem_load": Constant(512, "bytes/cycle/SM"),
+    "rate_tmem_store": Constant(400, "bytes/cycle/SM"),
+    "lat_constant": Constant(35, "cycles"),
+    "lat_special": Constant(25, "cycles"),
+    "lat_global": Constant(700, "cycles"),
+    "lat_uniform": Constant(12, "cycles"),
+    "lat_read": Constant(10, "cycles"),
+    "lat_fence": Constant(20, "cycles"),
+    "remote_arrive": Constant(102, "cycles"),
+    "cluster_sync": Constant(373, "cycles"),
+    "umma_tail_ss": Constant(96, "cycles"),
+    "umma_tail_ts": Constant(64, "cycles"),
+    "umma_tail_pair": Constant(34, "cycles"),
+    "umma_commit": Constant(25, "cycles"),
+    "tma_latency": Constant(364, "cycles"),
+    "tma_rate": Constant(48, "bytes/cycle/SM"),
+    "store_latency": Constant(200, "cycles"),
+    "cta_gap": Constant(0, "cycles"),
+    "cold_memory": Constant(0.53125, "fraction of bytes / hbm_tbs"),
+    "second_run_speed": Constant(0.8081249999999999, "factor on clock"),
+}
+# A class whose speeds lie closer together than this is no evidence against either kernel.
+NOISE = 0.005
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a run says of one assumption."""
+
+    name: str
+    assumed: str
+    measured: str
+    verdict: str
+
+    @property
+    def line(self) -> str:
+        return f"{self.verdict:12} {self.name}: assumed {self.assumed}, measured {self.measured}"
+
+
+def verdicts(measured: dict) -> list[Verdict]:
+    """Of every assumption. measured: what the stages returned, by name; stages that did not run are missing."""
+    found = {
+        **measured.get("instructions", {}).get("cycles", {}),
+        **measured.get("machine", {}).get("constants", {}),
+    }
+    of_constants = [_of_constant(name, found.get(name)) for name in CONSTANTS]
+    speedups = measured.get("claims by class", {}).get("claims", {})
+    return of_constants + [_of_class(name, speedups) for name in CLASSES]
+
+
+def _of_constant(name: str, value: float | None) -> Verdict:
+    constant = CONSTANTS[name]
+    assumed = f"{constant.value:g} {constant.unit}"
+    if value is None or constant.tolerance is None:
+        return Verdict(name, assumed, "nothing", NOT_MEASURED)
+    near = abs(value - constant.value) <= constant.tolerance * constant.value
+    return Verdict(name, assumed, f"{value:.4g}", CONFIRMED if near else REFUTED)
+
+
+def _of_class(name: str, speedups: dict) -> Verdict:
+    mine = {what: factor for what, factor in speedups.items() if what.startswith(name)}
+    assumed = "claims are faster" if CLASSES[name] else "claims are slower"
+    if not mine:
+        return Verdict(f"claims: {name}", assumed, "nothing", NOT_MEASURED)
+    product = 1.0
+    for factor in mine.values():
+        product *= factor
+    mean = product ** (1 / len(mine))
+    holds = mean >= 1 - NOISE if CLASSES[name] else mean <= 1 + NOISE
+    text = ", ".join(f"{factor - 1:+.1%} ({what})" for what, factor in mine.items())
+    return Verdict(f"claims: {name}", assumed, text, CONFIRMED if holds else REFUTED)

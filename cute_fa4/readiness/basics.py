@@ -1,0 +1,116 @@
+"""The harmless stages: who is there, one copy, the smallest launch, every head dim. None of these claims blocks."""
+
+from __future__ import annotations
+
+import platform
+
+import torch
+
+from cute_fa4 import flash_attn_func
+from cute_fa4.readiness.stage import CLAIMS, Context, Stage, error_of, require
+from cute_fa4.sm100.choose_config import DEPTHS
+
+NO_CLAIMS = {CLAIMS: "off"}
+# Each tensor is an allocation of the driver, so that nothing of ours lies before K or behind V.
+NO_POOL = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+# (rows of K, first row, rows that are valid): all, some, the last ones, none at the end, few in a short tensor.
+BOXES = ((2048, 0, 8), (2048, 0, 3), (2048, 2041, 7), (2048, 2048, 0), (5, 2, 3))
+
+
+def device(context: Context) -> dict:
+    """Versions, and that the device is one that runs the kernel."""
+    from cute_fa4.aot.manifest import versions
+    from cute_fa4.compiler import toolkit
+
+    found = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        **versions(),
+        "ptxas": toolkit.ptxas(),
+        "cuda of the driver": toolkit.driver_version(),
+    }
+    if not context.on_gpu:
+        return {"device": "cpu (emulator)", **found}
+    require(torch.cuda.is_available(), f"torch {torch.__version__} finds no CUDA device")
+    from cute_fa4.bench.timing import CudaMachine
+    from cute_fa4.system.devices import refusal_of_compute_capability
+
+    why = refusal_of_compute_capability(torch.cuda.get_device_capability())
+    require(why is None, why)
+    described = CudaMachine().describe()
+    return {"device": described["gpu"], **found, **described}
+
+
+def keys_begin_an_allocation(context: Context) -> dict:
+    """One TMA load, cut at run time, of a K that begins its allocation: docs/decisions/0005."""
+    from cute_fa4.readiness import probes
+
+    for rows, first, valid in BOXES:
+        k = context.random(rows, 1, probes.COLUMNS)
+        found = probes.copied(k, first, valid, context.arch)
+        expected = torch.zeros_like(found)
+        expected[:valid] = k[first : first + valid, 0]
+        what = f"{rows} rows, a box of {valid} from row {first}"
+        require(torch.equal(found, expected), f"{what}: the copy brought other rows")
+    return {"boxes": len(BOXES)}
+
+
+def smallest_launch(context: Context) -> dict:
+    """One query, one key, one head, head dim 64, one CTA: the output is V."""
+    q, k, v = (context.random(1, 1, 1, 64, seed=seed) for seed in range(3))
+    out = flash_attn_func(q, k, v)
+    require(torch.equal(out, v), "one key: the output must be the value, bit for bit")
+    return {}
+
+
+def head_dims(context: Context) -> dict:
+    """Every head dim and dtype, with and without a causal mask; two query tiles, a key tile that is cut."""
+    worst = {}
+    dtypes = context.size((torch.bfloat16, torch.float16), (torch.bfloat16,))
+    for head_dim in DEPTHS:
+        for dtype in dtypes:
+            for causal in context.size((False, True), (True,)):
+                length = context.size(700, 130)
+                q, k, v = (
+                    context.random(
+                        1, length, 2 if name == "q" else 1, head_dim, dtype=dtype, seed=i
+                    )
+                    for i, name in enumerate("qkv")
+                )
+                what = f"head dim {head_dim}, {dtype}, causal={causal}"
+                out = flash_attn_func(q, k, v, causal=causal)
+                worst[what] = error_of(out, q, k, v, what, causal=causal)
+    return {"errors": worst}
+
+
+STAGES = (
+    Stage(
+        "device",
+        "which device and driver, and does the kernel run there?",
+        device,
+        "the driver, or the package on another GPU",
+        environment=NO_CLAIMS,
+    ),
+    Stage(
+        "keys begin an allocation",
+        "does a load whose rows are cut at run time read nothing outside of its tensor?",
+        keys_begin_an_allocation,
+        "tma/tensor_maps.py: the dimension that wraps, or bit 85 (docs/decisions/0005)",
+        environment=NO_CLAIMS | NO_POOL,
+    ),
+    Stage(
+        "smallest launch",
+        "does the attention kernel end, and is its output right, for one query and one key?",
+        smallest_launch,
+        "sm100/kernel.py: launch, tensor memory, barriers; sync/barriers.py has who waits for whom",
+        environment=NO_CLAIMS,
+    ),
+    Stage(
+        "head dims",
+        "is every head dim right?",
+        head_dims,
+        "layouts/umma_descriptors.py and layouts/operand_tiles.py: strides of a padded depth",
+        seconds=300,
+        environment=NO_CLAIMS,
+    ),
+)

@@ -1,0 +1,40 @@
+"""`python -m cute_fa4 check --report FILE`: all stages, printed as they end, and the report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cute_fa4.readiness import basics, company, endurance, figures, report, runner
+from cute_fa4.readiness.stage import Context, Stage
+
+STAGES: tuple[Stage, ...] = (
+    *basics.STAGES,
+    *endurance.STAGES[:3],
+    *company.STAGES[:2],
+    *endurance.STAGES[3:],
+    *company.STAGES[2:],
+    *figures.STAGES,
+)
+
+
+def run(device: str, path: str, stages: tuple[Stage, ...] = STAGES) -> int:
+    """0: every stage that can run here passed; 1: one did not, and the report says which."""
+    context, target = Context(device), Path(path)
+    if not target.parent.is_dir():
+        raise ValueError(
+            f"--report {path}: {target.parent} is no directory; accepted: a file in one that exists"
+        )
+    numbers = {stage.name: number for number, stage in enumerate(stages, 1)}
+    by_name = {stage.name: stage for stage in stages}
+    print(f"{len(stages)} stages on {device}; each has a process and a time limit of its own")
+
+    def finished(outcome: runner.Outcome) -> None:
+        stage = by_name[outcome.stage]
+        print(report.line_of(numbers[stage.name], stage, outcome), flush=True)
+
+    outcomes = runner.run_all(stages, context, finished)
+    data = report.as_data(stages, outcomes, context)
+    report.write(target, data)
+    print("\n".join(line for line in data["head"][1:2] + data["head"][2 + len(stages) :]))
+    print(f"report: {target}")
+    return int(any(outcome.status in runner.STOPPING for outcome in outcomes))

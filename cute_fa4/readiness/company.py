@@ -1,0 +1,128 @@
+"""Not alone: two streams, a captured graph, and another kernel that wants the same tensor memory."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+from cute_fa4 import flash_attn_func
+from cute_fa4.readiness.stage import Context, Stage, error_of, require, same_bits
+
+
+def problem(context: Context, seed: int):
+    batch, length, heads = context.size((2, 1500, 8), (1, 130, 1))
+    return [context.random(batch, length, heads, 64, seed=3 * seed + i) for i in range(3)]
+
+
+def two_streams(context: Context) -> dict:
+    """Two problems at once, each on a stream of its own; on the emulator two threads."""
+    problems = [problem(context, seed) for seed in range(2)]
+    expected = [flash_attn_func(*qkv, causal=True) for qkv in problems]
+    context.synchronize()
+    rounds, failures = context.size(200, 1), []
+
+    def work(n: int, stream) -> None:
+        try:
+            with torch.cuda.stream(stream):  # None: no stream
+                outs = [flash_attn_func(*problems[n], causal=True) for _ in range(rounds)]
+            if stream is not None:
+                stream.synchronize()
+            failures.extend(n for out in outs if not same_bits(out, expected[n]))
+        except Exception as error:  # of a thread: reported by the stage
+            failures.append(error)
+
+    streams = [torch.cuda.Stream() if context.on_gpu else None for _ in problems]
+    threads = [threading.Thread(target=work, args=item) for item in enumerate(streams)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    require(not failures, f"{len(failures)} launches failed or differ, the first: {failures[:1]}")
+    return {"launches": 2 * rounds}
+
+
+def graph(context: Context) -> dict:
+    """A captured call, replayed with other inputs; the emulator has no graphs and calls again instead."""
+    q, k, v = problem(context, 0)
+    out = torch.empty_like(q)
+
+    def call():
+        flash_attn_func(q, k, v, causal=True, out=out)
+
+    if context.on_gpu:
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            call()  # compiles before the capture
+        torch.cuda.current_stream().wait_stream(side)
+        captured = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(captured):
+            call()
+        replay = captured.replay
+    else:
+        replay = call
+    worst, replays = 0.0, context.size(20, 2)
+    for seed in range(1, 1 + replays):
+        for old, new in zip((q, k, v), problem(context, seed), strict=True):
+            old.copy_(new)
+        out.fill_(float("nan"))
+        replay()
+        context.synchronize()
+        worst = max(worst, error_of(out, q, k, v, f"replay {seed}", causal=True))
+    return {"replays": replays, "error": worst}
+
+
+def co_residency(context: Context) -> dict:
+    """A kernel that takes all of tensor memory again and again, and a matrix product, beside attention."""
+    from cute_fa4.readiness import probes
+
+    q, k, v = problem(context, 0)
+    expected = flash_attn_func(q, k, v)
+    blocks, rounds = context.size((296, 2000), (2, 3))
+    out = torch.empty(blocks * 32, dtype=torch.float32, device=context.device)
+    neighbour = probes.neighbour_function(context.device, context.arch)
+    a = context.random(context.size(4096, 16), context.size(4096, 16))
+    context.synchronize()
+    if context.on_gpu:
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            neighbour(out, rounds)
+            a @ a
+    else:
+        neighbour(out, rounds)
+    launches = context.size(200, 1)
+    outs = [flash_attn_func(q, k, v) for _ in range(launches)]
+    context.synchronize()
+    wrong = sum(not same_bits(other, expected) for other in outs)
+    require(wrong == 0, f"{wrong} of {launches} launches differ beside another kernel")
+    right = probes.expected_of_neighbour(blocks, rounds, context.device)
+    # Sums of many rounds are rounded; what belongs to another CTA would be off by whole numbers a round.
+    require(
+        torch.allclose(out, right, rtol=1e-4),
+        "the neighbour's tensor memory was changed, or its sums are wrong",
+    )
+    return {"launches": launches, "neighbours": blocks}
+
+
+STAGES = (
+    Stage(
+        "two streams",
+        "are two problems right that run at the same time?",
+        two_streams,
+        "state that launches share: calls/launch.py, calls/repeat.py",
+    ),
+    Stage(
+        "graph",
+        "is a captured call right when it is replayed with other inputs?",
+        graph,
+        "what the host reads or allocates during a capture (docs/torch.md)",
+    ),
+    Stage(
+        "co-residency",
+        "is attention right beside a kernel that takes all of tensor memory?",
+        co_residency,
+        "sm100/kernel.py: tcgen05.alloc waits for the neighbour; relinquish_alloc_permit",
+        seconds=300,
+    ),
+)

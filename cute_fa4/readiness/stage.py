@@ -1,0 +1,128 @@
+"""A stage: one question to the machine, answered by what it measured, or refused with what was wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from cute_fa4 import EmulatorWarning
+from cute_fa4.reference import allowed_error, attention_float64, max_error
+
+CLAIMS = "CUTE_FA4_CLAIMS"
+
+
+class Wrong(AssertionError):
+    """The machine did something else than it should; the text says what."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """run(context) returns what was measured, or raises; whatever it raises fails the stage.
+
+    asks         the question, for the report
+    seconds      the watchdog's limit on a GPU; on the emulator SECONDS_ON_CPU
+    environment  of the stage's process
+    needs_gpu    it measures time, or what the emulator has not
+    suspect      what to look at first when it fails, hangs or crashes
+    """
+
+    name: str
+    asks: str
+    run: Callable[[Context], dict]
+    suspect: str
+    seconds: int = 120
+    environment: dict = field(default_factory=dict)
+    needs_gpu: bool = False
+
+
+SECONDS_ON_CPU = 300
+
+
+@dataclass(frozen=True)
+class Context:
+    """Where the stages run: "cuda", or "cpu" for the emulator, with sizes that take seconds there."""
+
+    device: str
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device == "cuda"
+
+    def size(self, on_gpu, on_cpu):
+        return on_gpu if self.on_gpu else on_cpu
+
+    @property
+    def arch(self) -> str:
+        from cute_fa4.system.devices import target_of
+
+        return target_of(torch.device(self.device, 0 if self.on_gpu else None)).arch
+
+    def random(self, *shape, dtype=torch.bfloat16, seed=0) -> torch.Tensor:
+        """Normal random numbers, the same on every device."""
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randn(*shape, generator=generator).to(self.device, dtype)
+
+    def int32(self, *values) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=self.device)
+
+    def synchronize(self) -> None:
+        if self.on_gpu:
+            torch.cuda.synchronize()
+
+
+def require(condition, text: str) -> None:
+    """Wrong(text) unless the condition holds."""
+    if not bool(condition):
+        raise Wrong(text)
+
+
+def error_of(out, q, k, v, what: str, **options) -> float:
+    """Largest |out - float64|; Wrong where it is more than a correct kernel may show. Dense tensors of one batch."""
+    exact, _ = attention_float64(q, k, v, **options)
+    allowed = allowed_error(q, k, v, **options).out
+    error = max_error(out, exact)
+    require(error <= allowed, f"{what}: off by {error:.2e} from float64, {allowed:.2e} is allowed")
+    return error
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Equal, NaN by NaN."""
+    integers = {2: torch.int16, 4: torch.int32}[a.element_size()]
+    return torch.equal(a.view(integers), b.view(integers))
+
+
+@contextlib.contextmanager
+def kernels_with(claims: str):
+    """Calls inside choose kernels that claim ("on"), that do not ("off"), or as the rule says ("auto")."""
+    from cute_fa4.calls import repeat
+    from cute_fa4.sm100.choose_config import config_for
+
+    def forget():  # the choice is made once for calls that are alike
+        repeat.clear()
+        config_for.cache_clear()
+
+    before = os.environ.get(CLAIMS)
+    os.environ[CLAIMS] = claims
+    forget()
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[CLAIMS]
+        else:
+            os.environ[CLAIMS] = before
+        forget()
+
+
+def run(stage: Stage, context: Context) -> dict:
+    """What the stage measured; the emulator's remark that it is slow is not shown."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EmulatorWarning)
+        found = stage.run(context)
+    context.synchronize()
+    return found

@@ -1,0 +1,200 @@
+"""The stages of the first run: on the emulator they pass, and what is wrong is found and named."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from cute_fa4.readiness import assumptions, basics, company, endurance, probes
+from cute_fa4.readiness.command import STAGES
+from cute_fa4.readiness.stage import Context, Wrong, run
+
+CPU = Context("cpu")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("stage", [s for s in STAGES if not s.needs_gpu], ids=lambda s: s.name)
+def test_the_emulator_passes(stage, monkeypatch):
+    for name, value in stage.environment.items():
+        monkeypatch.setenv(name, value)
+    run(stage, CPU)
+
+
+def test_the_page_lists_the_stages_in_their_order():
+    page = (ROOT / "docs" / "reference" / "commands.md").read_text()
+    rows = re.findall(r"^\| (\d+) \| (.*?) \| (.*?) \|$", page, re.M)
+    assert rows == [(str(n), stage.name, stage.asks) for n, stage in enumerate(STAGES, 1)]
+
+
+# --- what must be found ---------------------------------------------------------------------------------------
+
+
+def attention_that(change):
+    """float64 attention in the place of the kernel; change(call number, out, lse) is what goes wrong."""
+    from cute_fa4.reference import attention_float64
+
+    calls = iter(range(1 << 30))
+
+    def call(q, k, v, *, causal=False, return_lse=False, out=None, **_others):
+        exact, lse = attention_float64(q, k, v, causal=causal)
+        found, lse = exact.to(q.dtype), lse.float()
+        change(next(calls), found, lse)
+        if out is not None:
+            found = out.copy_(torch.where(found.isnan(), out, found))
+        return (found, lse) if return_lse else found
+
+    return call
+
+
+def off_by_one_bit(out):
+    out.view(torch.int16).view(-1)[0] ^= 1
+
+
+def test_one_wrong_bit_of_the_last_launch_is_found(monkeypatch):
+    last = endurance.LAUNCHES_ON_CPU - 1
+    wrong = attention_that(lambda n, out, lse: off_by_one_bit(out) if n == last else None)
+    monkeypatch.setattr(endurance, "flash_attn_func", wrong)
+    with pytest.raises(Wrong, match="1 of 3 launches differ from the first one"):
+        endurance.identical_launches(CPU)
+
+
+def test_a_claimed_block_with_other_bits_is_found(monkeypatch):
+    wrong = attention_that(lambda n, out, lse: off_by_one_bit(out) if n == 1 else None)
+    monkeypatch.setattr(endurance, "flash_attn_func", wrong)
+    with pytest.raises(Wrong, match="launch 0 with claims differs"):
+        endurance.claims(CPU)
+
+
+def test_a_block_that_nobody_ran_is_found(monkeypatch):
+    nothing = attention_that(lambda n, out, lse: out[:, 256:].fill_(float("nan")))
+    monkeypatch.setattr(endurance, "flash_attn_func", nothing)
+    with pytest.raises(Wrong, match="256 rows of the output were never written"):
+        endurance.every_block_once(CPU)
+
+
+def test_a_block_that_ran_twice_is_found(monkeypatch):
+    def twice(q, k, v, *, out, aux_tensors, **_others):
+        (counts,) = aux_tensors
+        counts += endurance.KEYS_A_TILE
+        counts[0, 0, 256:] += endurance.KEYS_A_TILE
+        return attention_that(lambda *_: None)(q, k, v, out=out)
+
+    monkeypatch.setattr(endurance, "flash_attn_func", twice)
+    with pytest.raises(Wrong, match=r"1 blocks did not run exactly once.*\[\[0, 0, 1\]\]"):
+        endurance.every_block_once(CPU)
+
+
+def test_a_wrong_replay_is_found(monkeypatch):
+    wrong = attention_that(lambda n, out, lse: out.mul_(1.1) if n == 1 else None)
+    monkeypatch.setattr(company, "flash_attn_func", wrong)
+    with pytest.raises(Wrong, match="replay 2: off by"):
+        company.graph(CPU)
+
+
+def test_a_value_that_is_not_the_only_key_is_found(monkeypatch):
+    wrong = attention_that(lambda n, out, lse: off_by_one_bit(out))
+    monkeypatch.setattr(basics, "flash_attn_func", wrong)
+    with pytest.raises(Wrong, match="the output must be the value, bit for bit"):
+        basics.smallest_launch(CPU)
+
+
+def test_a_copy_of_other_rows_is_found(monkeypatch):
+    """The box of the row before: what a shifted base would bring."""
+    copied = probes.copied
+    monkeypatch.setattr(
+        probes, "copied", lambda k, first, valid, arch: copied(k, max(first - 1, 0), valid, arch)
+    )
+    with pytest.raises(Wrong, match="a box of 7 from row 2041: the copy brought other rows"):
+        basics.keys_begin_an_allocation(CPU)
+
+
+# --- the probes -----------------------------------------------------------------------------------------------
+
+
+def test_the_compiler_leaves_in_what_the_probes_time(tmp_path):
+    """In the machine code, in their order: a chain whose result nobody uses would be gone."""
+    import cutlass.cute as cute
+    from cutlass import Int32
+    from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
+
+    from benchmarks.sass import nvdisasm
+
+    try:
+        nvdisasm.find()
+    except nvdisasm.NvdisasmError as missing:
+        pytest.skip(str(missing))
+    out = make_fake_compact_tensor(Int32, (len(probes.QUESTIONS),))
+    stream = make_fake_stream(use_tvm_ffi_env_stream=True)
+    options = f"--enable-tvm-ffi --gpu-arch sm_100a --keep-cubin --dump-dir={tmp_path}"
+    cubin = tmp_path / "probes.cubin"
+    cubin.write_bytes(cute.compile(probes.cycles, out, Int32(0), stream, options=options).__cubin__)
+    listing = subprocess.run(
+        [nvdisasm.find(), "-c", cubin], capture_output=True, text=True, check=True
+    ).stdout
+    clocks = re.split(r"CS2R(?:\.32)? R\d+, SR_CLOCKLO|S2UR UR\d+, SR_CLOCKLO", listing)
+    assert len(clocks) == 1 + 2 * len(probes.QUESTIONS)
+    timed = [text for i, text in enumerate(clocks) if i % 2]
+    expected = (
+        "UGETNEXTWORKID",
+        "LDTM",
+        "UTCATOMSWS",
+        "SYNCS.ARRIVE",
+        "BAR.SYNC",
+        "MUFU.EX2",
+        "LDS",
+    )
+    order = (
+        "claim",
+        "lat_tmem_alloc",
+        "lat_tmem",
+        "mbarrier_round_trip",
+        "bar_sync",
+        "lat_mufu",
+        "lat_shared",
+    )
+    opcode = dict(zip(probes.QUESTIONS, expected, strict=True))
+    for name, text in zip(order, timed, strict=True):
+        least = 1 if name in ("claim", "lat_tmem_alloc") else probes.REPEATS
+        assert text.count(opcode[name]) >= least, name
+
+
+# --- assumptions ----------------------------------------------------------------------------------------------
+
+
+def test_every_constant_of_the_model_is_an_assumption_with_its_value():
+    from benchmarks.cycle_model.constants import fitted_b200
+
+    model = {name: (c.value, c.unit) for name, c in fitted_b200().items()}
+    assert {n: (c.value, c.unit) for n, c in assumptions.CONSTANTS.items()} == model
+
+
+def test_what_the_stages_measure_is_what_has_a_tolerance():
+    measured = {"sms", "launch_us", "hbm_tbs", "clock_ghz"}  # figures.machine
+    measured |= set(probes.QUESTIONS) - {"mbarrier_round_trip"} | {
+        "mbarrier_arrive",
+        "mbarrier_wake",
+    }
+    assert measured == {n for n, c in assumptions.CONSTANTS.items() if c.tolerance is not None}
+
+
+@pytest.mark.parametrize("name", [n for n, c in assumptions.CONSTANTS.items() if c.tolerance])
+def test_a_constant_is_confirmed_near_its_value_and_refuted_away_from_it(name):
+    constant = assumptions.CONSTANTS[name]
+    stage = ("instructions", "cycles") if name in probes.QUESTIONS else ("machine", "constants")
+    for factor, expected in ((1.0, "confirmed"), (1 + 1.1 * constant.tolerance, "refuted")):
+        found = assumptions.verdicts({stage[0]: {stage[1]: {name: factor * constant.value}}})
+        assert next(v.verdict for v in found if v.name == name) == expected
+
+
+@pytest.mark.parametrize("default, speedup, expected", [
+    (True, 1.1, "confirmed"), (True, 0.95, "refuted"), (False, 0.95, "confirmed"), (False, 1.1, "refuted"),
+])  # fmt: skip
+def test_a_default_of_claims_is_confirmed_by_the_faster_kernel(
+    default, speedup, expected, monkeypatch
+):
+    monkeypatch.setitem(assumptions.CLASSES, "packed MHA", default)
+    speeds = {"packed MHA 512": speedup, "packed MHA 4096": speedup, "other 512": 1.0}
+    found = assumptions.verdicts({"claims by class": {"claims": speeds}})
+    assert next(v.verdict for v in found if v.name == "claims: packed MHA") == expected

@@ -19,7 +19,7 @@ from cute_fa4.tma import copies, tensor_maps
 ROWS, COLUMNS = 8, 64  # of the box: eight rows of 128 bytes, one period of the swizzle
 WARP = 32
 WORDS = ROWS * COLUMNS // 2
-REPEATS = 64  # of an instruction in a timed line
+REPEATS = 32  # of an instruction in a timed line
 QUESTIONS = (
     "claim", "lat_tmem", "lat_tmem_alloc", "mbarrier_round_trip", "bar_sync", "lat_mufu", "lat_shared",
 )  # fmt: skip

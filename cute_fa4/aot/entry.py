@@ -98,6 +98,8 @@ CONFIG = {
     "rescale_log2": Field("real", "how far a row maximum may lag; default: 8"),
     "exp2_emulated": Field("number", "exponentials of 64 on FMA units; default: by arch"),
     "claims": Field("switch", "CTAs take over further blocks; default: on (CUTE_FA4_CLAIMS)"),
+    "dependent_launch": Field("switch", "start before the last grid ends; default: with pack_gqa"),
+    "prefetch_maps": Field("switch", "fetch descriptors in the prologue; default: off"),
     "warps": Field("warps", "'WarpRoles(softmax_registers=184)'; default: WarpRoles()"),
 }
 APPEND = {

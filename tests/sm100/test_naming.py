@@ -37,7 +37,7 @@ CHANGED = dict(
 )  # fmt: skip
 OF_SCHEDULE = dict(
     order="p_beside_s", bn_cap=64, swizzle_bytes=64, num_qk_stages=2, rescale_log2=4.5,
-    exp2_emulated=7, claims=False, warps=WarpRoles(softmax_registers=184),
+    exp2_emulated=7, claims=False, dependent_launch=True, prefetch_maps=True, warps=WarpRoles(softmax_registers=184),
 )  # fmt: skip
 
 

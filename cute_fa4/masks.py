@@ -1,4 +1,4 @@
-"""Masks with their sizes, as the `mask=` of the attention functions takes them.
+"""Masks: with their sizes, as the `mask=` of the attention functions takes them, and their 
 
     window(64, 0)                             the query's own key and the 64 before it
     chunked(128)                              blocks of 128 that see only themselves
@@ -7,8 +7,13 @@
     either(window(64, 0), chunked(512))       seen through one or the other
 
 A query stands at position i + num_keys - num_queries, key j at position j: the last query sees the last key. The
-kind of a mask is compiled in, its sizes are not: one compile serves every window. sm100/masks.py has the bands that
-follow, and which tiles of keys they leave out.
+kind of a mask is compiled in, its sizes are not: one compile serves every window. An FA4Config, the compile key, has
+the kind alone:
+
+    flash_attn_func(q, k, v, mask=masks.window(64, 0))    FA4Config(mask=masks.Window())
+    masks.window(64, 0)                                   BoundMask(mask=Window(left=True, right=True), sizes=(64, 0))
+
+sm100/bands.py defines the kinds: the bands of keys that they show, and which tiles they leave out.
 """
 
 from __future__ import annotations
@@ -16,8 +21,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from operator import index
 
-from cute_fa4.sm100 import masks as kinds
+from cute_fa4.sm100.bands import (
+    KINDS,
+    Both,
+    Causal,
+    Chunked,
+    ChunkedCausal,
+    Either,
+    Full,
+    Mask,
+    Window,
+)
+from cute_fa4.system.messages import shown
 
+_KINDS = [Both, Causal, Chunked, ChunkedCausal, Either, Full, Mask, Window]
 __all__ = [
     "BoundMask",
     "both",
@@ -27,6 +44,8 @@ __all__ = [
     "either",
     "full",
     "window",
+    "KINDS",
+    *(kind.__name__ for kind in _KINDS),
 ]
 
 # No sequence is longer than 2^30, so a larger size hides nothing either, and sums with positions stay within 32 bits.
@@ -35,12 +54,16 @@ LARGEST_SIZE = (1 << 30) - 1
 
 @dataclass(frozen=True)
 class BoundMask:
-    """A kind of mask (sm100/masks.py), and as many sizes as it has."""
+    """A kind of mask (sm100/bands.py), and as many sizes as it has."""
 
-    mask: kinds.Mask
+    mask: Mask
     sizes: tuple[int, ...] = ()
 
     def __post_init__(self):
+        if not isinstance(self.mask, Mask):
+            raise TypeError(
+                f"mask: {shown(self.mask)}; accepted: a kind of mask, such as masks.Causal()"
+            )
         if len(self.sizes) != self.mask.num_sizes:
             raise ValueError(
                 f"sizes: {self.sizes} for {self.mask}; accepted: {self.mask.num_sizes} of them"
@@ -49,12 +72,12 @@ class BoundMask:
 
 def full() -> BoundMask:
     """Every key."""
-    return BoundMask(kinds.Full())
+    return BoundMask(Full())
 
 
 def causal() -> BoundMask:
     """Keys up to the query's position."""
-    return BoundMask(kinds.Causal())
+    return BoundMask(Causal())
 
 
 def window(left: int | None = None, right: int | None = None) -> BoundMask:
@@ -69,17 +92,17 @@ def window(left: int | None = None, right: int | None = None) -> BoundMask:
     if left is None and right == 0:
         return causal()
     sizes = tuple(size for size in (left, right) if size is not None)
-    return BoundMask(kinds.Window(left is not None, right is not None), sizes)
+    return BoundMask(Window(left is not None, right is not None), sizes)
 
 
 def chunked(size: int) -> BoundMask:
     """Keys of the query's own block of `size` positions."""
-    return BoundMask(kinds.Chunked(), (_chunk(size),))
+    return BoundMask(Chunked(), (_chunk(size),))
 
 
 def chunked_causal(size: int) -> BoundMask:
     """Keys of the query's own block of `size` positions, up to its own."""
-    return BoundMask(kinds.ChunkedCausal(), (_chunk(size),))
+    return BoundMask(ChunkedCausal(), (_chunk(size),))
 
 
 def both(a: BoundMask, b: BoundMask) -> BoundMask:
@@ -88,16 +111,40 @@ def both(a: BoundMask, b: BoundMask) -> BoundMask:
     >>> both(causal(), full()) == causal()
     True
     """
-    if a.mask == kinds.Full():
+    _check_masks("masks.both", a, b)
+    if a.mask == Full():
         return b
-    if b.mask == kinds.Full():
+    if b.mask == Full():
         return a
-    return BoundMask(kinds.Both(a.mask, b.mask), a.sizes + b.sizes)
+    return BoundMask(Both(a.mask, b.mask), a.sizes + b.sizes)
 
 
 def either(a: BoundMask, b: BoundMask) -> BoundMask:
     """Keys that a or b shows."""
-    return BoundMask(kinds.Either(a.mask, b.mask), a.sizes + b.sizes)
+    _check_masks("masks.either", a, b)
+    return BoundMask(Either(a.mask, b.mask), a.sizes + b.sizes)
+
+
+def _check_masks(function: str, a, b) -> None:
+    for name, mask in (("a", a), ("b", b)):
+        if not isinstance(mask, BoundMask):
+            raise TypeError(f"{function}: {name}: {_refused(mask)}")
+
+
+def _refused(mask, or_none: str = "") -> str:
+    """What is no mask, what is one, and what says what this was meant to say."""
+    accepted = "a mask of cute_fa4.masks, such as masks.causal() or masks.chunked(64)"
+    text = f"{shown(mask)}; accepted: {or_none}{accepted}"
+    if isinstance(mask, Mask):
+        return f"{text}; this is a kind, as an FA4Config has it: a call takes the lower-case one, with its sizes"
+    if hasattr(mask, "data_ptr"):
+        return (
+            f"{text}; a mask in a tensor goes to cute_fa4.scaled_dot_product_attention(attn_mask=), or to "
+            "score_mod=score_mods.additive_bias() with aux_tensors=[it]"
+        )
+    if callable(mask):
+        return f"{text}; a function of indices is mask_mod="
+    return text
 
 
 def _side(name: str, size) -> int | None:
@@ -127,20 +174,20 @@ def _integer(name: str, size, accepted: str) -> int:
 def resolve_mask(causal, window_size, mask) -> BoundMask:
     """One mask of the three spellings."""
     if not isinstance(causal, bool):
-        raise TypeError(f"causal: {causal!r} is a {type(causal).__name__}; accepted: True or False")
+        raise TypeError(
+            f"causal: {shown(causal)} is a {type(causal).__name__}; accepted: True or False"
+        )
     left, right = _pair(window_size)
     try:
         asked = window(left, right)
     except (TypeError, ValueError) as error:
-        raise type(error)(f"window_size: {window_size!r}: {error}") from None
+        raise type(error)(f"window_size: {shown(window_size)}: {error}") from None
     if causal:
         asked = window(left, 0)
     if mask is None:
         return asked
     if not isinstance(mask, BoundMask):
-        raise TypeError(
-            f"mask: {mask!r}; accepted: None or a mask of cute_fa4.masks, such as masks.chunked(64)"
-        )
+        raise TypeError(f"mask: {_refused(mask, 'None or ')}")
     return both(asked, mask)
 
 
@@ -151,7 +198,7 @@ def _pair(window_size) -> tuple:
         left, right = window_size
     except (TypeError, ValueError):
         raise ValueError(
-            f"window_size: {window_size!r}; accepted: a pair (left, right) of numbers from 0 on, "
+            f"window_size: {shown(window_size)}; accepted: a pair (left, right) of numbers from 0 on, "
             "or of None or -1, which leave a side open"
         ) from None
     return left, right

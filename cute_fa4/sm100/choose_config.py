@@ -3,7 +3,7 @@
 from dataclasses import fields
 from functools import lru_cache
 
-from . import masks
+from . import bands
 from .combine.config import CombineConfig
 from .config import FA4Config
 from .mha2q.schedule import DEPTHS, NUM_Q, TwoTiles
@@ -44,7 +44,7 @@ def choose_config(
     Nothing here depends on lengths, batch or head count: one compile serves them all.
     """
     of_schedule = {name: choices.pop(name) for name in SCHEDULE_CHOICES & set(choices)}
-    choices.setdefault("mask", masks.Causal() if causal else masks.Full())
+    choices.setdefault("mask", bands.Causal() if causal else bands.Full())
     if (head_dim_v or head_dim) <= 64:
         # Tensor memory would allow 192 keys a tile, but 192 f32 scores do not fit the 192 registers of a
         # softmax thread; reading S twice instead costs more than the wider tile saves.

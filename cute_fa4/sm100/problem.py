@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from . import masks
+from . import bands
 from .chip import ARCHES, DTYPE_BYTES
 from .score_mods import ScoreMod
 
@@ -50,7 +50,7 @@ class Problem:
     ov_depth: int | None = None
     num_q_heads: int = 0
     group: int = 1
-    mask: masks.Mask = masks.Full()
+    mask: bands.Mask = bands.Full()
     q_layout: str = "dense"
     kv_layout: str = "dense"
     seqused_q: bool = False
@@ -85,12 +85,12 @@ class Problem:
 
     @property
     def causal(self) -> bool:
-        return isinstance(self.mask, masks.Causal)
+        return isinstance(self.mask, bands.Causal)
 
     @property
     def unequal_blocks(self) -> bool:
         """Query blocks of a sequence see different numbers of keys; the first ones, usually, the fewest."""
-        return self.mask != masks.Full()
+        return self.mask != bands.Full()
 
     @property
     def heads_per_tile(self) -> int:
@@ -123,6 +123,11 @@ class Problem:
                 why.append(
                     f"{name}={getattr(self, name)!r} is not a dtype: use one of {', '.join(DTYPE_BYTES)}"
                 )
+        if not isinstance(self.mask, bands.Mask):
+            why.append(
+                f"mask={self.mask!r} is no kind of mask: use masks.Causal(), masks.Window(), ..., or .mask of what a "
+                "call takes, as masks.chunked(64).mask"
+            )
         if self.sink_dtype not in SINK_DTYPES:
             why.append(
                 f"sink_dtype={self.sink_dtype!r} is no dtype of sinks: use one of {', '.join(SINK_DTYPES)}"

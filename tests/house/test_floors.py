@@ -28,7 +28,8 @@ FLOORS = """
     cute_fa4.compile_cache
     cute_fa4.aot
     cute_fa4.compiler
-    cute_fa4.masks cute_fa4.score_mods cute_fa4.reference
+    cute_fa4.score_mods cute_fa4.reference
+    cute_fa4.sm100.masks
     cute_fa4.sm100.choose_config
     cute_fa4.sm100.config
     cute_fa4.sm100.mha2q cute_fa4.sm100.append cute_fa4.sm100.combine
@@ -40,7 +41,8 @@ FLOORS = """
     cute_fa4.sm100.tiles cute_fa4.sm100.memory_maps
     cute_fa4.sm100.problem
     cute_fa4.sm100.sync
-    cute_fa4.sm100.masks cute_fa4.sm100.score_mods cute_fa4.sm100.spelled
+    cute_fa4.masks
+    cute_fa4.sm100.bands cute_fa4.sm100.score_mods cute_fa4.sm100.spelled
     cute_fa4.sm100.instructions
     cute_fa4.sm100.chip
     cute_fa4.tma

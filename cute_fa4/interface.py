@@ -30,6 +30,7 @@ What flash_attn_with_kvcache does, by two kernels on one stream, so that the sec
 from __future__ import annotations
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from cute_fa4.calls.append import (
     cache_lengths,
@@ -316,4 +317,9 @@ def through_operator(route: str, function, arguments: dict):
     from cute_fa4.operators import routes
 
     refuse_untraceable(function.__name__, arguments)
-    return getattr(routes, route)(function, arguments)
+    try:
+        return getattr(routes, route)(function, arguments)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        if is_dynamo_compiling():
+            routes.refuse(error.args[0])
+        raise

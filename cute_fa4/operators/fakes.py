@@ -18,6 +18,7 @@ from cute_fa4.calls.options import resolve
 from cute_fa4.calls.request import Where
 from cute_fa4.calls.strides import views_for_descriptors
 from cute_fa4.calls.tensors import check, check_grid, check_tensors
+from cute_fa4.operators.refusals import in_graph
 from cute_fa4.operators.spelling import function_of, mask_of
 from cute_fa4.system.devices import EMULATED_ARCH, Target
 
@@ -26,7 +27,7 @@ def results(check: Callable, **arguments) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, lse) of a call, of which `check` raises what it refuses."""
     plain = _in_numbers(arguments)
     if plain is not None:
-        check(**plain)
+        in_graph(check, **plain)
     q, v = arguments["q"], arguments.get("v_cache", arguments["v"])
     out = arguments.get("out")
     if out is None:

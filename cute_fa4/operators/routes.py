@@ -15,6 +15,7 @@ from cute_fa4.calls import append as caches
 from cute_fa4.calls import prepare as ragged
 from cute_fa4.calls.options import resolve
 from cute_fa4.calls.tensors import check_tensors, unbuilt_parameters
+from cute_fa4.operators.refusals import tell_dynamo
 from cute_fa4.operators.spelling import is_known, spell_mask
 from cute_fa4.sm100.score_mods import ScoreMod, remember
 
@@ -160,6 +161,7 @@ def _options(given: dict) -> dict:
 # A compiler calls these while it traces. It watches keys by their value, and functions by identity.
 _is_known = assume_constant_result(is_known)
 _remember = assume_constant_result(remember)
+refuse = assume_constant_result(tell_dynamo)
 
 
 def _length(name: str, value):

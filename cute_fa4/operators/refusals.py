@@ -1,0 +1,34 @@
+"""Refusals while torch.compile traces: the package's sentence comes first, whoever reports it.
+
+Dynamo wraps an exception of traced code in paragraphs of its own, and shows what was raised at their end. Its own
+Unsupported goes through as it is: with fullgraph=True that is the error, otherwise the graph ends before the call, which
+is then made without a tracer and raises TypeError, ValueError or NotImplementedError itself.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+REFUSALS = (TypeError, ValueError, NotImplementedError)
+
+
+def in_graph(check: Callable, **arguments) -> None:
+    """check(**arguments) for tensors without data; what it refuses is told to Dynamo, if it is Dynamo that asks."""
+    try:
+        check(**arguments)
+    except REFUSALS as error:
+        dynamo = sys.modules.get("torch._dynamo.utils")  # importing it takes a second
+        if dynamo is None or dynamo.get_current_node() is None:
+            raise
+        tell_dynamo(str(error))
+        raise
+
+
+def tell_dynamo(text: str) -> None:
+    """End the graph, or refuse it, with this text. Nothing while nobody traces: the caller then raises its own error."""
+    from torch._dynamo.exc import Unsupported
+    from torch._guards import TracingContext
+
+    if TracingContext.try_get() is not None:
+        raise Unsupported(text)

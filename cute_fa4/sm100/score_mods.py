@@ -13,9 +13,14 @@ cutlass.select_.
 import ast
 import hashlib
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from numbers import Real
+from operator import index
 from typing import Any
+
+from ..system.messages import shown
 
 LOG2_E = 1.4426950408889634
 
@@ -82,10 +87,51 @@ class ScoreMod:
             return function
         if not callable(function):
             raise TypeError(
-                f"{function!r} is no function; accepted: a function of its indices and aux, or None"
+                f"{shown(function)} is no function; accepted: a function of its indices and aux, or None"
             )
         key = f"{function.__module__}.{function.__qualname__}:{_fingerprint(function)}"
         return remember(ScoreMod(function, key))
+
+
+    @property
+    def name(self) -> str:
+        """What messages call it: the key without the hash of the code."""
+        return self.key.partition(":")[0]
+
+    def score(self, *given):
+        """The function's score, while it is traced; TypeError for what is none."""
+        score = self.function(*given)
+        if _is_plain(score) and (isinstance(score, bool) or not isinstance(score, (int, float))):
+            raise TypeError(
+                f"score_mod: {self.name} returned {shown(score)}; accepted: a score, Float32 or a number"
+                + _forgotten(score, "score")
+            )
+        return score
+
+    def shows(self, *given):
+        """Whether the function shows the key, while it is traced; TypeError for what says neither."""
+        from cutlass import Boolean, Numeric
+
+        visible = self.function(*given)
+        if isinstance(visible, bool):
+            return Boolean(visible)
+        is_number = isinstance(visible, Numeric) and not isinstance(visible, Boolean)
+        if is_number or _is_plain(visible):
+            raise TypeError(
+                f"mask_mod: {self.name} returned {type(visible).__name__ if is_number else shown(visible)}; accepted: "
+                "a comparison, such as kv_idx <= q_idx or aux[0][batch, kv_idx] != 0, True or False"
+                + _forgotten(visible, "condition")
+            )
+        return visible
+
+
+def _is_plain(value) -> bool:
+    """Python's own, not a value that the compiler traces."""
+    return type(value).__module__ == "builtins"
+
+
+def _forgotten(value, what: str) -> str:
+    return f"; return the {what}: a function without return returns None" if value is None else ""
 
 
 _remembered: dict[str, ScoreMod] = {}
@@ -132,6 +178,10 @@ def _names(code) -> set:
 
 def soft_cap(cap: float) -> ScoreMod:
     """cap * tanh(score / cap): scores stay within +-cap. cap > 0; a constant of the model, part of the compile key."""
+    is_number = isinstance(cap, Real) and not isinstance(cap, bool)
+    if not is_number or not 0 < cap < math.inf:
+        raise _refused("soft_cap", "cap", cap, is_number, "a finite number above 0")
+    cap = float(cap)
 
     def capped(score, batch, head, q_idx, kv_idx, aux):
         from cutlass import Float32
@@ -147,6 +197,7 @@ def soft_cap(cap: float) -> ScoreMod:
 
 def alibi(num_heads: int) -> ScoreMod:
     """score - slope(head) * |position - key|, the slopes of `alibi_slope`."""
+    num_heads = _count("alibi", "num_heads", num_heads, "the query heads of the model, from 1 on")
     full = 1 << (num_heads.bit_length() - 1)
 
     def biased(score, batch, head, q_idx, kv_idx, aux):
@@ -183,6 +234,9 @@ def additive_bias(heads: bool = True) -> ScoreMod:
     Keys and queries beyond the tensor's last two axes are hidden. Finite biases below LOWEST, such as torch.finfo.min,
     hide like -inf, except from a query that sees nothing above them: that one weighs them all alike.
     """
+    if not isinstance(heads, bool):
+        accepted = "True, aux_tensors[0] has an axis of heads, or False"
+        raise _refused("additive_bias", "heads", heads, False, accepted)
 
     def biased(score, batch, head, q_idx, kv_idx, aux):
         from cutlass import Float32, Int32, select_
@@ -211,6 +265,7 @@ def relative_logits(extent: int) -> ScoreMod:
 
     aux[0] is (total_q, heads, extent); dense batches count rows as batch * seqlen_q + q_idx.
     """
+    extent = _count("relative_logits", "extent", extent, "a number of distances, from 1 on")
 
     def biased(score, batch, head, q_idx, kv_idx, aux):
         from cutlass import Float32, Int32, select_
@@ -229,12 +284,16 @@ def relative_logits(extent: int) -> ScoreMod:
 
 def composed(first: ScoreMod | None, then: ScoreMod | None) -> ScoreMod | None:
     """`then` of `first`: a soft cap before a user's bias, say. None is the identity."""
+    for name, mod in (("first", first), ("then", then)):
+        if mod is not None and not isinstance(mod, ScoreMod):
+            accepted = "None or a ScoreMod; wrap a function with ScoreMod.of"
+            raise _refused("composed", name, mod, False, accepted)
     if first is None or then is None:
         return first or then
 
     def both(score, batch, head, q_idx, kv_idx, aux):
-        inner = first.function(score, batch, head, q_idx, kv_idx, aux)
-        return then.function(inner, batch, head, q_idx, kv_idx, aux)
+        inner = first.score(score, batch, head, q_idx, kv_idx, aux)
+        return then.score(inner, batch, head, q_idx, kv_idx, aux)
 
     checks = [mod.check for mod in (first, then) if mod.check is not None]
 
@@ -243,6 +302,19 @@ def composed(first: ScoreMod | None, then: ScoreMod | None) -> ScoreMod | None:
             each(*sizes)
 
     return ScoreMod(both, f"{first.key}{THEN}{then.key}", check if checks else None)
+
+
+def _count(function: str, name: str, value, accepted: str) -> int:
+    """A number from 1 on as a Python int."""
+    is_count = hasattr(value, "__index__") and not isinstance(value, bool)
+    if not is_count or index(value) < 1:
+        raise _refused(function, name, value, is_count, accepted)
+    return index(value)
+
+
+def _refused(function: str, name: str, value, right_type: bool, accepted: str) -> Exception:
+    text = f"score_mods.{function}: {name}: {shown(value)}; accepted: {accepted}"
+    return ValueError(text) if right_type else TypeError(text)
 
 
 def _check_first_aux(name: str, aux: tuple, axes: str, least: tuple):

@@ -124,9 +124,9 @@ def apply_score_functions(
         indices = (work.sequence.batch, row.head, row.q_index, key)
         where = (*(Int32(index) for index in indices), aux)
         if cfg.score_mod is not None:
-            score = Float32(cfg.score_mod.function(score * args.scale, *where))
+            score = Float32(cfg.score_mod.score(score * args.scale, *where))
         if cfg.mask_mod is not None:
-            score = select_(cfg.mask_mod.function(*where), score, Float32(visibility.MASKED))
+            score = select_(cfg.mask_mod.shows(*where), score, Float32(visibility.MASKED))
         out.append(score)
     return out
 

@@ -18,10 +18,12 @@ import time
 from collections.abc import Callable, Iterable
 
 from cute_fa4.aot import disk_cache, missing
+from cute_fa4.aot.loader import EXECUTORS
 from cute_fa4.compiler import compiler, functions, policy
 from cute_fa4.compiler.compiler import Config
 from cute_fa4.compiler.functions import Statistics, clear, statistics
 from cute_fa4.system import progress
+from cute_fa4.system.messages import shown
 
 __all__ = ["Config", "Statistics", "clear", "function_for", "statistics", "warmup"]
 
@@ -61,10 +63,36 @@ def warmup(configs: Iterable, executor: str = "cuda") -> int:
     cute_fa4.aot.configs_for_model lists the configurations of a model. One process of many that start together
     compiles each kernel, the others wait for it.
     """
+    if executor not in EXECUTORS:
+        raise ValueError(
+            f"executor: {shown(executor)}; accepted: {' or '.join(map(repr, EXECUTORS))}"
+        )
     before = statistics().compiles
-    configs = list(dict.fromkeys(configs))
+    configs = _checked(configs)
     with policy.warming_up(), progress.bar(len(configs), "kernels", "kernel") as step:
         for config in configs:
             function_for(config, executor)
             step()
     return statistics().compiles - before
+
+
+def _checked(configs) -> list:
+    """Configurations that run, without doubles."""
+    from cute_fa4.aot.config_data import CONFIG_CLASSES
+
+    kinds = tuple(CONFIG_CLASSES.values())
+    accepted = f"a list of {', '.join(CONFIG_CLASSES)}, such as aot.configs_for_model(...)"
+    if isinstance(configs, kinds):
+        one = type(configs).__name__
+        raise TypeError(f"configs: one {one}; accepted: {accepted}; pass [config]")
+    if not isinstance(configs, Iterable):
+        raise TypeError(f"configs: {shown(configs)}; accepted: {accepted}")
+    found = []
+    for number, config in enumerate(configs):
+        if not isinstance(config, kinds):
+            raise TypeError(f"configs[{number}]: {shown(config)}; accepted: {accepted}")
+        refusals = config.refusals() if hasattr(config, "refusals") else []
+        if refusals:
+            raise ValueError(f"configs[{number}]: cannot run: {'; '.join(refusals)}")
+        found.append(config)
+    return list(dict.fromkeys(found))

@@ -6,6 +6,8 @@
 
 trace      operators/                a tracer sees one operator instead of what follows
 repeat     calls/repeat.py           a call like an earlier one goes from its key to the launch
+names      calls/foreign.py          arguments that only other packages have: passed over, or refused with a hint
+dtype      calls/autocast.py         q, k and v under torch.autocast
 check      calls/tensors.py          metadata only: refusals come before any compile
            calls/options.py          masks, score functions, sinks
 choose     sm100/choose_config.py    dtype, head dim, mask, LSE, arch -> FA4Config, the compile key
@@ -32,18 +34,23 @@ from __future__ import annotations
 import torch
 from torch.compiler import is_dynamo_compiling
 
+import cute_fa4.operators  # noqa: F401  torch knows them, and what they cost, before the first call
+from cute_fa4.calls import autocast
 from cute_fa4.calls.append import (
     cache_lengths,
     prepare_append_and_attention,
     refuse_unbuilt,
     sequences_of,
 )
+from cute_fa4.calls.foreign import check_arguments
 from cute_fa4.calls.launch import EmulatorWarning
 from cute_fa4.calls.prepare import one_of, prepare_attention
 from cute_fa4.calls.repeat import attend
 from cute_fa4.calls.tensors import check_tensors
 from cute_fa4.calls.tracing import is_traced, refuse_untraceable
 from cute_fa4.masks import BoundMask
+
+_any_autocast = autocast.is_any_enabled
 
 __all__ = [
     "EmulatorWarning",
@@ -54,10 +61,10 @@ __all__ = [
 
 
 def flash_attn_func(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
+    q: torch.Tensor = None,
+    k: torch.Tensor = None,
+    v: torch.Tensor = None,
+    *positional,
     softmax_scale: float | None = None,
     causal: bool = False,
     window_size: tuple[int | None, int | None] | None = (None, None),
@@ -75,6 +82,7 @@ def flash_attn_func(
     block_sparse_tensors=None,
     return_lse: bool = False,
     out: torch.Tensor | None = None,
+    **others,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """softmax(softmax_scale * q k^T) v, for each batch and head.
 
@@ -107,7 +115,12 @@ def flash_attn_func(
 
     block_sparse_tensors has the meaning it has in flash-attn-4; only its "off" value is built.
     deterministic changes nothing: the forward pass always is. Parameters after v are keyword-only,
-    because their order differs between the packages that have a function of this name.
+    because their order differs between the packages that have a function of this name. positional
+    and others take what only those have: dropout_p=0.0 and the like pass, the rest is refused with
+    what to write instead (docs/coming_from.md).
+
+    Under torch.autocast q, k and v are taken in the dtype of the region, as torch's own attention
+    takes them. out= is not cast.
 
     Returns out, or (out, lse) with return_lse=True; lse is float32, natural logarithm, of shape
     (batch, heads_q, seqlen_q). A query that sees no key has out 0 and lse -inf, or the sink.
@@ -121,6 +134,13 @@ def flash_attn_func(
     """
     if is_traced(q):
         return through_operator("dense", flash_attn_func, locals())
+    if (
+        positional or others or type(return_lse) is not bool or type(deterministic) is not bool
+        or (pack_gqa is not None and type(pack_gqa) is not bool)
+    ):  # fmt: skip
+        check_arguments(flash_attn_func, positional, others, locals())
+    if _any_autocast():
+        q, k, v = autocast.cast(q, k, v)
     lengths = None if key_limit is None else (None, None, None, None, key_limit, None)
     numbers = (softmax_scale, causal, softcap, None, None)
     choices = (
@@ -135,14 +155,14 @@ def flash_attn_func(
 
 
 def flash_attn_varlen_func(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
+    q: torch.Tensor = None,
+    k: torch.Tensor = None,
+    v: torch.Tensor = None,
     cu_seqlens_q: torch.Tensor | None = None,
     cu_seqlens_k: torch.Tensor | None = None,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
+    *positional,
     seqused_q: torch.Tensor | None = None,
     seqused_k: torch.Tensor | None = None,
     seqused_k_excludes_new: bool = False,
@@ -168,6 +188,7 @@ def flash_attn_varlen_func(
     return_lse: bool = False,
     return_softmax_lse: bool = False,
     out: torch.Tensor | None = None,
+    **others,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """softmax(softmax_scale * q k^T) v for each sequence and head.
 
@@ -194,7 +215,8 @@ def flash_attn_varlen_func(
     out            written in place and returned. Rows that belong to no sequence are not written
 
     Query i of a sequence of m queries and n keys stands at position i + n - m: the last query sees
-    the last key. The other parameters are those of flash_attn_func. page_size is a multiple of 8
+    the last key. Up to max_seqlen_k the order is that of flash-attn.
+    The other parameters are those of flash_attn_func. page_size is a multiple of 8
     that divides 128 or that 128 divides; every one is loaded by TMA.
 
     Returns out, or (out, lse); lse is float32 (heads_q, total_q) or (batch, heads_q, seqlen_q).
@@ -208,6 +230,14 @@ def flash_attn_varlen_func(
     """
     if is_traced(q):
         return through_operator("varlen", flash_attn_varlen_func, locals())
+    if (
+        positional or others or type(return_lse) is not bool or type(return_softmax_lse) is not bool
+        or type(deterministic) is not bool or type(seqused_k_excludes_new) is not bool
+        or (pack_gqa is not None and type(pack_gqa) is not bool)
+    ):  # fmt: skip
+        check_arguments(flash_attn_varlen_func, positional, others, locals())
+    if _any_autocast():
+        q, k, v = autocast.cast(q, k, v)
     if block_table is not None:
         page_table = one_of("page_table", page_table, "block_table", block_table)
     if s_aux is not None:
@@ -226,12 +256,12 @@ def flash_attn_varlen_func(
 
 
 def flash_attn_with_kvcache(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
+    q: torch.Tensor = None,
+    k_cache: torch.Tensor = None,
+    v_cache: torch.Tensor = None,
     k: torch.Tensor | None = None,
     v: torch.Tensor | None = None,
-    *,
+    *positional,
     cache_seqlens: int | torch.Tensor | None = None,
     page_table: torch.Tensor | None = None,
     block_table: torch.Tensor | None = None,
@@ -261,6 +291,7 @@ def flash_attn_with_kvcache(
     rotary_cos=None,
     rotary_sin=None,
     qv=None,
+    **others,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Attention of new queries over a cache, to which new keys and values are appended before.
 
@@ -278,11 +309,19 @@ def flash_attn_with_kvcache(
 
     The new rows of a sequence must fit its cache: what does not is dropped (on CUDA, where lengths
     are not read on the host) or an error (on the CPU). The other parameters and the results are
-    those of flash_attn_varlen_func. cache_batch_idx, cache_leftpad, rotary_cos, rotary_sin and qv
+    those of flash_attn_varlen_func. Under torch.autocast q, k and v are cast, the caches are not:
+    they must have the dtype of the region. cache_batch_idx, cache_leftpad, rotary_cos, rotary_sin and qv
     are not built.
     """
     if is_traced(q):
         return through_operator("kvcache", flash_attn_with_kvcache, locals())
+    if (
+        positional or others or type(return_lse) is not bool or type(return_softmax_lse) is not bool
+        or (pack_gqa is not None and type(pack_gqa) is not bool)
+    ):  # fmt: skip
+        check_arguments(flash_attn_with_kvcache, positional, others, locals())
+    if _any_autocast():
+        q, k, v = autocast.cast(q, k, v)
     if not (cache_batch_idx is cache_leftpad is rotary_cos is rotary_sin is qv is None):
         refuse_unbuilt(
             cache_batch_idx=cache_batch_idx,
@@ -316,8 +355,12 @@ def through_operator(route: str, function, arguments: dict):
     """What function(**arguments) returns; route: the name of its way in operators/routes.py."""
     from cute_fa4.operators import routes
 
+    positional, others = arguments.pop("positional"), arguments.pop("others")
     refuse_untraceable(function.__name__, arguments)
     try:
+        check_arguments(function, positional, others, arguments)
+        q, k, v = autocast.cast(arguments["q"], arguments["k"], arguments["v"])
+        arguments |= {"q": q, "k": k, "v": v}
         return getattr(routes, route)(function, arguments)
     except (TypeError, ValueError, NotImplementedError) as error:
         if is_dynamo_compiling():

@@ -1,4 +1,4 @@
-"""Masks: with their sizes, as the `mask=` of the attention functions takes them, and their 
+"""Masks: with their sizes, as the `mask=` of the attention functions takes them, and their
 
     window(64, 0)                             the query's own key and the 64 before it
     chunked(128)                              blocks of 128 that see only themselves
@@ -166,7 +166,7 @@ def _chunk(size) -> int:
 def _integer(name: str, size, accepted: str) -> int:
     if isinstance(size, int) and not isinstance(size, bool):
         return size  # as it is: under torch.compile it may be a symbol
-    if isinstance(size, bool) or hasattr(size, "device") or not hasattr(size, "__index__"):
+    if isinstance(size, bool) or hasattr(size, "data_ptr") or not hasattr(size, "__index__"):
         raise TypeError(f"{name}: a {type(size).__name__}; accepted: {accepted}")
     return index(size)
 

@@ -22,6 +22,7 @@ from cute_fa4.aot.config_data import ConfigDataError, from_data
 from cute_fa4.aot.manifest import LoadError, read_verified
 from cute_fa4.compiler import functions
 from cute_fa4.compiler.compiler import EMULATOR_CHECKS
+from cute_fa4.system.messages import shown
 
 EXECUTORS = ("cuda", "emulator")
 
@@ -35,9 +36,9 @@ def load(directory=None, *, executors: tuple[str, ...] = EXECUTORS) -> list:
     A configuration that has a function already, compiled or loaded, keeps it. Raises LoadError, and registers nothing,
     if any file is missing, damaged or foreign, or if the kernels were made by other versions.
     """
-    unknown = [name for name in executors if name not in EXECUTORS]
-    if unknown:
-        raise ValueError(f"executors: {unknown}; accepted: {', '.join(EXECUTORS)}")
+    if isinstance(executors, str) or not set(executors) <= set(EXECUTORS):
+        accepted = ", ".join(map(repr, EXECUTORS))
+        raise ValueError(f"executors: {shown(executors)}; accepted: a tuple of {accepted}")
     _warn_of_conflict()
     if directory is None:
         directories = [found.directory for found in installed.kernels()]

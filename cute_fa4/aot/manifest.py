@@ -85,6 +85,11 @@ def write_manifest(directory: Path, content: dict) -> None:
 def read_manifest(directory: Path) -> dict:
     """The checked manifest of a directory: its format and that every kernel has what a loader reads."""
     path = directory / MANIFEST
+    if directory.is_file():
+        inside = f"; pass {directory.parent}" if directory.name == MANIFEST else ""
+        raise LoadError(
+            f"{directory}: a file; accepted: a directory written by cute_fa4.aot.export{inside}"
+        )
     try:
         text = path.read_text()
     except FileNotFoundError:
@@ -93,6 +98,8 @@ def read_manifest(directory: Path) -> dict:
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise LoadError(f"{path}: cannot be read ({error}); export again") from error
+    if not text.strip():
+        raise LoadError(f"{path}: empty; copy the directory again or export again")
     try:
         content = json.loads(text)
     except ValueError as error:
@@ -105,6 +112,8 @@ def read_manifest(directory: Path) -> dict:
     kernels = content.get("kernels")
     if not isinstance(kernels, list) or not isinstance(content.get("versions"), dict):
         raise LoadError(f"{path}: without kernels or versions; export again")
+    if not kernels:
+        raise LoadError(f"{path}: a list of no kernels; accepted: one or more; export again")
     for kernel in kernels:
         _check_kernel(path, kernel)
     return content

@@ -13,6 +13,9 @@ configuration, only the number of query heads for each key/value head is.
 from __future__ import annotations
 
 import itertools
+from operator import index
+
+from cute_fa4.system.messages import shown
 
 CALLS = ("dense", "packed", "paged", "kvcache")
 
@@ -51,9 +54,14 @@ def configs_for_model(
     from cute_fa4.sm100.choose_config import config_for
     from cute_fa4.sm100.score_mods import soft_cap
 
+    calls = _several("calls", calls, str, "('dense',)")
+    page_sizes = _several("page_sizes", page_sizes, int, "(16, 64)")
+    windows = _several("windows", windows, (tuple, list, type(None)), "(None, (4095, 0))")
+    return_lse = _several("return_lse", return_lse, bool, "(False,)")
     unknown = [call for call in calls if call not in CALLS]
     if unknown:
         raise ValueError(f"calls: {unknown}; accepted: {', '.join(CALLS)}")
+    head_dim, heads_q, heads_kv = index(head_dim), index(heads_q), index(heads_kv)
     if heads_kv <= 0 or heads_q <= 0 or heads_q % heads_kv:
         raise ValueError(
             f"heads_q: {heads_q} with heads_kv {heads_kv}; accepted: a multiple of heads_kv"
@@ -89,6 +97,22 @@ def configs_for_model(
             for page in page_sizes
         ]
     return list(dict.fromkeys(found))
+
+
+def _several(name: str, values, kind, such_as: str) -> tuple:
+    """The values of an argument that is a tuple or a list; TypeError for one value, which looks like several."""
+    if not isinstance(values, (tuple, list)):
+        raise TypeError(f"{name}: {shown(values)}; accepted: a tuple or a list, such as {such_as}")
+    if kind is int:
+        values = [
+            index(v) if hasattr(v, "__index__") and not isinstance(v, bool) else v for v in values
+        ]
+    for value in values:
+        if not isinstance(value, kind):
+            raise TypeError(
+                f"{name}: {shown(value)} in {shown(values)}; accepted: such as {such_as}"
+            )
+    return tuple(values)
 
 
 def _layouts(call: str, page_sizes: tuple) -> list[dict]:

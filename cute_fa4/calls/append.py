@@ -9,7 +9,9 @@ Both kernels are launched on one stream, so the second sees what the first wrote
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from contextlib import contextmanager
 
 import torch
 
@@ -45,15 +47,17 @@ def prepare_append_and_attention(tensors: tuple, asked: tuple) -> Callable:
     cu_seqlens_q, _, _, cache_seqlens, key_limit, table = lengths
     k, v, offsets = new or (None, None, None)
     choices = Choices(*choices)
-    check_given(k, v, cache_seqlens, offsets, table)
     caches = k_cache, v_cache
+    with names_of_caches():
+        check_tensors(q, *caches, out)
+    check_given(k, v, cache_seqlens, offsets, table)
     if table is not None:
         caches = pages_rows_first(*caches, choices.kv_layout, ("k_cache", "v_cache"))
-    check_tensors(q, *caches, out)
     batch = sequences_of(q, cu_seqlens_q)
     cache_lengths(cache_seqlens, batch, q.device)
     if new is None:
-        return prepare_attention(tensors, asked)
+        with names_of_caches():
+            return prepare_attention(tensors, asked)
     check_written(q, k, v, *caches, out, (*lengths, offsets), sink, aux)
     append = prepare_append(k, v, *caches, cache_seqlens, offsets, table, batch, (k_cache, v_cache))
     seqused_k, counted = cache_seqlens, _new_rows_are_the_queries(q, k, cu_seqlens_q, offsets)
@@ -62,7 +66,8 @@ def prepare_append_and_attention(tensors: tuple, asked: tuple) -> Callable:
     lengths = (cu_seqlens_q, None, None, seqused_k, key_limit, table)
     tensors = (q, k_cache, v_cache, out, lengths, sink, aux, None)
     choices = choices._replace(seqused_k_excludes_new=counted)
-    attend = prepare_attention(tensors, (window_size, numbers, choices))
+    with names_of_caches():
+        attend = prepare_attention(tensors, (window_size, numbers, choices))
     if append is not None and counted and isinstance(attend, Plan):
         attend.append = append.beside(q, k_cache, v_cache, out, (*lengths, offsets, sink))
         return attend
@@ -96,6 +101,22 @@ def refuse_unbuilt(**parameters) -> None:
     for name, value in parameters.items():
         if value is not None:
             raise NotImplementedError(f"{name}: not built; accepted: None")
+
+
+@contextmanager
+def names_of_caches():
+    """Inside, attention calls the caches k and v, and their lengths seqused_k: refusals have the caller's names."""
+    try:
+        yield
+    except (TypeError, ValueError, NotImplementedError) as error:
+        (text,) = error.args if len(error.args) == 1 else (None,)
+        if isinstance(text, str) and "accepted:" in text:
+            error.args = (_INSIDE.sub(lambda name: _CALLERS[name[0]], text),)
+        raise
+
+
+_CALLERS = {"k": "k_cache", "v": "v_cache", "seqused_k": "cache_seqlens"}
+_INSIDE = re.compile(rf"(?<![\w.])({'|'.join(_CALLERS)})(?!\w)")
 
 
 def check_given(k, v, cache_seqlens, cu_seqlens_k_new, page_table) -> None:

@@ -158,7 +158,10 @@ def check_pages(table: torch.Tensor, keys: torch.Tensor, page_size: int, num_pag
     wrong = live & ((table < 0) | (table >= num_pages))
     if bool(wrong.any()):
         b, column = wrong.nonzero()[0].tolist()
+        accepted = f"0 to {num_pages - 1}, the pages of k and v"
+        if num_pages == 0:
+            accepted = f"a sequence of 0 keys: k and v, {page_size} keys a page, have no page"
         raise ValueError(
             f"page_table: entry [{b}, {column}] is {int(table[b, column])}, which holds keys of a "
-            f"sequence of {int(keys[b])}; accepted: 0 to {num_pages - 1}, the pages of k and v"
+            f"sequence of {int(keys[b])}; accepted: {accepted}"
         )

@@ -75,7 +75,18 @@ def check_tensors(q, k, v, out) -> None:
 
 def check_is_tensor(name: str, value: object) -> None:
     if not isinstance(value, torch.Tensor):
-        raise TypeError(f"{name}: a {type(value).__name__}; accepted: a torch.Tensor")
+        kind = type(value).__name__
+        make = {"list": "tensor", "tuple": "tensor", "ndarray": "from_numpy"}.get(kind)
+        remedy = f"; make one with torch.{make}({name})" if make else ""
+        if name in ("cu_seqlens_q", "page_table") and isinstance(value, int):
+            remedy = "; by position comes what docs/coming_from.md says"
+        article = "an" if kind[0] in "aeiou" else "a"
+        raise TypeError(f"{name}: {article} {kind}; accepted: a torch.Tensor{remedy}")
+    if value.is_nested:
+        raise TypeError(
+            f"{name}: a nested tensor; accepted: a torch.Tensor with the rows of all sequences; pass {name}.values() "
+            "of a torch.jagged one to flash_attn_varlen_func, with cu_seqlens_q=q.offsets().to(torch.int32)"
+        )
     if value.layout is not torch.strided:
         raise TypeError(
             f"{name}: layout {value.layout}; accepted: torch.strided; "

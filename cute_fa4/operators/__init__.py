@@ -13,10 +13,15 @@ The public functions call these when something traces them (cute_fa4/calls/traci
     fakes.py      what it returns for tensors without data, and what it refuses there
     routes.py     the arguments of a public function -> those of its operator
     spelling.py   masks and score functions as strings, which is what a schema can hold
+    refusals.py   what a refusal looks like while torch.compile traces
+    flops.py      floating-point operations of a call, for torch.utils.flop_counter
 
 lse has no element where it was not asked for. Importing this package registers the operators.
 """
 
+from cute_fa4.operators import flops
 from cute_fa4.operators.library import OPERATORS
 
 __all__ = ["OPERATORS"]
+
+flops.register(OPERATORS)

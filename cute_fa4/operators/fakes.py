@@ -75,7 +75,8 @@ def check_append(q, k_cache, v_cache, k, v, cache_seqlens, *, out=None, **rest) 
         *(k, v, k_cache, v_cache, cache_seqlens, offsets, table, batch), contents=False
     )
     rest |= dict(cu_seqlens_k=None, max_seqlen_k=None, seqused_q=None, seqused_k_excludes_new=False)
-    check_varlen(q, k_cache, v_cache, out=out, seqused_k=cache_seqlens, **rest)
+    with append.names_of_caches():
+        check_varlen(q, k_cache, v_cache, out=out, seqused_k=cache_seqlens, **rest)
 
 
 _OPTIONS = (

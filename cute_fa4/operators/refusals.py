@@ -1,8 +1,8 @@
 """Refusals while torch.compile traces: the package's sentence comes first, whoever reports it.
 
 Dynamo wraps an exception of traced code in paragraphs of its own, and shows what was raised at their end. Its own
-Unsupported goes through as it is: with fullgraph=True that is the error, otherwise the graph ends before the call, which
-is then made without a tracer and raises TypeError, ValueError or NotImplementedError itself.
+Unsupported goes through as it is: with fullgraph=True that is the error, otherwise the graph ends before the call,
+which is then made without a tracer and raises TypeError, ValueError or NotImplementedError itself.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def in_graph(check: Callable, **arguments) -> None:
 
 
 def tell_dynamo(text: str) -> None:
-    """End the graph, or refuse it, with this text. Nothing while nobody traces: the caller then raises its own error."""
+    """End the graph, or refuse it, with this text. Nothing while nobody traces: the caller then raises its own."""
     from torch._dynamo.exc import Unsupported
     from torch._guards import TracingContext
 

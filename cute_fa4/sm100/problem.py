@@ -1,6 +1,7 @@
 """Problem: what a call asks of attention, as far as it decides the code; how it is run is the schedule's business."""
 
 from dataclasses import dataclass
+from operator import index
 
 from . import bands
 from .chip import ARCHES, DTYPE_BYTES
@@ -8,6 +9,14 @@ from .score_mods import ScoreMod
 
 SINK_DTYPES = ("f32", "bf16", "fp16")
 AUX_DTYPES = ("bf16", "fp16", "f32", "i32", "i64", "u8")
+
+
+def plain_integers(config, *names: str) -> None:
+    """Python's integers in the place of others, such as numpy's: equal configurations have equal names."""
+    for name in names:
+        value = getattr(config, name)
+        if type(value) is not int and hasattr(value, "__index__"):
+            object.__setattr__(config, name, index(value))
 
 
 @dataclass(frozen=True)
@@ -73,6 +82,7 @@ class Problem:
     arch: str = "sm_100a"
 
     def __post_init__(self):
+        plain_integers(self, "qk_depth", "ov_depth", "num_q_heads", "group", "page_size")
         if self.o_dtype is None:
             object.__setattr__(self, "o_dtype", self.qkv_dtype)
         if self.ov_depth is None:

@@ -92,7 +92,6 @@ class ScoreMod:
         key = f"{function.__module__}.{function.__qualname__}:{_fingerprint(function)}"
         return remember(ScoreMod(function, key))
 
-
     @property
     def name(self) -> str:
         """What messages call it: the key without the hash of the code."""
@@ -307,6 +306,7 @@ def composed(first: ScoreMod | None, then: ScoreMod | None) -> ScoreMod | None:
 def _count(function: str, name: str, value, accepted: str) -> int:
     """A number from 1 on as a Python int."""
     is_count = hasattr(value, "__index__") and not isinstance(value, bool)
+    is_count = is_count and not hasattr(value, "data_ptr")  # a tensor; its number may be elsewhere
     if not is_count or index(value) < 1:
         raise _refused(function, name, value, is_count, accepted)
     return index(value)

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from ..problem import plain_integers
+
 VECTOR_BYTES = 16  # one copy of a thread: the widest access of global memory
 THREADS = 128
 
@@ -25,6 +27,9 @@ class AppendConfig:
     packed: bool = False
     page_size: int = 0
     arch: str = "sm_100a"
+
+    def __post_init__(self):
+        plain_integers(self, "depth", "depth_v", "page_size")
 
     @property
     def paged(self) -> bool:

@@ -1,0 +1,150 @@
+"""Arguments as other packages have them: which ones mean nothing here and pass, and what a refusal of the others says.
+
+flash-attn, flash-attn-4, scaled_dot_product_attention, FlashInfer and vLLM give the same things other names and another
+order. The public functions take what they do not know as *positional and **others, and ask here only if there is any.
+docs/coming_from.md has the whole table.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+
+import torch
+
+from cute_fa4.system.messages import shown
+
+PAGE = "docs/coming_from.md"
+
+_GROUPED = "query heads may be any multiple of the key/value heads"
+_FP8 = "float8 tensors are not built"
+_VLLM = "cute_fa4.integrations.vllm has vLLM's signature"
+
+# name -> (values that change nothing here, what to do instead of the others)
+NOT_BUILT = {
+    "dropout_p": ((0, None), "dropout is not built"),
+    "alibi_slopes": (
+        (None,),
+        "score_mod=score_mods.alibi(num_heads) has the usual slopes; a score_mod that reads aux_tensors has any",
+    ),
+    "return_attn_probs": ((False, None), "return_lse=True returns the log-sum-exp; probabilities are never stored"),
+    "q_descale": ((None,), _FP8),
+    "k_descale": ((None,), _FP8),
+    "v_descale": ((None,), _FP8),
+    "qv": ((None,), "a second query for V is not built"),
+    "q_v": ((None,), "a second query for V is not built"),
+    "sm_margin": ((0, None), "CTAs are not limited"),
+    "scheduler_metadata": ((None,), "a CTA finds its work from the lengths"),
+    "gather_kv_indices": ((None,), "page_table= with pages of 8 keys or more"),
+    "pos_encoding_mode": (("NONE", None), "rotate q and k before the call"),
+    "backend": (("auto", None), "there is one kernel"),
+}  # fmt: skip
+OTHER_NAMES = {
+    "attn_mask": ((None,), "mask=, mask_mod=, or cute_fa4.scaled_dot_product_attention, which reads tensors"),
+    "custom_mask": ((None,), "mask=, mask_mod=, or cute_fa4.scaled_dot_product_attention, which reads tensors"),
+    "is_causal": ((False, None), "causal=, which counts from the last key where seqlen_q and seqlen_k differ"),
+    "scale": ((None,), "softmax_scale="),
+    "sm_scale": ((None,), "softmax_scale="),
+    "enable_gqa": ((False, True, None), _GROUPED),
+    "query": ((), "q=, (batch, seqlen, heads, head_dim); or cute_fa4.scaled_dot_product_attention"),
+    "key": ((), "k=, (batch, seqlen, heads, head_dim); or cute_fa4.scaled_dot_product_attention"),
+    "value": ((), "v=, (batch, seqlen, heads, head_dim); or cute_fa4.scaled_dot_product_attention"),
+    "logits_soft_cap": ((0, None), "softcap="),
+    "window_left": ((-1, None), "window_size=(left, None)"),
+    "window_size_left": ((-1, None), "window_size=(left, right)"),
+    "window_size_right": ((-1, None), "window_size=(left, right)"),
+    "attention_chunk": ((0, None), "mask=masks.chunked_causal(size) or masks.chunked(size)"),
+    "sinks": ((None,), "learnable_sink="),
+    "s_aux": ((None,), "learnable_sink="),
+    "return_softmax_lse": ((False, None), "return_lse="),
+    "page_table": ((None,), "flash_attn_varlen_func or flash_attn_with_kvcache"),
+    "block_table": ((None,), "flash_attn_varlen_func or flash_attn_with_kvcache"),
+    "cu_seqlens_q": ((None,), "flash_attn_varlen_func"),
+    "cu_seqlens_k": ((None,), "flash_attn_varlen_func"),
+    "seqused_k": ((None,), "flash_attn_varlen_func; of dense keys key_limit="),
+    "kv_cache": ((), "k_cache= and v_cache=, which may be slices of one tensor"),
+    "paged_kv_cache": ((), "k= and v=, which may be slices of one tensor, with page_table="),
+    "kv_layout": (("NHD",), "tensors (batch, seqlen, heads, head_dim), such as x.transpose(1, 2)"),
+    "fa_version": ((2, 3, 4), _VLLM),
+    "cp_world_size": ((1,), _VLLM),
+    "cp_rank": ((0,), _VLLM),
+    "cp_tot_seqused_k": ((None,), _VLLM),
+}  # fmt: skip
+
+# What stands behind the last parameter that may be given by position, in the packages that have such a function.
+NEXT = {
+    "flash_attn_func": "dropout_p in flash-attn, softmax_scale in flash-attn-4, attn_mask in torch",
+    "flash_attn_varlen_func": "dropout_p in flash-attn, seqused_q in flash-attn-4",
+    "flash_attn_with_kvcache": "rotary_cos in flash-attn, qv in flash-attn-3",
+}
+SWITCHES = (
+    "deterministic",
+    "return_lse",
+    "return_softmax_lse",
+    "seqused_k_excludes_new",
+)
+
+
+def check_arguments(function, positional: tuple, others: dict, given: dict) -> None:
+    """Refuse what a public function does not have, and switches that are neither True nor False.
+
+    given: arguments by name, of which the switches are looked at.
+    """
+    if positional:
+        raise TypeError(_too_many(function, positional))
+    for name, value in others.items():
+        _check_other(function, name, value)
+    for name in SWITCHES:
+        if name in given and not isinstance(given[name], bool):
+            raise TypeError(f"{name}: {shown(given[name])}; accepted: True or False")
+    pack_gqa = given.get("pack_gqa")
+    if pack_gqa is not None and not isinstance(pack_gqa, bool):
+        raise TypeError(f"pack_gqa: {shown(pack_gqa)}; accepted: None (chosen), True or False")
+
+
+def _too_many(function, positional: tuple) -> str:
+    by_position = _by_position(function)
+    name = function.__name__
+    return (
+        f"{name}: argument {len(by_position) + 1} by position: {shown(positional[0])}; accepted by position: "
+        f"{', '.join(by_position)}; give the others by keyword, because packages differ in their order: what comes "
+        f"next is {NEXT[name]}; see {PAGE}"
+    )
+
+
+def _check_other(function, name: str, value) -> None:
+    asked = f"{name}: {shown(value)}"
+    if name in NOT_BUILT:
+        off, instead = NOT_BUILT[name]
+        if not _is_one_of(value, off):
+            raise NotImplementedError(f"{asked}; accepted: {off[0]!r}; {instead}; see {PAGE}")
+    elif name in OTHER_NAMES:
+        off, instead = OTHER_NAMES[name]
+        if not _is_one_of(value, off):
+            raise TypeError(
+                f"{asked}: no parameter of {function.__name__}; accepted: {instead}; see {PAGE}"
+            )
+    else:
+        raise TypeError(_unknown(function, name))
+
+
+def _is_one_of(value, accepted: tuple) -> bool:
+    if isinstance(value, torch.Tensor):
+        return False
+    return any(value is each or (value == each and each is not None) for each in accepted)
+
+
+def _unknown(function, name: str) -> str:
+    names = [
+        each.name
+        for each in inspect.signature(function).parameters.values()
+        if each.kind is not each.VAR_POSITIONAL and each.kind is not each.VAR_KEYWORD
+    ]
+    near = difflib.get_close_matches(name, [*names, *NOT_BUILT, *OTHER_NAMES], n=1)
+    meant = f"did you mean {near[0]}; " if near else ""
+    return f"{name}: no parameter of {function.__name__}; {meant}accepted: {', '.join(names)}; see {PAGE}"
+
+
+def _by_position(function) -> list[str]:
+    parameters = inspect.signature(function).parameters.values()
+    return [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]

@@ -11,6 +11,7 @@ import difflib
 import inspect
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from cute_fa4.system.messages import shown
 
@@ -140,9 +141,11 @@ def _unknown(function, name: str) -> str:
         for each in inspect.signature(function).parameters.values()
         if each.kind is not each.VAR_POSITIONAL and each.kind is not each.VAR_KEYWORD
     ]
+    text = f"{name}: no parameter of {function.__name__}; accepted: {', '.join(names)}; see {PAGE}"
+    if is_dynamo_compiling():  # which cannot follow the search
+        return text
     near = difflib.get_close_matches(name, [*names, *NOT_BUILT, *OTHER_NAMES], n=1)
-    meant = f"did you mean {near[0]}; " if near else ""
-    return f"{name}: no parameter of {function.__name__}; {meant}accepted: {', '.join(names)}; see {PAGE}"
+    return f"{text}; did you mean {near[0]}?" if near else text
 
 
 def _by_position(function) -> list[str]:

@@ -1,0 +1,89 @@
+"""FlopCounterMode counts a call by torch's own convention: every query of a sequence with every key of it.
+
+The oracle is what torch counts for scaled_dot_product_attention on each sequence by itself.
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from cute_fa4 import (
+    EmulatorWarning,
+    flash_attn_func,
+    flash_attn_varlen_func,
+    flash_attn_with_kvcache,
+)
+from cute_fa4.operators import OPERATORS
+from tests.serving.batches import Batch, int32, packed_kv, packed_q, paged_kv
+from tests.serving.test_errors import APPEND
+from tests.test_interface import qkv
+
+pytestmark = pytest.mark.filterwarnings(f"ignore::{EmulatorWarning.__module__}.EmulatorWarning")
+
+QUERIES, KEYS = [2, 3], [20, 33]
+BATCH = Batch.draw(QUERIES, KEYS)
+HEADS, DEPTH = packed_q(BATCH)["q"].shape[1:]
+
+
+def counted(function, *args, **kwargs) -> int:
+    with FlopCounterMode(display=False) as counter:
+        function(*args, **kwargs)
+    return counter.get_total_flops()
+
+
+def of_torch(queries: int, keys: int, heads: int, depth: int) -> int:
+    q, k = torch.zeros(1, heads, queries, depth), torch.zeros(1, heads, keys, depth)
+    return counted(F.scaled_dot_product_attention, q, k, k)
+
+
+def of_batch(queries: list, keys: list) -> int:
+    return sum(of_torch(m, n, HEADS, DEPTH) for m, n in zip(queries, keys, strict=True))
+
+
+@pytest.mark.parametrize(
+    "options", [{}, dict(causal=True, window_size=(3, 0)), dict(return_lse=True)]
+)
+def test_dense(options):
+    q, k, v = qkv(batch=2, seqlen_q=8, seqlen_k=24, heads_q=4, heads_kv=2)
+    expected = 2 * of_torch(8, 24, 4, 64)
+    assert counted(flash_attn_func, q, k, v, **options) == expected
+    assert counted(flash_attn_func, q, k, v, out=torch.empty_like(q), **options) == expected
+
+
+def test_packed_and_paged_sequences_count_as_long_as_they_are():
+    assert counted(flash_attn_varlen_func, **packed_q(BATCH), **packed_kv(BATCH)) == of_batch(
+        QUERIES, KEYS
+    )
+    paged = packed_q(BATCH) | paged_kv(BATCH, 16)
+    assert counted(flash_attn_varlen_func, **paged, causal=True) == of_batch(QUERIES, KEYS)
+    used = paged | dict(
+        seqused_q=int32([1, 0]), seqused_k=int32([20, 7]), seqused_k_excludes_new=True
+    )
+    assert counted(flash_attn_varlen_func, **used) == of_batch([1, 0], [21, 7])
+
+
+def test_appended_rows_are_keys():
+    q, new, lengths = APPEND["q"], APPEND["k"], APPEND["cache_seqlens"].tolist()
+    keys = [n + new.shape[1] for n in lengths]
+    expected = sum(of_torch(q.shape[1], n, q.shape[2], q.shape[3]) for n in keys)
+    assert counted(flash_attn_with_kvcache, **APPEND) == expected
+    complete = APPEND | dict(k=None, v=None)
+    expected = sum(of_torch(q.shape[1], n, q.shape[2], q.shape[3]) for n in lengths)
+    assert counted(flash_attn_with_kvcache, **complete) == expected
+
+
+def test_without_data_a_sequence_is_as_long_as_the_longest():
+    call = packed_q(BATCH) | packed_kv(BATCH) | dict(max_seqlen_q=3, max_seqlen_k=33)
+    with FakeTensorMode() as mode:
+        fake = {
+            n: mode.from_tensor(v) if isinstance(v, torch.Tensor) else v for n, v in call.items()
+        }
+        assert counted(flash_attn_varlen_func, **fake) == of_batch([3, 3], [33, 33])
+
+
+def test_every_operator_has_a_formula():
+    from torch.utils.flop_counter import flop_registry
+
+    assert all(operator.overloadpacket in flop_registry for operator in OPERATORS.values())

@@ -16,6 +16,7 @@ import torch
 from torch.nn.functional import pad
 
 from cute_fa4 import masks
+from cute_fa4.calls import autocast
 from cute_fa4.calls.tensors import check_is_tensor, check_rank, checked_scale
 from cute_fa4.interface import flash_attn_func
 from cute_fa4.sm100.choose_config import DEPTHS
@@ -56,6 +57,9 @@ def scaled_dot_product_attention(
 
     Raises as flash_attn_func, whose q, k and v, (batch, seqlen, heads, head_dim), are query, key and value.
     """
+    query, key, value = autocast.cast(query, key, value)
+    if attn_mask is not None and getattr(attn_mask, "dtype", None) is not torch.float32:
+        (attn_mask,) = autocast.cast(attn_mask)
     tensors = {"query": query, "key": key, "value": value}
     for name, tensor in tensors.items():
         check_is_tensor(name, tensor)

@@ -1,0 +1,102 @@
+"""What takes the place of a compiled kernel: attention by its definition, from the arguments that a launch gets.
+
+So a call runs down to its launch, with every check and choice on the way, and returns numbers in milliseconds.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from cute_fa4.score_mods import alibi_slope
+from cute_fa4.sm100.append.config import AppendConfig
+from cute_fa4.sm100.score_mods import THEN, packaged_call
+from tests.serving.batches import attention, positions
+
+
+def compiled(config, executor):
+    """In the place of compiler.compile_function."""
+    run = append if isinstance(config, AppendConfig) else attend
+    return lambda *given: run(config, *given)
+
+
+def attend(
+    config, q, k, v, out, lse, scale, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit,
+    page_table, seqlen_q, sizes, sink, aux, split=None,
+):  # fmt: skip
+    """Each sequence by itself."""
+    assert split is None
+    batch = len(q) if cu_seqlens_q is None else len(cu_seqlens_q) - 1
+    for b in range(batch):
+        rows, lse_rows = _rows(b, q, cu_seqlens_q)
+        queries = q[rows]
+        keys, values = (_sequence(b, x, cu_seqlens_k, page_table) for x in (k, v))
+        if seqused_k is not None:
+            used = int(seqused_k[b]) + config.cache_excludes_new * len(queries)
+            keys, values = keys[:used], values[:used]
+        p, j = positions(len(queries), len(keys))
+        bands = config.mask.bands(
+            p, torch.tensor(len(keys)), [torch.tensor(s) for s in sizes or ()]
+        )
+        shown = sum((j >= lo) & (j < hi) for lo, hi in bands) > 0
+        if key_limit is not None:
+            shown = shown & (j < key_limit[b])
+        if config.mask_mod is not None:
+            heads = torch.arange(queries.shape[1])[:, None, None]
+            i = torch.arange(len(queries))[:, None]
+            shown = shown & config.mask_mod.function(b, heads, i, j, aux)
+        o, sums, _ = attention(
+            queries,
+            keys,
+            values,
+            visible=shown,
+            score_mod=_score_mod(config, p, j),
+            sink=sink,
+            scale=scale,
+        )
+        out[rows] = o.to(out.dtype)
+        if lse is not None:
+            lse[lse_rows] = sums.float()
+
+
+def append(config, k, v, k_cache, v_cache, cache_seqlens, offsets, table, batch):
+    """New rows of each sequence behind those of its cache, in pages."""
+    assert offsets is None and table is not None
+    page_size = k_cache.shape[1]
+    for b in range(batch):
+        for i in range(k.shape[1]):
+            row = int(cache_seqlens[b]) + i
+            page = table[b, row // page_size]
+            k_cache[page, row % page_size], v_cache[page, row % page_size] = k[b, i], v[b, i]
+
+
+def _rows(b: int, q, offsets) -> tuple:
+    """Where the queries of a sequence are, and their log-sum-exps."""
+    if offsets is None:
+        return b, b
+    rows = slice(int(offsets[b]), int(offsets[b + 1]))
+    return rows, (slice(None), rows)
+
+
+def _sequence(b: int, x, offsets, table):
+    if table is not None:
+        return x[table[b].long()].flatten(0, 1)
+    return x[b] if offsets is None else x[int(offsets[b]) : int(offsets[b + 1])]
+
+
+def _score_mod(config, p, j):
+    """The functions that the page uses, of scaled scores (heads, queries, keys)."""
+    if config.score_mod is None:
+        return None
+    calls = [packaged_call(key) for key in config.score_mod.key.split(THEN)]
+
+    def apply(scores):
+        for name, argument in calls:
+            if name == "soft_cap":
+                scores = argument * torch.tanh(scores / argument)
+            else:
+                assert name == "alibi"
+                slopes = torch.tensor([alibi_slope(head, argument) for head in range(argument)])
+                scores = scores - slopes[:, None, None] * (p - j).abs()
+        return scores
+
+    return apply

@@ -1,4 +1,4 @@
-"""Masks: with their sizes, as the `mask=` of the attention functions takes them, and their
+"""Masks with their sizes, as the `mask=` of the attention functions takes them, and the kinds of masks.
 
     window(64, 0)                             the query's own key and the 64 before it
     chunked(128)                              blocks of 128 that see only themselves

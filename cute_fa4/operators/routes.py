@@ -87,19 +87,19 @@ def _call(functional, mutating, call: dict, out):
 # --- outside of the graph
 
 
-@disable(
-    reason="score_mod, mask_mod: a Python function, whose closure and globals a graph cannot watch; accepted in a "
-    "graph: functions of cute_fa4.score_mods, and cute_fa4.score_mods.ScoreMod.of(function), made outside of it"
+_FUNCTION = (
+    "score_mod, mask_mod: a Python function, whose closure and globals a graph cannot watch; accepted in a graph: "
+    "functions of cute_fa4.score_mods, and cute_fa4.score_mods.ScoreMod.of(function), made outside of it"
 )
+
+
 def _with_function(function, given: dict):
-    return function(**given)
+    refuse(_FUNCTION)
+    return _not_traced(function, given)
 
 
-@disable(
-    reason="q, k, v: requires_grad is True and the backward pass is not built; "
-    "call under torch.no_grad() or pass .detach()"
-)
-def _with_gradient(function, given: dict):
+@disable(reason=_FUNCTION)
+def _not_traced(function, given: dict):
     return function(**given)
 
 
@@ -110,10 +110,6 @@ def _outside(given: dict):
     for name in ("score_mod", "mask_mod"):
         if given[name] is not None and not isinstance(given[name], ScoreMod):
             return _with_function
-    if torch.is_grad_enabled():
-        tensors = [*given.values(), *(given["aux_tensors"] or ())]
-        if any(isinstance(tensor, torch.Tensor) and tensor.requires_grad for tensor in tensors):
-            return _with_gradient
     return None
 
 

@@ -254,3 +254,29 @@ def test_the_key_follows_values_that_a_function_finds_outside(monkeypatch):
 
 def test_equal_closures_share_a_key():
     assert ScoreMod.of(scaled_by(2.0)) == ScoreMod.of(scaled_by(2.0))
+
+
+# --- what a function may return: said while it is traced, before the compiler complains about itself
+
+RETURNED = {
+    "a score_mod without return": (dict(score_mod=lambda *_: None), "score_mod: .* returned None; .*return the score"),
+    "a score_mod that says yes": (dict(score_mod=lambda *_: True), "score_mod: .* returned True; accepted: a score"),
+    "a score_mod of two scores": (dict(score_mod=lambda s, *_: (s, s)), "score_mod: .* returned .*; accepted: a score"),
+    "a mask_mod without return": (dict(mask_mod=lambda *_: None), "mask_mod: .* returned None; .*return the condition"),
+    "a mask_mod of an int": (dict(mask_mod=lambda *_: 1), "mask_mod: .* returned 1; accepted: a comparison"),
+    "a mask_mod of an index": (dict(mask_mod=lambda b, h, i, j, aux: j), "mask_mod: .* returned Int32; accepted:"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("options, text", RETURNED.values(), ids=RETURNED.keys())
+def test_a_function_that_returns_something_else_is_named(options, text):
+    x = torch.zeros(1, 8, 1, 64, dtype=torch.bfloat16)
+    with pytest.raises(TypeError, match=f"^{text}") as refused:
+        flash_attn_func(x, x, x, **options)
+    assert len(str(refused.value)) < 300
+
+
+def test_a_mask_mod_may_be_the_same_for_every_key():
+    q, k, v = torch.randn(3, 1, 8, 1, 64, dtype=torch.bfloat16)
+    assert torch.equal(flash_attn_func(q, k, v, mask_mod=lambda *_: True), flash_attn_func(q, k, v))
+    assert (flash_attn_func(q, k, v, mask_mod=lambda *_: False) == 0).all()

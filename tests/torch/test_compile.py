@@ -367,7 +367,10 @@ def test_a_plain_function_breaks_the_graph_and_says_so(reached):
     def program(factor, q, **arguments):
         return flash_attn_func(q * 2, **arguments, score_mod=scaled_by(factor)) + 1
 
-    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"accepted in a graph: .*ScoreMod\.of"):
+    with pytest.raises(
+        torch._dynamo.exc.Unsupported,
+        match=r"^score_mod, mask_mod: a Python function.*ScoreMod\.of",
+    ):
         compiled(program)(2.0, **problems.dense())
     counter = CompileCounterWithBackend("eager")
     function = torch.compile(program, backend=counter)
@@ -386,7 +389,7 @@ def test_a_gradient_is_refused_with_the_same_error(name):
     arguments = problems.dense()
     arguments[name].requires_grad_()
     text = f"^{name}: requires_grad is True and the backward pass is not built"
-    with pytest.raises(torch._dynamo.exc.Unsupported, match=text[len(name) + 3 :]):
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=text):
         compiled(flash_attn_func)(**arguments)
     torch._dynamo.reset()
     for function in (flash_attn_func, torch.compile(flash_attn_func, backend="aot_eager")):

@@ -110,15 +110,18 @@ global_memory = GlobalMemory()
 
 @dataclass(eq=False)
 class _Library:
-    """The kernels of one host function: PTX, labels, and the decoded programs."""
+    """The kernels of one host function: PTX and labels."""
 
     ptx: str
     labels: object
-    programs: dict = field(default_factory=dict)
 
 
 _libraries = {}  # number of the host function -> _Library
 _kernels = {}  # handle -> (_Library, entry name)
+# (_Library, entry name, edited PTX or None, helper files) -> Program; the latest used are last.
+_programs = {}
+MAX_PROGRAMS = 32
+"""Decoded programs that are kept: some megabytes each, decoded again in a tenth of a second."""
 _settings = [Settings()]
 _call_checks = "ptx"  # of the compiled function that is being called
 _error = None
@@ -254,26 +257,13 @@ def launch(config, kernel, args):
     """Execute a grid."""
     global _written
     from cute_fa4.emulator.launch import execute_grid
-    from cute_fa4.emulator.program import Program
-    from cute_fa4.emulator.ptx_parser import parse
 
     start = time.perf_counter()
     config = _LaunchConfig.from_address(config)
     library, name = _kernels[kernel]
     current = _settings[-1]
     labels = current.labels or library.labels
-    ptx = library.ptx
-    if current.transform is not None:
-        ptx = current.transform(name, ptx)
-    key = (name, ptx if current.transform is not None else None, labels.helper_files)
-    program = library.programs.get(key)
-    if program is None:
-        module = parse(ptx, labels.helper_files)
-        if name not in module.kernels:
-            raise EmulatorError(
-                f"the PTX has no kernel {name}; it has {', '.join(module.kernels) or 'none'}"
-            )
-        program = library.programs[key] = Program(module.kernels[name], module)
+    program = _program(library, name, labels, current.transform)
     params = _read_params(program.kernel, args)
     checks = checks_in_force(_call_checks)
     _run.levels[level_in_force(_call_checks)] += 1
@@ -300,6 +290,27 @@ def launch(config, kernel, args):
     _run.counters.update(result.counters)
     _run.notes.extend(result.notes)
     _run.seconds += time.perf_counter() - start
+
+
+def _program(library, name, labels, transform):
+    """The decoded kernel, edited by transform if there is one."""
+    from cute_fa4.emulator.program import Program
+    from cute_fa4.emulator.ptx_parser import parse
+
+    edited = None if transform is None else transform(name, library.ptx)
+    key = (library, name, edited, labels.helper_files)
+    program = _programs.pop(key, None)
+    if program is None:
+        module = parse(library.ptx if edited is None else edited, labels.helper_files)
+        if name not in module.kernels:
+            raise EmulatorError(
+                f"the PTX has no kernel {name}; it has {', '.join(module.kernels) or 'none'}"
+            )
+        program = Program(module.kernels[name], module)
+    _programs[key] = program
+    while len(_programs) > MAX_PROGRAMS:
+        del _programs[next(iter(_programs))]
+    return program
 
 
 def _read_params(kernel, args):

@@ -14,7 +14,6 @@ operands are checked. PTX ISA, "Data Movement and Conversion Instructions: Async
 """
 
 from collections import defaultdict
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -326,16 +325,17 @@ class CopyGroups:
         return [copy for group in covered for copy in group]
 
 
-_bulk_groups = WeakKeyDictionary()  # warp -> lane -> CopyGroups of cp.async.bulk
+BULK = "cp.async.bulk"
 
 
-def groups_of(table, warp):
-    return table.setdefault(warp, defaultdict(CopyGroups))
+def groups_of(kind, warp):
+    """lane -> CopyGroups of a warp, for one kind of copy."""
+    return warp.copy_groups.setdefault(kind, defaultdict(CopyGroups))
 
 
-def wait_for_groups(table, warp, newest, what, only_read=False):
+def wait_for_groups(kind, warp, newest, what, only_read=False):
     """Wait until all but the ``newest`` committed groups of every executing lane are read (and written)."""
-    lanes = groups_of(table, warp)
+    lanes = groups_of(kind, warp)
     copies = [copy for lane in warp.lanes for copy in lanes[lane].all_but(newest)]
 
     def ready():
@@ -353,7 +353,7 @@ def wait_for_groups(table, warp, newest, what, only_read=False):
 def bulk_commit_group(warp, ins):
     """The bulk stores that this thread issued since the last commit become a group."""
     for lane in warp.lanes:
-        groups_of(_bulk_groups, warp)[lane].commit()
+        groups_of(BULK, warp)[lane].commit()
 
 
 @instruction(pattern=r"cp\.async\.bulk\.wait_group(\.read)?")
@@ -361,7 +361,7 @@ def bulk_wait_group(warp, ins, match):
     """Until at most N of this thread's newest bulk groups are pending; with .read: are still to be read."""
     newest = ins.operands[0].value
     what = f"{ins.opcode} {newest}"
-    return wait_for_groups(_bulk_groups, warp, newest, what, bool(match.group(1)))
+    return wait_for_groups(BULK, warp, newest, what, bool(match.group(1)))
 
 
 # --- stores -------------------------------------------------------------------------------------------------
@@ -377,7 +377,7 @@ def _submit_store(warp, lanes, read, write, label):
     checks = copy_checks(warp, label)
     copy = Copy(checks)
     for lane in lanes:
-        groups_of(_bulk_groups, warp)[lane].open.append(copy)
+        groups_of(BULK, warp)[lane].open.append(copy)
 
     def first():
         data = read(checks)

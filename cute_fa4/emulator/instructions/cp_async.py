@@ -6,8 +6,6 @@
 PTX ISA, "Data Movement and Conversion Instructions: cp.async".
 """
 
-from weakref import WeakKeyDictionary
-
 import numpy as np
 
 from cute_fa4.emulator.checks.memory import copy_checks
@@ -23,7 +21,7 @@ from cute_fa4.emulator.instructions.bulk_copy import (
 )
 from cute_fa4.emulator.ptx_parser import Pred
 
-_async_groups = WeakKeyDictionary()  # warp -> lane -> CopyGroups of cp.async
+ASYNC = "cp.async"  # the kind of copies (bulk_copy.groups_of)
 
 
 @instruction(
@@ -54,7 +52,7 @@ def cp_async(warp, ins, match):
     label = f"cp.async of {len(lanes)} x {size} bytes"
     copy = Copy(copy_checks(warp, label, is_async=False))
     for lane in warp.lanes:
-        groups_of(_async_groups, warp)[lane].open.append(copy)
+        groups_of(ASYNC, warp)[lane].open.append(copy)
 
     def complete():
         data = np.zeros((len(lanes), size), np.uint8)
@@ -92,24 +90,24 @@ def _bytes_to_read(warp, operand, lanes, size):
 def cp_async_commit_group(warp, ins):
     """The cp.async that this thread issued since the last commit become a group."""
     for lane in warp.lanes:
-        groups_of(_async_groups, warp)[lane].commit()
+        groups_of(ASYNC, warp)[lane].commit()
 
 
 @instruction("cp.async.wait_group")
 def cp_async_wait_group(warp, ins):
     """Until at most N of this thread's newest cp.async groups are pending."""
     newest = ins.operands[0].value
-    return wait_for_groups(_async_groups, warp, newest, f"cp.async.wait_group {newest}")
+    return wait_for_groups(ASYNC, warp, newest, f"cp.async.wait_group {newest}")
 
 
 @instruction("cp.async.wait_all")
 def cp_async_wait_all(warp, ins):
     """Until every cp.async of this thread is complete; an open group is committed first."""
     for lane in warp.lanes:
-        groups = groups_of(_async_groups, warp)[lane]
+        groups = groups_of(ASYNC, warp)[lane]
         if groups.open:
             groups.commit()
-    return wait_for_groups(_async_groups, warp, 0, "cp.async.wait_all")
+    return wait_for_groups(ASYNC, warp, 0, "cp.async.wait_all")
 
 
 @instruction(pattern=r"cp\.async\.mbarrier\.arrive(\.noinc)?\.shared(?:::cta)?\.b64")
@@ -126,7 +124,7 @@ def cp_async_mbarrier_arrive(warp, ins, match):
         barrier = cta.mbarrier(offset)
         if not match.group(1):
             barrier.pending += 1
-        groups = groups_of(_async_groups, warp)[lane]
+        groups = groups_of(ASYNC, warp)[lane]
         copies = [c for group in (*groups.history, groups.open) for c in group]
         pending = [c for c in copies if not c.written]
         left = [len(pending)]

@@ -5,14 +5,11 @@ pytest -m sweep      only the tests with many random examples, which are left ou
 pytest --gpu         also what needs a GPU; attention runs on it where it has compute capability 10
 """
 
-import os
-
 import pytest
 import torch
 
-# Tests change kernels in place and ask what happens: a kernel on disk would answer for the unchanged
-# one, and the changed one must not get there. tests/aot turns the cache on for itself, in directories of its own.
-os.environ["CUTE_FA4_CACHE"] = "off"
+from tests.suite.costs import CostsPlugin
+from tests.suite.kernels import KernelsPlugin
 
 
 def pytest_addoption(parser):
@@ -27,6 +24,8 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    config.pluginmanager.register(CostsPlugin())
+    config.pluginmanager.register(KernelsPlugin(getattr(config, "workerinput", {}).get("kernels")))
     if config.getoption("--seeds") < 1:
         raise pytest.UsageError(f"--seeds {config.getoption('--seeds')}; accepted: 1 or more")
     if config.getoption("--gpu") and not torch.cuda.is_available():

@@ -1,0 +1,182 @@
+"""Where the time and the memory of a test run go: printed at its end, summed over its workers.
+
+    ten slowest test files                    set-up, tests and tear-down
+    compile, emulator                         seconds inside of the compiler and inside of emulated launches
+    peak memory of every worker               and the files during which it grew; above 4 GB the run fails
+
+Processes that tests start (examples, pages of the documentation) count in their file only.
+"""
+
+from __future__ import annotations
+
+import functools
+import resource
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+
+from tests.suite.imports import after_import
+
+# A worker may take this much. Two of them, their controller and the compiler's own processes fit in a machine
+# with 16 GB, and a test that needs more would meet this limit on the way.
+MEMORY_LIMIT_BYTES = 4 << 30
+
+SLOWEST = 10
+
+
+@dataclass
+class Costs:
+    """What one process spent."""
+
+    compile_seconds: float = 0.0
+    compiles: int = 0
+    emulator_seconds: float = 0.0
+    launches: int = 0
+    cpu_seconds: float = 0.0  # of this process and those it started
+    peak_bytes: int = 0
+    grown: Counter = field(
+        default_factory=Counter
+    )  # test file -> bytes by which the peak grew in it
+
+    def as_data(self) -> dict:
+        """What xdist can send to the controller."""
+        return {**vars(self), "grown": dict(self.grown)}
+
+
+def peak_bytes() -> int:
+    """The largest resident set this process has had."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def cpu_seconds() -> float:
+    """Of this process and of those it started and waited for."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
+
+
+class Timed:
+    """Adds the time inside of functions to a Costs; a call inside of another one counts once."""
+
+    def __init__(self, costs: Costs, what: str, number: str):
+        self.costs, self.what, self.number, self.depth = costs, what, number, 0
+
+    def __call__(self, function):
+        @functools.wraps(function)
+        def timed(*args, **kwargs):
+            self.depth += 1
+            begin = time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.depth -= 1
+                if self.depth == 0:
+                    self._add(time.perf_counter() - begin)
+
+        return timed
+
+    def _add(self, seconds):
+        setattr(self.costs, self.what, getattr(self.costs, self.what) + seconds)
+        setattr(self.costs, self.number, getattr(self.costs, self.number) + 1)
+
+
+class CostsPlugin:
+    """Measures in every process that runs tests; the process that reports adds up and prints."""
+
+    def __init__(self):
+        self.mine = Costs()
+        self.of_workers = {}  # name -> Costs as data
+        self.seconds = Counter()  # test file -> seconds
+        compiling = Timed(self.mine, "compile_seconds", "compiles")
+        emulating = Timed(self.mine, "emulator_seconds", "launches")
+
+        def time_compiler(module):
+            module.CompileCallable.__call__ = compiling(module.CompileCallable.__call__)
+
+        def time_emulator(module):
+            module.execute_grid = emulating(module.execute_grid)
+
+        after_import("cutlass.base_dsl.compiler", time_compiler)
+        after_import("cute_fa4.emulator.launch", time_emulator)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logfinish(self, nodeid):
+        """In a worker, and without workers: whose test made the peak grow."""
+        peak = peak_bytes()
+        if peak > self.mine.peak_bytes:
+            self.mine.grown[file_of(nodeid)] += peak - self.mine.peak_bytes
+            self.mine.peak_bytes = peak
+
+    def pytest_runtest_logreport(self, report):
+        """Every phase of every test, wherever it ran."""
+        self.seconds[file_of(report.nodeid)] += report.duration
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session):
+        """A worker hands its costs over; the reporting process fails a run that took too much memory."""
+        self.mine.peak_bytes = max(self.mine.peak_bytes, peak_bytes())
+        self.mine.cpu_seconds = cpu_seconds()
+        if hasattr(session.config, "workeroutput"):
+            session.config.workeroutput["costs"] = self.mine.as_data()
+        elif self.too_large() and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node, error):
+        """What a worker handed over; nothing if it crashed."""
+        costs = getattr(node, "workeroutput", {}).get("costs")
+        if costs is not None:
+            self.of_workers[node.gateway.id] = costs
+
+    def processes(self) -> dict:
+        """Those that ran tests: the workers, or this one."""
+        return self.of_workers or {"this process": self.mine.as_data()}
+
+    def too_large(self) -> list[str]:
+        """Processes above the limit."""
+        return [n for n, c in self.processes().items() if c["peak_bytes"] > MEMORY_LIMIT_BYTES]
+
+    def pytest_terminal_summary(self, terminalreporter):
+        """Print it."""
+        if not self.seconds or terminalreporter.config.getoption("collectonly"):
+            return
+        terminalreporter.section("where the time went")
+        for line in report_lines(self.seconds, self.processes()):
+            terminalreporter.write_line(line)
+        for name in self.too_large():
+            terminalreporter.write_line(
+                f"ERROR: {name} took more than {MEMORY_LIMIT_BYTES / 2**30:.0f} GB; the files above made it grow",
+                red=True,
+            )
+
+
+def report_lines(seconds: Counter, processes: dict) -> list[str]:
+    """The report: seconds by test file, costs as data by process."""
+    total = lambda name: sum(costs[name] for costs in processes.values())
+    lines = [f"{amount:8.1f} s  {file}" for file, amount in seconds.most_common(SLOWEST)]
+    rest = sum(seconds.values()) - sum(amount for _, amount in seconds.most_common(SLOWEST))
+    lines += [
+        f"{rest:8.1f} s  in {max(0, len(seconds) - SLOWEST)} other files",
+        f"compiler {total('compile_seconds'):.0f} s for {total('compiles')} functions, "
+        f"emulator {total('emulator_seconds'):.0f} s for {total('launches')} launches, "
+        f"of {sum(seconds.values()):.0f} s in all workers, {total('cpu_seconds'):.0f} s of them on a core",
+    ]
+    for name, costs in sorted(processes.items()):
+        grown = ", ".join(
+            f"{file} {amount / 2**20:.0f} MB"
+            for file, amount in Counter(costs["grown"]).most_common(3)
+        )
+        lines.append(f"peak memory of {name} {costs['peak_bytes'] / 2**30:.2f} GB; most in {grown}")
+    return lines
+
+
+def file_of(nodeid: str) -> str:
+    """The file of a node id.
+
+    >>> file_of("tests/sm100/test_exp2.py::test_halves[1::2]")
+    'tests/sm100/test_exp2.py'
+    """
+    return nodeid.partition("::")[0]

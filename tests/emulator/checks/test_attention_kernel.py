@@ -8,9 +8,23 @@ import torch
 
 from cute_fa4 import emulator, flash_attn_func
 from cute_fa4.interface import EmulatorWarning
-from tests.emulator.mutations.attention_places import at
-from tests.emulator.mutations.edits import ALWAYS_TRUE, WAIT
-from tests.emulator.mutations.edits import replace as replace_in
+from tests.emulator.mutations.attention_places import (
+    AFTER,
+    BEFORE,
+    BUFFER_READ,
+    K_EMPTY,
+    K_FULL,
+    MASKED_TILE,
+    P_READY,
+    PROXY_FENCE,
+    PV_LAST,
+    WAIT_LD,
+    WAIT_ST,
+    WHOLE_TILE,
+    o_ready,
+    wait,
+)
+from tests.emulator.mutations.edits import ALWAYS_TRUE, delete, lines, replace
 
 # The smallest problem in which every role works: two query tiles, three key tiles with a masked one, and
 # scores large enough that the correction warps rescale O.
@@ -55,82 +69,76 @@ def test_a_seed_replays_exactly_and_another_one_does_not(mode):
 def test_ptx_is_what_calls_of_the_package_are_checked_with():
     """Without checks=, as users call it: a removed fence is an error."""
     with pytest.raises(emulator.ProxyError):
-        attention(transform=without("fence.proxy.async", 0))
+        attention(causal=False, transform=planted(delete(lines("correction", PROXY_FENCE).first)))
 
 
-def without(opcode, which):
-    """A transform that takes out the which-th instruction of an opcode."""
-
-    def transform(name, ptx):
-        lines = ptx.split("\n")
-        found = [i for i, line in enumerate(lines) if re.match(rf"\s*{re.escape(opcode)}", line)]
-        assert which < len(found), f"{opcode} {which}: the kernel has {len(found)}"
-        lines[found[which]] = ""
-        return "\n".join(lines)
-
-    return transform
-
-
-def without_wait(role, mbarrier, nth=0, of=1):
-    """A transform that lets a role pass the nth of its waits for an mbarrier (attention_defects.py counts them)."""
-    edit = replace_in(role, WAIT, ALWAYS_TRUE, nth, of, on=at(mbarrier))
+def planted(edit):
+    """An edit as a transform of emulator.use."""
     return lambda name, ptx: edit(ptx)
 
 
-# Numbers count in the order of the PTX text: softmax (whole tiles, masked tiles), correction, mma, load.
+def passing(place):
+    """A transform that lets a role pass a wait."""
+    return planted(replace(place, ALWAYS_TRUE))
+
+
+softmax = lambda pattern: lines("softmax", pattern)
+READ_IN_TIME = lines("correction", BUFFER_READ)  # a chunk's buffer is free again
+
+
+# Of softmax: in a whole tile.
 @pytest.mark.parametrize(
     "edit, error",
     [
-        (without("tcgen05.wait::ld", 0), emulator.RegisterHazard),
-        (without("tcgen05.wait::st", 0), emulator.RaceError),
-        (without("tcgen05.fence::before_thread_sync", 0), emulator.TensorOrderError),
-        (without("tcgen05.fence::after_thread_sync", 0), emulator.TensorOrderError),
-        (without("fence.mbarrier_init", 0), emulator.BarrierError),
-        # Of the third chunk, the first that finds its buffer in use.
-        (without("cp.async.bulk.wait_group.read", 2), emulator.RaceError),
-        (without_wait("mma", "q_full[0]"), emulator.RaceError),
-        (without_wait("mma", "kv_full[0]"), emulator.RaceError),
-        (without_wait("mma", "p_last[0]"), emulator.RaceError),
+        (delete(softmax(WAIT_LD).behind(WHOLE_TILE).first), emulator.RegisterHazard),
+        (delete(softmax(WAIT_ST).ahead_of(P_READY).last), emulator.RaceError),
+        (delete(softmax(BEFORE).ahead_of(P_READY).last), emulator.TensorOrderError),
+        (delete(softmax(AFTER).behind(WHOLE_TILE).first), emulator.TensorOrderError),
+        (delete(lines("prologue", r"fence\.mbarrier_init\S*;")), emulator.BarrierError),
+        # The first chunk of O1 is the first that finds its buffer in use.
+        (delete(READ_IN_TIME.behind(o_ready(1)).first), emulator.RaceError),
+        (replace(wait("mma", "q_full[0]"), ALWAYS_TRUE), emulator.RaceError),
+        (replace(K_FULL, ALWAYS_TRUE), emulator.RaceError),
+        (replace(PV_LAST["O0"], ALWAYS_TRUE), emulator.RaceError),
     ],
 )
 def test_what_is_taken_out_is_missed(edit, error):
     with pytest.raises(error):
-        attention(causal=False, transform=edit, checks="ptx")
+        attention(causal=False, transform=planted(edit), checks="ptx")
 
 
 def test_the_cta_ends_while_the_output_is_copied():
-    """256 queries: the last chunk has rows. Eight waits are those of the chunks, with keys and without."""
-    edit = without("cp.async.bulk.wait_group.read", 8)
+    """256 queries: the last chunk has rows."""
+    edit = delete(lines("correction", r"cp\.async\.bulk\.wait_group\.read\s+0;"))
     with pytest.raises(emulator.InFlightError):
-        attention(causal=False, seqlen=256, transform=edit, checks="ptx")
+        attention(causal=False, seqlen=256, transform=planted(edit), checks="ptx")
 
 
 def test_a_slot_is_loaded_again_before_it_is_free():
     """The load warp does not wait for kv_empty: three key tiles are six tiles for a ring of four."""
-    edit = without_wait("load", "kv_empty[0]", 0, 2)
     with pytest.raises(emulator.RaceError, match=r"kv\[\d\].*TMA load .* which (read|wrote) it"):
-        attention(causal=False, transform=edit, checks="ptx")
+        attention(causal=False, transform=passing(K_EMPTY), checks="ptx")
 
 
 def test_scores_are_read_before_the_product_is_complete():
     """Softmax does not wait for s_ready of a masked tile: the commit behind the product does not reach it."""
-    edit = without_wait("softmax", "s_ready[0]", 1, 2)
     with pytest.raises(emulator.RaceError, match="S0.*MMA|row_scale"):
-        attention(causal=False, transform=edit, checks="ptx")
+        attention(causal=False, transform=passing(MASKED_TILE), checks="ptx")
 
 
 def test_the_next_work_tile_overwrites_what_the_last_one_still_reads():
     """The second work tile of a CTA is where Q is loaded again; 300 queries are two tiles, which one CTA claims."""
-    edit = without_wait("load", "q_free[1]")
+    edit = passing(wait("load", "q_free[1]"))
     with pytest.raises(emulator.RaceError, match=r"Q1.*TMA load"):
         attention(causal=False, transform=edit, checks="ptx", claims=1)
     attention(causal=False, transform=edit, checks="ptx", claims=0)
 
 
-@pytest.mark.parametrize("opcode", ["tcgen05.wait::ld", "tcgen05.fence::after_thread_sync"])
-def test_what_only_ptx_asks_for_is_not_missed_by_hardware(opcode):
-    out, _, _ = attention(transform=without(opcode, 0), checks="hardware")
-    assert torch.equal(out, attention(checks=None)[0])
+@pytest.mark.parametrize("pattern", [WAIT_LD, AFTER], ids=["wait::ld", "fence::after"])
+def test_what_only_ptx_asks_for_is_not_missed_by_hardware(pattern):
+    edit = delete(softmax(pattern).behind(WHOLE_TILE).first)
+    out, _, _ = attention(causal=False, transform=planted(edit), checks="hardware")
+    assert torch.equal(out, attention(causal=False, checks=None)[0])
 
 
 def test_a_try_wait_whose_result_nobody_looks_at():

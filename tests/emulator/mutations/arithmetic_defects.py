@@ -1,114 +1,146 @@
 """Defects of what the attention kernel computes: descriptors, columns, coordinates, masks, factors.
 
 Ordering is right in most of them, so that wrong numbers are what shows: they keep the tests' inputs honest.
-MMAs in the order of the PTX text (head dim 128): S0 0..7, O1 8..15, S1 16..23, O0 24..31 | the last O1 32..39.
+A step is one MMA of a product: 16 columns of head dim (Q K^T) or 16 keys (P V).
 """
-
-import re
 
 from tests.emulator.mutations.attention_places import (
     CAUSAL,
+    CONFIGS,
+    FACTOR,
     FULL,
+    K_EMPTY,
+    MASKED_TILE,
+    P_READY,
+    PV_LAST,
     STORE_WORD,
+    SUMS,
     TMEM_LOAD,
     TMEM_STORE,
+    V_EMPTY,
+    WHOLE_TILE,
+    o_ready,
     operand,
+    product,
+    region,
+    rescale,
+    rescaled,
+    wait,
 )
-from tests.emulator.mutations.edits import delete, replace, retarget
+from tests.emulator.mutations.edits import delete, lines, replace, retarget
 from tests.emulator.mutations.mutant import ASYNCHRONY, MEMORY, WRONG_NUMBERS, Mutant
 
-MMA = r"@leader_thread tcgen05\.mma\S+ (\[\S+\]), (.*), (0x[0-9a-f]+), (\w+);"
-MMAS = 40
 AN_MMA = "@leader_thread tcgen05.mma.cta_group::1.kind::f16"
 B_HIGH = r"(mov\.b64 b, \{b_low), 0x40004040\}"
 
 WRONG = (WRONG_NUMBERS,)
 WRONG_OR_UNORDERED = (WRONG_NUMBERS, *ASYNCHRONY)
+CFG = CONFIGS[FULL]
 
 
-def flag(value, nth):
-    """Edit of the accumulate operand of MMAs."""
-    return replace("mma", MMA, rf"{AN_MMA} \1, \2, \3, {value};", nth, MMAS)
+def flag(value, place):
+    """Edit of the accumulate operand of an MMA."""
+    return replace(place, rf"{AN_MMA} \1, \2, \3, {value};")
 
 
 def descriptors():
     """Shared-memory and instruction descriptors."""
-    for name, word, nth in (
-        ("K's descriptor says 64-byte swizzle", "0x80004040", tuple(range(8))),
-        ("one depth step of K says 32-byte swizzle", "0xc0004040", 3),
-        ("one key step of V says no swizzle", "0x00004040", 28),
-        ("one depth step of K: 8 rows are 512 bytes apart", "0x40004020", 3),
+    for name, word, place in (
+        ("K's descriptor says 64-byte swizzle", "0x80004040", product("S0", B_HIGH)),
+        (
+            "one depth step of K says 32-byte swizzle",
+            "0xc0004040",
+            product("S0", B_HIGH).middle,
+        ),
+        ("one key step of V says no swizzle", "0x00004040", product("O0", B_HIGH).middle),
+        (
+            "one depth step of K: 8 rows are 512 bytes apart",
+            "0x40004020",
+            product("S0", B_HIGH).middle,
+        ),
     ):
-        yield Mutant(
-            name, FULL, replace("mma", B_HIGH, rf"\1, {word}}}", nth, MMAS), WRONG_OR_UNORDERED
-        )
-    for name, pattern, to, of in (
+        yield Mutant(name, FULL, replace(place, rf"\1, {word}}}"), WRONG_OR_UNORDERED)
+    for name, of, pattern, to, meant in (
         (
             "a depth step of Q is taken twice",
+            "S1",
             r"add\.s32 a_low, (%r\d+), 4;",
             r"add.s32 a_low, \1, 2;",
-            2,
+            WRONG,
         ),
         (
             "a key step of V is taken twice",
+            "O0",
             r"add\.s32 b_low, (%r\d+), 256;",
             r"add.s32 b_low, \1, 128;",
-            3,
+            WRONG,
         ),
-        ("a key step of P is taken twice", r"add\.s32 a, (%r\d+), 16;", r"add.s32 a, \1, 8;", 3),
+        (
+            "a key step of P is taken twice",
+            "O0",
+            r"add\.s32 a, (%r\d+), 16;",
+            r"add.s32 a, \1, 8;",
+            WRONG,
+        ),
+        (
+            "P is read one step ahead of its barrier",
+            "O0",
+            r"add\.s32 a, (%r\d+), 40;",
+            r"add.s32 a, \1, 48;",
+            WRONG_OR_UNORDERED,
+        ),
     ):
-        yield Mutant(name, FULL, replace("mma", pattern, to, 1, of), WRONG)
-    yield Mutant(
-        "P is read one step ahead of its barrier",
-        FULL,
-        replace("mma", r"add\.s32 a, (%r\d+), 40;", r"add.s32 a, \1, 48;", 1, 3),
-        WRONG_OR_UNORDERED,
-    )
-    for name, old, new, of in (
-        ("half of the keys in the instruction descriptor", "0x8200490", "0x8100490", 16),
-        ("V is K-major in the instruction descriptor", "0x8210490", "0x8200490", 24),
-        ("P and V are float16 in the instruction descriptor", "0x8210490", "0x8210010", 24),
+        yield Mutant(name, FULL, replace(product(of, pattern), to), meant)
+    for name, of, old, new in (
+        ("half of the keys in the instruction descriptor", "S0", "0x8200490", "0x8100490"),
+        ("V is K-major in the instruction descriptor", "O1", "0x8210490", "0x8200490"),
+        ("P and V are float16 in the instruction descriptor", "O1", "0x8210490", "0x8210010"),
     ):
-        yield Mutant(name, FULL, replace("mma", old, new, 0, of), WRONG_OR_UNORDERED)
+        yield Mutant(name, FULL, replace(product(of, old).first, new), WRONG_OR_UNORDERED)
 
 
 def products():
     """Which products are made, where to, and whether they add."""
     yield Mutant(
-        "the first step of S0 adds to what nobody wrote", FULL, flag(1, 0), ("UninitializedRead",)
+        "the first step of S0 adds to what nobody wrote",
+        FULL,
+        flag(1, product("S0").first),
+        ("UninitializedRead",),
     )
-    yield Mutant("the second part of P V forgets the first", FULL, flag(0, 30), WRONG)
-    first_step = r"(tcgen05\.mma.*), accumulate;"  # of O1, O0, the last O1
+    yield Mutant(
+        "the second part of P V forgets the first",
+        FULL,
+        flag(0, product("O0").behind(PV_LAST["O0"]).first),
+        WRONG,
+    )
+    first_step = lambda of: product(of, r"(tcgen05\.mma.*), accumulate;")
     yield Mutant(
         "O1 adds to what nobody wrote",
         FULL,
-        replace("mma", first_step, r"\1, 1;", 0, 3),
+        replace(first_step("O1"), r"\1, 1;"),
         ("UninitializedRead",),
     )
-    for nth, what in ((1, "O0"), (2, "O1 of the last tile")):
+    for of, what in (("O0", "O0"), ("the last O1", "O1 of the last tile")):
         yield Mutant(
-            f"{what} forgets the tiles before",
-            FULL,
-            replace("mma", first_step, r"\1, 0;", nth, 3),
-            WRONG,
+            f"{what} forgets the tiles before", FULL, replace(first_step(of), r"\1, 0;"), WRONG
         )
-    yield Mutant("an MMA is missing", FULL, delete("mma", MMA, 5, MMAS), WRONG)
+    yield Mutant("an MMA is missing", FULL, delete(product("S0").middle), WRONG)
     yield Mutant(
         "S1 is written to the columns of S0",
         FULL,
-        retarget("mma", MMA, tuple(range(16, 24)), MMAS, like=0),
+        retarget(product("S1"), like=product("S0").first),
         WRONG_OR_UNORDERED,
     )
     yield Mutant(
         "O0 is eight columns too far",
         FULL,
-        replace("mma", r"(tcgen05\.mma\S+ \[%r\d+)\]", r"\1+8]", tuple(range(24, 32)), MMAS),
+        replace(product("O0", r"(tcgen05\.mma\S+ \[%r\d+)\]"), r"\1+8]"),
         (*WRONG_OR_UNORDERED, *MEMORY),
     )
     yield Mutant(
         "all threads of the warp issue an MMA",
         FULL,
-        replace("mma", r"@leader_thread (tcgen05\.mma)", r"\1", 30, MMAS),
+        replace(product("O0", r"@leader_thread (tcgen05\.mma)").last, r"\1"),
         ("EmulatorError",),
     )
 
@@ -116,67 +148,67 @@ def products():
 def columns():
     """Where softmax and correction read and write tensor memory."""
     shift = lambda columns: lambda match: match[0].replace(match[1], f"{match[1][:-1]}+{columns}]")
+    scores = lines("softmax", TMEM_LOAD).between(WHOLE_TILE, FACTOR)
     yield Mutant(
         "softmax reads scores eight columns too far",
         FULL,
-        replace("softmax", TMEM_LOAD, shift(8), 1, 8),
+        replace(scores.middle, shift(8)),
         WRONG_OR_UNORDERED,
     )
     yield Mutant(
-        "softmax reads lanes of another warp",
-        FULL,
-        replace("softmax", TMEM_LOAD, shift(32 << 16), 0, 8),
-        MEMORY,
+        "softmax reads lanes of another warp", FULL, replace(scores.first, shift(32 << 16)), MEMORY
     )
     yield Mutant(
         "a quarter of P is stored sixteen columns too far",
         FULL,
-        replace("softmax", TMEM_STORE, shift(16), 1, 8),
+        replace(lines("softmax", TMEM_STORE).between(WHOLE_TILE, P_READY).middle, shift(16)),
         WRONG_OR_UNORDERED,
     )
+    read = lambda i: lines("correction", TMEM_LOAD).behind(o_ready(i)).first
     yield Mutant(
         "sixteen columns of the output are read from the other query tile",
         FULL,
-        retarget("correction", TMEM_LOAD, 16, 32, like=24),
+        retarget(read(0), like=read(1)),
         WRONG_OR_UNORDERED,
     )
     yield Mutant(
         "sixteen columns of O1 are not rescaled",
         FULL,
-        delete("correction", TMEM_STORE, 10, 16),
+        delete(lines("correction", TMEM_STORE).between(rescale(1), rescaled(1)).middle),
         WRONG,
     )
 
 
 def coordinates():
     """What TMA copies where, and where the results go."""
-    to_slot = r"(cp\.async\.bulk\.tensor\.\dd\.shared::cta\.global\S* \[%r\d+)\+65536\]"
+    slots = region("kv")
+    to_slot = rf"(cp\.async\.bulk\.tensor\.\dd\.shared::cta\.global\S* \[%r\d+)\+{slots}\]"
+    copy_of_k = lines("load", to_slot).between(K_EMPTY, V_EMPTY)
     yield Mutant(
         "K is copied to the slot after its own",
         FULL,
-        replace("load", to_slot, r"\1+98304]", 0, 2),
+        replace(copy_of_k, rf"\1+{slots + CFG.kv_slot_bytes}]"),
         (*WRONG_OR_UNORDERED, "IllegalAccess"),
     )
     yield Mutant(
         "every K and V is the first one",
         FULL,
-        replace("load", r"shl\.b32\s+(%r\d+), %r\d+, 7;", r"mov.b32 \1, 0;"),
+        replace(lines("load", r"shl\.b32\s+(%r\d+), %r\d+, 7;"), r"mov.b32 \1, 0;"),
         WRONG,
+    )
+    q1 = lines("load", r"(cp\.async\S+ \[)(__dynamic_shmem__0)(\+\d+)(\].*)(\[\S+\])(.*)").between(
+        wait("load", "q_free[1]"), V_EMPTY
     )
     yield Mutant(
         "Q1 is copied over Q0",
         FULL,
-        replace("load", r"(cp\.async\S+ \[__dynamic_shmem__0)\+32768\]", r"\1]"),
+        replace(q1, r"\1\2\4\5\6"),
         WRONG_OR_UNORDERED,
     )
     yield Mutant(
         "Q1 tells the barrier of Q0",
         FULL,
-        replace(
-            "load",
-            rf"(cp\.async.*){re.escape(operand('q_full[1]'))}",
-            rf"\1{operand('q_full[0]')}",
-        ),
+        replace(q1, rf"\1\2\3\4{operand('q_full[0]')}\6"),
         (*ASYNCHRONY, "BarrierError", "Deadlock"),
     )
     store = r"(cp\.async\.bulk\.tensor\.4d\.global\S+ \[%rd\d+, \{%r\d+), (%r\d+)(,.*;)"
@@ -184,65 +216,61 @@ def coordinates():
         "the output tile is stored 128 rows further",
         CAUSAL,
         replace(
-            "correction",
-            store,
+            lines("correction", store).behind(o_ready(0)).first,
             r"{.reg .b32 further; add.s32 further, \2, 128; \1, further\3}",
-            0,
-            4,
         ),
         (*WRONG, "RaceError"),
     )
+    first, second = region("o"), region("o") + CFG.o_chunk_bytes
+    from_second = lines("correction", rf"(cp\.async\.bulk\.tensor.*)\+{second}\]")
     yield Mutant(
         "a chunk is stored from the other chunk's buffer",
         FULL,
-        replace("correction", r"(cp\.async\.bulk\.tensor.*)\+212992\]", r"\1+196608]", 0, 4),
+        replace(from_second.behind(o_ready(0)).first, rf"\1+{first}]"),
         (*WRONG, "RaceError"),
     )
     yield Mutant(
         "the LSE is stored a row further",
         CAUSAL,
-        replace("softmax", r"st\.global\.b32\s+\[(%rd\d+)\]", r"st.global.b32 [\1+4]"),
+        replace(lines("softmax", r"st\.global\.b32\s+\[(%rd\d+)\]"), r"st.global.b32 [\1+4]"),
         (*WRONG, "IllegalAccess"),
     )
 
 
 def softmax():
     """Factors and masks."""
+    vote = r"vote\.sync\.any\.pred\s+(%p\d+), %p\d+, -1;"
     yield Mutant(
         "the rescale of O0 is skipped",
         FULL,
         replace(
-            "correction",
-            r"vote\.sync\.any\.pred\s+(%p\d+), %p\d+, -1;",
+            lines("correction", vote).behind(rescale(0)).first,
             r"setp.eq.u32 \1, 0, 1;",
-            0,
-            2,
         ),
         WRONG,
     )
+    word = lines("softmax", STORE_WORD)
     yield Mutant(
         "the row sum is not rescaled",
         FULL,
-        replace("softmax", STORE_WORD, r"\g<0> mov.b32 \1, 0f3F800000;", 0, 5),
+        replace(word.ahead_of(FACTOR).last, r"\g<0> mov.b32 \1, 0f3F800000;"),
         WRONG,
     )
-    yield Mutant("the row sum is not stored", FULL, delete("softmax", STORE_WORD, 4, 5), WRONG)
+    yield Mutant("the row sum is not stored", FULL, delete(word.ahead_of(SUMS).last), WRONG)
+    masked = lambda pattern: lines("softmax", pattern).behind(MASKED_TILE)
     yield Mutant(
         "a mask word shows one key too many",
         CAUSAL,
         replace(
-            "softmax",
-            r"shl\.b32 bit, 1, (%r\d+);",
+            masked(r"shl\.b32 bit, 1, (%r\d+);").middle,
             r".reg .b32 n; add.s32 n, \1, 1; shl.b32 bit, 1, n;",
-            1,
-            4,
         ),
         WRONG,
     )
     yield Mutant(
         "the masks show every key",
         CAUSAL,
-        replace("softmax", r"add\.s32 (%r\d+), bit, -1;", r"mov.b32 \1, -1;", "all", 4),
+        replace(masked(r"add\.s32 (%r\d+), bit, -1;"), r"mov.b32 \1, -1;"),
         WRONG,
     )
 

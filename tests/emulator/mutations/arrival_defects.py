@@ -8,30 +8,37 @@ import re
 from tests.emulator.mutations.attention_places import (
     A_COMMIT,
     AN_ARRIVAL,
-    ARRIVE,
     CAUSAL,
-    COMMIT,
+    FACTOR,
     FULL,
+    K_FREE,
     LOAD_WORD,
+    MASKED_TILE,
+    P_LAST,
+    P_READY,
+    PV_DONE,
+    S0_DONE,
+    S1_DONE,
     STORE_WORD,
+    SUMS,
+    SUMS_WAIT,
     TMEM_LOAD,
     TMEM_STORE,
+    UNUSED_PHASE,
+    V_FREE,
     WAIT_LD,
-    at,
+    arrival,
+    commit,
+    o_free,
     operand,
-    without_commit,
+    rescale,
+    rescaled,
 )
 from tests.emulator.mutations.edits import (
-    ANY,
-    FIRST,
-    LAST,
-    WAIT,
-    ahead_of,
-    behind,
     both,
     delete,
     exchange,
-    matches,
+    lines,
     move,
     replace,
     retarget,
@@ -41,83 +48,62 @@ from tests.emulator.mutations.mutant import ASYNCHRONY, COUNTS, HANG, ORDER, Mut
 EARLY = (*ASYNCHRONY, *COUNTS)
 EARLY_OR_HANG = (*EARLY, *HANG)
 
+AT_THE_START = arrival("correction", "p_ready[1]").ahead_of(rescale(0))
+S_READ = arrival("softmax", "s_free").behind(MASKED_TILE)
+
+
+def before(role, place, instruction):
+    """Edit: an arrival is moved to before the nearest instruction of its role ahead of it."""
+    return move(place, before=lines(role, instruction).ahead_of(place).last, by=AN_ARRIVAL)
+
 
 def arrivals():
     """An arrival that is missing, too many, too early or elsewhere."""
-    for role, mbarrier, nth, of, what in (
-        ("softmax", "row_scale[0]", 0, 3, "row_scale"),
-        ("softmax", "row_scale[0]", 2, 3, "row_scale with the row sums"),
-        ("softmax", "p_last[0]", 0, 2, "p_last"),
-        ("correction", "p_ready[1]", 0, 3, "p_ready[1] at the start"),
-        ("correction", "p_ready[1]", 1, 3, "p_ready[1]"),
-        ("correction", "p_ready[1]", 2, 3, "p_ready[1] when O1 is free"),
+    for role, place, what in (
+        ("softmax", FACTOR, "row_scale"),
+        ("softmax", SUMS, "row_scale with the row sums"),
+        ("softmax", P_LAST, "p_last"),
+        ("correction", AT_THE_START, "p_ready[1] at the start"),
+        ("correction", rescaled(1), "p_ready[1]"),
+        ("correction", o_free(1), "p_ready[1] when O1 is free"),
     ):
-        yield Mutant(
-            f"{role} does not raise {what}",
-            FULL,
-            delete(role, ARRIVE, nth, of, on=at(mbarrier)),
-            HANG,
-        )
+        yield Mutant(f"{role} does not raise {what}", FULL, delete(place), HANG)
     yield Mutant(
         "softmax does not complete the phase of p_ready that no tile uses",
         FULL,
-        delete("softmax", ARRIVE, 2, 3, on=at("p_ready[0]")),
+        delete(UNUSED_PHASE),
         COUNTS,
     )
-    p_ready, p_last, row_scale = at("p_ready[0]"), at("p_last[0]"), at("row_scale[0]")
     elected = r"{.reg .pred one; elect.sync _|one, 0xffffffff; @one \g<0>}"
-    yield Mutant(
-        "one thread a warp raises p_ready",
-        FULL,
-        replace("softmax", ARRIVE, elected, 0, 3, on=p_ready),
-        HANG,
-    )
+    yield Mutant("one thread a warp raises p_ready", FULL, replace(P_READY, elected), HANG)
     twice = r"\g<0> " + AN_ARRIVAL
-    yield Mutant(
-        "softmax raises p_ready twice",
-        FULL,
-        replace("softmax", ARRIVE, twice, 0, 3, on=p_ready),
-        EARLY,
-    )
-    yield Mutant(
-        "correction raises p_ready[0] twice",
-        FULL,
-        replace("correction", ARRIVE, twice, 1, 3, on=p_ready),
-        EARLY,
-    )
-    tile = ahead_of("softmax", ARRIVE, 1, 2, on=at("p_last[0]"))
+    yield Mutant("softmax raises p_ready twice", FULL, replace(P_READY, twice), EARLY)
+    yield Mutant("correction raises p_ready[0] twice", FULL, replace(rescaled(0), twice), EARLY)
     yield Mutant(
         "p_ready and p_last are confused by softmax",
         FULL,
-        # Of a whole tile: work_read, row_scale, p_ready, p_last; of a masked one, row_scale, p_ready.
-        exchange(tile, ARRIVE, 2, 3, 6),
+        exchange(P_READY, P_LAST),
         (),
         equivalent="p_ready is then raised after all of P is stored, and the MMA waits for both: only later",
     )
-    for of, mbarrier, store, what in ((3, p_ready, 2, "third"), (2, p_last, 3, "last")):
-        name = "p_ready" if mbarrier == p_ready else "p_last"
+    for place, name, what in ((P_READY, "p_ready", "third"), (P_LAST, "p_last", "last")):
         yield Mutant(
             f"{name} is raised before the {what} quarter of P is stored",
             FULL,
-            move("softmax", ARRIVE, 0, of, TMEM_STORE, store, 8, by=AN_ARRIVAL, on=mbarrier),
+            before("softmax", place, TMEM_STORE),
+            ASYNCHRONY,
+        )
+    for place, what in ((FACTOR, "factor"), (SUMS, "row sum")):
+        yield Mutant(
+            f"row_scale is raised before the {what} is stored",
+            FULL,
+            before("softmax", place, STORE_WORD),
             ASYNCHRONY,
         )
     yield Mutant(
-        "row_scale is raised before the factor is stored",
-        FULL,
-        move("softmax", ARRIVE, 0, 3, STORE_WORD, 0, 5, by=AN_ARRIVAL, on=row_scale),
-        ASYNCHRONY,
-    )
-    yield Mutant(
-        "row_scale is raised before the row sum is stored",
-        FULL,
-        move("softmax", ARRIVE, 2, 3, STORE_WORD, 4, 5, by=AN_ARRIVAL, on=row_scale),
-        ASYNCHRONY,
-    )
-    yield Mutant(
         "the first factor is not stored",
         FULL,
-        delete("softmax", STORE_WORD, 0, 5),
+        delete(lines("softmax", STORE_WORD).ahead_of(FACTOR).last),
         ("UninitializedRead",),
     )
     yield Mutant(
@@ -126,133 +112,124 @@ def arrivals():
         _sum_before_wait,
         ASYNCHRONY,
     )
+    factor_read = lambda i: lines("correction", LOAD_WORD).behind(rescale(i)).first
     yield Mutant(
         "correction reads the factor of the other query tile",
         FULL,
-        retarget(behind("correction", WAIT, 0, 2, on=row_scale), LOAD_WORD, FIRST, ANY, like=1),
+        retarget(factor_read(0), like=factor_read(1)),
         ASYNCHRONY,
     )
-    o_is_free = ahead_of("correction", ARRIVE, 2, 3, on=p_ready)
     yield Mutant(
         "O0 is free before the last tcgen05.ld of it",
         FULL,
-        move("correction", ARRIVE, 2, 3, TMEM_LOAD, LAST, ANY, AN_ARRIVAL, p_ready, o_is_free),
+        before("correction", o_free(0), TMEM_LOAD),
         ORDER,
     )
     yield Mutant(
         "O0 is free before the last tcgen05.ld of it has completed",
         FULL,
-        move("correction", ARRIVE, 2, 3, WAIT_LD, LAST, ANY, AN_ARRIVAL, p_ready, o_is_free),
+        before("correction", o_free(0), WAIT_LD),
         ORDER,
     )
-    read, stored = at("s_free[0]", CAUSAL), at("pv_done[0]", CAUSAL)
-    yield Mutant(
-        "softmax does not raise s_free",
-        CAUSAL,
-        delete("softmax", ARRIVE, 1, 2, on=read),
-        HANG,
-    )
+    yield Mutant("softmax does not raise s_free", CAUSAL, delete(S_READ), HANG)
     yield Mutant(
         "s_free is raised before the scores are in registers",
         CAUSAL,
-        move(
-            "softmax", ARRIVE, 1, 2, WAIT_LD, LAST, ANY, AN_ARRIVAL, read,
-            ahead_of("softmax", ARRIVE, 1, 2, on=read),
-        ),
+        before("softmax", S_READ, WAIT_LD),
         ORDER,
-    )  # fmt: skip
+    )
     yield Mutant(
         "pv_done[0] is raised by an arrival of the thread that issued the MMAs",
         CAUSAL,
-        replace("mma", COMMIT, AN_ARRIVAL, 0, 2, on=stored),
+        replace(commit("pv_done[0]").first, f"@leader_thread {AN_ARRIVAL}"),
         ASYNCHRONY,
     )
 
 
 def _sum_before_wait(ptx):
     """The wait of softmax for p_ready, from its first line to its last, to behind the store of the row sum."""
-    lines = ptx.split("\n")
-    (wait_line,) = matches(lines, "softmax", WAIT, 1, on=at("p_ready[0]"))
-    store = matches(lines, "softmax", STORE_WORD, 5)[4]
-    begin = max(i for i in range(wait_line) if lines[i].strip() == "{")
-    end = min(i for i in range(wait_line, store) if lines[i].strip() == "}") + 1
-    block = lines[begin:end]
-    return "\n".join([*lines[:begin], *lines[end : store + 1], *block, *lines[store + 1 :]])
+    text = ptx.split("\n")
+    wait_line = SUMS_WAIT.find_one(text)
+    store = lines("softmax", STORE_WORD).ahead_of(SUMS).last.find_one(text)
+    begin = max(i for i in range(wait_line) if text[i].strip() == "{")
+    end = min(i for i in range(wait_line, store) if text[i].strip() == "}") + 1
+    block = text[begin:end]
+    return "\n".join([*text[:begin], *text[end : store + 1], *block, *text[store + 1 :]])
 
 
 def commits():
     """tcgen05.commit: missing, elsewhere, too early, replaced by an arrival."""
-    for mbarrier, nth, of, what in (
-        ("s_ready[0]", 0, 1, "s_ready[0]"),
-        ("q_free[0]", 0, 1, "q_free[0]"),
-        ("kv_empty[0]", 1, 3, "kv_empty of K"),
-        ("kv_empty[0]", 0, 3, "kv_empty of V"),
-        ("o_ready[0]", 0, 1, "o_ready[0]"),
-        ("o_ready[1]", 0, 2, "o_ready[1] of a work tile that another one follows"),
-        ("o_ready[1]", 1, 2, "o_ready[1] of the last work tile"),
+    for place, what in (
+        (S0_DONE, "s_ready[0]"),
+        (commit("q_free[0]"), "q_free[0]"),
+        (K_FREE, "kv_empty of K"),
+        (V_FREE, "kv_empty of V"),
+        (PV_DONE["O0"], "o_ready[0]"),
+        (PV_DONE["O1"], "o_ready[1] of a work tile that another one follows"),
+        (PV_DONE["the last O1"], "o_ready[1] of the last work tile"),
     ):
-        yield Mutant(f"no commit on {what}", FULL, without_commit(mbarrier, nth, of), HANG)
+        yield Mutant(f"no commit on {what}", FULL, delete(place), HANG)
     yield Mutant(
-        "no commit on pv_done[1]", CAUSAL, without_commit("pv_done[1]", 0, 2, CAUSAL), HANG
+        "no commit on pv_done[1]",
+        CAUSAL,
+        delete(commit("pv_done[1]").behind(S1_DONE).first),
+        HANG,
     )
     yield Mutant(
         "S0 is committed on s_ready[1]",
         FULL,
-        replace("mma", COMMIT, f"{A_COMMIT} {operand('s_ready[1]')};", on=at("s_ready[0]")),
+        replace(S0_DONE, f"{A_COMMIT} {operand('s_ready[1]')};"),
         EARLY_OR_HANG,
     )
-    slot_0 = f"{A_COMMIT} {operand('kv_empty[0]')};"
     yield Mutant(
         "slot 0 is released whichever slot K was in",
         FULL,
-        replace("mma", COMMIT, slot_0, 1, 3, on=at("kv_empty[0]")),
+        replace(K_FREE, f"{A_COMMIT} {operand('kv_empty[0]')};"),
         EARLY_OR_HANG,
     )
     yield Mutant("K's slot is released before S1 reads it", FULL, _early_release, ASYNCHRONY)
-    for mbarrier, nth, of, what in (
-        ("kv_empty[0]", 1, 3, "K's slot is released"),
-        ("kv_empty[0]", 0, 3, "V's slot is released"),
-        ("s_ready[0]", 0, 1, "s_ready is raised"),
-        ("q_free[1]", 0, 1, "q_free[1] is raised"),
-        ("o_ready[0]", 0, 1, "o_ready[0] is raised"),
+    for place, what in (
+        (K_FREE, "K's slot is released"),
+        (V_FREE, "V's slot is released"),
+        (S0_DONE, "s_ready is raised"),
+        (commit("q_free[1]"), "q_free[1] is raised"),
+        (PV_DONE["O0"], "o_ready[0] is raised"),
     ):
         yield Mutant(
             f"{what} by an arrival of the thread that issued the MMAs",
             FULL,
-            replace("mma", COMMIT, AN_ARRIVAL, nth, of, on=at(mbarrier)),
+            replace(place, f"@leader_thread {AN_ARRIVAL}"),
             ASYNCHRONY,
         )
-    for late, nth, of, early, what in (
-        ("o_ready[1]", (0, 1), 2, "o_ready[0]", "the last P V"),
-        ("q_free[1]", (0,), 1, "q_free[0]", "the last S1"),
+    for late, early, what in (
+        ("o_ready[1]", "o_ready[0]", "the last P V"),
+        ("q_free[1]", "q_free[0]", "the last S1"),
     ):
-        drop = replace("mma", "@leader_thread " + COMMIT, "", nth, of, on=at(late))
-        add = rf"\g<0> @leader_thread {A_COMMIT} {operand(late)};"
+        add = rf"\g<0> {A_COMMIT} {operand(late)};"
         yield Mutant(
             f"{late} is committed before {what}",
             FULL,
-            both(drop, replace("mma", COMMIT, add, on=at(early))),
+            both(delete(commit(late)), replace(commit(early), add)),
             ASYNCHRONY,
         )
     yield Mutant(
         "all threads of the warp commit s_ready[0]",
         FULL,
-        replace("mma", r"@leader_thread (tcgen05\.commit.*)", r"\1", on=at("s_ready[0]")),
+        replace(S0_DONE, lambda match: match[0].removeprefix("@leader_thread ")),
         COUNTS,
     )
 
 
 def _early_release(ptx):
     """The commit on kv_empty of K, with the computation of its address, to behind the commit of S0."""
-    lines = ptx.split("\n")
-    (s_ready,) = matches(lines, "mma", COMMIT, 1, on=at("s_ready[0]"))
-    release = matches(lines, "mma", COMMIT, 3, on=at("kv_empty[0]"))[1]
-    register = re.search(COMMIT, lines[release])[1].strip("[]")
-    (definition,) = matches(lines, "mma", rf"add\.s32\s+{register}, ", 1)
-    moved = [lines[definition], lines[release]]
-    lines[definition] = lines[release] = ""
-    lines[s_ready] = "\n".join([lines[s_ready], *moved])
-    return "\n".join(lines)
+    text = ptx.split("\n")
+    s_ready, release = S0_DONE.find_one(text), K_FREE.find_one(text)
+    register = re.search(K_FREE.pattern, text[release])[1].strip("[]")
+    definition = lines("mma", rf"add\.s32\s+{register}, ").find_one(text)
+    moved = [text[definition], text[release]]
+    text[definition] = text[release] = ""
+    text[s_ready] = "\n".join([text[s_ready], *moved])
+    return "\n".join(text)
 
 
 def mutants():

@@ -1,15 +1,7 @@
 """Defects of the waits for the attention kernel's mbarriers, planted in its PTX; one line is one mistake.
 
-An instruction is found by its role and the mbarrier it names. Where a role names one several times, they count in the
-order of the PTX text:
-
-    mma          kv_full[0] is K, kv_full[1] V (an even ring), each once       kv_empty[0]: V, K, V at the end
-                 p_ready[1], p_last[1], o_ready[1]: in the loop, at the end
-    softmax      every barrier of a key tile: whole tiles, masked tiles       row_scale[0] then: the row sums
-                 p_ready[0] then: the phase that no tile uses
-    correction   p_ready[i]: at the start, in the loop, O_i is free           row_scale[i]: factor, row sums
-    load         kv_full[0], kv_empty[0]: K, V
-    all          work_ready[0], work_read[0]: the first work tile, further ones
+A place is a role and the mbarrier it names (attention_places.py). Where a role names an mbarrier in several tiles or
+stages, the defect says in which.
 
 Here are waits and what barriers count. Arrivals are in arrival_defects.py, the work queue is in queue_defects.py,
 tensor memory and the output in memory_defects.py, and what is computed in arithmetic_defects.py.
@@ -18,21 +10,32 @@ tensor memory and the output in memory_defects.py, and what is computed in arith
 from tests.emulator.mutations.attention_places import (
     AN_INIT,
     CAUSAL,
-    EXPECT,
     FULL,
-    at,
+    K_BYTES,
+    K_EMPTY,
+    K_FULL,
+    MASKED_TILE,
+    PV_LAST,
+    PV_READY,
+    SUMS_WAIT,
+    V_BYTES,
+    V_EMPTY,
+    V_FULL,
+    WHOLE_TILE,
+    announced,
     expect,
     init,
+    o_ready,
+    rescale,
+    sums,
     wait,
 )
 from tests.emulator.mutations.edits import (
     ALWAYS_TRUE,
-    ANY,
     FLIPPED_PARITY,
-    LAST,
     PARITY_0,
-    ahead_of,
     delete,
+    lines,
     move,
     replace,
 )
@@ -44,46 +47,45 @@ EARLY_OR_HANG = (*EARLY, *HANG)
 
 def waits():
     """A wait removed, for the wrong parity, or for the parity of the first work tile."""
-    for role, mbarrier, nth, of, what in (
-        ("mma", "q_full[0]", 0, 1, "q_full[0] before S0"),
-        ("mma", "q_full[1]", 0, 1, "q_full[1] before S1"),
-        ("mma", "kv_full[0]", 0, 1, "kv_full for K"),
-        ("mma", "kv_full[1]", 0, 1, "kv_full for V"),
-        ("mma", "p_ready[0]", 0, 1, "p_ready[0]"),
-        ("mma", "p_ready[1]", 0, 2, "p_ready[1]"),
-        ("mma", "p_ready[1]", 1, 2, "p_ready[1] of the last tile"),
-        ("mma", "p_last[0]", 0, 1, "p_last[0]"),
-        ("mma", "p_last[1]", 0, 2, "p_last[1]"),
-        ("mma", "p_last[1]", 1, 2, "p_last[1] of the last tile"),
-        ("softmax", "s_ready[0]", 0, 2, "s_ready of a whole tile"),
-        ("softmax", "s_ready[0]", 1, 2, "s_ready of a masked tile"),
-        ("softmax", "p_ready[0]", 0, 1, "p_ready before it writes the row sums"),
-        ("correction", "row_scale[0]", 0, 2, "row_scale[0]"),
-        ("correction", "row_scale[1]", 0, 2, "row_scale[1]"),
-        ("correction", "row_scale[0]", 1, 2, "the row sums of query tile 0"),
-        ("correction", "o_ready[0]", 0, 1, "o_ready[0]"),
-        ("correction", "o_ready[1]", 0, 1, "o_ready[1]"),
-        ("load", "kv_empty[0]", 0, 2, "kv_empty before K"),
-        ("load", "kv_empty[0]", 1, 2, "kv_empty before V"),
-        ("load", "q_free[0]", 0, 1, "q_free[0]"),
-        ("load", "q_free[1]", 0, 1, "q_free[1]"),
+    for role, place, what in (
+        ("mma", wait("mma", "q_full[0]"), "q_full[0] before S0"),
+        ("mma", wait("mma", "q_full[1]"), "q_full[1] before S1"),
+        ("mma", K_FULL, "kv_full for K"),
+        ("mma", V_FULL, "kv_full for V"),
+        ("mma", PV_READY["O0"], "p_ready[0]"),
+        ("mma", PV_READY["O1"], "p_ready[1]"),
+        ("mma", PV_READY["the last O1"], "p_ready[1] of the last tile"),
+        ("mma", PV_LAST["O0"], "p_last[0]"),
+        ("mma", PV_LAST["O1"], "p_last[1]"),
+        ("mma", PV_LAST["the last O1"], "p_last[1] of the last tile"),
+        ("softmax", WHOLE_TILE, "s_ready of a whole tile"),
+        ("softmax", MASKED_TILE, "s_ready of a masked tile"),
+        ("softmax", SUMS_WAIT, "p_ready before it writes the row sums"),
+        ("correction", rescale(0), "row_scale[0]"),
+        ("correction", rescale(1), "row_scale[1]"),
+        ("correction", sums(0), "the row sums of query tile 0"),
+        ("correction", o_ready(0), "o_ready[0]"),
+        ("correction", o_ready(1), "o_ready[1]"),
+        ("load", K_EMPTY, "kv_empty before K"),
+        ("load", V_EMPTY, "kv_empty before V"),
+        ("load", wait("load", "q_free[0]"), "q_free[0]"),
+        ("load", wait("load", "q_free[1]"), "q_free[1]"),
     ):
-        edit = wait(role, ALWAYS_TRUE, mbarrier, nth, of)
-        yield Mutant(f"{role} does not wait for {what}", FULL, edit, EARLY)
-    for role, mbarrier, nth, of, what in (
-        ("mma", "kv_full[0]", 0, 1, "kv_full for K"),
-        ("mma", "p_ready[0]", 0, 1, "p_ready[0]"),
-        ("mma", "p_last[0]", 0, 1, "p_last[0]"),
-        ("mma", "q_full[0]", 0, 1, "q_full[0]"),
-        ("softmax", "s_ready[0]", 0, 2, "s_ready"),
-        ("softmax", "p_ready[0]", 0, 1, "p_ready before the row sums"),
-        ("correction", "row_scale[0]", 0, 2, "row_scale[0]"),
-        ("correction", "row_scale[0]", 1, 2, "the row sums"),
-        ("correction", "o_ready[0]", 0, 1, "o_ready[0]"),
-        ("load", "kv_empty[0]", 0, 2, "kv_empty before K"),
-        ("load", "q_free[0]", 0, 1, "q_free[0]"),
+        yield Mutant(f"{role} does not wait for {what}", FULL, replace(place, ALWAYS_TRUE), EARLY)
+    for role, place, what in (
+        ("mma", K_FULL, "kv_full for K"),
+        ("mma", PV_READY["O0"], "p_ready[0]"),
+        ("mma", PV_LAST["O0"], "p_last[0]"),
+        ("mma", wait("mma", "q_full[0]"), "q_full[0]"),
+        ("softmax", WHOLE_TILE, "s_ready"),
+        ("softmax", SUMS_WAIT, "p_ready before the row sums"),
+        ("correction", rescale(0), "row_scale[0]"),
+        ("correction", sums(0), "the row sums"),
+        ("correction", o_ready(0), "o_ready[0]"),
+        ("load", K_EMPTY, "kv_empty before K"),
+        ("load", wait("load", "q_free[0]"), "q_free[0]"),
     ):
-        edit = wait(role, FLIPPED_PARITY, mbarrier, nth, of)
+        edit = replace(place, FLIPPED_PARITY)
         yield Mutant(f"{role} waits for the other parity of {what}", FULL, edit, EARLY_OR_HANG)
     for role, mbarrier, by in (
         ("mma", "q_full[0]", PARITY_0),
@@ -93,26 +95,26 @@ def waits():
         yield Mutant(
             f"{role} waits for {mbarrier} as in the first work tile in every one",
             FULL,
-            wait(role, by, mbarrier),
+            replace(wait(role, mbarrier), by),
             EARLY_OR_HANG,
         )
     yield Mutant(
         "mma does not wait for s_free[0]",
         CAUSAL,
-        wait("mma", ALWAYS_TRUE, "s_free[0]", subject=CAUSAL),
+        replace(wait("mma", "s_free[0]"), ALWAYS_TRUE),
         EARLY,
     )
-    for nth, what in ((0, "whole"), (1, "masked")):
+    for tile, what in ((WHOLE_TILE, "whole"), (MASKED_TILE, "masked")):
         yield Mutant(
             f"softmax does not wait for pv_done of a {what} tile",
             CAUSAL,
-            wait("softmax", ALWAYS_TRUE, "pv_done[0]", nth, 2, CAUSAL),
+            replace(wait("softmax", "pv_done").behind(tile).first, ALWAYS_TRUE),
             EARLY,
         )
     yield Mutant(
         "correction does not wait for pv_done[1]",
         CAUSAL,
-        wait("correction", ALWAYS_TRUE, "pv_done[1]", subject=CAUSAL),
+        replace(wait("correction", "pv_done[1]"), ALWAYS_TRUE),
         (),
         equivalent="softmax waits for pv_done before it raises row_scale, for which correction waits first",
     )
@@ -121,18 +123,16 @@ def waits():
 def bytes_and_counts():
     """mbarrier.init, expect_tx."""
     few = EARLY_OR_HANG
-    yield Mutant("Q0: half of its bytes are expected", FULL, expect(16384, "q_full[0]"), few)
-    yield Mutant("K: half of its bytes are expected", FULL, expect(16384, "kv_full[0]", 0, 2), few)
-    yield Mutant("V: 16 bytes too few are expected", FULL, expect(32752, "kv_full[0]", 1, 2), few)
-    yield Mutant("V: 16 bytes too many are expected", FULL, expect(32784, "kv_full[0]", 1, 2), HANG)
-    yield Mutant("K: twice its bytes are expected", FULL, expect(65536, "kv_full[0]", 0, 2), HANG)
+    for what, nbytes, place, meant in (
+        ("Q0: half of its bytes are expected", 16384, expect("q_full[0]"), few),
+        ("K: half of its bytes are expected", 16384, K_BYTES, few),
+        ("V: 16 bytes too few are expected", 32752, V_BYTES, few),
+        ("V: 16 bytes too many are expected", 32784, V_BYTES, HANG),
+        ("K: twice its bytes are expected", 65536, K_BYTES, HANG),
+    ):
+        yield Mutant(what, FULL, announced(nbytes, place), meant)
     bare = r"mbarrier.arrive.shared.b64 \1, \2, 1;"
-    yield Mutant(
-        "K: an arrival without expect_tx",
-        FULL,
-        replace("load", EXPECT, bare, 0, 2, on=at("kv_full[0]")),
-        few,
-    )
+    yield Mutant("K: an arrival without expect_tx", FULL, replace(K_BYTES, bare), few)
     for count, name, what in (
         (255, "p_ready", "one arrival too few"),
         (257, "p_ready", "one arrival too many"),
@@ -162,37 +162,33 @@ def bytes_and_counts():
         init("s_ready", rf"{AN_INIT} \1, \2; @mine {AN_INIT} \1, \2;"),
         COUNTS,
     )
+    set_up, arrival = r"bar\.sync\s+2, 512;", r"bar\.arrive\s+2, 512;"
     yield Mutant(
         "no barrier between mbarrier.init and the roles",
         FULL,
-        delete("prologue", r"bar\.sync\s+2, 512;"),
+        delete(lines("prologue", set_up)),
         EARLY,
     )
     yield Mutant(
         "the load warp does not arrive at the barrier behind mbarrier.init",
         FULL,
-        delete("prologue", r"bar\.arrive\s+2, 512;"),
+        delete(lines("prologue", arrival)),
         HANG,
     )
+    initialised = lines("prologue", r"mbarrier\.init")
     yield Mutant(
         "the load warp arrives at that barrier before mbarrier.init",
         FULL,
         move(
-            "prologue",
-            r"bar\.arrive\s+2, 512;",
-            0,
-            1,
-            r"@%p\d+ bra",
-            LAST,
-            ANY,
-            before_where=ahead_of("prologue", r"mbarrier\.init"),
+            lines("prologue", arrival),
+            before=lines("prologue", r"@%p\d+ bra").ahead_of(initialised).last,
         ),
         EARLY,
     )
     yield Mutant(
         "no fence.mbarrier_init",
         FULL,
-        delete("prologue", r"fence\.mbarrier_init\S*;"),
+        delete(lines("prologue", r"fence\.mbarrier_init\S*;")),
         (*COUNTS, *ORDER),
     )
 

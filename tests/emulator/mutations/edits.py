@@ -1,11 +1,16 @@
-"""Edits of PTX text that say where they apply and how often they must: a defect is planted exactly as meant.
+"""Edits of PTX text: what is done (replace, delete, move, ...), and to which lines (a Place).
 
-    replace("mma", MMA, by, nth=7, of=40)               in section "mma", the 8th of exactly 40 matches
-    replace("mma", WAIT, by, 1, 2, on=231640)           the 2nd of exactly 2 that name the mbarrier at this byte
-    delete(behind("mma", WAIT, on=231640), FENCE, FIRST, ANY)       the first one behind a line
-    delete(ahead_of("mma", ARRIVE, on=231640), FENCE, LAST, ANY)    the last one ahead of a line
+A Place says in words where a defect belongs, and finds it in whatever kernel it is given: by role, by what the line
+does, and by the lines around it. It never counts, so that it survives a change of the kernel:
 
-A kernel that has changed since makes an edit raise PlantingError instead of planting another defect.
+    waits = lines("mma", WAIT)                                 every wait of a role
+    tile = waits.behind(commit).first                          the first one behind another place
+    fence = lines("softmax", FENCE).ahead_of(arrival).last     the nearest one ahead of it
+
+    replace(waits, by)      in every line of the place          delete(fence)      move(arrival, before=fence)
+
+A place that has no line, or several where one is meant, raises PlantingError: no other defect is planted instead.
+attention_places.py has the places of the attention kernel, by role and mbarrier.
 
     section      lines of an attention kernel                ends at
     prologue     mbarrier.init, tcgen05.alloc                setmaxnreg.inc
@@ -17,7 +22,11 @@ A kernel that has changed since makes an edit raise PlantingError instead of pla
     kernel       everything
 """
 
+from __future__ import annotations
+
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 
 WAIT = r"mbarrier\.try_wait\.parity\S* P1, (\[\S+\]), (\S+), (\d+);"
 ALWAYS_TRUE = "setp.eq.u32 P1, 0, 0;"
@@ -28,154 +37,193 @@ FLIPPED_PARITY = (
 PARITY_0 = r"mbarrier.try_wait.parity.shared.b64 P1, \1, 0, \3;"
 
 
-FIRST, LAST, ANY = 0, -1, None
-
-
 class PlantingError(AssertionError):
-    """The PTX is not what an edit was written for."""
+    """The PTX has no such place."""
 
 
-def _first(lines, pattern, start=0):
-    for i in range(start, len(lines)):
-        if re.search(pattern, lines[i]):
-            return i
-    raise PlantingError(f"no line matches {pattern!r}")
+# --- where
 
 
-def section(lines, name):
-    """(first line, end) of a section; ``name`` may be what behind() or ahead_of() returned."""
-    if callable(name):
-        return name(lines)
+@dataclass(frozen=True)
+class Place:
+    """Lines of a kernel: which() of its lines, in the order of the text; they all match pattern.
+
+    words say the place in messages.
+    """
+
+    words: str
+    pattern: str
+    which: Callable[[list[str]], list[int]]
+
+    def find(self, text: list[str]) -> list[int]:
+        """The numbers of the lines; PlantingError if there is none."""
+        found = self.which(text)
+        if not found:
+            raise PlantingError(f"the kernel has no {self.words}; say where it is now")
+        return found
+
+    def find_one(self, text: list[str]) -> int:
+        """The number of the only line."""
+        found = self.find(text)
+        if len(found) > 1:
+            raise PlantingError(f"the kernel has {len(found)} {self.words}; say which is meant")
+        return found[0]
+
+    @property
+    def first(self) -> Place:
+        return self._picked("the first", lambda found: found[:1])
+
+    @property
+    def last(self) -> Place:
+        return self._picked("the last", lambda found: found[-1:])
+
+    @property
+    def middle(self) -> Place:
+        """One that is neither the first nor the last of three or more."""
+        return self._picked(
+            "the one in the middle of", lambda found: found[len(found) // 2 :][: len(found) > 2]
+        )
+
+    def behind(self, other: Place) -> Place:
+        """Those behind a single line."""
+        return self._where(f"behind {other.words}", lambda n, at: n > at, other)
+
+    def ahead_of(self, other: Place) -> Place:
+        """Those ahead of a single line."""
+        return self._where(f"ahead of {other.words}", lambda n, at: n < at, other)
+
+    def between(self, begin: Place, end: Place) -> Place:
+        """Those behind one single line and ahead of another."""
+        return self.behind(begin).ahead_of(end)
+
+    def that(self, pattern: str) -> Place:
+        """Those that match a second pattern, which is the one to replace from here on."""
+        return Place(
+            f"{self.words} that match {pattern!r}",
+            pattern,
+            lambda text: [n for n in self.which(text) if re.search(pattern, text[n])],
+        )
+
+    def _picked(self, words, pick):
+        return Place(f"{words} {self.words}", self.pattern, lambda text: pick(self.find(text)))
+
+    def _where(self, words, keep, other):
+        def which(text):
+            at = other.find_one(text)
+            return [n for n in self.which(text) if keep(n, at)]
+
+        return Place(f"{self.words} {words}", self.pattern, which)
+
+
+def lines(role: str, pattern: str, words: str = "") -> Place:
+    """Every line of a role (or of another section) that matches."""
+
+    def which(text):
+        begin, end = section(text, role)
+        return [n for n in range(begin, end) if re.search(pattern, text[n])]
+
+    return Place(words or f"{pattern!r} of {role}", pattern, which)
+
+
+def section(text: list[str], name: str) -> tuple[int, int]:
+    """(first line, end) of a section."""
     if name == "kernel":
-        return 0, len(lines)
-    softmax = _first(lines, r"setmaxnreg\.inc")
-    correction = _first(lines, r"setmaxnreg\.dec", softmax)
-    mma = _first(lines, r"setmaxnreg\.dec", correction + 1)
-    load = max(i for i, line in enumerate(lines) if "tcgen05.commit" in line) + 1
-    last_sync = max(i for i, line in enumerate(lines) if re.search(r"bar\.sync\s+0;", line))
+        return 0, len(text)
+    softmax = _first(text, r"setmaxnreg\.inc")
+    correction = _first(text, r"setmaxnreg\.dec", softmax)
+    mma = _first(text, r"setmaxnreg\.dec", correction + 1)
+    load = max(i for i, line in enumerate(text) if "tcgen05.commit" in line) + 1
+    last_sync = max(i for i, line in enumerate(text) if re.search(r"bar\.sync\s+0;", line))
     bounds = {
         "prologue": (0, softmax),
         "softmax": (softmax, correction),
         "correction": (correction, mma),
         "mma": (mma, load),
         "load": (load, last_sync),
-        "epilogue": (last_sync, len(lines)),
+        "epilogue": (last_sync, len(text)),
     }
     return bounds[name]
 
 
-def behind(where, pattern, nth=0, of=1, on=None):
-    """The lines of a section behind one of its lines."""
-
-    def bounds(lines):
-        return matches(lines, where, pattern, of, on)[nth] + 1, section(lines, where)[1]
-
-    return bounds
+def _first(text, pattern, start=0):
+    for i in range(start, len(text)):
+        if re.search(pattern, text[i]):
+            return i
+    raise PlantingError(f"no line matches {pattern!r}")
 
 
-def ahead_of(where, pattern, nth=0, of=1, on=None):
-    """The lines of a section ahead of one of its lines."""
-
-    def bounds(lines):
-        return section(lines, where)[0], matches(lines, where, pattern, of, on)[nth]
-
-    return bounds
+# --- what
 
 
-def address(lines, number):
-    """The byte of dynamic shared memory that the first [operand] of a line names, at index 0 of an array; or None."""
-    base, _, offset = re.search(r"\[(\S+?)\]", lines[number])[1].partition("+")
-    if offset or not base.startswith("%"):
-        return int(offset or 0)
-    for line in reversed(lines[:number]):
-        if definition := re.match(rf"\s*add\.s32\s+{base}, \S+, (\d+);", line):
-            return int(definition[1])
-    return None
-
-
-def matches(lines, where, pattern, of, on=None):
-    """Line numbers of a section that match; there must be ``of`` of them. on: only those that name this address."""
-    begin, end = section(lines, where)
-    found = [i for i in range(begin, end) if re.search(pattern, lines[i])]
-    if on is not None:
-        found = [i for i in found if address(lines, i) == on]
-    if not found if of is ANY else len(found) != of:
-        place = f"lines {begin} to {end}" if callable(where) else f"section {where!r}"
-        on = "" if on is None else f" on {on}"
-        raise PlantingError(
-            f"{len(found)} lines of {place} match {pattern!r}{on}; the edit was written for {of or 'some'}"
-        )
-    return found
-
-
-def replace(where, pattern, by, nth=0, of=1, on=None):
-    """Edit: substitute in the nth of the ``of`` matching lines of a section; nth may be several, or "all"."""
+def replace(place: Place, by):
+    """Edit: substitute in every line of a place. by: as for re.sub."""
 
     def edit(ptx):
-        lines = ptx.split("\n")
-        found = matches(lines, where, pattern, of, on)
-        numbers = range(len(found)) if nth == "all" else nth if isinstance(nth, tuple) else (nth,)
-        for number in numbers:
-            changed = re.sub(pattern, by, lines[found[number]], count=1)
-            if changed == lines[found[number]]:
-                raise PlantingError(f"{pattern!r} -> {by!r} changes nothing")
-            lines[found[number]] = changed
-        return "\n".join(lines)
+        text = ptx.split("\n")
+        for number in place.find(text):
+            changed = re.sub(place.pattern, by, text[number], count=1)
+            if changed == text[number]:
+                raise PlantingError(f"{place.words}: {by!r} changes nothing")
+            text[number] = changed
+        return "\n".join(text)
 
     return edit
 
 
-def delete(where, pattern, nth=0, of=1, on=None):
-    """Edit: drop a statement."""
-    return replace(where, pattern, "", nth, of, on)
+def delete(place: Place):
+    """Edit: drop the statements of a place."""
+    return replace(place, "")
 
 
-def move(
-    where, pattern, nth, of, before, before_nth=0, before_of=1, by=None, on=None, before_where=None
-):
-    """Edit: move the nth matching line to before another one, rewritten to ``by`` if given."""
+def move(place: Place, before: Place, by: str | None = None):
+    """Edit: move a line to before another one, rewritten to ``by`` if given."""
 
     def edit(ptx):
-        lines = ptx.split("\n")
-        source = matches(lines, where, pattern, of, on)[nth]
-        target = matches(lines, before_where or where, before, before_of)[before_nth]
-        line = lines.pop(source)
-        lines.insert(target - (source < target), line if by is None else re.sub(pattern, by, line))
-        return "\n".join(lines)
+        text = ptx.split("\n")
+        source, target = place.find_one(text), before.find_one(text)
+        if target in (source, source + 1):
+            raise PlantingError(f"{place.words} is there already")
+        line = text.pop(source)
+        line = line if by is None else re.sub(place.pattern, by, line)
+        text.insert(target - (source < target), line)
+        return "\n".join(text)
 
     return edit
 
 
-def retarget(where, pattern, nth, of, like, on=None):
-    """Edit: give the nth matches (one or several) the group 1 that match number ``like`` has."""
+def retarget(place: Place, like: Place):
+    """Edit: give the lines of a place the group 1 of another line."""
 
     def edit(ptx):
-        lines = ptx.split("\n")
-        found = matches(lines, where, pattern, of, on)
-        wanted = re.search(pattern, lines[found[like]])[1]
-        for number in nth if isinstance(nth, tuple) else (nth,):
-            line = lines[found[number]]
-            begin, end = re.search(pattern, line).span(1)
+        text = ptx.split("\n")
+        wanted = re.search(like.pattern, text[like.find_one(text)])[1]
+        for number in place.find(text):
+            line = text[number]
+            begin, end = re.search(place.pattern, line).span(1)
             if line[begin:end] == wanted:
-                raise PlantingError(f"match {number} of {pattern!r} has {wanted} already")
-            lines[found[number]] = line[:begin] + wanted + line[end:]
-        return "\n".join(lines)
+                raise PlantingError(f"{place.words} has {wanted} already")
+            text[number] = line[:begin] + wanted + line[end:]
+        return "\n".join(text)
 
     return edit
 
 
-def exchange(where, pattern, first, second, of):
-    """Edit: two matches exchange their group 1."""
+def exchange(one: Place, other: Place):
+    """Edit: two lines exchange their group 1."""
 
     def edit(ptx):
-        lines = ptx.split("\n")
-        found = matches(lines, where, pattern, of)
-        spans = [re.search(pattern, lines[found[n]]) for n in (first, second)]
-        for span, other, n in ((spans[0], spans[1], first), (spans[1], spans[0], second)):
-            begin, end = span.span(1)
-            line = span.string
-            lines[found[n]] = line[:begin] + other[1] + line[end:]
-        return "\n".join(lines)
+        text = ptx.split("\n")
+        numbers = [place.find_one(text) for place in (one, other)]
+        found = [
+            re.search(place.pattern, text[n])
+            for place, n in zip((one, other), numbers, strict=True)
+        ]
+        if found[0][1] == found[1][1]:
+            raise PlantingError(f"{one.words} and {other.words} have {found[0][1]} both")
+        for number, mine, theirs in zip(numbers, found, found[::-1], strict=True):
+            begin, end = mine.span(1)
+            text[number] = text[number][:begin] + theirs[1] + text[number][end:]
+        return "\n".join(text)
 
     return edit
 

@@ -1,36 +1,33 @@
 """Defects of the attention kernel's tensor memory and of the output's way through shared memory.
 
-Places as in attention_defects.py; chunks of the output count O0 0, O0 1, O1 0, O1 1 (64 columns each), then the same
-four again for a work tile without keys. CHUNK_BARRIER: before a chunk is written, before it is stored.
+Places as in attention_defects.py. A chunk of the output is 64 columns. Its way: wait until its buffer was read
+(wait_group.read), CHUNK_BARRIER, write, PROXY_FENCE, CHUNK_BARRIER, copy; the last read of O frees it (o_free), so
+that what follows is the last chunk's.
 """
-
-import re
 
 from tests.emulator.mutations.attention_places import (
     AFTER,
-    ARRIVE,
     BEFORE,
+    BUFFER_READ,
     CAUSAL,
     CHUNK_BARRIER,
+    FACTOR,
     FEW_KEYS,
     FULL,
+    P_LAST,
+    P_READY,
     PROXY_FENCE,
+    PV_LAST,
+    PV_READY,
     WAIT_LD,
     WAIT_ST,
-    at,
+    WHOLE_TILE,
+    o_free,
+    o_ready,
+    rescale,
+    rescaled,
 )
-from tests.emulator.mutations.edits import (
-    ANY,
-    FIRST,
-    LAST,
-    WAIT,
-    ahead_of,
-    behind,
-    delete,
-    matches,
-    move,
-    replace,
-)
+from tests.emulator.mutations.edits import delete, lines, move, replace
 from tests.emulator.mutations.mutant import (
     ASYNCHRONY,
     COUNTS,
@@ -45,148 +42,153 @@ from tests.emulator.mutations.mutant import (
 def allocation():
     """tcgen05.alloc, dealloc."""
     yield Mutant(
-        "tensor memory is not freed", FULL, delete("epilogue", r"tcgen05\.dealloc\S+\s+.*;"), MEMORY
+        "tensor memory is not freed",
+        FULL,
+        delete(lines("epilogue", r"tcgen05\.dealloc\S+\s+.*;")),
+        MEMORY,
     )
     for part, what in (("epilogue", "freed"), ("prologue", "allocated")):
-        edit = replace(part, r"(mov\.b32\s+%r\d+), 512;", r"\1, 256;")
+        edit = replace(lines(part, r"(mov\.b32\s+%r\d+), 512;"), r"\1, 256;")
         yield Mutant(f"half of tensor memory is {what}", FULL, edit, MEMORY)
     yield Mutant(
         "the permit to allocate is given back before the allocation",
         FULL,
-        move("prologue", r"tcgen05\.relinquish", 0, 1, r"tcgen05\.alloc"),
+        move(
+            lines("prologue", r"tcgen05\.relinquish"), before=lines("prologue", r"tcgen05\.alloc")
+        ),
         MEMORY,
     )
     yield Mutant(
         "tensor memory is freed without waiting for the other roles",
         FULL,
-        delete("epilogue", r"bar\.sync\s+0;"),
+        delete(lines("epilogue", r"bar\.sync\s+0;")),
         (*ORDER, *MEMORY),
     )
 
 
 def fences():
     """tcgen05.wait::ld, wait::st, and the fences at a barrier."""
-    arrival = lambda role, mbarrier, nth, of: ahead_of(role, ARRIVE, nth, of, on=at(mbarrier))
-    awaited = lambda role, mbarrier, nth, of: behind(role, WAIT, nth, of, on=at(mbarrier))
-    for role, place, pattern, which, what, meant in (
-        ("softmax", arrival("softmax", "p_ready[0]", 0, 3), WAIT_ST, LAST,
-         "wait::st before p_ready", ASYNCHRONY),
-        ("softmax", arrival("softmax", "p_last[0]", 0, 2), WAIT_ST, LAST,
-         "wait::st before p_last", ASYNCHRONY),
-        ("correction", arrival("correction", "p_ready[0]", 1, 3), WAIT_ST, LAST,
+    ahead = lambda role, place, pattern: lines(role, pattern).ahead_of(place).last
+    behind = lambda role, place, pattern: lines(role, pattern).behind(place).first
+    for role, place, what, meant in (
+        ("softmax", ahead("softmax", P_READY, WAIT_ST), "wait::st before p_ready", ASYNCHRONY),
+        ("softmax", ahead("softmax", P_LAST, WAIT_ST), "wait::st before p_last", ASYNCHRONY),
+        ("correction", ahead("correction", rescaled(0), WAIT_ST),
          "wait::st after the rescale of O0", ASYNCHRONY),
-        ("correction", arrival("correction", "p_ready[1]", 1, 3), WAIT_ST, LAST,
+        ("correction", ahead("correction", rescaled(1), WAIT_ST),
          "wait::st after the rescale of O1", ASYNCHRONY),
-        ("softmax", awaited("softmax", "s_ready[0]", 0, 2), WAIT_LD, FIRST,
-         "wait::ld after reading S", ORDER),
-        ("correction", awaited("correction", "row_scale[0]", 0, 2), WAIT_LD, FIRST,
+        ("softmax", behind("softmax", WHOLE_TILE, WAIT_LD), "wait::ld after reading S", ORDER),
+        ("correction", behind("correction", rescale(0), WAIT_LD),
          "wait::ld after reading O0 to rescale it", ORDER),
-        ("correction", awaited("correction", "o_ready[0]", 0, 1), WAIT_LD, FIRST,
+        ("correction", behind("correction", o_ready(0), WAIT_LD),
          "wait::ld after reading O0 to store it", ORDER),
-        ("correction", arrival("correction", "p_ready[1]", 2, 3), WAIT_LD, LAST,
+        ("correction", ahead("correction", o_free(1), WAIT_LD),
          "wait::ld before O1 is free", ORDER),
-        ("softmax", arrival("softmax", "p_ready[0]", 0, 3), BEFORE, LAST,
-         "fence before p_ready", ORDER),
-        ("softmax", arrival("softmax", "p_last[0]", 0, 2), BEFORE, LAST,
-         "fence before p_last", ORDER),
-        ("correction", arrival("correction", "p_ready[0]", 1, 3), BEFORE, LAST,
-         "fence before p_ready[0]", ORDER),
-        ("correction", arrival("correction", "p_ready[0]", 2, 3), BEFORE, LAST,
-         "fence before O0 is free", ORDER),
-        ("softmax", awaited("softmax", "s_ready[0]", 0, 2), AFTER, FIRST,
-         "fence after s_ready", ORDER),
-        ("correction", awaited("correction", "row_scale[0]", 0, 2), AFTER, FIRST,
-         "fence after row_scale[0]", ORDER),
-        ("correction", awaited("correction", "o_ready[0]", 0, 1), AFTER, FIRST,
-         "fence after o_ready[0]", ORDER),
-        ("mma", awaited("mma", "p_ready[0]", 0, 1), AFTER, FIRST, "fence after p_ready[0]", ORDER),
-        ("mma", awaited("mma", "p_last[0]", 0, 1), AFTER, FIRST, "fence after p_last[0]", ORDER),
-        ("mma", awaited("mma", "p_ready[1]", 1, 2), AFTER, FIRST,
+        ("softmax", ahead("softmax", P_READY, BEFORE), "fence before p_ready", ORDER),
+        ("softmax", ahead("softmax", P_LAST, BEFORE), "fence before p_last", ORDER),
+        ("correction", ahead("correction", rescaled(0), BEFORE), "fence before p_ready[0]", ORDER),
+        ("correction", ahead("correction", o_free(0), BEFORE), "fence before O0 is free", ORDER),
+        ("softmax", behind("softmax", WHOLE_TILE, AFTER), "fence after s_ready", ORDER),
+        ("correction", behind("correction", rescale(0), AFTER), "fence after row_scale[0]", ORDER),
+        ("correction", behind("correction", o_ready(0), AFTER), "fence after o_ready[0]", ORDER),
+        ("mma", behind("mma", PV_READY["O0"], AFTER), "fence after p_ready[0]", ORDER),
+        ("mma", behind("mma", PV_LAST["O0"], AFTER), "fence after p_last[0]", ORDER),
+        ("mma", behind("mma", PV_READY["the last O1"], AFTER),
          "fence after p_ready[1] of the last tile", ORDER),
     ):  # fmt: skip
-        yield Mutant(f"{role}: no tcgen05.{what}", FULL, delete(place, pattern, which, ANY), meant)
+        yield Mutant(f"{role}: no tcgen05.{what}", FULL, delete(place), meant)
+
+
+COMMIT_GROUP = r"cp\.async\.bulk\.commit_group;"
+
+
+def chunk(pattern, place):
+    """The nearest line of correction behind a place that matches: of the chunk that begins or ends there."""
+    return lines("correction", pattern).behind(place).first
 
 
 def output():
     """The output's way through shared memory, and the stores."""
-    for chunk, what in ((0, "O0"), (3, "O1")):
+    first_of_o0, first_of_o1, last_of_o1 = o_ready(0), o_ready(1), o_free(1)
+    for place, what in ((first_of_o0, "O0"), (last_of_o1, "O1")):
+        fence = chunk(PROXY_FENCE, place)
         yield Mutant(
-            f"no proxy fence before a chunk of {what} is stored",
-            FULL,
-            delete("correction", PROXY_FENCE, chunk, 8),
-            ORDER,
+            f"no proxy fence before a chunk of {what} is stored", FULL, delete(fence), ORDER
         )
         yield Mutant(
             f"no barrier before a chunk of {what} is stored",
             FULL,
-            delete("correction", CHUNK_BARRIER, 2 * chunk + 1, 16),
+            delete(chunk(CHUNK_BARRIER, fence)),
             ASYNCHRONY,
         )
-    buffer_read = r"cp\.async\.bulk\.wait_group\.read\s+1;"
-    for chunk, what in ((0, "the last work tile's copy"), (2, "O0's copy")):
+    for place, what in ((first_of_o0, "the last work tile's copy"), (first_of_o1, "O0's copy")):
+        was_read = chunk(BUFFER_READ, place)
         yield Mutant(
             f"a chunk buffer is written before {what} has read it",
             FULL,
-            delete("correction", buffer_read, chunk, 8),
+            delete(was_read),
             ASYNCHRONY,
         )
         yield Mutant(
             f"no barrier between the wait for {what} and the next chunk",
             FULL,
-            delete("correction", CHUNK_BARRIER, 2 * chunk, 16),
+            delete(chunk(CHUNK_BARRIER, was_read)),
             ASYNCHRONY,
         )
+    one_left = r"(cp\.async\.bulk\.wait_group\.read\s+)1;"
     yield Mutant(
         "two copies may be reading when a chunk buffer is written",
         FULL,
-        replace("correction", r"(cp\.async\.bulk\.wait_group\.read\s+)1;", r"\g<1>2;", 1, 8),
+        replace(lines("correction", one_left).ahead_of(o_free(0)).last, r"\g<1>2;"),
         ASYNCHRONY,
     )
+    counted = r"(bar\.sync\s+1), 128;"
     for count, what, meant in (
         (64, "half of the threads", (*ASYNCHRONY, *COUNTS)),
         (256, "two warpgroups", HANG),
     ):
+        stored = chunk(counted, chunk(PROXY_FENCE, first_of_o0))
         yield Mutant(
             f"the barrier before a chunk counts {what}",
             FULL,
-            replace("correction", r"(bar\.sync\s+1), 128;", rf"\1, {count};", 1, 16),
+            replace(stored, rf"\1, {count};"),
             meant,
         )
     yield Mutant(
         "the end does not wait for the copies of the output",
         FULL,
-        delete("correction", r"cp\.async\.bulk\.wait_group\.read\s+0;"),
+        delete(lines("correction", r"cp\.async\.bulk\.wait_group\.read\s+0;")),
         IN_FLIGHT,
     )
     yield Mutant(
         "the end waits for all but the last copy of the output",
         FULL,
-        replace("correction", r"(cp\.async\.bulk\.wait_group\.read\s+)0;", r"\g<1>1;"),
+        replace(lines("correction", r"(cp\.async\.bulk\.wait_group\.read\s+)0;"), r"\g<1>1;"),
         IN_FLIGHT,
     )
-    commit_group = r"cp\.async\.bulk\.commit_group;"
     yield Mutant(
         "a chunk's copy is not committed to a group",
         FULL,
-        delete("correction", commit_group, 0, 8),
+        delete(chunk(COMMIT_GROUP, first_of_o0)),
         ASYNCHRONY,
     )
     yield Mutant(
         "the last chunk's copy is not committed to a group",
         FULL,
-        delete("correction", commit_group, 3, 8),
+        delete(chunk(COMMIT_GROUP, last_of_o1)),
         (*IN_FLIGHT, *ASYNCHRONY),
     )
+    zeros = chunk(COMMIT_GROUP, o_free(1))  # behind it: chunks of a work tile without keys
     yield Mutant(
         "no proxy fence before a chunk of zeros is stored",
         FEW_KEYS,
-        delete("correction", PROXY_FENCE, 2, 4),
+        delete(chunk(PROXY_FENCE, zeros)),
         ORDER,
     )
     yield Mutant(
         "a buffer is written with zeros before its last copy has read it",
         FEW_KEYS,
-        delete("correction", buffer_read, 2, 4),
+        delete(chunk(BUFFER_READ, zeros)),
         ASYNCHRONY,
     )
     yield Mutant(
@@ -196,46 +198,46 @@ def output():
 
 def _unguarded_lse(ptx):
     """The last comparison before the store of the LSE, with 65536 rows instead of what there are."""
-    lines = ptx.split("\n")
-    (store,) = matches(lines, "softmax", r"st\.global\.b32", 1)
-    comparison = r"(setp\.ge\.s32\s+%p\d+, %r\d+), %r\d+;"
-    guard = max(i for i in range(store) if re.search(comparison, lines[i]))
-    lines[guard] = re.sub(comparison, r"\1, 65536;", lines[guard])
-    return "\n".join(lines)
+    store = lines("softmax", r"st\.global\.b32")
+    comparison = lines("softmax", r"(setp\.ge\.s32\s+%p\d+, %r\d+), %r\d+;")
+    return replace(comparison.ahead_of(store).last, r"\1, 65536;")(ptx)
 
 
 def registers_and_lanes():
     """Converged instructions, register pool."""
     vote = r"vote\.sync\.any\.pred\s+(%p\d+), (%p\d+), -1;"
+    of_o0 = lines("correction", vote).behind(rescale(0)).first
     yield Mutant(
         "each thread decides alone whether O0 is rescaled",
         FULL,
-        replace("correction", vote, r"mov.pred \1, \2;", 0, 2),
+        replace(of_o0, r"mov.pred \1, \2;"),
         ("DivergenceError", *HANG),
     )
     half = r"{.reg .pred some; .reg .b32 lane; mov.u32 lane, %laneid; setp.lt.u32 some, lane, 16; @some \g<0>}"
     yield Mutant(
         "an aligned instruction is executed by half of the warp",
         FULL,
-        replace("softmax", WAIT_ST, half, 0, 4),
+        replace(lines("softmax", WAIT_ST).behind(FACTOR).first, half),
         ("DivergenceError",),
     )
     yield Mutant(
         "a vote that names half of the warp",
         FULL,
-        replace("correction", vote, r"vote.sync.any.pred \1, \2, 65535;", 0, 2),
+        replace(of_o0, r"vote.sync.any.pred \1, \2, 65535;"),
         ("DivergenceError", "EmulatorError"),
     )
     yield Mutant(
         "softmax asks for more registers than there are",
         FULL,
-        replace("softmax", r"setmaxnreg\.inc\S*\s+192;", "setmaxnreg.inc.sync.aligned.u32 240;"),
+        replace(
+            lines("softmax", r"setmaxnreg\.inc\S*\s+192;"), "setmaxnreg.inc.sync.aligned.u32 240;"
+        ),
         HANG,
     )
     yield Mutant(
         "correction keeps its registers",
         FULL,
-        delete("correction", r"setmaxnreg\.dec\S*\s+88;"),
+        delete(lines("correction", r"setmaxnreg\.dec\S*\s+88;")),
         HANG,
     )
 

@@ -1,6 +1,7 @@
 """Defects of the small kernels (small_kernels.py), each with the checks that are meant to catch it."""
 
-from tests.emulator.mutations.edits import delete, move, replace
+from tests.emulator.mutations import edits
+from tests.emulator.mutations.edits import Place, delete, lines, replace
 from tests.emulator.mutations.mutant import (
     ASYNCHRONY,
     COUNTS,
@@ -13,12 +14,21 @@ from tests.emulator.mutations.mutant import (
 )
 
 
-def line(pattern, by, nth=0, of=1):
-    return replace("kernel", pattern, by, nth, of)
+def place(pattern) -> Place:
+    """A pattern, or a place already."""
+    return pattern if isinstance(pattern, Place) else lines("kernel", pattern)
 
 
-def without(pattern, nth=0, of=1):
-    return delete("kernel", pattern, nth, of)
+def line(pattern, by):
+    return replace(place(pattern), by)
+
+
+def without(pattern):
+    return delete(place(pattern))
+
+
+def move(pattern, before):
+    return edits.move(place(pattern), before=place(before))
 
 
 NO_WAIT = r"setp.eq.u32 %p9, 0, 0;"
@@ -28,8 +38,8 @@ def handover():
     """Two mbarriers, generic accesses only."""
     wait_line = r"mbarrier\.try_wait\.parity\S* %p9, \[.*\], .*;"
     for name, edit, meant in (
-        ("the reader does not wait", line(wait_line, NO_WAIT, 1, 2), (*ASYNCHRONY, *COUNTS)),
-        ("the writer does not wait", line(wait_line, NO_WAIT, 0, 2), (*ASYNCHRONY, *COUNTS)),
+        ("the reader does not wait", line(place(wait_line).last, NO_WAIT), (*ASYNCHRONY, *COUNTS)),
+        ("the writer does not wait", line(place(wait_line).first, NO_WAIT), (*ASYNCHRONY, *COUNTS)),
         (
             "the writer waits for parity 0 first",
             line(r"xor\.b32 %r12, %r11, 1;", "mov.b32 %r12, %r11;"),
@@ -59,20 +69,12 @@ def handover():
         ),
         (
             "the reader frees the buffer before it reads",
-            move("kernel", r"ld\.shared\.b32 %r13", 0, 1, r"add\.s32 %r13, %r13, 1;", 0, 1),
+            move(r"ld\.shared\.b32 %r13", before=r"add\.s32 %r13, %r13, 1;"),
             ASYNCHRONY,
         ),
         (
             "the writer announces before it writes",
-            move(
-                "kernel",
-                r"mbarrier\.arrive\S* _, \[%r2\], 1;",
-                0,
-                1,
-                r"st\.shared\.b32 \[%r6",
-                0,
-                1,
-            ),
+            move(r"mbarrier\.arrive\S* _, \[%r2\], 1;", before=r"st\.shared\.b32 \[%r6"),
             ASYNCHRONY,
         ),
         (
@@ -109,7 +111,7 @@ def bulk():
     few = (*ASYNCHRONY, *COUNTS, *HANG)
     for name, edit, meant in (
         ("nobody waits for the copy", line(wait_line, NO_WAIT), ASYNCHRONY),
-        ("half of the bytes are expected", line(r", 256;", ", 128;", 0, 2), few),
+        ("half of the bytes are expected", line(place(r", 256;").first, ", 128;"), few),
         (
             "the copy brings half of the bytes",
             line(r", 256, \[%r2\];", ", 128, [%r2];"),
@@ -124,7 +126,7 @@ def bulk():
         ),
         (
             "every thread expects the bytes",
-            line(r"@%p1 bra loaded;", "", 0, 1),
+            without(r"@%p1 bra loaded;"),
             (*few, "IllegalAccess"),
         ),
         ("no proxy fence before the bulk store", without(r"fence\.proxy\.async\S*;"), ORDER),
@@ -150,7 +152,7 @@ def bulk():
         ),
         (
             "a number is changed after the barrier",
-            move("kernel", r"st\.shared\.b32 \[%r4", 0, 1, r"@%p1 bra stored;", 0, 1),
+            move(r"st\.shared\.b32 \[%r4", before=r"@%p1 bra stored;"),
             ORDER,
         ),
     ):
@@ -167,7 +169,7 @@ def bulk():
     yield Mutant(
         "bulk: the proxy fence comes after the barrier",
         "bulk",
-        move("kernel", r"fence\.proxy\.async\S*;", 0, 1, r"@%p1 bra stored;", 0, 1),
+        move(r"fence\.proxy\.async\S*;", before=r"@%p1 bra stored;"),
         (),
         equivalent="the thread that stores executes the fence, and the barrier orders the other threads' "
         "writes before it: the fence lies on the path from every write to the copy",
@@ -177,7 +179,8 @@ def bulk():
 def cluster():
     """Distributed shared memory and remote arrivals."""
     sync = r"barrier\.cluster\.(arrive\.release|wait\.acquire)\.aligned;"
-    both_lines = lambda first: replace("kernel", sync, "", (first, first + 1), 4)
+    begin = place(sync).ahead_of(place(r"ld\.global"))
+    end = place(sync).behind(place(r"st\.global"))
     for name, edit, meant in (
         (
             "the arrival goes to the own CTA",
@@ -196,7 +199,7 @@ def cluster():
         ),
         (
             "the peer's mbarrier may not be initialised yet",
-            both_lines(0),
+            without(begin),
             (*ORDER, *COUNTS, "IllegalAccess"),
         ),
         (
@@ -219,10 +222,14 @@ def cluster():
         ("the barrier counts 31", line(r"(init\.shared\.b64 \[%r2\]), 32;", r"\1, 31;"), COUNTS),
         (
             "the number is sent after the arrival",
-            move("kernel", r"mbarrier\.arrive", 0, 1, r"st\.shared::cluster", 0, 1),
+            move(r"mbarrier\.arrive", before=r"st\.shared::cluster"),
             ASYNCHRONY,
         ),
-        ("lane 0 skips the cluster barrier", line(sync, r"@%p1 \g<0>", 0, 4), ("DivergenceError",)),
+        (
+            "lane 0 skips the cluster barrier",
+            line(begin.first, r"@%p1 \g<0>"),
+            ("DivergenceError",),
+        ),
     ):
         yield Mutant(f"cluster: {name}", "cluster", edit, meant)
 
@@ -242,7 +249,7 @@ def cluster():
     yield Mutant(
         "cluster: no cluster barrier at the end",
         "cluster",
-        both_lines(2),
+        without(end),
         (),
         equivalent="a CTA waits for its peer's arrival, which is the peer's last access to it",
     )
@@ -254,11 +261,15 @@ def product():
     commit = r"tcgen05\.commit\.\S+ \[%r2\];"
     for name, edit, meant in (
         ("no proxy fence before the MMA", without(r"fence\.proxy\.async\S*;"), ORDER),
-        ("no barrier before the MMA", without(r"bar\.sync 0;", 0, 2), (*ASYNCHRONY, *COUNTS)),
+        (
+            "no barrier before the MMA",
+            without(place(r"bar\.sync 0;").first),
+            (*ASYNCHRONY, *COUNTS),
+        ),
         ("no commit", without(commit), HANG),
         (
             "the commit precedes the MMA",
-            move("kernel", commit, 0, 1, r"tcgen05\.mma", 0, 1),
+            move(commit, before=r"tcgen05\.mma"),
             ASYNCHRONY,
         ),
         (
@@ -268,17 +279,21 @@ def product():
         ),
         ("nobody waits for the commit", line(wait_line, NO_WAIT), ASYNCHRONY),
         ("the wait is for parity 1", line(r"%p9, \[%r2\], 0;", "%p9, [%r2], 1;"), ASYNCHRONY),
-        ("no tcgen05.fence after the wait", without(r"tcgen05\.fence::after\S*;", 1, 2), ORDER),
+        (
+            "no tcgen05.fence after the wait",
+            without(place(r"tcgen05\.fence::after\S*;").last),
+            ORDER,
+        ),
         ("no tcgen05.wait::ld", without(r"tcgen05\.wait::ld\S*;"), ORDER),
         ("tensor memory is not freed", without(r"tcgen05\.dealloc.*;"), MEMORY),
         (
             "tensor memory is freed by the warp that is through first",
-            without(r"bar\.sync 0;", 1, 2),
+            without(place(r"bar\.sync 0;").last),
             (*ORDER, *MEMORY),
         ),
         (
             "the address of tensor memory is read before the barrier",
-            move("kernel", r"ld\.shared\.b32 %r8", 0, 1, r"fence\.proxy\.async", 0, 1),
+            move(r"ld\.shared\.b32 %r8", before=r"fence\.proxy\.async"),
             ASYNCHRONY,
         ),
         ("16 columns are allocated", line(r"(tcgen05\.alloc.*), 32;", r"\1, 16;"), MEMORY),
@@ -328,9 +343,13 @@ def staged():
     for name, edit, meant in (
         ("the first group is not waited for", line(r"wait_group 1;", "wait_group 2;"), ASYNCHRONY),
         ("the second group is not waited for", line(r"wait_group 0;", "wait_group 1;"), ASYNCHRONY),
-        ("both copies are one group", without(r"cp\.async\.commit_group;", 0, 2), ASYNCHRONY),
-        ("no barrier after the first wait", without(r"bar\.sync 0;", 0, 2), ASYNCHRONY),
-        ("no barrier after the second wait", without(r"bar\.sync 0;", 1, 2), ASYNCHRONY),
+        (
+            "both copies are one group",
+            without(place(r"cp\.async\.commit_group;").first),
+            ASYNCHRONY,
+        ),
+        ("no barrier after the first wait", without(place(r"bar\.sync 0;").first), ASYNCHRONY),
+        ("no barrier after the second wait", without(place(r"bar\.sync 0;").last), ASYNCHRONY),
         (
             "the copies overlap",
             line(r"\[%r4\+256\], \[%rd4", "[%r4+252], [%rd4"),

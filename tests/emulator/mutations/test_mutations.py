@@ -9,8 +9,12 @@ from functools import cache
 
 import pytest
 
+from cute_fa4 import compile_cache
+from cute_fa4.sm100.choose_config import choose_config
+from tests.emulator.mutations import attention_places
 from tests.emulator.mutations.__main__ import DOCUMENT
-from tests.emulator.mutations.edits import PlantingError, replace
+from tests.emulator.mutations.attention_places import CAUSAL, FULL
+from tests.emulator.mutations.edits import PlantingError, lines, move, replace
 from tests.emulator.mutations.everything import mutants, subjects
 from tests.emulator.mutations.mutant import try_mutant
 
@@ -68,9 +72,43 @@ def test_the_document_names_every_mutant():
     assert not missing
 
 
-def test_an_edit_that_does_not_apply_exactly_is_refused():
-    """Of 2 where there is 1, and a replacement that changes nothing: no defect is planted by accident."""
-    with pytest.raises(PlantingError, match="1 lines of section 'kernel' match 'bar"):
-        replace("kernel", "bar.sync", "", 0, 2)("bar.sync 0;")
+def test_an_edit_without_exactly_its_place_is_refused():
+    """No line, several where one is meant, and a replacement that changes nothing: no defect is planted by accident."""
+    barrier = lines("kernel", "bar.sync")
+    with pytest.raises(PlantingError, match="the kernel has no 'bar.sync' of kernel"):
+        replace(barrier, "")("ret;")
+    with pytest.raises(PlantingError, match="the kernel has 2 'bar.sync' of kernel; say which"):
+        move(barrier, before=lines("kernel", "ret;"))("bar.sync 0;\nbar.sync 0;\nret;")
     with pytest.raises(PlantingError, match="changes nothing"):
-        replace("kernel", "bar.sync", "bar.sync")("bar.sync 0;")
+        replace(barrier, "bar.sync")("bar.sync 0;")
+
+
+# Kernels that no defect was written for: other chunks, other bytes, other code around the same roles and barriers.
+OTHERS = {
+    FULL: (
+        dict(qkv_dtype="fp16", head_dim=128, group=2, write_lse=True, sink=True),
+        dict(qkv_dtype="bf16", head_dim=128, causal=True, write_lse=True, seqused_k=True),
+    ),
+    CAUSAL: (dict(qkv_dtype="fp16", head_dim=64, causal=True, write_lse=True, q_layout="packed"),),
+}
+# What a defect itself quotes: words of an instruction descriptor, which name the dtype; how a mask is made.
+QUOTED = {
+    "V is K-major in the instruction descriptor",
+    "P and V are float16 in the instruction descriptor",
+    "half of the keys in the instruction descriptor",
+}
+
+
+@pytest.mark.parametrize(
+    "subject, options", [(s, o) for s, several in OTHERS.items() for o in several], ids=str
+)
+def test_defects_find_their_places_in_kernels_they_were_not_written_for(
+    subject, options, monkeypatch
+):
+    """Role and barrier are enough: a change of the kernel moves a place, and does not lose it."""
+    config = choose_config(**options)
+    ptx = compile_cache.function_for(config, "emulator").__ptx__
+    monkeypatch.setitem(attention_places.KNOWN, config.name, config)
+    for mutant in mutants():
+        if mutant.subject == subject and mutant.name not in QUOTED:
+            assert mutant.edit(ptx) != ptx, mutant.name

@@ -1,7 +1,7 @@
 """Options of the whole suite.
 
 pytest --seeds 4     attention tests under four emulator schedules instead of two
-pytest -m sweep      only the tests with many random examples, which are left out otherwise
+pytest -m sweep      the full products of which plain pytest runs pairs (tests/suite/sweep.py): --shard, --resume
 pytest --gpu         also what needs a GPU; attention runs on it where it has compute capability 10
 """
 
@@ -10,6 +10,7 @@ import torch
 
 from tests.suite.costs import CostsPlugin
 from tests.suite.kernels import KernelsPlugin
+from tests.suite.sweep import SweepPlugin, add_options
 
 
 def pytest_addoption(parser):
@@ -20,11 +21,13 @@ def pytest_addoption(parser):
         metavar="N",
         help="run attention tests under N emulator schedules: in order, hostile, then random seeds",
     )
+    add_options(parser)
     parser.addoption("--gpu", action="store_true", help="also run the tests marked gpu")
 
 
 def pytest_configure(config):
     config.pluginmanager.register(CostsPlugin())
+    config.pluginmanager.register(SweepPlugin(config))
     config.pluginmanager.register(KernelsPlugin(getattr(config, "workerinput", {}).get("kernels")))
     if config.getoption("--seeds") < 1:
         raise pytest.UsageError(f"--seeds {config.getoption('--seeds')}; accepted: 1 or more")
@@ -33,10 +36,6 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    if "sweep" not in config.getoption("-m"):
-        for item in items:
-            if item.get_closest_marker("sweep"):
-                item.add_marker(pytest.mark.skip(reason="many examples: run with -m sweep"))
     if config.getoption("--gpu"):
         return
     for item in items:

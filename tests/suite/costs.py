@@ -1,6 +1,6 @@
 """Where the time and the memory of a test run go: printed at its end, summed over its workers.
 
-    ten slowest test files                    set-up, tests and tear-down
+    ten slowest test files                    set-up, tests and tear-down: by the clock, and on a core
     compile, emulator                         seconds inside of the compiler and inside of emulated launches
     peak memory of every worker               and the files during which it grew; above 4 GB the run fails
 
@@ -37,13 +37,14 @@ class Costs:
     launches: int = 0
     cpu_seconds: float = 0.0  # of this process and those it started
     peak_bytes: int = 0
+    by_file: Counter = field(default_factory=Counter)  # test file -> seconds on a core
     grown: Counter = field(
         default_factory=Counter
     )  # test file -> bytes by which the peak grew in it
 
     def as_data(self) -> dict:
         """What xdist can send to the controller."""
-        return {**vars(self), "grown": dict(self.grown)}
+        return {**vars(self), "grown": dict(self.grown), "by_file": dict(self.by_file)}
 
 
 def peak_bytes() -> int:
@@ -102,9 +103,16 @@ class CostsPlugin:
         after_import("cutlass.base_dsl.compiler", time_compiler)
         after_import("cute_fa4.emulator.launch", time_emulator)
 
-    @pytest.hookimpl(trylast=True)
-    def pytest_runtest_logfinish(self, nodeid):
-        """In a worker, and without workers: whose test made the peak grow."""
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item):
+        """In a worker, and without workers: what a test takes of a core, and whether it made the peak grow."""
+        begin = cpu_seconds()
+        result = yield
+        self.mine.by_file[file_of(item.nodeid)] += cpu_seconds() - begin
+        self._note_peak(item.nodeid)
+        return result
+
+    def _note_peak(self, nodeid):
         peak = peak_bytes()
         if peak > self.mine.peak_bytes:
             self.mine.grown[file_of(nodeid)] += peak - self.mine.peak_bytes
@@ -156,13 +164,21 @@ class CostsPlugin:
 def report_lines(seconds: Counter, processes: dict) -> list[str]:
     """The report: seconds by test file, costs as data by process."""
     total = lambda name: sum(costs[name] for costs in processes.values())
-    lines = [f"{amount:8.1f} s  {file}" for file, amount in seconds.most_common(SLOWEST)]
-    rest = sum(seconds.values()) - sum(amount for _, amount in seconds.most_common(SLOWEST))
+    on_core = Counter()
+    for costs in processes.values():
+        on_core.update(costs["by_file"])
+    slowest = seconds.most_common(SLOWEST)
+    lines = ["    wall     core"]
+    lines += [f"{amount:7.1f}s {on_core[file]:7.1f}s  {file}" for file, amount in slowest]
+    rest, rest_on_core = seconds.total(), sum(on_core.values())
+    rest -= sum(amount for _, amount in slowest)
+    rest_on_core -= sum(on_core[file] for file, _ in slowest)
+    others = max(0, len(seconds) - SLOWEST)
     lines += [
-        f"{rest:8.1f} s  in {max(0, len(seconds) - SLOWEST)} other files",
-        f"compiler {total('compile_seconds'):.0f} s for {total('compiles')} functions, "
-        f"emulator {total('emulator_seconds'):.0f} s for {total('launches')} launches, "
-        f"of {sum(seconds.values()):.0f} s in all workers, {total('cpu_seconds'):.0f} s of them on a core",
+        f"{rest:7.1f}s {rest_on_core:7.1f}s  {others} other files",
+        f"{seconds.total():7.1f}s {total('cpu_seconds'):7.1f}s  together; core: with collecting and imports",
+        f"{total('compile_seconds'):7.1f}s           compiler, {total('compiles')} functions",
+        f"{total('emulator_seconds'):7.1f}s           emulator, {total('launches')} launches",
     ]
     for name, costs in sorted(processes.items()):
         grown = ", ".join(

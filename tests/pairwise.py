@@ -1,0 +1,100 @@
+"""Cases out of a product of options: those that plain pytest runs, and all of them for the sweep.
+
+    @pairwise.cases(
+        "attention",
+        {"head_dim": (64, 128), "dtype": ("bf16", "fp16"), "mask": ("full", "causal"), "lse": (False, True)},
+        kernel=("head_dim", "dtype", "mask", "lse"),
+        also={"two bits of the row sum got lost here once": dict(head_dim=64, dtype="fp16", mask="full", lse=True)},
+    )
+    def test_a_law(head_dim, dtype, mask, lse): ...
+
+Of the 16 cases 6 have every two values of two options together, and pytest runs these and those of `also`. Most defects
+that options cause need one value or two (D. R. Kuhn, D. R. Wallace, A. M. Gallo, "Software Fault Interactions and
+Implications for Software Testing", IEEE TSE 30(6), 2004): what needs three is left to `pytest -m sweep`, which runs the
+product.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+
+
+def product(options: dict, valid: Callable[..., bool] = lambda **case: True) -> list[dict]:
+    """Every case that is valid, in the order of the options.
+
+    >>> product({"a": (1, 2), "b": (3, 4)}, valid=lambda a, b: a + b != 5)
+    [{'a': 1, 'b': 3}, {'a': 2, 'b': 4}]
+    """
+    found = (
+        dict(zip(options, values, strict=True)) for values in itertools.product(*options.values())
+    )
+    return [case for case in found if valid(**case)]
+
+
+def pairs(case: dict) -> set:
+    """What a case covers: its values by number of the option, two at a time; one at a time if it has one option."""
+    values = list(enumerate(case.values()))
+    return set(itertools.combinations(values, min(2, len(values))))
+
+
+def covering(cases: list[dict]) -> list[int]:
+    """Numbers of cases that cover every pair that any of them covers, found greedily: the same ones every time.
+
+    >>> options = {"a": (1, 2), "b": (1, 2), "c": (1, 2)}
+    >>> [tuple(product(options)[n].values()) for n in covering(product(options))]
+    [(1, 1, 1), (1, 2, 2), (2, 1, 2), (2, 2, 1)]
+    """
+    covers = [pairs(case) for case in cases]
+    missing = set().union(*covers)
+    chosen = []
+    while missing:
+        best = max(range(len(cases)), key=lambda n: len(covers[n] & missing))
+        chosen.append(best)
+        missing -= covers[best]
+    return sorted(chosen)
+
+
+def cases(
+    area: str,
+    options: dict,
+    *,
+    kernel: tuple = (),
+    valid: Callable[..., bool] = lambda **case: True,
+    also: dict | None = None,
+    seconds: float = 0.1,
+    ids: Callable = str,
+):
+    """Decorator of a test whose parameters are the options.
+
+    area     where the plan of the sweep counts the cases
+    kernel   options that decide what is compiled
+    valid    which combinations there are
+    also     reason -> case that pytest runs besides the pairs
+    seconds  of a case, about, without its compile: for the plan
+    """
+    every = product(options, valid)
+    kept = {n: "" for n in covering(every)}
+    for reason, case in (also or {}).items():
+        number = every.index(case)  # ValueError: a case that the product does not have
+        if not reason or number in kept:
+            raise ValueError(
+                f"{area}: {case} needs a reason and must not be among the pairs already"
+            )
+        kept[number] = reason
+    parameters = []
+    for number, case in enumerate(every):
+        compiled = tuple(str(case[name]) for name in kernel)
+        mark = pytest.mark.sweep(
+            area=area, kept=number in kept, kernel=compiled or None, seconds=seconds
+        )
+        name = "-".join(ids(value) for value in case.values())
+        parameters.append(pytest.param(*case.values(), marks=mark, id=name))
+    return pytest.mark.parametrize(tuple(options), parameters)
+
+
+def sweep_only(area: str, *, seconds: float = 0.1):
+    """Decorator of a test that the sweep alone runs: more of what another test shows a little of."""
+    return pytest.mark.sweep(area=area, kept=False, kernel=None, seconds=seconds)

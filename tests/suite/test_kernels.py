@@ -1,0 +1,85 @@
+"""A run has one directory of kernels, and only unchanged sources compile into it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cute_fa4 import compile_cache, disk_cache
+from cute_fa4.sm100 import exp2, masks
+from cute_fa4.sm100.append_config import AppendConfig
+from tests.suite.kernels import Originals
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = AppendConfig("fp16", 72, 72, page_size=8)  # no other test asks for it
+
+
+def test_a_kernel_of_a_replaced_function_is_refused_and_named(monkeypatch):
+    monkeypatch.setattr(exp2, "emulated_pairs", lambda *_: frozenset())
+    with pytest.raises(AssertionError, match=r"cute_fa4\.sm100\.exp2\.emulated_pairs is replaced"):
+        compile_cache.function_for(CONFIG, "emulator")
+
+
+def test_a_kernel_of_a_replaced_method_is_refused_too(monkeypatch):
+    monkeypatch.setattr(masks.Causal, "num_sizes", 1, raising=False)
+    monkeypatch.setattr(AppendConfig, "name", "other")
+    with pytest.raises(AssertionError, match=r"append_config\.AppendConfig\.name"):
+        compile_cache.function_for(CONFIG, "emulator")
+
+
+def test_kernels_of_its_own_are_neither_found_nor_left_behind(own_kernels, monkeypatch):
+    monkeypatch.setattr(exp2, "emulated_pairs", lambda *_: frozenset())
+    made = []
+    monkeypatch.setattr(compile_cache, "_compile", lambda *key: made.append(key) or made.append)
+    compile_cache.function_for(CONFIG, "emulator")
+    assert made == [(CONFIG, "emulator")]
+    assert disk_cache.usable_directory() is None
+
+
+def test_nothing_was_left_behind():
+    """Of the test above; in one process when this file is run as it is."""
+    assert not compile_cache.has(CONFIG, "emulator")
+
+
+def test_originals_know_functions_methods_and_numbers(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "sources_of_a_test.py").write_text(
+        "NUMBER = 1\ndef f(): pass\nclass C:\n    def m(self): pass\n    n = 2\n"
+    )
+    import sources_of_a_test as module
+
+    originals = Originals()
+    originals.keep(module)
+    assert originals.replaced() == []
+    module.NUMBER, module.C.n = 2, 3
+    module.C.m = module.f = lambda: None
+    names = ["NUMBER", "f", "C.m", "C.n"]
+    assert set(originals.replaced()) == {f"sources_of_a_test.{name}" for name in names}
+
+
+def test_workers_share_one_directory_which_is_gone_afterwards(tmp_path):
+    """Two workers, a test each: both see the directory that the controller made."""
+    (tmp_path / "conftest.py").write_text(
+        "from tests.suite.kernels import KernelsPlugin\n"
+        "def pytest_configure(config):\n"
+        "    given = getattr(config, 'workerinput', {}).get('kernels')\n"
+        "    config.pluginmanager.register(KernelsPlugin(given))\n"
+    )
+    (tmp_path / "test_it.py").write_text(
+        "import os, pytest, pathlib\n"
+        "@pytest.mark.parametrize('n', range(2))\n"
+        "def test_it(n, worker_id):\n"
+        f"    (pathlib.Path({str(tmp_path)!r}) / worker_id).write_text(os.environ['CUTE_FA4_CACHE_DIR'])\n"
+    )
+    subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider"],
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+        timeout=60,
+        env={"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "HOME": str(tmp_path)},
+    )
+    first, second = ((tmp_path / name).read_text() for name in ("gw0", "gw1"))
+    assert first == second and not Path(first).exists()

@@ -1,0 +1,72 @@
+"""What plain pytest leaves out of a product: nothing that two options decide."""
+
+import itertools
+
+import pytest
+
+from tests import pairwise
+
+# Sizes as the attention tests have them: five options of two to five values, and a rule that excludes a fifth of them.
+OPTIONS = {
+    "head_dim": (64, 72, 80, 96, 128),
+    "dtype": ("bf16", "fp16"),
+    "mask": ("full", "causal", "window"),
+    "pack": (False, True),
+    "lse": (False, True),
+}
+
+
+def valid(head_dim, pack, **case):
+    return not (pack and head_dim == 72)
+
+
+EVERY = pairwise.product(OPTIONS, valid)
+
+
+def test_every_two_values_that_go_together_are_among_the_chosen():
+    chosen = [EVERY[n] for n in pairwise.covering(EVERY)]
+    for one, other in itertools.combinations(OPTIONS, 2):
+        together = {(case[one], case[other]) for case in EVERY}
+        assert {(case[one], case[other]) for case in chosen} == together
+    assert (
+        15 <= len(chosen) <= 20 < len(EVERY) / 5
+    )  # 5 * 3 at least: the two options with most values
+
+
+def test_the_choice_is_the_same_every_time_and_has_no_case_twice():
+    first = pairwise.covering(EVERY)
+    assert pairwise.covering(EVERY) == first and len(set(first)) == len(first)
+
+
+def test_a_single_option_is_run_in_full():
+    assert pairwise.covering(pairwise.product({"a": (1, 2, 3)})) == [0, 1, 2]
+
+
+def parameters(**keywords):
+    mark = pairwise.cases("area", OPTIONS, valid=valid, **keywords)
+    return mark.args[1]
+
+
+def kept(parameter):
+    (mark,) = parameter.marks
+    return mark.kwargs["kept"]
+
+
+def test_the_marks_say_which_cases_are_kept_and_what_they_compile():
+    every = parameters(kernel=("head_dim", "mask"))
+    assert [p.values for p in every] == [tuple(case.values()) for case in EVERY]
+    assert sum(map(kept, every)) == len(pairwise.covering(EVERY))
+    assert every[0].id == "64-bf16-full-False-False"
+    assert every[0].marks[0].kwargs["kernel"] == ("64", "full")
+
+
+def test_further_cases_have_a_reason_and_are_kept():
+    left_out = next(c for n, c in enumerate(EVERY) if n not in pairwise.covering(EVERY))
+    every = parameters(also={"it failed once": left_out})
+    assert sum(map(kept, every)) == len(pairwise.covering(EVERY)) + 1
+    with pytest.raises(ValueError, match="needs a reason"):
+        parameters(also={"": left_out})
+    with pytest.raises(ValueError, match="must not be among the pairs already"):
+        parameters(also={"why": EVERY[pairwise.covering(EVERY)[0]]})
+    with pytest.raises(ValueError):  # a case that is not valid
+        parameters(also={"why": {**left_out, "head_dim": 72, "pack": True}})

@@ -76,25 +76,41 @@ def cases(
     seconds  of a case, about, without its compile: for the plan
     """
     every = product(options, valid)
-    kept = {n: "" for n in covering(every)}
+    kept = set(covering(every))
     for reason, case in (also or {}).items():
         number = every.index(case)  # ValueError: a case that the product does not have
         if not reason or number in kept:
             raise ValueError(
                 f"{area}: {case} needs a reason and must not be among the pairs already"
             )
-        kept[number] = reason
+        kept.add(number)
     parameters = []
     for number, case in enumerate(every):
-        compiled = tuple(str(case[name]) for name in kernel)
-        mark = pytest.mark.sweep(
-            area=area, kept=number in kept, kernel=compiled or None, seconds=seconds
-        )
+        compiled = tuple(str(case[name]) for name in kernel) or None
+        mark = _mark(area, number in kept, compiled, seconds)
         name = "-".join(ids(value) for value in case.values())
         parameters.append(pytest.param(*case.values(), marks=mark, id=name))
     return pytest.mark.parametrize(tuple(options), parameters)
 
 
+def choose(area: str, things: list, by: tuple, *, kernel: Callable, seconds: float = 0.1) -> list:
+    """Parameters out of a list of cases that exists: pytest runs those that cover every two values of the attributes.
+
+    kernel(thing) says what is compiled for it.
+    """
+    kept = set(covering([{name: getattr(thing, name) for name in by} for thing in things]))
+    return [
+        pytest.param(
+            thing, marks=_mark(area, n in kept, (str(kernel(thing)),), seconds), id=str(thing)
+        )
+        for n, thing in enumerate(things)
+    ]
+
+
 def sweep_only(area: str, *, seconds: float = 0.1):
     """Decorator of a test that the sweep alone runs: more of what another test shows a little of."""
-    return pytest.mark.sweep(area=area, kept=False, kernel=None, seconds=seconds)
+    return _mark(area, False, None, seconds)
+
+
+def _mark(area, kept, kernel, seconds):
+    return pytest.mark.sweep(area=area, kept=kept, kernel=kernel, seconds=seconds)

@@ -23,7 +23,6 @@ from cute_fa4 import (
 from cute_fa4.calls import repeat
 from cute_fa4.calls.prepare import prepare_attention
 from cute_fa4.compiler import compiler
-from cute_fa4.compiler import functions as registry
 from tests.serving.batches import int32
 from tests.serving.test_errors import APPEND
 from tests.test_interface import K, Q, V, qkv
@@ -55,7 +54,7 @@ def prepared(monkeypatch):
 
 
 @pytest.fixture
-def functions(monkeypatch):
+def functions(own_kernels, monkeypatch):
     """Configurations that were compiled: to a function that copies q to out."""
     compiled = []
 
@@ -63,8 +62,6 @@ def functions(monkeypatch):
         compiled.append(config)
         return lambda q, k, v, out, *rest: out.copy_(q)
 
-    monkeypatch.setattr(registry, "_functions", {})
-    monkeypatch.setattr(registry, "_seconds", {})
     monkeypatch.setattr(compiler, "compile_function", compile_)
     return compiled
 

@@ -28,7 +28,7 @@ from cute_fa4.calls.tensors import (
     may_overlap,
     overlaps_itself,
 )
-from cute_fa4.compiler import compiler, functions
+from cute_fa4.compiler import compiler
 from cute_fa4.masks import resolve_mask
 from cute_fa4.reference import allowed_error, attention_float64, max_error
 from cute_fa4.sm100 import masks as kinds
@@ -496,10 +496,7 @@ def test_the_emulator_is_announced_once_per_process(monkeypatch):
     assert announced[0].filename == __file__  # points at the call, not into the package
 
 
-def test_threads_that_ask_for_one_configuration_compile_it_once(monkeypatch):
-    compile_cache_of_this_test = {}
-    monkeypatch.setattr(functions, "_functions", compile_cache_of_this_test)
-    monkeypatch.setattr(functions, "_seconds", {})
+def test_threads_that_ask_for_one_configuration_compile_it_once(own_kernels, monkeypatch):
     all_asked = threading.Barrier(4)
     compiled = []
 

@@ -5,6 +5,7 @@ import torch
 
 from tests import cases
 from tests.attention.agreement import ROUNDOFF
+from tests.attention.chosen import HEAD_DIMS, causal_of
 from tests.cases import Case
 
 
@@ -12,7 +13,7 @@ def causal(named: list) -> list:
     return [case for case in named if case.causal]
 
 
-@pytest.mark.parametrize("case", causal(cases.HEAD_DIMS), ids=str)
+@pytest.mark.parametrize("case", causal_of(HEAD_DIMS))
 def test_head_dims_and_dtypes(case, agrees):
     agrees(case)
 

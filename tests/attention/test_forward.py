@@ -3,13 +3,14 @@
 import pytest
 
 from tests import cases
+from tests.attention.chosen import HEAD_DIMS, full_of
 
 
 def full(named: list) -> list:
     return [case for case in named if not case.causal]
 
 
-@pytest.mark.parametrize("case", full(cases.HEAD_DIMS), ids=str)
+@pytest.mark.parametrize("case", full_of(HEAD_DIMS))
 def test_head_dims_and_dtypes(case, agrees):
     agrees(case)
 

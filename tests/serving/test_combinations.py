@@ -1,43 +1,54 @@
-"""Everything at once: page size x mask x group x sink x soft cap x lengths, drawn by hypothesis."""
+"""Options of a call together: each is tested alone elsewhere, here every two of them meet, and in the sweep all."""
 
 from __future__ import annotations
 
-import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+import random
 
+import torch
+
+from tests import pairwise
 from tests.serving.batches import Batch, assert_agrees, packed_kv, packed_q, paged_kv, run
 from tests.serving.test_masks import MASKS
 
-# Every new combination of the compile-time choices is a compile of some seconds, so the examples are few and the
-# same in every run; lengths, heads and layouts of pages are drawn anew for each at no such price.
-EXAMPLES = 8
+OPTIONS = {
+    "mask": ("full", "causal", "window causal", "window", "chunked causal", "window or chunked"),
+    # 0: no pages. 8: the smallest, sixteen copies a tile; 32: four; 128: one.
+    "page_size": (0, 8, 32, 128),
+    # 1; 3 does not fold into a tile; 8 query heads share one.
+    "group": (1, 3, 8),
+    # Half the tensor memory, padded, nothing padded.
+    "head_dim": (64, 80, 128),
+    "dtype": (torch.bfloat16, torch.float16),
+    "pages": ("NHD", "HND"),
+    "sink": (False, True),
+    "softcap": (0.0, 3.0),
+}
+# A sequence ends nowhere, just before or behind one tile, or just behind two: what options do to the last tile.
+LENGTHS = [*range(0, 21), *range(120, 141), *range(250, 301)]
 
-length = st.one_of(st.integers(0, 20), st.integers(120, 140), st.integers(250, 300))
+
+def lengths(case: str) -> list[tuple[int, int]]:
+    """Up to three pairs of a query and a key length, others for every case and the same every time."""
+    draw = random.Random(case)
+    return [(draw.choice(LENGTHS), draw.choice(LENGTHS)) for _ in range(draw.randint(1, 3))]
 
 
-@settings(
-    max_examples=EXAMPLES,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow],
+@pairwise.cases(
+    "serving: options of a call",
+    OPTIONS,
+    kernel=tuple(OPTIONS),
+    valid=lambda page_size, pages, **case: page_size or pages == "NHD",
+    seconds=1.0,
+    ids=lambda value: str(value).removeprefix("torch.").replace(" ", "_"),
 )
-@given(data=st.data())
-def test_any_combination_agrees_with_float64(data):
-    draw = data.draw
-    page_size = draw(st.sampled_from([0, 8, 32, 128]), "page size")
-    name = draw(st.sampled_from(sorted(MASKS)), "mask")
-    group = draw(st.sampled_from([1, 3, 8]), "group")
-    with_sink, softcap = draw(st.booleans(), "sink"), draw(st.sampled_from([0.0, 3.0]), "soft cap")
-    options, visible = MASKS[name]
-    for seed in range(2):
-        lengths = draw(st.lists(st.tuples(length, length), min_size=1, max_size=3), "lengths")
-        queries, keys = zip(*lengths, strict=True)
-        batch = Batch.draw(queries, keys, heads=(group, 1), depth=128, seed=seed)
-        sink = (
-            torch.randn(group, generator=torch.Generator().manual_seed(seed)) if with_sink else None
-        )
-        layout = draw(st.sampled_from(["NHD", "HND"]), "layout")
-        storage = paged_kv(batch, page_size, layout, seed) if page_size else packed_kv(batch)
-        out, lse = run(packed_q(batch), storage, learnable_sink=sink, softcap=softcap, **options)
-        assert_agrees(batch, out, lse, visible=visible, sink=sink, softcap=softcap)
+def test_options_together_agree_with_float64(
+    mask, page_size, group, head_dim, dtype, pages, sink, softcap
+):
+    options, visible = MASKS[mask]
+    case = f"{mask} {page_size} {group} {head_dim} {dtype} {pages} {sink} {softcap}"
+    queries, keys = zip(*lengths(case), strict=True)
+    batch = Batch.draw(queries, keys, heads=(group, 1), depth=head_dim, dtype=dtype)
+    sinks = torch.randn(group, generator=torch.Generator().manual_seed(1)) if sink else None
+    storage = paged_kv(batch, page_size, pages) if page_size else packed_kv(batch)
+    out, lse = run(packed_q(batch), storage, learnable_sink=sinks, softcap=softcap, **options)
+    assert_agrees(batch, out, lse, visible=visible, sink=sinks, softcap=softcap)

@@ -21,7 +21,12 @@ import pytest
 from tests.suite.imports import after_imports
 
 # Packages and modules whose functions, classes and numbers end up in kernels (cute_fa4.aot.manifest hashes them).
-KERNEL_SOURCES = ("cute_fa4.sm100", "cute_fa4.tma", "cute_fa4.layouts", "cute_fa4.compiler")
+KERNEL_SOURCES = (
+    "cute_fa4.sm100",
+    "cute_fa4.tma",
+    "cute_fa4.layouts",
+    "cute_fa4.compiler.arguments",
+)
 
 _MISSING = object()
 
@@ -102,22 +107,23 @@ class KernelsPlugin:
     @pytest.fixture
     def own_kernels(self, monkeypatch):
         """Kernels of this test alone: none of the run's, neither in memory nor on disk, and none is left behind."""
-        from cute_fa4 import call_plans, compile_cache
+        from cute_fa4.calls import repeat
+        from cute_fa4.compiler import functions
 
         for name in ("_functions", "_registered", "_seconds"):
-            monkeypatch.setattr(compile_cache, name, {})
+            monkeypatch.setattr(functions, name, {})
         monkeypatch.setenv("CUTE_FA4_CACHE", "off")
-        call_plans.clear()
+        repeat.clear()
         self.own = True
         yield
         self.own = False
-        call_plans.clear()
+        repeat.clear()
 
 
 def is_kernel_source(name: str) -> bool:
     """Whether a module's functions end up in kernels.
 
-    >>> is_kernel_source("cute_fa4.sm100.exp2"), is_kernel_source("cute_fa4.sm100"), is_kernel_source("cute_fa4.plan")
+    >>> is_kernel_source("cute_fa4.sm100.chip"), is_kernel_source("cute_fa4.sm100"), is_kernel_source("cute_fa4.calls")
     (True, True, False)
     """
     return any(name == source or name.startswith(source + ".") for source in KERNEL_SOURCES)

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from cute_fa4 import compile_cache, disk_cache
-from cute_fa4.sm100 import exp2, masks
-from cute_fa4.sm100.append_config import AppendConfig
+from cute_fa4 import compile_cache
+from cute_fa4.aot import disk_cache
+from cute_fa4.compiler import compiler, functions
+from cute_fa4.sm100.append.config import AppendConfig
+from cute_fa4.sm100.instructions import exp2
 from tests.suite.kernels import Originals
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,21 +20,22 @@ CONFIG = AppendConfig("fp16", 72, 72, page_size=8)  # no other test asks for it
 
 def test_a_kernel_of_a_replaced_function_is_refused_and_named(monkeypatch):
     monkeypatch.setattr(exp2, "emulated_pairs", lambda *_: frozenset())
-    with pytest.raises(AssertionError, match=r"cute_fa4\.sm100\.exp2\.emulated_pairs is replaced"):
+    with pytest.raises(
+        AssertionError, match=r"sm100\.instructions\.exp2\.emulated_pairs is replaced"
+    ):
         compile_cache.function_for(CONFIG, "emulator")
 
 
 def test_a_kernel_of_a_replaced_method_is_refused_too(monkeypatch):
-    monkeypatch.setattr(masks.Causal, "num_sizes", 1, raising=False)
     monkeypatch.setattr(AppendConfig, "name", "other")
-    with pytest.raises(AssertionError, match=r"append_config\.AppendConfig\.name"):
+    with pytest.raises(AssertionError, match=r"append\.config\.AppendConfig\.name is"):
         compile_cache.function_for(CONFIG, "emulator")
 
 
 def test_kernels_of_its_own_are_neither_found_nor_left_behind(own_kernels, monkeypatch):
     monkeypatch.setattr(exp2, "emulated_pairs", lambda *_: frozenset())
     made = []
-    monkeypatch.setattr(compile_cache, "_compile", lambda *key: made.append(key) or made.append)
+    monkeypatch.setattr(compiler, "compile_function", lambda *key: made.append(key) or made.append)
     compile_cache.function_for(CONFIG, "emulator")
     assert made == [(CONFIG, "emulator")]
     assert disk_cache.usable_directory() is None
@@ -40,7 +43,7 @@ def test_kernels_of_its_own_are_neither_found_nor_left_behind(own_kernels, monke
 
 def test_nothing_was_left_behind():
     """Of the test above; in one process when this file is run as it is."""
-    assert not compile_cache.has(CONFIG, "emulator")
+    assert functions.existing(CONFIG, "emulator") is None
 
 
 def test_originals_know_functions_methods_and_numbers(tmp_path, monkeypatch):

@@ -35,7 +35,7 @@ B_HIGH = r"(mov\.b64 b, \{b_low), 0x40004040\}"
 
 WRONG = (WRONG_NUMBERS,)
 WRONG_OR_UNORDERED = (WRONG_NUMBERS, *ASYNCHRONY)
-CFG = CONFIGS[FULL]
+TILES = CONFIGS[FULL].tiles
 
 
 def flag(value, place):
@@ -187,7 +187,7 @@ def coordinates():
     yield Mutant(
         "K is copied to the slot after its own",
         FULL,
-        replace(copy_of_k, rf"\1+{slots + CFG.kv_slot_bytes}]"),
+        replace(copy_of_k, rf"\1+{slots + TILES.kv_slot_bytes}]"),
         (*WRONG_OR_UNORDERED, "IllegalAccess"),
     )
     yield Mutant(
@@ -221,7 +221,7 @@ def coordinates():
         ),
         (*WRONG, "RaceError"),
     )
-    first, second = region("o"), region("o") + CFG.o_chunk_bytes
+    first, second = region("o"), region("o") + TILES.o_chunk_bytes
     from_second = lines("correction", rf"(cp\.async\.bulk\.tensor.*)\+{second}\]")
     yield Mutant(
         "a chunk is stored from the other chunk's buffer",

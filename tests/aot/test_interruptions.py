@@ -123,7 +123,10 @@ print(len(interrupted))
 """
 
 
-@pytest.mark.parametrize("stride", [17, pytest.param(1, marks=pytest.mark.sweep)])
+EVERY_LINE = pairwise.sweep_only("interruptions", seconds=300)
+
+
+@pytest.mark.parametrize("stride", [17, pytest.param(1, marks=EVERY_LINE)])
 def test_an_emulated_call_survives_ctrl_c_while_it_initialises(exported, stride):
     done = python(INTERRUPTED + EMULATED, stride, exported, CUTE_FA4_JIT="error", timeout=600)
     steps, files, *both = done.stdout.split()

@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 
+from tests import pairwise
 from tests.serving import random_functions as functions
 from tests.serving.batches import Batch, assert_agrees, packed_kv, packed_q, run
 
@@ -59,7 +60,7 @@ def test_random_functions_agree_with_float64(seed):
     agrees(seed)
 
 
-@pytest.mark.sweep
+@pairwise.sweep_only("serving: random score and mask functions", seconds=2.5)  # a compile each
 @pytest.mark.parametrize("seed", range(3, 120))
 def test_many_random_functions_agree_with_float64(seed):
     agrees(seed)

@@ -7,6 +7,8 @@ meets what all the interrupted ones have left behind.
 
 import pytest
 
+from tests import pairwise
+
 from .conftest import python
 
 INTERRUPTED = """

@@ -198,13 +198,6 @@ class SweepPlugin:
         """The plan, before the first case runs."""
         return ["sweep:", *self.plan] if self.plan else []
 
-    def pytest_terminal_summary(self, terminalreporter):
-        """The plan again where pytest was quiet, or collected only."""
-        if self.plan and terminalreporter.config.getoption("verbose") < 0:
-            terminalreporter.section("sweep")
-            for line in self.plan:
-                terminalreporter.write_line(line)
-
     def pytest_runtest_logreport(self, report):
         """A case has passed when set-up, call and tear-down have."""
         if not (self.sweeping and self.reports):

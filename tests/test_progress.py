@@ -103,7 +103,8 @@ def test_an_error_erases_the_bar_and_passes(monkeypatch):
 
 EMULATED = """
 import sys, torch
-from cute_fa4 import flash_attn_func, progress
+from cute_fa4 import flash_attn_func
+from cute_fa4.system import progress
 q = torch.zeros(1, 10, 3, 64, dtype=torch.bfloat16)  # three heads: three CTAs
 for progress.DELAY_SECONDS in (600.0, 0.0):
     print("out", tuple(flash_attn_func(q, q, q).shape))

@@ -36,7 +36,7 @@ def configs_for_model(
     return_lse: tuple[bool, ...] = (False,),
     arch: str = "sm_100a",
 ) -> list:
-    """FA4Configs and AppendConfigs, without doubles.
+    """FA4Configs, AppendConfigs and CombineConfigs, without doubles.
 
     dtype       "bf16" or "fp16"
     calls       of CALLS
@@ -51,7 +51,7 @@ def configs_for_model(
     from cute_fa4 import masks
     from cute_fa4.compiler import policy
     from cute_fa4.sm100.append.config import AppendConfig
-    from cute_fa4.sm100.choose_config import config_for
+    from cute_fa4.sm100.choose_config import config_for, split_configs
     from cute_fa4.sm100.score_mods import soft_cap
 
     calls = _several("calls", calls, str, "('dense',)")
@@ -83,13 +83,16 @@ def configs_for_model(
     variants = itertools.product(
         dict.fromkeys(b.mask for b in bound),
         dict.fromkeys(return_lse),
-        (False, True) if group > 1 and 128 % group == 0 else (False,),
+        (False, True) if _shares_tiles(group) else (False,),
         [layout for call in calls for layout in _layouts(call, page_sizes)],
     )
     found = [
         config_for(**shared, mask=mask, write_lse=lse, pack_gqa=pack, **layout)
         for mask, lse, pack, layout in variants
     ]
+    # Decode splits its keys where a batch is small (num_splits=0): partial results, and what merges them.
+    for config in [c for c in found if c.page_size and c.pack_gqa == _shares_tiles(group)]:
+        found += split_configs(config, config.write_lse)
     if "kvcache" in calls:
         found += [
             AppendConfig(dtype, head_dim, head_dim, packed=packed, page_size=page, arch=arch)
@@ -97,6 +100,11 @@ def configs_for_model(
             for page in page_sizes
         ]
     return list(dict.fromkeys(found))
+
+
+def _shares_tiles(group: int) -> bool:
+    """Whether the query heads of a group can share a tile of 128 rows."""
+    return group > 1 and 128 % group == 0
 
 
 def _several(name: str, values, kind, such_as: str) -> tuple:

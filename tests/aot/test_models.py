@@ -52,6 +52,9 @@ def calls(heads_q, heads_kv, page, table_width, seqlen_q):
     yield flash_attn_with_kvcache, (dense_q, pages, pages), cached
     if seqlen_q == 1:
         yield flash_attn_with_kvcache, (dense_q, pages, pages.clone(), new, new.clone()), cached
+        yield flash_attn_with_kvcache, (dense_q, pages, pages), cached | dict(num_splits=3)
+        split = dict(cu_seqlens_q=cu_q, max_seqlen_q=1, tokens_per_split=128)
+        yield flash_attn_varlen_func, (packed_q, pages, pages), split | paged
 
 
 @pytest.mark.parametrize("name", MODELS)

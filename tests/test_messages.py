@@ -131,7 +131,7 @@ SWITCHES = {
 
 
 @pytest.mark.parametrize(
-    "function, name", [(f, name) for f, names in SWITCHES.items() for name in names], ids=str
+    "function, name", [(f, name) for f, names in SWITCHES.items() for name in names]
 )
 def test_a_switch_is_true_or_false(function, name):
     call = FUNCTIONS[function]

@@ -21,6 +21,7 @@ class Variant:
 
     group   query heads of a key head; pack_gqa: they share tiles of rows
     window  (left, right) positions; chunk  positions of a block, of which a query sees its own
+    num_splits, tokens_per_split   as the public functions take them
     """
 
     head_dim: int = 128
@@ -35,6 +36,8 @@ class Variant:
     sink: bool = False
     group: int = 2
     pack_gqa: bool = False
+    num_splits: int = 1
+    tokens_per_split: int | None = None
 
     @property
     def title(self) -> str:
@@ -51,7 +54,10 @@ class Variant:
         parts += ["heads first"] * self.heads_first + ["sinks"] * self.sink
         parts += [f"soft cap {self.softcap:g}"] * bool(self.softcap)
         parts += [f"groups of {self.group}"] * (self.group != 2)
-        return ", ".join(parts + ["sharing tiles"] * self.pack_gqa)
+        parts += ["sharing tiles"] * self.pack_gqa
+        parts += [f"{self.num_splits} parts of the keys"] * (self.num_splits > 1)
+        parts += [f"parts of {self.tokens_per_split} keys"] * bool(self.tokens_per_split)
+        return ", ".join(parts)
 
 
 @dataclass(frozen=True)
@@ -97,6 +103,11 @@ VARIANTS = (
     Variant(96, chunk=192),
     Variant(softcap=5.0),
     Variant(causal=False, sink=True, keys="lengths"),
+    Variant(64, num_splits=3),
+    Variant(keys="packed", num_splits=2),
+    Variant(keys="pages", page_size=16, group=8, pack_gqa=True, num_splits=5),
+    Variant(64, keys="pages", page_size=16, tokens_per_split=256),
+    Variant(causal=False, sink=True, keys="lengths", num_splits=4),
 )  # fmt: skip
 
 # Borders of tiles (128 rows, 128 keys; 256 rows a block), more queries than keys, one of each.
@@ -234,6 +245,7 @@ def _options(variant: Variant, problem: Problem, device: str) -> dict:
 
     options = dict(causal=variant.causal and not variant.chunk, return_lse=True)
     options["pack_gqa"] = variant.pack_gqa
+    options |= dict(num_splits=variant.num_splits, tokens_per_split=variant.tokens_per_split)
     if variant.window:
         options["window_size"] = variant.window
     if variant.chunk:

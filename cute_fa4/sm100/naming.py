@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from dataclasses import fields, replace
 
-from . import masks, spelled
+from . import bands, spelled
 from .problem import Problem
 
 LONGEST = (
@@ -29,7 +29,7 @@ def kernel_name(config) -> str:
 def _problem(p: Problem) -> list[str]:
     """The words of a problem, but for its arch.
 
-    >>> _problem(Problem(qk_depth=64, group=4, mask=masks.Window(True, False), page_size=16, kv_layout="paged"))
+    >>> _problem(Problem(qk_depth=64, group=4, mask=bands.Window(True, False), page_size=16, kv_layout="paged"))
     ['bf16', 'd64', 'g4', 'window_left', 'page16']
     """
     said = [
@@ -39,7 +39,7 @@ def _problem(p: Problem) -> list[str]:
         (p.ov_depth != p.qk_depth, f"dv{p.ov_depth}"),
         (p.num_q_heads, f"h{p.num_q_heads}"),
         (True, f"g{p.group}"),
-        (p.mask != masks.Full(), _mask(p.mask)),
+        (p.mask != bands.Full(), _mask(p.mask)),
         (p.q_layout != "dense", f"q{p.q_layout}"),
         (p.kv_layout == "packed", "kpacked"),
         (p.kv_layout == "paged" or p.page_size, f"page{p.page_size}"),
@@ -64,15 +64,15 @@ def _problem(p: Problem) -> list[str]:
     return [_word(word) for wanted, word in said if wanted]
 
 
-def _mask(mask: masks.Mask) -> str:
+def _mask(mask: bands.Mask) -> str:
     """
-    >>> _mask(masks.Either(masks.Window(True, True), masks.Both(masks.Causal(), masks.Chunked())))
+    >>> _mask(bands.Either(bands.Window(True, True), bands.Both(bands.Causal(), bands.Chunked())))
     'either_window_or_both_causal_and_chunked'
     """
-    if isinstance(mask, (masks.Both, masks.Either)):
-        kind, between = ("both", "and") if isinstance(mask, masks.Both) else ("either", "or")
+    if isinstance(mask, (bands.Both, bands.Either)):
+        kind, between = ("both", "and") if isinstance(mask, bands.Both) else ("either", "or")
         return f"{kind}_{_mask(mask.a)}_{between}_{_mask(mask.b)}"
-    if isinstance(mask, masks.Window) and not (mask.left and mask.right):
+    if isinstance(mask, bands.Window) and not (mask.left and mask.right):
         return "window_" + ("left" if mask.left else "right" if mask.right else "open")
     return type(mask).__name__.lower()
 

@@ -245,7 +245,9 @@ def test_a_file_that_changes_after_load_is_refused_at_the_first_call(
 
 
 def test_unknown_executor_is_refused(exported):
-    with pytest.raises(ValueError, match="executors: .*tpu.*accepted: cuda, emulator"):
+    with pytest.raises(
+        ValueError, match="executors: .*tpu.*accepted: a tuple of 'cuda', 'emulator'"
+    ):
         aot.load(exported, executors=("tpu",))
 
 

@@ -36,6 +36,9 @@ from dataclasses import dataclass
 from cute_fa4.hopper.ptx_text import Token, elements, tokens
 
 TARGET = "sm_90a"
+# The DSL writes a version as new as its toolkit, which an older ptxas refuses; what is left after the rewriting needs
+# no newer one than this, which CUDA 12.9 knows.
+PTX_VERSION = "8.8"
 
 FUNCTIONS = """
 .extern .func (.param .b32 r) cute_fa4_begin();
@@ -126,6 +129,8 @@ class _Rewriter:
         return token.text
 
     def _directive(self, text: str) -> str:
+        if text.startswith(".version"):
+            return f".version {min(text.split()[1], PTX_VERSION, key=_version_key)}"
         if text.startswith(".target"):
             return re.sub(r"sm_\w+", TARGET, text)
         if text.startswith(".address_size"):
@@ -462,3 +467,11 @@ _BEGIN = (
     + _call("begin", result=("b32", "tc_n"))
     + "\nsetp.ne.u32 tc_go, tc_n, 0;\n@tc_go bra tc_start;\nret;\ntc_start:\n}\n"
 )
+
+
+def _version_key(version: str) -> tuple[int, ...]:
+    """
+    >>> _version_key("9.4") < _version_key("10.0")
+    True
+    """
+    return tuple(map(int, version.split(".")))

@@ -53,6 +53,15 @@ def test_every_form_assembles(assemble):
         assert said == "", f"{form}\n{said}"
 
 
+@pytest.mark.parametrize(
+    "made, written", [("8.6", "8.6"), ("8.8", "8.8"), ("9.4", "8.8"), ("10.1", "8.8")]
+)
+def test_a_newer_toolkits_version_is_lowered_to_one_that_older_assemblers_know(made, written):
+    text = module_text("").replace(".version 8.8", f".version {made}")
+    assert f".version {made}" in text, "the text of a test has another version"
+    assert f".version {written}\n" in rewrite(text).ptx
+
+
 def test_nothing_of_blackwell_is_left():
     ptx = rewrite(module_text(FORMS)).ptx
     assert ".target sm_90a" in ptx

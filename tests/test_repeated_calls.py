@@ -29,7 +29,7 @@ def launches(monkeypatch):
 
     def execute_grid(program, **launch):
         seen.append(launch)
-        return SimpleNamespace(instructions=0, opcodes={}, counters={}, notes=[])
+        return SimpleNamespace(instructions=0, opcodes={}, counters={}, notes=[], regions=())
 
     monkeypatch.setattr("cute_fa4.emulator.launch.execute_grid", execute_grid)
     return seen

@@ -9,7 +9,7 @@ from __future__ import annotations
 from cute_fa4.compiler.policy import JitError
 
 # As in pyproject.toml; tests/aot/test_runtime.py compares.
-COMPILER = ("nvidia-cutlass-dsl>=4.8,<5", "cuda-python>=12.8")
+COMPILER = ("nvidia-cutlass-dsl[cu13]>=4.8,<5", "cuda-python>=12.8")
 
 
 class CompilerMissingError(JitError):

@@ -204,7 +204,7 @@ except JitError as error:
 """
     done = python(code, exported)
     for said in (done.stderr, done.stdout):
-        assert "pip install 'nvidia-cutlass-dsl>=4.8,<5' 'cuda-python>=12.8'" in said
+        assert "pip install 'nvidia-cutlass-dsl[cu13]>=4.8,<5' 'cuda-python>=12.8'" in said
     assert "Traceback" not in done.stderr
     assert f"nearest  {PLAIN.name}" in done.stdout
 

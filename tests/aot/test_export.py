@@ -113,7 +113,11 @@ def refuse_to_compile(monkeypatch):
         ([PLAIN, FA4Config(score_mod=lambda: 0)], {}, "score_mod"),
         ([], {}, "configs: none"),
         ([PLAIN], {"host_target": "pentium"}, "'pentium'; accepted: x86-64, x86-64-v2"),
-        ([PLAIN], {"arch": "sm_90a"}, "'sm_90a'; accepted: sm_100a, sm_103a"),
+        (
+            [PLAIN],
+            {"arch": "sm_90a"},
+            "arch='sm_90a' has no tcgen05 kernel here: use one of sm_100a, sm_103a",
+        ),
     ],
 )
 def test_what_cannot_be_exported_is_refused_before_anything_is_compiled(

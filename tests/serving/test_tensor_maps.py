@@ -109,7 +109,7 @@ def test_maps_end_where_their_tensors_end(rows, wide):
     assert (by_address[kv["k"].data_ptr()].reach == WIDE_REACH) == wide
 
 
-def test_the_shifted_base_is_refused(monkeypatch):
+def test_the_shifted_base_is_refused(own_kernels, monkeypatch):
     """The clipped loads that stores still are: a base one tile before the tensor."""
 
     def view(tensor, space):

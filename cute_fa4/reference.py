@@ -94,7 +94,7 @@ class Tolerance:
 
 
 # Relative error of the kernel's 2^x, largest over both ways it is computed: a polynomial of degree
-# 3 on the fraction (8.8e-5, tests/sm100/test_exp2.py) and ex2.approx (2^-22, PTX ISA "ex2"). ln of
+# 3 on the fraction (8.8e-5, tests/sm100/instructions/test_exp2.py) and ex2.approx (2^-22, PTX ISA "ex2"). ln of
 # the row sum moves by at most that much.
 EXP2_RELATIVE_ERROR = 8.8e-5
 

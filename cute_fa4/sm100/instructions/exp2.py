@@ -10,7 +10,7 @@ by Cody and Waite's split 2^x = 2^floor(x) 2^frac(x), two at a time:
     p = 1 + c1 f + c2 f^2 + c3 f^3
     result = p's bits + (r << 23) floor(x) goes into the exponent
 
-The coefficients minimise the relative error over [0, 1] (8.8e-5, tests/sm100/test_exp2.py measures it); rounding P
+The coefficients minimise the relative error over [0, 1] (8.8e-5, measured by its test_exp2.py); rounding P
 to bf16 costs 3.9e-3, to fp16 4.9e-4.
 """
 

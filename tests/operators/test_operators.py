@@ -18,8 +18,8 @@ from cute_fa4 import (
 from cute_fa4.operators import OPERATORS
 from cute_fa4.operators.spelling import function_of, mask_of, spell_mask
 from tests.aot.conftest import ROOT
-from tests.torch import problems
-from tests.torch.problems import int32
+from tests.operators import problems
+from tests.operators.problems import int32
 
 CAUSAL = dict(mask="Causal()")
 

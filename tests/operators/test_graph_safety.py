@@ -14,7 +14,7 @@ import pytest
 from cute_fa4 import EmulatorWarning, aot
 from cute_fa4.system import c_compiler
 from tests.aot.conftest import ROOT, python
-from tests.torch import cuda_calls
+from tests.operators import cuda_calls
 
 NEW_OUT, NEW_LSE = "aten.empty_like.default", "aten.empty_strided.default"
 
@@ -34,7 +34,7 @@ def recorded(exported, tmp_path_factory):
     source = ROOT / "examples" / "aot_cpp" / "recording_driver.c"
     command = [c_compiler.find_compiler(), "-shared", "-fPIC", str(source)]
     subprocess.run([*command, "-o", str(directory / "libcuda.so.1")], check=True)
-    code = "import sys; from tests.torch import cuda_calls; cuda_calls.main(sys.argv[1])"
+    code = "import sys; from tests.operators import cuda_calls; cuda_calls.main(sys.argv[1])"
     environment = dict(
         LD_LIBRARY_PATH=directory,
         RECORDING=directory / "calls.txt",

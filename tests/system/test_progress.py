@@ -15,7 +15,7 @@ import pytest
 
 from cute_fa4.system import progress
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Terminal(io.StringIO):

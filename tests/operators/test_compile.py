@@ -17,8 +17,8 @@ from cute_fa4 import (
     score_mods,
 )
 from cute_fa4.calls import repeat
-from tests.torch import problems
-from tests.torch.problems import copied, int32
+from tests.operators import problems
+from tests.operators.problems import copied, int32
 
 
 @pytest.fixture(autouse=True)

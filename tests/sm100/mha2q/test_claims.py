@@ -12,7 +12,7 @@ from cute_fa4.sm100.mha2q.schedule import TwoTiles
 PACKED = dict(q_layout="packed", kv_layout="packed")
 PAGED = dict(kv_layout="paged", page_size=16, seqused_k=True)
 DECISION = (
-    Path(__file__).resolve().parents[2] / "docs/decisions/0007-who-claims-and-who-starts-early.md"
+    Path(__file__).resolve().parents[3] / "docs/decisions/0007-who-claims-and-who-starts-early.md"
 )
 
 

@@ -1,6 +1,6 @@
 """The public functions on tensors that claim to be on a GPU, and everything that they ask of torch and of the driver.
 
-    python -m tests.torch.cuda_calls DIRECTORY    of exported kernels; libcuda.so.1 records (examples/aot_cpp)
+    python -m tests.operators.cuda_calls DIRECTORY    of exported kernels; libcuda.so.1 records (examples/aot_cpp)
     {"dense": [[[operations of torch], [calls of the driver]], ...], ...}    JSON, an entry for each repetition
 
 A call goes the whole way, through checks, configuration and exported host code to the driver. No kernel runs behind it,

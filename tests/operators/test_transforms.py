@@ -14,8 +14,8 @@ from cute_fa4 import (
     score_mods,
 )
 from cute_fa4.operators import OPERATORS
-from tests.torch import problems
-from tests.torch.problems import BF16, int32
+from tests.operators import problems
+from tests.operators.problems import BF16, int32
 
 
 def tensors(*shape, count=3):

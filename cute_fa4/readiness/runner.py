@@ -71,7 +71,8 @@ def run_one(stage: Stage, context: Context, command=command_of) -> Outcome:
                 command(stage, context, answer),
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **stage.environment},
+                # What a stage has printed must be in its log also where it crashes.
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **stage.environment},
                 start_new_session=True,
             )
             try:

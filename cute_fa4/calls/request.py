@@ -51,6 +51,10 @@ class Where:
     def batch(self, q: torch.Tensor) -> int:
         return q.shape[0] if self.cu_seqlens_q is None else self.cu_seqlens_q.shape[0] - 1
 
+    def rows(self, q: torch.Tensor) -> int:
+        """Queries of all sequences, if each had as many as the longest may have."""
+        return self.batch(q) * self.seqlen_q(q)
+
     def seqlen_q(self, q: torch.Tensor) -> int:
         """Queries of the longest sequence."""
         return q.shape[1] if self.cu_seqlens_q is None else self.max_seqlen_q

@@ -65,10 +65,15 @@ def check_split(num_splits, tokens_per_split) -> None:
 def split_of(q, k, where: Where, options: Options, config) -> Split | None:
     """The split of a checked call; None: its keys are not split. config: of the call without a split."""
     split = _wanted(q, k, where, options, config)
-    if split is not None and q.shape[:-1].numel() * split.parts > MAX_PARTIAL_ROWS:
+    if split is None:
+        return None
+    # Partial rows, and rows that the merging kernel is launched for: of packed queries as many as could be.
+    partial, launched = q.shape[:-1].numel() * split.parts, q.shape[-2] * where.rows(q)
+    if max(partial, launched) > MAX_PARTIAL_ROWS:
         raise ValueError(
-            f"num_splits: {split.parts} parts of {q.shape[:-1].numel()} rows and heads; accepted: at most "
-            f"{MAX_PARTIAL_ROWS} together, because rows are 32-bit numbers; use fewer parts"
+            f"num_splits: {split.parts} parts of {q.shape[:-1].numel()} rows and heads are {partial} partial rows, "
+            f"merged by a launch for {launched}; accepted: at most {MAX_PARTIAL_ROWS} each, because rows are 32-bit "
+            "numbers; use fewer parts, or pass the longest sequence as max_seqlen_q"
         )
     return split
 

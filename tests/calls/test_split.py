@@ -188,6 +188,20 @@ def test_what_is_no_split_is_refused(options, error, text):
         chosen(**options)
 
 
+def test_rows_that_32_bits_do_not_hold_are_refused():
+    """256 packed sequences of up to 2^17 queries and 64 heads: 2^31 rows to merge, one too many."""
+    q = torch.empty(1 << 17, 64, 128, dtype=torch.bfloat16, device="meta")
+    k = torch.empty(64, 16, 8, 128, dtype=torch.bfloat16, device="meta")
+    where = Where(
+        cu_seqlens_q=torch.empty(257, dtype=torch.int32, device="meta"), max_seqlen_q=1 << 17
+    )
+    config = choose_config(qkv_dtype="bf16", head_dim=128, group=8)
+    with pytest.raises(
+        ValueError, match=f"launch for {1 << 31}; accepted: at most {(1 << 31) - 1}"
+    ):
+        split.split_of(q, k, where, resolve(q, num_splits=2), config)
+
+
 # --- the workspace
 
 

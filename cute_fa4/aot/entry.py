@@ -24,9 +24,9 @@ from cute_fa4.sm100.chip import ARCHES
 from cute_fa4.sm100.choose_config import SCHEDULE_CHOICES, choose_config
 from cute_fa4.sm100.combine.config import CombineConfig
 from cute_fa4.sm100.config import FA4Config
-from cute_fa4.sm100.mha2q.warp_roles import WarpRoles
 from cute_fa4.sm100.problem import AUX_DTYPES
 from cute_fa4.sm100.score_mods import PACKAGED
+from cute_fa4.sm100.warp_roles import WarpRoles
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ cute_fa4.warmup compiles whatever the policy: it is called when a service starts
 
 CUTE_FA4_CLAIMS: which kernels calls, catalogues and lists of a model's kernels ask for.
 
-    auto    as a rule says of each problem (sm100/mha2q/claims.py; default)
+    auto    as a rule says of each problem (sm100/work/claims.py; default)
     on      a CTA that is done takes over a block that has not started (TwoTiles.claims)
     off     it ends, to compare with
 

@@ -4,6 +4,7 @@ SMEM_CAPACITY_BYTES = 228 * 1024 - 1024  # an SM has 228 KiB, 1 KiB of it reserv
 SMEM_BASE_ALIGNMENT = 1024  # the 128-byte swizzle repeats every 8 rows of 128 bytes
 TMEM_COLUMNS = 512
 MBARRIER_BYTES = 8
+F32_BYTES = 4
 TMEM_ADDRESS_BYTES = 4
 WARP_SIZE = 32
 WARPS_PER_GROUP = 4  # a warpgroup: the four warps that see all 128 lanes of tensor memory

@@ -6,7 +6,8 @@ from functools import lru_cache
 from . import bands
 from .combine.config import CombineConfig
 from .config import FA4Config
-from .mha2q.schedule import DEPTHS, NUM_Q, TwoTiles
+from .mha2q.schedule import TwoTiles
+from .row_schedule import DEPTHS
 from .tiles import ROWS_PER_Q_TILE
 
 __all__ = [
@@ -20,7 +21,7 @@ __all__ = [
 ]
 
 # DEPTHS: head dims that some family runs.
-ROWS_PER_CTA = NUM_Q * ROWS_PER_Q_TILE
+ROWS_PER_CTA = TwoTiles.query_tiles * ROWS_PER_Q_TILE
 KEYS_PER_TILE = 128  # of every configuration that is chosen here
 SCHEDULE_CHOICES = frozenset(field.name for field in fields(TwoTiles))
 

@@ -33,16 +33,6 @@ from .work.split import Splits
 SET_UP = 2  # named barrier: mbarriers and tensor memory are there. 0 is sync_threads, 1 in steps/store.py
 
 
-def first_column(tmem_address: cute.Pointer) -> Int32:
-    """The tensor-memory address that tcgen05.alloc left at a shared address."""
-    return cute.make_tensor(tmem_address, cute.make_layout(1))[0]
-
-
-def own_lanes(tmem_address: cute.Pointer, warp) -> Int32:
-    """The same for the 32 lanes that a warp sees, those of its place in the warpgroup."""
-    return first_column(tmem_address) + (warp % 4) * (32 << 16)
-
-
 def grid_and_order(cfg, rows, batch, seqlen_q, seqlen_k, heads):
     """-> (number of CTAs, how their numbers are taken apart). rows: of packed queries; seqlen_q: theirs at most."""
     if cfg.q_layout == "packed":

@@ -77,13 +77,18 @@ class Smem:
     # (256,) f32, by softmax thread: 2^(old max - new max), and after the last key tile the row sum
     row_scale: cute.Tensor
     # (256,) f32: what a thread adds to its scaled scores; read again late in a tile
-    row_bias: cute.Tensor
+    row_bias: cute.Tensor | None
+    # (256,) f32: the row maxima of two warpgroups that share their rows, for the merge
+    row_max: cute.Tensor | None
 
     @classmethod
     def of(cls, places: SmemMap, base: cute.Pointer) -> "Smem":
-        """base: the CTA's dynamic shared memory."""
+        """base: the CTA's dynamic shared memory; what a family does not have is None."""
 
-        def floats(region):
+        def floats(name):
+            region = getattr(places, name, None)
+            if region is None:
+                return None
             pointer = cute.recast_ptr(base + region.offset, dtype=Float32)
             return cute.make_tensor(pointer, cute.make_layout(region.nbytes // 4))
 
@@ -91,6 +96,7 @@ class Smem:
             q_address=base.toint(),
             kv_address=base.toint() + places.kv.offset,
             o_address=base.toint() + places.o.offset,
-            row_scale=floats(places.row_scale),
-            row_bias=floats(places.row_bias),
+            row_scale=floats("row_scale"),
+            row_bias=floats("row_bias"),
+            row_max=floats("row_max"),
         )

@@ -6,7 +6,9 @@ of the last.
 
 from dataclasses import dataclass, fields
 
-from .chip import TMEM_COLUMNS
+from .chip import MBARRIER_BYTES, SMEM_CAPACITY_BYTES, TMEM_COLUMNS
+from .sync.barriers import KV_SLOT, KV_STAGE, BarrierTable
+from .tiles import Tiles
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class SmemMap:
 
 @dataclass(frozen=True)
 class TmemMap:
-    """First columns of S_i, P_i and O_i for each query tile i, and how many columns are used.
+    """First columns of S_i, P_i and O_i for each softmax warpgroup i, and how many columns are used.
 
     p_apart  P has columns of its own, not those of S
     """
@@ -65,3 +67,12 @@ class TmemMap:
     @property
     def fits(self) -> bool:
         return self.used <= TMEM_COLUMNS
+
+
+def slots_that_fit(tiles: Tiles, without_ring: SmemMap, table: BarrierTable) -> int:
+    """Slots of the ring beside everything else. without_ring, table: map and table of a kernel without slots."""
+    per_slot = sum(
+        {KV_SLOT: 1, KV_STAGE: tiles.qk_stages}.get(barrier.per, 0) for barrier in table.rows
+    )
+    slot_bytes = tiles.kv_slot_bytes + MBARRIER_BYTES * per_slot
+    return max(0, (SMEM_CAPACITY_BYTES - without_ring.nbytes) // slot_bytes)

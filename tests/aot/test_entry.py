@@ -17,8 +17,8 @@ from cute_fa4.sm100.append.config import AppendConfig
 from cute_fa4.sm100.choose_config import choose_config
 from cute_fa4.sm100.combine.config import CombineConfig
 from cute_fa4.sm100.config import FA4Config
-from cute_fa4.sm100.mha2q.warp_roles import WarpRoles
 from cute_fa4.sm100.score_mods import ScoreMod
+from cute_fa4.sm100.warp_roles import WarpRoles
 
 from .conftest import EXPORTED, PLAIN, RICH, ROOT
 

@@ -36,14 +36,15 @@ FLOORS = """
     cute_fa4.sm100.kernel cute_fa4.sm100.schedule cute_fa4.sm100.naming
     cute_fa4.sm100.roles
     cute_fa4.sm100.steps
-    cute_fa4.sm100.kernel_args
+    cute_fa4.sm100.kernel_args cute_fa4.sm100.row_schedule
     cute_fa4.sm100.work cute_fa4.sm100.operands
-    cute_fa4.sm100.tiles cute_fa4.sm100.memory_maps
+    cute_fa4.sm100.memory_maps
+    cute_fa4.sm100.tiles
     cute_fa4.sm100.problem
     cute_fa4.sm100.sync
     cute_fa4.masks
     cute_fa4.sm100.bands cute_fa4.sm100.score_mods cute_fa4.sm100.spelled
-    cute_fa4.sm100.instructions
+    cute_fa4.sm100.instructions cute_fa4.sm100.warp_roles
     cute_fa4.sm100.chip
     cute_fa4.tma
     cute_fa4.layouts

@@ -10,9 +10,9 @@ from cute_fa4.aot import read_catalogue
 from cute_fa4.sm100 import masks, spelled
 from cute_fa4.sm100.config import FA4Config
 from cute_fa4.sm100.mha2q.schedule import TwoTiles
-from cute_fa4.sm100.mha2q.warp_roles import WarpRoles
 from cute_fa4.sm100.problem import Problem
 from cute_fa4.sm100.score_mods import PACKAGED, ScoreMod
+from cute_fa4.sm100.warp_roles import WarpRoles
 
 # What the docstring of FA4Config says is imported.
 IMPORTED = {

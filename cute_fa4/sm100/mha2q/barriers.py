@@ -40,53 +40,44 @@ work_claimed  one claim at a time
 """
 
 from ..sync.barriers import (
-    KV_SLOT,
-    KV_STAGE,
-    Arrivals,
+    Q_TILE,
+    SOFTMAX,
     Barrier,
     BarrierTable,
     announced_bytes,
     commit_by,
-    one_thread,
+    every_thread,
+    one_softmax,
+    queue_rows,
+    ring_rows,
 )
 from ..tiles import Tiles
+from ..warp_roles import WarpRoles
 from ..work.entries import WORK_ENTRIES
-from .warp_roles import WarpRoles
-
-Q_TILE, WORK_ENTRY, CTA = "q_tile", "work_entry", "cta"
-
-
-def one_softmax(warps: WarpRoles, tiles: Tiles) -> Arrivals:
-    """Every softmax thread of one query tile."""
-    return Arrivals("softmax", warps.threads_of("softmax") // tiles.num_q)
-
-
-def every_thread(warps: WarpRoles, role: str) -> Arrivals:
-    return Arrivals(role, warps.threads_of(role))
 
 
 def table(tiles: Tiles, warps: WarpRoles, kv_slots: int, of_the_order=()) -> BarrierTable:
     """The table of a kernel; of_the_order: the rows that its order of the products adds."""
     return BarrierTable.of(
-        rows(tiles, warps, of_the_order),
+        rows(warps, of_the_order),
         q_tiles=tiles.num_q,
+        warps=warps,
         work_entries=WORK_ENTRIES,
         kv_slots=kv_slots,
         qk_stages=tiles.qk_stages,
     )
 
 
-def rows(tiles: Tiles, warps: WarpRoles, of_the_order=()) -> tuple[Barrier, ...]:
+def rows(warps: WarpRoles, of_the_order=()) -> tuple[Barrier, ...]:
     """Every barrier, in memory order."""
-    softmax, correction = one_softmax(warps, tiles), every_thread(warps, "correction")
-    readers = (every_thread(warps, "softmax"), correction, every_thread(warps, "mma"))
+    softmax, correction = one_softmax(warps), every_thread(warps, "correction")
     load, mma = announced_bytes("load"), commit_by("mma")
     return (
         Barrier("q_full", Q_TILE, (load,), "mma", "the Q tile is in shared memory", "q_free"),
         Barrier("q_free", Q_TILE, (mma,), "load", "the last S of this Q is made", "q_full"),
         Barrier(
             "s_ready",
-            Q_TILE,
+            SOFTMAX,
             (mma,),
             "softmax",
             "S is made; P over S: all P V too",
@@ -94,7 +85,7 @@ def rows(tiles: Tiles, warps: WarpRoles, of_the_order=()) -> tuple[Barrier, ...]
         ),
         Barrier(
             "row_scale",
-            Q_TILE,
+            SOFTMAX,
             (softmax,),
             "correction",
             "the factors, or last the row sums",
@@ -102,45 +93,22 @@ def rows(tiles: Tiles, warps: WarpRoles, of_the_order=()) -> tuple[Barrier, ...]
         ),
         Barrier(
             "p_ready",
-            Q_TILE,
+            SOFTMAX,
             (softmax, correction),
             "mma, softmax",
             "P is stored in part, O rescaled",
             "the next S, and so the next P, is issued after this wait",
         ),
-        Barrier(
-            "p_last", Q_TILE, (softmax,), "mma", "the last part of P is stored", "as p_ready"
-        ),
+        Barrier("p_last", SOFTMAX, (softmax,), "mma", "the last part of P is stored", "as p_ready"),
         *of_the_order,
         Barrier(
             "o_ready",
-            Q_TILE,
+            SOFTMAX,
             (mma,),
             "correction",
             "O is complete",
             "the next O begins after p_ready, which correction raises when it has read this one",
         ),
-        Barrier("kv_full", KV_STAGE, (load,), "mma", "the K or V tile is there", "kv_empty"),
-        Barrier(
-            "kv_empty", KV_SLOT, (mma,), "load", "the slot's MMAs have completed", "kv_full"
-        ),
-        Barrier(
-            "work_ready",
-            WORK_ENTRY,
-            (one_thread("load"),),
-            "softmax, correction, mma",
-            "a work tile is announced",
-            "work_read",
-        ),
-        Barrier(
-            "work_read", WORK_ENTRY, readers, "load", "the announcement has been read", "work_ready"
-        ),
-        Barrier(
-            "work_claimed",
-            CTA,
-            (load,),
-            "load",
-            "the answer to a claim is there",
-            "one claim at a time",
-        ),
-    )  # fmt: skip
+        *ring_rows(),
+        *queue_rows(warps),
+    )

@@ -17,11 +17,9 @@ Read next: barriers.py (the table), p_over_s.py and p_beside_s.py (two orders of
 correction.py, load.py, steps/store.py, and work/queue.py (a CTA runs several such tiles, one after the other).
 """
 
-import cutlass.cute as cute
-
-from ..kernel import CTA, SM100Kernel, first_column, own_lanes
+from ..kernel import CTA, SM100Kernel
 from ..kernel_args import KernelArgs
-from ..roles import correction, load, softmax
+from ..roles import dispatch
 from .p_beside_s import PBesideSCode
 from .p_over_s import POverSCode
 
@@ -35,26 +33,8 @@ class SM100MHA2Q(SM100Kernel):
         super().__init__(cfg)
         self.order = ORDER_CODE[cfg.schedule.order]
 
-    @cute.jit
     def roles(self, args: KernelArgs, cta: CTA, warp):
-        cfg, warps = self.cfg, self.cfg.schedule.warps
-        if warp < warps.softmax.stop:
-            cute.arch.setmaxregister_increase(warps.softmax_registers)
-            i = warp // 4
-            s_address = own_lanes(cta.tmem_address, warp) + i * (cfg.tmem.s[1] - cfg.tmem.s[0])
-            softmax.run(cfg, self.order, args, cta.smem, s_address, cta.events, cta.queue, i)
-        elif warp < warps.correction.stop:
-            cute.arch.setmaxregister_decrease(warps.correction_registers)
-            lanes = own_lanes(cta.tmem_address, warp)
-            correction.run(cfg, self.order, args, cta.smem, lanes, cta.events, cta.queue)
-        else:
-            cute.arch.setmaxregister_decrease(warps.other_registers)
-            if warp == warps.mma.start:
-                tmem = first_column(cta.tmem_address)
-                self.order.run(cfg, args, cta.smem, tmem, cta.events, cta.consumer, cta.queue)
-            elif warp == warps.load.start:
-                block, _, _ = cute.arch.block_idx()
-                load.run(cfg, args, cta.smem, cta.events, cta.producer, cta.queue, block)
+        dispatch.run(self.cfg, self.order, args, cta, warp)
 
 
 KERNEL = SM100MHA2Q

@@ -10,10 +10,9 @@ The code is apart because it needs the compiler, and configurations are asked wi
 from dataclasses import dataclass
 
 from ..memory_maps import TmemMap
-from ..sync.barriers import Barrier, commit_by
+from ..sync.barriers import SOFTMAX, Barrier, commit_by, one_softmax
 from ..tiles import Tiles
-from .barriers import Q_TILE, one_softmax
-from .warp_roles import WarpRoles
+from ..warp_roles import WarpRoles
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,7 @@ class POverS:
         s = tuple(i * tiles.BN for i in range(tiles.num_q))
         return _with_o(tiles, s, s, tiles.num_q * tiles.BN, p_apart=False)
 
-    def barriers(self, tiles: Tiles, warps: WarpRoles) -> tuple[Barrier, ...]:
+    def barriers(self, warps: WarpRoles) -> tuple[Barrier, ...]:
         return ()
 
 
@@ -38,19 +37,19 @@ class PBesideS:
         p = tuple(column + tiles.BN for column in s)
         return _with_o(tiles, s, p, tiles.num_q * width, p_apart=True)
 
-    def barriers(self, tiles: Tiles, warps: WarpRoles) -> tuple[Barrier, ...]:
+    def barriers(self, warps: WarpRoles) -> tuple[Barrier, ...]:
         return (
             Barrier(
                 "s_free",
-                Q_TILE,
-                (one_softmax(warps, tiles),),
+                SOFTMAX,
+                (one_softmax(warps),),
                 "mma",
                 "S has been read, the next one may be made",
                 "the next S is issued after this wait",
             ),
             Barrier(
                 "pv_done",
-                Q_TILE,
+                SOFTMAX,
                 (commit_by("mma"),),
                 "softmax, correction",
                 "O is complete up to here and P has been read",

@@ -16,14 +16,12 @@ K and V share one ring instead of one each: an odd slot is not lost.
 
 from dataclasses import dataclass
 
-from ..chip import MBARRIER_BYTES, SMEM_CAPACITY_BYTES, TMEM_ADDRESS_BYTES
+from ..chip import F32_BYTES, MBARRIER_BYTES, TMEM_ADDRESS_BYTES
 from ..memory_maps import Region, SmemMap
-from ..sync.barriers import KV_SLOT, KV_STAGE, BarrierTable
+from ..sync.barriers import BarrierTable
 from ..tiles import O_BUFFERS, Tiles
+from ..warp_roles import WarpRoles
 from ..work.entries import WORK_QUEUE_BYTES
-from .warp_roles import WarpRoles
-
-F32_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -51,12 +49,3 @@ def smem_map(tiles: Tiles, warps: WarpRoles, table: BarrierTable) -> TwoTilesSme
         mbarriers=MBARRIER_BYTES * table.total,
         tmem_address=TMEM_ADDRESS_BYTES,
     )
-
-
-def slots_that_fit(tiles: Tiles, without_ring: SmemMap, table: BarrierTable) -> int:
-    """Slots of the ring beside everything else. without_ring, table: map and table of a kernel without slots."""
-    per_slot = sum(
-        {KV_SLOT: 1, KV_STAGE: tiles.qk_stages}.get(barrier.per, 0) for barrier in table.rows
-    )
-    slot_bytes = tiles.kv_slot_bytes + MBARRIER_BYTES * per_slot
-    return max(0, (SMEM_CAPACITY_BYTES - without_ring.nbytes) // slot_bytes)

@@ -6,12 +6,27 @@
     o_complete      correction    before O is rescaled                  -                      waits for pv_done
     sum_early       softmax       (a choice)                            False                  True
 
+Two more groups say who does what; these are their answers where softmax warpgroup i has query tile i to itself:
+
+    stride          softmax       from a key tile of warpgroup i to its next          1: it has all of them
+    first_tile      softmax       the first key tile of warpgroup i                   that of the CTA
+    next_tile       softmax       the first of its key tiles that is not before n     n
+    turn            softmax       how many of its key tiles lie within a distance     all
+    turns           softmax       how many of the CTA's key tiles are its             all
+    q_tile          softmax       the query tile that warpgroup i works on            i
+    has_sink        softmax       whether it counts the sink                          yes
+    writes_lse      softmax       whether it writes the log-sum-exp                   yes
+    hand_over       softmax       its state goes to correction                        the row sum
+    correct         (the role)    rescale O, merge it where rows are shared, store it  correction.py
+
 Python resolves a hook while it traces, so one that does nothing leaves nothing in the code. (An order
 is a dataclass without fields because the compiler carries what is called inside a loop through the loop.)
 """
 
 from dataclasses import dataclass
 from typing import ClassVar
+
+from . import correction
 
 
 @dataclass(frozen=True)
@@ -22,6 +37,10 @@ class Order:
     """Whether the row sum is taken between the exponentials. Where softmax and P V wait for each other, P must be there
     soon and the sum comes last; where they do not, it fills the gaps."""
 
+    correct = staticmethod(correction.run)
+    stride: ClassVar[int] = 1
+    writes_lse: ClassVar[bool] = True
+
     def scores_read(self, events, i):
         """The scores of query tile i are in registers."""
 
@@ -30,3 +49,31 @@ class Order:
 
     def o_complete(self, events, i, phase):
         """Wait until O_i has all products of the key tiles before. phase: of the tile before this one."""
+
+    def first_tile(self, first, i):
+        """The first key tile of softmax warpgroup i, where the CTA's is `first`."""
+        return first
+
+    def next_tile(self, n, first, i):
+        """The first key tile of softmax warpgroup i that is not before n."""
+        return n
+
+    def turn(self, distance):
+        """How many key tiles of one warpgroup lie in so many of the CTA's."""
+        return distance
+
+    def turns(self, count, i):
+        """How many of the CTA's `count` key tiles are those of softmax warpgroup i."""
+        return count
+
+    def q_tile(self, i):
+        """The query tile that softmax warpgroup i works on."""
+        return i
+
+    def has_sink(self, i):
+        """Whether the rows of softmax warpgroup i begin with the sink: True, or a Boolean of the kernel."""
+        return True
+
+    def hand_over(self, smem, thread, state):
+        """A row's state behind its last key tile, for correction."""
+        smem.row_scale[thread] = state.row_sum

@@ -1,6 +1,6 @@
 """Softmax warpgroup i: S_i -> P_i and the factor that O_i needs, key tile by key tile; a thread owns one row.
 
-For every key tile:
+Which query tile and which key tiles are its own, the order says (order.py). For each of them:
 
     wait s_ready[i]          read the row's BN scores, mask them if the tile needs it
     row maximum              factor 2^(old - new) -> row_scale[i]          correction can begin
@@ -55,8 +55,9 @@ def step(
     state: RowState,
     masked: cutlass.Constexpr,
 ) -> RowState:
-    """Key tile n: scores to probabilities. `order`: its hooks; `tiles_before`: key tiles of all work tiles before."""
-    phase = (n - work.tiles.first + tiles_before) & 1
+    """Key tile n: scores to probabilities. `order`: its hooks; `tiles_before`: of earlier work tiles."""
+    first = order.first_tile(work.tiles.first, i)
+    phase = (order.turn(n - first) + tiles_before) & 1
     events.s_ready.wait(i, phase)
     tensor_memory.fence_after()
     scores = read_scores(cfg, tmem)
@@ -74,7 +75,7 @@ def step(
         state.row_max, tile_max, scale_log2, cfg.schedule.rescale_log2
     )
     order.may_write_p(events, i, phase)
-    if n != work.tiles.first:  # nothing to rescale before
+    if n != first:  # nothing to rescale before
         smem.row_scale[row.thread] = factor
         events.row_scale.arrive(i)
     bias = -safe_max * scale_log2
@@ -98,24 +99,28 @@ def work_tile(
     i: Int32,
     tiles_before: Int32,
 ) -> tuple[RowContext, RowState]:
-    """All key tiles of query tile i."""
+    """All key tiles of softmax warpgroup i."""
     thread, _, _ = cute.arch.thread_idx()
-    row = row_context(cfg, args, work, i, thread)
-    whole = whole_tiles(cfg, args, work, i)
+    row = row_context(cfg, args, work, order.q_tile(i), thread)
+    whole = whole_tiles(cfg, args, work, order.q_tile(i))
+    first = work.tiles.first
     end = work.tiles.first + work.tiles.count
-    state = first_state(cfg, args, work, row)
+    state = first_state(cfg, args, work, row, order.has_sink(i))
     before = tiles_before
     if cutlass.const_expr(cfg.mask.has_lower_bound):
-        for n in cutlass.range(work.tiles.first, whole.begin, unroll=1):
+        begin = order.next_tile(first, first, i)
+        for n in cutlass.range(begin, whole.begin, order.stride, unroll=1):
             state = step(
                 cfg, order, args, smem, tmem, events, work, i, row, before, n, state, masked=True
             )
     if cutlass.const_expr(cfg.mask.is_band):
-        for n in cutlass.range(whole.begin, whole.end, unroll=1):
+        begin = order.next_tile(whole.begin, first, i)
+        for n in cutlass.range(begin, whole.end, order.stride, unroll=1):
             state = step(
                 cfg, order, args, smem, tmem, events, work, i, row, before, n, state, masked=False
             )
-    for n in cutlass.range(whole.end, end, unroll=1):
+    begin = order.next_tile(whole.end, first, i)
+    for n in cutlass.range(begin, end, order.stride, unroll=1):
         state = step(
             cfg, order, args, smem, tmem, events, work, i, row, before, n, state, masked=True
         )
@@ -133,20 +138,21 @@ def run(
     queue: WorkQueue,
     i: Int32,
 ):
-    """Query tile i of every work tile. `tmem`: address of S_i for this warp's lanes."""
+    """Softmax warpgroup i, every work tile. `tmem`: address of S_i for this warp's lanes."""
     thread, _, _ = cute.arch.thread_idx()
     number, tiles = Int32(0), Int32(0)
     work = queue.next(cfg, args, number)
     while work.tiles.count != NO_MORE:
         row, state = work_tile(cfg, order, args, smem, tmem, events, work, i, tiles)
-        if work.tiles.count > 0:
-            tiles = tiles + work.tiles.count
+        turns = order.turns(work.tiles.count, i)
+        if turns > 0:
+            tiles = tiles + turns
             # Correction has read the last factor, or the sum of the work tile before.
             events.p_ready.wait(i, (tiles - 1) & 1)
-            smem.row_scale[thread] = state.row_sum
+            order.hand_over(smem, thread, state)
             events.row_scale.arrive(i)
-        if cutlass.const_expr(cfg.write_lse):
-            write_lse(cfg, args, work, i, state)
+        if cutlass.const_expr(cfg.write_lse and order.writes_lse):
+            write_lse(cfg, args, work, order.q_tile(i), state)
         number = number + 1
         work = queue.next(cfg, args, number)
     events.p_ready.arrive(i)  # correction has begun the phase of a tile that does not come

@@ -15,9 +15,20 @@ from ..sync.pipelines import KVConsumerPipeline, KVPosition
 
 
 def multiply_qk(
-    cfg, smem: Smem, k: KVBuffer, tmem, kv: KVConsumerPipeline, at: KVPosition, i: int, wait: bool
+    cfg,
+    smem: Smem,
+    k: KVBuffer,
+    tmem,
+    kv: KVConsumerPipeline,
+    at: KVPosition,
+    i: int,
+    wait: bool,
+    to=None,
 ):
-    """S_i = Q_i K^T, each depth stage of K as it arrives (`wait`; the second query tile finds K already there)."""
+    """S = Q_i K^T, each depth stage of K as it arrives (`wait`; the second query tile finds K already there).
+
+    to: the softmax warpgroup whose S it is, a number or an Int32 of the kernel; None: i
+    """
     m, n, depth = cfg.tiles.qk_mma_shape
     q = KMajorTile(cfg.tiles.rows_per_q_tile, cfg.tiles.padded_qk_depth, cfg.dtype_bytes)
     q_start, q_high, q_steps = mma_tile(
@@ -35,7 +46,7 @@ def multiply_qk(
         part = steps[stage * per_stage : (stage + 1) * per_stage]
         if part:
             tensor_core.mma_ss(
-                tmem + cfg.tmem.s[i],
+                tmem + column_of(cfg.tmem.s, i if to is None else to),
                 q_start,
                 k_start,
                 part,
@@ -46,8 +57,16 @@ def multiply_qk(
             )
 
 
+def column_of(columns: tuple, i):
+    """The column of softmax warpgroup i, a number or an Int32 of the kernel; they lie evenly."""
+    return columns[i] if isinstance(i, int) else columns[0] + i * (columns[1] - columns[0])
+
+
 def multiply_pv(cfg, v: KVBuffer, tmem, events: Events, slot, i: int, phase, accumulate):
-    """O_i (+)= P_i V, the first part of P as soon as it is stored and O_i is rescaled, then the rest."""
+    """O_i (+)= P_i V, the first part of P as soon as it is stored and O_i is rescaled, then the rest.
+
+    i: a softmax warpgroup, a number or an Int32 of the kernel
+    """
     m, n, _ = cfg.tiles.pv_mma_shape
     v_start, v_high, v_steps = v.get_mma_tile(slot)
     columns = cfg.tiles.MMA_K * cfg.dtype_bytes // 4  # tensor-memory columns of P in one step
@@ -56,7 +75,7 @@ def multiply_pv(cfg, v: KVBuffer, tmem, events: Events, slot, i: int, phase, acc
         m, n, cfg.qkv_dtype, cfg.qkv_dtype, b_mn_major=True, cta_group=cfg.tiles.cta_group
     )
     first = cfg.tiles.p_first_part // cfg.tiles.MMA_K
-    d, p = tmem + cfg.tmem.o[i], tmem + cfg.tmem.p[i]
+    d, p = tmem + column_of(cfg.tmem.o, i), tmem + column_of(cfg.tmem.p, i)
     events.p_ready.wait(i, phase)
     tensor_memory.fence_after()
     tensor_core.mma_ts(d, p, v_start, steps[:first], computes, v_high, accumulate)

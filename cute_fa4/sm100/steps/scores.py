@@ -91,14 +91,19 @@ def row_context(cfg, args: KernelArgs, work: Work, i, thread) -> RowContext:
     return RowContext(thread, minimum(row.q_index, sequence.seqlen_q - 1), row.head, limited)
 
 
-def first_state(cfg, args: KernelArgs, work: Work, row: RowContext) -> RowState:
-    """The state of a row that has seen no key: empty, or the sink, in the units of the scores."""
+def first_state(cfg, args: KernelArgs, work: Work, row: RowContext, mine=True) -> RowState:
+    """The state of a row that has seen no key: empty, or the sink, in the units of the scores.
+
+    mine: whether this warpgroup counts the sink, of those that have the row; True or a Boolean of the kernel
+    """
     if not cfg.sink:
         return RowState.empty()
     sink = args.sink[row.head].to(Float32)
-    if cfg.split_keys:  # once for all parts
+    if cfg.split_keys or mine is not True:  # once for all parts, and for all warpgroups of a row
         empty = RowState.empty()
-        mine = work.tile.part == 0
+        if cfg.split_keys:
+            first = work.tile.part == 0
+            mine = first if mine is True else first & mine
         scaled = sink if cfg.score_mod is not None else sink / args.scale
         return RowState(
             select_(mine, scaled, empty.row_max), select_(mine, Float32(1.0), empty.row_sum)

@@ -12,7 +12,10 @@ running ahead; its `reuse` says what.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from ..warp_roles import WarpRoles
+
 KV_SLOT, KV_STAGE = "kv_slot", "kv_stage"  # places of the ring
+Q_TILE, SOFTMAX, WORK_ENTRY, CTA = "q_tile", "softmax", "work_entry", "cta"
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,8 @@ class Barrier:
     """One row of a table.
 
     name        what has happened when it fires
-    per         what it is a barrier of: "q_tile", "kv_slot", "kv_stage", "work_entry" or "cta"; there is one of each
+    per         what it is a barrier of: "q_tile", "softmax" (a warpgroup), "kv_slot", "kv_stage", "work_entry" or
+                "cta"; there is one of each
     raised_by   arrivals that complete a phase
     awaited_by  the roles that wait
     means       the news, as a reader of the kernel would say it
@@ -74,12 +78,15 @@ class BarrierTable:
     numbers: Mapping[str, int]
 
     @staticmethod
-    def of(rows, *, q_tiles: int, work_entries: int, kv_slots: int, qk_stages: int):
+    def of(
+        rows, *, q_tiles: int, warps: WarpRoles, work_entries: int, kv_slots: int, qk_stages: int
+    ):
         """qk_stages: of each slot of the ring."""
         numbers = {
-            "q_tile": q_tiles,
-            "work_entry": work_entries,
-            "cta": 1,
+            Q_TILE: q_tiles,
+            SOFTMAX: warps.softmax_groups,
+            WORK_ENTRY: work_entries,
+            CTA: 1,
             KV_SLOT: kv_slots,
             KV_STAGE: kv_slots * qk_stages,
         }
@@ -133,6 +140,50 @@ class BarrierTable:
             raised = " + ".join(map(str, b.raised_by))
             rows.append((b.name, str(self.number(b)), raised, b.awaited_by, b.means))
         return _columns(rows)
+
+
+def one_softmax(warps: WarpRoles) -> Arrivals:
+    """Every thread of one softmax warpgroup."""
+    return Arrivals("softmax", warps.threads_of("softmax") // warps.softmax_groups)
+
+
+def every_thread(warps: WarpRoles, role: str) -> Arrivals:
+    return Arrivals(role, warps.threads_of(role))
+
+
+def ring_rows() -> tuple[Barrier, ...]:
+    """The barriers of the ring of K and V: every family's."""
+    load, mma = announced_bytes("load"), commit_by("mma")
+    return (
+        Barrier("kv_full", KV_STAGE, (load,), "mma", "the K or V tile is there", "kv_empty"),
+        Barrier("kv_empty", KV_SLOT, (mma,), "load", "the slot's MMAs have completed", "kv_full"),
+    )
+
+
+def queue_rows(warps: WarpRoles) -> tuple[Barrier, ...]:
+    """The barriers of the work queue (work/queue.py): every family's."""
+    readers = tuple(every_thread(warps, role) for role in ("softmax", "correction", "mma"))
+    return (
+        Barrier(
+            "work_ready",
+            WORK_ENTRY,
+            (one_thread("load"),),
+            "softmax, correction, mma",
+            "a work tile is announced",
+            "work_read",
+        ),
+        Barrier(
+            "work_read", WORK_ENTRY, readers, "load", "the announcement has been read", "work_ready"
+        ),
+        Barrier(
+            "work_claimed",
+            CTA,
+            (announced_bytes("load"),),
+            "load",
+            "the answer to a claim is there",
+            "one claim at a time",
+        ),
+    )
 
 
 def reuse_text(rows) -> str:

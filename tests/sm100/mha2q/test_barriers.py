@@ -6,8 +6,8 @@ from cute_fa4.sm100.choose_config import choose_config
 from cute_fa4.sm100.config import FA4Config
 from cute_fa4.sm100.mha2q import barriers
 from cute_fa4.sm100.mha2q.schedule import TwoTiles
-from cute_fa4.sm100.mha2q.warp_roles import WarpRoles
 from cute_fa4.sm100.sync.barriers import BarrierTable, reuse_text
+from cute_fa4.sm100.warp_roles import WarpRoles
 
 # Derived by hand from who calls what: one announcing thread, one commit, or every thread of a warpgroup.
 COUNTS = dict(
@@ -28,7 +28,7 @@ def test_arrival_counts():
 def test_counts_follow_the_roles():
     """A warp more in a role that arrives is 32 arrivals more."""
     warps = WarpRoles(softmax=range(0, 8), correction=range(8, 13), mma=range(13, 14))
-    rows = {b.name: b for b in barriers.rows(OVER.tiles, warps)}
+    rows = {b.name: b for b in barriers.rows(warps)}
     assert rows["p_ready"].count == COUNTS["p_ready"] + 32
     assert rows["work_read"].count == COUNTS["work_read"] + 32
     assert rows["q_full"].count == COUNTS["q_full"]

@@ -1,8 +1,8 @@
 """Which warp of a CTA does what, and with how many registers.
 
     warps   role        registers   work
-    0-3     softmax 0   192         S0 -> P0, log-sum-exp
-    4-7     softmax 1   192         S1 -> P1, log-sum-exp
+    0-3     softmax 0   192         S0 -> P0
+    4-7     softmax 1   192         S1 -> P1
     8-11    correction   88         rescales O0 and O1 when a row maximum moved, then stores them
     12      mma          40         one thread issues every tcgen05.mma
     13      load         40         claims blocks, one thread issues every TMA load
@@ -13,7 +13,7 @@ The kernel starts with 65,536 / 512 = 128 registers a thread; `setmaxnreg` moves
 
 from dataclasses import dataclass
 
-from ..chip import WARP_SIZE, WARPS_PER_GROUP
+from .chip import WARP_SIZE, WARPS_PER_GROUP
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,15 @@ class WarpRoles:
     softmax_registers: int = 192
     correction_registers: int = 88
     other_registers: int = 40
+
+    @property
+    def softmax_groups(self) -> int:
+        """Softmax warpgroups; each has its own S, P and O and the barriers between them.
+
+        >>> WarpRoles().softmax_groups
+        2
+        """
+        return len(self.softmax) // WARPS_PER_GROUP
 
     @property
     def threads(self) -> int:

@@ -1,0 +1,49 @@
+"""Which warp of a CTA does what, for families of two softmax warpgroups (warp_roles.py).
+
+A family brings its order of the products, which fills the hooks of order.py.
+"""
+
+import cutlass
+import cutlass.cute as cute
+
+from ..kernel_args import KernelArgs
+from . import load, softmax
+
+
+def own_lanes(tmem_address, warp):
+    """The tensor-memory address of the 32 lanes that a warp sees, those of its place in the warpgroup."""
+    return first_column(tmem_address) + (warp % 4) * (32 << 16)
+
+
+def first_column(tmem_address: cute.Pointer):
+    """The tensor-memory address that tcgen05.alloc left at a shared address."""
+    return cute.make_tensor(tmem_address, cute.make_layout(1))[0]
+
+
+@cute.jit
+def run(
+    cfg: cutlass.Constexpr,
+    order: cutlass.Constexpr,
+    args: KernelArgs,
+    cta,
+    warp,
+):
+    """cta: a CTA of kernel.py."""
+    warps = cfg.schedule.warps
+    if warp < warps.softmax.stop:
+        cute.arch.setmaxregister_increase(warps.softmax_registers)
+        i = warp // 4
+        s_address = own_lanes(cta.tmem_address, warp) + i * (cfg.tmem.s[1] - cfg.tmem.s[0])
+        softmax.run(cfg, order, args, cta.smem, s_address, cta.events, cta.queue, i)
+    elif warp < warps.correction.stop:
+        cute.arch.setmaxregister_decrease(warps.correction_registers)
+        lanes = own_lanes(cta.tmem_address, warp)
+        order.correct(cfg, order, args, cta.smem, lanes, cta.events, cta.queue)
+    else:
+        cute.arch.setmaxregister_decrease(warps.other_registers)
+        if warp == warps.mma.start:
+            tmem = first_column(cta.tmem_address)
+            order.run(cfg, args, cta.smem, tmem, cta.events, cta.consumer, cta.queue)
+        elif warp == warps.load.start:
+            block, _, _ = cute.arch.block_idx()
+            load.run(cfg, args, cta.smem, cta.events, cta.producer, cta.queue, block)

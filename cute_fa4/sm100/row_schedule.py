@@ -1,0 +1,192 @@
+"""RowSchedule: what families share whose softmax threads own a query row each, in tiles of 128 rows.
+
+    family       schedule    query tiles of a CTA    who shares the two softmax warpgroups
+    mha2q        TwoTiles    two                     a query tile each
+    mha1q        OneTile     one                     every second key tile each
+
+Choices, how they are made where they are left open, and why a problem does not run: with value, limit and remedy.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from .chip import SMEM_CAPACITY_BYTES, SWIZZLE_BYTES, TMEM_COLUMNS
+from .memory_maps import SmemMap, TmemMap
+from .problem import Problem
+from .tiles import ROWS_PER_Q_TILE, Tiles, is_page_size, page_sizes
+from .warp_roles import WarpRoles
+from .work.claims import claims_pay
+
+DEPTHS = (64, 72, 80, 96, 128)
+DTYPES = ("bf16", "fp16")
+
+
+@dataclass(frozen=True)
+class RowSchedule:
+    """The choices that these families have in common.
+
+    bn_cap         upper limit for BN; 0: as wide as tensor memory allows
+    swizzle_bytes  span of the shared-memory swizzle of Q, K, V, O
+    num_qk_stages  depth chunks of a K tile, each with a barrier of its own, so that the first MMA starts early;
+                   0: as many as the depth has common divisors with the swizzle granule and the MMA depth
+    rescale_log2   the running row maximum is kept while it moves less than this (P stays below 2^rescale_log2)
+    exp2_emulated  of 64 pairs of exponentials, how many the FMA units compute; None: what suits the arch
+    claims         a CTA that is done takes over a block of the grid that has not started (work/queue.py); False: it
+                   ends; None: as claims_pay says of the problem
+    dependent_launch  the CTAs may start while the grid before them in the stream ends; they wait for it before they
+                   touch what it may have written (programmatic dependent launch); None: where groups are packed
+    prefetch_maps  the descriptors of TMA are fetched while the CTA sets up
+    warps          roles and registers
+    """
+
+    family: ClassVar[str]
+    query_tiles: ClassVar[int]  # of a CTA
+    tmem_remedy: ClassVar[str] = ""  # besides a lower bn_cap
+
+    bn_cap: int = 0
+    swizzle_bytes: int = 128
+    num_qk_stages: int = 1
+    rescale_log2: float = 8.0
+    exp2_emulated: int | None = None
+    claims: bool | None = None
+    dependent_launch: bool | None = None
+    prefetch_maps: bool = False
+    warps: WarpRoles = field(default_factory=WarpRoles)
+
+    def tmem(self, problem: Problem) -> TmemMap:
+        """Columns of tensor memory."""
+        raise NotImplementedError
+
+    def smem(self, problem: Problem) -> SmemMap:
+        """Bytes of shared memory."""
+        raise NotImplementedError
+
+    def resolved(self, problem: Problem) -> "RowSchedule":
+        """With every choice made that was left open."""
+        changes = {}
+        if self.exp2_emulated is None:
+            pairs = 18 if problem.qk_depth <= 64 else 16  # docs/decisions/0002
+            changes["exp2_emulated"] = pairs if problem.arch == "sm_100a" else 0
+        if self.claims is None:
+            changes["claims"] = claims_pay(problem)
+        if self.dependent_launch is None:
+            changes["dependent_launch"] = problem.pack_gqa  # decode: docs/decisions/0007
+        return replace(self, **changes)
+
+    def tiles(self, problem: Problem) -> Tiles:
+        return Tiles.cut(
+            problem,
+            num_q=self.query_tiles,
+            bn_cap=self.bn_cap,
+            qk_stages=self.num_qk_stages,
+            swizzle_bytes=self.swizzle_bytes,
+        )
+
+    def contradictions(self, problem: Problem) -> list[str]:
+        """Numbers that mean nothing."""
+        why = []
+        if self.swizzle_bytes not in SWIZZLE_BYTES:
+            why.append(f"swizzle_bytes={self.swizzle_bytes} is no swizzle span: use 128, 64 or 32")
+        for name in ("bn_cap", "num_qk_stages"):
+            if getattr(self, name) < 0:
+                why.append(
+                    f"{name}={getattr(self, name)} must not be negative: 0 means that it is not set"
+                )
+        if problem.pack_gqa and (problem.group < 1 or ROWS_PER_Q_TILE % problem.group):
+            why.append(
+                f"pack_gqa=True with group={problem.group}: a tile of {ROWS_PER_Q_TILE} rows holds whole groups: use "
+                f"a group that divides {ROWS_PER_Q_TILE}, or pack_gqa=False"
+            )
+        if self.exp2_emulated is not None and not 0 <= self.exp2_emulated <= 64:
+            why.append(f"exp2_emulated={self.exp2_emulated} of 64 pairs: use 0 to 64")
+        if not 0 <= self.rescale_log2 <= 15:
+            why.append(
+                f"rescale_log2={self.rescale_log2}: P grows to 2^rescale_log2 and must fit fp16: use 0 to 15"
+            )
+        return why
+
+    def refusals(self, problem: Problem) -> list[str]:
+        """Why these families do not run the problem."""
+        return self._over_capacity(problem) + self._not_built(problem)
+
+    def _over_capacity(self, problem: Problem) -> list[str]:
+        tiles = self.tiles(problem)
+        if tiles.BN < 64:
+            return [
+                f"S has room for BN={tiles.BN} keys beside O of {tiles.o_columns_padded} columns, 64 are "
+                f"needed: head dims up to {TMEM_COLUMNS // 2 - 64} fit, larger ones need a kernel of their own"
+            ]
+        why = []
+        if tiles.padded_qk_depth % tiles.qk_stages or tiles.BK0 % tiles.swizzle_granule:
+            why.append(
+                f"num_qk_stages={self.num_qk_stages} cuts the padded depth {tiles.padded_qk_depth} inside a "
+                f"swizzle span of {tiles.swizzle_granule} elements: use a divisor of "
+                f"{tiles.padded_qk_depth // tiles.swizzle_granule}"
+            )
+        tmem = self.tmem(problem)
+        if not tmem.fits:
+            why.append(
+                f"S, P and O need {tmem.used} tensor-memory columns, an SM has {TMEM_COLUMNS}: "
+                f"lower bn_cap (BN is {tiles.BN}){self.tmem_remedy}"
+            )
+        smem = self.smem(problem)
+        slots = smem.kv.nbytes // tiles.kv_slot_bytes
+        if slots < 3:
+            why.append(
+                f"the ring has {slots} slots of {tiles.kv_slot_bytes} bytes beside {tiles.q_bytes} bytes "
+                f"of Q, at least 3 are needed because V of a tile is held while K of the next one arrives: "
+                f"lower bn_cap (BN is {tiles.BN}) or the head dim"
+            )
+        if smem.nbytes > SMEM_CAPACITY_BYTES:
+            why.append(
+                f"shared memory of {smem.nbytes} bytes exceeds {SMEM_CAPACITY_BYTES}: lower bn_cap"
+            )
+        return why + self._page_refusals(problem, tiles)
+
+    def _page_refusals(self, problem: Problem, tiles: Tiles) -> list[str]:
+        why, page = [], problem.page_size
+        if page and not is_page_size(page, tiles.BN):
+            why.append(
+                f"page_size={page} must be a multiple of 8 that divides BN={tiles.BN} or that BN divides: use "
+                f"{page_sizes(tiles.BN)}"
+            )
+        if tiles.pages_come_whole and tiles.qk_stages > 1:
+            why.append(
+                f"num_qk_stages={tiles.qk_stages} with page_size={page}: a page comes with its whole depth: use "
+                f"num_qk_stages=1 or fold_pages=False"
+            )
+        return why
+
+    def _not_built(self, problem: Problem) -> list[str]:
+        why, tiles = [], self.tiles(problem)
+        if problem.qkv_dtype not in DTYPES:
+            why.append(f"qkv_dtype={problem.qkv_dtype!r} is not built yet: use 'bf16' or 'fp16'")
+        if problem.o_dtype != ("f32" if problem.split_keys else problem.qkv_dtype):
+            why.append(
+                f"o_dtype={problem.o_dtype!r} is not built yet for qkv_dtype={problem.qkv_dtype!r}: use the same dtype"
+            )
+        if problem.qk_depth not in DEPTHS:
+            why.append(
+                f"qk_depth={problem.qk_depth} is not built yet: use one of {', '.join(map(str, DEPTHS))}"
+            )
+        if problem.ov_depth != problem.qk_depth:
+            why.append(
+                f"ov_depth={problem.ov_depth} with qk_depth={problem.qk_depth} is not built yet: use equal depths"
+            )
+        if tiles.BN > 128:
+            why.append(
+                f"BN={tiles.BN} is not built yet: a softmax thread holds its BN scores in registers and has "
+                f"{self.warps.softmax_registers}: use bn_cap=128"
+            )
+        if tiles.BN % 32:
+            why.append(
+                f"BN={tiles.BN} is not built yet: scores are read in batches of 32 columns: use bn_cap=128 or 64"
+            )
+        if self.swizzle_bytes != 128:
+            why.append(
+                f"swizzle_bytes={self.swizzle_bytes} is not built yet in this kernel: use 128"
+            )
+        for name in ("rope_dtype", "scale_dtype"):
+            if getattr(problem, name) is not None:
+                why.append(f"{name}={getattr(problem, name)!r} is not built yet: use None")
+        return why

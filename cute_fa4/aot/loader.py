@@ -22,6 +22,7 @@ from cute_fa4.aot.config_data import ConfigDataError, from_data
 from cute_fa4.aot.manifest import LoadError, read_verified
 from cute_fa4.compiler import functions
 from cute_fa4.compiler.compiler import EMULATOR_CHECKS
+from cute_fa4.system import forks
 from cute_fa4.system.messages import shown
 
 EXECUTORS = ("cuda", "emulator")
@@ -112,15 +113,12 @@ def _check_elf(path: Path, data: bytes) -> None:
         )
 
 
-_private = None
+_private = forks.ScratchDirectory("cute_fa4-kernels-")
 
 
 def open_private(data: bytes, name: str) -> ctypes.CDLL:
     """Open a library from bytes: what was verified is what runs, whatever happens to the file it came from."""
-    global _private
-    if _private is None:
-        _private = tempfile.TemporaryDirectory(prefix="cute_fa4-kernels-")
-    handle, path = tempfile.mkstemp(dir=_private.name, prefix=name + "-", suffix=".so")
+    handle, path = tempfile.mkstemp(dir=_private.path(), prefix=name + "-", suffix=".so")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -13,6 +12,7 @@ import torch
 
 from cute_fa4 import compile_cache
 from cute_fa4.compiler.compiler import EMULATOR_CHECKS
+from cute_fa4.system import forks
 from cute_fa4.system.devices import Target
 
 
@@ -36,7 +36,7 @@ def launching_on(device: torch.device) -> AbstractContextManager:
 
 
 # The emulator counts instructions and keeps errors for the process: one launch at a time.
-_emulator_lock = threading.Lock()
+_emulator_lock = forks.Lock()
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class _Emulated:
 
 
 _warned = False
-_warn_lock = threading.RLock()  # whoever shows a warning may call again
+_warn_lock = forks.Lock(reentrant=True)  # whoever shows a warning may call again
 
 
 def _warn_once() -> None:

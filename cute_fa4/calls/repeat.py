@@ -14,7 +14,6 @@ functions, so compile_cache.clear() forgets them.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 import torch
@@ -23,6 +22,7 @@ from cute_fa4.calls.launch import launching_on
 from cute_fa4.calls.plan import Plan
 from cute_fa4.compiler import functions
 from cute_fa4.sm100.score_mods import ScoreMod
+from cute_fa4.system import forks
 
 # A decode loop needs one for each batch size; prefills, whose sizes vary, push each other out.
 MAX_PLANS = 4096
@@ -35,7 +35,7 @@ class _Table:
         self.plans: dict[tuple, Plan] = {}
         # A key and its plan. The layers of a model call alike, and comparing two keys is cheaper than a hash.
         self.latest: tuple = (None, None)
-        self._lock = threading.Lock()
+        self._lock = forks.Lock()
 
     def keep(self, key: tuple, plan: Plan) -> None:
         with self._lock:

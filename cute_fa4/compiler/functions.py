@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from cute_fa4.compiler.compiler import Config
+from cute_fa4.system import forks
 
 _functions: dict[tuple[Config, str], Callable] = {}
 _seconds: dict[tuple[Config, str], float] = {}
@@ -14,7 +14,7 @@ _seconds: dict[tuple[Config, str], float] = {}
 _registered: dict[tuple[Config, str], Callable[[], Callable]] = {}
 # One lock for all keys: the DSL traces into module-level state, so two compiles at a time are not
 # safe even for different keys. A call that finds its function never takes the lock.
-_compile_lock = threading.Lock()
+_compile_lock = forks.Lock()
 # What else holds functions: called by clear().
 _forget: list[Callable[[], None]] = []
 

@@ -12,7 +12,6 @@ that would launch them on a GPU. What a kernel does wrong raises an EmulatorErro
 """
 
 import functools
-import threading
 
 from cute_fa4.emulator.compare import Comparison, Finding, compare
 from cute_fa4.emulator.dlpack import as_cuda
@@ -36,6 +35,7 @@ from cute_fa4.emulator.errors import (
 from cute_fa4.emulator.labels import KernelLabels
 from cute_fa4.emulator.launch import split_checks
 from cute_fa4.emulator.session import use
+from cute_fa4.system import forks
 
 __all__ = [
     "BarrierError", "Comparison", "Deadlock", "DivergenceError", "EmulatorError", "Finding", "IllegalAccess",
@@ -44,7 +44,7 @@ __all__ = [
     "compare", "compile", "last_run", "use",
 ]  # fmt: skip
 
-_compile_lock = threading.Lock()
+_compile_lock = forks.Lock()
 
 
 def compile(function, *args, options="", labels=None, arch="sm_100a", checks="hardware", **kwargs):

@@ -1,17 +1,23 @@
-"""Look into the attention kernel while the emulator executes it.
+"""Look into kernels while the emulator executes them: the attention kernel, or those of a script of yours.
 
-python -m cute_fa4.emulator trace --head-dim 128 --causal --seqlen 512 --out trace.json --text --svg pipeline.svg
+python -m cute_fa4.emulator trace --head-dim 128 --causal --seqlen 512 --text --svg pipeline.svg --html pipeline.html
 python -m cute_fa4.emulator coverage --head-dim 64 --seqlen 300
+python -m cute_fa4.emulator ptx --out annotated.ptx my_kernel.py --its --arguments
+python -m cute_fa4.emulator compare my_kernel.py          # calls its run() under several schedules
 """
 
 import argparse
+import contextlib
+import os
+import runpy
 import sys
 import warnings
 
 import torch
 
 from cute_fa4 import flash_attn_func
-from cute_fa4.emulator import coverage, trace, use
+from cute_fa4.emulator import annotated, compare, coverage, trace, use
+from cute_fa4.emulator.errors import EmulatorError
 from cute_fa4.emulator.schedules import MODES
 from cute_fa4.system import pipes
 
@@ -34,49 +40,142 @@ def arguments(argv):
     traced.add_argument(
         "--svg", metavar="FILE", help="write the timeline as a picture; default: not written"
     )
-    covered = commands.add_parser("coverage", help="which PTX lines the call does not execute")
+    traced.add_argument(
+        "--html",
+        metavar="FILE",
+        help="write the timeline as a page for the browser; default: not written",
+    )
+    covered = commands.add_parser("coverage", help="which PTX lines are not executed")
     covered.add_argument(
         "--limit", type=int, default=40, help="ranges of lines to print; default: 40"
     )
-    for command in (traced, covered):
+    listed = commands.add_parser("ptx", help="the PTX with roles, counts, mbarriers, source lines")
+    listed.add_argument("--out", metavar="FILE", help="default: printed")
+    compared = commands.add_parser("compare", help="many schedules: what differs, races or hangs")
+    compared.add_argument("--seeds", type=int, default=4, help="of random and hostile; default: 4")
+    for command in (traced, covered, listed, compared):
         command.add_argument("--head-dim", type=int, default=128, help="default: 128")
         command.add_argument("--causal", action="store_true", help="default: every key is seen")
         command.add_argument("--seqlen", type=int, default=512, help="queries; default: 512")
         command.add_argument("--seqlen-k", type=int, help="keys; default: as many as queries")
         command.add_argument("--heads", type=int, default=1, help="default: 1")
-        command.add_argument("--mode", choices=MODES, default="in_order", help="default: in_order")
-        command.add_argument("--seed", type=int, default=0, help="of the mode; default: 0")
+        if command is not compared:
+            command.add_argument(
+                "--mode", choices=MODES, default="in_order", help="default: in_order"
+            )
+            command.add_argument("--seed", type=int, default=0, help="of the mode; default: 0")
+        command.add_argument(
+            "script",
+            nargs="?",
+            help="a Python file to run instead of the attention kernel; of compare: whose run() is called",
+        )
+        command.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
     parsed = parser.parse_args(argv)
-    if parsed.command == "trace" and not (parsed.out or parsed.text or parsed.svg):
-        parser.error("trace: say what to write: --out FILE, --text, --svg FILE")
+    if parsed.command == "trace" and not (parsed.out or parsed.text or parsed.svg or parsed.html):
+        parser.error("trace: say what to write: --out FILE, --text, --svg FILE, --html FILE")
     return parsed
 
 
 def attention(options):
-    """One call of flash_attn_func on random numbers."""
+    """One call of flash_attn_func on random numbers; returns its output."""
     generator = torch.Generator().manual_seed(0)
     keys = options.seqlen if options.seqlen_k is None else options.seqlen_k
     q, k, v = (
         torch.randn(1, n, options.heads, options.head_dim, generator=generator).bfloat16()
         for n in (options.seqlen, keys, keys)
     )
-    with warnings.catch_warnings(), use(mode=options.mode, seed=options.seed) as run:
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        flash_attn_func(q, k, v, causal=options.causal)
+        return flash_attn_func(q, k, v, causal=options.causal)
+
+
+@contextlib.contextmanager
+def _arguments_of(options):
+    """Context in which sys.argv and sys.path are what the script would see."""
+    outside = sys.argv, list(sys.path)
+    sys.argv = [options.script, *options.arguments]
+    sys.path.insert(0, os.path.dirname(os.path.abspath(options.script)))
+    try:
+        yield
+    finally:
+        sys.argv, sys.path[:] = outside
+
+
+def executed(options):
+    """The Run of the script, or of one call of attention.
+
+    An error of the emulator ends the script, and is printed: what was recorded until then is what one wants to see.
+    """
+    with use(mode=options.mode, seed=options.seed) as run:
+        if options.script is None:
+            attention(options)
+            return run
+        try:
+            with _arguments_of(options):
+                runpy.run_path(options.script, run_name="__main__")
+        except EmulatorError as error:
+            print(f"{options.script}: {type(error).__name__}\n{error}", file=sys.stderr)
+    if not run.launches and not run.levels:
+        print(
+            f"{options.script}: launched no kernel on the emulator: compile with emulator.compile, or call "
+            "attention with CPU tensors",
+            file=sys.stderr,
+        )
     return run
+
+
+def compared(options):
+    """Exit status of compare: 1 with findings, 2 for a script without run()."""
+    if options.script is None:
+        found = compare(lambda: attention(options), seeds=options.seeds)
+    else:
+        with _arguments_of(options):
+            function = runpy.run_path(options.script, run_name="cute_fa4_compare").get("run")
+            if not callable(function):
+                print(
+                    f"{options.script}: compare calls its function run(), and there is none; write one that makes "
+                    "its inputs anew, launches, and returns the results",
+                    file=sys.stderr,
+                )
+                return 2
+            found = compare(function, seeds=options.seeds)
+    print(found)
+    return int(bool(found.findings))
 
 
 def main(argv=None) -> int:
     """Run a command; returns the exit status."""
     options = arguments(argv)
-    if options.command == "coverage":
-        with coverage.collect() as covered:
-            run = attention(options)
-        print(covered.report(options.limit))
-        print(f"ordering checks at level {run.level}")
-        return 0
+    return {"trace": traced, "coverage": covered, "ptx": listed, "compare": compared}[
+        options.command
+    ](options)
+
+
+def covered(options):
+    """Which lines were not executed."""
+    with coverage.collect() as lines:
+        run = executed(options)
+    print(lines.report(options.limit))
+    print(f"ordering checks at level {run.level}")
+    return 0
+
+
+def listed(options):
+    """The annotated PTX."""
+    with annotated.record() as recording:
+        executed(options)
+    if options.out:
+        recording.write(options.out)
+        print(f"{options.out}: written")
+    else:
+        print(recording.text())
+    return 0
+
+
+def traced(options):
+    """The timeline in every form that was asked for."""
     with trace.record() as recording:
-        run = attention(options)
+        run = executed(options)
     if options.text:
         print(recording.text())
     if options.out:
@@ -85,9 +184,10 @@ def main(argv=None) -> int:
             f"{options.out}: {len(recording.marks)} marks of {run.instructions:,} warp instructions, "
             f"ordering checks at level {run.level}"
         )
-    if options.svg:
-        recording.svg(options.svg)
-        print(f"{options.svg}: written")
+    for path, write in ((options.svg, recording.svg), (options.html, recording.html)):
+        if path:
+            write(path)
+            print(f"{path}: written")
     return 0
 
 

@@ -5,9 +5,21 @@ deadlock in CTA (3, 0, 0) after 41,207 instructions: every warp waits and no cop
   warp 13   load       kv.empty[2]  phase 2   lacks 1 of 1 arrivals (mma)       load.py:61
   warp 0-3  softmax 0  s_ready[0]   phase 5   lacks 1 of 1 arrivals (mma)       softmax.py:40
 cycle: mma waits for load on kv.full[2]; load waits for mma on kv.empty[2]
+kv.full[2], phase 3, lacks 8192 bytes; in this phase:
+  expects 16384 bytes    load    load.py:61    barriers.expect(kv.full[slot], KV_BYTES)
+  1 arrival              load    load.py:61    barriers.expect(kv.full[slot], KV_BYTES)
+  8192 bytes came        load    load.py:64    copy(k, sK[slot], kv.full[slot])
 """
 
-from cute_fa4.emulator.ptx_syntax import place
+from collections import Counter
+
+from cute_fa4.emulator.ptx_syntax import place, source_text
+
+_MOST_BARRIERS = 8
+"""Barriers whose events a report lists: more than are short in one circle of roles."""
+
+_MOST_EVENTS = 12
+"""Different events that it lists of each: a phase has a few copies, and arrivals of a few roles."""
 
 
 def deadlock_report(warps, program, instructions, reason=None):
@@ -26,7 +38,51 @@ def deadlock_report(warps, program, instructions, reason=None):
     cycle = _cycle(rows)
     if cycle:
         lines.append(f"cycle: {cycle}")
+    short = {id(row["barrier"]): row["barrier"] for row in rows if row["barrier"] is not None}
+    for barrier in list(short.values())[:_MOST_BARRIERS]:
+        lines += phase_report(barrier)
     return "\n".join(lines), bool(rows) and all(row["converge"] for row in rows)
+
+
+def phase_report(barrier):
+    """Lines: what an mbarrier lacks, and everything that has come in its open phase, with line and bytes."""
+    head = f"{barrier.name}, phase {barrier.phase}, {barrier.lacks()}"
+    if barrier.events:
+        return [f"{head}; in this phase:", *_events(barrier.events)]
+    if barrier.previous:
+        return [
+            f"{head}; nothing came in this phase, and in phase {barrier.phase - 1}:",
+            *_events(barrier.previous),
+        ]
+    return [f"{head}; nothing has ever come"]
+
+
+def _events(events):
+    """A table of events; those of one instruction and amount are one row."""
+    counts = Counter()
+    for what, amount, issuer in events:
+        ins = None if issuer is None else issuer.ins
+        who = "somebody" if issuer is None else issuer.who()
+        counts[what, amount, who, ins] += 1
+    rows = []
+    for (what, amount, who, ins), times in counts.items():
+        text = {
+            "arrive": f"{amount * times} arrival{'s' * (amount * times > 1)}",
+            "expect_tx": f"expects {amount} bytes",
+            "complete_tx": f"{amount} bytes came",
+        }[what]
+        if times > 1 and what != "arrive":
+            text += f", {times} times: {amount * times}"
+        source = None if ins is None else ins.role_source or ins.source
+        at = place(source) if source else f"PTX line {ins.line}" if ins is not None else ""
+        rows.append((text, who, at, source_text(source) or (ins.text if ins is not None else "")))
+    more = len(rows) - _MOST_EVENTS
+    widths = [max(len(row[i]) for row in rows[:_MOST_EVENTS]) for i in range(4)]
+    lines = [
+        "  " + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
+        for row in rows[:_MOST_EVENTS]
+    ]
+    return lines + ([f"  and {more} more"] if more > 0 else [])
 
 
 def _rows(warp, program):
@@ -55,6 +111,7 @@ def _rows(warp, program):
             "lacks": lacks,
             "source": place(source) if source else f"PTX line {ins.line}" if ins else "",
             "converge": wait is not None and bool(wait.required),
+            "barrier": barrier,
             "raised_by": barrier.raised_by() if barrier is not None else (),
         }
 

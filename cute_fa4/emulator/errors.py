@@ -7,6 +7,7 @@ Every message starts with one line that says what is wrong; indented lines below
       warp 12 (mma), lanes 0
       PTX line 812: ld.shared.v4.b32 {%r1, %r2, %r3, %r4}, [%r9+1152];
       Python line mma.py:88
+          scale = row_scale[slot]
 """
 
 

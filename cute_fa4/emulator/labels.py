@@ -10,6 +10,7 @@
 The emulator uses the names in messages only; a kernel without labels runs the same.
 """
 
+import re
 from dataclasses import dataclass
 
 
@@ -71,3 +72,27 @@ class KernelLabels:
 
 
 NO_LABELS = KernelLabels()
+
+
+_UNNAMED = (
+    (
+        r"mbarrier at shared 0x\w+ \(dynamic \+(0x\w+)\)",
+        'barriers=(({}, "a name", "who waits", "who arrives"),)',
+    ),
+    (r"shared offset 0x\w+ \(dynamic \+(0x\w+)\)", 'shared=(({}, nbytes, "a name"),)'),
+    (r"tensor memory (?:lane \d+, )?column (\d+)\b(?! \()", 'tmem=(({}, columns, "a name"),)'),
+)
+
+
+def naming_hint(text) -> str:
+    """How to name the first address of a report that has no name, as a line to append; "" when all have names.
+
+    >>> print(naming_hint("race on shared offset 0x2400 (dynamic +0x2000): nothing orders").strip())
+    to see a name instead of +0x2000: labels=KernelLabels(shared=((0x2000, nbytes, "a name"),))
+    """
+    found = [(m.start(), m[1], how) for p, how in _UNNAMED for m in [re.search(p, text)] if m]
+    if not found:
+        return ""
+    _, place, how = min(found)
+    at = f"+{place}" if place.startswith("0x") else f"column {place}"
+    return f"\n  to see a name instead of {at}: labels=KernelLabels({how.format(place)})"

@@ -19,6 +19,7 @@ from cute_fa4.emulator.checks.memory import GlobalRegions
 from cute_fa4.emulator.checks.shadow import ByteShadow
 from cute_fa4.emulator.checks.tensor import new_shadow
 from cute_fa4.emulator.errors import BarrierError, EmulatorError, IllegalAccess
+from cute_fa4.emulator.labels import naming_hint
 from cute_fa4.emulator.machine.cta import CTA, Cluster, Machine
 from cute_fa4.emulator.machine.memory import MAX_SHARED_BYTES, SharedMemory
 from cute_fa4.emulator.machine.warp import FULL, WARP_SIZE, Warp
@@ -35,6 +36,7 @@ CHECKS = {
     "phase_passed_twice": "a phase of an mbarrier completed before anybody looked at the one before",
     "bytes_missing_at_end": "a CTA ended while an mbarrier was still waiting for bytes",
     "uneven_arrivals_at_end": "a CTA ended while an mbarrier had some, but not all, of its arrivals",
+    "equal_writes": "two warps wrote the same bytes to the same place without order (checks/equal_writes.py)",
 }
 """Names accepted by use(checks=...): notes of these kinds are raised at the end of the launch."""
 
@@ -121,7 +123,7 @@ def execute_grid(
     try:
         program.place_variables(machine, placed)
         if level is not None:
-            machine.ordering = Ordering(level)
+            machine.ordering = Ordering(level, machine.notes)
             machine.ordering.global_regions = GlobalRegions(machine.memory)
             machine.ordering.global_regions.note_grid_before(machine.ordering, written_before)
         if observer is not None:
@@ -137,11 +139,15 @@ def execute_grid(
                 # What may outlive its CTA (stores to global memory) completes before the next cluster starts.
                 machine.engine.drain()
                 step()
+    except EmulatorError as error:
+        error.args = (f"{error}{naming_hint(str(error))}", *error.args[1:])
+        raise
     finally:
         for allocation in placed:
             machine.memory.unregister(allocation)
         if observer is not None:
             observer.finished(program, scheduler.executions)
+            observer.roles(program, scheduler.executions_of)
     opcodes = program.opcode_counts(scheduler.executions)
     wrong = [note for note in machine.notes if note.check in checks]
     if wrong:

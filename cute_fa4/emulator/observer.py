@@ -6,7 +6,7 @@
     with observing(Waits()):
         attention(q, k, v, out)
 
-    launch -> instruction, wait, resume, submit, complete, arrive, phase ... -> finished
+    launch -> instruction, wait, resume, submit, complete, arrive, bytes, tested, phase ... -> finished, roles
 
 Observers see every launch of the process while the context is open, whatever emulator.use() says; they must
 not change what they see. Without one, a launch pays for a comparison with None.
@@ -39,11 +39,20 @@ class Observer:
     def arrive(self, barrier, count, issuer):
         """Arrivals on an MBarrier, by the issuer's thread or by an operation that it submitted."""
 
+    def bytes(self, barrier, nbytes, issuer):
+        """An MBarrier expects bytes (positive), or bytes of a copy have come (negative)."""
+
+    def tested(self, barrier, issuer):
+        """A thread looks whether a phase of an MBarrier has completed."""
+
     def phase(self, barrier, issuer):
         """A phase of an MBarrier has completed; barrier.phase is the number of the next one."""
 
     def finished(self, program, executions):
         """The grid has ended, well or not; executions[i]: how often step i of the program was executed."""
+
+    def roles(self, program, executions):
+        """With finished: the same for every role, {role or "warp 3": executions}."""
 
 
 class _Several(Observer):

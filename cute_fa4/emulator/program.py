@@ -15,11 +15,11 @@ from collections import Counter
 
 import numpy as np
 
-from cute_fa4.emulator import instruction_table, lanes
+from cute_fa4.emulator import instruction_table, lanes, operand_sizes
 from cute_fa4.emulator.checks import registers
 from cute_fa4.emulator.errors import EmulatorError, UnknownInstruction
 from cute_fa4.emulator.machine.memory import Allocation
-from cute_fa4.emulator.ptx_parser import Label, Pair, Special, Symbol, Vec
+from cute_fa4.emulator.ptx_parser import Label, Pair, Reg, Special, Symbol, Vec
 
 RUN, BRANCH, CALL, EXIT, TABLE = range(5)
 
@@ -32,11 +32,13 @@ class Program:
              (CALL, function, instruction, predicate or -1, negated, aligned)
              (EXIT, predicate or -1, negated)   (TABLE, instruction, target steps)
     members  the instructions of every step
+    text     the PTX of the module
     """
 
     def __init__(self, kernel, module=None):
         self.kernel = kernel
         self.variables = {} if module is None else module.variables
+        self.text = "" if module is None else module.text
         self.steps = []
         self.members = []
         self._decode()
@@ -85,7 +87,7 @@ class Program:
             if lane:
                 if not run:
                     step_of[index] = len(self.steps)
-                run.append(ins)
+                run.extend(operand_sizes.expanded(ins, self._scratch))
                 continue
             if run:
                 self._close_run(run)
@@ -121,6 +123,12 @@ class Program:
                 self.steps[at] = (*step[:3], resolve(step[3]))
             else:
                 self.steps[at] = (TABLE, step[1], [resolve(label) for label in step[2]])
+
+    def _scratch(self):
+        """A 32-bit register for what one written instruction takes two for; another on each call."""
+        row = self.kernel.rows
+        self.kernel.rows += 1
+        return Reg(row, 32)
 
     def _close_run(self, run):
         members = tuple(run)

@@ -6,7 +6,8 @@
     @!%p1 bra $L__BB0_2;                 Instruction("bra", (Label("$L__BB0_2"),), guard=(1, True))
 
 Blocks in braces have registers and labels of their own. ``.loc`` lines give every instruction its Python
-file and line. Anything that is not understood raises UnknownInstruction with its PTX line.
+file and line; inline assembly has that of the statement it stands in. Anything that is not understood raises
+UnknownInstruction with its PTX line.
 PTX ISA, "Syntax", "State Spaces, Types, and Variables", "Directives".
 """
 
@@ -64,6 +65,12 @@ _INTEGER = re.compile(r"[+-]?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|0[0-7]*|[1-9]\d*)U?
 _FLOAT_BITS = re.compile(r"(-?)0([fFdD])([0-9a-fA-F]+)$")
 _DECIMAL = re.compile(r"[+-]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d+)?$")
 _GUARD = re.compile(r"@(!?)\s*([%\w$.]+)\s+(.*)", re.S)
+# The compiler counts lines inside of inline assembly from the line of the statement: .loc 2 69 is the third line of a
+# text that stands at line 67, where the file says something else.
+_INLINE_ASM = re.compile(
+    r"^[ \t]*// begin inline asm[ \t]*$.*?^[ \t]*// end inline asm[ \t]*$", re.S | re.M
+)
+_LOC_LINE = re.compile(r"^[ \t]*\.loc\b[^\n]*", re.M)
 _DSL_FILES = re.compile(r"site-packages|nvidia_cutlass_dsl|<")
 
 
@@ -95,9 +102,10 @@ class _Scope:
 
 class _Parser:
     def __init__(self, text, helper_files):
-        self.module = PtxModule()
+        self.module = PtxModule(text=text)
         self.helper_files = tuple(f"/{file}" for file in helper_files)
         self.files = {int(n): name for n, name in _FILE.findall(text)}
+        text = _INLINE_ASM.sub(lambda m: _LOC_LINE.sub("", m[0]), text)
         # Comments become blanks of the same number of lines, so that positions keep their line.
         text = _COMMENT.sub(lambda m: "\n" * m[0].count("\n") or " ", _hide_strings(text))
         self.text = text

@@ -4,6 +4,7 @@ st.shared.v2.b32 [%r9+8], {%r1, _};
 Instruction("st.shared.v2.b32", (Addr(Reg(9, 32), 8), Vec((Reg(1, 32), Sink()))), guard=None, ...)
 """
 
+import linecache
 from dataclasses import dataclass, field
 
 RESERVED_SHARED_BYTES = 1024
@@ -19,6 +20,26 @@ def place(source) -> str:
     """
     file, line = source
     return f"{'/'.join(file.split('/')[-2:])}:{line}"
+
+
+def source_text(source) -> str:
+    """The line of a file that a (file, line) names, as it stands there now; "" when it cannot be read."""
+    return "" if source is None else linecache.getline(*source).strip()
+
+
+def location_lines(ins) -> list:
+    """Lines of a report about an instruction: of the PTX, of Python, of the role that called it; with their texts."""
+    lines = [f"PTX line {ins.line}: {ins.text}"]
+    sources = [("Python line", ins.source)]
+    if ins.role_source != ins.source:
+        sources.append(("called from", ins.role_source))
+    for what, source in sources:
+        if source is not None:
+            lines.append(f"{what} {source[0]}:{source[1]}")
+            text = source_text(source)
+            if text:
+                lines.append(f"    {text}")
+    return lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +195,7 @@ class PtxModule:
     kernels: dict = field(default_factory=dict)
     variables: dict = field(default_factory=dict)
     target: str = ""
+    text: str = ""
 
 
 SPECIAL_REGISTERS = frozenset(

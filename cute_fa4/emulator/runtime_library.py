@@ -8,11 +8,10 @@ emulator's runtime instead keeps both kinds of functions apart in one process, w
 
 import ctypes
 import itertools
-import tempfile
 from pathlib import Path
 
 from cute_fa4.emulator import driver_api
-from cute_fa4.system import c_compiler
+from cute_fa4.system import c_compiler, forks
 
 _POINTER = ctypes.c_void_p
 _OUT_POINTER, _OUT_INT = ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_int)
@@ -35,15 +34,8 @@ class _Callbacks(ctypes.Structure):
 
 
 _callbacks = None
-_directory = None
-
-
-def scratch_directory():
-    """A temporary directory of this process, for objects and kept PTX; removed at exit."""
-    global _directory
-    if _directory is None:
-        _directory = tempfile.TemporaryDirectory(prefix="cute_fa4-emulator-")
-    return Path(_directory.name)
+scratch_directory = forks.ScratchDirectory("cute_fa4-emulator-").path
+"""For objects and kept PTX."""
 
 
 def link_host_function(host_object, symbol):

@@ -5,6 +5,7 @@
     recorded.chrome("trace.json")           opens in https://ui.perfetto.dev
     print(recorded.text())                  columns are roles, time goes down
     recorded.svg("pipeline.svg")
+    recorded.html("pipeline.html")          the same in a browser: zoom, arrows of mbarriers, lines
 
 Two axes, and neither of them is a duration:
 
@@ -49,6 +50,7 @@ class Mark:
     raises: list = field(default_factory=list)
     count: int = 1
     line: str = ""
+    source: tuple | None = None  # (Python file, line)
     cause: tuple | None = None  # (row, step) of what ended a wait
 
 
@@ -92,6 +94,16 @@ class Recording:
             with open(path, "w") as file:
                 file.write(picture)
         return picture
+
+    def html(self, path=None):
+        """A page for the browser; returns its text, and writes it when a path is given."""
+        from cute_fa4.emulator import trace_page
+
+        text = trace_page.page(self)
+        if path is not None:
+            with open(path, "w") as file:
+                file.write(text)
+        return text
 
 
 def record():
@@ -162,7 +174,7 @@ class Recorder(Observer):
             kind, what = "wait", wait.barrier.name
         row.waiting = Mark(
             row.key, row.role, kind, what, self.step, self.step, row.slot, row.slot,
-            line=_line(wait.ins),
+            line=_line(wait.ins), source=_source(wait.ins),
         )  # fmt: skip
         self.recording.marks.append(row.waiting)
 
@@ -275,7 +287,7 @@ class Recorder(Observer):
                 return last
         mark = Mark(
             row.key, row.role, kind, name, self.step, self.step, earliest + 1, earliest + 1,
-            line=_line(ins),
+            line=_line(ins), source=_source(ins),
         )  # fmt: skip
         row.slot, row.mark = mark.slot, mark
         self.recording.marks.append(mark)
@@ -287,8 +299,12 @@ class Recorder(Observer):
 
 def _line(ins):
     """The Python line; without one the PTX line, which moves with every change of the kernel."""
-    source = ins.role_source or ins.source
+    source = _source(ins)
     return place(source) if source else f"PTX line {ins.line}"
+
+
+def _source(ins):
+    return ins.role_source or ins.source
 
 
 def _short(opcode):

@@ -142,7 +142,7 @@ def svg(recording, cta=None):
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{2 * width}" '
         f'height="{2 * height}" font-family="sans-serif" font-size="11">',
         f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
-        f'<text x="10" y="18" font-size="13">{escape(_names(recording.kernels))}</text>',
+        f'<text x="10" y="18" font-size="13">{escape(kernel_names(recording.kernels))}</text>',
         f'<text x="10" y="34" fill="#777777">One column is a slot of synchronisation: {AXIS}. Below a mark: '
         "the mbarriers that it raises.</text>",
     ]
@@ -159,10 +159,10 @@ def svg(recording, cta=None):
     return "\n".join([*out, "</svg>", ""])
 
 
-def _names(kernels):
+def kernel_names(kernels):
     """Without the hash and the number that may end a name: the same picture is the same text.
 
-    >>> _names(["fa4_d128_dc557b0f_0", "fa4_d128_dc557b0f_0", "copy"])
+    >>> kernel_names(["fa4_d128_dc557b0f_0", "fa4_d128_dc557b0f_0", "copy"])
     'fa4_d128, copy'
     """
     return ", ".join(dict.fromkeys(re.sub(r"_[0-9a-f]{8}(_\d+)?$", "", name) for name in kernels))

@@ -40,13 +40,19 @@ class Scheduler:
         self.program = program
         self.schedule = schedule_of(mode, seed, self)
         self.budget = budget
-        self.executions = [0] * len(program.steps)
+        self.executions_of = {}  # role -> executions of every step by its warps
         self.instructions = 0
         self._progress_seen = None
         self._stall_start = 0
 
     def run(self, warps):
         """Execute until every lane of every warp has exited. Raises Deadlock, or what a kernel's fault raises."""
+        for warp in warps:
+            name = warp.role or f"warp {warp.index}"
+            counts = self.executions_of.get(name)
+            if counts is None:
+                counts = self.executions_of[name] = [0] * len(self.program.steps)
+            warp.executions = counts
         live = [warp for warp in warps if not warp.done]
         quiet_rounds, last_progress = 0, None
         while live:
@@ -69,6 +75,13 @@ class Scheduler:
                 raise self._deadlock(live)
             for wait in waits:
                 wait.timed_out = True
+
+    @property
+    def executions(self):
+        """How often every step was executed, by all warps."""
+        return [sum(counts) for counts in zip(*self.executions_of.values(), strict=True)] or [
+            0
+        ] * len(self.program.steps)
 
     def _retire(self, live):
         """Drop warps that are done; check a CTA when its last one is."""
@@ -177,7 +190,7 @@ class Scheduler:
 
     def _run_group(self, warp, group, stop, limit):
         """Execute one group from its pc. Returns the number of instructions; updates the warp's groups."""
-        steps, executions = self.program.steps, self.executions
+        steps, executions = self.program.steps, warp.executions
         P, R_pointer, P_pointer = warp.P_view, warp.R_pointer, warp.P_pointer
         observer = self.machine.observer
         pc, mask = group.pc, group.mask

@@ -16,6 +16,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from cute_fa4.system import forks
 from cute_fa4.system.cache_directory import UnusableDirectory, is_ours, own_directory
 
 LOG = logging.getLogger("cute_fa4")
@@ -117,15 +118,7 @@ def _note(why):
     LOG.warning("what the C compiler makes is kept for this process only: %s", why)
 
 
-_private = None
-
-
-def _private_directory():
-    """A temporary directory of this process; removed at exit."""
-    global _private
-    if _private is None:
-        _private = tempfile.TemporaryDirectory(prefix="cute_fa4-built-")
-    return Path(_private.name)
+_private_directory = forks.ScratchDirectory("cute_fa4-built-").path
 
 
 def _run(command, what):

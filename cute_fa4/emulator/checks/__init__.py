@@ -4,6 +4,7 @@
     ordering.py    how barriers, fences, commits and copies pass that knowledge on
     shadow.py      who wrote every byte last, and who has read it since
     memory.py      every access of shared, tensor and global memory, checked against both
+    equal_writes.py  two warps that write the same bytes: what is a note, and not a race
     registers.py   registers of tcgen05.ld that are used before tcgen05.wait::ld
     reports.py     the text: both accesses, their warps, PTX and Python lines
 

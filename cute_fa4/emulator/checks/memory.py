@@ -22,6 +22,7 @@ from bisect import bisect_right
 import numpy as np
 
 from cute_fa4.emulator.checks.clocks import ASYNC_GLOBAL, ASYNC_SHARED, HAPPENED, ROWS, Strand
+from cute_fa4.emulator.checks.equal_writes import Written, are_equal
 from cute_fa4.emulator.checks.ordering import IN_FLIGHT
 from cute_fa4.emulator.checks.reports import Access, Party, report
 from cute_fa4.emulator.checks.scopes import GPU, written_scope
@@ -53,11 +54,12 @@ def _strength(opcode):
 # --- the check ------------------------------------------------------------------------------------------
 
 
-def touch(order, parts, strand, number, write, known, happened, strong=0):
+def touch(order, parts, strand, number, write, known, happened, strong=0, written=None):
     """Check an access of granules and note it. Returns None, or (earlier number, part, its numbers, was a write).
 
     known     numbers by actor that a writer may have and be ordered; own accesses included
     happened  the same for readers
+    written   equal_writes.Written of a write by threads
     """
     for part in parts:
         shadow, at = part[0], part[1]
@@ -71,10 +73,17 @@ def touch(order, parts, strand, number, write, known, happened, strong=0):
                 if latest > (happened[actor] if actor < len(happened) else 0):
                     if not order.may_meet(latest, strong, strand.party):
                         return latest, part, numbers, False
-        numbers = shadow.writer[at]
-        earlier = order.unordered(numbers, known, strong, strand.party)
-        if earlier:
-            return earlier, part, numbers, True
+        writers = (shadow.writer,)
+        if write and shadow.equal:
+            writers += tuple(shadow.equal.values())
+        for column in writers:
+            numbers = column[at]
+            earlier = order.unordered(numbers, known, strong, strand.party)
+            if earlier and not (
+                written is not None
+                and are_equal(order, part, numbers, strand, number, known, strong, written)
+            ):
+                return earlier, part, numbers, True
         if write:
             shadow.writer[at] = number
         else:
@@ -129,15 +138,20 @@ def _who(access):
 # --- threads -----------------------------------------------------------------------------------------------
 
 
-def shared_items(order, warp, shared, offsets, nbytes, write):
-    """The executing lanes read or write one item of nbytes each: offsets int64 array."""
-    strand, ins = warp.order, warp.ins
+def shared_items(order, warp, shared, offsets, nbytes, values=None):
+    """The executing lanes read one item of nbytes each, or are about to write values: offsets int64 array."""
+    strand, ins, write = warp.order, warp.ins, values is not None
     strong, acquires, releases = _strength(ins.opcode)
     what = "a write to shared memory" if write else "a read of shared memory"
     number = strand.last = order.number(strand.actor, strand.party, ins, what, strong)
     happened = strand.known(HAPPENED, number)
     parts = shared.shadow.items(offsets, nbytes)
-    found = touch(order, parts, strand, number, write, happened, happened, strong)
+    written = None
+    if write:
+        written = Written(
+            shared.shadow, offsets, nbytes, functools.partial(shared.peek, offsets, nbytes), values
+        )
+    found = touch(order, parts, strand, number, write, happened, happened, strong, written)
     if found:
         earlier, part, numbers, was_write = found
         place = f"shared offset {shared.describe(shared.shadow.offset(part, numbers, earlier))}"
@@ -160,18 +174,23 @@ def shared_span(order, warp, shared, offset, nbytes, what):
         race(order, earlier, was_write, order.accesses[number], happened, place, "shared::cta")
 
 
-def global_items(order, warp, addresses, nbytes, write):
-    """The executing lanes read or write one item of nbytes each at global addresses."""
-    strand, ins = warp.order, warp.ins
+def global_items(order, warp, addresses, nbytes, values=None):
+    """The executing lanes read one item of nbytes each at global addresses, or are about to write values."""
+    strand, ins, write = warp.order, warp.ins, values is not None
     strong, acquires, releases = _strength(ins.opcode)
     what = "a write to global memory" if write else "a read of global memory"
     number = strand.last = order.number(strand.actor, strand.party, ins, what, strong)
     happened = strand.known(HAPPENED, number)
-    for region, members in order.global_regions.split(addresses):
-        offsets = members.astype(np.int64) - region.start
+    for region, chosen in order.global_regions.split(addresses):
+        offsets = addresses[chosen].astype(np.int64) - region.start
+        change = None
+        if write:
+            memory = warp.cta.machine.memory
+            change = (functools.partial(memory.gather, addresses[chosen], nbytes), values[chosen])
         region.access(
-            order, strand, number, write, ("items", offsets, nbytes), happened, happened, strong
-        )
+            order, strand, number, write, ("items", offsets, nbytes), happened, happened, strong,
+            change,
+        )  # fmt: skip
     if strong:
         for address in np.unique(addresses).tolist():
             order.strong_access(warp, ("global", address), releases, acquires, write, strong - 1)
@@ -188,8 +207,11 @@ class Region:
         self.shadow = None
         self._reads = []  # (actor, number, parts) until the first write
 
-    def access(self, order, strand, number, write, parts, known, happened, strong=0):
-        """Check and note an access; parts: ("items", offsets, nbytes) or ("rows", starts, nbytes)."""
+    def access(self, order, strand, number, write, parts, known, happened, strong=0, change=None):
+        """Check and note an access; parts: ("items", offsets, nbytes) or ("rows", starts, nbytes).
+
+        change  (function that gives the old items, new items) of a write by threads
+        """
         if self.shadow is None:
             if not write:
                 self._reads.append((strand.actor, number, parts))
@@ -199,7 +221,8 @@ class Region:
                 return
             self._replay(order)
         where = self._parts(parts)
-        found = touch(order, where, strand, number, write, known, happened, strong)
+        written = None if change is None else Written(self.shadow, *parts[1:], *change)
+        found = touch(order, where, strand, number, write, known, happened, strong, written)
         if found:
             earlier, part, numbers, was_write = found
             offset = self.shadow.offset(part, numbers, earlier)
@@ -266,17 +289,17 @@ class GlobalRegions:
         return region if region is not None and address < region.end else None
 
     def split(self, addresses):
-        """[(region, addresses in it)]."""
+        """[(region, index of the addresses in it)]."""
         low, high = int(addresses.min()), int(addresses.max())
         region = self.find(low)
         if region is not None and high < region.end:
-            return [(region, addresses)]
+            return [(region, slice(None))]
         found = {}
-        for address in addresses.tolist():
+        for i, address in enumerate(addresses.tolist()):
             region = self.find(address)
             if region is not None:
-                found.setdefault(id(region), (region, []))[1].append(address)
-        return [(region, np.array(members, np.uint64)) for region, members in found.values()]
+                found.setdefault(id(region), (region, []))[1].append(i)
+        return list(found.values())
 
     def end_cluster(self):
         for region in self.regions:

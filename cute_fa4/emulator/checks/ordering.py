@@ -62,10 +62,13 @@ class Ordering:
 
     level   "ptx" or "hardware"
     now     number of the latest access
+    notes   list of remarks that are not errors: that of the machine
     """
 
-    def __init__(self, level):
+    def __init__(self, level, notes=None):
         self.level = level
+        self.notes = [] if notes is None else notes
+        self.noted_writes = set()  # of equal_writes.py: pairs of instructions
         self.ptx = level == "ptx"
         self.now = 0
         self.actor_of = np.zeros(1 << 12, np.int32)  # access number -> actor

@@ -12,6 +12,8 @@ that after the earlier read by an MMA (operand B)
 
 from dataclasses import dataclass
 
+from cute_fa4.emulator.ptx_syntax import location_lines
+
 
 @dataclass(frozen=True, slots=True)
 class Party:
@@ -48,11 +50,7 @@ class Access:
         lines = [f"CTA {party.cta}{cluster}"]
         lines.append(f"warp {party.warp}" + (f" ({party.role})" if party.role else ""))
         if ins is not None:
-            lines.append(f"PTX line {ins.line}: {ins.text}")
-            if ins.source is not None:
-                lines.append(f"Python line {ins.source[0]}:{ins.source[1]}")
-            if ins.role_source is not None and ins.role_source != ins.source:
-                lines.append(f"called from {ins.role_source[0]}:{ins.role_source[1]}")
+            lines += location_lines(ins)
         return "\n".join(indent + line for line in lines)
 
 

@@ -16,27 +16,41 @@ CHUNK = 16
 
 
 class Shadow:
-    """Last writer and last reads of granules; numbers are 0 where nobody was."""
+    """Last writer and last reads of granules; numbers are 0 where nobody was.
 
-    __slots__ = ("readers", "writer")
+    readers  actor -> its last read
+    equal    actor -> its last write that another write of the same bytes has replaced unordered (equal_writes.py)
+    """
+
+    __slots__ = ("equal", "readers", "writer")
 
     def __init__(self, shape):
         self.writer = np.zeros(shape, np.int32)
-        self.readers = {}
+        self.readers, self.equal = {}, {}
 
-    def column(self, actor):
-        """The last reads of an actor."""
-        column = self.readers.get(actor)
+    def column(self, actor, of="readers"):
+        """The numbers of an actor."""
+        columns = getattr(self, of)
+        column = columns.get(actor)
         if column is None:
-            column = self.readers[actor] = np.zeros_like(self.writer)
+            column = columns[actor] = np.zeros_like(self.writer)
         return column
 
     def grow(self, size):
         """More granules, untouched so far."""
         more = size - len(self.writer)
         self.writer = np.concatenate((self.writer, np.zeros(more, np.int32)))
-        for actor, column in self.readers.items():
-            self.readers[actor] = np.concatenate((column, np.zeros(more, np.int32)))
+        for columns in (self.readers, self.equal):
+            for actor, column in columns.items():
+                columns[actor] = np.concatenate((column, np.zeros(more, np.int32)))
+
+    def merge_columns(self):
+        """The columns of all actors become one of actor 0."""
+        for columns in (self.readers, self.equal):
+            if columns:
+                column = np.maximum.reduce(list(columns.values()))
+                columns.clear()
+                columns[0] = column
 
 
 class ByteShadow:
@@ -46,6 +60,7 @@ class ByteShadow:
     """
 
     __slots__ = ("_chunk_of_slot", "_slot", "_slots", "coarse", "fine")
+    CHUNK = CHUNK
 
     def __init__(self, nbytes):
         self.coarse = Shadow(-(-nbytes // CHUNK))
@@ -117,8 +132,9 @@ class ByteShadow:
         self._chunk_of_slot[first : self._slots] = chunks
         fine = slice(first * CHUNK, self._slots * CHUNK)
         self.fine.writer[fine] = np.repeat(self.coarse.writer[chunks], CHUNK)
-        for actor, column in self.coarse.readers.items():
-            self.fine.column(actor)[fine] = np.repeat(column[chunks], CHUNK)
+        for of in ("readers", "equal"):
+            for actor, column in getattr(self.coarse, of).items():
+                self.fine.column(actor, of)[fine] = np.repeat(column[chunks], CHUNK)
 
     def written(self):
         """bool by byte: somebody has written it."""
@@ -138,9 +154,14 @@ class ByteShadow:
             return int(self._chunk_of_slot[granule // CHUNK]) * CHUNK + granule % CHUNK
         return granule * CHUNK
 
+    def offsets_of(self, granules, fine):
+        """Byte offsets at which granules of a part begin."""
+        if fine:
+            return self._chunk_of_slot[granules // CHUNK] * CHUNK + granules % CHUNK
+        return granules * CHUNK
+
     def forget_readers(self):
-        """Reads of all actors become reads of actor 0: accesses of earlier clusters."""
+        """What actors did becomes what actor 0 did: accesses of earlier clusters."""
         for shadow in (self.coarse, self.fine):
-            if shadow is not None and shadow.readers:
-                column = np.maximum.reduce(list(shadow.readers.values()))
-                shadow.readers = {0: column}
+            if shadow is not None:
+                shadow.merge_columns()

@@ -4,7 +4,7 @@ import numpy as np
 
 from cute_fa4.emulator.errors import IllegalAccess
 from cute_fa4.emulator.instruction_table import instruction
-from cute_fa4.emulator.machine.cta import OFFSET_BITS, OFFSET_MASK
+from cute_fa4.emulator.machine.cta import NO_RANK, OFFSET_BITS, OFFSET_MASK
 from cute_fa4.emulator.machine.warp import FULL, LOCAL_BASE, PARAM_BASE, SHARED_BASE, mask_of
 from cute_fa4.emulator.ptx_parser import Symbol
 
@@ -56,15 +56,14 @@ def cvta_to(warp, ins, match):
 
 @instruction(pattern=r"mapa(\.shared::cluster)?\.u(32|64)")
 def mapa(warp, ins, match):
-    """The address of the same shared variable in the CTA of another rank."""
+    """The address of the same shared variable in the CTA of another rank.
+
+    A rank that does not exist is no error here: compilers hoist mapa above the branch that guards its use. The address
+    is that of no CTA, and whoever uses it faults (Cluster.resolve).
+    """
     target, source, rank = ins.operands
     values = warp.address(source)
-    ranks = warp.read32(rank).astype(np.uint64)
-    high = int(ranks[warp.lanes].max())
-    if high >= warp.cta.cluster.size:
-        warp.fault(
-            f"mapa to rank {high}; the cluster has {warp.cta.cluster.size} CTAs", IllegalAccess
-        )
+    ranks = np.minimum(warp.read32(rank), np.uint32(NO_RANK)).astype(np.uint64)
     moved = (values & np.uint64(OFFSET_MASK)) | (ranks << np.uint64(OFFSET_BITS))
     if match[1] is None:
         moved = moved + np.uint64(SHARED_BASE)

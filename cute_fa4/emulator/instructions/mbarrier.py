@@ -261,6 +261,8 @@ def wait(warp, ins, match):
     order = warp.cta.machine.ordering
     for cta, offset, lanes in _own(warp, address, ins):
         barrier = cta.mbarrier(offset)
+        if barrier.observer is not None:
+            barrier.observer.tested(barrier, warp.issuer())
         before = true
         for lane in lanes:
             value = int(tokens[lane])

@@ -111,7 +111,7 @@ def gather(warp, space, addresses, nbytes):
         values = warp.cta.machine.memory.gather(addresses, nbytes, issuer)
         order = warp.cta.machine.ordering
         if order is not None:
-            checks.global_items(order, warp, addresses, nbytes, write=False)
+            checks.global_items(order, warp, addresses, nbytes)
         return values
     if space == "shared":
 
@@ -119,7 +119,7 @@ def gather(warp, space, addresses, nbytes):
             values = shared.gather(at, nbytes, issuer)
             if shared.shadow is not None:
                 order = warp.cta.machine.ordering
-                checks.shared_items(order, warp, shared, at, nbytes, write=False)
+                checks.shared_items(order, warp, shared, at, nbytes)
             return values
 
         return _per_cta(warp, addresses, read, nbytes)
@@ -137,17 +137,22 @@ def scatter(warp, space, addresses, values, nbytes):
     """Write one item of nbytes per address in a state space ("" generic)."""
     issuer = warp.issuer()
     if space == "global":
-        warp.cta.machine.memory.scatter(addresses, values, nbytes, issuer)
         order = warp.cta.machine.ordering
+        check = None
         if order is not None:
-            checks.global_items(order, warp, addresses, nbytes, write=True)
+            check = functools.partial(checks.global_items, order, warp, addresses, nbytes, values)
+        warp.cta.machine.memory.scatter(addresses, values, nbytes, issuer, check)
     elif space == "shared":
 
         def write(shared, at, chosen):
-            shared.scatter(at, _items(values, nbytes)[chosen], nbytes, issuer)
+            order = warp.cta.machine.ordering
+            items = _items(values, nbytes)[chosen]
+            check = None
             if shared.shadow is not None:
-                order = warp.cta.machine.ordering
-                checks.shared_items(order, warp, shared, at, nbytes, write=True)
+                check = functools.partial(
+                    checks.shared_items, order, warp, shared, at, nbytes, items
+                )
+            shared.scatter(at, items, nbytes, issuer, check)
 
         _per_cta(warp, addresses, write)
     elif space == "local":

@@ -10,6 +10,7 @@ from collections import Counter
 
 import numpy as np
 
+from cute_fa4.emulator.deadlock import phase_report
 from cute_fa4.emulator.errors import BarrierError, EmulatorError, IllegalAccess
 from cute_fa4.emulator.labels import NO_LABELS
 from cute_fa4.emulator.machine.async_engine import AsyncEngine
@@ -26,6 +27,8 @@ from cute_fa4.emulator.machine.warp import (
 
 OFFSET_BITS = 24
 OFFSET_MASK = (1 << OFFSET_BITS) - 1
+NO_RANK = 255
+"""The rank in addresses that mapa makes of a rank beyond: an address has 8 bits for it, a cluster at most 16 CTAs."""
 _WINDOW = 1 << 32
 
 
@@ -88,8 +91,10 @@ class Cluster:
         """(CTA, offset) of a 32-bit shared::cluster address. Raises IllegalAccess for a rank outside."""
         rank, offset = int(address) >> OFFSET_BITS, int(address) & OFFSET_MASK
         if rank >= len(self.ctas):
+            named = f"{rank} or above" if rank == NO_RANK else rank
             raise IllegalAccess(
-                f"shared::cluster address 0x{int(address):x}: rank {rank}, but the cluster has {len(self.ctas)} CTAs"
+                f"shared::cluster address 0x{int(address):x}: rank {named}, but the cluster has {len(self.ctas)} CTAs; "
+                "look for the mapa, or the arithmetic, that this address comes from"
             )
         if self.ctas[rank].finished:
             raise IllegalAccess(
@@ -199,6 +204,8 @@ class CTA:
             uneven = 0 < barrier.pending < barrier.count
             if barrier.tx or uneven:
                 text = f"CTA {self.id} ended while {barrier.name} phase {barrier.phase} {barrier.lacks()}"
+                if barrier.events:
+                    text = "\n  ".join((f"{text}; in this phase:", *phase_report(barrier)[1:]))
                 check = "bytes_missing_at_end" if barrier.tx else "uneven_arrivals_at_end"
                 self.machine.notes.append(Note.of(check, text))
         if self.machine.ordering is not None:

@@ -37,12 +37,13 @@ class MBarrier:
     phase     number of completed phases (hardware keeps its lowest bit)
     pending   arrivals that the current phase lacks
     tx        bytes that the current phase lacks; negative when data came before its expect_tx
-    arrivers  who arrived in the current phase, [(who, count), ...]
+    events    what came in the current phase, and ``previous`` in the one before: [(what, amount, issuer), ...];
+              what: "arrive", "expect_tx", "complete_tx"
     """
 
     __slots__ = (
-        "acquirable", "arrivers", "born", "count", "cta", "label", "name", "notes", "observed", "observer",
-        "offset", "past_arrivers", "pending", "phase", "released", "seen", "tx",
+        "acquirable", "born", "count", "cta", "events", "label", "name", "notes", "observed", "observer", "offset",
+        "past_arrivers", "pending", "phase", "previous", "released", "seen", "tx",
     )  # fmt: skip
 
     def __init__(
@@ -63,7 +64,7 @@ class MBarrier:
         self.cta = cta
         self.label = label
         self.notes = notes if notes is not None else []
-        self.arrivers = []
+        self.events, self.previous = [], []
         self.past_arrivers = set()
         # What checks/ordering.py keeps here: clocks of the arrivals (all so far; of complete phases), the
         # initialisation, and who has looked at which phase.
@@ -81,7 +82,7 @@ class MBarrier:
         if expect_tx:
             self.expect_tx(expect_tx, issuer)
         if count < 1 or count > self.pending:
-            before = ", ".join(f"{who} ({n})" for who, n in self.arrivers) or "nobody"
+            before = ", ".join(f"{who} ({n})" for who, n in self._arrivers()) or "nobody"
             raise BarrierError(
                 f"{self.name} phase {self.phase}: {_who(issuer)} arrives {count} times but only "
                 f"{self.pending} of {self.count} arrivals are left (arrived in this phase: {before}); "
@@ -91,7 +92,7 @@ class MBarrier:
         self.pending -= count
         if self.observer is not None:
             self.observer.arrive(self, count, issuer)
-        self.arrivers.append((_who(issuer), count))
+        self.events.append(("arrive", count, issuer))
         if drop:
             self.count -= count
         self._advance(issuer)
@@ -139,11 +140,18 @@ class MBarrier:
         """Names of those who arrive here: from the labels, else who did in earlier phases and not yet in this."""
         if self.label is not None and self.label.raised_by_role:
             return tuple(name.strip() for name in self.label.raised_by_role.split(","))
-        now = {who for who, _ in self.arrivers}
+        now = {who for who, _ in self._arrivers()}
         return tuple(sorted(self.past_arrivers - now, key=lambda who: (len(who), who)))
+
+    def _arrivers(self):
+        """[(who, count), ...] of the current phase."""
+        return [(_who(issuer), n) for what, n, issuer in self.events if what == "arrive"]
 
     def _add_tx(self, nbytes, issuer, what):
         self.tx += nbytes
+        self.events.append((what, abs(nbytes), issuer))
+        if self.observer is not None:
+            self.observer.bytes(self, nbytes, issuer)
         if not -MAX_TX <= self.tx <= MAX_TX:
             raise BarrierError(
                 f"{self.name} phase {self.phase}: {what} of {abs(nbytes)} bytes by {_who(issuer)} brings the "
@@ -159,8 +167,8 @@ class MBarrier:
                 f"at the completion of phase {self.phase - 1}: a waiter of that parity would miss it"
             )
             self.notes.append(Note.of("phase_passed_twice", text))
-        self.past_arrivers.update(who for who, _ in self.arrivers)
-        self.arrivers.clear()
+        self.past_arrivers.update(who for who, _ in self._arrivers())
+        self.previous, self.events = self.events, []
         if self.released is not None:
             self.acquirable = self.released.copy()
         self.phase += 1

@@ -86,16 +86,26 @@ class SharedMemory:
         values = self._views[n][index]
         return values.view(np.uint32) if wide else values
 
-    def scatter(self, offsets, values, itemsize, issuer=None):
-        """Write one item per offset. Raises IllegalAccess (bounds, alignment), BarrierError."""
+    def scatter(self, offsets, values, itemsize, issuer=None, before=None):
+        """Write one item per offset. Raises IllegalAccess (bounds, alignment), BarrierError.
+
+        before()  is called when the write is known to be possible, while the old bytes are still there
+        """
         index, wide = self._items(offsets, itemsize, "write", issuer)
         n = min(itemsize, 8)
         if self.mbarriers and self._owned_views[n][index].any():
             for offset in np.ravel(offsets):
                 if self._owned[offset : offset + itemsize].any():
                     self._over_barrier(int(offset), itemsize, issuer)
+        if before is not None:
+            before()
         self._views[n][index] = np.ascontiguousarray(values).view(np.uint64) if wide else values
         self._written_views[n][index] = _WRITTEN[n]
+
+    def peek(self, offsets, itemsize):
+        """The items at offsets as they are, written or not: nobody's access, for those who look on."""
+        index, _ = self._items(offsets, itemsize, "read", None)
+        return self._views[min(itemsize, 8)][index]
 
     # -- barriers --------------------------------------------------------------------------------------
 
@@ -273,13 +283,16 @@ class GlobalMemory:
             return out.reshape(addresses.shape)
         return out.view(np.uint32).reshape(*addresses.shape, itemsize // 4)
 
-    def scatter(self, addresses, values, itemsize, issuer=None):
-        """Write one item per address. Raises IllegalAccess (allocation, alignment)."""
+    def scatter(self, addresses, values, itemsize, issuer=None, before=None):
+        """Write one item per address. Raises IllegalAccess (allocation, alignment). before(): as of SharedMemory."""
         flat = np.asarray(addresses, np.uint64).ravel()
         self._check_alignment(flat, itemsize, "write", issuer)
         n = min(itemsize, 8)
         source = np.ascontiguousarray(values).view(_DTYPES[n]).reshape(len(flat), itemsize // n)
-        for allocation, members in self._split(flat, itemsize, "write", issuer):
+        parts = list(self._split(flat, itemsize, "write", issuer))
+        if before is not None:
+            before()
+        for allocation, members in parts:
             offsets = (flat[members] - np.uint64(allocation.start)).astype(np.int64)
             _view(allocation, n, offsets)[(offsets // n)[:, None] + np.arange(itemsize // n)] = (
                 source[members]

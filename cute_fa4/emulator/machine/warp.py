@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cute_fa4.emulator.errors import EmulatorError
-from cute_fa4.emulator.ptx_syntax import Addr, Imm, Pred, Reg, Sink, Special, Symbol
+from cute_fa4.emulator.ptx_syntax import Addr, Imm, Pred, Reg, Sink, Special, Symbol, location_lines
 
 FULL = 0xFFFFFFFF
 WARP_SIZE = 32
@@ -126,11 +126,7 @@ class Issuer:
         ]
         lines.append(f"  warp {warp.index}" + (f" ({warp.role})" if warp.role else ""))
         if ins is not None:
-            lines.append(f"  PTX line {ins.line}: {ins.text}")
-            if ins.source is not None:
-                lines.append(f"  Python line {ins.source[0]}:{ins.source[1]}")
-            if ins.role_source is not None and ins.role_source != ins.source:
-                lines.append(f"  called from {ins.role_source[0]}:{ins.role_source[1]}")
+            lines += [f"  {line}" for line in location_lines(ins)]
         return "\n".join(lines)
 
 
@@ -162,6 +158,9 @@ class Warp:
         self.rotate = False
         self.groups = [Group(0, live)]
         self.role = cta.labels.role(index)
+        self.executions = (
+            None  # of the scheduler: how often the warps of this role executed every step
+        )
         self.registers_per_thread = 0
         self.local_bytes = 0
         self.order = None  # checks.clocks.Strand of a launch with ordering checks

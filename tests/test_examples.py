@@ -115,3 +115,40 @@ def test_every_example_is_named_by_a_test():
     tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     for script in (ROOT / "examples").glob("*.py"):
         assert f'{script.name}"' in tests, script.name
+
+
+# A notebook gives every cell a file of its own, which the DSL reads the kernel from.
+CELLS = """
+import json, linecache, sys
+names = {"__name__": "__main__"}
+for number, cell in enumerate(json.load(open(sys.argv[1]))["cells"]):
+    if cell["cell_type"] == "code":
+        text, file = "".join(cell["source"]), f"/notebook/cell_{number}.py"
+        linecache.cache[file] = (len(text), None, text.splitlines(True), file)
+        exec(compile(text, file, "exec"), names)
+    else:
+        print("".join(cell["source"]).splitlines()[0])
+"""
+
+
+def test_the_notebook_leads_from_a_kernel_to_its_race():
+    """Its cells, one after the other: right numbers, the race, the race by name, no finding."""
+    output = run("-c", CELLS, "examples/09_from_a_kernel_to_its_race.ipynb")
+    _, first, second, third, fourth = re.split(r"^## \d\. .*$", output, flags=re.M)
+    assert first.strip() == "right: True"
+    assert "race on shared offset" in second and "KernelLabels(shared=((0x0" in second
+    assert second.count("slot[lane] = x[b * BLOCK + lane]") == 1, "the lines of both are printed"
+    assert second.count("total += slot[(lane + 1) % BLOCK]") == 1
+    assert "5 schedules at level ptx, 0 of them clean; 1 findings" in third
+    assert "slot" in third and "(producer)" in third and "(consumer)" in third
+    assert "5 schedules at level ptx, no finding" in fourth and "right: True" in fourth
+    assert "producer  waits for empty" in fourth and "cell_1.py:" in fourth
+
+
+def test_the_notebook_is_stored_without_results():
+    notebook = json.loads((ROOT / "examples" / "09_from_a_kernel_to_its_race.ipynb").read_text())
+    assert notebook["nbformat"] == 4
+    for cell in notebook["cells"]:
+        assert cell["cell_type"] == "markdown" or (
+            cell["outputs"] == [] and cell["execution_count"] is None
+        )

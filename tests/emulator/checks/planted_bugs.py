@@ -358,9 +358,9 @@ BUGS = (
     Bug(
         "two CTAs write one element",
         """
-        mov.u32 %r5, %ctaid.x;
+        mov.u32 %r5, %ctaid.x; add.s32 %r6, %r1, %r5;
         mul.lo.u32 %r5, %r5, 256; cvt.u64.u32 %rd5, %r5; add.s64 %rd1, %rd1, %rd5; //FIX
-        st.global.b32 [%rd1], %r1;
+        st.global.b32 [%rd1], %r6;
         """,
         RaceError,
         "which wrote it in another cluster",

@@ -23,6 +23,7 @@ CAUSAL = {"causal": True}
 PACKED = {"q_layout": "packed", "kv_layout": "packed"}
 PAGES = {"kv_layout": "paged", "seqused_k": True}
 DECODE = {**PAGES, "group": 8, "pack_gqa": True}
+PARTIAL = {"split_keys": True, "write_lse": True, "o_dtype": "f32"}
 SHOWN_LINES = 40  # of a difference
 
 VARIANTS = {
@@ -57,6 +58,11 @@ VARIANTS = {
     # heads that share a tile
     "decode": {**DECODE, "page_size": 16, **CAUSAL},
     "decode d64 lse": {**DECODE, "page_size": 64, "head_dim": 64, "write_lse": True},
+    # parts of the keys
+    "parts": PARTIAL,
+    "decode in parts": {**DECODE, "page_size": 16, **CAUSAL, **PARTIAL},
+    "decode shared out": {**DECODE, "page_size": 16, **CAUSAL, **PARTIAL, "share_keys": True},
+    "packed, shared out": {**PACKED, **CAUSAL, **PARTIAL, "share_keys": True, "claims": False},
     # scores
     "sink": {"sink": True, **CAUSAL},
     "sink bf16 window": {"sink": True, "sink_dtype": "bf16", "mask": masks.window(128, 0).mask},

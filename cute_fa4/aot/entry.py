@@ -87,6 +87,7 @@ CONFIG = {
     "aux": Field("aux", "DTYPE:RANK of each aux tensor, f32:4; default: none"),
     "write_lse": Field("switch", "also write the log-sum-exp; default: off"),
     "split_keys": Field("switch", "partial results, of parts of the keys; default: off"),
+    "share_keys": Field("switch", "with split_keys: as many keys for every CTA; default: off"),
     "rope_dtype": Field("text", "default: none"),
     "scale_dtype": Field("text", "default: none"),
     "arch": _ARCH,
@@ -115,6 +116,7 @@ COMBINE = {
     "head_dim": Field("number", "of the result; required"),
     "packed": Field("switch", "packed queries; default: off"),
     "seqused_q": Field("switch", "lengths of queries are a tensor; default: off"),
+    "shared": Field("switch", "of kernels with share_keys; default: off"),
     "write_lse": Field("switch", "also write the log-sum-exp; default: off"),
     "arch": _ARCH,
 }

@@ -90,9 +90,10 @@ def configs_for_model(
         config_for(**shared, mask=mask, write_lse=lse, pack_gqa=pack, **layout)
         for mask, lse, pack, layout in variants
     ]
-    # Decode splits its keys where a batch is small (num_splits=0): partial results, and what merges them.
+    # Decode splits its keys: shared out (num_splits=0) or in parts, partial results, and what merges them.
     for config in [c for c in found if c.page_size and c.pack_gqa == _shares_tiles(group)]:
-        found += split_configs(config, config.write_lse)
+        for shares in (False, True):
+            found += split_configs(config, config.write_lse, shares)
     if "kvcache" in calls:
         found += [
             AppendConfig(dtype, head_dim, head_dim, packed=packed, page_size=page, arch=arch)

@@ -21,7 +21,7 @@ from cute_fa4.calls.launch import function_for
 from cute_fa4.calls.options import AUX_DTYPES, SINK_DTYPES
 from cute_fa4.calls.plan import Plan, Results, Views
 from cute_fa4.calls.request import Options, Where
-from cute_fa4.calls.split import SplitPlan, split_of
+from cute_fa4.calls.split import Shared, SplitPlan, split_of
 from cute_fa4.calls.strides import views_for_descriptors
 from cute_fa4.calls.tensors import DTYPE_NAMES, largest_extent
 from cute_fa4.compiler import policy
@@ -70,7 +70,7 @@ def plan_attention(
     split = split_of(q, k, where, options, config)
     if split is None:
         return Plan(function_for(config, target), *launched)
-    partial, combine = split_configs(config, return_lse)
+    partial, combine = split_configs(config, return_lse, shared=isinstance(split, Shared))
     return SplitPlan(function_for(partial, target), function_for(combine, target), split, *launched)
 
 

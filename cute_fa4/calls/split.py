@@ -1,13 +1,16 @@
 """How the keys of a call are split, and the launch of two kernels where they are.
 
-    num_splits          None or 0   chosen here, from metadata alone: the same for every replay of a captured graph
+    num_splits          None or 0   chosen here, from metadata alone: the same for every replay of a captured graph.
+                                    Decode with lengths on the device: the key tiles of the batch are shared out among
+                                    the SMs. Otherwise even parts, where there are fewer blocks than SMs
                         1           never split
                         N           exactly N parts of each sequence, as even as its key tiles allow
     tokens_per_split    N           parts of N keys, counted from the first key of a sequence: what else is in the
                                     batch, and how long the others are, changes no bit of its result
 
-Which keys a part takes follows from the lengths on the device (sm100/work/split.py): no plan, no metadata tensor, no
-synchronisation. Splitting pays where a launch has fewer blocks than the chip has SMs and each still has keys enough.
+Which keys a part takes follows from the lengths on the device (sm100/work/split.py, shared_order.py): no plan, no
+metadata tensor, no synchronisation. Splitting pays where a launch has fewer blocks than the chip has SMs and each still
+has keys enough, and where sequences differ so much that the longest ones would be waited for.
 """
 
 from __future__ import annotations
@@ -27,15 +30,52 @@ from cute_fa4.sm100.choose_config import KEYS_PER_TILE
 MAX_SPLITS = 1024
 MAX_PARTIAL_ROWS = (1 << 31) - 1
 LEAST_KEYS_PER_PART = 512  # four key tiles: fewer cost more in start-up and merging than they save
+DECODE_BLOCKS = 4  # query blocks of a head that are still decode, where they leave SMs without work
+MAX_SHARED_TILES = 1 << 30  # key tiles of all blocks, which the kernel counts in 32 bits
 EMULATED_SMS = 148  # of a B200
 
 
 @dataclass(frozen=True)
 class Split:
-    """parts: of each sequence; tiles_each: key tiles of a part, 0: even parts."""
+    """As many parts of each sequence. tiles_each: key tiles of a part, 0: even parts."""
 
     parts: int
     tiles_each: int = 0
+
+    def workspace(self, q, v) -> tuple:
+        """-> (partial O, its log-sum-exp, None, what the kernel is told)."""
+        partial = workspace.partial_results(q, v, self.parts)
+        return *partial, None, (self.parts, self.tiles_each)
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Key tiles shared out among CTAs.
+
+    ctas       that are launched: no more than SMs
+    least      key tiles of one, where there are so many
+    blocks     of queries: sequences, times heads that are scheduled, times query tiles
+    positions  query positions of a block
+    heads      of a block
+    """
+
+    ctas: int
+    least: int
+    blocks: int
+    positions: int
+    heads: int
+
+    @property
+    def slots(self) -> int:
+        """Enough for the piece of every CTA in every block, whatever the lengths are."""
+        return self.ctas + self.blocks
+
+    def workspace(self, q, v) -> tuple:
+        """-> (partial O, its log-sum-exp, slots of each block, what the kernel is told)."""
+        partial_o, lse, parts = workspace.slots(
+            q, v, self.slots, self.positions, self.heads, self.blocks
+        )
+        return partial_o, lse, parts, (self.ctas, self.least, parts)
 
 
 def check_split(num_splits, tokens_per_split) -> None:
@@ -62,11 +102,11 @@ def check_split(num_splits, tokens_per_split) -> None:
         )
 
 
-def split_of(q, k, where: Where, options: Options, config) -> Split | None:
+def split_of(q, k, where: Where, options: Options, config) -> Split | Shared | None:
     """The split of a checked call; None: its keys are not split. config: of the call without a split."""
     split = _wanted(q, k, where, options, config)
-    if split is None:
-        return None
+    if split is None or isinstance(split, Shared):
+        return split
     # Partial rows, and rows that the merging kernel is launched for: of packed queries as many as could be.
     partial, launched = q.shape[:-1].numel() * split.parts, q.shape[-2] * where.rows(q)
     if max(partial, launched) > MAX_PARTIAL_ROWS:
@@ -78,7 +118,7 @@ def split_of(q, k, where: Where, options: Options, config) -> Split | None:
     return split
 
 
-def _wanted(q, k, where: Where, options: Options, config) -> Split | None:
+def _wanted(q, k, where: Where, options: Options, config) -> Split | Shared | None:
     num_splits, tokens_per_split = options.num_splits, options.tokens_per_split
     keys = most_keys(k, where)
     if tokens_per_split is not None:
@@ -93,11 +133,27 @@ def _wanted(q, k, where: Where, options: Options, config) -> Split | None:
         return None
     if num_splits:
         return Split(index(num_splits))
+    seen = min(keys, _most_visible(options, where.seqlen_q(q)))
     per_head = -(-where.seqlen_q(q) // config.tiles.positions_per_cta)
     blocks = where.batch(q) * per_head * (q.shape[-2] // config.heads_per_tile)
-    seen = min(keys, _most_visible(options, where.seqlen_q(q)))
-    parts = min(num_sms(q.device) // max(blocks, 1), seen // LEAST_KEYS_PER_PART)
+    sms = num_sms(q.device)
+    if config.clips_keys and (per_head == 1 or (per_head <= DECODE_BLOCKS and blocks < sms)):
+        return _shared(q, where, config, blocks, seen)
+    parts = min(sms // max(blocks, 1), seen // LEAST_KEYS_PER_PART)
     return Split(parts) if parts > 1 else None
+
+
+def _shared(q, where: Where, config, blocks: int, seen: int) -> Shared | None:
+    """Of decode whose lengths only the device knows; None: no sequence can have keys for two parts."""
+    least, tiles = LEAST_KEYS_PER_PART // KEYS_PER_TILE, -(-seen // KEYS_PER_TILE) + 1
+    if seen < 2 * LEAST_KEYS_PER_PART or blocks * tiles > MAX_SHARED_TILES:
+        return None
+    ctas = min(num_sms(q.device), -(-blocks * tiles // least))
+    positions = min(where.seqlen_q(q), config.tiles.positions_per_cta)
+    shared = Shared(ctas, least, blocks, positions, config.heads_per_tile)
+    rows = shared.slots * shared.positions * shared.heads
+    fit = max(rows, q.shape[-2] * where.rows(q)) <= MAX_PARTIAL_ROWS
+    return shared if fit else None
 
 
 def most_keys(k, where: Where) -> int:
@@ -131,7 +187,7 @@ class SplitPlan(Plan):
 
     __slots__ = ("combine", "split")
 
-    def __init__(self, function, combine, split: Split, *of_the_plan):
+    def __init__(self, function, combine, split: Split | Shared, *of_the_plan):
         """of_the_plan: as Plan takes them behind the function."""
         super().__init__(function, *of_the_plan)
         self.combine, self.split = combine, split
@@ -151,13 +207,13 @@ class SplitPlan(Plan):
         written = out
         if self.views.differ:
             q, k, v, written = self.views.of(q, k, v, out)
-        parts = self.split.parts
-        partial_o, partial_lse = workspace.partial_results(q, v, parts)
+        partial_o, partial_lse, parts, told = self.split.workspace(q, v)
         self.function(
             q, k, v, partial_o, partial_lse, self.scale,
             cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table,
-            self.seqlen_q, self.sizes, sink, tuple(aux) if aux else None,
-            (parts, self.split.tiles_each),
+            self.seqlen_q, self.sizes, sink, tuple(aux) if aux else None, told,
         )  # fmt: skip
-        self.combine(partial_o, partial_lse, written, lse, cu_seqlens_q, seqused_q, self.seqlen_q)
+        self.combine(
+            partial_o, partial_lse, parts, written, lse, cu_seqlens_q, seqused_q, self.seqlen_q
+        )
         return out if lse is None else (out, lse)

@@ -27,6 +27,19 @@ def partial_results(q: torch.Tensor, v: torch.Tensor, parts: int) -> tuple:
     return piece[:o_size].view(o_shape), piece[o_size : o_size + lse_size].view(lse_shape)
 
 
+def slots(
+    q: torch.Tensor, v: torch.Tensor, number: int, positions: int, heads: int, blocks: int
+) -> tuple:
+    """(partial_o, partial_lse, slots of each block) of shared keys, likewise; see work/shared_order.py."""
+    rows, depth = number * positions * heads, v.shape[-1]
+    piece = _floats(q.device, rows * (depth + 1) + 2 * blocks)
+    first = (number, positions) if q.dim() == 4 else (number * positions,)
+    partial_o = piece[: rows * depth].view(*first, heads, depth)
+    lse = piece[rows * depth : rows * (depth + 1)].view(number, heads, positions)
+    parts = piece[rows * (depth + 1) :][: 2 * blocks].view(torch.int32).view(blocks, 2)
+    return partial_o, lse, parts
+
+
 def clear() -> None:
     """Give the memory back. Graphs that were captured with it must not be replayed any more."""
     _held.clear()

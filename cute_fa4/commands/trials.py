@@ -39,6 +39,7 @@ ALLOWED_LSE_ERROR = (
 
 QUERIES, KEYS = (5, 3), (40, 23)  # of the two sequences; less than a tile, no multiple of anything
 KEYS_OF_PARTS = (150, 135)  # two tiles, so that each of two parts has keys
+KEYS_SHARED = (1200, 135)  # one sequence that is worth sharing out, and a short one
 WINDOW, CHUNK = 7, 16  # within these keys, so that a mask hides some
 
 
@@ -140,7 +141,9 @@ def _attention(config: FA4Config, device: str, with_lse: bool) -> tuple[float, f
 
     problem = _Problem(config, device)
     repeat.clear()  # the claims are chosen anew
-    parts = 2 if config.split_keys else 1
+    parts = 1
+    if config.split_keys:
+        parts = 0 if config.share_keys else 2
     results = flash_attn_varlen_func(**problem.arguments(), num_splits=parts, return_lse=with_lse)
     out, lse = results if with_lse else (results, None)
     out, lse = out.cpu().double(), None if lse is None else lse.cpu().double()
@@ -177,6 +180,7 @@ class _Problem:
             ]
 
         keys = KEYS_OF_PARTS if config.split_keys else KEYS
+        keys = KEYS_SHARED if config.share_keys else keys
         # Dense tensors have one length; a further tensor may cut it.
         self.queries = QUERIES if config.clips_queries else (QUERIES[0],) * 2
         self.keys = keys if config.clips_keys else (keys[0],) * 2

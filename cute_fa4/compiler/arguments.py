@@ -35,16 +35,12 @@ def fake_arguments(config: FA4Config) -> dict:
         # (batch,) or (batch + 1,): a sum of symbols has no spelling, so the caller checks these.
         return _fake("i32", (sym_int(),)) if wanted else None
 
-    lse = None
-    if config.write_lse:
-        lse_rows = (heads_q, total_q) if packed_q else (batch, heads_q, seqlen_q)
-        lse = _fake("f32", (sym_int(symbol="parts"), *lse_rows) if config.split_keys else lse_rows)
-    rows_o = (sym_int(symbol="parts_and_rows"), *rows_q[1:]) if config.split_keys else rows_q
+    rows_o, lse = _results(config, rows_q, heads_q)
     return dict(
         mQ=values((*rows_q, heads_q), config.qk_depth),
         mK=values(keys, config.qk_depth),
         mV=values(keys, config.ov_depth),
-        mO=values((*rows_o, heads_q), config.ov_depth, config.o_dtype),
+        mO=values(rows_o, config.ov_depth, config.o_dtype),
         mLSE=lse,
         softmax_scale=Float32(1.0),
         cu_seqlens_q=lengths(packed_q),
@@ -58,9 +54,33 @@ def fake_arguments(config: FA4Config) -> dict:
         sink=_fake(config.sink_dtype, (heads_q,)) if config.sink else None,
         aux=tuple(_fake(dtype, (None,) * rank, free_last=True) for dtype, rank in config.aux)
         or None,
-        split=(Int32(1), Int32(0)) if config.split_keys else None,
+        split=_split(config),
         stream=make_fake_stream(use_tvm_ffi_env_stream=True),
     )
+
+
+def _results(config: FA4Config, rows_q: tuple, heads_q) -> tuple:
+    """-> (sizes of O before the depth, log-sum-exp)."""
+    from cutlass.cute import sym_int
+
+    if config.share_keys:  # a slot for each piece, with the heads of a tile
+        heads, positions = config.heads_per_tile, sym_int(symbol="positions")
+        in_slots = (sym_int(),) if config.q_layout == "packed" else (sym_int(), positions)
+        return (*in_slots, heads), _fake("f32", (sym_int(symbol="slots"), heads, positions))
+    lse_rows = (*rows_q[:-1], heads_q, rows_q[-1])
+    if config.split_keys:
+        rows_o = (sym_int(symbol="parts_and_rows"), *rows_q[1:], heads_q)
+        return rows_o, _fake("f32", (sym_int(symbol="parts"), *lse_rows))
+    return (*rows_q, heads_q), _fake("f32", lse_rows) if config.write_lse else None
+
+
+def _split(config: FA4Config) -> tuple | None:
+    from cutlass import Int32
+    from cutlass.cute import sym_int
+
+    if config.share_keys:
+        return Int32(1), Int32(1), _fake("i32", (sym_int(symbol="blocks"), 2))
+    return (Int32(1), Int32(0)) if config.split_keys else None
 
 
 def fake_append_arguments(config: AppendConfig) -> dict:
@@ -99,9 +119,15 @@ def fake_combine_arguments(config: CombineConfig) -> dict:
     total, seqlen_q = sym_int(symbol="parts_and_rows"), sym_int(symbol="seqlen_q")
     further = () if config.packed else (seqlen_q,)
     of_lse = (heads, rows) if config.packed else (rows, heads, seqlen_q)
+    partial_o, partial_lse = (total, *further, heads), (parts, *of_lse)
+    if config.shared:
+        slots, of_tile, positions = (sym_int(symbol=x) for x in ("slots", "of_tile", "positions"))
+        in_slots = (sym_int(),) if config.packed else (slots, positions)
+        partial_o, partial_lse = (*in_slots, of_tile), (slots, of_tile, positions)
     return dict(
-        partial_o=_fake_rows("f32", (total, *further, heads, config.depth)),
-        partial_lse=_fake("f32", (parts, *of_lse)),
+        partial_o=_fake_rows("f32", (*partial_o, config.depth)),
+        partial_lse=_fake("f32", partial_lse),
+        parts=_fake("i32", (sym_int(symbol="blocks"), 2)) if config.shared else None,
         out=_fake_rows(config.o_dtype, (rows, *further, heads, config.depth)),
         lse=_fake("f32", of_lse) if config.write_lse else None,
         cu_seqlens_q=_fake("i32", (sym_int(),)) if config.packed else None,

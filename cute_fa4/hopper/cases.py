@@ -55,6 +55,7 @@ class Variant:
         parts += [f"soft cap {self.softcap:g}"] * bool(self.softcap)
         parts += [f"groups of {self.group}"] * (self.group != 2)
         parts += ["sharing tiles"] * self.pack_gqa
+        parts += ["shared keys"] * (self.num_splits == 0)
         parts += [f"{self.num_splits} parts of the keys"] * (self.num_splits > 1)
         parts += [f"parts of {self.tokens_per_split} keys"] * bool(self.tokens_per_split)
         return ", ".join(parts)
@@ -108,6 +109,10 @@ VARIANTS = (
     Variant(keys="pages", page_size=16, group=8, pack_gqa=True, num_splits=5),
     Variant(64, keys="pages", page_size=16, tokens_per_split=256),
     Variant(causal=False, sink=True, keys="lengths", num_splits=4),
+    Variant(64, sink=True, keys="lengths", num_splits=0),
+    Variant(keys="packed", num_splits=0),
+    Variant(keys="pages", page_size=16, group=8, pack_gqa=True, num_splits=0),
+    Variant(64, causal=False, window=(700, 0), keys="pages", page_size=64, num_splits=0),
 )  # fmt: skip
 
 # Borders of tiles (128 rows, 128 keys; 256 rows a block), more queries than keys, one of each.

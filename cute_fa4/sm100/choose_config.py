@@ -87,14 +87,20 @@ def config_for(**choices) -> FA4Config:
     return config
 
 
-def split_configs(config: FA4Config, write_lse: bool) -> tuple[FA4Config, CombineConfig]:
-    """The two kernels of a call whose keys are split: the one of `config` into a workspace, and what merges it."""
-    partial = config.with_(split_keys=True, write_lse=True, o_dtype="f32")
+def split_configs(
+    config: FA4Config, write_lse: bool, shared: bool = False
+) -> tuple[FA4Config, CombineConfig]:
+    """The two kernels of a call whose keys are split: the one of `config` into a workspace, and what merges it.
+
+    shared: every CTA takes as many keys as any other, not every part of a sequence.
+    """
+    partial = config.with_(split_keys=True, share_keys=shared, write_lse=True, o_dtype="f32")
     combine = CombineConfig(
         config.o_dtype,
         config.ov_depth,
         packed=config.q_layout == "packed",
         seqused_q=config.seqused_q,
+        shared=shared,
         write_lse=bool(write_lse),
         arch=config.arch,
     )

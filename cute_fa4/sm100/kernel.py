@@ -26,8 +26,9 @@ from .steps.row_math import LOG2_E
 from .sync.pipelines import KVConsumerPipeline, TMAProducerPipeline, initialise
 from .work import packed_order, tile_order
 from .work.packed_order import PackedOrder
-from .work.queue import OneBlock, WorkQueue
+from .work.queue import WorkQueue, queue_of
 from .work.sequence import Lengths
+from .work.shared_order import SharedOrder
 from .work.split import Splits
 
 SET_UP = 2  # named barrier: mbarriers and tensor memory are there. 0 is sync_threads, 1 in steps/store.py
@@ -43,6 +44,20 @@ def grid_and_order(cfg, rows, batch, seqlen_q, seqlen_k, heads):
     divisor = cute.fast_divmod_create_divisor_v2
     order = tile_order.tile_order(cfg, seqlen_q, seqlen_k, heads, batch, divisor)
     return tile_order.grid_size(cfg, seqlen_q, heads, batch), order
+
+
+def shared_order(cfg, batch, seqlen_q, heads, lse, split: tuple) -> SharedOrder:
+    """How the key tiles of a batch are shared out; split: (CTAs, least tiles, parts)."""
+    ctas, least, parts = split
+    return SharedOrder(
+        num_sequences=Int32(batch),
+        num_heads=Int32(heads) // cfg.heads_per_tile,
+        num_blocks=tile_order.blocks(cfg, Int32(seqlen_q)),
+        num_ctas=ctas,
+        least=least,
+        positions=Int32(lse.shape[-1]),
+        parts=parts,
+    )
 
 
 @dataclass(frozen=True)
@@ -102,7 +117,10 @@ class SM100Kernel:
         aux         tensors for score_mod and mask_mod
         split       where keys are split: (parts, key tiles of a part or 0 for even parts), Int32. mO and mLSE are then
                     partial, float32, with parts times as many sequences (packed: rows), part by part; mLSE has the
-                    parts as its first dimension
+                    parts as its first dimension.
+                    Where they are shared: (CTAs, least key tiles of one, Int32 (blocks, 2) that says which slots the
+                    parts of a block have). mO is then (slots, positions, heads of a tile, depth), packed: (slots *
+                    positions, heads of a tile, depth), mLSE (slots, heads of a tile, positions); work/shared_order.py
 
         The depth is contiguous; softmax_scale multiplies Q K^T.
         """
@@ -119,11 +137,19 @@ class SM100Kernel:
             seqlen_k = page_table.shape[1] * cfg.page_size
         else:
             seqlen_k = mK.shape[1] if cutlass.const_expr(cfg.kv_layout == "dense") else mK.shape[0]
-        grid, order = grid_and_order(
-            cfg, Int32(mQ.shape[-3]), Int32(batch), Int32(seqlen_q), Int32(seqlen_k), Int32(heads)
-        )
         splits = None
-        if cutlass.const_expr(cfg.split_keys):
+        if cutlass.const_expr(cfg.share_keys):
+            grid, order = split[0], shared_order(cfg, batch, seqlen_q, heads, mLSE, split)
+        else:
+            grid, order = grid_and_order(
+                cfg,
+                Int32(mQ.shape[-3]),
+                Int32(batch),
+                Int32(seqlen_q),
+                Int32(seqlen_k),
+                Int32(heads),
+            )
+        if cutlass.const_expr(cfg.split_keys and not cfg.share_keys):
             number, tiles_each = split
             apart = Int32(mQ.shape[0])
             splits = Splits(number, cute.fast_divmod_create_divisor_v2(number), tiles_each, apart)
@@ -203,7 +229,7 @@ class SM100Kernel:
             slots=table.kv_slots,
             qk_stages=tiles.qk_stages,
         )
-        queue = (WorkQueue if cfg.schedule.claims else OneBlock).at(
+        queue = queue_of(cfg).at(
             cute.recast_ptr(base + cfg.smem.work_queue.offset, dtype=Int32),
             ready=mbarriers + table.first_index("work_ready"),
             read=mbarriers + table.first_index("work_read"),

@@ -12,6 +12,7 @@ from .sync.barriers import BarrierTable
 from .sync.pipelines import Event
 from .work.packed_order import PackedOrder
 from .work.sequence import Lengths
+from .work.shared_order import SharedOrder
 from .work.split import Splits
 from .work.tile_order import TileOrder
 
@@ -32,8 +33,8 @@ class KernelArgs:
     rows_per_block: tuple
     seqlen_q: Int32  # of dense queries; packed: of the longest sequence
     seqlen_k: Int32  # of dense keys; otherwise the most a sequence can have
-    order: TileOrder | PackedOrder
-    splits: Splits | None  # where keys are split
+    order: TileOrder | PackedOrder | SharedOrder
+    splits: Splits | None  # where keys are split into as many parts everywhere
     scale: Float32  # softmax scale
     scale_log2: Float32  # the same times log2(e)
     mask_sizes: tuple  # run-time numbers of the mask, Int32

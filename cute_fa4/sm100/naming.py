@@ -58,6 +58,7 @@ def _problem(p: Problem) -> list[str]:
         (p.aux, "aux_" + "_".join(f"{dtype}x{rank}" for dtype, rank in p.aux)),
         (p.write_lse, "lse"),
         (p.split_keys, "split"),
+        (p.share_keys, "share"),
         (p.rope_dtype, f"rope_{p.rope_dtype}"),
         (p.scale_dtype, f"scale_{p.scale_dtype}"),
     ]

@@ -48,6 +48,7 @@ class Problem:
     aux            (dtype, rank) of each tensor that these functions read
     write_lse      also write the log-sum-exp, f32, natural logarithm
     split_keys     O and the log-sum-exp are partial, one for each of several parts of the keys (work/split.py)
+    share_keys     with split_keys: every CTA takes an equal stretch of the batch's key tiles (work/shared_order.py)
     rope_dtype     dtype of a rotary part appended to the depth (MLA); None: there is none
     scale_dtype    dtype of per-token scales of quantised K and V; None: there are none
     arch           "sm_100a" (B200) or "sm_103a" (B300, hardware exp2 at twice the rate)
@@ -77,6 +78,7 @@ class Problem:
     aux: tuple = ()
     write_lse: bool = False
     split_keys: bool = False
+    share_keys: bool = False
     rope_dtype: str | None = None
     scale_dtype: str | None = None
     arch: str = "sm_100a"
@@ -199,6 +201,11 @@ class Problem:
             why.append(
                 f"split_keys=True with write_lse={self.write_lse}, o_dtype={self.o_dtype!r}: parts are merged by "
                 "their log-sum-exp, in float32: use write_lse=True and o_dtype='f32'"
+            )
+        if self.share_keys and not self.split_keys:
+            why.append(
+                "share_keys=True with split_keys=False: a CTA's stretch of the keys begins and ends within sequences: "
+                "use split_keys=True"
             )
         if self.cache_excludes_new and not self.seqused_k:
             why.append(

@@ -34,7 +34,8 @@ class RowSchedule:
     claims         a CTA that is done takes over a block of the grid that has not started (work/queue.py); False: it
                    ends; None: as claims_pay says of the problem
     dependent_launch  the CTAs may start while the grid before them in the stream ends; they wait for it before they
-                   touch what it may have written (programmatic dependent launch); None: where groups are packed
+                   touch what it may have written (programmatic dependent launch); None: where groups are packed or
+                   keys split
     prefetch_maps  the descriptors of TMA are fetched while the CTA sets up
     warps          roles and registers
     """
@@ -67,10 +68,11 @@ class RowSchedule:
         if self.exp2_emulated is None:
             pairs = 18 if problem.qk_depth <= 64 else 16  # docs/decisions/0002
             changes["exp2_emulated"] = pairs if problem.arch == "sm_100a" else 0
-        if self.claims is None:
+        if self.claims is None or problem.share_keys:  # shared: there is nothing to claim
             changes["claims"] = claims_pay(problem)
         if self.dependent_launch is None:
-            changes["dependent_launch"] = problem.pack_gqa  # decode: docs/decisions/0007
+            # Decode, and what a combine kernel follows: docs/decisions/0007
+            changes["dependent_launch"] = problem.pack_gqa or problem.split_keys
         return replace(self, **changes)
 
     def tiles(self, problem: Problem) -> Tiles:

@@ -14,7 +14,7 @@ from cute_fa4.compiler import functions
 from cute_fa4.compiler.policy import JitError, JitWarning
 from cute_fa4.sm100 import masks
 from cute_fa4.sm100.append.config import AppendConfig
-from cute_fa4.sm100.choose_config import choose_config
+from cute_fa4.sm100.choose_config import choose_config, split_configs
 from cute_fa4.sm100.combine.config import CombineConfig
 from cute_fa4.sm100.config import FA4Config
 from cute_fa4.sm100.score_mods import ScoreMod
@@ -37,6 +37,7 @@ VARIED = [
         exp2_emulated=3, claims=False, warps=WarpRoles(softmax_registers=184),
     ),
     choose_config(qkv_dtype="bf16", head_dim=128, split_keys=True, o_dtype="f32", write_lse=True),
+    *split_configs(choose_config(qkv_dtype="fp16", head_dim=64, causal=True), write_lse=False, shared=True),
     AppendConfig("fp16", 128, 64, packed=True, arch="sm_103a"),
     CombineConfig("f32", 64, packed=True, seqused_q=True, write_lse=True, arch="sm_103a"),
 ]  # fmt: skip

@@ -55,6 +55,14 @@ def calls(heads_q, heads_kv, page, table_width, seqlen_q):
         yield flash_attn_with_kvcache, (dense_q, pages, pages), cached | dict(num_splits=3)
         split = dict(cu_seqlens_q=cu_q, max_seqlen_q=1, tokens_per_split=128)
         yield flash_attn_varlen_func, (packed_q, pages, pages), split | paged
+        wide = torch.zeros(
+            batch, 1024 // page, dtype=torch.int32
+        )  # keys that are worth sharing out
+        yield (
+            flash_attn_with_kvcache,
+            (dense_q, pages, pages),
+            cached | dict(page_table=wide, num_splits=0),
+        )
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -142,6 +142,54 @@ def test_the_same_call_gives_the_same_bits():
     assert torch.equal(first, decode(q, cache, table, used, num_splits=4))
 
 
+# --- shared out
+
+
+@pytest.fixture
+def few_sms(monkeypatch):
+    """Six CTAs share the tiles, down to one each: some take several sequences, some a part of one."""
+    monkeypatch.setattr(split, "num_sms", lambda device: 6)
+    monkeypatch.setattr(split, "LEAST_KEYS_PER_PART", 128)
+
+
+def test_ragged_paged_decode_shared_out(poisoned, few_sms):
+    """The same ragged batch, and again with other lengths in the same tensors, as a graph is replayed."""
+    q, cache, table, used, sequences = paged_batch([0, 1, 127, 128, 129, 1100])
+    for lengths in ([0, 1, 127, 128, 129, 1100], [0, 1, 90, 128, 1, 333]):
+        used.copy_(torch.tensor(lengths))
+        out, lse = decode(q, cache, table, used, num_splits=0, return_lse=True)
+        assert torch.equal(out[0], torch.zeros_like(out[0])) and (lse[0] == -math.inf).all()
+        for b, (k, v) in enumerate(sequences):
+            if lengths[b]:
+                one = q[b : b + 1], k[None, : lengths[b]], v[None, : lengths[b]]
+                exact, exact_lse = attention_float64(*one, causal=True)
+                limit = allowed_error(*one, causal=True)
+                assert max_error(out[b : b + 1], exact) <= limit.out, lengths[b]
+                assert max_error(lse[b : b + 1], exact_lse) <= limit.lse, lengths[b]
+    assert torch.equal(out, decode(q, cache, table, used, num_splits=None)), "the same bits again"
+
+
+def test_shared_keys_with_a_sink_lengths_of_queries_and_rows_of_nobody(poisoned, few_sms):
+    """A sink counts once, in the piece that begins a block; queries beyond seqused_q keep what they hold."""
+    torch.manual_seed(2)
+    q, k, v = qkv(4, 3, 700, heads=2, kv_heads=2)
+    given = dict(
+        seqused_q=torch.tensor([3, 0, 1, 2], dtype=torch.int32),
+        seqused_k=torch.tensor([700, 300, 0, 513], dtype=torch.int32),
+        learnable_sink=torch.tensor([0.5, -1.0]),
+        causal=True,
+    )
+    expected, found = torch.full_like(q, 7.0), torch.full_like(q, 7.0)
+    _, expected_lse = flash_attn_varlen_func(q, k, v, out=expected, return_lse=True, **given)
+    _, lse = flash_attn_varlen_func(q, k, v, out=found, return_lse=True, num_splits=0, **given)
+    torch.testing.assert_close(found, expected, atol=2e-2, rtol=0)
+    for b, number in enumerate(given["seqused_q"]):
+        assert (found[b, number:] == 7.0).all()
+        torch.testing.assert_close(
+            lse[b, :, :number], expected_lse[b, :, :number], atol=1e-4, rtol=0
+        )
+
+
 # --- how many parts
 
 
@@ -167,6 +215,34 @@ def test_automatic_splits_fill_the_chip_and_leave_each_part_512_keys():
     assert chosen(num_splits=1) is None
     assert chosen(num_splits=7) == 7
     assert chosen(tokens_per_split=4096, num_splits=0) == 4
+
+
+def lengths_on_the_device(batch, pages, seqlen_q=1, heads=64, page=16):
+    """What num_splits=0 makes of paged decode of `batch` sequences, a page table `pages` wide, from metadata alone."""
+    q = torch.empty(batch, seqlen_q, heads, 128, dtype=torch.bfloat16, device="meta")
+    k = torch.empty(1, page, 8, 128, dtype=torch.bfloat16, device="meta")
+    where = Where(
+        seqused_k=torch.empty(batch, dtype=torch.int32, device="meta"),
+        page_table=torch.empty(batch, pages, dtype=torch.int32, device="meta"),
+    )
+    config = choose_config(
+        qkv_dtype="bf16", head_dim=128, group=heads // 8, pack_gqa=True, kv_layout="paged",
+        page_size=page, seqused_k=True,
+    )  # fmt: skip
+    return split.split_of(q, k, where, resolve(q, num_splits=0), config)
+
+
+def test_where_only_the_device_knows_the_lengths_keys_are_shared_out():
+    found = lengths_on_the_device(batch=64, pages=1024)
+    assert (found.ctas, found.blocks, found.slots) == (148, 64 * 8, 148 + 64 * 8)
+    assert (found.positions, found.heads, found.least) == (1, 8, 4)
+    assert lengths_on_the_device(batch=1, pages=64).ctas == 8 * 9 / 4, "tiles, four for each CTA"
+    assert lengths_on_the_device(batch=64, pages=63) is None, "two parts of 512 keys do not fit"
+    assert lengths_on_the_device(batch=2, pages=1024, seqlen_q=40).blocks == 2 * 8 * 2
+    assert lengths_on_the_device(batch=64, pages=1024, seqlen_q=40) is None, (
+        "1024 blocks, no decode"
+    )
+    assert lengths_on_the_device(batch=1 << 12, pages=1 << 18) is None, "more tiles than 2^30"
 
 
 @pytest.mark.parametrize(

@@ -169,7 +169,7 @@ def test_the_config_is_the_whole_compile_key():
     base = FA4Config()
     other = dict(
         qkv_dtype="fp16", o_dtype="f32", qk_depth=64, ov_depth=64, num_q_heads=8, group=2,
-        mask=masks.Causal(), write_lse=True, split_keys=True,
+        mask=masks.Causal(), write_lse=True, split_keys=True, share_keys=True,
         q_layout="packed", kv_layout="packed", seqused_q=True, seqused_k=True, cache_excludes_new=True,
         padded_keys=True, page_heads_first=True, fold_pages=False, pack_gqa=True, sink=True,
         sink_dtype="bf16", score_mod=soft_cap(30.0), mask_mod=soft_cap(31.0), aux=(("f32", 1),),

@@ -33,6 +33,7 @@ CHANGED = dict(
     padded_keys=True, page_heads_first=True, fold_pages=False, page_size=16, pack_gqa=True, sink=True,
     sink_dtype="bf16", score_mod=score_mods.composed(score_mods.soft_cap(30.0), score_mods.alibi(8)),
     mask_mod=score_mods.relative_logits(7), aux=(("f32", 4), ("i32", 1)), write_lse=True, split_keys=True,
+    share_keys=True,
     rope_dtype="bf16", scale_dtype="e4m3", arch="sm_103a",
 )  # fmt: skip
 OF_SCHEDULE = dict(

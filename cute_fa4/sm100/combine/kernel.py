@@ -6,7 +6,11 @@ With O_p and L_p the result and log-sum-exp of part p, over disjoint keys:
 
 A part that saw no key has L_p = -inf and the weight 0: its O_p is not read, so nothing that an uninitialised workspace
 holds can reach the result. Where no part saw a key, O is 0 and L is -inf. A NaN in a part that saw keys stays one.
-The sum runs over the parts in order, so the same parts give the same bits.
+The sum runs over the parts in order, so the same parts give the same bits. Which parts a row has, says parts.py.
+
+It is a dependent launch: its CTAs may start while the last ones of the attention kernel are still at work, and wait
+for the end of that grid, which makes all of its writes visible, before they read anything of it. Every thread waits,
+also of rows that do not exist, so that the end of this grid says that the one before has ended, too.
 
     lane       0         1         ...   31
     step 1     L_0,32,.. L_1,33,..       L_31,63,..      maximum and sum, by shuffles
@@ -22,6 +26,7 @@ from cutlass import Float32, Int32
 
 from ..work.sequence import Lengths, queries
 from .config import ELEMENTS, THREADS, CombineConfig
+from .parts import Partial, Row, lse_place, o_place, parts_of_row
 
 WARP = 32
 ROWS = THREADS // WARP  # of a CTA
@@ -54,6 +59,7 @@ class CombineKernel:
         self,
         partial_o: cute.Tensor,
         partial_lse: cute.Tensor,
+        parts: cute.Tensor | None,
         out: cute.Tensor,
         lse: cute.Tensor | None,
         cu_seqlens_q: cute.Tensor | None,
@@ -65,8 +71,11 @@ class CombineKernel:
 
         partial_o      (parts * batch, seqlen_q, heads, depth), packed: (parts * total_q, heads, depth); f32
         partial_lse    (parts, batch, heads, seqlen_q), packed: (parts, heads, total_q); f32, natural logarithm
+                       shared: (slots, positions, heads of a tile, depth), packed: (slots * positions, heads of a
+                       tile, depth), and (slots, heads of a tile, positions)
+        parts          shared: (blocks, 2) int32, first slot and number of slots
         out            (batch, seqlen_q, heads, depth), packed: (total_q, heads, depth)
-        lse            as partial_lse without the parts
+        lse            (batch, heads, seqlen_q), packed: (heads, total_q); f32
         cu_seqlens_q   packed: (batch + 1,) int32; seqused_q: (batch,) int32
         max_seqlen_q   of packed queries: at least the longest sequence
 
@@ -84,19 +93,18 @@ class CombineKernel:
         self.kernel.set_name_prefix(
             f"cute_fa4_{cfg.name}", remove_cutlass_symbol=True, keep_mangled_name=False
         )
-        self.kernel(
-            partial_o, partial_lse, out, lse, lengths, Int32(batch), Int32(seqlen_q)
-        ).launch(
+        partial = Partial(partial_o, partial_lse, parts)
+        self.kernel(partial, out, lse, lengths, Int32(batch), Int32(seqlen_q)).launch(
             grid=[(rows + (ROWS - 1)) // ROWS, 1, 1],
             block=[THREADS, 1, 1],
             stream=stream,
+            use_pdl=True,
         )
 
     @cute.kernel
     def kernel(
         self,
-        partial_o: cute.Tensor,
-        partial_lse: cute.Tensor,
+        partial: Partial,
         out: cute.Tensor,
         lse: cute.Tensor | None,
         lengths: Lengths,
@@ -109,35 +117,33 @@ class CombineKernel:
         number = block * ROWS + warp
         row_of_all, head = number // heads, number % heads
         sequence, q_index = row_of_all // seqlen_q, row_of_all % seqlen_q
+        cute.arch.griddepcontrol_wait()
+        cute.arch.griddepcontrol_launch_dependents()
         if sequence < num_sequences:
             first_row, length = queries(lengths, sequence, seqlen_q)
             if q_index < length:
-                self.merge_row(
-                    partial_o, partial_lse, out, lse, sequence, first_row + q_index, head
-                )
+                row = Row(sequence, q_index, first_row + q_index, head)
+                self.merge_row(partial, num_sequences, out, lse, row)
 
     @cute.jit
     def merge_row(
         self,
-        partial_o: cute.Tensor,
-        partial_lse: cute.Tensor,
+        partial: Partial,
+        num_sequences: Int32,
         out: cute.Tensor,
         lse: cute.Tensor | None,
-        sequence: Int32,
-        row: Int32,
-        head: Int32,
+        row: Row,
     ):
-        """Row `row` of a sequence; packed: of the tensor."""
         cfg = self.cfg
         lane = cute.arch.lane_idx()
-        parts = Int32(partial_lse.shape[0])
-        of_part = partial_lse[(None, *self.lse_place(sequence, row, head))]
+        found = parts_of_row(cfg, partial, num_sequences, out, row)
+        begin, end, of_part = found.begin, found.end, found.lse
         largest = -Float32.inf
-        for part in cutlass.range(lane, parts, WARP, unroll=1):
+        for part in cutlass.range(begin + lane, end, WARP, unroll=1):
             largest = cute.arch.fmax(largest, of_part[part])
         largest = over_lanes(largest, cute.arch.fmax)
         total = Float32(0.0)
-        for part in cutlass.range(lane, parts, WARP, unroll=1):
+        for part in cutlass.range(begin + lane, end, WARP, unroll=1):
             total = total + weight(of_part[part], largest)
         total = over_lanes(total, operator.add)
         if cutlass.const_expr(cfg.write_lse):
@@ -145,35 +151,24 @@ class CombineKernel:
             if total != 0.0:
                 whole = largest + cute.math.log2(total, fastmath=True) * math.log(2)
             if lane == 0:
-                lse[self.lse_place(sequence, row, head)] = whole
+                lse[lse_place(cfg, row)] = whole
         if lane < cfg.depth // ELEMENTS:
             inverse = Float32(0.0)
             if total != 0.0:
                 inverse = cute.arch.rcp_approx(total)
             sums = cute.make_rmem_tensor(ELEMENTS, Float32)
             sums.fill(0.0)
-            per_part = out.shape[0]
-            for part in cutlass.range(0, parts, unroll=1):
+            for part in cutlass.range(begin, end, unroll=1):
                 share = weight(of_part[part], largest) * inverse
                 if share != 0.0:  # also true for NaN
-                    at = self.o_place(sequence, row, head, part * per_part)
                     held = cute.make_rmem_tensor(ELEMENTS, Float32)
-                    cute.autovec_copy(self.piece(partial_o[at], lane), held)
+                    cute.autovec_copy(self.piece(found.o(part), lane), held)
                     for i in cutlass.range_constexpr(ELEMENTS):
                         sums[i] = sums[i] + share * held[i]
             rounded = cute.make_rmem_tensor(ELEMENTS, out.element_type)
             for i in cutlass.range_constexpr(ELEMENTS):
                 rounded[i] = sums[i].to(out.element_type)
-            cute.autovec_copy(rounded, self.piece(out[self.o_place(sequence, row, head)], lane))
-
-    def lse_place(self, sequence, row, head) -> tuple:
-        return (head, row) if self.cfg.packed else (sequence, head, row)
-
-    def o_place(self, sequence, row, head, further=0) -> tuple:
-        """Of all columns; further: rows or sequences of the parts before."""
-        if self.cfg.packed:
-            return (row + further, head, None)
-        return (sequence + further, row, head, None)
+            cute.autovec_copy(rounded, self.piece(out[o_place(cfg, row)], lane))
 
     def piece(self, row: cute.Tensor, lane):
         """The columns of a lane."""

@@ -19,7 +19,7 @@ from ..kernel_args import Events, KernelArgs, Smem
 from ..operands.kv_buffer import KVBuffer, KVBufferConfig
 from ..steps.loads import find_rows, load_k, load_q, load_v, look_up
 from ..sync.pipelines import Slot, TMAProducerPipeline
-from ..work.queue import NO_MORE, Search, WorkQueue, take_work
+from ..work.queue import NO_MORE, Search, WorkQueue, begin, take_work
 from ..work.tile import Work
 
 
@@ -64,7 +64,8 @@ def run(
 ):
     """Every work tile of the CTA, the first of which is that of `block`."""
     number, q_phase, at = Int32(0), Int32(0), kv.first()
-    work, search = take_work(cfg, args, queue, block, Search.first(cfg))
+    block, search = begin(cfg, args, block)
+    work, search = take_work(cfg, args, queue, block, search)
     queue.publish(number, work)
     entries = look_up(cfg, args, work, work.tiles.first)
     while work.tiles.count != NO_MORE:
@@ -80,8 +81,8 @@ def run(
                 at = load_tile(cfg, args, smem, events, kv, work, n, entries, at, q_phase)
             entries = ahead
             if early:
-                answer = queue.answer(search.claims)
-                search = Search(search.claims + 1, search.held)
+                answer = queue.answer(search)
+                search = Search(search.claims + 1, search.held, search.stretch)
                 following, search = take_work(cfg, args, queue, answer, search)
                 number = number + 1
                 queue.publish(number, following)

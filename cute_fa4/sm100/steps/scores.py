@@ -11,7 +11,7 @@ from ...layouts.scalars import minimum
 from .. import score_mods
 from ..instructions import exp2, tensor_memory
 from ..kernel_args import Events, KernelArgs, Smem
-from ..work import kv_range, rows
+from ..work import kv_range, results, rows
 from ..work.tile import Work
 from . import row_math, visibility
 from .row_math import LOG2_E, RowState
@@ -102,7 +102,7 @@ def first_state(cfg, args: KernelArgs, work: Work, row: RowContext, mine=True) -
     if cfg.split_keys or mine is not True:  # once for all parts, and for all warpgroups of a row
         empty = RowState.empty()
         if cfg.split_keys:
-            first = work.tile.part == 0
+            first = results.is_first_part(cfg, work)
             mine = first if mine is True else first & mine
         scaled = sink if cfg.score_mod is not None else sink / args.scale
         return RowState(
@@ -157,15 +157,9 @@ def write_lse(cfg: cutlass.Constexpr, args: KernelArgs, work: Work, i: Int32, st
     """The log-sum-exp of this thread's row, natural logarithm; of a row without keys -inf."""
     thread, _, _ = cute.arch.thread_idx()
     place = rows.row_of(cfg, work, i, thread % cfg.tiles.rows_per_q_tile)
-    sequence = work.sequence
-    if place.q_index < sequence.seqlen_q:
+    if results.writes_lse(cfg, args, work, place):
         lse = -Float32.inf
         if state.row_sum != 0.0:
             total_log2 = cute.math.log2(state.row_sum, fastmath=True)
             lse = (state.row_max * log2_scale(cfg, args) + total_log2) * math.log(2)
-        at = (place.head, sequence.q_first_row + place.q_index)
-        if cutlass.const_expr(cfg.q_layout == "dense"):
-            at = (sequence.batch, place.head, place.q_index)
-        if cutlass.const_expr(cfg.split_keys):
-            at = (work.tile.part, *at)
-        args.lse[at] = lse
+        args.lse[results.lse_place(cfg, args, work, place)] = lse

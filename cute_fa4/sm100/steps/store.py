@@ -17,14 +17,13 @@ import cutlass.cute as cute
 from cutlass import Int32
 from cutlass._mlir.dialects import llvm
 
-from ...layouts.scalars import minimum
 from ...tma import copies
-from ...tma.tensor_maps import DTYPES, clipped_store
+from ...tma.tensor_maps import DTYPES
 from ..chip import DTYPE_BYTES
 from ..instructions import tensor_memory
 from ..kernel_args import KernelArgs, Smem
 from ..tiles import O_BUFFERS
-from ..work import rows
+from ..work import results, rows
 from ..work.tile import Work
 from . import row_math
 
@@ -62,21 +61,7 @@ def write_words(buffer, row, first_byte: int, words: list):
 
 def store_chunk(cfg, args: KernelArgs, work: Work, i, buffer, chunk: int):
     """Bulk store of one depth chunk of query tile i; rows beyond the sequence are dropped."""
-    sequence, per_tile = work.sequence, rows.positions_per_tile(cfg)
-    first = work.tile.first_position + i * per_tile
-    head = work.tile.kv_head if cfg.pack_gqa else work.tile.head
-    batch, more_rows = sequence.batch, 0
-    if cfg.split_keys and cfg.q_layout == "dense":
-        batch = batch + work.tile.part * args.splits.rows_apart
-    elif cfg.split_keys:
-        more_rows = work.tile.part * args.splits.rows_apart
-    place = (first, (head, batch))
-    if cfg.clips_queries:
-        valid = minimum(sequence.seqlen_q - first, per_tile)
-        row = sequence.q_first_row + first + more_rows
-        if cfg.q_layout == "dense":
-            row = batch * args.rows_per_block[0] + first
-        place = clipped_store(per_tile, row, valid, head)
+    place = results.o_place(cfg, args, work, i)
     column = chunk * cfg.tiles.o_granule
     copies.store_tile(args.o, DTYPES[cfg.o_dtype], buffer, *place, first_column=column)
 

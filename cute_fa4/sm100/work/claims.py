@@ -25,5 +25,8 @@ def class_of(problem: Problem) -> str:
 
 
 def claims_pay(problem: Problem) -> bool:
-    """Whether a kernel for the problem claims blocks unless its schedule says otherwise."""
-    return CLASSES[class_of(problem)]
+    """Whether a kernel for the problem claims blocks unless its schedule says otherwise.
+
+    Where keys are shared, every CTA has a stretch of its own: there is nothing to claim.
+    """
+    return not problem.share_keys and CLASSES[class_of(problem)]

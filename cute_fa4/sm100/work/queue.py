@@ -3,6 +3,7 @@
     first work tile     the block that the CTA was launched as
     further ones        blocks of the grid that have not started: cluster launch control hands one over at a time
                         (PTX ISA: "clusterlaunchcontrol.try_cancel"); none is left: the CTA ends
+    shared keys         one piece after another of the CTA's own stretch of the line (shared_order.py): no claims
 
 So a CTA sets up once, and the next tile's Q, K and V come while the last one is being finished, but the hardware still
 deals out the blocks, in the order of the grid, to whoever is free. The host launches the same grid as without claims,
@@ -26,11 +27,12 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from ...layouts.scalars import choose, maximum, minimum
-from . import kv_range, packed_order, tile_order
+from . import kv_range, packed_order, shared_order, tile_order
 from .entries import CLAIM_ANSWER_BYTES, WORK_ENTRIES, WORK_WORDS
 from .kv_range import TileRange
-from .packed_order import Held
+from .line import Held
 from .sequence import Sequence, find_sequence
+from .shared_order import Stretch
 from .tile import Work, WorkTile
 
 NO_MORE = -1
@@ -75,9 +77,9 @@ class WorkQueue:
             cute.arch.mbarrier_arrive_and_expect_tx(self.claimed, CLAIM_ANSWER_BYTES)
             cute.arch.issue_clc_query(self.claimed, self.response, multicast=False)
 
-    def answer(self, number) -> Int32:
-        """Load warp: the block that this CTA runs from now on, or -1; `number` counts the claims from 0."""
-        cute.arch.mbarrier_wait(self.claimed, number & 1)
+    def answer(self, search: "Search") -> Int32:
+        """Load warp: the block that this CTA runs from now on, or -1."""
+        cute.arch.mbarrier_wait(self.claimed, search.claims & 1)
         block, _, _, granted = cute.arch.clc_response(self.response)
         # The next response is written by the async proxy, after every lane has read this one.
         cute.arch.fence_proxy("async.shared", space="cta")
@@ -91,8 +93,22 @@ class OneBlock(WorkQueue):
     def ask(self):
         pass
 
-    def answer(self, number) -> Int32:
+    def answer(self, search: "Search") -> Int32:
         return Int32(-1)
+
+
+class OwnStretch(OneBlock):
+    """The queue of a CTA with a stretch of its own: what comes next is known, and no claim is made."""
+
+    def answer(self, search: "Search") -> Int32:
+        return shared_order.next_of(search.stretch)
+
+
+def queue_of(cfg) -> type[WorkQueue]:
+    """The queue of a kernel."""
+    if cfg.share_keys:
+        return OwnStretch
+    return WorkQueue if cfg.schedule.claims else OneBlock
 
 
 def _words(work: Work) -> list:
@@ -125,14 +141,23 @@ def _work(cfg, args, words: list) -> Work:
 
 @dataclass(frozen=True)
 class Search:
-    """Load warp: claims so far, and the sequences among which the next block is looked for; None: none are packed."""
+    """Load warp: where the next work tile is looked for.
 
-    claims: Int32
-    held: Held | None
+    held     packed queries: the sequences around the last block
+    stretch  shared keys: what is left of the CTA's own
+    """
 
-    @staticmethod
-    def first(cfg) -> "Search":
-        return Search(Int32(0), Held.none() if cfg.q_layout == "packed" else None)
+    claims: Int32  # so far
+    held: Held | None = None
+    stretch: Stretch | None = None
+
+
+def begin(cfg, args, block) -> tuple[Int32, Search]:
+    """Load warp: -> (what the CTA runs first, the search). block: its number in the grid."""
+    if cfg.share_keys:
+        stretch = shared_order.stretch_of(cfg, args, block)
+        return shared_order.next_of(stretch), Search(Int32(0), stretch=stretch)
+    return block, Search(Int32(0), Held.none() if cfg.q_layout == "packed" else None)
 
 
 @cute.jit
@@ -169,9 +194,16 @@ def find_work(
 def take_work(
     cfg: cutlass.Constexpr, args, queue: WorkQueue, block: Int32, search: Search
 ) -> tuple[Work, Search]:
-    """The work of `block`, or of a claimed one if it has no rows: where lengths are tensors, grids are upper bounds."""
-    claims, held = search.claims, search.held
-    if cutlass.const_expr(not cfg.clips_queries):
+    """The work of `block`, or of a claimed one if it has no rows: where lengths are tensors, grids are upper bounds.
+
+    Shared keys: the next piece, unless `block` is -1.
+    """
+    claims, held, stretch = search.claims, search.held, search.stretch
+    if cutlass.const_expr(cfg.share_keys):  # every piece has rows
+        work, stretch = shared_order.find_piece(cfg, args, stretch)
+        count = choose(block < 0, NO_MORE, work.tiles.count)
+        work = Work(work.tile, work.sequence, TileRange(work.tiles.first, count))
+    elif cutlass.const_expr(not cfg.clips_queries):
         work, held = find_work(cfg, args, block, held)
     else:
         work = _nothing(cfg)
@@ -179,9 +211,9 @@ def take_work(
             work, held = find_work(cfg, args, block, held)
             if _has_no_rows(work):
                 queue.ask()
-                block = queue.answer(claims)
+                block = queue.answer(Search(claims))
                 claims = claims + 1
-    return work, Search(claims, held)
+    return work, Search(claims, held, stretch)
 
 
 def _nothing(cfg) -> Work:

@@ -1,0 +1,77 @@
+"""Where the parts of a row lie in the workspace, and where its result goes.
+
+as many parts everywhere    part p of every row: one copy of O and the log-sum-exp behind the other
+shared                      the slots of its block, which follow one another: the attention kernel says which
+"""
+
+from dataclasses import dataclass
+
+import cutlass.cute as cute
+from cutlass import Int32
+
+
+@dataclass(frozen=True)
+class Partial:
+    """Partial results, as CombineKernel.__call__ takes them."""
+
+    o: cute.Tensor
+    lse: cute.Tensor
+    parts: cute.Tensor | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the result."""
+
+    sequence: Int32
+    q_index: Int32  # in its sequence
+    number: Int32  # packed: in the tensor
+    head: Int32
+
+
+@dataclass(frozen=True)
+class RowParts:
+    """Parts [begin, end) of a row."""
+
+    begin: Int32
+    end: Int32
+    lse: cute.Tensor  # by part
+    o_of: cute.Tensor
+    place: tuple  # in o_of, of part 0
+    apart: Int32  # in its first dimension, from one part to the next
+
+    def o(self, part) -> cute.Tensor:
+        """All columns."""
+        first, *rest = self.place
+        return self.o_of[(first + part * self.apart, *rest)]
+
+
+def parts_of_row(cfg, partial: Partial, num_sequences, out: cute.Tensor, row: Row) -> RowParts:
+    if not cfg.shared:
+        begin, number = Int32(0), Int32(partial.lse.shape[0])
+        of_part = partial.lse[(None, *lse_place(cfg, row))]
+        return RowParts(begin, number, of_part, partial.o, o_place(cfg, row), Int32(out.shape[0]))
+    _, of_tile, positions = (Int32(size) for size in partial.lse.shape)
+    tiles = Int32(out.shape[-2]) // of_tile
+    blocks = Int32(partial.parts.shape[0]) // (num_sequences * tiles)
+    tile, head = row.head // of_tile, row.head % of_tile
+    block, inside = row.q_index // positions, row.q_index % positions
+    number = (row.sequence * tiles + tile) * blocks + block
+    begin = partial.parts[number, 0]
+    of_part = partial.lse[None, head, inside]
+    place, apart = (Int32(0), inside, head, None), Int32(1)
+    if cfg.packed:
+        place, apart = (inside, head, None), positions
+    end = begin + partial.parts[number, 1]
+    return RowParts(begin, end, of_part, partial.o, place, apart)
+
+
+def lse_place(cfg, row: Row) -> tuple:
+    return (row.head, row.number) if cfg.packed else (row.sequence, row.head, row.number)
+
+
+def o_place(cfg, row: Row) -> tuple:
+    """Of all columns."""
+    if cfg.packed:
+        return row.number, row.head, None
+    return row.sequence, row.number, row.head, None

@@ -1,0 +1,74 @@
+"""Where the result of a work tile goes: into O and the log-sum-exp of the call, or into parts of a workspace.
+
+whole          the rows of the sequence
+parts          the same rows, as often as there are parts, one copy behind the other         split.py
+shared         a slot of its own for each piece: (slot, position in the block, head of the tile)   shared_order.py
+"""
+
+from ...layouts.scalars import minimum
+from ...tma.tensor_maps import clipped_store
+from . import rows, shared_order
+from .tile import Work
+
+
+def o_place(cfg, args, work: Work, i) -> tuple:
+    """Coordinates of query tile i in the descriptor of O (operands/tma.py)."""
+    if cfg.share_keys:
+        return _o_place_in_slot(cfg, args, work, i)
+    sequence, per_tile = work.sequence, rows.positions_per_tile(cfg)
+    first = work.tile.first_position + i * per_tile
+    head = work.tile.kv_head if cfg.pack_gqa else work.tile.head
+    batch, more_rows = sequence.batch, 0
+    if cfg.split_keys and cfg.q_layout == "dense":
+        batch = batch + work.tile.part * args.splits.rows_apart
+    elif cfg.split_keys:
+        more_rows = work.tile.part * args.splits.rows_apart
+    if not cfg.clips_queries:
+        return first, (head, batch)
+    valid = minimum(sequence.seqlen_q - first, per_tile)
+    row = sequence.q_first_row + first + more_rows
+    if cfg.q_layout == "dense":
+        row = batch * args.rows_per_block[0] + first
+    return clipped_store(per_tile, row, valid, head)
+
+
+def _o_place_in_slot(cfg, args, work: Work, i) -> tuple:
+    per_tile, slot = rows.positions_per_tile(cfg), shared_order.slot_of(work.tile.part)
+    inside = i * per_tile
+    if not cfg.clips_queries:  # TMA cuts the tile where the slot ends
+        return inside, (0, slot)
+    first = work.tile.first_position + inside
+    valid = minimum(
+        minimum(work.sequence.seqlen_q - first, args.order.positions - inside), per_tile
+    )
+    row = slot * args.order.positions + inside
+    if cfg.q_layout == "dense":
+        row = slot * args.rows_per_block[0] + inside
+    return clipped_store(per_tile, row, valid, 0)
+
+
+def writes_lse(cfg, args, work: Work, place: rows.Row):
+    """Whether there is such a row."""
+    exists = place.q_index < work.sequence.seqlen_q
+    if not cfg.share_keys:
+        return exists
+    return exists & (place.q_index - work.tile.first_position < args.order.positions)
+
+
+def lse_place(cfg, args, work: Work, place: rows.Row) -> tuple:
+    """Index of a row in the log-sum-exp."""
+    sequence, tile = work.sequence, work.tile
+    if cfg.share_keys:
+        inside = place.q_index - tile.first_position
+        return shared_order.slot_of(tile.part), place.head - tile.head, inside
+    at = (place.head, sequence.q_first_row + place.q_index)
+    if cfg.q_layout == "dense":
+        at = (sequence.batch, place.head, place.q_index)
+    return (tile.part, *at) if cfg.split_keys else at
+
+
+def is_first_part(cfg, work: Work):
+    """Whether the keys before those of this work tile are none: what counts once for all parts counts here."""
+    if cfg.share_keys:
+        return shared_order.begins_block(work.tile.part)
+    return work.tile.part == 0

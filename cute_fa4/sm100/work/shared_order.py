@@ -1,0 +1,187 @@
+"""Split keys, balanced: the key tiles of the whole batch are one line, of which every CTA takes an equal stretch.
+
+A sequence has a row of tiles on the line for each of its blocks (head and query block): as many as its queries see. The
+stretch of a CTA goes over the borders of blocks: it works on one piece of a block after another. Three sequences of
+5, 0 and 2 tiles, one block each, on 4 CTAs: 8 tiles, because a block without keys counts as one, so 2 for each CTA.
+
+    tile of the line      0   1   2   3   4   5   6   7
+    block                 0   0   0   0   0   1   2   2
+    CTA                   0   0   1   1   2   2   3   3
+    slot = CTA + block    0   0   1   1   2   3   5   5      of the piece's partial result in the workspace
+    parts of a block      0: slots 0 to 2     1: slot 3     2: slot 5
+
+Whatever the lengths are, no CTA has as much as a tile above the mean, and a workspace of CTAs + blocks slots holds
+every piece: from one piece to the next the CTA, the block, or both go up by one. Who begins a block writes into `parts`
+which slots it has; the combine kernel reads it there and knows nothing of lengths, masks and CTAs.
+
+The lengths are read where they are, on the device: a captured graph is balanced for those of its replay. Every load
+warp adds up the whole batch, a lane for every 32nd sequence, before its first tile.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from ...layouts.scalars import choose, maximum, minimum
+from . import kv_range, line
+from .kv_range import TileRange
+from .line import Held
+from .sequence import Sequence, find_sequence
+from .tile import Work, WorkTile
+from .tile_order import blocks, tile_of_block
+
+
+@dataclass(frozen=True)
+class SharedOrder:
+    """How the line is shared out. Numbers of blocks are those that a sequence can have."""
+
+    num_sequences: Int32
+    num_heads: Int32  # scheduled, of a sequence
+    num_blocks: Int32  # query blocks of a head
+    num_ctas: Int32
+    least: Int32  # tiles of a CTA's stretch, where there are so many
+    positions: Int32  # of a slot
+    parts: cute.Tensor  # (sequences * heads * blocks, 2) Int32: first slot, number of slots
+
+    def of_sequence(self, cfg, of: Sequence, sizes):
+        """Tiles of a sequence on the line."""
+        return tiles_of_block(seen_by(cfg, of, sizes)) * (self.num_heads * self.blocks_of(cfg, of))
+
+    def blocks_of(self, cfg, of: Sequence):
+        """Query blocks of a head; what lies beyond the longest sequence that the host knows of is left out."""
+        return minimum(blocks(cfg, of.seqlen_q), self.num_blocks)
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """What a CTA still has to do: tiles [at, end) of the line."""
+
+    at: Int32
+    end: Int32
+    share: Int32  # tiles of every CTA's stretch
+    held: Held
+
+
+def share_of(total, ctas, least):
+    """Tiles of a CTA's stretch.
+
+    >>> share_of(8, 4, 1), share_of(9, 4, 1), share_of(9, 4, 4)
+    (2, 3, 4)
+    """
+    return maximum((total + ctas - 1) // ctas, least)
+
+
+def pieces_of(blocks: list[int], ctas: int, least: int) -> list[tuple[int, int, int, int]]:
+    """The whole order, as numbers: (CTA, block, first tile, end) of every piece, in the order of the line.
+
+    blocks: the key tiles of each block, in the order of the line.
+
+    >>> pieces_of([5, 0, 2], 4, 1)
+    [(0, 0, 0, 2), (1, 0, 2, 4), (2, 0, 4, 5), (2, 1, 0, 1), (3, 2, 0, 2)]
+    """
+    share = share_of(sum(max(tiles, 1) for tiles in blocks), ctas, least)
+    found, at = [], 0
+    for block, tiles in enumerate(max(tiles, 1) for tiles in blocks):
+        begin = 0
+        while begin < tiles:
+            end = min(tiles, begin + share - at % share)
+            found.append((at // share, block, begin, end))
+            at, begin = at + end - begin, end
+    return found
+
+
+def tiles_of_block(seen: TileRange):
+    """Tiles of a block on the line: one at least, so that somebody writes the result of queries without keys."""
+    return maximum(seen.count, 1)
+
+
+def seen_by(cfg, of: Sequence, sizes) -> TileRange:
+    """The key tiles that the queries of a sequence see together."""
+    first, last = of.position(0), of.position(of.seqlen_q - 1)
+    return kv_range.tile_range(cfg, first, last, of.num_keys, of.key_limit, sizes)
+
+
+# --- a piece in WorkTile.part: its slot, and whether it begins its block
+
+
+def part_of(slot, begins):
+    return slot * 2 + choose(begins, 0, 1)
+
+
+def slot_of(part):
+    return part // 2
+
+
+def begins_block(part):
+    return part % 2 == 0
+
+
+# --- the load warp
+
+
+@cute.jit
+def total_tiles(cfg: cutlass.Constexpr, args) -> Int32:
+    """Tiles of the whole line."""
+    order, mine = args.order, Int32(0)
+    for batch in cutlass.range(cute.arch.lane_idx(), order.num_sequences, line.LANES, unroll=4):
+        of = find_sequence(cfg, args.lengths, batch, args.seqlen_q, args.seqlen_k)
+        mine = mine + order.of_sequence(cfg, of, args.mask_sizes)
+    for distance in (16, 8, 4, 2, 1):
+        mine = mine + cute.arch.shuffle_sync_bfly(mine, distance)
+    return mine
+
+
+def stretch_of(cfg, args, cta) -> Stretch:
+    """What CTA number `cta` has to do."""
+    total = total_tiles(cfg, args)
+    share = share_of(total, args.order.num_ctas, args.order.least)
+    at = minimum(cta * share, total)
+    return Stretch(at, minimum(at + share, total), share, Held.none())
+
+
+def next_of(stretch: Stretch) -> Int32:
+    """The next tile of a stretch, or -1."""
+    return choose(stretch.at < stretch.end, stretch.at, -1)
+
+
+@cute.jit
+def find_piece(cfg: cutlass.Constexpr, args, stretch: Stretch) -> tuple[Work, Stretch]:
+    """The next piece of a stretch, and what is left. Of an empty one: anything."""
+    order, sizes = args.order, args.mask_sizes
+    of, inside, held = line.find(
+        cfg, args.lengths, args.seqlen_q, args.seqlen_k, order, sizes, stretch.at, stretch.held
+    )
+    seen = seen_by(cfg, of, sizes)
+    each, num_blocks = tiles_of_block(seen), maximum(order.blocks_of(cfg, of), 1)
+    row = inside // each
+    begin = inside - row * each  # of the piece, in its block
+    end = minimum(each, begin + stretch.end - stretch.at)
+    head, block = row // num_blocks, row % num_blocks
+    number = (of.batch * order.num_heads + head) * order.num_blocks + block
+    cta = stretch.at // stretch.share
+    if (begin == 0) & (stretch.at < stretch.end):
+        last = (stretch.at + each - 1) // stretch.share
+        with cute.arch.elect_one():
+            order.parts[number, 0] = cta + number
+            order.parts[number, 1] = last - cta + 1
+    tile = tile_of_block(cfg, block, head, of.batch)
+    tile = WorkTile(
+        tile.first_position, tile.head, tile.kv_head, tile.batch, part_of(cta + number, begin == 0)
+    )
+    tiles = of_piece(cfg, of, tile, seen, begin, end, sizes)
+    return Work(tile, of, tiles), Stretch(
+        stretch.at + end - begin, stretch.end, stretch.share, held
+    )
+
+
+def of_piece(cfg, of: Sequence, tile: WorkTile, seen: TileRange, begin, end, sizes) -> TileRange:
+    """Tiles [begin, end) of those that the sequence sees, as far as this block sees them."""
+    last = minimum(tile.first_position + cfg.tiles.positions_per_cta, of.seqlen_q) - 1
+    own = kv_range.tile_range(
+        cfg, of.position(tile.first_position), of.position(last), of.num_keys, of.key_limit, sizes
+    )
+    first = maximum(seen.first + begin, own.first)
+    stop = minimum(seen.first + end, own.first + own.count)
+    return TileRange(first, maximum(stop - first, 0))

@@ -45,7 +45,7 @@ from cute_fa4.calls.append import (
 from cute_fa4.calls.foreign import check_arguments
 from cute_fa4.calls.launch import EmulatorWarning
 from cute_fa4.calls.prepare import one_of, prepare_attention
-from cute_fa4.calls.repeat import attend
+from cute_fa4.calls.repeat import again, attend
 from cute_fa4.calls.tensors import check_tensors
 from cute_fa4.calls.tracing import is_traced, refuse_untraceable
 from cute_fa4.masks import BoundMask
@@ -132,26 +132,31 @@ def flash_attn_func(
     NotImplementedError for parameters and gradients that are not built. capabilities() answers the
     same questions beforehand.
     """
-    if is_traced(q):
+    if is_dynamo_compiling():
         return through_operator("dense", flash_attn_func, locals())
     if (
-        positional or others or type(return_lse) is not bool or type(deterministic) is not bool
-        or (pack_gqa is not None and type(pack_gqa) is not bool)
-    ):  # fmt: skip
+        positional
+        or others
+        or not (return_lse is False or return_lse is True)
+        or not (deterministic is False or deterministic is True)
+        or not (pack_gqa is None or pack_gqa is False or pack_gqa is True)
+    ):
         check_arguments(flash_attn_func, positional, others, locals())
-    if _any_autocast():
-        q, k, v = autocast.cast(q, k, v)
     lengths = None if key_limit is None else (None, None, None, None, key_limit, None)
-    numbers = (softmax_scale, causal, softcap, None, None)
     choices = (
         mask, num_splits, tokens_per_split, pack_gqa, score_mod, mask_mod, block_sparse_tensors, "NHD",
         False, return_lse,
     )  # fmt: skip
-    return attend(
-        prepare_attention,
-        (q, k, v, out, lengths, learnable_sink, aux_tensors, None),
-        (window_size, numbers, choices),
-    )
+    asked = window_size, (softmax_scale, causal, softcap, None, None), choices
+    result = again((q, k, v, out, lengths, learnable_sink, aux_tensors, None), asked)
+    if result is not None:
+        return result
+    if is_traced(q):
+        return through_operator("dense", flash_attn_func, _arguments(flash_attn_func, locals()))
+    if _any_autocast():
+        q, k, v = autocast.cast(q, k, v)
+    tensors = (q, k, v, out, lengths, learnable_sink, aux_tensors, None)
+    return attend(prepare_attention, tensors, asked)
 
 
 def flash_attn_varlen_func(
@@ -228,31 +233,40 @@ def flash_attn_varlen_func(
 
     Raises as flash_attn_func.
     """
-    if is_traced(q):
+    if is_dynamo_compiling():
         return through_operator("varlen", flash_attn_varlen_func, locals())
     if (
-        positional or others or type(return_lse) is not bool or type(return_softmax_lse) is not bool
-        or type(deterministic) is not bool or type(seqused_k_excludes_new) is not bool
-        or (pack_gqa is not None and type(pack_gqa) is not bool)
-    ):  # fmt: skip
+        positional
+        or others
+        or not (return_lse is False or return_lse is True)
+        or not (return_softmax_lse is False or return_softmax_lse is True)
+        or not (deterministic is False or deterministic is True)
+        or not (pack_gqa is None or pack_gqa is False or pack_gqa is True)
+        or not (seqused_k_excludes_new is False or seqused_k_excludes_new is True)
+    ):
         check_arguments(flash_attn_varlen_func, positional, others, locals())
-    if _any_autocast():
-        q, k, v = autocast.cast(q, k, v)
+    table, sink = page_table, learnable_sink
     if block_table is not None:
-        page_table = one_of("page_table", page_table, "block_table", block_table)
+        table = one_of("page_table", page_table, "block_table", block_table)
     if s_aux is not None:
-        learnable_sink = one_of("learnable_sink", learnable_sink, "s_aux", s_aux)
-    lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table)
-    numbers = (softmax_scale, causal, softcap, max_seqlen_q, max_seqlen_k)
+        sink = one_of("learnable_sink", learnable_sink, "s_aux", s_aux)
+    lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, table)
     choices = (
         mask, num_splits, tokens_per_split, pack_gqa, score_mod, mask_mod, block_sparse_tensors, kv_layout,
         seqused_k_excludes_new, return_lse or return_softmax_lse,
     )  # fmt: skip
-    return attend(
-        prepare_attention,
-        (q, k, v, out, lengths, learnable_sink, aux_tensors, None),
-        (window_size, numbers, choices),
-    )
+    asked = window_size, (softmax_scale, causal, softcap, max_seqlen_q, max_seqlen_k), choices
+    result = again((q, k, v, out, lengths, sink, aux_tensors, None), asked)
+    if result is not None:
+        return result
+    if is_traced(q):
+        return through_operator(
+            "varlen", flash_attn_varlen_func, _arguments(flash_attn_varlen_func, locals())
+        )
+    if _any_autocast():
+        q, k, v = autocast.cast(q, k, v)
+    tensors = (q, k, v, out, lengths, sink, aux_tensors, None)
+    return attend(prepare_attention, tensors, asked)
 
 
 def flash_attn_with_kvcache(
@@ -313,15 +327,16 @@ def flash_attn_with_kvcache(
     they must have the dtype of the region. cache_batch_idx, cache_leftpad, rotary_cos, rotary_sin and qv
     are not built.
     """
-    if is_traced(q):
+    if is_dynamo_compiling():
         return through_operator("kvcache", flash_attn_with_kvcache, locals())
     if (
-        positional or others or type(return_lse) is not bool or type(return_softmax_lse) is not bool
-        or (pack_gqa is not None and type(pack_gqa) is not bool)
-    ):  # fmt: skip
+        positional
+        or others
+        or not (return_lse is False or return_lse is True)
+        or not (return_softmax_lse is False or return_softmax_lse is True)
+        or not (pack_gqa is None or pack_gqa is False or pack_gqa is True)
+    ):
         check_arguments(flash_attn_with_kvcache, positional, others, locals())
-    if _any_autocast():
-        q, k, v = autocast.cast(q, k, v)
     if not (cache_batch_idx is cache_leftpad is rotary_cos is rotary_sin is qv is None):
         refuse_unbuilt(
             cache_batch_idx=cache_batch_idx,
@@ -330,25 +345,42 @@ def flash_attn_with_kvcache(
             rotary_sin=rotary_sin,
             qv=qv,
         )
+    table, sink, counts = page_table, learnable_sink, cache_seqlens
     if block_table is not None:
-        page_table = one_of("page_table", page_table, "block_table", block_table)
+        table = one_of("page_table", page_table, "block_table", block_table)
     if s_aux is not None:
-        learnable_sink = one_of("learnable_sink", learnable_sink, "s_aux", s_aux)
-    if cache_seqlens is not None and not isinstance(cache_seqlens, torch.Tensor):
-        check_tensors(q, k_cache, v_cache, out)
-        cache_seqlens = cache_lengths(cache_seqlens, sequences_of(q, cu_seqlens_q), q.device)
+        sink = one_of("learnable_sink", learnable_sink, "s_aux", s_aux)
     new = None if k is v is cu_seqlens_k_new is None else (k, v, cu_seqlens_k_new)
-    lengths = (cu_seqlens_q, None, None, cache_seqlens, key_limit, page_table)
-    numbers = (softmax_scale, causal, softcap, max_seqlen_q, None)
     choices = (
         mask, num_splits, tokens_per_split, pack_gqa, score_mod, mask_mod, None, kv_layout,
         False, return_lse or return_softmax_lse,
     )  # fmt: skip
-    return attend(
-        prepare_append_and_attention,
-        (q, k_cache, v_cache, out, lengths, learnable_sink, aux_tensors, new),
-        (window_size, numbers, choices),
-    )
+    asked = window_size, (softmax_scale, causal, softcap, max_seqlen_q, None), choices
+    if type(counts) is torch.Tensor:
+        lengths = (cu_seqlens_q, None, None, counts, key_limit, table)
+        result = again((q, k_cache, v_cache, out, lengths, sink, aux_tensors, new), asked)
+        if result is not None:
+            return result
+    if is_traced(q):
+        return through_operator(
+            "kvcache", flash_attn_with_kvcache, _arguments(flash_attn_with_kvcache, locals())
+        )
+    if _any_autocast():
+        q, k, v = autocast.cast(q, k, v)
+        new = None if new is None else (k, v, cu_seqlens_k_new)
+    if counts is not None and not isinstance(counts, torch.Tensor):
+        check_tensors(q, k_cache, v_cache, out)
+        counts = cache_lengths(counts, sequences_of(q, cu_seqlens_q), q.device)
+    lengths = (cu_seqlens_q, None, None, counts, key_limit, table)
+    tensors = (q, k_cache, v_cache, out, lengths, sink, aux_tensors, new)
+    return attend(prepare_append_and_attention, tensors, asked)
+
+
+def _arguments(function, names: dict) -> dict:
+    """Of the local names of a function its parameters."""
+    code = function.__code__
+    parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + 2]  # with * and **
+    return {name: names[name] for name in parameters}
 
 
 def through_operator(route: str, function, arguments: dict):

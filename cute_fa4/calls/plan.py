@@ -27,11 +27,13 @@ class Plan:
 
     repeats  whether another call of the same metadata may use it
     append   append.Append, which runs before, or None
+    recognition  what recognises the next such call, or None
     small_bytes  extent of the largest of lengths, page table and sink
     """
 
     __slots__ = (
         "function", "scale", "seqlen_q", "sizes", "results", "views", "repeats", "append", "small_bytes",
+        "recognition",
     )  # fmt: skip
 
     def __init__(
@@ -39,7 +41,8 @@ class Plan:
     ):
         self.function, self.small_bytes = function, small_bytes
         self.scale, self.seqlen_q, self.sizes = numbers
-        self.results, self.views, self.repeats, self.append = results, views, repeats, None
+        self.results, self.views, self.repeats = results, views, repeats
+        self.append = self.recognition = None
 
     @property
     def functions(self) -> tuple:
@@ -58,6 +61,11 @@ class Plan:
             or (new is not None and (new[0].requires_grad or new[1].requires_grad))
         ):
             return False
+        return self.is_apart(tensors)
+
+    def is_apart(self, tensors: tuple) -> bool:
+        """Whether what is written shares no memory with what is read; False: it may share none all the same."""
+        q, k, v, out, lengths, sink, aux, new = tensors
         if new is not None and not self.append.admits(tensors):
             return False
         if out is None:

@@ -5,6 +5,7 @@ in the key         what chooses the plan, and what compiled functions do not che
 at each call       whether a gradient is asked for, and whether what is written shares memory with what is read
 by the function    that a tensor has the dtype, device, shape, strides and alignment that its plan was made for:
                    compiled functions refuse others before they launch
+before the key     whether the call is like the latest (recognition.py): then nothing else is looked at but addresses
 never kept         calls that contents decide (CPU tensors with lengths or pages, which are checked each time), calls
                    that launch nothing, functions of the user (what they refer to may change)
 
@@ -20,6 +21,7 @@ import torch
 
 from cute_fa4.calls.launch import launching_on
 from cute_fa4.calls.plan import Plan
+from cute_fa4.calls.recognition import Recognition, recognition_of
 from cute_fa4.compiler import functions
 from cute_fa4.sm100.score_mods import ScoreMod
 from cute_fa4.system import forks
@@ -33,16 +35,29 @@ class _Table:
 
     def __init__(self):
         self.plans: dict[tuple, Plan] = {}
-        # A key and its plan. The layers of a model call alike, and comparing two keys is cheaper than a hash.
-        self.latest: tuple = (None, None)
+        # The latest plan, and what recognises its call: the layers of a model call alike.
+        self.latest: tuple[Plan | None, Recognition | None] = (None, None)
         self._lock = forks.Lock()
 
-    def keep(self, key: tuple, plan: Plan) -> None:
+    def keep(self, key: tuple, plan: Plan, tensors: tuple, asked: tuple) -> None:
+        recognition = recognition_of(tensors, asked)
         with self._lock:
             while len(self.plans) >= MAX_PLANS:
                 del self.plans[next(iter(self.plans))]
+            plan.recognition = recognition
             self.plans[key] = plan
-            self.latest = key, plan
+            self.latest = plan, recognition
+
+    def found(self, key: tuple, tensors: tuple, asked: tuple) -> Plan:
+        """KeyError: there is none."""
+        plan = self.plans[key]
+        latest, _ = self.latest
+        if (
+            latest is plan and plan.recognition is not None
+        ):  # the same by its key and yet not recognised
+            plan.recognition = recognition_of(tensors, asked)
+        self.latest = plan, plan.recognition
+        return plan
 
 
 _table = _Table()
@@ -57,6 +72,22 @@ def clear() -> None:
 functions.on_clear(clear)
 
 
+def again(tensors: tuple, asked: tuple):
+    """The result of a call like the latest one; None: this is another. Arguments as those of attend."""
+    plan, recognition = _table.latest
+    if recognition is None:
+        return None
+    try:
+        if not (recognition.accepts(tensors, asked) and plan.is_apart(tensors)):
+            return None
+    except Exception:  # what is no tensor, or cannot be compared: the checks say what is wrong
+        return None
+    try:
+        return plan(tensors)
+    except (TypeError, ValueError):  # refused before a launch, for an address that is not aligned
+        return None
+
+
 def attend(prepare: Callable, tensors: tuple, asked: tuple):
     """Attention of unchecked arguments: out, or (out, lse).
 
@@ -67,13 +98,7 @@ def attend(prepare: Callable, tensors: tuple, asked: tuple):
     """
     table, plan, refusal = _table, None, None
     try:
-        key = _key(tensors, asked)
-        latest, its_plan = table.latest
-        if key == latest:
-            plan = its_plan
-        else:
-            plan = table.plans[key]
-            table.latest = key, plan
+        plan = table.found(_key(tensors, asked), tensors, asked)
         if plan.admits(tensors):
             return plan(tensors)
     except Exception as error:  # no key or no plan, or refused by the compiled function
@@ -92,7 +117,7 @@ def _long_way(prepare, tensors, asked, table: _Table, plan: Plan | None, refusal
                 del refusal
         if prepared.repeats and _are_constant(asked[-1]):
             try:
-                table.keep(_key(tensors, asked), prepared)
+                table.keep(_key(tensors, asked), prepared, tensors, asked)
             except (_NoKey, TypeError):  # TypeError: an option without hash
                 pass
     with launching_on(tensors[0].device):

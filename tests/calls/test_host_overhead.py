@@ -201,19 +201,26 @@ DECODE = dict(
     page_table=int32([0, 1, 2, 3, 4, 5, 0, 0]).view(2, 4),
 )
 # Operators of torch: what is returned is allocated, and nothing else happens.
-# Functions of the package, which each take a tenth of a microsecond: the public one, is_traced, attend, the key, the
-# plan's conditions, the plan; lengths and new rows have keys of their own, and an append conditions and a call.
+# Functions of the package, which each take a twentieth of a microsecond: the public one, again, the recognition and its
+# two parts, the plan's conditions, the plan, the allocation of out; an append has conditions and a call.
 ASKED = {
-    "dense": (flash_attn_func, DENSE, ["aten::empty_like"], 6),
+    "dense": (flash_attn_func, DENSE, ["aten::empty_like"], 8),
     "dense, lse": (
         flash_attn_func,
         DENSE | dict(return_lse=True),
         ["aten::empty_like", "aten::empty_strided"],
-        6,
+        8,
     ),
-    "dense, out": (flash_attn_func, DENSE | dict(out=torch.zeros_like(Q)), [], 6),
-    "paged decode": (flash_attn_varlen_func, DECODE, ["aten::empty_like"], 7),
-    "append": (flash_attn_with_kvcache, APPEND, ["aten::empty_like"], 10),
+    "dense, out": (flash_attn_func, DENSE | dict(out=torch.zeros_like(Q)), [], 7),
+    "paged decode": (flash_attn_varlen_func, DECODE, ["aten::empty_like"], 8),
+    "append": (
+        flash_attn_with_kvcache,
+        APPEND | dict(v=APPEND["v"].clone()),
+        ["aten::empty_like"],
+        11,
+    ),
+    # k is v: by its key, with is_traced, the refusals of the public function and the parts of a key.
+    "append, by its key": (flash_attn_with_kvcache, APPEND, ["aten::empty_like"], 14),
 }
 
 

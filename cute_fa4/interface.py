@@ -221,8 +221,8 @@ def flash_attn_varlen_func(
 
     Query i of a sequence of m queries and n keys stands at position i + n - m: the last query sees
     the last key. Up to max_seqlen_k the order is that of flash-attn.
-    The other parameters are those of flash_attn_func. page_size is a multiple of 8
-    that divides 128 or that 128 divides; every one is loaded by TMA.
+    The other parameters are those of flash_attn_func. page_size is any number of keys; every one
+    is loaded by TMA. Multiples of 8 come in boxes, other sizes four rows at a time.
 
     Returns out, or (out, lse); lse is float32 (heads_q, total_q) or (batch, heads_q, seqlen_q).
     A query that sees no key has out 0 and lse -inf, or the sink.

@@ -22,7 +22,7 @@ from cute_fa4.calls.options import AUX_DTYPES, SINK_DTYPES
 from cute_fa4.calls.plan import Plan, Results, Views
 from cute_fa4.calls.request import Options, Where
 from cute_fa4.calls.split import Shared, SplitPlan, split_of
-from cute_fa4.calls.strides import views_for_descriptors
+from cute_fa4.calls.strides import gathers_rows, views_for_descriptors
 from cute_fa4.calls.tensors import DTYPE_NAMES, largest_extent
 from cute_fa4.compiler import policy
 from cute_fa4.sm100.choose_config import config_for, packs_gqa, split_configs
@@ -135,7 +135,7 @@ def config_of(q, k, where: Where, options: Options, rows_per_page, return_lse, t
         cache_excludes_new=where.excludes_new,
         padded_keys=where.key_limit is not None,
         page_size=0 if where.page_table is None else k.shape[1],
-        fold_pages=rows_per_page % 8 == 0,
+        fold_pages=rows_per_page % 8 == 0 or gathers_rows(where, k),
         pack_gqa=bool(pack) and group > 1,
         sink=options.sink is not None,
         sink_dtype="f32" if options.sink is None else SINK_DTYPES[options.sink.dtype],

@@ -36,7 +36,7 @@ NOT_BUILT = {
     "q_v": ((None,), "a second query for V is not built"),
     "sm_margin": ((0, None), "CTAs are not limited"),
     "scheduler_metadata": ((None,), "a CTA finds its work from the lengths"),
-    "gather_kv_indices": ((None,), "page_table= with pages of 8 keys or more"),
+    "gather_kv_indices": ((None,), "page_table= with pages of one key, a row for each sequence"),
     "pos_encoding_mode": (("NONE", None), "rotate q and k before the call"),
     "backend": (("auto", None), "there is one kernel"),
 }  # fmt: skip

@@ -1,7 +1,8 @@
 """Strides that a TMA descriptor can hold: of dimensions of size 1, of pages and of sequences in one row space.
 
 A clipped operand sees its rows as one sequence of rows at multiples of one stride (its row space), so that a row
-number alone finds a row of any page or sequence.
+number alone finds a row of any page or sequence. Where rows are gathered, pages of no multiple of eight keys, the rows
+of all heads are one sequence of rows.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import torch
 
 from cute_fa4.calls.request import Where
+from cute_fa4.sm100.tiles import ROWS_OF_SWIZZLE
 
 # The kernel's row numbers are 32-bit and a tile may reach past the last row.
 MAX_ROWS = (1 << 31) - 1024
@@ -27,10 +29,41 @@ def views_for_descriptors(q, k, v, out, where: Where):
                 f"k has {per_block} with strides {k.stride()}; accepted: equal, so that one look-up "
                 "serves both; slice k and v from one cache, or allocate them alike"
             )
+        if gathers_rows(where, k):
+            k, v = _in_one_map("k", k), _in_one_map("v", v)
     clips_queries = where.seqused_q is not None or where.q_layout == "packed"
     if out is not None:
         out = _in_row_space("out", out)[0] if clips_queries else with_plain_strides(out)
     return with_plain_strides(q), k, v, out, per_block
+
+
+def gathers_rows(where: Where, k) -> bool:
+    """Whether the rows of pages are looked up one by one (sm100/tiles.py); k: (pages, page_size, heads, depth)."""
+    return where.page_table is not None and k.shape[1] % ROWS_OF_SWIZZLE != 0
+
+
+def _in_one_map(name: str, cache: torch.Tensor) -> torch.Tensor:
+    """A cache in row space, whose heads are rows too: one of the two strides is a multiple of the other."""
+    pages, page_size, heads, _ = cache.shape
+    page, row, head, _ = cache.stride()
+    if heads == 1:
+        head = row
+        cache = cache.as_strided(cache.shape, (page, row, head, 1))
+    unit = min(row, head)
+    if unit <= 0 or row % unit or head % unit:
+        raise ValueError(
+            f"{name}: strides {cache.stride()} with pages of {page_size} keys, whose rows are gathered one by one: "
+            f"{row} elements from one row to the next, {head} from one head to the next; accepted: one a multiple of "
+            f"the other; copy with {name}.contiguous(), or use pages of a multiple of {ROWS_OF_SWIZZLE} keys"
+        )
+    last = ((pages - 1) * page + (page_size - 1) * row + (heads - 1) * head) // unit
+    if last > MAX_ROWS:
+        raise ValueError(
+            f"{name}: {pages} pages of {page_size} keys, whose rows are gathered one by one, end at row {last} of all "
+            f"heads; accepted: at most {MAX_ROWS}, because rows are 32-bit numbers; use fewer pages, or pages of a "
+            f"multiple of {ROWS_OF_SWIZZLE} keys"
+        )
+    return cache
 
 
 def _in_row_space(name: str, tensor: torch.Tensor) -> tuple[torch.Tensor, int]:

@@ -13,7 +13,7 @@ from typing import ClassVar
 from .chip import SMEM_CAPACITY_BYTES, SWIZZLE_BYTES, TMEM_COLUMNS
 from .memory_maps import SmemMap, TmemMap
 from .problem import Problem
-from .tiles import ROWS_PER_Q_TILE, Tiles, is_page_size, page_sizes
+from .tiles import ROWS_PER_Q_TILE, Tiles
 from .warp_roles import WarpRoles
 from .work.claims import claims_pay
 
@@ -143,21 +143,7 @@ class RowSchedule:
             why.append(
                 f"shared memory of {smem.nbytes} bytes exceeds {SMEM_CAPACITY_BYTES}: lower bn_cap"
             )
-        return why + self._page_refusals(problem, tiles)
-
-    def _page_refusals(self, problem: Problem, tiles: Tiles) -> list[str]:
-        why, page = [], problem.page_size
-        if page and not is_page_size(page, tiles.BN):
-            why.append(
-                f"page_size={page} must be a multiple of 8 that divides BN={tiles.BN} or that BN divides: use "
-                f"{page_sizes(tiles.BN)}"
-            )
-        if tiles.pages_come_whole and tiles.qk_stages > 1:
-            why.append(
-                f"num_qk_stages={tiles.qk_stages} with page_size={page}: a page comes with its whole depth: use "
-                f"num_qk_stages=1 or fold_pages=False"
-            )
-        return why
+        return why + tiles.page_refusals()
 
     def _not_built(self, problem: Problem) -> list[str]:
         why, tiles = [], self.tiles(problem)

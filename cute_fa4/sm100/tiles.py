@@ -7,6 +7,8 @@ from .chip import DTYPE_BYTES, TMEM_COLUMNS, align_down, align_up
 from .problem import Problem
 
 ROWS_PER_Q_TILE = 128  # lanes of tensor memory: a softmax thread owns a row
+ROWS_OF_SWIZZLE = 8  # rows that the 128-byte swizzle permutes: the least that a box has
+ROWS_A_WARP_GATHERS = 128  # four a lane
 O_BUFFERS = 2  # chunks of O on their way to global memory
 
 
@@ -52,7 +54,7 @@ class Tiles:
             bn = min(bn, align_down(bn_cap, mma_k))
         page = problem.page_size
         if page and bn % page and page % bn:
-            bn = 1 << (bn.bit_length() - 1)  # pages and tiles must nest
+            bn = 1 << (bn.bit_length() - 1)  # a power of two has more in common with pages
         if not qk_stages:
             qk_stages = gcd(depth // granule, depth // mma_k)
         return Tiles(problem, num_q, cta_group, bn, qk_stages, swizzle_bytes)
@@ -101,9 +103,15 @@ class Tiles:
 
     @property
     def kv_box_rows(self) -> int:
-        """Key rows of one copy: the tile, or a page that is smaller."""
+        """Key rows of one copy: the tile, or what it has in common with a page, so that no box crosses a page."""
         page = self.problem.page_size
-        return min(self.BN, page) if page else self.BN
+        return gcd(self.BN, page) if page else self.BN
+
+    @property
+    def gathers_rows(self) -> bool:
+        """Rows are looked up one by one: boxes would be smaller than the eight rows that the swizzle permutes."""
+        page = self.problem.page_size
+        return page > 0 and page % ROWS_OF_SWIZZLE != 0
 
     @property
     def kv_boxes(self) -> int:
@@ -115,6 +123,7 @@ class Tiles:
         depths = (self.problem.qk_depth, self.problem.ov_depth)
         return (
             self.problem.fold_pages
+            and not self.gathers_rows
             and self.kv_boxes > 1
             and all(depth % self.swizzle_granule == 0 for depth in depths)
             and self.padded_qk_depth > self.swizzle_granule
@@ -199,16 +208,19 @@ class Tiles:
     def v_bytes(self) -> int:
         return self.BN * self.v_cols_per_cta * self.dtype_bytes
 
+    # ---- refusals that families share
 
-def is_page_size(page: int, keys: int) -> bool:
-    """Whether pages of so many keys fit tiles of `keys` keys: whole pages in a tile, or whole tiles in a page."""
-    return page > 0 and page % 8 == 0 and (keys % page == 0 or page % keys == 0)
-
-
-def page_sizes(keys: int) -> str:
-    """
-    >>> page_sizes(128)
-    '8, 16, 32, 64, 128 or a multiple of 128'
-    """
-    within = ", ".join(str(page) for page in range(8, keys + 1, 8) if keys % page == 0)
-    return f"{within} or a multiple of {keys}"
+    def page_refusals(self) -> list[str]:
+        """Why keys in such pages cannot be loaded into these tiles."""
+        why, page = [], self.problem.page_size
+        if self.pages_come_whole and self.qk_stages > 1:
+            why.append(
+                f"num_qk_stages={self.qk_stages} with page_size={page}: a page comes with its whole depth: use "
+                f"num_qk_stages=1 or fold_pages=False"
+            )
+        if self.gathers_rows and (self.BN % ROWS_OF_SWIZZLE or self.BN > ROWS_A_WARP_GATHERS):
+            why.append(
+                f"page_size={page} with BN={self.BN}: its rows are gathered by fours, one gather a lane of the load "
+                f"warp: use a bn_cap of at most {ROWS_A_WARP_GATHERS}, or pages of a multiple of {ROWS_OF_SWIZZLE}"
+            )
+        return why

@@ -1,11 +1,15 @@
-"""One function for each bulk copy: load a tile, store a tile.
+"""One function for each bulk copy: load a tile, gather rows, store a tile.
 
 A tile's place is its first row, its first column and the further coordinates of its operand (tensor_maps.py).
 """
 
 import cutlass.cute as cute
+from cutlass import Int32, Int64
+from cutlass._mlir import ir
+from cutlass._mlir.dialects import cute_nvgpu, llvm
 from cutlass.cute.nvgpu import cpasync
 
+from .gathered_rows import ROWS
 from .tensor_maps import TMAOperand, tiler
 
 
@@ -49,3 +53,52 @@ def store_tile(operand: TMAOperand, dtype, address, first_row, further, first_co
     """Copy a tile from shared memory; rows beyond the end are dropped."""
     sX, gX = _partition(operand, dtype, address, first_row, first_column, further)
     cute.copy(operand.atom, sX, gX)
+
+
+def gather_rows(
+    operand: TMAOperand, address, chunks: int, chunk_bytes: int, mbarrier, rows: tuple, first_column
+):
+    """Copy four rows of the operand's map to four neighbouring rows of a tile; zeros for rows that do not exist.
+
+    address       shared address of the first of them, in the first of `chunks` depth chunks `chunk_bytes` apart
+    first_column  of the first chunk; each is as wide as the map's box
+    rows          four Int32; all of their bytes count on `mbarrier`, also those filled with zeros
+
+    PTX ISA, "cp.async.bulk.tensor": with .tile::gather4 the map has two dimensions and boxes of one row, the
+    coordinates are a column and four rows, and the rows lie in shared memory as a box of four would. The column is a
+    multiple of 16 bytes.
+    """
+    columns = cute.size(operand.tile_layout.outer)
+    text = "{\n.reg .pred leader_thread;\n.reg .b32 at, column;\n"
+    text += "elect.sync _|leader_thread, 0xffffffff;\n"
+    for chunk in range(chunks):
+        text += f"add.s32 at, $0, {chunk * chunk_bytes};\nadd.s32 column, $2, {chunk * columns};\n"
+        text += (
+            "@leader_thread cp.async.bulk.tensor.2d.shared::cta.global.tile::gather4"
+            ".mbarrier::complete_tx::bytes [at], [$1, {column, $4, $5, $6, $7}], [$3];\n"
+        )
+    text += "}"
+    numbers = (first_column, mbarrier.toint(), *rows)
+    llvm.inline_asm(
+        None,
+        [
+            Int32(address).ir_value(),
+            descriptor_address(operand).ir_value(),
+            *(Int32(n).ir_value() for n in numbers),
+        ],
+        text,
+        "r,l,r,r,r,r,r,r",
+        has_side_effects=True,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+    )
+
+
+def descriptor_address(operand: TMAOperand) -> Int64:
+    """Generic address of an operand's descriptor."""
+    atom = cute_nvgpu.atom_make_exec_tma(operand.atom._trait.value)
+    pointer = ir.Type.parse("!cute.ptr<!cute_nvgpu.tma_descriptor_tiled, generic, align<128>>")
+    return Int64(cute_nvgpu.get_tma_desc_addr(pointer, atom).toint())
+
+
+assert ROWS == 4  # coordinates of the instruction

@@ -1,11 +1,16 @@
 """PagedRowIndices: where the rows of one key tile lie, looked up once and used for K and for V.
 
-A tile of BN keys is covered by boxes of `box_rows` = min(page_size, BN) rows; a box never crosses a page. Lane p of
-the load warp knows box p: the row in the operand's row space and how many of its rows exist:
+A tile of BN keys is covered by boxes of `box_rows` = gcd(page_size, BN) rows, a multiple of eight; a box never crosses
+a page. Lane p of the load warp knows box p: the row in the operand's row space and how many of its rows exist:
 
     page_size 64, BN 128, page table (7, 2, 9, 4), keys 128..255 of a sequence of 200
         lane 0   page 9   row 9 * rows_per_page          64 rows
         lane 1   page 4   row 4 * rows_per_page           8 rows, the rest arrives as zeros
+
+    page_size 48, BN 128, page table (7, 2, 9, 4), keys 0..127 of a sequence of 60
+        lanes 0 to 2   page 7   rows 7 * rows_per_page + 0, 16, 32    16 rows each
+        lanes 3 to 5   page 2   rows 2 * rows_per_page + 0, 16, 32    12, 0, 0 rows
+        lanes 6, 7     page 9   not looked up                          0 rows
 
 So a tile's entries are one coalesced load, however the table is aligned, and they stay in flight until a box is used.
 A box without rows is still copied, wholly out of bounds: its zeros are what P V needs there, the expected bytes stay
@@ -14,6 +19,7 @@ anything.
 """
 
 from dataclasses import dataclass
+from math import gcd
 
 import cutlass
 import cutlass.cute as cute
@@ -49,12 +55,17 @@ class PagedRowIndices:
 
 
 def box_rows(tile_rows: int, page_size: int) -> int:
-    """Rows of one copy: a page, or the tile if that is shorter or nothing is paged.
+    """Rows of one copy: what a page and the tile have in common, or the tile if nothing is paged.
 
-    >>> box_rows(128, 64), box_rows(128, 256), box_rows(128, 0)
-    (64, 128, 128)
+    >>> box_rows(128, 64), box_rows(128, 256), box_rows(128, 48), box_rows(128, 784), box_rows(128, 0)
+    (64, 128, 16, 16, 128)
     """
-    return min(tile_rows, page_size) if page_size else tile_rows
+    return gcd(tile_rows, page_size) if page_size else tile_rows
+
+
+def nest(tile_rows: int, page_size: int) -> bool:
+    """Whole pages in a tile, or whole tiles in a page: every tile begins at the same place of its page."""
+    return tile_rows % page_size == 0 or page_size % tile_rows == 0
 
 
 def populate_contiguous(tile_rows: int, first_row, first_key, num_keys) -> PagedRowIndices:
@@ -81,7 +92,10 @@ def look_up(
     lane = cute.arch.lane_idx()
     entry = Int32(0)
     if (lane < tile_rows // rows) & (first_key + lane * rows < num_keys):
-        entry = table[batch, first_key // page_size + lane]
+        if cutlass.const_expr(nest(tile_rows, page_size)):
+            entry = table[batch, first_key // page_size + lane]
+        else:
+            entry = table[batch, (first_key + lane * rows) // page_size]
     return entry
 
 
@@ -100,6 +114,6 @@ def populate(
     else:
         lane = cute.arch.lane_idx()
     exists = choose(entry >= 0, choose(entry < num_pages, 1, 0), 0)
-    inside = first_key % page_size if rows < page_size else 0
+    inside = (first_key + lane * rows) % page_size if rows < page_size else 0
     valid = minimum(maximum(num_keys - first_key - lane * rows, 0), rows)
     return PagedRowIndices(entry * exists * rows_per_page + inside, valid * exists, boxes)

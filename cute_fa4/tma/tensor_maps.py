@@ -18,6 +18,7 @@ copy brings all chunks. Otherwise there is a copy for each chunk; TMA fills colu
     clipped loads   rows of any kind (RowSpace)    (row in tile, depth, end, lap, head)    zeros
     clipped stores  likewise                       (row in tile, depth, end, head)         dropped
     pages           pages smaller than a tile      ((row in 8, 8 rows), depth, head)       a page, or all zeros
+    gathered rows   pages of any size              (row of a head, depth)                  none, or zeros
 
 A clipped operand moves n <= R rows that start anywhere, and cuts them exactly, at run time. Two dimensions with the
 same stride address the row: `a`, the row in the tile, of extent A, and `b`, the end of the rows. A box begins at
@@ -37,6 +38,9 @@ A load may touch memory at the base of its map and, on Blackwell, in the 128 KiB
 element there; a store touches what it writes. So the base of a load is the tensor's, and extents are exact: the last
 element of a map is the last of the tensor, and the host code allows those 128 KiB to tensors that have them. No byte
 outside of a tensor is ever read (docs/decisions/0005).
+
+A gather takes a map of two dimensions, one row high, so that rows of all heads share one: its rows are as far apart as
+heads or rows of a head are, whichever is less, and the other distance is a multiple of it (RowsOfHeads).
 """
 
 from dataclasses import dataclass
@@ -174,6 +178,38 @@ def page_view(tensor, space: RowSpace, granule: int):
     rows = ((8, space.rows // 8), (space.row_stride, 8 * space.row_stride))
     head = (space.heads, space.head_stride)
     return _view(tensor.iterator, rows, ((granule, depth // granule), (1, granule)), head)
+
+
+@dataclass(frozen=True)
+class RowsOfHeads:
+    """Rows of all heads as rows of one map: row r of head h is row r * per_row + h * per_head of it; Int32."""
+
+    per_row: cutlass.Int32
+    per_head: cutlass.Int32
+
+
+def rows_of_heads_view(tensor, space: RowSpace):
+    """-> (view (row of a head, depth), RowsOfHeads). One stride is a multiple of the other; the host checks it."""
+    unit = cutlass.select_(
+        space.row_stride < space.head_stride, space.row_stride, space.head_stride
+    )
+    unit = cute.assume(unit, divby=16 * 8 // tensor.element_type.width)
+    per_row = cutlass.Int32(space.row_stride // unit)
+    per_head = cutlass.Int32(space.head_stride // unit)
+    rows = (space.rows - 1) * per_row + (space.heads - 1) * per_head + 1
+    view = _view(tensor.iterator, (rows, unit), (tensor.shape[-1], 1))
+    return view, RowsOfHeads(per_row, per_head)
+
+
+def make_row_operand(view, dtype, columns: int) -> TMAOperand:
+    """Descriptor for single rows of `columns` elements, which fill a swizzle span: what a gather takes."""
+    swizzle = cute.make_swizzle(3, 4, 3)
+    row = cute.make_layout((1, columns), stride=(columns, 1))
+    layout = cute.make_composed_layout(swizzle, 0, row)
+    atom, coordinates = cpasync.make_tiled_tma_atom(
+        cpasync.CopyBulkTensorTileG2SOp(), view, layout, (1, columns)
+    )
+    return TMAOperand(atom, coordinates, layout)
 
 
 def make_operand(

@@ -258,6 +258,45 @@ def test_gather4_loads_four_rows():
     assert not loaded[3].any()
 
 
+def test_gather4_in_the_second_half_of_a_swizzle_pattern_fills_zeros_for_rows_that_do_not_exist():
+    # Four rows of 128 bytes are half of the eight that the swizzle permutes; their place is that of their address.
+    # PTX ISA, "cp.async.bulk.tensor": the bytes of rows outside of the tensor count on the mbarrier, too.
+    bench = Bench()
+    barrier = bench.barrier(expect=1024)
+    text = LOAD_CLUSTER.replace(".tile", ".tile::gather4")
+    for at, rows in ((0, (19, -1, 0, 20)), (512, (4, 4, -(2**31), 2**31 - 1))):
+        named = dict(zip(("r4", "r5", "r6", "r7"), rows, strict=True))
+        bench.run(
+            f"{text} [%r0], [%rd0, {{%r1, %r4, %r5, %r6, %r7}}], [%r3];",
+            **AT | {"rd0": ONE_ROW, "r0": TILE + at} | named,
+        )
+    bench.engine.drain()
+    assert barrier.test(0)
+    loaded = bench.tile(nbytes=1024).view(np.uint16).reshape(8, 64)
+    assert np.array_equal(loaded[[0, 2, 4, 5]], bench.tensor[[19, 0, 4, 4]])
+    assert not loaded[[1, 3, 6, 7]].any()
+
+
+@pytest.mark.parametrize(
+    ("opcode", "column", "rows", "message"),
+    [
+        ("gather4", 4, (0, 1, 2, 3), "column 4 of a bf16 tensor .*, 8 bytes; accepted: multiples of 16"),
+        ("scatter4", 0, (0, -1, 2, 3), "accepted: no negative coordinate"),
+        ("scatter4", -8, (0, 1, 2, 3), "accepted: no negative coordinate"),
+    ],
+)  # fmt: skip
+def test_coordinates_that_are_illegal_for_four_rows(opcode, column, rows, message):
+    coordinates = "{%r1, %r4, %r5, %r6, %r7}"
+    text = (
+        LOAD_CLUSTER.replace(".tile", ".tile::gather4") + f" [%r0], [%rd0, {coordinates}], [%r3];"
+    )
+    if opcode == "scatter4":
+        text = f"cp.async.bulk.tensor.2d.global.shared::cta.tile::scatter4.bulk_group [%rd0, {coordinates}], [%r0];"
+    named = dict(zip(("r1", "r4", "r5", "r6", "r7"), (column, *rows), strict=True))
+    with pytest.raises(TensorMapError, match=message):
+        Bench().run(text, **AT | {"rd0": ONE_ROW} | named)
+
+
 @pytest.mark.parametrize(
     ("change", "kind", "message"),
     [

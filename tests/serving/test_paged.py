@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import dataclass
 
 import pytest
 import torch
 
 from cute_fa4 import flash_attn_varlen_func, flash_attn_with_kvcache
-from cute_fa4.sm100.choose_config import DEPTHS, KEYS_PER_TILE, choose_config
-from cute_fa4.sm100.tiles import is_page_size
+from cute_fa4.sm100.choose_config import DEPTHS
+from tests.pairwise import sweep_only
 from tests.serving.batches import (
     NO_PAGE,
     Batch,
@@ -106,31 +107,156 @@ def test_the_aliases_of_other_packages_are_the_same_call():
     assert torch.equal(theirs[:7], out[:7]) and torch.equal(their_lse[:, :7], lse[:, :7])
 
 
-@pytest.mark.parametrize("layout", ["NHD", "HND"])
-@pytest.mark.parametrize("page_size", [1, 4, 12, 48, 192])
-def test_page_sizes_without_a_kernel_are_refused_with_the_ones_that_have_one(page_size, layout):
-    batch = Batch.draw([1], [page_size + 1], depth=64)
-    accepted = "accepted: 8, 16, 32, 64, 128 or a multiple of 128 keys a page"
-    axis = 1 if layout == "NHD" else 2
+def test_pages_without_keys_are_refused_by_name():
+    batch = Batch.draw([1], [1], depth=64)
+    storage = paged_kv(batch, 4, "HND")
+    empty = {name: storage[name][:, :, :0] for name in "kv"}
     with pytest.raises(
-        ValueError, match=f"^k: pages of {page_size} keys, dimension {axis} .*{accepted}"
+        ValueError, match="^k: pages of 0 keys, dimension 2 .*HND.*accepted: 1 key a page or more"
     ):
-        run(packed_q(batch), paged_kv(batch, page_size, layout))
-
-
-def test_a_cache_is_called_by_its_name_and_the_other_layout_is_named_where_it_would_fit():
-    q = torch.zeros(1, 1, 1, 64, dtype=torch.bfloat16)
-    cache = torch.zeros(4, 2, 16, 64, dtype=torch.bfloat16)  # two heads of pages of 16 keys
-    with pytest.raises(ValueError, match="^k_cache: pages of 2 keys.*pass kv_layout='HND'"):
+        run(packed_q(batch), {**storage, **empty})
+    q, cache = torch.zeros(1, 1, 1, 64), torch.zeros(4, 0, 1, 64)
+    with pytest.raises(ValueError, match="^k_cache: pages of 0 keys, dimension 1"):
         flash_attn_with_kvcache(
-            *(q, cache, cache.clone()), cache_seqlens=5, page_table=int32([0])[:, None]
+            *(x.bfloat16() for x in (q, cache, cache)),
+            cache_seqlens=5,
+            page_table=int32([0])[:, None],
         )
 
 
-def test_the_page_sizes_of_messages_are_those_of_the_configurations():
-    for depth, page in itertools.product(DEPTHS, range(1, 1100)):
-        config = choose_config(
-            qkv_dtype="bf16", head_dim=depth, kv_layout="paged", page_size=page, seqused_k=True
+# Every size up to seven, which only gathers can load; above, odd ones and multiples of four, likewise; multiples of
+# eight that do not nest with tiles of 128 keys, whose boxes have 8, 16 and 32 rows; a hybrid model's 544 and 784.
+GATHERED = (1, 2, 3, 4, 5, 6, 7, 9, 12, 33, 130)
+NOT_NESTING = (24, 40, 48, 56, 192, 544, 784)
+
+
+@dataclass(frozen=True)
+class Pages:
+    """A case: a page size with what else decides how its keys are copied."""
+
+    size: int
+    depth: int = 128
+    dtype: torch.dtype = torch.bfloat16
+    layout: str = "NHD"
+    mask: str = "causal"
+    decode: bool = False
+
+    def __str__(self):
+        call = "decode" if self.decode else "prefill"
+        name = str(self.dtype).removeprefix("torch.")
+        return f"{self.size}-{self.depth}-{name}-{self.layout}-{self.mask}-{call}"
+
+
+MASKS = {
+    "full": (dict(), lambda p, j: j >= 0),
+    "causal": (dict(causal=True), lambda p, j: j <= p),
+    "window": (dict(window_size=(100, 0)), lambda p, j: (j <= p) & (j >= p - 100)),
+}
+
+
+def check_pages(case: Pages, beside_contiguous: bool) -> None:
+    """The definition, and the bits of contiguous keys. Unused rows of pages are NaN, unused entries no page."""
+    queries = [1, 4, 2] if case.decode else [3, 140, 1]
+    keys = [
+        case.size,
+        300,
+        128 + case.size // 2 + 1,
+    ]  # a whole page; past two tiles; mid-page in the second tile
+    heads = (8, 2) if case.decode else (2, 2)
+    batch = Batch.draw(
+        queries, keys, heads=heads, depth=case.depth, dtype=case.dtype, seed=case.size
+    )
+    asked, visible = MASKS[case.mask]
+    asked = asked | dict(pack_gqa=case.decode)
+    storage = paged_kv(batch, case.size, case.layout)
+    paged = run(packed_q(batch), storage, **asked, mode="hostile", seed=case.size)
+    assert_agrees(batch, *paged, visible=visible)
+    if beside_contiguous:
+        contiguous = run(packed_q(batch), packed_kv(batch), **asked)
+        assert all(map(torch.equal, paged, contiguous))
+
+
+# Which way rows are copied, with each depth and dtype, layout, mask, and prefill or decode once or more.
+@pytest.mark.parametrize(
+    "case",
+    [
+        Pages(1, decode=True),
+        Pages(1, 72, torch.float16, "HND", "window"),
+        Pages(2, 64, torch.float16, "HND", "full", decode=True),
+        Pages(3, 80, mask="window"),
+        Pages(6, 96, layout="HND", decode=True, mask="full"),
+        Pages(33, 128, torch.float16, "HND"),
+        Pages(24, 128, layout="HND", decode=True),
+        Pages(48, 64, torch.float16, mask="window"),
+        Pages(784, 96, mask="full", decode=True),
+    ],
+    ids=str,
+)
+def test_pages_of_any_size(case):
+    check_pages(case, beside_contiguous=False)
+
+
+@sweep_only("pages", seconds=1)
+@pytest.mark.parametrize(
+    "case",
+    [
+        Pages(size, depth, (torch.bfloat16, torch.float16)[n % 2], layout, mask, decode)
+        for n, (size, depth, layout, mask, decode) in enumerate(
+            itertools.product(GATHERED + NOT_NESTING, DEPTHS, ("NHD", "HND"), MASKS, (False, True))
         )
-        refused = any("page_size=" in why and "multiple of 8" in why for why in config.refusals())
-        assert refused != is_page_size(page, KEYS_PER_TILE), (depth, page)
+    ],
+    ids=str,
+)
+def test_every_size_gives_the_bits_of_contiguous_keys(case):
+    check_pages(case, beside_contiguous=True)
+
+
+@pytest.mark.parametrize("page_size", [1, 3, 24])
+def test_no_entry_beyond_the_pages_of_a_sequence_is_read(page_size):
+    # The last sequence fills its row of the table, behind which the table's memory ends: the emulator faults there.
+    # Its second tile has four rows and more that are not there. Elsewhere entries are numbers of pages full of NaN.
+    batch = Batch.draw([1, 1], [5, 131], depth=64)
+    storage = paged_kv(batch, page_size)
+    table = storage["page_table"][:, : -(-131 // page_size)].clone()
+    used = set(table[table != NO_PAGE].tolist())
+    table[table == NO_PAGE] = min(set(range(len(storage["k"]))) - used)
+    assert_agrees(batch, *run(packed_q(batch), {**storage, "page_table": table}))
+
+
+def test_pages_that_do_not_exist_are_rows_of_zeros(monkeypatch):
+    # As on a GPU, where the host cannot see the table: pages before the first and behind the last.
+    monkeypatch.setattr("cute_fa4.calls.lengths.check_contents", lambda *arguments: None)
+    batch = Batch.draw([2], [40], depth=64)
+    for page_size, missing in itertools.product((3, 24), (-1, 10_000)):
+        storage = paged_kv(batch, page_size)
+        table = storage["page_table"].clone()
+        table[0, 1] = missing
+        rows = slice(page_size, min(2 * page_size, 40))
+        k, v = batch.k[0].clone(), batch.v[0].clone()
+        k[rows] = v[rows] = 0
+        there = Batch(batch.q, [k], [v])
+        assert_agrees(there, *run(packed_q(batch), {**storage, "page_table": table}))
+
+
+def test_heads_that_share_no_row_with_a_gather_are_refused_by_the_size_of_the_pages():
+    # Rows 96 elements apart, heads 64: no row of one map has both.
+    batch = Batch.draw([1], [20], depth=64)
+    storage = paged_kv(batch, 3)
+    odd = {
+        name: torch.zeros(9 * 480).bfloat16().as_strided((9, 3, 2, 64), (480, 96, 64, 1))
+        for name in "kv"
+    }
+    q = dict(q=torch.zeros(1, 2, 64).bfloat16(), cu_seqlens_q=int32([0, 1]), max_seqlen_q=1)
+    storage["page_table"] = torch.arange(8, dtype=torch.int32)[None]
+    with pytest.raises(
+        ValueError,
+        match="^k: strides .* with pages of 3 keys, .*96 elements.*64.*multiple of 8 keys",
+    ):
+        run(q, {**storage, **odd})
+    # One head has no such distance, whatever its stride says.
+    one = {
+        name: torch.zeros(9 * 480).bfloat16().as_strided((9, 3, 1, 64), (480, 96, 64, 1))
+        for name in "kv"
+    }
+    out, _ = run(packed_q(batch), {**storage, **one})
+    assert (out[:1] == 0).all()

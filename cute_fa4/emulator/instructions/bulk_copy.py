@@ -72,7 +72,10 @@ def _check_rank(warp, coordinates, needed):
 def _boxes(warp, tensor_map, coordinates, mode):
     """[(coordinates, dense box, byte offset in shared memory)] of one copy: one box, or four rows.
 
-    tile::gather4 and scatter4 take {column, row0, row1, row2, row3} of a 2d tensor.
+    tile::gather4 and scatter4 take {column, row0, row1, row2, row3} of a 2d tensor. Rows that do not exist are zeros
+    for a gather and dropped by a scatter, and count as bytes. The instruction is illegal where the column is no
+    multiple of 16 bytes, and a scatter where a coordinate is negative (Triton's tutorial "Native TMA Gather and
+    Scatter", written for Blackwell GPUs).
     """
     if "4" not in mode:
         _check_rank(warp, coordinates, tensor_map.rank)
@@ -83,6 +86,17 @@ def _boxes(warp, tensor_map, coordinates, mode):
             f"{mode} needs a 2d tensor and a box of one row, not a {tensor_map}", TensorMapError
         )
     column, *rows = coordinates
+    if column * tensor_map.itemsize % BULK_ALIGNMENT:
+        warp.fault(
+            f"{mode} at column {column} of a {tensor_map}, {column * tensor_map.itemsize} bytes; accepted: "
+            f"multiples of {BULK_ALIGNMENT} bytes",
+            TensorMapError,
+        )
+    if "scatter4" in mode and min(coordinates) < 0:
+        warp.fault(
+            f"{mode} to {coordinates} of a {tensor_map}; accepted: no negative coordinate",
+            TensorMapError,
+        )
     row_bytes = tensor_map.box_bytes
     boxes = [((column, row), None, i * row_bytes) for i, row in enumerate(rows)]
     return boxes, 4 * row_bytes

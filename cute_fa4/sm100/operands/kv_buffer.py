@@ -25,6 +25,7 @@ from ...layouts.operand_tiles import KMajorTile, MNMajorTile
 from ...layouts.page_tiles import PageKMajorTile, PageMNMajorTile
 from ...layouts.scalars import choose, maximum, minimum
 from ...tma import copies
+from ...tma.gathered_rows import ROWS, GatheredRows
 from ...tma.paged_rows import PagedRowIndices
 from ...tma.tensor_maps import DTYPES, clipped_load
 from .tma import KVOperand
@@ -44,8 +45,9 @@ class KVBufferConfig:
     depth_stages    a tile is copied in so many depth chunks, each with a barrier of its own
     contraction     length of the contraction in elements: the depth without its padding, or the keys
     clipped         the rows of a copy are cut at run time (tma/tensor_maps.py)
-    box_rows        rows of one copy: the tile's, or those of a page that is smaller
-    whole_pages     a copy brings a page with all its depth chunks
+    box_rows        rows of one copy: the tile's, or what it has in common with a page
+    whole_pages     a copy brings a box with all its depth chunks
+    gathered        a copy brings four rows, wherever they lie
     """
 
     rows: int
@@ -58,6 +60,7 @@ class KVBufferConfig:
     clipped: bool
     box_rows: int
     whole_pages: bool
+    gathered: bool
 
     @staticmethod
     def for_k(cfg) -> "KVBufferConfig":
@@ -81,6 +84,7 @@ class KVBufferConfig:
             clipped=cfg.clips_keys,
             box_rows=cfg.tiles.kv_box_rows,
             whole_pages=cfg.tiles.pages_come_whole,
+            gathered=cfg.tiles.gathers_rows,
         )
 
     @property
@@ -124,7 +128,13 @@ class KVBuffer:
     tma: KVOperand | None = None
 
     def load_from_dram(
-        self, slot, mbarrier, found: PagedRowIndices, kv_head, batch, depth_stage: int = 0
+        self,
+        slot,
+        mbarrier,
+        found: PagedRowIndices | GatheredRows,
+        kv_head,
+        batch,
+        depth_stage: int = 0,
     ):
         """Issue the copies of a tile, or of one depth stage of it, into a slot; the bytes count on `mbarrier`.
 
@@ -138,6 +148,8 @@ class KVBuffer:
             copies.load_tile(
                 self.tma.boxes, dtype, address, mbarrier, found.row, (kv_head, batch), column
             )
+        elif cfg.gathered:
+            gather_tile(cfg, self.tma, address, mbarrier, found, kv_head, column)
         elif cfg.whole_pages:
             load_pages(cfg, self.tma, address, mbarrier, found, kv_head)
         else:
@@ -178,10 +190,35 @@ def mma_tile(tile, address, num_steps: int):
 
 
 @cute.jit
+def gather_tile(
+    cfg: cutlass.Constexpr,
+    tma: KVOperand,
+    address,
+    mbarrier,
+    found: GatheredRows,
+    kv_head,
+    column: cutlass.Constexpr,
+):
+    """Copy a tile, or a depth stage of it, four rows at a time; a copy for each chunk of 64 columns."""
+    span = cfg.tile.span_elements
+    here = found.in_map(tma.of_heads.per_row, kv_head * tma.of_heads.per_head)
+    for p in cutlass.range(cfg.rows // ROWS, unroll=4):
+        copies.gather_rows(
+            tma.boxes,
+            address + p * (ROWS * SPAN_BYTES),
+            cfg.stage_columns // span,
+            cfg.rows * SPAN_BYTES,
+            mbarrier,
+            here.of_gather(p),
+            column,
+        )
+
+
+@cute.jit
 def load_pages(
     cfg: cutlass.Constexpr, tma: KVOperand, address, mbarrier, found: PagedRowIndices, kv_head
 ):
-    """Copy the pages of a tile. Nearly every tile has all its rows: one question for all pages then."""
+    """Copy the boxes of a tile. Nearly every tile has all its rows: one question for all boxes then."""
     page_bytes = cfg.box_rows * cfg.columns * 2
     if found.all_rows_exist(cfg.box_rows):
         groups = found.in_groups_of_eight()
@@ -197,7 +234,7 @@ def load_pages(
 
 @cute.jit
 def load_page(cfg: cutlass.Constexpr, tma: KVOperand, address, mbarrier, row, valid, kv_head):
-    """Copy one page, of which `valid` rows exist: whole, all zeros, or V's last page eight rows at a time.
+    """Copy one box, of which `valid` rows exist: whole, all zeros, or V's last box eight rows at a time.
 
     Rows of K that do not exist are masked, whatever they hold. Rows of V meet a P of 0, and 0 * NaN is NaN.
     """

@@ -2,8 +2,10 @@
 
 Q    dense or packed tensor as it is; rows beyond a sequence may be loaded, they cost nothing
 K V  dense: cut by the tensor's extent. Otherwise clipped: packed rows, pages, or a dense batch with lengths.
-     Pages smaller than a tile come whole, with all depth chunks in one copy where the depth folds; the rows of
-     V in the last page of a sequence are clipped eight by eight, because 0 * NaN is NaN (K is masked instead)
+     A box has as many rows as pages and tiles have in common. Boxes smaller than a tile come with all depth chunks in
+     one copy where the depth folds; the rows of V in the last box of a sequence are clipped eight by eight, because
+     0 * NaN is NaN (K is masked instead). Where boxes would have less than eight rows, rows are gathered instead,
+     four at a time, wherever they lie
 O    dense: cut by the tensor's extent. Otherwise clipped, so that nothing beyond a sequence is written
 """
 
@@ -15,13 +17,16 @@ from cutlass.cute.nvgpu import cpasync
 
 from ...tma.tensor_maps import (
     DTYPES,
+    RowsOfHeads,
     TMAOperand,
     clipped_load_view,
     clipped_store_view,
     dense_view,
     make_operand,
+    make_row_operand,
     page_view,
     row_space,
+    rows_of_heads_view,
 )
 
 
@@ -48,12 +53,14 @@ def o_operand(cfg, mO) -> tuple[TMAOperand, Int32]:
 class KVOperand:
     """How K or V is loaded.
 
-    boxes       a tile, a page, or one depth chunk of a page
-    eight_rows  V where pages come whole: the clipped boxes of its last page
+    boxes       a tile, a box of it, one depth chunk of a box, or of single rows to gather
+    eight_rows  V where boxes come whole: the clipped ones of its last box
+    of_heads    where rows are gathered: the rows of the map
     """
 
     boxes: TMAOperand
     eight_rows: TMAOperand | None = None
+    of_heads: RowsOfHeads | None = None
 
 
 def prefetch(q: TMAOperand, k: KVOperand, v: KVOperand, o: TMAOperand):
@@ -73,6 +80,9 @@ def kv_operand(cfg, mX, columns: int, is_v: bool) -> tuple[KVOperand, Int32]:
         return KVOperand(make_operand(view, dtype, rows, columns)), Int32(0)
     space = row_space(mX, head_mode=-3 if cfg.page_heads_first else -2)
     stride = Int32(space.rows_per_block)
+    if cfg.tiles.gathers_rows:
+        view, of_heads = rows_of_heads_view(mX, space)
+        return KVOperand(make_row_operand(view, dtype, granule), of_heads=of_heads), stride
     if cfg.tiles.pages_come_whole:
         pages = make_operand(
             page_view(mX, space, granule), dtype, rows, columns, chunks_side_by_side=True

@@ -32,7 +32,7 @@ def load_tile(
     kv: TMAProducerPipeline,
     work: Work,
     n: Int32,
-    entries: Int32,
+    entries: Int32 | tuple,
     at: Slot,
     q_phase: Int32,
 ) -> Slot:

@@ -2,7 +2,8 @@
 
 from cutlass import Int32
 
-from ...tma import copies, paged_rows
+from ...tma import copies, gathered_rows, paged_rows
+from ...tma.gathered_rows import GatheredRows
 from ...tma.paged_rows import PagedRowIndices
 from ...tma.tensor_maps import DTYPES
 from ..kernel_args import Events, KernelArgs, Smem
@@ -26,12 +27,13 @@ def load_q(cfg, args: KernelArgs, smem: Smem, events: Events, work: Work, i: int
     copies.load_tile(args.q, DTYPES[cfg.qkv_dtype], address, mbarrier, position, further)
 
 
-def look_up(cfg, args: KernelArgs, work: Work, n) -> Int32:
-    """The page table's entries for key tile n, by lane; 0 where keys are not paged."""
+def look_up(cfg, args: KernelArgs, work: Work, n):
+    """The page table's entries for key tile n, by lane; 0 where keys are not paged. Several where rows are gathered."""
     if cfg.kv_layout != "paged":
         return Int32(0)
     sequence = work.sequence
-    return paged_rows.look_up(
+    rows_of_tile = gathered_rows if cfg.tiles.gathers_rows else paged_rows
+    return rows_of_tile.look_up(
         cfg.tiles.BN,
         cfg.page_size,
         args.page_table,
@@ -41,9 +43,15 @@ def look_up(cfg, args: KernelArgs, work: Work, n) -> Int32:
     )
 
 
-def find_rows(cfg, args: KernelArgs, work: Work, n, entries: Int32) -> PagedRowIndices:
+def find_rows(
+    cfg, args: KernelArgs, work: Work, n, entries: Int32 | tuple
+) -> PagedRowIndices | GatheredRows:
     """Where the rows of key tile n lie. Dense keys need no look-up: TMA cuts them by the tensor's extent."""
     sequence, first_key = work.sequence, n * cfg.tiles.BN
+    if cfg.tiles.gathers_rows:
+        return gathered_rows.populate(
+            cfg.page_size, entries, args.rows_per_block[1], args.num_pages, first_key, sequence.num_keys
+        )  # fmt: skip
     if cfg.kv_layout == "paged":
         return paged_rows.populate(
             cfg.tiles.BN, cfg.page_size, entries, args.rows_per_block[1], args.num_pages,
@@ -56,7 +64,12 @@ def find_rows(cfg, args: KernelArgs, work: Work, n, entries: Int32) -> PagedRowI
 
 
 def load_k(
-    cfg, k: KVBuffer, kv: TMAProducerPipeline, work: Work, at: Slot, found: PagedRowIndices
+    cfg,
+    k: KVBuffer,
+    kv: TMAProducerPipeline,
+    work: Work,
+    at: Slot,
+    found: PagedRowIndices | GatheredRows,
 ) -> Slot:
     """Copy a key tile, depth chunk by depth chunk."""
     kv.acquire(at)
@@ -67,7 +80,12 @@ def load_k(
 
 
 def load_v(
-    cfg, v: KVBuffer, kv: TMAProducerPipeline, work: Work, at: Slot, found: PagedRowIndices
+    cfg,
+    v: KVBuffer,
+    kv: TMAProducerPipeline,
+    work: Work,
+    at: Slot,
+    found: PagedRowIndices | GatheredRows,
 ) -> Slot:
     """Copy a value tile whole."""
     kv.acquire(at)

@@ -1,0 +1,110 @@
+"""GatheredRows: the rows of one key tile looked up one by one, for pages of any size.
+
+A gather copies four rows, wherever they lie, to four neighbouring rows of the tile. Lane p of the load warp knows the
+four rows of gather p: the page of each from the table, then its row in the pool:
+
+    page_size 3, page table (7, 2, 9, 4, ...), keys 0..127 of a sequence of 8
+
+    lane   keys         pages     rows of the pool
+    0      0  1  2  3   7 7 7 2   21 22 23  6
+    1      4  5  6  7   2 2 9 9    7  8 27 28
+    2      8  9 10 11   - - - -   none: the rows of the tile are filled with zeros
+
+Four keys in a row meet one page where pages hold a multiple of four keys, else two, or four pages of one key. Those of
+its first key on are read from the table, as far as they hold a key of the sequence: entries beyond it may hold
+anything. A row that does not exist is -1: TMA finds no such row and fills zeros, which is what P V needs there, and its
+bytes count like those of the others (the tutorial "Native TMA Gather and Scatter" of Triton has negative rows in its
+test for Blackwell GPUs).
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from ..layouts.scalars import choose
+
+ROWS = 4  # of one gather
+NO_ROW = -1
+
+
+@dataclass(frozen=True)
+class GatheredRows:
+    """The rows of a tile in the pool's row space: row i of gather p is rows[i] of lane p; NO_ROW: there is none."""
+
+    rows: tuple
+
+    def in_map(self, rows_apart, first) -> "GatheredRows":
+        """The same in a map whose rows are `rows_apart` rows of the pool apart; first: its row of row 0."""
+        return GatheredRows(
+            tuple(choose(row < 0, NO_ROW, row * rows_apart + first) for row in self.rows)
+        )
+
+    def of_gather(self, p) -> tuple:
+        """The four rows of gather p, in every lane."""
+        return tuple(cute.arch.shuffle_sync(row, p) for row in self.rows)
+
+
+def pages_of_four(page_size: int) -> int:
+    """Pages that four keys meet whose first is a multiple of four.
+
+    >>> [pages_of_four(page) for page in (1, 2, 3, 4, 5, 6, 12, 33)]
+    [4, 2, 2, 1, 2, 2, 1, 2]
+    """
+    if page_size % ROWS == 0:
+        return 1
+    return max(2, ROWS // page_size)
+
+
+def place_in_pages(page_size: int, first, i: int):
+    """Key first + i -> (how many pages after that of `first`, place in its page)."""
+    page = (first + i) // page_size - first // page_size
+    return page, (first + i) % page_size
+
+
+@cute.jit
+def look_up(
+    tile_rows: cutlass.Constexpr,
+    page_size: cutlass.Constexpr,
+    table: cute.Tensor,
+    batch,
+    first_key,
+    num_keys,
+):
+    """Lane p: the pages of the keys of gather p of the tile, 0 where they hold no key of the sequence.
+
+    first_key   a multiple of four, not negative
+    table       (batch, pages) int32
+    """
+    first = first_key + cute.arch.lane_idx() * ROWS
+    end = cutlass.select_(cute.arch.lane_idx() < tile_rows // ROWS, num_keys, 0)
+    return tuple(
+        entry_of(table, batch, first // page_size + i, page_size, end)
+        for i in range(pages_of_four(page_size))
+    )
+
+
+@cute.jit
+def entry_of(table: cute.Tensor, batch, page, page_size: cutlass.Constexpr, end):
+    """Entry `page` of a sequence's row, if keys before `end` are in that page."""
+    entry = Int32(0)
+    if page * page_size < end:
+        entry = table[batch, page]
+    return entry
+
+
+def populate(
+    page_size: int, entries: tuple, rows_per_page, num_pages, first_key, num_keys
+) -> GatheredRows:
+    """Rows of the keys from first_key on, in the pages that look_up found. A page that does not exist has no rows."""
+    first = first_key + cute.arch.lane_idx() * ROWS
+    rows = []
+    for i in range(ROWS):
+        page, inside = place_in_pages(page_size, first, i)
+        entry = entries[-1]
+        for number in reversed(range(len(entries) - 1)):
+            entry = choose(page == number, entries[number], entry)
+        exists = (first + i < num_keys) & (entry >= 0) & (entry < num_pages)
+        rows.append(choose(exists, entry * rows_per_page + inside, NO_ROW))
+    return GatheredRows(tuple(rows))

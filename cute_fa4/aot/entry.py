@@ -22,7 +22,7 @@ from cute_fa4.sm100 import masks, score_mods, spelled
 from cute_fa4.sm100.append.config import AppendConfig
 from cute_fa4.sm100.chip import ARCHES
 from cute_fa4.sm100.choose_config import SCHEDULE_CHOICES, choose_config
-from cute_fa4.sm100.combine.config import CombineConfig
+from cute_fa4.sm100.combine.config import MOST_COLUMNS, CombineConfig
 from cute_fa4.sm100.config import FA4Config
 from cute_fa4.sm100.problem import AUX_DTYPES
 from cute_fa4.sm100.score_mods import PACKAGED
@@ -118,6 +118,7 @@ COMBINE = {
     "seqused_q": Field("switch", "lengths of queries are a tensor; default: off"),
     "shared": Field("switch", "of kernels with share_keys; default: off"),
     "write_lse": Field("switch", "also write the log-sum-exp; default: off"),
+    "partial_dtype": Field("text", "of partial results: bf16, fp16 or f32; default: f32"),
     "arch": _ARCH,
 }
 KINDS = {"model": MODEL, "config": CONFIG, "append": APPEND, "combine": COMBINE}
@@ -172,8 +173,10 @@ def _of_append(values: dict) -> list:
 def _of_combine(values: dict) -> list:
     _require(values, "head_dim", "o_dtype")
     depth = values.pop("head_dim")
-    _depth("head_dim", depth, 4, 128)
-    _one_of(values, o_dtype=("bf16", "fp16", "f32"), arch=ARCHES)
+    _depth("head_dim", depth, 4, MOST_COLUMNS)
+    dtypes = ("bf16", "fp16", "f32")
+    _one_of(values, o_dtype=dtypes, arch=ARCHES)
+    _one_of({"partial_dtype": "f32", **values}, partial_dtype=dtypes)
     return [CombineConfig(depth=depth, **values)]
 
 

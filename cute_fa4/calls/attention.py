@@ -21,7 +21,7 @@ from cute_fa4.calls.launch import function_for
 from cute_fa4.calls.options import AUX_DTYPES, SINK_DTYPES
 from cute_fa4.calls.plan import Plan, Results, Views
 from cute_fa4.calls.request import Options, Where
-from cute_fa4.calls.split import Shared, SplitPlan, split_of
+from cute_fa4.calls.split import Shared, Split, SplitPlan, split_of
 from cute_fa4.calls.strides import gathers_rows, views_for_descriptors
 from cute_fa4.calls.tensors import DTYPE_NAMES, largest_extent
 from cute_fa4.compiler import policy
@@ -31,11 +31,12 @@ from cute_fa4.system.devices import target_of
 
 
 def plan_attention(
-    given, q, k, v, out, where: Where, options: Options, return_lse: bool
+    given, q, k, v, out, where: Where, options: Options, return_lse: bool, in_float32: bool = False
 ) -> Callable:
     """A checked call up to its launch: every refusal is raised here, and what is returned launches.
 
-    given: q, k and v as the caller has them, of which q, k and v are views.
+    given: q, k and v as the caller has them, of which q, k and v are views. in_float32: out is not rounded to the dtype
+    of q, because it will be merged; with return_lse, without `out` and without a sink, which would count twice.
 
     A Plan, or a function that launches with these tensors only, because there is nothing to launch or the keys are
     made up here.
@@ -46,7 +47,7 @@ def plan_attention(
         rows = batch * seqlen_q if where.q_layout == "dense" else q.shape[0]
         options.score_mod.check(options.aux, batch, q.shape[-2], rows)
     check_out_apart(out, where, options)
-    results = Results(q, v, where.q_layout, return_lse)
+    results = Results(q, v, where.q_layout, return_lse, torch.float32 if in_float32 else q.dtype)
     if q.numel() == 0 or batch == 0 or seqlen_q == 0:
         return lambda tensors: results.returned(*results.allocated(q, out))
     if k.numel() == 0 or (where.page_table is not None and where.page_table.numel() == 0):
@@ -54,7 +55,7 @@ def plan_attention(
             return lambda tensors: _fill_without_keys(results, q, out, options.sink)
         k, v, where = _one_hidden_key(k, v, where, batch)
         options = replace(options, num_splits=1, tokens_per_split=None)
-        hidden = plan_attention((q, k, v), q, k, v, out, where, options, return_lse)
+        hidden = plan_attention((q, k, v), q, k, v, out, where, options, return_lse, in_float32)
         tensors = (q, k, v, out, where.tensors, options.sink, options.aux, None)
         return lambda _: hidden(tensors)
 
@@ -68,9 +69,13 @@ def plan_attention(
         0 if out is None else largest_extent((*where.tensors, options.sink)),
     )
     split = split_of(q, k, where, options, config)
-    if split is None:
+    if split is None and not in_float32:
         return Plan(function_for(config, target), *launched)
     partial, combine = split_configs(config, return_lse, shared=isinstance(split, Shared))
+    if split is None:
+        return SplitPlan(function_for(partial, target), None, Split(1), *launched)
+    if in_float32:
+        combine = replace(combine, o_dtype="f32")
     return SplitPlan(function_for(partial, target), function_for(combine, target), split, *launched)
 
 

@@ -116,13 +116,13 @@ class Plan:
 class Results:
     """How out and lse are allocated: new_out(q), and new_lse() or None."""
 
-    def __init__(self, q, v, q_layout: str, with_lse: bool):
+    def __init__(self, q, v, q_layout: str, with_lse: bool, dtype: torch.dtype):
         out_shape = (*q.shape[:-1], v.shape[-1])
         # The cheapest calls there are; empty_like would copy other strides than these.
-        if out_shape == q.shape and q.stride() == _contiguous_strides(q.shape):
+        if out_shape == q.shape and dtype == q.dtype and q.stride() == _contiguous_strides(q.shape):
             self.new_out = torch.empty_like
         else:
-            new_out = _allocation(out_shape, q.dtype, q.device)
+            new_out = _allocation(out_shape, dtype, q.device)
             self.new_out = lambda q: new_out()
         self.new_lse = None
         if with_lse:

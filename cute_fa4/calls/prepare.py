@@ -78,9 +78,8 @@ def prepare_attention(tensors: tuple, asked: tuple) -> Callable:
         num_splits=choices.num_splits,
         tokens_per_split=choices.tokens_per_split,
     )
-    return plan_attention(
-        (q, k, v), q, rows_first_k, rows_first_v, out, where, options, choices.return_lse
-    )
+    results = choices.return_lse, choices.in_float32
+    return plan_attention((q, k, v), q, rows_first_k, rows_first_v, out, where, options, *results)
 
 
 def checked(

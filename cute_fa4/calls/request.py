@@ -71,7 +71,7 @@ class Numbers(NamedTuple):
 
 
 class Choices(NamedTuple):
-    """The other options that are no tensors, likewise."""
+    """The other options that are no tensors, likewise. in_float32: out is float32, to be merged with other results."""
 
     mask: object
     num_splits: object
@@ -83,6 +83,7 @@ class Choices(NamedTuple):
     kv_layout: object
     seqused_k_excludes_new: bool
     return_lse: bool
+    in_float32: bool = False
 
 
 @dataclass(frozen=True)

@@ -183,7 +183,10 @@ def num_sms(device: torch.device) -> int:
 
 
 class SplitPlan(Plan):
-    """Attention into a workspace, and the kernel that merges it into out: two launches on one stream."""
+    """Attention into a workspace, and the kernel that merges it into out: two launches on one stream.
+
+    combine  None: of one part, which is the result, in float32
+    """
 
     __slots__ = ("combine", "split")
 
@@ -207,13 +210,17 @@ class SplitPlan(Plan):
         written = out
         if self.views.differ:
             q, k, v, written = self.views.of(q, k, v, out)
-        partial_o, partial_lse, parts, told = self.split.workspace(q, v)
+        if self.combine is None:
+            partial_o, partial_lse, told = written, lse[None], (1, 0)
+        else:
+            partial_o, partial_lse, parts, told = self.split.workspace(q, v)
         self.function(
             q, k, v, partial_o, partial_lse, self.scale,
             cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table,
             self.seqlen_q, self.sizes, sink, tuple(aux) if aux else None, told,
         )  # fmt: skip
-        self.combine(
-            partial_o, partial_lse, parts, written, lse, cu_seqlens_q, seqused_q, self.seqlen_q
-        )
+        if self.combine is not None:
+            self.combine(
+                partial_o, partial_lse, parts, written, lse, cu_seqlens_q, seqused_q, self.seqlen_q
+            )
         return out if lse is None else (out, lse)

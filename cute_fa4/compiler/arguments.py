@@ -125,7 +125,7 @@ def fake_combine_arguments(config: CombineConfig) -> dict:
         in_slots = (sym_int(),) if config.packed else (slots, positions)
         partial_o, partial_lse = (*in_slots, of_tile), (slots, of_tile, positions)
     return dict(
-        partial_o=_fake_rows("f32", (*partial_o, config.depth)),
+        partial_o=_fake_rows(config.partial_dtype, (*partial_o, config.depth)),
         partial_lse=_fake("f32", partial_lse),
         parts=_fake("i32", (sym_int(symbol="blocks"), 2)) if config.shared else None,
         out=_fake_rows(config.o_dtype, (rows, *further, heads, config.depth)),

@@ -6,6 +6,7 @@
     torch.ops.cute_fa4.flash_attn_varlen_out
     torch.ops.cute_fa4.flash_attn_append           (q, k_cache!, v_cache!, k, v, cache_seqlens, *, ...) -> (out, lse)
     torch.ops.cute_fa4.flash_attn_append_out
+    torch.ops.cute_fa4.merge                       (outs, lses, *, dtype) -> (out, lse)
 
 The public functions call these when something traces them (cute_fa4/calls/tracing.py), and run directly otherwise:
 
@@ -14,12 +15,13 @@ The public functions call these when something traces them (cute_fa4/calls/traci
     routes.py     the arguments of a public function -> those of its operator
     spelling.py   masks and score functions as strings, which is what a schema can hold
     refusals.py   what a refusal looks like while torch.compile traces
+    merge.py      the merge of partial results: its schema, on real tensors and on fakes
     flops.py      floating-point operations of a call, for torch.utils.flop_counter
 
 lse has no element where it was not asked for. Importing this package registers the operators.
 """
 
-from cute_fa4.operators import flops
+from cute_fa4.operators import flops, merge  # noqa: F401  merge: importing it registers the operator
 from cute_fa4.operators.library import OPERATORS
 
 __all__ = ["OPERATORS"]

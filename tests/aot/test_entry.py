@@ -39,7 +39,9 @@ VARIED = [
     choose_config(qkv_dtype="bf16", head_dim=128, split_keys=True, o_dtype="f32", write_lse=True),
     *split_configs(choose_config(qkv_dtype="fp16", head_dim=64, causal=True), write_lse=False, shared=True),
     AppendConfig("fp16", 128, 64, packed=True, arch="sm_103a"),
-    CombineConfig("f32", 64, packed=True, seqused_q=True, write_lse=True, arch="sm_103a"),
+    CombineConfig(
+        "f32", 64, packed=True, seqused_q=True, write_lse=True, partial_dtype="fp16", arch="sm_103a"
+    ),
 ]  # fmt: skip
 
 

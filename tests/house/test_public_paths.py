@@ -18,6 +18,10 @@ PUBLIC = {
     "cute_fa4.masks": ("causal", "window", "chunked", "chunked_causal", "both", "either", "full"),
     "cute_fa4.score_mods": ("ScoreMod", "soft_cap", "alibi", "additive_bias", "relative_logits"),
     "cute_fa4.aot": ("export", "load", "read_catalogue", "LoadError", "ExportError"),
+    "cute_fa4.distributed": (
+        *("context_parallel_attention", "merge", "shard", "unshard", "positions"),
+        *("RankError", "GroupError"),
+    ),
     "cute_fa4.compile_cache": ("function_for", "warmup", "statistics", "clear"),
     "cute_fa4.emulator": ("compile", "use", "compare", "last_run", "KernelLabels"),
     "cute_fa4.reference": ("attention_float64",),

@@ -3,19 +3,21 @@
 from dataclasses import dataclass
 
 THREADS = 128
-ELEMENTS = 4  # float32 values of a lane: one 16-byte load
+ELEMENTS = 4  # columns of a lane: one load of 16 bytes, of 8 where partial results have two bytes
+MOST_COLUMNS = 32 * ELEMENTS  # a warp has a row
 
 
 @dataclass(frozen=True)
 class CombineConfig:
     """Every compile-time choice of the combine kernel; sizes and strides are bound at each call.
 
-    o_dtype     "bf16", "fp16" or "f32", of the result; partial results are float32
+    o_dtype     "bf16", "fp16" or "f32", of the result
     depth       head dim of O, a multiple of 4 up to 128
     packed      queries are (total_q, heads, depth) with offsets, not (batch, seqlen_q, heads, depth)
     seqused_q   lengths of queries come from a tensor; rows beyond are neither read nor written
     shared      parts lie in slots, and a tensor says which ones a block of queries has (work/shared_order.py)
     write_lse   also write the log-sum-exp of the whole, f32, natural logarithm
+    partial_dtype  "bf16", "fp16" or "f32", of partial results; sums are float32
     arch        "sm_100a" or "sm_103a"
     """
 
@@ -25,6 +27,7 @@ class CombineConfig:
     seqused_q: bool = False
     shared: bool = False
     write_lse: bool = False
+    partial_dtype: str = "f32"
     arch: str = "sm_100a"
 
     @property
@@ -35,4 +38,5 @@ class CombineConfig:
         """
         flags = ["packed" if self.packed else "dense"]
         flags += ["seqused"] * self.seqused_q + ["shared"] * self.shared + ["lse"] * self.write_lse
+        flags += [f"of_{self.partial_dtype}"] * (self.partial_dtype != "f32")
         return "_".join(["combine", self.o_dtype, f"d{self.depth}", *flags, self.arch])

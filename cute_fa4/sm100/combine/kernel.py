@@ -15,6 +15,9 @@ also of rows that do not exist, so that the end of this grid says that the one b
     lane       0         1         ...   31
     step 1     L_0,32,.. L_1,33,..       L_31,63,..      maximum and sum, by shuffles
     step 2     columns 0..3   4..7 ...   124..127        over all parts: weight times four values
+
+The result may be written over the first part: a warp writes the log-sum-exp of its row when all of its lanes have read
+those of the parts, and a lane writes the four columns that it alone has read.
 """
 
 import math
@@ -69,7 +72,7 @@ class CombineKernel:
     ):
         """Launch.
 
-        partial_o      (parts * batch, seqlen_q, heads, depth), packed: (parts * total_q, heads, depth); f32
+        partial_o      (parts * batch, seqlen_q, heads, depth), packed: (parts * total_q, heads, depth)
         partial_lse    (parts, batch, heads, seqlen_q), packed: (parts, heads, total_q); f32, natural logarithm
                        shared: (slots, positions, heads of a tile, depth), packed: (slots * positions, heads of a
                        tile, depth), and (slots, heads of a tile, positions)
@@ -146,12 +149,6 @@ class CombineKernel:
         for part in cutlass.range(begin + lane, end, WARP, unroll=1):
             total = total + weight(of_part[part], largest)
         total = over_lanes(total, operator.add)
-        if cutlass.const_expr(cfg.write_lse):
-            whole = -Float32.inf
-            if total != 0.0:
-                whole = largest + cute.math.log2(total, fastmath=True) * math.log(2)
-            if lane == 0:
-                lse[lse_place(cfg, row)] = whole
         if lane < cfg.depth // ELEMENTS:
             inverse = Float32(0.0)
             if total != 0.0:
@@ -161,14 +158,22 @@ class CombineKernel:
             for part in cutlass.range(begin, end, unroll=1):
                 share = weight(of_part[part], largest) * inverse
                 if share != 0.0:  # also true for NaN
-                    held = cute.make_rmem_tensor(ELEMENTS, Float32)
-                    cute.autovec_copy(self.piece(found.o(part), lane), held)
+                    columns = self.piece(found.o(part), lane)
+                    held = cute.make_rmem_tensor(ELEMENTS, columns.element_type)
+                    cute.autovec_copy(columns, held)
                     for i in cutlass.range_constexpr(ELEMENTS):
-                        sums[i] = sums[i] + share * held[i]
+                        sums[i] = sums[i] + share * held[i].to(Float32)
             rounded = cute.make_rmem_tensor(ELEMENTS, out.element_type)
             for i in cutlass.range_constexpr(ELEMENTS):
                 rounded[i] = sums[i].to(out.element_type)
             cute.autovec_copy(rounded, self.piece(out[o_place(cfg, row)], lane))
+        if cutlass.const_expr(cfg.write_lse):
+            whole = -Float32.inf
+            if total != 0.0:
+                whole = largest + cute.math.log2(total, fastmath=True) * math.log(2)
+            cute.arch.sync_warp()
+            if lane == 0:
+                lse[lse_place(cfg, row)] = whole
 
     def piece(self, row: cute.Tensor, lane):
         """The columns of a lane."""

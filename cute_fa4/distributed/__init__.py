@@ -1,0 +1,28 @@
+"""Attention beyond one GPU: sequences and caches whose keys lie on the ranks of a torch.distributed group.
+
+    context_parallel_attention   queries and keys of one sequence on all ranks: ring, all-gather or all-to-all
+    merge                        results over disjoint keys -> the result over all
+    shard, unshard, positions    which rows of a sequence a rank has
+
+What travels is torch.distributed's business: NCCL between GPUs, gloo between processes on CPUs.
+
+    attention.py  the call and its checks     groups.py    the ranks agree, or all raise
+    geometry.py   which keys are seen where   schedule.py  which rows travel when
+    layouts.py    ring, gather, all-to-all    running.py   what a rank has so far
+    transport.py  messages as bytes           backends.py  the kernel, or torch's attention in its place
+"""
+
+from cute_fa4.distributed.attention import context_parallel_attention
+from cute_fa4.distributed.errors import GroupError, RankError
+from cute_fa4.distributed.merging import merge
+from cute_fa4.distributed.orders import positions, shard, unshard
+
+__all__ = [
+    "GroupError",
+    "RankError",
+    "context_parallel_attention",
+    "merge",
+    "positions",
+    "shard",
+    "unshard",
+]

@@ -1,0 +1,201 @@
+"""context_parallel_attention: one sequence, or packed documents, whose rows lie on the ranks of a process group."""
+
+from __future__ import annotations
+
+import hashlib
+from operator import index
+
+import torch
+
+from cute_fa4.calls import autocast
+from cute_fa4.calls.options import resolve
+from cute_fa4.calls.request import Options
+from cute_fa4.calls.tensors import check_is_tensor, check_rank
+from cute_fa4.distributed.backends import AXES, backend_of
+from cute_fa4.distributed.geometry import Band
+from cute_fa4.distributed.groups import CHECKS, Ranks, agree, ranks_of
+from cute_fa4.distributed.layouts import LAYOUTS, Work
+from cute_fa4.distributed.orders import check_order, check_rows
+from cute_fa4.distributed.schedule import Problem
+from cute_fa4.sm100 import masks
+
+MAX_STAGES = 64
+
+
+@torch.compiler.disable(reason="context_parallel_attention: ranks compare the call on the host")
+def context_parallel_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    group=None,
+    layout: str = "ring",
+    order: str = "zigzag",
+    cu_seqlens=None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int | None, int | None] | None = (None, None),
+    learnable_sink: torch.Tensor | None = None,
+    softcap: float | None = 0.0,
+    return_lse: bool = False,
+    stages: int = 2,
+    check: str = "always",
+    backend="cute_fa4",
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Attention of this rank's queries to the keys of all ranks; what one GPU with all rows would return for these.
+
+    q             (batch, rows, heads_q, head_dim), or (rows, heads_q, head_dim) with cu_seqlens: this rank's rows
+    k, v          the same with heads_kv heads; every rank has equally many rows, at least one
+    group         a ProcessGroup, a one-dimensional DeviceMesh, or None: all processes
+    layout        "ring"        K and V travel from rank to rank under the attention to what has arrived
+                  "all_gather"  every rank gets all K and V: short sequences, few key/value heads
+                  "all_to_all"  every rank gets all rows of its part of the heads: heads_q is a multiple of the ranks,
+                                and so is heads_kv, or it divides them
+    order         which rows a rank has: "zigzag" or "contiguous", as shard() cuts them. Under a causal mask zigzag
+                  gives equal work to all; a window as long as a rank's rows needs the neighbour alone if contiguous
+    cu_seqlens    the documents of a packed sequence, in the order of the whole sequence: [0, ..., end], a list or a
+                  tensor on the CPU; a document may cross the borders of ranks. Rows behind the last end are padding:
+                  their out is 0
+    learnable_sink, softcap, softmax_scale, causal, window_size    as flash_attn_func takes them. Without cu_seqlens
+                  the last query of all stands over the last key of all
+    stages        all_gather and all_to_all: groups of key/value heads, of which one travels under another
+    check         "always": the ranks compare shapes, dtypes and options before anything else is sent; "first": not
+                  again for a call that they have agreed on before. On NCCL that waits for the GPU, unless the group
+                  has a backend for CPU tensors, too: init_process_group("cpu:gloo,cuda:nccl")
+    backend       "cute_fa4", or "sdpa": torch's own attention in the place of the kernel
+
+    Returns out, or (out, lse), for the rows of q; lse is (batch, heads_q, rows) or (heads_q, rows).
+
+    Every rank of the group makes the same call. Raises on every rank: what flash_attn_func raises, RankError where
+    another rank refused or ranks disagree, GroupError where a rank has ended. Gradients are not built.
+    """
+    ranks = ranks_of(group)
+    if autocast.is_any_enabled():
+        q, k, v = autocast.cast(q, k, v)
+    asked = {}
+
+    def checked() -> dict:
+        for name, tensor in (("q", q), ("k", k), ("v", v)):
+            check_is_tensor(name, tensor)
+        options, documents = _checked(
+            ranks, q, k, v, layout, order, cu_seqlens, check, stages, return_lse,
+            softmax_scale=softmax_scale, causal=causal, window_size=window_size,
+            learnable_sink=learnable_sink, softcap=softcap,
+        )  # fmt: skip
+        cap = float(softcap or 0.0)
+        chosen = backend_of(backend)
+        chosen.check(q, k, v, cap)
+        rows = (x.shape[1 if x.dim() == 4 else 0] for x in (q, k))
+        problem = Problem(ranks.size, *rows, order, _band(options), documents)
+        asked["work"] = Work(
+            ranks, problem, chosen, options.softmax_scale, cap, options.sink, index(stages)
+        )
+        return _words(q, k, v, asked["work"], layout, backend) | {"check": check}
+
+    device = q.device if isinstance(q, torch.Tensor) else torch.device("cpu")
+    agree(ranks, "context_parallel_attention", device, check, checked)
+    out, lse = LAYOUTS[layout](asked["work"], q, k, v)
+    return (out, lse) if return_lse else out
+
+
+def _checked(
+    ranks: Ranks, q, k, v, layout, order, cu_seqlens, check, stages, return_lse, **options
+) -> tuple[Options, tuple[int, ...] | None]:
+    """Refuse what this rank can see to be wrong, by name."""
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout: {layout!r}; accepted: {', '.join(map(repr, LAYOUTS))}")
+    if check not in CHECKS:
+        raise ValueError(f"check: {check!r}; accepted: {', '.join(map(repr, CHECKS))}")
+    if type(return_lse) is not bool:
+        raise TypeError(f"return_lse: a {type(return_lse).__name__}; accepted: True or False")
+    if isinstance(stages, bool) or not hasattr(stages, "__index__"):
+        raise TypeError(f"stages: a {type(stages).__name__}; accepted: 1 to {MAX_STAGES}")
+    if not 1 <= index(stages) <= MAX_STAGES:
+        raise ValueError(f"stages: {stages}; accepted: 1 to {MAX_STAGES}")
+    check_order(order)
+    axes = AXES[4 if cu_seqlens is None else 3]
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        check_rank(name, tensor, axes)
+        rows = tensor.shape[-3]
+        if not rows:
+            raise ValueError(
+                f"{name}: 0 rows on rank {ranks.rank}; accepted: equally many on every rank, at least 1; pad the "
+                "sequence and pass cu_seqlens=[0, its length]"
+            )
+        check_rows(f"{name}: {rows} rows", rows * ranks.size, ranks.size, order)
+    documents = None if cu_seqlens is None else _documents(cu_seqlens, q, k, ranks.size)
+    if layout == "all_to_all":
+        _check_heads(q.shape[-2], k.shape[-2], ranks.size)
+    return resolve(q, **options), documents
+
+
+def _documents(cu_seqlens, q, k, ranks: int) -> tuple[int, ...]:
+    if isinstance(cu_seqlens, torch.Tensor):
+        if cu_seqlens.dim() != 1 or cu_seqlens.is_floating_point():
+            raise TypeError(
+                f"cu_seqlens: {cu_seqlens.dtype} of shape {tuple(cu_seqlens.shape)}; accepted: integers, "
+                "one more than documents"
+            )
+        cu_seqlens = cu_seqlens.tolist()
+    if not isinstance(cu_seqlens, (list, tuple)):
+        raise TypeError(f"cu_seqlens: a {type(cu_seqlens).__name__}; accepted: a list or a tensor")
+    documents = tuple(index(end) for end in cu_seqlens)
+    if q.shape[0] != k.shape[0]:
+        raise ValueError(
+            f"cu_seqlens: with {q.shape[0]} queries and {k.shape[0]} keys; accepted: as many keys as queries"
+        )
+    rises = all(a <= b for a, b in zip(documents, documents[1:], strict=False))
+    rows = q.shape[0] * ranks
+    if len(documents) < 2 or documents[0] != 0 or not rises or documents[-1] > rows:
+        text = str(cu_seqlens) if len(documents) < 9 else f"{documents[:4]} ... {documents[-1]}"
+        raise ValueError(
+            f"cu_seqlens: {text} with {q.shape[0]} rows on each of {ranks} ranks; accepted: from 0 on, none smaller "
+            f"than the one before, up to {rows}"
+        )
+    return documents
+
+
+def _check_heads(heads_q: int, heads_kv: int, ranks: int) -> None:
+    shared = heads_kv % ranks == 0 or (heads_kv > 0 and ranks % heads_kv == 0)
+    if heads_q % ranks or not shared:
+        raise ValueError(
+            f"layout: 'all_to_all' of {heads_q} query heads and {heads_kv} key/value heads on {ranks} ranks; accepted: "
+            "query heads that are a multiple of the ranks, key/value heads that are one or divide them; use 'ring'"
+        )
+
+
+def _band(options: Options) -> Band:
+    """Of a mask that causal and window_size can ask for."""
+    mask, sizes = options.mask.mask, options.mask.sizes
+    if isinstance(mask, masks.Full):
+        return Band()
+    if isinstance(mask, masks.Causal):
+        return Band(None, 0)
+    sizes = iter(sizes)
+    left = next(sizes) if mask.left else None
+    return Band(left, next(sizes) if mask.right else None)
+
+
+def _words(q, k, v, work: Work, layout: str, backend) -> dict:
+    """What the ranks compare."""
+    problem, sink = work.problem, work.sink
+    words = {f"{name}.shape": list(x.shape) for name, x in (("q", q), ("k", k), ("v", v))}
+    documents = problem.documents
+    return words | {
+        "q.dtype": str(q.dtype),
+        "device": q.device.type,
+        "layout": layout,
+        "order": problem.order,
+        "window": [problem.band.left, problem.band.right],
+        "softmax_scale": work.scale,
+        "softcap": work.softcap,
+        "learnable_sink": None if sink is None else str(sink.dtype),
+        "stages": work.stages,
+        "cu_seqlens": None if documents is None else _digest(documents),
+        "backend": backend if isinstance(backend, str) else type(backend).__name__,
+    }
+
+
+def _digest(numbers: tuple) -> str:
+    digest = hashlib.sha256(repr(numbers).encode()).hexdigest()[:16]
+    return f"{len(numbers) - 1} documents, {numbers[-1]} rows, {digest}"

@@ -1,0 +1,207 @@
+"""What computes a part: the kernel of this package, or torch's own attention in its place.
+
+A backend has attention(q, k, v, call, scale, softcap) -> (out, lse), float32, and merge(outs, lses), which writes the
+merge of two parts over the first. "cute_fa4" is the kernel, on a GPU or the emulator; "sdpa" is for tests of what lies
+around it, and for machines that the kernel does not run on.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from cute_fa4.calls.merge import merge_into
+from cute_fa4.calls.prepare import prepare_attention
+from cute_fa4.calls.repeat import attend
+from cute_fa4.calls.request import Choices, Numbers
+from cute_fa4.calls.tensors import (
+    DENSE,
+    PACKED,
+    check,
+    check_no_gradient,
+    check_one_device,
+    check_shapes,
+)
+from cute_fa4.distributed.geometry import Call
+from cute_fa4.system.devices import target_of
+
+aten = torch.ops.aten
+
+AXES = {3: PACKED, 4: DENSE}
+
+
+class Kernel:
+    """The kernel of this package: results in float32, merged by sm100/combine."""
+
+    def check(self, q, k, v, softcap: float) -> None:
+        """Refuse, before anything is sent, what a call would refuse afterwards; nothing is launched."""
+        axes = AXES[q.dim()]
+        check(q, k, v, None, axes, axes)
+        target_of(q.device)
+
+    def attention(self, q, k, v, call: Call, scale: float, softcap: float) -> tuple:
+        lengths = longest = None
+        if call.ends is not None:
+            cu_seqlens_q, cu_seqlens_k, longest = offsets(call, q.device)
+            lengths = (cu_seqlens_q, cu_seqlens_k, None, None, None, None)
+        causal = call.is_causal
+        window = (None, None) if causal else (call.band.left, call.band.right)
+        return partial_attention(
+            *(q, k, v, lengths),
+            window=window,
+            causal=causal,
+            scale=scale,
+            softcap=softcap,
+            max_seqlen_q=longest,
+        )
+
+    def merge(self, outs: torch.Tensor, lses: torch.Tensor) -> None:
+        merge_into(outs, lses, outs[0], lses[0])
+
+
+def partial_attention(
+    q, k, v, lengths, *, window=(None, None), causal=False, scale, softcap=0.0, max_seqlen_q=None,
+    num_splits=1, kv_layout="NHD", mask_mod=None, aux=None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """(out, lse), both float32, of a call as flash_attn_varlen_func makes it; lengths: as repeat.attend takes them."""
+    numbers = Numbers(scale, causal, softcap, max_seqlen_q, None)
+    choices = Choices(
+        mask=None,
+        num_splits=num_splits,
+        tokens_per_split=None,
+        pack_gqa=None,
+        score_mod=None,
+        mask_mod=mask_mod,
+        block_sparse_tensors=None,
+        kv_layout=kv_layout,
+        seqused_k_excludes_new=False,
+        return_lse=True,
+        in_float32=True,
+    )
+    tensors = (q, k, v, None, lengths, None, aux, None)
+    return attend(prepare_attention, tensors, (window, tuple(numbers), tuple(choices)))
+
+
+class TorchAttention:
+    """torch's own attention, with its log-sum-exp: on a GPU FlashAttention in torch, on the CPU its counterpart there.
+
+    On the CPU everything is float32, float32 inputs too, so that what is sent and merged shows in the last bits.
+    """
+
+    def check(self, q, k, v, softcap: float) -> None:
+        tensors, axes = {"q": q, "k": k, "v": v}, AXES[q.dim()]
+        check_one_device(tensors)
+        check_no_gradient(tensors)
+        check_shapes(q, k, v, axes, axes)
+        wide = (torch.float32,) if q.device.type == "cpu" else ()
+        for name, tensor in tensors.items():
+            if tensor.dtype != q.dtype or q.dtype not in (torch.bfloat16, torch.float16, *wide):
+                raise TypeError(
+                    f"{name}: dtype {tensor.dtype} while q is {q.dtype}; accepted: torch.bfloat16 or torch.float16 "
+                    "for all, or torch.float32 on the CPU"
+                )
+        if softcap:
+            raise NotImplementedError(
+                f"softcap: {softcap} with backend='sdpa', which has none; accepted: backend='cute_fa4'"
+            )
+
+    def attention(self, q, k, v, call: Call, scale: float, softcap: float) -> tuple:
+        if q.device.type == "cuda":
+            return _flash_attention(q, k, v, call, scale)
+        if call.ends is None:
+            return _attention_on_cpu(q, k, v, call.band, scale)
+        outs, lses, first_q, first_k = [], [], 0, 0
+        for q_end, k_end in call.ends:
+            rows = q[None, first_q:q_end], k[None, first_k:k_end], v[None, first_k:k_end]
+            out, lse = _attention_on_cpu(*rows, call.band, scale)
+            outs.append(out[0])
+            lses.append(lse[0])
+            first_q, first_k = q_end, k_end
+        return torch.cat(outs), torch.cat(lses, dim=-1)
+
+    def merge(self, outs: torch.Tensor, lses: torch.Tensor) -> None:
+        out, lse = merged_by_torch(outs, lses)
+        outs[0], lses[0] = out, lse
+
+
+def merged_by_torch(outs: torch.Tensor, lses: torch.Tensor) -> tuple:
+    """The same merge in torch's own operations, in float32."""
+    largest = lses.amax(0)
+    largest = torch.where(largest == -math.inf, 0.0, largest)
+    weights = torch.exp(lses - largest)
+    total = weights.sum(0)
+    shares = torch.where(total == 0, 0.0, weights / total).movedim(-1, -2)[..., None]
+    # What a part without keys holds is not read.
+    out = torch.where(shares == 0, 0.0, outs.float() * shares).sum(0)
+    return out, largest + torch.log(total)
+
+
+def _attention_on_cpu(q, k, v, band, scale) -> tuple:
+    m, n = q.shape[1], k.shape[1]
+    mask = None
+    if band.left is not None or band.right is not None:
+        distance = torch.arange(n) - (torch.arange(m)[:, None] + n - m)
+        shown = torch.ones(m, n, dtype=torch.bool)
+        if band.left is not None:
+            shown &= distance >= -band.left
+        if band.right is not None:
+            shown &= distance <= band.right
+        mask = torch.zeros(m, n).masked_fill(~shown, -math.inf)
+    group = q.shape[2] // k.shape[2]
+    q, k, v = (x.float().transpose(1, 2) for x in (q, k, v))
+    k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
+    out, lse = aten._scaled_dot_product_flash_attention_for_cpu(
+        q, k, v, 0.0, False, attn_mask=mask, scale=scale
+    )
+    return out.transpose(1, 2), lse
+
+
+def _flash_attention(q, k, v, call: Call, scale) -> tuple:
+    packed, longest = (None, None), (q.shape[1], k.shape[1])
+    if call.ends is not None:
+        cu_seqlens_q, cu_seqlens_k, longest_q = offsets(call, q.device)
+        packed, longest = (cu_seqlens_q, cu_seqlens_k), (longest_q, call.k_rows)
+    left, right = call.band.left, call.band.right
+    windows = {}
+    if not call.is_causal and (left is not None or right is not None):
+        windows = {
+            "window_size_left": -1 if left is None else left,
+            "window_size_right": -1 if right is None else right,
+        }
+    q, k, v = (x.contiguous() for x in (q, k, v))
+    out, lse, *_ = aten._flash_attention_forward(
+        q, k, v, *packed, *longest, 0.0, call.is_causal, False, scale=scale, **windows
+    )
+    return out.float(), lse
+
+
+def offsets(call: Call, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """cu_seqlens of queries and keys, and the longest document of queries."""
+    q_ends, k_ends = zip(*call.ends, strict=True)
+    longest = max(end - begin for begin, end in zip((0, *q_ends), q_ends, strict=False))
+    both = torch.tensor([(0, *q_ends), (0, *k_ends)], dtype=torch.int32)
+    if device.type == "cuda":
+        both = both.pin_memory().to(device, non_blocking=True)
+    return both[0], both[1], longest
+
+
+BACKENDS = {"cute_fa4": Kernel(), "sdpa": TorchAttention()}
+
+
+def backend_of(backend):
+    """A backend by its name, or an object with its methods."""
+    if isinstance(backend, str):
+        if backend not in BACKENDS:
+            raise ValueError(
+                f"backend: {backend!r}; accepted: {', '.join(map(repr, BACKENDS))}, or an object with check, "
+                "attention and merge"
+            )
+        return BACKENDS[backend]
+    for method in ("check", "attention", "merge"):
+        if not callable(getattr(backend, method, None)):
+            raise TypeError(
+                f"backend: {type(backend).__name__} without {method}; accepted: "
+                f"{', '.join(map(repr, BACKENDS))}, or an object with check, attention and merge"
+            )
+    return backend

@@ -1,0 +1,164 @@
+"""The group of a call, and the agreement of its ranks before anything of size is sent.
+
+Each rank writes what it was asked into 2 KiB of JSON: shapes, dtypes, options, or what it refuses. One all-gather later
+every rank has read all of them, and where they differ, or one refused, every rank raises, the same text or its own. So
+no rank enters an exchange that another will never join. Where the group has a backend for CPU tensors the words go that
+way and no GPU is waited for: init_process_group("cpu:gloo,cuda:nccl").
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+
+from cute_fa4.distributed.errors import GroupError, RankError
+
+WORDS_BYTES = 2048
+MAX_AGREED = 4096  # calls that a group remembers
+CHECKS = ("always", "first")
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """A process group as seen by one of its members."""
+
+    group: dist.ProcessGroup
+    rank: int
+    size: int
+
+    def peer(self, distance: int) -> int:
+        """The rank of the whole job that stands so far behind this one in the group."""
+        return dist.get_global_rank(self.group, (self.rank + distance) % self.size)
+
+    @contextmanager
+    def sending(self, what: str):
+        """Around messages: a failure names them, and this rank."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise GroupError(
+                f"{what}: did not arrive at, or leave, rank {self.rank} of {self.size}: another rank has ended or was "
+                f"slower than the timeout of the group, which cannot be used again; {_first_line(error)}"
+            ) from error
+
+
+def ranks_of(group) -> Ranks:
+    """group: a ProcessGroup, a one-dimensional DeviceMesh, or None for all processes."""
+    if not dist.is_available() or not dist.is_initialized():
+        raise RuntimeError(
+            "group: torch.distributed is not initialised; call torch.distributed.init_process_group first, or start "
+            "with torchrun and do the same"
+        )
+    if group is None:
+        group = dist.group.WORLD
+    if hasattr(group, "get_group") and hasattr(group, "ndim"):
+        if group.ndim != 1:
+            raise ValueError(
+                f"group: a DeviceMesh of {group.ndim} dimensions; accepted: one; pass mesh['name of its dimension']"
+            )
+        group = group.get_group()
+    if not isinstance(group, dist.ProcessGroup):
+        raise TypeError(
+            f"group: {type(group).__name__}; accepted: a ProcessGroup this process belongs to, a DeviceMesh, or None"
+        )
+    return Ranks(group, dist.get_rank(group), dist.get_world_size(group))
+
+
+def agree(
+    ranks: Ranks, function: str, device: torch.device, check: str, checked: Callable[[], dict]
+) -> None:
+    """checked() refuses the call of this rank, or says what all ranks must be asked alike; then all ranks compare.
+
+    check  "always", or "first": words that this group has agreed on before are not exchanged again. A rank that is
+           then asked something else waits for the others in vain, until the timeout of the group
+    """
+    refusal, words = None, {}
+    try:
+        words = {"function": function, **checked()}
+    except Exception as error:  # whatever it is, the others must not wait for this rank
+        refusal = error
+        words = {"refused": f"{type(error).__name__}: {error}"}
+    key = json.dumps(words, sort_keys=True)
+    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    known = key in _agreed.setdefault(ranks.group, set())
+    if capturing:
+        if refusal is not None:
+            raise refusal
+        if not known:
+            raise RuntimeError(
+                f"{function}: captured in a graph before the ranks have agreed on such a call; accepted: the same call "
+                "once on every rank before the capture"
+            )
+        return
+    if known and check == "first":
+        return
+    every = _exchanged(ranks, key, device)
+    if refusal is not None:
+        raise refusal
+    _compare(function, every)
+    if len(_agreed[ranks.group]) >= MAX_AGREED:  # on every rank at the same call
+        _agreed[ranks.group].clear()
+    _agreed[ranks.group].add(key)
+
+
+_agreed: WeakKeyDictionary = WeakKeyDictionary()
+
+
+def _exchanged(ranks: Ranks, words: str, device: torch.device) -> list[dict]:
+    """The words of all ranks."""
+    device = torch.device("cpu") if _takes_cpu_tensors(ranks.group) else device
+    data = words.encode()
+    if len(data) > WORDS_BYTES:  # only a refusal is that long
+        data = json.dumps({"refused": json.loads(words).get("refused", words)[: WORDS_BYTES // 4]})
+        data = data.encode()
+    mine = torch.frombuffer(bytearray(data.ljust(WORDS_BYTES)), dtype=torch.uint8).to(device)
+    every = torch.empty(ranks.size * WORDS_BYTES, dtype=torch.uint8, device=device)
+    with ranks.sending("the words of the ranks"):
+        dist.all_gather_into_tensor(every, mine, group=ranks.group)
+        found = bytes(every.cpu().numpy())
+    return [json.loads(found[r * WORDS_BYTES : (r + 1) * WORDS_BYTES]) for r in range(ranks.size)]
+
+
+def _takes_cpu_tensors(group: dist.ProcessGroup) -> bool:
+    return "cpu:" in dist.get_backend_config(group)
+
+
+def _compare(function: str, every: list[dict]) -> None:
+    refused = [(r, words["refused"]) for r, words in enumerate(every) if "refused" in words]
+    if refused:
+        texts = "; ".join(
+            f"rank {r} of {len(every)} refused the call: {text}" for r, text in refused
+        )
+        raise RankError(f"{function}: {texts}")
+    for name in sorted(set().union(*every)):
+        values = [words.get(name) for words in every]
+        if any(value != values[0] for value in values):
+            raise RankError(
+                f"{function}: {name} differs: {_by_value(values)}; accepted: one for all"
+            )
+
+
+def _by_value(values: list) -> str:
+    """
+    >>> _by_value([8, 8, 4])
+    '8 on ranks 0, 1; 4 on rank 2'
+    """
+    ranks: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
+        ranks.setdefault(json.dumps(value) if not isinstance(value, str) else value, []).append(
+            rank
+        )
+    return "; ".join(
+        f"{value} on rank{'s' * (len(r) > 1)} {', '.join(map(str, r))}"
+        for value, r in ranks.items()
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]

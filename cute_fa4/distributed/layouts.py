@@ -1,0 +1,212 @@
+"""The three ways of sharing the work. Each takes local q, k and v, (batch, rows, heads, head_dim) or without the batch.
+
+    ring         K and V travel, hop by hop, under the attention to those of the hop before; results are merged
+    all_gather   every rank gets all K and V, a part of the heads at a time; nothing is merged
+    all_to_all   every rank gives up all of its heads but a part, and gets all rows of that part; nothing is merged
+
+K and V travel as one message, rows first, so that a range of rows is contiguous: (rows, 2, batch, heads, head_dim).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from cute_fa4.distributed import transport
+from cute_fa4.distributed.groups import Ranks
+from cute_fa4.distributed.running import Running
+from cute_fa4.distributed.schedule import (
+    Problem,
+    gathered_calls,
+    hops,
+    ring_calls,
+    whole_calls,
+)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What every layout is given besides q, k and v. stages: head groups of which one travels under another."""
+
+    ranks: Ranks
+    problem: Problem
+    backend: object
+    scale: float
+    softcap: float
+    sink: torch.Tensor | None
+    stages: int
+
+
+def ring(work: Work, q, k, v) -> tuple[torch.Tensor, torch.Tensor]:
+    """Hops of schedule.hops: the next message is on its way while the last one is worked on."""
+    ranks, problem = work.ranks, work.problem
+    running = Running(q, work.sink, work.backend)
+    mine = _message(k, v)
+    held, first, distance, waiting = mine, 0, 0, None
+    for hop in (*hops(problem), None):
+        if waiting is not None:
+            held = waiting()
+        if hop is not None:
+            source, source_first = (mine, 0) if hop.first_of_ring else (held, first)
+            rows = source[hop.first - source_first : hop.end - source_first]
+            waiting = transport.exchange(ranks, rows, hop.step, f"K and V, hop {hop.distance}")
+        _attend(work, running, held, first, distance)
+        if hop is not None:
+            first, distance = hop.first, hop.distance
+    return running.result()
+
+
+def _attend(work: Work, running: Running, message, first: int, distance: int) -> None:
+    """Calls with the keys of the rank `distance` places before; first: the row that the message begins with."""
+    k, v = _keys_and_values(message, running.packed)
+    for call in ring_calls(work.problem, work.ranks.rank, distance):
+        running.attend(k, v, replace(call, k_at=call.k_at - first), work.scale, work.softcap)
+
+
+def all_gather(work: Work, q, k, v) -> tuple[torch.Tensor, torch.Tensor]:
+    """All keys of a group of key/value heads, while the group before is worked on."""
+    ranks, problem = work.ranks, work.problem
+    groups = _head_groups(k.shape[-2], work.stages)
+    waiting = _gathering(ranks, k, v, groups[0])
+    calls, results = gathered_calls(problem, ranks.rank), []
+    for number, heads in enumerate(groups):
+        every = waiting()
+        if number + 1 < len(groups):
+            waiting = _gathering(ranks, k, v, groups[number + 1])
+        keys, values = _keys_and_values(_whole(every, problem.order), q.dim() == 3)
+        results.append(_part(work, q, keys, values, heads, k.shape[-2], calls))
+    return _heads_together(results)
+
+
+def _gathering(ranks: Ranks, k, v, heads: slice):
+    return transport.all_gather(ranks, _message(k[..., heads, :], v[..., heads, :]), "K and V")
+
+
+def _whole(every: torch.Tensor, order: str) -> torch.Tensor:
+    """(ranks, rows, ...) -> (ranks * rows, ...), in the order of the sequence."""
+    return _in_order(every, order).flatten(0, 1)
+
+
+def _in_order(every: torch.Tensor, order: str) -> torch.Tensor:
+    """Pieces of ranks, by rank -> pieces of the sequence, in order.
+
+    >>> _in_order(torch.tensor([[0, 7], [1, 6], [2, 5], [3, 4]]), "zigzag").flatten().tolist()
+    [0, 1, 2, 3, 4, 5, 6, 7]
+    """
+    if order == "contiguous":
+        return every
+    halves = every.unflatten(1, (2, -1))
+    return torch.cat((halves[:, 0], halves[:, 1].flip(0)))
+
+
+def _by_rank(whole: torch.Tensor, ranks: int, order: str) -> torch.Tensor:
+    """(rows of all, ...) -> (ranks, rows, ...): the other way round.
+
+    >>> _by_rank(torch.arange(8), 4, "zigzag").tolist()
+    [[0, 7], [1, 6], [2, 5], [3, 4]]
+    """
+    if order == "contiguous":
+        return whole.unflatten(0, (ranks, -1))
+    chunks = whole.unflatten(0, (2 * ranks, -1))
+    return torch.cat((chunks[:ranks], chunks[ranks:].flip(0)), dim=1)
+
+
+def all_to_all(work: Work, q, k, v) -> tuple[torch.Tensor, torch.Tensor]:
+    """All rows of a rank's heads, a group of them at a time: rows out, results back, under the group before and behind.
+
+    Where there are more ranks than key/value heads, several ranks get the same one.
+    """
+    ranks, problem, packed = work.ranks, work.problem, q.dim() == 3
+    size = ranks.size
+    q, k, v = (_of_ranks(x, size) for x in (q, k, v))
+    groups = _head_groups(k.shape[-2], work.stages)
+    calls, returning, lses = whole_calls(problem), [], []
+    waiting = _scattering(ranks, q, k, v, groups[0])
+    for number, heads in enumerate(groups):
+        every_q, every_kv = (_whole(x(), problem.order) for x in waiting)
+        if number + 1 < len(groups):
+            waiting = _scattering(ranks, q, k, v, groups[number + 1])
+        whole_q = every_q[:, 0] if packed else every_q.movedim(0, 1)
+        keys, values = _keys_and_values(every_kv, packed)
+        first = ranks.rank * q.shape[-2] + _wide(heads, q.shape[-2] // k.shape[-2]).start
+        sink = None if work.sink is None else work.sink[first : first + whole_q.shape[-2]]
+        running = Running(whole_q, sink, work.backend)
+        for call in calls:
+            running.attend(keys, values, call, work.scale, work.softcap)
+        out, lse = running.result()
+        out = out[:, None] if packed else out.movedim(1, 0)
+        lse = lse.movedim(-1, 0)[:, None] if packed else lse.movedim(-1, 0)
+        for tensor, what, kept in ((out, "results", returning), (lse, "log-sum-exps", lses)):
+            pieces = _by_rank(tensor, size, problem.order).contiguous()
+            kept.append(transport.all_to_all(ranks, pieces, what))
+    # (ranks, rows, batch, heads of a group[, head_dim]) -> heads of rank 0, then of rank 1, ...
+    out = torch.cat([wait() for wait in returning], dim=3).movedim(0, 2).flatten(2, 3)
+    lse = torch.cat([wait() for wait in lses], dim=3).movedim(0, 2).flatten(2, 3)
+    out, lse = out.movedim(0, 1).contiguous(), lse.movedim(0, -1).contiguous()
+    return (out[0], lse[0]) if packed else (out, lse)
+
+
+def _of_ranks(x: torch.Tensor, ranks: int) -> torch.Tensor:
+    """(..., heads, head_dim) -> (ranks, rows, batch, heads of a rank, head_dim)."""
+    x = x[:, None] if x.dim() == 3 else x.movedim(1, 0)
+    heads = x.shape[2]
+    if heads < ranks:
+        x = x.repeat_interleave(ranks // heads, dim=2)
+    return x.unflatten(2, (ranks, -1)).movedim(2, 0)
+
+
+def _scattering(ranks: Ranks, q, k, v, heads: slice) -> tuple:
+    """Two messages: the queries and the keys of a group of heads."""
+    wide = _wide(heads, q.shape[-2] // k.shape[-2])
+    kv = torch.stack((k[..., heads, :], v[..., heads, :]), dim=2)
+    return (
+        transport.all_to_all(ranks, q[..., wide, :].contiguous(), "queries"),
+        transport.all_to_all(ranks, kv, "K and V"),
+    )
+
+
+def _part(work: Work, q, keys, values, heads: slice, heads_kv: int, calls) -> tuple:
+    """Attention of the query heads that belong to some key/value heads."""
+    wide = _wide(heads, q.shape[-2] // heads_kv)
+    sink = None if work.sink is None else work.sink[wide]
+    running = Running(q[..., wide, :], sink, work.backend)
+    for call in calls:
+        running.attend(keys, values, call, work.scale, work.softcap)
+    return running.result()
+
+
+def _head_groups(heads: int, stages: int) -> list[slice]:
+    """
+    >>> _head_groups(8, 2), _head_groups(1, 2)
+    ([slice(0, 4, None), slice(4, 8, None)], [slice(0, 1, None)])
+    """
+    stages = min(stages, heads)
+    ends = [heads * (i + 1) // stages for i in range(stages)]
+    return [slice(begin, end) for begin, end in zip((0, *ends), ends, strict=False)]
+
+
+def _wide(heads: slice, group: int) -> slice:
+    """Query heads of key/value heads."""
+    return slice(heads.start * group, heads.stop * group)
+
+
+def _heads_together(results: list) -> tuple[torch.Tensor, torch.Tensor]:
+    if len(results) == 1:
+        return results[0]
+    outs, lses = zip(*results, strict=True)
+    return torch.cat(outs, dim=-2), torch.cat(lses, dim=-2)
+
+
+def _message(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """(rows, 2, batch, heads, head_dim), contiguous."""
+    rows = [x[:, None] if x.dim() == 3 else x.movedim(1, 0) for x in (k, v)]
+    return torch.stack(rows, dim=1)
+
+
+def _keys_and_values(message: torch.Tensor, packed: bool) -> list[torch.Tensor]:
+    """Views with the dimensions of q."""
+    return [message[:, i, 0] if packed else message[:, i].movedim(0, 1) for i in (0, 1)]
+
+
+LAYOUTS = {"ring": ring, "all_gather": all_gather, "all_to_all": all_to_all}

@@ -1,0 +1,67 @@
+"""merge: results of attention over disjoint keys become the result over all of them, exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+import cute_fa4.operators  # noqa: F401  torch knows merge as an operator
+from cute_fa4.calls.merge import merged
+from cute_fa4.calls.tensors import check_is_tensor
+from cute_fa4.calls.tracing import is_traced, refuse_untraceable
+
+_merge_operator = torch.ops.cute_fa4.merge
+
+
+def merge(
+    outs: torch.Tensor | Sequence[torch.Tensor],
+    lses: torch.Tensor | Sequence[torch.Tensor],
+    *,
+    dtype: torch.dtype | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out, lse) over the keys of all parts, of which each has its own and has returned its log-sum-exp.
+
+    outs   (parts, batch, seqlen_q, heads, head_dim) or (parts, total_q, heads, head_dim), or a list of parts; float32,
+           bf16 or fp16
+    lses   (parts, batch, heads, seqlen_q) or (parts, heads, total_q), or a list; float32, natural logarithm
+    dtype  of the result; None: that of outs. Sums are float32
+
+        L = log(sum of e^L_p)        O = sum of e^(L_p - L) O_p
+
+    A part without keys has lse -inf and is not read. Where no part has keys, out is 0 and lse -inf. A sink is counted
+    once: it goes to one of the calls. The parts are added in order, so the same parts give the same bits.
+
+    One kernel (sm100/combine): CUDA tensors on the current stream, CPU tensors on the emulator. Raises as
+    flash_attn_func.
+    """
+    outs, lses = stacked("outs", outs), stacked("lses", lses)
+    if is_traced(outs):
+        refuse_untraceable("merge", {"outs": outs, "lses": lses})
+        return _merge_operator(outs, lses, dtype=dtype)
+    return merged(outs, lses, dtype)
+
+
+def stacked(name: str, parts) -> torch.Tensor:
+    """Parts as one tensor, the part first."""
+    if isinstance(parts, torch.Tensor):
+        return parts
+    if not isinstance(parts, (list, tuple)) or not parts:
+        raise TypeError(
+            f"{name}: {'no parts' if parts in ([], ()) else f'a {type(parts).__name__}'}; accepted: a tensor with the "
+            "parts first, or a list of at least one"
+        )
+    for number, part in enumerate(parts):
+        check_is_tensor(f"{name}[{number}]", part)
+    seen = [(part.shape, part.dtype, part.device) for part in parts]
+    for number, one in enumerate(seen):
+        if one != seen[0]:
+            raise ValueError(
+                f"{name}[{number}]: {_said(one)} while {name}[0] is {_said(seen[0])}; accepted: all alike"
+            )
+    return torch.stack(tuple(parts))
+
+
+def _said(one: tuple) -> str:
+    shape, dtype, device = one
+    return f"{tuple(shape)} {dtype} on {device}"

@@ -1,0 +1,58 @@
+"""What a rank has so far: out and lse over the keys seen until now, to which one part after the other is merged."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from cute_fa4.distributed.geometry import Call
+
+
+class Running:
+    """A state in float32 and room for a part beside it: the merge of the two is written over the state.
+
+    It begins as what a query has that sees no key: out 0 and lse -inf, or the sink, which so is counted once.
+    """
+
+    def __init__(self, q: torch.Tensor, sink: torch.Tensor | None, backend):
+        """q: (batch, rows, heads, head_dim), or (rows, heads, head_dim)."""
+        self.backend, self.q, self.packed = backend, q, q.dim() == 3
+        shape = (1, *q.shape) if self.packed else q.shape
+        batch, rows, heads, depth = shape
+        self.outs = torch.empty((2, *shape), dtype=torch.float32, device=q.device)
+        self.lses = torch.empty((2, batch, heads, rows), dtype=torch.float32, device=q.device)
+        self.outs[0].zero_()
+        if sink is None:
+            self.lses[0].fill_(-math.inf)
+        else:
+            self.lses[0].copy_(sink[:, None].expand(heads, rows))
+        self.is_empty = sink is None
+
+    def attend(self, k, v, call: Call, scale: float, softcap: float) -> None:
+        """Attention of a call, merged into the state. k, v: the rows that the call counts from."""
+        rows = slice(call.q_at, call.q_at + call.q_rows)
+        keys = slice(call.k_at, call.k_at + call.k_rows)
+        q, k, v = (x if self.packed else x.movedim(1, 0) for x in (self.q, k, v))
+        q, k, v = q[rows], k[keys], v[keys]
+        if not self.packed:
+            q, k, v = (x.movedim(0, 1) for x in (q, k, v))
+        elif call.ends is None:
+            q, k, v = q[None], k[None], v[None]
+        self.add(rows, *self.backend.attention(q, k, v, call, scale, softcap))
+
+    def add(self, rows: slice, out: torch.Tensor, lse: torch.Tensor) -> None:
+        if out.dim() == 3:
+            out, lse = out[None], lse[None]
+        outs, lses = self.outs[:, :, rows], self.lses[:, :, :, rows]
+        alone = self.is_empty and out.shape == self.outs.shape[1:]
+        outs[0 if alone else 1].copy_(out)
+        lses[0 if alone else 1].copy_(lse)
+        if not alone:
+            self.backend.merge(outs, lses)
+        self.is_empty = False
+
+    def result(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """(out in the dtype of q, lse), memory of their own."""
+        out, lse = self.outs[0].to(self.q.dtype, copy=True), self.lses[0].clone()
+        return (out[0], lse[0]) if self.packed else (out, lse)

@@ -1,0 +1,89 @@
+"""Messages between ranks, as bytes: what torch.distributed is asked for, and nothing else.
+
+Every function returns at once with something to wait for. On a GPU, NCCL sends on a stream of its own: it begins when
+what was launched before is done, what is launched after runs beside it, and waiting makes the current stream wait, not
+the host. With gloo, threads send while the host computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from cute_fa4.distributed.groups import Ranks
+
+Wait = Callable[[], torch.Tensor]
+
+_sent = None  # a list, while bytes are counted
+
+
+def exchange(ranks: Ranks, tensor: torch.Tensor, step: int, what: str) -> Wait:
+    """Send a contiguous tensor `step` places on in the ring; -> the one from `step` places before."""
+    received = torch.empty_like(tensor)
+    _count(tensor.nbytes)
+    sending = dist.P2POp(dist.isend, _bytes(tensor), ranks.peer(step), ranks.group)
+    receiving = dist.P2POp(dist.irecv, _bytes(received), ranks.peer(-step), ranks.group)
+    with ranks.sending(what):
+        works = dist.batch_isend_irecv([sending, receiving])
+    return _waiting(ranks, what, works, received, tensor)
+
+
+def all_gather(ranks: Ranks, tensor: torch.Tensor, what: str) -> Wait:
+    """-> (ranks, *shape), from every rank a contiguous tensor."""
+    every = tensor.new_empty((ranks.size, *tensor.shape))
+    _count(tensor.nbytes * (ranks.size - 1))
+    with ranks.sending(what):
+        work = dist.all_gather_into_tensor(
+            _bytes(every).view(-1), _bytes(tensor).view(-1), group=ranks.group, async_op=True
+        )
+    return _waiting(ranks, what, [work], every, tensor)
+
+
+def all_to_all(ranks: Ranks, tensor: torch.Tensor, what: str) -> Wait:
+    """(ranks, ...), contiguous: piece r goes to rank r; -> (ranks, ...), piece r from rank r."""
+    received = torch.empty_like(tensor)
+    _count(tensor.nbytes // ranks.size * (ranks.size - 1))
+    with ranks.sending(what):
+        work = dist.all_to_all_single(
+            _bytes(received).view(-1), _bytes(tensor).view(-1), group=ranks.group, async_op=True
+        )
+    return _waiting(ranks, what, [work], received, tensor)
+
+
+def _waiting(ranks: Ranks, what: str, works: list, result: torch.Tensor, *kept) -> Wait:
+    """kept: tensors that must live until the message is sent."""
+
+    def wait(kept=kept) -> torch.Tensor:
+        with ranks.sending(what):
+            for work in works:
+                if work is not None:
+                    work.wait()
+        return result
+
+    return wait
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Not every backend knows every dtype."""
+    return tensor.view(torch.uint8)
+
+
+class counting:
+    """Inside, `sent` adds up the bytes that this rank sends to others; words of the agreement are not counted."""
+
+    def __enter__(self):
+        global _sent
+        self.before, _sent = _sent, self
+        self.sent = 0
+        return self
+
+    def __exit__(self, *_):
+        global _sent
+        _sent = self.before
+
+
+def _count(nbytes: int) -> None:
+    if _sent is not None:
+        _sent.sent += nbytes

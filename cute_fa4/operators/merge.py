@@ -1,0 +1,78 @@
+"""torch.ops.cute_fa4.merge: the exact merge of partial results, as a tracer sees it."""
+
+from __future__ import annotations
+
+import torch
+
+from cute_fa4.calls.merge import check_parts, merged
+from cute_fa4.calls.tensors import check_no_gradient
+from cute_fa4.calls.tracing import refuse_tangents
+from cute_fa4.operators.refusals import in_graph
+
+_SCHEMA = "merge(Tensor outs, Tensor lses, *, ScalarType? dtype=None) -> (Tensor out, Tensor lse)"
+_TAGS = (torch.Tag.pt2_compliant_tag,)
+
+
+def _run(outs, lses, *, dtype=None):
+    return merged(_plain(outs), _plain(lses), dtype)
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """A parameter is a tensor here."""
+    return tensor if type(tensor) is torch.Tensor else tensor.as_subclass(torch.Tensor)
+
+
+def _fake(outs, lses, *, dtype=None):
+    in_graph(check_parts, outs=outs, lses=lses, dtype=dtype)
+    out = outs.new_empty(outs.shape[1:], dtype=dtype)
+    return out, lses.new_empty(lses.shape[1:], dtype=torch.float32)
+
+
+def _below_autograd(keyset, outs, lses, **options):
+    """No derivative is built: what asks for one would get zeros."""
+    tensors = {"outs": outs, "lses": lses}
+    check_no_gradient(tensors)
+    refuse_tangents(tensors)
+    with torch._C._AutoDispatchBelowAutograd():
+        return merge.redispatch(keyset & torch._C._after_autograd_keyset, outs, lses, **options)
+
+
+def _batched(info, in_dims, outs, lses, *, dtype=None):
+    """torch.vmap: examples are more rows of one merge."""
+    batch = info.batch_size
+
+    def rows(tensor, dim):
+        """Examples behind the parts."""
+        return (
+            tensor[:, None].expand(tensor.shape[0], batch, *tensor.shape[1:])
+            if dim is None
+            else tensor.movedim(dim, 1)
+        )
+
+    outs, lses = rows(outs, in_dims[0]), rows(lses, in_dims[1])
+    packed = outs.dim() == 5  # (parts, examples, total_q, heads, head_dim) is a dense merge
+    if not packed:
+        outs, lses = outs.flatten(1, 2), lses.flatten(1, 2)
+    out, lse = merge(outs, lses, dtype=dtype)
+    if not packed:
+        out, lse = out.unflatten(0, (batch, -1)), lse.unflatten(0, (batch, -1))
+    return (out, lse), (0, 0)
+
+
+def _define() -> torch.library.Library:
+    library = torch.library.Library("cute_fa4", "FRAGMENT")
+    try:
+        library.define(_SCHEMA, tags=_TAGS)
+        library.impl("merge", _run, "CPU")
+        library.impl("merge", _run, "CUDA")
+        library.impl("merge", _below_autograd, "Autograd", with_keyset=True)
+        torch.library.register_fake("cute_fa4::merge", _fake, lib=library)
+        torch.library.register_vmap("cute_fa4::merge", _batched, lib=library)
+        return library
+    except BaseException:
+        library._destroy()  # Ctrl-C: the next import could not define it again
+        raise
+
+
+_library = _define()
+merge = torch.ops.cute_fa4.merge.default

@@ -85,7 +85,7 @@ def _parts(tensors: tuple) -> tuple[tuple, tuple | None]:
 def has_usual_types(asked: tuple) -> bool:
     """1, 1.0 and True are equal and not accepted alike: what could be mistaken goes by its key, which has the types."""
     window_size, (scale, causal, softcap, max_seqlen_q, max_seqlen_k), choices = asked
-    _, num_splits, tokens_per_split, _, _, _, _, _, _, _ = choices  # the rest is checked before
+    _, num_splits, tokens_per_split, *_ = choices  # the rest is checked before
     if window_size is not None and type(window_size) is not tuple:
         return False
     left, right = window_size or (None, None)

@@ -48,6 +48,7 @@ from cute_fa4.calls.prepare import one_of, prepare_attention
 from cute_fa4.calls.repeat import again, attend
 from cute_fa4.calls.tensors import check_tensors
 from cute_fa4.calls.tracing import is_traced, refuse_untraceable
+from cute_fa4.calls.workspace import given_workspace
 from cute_fa4.masks import BoundMask
 
 _any_autocast = autocast.is_any_enabled
@@ -74,6 +75,7 @@ def flash_attn_func(
     softcap: float | None = 0.0,
     num_splits: int | None = 1,
     tokens_per_split: int | None = None,
+    workspace: torch.Tensor | None = None,
     pack_gqa: bool | None = None,
     deterministic: bool = False,
     score_mod=None,
@@ -101,6 +103,8 @@ def flash_attn_func(
                   chosen from metadata, where there are fewer blocks than SMs; 1: never; N: exactly N
     tokens_per_split  parts of so many keys (a multiple of 128) instead: the same sequence gives the same bits,
                   whatever else is in the batch
+    workspace     memory for the partial results of split keys, of any dtype, contiguous; the message of one that is
+                  too small says how many bytes. None: memory that the package keeps for the device and stream
     pack_gqa      the query heads of a group share a tile of 128 rows; the group must divide 128.
                   None: where it saves CTAs. The results are the same
     score_mod     score_mod(score, batch, head, q_idx, kv_idx, aux) -> score, traced into the kernel;
@@ -134,6 +138,8 @@ def flash_attn_func(
     """
     if is_dynamo_compiling():
         return through_operator("dense", flash_attn_func, locals())
+    if workspace is not None:
+        return _in_workspace(flash_attn_func, _arguments(flash_attn_func, locals()))
     if (
         positional
         or others
@@ -184,6 +190,7 @@ def flash_attn_varlen_func(
     softcap: float | None = 0.0,
     num_splits: int | None = 1,
     tokens_per_split: int | None = None,
+    workspace: torch.Tensor | None = None,
     pack_gqa: bool | None = None,
     deterministic: bool = False,
     score_mod=None,
@@ -235,6 +242,8 @@ def flash_attn_varlen_func(
     """
     if is_dynamo_compiling():
         return through_operator("varlen", flash_attn_varlen_func, locals())
+    if workspace is not None:
+        return _in_workspace(flash_attn_varlen_func, _arguments(flash_attn_varlen_func, locals()))
     if (
         positional
         or others
@@ -293,6 +302,7 @@ def flash_attn_with_kvcache(
     softcap: float | None = 0.0,
     num_splits: int | None = 1,
     tokens_per_split: int | None = None,
+    workspace: torch.Tensor | None = None,
     pack_gqa: bool | None = None,
     score_mod=None,
     mask_mod=None,
@@ -329,6 +339,8 @@ def flash_attn_with_kvcache(
     """
     if is_dynamo_compiling():
         return through_operator("kvcache", flash_attn_with_kvcache, locals())
+    if workspace is not None:
+        return _in_workspace(flash_attn_with_kvcache, _arguments(flash_attn_with_kvcache, locals()))
     if (
         positional
         or others
@@ -383,13 +395,34 @@ def _arguments(function, names: dict) -> dict:
     return {name: names[name] for name in parameters}
 
 
+_NO_WORKSPACE = (
+    "workspace: given to a call that is traced or transformed, or whose q is a subclass of Tensor; accepted: None, the "
+    "operator uses memory that is kept for the device and stream"
+)
+
+
+def _in_workspace(function, arguments: dict):
+    """function(**arguments) with the caller's workspace."""
+    if is_traced(arguments["q"]):
+        raise NotImplementedError(_NO_WORKSPACE)
+    workspace, positional = arguments.pop("workspace"), arguments.pop("positional")
+    others = arguments.pop("others")
+    if positional:
+        check_arguments(function, positional, others, arguments)  # refuses
+    with given_workspace(workspace, arguments):
+        return function(**arguments, **others)
+
+
 def through_operator(route: str, function, arguments: dict):
     """What function(**arguments) returns; route: the name of its way in operators/routes.py."""
     from cute_fa4.operators import routes
 
     positional, others = arguments.pop("positional"), arguments.pop("others")
+    workspace = arguments.pop("workspace")
     refuse_untraceable(function.__name__, arguments)
     try:
+        if workspace is not None:
+            raise NotImplementedError(_NO_WORKSPACE)
         check_arguments(function, positional, others, arguments)
         q, k, v = autocast.cast(arguments["q"], arguments["k"], arguments["v"])
         arguments |= {"q": q, "k": k, "v": v}

@@ -33,8 +33,8 @@ HEAD_DIMS = (32, 64, 72, 80, 96, 128, 192, 256)
 # Parameters of flash_attn_func that have a kernel whatever their value; the call checks the value itself.
 BUILT_PARAMETERS = frozenset(
     (
-        "window_size mask key_limit learnable_sink softcap num_splits tokens_per_split pack_gqa score_mod mask_mod "
-        "aux_tensors"
+        "window_size mask key_limit learnable_sink softcap num_splits tokens_per_split workspace pack_gqa score_mod "
+        "mask_mod aux_tensors"
     ).split()
 )
 ARCHS = tuple(ARCH_OF_COMPUTE_CAPABILITY.values())

@@ -35,11 +35,13 @@ NOT_BUILT = {
     "qv": ((None,), "a second query for V is not built"),
     "q_v": ((None,), "a second query for V is not built"),
     "sm_margin": ((0, None), "CTAs are not limited"),
-    "scheduler_metadata": ((None,), "a CTA finds its work from the lengths"),
+    "scheduler_metadata": ((None,), "a CTA finds its work from the lengths; a tensor of another package is not read"),
     "gather_kv_indices": ((None,), "page_table= with pages of one key, a row for each sequence"),
     "pos_encoding_mode": (("NONE", None), "rotate q and k before the call"),
     "backend": (("auto", None), "there is one kernel"),
 }  # fmt: skip
+# What others compute before a call, from the lengths; accepted as a tensor, and not read.
+NOT_NEEDED = ("scheduler_metadata",)
 OTHER_NAMES = {
     "attn_mask": ((None,), "mask=, mask_mod=, or cute_fa4.scaled_dot_product_attention, which reads tensors"),
     "custom_mask": ((None,), "mask=, mask_mod=, or cute_fa4.scaled_dot_product_attention, which reads tensors"),
@@ -115,6 +117,8 @@ def _too_many(function, positional: tuple) -> str:
 
 def _check_other(function, name: str, value) -> None:
     asked = f"{name}: {shown(value)}"
+    if name in NOT_NEEDED and (value is None or isinstance(value, torch.Tensor)):
+        return
     if name in NOT_BUILT:
         off, instead = NOT_BUILT[name]
         if not _is_one_of(value, off):

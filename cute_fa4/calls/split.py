@@ -204,6 +204,8 @@ class SplitPlan(Plan):
         cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table = (
             lengths or NO_LENGTHS
         )
+        if self.combine is not None:  # before anything is written: there may be too little of it
+            partial_o, partial_lse, parts, told = self.split.workspace(q, v)
         if new is not None:
             self.append(k, v, seqused_k, page_table, new)
         out, lse = self.results.allocated(q, out)
@@ -212,8 +214,6 @@ class SplitPlan(Plan):
             q, k, v, written = self.views.of(q, k, v, out)
         if self.combine is None:
             partial_o, partial_lse, told = written, lse[None], (1, 0)
-        else:
-            partial_o, partial_lse, parts, told = self.split.workspace(q, v)
         self.function(
             q, k, v, partial_o, partial_lse, self.scale,
             cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table,

@@ -4,16 +4,26 @@ Calls on one stream run one after the other, so they may share it; two streams m
 and is never given back while the process runs, because a captured graph goes on using the addresses it was captured
 with: what a capture has seen is kept, also when a larger piece takes its place. Inside of a capture nothing is
 allocated: a call that needs more than there is says to run once before. On the CPU it is allocated anew each time.
+
+A caller may give memory of its own to a call. It is checked there, and used by that call alone.
 """
 
 from __future__ import annotations
 
+import threading
+from contextlib import contextmanager
+
 import torch
 
+from cute_fa4.calls.apart import check_apart, named_aux
+from cute_fa4.calls.tensors import check_is_tensor
+
 F32_BYTES = 4
+ALIGNMENT_BYTES = 16
 
 _held: dict[tuple[int, int], torch.Tensor] = {}
 _captured: list[torch.Tensor] = []
+_given = threading.local()  # .piece: the caller's own, while its call runs
 
 
 def partial_results(q: torch.Tensor, v: torch.Tensor, parts: int) -> tuple:
@@ -40,6 +50,39 @@ def slots(
     return partial_o, lse, parts
 
 
+@contextmanager
+def given_workspace(workspace, arguments: dict):
+    """Partial results of the call inside lie in `workspace`. arguments: of the call, by name."""
+    _given.piece = _checked(workspace, arguments)
+    try:
+        yield
+    finally:
+        _given.piece = None
+
+
+def _checked(workspace, arguments: dict) -> torch.Tensor:
+    """The caller's memory as floats, of which there may be too few."""
+    check_is_tensor("workspace", workspace)
+    q = arguments["q"]
+    if isinstance(q, torch.Tensor) and workspace.device != q.device:
+        raise ValueError(
+            f"workspace: on {workspace.device} while q is on {q.device}; accepted: on the device of q"
+        )
+    if not workspace.is_contiguous():
+        raise ValueError(
+            f"workspace: strides {workspace.stride()} for shape {tuple(workspace.shape)}; accepted: contiguous"
+        )
+    others = arguments | named_aux(arguments["aux_tensors"])
+    check_apart({"workspace": workspace}, others)
+    if workspace.data_ptr() % ALIGNMENT_BYTES:
+        raise ValueError(
+            f"workspace: address {workspace.data_ptr():#x}; accepted: a multiple of {ALIGNMENT_BYTES} bytes, where "
+            "torch allocates"
+        )
+    flat = workspace.detach().view(-1).view(torch.uint8)
+    return flat[: flat.numel() // F32_BYTES * F32_BYTES].view(torch.float32)
+
+
 def clear() -> None:
     """Give the memory back. Graphs that were captured with it must not be replayed any more."""
     _held.clear()
@@ -47,6 +90,14 @@ def clear() -> None:
 
 
 def _floats(device: torch.device, size: int) -> torch.Tensor:
+    piece = getattr(_given, "piece", None)
+    if piece is not None:
+        if piece.numel() < size:
+            raise ValueError(
+                f"workspace: {piece.numel() * F32_BYTES} bytes; accepted: at least {size * F32_BYTES} for this call, "
+                f"such as torch.empty({size * F32_BYTES}, dtype=torch.uint8, device={str(device)!r}), or None"
+            )
+        return piece
     if device.type != "cuda":
         return torch.empty(size, dtype=torch.float32, device=device)
     key = device.index, torch.cuda.current_stream(device).cuda_stream

@@ -55,6 +55,7 @@ def flash_attn_varlen_func(
                   packed (total_k, heads_kv, head_dim) with cu_seqlens_k
     window_size   [left, right], -1: open
     fa_version    2, 3 or 4: the same kernel
+    scheduler_metadata   None or a tensor, which is not read: CTAs find their work from the lengths
     num_splits    0: chosen; others as flash_attn_varlen_func takes them
     q_descale, k_descale, v_descale   scales of fp8 tensors. The backend passes them with 16-bit ones too, where they
                   are 1 and nobody reads them: accepted, and looked at on the CPU only
@@ -73,7 +74,6 @@ def flash_attn_varlen_func(
         cp_world_size=(cp_world_size, 1),
         cp_rank=(cp_rank, 0),
         cp_tot_seqused_k=(cp_tot_seqused_k, None),
-        scheduler_metadata=(scheduler_metadata, None),
     )
     for name, scale in (("q", q_descale), ("k", k_descale), ("v", v_descale)):
         _check_descale(f"{name}_descale", scale)

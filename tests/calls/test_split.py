@@ -305,3 +305,53 @@ def test_a_capture_finds_its_memory_or_says_what_to_do(monkeypatch):
     grown = workspace._floats(device, 200)
     assert grown is not first and any(piece is first for piece in workspace._captured)
     workspace.clear()
+
+
+def step(cache, workspace):
+    """Decode that appends a row to 700 and splits the keys in three."""
+    generator = torch.Generator().manual_seed(3)
+    q = torch.randn(2, 1, 2, 64, generator=generator).bfloat16()
+    new = torch.randn(2, 2, 1, 1, 64, generator=generator).bfloat16()
+    return flash_attn_with_kvcache(
+        q, *cache, *new, cache_seqlens=700, causal=True, num_splits=3, workspace=workspace
+    )
+
+
+# 3 parts of 2 sequences of 2 rows of heads: 12 rows of 64 columns and a log-sum-exp, float32.
+BYTES = 3 * 2 * 2 * (64 + 1) * 4
+
+
+def test_a_caller_gives_the_workspace():
+    """Of any dtype, as large as the message of a smaller one says; what was in it does not matter."""
+    own = torch.full((BYTES // 2,), math.nan, dtype=torch.bfloat16)
+    cache = torch.randn(2, 2, 760, 1, 64).bfloat16()
+    assert torch.equal(step(cache, None), step(cache, own))
+    assert not own.view(torch.float32).isnan().any(), "every part has keys: all was written"
+    assert workspace._given.piece is None, "the next call has memory of its own"
+
+
+@pytest.mark.parametrize(
+    "own, text",
+    [
+        (lambda cache: torch.empty(BYTES - 1, dtype=torch.uint8), f"accepted: at least {BYTES} for this"),
+        (lambda cache: cache[0], "k_cache: shares memory with workspace"),
+        (lambda cache: torch.empty(2, BYTES).t(), "workspace: strides"),
+        (lambda cache: torch.empty(BYTES + 16, dtype=torch.uint8)[8:], "workspace: address"),
+        (lambda cache: torch.empty(BYTES, device="meta"), "workspace: on meta while q is on cpu"),
+    ],
+    ids=["small", "the cache", "strides", "address", "device"],
+)  # fmt: skip
+def test_what_is_no_workspace_is_refused_before_anything_is_written(own, text):
+    cache = torch.zeros(2, 2, 760, 1, 64, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match=text):
+        step(cache, own(cache))
+    assert (cache == 0).all()
+
+
+def test_a_tracer_takes_no_workspace():
+    q, k, v = qkv(1, 1, 300)
+    traced = torch.compile(
+        lambda q, k, v: flash_attn_func(q, k, v, num_splits=2, workspace=q), fullgraph=True, backend="eager"
+    )  # fmt: skip
+    with pytest.raises(Exception, match="workspace: given to a call that is traced"):
+        traced(q, k, v)

@@ -73,7 +73,7 @@ def as_the_backend_calls(batch: Batch, cache, table, **options):
         q=query[:tokens], k=key_cache, v=value_cache, out=output[:tokens], cu_seqlens_q=offsets(batch.queries),
         max_seqlen_q=max(batch.queries), seqused_k=int32(batch.keys), max_seqlen_k=max(batch.keys),
         softmax_scale=query.shape[-1] ** -0.5, causal=True, alibi_slopes=None, window_size=[-1, -1],
-        block_table=table, softcap=0, scheduler_metadata=None, fa_version=4, q_descale=None, k_descale=ones,
+        block_table=table, softcap=0, scheduler_metadata=X.int(), fa_version=4, q_descale=None, k_descale=ones,
         v_descale=ones, num_splits=0, s_aux=None, return_softmax_lse=True,
     )  # fmt: skip
     with warnings.catch_warnings():
@@ -130,11 +130,6 @@ REFUSED = {
     "probabilities": (dict(return_attn_probs=True), NotImplementedError, "return_attn_probs: True"),
     "context parallelism": (dict(cp_world_size=2), NotImplementedError, "cp_world_size: 2"),
     "its lengths": (dict(cp_tot_seqused_k=X), NotImplementedError, "cp_tot_seqused_k: a Tensor"),
-    "metadata of others": (
-        dict(scheduler_metadata=X),
-        NotImplementedError,
-        "scheduler_metadata: a T",
-    ),
     "a scale": (dict(k_descale=0.5 * torch.ones(2, 1)), NotImplementedError, "k_descale: 0.5"),
     "another version": (dict(fa_version=1), ValueError, "fa_version: 1; accepted: 2, 3 or 4"),
     "both lengths": (dict(cu_seqlens_k=int32([0, 20, 50])), ValueError, "both or neither"),

@@ -127,6 +127,9 @@ _call_checks = "ptx"  # of the compiled function that is being called
 _error = None
 _run = Run()
 _written = ()  # regions of the latest launch with ordering checks: a dependent launch may overtake its writes
+# Of launches before it that may be running when it has ended, because nobody of a dependent launch waited. PTX ISA:
+# griddepcontrol.wait waits for the prerequisite grids, which is the one in front, not for those before that.
+_unwaited = ()
 
 
 # --- what emulator/__init__.py uses ---------------------------------------------------------------------
@@ -255,7 +258,7 @@ def unsupported(name):
 @_guarded
 def launch(config, kernel, args):
     """Execute a grid."""
-    global _written
+    global _written, _unwaited
     from cute_fa4.emulator.launch import execute_grid
 
     start = time.perf_counter()
@@ -266,6 +269,7 @@ def launch(config, kernel, args):
     program = _program(library, name, labels, current.transform)
     params = _read_params(program.kernel, args)
     checks = checks_in_force(_call_checks)
+    dependent = _is_dependent(config)
     _run.levels[level_in_force(_call_checks)] += 1
     result = execute_grid(
         program,
@@ -281,8 +285,13 @@ def launch(config, kernel, args):
         budget=current.instruction_budget,
         checks=checks,
         claims=current.claims,
-        written_before=_written if _is_dependent(config) else (),
+        written_before=_written if dependent else (),
+        unwaited=_unwaited if dependent else (),
     )
+    if not dependent:
+        _unwaited = ()
+    elif not result.opcodes["griddepcontrol.wait"]:
+        _unwaited = (*_unwaited, *_written)
     _written = result.regions
     _run.launches += 1
     _run.instructions += result.instructions

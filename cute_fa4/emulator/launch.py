@@ -91,6 +91,7 @@ class GridResult:
 def execute_grid(
     program, *, params=b"", grid=(1, 1, 1), block=(WARP_SIZE, 1, 1), dynamic_shared_bytes=0, cluster=(1, 1, 1),
     memory=None, labels=None, mode="in_order", seed=0, budget=None, checks=None, claims=None, written_before=(),
+    unwaited=(),
 ):  # fmt: skip
     """Execute a decoded kernel. Raises EmulatorError for what the kernel or the launch does wrong.
 
@@ -98,7 +99,8 @@ def execute_grid(
     mode, seed, budget  see warp_scheduler    checks  "ptx" or "hardware", names of CHECKS to raise, or both
     claims  pending clusters that a CTA can cancel: at most so many; None: as the schedule grants them
     written_before  regions of the launch before, which may still be running: its writes are there only for those that
-                    come after griddepcontrol.wait
+                    come after griddepcontrol.wait, and what it reads may be overwritten only by those
+    unwaited        regions of launches before that one, which it did not wait for: nobody may touch what they wrote
     """
     level, checks = split_checks(checks)
     kernel = program.kernel
@@ -125,7 +127,9 @@ def execute_grid(
         if level is not None:
             machine.ordering = Ordering(level, machine.notes)
             machine.ordering.global_regions = GlobalRegions(machine.memory)
-            machine.ordering.global_regions.note_grid_before(machine.ordering, written_before)
+            machine.ordering.global_regions.note_grid_before(
+                machine.ordering, written_before, unwaited
+            )
         if observer is not None:
             observer.launch(machine, program)
         clusters = tuple(g // c for g, c in zip(grid, cluster, strict=True))

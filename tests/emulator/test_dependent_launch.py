@@ -1,7 +1,8 @@
 """Programmatic dependent launch: a grid that may start early touches nothing of the one before until it has waited.
 
 One kernel writes x, the next, a dependent one, adds 1 to it. Where the wait stands decides; who has not waited, but
-comes after somebody who has, is in order. What the grid before only reads is not tracked.
+comes after somebody who has, is in order. So may nobody overwrite what the grid before reads, before the wait. A grid
+in which nobody waits may end before the one in front of it: then the wait of a third one does not wait for the first.
 """
 
 import re
@@ -80,6 +81,81 @@ def test_who_reads_before_the_wait_races_with_the_grid_before(waits):
 @pytest.mark.parametrize("dependent, checks", [(False, "ptx"), (True, None)])
 def test_an_ordinary_launch_follows_the_end_of_the_one_before(dependent, checks):
     assert (run("never", dependent, checks) == 42).all()
+
+
+@cute.kernel
+def nothing_kernel(waits: cutlass.Constexpr):
+    if cutlass.const_expr(waits):
+        cute.arch.griddepcontrol_wait()
+
+
+@cute.jit
+def nothing(waits: cutlass.Constexpr):
+    nothing_kernel(waits).launch(grid=[1, 1, 1], block=[THREADS, 1, 1], use_pdl=True)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_launch_in_between_that_does_not_wait_lets_the_first_one_run_on(waits):
+    """x is written; a dependent launch touches nothing; the third one waits, and reads x."""
+    fake = [make_fake_compact_tensor(cutlass.Int32, (THREADS,)) for _ in range(2)]
+    between = emulator.compile(nothing, waits, checks="ptx")
+    first = emulator.compile(write, fake[0], checks="ptx")
+    third = emulator.compile(add, *fake, "early", True, checks="ptx")
+    x, y = torch.zeros(2, THREADS, dtype=torch.int32)
+    first(x)
+    between()
+    if waits:
+        third(x, y)
+        assert (y == 42).all()
+        return
+    with pytest.raises(
+        emulator.RaceError, match="in a dependent launch after it, so that whoever waits"
+    ):
+        third(x, y)
+
+
+def test_what_the_grid_before_reads_is_not_overwritten_before_the_wait():
+    """The add kernel reads x; the write kernel behind it, dependent and without a wait, writes x."""
+
+    @cute.jit
+    def write_early(x: cute.Tensor):
+        write_kernel(x).launch(grid=[1, 1, 1], block=[THREADS, 1, 1], use_pdl=True)
+
+    fake = [make_fake_compact_tensor(cutlass.Int32, (THREADS,)) for _ in range(2)]
+    first = emulator.compile(add, *fake, "never", False, checks="ptx")
+    second = emulator.compile(write_early, fake[0], checks="ptx")
+    x, y = torch.zeros(2, THREADS, dtype=torch.int32)
+    first(x, y)
+    with pytest.raises(emulator.RaceError, match="which read it; it may still run"):
+        second(x)
+
+
+def steps_in_one_workspace(transform=None):
+    """Two decode steps with shared keys, whose partial results lie in the same memory: four launches."""
+    torch.manual_seed(0)
+    q, (k, v) = torch.randn(2, 1, 4, 64).bfloat16(), torch.randn(2, 2, 1100, 1, 64).bfloat16()
+    own, used = torch.empty(1 << 20, dtype=torch.uint8), torch.tensor([1100, 40], dtype=torch.int32)
+    with warnings.catch_warnings(), emulator.use(checks="ptx", transform=transform) as counted:
+        warnings.simplefilter("ignore", EmulatorWarning)
+        for _ in range(2):
+            flash_attn_with_kvcache(q, k, v, cache_seqlens=used, num_splits=0, workspace=own)
+    return counted
+
+
+@pytest.mark.parametrize("kernel, verb", [("", ""), ("combine", "wrote"), ("mha", "read")])
+def test_each_kernel_of_shared_keys_waits_for_the_other(kernel, verb):
+    """The combine kernel reads what attention wrote; the next attention overwrites what the combine kernel reads."""
+
+    def without_wait(name, ptx):
+        wanted = kernel and f"fa4_{kernel}" in name
+        return ptx.replace("griddepcontrol.wait;", "") if wanted else ptx
+
+    if not kernel:
+        counted = steps_in_one_workspace()
+        assert counted.launches == 4 and counted.opcodes["griddepcontrol.launch_dependents"]
+        return
+    with pytest.raises(emulator.RaceError, match=f"which {verb} it; it may still run"):
+        steps_in_one_workspace(without_wait)
 
 
 def decode(transform=None, checks="ptx"):

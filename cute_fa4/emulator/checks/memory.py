@@ -105,8 +105,13 @@ def race(order, earlier, was_write, access, happened, place, space):
     actor = order.actor_of[earlier]
     verb = "wrote" if was_write else "read"
     where = " in another cluster" if actor == 0 else ""
-    if earlier == order.grid_before:
+    if earlier in (order.reads_before, order.grid_before):
         where = "; it may still run: griddepcontrol.wait must come first"
+    elif earlier == order.unwaited and actor == 0:
+        where = (
+            "; it may still run: nobody executed griddepcontrol.wait in a dependent launch after it, so that whoever "
+            "waits for that launch does not wait for this one"
+        )
     if actor < len(happened) and earlier <= happened[actor]:
         what, missing = (
             ("write", "makes that visible to") if was_write else ("read", "orders that before")
@@ -206,6 +211,7 @@ class Region:
         self.start, self.end, self.name = start, end, name
         self.shadow = None
         self._reads = []  # (actor, number, parts) until the first write
+        self.noted = 0  # up to this number, accesses are those of launches before
 
     def access(self, order, strand, number, write, parts, known, happened, strong=0, change=None):
         """Check and note an access; parts: ("items", offsets, nbytes) or ("rows", starts, nbytes).
@@ -243,9 +249,23 @@ class Region:
 
     def written(self):
         """(first byte, bytes) of every range that the launch wrote, as addresses."""
-        if self.shadow is None:
+        return [] if self.shadow is None else self._ranges(self.shadow.written(self.noted))
+
+    def read(self):
+        """The same of what it read."""
+        if self.shadow is not None:
+            return self._ranges(self.shadow.read(self.noted))
+        own = [parts for _, number, parts in self._reads if number > self.noted]
+        if not own:
             return []
-        edges = np.flatnonzero(np.diff(self.shadow.written().astype(np.int8), prepend=0, append=0))
+        touched = np.zeros(self.end - self.start, bool)
+        for _, offsets, nbytes in own:
+            for offset in np.unique(offsets).tolist():
+                touched[max(offset, 0) : offset + nbytes] = True
+        return self._ranges(touched)
+
+    def _ranges(self, touched):
+        edges = np.flatnonzero(np.diff(touched.astype(np.int8), prepend=0, append=0))
         return [(self.start + int(a), int(b - a)) for a, b in edges.reshape(-1, 2)]
 
     def end_cluster(self):
@@ -267,20 +287,36 @@ class GlobalRegions:
                 self.regions.append(Region(allocation.start, allocation.end, allocation.name))
         self._starts = [region.start for region in self.regions]
 
-    def note_grid_before(self, order, regions):
-        """The writes of the launch before, which may still be running, as one access that nobody knows to be over."""
-        ranges = [written for region in regions for written in region.written()]
+    def note_grid_before(self, order, regions, unwaited=()):
+        """Reads and writes of the launch before, which may still be running: two accesses that nobody knows to be over.
+
+        Those of `unwaited`, which stay unknown after a wait, are a third one.
+        """
+        read = [each for region in regions for each in region.read()]
+        written = [each for region in regions for each in region.written()]
+        order.reads_before = self._note(order, read, write=False)
+        order.grid_before = self._note(order, written, write=True) or order.reads_before
+        written = [each for region in unwaited for each in region.written()]
+        order.unwaited = self._note(order, written, write=True)
+        for region in self.regions:
+            region.noted = order.now
+
+    def _note(self, order, ranges, write) -> int:
+        """An access of earlier launches; its number, 0 if there is nothing of it."""
         if not ranges:
-            return
-        nobody = np.zeros(order.capacity, np.int32)
+            return 0
         strand = Strand(0, np.zeros((ROWS, order.capacity), np.int32), _GRID_BEFORE)
-        order.grid_before = order.number(0, _GRID_BEFORE, None, "a write to global memory")
+        what = "a write to global memory" if write else "a read of global memory"
+        number = order.number(0, _GRID_BEFORE, None, what)
+        known = np.zeros(order.capacity, np.int32)
+        known[0] = number  # launches are in order among themselves
         for start, nbytes in ranges:
             region = self.find(start)
             if region is None:  # freed since
                 continue
             parts = ("rows", np.array([start - region.start]), min(nbytes, region.end - start))
-            region.access(order, strand, order.grid_before, True, parts, nobody, nobody)
+            region.access(order, strand, number, write, parts, known, known)
+        return number
 
     def find(self, address):
         """The region of an address, which has passed the bounds check already; None for a later allocation."""

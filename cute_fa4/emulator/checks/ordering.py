@@ -74,9 +74,10 @@ class Ordering:
         self.actor_of = np.zeros(1 << 12, np.int32)  # access number -> actor
         self.accesses = [None]  # access number -> Access
         self.global_regions = None  # memory.py
-        self.grid_before = (
-            0  # number that stands for all writes of the launch before, 0: it has ended
-        )
+        # Numbers that stand for what launches before did; 0: nothing, or it is over.
+        self.reads_before = 0  # all reads of the launch before
+        self.grid_before = 0  # its writes: whoever knows of them knows of the reads
+        self.unwaited = 0  # the writes of launches that no wait of this one waits for
         self._interned = {}
         self._synchronised = {}  # (memory, address) of atomics, releases -> Word
         self._start_cluster(0, 0)

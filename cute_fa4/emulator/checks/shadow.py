@@ -136,12 +136,27 @@ class ByteShadow:
             for actor, column in getattr(self.coarse, of).items():
                 self.fine.column(actor, of)[fine] = np.repeat(column[chunks], CHUNK)
 
-    def written(self):
-        """bool by byte: somebody has written it."""
-        found = np.repeat(self.coarse.writer > 0, CHUNK)
+    def written(self, since=0):
+        """bool by byte: somebody has written it, by an access behind number `since`."""
+        return self._bytes_where(lambda shadow: shadow.writer > since)
+
+    def read(self, since=0):
+        """bool by byte: somebody has read it, likewise."""
+
+        def was_read(shadow):
+            found = np.zeros(len(shadow.writer), bool)
+            for column in shadow.readers.values():
+                found |= column > since
+            return found
+
+        return self._bytes_where(was_read)
+
+    def _bytes_where(self, holds):
+        """What holds(Shadow) says of granules, by byte."""
+        found = np.repeat(holds(self.coarse), CHUNK)
         if self.fine is not None:
             chunks = self._chunk_of_slot[: self._slots]
-            fine = self.fine.writer[: self._slots * CHUNK].reshape(-1, CHUNK) > 0
+            fine = holds(self.fine)[: self._slots * CHUNK].reshape(-1, CHUNK)
             found.reshape(-1, CHUNK)[chunks] = fine
         return found
 

@@ -46,7 +46,7 @@ def choose_config(
     """
     of_schedule = {name: choices.pop(name) for name in SCHEDULE_CHOICES & set(choices)}
     choices.setdefault("mask", bands.Causal() if causal else bands.Full())
-    if (head_dim_v or head_dim) <= 64:
+    if max(head_dim, head_dim_v or head_dim) <= 64:
         # Tensor memory would allow 192 keys a tile, but 192 f32 scores do not fit the 192 registers of a
         # softmax thread; reading S twice instead costs more than the wider tile saves.
         of_schedule.setdefault("bn_cap", 128)

@@ -18,7 +18,7 @@ sys.path.insert(0, str(DOCS.parent))
 from benchmarks.cycle_model import plots  # noqa: E402
 from cute_fa4.layouts import pictures  # noqa: E402
 from cute_fa4.sm100.choose_config import choose_config  # noqa: E402
-from cute_fa4.sm100.config import FA4Config  # noqa: E402
+from cute_fa4.sm100.config import FA4Config, SwappedTile  # noqa: E402
 from cute_fa4.sm100.sync.barriers import BarrierTable  # noqa: E402
 
 
@@ -31,7 +31,9 @@ def barriers_document() -> str:
         f"| {barrier.awaited_by} |"
         for index, name, barrier in config.barriers.instances()
     )
-    reuse = "\n".join(f"- `{barrier.name}`: {barrier.reuse}" for barrier in beside.rows)
+    reuse = _reuse(beside)
+    few = FA4Config(schedule=SwappedTile()).barriers
+    few_reuse = _reuse(few)
     return f"""# Barriers
 
 Every mbarrier of the forward kernel, printed from `cute_fa4/sm100/mha2q/barriers.py` for the default configuration
@@ -53,15 +55,29 @@ A phase must be seen before the next one completes. What guarantees it:
 
 {reuse}
 
+## Few query rows
+
+The kernel with swapped operands (`mhaswap/barriers.py`, {few.kv_slots} ring slots at head dim 128):
+
+```
+{few.text()}
+```
+
+{few_reuse}
+
 ## In memory
 
-The count is what `mbarrier.init` is given: the number of arrivals that complete a phase. Byte offsets are from the
-first mbarrier.
+Of the first kernel. The count is what `mbarrier.init` is given: the number of arrivals that complete a phase. Byte
+offsets are from the first mbarrier.
 
 | byte | mbarrier | count | raised by | awaited by |
 |---:|---|---:|---|---|
 {rows}
 """
+
+
+def _reuse(table: BarrierTable) -> str:
+    return "\n".join(f"- `{barrier.name}`: {barrier.reuse}" for barrier in table.rows)
 
 
 PACKAGE = DOCS.parent / "cute_fa4"

@@ -24,6 +24,7 @@ from cute_fa4.sm100.chip import ARCHES
 from cute_fa4.sm100.choose_config import SCHEDULE_CHOICES, choose_config
 from cute_fa4.sm100.combine.config import MOST_COLUMNS, CombineConfig
 from cute_fa4.sm100.config import FA4Config
+from cute_fa4.sm100.mhaswap.schedule import SwappedTile
 from cute_fa4.sm100.problem import AUX_DTYPES
 from cute_fa4.sm100.score_mods import PACKAGED
 from cute_fa4.sm100.warp_roles import WarpRoles
@@ -92,6 +93,9 @@ CONFIG = {
     "scale_dtype": Field("text", "default: none"),
     "arch": _ARCH,
     # of the schedule
+    "rows": Field(
+        "number", "of a tile with swapped operands (decode): 8, 16, 32, 64; default: none"
+    ),
     "order": Field("text", "of the products; default: what suits the tiles"),
     "bn_cap": Field("number", "most keys of a tile; default: what suits the head dim"),
     "swizzle_bytes": Field("number", "default: 128"),
@@ -293,6 +297,8 @@ def entry_of(config) -> tuple[str, dict]:
     if problem.get("mask") == "Causal()":
         problem = {"causal": True} | {k: v for k, v in problem.items() if k != "mask"}
     said |= problem
+    if isinstance(config.schedule, SwappedTile):
+        said["rows"] = config.schedule.rows
     (chosen,) = _of_config(
         {"claims": True} | {k: _value(k, CONFIG[k].kind, v) for k, v in said.items()}
     )

@@ -1,13 +1,13 @@
 """configs_for_model(): the configurations that a model's shapes need, so that none is compiled while it serves.
 
     call                                              configurations
-    dense    flash_attn_func                          packed heads or not
-    packed   flash_attn_varlen_func, cu_seqlens       packed heads or not
-    paged    the same with page_table and seqused_k   packed heads or not, for each page size
+    dense    flash_attn_func                          for long queries and short ones
+    packed   flash_attn_varlen_func, cu_seqlens       for long queries and short ones
+    paged    the same with page_table and seqused_k   for long queries and short ones, for each page size
     kvcache  flash_attn_with_kvcache, paged           cache complete; with new rows, and the kernel that appends them
 
-Packed heads serve short queries of grouped-query models (decode). Lengths, batch and head counts are no part of a
-configuration, only the number of query heads for each key/value head is.
+Short queries (decode) have packed heads, where the group divides a tile, and tiles of few rows. Otherwise lengths,
+batch and head counts are no part of a configuration, only the number of query heads for each key/value head is.
 """
 
 from __future__ import annotations
@@ -83,12 +83,12 @@ def configs_for_model(
     variants = itertools.product(
         dict.fromkeys(b.mask for b in bound),
         dict.fromkeys(return_lse),
-        (False, True) if _shares_tiles(group) else (False,),
+        _tiles(group, policy.swaps()),
         [layout for call in calls for layout in _layouts(call, page_sizes)],
     )
     found = [
-        config_for(**shared, mask=mask, write_lse=lse, pack_gqa=pack, **layout)
-        for mask, lse, pack, layout in variants
+        config_for(**shared, mask=mask, write_lse=lse, **tiles, **layout)
+        for mask, lse, tiles, layout in variants
     ]
     # Decode splits its keys: shared out (num_splits=0) or in parts, partial results, and what merges them.
     for config in [c for c in found if c.page_size and c.pack_gqa == _shares_tiles(group)]:
@@ -106,6 +106,17 @@ def configs_for_model(
 def _shares_tiles(group: int) -> bool:
     """Whether the query heads of a group can share a tile of 128 rows."""
     return group > 1 and 128 % group == 0
+
+
+def _tiles(group: int, swaps: bool) -> list[dict]:
+    """What calls ask of tiles, from long queries to one. swaps: short queries have tiles with swapped operands."""
+    from cute_fa4.sm100.choose_config import swapped_rows
+
+    pack = _shares_tiles(group)
+    found = [{"pack_gqa": shared} for shared in ((False, True) if pack else (False,))]
+    heads = group if pack else 1
+    rows = dict.fromkeys(swapped_rows(queries, heads) for queries in range(1, 64) if swaps)
+    return found + [{"pack_gqa": pack, "rows": height} for height in rows if height is not None]
 
 
 def _several(name: str, values, kind, such_as: str) -> tuple:

@@ -25,7 +25,7 @@ from cute_fa4.calls.split import Shared, Split, SplitPlan, split_of
 from cute_fa4.calls.strides import gathers_rows, views_for_descriptors
 from cute_fa4.calls.tensors import DTYPE_NAMES, largest_extent
 from cute_fa4.compiler import policy
-from cute_fa4.sm100.choose_config import config_for, packs_gqa, split_configs
+from cute_fa4.sm100.choose_config import config_for, packs_gqa, split_configs, swapped_rows
 from cute_fa4.sm100.config import FA4Config
 from cute_fa4.system.devices import target_of
 
@@ -60,7 +60,7 @@ def plan_attention(
         return lambda _: hidden(tensors)
 
     *views, rows_per_page = views_for_descriptors(q, k, v, out, where)
-    config = config_of(q, k, v, where, options, rows_per_page, return_lse, target)
+    config = config_of(q, k, where, options, rows_per_page, return_lse, target)
     launched = (
         (options.softmax_scale, seqlen_q, options.mask.sizes or None),
         results,
@@ -119,18 +119,18 @@ def _one_hidden_key(k, v, where: Where, batch: int):
     return k.new_zeros(shape), v.new_zeros((*shape[:-1], v.shape[-1])), where
 
 
-def config_of(
-    q, k, v, where: Where, options: Options, rows_per_page, return_lse, target
-) -> FA4Config:
+def config_of(q, k, where: Where, options: Options, rows_per_page, return_lse, target) -> FA4Config:
     """The configuration of a checked call; rows_per_page: as views_for_descriptors found them."""
     group = q.shape[-2] // k.shape[-2]
     pack = options.pack_gqa
     if pack is None:
         pack = packs_gqa(where.seqlen_q(q), group)
+    pack = bool(pack) and group > 1
+    rows = _swapped_rows(q, where, options, group if pack else 1)
     return config_for(
+        **({} if rows is None else {"rows": rows}),
         qkv_dtype=DTYPE_NAMES[q.dtype],
         head_dim=q.shape[-1],
-        head_dim_v=v.shape[-1],
         group=group,
         write_lse=bool(return_lse),
         arch=target.arch,
@@ -144,10 +144,21 @@ def config_of(
         padded_keys=where.key_limit is not None,
         page_size=0 if where.page_table is None else k.shape[1],
         fold_pages=rows_per_page % 8 == 0 or gathers_rows(where, k),
-        pack_gqa=bool(pack) and group > 1,
+        pack_gqa=pack,
         sink=options.sink is not None,
         sink_dtype="f32" if options.sink is None else SINK_DTYPES[options.sink.dtype],
         score_mod=options.score_mod,
         mask_mod=options.mask_mod,
         aux=tuple((AUX_DTYPES[tensor.dtype], tensor.dim()) for tensor in options.aux),
     )
+
+
+def _swapped_rows(q, where: Where, options: Options, heads: int) -> int | None:
+    """Rows of a tile with swapped operands, or None; heads: that share a tile.
+
+    A fixed cut promises the same bits in every batch, and the longest sequence of a batch must not choose the kernel.
+    """
+    lengths_differ = where.q_layout == "packed" or where.seqused_q is not None
+    if not policy.swaps() or (options.tokens_per_split is not None and lengths_differ):
+        return None
+    return swapped_rows(where.seqlen_q(q), heads)

@@ -23,8 +23,10 @@ from cute_fa4.compiler import functions, policy
 from cute_fa4.compiler.policy import JitError
 from cute_fa4.masks import BoundMask
 from cute_fa4.sm100.append.config import AppendConfig
+from cute_fa4.sm100.choose_config import swapped_rows
 from cute_fa4.sm100.combine.config import CombineConfig
 from cute_fa4.sm100.config import FA4Config
+from cute_fa4.sm100.mhaswap.schedule import SwappedTile
 from cute_fa4.sm100.score_mods import THEN, alibi_slope, packaged_call
 
 DTYPES = {
@@ -104,9 +106,13 @@ def _asked(error: JitError) -> str:
 
 @contextlib.contextmanager
 def _as_loaded(config):
-    """Nothing is compiled, and calls ask for the claims that the configuration has."""
-    claims = getattr(getattr(config, "schedule", None), "claims", True)
-    wanted = {policy.VARIABLE: "error", policy.CLAIMS_VARIABLE: "on" if claims else "off"}
+    """Nothing is compiled, and calls ask for the claims and the family that the configuration has."""
+    schedule = getattr(config, "schedule", None)
+    wanted = {
+        policy.VARIABLE: "error",
+        policy.CLAIMS_VARIABLE: "on" if getattr(schedule, "claims", True) else "off",
+        policy.SWAP_VARIABLE: "auto" if isinstance(schedule, SwappedTile) else "off",
+    }
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     try:
@@ -182,7 +188,8 @@ class _Problem:
         keys = KEYS_OF_PARTS if config.split_keys else KEYS
         keys = KEYS_SHARED if config.share_keys else keys
         # Dense tensors have one length; a further tensor may cut it.
-        self.queries = QUERIES if config.clips_queries else (QUERIES[0],) * 2
+        queries = _queries(config)
+        self.queries = queries if config.clips_queries else (queries[0],) * 2
         self.keys = keys if config.clips_keys else (keys[0],) * 2
         self.q, self.k, self.v = (
             rows(self.queries, self.heads), rows(self.keys, self.heads_kv), rows(self.keys, self.heads_kv)
@@ -318,6 +325,17 @@ class _Problem:
         near = (distance >= 0) & (distance < argument)
         at = distance.clamp(0, argument - 1).expand(heads, m, n)
         return scores + torch.where(near, aux[first : first + m].transpose(0, 1).gather(2, at), 0.0)
+
+
+def _queries(config: FA4Config) -> tuple[int, int]:
+    """Of two sequences for which calls ask for this height of tiles."""
+    if not isinstance(config.schedule, SwappedTile):
+        return QUERIES
+    rows, heads = config.schedule.rows, config.heads_per_tile
+    for longest in range(1, rows + 1):
+        if swapped_rows(longest, heads) == rows:
+            return longest, max(longest - 1, 1)
+    raise NotTried(f"calls of {heads} heads a tile ask for other heights than rows={rows}")
 
 
 def _sizes(mask) -> tuple[int, ...]:

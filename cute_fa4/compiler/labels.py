@@ -29,7 +29,8 @@ def role_ranges(cfg: FA4Config) -> tuple[tuple[range, str], ...]:
         (range(first, first + WARPS_PER_GROUP), warps.role_of(first))
         for first in warps.softmax[::WARPS_PER_GROUP]
     ]
-    rest = [(getattr(warps, name), name) for name in ("correction", "mma", "load", "idle")]
+    others = [name for name in ("correction", "mma", "load", "idle") if hasattr(warps, name)]
+    rest = [(getattr(warps, name), name) for name in others]
     return tuple(softmax + rest)
 
 
@@ -53,12 +54,11 @@ def shared_regions(cfg: FA4Config) -> tuple[tuple[int, int, str], ...]:
 
 def tensor_columns(cfg: FA4Config) -> tuple[tuple[int, int, str], ...]:
     """(first column, columns, name) in tensor memory; P_i lies in S_i unless it has a place of its own."""
-    scores = [(column, cfg.tiles.BN, f"S{i}") for i, column in enumerate(cfg.tmem.s)]
+    scores = [(column, cfg.tiles.s_columns, f"S{i}") for i, column in enumerate(cfg.tmem.s)]
     if cfg.tmem.p_apart:
         scores += [(column, cfg.tiles.p_columns, f"P{i}") for i, column in enumerate(cfg.tmem.p)]
     return tuple(
-        scores
-        + [(column, cfg.tiles.padded_ov_depth, f"O{i}") for i, column in enumerate(cfg.tmem.o)]
+        scores + [(column, cfg.tiles.o_columns, f"O{i}") for i, column in enumerate(cfg.tmem.o)]
     )
 
 

@@ -12,7 +12,12 @@ CUTE_FA4_CLAIMS: which kernels calls, catalogues and lists of a model's kernels 
     on      a CTA that is done takes over a block that has not started (TwoTiles.claims)
     off     it ends, to compare with
 
-Both are read when the kernel of a call is chosen, which is once for calls that are alike.
+CUTE_FA4_SWAP: which tiles calls of few queries ask for.
+
+    auto    up to 32 query rows, heads of a packed group counted: tiles with swapped operands (sm100/mhaswap; default)
+    off     tiles of 128 rows, to compare with
+
+All are read when the kernel of a call is chosen, which is once for calls that are alike.
 """
 
 from __future__ import annotations
@@ -25,6 +30,7 @@ from cute_fa4.system import environment
 POLICIES = ("allow", "warn", "error")
 VARIABLE = "CUTE_FA4_JIT"
 CLAIMS_VARIABLE = "CUTE_FA4_CLAIMS"
+SWAP_VARIABLE = "CUTE_FA4_SWAP"
 
 _warming_up = contextvars.ContextVar("warming_up", default=False)
 
@@ -46,6 +52,11 @@ def claims() -> bool | None:
     return {"auto": None, "on": True, "off": False}[
         environment.choice(CLAIMS_VARIABLE, "auto", "on", "off")
     ]
+
+
+def swaps() -> bool:
+    """Whether calls of few queries ask for tiles with swapped operands."""
+    return environment.choice(SWAP_VARIABLE, "auto", "off") == "auto"
 
 
 def is_warming_up() -> bool:

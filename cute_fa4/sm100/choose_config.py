@@ -7,7 +7,9 @@ from . import bands
 from .combine.config import CombineConfig
 from .config import FA4Config
 from .mha2q.schedule import TwoTiles
+from .mhaswap.schedule import SwappedTile
 from .row_schedule import DEPTHS
+from .schedule import Schedule
 from .tiles import ROWS_PER_Q_TILE
 
 __all__ = [
@@ -18,12 +20,14 @@ __all__ = [
     "config_for",
     "packs_gqa",
     "split_configs",
+    "swapped_rows",
 ]
 
 # DEPTHS: head dims that some family runs.
 ROWS_PER_CTA = TwoTiles.query_tiles * ROWS_PER_Q_TILE
 KEYS_PER_TILE = 128  # of every configuration that is chosen here
-SCHEDULE_CHOICES = frozenset(field.name for field in fields(TwoTiles))
+SWAPPED_ROWS = (8, 32)  # of a tile with swapped operands, as calls ask for it: docs/decisions/0008
+SCHEDULE_CHOICES = frozenset(f.name for cls in (TwoTiles, SwappedTile) for f in fields(cls))
 
 
 def choose_config(
@@ -40,17 +44,14 @@ def choose_config(
     """The configuration that serves a problem best; the caller looks at its `refusals()`.
 
     choices: further fields of FA4Config that the call decides (layouts, mask instead of causal, sink, score_mod, ...)
-    and of its schedule (claims, ...)
+    and of its schedule (claims, ...); with rows, that of swapped_rows, the schedule is SwappedTile
 
     Nothing here depends on lengths, batch or head count: one compile serves them all.
     """
     of_schedule = {name: choices.pop(name) for name in SCHEDULE_CHOICES & set(choices)}
     choices.setdefault("mask", bands.Causal() if causal else bands.Full())
-    if max(head_dim, head_dim_v or head_dim) <= 64:
-        # Tensor memory would allow 192 keys a tile, but 192 f32 scores do not fit the 192 registers of a
-        # softmax thread; reading S twice instead costs more than the wider tile saves.
-        of_schedule.setdefault("bn_cap", 128)
-    choices.setdefault("schedule", TwoTiles(**of_schedule))
+    if "schedule" not in choices:
+        choices["schedule"] = _schedule(max(head_dim, head_dim_v or 0), **of_schedule)
     return FA4Config(
         qkv_dtype=qkv_dtype,
         qk_depth=head_dim,
@@ -60,6 +61,35 @@ def choose_config(
         arch=arch,
         **choices,
     )
+
+
+def _schedule(depth: int, rows: int | None = None, **choices) -> Schedule:
+    if rows is not None:
+        foreign = sorted(set(choices) - {f.name for f in fields(SwappedTile)})
+        if foreign:
+            raise ValueError(f"rows={rows} with {', '.join(foreign)}: choices of another schedule")
+        return SwappedTile(rows=rows, **choices)
+    if depth <= 64:
+        # Tensor memory would allow 192 keys a tile, but 192 f32 scores do not fit the 192 registers of a
+        # softmax thread; reading S twice instead costs more than the wider tile saves.
+        choices.setdefault("bn_cap", 128)
+    return TwoTiles(**choices)
+
+
+def swapped_rows(seqlen_q: int, heads: int) -> int | None:
+    """Rows of a tile with swapped operands that serves up to `seqlen_q` queries best, of `heads` heads that share it.
+
+    None: tiles of 128 rows serve them as well. A group of 16 has a tile of its own for one query; otherwise two heights
+    are enough, so that a service has few kernels.
+
+    >>> [swapped_rows(queries, 8) for queries in (1, 2, 4, 5)], swapped_rows(1, 16), swapped_rows(1, 7)
+    ([8, 32, 32, None], 16, None)
+    """
+    if SWAPPED_ROWS[-1] % heads:
+        return None
+    if seqlen_q == 1 and heads == 16:
+        return heads
+    return next((rows for rows in SWAPPED_ROWS if seqlen_q * heads <= rows), None)
 
 
 def packs_gqa(seqlen_q: int, group: int) -> bool:

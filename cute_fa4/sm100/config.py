@@ -18,13 +18,14 @@ from hashlib import sha256
 
 from .memory_maps import SmemMap, TmemMap
 from .mha2q.schedule import TwoTiles
+from .mhaswap.schedule import SwappedTile
 from .naming import kernel_name, text
 from .problem import Problem
 from .schedule import Schedule
 from .sync.barriers import BarrierTable
 from .tiles import Tiles
 
-SCHEDULES = {cls.__name__: cls for cls in (TwoTiles,)}
+SCHEDULES = {cls.__name__: cls for cls in (TwoTiles, SwappedTile)}
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,7 @@ class SM100Kernel:
         The depth is contiguous; softmax_scale multiplies Q K^T.
         """
         cfg = self.cfg
-        o, o_rows = tma.o_operand(cfg, mO)
+        o, o_rows = self.o_operand(mO)
         k, k_rows = tma.kv_operand(cfg, mK, cfg.tiles.BK0, is_v=False)
         v, v_rows = tma.kv_operand(cfg, mV, cfg.tiles.padded_ov_depth, is_v=True)
         heads = mQ.shape[-2]
@@ -219,6 +219,14 @@ class SM100Kernel:
             tmem_pointer = cute.arch.retrieve_tmem_ptr(Float32, 16, cta.tmem_address)
             cute.arch.dealloc_tmem(tmem_pointer, cfg.tmem.columns)
 
+    def o_operand(self, mO):
+        """-> (what stores O, rows from one batch to the next in its row space): TMA, unless a family does it itself."""
+        return tma.o_operand(self.cfg, mO)
+
+    def shared(self, base) -> Smem:
+        """Where the tiles are in shared memory; base: the CTA's."""
+        return Smem.of(self.cfg.smem, base)
+
     def prologue(self, base, mbarriers) -> CTA:
         """Where everything is; nothing is executed but address arithmetic."""
         cfg = self.cfg
@@ -236,7 +244,7 @@ class SM100Kernel:
             claimed=mbarriers + table.first_index("work_claimed"),
         )
         return CTA(
-            smem=Smem.of(cfg.smem, base),
+            smem=self.shared(base),
             events=Events.of(table, mbarriers),
             producer=TMAProducerPipeline(
                 **ring, k_stage_bytes=tiles.k_stage_bytes, v_bytes=tiles.v_bytes

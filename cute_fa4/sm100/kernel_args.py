@@ -24,7 +24,7 @@ class KernelArgs:
     q: TMAOperand
     k: KVOperand
     v: KVOperand
-    o: TMAOperand
+    o: TMAOperand | cute.Tensor  # stored by TMA, or by the threads
     lse: cute.Tensor | None  # (batch, heads, seqlen_q) or packed (heads, total_q), f32; or None
     lengths: Lengths
     page_table: cute.Tensor | None  # (batch, pages) int32, or None

@@ -71,6 +71,11 @@ class Tiles:
         return ROWS_PER_Q_TILE
 
     @property
+    def q_box_rows(self) -> int:
+        """Rows of one copy of Q."""
+        return self.rows_per_q_tile
+
+    @property
     def positions_per_cta(self) -> int:
         """Query positions of a CTA: with packed groups a position has a row for each head."""
         return self.BM // self.problem.heads_per_tile
@@ -173,6 +178,16 @@ class Tiles:
         """Keys of P handed over first: three quarters when the MMA steps divide by four, else half."""
         steps = self.BN // self.MMA_K
         return (steps // 4 * 3 if steps % 4 == 0 else steps // 2) * self.MMA_K
+
+    @property
+    def s_columns(self) -> int:
+        """Tensor-memory columns of one S."""
+        return self.BN
+
+    @property
+    def o_columns(self) -> int:
+        """Tensor-memory columns of one O."""
+        return self.padded_ov_depth
 
     @property
     def p_columns(self) -> int:

@@ -26,7 +26,8 @@ def test_every_group(group):
     batch = Batch.draw(QUERIES, KEYS, heads=(2 * group, 2))
     out, lse = run(packed_q(batch), paged_kv(batch, 64), causal=True)
     assert_agrees(batch, out, lse, visible=causal)
-    # A grid of one CTA for each sequence and scheduled head; each stores two query tiles at most.
+    # A grid of one CTA for each sequence and scheduled head; each stores two query tiles at most. Threads
+    # store tiles of up to 32 rows (mhaswap).
     heads = 2 if packs else 2 * group
     stores = sum(
         count
@@ -34,7 +35,8 @@ def test_every_group(group):
         if opcode.startswith("cp.async.bulk.tensor") and ".global.shared::cta" in opcode
     )
     tiles = sum(-(-m * (group if packs else 1) // 128) for m in QUERIES)
-    assert stores == heads * tiles
+    few_rows = max(QUERIES) * (group if packs else 1) <= 32
+    assert stores == (0 if few_rows else heads * tiles)
 
 
 @pytest.mark.parametrize("group", [4])

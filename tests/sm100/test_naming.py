@@ -10,6 +10,7 @@ from cute_fa4.aot import read_catalogue
 from cute_fa4.sm100 import masks, spelled
 from cute_fa4.sm100.config import FA4Config
 from cute_fa4.sm100.mha2q.schedule import TwoTiles
+from cute_fa4.sm100.mhaswap.schedule import SwappedTile
 from cute_fa4.sm100.problem import Problem
 from cute_fa4.sm100.score_mods import PACKAGED, ScoreMod
 from cute_fa4.sm100.warp_roles import WarpRoles
@@ -18,6 +19,7 @@ from cute_fa4.sm100.warp_roles import WarpRoles
 IMPORTED = {
     "FA4Config": FA4Config,
     "TwoTiles": TwoTiles,
+    "SwappedTile": SwappedTile,
     "WarpRoles": WarpRoles,
     "range": range,
     **masks.KINDS,
@@ -40,9 +42,13 @@ OF_SCHEDULE = dict(
     order="p_beside_s", bn_cap=64, swizzle_bytes=64, num_qk_stages=2, rescale_log2=4.5,
     exp2_emulated=7, claims=False, dependent_launch=True, prefetch_maps=True, warps=WarpRoles(softmax_registers=184),
 )  # fmt: skip
+OF_SWAPPED_TILE = dict(
+    rows=32, rescale_log2=4.5, claims=False, dependent_launch=False, prefetch_maps=True
+)
 
 
 def test_the_tables_have_every_field():
+    assert set(OF_SWAPPED_TILE) == {f.name for f in fields(SwappedTile)}
     assert set(CHANGED) == {f.name for f in fields(Problem)}
     assert set(OF_SCHEDULE) == {f.name for f in fields(TwoTiles)}
 
@@ -52,6 +58,8 @@ def one_choice_each():
         yield replace(FA4Config(), **{name: value})
     for name, value in OF_SCHEDULE.items():
         yield FA4Config(schedule=TwoTiles(**{name: value}))
+    for name, value in OF_SWAPPED_TILE.items():
+        yield FA4Config(schedule=SwappedTile(**{name: value}))
 
 
 def words(config) -> str:
@@ -85,6 +93,7 @@ def all_choices():
     yield from one_choice_each()
     problem = CHANGED | {"ov_depth": 128, "qk_depth": 128, "kv_layout": "paged", "o_dtype": "f32"}
     yield FA4Config(**problem, schedule=TwoTiles(**OF_SCHEDULE))
+    yield FA4Config(**problem, schedule=SwappedTile(**OF_SWAPPED_TILE))
     # With this order given, a limit of 64 keys alone would choose the other one.
     yield FA4Config(schedule=TwoTiles(order="p_over_s", bn_cap=64))
     yield FA4Config(qk_depth=0)  # contradicts itself, which a message must be able to show

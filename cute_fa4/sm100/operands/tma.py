@@ -33,7 +33,7 @@ from ...tma.tensor_maps import (
 def q_operand(cfg, mQ) -> TMAOperand:
     view = dense_view(mQ, cfg.tiles.swizzle_granule, cfg.tiles.padded_qk_depth, cfg.heads_per_tile)
     return make_operand(
-        view, DTYPES[cfg.qkv_dtype], cfg.tiles.rows_per_q_tile, cfg.tiles.padded_qk_depth
+        view, DTYPES[cfg.qkv_dtype], cfg.tiles.q_box_rows, cfg.tiles.padded_qk_depth
     )
 
 
@@ -68,7 +68,7 @@ def prefetch(q: TMAOperand, k: KVOperand, v: KVOperand, o: TMAOperand):
     operands = [q, k.boxes, v.boxes, v.eight_rows, o]
     with cute.arch.elect_one():
         for operand in operands:
-            if operand is not None:
+            if hasattr(operand, "atom"):
                 cpasync.prefetch_descriptor(operand.atom)
 
 

@@ -157,7 +157,7 @@ def write_lse(cfg: cutlass.Constexpr, args: KernelArgs, work: Work, i: Int32, st
     """The log-sum-exp of this thread's row, natural logarithm; of a row without keys -inf."""
     thread, _, _ = cute.arch.thread_idx()
     place = rows.row_of(cfg, work, i, thread % cfg.tiles.rows_per_q_tile)
-    if results.writes_lse(cfg, args, work, place):
+    if results.is_row(cfg, args, work, place):
         lse = -Float32.inf
         if state.row_sum != 0.0:
             total_log2 = cute.math.log2(state.row_sum, fastmath=True)

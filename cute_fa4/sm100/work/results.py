@@ -47,7 +47,22 @@ def _o_place_in_slot(cfg, args, work: Work, i) -> tuple:
     return clipped_store(per_tile, row, valid, 0)
 
 
-def writes_lse(cfg, args, work: Work, place: rows.Row):
+def row_place(cfg, args, work: Work, place: rows.Row) -> tuple:
+    """Coordinates of a row in the tensor of O, before its depth, for threads that store it themselves."""
+    sequence, tile = work.sequence, work.tile
+    if cfg.share_keys:
+        inside, head = place.q_index - tile.first_position, place.head - tile.head
+        slot = shared_order.slot_of(tile.part)
+        if cfg.q_layout == "dense":
+            return slot, inside, head
+        return slot * args.order.positions + inside, head
+    apart = tile.part * args.splits.rows_apart if cfg.split_keys else 0
+    if cfg.q_layout == "dense":
+        return sequence.batch + apart, place.q_index, place.head
+    return sequence.q_first_row + place.q_index + apart, place.head
+
+
+def is_row(cfg, args, work: Work, place: rows.Row):
     """Whether there is such a row."""
     exists = place.q_index < work.sequence.seqlen_q
     if not cfg.share_keys:

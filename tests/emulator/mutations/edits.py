@@ -20,6 +20,9 @@ attention_places.py has the places of the attention kernel, by role and mbarrier
     load         copies, claims                              last bar.sync
     epilogue     deallocation
     kernel       everything
+
+A kernel without setmaxnreg (mhaswap) has the sections prologue, softmax, mma, load and epilogue: softmax begins behind
+griddepcontrol.wait and ends with the arrival behind its last store, mma with the arrival behind its last commit.
 """
 
 from __future__ import annotations
@@ -129,6 +132,8 @@ def section(text: list[str], name: str) -> tuple[int, int]:
     """(first line, end) of a section."""
     if name == "kernel":
         return 0, len(text)
+    if not any("setmaxnreg" in line for line in text):
+        return _without_correction(text)[name]
     softmax = _first(text, r"setmaxnreg\.inc")
     correction = _first(text, r"setmaxnreg\.dec", softmax)
     mma = _first(text, r"setmaxnreg\.dec", correction + 1)
@@ -143,6 +148,22 @@ def section(text: list[str], name: str) -> tuple[int, int]:
         "epilogue": (last_sync, len(text)),
     }
     return bounds[name]
+
+
+def _without_correction(text: list[str]) -> dict[str, tuple[int, int]]:
+    softmax = _first(text, r"griddepcontrol\.wait") + 1
+    last_store = max(i for i, line in enumerate(text) if "st.global" in line)
+    mma = _first(text, r"mbarrier\.arrive", last_store) + 1
+    last_commit = max(i for i, line in enumerate(text) if "tcgen05.commit" in line)
+    load = _first(text, r"mbarrier\.arrive", last_commit + 1) + 1
+    last_sync = max(i for i, line in enumerate(text) if re.search(r"bar\.sync\s+0;", line))
+    return {
+        "prologue": (0, softmax),
+        "softmax": (softmax, mma),
+        "mma": (mma, load),
+        "load": (load, last_sync),
+        "epilogue": (last_sync, len(text)),
+    }
 
 
 def _first(text, pattern, start=0):

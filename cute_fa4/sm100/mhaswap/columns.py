@@ -1,0 +1,152 @@
+"""Row maxima where a row's scores lie in 128 threads: thread t has key t of the tile, in all rows.
+
+    thread 0   32  ..  127          within a warp   redux.sync.max, a row at a time
+    row 0  s   s   ..  s    -> max  between warps   a lane keeps the maxima of its rows, r % 32: shared memory, one
+    row 1  s   s   ..  s            barrier of the four warps
+    ...                             to all threads  what a row adds to its scores comes back through shared memory
+
+Every warp keeps the same running maxima, so that all four decide alike whether O is rescaled. Of 8 or 16 rows the lanes
+keep each row several times, with the same values. The numbers of the online softmax are those of steps/row_math.py.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, select_
+from cutlass._mlir.dialects import llvm
+from cutlass.cutlass_dsl import T
+
+from ..steps import row_math
+from .smem import SwappedShared
+
+NAMED_BARRIER = 1  # of the softmax warps; 0 is sync_threads, 2 the set-up (kernel.py)
+BATCH = 16  # rows whose values are in registers at a time
+BIAS, FACTOR = 0, 1  # of SwappedShared.row_values
+
+
+@dataclass(frozen=True)
+class Place:
+    """A softmax thread: its key in a tile, its warp and lane."""
+
+    thread: Int32
+    warp: Int32
+    lane: Int32
+
+    @staticmethod
+    def here() -> "Place":
+        thread, _, _ = cute.arch.thread_idx()
+        return Place(thread, cute.arch.make_warp_uniform(thread // 32), cute.arch.lane_idx())
+
+
+@dataclass(frozen=True)
+class RowStates:
+    """What a softmax thread carries from tile to tile.
+
+    maxima   running maxima of this lane's rows, raw scores: lane, lane + 32
+    sums     of P in each row, over the keys of this thread
+    """
+
+    maxima: tuple
+    sums: tuple
+
+
+def warp_maximum(value):
+    """The maximum over the warp, in every lane; NaN only if all are. PTX ISA, "redux.sync"."""
+    return Float32(
+        llvm.inline_asm(
+            T.f32(),
+            [Float32(value).ir_value()],
+            "redux.sync.max.f32 $0, $1, 0xffffffff;",
+            "=f,f",
+            has_side_effects=True,
+            is_align_stack=False,
+            asm_dialect=llvm.AsmDialect.AD_ATT,
+        )
+    )
+
+
+def own_maxima(cfg, scores: list, place: Place) -> list:
+    """Maxima over the warp's keys of the rows that this lane keeps."""
+    own = [Float32(-Float32.inf)] * cfg.tiles.rows_per_lane
+    row_of_lane = place.lane & (min(cfg.tiles.rows, 32) - 1)
+    for row, score in enumerate(scores):
+        found = warp_maximum(score)
+        own[row // 32] = select_(row_of_lane == row % 32, found, own[row // 32])
+    return own
+
+
+def exchange(smem: SwappedShared, place: Place, number, own: list) -> list:
+    """A value of each warp for each row of this lane -> the four of each row.
+
+    number: of exchanges before. There are two buffers, so that the barrier of one is what frees the one before.
+    """
+    for i, value in enumerate(own):
+        smem.exchanged[(place.lane + 32 * i, place.warp, number & 1)] = value
+    cute.arch.barrier(barrier_id=NAMED_BARRIER, number_of_threads=128)
+    warps = range(4)
+    return [
+        [smem.exchanged[(place.lane + 32 * i, warp, number & 1)] for warp in warps]
+        for i in range(len(own))
+    ]
+
+
+def tile_maxima(cfg, smem: SwappedShared, place: Place, scores: list, number, start: tuple) -> list:
+    """max(start, scores of all keys) of this lane's rows; number: of exchanges before."""
+    out = []
+    found = exchange(smem, place, number, own_maxima(cfg, scores, place))
+    for value, four in zip(start, found, strict=True):
+        for other in four:
+            value = cute.arch.fmax(value, other)
+        out.append(value)
+    return out
+
+
+@dataclass(frozen=True)
+class Update:
+    """Of one row of this lane: its new maximum, what its scores get added, and the factor of what was summed."""
+
+    maximum: Float32
+    bias: Float32
+    factor: Float32
+
+
+@cute.jit
+def update(old, tile_max, scale_log2, rescale_log2: cutlass.Constexpr) -> Update:
+    """As row_math.update_maximum; the factor of a row that had seen no key is 1: there is nothing to rescale."""
+    new, safe, factor = row_math.update_maximum(old, tile_max, scale_log2, rescale_log2)
+    if old == -Float32.inf:
+        factor = Float32(1.0)
+    return Update(new, -safe * scale_log2, factor)
+
+
+def publish(smem: SwappedShared, place: Place, kind: int, own: list):
+    """A value of each row, from the lanes that keep the rows; the warp may read them when this returns."""
+    for i, value in enumerate(own):
+        smem.row_values[(place.lane + 32 * i, place.warp, kind)] = value
+    cute.arch.sync_warp()
+
+
+def read(smem: SwappedShared, place: Place, kind: int, first: int, number: int) -> list:
+    """What was published for rows `first` to first + number - 1; the same in every lane."""
+    return [smem.row_values[(first + i, place.warp, kind)] for i in range(number)]
+
+
+def products_of(values: list, factors: list) -> list:
+    """values[i] * factors[i], two at a time."""
+    out = []
+    for i in range(0, len(values), 2):
+        out += cute.arch.mul_packed_f32x2((values[i], values[i + 1]), (factors[i], factors[i + 1]))
+    return out
+
+
+def total_over_keys(cfg, smem: SwappedShared, place: Place, sums: tuple, number) -> list:
+    """The sum of each row over all 128 threads, of the rows that this lane keeps; number: of exchanges before."""
+    own = [Float32(0.0)] * cfg.tiles.rows_per_lane
+    row_of_lane = place.lane & (min(cfg.tiles.rows, 32) - 1)
+    for row, value in enumerate(sums):
+        for distance in (16, 8, 4, 2, 1):
+            value = value + cute.arch.shuffle_sync_bfly(value, distance)
+        own[row // 32] = select_(row_of_lane == row % 32, value, own[row // 32])
+    found = exchange(smem, place, number, own)
+    return [(four[0] + four[1]) + (four[2] + four[3]) for four in found]

@@ -1,0 +1,124 @@
+"""SwappedTile: one tile of 8 to 64 query rows a CTA, whose products are computed transposed.
+
+    FA4Config(schedule=SwappedTile(rows=16), pack_gqa=True, group=8)    two positions of eight heads
+
+    tensor memory, 128 lanes                       shared memory, 227 KiB
+    0      rows    2 rows   3 rows                 Q | ring of kv slots | P | maxima | row values
+    | S0   |  S1   |   O    |                      | work queue | mbarriers
+      lanes: keys    lanes: depth
+
+Few rows leave shared memory to the ring: six slots of 32 KiB at depth 128, all of them in flight while a CTA begins.
+"""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import ClassVar
+
+from ..chip import SMEM_CAPACITY_BYTES
+from ..memory_maps import TmemMap
+from ..problem import Problem
+from ..row_schedule import DEPTHS, DTYPES
+from ..sync.barriers import BarrierTable
+from ..work.claims import claims_pay
+from . import barriers
+from .smem_map import SwappedSmem, slots_that_fit, smem_map
+from .tiles import ROWS, SwappedTiles
+from .warp_roles import SwappedWarpRoles
+
+
+@dataclass(frozen=True)
+class SwappedTile:
+    """The schedule of SM100MHASwap.
+
+    rows           query rows of a CTA: 8, 16, 32 or 64; with packed groups a multiple of the group
+    rescale_log2   the running row maximum is kept while it moves less than this (P stays below 2^rescale_log2)
+    claims         a CTA that is done takes over a block of the grid that has not started (work/queue.py); False: it
+                   ends; None: as claims_pay says of the problem
+    dependent_launch  the CTAs may start while the grid before them in the stream ends; they wait for it before they
+                   touch what it may have written (programmatic dependent launch)
+    prefetch_maps  the descriptors of TMA are fetched while the CTA sets up
+    """
+
+    family: ClassVar[str] = "mhaswap"
+    warps: ClassVar[SwappedWarpRoles] = SwappedWarpRoles()
+
+    rows: int = 16
+    rescale_log2: float = 8.0
+    claims: bool | None = None
+    dependent_launch: bool = True
+    prefetch_maps: bool = False
+
+    def resolved(self, problem: Problem) -> "SwappedTile":
+        return self if self.claims is not None else replace(self, claims=claims_pay(problem))
+
+    def tiles(self, problem: Problem) -> SwappedTiles:
+        return SwappedTiles.of(problem, self.rows)
+
+    def tmem(self, problem: Problem) -> TmemMap:
+        width = self.tiles(problem).q_box_rows
+        s = tuple(i * width for i in range(barriers.S_BUFFERS))
+        o = barriers.S_BUFFERS * width
+        return TmemMap(s, (), (o,), o + width, p_apart=False)
+
+    def barriers(self, problem: Problem) -> BarrierTable:
+        return layout(self.warps, self.tiles(problem))[0]
+
+    def smem(self, problem: Problem) -> SwappedSmem:
+        return layout(self.warps, self.tiles(problem))[1]
+
+    def contradictions(self, problem: Problem) -> list[str]:
+        why = []
+        if self.rows not in ROWS:
+            why.append(f"rows={self.rows} is no height of a tile: use {', '.join(map(str, ROWS))}")
+        elif problem.pack_gqa and (problem.group < 1 or self.rows % problem.group):
+            why.append(
+                f"pack_gqa=True with group={problem.group}: a tile of {self.rows} rows holds whole groups: use a "
+                f"group that divides {self.rows}, more rows, or pack_gqa=False"
+            )
+        if not 0 <= self.rescale_log2 <= 15:
+            why.append(
+                f"rescale_log2={self.rescale_log2}: P grows to 2^rescale_log2 and must fit fp16: use 0 to 15"
+            )
+        return why
+
+    def refusals(self, problem: Problem) -> list[str]:
+        return self._not_built(problem) or self._over_capacity(problem)
+
+    def _over_capacity(self, problem: Problem) -> list[str]:
+        why, tiles, smem = [], self.tiles(problem), self.smem(problem)
+        slots = smem.kv.nbytes // tiles.kv_slot_bytes
+        if slots < 3 or smem.nbytes > SMEM_CAPACITY_BYTES:
+            why.append(
+                f"the ring has {slots} slots of {tiles.kv_slot_bytes} bytes, at least 3 are needed because V of a "
+                "tile is held while K of the next one arrives: lower the head dim"
+            )
+        return why + tiles.page_refusals()
+
+    def _not_built(self, problem: Problem) -> list[str]:
+        why = []
+        if problem.qkv_dtype not in DTYPES:
+            why.append(f"qkv_dtype={problem.qkv_dtype!r} is not built yet: use 'bf16' or 'fp16'")
+        if problem.o_dtype != ("f32" if problem.split_keys else problem.qkv_dtype):
+            why.append(
+                f"o_dtype={problem.o_dtype!r} is not built yet for qkv_dtype={problem.qkv_dtype!r}: use the same dtype"
+            )
+        if problem.qk_depth not in DEPTHS:
+            why.append(
+                f"qk_depth={problem.qk_depth} is not built yet: use one of {', '.join(map(str, DEPTHS))}"
+            )
+        if problem.ov_depth != problem.qk_depth:
+            why.append(
+                f"ov_depth={problem.ov_depth} with qk_depth={problem.qk_depth} is not built yet: use equal depths"
+            )
+        for name in ("rope_dtype", "scale_dtype"):
+            if getattr(problem, name) is not None:
+                why.append(f"{name}={getattr(problem, name)!r} is not built yet: use None")
+        return why
+
+
+@lru_cache(maxsize=1024)
+def layout(warps: SwappedWarpRoles, tiles: SwappedTiles) -> tuple[BarrierTable, SwappedSmem]:
+    """Barriers and shared memory decide each other's size: the ring gets what a kernel without slots leaves."""
+    slots = slots_that_fit(tiles, smem_map(tiles, warps, barriers.table(warps, 0)))
+    table = barriers.table(warps, slots)
+    return table, smem_map(tiles, warps, table)

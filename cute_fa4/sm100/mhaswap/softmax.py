@@ -1,0 +1,272 @@
+"""Softmax warps: S^T -> P^T, key tile by key tile; a thread owns a key of the tile, in all rows.
+
+For every key tile:
+
+    wait s_ready          read this key's score in each row, mask them if the tile needs it
+    row maxima            over the warp, over the warps: columns.py
+    P = 2^(c s - c m)
+    wait pv_done          O is complete up to the tile before, and its P has been read
+    a maximum moved       O *= 2^(old - new), row by row: every thread one depth. Seldom: it may lag by 2^8
+    P to shared memory    a line of 32 bytes for each key, which is B of the next product as it stands
+    p_ready
+
+After the last one the threads add up their row sums, wait for O and store it: a warp sees 32 depths of every row.
+
+A row's sum is kept in 128 parts, one for each thread, so that only the maxima have to be exchanged for each tile. Whole
+tiles and masked tiles are separate loops over the same step. A sink is a key with the sink as its score and no value:
+the maximum a row starts with, and 1 in the first thread's part of the sum.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, select_
+
+from ..instructions import exp2, tensor_memory
+from ..kernel_args import Events, KernelArgs
+from ..steps import row_math
+from ..steps.scores import log2_scale, whole_tiles
+from ..steps.store import PIECE_BYTES, store_piece
+from ..work import results, rows
+from ..work.queue import NO_MORE, WorkQueue
+from ..work.tile import Work
+from . import store
+from .barriers import S_BUFFERS
+from .columns import (
+    BATCH,
+    BIAS,
+    FACTOR,
+    Place,
+    RowStates,
+    products_of,
+    publish,
+    read,
+    tile_maxima,
+    total_over_keys,
+    update,
+)
+from .smem import SwappedShared
+from .visibility import apply_score_functions, keep_visible
+
+
+@dataclass(frozen=True)
+class Before:
+    """What the CTA has done: parities follow from it.
+
+    tiles       key tiles of all work tiles before
+    work_tiles  these work tiles; each exchanges values once more than it has key tiles
+    """
+
+    tiles: Int32
+    work_tiles: Int32
+
+
+def first_states(cfg, args: KernelArgs, work: Work, place: Place) -> RowStates:
+    """Rows that have seen no key, or their sinks, in the units of the scores."""
+    nothing, zero = Float32(-Float32.inf), Float32(0.0)
+    if not cfg.sink:
+        return RowStates((nothing,) * cfg.tiles.rows_per_lane, (zero,) * cfg.tiles.rows)
+    mine = place.thread == 0
+    counts = None if not cfg.split_keys else results.is_first_part(cfg, work)
+    maxima = []
+    for i in range(cfg.tiles.rows_per_lane):
+        own_row = place.lane & (min(cfg.tiles.rows, 32) - 1) + 32 * i
+        sink = args.sink[rows.row_of(cfg, work, 0, own_row).head].to(Float32)
+        scaled = sink if cfg.score_mod is not None else sink / args.scale
+        maxima.append(scaled if counts is None else select_(counts, scaled, nothing))
+    one = select_(mine if counts is None else mine & counts, Float32(1.0), zero)
+    return RowStates(tuple(maxima), (one,) * cfg.tiles.rows)
+
+
+def write_p(cfg, smem: SwappedShared, key, words: list):
+    """This key's line of P: its probabilities in all rows, two a word."""
+    tile = cfg.tiles.p_tile
+    for piece in range(len(words) // 4):
+        inside = key * tile.swizzle.span_bytes + piece * PIECE_BYTES
+        four = words[4 * piece : 4 * piece + 4]
+        store_piece(smem.p_address + tile.swizzle(inside), four)
+
+
+def rescale_o(cfg, smem: SwappedShared, place: Place, o_address):
+    """O *= factor, row by row, for this thread's depth."""
+    for first, values in tensor_memory.load_batches(o_address, cfg.tiles.rows, BATCH):
+        factors = read(smem, place, FACTOR, first, len(values))
+        tensor_memory.store(o_address + first, products_of(values, factors))
+    tensor_memory.wait_store()
+
+
+def rescaled_sums(smem: SwappedShared, place: Place, sums: tuple) -> tuple:
+    """sums[row] * factor of the row."""
+    out = []
+    for first in range(0, len(sums), BATCH):
+        batch = list(sums[first : first + BATCH])
+        out += products_of(batch, read(smem, place, FACTOR, first, len(batch)))
+    return tuple(out)
+
+
+def probabilities(cfg, smem: SwappedShared, place: Place, scores: list, scale_log2, sums: tuple):
+    """2^(scale_log2 s + bias of its row) for every score -> (rounded, two a word; sums with them before rounding)."""
+    words, totals = [], []
+    for first in range(0, len(scores), BATCH):
+        batch = scores[first : first + BATCH]
+        biases, values = read(smem, place, BIAS, first, len(batch)), []
+        for i in range(0, len(batch), 2):
+            x, y = cute.arch.fma_packed_f32x2(
+                (batch[i], batch[i + 1]), (scale_log2, scale_log2), (biases[i], biases[i + 1])
+            )
+            pair = exp2.hardware(x), exp2.hardware(y)
+            totals += cute.arch.add_packed_f32x2((sums[first + i], sums[first + i + 1]), pair)
+            values += pair
+        words += row_math.pack_pairs(values, cfg.qkv_dtype)
+    return words, tuple(totals)
+
+
+@cute.jit
+def step(
+    cfg: cutlass.Constexpr,
+    args: KernelArgs,
+    smem: SwappedShared,
+    tmem: Int32,
+    events: Events,
+    work: Work,
+    place: Place,
+    before: Before,
+    n: Int32,
+    states: RowStates,
+    masked: cutlass.Constexpr,
+) -> RowStates:
+    """Key tile n: scores to probabilities."""
+    tile = n - work.tiles.first + before.tiles
+    buffer = tile & (S_BUFFERS - 1)
+    key = n * cfg.tiles.BN + place.thread
+    events.s_ready.wait(buffer, tile >> 1 & 1)
+    tensor_memory.fence_after()
+    scores = tensor_memory.load(tmem + buffer * (cfg.tmem.s[1] - cfg.tmem.s[0]), cfg.tiles.rows)
+    tensor_memory.wait_load()
+    if cutlass.const_expr(cfg.score_mod is not None or cfg.mask_mod is not None):
+        scores = apply_score_functions(cfg, args, work, key, scores, masked)
+    if cutlass.const_expr(masked):
+        scores = keep_visible(cfg, args, work, key, scores)
+    scale_log2 = log2_scale(cfg, args)
+    highest = tile_maxima(cfg, smem, place, scores, tile + before.work_tiles, states.maxima)
+    updates = [
+        update(old, new, scale_log2, cfg.schedule.rescale_log2)
+        for old, new in zip(states.maxima, highest, strict=True)
+    ]
+    moved = updates[0].factor < 1.0
+    for i in cutlass.range_constexpr(1, len(updates)):
+        moved = moved | (updates[i].factor < 1.0)
+    moved = cute.arch.vote_any_sync(moved)  # in all four warps alike
+    publish(smem, place, BIAS, [u.bias for u in updates])
+    sums = states.sums
+    if moved:
+        publish(smem, place, FACTOR, [u.factor for u in updates])
+        sums = rescaled_sums(smem, place, sums)
+    words, sums = probabilities(cfg, smem, place, scores, scale_log2, sums)
+    events.pv_done.wait(0, (tile - 1) & 1)
+    if moved & (n != work.tiles.first):  # before, no product of the work tile is in O
+        tensor_memory.fence_after()
+        rescale_o(cfg, smem, place, tmem + cfg.tmem.o[0])
+    write_p(cfg, smem, place.thread, words)
+    cute.arch.fence_proxy("async.shared", space="cta")
+    tensor_memory.fence_before()
+    events.p_ready.arrive(0)
+    return RowStates(tuple(u.maximum for u in updates), sums)
+
+
+@cute.jit
+def key_tiles(
+    cfg: cutlass.Constexpr,
+    args: KernelArgs,
+    smem: SwappedShared,
+    tmem: Int32,
+    events: Events,
+    work: Work,
+    place: Place,
+    before: Before,
+) -> RowStates:
+    """All key tiles of a work tile."""
+    whole = whole_tiles(cfg, args, work, 0)
+    first, end = work.tiles.first, work.tiles.first + work.tiles.count
+    states = first_states(cfg, args, work, place)
+    if cutlass.const_expr(cfg.mask.has_lower_bound):
+        for n in cutlass.range(first, whole.begin, unroll=1):
+            states = step(
+                cfg, args, smem, tmem, events, work, place, before, n, states, masked=True
+            )
+    if cutlass.const_expr(cfg.mask.is_band):
+        for n in cutlass.range(whole.begin, whole.end, unroll=1):
+            states = step(
+                cfg, args, smem, tmem, events, work, place, before, n, states, masked=False
+            )
+    for n in cutlass.range(whole.end, end, unroll=1):
+        states = step(cfg, args, smem, tmem, events, work, place, before, n, states, masked=True)
+    return states
+
+
+@cute.jit
+def finish(
+    cfg: cutlass.Constexpr,
+    args: KernelArgs,
+    smem: SwappedShared,
+    tmem: Int32,
+    events: Events,
+    work: Work,
+    place: Place,
+    before: Before,
+    states: RowStates,
+):
+    """O / row sums and the log-sum-exp to global memory."""
+    tiles = before.tiles + work.tiles.count
+    row_sums = total_over_keys(cfg, smem, place, states.sums, tiles + before.work_tiles)
+    inverses = []
+    for i in cutlass.range_constexpr(cfg.tiles.rows_per_lane):
+        inverse = Float32(0.0)
+        if row_sums[i] != 0.0:  # also true for NaN, which belongs in the output
+            inverse = cute.arch.rcp_approx(row_sums[i])
+        inverses.append(inverse)
+    publish(smem, place, FACTOR, inverses)
+    if work.tiles.count > 0:
+        events.pv_done.wait(0, (tiles - 1) & 1)
+        tensor_memory.fence_after()
+    store.outputs(cfg, args, smem, work, place, tmem + cfg.tmem.o[0])
+    if cutlass.const_expr(cfg.write_lse):
+        for i in cutlass.range_constexpr(cfg.tiles.rows_per_lane):
+            row = place.lane + 32 * i
+            if (place.warp == 0) & (row < cfg.tiles.rows):
+                store.log_sum_exp(cfg, args, work, row, states.maxima[i], row_sums[i])
+
+
+def set_up(cfg, smem: SwappedShared, tmem, place: Place):
+    """What no MMA or thread writes later, and is read: columns of P beyond the rows, lanes of O beyond the depth."""
+    zero = Int32(0)
+    if cfg.tiles.rows < cfg.tiles.q_box_rows:
+        tile, first = cfg.tiles.p_tile, cfg.tiles.rows * cfg.dtype_bytes
+        for byte in range(first, tile.swizzle.span_bytes, PIECE_BYTES):
+            inside = place.thread * tile.swizzle.span_bytes + byte
+            store_piece(smem.p_address + tile.swizzle(inside), [zero] * 4)
+    if cfg.tiles.pv_mma_shape[0] < 128:
+        tensor_memory.store(tmem + cfg.tmem.o[0], [zero] * cfg.tiles.rows)
+        tensor_memory.wait_store()
+
+
+@cute.jit
+def run(
+    cfg: cutlass.Constexpr,
+    args: KernelArgs,
+    smem: SwappedShared,
+    tmem: Int32,
+    events: Events,
+    queue: WorkQueue,
+):
+    """Every work tile. `tmem`: address of the first column for this warp's lanes."""
+    place = Place.here()
+    set_up(cfg, smem, tmem, place)
+    before = Before(Int32(0), Int32(0))
+    work = queue.next(cfg, args, before.work_tiles)
+    while work.tiles.count != NO_MORE:
+        states = key_tiles(cfg, args, smem, tmem, events, work, place, before)
+        finish(cfg, args, smem, tmem, events, work, place, before, states)
+        before = Before(before.tiles + work.tiles.count, before.work_tiles + 1)
+        work = queue.next(cfg, args, before.work_tiles)

@@ -1,0 +1,47 @@
+"""Masks and score functions where a thread has one key in all rows of the tile."""
+
+from cutlass import Float32, Int32, select_
+
+from ...layouts.scalars import minimum
+from .. import score_mods
+from ..kernel_args import KernelArgs
+from ..steps.visibility import MASKED
+from ..work import rows
+from ..work.tile import Work
+
+
+def keep_visible(cfg, args: KernelArgs, work: Work, key, scores: list) -> list:
+    """Scores of `key` with -inf in the rows that do not see it; the rows of one position see alike."""
+    sequence, per_position = work.sequence, cfg.heads_per_tile
+    out = []
+    for first in range(0, len(scores), per_position):
+        position = sequence.position(rows.row_of(cfg, work, 0, first).q_index)
+        seen = None
+        for lo, hi in cfg.mask.bands(position, sequence.num_keys, args.mask_sizes):
+            here = key < minimum(hi, sequence.key_limit)
+            if cfg.mask.has_lower_bound or not cfg.mask.is_band:
+                here = here & (key >= lo)
+            seen = here if seen is None else seen | here
+        for score in scores[first : first + per_position]:
+            out.append(select_(seen, score, Float32(MASKED)))
+    return out
+
+
+def apply_score_functions(
+    cfg, args: KernelArgs, work: Work, key, scores: list, masked: bool
+) -> list:
+    """Scores after score_mod and mask_mod, row by row; indices beyond the sequence are not passed on."""
+    sequence, out = work.sequence, []
+    if masked:
+        key = minimum(key, sequence.num_keys - 1)
+    for number, score in enumerate(scores):
+        place = rows.row_of(cfg, work, 0, number)
+        row = rows.Row(minimum(place.q_index, sequence.seqlen_q - 1), place.head)
+        aux = score_mods.Aux.of(args, sequence, row)
+        where = (*(Int32(i) for i in (sequence.batch, row.head, row.q_index, key)), aux)
+        if cfg.score_mod is not None:
+            score = Float32(cfg.score_mod.score(score * args.scale, *where))
+        if cfg.mask_mod is not None:
+            score = select_(cfg.mask_mod.shows(*where), score, Float32(MASKED))
+        out.append(score)
+    return out

@@ -1,0 +1,46 @@
+"""Which warp of a CTA does what.
+
+    warps   role       work
+    0-3     softmax    S^T -> P^T: a thread owns a key; rescales O^T, stores it at the end
+    4       mma        one thread issues every tcgen05.mma
+    5       load       claims blocks, one thread issues every TMA load
+
+192 threads could have 65,536 / 192 = 341 registers each, more than the 255 that an instruction can name: none have to
+be moved between the roles.
+"""
+
+from dataclasses import dataclass
+
+from ..chip import WARP_SIZE
+
+
+@dataclass(frozen=True)
+class SwappedWarpRoles:
+    """Warp ranges."""
+
+    softmax: range = range(0, 4)
+    mma: range = range(4, 5)
+    load: range = range(5, 6)
+
+    @property
+    def threads(self) -> int:
+        return WARP_SIZE * self.load.stop
+
+    def threads_of(self, role: str) -> int:
+        """Threads of all warps of a role.
+
+        >>> SwappedWarpRoles().threads_of("softmax"), SwappedWarpRoles().threads_of("mma")
+        (128, 32)
+        """
+        return WARP_SIZE * len(getattr(self, role))
+
+    def role_of(self, warp: int) -> str:
+        """Name of the role of a warp, as it appears in messages.
+
+        >>> [SwappedWarpRoles().role_of(w) for w in (0, 3, 4, 5)]
+        ['softmax', 'softmax', 'mma', 'load']
+        """
+        for name in ("softmax", "mma", "load"):
+            if warp in getattr(self, name):
+                return name
+        raise ValueError(f"warp {warp}: a CTA has warps 0 to {self.load.stop - 1}")

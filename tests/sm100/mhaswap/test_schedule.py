@@ -1,0 +1,96 @@
+"""SwappedTile: what it lays out against hand-derived numbers, its tables against their documentation, its refusals."""
+
+import pytest
+
+from cute_fa4.layouts.swizzle import SWIZZLE_32B, SWIZZLE_64B, SWIZZLE_128B
+from cute_fa4.sm100.chip import SMEM_CAPACITY_BYTES, TMEM_COLUMNS
+from cute_fa4.sm100.choose_config import choose_config
+from cute_fa4.sm100.config import FA4Config
+from cute_fa4.sm100.mhaswap import barriers
+from cute_fa4.sm100.mhaswap.schedule import DEPTHS, SwappedTile
+from cute_fa4.sm100.mhaswap.tiles import ROWS
+from cute_fa4.sm100.sync.barriers import reuse_text
+
+# Derived by hand from who calls what: one announcing thread, one commit, or every thread of the role.
+COUNTS = dict(
+    q_full=1, q_free=1, s_ready=1, p_ready=128, pv_done=1, kv_full=1, kv_empty=1, work_ready=1, work_read=128 + 32,
+    work_claimed=1,
+)  # fmt: skip
+
+# rows -> N of the products, columns used, span of P's lines, ring slots at depth 128 and 64.
+BY_ROWS = {
+    8: (16, 48, SWIZZLE_32B, 6, 13),
+    16: (16, 48, SWIZZLE_32B, 6, 13),
+    32: (32, 96, SWIZZLE_64B, 6, 13),
+    64: (64, 192, SWIZZLE_128B, 5, 12),
+}
+
+
+def config(rows=16, **choices) -> FA4Config:
+    return FA4Config(schedule=SwappedTile(rows=rows), **choices)
+
+
+def test_arrival_counts():
+    assert {b.name: b.count for b in config().barriers.rows} == COUNTS
+
+
+def test_the_table_in_the_docstring_is_the_table_in_the_code():
+    assert config().barriers.text() in barriers.__doc__
+    assert reuse_text(config().barriers.rows) in barriers.__doc__
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_sizes_by_rows(rows):
+    n, columns, span, *slots = BY_ROWS[rows]
+    for depth, ring in zip((128, 64), slots, strict=True):
+        cfg = config(rows, qk_depth=depth)
+        assert cfg.refusals() == []
+        assert cfg.tiles.qk_mma_shape == (128, n, depth) and cfg.tiles.pv_mma_shape == (
+            depth,
+            n,
+            128,
+        )
+        assert (cfg.tmem.used, cfg.tiles.p_tile.swizzle) == (columns, span)
+        assert cfg.barriers.kv_slots == ring
+        # As many slots as there is room for: one more would not fit.
+        more = cfg.tiles.kv_slot_bytes + 16
+        assert cfg.smem.nbytes <= SMEM_CAPACITY_BYTES < cfg.smem.nbytes + more
+        assert cfg.tmem.columns <= TMEM_COLUMNS
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("rows", ROWS)
+def test_tiles_start_on_a_swizzle_period_and_barriers_fill_their_region(depth, rows):
+    cfg = config(rows, qk_depth=depth)
+    regions = cfg.smem.regions
+    assert regions[0].offset == 0 and regions[-1].end == cfg.smem.nbytes
+    assert cfg.smem.kv.offset % 1024 == cfg.smem.p.offset % 1024 == 0
+    assert cfg.tiles.kv_slot_bytes % 1024 == 0
+    assert cfg.smem.mbarriers.offset % 8 == cfg.smem.work_queue.offset % 16 == 0
+    assert cfg.smem.mbarriers.nbytes == 8 * cfg.barriers.total
+
+
+@pytest.mark.parametrize(
+    "choices, value, remedy",
+    [
+        (dict(rows=24), "rows=24", "8, 16, 32, 64"),
+        (dict(rows=8, group=16, pack_gqa=True), "group=16", "more rows"),
+        (dict(rows=64, group=3, pack_gqa=True), "group=3", "divides 64"),
+        (dict(qk_depth=192), "qk_depth=192", "128"),
+        (dict(qk_depth=128, ov_depth=64), "ov_depth=64", "equal depths"),
+        (dict(qkv_dtype="e4m3"), "qkv_dtype='e4m3'", "bf16"),
+        (dict(o_dtype="f32"), "o_dtype='f32'", "same dtype"),
+        (dict(scale_dtype="f32"), "scale_dtype='f32'", "None"),
+    ],
+    ids=str,
+)
+def test_a_refusal_names_the_value_and_the_remedy(choices, value, remedy):
+    why = config(**choices).refusals()
+    assert any(value in reason and remedy in reason for reason in why), why
+
+
+def test_rows_choose_the_schedule_and_choices_of_another_are_refused():
+    cfg = choose_config(qkv_dtype="bf16", head_dim=64, rows=32, claims=False)
+    assert cfg.schedule == SwappedTile(rows=32, claims=False)
+    with pytest.raises(ValueError, match="rows=32 with bn_cap: choices of another schedule"):
+        choose_config(qkv_dtype="bf16", head_dim=64, rows=32, bn_cap=64)

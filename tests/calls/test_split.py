@@ -190,6 +190,69 @@ def test_shared_keys_with_a_sink_lengths_of_queries_and_rows_of_nobody(poisoned,
         )
 
 
+# --- speculative decoding: q drafted tokens a sequence, the last keys of its cache
+
+
+def drafted_before(batch, head, q_idx, kv_idx, aux):
+    """A tree of drafts: bit j of a token's number in aux[0] says that it sees draft j. All see what is no draft."""
+    from cutlass import Int32, select_
+
+    draft = kv_idx - (aux.num_keys - aux.seqlen_q)
+    shown = (aux[0][aux.q_row] >> select_(draft > 0, draft, Int32(0))) & 1
+    return (draft < 0) | (shown != 0)
+
+
+def trees(batch: int, drafts: int) -> torch.Tensor:
+    """(batch, drafts) int32: a draft sees itself and what its parent, a random earlier one, sees."""
+    seen = torch.zeros(batch, drafts, dtype=torch.int32)
+    for b in range(batch):
+        for i in range(drafts):
+            parent = int(torch.randint(-1, i, ()))
+            seen[b, i] = (seen[b, parent] if parent >= 0 else 0) | 1 << i
+    return seen
+
+
+def exact_step(q, k, v, seen):
+    """One sequence in float64: (drafts, heads, depth). seen: numbers of drafts as above; None: every earlier one."""
+    drafts, heads, keys = q.shape[0], q.shape[1], k.shape[0]
+    k, v = (x.double().repeat_interleave(heads // x.shape[1], 1) for x in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q.double(), k) / q.shape[-1] ** 0.5
+    draft = torch.arange(keys) - (keys - drafts)
+    if seen is None:
+        shows = draft[None] <= torch.arange(drafts)[:, None]
+    else:
+        shows = (draft < 0)[None] | ((seen[:, None] >> draft.clamp(min=0)[None]) & 1 > 0)
+    return torch.einsum("hqk,khd->qhd", scores.masked_fill(~shows, -math.inf).softmax(-1), v)
+
+
+# Sixteen drafts of four heads are 64 rows of a block; of sixteen heads all 256 of a CTA.
+@pytest.mark.parametrize(
+    "drafts, heads, tree, parts",
+    [
+        (16, 4, False, 3),
+        (3, 4, True, 3),
+        (16, 16, True, 0),
+        pytest.param(5, 4, True, 0, marks=pytest.mark.sweep),
+        pytest.param(16, 4, False, 0, marks=pytest.mark.sweep),
+    ],
+)
+def test_drafts_see_their_ancestors_and_all_keys_before(
+    poisoned, few_sms, drafts, heads, tree, parts
+):
+    torch.manual_seed(drafts)
+    lengths = [16, 129, 700, 1100]
+    _, cache, table, used, sequences = paged_batch(lengths)
+    q = torch.randn(len(lengths), drafts, heads, 64).bfloat16()
+    seen, more = trees(len(lengths), drafts), {}
+    if tree:
+        more = dict(mask_mod=drafted_before, aux_tensors=[seen.view(-1)])
+    out = decode(q, cache, table, used, num_splits=parts, **more)
+    for b, (k, v) in enumerate(sequences):
+        exact = exact_step(q[b], k, v, seen[b] if tree else None)
+        limit = allowed_error(q[b : b + 1], k[None], v[None], causal=True)
+        assert max_error(out[b], exact) <= limit.out, lengths[b]
+
+
 # --- how many parts
 
 

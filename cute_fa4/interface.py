@@ -114,8 +114,9 @@ def flash_attn_func(
     return_lse    also return the log-sum-exp of the scaled scores
     out           written in place and returned; shape, dtype and device of q, memory of its own
 
-    head_dim is 64, 72, 80, 96 or 128. The last dimension is contiguous; the other strides are any
-    multiples of 8 elements, so slices and transposed views need no copy.
+    head_dim is a multiple of 8 up to 128; that of v, and so of out, may be another one. The last
+    dimension is contiguous; the other strides are any multiples of 8 elements, so slices and
+    transposed views need no copy.
 
     block_sparse_tensors has the meaning it has in flash-attn-4; only its "off" value is built.
     deterministic changes nothing: the forward pass always is. Parameters after v are keyword-only,

@@ -58,4 +58,6 @@ def test_named_files_exist(name):
 
 def test_the_support_table_names_the_head_dims_of_the_configuration():
     [row] = re.findall(r"^\| head dim \| ([^|]+) \|", README, flags=re.M)
-    assert row == ", ".join(map(str, DEPTHS))
+    of_q_k_and_v = "of q and k and, independently, of v and out"
+    assert row == f"multiples of 8 from {DEPTHS[0]} to {DEPTHS[-1]}, {of_q_k_and_v}"
+    assert DEPTHS == tuple(range(DEPTHS[0], DEPTHS[-1] + 1, 8))

@@ -145,6 +145,7 @@ class Append:
     def __init__(self, function: Callable, views: Views, batch: int):
         self.function, self.views, self.batch = function, views, batch
         self.between_caches = self.q_bytes = self.out_bytes = self.small_bytes = 0
+        self.out_shape = None
 
     def beside(self, q, k_cache, v_cache, out, small: tuple) -> Append:
         """self, for attention to q: what the next call with this metadata needs to know of the addresses of this one.
@@ -155,6 +156,7 @@ class Append:
         self.between_caches = v_cache.data_ptr() - k_cache.data_ptr()
         self.q_bytes = extent_bytes(q)
         self.out_bytes = 0 if out is None else extent_bytes(out)
+        self.out_shape = (*q.shape[:-1], v_cache.shape[-1])
         self.small_bytes = largest_extent(small)
         return self
 
@@ -168,7 +170,11 @@ class Append:
             check_index_tensor("key_limit", key_limit, 1, q.device)
             check_sink(sink, q)
         first_q = q.data_ptr()
-        if first_q % TMA_BYTES or aux is not None or not (out is None or _is_like(out, q)):
+        if (
+            first_q % TMA_BYTES
+            or aux is not None
+            or not (out is None or (out.shape == self.out_shape and _is_like(out, q)))
+        ):
             return False
         # Whether the caches share no address range with what is read; False: they may share no byte all the same.
         # Comparisons that are written out, no loop: half a microsecond of each step of a decode.
@@ -240,12 +246,7 @@ def prepare_append(
 
 
 def _is_like(out, q) -> bool:
-    return (
-        out.shape == q.shape
-        and out.dtype is q.dtype
-        and out.device == q.device
-        and out.data_ptr() % TMA_BYTES == 0
-    )
+    return out.dtype is q.dtype and out.device == q.device and out.data_ptr() % TMA_BYTES == 0
 
 
 def sequences_of(q, cu_seqlens_q) -> int:

@@ -60,7 +60,7 @@ def plan_attention(
         return lambda _: hidden(tensors)
 
     *views, rows_per_page = views_for_descriptors(q, k, v, out, where)
-    config = config_of(q, k, where, options, rows_per_page, return_lse, target)
+    config = config_of(q, k, v, where, options, rows_per_page, return_lse, target)
     launched = (
         (options.softmax_scale, seqlen_q, options.mask.sizes or None),
         results,
@@ -119,7 +119,9 @@ def _one_hidden_key(k, v, where: Where, batch: int):
     return k.new_zeros(shape), v.new_zeros((*shape[:-1], v.shape[-1])), where
 
 
-def config_of(q, k, where: Where, options: Options, rows_per_page, return_lse, target) -> FA4Config:
+def config_of(
+    q, k, v, where: Where, options: Options, rows_per_page, return_lse, target
+) -> FA4Config:
     """The configuration of a checked call; rows_per_page: as views_for_descriptors found them."""
     group = q.shape[-2] // k.shape[-2]
     pack = options.pack_gqa
@@ -131,6 +133,7 @@ def config_of(q, k, where: Where, options: Options, rows_per_page, return_lse, t
         **({} if rows is None else {"rows": rows}),
         qkv_dtype=DTYPE_NAMES[q.dtype],
         head_dim=q.shape[-1],
+        head_dim_v=v.shape[-1],
         group=group,
         write_lse=bool(return_lse),
         arch=target.arch,

@@ -121,15 +121,13 @@ def _capability(
     if dtype not in DTYPE_NAMES.values():
         accepted = " and ".join(DTYPE_NAMES.values())
         reasons.append(f"dtype {dtype} has no kernel; accepted: {accepted}")
-    if head_dim_v != head_dim:
-        reasons.append(f"v: head_dim {head_dim_v} while q has {head_dim}; accepted: equal")
     # The configuration is asked about the rest; where the row's own value is refused above, it gets
     # one that is accepted.
     config = choose_config(
         claims=policy.claims(),
         qkv_dtype=dtype if dtype in DTYPE_NAMES.values() else "bf16",
         head_dim=head_dim,
-        head_dim_v=head_dim,
+        head_dim_v=head_dim_v,
         group=group,
         causal=causal,
         write_lse=lse,

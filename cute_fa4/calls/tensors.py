@@ -43,6 +43,10 @@ LARGEST_SCALE = 2.0**127
 # The axes of q, k, v and out, as messages name them.
 DENSE = ("batch", "seqlen", "heads", "head_dim")
 PACKED = ("total", "heads", "head_dim")
+PADDING = {
+    "q": "of q and k together; pad both with zeros to the next of them and pass softmax_scale",
+    "v": "of v and out; pad v with zeros to the next of them and drop these columns of out",
+}
 PAGED = ("num_pages", "page_size", "heads", "head_dim")
 
 
@@ -151,14 +155,13 @@ def check_shapes(q, k, v, q_axes=DENSE, kv_axes=DENSE) -> None:
         _same_size("k", k, "batch", 0, "q", q)
         _same_size("v", v, "batch", 0, "q", q)
     _same_size("k", k, "head_dim", -1, "q", q)
-    _same_size("v", v, "head_dim", -1, "q", q)
     for dim, axis in enumerate(kv_axes[:-1]):
         _same_size("v", v, axis, dim, "k", k)
-    if head_dim not in DEPTHS:
-        raise ValueError(
-            f"q: head_dim {head_dim}; accepted: {', '.join(map(str, DEPTHS))}; "
-            "pad q, k and v with zeros to the next of them and pass softmax_scale"
-        )
+    for name, depth in (("q", head_dim), ("v", v.shape[-1])):
+        if depth not in DEPTHS:
+            raise ValueError(
+                f"{name}: head_dim {depth}; accepted: multiples of {DEPTHS[0]} up to {DEPTHS[-1]}, {PADDING[name]}"
+            )
     if num_kv_heads == 0 or num_q_heads == 0 or num_q_heads % num_kv_heads:
         raise ValueError(
             f"q: {num_q_heads} heads over {num_kv_heads} heads of k and v; accepted: a positive "

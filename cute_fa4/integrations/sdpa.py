@@ -51,7 +51,7 @@ def scaled_dot_product_attention(
     is False or -inf in its whole row, has 0, as torch 2.13 has on a CPU.
 
     query, key, value and attn_mask are read where they lie: transposed and expanded views are not copied. The
-    exception is a head_dim without a kernel: the three are copied and padded with zeros to the next one, which
+    exception is a head_dim without a kernel: such tensors are copied and padded with zeros to the next one, which
     changes no score. A mask tensor is read for every score, and no tile is left out for it: where is_causal,
     flash_attn_func's window_size, key_limit or mask say the same, they are faster.
 
@@ -88,16 +88,18 @@ def attention(query, key, value, **options) -> torch.Tensor:
 
 
 def padded_depths(query, key, value) -> list[torch.Tensor]:
-    """The three with the least head dim that has a kernel; zeros add nothing to a score, and columns of 0 to out."""
+    """With the least head dims that have a kernel; zeros add nothing to a score, and columns of 0 to out."""
     if key.shape[-1] != query.shape[-1]:
         raise ValueError(
             f"key: head_dim {key.shape[-1]} while query has {query.shape[-1]}; accepted: equal"
         )
-    widest = max(x.shape[-1] for x in (query, key, value))
-    depth = next((d for d in DEPTHS if d >= widest), widest)
-    return [
-        x if x.shape[-1] == depth else pad(x, (0, depth - x.shape[-1])) for x in (query, key, value)
-    ]
+    return [_padded(query), _padded(key), _padded(value)]
+
+
+def _padded(x):
+    width = x.shape[-1]
+    depth = next((d for d in DEPTHS if d >= width), width)
+    return x if width == depth else pad(x, (0, depth - width))
 
 
 def top_left_causal(query, key, value):

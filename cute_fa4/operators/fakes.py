@@ -99,10 +99,11 @@ def _check_kernel(q, k, v, out, where, return_lse, options: dict) -> None:
     if 0 in (q.numel(), k.numel(), where.batch(q)):
         return
     if out is None:
-        out = _StandIn(q, q.shape, torch.empty(q.shape, device="meta").stride(), 0)
+        shape = (*q.shape[:-1], v.shape[-1])
+        out = _StandIn(q, shape, torch.empty(shape, device="meta").stride(), 0)
     *_, rows_per_page = views_for_descriptors(q, k, v, out, where)
     target = Target("cuda", EMULATED_ARCH)
-    attention.config_of(q, k, where, resolved, rows_per_page, return_lse, target)
+    attention.config_of(q, k, v, where, resolved, rows_per_page, return_lse, target)
 
 
 # --- tensors without data

@@ -17,7 +17,7 @@ from .tiles import ROWS_PER_Q_TILE, Tiles
 from .warp_roles import WarpRoles
 from .work.claims import claims_pay
 
-DEPTHS = (64, 72, 80, 96, 128)
+DEPTHS = tuple(range(8, 129, 8))  # of Q and K, and of V and O, each its own
 DTYPES = ("bf16", "fp16")
 
 
@@ -153,14 +153,12 @@ class RowSchedule:
             why.append(
                 f"o_dtype={problem.o_dtype!r} is not built yet for qkv_dtype={problem.qkv_dtype!r}: use the same dtype"
             )
-        if problem.qk_depth not in DEPTHS:
-            why.append(
-                f"qk_depth={problem.qk_depth} is not built yet: use one of {', '.join(map(str, DEPTHS))}"
-            )
-        if problem.ov_depth != problem.qk_depth:
-            why.append(
-                f"ov_depth={problem.ov_depth} with qk_depth={problem.qk_depth} is not built yet: use equal depths"
-            )
+        for name in ("qk_depth", "ov_depth"):
+            if getattr(problem, name) not in DEPTHS:
+                why.append(
+                    f"{name}={getattr(problem, name)} is not built yet: use a multiple of {DEPTHS[0]} up to "
+                    f"{DEPTHS[-1]}"
+                )
         if tiles.BN > 128:
             why.append(
                 f"BN={tiles.BN} is not built yet: a softmax thread holds its BN scores in registers and has "

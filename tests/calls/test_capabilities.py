@@ -43,18 +43,16 @@ def test_every_row_says_what_a_call_does(group):
 
 def test_the_supported_combinations_are_those_of_the_readme():
     runs = {(row.dtype, row.head_dim) for row in capabilities() if row.runs}
-    assert runs == {(dtype, d) for dtype in ("bf16", "fp16") for d in (64, 72, 80, 96, 128)}
+    assert runs == {(dtype, d) for dtype in ("bf16", "fp16") for d in (32, 64, 72, 80, 96, 128)}
     for row in capabilities():  # mask, LSE and arch never decide
         assert row.runs == ((row.dtype, row.head_dim) in runs)
 
 
-def test_different_head_dims_of_k_and_v_are_refused_by_both():
+def test_different_head_dims_of_k_and_v_run():
     rows = capabilities(head_dim=128, head_dim_v=64, dtype="bf16")
     assert rows
     for row in rows:
-        assert not row.runs
-        assert not outcome_of_a_call(row)
-        assert "head_dim 64 while q has 128" in row.reasons[0]
+        assert row.runs and outcome_of_a_call(row)
 
 
 def test_a_column_that_is_given_has_that_value_only():

@@ -31,17 +31,19 @@ class Batch:
     v: list
 
     @staticmethod
-    def draw(queries, keys, *, heads=(2, 1), depth=64, dtype=torch.bfloat16, seed=0) -> Batch:
+    def draw(
+        queries, keys, *, heads=(2, 1), depth=64, depth_v=None, dtype=torch.bfloat16, seed=0
+    ) -> Batch:
         generator = torch.Generator().manual_seed(seed)
 
-        def rows(n, num_heads):
+        def rows(n, num_heads, depth=depth):
             return torch.randn(n, num_heads, depth, generator=generator).to(dtype)
 
         heads_q, heads_kv = heads
         return Batch(
             [rows(n, heads_q) for n in queries],
             [rows(n, heads_kv) for n in keys],
-            [rows(n, heads_kv) for n in keys],
+            [rows(n, heads_kv, depth_v or depth) for n in keys],
         )
 
     @property
@@ -101,14 +103,17 @@ def dense_kv(batch: Batch) -> dict:
 
 
 def paged_kv(batch: Batch, page_size: int, layout: str = "NHD", seed: int = 0) -> dict:
-    """K and V as slices of one cache (num_pages, 2, ...), the pages of all sequences shuffled."""
+    """K and V as slices of one cache (num_pages, 2, ...) if alike, the pages of all sequences shuffled."""
     generator = torch.Generator().manual_seed(seed)
     pages = [-(-n // page_size) for n in batch.keys]
     num_pages = sum(pages) + 3
     order = torch.randperm(num_pages, generator=generator).tolist()
-    _, heads, depth = batch.k[0].shape
+    (_, heads, depth), depth_v = batch.k[0].shape, batch.v[0].shape[-1]
     inner = (page_size, heads) if layout == "NHD" else (heads, page_size)
-    cache = batch.k[0].new_full((num_pages, 2, *inner, depth), math.nan)
+    if depth == depth_v:
+        caches = batch.k[0].new_full((num_pages, 2, *inner, depth), math.nan).unbind(1)
+    else:
+        caches = [batch.k[0].new_full((num_pages, *inner, d), math.nan) for d in (depth, depth_v)]
     # Four entries or a multiple, so that rows are aligned for loads of several entries.
     width = max(pages) // 4 * 4 + 4
     table = torch.full((len(pages), width), NO_PAGE, dtype=torch.int32)
@@ -116,12 +121,12 @@ def paged_kv(batch: Batch, page_size: int, layout: str = "NHD", seed: int = 0) -
         for place in range(count):
             page = table[b, place] = order.pop()
             rows = slice(place * page_size, (place + 1) * page_size)
-            for part, x in enumerate((batch.k[b][rows], batch.v[b][rows])):
-                target = cache[page, part] if layout == "NHD" else cache[page, part].transpose(0, 1)
+            for cache, x in zip(caches, (batch.k[b][rows], batch.v[b][rows]), strict=True):
+                target = cache[page] if layout == "NHD" else cache[page].transpose(0, 1)
                 target[: len(x)] = x
     return dict(
-        k=cache[:, 0],
-        v=cache[:, 1],
+        k=caches[0],
+        v=caches[1],
         page_table=table,
         seqused_k=int32(batch.keys),
         kv_layout=layout,
@@ -174,7 +179,7 @@ LSE_ERROR = EXP2_RELATIVE_ERROR + 3 * FLOAT32_NOISE
 def run(*storages: dict, mode="in_order", seed=0, claims=None, **options):
     """flash_attn_varlen_func with an out of canaries -> (out, lse)."""
     call = {name: value for storage in storages for name, value in storage.items()}
-    out = torch.full_like(call["q"], CANARY)
+    out = call["q"].new_full((*call["q"].shape[:-1], call["v"].shape[-1]), CANARY)
     checks = emulator.use(mode=mode, seed=seed, claims=claims, checks=("ptx", "phase_passed_twice"))
     with warnings.catch_warnings(), checks:
         warnings.simplefilter("ignore", EmulatorWarning)

@@ -102,14 +102,12 @@ class SwappedTile:
             why.append(
                 f"o_dtype={problem.o_dtype!r} is not built yet for qkv_dtype={problem.qkv_dtype!r}: use the same dtype"
             )
-        if problem.qk_depth not in DEPTHS:
-            why.append(
-                f"qk_depth={problem.qk_depth} is not built yet: use one of {', '.join(map(str, DEPTHS))}"
-            )
-        if problem.ov_depth != problem.qk_depth:
-            why.append(
-                f"ov_depth={problem.ov_depth} with qk_depth={problem.qk_depth} is not built yet: use equal depths"
-            )
+        for name in ("qk_depth", "ov_depth"):
+            if getattr(problem, name) not in DEPTHS:
+                why.append(
+                    f"{name}={getattr(problem, name)} is not built yet: use a multiple of {DEPTHS[0]} up to "
+                    f"{DEPTHS[-1]}"
+                )
         for name in ("rope_dtype", "scale_dtype"):
             if getattr(problem, name) is not None:
                 why.append(f"{name}={getattr(problem, name)!r} is not built yet: use None")

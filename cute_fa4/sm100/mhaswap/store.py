@@ -32,7 +32,8 @@ def depth_of(cfg, place: Place):
     """
     if cfg.tiles.pv_mma_shape[0] == 128:
         return place.thread, place.thread < cfg.ov_depth
-    return place.warp * 16 + place.lane % 16, place.lane < 16
+    depth = place.warp * 16 + place.lane % 16
+    return depth, (place.lane < 16) & (depth < cfg.ov_depth)
 
 
 @cute.jit

@@ -1,0 +1,97 @@
+"""Every multiple of 8 up to 128 as the depth of Q and K and, independently, as that of V and O.
+
+What depends on a depth: chunks of 64 that TMA fills with zeros beyond it, steps of 16 of Q K^T (a half one at 8, 24),
+columns of P V (16 at a time, so that 8, 24, ... compute eight too many, which the store drops), chunks of the store,
+pages that come with all chunks in one copy, which order of the products has room in tensor memory.
+"""
+
+import itertools
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from cute_fa4 import EmulatorWarning, capabilities, flash_attn_func, flash_attn_with_kvcache
+from cute_fa4.calls.tensors import DEPTHS
+from cute_fa4.reference import allowed_error, attention_float64, max_error
+from tests.pairwise import sweep_only
+from tests.serving.batches import Batch, assert_agrees, int32, packed_q, paged_kv, run
+
+pytestmark = pytest.mark.filterwarnings(f"ignore::{EmulatorWarning.__module__}.EmulatorWarning")
+
+# (depth of Q and K, depth of V and O): why
+PAIRS = {
+    (8, 8): "the least: half a step of the MMA, half of the columns that P V computes",
+    (40, 24): "half steps in one chunk each",
+    (64, 128): "V has more chunks than K, and decides how wide a slot of the ring is",
+    (128, 64): "K has more chunks than V; P lies beside S though K is as wide as it gets",
+    (104, 56): "two chunks and one, neither of them full",
+    (48, 120): "one chunk and two; the last store drops eight columns",
+    (16, 112): "one step of Q K^T",
+    (120, 128): "two chunks each, one of them full",
+}
+
+
+def causal(p, j):
+    return j <= p
+
+
+@pytest.mark.parametrize("depths", PAIRS, ids=str)
+def test_depths_of_q_and_k_and_of_v_are_independent(depths):
+    """300 rows are two query tiles and a part; causal, packed, both dtypes by turns."""
+    depth, depth_v = depths
+    dtype = (torch.bfloat16, torch.float16)[list(PAIRS).index(depths) % 2]
+    batch = Batch.draw([300, 1], [300, 131], depth=depth, depth_v=depth_v, dtype=dtype)
+    assert_agrees(batch, *run(packed_q(batch), paged_kv(batch, 16), causal=True), visible=causal)
+
+
+# Parts in float32 are stored in chunks of 32 columns; new rows of K and V go into caches of different widths.
+@pytest.mark.parametrize("depths", [(40, 104), (128, 24)], ids=str)
+def test_splits_and_packed_heads(depths):
+    depth, depth_v = depths
+    batch = Batch.draw([1, 3], [700, 131], heads=(8, 2), depth=depth, depth_v=depth_v)
+    found = run(packed_q(batch), paged_kv(batch, 64), causal=True, num_splits=3)
+    assert_agrees(batch, *found, visible=causal)
+
+
+def test_rows_are_appended_to_caches_of_different_widths():
+    q, k = torch.randn(2, 1, 4, 48).bfloat16(), torch.randn(2, 9, 2, 48).bfloat16()
+    v = torch.randn(2, 9, 2, 96).bfloat16()
+    k_cache, v_cache = (torch.full((2, 20, *x.shape[2:]), torch.nan).bfloat16() for x in (k, v))
+    k_cache[:, :8], v_cache[:, :8] = k[:, :8], v[:, :8]
+    out = flash_attn_with_kvcache(
+        q, k_cache, v_cache, k[:, 8:], v[:, 8:], cache_seqlens=int32([8, 8]), causal=True
+    )
+    assert torch.equal(k_cache[:, :9], k) and torch.equal(v_cache[:, :9], v)
+    assert max_error(out, attention_float64(q, k, v)[0]) <= allowed_error(q, k, v).out
+
+
+@pytest.mark.parametrize("depths", [(4, 64), (64, 12), (136, 128), (128, 192)], ids=str)
+def test_other_depths_are_refused_by_name(depths):
+    q, k = torch.zeros(1, 4, 2, depths[0]).bfloat16(), torch.zeros(1, 4, 1, depths[0]).bfloat16()
+    v = torch.zeros(1, 4, 1, depths[1]).bfloat16()
+    name = "q" if depths[0] not in DEPTHS else "v"
+    wrong = depths[0 if name == "q" else 1]
+    with pytest.raises(ValueError, match=f"^{name}: head_dim {wrong}; accepted: multiples of 8 up"):
+        flash_attn_func(q, k, v)
+    [row] = capabilities(
+        dtype="bf16", head_dim=depths[0], head_dim_v=depths[1], causal=True, return_lse=False,
+        arch="sm_100a",
+    )  # fmt: skip
+    assert not row.runs and str(wrong) in row.reasons[0]
+
+
+@dataclass(frozen=True)
+class Both:
+    depth: int
+    depth_v: int
+
+    def __str__(self):
+        return f"{self.depth}-{self.depth_v}"
+
+
+@sweep_only("depths", seconds=4)
+@pytest.mark.parametrize("both", [Both(*d) for d in itertools.product(DEPTHS, DEPTHS)], ids=str)
+def test_every_pair_of_depths(both):
+    batch = Batch.draw([130, 5], [130, 260], depth=both.depth, depth_v=both.depth_v)
+    assert_agrees(batch, *run(packed_q(batch), paged_kv(batch, 64), causal=True), visible=causal)

@@ -47,12 +47,12 @@ class _Emulated:
 
     def __call__(self, *arguments) -> None:
         _warn_once()
-        with _emulator_lock:
+        with _emulator_lock():
             self.function(*arguments)
 
 
 _warned = False
-_warn_lock = forks.Lock(reentrant=True)  # whoever shows a warning may call again
+_warn_lock = forks.Lock()  # whoever shows a warning may call again
 
 
 def _warn_once() -> None:
@@ -63,7 +63,7 @@ def _warn_once() -> None:
 
     level = driver_api.level_in_force(EMULATOR_CHECKS)
     stacklevel = _frames_inside(__name__.partition(".")[0])
-    with _warn_lock:
+    with _warn_lock():
         if not _warned:
             warnings.warn(
                 "CPU tensors: the kernel's sm_100a PTX is executed by the emulator. The results are those of the "

@@ -16,24 +16,21 @@ from pathlib import Path
 
 
 class Lock:
-    """threading.Lock, or threading.RLock, that a forked child can take. A context manager.
+    """A threading.RLock that a forked child can take: ``with lock(): ...``
 
-    A thread that forks while it holds the lock holds it in the child, too.
+    A thread that forks while it holds the lock holds it in the child, too. What ``with`` sees is the lock of threading
+    itself: its enter and exit are C code, which an interrupt does not part.
     """
 
-    __slots__ = ("__weakref__", "_lock", "_make", "_owner")
+    __slots__ = ("__weakref__", "_lock")
 
-    def __init__(self, reentrant=False):
-        self._make = threading.RLock if reentrant else threading.Lock
-        self._lock, self._owner = self._make(), None
+    def __init__(self):
+        self._lock = threading.RLock()
         _locks.add(self)
 
-    def __enter__(self):
-        self._lock.acquire()
-        self._owner = threading.get_ident()
-
-    def __exit__(self, *error):
-        self._lock.release()
+    def __call__(self):
+        """The lock of this process."""
+        return self._lock
 
 
 _locks = weakref.WeakSet()
@@ -41,8 +38,8 @@ _locks = weakref.WeakSet()
 
 def _renew():
     for lock in list(_locks):
-        if lock._owner != threading.get_ident():
-            lock._lock = lock._make()
+        if not lock._lock._is_owned():
+            lock._lock = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_renew)

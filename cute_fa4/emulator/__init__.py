@@ -13,6 +13,7 @@ that would launch them on a GPU. What a kernel does wrong raises an EmulatorErro
 
 import functools
 
+from cute_fa4.emulator import ptx_files
 from cute_fa4.emulator.compare import Comparison, Finding, compare
 from cute_fa4.emulator.dlpack import as_cuda
 from cute_fa4.emulator.driver_api import Run, last_run
@@ -41,7 +42,7 @@ __all__ = [
     "BarrierError", "Comparison", "Deadlock", "DivergenceError", "EmulatorError", "Finding", "IllegalAccess",
     "InFlightError", "KernelLabels", "ProxyError", "RaceError", "RegisterHazard", "Run", "TensorMapError",
     "TensorMemoryError", "TensorOrderError", "UninitializedRead", "UnknownInstruction", "as_cuda", "bind",
-    "compare", "compile", "last_run", "use",
+    "compare", "compile", "last_run", "ptx_files", "use",
 ]  # fmt: skip
 
 _compile_lock = forks.Lock()

@@ -258,28 +258,48 @@ def unsupported(name):
 @_guarded
 def launch(config, kernel, args):
     """Execute a grid."""
-    global _written, _unwaited
-    from cute_fa4.emulator.launch import execute_grid
-
-    start = time.perf_counter()
     config = _LaunchConfig.from_address(config)
     library, name = _kernels[kernel]
-    current = _settings[-1]
-    labels = current.labels or library.labels
-    program = _program(library, name, labels, current.transform)
-    params = _read_params(program.kernel, args)
-    checks = checks_in_force(_call_checks)
-    dependent = _is_dependent(config)
-    _run.levels[level_in_force(_call_checks)] += 1
-    result = execute_grid(
+    program = program_of(library, name)
+    execute(
         program,
-        params=params,
+        params=_read_params(program.kernel, args),
         grid=tuple(config.grid),
         block=tuple(config.block),
         dynamic_shared_bytes=config.dynamic_shared_bytes,
         cluster=_cluster_dims(config, program.kernel),
+        labels=library.labels,
+        dependent=_is_dependent(config),
+    )
+
+
+def library(ptx, labels=None):
+    """Kernels of a PTX text that no host function brings."""
+    return _Library(ptx, NO_LABELS if labels is None else labels)
+
+
+def program_of(library, name):
+    """The decoded kernel of a library, as use(transform=...) edits it."""
+    current = _settings[-1]
+    return _program(library, name, current.labels or library.labels, current.transform)
+
+
+def execute(program, *, labels, dependent=False, **launched):
+    """Execute a grid as use() says, and count it.
+
+    dependent  it may overlap the launch before        launched  arguments of execute_grid
+    """
+    global _written, _unwaited
+    from cute_fa4.emulator.launch import execute_grid
+
+    start = time.perf_counter()
+    current = _settings[-1]
+    checks = checks_in_force(_call_checks)
+    _run.levels[level_in_force(_call_checks)] += 1
+    result = execute_grid(
+        program,
         memory=global_memory,
-        labels=labels,
+        labels=current.labels or labels,
         mode=current.mode,
         seed=current.seed,
         budget=current.instruction_budget,
@@ -287,6 +307,7 @@ def launch(config, kernel, args):
         claims=current.claims,
         written_before=_written if dependent else (),
         unwaited=_unwaited if dependent else (),
+        **launched,
     )
     if not dependent:
         _unwaited = ()

@@ -112,6 +112,7 @@ def execute_grid(
         tuple(block),
         dynamic_shared_bytes,
     )
+    machine.target = program.target
     machine.observer = machine.engine.observer = observer = observers.current()
     start = time.perf_counter()
     scheduler = Scheduler(machine, program, mode, seed, budget)

@@ -32,13 +32,13 @@ class Program:
              (CALL, function, instruction, predicate or -1, negated, aligned)
              (EXIT, predicate or -1, negated)   (TABLE, instruction, target steps)
     members  the instructions of every step
-    text     the PTX of the module
+    text     the PTX of the module         target   of its .target, "sm_100a"
     """
 
     def __init__(self, kernel, module=None):
         self.kernel = kernel
         self.variables = {} if module is None else module.variables
-        self.text = "" if module is None else module.text
+        self.text, self.target = ("", "") if module is None else (module.text, module.target)
         self.steps = []
         self.members = []
         self._decode()

@@ -11,6 +11,7 @@ UnknownInstruction with its PTX line.
 PTX ISA, "Syntax", "State Spaces, Types, and Variables", "Directives".
 """
 
+import dataclasses
 import re
 import struct
 from bisect import bisect_right
@@ -156,7 +157,7 @@ class _Parser:
             for part in filter(str.strip, text[at + 1 : end].split(",")):
                 variable = self._variable(part.strip(), at)
                 offset = -(-offset // variable.align) * variable.align
-                variable = Variable(variable.name, "param", offset, variable.nbytes, variable.align)
+                variable = dataclasses.replace(variable, space="param", offset=offset)
                 kernel.params.append(variable)
                 kernel.variables[variable.name] = variable
                 offset += variable.nbytes
@@ -296,7 +297,7 @@ class _Parser:
                 (v & (1 << 8 * element) - 1).to_bytes(element, "little") for v in values
             )
             data = data.ljust(nbytes, b"\0")
-        return Variable(name, space, 0, nbytes, int(align or element), data)
+        return Variable(name, space, 0, nbytes, int(align or element), data, kind)
 
     def _declare_variable(self, body, table, kernel, at):
         variable = self._variable(body, at)

@@ -147,7 +147,7 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A declared variable or parameter: offset in its space, size and alignment in bytes."""
+    """A declared variable or parameter: offset in its space, size and alignment in bytes; kind: "f32", "b8", ..."""
 
     name: str
     space: str
@@ -155,6 +155,7 @@ class Variable:
     nbytes: int
     align: int
     data: bytes | None = None
+    kind: str = ""
 
 
 @dataclass

@@ -334,7 +334,6 @@ def test_load_without_an_initialised_barrier_fails_at_completion():
     [
         "cp.async.bulk.tensor.3d.shared::cta.global.im2col.mbarrier::complete_tx::bytes",
         "cp.async.bulk.global.shared::cta.bulk_group.cp_mask",
-        "tensormap.replace.tile.global_address.global.b1024.b64",
     ],
 )
 def test_refused_opcodes(opcode):

@@ -495,7 +495,6 @@ def test_mixing_cta_groups_is_refused():
         ("tcgen05.mma.cta_group::1.kind::mxf8f6f4.block_scale", "block-scaled"),
         ("tcgen05.cp.cta_group::1.128x256b", "shared to tensor memory"),
         ("tcgen05.shift.cta_group::1.down", "tcgen05.shift"),
-        ("tcgen05.ld.red.sync.aligned.32x32b.x2.min.u32", "reducing loads"),
     ],
 )
 def test_refused_opcodes_say_why(opcode, why):

@@ -65,12 +65,13 @@ def touch(order, parts, strand, number, write, known, happened, strong=0, writte
         shadow, at = part[0], part[1]
         if write:
             # Readers first: who is not ordered after them is often not ordered after the write before, either.
-            for actor, column in shadow.readers.items():
-                if actor == strand.actor:
+            actors = len(happened)
+            for actor, latest in shadow.latest.items():
+                if actor == strand.actor or actor < actors and latest <= happened[actor]:
                     continue
-                numbers = column[at]
+                numbers = shadow.readers[actor][at]
                 latest = int(numbers.max()) if numbers.size else 0
-                if latest > (happened[actor] if actor < len(happened) else 0):
+                if latest > (happened[actor] if actor < actors else 0):
                     if not order.may_meet(latest, strong, strand.party):
                         return latest, part, numbers, False
         writers = (shadow.writer,)
@@ -87,7 +88,7 @@ def touch(order, parts, strand, number, write, known, happened, strong=0, writte
         if write:
             shadow.writer[at] = number
         else:
-            shadow.column(strand.actor)[at] = number
+            shadow.read(strand.actor, at, number)
     return None
 
 
@@ -244,7 +245,7 @@ class Region:
         for actor, number, parts in self._reads:
             actor = int(order.actor_of[number])  # 0 when the cluster has ended
             for shadow, at, _ in self._parts(parts):
-                shadow.column(actor)[at] = number
+                shadow.read(actor, at, number)
         self._reads.clear()
 
     def written(self):
@@ -363,23 +364,26 @@ class CopyChecks:
         self.read_number = self._shared(shared, offset, nbytes, False, "reads its source")
         self.order.landed(self.strand, self._awaited(awaited))
 
-    def writes_shared(self, shared, offset, nbytes, awaited=True, after_fenced_reads=False):
-        """The copy writes a range of shared memory.
+    def writes_shared(
+        self, shared, offset, nbytes, awaited=True, after_fenced_reads=False, atomic=False
+    ):
+        """The copy writes a range of shared memory; atomic: it combines (reductions may meet).
 
         after_fenced_reads  at level "ptx", fence.proxy.async must stand behind the generic reads before it
         """
         fenced = after_fenced_reads and self.order.ptx
         doing = "writes its destination"
-        self.written_number = self._shared(shared, offset, nbytes, True, doing, fenced)
+        strong = 1 + GPU if atomic else 0
+        self.written_number = self._shared(shared, offset, nbytes, True, doing, fenced, strong)
         self.order.landed(self.strand, self._awaited(awaited))
 
     def reads_global(self, address, nbytes):
         """The copy reads a range of global memory."""
         self._global(np.array([address], np.int64), nbytes, False)
 
-    def writes_global(self, address, nbytes):
-        """The copy writes a range of global memory."""
-        self._global(np.array([address], np.int64), nbytes, True)
+    def writes_global(self, address, nbytes, atomic=False):
+        """The copy writes a range of global memory; atomic: it combines (reductions may meet)."""
+        self._global(np.array([address], np.int64), nbytes, True, 1 + GPU if atomic else 0)
 
     def box(self, tensor_map, boxes, write, atomic=False):
         """The copy reads or writes boxes of a tensor; atomic: it combines (reductions may meet)."""
@@ -425,14 +429,14 @@ class CopyChecks:
         known[self.strand.actor] = IN_FLIGHT
         return known
 
-    def _shared(self, shared, offset, nbytes, write, doing, fenced_reads=False):
+    def _shared(self, shared, offset, nbytes, write, doing, fenced_reads=False, strong=0):
         order, strand = self.order, self.strand
-        number = self._access(doing)
+        number = self._access(doing, strong)
         happened = strand.clock[HAPPENED]
         known = self._known(ASYNC_SHARED)
         parts = shared.shadow.span(offset, nbytes)
         readers = known if fenced_reads else happened
-        found = touch(order, parts, strand, number, write, known, readers)
+        found = touch(order, parts, strand, number, write, known, readers, strong)
         if found:
             earlier, part, numbers, was_write = found
             at = shared.shadow.offset(part, numbers, earlier)

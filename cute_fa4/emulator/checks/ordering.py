@@ -154,7 +154,7 @@ class Ordering:
         if now >= len(self.actor_of):
             self.actor_of = np.concatenate((self.actor_of, np.zeros_like(self.actor_of)))
         self.actor_of[now] = actor
-        key = (party, id(ins), what, strong)
+        key = (id(party), id(ins), what, strong)  # the Access keeps both alive
         access = self._interned.get(key)
         if access is None:
             access = self._interned[key] = Access(party, ins, what, strong)
@@ -180,13 +180,12 @@ class Ordering:
         if len(known) < self.capacity:
             known = np.concatenate((known, np.zeros(self.capacity - len(known), np.int32)))
         first = int(flat[0])
-        if (
-            first == flat[-1] and (flat == first).all()
-        ):  # one box of a copy, one product: the usual case
+        # One box of a copy, one product: the usual case.
+        if first == flat[-1] and np.count_nonzero(flat == first) == flat.size:
             bad = (first,) if first > known[self.actor_of[first]] else ()
         else:
             late = flat > known[self.actor_of[flat]]
-            if not late.any():
+            if not np.count_nonzero(late):
                 return 0
             bad = set(flat[late].tolist()) if strong else (int(flat[int(np.argmax(late))]),)
         for n in bad:

@@ -18,15 +18,20 @@ CHUNK = 16
 class Shadow:
     """Last writer and last reads of granules; numbers are 0 where nobody was.
 
-    readers  actor -> its last read
+    readers  actor -> its last read     latest  actor -> the latest of its reads, wherever it was
     equal    actor -> its last write that another write of the same bytes has replaced unordered (equal_writes.py)
     """
 
-    __slots__ = ("equal", "readers", "writer")
+    __slots__ = ("equal", "latest", "readers", "writer")
 
     def __init__(self, shape):
         self.writer = np.zeros(shape, np.int32)
-        self.readers, self.equal = {}, {}
+        self.readers, self.equal, self.latest = {}, {}, {}
+
+    def read(self, actor, at, number):
+        """Note a read."""
+        self.column(actor)[at] = number
+        self.latest[actor] = number
 
     def column(self, actor, of="readers"):
         """The numbers of an actor."""
@@ -51,6 +56,8 @@ class Shadow:
                 column = np.maximum.reduce(list(columns.values()))
                 columns.clear()
                 columns[0] = column
+        if self.latest:
+            self.latest = {0: max(self.latest.values())}
 
 
 class ByteShadow:
@@ -135,6 +142,8 @@ class ByteShadow:
         for of in ("readers", "equal"):
             for actor, column in getattr(self.coarse, of).items():
                 self.fine.column(actor, of)[fine] = np.repeat(column[chunks], CHUNK)
+        for actor, number in self.coarse.latest.items():
+            self.fine.latest[actor] = max(self.fine.latest.get(actor, 0), number)
 
     def written(self, since=0):
         """bool by byte: somebody has written it, by an access behind number `since`."""

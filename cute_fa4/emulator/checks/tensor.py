@@ -167,7 +167,7 @@ def _operands(order, strand, ins, product):
     operands = [("B", product.b, shape.b, shape.b_mn_major, shape.n // pair)]
     if not product.a_in_tensor_memory:
         operands.append(("A", product.a, shape.a, shape.a_mn_major, shape.m // pair))
-    number = order.number(strand.actor, strand.party, ins, f"an {shape} (reads its operands)")
+    number = order.number(strand.actor, strand.party, ins, shape.accesses[0])
     happened = strand.clock[HAPPENED]
     for name, bits, element, mn_major, rows in operands:
         chunks, end = chunk_numbers(bits, mn_major, element.itemsize, rows)
@@ -194,7 +194,7 @@ def _operands(order, strand, ins, product):
 def _result(order, strand, ins, product):
     column = split_address(product.d)[1]
     at = (slice(column, column + product._d_columns), slice(0, QUARTERS))
-    number = order.number(strand.actor, strand.party, ins, f"an {product.descriptor} (writes D)")
+    number = order.number(strand.actor, strand.party, ins, product.descriptor.accesses[1])
     for cta in product.ctas:
         _block(order, cta.tmem, at, strand, number, True, strand.clock)
     order.must_wait(strand, order.accesses[number])

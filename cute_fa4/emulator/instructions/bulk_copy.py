@@ -33,7 +33,6 @@ LOAD_MODIFIERS = r"((?:\.multicast::cluster|\.cta_group::[12]|\.L2::cache_hint)*
 
 refuse(r"cp\.async\.bulk\..*im2col.*", "im2col tensor copies have no meaning in the emulator")
 refuse(r"cp\.async\.bulk\..*(cp_mask|ignore_oob).*", "byte masks have no meaning in the emulator")
-refuse(r"tensormap\.(replace|cp_fenceproxy).*", "tensor maps are not edited on the device")
 
 
 # --- tensor maps and coordinates --------------------------------------------------------------------
@@ -49,6 +48,10 @@ def tensor_map_at(warp, address):
     memory = {"param": warp.cta.machine.params, "global": warp.cta.machine.memory}.get(space)
     if memory is None:
         warp.fault(f"tensor map in {space} memory; accepted: parameters, global", TensorMapError)
+    if space == "global" and warp.cta.machine.tensor_maps:
+        from cute_fa4.emulator.instructions.tensor_map_edits import check_known
+
+        check_known(warp, *place)
     return decode_tensor_map(memory.read(*place, TENSOR_MAP_BYTES).tobytes())
 
 
@@ -125,7 +128,7 @@ def global_address(warp, operand, lane, alignment, what):
     return place[0]
 
 
-def _bulk_size(warp, operand, lane):
+def bulk_size(warp, operand, lane):
     size = int(warp.read32(operand)[lane])
     if size == 0 or size % BULK_ALIGNMENT:
         warp.fault(f"bulk copy of {size} bytes; accepted: multiples of 16, not 0", IllegalAccess)
@@ -246,7 +249,7 @@ def bulk_load(warp, ins, match):
             warp, ins.operands[0], lane, space, "bulk copy destination", BULK_ALIGNMENT
         )
         source = global_address(warp, ins.operands[1], lane, BULK_ALIGNMENT, "bulk copy source")
-        size = _bulk_size(warp, ins.operands[2], lane)
+        size = bulk_size(warp, ins.operands[2], lane)
         barrier_cta, barrier_offset = resolve_shared(
             warp, ins.operands[3], lane, "cluster", "mbarrier", MBARRIER_ALIGNMENT
         )
@@ -273,7 +276,7 @@ def bulk_copy_to_cluster(warp, ins):
         _, source = resolve_shared(
             warp, ins.operands[1], lane, "cta", "bulk copy source", BULK_ALIGNMENT
         )
-        size = _bulk_size(warp, ins.operands[2], lane)
+        size = bulk_size(warp, ins.operands[2], lane)
         barrier_cta, barrier_offset = resolve_shared(
             warp, ins.operands[3], lane, "cluster", "mbarrier", MBARRIER_ALIGNMENT
         )
@@ -310,14 +313,16 @@ class CopyGroups:
     """Copies of one thread: those of the open group, and the committed groups, oldest first.
 
     history  the committed groups that no wait has covered yet, whether they have finished or not
+    known    how many of them a wait for their sources has covered
     """
 
-    __slots__ = ("committed", "history", "open")
+    __slots__ = ("committed", "history", "known", "open")
 
     def __init__(self):
         self.open = []
         self.committed = []
         self.history = []
+        self.known = 0
 
     def commit(self):
         self.committed.append(self.open)
@@ -332,10 +337,15 @@ class CopyGroups:
         return [copy for group in old for copy in group]
 
     def waited(self, newest, only_read):
-        """A wait for all but the newest groups has succeeded: the copies that it covers."""
-        covered = self.history[: max(0, len(self.history) - newest)]
-        if not only_read:
-            del self.history[: len(covered)]
+        """A wait for all but the newest groups has succeeded: the copies that it covers, and no wait like it did."""
+        count = max(0, len(self.history) - newest)
+        if only_read:
+            covered = self.history[self.known : count]
+            self.known = max(self.known, count)
+        else:
+            covered = self.history[:count]
+            del self.history[:count]
+            self.known = max(0, self.known - count)
         return [copy for group in covered for copy in group]
 
 
@@ -381,7 +391,7 @@ def bulk_wait_group(warp, ins, match):
 # --- stores -------------------------------------------------------------------------------------------------
 
 
-def _submit_store(warp, lanes, read, write, label):
+def submit_store(warp, lanes, read, write, label):
     """Put a store in flight, in two steps: read(checks) the source, later write(data, checks).
 
     It belongs to the open group of every lane in ``lanes``. A store that several lanes of a warp issue
@@ -449,7 +459,7 @@ def _tensor_store(warp, ins, rank, mode, reduce):
                 tensor_map.store(memory, c, offset + at, part, box=box, reduce=reduce)
 
         label = f"TMA {reduce or 'store'} of {nbytes} bytes at {coordinates}"
-        _submit_store(warp, lanes, read, write, label)
+        submit_store(warp, lanes, read, write, label)
 
 
 @instruction(pattern=r"cp\.async\.bulk\.global\.shared::cta\.bulk_group" + HINTS)
@@ -464,7 +474,7 @@ def bulk_store(warp, ins, match):
         _, offset = resolve_shared(
             warp, ins.operands[1], lane, "cta", "bulk copy source", BULK_ALIGNMENT
         )
-        size = _bulk_size(warp, ins.operands[2], lane)
+        size = bulk_size(warp, ins.operands[2], lane)
         stores.setdefault((target, offset, size), []).append(lane)
     for (target, offset, size), lanes in stores.items():
 
@@ -476,7 +486,7 @@ def bulk_store(warp, ins, match):
             checks.writes_global(target, len(data))
             memory.write(target, data)
 
-        _submit_store(warp, lanes, read, write, f"bulk store of {size} bytes")
+        submit_store(warp, lanes, read, write, f"bulk store of {size} bytes")
 
 
 # --- prefetches -----------------------------------------------------------------------------------------------
@@ -498,7 +508,7 @@ def bulk_prefetch(warp, ins, match):
     """[src], size: no effect; alignment, size and allocation are checked."""
     for lane in warp.lanes:
         source = global_address(warp, ins.operands[0], lane, BULK_ALIGNMENT, "bulk prefetch")
-        warp.cta.machine.memory.read(source, _bulk_size(warp, ins.operands[1], lane))
+        warp.cta.machine.memory.read(source, bulk_size(warp, ins.operands[1], lane))
 
 
 @instruction(pattern=r"prefetch(?:\.param|\.const)?\.tensormap")

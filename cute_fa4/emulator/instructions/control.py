@@ -1,7 +1,11 @@
 """Control: traps, sleeps, register budgets, launch dependencies. Branches and exits are in warp_scheduler.py."""
 
+import numpy as np
+
 from cute_fa4.emulator.instruction_table import instruction
 from cute_fa4.emulator.machine.warp import WARP_SIZE, Wait
+
+_POLICY = np.full(WARP_SIZE, 0x14F0000000000000, np.uint64)  # any value: policies are opaque
 
 
 @instruction("trap", "brkpt")
@@ -68,3 +72,21 @@ def setmaxnreg(warp, ins, match):
     warp.registers_per_thread = count
     warp.note_progress()
     return None
+
+
+@instruction(
+    pattern=r"createpolicy\.(fractional|range(?:\.global)?|cvt)\.(?:L2::evict_\w+(?:\.L2::evict_\w+)?|L2)\.b64"
+)
+def create_policy(warp, ins, match):
+    """An opaque cache policy: caches are not modelled, and whoever takes it looks at nothing of it.
+
+    PTX ISA, "createpolicy". A fraction outside of (0, 1] is an error, as ptxas has it.
+    """
+    if match[1] == "fractional" and len(ins.operands) > 1:
+        bits = warp.read32(ins.operands[1])[warp.lanes]
+        fraction = bits.view("f4")
+        if ((fraction <= 0) | (fraction > 1)).any():
+            warp.fault(
+                f"createpolicy with the fraction {fraction.max()}; accepted: above 0, up to 1"
+            )
+    warp.write64(ins.operands[0], _POLICY)

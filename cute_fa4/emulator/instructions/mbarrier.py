@@ -31,7 +31,8 @@ else can progress, and at once in some of the calls of the modes "random" and "h
 def shared_addresses(warp, operand, opcode):
     """32-bit shared::cluster addresses of the executing lanes, as ints; generic addresses are converted."""
     addresses = warp.address(operand)
-    chosen = [int(addresses[lane]) for lane in warp.lanes]
+    lanes = warp.lanes
+    chosen = addresses.tolist() if len(lanes) == 32 else addresses[lanes].tolist()
     if ".shared" not in opcode:
         chosen = [a - SHARED_BASE if a >= SHARED_BASE else -1 for a in chosen]
         if min(chosen) < 0 or max(chosen) > FULL:
@@ -41,10 +42,14 @@ def shared_addresses(warp, operand, opcode):
 
 def _by_address(warp, operand, opcode):
     """[(CTA, offset, lanes)] of the executing lanes, one entry per different barrier."""
+    lanes, resolve = warp.lanes, warp.cta.cluster.resolve
+    addresses = shared_addresses(warp, operand, opcode)
+    first = addresses[0]
+    if addresses.count(first) == len(addresses):  # as nearly always
+        return [(*resolve(first), lanes)]
     groups = {}
-    for lane, address in zip(warp.lanes, shared_addresses(warp, operand, opcode), strict=True):
+    for lane, address in zip(lanes, addresses, strict=True):
         groups.setdefault(address, []).append(lane)
-    resolve = warp.cta.cluster.resolve
     return [(*resolve(address), lanes) for address, lanes in groups.items()]
 
 
@@ -122,7 +127,7 @@ def arrive(warp, ins, match):
     issuer = warp.issuer()
     phases = np.zeros(32, np.uint64)
     for cta, offset, lanes in _by_address(warp, rest[0], ins.opcode):
-        amount = [int(values[lane]) if values is not None else 1 for lane in lanes]
+        amount = [1] * len(lanes) if values is None else values[lanes].tolist()
         if cta is not warp.cta:
             if state is not None and not isinstance(state, Sink):
                 warp.fault(
@@ -251,6 +256,22 @@ def pending_count(warp, ins):
     warp.fault("mbarrier.pending_count is not supported")
 
 
+def _by_value(tokens, lanes):
+    """[(value, mask of the lanes that have it)]."""
+    values = tokens[lanes].tolist()
+    masks = {}
+    if values.count(values[0]) == len(values):
+        return [(values[0], mask_of_lanes(lanes))]
+    for value, lane in zip(values, lanes, strict=True):
+        masks[value] = masks.get(value, 0) | 1 << lane
+    return list(masks.items())
+
+
+def mask_of_lanes(lanes):
+    """Bitmask of lane numbers."""
+    return FULL if len(lanes) == 32 else sum(1 << lane for lane in lanes)
+
+
 @instruction(pattern=rf"mbarrier\.(test|try)_wait(\.parity)?{_ORDER}{_SPACE}\.b64")
 def wait(warp, ins, match):
     """p = has the phase completed; try_wait may block before it says no."""
@@ -264,12 +285,11 @@ def wait(warp, ins, match):
         if barrier.observer is not None:
             barrier.observer.tested(barrier, warp.issuer())
         before = true
-        for lane in lanes:
-            value = int(tokens[lane])
-            if by_parity and value > 1:
+        for value, mask in _by_value(tokens, lanes):
+            if by_parity:
                 value &= 1
             if barrier.test(value) if by_parity else barrier.test_phase(value):
-                true |= 1 << lane
+                true |= mask
             elif waits_for is None:
                 waits_for = barrier, value
         if order is not None:

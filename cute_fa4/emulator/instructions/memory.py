@@ -173,13 +173,16 @@ def _items(values, nbytes):
 
 def _per_cta(warp, addresses, access, nbytes=0):
     """Call access(shared memory, offsets, indices of addresses) for every CTA that the addresses name."""
-    ranks = (addresses >> np.uint64(24)).astype(np.int64)
-    offsets = (addresses & np.uint64(0xFFFFFF)).astype(np.int64)
     resolve = warp.cta.cluster.resolve
-    first = int(ranks[0])
-    if (ranks == first).all():
-        cta, _ = resolve(int(addresses[0]))
+    offsets = addresses.astype(np.int64)
+    low, high = int(offsets.min()), int(offsets.max())
+    if low >> 24 == high >> 24:
+        cta, _ = resolve(low)
+        if low >> 24:
+            offsets &= 0xFFFFFF
         return access(cta.shared, offsets, slice(None))
+    ranks = offsets >> 24
+    offsets &= 0xFFFFFF
     out = None
     for rank in sorted(set(ranks.tolist())):
         chosen = np.nonzero(ranks == rank)[0]
@@ -367,6 +370,11 @@ def fence(warp, ins, match):
     if order is None:
         return
     words = ins.opcode.split(".")
+    if words[:3] == ["fence", "proxy", "tensormap::generic"]:
+        from cute_fa4.emulator.instructions.tensor_map_edits import fence_tensor_maps
+
+        fence_tensor_maps(warp, ins)
+        return
     if words[:2] == ["fence", "mbarrier_init"]:
         order.fence_barriers(warp)
     elif words[:2] == ["fence", "proxy"]:

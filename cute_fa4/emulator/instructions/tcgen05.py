@@ -23,6 +23,7 @@ With .pack::16b a register holds the low halves of the columns 2c (low) and 2c +
 column of the table; .unpack::16b is the inverse.
 """
 
+import dataclasses
 from functools import lru_cache
 
 import numpy as np
@@ -35,7 +36,7 @@ from cute_fa4.emulator.errors import (
     TensorMemoryError,
     UnknownInstruction,
 )
-from cute_fa4.emulator.instruction_table import instruction, refuse
+from cute_fa4.emulator.instruction_table import instruction, lookup, refuse
 from cute_fa4.emulator.machine.tensor_core import MatrixMultiply, decode_instruction
 from cute_fa4.emulator.machine.tensor_memory import split_address
 from cute_fa4.emulator.machine.warp import FULL, Wait
@@ -49,7 +50,6 @@ refuse(r"tcgen05\.mma\.sp\b.*", "sparse MMAs (.sp) have no meaning in the emulat
 refuse(r"tcgen05\.mma\..*(mxf|block_scale).*", "block-scaled MMAs have no meaning in the emulator")
 refuse(r"tcgen05\.cp\b.*", "copies from shared to tensor memory have no meaning in the emulator")
 refuse(r"tcgen05\.shift\b.*", "tcgen05.shift has no meaning in the emulator")
-refuse(r"tcgen05\.ld\.red\b.*", "reducing loads (.red, sm_103) have no meaning in the emulator")
 
 
 # --- allocation ------------------------------------------------------------------------------------
@@ -171,6 +171,50 @@ def ld(warp, ins, match):
         tensor_checks.load(order, warp, tmem, column, span, lane)
         if order.ptx:
             warp.pending_rows = warp.pending_rows | frozenset(rows.tolist())
+
+
+@lru_cache(maxsize=256)
+def _plain_load(ins, shape, repeat):
+    """The tcgen05.ld without its reduction: (instruction, the register of the reduction)."""
+    values, reduced, *rest = ins.operands
+    opcode = f"tcgen05.ld.sync.aligned.{shape}.x{repeat}.b32"
+    return dataclasses.replace(ins, opcode=opcode, operands=(values, *rest)), reduced
+
+
+@instruction(
+    pattern=r"tcgen05\.ld\.red\.sync\.aligned\.(32x32b|16x32bx2)\.x(2|4|8|16|32|64|128)\.(min|max)"
+    r"(?:(\.abs)?(\.NaN)?\.f32|\.([us])32)",
+    aligned=True,
+)
+def ld_red(warp, ins, match):
+    """Registers <- tensor memory, and one more <- their minimum or maximum, in each lane (sm_103a).
+
+    PTX ISA, "tcgen05.ld.red": without .NaN the reduction leaves NaN out as long as there is a number; .abs reduces
+    absolute values. All registers are defined after tcgen05.wait::ld.
+    """
+    shape, repeat, operation, absolute, nan, integer = match.groups()
+    if not _target_has_reductions(warp):
+        warp.fault(f"{ins.opcode} is of sm_103a; the kernel was compiled for another target")
+    plain, reduced = _plain_load(ins, shape, repeat)
+    lookup(plain.opcode).function(warp, plain)
+    number = {"u": np.uint32, "s": np.int32}.get(integer, np.float32)
+    values = warp.R[_rows(plain.operands[0])].view(number)
+    if absolute:
+        values = np.abs(values)
+    pick = (
+        {"min": np.minimum, "max": np.maximum}
+        if integer or nan
+        else {"min": np.fmin, "max": np.fmax}
+    )
+    warp.write32(reduced, np.ascontiguousarray(pick[operation].reduce(values)).view(np.uint32))
+    order = warp.cta.machine.ordering
+    if order is not None and order.ptx:
+        warp.pending_rows = warp.pending_rows | {reduced.row}
+
+
+def _target_has_reductions(warp):
+    target = warp.cta.machine.target
+    return not target or target.startswith("sm_103")
 
 
 @instruction(pattern=rf"tcgen05\.st\.sync\.aligned\.{SHAPE}(\.unpack::16b)?\.b32", aligned=True)

@@ -30,7 +30,7 @@ PTX ISA, "Tensor Core 5th Generation": instruction descriptor, shared memory des
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -138,7 +138,16 @@ class InstructionDescriptor:
     saturate: bool
 
     def __str__(self):
+        return self._text
+
+    @cached_property
+    def _text(self):
         return f"MMA {self.m}x{self.n}x{self.k} {self.a.name} x {self.b.name}"
+
+    @cached_property
+    def accesses(self):
+        """What reports call its accesses: of the operands, of D."""
+        return f"an {self} (reads its operands)", f"an {self} (writes D)"
 
 
 @lru_cache(maxsize=1024)

@@ -11,6 +11,7 @@
 An instruction function sees one group: ``warp.mask`` holds the lanes that execute it.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -47,6 +48,14 @@ def bools_of(mask):
     if bools is None:
         bools = _BOOLS[mask] = ((np.uint32(mask) >> LANE_INDEX) & 1).astype(bool)
     return bools
+
+
+@functools.lru_cache(maxsize=4096)
+def _constant(value, dtype):
+    """32 lanes of one value, for reading."""
+    lanes = np.full(WARP_SIZE, value, dtype)
+    lanes.setflags(write=False)
+    return lanes
 
 
 def mask_of(bools):
@@ -190,7 +199,7 @@ class Warp:
         if kind is Reg:
             return self.R[op.row]
         if kind is Imm:
-            return np.full(WARP_SIZE, op.value & FULL, np.uint32)
+            return _constant(op.value & FULL, np.uint32)
         return self.read64(op).astype(np.uint32)
 
     def read64(self, op):
@@ -201,11 +210,11 @@ class Warp:
                 return self._R64[op.row * 16 : op.row * 16 + 32]
             return self.R[op.row].astype(np.uint64)
         if kind is Imm:
-            return np.full(WARP_SIZE, op.value & 0xFFFFFFFFFFFFFFFF, np.uint64)
+            return _constant(op.value & 0xFFFFFFFFFFFFFFFF, np.uint64)
         if kind is Special:
             return self.cta.special(self, op.name)
         if kind is Symbol:
-            return np.full(WARP_SIZE, self.cta.symbol_address(op), np.uint64)
+            return _constant(self.cta.symbol_address(op), np.uint64)
         if kind is Addr:
             return self.address(op)
         raise self.located(EmulatorError(f"operand {op!r} has no value"))
@@ -267,11 +276,11 @@ class Warp:
     def uniform(self, values):
         """The one value of the executing lanes; faults when they differ."""
         values = np.asarray(values)
-        first = values[self.lane0]
         mask = self.mask
+        first = values[(mask & -mask).bit_length() - 1]
         if mask & (mask - 1):  # more than one lane
             chosen = values if mask == FULL else values[bools_of(mask)]
-            if (chosen != first).any():
+            if np.count_nonzero(chosen == first) != chosen.size:
                 self.fault(
                     f"an operand must be the same in all lanes, but is 0x{int(first):x} in lane {self.lane0} "
                     f"and 0x{int(chosen[chosen != first][0]):x} in another"

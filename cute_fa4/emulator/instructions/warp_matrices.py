@@ -1,0 +1,162 @@
+"""Matrices of a warp: ldmatrix and stmatrix move 8x8 tiles of shared memory, mma.sync multiplies fragments.
+
+    ldmatrix.m8n8     lane l gives the address of row l % 8 of tile l / 8, 16 bytes
+                      lane l holds elements (l / 4, 2 (l % 4)) and (l / 4, 2 (l % 4) + 1) of each tile
+        .trans        the same of the transposed tile
+
+    fragments of mma.sync, g = lane / 4, t = lane % 4, w = elements in a 32-bit register (k = 8 w, or 4 w: one half)
+        A (16 x k)    registers: rows g, g + 8, g, g + 8; columns w t .. in the first half of k, first, second, second
+        B (k x 8)     registers: column g; rows w t .. in the first, the second half of k
+        C, D (16 x 8) rows g, g, g + 8, g + 8; columns 2 t, 2 t + 1, 2 t, 2 t + 1
+
+Products are exact and are added in float64, with one rounding to the type of D: hardware adds in groups, and may differ
+in the last bits. PTX ISA, "ldmatrix", "stmatrix", "Matrix Fragments for mma.m16n8k16" and its neighbours.
+"""
+
+import numpy as np
+
+from cute_fa4.emulator.errors import UnknownInstruction
+from cute_fa4.emulator.instruction_table import instruction
+from cute_fa4.emulator.instructions.memory import gather, scatter
+from cute_fa4.emulator.machine.warp import FULL, SHARED_BASE
+from cute_fa4.emulator.ptx_parser import Vec
+from cute_fa4.emulator.rounding import BF16, E4M3, E5M2, F16, decode, encode
+
+_G, _T = np.arange(32) // 4, np.arange(32) % 4
+
+
+def _row_addresses(warp, operand, rows, opcode):
+    """The addresses of the first ``rows`` lanes, in the shared window."""
+    if warp.mask != FULL:
+        warp.fault(f"{opcode} needs all 32 lanes")
+    addresses = warp.address(operand)[:rows]
+    if ".shared" not in opcode and (addresses >= np.uint64(SHARED_BASE)).all():
+        addresses = addresses - np.uint64(SHARED_BASE)
+    return addresses
+
+
+@instruction(
+    pattern=r"ldmatrix\.sync\.aligned\.m8n8\.x([124])(\.trans)?(?:\.shared(?:::cta)?)?\.b16",
+    aligned=True,
+)
+def ldmatrix(warp, ins, match):
+    """{d0, ...}, [row]: one register of two elements for each tile."""
+    tiles, transposed = int(match[1]), bool(match[2])
+    addresses = _row_addresses(warp, ins.operands[1], 8 * tiles, ins.opcode)
+    rows = np.ascontiguousarray(gather(warp, "shared", addresses, 16)).view(np.uint16)
+    rows = rows.reshape(tiles, 8, 8)
+    target = ins.operands[0]
+    registers = target.items if isinstance(target, Vec) else (target,)
+    for register, tile in zip(registers, rows, strict=True):
+        tile = tile.T if transposed else tile
+        low, high = tile[_G, 2 * _T].astype(np.uint32), tile[_G, 2 * _T + 1].astype(np.uint32)
+        warp.write32(register, low | high << np.uint32(16))
+
+
+@instruction(
+    pattern=r"stmatrix\.sync\.aligned\.m8n8\.x([124])(\.trans)?(?:\.shared(?:::cta)?)?\.b16",
+    aligned=True,
+)
+def stmatrix(warp, ins, match):
+    """[row], {r0, ...}: the inverse of ldmatrix."""
+    tiles, transposed = int(match[1]), bool(match[2])
+    addresses = _row_addresses(warp, ins.operands[0], 8 * tiles, ins.opcode)
+    source = ins.operands[1]
+    registers = source.items if isinstance(source, Vec) else (source,)
+    out = np.empty((tiles, 8, 8), np.uint16)
+    for tile, register in zip(out, registers, strict=True):
+        values = warp.read32(register)
+        place = tile.T if transposed else tile
+        place[_G, 2 * _T], place[_G, 2 * _T + 1] = values & 0xFFFF, values >> np.uint32(16)
+    scatter(warp, "shared", addresses, out.reshape(8 * tiles, 8), 16)
+    warp.note_progress()
+
+
+# --- mma.sync ----------------------------------------------------------------------------------------
+
+_DECODE = {
+    "f16": lambda bits: decode(bits.astype(np.uint16), F16).astype(np.float64),
+    "bf16": lambda bits: decode(bits.astype(np.uint16), BF16).astype(np.float64),
+    "e4m3": lambda bits: decode(bits.astype(np.uint8), E4M3).astype(np.float64),
+    "e5m2": lambda bits: decode(bits.astype(np.uint8), E5M2).astype(np.float64),
+    "tf32": lambda bits: (bits & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64),
+    "s8": lambda bits: bits.astype(np.uint8).view(np.int8).astype(np.int64),
+    "u8": lambda bits: bits.astype(np.int64),
+}
+_PER_REGISTER = {"f16": 2, "bf16": 2, "tf32": 1, "e4m3": 4, "e5m2": 4, "s8": 4, "u8": 4}
+
+
+def _elements(warp, operand, kind):
+    """Decoded elements [register, lane, element in it] of a fragment."""
+    registers = operand.items if isinstance(operand, Vec) else (operand,)
+    words = np.stack([warp.read32(r) for r in registers])
+    count = _PER_REGISTER[kind]
+    raw = words.astype(np.uint32).view({1: "<u4", 2: "<u2", 4: "<u1"}[count])
+    return _DECODE[kind](np.ascontiguousarray(raw)).reshape(len(registers), 32, count)
+
+
+def _matrix_a(elements, k):
+    registers, _, w = elements.shape
+    a = np.zeros((16, k), elements.dtype)
+    for r in range(registers):
+        for i in range(w):
+            a[_G + 8 * (r % 2), w * _T + i + 4 * w * (r // 2)] = elements[r, :, i]
+    return a
+
+
+def _matrix_b(elements, k):
+    registers, _, w = elements.shape
+    b = np.zeros((k, 8), elements.dtype)
+    for r in range(registers):
+        for i in range(w):
+            b[w * _T + i + 4 * w * r, _G] = elements[r, :, i]
+    return b
+
+
+@instruction(
+    pattern=r"mma\.sync\.aligned\.m16n8k(4|8|16|32)\.row\.col(\.satfinite)?(?:\.kind::f8f6f4)?\.(f32|f16|s32)"
+    r"\.(f16|bf16|tf32|e4m3|e5m2|s8|u8)\.(f16|bf16|tf32|e4m3|e5m2|s8|u8)\.(f32|f16|s32)",
+    aligned=True,
+)
+def mma(warp, ins, match):
+    """d, a, b, c: D = A B + C, fragments as in the module docstring."""
+    k, saturate, of_d, of_a, of_b, of_c = int(match[1]), bool(match[2]), *match.groups()[2:]
+    if warp.mask != FULL:
+        warp.fault(f"{ins.opcode} needs all 32 lanes")
+    target, first, second, third = ins.operands
+    a, b = _elements(warp, first, of_a), _elements(warp, second, of_b)
+    if a.shape[0] * a.shape[2] * 2 != k or b.shape[0] * b.shape[2] * 4 != k or of_c != of_d:
+        warp.fault(
+            f"{ins.opcode} with {a.shape[0]} registers of A and {b.shape[0]} of B, C .{of_c} and D .{of_d}: this shape "
+            "has others",
+            UnknownInstruction,
+        )
+    with np.errstate(all="ignore"):
+        product = _matrix_a(a, k) @ _matrix_b(b, k)
+        _accumulate(warp, target, third, of_d, product, saturate)
+
+
+def _accumulate(warp, target, third, kind, product, saturate):
+    """D = product + C into the registers of the fragment."""
+    rows = (_G, _G, _G + 8, _G + 8)
+    columns = (2 * _T, 2 * _T + 1, 2 * _T, 2 * _T + 1)
+    sums = [product[r, c] for r, c in zip(rows, columns, strict=True)]
+    if kind == "f16":
+        for i, (register, addend) in enumerate(zip(target.items, third.items, strict=True)):
+            bits = warp.read32(addend)
+            parts = (bits & np.uint32(0xFFFF), bits >> np.uint32(16))
+            low, high = (
+                encode(sums[2 * i + j] + _DECODE["f16"](part), F16).astype(np.uint32)
+                for j, part in enumerate(parts)
+            )
+            warp.write32(register, low | high << np.uint32(16))
+        return
+    number = np.int32 if kind == "s32" else np.float32
+    for register, addend, values in zip(target.items, third.items, sums, strict=True):
+        total = values + warp.read32(addend).view(number)
+        if kind == "s32" and saturate:
+            total = np.clip(total, -(1 << 31), (1 << 31) - 1)
+        result = total.astype(np.int64).astype(np.uint32) if kind == "s32" else None
+        if result is None:
+            result = total.astype(np.float32).view(np.uint32)
+        warp.write32(register, result)

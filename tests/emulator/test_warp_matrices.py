@@ -1,0 +1,141 @@
+"""ldmatrix, stmatrix and mma.sync against the matrices they mean, written down by NumPy."""
+
+import numpy as np
+import pytest
+
+from tests.emulator.core.ptx_bench import run_ptx
+
+LANE = np.arange(32)
+# %r1 thread, %r2 dyn, %r3 address of the thread's row of 16 bytes; p0 is copied to shared memory, p1 takes results.
+START = """
+    mov.u32 %r1, %tid.x; mov.b32 %r2, dyn; shl.b32 %r4, %r1, 4; add.s32 %r3, %r2, %r4;
+    ld.param.b64 %rd1, [p0]; cvt.u64.u32 %rd2, %r4; add.s64 %rd1, %rd1, %rd2;
+    ld.param.b64 %rd3, [p1]; add.s64 %rd3, %rd3, %rd2;
+"""
+
+
+def aligned(values):
+    storage = np.zeros(values.nbytes + 16, np.uint8)
+    start = -storage.ctypes.data % 16
+    out = storage[start : start + values.nbytes].view(values.dtype).reshape(values.shape)
+    out[...] = values
+    return out
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("tiles", [1, 2, 4])
+def test_ldmatrix_gives_each_lane_its_two_elements(tiles, transposed):
+    """Lane l: elements (l / 4, 2 (l % 4)) and the next, of each tile or of its transpose."""
+    rows = aligned(np.arange(256, dtype=np.uint16).reshape(32, 8))
+    registers = ", ".join(f"%r{10 + i}" for i in range(tiles))
+    zeros = "".join(f"mov.b32 %r{10 + i}, 0;" for i in range(4))
+    out = aligned(np.zeros((32, 4), np.uint32))
+    run_ptx(
+        START + zeros + f"""
+        ld.global.v4.b32 {{%r20, %r21, %r22, %r23}}, [%rd1];
+        st.shared.v4.b32 [%r3], {{%r20, %r21, %r22, %r23}}; bar.sync 0;
+        ldmatrix.sync.aligned.m8n8.x{tiles}{".trans" if transposed else ""}.shared.b16 {{{registers}}}, [%r3];
+        st.global.v4.b32 [%rd3], {{%r10, %r11, %r12, %r13}};
+        """,
+        rows, out, shared=1024, checks="ptx",
+    )  # fmt: skip
+    for tile in range(tiles):
+        matrix = rows[8 * tile : 8 * tile + 8]
+        matrix = matrix.T if transposed else matrix
+        low, high = matrix[LANE // 4, 2 * (LANE % 4)], matrix[LANE // 4, 2 * (LANE % 4) + 1]
+        assert np.array_equal(out[:, tile], low.astype(np.uint32) | high.astype(np.uint32) << 16)
+
+
+@pytest.mark.parametrize("transposed", ["", ".trans"])
+def test_stmatrix_is_the_inverse_of_ldmatrix(transposed):
+    rows = aligned(np.arange(256, dtype=np.uint16).reshape(32, 8))
+    out = aligned(np.zeros((32, 8), np.uint16))
+    registers = "{%r10, %r11, %r12, %r13}"
+    run_ptx(
+        START + f"""
+        ld.global.v4.b32 {{%r20, %r21, %r22, %r23}}, [%rd1];
+        st.shared.v4.b32 [%r3], {{%r20, %r21, %r22, %r23}}; bar.sync 0;
+        ldmatrix.sync.aligned.m8n8.x4{transposed}.shared.b16 {registers}, [%r3];
+        stmatrix.sync.aligned.m8n8.x4{transposed}.shared.b16 [%r3+512], {registers}; bar.warp.sync -1;
+        ld.shared.v4.b32 {{%r20, %r21, %r22, %r23}}, [%r3+512];
+        st.global.v4.b32 [%rd3], {{%r20, %r21, %r22, %r23}};
+        """,
+        rows, out, shared=1024, checks="ptx",
+    )  # fmt: skip
+    assert np.array_equal(out, rows)
+
+
+def fragment_a(a, w):
+    """Registers of A (16 x k), elements of 32 / w bits: rows g, g + 8, g, g + 8; halves of k."""
+    g, t, k = LANE // 4, LANE % 4, a.shape[1]
+    count = k // (4 * w) * 2
+    parts = [
+        np.stack([a[g + 8 * (r % 2), w * t + i + 4 * w * (r // 2)] for i in range(w)], 1)
+        for r in range(count)
+    ]
+    return np.stack([np.ascontiguousarray(p).view(np.uint32).reshape(32) for p in parts], 1)
+
+
+def fragment_b(b, w):
+    g, t, k = LANE // 4, LANE % 4, b.shape[0]
+    parts = [
+        np.stack([b[w * t + i + 4 * w * r, g] for i in range(w)], 1) for r in range(k // (4 * w))
+    ]
+    return np.stack([np.ascontiguousarray(p).view(np.uint32).reshape(32) for p in parts], 1)
+
+
+# Small integers are exact in every type, so the sums are.
+CODES = {
+    "f16": lambda x: x.astype(np.float16).view(np.uint16),
+    "bf16": lambda x: (x.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16),
+    "tf32": lambda x: x.astype(np.float32).view(np.uint32),
+    "s8": lambda x: x.astype(np.int8).view(np.uint8),
+}
+
+
+@pytest.mark.parametrize(
+    "shape, kind, d",
+    [
+        (16, "bf16", "f32"),
+        (8, "f16", "f32"),
+        (16, "f16", "f16"),
+        (8, "tf32", "f32"),
+        (32, "s8", "s32"),
+    ],
+)
+def test_mma_multiplies_the_matrices_of_its_fragments(shape, kind, d):
+    random = np.random.default_rng(shape)
+    a, b = random.integers(-3, 4, (16, shape)), random.integers(-3, 4, (shape, 8))
+    code = CODES[kind]
+    w = 4 // code(a).itemsize
+    fragments = [fragment_a(code(a), w), fragment_b(code(b), w)]
+    inputs = aligned(np.zeros((32, 8), np.uint32))
+    inputs[:, : fragments[0].shape[1]] = fragments[0]
+    inputs[:, 4 : 4 + fragments[1].shape[1]] = fragments[1]
+    out = aligned(np.zeros((32, 4), np.uint32))
+    names = [
+        ", ".join(f"%r{first + i}" for i in range(f.shape[1]))
+        for first, f in zip((10, 14), fragments, strict=True)
+    ]
+    c = "%r20, %r21, %r22, %r23" if d != "f16" else "%r20, %r21"
+    run_ptx(
+        START + f"""
+        mov.b32 %r20, 0; mov.b32 %r21, 0; mov.b32 %r22, 0; mov.b32 %r23, 0;
+        sub.s64 %rd1, %rd1, %rd2; shl.b64 %rd2, %rd2, 1; add.s64 %rd1, %rd1, %rd2;
+        ld.global.v4.b32 {{%r10, %r11, %r12, %r13}}, [%rd1]; ld.global.v4.b32 {{%r14, %r15, %r16, %r17}}, [%rd1+16];
+        mma.sync.aligned.m16n8k{shape}.row.col.{d}.{kind}.{kind}.{d} {{{c}}}, {{{names[0]}}}, {{{names[1]}}}, {{{c}}};
+        mma.sync.aligned.m16n8k{shape}.row.col.{d}.{kind}.{kind}.{d} {{{c}}}, {{{names[0]}}}, {{{names[1]}}}, {{{c}}};
+        st.global.v4.b32 [%rd3], {{%r20, %r21, %r22, %r23}};
+        """,
+        inputs, out,
+    )  # fmt: skip
+    expected = 2 * a @ b
+    g, t = LANE // 4, LANE % 4
+    if d == "f16":
+        halves = out[:, :2].copy().view(np.float16).reshape(32, 4)
+    else:
+        halves = out.view(np.int32 if d == "s32" else np.float32)
+    for i, (row, column) in enumerate(
+        ((g, 2 * t), (g, 2 * t + 1), (g + 8, 2 * t), (g + 8, 2 * t + 1))
+    ):
+        assert np.array_equal(halves[:, i], expected[row, column])

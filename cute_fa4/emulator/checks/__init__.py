@@ -5,6 +5,7 @@
     shadow.py      who wrote every byte last, and who has read it since
     memory.py      every access of shared, tensor and global memory, checked against both
     equal_writes.py  two warps that write the same bytes: what is a note, and not a race
+    tensor_maps.py maps that the kernel changed, and the fences between the change and a copy
     registers.py   registers of tcgen05.ld that are used before tcgen05.wait::ld
     reports.py     the text: both accesses, their warps, PTX and Python lines
 

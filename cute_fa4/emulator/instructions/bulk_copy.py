@@ -17,6 +17,7 @@ from collections import defaultdict
 
 import numpy as np
 
+from cute_fa4.emulator.checks import tensor_maps
 from cute_fa4.emulator.checks.memory import copy_checks
 from cute_fa4.emulator.errors import IllegalAccess, TensorMapError, UnknownInstruction
 from cute_fa4.emulator.instruction_table import instruction, refuse
@@ -49,9 +50,7 @@ def tensor_map_at(warp, address):
     if memory is None:
         warp.fault(f"tensor map in {space} memory; accepted: parameters, global", TensorMapError)
     if space == "global" and warp.cta.machine.tensor_maps:
-        from cute_fa4.emulator.instructions.tensor_map_edits import check_known
-
-        check_known(warp, *place)
+        tensor_maps.check(warp, *place)
     return decode_tensor_map(memory.read(*place, TENSOR_MAP_BYTES).tobytes())
 
 

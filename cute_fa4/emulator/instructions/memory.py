@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cute_fa4.emulator.checks import memory as checks
+from cute_fa4.emulator.checks import tensor_maps
 from cute_fa4.emulator.checks.scopes import GPU, written_scope
 from cute_fa4.emulator.errors import EmulatorError, IllegalAccess
 from cute_fa4.emulator.instruction_table import instruction
@@ -371,9 +372,7 @@ def fence(warp, ins, match):
         return
     words = ins.opcode.split(".")
     if words[:3] == ["fence", "proxy", "tensormap::generic"]:
-        from cute_fa4.emulator.instructions.tensor_map_edits import fence_tensor_maps
-
-        fence_tensor_maps(warp, ins)
+        tensor_maps.fence(warp, ins)
         return
     if words[:2] == ["fence", "mbarrier_init"]:
         order.fence_barriers(warp)

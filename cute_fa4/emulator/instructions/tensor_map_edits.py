@@ -10,12 +10,12 @@ that copies has acquired it. PTX ISA, "tensormap.replace", "tensormap.cp_fencepr
 """
 
 import struct
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from cute_fa4.emulator.checks import memory as checks
-from cute_fa4.emulator.errors import IllegalAccess, ProxyError, TensorMapError
+from cute_fa4.emulator.checks import tensor_maps
+from cute_fa4.emulator.errors import IllegalAccess, TensorMapError
 from cute_fa4.emulator.instruction_table import instruction
 from cute_fa4.emulator.instructions.bulk_copy import global_address, resolve_shared
 from cute_fa4.emulator.machine.tensor_map import TENSOR_MAP_BYTES
@@ -27,18 +27,6 @@ _FIELDS = (
 )
 _FIELDS += "|swizzle_mode|swizzle_atomicity|fill_mode"
 _TF32 = {0xB: 7, 0xC: 8}  # .elemtype tf32, tf32.ftz -> the code with the flag of w2 bit 16
-
-
-@dataclass
-class MapState:
-    """What became of one map in global memory that the kernel changed.
-
-    version  changes so far     released  the last one is     acquired  CTA -> version that it has acquired
-    """
-
-    version: int = 0
-    released: bool = False
-    acquired: dict = field(default_factory=dict)
 
 
 def edited(words, name, ordinal, value):
@@ -145,7 +133,7 @@ class _Place:
             self.shared.write(self.offset, data, warp.issuer())
             return
         _write_map(warp, self.offset, data)
-        _changed(warp, self.offset, released=False)
+        tensor_maps.changed(warp, self.offset, released=False)
 
 
 def _write_map(warp, address, data):
@@ -155,12 +143,6 @@ def _write_map(warp, address, data):
         items = np.frombuffer(data, np.uint64).reshape(-1, 2)
         checks.global_items(machine.ordering, warp, starts, 16, items)
     machine.memory.write(address, data)
-
-
-def _changed(warp, address, released):
-    state = warp.cta.machine.tensor_maps.setdefault(address, MapState())
-    state.version += 1
-    state.released = released
 
 
 @instruction(
@@ -184,37 +166,5 @@ def copy_and_fence(warp, ins, match):
     if order is not None:
         checks.shared_items(order, warp, cta.shared, np.arange(offset, offset + 128, 16), 16)
     _write_map(warp, address, cta.shared.read(offset, TENSOR_MAP_BYTES, warp.issuer()))
-    _changed(warp, address, released=True)
+    tensor_maps.changed(warp, address, released=True)
     warp.note_progress()
-
-
-def fence_tensor_maps(warp, ins):
-    """fence.proxy.tensormap::generic.release / .acquire [map], 128."""
-    states = warp.cta.machine.tensor_maps
-    if "release" in ins.opcode.split("."):
-        for state in states.values():
-            state.released = True
-        return
-    for lane in warp.lanes[:1]:
-        state = states.get(int(warp.address(ins.operands[0])[lane]))
-        if state is not None:
-            state.acquired[warp.cta] = state.version
-
-
-def check_known(warp, address):
-    """A copy uses the map at a global address: ProxyError unless its last change was released and acquired."""
-    state = warp.cta.machine.tensor_maps.get(address)
-    if state is None or warp.cta.machine.ordering is None:
-        return
-    if not state.released:
-        warp.fault(
-            f"the tensor map at 0x{address:x} was changed, and fence.proxy.tensormap::generic.release (or "
-            "tensormap.cp_fenceproxy) has not followed: TMA may use the map before the change",
-            ProxyError,
-        )
-    if state.acquired.get(warp.cta) != state.version:
-        warp.fault(
-            f"the tensor map at 0x{address:x} was changed, and this CTA has not executed "
-            "fence.proxy.tensormap::generic.acquire on it since: TMA may use the map before the change",
-            ProxyError,
-        )

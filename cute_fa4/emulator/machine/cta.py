@@ -56,7 +56,7 @@ class Machine:
         )  # does a try_wait that would block return false at once? (schedules.py)
         self.claim_cluster = lambda cta: None  # launch.PendingClusters.claim
         self.cluster = None
-        self.tensor_maps = {}  # global address -> MapState of instructions/tensor_map_edits.py
+        self.tensor_maps = {}  # global address -> checks.tensor_maps.MapState
         self.symbols = {}  # module variable in global or const memory -> host address
         self.target = ""  # of the module, "sm_100a"; "" when it is not known
         self.grid = (1, 1, 1)

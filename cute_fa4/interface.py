@@ -94,7 +94,8 @@ def flash_attn_func(
     softmax_scale positive; None: head_dim ** -0.5
     causal        query i sees keys j <= i + seqlen_k - seqlen_q: the last query sees every key
     window_size   (left, right): query i sees keys from i + seqlen_k - seqlen_q - left to ... + right;
-                  None or -1: that side is open. With causal, right is 0
+                  None or -1: that side is open; below -1 the query's own key is out. With causal, right is
+                  at most 0
     mask          a mask of cute_fa4.masks, in addition to these
     key_limit     (batch,) int32: keys from here on are hidden (padding), positions stay
     learnable_sink  (heads_q,), f32, bf16 or fp16: a score that takes weight and has no value

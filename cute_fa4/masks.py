@@ -83,12 +83,21 @@ def causal() -> BoundMask:
 def window(left: int | None = None, right: int | None = None) -> BoundMask:
     """Keys from position - left to position + right, both included; None or -1: that side is open.
 
+    A side below -1 excludes the query's own key: window(None, -3) shows keys up to position - 3, window(-3, None) those
+    from position + 3 on. As -1 is open, there is no way here to exclude this key alone.
+
     >>> window(128, 0).sizes, window(128).sizes, window(None, 0) == causal()
     ((128, 0), (128,), True)
+    >>> window(128, -3).sizes
+    (128, -3)
     """
     left, right = _side("left", left), _side("right", right)
     if left is None and right is None:
         return full()
+    if left is not None and right is not None and left + right < 0:
+        raise ValueError(
+            f"left, right: {left}, {right} show no key: the first is behind the last; accepted: left + right from 0 on"
+        )
     if left is None and right == 0:
         return causal()
     sizes = tuple(size for size in (left, right) if size is not None)
@@ -150,10 +159,8 @@ def _refused(mask, or_none: str = "") -> str:
 def _side(name: str, size) -> int | None:
     if size is None:
         return None
-    size = _integer(name, size, "None, -1 or a number from 0 on")
-    if size < -1:
-        raise ValueError(f"{name}: {size}; accepted: None, -1 (both: open) or a number from 0 on")
-    return None if size == -1 else min(size, LARGEST_SIZE)
+    size = _integer(name, size, "None, -1 or a number")
+    return None if size == -1 else min(max(size, -LARGEST_SIZE), LARGEST_SIZE)
 
 
 def _chunk(size) -> int:
@@ -179,16 +186,20 @@ def resolve_mask(causal, window_size, mask) -> BoundMask:
         )
     left, right = _pair(window_size)
     try:
-        asked = window(left, right)
+        asked = window(left, _causal_side(right) if causal else right)
     except (TypeError, ValueError) as error:
         raise type(error)(f"window_size: {shown(window_size)}: {error}") from None
-    if causal:
-        asked = window(left, 0)
     if mask is None:
         return asked
     if not isinstance(mask, BoundMask):
         raise TypeError(f"mask: {_refused(mask, 'None or ')}")
     return both(asked, mask)
+
+
+def _causal_side(right) -> int:
+    """The right side of a window that causal=True cuts at the query's own key."""
+    right = _side("right", right)
+    return 0 if right is None else min(right, 0)
 
 
 def _pair(window_size) -> tuple:
@@ -198,7 +209,7 @@ def _pair(window_size) -> tuple:
         left, right = window_size
     except (TypeError, ValueError):
         raise ValueError(
-            f"window_size: {shown(window_size)}; accepted: a pair (left, right) of numbers from 0 on, "
-            "or of None or -1, which leave a side open"
+            f"window_size: {shown(window_size)}; accepted: a pair (left, right) of numbers, or of None or -1, which "
+            "leave a side open"
         ) from None
     return left, right

@@ -175,7 +175,16 @@ REFUSED = {
     "scale in a tensor": (dict(softmax_scale=torch.tensor(1.0)), TypeError, "read it with .item()"),
     "scale True": (dict(softmax_scale=True), TypeError, "softmax_scale: a bool"),
     "causal in a tensor": (dict(causal=torch.tensor(True)), TypeError, "causal: tensor(True)"),
-    "windows below -1": (dict(window_size=(-2, 0)), ValueError, "window_size: (-2, 0): left: -2"),
+    "a window without keys": (
+        dict(window_size=(-2, 0)),
+        ValueError,
+        "window_size: (-2, 0): left, right: -2, 0 show no",
+    ),
+    "one to the future and causal": (
+        dict(window_size=(-2, None), causal=True),
+        ValueError,
+        "window_size: (-2, None): left, right: -2, 0 show no key",
+    ),
     "window in a tensor": (
         dict(window_size=(torch.tensor(3), 0)),
         TypeError,

@@ -68,7 +68,7 @@ class Causal(Mask):
 
 @dataclass(frozen=True)
 class Window(Mask):
-    """sizes: (left, right) of the sides that are bounded, in that order; each at least 0."""
+    """sizes: (left, right) of the sides that are bounded, in that order; together at least 0, one may be below."""
 
     left: bool = True
     right: bool = True

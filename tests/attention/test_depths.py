@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from cute_fa4 import EmulatorWarning, capabilities, flash_attn_func, flash_attn_with_kvcache
+from cute_fa4.calls import repeat
 from cute_fa4.calls.tensors import DEPTHS
 from cute_fa4.reference import allowed_error, attention_float64, max_error
 from tests.pairwise import sweep_only
@@ -45,10 +46,14 @@ def test_depths_of_q_and_k_and_of_v_are_independent(depths):
     assert_agrees(batch, *run(packed_q(batch), paged_kv(batch, 16), causal=True), visible=causal)
 
 
-# Parts in float32 are stored in chunks of 32 columns; new rows of K and V go into caches of different widths.
-@pytest.mark.parametrize("depths", [(40, 104), (128, 24)], ids=str)
-def test_splits_and_packed_heads(depths):
+# Decode: V's depth is the lanes of an MMA with 64 or 128 of them, and what is beyond must not be stored. Parts in
+# float32 are stored in chunks of 32 columns.
+@pytest.mark.parametrize("depths", [(40, 104), (128, 24), (8, 56)], ids=str)
+@pytest.mark.parametrize("swap", ["auto", "off"])
+def test_decode_with_splits_and_packed_heads(depths, swap, monkeypatch):
     depth, depth_v = depths
+    monkeypatch.setenv("CUTE_FA4_SWAP", swap)
+    repeat.clear()
     batch = Batch.draw([1, 3], [700, 131], heads=(8, 2), depth=depth, depth_v=depth_v)
     found = run(packed_q(batch), paged_kv(batch, 64), causal=True, num_splits=3)
     assert_agrees(batch, *found, visible=causal)

@@ -14,6 +14,7 @@ from cute_fa4.distributed.geometry import Band
 from cute_fa4.distributed.schedule import Problem, gathered_calls, hops, ring_calls, whole_calls
 
 BANDS = [Band(left, right) for left, right in itertools.product((None, 0, 1, 4, 9), repeat=2)]
+BANDS += [Band(None, -3), Band(-3, None), Band(9, -3), Band(-3, 9)]  # the past or the future alone
 
 
 def visible(problem: Problem) -> torch.Tensor:

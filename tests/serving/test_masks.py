@@ -31,6 +31,9 @@ MASKS = {
     "window of one key": (dict(window_size=(0, 0)), lambda p, j: j == p),
     "window to the right": (dict(window_size=(None, 33)), lambda p, j: j <= p + 33),
     "window to the left": (dict(window_size=(70, None)), lambda p, j: p - 70 <= j),
+    "the past alone": (dict(window_size=(150, -10)), lambda p, j: (p - 150 <= j) & (j <= p - 10)),
+    "the past alone, causal": (dict(causal=True, window_size=(None, -3)), lambda p, j: j <= p - 3),
+    "the future alone": (dict(window_size=(-20, None)), lambda p, j: p + 20 <= j),
     "chunked": (dict(mask=masks.chunked(100)), lambda p, j: chunk(p, j, 100)),
     "chunks of a tile": (dict(mask=masks.chunked(128)), lambda p, j: chunk(p, j, 128)),
     "chunked causal": (
@@ -105,6 +108,8 @@ TILED = [
     "causal",
     "window causal",
     "window",
+    "the past alone",
+    "the future alone",
     "chunked",
     "chunked causal",
     "window and chunked",

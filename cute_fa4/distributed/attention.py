@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from operator import index
 
 import torch
@@ -86,7 +87,7 @@ def context_parallel_attention(
         chosen = backend_of(backend)
         chosen.check(q, k, v, cap)
         rows = (x.shape[1 if x.dim() == 4 else 0] for x in (q, k))
-        problem = Problem(ranks.size, *rows, order, _band(options), documents)
+        problem = Problem(ranks.size, *rows, order, band_of(options), documents)
         asked["work"] = Work(
             ranks, problem, chosen, options.softmax_scale, cap, options.sink, index(stages)
         )
@@ -164,7 +165,7 @@ def _check_heads(heads_q: int, heads_kv: int, ranks: int) -> None:
         )
 
 
-def _band(options: Options) -> Band:
+def band_of(options: Options) -> Band:
     """Of a mask that causal and window_size can ask for."""
     mask, sizes = options.mask.mask, options.mask.sizes
     if isinstance(mask, masks.Full):
@@ -191,11 +192,12 @@ def _words(q, k, v, work: Work, layout: str, backend) -> dict:
         "softcap": work.softcap,
         "learnable_sink": None if sink is None else str(sink.dtype),
         "stages": work.stages,
-        "cu_seqlens": None if documents is None else _digest(documents),
+        "cu_seqlens": None if documents is None else digest(documents),
         "backend": backend if isinstance(backend, str) else type(backend).__name__,
     }
 
 
-def _digest(numbers: tuple) -> str:
-    digest = hashlib.sha256(repr(numbers).encode()).hexdigest()[:16]
-    return f"{len(numbers) - 1} documents, {numbers[-1]} rows, {digest}"
+def digest(numbers: Sequence[int]) -> str:
+    """A text that differs where the numbers do."""
+    text = hashlib.sha256(repr(list(numbers)).encode()).hexdigest()[:16]
+    return f"{len(numbers)} numbers, the last {numbers[-1] if numbers else None}, {text}"

@@ -1,8 +1,9 @@
 """What computes a part: the kernel of this package, or torch's own attention in its place.
 
-A backend has attention(q, k, v, call, scale, softcap) -> (out, lse), float32, and merge(outs, lses), which writes the
-merge of two parts over the first. "cute_fa4" is the kernel, on a GPU or the emulator; "sdpa" is for tests of what lies
-around it, and for machines that the kernel does not run on.
+A backend has attention(q, k, v, call, scale, softcap) -> (out, lse), float32; merge(outs, lses), which writes the merge
+of two parts over the first; for caches decode(q, cache, options, softcap) -> (out, lse), and merged(outs, lses, dtype).
+"cute_fa4" is the kernel, on a GPU or the emulator; "sdpa" is for tests of what lies around it, and for machines that
+the kernel does not run on.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import math
 
 import torch
 
-from cute_fa4.calls.merge import merge_into
+from cute_fa4.calls.append import names_of_caches
+from cute_fa4.calls.merge import merge_into, merged
+from cute_fa4.calls.prepare import checked as check_call
 from cute_fa4.calls.prepare import prepare_attention
 from cute_fa4.calls.repeat import attend
-from cute_fa4.calls.request import Choices, Numbers
+from cute_fa4.calls.request import Choices, Numbers, Options
 from cute_fa4.calls.tensors import (
     DENSE,
     PACKED,
@@ -24,6 +27,7 @@ from cute_fa4.calls.tensors import (
     check_shapes,
 )
 from cute_fa4.distributed.geometry import Call
+from cute_fa4.sm100.score_mods import ScoreMod
 from cute_fa4.system.devices import target_of
 
 aten = torch.ops.aten
@@ -59,6 +63,45 @@ class Kernel:
     def merge(self, outs: torch.Tensor, lses: torch.Tensor) -> None:
         merge_into(outs, lses, outs[0], lses[0])
 
+    def merged(self, outs: torch.Tensor, lses: torch.Tensor, dtype: torch.dtype) -> tuple:
+        return merged(outs, lses, dtype)
+
+    def check_cache(self, q, cache, softcap: float) -> None:
+        """As flash_attn_with_kvcache checks such a call, contents of CPU tensors too."""
+        target_of(q.device)
+        with names_of_caches():
+            check_call(
+                q, cache.k, cache.v, None, cu_seqlens_q=cache.cu_seqlens_q, cu_seqlens_k=None,
+                max_seqlen_q=cache.max_seqlen_q, max_seqlen_k=None, seqused_q=None, seqused_k=cache.lengths,
+                seqused_k_excludes_new=False, page_table=cache.page_table, kv_layout=cache.kv_layout, key_limit=None,
+            )  # fmt: skip
+
+    def decode(self, q, cache, options: Options, softcap: float) -> tuple:
+        """Attention to the keys of a rank (decode.Cache)."""
+        lengths = (cache.cu_seqlens_q, None, None, cache.lengths, None, cache.page_table)
+        return partial_attention(
+            *(q, cache.k, cache.v, lengths),
+            scale=options.softmax_scale,
+            softcap=softcap,
+            max_seqlen_q=cache.max_seqlen_q,
+            num_splits=options.num_splits,
+            kv_layout=cache.kv_layout,
+            mask_mod=SHOWN if cache.masked else None,
+            aux=[cache.place, cache.first] if cache.masked else None,
+        )
+
+
+def _shown(batch, head, q_idx, kv_idx, aux):
+    """mask_mod of keys that lie on several ranks: row kv_idx here is another position of the sequence."""
+    interleave = aux[0][0]
+    turn = kv_idx // interleave
+    key = turn * aux[0][1] + aux[0][2] + (kv_idx - turn * interleave)
+    query = aux[1][batch] + q_idx
+    return (key >= query - aux[0][3]) & (key <= query + aux[0][4])
+
+
+SHOWN = ScoreMod.of(_shown)
+
 
 def partial_attention(
     q, k, v, lengths, *, window=(None, None), causal=False, scale, softcap=0.0, max_seqlen_q=None,
@@ -90,21 +133,9 @@ class TorchAttention:
     """
 
     def check(self, q, k, v, softcap: float) -> None:
-        tensors, axes = {"q": q, "k": k, "v": v}, AXES[q.dim()]
-        check_one_device(tensors)
-        check_no_gradient(tensors)
+        _check_without_kernel({"q": q, "k": k, "v": v}, softcap)
+        axes = AXES[q.dim()]
         check_shapes(q, k, v, axes, axes)
-        wide = (torch.float32,) if q.device.type == "cpu" else ()
-        for name, tensor in tensors.items():
-            if tensor.dtype != q.dtype or q.dtype not in (torch.bfloat16, torch.float16, *wide):
-                raise TypeError(
-                    f"{name}: dtype {tensor.dtype} while q is {q.dtype}; accepted: torch.bfloat16 or torch.float16 "
-                    "for all, or torch.float32 on the CPU"
-                )
-        if softcap:
-            raise NotImplementedError(
-                f"softcap: {softcap} with backend='sdpa', which has none; accepted: backend='cute_fa4'"
-            )
 
     def attention(self, q, k, v, call: Call, scale: float, softcap: float) -> tuple:
         if q.device.type == "cuda":
@@ -123,6 +154,34 @@ class TorchAttention:
     def merge(self, outs: torch.Tensor, lses: torch.Tensor) -> None:
         out, lse = merged_by_torch(outs, lses)
         outs[0], lses[0] = out, lse
+
+    def merged(self, outs: torch.Tensor, lses: torch.Tensor, dtype: torch.dtype) -> tuple:
+        out, lse = merged_by_torch(outs, lses)
+        return out.to(dtype), lse
+
+    def check_cache(self, q, cache, softcap: float) -> None:
+        _check_without_kernel({"q": q, "k_cache": cache.k, "v_cache": cache.v}, softcap)
+
+    def decode(self, q, cache, options: Options, softcap: float) -> tuple:
+        """Attention to the keys of a rank (decode.Cache), by its definition: matrix products in float32."""
+        return _cached_attention(q, cache, options.softmax_scale)
+
+
+def _check_without_kernel(tensors: dict, softcap: float) -> None:
+    check_one_device(tensors)
+    check_no_gradient(tensors)
+    dtype, on_cpu = tensors["q"].dtype, tensors["q"].device.type == "cpu"
+    known = (torch.bfloat16, torch.float16, *((torch.float32,) if on_cpu else ()))
+    for name, tensor in tensors.items():
+        if tensor.dtype != dtype or dtype not in known:
+            raise TypeError(
+                f"{name}: dtype {tensor.dtype} while q is {dtype}; accepted: torch.bfloat16 or torch.float16 for all, "
+                "or torch.float32 on the CPU"
+            )
+    if softcap:
+        raise NotImplementedError(
+            f"softcap: {softcap} with backend='sdpa', which has none; accepted: backend='cute_fa4'"
+        )
 
 
 def merged_by_torch(outs: torch.Tensor, lses: torch.Tensor) -> tuple:
@@ -155,6 +214,48 @@ def _attention_on_cpu(q, k, v, band, scale) -> tuple:
         q, k, v, 0.0, False, attn_mask=mask, scale=scale
     )
     return out.transpose(1, 2), lse
+
+
+def _cached_attention(q, cache, scale: float) -> tuple:
+    k, v = (_rows_of_cache(x, cache) for x in (cache.k, cache.v))
+    sequences, q_index = _rows_of_queries(q, cache)
+    rows = q.reshape(-1, *q.shape[-2:]).float()
+    group = q.shape[-2] // k.shape[-2]
+    k, v = (x.float().repeat_interleave(group, dim=2)[sequences] for x in (k, v))
+    scores = torch.einsum("rhd,rnhd->rhn", rows, k) * scale
+    j = torch.arange(k.shape[1], device=q.device)
+    seen = j < cache.lengths[sequences, None]
+    if cache.masked:
+        interleave, turn, begin, left, right = cache.place
+        key = j // interleave * turn + begin + j % interleave
+        query = (cache.first[sequences] + q_index)[:, None]
+        seen &= (key >= query - left) & (key <= query + right)
+    scores = scores.masked_fill(~seen[:, None], -math.inf)
+    lse = torch.logsumexp(scores, -1)
+    shares = torch.exp(scores - torch.where(lse == -math.inf, 0.0, lse)[..., None])
+    # Rows that are not seen may hold anything.
+    v = torch.where(seen[:, :, None, None], v, 0.0)
+    out = torch.einsum("rhn,rnhd->rhd", shares, v).reshape(q.shape)
+    return out, lse.reshape(q.shape[:-1]).movedim(-1, -2).contiguous()
+
+
+def _rows_of_cache(x: torch.Tensor, cache) -> torch.Tensor:
+    """(batch, rows, heads, head_dim)."""
+    if cache.page_table is None:
+        return x
+    x = x if cache.kv_layout == "NHD" else x.transpose(1, 2)
+    return x[cache.page_table.clamp(0, x.shape[0] - 1).long()].flatten(1, 2)
+
+
+def _rows_of_queries(q, cache) -> tuple[torch.Tensor, torch.Tensor]:
+    """For each row of q: its sequence, and which query of that."""
+    if cache.cu_seqlens_q is None:
+        rows = torch.arange(q.shape[0] * q.shape[1], device=q.device)
+        return rows // q.shape[1], rows % q.shape[1]
+    rows = torch.arange(q.shape[0], device=q.device, dtype=torch.int32)
+    last = cache.cu_seqlens_q.shape[0] - 2
+    sequences = (torch.searchsorted(cache.cu_seqlens_q, rows, right=True) - 1).clamp(0, last)
+    return sequences, rows - cache.cu_seqlens_q[sequences]
 
 
 def _flash_attention(q, k, v, call: Call, scale) -> tuple:

@@ -30,9 +30,9 @@ def exchange(ranks: Ranks, tensor: torch.Tensor, step: int, what: str) -> Wait:
     return _waiting(ranks, what, works, received, tensor)
 
 
-def all_gather(ranks: Ranks, tensor: torch.Tensor, what: str) -> Wait:
-    """-> (ranks, *shape), from every rank a contiguous tensor."""
-    every = tensor.new_empty((ranks.size, *tensor.shape))
+def all_gather(ranks: Ranks, tensor: torch.Tensor, what: str, into=None) -> Wait:
+    """-> (ranks, *shape), from every rank a contiguous tensor. into: where they go, contiguous."""
+    every = tensor.new_empty((ranks.size, *tensor.shape)) if into is None else into
     _count(tensor.nbytes * (ranks.size - 1))
     with ranks.sending(what):
         work = dist.all_gather_into_tensor(
@@ -41,9 +41,9 @@ def all_gather(ranks: Ranks, tensor: torch.Tensor, what: str) -> Wait:
     return _waiting(ranks, what, [work], every, tensor)
 
 
-def all_to_all(ranks: Ranks, tensor: torch.Tensor, what: str) -> Wait:
+def all_to_all(ranks: Ranks, tensor: torch.Tensor, what: str, into=None) -> Wait:
     """(ranks, ...), contiguous: piece r goes to rank r; -> (ranks, ...), piece r from rank r."""
-    received = torch.empty_like(tensor)
+    received = torch.empty_like(tensor) if into is None else into
     _count(tensor.nbytes // ranks.size * (ranks.size - 1))
     with ranks.sending(what):
         work = dist.all_to_all_single(

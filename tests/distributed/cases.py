@@ -7,7 +7,15 @@ import signal
 
 import torch
 
-from cute_fa4.distributed import backends, context_parallel_attention, groups, shard, transport
+from cute_fa4.distributed import (
+    backends,
+    context_parallel_attention,
+    decode_attention,
+    groups,
+    local_lengths,
+    shard,
+    transport,
+)
 
 
 def tensors(seed: int, q_shape, k_shape, dtype=torch.float32) -> list[torch.Tensor]:
@@ -75,3 +83,84 @@ def checks_made(rank: int, group, check: str) -> int:
     finally:
         groups._exchanged = exchanged
     return len(made)
+
+
+def cache_of_all(lengths: list, heads_kv: int, dtype) -> list[torch.Tensor]:
+    """For each sequence its keys and values, (2, keys, heads_kv, 64); the same in every process."""
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(2, n, heads_kv, 64, generator=generator).to(dtype) for n in lengths]
+
+
+def cache_of_rank(sequences: list, rank: int, ranks: int, interleave: int, rows: int, page: int):
+    """(k, v, page table or None): what a rank holds of the sequences, NaN in rows that nobody has written.
+
+    rows: of a sequence. page: 0, or the rows of a page; then pages lie in an order of the rank's own.
+    """
+    heads, depth = sequences[0].shape[2:]
+    dense = torch.full((2, len(sequences), rows, heads, depth), torch.nan, dtype=sequences[0].dtype)
+    for b, sequence in enumerate(sequences):
+        p = torch.arange(sequence.shape[1])
+        mine = p // interleave % ranks == rank
+        row = p // (interleave * ranks) * interleave + p % interleave
+        dense[:, b, row[mine]] = sequence[:, mine]
+    if not page:
+        return (*dense, None)
+    pages = dense.unflatten(2, (-1, page)).flatten(1, 2)
+    order = torch.randperm(pages.shape[1], generator=torch.Generator().manual_seed(rank))
+    pool = torch.empty_like(pages)
+    pool[:, order] = pages
+    return (*pool, order.view(len(sequences), -1).to(torch.int32))
+
+
+def decode(rank: int, group, lengths: list, form: dict, dtype, options: dict):
+    """(out, lse) of a rank. form: queries (a number, or one for each sequence), heads_q, heads_kv, rows, page.
+
+    told: the lengths that the call is given, if others than those of the cache.
+    """
+    ranks = torch.distributed.get_world_size(group)
+    sequences = cache_of_all(lengths, form["heads_kv"], dtype)
+    interleave = min(options.get("interleave") or form["page"] or form["rows"], form["rows"])
+    kept = form["rows"], form["page"]
+    k, v, table = cache_of_rank(sequences, rank, ranks, interleave, *kept)
+    q, offsets = queries(form, len(lengths), dtype)
+    heads = form["heads_q"] // ranks
+    options = dict(options)
+    if options.get("heads", "split") == "split":
+        q = q[..., rank * heads : (rank + 1) * heads, :]
+        if options.get("learnable_sink") is not None:
+            options["learnable_sink"] = options["learnable_sink"][rank * heads : (rank + 1) * heads]
+    used = torch.tensor(lengths, dtype=torch.int32)
+    told = torch.tensor(form.get("told", lengths), dtype=torch.int32)
+    assert torch.equal(
+        local_lengths(used, rank, ranks, interleave),
+        torch.tensor([int((torch.arange(n) // interleave % ranks == rank).sum()) for n in lengths]),
+    )
+    return decode_attention(
+        q,
+        k,
+        v,
+        told,
+        group=group,
+        page_table=table,
+        cu_seqlens_q=offsets,
+        return_lse=True,
+        **options,
+    )
+
+
+def queries(form: dict, batch: int, dtype):
+    """(q of all heads, cu_seqlens_q or None)."""
+    generator, count = torch.Generator().manual_seed(2), form["queries"]
+    if isinstance(count, int):
+        q = torch.randn(batch, count, form["heads_q"], 64, generator=generator)
+        return q.to(dtype), None
+    offsets = torch.tensor([0, *count]).cumsum(0).to(torch.int32)
+    q = torch.randn(sum(count), form["heads_q"], 64, generator=generator)
+    return q.to(dtype), offsets
+
+
+def sent_by_decode(rank: int, group, lengths: list, form: dict, dtype, options: dict) -> int:
+    """Bytes that a rank sends for a decode step."""
+    with transport.counting() as counter:
+        decode(rank, group, lengths, form, dtype, options)
+    return counter.sent

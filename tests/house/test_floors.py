@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # What stands beside each other on a floor is separated by blanks.
 FLOORS = """
     benchmarks.model benchmarks.hopper_check benchmarks.sass_cost benchmarks.copy_cost
-    benchmarks.first_call benchmarks.host_overhead
+    benchmarks.first_call benchmarks.host_overhead benchmarks.context_parallel
     benchmarks.cycle_model
     benchmarks.sass
     benchmarks

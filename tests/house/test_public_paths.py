@@ -19,7 +19,15 @@ PUBLIC = {
     "cute_fa4.score_mods": ("ScoreMod", "soft_cap", "alibi", "additive_bias", "relative_logits"),
     "cute_fa4.aot": ("export", "load", "read_catalogue", "LoadError", "ExportError"),
     "cute_fa4.distributed": (
-        *("context_parallel_attention", "merge", "shard", "unshard", "positions"),
+        *(
+            "context_parallel_attention",
+            "decode_attention",
+            "local_lengths",
+            "merge",
+            "shard",
+            "unshard",
+            "positions",
+        ),
         *("RankError", "GroupError"),
     ),
     "cute_fa4.compile_cache": ("function_for", "warmup", "statistics", "clear"),

@@ -1,0 +1,56 @@
+"""Bytes that ranks send, and how many rows hide them: formulas, which tests hold against what is sent.
+
+A row is a token that a rank has. Per row of its own a rank sends, with e bytes an element:
+
+    ring, all_gather   (R - 1) 2 heads_kv head_dim e                                            grows with the ranks
+    all_to_all         (R - 1) / R ((2 heads_q + 2 max(heads_kv, R)) head_dim e + 4 heads_q)    does not
+
+and per query of a decode step, whose partial results have w bytes an element:
+
+    decode             (R - 1) heads ((head_dim e) + (head_dim w + 16))       heads: of a rank's result
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+
+def sent_per_row(
+    layout: str, ranks: int, heads_q: int, heads_kv: int, head_dim: int, itemsize: int = 2
+) -> float:
+    """Bytes that a rank sends for each of its rows of a sequence, without a window.
+
+    >>> sent_per_row("ring", 8, 32, 8, 128), sent_per_row("all_to_all", 8, 32, 8, 128)
+    (28672.0, 18032.0)
+    """
+    if layout in ("ring", "all_gather"):
+        return float((ranks - 1) * 2 * heads_kv * head_dim * itemsize)
+    if layout != "all_to_all":
+        raise ValueError(f"layout: {layout!r}; accepted: 'ring', 'all_gather', 'all_to_all'")
+    elements = (2 * heads_q + 2 * max(heads_kv, ranks)) * head_dim
+    return (ranks - 1) / ranks * (elements * itemsize + 4 * heads_q)
+
+
+def sent_per_query(
+    ranks: int, heads: int, head_dim: int, itemsize: int = 2, wire_itemsize: int = 4
+) -> int:
+    """Bytes that a rank sends for each query of a decode step with heads="split".
+
+    >>> sent_per_query(2, 16, 128)
+    12544
+    """
+    return (ranks - 1) * heads * (head_dim * itemsize + head_dim * wire_itemsize + 16)
+
+
+def rows_that_hide_a_hop(
+    flops: float, bytes_per_second: float, group: int, itemsize: int = 2
+) -> int:
+    """Rows of a rank from which on a ring's message takes no longer than the attention beside it, causal and zigzag.
+
+    A hop of L rows sends 2 L heads_kv head_dim e bytes under 2 L^2 heads_q head_dim operations: head dim and heads fall
+    out, but for their ratio `group`.
+
+    >>> rows_that_hide_a_hop(1e15, 50e9, 4)
+    10000
+    """
+    return ceil(itemsize * flops / (bytes_per_second * group))

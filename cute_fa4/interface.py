@@ -40,6 +40,7 @@ from cute_fa4.calls.append import (
     cache_lengths,
     prepare_append_and_attention,
     refuse_unbuilt,
+    rows_of_cache,
     sequences_of,
 )
 from cute_fa4.calls.foreign import check_arguments
@@ -312,8 +313,8 @@ def flash_attn_with_kvcache(
     return_lse: bool = False,
     return_softmax_lse: bool = False,
     out: torch.Tensor | None = None,
-    cache_batch_idx=None,
-    cache_leftpad=None,
+    cache_batch_idx: torch.Tensor | None = None,
+    cache_leftpad: torch.Tensor | None = None,
     rotary_cos=None,
     rotary_sin=None,
     qv=None,
@@ -332,12 +333,19 @@ def flash_attn_with_kvcache(
     cache_seqlens      (batch,) int32, or a number for all: rows that the cache holds, without k. The
                        tensor is not modified: the caller adds the new rows to it. None: all rows
     cu_seqlens_k_new   (batch + 1,) int32
+    cache_batch_idx    (batch,) int32: sequence b of the batch is sequence cache_batch_idx[b] of the cache, or
+                       row cache_batch_idx[b] of page_table, of which there may be more or fewer than
+                       batch. One that does not exist has no keys (on CUDA) or is an error (on the CPU).
+                       Where new rows go to one sequence twice, which of them stay is not said
+    cache_leftpad      (batch,) int32: the first key of sequence b is row cache_leftpad[b] of its cache; rows
+                       before it may hold anything. cache_seqlens and key_limit count from row 0 all the
+                       same; masks and score functions see that key as key 0. Paged caches are then loaded
+                       as those with pages of one key are: row by row
 
     The new rows of a sequence must fit its cache: what does not is dropped (on CUDA, where lengths
     are not read on the host) or an error (on the CPU). The other parameters and the results are
     those of flash_attn_varlen_func. Under torch.autocast q, k and v are cast, the caches are not:
-    they must have the dtype of the region. cache_batch_idx, cache_leftpad, rotary_cos, rotary_sin and qv
-    are not built.
+    they must have the dtype of the region. rotary_cos, rotary_sin and qv are not built.
     """
     if is_dynamo_compiling():
         return through_operator("kvcache", flash_attn_with_kvcache, locals())
@@ -351,15 +359,13 @@ def flash_attn_with_kvcache(
         or not (pack_gqa is None or pack_gqa is False or pack_gqa is True)
     ):
         check_arguments(flash_attn_with_kvcache, positional, others, locals())
-    if not (cache_batch_idx is cache_leftpad is rotary_cos is rotary_sin is qv is None):
-        refuse_unbuilt(
-            cache_batch_idx=cache_batch_idx,
-            cache_leftpad=cache_leftpad,
-            rotary_cos=rotary_cos,
-            rotary_sin=rotary_sin,
-            qv=qv,
-        )
-    table, sink, counts = page_table, learnable_sink, cache_seqlens
+    if not (rotary_cos is rotary_sin is qv is None):
+        refuse_unbuilt(rotary_cos=rotary_cos, rotary_sin=rotary_sin, qv=qv)
+    table, sink, counts, in_cache = page_table, learnable_sink, cache_seqlens, ()
+    if not (cache_batch_idx is cache_leftpad is None):
+        in_cache = cache_batch_idx, cache_leftpad
+        if counts is k is None and table is None:
+            counts = rows_of_cache(k_cache)
     if block_table is not None:
         table = one_of("page_table", page_table, "block_table", block_table)
     if s_aux is not None:
@@ -371,7 +377,7 @@ def flash_attn_with_kvcache(
     )  # fmt: skip
     asked = window_size, (softmax_scale, causal, softcap, max_seqlen_q, None), choices
     if type(counts) is torch.Tensor:
-        lengths = (cu_seqlens_q, None, None, counts, key_limit, table)
+        lengths = (cu_seqlens_q, None, None, counts, key_limit, table) + in_cache
         result = again((q, k_cache, v_cache, out, lengths, sink, aux_tensors, new), asked)
         if result is not None:
             return result
@@ -385,7 +391,7 @@ def flash_attn_with_kvcache(
     if counts is not None and not isinstance(counts, torch.Tensor):
         check_tensors(q, k_cache, v_cache, out)
         counts = cache_lengths(counts, sequences_of(q, cu_seqlens_q), q.device)
-    lengths = (cu_seqlens_q, None, None, counts, key_limit, table)
+    lengths = (cu_seqlens_q, None, None, counts, key_limit, table) + in_cache
     tensors = (q, k_cache, v_cache, out, lengths, sink, aux_tensors, new)
     return attend(prepare_append_and_attention, tensors, asked)
 

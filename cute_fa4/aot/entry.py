@@ -76,6 +76,8 @@ CONFIG = {
     "seqused_q": Field("switch", "lengths of queries are a tensor; default: off"),
     "seqused_k": Field("switch", "lengths of keys are a tensor; default: off"),
     "cache_excludes_new": Field("switch", "these do not count the new tokens; default: off"),
+    "cache_batch_idx": Field("switch", "sequences pick rows of the cache; default: off"),
+    "cache_leftpad": Field("switch", "keys begin at a row of the cache; default: off"),
     "padded_keys": Field("switch", "key_limit; default: off"),
     "page_heads_first": Field("switch", "pages are (heads, page_size, depth); default: off"),
     "fold_pages": Field("switch", "small pages come in one copy; default: on"),
@@ -113,6 +115,7 @@ APPEND = {
     "head_dim_v": Field("number", "of v; default: as head_dim"),
     "packed": Field("switch", "new rows with cu_seqlens_k_new; default: off"),
     "page_size": Field("number", "rows of a page; default: 0, not paged"),
+    "cache_batch_idx": Field("switch", "sequences pick rows of the cache; default: off"),
     "arch": _ARCH,
 }
 COMBINE = {

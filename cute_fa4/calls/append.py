@@ -17,11 +17,11 @@ import torch
 
 from cute_fa4.calls.apart import check_apart, named_aux
 from cute_fa4.calls.launch import function_for
-from cute_fa4.calls.lengths import check_index_tensor, check_pages
+from cute_fa4.calls.lengths import check_cache_rows, check_index_tensor, check_pages, rows_of
 from cute_fa4.calls.options import check_sink
 from cute_fa4.calls.plan import Plan, Views
 from cute_fa4.calls.prepare import check_length, pages_rows_first, prepare_attention
-from cute_fa4.calls.request import Choices
+from cute_fa4.calls.request import TENSORS, Choices
 from cute_fa4.calls.strides import MAX_ROWS, with_plain_strides
 from cute_fa4.calls.tensors import (
     DENSE,
@@ -44,7 +44,7 @@ def prepare_append_and_attention(tensors: tuple, asked: tuple) -> Callable:
     """Check a call of repeat.attend, compile what it needs; what is returned appends and attends."""
     q, k_cache, v_cache, out, lengths, sink, aux, new = tensors
     window_size, numbers, choices = asked
-    cu_seqlens_q, _, _, cache_seqlens, key_limit, table = lengths
+    cu_seqlens_q, _, _, cache_seqlens, key_limit, table, *in_cache = lengths
     k, v, offsets = new or (None, None, None)
     choices = Choices(*choices)
     caches = k_cache, v_cache
@@ -59,11 +59,14 @@ def prepare_append_and_attention(tensors: tuple, asked: tuple) -> Callable:
         with names_of_caches():
             return prepare_attention(tensors, asked)
     check_written(q, k, v, *caches, out, (*lengths, offsets), sink, aux)
-    append = prepare_append(k, v, *caches, cache_seqlens, offsets, table, batch, (k_cache, v_cache))
+    batch_idx = in_cache[0] if in_cache else None
+    append = prepare_append(
+        *(k, v, *caches, cache_seqlens, offsets, table, batch, (k_cache, v_cache)), batch_idx
+    )
     seqused_k, counted = cache_seqlens, _new_rows_are_the_queries(q, k, cu_seqlens_q, offsets)
     if not counted:
         seqused_k = cache_seqlens + (k.shape[1] if offsets is None else offsets.diff())
-    lengths = (cu_seqlens_q, None, None, seqused_k, key_limit, table)
+    lengths = (cu_seqlens_q, None, None, seqused_k, key_limit, table, *in_cache)
     tensors = (q, k_cache, v_cache, out, lengths, sink, aux, None)
     choices = choices._replace(seqused_k_excludes_new=counted)
     with names_of_caches():
@@ -74,7 +77,7 @@ def prepare_append_and_attention(tensors: tuple, asked: tuple) -> Callable:
 
     def append_and_attend(_):
         if append is not None:
-            append(k_cache, v_cache, cache_seqlens, table, new)
+            append(k_cache, v_cache, cache_seqlens, table, new, batch_idx)
         return attend(tensors)
 
     return append_and_attend
@@ -82,15 +85,14 @@ def prepare_append_and_attention(tensors: tuple, asked: tuple) -> Callable:
 
 def check_written(q, k, v, k_cache, v_cache, out, lengths, sink, aux) -> None:
     """The caches and out are apart from each other and from what is read. lengths: cu_seqlens_k_new is the last."""
-    names = (
-        *("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "cache_seqlens", "key_limit", "page_table"),
-        "cu_seqlens_k_new",
-    )
+    *lengths, offsets = lengths
+    names = [_CALLERS.get(name, name) for name in TENSORS]
     check_apart(
         {"k_cache": k_cache, "v_cache": v_cache, "out": out},
         {
             **{"q": q, "k": k, "v": v},
-            **dict(zip(names, lengths, strict=True)),
+            **dict(zip(names, lengths, strict=False)),
+            "cu_seqlens_k_new": offsets,
             "learnable_sink": sink,
             **named_aux(aux),
         },
@@ -164,7 +166,7 @@ class Append:
         """As Plan.admits; also what the attention behind it would refuse, which is too late then."""
         q, k_cache, v_cache, out, lengths, sink, aux, new = tensors
         k, v, offsets = new
-        cu_seqlens_q, _, _, cache_seqlens, key_limit, table = lengths
+        cu_seqlens_q, _, _, cache_seqlens, key_limit, table, *in_cache = lengths
         if not (cu_seqlens_q is key_limit is sink is None):
             check_index_tensor("cu_seqlens_q", cu_seqlens_q, 1, q.device)
             check_index_tensor("key_limit", key_limit, 1, q.device)
@@ -198,11 +200,11 @@ class Append:
             past = first + self.small_bytes
             if (first < end_k and begin_k < past) or (first < end_v and begin_v < past):
                 return False
-        if not (out is cu_seqlens_q is key_limit is offsets is sink is None):
+        if in_cache or not (out is cu_seqlens_q is key_limit is offsets is sink is None):
             small = self.small_bytes
             for tensor, nbytes in (
                 *((out, self.out_bytes), (cu_seqlens_q, small), (key_limit, small)),
-                *((offsets, small), (sink, small)),
+                *((offsets, small), (sink, small), *((tensor, small) for tensor in in_cache)),
             ):
                 if tensor is not None:
                     first = tensor.data_ptr()
@@ -217,18 +219,27 @@ class Append:
             past <= first_new_v or past_new_v <= first
         )
 
-    def __call__(self, k_cache, v_cache, cache_seqlens, table, new: tuple) -> None:
+    def __call__(self, k_cache, v_cache, cache_seqlens, table, new: tuple, batch_idx=None) -> None:
         k, v, offsets = new
         if self.views.differ:
             k, v, k_cache, v_cache = self.views.of(k, v, k_cache, v_cache)
-        self.function(k, v, k_cache, v_cache, cache_seqlens, offsets, table, self.batch)
+        self.function(k, v, k_cache, v_cache, cache_seqlens, offsets, table, self.batch, batch_idx)
 
 
 def prepare_append(
-    k, v, k_cache, v_cache, cache_seqlens, offsets, table, batch: int, given: tuple | None = None
+    k,
+    v,
+    k_cache,
+    v_cache,
+    cache_seqlens,
+    offsets,
+    table,
+    batch: int,
+    given: tuple | None = None,
+    batch_idx=None,
 ) -> Append | None:
     """Check and compile; what is returned is called with the caches `given`, of which these are views. None: no row."""
-    check_append(k, v, k_cache, v_cache, cache_seqlens, offsets, table, batch)
+    check_append(k, v, k_cache, v_cache, cache_seqlens, offsets, table, batch, batch_idx)
     if k.numel() == 0 or k_cache.numel() == 0 or batch == 0:
         return None
     target = target_of(k.device)
@@ -238,6 +249,7 @@ def prepare_append(
         depth_v=v.shape[-1],
         packed=offsets is not None,
         page_size=0 if table is None else k_cache.shape[1],
+        cache_batch_idx=batch_idx is not None,
         arch=target.arch,
     )
     plain = [with_plain_strides(t) for t in (k, v, k_cache, v_cache)]
@@ -247,6 +259,11 @@ def prepare_append(
 
 def _is_like(out, q) -> bool:
     return out.dtype is q.dtype and out.device == q.device and out.data_ptr() % TMA_BYTES == 0
+
+
+def rows_of_cache(k_cache) -> int | None:
+    """What every sequence of a dense cache holds; None for what the checks refuse."""
+    return k_cache.shape[1] if isinstance(k_cache, torch.Tensor) and k_cache.dim() == 4 else None
 
 
 def sequences_of(q, cu_seqlens_q) -> int:
@@ -281,7 +298,16 @@ def _new_rows_are_the_queries(q, k, cu_seqlens_q, cu_seqlens_k_new) -> bool:
 
 
 def check_append(
-    k, v, k_cache, v_cache, cache_seqlens, offsets, table, batch: int, contents: bool = True
+    k,
+    v,
+    k_cache,
+    v_cache,
+    cache_seqlens,
+    offsets,
+    table,
+    batch: int,
+    batch_idx=None,
+    contents: bool = True,
 ) -> None:
     names = {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache}
     cache_axes = DENSE if table is None else PAGED
@@ -308,8 +334,11 @@ def check_append(
         )
     check_index_tensor("cu_seqlens_k_new", offsets, 1, k.device)
     check_index_tensor("page_table", table, 2, k.device)
+    check_index_tensor("cache_batch_idx", batch_idx, 1, k.device)
     new_batch = k.shape[0] if offsets is None else offsets.shape[0] - 1
     cache_batch = k_cache.shape[0] if table is None else table.shape[0]
+    if batch_idx is not None:
+        cache_batch = batch_idx.shape[0]
     if not new_batch == cache_batch == batch:
         raise ValueError(
             f"k: {new_batch} sequences of new rows, {cache_batch} in the cache, {batch} of queries; "
@@ -318,10 +347,10 @@ def check_append(
     if k.shape[:-1].numel() * (k.shape[-1] + v.shape[-1]) // 8 > MAX_ROWS:
         raise ValueError(f"k: shape {tuple(k.shape)} has too many rows for one launch; split it")
     if contents and k.device.type == "cpu" and batch:
-        _check_append_contents(k, k_cache, cache_seqlens, offsets, table)
+        _check_append_contents(k, k_cache, cache_seqlens, offsets, table, batch_idx)
 
 
-def _check_append_contents(k, k_cache, cache_seqlens, offsets, table) -> None:
+def _check_append_contents(k, k_cache, cache_seqlens, offsets, table, batch_idx) -> None:
     new = torch.full_like(cache_seqlens, k.shape[1]) if offsets is None else offsets.diff()
     if int(new.min()) < 0 or (offsets is not None and (offsets[0] < 0 or offsets[-1] > k.shape[0])):
         raise ValueError(
@@ -337,5 +366,8 @@ def _check_append_contents(k, k_cache, cache_seqlens, offsets, table) -> None:
             f"cache_seqlens: {int(cache_seqlens[b])} rows and {int(new[b])} new ones for sequence {b}; "
             f"accepted: from 0 on, and together at most {capacity}, what its cache holds"
         )
+    check_cache_rows(batch_idx, k_cache.shape[0] if table is None else table.shape[0])
     if table is not None:
-        check_pages(table, total, k_cache.shape[1], k_cache.shape[0])
+        # Of the new rows: those before them may be padding, which no page holds.
+        table = rows_of(table, batch_idx)
+        check_pages(table, total, k_cache.shape[1], k_cache.shape[0], cache_seqlens)

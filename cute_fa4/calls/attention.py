@@ -20,7 +20,7 @@ from cute_fa4.calls.apart import check_apart, named_aux
 from cute_fa4.calls.launch import function_for
 from cute_fa4.calls.options import AUX_DTYPES, SINK_DTYPES
 from cute_fa4.calls.plan import Plan, Results, Views
-from cute_fa4.calls.request import Options, Where
+from cute_fa4.calls.request import TENSORS, Options, Where
 from cute_fa4.calls.split import Shared, Split, SplitPlan, split_of
 from cute_fa4.calls.strides import gathers_rows, views_for_descriptors
 from cute_fa4.calls.tensors import DTYPE_NAMES, largest_extent
@@ -83,8 +83,7 @@ def check_out_apart(out, where: Where, options: Options) -> None:
     """out shares no memory with lengths, pages, sinks and what functions read; check_out has seen q, k and v."""
     if out is None:
         return
-    names = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "key_limit", "page_table")
-    read = dict(zip(names, where.tensors, strict=True))
+    read = dict(zip(TENSORS, where.tensors, strict=False))
     check_apart({"out": out}, read | {"learnable_sink": options.sink} | named_aux(options.aux))
 
 
@@ -107,6 +106,7 @@ def _fill_without_keys(results: Results, q, out, sink):
 def _one_hidden_key(k, v, where: Where, batch: int):
     """The same where only the device knows which rows of out there are: one row of zeros that no sequence has."""
     shape = [1] * (k.dim() - 2) + list(k.shape[-2:])
+    where = replace(where, cache_batch_idx=None, cache_leftpad=None)
     if where.kv_layout == "paged":
         shape[1] = max(k.shape[1], 8)
         table = torch.zeros((batch, 1), dtype=torch.int32, device=k.device)
@@ -144,6 +144,8 @@ def config_of(
         seqused_q=where.seqused_q is not None,
         seqused_k=where.seqused_k is not None,
         cache_excludes_new=where.excludes_new,
+        cache_batch_idx=where.cache_batch_idx is not None,
+        cache_leftpad=where.cache_leftpad is not None,
         padded_keys=where.key_limit is not None,
         page_size=0 if where.page_table is None else k.shape[1],
         fold_pages=rows_per_page % 8 == 0 or gathers_rows(where, k),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from cute_fa4.calls.request import Where
+from cute_fa4.calls.request import TENSORS, Where
 from cute_fa4.calls.tensors import MAX_SEQLEN, check_is_tensor
 
 
@@ -22,11 +22,12 @@ def check_lengths(q: torch.Tensor, k: torch.Tensor, where: Where) -> None:
         raise ValueError(
             "cu_seqlens_q: shape (0,); accepted: (batch + 1,), where sequences begin, and the last ends"
         )
-    for name in ("seqused_q", "seqused_k", "key_limit"):
+    for name in ("seqused_q", "seqused_k", "key_limit", "cache_batch_idx", "cache_leftpad"):
         _check_size(name, getattr(where, name), batch, "batch")
     _check_size("cu_seqlens_k", where.cu_seqlens_k, batch + 1, "batch + 1")
-    _check_size("page_table", where.page_table, batch, "batch")
-    if where.kv_layout == "dense" and k.shape[0] != batch:
+    if where.cache_batch_idx is None:
+        _check_size("page_table", where.page_table, batch, "batch")
+    if where.kv_layout == "dense" and k.shape[0] != batch and where.cache_batch_idx is None:
         raise ValueError(
             f"k: batch {k.shape[0]} while there are {batch} sequences of q; accepted: equal"
         )
@@ -40,8 +41,9 @@ def check_lengths(q: torch.Tensor, k: torch.Tensor, where: Where) -> None:
 
 
 def check_index_tensors(q: torch.Tensor, where: Where) -> None:
-    for name in ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "key_limit"):
-        check_index_tensor(name, getattr(where, name), 1, q.device)
+    for name in TENSORS:
+        if name != "page_table":
+            check_index_tensor(name, getattr(where, name), 1, q.device)
     check_index_tensor("page_table", where.page_table, 2, q.device)
 
 
@@ -115,8 +117,13 @@ def check_contents(q: torch.Tensor, k: torch.Tensor, where: Where) -> None:
                 "seqused_k plus the queries", used, keys, "the keys that the cache holds"
             )
     _check_between("key_limit", where.key_limit, None, "")
-    if where.page_table is not None and used is not None:
-        check_pages(where.page_table, used, k.shape[1], k.shape[0])
+    table = where.page_table
+    check_cache_rows(where.cache_batch_idx, k.shape[0] if table is None else table.shape[0])
+    _check_between("cache_leftpad", where.cache_leftpad, used, "the rows that seqused_k counts")
+    if table is not None and used is not None:
+        check_pages(
+            rows_of(table, where.cache_batch_idx), used, k.shape[1], k.shape[0], where.cache_leftpad
+        )
 
 
 def _lengths(name: str, offsets: torch.Tensor | None, rows: int) -> torch.Tensor | None:
@@ -151,10 +158,36 @@ def _check_between(name: str, values: torch.Tensor | None, limits, what: str) ->
         )
 
 
-def check_pages(table: torch.Tensor, keys: torch.Tensor, page_size: int, num_pages: int) -> None:
-    """The entries of the pages that hold `keys` keys (batch,) are pages; entries beyond may be anything."""
+def check_cache_rows(cache_batch_idx: torch.Tensor | None, sequences: int) -> None:
+    """Each is a sequence of the cache."""
+    if cache_batch_idx is None or cache_batch_idx.numel() == 0:
+        return
+    wrong = (cache_batch_idx < 0) | (cache_batch_idx >= sequences)
+    if bool(wrong.any()):
+        b = int(wrong.nonzero()[0])
+        raise ValueError(
+            f"cache_batch_idx: {int(cache_batch_idx[b])} for sequence {b}; accepted: 0 to {sequences - 1}, the "
+            "sequences of the cache, or rows of its page table"
+        )
+
+
+def rows_of(table: torch.Tensor, cache_batch_idx: torch.Tensor | None) -> torch.Tensor:
+    """The page table by sequences of the batch."""
+    return table if cache_batch_idx is None else table[cache_batch_idx.long()]
+
+
+def check_pages(
+    table: torch.Tensor,
+    keys: torch.Tensor,
+    page_size: int,
+    num_pages: int,
+    leftpad: torch.Tensor | None = None,
+) -> None:
+    """The entries of the pages that hold rows `leftpad` to `keys` (batch,) are pages; others may be anything."""
     columns = torch.arange(table.shape[1])
     live = columns[None] * page_size < keys[:, None]
+    if leftpad is not None:
+        live &= (columns[None] + 1) * page_size > leftpad[:, None]
     wrong = live & ((table < 0) | (table >= num_pages))
     if bool(wrong.any()):
         b, column = wrong.nonzero()[0].tolist()

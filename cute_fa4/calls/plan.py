@@ -94,11 +94,11 @@ class Plan:
 
     def __call__(self, tensors: tuple):
         q, k, v, out, lengths, sink, aux, new = tensors
-        cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table = (
+        cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table, *in_cache = (
             lengths or NO_LENGTHS
         )
         if new is not None:
-            self.append(k, v, seqused_k, page_table, new)
+            self.append(k, v, seqused_k, page_table, new, *in_cache[:1])
         if out is None:
             out = self.results.new_out(q)
         lse = None if self.results.new_lse is None else self.results.new_lse()
@@ -109,8 +109,14 @@ class Plan:
             q, k, v, written, lse, self.scale,
             cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table,
             self.seqlen_q, self.sizes, sink, tuple(aux) if aux else None, None,
+            given_of(in_cache),
         )  # fmt: skip
         return out if lse is None else (out, lse)
+
+
+def given_of(in_cache: list) -> tuple | None:
+    """The tensors about rows of a cache, as the kernel takes them: those that there are."""
+    return tuple(tensor for tensor in in_cache if tensor is not None) if in_cache else None
 
 
 class Results:

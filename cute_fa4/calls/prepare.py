@@ -23,7 +23,7 @@ from cute_fa4.calls import lengths as index_tensors
 from cute_fa4.calls.attention import plan_attention
 from cute_fa4.calls.lengths import check_index_tensor, check_lengths
 from cute_fa4.calls.options import resolve
-from cute_fa4.calls.request import Choices, Numbers, Where
+from cute_fa4.calls.request import TENSORS, Choices, Numbers, Where
 from cute_fa4.calls.tensors import (
     DENSE,
     MAX_SEQLEN,
@@ -46,22 +46,17 @@ def prepare_attention(tensors: tuple, asked: tuple) -> Callable:
     unbuilt = unbuilt_parameters(block_sparse_tensors=choices.block_sparse_tensors)
     if unbuilt:
         raise NotImplementedError("; ".join(unbuilt))
-    cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table = lengths or (None,) * 6
+    named = dict(zip(TENSORS, lengths or (), strict=False))
     rows_first_k, rows_first_v, where = checked(
         q,
         k,
         v,
         out,
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
         max_seqlen_q=numbers.max_seqlen_q,
         max_seqlen_k=numbers.max_seqlen_k,
-        seqused_q=seqused_q,
-        seqused_k=seqused_k,
         seqused_k_excludes_new=choices.seqused_k_excludes_new,
-        page_table=page_table,
         kv_layout=choices.kv_layout,
-        key_limit=key_limit,
+        **named,
     )
     options = resolve(
         q,
@@ -88,16 +83,18 @@ def checked(
     v,
     out,
     *,
-    cu_seqlens_q,
-    cu_seqlens_k,
     max_seqlen_q,
     max_seqlen_k,
-    seqused_q,
-    seqused_k,
     seqused_k_excludes_new,
-    page_table,
     kv_layout,
-    key_limit,
+    cu_seqlens_q=None,
+    cu_seqlens_k=None,
+    seqused_q=None,
+    seqused_k=None,
+    page_table=None,
+    key_limit=None,
+    cache_batch_idx=None,
+    cache_leftpad=None,
     contents=True,
 ) -> tuple[torch.Tensor, torch.Tensor, Where]:
     """Check the tensors of a call -> k, v with the rows of a page first, and where sequences lie."""
@@ -109,7 +106,8 @@ def checked(
     elif kv_layout != "NHD":
         raise ValueError(f"kv_layout: {kv_layout!r} without page_table; accepted: 'NHD'")
     _check_belong_together(cu_seqlens_k, seqused_k, seqused_k_excludes_new, page_table)
-    check(q, k, v, out, q_axes, kv_axes)
+    _check_cache(cu_seqlens_k, seqused_k, cache_batch_idx, cache_leftpad)
+    check(q, k, v, out, q_axes, kv_axes, one_batch=cache_batch_idx is None)
     check_index_tensor("cu_seqlens_q", cu_seqlens_q, 1, q.device)
     where = Where(
         cu_seqlens_q=cu_seqlens_q,
@@ -118,6 +116,8 @@ def checked(
         seqused_k=seqused_k,
         key_limit=key_limit,
         page_table=page_table,
+        cache_batch_idx=cache_batch_idx,
+        cache_leftpad=cache_leftpad,
         excludes_new=bool(seqused_k_excludes_new),
         max_seqlen_q=_longest(q, cu_seqlens_q, max_seqlen_q),
         max_seqlen_k=check_length("max_seqlen_k", max_seqlen_k) or 0,
@@ -176,6 +176,14 @@ def _check_belong_together(cu_seqlens_k, seqused_k, excludes_new, table) -> None
         )
     if excludes_new and seqused_k is None:
         raise ValueError("seqused_k_excludes_new: True without seqused_k, which it is about")
+
+
+def _check_cache(cu_seqlens_k, seqused_k, cache_batch_idx, cache_leftpad) -> None:
+    for name, tensor in (("cache_batch_idx", cache_batch_idx), ("cache_leftpad", cache_leftpad)):
+        if tensor is not None and (cu_seqlens_k is not None or seqused_k is None):
+            raise ValueError(
+                f"{name}: given without a cache; accepted: dense or paged k and v with seqused_k, the rows they hold"
+            )
 
 
 def _longest(q, cu_seqlens_q, max_seqlen_q) -> int:

@@ -50,6 +50,8 @@ def recognition_of(tensors: tuple, asked: tuple) -> Recognition | None:
     """None: such calls go by their key."""
     if TensorGuards is None or tensors[6] is not None or not has_usual_types(asked):
         return None
+    if len(tensors[4] or ()) > 6:  # rows of a cache are picked
+        return None
     made = Recognition(tensors, asked)
     return made if made.accepts(tensors, asked) else None
 

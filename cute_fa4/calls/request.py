@@ -15,6 +15,12 @@ import torch
 from cute_fa4.masks import BoundMask
 from cute_fa4.sm100.score_mods import ScoreMod
 
+# Tensors that say where sequences lie, by name; the last two are about rows of a cache.
+TENSORS = (
+    *("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "key_limit", "page_table"),
+    *("cache_batch_idx", "cache_leftpad"),
+)
+
 
 @dataclass(frozen=True)
 class Where:
@@ -26,17 +32,22 @@ class Where:
     seqused_k: torch.Tensor | None = None
     key_limit: torch.Tensor | None = None
     page_table: torch.Tensor | None = None
+    cache_batch_idx: torch.Tensor | None = None
+    cache_leftpad: torch.Tensor | None = None
     excludes_new: bool = False  # seqused_k does not count the queries
     max_seqlen_q: int = 0  # of packed queries
     max_seqlen_k: int = 0  # at least the longest sequence of keys; 0: not known
 
     @property
     def tensors(self) -> tuple:
-        """In the order of the kernel's parameters."""
-        return (
+        """In the order of TENSORS, as repeat.attend takes them: the last two only where one of them is given."""
+        plain = (
             *(self.cu_seqlens_q, self.cu_seqlens_k, self.seqused_q, self.seqused_k),
             *(self.key_limit, self.page_table),
         )
+        if self.cache_batch_idx is self.cache_leftpad is None:
+            return plain
+        return (*plain, self.cache_batch_idx, self.cache_leftpad)
 
     @property
     def q_layout(self) -> str:

@@ -22,7 +22,7 @@ from operator import index
 import torch
 
 from cute_fa4.calls import workspace
-from cute_fa4.calls.plan import NO_LENGTHS, Plan
+from cute_fa4.calls.plan import NO_LENGTHS, Plan, given_of
 from cute_fa4.calls.request import Options, Where
 from cute_fa4.sm100 import masks
 from cute_fa4.sm100.choose_config import KEYS_PER_TILE
@@ -201,13 +201,13 @@ class SplitPlan(Plan):
 
     def __call__(self, tensors: tuple):
         q, k, v, out, lengths, sink, aux, new = tensors
-        cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table = (
+        cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table, *in_cache = (
             lengths or NO_LENGTHS
         )
         if self.combine is not None:  # before anything is written: there may be too little of it
             partial_o, partial_lse, parts, told = self.split.workspace(q, v)
         if new is not None:
-            self.append(k, v, seqused_k, page_table, new)
+            self.append(k, v, seqused_k, page_table, new, *in_cache[:1])
         out, lse = self.results.allocated(q, out)
         written = out
         if self.views.differ:
@@ -218,6 +218,7 @@ class SplitPlan(Plan):
             q, k, v, partial_o, partial_lse, self.scale,
             cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table,
             self.seqlen_q, self.sizes, sink, tuple(aux) if aux else None, told,
+            given_of(in_cache),
         )  # fmt: skip
         if self.combine is not None:
             self.combine(

@@ -1,8 +1,8 @@
 """Strides that a TMA descriptor can hold: of dimensions of size 1, of pages and of sequences in one row space.
 
 A clipped operand sees its rows as one sequence of rows at multiples of one stride (its row space), so that a row
-number alone finds a row of any page or sequence. Where rows are gathered, pages of no multiple of eight keys, the rows
-of all heads are one sequence of rows.
+number alone finds a row of any page or sequence. Where rows are gathered, from pages of no multiple of eight keys or
+with left padding, the rows of all heads are one sequence of rows.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def views_for_descriptors(q, k, v, out, where: Where):
 
 def gathers_rows(where: Where, k) -> bool:
     """Whether the rows of pages are looked up one by one (sm100/tiles.py); k: (pages, page_size, heads, depth)."""
-    return where.page_table is not None and k.shape[1] % ROWS_OF_SWIZZLE != 0
+    ragged = k.shape[1] % ROWS_OF_SWIZZLE != 0 or where.cache_leftpad is not None
+    return where.page_table is not None and ragged
 
 
 def _in_one_map(name: str, cache: torch.Tensor) -> torch.Tensor:
@@ -54,14 +55,15 @@ def _in_one_map(name: str, cache: torch.Tensor) -> torch.Tensor:
         raise ValueError(
             f"{name}: strides {cache.stride()} with pages of {page_size} keys, whose rows are gathered one by one: "
             f"{row} elements from one row to the next, {head} from one head to the next; accepted: one a multiple of "
-            f"the other; copy with {name}.contiguous(), or use pages of a multiple of {ROWS_OF_SWIZZLE} keys"
+            f"the other; copy with {name}.contiguous(), or use pages of a multiple of {ROWS_OF_SWIZZLE} keys, without "
+            "left padding"
         )
     last = ((pages - 1) * page + (page_size - 1) * row + (heads - 1) * head) // unit
     if last > MAX_ROWS:
         raise ValueError(
             f"{name}: {pages} pages of {page_size} keys, whose rows are gathered one by one, end at row {last} of all "
             f"heads; accepted: at most {MAX_ROWS}, because rows are 32-bit numbers; use fewer pages, or pages of a "
-            f"multiple of {ROWS_OF_SWIZZLE} keys"
+            f"multiple of {ROWS_OF_SWIZZLE} keys without left padding"
         )
     return cache
 

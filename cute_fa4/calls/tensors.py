@@ -50,14 +50,17 @@ PADDING = {
 PAGED = ("num_pages", "page_size", "heads", "head_dim")
 
 
-def check(q, k, v, out, q_axes=DENSE, kv_axes=DENSE) -> None:
-    """Check q, k, v and out against each other and against what the kernel reads."""
+def check(q, k, v, out, q_axes=DENSE, kv_axes=DENSE, one_batch: bool = True) -> None:
+    """Check q, k, v and out against each other and against what the kernel reads.
+
+    one_batch: dense k and v have the sequences of dense q, none else.
+    """
     check_tensors(q, k, v, out)
     axes = {"q": q_axes, "k": kv_axes, "v": kv_axes, "out": q_axes}
     tensors = {"q": q, "k": k, "v": v} | ({} if out is None else {"out": out})
     for name, tensor in tensors.items():
         check_rank(name, tensor, axes[name])
-    check_shapes(q, k, v, q_axes, kv_axes)
+    check_shapes(q, k, v, q_axes, kv_axes, one_batch)
     for name, tensor in tensors.items():
         check_memory(name, tensor, axes[name])
     if out is not None:
@@ -148,10 +151,10 @@ def check_rank(name: str, tensor: torch.Tensor, axes: tuple[str, ...] = DENSE) -
         )
 
 
-def check_shapes(q, k, v, q_axes=DENSE, kv_axes=DENSE) -> None:
+def check_shapes(q, k, v, q_axes=DENSE, kv_axes=DENSE, one_batch: bool = True) -> None:
     num_q_heads, head_dim = q.shape[-2:]
     num_kv_heads = k.shape[-2]
-    if q_axes == kv_axes == DENSE:
+    if q_axes == kv_axes == DENSE and one_batch:
         _same_size("k", k, "batch", 0, "q", q)
         _same_size("v", v, "batch", 0, "q", q)
     _same_size("k", k, "head_dim", -1, "q", q)

@@ -143,14 +143,13 @@ def _try(config, device: str) -> tuple[float, float]:
 
 def _attention(config: FA4Config, device: str, with_lse: bool) -> tuple[float, float]:
     from cute_fa4.calls import repeat
-    from cute_fa4.interface import flash_attn_varlen_func
 
     problem = _Problem(config, device)
     repeat.clear()  # the claims are chosen anew
     parts = 1
     if config.split_keys:
         parts = 0 if config.share_keys else 2
-    results = flash_attn_varlen_func(**problem.arguments(), num_splits=parts, return_lse=with_lse)
+    results = _called(**problem.arguments(), num_splits=parts, return_lse=with_lse)
     out, lse = results if with_lse else (results, None)
     out, lse = out.cpu().double(), None if lse is None else lse.cpu().double()
     found = [(0.0, ALLOWED_ERROR[config.qkv_dtype])]
@@ -164,6 +163,32 @@ def _attention(config: FA4Config, device: str, with_lse: bool) -> tuple[float, f
             )
             found.append((_worst(of_lse - exact_lse), ALLOWED_LSE_ERROR))
     return max(found, key=lambda pair: pair[0] / pair[1])
+
+
+def _called(*, cache_batch_idx=None, cache_leftpad=None, **said):
+    """flash_attn_varlen_func, also with what only flash_attn_with_kvcache takes: rows of a cache."""
+    from cute_fa4.calls.prepare import prepare_attention
+    from cute_fa4.calls.repeat import attend
+    from cute_fa4.interface import flash_attn_varlen_func
+
+    if cache_batch_idx is cache_leftpad is None:
+        return flash_attn_varlen_func(**said)
+    names = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "key_limit", "page_table")
+    lengths = (*map(said.get, names), cache_batch_idx, cache_leftpad)
+    choices = (
+        said["mask"], said["num_splits"], None, said["pack_gqa"], said["score_mod"], None, None, "NHD",
+        said["seqused_k_excludes_new"], said["return_lse"],
+    )  # fmt: skip
+    tensors = (
+        *map(said.get, "qkv"),
+        None,
+        lengths,
+        said.get("learnable_sink"),
+        said.get("aux_tensors"),
+        None,
+    )
+    numbers = (None, False, 0.0, said.get("max_seqlen_q"), None)
+    return attend(prepare_attention, tensors, ((None, None), numbers, choices))
 
 
 def _worst(difference: torch.Tensor) -> float:
@@ -194,6 +219,9 @@ class _Problem:
         self.q, self.k, self.v = (
             rows(self.queries, self.heads), rows(self.keys, self.heads_kv), rows(self.keys, self.heads_kv)
         )  # fmt: skip
+        # Rows before the first key, and which sequence of the cache each one is.
+        self.padding = (3, 0) if config.cache_leftpad else (0, 0)
+        self.order = [1, 0] if config.cache_batch_idx else [0, 1]
         self.sink = torch.randn(self.heads, generator=generator).to(DTYPES[config.sink_dtype])
         self.limit = [length - 4 for length in self.keys]
         self.sizes = _sizes(config.mask)
@@ -221,9 +249,15 @@ class _Problem:
             said["seqused_q"] = self._numbers(self.queries)
         if config.seqused_k:
             new = self.queries if config.cache_excludes_new else (0, 0)
-            said["seqused_k"] = self._numbers([n - m for n, m in zip(self.keys, new, strict=True)])
+            held = zip(self.padding, self.keys, new, strict=True)
+            said["seqused_k"] = self._numbers([pad + n - m for pad, n, m in held])
+        if config.cache_batch_idx:
+            said["cache_batch_idx"] = self._numbers(self.order)
+        if config.cache_leftpad:
+            said["cache_leftpad"] = self._numbers(self.padding)
         if config.padded_keys:
-            said["key_limit"] = self._numbers(self.limit)
+            limits = zip(self.padding, self.limit, strict=True)
+            said["key_limit"] = self._numbers([pad + limit for pad, limit in limits])
         if config.sink:
             said["learnable_sink"] = self.sink.to(self.device)
         if self.aux:
@@ -232,18 +266,22 @@ class _Problem:
 
     def _cache(self) -> dict:
         layout = self.config.kv_layout
+        k, v = self._padded(self.k), self._padded(self.v)
         if layout == "paged":
-            table = self._table()
-            paged = {x: self._pages(rows, table) for x, rows in (("k", self.k), ("v", self.v))}
-            return {**paged, "page_table": table.to(self.device)}
+            table = page_table([len(rows) for rows in k], self.config.page_size)
+            paged = {x: self._pages(rows, table) for x, rows in (("k", k), ("v", v))}
+            return {**paged, "page_table": table[self.order].to(self.device)}
         if layout == "packed":
             offsets = {"cu_seqlens_k": self._offsets(self.keys)}
             return {"k": self._packed(self.k), "v": self._packed(self.v), **offsets}
-        return {"k": self._dense(self.k), "v": self._dense(self.v)}
+        return {x: self._dense([rows[b] for b in self.order]) for x, rows in (("k", k), ("v", v))}
 
-    def _table(self) -> torch.Tensor:
-        """Pages in an order that is not their own; entries beyond a sequence are page 0."""
-        return page_table(self.keys, self.config.page_size)
+    def _padded(self, rows: list[torch.Tensor]) -> list[torch.Tensor]:
+        """NaN before the first key."""
+        return [
+            torch.cat([sequence.new_full((pad, *sequence.shape[1:]), math.nan), sequence])
+            for pad, sequence in zip(self.padding, rows, strict=True)
+        ]
 
     def _pages(self, rows: list[torch.Tensor], table: torch.Tensor) -> torch.Tensor:
         return pages(rows, table, self.config.page_size).to(self.device)
@@ -394,13 +432,14 @@ def _append(config: AppendConfig, device: str) -> tuple[float, float]:
         for b, sequence in enumerate(before[x]):
             sequence[held[b] :] = 0
     table = page_table(total, config.page_size) if config.paged else None
+    order = [1, 0] if config.cache_batch_idx else [0, 1]
 
     def cache(sequences):
         if table is not None:
             return torch.nan_to_num(pages(sequences, table, config.page_size))
         dense = torch.zeros(2, max(total) + 1, heads, sequences[0].shape[2], dtype=dtype)
         for b, sequence in enumerate(sequences):
-            dense[b, : len(sequence)] = sequence
+            dense[order[b], : len(sequence)] = sequence
         return dense
 
     def new_rows(x):
@@ -412,10 +451,12 @@ def _append(config: AppendConfig, device: str) -> tuple[float, float]:
     offsets = None
     if config.packed:
         offsets = torch.tensor([0, long, long + short], dtype=torch.int32, device=device)
-    table = None if table is None else table.to(device)
-    append = prepare_append(*map(new_rows, rows), *caches, lengths, offsets, table, 2)
-    append(*caches, lengths, table, (*map(new_rows, rows), offsets))
-    table = None if table is None else table.cpu()
+    given = None if table is None else table[order].to(device)
+    picked = None
+    if config.cache_batch_idx:
+        picked = torch.tensor(order, dtype=torch.int32, device=device)
+    append = prepare_append(*map(new_rows, rows), *caches, lengths, offsets, given, 2, None, picked)
+    append(*caches, lengths, given, (*map(new_rows, rows), offsets), picked)
     wrong = sum(
         (got.cpu() != cache(rows[x])).sum().item() for got, x in zip(caches, rows, strict=True)
     )

@@ -55,6 +55,8 @@ def fake_arguments(config: FA4Config) -> dict:
         aux=tuple(_fake(dtype, (None,) * rank, free_last=True) for dtype, rank in config.aux)
         or None,
         split=_split(config),
+        in_cache=tuple(lengths(True) for _ in range(config.cache_batch_idx + config.cache_leftpad))
+        or None,
         stream=make_fake_stream(use_tvm_ffi_env_stream=True),
     )
 
@@ -105,6 +107,7 @@ def fake_append_arguments(config: AppendConfig) -> dict:
         offsets=_fake("i32", (sym_int(),)) if config.packed else None,
         page_table=_fake("i32", (sym_int(), sym_int())) if config.paged else None,
         batch=Int32(1),
+        cache_batch_idx=_fake("i32", (sym_int(),)) if config.cache_batch_idx else None,
         stream=make_fake_stream(use_tvm_ffi_env_stream=True),
     )
 
@@ -142,6 +145,8 @@ def _key_sizes(config: FA4Config, batch, heads_kv) -> tuple:
     from cutlass.cute import sym_int
 
     if config.kv_layout == "dense":
+        if config.cache_batch_idx:
+            batch = sym_int(symbol="cache_batch")
         return (batch, sym_int(symbol="seqlen_k"), heads_kv)
     if config.kv_layout == "packed":
         return (sym_int(symbol="total_k"), heads_kv)

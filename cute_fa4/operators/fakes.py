@@ -68,11 +68,13 @@ def check_append(q, k_cache, v_cache, k, v, cache_seqlens, *, out=None, **rest) 
     batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
     append.cache_lengths(cache_seqlens, batch, q.device)
     offsets = rest.pop("cu_seqlens_k_new")
-    lengths = (cu_seqlens_q, None, None, cache_seqlens, rest["key_limit"], table, offsets)
+    batch_idx = rest["cache_batch_idx"]
+    lengths = (cu_seqlens_q, None, None, cache_seqlens, rest["key_limit"], table)
+    lengths += (batch_idx, rest["cache_leftpad"], offsets)
     read = (rest["learnable_sink"], rest["aux_tensors"])
     append.check_written(q, k, v, k_cache, v_cache, out, lengths, *read)
     append.check_append(
-        *(k, v, k_cache, v_cache, cache_seqlens, offsets, table, batch), contents=False
+        *(k, v, k_cache, v_cache, cache_seqlens, offsets, table, batch, batch_idx), contents=False
     )
     rest |= dict(cu_seqlens_k=None, max_seqlen_k=None, seqused_q=None, seqused_k_excludes_new=False)
     with append.names_of_caches():

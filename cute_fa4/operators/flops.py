@@ -60,6 +60,9 @@ def _keys(k, batch: int, call: dict) -> list[int]:
     """Keys of each sequence, those that are appended left out."""
     table = call.get("page_table")
     used = call.get("cache_seqlens", call.get("seqused_k"))
+    leftpad = call.get("cache_leftpad")
+    if leftpad is not None and used is not None and _has_data(leftpad) and _has_data(used):
+        used = (used - leftpad).clamp(min=0)
     if table is not None:
         page_size = k.shape[1] if call["kv_layout"] == "NHD" else k.shape[2]
         return _used(used, [table.shape[1] * page_size] * batch)

@@ -22,12 +22,13 @@ _VARLEN = (
     "Tensor q, Tensor k, Tensor v, *, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, "
     "SymInt? max_seqlen_q=None, SymInt? max_seqlen_k=None, Tensor? seqused_q=None, "
     "Tensor? seqused_k=None, bool seqused_k_excludes_new=False, Tensor? page_table=None, "
-    "str kv_layout='NHD', Tensor? key_limit=None"
+    "str kv_layout='NHD', Tensor? key_limit=None, Tensor? cache_batch_idx=None, Tensor? cache_leftpad=None"
 )
 _APPEND = (
     "Tensor q, Tensor(k!) k_cache, Tensor(v!) v_cache, Tensor k, Tensor v, Tensor cache_seqlens, *, "
     "Tensor? page_table=None, str kv_layout='NHD', Tensor? cu_seqlens_q=None, "
-    "Tensor? cu_seqlens_k_new=None, SymInt? max_seqlen_q=None, Tensor? key_limit=None"
+    "Tensor? cu_seqlens_k_new=None, SymInt? max_seqlen_q=None, Tensor? key_limit=None, "
+    "Tensor? cache_batch_idx=None, Tensor? cache_leftpad=None"
 )
 # mask, score_mod and mask_mod as spelling.py spells them; a soft cap is a score_mod.
 _OPTIONS = (
@@ -119,12 +120,16 @@ def _attention(
     seqused_k=None,
     key_limit=None,
     page_table=None,
+    cache_batch_idx=None,
+    cache_leftpad=None,
     **options,
 ):
     """Keys that are there already; out, or (out, lse)."""
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table)
     if all(tensor is None for tensor in lengths):
         lengths = None
+    elif not (cache_batch_idx is cache_leftpad is None):
+        lengths += (cache_batch_idx, cache_leftpad)
     return _attend(prepare_attention, q, k, v, out, lengths, None, **options)
 
 
@@ -141,10 +146,14 @@ def _append_and_attention(
     cu_seqlens_q=None,
     cu_seqlens_k_new=None,
     key_limit=None,
+    cache_batch_idx=None,
+    cache_leftpad=None,
     **options,
 ):
     """New rows behind those of a cache, then attention over all of it; out, or (out, lse)."""
     lengths = (cu_seqlens_q, None, None, cache_seqlens, key_limit, page_table)
+    if not (cache_batch_idx is cache_leftpad is None):
+        lengths += (cache_batch_idx, cache_leftpad)
     new = (k, v, cu_seqlens_k_new)
     prepare = prepare_append_and_attention
     return _attend(prepare, q, k_cache, v_cache, out, lengths, new, **options)

@@ -29,8 +29,10 @@ _WHERE = (
     "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "seqused_k_excludes_new", "page_table",
     "kv_layout", "key_limit",
 )  # fmt: skip
-_WHERE_IN_CACHE = ("cu_seqlens_q", "page_table", "kv_layout", "key_limit")
-_UNBUILT_OF_CACHE = ("cache_batch_idx", "cache_leftpad", "rotary_cos", "rotary_sin", "qv")
+_WHERE_IN_CACHE = (
+    "cu_seqlens_q", "page_table", "kv_layout", "key_limit", "cache_batch_idx", "cache_leftpad",
+)  # fmt: skip
+_UNBUILT_OF_CACHE = ("rotary_cos", "rotary_sin", "qv")
 
 
 def dense(function, given: dict):
@@ -67,7 +69,11 @@ def kvcache(function, given: dict):
     cache = {"k": given["k_cache"], "v": given["v_cache"]}
     call = {"q": given["q"]} | _options(given | cache) | _named(given, _WHERE_IN_CACHE)
     call["max_seqlen_q"] = _length("max_seqlen_q", given["max_seqlen_q"])
-    lengths = _lengths(given["cache_seqlens"], given["q"], given["cu_seqlens_q"])
+    held = given["cache_seqlens"]
+    picked = not (given["cache_batch_idx"] is given["cache_leftpad"] is None)
+    if picked and held is given["k"] is given["page_table"] is None:
+        held = caches.rows_of_cache(given["k_cache"])
+    lengths = _lengths(held, given["q"], given["cu_seqlens_q"])
     if given["k"] is None:
         call |= cache | {"seqused_k": lengths}
         return _call(_ops.flash_attn_varlen, _ops.flash_attn_varlen_out, call, given["out"])

@@ -60,6 +60,14 @@ def shared_order(cfg, batch, seqlen_q, heads, lse, split: tuple) -> SharedOrder:
     )
 
 
+def places_in_cache(cfg, in_cache: tuple | None, cache) -> tuple:
+    """-> the last fields of Lengths. cache: the tensor whose first dimension are the sequences of the cache."""
+    given = list(in_cache or ())
+    batch_idx = given.pop(0) if cfg.cache_batch_idx else None
+    leftpad = given.pop(0) if cfg.cache_leftpad else None
+    return batch_idx, leftpad, Int32(cache.shape[0]) if cfg.cache_batch_idx else None
+
+
 @dataclass(frozen=True)
 class CTA:
     """What a CTA has after the prologue, as its roles need it."""
@@ -102,6 +110,7 @@ class SM100Kernel:
         sink: cute.Tensor | None,
         aux: tuple | None,
         split: tuple | None,
+        in_cache: tuple | None,
         stream,
     ):
         """Launch. What a configuration does not use is None; unused numbers are ignored.
@@ -121,6 +130,7 @@ class SM100Kernel:
                     Where they are shared: (CTAs, least key tiles of one, Int32 (blocks, 2) that says which slots the
                     parts of a block have). mO is then (slots, positions, heads of a tile, depth), packed: (slots *
                     positions, heads of a tile, depth), mLSE (slots, heads of a tile, positions); work/shared_order.py
+        in_cache    the tensors cache_batch_idx and cache_leftpad, (batch,) int32, as far as the configuration has them
 
         The depth is contiguous; softmax_scale multiplies Q K^T.
         """
@@ -161,7 +171,13 @@ class SM100Kernel:
             o=o,
             lse=mLSE,
             lengths=Lengths(
-                cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, Int32(mQ.shape[-3])
+                cu_seqlens_q,
+                cu_seqlens_k,
+                seqused_q,
+                seqused_k,
+                key_limit,
+                Int32(mQ.shape[-3]),
+                *places_in_cache(cfg, in_cache, mK if page_table is None else page_table),
             ),
             page_table=page_table,
             num_pages=Int32(mK.shape[0]),

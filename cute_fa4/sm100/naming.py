@@ -50,6 +50,8 @@ def _problem(p: Problem) -> list[str]:
         (p.seqused_q, "usedq"),
         (p.seqused_k, "usedk"),
         (p.cache_excludes_new, "new"),
+        (p.cache_batch_idx, "batchidx"),
+        (p.cache_leftpad, "leftpad"),
         (p.padded_keys, "keylimit"),
         (p.pack_gqa, "packgqa"),
         (p.sink or p.sink_dtype != "f32", f"{'' if p.sink else 'no'}sink_{p.sink_dtype}"),

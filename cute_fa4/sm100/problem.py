@@ -35,6 +35,8 @@ class Problem:
     seqused_q      lengths of queries come from a tensor; rows beyond are not written
     seqused_k      lengths of keys come from a tensor; rows beyond may hold anything
     cache_excludes_new  seqused_k does not count the new tokens: keys are seqused_k plus the queries
+    cache_batch_idx  a tensor says which row of the cache, or of the page table, a sequence has
+    cache_leftpad  a tensor says with which row of the cache the keys of a sequence begin
     padded_keys    a further tensor cuts the visible keys without moving positions
     page_heads_first    pages are (num_pages, heads, page_size, depth), not (num_pages, page_size, heads, depth)
     fold_pages     a page smaller than a tile comes in one copy with all its depth chunks, where the depth is a multiple
@@ -66,6 +68,8 @@ class Problem:
     seqused_q: bool = False
     seqused_k: bool = False
     cache_excludes_new: bool = False
+    cache_batch_idx: bool = False
+    cache_leftpad: bool = False
     padded_keys: bool = False
     page_heads_first: bool = False
     fold_pages: bool = True
@@ -207,6 +211,12 @@ class Problem:
                 "share_keys=True with split_keys=False: a CTA's stretch of the keys begins and ends within sequences: "
                 "use split_keys=True"
             )
+        for name in ("cache_batch_idx", "cache_leftpad"):
+            if getattr(self, name) and (self.kv_layout == "packed" or not self.seqused_k):
+                why.append(
+                    f"{name}=True with kv_layout={self.kv_layout!r}, seqused_k={self.seqused_k}: it is about the "
+                    "rows of a cache: use kv_layout='dense' or 'paged', and seqused_k=True"
+                )
         if self.cache_excludes_new and not self.seqused_k:
             why.append(
                 "cache_excludes_new=True with seqused_k=False: there is no cache length: use seqused_k=True"

@@ -114,9 +114,12 @@ class Tiles:
 
     @property
     def gathers_rows(self) -> bool:
-        """Rows are looked up one by one: boxes would be smaller than the eight rows that the swizzle permutes."""
+        """Rows are looked up one by one: boxes would be smaller than the eight rows that the swizzle permutes.
+
+        With left padding a tile begins anywhere in a page.
+        """
         page = self.problem.page_size
-        return page > 0 and page % ROWS_OF_SWIZZLE != 0
+        return page > 0 and (page % ROWS_OF_SWIZZLE != 0 or self.problem.cache_leftpad)
 
     @property
     def kv_boxes(self) -> int:

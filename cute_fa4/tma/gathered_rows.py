@@ -10,11 +10,11 @@ four rows of gather p: the page of each from the table, then its row in the pool
     1      4  5  6  7   2 2 9 9    7  8 27 28
     2      8  9 10 11   - - - -   none: the rows of the tile are filled with zeros
 
-Four keys in a row meet one page where pages hold a multiple of four keys, else two, or four pages of one key. Those of
-its first key on are read from the table, as far as they hold a key of the sequence: entries beyond it may hold
-anything. A row that does not exist is -1: TMA finds no such row and fills zeros, which is what P V needs there, and its
-bytes count like those of the others (the tutorial "Native TMA Gather and Scatter" of Triton has negative rows in its
-test for Blackwell GPUs).
+Four keys in a row meet one page where pages hold a multiple of four keys, else two, or four pages of one key; more
+where the keys of a sequence begin amid its rows (left padding). Pages from that of the first key on are read from the
+table, as far as they hold a key of the sequence: entries beyond it may hold anything. A row that does not exist is -1:
+TMA finds no such row and fills zeros, which is what P V needs there, and its bytes count like those of the others (the
+tutorial "Native TMA Gather and Scatter" of Triton has negative rows in its test for Blackwell GPUs).
 """
 
 from dataclasses import dataclass
@@ -46,19 +46,23 @@ class GatheredRows:
         return tuple(cute.arch.shuffle_sync(row, p) for row in self.rows)
 
 
-def pages_of_four(page_size: int) -> int:
-    """Pages that four keys meet whose first is a multiple of four.
+def pages_of_four(page_size: int, anywhere: bool = False) -> int:
+    """Pages that four rows of a sequence meet, whose first is a multiple of four, or anywhere.
 
     >>> [pages_of_four(page) for page in (1, 2, 3, 4, 5, 6, 12, 33)]
     [4, 2, 2, 1, 2, 2, 1, 2]
+    >>> [pages_of_four(page, anywhere=True) for page in (1, 2, 3, 4, 5, 128)]
+    [4, 3, 2, 2, 2, 2]
     """
-    if page_size % ROWS == 0:
+    if not anywhere and page_size % ROWS == 0:
         return 1
-    return max(2, ROWS // page_size)
+    if not anywhere and page_size == 2:
+        return 2
+    return 1 - (1 - ROWS) // page_size
 
 
 def place_in_pages(page_size: int, first, i: int):
-    """Key first + i -> (how many pages after that of `first`, place in its page)."""
+    """Row first + i of a sequence -> (how many pages after that of `first`, place in its page)."""
     page = (first + i) // page_size - first // page_size
     return page, (first + i) % page_size
 
@@ -67,21 +71,23 @@ def place_in_pages(page_size: int, first, i: int):
 def look_up(
     tile_rows: cutlass.Constexpr,
     page_size: cutlass.Constexpr,
+    anywhere: cutlass.Constexpr,
     table: cute.Tensor,
     batch,
-    first_key,
-    num_keys,
+    first_row,
+    end,
 ):
-    """Lane p: the pages of the keys of gather p of the tile, 0 where they hold no key of the sequence.
+    """Lane p: the pages of the rows of gather p of the tile, 0 where they hold no key of the sequence.
 
-    first_key   a multiple of four, not negative
+    first_row   of the tile in the sequence's pages, not negative; a multiple of four, or anywhere
+    end         of the sequence's rows
     table       (batch, pages) int32
     """
-    first = first_key + cute.arch.lane_idx() * ROWS
-    end = cutlass.select_(cute.arch.lane_idx() < tile_rows // ROWS, num_keys, 0)
+    first = first_row + cute.arch.lane_idx() * ROWS
+    end = cutlass.select_(cute.arch.lane_idx() < tile_rows // ROWS, end, 0)
     return tuple(
         entry_of(table, batch, first // page_size + i, page_size, end)
-        for i in range(pages_of_four(page_size))
+        for i in range(pages_of_four(page_size, anywhere))
     )
 
 
@@ -95,16 +101,16 @@ def entry_of(table: cute.Tensor, batch, page, page_size: cutlass.Constexpr, end)
 
 
 def populate(
-    page_size: int, entries: tuple, rows_per_page, num_pages, first_key, num_keys
+    page_size: int, entries: tuple, rows_per_page, num_pages, first_row, end
 ) -> GatheredRows:
-    """Rows of the keys from first_key on, in the pages that look_up found. A page that does not exist has no rows."""
-    first = first_key + cute.arch.lane_idx() * ROWS
+    """Rows of a tile in the pages that look_up found. A page that does not exist has no rows."""
+    first = first_row + cute.arch.lane_idx() * ROWS
     rows = []
     for i in range(ROWS):
         page, inside = place_in_pages(page_size, first, i)
         entry = entries[-1]
         for number in reversed(range(len(entries) - 1)):
             entry = choose(page == number, entries[number], entry)
-        exists = (first + i < num_keys) & (entry >= 0) & (entry < num_pages)
+        exists = (first + i < end) & (entry >= 0) & (entry < num_pages)
         rows.append(choose(exists, entry * rows_per_page + inside, NO_ROW))
     return GatheredRows(tuple(rows))

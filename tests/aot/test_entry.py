@@ -28,6 +28,7 @@ VARIED = [
     choose_config(
         qkv_dtype="fp16", head_dim=128, group=8, q_layout="packed", kv_layout="paged", page_size=64,
         seqused_q=True, seqused_k=True, cache_excludes_new=True, padded_keys=True, fold_pages=False,
+        cache_batch_idx=True, cache_leftpad=True,
         page_heads_first=True, pack_gqa=True, sink=True, sink_dtype="bf16", write_lse=True, arch="sm_103a",
         mask=masks.Either(masks.Window(True, False), masks.Both(masks.Causal(), masks.Chunked())),
         mask_mod=score_mods.relative_logits(7), aux=(("bf16", 3), ("i32", 1)), num_q_heads=16,
@@ -38,7 +39,7 @@ VARIED = [
     ),
     choose_config(qkv_dtype="bf16", head_dim=128, split_keys=True, o_dtype="f32", write_lse=True),
     *split_configs(choose_config(qkv_dtype="fp16", head_dim=64, causal=True), write_lse=False, shared=True),
-    AppendConfig("fp16", 128, 64, packed=True, arch="sm_103a"),
+    AppendConfig("fp16", 128, 64, packed=True, cache_batch_idx=True, arch="sm_103a"),
     CombineConfig(
         "f32", 64, packed=True, seqused_q=True, write_lse=True, partial_dtype="fp16", arch="sm_103a"
     ),

@@ -21,10 +21,10 @@ def compiled(config, executor):
 
 def attend(
     config, q, k, v, out, lse, scale, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit,
-    page_table, seqlen_q, sizes, sink, aux, split=None,
+    page_table, seqlen_q, sizes, sink, aux, split=None, in_cache=None,
 ):  # fmt: skip
     """Each sequence by itself."""
-    assert split is None
+    assert split is in_cache is None
     batch = len(q) if cu_seqlens_q is None else len(cu_seqlens_q) - 1
     for b in range(batch):
         rows, lse_rows = _rows(b, q, cu_seqlens_q)
@@ -58,9 +58,9 @@ def attend(
             lse[lse_rows] = sums.float()
 
 
-def append(config, k, v, k_cache, v_cache, cache_seqlens, offsets, table, batch):
+def append(config, k, v, k_cache, v_cache, cache_seqlens, offsets, table, batch, batch_idx=None):
     """New rows of each sequence behind those of its cache, in pages."""
-    assert offsets is None and table is not None
+    assert offsets is batch_idx is None and table is not None
     page_size = k_cache.shape[1]
     for b in range(batch):
         for i in range(k.shape[1]):

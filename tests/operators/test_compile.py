@@ -317,6 +317,16 @@ CACHES = {
     "one count": lambda: {**problems.decode(), "cache_seqlens": 7},
     "read only": lambda: no_append(problems.decode()),
     "read only, one count": lambda: no_append({**problems.decode(), "cache_seqlens": 7}),
+    "rows of a cache": lambda: {
+        **problems.decode(),
+        "page_table": int32(9, 9, 3, 1, 0, 5).view(3, 2),
+        "cache_batch_idx": int32(1, 2),
+        "cache_leftpad": int32(4, 0),
+    },
+    "read only, all rows of a dense cache": lambda: {
+        **no_append({**problems.decode(), "cache_seqlens": None, "page_table": None}),
+        "cache_batch_idx": int32(5, 2),
+    },
     "packed": lambda: {
         **problems.decode(),
         **{n: a[:, 0] for n, a in problems.decode().items() if n in ("q", "k", "v")},

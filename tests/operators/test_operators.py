@@ -220,8 +220,8 @@ REFUSED = {
         flash_attn_varlen_func,
         changed(
             problems.paged,
-            k=lambda k: k[:, :12],
-            v=lambda v: v[:, :12],
+            k=lambda k: k[:, :0],
+            v=lambda v: v[:, :0],
             seqused_k=lambda used: used - 10,
         ),
     ),
@@ -232,6 +232,14 @@ REFUSED = {
         changed(problems.decode, k=lambda k: k[:, :, :1]),
     ),
     "rotary": (flash_attn_with_kvcache, with_options(problems.decode, rotary_cos=torch.zeros(1))),
+    "rows of a cache": (
+        flash_attn_with_kvcache,
+        with_options(problems.decode, cache_batch_idx=int32(1, 0, 1)),
+    ),
+    "padding": (
+        flash_attn_with_kvcache,
+        with_options(problems.decode, k=None, v=None, cache_leftpad=int32(1, 0).long()),
+    ),
     "gradient": (flash_attn_func, changed(problems.dense, v=lambda v: v.requires_grad_())),
 }
 

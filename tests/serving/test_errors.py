@@ -330,12 +330,6 @@ CACHE_REFUSED = {
         ValueError,
         "learnable_sink: shape (3,)",
     ),
-    "cache_batch_idx": (
-        dict(cache_batch_idx=LENGTHS),
-        NotImplementedError,
-        "cache_batch_idx: not built",
-    ),
-    "cache_leftpad": (dict(cache_leftpad=LENGTHS), NotImplementedError, "cache_leftpad: not built"),
     "rotary_cos": (dict(rotary_cos=Q), NotImplementedError, "rotary_cos: not built"),
     "rotary_sin": (dict(rotary_sin=Q), NotImplementedError, "rotary_sin: not built"),
     "qv": (dict(qv=Q), NotImplementedError, "qv: not built"),

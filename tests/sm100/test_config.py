@@ -134,6 +134,8 @@ REFUSED = [
     (dict(kv_layout="sparse"), "kv_layout='sparse'", "'paged'"),
     (dict(q_layout="paged"), "q_layout='paged'", "'packed'"),
     (dict(cache_excludes_new=True), "cache_excludes_new=True", "use seqused_k=True"),
+    (dict(cache_batch_idx=True), "cache_batch_idx=True", "seqused_k=True"),
+    (dict(cache_leftpad=True, kv_layout="packed"), "cache_leftpad=True", "'dense' or 'paged'"),
     (dict(pack_gqa=True, group=3), "group=3", "divides 128"),
     (
         dict(kv_layout="paged", page_size=64, seqused_k=True, num_qk_stages=2),
@@ -174,6 +176,7 @@ def test_the_config_is_the_whole_compile_key():
         qkv_dtype="fp16", o_dtype="f32", qk_depth=64, ov_depth=64, num_q_heads=8, group=2,
         mask=masks.Causal(), write_lse=True, split_keys=True, share_keys=True,
         q_layout="packed", kv_layout="packed", seqused_q=True, seqused_k=True, cache_excludes_new=True,
+        cache_batch_idx=True, cache_leftpad=True,
         padded_keys=True, page_heads_first=True, fold_pages=False, pack_gqa=True, sink=True,
         sink_dtype="bf16", score_mod=soft_cap(30.0), mask_mod=soft_cap(31.0), aux=(("f32", 1),),
         arch="sm_103a", page_size=16, rope_dtype="bf16", scale_dtype="f32",

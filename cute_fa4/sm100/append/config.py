@@ -18,6 +18,7 @@ class AppendConfig:
     packed     new rows are (total_new, heads, depth) with offsets, not (batch, seqlen_new, heads, depth)
     page_size  rows of a page of the cache (num_pages, page_size, heads, depth), which has a page table;
                0: the cache is (batch, seqlen, heads, depth)
+    cache_batch_idx  a tensor says which sequence of the cache, or row of the page table, new rows are for
     arch       "sm_100a" or "sm_103a"; this kernel alone also "sm_90a", it has no tensor core instruction
     """
 
@@ -26,6 +27,7 @@ class AppendConfig:
     depth_v: int
     packed: bool = False
     page_size: int = 0
+    cache_batch_idx: bool = False
     arch: str = "sm_100a"
 
     def __post_init__(self):
@@ -55,5 +57,6 @@ class AppendConfig:
         return "_".join(
             ["append", self.dtype, f"d{self.depth}", f"dv{self.depth_v}", layout]
             + [f"page{self.page_size}"] * self.paged
+            + ["batchidx"] * self.cache_batch_idx
             + [self.arch]
         )

@@ -6,6 +6,7 @@
     cache      dense (batch, seqlen, heads, depth)         row (b, position)
                paged (num_pages, page_size, heads, depth)  row (page_table[b, position // page_size],
                                                                 position % page_size)
+               with cache_batch_idx                     b there is cache_batch_idx[b]
 
 A thread's number is (row, head, piece of the row), the piece fastest: eight threads copy 128 contiguous bytes. The
 pieces of V follow those of K. Head-first caches are the same tensors with other strides.
@@ -60,6 +61,7 @@ class AppendKernel:
         offsets: cute.Tensor | None,
         page_table: cute.Tensor | None,
         batch: Int32,
+        cache_batch_idx: cute.Tensor | None,
         stream,
     ):
         """Launch.
@@ -69,6 +71,7 @@ class AppendKernel:
         cache_seqlens     (batch,) int32: rows that the cache holds before
         offsets           packed: (batch + 1,) int32
         page_table        paged: (batch, pages) int32
+        cache_batch_idx   (batch,) int32: of the cache, or the page table
         """
         cfg = self.cfg
         heads = new_k.shape[-2]
@@ -78,7 +81,16 @@ class AppendKernel:
             f"cute_fa4_{cfg.name}", remove_cutlass_symbol=True, keep_mangled_name=False
         )
         self.kernel(
-            new_k, new_v, k_cache, v_cache, cache_seqlens, offsets, page_table, batch, Int32(rows)
+            new_k,
+            new_v,
+            k_cache,
+            v_cache,
+            cache_seqlens,
+            offsets,
+            page_table,
+            cache_batch_idx,
+            batch,
+            Int32(rows),
         ).launch(
             grid=[Int32((threads + (THREADS - 1)) // THREADS), 1, 1],
             block=[THREADS, 1, 1],
@@ -95,6 +107,7 @@ class AppendKernel:
         cache_seqlens: cute.Tensor,
         offsets: cute.Tensor | None,
         page_table: cute.Tensor | None,
+        cache_batch_idx: cute.Tensor | None,
         batch: Int32,
         rows: Int32,
     ):
@@ -121,10 +134,15 @@ class AppendKernel:
             # Rows before the first offset or past the last one belong to no sequence. `held` alone is compared too,
             # because the compiler takes sums not to overflow.
             belongs = (place >= 0) & (row < last)
+            sequence = b
+            if cutlass.const_expr(cfg.cache_batch_idx):
+                sequence = cache_batch_idx[b]
+                sequences = page_table.shape[0] if cfg.paged else k_cache.shape[0]
+                belongs = belongs & (sequence >= 0) & (sequence < sequences)
             if belongs & (held >= 0) & (held < holds) & (position < holds):
-                cache_block, inside = b, position
+                cache_block, inside = sequence, position
                 if cutlass.const_expr(cfg.paged):
-                    cache_block = page_table[b, position // cfg.page_size]
+                    cache_block = page_table[sequence, position // cfg.page_size]
                     inside = position % cfg.page_size
                 if (cache_block >= 0) & (cache_block < blocks):
                     at = (cache_block, inside, head, None)

@@ -31,16 +31,27 @@ def look_up(cfg, args: KernelArgs, work: Work, n):
     """The page table's entries for key tile n, by lane; 0 where keys are not paged. Several where rows are gathered."""
     if cfg.kv_layout != "paged":
         return Int32(0)
-    sequence = work.sequence
-    rows_of_tile = gathered_rows if cfg.tiles.gathers_rows else paged_rows
-    return rows_of_tile.look_up(
+    sequence, row = work.sequence, args.lengths.cache_row(work.sequence.batch)
+    if cfg.tiles.gathers_rows:
+        return gathered_rows.look_up(
+            cfg.tiles.BN, cfg.page_size, cfg.cache_leftpad, args.page_table, row, *rows_in_cache(cfg, work, n)
+        )  # fmt: skip
+    return paged_rows.look_up(
         cfg.tiles.BN,
         cfg.page_size,
         args.page_table,
-        sequence.batch,
+        row,
         n * cfg.tiles.BN,
         sequence.num_keys,
     )
+
+
+def rows_in_cache(cfg, work: Work, n) -> tuple:
+    """-> (row of the cache where key tile n begins, end of the sequence's rows)."""
+    first, end = n * cfg.tiles.BN, work.sequence.num_keys
+    if not cfg.cache_leftpad:
+        return first, end
+    return work.sequence.k_first_row + first, work.sequence.k_first_row + end
 
 
 def find_rows(
@@ -50,7 +61,7 @@ def find_rows(
     sequence, first_key = work.sequence, n * cfg.tiles.BN
     if cfg.tiles.gathers_rows:
         return gathered_rows.populate(
-            cfg.page_size, entries, args.rows_per_block[1], args.num_pages, first_key, sequence.num_keys
+            cfg.page_size, entries, args.rows_per_block[1], args.num_pages, *rows_in_cache(cfg, work, n)
         )  # fmt: skip
     if cfg.kv_layout == "paged":
         return paged_rows.populate(
@@ -59,7 +70,11 @@ def find_rows(
         )  # fmt: skip
     first_row = sequence.k_first_row
     if cfg.kv_layout == "dense":
-        first_row = sequence.batch * args.rows_per_block[1] if cfg.clips_keys else Int32(0)
+        first_row = Int32(0)
+        if cfg.clips_keys:
+            first_row = args.lengths.cache_row(sequence.batch) * args.rows_per_block[1]
+        if cfg.cache_leftpad:
+            first_row = first_row + sequence.k_first_row
     return paged_rows.populate_contiguous(cfg.tiles.BN, first_row, first_key, sequence.num_keys)
 
 

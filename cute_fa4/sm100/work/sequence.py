@@ -6,6 +6,8 @@
                 packed (total_k, ...)             first row cu_seqlens_k[b], length likewise
                 paged                             length seqused_k[b], rows through the page table
     keys, where the cache length does not count the new tokens: seqused_k[b] + the number of queries
+    rows of a cache                               those of batch b, or of cache_batch_idx[b]
+                with left padding                 from cache_leftpad[b] on: the first of them is key 0
 
 Query i stands at position i + (keys - queries): the last query sees every key (bottom-right). `key_limit` cuts what
 is seen without moving positions (padding masks).
@@ -20,7 +22,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from ...layouts.scalars import maximum, minimum
+from ...layouts.scalars import choose, maximum, minimum
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Sequence:
     batch: Int32
     q_first_row: Int32  # of a packed tensor; 0 otherwise
     seqlen_q: Int32
-    k_first_row: Int32  # of a packed tensor; 0 otherwise
+    k_first_row: Int32  # of a packed tensor, or of a cache with left padding; 0 otherwise
     num_keys: Int32
     key_limit: Int32
 
@@ -55,6 +57,13 @@ class Lengths:
     seqused_k: cute.Tensor | None = None  # (batch,)
     key_limit: cute.Tensor | None = None  # (batch,)
     total_q: Int32 | None = None  # rows of packed queries
+    cache_batch_idx: cute.Tensor | None = None  # (batch,): of the cache or the page table
+    cache_leftpad: cute.Tensor | None = None  # (batch,)
+    cache_batch: Int32 | None = None  # sequences that the cache or the page table has
+
+    def cache_row(self, batch):
+        """Which sequence of the cache, or of the page table, one of the batch is."""
+        return batch if self.cache_batch_idx is None else self.cache_batch_idx[batch]
 
 
 def between(offsets, batch, rows):
@@ -89,7 +98,16 @@ def find_sequence(
         if cutlass.const_expr(cfg.cache_excludes_new):
             used = used + number
         keys = minimum(keys, used)
+    if cutlass.const_expr(lengths.cache_batch_idx is not None):
+        row = lengths.cache_row(batch)
+        keys = choose((row >= 0) & (row < lengths.cache_batch), keys, 0)
+    if cutlass.const_expr(lengths.cache_leftpad is not None):
+        k_first_row = minimum(maximum(lengths.cache_leftpad[batch], 0), keys)
+        keys = keys - k_first_row
     limit = keys
     if cutlass.const_expr(lengths.key_limit is not None):
-        limit = minimum(keys, lengths.key_limit[batch])
+        last = lengths.key_limit[batch]
+        if cutlass.const_expr(lengths.cache_leftpad is not None):
+            last = maximum(last, 0) - k_first_row
+        limit = minimum(keys, last)
     return Sequence(batch, q_first_row, number, k_first_row, keys, limit)

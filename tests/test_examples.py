@@ -111,6 +111,18 @@ def test_the_tour_of_the_emulator_sees_what_it_announces(tmp_path):
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
 
 
+def test_two_processes_share_a_sequence_and_a_cache():
+    # 24 rows: four chunks of six, and a page of 16 keys for rank 0, eight keys for rank 1.
+    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone")
+    output = run(*torchrun, "examples/10_context_parallel.py", "--rows", "24")
+    for rank, keys in ((0, 16), (1, 8)):
+        for layout in ("ring", "all_gather", "all_to_all"):
+            assert f"rank {rank} of 2: {layout}, 12 of 24 rows, error " in output
+        assert f"rank {rank} of 2: decode, {keys} of 24 keys, error " in output
+        text = "window differs: [null, 0] on rank 0; [null, null] on rank 1; accepted: one for all"
+        assert f"rank {rank}: refused: context_parallel_attention: {text}" in output
+
+
 def test_every_example_is_named_by_a_test():
     tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     for script in (ROOT / "examples").glob("*.py"):

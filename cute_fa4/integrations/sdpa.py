@@ -13,11 +13,13 @@ torch aligns is_causal to the top left, flash_attn_func to the bottom right: wit
 from __future__ import annotations
 
 import torch
+from torch.compiler import is_dynamo_compiling
 from torch.nn.functional import pad
 
 from cute_fa4 import masks
 from cute_fa4.calls import autocast
 from cute_fa4.calls.tensors import check_is_tensor, check_rank, checked_scale
+from cute_fa4.integrations import context_parallel
 from cute_fa4.interface import flash_attn_func
 from cute_fa4.sm100.choose_config import DEPTHS
 from cute_fa4.sm100.score_mods import ScoreMod, additive_bias
@@ -57,6 +59,13 @@ def scaled_dot_product_attention(
 
     Raises as flash_attn_func, whose q, k and v, (batch, seqlen, heads, head_dim), are query, key and value.
     """
+    if not is_dynamo_compiling():
+        if context_parallel.is_distributed(query):
+            scale = checked_scale(scale, query.shape[-1])
+            _check_choices(query, key, attn_mask, dropout_p, is_causal, enable_gqa)
+            mask = attn_mask, is_causal, scale
+            return context_parallel.attention(query, key, value, *mask, padded_depths)
+        context_parallel.refuse_own_rows_alone()
     query, key, value = autocast.cast(query, key, value)
     if attn_mask is not None and getattr(attn_mask, "dtype", None) is not torch.float32:
         (attn_mask,) = autocast.cast(attn_mask)
@@ -64,6 +73,15 @@ def scaled_dot_product_attention(
     for name, tensor in tensors.items():
         check_is_tensor(name, tensor)
         check_rank(name, tensor, HEADS_FIRST)
+    _check_choices(query, key, attn_mask, dropout_p, is_causal, enable_gqa)
+    scale = checked_scale(scale, query.shape[-1])
+    options = options_of_mask(attn_mask, query, key.shape[2])
+    if is_causal:
+        options["mask"], key, value = top_left_causal(query, key, value)
+    return attention(query, key, value, softmax_scale=scale, **options)
+
+
+def _check_choices(query, key, attn_mask, dropout_p, is_causal, enable_gqa) -> None:
     if dropout_p:
         raise NotImplementedError(f"dropout_p: {dropout_p}: dropout is not built; accepted: 0.0")
     if is_causal and attn_mask is not None:
@@ -73,11 +91,6 @@ def scaled_dot_product_attention(
             f"key: {key.shape[1]} heads while query has {query.shape[1]} and enable_gqa is False; "
             "accepted: equal; pass enable_gqa=True"
         )
-    scale = checked_scale(scale, query.shape[-1])
-    options = options_of_mask(attn_mask, query, key.shape[2])
-    if is_causal:
-        options["mask"], key, value = top_left_causal(query, key, value)
-    return attention(query, key, value, softmax_scale=scale, **options)
 
 
 def attention(query, key, value, **options) -> torch.Tensor:

@@ -164,3 +164,29 @@ def sent_by_decode(rank: int, group, lengths: list, form: dict, dtype, options: 
     with transport.counting() as counter:
         decode(rank, group, lengths, form, dtype, options)
     return counter.sent
+
+
+def under_the_manager(rank: int, group, shape: tuple, causal: bool, method: str, direct: bool):
+    """torch's context_parallel around our function, as torch.nn.functional has it; the rows of this rank."""
+    import torch.distributed.tensor.experimental as experimental
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor.experimental import _attention as manager
+    from torch.nn import functional
+
+    import cute_fa4
+
+    mesh = DeviceMesh.from_group(group, "cpu")
+    q, k, v = tensors(0, shape, shape, torch.bfloat16)
+    kept = functional.scaled_dot_product_attention
+    functional.scaled_dot_product_attention = cute_fa4.scaled_dot_product_attention
+    manager.set_rotate_method(method)
+    options, balanced = manager._cp_options, manager._cp_options.enable_load_balance
+    options.enable_load_balance = causal  # torch refuses it for masks that need none
+    try:
+        with experimental.context_parallel(mesh, buffers=[q, k, v], buffer_seq_dims=[2, 2, 2]):
+            module = cute_fa4 if direct else functional
+            out = module.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    finally:
+        functional.scaled_dot_product_attention = kept
+        options.enable_load_balance = balanced
+    return out

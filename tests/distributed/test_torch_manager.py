@@ -1,0 +1,36 @@
+"""torch's context_parallel with our scaled_dot_product_attention: what one process returns.
+
+The manager cuts and balances the rows; what attends is the kernel, on the emulator. 24 rows on two ranks are
+four chunks of 6.
+"""
+
+import pytest
+import torch
+
+from cute_fa4.distributed import unshard
+from cute_fa4.reference import allowed_error, attention_float64, max_error
+from tests.distributed import cases
+from tests.distributed.pool import Failed
+
+SHAPE = (1, 2, 24, 64)
+
+
+@pytest.mark.parametrize(
+    "causal, method", [(True, "allgather"), (True, "alltoall"), (False, "alltoall")]
+)
+def test_the_function_that_the_manager_wraps_attends_to_all_ranks(pool, causal, method):
+    results = pool.run(cases.under_the_manager, (SHAPE, causal, method, False), 2)
+    q, k, v = (x.transpose(1, 2) for x in cases.tensors(0, SHAPE, SHAPE, torch.bfloat16))
+    exact, _ = attention_float64(q, k, v, causal=causal)
+    for out in results:
+        assert not isinstance(out, Failed), out.trace
+    out = unshard(results, order="zigzag" if causal else "contiguous", dim=2).transpose(1, 2)
+    assert max_error(out, exact) <= allowed_error(q, k, v, causal=causal).out
+
+
+def test_a_call_beside_the_manager_is_refused_and_not_wrong(pool):
+    """It would see a rank's own rows alone."""
+    results = pool.run(cases.under_the_manager, (SHAPE, True, "allgather", True), 2)
+    for result in results:
+        assert result.kind == "RuntimeError", result
+        assert "with the rows of this rank alone; accepted" in result.text

@@ -22,6 +22,7 @@ class Variant:
     group   query heads of a key head; pack_gqa: they share tiles of rows
     window  (left, right) positions; chunk  positions of a block, of which a query sees its own
     num_splits, tokens_per_split   as the public functions take them
+    decode  its problems have a few queries for each sequence
     """
 
     head_dim: int = 128
@@ -38,6 +39,7 @@ class Variant:
     pack_gqa: bool = False
     num_splits: int = 1
     tokens_per_split: int | None = None
+    decode: bool = False
 
     @property
     def title(self) -> str:
@@ -58,7 +60,7 @@ class Variant:
         parts += ["shared keys"] * (self.num_splits == 0)
         parts += [f"{self.num_splits} parts of the keys"] * (self.num_splits > 1)
         parts += [f"parts of {self.tokens_per_split} keys"] * bool(self.tokens_per_split)
-        return ", ".join(parts)
+        return ", ".join(["decode"] * self.decode + parts)
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,13 @@ class Problem:
 
 def dense(batch: int, queries: int, keys: int, heads: int = 2) -> Problem:
     return Problem((queries,) * batch, (keys,) * batch, heads)
+
+
+def decode(**options) -> Variant:
+    """Eight heads that share a tile, unless told otherwise, in pages."""
+    return Variant(
+        **dict(keys="pages", page_size=16, group=8, pack_gqa=True, decode=True) | options
+    )
 
 
 VARIANTS = (
@@ -113,6 +122,21 @@ VARIANTS = (
     Variant(keys="packed", num_splits=0),
     Variant(keys="pages", page_size=16, group=8, pack_gqa=True, num_splits=0),
     Variant(64, causal=False, window=(700, 0), keys="pages", page_size=64, num_splits=0),
+    *(Variant(depth) for depth in (8, 40, 120)),
+    Variant(causal=False, window=(300, -3)),
+    *(Variant(64, keys="pages", page_size=size) for size in (1, 7, 24)),
+    *(Variant(keys="pages", page_size=size) for size in (3, 48, 784)),
+    decode(),
+    decode(num_splits=0),
+    decode(num_splits=5, dtype="fp16"),
+    decode(head_dim=64, num_splits=0, sink=True),
+    decode(head_dim=80, group=4, page_size=64),
+    decode(head_dim=40, group=2, page_size=1),
+    decode(group=16, page_size=48, num_splits=3),
+    decode(group=16, page_size=128, heads_first=True, causal=False, window=(1000, 0), num_splits=0),
+    decode(head_dim=96, group=1, pack_gqa=False, page_size=3),
+    decode(keys="packed", page_size=0, softcap=5.0),
+    decode(keys="lengths", page_size=0, tokens_per_split=256),
 )  # fmt: skip
 
 # Borders of tiles (128 rows, 128 keys; 256 rows a block), more queries than keys, one of each.
@@ -143,16 +167,38 @@ UNEVEN = (
 )
 
 
+# Up to 16 drafts, no key up to 70,000, one sequence up to 256, and one long sequence beside many short ones.
+DECODE = (
+    *(dense(*sizes) for sizes in ((1, 1, 1), (2, 1, 127), (2, 4, 128), (3, 2, 129), (1, 16, 5000), (1, 1, 70000))),
+    *(dense(*sizes) for sizes in ((64, 1, 1000), (256, 1, 200))),
+)  # fmt: skip
+UNEVEN_DECODE = (
+    Problem((1,) * 6, (0, 1, 127, 128, 129, 5000)),
+    Problem((4, 0, 1, 3), (300, 7, 0, 2)),
+    Problem((1,) * 20, tuple(1 + 37 * i for i in range(20))),
+    Problem((1,) * 64, (70000,) + (500,) * 63),
+    Problem((2,) * 256, tuple(i * i * 11 % 701 for i in range(256))),
+    Problem(tuple(i % 17 for i in range(40)), tuple(i * i * 7 % 901 for i in range(40))),
+)
+
+
 def problems(variant: Variant, amount: str) -> tuple[Problem, ...]:
     """For a variant; amount: "quick" (a few small ones), "most", or "all" (with long sequences)."""
     uneven = UNEVEN if variant.keys in ("packed", "pages") else ()
+    if variant.decode:
+        uneven = UNEVEN_DECODE if uneven else ()
+        found = DECODE[:4] + uneven[:3] if amount == "quick" else DECODE + uneven + _random(variant)
+        return tuple(_with_whole_groups(variant, p) for p in found)
     found = SMALL[:3] + uneven[:2]
     if amount != "quick":
         found = SMALL + LARGE + uneven + _random(variant)
     if amount == "all" and variant in LONG_VARIANTS:
         found += LONG
-    whole = lambda heads: -(-heads // variant.group) * variant.group
-    return tuple(replace(p, heads=whole(p.heads)) for p in found)
+    return tuple(_with_whole_groups(variant, p) for p in found)
+
+
+def _with_whole_groups(variant: Variant, problem: Problem) -> Problem:
+    return replace(problem, heads=-(-problem.heads // variant.group) * variant.group)
 
 
 def guarded_problems(variant: Variant) -> tuple[Problem, ...]:
@@ -171,13 +217,14 @@ LONG_VARIANTS = (
 def _random(variant: Variant, number: int = 12) -> tuple[Problem, ...]:
     """The same for a variant on every machine: up to 12 sequences, some without queries or keys where that may be."""
     dice = random.Random(variant.title + str(variant.head_dim))
-    found = []
+    found, most = [], 8 if variant.decode else 400
     for _ in range(number):
         if variant.keys in ("dense", "lengths"):
-            found.append(dense(dice.randint(1, 6), dice.randint(1, 900), dice.randint(1, 1300)))
+            rows = dice.randint(1, most if variant.decode else 900)
+            found.append(dense(dice.randint(1, 6), rows, dice.randint(1, 1300)))
         else:
             batch = dice.randint(1, 12)
-            rows, keys = (tuple(dice.randint(0, n) for _ in range(batch)) for n in (400, 900))
+            rows, keys = (tuple(dice.randint(0, n) for _ in range(batch)) for n in (most, 900))
             found.append(Problem(rows, keys))
     return tuple(found)
 

@@ -9,6 +9,8 @@
         cp.async.bulk.tensor...cta_group::2                  may signal the peer's barrier
 
     becomes other instructions
+        cp.async.bulk.tensor...tile::gather4                 four copies of a box of one row
+        redux.sync.max, .min of f32                          shuffles: each lane takes over its neighbours' five times
         fma, add, mul, sub .f32x2                            two scalar operations with the same rounding
         max, min with three inputs                           two of them with two
         clusterlaunchcontrol.query_cancel                    reads the software's own answer
@@ -50,6 +52,7 @@ FUNCTIONS = """
 .extern .func cute_fa4_all_lanes(.param .b32 disabled);
 .extern .func cute_fa4_commit(.param .b32 barrier, .param .b32 ctas);
 .extern .func cute_fa4_try_cancel(.param .b32 answer, .param .b32 barrier, .param .b32 multicast);
+.extern .func (.param .b32 r) cute_fa4_box_bytes(.param .b64 map);
 .extern .func (.param .b32 r) cute_fa4_load_begin(.param .b32 scratch, .param .b64 map, .param .b32 ctas);
 .extern .func cute_fa4_load_end(.param .b32 scratch, .param .b32 destination, .param .b32 barrier,
                                 .param .b32 bytes, .param .b32 ctas);
@@ -183,6 +186,7 @@ class _Rewriter:
             ("cp.async.bulk.tensor", "", self._bulk_load),
             ("setmaxnreg", "", _drop),
             ("", ".f32x2", _packed),
+            ("redux.sync", ".f32", _reduction),
             ("max", ".f32", _three_inputs),
             ("min", ".f32", _three_inputs),
         )
@@ -227,8 +231,12 @@ class _Rewriter:
 
         It completes on a barrier of this CTA, in the scratch bytes; the bytes are credited to the real one.
         """
-        if ".tile::gather4" in token.opcode or ".tile::scatter4" in token.opcode:
+        if ".tile::scatter4" in token.opcode or (
+            ".tile::gather4" in token.opcode and ".cta_group::2" in token.opcode
+        ):
             _refuse(token)
+        if ".tile::gather4" in token.opcode:
+            return _gather(token)
         if ".cta_group::2" not in token.opcode:
             return (
                 None
@@ -411,6 +419,53 @@ def _three_inputs(token: Token) -> str | None:
     to, a, b, c = token.operands
     first, second = f"{token.opcode} tc_m, {a}, {b};", f"{token.opcode} {to}, tc_m, {c};"
     return _block(token.guard, ".reg .b32 tc_m;", first, second)
+
+
+def _gather(token: Token) -> str:
+    """Four rows are four boxes of one, each behind the other: the swizzle follows from the address alone."""
+    destination, source, *rest = token.operands
+    opcode = token.opcode.replace(".tile::gather4", ".tile").replace(".cta_group::1", "")
+    the_map, _, coordinates = source.strip("[] ").partition(",")
+    column, *rows = elements(coordinates)
+    if len(rows) != 4:
+        _refuse(token)
+    copies = [
+        f"{opcode} {', '.join(('[tc_d]', f'[{the_map}, {{{column}, {row}}}]', *rest))};\n"
+        "add.u32 tc_d, tc_d, tc_n;"
+        for row in rows
+    ]
+    return _block(
+        token.guard,
+        ".reg .b32 tc_d, tc_n;",
+        _address(destination, "tc_d"),
+        _call("box_bytes", ("b64", the_map), result=("b32", "tc_n")),
+        *copies,
+    )
+
+
+def _reduction(token: Token) -> str:
+    """redux.sync.max or .min of float32 by a butterfly of shuffles."""
+    operation = token.opcode.split(".")[2]
+    if operation not in ("max", "min"):
+        _refuse(token)
+    modifiers = token.opcode.split(".")[3:-1]  # .abs, .NaN
+    if "abs" in modifiers:
+        _refuse(token)
+    combine = ".".join((operation, *modifiers, "f32"))
+    to, value, members = token.operands
+    steps = [
+        f"shfl.sync.bfly.b32 tc_y, tc_x, {distance}, 31, {members}; {combine} tc_x, tc_x, tc_y;"
+        for distance in (16, 8, 4, 2, 1)
+    ]
+    if int(members, 0) & 0xFFFFFFFF != 0xFFFFFFFF:
+        _refuse(token)
+    return _block(
+        token.guard,
+        ".reg .f32 tc_x, tc_y;",
+        f"mov.f32 tc_x, {value};",
+        *steps,
+        f"mov.f32 {to}, tc_x;",
+    )
 
 
 # --- PTX that is written

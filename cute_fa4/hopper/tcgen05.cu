@@ -342,6 +342,8 @@ __device__ uint32_t box_bytes(const uint32_t *map) {
   return bytes;
 }
 
+EXPORT uint32_t cute_fa4_box_bytes(uint64_t map) { return box_bytes((const uint32_t *)map); }
+
 EXPORT uint32_t cute_fa4_load_begin(uint32_t scratch, uint64_t map, uint32_t ctas) {
   if (ctas && !(ctas >> cluster_ctarank() & 1)) fail("a multicast load for a pair that leaves out its own CTA", ctas, 0);
   uint32_t bytes = box_bytes((const uint32_t *)map);

@@ -43,6 +43,9 @@ cp.async.bulk.tensor.2d.cta_group::1.shared::cluster.global.tile.mbarrier::compl
 setmaxnreg.dec.sync.aligned.u32 40;
 fma.rn.ftz.f32x2 %rd1, %rd2, %rd3, %rd1;
 max.f32 %f1, %f1, %f2, %f3;
+redux.sync.max.f32 %f1, %f2, 0xffffffff;
+@%p1 redux.sync.min.NaN.f32 %f1, %f2, -1;
+@%p1 cp.async.bulk.tensor.2d.shared::cta.global.tile::gather4.mbarrier::complete_tx::bytes [%r1], [%rd1, {%r2, %r3, %r4, %r5, %r6}], [%r7];
 """  # noqa: E501
 
 
@@ -66,7 +69,7 @@ def test_nothing_of_blackwell_is_left():
     ptx = rewrite(module_text(FORMS)).ptx
     assert ".target sm_90a" in ptx
     left = [t.opcode for t in tokens(ptx) if t.kind == "instruction"]
-    pattern = r"tcgen05|clusterlaunchcontrol|setmaxnreg|.*f32x2|.*cta_group"
+    pattern = r"tcgen05|clusterlaunchcontrol|setmaxnreg|redux.*f32|.*f32x2|.*cta_group|.*gather4"
     assert not [opcode for opcode in left if re.match(pattern, opcode)]
 
 
@@ -98,8 +101,10 @@ def test_a_load_for_a_pair_needs_scratch_at_the_end_of_shared_memory():
         "tcgen05.mma.cta_group::1.kind::mxf8f6f4.block_scale [%r1], %rd1, %rd2, %r3, [%r4], [%r5], %p1;",
         "tcgen05.mma.ws.cta_group::1.kind::f16 [%r1], %rd1, %rd2, %r3, %p1;",
         "tcgen05.cp.cta_group::1.128x256b [%r1], %rd1;",
-        "cp.async.bulk.tensor.2d.shared::cta.global.tile::gather4.mbarrier::complete_tx::bytes "
+        "cp.async.bulk.tensor.2d.shared::cta.global.tile::gather4.mbarrier::complete_tx::bytes.cta_group::2 "
         "[%r1], [%rd1, {%r2, %r3, %r4, %r5, %r6}], [%r7];",
+        "redux.sync.max.abs.f32 %f1, %f2, 0xffffffff;",
+        "redux.sync.max.f32 %f1, %f2, 0xffff;",
     ],
 )
 def test_what_is_not_modelled_is_refused_by_name(instruction):
@@ -173,6 +178,25 @@ def test_two_scalar_operations_give_the_bits_of_the_packed_one(instruction):
     expected = run_lanes(body)
     assert len(np.unique(expected)) > 8  # it depends on the operands
     np.testing.assert_array_equal(run_lanes(rewritten), expected)
+
+
+@pytest.mark.parametrize("operation", ["max", "min", "max.NaN"])
+@pytest.mark.parametrize("numbers", ["ordinary", "a NaN"])
+def test_shuffles_give_the_bits_of_a_reduction(operation, numbers):
+    """Lane i has (i ^ 5) - 7, of either sign; lane 3 perhaps NaN, which max leaves out and max.NaN passes on."""
+    body = f"""
+    mov.u32 %r2, %laneid;
+    xor.b32 %r3, %r2, 5;
+    sub.s32 %r3, %r3, 7;
+    cvt.rn.f32.s32 %f1, %r3;
+    setp.eq.u32 %p1, %r2, {3 if numbers == "a NaN" else 99};
+    selp.f32 %f1, 0f7FC00000, %f1, %p1;
+    redux.sync.{operation}.f32 %f2, %f1, 0xffffffff;
+    mov.b32 %r1, %f2;
+"""
+    rewritten = rewrite_instructions(body)
+    assert "redux" not in rewritten
+    np.testing.assert_array_equal(run_lanes(rewritten), run_lanes(body))
 
 
 def test_a_guard_keeps_what_it_guards():

@@ -127,7 +127,10 @@ def test_every_further_launch_is_compared(packed):
 def test_configurations_asks_for_kernels_and_leaves_nothing_behind():
     variants = (Variant(64), Variant(64, keys="pages", page_size=16))
     found = cases.configurations(variants, "quick")
-    assert [config.page_size for config in found] == [0, 16]
+    # Prefill of dense keys and of pages, decode of pages.
+    assert [(c.page_size, c.schedule.family) for c in found] == [
+        *((0, "mha2q"), (16, "mha2q"), (16, "mhaswap"))
+    ]
     # A call afterwards runs the kernel, not what stood in for it.
     made = call(variants[0], dense(1, 3, 5), "cpu")
     check.measure(made, *made.launch(), row())

@@ -89,7 +89,7 @@ class PagedCache:
             keys, values = self.pools[layer, :, 0], self.pools[layer, :, 1]
             q, k, v = q.bfloat16(), k.bfloat16(), v.bfloat16()
             return flash_attn_with_kvcache(
-                q, keys, values, k, v, page_table=table, causal=True, **options
+                q, keys, values, k, v, page_table=table, causal=True, num_splits=0, **options
             )
 
         return attend

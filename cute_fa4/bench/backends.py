@@ -20,9 +20,14 @@ class Unsupported(Exception):
 
 
 def cute_fa4(problem: Problem, inputs: Inputs):
+    """In decode it chooses the split of the keys by itself, as the published package below does."""
     from cute_fa4 import flash_attn_func, flash_attn_varlen_func
 
-    mask = {"causal": problem.causal, "window_size": problem.window_size}
+    options = {
+        "causal": problem.causal,
+        "window_size": problem.window_size,
+        "num_splits": 0 if problem.is_decode else 1,
+    }
     out = torch.empty_like(inputs.q)
     if problem.page_size:
         return partial(
@@ -31,9 +36,9 @@ def cute_fa4(problem: Problem, inputs: Inputs):
             page_table=inputs.page_table,
             seqused_k=inputs.lengths,
             out=out,
-            **mask,
+            **options,
         )
-    return partial(flash_attn_func, inputs.q, inputs.k, inputs.v, out=out, **mask)
+    return partial(flash_attn_func, inputs.q, inputs.k, inputs.v, out=out, **options)
 
 
 def flash_attn_4(problem: Problem, inputs: Inputs):

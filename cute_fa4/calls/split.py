@@ -15,7 +15,7 @@ has keys enough, and where sequences differ so much that the longest ones would 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from operator import index
 
@@ -30,6 +30,7 @@ from cute_fa4.sm100.choose_config import KEYS_PER_TILE
 MAX_SPLITS = 1024
 MAX_PARTIAL_ROWS = (1 << 31) - 1
 LEAST_KEYS_PER_PART = 512  # four key tiles: fewer cost more in start-up and merging than they save
+LEAST_SHARED_TILES = 1  # of a CTA, where keys are shared out: docs/decisions/0009
 DECODE_BLOCKS = 4  # query blocks of a head that are still decode, where they leave SMs without work
 MAX_SHARED_TILES = 1 << 30  # key tiles of all blocks, which the kernel counts in 32 bits
 EMULATED_SMS = 148  # of a B200
@@ -133,20 +134,26 @@ def _wanted(q, k, where: Where, options: Options, config) -> Split | Shared | No
         return None
     if num_splits:
         return Split(index(num_splits))
-    seen = min(keys, _most_visible(options, where.seqlen_q(q)))
+    visible = _most_visible(options, where.seqlen_q(q))
+    seen = min(keys, visible)
     per_head = -(-where.seqlen_q(q) // config.tiles.positions_per_cta)
     blocks = where.batch(q) * per_head * (q.shape[-2] // config.heads_per_tile)
     sms = num_sms(q.device)
     if config.clips_keys and (per_head == 1 or (per_head <= DECODE_BLOCKS and blocks < sms)):
-        return _shared(q, where, config, blocks, seen)
+        # What the kernel counts: a max_seqlen_k that is too small cuts nothing there.
+        counted = min(most_keys(k, replace(where, max_seqlen_k=0)), visible)
+        return _shared(q, where, config, blocks, seen, counted)
     parts = min(sms // max(blocks, 1), seen // LEAST_KEYS_PER_PART)
     return Split(parts) if parts > 1 else None
 
 
-def _shared(q, where: Where, config, blocks: int, seen: int) -> Shared | None:
-    """Of decode whose lengths only the device knows; None: no sequence can have keys for two parts."""
-    least, tiles = LEAST_KEYS_PER_PART // KEYS_PER_TILE, -(-seen // KEYS_PER_TILE) + 1
-    if seen < 2 * LEAST_KEYS_PER_PART or blocks * tiles > MAX_SHARED_TILES:
+def _shared(q, where: Where, config, blocks: int, seen: int, counted: int) -> Shared | None:
+    """Of decode whose lengths only the device knows; None: no sequence can have keys for two parts.
+
+    seen, counted: keys that the queries of a sequence see, as the caller says and as many as there can be.
+    """
+    least, tiles = LEAST_SHARED_TILES, -(-seen // KEYS_PER_TILE) + 1
+    if seen < 2 * LEAST_KEYS_PER_PART or blocks * (counted // KEYS_PER_TILE + 2) > MAX_SHARED_TILES:
         return None
     ctas = min(num_sms(q.device), -(-blocks * tiles // least))
     positions = min(where.seqlen_q(q), config.tiles.positions_per_cta)

@@ -298,8 +298,8 @@ def lengths_on_the_device(batch, pages, seqlen_q=1, heads=64, page=16):
 def test_where_only_the_device_knows_the_lengths_keys_are_shared_out():
     found = lengths_on_the_device(batch=64, pages=1024)
     assert (found.ctas, found.blocks, found.slots) == (148, 64 * 8, 148 + 64 * 8)
-    assert (found.positions, found.heads, found.least) == (1, 8, 4)
-    assert lengths_on_the_device(batch=1, pages=64).ctas == 8 * 9 / 4, "tiles, four for each CTA"
+    assert (found.positions, found.heads, found.least) == (1, 8, 1)
+    assert lengths_on_the_device(batch=1, pages=64).ctas == 8 * 9, "as many as tiles"
     assert lengths_on_the_device(batch=64, pages=63) is None, "two parts of 512 keys do not fit"
     assert lengths_on_the_device(batch=2, pages=1024, seqlen_q=40).blocks == 2 * 8 * 2
     assert lengths_on_the_device(batch=64, pages=1024, seqlen_q=40) is None, (

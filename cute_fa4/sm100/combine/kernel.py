@@ -4,9 +4,10 @@ With O_p and L_p the result and log-sum-exp of part p, over disjoint keys:
 
     L = log(sum of e^L_p)        O = sum of e^(L_p - L) O_p
 
-A part that saw no key has L_p = -inf and the weight 0: its O_p is not read, so nothing that an uninitialised workspace
-holds can reach the result. Where no part saw a key, O is 0 and L is -inf. A NaN in a part that saw keys stays one.
-The sum runs over the parts in order, so the same parts give the same bits. Which parts a row has, says parts.py.
+A part that saw no key has L_p = -inf and the weight 0: its O_p does not count, whatever it holds, so nothing of an
+uninitialised workspace can reach the result. Where no part saw a key, O is 0 and L is -inf. A NaN in a part that saw
+keys stays one. The sum runs over the parts in order, so the same parts give the same bits. Which parts a row has, says
+parts.py.
 
 It is a dependent launch: its CTAs may start while the last ones of the attention kernel are still at work, and wait
 for the end of that grid, which makes all of its writes visible, before they read anything of it. Every thread waits,
@@ -14,7 +15,7 @@ also of rows that do not exist, so that the end of this grid says that the one b
 
     lane       0         1         ...   31
     step 1     L_0,32,.. L_1,33,..       L_31,63,..      maximum and sum, by shuffles
-    step 2     columns 0..3   4..7 ...   124..127        over all parts: weight times four values
+    step 2     columns 0..3   4..7 ...   124..127        over all parts: weight times four values, read AHEAD at a time
 
 The result may be written over the first part: a warp writes the log-sum-exp of its row when all of its lanes have read
 those of the parts, and a lane writes the four columns that it alone has read.
@@ -27,11 +28,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from ...layouts.scalars import minimum
 from ..work.sequence import Lengths, queries
 from .config import ELEMENTS, THREADS, CombineConfig
-from .parts import Partial, Row, lse_place, o_place, parts_of_row
+from .parts import Partial, Row, RowParts, lse_place, o_place, parts_of_row
 
 WARP = 32
+AHEAD = 8  # parts on their way: one after the other, each would take as long as the memory
 ROWS = THREADS // WARP  # of a CTA
 LOG2_E = 1.4426950408889634
 
@@ -149,20 +152,11 @@ class CombineKernel:
         for part in cutlass.range(begin + lane, end, WARP, unroll=1):
             total = total + weight(of_part[part], largest)
         total = over_lanes(total, operator.add)
+        inverse = Float32(0.0)
+        if total != 0.0:
+            inverse = cute.arch.rcp_approx(total)
+        sums = self.weighted_sum(found, largest, inverse)
         if lane < cfg.depth // ELEMENTS:
-            inverse = Float32(0.0)
-            if total != 0.0:
-                inverse = cute.arch.rcp_approx(total)
-            sums = cute.make_rmem_tensor(ELEMENTS, Float32)
-            sums.fill(0.0)
-            for part in cutlass.range(begin, end, unroll=1):
-                share = weight(of_part[part], largest) * inverse
-                if share != 0.0:  # also true for NaN
-                    columns = self.piece(found.o(part), lane)
-                    held = cute.make_rmem_tensor(ELEMENTS, columns.element_type)
-                    cute.autovec_copy(columns, held)
-                    for i in cutlass.range_constexpr(ELEMENTS):
-                        sums[i] = sums[i] + share * held[i].to(Float32)
             rounded = cute.make_rmem_tensor(ELEMENTS, out.element_type)
             for i in cutlass.range_constexpr(ELEMENTS):
                 rounded[i] = sums[i].to(out.element_type)
@@ -174,6 +168,33 @@ class CombineKernel:
             cute.arch.sync_warp()
             if lane == 0:
                 lse[lse_place(cfg, row)] = whole
+
+    @cute.jit
+    def weighted_sum(self, found: RowParts, largest: Float32, inverse: Float32):
+        """This lane's columns of the result: the lanes have the weights of 32 parts, AHEAD of which are read at a time.
+
+        A lane without columns reads those of the last one that has some.
+        """
+        lane = cute.arch.lane_idx()
+        mine = minimum(lane, self.cfg.depth // ELEMENTS - 1)
+        sums = cute.make_rmem_tensor(ELEMENTS, Float32)
+        sums.fill(0.0)
+        held = cute.make_rmem_tensor((ELEMENTS, AHEAD), found.o_of.element_type)
+        for first in cutlass.range(found.begin, found.end, WARP, unroll=1):
+            share = Float32(0.0)
+            if first + lane < found.end:
+                share = weight(found.lse[first + lane], largest) * inverse
+            for part in cutlass.range(0, minimum(found.end - first, WARP), AHEAD, unroll=1):
+                for i in cutlass.range_constexpr(AHEAD):
+                    existing = minimum(first + part + i, found.end - 1)
+                    cute.autovec_copy(self.piece(found.o(existing), mine), held[None, i])
+                for i in cutlass.range_constexpr(AHEAD):
+                    its = cute.arch.shuffle_sync(share, part + i)
+                    for e in cutlass.range_constexpr(ELEMENTS):
+                        # Without weight nothing counts, a NaN neither; a weight that is NaN does.
+                        more = sums[e] + its * held[e, i].to(Float32)
+                        sums[e] = cutlass.select_(its != 0.0, more, sums[e])
+        return sums
 
     def piece(self, row: cute.Tensor, lane):
         """The columns of a lane."""

@@ -107,8 +107,8 @@ def flash_attn_func(
                   whatever else is in the batch
     workspace     memory for the partial results of split keys, of any dtype, contiguous; the message of one that is
                   too small says how many bytes. None: memory that the package keeps for the device and stream
-    pack_gqa      the query heads of a group share a tile of 128 rows; the group must divide 128.
-                  None: where it saves CTAs. The results are the same
+    pack_gqa      the query heads of a group share a tile: of up to 32 rows for few queries, any group; of 128 rows, the
+                  group must divide 128. None: where it saves CTAs. The results are the same
     score_mod     score_mod(score, batch, head, q_idx, kv_idx, aux) -> score, traced into the kernel;
                   cute_fa4.score_mods has some
     mask_mod      mask_mod(batch, head, q_idx, kv_idx, aux) -> whether the key is visible

@@ -91,7 +91,7 @@ def configs_for_model(
         for mask, lse, tiles, layout in variants
     ]
     # Decode splits its keys: shared out (num_splits=0) or in parts, partial results, and what merges them.
-    for config in [c for c in found if c.page_size and c.pack_gqa == _shares_tiles(group)]:
+    for config in [c for c in found if c.page_size and _decodes(c)]:
         for shares in (False, True):
             found += split_configs(config, config.write_lse, shares)
     if "kvcache" in calls:
@@ -103,6 +103,12 @@ def configs_for_model(
     return list(dict.fromkeys(found))
 
 
+def _decodes(config) -> bool:
+    """Whether calls of few queries ask for it."""
+    shares = config.pack_gqa == _shares_tiles(config.group)
+    return shares or config.schedule.family == "mhaswap"
+
+
 def _shares_tiles(group: int) -> bool:
     """Whether the query heads of a group can share a tile of 128 rows."""
     return group > 1 and 128 % group == 0
@@ -110,13 +116,12 @@ def _shares_tiles(group: int) -> bool:
 
 def _tiles(group: int, swaps: bool) -> list[dict]:
     """What calls ask of tiles, from long queries to one. swaps: short queries have tiles with swapped operands."""
-    from cute_fa4.sm100.choose_config import swapped_rows
+    from cute_fa4.sm100.choose_config import tile_for
 
-    pack = _shares_tiles(group)
-    found = [{"pack_gqa": shared} for shared in ((False, True) if pack else (False,))]
-    heads = group if pack else 1
-    rows = dict.fromkeys(swapped_rows(queries, heads) for queries in range(1, 64) if swaps)
-    return found + [{"pack_gqa": pack, "rows": height} for height in rows if height is not None]
+    shared = ((False, None), (True, None)) if _shares_tiles(group) else ((False, None),)
+    few = (tile_for(queries, group, None, swaps) for queries in range(1, 64))
+    found = dict.fromkeys((*shared, *few))
+    return [{"pack_gqa": pack} | ({} if rows is None else {"rows": rows}) for pack, rows in found]
 
 
 def _several(name: str, values, kind, such_as: str) -> tuple:

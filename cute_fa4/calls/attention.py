@@ -25,7 +25,7 @@ from cute_fa4.calls.split import Shared, Split, SplitPlan, split_of
 from cute_fa4.calls.strides import gathers_rows, views_for_descriptors
 from cute_fa4.calls.tensors import DTYPE_NAMES, largest_extent
 from cute_fa4.compiler import policy
-from cute_fa4.sm100.choose_config import config_for, packs_gqa, split_configs, swapped_rows
+from cute_fa4.sm100.choose_config import config_for, split_configs, tile_for
 from cute_fa4.sm100.config import FA4Config
 from cute_fa4.system.devices import target_of
 
@@ -124,11 +124,7 @@ def config_of(
 ) -> FA4Config:
     """The configuration of a checked call; rows_per_page: as views_for_descriptors found them."""
     group = q.shape[-2] // k.shape[-2]
-    pack = options.pack_gqa
-    if pack is None:
-        pack = packs_gqa(where.seqlen_q(q), group)
-    pack = bool(pack) and group > 1
-    rows = _swapped_rows(q, where, options, group if pack else 1)
+    pack, rows = tile_for(where.seqlen_q(q), group, options.pack_gqa, _may_swap(where, options))
     return config_for(
         **({} if rows is None else {"rows": rows}),
         qkv_dtype=DTYPE_NAMES[q.dtype],
@@ -158,12 +154,10 @@ def config_of(
     )
 
 
-def _swapped_rows(q, where: Where, options: Options, heads: int) -> int | None:
-    """Rows of a tile with swapped operands, or None; heads: that share a tile.
+def _may_swap(where: Where, options: Options) -> bool:
+    """Whether few queries may have tiles with swapped operands.
 
     A fixed cut promises the same bits in every batch, and the longest sequence of a batch must not choose the kernel.
     """
     lengths_differ = where.q_layout == "packed" or where.seqused_q is not None
-    if not policy.swaps() or (options.tokens_per_split is not None and lengths_differ):
-        return None
-    return swapped_rows(where.seqlen_q(q), heads)
+    return policy.swaps() and not (options.tokens_per_split is not None and lengths_differ)

@@ -8,6 +8,7 @@ from .combine.config import CombineConfig
 from .config import FA4Config
 from .mha2q.schedule import TwoTiles
 from .mhaswap.schedule import SwappedTile
+from .mhaswap.tiles import padded_heads
 from .row_schedule import DEPTHS
 from .schedule import Schedule
 from .tiles import ROWS_PER_Q_TILE
@@ -21,6 +22,7 @@ __all__ = [
     "packs_gqa",
     "split_configs",
     "swapped_rows",
+    "tile_for",
 ]
 
 # DEPTHS: head dims that some family runs.
@@ -76,17 +78,36 @@ def _schedule(depth: int, rows: int | None = None, **choices) -> Schedule:
     return TwoTiles(**choices)
 
 
+def tile_for(
+    seqlen_q: int, group: int, pack_gqa: bool | None = None, swaps: bool = True
+) -> tuple[bool, int | None]:
+    """-> (whether the heads of a group share a tile, rows of a tile with swapped operands or None).
+
+    pack_gqa, swaps: what the call allows
+
+    >>> [tile_for(queries, 8) for queries in (1, 2, 5, 300)]
+    [(True, 8), (True, 32), (True, None), (False, None)]
+    >>> [tile_for(queries, 7) for queries in (1, 4, 5, 300)]
+    [(True, 8), (True, 32), (False, 8), (False, None)]
+    """
+    if swaps and group > 1 and pack_gqa is not False:
+        rows = swapped_rows(seqlen_q, group)
+        if rows is not None:
+            return True, rows
+    pack = group > 1 and (packs_gqa(seqlen_q, group) if pack_gqa is None else pack_gqa)
+    return pack, None if pack or not swaps else swapped_rows(seqlen_q, 1)
+
+
 def swapped_rows(seqlen_q: int, heads: int) -> int | None:
     """Rows of a tile with swapped operands that serves up to `seqlen_q` queries best, of `heads` heads that share it.
 
     None: tiles of 128 rows serve them as well. A group of 16 has a tile of its own for one query; otherwise two heights
     are enough, so that a service has few kernels.
 
-    >>> [swapped_rows(queries, 8) for queries in (1, 2, 4, 5)], swapped_rows(1, 16), swapped_rows(1, 7)
-    ([8, 32, 32, None], 16, None)
+    >>> [swapped_rows(queries, 8) for queries in (1, 2, 4, 5)], swapped_rows(1, 16), swapped_rows(4, 7)
+    ([8, 32, 32, None], 16, 32)
     """
-    if SWAPPED_ROWS[-1] % heads:
-        return None
+    heads = padded_heads(heads)
     if seqlen_q == 1 and heads == 16:
         return heads
     return next((rows for rows in SWAPPED_ROWS if seqlen_q * heads <= rows), None)

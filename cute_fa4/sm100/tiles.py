@@ -71,6 +71,16 @@ class Tiles:
         return ROWS_PER_Q_TILE
 
     @property
+    def rows_per_position(self) -> int:
+        """Rows of a query position: one for each head that shares the tile."""
+        return self.problem.heads_per_tile
+
+    @property
+    def pads_groups(self) -> bool:
+        """A position has more rows than heads share the tile; the rows behind them are of nobody."""
+        return self.rows_per_position > self.problem.heads_per_tile
+
+    @property
     def q_box_rows(self) -> int:
         """Rows of one copy of Q."""
         return self.rows_per_q_tile
@@ -78,7 +88,7 @@ class Tiles:
     @property
     def positions_per_cta(self) -> int:
         """Query positions of a CTA: with packed groups a position has a row for each head."""
-        return self.BM // self.problem.heads_per_tile
+        return self.BM // self.rows_per_position
 
     @property
     def dtype_bytes(self) -> int:

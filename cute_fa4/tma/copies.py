@@ -21,16 +21,20 @@ def smem_tile(operand: TMAOperand, dtype, address):
     )
 
 
-def _partition(operand: TMAOperand, dtype, address, first_row, first_column: int, further):
+def _partition(
+    operand: TMAOperand, dtype, address, first_row, first_column: int, further, heads=None
+):
     """-> (shared side, global side) of the copy of one tile."""
     gX = operand.coordinates[(None, None, *further)]
-    row_corner = (0, first_row) if isinstance(gX.shape[0], tuple) else first_row
+    row_corner = first_row
+    if isinstance(gX.shape[0], tuple) and not isinstance(first_row, tuple):
+        row_corner = (0, first_row)
     column_corner = (
         (0, first_column // gX.shape[1][0]) if isinstance(gX.shape[1], tuple) else first_column
     )
     gX = cute.domain_offset((row_corner, column_corner), gX)
     rows, columns = cute.product_each(operand.tile_layout.outer.shape)
-    gX = cute.local_tile(gX, tiler(gX, rows, columns), (0, 0))
+    gX = cute.local_tile(gX, tiler(gX, rows, columns, heads), (0, 0))
     sX = smem_tile(operand, dtype, address)
     return cpasync.tma_partition(
         operand.atom, 0, cute.make_layout(1), cute.group_modes(sX, 0, 2), cute.group_modes(gX, 0, 2)
@@ -38,14 +42,23 @@ def _partition(operand: TMAOperand, dtype, address, first_row, first_column: int
 
 
 def load_tile(
-    operand: TMAOperand, dtype, address, mbarrier, first_row, further, first_column: int = 0
+    operand: TMAOperand,
+    dtype,
+    address,
+    mbarrier,
+    first_row,
+    further,
+    first_column: int = 0,
+    heads: int | None = None,
 ):
     """Copy a tile to shared memory; its bytes, also those filled with zeros, count on `mbarrier`.
 
-    first_row   with packed groups: the position, not counting heads; of whole pages: in groups of eight
+    first_row   with packed groups: the position, not counting heads; of whole pages: in groups of eight; with heads:
+                (first head, position)
+    heads       rows of a position, where any head may be the first
     further     the coordinates after row and depth
     """
-    sX, gX = _partition(operand, dtype, address, first_row, first_column, further)
+    sX, gX = _partition(operand, dtype, address, first_row, first_column, further, heads)
     cute.copy(operand.atom, gX, sX, tma_bar_ptr=mbarrier)
 
 

@@ -110,6 +110,18 @@ def dense_view(tensor, granule: int, columns: int, group: int = 1):
     return _view(tensor.iterator, row, depth_mode, *further)
 
 
+def heads_in_rows_view(tensor, granule: int, columns: int):
+    """(batch, seqlen, heads, depth) -> ((head, row), depth, batch); (total, heads, depth) -> ((head, row), depth).
+
+    A box may begin at any head: for groups that are padded. Heads beyond the last are zeros.
+    """
+    *batch, rows, heads, depth = tensor.shape
+    *batch_stride, row_stride, head_stride, _ = tensor.layout.stride
+    further = list(zip(batch, batch_stride, strict=True))
+    depth_mode = _depth_mode(depth, granule, columns, MAX_RANK - 2 - len(further))
+    return _view(tensor.iterator, ((heads, rows), (head_stride, row_stride)), depth_mode, *further)
+
+
 @dataclass(frozen=True)
 class RowSpace:
     """A tensor whose rows lie at multiples of one stride: packed sequences, pages, or a dense batch.
@@ -213,20 +225,29 @@ def make_row_operand(view, dtype, columns: int) -> TMAOperand:
 
 
 def make_operand(
-    view, dtype, rows: int, columns: int, store: bool = False, chunks_side_by_side: bool = False
+    view,
+    dtype,
+    rows: int,
+    columns: int,
+    store: bool = False,
+    chunks_side_by_side: bool = False,
+    heads: int | None = None,
 ) -> TMAOperand:
-    """Descriptor for tiles of `rows` x `columns` of a view."""
+    """Descriptor for tiles of `rows` x `columns` of a view; heads: as tiler has it."""
     tile_layout = swizzled_tile(dtype, rows, columns, chunks_side_by_side)
     op = cpasync.CopyBulkTensorTileS2GOp() if store else cpasync.CopyBulkTensorTileG2SOp()
     atom, coordinates = cpasync.make_tiled_tma_atom(
-        op, view, tile_layout, tiler(view, rows, columns)
+        op, view, tile_layout, tiler(view, rows, columns, heads)
     )
     return TMAOperand(atom, coordinates, tile_layout)
 
 
-def tiler(view, rows: int, columns: int):
-    """The tile's extent in the modes of a view."""
+def tiler(view, rows: int, columns: int, heads: int | None = None):
+    """The tile's extent in the modes of a view; heads: rows of a position where that is not all of the row's mode."""
     row, depth = view.shape[0], view.shape[1]
-    row_tile = (row[0], rows // row[0]) if isinstance(row, tuple) else rows
+    row_tile = rows
+    if isinstance(row, tuple):
+        heads = heads or row[0]
+        row_tile = (heads, rows // heads)
     depth_tile = (depth[0], columns // depth[0]) if isinstance(depth, tuple) else columns
     return row_tile, depth_tile

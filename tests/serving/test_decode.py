@@ -60,7 +60,9 @@ def test_packed_heads_with_window_sink_and_dense_storage():
 
 
 def test_packing_a_group_that_fits_no_tile_is_refused():
-    batch = Batch.draw([1], [9], heads=(7, 1))
+    batch = Batch.draw(
+        [5], [9], heads=(7, 1)
+    )  # four queries of seven heads, padded to eight, fit 32 rows
     with pytest.raises(
         ValueError, match="pack_gqa=True with group=7: .*use a group that divides 128"
     ):

@@ -22,7 +22,7 @@ from ..sync.barriers import BarrierTable
 from ..work.claims import claims_pay
 from . import barriers
 from .smem_map import SwappedSmem, slots_that_fit, smem_map
-from .tiles import ROWS, SwappedTiles
+from .tiles import ROWS, SwappedTiles, padded_heads
 from .warp_roles import SwappedWarpRoles
 
 
@@ -30,7 +30,8 @@ from .warp_roles import SwappedWarpRoles
 class SwappedTile:
     """The schedule of SM100MHASwap.
 
-    rows           query rows of a CTA: 8, 16, 32 or 64; with packed groups a multiple of the group
+    rows           query rows of a CTA: 8, 16, 32 or 64; with packed groups at least the group, which is padded to a
+                   power of two
     rescale_log2   the running row maximum is kept while it moves less than this (P stays below 2^rescale_log2)
     claims         a CTA that is done takes over a block of the grid that has not started (work/queue.py); False: it
                    ends; None: as claims_pay says of the problem
@@ -70,10 +71,10 @@ class SwappedTile:
         why = []
         if self.rows not in ROWS:
             why.append(f"rows={self.rows} is no height of a tile: use {', '.join(map(str, ROWS))}")
-        elif problem.pack_gqa and (problem.group < 1 or self.rows % problem.group):
+        elif problem.pack_gqa and self.rows % padded_heads(problem.group):
             why.append(
-                f"pack_gqa=True with group={problem.group}: a tile of {self.rows} rows holds whole groups: use a "
-                f"group that divides {self.rows}, more rows, or pack_gqa=False"
+                f"pack_gqa=True with group={problem.group}: a tile of {self.rows} rows holds whole groups: use rows of "
+                f"at least {padded_heads(problem.group)}, or pack_gqa=False"
             )
         if not 0 <= self.rescale_log2 <= 15:
             why.append(

@@ -72,7 +72,8 @@ def first_states(cfg, args: KernelArgs, work: Work, place: Place) -> RowStates:
     maxima = []
     for i in range(cfg.tiles.rows_per_lane):
         own_row = place.lane & (min(cfg.tiles.rows, 32) - 1) + 32 * i
-        sink = args.sink[rows.row_of(cfg, work, 0, own_row).head].to(Float32)
+        head = rows.head_of(cfg, work, rows.row_of(cfg, work, 0, own_row))
+        sink = args.sink[head].to(Float32)
         scaled = sink if cfg.score_mod is not None else sink / args.scale
         maxima.append(scaled if counts is None else select_(counts, scaled, nothing))
     one = select_(mine if counts is None else mine & counts, Float32(1.0), zero)

@@ -21,6 +21,15 @@ LEAST_N = 16  # of an MMA with 128 lanes
 ROWS = (8, 16, 32, 64)  # query rows of a tile
 
 
+def padded_heads(heads: int) -> int:
+    """Rows of a query position of so many heads.
+
+    >>> padded_heads(1), padded_heads(5), padded_heads(7), padded_heads(8)
+    (1, 8, 8, 8)
+    """
+    return 1 << (heads - 1).bit_length()
+
+
 @dataclass(frozen=True)
 class SwappedTiles(Tiles):
     """rows: query rows of the CTA; what else Tiles has."""
@@ -42,6 +51,11 @@ class SwappedTiles(Tiles):
     @property
     def rows_per_q_tile(self) -> int:
         return self.rows
+
+    @property
+    def rows_per_position(self) -> int:
+        """The next power of two, so that whole positions fit a tile whatever the group is."""
+        return padded_heads(self.problem.heads_per_tile)
 
     @property
     def q_box_rows(self) -> int:

@@ -12,7 +12,7 @@ from ..work.tile import Work
 
 def keep_visible(cfg, args: KernelArgs, work: Work, key, scores: list) -> list:
     """Scores of `key` with -inf in the rows that do not see it; the rows of one position see alike."""
-    sequence, per_position = work.sequence, cfg.heads_per_tile
+    sequence, per_position = work.sequence, cfg.tiles.rows_per_position
     out = []
     for first in range(0, len(scores), per_position):
         position = sequence.position(rows.row_of(cfg, work, 0, first).q_index)
@@ -36,7 +36,8 @@ def apply_score_functions(
         key = minimum(key, sequence.num_keys - 1)
     for number, score in enumerate(scores):
         place = rows.row_of(cfg, work, 0, number)
-        row = rows.Row(minimum(place.q_index, sequence.seqlen_q - 1), place.head)
+        query = minimum(place.q_index, sequence.seqlen_q - 1)
+        row = rows.Row(query, rows.head_of(cfg, work, place))
         aux = score_mods.Aux.of(args, sequence, row)
         where = (*(Int32(i) for i in (sequence.batch, row.head, row.q_index, key)), aux)
         if cfg.score_mod is not None:

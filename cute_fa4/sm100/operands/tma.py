@@ -22,6 +22,7 @@ from ...tma.tensor_maps import (
     clipped_load_view,
     clipped_store_view,
     dense_view,
+    heads_in_rows_view,
     make_operand,
     make_row_operand,
     page_view,
@@ -31,6 +32,12 @@ from ...tma.tensor_maps import (
 
 
 def q_operand(cfg, mQ) -> TMAOperand:
+    if cfg.tiles.pads_groups:
+        view = heads_in_rows_view(mQ, cfg.tiles.swizzle_granule, cfg.tiles.padded_qk_depth)
+        return make_operand(
+            view, DTYPES[cfg.qkv_dtype], cfg.tiles.q_box_rows, cfg.tiles.padded_qk_depth,
+            heads=cfg.tiles.rows_per_position,
+        )  # fmt: skip
     view = dense_view(mQ, cfg.tiles.swizzle_granule, cfg.tiles.padded_qk_depth, cfg.heads_per_tile)
     return make_operand(
         view, DTYPES[cfg.qkv_dtype], cfg.tiles.q_box_rows, cfg.tiles.padded_qk_depth

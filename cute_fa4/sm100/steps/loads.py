@@ -24,6 +24,12 @@ def load_q(cfg, args: KernelArgs, smem: Smem, events: Events, work: Work, i: int
     head = work.tile.kv_head if cfg.pack_gqa else work.tile.head
     further = (head, sequence.batch) if cfg.q_layout == "dense" else (head,)
     address = smem.q_address + i * cfg.tiles.q_tile_bytes
+    if cfg.tiles.pads_groups:
+        first = work.tile.head, position
+        copies.load_tile(
+            args.q, DTYPES[cfg.qkv_dtype], address, mbarrier, first, further[1:], heads=cfg.tiles.rows_per_position
+        )  # fmt: skip
+        return
     copies.load_tile(args.q, DTYPES[cfg.qkv_dtype], address, mbarrier, position, further)
 
 

@@ -65,6 +65,8 @@ def row_place(cfg, args, work: Work, place: rows.Row) -> tuple:
 def is_row(cfg, args, work: Work, place: rows.Row):
     """Whether there is such a row."""
     exists = place.q_index < work.sequence.seqlen_q
+    if cfg.tiles.pads_groups:
+        exists = exists & (place.head - work.tile.head < cfg.heads_per_tile)
     if not cfg.share_keys:
         return exists
     return exists & (place.q_index - work.tile.first_position < args.order.positions)

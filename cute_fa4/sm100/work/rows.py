@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from cutlass import Int32
 
+from ...layouts.scalars import minimum
+
 
 @dataclass(frozen=True)
 class Row:
@@ -23,10 +25,18 @@ class Row:
 def row_of(cfg, work, i, row) -> Row:
     """Row `row` (0 to 127) of query tile i of the CTA."""
     first = work.tile.first_position + i * positions_per_tile(cfg)
-    if cfg.heads_per_tile == 1:
+    each = cfg.tiles.rows_per_position
+    if each == 1:
         return Row(first + row, work.tile.head)
-    return Row(first + row // cfg.heads_per_tile, work.tile.head + row % cfg.heads_per_tile)
+    return Row(first + row // each, work.tile.head + row % each)
+
+
+def head_of(cfg, work, row: Row):
+    """The head of a row, or the last of the group for a row of nobody behind it."""
+    if not cfg.tiles.pads_groups:
+        return row.head
+    return minimum(row.head, work.tile.head + cfg.heads_per_tile - 1)
 
 
 def positions_per_tile(cfg) -> int:
-    return cfg.tiles.rows_per_q_tile // cfg.heads_per_tile
+    return cfg.tiles.rows_per_q_tile // cfg.tiles.rows_per_position

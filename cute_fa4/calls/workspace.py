@@ -23,6 +23,9 @@ ALIGNMENT_BYTES = 16
 
 _held: dict[tuple[int, int], torch.Tensor] = {}
 _captured: list[torch.Tensor] = []
+_cut: dict[
+    tuple, tuple
+] = {}  # what slots() made of pieces that are held: making views takes as long as a launch
 _given = threading.local()  # .piece: the caller's own, while its call runs
 
 
@@ -43,11 +46,17 @@ def slots(
     """(partial_o, partial_lse, slots of each block) of shared keys, likewise; see work/shared_order.py."""
     rows, depth = number * positions * heads, v.shape[-1]
     piece = _floats(q.device, rows * (depth + 1) + 2 * blocks)
+    key = piece.data_ptr(), q.dim(), number, positions, heads, blocks, depth
+    if key in _cut:
+        return _cut[key]
     first = (number, positions) if q.dim() == 4 else (number * positions,)
     partial_o = piece[: rows * depth].view(*first, heads, depth)
     lse = piece[rows * depth : rows * (depth + 1)].view(number, heads, positions)
     parts = piece[rows * (depth + 1) :][: 2 * blocks].view(torch.int32).view(blocks, 2)
-    return partial_o, lse, parts
+    found = partial_o, lse, parts
+    if any(piece is held for held in _held.values()):  # which has the address as long as it is held
+        _cut[key] = found
+    return found
 
 
 @contextmanager
@@ -87,6 +96,7 @@ def clear() -> None:
     """Give the memory back. Graphs that were captured with it must not be replayed any more."""
     _held.clear()
     _captured.clear()
+    _cut.clear()
 
 
 def _floats(device: torch.device, size: int) -> torch.Tensor:
@@ -110,6 +120,7 @@ def _floats(device: torch.device, size: int) -> torch.Tensor:
                 "make the same call once on this stream before capturing, or pass num_splits=1"
             )
         held = _held[key] = torch.empty(size, dtype=torch.float32, device=device)
+        _cut.clear()  # of the piece that is given back
     if capturing and not any(piece is held for piece in _captured):
         _captured.append(held)
     return held

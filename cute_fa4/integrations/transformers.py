@@ -61,6 +61,7 @@ def attention(
                     everything. None: is_causal, else module.is_causal, and sliding_window
     softcap         None: off
     s_aux           (heads_q,): sinks
+    Whether keys are split is chosen from metadata (num_splits=0): a decode of few sequences runs on all SMs.
     cu_seq_lens_q, cu_seq_lens_k   (sequences + 1,): where sequences begin that are packed in a batch of 1
     """
     for name in NOT_BUILT:
@@ -75,7 +76,7 @@ def attention(
     depth_v = value.shape[-1]
     scale = checked_scale(scaling, query.shape[-1])
     query, key, value = padded_depths(query, key, value)
-    options = {"softmax_scale": scale, "softcap": softcap, "learnable_sink": s_aux}
+    options = {"softmax_scale": scale, "softcap": softcap, "learnable_sink": s_aux, "num_splits": 0}
     pattern = _pattern_of(module, attention_mask, is_causal, sliding_window)
     packed = cu_seq_lens_q is not None and cu_seq_lens_k is not None and query.shape[0] == 1
     if packed and pattern is not None and pattern.is_only_bounds:

@@ -5,6 +5,7 @@ tile but one key, two tiles, and eight tiles; parts go from one to more than the
 """
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -367,6 +368,11 @@ def test_a_capture_finds_its_memory_or_says_what_to_do(monkeypatch):
     capturing[0] = False
     grown = workspace._floats(device, 200)
     assert grown is not first and any(piece is first for piece in workspace._captured)
+    q = SimpleNamespace(device=device, shape=(1, 1, 2, 8), dim=lambda: 4)
+    cut = workspace.slots(q, q, 3, 1, 2, 4)
+    assert cut is workspace.slots(q, q, 3, 1, 2, 4) and len(made) == 2, "cut once"
+    workspace.slots(q, q, 30, 1, 2, 4)
+    assert len(made) == 3 and cut is not workspace.slots(q, q, 3, 1, 2, 4), "another piece by now"
     workspace.clear()
 
 

@@ -47,8 +47,8 @@ def on_four_ctas(monkeypatch):
     monkeypatch.setattr(workspace, "_floats", lambda device, n: torch.full((n,), math.nan))
 
 
-def is_right(expected) -> bool:
-    with emulator.use(instruction_budget=BUDGET):
+def is_right(expected, mode="in_order") -> bool:
+    with emulator.use(mode=mode, seed=1, instruction_budget=BUDGET):
         found = call(num_splits=0)
     limits = (2e-2, 1e-4)
     return all(
@@ -132,8 +132,9 @@ DEFECTS = {
 QUICK = ("a block without keys is on no CTA's stretch", "a part is not merged")
 
 
-def test_without_a_mistake_the_numbers_are_right(expected, on_four_ctas):
-    assert is_right(expected)
+@pytest.mark.parametrize("mode", ["in_order", "random", "hostile"])
+def test_without_a_mistake_the_numbers_are_right(expected, on_four_ctas, mode):
+    assert is_right(expected, mode)
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,12 @@ sys.path.insert(0, str(DOCS.parent))
 from benchmarks.cycle_model import plots  # noqa: E402
 from cute_fa4.layouts import pictures  # noqa: E402
 from cute_fa4.sm100.choose_config import choose_config  # noqa: E402
-from cute_fa4.sm100.config import FA4Config, SwappedTile  # noqa: E402
+from cute_fa4.sm100.config import FA4Config, OneTile, SwappedTile  # noqa: E402
 from cute_fa4.sm100.sync.barriers import BarrierTable  # noqa: E402
 
 
 def barriers_document() -> str:
-    config = FA4Config()
+    config, one_tile = FA4Config(), FA4Config(schedule=OneTile())
     beside = choose_config(qkv_dtype="bf16", head_dim=64).barriers  # has every row
     added = tuple(row for row in beside.rows if row.name not in config.barriers)
     rows = "\n".join(
@@ -49,6 +49,12 @@ The order in which P has columns of its own (head dim 64, `p_beside_s.py`) adds,
 
 ```
 {BarrierTable(added, beside.numbers).text()}
+```
+
+The kernel of one query tile (`cute_fa4/sm100/mha1q/barriers.py`) has, with {one_tile.barriers.kv_slots} ring slots:
+
+```
+{one_tile.barriers.text()}
 ```
 
 A phase must be seen before the next one completes. What guarantees it:

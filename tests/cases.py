@@ -21,7 +21,7 @@ from dataclasses import dataclass, fields
 
 import torch
 
-from cute_fa4.sm100.choose_config import choose_config
+from cute_fa4.sm100.choose_config import choose_config, family_for, packs_gqa
 from cute_fa4.sm100.config import FA4Config
 from tests import strided, values
 
@@ -79,11 +79,15 @@ class Case:
 
     def config(self, *, write_lse: bool = True, arch: str = "sm_100a") -> FA4Config:
         """The configuration that flash_attn_func compiles for this case."""
+        group = self.heads_q // self.heads_kv
+        pack = packs_gqa(self.seqlen_q, group)
         return choose_config(
+            family=family_for(self.seqlen_q, group if pack else 1),
+            pack_gqa=pack,
             qkv_dtype=self.dtype,
             head_dim=self.head_dim,
             head_dim_v=self.head_dim,
-            group=self.heads_q // self.heads_kv,
+            group=group,
             causal=self.causal,
             write_lse=write_lse,
             arch=arch,

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from cute_fa4 import masks, score_mods
 from cute_fa4.sm100.choose_config import choose_config
+from cute_fa4.sm100.mha1q.schedule import OneTile
 
 CAUSAL = {"causal": True}
 PACKED = {"q_layout": "packed", "kv_layout": "packed"}
@@ -71,6 +72,34 @@ VARIANTS = {
     # instructions
     "no claims": {"claims": False, **CAUSAL},
     "no claims d64 packed": {"claims": False, "head_dim": 64, **PACKED},
+    # one query tile
+    "one tile": {"schedule": OneTile(), **CAUSAL},
+    "one tile decode": {**DECODE, "schedule": OneTile(), "page_size": 16, **CAUSAL},
+    "one tile decode split": {
+        **DECODE,
+        "schedule": OneTile(),
+        "page_size": 16,
+        "write_lse": True,
+        "split_keys": True,
+        "o_dtype": "f32",
+    },
+    "one tile d64 sink": {
+        "schedule": OneTile(bn_cap=128),
+        "head_dim": 64,
+        "sink": True,
+        "write_lse": True,
+    },
+    "one tile d72 packed": {
+        "schedule": OneTile(),
+        "head_dim": 72,
+        **PACKED,
+        "mask": masks.window(64, 64).mask,
+    },
+    "one tile B300 soft cap": {
+        "schedule": OneTile(),
+        "arch": "sm_103a",
+        "score_mod": score_mods.soft_cap(30.0),
+    },
     "B300": {"arch": "sm_103a", **CAUSAL},
     "B300 d64": {"arch": "sm_103a", "head_dim": 64},
 }

@@ -21,7 +21,7 @@ from cute_fa4.compiler import policy
 from cute_fa4.sm100 import masks, score_mods, spelled
 from cute_fa4.sm100.append.config import AppendConfig
 from cute_fa4.sm100.chip import ARCHES
-from cute_fa4.sm100.choose_config import SCHEDULE_CHOICES, choose_config
+from cute_fa4.sm100.choose_config import FAMILIES, SCHEDULE_CHOICES, choose_config
 from cute_fa4.sm100.combine.config import MOST_COLUMNS, CombineConfig
 from cute_fa4.sm100.config import FA4Config
 from cute_fa4.sm100.mhaswap.schedule import SwappedTile
@@ -94,6 +94,9 @@ CONFIG = {
     "rope_dtype": Field("text", "default: none"),
     "scale_dtype": Field("text", "default: none"),
     "arch": _ARCH,
+    "family": Field(
+        "text", f"of the kernel, {' or '.join(FAMILIES)}; default: mha2q and mha1q, or as rows says"
+    ),
     # of the schedule
     "rows": Field(
         "number", "of a tile with swapped operands (decode): 8, 16, 32, 64; default: none"
@@ -158,11 +161,23 @@ def _of_config(values: dict) -> list:
     if values.get("causal") and "mask" in values:
         raise ValueError("causal and mask: two masks; accepted: one of them")
     _require(values, "head_dim", "qkv_dtype")
-    config = choose_config(**{"claims": policy.claims(), **values})
-    refusals = config.refusals()
+    family = values.pop("family", None)
+    families = [family] if family else _families_with(set(values) & SCHEDULE_CHOICES)
+    configs = [
+        choose_config(**{"claims": policy.claims(), **values, "family": family})
+        for family in families
+    ]
+    refusals = dict.fromkeys(reason for config in configs for reason in config.refusals())
     if refusals:
         raise ValueError("; ".join(refusals))
-    return [config]
+    return configs
+
+
+def _families_with(choices: set) -> list[str]:
+    """The families whose schedules have all of these choices; tiles of few rows only where their rows are said."""
+    has = {name: {field.name for field in fields(cls)} for name, cls in FAMILIES.items()}
+    few = "rows" in choices
+    return [name for name in FAMILIES if choices <= has[name] and ("rows" in has[name]) == few]
 
 
 def _of_append(values: dict) -> list:
@@ -297,6 +312,7 @@ def entry_of(config) -> tuple[str, dict]:
     said = {"qkv_dtype": config.qkv_dtype, "head_dim": config.qk_depth}
     plain = FA4Config(qkv_dtype=config.qkv_dtype, qk_depth=config.qk_depth)
     problem = _changes(config, plain)
+    problem["family"] = config.schedule.family
     if problem.get("mask") == "Causal()":
         problem = {"causal": True} | {k: v for k, v in problem.items() if k != "mask"}
     said |= problem

@@ -6,7 +6,8 @@
     paged    the same with page_table and seqused_k   for long queries and short ones, for each page size
     kvcache  flash_attn_with_kvcache, paged           cache complete; with new rows, and the kernel that appends them
 
-Short queries (decode) have packed heads, where the group divides a tile, and tiles of few rows. Otherwise lengths,
+Short queries (decode) have packed heads, where the group divides a tile, and tiles of few rows (mhaswap); where a tile
+of 128 rows has all of them, the kernel of one query tile runs (mha1q), else that of two (mha2q). Otherwise lengths,
 batch and head counts are no part of a configuration, only the number of query heads for each key/value head is.
 """
 
@@ -121,7 +122,8 @@ def _tiles(group: int, swaps: bool) -> list[dict]:
     shared = ((False, None), (True, None)) if _shares_tiles(group) else ((False, None),)
     few = (tile_for(queries, group, None, swaps) for queries in range(1, 64))
     found = dict.fromkeys((*shared, *few))
-    return [{"pack_gqa": pack} | ({} if rows is None else {"rows": rows}) for pack, rows in found]
+    found = [{"pack_gqa": pack} | ({} if rows is None else {"rows": rows}) for pack, rows in found]
+    return [*found, {"pack_gqa": _shares_tiles(group), "family": "mha1q"}]
 
 
 def _several(name: str, values, kind, such_as: str) -> tuple:

@@ -25,7 +25,7 @@ from cute_fa4.calls.split import Shared, Split, SplitPlan, split_of
 from cute_fa4.calls.strides import gathers_rows, views_for_descriptors
 from cute_fa4.calls.tensors import DTYPE_NAMES, largest_extent
 from cute_fa4.compiler import policy
-from cute_fa4.sm100.choose_config import config_for, split_configs, tile_for
+from cute_fa4.sm100.choose_config import config_for, family_for, split_configs, tile_for
 from cute_fa4.sm100.config import FA4Config
 from cute_fa4.system.devices import target_of
 
@@ -124,9 +124,15 @@ def config_of(
 ) -> FA4Config:
     """The configuration of a checked call; rows_per_page: as views_for_descriptors found them."""
     group = q.shape[-2] // k.shape[-2]
-    pack, rows = tile_for(where.seqlen_q(q), group, options.pack_gqa, _may_swap(where, options))
+    by_length = _length_may_choose(where, options)
+    swaps = by_length and policy.swaps()
+    pack, rows = tile_for(where.seqlen_q(q), group, options.pack_gqa, swaps)
+    tile = {"rows": rows}
+    if rows is None:
+        heads = group if pack else 1
+        tile = {"family": family_for(where.seqlen_q(q), heads) if by_length else None}
     return config_for(
-        **({} if rows is None else {"rows": rows}),
+        **tile,
         qkv_dtype=DTYPE_NAMES[q.dtype],
         head_dim=q.shape[-1],
         head_dim_v=v.shape[-1],
@@ -154,10 +160,10 @@ def config_of(
     )
 
 
-def _may_swap(where: Where, options: Options) -> bool:
-    """Whether few queries may have tiles with swapped operands.
+def _length_may_choose(where: Where, options: Options) -> bool:
+    """Whether few queries may have a kernel of their own.
 
     A fixed cut promises the same bits in every batch, and the longest sequence of a batch must not choose the kernel.
     """
     lengths_differ = where.q_layout == "packed" or where.seqused_q is not None
-    return policy.swaps() and not (options.tokens_per_split is not None and lengths_differ)
+    return not (options.tokens_per_split is not None and lengths_differ)

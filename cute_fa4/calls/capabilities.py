@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from functools import partial
 
 from cute_fa4.calls.split import check_split
 from cute_fa4.calls.tensors import DTYPE_NAMES, unbuilt_parameters
 from cute_fa4.compiler import policy
-from cute_fa4.sm100.choose_config import choose_config
+from cute_fa4.sm100.choose_config import FAMILIES, choose_config
 from cute_fa4.system.devices import (
     ARCH_OF_COMPUTE_CAPABILITY,
     EMULATED_ARCH,
@@ -45,7 +46,8 @@ class Capability:
     """One combination. runs: flash_attn_func accepts it; reasons: why not, with value and remedy.
 
     dtype is "bf16", "fp16" or "e4m3"; group is query heads per key/value head; devices says which
-    tensors take this row when it runs.
+    tensors take this row when it runs; families are the kernels that do, by the number of queries
+    (sm100/choose_config.py).
     """
 
     dtype: str
@@ -58,6 +60,7 @@ class Capability:
     runs: bool
     reasons: tuple[str, ...]
     devices: tuple[str, ...]
+    families: tuple[str, ...] = ()
 
 
 def capabilities(
@@ -123,7 +126,8 @@ def _capability(
         reasons.append(f"dtype {dtype} has no kernel; accepted: {accepted}")
     # The configuration is asked about the rest; where the row's own value is refused above, it gets
     # one that is accepted.
-    config = choose_config(
+    choose = partial(
+        choose_config,
         claims=policy.claims(),
         qkv_dtype=dtype if dtype in DTYPE_NAMES.values() else "bf16",
         head_dim=head_dim,
@@ -134,7 +138,7 @@ def _capability(
         arch=arch if arch in ARCHS else EMULATED_ARCH,
         pack_gqa=pack_gqa,
     )
-    reasons += config.refusals()
+    reasons += choose().refusals()
     if arch not in ARCHS and not shared_reasons:
         reasons.append(f"arch {arch} has no kernel; accepted: {' and '.join(ARCHS)}")
     return Capability(
@@ -148,6 +152,7 @@ def _capability(
         runs=not reasons,
         reasons=tuple(reasons),
         devices=() if reasons else _devices(arch),
+        families=() if reasons else tuple(f for f in FAMILIES if not choose(family=f).refusals()),
     )
 
 

@@ -1,8 +1,9 @@
 """check --load: every loaded kernel is called once, as a service would call it, and compared with float64.
 
 A kernel's configuration says which call asks for it: layouts, masks, pages, sinks and score functions become arguments
-of flash_attn_varlen_func on two short sequences. CUTE_FA4_JIT=error holds meanwhile, so that what answers is loaded,
-and afterwards it is looked up whether it was this kernel that answered.
+of flash_attn_varlen_func on two short sequences, which have more rows than a tile where the kernel has two.
+CUTE_FA4_JIT=error holds meanwhile, so that what answers is loaded, and afterwards it is looked up whether it was this
+kernel that answered.
 
 The definition is written here again, a sequence and a head at a time, with what the two oracles of reference.py leave
 out: bands of every mask, sinks, score functions. Rows of pages and caches that no sequence owns hold NaN.
@@ -26,6 +27,7 @@ from cute_fa4.sm100.append.config import AppendConfig
 from cute_fa4.sm100.choose_config import swapped_rows
 from cute_fa4.sm100.combine.config import CombineConfig
 from cute_fa4.sm100.config import FA4Config
+from cute_fa4.sm100.mha2q.schedule import TwoTiles
 from cute_fa4.sm100.mhaswap.schedule import SwappedTile
 from cute_fa4.sm100.score_mods import THEN, alibi_slope, packaged_call
 
@@ -210,10 +212,14 @@ class _Problem:
                 torch.randn(s, generator=generator).to(DTYPES[config.qkv_dtype]) for s in shapes
             ]
 
+        # A kernel of several query tiles is called where its rows are more than a tile has.
+        more = 0
+        if isinstance(config.schedule, TwoTiles):
+            more = config.tiles.rows_per_q_tile // config.heads_per_tile
         keys = KEYS_OF_PARTS if config.split_keys else KEYS
-        keys = KEYS_SHARED if config.share_keys else keys
+        keys = tuple(n + more for n in (KEYS_SHARED if config.share_keys else keys))
+        queries = tuple(m + more for m in _queries(config))
         # Dense tensors have one length; a further tensor may cut it.
-        queries = _queries(config)
         self.queries = queries if config.clips_queries else (queries[0],) * 2
         self.keys = keys if config.clips_keys else (keys[0],) * 2
         self.q, self.k, self.v = (

@@ -5,11 +5,12 @@ from functools import lru_cache
 
 from . import bands
 from .combine.config import CombineConfig
-from .config import FA4Config
+from .config import SCHEDULES, FA4Config
+from .mha1q.schedule import OneTile
 from .mha2q.schedule import TwoTiles
 from .mhaswap.schedule import SwappedTile
 from .mhaswap.tiles import padded_heads
-from .row_schedule import DEPTHS
+from .row_schedule import DEPTHS, RowSchedule
 from .schedule import Schedule
 from .tiles import ROWS_PER_Q_TILE
 
@@ -19,6 +20,7 @@ __all__ = [
     "ROWS_PER_CTA",
     "choose_config",
     "config_for",
+    "family_for",
     "packs_gqa",
     "split_configs",
     "swapped_rows",
@@ -29,7 +31,8 @@ __all__ = [
 ROWS_PER_CTA = TwoTiles.query_tiles * ROWS_PER_Q_TILE
 KEYS_PER_TILE = 128  # of every configuration that is chosen here
 SWAPPED_ROWS = (8, 32)  # of a tile with swapped operands, as calls ask for it: docs/decisions/0008
-SCHEDULE_CHOICES = frozenset(f.name for cls in (TwoTiles, SwappedTile) for f in fields(cls))
+FAMILIES = {schedule.family: schedule for schedule in SCHEDULES.values()}
+SCHEDULE_CHOICES = frozenset(f.name for cls in FAMILIES.values() for f in fields(cls))
 
 
 def choose_config(
@@ -41,19 +44,21 @@ def choose_config(
     causal: bool = False,
     write_lse: bool = False,
     arch: str = "sm_100a",
+    family: str | None = None,
     **choices,
 ) -> FA4Config:
     """The configuration that serves a problem best; the caller looks at its `refusals()`.
 
     choices: further fields of FA4Config that the call decides (layouts, mask instead of causal, sink, score_mod, ...)
     and of its schedule (claims, ...); with rows, that of swapped_rows, the schedule is SwappedTile
+    family: of the kernel, a name of FAMILIES, as family_for says of a call; None: that of two query tiles
 
-    Nothing here depends on lengths, batch or head count: one compile serves them all.
+    Nothing else here depends on lengths, batch or head count: one compile serves them all.
     """
     of_schedule = {name: choices.pop(name) for name in SCHEDULE_CHOICES & set(choices)}
     choices.setdefault("mask", bands.Causal() if causal else bands.Full())
     if "schedule" not in choices:
-        choices["schedule"] = _schedule(max(head_dim, head_dim_v or 0), **of_schedule)
+        choices["schedule"] = _schedule(max(head_dim, head_dim_v or 0), family, **of_schedule)
     return FA4Config(
         qkv_dtype=qkv_dtype,
         qk_depth=head_dim,
@@ -65,17 +70,33 @@ def choose_config(
     )
 
 
-def _schedule(depth: int, rows: int | None = None, **choices) -> Schedule:
-    if rows is not None:
-        foreign = sorted(set(choices) - {f.name for f in fields(SwappedTile)})
-        if foreign:
-            raise ValueError(f"rows={rows} with {', '.join(foreign)}: choices of another schedule")
-        return SwappedTile(rows=rows, **choices)
-    if depth <= 64:
+def _schedule(depth: int, family: str | None, **choices) -> Schedule:
+    if family is None:
+        family = (SwappedTile if "rows" in choices else TwoTiles).family
+    if family not in FAMILIES:
+        raise ValueError(f"family: {family!r}; accepted: {', '.join(FAMILIES)}")
+    cls = FAMILIES[family]
+    foreign = sorted(set(choices) - {f.name for f in fields(cls)})
+    if foreign:
+        raise ValueError(
+            f"family={family!r} with {', '.join(foreign)}: choices of another schedule than {cls.__name__}"
+        )
+    if depth <= 64 and issubclass(cls, RowSchedule):
         # Tensor memory would allow 192 keys a tile, but 192 f32 scores do not fit the 192 registers of a
         # softmax thread; reading S twice instead costs more than the wider tile saves.
         choices.setdefault("bn_cap", 128)
-    return TwoTiles(**choices)
+    return cls(**choices)
+
+
+def family_for(seqlen_q: int, heads: int) -> str:
+    """The family that runs up to `seqlen_q` queries best, of `heads` heads that share a tile of 128 rows.
+
+    One query tile where it has all of the rows; tiles of few rows are asked for by swapped_rows.
+
+    >>> family_for(1, 8), family_for(17, 8), family_for(128, 1), family_for(129, 1)
+    ('mha1q', 'mha2q', 'mha1q', 'mha2q')
+    """
+    return (OneTile if seqlen_q * heads <= ROWS_PER_Q_TILE else TwoTiles).family
 
 
 def tile_for(

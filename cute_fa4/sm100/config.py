@@ -17,6 +17,7 @@ from functools import cached_property
 from hashlib import sha256
 
 from .memory_maps import SmemMap, TmemMap
+from .mha1q.schedule import OneTile
 from .mha2q.schedule import TwoTiles
 from .mhaswap.schedule import SwappedTile
 from .naming import kernel_name, text
@@ -25,7 +26,7 @@ from .schedule import Schedule
 from .sync.barriers import BarrierTable
 from .tiles import Tiles
 
-SCHEDULES = {cls.__name__: cls for cls in (TwoTiles, SwappedTile)}
+SCHEDULES = {cls.__name__: cls for cls in (TwoTiles, OneTile, SwappedTile)}
 
 
 @dataclass(frozen=True)

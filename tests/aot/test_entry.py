@@ -40,6 +40,7 @@ VARIED = [
     choose_config(qkv_dtype="bf16", head_dim=128, split_keys=True, o_dtype="f32", write_lse=True),
     *split_configs(choose_config(qkv_dtype="fp16", head_dim=64, causal=True), write_lse=False, shared=True),
     AppendConfig("fp16", 128, 64, packed=True, cache_batch_idx=True, arch="sm_103a"),
+    choose_config(qkv_dtype="fp16", head_dim=80, group=8, pack_gqa=True, family="mha1q", rescale_log2=4.0),
     CombineConfig(
         "f32", 64, packed=True, seqused_q=True, write_lse=True, partial_dtype="fp16", arch="sm_103a"
     ),
@@ -154,7 +155,7 @@ def test_single_brackets_are_refused(tmp_path):
 def test_another_arch_chooses_its_own_share_of_emulated_exponentials():
     # sm_103a computes 2^x in hardware at twice the rate: none on the FMA units, unless asked for
     assert for_arch(PLAIN, "sm_103a") == choose_config(
-        qkv_dtype="bf16", head_dim=64, causal=True, arch="sm_103a"
+        qkv_dtype="bf16", head_dim=64, causal=True, arch="sm_103a", family="mha1q"
     )
     asked = PLAIN.with_(exp2_emulated=5)
     assert for_arch(asked, "sm_103a").schedule.exp2_emulated == 5

@@ -9,6 +9,7 @@ from cute_fa4 import score_mods
 from cute_fa4.aot import read_catalogue
 from cute_fa4.sm100 import masks, spelled
 from cute_fa4.sm100.config import FA4Config
+from cute_fa4.sm100.mha1q.schedule import OneTile
 from cute_fa4.sm100.mha2q.schedule import TwoTiles
 from cute_fa4.sm100.mhaswap.schedule import SwappedTile
 from cute_fa4.sm100.problem import Problem
@@ -20,6 +21,7 @@ IMPORTED = {
     "FA4Config": FA4Config,
     "TwoTiles": TwoTiles,
     "SwappedTile": SwappedTile,
+    "OneTile": OneTile,
     "WarpRoles": WarpRoles,
     "range": range,
     **masks.KINDS,
@@ -97,6 +99,8 @@ def all_choices():
     yield FA4Config(**problem, schedule=SwappedTile(**OF_SWAPPED_TILE))
     # With this order given, a limit of 64 keys alone would choose the other one.
     yield FA4Config(schedule=TwoTiles(order="p_over_s", bn_cap=64))
+    yield FA4Config(schedule=OneTile())
+    yield FA4Config(mask=masks.Causal(), schedule=OneTile(bn_cap=64, claims=False))
     yield FA4Config(qk_depth=0)  # contradicts itself, which a message must be able to show
 
 

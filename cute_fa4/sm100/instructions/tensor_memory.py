@@ -48,6 +48,18 @@ def load_batches(address, columns: int, batch: int):
         yield start, values
 
 
+def load_pairs(first, second, columns: int, batch: int):
+    """Yield (first column, (values at `first`, values at `second`)) in batches, the next ones on their way."""
+    ahead = load(first, batch), load(second, batch)
+    for start in range(0, columns, batch):
+        values = ahead
+        wait_load()
+        following = start + batch
+        if following < columns:
+            ahead = load(first + following, batch), load(second + following, batch)
+        yield start, values
+
+
 def wait_load():
     """All loads of this thread have delivered their registers."""
     nvvm.tcgen05_wait(nvvm.Tcgen05WaitKind.LOAD)

@@ -34,6 +34,28 @@ def store_o(cfg, args, smem: Smem, o_address, events: Events, work: Work, i, row
 
 
 @cute.jit
+def rescale_tile(
+    cfg: cutlass.Constexpr,
+    order: cutlass.Constexpr,
+    smem: Smem,
+    tmem: Int32,
+    events: Events,
+    i: cutlass.Constexpr,
+    phase: Int32,
+    row: Int32,
+):
+    """Rescale O_i, where a row of the warp needs it, before the product of a key tile that is not the first."""
+    events.row_scale.wait(i, phase)
+    factor = smem.row_scale[row + i * cfg.tiles.rows_per_q_tile]
+    order.o_complete(events, i, phase)
+    if cute.arch.vote_any_sync(factor < 1.0):
+        tensor_memory.fence_after()
+        store.rescale(cfg, tmem + cfg.tmem.o[i], factor)
+        tensor_memory.fence_before()
+    events.p_ready.arrive(i)
+
+
+@cute.jit
 def key_tiles(
     cfg: cutlass.Constexpr,
     order: cutlass.Constexpr,
@@ -48,14 +70,7 @@ def key_tiles(
     for n in cutlass.range(1, count, unroll=1):
         phase = (tiles_before + n - 1) & 1
         for i in cutlass.range_constexpr(cfg.tiles.num_q):
-            events.row_scale.wait(i, phase)
-            factor = smem.row_scale[row + i * cfg.tiles.rows_per_q_tile]
-            order.o_complete(events, i, phase)
-            if cute.arch.vote_any_sync(factor < 1.0):
-                tensor_memory.fence_after()
-                store.rescale(cfg, tmem + cfg.tmem.o[i], factor)
-                tensor_memory.fence_before()
-            events.p_ready.arrive(i)
+            rescale_tile(cfg, order, smem, tmem, events, i, phase, row)
 
 
 @cute.jit

@@ -71,6 +71,19 @@ def update_maximum(row_max, tile_max, scale_log2, rescale_log2: cutlass.Constexp
     return new_max, safe, factor
 
 
+@cute.jit
+def merged(a: RowState, b: RowState, scale_log2: Float32):
+    """The state of a row whose keys two states have: -> (it, weight of a, weight of b).
+
+    A state that has seen no key weighs nothing; neither has: no state, and both weigh nothing.
+    """
+    row_max = cute.arch.fmax(a.row_max, b.row_max)
+    safe = row_max if row_max != -Float32.inf else Float32(0.0)
+    of_a = exp2.hardware((a.row_max - safe) * scale_log2)
+    of_b = exp2.hardware((b.row_max - safe) * scale_log2)
+    return RowState(row_max, of_a * a.row_sum + of_b * b.row_sum), of_a, of_b
+
+
 def scaled_exponents(scores: list, scale_log2, bias) -> list:
     """scale_log2 * s + bias for every score, two at a time."""
     scale, bias = (scale_log2, scale_log2), (bias, bias)
@@ -85,6 +98,14 @@ def multiplied(values: list, factor) -> list:
     out = []
     for i in range(0, len(values), 2):
         out += cute.arch.mul_packed_f32x2((values[i], values[i + 1]), (factor, factor))
+    return out
+
+
+def weighted_sum(a: list, b: list, of_a, of_b) -> list:
+    """of_a * a + of_b * b for every pair of values, two at a time."""
+    first, out = multiplied(a, of_a), []
+    for i in range(0, len(b), 2):
+        out += cute.arch.fma_packed_f32x2((b[i], b[i + 1]), (of_b, of_b), (first[i], first[i + 1]))
     return out
 
 

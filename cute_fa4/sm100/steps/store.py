@@ -28,6 +28,7 @@ from ..work.tile import Work
 from . import row_math
 
 COLUMNS = 16  # columns of O in registers at a time
+COLUMNS_OF_TWO = 8  # of each O, where two are added up
 PIECE_BYTES = 16  # one st.shared.v4
 CHUNK_ROW_BYTES = 128
 NAMED_BARRIER = 1  # of the correction warpgroup; 0 belongs to sync_threads
@@ -66,11 +67,21 @@ def store_chunk(cfg, args: KernelArgs, work: Work, i, buffer, chunk: int):
     copies.store_tile(args.o, DTYPES[cfg.o_dtype], buffer, *place, first_column=column)
 
 
+def copies_under_way(cfg, i: int, chunk: int) -> int:
+    """How many of the last copies may still be reading when a chunk is written: not the one that has its buffer.
+
+    Two buffers take turns. Where a work tile has an odd number of chunks, its last one and the first of the next work
+    tile have the same.
+    """
+    first, odd = i == 0 and chunk == 0, cfg.tiles.num_q * chunks(cfg) % O_BUFFERS
+    return 0 if first and odd else O_BUFFERS - 1
+
+
 @cute.jit
-def begin_chunk(cfg: cutlass.Constexpr, row: Int32):
-    """Every thread may write into the buffer of the chunk after the last."""
-    if row < 32:  # the warp that stores: the copy before the last one has read it
-        cute.arch.cp_async_bulk_wait_group(O_BUFFERS - 1, read=True)
+def begin_chunk(cfg: cutlass.Constexpr, row: Int32, i: cutlass.Constexpr, chunk: cutlass.Constexpr):
+    """Every thread may write into the buffer of the chunk."""
+    if row < 32:  # the warp that stores
+        cute.arch.cp_async_bulk_wait_group(copies_under_way(cfg, i, chunk), read=True)
     cute.arch.barrier(barrier_id=NAMED_BARRIER, number_of_threads=cfg.tiles.rows_per_q_tile)
 
 
@@ -103,16 +114,42 @@ def scaled(cfg, args: KernelArgs, smem: Smem, work: Work, i: int, row, o_address
 
     Every thread of the warpgroup calls it with its row.
     """
+    batches = tensor_memory.load_batches(o_address, cfg.tiles.pv_mma_shape[1], COLUMNS)
+
+    def values(batch):
+        return row_math.multiplied(batch, scale)
+
+    write_out(cfg, args, smem, work, i, row, batches, values, COLUMNS, when_read)
+
+
+def merged(cfg, args: KernelArgs, smem: Smem, work: Work, i: int, row, o, weights, when_read):
+    """The sum of two O, each times its weight, for query tile i; otherwise as `scaled`."""
+    batches = tensor_memory.load_pairs(*o, cfg.tiles.pv_mma_shape[1], COLUMNS_OF_TWO)
+
+    def values(batch):
+        return row_math.weighted_sum(*batch, *weights)
+
+    write_out(cfg, args, smem, work, i, row, batches, values, COLUMNS_OF_TWO, when_read)
+
+
+def write_out(
+    cfg, args, smem: Smem, work: Work, i: int, row, batches, values_of, columns: int, when_read
+):
+    """Rounded values of query tile i, chunk by chunk, to global memory.
+
+    batches: (first column, what values_of(...) makes the `columns` values from there on of); its loads are complete
+    """
     width, granule = cfg.tiles.pv_mma_shape[1], cfg.tiles.o_granule
     nbytes = DTYPE_BYTES[cfg.o_dtype]
-    for column, values in tensor_memory.load_batches(o_address, width, COLUMNS):
+    for column, batch in batches:
         chunk, inside = divmod(column, granule)
-        last = column + len(values) == width
+        last = column + columns == width
         if last:
             when_read()
-        words = row_math.pack_pairs(row_math.multiplied(values, scale), cfg.o_dtype)
+        values = values_of(batch)
+        words = row_math.pack_pairs(values, cfg.o_dtype)
         if inside == 0:
-            begin_chunk(cfg, row)
+            begin_chunk(cfg, row, i, chunk)
         inside_end = inside + len(values)
         if last:  # the copy reads whole chunks, though it stores no column beyond the depth
             words += [Int32(0)] * ((granule - inside_end) * nbytes // 4)
@@ -125,7 +162,7 @@ def zeros(cfg, args: KernelArgs, smem: Smem, work: Work, row):
     """Both query tiles, of which no row sees a key; tensor memory is not looked at."""
     for i in range(cfg.tiles.num_q):
         for chunk in range(chunks(cfg)):
-            begin_chunk(cfg, row)
+            begin_chunk(cfg, row, i, chunk)
             words = [Int32(0)] * (CHUNK_ROW_BYTES // 4)
             write_words(buffer_of(cfg, smem, i, chunk), row, 0, words)
             end_chunk(cfg, args, smem, work, i, row, chunk)

@@ -1,4 +1,4 @@
-"""The attention kernel as a subject of planted defects: three configurations, half a second a run.
+"""The attention kernel as a subject of planted defects: four configurations, half a second a run.
 
 Every CTA runs several work tiles (in order it claims the whole grid), because much of what can go wrong is that the
 second one meets what the first one left behind.
@@ -9,6 +9,8 @@ d128_full      3 heads, 256 queries x 300 keys: 3 work tiles of 3 K and V tiles,
 d64_causal     2 heads, 300 queries x 300 keys: 4 work tiles, clipped rows, masked tiles; P beside S (p_beside_s.py)
 d64_few_keys   2 heads, 600 queries x 100 keys, causal: 6 work tiles of one key tile or none, so that only the work
                queue keeps the load warp from running ahead, and rows without keys
+one_tile       2 heads, 128 queries x 600 keys, the kernel of one query tile: 2 work tiles of three even and two odd key
+               tiles, the last of them masked; 20 tiles go through a ring of five slots
 """
 
 import warnings
@@ -59,5 +61,6 @@ def subjects(level):
     return {
         "d128_full": Subject("d128_full", run(3, 256, 300, 128, False, level)),
         "d64_causal": Subject("d64_causal", run(2, 300, 300, 64, True, level)),
+        "one_tile": Subject("one_tile", run(2, 128, 600, 128, False, level)),
         "d64_few_keys": Subject("d64_few_keys", run(2, 600, 100, 64, True, level)),
     }

@@ -21,11 +21,12 @@ from cute_fa4.sm100.choose_config import choose_config
 from cute_fa4.sm100.config import FA4Config
 from tests.emulator.mutations.edits import WAIT, Place, PlantingError, lines, replace
 
-FULL, CAUSAL, FEW_KEYS = "d128_full", "d64_causal", "d64_few_keys"
+FULL, CAUSAL, FEW_KEYS, ONE_TILE = "d128_full", "d64_causal", "d64_few_keys", "one_tile"
 CONFIGS = {
     name: choose_config(qkv_dtype="bf16", head_dim=depth, causal=causal, write_lse=True)
     for name, depth, causal in ((FULL, 128, False), (CAUSAL, 64, True), (FEW_KEYS, 64, True))
 }
+CONFIGS[ONE_TILE] = choose_config(qkv_dtype="bf16", head_dim=128, write_lse=True, family="mha1q")
 
 COMMIT = r"@leader_thread tcgen05\.commit\.\S+ (\[%r\d+\]);"
 A_COMMIT = "@leader_thread tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64"
@@ -215,12 +216,12 @@ V_BYTES = expect("kv_full").behind(V_EMPTY).first
 # --- edits of several defects
 
 
-def init(name: str, text: str):
-    """Edit of the mbarrier.init of the first barrier of a kind (d128_full): lane n of one instruction makes barrier n.
+def init(name: str, text: str, subject: str = FULL):
+    """Edit of the mbarrier.init of the first barrier of a kind: lane n of one instruction makes barrier n.
 
     text: instructions with the address as group 1 and the count as group 2; they may use `mine` and `changed`.
     """
-    lane = CONFIGS[FULL].barriers.first_index(name)
+    lane = CONFIGS[subject].barriers.first_index(name)
     return replace(
         lines("prologue", INIT),
         "{.reg .pred mine; .reg .b32 lane, changed; mov.u32 lane, %laneid; "

@@ -80,6 +80,10 @@ class Place:
     def last(self) -> Place:
         return self._picked("the last", lambda found: found[-1:])
 
+    def number(self, n: int) -> Place:
+        """The one with this number, from 0 on."""
+        return self._picked(f"number {n} of", lambda found: found[n : n + 1])
+
     @property
     def middle(self) -> Place:
         """One that is neither the first nor the last of three or more."""

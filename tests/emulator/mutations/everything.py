@@ -8,6 +8,7 @@ from tests.emulator.mutations import (
     attention_defects,
     attention_kernel,
     memory_defects,
+    one_tile_defects,
     queue_defects,
     small_defects,
     small_kernels,
@@ -32,5 +33,6 @@ def mutants():
         *queue_defects.mutants(),
         *memory_defects.mutants(),
         *arithmetic_defects.mutants(),
+        *one_tile_defects.mutants(),
         *small_defects.mutants(),
     )

@@ -181,10 +181,10 @@ def test_what_keeps_the_family_from_being_chosen(monkeypatch, every_height):
     assert kinds(q | {"seqused_q": torch.ones(1, dtype=torch.int32)}, tokens_per_split=128) == {
         "TwoTiles"
     }
-    assert kinds({"q": torch.zeros(1, 9, 8, 64).bfloat16()}) == {"TwoTiles"}
+    assert kinds({"q": torch.zeros(1, 9, 8, 64).bfloat16()}) == {"OneTile"}
     monkeypatch.setenv("CUTE_FA4_SWAP", "off")
     repeat.clear()
-    assert kinds(q) == {"TwoTiles"}
+    assert kinds(q) == {"OneTile"}
     monkeypatch.setenv("CUTE_FA4_SWAP", "never")
     repeat.clear()
     with pytest.raises(ValueError, match="CUTE_FA4_SWAP='never'; accepted: auto, off"):

@@ -92,5 +92,5 @@ def test_a_refusal_names_the_value_and_the_remedy(choices, value, remedy):
 def test_rows_choose_the_schedule_and_choices_of_another_are_refused():
     cfg = choose_config(qkv_dtype="bf16", head_dim=64, rows=32, claims=False)
     assert cfg.schedule == SwappedTile(rows=32, claims=False)
-    with pytest.raises(ValueError, match="rows=32 with bn_cap: choices of another schedule"):
+    with pytest.raises(ValueError, match="family='mhaswap' with bn_cap: choices of another"):
         choose_config(qkv_dtype="bf16", head_dim=64, rows=32, bn_cap=64)

@@ -1,0 +1,167 @@
+"""Correction warpgroup of one query tile: rescale O0 and O1, and at the end add them up to one O.
+
+A row has two states, of its even and of its odd key tiles. With m_i their maxima, l_i their sums and m = max(m_0, m_1):
+
+    w_i = 2^(c m_i - c m)        l = w_0 l_0 + w_1 l_1        O = (w_0 O_0 + w_1 O_1) / l
+
+    key tile n > 1   wait row_scale[n % 2] -> O_i *= factor, where a row of the warp needs it -> p_ready[n % 2]
+    after the last   wait row_scale of both and o_ready -> merge -> log-sum-exp and O to global memory
+    one key tile     there is no odd one: O_0 alone, O_1 is not looked at
+
+A warpgroup of 128 threads does it, a row each; softmax is then at the next work tile.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from ..instructions import tensor_memory
+from ..kernel_args import Events, KernelArgs, Smem
+from ..roles.correction import rescale_tile
+from ..steps import row_math, store
+from ..steps.row_math import RowState
+from ..steps.scores import first_state, log2_scale, row_context, write_lse
+from ..work.queue import NO_MORE, WorkQueue
+from ..work.tile import Work
+
+
+@dataclass(frozen=True)
+class Turns:
+    """How many key tiles the even and the odd warpgroup have, and how often there was an O; Int32."""
+
+    even: Int32
+    odd: Int32
+    o: Int32
+
+    @staticmethod
+    def none() -> "Turns":
+        return Turns(Int32(0), Int32(0), Int32(0))
+
+    @staticmethod
+    def of(order, count) -> "Turns":
+        """Of a work tile with `count` key tiles, at least one."""
+        return Turns(order.turns(count, 0), order.turns(count, 1), Int32(1))
+
+    def plus(self, other: "Turns") -> "Turns":
+        return Turns(self.even + other.even, self.odd + other.odd, self.o + other.o)
+
+
+@cute.jit
+def key_tiles(
+    cfg: cutlass.Constexpr,
+    order: cutlass.Constexpr,
+    smem: Smem,
+    tmem: Int32,
+    events: Events,
+    now: Turns,
+    before: Turns,
+    row: Int32,
+):
+    """Rescale O_0 and O_1 before the products of their key tiles but the first, in the order of the products."""
+    for turn in cutlass.range(1, now.even, unroll=1):
+        rescale_tile(cfg, order, smem, tmem, events, 0, (before.even + turn - 1) & 1, row)
+        if turn < now.odd:
+            rescale_tile(cfg, order, smem, tmem, events, 1, (before.odd + turn - 1) & 1, row)
+
+
+def state_of(cfg, smem: Smem, events: Events, i: int, phase, row) -> RowState:
+    """A row's state behind the last key tile of warpgroup i."""
+    events.row_scale.wait(i, phase)
+    thread = row + i * cfg.tiles.rows_per_q_tile
+    return RowState(smem.row_max[thread], smem.row_scale[thread])
+
+
+@cute.jit
+def finish(
+    cfg: cutlass.Constexpr,
+    args: KernelArgs,
+    smem: Smem,
+    tmem: Int32,
+    events: Events,
+    work: Work,
+    now: Turns,
+    before: Turns,
+    row: Int32,
+):
+    """Merge the two states, and O_0 and O_1 to global memory."""
+    even = state_of(cfg, smem, events, 0, (before.even + now.even - 1) & 1, row)
+    odd = RowState.empty()
+    if now.odd > 0:
+        odd = state_of(cfg, smem, events, 1, (before.odd + now.odd - 1) & 1, row)
+    state, even_weight, odd_weight = row_math.merged(even, odd, log2_scale(cfg, args))
+    if cutlass.const_expr(cfg.write_lse):
+        write_lse(cfg, args, work, 0, state)
+    inverse = Float32(0.0)
+    if state.row_sum != 0.0:  # also true for NaN, which belongs in the output
+        inverse = cute.arch.rcp_approx(state.row_sum)
+    events.o_ready.wait(0, before.o & 1)
+    tensor_memory.fence_after()
+    if now.odd > 0:
+        store_both(
+            cfg, args, smem, tmem, events, work, row, even_weight * inverse, odd_weight * inverse
+        )
+    else:
+        store_even(cfg, args, smem, tmem, events, work, row, even_weight * inverse)
+
+
+def store_even(cfg, args, smem: Smem, tmem, events: Events, work: Work, row, scale):
+    """O_0 * scale to global memory; free for the next work tile as soon as all of it is in registers."""
+
+    def free():
+        tensor_memory.fence_before()
+        events.p_ready.arrive(0)
+
+    store.scaled(cfg, args, smem, work, 0, row, tmem + cfg.tmem.o[0], scale, when_read=free)
+
+
+def store_both(cfg, args, smem: Smem, tmem, events: Events, work: Work, row, even, odd):
+    """O_0 * even + O_1 * odd likewise."""
+
+    def free():
+        tensor_memory.fence_before()
+        for i in range(2):
+            events.p_ready.arrive(i)
+
+    o = [tmem + column for column in cfg.tmem.o]
+    store.merged(cfg, args, smem, work, 0, row, o, (even, odd), when_read=free)
+
+
+@cute.jit
+def write_empty(cfg: cutlass.Constexpr, args: KernelArgs, smem: Smem, work: Work, row: Int32):
+    """A work tile that sees no key: zeros, and the log-sum-exp of nothing or of the sink."""
+    if cutlass.const_expr(cfg.write_lse):
+        state = first_state(cfg, args, work, row_context(cfg, args, work, 0, row))
+        write_lse(cfg, args, work, 0, state)
+    store.zeros(cfg, args, smem, work, row)
+
+
+@cute.jit
+def run(
+    cfg: cutlass.Constexpr,
+    order: cutlass.Constexpr,
+    args: KernelArgs,
+    smem: Smem,
+    tmem: Int32,
+    events: Events,
+    queue: WorkQueue,
+):
+    """`tmem`: tensor-memory address of column 0 for this warp's lanes."""
+    thread, _, _ = cute.arch.thread_idx()
+    row = thread % cfg.tiles.rows_per_q_tile
+    for i in cutlass.range_constexpr(cfg.schedule.warps.softmax_groups):
+        events.p_ready.arrive(i)
+    number, before = Int32(0), Turns.none()
+    work = queue.next(cfg, args, number)
+    while work.tiles.count != NO_MORE:
+        if work.tiles.count > 0:
+            now = Turns.of(order, work.tiles.count)
+            key_tiles(cfg, order, smem, tmem, events, now, before, row)
+            finish(cfg, args, smem, tmem, events, work, now, before, row)
+            before = before.plus(now)
+        else:
+            write_empty(cfg, args, smem, work, row)
+        number = number + 1
+        work = queue.next(cfg, args, number)
+    store.wait(row)

@@ -179,7 +179,8 @@ LSE_ERROR = EXP2_RELATIVE_ERROR + 3 * FLOAT32_NOISE
 def run(*storages: dict, mode="in_order", seed=0, claims=None, **options):
     """flash_attn_varlen_func with an out of canaries -> (out, lse)."""
     call = {name: value for storage in storages for name, value in storage.items()}
-    out = call["q"].new_full((*call["q"].shape[:-1], call["v"].shape[-1]), CANARY)
+    v = call["v"] if "v" in call else options["v"]
+    out = call["q"].new_full((*call["q"].shape[:-1], v.shape[-1]), CANARY)
     checks = emulator.use(mode=mode, seed=seed, claims=claims, checks=("ptx", "phase_passed_twice"))
     with warnings.catch_warnings(), checks:
         warnings.simplefilter("ignore", EmulatorWarning)

@@ -16,7 +16,7 @@ The host does not read these tensors, so whatever they hold is cut to the rows t
 results, never an access outside a tensor.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import cutlass
 import cutlass.cute as cute
@@ -45,6 +45,10 @@ class Sequence:
     def position(self, q_index):
         """Position of a query in key coordinates."""
         return q_index + (self.num_keys - self.seqlen_q)
+
+    def uniform(self) -> "Sequence":
+        """The same, of which the compiler knows that all lanes of the warp hold it."""
+        return Sequence(*(cute.arch.make_warp_uniform(getattr(self, f.name)) for f in fields(self)))
 
 
 @dataclass(frozen=True)

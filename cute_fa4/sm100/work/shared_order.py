@@ -130,7 +130,7 @@ def total_tiles(cfg: cutlass.Constexpr, args) -> Int32:
         mine = mine + order.of_sequence(cfg, of, args.mask_sizes)
     for distance in (16, 8, 4, 2, 1):
         mine = mine + cute.arch.shuffle_sync_bfly(mine, distance)
-    return mine
+    return cute.arch.make_warp_uniform(mine)
 
 
 def stretch_of(cfg, args, cta) -> Stretch:
@@ -153,6 +153,7 @@ def find_piece(cfg: cutlass.Constexpr, args, stretch: Stretch) -> tuple[Work, St
     of, inside, held = line.find(
         cfg, args.lengths, args.seqlen_q, args.seqlen_k, order, sizes, stretch.at, stretch.held
     )
+    of, inside = of.uniform(), cute.arch.make_warp_uniform(inside)
     seen = seen_by(cfg, of, sizes)
     each, num_blocks = tiles_of_block(seen), maximum(order.blocks_of(cfg, of), 1)
     row = inside // each

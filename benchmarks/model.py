@@ -8,6 +8,7 @@
     python benchmarks/model.py --fit              choose the fitted constants again
     python benchmarks/model.py --docs             write the tables and plots of docs/performance.md,
                                                   the tables of docs/performance_method.md
+    python benchmarks/model.py --decode           the table of decode; with --docs write those of decode only
 
 No GPU takes part and nothing is measured. How it works: benchmarks/cycle_model/, what it cannot
 see: docs/performance_method.md. Needs nvdisasm (pip install nvidia-cuda-nvdisasm, or triton).
@@ -28,6 +29,8 @@ if __package__ in (None, ""):  # run as a file: make `benchmarks` importable
 
 from benchmarks.cycle_model import calibration, plots, report, timeline  # noqa: E402
 from benchmarks.cycle_model.constants import fitted_b200  # noqa: E402
+from benchmarks.cycle_model.decode import check as decode_check  # noqa: E402
+from benchmarks.cycle_model.decode import report as decode_report  # noqa: E402
 from benchmarks.cycle_model.evaluate import AlignedKernel  # noqa: E402
 from benchmarks.cycle_model.kernels import OURS, THEIRS  # noqa: E402
 from cute_fa4.system import pipes  # noqa: E402
@@ -85,6 +88,20 @@ def pictures(kernels: dict, folder: Path) -> None:
         (folder / f"{str(variant).replace(' ', '_')}.svg").write_text(picture)
 
 
+def decode_tables() -> dict[str, str]:
+    """What the pages say of decode: modelled, published, and how the method was checked; and the constants."""
+    constants = fitted_b200()
+    found = decode_report.rows(constants, lambda row: print(row, file=sys.stderr, flush=True))
+    check = decode_check.Check()
+    return {
+        "decode_modelled": decode_report.table(found),
+        "decode": report.decode_table(),
+        "decode_merging": decode_report.merging_table(check),
+        "decode_check": decode_report.check_table(check),
+        "constants": report.constants_table(constants),
+    }
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true")
@@ -92,12 +109,21 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--calibration", action="store_true")
     parser.add_argument("--fit", action="store_true")
     parser.add_argument("--docs", action="store_true")
+    parser.add_argument("--decode", action="store_true")
     parser.add_argument(
         "--only", metavar="WORDS", help='kernels whose name has these words: "cute_fa4 d128 causal"'
     )
     args = parser.parse_args(argv)
     if args.only and args.docs:
         parser.error("--docs: with --only the tables of the page would lose rows")
+
+    if args.decode:
+        tables = decode_tables()
+        if args.docs:
+            write_docs(tables)
+        else:
+            print(tables["decode_modelled"])
+        return 0
 
     makers = (OURS, THEIRS)
     if importlib.util.find_spec("flash_attn") is None:
@@ -135,8 +161,7 @@ def main(argv: list[str] | None = None) -> int:
             "calibration": report.calibration_table(kernels, constants),
         }
         of_code = {name: f"{tables[name]}\n\n{report.made_by(kernels)}" for name in MODELLED_TABLES}
-        others = {"decode": report.decode_table(), "constants": report.constants_table(constants)}
-        write_docs({**of_code, **others})
+        write_docs({**of_code, **decode_tables()})
     if args.json:
         print(json.dumps(report.as_json(kernels, found, constants), indent=1))
     else:

@@ -4,13 +4,17 @@
     python examples/04_paged_decode.py --device cuda       the same kernels on a B200 or B300
     python examples/04_paged_decode.py --steps 20 --page-size 8
 
-The weights are random, so it writes nonsense. At the end the same model reads every text again in float64, with
-attention by its definition and neither cache nor pages: the logits must agree, and so must the tokens that were
-chosen by them.
+The weights are random, so it writes nonsense. In decode the keys of every sequence are split into parts that run side
+by side (--splits). At the end the same model reads every text again in float64, with attention by its definition and
+neither cache nor pages: the logits must agree, and so must the tokens that were chosen by them. Beside that error
+stands how fast a decode of a usual size is modelled to be on a B200, from docs/performance.md: no time of a CPU says
+anything about it.
 """
 
 import argparse
+import re
 import time
+from pathlib import Path
 
 import torch
 from torch.nn.functional import gelu, rms_norm
@@ -19,7 +23,12 @@ from cute_fa4 import flash_attn_with_kvcache
 from cute_fa4.reference import attention_float64
 
 LAYERS, WIDTH, HEADS_Q, HEADS_KV, HEAD_DIM, LETTERS = 2, 128, 4, 2, 64, 256
-PROMPTS = ["pages", "a longer prompt that crosses some pages", "x"]
+PROMPTS = [
+    "pages",
+    "a longer prompt that crosses pages and tiles of 128 keys, so that both parts have keys. " * 2,
+    "x",
+]
+PERFORMANCE = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
 
 
 class TinyModel:
@@ -89,13 +98,13 @@ class PagedCache:
             keys, values = self.pools[layer, :, 0], self.pools[layer, :, 1]
             q, k, v = q.bfloat16(), k.bfloat16(), v.bfloat16()
             return flash_attn_with_kvcache(
-                q, keys, values, k, v, page_table=table, causal=True, num_splits=0, **options
+                q, keys, values, k, v, page_table=table, causal=True, **options
             )
 
         return attend
 
 
-def generate(model: TinyModel, prompts: list[list[int]], steps: int, page_size: int, device):
+def generate(model: TinyModel, prompts, steps: int, page_size: int, splits: int, device):
     """-> (tokens of each sequence, logits of each step (steps + 1, sequences, LETTERS), the cache)."""
     lengths = [len(p) for p in prompts]
     cache = PagedCache(len(prompts), page_size, max(lengths) + steps, device)
@@ -115,7 +124,8 @@ def generate(model: TinyModel, prompts: list[list[int]], steps: int, page_size: 
         chosen = logits[-1].argmax(-1)
         for sequence, token in zip(written, chosen.tolist(), strict=True):
             sequence.append(token)
-        attend = cache.attention([n + step for n in lengths], cache_seqlens=held)
+        reserved = [n + step for n in lengths]
+        attend = cache.attention(reserved, cache_seqlens=held, num_splits=splits)
         logits.append(model.logits(chosen[:, None], held[:, None], attend)[:, 0])
         held += 1
     return written, torch.stack(logits), cache
@@ -130,6 +140,14 @@ def exact_logits(model: TinyModel, tokens: list[int], device):
     )
 
 
+def modelled_speed() -> str:
+    """The row of the page of performance for 8 sequences of 4096 keys, 64 query heads on 8, one query each."""
+    found = re.search(
+        r"\| 128 \| 64/8 \| 1 \| 8 \| 4096 \| ([\d.]+) \| ([\d.]+) ", PERFORMANCE.read_text()
+    )
+    return f"8 sequences of 4096 keys in pages of 16, 64/8 heads, d=128: {found[1]} us, {found[2]} TB/s"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -137,6 +155,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", help="cpu (emulator) or cuda; default: cpu")
     parser.add_argument("--steps", type=int, default=8, help="tokens for each prompt; default: 8")
     parser.add_argument("--page-size", type=int, default=16, help="default: 16")
+    parser.add_argument("--splits", type=int, default=2, help="parts of a sequence; default: 2")
     arguments = parser.parse_args()
 
     torch.manual_seed(0)
@@ -144,7 +163,7 @@ def main() -> None:
     prompts = [list(text.encode()) for text in PROMPTS]
     begin = time.perf_counter()
     written, logits, cache = generate(
-        model, prompts, arguments.steps, arguments.page_size, arguments.device
+        model, prompts, arguments.steps, arguments.page_size, arguments.splits, arguments.device
     )
     seconds = time.perf_counter() - begin
 
@@ -158,10 +177,11 @@ def main() -> None:
             exact.gather(-1, logits[:, b].argmax(-1)[:, None])[:, 0],
         )
         lost = max(lost, float((best - chosen).max()))
-        print(f"{PROMPTS[b]!r} -> {bytes(tokens[len(prompt) :])!r}")
+        print(f"{PROMPTS[b][:40]!r} -> {bytes(tokens[len(prompt) :])!r}")
     used, pages = int((cache.table >= 0).sum()), cache.table.numel()
     print(f"{used} of {pages} pages of {arguments.page_size} keys used")
     print(f"logits {tuple(logits.shape)} to {logits.abs().max():.1f}, off by {largest:.4f} at most")
+    print(f"modelled for a B200 (docs/performance.md): {modelled_speed()}")
     print(f"chosen tokens are at most {lost:.4f} below the largest logit in float64")
     print(f"{len(logits)} steps in {seconds:.1f} s with compiling")
     # Every layer rounds q, k, v, P and out to bf16, by 2^-9 relative each and not all in one direction: two of the five

@@ -62,8 +62,10 @@ def test_the_broken_kernel_is_told_where_it_reads_what_nobody_wrote():
 
 
 def test_paged_decode_writes_what_the_model_says_in_float64():
-    # 8 keys a page: a prompt of 39 characters crosses four edges, and two steps cross the fifth.
+    # 8 keys a page: prompts of 5 and 180 characters cross edges, the second one also that of a tile, so that each of
+    # the two parts of its keys has some.
     output = run("examples/04_paged_decode.py", "--steps", "2", "--page-size", "8")
+    assert "modelled for a B200" in output and "TB/s" in output
     assert "pages of 8 keys used" in output
     assert "logits (3, 3, 256)" in output
 

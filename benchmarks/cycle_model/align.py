@@ -8,8 +8,8 @@ emit the warp's events, and the cheapest such walk is its path:
     SASS    SYNCS.PHASECHK  SYNCS.ARRIVE   SYNCS.EXCH UTC*MMA  UTCBAR  UTMALDG  UTMASTG  UTMACMDFLUSH
     event   drain           bar            cluster_bar  ld    st
     SASS    DEPBAR.LE SB0   BAR            UCGABAR_*    LDTM  STTM
-    event   wgmma           wgwait
-    SASS    HGMMA           WARPGROUP.DEPBAR
+    event   wgmma           wgwait            gload
+    SASS    HGMMA           WARPGROUP.DEPBAR  LDG, where the traces have such events
 
     matched, other place in the text     a little: ptxas keeps the order of the source (ORDER_COST)
     matched differently than before      a little: an instruction comes from one PTX line (TIE_COST)
@@ -47,6 +47,7 @@ _TOKENS = (
     ("st", re.compile(r"STTM")),
     ("wgmma", re.compile(r"[A-Z]GMMA")),
     ("wgwait", re.compile(r"WARPGROUP\.DEPBAR")),
+    ("gload", re.compile(r"LDG")),
 )
 SYNCHRONISING = {
     "wait",
@@ -146,8 +147,14 @@ def _next(events, line: int) -> Event:
 class _Aligner:
     def __init__(self, function: Function, ptx: str, traces: list[Trace]):
         self.function = function
+        recorded = {e.kind for trace in traces for events in trace.warps.values() for e in events}
+        unrecorded = {"gload"} - recorded
         self.tokens = {
-            block.index: [(ins, token(ins)) for ins in block.instructions if token(ins)]
+            block.index: [
+                (ins, token(ins))
+                for ins in block.instructions
+                if token(ins) and token(ins) not in unrecorded
+            ]
             for block in function.blocks
         }
         self._sass_rank = _ranks(

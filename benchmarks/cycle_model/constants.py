@@ -33,6 +33,7 @@ _VENDOR = "CUDA C++ programming guide, throughput of native arithmetic instructi
 _FA4 = "FlashAttention-4 paper (arXiv 2603.05451), section 3"
 _SEMI = "SemiAnalysis microbench-blackwell, B200, 1.965 GHz"
 _ADEMEURE = "ademeure, B300 notes"
+_H200 = "measured on an H200: benchmarks/hopper_decode.cu"
 _ASSUMED = "no source; the value only matters in prologue and epilogue"
 
 B200: dict[str, Constant] = {
@@ -63,6 +64,7 @@ B200: dict[str, Constant] = {
     "lat_constant": Constant(35, "cycles", _ASSUMED),
     "lat_special": Constant(25, "cycles", _ASSUMED),
     "lat_global": Constant(700, "cycles", "global miss 420 plus L2 (arXiv 2512.02189)"),
+    "lat_local": Constant(38, "cycles", "L1 on Hopper (arXiv 2402.13499): spilled registers"),
     "lat_uniform": Constant(12, "cycles", _ASSUMED),
     "lat_read": Constant(10, "cycles", "operands are read; no source"),
     "lat_fence": Constant(20, "cycles", _ASSUMED),
@@ -84,6 +86,12 @@ B200: dict[str, Constant] = {
     "claim": Constant(1000, "cycles", "no source: above a global miss; cluster launch control"),
     "store_latency": Constant(200, "cycles", "until the source is read; no source"),
     "hbm_tbs": Constant(7.26, "TB/s", f"{_SEMI}: TMA read"),
+    # decode: what a chip that streams asks of its memory, and of launches
+    "dram_latency_ns": Constant(545, "ns", "TMA, unloaded, not in L2: 540 to 595 (Modal B200)"),
+    "dram_knee": Constant(2.2, "exponent", f"{_SEMI}: TMA read with 4 to 128 KiB in flight an SM"),
+    "lat_l2": Constant(428, "cycles", f"{_ADEMEURE}: near 150 ns, far 300 cycles more; their mean"),
+    "cold_start_us": Constant(0.98, "us", f"{_H200}: first copies of a launch above the latency"),
+    "dependent_saves_us": Constant(0.9, "us", f"{_H200}: of a merging launch, parts 2 to 16"),
     # grid
     "cta_gap": Constant(1500, "cycles", "fitted: exit to first instruction of the next CTA", True),
     "cold_memory": Constant(

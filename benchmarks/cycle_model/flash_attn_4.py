@@ -77,6 +77,11 @@ def capture(variant, arch: str) -> Capture:
 
 def capture_compiled(variant, arch: str, sms: int) -> Capture:
     """As capture, for a chip of any architecture the package knows, with so many SMs."""
+    return capture_call(lambda interface: _call(interface, variant), arch, sms)
+
+
+def capture_call(call, arch: str, sms: int, kind: type[Capture] = Capture) -> Capture:
+    """What call(the package's interface) compiles, kept by a Capture of this kind."""
     Hardware.sms = sms
     os.environ["FLASH_ATTENTION_ARCH"] = arch.removesuffix("a")
     os.environ["CUTE_DSL_ARCH"] = arch
@@ -91,9 +96,9 @@ def capture_compiled(variant, arch: str, sms: int) -> Capture:
     cutlass.utils.hardware_info.HardwareInfo = Hardware
     import flash_attn.cute.interface as interface
 
-    interface.cute = captured = Capture(cutlass.cute, arch)
+    interface.cute = captured = kind(cutlass.cute, arch)
     with FakeTensorMode():
-        _call(interface, variant)
+        call(interface)
     return captured
 
 

@@ -61,6 +61,7 @@ H200: dict[str, Constant] = {
     "lat_constant": Constant(35, "cycles", _ASSUMED),
     "lat_special": Constant(25, "cycles", _ASSUMED),
     "lat_global": Constant(700, "cycles", _ASSUMED),
+    "lat_local": Constant(38, "cycles", f"{_HOPPER}: L1"),
     "lat_uniform": Constant(12, "cycles", _ASSUMED),
     "lat_read": Constant(10, "cycles", _ASSUMED),
     "lat_fence": Constant(20, "cycles", _ASSUMED),

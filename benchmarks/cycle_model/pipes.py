@@ -43,7 +43,7 @@ _ALU = {
 }  # fmt: skip
 _CONVERT = {"F2FP", "F2F", "F2I", "I2F", "I2FP", "FRND", "F2IP", "I2IP"}
 _SHARED = {"LDS", "STS", "LDSM", "STSM", "ATOMS", "SHFL"}
-_GLOBAL = {"LDG", "LD", "ATOMG", "ATOM", "LDL"}
+_GLOBAL = {"LDG", "LD", "ATOMG", "ATOM"}
 _STORES = {"STG", "ST", "STL", "RED", "REDG"}
 _CONSTANT = {"LDC", "LDCU"}
 _SPECIAL = {
@@ -127,6 +127,8 @@ class Pipes:
             return Cost("shared", nbytes / value["rate_shared"], value["lat_shared"], read)
         if name in _GLOBAL:
             return Cost(None, 0, value["lat_global"], read)
+        if name == "LDL":
+            return Cost(None, 0, value["lat_local"], read)
         if name in _STORES:
             return Cost(None, 0, read, 2 * read)
         if name in _CONSTANT:

@@ -13,6 +13,8 @@
     ld, st     tcgen05.ld, tcgen05.st               columns
     wgmma      wgmma.mma_async (sm_90)              N
     wgwait     wgmma.wait_group (sm_90)             how many groups may stay open
+    gload      ld.global                            only where asked for: nothing else tells how often a
+                                                    kernel without barriers goes round its loops
 
 An effect is (operation, (CTA rank, shared offset), amount). Those that happen later than the
 instruction, because the copy or the MMA completes later, are attributed to the instruction too.
@@ -47,6 +49,7 @@ _KINDS = (
     ("st", re.compile(r"tcgen05\.st\.")),
     ("wgmma", re.compile(r"wgmma\.mma_async")),
     ("wgwait", re.compile(r"wgmma\.wait_group")),
+    ("gload", re.compile(r"ld\.global")),
 )
 # Hopper's matrix instructions have no meaning in the emulator. The order of events does not depend
 # on what they compute, so they may do nothing while a trace is taken.
@@ -103,6 +106,7 @@ class Recorder:
     def __init__(self):
         self.trace: Trace | None = None
         self.number = 0
+        self.global_loads = False
         self.current: Event | None = None
 
     def entry(self, lookup, opcode: str, ins=None):
@@ -119,6 +123,8 @@ class Recorder:
 
         def function(warp, ins):
             if self.trace is None or warp.cta.cluster.id != (self.number, 0, 0):
+                return entry.function(warp, ins)
+            if kind == "gload" and not self.global_loads:
                 return entry.function(warp, ins)
             event = Event(kind, ins.line, _data(kind, warp, ins))
             with self._attributing(event):
@@ -193,7 +199,7 @@ def partialmethod_of(function, *fixed):
     return method
 
 
-def record(launch, cluster: int = 0) -> Trace:
+def record(launch, cluster: int = 0, global_loads: bool = False) -> Trace:
     """The trace of one cluster of the grid that launch() executes, within installed().
 
     RuntimeError when the grid does not have so many. The emulator's checks are off: they are the
@@ -202,6 +208,7 @@ def record(launch, cluster: int = 0) -> Trace:
     from cute_fa4 import emulator
 
     _recorder.trace, _recorder.number = Trace(defaultdict(list), {}), cluster
+    _recorder.global_loads = global_loads
     try:
         with emulator.use(checks=None):
             launch()

@@ -271,8 +271,11 @@ def _targets(last: Instruction, at: int, code: list[Instruction]) -> tuple[list[
     if last.name in _ENDS:
         return [], last.guard is not None and last.name != "BPT"
     if last.name in _JUMPS:
-        # BRA.U UP0, `(.L) has its condition among the operands; a plain BRA has only a label there.
-        conditional = last.guard is not None or bool(re.match(r"!?U?P[\dT]", last.operands))
+        # BRA.U UP0, `(.L) has its condition among the operands, a plain BRA only a label; BRA.DIV UR4, `(.L) is
+        # taken by a warp that has diverged.
+        conditional = last.guard is not None or bool(
+            re.match(r"!?U?P[\dT]", last.operands) or ".DIV" in last.opcode
+        )
         return _LABEL_IN_OPERANDS.findall(last.operands), conditional
     if last.name == "BSYNC":
         register = _CONVERGENCE_REGISTER.search(last.operands)

@@ -1,0 +1,90 @@
+"""What a public call of ours chooses for a problem, asked of the package itself: kernel, parts, what merges them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from benchmarks.cycle_model.decode.problems import DecodeProblem
+
+KEYS_A_TILE = 128
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call.
+
+    config  of the attention kernel
+    queues  key tiles of the blocks, or pieces of blocks, of each CTA, in their order; with claims those behind the
+            first one are for whoever comes first
+    parts   most parts of a block; 1: nothing merges, unless merge says so
+    merge   config of the merging kernel, where there is one
+    """
+
+    config: object
+    queues: tuple[tuple[int, ...], ...]
+    parts: int = 1
+    merge: object = None
+
+
+@lru_cache(maxsize=256)
+def call_of(problem: DecodeProblem, num_splits: int = 0) -> Call:
+    """flash_attn_with_kvcache with this number of parts; 0: as many as it chooses."""
+    import torch
+
+    from cute_fa4 import masks
+    from cute_fa4.calls.attention import config_of
+    from cute_fa4.calls.request import Options, Where
+    from cute_fa4.calls.split import Shared, split_of
+    from cute_fa4.sm100.choose_config import split_configs
+    from cute_fa4.system.devices import target_of
+
+    def tensor(*shape, dtype=torch.bfloat16):
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    batch, page = problem.batch, problem.page_size
+    pages = -(-max(problem.lengths) // page)
+    q = tensor(batch, problem.seqlen_q, problem.heads_q, problem.head_dim)
+    k = tensor(batch * pages, page, problem.heads_kv, problem.head_dim)
+    where = Where(
+        seqused_k=tensor(batch, dtype=torch.int32),
+        page_table=tensor(batch, pages, dtype=torch.int32),
+    )
+    mask = masks.causal() if problem.seqlen_q > 1 else masks.window(None, None)
+    options = Options(1.0, mask, None, None, (), None, None, num_splits=num_splits)
+    config = config_of(q, k, k, where, options, page, False, target_of(torch.device("cpu")))
+    split = split_of(q, k, where, options, config)
+    per_head = -(-problem.seqlen_q // config.tiles.positions_per_cta)
+    blocks = per_head * problem.heads_q // config.heads_per_tile
+    tiles = [-(-keys // KEYS_A_TILE) for keys in problem.lengths]
+    each = [n for n in tiles for _ in range(blocks)]
+    if split is None:
+        return Call(config, tuple((n,) for n in each))
+    if isinstance(split, Shared):
+        partial, merge = split_configs(config, False, shared=True)
+        return Call(partial, *_shared(each, split), merge)
+    partial, merge = split_configs(config, False)
+    cut = [n for tiles in each for n in _parts(tiles, split)]
+    return Call(partial, tuple((n,) for n in cut), split.parts, merge)
+
+
+def _shared(blocks: list[int], split) -> tuple[tuple[tuple[int, ...], ...], int]:
+    """(pieces of every CTA, most pieces of a block), sm100/work/shared_order.py."""
+    from cute_fa4.sm100.work.shared_order import pieces_of
+
+    queues: list[list[int]] = [[] for _ in range(split.ctas)]
+    number = [0] * len(blocks)
+    for cta, block, begin, end in pieces_of(blocks, split.ctas, split.least):
+        queues[cta].append(end - begin)
+        number[block] += 1
+    return tuple(tuple(queue) for queue in queues if queue), max(number)
+
+
+def _parts(tiles: int, split) -> list[int]:
+    """Key tiles of each part of a sequence (sm100/work/split.py)."""
+    if split.tiles_each:
+        return [
+            max(0, min(split.tiles_each, tiles - i * split.tiles_each)) for i in range(split.parts)
+        ]
+    each, more = divmod(tiles, split.parts)
+    return [each + (part < more) for part in range(split.parts)]

@@ -1,0 +1,191 @@
+"""Kernel -> cycles of its CTAs at several latencies of memory; machine code and traces come from the cache.
+
+Keys of what is kept: of ours the files of the kernels, and behind them the machine code; of flash-attn-4 the package's
+version; for both the recorder, and for cycles the model and its constants.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import pickle
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, replace
+from functools import wraps
+from pathlib import Path
+
+from benchmarks.cycle_model import align, cache, control_codes, trace
+from benchmarks.cycle_model.constants import Constant
+from benchmarks.cycle_model.decode import our_decode
+from benchmarks.cycle_model.decode.launch import Streaming
+from benchmarks.cycle_model.decode.memory import Memory
+from benchmarks.cycle_model.decode.variants import FURTHER_BLOCKS, TheirKernel, works
+from benchmarks.cycle_model.grid import Curve
+from benchmarks.cycle_model.kernels import ROOT, disassemble
+from benchmarks.cycle_model.machine import Machine
+from benchmarks.sass import program
+from cute_fa4.compiler import toolkit
+from cute_fa4.compiler.sources import kernel_sources
+
+HERE = Path(__file__).parent
+MODEL = [
+    *(HERE.parent / name for name in ("align.py", "machine.py", "engines.py", "pipes.py")),
+    Path(program.__file__),
+]
+# Times the latency of idle memory: what a CTA is simulated with.
+LATENCIES = (1.0, 1.3, 1.7, 2.5, 4.0, 8.0)
+MERGED_PARTS = (2, 4, 8, 16, 32)
+
+
+def _remembered(function):
+    """What it returned for the same kernel and constants in this process: a table asks often."""
+    known: dict = {}
+
+    def asked(*args):
+        *kernel, constants = args
+        key = (*kernel, tuple((name, c.value) for name, c in constants.items()))
+        if key not in known:
+            known[key] = function(*args)
+        return known[key]
+
+    return wraps(function)(asked)
+
+
+@_remembered
+def attention(config, seqlen_q: int, constants: dict[str, Constant]) -> Streaming:
+    """Cycles of an attention kernel of ours, for so many queries a sequence."""
+    goes_on = bool(config.schedule.claims) or config.share_keys
+
+    name = f"decode {config.name} q{seqlen_q}"
+    found = _ours(
+        name, config, lambda: our_decode.trace_attention(config, seqlen_q, works(goes_on))
+    )
+    return _streaming(name, found, constants, _tile_bytes(config))
+
+
+@_remembered
+def their_attention(kernel: TheirKernel, constants: dict[str, Constant]) -> Streaming:
+    """Cycles of a kernel of flash-attn-4."""
+    version, sources = importlib.metadata.version("flash-attn-4"), _recorder("their_decode.py")
+    key = cache.key(version, _compiler(), *sources)
+    found = cache.stored(str(kernel), key, lambda: _their_code(kernel))
+    return _streaming(str(kernel), found, constants, 4 * 128 * kernel.head_dim)
+
+
+@_remembered
+def merge_cycles(config, constants: dict[str, Constant]) -> Curve:
+    """Cycles of a CTA of the merging kernel, by number of parts."""
+
+    name = f"decode {config.name}"
+    found = _ours(name, config, lambda: our_decode.trace_merge(config, MERGED_PARTS))
+    here = constants | {"lat_global": constants["lat_l2"]}
+    cycles = _simulated(name, found, here)
+    return Curve(tuple(sorted(cycles.items())))
+
+
+def _ours(name: str, config, record) -> tuple:
+    """(PTX, machine code, traces, its listing); record() -> (PTX, traces), in a process that records."""
+    recorder = _recorder("our_decode.py")
+
+    def compiled():
+        code = our_decode.cubin(config)
+
+        def recorded():
+            with trace.installed():
+                ptx, traces = record()
+            return ptx, code, traces, disassemble(code)
+
+        return cache.stored(f"{name} code", cache.key(code, *recorder), recorded)
+
+    files = kernel_sources(ROOT / "cute_fa4")
+    return cache.stored(name, cache.key(_compiler(), *recorder, *files), compiled)
+
+
+def _tile_bytes(config) -> int:
+    return 2 * 128 * (config.qk_depth + config.ov_depth)
+
+
+def _streaming(name, found, constants, tile_bytes: int) -> Streaming:
+    idle = Memory.of(constants).latency
+    latencies = tuple(idle * factor for factor in LATENCIES)
+    first, further = [], []
+    for latency in latencies:
+        here = constants | {"tma_latency": replace(constants["tma_latency"], value=latency)}
+        cycles = _simulated(name, found, here)
+        single = {w.tiles: n for w, n in cycles.items() if w.blocks == 1}
+        several = {w.tiles: n for w, n in cycles.items() if w.blocks > 1}
+        added = {n: (c - single[n]) / (FURTHER_BLOCKS - 1) for n, c in several.items()}
+        first.append(_curve(single))
+        further.append(_further(single, added))
+    return Streaming(latencies, tuple(first), tuple(further), float(tile_bytes))
+
+
+def _further(single: dict, added: dict) -> Curve:
+    """What a further block adds; between the simulated ones it saves as much as at the nearest of them."""
+    if not added:
+        return _curve(single)
+    saved = {n: single[n] - added[n] for n in added}
+    return _curve(
+        {n: c - saved[min(saved, key=lambda known: abs(known - n))] for n, c in single.items()}
+    )
+
+
+def _curve(points: dict) -> Curve:
+    return Curve(tuple(sorted(points.items())))
+
+
+def _simulated(name: str, found: tuple, constants: dict[str, Constant]) -> dict:
+    """Work -> cycles of the traced CTA."""
+    ptx, code, traces, listing = found
+    identity = cache.key(code, pickle.dumps(traces), *MODEL)
+    values = json.dumps({name: constant.value for name, constant in sorted(constants.items())})
+
+    def make():
+        read = control_codes.read(code, listing)
+        machine = Machine(constants)
+        paths = _paths(name, identity, ptx, read, traces)
+        return {
+            work: machine.run(path, read.codes, traces[work]).cycles
+            for work, path in zip(traces, paths, strict=True)
+        }
+
+    return cache.stored(f"{name} cycles", cache.key(identity, values), make)
+
+
+_aligned: dict[str, list] = {}
+
+
+def _paths(name: str, identity: str, ptx: str, read, traces: dict) -> list:
+    if identity not in _aligned:
+        events = list(traces.values())
+        packed = cache.stored(
+            f"{name} paths",
+            identity,
+            lambda: align.packed(align.paths(read.function, ptx, events)),
+        )
+        _aligned.clear()
+        _aligned[identity] = align.unpacked(packed, read.function, events)
+    return _aligned[identity]
+
+
+def _their_code(kernel: TheirKernel) -> tuple:
+    """flash-attn-4, in a process of its own (cycle_model/flash_attn_4.py says why)."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "kernel.pickle"
+        module = "benchmarks.cycle_model.decode.their_decode"
+        command = [sys.executable, "-m", module, str(out), json.dumps(asdict(kernel))]
+        result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        if result.returncode or not out.exists():
+            raise RuntimeError(f"{' '.join(command)} failed:\n{result.stdout}\n{result.stderr}")
+        ptx, code, traces = pickle.loads(out.read_bytes())
+    return ptx, code, traces, disassemble(code)
+
+
+def _recorder(maker: str) -> list[Path]:
+    return [HERE.parent / "trace.py", HERE / "variants.py", HERE / maker]
+
+
+def _compiler() -> str:
+    return f"{importlib.metadata.version('nvidia-cutlass-dsl')} {toolkit.flavour()}"

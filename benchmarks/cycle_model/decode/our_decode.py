@@ -1,0 +1,109 @@
+"""Our decoding kernels: the cubin of a configuration, and traces of the same source on the emulator."""
+
+from __future__ import annotations
+
+import inspect
+from functools import partial
+
+from benchmarks.cycle_model import trace
+from benchmarks.cycle_model.decode.variants import Work
+
+
+def cubin(config) -> bytes:
+    """The machine code of an FA4Config or a CombineConfig."""
+    from benchmarks.sass.our_kernel import compile_artifacts
+
+    return compile_artifacts(config).cubin
+
+
+def trace_attention(config, seqlen_q: int, works: list[Work]) -> tuple[str, dict]:
+    """(PTX, traces) of an attention kernel for these works."""
+    compiled, names = _compiled(config)
+    traces = {}
+    for work in works:
+        traces[work] = trace.record(partial(_attend, compiled, names, config, seqlen_q, work))
+    return compiled.__ptx__, traces
+
+
+def trace_merge(config, parts: tuple[int, ...]) -> tuple[str, dict]:
+    """(PTX, traces) of the merging kernel, by number of parts: a CTA whose rows are heads of one query."""
+    import torch
+
+    from cute_fa4.sm100.combine.kernel import ROWS
+
+    compiled, names = _compiled(config)
+    traces = {}
+    for number in parts:
+        values = dict(
+            partial_o=torch.randn(number, 1, ROWS, config.depth),
+            partial_lse=torch.randn(number, ROWS, 1)[
+                (slice(None), *(() if config.shared else (None,)))
+            ],
+            parts=torch.tensor([[0, number]], dtype=torch.int32) if config.shared else None,
+            out=torch.empty(1, 1, ROWS, config.depth, dtype=torch.bfloat16),
+            max_seqlen_q=1,
+        )
+        traces[number] = trace.record(
+            partial(compiled, *(values.get(name) for name in names)), global_loads=True
+        )
+    return compiled.__ptx__, traces
+
+
+def _compiled(config) -> tuple:
+    """(emulated kernel, names of its arguments); within trace.installed()."""
+    from cute_fa4 import emulator
+    from cute_fa4.compiler.compiler import kernel_and_arguments
+
+    kernel, arguments, _ = kernel_and_arguments(config)
+    names = [name for name in inspect.signature(kernel.__call__).parameters if name != "stream"]
+    return emulator.compile(kernel, *arguments), names
+
+
+def _attend(compiled, names: list[str], config, seqlen_q: int, work: Work) -> None:
+    from cute_fa4 import emulator
+
+    values = _arguments(config, seqlen_q, work)
+    unknown = set(values) - set(names)
+    if unknown:
+        raise TypeError(f"the kernel has no parameters {sorted(unknown)}")
+    with emulator.use(checks=None, claims=work.blocks - 1):
+        compiled(*(values.get(name) for name in names))
+
+
+def _arguments(config, seqlen_q: int, work: Work) -> dict:
+    """One sequence with a key head for each block, random data, by parameter name."""
+    import torch
+
+    from cute_fa4.calls.split import Shared
+
+    generator = torch.Generator().manual_seed(0)
+
+    def tensor(*shape):
+        return torch.randn(shape, generator=generator).to(torch.bfloat16)
+
+    depth, page = config.qk_depth, config.page_size
+    heads_kv = work.blocks
+    heads_q = heads_kv * config.group
+    pages = work.keys // page
+    q = tensor(1, seqlen_q, heads_q, depth)
+    k, v = (tensor(pages, page, heads_kv, depth) for _ in range(2))
+    values = dict(
+        mQ=q,
+        mK=k,
+        mV=v,
+        mO=torch.empty_like(q),
+        softmax_scale=depth**-0.5,
+        seqused_k=torch.tensor([work.keys], dtype=torch.int32),
+        page_table=torch.randperm(pages, generator=generator).to(torch.int32)[None],
+        max_seqlen_q=seqlen_q,
+    )
+    if config.share_keys:  # all of the line for one CTA
+        positions = min(seqlen_q, config.tiles.positions_per_cta)
+        blocks = heads_q // config.heads_per_tile
+        shared = Shared(1, work.tiles, blocks, positions, config.heads_per_tile)
+        values["mO"], values["mLSE"], _, values["split"] = shared.workspace(q, v)
+    elif config.split_keys:
+        values["mO"] = torch.empty(q.shape, dtype=torch.float32)
+        values["mLSE"] = torch.empty((1, 1, heads_q, seqlen_q))
+        values["split"] = (1, 0)
+    return values

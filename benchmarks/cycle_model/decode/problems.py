@@ -1,0 +1,85 @@
+"""Calls of decode: how long their sequences are, the bytes that they must read, published times."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+ELEMENT_BYTES = 2
+PUBLISHED_FILE = Path(__file__).parents[1] / "published_decode.json"
+# The kernel of the published table that its authors replaced.
+NOT_COMPARED = "FlashInfer fa2"
+
+
+@dataclass(frozen=True)
+class DecodeProblem:
+    """One call. lengths: keys of each sequence."""
+
+    lengths: tuple[int, ...]
+    seqlen_q: int = 1
+    heads_q: int = 64
+    heads_kv: int = 8
+    head_dim: int = 128
+    page_size: int = 16
+
+    @classmethod
+    def even(cls, batch: int, keys: int, seqlen_q: int = 1, **others) -> DecodeProblem:
+        """Sequences of the same length."""
+        return cls((keys,) * batch, seqlen_q, **others)
+
+    @property
+    def batch(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def group(self) -> int:
+        return self.heads_q // self.heads_kv
+
+    @property
+    def key_bytes(self) -> int:
+        """Bytes of one key and its value, of all heads."""
+        return 2 * self.heads_kv * self.head_dim * ELEMENT_BYTES
+
+    @property
+    def bytes(self) -> int:
+        """Of keys and values, each read once: what published bandwidths count."""
+        return sum(self.lengths) * self.key_bytes
+
+    @property
+    def is_even(self) -> bool:
+        return len(set(self.lengths)) == 1
+
+
+def published(problem: DecodeProblem) -> dict[str, float]:
+    """Kernel -> published microseconds; empty where nobody has published the problem."""
+    data = json.loads(PUBLISHED_FILE.read_text())
+    if problem != DecodeProblem.even(problem.batch, problem.lengths[0], problem.seqlen_q):
+        return {}
+    rows = data["rows"] if problem.seqlen_q == 1 else data.get(f"rows_q{problem.seqlen_q}", [])
+    for batch, keys, times, *_ in rows:
+        if (batch, keys) == (problem.batch, problem.lengths[0]):
+            return {
+                name: us
+                for name, us in zip(data["kernels"], times, strict=True)
+                if us is not None and name != NOT_COMPARED
+            }
+    return {}
+
+
+BATCHES, KEYS = (1, 8, 64), (1024, 4096, 16384)
+# A long sequence with many short ones, and as many bytes in sequences of one length.
+RAGGED = (100_000, *(500,) * 63)
+
+
+def problems() -> list[DecodeProblem]:
+    """The rows of the table."""
+    shapes = [(batch, keys) for batch in BATCHES for keys in KEYS]
+    even = DecodeProblem.even
+    return [
+        *(even(*shape, seqlen_q) for seqlen_q in (1, 4) for shape in shapes),
+        *(even(*shape, head_dim=64) for shape in shapes),
+        *(even(*shape, heads_q=32, heads_kv=32) for shape in shapes),
+        DecodeProblem(RAGGED),
+        even(64, sum(RAGGED) // 64),
+    ]

@@ -1,0 +1,151 @@
+"""Tables of decode for docs/performance.md and docs/performance_method.md."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import mean
+
+from benchmarks.cycle_model.constants import Constant
+from benchmarks.cycle_model.decode import problems as calls
+from benchmarks.cycle_model.decode.check import Check, Row
+from benchmarks.cycle_model.decode.problems import DecodeProblem, published
+from benchmarks.cycle_model.decode.time import CallTime, ours, theirs
+
+# What the table is held against.
+FASTER_THAN_THEIRS = 1.2
+LARGE_TB_S = 7.0
+RAGGED_OVER_EVEN = 1.1
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """One problem: ours, flash-attn-4's with keys split and not, and the fastest published time, if there is one."""
+
+    problem: DecodeProblem
+    ours: CallTime
+    split: CallTime
+    whole: CallTime
+    published: float | None
+    by: str
+
+    @property
+    def over_theirs(self) -> float:
+        return min(self.split.us, self.whole.us) / self.ours.us
+
+    @property
+    def over_published(self) -> float | None:
+        return self.published and self.published / self.ours.us
+
+
+def rows(constants: dict[str, Constant], say=lambda row: None) -> list[TableRow]:
+    """Every problem, modelled; say(row) is called for each."""
+    found = []
+    for problem in calls.problems():
+        times = published(problem)
+        by = min(times, key=times.__getitem__) if times else ""
+        split, whole = (theirs(problem, constants, split) for split in (True, False))
+        row = TableRow(problem, ours(problem, constants), split, whole, times.get(by), by)
+        found.append(row)
+        say(row)
+    return found
+
+
+def table(found: list[TableRow]) -> str:
+    """Modelled times beside published ones."""
+    lines = [
+        "Microseconds of a decode on a B200, **modelled**, of cute_fa4 from pages of 16 keys, with as many "
+        "parts as it chooses, and of flash-attn-4 from pages of 128, its best case, with keys split and "
+        "not; bf16. Published: the faster of trtllm-gen and FlashInfer's cute-dsl, measured by others, "
+        "from pages of 16.",
+        "",
+        "| d | heads | queries | batch | keys | cute_fa4 | TB/s | parts | start and end | streams | merges | bound by "
+        "| flash-attn-4 split | not split | published | speed over flash-attn-4 | over published |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in found:
+        p, mine = row.problem, row.ours
+        cells = [p.head_dim, f"{p.heads_q}/{p.heads_kv}", p.seqlen_q, p.batch, _keys(p)]
+        cells += [_us(mine.us), f"{mine.tb_s(p):.2f}", mine.parts]
+        cells += [_us(mine.set_up_us), _us(mine.stream_us), _us(mine.merge_us), mine.bound]
+        cells += [_us(row.split.us), _us(row.whole.us)]
+        cells += ["", f"{row.over_theirs:.2f}", ""]
+        if row.published:
+            cells[-3], cells[-1] = f"{_us(row.published)} ({row.by})", f"{row.over_published:.2f}"
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join([*lines, "", *_goals(found)])
+
+
+def _goals(found: list[TableRow]) -> list[str]:
+    known = [row for row in found if row.published]
+    reached = sum(row.over_published >= 1 for row in known)
+    faster = sum(row.over_theirs >= FASTER_THAN_THEIRS for row in found)
+    large = [
+        row.ours.tb_s(row.problem)
+        for row in known
+        if row.problem.batch == 64 and row.problem.lengths[0] >= 4096
+    ]
+    ragged, even = found[-2].ours, found[-1].ours
+    return [
+        f"At least as fast as the fastest published: {reached} of {len(known)} rows. At least "
+        f"{FASTER_THAN_THEIRS} times as fast as flash-attn-4: {faster} of {len(found)}. Batches of 64 with "
+        f"4K keys and more: {min(large):.1f} to {max(large):.1f} TB/s, wanted {LARGE_TB_S:.1f}. The ragged "
+        f"batch takes {ragged.us / even.us:.2f} of the time of the even one with the same bytes, wanted "
+        f"{RAGGED_OVER_EVEN}.",
+    ]
+
+
+def _keys(problem: DecodeProblem) -> str:
+    lengths = problem.lengths
+    if problem.is_even:
+        return str(lengths[0])
+    return f"{max(lengths)}, and {len(lengths) - 1} of {min(lengths)}"
+
+
+def _us(us: float) -> str:
+    return f"{us:.1f}" if us < 100 else f"{us:.0f}"
+
+
+def check_table(check: Check) -> str:
+    """Every row that the H200 measured, the mean and the largest error of those that gave no constant."""
+    lines = [
+        "| what | measured | modelled | error | |",
+        "|---|---|---|---|---|",
+    ]
+    found = [*check.streams(), *check.decodes()]
+    for row in found:
+        note = "constants" if row.used else "" if row.explained else "not explained"
+        measured, modelled = (f"{x:.2f} {row.unit}" for x in (row.measured, row.modelled))
+        lines.append(f"| {row.what} | {measured} | {modelled} | {row.error:+.1%} | {note} |")
+    return "\n".join([*lines, "", _errors(check, found)])
+
+
+def _errors(check: Check, found: list[Row]) -> str:
+    counted = [abs(row.error) for row in found if not row.used and row.explained]
+    others = [row for row in found if not row.explained]
+    apart = max(abs(row.error) for row in others)
+    return (
+        f"Measured on an {check.device}, {check.date}. {len(counted)} rows that gave no constant: mean error "
+        f"{mean(counted):.1%}, largest {max(counted):.1%}; {len(others)} rows that are not explained: largest "
+        f"{apart:.1%}."
+    )
+
+
+def merging_table(check: Check) -> str:
+    """What merging adds to a launch, by how it is done: measured on an H200."""
+    lines = [
+        "| batch | parts | second launch | dependent launch | last CTA of a row | cluster |",
+        "|---|---|---|---|---|---|",
+    ]
+    for batch, parts, costs in check.merging():
+        cells = [
+            f"{costs[how]:.1f}" if how in costs else "-"
+            for how in ("kernel", "dependent", "last", "cluster")
+        ]
+        lines.append("| " + " | ".join([str(batch), str(parts), *cells]) + " |")
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"Microseconds, measured on an {check.device}, {check.date}, 64 query heads, d=128.",
+        ]
+    )

@@ -1,0 +1,111 @@
+"""The launches of a call -> its time and what binds it.
+
+    launch      until the first instruction of the first CTA
+    cold start  of its first copies: their descriptors and translations are in no cache
+    attention   launch.py
+    merge       a launch behind it, in the order of the stream or begun early (dependent), and the cycles of its CTAs
+
+Bound, by the share of the whole that a cause explains:
+
+    bandwidth   the memory gives at least nine tenths of its ceiling while CTAs stream
+    work        they stream more slowly than their bytes in flight allow: what a CTA does for a key tile takes longer,
+                be it softmax or the instructions that issue its copies
+    latency     bytes in flight are too few for what the memory would give
+    set-up      launch, prologue, first copies, epilogue are more than half of the time
+    merge       the same of the merging launch
+    tail        fewer than half of the SMs have work for more than a quarter of the time
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from benchmarks.cycle_model.constants import Constant
+from benchmarks.cycle_model.decode import kernels
+from benchmarks.cycle_model.decode.call import call_of
+from benchmarks.cycle_model.decode.launch import Chip, Launch, Streaming
+from benchmarks.cycle_model.decode.memory import Memory
+from benchmarks.cycle_model.decode.problems import DecodeProblem
+from benchmarks.cycle_model.decode.variants import TheirKernel, their_queues
+
+SATURATED = 0.9
+
+
+@dataclass(frozen=True)
+class CallTime:
+    """Microseconds of a call: all of it, and what its parts take."""
+
+    us: float
+    set_up_us: float
+    stream_us: float
+    merge_us: float
+    parts: int
+    bound: str
+
+    def tb_s(self, problem: DecodeProblem) -> float:
+        """Bytes of keys and values over the time."""
+        return problem.bytes / self.us * 1e-6
+
+
+def ours(problem: DecodeProblem, constants: dict[str, Constant], num_splits: int = 0) -> CallTime:
+    """A public call with this number of parts; 0: as many as it chooses."""
+    call = call_of(problem, num_splits)
+    kernel = kernels.attention(call.config, problem.seqlen_q, constants)
+    merge = 0.0
+    if call.merge is not None:
+        cycles = kernels.merge_cycles(call.merge, constants)(call.parts)
+        merge = merge_us(cycles, True, constants)
+    claims = bool(call.config.schedule.claims)
+    return _time(kernel, call.queues, claims, merge, call.parts, constants)
+
+
+def theirs(problem: DecodeProblem, constants: dict[str, Constant], split: bool) -> CallTime:
+    """flash-attn-4 with pages of 128. Its merging kernel is taken to be ours."""
+    from cute_fa4.sm100.combine.config import CombineConfig
+
+    parts, queues = their_queues(problem, split, int(constants["sms"].value))
+    variant = TheirKernel.of(problem, parts > 1)
+    merge = 0.0
+    if parts > 1:
+        config = CombineConfig("bf16", problem.head_dim)
+        cycles = kernels.merge_cycles(config, constants)(parts)
+        merge = merge_us(cycles, True, constants)
+    kernel = kernels.their_attention(variant, constants)
+    return _time(kernel, queues, False, merge, parts, constants)
+
+
+def merge_us(cycles: float, dependent: bool, constants: dict[str, Constant]) -> float:
+    """A second launch whose CTAs take so many cycles."""
+    value = {name: constant.value for name, constant in constants.items()}
+    saved = value["dependent_saves_us"] if dependent else 0.0
+    return value["launch_us"] - saved + cycles / value["clock_ghz"] * 1e-3
+
+
+def _time(
+    kernel: Streaming, queues, goes_on: bool, merge: float, parts: int, constants
+) -> CallTime:
+    value = {name: constant.value for name, constant in constants.items()}
+    chip = Chip(Memory.of(constants), int(value["sms"]), kernel)
+    found = chip.run(list(queues), goes_on)
+    microsecond = value["clock_ghz"] * 1e3
+    before = value["launch_us"] + value["cold_start_us"]
+    attention = found.cycles / microsecond
+    stream = found.streaming / found.sms / microsecond
+    whole = before + attention + merge
+    bound = _bound(found, kernel, chip, (whole, before + attention - stream, merge), microsecond)
+    return CallTime(whole, before + attention - stream, stream, merge, parts, bound)
+
+
+def _bound(found: Launch, kernel: Streaming, chip: Chip, times: tuple, microsecond: float) -> str:
+    whole, set_up, merge = times
+    if found.tail / microsecond > whole / 4:
+        return "tail"
+    if merge > whole / 3:
+        return "merge"
+    if set_up > whole / 2:
+        return "set-up"
+    if found.peak_share > SATURATED:
+        return "bandwidth"
+    idle = kernel.per_tile(chip.memory.latency)
+    faster = kernel.per_tile(chip.memory.latency / 2)
+    return "latency" if idle > 1.1 * faster else "work"

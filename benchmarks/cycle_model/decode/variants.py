@@ -1,0 +1,86 @@
+"""The small launches whose emulator runs tell the model what happens in a CTA, and flash-attn-4's decoding kernels.
+
+A launch is one sequence of so many key tiles with a key head for each block that the recorded CTA does. One query of a
+sequence sees every key; several see a causal mask, aligned to the end of the keys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from benchmarks.cycle_model.decode.problems import DecodeProblem
+
+KEYS_A_TILE = 128
+# Key tiles for which a CTA is simulated; beyond the last one it grows by the cycles of the steady state.
+TILES = (1, 2, 3, 4, 6, 8, 16)
+# What a further block adds to a CTA that goes on comes from one that does so many.
+FURTHER_TILES = (1, 2, 4, 8)
+FURTHER_BLOCKS = 3
+
+
+@dataclass(frozen=True)
+class Work:
+    """key tiles of a block; blocks that the recorded CTA does."""
+
+    tiles: int
+    blocks: int = 1
+
+    @property
+    def keys(self) -> int:
+        return self.tiles * KEYS_A_TILE
+
+
+def works(goes_on: bool) -> list[Work]:
+    """What is emulated of a kernel. goes_on: a CTA does several blocks."""
+    further = FURTHER_TILES if goes_on else ()
+    return [*map(Work, TILES), *(Work(n, FURTHER_BLOCKS) for n in further)]
+
+
+@dataclass(frozen=True)
+class TheirKernel:
+    """A decoding kernel of flash-attn-4, for pages of a key tile: the cp.async of others is not modelled."""
+
+    head_dim: int
+    group: int
+    seqlen_q: int
+    split: bool
+
+    page_size = KEYS_A_TILE
+
+    @classmethod
+    def of(cls, problem: DecodeProblem, split: bool) -> TheirKernel:
+        return cls(problem.head_dim, problem.group, problem.seqlen_q, split)
+
+    @property
+    def causal(self) -> bool:
+        return self.seqlen_q > 1
+
+    @property
+    def goes_on(self) -> bool:
+        """Where keys are not split its CTAs stay and stride over the blocks."""
+        return not self.split
+
+    def __str__(self):
+        words = f"flash-attn-4 decode d{self.head_dim} group {self.group} q {self.seqlen_q}"
+        return words + " split" * self.split
+
+
+# flash-attn-4 4.0.0b36, interface.py, num_splits_heuristic: at most so many parts; none of four key tiles and fewer.
+THEIR_MOST_PARTS = 128
+THEIR_UNSPLIT_TILES = 4
+
+
+def their_queues(problem: DecodeProblem, split: bool, sms: int) -> tuple[int, list[list[int]]]:
+    """(parts, key tiles of the blocks of every CTA) of flash-attn-4; split: in as many parts as its heuristic says."""
+    tiles = [-(-keys // KEYS_A_TILE) for keys in problem.lengths]
+    blocks, longest = problem.batch * problem.heads_kv, max(tiles)
+    parts = 1
+    if split and longest > THEIR_UNSPLIT_TILES:
+        parts = max(1, min(sms // blocks, THEIR_MOST_PARTS, longest))
+    cut = []
+    for n in tiles:
+        each = -(-n // parts)
+        cut += [max(0, min(each, n - i * each)) for i in range(parts)] * problem.heads_kv
+    if parts > 1:
+        return parts, [[n] for n in cut]
+    return parts, [cut[cta::sms] for cta in range(min(sms, len(cut)))]

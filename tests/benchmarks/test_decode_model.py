@@ -1,0 +1,152 @@
+"""Decode in the cycle model: memory and launches against closed forms, and all of it against an H200.
+
+The sizes are the smallest that tell the cases apart: one CTA, as many as SMs, one more.
+"""
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks.cycle_model.constants import B200, fitted_b200
+from benchmarks.cycle_model.decode import report
+from benchmarks.cycle_model.decode.call import call_of
+from benchmarks.cycle_model.decode.check import Check
+from benchmarks.cycle_model.decode.launch import Chip, Streaming
+from benchmarks.cycle_model.decode.memory import Memory
+from benchmarks.cycle_model.decode.problems import RAGGED, DecodeProblem, problems, published
+from benchmarks.cycle_model.decode.variants import their_queues
+from benchmarks.cycle_model.grid import Curve
+
+ALLOWED = 0.10
+DOCS = Path(__file__).parents[2] / "docs"
+# TB/s of TMA reads on a B200 against KiB in flight an SM, published (SemiAnalysis microbench-blackwell), as a range.
+PUBLISHED_READS = {
+    4: (1.10, 1.10),
+    8: (2.1, 2.1),
+    16: (3.6, 3.8),
+    32: (5.4, 5.9),
+    64: (7.06, 7.22),
+    128: (7.0, 7.26),
+}
+
+
+@pytest.mark.parametrize(("kib", "read"), PUBLISHED_READS.items())
+def test_bytes_in_flight_give_what_was_published(kib, read):
+    memory, gigahertz = Memory.of(B200), B200["clock_ghz"].value
+    modelled = memory.given(148 * kib * 1024) * gigahertz * 1e-3
+    assert read[0] * (1 - ALLOWED) < modelled < read[1] * (1 + ALLOWED)
+
+
+def test_the_latency_under_load_is_that_of_the_bytes_in_flight():
+    """Little's law, both ways: bytes in flight -> given -> latency -> the same bytes in flight."""
+    memory = Memory(latency=1000, ceiling=4000, knee=2.2)
+    for in_flight in (1e5, 3e6, 4e6, 1e7):
+        given = memory.given(in_flight)
+        latency = memory.loaded_latency(given / memory.ceiling)
+        assert latency * given == pytest.approx(in_flight, rel=1e-9)
+    share = memory.share(lambda latency: 2e6 / latency)
+    assert share == pytest.approx(memory.given(2e6) / memory.ceiling, rel=1e-6)
+
+
+def streaming(tile: float, in_flight_tiles: float = math.inf, set_up: float = 100.0) -> Streaming:
+    """A tile of 1000 bytes takes `tile` cycles, or its share of the latency."""
+    latencies = (1000.0, 2000.0, 8000.0)
+
+    def curve(at):
+        each = max(tile, at / in_flight_tiles)
+        return Curve(((1, set_up + each), (2, set_up + 2 * each)))
+
+    curves = tuple(curve(at) for at in latencies)
+    return Streaming(latencies, curves, curves, 1000.0)
+
+
+FAST = Memory(latency=1000, ceiling=1e9, knee=2.2)
+
+
+@pytest.mark.parametrize(("ctas", "waves"), [(1, 1), (4, 1), (5, 2), (8, 2)])
+def test_ctas_that_memory_does_not_bound_run_in_waves(ctas, waves):
+    found = Chip(FAST, 4, streaming(tile=50)).run([[8]] * ctas, False)
+    assert found.cycles == pytest.approx(waves * (100 + 8 * 50))
+    assert found.bytes == pytest.approx(ctas * 8 * 1000)
+
+
+def test_a_chip_that_memory_bounds_takes_bytes_over_the_ceiling():
+    memory = Memory(latency=1000, ceiling=100.0, knee=2.2)
+    kernel = streaming(tile=5, in_flight_tiles=100, set_up=0)  # asks for four times the ceiling
+    found = Chip(memory, 4, kernel).run([[1000]] * 4, False)
+    assert found.cycles == pytest.approx(4 * 1000 * 1000 / 100, rel=0.05)
+    assert found.peak_share > 0.95
+
+
+def test_a_sequence_that_is_left_over_runs_as_fast_as_it_can_alone():
+    """Four CTAs share the memory until three end; the fourth then has its own bytes in flight to itself."""
+    memory = Memory(latency=1000, ceiling=10.0, knee=2.2)
+    kernel = streaming(tile=50, in_flight_tiles=4, set_up=0)
+    chip = Chip(memory, 4, kernel)
+    together, alone = (kernel.per_tile(chip.shared_by(n)[1]) for n in (4, 1))
+    assert alone < 0.7 * together
+    found = chip.run([[10], [10], [10], [100]], False)
+    assert found.cycles == pytest.approx(10 * together + 90 * alone)
+    assert found.tail == pytest.approx(90 * alone)
+
+
+def test_pieces_of_a_cta_follow_one_another():
+    found = Chip(FAST, 2, streaming(tile=50)).run([[4, 4], [8]], False)
+    assert found.cycles == pytest.approx(2 * 100 + 8 * 50)
+
+
+def test_the_h200_is_predicted_within_ten_percent():
+    """All rows that gave no constant, but those that the page names as not explained."""
+    check = Check()
+    rows = [*check.streams(), *check.decodes()]
+    off = {row.what: row.error for row in rows if row.explained and abs(row.error) > ALLOWED}
+    assert not off
+    unexplained = [row for row in rows if not row.explained]
+    assert len(unexplained) == 4 and all("dependent" in row.what for row in unexplained)
+    assert sum(row.used for row in rows) <= 6
+
+
+def test_a_call_reads_every_key_once_whatever_its_parts_are():
+    """Key tiles of all CTAs are those of the sequences, for each key head; a short batch of unequal lengths."""
+    problem = DecodeProblem((5000, 130, 1))
+    tiles = 8 * sum(-(-keys // 128) for keys in problem.lengths)
+    for num_splits in (0, 1, 3):
+        call = call_of(problem, num_splits)
+        assert sum(map(sum, call.queues)) == tiles
+        assert (call.merge is None) == (num_splits == 1)
+    for split in (True, False):
+        _, queues = their_queues(problem, split, 148)
+        assert sum(map(sum, queues)) == tiles
+
+
+def test_published_times_belong_to_the_shapes_that_were_published():
+    assert published(DecodeProblem.even(1, 1024))["FlashInfer cute-dsl"] == 4.862
+    assert published(DecodeProblem.even(64, 4096, 4)) == {
+        "trtllm-gen": 162.0,
+        "FlashInfer cute-dsl": 180.057,
+    }
+    assert not published(DecodeProblem.even(1, 1024, head_dim=64))
+    assert not published(DecodeProblem(RAGGED))
+
+
+def table_of(name: str, page: str) -> str:
+    text = (DOCS / page).read_text()
+    return re.search(rf"<!-- {name} -->\n(.*?)<!-- /{name} -->", text, re.DOTALL)[1].rstrip()
+
+
+def test_the_pages_say_what_was_measured():
+    check = Check()
+    assert table_of("decode_check", "performance_method.md") == report.check_table(check)
+    assert table_of("decode_merging", "performance.md") == report.merging_table(check)
+
+
+def test_the_table_has_a_row_for_every_problem():
+    rows = table_of("decode_modelled", "performance.md").splitlines()
+    assert sum(line.startswith(("| 64 |", "| 128 |")) for line in rows) == len(problems())
+
+
+def test_constants_of_decode_have_their_sources():
+    for name in ("dram_latency_ns", "dram_knee", "cold_start_us", "dependent_saves_us", "lat_l2"):
+        assert len(fitted_b200()[name].source) > 10

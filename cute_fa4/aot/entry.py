@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields
 
 from cute_fa4.aot.config_data import to_data
 from cute_fa4.aot.manifest import ExportError
-from cute_fa4.aot.models import CALLS, configs_for_model
+from cute_fa4.aot.models import CALLS, ON_REQUEST, configs_for_model
 from cute_fa4.compiler import policy
 from cute_fa4.sm100 import masks, score_mods, spelled
 from cute_fa4.sm100.append.config import AppendConfig
@@ -52,7 +52,7 @@ MODEL = {
     "heads_q": Field("number", "query heads; required"),
     "heads_kv": Field("number", "key/value heads; required"),
     "dtype": Field("text", "bf16 or fp16; default: bf16"),
-    "calls": Field("texts", f"of {', '.join(CALLS)}; default: all"),
+    "calls": Field("texts", f"of {', '.join(CALLS)} (default: these), {', '.join(ON_REQUEST)}"),
     "page_sizes": Field("numbers", "keys of a page; default: 16 64"),
     "causal": Field("switch", "default: on"),
     "windows": Field("windows", "LEFT:RIGHT of the layers' windows, or full; default: full"),

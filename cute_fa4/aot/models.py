@@ -5,6 +5,7 @@
     packed   flash_attn_varlen_func, cu_seqlens       for long queries and short ones
     paged    the same with page_table and seqused_k   for long queries and short ones, for each page size
     kvcache  flash_attn_with_kvcache, paged           cache complete; with new rows, and the kernel that appends them
+    ranks    cute_fa4.distributed, on request         parts of a sequence or a cache in float32, and what merges them
 
 Short queries (decode) have packed heads, where the group divides a tile, and tiles of few rows (mhaswap); where a tile
 of 128 rows has all of them, the kernel of one query tile runs (mha1q), else that of two (mha2q). Otherwise lengths,
@@ -19,6 +20,7 @@ from operator import index
 from cute_fa4.system.messages import shown
 
 CALLS = ("dense", "packed", "paged", "kvcache")
+ON_REQUEST = ("ranks",)
 
 
 def configs_for_model(
@@ -40,7 +42,7 @@ def configs_for_model(
     """FA4Configs, AppendConfigs and CombineConfigs, without doubles.
 
     dtype       "bf16" or "fp16"
-    calls       of CALLS
+    calls       of CALLS and ON_REQUEST
     windows     of the model's layers: None for full attention, or a pair (left, right) as window_size takes it; the
                 sizes themselves are bound at each call
     chunk       keys of a block that sees only itself (with causal: Llama 4), in addition to windows
@@ -59,9 +61,9 @@ def configs_for_model(
     page_sizes = _several("page_sizes", page_sizes, int, "(16, 64)")
     windows = _several("windows", windows, (tuple, list, type(None)), "(None, (4095, 0))")
     return_lse = _several("return_lse", return_lse, bool, "(False,)")
-    unknown = [call for call in calls if call not in CALLS]
+    unknown = [call for call in calls if call not in CALLS + ON_REQUEST]
     if unknown:
-        raise ValueError(f"calls: {unknown}; accepted: {', '.join(CALLS)}")
+        raise ValueError(f"calls: {unknown}; accepted: {', '.join(CALLS + ON_REQUEST)}")
     head_dim, heads_q, heads_kv = index(head_dim), index(heads_q), index(heads_kv)
     if heads_kv <= 0 or heads_q <= 0 or heads_q % heads_kv:
         raise ValueError(
@@ -85,7 +87,7 @@ def configs_for_model(
         dict.fromkeys(b.mask for b in bound),
         dict.fromkeys(return_lse),
         _tiles(group, policy.swaps()),
-        [layout for call in calls for layout in _layouts(call, page_sizes)],
+        [layout for call in calls if call in CALLS for layout in _layouts(call, page_sizes)],
     )
     found = [
         config_for(**shared, mask=mask, write_lse=lse, **tiles, **layout)
@@ -95,6 +97,8 @@ def configs_for_model(
     for config in [c for c in found if c.page_size and _decodes(c)]:
         for shares in (False, True):
             found += split_configs(config, config.write_lse, shares)
+    if "ranks" in calls:
+        found += _on_ranks({**shared, "sink": False, "sink_dtype": "f32"}, bound, page_sizes)
     if "kvcache" in calls:
         found += [
             AppendConfig(dtype, head_dim, head_dim, packed=packed, page_size=page, arch=arch)
@@ -108,6 +112,49 @@ def _decodes(config) -> bool:
     """Whether calls of few queries ask for it."""
     shares = config.pack_gqa == _shares_tiles(config.group)
     return shares or config.schedule.family == "mhaswap"
+
+
+def _on_ranks(shared: dict, bound: list, page_sizes: tuple) -> list:
+    """What context_parallel_attention and decode_attention launch; sinks are counted where parts are merged.
+
+    Windows and several queries of a cache are a function of the keys' places, which is compiled where it is called.
+    """
+    from dataclasses import replace
+
+    from cute_fa4.compiler import policy
+    from cute_fa4.sm100 import bands
+    from cute_fa4.sm100.choose_config import config_for, split_configs
+    from cute_fa4.sm100.combine.config import CombineConfig
+
+    tiles = _tiles(shared["group"], policy.swaps())
+    masks_of_pieces = dict.fromkeys(kind for b in bound for kind in _pieces(b.mask))
+    packed = {"q_layout": "packed", "kv_layout": "packed"}
+    asked = [{"mask": kind, **layout} for kind in masks_of_pieces for layout in ({}, packed)]
+    for page in (0, *page_sizes):
+        layout = {"kv_layout": "paged", "page_size": page} if page else {}
+        asked.append({"mask": bands.Full(), "seqused_k": True, **layout})
+    found = []
+    for problem, tile in itertools.product(asked, tiles):
+        config = config_for(**shared, **problem, **tile, write_lse=True)
+        found.append(split_configs(config, True)[0])
+        if problem.get("seqused_k"):  # decode is split on each rank besides
+            for shares in (False, True):
+                partial, combine = split_configs(config, True, shares)
+                found += [partial, replace(combine, o_dtype="f32")]
+    depth, arch = shared["head_dim"], shared["arch"]
+    for dtype, sent in (("f32", "f32"), (shared["qkv_dtype"], "f32"), (shared["qkv_dtype"],) * 2):
+        found.append(CombineConfig(dtype, depth, write_lse=True, partial_dtype=sent, arch=arch))
+    return found
+
+
+def _pieces(mask) -> list:
+    """Masks of the parts of a sequence: nothing hidden, the mask itself, and one side of a window."""
+    from cute_fa4.sm100 import bands
+
+    if isinstance(mask, bands.Window):
+        sides = [bands.Window(a, b) for a, b in ((True, True), (True, False), (False, True))]
+        return [bands.Full(), bands.Causal(), *sides]
+    return [bands.Full()] + [mask] * isinstance(mask, bands.Causal)
 
 
 def _shares_tiles(group: int) -> bool:

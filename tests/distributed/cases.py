@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
+from unittest import mock
 
 import torch
 
@@ -12,7 +14,9 @@ from cute_fa4.distributed import (
     context_parallel_attention,
     decode_attention,
     groups,
+    layouts,
     local_lengths,
+    schedule,
     shard,
     transport,
 )
@@ -190,3 +194,77 @@ def under_the_manager(rank: int, group, shape: tuple, causal: bool, method: str,
         functional.scaled_dot_product_attention = kept
         options.enable_load_balance = balanced
     return out
+
+
+def launched(rank: int, group, calls: list) -> set:
+    """The configurations that calls ask for; nothing is compiled or run."""
+    from cute_fa4 import compile_cache
+    from cute_fa4.calls import repeat
+
+    asked, kept = set(), compile_cache.function_for
+
+    def note(config, executor):
+        asked.add(config)
+        return lambda *arguments: None
+
+    compile_cache.function_for = note
+    try:
+        for function, arguments in calls:
+            function(rank, group, *arguments)
+    finally:
+        compile_cache.function_for = kept
+        repeat.clear()
+    return asked
+
+
+# --- planted defects: what must not pass
+
+
+def _without_the_last_hop(problem):
+    return schedule.hops(problem)[:-1]
+
+
+def _with_a_window_one_shorter(problem, rank, distance):
+    calls = schedule.ring_calls(problem, rank, distance)
+    return [_shorter(c) if distance else c for c in calls]
+
+
+def _shorter(call):
+    left = call.band.left
+    return replace(call, band=replace(call.band, left=left - 1)) if left else call
+
+
+def _added(self, outs, lses):
+    outs[0] += outs[1]
+
+
+def _as_ranks_have_them(every, order):
+    return every
+
+
+def _of_the_next_rank(x, ranks):
+    return _OF_RANKS(x, ranks).roll(1, 0)
+
+
+def _one_part_forgotten(outs, lses):
+    return _MERGED(outs[1:], lses[1:])
+
+
+_OF_RANKS, _MERGED = layouts._of_ranks, backends.merged_by_torch
+
+# Where each is planted, and by which function of this file it shows.
+DEFECTS = {
+    "a hop too few": (layouts, "hops", _without_the_last_hop),
+    "a window one shorter on other ranks": (layouts, "ring_calls", _with_a_window_one_shorter),
+    "parts added": (backends.TorchAttention, "merge", _added),
+    "rows in the order of ranks": (layouts, "_in_order", _as_ranks_have_them),
+    "heads of another rank": (layouts, "_of_ranks", _of_the_next_rank),
+    "one rank's part forgotten": (backends, "merged_by_torch", _one_part_forgotten),
+}
+
+
+def with_defect(rank: int, group, name: str, function, *arguments):
+    """A function of this file while a defect is in force."""
+    owner, attribute, replacement = DEFECTS[name]
+    with mock.patch.object(owner, attribute, replacement):
+        return function(rank, group, *arguments)

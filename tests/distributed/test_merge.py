@@ -86,7 +86,7 @@ def test_parts_in_any_strides_and_no_rows_at_all():
 
 
 def test_the_result_may_be_written_over_the_first_part():
-    """As a ring does: the emulator reports a lane that writes what another has not read yet."""
+    """As a ring does: a log-sum-exp written before all lanes have read those of the parts would move their weights."""
     outs, lses = parts_of(2)
     expected = merge(outs, lses)
     merge_into(outs, lses, outs[0], lses[0])

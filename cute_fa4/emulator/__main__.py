@@ -65,6 +65,11 @@ def arguments(argv):
             )
             command.add_argument("--seed", type=int, default=0, help="of the mode; default: 0")
         command.add_argument(
+            "--as-if-cuda",
+            action="store_true",
+            help="torch and the DSL say that there is a Blackwell GPU: for scripts written for one; default: off",
+        )
+        command.add_argument(
             "script",
             nargs="?",
             help="a Python file to run instead of the attention kernel; of compare: whose run() is called",
@@ -91,12 +96,18 @@ def attention(options):
 
 @contextlib.contextmanager
 def _arguments_of(options):
-    """Context in which sys.argv and sys.path are what the script would see."""
+    """Context in which sys.argv and sys.path are what the script would see, and a GPU, where that was asked for."""
     outside = sys.argv, list(sys.path)
     sys.argv = [options.script, *options.arguments]
     sys.path.insert(0, os.path.dirname(os.path.abspath(options.script)))
     try:
-        yield
+        if options.as_if_cuda:
+            from cute_fa4.emulator.as_if_cuda import as_if_cuda
+
+            with as_if_cuda():
+                yield
+        else:
+            yield
     finally:
         sys.argv, sys.path[:] = outside
 

@@ -162,3 +162,6 @@ def _free_tensors() -> None:
         if hasattr(sys, name):
             delattr(sys, name)
     gc.collect()
+    # What somebody still holds goes with the process: DLPack allows a tensor without a deleter.
+    for managed, *_ in _alive.values():
+        managed.deleter = ctypes.cast(None, _DELETER)

@@ -41,6 +41,8 @@ PROGRAMMATIC_STREAM_SERIALIZATION = 6  # the grid may start before the one in fr
 _SUPPORTED_LAUNCH_ATTRIBUTES = {
     0: "ignore", 2: "cooperative", 4: "cluster dimension", 5: "cluster scheduling policy", 6: "programmatic stream",
     8: "priority", 14: "preferred shared memory carveout",
+    # Clusters have the size of attribute 4, which a launch may always get.
+    11: "preferred cluster dimension",
 }  # fmt: skip
 
 

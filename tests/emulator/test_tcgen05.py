@@ -492,8 +492,7 @@ def test_mixing_cta_groups_is_refused():
     [
         ("tcgen05.mma.ws.cta_group::1.kind::f16", "weight-stationary"),
         ("tcgen05.mma.sp.cta_group::1.kind::f16", "sparse"),
-        ("tcgen05.mma.cta_group::1.kind::mxf8f6f4.block_scale", "block-scaled"),
-        ("tcgen05.cp.cta_group::1.128x256b", "shared to tensor memory"),
+        ("tcgen05.cp.cta_group::1.128x256b", "only 32x128b.warpx4"),
         ("tcgen05.shift.cta_group::1.down", "tcgen05.shift"),
     ],
 )

@@ -149,17 +149,55 @@ def multiply(order, warp, product):
     snapshot = warp.order.snapshot(order.now)
 
     def execute():
-        if strand.learned is not snapshot:
-            clock = strand.clock
-            if clock.shape[1] < snapshot.shape[1]:
-                clock = np.pad(clock, ((0, 0), (0, snapshot.shape[1] - clock.shape[1])))
-            np.maximum(clock[:, : snapshot.shape[1]], snapshot, out=clock[:, : snapshot.shape[1]])
-            strand.clock, strand.learned = clock, snapshot
-            strand.async_known = visible(order, clock, strand.actor, ASYNC_SHARED)
+        _learn(order, strand, snapshot)
         _operands(order, strand, ins, product)
         _result(order, strand, ins, product)
 
     return execute
+
+
+def _learn(order, strand, snapshot):
+    """The tensor core comes after what the warp knew when it issued."""
+    if strand.learned is snapshot:
+        return
+    clock = strand.clock
+    if clock.shape[1] < snapshot.shape[1]:
+        clock = np.pad(clock, ((0, 0), (0, snapshot.shape[1] - clock.shape[1])))
+    np.maximum(clock[:, : snapshot.shape[1]], snapshot, out=clock[:, : snapshot.shape[1]])
+    strand.clock, strand.learned = clock, snapshot
+    strand.async_known = visible(order, clock, strand.actor, ASYNC_SHARED)
+
+
+def copy(order, warp, cta, chunks, column, columns):
+    """tcgen05.cp is issued; returns the function to call when it executes: chunks of shared memory -> columns."""
+    strand, ins = order.strand_of(warp, "mma"), warp.ins
+    snapshot = warp.order.snapshot(order.now)
+
+    def execute():
+        _learn(order, strand, snapshot)
+        number = order.number(strand.actor, strand.party, ins, "tcgen05.cp (reads its source)")
+        _reads(order, strand, cta.shared, chunks, number, "source")
+        number = order.number(
+            strand.actor, strand.party, ins, "tcgen05.cp (writes its destination)"
+        )
+        at = (slice(column, column + columns), slice(0, QUARTERS))
+        _block(order, cta.tmem, at, strand, number, True, strand.clock)
+        order.must_wait(strand, order.accesses[number])
+
+    return execute
+
+
+def _reads(order, strand, shared, chunks, number, name):
+    """The tensor core reads chunks of shared memory."""
+    parts = shared.shadow.chunks(chunks)
+    happened = strand.clock[HAPPENED]
+    found = touch(order, parts, strand, number, False, strand.async_known, happened)
+    if found:
+        earlier, part, numbers, was_write = found
+        at = shared.shadow.offset(part, numbers, earlier)
+        place = f"shared offset {shared.describe(at)} ({name})"
+        access = order.accesses[number]
+        race(order, earlier, was_write, access, happened, place, "shared::cta")
 
 
 def _operands(order, strand, ins, product):
@@ -168,22 +206,17 @@ def _operands(order, strand, ins, product):
     if not product.a_in_tensor_memory:
         operands.append(("A", product.a, shape.a, shape.a_mn_major, shape.m // pair))
     number = order.number(strand.actor, strand.party, ins, shape.accesses[0])
-    happened = strand.clock[HAPPENED]
     for name, bits, element, mn_major, rows in operands:
         chunks, end = chunk_numbers(bits, mn_major, element.itemsize, rows)
         for cta in product.ctas:
             shared = cta.shared
             if end > shared.bytes.size:
                 continue  # read_shared_operand refuses it
-            parts = shared.shadow.chunks(chunks)
-            known = strand.async_known
-            found = touch(order, parts, strand, number, False, known, happened)
-            if found:
-                earlier, part, numbers, was_write = found
-                at = shared.shadow.offset(part, numbers, earlier)
-                place = f"shared offset {shared.describe(at)} (operand {name})"
-                access = order.accesses[number]
-                race(order, earlier, was_write, access, happened, place, "shared::cta")
+            _reads(order, strand, shared, chunks, number, f"operand {name}")
+    for _, address, columns in getattr(product, "scales", ()):
+        column = split_address(address)[1]
+        at = (slice(column, column + columns), slice(0, QUARTERS))
+        _block(order, product.ctas[0].tmem, at, strand, number, False, strand.clock)
     if product.a_in_tensor_memory:
         column = split_address(product.a)[1]
         at = (slice(column, column + 8), slice(0, QUARTERS))  # 32 bytes of K

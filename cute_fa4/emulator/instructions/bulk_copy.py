@@ -58,6 +58,11 @@ def _tensor_operand(warp, operand, lane, rank):
     """(TensorMap, signed coordinates) of an operand [map, {c0, c1}] in one lane."""
     tensor_map = tensor_map_at(warp, int(warp.address(operand)[lane]))
     coordinates = tuple(int(warp.read32(c).view(np.int32)[lane]) for c in operand.coords)
+    if tensor_map.per_byte != 1:
+        first, *rest = coordinates
+        if first % tensor_map.per_byte:
+            warp.fault(f"coordinate {first} of packed elements; accepted: even", TensorMapError)
+        coordinates = (first // tensor_map.per_byte, *rest)
     if tensor_map.rank != rank:
         warp.fault(
             f"a {rank}d copy with the tensor map of a {tensor_map} of rank {tensor_map.rank}",

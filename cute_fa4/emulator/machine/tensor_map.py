@@ -58,7 +58,10 @@ DTYPES = {
     8: ("f32_ftz", 4, np.float32),
     9: ("f64", 8, np.float64),
     10: ("bf16", 2, np.uint16),
+    # Pairs of 4-bit elements as bytes; sizes, boxes and coordinates of dimension 0 count elements in the map.
+    11: ("u4", 1, np.uint8),
 }
+PACKED = ("u4",)
 FLOATS = ("f16", "f32", "f32_ftz", "f64", "bf16", "tf32", "tf32_ftz")
 SWIZZLE_SPANS = {0: 16, 1: 32, 2: 64, 3: 128}
 
@@ -92,6 +95,11 @@ class TensorMap:
     @property
     def rank(self):
         return len(self.sizes)
+
+    @property
+    def per_byte(self):
+        """Elements of dimension 0 that are one here: 2 for packed 4-bit elements."""
+        return 2 if self.dtype in PACKED else 1
 
     @cached_property
     def shared_box(self):
@@ -328,6 +336,10 @@ def decode_tensor_map(data):
     box = (field(13, 24, 8) + 1, *(field(14, 8 * i, 8) + 1 for i in range(rank - 1)))
     steps = (1, *(field(13, 3 * i, 3) + 1 for i in range(1, rank)))
 
+    if dtype in PACKED:
+        accept(sizes[0] % 2 == 0 and box[0] % 2 == 0, "size and box of dimension 0", f"{sizes[0]}, {box[0]}",
+               "even numbers of 4-bit elements")  # fmt: skip
+        sizes, box = (sizes[0] // 2, *sizes[1:]), (box[0] // 2, *box[1:])
     accept(
         address and address % 16 == 0, "global address", f"0x{address:x}", "multiples of 16, not 0"
     )

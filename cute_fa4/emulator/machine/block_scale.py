@@ -1,0 +1,176 @@
+"""Block-scaled tcgen05.mma: products whose operands carry a scale for every 16 or 32 elements of K.
+
+    kind                    elements    K    scale every   scale formats   scale bytes of a row in one MMA
+    mxf8f6f4 (1X, block32)  e4m3 e5m2   32   32            ue8m0           1: byte sf_id
+    mxf4     (2X, block32)  e2m1        64   32            ue8m0           2: bytes sf_id, sf_id + 1 (0 or 2)
+    mxf4nvf4 (2X, block32)  e2m1        64   32            ue8m0           2
+    mxf4nvf4 (4X, block16)  e2m1        64   16            ue4m3, ue8m0    4
+
+Two e2m1 lie in a byte, the first in its low half. Scales lie in tensor memory, by tcgen05.cp.32x128b.warpx4:
+row r of A (column r of B) in lane r % 32 of each quarter, column r / 32, four bytes a column.
+
+PTX ISA, "tcgen05.mma: block scaling", "Instruction descriptor" of these kinds, "Scale factor layout"; fields as in
+CUTLASS's InstrDescriptorBlockScaled. Verified with CUTLASS's nvfp4 GEMM, whose result is compared with a reference.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from cute_fa4.emulator.errors import EmulatorError
+from cute_fa4.emulator.machine.tensor_core import (
+    _E4M3,
+    K_BYTES,
+    KINDS,
+    Format,
+    InstructionDescriptor,
+    MatrixMultiply,
+    read_shared_operand,
+)
+from cute_fa4.emulator.machine.tensor_memory import COLUMNS, split_address
+
+_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def _decode_pairs(raw):
+    """Bytes [row, 32] -> e2m1 [row, 64]."""
+    return _E2M1[np.stack((raw & 15, raw >> 4), axis=-1)].reshape(raw.shape[0], -1)
+
+
+_BYTES = Format("e2m1", np.uint8, lambda raw: raw)
+# kind -> elements a byte, scale vector -> elements of a scale; accepted scale formats by scale vector
+_KINDS = {
+    "mxf8f6f4": (1, {"1X": 32, "block32": 32}, {32: (1,)}),
+    "mxf4": (2, {"2X": 32, "block32": 32}, {32: (1,)}),
+    "mxf4nvf4": (2, {"2X": 32, "block32": 32, "4X": 16, "block16": 16}, {32: (1,), 16: (0, 1)}),
+}
+
+
+@dataclass(frozen=True)
+class ScaledDescriptor(InstructionDescriptor):
+    """InstructionDescriptor, with what is said of scales.
+
+    block  elements of K that share a scale     packed  two elements a byte     ue8m0  the scale format, else ue4m3
+    a_byte, b_byte  the first byte of the scales of an MMA in their column
+    """
+
+    block: int = 32
+    packed: bool = False
+    ue8m0: bool = True
+    a_byte: int = 0
+    b_byte: int = 0
+
+    @property
+    def scales_of_a_row(self):
+        return self.k // self.block
+
+
+@lru_cache(maxsize=1024)
+def decode_scaled_instruction(bits, kind, vector, cta_group):
+    """Instruction descriptor -> ScaledDescriptor. Raises EmulatorError naming the field it refuses."""
+
+    def field(low, width):
+        return bits >> low & (1 << width) - 1
+
+    def accept(name, value, accepted):
+        if value not in accepted:
+            values = ", ".join(map(str, accepted))
+            raise EmulatorError(
+                f"tcgen05.mma instruction descriptor 0x{bits:08x}, kind::{kind}.{vector}: {name} is {value}; "
+                f"accepted: {values}"
+            )
+        return value
+
+    accept("cta_group", cta_group, (1,))
+    packed, vectors, scale_formats = _KINDS[kind]
+    default = {"mxf8f6f4": "1X", "mxf4": "2X"}.get(kind)
+    block = vectors[accept("the scale vector size", vector or default, tuple(vectors))]
+    accept("sparsity (bits 0 to 2)", field(0, 3), (0,))
+    accept("K size (bit 31)", field(31, 1), (0,))
+    for bit in (3, 6):
+        accept(f"reserved bit {bit}", field(bit, 1), (0,))
+    formats = {1: _BYTES} if packed == 2 else KINDS["f8f6f4"][0]
+    a = formats[accept("A format (bits 7 to 9)", field(7, 3), tuple(formats))]
+    b = formats[accept("B format (bits 10 to 12)", field(10, 3), tuple(formats))]
+    ue8m0 = accept("scale format (bit 23)", field(23, 1), scale_formats[block])
+    m, n, k = field(24, 5) * 16, field(17, 6) * 8, K_BYTES * packed
+    accept("M (bits 24 to 28, times 16)", m, (128,))
+    accept("N (bits 17 to 22, times 8)", n, range(8, 257, 8))
+    if packed == 2:
+        accept("majors (bits 15 and 16) of 4-bit elements", field(15, 2), (0,))
+    places = range(0, 5 - k // block, k // block)
+    return ScaledDescriptor(
+        kind, cta_group, m, n, k, a, b, bool(field(13, 1)), bool(field(14, 1)), bool(field(15, 1)),
+        bool(field(16, 1)), False, block, packed == 2, bool(ue8m0),
+        accept("scale id of A (bits 29 and 30)", field(29, 2), places),
+        accept("scale id of B (bits 4 and 5)", field(4, 2), places),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ScaledMultiply(MatrixMultiply):
+    """One block-scaled tcgen05.mma; scale_a, scale_b: tensor-memory addresses of the scales."""
+
+    scale_a: int = 0
+    scale_b: int = 0
+
+    def check(self):
+        """Raise for what is wrong whatever the data is: called when the instruction is issued."""
+        if self.a_in_tensor_memory:
+            raise EmulatorError(
+                f"{self.descriptor} with scales: A in tensor memory has no meaning here"
+            )
+        super().check()
+        for name, first, columns in self.scales:
+            if split_address(first)[0] or split_address(first)[1] + columns > COLUMNS:
+                raise EmulatorError(
+                    f"{self.descriptor}: the scales of {name} at lane {split_address(first)[0]}, columns "
+                    f"{split_address(first)[1]} to {split_address(first)[1] + columns - 1}; accepted: lane 0, up to "
+                    f"column {COLUMNS - 1}"
+                )
+
+    @property
+    def scales(self):
+        """(operand, address without its top bits, columns) of the scales."""
+        shape = self.descriptor
+        return (
+            ("A", self.scale_a & 0x3FFFFFFF, -(-shape.m // 32)),
+            ("B", self.scale_b & 0x3FFFFFFF, -(-shape.n // 32)),
+        )
+
+    def execute(self):
+        """Read the operands and scales, multiply, and write D. All reads come before the write."""
+        shape, [cta] = self.descriptor, self.ctas
+        a = self._scaled(
+            cta, self.a, shape.a, shape.a_mn_major, shape.m, self.scales[0], shape.a_byte
+        )
+        b = self._scaled(
+            cta, self.b, shape.b, shape.b_mn_major, shape.n, self.scales[1], shape.b_byte
+        )
+        with np.errstate(all="ignore"):
+            product = b @ a.T
+            if shape.negate_a != shape.negate_b:
+                np.negative(product, out=product)
+            result = self._add(cta, product)
+        self._write(cta, result)
+
+    def _scaled(self, cta, bits, element, mn_major, rows, scale, first):
+        """[rows, K] as float64, every element times its scale."""
+        shape = self.descriptor
+        values = read_shared_operand(cta, bits, element, mn_major, rows)
+        if shape.packed:
+            values = _decode_pairs(np.ascontiguousarray(values))
+        name, address, columns = scale
+        column = split_address(address)[1]
+        # All quarters hold the same; the first one is read for all.
+        words = cta.tmem.read(0, column, 32, columns, f"scales of {name}")
+        codes = np.ascontiguousarray(words).view(np.uint8).reshape(columns * 32, 4)[:rows]
+        codes = codes[:, first : first + shape.scales_of_a_row]
+        with np.errstate(all="ignore"):
+            factors = (
+                np.where(codes == 0xFF, np.nan, 2.0 ** (codes.astype(np.float64) - 127))
+                if shape.ue8m0
+                else _E4M3[codes & 0x7F]
+            )
+        return values * np.repeat(factors, shape.block, axis=1)

@@ -1,0 +1,206 @@
+"""Kernels of others, unmodified, on the emulator: which, how they are called, and the table of docs/emulator.md.
+
+    git clone https://github.com/NVIDIA/cutlass && git -C cutlass checkout 7107b0553
+    python -m tests.emulator.foreign_kernels cutlass --docs          runs all, writes the table
+
+Each is an example with a check of its own: it computes a reference, compares, and raises where it differs. A case runs
+in a process of its own at level "hardware"; where that reports something, once more without checks, to see the numbers.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = "examples/python/CuTeDSL"
+VERSION = "CUTLASS 7107b0553"
+_MARKS = (
+    "<!-- foreign: written by python -m tests.emulator.foreign_kernels DIR --docs -->",
+    "<!-- /foreign -->",
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One example: its file below cute/blackwell, and a call with the module as m and cutlass as c.
+
+    reports  class of the error that level "hardware" raises, "" where it is clean        why  what the report is about
+    """
+
+    name: str
+    file: str
+    call: str
+    reports: str = ""
+    why: str = ""
+
+
+_GEMM = "m.run_dense_gemm((256, 256, 128), 1e-1)"
+_TUTORIAL = "tutorial/tutorial_gemm/fp16_gemm_{}.py"
+_HALVES = "c.Float16, c.Float16, c.Float32"
+_FMHA = (
+    "m.run((1, 256, 2, 64), (1, 256, 2, 64), {0}, {0}, c.Float16, c.Float32, c.Float32, (128, 128), False, False, "
+    "False, True, False, True, (-1, -1), 1.0, 1.0, 1.0, 1.0, 0.125, 0.0, 1e-1, 0, 1, False)"
+)
+CASES = (
+    *(
+        Case(f"tutorial GEMM {number}", _TUTORIAL.format(number), _GEMM)
+        for number in ("0", "1", "2", "3", "3_1", "4", "5")
+    ),
+    Case(
+        "persistent GEMM, fp8",
+        "kernel/dense_gemm/dense_gemm_persistent.py",
+        "m.run((256, 256, 128, 1), c.Float8E4M3FN, c.Float16, c.Float32, 'k', 'k', 'n', (128, 128), (1, 1), False, "
+        "True)",
+    ),
+    Case(
+        "persistent GEMM, launch control, CTA pairs",
+        "kernel/dense_gemm/dense_gemm_persistent_dynamic.py",
+        f"m.run((256, 256, 128, 2), {_HALVES}, 'k', 'k', 'n')",
+    ),
+    Case(
+        "grouped GEMM, tensor maps edited in shared memory",
+        "kernel/grouped_gemm/grouped_gemm.py",
+        f"m.run(2, ((128, 128, 128, 1), (256, 128, 64, 1)), True, {_HALVES}, 'k', 'k', 'n', (128, 128), (1, 1), False, "
+        "m.utils.TensorMapUpdateMode.SMEM, 1e-1, 0, 1, False)",
+    ),
+    Case(
+        "grouped GEMM, tensor maps edited in global memory",
+        "kernel/grouped_gemm/grouped_gemm.py",
+        f"m.run(2, ((128, 128, 128, 1), (256, 128, 64, 1)), True, {_HALVES}, 'k', 'k', 'n', (128, 128), (1, 1), False, "
+        "m.utils.TensorMapUpdateMode.GMEM, 1e-1, 0, 1, False)",
+    ),
+    Case(
+        "nvfp4 GEMM: scales by tcgen05.cp, 4-bit tensor maps",
+        "tutorial/tutorial_gemm/nvfp4_gemm_0.py",
+        "m.run_nvfp4_gemm((128, 256, 512, 1), 1e-1)",
+    ),
+    Case("FMHA, causal", "kernel/attention/fmha/fmha.py", _FMHA.format("c.Float16")),
+    Case("FMHA, causal, fp8", "kernel/attention/fmha/fmha.py", _FMHA.format("c.Float8E4M3FN")),
+    Case(
+        "FMHA backward, causal",
+        "kernel/attention/fmha/fmha_bwd.py",
+        "m.run(256, 256, 2, 2, 64, 1, True, False, c.Float16, c.Float32, (128, 128), 0.125, (-1, -1), 0, 1, False)",
+        "RaceError",
+        "tensor memory is freed by compute warps, and nothing orders that after the last load of the reduce warps",
+    ),
+    Case(
+        "MLA decode, fp16",
+        "kernel/attention/mla/mla_decode_fp16.py",
+        "m.run(1, 1, 256, 128, 512, 64, c.Float16, c.Float16, c.Float32, c.Float32, (128, 128), (128, 256), 1, False, "
+        "False, False, 128, 0.04, 1.0, 0.0, 1e-1, 0, 1, False, False)",
+        "RaceError",
+        "the row maxima that warps exchange are overwritten for the next tile, and nothing orders that after the reads",
+    ),
+    Case(
+        "Mamba-2 SSD",
+        "kernel/attention/mamba2_ssd/mamba2_ssd.py",
+        "m.run((1, 1, 1, 1, 2, 64, 128, 128), c.BFloat16, c.Float32, c.Float32, 'none', 5e-1, False, False, 0, 1, "
+        "False)",
+    ),
+)
+
+_CHILD = """
+import importlib.util, json, os, sys, warnings
+warnings.simplefilter("ignore")
+from cute_fa4 import emulator
+from cute_fa4.emulator.as_if_cuda import as_if_cuda
+import torch
+from tests.emulator.scaled_mm import scaled_mm
+torch._scaled_mm = scaled_mm
+examples, file, call, checks = sys.argv[1:]
+path = os.path.join(examples, "cute/blackwell", file)
+sys.path[:0] = [os.path.dirname(path), examples]
+said = {"error": "", "message": ""}
+with as_if_cuda():
+    spec = importlib.util.spec_from_file_location("example", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["example"] = module
+    spec.loader.exec_module(module)
+    import cutlass
+    with emulator.use(checks=checks or None) as run:
+        try:
+            eval(call, {"m": module, "c": cutlass})
+        except Exception as error:
+            said = {"error": type(error).__name__, "message": str(error).split("\\n")[0]}
+said |= {"launches": run.launches, "instructions": run.instructions, "notes": len(run.notes)}
+print("\\nSAID " + json.dumps(said))
+"""
+
+
+def run(case, cutlass, checks="hardware"):
+    """What a case says: error (class, "" when its own check passed), message, launches, instructions, notes."""
+    environment = {**os.environ, "CUTE_DSL_ARCH": "sm_100a"}
+    environment["PYTHONPATH"] = os.pathsep.join(
+        filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", _CHILD, str(Path(cutlass) / EXAMPLES), case.file, case.call, checks],
+        capture_output=True, text=True, env=environment, timeout=1200,
+    )  # fmt: skip
+    found = re.search(r"^SAID (.*)$", done.stdout, re.M)
+    if not found:
+        return {
+            "error": "crash",
+            "message": (done.stderr or done.stdout)[-2000:],
+            "launches": 0,
+            "instructions": 0,
+        }
+    return json.loads(found[1])
+
+
+def row(case, cutlass):
+    """One line of the table."""
+    said = run(case, cutlass)
+    verdict, clean = "clean", not said["error"]
+    numbers = said if clean else run(case, cutlass, checks="")
+    if not clean:
+        verdict = f"{said['error']}: {case.why or said['message']}"
+    right = (
+        "within its tolerance"
+        if not numbers["error"]
+        else f"{numbers['error']}: {numbers['message']}"
+    )
+    return (
+        f"| {case.name} | `{Path(case.file).name}` | {numbers['launches']} | {numbers['instructions']:,} | {verdict} "
+        f"| {right} |"
+    )
+
+
+def write_docs(lines):
+    """Put the table between its marks."""
+    path = ROOT / "docs" / "emulator.md"
+    head = (
+        f"Origin: {VERSION}, `{EXAMPLES}/cute/blackwell`; checks: level `hardware`. Instructions are those of all "
+        "launches of an example, its conversions of inputs included.\n\n"
+        "| kernel | file | launches | warp instructions | verdict of the checks | against its own reference |\n"
+        "|---|---|---:|---:|---|---|\n"
+    )
+    begin, end = _MARKS
+    text = path.read_text()
+    before, rest = text.split(begin)
+    after = rest.split(end)[1]
+    path.write_text(before + begin + "\n" + head + "\n".join(lines) + "\n" + end + after)
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("cutlass", help="a checkout of CUTLASS")
+    parser.add_argument("--docs", action="store_true", help="write the table of docs/emulator.md")
+    parser.add_argument("--only", default="", help="cases whose name has this in it")
+    options = parser.parse_args(argv)
+    lines = []
+    for case in CASES:
+        if options.only in case.name:
+            lines.append(row(case, options.cutlass))
+            print(lines[-1], flush=True)
+    if options.docs:
+        write_docs(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""A program written for a GPU runs unmodified: its tensors, its compile, its calls, its streams."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from cute_fa4.emulator.as_if_cuda import ALIGNMENT, as_if_cuda
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = """
+import cutlass, cutlass.cute as cute, cutlass.utils as utils, torch
+import cuda.bindings.driver as cuda
+from cutlass.cute.runtime import from_dlpack
+
+@cute.kernel
+def scaled(x: cute.Tensor, y: cute.Tensor, factor: cutlass.Constexpr):
+    i, _, _ = cute.arch.thread_idx()
+    y[i] = x[i] * factor
+
+@cute.jit
+def launch(x: cute.Tensor, y: cute.Tensor, factor: cutlass.Constexpr):
+    scaled(x, y, factor).launch(grid=[1, 1, 1], block=[64, 1, 1])
+
+@cute.jit
+def on_stream(x: cute.Tensor, y: cute.Tensor, factor: cutlass.Constexpr, stream: cuda.CUstream):
+    scaled(x, y, factor).launch(grid=[1, 1, 1], block=[64, 1, 1], stream=stream)
+
+assert torch.cuda.is_available() and utils.HardwareInfo().get_max_active_clusters(2) == 74
+x = torch.arange(64.0).cuda()
+y, z = torch.empty(64, device="cuda"), torch.zeros(64).to("cuda", torch.float32)
+tensors = [from_dlpack(t, assumed_align=16).mark_layout_dynamic() for t in (x, y, z)]
+launch(tensors[0], tensors[1], 3)                                  # compiles, and calls
+stream = cuda.CUstream(torch.cuda.current_stream().cuda_stream)
+compiled = cute.compile(on_stream, tensors[0], tensors[2], 5, stream)
+compiled(tensors[0], tensors[2], stream)
+torch.cuda.synchronize()
+assert torch.equal(y.cpu(), 3 * torch.arange(64.0)) and torch.equal(z, 5 * x)
+print("RIGHT")
+"""
+
+
+def test_a_program_for_a_gpu_runs_unmodified(tmp_path):
+    """It is handed to the command that counts lines, as its user would."""
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    done = subprocess.run(
+        [sys.executable, "-m", "cute_fa4.emulator", "coverage", "--as-if-cuda", str(script)],
+        cwd=ROOT, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert "RIGHT" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0 and done.stdout.count("in 1 launches") == 2
+    assert "level hardware" in done.stdout
+
+
+def test_nothing_of_it_is_left_behind():
+    import cutlass.cute as cute
+    import cutlass.utils
+
+    before = (cute.compile, cute.jit, cutlass.utils.HardwareInfo, torch.cuda.is_available)
+    with pytest.raises(KeyError), as_if_cuda():
+        assert cute.compile is not before[0]
+        moved = torch.arange(10.0)[1:].cuda()
+        assert moved.device.type == "cpu" and moved.data_ptr() % ALIGNMENT == 0
+        assert torch.equal(torch.zeros(3, device="cuda:0"), torch.zeros(3))
+        raise KeyError
+    assert before == (cute.compile, cute.jit, cutlass.utils.HardwareInfo, torch.cuda.is_available)

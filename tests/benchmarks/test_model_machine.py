@@ -344,3 +344,16 @@ def test_events_that_the_code_cannot_produce_are_an_error():
     trace = Trace({(0, 0): [Event("mma", 1), Event("mma", 1)]}, {})
     with pytest.raises(align.AlignmentError, match=r"warp \(0, 0\)"):
         align.paths(function, "", [trace])
+
+
+def test_a_spilled_register_comes_from_the_first_cache_and_a_load_from_memory():
+    """A use waits for its scoreboard: the difference of both programs is that of the latencies."""
+    held = ControlCode(stall=1, may_yield=False, write=0, read=None, wait_mask=0, reuse=0)
+    use = ControlCode(stall=1, may_yield=False, write=None, read=None, wait_mask=1, reuse=0)
+
+    def cycles_of(load):
+        steps, codes = program((load, held), ("MOV R3, R2", use))
+        return cycles({0: steps}, codes).cycles
+
+    spilled, loaded = cycles_of("LDL R2, [R1+0x4]"), cycles_of("LDG.E R2, desc[UR4][R4.64]")
+    assert loaded - spilled == B200["lat_global"].value - B200["lat_local"].value

@@ -73,6 +73,22 @@ def test_where_the_code_branches_the_longer_way_counts(short, long):
     assert cost_of(code).of("mma").instructions == 2 + max(short + 1, long) + 1
 
 
+def test_a_branch_for_warps_that_have_diverged_is_passed_by_the_others():
+    """Shuffles and votes have a slow way beside them; the condition of BRA.DIV is an operand, a uniform register."""
+    code = """
+        BRA.DIV UR4, `(.L_apart)
+        MOV R1, R2
+        EXIT
+        .L_apart:
+        NOP
+        EXIT
+    """
+    (function,) = parse(listing(code))
+    first = function.successors[0]
+    names = sorted(function.blocks[block].instructions[0].name for block in first)
+    assert names == ["MOV", "NOP"]
+
+
 def test_the_loop_over_work_tiles_is_not_the_loop_over_keys():
     """A persistent kernel repeats prologue, key loop and epilogue; the innermost loop is meant."""
     code = f"""

@@ -50,7 +50,9 @@ class SwappedTile:
     prefetch_maps: bool = False
 
     def resolved(self, problem: Problem) -> "SwappedTile":
-        return self if self.claims is not None else replace(self, claims=claims_pay(problem))
+        if self.claims is not None and not problem.share_keys:  # shared: there is nothing to claim
+            return self
+        return replace(self, claims=claims_pay(problem))
 
     def tiles(self, problem: Problem) -> SwappedTiles:
         return SwappedTiles.of(problem, self.rows)

@@ -61,3 +61,14 @@ def test_the_decision_has_every_class_with_its_default():
     names = {"other": "masks, grouped heads, pages, lengths"}
     for name, default in claims.CLASSES.items():
         assert last[names.get(name, name)] == ("on" if default else "off")
+
+
+@pytest.mark.parametrize("rows", [{}, {"rows": 8}])
+def test_where_keys_are_shared_there_is_nothing_to_claim(rows):
+    """Asked for or not: equal kernels have equal keys."""
+    for asked in (None, True, False):
+        config = choose_config(
+            qkv_dtype="bf16", head_dim=64, seqused_k=True, claims=asked, split_keys=True, share_keys=True,
+            write_lse=True, o_dtype="f32", **rows,
+        )  # fmt: skip
+        assert config.schedule.claims is False and not config.refusals()

@@ -1,116 +1,103 @@
-"""What a paged cache costs the load warp: TMA copies for a K and a V tile, and SASS instructions of its loop.
+"""What pages cost the load warp: its TMA copies, instructions and issue cycles for a key tile.
 
-    python benchmarks/copy_cost.py [--head-dim 128] [--json]
+    python benchmarks/copy_cost.py [--head-dim 128] [--docs]
 
-Copies are counted where they happen: the kernel is executed by the emulator on sequences of whole tiles, once with
-T and once with T + 1 key tiles; the difference is one K and one V tile. Instructions are all those of the loop over
-key tiles, also the branch that clips the partial last page of V eight rows at a time.
+Those of a K and a V tile of 128 keys in the middle of a sequence, from the difference of six and four key tiles: the
+emulator counts the copies and tells the path of the load warp through the machine code, whose control codes say how
+many cycles after an instruction the next one may issue. What an instruction waits for another's result is left out, and
+so is what a copy costs the TMA unit besides its bytes, for which no figure is published. --docs writes the table of
+docs/serving.md.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import re
 import sys
-import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.sass.nvdisasm import disassemble
-from benchmarks.sass.our_kernel import compile_artifacts
-from benchmarks.sass.program import parse
-from cute_fa4.sm100 import masks
-from cute_fa4.sm100.choose_config import choose_config
+from benchmarks.cycle_model.evaluate import AlignedKernel
+from benchmarks.cycle_model.kernels import OURS, Variant, traced
+from benchmarks.cycle_model.workloads import KEYS_A_TILE, workload
 
-PAGE_SIZES = (0, 8, 16, 32, 64, 128, 256, 512)
+DOCUMENT = Path(__file__).parents[1] / "docs" / "serving.md"
+MARKED = re.compile(r"(<!-- page sizes[^>]*-->\n).*?(<!-- /page sizes -->)", re.DOTALL)
+PAGE_SIZES = (0, 1, 2, 3, 4, 7, 8, 16, 24, 48, 64, 128, 544, 784)
+TILES = (4, 6)
 
 
-def config_of(head_dim: int, page_size: int):
-    paged = dict(kv_layout="paged", page_size=page_size, seqused_k=True) if page_size else {}
-    return choose_config(
-        qkv_dtype="bf16", head_dim=head_dim, mask=masks.Causal(), arch="sm_100a", **paged
+@dataclass(frozen=True)
+class Cost:
+    """Of a key tile, K and V."""
+
+    page_size: int
+    copies: int
+    bytes_of_copy: int
+    instructions: float
+    issue_cycles: float
+
+
+def cost_of(head_dim: int, page_size: int) -> Cost:
+    """Compile, emulate two launches, and follow the load warp."""
+    variant = Variant(OURS, head_dim=head_dim, page_size=page_size, one_block=True)
+    works = [workload(variant, tiles) for tiles in TILES]
+    kernel = traced(variant, works)
+    aligned = AlignedKernel.of(kernel)
+    paths = [aligned.runs[work][0][0, _load_warp()] for work in works]
+
+    def a_tile(of) -> float:
+        few, many = map(of, paths)
+        return (many - few) / (TILES[1] - TILES[0])
+
+    copies = round(
+        a_tile(lambda path: sum(step.instruction.name.startswith("UTMALDG") for step in path))
+    )
+    return Cost(
+        page_size,
+        copies,
+        2 * KEYS_A_TILE * _padded(head_dim) * 2 // copies,
+        a_tile(len),
+        a_tile(lambda path: sum(max(1, aligned.codes[s.instruction.address].stall) for s in path)),
     )
 
 
-def copies_per_tile(head_dim: int, page_size: int) -> int:
-    """TMA loads for one K and one V tile in the middle of a sequence, counted on the emulator."""
-    return _loads(head_dim, page_size, tiles=3) - _loads(head_dim, page_size, tiles=2)
+def _load_warp() -> int:
+    from cute_fa4.sm100.warp_roles import WarpRoles
+
+    return WarpRoles().load.start
 
 
-def _loads(head_dim: int, page_size: int, tiles: int) -> int:
-    import torch
-
-    import cute_fa4
-    from cute_fa4 import emulator
-
-    keys = 128 * tiles
-    q = torch.zeros(1, 256, 1, head_dim, dtype=torch.bfloat16)
-    if page_size:
-        pages = -(-keys // page_size)
-        k = torch.zeros(pages, page_size, 1, head_dim, dtype=torch.bfloat16)
-        cute_fa4.flash_attn_varlen_func(
-            q,
-            k,
-            k.clone(),
-            page_table=torch.arange(pages, dtype=torch.int32)[None],
-            seqused_k=torch.tensor([keys], dtype=torch.int32),
-            causal=True,
-        )
-    else:
-        k = torch.zeros(1, keys, 1, head_dim, dtype=torch.bfloat16)
-        cute_fa4.flash_attn_func(q, k, k.clone(), causal=True)
-    opcodes = emulator.last_run().opcodes
-    return sum(
-        n
-        for opcode, n in opcodes.items()
-        if opcode.startswith("cp.async.bulk.tensor") and "mbarrier" in opcode
-    )
+def _padded(head_dim: int) -> int:
+    return -(-head_dim // 64) * 64
 
 
-def load_loop_instructions(head_dim: int, page_size: int) -> int:
-    """SASS instructions of the loop over key tiles in the load warp, all branches counted."""
-    cubin = compile_artifacts(config_of(head_dim, page_size)).cubin
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "kernel.cubin"
-        path.write_bytes(cubin)
-        text = disassemble(path)
-    loops = []
-    for function in parse(text):
-        for loop in function.loops:
-            code = list(function.instructions_of(loop))
-            if any(ins.name.startswith("UTMALDG") for ins in code):
-                loops.append(len(code))
-    return min(loops)
-
-
-def rows(head_dim: int) -> list[dict]:
-    return [
-        {
-            "page_size": page_size,
-            "copies_per_k_and_v_tile": copies_per_tile(head_dim, page_size),
-            "load_loop_instructions": load_loop_instructions(head_dim, page_size),
-        }
-        for page_size in PAGE_SIZES
+def table(costs: list[Cost]) -> str:
+    """Markdown."""
+    lines = [
+        "| keys a page | copies of a key tile | bytes of a copy | instructions of the load warp | issue cycles |",
+        "|---|---|---|---|---|",
     ]
+    lines += [
+        f"| {cost.page_size or 'contiguous'} | {cost.copies} | {cost.bytes_of_copy:,} | {cost.instructions:.0f} | "
+        f"{cost.issue_cycles:.0f} |"
+        for cost in costs
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--head-dim", type=int, default=128)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--docs", action="store_true", help="write the table of docs/serving.md")
     options = parser.parse_args(arguments)
-    table = rows(options.head_dim)
-    if options.json:
-        print(json.dumps(table, indent=1))
-        return
-    print(f"head dim {options.head_dim}, tiles of 128 keys, bf16, causal, sm_100a")
-    print("page size   TMA copies for a K and a V tile   SASS instructions of the load loop")
-    for row in table:
-        page = row["page_size"] or "contiguous"
-        print(
-            f"{page!s:>10}   {row['copies_per_k_and_v_tile']:>31}   {row['load_loop_instructions']:>34}"
-        )
+    written = table([cost_of(options.head_dim, page_size) for page_size in PAGE_SIZES])
+    print(written)
+    if options.docs:
+        text = DOCUMENT.read_text()
+        DOCUMENT.write_text(MARKED.sub(lambda found: found[1] + written + found[2], text))
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from cute_fa4.sm100.choose_config import KEYS_PER_TILE
 MAX_SPLITS = 1024
 MAX_PARTIAL_ROWS = (1 << 31) - 1
 LEAST_KEYS_PER_PART = 512  # four key tiles: fewer cost more in start-up and merging than they save
-LEAST_SHARED_TILES = 1  # of a CTA, where keys are shared out: docs/decisions/0009
+LEAST_SHARED_TILES = 1  # of a CTA, where keys are shared out: docs/decisions/0010
 DECODE_BLOCKS = 4  # query blocks of a head that are still decode, where they leave SMs without work
 MAX_SHARED_TILES = 1 << 30  # key tiles of all blocks, which the kernel counts in 32 bits
 EMULATED_SMS = 148  # of a B200

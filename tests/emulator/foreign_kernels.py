@@ -166,7 +166,7 @@ def row(case, cutlass):
         else f"{numbers['error']}: {numbers['message']}"
     )
     return (
-        f"| {case.name} | `{Path(case.file).name}` | {numbers['launches']} | {numbers['instructions']:,} | {verdict} "
+        f"| {case.name} | {Path(case.file).name} | {numbers['launches']} | {numbers['instructions']:,} | {verdict} "
         f"| {right} |"
     )
 

@@ -36,7 +36,7 @@ def all_gather(ranks: Ranks, tensor: torch.Tensor, what: str, into=None) -> Wait
     _count(tensor.nbytes * (ranks.size - 1))
     with ranks.sending(what):
         work = dist.all_gather_into_tensor(
-            _bytes(every).view(-1), _bytes(tensor).view(-1), group=ranks.group, async_op=True
+            _bytes(every), _bytes(tensor), group=ranks.group, async_op=True
         )
     return _waiting(ranks, what, [work], every, tensor)
 
@@ -47,7 +47,7 @@ def all_to_all(ranks: Ranks, tensor: torch.Tensor, what: str, into=None) -> Wait
     _count(tensor.nbytes // ranks.size * (ranks.size - 1))
     with ranks.sending(what):
         work = dist.all_to_all_single(
-            _bytes(received).view(-1), _bytes(tensor).view(-1), group=ranks.group, async_op=True
+            _bytes(received), _bytes(tensor), group=ranks.group, async_op=True
         )
     return _waiting(ranks, what, [work], received, tensor)
 
@@ -66,8 +66,11 @@ def _waiting(ranks: Ranks, what: str, works: list, result: torch.Tensor, *kept) 
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Not every backend knows every dtype."""
-    return tensor.view(torch.uint8)
+    """Of a contiguous tensor, in one dimension: not every backend knows every dtype.
+
+    A dimension of one element may have any stride, also the last: view it away before the bytes are counted.
+    """
+    return tensor.view(-1).view(torch.uint8)
 
 
 class counting:

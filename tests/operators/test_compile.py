@@ -184,7 +184,7 @@ def test_caches_that_are_views_of_one_tensor_outside():
 
 
 def test_other_lengths_recompile_neither_the_graph_nor_a_kernel():
-    # 24 compiles; 40, 25 and 60 find both. Two heads share a tile of 128 rows from 17 to 64 queries; others have another.
+    # 24 compiles; 40, 25 and 60 find both. From 17 to 64 queries two heads share a tile; others have another kernel.
     counter = CompileCounterWithBackend("aot_eager")
     function = compiled(attention, counter)
     kernels = []

@@ -47,7 +47,7 @@ class _Emulated:
 
     def __call__(self, *arguments) -> None:
         _warn_once()
-        with _emulator_lock():
+        with _emulator_lock.held:
             self.function(*arguments)
 
 
@@ -63,7 +63,7 @@ def _warn_once() -> None:
 
     level = driver_api.level_in_force(EMULATOR_CHECKS)
     stacklevel = _frames_inside(__name__.partition(".")[0])
-    with _warn_lock():
+    with _warn_lock.held:
         if not _warned:
             warnings.warn(
                 "CPU tensors: the kernel's sm_100a PTX is executed by the emulator. The results are those of the "

@@ -41,7 +41,7 @@ class _Table:
 
     def keep(self, key: tuple, plan: Plan, tensors: tuple, asked: tuple) -> None:
         recognition = recognition_of(tensors, asked)
-        with self._lock():
+        with self._lock.held:
             while len(self.plans) >= MAX_PLANS:
                 del self.plans[next(iter(self.plans))]
             plan.recognition = recognition

@@ -35,7 +35,7 @@ def existing(config: Config, executor: str) -> Callable | None:
 def existing_or_made(config: Config, executor: str, make: Callable) -> Callable:
     """The function; opened if it is registered, else make(config, executor), once for all threads."""
     key = (config, executor)
-    with _compile_lock():
+    with _compile_lock.held:
         if key not in _functions:
             opened = _registered.get(key)
             _functions[key] = opened() if opened else make(config, executor)
@@ -70,7 +70,7 @@ def statistics() -> Statistics:
 
 def clear() -> None:
     """Forget every function, compiled or registered; what is on disk stays."""
-    with _compile_lock():
+    with _compile_lock.held:
         _functions.clear()
         _registered.clear()
         _seconds.clear()

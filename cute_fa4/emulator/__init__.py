@@ -84,7 +84,7 @@ def bind(
     """compile with another compile function than cute.compile, for programs that wrap it."""
     from cute_fa4.emulator import host_binding
 
-    with _compile_lock():
+    with _compile_lock.held:
         compiled = host_binding.compile_for_emulator(
             compiler, function, args, kwargs, options, arch, labels
         )

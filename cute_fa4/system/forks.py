@@ -1,6 +1,6 @@
 """What a forked child needs of its own: locks that are free, scratch directories that its exit does not remove.
 
-    thread 1   with lock: emulates ...             child: the lock is held by a thread that it does not have,
+    thread 1   with lock.held: emulates ...        child: the lock is held by a thread that it does not have,
     thread 2   os.fork()                                  so it gets a new one
 
 What such a lock protects must be usable after a break at any line, as by Ctrl-C: the other thread's work ends there.
@@ -16,21 +16,18 @@ from pathlib import Path
 
 
 class Lock:
-    """A threading.RLock that a forked child can take: ``with lock(): ...``
+    """A threading.RLock that a forked child can take: ``with lock.held: ...``
 
-    A thread that forks while it holds the lock holds it in the child, too. What ``with`` sees is the lock of threading
-    itself: its enter and exit are C code, which an interrupt does not part.
+    held  the lock of this process. Its enter and exit are C code, which an interrupt does not part
+
+    A thread that forks while it holds the lock holds it in the child, too.
     """
 
-    __slots__ = ("__weakref__", "_lock")
+    __slots__ = ("__weakref__", "held")
 
     def __init__(self):
-        self._lock = threading.RLock()
+        self.held = threading.RLock()
         _locks.add(self)
-
-    def __call__(self):
-        """The lock of this process."""
-        return self._lock
 
 
 _locks = weakref.WeakSet()
@@ -38,8 +35,8 @@ _locks = weakref.WeakSet()
 
 def _renew():
     for lock in list(_locks):
-        if not lock._lock._is_owned():
-            lock._lock = threading.RLock()
+        if not lock.held._is_owned():
+            lock.held = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_renew)

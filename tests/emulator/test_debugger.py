@@ -168,19 +168,19 @@ def test_a_lock_that_its_own_thread_forks_with_stays_held():
     taken, leave = threading.Event(), threading.Event()
 
     def hold():
-        with others():
+        with others.held:
             taken.set()
             leave.wait()
 
     thread = threading.Thread(target=hold)
     thread.start()
     taken.wait()
-    with held():
+    with held.held:
         child = os.fork()
         if child == 0:
-            with others():  # held by a thread that the child does not have
+            with others.held:  # held by a thread that the child does not have
                 pass
-            os._exit(0 if held()._is_owned() else 1)
+            os._exit(0 if held.held._is_owned() else 1)
     leave.set()
     thread.join()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

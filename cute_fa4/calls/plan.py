@@ -109,14 +109,14 @@ class Plan:
             q, k, v, written, lse, self.scale,
             cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table,
             self.seqlen_q, self.sizes, sink, tuple(aux) if aux else None, None,
-            given_of(in_cache),
+            given_of(in_cache) if in_cache else None,
         )  # fmt: skip
         return out if lse is None else (out, lse)
 
 
-def given_of(in_cache: list) -> tuple | None:
+def given_of(in_cache: list) -> tuple:
     """The tensors about rows of a cache, as the kernel takes them: those that there are."""
-    return tuple(tensor for tensor in in_cache if tensor is not None) if in_cache else None
+    return tuple(tensor for tensor in in_cache if tensor is not None)
 
 
 class Results:

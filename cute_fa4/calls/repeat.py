@@ -181,8 +181,12 @@ def _lengths(lengths: tuple) -> tuple:
         None if page_table is None else page_table.shape,
         None if page_table is None else page_table.is_contiguous() or page_table.stride(),
         None if page_table is None else page_table.data_ptr() % 16,
-        *(None if tensor is None else tensor.numel() for tensor in in_cache),
+        *map(_size, in_cache),
     )
+
+
+def _size(tensor) -> int | None:
+    return None if tensor is None else tensor.numel()
 
 
 def _aux(tensors) -> tuple:

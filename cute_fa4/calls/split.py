@@ -225,7 +225,7 @@ class SplitPlan(Plan):
             q, k, v, partial_o, partial_lse, self.scale,
             cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table,
             self.seqlen_q, self.sizes, sink, tuple(aux) if aux else None, told,
-            given_of(in_cache),
+            given_of(in_cache) if in_cache else None,
         )  # fmt: skip
         if self.combine is not None:
             self.combine(

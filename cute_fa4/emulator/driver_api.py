@@ -313,7 +313,7 @@ def execute(program, *, labels, dependent=False, **launched):
     )
     if not dependent:
         _unwaited = ()
-    elif not result.opcodes["griddepcontrol.wait"]:
+    elif not result.opcodes.get("griddepcontrol.wait"):
         _unwaited = (*_unwaited, *_written)
     _written = result.regions
     _run.launches += 1

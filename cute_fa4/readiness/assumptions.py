@@ -73,6 +73,12 @@ CONSTANTS = {
     "tma_rate": Constant(48, "bytes/cycle/SM"),
     "store_latency": Constant(200, "cycles"),
     "cta_gap": Constant(0, "cycles"),
+    "lat_local": Constant(38, "cycles"),
+    "dram_latency_ns": Constant(545, "ns"),
+    "dram_knee": Constant(2.2, "exponent"),
+    "lat_l2": Constant(428, "cycles"),
+    "cold_start_us": Constant(0.98, "us"),
+    "dependent_saves_us": Constant(0.9, "us"),
     "cold_memory": Constant(0.53125, "fraction of bytes / hbm_tbs"),
     "second_run_speed": Constant(0.8081249999999999, "factor on clock"),
 }

@@ -106,7 +106,7 @@ def tile_for(
 
     pack_gqa, swaps: what the call allows
 
-    >>> [tile_for(queries, 8) for queries in (1, 2, 5, 300)]
+    >>> [tile_for(queries, 8) for queries in (1, 2, 5, 256)]
     [(True, 8), (True, 32), (True, None), (False, None)]
     >>> [tile_for(queries, 7) for queries in (1, 4, 5, 300)]
     [(True, 8), (True, 32), (False, 8), (False, None)]

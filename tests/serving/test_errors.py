@@ -348,6 +348,9 @@ def test_refused_before_the_cache_is_written(changes, error, text):
 @pytest.mark.parametrize("make", [masks.window, masks.chunked, masks.chunked_causal])
 def test_sizes_of_masks(make):
     for size in (-2, -(2**40)):
+        if make is masks.window:  # the future alone
+            assert make(size).sizes == (max(size, -((1 << 30) - 1)),)
+            continue
         with pytest.raises(ValueError, match=f"{size}; accepted:"):
             make(size)
     for size in (1.5, True, "4", torch.tensor(4)):

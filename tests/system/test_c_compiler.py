@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from cute_fa4.system import c_compiler
+from cute_fa4.system import c_compiler, forks
 from tests.aot.conftest import python
 
 SOURCE = "int number(void) { return %d; }"
@@ -16,7 +16,9 @@ SOURCE = "int number(void) { return %d; }"
 def cache(tmp_path, monkeypatch, caplog):
     """A cache directory of this test's own, and no note so far."""
     monkeypatch.setenv("CUTE_FA4_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(c_compiler, "_private", None)
+    monkeypatch.setattr(
+        c_compiler, "_private_directory", forks.ScratchDirectory("cute_fa4-built-").path
+    )
     c_compiler._note.cache_clear()
     caplog.set_level(logging.WARNING)
     return tmp_path / "cache"

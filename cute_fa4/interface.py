@@ -151,7 +151,7 @@ def flash_attn_func(
         or not (pack_gqa is None or pack_gqa is False or pack_gqa is True)
     ):
         check_arguments(flash_attn_func, positional, others, locals())
-    lengths = None if key_limit is None else (None, None, None, None, key_limit, None)
+    lengths = None if key_limit is None else (None, None, None, None, key_limit, None, None, None)
     choices = (
         mask, num_splits, tokens_per_split, pack_gqa, score_mod, mask_mod, block_sparse_tensors, "NHD",
         False, return_lse,
@@ -262,7 +262,7 @@ def flash_attn_varlen_func(
         table = one_of("page_table", page_table, "block_table", block_table)
     if s_aux is not None:
         sink = one_of("learnable_sink", learnable_sink, "s_aux", s_aux)
-    lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, table)
+    lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, table, None, None)
     choices = (
         mask, num_splits, tokens_per_split, pack_gqa, score_mod, mask_mod, block_sparse_tensors, kv_layout,
         seqused_k_excludes_new, return_lse or return_softmax_lse,
@@ -361,11 +361,9 @@ def flash_attn_with_kvcache(
         check_arguments(flash_attn_with_kvcache, positional, others, locals())
     if not (rotary_cos is rotary_sin is qv is None):
         refuse_unbuilt(rotary_cos=rotary_cos, rotary_sin=rotary_sin, qv=qv)
-    table, sink, counts, in_cache = page_table, learnable_sink, cache_seqlens, ()
-    if not (cache_batch_idx is cache_leftpad is None):
-        in_cache = cache_batch_idx, cache_leftpad
-        if counts is k is None and table is None:
-            counts = rows_of_cache(k_cache)
+    table, sink, counts = page_table, learnable_sink, cache_seqlens
+    if counts is k is table is None and not (cache_batch_idx is cache_leftpad is None):
+        counts = rows_of_cache(k_cache)
     if block_table is not None:
         table = one_of("page_table", page_table, "block_table", block_table)
     if s_aux is not None:
@@ -377,7 +375,9 @@ def flash_attn_with_kvcache(
     )  # fmt: skip
     asked = window_size, (softmax_scale, causal, softcap, max_seqlen_q, None), choices
     if type(counts) is torch.Tensor:
-        lengths = (cu_seqlens_q, None, None, counts, key_limit, table) + in_cache
+        lengths = (
+            cu_seqlens_q, None, None, counts, key_limit, table, cache_batch_idx, cache_leftpad
+        )  # fmt: skip
         result = again((q, k_cache, v_cache, out, lengths, sink, aux_tensors, new), asked)
         if result is not None:
             return result
@@ -391,7 +391,9 @@ def flash_attn_with_kvcache(
     if counts is not None and not isinstance(counts, torch.Tensor):
         check_tensors(q, k_cache, v_cache, out)
         counts = cache_lengths(counts, sequences_of(q, cu_seqlens_q), q.device)
-    lengths = (cu_seqlens_q, None, None, counts, key_limit, table) + in_cache
+    lengths = (
+        cu_seqlens_q, None, None, counts, key_limit, table, cache_batch_idx, cache_leftpad
+    )  # fmt: skip
     tensors = (q, k_cache, v_cache, out, lengths, sink, aux_tensors, new)
     return attend(prepare_append_and_attention, tensors, asked)
 

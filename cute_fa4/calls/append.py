@@ -44,7 +44,7 @@ def prepare_append_and_attention(tensors: tuple, asked: tuple) -> Callable:
     """Check a call of repeat.attend, compile what it needs; what is returned appends and attends."""
     q, k_cache, v_cache, out, lengths, sink, aux, new = tensors
     window_size, numbers, choices = asked
-    cu_seqlens_q, _, _, cache_seqlens, key_limit, table, *in_cache = lengths
+    cu_seqlens_q, _, _, cache_seqlens, key_limit, table, batch_idx, leftpad = lengths
     k, v, offsets = new or (None, None, None)
     choices = Choices(*choices)
     caches = k_cache, v_cache
@@ -59,14 +59,13 @@ def prepare_append_and_attention(tensors: tuple, asked: tuple) -> Callable:
         with names_of_caches():
             return prepare_attention(tensors, asked)
     check_written(q, k, v, *caches, out, (*lengths, offsets), sink, aux)
-    batch_idx = in_cache[0] if in_cache else None
     append = prepare_append(
         *(k, v, *caches, cache_seqlens, offsets, table, batch, (k_cache, v_cache)), batch_idx
     )
     seqused_k, counted = cache_seqlens, _new_rows_are_the_queries(q, k, cu_seqlens_q, offsets)
     if not counted:
         seqused_k = cache_seqlens + (k.shape[1] if offsets is None else offsets.diff())
-    lengths = (cu_seqlens_q, None, None, seqused_k, key_limit, table, *in_cache)
+    lengths = (cu_seqlens_q, None, None, seqused_k, key_limit, table, batch_idx, leftpad)
     tensors = (q, k_cache, v_cache, out, lengths, sink, aux, None)
     choices = choices._replace(seqused_k_excludes_new=counted)
     with names_of_caches():
@@ -91,7 +90,7 @@ def check_written(q, k, v, k_cache, v_cache, out, lengths, sink, aux) -> None:
         {"k_cache": k_cache, "v_cache": v_cache, "out": out},
         {
             **{"q": q, "k": k, "v": v},
-            **dict(zip(names, lengths, strict=False)),
+            **dict(zip(names, lengths, strict=True)),
             "cu_seqlens_k_new": offsets,
             "learnable_sink": sink,
             **named_aux(aux),
@@ -166,7 +165,7 @@ class Append:
         """As Plan.admits; also what the attention behind it would refuse, which is too late then."""
         q, k_cache, v_cache, out, lengths, sink, aux, new = tensors
         k, v, offsets = new
-        cu_seqlens_q, _, _, cache_seqlens, key_limit, table, *in_cache = lengths
+        cu_seqlens_q, _, _, cache_seqlens, key_limit, table, batch_idx, leftpad = lengths
         if not (cu_seqlens_q is key_limit is sink is None):
             check_index_tensor("cu_seqlens_q", cu_seqlens_q, 1, q.device)
             check_index_tensor("key_limit", key_limit, 1, q.device)
@@ -200,11 +199,13 @@ class Append:
             past = first + self.small_bytes
             if (first < end_k and begin_k < past) or (first < end_v and begin_v < past):
                 return False
-        if in_cache or not (out is cu_seqlens_q is key_limit is offsets is sink is None):
+        if not (
+            out is cu_seqlens_q is key_limit is offsets is sink is batch_idx is leftpad is None
+        ):
             small = self.small_bytes
             for tensor, nbytes in (
                 *((out, self.out_bytes), (cu_seqlens_q, small), (key_limit, small)),
-                *((offsets, small), (sink, small), *((tensor, small) for tensor in in_cache)),
+                *((offsets, small), (sink, small), (batch_idx, small), (leftpad, small)),
             ):
                 if tensor is not None:
                     first = tensor.data_ptr()
@@ -219,7 +220,7 @@ class Append:
             past <= first_new_v or past_new_v <= first
         )
 
-    def __call__(self, k_cache, v_cache, cache_seqlens, table, new: tuple, batch_idx=None) -> None:
+    def __call__(self, k_cache, v_cache, cache_seqlens, table, new: tuple, batch_idx) -> None:
         k, v, offsets = new
         if self.views.differ:
             k, v, k_cache, v_cache = self.views.of(k, v, k_cache, v_cache)

@@ -83,7 +83,7 @@ def check_out_apart(out, where: Where, options: Options) -> None:
     """out shares no memory with lengths, pages, sinks and what functions read; check_out has seen q, k and v."""
     if out is None:
         return
-    read = dict(zip(TENSORS, where.tensors, strict=False))
+    read = dict(zip(TENSORS, where.tensors, strict=True))
     check_apart({"out": out}, read | {"learnable_sink": options.sink} | named_aux(options.aux))
 
 

@@ -19,7 +19,7 @@ import torch
 from cute_fa4.calls.tensors import extent_bytes
 
 _is_grad_enabled = torch.is_grad_enabled
-NO_LENGTHS = (None,) * 6
+NO_LENGTHS = (None,) * 8
 
 
 class Plan:
@@ -94,11 +94,11 @@ class Plan:
 
     def __call__(self, tensors: tuple):
         q, k, v, out, lengths, sink, aux, new = tensors
-        cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table, *in_cache = (
-            lengths or NO_LENGTHS
-        )
+        (
+            cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table, batch_idx, leftpad
+        ) = lengths or NO_LENGTHS  # fmt: skip
         if new is not None:
-            self.append(k, v, seqused_k, page_table, new, *in_cache[:1])
+            self.append(k, v, seqused_k, page_table, new, batch_idx)
         if out is None:
             out = self.results.new_out(q)
         lse = None if self.results.new_lse is None else self.results.new_lse()
@@ -109,12 +109,12 @@ class Plan:
             q, k, v, written, lse, self.scale,
             cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table,
             self.seqlen_q, self.sizes, sink, tuple(aux) if aux else None, None,
-            given_of(in_cache) if in_cache else None,
+            None if batch_idx is leftpad is None else given_of(batch_idx, leftpad),
         )  # fmt: skip
         return out if lse is None else (out, lse)
 
 
-def given_of(in_cache: list) -> tuple:
+def given_of(*in_cache) -> tuple:
     """The tensors about rows of a cache, as the kernel takes them: those that there are."""
     return tuple(tensor for tensor in in_cache if tensor is not None)
 

@@ -23,6 +23,7 @@ from cute_fa4.calls import lengths as index_tensors
 from cute_fa4.calls.attention import plan_attention
 from cute_fa4.calls.lengths import check_index_tensor, check_lengths
 from cute_fa4.calls.options import resolve
+from cute_fa4.calls.plan import NO_LENGTHS
 from cute_fa4.calls.request import TENSORS, Choices, Numbers, Where
 from cute_fa4.calls.tensors import (
     DENSE,
@@ -46,7 +47,7 @@ def prepare_attention(tensors: tuple, asked: tuple) -> Callable:
     unbuilt = unbuilt_parameters(block_sparse_tensors=choices.block_sparse_tensors)
     if unbuilt:
         raise NotImplementedError("; ".join(unbuilt))
-    named = dict(zip(TENSORS, lengths or (), strict=False))
+    named = dict(zip(TENSORS, lengths or NO_LENGTHS, strict=True))
     rows_first_k, rows_first_v, where = checked(
         q,
         k,

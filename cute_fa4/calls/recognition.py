@@ -18,6 +18,8 @@ from __future__ import annotations
 import torch
 from torch.autograd import forward_ad
 
+from cute_fa4.calls.plan import NO_LENGTHS
+
 try:
     from torch._C._dynamo.guards import TensorGuards
 except ImportError:  # pragma: no cover
@@ -50,8 +52,6 @@ def recognition_of(tensors: tuple, asked: tuple) -> Recognition | None:
     """None: such calls go by their key."""
     if TensorGuards is None or tensors[6] is not None or not has_usual_types(asked):
         return None
-    if len(tensors[4] or ()) > 6:  # rows of a cache are picked
-        return None
     made = Recognition(tensors, asked)
     return made if made.accepts(tensors, asked) else None
 
@@ -62,7 +62,7 @@ def _parts(tensors: tuple) -> tuple[tuple, tuple | None]:
     if lengths is sink is aux is new is None:
         return ((q, k, v), None) if out is None else ((q, k, v, out), ())
     looked_at = (q, k, v) if out is None else (q, k, v, out)
-    a, b, c, d, e, table = lengths or (None,) * 6
+    a, b, c, d, e, table, batch_idx, leftpad = lengths or NO_LENGTHS
     if sink is not None:
         looked_at += (sink,)
     if table is not None:
@@ -79,6 +79,8 @@ def _parts(tensors: tuple) -> tuple[tuple, tuple | None]:
         None if d is None else d.numel(),
         None if e is None else e.numel(),
         None if table is None else table.data_ptr() % 16,
+        None if batch_idx is None else batch_idx.numel(),
+        None if leftpad is None else leftpad.numel(),
         None if offsets is None else offsets.numel(),
         out is None, sink is None, aux is None, same_offsets,
     )  # fmt: skip
@@ -87,7 +89,7 @@ def _parts(tensors: tuple) -> tuple[tuple, tuple | None]:
 def has_usual_types(asked: tuple) -> bool:
     """1, 1.0 and True are equal and not accepted alike: what could be mistaken goes by its key, which has the types."""
     window_size, (scale, causal, softcap, max_seqlen_q, max_seqlen_k), choices = asked
-    _, num_splits, tokens_per_split, *_ = choices  # the rest is checked before
+    num_splits, tokens_per_split = choices[1], choices[2]  # the rest is checked before
     if window_size is not None and type(window_size) is not tuple:
         return False
     left, right = window_size or (None, None)

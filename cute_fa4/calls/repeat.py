@@ -91,9 +91,8 @@ def again(tensors: tuple, asked: tuple):
 def attend(prepare: Callable, tensors: tuple, asked: tuple):
     """Attention of unchecked arguments: out, or (out, lse).
 
-    tensors  q, k, v, out or None, None or (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table) or
-             these and (cache_batch_idx, cache_leftpad), learnable_sink, aux_tensors, None or (rows to append to k,
-             those of v, their offsets)
+    tensors  q, k, v, out or None, None or those of request.TENSORS, learnable_sink, aux_tensors, None or (rows to
+             append to k, those of v, their offsets)
     asked    window_size, request.Numbers and request.Choices as plain tuples
     prepare  prepare(tensors, asked) checks everything and returns what launches: a Plan, or a function of `tensors`
     """
@@ -171,7 +170,9 @@ def _window(window_size) -> tuple:
 
 def _lengths(lengths: tuple) -> tuple:
     """Their sizes, and how wide the page table can be read."""
-    cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table, *in_cache = lengths
+    (
+        cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table, batch_idx, leftpad
+    ) = lengths  # fmt: skip
     return (
         None if cu_seqlens_q is None else cu_seqlens_q.numel(),
         None if cu_seqlens_k is None else cu_seqlens_k.numel(),
@@ -181,12 +182,9 @@ def _lengths(lengths: tuple) -> tuple:
         None if page_table is None else page_table.shape,
         None if page_table is None else page_table.is_contiguous() or page_table.stride(),
         None if page_table is None else page_table.data_ptr() % 16,
-        *map(_size, in_cache),
+        None if batch_idx is None else batch_idx.numel(),
+        None if leftpad is None else leftpad.numel(),
     )
-
-
-def _size(tensor) -> int | None:
-    return None if tensor is None else tensor.numel()
 
 
 def _aux(tensors) -> tuple:

@@ -22,6 +22,11 @@ TENSORS = (
 )
 
 
+def in_order(**given) -> tuple:
+    """Of some of TENSORS by name all, as repeat.attend takes them; None: not given."""
+    return tuple(map(given.get, TENSORS))
+
+
 @dataclass(frozen=True)
 class Where:
     """Where sequences lie and how long they are: int32 tensors on the device of q, or None."""
@@ -40,14 +45,8 @@ class Where:
 
     @property
     def tensors(self) -> tuple:
-        """In the order of TENSORS, as repeat.attend takes them: the last two only where one of them is given."""
-        plain = (
-            *(self.cu_seqlens_q, self.cu_seqlens_k, self.seqused_q, self.seqused_k),
-            *(self.key_limit, self.page_table),
-        )
-        if self.cache_batch_idx is self.cache_leftpad is None:
-            return plain
-        return (*plain, self.cache_batch_idx, self.cache_leftpad)
+        """In the order of TENSORS."""
+        return tuple(getattr(self, name) for name in TENSORS)
 
     @property
     def q_layout(self) -> str:

@@ -208,13 +208,13 @@ class SplitPlan(Plan):
 
     def __call__(self, tensors: tuple):
         q, k, v, out, lengths, sink, aux, new = tensors
-        cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table, *in_cache = (
-            lengths or NO_LENGTHS
-        )
+        (
+            cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table, batch_idx, leftpad
+        ) = lengths or NO_LENGTHS  # fmt: skip
         if self.combine is not None:  # before anything is written: there may be too little of it
             partial_o, partial_lse, parts, told = self.split.workspace(q, v)
         if new is not None:
-            self.append(k, v, seqused_k, page_table, new, *in_cache[:1])
+            self.append(k, v, seqused_k, page_table, new, batch_idx)
         out, lse = self.results.allocated(q, out)
         written = out
         if self.views.differ:
@@ -225,7 +225,7 @@ class SplitPlan(Plan):
             q, k, v, partial_o, partial_lse, self.scale,
             cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table,
             self.seqlen_q, self.sizes, sink, tuple(aux) if aux else None, told,
-            given_of(in_cache) if in_cache else None,
+            None if batch_idx is leftpad is None else given_of(batch_idx, leftpad),
         )  # fmt: skip
         if self.combine is not None:
             self.combine(

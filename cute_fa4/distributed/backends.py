@@ -17,7 +17,7 @@ from cute_fa4.calls.merge import merge_into, merged
 from cute_fa4.calls.prepare import checked as check_call
 from cute_fa4.calls.prepare import prepare_attention
 from cute_fa4.calls.repeat import attend
-from cute_fa4.calls.request import Choices, Numbers, Options
+from cute_fa4.calls.request import Choices, Numbers, Options, in_order
 from cute_fa4.calls.tensors import (
     DENSE,
     PACKED,
@@ -48,7 +48,7 @@ class Kernel:
         lengths = longest = None
         if call.ends is not None:
             cu_seqlens_q, cu_seqlens_k, longest = offsets(call, q.device)
-            lengths = (cu_seqlens_q, cu_seqlens_k, None, None, None, None)
+            lengths = in_order(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
         causal = call.is_causal
         window = (None, None) if causal else (call.band.left, call.band.right)
         return partial_attention(
@@ -78,7 +78,9 @@ class Kernel:
 
     def decode(self, q, cache, options: Options, softcap: float) -> tuple:
         """Attention to the keys of a rank (decode.Cache)."""
-        lengths = (cache.cu_seqlens_q, None, None, cache.lengths, None, cache.page_table)
+        lengths = in_order(
+            cu_seqlens_q=cache.cu_seqlens_q, seqused_k=cache.lengths, page_table=cache.page_table
+        )
         return partial_attention(
             *(q, cache.k, cache.v, lengths),
             scale=options.softmax_scale,

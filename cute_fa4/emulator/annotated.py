@@ -15,7 +15,7 @@ The text is PTX still: the additions are comments, and an edited copy goes back 
 from collections import Counter
 from dataclasses import dataclass, field
 
-from cute_fa4.emulator.observer import Observer, observing
+from cute_fa4.emulator.observer import Observer, recording
 from cute_fa4.emulator.ptx_syntax import place, source_text
 
 _COLUMN = 90  # where comments begin, behind most instructions
@@ -117,16 +117,6 @@ class _Recorder(Observer):
             counts.setdefault(role, Counter()).update({i: n for i, n in enumerate(times) if n})
 
 
-class record:
+def record():
     """Context in which launches are recorded; yields the Recording, which grows with every launch."""
-
-    def __init__(self):
-        self._recorder = _Recorder()
-        self._context = observing(self._recorder)
-
-    def __enter__(self):
-        self._context.__enter__()
-        return self._recorder.recording
-
-    def __exit__(self, *error):
-        return self._context.__exit__(*error)
+    return recording(_Recorder())

@@ -86,6 +86,13 @@ def observing(observer):
         _active[:] = outside
 
 
+@contextlib.contextmanager
+def recording(recorder):
+    """Context in which launches report to ``recorder``; yields its recording, which grows with every launch."""
+    with observing(recorder):
+        yield recorder.recording
+
+
 def current():
     """The Observer of a launch that begins now, or None."""
     if len(_active) < 2:

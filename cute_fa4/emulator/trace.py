@@ -21,7 +21,7 @@ with one name (the K steps of a product, the loads of a row) are one mark with a
 from dataclasses import dataclass, field
 
 from cute_fa4.emulator.machine.tensor_memory import split_address
-from cute_fa4.emulator.observer import Observer, observing
+from cute_fa4.emulator.observer import Observer, recording
 from cute_fa4.emulator.ptx_syntax import Addr, Reg, place
 
 COPIES, TENSOR_CORE = "copies", "tensor core"
@@ -108,20 +108,7 @@ class Recording:
 
 def record():
     """Context in which launches are recorded; yields the Recording."""
-    recorder = Recorder()
-    return _Recording(recorder)
-
-
-class _Recording:
-    def __init__(self, recorder):
-        self._recorder, self._context = recorder, observing(recorder)
-
-    def __enter__(self):
-        self._context.__enter__()
-        return self._recorder.recording
-
-    def __exit__(self, *error):
-        return self._context.__exit__(*error)
+    return recording(Recorder())
 
 
 class Recorder(Observer):

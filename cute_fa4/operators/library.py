@@ -125,11 +125,12 @@ def _attention(
     **options,
 ):
     """Keys that are there already; out, or (out, lse)."""
-    lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table)
+    lengths = (
+        *(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table),
+        *(cache_batch_idx, cache_leftpad),
+    )
     if all(tensor is None for tensor in lengths):
         lengths = None
-    elif not (cache_batch_idx is cache_leftpad is None):
-        lengths += (cache_batch_idx, cache_leftpad)
     return _attend(prepare_attention, q, k, v, out, lengths, None, **options)
 
 
@@ -151,9 +152,10 @@ def _append_and_attention(
     **options,
 ):
     """New rows behind those of a cache, then attention over all of it; out, or (out, lse)."""
-    lengths = (cu_seqlens_q, None, None, cache_seqlens, key_limit, page_table)
-    if not (cache_batch_idx is cache_leftpad is None):
-        lengths += (cache_batch_idx, cache_leftpad)
+    lengths = (
+        *(cu_seqlens_q, None, None, cache_seqlens, key_limit, page_table),
+        *(cache_batch_idx, cache_leftpad),
+    )
     new = (k, v, cu_seqlens_k_new)
     prepare = prepare_append_and_attention
     return _attend(prepare, q, k_cache, v_cache, out, lengths, new, **options)

@@ -146,19 +146,7 @@ class RowSchedule:
         return why + tiles.page_refusals()
 
     def _not_built(self, problem: Problem) -> list[str]:
-        why, tiles = [], self.tiles(problem)
-        if problem.qkv_dtype not in DTYPES:
-            why.append(f"qkv_dtype={problem.qkv_dtype!r} is not built yet: use 'bf16' or 'fp16'")
-        if problem.o_dtype != ("f32" if problem.split_keys else problem.qkv_dtype):
-            why.append(
-                f"o_dtype={problem.o_dtype!r} is not built yet for qkv_dtype={problem.qkv_dtype!r}: use the same dtype"
-            )
-        for name in ("qk_depth", "ov_depth"):
-            if getattr(problem, name) not in DEPTHS:
-                why.append(
-                    f"{name}={getattr(problem, name)} is not built yet: use a multiple of {DEPTHS[0]} up to "
-                    f"{DEPTHS[-1]}"
-                )
+        why, tiles = problem_not_built(problem), self.tiles(problem)
         if tiles.BN > 128:
             why.append(
                 f"BN={tiles.BN} is not built yet: a softmax thread holds its BN scores in registers and has "
@@ -172,7 +160,25 @@ class RowSchedule:
             why.append(
                 f"swizzle_bytes={self.swizzle_bytes} is not built yet in this kernel: use 128"
             )
-        for name in ("rope_dtype", "scale_dtype"):
-            if getattr(problem, name) is not None:
-                why.append(f"{name}={getattr(problem, name)!r} is not built yet: use None")
         return why
+
+
+def problem_not_built(problem: Problem) -> list[str]:
+    """What no family runs yet, whatever its tiles are."""
+    why = []
+    if problem.qkv_dtype not in DTYPES:
+        why.append(f"qkv_dtype={problem.qkv_dtype!r} is not built yet: use 'bf16' or 'fp16'")
+    if problem.o_dtype != ("f32" if problem.split_keys else problem.qkv_dtype):
+        why.append(
+            f"o_dtype={problem.o_dtype!r} is not built yet for qkv_dtype={problem.qkv_dtype!r}: use the same dtype"
+        )
+    for name in ("qk_depth", "ov_depth"):
+        if getattr(problem, name) not in DEPTHS:
+            why.append(
+                f"{name}={getattr(problem, name)} is not built yet: use a multiple of {DEPTHS[0]} up to "
+                f"{DEPTHS[-1]}"
+            )
+    for name in ("rope_dtype", "scale_dtype"):
+        if getattr(problem, name) is not None:
+            why.append(f"{name}={getattr(problem, name)!r} is not built yet: use None")
+    return why

@@ -7,6 +7,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from cute_fa4.calls import recognition
 from cute_fa4.calls.recognition import recognition_of
+from cute_fa4.calls.request import in_order
 from tests.serving.batches import int32
 
 Q, K, V, OUT = (torch.zeros(2, 16, 4, 64, dtype=torch.bfloat16) for _ in range(4))
@@ -19,8 +20,10 @@ PLAIN = (
 NEW = tuple(torch.zeros(2, 1, 4, 64, dtype=torch.bfloat16) for _ in range(2))
 
 
-def call(q=Q, k=K, v=V, out=None, used=None, table=None, sink=None, aux=None, new=None):
-    lengths = None if used is table is None else (None, None, None, used, None, table)
+def call(q=Q, k=K, v=V, out=None, used=None, table=None, rows=None, sink=None, aux=None, new=None):
+    lengths = None
+    if not (used is table is rows is None):
+        lengths = in_order(seqused_k=used, page_table=table, cache_batch_idx=rows)
     return q, k, v, out, lengths, sink, aux, new
 
 
@@ -37,6 +40,7 @@ GIVEN = {
     "pages": call(used=LENGTHS, table=TABLE),
     "pages, sink": call(used=LENGTHS, table=TABLE, sink=SINK),
     "append": call(used=LENGTHS, table=TABLE, new=(*NEW, None)),
+    "rows of a cache": call(used=LENGTHS, table=TABLE, rows=int32([1, 0])),
 }
 
 
@@ -83,13 +87,14 @@ OTHER_LENGTHS = {
     "pages": call(used=LENGTHS, table=int32([0, 1, 2, 3, 4, 5]).view(2, 3)),
     "alignment of the table": call(used=LENGTHS, table=int32([0, 0, 1, 2, 3])[1:].view(2, 2)),
     "new rows": call(used=LENGTHS, table=TABLE, new=(NEW[0], NEW[1][:, :, :, ::1].half(), None)),
+    "fewer rows of a cache": call(used=LENGTHS, table=TABLE, rows=int32([1])),
     "dtype of the sink": call(used=LENGTHS, table=TABLE, sink=SINK.half()),
 }
 
 
 @pytest.mark.parametrize("case", OTHER_LENGTHS)
 def test_other_lengths_pages_and_rows_are_another_call(case):
-    for given in ("pages", "pages, sink", "append"):
+    for given in ("pages", "pages, sink", "append", "rows of a cache"):
         assert not recognition_of(GIVEN[given], asked()).accepts(OTHER_LENGTHS[case], asked())
 
 

@@ -395,6 +395,16 @@ def bulk_wait_group(warp, ins, match):
 # --- stores -------------------------------------------------------------------------------------------------
 
 
+def shared_source(cta, offset, size):
+    """read of submit_store: so many bytes of the CTA's shared memory."""
+
+    def read(checks):
+        checks.reads_shared(cta.shared, offset, size)
+        return cta.shared.read(offset, size)
+
+    return read
+
+
 def submit_store(warp, lanes, read, write, label):
     """Put a store in flight, in two steps: read(checks) the source, later write(data, checks).
 
@@ -482,14 +492,11 @@ def bulk_store(warp, ins, match):
         stores.setdefault((target, offset, size), []).append(lane)
     for (target, offset, size), lanes in stores.items():
 
-        def read(checks, offset=offset, size=size):
-            checks.reads_shared(own.shared, offset, size)
-            return own.shared.read(offset, size)
-
         def write(data, checks, target=target):
             checks.writes_global(target, len(data))
             memory.write(target, data)
 
+        read = shared_source(own, offset, size)
         submit_store(warp, lanes, read, write, f"bulk store of {size} bytes")
 
 

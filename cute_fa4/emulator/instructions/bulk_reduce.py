@@ -20,6 +20,7 @@ from cute_fa4.emulator.instructions.bulk_copy import (
     bulk_size,
     global_address,
     resolve_shared,
+    shared_source,
     submit_store,
 )
 from cute_fa4.emulator.rounding import BF16, decode, encode
@@ -75,14 +76,11 @@ def reduce_to_global(warp, ins, match):
         )
         size = bulk_size(warp, ins.operands[2], lane)
 
-        def read(checks, offset=offset, size=size):
-            checks.reads_shared(own.shared, offset, size)
-            return own.shared.read(offset, size)
-
         def write(data, checks, target=target):
             checks.writes_global(target, len(data), atomic=True)
             memory.write(target, combine(operation, kind, memory.read(target, len(data)), data))
 
+        read = shared_source(own, offset, size)
         submit_store(warp, [lane], read, write, f"bulk {operation}.{kind} of {size} bytes")
 
 

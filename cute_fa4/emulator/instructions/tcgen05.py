@@ -366,10 +366,7 @@ def _check_count(warp, registers, needed):
 def mma(warp, ins, match):
     """[d], a, b, idesc{, {disable-output-lane}}, enable-input-d{, scale-input-d}: see tensor_core.py."""
     group, kind = int(match.group(1)), match.group(2)
-    if warp.mask & warp.mask - 1:
-        warp.fault(
-            f"tcgen05.mma by {len(warp.lanes)} threads would multiply as often; elect one thread"
-        )
+    refuse_several_threads(warp)
     cta = warp.cta
     cta.tmem.use_cta_group(group)
     lane = warp.lane0
@@ -387,8 +384,21 @@ def mma(warp, ins, match):
         _scale_log2(rest[1:], kind),
         _enabled_lanes(warp, disabled, group, lane),
     )
+    submit_product(warp, multiply)
+
+
+def refuse_several_threads(warp):
+    """Each thread that issues a product multiplies once more."""
+    if warp.mask & warp.mask - 1:
+        warp.fault(
+            f"tcgen05.mma by {len(warp.lanes)} threads would multiply as often; elect one thread"
+        )
+
+
+def submit_product(warp, multiply):
+    """Check a product and hand it to the tensor core of the CTA, with what the verifier checks when it is executed."""
     multiply.check()
-    action, order = multiply.execute, cta.machine.ordering
+    action, order = multiply.execute, warp.cta.machine.ordering
     if order is not None:
         checked = tensor_checks.multiply(order, warp, multiply)
 
@@ -397,7 +407,7 @@ def mma(warp, ins, match):
             multiply.execute()
 
     label = str(multiply.descriptor)
-    cta.machine.engine.submit(action, label, warp.issuer(), queue=("tensor", cta))
+    warp.cta.machine.engine.submit(action, label, warp.issuer(), queue=("tensor", warp.cta))
 
 
 def _scale_log2(operands, kind):

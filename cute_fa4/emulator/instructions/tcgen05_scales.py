@@ -11,6 +11,7 @@ import numpy as np
 
 from cute_fa4.emulator.checks import tensor as tensor_checks
 from cute_fa4.emulator.instruction_table import instruction
+from cute_fa4.emulator.instructions.tcgen05 import refuse_several_threads, submit_product
 from cute_fa4.emulator.machine.block_scale import ScaledMultiply, decode_scaled_instruction
 from cute_fa4.emulator.machine.tensor_core import CHUNK, chunk_numbers
 from cute_fa4.emulator.machine.tensor_memory import split_address
@@ -64,10 +65,7 @@ def _rows(cta, bits):
 )
 def mma(warp, ins, match):
     """[d], a, b, idesc, [scales of A], [scales of B], enable-input-d: see block_scale.py."""
-    if warp.mask & warp.mask - 1:
-        warp.fault(
-            f"tcgen05.mma by {len(warp.lanes)} threads would multiply as often; elect one thread"
-        )
+    refuse_several_threads(warp)
     cta, lane, group = warp.cta, warp.lane0, int(match[1])
     cta.tmem.use_cta_group(group)
     d, a, b, idesc, scale_a, scale_b, enable = ins.operands
@@ -83,13 +81,4 @@ def mma(warp, ins, match):
         scale_a=int(warp.address(scale_a)[lane]),
         scale_b=int(warp.address(scale_b)[lane]),
     )
-    multiply.check()
-    action, order = multiply.execute, cta.machine.ordering
-    if order is not None:
-        checked = tensor_checks.multiply(order, warp, multiply)
-
-        def action():
-            checked()
-            multiply.execute()
-
-    cta.machine.engine.submit(action, str(descriptor), warp.issuer(), queue=("tensor", cta))
+    submit_product(warp, multiply)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Int32
 
 from ..instructions import tensor_memory
 from ..kernel_args import Events, KernelArgs, Smem
@@ -93,9 +93,7 @@ def finish(
     state, even_weight, odd_weight = row_math.merged(even, odd, log2_scale(cfg, args))
     if cutlass.const_expr(cfg.write_lse):
         write_lse(cfg, args, work, 0, state)
-    inverse = Float32(0.0)
-    if state.row_sum != 0.0:  # also true for NaN, which belongs in the output
-        inverse = cute.arch.rcp_approx(state.row_sum)
+    inverse = row_math.inverse(state.row_sum)
     events.o_ready.wait(0, before.o & 1)
     tensor_memory.fence_after()
     if now.odd > 0:

@@ -17,7 +17,7 @@ from typing import ClassVar
 from ..chip import SMEM_CAPACITY_BYTES
 from ..memory_maps import TmemMap
 from ..problem import Problem
-from ..row_schedule import DEPTHS, DTYPES
+from ..row_schedule import problem_not_built
 from ..sync.barriers import BarrierTable
 from ..work.claims import claims_pay
 from . import barriers
@@ -85,7 +85,7 @@ class SwappedTile:
         return why
 
     def refusals(self, problem: Problem) -> list[str]:
-        return self._not_built(problem) or self._over_capacity(problem)
+        return problem_not_built(problem) or self._over_capacity(problem)
 
     def _over_capacity(self, problem: Problem) -> list[str]:
         why, tiles, smem = [], self.tiles(problem), self.smem(problem)
@@ -96,25 +96,6 @@ class SwappedTile:
                 "tile is held while K of the next one arrives: lower the head dim"
             )
         return why + tiles.page_refusals()
-
-    def _not_built(self, problem: Problem) -> list[str]:
-        why = []
-        if problem.qkv_dtype not in DTYPES:
-            why.append(f"qkv_dtype={problem.qkv_dtype!r} is not built yet: use 'bf16' or 'fp16'")
-        if problem.o_dtype != ("f32" if problem.split_keys else problem.qkv_dtype):
-            why.append(
-                f"o_dtype={problem.o_dtype!r} is not built yet for qkv_dtype={problem.qkv_dtype!r}: use the same dtype"
-            )
-        for name in ("qk_depth", "ov_depth"):
-            if getattr(problem, name) not in DEPTHS:
-                why.append(
-                    f"{name}={getattr(problem, name)} is not built yet: use a multiple of {DEPTHS[0]} up to "
-                    f"{DEPTHS[-1]}"
-                )
-        for name in ("rope_dtype", "scale_dtype"):
-            if getattr(problem, name) is not None:
-                why.append(f"{name}={getattr(problem, name)!r} is not built yet: use None")
-        return why
 
 
 @lru_cache(maxsize=1024)

@@ -223,10 +223,7 @@ def finish(
     row_sums = total_over_keys(cfg, smem, place, states.sums, tiles + before.work_tiles)
     inverses = []
     for i in cutlass.range_constexpr(cfg.tiles.rows_per_lane):
-        inverse = Float32(0.0)
-        if row_sums[i] != 0.0:  # also true for NaN, which belongs in the output
-            inverse = cute.arch.rcp_approx(row_sums[i])
-        inverses.append(inverse)
+        inverses.append(row_math.inverse(row_sums[i]))
     publish(smem, place, FACTOR, inverses)
     if work.tiles.count > 0:
         events.pv_done.wait(0, (tiles - 1) & 1)

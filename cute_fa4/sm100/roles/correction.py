@@ -12,11 +12,11 @@ Because the maximum is kept while it moves less than 2^8, most tiles skip the re
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Int32
 
 from ..instructions import tensor_memory
 from ..kernel_args import Events, KernelArgs, Smem
-from ..steps import store
+from ..steps import row_math, store
 from ..work.queue import NO_MORE, WorkQueue
 from ..work.tile import Work
 
@@ -90,9 +90,7 @@ def finish(
     for i in cutlass.range_constexpr(cfg.tiles.num_q):
         events.row_scale.wait(i, last)
         row_sum = smem.row_scale[row + i * cfg.tiles.rows_per_q_tile]
-        inverse = Float32(0.0)
-        if row_sum != 0.0:  # also true for NaN, which belongs in the output
-            inverse = cute.arch.rcp_approx(row_sum)
+        inverse = row_math.inverse(row_sum)
         events.o_ready.wait(i, o_phase)
         tensor_memory.fence_after()
         store_o(cfg, args, smem, tmem + cfg.tmem.o[i], events, work, i, row, inverse)

@@ -84,6 +84,15 @@ def merged(a: RowState, b: RowState, scale_log2: Float32):
     return RowState(row_max, of_a * a.row_sum + of_b * b.row_sum), of_a, of_b
 
 
+@cute.jit
+def inverse(row_sum: Float32) -> Float32:
+    """1 / row sum; 0 for a row that has seen no key."""
+    out = Float32(0.0)
+    if row_sum != 0.0:  # also true for NaN, which belongs in the output
+        out = cute.arch.rcp_approx(row_sum)
+    return out
+
+
 def scaled_exponents(scores: list, scale_log2, bias) -> list:
     """scale_log2 * s + bias for every score, two at a time."""
     scale, bias = (scale_log2, scale_log2), (bias, bias)

@@ -28,6 +28,7 @@ from tests.emulator.mutations.attention_places import (
     V_FREE,
     WAIT_LD,
     arrival,
+    before,
     commit,
     o_free,
     operand,
@@ -39,7 +40,6 @@ from tests.emulator.mutations.edits import (
     delete,
     exchange,
     lines,
-    move,
     replace,
     retarget,
 )
@@ -50,11 +50,6 @@ EARLY_OR_HANG = (*EARLY, *HANG)
 
 AT_THE_START = arrival("correction", "p_ready[1]").ahead_of(rescale(0))
 S_READ = arrival("softmax", "s_free").behind(MASKED_TILE)
-
-
-def before(role, place, instruction):
-    """Edit: an arrival is moved to before the nearest instruction of its role ahead of it."""
-    return move(place, before=lines(role, instruction).ahead_of(place).last, by=AN_ARRIVAL)
 
 
 def arrivals():

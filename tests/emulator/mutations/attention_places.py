@@ -19,7 +19,7 @@ from functools import cache
 from cute_fa4.sm100.chip import MBARRIER_BYTES
 from cute_fa4.sm100.choose_config import choose_config
 from cute_fa4.sm100.config import FA4Config
-from tests.emulator.mutations.edits import WAIT, Place, PlantingError, lines, replace
+from tests.emulator.mutations.edits import WAIT, Place, PlantingError, lines, move, replace
 
 FULL, CAUSAL, FEW_KEYS, ONE_TILE = "d128_full", "d64_causal", "d64_few_keys", "one_tile"
 CONFIGS = {
@@ -232,3 +232,8 @@ def init(name: str, text: str, subject: str = FULL):
 def announced(nbytes: int, place: Place):
     """Edit of the bytes that the load warp announces."""
     return replace(place, rf"mbarrier.arrive.expect_tx.shared.b64 \1, \2, {nbytes};")
+
+
+def before(role, place, instruction):
+    """Edit: an arrival is moved to before the nearest instruction of its role ahead of it."""
+    return move(place, before=lines(role, instruction).ahead_of(place).last, by=AN_ARRIVAL)

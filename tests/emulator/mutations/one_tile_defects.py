@@ -25,6 +25,7 @@ from tests.emulator.mutations.attention_places import (
     WHOLE_TILE,
     announced,
     arrival,
+    before,
     commit,
     expect,
     init,
@@ -41,7 +42,6 @@ from tests.emulator.mutations.edits import (
     PARITY_0,
     delete,
     lines,
-    move,
     replace,
     retarget,
 )
@@ -123,11 +123,6 @@ def counts():
     ):
         change = rf"selp.b32 changed, {count}, \2, mine; {AN_INIT} \1, changed;"
         yield plant(f"{name}[0] counts {count}", init(name, change, ONE_TILE), (*COUNTS, *HANG))
-
-
-def before(role, place, instruction):
-    """Edit: an arrival is moved to before the nearest instruction of its role ahead of it."""
-    return move(place, before=lines(role, instruction).ahead_of(place).last, by=AN_ARRIVAL)
 
 
 def arrivals():

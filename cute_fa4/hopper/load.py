@@ -25,9 +25,12 @@ _CLAIMED = 2  # tcgen05.cu: a word of the table of clusters from here on says by
 
 
 class StandIn:
-    """A rewritten kernel's function and what can be set and seen around its launches."""
+    """A rewritten kernel's function and what can be set and seen around its launches.
 
-    def __init__(self, directory: Path, kernel: dict):
+    takes_over    whether a cluster of it claims blocks of others; a kernel of somebody else's is taken to
+    """
+
+    def __init__(self, directory: Path, kernel: dict, takes_over: bool = True):
         import tvm_ffi  # its library, which NAME.so needs by name, is in the process from here on
 
         data = read_verified(directory, kernel, "library")
@@ -38,6 +41,7 @@ class StandIn:
         )
         self._library.cute_fa4_hopper_clusters.restype = ctypes.c_int64
         self.__name__ = kernel["name"]
+        self.takes_over = takes_over
 
     def __call__(self, *arguments):
         return self._function(*arguments)
@@ -80,6 +84,11 @@ def open_function(directory, name: str) -> StandIn:
     return StandIn(directory, kernels[name])
 
 
+def takes_over(config) -> bool:
+    """Whether a kernel of this package claims blocks: what appends or merges has no schedule, and claims none."""
+    return bool(getattr(getattr(config, "schedule", None), "claims", False))
+
+
 def load(directory) -> dict:
     """Register this package's kernels of a directory for GPUs of compute capability 9.0.
 
@@ -93,7 +102,7 @@ def load(directory) -> dict:
     for kernel in content["kernels"]:
         if kernel["config"]:
             config = from_data(kernel["config"])
-            opened[config] = stand_in = StandIn(directory, kernel)
+            opened[config] = stand_in = StandIn(directory, kernel, takes_over(config))
             functions.register(config, "cuda", lambda stand_in=stand_in: stand_in)
             devices.accept(HOPPER, config.arch)
     return opened

@@ -6,8 +6,10 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
-from cute_fa4.hopper import cases, check, command, driver, report
+from cute_fa4.hopper import cases, check, command, driver, load, report
 from cute_fa4.hopper.cases import CANARY, Problem, Variant, call, dense
+from cute_fa4.sm100.combine.config import CombineConfig
+from cute_fa4.sm100.config import SCHEDULES, FA4Config, TwoTiles
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -88,10 +90,10 @@ def test_blocks_are_counted():
 
 
 class Launches:
-    """Results of one launch after the other, of a kernel whose claims may be disturbed."""
+    """Results of one launch after the other, of a kernel whose claims, if it makes any, may be disturbed."""
 
-    def __init__(self, *results):
-        self._results, self.settings = list(results), []
+    def __init__(self, *results, takes_over=True):
+        self._results, self.settings, self.takes_over = list(results), [], takes_over
 
     def __call__(self):
         return self._results.pop(0) if len(self._results) > 1 else self._results[0]
@@ -118,10 +120,25 @@ def test_every_further_launch_is_compared(packed):
     # 4 blocks: as they come, with refusals, and with one and with three that claim the others
     claims = [{}, {}, dict(refused=0.25, seed=4), dict(greedy=1), dict(greedy=3)]
     assert good.settings == claims
+    # Greedy clusters of a kernel without claims would make the others wait for nothing.
+    alone = Launches((out, lse), takes_over=False)
+    alone.sink = None
+    assert check.check(replace(made, launch=alone), lambda: alone).launches == 3
+    assert alone.settings == [{}, {}]
     bad = Launches((out, lse), (out, lse), (out, unlike))
     bad.sink = None
     with pytest.raises(check.WrongResult, match="1 elements of lse differ"):
         check.check(replace(made, launch=bad), lambda: bad)
+
+
+def test_kernels_that_share_keys_and_those_that_merge_claim_no_blocks():
+    assert [load.takes_over(FA4Config(schedule=TwoTiles(claims=c))) for c in (True, False)] == [
+        True,
+        False,
+    ]
+    for schedule in SCHEDULES.values():
+        assert not load.takes_over(FA4Config(split_keys=True, share_keys=True, schedule=schedule()))
+    assert not load.takes_over(CombineConfig("bf16", 128))
 
 
 def test_configurations_asks_for_kernels_and_leaves_nothing_behind():

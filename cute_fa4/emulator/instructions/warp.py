@@ -5,12 +5,14 @@ until the other named lanes (those that have not exited) are there too.
 PTX ISA, "Parallel Synchronization and Communication Instructions", "Data Movement: shfl.sync".
 """
 
+import functools
+
 import numpy as np
 
 from cute_fa4.emulator.errors import DivergenceError
 from cute_fa4.emulator.instruction_table import instruction
 from cute_fa4.emulator.machine.warp import FULL, LANE_INDEX, bools_of, converge, mask_of
-from cute_fa4.emulator.ptx_parser import Pair, Sink
+from cute_fa4.emulator.ptx_parser import Imm, Pair, Sink
 
 
 def members(warp, operand):
@@ -18,7 +20,7 @@ def members(warp, operand):
 
     Raises DivergenceError when an executing lane is not named, or a named lane skips the instruction.
     """
-    named = warp.uniform(warp.read32(operand))
+    named = operand.value & FULL if type(operand) is Imm else warp.uniform(warp.read32(operand))
     if warp.mask & ~named:
         warp.fault(
             f"lanes 0x{warp.mask & ~named:08x} execute this but are not in its mask 0x{named:08x}",
@@ -62,12 +64,31 @@ def shfl(warp, ins, match):
     _, wait = members(warp, ins.operands[4])
     if wait is not None:
         return wait
-    a, b, c = (warp.read32(op).astype(np.int64) for op in ins.operands[1:4])
+    b, c = ins.operands[2:4]
+    if type(b) is Imm and type(c) is Imm:
+        source, valid = _sources_by_constants(match[1], b.value, c.value)
+    else:
+        source, valid = _sources(match[1], warp.read32(b), warp.read32(c))
+    if warp.mask != FULL:
+        executing = bools_of(warp.mask)
+        outside = executing & ~executing[source]
+        if outside.any():
+            at = int(np.argmax(outside))
+            warp.fault(
+                f"lane {at} reads lane {int(source[at])}, which does not execute this shfl",
+                DivergenceError,
+            )
+    warp.write32(d, warp.read32(ins.operands[1])[source])
+    warp.write_pred(p, valid)
+    return None
+
+
+def _sources(mode, b, c):
+    """(the lane that each lane reads, bitmask of those whose source is in the segment), of 32 values of b and c."""
     lane = LANE_INDEX.astype(np.int64)
+    b, c = b.astype(np.int64) & 31, c.astype(np.int64)
     clamp, segment = c & 31, c >> 8 & 31
     low, high = lane & segment, (lane & segment) | (clamp & ~segment)
-    b &= 31
-    mode = match[1]
     if mode == "up":
         source = lane - b
         valid = source >= high
@@ -80,18 +101,15 @@ def shfl(warp, ins, match):
     else:
         source = low | (b & ~segment)
         valid = source <= high
-    source = np.where(valid, source, lane)
-    executing = bools_of(warp.mask)
-    outside = executing & ~executing[source]
-    if outside.any():
-        at = int(np.argmax(outside))
-        warp.fault(
-            f"lane {at} reads lane {int(source[at])}, which does not execute this shfl",
-            DivergenceError,
-        )
-    warp.write32(d, a[source].astype(np.uint32))
-    warp.write_pred(p, mask_of(valid))
-    return None
+    return np.where(valid, source, lane), mask_of(valid)
+
+
+@functools.lru_cache
+def _sources_by_constants(mode, b, c):
+    """The same for a b and a c that all lanes share, as compiled code mostly has them."""
+    source, valid = _sources(mode, np.full(32, b), np.full(32, c))
+    source.setflags(write=False)
+    return source, valid
 
 
 @instruction(pattern=r"vote\.sync\.(all|any|uni)\.pred|vote\.sync\.(ballot)\.b32")

@@ -116,7 +116,7 @@ def flash_attn_func(
     return_lse    also return the log-sum-exp of the scaled scores
     out           written in place and returned; shape, dtype and device of q, memory of its own
 
-    head_dim is a multiple of 8 up to 128; that of v, and so of out, may be another one. The last
+    head_dim is a multiple of 8 up to 192; that of v, and so of out, another one up to 128. The last
     dimension is contiguous; the other strides are any multiples of 8 elements, so slices and
     transposed views need no copy.
 

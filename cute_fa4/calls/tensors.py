@@ -16,7 +16,7 @@ from numbers import Real
 
 import torch
 
-from cute_fa4.sm100.choose_config import DEPTHS, ROWS_PER_CTA
+from cute_fa4.sm100.choose_config import DEPTHS, QK_DEPTHS, ROWS_PER_CTA
 
 DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
@@ -160,10 +160,10 @@ def check_shapes(q, k, v, q_axes=DENSE, kv_axes=DENSE, one_batch: bool = True) -
     _same_size("k", k, "head_dim", -1, "q", q)
     for dim, axis in enumerate(kv_axes[:-1]):
         _same_size("v", v, axis, dim, "k", k)
-    for name, depth in (("q", head_dim), ("v", v.shape[-1])):
-        if depth not in DEPTHS:
+    for name, depth, depths in (("q", head_dim, QK_DEPTHS), ("v", v.shape[-1], DEPTHS)):
+        if depth not in depths:
             raise ValueError(
-                f"{name}: head_dim {depth}; accepted: multiples of {DEPTHS[0]} up to {DEPTHS[-1]}, {PADDING[name]}"
+                f"{name}: head_dim {depth}; accepted: multiples of {depths[0]} up to {depths[-1]}, {PADDING[name]}"
             )
     if num_kv_heads == 0 or num_q_heads == 0 or num_q_heads % num_kv_heads:
         raise ValueError(

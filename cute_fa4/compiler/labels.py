@@ -40,10 +40,11 @@ def shared_regions(cfg: FA4Config) -> tuple[tuple[int, int, str], ...]:
     parts = {
         "q": (tiles.q_tile_bytes, "Q{}"),
         "kv": (tiles.kv_slot_bytes, "kv[{}]"),
+        "k_rest": (tiles.k_rest_bytes, "rest of K"),
         "o": (tiles.o_chunk_bytes, "O chunk {}"),
     }
     out = []
-    for region in places.regions:
+    for region in (region for region in places.regions if region.nbytes):
         nbytes, name = parts.get(region.name, (region.nbytes, region.name))
         out += [
             (region.offset + i * nbytes, nbytes, name.format(i))

@@ -10,13 +10,14 @@ from .mha1q.schedule import OneTile
 from .mha2q.schedule import TwoTiles
 from .mhaswap.schedule import SwappedTile
 from .mhaswap.tiles import padded_heads
-from .row_schedule import DEPTHS, RowSchedule
+from .row_schedule import DEPTHS, QK_DEPTHS, RowSchedule
 from .schedule import Schedule
 from .tiles import ROWS_PER_Q_TILE
 
 __all__ = [
     "DEPTHS",
     "KEYS_PER_TILE",
+    "QK_DEPTHS",
     "ROWS_PER_CTA",
     "choose_config",
     "config_for",
@@ -27,7 +28,7 @@ __all__ = [
     "tile_for",
 ]
 
-# DEPTHS: head dims that some family runs.
+# DEPTHS, QK_DEPTHS: head dims that the families run, of V and O, and of Q and K.
 ROWS_PER_CTA = TwoTiles.query_tiles * ROWS_PER_Q_TILE
 KEYS_PER_TILE = 128  # of every configuration that is chosen here
 SWAPPED_ROWS = (8, 32)  # of a tile with swapped operands, as calls ask for it: docs/decisions/0008

@@ -136,7 +136,7 @@ class SM100Kernel:
         """
         cfg = self.cfg
         o, o_rows = self.o_operand(mO)
-        k, k_rows = tma.kv_operand(cfg, mK, cfg.tiles.BK0, is_v=False)
+        k, k_rows = tma.k_operand(cfg, mK)
         v, v_rows = tma.kv_operand(cfg, mV, cfg.tiles.padded_ov_depth, is_v=True)
         heads = mQ.shape[-2]
         if cutlass.const_expr(cfg.q_layout == "dense"):
@@ -263,7 +263,7 @@ class SM100Kernel:
             smem=self.shared(base),
             events=Events.of(table, mbarriers),
             producer=TMAProducerPipeline(
-                **ring, k_stage_bytes=tiles.k_stage_bytes, v_bytes=tiles.v_bytes
+                **ring, k_bytes=tiles.bytes_of_stages, v_bytes=tiles.v_bytes
             ),
             consumer=KVConsumerPipeline(**ring),
             queue=queue,

@@ -7,7 +7,7 @@ of the last.
 from dataclasses import dataclass, fields
 
 from .chip import MBARRIER_BYTES, SMEM_CAPACITY_BYTES, TMEM_COLUMNS
-from .sync.barriers import KV_SLOT, KV_STAGE, BarrierTable
+from .sync.barriers import KV_SLOT, KV_STAGE, SLOTS_BESIDE_A_REST, BarrierTable
 from .tiles import Tiles
 
 
@@ -75,4 +75,5 @@ def slots_that_fit(tiles: Tiles, without_ring: SmemMap, table: BarrierTable) -> 
         {KV_SLOT: 1, KV_STAGE: tiles.qk_stages}.get(barrier.per, 0) for barrier in table.rows
     )
     slot_bytes = tiles.kv_slot_bytes + MBARRIER_BYTES * per_slot
-    return max(0, (SMEM_CAPACITY_BYTES - without_ring.nbytes) // slot_bytes)
+    slots = max(0, (SMEM_CAPACITY_BYTES - without_ring.nbytes) // slot_bytes)
+    return min(slots, SLOTS_BESIDE_A_REST) if tiles.rest_qk_depth else slots

@@ -17,7 +17,8 @@ from .tiles import ROWS_PER_Q_TILE, Tiles
 from .warp_roles import WarpRoles
 from .work.claims import claims_pay
 
-DEPTHS = tuple(range(8, 129, 8))  # of Q and K, and of V and O, each its own
+DEPTHS = tuple(range(8, 129, 8))  # of V and O, and in every family of Q and K, each its own
+QK_DEPTHS = tuple(range(8, 193, 8))  # of Q and K where a K tile may have a rest beside its slot
 DTYPES = ("bf16", "fp16")
 
 
@@ -119,11 +120,11 @@ class RowSchedule:
                 f"needed: head dims up to {TMEM_COLUMNS // 2 - 64} fit, larger ones need a kernel of their own"
             ]
         why = []
-        if tiles.padded_qk_depth % tiles.qk_stages or tiles.BK0 % tiles.swizzle_granule:
+        if tiles.slot_qk_depth % tiles.slot_stages or tiles.BK0 % tiles.swizzle_granule:
             why.append(
-                f"num_qk_stages={self.num_qk_stages} cuts the padded depth {tiles.padded_qk_depth} inside a "
+                f"num_qk_stages={self.num_qk_stages} cuts the padded depth {tiles.slot_qk_depth} inside a "
                 f"swizzle span of {tiles.swizzle_granule} elements: use a divisor of "
-                f"{tiles.padded_qk_depth // tiles.swizzle_granule}"
+                f"{tiles.slot_qk_depth // tiles.swizzle_granule}"
             )
         tmem = self.tmem(problem)
         if not tmem.fits:
@@ -146,7 +147,7 @@ class RowSchedule:
         return why + tiles.page_refusals()
 
     def _not_built(self, problem: Problem) -> list[str]:
-        why, tiles = problem_not_built(problem), self.tiles(problem)
+        why, tiles = problem_not_built(problem, QK_DEPTHS), self.tiles(problem)
         if tiles.BN > 128:
             why.append(
                 f"BN={tiles.BN} is not built yet: a softmax thread holds its BN scores in registers and has "
@@ -163,8 +164,8 @@ class RowSchedule:
         return why
 
 
-def problem_not_built(problem: Problem) -> list[str]:
-    """What no family runs yet, whatever its tiles are."""
+def problem_not_built(problem: Problem, qk_depths: tuple = DEPTHS) -> list[str]:
+    """What no family runs yet, whatever its tiles are; qk_depths: what this one does of Q and K."""
     why = []
     if problem.qkv_dtype not in DTYPES:
         why.append(f"qkv_dtype={problem.qkv_dtype!r} is not built yet: use 'bf16' or 'fp16'")
@@ -172,11 +173,11 @@ def problem_not_built(problem: Problem) -> list[str]:
         why.append(
             f"o_dtype={problem.o_dtype!r} is not built yet for qkv_dtype={problem.qkv_dtype!r}: use the same dtype"
         )
-    for name in ("qk_depth", "ov_depth"):
-        if getattr(problem, name) not in DEPTHS:
+    for name, depths in (("qk_depth", qk_depths), ("ov_depth", DEPTHS)):
+        if getattr(problem, name) not in depths:
             why.append(
-                f"{name}={getattr(problem, name)} is not built yet: use a multiple of {DEPTHS[0]} up to "
-                f"{DEPTHS[-1]}"
+                f"{name}={getattr(problem, name)} is not built yet: use a multiple of {depths[0]} up to "
+                f"{depths[-1]}"
             )
     for name in ("rope_dtype", "scale_dtype"):
         if getattr(problem, name) is not None:

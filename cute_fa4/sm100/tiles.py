@@ -10,6 +10,9 @@ ROWS_PER_Q_TILE = 128  # lanes of tensor memory: a softmax thread owns a row
 ROWS_OF_SWIZZLE = 8  # rows that the 128-byte swizzle permutes: the least that a box has
 ROWS_A_WARP_GATHERS = 128  # four a lane
 O_BUFFERS = 2  # chunks of O on their way to global memory
+SLOT_ROW_BYTES = (
+    256  # of a row of K in a slot of the ring, or as many as V has; the others are the rest
+)
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,8 @@ class Tiles:
     num_q          query tiles of a CTA, each with a softmax warpgroup of its own
     cta_group      CTAs that share one MMA
     BN             keys per tile
-    qk_stages      depth chunks of a K tile, each with a barrier of its own, so that the first MMA starts early
+    qk_stages      depth chunks of a K tile, each with a barrier of its own, so that the first MMA starts early; where K
+                   has a rest, it is the last
     swizzle_bytes  span of the shared-memory swizzle of Q, K, V, O
     """
 
@@ -44,11 +48,12 @@ class Tiles:
         """As wide as tensor memory allows: S and O of two query tiles share the 512 columns, S gets what O leaves.
 
         bn_cap     upper limit for BN; 0: none
-        qk_stages  0: as many as the depth has common divisors with the swizzle granule and the MMA depth
+        qk_stages  of the columns in a slot; 0: as many as they have common divisors with the swizzle granule and the
+                   MMA depth
         """
         granule, mma_k = swizzle_bytes // problem.dtype_bytes, 32 // problem.dtype_bytes
-        depth = align_up(problem.qk_depth, granule)
-        o_columns = max(depth, align_up(problem.ov_depth, granule))
+        o_columns = slot_columns(problem, granule)
+        depth = min(align_up(problem.qk_depth, granule), o_columns)
         bn = min(256, align_down(TMEM_COLUMNS // 2 - o_columns, mma_k))
         if bn_cap:
             bn = min(bn, align_down(bn_cap, mma_k))
@@ -57,7 +62,8 @@ class Tiles:
             bn = 1 << (bn.bit_length() - 1)  # a power of two has more in common with pages
         if not qk_stages:
             qk_stages = gcd(depth // granule, depth // mma_k)
-        return Tiles(problem, num_q, cta_group, bn, qk_stages, swizzle_bytes)
+        has_rest = problem.qk_depth > depth
+        return Tiles(problem, num_q, cta_group, bn, qk_stages + has_rest, swizzle_bytes)
 
     # ---- rows, keys, depths
 
@@ -113,8 +119,19 @@ class Tiles:
         return align_up(self.problem.ov_depth, self.swizzle_granule)
 
     @property
+    def slot_qk_depth(self) -> int:
+        """Columns of K that lie in a slot of the ring."""
+        return min(self.padded_qk_depth, self.o_columns_padded)
+
+    @property
+    def rest_qk_depth(self) -> int:
+        """Columns of K that do not: 0 for most depths."""
+        return self.padded_qk_depth - self.slot_qk_depth
+
+    @property
     def o_columns_padded(self) -> int:
-        return max(self.padded_qk_depth, self.padded_ov_depth)
+        """Columns of a slot of the ring: V has all of its own there, K as many as 256 bytes hold."""
+        return slot_columns(self.problem, self.swizzle_granule)
 
     @property
     def kv_box_rows(self) -> int:
@@ -144,6 +161,7 @@ class Tiles:
             and not self.gathers_rows
             and self.kv_boxes > 1
             and all(depth % self.swizzle_granule == 0 for depth in depths)
+            and not self.rest_qk_depth
             and self.padded_qk_depth > self.swizzle_granule
         )
 
@@ -159,9 +177,14 @@ class Tiles:
         return 32 // self.dtype_bytes
 
     @property
+    def slot_stages(self) -> int:
+        """Depth stages of K in a slot of the ring."""
+        return self.qk_stages - (self.rest_qk_depth > 0)
+
+    @property
     def BK0(self) -> int:
-        """Depth of one Q K^T stage."""
-        return self.padded_qk_depth // self.qk_stages
+        """Depth of one Q K^T stage; of the last one rest_qk_depth, where K has a rest."""
+        return self.slot_qk_depth // self.slot_stages
 
     @property
     def BK1(self) -> int:
@@ -228,9 +251,25 @@ class Tiles:
         return self.rows_per_q_tile * self.swizzle_bytes
 
     @property
+    def o_buffers(self) -> int:
+        """Chunks of O on their way to global memory; beside two Q tiles and a rest of K there is room for one."""
+        return 1 if self.rest_qk_depth and self.num_q == 2 else O_BUFFERS
+
+    @property
+    def k_rest_bytes(self) -> int:
+        """The rest of a K tile."""
+        return self.k_rows_per_cta * self.rest_qk_depth * self.dtype_bytes
+
+    @property
     def k_stage_bytes(self) -> int:
         """Bytes of one depth chunk of K; TMA counts the whole box, also what it fills with zeros."""
         return self.k_rows_per_cta * self.BK0 * self.dtype_bytes
+
+    @property
+    def bytes_of_stages(self) -> tuple[int, ...]:
+        """Bytes of each depth chunk of K."""
+        rest = (self.k_rest_bytes,) if self.rest_qk_depth else ()
+        return (self.k_stage_bytes,) * self.slot_stages + rest
 
     @property
     def v_bytes(self) -> int:
@@ -252,3 +291,9 @@ class Tiles:
                 f"warp: use a bn_cap of at most {ROWS_A_WARP_GATHERS}, or pages of a multiple of {ROWS_OF_SWIZZLE}"
             )
         return why
+
+
+def slot_columns(problem: Problem, granule: int) -> int:
+    """Columns of a slot of the ring, in chunks of `granule`."""
+    of_k = min(align_up(problem.qk_depth, granule), SLOT_ROW_BYTES // problem.dtype_bytes)
+    return max(of_k, align_up(problem.ov_depth, granule))

@@ -3,6 +3,7 @@
     field         bytes                      what
     q             q_bytes                    Q
     kv            kv_slots * kv_slot_bytes   ring: K or V tile in each slot, in the order K0 V0 K1 V1 ...
+    k_rest        k_rest_bytes               columns of a K tile that its slot has no room for; 0 up to depth 128
     o             2 * o_chunk_bytes          chunks of O on their way to global memory
     row_scale     1024                       row scale: one f32 for each softmax thread
     row_max       1024                       row maximum: another, when a warpgroup has no more key tiles
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from ..chip import F32_BYTES, MBARRIER_BYTES, TMEM_ADDRESS_BYTES
 from ..memory_maps import Region, SmemMap
 from ..sync.barriers import BarrierTable
-from ..tiles import O_BUFFERS, Tiles
+from ..tiles import Tiles
 from ..warp_roles import WarpRoles
 from ..work.entries import WORK_QUEUE_BYTES
 
@@ -27,6 +28,7 @@ from ..work.entries import WORK_QUEUE_BYTES
 class OneTileSmem(SmemMap):
     q: Region
     kv: Region
+    k_rest: Region
     o: Region
     row_scale: Region
     row_max: Region
@@ -41,7 +43,8 @@ def smem_map(tiles: Tiles, warps: WarpRoles, table: BarrierTable) -> OneTileSmem
     return OneTileSmem.of_sizes(
         q=tiles.q_bytes,
         kv=table.kv_slots * tiles.kv_slot_bytes,
-        o=O_BUFFERS * tiles.o_chunk_bytes,
+        k_rest=tiles.k_rest_bytes,
+        o=tiles.o_buffers * tiles.o_chunk_bytes,
         row_scale=row_bytes,
         row_max=row_bytes,
         work_queue=WORK_QUEUE_BYTES,

@@ -3,7 +3,8 @@
     field         bytes                      what
     q             q_bytes                    Q0, Q1
     kv            kv_slots * kv_slot_bytes   ring: K or V tile in each slot, in the order K0 V0 K1 V1 ...
-    o             2 * o_chunk_bytes          chunks of O on their way to global memory
+    k_rest        k_rest_bytes               columns of a K tile that its slot has no room for; 0 up to depth 128
+    o             o_buffers * o_chunk_bytes  chunks of O on their way to global memory: two, beside a rest of K one
     row_scale     1024                       row scale: one f32 for each softmax thread
     row_bias      1024                       row bias: another
     work_queue    112                        work queue: two entries, and the answer to a claim
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from ..chip import F32_BYTES, MBARRIER_BYTES, TMEM_ADDRESS_BYTES
 from ..memory_maps import Region, SmemMap
 from ..sync.barriers import BarrierTable
-from ..tiles import O_BUFFERS, Tiles
+from ..tiles import Tiles
 from ..warp_roles import WarpRoles
 from ..work.entries import WORK_QUEUE_BYTES
 
@@ -28,6 +29,7 @@ from ..work.entries import WORK_QUEUE_BYTES
 class TwoTilesSmem(SmemMap):
     q: Region
     kv: Region
+    k_rest: Region
     o: Region
     row_scale: Region
     row_bias: Region
@@ -42,7 +44,8 @@ def smem_map(tiles: Tiles, warps: WarpRoles, table: BarrierTable) -> TwoTilesSme
     return TwoTilesSmem.of_sizes(
         q=tiles.q_bytes,
         kv=table.kv_slots * tiles.kv_slot_bytes,
-        o=O_BUFFERS * tiles.o_chunk_bytes,
+        k_rest=tiles.k_rest_bytes,
+        o=tiles.o_buffers * tiles.o_chunk_bytes,
         row_scale=row_bytes,
         row_bias=row_bytes,
         work_queue=WORK_QUEUE_BYTES,

@@ -44,15 +44,15 @@ Q_TILE, S_BUFFER, WORK_ENTRY, CTA = "q_tile", "s_buffer", "work_entry", "cta"
 S_BUFFERS = 2  # S of the next key tile is made while the softmax works on one; a buffer is tile & 1
 
 
-def table(warps: SwappedWarpRoles, kv_slots: int) -> BarrierTable:
-    """The table of a kernel whose ring has so many slots."""
+def table(warps: SwappedWarpRoles, kv_slots: int, qk_stages: int = 1) -> BarrierTable:
+    """The table of a kernel whose ring has so many slots; qk_stages: depth chunks of K."""
     numbers = {
         Q_TILE: 1,
         S_BUFFER: S_BUFFERS,
         WORK_ENTRY: WORK_ENTRIES,
         CTA: 1,
         KV_SLOT: kv_slots,
-        KV_STAGE: kv_slots,
+        KV_STAGE: kv_slots * qk_stages,
     }
     return BarrierTable(rows(warps), numbers)
 

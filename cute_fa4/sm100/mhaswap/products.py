@@ -25,17 +25,22 @@ from .barriers import S_BUFFERS
 from .smem import SwappedShared
 
 
-def multiply_kq(cfg, smem: SwappedShared, k: KVBuffer, s_address, slot):
-    """S^T = K Q^T: keys are the lanes, query rows the columns."""
+def multiply_kq(
+    cfg, smem: SwappedShared, k: KVBuffer, s_address, kv: KVConsumerPipeline, at: KVPosition
+):
+    """S^T = K Q^T, each depth stage of K as it arrives: keys are the lanes, query rows the columns."""
     m, n, depth = cfg.tiles.qk_mma_shape
     q = KMajorTile(cfg.tiles.q_box_rows, cfg.tiles.padded_qk_depth, cfg.dtype_bytes)
     q_start, q_high, q_steps = mma_tile(q, smem.q_address, depth // cfg.tiles.MMA_K)
-    k_start, k_high, k_steps = k.get_mma_tile(slot)
     computes = InstructionDescriptor(m, n, cfg.qkv_dtype, cfg.qkv_dtype)
-    steps = list(zip(k_steps, q_steps, strict=True))
-    tensor_core.mma_ss(
-        s_address, k_start, q_start, steps, computes, k_high, q_high, accumulate=False
-    )
+    done = 0
+    for stage, (k_start, k_high, k_steps) in enumerate(k.get_mma_stages(at.slot.index)):
+        kv.wait_k(at, stage)
+        steps = list(zip(k_steps, q_steps[done : done + len(k_steps)], strict=True))
+        done += len(steps)
+        tensor_core.mma_ss(
+            s_address, k_start, q_start, steps, computes, k_high, q_high, accumulate=stage > 0
+        )
 
 
 def multiply_vp(cfg, smem: SwappedShared, v: KVBuffer, o_address, slot, accumulate):
@@ -96,9 +101,8 @@ def run(
         for n in cutlass.range(count, unroll=1):
             if n == 0:
                 events.q_full.wait(0, q_phase)
-            kv.wait_k(at, 0)
             buffer = tile & (S_BUFFERS - 1)
-            multiply_kq(cfg, smem, k, tmem + buffer * s_apart, at.slot.index)
+            multiply_kq(cfg, smem, k, tmem + buffer * s_apart, kv, at)
             events.s_ready.commit(buffer)
             if n == count - 1:
                 events.q_free.commit(0)

@@ -17,7 +17,7 @@ from typing import ClassVar
 from ..chip import SMEM_CAPACITY_BYTES
 from ..memory_maps import TmemMap
 from ..problem import Problem
-from ..row_schedule import problem_not_built
+from ..row_schedule import QK_DEPTHS, problem_not_built
 from ..sync.barriers import BarrierTable
 from ..work.claims import claims_pay
 from . import barriers
@@ -85,7 +85,7 @@ class SwappedTile:
         return why
 
     def refusals(self, problem: Problem) -> list[str]:
-        return problem_not_built(problem) or self._over_capacity(problem)
+        return problem_not_built(problem, QK_DEPTHS) or self._over_capacity(problem)
 
     def _over_capacity(self, problem: Problem) -> list[str]:
         why, tiles, smem = [], self.tiles(problem), self.smem(problem)
@@ -102,5 +102,5 @@ class SwappedTile:
 def layout(warps: SwappedWarpRoles, tiles: SwappedTiles) -> tuple[BarrierTable, SwappedSmem]:
     """Barriers and shared memory decide each other's size: the ring gets what a kernel without slots leaves."""
     slots = slots_that_fit(tiles, smem_map(tiles, warps, barriers.table(warps, 0)))
-    table = barriers.table(warps, slots)
+    table = barriers.table(warps, slots, tiles.qk_stages)
     return table, smem_map(tiles, warps, table)

@@ -3,6 +3,7 @@
     field         bytes                      what
     q             q_tile_bytes               Q: at least 16 rows
     kv            kv_slots * kv_slot_bytes   ring: K or V tile in each slot, in the order K0 V0 K1 V1 ...
+    k_rest        k_rest_bytes               columns of a K tile that its slot has no room for; 0 up to depth 128
     p             p_tile.nbytes              P: a line for each key
     exchanged     2 * 512                    row maxima of each softmax warp, of two key tiles in turn; last, row sums
     row_values    2 * 512                    what each softmax warp adds to the scores of a row, and the row's factor
@@ -18,19 +19,19 @@ from dataclasses import dataclass
 
 from ..chip import MBARRIER_BYTES, SMEM_CAPACITY_BYTES, TMEM_ADDRESS_BYTES
 from ..memory_maps import Region, SmemMap
-from ..sync.barriers import BarrierTable
+from ..sync.barriers import SLOTS_BESIDE_A_REST, BarrierTable
 from ..work.entries import WORK_QUEUE_BYTES
 from .tiles import SwappedTiles
 from .warp_roles import SwappedWarpRoles
 
 F32_BYTES = 4
-BARRIERS_PER_SLOT = 2  # kv_full and kv_empty
 
 
 @dataclass(frozen=True)
 class SwappedSmem(SmemMap):
     q: Region
     kv: Region
+    k_rest: Region
     p: Region
     exchanged: Region
     row_values: Region
@@ -45,6 +46,7 @@ def smem_map(tiles: SwappedTiles, warps: SwappedWarpRoles, table: BarrierTable) 
     return SwappedSmem.of_sizes(
         q=tiles.q_tile_bytes,
         kv=table.kv_slots * tiles.kv_slot_bytes,
+        k_rest=tiles.k_rest_bytes,
         p=tiles.p_tile.nbytes,
         exchanged=exchanged,
         row_values=exchanged,
@@ -56,5 +58,6 @@ def smem_map(tiles: SwappedTiles, warps: SwappedWarpRoles, table: BarrierTable) 
 
 def slots_that_fit(tiles: SwappedTiles, without_ring: SmemMap) -> int:
     """Slots of the ring beside everything else; without_ring: the map of a kernel without slots."""
-    slot_bytes = tiles.kv_slot_bytes + MBARRIER_BYTES * BARRIERS_PER_SLOT
-    return max(0, (SMEM_CAPACITY_BYTES - without_ring.nbytes) // slot_bytes)
+    slot_bytes = tiles.kv_slot_bytes + MBARRIER_BYTES * (tiles.qk_stages + 1)  # kv_full, kv_empty
+    slots = max(0, (SMEM_CAPACITY_BYTES - without_ring.nbytes) // slot_bytes)
+    return min(slots, SLOTS_BESIDE_A_REST) if tiles.rest_qk_depth else slots

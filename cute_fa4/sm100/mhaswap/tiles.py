@@ -14,9 +14,10 @@ from ...layouts.operand_tiles import MNMajorTile
 from ...layouts.swizzle import Swizzle
 from ..chip import WARP_SIZE
 from ..problem import Problem
-from ..tiles import Tiles
+from ..tiles import Tiles, slot_columns
 
 KEYS_PER_TILE = 128
+SWIZZLE_BYTES = 128
 LEAST_N = 16  # of an MMA with 128 lanes
 ROWS = (8, 16, 32, 64)  # query rows of a tile
 
@@ -38,13 +39,14 @@ class SwappedTiles(Tiles):
 
     @staticmethod
     def of(problem: Problem, rows: int) -> "SwappedTiles":
+        has_rest = problem.qk_depth > slot_columns(problem, SWIZZLE_BYTES // problem.dtype_bytes)
         return SwappedTiles(
             problem,
             num_q=1,
             cta_group=1,
             BN=KEYS_PER_TILE,
-            qk_stages=1,
-            swizzle_bytes=128,
+            qk_stages=1 + has_rest,
+            swizzle_bytes=SWIZZLE_BYTES,
             rows=rows,
         )
 

@@ -15,7 +15,7 @@ load_from_shared(k_mma)     where the operand of MMA step k_mma is, relative to 
 get_mma_tile(slot)          the tile in a slot as the MMA takes it: descriptor, and the offsets of its steps
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cutlass
 import cutlass.cute as cute
@@ -48,6 +48,9 @@ class KVBufferConfig:
     box_rows        rows of one copy: the tile's, or what it has in common with a page
     whole_pages     a copy brings a box with all its depth chunks
     gathered        a copy brings four rows, wherever they lie
+    first_column    of the tensor's depth
+    rest            the columns behind these, which have one place for all slots; None: there are none
+    rest_offset     of that place from slot 0, in bytes
     """
 
     rows: int
@@ -61,11 +64,20 @@ class KVBufferConfig:
     box_rows: int
     whole_pages: bool
     gathered: bool
+    first_column: int = 0
+    rest: "KVBufferConfig | None" = None
+    rest_offset: int = 0
 
     @staticmethod
     def for_k(cfg) -> "KVBufferConfig":
-        depth = cfg.tiles.qk_mma_shape[2]
-        return KVBufferConfig._of(cfg, cfg.tiles.padded_qk_depth, False, cfg.tiles.qk_stages, depth)
+        tiles, depth = cfg.tiles, cfg.tiles.qk_mma_shape[2]
+        here = tiles.slot_qk_depth
+        k = KVBufferConfig._of(cfg, here, False, tiles.slot_stages, min(depth, here))
+        if not tiles.rest_qk_depth:
+            return k
+        rest = KVBufferConfig._of(cfg, tiles.rest_qk_depth, False, 1, depth - here)
+        offset = cfg.smem.k_rest.offset - cfg.smem.kv.offset
+        return replace(k, rest=replace(rest, first_column=here), rest_offset=offset)
 
     @staticmethod
     def for_v(cfg) -> "KVBufferConfig":
@@ -142,7 +154,10 @@ class KVBuffer:
         has the same number of them.
         """
         cfg = self.config
-        dtype, column = DTYPES[cfg.dtype], depth_stage * cfg.stage_columns
+        if depth_stage == cfg.depth_stages:
+            self._rest.load_from_dram(0, mbarrier, found, kv_head, batch)
+            return
+        dtype, column = DTYPES[cfg.dtype], cfg.first_column + depth_stage * cfg.stage_columns
         address = self.ring_address + slot * cfg.slot_bytes + depth_stage * cfg.stage_bytes
         if not cfg.clipped:
             copies.load_tile(
@@ -177,6 +192,21 @@ class KVBuffer:
         """-> (low descriptor word of the tile in `slot`, constant high word, offsets of the MMA steps)."""
         address = self.ring_address + slot * self.config.slot_bytes
         return mma_tile(self.config.tile, address, self.config.num_steps)
+
+    def get_mma_stages(self, slot) -> list[tuple]:
+        """The same for each depth stage."""
+        cfg = self.config
+        low, high, steps = self.get_mma_tile(slot)
+        each = cfg.stage_columns // cfg.tile.step_elements
+        parts = [steps[i * each : (i + 1) * each] for i in range(cfg.depth_stages)]
+        stages = [(low, high, part) for part in parts]
+        return stages if cfg.rest is None else [*stages, self._rest.get_mma_tile(0)]
+
+    @property
+    def _rest(self) -> "KVBuffer":
+        cfg = self.config
+        of_rest = None if self.tma is None else self.tma.rest
+        return KVBuffer(cfg.rest, self.ring_address + cfg.rest_offset, of_rest)
 
 
 def mma_tile(tile, address, num_steps: int):

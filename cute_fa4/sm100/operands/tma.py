@@ -9,7 +9,7 @@ K V  dense: cut by the tensor's extent. Otherwise clipped: packed rows, pages, o
 O    dense: cut by the tensor's extent. Otherwise clipped, so that nothing beyond a sequence is written
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cutlass.cute as cute
 from cutlass import Int32
@@ -63,20 +63,32 @@ class KVOperand:
     boxes       a tile, a box of it, one depth chunk of a box, or of single rows to gather
     eight_rows  V where boxes come whole: the clipped ones of its last box
     of_heads    where rows are gathered: the rows of the map
+    rest        the columns of K that have no room in a slot of the ring
     """
 
     boxes: TMAOperand
     eight_rows: TMAOperand | None = None
     of_heads: RowsOfHeads | None = None
+    rest: "KVOperand | None" = None
 
 
 def prefetch(q: TMAOperand, k: KVOperand, v: KVOperand, o: TMAOperand):
     """One thread fetches every descriptor, so that the first copy with each does not wait for it."""
-    operands = [q, k.boxes, v.boxes, v.eight_rows, o]
+    rest = None if k.rest is None else k.rest.boxes
+    operands = [q, k.boxes, rest, v.boxes, v.eight_rows, o]
     with cute.arch.elect_one():
         for operand in operands:
             if hasattr(operand, "atom"):
                 cpasync.prefetch_descriptor(operand.atom)
+
+
+def k_operand(cfg, mK) -> tuple[KVOperand, Int32]:
+    """K -> (operand of a depth stage, with that of its rest if it has one, rows from one batch or page to the next)."""
+    operand, stride = kv_operand(cfg, mK, cfg.tiles.BK0, is_v=False)
+    if cfg.tiles.rest_qk_depth:
+        rest, _ = kv_operand(cfg, mK, cfg.tiles.rest_qk_depth, is_v=False)
+        operand = replace(operand, rest=rest)
+    return operand, stride
 
 
 def kv_operand(cfg, mX, columns: int, is_v: bool) -> tuple[KVOperand, Int32]:

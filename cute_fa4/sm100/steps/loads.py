@@ -92,9 +92,11 @@ def load_k(
     at: Slot,
     found: PagedRowIndices | GatheredRows,
 ) -> Slot:
-    """Copy a key tile, depth chunk by depth chunk."""
+    """Copy a key tile, depth chunk by depth chunk; the rest of the depth, if there is one, last."""
     kv.acquire(at)
     for stage in range(cfg.tiles.qk_stages):
+        if stage == cfg.tiles.slot_stages:
+            kv.acquire_rest(at)
         mbarrier = kv.get_k(at, stage)
         k.load_from_dram(at.index, mbarrier, found, work.tile.kv_head, work.sequence.batch, stage)
     return kv.commit_step(at)

@@ -34,16 +34,16 @@ def multiply_qk(
     q_start, q_high, q_steps = mma_tile(
         q, smem.q_address + i * cfg.tiles.q_tile_bytes, depth // cfg.tiles.MMA_K
     )
-    k_start, k_high, k_steps = k.get_mma_tile(at.slot.index)
-    steps = list(zip(q_steps, k_steps, strict=True))
+    k_stages = k.get_mma_stages(at.slot.index)
     computes = InstructionDescriptor(
         m, n, cfg.qkv_dtype, cfg.qkv_dtype, cta_group=cfg.tiles.cta_group
     )
-    per_stage = cfg.tiles.BK0 // cfg.tiles.MMA_K
-    for stage in range(cfg.tiles.qk_stages):
+    done = 0
+    for stage, (k_start, k_high, k_steps) in enumerate(k_stages):
         if wait:
             kv.wait_k(at, stage)
-        part = steps[stage * per_stage : (stage + 1) * per_stage]
+        part = list(zip(q_steps[done : done + len(k_steps)], k_steps, strict=True))
+        done += len(part)
         if part:
             tensor_core.mma_ss(
                 tmem + column_of(cfg.tmem.s, i if to is None else to),

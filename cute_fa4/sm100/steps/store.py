@@ -3,7 +3,7 @@
     thread = row    16-byte piece c of a 128-byte chunk row r is written to piece c ^ (r % 8)
 
 so that eight threads of a phase write to eight different bank groups. There are two chunk buffers: one is on its way to
-global memory while the other is written.
+global memory while the other is written. (Where shared memory has room for one only, they take turns.)
 
     depth 128    O0 columns 0..63 | O0 64..127 | O1 0..63 | O1 64..127 |        depth 64    O0 | O1 |
     buffer       0                | 1          | 0        | 1          |                    0  | 1  |
@@ -22,7 +22,6 @@ from ...tma.tensor_maps import DTYPES
 from ..chip import DTYPE_BYTES
 from ..instructions import tensor_memory
 from ..kernel_args import KernelArgs, Smem
-from ..tiles import O_BUFFERS
 from ..work import results, rows
 from ..work.tile import Work
 from . import row_math
@@ -73,8 +72,9 @@ def copies_under_way(cfg, i: int, chunk: int) -> int:
     Two buffers take turns. Where a work tile has an odd number of chunks, its last one and the first of the next work
     tile have the same.
     """
-    first, odd = i == 0 and chunk == 0, cfg.tiles.num_q * chunks(cfg) % O_BUFFERS
-    return 0 if first and odd else O_BUFFERS - 1
+    buffers = cfg.tiles.o_buffers
+    first, odd = i == 0 and chunk == 0, cfg.tiles.num_q * chunks(cfg) % buffers
+    return 0 if first and odd else buffers - 1
 
 
 @cute.jit
@@ -106,7 +106,8 @@ def end_chunk(
 
 
 def buffer_of(cfg, smem: Smem, i: int, chunk: int):
-    return smem.o_address + (i * chunks(cfg) + chunk) % O_BUFFERS * cfg.tiles.o_chunk_bytes
+    buffer = (i * chunks(cfg) + chunk) % cfg.tiles.o_buffers
+    return smem.o_address + buffer * cfg.tiles.o_chunk_bytes
 
 
 def scaled(cfg, args: KernelArgs, smem: Smem, work: Work, i: int, row, o_address, scale, when_read):

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from ..warp_roles import WarpRoles
 
 KV_SLOT, KV_STAGE = "kv_slot", "kv_stage"  # places of the ring
+SLOTS_BESIDE_A_REST = 3  # V of a key tile then has the slot of the K before, whose rest was in the one place for rests
 Q_TILE, SOFTMAX, WORK_ENTRY, CTA = "q_tile", "softmax", "work_entry", "cta"
 
 

@@ -20,6 +20,7 @@ from cutlass import Int32
 
 from ...layouts.scalars import choose
 from ..instructions import tensor_core
+from .barriers import SLOTS_BESIDE_A_REST
 
 
 def initialise(mbarriers, counts: list[int]):
@@ -100,7 +101,7 @@ class TMAProducerPipeline(Ring):
     get an arrival without bytes, which keeps their parities in step.
     """
 
-    k_stage_bytes: cutlass.Constexpr
+    k_bytes: cutlass.Constexpr  # of each stage
     v_bytes: cutlass.Constexpr
 
     def first(self) -> Slot:
@@ -110,9 +111,17 @@ class TMAProducerPipeline(Ring):
         """Wait until the MMAs that read the slot's last tile have completed."""
         cute.arch.mbarrier_wait(self.empty + slot.index, slot.phase)
 
+    def acquire_rest(self, slot: Slot):
+        """Wait until the rest of the K before the one in `slot` has been read: in a ring of three its slot is the next.
+
+        What has no slot of its own needs no barrier of its own then. V, which comes next, waits for the same.
+        """
+        assert self.slots == SLOTS_BESIDE_A_REST
+        self.acquire(slot.next(self.slots))
+
     def get_k(self, slot: Slot, qk_stage: int):
         """Announce one depth chunk of K; returns the mbarrier for its copies."""
-        return self._announce(slot, qk_stage, self.k_stage_bytes)
+        return self._announce(slot, qk_stage, self.k_bytes[qk_stage])
 
     def get_v(self, slot: Slot):
         """Announce V; returns the mbarrier for its copies."""

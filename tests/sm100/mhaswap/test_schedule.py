@@ -77,7 +77,7 @@ def test_tiles_start_on_a_swizzle_period_and_barriers_fill_their_region(depth, r
         (dict(rows=24), "rows=24", "8, 16, 32, 64"),
         (dict(rows=8, group=16, pack_gqa=True), "group=16", "rows of at least 16"),
         (dict(rows=8, group=9, pack_gqa=True), "group=9", "rows of at least 16"),
-        (dict(qk_depth=192), "qk_depth=192", "128"),
+        (dict(qk_depth=200), "qk_depth=200", "192"),
         (dict(qk_depth=128, ov_depth=60), "ov_depth=60", "multiple of 8"),
         (dict(qkv_dtype="e4m3"), "qkv_dtype='e4m3'", "bf16"),
         (dict(o_dtype="f32"), "o_dtype='f32'", "same dtype"),

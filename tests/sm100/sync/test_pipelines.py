@@ -77,7 +77,7 @@ def test_the_consumer_follows_the_traced_order(log, slots):
 
 @pytest.mark.parametrize("slots", [3, 5])
 def test_the_producer_finds_every_slot_free_once_and_then_waits_for_the_release(log, slots):
-    producer = pipelines.TMAProducerPipeline(FULL, EMPTY, slots, 1, k_stage_bytes=1, v_bytes=1)
+    producer = pipelines.TMAProducerPipeline(FULL, EMPTY, slots, 1, k_bytes=(1,), v_bytes=1)
     at = producer.first()
     for _ in range(3 * slots):
         producer.acquire(at)

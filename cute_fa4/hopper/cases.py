@@ -62,6 +62,14 @@ class Variant:
         parts += [f"parts of {self.tokens_per_split} keys"] * bool(self.tokens_per_split)
         return ", ".join(["decode"] * self.decode + parts)
 
+    @property
+    def name(self) -> str:
+        """
+        >>> Variant(64, "fp16").name
+        'd=64 fp16 causal'
+        """
+        return f"d={self.head_dim} {self.dtype} {self.title}"
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -138,6 +146,17 @@ VARIANTS = (
     decode(keys="packed", page_size=0, softcap=5.0),
     decode(keys="lengths", page_size=0, tokens_per_split=256),
 )  # fmt: skip
+
+
+def variants(only: list[str] | None = None) -> tuple[Variant, ...]:
+    """Those with one of these texts in their name; all by default. Raises ValueError where a text is in none."""
+    for text in only or ():
+        if not any(text in variant.name for variant in VARIANTS):
+            raise ValueError(
+                f"--only {text!r} is in the name of no variant; names are like {VARIANTS[0].name!r}"
+            )
+    return tuple(v for v in VARIANTS if not only or any(text in v.name for text in only))
+
 
 # Borders of tiles (128 rows, 128 keys; 256 rows a block), more queries than keys, one of each.
 SMALL = (

@@ -26,6 +26,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
         action="store_true",
         help="its kernels too (extra compare); default: ours alone",
     )
+    add_only(step)
     step.set_defaults(run=build)
     step = steps.add_parser("check", help="run what was built; needs the GPU and no compiler")
     step.add_argument("directory", metavar="DIR", help="written by hopper build")
@@ -34,6 +35,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
     step.add_argument(
         "--share", default="1/1", metavar="I/N", help="part I of N of the variants; default: 1/1"
     )
+    add_only(step)
     step.add_argument(
         "--patience",
         type=float,
@@ -52,17 +54,26 @@ def add_options(command: argparse.ArgumentParser) -> None:
     step.set_defaults(run=report)
 
 
+def add_only(step: argparse.ArgumentParser) -> None:
+    step.add_argument(
+        *("--only", "-k"),
+        action="append",
+        metavar="TEXT",
+        help='variants with this in "d=128 bf16 causal, pages of 16", may be given several times; default: all',
+    )
+
+
 def build(options) -> int:
     import subprocess
     import time
 
     from cute_fa4.aot import manifest
     from cute_fa4.hopper import build as builder
-    from cute_fa4.hopper.cases import VARIANTS, configurations
+    from cute_fa4.hopper.cases import configurations, variants
     from cute_fa4.system import progress
 
     begin, out = time.perf_counter(), Path(options.out)
-    configs = configurations(VARIANTS, options.amount)
+    configs = configurations(variants(options.only), options.amount)
     with progress.bar(len(configs), "building", "kernel") as advance:
 
         def say(done: int, total: int, name: str) -> None:
@@ -104,7 +115,8 @@ def check(options) -> int:
     begin = time.perf_counter()
     result = run(
         *(options.directory, options.amount),
-        **dict(part=part, parts=parts, patience=options.patience, report=options.report),
+        **dict(part=part, parts=parts, only=options.only),
+        **dict(patience=options.patience, report=options.report),
     )
     seconds = time.perf_counter() - begin
     print(f"{len(result['rows'])} problems, {len(result['failures'])} failures, {seconds:.0f} s")

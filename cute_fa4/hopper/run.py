@@ -19,15 +19,18 @@ from cute_fa4.system import progress
 
 
 def run(
-    directory, amount: str, *, part: int = 1, parts: int = 1, patience: float = 120, report=None
+    directory, amount: str, *, part=1, parts=1, only=None, patience: float = 120, report=None
 ) -> dict:
-    """Returns, and writes to the file `report` after each variant, what was seen. Stops where the GPU fails."""
+    """Returns, and writes to the file `report` after each variant, what was seen. Stops where the GPU fails.
+
+    part, parts, only   of the variants, as the command line says
+    """
     content = manifest.read_manifest(Path(directory))
     result = {**about(directory), "rows": [], "foreign": [], "failures": [], "controls": 0}
     opened, used = load.load(directory), Used()
     for stand_in in opened.values():
         stand_in.patience(patience)
-    variants = cases.VARIANTS[part - 1 :: parts]
+    variants = cases.variants(only)[part - 1 :: parts]
     steps = [variant_step(v, cases.problems(v, amount), used) for v in variants]
     if part == 1:
         steps += [control_step(used)]
@@ -73,7 +76,7 @@ def variant_step(variant: cases.Variant, problems, used: Used, guarded: bool = F
     def step(result: dict) -> None:
         begin, rows = time.perf_counter(), []
         for number, problem in enumerate(problems):
-            where = f"d={variant.head_dim} {variant.dtype} {variant.title}, {problem.title}"
+            where = f"{variant.name}, {problem.title}"
             where += ", between unmapped pages" * guarded
             try:
                 with Guard() as guard:

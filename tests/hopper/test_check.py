@@ -207,6 +207,15 @@ def test_a_page_without_a_place_is_refused(tmp_path):
         report.write(page, "text")
 
 
+def test_variants_are_chosen_by_a_text_of_their_name():
+    assert cases.variants() == cases.VARIANTS
+    chosen = cases.variants(["pages of 7", "d=40 bf16 decode"])
+    assert {v.page_size for v in chosen if not v.decode} == {7, 784}  # 784 begins with 7
+    assert [v.head_dim for v in chosen if v.decode] == [40]
+    with pytest.raises(ValueError, match="--only 'pages of 17' is in the name of no variant"):
+        cases.variants(["pages of 17"])
+
+
 def test_cases_of_the_driver_have_names_of_their_own():
     names = [case.name for case in driver.CASES]
     assert len(set(names)) == len(names)

@@ -264,6 +264,28 @@ INLINE u16 bf16_rn_satfinite(f32 a) { return (u16)encode_rn(a, BF16, 0x7f7fu, 0x
 INLINE u16 bf16_rz_satfinite(f32 a) { return bf16_rz(f32_bits(a - a == 0.0f || a != a ? bits(a) : (bits(a) & 0x80000000u) | 0x7f7fffffu)); }
 INLINE u8 e4m3_rn_satfinite(f32 a) { return (u8)encode_rn(a, 3, -6, 0x7eu, 0x7eu, 0x7fu, 8); }
 INLINE u8 e5m2_rn_satfinite(f32 a) { return (u8)encode_rn(a, 2, -14, 0x7bu, 0x7bu, 0x7fu, 8); }
+/* Formats of 4 and 6 bits have neither NaN nor infinity: NaN becomes the largest value. Codes may have bits above. */
+INLINE f32 f32_of_small(u32 h, int m, int emin, int width) {
+    u32 x = h & ((1u << (width - 1)) - 1u), sign = (h >> (width - 1) & 1u) << 31;
+    u32 subnormal = bits((f32)(s32)x * f32_bits((u32)(emin - m + 127) << 23));
+    return f32_bits((x < 1u << m ? subnormal : (x << (23 - m)) + ((u32)(emin + 126) << 23)) | sign);
+}
+INLINE f32 f32_of_e2m1(u8 h) { return f32_of_small(h, 1, 0, 4); }
+INLINE f32 f32_of_e2m3(u8 h) { return f32_of_small(h, 3, 0, 6); }
+INLINE f32 f32_of_e3m2(u8 h) { return f32_of_small(h, 2, -2, 6); }
+INLINE f32 f32_of_s2f6(u8 h) { return (f32)(s8)h * 0x1p-6f; }
+INLINE u8 e2m1_rn(f32 a) { return (u8)encode_rn(a, 1, 0, 0x7u, 0x7u, 0x7u, 4); }
+INLINE u8 e2m3_rn(f32 a) { return (u8)encode_rn(a, 3, 0, 0x1fu, 0x1fu, 0x1fu, 6); }
+INLINE u8 e3m2_rn(f32 a) { return (u8)encode_rn(a, 2, -2, 0x1fu, 0x1fu, 0x1fu, 6); }
+/* Scales: 2^(code - 127); the sign is left out, 0xff is NaN. */
+INLINE f32 f32_of_ue8m0(u8 h) { return f32_bits(h == 0xffu ? NAN32 : h == 0 ? 0x00400000u : (u32)h << 23); }
+INLINE u8 ue8m0_rz(f32 a) { return (u8)((bits(a) & 0x7fffffffu) >> 23); }
+INLINE u8 ue8m0_rp(f32 a) {
+    u32 x = bits(a) & 0x7fffffffu, up = x > 0x00400000u && x < 0x7f800000u && (x & 0x007fffffu);
+    return (u8)((x >> 23) + up);
+}
+INLINE u8 ue8m0_rz_satfinite(f32 a) { u8 d = ue8m0_rz(a); return a == a && d == 0xffu ? 0xfeu : d; }
+INLINE u8 ue8m0_rp_satfinite(f32 a) { u8 d = ue8m0_rp(a); return a == a && d == 0xffu ? 0xfeu : d; }
 /* f64 -> f32, f16, bf16: a NaN keeps its sign and its highest payload bits, and becomes quiet (H200). */
 INLINE u32 nan_of_f64(f64 a, int m, int width) {
     u32 payload = (u32)(bits64(a) >> (52 - m)) & ((1u << m) - 1u), magnitude = (1u << (width - 1)) - 1u;

@@ -275,10 +275,11 @@ def test_no_two_operations_share_a_c_name():
 
 
 @pytest.mark.skipif(shutil.which("ptxas") is None, reason="no ptxas in PATH (CUDA toolkit)")
-@pytest.mark.parametrize("family", sorted(set(FAMILIES) - {"compare", "convert"}))
+@pytest.mark.parametrize("family", sorted(set(FAMILIES) - {"compare", "convert", "convert_narrow"}))
 def test_ptxas_accepts_every_opcode_of_the_table(family):
     # An opcode that the assembler refuses is a misspelt meaning. The two large families take 15 s and are
-    # left to `python tests/emulator/gpu/test_conformance.py --ptxas sm_100a`.
+    # left to `python tests/emulator/gpu/test_conformance.py --ptxas sm_100a`; convert_narrow has opcodes of PTX 9.2 and
+    # registers of 8 bits, see test_convert_narrow.py.
     assert [op.opcode for op in ptxas_refusals("sm_100a", FAMILIES[family])] == []
 
 

@@ -1,16 +1,15 @@
-"""Block-scaled products and tcgen05.cp against NumPy: every kind, and where its scales lie."""
+"""Block-scaled products against NumPy: every kind, and where its scales lie; of a CTA and of a pair."""
 
 import numpy as np
 import pytest
 
-from cute_fa4.emulator.errors import EmulatorError, UnknownInstruction
-from cute_fa4.emulator.instruction_table import lookup
+from cute_fa4.emulator.errors import EmulatorError
 from cute_fa4.emulator.machine.block_scale import ScaledMultiply, decode_scaled_instruction
 from tests.emulator.test_tcgen05 import Bench
 
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 M, N = 128, 64
-A, B, SCALES = 2048, 16384, 32768  # shared offsets
+A, B = 2048, 16384  # shared offsets
 # K-major without swizzle: groups of 8 rows x 16 bytes; the second half of 32 bytes follows after all rows.
 ROWS = {A: M, B: N}
 
@@ -87,21 +86,38 @@ def test_products_carry_a_scale_for_every_block(kind, vector, block, ue8m0, ids)
     assert np.array_equal(out, (scaled[0] @ scaled[1].T).astype(np.float32))
 
 
-def test_scales_are_copied_to_all_quarters():
-    """Row r of 16 bytes: lanes r, r + 32, r + 64, r + 96, four columns."""
-    bench = Bench()
-    bench.tmem.allocate(32)
-    rows = np.arange(512, dtype=np.uint16).astype(np.uint8).reshape(32, 16)
-    bench.ctas[0].shared.write(SCALES, rows.reshape(-1))
-    source = SCALES >> 4 | 1 << 16 | (128 >> 4) << 32 | 1 << 46
-    bench.run("tcgen05.cp.cta_group::1.32x128b.warpx4 [%r3], %rd2;", lanes=1, r3=4, rd2=source)
-    with pytest.raises(EmulatorError):
-        bench.tmem.read(0, 4, 128, 4)
-    bench.finish()
-    words = bench.tmem.read(0, 4, 128, 4)
-    expected = np.ascontiguousarray(rows).view(np.uint32)
-    for quarter in range(4):
-        assert np.array_equal(words[:, 32 * quarter : 32 * quarter + 32], expected.T)
+def test_a_pair_has_its_own_scales_of_a_and_all_of_b():
+    """M 256: rows 0 to 127 and half of B's columns in the even CTA, the rest in the odd one."""
+    random = np.random.default_rng(1)
+    bench = Bench(2)
+    halves, scales, wide = [], [], 2 * N
+    for cta in bench.ctas:
+        cta.tmem.allocate(256)
+        rows = random.integers(0, 256, (2, M, 32)).astype(np.uint8)
+        operands = []
+        for offset, data in ((A, rows[0]), (B, rows[1][:N])):
+            shape = len(data) // 8, 8, 2, 16
+            packed = np.ascontiguousarray(data.reshape(shape).transpose(2, 0, 1, 3))
+            cta.shared.write(offset, packed.reshape(-1))
+            operands.append(E2M1[np.stack((data & 15, data >> 4), -1)].reshape(-1, 64))
+        halves.append(operands)
+        codes = (125 + random.integers(0, 5, (2, M, 4))).astype(np.uint8)
+        for column, some in ((128, codes[0]), (160, codes[1])):
+            words = some.view(np.uint32).reshape(-1, 32)
+            cta.tmem.write(0, column, np.tile(words, (1, 4)))
+        scales.append([np.repeat(2.0 ** (c[:, :2].astype(float) - 127), 32, 1) for c in codes])
+    bits = 1 << 7 | 1 << 10 | wide // 8 << 17 | 1 << 23 | 2 * M // 16 << 24
+    shape = decode_scaled_instruction(bits, "mxf4", "2X", 2)
+    multiply = ScaledMultiply(
+        shape, tuple(bench.ctas), 0, descriptor(A, M), descriptor(B, N), False, False,
+        scale_a=128, scale_b=160,
+    )  # fmt: skip
+    multiply.check()
+    multiply.execute()
+    b = np.concatenate([half[1] for half in halves])
+    for cta, half, scale in zip(bench.ctas, halves, scales, strict=True):
+        out = cta.tmem.read(0, 0, 128, wide).view(np.float32).T
+        assert np.array_equal(out, ((half[0] * scale[0]) @ (b * scale[1]).T).astype(np.float32))
 
 
 @pytest.mark.parametrize(
@@ -115,16 +131,10 @@ def test_scales_are_copied_to_all_quarters():
             instruction("mxf4", 1, 1),
             r"scale id of A \(bits 29 and 30\) is 1; accepted: 0, 2",
         ),
-        ("mxf8f6f4", "1X", instruction("mxf8f6f4", 1) | 5 << 7, r"A format \(bits 7 to 9\) is 5"),
+        ("mxf8f6f4", "1X", instruction("mxf8f6f4", 1) | 6 << 7, r"A format \(bits 7 to 9\) is 6"),
         ("mxf4nvf4", "4X", instruction("mxf4nvf4", 1) | 1 << 15, "majors"),
     ],
 )
 def test_what_has_no_meaning_is_refused(kind, vector, bits, message):
     with pytest.raises(EmulatorError, match=message):
         decode_scaled_instruction(bits, kind, vector, 1)
-
-
-def test_other_copies_are_refused():
-    for shape in ("128x256b", "4x256b", "64x128b.warpx2::02_13", "32x128b.warpx4.b8x16.b4x16_p64"):
-        with pytest.raises(UnknownInstruction, match="only 32x128b.warpx4"):
-            lookup(f"tcgen05.cp.cta_group::1.{shape}")

@@ -490,10 +490,9 @@ def test_mixing_cta_groups_is_refused():
 @pytest.mark.parametrize(
     ("opcode", "why"),
     [
-        ("tcgen05.mma.ws.cta_group::1.kind::f16", "weight-stationary"),
+        ("tcgen05.mma.ws.sp.cta_group::1.kind::f16", "sparse"),
         ("tcgen05.mma.sp.cta_group::1.kind::f16", "sparse"),
-        ("tcgen05.cp.cta_group::1.128x256b", "only 32x128b.warpx4"),
-        ("tcgen05.shift.cta_group::1.down", "tcgen05.shift"),
+        ("tcgen05.mma.cta_group::1.kind::f16.ashift.collector::a::lastuse", "shift the rows of A"),
     ],
 )
 def test_refused_opcodes_say_why(opcode, why):

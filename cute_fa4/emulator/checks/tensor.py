@@ -168,20 +168,35 @@ def _learn(order, strand, snapshot):
     strand.async_known = visible(order, clock, strand.actor, ASYNC_SHARED)
 
 
-def copy(order, warp, cta, chunks, column, columns):
+def copy(order, warp, ctas, chunks, column, columns):
     """tcgen05.cp is issued; returns the function to call when it executes: chunks of shared memory -> columns."""
+
+    def reads(strand):
+        number = order.number(strand.actor, strand.party, ins, "tcgen05.cp (reads its source)")
+        for cta in ctas:
+            _reads(order, strand, cta.shared, chunks, number, "source")
+
+    ins = warp.ins
+    what = "tcgen05.cp (writes its destination)"
+    return _rewrite(order, warp, ctas, column, columns, what, reads)
+
+
+def shift(order, warp, ctas, column, columns):
+    """tcgen05.shift is issued; returns the function to call when it executes: it reads and writes the columns."""
+    return _rewrite(order, warp, ctas, column, columns, "tcgen05.shift")
+
+
+def _rewrite(order, warp, ctas, column, columns, what, before=lambda strand: None):
     strand, ins = order.strand_of(warp, "mma"), warp.ins
     snapshot = warp.order.snapshot(order.now)
+    at = (slice(column, column + columns), slice(0, QUARTERS))
 
     def execute():
         _learn(order, strand, snapshot)
-        number = order.number(strand.actor, strand.party, ins, "tcgen05.cp (reads its source)")
-        _reads(order, strand, cta.shared, chunks, number, "source")
-        number = order.number(
-            strand.actor, strand.party, ins, "tcgen05.cp (writes its destination)"
-        )
-        at = (slice(column, column + columns), slice(0, QUARTERS))
-        _block(order, cta.tmem, at, strand, number, True, strand.clock)
+        before(strand)
+        number = order.number(strand.actor, strand.party, ins, what)
+        for cta in ctas:
+            _block(order, cta.tmem, at, strand, number, True, strand.clock)
         order.must_wait(strand, order.accesses[number])
 
     return execute
@@ -216,7 +231,8 @@ def _operands(order, strand, ins, product):
     for _, address, columns in getattr(product, "scales", ()):
         column = split_address(address)[1]
         at = (slice(column, column + columns), slice(0, QUARTERS))
-        _block(order, product.ctas[0].tmem, at, strand, number, False, strand.clock)
+        for cta in product.ctas:
+            _block(order, cta.tmem, at, strand, number, False, strand.clock)
     if product.a_in_tensor_memory:
         column = split_address(product.a)[1]
         at = (slice(column, column + 8), slice(0, QUARTERS))  # 32 bytes of K

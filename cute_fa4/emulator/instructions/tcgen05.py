@@ -40,18 +40,17 @@ from cute_fa4.emulator.instruction_table import instruction, lookup, refuse
 from cute_fa4.emulator.machine.tensor_core import MatrixMultiply, decode_instruction
 from cute_fa4.emulator.machine.tensor_memory import split_address
 from cute_fa4.emulator.machine.warp import FULL, Wait
+from cute_fa4.emulator.machine.weight_stationary import WeightStationaryMultiply
 from cute_fa4.emulator.ptx_parser import Addr, Imm, Reg, Vec
 
 GROUP = r"\.cta_group::([12])"
 SHAPE = r"(32x32b|16x64b|16x128b|16x256b|16x32bx2)\.x(1|2|4|8|16|32|64|128)"
 
-refuse(r"tcgen05\.mma\.ws\b.*", "weight-stationary MMAs (.ws) have no meaning in the emulator")
-refuse(r"tcgen05\.mma\.sp\b.*", "sparse MMAs (.sp) have no meaning in the emulator")
+refuse(r"tcgen05\.mma(\.ws)?\.sp\b.*", "sparse MMAs (.sp) have no meaning in the emulator")
 refuse(
-    r"tcgen05\.cp\b.*",
-    "of the copies to tensor memory only 32x128b.warpx4 of one CTA has a meaning in the emulator",
+    r"tcgen05\.mma\b.*\.ashift.*",
+    "products that shift the rows of A (.ashift) have no meaning in the emulator",
 )
-refuse(r"tcgen05\.shift\b.*", "tcgen05.shift has no meaning in the emulator")
 
 
 # --- allocation ------------------------------------------------------------------------------------
@@ -77,7 +76,7 @@ def alloc(warp, ins, match):
         warp.note_progress()
     start, number = tmem.half_done[warp.index]
     if group == 2:
-        peer = _pair(warp)[warp.cta.rank & 1 ^ 1].tmem
+        peer = pair_of(warp)[warp.cta.rank & 1 ^ 1].tmem
         if peer.allocations <= number:
             return Wait(
                 lambda: peer.allocations > number, "tcgen05.alloc in the other CTA of the pair"
@@ -375,7 +374,7 @@ def mma(warp, ins, match):
     a_in_tensor_memory = isinstance(a, Addr)
     multiply = MatrixMultiply(
         decode_instruction(int(warp.read32(idesc)[lane]), kind, group),
-        _pair(warp) if group == 2 else (cta,),
+        pair_of(warp) if group == 2 else (cta,),
         int(warp.address(d)[lane]),
         int((warp.address(a) if a_in_tensor_memory else warp.read64(a))[lane]),
         int(warp.read64(b)[lane]),
@@ -383,6 +382,30 @@ def mma(warp, ins, match):
         bool(warp.read_pred(rest[0]) >> lane & 1),
         _scale_log2(rest[1:], kind),
         _enabled_lanes(warp, disabled, group, lane),
+    )
+    submit_product(warp, multiply)
+
+
+@instruction(
+    pattern=r"tcgen05\.mma\.ws\.cta_group::1\.kind::(f16|tf32|f8f6f4|i8)"
+    r"(?:\.collector::b[0-3]::(?:fill|use|lastuse|discard))?"
+)
+def mma_ws(warp, ins, match):
+    """[d], a, b, idesc, enable-input-d{, zero-column-mask-desc}: see weight_stationary.py."""
+    refuse_several_threads(warp)
+    cta, lane = warp.cta, warp.lane0
+    cta.tmem.use_cta_group(1)
+    d, a, b, idesc, enable, *mask = ins.operands
+    in_tensor_memory = isinstance(a, Addr)
+    multiply = WeightStationaryMultiply(
+        decode_instruction(int(warp.read32(idesc)[lane]), match[1], 1, True),
+        (cta,),
+        int(warp.address(d)[lane]),
+        int((warp.address(a) if in_tensor_memory else warp.read64(a))[lane]),
+        int(warp.read64(b)[lane]),
+        in_tensor_memory,
+        bool(warp.read_pred(enable) >> lane & 1),
+        mask=int(warp.read64(mask[0])[lane]) if mask else 0,
     )
     submit_product(warp, multiply)
 
@@ -485,7 +508,7 @@ def _ctas(warp, mask):
     return tuple(cta for rank, cta in enumerate(ctas) if mask >> rank & 1)
 
 
-def _pair(warp):
+def pair_of(warp):
     """(even, odd) CTA of the pair of this CTA: ranks that differ in their lowest bit."""
     ctas, even = warp.cta.cluster.ctas, warp.cta.rank & ~1
     if even + 1 >= len(ctas):

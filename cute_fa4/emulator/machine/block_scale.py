@@ -1,16 +1,17 @@
 """Block-scaled tcgen05.mma: products whose operands carry a scale for every 16 or 32 elements of K.
 
     kind                    elements    K    scale every   scale formats   scale bytes of a row in one MMA
-    mxf8f6f4 (1X, block32)  e4m3 e5m2   32   32            ue8m0           1: byte sf_id
+    mxf8f6f4 (1X, block32)  8, 6, 4 bit 32   32            ue8m0           1: byte sf_id
     mxf4     (2X, block32)  e2m1        64   32            ue8m0           2: bytes sf_id, sf_id + 1 (0 or 2)
     mxf4nvf4 (2X, block32)  e2m1        64   32            ue8m0           2
     mxf4nvf4 (4X, block16)  e2m1        64   16            ue4m3, ue8m0    4
 
 Two e2m1 lie in a byte, the first in its low half. Scales lie in tensor memory, by tcgen05.cp.32x128b.warpx4:
-row r of A (column r of B) in lane r % 32 of each quarter, column r / 32, four bytes a column.
+row r of A (column r of B) in lane r % 32 of each quarter, column r / 32, four bytes a column. Of a pair (M 256) each
+CTA has the scales of its own 128 rows of A, and those of all columns of B.
 
 PTX ISA, "tcgen05.mma: block scaling", "Instruction descriptor" of these kinds, "Scale factor layout"; fields as in
-CUTLASS's InstrDescriptorBlockScaled. Verified with CUTLASS's nvfp4 GEMM, whose result is compared with a reference.
+CUTLASS's InstrDescriptorBlockScaled. Verified with CUTLASS's block-scaled GEMMs, which compare with a reference.
 """
 
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ import numpy as np
 from cute_fa4.emulator.errors import EmulatorError
 from cute_fa4.emulator.machine.tensor_core import (
     _E4M3,
+    E2M1,
     K_BYTES,
     KINDS,
     Format,
@@ -30,12 +32,10 @@ from cute_fa4.emulator.machine.tensor_core import (
 )
 from cute_fa4.emulator.machine.tensor_memory import COLUMNS, split_address
 
-_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
-
 
 def _decode_pairs(raw):
     """Bytes [row, 32] -> e2m1 [row, 64]."""
-    return _E2M1[np.stack((raw & 15, raw >> 4), axis=-1)].reshape(raw.shape[0], -1)
+    return E2M1[np.stack((raw & 15, raw >> 4), axis=-1)].reshape(raw.shape[0], -1)
 
 
 _BYTES = Format("e2m1", np.uint8, lambda raw: raw)
@@ -82,7 +82,6 @@ def decode_scaled_instruction(bits, kind, vector, cta_group):
             )
         return value
 
-    accept("cta_group", cta_group, (1,))
     packed, vectors, scale_formats = _KINDS[kind]
     default = {"mxf8f6f4": "1X", "mxf4": "2X"}.get(kind)
     block = vectors[accept("the scale vector size", vector or default, tuple(vectors))]
@@ -95,8 +94,9 @@ def decode_scaled_instruction(bits, kind, vector, cta_group):
     b = formats[accept("B format (bits 10 to 12)", field(10, 3), tuple(formats))]
     ue8m0 = accept("scale format (bit 23)", field(23, 1), scale_formats[block])
     m, n, k = field(24, 5) * 16, field(17, 6) * 8, K_BYTES * packed
-    accept("M (bits 24 to 28, times 16)", m, (128,))
-    accept("N (bits 17 to 22, times 8)", n, range(8, 257, 8))
+    accept("M (bits 24 to 28, times 16)", m, (128 * cta_group,))
+    step = 8 * cta_group
+    accept("N (bits 17 to 22, times 8)", n, range(step, 257, step))
     if packed == 2:
         accept("majors (bits 15 and 16) of 4-bit elements", field(15, 2), (0,))
     places = range(0, 5 - k // block, k // block)
@@ -135,32 +135,39 @@ class ScaledMultiply(MatrixMultiply):
         """(operand, address without its top bits, columns) of the scales."""
         shape = self.descriptor
         return (
-            ("A", self.scale_a & 0x3FFFFFFF, -(-shape.m // 32)),
+            ("A", self.scale_a & 0x3FFFFFFF, self._rows // 32),
             ("B", self.scale_b & 0x3FFFFFFF, -(-shape.n // 32)),
         )
 
     def execute(self):
         """Read the operands and scales, multiply, and write D. All reads come before the write."""
-        shape, [cta] = self.descriptor, self.ctas
-        a = self._scaled(
-            cta, self.a, shape.a, shape.a_mn_major, shape.m, self.scales[0], shape.a_byte
+        shape, pair = self.descriptor, len(self.ctas)
+        b = np.concatenate(
+            [
+                self._elements(cta, self.b, shape.b, shape.b_mn_major, shape.n // pair)
+                for cta in self.ctas
+            ]
         )
-        b = self._scaled(
-            cta, self.b, shape.b, shape.b_mn_major, shape.n, self.scales[1], shape.b_byte
-        )
+        results = []
         with np.errstate(all="ignore"):
-            product = b @ a.T
-            if shape.negate_a != shape.negate_b:
-                np.negative(product, out=product)
-            result = self._add(cta, product)
-        self._write(cta, result)
+            for cta in self.ctas:
+                a = self._elements(cta, self.a, shape.a, shape.a_mn_major, self._rows)
+                a = a * self._factors(cta, self.scales[0], shape.a_byte, self._rows)
+                product = (b * self._factors(cta, self.scales[1], shape.b_byte, shape.n)) @ a.T
+                if shape.negate_a != shape.negate_b:
+                    np.negative(product, out=product)
+                results.append(self._add(cta, product))
+        for cta, result in zip(self.ctas, results, strict=True):
+            self._write(cta, result)
 
-    def _scaled(self, cta, bits, element, mn_major, rows, scale, first):
-        """[rows, K] as float64, every element times its scale."""
-        shape = self.descriptor
+    def _elements(self, cta, bits, element, mn_major, rows):
+        """[rows, K] as float64, without scales."""
         values = read_shared_operand(cta, bits, element, mn_major, rows)
-        if shape.packed:
-            values = _decode_pairs(np.ascontiguousarray(values))
+        return _decode_pairs(np.ascontiguousarray(values)) if self.descriptor.packed else values
+
+    def _factors(self, cta, scale, first, rows):
+        """[rows, K]: the scale of every element."""
+        shape = self.descriptor
         name, address, columns = scale
         column = split_address(address)[1]
         # All quarters hold the same; the first one is read for all.
@@ -173,4 +180,4 @@ class ScaledMultiply(MatrixMultiply):
                 if shape.ue8m0
                 else _E4M3[codes & 0x7F]
             )
-        return values * np.repeat(factors, shape.block, axis=1)
+        return np.repeat(factors, shape.block, axis=1)

@@ -10,7 +10,8 @@ bytes, 16 without swizzle; e = bytes of an element; row = index along M or N):
 
 plus the start address; then bits [4:7) of the absolute address are XORed with bits [7:10), masked to
 7, 3 or 1 for W = 128, 64 or 32. Everything 16-byte aligned moves together, so operands are gathered in
-chunks of 16 bytes.
+chunks of 16 bytes. Elements of 4 and 6 bits (kind::f8f6f4) count as a byte (e = 1): the 16 of a chunk lie in its first
+8 or 12 bytes, without gaps, and the rest is padding.
 
 Where D (and A, when it is in tensor memory) lies; "left" and "right" are the two halves of the columns:
 
@@ -20,13 +21,15 @@ Where D (and A, when it is in tensor memory) lies; "left" and "right" are the tw
     cta_group 2, M 128    row r -> CTA r/64,  lane r%64 (left half of N), lane 64 + r%64 (right half, from
                           the same first column)
     B of a pair: rows n < N/2 from the even CTA, the rest from the odd one, at the same offsets.
+    .ws, M 128, 64, 32: weight_stationary.py
 
 Arithmetic model. Products are exact; the products of one instruction are summed in float64, the
 accumulator is added in float64, and the result is rounded to float32 once (to nearest). The hardware
 does not document its order of summation and keeps fewer bits, so results agree to about float32
 precision, not bit for bit. Integers are exact.
 
-PTX ISA, "Tensor Core 5th Generation": instruction descriptor, shared memory descriptor, canonical layouts.
+PTX ISA, "Tensor Core 5th Generation": instruction descriptor, shared memory descriptor, canonical layouts, packing
+formats of elements of 4 and 6 bits in shared and in tensor memory.
 """
 
 from dataclasses import dataclass
@@ -84,13 +87,38 @@ _E4M3 = _float8_table(4, 3, bias=7, has_infinity=False)
 _E5M2 = _float8_table(5, 2, bias=15, has_infinity=True)
 
 
+def _small_float_table(exponent_bits, mantissa_bits, bias):
+    """The values of a 4- or 6-bit format, which has no NaN and no infinity (OCP Microscaling Formats 1.0)."""
+    code = np.arange(2 << exponent_bits + mantissa_bits)
+    exponent = code >> mantissa_bits & (1 << exponent_bits) - 1
+    units = (code & (1 << mantissa_bits) - 1) + (1 << mantissa_bits) * (exponent > 0)
+    value = units * 2.0 ** (np.maximum(exponent, 1) - bias - mantissa_bits)
+    return np.where(code >> exponent_bits + mantissa_bits, -value, value)
+
+
+E2M1 = _small_float_table(2, 1, bias=1)
+_E2M3 = _small_float_table(2, 3, bias=1)
+_E3M2 = _small_float_table(3, 2, bias=3)
+
+
+def unpacked(raw, bits):
+    """Codes of the 16 elements of 4 or 6 bits that each 16 bytes of shared memory begin with (the rest is padding)."""
+    groups = np.ascontiguousarray(raw).reshape(-1, CHUNK)[:, : 2 * bits]
+    each = np.unpackbits(groups, axis=1, bitorder="little").reshape(len(groups), CHUNK, bits)
+    return (each << np.arange(bits, dtype=np.uint8)).sum(axis=2, dtype=np.uint8).reshape(raw.shape)
+
+
 @dataclass(frozen=True)
 class Format:
-    """An operand element format: its name, the unsigned type of its bits, bits -> float64."""
+    """An operand element format: its name, the unsigned type of its bits, bits -> float64.
+
+    in_tensor_memory  bits -> float64 there, where it is another function
+    """
 
     name: str
     raw: type
     decode: object
+    in_tensor_memory: object = None
 
     @property
     def itemsize(self):
@@ -104,6 +132,14 @@ _F8 = {
     0: Format("e4m3", np.uint8, lambda raw: _E4M3[raw]),
     1: Format("e5m2", np.uint8, lambda raw: _E5M2[raw]),
 }
+# In tensor memory an element of 6 bits lies in the low bits of its byte, one of 4 bits in bits 2 to 5.
+_F6F4 = {
+    3: Format("e2m3", np.uint8, lambda raw: _E2M3[unpacked(raw, 6)], lambda raw: _E2M3[raw & 63]),
+    4: Format("e3m2", np.uint8, lambda raw: _E3M2[unpacked(raw, 6)], lambda raw: _E3M2[raw & 63]),
+    5: Format(
+        "e2m1", np.uint8, lambda raw: E2M1[unpacked(raw, 4)], lambda raw: E2M1[raw >> 2 & 15]
+    ),
+}
 _I8 = {
     0: Format("u8", np.uint8, lambda raw: raw.astype(np.float64)),
     1: Format("s8", np.uint8, lambda raw: raw.view(np.int8).astype(np.float64)),
@@ -112,7 +148,7 @@ _I8 = {
 KINDS = {
     "f16": ({0: _F16, 1: _BF16}, {1: "f32"}),
     "tf32": ({2: _TF32}, {1: "f32"}),
-    "f8f6f4": (_F8, {1: "f32"}),
+    "f8f6f4": ({**_F8, **_F6F4}, {1: "f32"}),
     "i8": (_I8, {2: "s32"}),
 }
 
@@ -151,11 +187,12 @@ class InstructionDescriptor:
 
 
 @lru_cache(maxsize=1024)
-def decode_instruction(bits, kind, cta_group):
+def decode_instruction(bits, kind, cta_group, weight_stationary=False):
     """Instruction descriptor -> InstructionDescriptor. Raises EmulatorError naming the field it refuses.
 
     bits      the 32-bit operand of tcgen05.mma
     kind      "f16", "tf32", "f8f6f4" or "i8"
+    weight_stationary  of tcgen05.mma.ws, which has other shapes
     Limits of M and N: those of layouts/umma_descriptors.py, with their sources.
     """
 
@@ -179,15 +216,20 @@ def decode_instruction(bits, kind, cta_group):
     b_format = accept("B format (bits 10 to 12)", field(10, 3), tuple(formats))
     for bit in (6, 23, 29):
         accept(f"reserved bit {bit}", field(bit, 1), (0,))
-    accept("maximum shift (bits 30 and 31)", field(30, 2), (0,), " (only .ws shifts)")
+    note = " (no B that is reused with a shift)" if weight_stationary else " (only .ws shifts)"
+    accept("maximum shift (bits 30 and 31)", field(30, 2), (0,), note)
     if kind == "i8":
         accept("negate (bits 13 and 14)", field(13, 2), (0,))
     a, b = formats[a_format], formats[b_format]
     m, n = field(24, 5) * 16, field(17, 6) * 8
-    accept("M (bits 24 to 28, times 16)", m, (64, 128) if cta_group == 1 else (128, 256))
-    n_step = (8 if m == 64 else 16) if cta_group == 1 else 32
-    smallest = f" (multiples of {n_step} for M = {m})"
-    accept("N (bits 17 to 22, times 8)", n, range(n_step, 257, n_step), smallest)
+    if weight_stationary:
+        accept("M (bits 24 to 28, times 16)", m, (32, 64, 128))
+        accept("N (bits 17 to 22, times 8)", n, (64, 128, 256))
+    else:
+        accept("M (bits 24 to 28, times 16)", m, (64, 128) if cta_group == 1 else (128, 256))
+        n_step = (8 if m == 64 else 16) if cta_group == 1 else 32
+        smallest = f" (multiples of {n_step} for M = {m})"
+        accept("N (bits 17 to 22, times 8)", n, range(n_step, 257, n_step), smallest)
     for name, bit, operand, rows in (("A", 15, a, m), ("B", 16, b, n // cta_group)):
         if field(bit, 1) and operand.itemsize == 4:
             accept(f"{name} MN-major (bit {bit}) with 32-bit elements", 1, (0,))
@@ -325,7 +367,7 @@ def read_tensor_operand(cta, address, element, rows, what):
     lane, column = split_address(address)
     words = cta.tmem.read(lane, column, rows, K_BYTES // 4, what)  # [column, lane]
     raw = np.ascontiguousarray(words.T).view(element.raw)
-    return element.decode(raw)
+    return (element.in_tensor_memory or element.decode)(raw)
 
 
 # --- the instruction -------------------------------------------------------------------------------
@@ -364,11 +406,7 @@ class MatrixMultiply:
                 f"tensor memory ends at column {COLUMNS - 1}"
             )
         if self.a_in_tensor_memory:
-            if self._rows != 128:
-                raise EmulatorError(
-                    f"{shape}: A in tensor memory with {self._rows} rows a CTA; accepted: 128 rows a CTA "
-                    "(the placement of fewer rows is not established)"
-                )
+            self._check_rows_of_a()
             if shape.a_mn_major:
                 raise EmulatorError(f"{shape}: A in tensor memory is K-major; clear bit 15")
             if split_address(self.a)[0]:
@@ -380,10 +418,7 @@ class MatrixMultiply:
     def execute(self):
         """Read the operands, multiply, and write D. All reads come before the first write."""
         shape, pair = self.descriptor, len(self.ctas)
-        b = [
-            read_shared_operand(cta, self.b, shape.b, shape.b_mn_major, shape.n // pair)
-            for cta in self.ctas
-        ]
+        b = [self._read_b(cta) for cta in self.ctas]
         b = b[0] if pair == 1 else np.concatenate(b)
         results = []
         with np.errstate(all="ignore"):
@@ -396,6 +431,13 @@ class MatrixMultiply:
         for cta, result in zip(self.ctas, results, strict=True):
             self._write(cta, result)
 
+    def _check_rows_of_a(self):
+        if self._rows != 128:
+            raise EmulatorError(
+                f"{self.descriptor}: A in tensor memory with {self._rows} rows a CTA; accepted: 128 rows a CTA "
+                "(the placement of fewer rows is not established)"
+            )
+
     @property
     def _rows(self):
         return self.descriptor.m // len(self.ctas)
@@ -404,6 +446,11 @@ class MatrixMultiply:
     def _d_columns(self):
         halves = len(self.ctas) == 2 and self._rows == 64
         return self.descriptor.n // 2 if halves else self.descriptor.n
+
+    def _read_b(self, cta):
+        shape = self.descriptor
+        rows = shape.n // len(self.ctas)
+        return read_shared_operand(cta, self.b, shape.b, shape.b_mn_major, rows)
 
     def _read_a(self, cta):
         shape = self.descriptor

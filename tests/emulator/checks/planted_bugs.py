@@ -51,6 +51,26 @@ FREE = """
     tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r20, 32;
     FREED:
 """
+# 128 rows of 16 bytes at %r2 + 2048, one by each thread; twice to tensor memory, as columns 0 to 3 and 4 to 7.
+ROWS = """
+    shl.b32 %r6, %r1, 4; add.s32 %r6, %r6, %r2; st.shared.v4.b32 [%r6+2048], {%r1, %r1, %r1, %r1};
+    add.s32 %r7, %r2, 2048; shr.u32 %r7, %r7, 4; cvt.u64.u32 %rd9, %r7; or.b64 %rd9, %rd9, 0x400800080000;
+"""
+FENCE = "fence.proxy.async.shared::cta; bar.sync 0;"
+COPY = """
+    add.s32 %r8, %r20, 4;
+    @%p2 tcgen05.cp.cta_group::1.128x128b [%r20], %rd9;
+    @%p2 tcgen05.cp.cta_group::1.128x128b [%r8], %rd9;
+"""
+COMMIT = """
+    @%p2 tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r2+1024];
+"""
+COPIED = WAIT + "tcgen05.fence::after_thread_sync;"
+LOAD = """
+    and.b32 %r9, %r1, 96; shl.b32 %r9, %r9, 16; add.s32 %r9, %r9, %r20;
+    tcgen05.ld.sync.aligned.32x32b.x1.b32 %r21, [%r9]; tcgen05.wait::ld.sync.aligned;
+    tcgen05.fence::before_thread_sync;
+"""
 
 
 @dataclass(frozen=True)
@@ -474,5 +494,63 @@ BUGS = (
         RaceError,
         "tcgen05.dealloc",
         threads=160,
+    ),
+    Bug(
+        "copied to tensor memory without a proxy fence",
+        INIT.format(count=1)
+        + ALLOCATE
+        + ROWS
+        + "fence.proxy.async.shared::cta; //FIX\n bar.sync 0;"
+        + COPY
+        + COMMIT
+        + COPIED.format(name=0, parity=0)
+        + FREE,
+        ProxyError,
+        "fence.proxy.async",
+        threads=128,
+    ),
+    Bug(
+        "read before the commit that covers a copy",
+        INIT.format(count=1)
+        + ALLOCATE
+        + ROWS
+        + FENCE
+        + COPY
+        + COMMIT
+        + COPIED.format(name=0, parity=0)
+        + LOAD
+        + "bar.sync 0; tcgen05.fence::after_thread_sync;"
+        + COPY
+        + COMMIT
+        + WAIT.format(name=1, parity=1).replace(";\n", "; //FIX\n")
+        + "tcgen05.fence::after_thread_sync;"
+        + LOAD
+        + WAIT.format(name=2, parity=1)
+        + FREE,
+        RaceError,
+        "race on tensor memory column 0: nothing orders",
+        threads=128,
+    ),
+    Bug(
+        "rows shifted while others read them",
+        INIT.format(count=1)
+        + ALLOCATE
+        + ROWS
+        + FENCE
+        + COPY
+        + COMMIT
+        + COPIED.format(name=0, parity=0)
+        + LOAD
+        + """
+        bar.sync 0; //FIX
+        tcgen05.fence::after_thread_sync;
+        @%p2 tcgen05.shift.cta_group::1.down [%r20];
+        """
+        + COMMIT
+        + COPIED.format(name=1, parity=1)
+        + FREE,
+        RaceError,
+        "tcgen05.shift",
+        threads=128,
     ),
 )

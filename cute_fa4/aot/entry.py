@@ -102,6 +102,7 @@ CONFIG = {
         "number", "of a tile with swapped operands (decode): 8, 16, 32, 64; default: none"
     ),
     "order": Field("text", "of the products; default: what suits the tiles"),
+    "lone_tiles": Field("switch", "softmax shares lone query tiles; default: where lengths differ"),
     "bn_cap": Field("number", "most keys of a tile; default: what suits the head dim"),
     "swizzle_bytes": Field("number", "default: 128"),
     "num_qk_stages": Field("number", "depth chunks of a key tile; default: 1"),

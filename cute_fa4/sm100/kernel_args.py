@@ -68,6 +68,11 @@ class Events:
         )
 
 
+def floats(pointer: cute.Pointer, number: int) -> cute.Tensor:
+    """So many float32 from a byte of shared memory on."""
+    return cute.make_tensor(cute.recast_ptr(pointer, dtype=Float32), cute.make_layout(number))
+
+
 @dataclass(frozen=True)
 class Smem:
     """Shared memory: where the tiles and the row factors are."""
@@ -86,18 +91,15 @@ class Smem:
     def of(cls, places: SmemMap, base: cute.Pointer) -> "Smem":
         """base: the CTA's dynamic shared memory; what a family does not have is None."""
 
-        def floats(name):
+        def of_region(name):
             region = getattr(places, name, None)
-            if region is None:
-                return None
-            pointer = cute.recast_ptr(base + region.offset, dtype=Float32)
-            return cute.make_tensor(pointer, cute.make_layout(region.nbytes // 4))
+            return None if region is None else floats(base + region.offset, region.nbytes // 4)
 
         return cls(
             q_address=base.toint(),
             kv_address=base.toint() + places.kv.offset,
             o_address=base.toint() + places.o.offset,
-            row_scale=floats("row_scale"),
-            row_bias=floats("row_bias"),
-            row_max=floats("row_max"),
+            row_scale=of_region("row_scale"),
+            row_bias=of_region("row_bias"),
+            row_max=of_region("row_max"),
         )

@@ -14,7 +14,7 @@ state of one CTA; a line is an issue slot, not a duration:
     V4       O0 += P0 V2     .               .               O1 *= factor 1
     ...
     .        .               sum, maximum 0  sum, maximum 1  .               their last key tiles
-    .        .               .               .               O = w0 O0 + w1 O1 (merge.py)
+    .        .               .               .               O = w0 O0 + w1 O1 (roles/merge.py)
 
 Why two O and not one. With one running maximum for even and odd key tiles, the maximum of a tile waits for that of the
 tile before: the two warpgroups would take turns instead of working side by side, and each key tile would pay the whole
@@ -26,8 +26,8 @@ What limits this kernel is memory: a key tile of depth 128 is 64 KiB, 2,560 cloc
 tensor core. So the order of the products is the simplest that keeps two chains apart (alternate.py), and the bytes of
 the second query tile have gone to the ring.
 
-Read next: barriers.py (the table), alternate.py (the products and who has which key tile), merge.py, then the roles of
-the other families: roles/softmax.py, load.py, work/queue.py.
+Read next: barriers.py (the table), alternate.py, roles/alternate.py (the products and who has which key tile) and
+merge.py, then the roles of the other families: roles/softmax.py, load.py, work/queue.py.
 """
 
 from ..kernel import CTA, SM100Kernel

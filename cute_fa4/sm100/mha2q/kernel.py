@@ -13,17 +13,23 @@ Steady state of one CTA. A line is an issue slot, not a duration; S0 and S1 belo
     K3       O0 += P0 V1     .               P1, factor 1    .               p_ready[0]: 128 + 128 arrivals
     V3       S0 = Q0 K2      .               .               O1 *= factor 1
 
+A work tile with rows for one query tile only runs otherwise where lengths of queries differ: lone/hooks.py.
+
 Read next: barriers.py (the table), p_over_s.py and p_beside_s.py (two orders of the products), then roles/softmax.py,
 correction.py, load.py, steps/store.py, and work/queue.py (a CTA runs several such tiles, one after the other).
 """
 
+from dataclasses import replace
+
 from ..kernel import CTA, SM100Kernel
-from ..kernel_args import KernelArgs
+from ..kernel_args import KernelArgs, Smem, floats
 from ..roles import dispatch
+from .lone.hooks import LonePBesideS, LonePOverS
 from .p_beside_s import PBesideSCode
 from .p_over_s import POverSCode
 
 ORDER_CODE = {"p_over_s": POverSCode(), "p_beside_s": PBesideSCode()}
+WITH_LONE_TILES = {"p_over_s": LonePOverS(), "p_beside_s": LonePBesideS()}
 
 
 class SM100MHA2Q(SM100Kernel):
@@ -31,7 +37,16 @@ class SM100MHA2Q(SM100Kernel):
 
     def __init__(self, cfg):
         super().__init__(cfg)
-        self.order = ORDER_CODE[cfg.schedule.order]
+        codes = WITH_LONE_TILES if cfg.schedule.lone_tiles else ORDER_CODE
+        self.order = codes[cfg.schedule.order]
+
+    def shared(self, base) -> Smem:
+        """The row maxima of lone work tiles lie where Q1 would be."""
+        smem = super().shared(base)
+        if not self.cfg.schedule.lone_tiles:
+            return smem
+        softmax = self.cfg.schedule.warps.threads_of("softmax")
+        return replace(smem, row_max=floats(base + self.cfg.tiles.q_tile_bytes, softmax))
 
     def roles(self, args: KernelArgs, cta: CTA, warp):
         dispatch.run(self.cfg, self.order, args, cta, warp)

@@ -28,6 +28,8 @@ class TwoTiles(RowSchedule):
     """The schedule of SM100MHA2Q; its other choices are those of RowSchedule.
 
     order          of the products: "p_over_s" or "p_beside_s" (orders.py); None: beside where there is room
+    lone_tiles     both softmax warpgroups share the rows of a work tile that has no more than one query tile of them
+                   (lone/hooks.py); None: where lengths of queries differ, and with them the rows of work tiles
     """
 
     family: ClassVar[str] = "mha2q"
@@ -35,11 +37,14 @@ class TwoTiles(RowSchedule):
     tmem_remedy: ClassVar[str] = ", or order='p_over_s'"
 
     order: str | None = None
+    lone_tiles: bool | None = None
 
     def resolved(self, problem: Problem) -> "TwoTiles":
         schedule = super().resolved(problem)
         if self.order is None and not (self.contradictions(problem) + problem.contradictions()):
             schedule = replace(schedule, order=best_order(self.tiles(problem)))
+        if self.lone_tiles is None:
+            schedule = replace(schedule, lone_tiles=problem.clips_queries)
         return schedule
 
     def tmem(self, problem: Problem) -> TmemMap:

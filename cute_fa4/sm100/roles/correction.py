@@ -74,26 +74,25 @@ def key_tiles(
 
 
 @cute.jit
-def finish(
+def finish_tile(
     cfg: cutlass.Constexpr,
     args: KernelArgs,
     smem: Smem,
     tmem: Int32,
     events: Events,
     work: Work,
-    tiles_before: Int32,
+    i: cutlass.Constexpr,
+    last: Int32,
     o_phase: Int32,
     row: Int32,
 ):
-    """O_0 and O_1 to global memory."""
-    last = (tiles_before + work.tiles.count - 1) & 1
-    for i in cutlass.range_constexpr(cfg.tiles.num_q):
-        events.row_scale.wait(i, last)
-        row_sum = smem.row_scale[row + i * cfg.tiles.rows_per_q_tile]
-        inverse = row_math.inverse(row_sum)
-        events.o_ready.wait(i, o_phase)
-        tensor_memory.fence_after()
-        store_o(cfg, args, smem, tmem + cfg.tmem.o[i], events, work, i, row, inverse)
+    """O_i to global memory. last: parity of its last key tile."""
+    events.row_scale.wait(i, last)
+    row_sum = smem.row_scale[row + i * cfg.tiles.rows_per_q_tile]
+    inverse = row_math.inverse(row_sum)
+    events.o_ready.wait(i, o_phase)
+    tensor_memory.fence_after()
+    store_o(cfg, args, smem, tmem + cfg.tmem.o[i], events, work, i, row, inverse)
 
 
 @cute.jit
@@ -116,8 +115,9 @@ def run(
     while work.tiles.count != NO_MORE:
         if work.tiles.count > 0:
             key_tiles(cfg, order, smem, tmem, events, work.tiles.count, tiles, row)
-            finish(cfg, args, smem, tmem, events, work, tiles, o_phase, row)
             tiles = tiles + work.tiles.count
+            for i in cutlass.range_constexpr(cfg.tiles.num_q):
+                finish_tile(cfg, args, smem, tmem, events, work, i, (tiles - 1) & 1, o_phase, row)
             o_phase = o_phase ^ 1
         else:
             store.zeros(cfg, args, smem, work, row)

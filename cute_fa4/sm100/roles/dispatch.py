@@ -46,4 +46,4 @@ def run(
             order.run(cfg, args, cta.smem, tmem, cta.events, cta.consumer, cta.queue)
         elif warp == warps.load.start:
             block, _, _ = cute.arch.block_idx()
-            load.run(cfg, args, cta.smem, cta.events, cta.producer, cta.queue, block)
+            load.run(cfg, args, cta.smem, cta.events, cta.producer, cta.queue, block, order)

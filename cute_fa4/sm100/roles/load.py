@@ -17,15 +17,19 @@ from cutlass import Int32
 from ...layouts.scalars import maximum
 from ..kernel_args import Events, KernelArgs, Smem
 from ..operands.kv_buffer import KVBuffer, KVBufferConfig
-from ..steps.loads import find_rows, load_k, load_q, load_v, look_up
+from ..steps.loads import find_rows, load_k, load_v, look_up
 from ..sync.pipelines import Slot, TMAProducerPipeline
 from ..work.queue import NO_MORE, Search, WorkQueue, begin, take_work
 from ..work.tile import Work
+from .order import Order
+
+PLAIN = Order()
 
 
 @cute.jit
 def load_tile(
     cfg: cutlass.Constexpr,
+    order: cutlass.Constexpr,
     args: KernelArgs,
     smem: Smem,
     events: Events,
@@ -36,7 +40,7 @@ def load_tile(
     at: Slot,
     q_phase: Int32,
 ) -> Slot:
-    """Key tile n, with the queries if it is the first.
+    """Key tile n, with the queries that come with it: those of the first, unless the order says otherwise.
 
     entries: of look_up; q_phase: parity of this use of the places of Q.
     """
@@ -44,9 +48,9 @@ def load_tile(
     v = KVBuffer(KVBufferConfig.for_v(cfg), smem.kv_address, args.v)
     found = find_rows(cfg, args, work, n, entries)
     for i in cutlass.range_constexpr(cfg.tiles.num_q):
-        if n == work.tiles.first:
+        if n == order.q_comes_with(cfg, work, i):
             events.q_free.wait(i, q_phase ^ 1)
-            load_q(cfg, args, smem, events, work, i)
+            order.load_q(cfg, args, smem, events, work, i)
         if cutlass.const_expr(i == 0):
             at = load_k(cfg, k, kv, work, at, found)
     return load_v(cfg, v, kv, work, at, found)
@@ -61,6 +65,7 @@ def run(
     kv: TMAProducerPipeline,
     queue: WorkQueue,
     block: Int32,
+    order: cutlass.Constexpr = PLAIN,
 ):
     """Every work tile of the CTA, the first of which is that of `block`."""
     number, q_phase, at = Int32(0), Int32(0), kv.first()
@@ -78,7 +83,7 @@ def run(
             # On its way while the slots of this tile are awaited.
             ahead = look_up(cfg, args, work, n + 1)
             if count > 0:
-                at = load_tile(cfg, args, smem, events, kv, work, n, entries, at, q_phase)
+                at = load_tile(cfg, order, args, smem, events, kv, work, n, entries, at, q_phase)
             entries = ahead
             if early:
                 answer = queue.answer(search)

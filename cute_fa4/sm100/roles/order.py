@@ -4,6 +4,8 @@
     scores_read     softmax       the row's scores are in registers     -                      raises s_free
     may_write_p     softmax       before the factor and P are written   -                      waits for pv_done
     o_complete      correction    before O is rescaled                  -                      waits for pv_done
+    may_make_s      mma           S_i of the next tile is made, alternate.py    -                      waits for s_free
+    product_issued  mma           O_i += P_i V is issued, alternate.py          -                      raises pv_done
     sum_early       softmax       (a choice)                            False                  True
 
 Two more groups say who does what; these are their answers where softmax warpgroup i has query tile i to itself:
@@ -11,12 +13,14 @@ Two more groups say who does what; these are their answers where softmax warpgro
     stride          softmax       from a key tile of warpgroup i to its next          1: it has all of them
     first_tile      softmax       the first key tile of warpgroup i                   that of the CTA
     next_tile       softmax       the first of its key tiles that is not before n     n
-    turn            softmax       how many of its key tiles lie within a distance     all
+    parity          softmax       of its barriers at key tile n                       n's place in the CTA's
     turns           softmax       how many of the CTA's key tiles are its             all
     q_tile          softmax       the query tile that warpgroup i works on            i
     has_sink        softmax       whether it counts the sink                          yes
     writes_lse      softmax       whether it writes the log-sum-exp                   yes
     hand_over       softmax       its state goes to correction                        the row sum
+    q_comes_with    load          the key tile with which query tile i is loaded      the first
+    load_q          load          its copy                                            steps/loads.py
     correct         (the role)    rescale O, merge it where rows are shared, store it  correction.py
 
 Python resolves a hook while it traces, so one that does nothing leaves nothing in the code. (An order
@@ -26,6 +30,7 @@ is a dataclass without fields because the compiler carries what is called inside
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ..steps import loads
 from . import correction
 
 
@@ -38,8 +43,7 @@ class Order:
     soon and the sum comes last; where they do not, it fills the gaps."""
 
     correct = staticmethod(correction.run)
-    stride: ClassVar[int] = 1
-    writes_lse: ClassVar[bool] = True
+    load_q = staticmethod(loads.load_q)
 
     def scores_read(self, events, i):
         """The scores of query tile i are in registers."""
@@ -50,30 +54,48 @@ class Order:
     def o_complete(self, events, i, phase):
         """Wait until O_i has all products of the key tiles before. phase: of the tile before this one."""
 
-    def first_tile(self, first, i):
-        """The first key tile of softmax warpgroup i, where the CTA's is `first`."""
-        return first
+    def may_make_s(self, events, i, phases):
+        """Where key tiles alternate: wait until S_i has been read. Bit i of phases: parity of P_i that is used next."""
 
-    def next_tile(self, n, first, i):
+    def product_issued(self, events, i):
+        """Where key tiles alternate: a product with P_i and all before it are issued."""
+
+    def q_comes_with(self, cfg, work, i):
+        """The key tile with which query tile i is loaded."""
+        return work.tiles.first
+
+    def stride(self, cfg, work):
+        """From a key tile of a softmax warpgroup to its next."""
+        return 1
+
+    def first_tile(self, cfg, work, i):
+        """The first key tile of softmax warpgroup i."""
+        return work.tiles.first
+
+    def next_tile(self, cfg, work, n, i):
         """The first key tile of softmax warpgroup i that is not before n."""
         return n
 
-    def turn(self, distance):
-        """How many key tiles of one warpgroup lie in so many of the CTA's."""
-        return distance
+    def parity(self, cfg, work, n, i, before):
+        """Of the barriers of softmax warpgroup i at its key tile n; before: how many it had in earlier work tiles."""
+        return (n - work.tiles.first + before) & 1
 
-    def turns(self, count, i):
-        """How many of the CTA's `count` key tiles are those of softmax warpgroup i."""
-        return count
+    def turns(self, cfg, work, i):
+        """How many of the CTA's key tiles are those of softmax warpgroup i."""
+        return work.tiles.count
 
-    def q_tile(self, i):
+    def q_tile(self, cfg, work, i):
         """The query tile that softmax warpgroup i works on."""
         return i
 
-    def has_sink(self, i):
+    def has_sink(self, cfg, work, i):
         """Whether the rows of softmax warpgroup i begin with the sink: True, or a Boolean of the kernel."""
         return True
 
-    def hand_over(self, smem, thread, state):
+    def writes_lse(self, cfg, work):
+        """Whether softmax writes the log-sum-exp: True, False, or a Boolean of the kernel."""
+        return True
+
+    def hand_over(self, cfg, smem, work, thread, state):
         """A row's state behind its last key tile, for correction."""
         smem.row_scale[thread] = state.row_sum

@@ -56,8 +56,8 @@ def step(
     masked: cutlass.Constexpr,
 ) -> RowState:
     """Key tile n: scores to probabilities. `order`: its hooks; `tiles_before`: of earlier work tiles."""
-    first = order.first_tile(work.tiles.first, i)
-    phase = (order.turn(n - first) + tiles_before) & 1
+    first = order.first_tile(cfg, work, i)
+    phase = order.parity(cfg, work, n, i, tiles_before)
     events.s_ready.wait(i, phase)
     tensor_memory.fence_after()
     scores = read_scores(cfg, tmem)
@@ -101,26 +101,26 @@ def work_tile(
 ) -> tuple[RowContext, RowState]:
     """All key tiles of softmax warpgroup i."""
     thread, _, _ = cute.arch.thread_idx()
-    row = row_context(cfg, args, work, order.q_tile(i), thread)
-    whole = whole_tiles(cfg, args, work, order.q_tile(i))
-    first = work.tiles.first
+    row = row_context(cfg, args, work, order.q_tile(cfg, work, i), thread)
+    whole = whole_tiles(cfg, args, work, order.q_tile(cfg, work, i))
+    stride = order.stride(cfg, work)
     end = work.tiles.first + work.tiles.count
-    state = first_state(cfg, args, work, row, order.has_sink(i))
+    state = first_state(cfg, args, work, row, order.has_sink(cfg, work, i))
     before = tiles_before
     if cutlass.const_expr(cfg.mask.has_lower_bound):
-        begin = order.next_tile(first, first, i)
-        for n in cutlass.range(begin, whole.begin, order.stride, unroll=1):
+        begin = order.next_tile(cfg, work, work.tiles.first, i)
+        for n in cutlass.range(begin, whole.begin, stride, unroll=1):
             state = step(
                 cfg, order, args, smem, tmem, events, work, i, row, before, n, state, masked=True
             )
     if cutlass.const_expr(cfg.mask.is_band):
-        begin = order.next_tile(whole.begin, first, i)
-        for n in cutlass.range(begin, whole.end, order.stride, unroll=1):
+        begin = order.next_tile(cfg, work, whole.begin, i)
+        for n in cutlass.range(begin, whole.end, stride, unroll=1):
             state = step(
                 cfg, order, args, smem, tmem, events, work, i, row, before, n, state, masked=False
             )
-    begin = order.next_tile(whole.end, first, i)
-    for n in cutlass.range(begin, end, order.stride, unroll=1):
+    begin = order.next_tile(cfg, work, whole.end, i)
+    for n in cutlass.range(begin, end, stride, unroll=1):
         state = step(
             cfg, order, args, smem, tmem, events, work, i, row, before, n, state, masked=True
         )
@@ -144,15 +144,16 @@ def run(
     work = queue.next(cfg, args, number)
     while work.tiles.count != NO_MORE:
         row, state = work_tile(cfg, order, args, smem, tmem, events, work, i, tiles)
-        turns = order.turns(work.tiles.count, i)
+        turns = order.turns(cfg, work, i)
         if turns > 0:
             tiles = tiles + turns
             # Correction has read the last factor, or the sum of the work tile before.
             events.p_ready.wait(i, (tiles - 1) & 1)
-            order.hand_over(smem, thread, state)
+            order.hand_over(cfg, smem, work, thread, state)
             events.row_scale.arrive(i)
-        if cutlass.const_expr(cfg.write_lse and order.writes_lse):
-            write_lse(cfg, args, work, order.q_tile(i), state)
+        writes = order.writes_lse(cfg, work)
+        if cutlass.const_expr(cfg.write_lse and writes is not False):
+            write_lse(cfg, args, work, order.q_tile(cfg, work, i), state, writes)
         number = number + 1
         work = queue.next(cfg, args, number)
     events.p_ready.arrive(i)  # correction has begun the phase of a tile that does not come

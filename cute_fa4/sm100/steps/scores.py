@@ -153,11 +153,19 @@ def whole_tiles(cfg, args: KernelArgs, work: Work, i) -> kv_range.WholeTiles:
 
 
 @cute.jit
-def write_lse(cfg: cutlass.Constexpr, args: KernelArgs, work: Work, i: Int32, state: RowState):
-    """The log-sum-exp of this thread's row, natural logarithm; of a row without keys -inf."""
+def write_lse(
+    cfg: cutlass.Constexpr, args: KernelArgs, work: Work, i: Int32, state: RowState, mine=True
+):
+    """The log-sum-exp of this thread's row, natural logarithm; of a row without keys -inf.
+
+    mine: whether it is this warpgroup that writes it: True, or a Boolean of the kernel
+    """
     thread, _, _ = cute.arch.thread_idx()
     place = rows.row_of(cfg, work, i, thread % cfg.tiles.rows_per_q_tile)
-    if results.is_row(cfg, args, work, place):
+    writes = results.is_row(cfg, args, work, place)
+    if cutlass.const_expr(mine is not True):
+        writes = writes & mine
+    if writes:
         lse = -Float32.inf
         if state.row_sum != 0.0:
             total_log2 = cute.math.log2(state.row_sum, fastmath=True)

@@ -1,4 +1,4 @@
-"""The attention kernel as a subject of planted defects: four configurations, half a second a run.
+"""The attention kernel as a subject of planted defects: five configurations, half a second a run.
 
 Every CTA runs several work tiles (in order it claims the whole grid), because much of what can go wrong is that the
 second one meets what the first one left behind.
@@ -9,15 +9,18 @@ d128_full      3 heads, 256 queries x 300 keys: 3 work tiles of 3 K and V tiles,
 d64_causal     2 heads, 300 queries x 300 keys: 4 work tiles, clipped rows, masked tiles; P beside S (p_beside_s.py)
 d64_few_keys   2 heads, 600 queries x 100 keys, causal: 6 work tiles of one key tile or none, so that only the work
                queue keeps the load warp from running ahead, and rows without keys
+lone           packed sequences, 1 head of depth 64: two query tiles, two lone work tiles, two query tiles, one lone; of
+               three and five key tiles, so that the barriers of the two warpgroups are in different parities
 one_tile       2 heads, 128 queries x 600 keys, the kernel of one query tile: 2 work tiles of three even and two odd key
                tiles, the last of them masked; 20 tiles go through a ring of five slots
 """
 
 import warnings
+from itertools import accumulate
 
 import torch
 
-from cute_fa4 import emulator, flash_attn_func
+from cute_fa4 import emulator, flash_attn_func, flash_attn_varlen_func
 from tests.emulator.mutations.mutant import Subject
 
 # Scores of normal q and k have the standard deviation 1; in units of log2, SPREAD times 1.44. A row's
@@ -40,6 +43,31 @@ def run(heads, seqlen_q, seqlen_k, head_dim, causal, level):
     """The run function of a Subject: results are the bits of the output and of the LSE."""
     q, k, v = tensors(heads, seqlen_q, seqlen_k, head_dim)
 
+    def call(out):
+        return flash_attn_func(q, k, v, causal=causal, return_lse=True, out=out)
+
+    return executed(call, q, level)
+
+
+def run_packed(queries, keys, head_dim, level):
+    """The same of packed sequences, of one head."""
+    q, k, v = tensors(1, max(sum(queries), sum(keys)), max(sum(queries), sum(keys)), head_dim)
+    q, k, v = q[0, : sum(queries)], k[0, : sum(keys)], v[0, : sum(keys)]
+    offsets = [
+        torch.tensor([0, *accumulate(lengths)], dtype=torch.int32) for lengths in (queries, keys)
+    ]
+
+    def call(out):
+        return flash_attn_varlen_func(
+            q, k, v, *offsets, max(queries), max(keys), return_lse=True, out=out
+        )
+
+    return executed(call, q, level)
+
+
+def executed(call, q, level):
+    """The run function of a call with an `out`."""
+
     def execute(edit, mode, seed, budget):
         transform = None if edit is None else lambda name, ptx: edit(ptx)
         out = torch.full_like(q, float("nan"))
@@ -48,7 +76,7 @@ def run(heads, seqlen_q, seqlen_k, head_dim, causal, level):
             with emulator.use(
                 mode=mode, seed=seed, checks=level, transform=transform, instruction_budget=budget
             ) as result:
-                _, lse = flash_attn_func(q, k, v, causal=causal, return_lse=True, out=out)
+                _, lse = call(out)
         # Through integers: a NaN equals itself.
         bits = out.view(torch.int16).numpy().tobytes() + lse.view(torch.int32).numpy().tobytes()
         return bits, result.instructions
@@ -62,5 +90,6 @@ def subjects(level):
         "d128_full": Subject("d128_full", run(3, 256, 300, 128, False, level)),
         "d64_causal": Subject("d64_causal", run(2, 300, 300, 64, True, level)),
         "one_tile": Subject("one_tile", run(2, 128, 600, 128, False, level)),
+        "lone": Subject("lone", run_packed([300, 100, 300], [300, 600, 260], 64, level)),
         "d64_few_keys": Subject("d64_few_keys", run(2, 600, 100, 64, True, level)),
     }

@@ -21,12 +21,16 @@ from cute_fa4.sm100.choose_config import choose_config
 from cute_fa4.sm100.config import FA4Config
 from tests.emulator.mutations.edits import WAIT, Place, PlantingError, lines, move, replace
 
-FULL, CAUSAL, FEW_KEYS, ONE_TILE = "d128_full", "d64_causal", "d64_few_keys", "one_tile"
+FULL, CAUSAL, FEW_KEYS = "d128_full", "d64_causal", "d64_few_keys"
+ONE_TILE, LONE = "one_tile", "lone"
 CONFIGS = {
     name: choose_config(qkv_dtype="bf16", head_dim=depth, causal=causal, write_lse=True)
     for name, depth, causal in ((FULL, 128, False), (CAUSAL, 64, True), (FEW_KEYS, 64, True))
 }
 CONFIGS[ONE_TILE] = choose_config(qkv_dtype="bf16", head_dim=128, write_lse=True, family="mha1q")
+CONFIGS[LONE] = choose_config(
+    qkv_dtype="bf16", head_dim=64, write_lse=True, q_layout="packed", kv_layout="packed"
+)
 
 COMMIT = r"@leader_thread tcgen05\.commit\.\S+ (\[%r\d+\]);"
 A_COMMIT = "@leader_thread tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64"

@@ -7,6 +7,7 @@ from tests.emulator.mutations import (
     arrival_defects,
     attention_defects,
     attention_kernel,
+    lone_defects,
     memory_defects,
     one_tile_defects,
     queue_defects,
@@ -34,5 +35,6 @@ def mutants():
         *memory_defects.mutants(),
         *arithmetic_defects.mutants(),
         *one_tile_defects.mutants(),
+        *lone_defects.mutants(),
         *small_defects.mutants(),
     )

@@ -1,4 +1,4 @@
-"""Correction warpgroup of one query tile: rescale O0 and O1, and at the end add them up to one O.
+"""Correction warpgroup where both softmax warpgroups share one query tile: rescale O0 and O1, at the end add them up.
 
 A row has two states, of its even and of its odd key tiles. With m_i their maxima, l_i their sums and m = max(m_0, m_1):
 
@@ -19,12 +19,12 @@ from cutlass import Int32
 
 from ..instructions import tensor_memory
 from ..kernel_args import Events, KernelArgs, Smem
-from ..roles.correction import rescale_tile
 from ..steps import row_math, store
 from ..steps.row_math import RowState
 from ..steps.scores import first_state, log2_scale, row_context, write_lse
 from ..work.queue import NO_MORE, WorkQueue
 from ..work.tile import Work
+from .correction import rescale_tile
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class Turns:
         return Turns(Int32(0), Int32(0), Int32(0))
 
     @staticmethod
-    def of(order, count) -> "Turns":
-        """Of a work tile with `count` key tiles, at least one."""
-        return Turns(order.turns(count, 0), order.turns(count, 1), Int32(1))
+    def of(cfg, order, work: Work) -> "Turns":
+        """Of a work tile with at least one key tile."""
+        return Turns(order.turns(cfg, work, 0), order.turns(cfg, work, 1), Int32(1))
 
     def plus(self, other: "Turns") -> "Turns":
         return Turns(self.even + other.even, self.odd + other.odd, self.o + other.o)
@@ -154,7 +154,7 @@ def run(
     work = queue.next(cfg, args, number)
     while work.tiles.count != NO_MORE:
         if work.tiles.count > 0:
-            now = Turns.of(order, work.tiles.count)
+            now = Turns.of(cfg, order, work)
             key_tiles(cfg, order, smem, tmem, events, now, before, row)
             finish(cfg, args, smem, tmem, events, work, now, before, row)
             before = before.plus(now)

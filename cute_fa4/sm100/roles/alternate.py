@@ -1,0 +1,87 @@
+"""Even and odd key tiles of one query tile: S0 and O0 of the even ones, S1 and O1 of the odd ones, in one MMA warp.
+
+    n = 0               S0 = Q K0                    release K0
+    n = 1               S1 = Q K1    O0  = P0 V0     release K1, V0
+    n = 2               S0 = Q K2    O1  = P1 V1     release K2, V1
+    n = 3               S1 = Q K3    O0 += P0 V2     release K3, V2
+    ...
+    at the end                       O  += P V(last)
+
+While softmax works on one key tile, the other warpgroup has its products done: two of them lie between the making of an
+S and the use of its P, as with two query tiles. P is stored over S: S of tile n + 2 is issued behind P V of tile n, and
+the tensor core works in issue order.
+
+Who has which key tile, where the first of the CTA is f and i is the warpgroup:
+
+    first f + i    then f + i + 2, f + i + 4, ...    of `count` key tiles (count + 1 - i) / 2
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from ..kernel_args import Events, Smem
+from ..operands.kv_buffer import KVBuffer, KVBufferConfig
+from ..steps.products import multiply_pv, multiply_qk
+from ..sync.pipelines import KVConsumerPipeline, KVPosition
+
+
+@cute.jit
+def key_tiles(
+    cfg: cutlass.Constexpr,
+    order: cutlass.Constexpr,
+    smem: Smem,
+    tmem: Int32,
+    events: Events,
+    kv: KVConsumerPipeline,
+    at: KVPosition,
+    count: Int32,
+    phases: Int32,
+    q_phase: Int32,
+) -> tuple[KVPosition, Int32, Int32]:
+    """All products of a work tile of `count` key tiles, of which none is left behind.
+
+    at: K of the first key tile; phases: bit i is the parity of P_i that is used next. All three are returned as they
+    are for the next work tile.
+    """
+    k = KVBuffer(KVBufferConfig.for_k(cfg), smem.kv_address)
+    for n in cutlass.range(count, unroll=1):
+        if n == 0:
+            events.q_full.wait(0, q_phase)
+        order.may_make_s(events, n & 1, phases)
+        multiply_qk(cfg, smem, k, tmem, kv, at, 0, wait=True, to=n & 1)
+        events.s_ready.commit(n & 1)
+        kv.release(at)
+        if n == count - 1:
+            events.q_free.commit(0)
+        if n > 0:
+            phases = add_product(cfg, order, smem, tmem, events, kv, at, n - 1, phases)
+        at = kv.advance_to_v(at)
+        kv.wait_v(at)  # it comes before the next K
+        at = kv.advance_to_k(at)
+    if count > 0:
+        phases = add_product(cfg, order, smem, tmem, events, kv, at, count - 1, phases)
+        events.o_ready.commit(0)
+        q_phase = q_phase ^ 1
+    return at, phases, q_phase
+
+
+@cute.jit
+def add_product(
+    cfg: cutlass.Constexpr,
+    order: cutlass.Constexpr,
+    smem: Smem,
+    tmem: Int32,
+    events: Events,
+    kv: KVConsumerPipeline,
+    at: KVPosition,
+    n: Int32,
+    phases: Int32,
+) -> Int32:
+    """O_i (+)= P_i V with the held V of key tile n."""
+    v = KVBuffer(KVBufferConfig.for_v(cfg), smem.kv_address)
+    i = n & 1
+    multiply_pv(cfg, v, tmem, events, at.held_v, i, (phases >> i) & 1, n > 1)
+    kv.release_v(at)
+    order.product_issued(events, i)
+    return phases ^ (1 << i)

@@ -1,0 +1,54 @@
+"""Batches of prompts and decode steps in one launch: work tiles with rows for one query tile run its body.
+
+queries   300      129  128  64   5    1        256 and more rows: two query tiles; up to 128: one, a lone work tile
+keys      520      300  256  129  128  0        a lone work tile has two key tiles or more, else nothing to share
+"""
+
+import pytest
+import torch
+
+from cute_fa4.sm100.choose_config import choose_config
+from tests.serving.batches import (
+    Batch,
+    assert_agrees,
+    dense_kv,
+    dense_q,
+    packed_kv,
+    packed_q,
+    run,
+    split,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore::cute_fa4.EmulatorWarning")
+
+# Lone work tiles of one to four key tiles, next to each other and between others of one to five: barriers of either
+# warpgroup then have either parity when either kind of work tile begins.
+QUERIES = [300, 1, 64, 129, 5, 0, 128, 260, 3, 40]
+KEYS = [520, 300, 129, 300, 385, 40, 128, 257, 0, 500]
+
+
+def causal(p, j):
+    return j <= p
+
+
+@pytest.mark.parametrize(
+    "depth, store_q, store_kv", [(128, packed_q, packed_kv), (64, dense_q, dense_kv)]
+)
+def test_prompts_and_decode_steps_of_one_launch(depth, store_q, store_kv):
+    """Head dim 128: P over S. 64: P beside S, and one chunk of O, so that both buffers are not used in turn."""
+    batch = Batch.draw(QUERIES, KEYS, heads=(1, 1), depth=depth)
+    out, lse = run(store_q(batch), store_kv(batch), causal=True)
+    assert_agrees(batch, out, lse, visible=causal)
+    for mode, seed in (("hostile", 0), ("random", 1)):
+        again = run(store_q(batch), store_kv(batch), causal=True, mode=mode, seed=seed)
+        for found, expected in zip(split(batch, *again), split(batch, out, lse), strict=True):
+            assert all(map(torch.equal, found, expected)), mode
+
+
+def test_kernels_whose_queries_differ_in_length_have_lone_tiles():
+    """Where every sequence has as many queries, other kernels serve the short ones."""
+    assert not choose_config(qkv_dtype="bf16", head_dim=128).schedule.lone_tiles
+    for layout in (dict(q_layout="packed", kv_layout="packed"), dict(seqused_q=True)):
+        config = choose_config(qkv_dtype="bf16", head_dim=128, **layout)
+        assert config.schedule.lone_tiles
+        assert config.name != config.with_(lone_tiles=False).name

@@ -9,6 +9,7 @@
     python benchmarks/model.py --docs             write the tables and plots of docs/performance.md,
                                                   the tables of docs/performance_method.md
     python benchmarks/model.py --decode           the table of decode; with --docs write those of decode only
+    python benchmarks/model.py --depths           the tables of head dims; with --docs write those only
 
 No GPU takes part and nothing is measured. How it works: benchmarks/cycle_model/, what it cannot
 see: docs/performance_method.md. Needs nvdisasm (pip install nvidia-cuda-nvdisasm, or triton).
@@ -27,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if __package__ in (None, ""):  # run as a file: make `benchmarks` importable
     sys.path.insert(0, str(ROOT))
 
-from benchmarks.cycle_model import calibration, plots, report, timeline  # noqa: E402
+from benchmarks.cycle_model import calibration, depths, plots, report, timeline  # noqa: E402
 from benchmarks.cycle_model.constants import fitted_b200  # noqa: E402
 from benchmarks.cycle_model.decode import check as decode_check  # noqa: E402
 from benchmarks.cycle_model.decode import report as decode_report  # noqa: E402
@@ -110,6 +111,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--fit", action="store_true")
     parser.add_argument("--docs", action="store_true")
     parser.add_argument("--decode", action="store_true")
+    parser.add_argument("--depths", action="store_true")
     parser.add_argument(
         "--only", metavar="WORDS", help='kernels whose name has these words: "cute_fa4 d128 causal"'
     )
@@ -138,6 +140,13 @@ def main(argv: list[str] | None = None) -> int:
         return 0
 
     constants = fitted_b200()
+    if args.depths:
+        tables = depths.tables(makers, constants)
+        if args.docs:
+            write_docs(tables)
+        else:
+            print(*tables.values(), sep="\n\n")
+        return 0
     chosen = published if args.calibration else report.variants(makers)
     words = (args.only or "").split()
     kernels = {
@@ -161,7 +170,7 @@ def main(argv: list[str] | None = None) -> int:
             "calibration": report.calibration_table(kernels, constants),
         }
         of_code = {name: f"{tables[name]}\n\n{report.made_by(kernels)}" for name in MODELLED_TABLES}
-        write_docs({**of_code, **decode_tables()})
+        write_docs({**of_code, **depths.tables(makers, constants), **decode_tables()})
     if args.json:
         print(json.dumps(report.as_json(kernels, found, constants), indent=1))
     else:

@@ -108,8 +108,10 @@ def _call(interface, variant) -> None:
 
     batch, seqlen, heads = 2, 4096, 16 * variant.group
 
-    def tensor(*rows, heads):
-        shape = (*rows, heads, variant.head_dim)
+    depths = variant.head_dim, variant.head_dim_v or variant.head_dim
+
+    def tensor(*rows, heads, depth=variant.head_dim):
+        shape = (*rows, heads, depth)
         return torch.empty(shape, dtype=torch.bfloat16, device="cuda")
 
     def numbers(*shape):
@@ -120,7 +122,8 @@ def _call(interface, variant) -> None:
         options["window_size"] = (variant.window - 1, 0)
     heads_kv = heads // variant.group
     if variant.ragged:
-        q, k, v = (tensor(batch * seqlen, heads=n) for n in (heads, heads_kv, heads_kv))
+        q = tensor(batch * seqlen, heads=heads)
+        k, v = (tensor(batch * seqlen, heads=heads_kv, depth=depth) for depth in depths)
         options |= dict(cu_seqlens_q=numbers(batch + 1), cu_seqlens_k=numbers(batch + 1))
         interface.flash_attn_varlen_func(
             q, k, v, max_seqlen_q=seqlen, max_seqlen_k=seqlen, **options
@@ -129,11 +132,12 @@ def _call(interface, variant) -> None:
     q = tensor(batch, seqlen, heads=heads)
     if variant.page_size:
         pages = seqlen // variant.page_size
-        k, v = (tensor(batch * pages, variant.page_size, heads=heads_kv) for _ in range(2))
+        rows = batch * pages, variant.page_size
+        k, v = (tensor(*rows, heads=heads_kv, depth=depth) for depth in depths)
         options |= dict(page_table=numbers(batch, pages), seqused_k=numbers(batch))
         interface.flash_attn_varlen_func(q, k, v, **options)
         return
-    k, v = (tensor(batch, seqlen, heads=heads_kv) for _ in range(2))
+    k, v = (tensor(batch, seqlen, heads=heads_kv, depth=depth) for depth in depths)
     interface.flash_attn_func(q, k, v, **options)
 
 
@@ -143,8 +147,10 @@ def launch(captured: Capture, work: Workload):
 
     generator = torch.Generator().manual_seed(0)
 
-    def tensor(*rows, heads):
-        shape = (*rows, heads, work.head_dim)
+    depths = work.head_dim, work.head_dim_v or work.head_dim
+
+    def tensor(*rows, heads, depth=work.head_dim):
+        shape = (*rows, heads, depth)
         return torch.randn(shape, generator=generator).to(torch.bfloat16)
 
     def numbers(*values):
@@ -158,22 +164,24 @@ def launch(captured: Capture, work: Workload):
         optional |= dict(window_left=work.window - 1, window_right=0)
     if work.ragged and not work.tiles:
         # Two empty sequences and one of a row: the grid has two CTAs a head, the second without work.
-        q, k, v = (tensor(1, heads=n) for n in (work.heads_q, work.heads_kv, work.heads_kv))
+        q = tensor(1, heads=work.heads_q)
+        k, v = (tensor(1, heads=work.heads_kv, depth=depth) for depth in depths)
         optional |= dict(cu_q=numbers(0, 0, 0, 1), cu_k=numbers(0, 0, 0, 1))
     elif work.ragged:
         q = tensor(work.seqlen_q, heads=work.heads_q)
-        k, v = (tensor(work.seqlen_k, heads=work.heads_kv) for _ in range(2))
+        k, v = (tensor(work.seqlen_k, heads=work.heads_kv, depth=depth) for depth in depths)
         optional |= dict(cu_q=numbers(0, work.seqlen_q), cu_k=numbers(0, work.seqlen_k))
     elif work.page_size:
         q = tensor(1, work.seqlen_q, heads=work.heads_q)
         pages = -(-work.seqlen_k // work.page_size)
-        k, v = (tensor(pages, work.page_size, heads=work.heads_kv) for _ in range(2))
+        rows = pages, work.page_size
+        k, v = (tensor(*rows, heads=work.heads_kv, depth=depth) for depth in depths)
         table = torch.randperm(pages, generator=generator).to(torch.int32)[None]
         optional |= dict(used_k=numbers(work.seqlen_k), page_table=table)
     else:
         q = tensor(1, work.seqlen_q, heads=work.heads_q)
-        k, v = (tensor(1, work.seqlen_k, heads=work.heads_kv) for _ in range(2))
-    out = torch.empty_like(q)
+        k, v = (tensor(1, work.seqlen_k, heads=work.heads_kv, depth=depth) for depth in depths)
+    out = q.new_empty((*q.shape[:-1], depths[1]))
     scale = work.head_dim**-0.5
     captured.kernel(q, k, v, out, None, scale, *optional.values(), work.seqlen_q)
 

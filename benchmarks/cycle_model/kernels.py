@@ -41,6 +41,7 @@ class Variant:
     ragged     sequences are packed
     page_size  keys of a page; 0: keys are contiguous
     one_block  ours, with FA4Config.claims off: a CTA ends with its block
+    head_dim_v  of V and O; 0: that of Q and K
     """
 
     maker: str
@@ -51,6 +52,7 @@ class Variant:
     ragged: bool = False
     page_size: int = 0
     one_block: bool = False
+    head_dim_v: int = 0
 
     @classmethod
     def of(cls, maker: str, problem: Problem) -> Variant:
@@ -63,6 +65,7 @@ class Variant:
             problem.window,
             bool(problem.lengths),
             problem.page_size,
+            head_dim_v=problem.head_dim_v,
         )
 
     @property
@@ -111,7 +114,8 @@ class Variant:
     def __str__(self):
         """Unchanged since the first tables for what they had: names of files and of tests."""
         what = self.mask.replace("GQA ", "gqa").replace(",", "")
-        return f"{self.maker} d{self.head_dim} {what}"
+        depths = f"{self.head_dim}/{self.head_dim_v}" if self.head_dim_v else str(self.head_dim)
+        return f"{self.maker} d{depths} {what}"
 
 
 @dataclass

@@ -56,6 +56,7 @@ def config(variant):
     found = choose_config(
         qkv_dtype="bf16",
         head_dim=variant.head_dim,
+        head_dim_v=variant.head_dim_v or None,
         group=variant.group,
         mask=_mask(variant.causal, variant.window).mask,
         q_layout=layout,
@@ -88,32 +89,33 @@ def _arguments(work: Workload) -> tuple:
 
     generator = torch.Generator().manual_seed(0)
 
-    def tensor(*rows, heads):
-        shape = (*rows, heads, work.head_dim)
+    def tensor(*rows, heads, depth=work.head_dim):
+        shape = (*rows, heads, depth)
         return torch.randn(shape, generator=generator).to(torch.bfloat16)
 
     def numbers(*values):
         return torch.tensor(values, dtype=torch.int32)
 
+    depths = work.head_dim, work.head_dim_v or work.head_dim
     more: dict = {"mask_sizes": _mask(work.causal, work.window).sizes or None}
     if work.ragged:
         keys = work.seqlen_k or KEYS_A_TILE
         q = tensor(work.seqlen_q, heads=work.heads_q)
-        k, v = (tensor(keys, heads=work.heads_kv) for _ in range(2))
+        k, v = (tensor(keys, heads=work.heads_kv, depth=depth) for depth in depths)
         empty = [0] * (0 if work.tiles else work.work_tiles - 1)
         more |= dict(
             cu_seqlens_q=numbers(*empty, 0, work.seqlen_q), cu_seqlens_k=numbers(*empty, 0, keys)
         )
     elif work.page_size:
         q, pages = tensor(1, work.seqlen_q, heads=work.heads_q), -(-work.seqlen_k // work.page_size)
-        k, v = (tensor(pages, work.page_size, heads=work.heads_kv) for _ in range(2))
+        k, v = (tensor(pages, work.page_size, heads=work.heads_kv, depth=depth) for depth in depths)
         table = torch.randperm(pages, generator=generator).to(torch.int32)[None]
         more |= dict(page_table=table, seqused_k=numbers(work.seqlen_k))
     else:
         q = tensor(1, work.seqlen_q, heads=work.heads_q)
-        k, v = (tensor(1, work.seqlen_k, heads=work.heads_kv) for _ in range(2))
+        k, v = (tensor(1, work.seqlen_k, heads=work.heads_kv, depth=depth) for depth in depths)
     scale = work.head_dim**-0.5
-    more |= dict(mQ=q, mK=k, mV=v, mO=torch.empty_like(q), softmax_scale=scale)
+    more |= dict(mQ=q, mK=k, mV=v, mO=q.new_empty((*q.shape[:-1], depths[1])), softmax_scale=scale)
     more |= dict(max_seqlen_q=work.seqlen_q)
     names = inspect.signature(SM100MHA2Q.__call__).parameters
     unknown = set(more) - set(names)

@@ -50,6 +50,7 @@ class Problem:
     window     keys that a query sees, itself included, of a causal mask; 0: all before it
     lengths    of packed sequences, in their order; seqlen is the longest and batch their number
     page_size  keys of a page; 0: keys are contiguous
+    head_dim_v  of V and O; 0: that of Q and K
     """
 
     batch: int
@@ -61,6 +62,7 @@ class Problem:
     window: int = 0
     lengths: tuple[int, ...] = ()
     page_size: int = 0
+    head_dim_v: int = 0
 
     @classmethod
     def packed(cls, lengths: tuple[int, ...], heads: int, head_dim: int, causal: bool) -> Problem:
@@ -87,13 +89,18 @@ class Problem:
             pairs = sum(visible_pairs(n, self.window) for n in self.sequences)
         else:
             pairs = sum(n * n for n in self.sequences) / (2 if self.causal else 1)
-        return 4.0 * self.heads_q * self.head_dim * pairs
+        return 2.0 * self.heads_q * self.both_depths * pairs
+
+    @property
+    def both_depths(self) -> int:
+        """Of Q K^T and of P V."""
+        return self.head_dim + (self.head_dim_v or self.head_dim)
 
     @property
     def bytes(self) -> float:
         """Q, K, V read once and O written once."""
-        heads = 2 * self.heads_q + 2 * self.heads_kv
-        return float(heads * sum(self.sequences) * self.head_dim * ELEMENT_BYTES)
+        heads = self.heads_q + self.heads_kv
+        return float(heads * sum(self.sequences) * self.both_depths * ELEMENT_BYTES)
 
     def key_tiles(self, sequence: int, first: int, rows: int) -> int:
         """Key tiles that `rows` queries from position `first` of a sequence need; 0: there are none."""

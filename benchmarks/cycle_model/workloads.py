@@ -56,6 +56,7 @@ class Workload:
     ragged: bool = False
     missing: int = 0
     page_size: int = 0
+    head_dim_v: int = 0  # 0: as head_dim
 
     @property
     def seqlen_k(self) -> int:
@@ -78,6 +79,7 @@ def workload(variant, tiles: int, work_tiles: int = 1, window: int = 0) -> Workl
         variant.ragged,
         KEYS_A_TILE // 2 if half_full else 0,
         variant.page_size,
+        variant.head_dim_v,
     )
 
 
@@ -120,4 +122,5 @@ def _windows(window: int) -> list[tuple[int, int]]:
 
 def uses_pairs(variant) -> bool:
     """Whether flash-attn-4 takes two CTAs a tile: its interface.py, use_2cta_instrs."""
-    return not variant.causal and not variant.ragged and variant.head_dim == 128
+    depths = variant.head_dim, variant.head_dim_v or variant.head_dim
+    return not variant.causal and not variant.ragged and depths in ((128, 128), (192, 128))

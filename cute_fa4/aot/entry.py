@@ -51,6 +51,7 @@ MODEL = {
     "head_dim": _HEAD_DIM,
     "heads_q": Field("number", "query heads; required"),
     "heads_kv": Field("number", "key/value heads; required"),
+    "head_dim_v": Field("number", "of v; default: as head_dim"),
     "dtype": Field("text", "bf16 or fp16; default: bf16"),
     "calls": Field("texts", f"of {', '.join(CALLS)} (default: these), {', '.join(ON_REQUEST)}"),
     "page_sizes": Field("numbers", "keys of a page; default: 16 64"),

@@ -28,6 +28,7 @@ def configs_for_model(
     head_dim: int,
     heads_q: int,
     heads_kv: int,
+    head_dim_v: int | None = None,
     dtype: str = "bf16",
     calls: tuple[str, ...] = CALLS,
     page_sizes: tuple[int, ...] = (16, 64),
@@ -41,6 +42,7 @@ def configs_for_model(
 ) -> list:
     """FA4Configs, AppendConfigs and CombineConfigs, without doubles.
 
+    head_dim_v  of v; None: as head_dim
     dtype       "bf16" or "fp16"
     calls       of CALLS and ON_REQUEST
     windows     of the model's layers: None for full attention, or a pair (left, right) as window_size takes it; the
@@ -65,6 +67,7 @@ def configs_for_model(
     if unknown:
         raise ValueError(f"calls: {unknown}; accepted: {', '.join(CALLS + ON_REQUEST)}")
     head_dim, heads_q, heads_kv = index(head_dim), index(heads_q), index(heads_kv)
+    head_dim_v = head_dim if head_dim_v is None else index(head_dim_v)
     if heads_kv <= 0 or heads_q <= 0 or heads_q % heads_kv:
         raise ValueError(
             f"heads_q: {heads_q} with heads_kv {heads_kv}; accepted: a multiple of heads_kv"
@@ -76,6 +79,7 @@ def configs_for_model(
     shared = {
         "qkv_dtype": dtype,
         "head_dim": head_dim,
+        "head_dim_v": head_dim_v,
         "group": group,
         "arch": arch,
         "claims": policy.claims(),
@@ -101,7 +105,7 @@ def configs_for_model(
         found += _on_ranks({**shared, "sink": False, "sink_dtype": "f32"}, bound, page_sizes)
     if "kvcache" in calls:
         found += [
-            AppendConfig(dtype, head_dim, head_dim, packed=packed, page_size=page, arch=arch)
+            AppendConfig(dtype, head_dim, head_dim_v, packed=packed, page_size=page, arch=arch)
             for packed in (False, True)
             for page in page_sizes
         ]
@@ -141,7 +145,7 @@ def _on_ranks(shared: dict, bound: list, page_sizes: tuple) -> list:
             for shares in (False, True):
                 partial, combine = split_configs(config, True, shares)
                 found += [partial, replace(combine, o_dtype="f32")]
-    depth, arch = shared["head_dim"], shared["arch"]
+    depth, arch = shared["head_dim_v"], shared["arch"]
     for dtype, sent in (("f32", "f32"), (shared["qkv_dtype"], "f32"), (shared["qkv_dtype"],) * 2):
         found.append(CombineConfig(dtype, depth, write_lse=True, partial_dtype=sent, arch=arch))
     return found

@@ -24,43 +24,49 @@ MODELS = {
         dict(heads_q=4, heads_kv=2, causal=False, softcap=50.0),
         dict(softcap=50.0),
     ),
+    "latent, K concatenated": (
+        dict(heads_q=2, heads_kv=2, head_dim=192, head_dim_v=128),
+        dict(causal=True),
+    ),
 }
 
 
-def calls(heads_q, heads_kv, page, table_width, seqlen_q):
+def calls(heads_q, heads_kv, page, table_width, seqlen_q, depth=64, depth_v=64):
     """Every public function on tensors of a model, as generators of (function, arguments)."""
     batch, dtype = 2, torch.bfloat16
-    dense_q = torch.zeros(batch, seqlen_q, heads_q, 64, dtype=dtype)
-    packed_q = torch.zeros(batch * seqlen_q, heads_q, 64, dtype=dtype)
-    dense_k = torch.zeros(batch, 40, heads_kv, 64, dtype=dtype)
-    packed_k = torch.zeros(80, heads_kv, 64, dtype=dtype)
+    dense_q = torch.zeros(batch, seqlen_q, heads_q, depth, dtype=dtype)
+    packed_q = torch.zeros(batch * seqlen_q, heads_q, depth, dtype=dtype)
+
+    def k_and_v(*rows):
+        return [torch.zeros(*rows, heads_kv, d, dtype=dtype) for d in (depth, depth_v)]
+
     cu_q = torch.tensor([0, seqlen_q, 2 * seqlen_q], dtype=torch.int32)
     cu_k = torch.tensor([0, 40, 80], dtype=torch.int32)
-    pages = torch.zeros(batch * table_width, page, heads_kv, 64, dtype=dtype)
+    pages = k_and_v(batch * table_width, page)
     table = torch.arange(batch * table_width, dtype=torch.int32).view(batch, table_width)
     used = torch.full((batch,), seqlen_q, dtype=torch.int32)
-    new = torch.zeros(batch, 1, heads_kv, 64, dtype=dtype)
+    new = k_and_v(batch, 1)
     paged = dict(page_table=table, seqused_k=used)
-    yield flash_attn_func, (dense_q, dense_k, dense_k), {}
+    yield flash_attn_func, (dense_q, *k_and_v(batch, 40)), {}
     yield (
         flash_attn_varlen_func,
-        (packed_q, packed_k, packed_k),
+        (packed_q, *k_and_v(80)),
         dict(cu_seqlens_q=cu_q, cu_seqlens_k=cu_k),
     )
-    yield flash_attn_varlen_func, (packed_q, pages, pages), dict(cu_seqlens_q=cu_q, **paged)
+    yield flash_attn_varlen_func, (packed_q, *pages), dict(cu_seqlens_q=cu_q, **paged)
     cached = dict(page_table=table, cache_seqlens=used)
-    yield flash_attn_with_kvcache, (dense_q, pages, pages), cached
+    yield flash_attn_with_kvcache, (dense_q, *pages), cached
     if seqlen_q == 1:
-        yield flash_attn_with_kvcache, (dense_q, pages, pages.clone(), new, new.clone()), cached
-        yield flash_attn_with_kvcache, (dense_q, pages, pages), cached | dict(num_splits=3)
+        yield flash_attn_with_kvcache, (dense_q, *pages, *new), cached
+        yield flash_attn_with_kvcache, (dense_q, *pages), cached | dict(num_splits=3)
         split = dict(cu_seqlens_q=cu_q, max_seqlen_q=1, tokens_per_split=128)
-        yield flash_attn_varlen_func, (packed_q, pages, pages), split | paged
+        yield flash_attn_varlen_func, (packed_q, *pages), split | paged
         wide = torch.zeros(
             batch, 1024 // page, dtype=torch.int32
         )  # keys that are worth sharing out
         yield (
             flash_attn_with_kvcache,
-            (dense_q, pages, pages),
+            (dense_q, *pages),
             cached | dict(page_table=wide, num_splits=0),
         )
 
@@ -68,7 +74,7 @@ def calls(heads_q, heads_kv, page, table_width, seqlen_q):
 @pytest.mark.parametrize("name", MODELS)
 def test_every_configuration_that_calls_ask_for_is_listed(name, monkeypatch):
     shape, options = MODELS[name]
-    listed = configs_for_model(head_dim=64, page_sizes=(16, 64), **shape)
+    listed = configs_for_model(**{"head_dim": 64, "page_sizes": (16, 64), **shape})
     assert len(set(listed)) == len(listed)
     asked = set()
 
@@ -78,6 +84,7 @@ def test_every_configuration_that_calls_ask_for_is_listed(name, monkeypatch):
 
     monkeypatch.setattr(compile_cache, "function_for", record)
     heads = shape["heads_q"], shape["heads_kv"]
+    depths = shape.get("head_dim", 64), shape.get("head_dim_v", 64)
     if options.get("learnable_sink"):
         options = {**options, "learnable_sink": torch.zeros(heads[0], dtype=torch.bfloat16)}
     # Pages of both sizes; table rows aligned to 16, 8 and 4 bytes; a decode step and a longer prefill.
@@ -86,7 +93,7 @@ def test_every_configuration_that_calls_ask_for_is_listed(name, monkeypatch):
             for seqlen_q in (1, 300):
                 if seqlen_q > page * width:
                     continue
-                for function, tensors, more in calls(*heads, page, width, seqlen_q):
+                for function, tensors, more in calls(*heads, page, width, seqlen_q, *depths):
                     function(*tensors, **more, **options)
     assert len(asked) > 5
     assert asked <= set(listed)

@@ -1,0 +1,128 @@
+"""What head dims cost: every sixteenth one in the steady state, and 192/128 (latent attention, K concatenated) in full.
+
+Q K^T contracts the depth in steps of 16, P V makes 16 columns at a time, and TMA copies chunks of 64 columns: a depth
+that is an odd multiple of 8 is computed as the next multiple of 16, in the same instructions.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.cycle_model import report
+from benchmarks.cycle_model.constants import Constant
+from benchmarks.cycle_model.evaluate import AlignedKernel, SteadyState, steady_state
+from benchmarks.cycle_model.kernels import OURS, THEIRS, Variant, traced
+from benchmarks.cycle_model.problems import Problem
+from benchmarks.cycle_model.workloads import KEYS_A_TILE, ROWS_A_CTA, TILES, workload
+
+PUBLISHED_FILE = Path(__file__).with_name("published_latent.json")
+EQUAL = tuple(range(16, 129, 16))  # of Q, K, V and O
+WITH_A_REST = (144, 160, 176, 192)  # of Q and K, with V of 128
+LATENT = (192, 128)
+LATENT_HEADS = 128
+REFERENCE = 128
+
+
+@dataclass(frozen=True)
+class Depth:
+    """Head dims with the cycles of a key tile."""
+
+    qk: int
+    ov: int
+    order: str
+    steady: SteadyState
+
+    def tflops(self, constants: dict[str, Constant]) -> float:
+        """Of a chip whose SMs all are in the steady state."""
+        flops = 2 * (self.qk + self.ov) * ROWS_A_CTA * KEYS_A_TILE
+        per_second = constants["sms"].value * constants["clock_ghz"].value * 1e9
+        return flops / self.steady.cycles * per_second / 1e12
+
+
+def depths() -> list[tuple[int, int]]:
+    """(of Q and K, of V and O), in the order of the rows."""
+    return [*((d, d) for d in EQUAL), *((d, LATENT[1]) for d in WITH_A_REST)]
+
+
+def steady(qk: int, ov: int, constants: dict[str, Constant]) -> Depth:
+    """Compile, trace and simulate the two longest work tiles."""
+    from benchmarks.cycle_model.our_kernel import config
+
+    variant = Variant(OURS, qk, head_dim_v=0 if qk == ov else ov)
+    kernel = AlignedKernel.of(traced(variant, [workload(variant, n) for n in TILES[-2:]]))
+    return Depth(qk, ov, config(variant).schedule.order, steady_state(kernel.simulate(constants)))
+
+
+def table(found: list[Depth], constants: dict[str, Constant]) -> str:
+    """The steady state of each depth, and how many cycles it takes beside depth 128."""
+    [reference] = [one for one in found if (one.qk, one.ov) == (REFERENCE, REFERENCE)]
+    lines = [
+        "Modelled: cycles of a key tile (256 queries, 128 keys) in the steady state of the full mask, "
+        f"beside those of depth {REFERENCE}, and the TFLOPS of a chip that does nothing else.",
+        "",
+        "| q, k | v, out | cycles | of depth 128 | TFLOPS | bound | order of the products |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for one in found:
+        share = one.steady.cycles / reference.steady.cycles
+        lines.append(
+            f"| {one.qk} | {one.ov} | {one.steady.cycles:.0f} | {share:.2f} | {one.tflops(constants):.0f} "
+            f"| {one.steady.bound} | {one.order} |"
+        )
+    return "\n".join(lines)
+
+
+def latent_problems() -> list[Problem]:
+    """Those that were published: one sequence of 128 heads."""
+    return [
+        Problem(1, LATENT_HEADS, LATENT_HEADS, seqlen, LATENT[0], causal, head_dim_v=LATENT[1])
+        for causal in (False, True)
+        for seqlen, _ in published()["full"]
+    ]
+
+
+def published() -> dict:
+    """Rows (seqlen, TFLOPS) by mask, with their source."""
+    return json.loads(PUBLISHED_FILE.read_text())
+
+
+def latent_table(kernels: dict[Variant, report.Modelled], constants: dict[str, Constant]) -> str:
+    """192/128, ours beside flash-attn-4's, and what cuDNN was measured to do."""
+    data = published()
+    lines = [
+        "Modelled TFLOPS of cute_fa4 and flash-attn-4, one sequence of 128 heads; cuDNN is published, "
+        f"measured by others: [{data['what']}]({data['url']}).",
+        "",
+        "| mask | S | cute_fa4 | bound | flash-attn-4 | bound | ratio | cuDNN, published |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for problem in latent_problems():
+        mask = "causal" if problem.causal else "full"
+        cells, speeds = [mask, str(problem.seqlen)], []
+        for maker in (OURS, THEIRS):
+            kernel = kernels.get(Variant.of(maker, problem))
+            if kernel is None:
+                cells += ["-", ""]
+                continue
+            one = report.cell(kernel, problem, constants)
+            speeds.append(one.tflops)
+            cells += [f"{one.tflops:.0f}", one.bound]
+        cells.append(f"{speeds[0] / speeds[1]:.2f}" if len(speeds) == 2 else "")
+        cells.append(str(dict(data[mask])[problem.seqlen]))
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def tables(makers: tuple[str, ...], constants: dict[str, Constant]) -> dict[str, str]:
+    """Both, by the marks of docs/performance.md."""
+    found = [steady(qk, ov, constants) for qk, ov in depths()]
+    variants = dict.fromkeys(
+        Variant.of(maker, problem) for maker in makers for problem in latent_problems()
+    )
+    kernels = {variant: report.model(variant, constants) for variant in variants}
+    return {
+        "depths": table(found, constants),
+        "latent": f"{latent_table(kernels, constants)}\n\n{report.made_by(kernels)}",
+    }

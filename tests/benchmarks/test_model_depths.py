@@ -1,0 +1,65 @@
+"""The tables of head dims: no row is missing, and what they leave out costs what they say."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks.cycle_model import depths, report
+from benchmarks.cycle_model.constants import B200
+from benchmarks.cycle_model.evaluate import SteadyState
+from benchmarks.cycle_model.grid import CTACycles, Curve
+from benchmarks.cycle_model.kernels import OURS, THEIRS, Variant
+from benchmarks.cycle_model.problems import Problem
+from cute_fa4.sm100.choose_config import DEPTHS, QK_DEPTHS, choose_config
+
+PAGE = (Path(__file__).parents[2] / "docs" / "performance.md").read_text()
+BUSY = dict.fromkeys(("tensor", "mufu"), 0.5)
+
+
+def table_of_page(name: str) -> str:
+    return re.search(rf"<!-- {name} -->\n(.*?)\n<!-- /{name} -->", PAGE, re.DOTALL)[1]
+
+
+@pytest.mark.parametrize("d", [d for d in QK_DEPTHS if d % 16])
+def test_an_odd_multiple_of_8_costs_what_the_next_multiple_of_16_does(d):
+    """The same products, copies, places and order."""
+
+    def costs(d):
+        config = choose_config(qkv_dtype="bf16", head_dim=d, head_dim_v=min(d, DEPTHS[-1]))
+        tiles = config.tiles
+        products = tiles.qk_mma_shape, tiles.pv_mma_shape
+        return products, tiles.bytes_of_stages, tiles.v_bytes, config.smem, config.schedule
+
+    assert costs(d) == costs(d + 8)
+
+
+def test_the_rows_are_every_multiple_of_16():
+    ours = [(d, min(d, DEPTHS[-1])) for d in QK_DEPTHS if d % 16 == 0]
+    assert depths.depths() == ours
+
+
+def test_operations_are_those_of_both_products():
+    """2 heads pairs (192 + 128), and half of it under a causal mask."""
+    full = Problem(1, 128, 128, 2048, 192, False, head_dim_v=128)
+    causal = Problem(1, 128, 128, 2048, 192, True, head_dim_v=128)
+    assert full.flops == 2 * causal.flops == 2 * 128 * 2048**2 * 320
+    assert full.bytes == 2 * 2048 * 2 * 128 * 320
+
+
+def test_the_page_has_every_row_of_both_tables():
+    steady = [depths.Depth(*d, "p_over_s", SteadyState(2571.0, BUSY)) for d in depths.depths()]
+    fresh = depths.table(steady, B200).splitlines()
+    stored = table_of_page("depths").splitlines()
+    assert [row.split("|")[1:3] for row in fresh] == [row.split("|")[1:3] for row in stored]
+    [reference] = [row for row in stored if row.startswith("| 128 | 128 |")]
+    assert "| 1.00 |" in reference
+    curve = CTACycles(Curve(((1, 6000.0), (8, 24000.0))))
+    kernels = {
+        variant: report.Modelled(variant, curve, SteadyState(2571.0, BUSY), {})
+        for maker in (OURS, THEIRS)
+        for variant in {Variant.of(maker, problem) for problem in depths.latent_problems()}
+    }
+    fresh = [row.split("|") for row in depths.latent_table(kernels, B200).splitlines()[2:]]
+    stored = [row.split("|") for row in table_of_page("latent").splitlines() if row[:1] == "|"]
+    assert [(row[1:3], row[8]) for row in fresh] == [(row[1:3], row[8]) for row in stored]

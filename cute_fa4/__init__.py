@@ -3,6 +3,8 @@
     flash_attn_func   attention: CUDA tensors on a B200, CPU tensors on the emulator
     flash_attn_varlen_func, flash_attn_with_kvcache
                       the same for sequences of different lengths, and for paged caches
+    flash_mla_with_kvcache
+                      decode from a latent cache (multi-head latent attention), as FlashMLA has it
     scaled_dot_product_attention
                       the same as torch.nn.functional has it
     masks, score_mods what these take as mask= and score_mod=
@@ -23,6 +25,8 @@ _HOME = {
     "flash_attn_func": "cute_fa4.interface",
     "flash_attn_varlen_func": "cute_fa4.interface",
     "flash_attn_with_kvcache": "cute_fa4.interface",
+    "flash_mla_with_kvcache": "cute_fa4.mla",
+    "get_mla_metadata": "cute_fa4.mla",
     "scaled_dot_product_attention": "cute_fa4.integrations.sdpa",
     "EmulatorWarning": "cute_fa4.calls.launch",
     "capabilities": "cute_fa4.calls.capabilities",

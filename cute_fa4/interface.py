@@ -405,7 +405,7 @@ def _arguments(function, names: dict) -> dict:
     return {name: names[name] for name in parameters}
 
 
-_NO_WORKSPACE = (
+NO_WORKSPACE = (
     "workspace: given to a call that is traced or transformed, or whose q is a subclass of Tensor; accepted: None, the "
     "operator uses memory that is kept for the device and stream"
 )
@@ -414,7 +414,7 @@ _NO_WORKSPACE = (
 def _in_workspace(function, arguments: dict):
     """function(**arguments) with the caller's workspace."""
     if is_traced(arguments["q"]):
-        raise NotImplementedError(_NO_WORKSPACE)
+        raise NotImplementedError(NO_WORKSPACE)
     workspace, positional = arguments.pop("workspace"), arguments.pop("positional")
     others = arguments.pop("others")
     if positional:
@@ -432,7 +432,7 @@ def through_operator(route: str, function, arguments: dict):
     refuse_untraceable(function.__name__, arguments)
     try:
         if workspace is not None:
-            raise NotImplementedError(_NO_WORKSPACE)
+            raise NotImplementedError(NO_WORKSPACE)
         check_arguments(function, positional, others, arguments)
         q, k, v = autocast.cast(arguments["q"], arguments["k"], arguments["v"])
         arguments |= {"q": q, "k": k, "v": v}

@@ -18,7 +18,7 @@ sys.path.insert(0, str(DOCS.parent))
 from benchmarks.cycle_model import plots  # noqa: E402
 from cute_fa4.layouts import pictures  # noqa: E402
 from cute_fa4.sm100.choose_config import choose_config  # noqa: E402
-from cute_fa4.sm100.config import FA4Config, OneTile, SwappedTile  # noqa: E402
+from cute_fa4.sm100.config import FA4Config, LatentTile, OneTile, SwappedTile  # noqa: E402
 from cute_fa4.sm100.sync.barriers import BarrierTable  # noqa: E402
 
 
@@ -34,6 +34,8 @@ def barriers_document() -> str:
     reuse = _reuse(beside)
     few = FA4Config(schedule=SwappedTile()).barriers
     few_reuse = _reuse(few)
+    problem = dict(qk_depth=576, ov_depth=512, latent=True, group=16, pack_gqa=True)
+    latent = FA4Config(**problem, schedule=LatentTile()).barriers
     return f"""# Barriers
 
 Every mbarrier of the forward kernel, printed from `cute_fa4/sm100/mha2q/barriers.py` for the default configuration
@@ -70,6 +72,15 @@ The kernel with swapped operands (`mhaswap/barriers.py`, {few.kv_slots} ring slo
 ```
 
 {few_reuse}
+
+## A latent cache
+
+The kernel of multi-head latent attention (`mla_decode/barriers.py`, tiles of 16 rows) has a ring of slabs and one of
+rotary columns; what is not named here is as above:
+
+```
+{latent.text()}
+```
 
 ## In memory
 

@@ -25,6 +25,7 @@ from cute_fa4.sm100.choose_config import FAMILIES, SCHEDULE_CHOICES, choose_conf
 from cute_fa4.sm100.combine.config import MOST_COLUMNS, CombineConfig
 from cute_fa4.sm100.config import FA4Config
 from cute_fa4.sm100.mhaswap.schedule import SwappedTile
+from cute_fa4.sm100.mla_decode.schedule import LatentTile
 from cute_fa4.sm100.problem import AUX_DTYPES
 from cute_fa4.sm100.score_mods import PACKAGED
 from cute_fa4.sm100.warp_roles import WarpRoles
@@ -84,6 +85,7 @@ CONFIG = {
     "fold_pages": Field("switch", "small pages come in one copy; default: on"),
     "page_size": Field("number", "keys of a page; default: 0, not paged"),
     "pack_gqa": Field("switch", "heads of a group share a tile (decode); default: off"),
+    "latent": Field("switch", "v is the first columns of k (MLA decode); default: off"),
     "sink": Field("switch", "learnable_sink; default: off"),
     "sink_dtype": Field("text", "of the sink: f32, bf16 or fp16; default: f32"),
     "score_mod": Field("function", "of cute_fa4.score_mods: 'soft_cap(30.0)'; default: none"),
@@ -164,6 +166,8 @@ def _of_config(values: dict) -> list:
         raise ValueError("causal and mask: two masks; accepted: one of them")
     _require(values, "head_dim", "qkv_dtype")
     family = values.pop("family", None)
+    if values.get("latent"):
+        family = family or LatentTile.family
     families = [family] if family else _families_with(set(values) & SCHEDULE_CHOICES)
     configs = [
         choose_config(**{"claims": policy.claims(), **values, "family": family})
@@ -179,7 +183,11 @@ def _families_with(choices: set) -> list[str]:
     """The families whose schedules have all of these choices; tiles of few rows only where their rows are said."""
     has = {name: {field.name for field in fields(cls)} for name, cls in FAMILIES.items()}
     few = "rows" in choices
-    return [name for name in FAMILIES if choices <= has[name] and ("rows" in has[name]) == few]
+    return [
+        name
+        for name, cls in FAMILIES.items()
+        if choices <= has[name] and ("rows" in has[name]) == few and cls is not LatentTile
+    ]
 
 
 def _of_append(values: dict) -> list:

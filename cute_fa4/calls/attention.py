@@ -25,7 +25,13 @@ from cute_fa4.calls.split import Shared, Split, SplitPlan, split_of
 from cute_fa4.calls.strides import gathers_rows, views_for_descriptors
 from cute_fa4.calls.tensors import DTYPE_NAMES, largest_extent
 from cute_fa4.compiler import policy
-from cute_fa4.sm100.choose_config import config_for, family_for, split_configs, tile_for
+from cute_fa4.sm100.choose_config import (
+    config_for,
+    family_for,
+    latent_rows,
+    split_configs,
+    tile_for,
+)
 from cute_fa4.sm100.config import FA4Config
 from cute_fa4.system.devices import target_of
 
@@ -124,13 +130,7 @@ def config_of(
 ) -> FA4Config:
     """The configuration of a checked call; rows_per_page: as views_for_descriptors found them."""
     group = q.shape[-2] // k.shape[-2]
-    by_length = _length_may_choose(where, options)
-    swaps = by_length and policy.swaps()
-    pack, rows = tile_for(where.seqlen_q(q), group, options.pack_gqa, swaps)
-    tile = {"rows": rows}
-    if rows is None:
-        heads = group if pack else 1
-        tile = {"family": family_for(where.seqlen_q(q), heads) if by_length else None}
+    tile = _tile(q, group, where, options)
     return config_for(
         **tile,
         qkv_dtype=DTYPE_NAMES[q.dtype],
@@ -150,14 +150,27 @@ def config_of(
         cache_leftpad=where.cache_leftpad is not None,
         padded_keys=where.key_limit is not None,
         page_size=0 if where.page_table is None else k.shape[1],
-        fold_pages=rows_per_page % 8 == 0 or gathers_rows(where, k),
-        pack_gqa=pack,
+        fold_pages=options.latent or rows_per_page % 8 == 0 or gathers_rows(where, k),
         sink=options.sink is not None,
         sink_dtype="f32" if options.sink is None else SINK_DTYPES[options.sink.dtype],
         score_mod=options.score_mod,
         mask_mod=options.mask_mod,
         aux=tuple((AUX_DTYPES[tensor.dtype], tensor.dim()) for tensor in options.aux),
     )
+
+
+def _tile(q, group: int, where: Where, options: Options) -> dict:
+    """What a configuration says of heads that share a tile, its rows, and its family."""
+    seqlen_q = where.seqlen_q(q)
+    if options.latent:
+        rows = latent_rows(seqlen_q if _length_may_choose(where, options) else 1, group)
+        return {"latent": True, "pack_gqa": True, "rows": rows}
+    by_length = _length_may_choose(where, options)
+    pack, rows = tile_for(seqlen_q, group, options.pack_gqa, by_length and policy.swaps())
+    if rows is not None:
+        return {"pack_gqa": pack, "rows": rows}
+    family = family_for(seqlen_q, group if pack else 1) if by_length else None
+    return {"pack_gqa": pack, "family": family}
 
 
 def _length_may_choose(where: Where, options: Options) -> bool:

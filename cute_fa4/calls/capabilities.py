@@ -20,7 +20,7 @@ from functools import partial
 from cute_fa4.calls.split import check_split
 from cute_fa4.calls.tensors import DTYPE_NAMES, unbuilt_parameters
 from cute_fa4.compiler import policy
-from cute_fa4.sm100.choose_config import FAMILIES, choose_config
+from cute_fa4.sm100.choose_config import FAMILIES, LATENT_DEPTHS, choose_config, latent_rows
 from cute_fa4.system.devices import (
     ARCH_OF_COMPUTE_CAPABILITY,
     EMULATED_ARCH,
@@ -47,7 +47,7 @@ class Capability:
 
     dtype is "bf16", "fp16" or "e4m3"; group is query heads per key/value head; devices says which
     tensors take this row when it runs; families are the kernels that do, by the number of queries
-    (sm100/choose_config.py).
+    (sm100/choose_config.py). latent: of flash_mla_with_kvcache, whose q has `group` heads.
     """
 
     dtype: str
@@ -61,6 +61,7 @@ class Capability:
     reasons: tuple[str, ...]
     devices: tuple[str, ...]
     families: tuple[str, ...] = ()
+    latent: bool = False
 
 
 def capabilities(
@@ -73,6 +74,7 @@ def capabilities(
     return_lse: bool | None = None,
     arch: str | None = None,
     compute_capability: tuple[int, int] | None = None,
+    latent: bool = False,
     **parameters,
 ) -> list[Capability]:
     """Every combination that fits the question, whether it runs, and why not.
@@ -82,6 +84,9 @@ def capabilities(
     compute_capability, such as (10, 3), asks about a device instead of an arch. Any other parameter
     of flash_attn_func may be given with the value that the call would have:
     capabilities(head_dim=128, num_splits=4).
+
+    latent=True asks about flash_mla_with_kvcache, whose head dims are 576 and 512 and whose heads are all of one group:
+    capabilities(latent=True, group=128).
 
     TypeError for a parameter that flash_attn_func does not have.
     """
@@ -93,6 +98,9 @@ def capabilities(
     except (TypeError, ValueError) as error:
         shared_reasons.append(str(error))
     pack_gqa = bool(parameters.get("pack_gqa"))
+    if latent:
+        head_dim = LATENT_DEPTHS[0] if head_dim is None else head_dim
+        head_dim_v = LATENT_DEPTHS[1] if head_dim_v is None else head_dim_v
     if compute_capability is not None:
         if arch is not None:
             raise TypeError("arch and compute_capability say the same thing: give one of them")
@@ -112,13 +120,14 @@ def capabilities(
             *(name, d, d if head_dim_v is None else head_dim_v, mask, group, lse, a),
             shared_reasons,
             pack_gqa,
+            latent,
         )
         for name, d, mask, lse, a in itertools.product(*columns)
     ]
 
 
 def _capability(
-    dtype, head_dim, head_dim_v, causal, group, lse, arch, shared_reasons, pack_gqa
+    dtype, head_dim, head_dim_v, causal, group, lse, arch, shared_reasons, pack_gqa, latent
 ) -> Capability:
     reasons = list(shared_reasons)
     if dtype not in DTYPE_NAMES.values():
@@ -136,7 +145,8 @@ def _capability(
         causal=causal,
         write_lse=lse,
         arch=arch if arch in ARCHS else EMULATED_ARCH,
-        pack_gqa=pack_gqa,
+        pack_gqa=pack_gqa or latent,
+        **({"latent": True, "rows": latent_rows(1, group)} if latent else {}),
     )
     reasons += choose().refusals()
     if arch not in ARCHS and not shared_reasons:
@@ -152,8 +162,15 @@ def _capability(
         runs=not reasons,
         reasons=tuple(reasons),
         devices=() if reasons else _devices(arch),
-        families=() if reasons else tuple(f for f in FAMILIES if not choose(family=f).refusals()),
+        families=() if reasons else _families(choose, latent),
+        latent=latent,
     )
+
+
+def _families(choose, latent: bool) -> tuple[str, ...]:
+    if latent:
+        return (choose().schedule.family,)
+    return tuple(f for f in FAMILIES if not choose(family=f).refusals())
 
 
 def _devices(arch: str) -> tuple[str, ...]:

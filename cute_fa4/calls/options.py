@@ -47,6 +47,7 @@ def resolve(
     aux_tensors=None,
     num_splits=1,
     tokens_per_split=None,
+    latent=False,
 ) -> Options:
     """Check the options of a call whose q is (..., heads_q, head_dim)."""
     if pack_gqa not in (None, True, False):
@@ -62,6 +63,7 @@ def resolve(
         pack_gqa=pack_gqa,
         num_splits=num_splits,
         tokens_per_split=tokens_per_split,
+        latent=latent,
     )
 
 

@@ -57,6 +57,7 @@ def prepare_attention(tensors: tuple, asked: tuple) -> Callable:
         max_seqlen_k=numbers.max_seqlen_k,
         seqused_k_excludes_new=choices.seqused_k_excludes_new,
         kv_layout=choices.kv_layout,
+        latent=choices.latent,
         **named,
     )
     options = resolve(
@@ -73,6 +74,7 @@ def prepare_attention(tensors: tuple, asked: tuple) -> Callable:
         aux_tensors=aux,
         num_splits=choices.num_splits,
         tokens_per_split=choices.tokens_per_split,
+        latent=choices.latent,
     )
     results = choices.return_lse, choices.in_float32
     return plan_attention((q, k, v), q, rows_first_k, rows_first_v, out, where, options, *results)
@@ -97,6 +99,7 @@ def checked(
     cache_batch_idx=None,
     cache_leftpad=None,
     contents=True,
+    latent=False,
 ) -> tuple[torch.Tensor, torch.Tensor, Where]:
     """Check the tensors of a call -> k, v with the rows of a page first, and where sequences lie."""
     q_axes = DENSE if cu_seqlens_q is None else PACKED
@@ -108,7 +111,7 @@ def checked(
         raise ValueError(f"kv_layout: {kv_layout!r} without page_table; accepted: 'NHD'")
     _check_belong_together(cu_seqlens_k, seqused_k, seqused_k_excludes_new, page_table)
     _check_cache(cu_seqlens_k, seqused_k, cache_batch_idx, cache_leftpad)
-    check(q, k, v, out, q_axes, kv_axes, one_batch=cache_batch_idx is None)
+    check(q, k, v, out, q_axes, kv_axes, one_batch=cache_batch_idx is None, latent=latent)
     check_index_tensor("cu_seqlens_q", cu_seqlens_q, 1, q.device)
     where = Where(
         cu_seqlens_q=cu_seqlens_q,

@@ -81,7 +81,11 @@ class Numbers(NamedTuple):
 
 
 class Choices(NamedTuple):
-    """The other options that are no tensors, likewise. in_float32: out is float32, to be merged with other results."""
+    """The other options that are no tensors, likewise.
+
+    in_float32  out is float32, to be merged with other results
+    latent      v is the first columns of k (multi-head latent attention)
+    """
 
     mask: object
     num_splits: object
@@ -94,6 +98,7 @@ class Choices(NamedTuple):
     seqused_k_excludes_new: bool
     return_lse: bool
     in_float32: bool = False
+    latent: bool = False
 
 
 @dataclass(frozen=True)
@@ -109,3 +114,4 @@ class Options:
     pack_gqa: bool | None
     num_splits: int | None = 1
     tokens_per_split: int | None = None
+    latent: bool = False

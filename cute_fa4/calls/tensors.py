@@ -16,7 +16,7 @@ from numbers import Real
 
 import torch
 
-from cute_fa4.sm100.choose_config import DEPTHS, QK_DEPTHS, ROWS_PER_CTA
+from cute_fa4.sm100.choose_config import DEPTHS, LATENT_DEPTHS, QK_DEPTHS, ROWS_PER_CTA
 
 DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
@@ -50,17 +50,19 @@ PADDING = {
 PAGED = ("num_pages", "page_size", "heads", "head_dim")
 
 
-def check(q, k, v, out, q_axes=DENSE, kv_axes=DENSE, one_batch: bool = True) -> None:
+def check(
+    q, k, v, out, q_axes=DENSE, kv_axes=DENSE, one_batch: bool = True, latent: bool = False
+) -> None:
     """Check q, k, v and out against each other and against what the kernel reads.
 
-    one_batch: dense k and v have the sequences of dense q, none else.
+    one_batch: dense k and v have the sequences of dense q, none else. latent: v is the first columns of k.
     """
     check_tensors(q, k, v, out)
     axes = {"q": q_axes, "k": kv_axes, "v": kv_axes, "out": q_axes}
     tensors = {"q": q, "k": k, "v": v} | ({} if out is None else {"out": out})
     for name, tensor in tensors.items():
         check_rank(name, tensor, axes[name])
-    check_shapes(q, k, v, q_axes, kv_axes, one_batch)
+    check_shapes(q, k, v, q_axes, kv_axes, one_batch, latent)
     for name, tensor in tensors.items():
         check_memory(name, tensor, axes[name])
     if out is not None:
@@ -151,7 +153,9 @@ def check_rank(name: str, tensor: torch.Tensor, axes: tuple[str, ...] = DENSE) -
         )
 
 
-def check_shapes(q, k, v, q_axes=DENSE, kv_axes=DENSE, one_batch: bool = True) -> None:
+def check_shapes(
+    q, k, v, q_axes=DENSE, kv_axes=DENSE, one_batch: bool = True, latent: bool = False
+) -> None:
     num_q_heads, head_dim = q.shape[-2:]
     num_kv_heads = k.shape[-2]
     if q_axes == kv_axes == DENSE and one_batch:
@@ -160,11 +164,10 @@ def check_shapes(q, k, v, q_axes=DENSE, kv_axes=DENSE, one_batch: bool = True) -
     _same_size("k", k, "head_dim", -1, "q", q)
     for dim, axis in enumerate(kv_axes[:-1]):
         _same_size("v", v, axis, dim, "k", k)
-    for name, depth, depths in (("q", head_dim, QK_DEPTHS), ("v", v.shape[-1], DEPTHS)):
-        if depth not in depths:
-            raise ValueError(
-                f"{name}: head_dim {depth}; accepted: multiples of {depths[0]} up to {depths[-1]}, {PADDING[name]}"
-            )
+    if latent:
+        _check_latent(q, k, v)
+    else:
+        _check_depths(head_dim, v.shape[-1])
     if num_kv_heads == 0 or num_q_heads == 0 or num_q_heads % num_kv_heads:
         raise ValueError(
             f"q: {num_q_heads} heads over {num_kv_heads} heads of k and v; accepted: a positive "
@@ -177,6 +180,28 @@ def check_shapes(q, k, v, q_axes=DENSE, kv_axes=DENSE, one_batch: bool = True) -
                     f"{name}: {axis} {size}; accepted: at most {MAX_SEQLEN}, so that index sums "
                     "stay within 32 bits; split the call along it"
                 )
+
+
+def _check_depths(*depths: int) -> None:
+    for name, depth, accepted in zip(("q", "v"), depths, (QK_DEPTHS, DEPTHS), strict=True):
+        if depth not in accepted:
+            raise ValueError(
+                f"{name}: head_dim {depth}; accepted: multiples of {accepted[0]} up to {accepted[-1]}, {PADDING[name]}"
+            )
+
+
+def _check_latent(q, k, v) -> None:
+    depths = q.shape[-1], v.shape[-1]
+    if depths != LATENT_DEPTHS:
+        raise ValueError(
+            f"q: head_dim {depths[0]} with head_dim_v {depths[1]}; accepted: {LATENT_DEPTHS[0]} with "
+            f"{LATENT_DEPTHS[1]}: a row of the cache is {LATENT_DEPTHS[1]} latent columns, then "
+            f"{LATENT_DEPTHS[0] - LATENT_DEPTHS[1]} rotary ones"
+        )
+    if k.shape[-2] != 1:
+        raise ValueError(
+            f"k: {k.shape[-2]} heads, shape {tuple(k.shape)}; accepted: 1, which all query heads share"
+        )
 
 
 def check_grid(q: torch.Tensor, batch: int, seqlen_q: int) -> None:

@@ -71,7 +71,7 @@ def _unwrapped(call: dict, level: int) -> tuple[dict, set]:
 
 def _folds(call: dict, batched: set) -> bool:
     names = {"q", "k", "v", "out", "key_limit"}
-    dense = "cu_seqlens_q" not in call and "cache_seqlens" not in call
+    dense = not {"cu_seqlens_q", "cache_seqlens", "latent_cache"} & set(call)
     parts = [
         part for name in ("score_mod", "mask_mod") for part in call[name].split(" then ") if part
     ]

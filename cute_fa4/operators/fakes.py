@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 
-from cute_fa4.calls import append, attention, prepare
+from cute_fa4.calls import append, attention, latent, prepare
 from cute_fa4.calls.lengths import check_lengths
 from cute_fa4.calls.options import resolve
 from cute_fa4.calls.request import Where
@@ -20,6 +20,7 @@ from cute_fa4.calls.strides import views_for_descriptors
 from cute_fa4.calls.tensors import check, check_grid, check_tensors
 from cute_fa4.operators.refusals import in_graph
 from cute_fa4.operators.spelling import function_of, mask_of
+from cute_fa4.sm100.choose_config import LATENT_DEPTHS
 from cute_fa4.system.devices import EMULATED_ARCH, Target
 
 
@@ -28,14 +29,19 @@ def results(check: Callable, **arguments) -> tuple[torch.Tensor, torch.Tensor]:
     plain = _in_numbers(arguments)
     if plain is not None:
         in_graph(check, **plain)
-    q, v = arguments["q"], arguments.get("v_cache", arguments["v"])
-    out = arguments.get("out")
+    q, out = arguments["q"], arguments.get("out")
     if out is None:
-        out = q.new_empty((*q.shape[:-1], v.shape[-1]))
+        out = q.new_empty((*q.shape[:-1], _depth_of_values(arguments)))
     shape = (0,)
     if arguments["return_lse"]:
         shape = (*q.shape[:-3], q.shape[-2], q.shape[-3])
     return out, q.new_empty(shape, dtype=torch.float32)
+
+
+def _depth_of_values(arguments: dict) -> int:
+    if "latent_cache" in arguments:
+        return LATENT_DEPTHS[1]
+    return arguments.get("v_cache", arguments["v"]).shape[-1]
 
 
 # --- what each function refuses
@@ -51,9 +57,10 @@ def check_dense(q, k, v, *, out=None, key_limit, return_lse, **options) -> None:
 
 def check_varlen(q, k, v, *, out=None, return_lse, max_seqlen_q, **rest) -> None:
     options = {name: rest.pop(name) for name in _OPTIONS}
-    if max_seqlen_q is None and rest["cu_seqlens_q"] is not None:
+    if max_seqlen_q is None and rest.get("cu_seqlens_q") is not None:
         max_seqlen_q = q.shape[0]  # the real call reads it from the contents
     k, v, where = prepare.checked(q, k, v, out, max_seqlen_q=max_seqlen_q, contents=False, **rest)
+    options["latent"] = rest.get("latent", False)
     _check_kernel(q, k, v, out, where, return_lse, options)
 
 
@@ -79,6 +86,13 @@ def check_append(q, k_cache, v_cache, k, v, cache_seqlens, *, out=None, **rest) 
     rest |= dict(cu_seqlens_k=None, max_seqlen_k=None, seqused_q=None, seqused_k_excludes_new=False)
     with append.names_of_caches():
         check_varlen(q, k_cache, v_cache, out=out, seqused_k=cache_seqlens, **rest)
+
+
+def check_latent(q, latent_cache, page_table, seqused_k, *, out=None, **rest) -> None:
+    given = dict(page_table=page_table, seqused_k=seqused_k, max_seqlen_q=None, latent=True)
+    given |= dict(kv_layout="NHD", seqused_k_excludes_new=False)
+    with latent.names():
+        check_varlen(q, latent_cache, latent.values_of(latent_cache), out=out, **given, **rest)
 
 
 _OPTIONS = (

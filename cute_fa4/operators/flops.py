@@ -17,6 +17,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.flop_counter import register_flop_formula
 
+from cute_fa4.calls.latent import values_of
+
 
 def register(operators: dict[str, torch._ops.OpOverload]) -> None:
     """Have FlopCounterModes that are made from now on count these operators."""
@@ -35,9 +37,11 @@ def _formula(operator) -> Callable[..., int]:
     return flops
 
 
-def count(*, q, k, v, **call) -> int:
+def count(*, q, k=None, v=None, **call) -> int:
     """Operations of a call of an operator, whose arguments have these names."""
     cache, values = call.get("k_cache", k), call.get("v_cache", v)
+    if "latent_cache" in call:
+        cache, values = call["latent_cache"], values_of(call["latent_cache"])
     queries = _queries(q, call)
     keys = _keys(cache, len(queries), call)
     if "k_cache" in call:
@@ -64,7 +68,7 @@ def _keys(k, batch: int, call: dict) -> list[int]:
     if leftpad is not None and used is not None and _has_data(leftpad) and _has_data(used):
         used = (used - leftpad).clamp(min=0)
     if table is not None:
-        page_size = k.shape[1] if call["kv_layout"] == "NHD" else k.shape[2]
+        page_size = k.shape[1] if call.get("kv_layout", "NHD") == "NHD" else k.shape[2]
         return _used(used, [table.shape[1] * page_size] * batch)
     packed = _lengths(call.get("cu_seqlens_k"), call.get("max_seqlen_k"), k.shape[0])
     return _used(used, [k.shape[1]] * batch if packed is None else packed)

@@ -9,9 +9,10 @@ from torch.autograd.graph import increment_version
 
 from cute_fa4.calls.apart import named_aux
 from cute_fa4.calls.append import prepare_append_and_attention
+from cute_fa4.calls.latent import prepare_latent_attention, values_of
 from cute_fa4.calls.prepare import prepare_attention
 from cute_fa4.calls.repeat import attend
-from cute_fa4.calls.request import Choices, Numbers
+from cute_fa4.calls.request import Choices, Numbers, in_order
 from cute_fa4.calls.tensors import check_no_gradient
 from cute_fa4.calls.tracing import refuse_tangents
 from cute_fa4.operators import batching, fakes
@@ -30,6 +31,7 @@ _APPEND = (
     "Tensor? cu_seqlens_k_new=None, SymInt? max_seqlen_q=None, Tensor? key_limit=None, "
     "Tensor? cache_batch_idx=None, Tensor? cache_leftpad=None"
 )
+_LATENT = "Tensor q, Tensor latent_cache, Tensor page_table, Tensor seqused_k, *, SymInt? max_seqlen_k=None"
 # mask, score_mod and mask_mod as spelling.py spells them; a soft cap is a score_mod.
 _OPTIONS = (
     "float? softmax_scale=None, str mask='Full()', SymInt[] mask_sizes=[], Tensor? learnable_sink=None, "
@@ -161,6 +163,15 @@ def _append_and_attention(
     return _attend(prepare, q, k_cache, v_cache, out, lengths, new, **options)
 
 
+def _latent_attention(q, latent_cache, page_table, seqused_k, *, out=None, **options):
+    """Keys and values in one paged cache; out, or (out, lse)."""
+    lengths = in_order(page_table=page_table, seqused_k=seqused_k)
+    v = values_of(latent_cache)
+    return _attend(
+        prepare_latent_attention, q, latent_cache, v, out, lengths, None, latent=True, **options
+    )
+
+
 def _attend(
     prepare,
     q,
@@ -184,6 +195,7 @@ def _attend(
     max_seqlen_k=None,
     kv_layout="NHD",
     seqused_k_excludes_new=False,
+    latent=False,
 ):
     """What is spelled in `mask` and `score_mod` (causal, a soft cap) has its "off" value here."""
     numbers = Numbers(softmax_scale, False, 0.0, max_seqlen_q, max_seqlen_k)
@@ -198,6 +210,7 @@ def _attend(
         kv_layout=kv_layout,
         seqused_k_excludes_new=seqused_k_excludes_new,
         return_lse=return_lse,
+        latent=latent,
     )
     tensors = (q, k, v, out, lengths, learnable_sink, aux_tensors, new)
     return attend(prepare, tensors, ((None, None), tuple(numbers), tuple(choices)))
@@ -210,6 +223,7 @@ def _define_all() -> torch.library.Library:
         _define(library, "flash_attn", _DENSE, _attention, fakes.check_dense)
         _define(library, "flash_attn_varlen", _VARLEN, _attention, fakes.check_varlen)
         _define(library, "flash_attn_append", _APPEND, _append_and_attention, fakes.check_append)
+        _define(library, "flash_mla", _LATENT, _latent_attention, fakes.check_latent)
         return library
     except BaseException:
         # Ctrl-C: torch has some of the names, which the next import could not define again.

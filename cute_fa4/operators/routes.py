@@ -13,6 +13,7 @@ from torch.compiler import disable, is_dynamo_compiling
 
 from cute_fa4.calls import append as caches
 from cute_fa4.calls import prepare as ragged
+from cute_fa4.calls.latent import check_latent_tensors
 from cute_fa4.calls.options import resolve
 from cute_fa4.calls.tensors import check_tensors, unbuilt_parameters
 from cute_fa4.operators.refusals import tell_dynamo
@@ -80,6 +81,20 @@ def kvcache(function, given: dict):
     call |= _named(given, ("k", "v", "k_cache", "v_cache", "cu_seqlens_k_new"))
     call["cache_seqlens"] = lengths
     return _call(_ops.flash_attn_append, _ops.flash_attn_append_out, call, given["out"])
+
+
+def latent(given: dict):
+    """flash_mla_with_kvcache(**given) through an operator."""
+    none = dict.fromkeys(
+        ("mask", "learnable_sink", "pack_gqa", "score_mod", "mask_mod", "aux_tensors")
+    )
+    cache, table = given["k_cache"], given["block_table"]
+    q, lengths = given["q"], given["cache_seqlens"]
+    check_latent_tensors(q, cache, table, lengths, given["out"])
+    options = none | given | dict(window_size=(None, None), softcap=0.0, return_lse=True)
+    options |= {"k": cache, "v": cache}
+    call = {"q": q, "latent_cache": cache, "page_table": table, "seqused_k": lengths}
+    return _call(_ops.flash_mla, _ops.flash_mla_out, call | _options(options), given["out"])
 
 
 def _call(functional, mutating, call: dict, out):

@@ -10,6 +10,9 @@ from .mha1q.schedule import OneTile
 from .mha2q.schedule import TwoTiles
 from .mhaswap.schedule import SwappedTile
 from .mhaswap.tiles import padded_heads
+from .mla_decode.schedule import LatentTile
+from .mla_decode.tiles import LATENT_DEPTH, ROPE_DEPTH
+from .problem import MOST_LATENT_ROWS, heads_of_latent_tile
 from .row_schedule import DEPTHS, QK_DEPTHS, RowSchedule
 from .schedule import Schedule
 from .tiles import ROWS_PER_Q_TILE
@@ -21,7 +24,9 @@ __all__ = [
     "ROWS_PER_CTA",
     "choose_config",
     "config_for",
+    "LATENT_DEPTHS",
     "family_for",
+    "latent_rows",
     "packs_gqa",
     "split_configs",
     "swapped_rows",
@@ -32,6 +37,8 @@ __all__ = [
 ROWS_PER_CTA = TwoTiles.query_tiles * ROWS_PER_Q_TILE
 KEYS_PER_TILE = 128  # of every configuration that is chosen here
 SWAPPED_ROWS = (8, 32)  # of a tile with swapped operands, as calls ask for it: docs/decisions/0008
+LATENT_ROWS = (16, 32, MOST_LATENT_ROWS)  # of a tile over a latent cache
+LATENT_DEPTHS = (LATENT_DEPTH + ROPE_DEPTH, LATENT_DEPTH)  # of K and V in a latent cache
 FAMILIES = {schedule.family: schedule for schedule in SCHEDULES.values()}
 SCHEDULE_CHOICES = frozenset(f.name for cls in FAMILIES.values() for f in fields(cls))
 
@@ -59,6 +66,8 @@ def choose_config(
     of_schedule = {name: choices.pop(name) for name in SCHEDULE_CHOICES & set(choices)}
     choices.setdefault("mask", bands.Causal() if causal else bands.Full())
     if "schedule" not in choices:
+        if family is None and choices.get("latent"):
+            family = LatentTile.family
         choices["schedule"] = _schedule(max(head_dim, head_dim_v or 0), family, **of_schedule)
     return FA4Config(
         qkv_dtype=qkv_dtype,
@@ -133,6 +142,16 @@ def swapped_rows(seqlen_q: int, heads: int) -> int | None:
     if seqlen_q == 1 and heads == 16:
         return heads
     return next((rows for rows in SWAPPED_ROWS if seqlen_q * heads <= rows), None)
+
+
+def latent_rows(seqlen_q: int, heads: int) -> int:
+    """Rows of a tile over a latent cache that serves up to `seqlen_q` queries best, of `heads` query heads.
+
+    >>> [latent_rows(1, heads) for heads in (8, 16, 24, 64, 128)], latent_rows(2, 16), latent_rows(8, 16)
+    ([16, 16, 32, 64, 64], 32, 64)
+    """
+    needed = seqlen_q * padded_heads(heads_of_latent_tile(heads))
+    return next((rows for rows in LATENT_ROWS if needed <= rows), LATENT_ROWS[-1])
 
 
 def packs_gqa(seqlen_q: int, group: int) -> bool:

@@ -20,13 +20,14 @@ from .memory_maps import SmemMap, TmemMap
 from .mha1q.schedule import OneTile
 from .mha2q.schedule import TwoTiles
 from .mhaswap.schedule import SwappedTile
+from .mla_decode.schedule import LatentTile
 from .naming import kernel_name, text
 from .problem import Problem
 from .schedule import Schedule
 from .sync.barriers import BarrierTable
 from .tiles import Tiles
 
-SCHEDULES = {cls.__name__: cls for cls in (TwoTiles, OneTile, SwappedTile)}
+SCHEDULES = {cls.__name__: cls for cls in (TwoTiles, OneTile, SwappedTile, LatentTile)}
 
 
 @dataclass(frozen=True)

@@ -136,8 +136,7 @@ class SM100Kernel:
         """
         cfg = self.cfg
         o, o_rows = self.o_operand(mO)
-        k, k_rows = tma.k_operand(cfg, mK)
-        v, v_rows = tma.kv_operand(cfg, mV, cfg.tiles.padded_ov_depth, is_v=True)
+        k, k_rows, v, v_rows = self.kv_operands(mK, mV)
         heads = mQ.shape[-2]
         if cutlass.const_expr(cfg.q_layout == "dense"):
             batch, seqlen_q = mQ.shape[0], mQ.shape[1]
@@ -238,6 +237,14 @@ class SM100Kernel:
     def o_operand(self, mO):
         """-> (what stores O, rows from one batch to the next in its row space): TMA, unless a family does it itself."""
         return tma.o_operand(self.cfg, mO)
+
+    def kv_operands(self, mK, mV) -> tuple:
+        """-> what loads K, rows from one batch or page to the next, and the same of V."""
+        cfg = self.cfg
+        return (
+            *tma.k_operand(cfg, mK),
+            *tma.kv_operand(cfg, mV, cfg.tiles.padded_ov_depth, is_v=True),
+        )
 
     def shared(self, base) -> Smem:
         """Where the tiles are in shared memory; base: the CTA's."""

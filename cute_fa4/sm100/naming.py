@@ -54,6 +54,7 @@ def _problem(p: Problem) -> list[str]:
         (p.cache_leftpad, "leftpad"),
         (p.padded_keys, "keylimit"),
         (p.pack_gqa, "packgqa"),
+        (p.latent, "latent"),
         (p.sink or p.sink_dtype != "f32", f"{'' if p.sink else 'no'}sink_{p.sink_dtype}"),
         (p.score_mod, f"score_{_function(p.score_mod)}"),
         (p.mask_mod, f"mask_{_function(p.mask_mod)}"),

@@ -11,6 +11,21 @@ SINK_DTYPES = ("f32", "bf16", "fp16")
 AUX_DTYPES = ("bf16", "fp16", "f32", "i32", "i64", "u8")
 
 
+MOST_LATENT_ROWS = 64  # of a tile over a latent cache: docs/decisions/0011
+
+
+def heads_of_latent_tile(heads: int) -> int:
+    """Of the heads of a latent cache, how many share a tile: all, or an equal part that fits.
+
+    >>> heads_of_latent_tile(16), heads_of_latent_tile(64), heads_of_latent_tile(96), heads_of_latent_tile(128)
+    (16, 64, 48, 64)
+    """
+    parts = -(-heads // MOST_LATENT_ROWS)
+    while heads % parts:
+        parts += 1
+    return heads // parts
+
+
 def plain_integers(config, *names: str) -> None:
     """Python's integers in the place of others, such as numpy's: equal configurations have equal names."""
     for name in names:
@@ -43,6 +58,8 @@ class Problem:
                    of the swizzle granule; pages must begin at multiples of 8 rows
     page_size      keys per page of a paged cache; 0: contiguous K and V
     pack_gqa       the query heads of a group share a tile: rows are (position, head of the group)
+    latent         V is the first ov_depth columns of K, read from there: one key/value head for all query heads
+                   (multi-head latent attention, absorbed)
     sink           a logit for each query head takes part in the softmax without a value
     sink_dtype     of these logits: "f32", "bf16" or "fp16"
     score_mod      a function of the scaled score, applied before the mask; None: none
@@ -75,6 +92,7 @@ class Problem:
     fold_pages: bool = True
     page_size: int = 0
     pack_gqa: bool = False
+    latent: bool = False
     sink: bool = False
     sink_dtype: str = "f32"
     score_mod: ScoreMod | None = None
@@ -111,7 +129,9 @@ class Problem:
     @property
     def heads_per_tile(self) -> int:
         """Query heads whose rows share a tile."""
-        return self.group if self.pack_gqa else 1
+        if not self.pack_gqa:
+            return 1
+        return self.group if not self.latent else heads_of_latent_tile(self.group)
 
     @property
     def clips_keys(self) -> bool:
@@ -200,6 +220,12 @@ class Problem:
             why.append(
                 "kv_layout='paged' with seqused_k=False: a page table does not say how long a sequence is: use "
                 "seqused_k=True"
+            )
+        if self.latent and not (self.pack_gqa and self.ov_depth < self.qk_depth):
+            why.append(
+                f"latent=True with pack_gqa={self.pack_gqa}, qk_depth={self.qk_depth}, ov_depth={self.ov_depth}: all "
+                "heads share one row of keys, whose first columns are the values: use pack_gqa=True and an ov_depth "
+                "below qk_depth"
             )
         if self.split_keys and not (self.write_lse and self.o_dtype == "f32"):
             why.append(

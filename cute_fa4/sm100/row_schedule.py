@@ -179,6 +179,8 @@ def problem_not_built(problem: Problem, qk_depths: tuple = DEPTHS) -> list[str]:
                 f"{name}={getattr(problem, name)} is not built yet: use a multiple of {depths[0]} up to "
                 f"{depths[-1]}"
             )
+    if problem.latent:
+        why.append("latent=True: only kernels that read V from K do: use schedule=LatentTile()")
     for name in ("rope_dtype", "scale_dtype"):
         if getattr(problem, name) is not None:
             why.append(f"{name}={getattr(problem, name)!r} is not built yet: use None")

@@ -3,6 +3,7 @@
     family                    schedule
     mha2q/schedule.py         TwoTiles: two query tiles of 128 rows a CTA
     mhaswap/schedule.py       SwappedTile: a tile of 8 to 64 rows, keys and depth in the place of the 128 rows
+    mla_decode/schedule.py    LatentTile: such a tile over a latent cache, whose V is the first columns of K
     mha1q/schedule.py         OneTile: one query tile of 128 rows, even and odd key tiles side by side
 
 A schedule knows its own numbers, cuts a problem into tiles, and lays tiles out in tensor memory and shared memory;

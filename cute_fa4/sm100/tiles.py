@@ -6,6 +6,7 @@ from math import gcd
 from .chip import DTYPE_BYTES, TMEM_COLUMNS, align_down, align_up
 from .problem import Problem
 
+MMA_LANES = 128  # rows of D of one tcgen05.mma
 ROWS_PER_Q_TILE = 128  # lanes of tensor memory: a softmax thread owns a row
 ROWS_OF_SWIZZLE = 8  # rows that the 128-byte swizzle permutes: the least that a box has
 ROWS_A_WARP_GATHERS = 128  # four a lane

@@ -41,5 +41,15 @@ def decode(used=(5, 20)) -> dict:
     return dict(q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v, **where)
 
 
+def latent() -> dict:
+    """A token of 16 heads for each of two sequences, over 20 and 30 rows of a latent cache in pages of 16."""
+    return dict(
+        q=torch.randn(2, 1, 16, 576, dtype=BF16),
+        latent_cache=torch.randn(6, 16, 1, 576, dtype=BF16),
+        page_table=int32(3, 1, 0, 5).view(2, 2),
+        seqused_k=int32(20, 30),
+    )
+
+
 def copied(arguments: dict) -> dict:
     return {n: a.clone() if isinstance(a, torch.Tensor) else a for n, a in arguments.items()}

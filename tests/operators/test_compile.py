@@ -13,6 +13,7 @@ from cute_fa4 import (
     flash_attn_func,
     flash_attn_varlen_func,
     flash_attn_with_kvcache,
+    flash_mla_with_kvcache,
     masks,
     score_mods,
 )
@@ -89,7 +90,12 @@ def two_caches() -> dict:
     return copied(problems.decode())
 
 
+def attention_over_latents(q, latent_cache, page_table, seqused_k):
+    return flash_mla_with_kvcache(q * 2, latent_cache, page_table, seqused_k)
+
+
 PROGRAMS = {
+    "latent": (attention_over_latents, problems.latent),
     "dense": (attention, problems.dense),
     "pages": (attention_of_pages, problems.paged),
     "append": (attention_after_append, one_cache),

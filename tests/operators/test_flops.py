@@ -13,8 +13,10 @@ from cute_fa4 import (
     flash_attn_func,
     flash_attn_varlen_func,
     flash_attn_with_kvcache,
+    flash_mla_with_kvcache,
 )
 from cute_fa4.operators import OPERATORS
+from tests.operators import problems
 from tests.serving.batches import Batch, int32, packed_kv, packed_q, paged_kv
 from tests.serving.test_errors import APPEND
 from tests.test_interface import qkv
@@ -62,6 +64,13 @@ def test_packed_and_paged_sequences_count_as_long_as_they_are():
         seqused_q=int32([1, 0]), seqused_k=int32([20, 7]), seqused_k_excludes_new=True
     )
     assert counted(flash_attn_varlen_func, **used) == of_batch([1, 0], [21, 7])
+
+
+def test_latent_rows_count_as_keys_and_values():
+    call = problems.latent()
+    names = dict(latent_cache="k_cache", page_table="block_table", seqused_k="cache_seqlens")
+    call = {names.get(name, name): value for name, value in call.items()}
+    assert counted(flash_mla_with_kvcache, **call) == 2 * 16 * (20 + 30) * (576 + 512)
 
 
 def test_appended_rows_are_keys():

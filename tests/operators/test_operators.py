@@ -32,6 +32,11 @@ CALLS = {
         problems.decode,
         {},
     ),
+    "flash_mla": (
+        ("q", "latent_cache", "page_table", "seqused_k"),
+        problems.latent,
+        dict(return_lse=True, pack_gqa=None),
+    ),
 }
 
 
@@ -40,7 +45,8 @@ def call_of(name: str) -> tuple[tuple, dict]:
     arguments = problem()
     tensors = tuple(arguments.pop(each) for each in positional)
     if name.endswith("_out"):
-        tensors = (torch.zeros_like(tensors[0]), *tensors)
+        out = torch.zeros_like(tensors[0])
+        tensors = (out[..., :512].contiguous() if "mla" in name else out, *tensors)
     return tensors, {**arguments, **CAUSAL, **options}
 
 

@@ -178,7 +178,7 @@ def test_the_config_is_the_whole_compile_key():
         mask=masks.Causal(), write_lse=True, split_keys=True, share_keys=True,
         q_layout="packed", kv_layout="packed", seqused_q=True, seqused_k=True, cache_excludes_new=True,
         cache_batch_idx=True, cache_leftpad=True,
-        padded_keys=True, page_heads_first=True, fold_pages=False, pack_gqa=True, sink=True,
+        padded_keys=True, page_heads_first=True, fold_pages=False, pack_gqa=True, latent=True, sink=True,
         sink_dtype="bf16", score_mod=soft_cap(30.0), mask_mod=soft_cap(31.0), aux=(("f32", 1),),
         arch="sm_103a", page_size=16, rope_dtype="bf16", scale_dtype="f32",
     )  # fmt: skip

@@ -12,6 +12,7 @@ from cute_fa4.sm100.config import FA4Config
 from cute_fa4.sm100.mha1q.schedule import OneTile
 from cute_fa4.sm100.mha2q.schedule import TwoTiles
 from cute_fa4.sm100.mhaswap.schedule import SwappedTile
+from cute_fa4.sm100.mla_decode.schedule import LatentTile
 from cute_fa4.sm100.problem import Problem
 from cute_fa4.sm100.score_mods import PACKAGED, ScoreMod
 from cute_fa4.sm100.warp_roles import WarpRoles
@@ -22,6 +23,7 @@ IMPORTED = {
     "TwoTiles": TwoTiles,
     "SwappedTile": SwappedTile,
     "OneTile": OneTile,
+    "LatentTile": LatentTile,
     "WarpRoles": WarpRoles,
     "range": range,
     **masks.KINDS,
@@ -35,7 +37,7 @@ CHANGED = dict(
     mask=masks.Either(masks.Window(True, False), masks.Both(masks.Causal(), masks.Chunked())),
     q_layout="packed", kv_layout="packed", seqused_q=True, seqused_k=True, cache_excludes_new=True,
     cache_batch_idx=True, cache_leftpad=True,
-    padded_keys=True, page_heads_first=True, fold_pages=False, page_size=16, pack_gqa=True, sink=True,
+    padded_keys=True, page_heads_first=True, fold_pages=False, page_size=16, pack_gqa=True, latent=True, sink=True,
     sink_dtype="bf16", score_mod=score_mods.composed(score_mods.soft_cap(30.0), score_mods.alibi(8)),
     mask_mod=score_mods.relative_logits(7), aux=(("f32", 4), ("i32", 1)), write_lse=True, split_keys=True,
     share_keys=True,
@@ -51,7 +53,8 @@ OF_SWAPPED_TILE = dict(
 
 
 def test_the_tables_have_every_field():
-    assert set(OF_SWAPPED_TILE) == {f.name for f in fields(SwappedTile)}
+    for schedule in (SwappedTile, LatentTile):
+        assert set(OF_SWAPPED_TILE) == {f.name for f in fields(schedule)}
     assert set(CHANGED) == {f.name for f in fields(Problem)}
     assert set(OF_SCHEDULE) == {f.name for f in fields(TwoTiles)}
 
@@ -100,6 +103,7 @@ def all_choices():
     # With this order given, a limit of 64 keys alone would choose the other one.
     yield FA4Config(schedule=TwoTiles(order="p_over_s", bn_cap=64))
     yield FA4Config(schedule=OneTile())
+    yield FA4Config(**problem, schedule=LatentTile(**OF_SWAPPED_TILE))
     yield FA4Config(mask=masks.Causal(), schedule=OneTile(bn_cap=64, claims=False))
     yield FA4Config(qk_depth=0)  # contradicts itself, which a message must be able to show
 

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 THREADS = 128
 ELEMENTS = 4  # columns of a lane: one load of 16 bytes, of 8 where partial results have two bytes
-MOST_COLUMNS = 32 * ELEMENTS  # a warp has a row
+COLUMNS_OF_WARP = 32 * ELEMENTS
+MOST_COLUMNS = THREADS * ELEMENTS  # the warps of a CTA may share a row
 
 
 @dataclass(frozen=True)
@@ -12,7 +13,7 @@ class CombineConfig:
     """Every compile-time choice of the combine kernel; sizes and strides are bound at each call.
 
     o_dtype     "bf16", "fp16" or "f32", of the result
-    depth       head dim of O, a multiple of 4 up to 128
+    depth       head dim of O, a multiple of 4 up to 512
     packed      queries are (total_q, heads, depth) with offsets, not (batch, seqlen_q, heads, depth)
     seqused_q   lengths of queries come from a tensor; rows beyond are neither read nor written
     shared      parts lie in slots, and a tensor says which ones a block of queries has (work/shared_order.py)
@@ -29,6 +30,15 @@ class CombineConfig:
     write_lse: bool = False
     partial_dtype: str = "f32"
     arch: str = "sm_100a"
+
+    @property
+    def warps_of_row(self) -> int:
+        """Warps that share a row, 128 columns each: a power of two.
+
+        >>> [CombineConfig("bf16", depth).warps_of_row for depth in (64, 128, 136, 264, 512)]
+        [1, 1, 2, 4, 4]
+        """
+        return 1 << (-(-self.depth // COLUMNS_OF_WARP) - 1).bit_length()
 
     @property
     def name(self) -> str:

@@ -17,7 +17,9 @@ also of rows that do not exist, so that the end of this grid says that the one b
     step 1     L_0,32,.. L_1,33,..       L_31,63,..      maximum and sum, by shuffles
     step 2     columns 0..3   4..7 ...   124..127        over all parts: weight times four values, read AHEAD at a time
 
-The result may be written over the first part: a warp writes the log-sum-exp of its row when all of its lanes have read
+Rows of more than 128 columns have two or four warps, which do step 1 each for itself and share the columns.
+
+The result may be written over the first part: the log-sum-exp of a row is written when all lanes of its warps have read
 those of the parts, and a lane writes the four columns that it alone has read.
 """
 
@@ -30,12 +32,13 @@ from cutlass import Float32, Int32
 
 from ...layouts.scalars import minimum
 from ..work.sequence import Lengths, queries
-from .config import ELEMENTS, THREADS, CombineConfig
+from .config import COLUMNS_OF_WARP, ELEMENTS, THREADS, CombineConfig
 from .parts import Partial, Row, RowParts, lse_place, o_place, parts_of_row
 
 WARP = 32
 AHEAD = 8  # parts on their way: one after the other, each would take as long as the memory
-ROWS = THREADS // WARP  # of a CTA
+WARPS = THREADS // WARP  # of a CTA
+OF_ROW = 1  # the first named barrier of the warps that share a row
 LOG2_E = 1.4426950408889634
 
 
@@ -99,9 +102,9 @@ class CombineKernel:
         self.kernel.set_name_prefix(
             f"cute_fa4_{cfg.name}", remove_cutlass_symbol=True, keep_mangled_name=False
         )
-        partial = Partial(partial_o, partial_lse, parts)
+        partial, of_cta = Partial(partial_o, partial_lse, parts), WARPS // cfg.warps_of_row
         self.kernel(partial, out, lse, lengths, Int32(batch), Int32(seqlen_q)).launch(
-            grid=[(rows + (ROWS - 1)) // ROWS, 1, 1],
+            grid=[(rows + (of_cta - 1)) // of_cta, 1, 1],
             block=[THREADS, 1, 1],
             stream=stream,
             use_pdl=True,
@@ -120,7 +123,9 @@ class CombineKernel:
         block, _, _ = cute.arch.block_idx()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         heads = Int32(out.shape[-2])
-        number = block * ROWS + warp
+        number = block * WARPS + warp
+        if cutlass.const_expr(self.cfg.warps_of_row > 1):
+            number = number // self.cfg.warps_of_row
         row_of_all, head = number // heads, number % heads
         sequence, q_index = row_of_all // seqlen_q, row_of_all % seqlen_q
         cute.arch.griddepcontrol_wait()
@@ -156,18 +161,33 @@ class CombineKernel:
         if total != 0.0:
             inverse = cute.arch.rcp_approx(total)
         sums = self.weighted_sum(found, largest, inverse)
-        if lane < cfg.depth // ELEMENTS:
+        if self.place(lane) < cfg.depth // ELEMENTS:
             rounded = cute.make_rmem_tensor(ELEMENTS, out.element_type)
             for i in cutlass.range_constexpr(ELEMENTS):
                 rounded[i] = sums[i].to(out.element_type)
-            cute.autovec_copy(rounded, self.piece(out[o_place(cfg, row)], lane))
+            cute.autovec_copy(rounded, self.piece(out[o_place(cfg, row)], self.place(lane)))
         if cutlass.const_expr(cfg.write_lse):
             whole = -Float32.inf
             if total != 0.0:
                 whole = largest + cute.math.log2(total, fastmath=True) * math.log(2)
-            cute.arch.sync_warp()
-            if lane == 0:
+            self.all_have_read()
+            if self.place(lane) == 0:
                 lse[lse_place(cfg, row)] = whole
+
+    def place(self, lane):
+        """Which four columns of the row a lane has."""
+        if self.cfg.warps_of_row == 1:
+            return lane
+        return cute.arch.warp_idx() % self.cfg.warps_of_row * (COLUMNS_OF_WARP // ELEMENTS) + lane
+
+    def all_have_read(self):
+        """All warps of the row are here: before the log-sum-exp of the first part is written over."""
+        number = self.cfg.warps_of_row
+        if number == 1:
+            cute.arch.sync_warp()
+        else:
+            row = cute.arch.warp_idx() // number
+            cute.arch.barrier(barrier_id=OF_ROW + row, number_of_threads=WARP * number)
 
     @cute.jit
     def weighted_sum(self, found: RowParts, largest: Float32, inverse: Float32):
@@ -176,7 +196,7 @@ class CombineKernel:
         A lane without columns reads those of the last one that has some.
         """
         lane = cute.arch.lane_idx()
-        mine = minimum(lane, self.cfg.depth // ELEMENTS - 1)
+        mine = minimum(self.place(lane), self.cfg.depth // ELEMENTS - 1)
         sums = cute.make_rmem_tensor(ELEMENTS, Float32)
         sums.fill(0.0)
         held = cute.make_rmem_tensor((ELEMENTS, AHEAD), found.o_of.element_type)

@@ -73,10 +73,10 @@ class SwappedTile:
         why = []
         if self.rows not in ROWS:
             why.append(f"rows={self.rows} is no height of a tile: use {', '.join(map(str, ROWS))}")
-        elif problem.pack_gqa and self.rows % padded_heads(problem.group):
+        elif problem.pack_gqa and self.rows % padded_heads(problem.heads_per_tile):
             why.append(
                 f"pack_gqa=True with group={problem.group}: a tile of {self.rows} rows holds whole groups: use rows of "
-                f"at least {padded_heads(problem.group)}, or pack_gqa=False"
+                f"at least {padded_heads(problem.heads_per_tile)}, or pack_gqa=False"
             )
         if not 0 <= self.rescale_log2 <= 15:
             why.append(

@@ -168,7 +168,11 @@ def step(
     events.pv_done.wait(0, (tile - 1) & 1)
     if moved & (n != work.tiles.first):  # before, no product of the work tile is in O
         tensor_memory.fence_after()
-        rescale_o(cfg, smem, place, tmem + cfg.tmem.o[0])
+        if cutlass.const_expr(len(cfg.tmem.o) == 1):
+            rescale_o(cfg, smem, place, tmem + cfg.tmem.o[0])
+        else:
+            for number in cutlass.range(len(cfg.tmem.o), unroll=1):
+                rescale_o(cfg, smem, place, store.column_of_o(cfg, tmem, number))
     write_p(cfg, smem, place.thread, words)
     cute.arch.fence_proxy("async.shared", space="cta")
     tensor_memory.fence_before()
@@ -228,7 +232,7 @@ def finish(
     if work.tiles.count > 0:
         events.pv_done.wait(0, (tiles - 1) & 1)
         tensor_memory.fence_after()
-    store.outputs(cfg, args, smem, work, place, tmem + cfg.tmem.o[0])
+    store.outputs(cfg, args, smem, work, place, tmem)
     if cutlass.const_expr(cfg.write_lse):
         for i in cutlass.range_constexpr(cfg.tiles.rows_per_lane):
             row = place.lane + 32 * i

@@ -24,14 +24,15 @@ from .columns import BATCH, FACTOR, Place, products_of, read
 from .smem import SwappedShared
 
 
-def depth_of(cfg, place: Place):
-    """-> (depth that this thread's lane of O^T is, whether it is one).
+def depth_of(cfg, place: Place, of_o):
+    """-> (depth that this thread's lane of O^T number `of_o` is, whether it is one).
 
     128 lanes are 128 depths. Of 64, the MMA puts each 16 into the first half of a warp's lanes (PTX ISA, "Tensor Core
     5th Generation: data path layout F").
     """
     if cfg.tiles.pv_mma_shape[0] == 128:
-        return place.thread, place.thread < cfg.ov_depth
+        depth = place.thread if len(cfg.tmem.o) == 1 else place.thread + of_o * 128
+        return depth, depth < cfg.ov_depth
     depth = place.warp * 16 + place.lane % 16
     return depth, (place.lane < 16) & (depth < cfg.ov_depth)
 
@@ -43,22 +44,35 @@ def outputs(
     smem: SwappedShared,
     work: Work,
     place: Place,
-    o_address: Int32,
+    tmem: Int32,
 ):
-    """One depth of all rows: O * the row's published factor, rounded. Without key tiles zeros: O is not looked at."""
+    """A depth of each O, of all rows: O * the row's published factor, rounded. Zeros without key tiles."""
     if work.tiles.count > 0:
-        normalised(cfg, args, smem, work, place, o_address)
+        if cutlass.const_expr(len(cfg.tmem.o) == 1):
+            normalised(cfg, args, smem, work, place, tmem + cfg.tmem.o[0], 0)
+        else:  # a loop: unrolled, it would keep the places of all rows in registers
+            for number in cutlass.range(len(cfg.tmem.o), unroll=1):
+                normalised(cfg, args, smem, work, place, column_of_o(cfg, tmem, number), number)
     else:
         for row in cutlass.range(cfg.tiles.rows, unroll=1):
-            output(cfg, args, work, place, row, Float32(0.0))
+            for number in cutlass.range_constexpr(len(cfg.tmem.o)):
+                output(cfg, args, work, place, row, Float32(0.0), number)
 
 
-def normalised(cfg, args: KernelArgs, smem: SwappedShared, work: Work, place: Place, o_address):
-    """The values that are in tensor memory."""
+def column_of_o(cfg, tmem, number):
+    """The column of O number `number`, a number or an Int32 of the kernel; they lie evenly."""
+    first, second, *_ = cfg.tmem.o
+    return tmem + first + number * (second - first)
+
+
+def normalised(
+    cfg, args: KernelArgs, smem: SwappedShared, work: Work, place: Place, o_address, number
+):
+    """The values that are in tensor memory, of O number `number`."""
     for first, values in tensor_memory.load_batches(o_address, cfg.tiles.rows, BATCH):
         factors = read(smem, place, FACTOR, first, len(values))
         for i, value in enumerate(products_of(values, factors)):
-            output(cfg, args, work, place, first + i, value)
+            output(cfg, args, work, place, first + i, value, number)
 
 
 @cute.jit
@@ -69,9 +83,10 @@ def output(
     place: Place,
     number: Int32,
     value: Float32,
+    of_o: Int32 | int,
 ):
-    """One value of row `number` of the tile; rows beyond the sequence are not written."""
-    depth, is_one = depth_of(cfg, place)
+    """One value of row `number` of the tile, from O number `of_o`; rows beyond the sequence are not written."""
+    depth, is_one = depth_of(cfg, place, of_o)
     row = rows.row_of(cfg, work, 0, number)
     if results.is_row(cfg, args, work, row) & is_one:
         args.o[(*results.row_place(cfg, args, work, row), depth)] = value.to(DTYPES[cfg.o_dtype])

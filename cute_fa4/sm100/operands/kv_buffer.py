@@ -229,15 +229,30 @@ def gather_tile(
     kv_head,
     column: cutlass.Constexpr,
 ):
-    """Copy a tile, or a depth stage of it, four rows at a time; a copy for each chunk of 64 columns."""
-    span = cfg.tile.span_elements
+    """Copy a tile, or a depth stage of it."""
+    chunks = cfg.stage_columns // cfg.tile.span_elements
+    gather_chunks(cfg.rows, tma, address, mbarrier, found, kv_head, column, chunks)
+
+
+@cute.jit
+def gather_chunks(
+    rows: cutlass.Constexpr,
+    tma: KVOperand,
+    address,
+    mbarrier,
+    found: GatheredRows,
+    kv_head,
+    column: cutlass.Constexpr,
+    chunks: cutlass.Constexpr,
+):
+    """Copy so many chunks of 64 columns, from `column` on, of a tile, four rows at a time."""
     here = found.in_map(tma.of_heads.per_row, kv_head * tma.of_heads.per_head)
-    for p in cutlass.range(cfg.rows // ROWS, unroll=4):
+    for p in cutlass.range(rows // ROWS, unroll=4):
         copies.gather_rows(
             tma.boxes,
             address + p * (ROWS * SPAN_BYTES),
-            cfg.stage_columns // span,
-            cfg.rows * SPAN_BYTES,
+            chunks,
+            rows * SPAN_BYTES,
             mbarrier,
             here.of_gather(p),
             column,

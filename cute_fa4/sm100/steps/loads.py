@@ -21,7 +21,7 @@ def load_q(cfg, args: KernelArgs, smem: Smem, events: Events, work: Work, i: int
     mbarrier = events.q_full.arrive_and_expect(i, cfg.tiles.q_tile_bytes)
     sequence = work.sequence
     position = sequence.q_first_row + work.tile.first_position + i * rows.positions_per_tile(cfg)
-    head = work.tile.kv_head if cfg.pack_gqa else work.tile.head
+    head = rows.scheduled_head(cfg, work)
     further = (head, sequence.batch) if cfg.q_layout == "dense" else (head,)
     address = smem.q_address + i * cfg.tiles.q_tile_bytes
     if cfg.tiles.pads_groups:

@@ -196,6 +196,14 @@ class KVConsumerPipeline(Ring):
         """From K (or V) of a tile to K (or V) of the next one, for a reader that is at both in turn."""
         return KVPosition(at.slot.next(self.slots).next(self.slots), at.held_v)
 
+    def wait(self, slot: Slot):
+        """Wait for a slot of a ring in which every tile has one barrier."""
+        cute.arch.mbarrier_wait(self.full + slot.index, slot.phase)
+
+    def release_slot(self, slot: Slot):
+        """Hand a slot back once every MMA issued so far has completed."""
+        self._commit(slot.index)
+
     def release(self, at: KVPosition):
         """Hand the slot back once every MMA issued so far has completed. Does not step."""
         self._commit(at.slot.index)

@@ -31,6 +31,15 @@ def row_of(cfg, work, i, row) -> Row:
     return Row(first + row // each, work.tile.head + row % each)
 
 
+def scheduled_head(cfg, work):
+    """The number of the heads that share a tile, among all such of a position."""
+    if not cfg.pack_gqa:
+        return work.tile.head
+    if cfg.heads_per_tile == cfg.group:
+        return work.tile.kv_head
+    return work.tile.head // cfg.heads_per_tile
+
+
 def head_of(cfg, work, row: Row):
     """The head of a row, or the last of the group for a row of nobody behind it."""
     if not cfg.tiles.pads_groups:

@@ -1,0 +1,141 @@
+"""Multi-head latent attention, absorbed: decode from a latent cache, as FlashMLA's users call it.
+
+DeepSeek's attention keeps a row of 576 numbers a token for all heads: 512 latent ones, of which every head makes its
+keys and values, and 64 rotary ones. In decode the two up-projections are absorbed into q and out, and what is left is
+attention of many query heads over one key head, whose first 512 columns are the values too:
+
+    q (batch, seqlen_q, heads, 576)     q_nope W_UK (512 columns), q_rope (64)
+    k_cache                             latent (512), k_rope (64)
+    out (batch, seqlen_q, heads, 512)   what W_UV is applied to
+
+The kernel reads a row once for both products (sm100/mla_decode/).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+from cute_fa4.calls import autocast
+from cute_fa4.calls.latent import check_latent_tensors, prepare_latent_attention, values_of
+from cute_fa4.calls.repeat import again, attend
+from cute_fa4.calls.tensors import check_is_tensor
+from cute_fa4.calls.tracing import is_traced, refuse_untraceable
+from cute_fa4.calls.workspace import given_workspace
+from cute_fa4.interface import NO_WORKSPACE
+from cute_fa4.sm100.choose_config import LATENT_DEPTHS
+
+__all__ = ["flash_mla_with_kvcache", "get_mla_metadata"]
+
+_NOT_BUILT = {
+    "descale_q": "float8 queries are not built",
+    "descale_k": "float8 caches are not built",
+    "indices": "keys by index are not built",
+}
+
+
+def flash_mla_with_kvcache(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    cache_seqlens: torch.Tensor,
+    head_dim_v: int = LATENT_DEPTHS[1],
+    tile_scheduler_metadata=None,
+    num_splits=None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    descale_q: torch.Tensor | None = None,
+    descale_k: torch.Tensor | None = None,
+    is_fp8_kvcache: bool = False,
+    indices: torch.Tensor | None = None,
+    *,
+    tokens_per_split: int | None = None,
+    workspace: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """softmax(softmax_scale * q k^T) k[:, :512] for each sequence and head, over a paged latent cache.
+
+    q               (batch, seqlen_q, heads, 576); bf16 or fp16. The heads of several queries share tiles: any number
+                    of heads, seqlen_q of 1 to 8 is what the kernel is made for
+    k_cache         (num_pages, page_size, 1, 576), strides are free as far as rows lie at multiples of one stride.
+                    Any page size; multiples of 8 come in boxes, other sizes four rows at a time
+    block_table     (batch, pages) int32: the pages of each sequence. Entries beyond cache_seqlens are not read
+    cache_seqlens   (batch,) int32: keys of each sequence, those of this call's queries included; what lies behind
+                    them in a page may be anything
+    head_dim_v      512
+    tile_scheduler_metadata   accepted and not read: a CTA finds its work from cache_seqlens (FlashMLA's metadata tells
+                    the same in advance), so that a captured graph is balanced for the lengths of its replay
+    num_splits      None or FlashMLA's tensor: chosen; a number: as flash_attn_varlen_func has it
+    softmax_scale   None: 576 ** -0.5. DeepSeek's models pass that of their heads before the absorption, 192 ** -0.5
+                    times the factor of their rotary scaling
+    causal          query i of m stands at key i + n - m: the last query sees every key. Without it all queries do
+    tokens_per_split, workspace, out   as flash_attn_varlen_func has them
+
+    Returns (out, lse): (batch, seqlen_q, heads, 512), and the natural log-sum-exp (batch, heads, seqlen_q), float32.
+    A query that sees no key has out 0 and lse -inf (FlashMLA: +inf).
+
+    descale_q, descale_k, is_fp8_kvcache and indices are FlashMLA's; other values than their defaults are refused.
+    Raises as flash_attn_func.
+    """
+    if num_splits is None or isinstance(num_splits, torch.Tensor):
+        num_splits = 0
+    if (
+        head_dim_v != LATENT_DEPTHS[1]
+        or is_fp8_kvcache
+        or not (descale_q is descale_k is indices is None)
+    ):
+        _refuse(head_dim_v, descale_q, descale_k, is_fp8_kvcache, indices)
+    if is_dynamo_compiling() or workspace is not None or is_traced(q):
+        given = dict(
+            q=q, k_cache=k_cache, block_table=block_table, cache_seqlens=cache_seqlens, num_splits=num_splits,
+            softmax_scale=softmax_scale, causal=causal, tokens_per_split=tokens_per_split, out=out,
+        )  # fmt: skip
+        if is_dynamo_compiling() or is_traced(q):
+            return _through_operator(given, workspace)
+        check_is_tensor("workspace", workspace)
+        with given_workspace(workspace, given | {"aux_tensors": None}):
+            return flash_mla_with_kvcache(**given)
+    check_latent_tensors(q, k_cache, block_table, cache_seqlens, out)
+    if autocast.is_any_enabled():
+        (q,) = autocast.cast(q)
+    choices = (
+        None, num_splits, tokens_per_split, None, None, None, None, "NHD", False, True, False, True,
+    )  # fmt: skip
+    asked = (None, None), (softmax_scale, causal, 0.0, None, None), choices
+    lengths = (None, None, None, cache_seqlens, None, block_table, None, None)
+    tensors = (q, k_cache, values_of(k_cache), out, lengths, None, None, None)
+    result = again(tensors, asked)
+    return attend(prepare_latent_attention, tensors, asked) if result is None else result
+
+
+def get_mla_metadata(*args, **kwargs) -> tuple[None, None]:
+    """FlashMLA's plan of a batch, which is not needed here: (None, None), for the two parameters of the call."""
+    return None, None
+
+
+def _refuse(head_dim_v, descale_q, descale_k, is_fp8_kvcache, indices) -> None:
+    """What FlashMLA has and this package has not."""
+    if head_dim_v != LATENT_DEPTHS[1]:
+        raise ValueError(f"head_dim_v: {head_dim_v}; accepted: {LATENT_DEPTHS[1]}")
+    given = dict(descale_q=descale_q, descale_k=descale_k, indices=indices)
+    for name in (name for name, value in given.items() if value is not None):
+        raise NotImplementedError(f"{name}: given; accepted: None; {_NOT_BUILT[name]}")
+    raise NotImplementedError(
+        f"is_fp8_kvcache: {is_fp8_kvcache}; accepted: False; float8 caches are not built"
+    )
+
+
+def _through_operator(given: dict, workspace):
+    """The same call, as an operator that tracers see as one node."""
+    from cute_fa4.operators import routes
+
+    refuse_untraceable("flash_mla_with_kvcache", given)
+    try:
+        if workspace is not None:
+            raise NotImplementedError(NO_WORKSPACE)
+        (q,) = autocast.cast(given["q"])
+        return routes.latent(given | {"q": q})
+    except (TypeError, ValueError, NotImplementedError) as error:
+        if is_dynamo_compiling():
+            routes.refuse(error.args[0])
+        raise

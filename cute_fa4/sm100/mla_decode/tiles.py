@@ -1,0 +1,82 @@
+"""LatentTiles: tiles of few query rows over a latent cache, whose V is the first columns of K.
+
+A key tile is 128 keys x 576 columns. Nothing of it is copied twice, and no MMA takes it whole:
+
+    columns    0-127    128-255   256-383   384-511   512-575
+               slab 0   slab 1    slab 2    slab 3    rope
+    S^T        + K Q^T  + K Q^T   + K Q^T   + K Q^T   + K Q^T    keys are the lanes; one sum over all columns
+    O^T        O0       O1        O2        O3        -          columns are the lanes; a slab is V^T of one output
+
+Sizes of S, P and Q are those of mhaswap/tiles.py.
+"""
+
+from dataclasses import dataclass
+
+from ..mhaswap.tiles import KEYS_PER_TILE, SwappedTiles
+from ..problem import Problem
+from ..tiles import MMA_LANES
+
+LATENT_DEPTH, ROPE_DEPTH = 512, 64  # columns of a cache row: V and K, and K alone
+
+
+@dataclass(frozen=True)
+class LatentTiles(SwappedTiles):
+    """rows: query rows of the CTA; what else SwappedTiles has."""
+
+    @staticmethod
+    def of(problem: Problem, rows: int) -> "LatentTiles":
+        return LatentTiles(
+            problem,
+            num_q=1,
+            cta_group=1,
+            BN=KEYS_PER_TILE,
+            qk_stages=1,
+            swizzle_bytes=128,
+            rows=rows,
+        )
+
+    @property
+    def slab_columns(self) -> int:
+        """Columns of a slot of the ring: the lanes of one O^T."""
+        return MMA_LANES
+
+    @property
+    def slabs(self) -> int:
+        """Slots of the ring that a key tile takes, and outputs of the CTA."""
+        return LATENT_DEPTH // self.slab_columns
+
+    @property
+    def kv_slot_bytes(self) -> int:
+        return self.BN * self.slab_columns * self.dtype_bytes
+
+    @property
+    def rope_slot_bytes(self) -> int:
+        return self.BN * ROPE_DEPTH * self.dtype_bytes
+
+    @property
+    def rest_qk_depth(self) -> int:
+        """The rotary columns have a ring of their own."""
+        return 0
+
+    @property
+    def bytes_of_stages(self) -> tuple[int, ...]:
+        return (self.kv_slot_bytes,)
+
+    @property
+    def v_bytes(self) -> int:
+        return self.kv_slot_bytes
+
+    @property
+    def p_over_rope(self) -> bool:
+        """P lies where the rotary columns of its key tile were: with 64 rows there is no room beside them."""
+        return self.p_tile.nbytes == self.rope_slot_bytes
+
+    @property
+    def pages_come_whole(self) -> bool:
+        """A copy brings 64 columns of a page: a slab has two of the nine chunks of a row."""
+        return False
+
+    @property
+    def pv_mma_shape(self) -> tuple[int, int, int]:
+        """(M, N, K) of O_i^T += V_i^T P^T: the columns of a slab, query rows, keys."""
+        return (self.slab_columns, self.q_box_rows, self.BN)

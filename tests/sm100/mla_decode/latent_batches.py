@@ -1,0 +1,51 @@
+"""Batches over a latent cache: drawn once, stored in shuffled pages with NaN in rows that belong to no sequence."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+
+import torch
+
+from cute_fa4 import EmulatorWarning, emulator, flash_mla_with_kvcache
+from tests.serving.batches import CANARY, Batch, assert_agrees, dense, paged_kv
+
+LATENT, ROPE = 512, 64
+
+
+def draw(queries: int, keys, *, heads: int, dtype=torch.bfloat16, seed=0) -> Batch:
+    """As many queries for every sequence; v are the first columns of k."""
+    batch = Batch.draw(
+        [queries] * len(keys), keys, heads=(heads, 1), depth=LATENT + ROPE, dtype=dtype, seed=seed
+    )
+    return replace(batch, v=[k[..., :LATENT] for k in batch.k])
+
+
+def stored(batch: Batch, page_size: int, seed=0) -> dict:
+    """The arguments of a call."""
+    pages = paged_kv(batch, page_size, seed=seed)
+    return dict(
+        q=dense(batch.q, batch.queries[0]),
+        k_cache=pages["k"],
+        block_table=pages["page_table"],
+        cache_seqlens=pages["seqused_k"],
+    )
+
+
+def run(call: dict, *, mode="in_order", seed=0, claims=None, **options):
+    """flash_mla_with_kvcache with an out of canaries -> (out, lse)."""
+    out = call["q"].new_full((*call["q"].shape[:-1], LATENT), CANARY)
+    checks = emulator.use(mode=mode, seed=seed, claims=claims, checks=("ptx", "phase_passed_twice"))
+    with warnings.catch_warnings(), checks:
+        warnings.simplefilter("ignore", EmulatorWarning)
+        returned, lse = flash_mla_with_kvcache(**call, **options, out=out)
+    assert returned is out
+    return out, lse
+
+
+def causal(p, j):
+    return j <= p
+
+
+def agree(batch: Batch, out, lse, is_causal: bool, **options) -> None:
+    assert_agrees(batch, out, lse, visible=causal if is_causal else None, **options)

@@ -17,8 +17,10 @@ CANARY = -77.0
 
 @dataclass(frozen=True)
 class Variant:
-    """keys: "dense", "packed" (queries too), "lengths" (dense, seqused_k) or "pages" (queries packed).
+    """keys: "dense", "packed" (queries too), "lengths" (dense, seqused_k), "pages" (queries packed) or "latent" (pages
+    whose first 512 columns are the values, too).
 
+    head_dim_v   0: as head_dim
     group   query heads of a key head; pack_gqa: they share tiles of rows
     window  (left, right) positions; chunk  positions of a block, of which a query sees its own
     num_splits, tokens_per_split   as the public functions take them
@@ -40,6 +42,11 @@ class Variant:
     num_splits: int = 1
     tokens_per_split: int | None = None
     decode: bool = False
+    head_dim_v: int = 0
+
+    def depth(self, of: str) -> int:
+        """Of "q", "k", "v" or "out"."""
+        return self.head_dim_v or self.head_dim if of in ("v", "out") else self.head_dim
 
     @property
     def title(self) -> str:
@@ -52,6 +59,8 @@ class Variant:
         masks += [] if masks else ["causal" if self.causal else "full"]
         parts = masks + ["packed Q and K"] * (self.keys == "packed")
         parts += ["lengths"] * (self.keys == "lengths")
+        parts += [f"V of {self.head_dim_v}"] * bool(self.head_dim_v and self.keys != "latent")
+        parts += [f"latent pages of {self.page_size}"] * (self.keys == "latent")
         parts += [f"pages of {self.page_size}"] * (self.keys == "pages")
         parts += ["heads first"] * self.heads_first + ["sinks"] * self.sink
         parts += [f"soft cap {self.softcap:g}"] * bool(self.softcap)
@@ -102,6 +111,12 @@ def decode(**options) -> Variant:
     )
 
 
+def latent(**options) -> Variant:
+    """16 heads over a latent cache of DeepSeek's sizes, keys shared out, unless told otherwise."""
+    sizes = dict(head_dim=576, head_dim_v=512, keys="latent", page_size=64)
+    return Variant(**sizes | dict(group=16, num_splits=0, decode=True) | options)
+
+
 VARIANTS = (
     *(Variant(depth, dtype, causal) for depth in (64, 128) for dtype in ("bf16", "fp16") for causal in (False, True)),
     *(Variant(depth) for depth in (72, 80, 96)),
@@ -145,6 +160,15 @@ VARIANTS = (
     decode(head_dim=96, group=1, pack_gqa=False, page_size=3),
     decode(keys="packed", page_size=0, softcap=5.0),
     decode(keys="lengths", page_size=0, tokens_per_split=256),
+    *(Variant(192, head_dim_v=128, causal=causal) for causal in (False, True)),
+    Variant(192, head_dim_v=128, keys="packed"),
+    Variant(192, head_dim_v=128, keys="pages", page_size=16),
+    Variant(160, head_dim_v=64, keys="lengths", sink=True),
+    decode(head_dim=192, head_dim_v=128, num_splits=0),
+    latent(),
+    latent(group=128, page_size=16),
+    latent(group=8, dtype="fp16", page_size=5, num_splits=3),
+    latent(causal=False, page_size=128, num_splits=1),
 )  # fmt: skip
 
 
@@ -206,6 +230,8 @@ def problems(variant: Variant, amount: str) -> tuple[Problem, ...]:
     uneven = UNEVEN if variant.keys in ("packed", "pages") else ()
     if variant.decode:
         uneven = UNEVEN_DECODE if uneven else ()
+        if variant.keys == "latent":  # as many queries for each sequence
+            uneven = tuple(p for p in UNEVEN_DECODE if len(set(p.queries)) == 1)
         found = DECODE[:4] + uneven[:3] if amount == "quick" else DECODE + uneven + _random(variant)
         return tuple(_with_whole_groups(variant, p) for p in found)
     found = SMALL[:3] + uneven[:2]
@@ -238,7 +264,7 @@ def _random(variant: Variant, number: int = 12) -> tuple[Problem, ...]:
     dice = random.Random(variant.title + str(variant.head_dim))
     found, most = [], 8 if variant.decode else 400
     for _ in range(number):
-        if variant.keys in ("dense", "lengths"):
+        if variant.keys in ("dense", "lengths", "latent"):
             rows = dice.randint(1, most if variant.decode else 900)
             found.append(dense(dice.randint(1, 6), rows, dice.randint(1, 1300)))
         else:
@@ -262,9 +288,9 @@ def configurations(variants, amount: str) -> list:
         found[config] = None
         return lambda *arguments: None
 
-    empty = lambda variant, device, *shape: torch.empty(
-        *shape, variant.head_dim, dtype=DTYPES[variant.dtype]
-    )
+    def empty(variant, device, *shape, of="k"):
+        return torch.empty(*shape, variant.depth(of), dtype=DTYPES[variant.dtype])
+
     repeat.clear()  # a call like an earlier one would not ask
     try:
         with (
@@ -304,7 +330,8 @@ def call(variant: Variant, problem: Problem, device: str, seed: int = 0, place=N
     place  (tensor, at_the_end) -> the tensor somewhere else (guarded.Guard.place): Q and K at the beginning of their
            memory, V at its end, with an odd seed the other way round
     """
-    make = {"dense": _dense, "lengths": _dense, "packed": _packed, "pages": _paged}[variant.keys]
+    make = dict(dense=_dense, lengths=_dense, packed=_packed, pages=_paged, latent=_latent)
+    make = make[variant.keys]
     torch.manual_seed(seed)
     place = place or (lambda tensor, at_the_end: tensor)
     sides = [bool(seed % 2), bool(seed % 2), not seed % 2]
@@ -328,8 +355,12 @@ def _options(variant: Variant, problem: Problem, device: str) -> dict:
     return options
 
 
-def _values(variant: Variant, device: str, *shape: int):
-    return torch.randn(*shape, variant.head_dim, device=device).to(DTYPES[variant.dtype])
+def _values(variant: Variant, device: str, *shape: int, of: str = "k"):
+    return torch.randn(*shape, variant.depth(of), device=device).to(DTYPES[variant.dtype])
+
+
+def _out(variant: Variant, q, canary: float):
+    return q.new_full((*q.shape[:-1], variant.depth("out")), canary)
 
 
 def _dense(variant: Variant, problem: Problem, device: str, place) -> Call:
@@ -337,7 +368,8 @@ def _dense(variant: Variant, problem: Problem, device: str, place) -> Call:
 
     batch, rows, keys = len(problem.queries), problem.queries[0], problem.keys[0]
     q = _values(variant, device, batch, rows, problem.heads)
-    k, v = (_values(variant, device, batch, keys, problem.heads // variant.group) for _ in "kv")
+    kv_heads = problem.heads // variant.group
+    k, v = (_values(variant, device, batch, keys, kv_heads, of=of) for of in "kv")
     options, lengths = _options(variant, problem, device), [keys] * batch
     if variant.keys == "lengths":
         lengths = [keys * (i + 1) // batch for i in range(batch)]
@@ -347,7 +379,7 @@ def _dense(variant: Variant, problem: Problem, device: str, place) -> Call:
     q, k, v = place(q, k, v)
 
     def launch():
-        out = torch.full_like(q, math.nan)
+        out = _out(variant, q, math.nan)
         function = flash_attn_with_kvcache if variant.keys == "lengths" else flash_attn_func
         return function(q, k, v, out=out, **options)
 
@@ -382,7 +414,7 @@ def _ragged_call(variant, problem, device, place, k, v, each_k, each_v, options)
     options |= dict(cu_seqlens_q=_int32(starts, device), max_seqlen_q=max(max(problem.queries), 1))
 
     def launch():
-        return flash_attn_varlen_func(q, k, v, out=torch.full_like(q, CANARY), **options)
+        return flash_attn_varlen_func(q, k, v, out=_out(variant, q, CANARY), **options)
 
     sequences = [
         (q[a:b], each_k[i], each_v[i], lambda out, a=a, b=b: out[a:b], lambda lse, a=a, b=b: lse[:, a:b])
@@ -394,8 +426,8 @@ def _ragged_call(variant, problem, device, place, k, v, each_k, each_v, options)
 def _packed(variant: Variant, problem: Problem, device: str, place) -> Call:
     starts = _starts(problem.keys)
     k, v = (
-        _values(variant, device, starts[-1] + SPARE_ROWS, problem.heads // variant.group)
-        for _ in "kv"
+        _values(variant, device, starts[-1] + SPARE_ROWS, problem.heads // variant.group, of=of)
+        for of in "kv"
     )
     for tensor in (k, v):
         tensor[starts[-1] :] = math.nan
@@ -405,30 +437,63 @@ def _packed(variant: Variant, problem: Problem, device: str, place) -> Call:
 
 
 def _paged(variant: Variant, problem: Problem, device: str, place) -> Call:
-    size, batch = variant.page_size, len(problem.keys)
-    pages = [-(-n // size) for n in problem.keys]
-    spare, most = 3, max(max(pages), 1) + 2
-    order = torch.randperm(sum(pages) + spare, device=device)
-    table = torch.randint(-(2**31), 2**31 - 1, (batch, most), device=device).to(torch.int32)
-    pools, each = [], []
-    for _ in "kv":
-        pool = torch.full((sum(pages) + spare, size, problem.heads // variant.group, variant.head_dim), math.nan,
-                          device=device, dtype=DTYPES[variant.dtype])  # fmt: skip
-        rows = [_values(variant, device, n, problem.heads // variant.group) for n in problem.keys]
-        first = 0
-        for i, (n, own) in enumerate(zip(problem.keys, rows, strict=True)):
-            where = order[first : first + pages[i]]
-            table[i, : pages[i]] = where.to(torch.int32)
-            padded = own.new_full((pages[i] * size, *own.shape[1:]), math.nan)
-            padded[:n] = own
-            pool[where] = padded.view(pages[i], size, *own.shape[1:])
-            first += pages[i]
-        pools.append(pool.transpose(1, 2).contiguous() if variant.heads_first else pool)
-        each.append(rows)
+    order, table = _pages(variant, problem, device)
+    pools, each = zip(*(_pool(variant, problem, device, order, of) for of in "kv"), strict=True)
     options = dict(page_table=table, seqused_k=_int32(problem.keys, device))
     if variant.heads_first:
         options["kv_layout"] = "HND"
     return _ragged_call(variant, problem, device, place, *pools, *each, options)
+
+
+SPARE_PAGES = 3
+
+
+def _pages(variant: Variant, problem: Problem, device: str):
+    """(where each page of each sequence is in a pool, page table with garbage behind each sequence)."""
+    pages = [-(-n // variant.page_size) for n in problem.keys]
+    most = max(max(pages), 1) + 2
+    order = torch.randperm(sum(pages) + SPARE_PAGES, device=device)
+    table = torch.randint(-(2**31), 2**31 - 1, (len(pages), most), device=device).to(torch.int32)
+    for i, first in enumerate(_starts(pages)[:-1]):
+        table[i, : pages[i]] = order[first : first + pages[i]].to(torch.int32)
+    return order, table
+
+
+def _pool(variant: Variant, problem: Problem, device: str, order, of: str):
+    """(pages with NaN where no sequence has a row, the rows of each sequence)."""
+    size, heads = variant.page_size, problem.heads // variant.group
+    rows = [_values(variant, device, n, heads, of=of) for n in problem.keys]
+    pool = torch.full((len(order), size, *rows[0].shape[1:]), math.nan, device=device, dtype=rows[0].dtype)  # fmt: skip
+    first = 0
+    for own in rows:
+        number = -(-len(own) // size)
+        padded = own.new_full((number * size, *own.shape[1:]), math.nan)
+        padded[: len(own)] = own
+        pool[order[first : first + number]] = padded.view(number, size, *own.shape[1:])
+        first += number
+    return (pool.transpose(1, 2).contiguous() if variant.heads_first else pool), rows
+
+
+def _latent(variant: Variant, problem: Problem, device: str, place) -> Call:
+    from cute_fa4 import flash_mla_with_kvcache
+
+    order, table = _pages(variant, problem, device)
+    pool, rows = _pool(variant, problem, device, order, "k")
+    batch, queries = len(problem.queries), problem.queries[0]
+    q = _values(variant, device, batch, queries, problem.heads)
+    q, pool, _ = place(q, pool, q[:0])
+    options = dict(causal=variant.causal, num_splits=variant.num_splits)
+    lengths = _int32(problem.keys, device)
+
+    def launch():
+        out = _out(variant, q, math.nan)
+        return flash_mla_with_kvcache(q, pool, table, lengths, out=out, **options)
+
+    sequences = [
+        (q[i], k, k[..., : variant.depth("out")], lambda out, i=i: out[i], lambda lse, i=i: lse[i])
+        for i, k in enumerate(rows)
+    ]
+    return Call(variant, problem, _with_sink(launch, {}), sequences, lambda out: out[:0])
 
 
 def _with_sink(launch, options: dict):

@@ -151,7 +151,7 @@ def attention(variant: Variant, q, k, v, head: int, sink, rows: int = 2048):
     """One head of a sequence by its definition in float64: (out, lse). Written for this check alone."""
     kv_head = head * k.shape[1] // q.shape[1]
     q, k, v = q[:, head].double(), k[:, kv_head].double(), v[:, kv_head].double()
-    outs, lses = [q[:0]], [q[:0, 0]]
+    outs, lses = [v[:0]], [q[:0, 0]]
     for first in range(0, len(q), rows):
         scores = q[first : first + rows] @ k.T * variant.head_dim**-0.5
         if variant.softcap:

@@ -18,12 +18,12 @@ sys.path.insert(0, str(DOCS.parent))
 from benchmarks.cycle_model import plots  # noqa: E402
 from cute_fa4.layouts import pictures  # noqa: E402
 from cute_fa4.sm100.choose_config import choose_config  # noqa: E402
-from cute_fa4.sm100.config import FA4Config, LatentTile, OneTile, SwappedTile  # noqa: E402
+from cute_fa4.sm100.config import FA4Config, LatentTile, OneTile, Pair, SwappedTile  # noqa: E402
 from cute_fa4.sm100.sync.barriers import BarrierTable  # noqa: E402
 
 
 def barriers_document() -> str:
-    config, one_tile = FA4Config(), FA4Config(schedule=OneTile())
+    config, one_tile, pair = FA4Config(), FA4Config(schedule=OneTile()), FA4Config(schedule=Pair())
     beside = choose_config(qkv_dtype="bf16", head_dim=64).barriers  # has every row
     added = tuple(row for row in beside.rows if row.name not in config.barriers)
     rows = "\n".join(
@@ -51,6 +51,13 @@ The order in which P has columns of its own (head dim 64, `p_beside_s.py`) adds,
 
 ```
 {BarrierTable(added, beside.numbers).text()}
+```
+
+A pair of CTAs that share their MMAs (`cute_fa4/sm100/mhapair/barriers.py`) has, in each of both, with
+{pair.barriers.kv_slots} ring slots; "at 0": raised in the first of them, by both:
+
+```
+{pair.barriers.text()}
 ```
 
 The kernel of one query tile (`cute_fa4/sm100/mha1q/barriers.py`) has, with {one_tile.barriers.kv_slots} ring slots:

@@ -24,6 +24,7 @@ from cute_fa4.sm100.chip import ARCHES
 from cute_fa4.sm100.choose_config import FAMILIES, SCHEDULE_CHOICES, choose_config
 from cute_fa4.sm100.combine.config import MOST_COLUMNS, CombineConfig
 from cute_fa4.sm100.config import FA4Config
+from cute_fa4.sm100.mhapair.schedule import Pair
 from cute_fa4.sm100.mhaswap.schedule import SwappedTile
 from cute_fa4.sm100.mla_decode.schedule import LatentTile
 from cute_fa4.sm100.problem import AUX_DTYPES
@@ -180,13 +181,17 @@ def _of_config(values: dict) -> list:
 
 
 def _families_with(choices: set) -> list[str]:
-    """The families whose schedules have all of these choices; tiles of few rows only where their rows are said."""
+    """The families whose schedules have all of these choices, which calls choose unless they are told to.
+
+    Tiles of few rows only where their rows are said; pairs of CTAs where they are what calls ask for.
+    """
     has = {name: {field.name for field in fields(cls)} for name, cls in FAMILIES.items()}
     few = "rows" in choices
+    asked_for = {LatentTile} if policy.pairs() else {LatentTile, Pair}
     return [
         name
         for name, cls in FAMILIES.items()
-        if choices <= has[name] and ("rows" in has[name]) == few and cls is not LatentTile
+        if choices <= has[name] and ("rows" in has[name]) == few and cls not in asked_for
     ]
 
 

@@ -169,7 +169,8 @@ def _tile(q, group: int, where: Where, options: Options) -> dict:
     pack, rows = tile_for(seqlen_q, group, options.pack_gqa, by_length and policy.swaps())
     if rows is not None:
         return {"pack_gqa": pack, "rows": rows}
-    family = family_for(seqlen_q, group if pack else 1) if by_length else None
+    heads = group if pack else 1
+    family = family_for(seqlen_q, heads, policy.pairs()) if by_length else None
     return {"pack_gqa": pack, "family": family}
 
 

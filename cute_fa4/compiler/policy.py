@@ -17,6 +17,11 @@ CUTE_FA4_SWAP: which tiles calls of few queries ask for.
     auto    up to 32 query rows, heads of a packed group counted: tiles with swapped operands (sm100/mhaswap; default)
     off     tiles of 128 rows, to compare with
 
+CUTE_FA4_PAIR: whether calls of more queries than one tile of 128 rows ask for pairs of CTAs that share their MMAs.
+
+    off     every CTA by itself (sm100/mha2q; default)
+    on      pairs (sm100/mhapair), to compare with
+
 All are read when the kernel of a call is chosen, which is once for calls that are alike.
 """
 
@@ -31,6 +36,7 @@ POLICIES = ("allow", "warn", "error")
 VARIABLE = "CUTE_FA4_JIT"
 CLAIMS_VARIABLE = "CUTE_FA4_CLAIMS"
 SWAP_VARIABLE = "CUTE_FA4_SWAP"
+PAIR_VARIABLE = "CUTE_FA4_PAIR"
 
 _warming_up = contextvars.ContextVar("warming_up", default=False)
 
@@ -57,6 +63,11 @@ def claims() -> bool | None:
 def swaps() -> bool:
     """Whether calls of few queries ask for tiles with swapped operands."""
     return environment.choice(SWAP_VARIABLE, "auto", "off") == "auto"
+
+
+def pairs() -> bool:
+    """Whether calls of many queries ask for pairs of CTAs."""
+    return environment.choice(PAIR_VARIABLE, "off", "on") == "on"
 
 
 def is_warming_up() -> bool:

@@ -8,6 +8,7 @@ from .combine.config import CombineConfig
 from .config import SCHEDULES, FA4Config
 from .mha1q.schedule import OneTile
 from .mha2q.schedule import TwoTiles
+from .mhapair.schedule import Pair
 from .mhaswap.schedule import SwappedTile
 from .mhaswap.tiles import padded_heads
 from .mla_decode.schedule import LatentTile
@@ -98,15 +99,19 @@ def _schedule(depth: int, family: str | None, **choices) -> Schedule:
     return cls(**choices)
 
 
-def family_for(seqlen_q: int, heads: int) -> str:
+def family_for(seqlen_q: int, heads: int, pairs: bool = False) -> str:
     """The family that runs up to `seqlen_q` queries best, of `heads` heads that share a tile of 128 rows.
 
     One query tile where it has all of the rows; tiles of few rows are asked for by swapped_rows.
 
+    pairs: more rows are those of two CTAs that share their MMAs
+
     >>> family_for(1, 8), family_for(17, 8), family_for(128, 1), family_for(129, 1)
     ('mha1q', 'mha2q', 'mha1q', 'mha2q')
     """
-    return (OneTile if seqlen_q * heads <= ROWS_PER_Q_TILE else TwoTiles).family
+    if seqlen_q * heads <= ROWS_PER_Q_TILE:
+        return OneTile.family
+    return (Pair if pairs else TwoTiles).family
 
 
 def tile_for(
@@ -184,8 +189,12 @@ def split_configs(
 ) -> tuple[FA4Config, CombineConfig]:
     """The two kernels of a call whose keys are split: the one of `config` into a workspace, and what merges it.
 
+    Pairs of CTAs do not split keys: where there are too few blocks for the chip there is nothing to pair.
+
     shared: every CTA takes as many keys as any other, not every part of a sequence.
     """
+    if isinstance(config.schedule, Pair):
+        config = config.with_(schedule=config.schedule.alone)
     partial = config.with_(split_keys=True, share_keys=shared, write_lse=True, o_dtype="f32")
     combine = CombineConfig(
         config.o_dtype,

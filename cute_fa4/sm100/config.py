@@ -19,6 +19,7 @@ from hashlib import sha256
 from .memory_maps import SmemMap, TmemMap
 from .mha1q.schedule import OneTile
 from .mha2q.schedule import TwoTiles
+from .mhapair.schedule import Pair
 from .mhaswap.schedule import SwappedTile
 from .mla_decode.schedule import LatentTile
 from .naming import kernel_name, text
@@ -27,7 +28,7 @@ from .schedule import Schedule
 from .sync.barriers import BarrierTable
 from .tiles import Tiles
 
-SCHEDULES = {cls.__name__: cls for cls in (TwoTiles, OneTile, SwappedTile, LatentTile)}
+SCHEDULES = {cls.__name__: cls for cls in (TwoTiles, Pair, OneTile, SwappedTile, LatentTile)}
 
 
 @dataclass(frozen=True)

@@ -80,8 +80,41 @@ class CTA:
     tmem_address: cute.Pointer  # shared: where tcgen05.alloc leaves the address
 
 
+@cute.jit
+def set_up(cfg: cutlass.Constexpr, args: KernelArgs, cta: CTA, warp, mbarriers):
+    """mbarriers by the load warp, which does not wait for the tensor memory that the mma warp allocates."""
+    warps = cfg.schedule.warps
+    if warp == warps.mma.start:
+        cute.arch.alloc_tmem(cfg.tmem.columns, cta.tmem_address)
+        cute.arch.relinquish_tmem_alloc_permit()
+    if warp == warps.load.start:  # goes on at once: its copies need nothing of the others
+        initialise_all(cfg, args, mbarriers)
+        cute.arch.barrier_arrive(barrier_id=SET_UP, number_of_threads=warps.threads)
+    else:
+        cute.arch.barrier(barrier_id=SET_UP, number_of_threads=warps.threads)
+
+
+def initialise_all(cfg, args: KernelArgs, mbarriers):
+    """Load warp: every mbarrier of the table, and the descriptors on their way."""
+    if cfg.schedule.prefetch_maps:
+        tma.prefetch(args.q, args.k, args.v, args.o)
+    initialise(mbarriers, [barrier.count for _, _, barrier in cfg.barriers.instances()])
+
+
+@cute.jit
+def tear_down(cfg: cutlass.Constexpr, cta: CTA, warp):
+    """Every warp meets; the mma warp frees tensor memory."""
+    cute.arch.sync_threads()
+    if warp == cfg.schedule.warps.mma.start:
+        tmem_pointer = cute.arch.retrieve_tmem_ptr(Float32, 16, cta.tmem_address)
+        cute.arch.dealloc_tmem(tmem_pointer, cfg.tmem.columns)
+
+
 class SM100Kernel:
     """Base of the families: a kernel is made from an FA4Config and called with tensors."""
+
+    cluster = None
+    """Shape of a cluster where CTAs are launched together; None: each by itself."""
 
     def __init__(self, cfg):
         """cfg: what to build. Raises ValueError with every reason if the variant cannot run."""
@@ -195,7 +228,8 @@ class SM100Kernel:
             f"cute_fa4_{cfg.name}", remove_cutlass_symbol=True, keep_mangled_name=False
         )
         self.kernel(args).launch(
-            grid=[grid, 1, 1],
+            grid=[self.ctas(grid), 1, 1],
+            cluster=self.cluster,
             block=[cfg.schedule.warps.threads, 1, 1],
             smem=cfg.smem.nbytes,
             stream=stream,
@@ -211,28 +245,37 @@ class SM100Kernel:
         mbarriers = cute.recast_ptr(base + cfg.smem.mbarriers.offset, dtype=Int64)
         cta = self.prologue(base, mbarriers)
 
-        if warp == warps.mma.start:
-            cute.arch.alloc_tmem(cfg.tmem.columns, cta.tmem_address)
-            cute.arch.relinquish_tmem_alloc_permit()
-        if warp == warps.load.start:  # goes on at once: its copies need nothing of the others
-            if cutlass.const_expr(cfg.schedule.prefetch_maps):
-                tma.prefetch(args.q, args.k, args.v, args.o)
-            initialise(mbarriers, [barrier.count for _, _, barrier in cfg.barriers.instances()])
-            cute.arch.barrier_arrive(barrier_id=SET_UP, number_of_threads=warps.threads)
-        else:
-            cute.arch.barrier(barrier_id=SET_UP, number_of_threads=warps.threads)
-
+        self.set_up(args, cta, warp, mbarriers)
         if cutlass.const_expr(cfg.schedule.dependent_launch):
             cute.arch.griddepcontrol_wait()
         self.roles(args, cta, warp)
         if cutlass.const_expr(cfg.schedule.dependent_launch):
             if warp == warps.load.start:
                 cute.arch.griddepcontrol_launch_dependents()
+        self.tear_down(cta, warp)
 
-        cute.arch.sync_threads()
-        if warp == warps.mma.start:
-            tmem_pointer = cute.arch.retrieve_tmem_ptr(Float32, 16, cta.tmem_address)
-            cute.arch.dealloc_tmem(tmem_pointer, cfg.tmem.columns)
+    def set_up(self, args: KernelArgs, cta: "CTA", warp, mbarriers):
+        """mbarriers and tensor memory, before any role begins."""
+        set_up(self.cfg, args, cta, warp, mbarriers)
+
+    def tear_down(self, cta: "CTA", warp):
+        """When every role has ended."""
+        tear_down(self.cfg, cta, warp)
+
+    def ctas(self, blocks):
+        """CTAs of so many blocks."""
+        return blocks
+
+    producer_pipeline = TMAProducerPipeline
+    consumer_pipeline = KVConsumerPipeline
+
+    @property
+    def queue(self) -> type[WorkQueue]:
+        return queue_of(self.cfg)
+
+    def events_of(self, mbarriers) -> Events:
+        """The events of the barrier table, whose first mbarrier this is."""
+        return Events.of(self.cfg.barriers, mbarriers)
 
     def o_operand(self, mO):
         """-> (what stores O, rows from one batch to the next in its row space): TMA, unless a family does it itself."""
@@ -243,7 +286,7 @@ class SM100Kernel:
         cfg = self.cfg
         return (
             *tma.k_operand(cfg, mK),
-            *tma.kv_operand(cfg, mV, cfg.tiles.padded_ov_depth, is_v=True),
+            *tma.kv_operand(cfg, mV, cfg.tiles.v_cols_per_cta, is_v=True),
         )
 
     def shared(self, base) -> Smem:
@@ -260,19 +303,20 @@ class SM100Kernel:
             slots=table.kv_slots,
             qk_stages=tiles.qk_stages,
         )
-        queue = queue_of(cfg).at(
+        queue = self.queue.at(
             cute.recast_ptr(base + cfg.smem.work_queue.offset, dtype=Int32),
-            ready=mbarriers + table.first_index("work_ready"),
-            read=mbarriers + table.first_index("work_read"),
-            claimed=mbarriers + table.first_index("work_claimed"),
+            **{
+                name: mbarriers + table.first_index(barrier)
+                for name, barrier in self.queue.BARRIERS.items()
+            },
         )
         return CTA(
             smem=self.shared(base),
-            events=Events.of(table, mbarriers),
-            producer=TMAProducerPipeline(
+            events=self.events_of(mbarriers),
+            producer=self.producer_pipeline(
                 **ring, k_bytes=tiles.bytes_of_stages, v_bytes=tiles.v_bytes
             ),
-            consumer=KVConsumerPipeline(**ring),
+            consumer=self.consumer_pipeline(**ring),
             queue=queue,
             tmem_address=cute.recast_ptr(base + cfg.smem.tmem_address.offset, dtype=Int32),
         )

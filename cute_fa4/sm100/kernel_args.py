@@ -67,6 +67,10 @@ class Events:
             }
         )
 
+    def seen_by(self, role: str) -> "Events":
+        """The events as a role raises and awaits them; CTAs that share an MMA say it of each role."""
+        return self
+
 
 def floats(pointer: cute.Pointer, number: int) -> cute.Tensor:
     """So many float32 from a byte of shared memory on."""

@@ -2,6 +2,7 @@
 
     family       schedule    query tiles of a CTA    who shares the two softmax warpgroups
     mha2q        TwoTiles    two                     a query tile each
+    mhapair      Pair        two of 256, half in each CTA    a query tile each
     mha1q        OneTile     one                     every second key tile each
 
 Choices, how they are made where they are left open, and why a problem does not run: with value, limit and remedy.

@@ -2,6 +2,7 @@
 
     family                    schedule
     mha2q/schedule.py         TwoTiles: two query tiles of 128 rows a CTA
+    mhapair/schedule.py       Pair: two CTAs share the MMAs of two query tiles of 256 rows
     mhaswap/schedule.py       SwappedTile: a tile of 8 to 64 rows, keys and depth in the place of the 128 rows
     mla_decode/schedule.py    LatentTile: such a tile over a latent cache, whose V is the first columns of K
     mha1q/schedule.py         OneTile: one query tile of 128 rows, even and odd key tiles side by side

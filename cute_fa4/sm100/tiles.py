@@ -98,6 +98,11 @@ class Tiles:
         return self.BM // self.rows_per_position
 
     @property
+    def positions_per_block(self) -> int:
+        """Query positions of the CTAs that share an MMA: they take the same key tiles, and are dealt out together."""
+        return self.positions_per_cta * self.cta_group
+
+    @property
     def dtype_bytes(self) -> int:
         return self.problem.dtype_bytes
 
@@ -135,8 +140,14 @@ class Tiles:
         return slot_columns(self.problem, self.swizzle_granule)
 
     @property
-    def kv_box_rows(self) -> int:
-        """Key rows of one copy: the tile, or what it has in common with a page, so that no box crosses a page."""
+    def k_box_rows(self) -> int:
+        """Rows of one copy of K: a CTA's, or what they have in common with a page, so that no box crosses a page."""
+        page = self.problem.page_size
+        return gcd(self.k_rows_per_cta, page) if page else self.k_rows_per_cta
+
+    @property
+    def v_box_rows(self) -> int:
+        """Likewise of V, of whose tile a CTA has every row."""
         page = self.problem.page_size
         return gcd(self.BN, page) if page else self.BN
 
@@ -150,17 +161,17 @@ class Tiles:
         return page > 0 and (page % ROWS_OF_SWIZZLE != 0 or self.problem.cache_leftpad)
 
     @property
-    def kv_boxes(self) -> int:
-        return self.BN // self.kv_box_rows
-
-    @property
     def pages_come_whole(self) -> bool:
-        """One copy a page brings all depth chunks; they lie side by side in the tile (layouts/page_tiles.py)."""
+        """One copy a page brings all depth chunks; they lie side by side in the tile (layouts/page_tiles.py).
+
+        Half of the columns of V are one chunk: two CTAs that share an MMA have nothing to fold there.
+        """
         depths = (self.problem.qk_depth, self.problem.ov_depth)
         return (
             self.problem.fold_pages
             and not self.gathers_rows
-            and self.kv_boxes > 1
+            and self.cta_group == 1
+            and self.v_box_rows < self.BN
             and all(depth % self.swizzle_granule == 0 for depth in depths)
             and not self.rest_qk_depth
             and self.padded_qk_depth > self.swizzle_granule
@@ -199,16 +210,25 @@ class Tiles:
 
     @property
     def pv_mma_shape(self) -> tuple[int, int, int]:
-        """(M, N, K) of O += P V; N is the depth rounded up to the 16 columns an M=128 MMA asks for."""
-        return (self.MMA_M, align_up(self.problem.ov_depth, 16), self.BN)
+        """(M, N, K) of O += P V; N is the depth rounded up to the columns that an MMA asks for.
+
+        PTX ISA, "matrix shape": multiples of 16 for M = 128, of 32 for the M = 256 of two CTAs.
+        """
+        return (self.MMA_M, align_up(self.problem.ov_depth, 16 * self.cta_group), self.BN)
 
     @property
     def k_rows_per_cta(self) -> int:
         return self.BN // self.cta_group
 
     @property
+    def v_cols_of_mma(self) -> int:
+        """Columns of V that the MMA takes from a CTA; those of the next one begin behind them."""
+        return align_up(self.problem.ov_depth, 16 * self.cta_group) // self.cta_group
+
+    @property
     def v_cols_per_cta(self) -> int:
-        return self.padded_ov_depth // self.cta_group
+        """Columns of V that a CTA loads: the same, padded to whole swizzle spans."""
+        return align_up(self.v_cols_of_mma, self.swizzle_granule)
 
     @property
     def p_first_part(self) -> int:
@@ -243,8 +263,9 @@ class Tiles:
 
     @property
     def kv_slot_bytes(self) -> int:
-        """A slot of the ring holds a whole K tile or a whole V tile."""
-        return self.BN * self.o_columns_padded * self.dtype_bytes // self.cta_group
+        """A slot of the ring holds what a CTA has of a K tile, or of a V tile."""
+        k_elements = self.k_rows_per_cta * self.slot_qk_depth
+        return max(k_elements, self.BN * self.v_cols_per_cta) * self.dtype_bytes
 
     @property
     def o_chunk_bytes(self) -> int:

@@ -12,6 +12,8 @@ from cutlass.cute.nvgpu import cpasync
 from .gathered_rows import ROWS
 from .tensor_maps import TMAOperand, tiler
 
+EVEN_CTA = 0xFEFFFFFF  # a shared::cluster address with this mask is the same place in the even CTA of the pair
+
 
 def smem_tile(operand: TMAOperand, dtype, address):
     """The tile at a shared-memory address (Int32) as a CuTe tensor."""
@@ -69,29 +71,39 @@ def store_tile(operand: TMAOperand, dtype, address, first_row, further, first_co
 
 
 def gather_rows(
-    operand: TMAOperand, address, chunks: int, chunk_bytes: int, mbarrier, rows: tuple, first_column
+    operand: TMAOperand,
+    address,
+    chunks: int,
+    chunk_bytes: int,
+    mbarrier,
+    rows: tuple,
+    first_column,
+    cta_group: int = 1,
 ):
     """Copy four rows of the operand's map to four neighbouring rows of a tile; zeros for rows that do not exist.
 
     address       shared address of the first of them, in the first of `chunks` depth chunks `chunk_bytes` apart
     first_column  of the first chunk; each is as wide as the map's box
     rows          four Int32; all of their bytes count on `mbarrier`, also those filled with zeros
+    cta_group     2: the mbarrier is that of the even CTA of the pair
 
     PTX ISA, "cp.async.bulk.tensor": with .tile::gather4 the map has two dimensions and boxes of one row, the
     coordinates are a column and four rows, and the rows lie in shared memory as a box of four would. The column is a
     multiple of 16 bytes.
     """
     columns = cute.size(operand.tile_layout.outer)
+    to, group = ("cta", "") if cta_group == 1 else ("cluster", ".cta_group::2")
+    mbarrier = mbarrier.toint() if cta_group == 1 else mbarrier.toint() & EVEN_CTA
     text = "{\n.reg .pred leader_thread;\n.reg .b32 at, column;\n"
     text += "elect.sync _|leader_thread, 0xffffffff;\n"
     for chunk in range(chunks):
         text += f"add.s32 at, $0, {chunk * chunk_bytes};\nadd.s32 column, $2, {chunk * columns};\n"
         text += (
-            "@leader_thread cp.async.bulk.tensor.2d.shared::cta.global.tile::gather4"
-            ".mbarrier::complete_tx::bytes [at], [$1, {column, $4, $5, $6, $7}], [$3];\n"
+            f"@leader_thread cp.async.bulk.tensor.2d.shared::{to}.global.tile::gather4"
+            f".mbarrier::complete_tx::bytes{group} [at], [$1, {{column, $4, $5, $6, $7}}], [$3];\n"
         )
     text += "}"
-    numbers = (first_column, mbarrier.toint(), *rows)
+    numbers = (first_column, mbarrier, *rows)
     llvm.inline_asm(
         None,
         [

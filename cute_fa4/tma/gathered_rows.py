@@ -114,3 +114,9 @@ def populate(
         exists = (first + i < end) & (entry >= 0) & (entry < num_pages)
         rows.append(choose(exists, entry * rows_per_page + inside, NO_ROW))
     return GatheredRows(tuple(rows))
+
+
+def from_row(found: GatheredRows, first) -> GatheredRows:
+    """The rows of a tile from row `first` on, a multiple of four; what lies behind them may be anything."""
+    lane = cute.arch.lane_idx() + first // ROWS & 31
+    return GatheredRows(tuple(cute.arch.shuffle_sync(row, lane) for row in found.rows))

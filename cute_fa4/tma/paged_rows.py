@@ -117,3 +117,20 @@ def populate(
     inside = (first_key + lane * rows) % page_size if rows < page_size else 0
     valid = minimum(maximum(num_keys - first_key - lane * rows, 0), rows)
     return PagedRowIndices(entry * exists * rows_per_page + inside, valid * exists, boxes)
+
+
+def rows_within(
+    found: PagedRowIndices, first, rows: int, box_rows: int, rows_of_box: int
+) -> PagedRowIndices:
+    """Rows [first, first + rows) of a tile that was found in boxes of `box_rows`, in boxes of `rows_of_box`.
+
+    first   a multiple of rows_of_box, which divides box_rows
+    """
+    boxes = rows // rows_of_box
+    at = first if boxes == 1 else first + cute.arch.lane_idx() * rows_of_box
+    row, valid = found.row, found.valid
+    if found.boxes > 1:
+        lane = at // box_rows & 31  # of lanes without a box any
+        row, valid = cute.arch.shuffle_sync(row, lane), cute.arch.shuffle_sync(valid, lane)
+    inside = at % box_rows
+    return PagedRowIndices(row + inside, minimum(maximum(valid - inside, 0), rows_of_box), boxes)

@@ -232,10 +232,15 @@ def make_operand(
     store: bool = False,
     chunks_side_by_side: bool = False,
     heads: int | None = None,
+    cta_group: int = 1,
 ) -> TMAOperand:
-    """Descriptor for tiles of `rows` x `columns` of a view; heads: as tiler has it."""
+    """Descriptor for tiles of `rows` x `columns` of a view; heads: as tiler has it.
+
+    cta_group   2: the bytes of a load count on the mbarrier of the even CTA of the pair
+    """
     tile_layout = swizzled_tile(dtype, rows, columns, chunks_side_by_side)
-    op = cpasync.CopyBulkTensorTileS2GOp() if store else cpasync.CopyBulkTensorTileG2SOp()
+    group = tcgen05.CtaGroup.TWO if cta_group == 2 else tcgen05.CtaGroup.ONE
+    op = cpasync.CopyBulkTensorTileS2GOp() if store else cpasync.CopyBulkTensorTileG2SOp(group)
     atom, coordinates = cpasync.make_tiled_tma_atom(
         op, view, tile_layout, tiler(view, rows, columns, heads)
     )

@@ -34,6 +34,11 @@ LEVELS = ("ptx", "hardware")
 IN_FLIGHT = np.iinfo(np.int32).max
 _ACTORS_OF_A_WARP = 4  # itself, its tcgen05.ld, its tcgen05.st, the tensor core as it uses it
 
+FENCED_APART = (
+    BARRIERS,
+    SEALED,
+)  # rows that fences of their own make fit to travel with a relaxed arrival
+
 
 @dataclass(eq=False, slots=True)
 class Word:
@@ -199,16 +204,17 @@ class Ordering:
     def outgoing(self, warp, scope=GPU, relaxed=False):
         """[(rank, scope, clock)] that an arrival of the warp carries: everything it knows, and its own accesses.
 
-        relaxed  only what fences made fit to travel, and fenced mbarriers
+        relaxed  only what fences made fit to travel, tcgen05.fence::before_thread_sync too, and fenced mbarriers
         """
         order = warp.order
         order.clock[HAPPENED, order.actor] = self.now
         rank = _rank(warp)
         if not relaxed:
             return [(rank, scope, order.clock)]
-        barriers = np.zeros_like(order.clock)
-        barriers[BARRIERS] = order.clock[BARRIERS]
-        return [(rank, scope, barriers), *self._fenced(order, rank, scope)]
+        fenced = np.zeros_like(order.clock)
+        for row in FENCED_APART:
+            fenced[row] = order.clock[row]
+        return [(rank, scope, fenced), *self._fenced(order, rank, scope)]
 
     def _fenced(self, order, rank, scope):
         """[(rank, scope, clock)] that fences let a relaxed operation publish: as far as both reach."""
@@ -231,7 +237,11 @@ class Ordering:
         self.publish(barrier, [(None, GPU, clock)])
 
     def acquire(self, barrier, warp, scope=GPU, relaxed=False):
-        """A wait of the warp has succeeded. relaxed: a fence must follow before it counts."""
+        """A wait of the warp has succeeded. relaxed: a fence must follow before it counts.
+
+        For tensor memory that fence is tcgen05.fence::after_thread_sync, which asks for no acquire (PTX ISA, "tcgen05
+        memory consistency model": the canonical patterns arrive and wait with .relaxed.cluster).
+        """
         if barrier.acquirable is not None:
             self._take(warp, barrier.acquirable.reaching(_rank(warp), scope), relaxed)
 
@@ -240,6 +250,9 @@ class Ordering:
         for distance, clock in reaching:
             if relaxed:
                 order.seen[distance] = merged(order.seen[distance], clock)
+                only = np.zeros_like(clock)
+                only[SEALED] = clock[SEALED]
+                self._learn(order, only)
             else:
                 self._learn(order, clock)
 
@@ -284,10 +297,11 @@ class Ordering:
 
     def fence_tensor(self, warp, before):
         """tcgen05.fence::before_thread_sync seals tensor-memory accesses, ::after_thread_sync accepts them."""
-        clock = warp.order.clock
-        target, source = (SEALED, TENSOR) if before else (TENSOR, SEALED)
-        np.maximum(clock[target], clock[source], out=clock[target])
-        warp.order.version += 1
+        order, known = warp.order, TENSOR if self.ptx else HAPPENED
+        order.clock[HAPPENED, order.actor] = self.now
+        target, source = (SEALED, known) if before else (TENSOR, SEALED)
+        np.maximum(order.clock[target], order.clock[source], out=order.clock[target])
+        order.version += 1
 
     def strong_access(self, warp, key, release, acquire, write, scope):
         """An atomic, volatile, relaxed, acquire or release access to an address that threads agree on by it."""

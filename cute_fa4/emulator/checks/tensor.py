@@ -11,7 +11,7 @@ PTX ISA, "tcgen05 Memory Consistency Model Considerations".
 
 import numpy as np
 
-from cute_fa4.emulator.checks.clocks import ASYNC_SHARED, HAPPENED, TENSOR
+from cute_fa4.emulator.checks.clocks import ASYNC_SHARED, HAPPENED, SEALED, TENSOR
 from cute_fa4.emulator.checks.memory import race, touch, visible
 from cute_fa4.emulator.checks.ordering import IN_FLIGHT
 from cute_fa4.emulator.checks.reports import report
@@ -52,7 +52,7 @@ def _block(order, tmem, at, strand, number, write, clock):
     if write and shadow.checked.get(block) == shadow.turns:
         shadow.writer[at] = number
         return
-    row = clock[TENSOR if order.ptx else HAPPENED].copy()
+    row = clock[TENSOR].copy() if order.ptx else np.maximum(clock[HAPPENED], clock[SEALED])
     if strand.actor >= len(row):  # taken along before there were so many actors
         row = np.concatenate((row, np.zeros(order.capacity - len(row), np.int32)))
     row[strand.actor] = IN_FLIGHT

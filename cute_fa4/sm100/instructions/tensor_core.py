@@ -92,11 +92,15 @@ def mma_ts(
 def commit(mbarrier, cta_group: int = 1):
     """Arrive on an mbarrier (Int32 shared address) when every MMA that this thread issued has completed.
 
-    The thread is the elected one: the same that issued the MMAs.
+    The thread is the elected one: the same that issued the MMAs. With cta_group 2 on the same mbarrier of both CTAs.
     """
-    _asm(
-        "{\n.reg .pred leader_thread;\nelect.sync _|leader_thread, 0xffffffff;\n"
-        f"@leader_thread tcgen05.commit.cta_group::{cta_group}.mbarrier::arrive::one.shared::cluster.b64 [$0];\n}}",
-        [Int32(mbarrier).ir_value()],
-        "r",
+    to = "" if cta_group == 1 else ".multicast::cluster"
+    both = "" if cta_group == 1 else ", both_ctas"
+    text = "{\n.reg .pred leader_thread;\nelect.sync _|leader_thread, 0xffffffff;\n"
+    if both:
+        text += f".reg .b16 both_ctas;\nmov.b16 both_ctas, {(1 << cta_group) - 1};\n"
+    text += (
+        f"@leader_thread tcgen05.commit.cta_group::{cta_group}.mbarrier::arrive::one.shared::cluster{to}.b64 "
+        f"[$0]{both};\n}}"
     )
+    _asm(text, [Int32(mbarrier).ir_value()], "r")

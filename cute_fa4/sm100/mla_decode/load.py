@@ -58,7 +58,7 @@ def load_columns(cfg, args: KernelArgs, address, mbarrier, found, work: Work, fi
             continue
         for p in range(found.boxes):
             place, further = clipped_load(*found.box(p), Int32(KV_HEAD))
-            box = at + p * tiles.kv_box_rows * SPAN_BYTES
+            box = at + p * tiles.k_box_rows * SPAN_BYTES
             copies.load_tile(args.k.boxes, dtype, box, mbarrier, place, further, column)
 
 

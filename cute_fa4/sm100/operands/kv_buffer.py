@@ -39,7 +39,7 @@ DESCRIPTOR_UNIT = 16  # bytes of one unit of a descriptor's address
 class KVBufferConfig:
     """What makes a buffer K or V.
 
-    rows, columns   keys and padded depth of a tile
+    rows, columns   keys and padded depth of a tile, as far as the CTA has them
     slot_bytes      distance of two slots of the ring
     walks_keys      the contraction runs over keys (V), not over the depth (K)
     depth_stages    a tile is copied in so many depth chunks, each with a barrier of its own
@@ -48,6 +48,7 @@ class KVBufferConfig:
     box_rows        rows of one copy: the tile's, or what it has in common with a page
     whole_pages     a copy brings a box with all its depth chunks
     gathered        a copy brings four rows, wherever they lie
+    cta_group       CTAs that share an MMA; of two, the even one counts the bytes of both
     first_column    of the tensor's depth
     rest            the columns behind these, which have one place for all slots; None: there are none
     rest_offset     of that place from slot 0, in bytes
@@ -64,6 +65,7 @@ class KVBufferConfig:
     box_rows: int
     whole_pages: bool
     gathered: bool
+    cta_group: int
     first_column: int = 0
     rest: "KVBufferConfig | None" = None
     rest_offset: int = 0
@@ -71,22 +73,26 @@ class KVBufferConfig:
     @staticmethod
     def for_k(cfg) -> "KVBufferConfig":
         tiles, depth = cfg.tiles, cfg.tiles.qk_mma_shape[2]
-        here = tiles.slot_qk_depth
-        k = KVBufferConfig._of(cfg, here, False, tiles.slot_stages, min(depth, here))
+        rows, here, box = tiles.k_rows_per_cta, tiles.slot_qk_depth, tiles.k_box_rows
+        k = KVBufferConfig._of(cfg, rows, here, box, False, tiles.slot_stages, min(depth, here))
         if not tiles.rest_qk_depth:
             return k
-        rest = KVBufferConfig._of(cfg, tiles.rest_qk_depth, False, 1, depth - here)
+        rest = KVBufferConfig._of(cfg, rows, tiles.rest_qk_depth, box, False, 1, depth - here)
         offset = cfg.smem.k_rest.offset - cfg.smem.kv.offset
         return replace(k, rest=replace(rest, first_column=here), rest_offset=offset)
 
     @staticmethod
     def for_v(cfg) -> "KVBufferConfig":
-        return KVBufferConfig._of(cfg, cfg.tiles.padded_ov_depth, True, 1, cfg.tiles.BN)
+        tiles = cfg.tiles
+        shape = (tiles.BN, tiles.v_cols_per_cta, tiles.v_box_rows)
+        return KVBufferConfig._of(cfg, *shape, True, 1, tiles.BN)
 
     @staticmethod
-    def _of(cfg, columns, walks_keys, depth_stages, contraction) -> "KVBufferConfig":
+    def _of(
+        cfg, rows, columns, box_rows, walks_keys, depth_stages, contraction
+    ) -> "KVBufferConfig":
         return KVBufferConfig(
-            rows=cfg.tiles.BN,
+            rows=rows,
             columns=columns,
             dtype=cfg.qkv_dtype,
             slot_bytes=cfg.tiles.kv_slot_bytes,
@@ -94,9 +100,10 @@ class KVBufferConfig:
             depth_stages=depth_stages,
             contraction=contraction,
             clipped=cfg.clips_keys,
-            box_rows=cfg.tiles.kv_box_rows,
+            box_rows=box_rows,
             whole_pages=cfg.tiles.pages_come_whole,
             gathered=cfg.tiles.gathers_rows,
+            cta_group=cfg.tiles.cta_group,
         )
 
     @property
@@ -147,8 +154,11 @@ class KVBuffer:
         kv_head,
         batch,
         depth_stage: int = 0,
+        first_column=0,
     ):
         """Issue the copies of a tile, or of one depth stage of it, into a slot; the bytes count on `mbarrier`.
+
+        first_column    where the CTA's columns begin; a number, or an Int32 of the kernel
 
         Rows that do not exist and columns beyond the depth arrive as zeros and count as bytes, so that every tile
         has the same number of them.
@@ -157,7 +167,8 @@ class KVBuffer:
         if depth_stage == cfg.depth_stages:
             self._rest.load_from_dram(0, mbarrier, found, kv_head, batch)
             return
-        dtype, column = DTYPES[cfg.dtype], cfg.first_column + depth_stage * cfg.stage_columns
+        dtype = DTYPES[cfg.dtype]
+        column = first_column + (cfg.first_column + depth_stage * cfg.stage_columns)
         address = self.ring_address + slot * cfg.slot_bytes + depth_stage * cfg.stage_bytes
         if not cfg.clipped:
             copies.load_tile(
@@ -170,7 +181,7 @@ class KVBuffer:
         else:
             self._load_clipped(found, address, mbarrier, kv_head, column)
 
-    def _load_clipped(self, found: PagedRowIndices, address, mbarrier, kv_head, column: int):
+    def _load_clipped(self, found: PagedRowIndices, address, mbarrier, kv_head, column):
         """A copy for each box and, where the boxes are smaller than the tile, for each chunk of 64 columns."""
         cfg = self.config
         chunk_columns, chunks = cfg.chunks_of_copy
@@ -227,11 +238,11 @@ def gather_tile(
     mbarrier,
     found: GatheredRows,
     kv_head,
-    column: cutlass.Constexpr,
+    column,
 ):
     """Copy a tile, or a depth stage of it."""
     chunks = cfg.stage_columns // cfg.tile.span_elements
-    gather_chunks(cfg.rows, tma, address, mbarrier, found, kv_head, column, chunks)
+    gather_chunks(cfg.rows, tma, address, mbarrier, found, kv_head, column, chunks, cfg.cta_group)
 
 
 @cute.jit
@@ -242,8 +253,9 @@ def gather_chunks(
     mbarrier,
     found: GatheredRows,
     kv_head,
-    column: cutlass.Constexpr,
+    column,
     chunks: cutlass.Constexpr,
+    cta_group: cutlass.Constexpr = 1,
 ):
     """Copy so many chunks of 64 columns, from `column` on, of a tile, four rows at a time."""
     here = found.in_map(tma.of_heads.per_row, kv_head * tma.of_heads.per_head)
@@ -256,6 +268,7 @@ def gather_chunks(
             mbarrier,
             here.of_gather(p),
             column,
+            cta_group,
         )
 
 

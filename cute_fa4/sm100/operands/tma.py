@@ -32,15 +32,16 @@ from ...tma.tensor_maps import (
 
 
 def q_operand(cfg, mQ) -> TMAOperand:
+    pair = cfg.tiles.cta_group
     if cfg.tiles.pads_groups:
         view = heads_in_rows_view(mQ, cfg.tiles.swizzle_granule, cfg.tiles.padded_qk_depth)
         return make_operand(
             view, DTYPES[cfg.qkv_dtype], cfg.tiles.q_box_rows, cfg.tiles.padded_qk_depth,
-            heads=cfg.tiles.rows_per_position,
+            heads=cfg.tiles.rows_per_position, cta_group=pair,
         )  # fmt: skip
     view = dense_view(mQ, cfg.tiles.swizzle_granule, cfg.tiles.padded_qk_depth, cfg.heads_per_tile)
     return make_operand(
-        view, DTYPES[cfg.qkv_dtype], cfg.tiles.q_box_rows, cfg.tiles.padded_qk_depth
+        view, DTYPES[cfg.qkv_dtype], cfg.tiles.q_box_rows, cfg.tiles.padded_qk_depth, cta_group=pair
     )
 
 
@@ -93,24 +94,28 @@ def k_operand(cfg, mK) -> tuple[KVOperand, Int32]:
 
 def kv_operand(cfg, mX, columns: int, is_v: bool) -> tuple[KVOperand, Int32]:
     """K (columns: of one depth stage) or V -> (operand, rows from one batch or page to the next)."""
-    dtype, granule, rows = DTYPES[cfg.qkv_dtype], cfg.tiles.swizzle_granule, cfg.tiles.kv_box_rows
+    tiles, dtype, granule = cfg.tiles, DTYPES[cfg.qkv_dtype], cfg.tiles.swizzle_granule
+    rows = tiles.v_box_rows if is_v else tiles.k_box_rows
     if not cfg.clips_keys:
         view = dense_view(mX, granule, columns)
-        return KVOperand(make_operand(view, dtype, rows, columns)), Int32(0)
+        return KVOperand(
+            make_operand(view, dtype, rows, columns, cta_group=tiles.cta_group)
+        ), Int32(0)
     space = row_space(mX, head_mode=-3 if cfg.page_heads_first else -2)
     stride = Int32(space.rows_per_block)
-    if cfg.tiles.gathers_rows:
+    if tiles.gathers_rows:
         view, of_heads = rows_of_heads_view(mX, space)
         return KVOperand(make_row_operand(view, dtype, granule), of_heads=of_heads), stride
-    if cfg.tiles.pages_come_whole:
+    if tiles.pages_come_whole:
         pages = make_operand(
             page_view(mX, space, granule), dtype, rows, columns, chunks_side_by_side=True
         )
         clipped = clipped_load_view(mX, space)
         eight = make_operand(clipped, dtype, 8, columns, chunks_side_by_side=True) if is_v else None
         return KVOperand(pages, eight), stride
-    if rows < cfg.tiles.BN:
+    if rows < (tiles.BN if is_v else tiles.k_rows_per_cta):
         columns = (
             granule  # the chunks of a page do not lie side by side in the tile: a copy for each
         )
-    return KVOperand(make_operand(clipped_load_view(mX, space), dtype, rows, columns)), stride
+    view = clipped_load_view(mX, space)
+    return KVOperand(make_operand(view, dtype, rows, columns, cta_group=tiles.cta_group)), stride

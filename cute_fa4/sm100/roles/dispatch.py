@@ -7,6 +7,7 @@ import cutlass
 import cutlass.cute as cute
 
 from ..kernel_args import KernelArgs
+from ..work.blocks import own_block
 from . import load, softmax
 
 
@@ -34,16 +35,18 @@ def run(
         cute.arch.setmaxregister_increase(warps.softmax_registers)
         i = warp // 4
         s_address = own_lanes(cta.tmem_address, warp) + i * (cfg.tmem.s[1] - cfg.tmem.s[0])
-        softmax.run(cfg, order, args, cta.smem, s_address, cta.events, cta.queue, i)
+        events = cta.events.seen_by("softmax")
+        softmax.run(cfg, order, args, cta.smem, s_address, events, cta.queue, i)
     elif warp < warps.correction.stop:
         cute.arch.setmaxregister_decrease(warps.correction_registers)
         lanes = own_lanes(cta.tmem_address, warp)
-        order.correct(cfg, order, args, cta.smem, lanes, cta.events, cta.queue)
+        events = cta.events.seen_by("correction")
+        order.correct(cfg, order, args, cta.smem, lanes, events, cta.queue)
     else:
         cute.arch.setmaxregister_decrease(warps.other_registers)
         if warp == warps.mma.start:
             tmem = first_column(cta.tmem_address)
             order.run(cfg, args, cta.smem, tmem, cta.events, cta.consumer, cta.queue)
         elif warp == warps.load.start:
-            block, _, _ = cute.arch.block_idx()
+            block = own_block(cfg)
             load.run(cfg, args, cta.smem, cta.events, cta.producer, cta.queue, block, order)

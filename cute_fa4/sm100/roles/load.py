@@ -46,14 +46,14 @@ def load_tile(
     """
     k = KVBuffer(KVBufferConfig.for_k(cfg), smem.kv_address, args.k)
     v = KVBuffer(KVBufferConfig.for_v(cfg), smem.kv_address, args.v)
-    found = find_rows(cfg, args, work, n, entries)
+    of_k, of_v = find_rows(cfg, args, work, n, entries)
     for i in cutlass.range_constexpr(cfg.tiles.num_q):
         if n == order.q_comes_with(cfg, work, i):
             events.q_free.wait(i, q_phase ^ 1)
             order.load_q(cfg, args, smem, events, work, i)
         if cutlass.const_expr(i == 0):
-            at = load_k(cfg, k, kv, work, at, found)
-    return load_v(cfg, v, kv, work, at, found)
+            at = load_k(cfg, k, kv, work, at, of_k)
+    return load_v(cfg, v, kv, work, at, of_v)
 
 
 @cute.jit
@@ -80,7 +80,7 @@ def run(
         for n in cutlass.range(first, first + maximum(count, 1), unroll=1):
             early = n == first + maximum(count - 2, 0)
             if early:
-                queue.ask()
+                queue.ask(search)
             # On its way while the slots of this tile are awaited.
             ahead = look_up(cfg, args, work, n + 1)
             if count > 0:
@@ -96,3 +96,5 @@ def run(
             q_phase = q_phase ^ 1
         work = following
         entries = look_up(cfg, args, work, work.tiles.first)
+    kv.drain(at)
+    queue.drain(search)

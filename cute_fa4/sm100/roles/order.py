@@ -3,10 +3,12 @@
     hook            called by     when                                  P over S               P beside S
     scores_read     softmax       the row's scores are in registers     -                      raises s_free
     may_write_p     softmax       before the factor and P are written   -                      waits for pv_done
+    may_write_factor  softmax   before a factor takes the last one's place    -              -
     o_complete      correction    before O is rescaled                  -                      waits for pv_done
     may_make_s      mma           S_i of the next tile is made, alternate.py    -                      waits for s_free
     product_issued  mma           O_i += P_i V is issued, alternate.py          -                      raises pv_done
     sum_early       softmax       (a choice)                            False                  True
+    close           softmax       there is no more work                 raises p_ready         raises p_ready
 
 Two more groups say who does what; these are their answers where softmax warpgroup i has query tile i to itself:
 
@@ -51,8 +53,15 @@ class Order:
     def may_write_p(self, events, i, phase):
         """Wait until the last factor and the last P of query tile i have been read. phase: of this key tile."""
 
+    def may_write_factor(self, events, i, phase):
+        """Wait until correction has read the last factor of query tile i; p_ready of the last tile has said it here."""
+
     def o_complete(self, events, i, phase):
         """Wait until O_i has all products of the key tiles before. phase: of the tile before this one."""
+
+    def close(self, events, i):
+        """Correction has begun the phase of a tile that does not come: complete it."""
+        events.p_ready.arrive(i)
 
     def may_make_s(self, events, i, phases):
         """Where key tiles alternate: wait until S_i has been read. Bit i of phases: parity of P_i that is used next."""

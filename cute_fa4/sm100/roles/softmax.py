@@ -76,6 +76,7 @@ def step(
     )
     order.may_write_p(events, i, phase)
     if n != first:  # nothing to rescale before
+        order.may_write_factor(events, i, phase)
         smem.row_scale[row.thread] = factor
         events.row_scale.arrive(i)
     bias = -safe_max * scale_log2
@@ -156,4 +157,4 @@ def run(
             write_lse(cfg, args, work, order.q_tile(cfg, work, i), state, writes)
         number = number + 1
         work = queue.next(cfg, args, number)
-    events.p_ready.arrive(i)  # correction has begun the phase of a tile that does not come
+    order.close(events, i)

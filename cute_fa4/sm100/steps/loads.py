@@ -9,7 +9,7 @@ from ...tma.tensor_maps import DTYPES
 from ..kernel_args import Events, KernelArgs, Smem
 from ..operands.kv_buffer import KVBuffer
 from ..sync.pipelines import Slot, TMAProducerPipeline
-from ..work import rows
+from ..work import blocks, rows
 from ..work.tile import Work
 
 
@@ -60,7 +60,23 @@ def rows_in_cache(cfg, work: Work, n) -> tuple:
     return work.sequence.k_first_row + first, work.sequence.k_first_row + end
 
 
-def find_rows(
+def find_rows(cfg, args: KernelArgs, work: Work, n, entries: Int32 | tuple) -> tuple:
+    """-> where the rows of K and of V lie that this CTA loads of key tile n; alone, all rows of both.
+
+    Of two CTAs that share an MMA each has half of the rows of K, and half of the columns of V.
+    """
+    found = rows_of_tile(cfg, args, work, n, entries)
+    if cfg.tiles.cta_group == 1:
+        return found, found
+    rows = cfg.tiles.k_rows_per_cta
+    first = blocks.rank(cfg) * rows
+    if cfg.tiles.gathers_rows:
+        return gathered_rows.from_row(found, first), found
+    boxes = cfg.tiles.v_box_rows, cfg.tiles.k_box_rows
+    return paged_rows.rows_within(found, first, rows, *boxes), found
+
+
+def rows_of_tile(
     cfg, args: KernelArgs, work: Work, n, entries: Int32 | tuple
 ) -> PagedRowIndices | GatheredRows:
     """Where the rows of key tile n lie. Dense keys need no look-up: TMA cuts them by the tensor's extent."""
@@ -113,5 +129,8 @@ def load_v(
     """Copy a value tile whole."""
     kv.acquire(at)
     mbarrier = kv.get_v(at)
-    v.load_from_dram(at.index, mbarrier, found, work.tile.kv_head, work.sequence.batch)
+    column = blocks.rank(cfg) * cfg.tiles.v_cols_of_mma
+    v.load_from_dram(
+        at.index, mbarrier, found, work.tile.kv_head, work.sequence.batch, first_column=column
+    )
     return kv.commit_step(at)

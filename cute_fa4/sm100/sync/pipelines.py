@@ -130,6 +130,9 @@ class TMAProducerPipeline(Ring):
                 cute.arch.mbarrier_arrive(self._full(slot, stage))
         return self._announce(slot, 0, self.v_bytes)
 
+    def drain(self, slot: Slot):
+        """Behind the last tile: where another CTA raises `empty`, until it has raised the last of them."""
+
     def commit_step(self, slot: Slot) -> Slot:
         """The next position. The arrival itself is the hardware's, when the bytes are there."""
         return slot.next(self.slots)

@@ -31,8 +31,8 @@ MOST_SECTION_BITS = 7  # sections of up to 128 heads
 
 
 def grid_size(cfg, total_q, batch, max_seqlen_q, heads):
-    """Number of CTAs, at least one for each block: sum of ceil(l / P) <= min(total / P + batch, batch * longest)."""
-    whole = total_q // cfg.tiles.positions_per_cta
+    """Number of blocks, at least those that exist: sum of ceil(l / P) <= min(total / P + batch, batch * longest)."""
+    whole = total_q // cfg.tiles.positions_per_block
     # More blocks a sequence give more than the first bound, and perhaps more than 32 bits hold.
     longest = minimum(blocks(cfg, max_seqlen_q), whole // maximum(batch, 1) + 2)
     most = minimum(whole + batch, batch * longest)

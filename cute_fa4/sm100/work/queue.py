@@ -21,13 +21,14 @@ has not begun the one before. The end is a work tile of NO_MORE key tiles.
 """
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
 from ...layouts.scalars import choose, maximum, minimum
-from . import kv_range, packed_order, shared_order, tile_order
+from . import blocks, kv_range, packed_order, shared_order, tile_order
 from .entries import CLAIM_ANSWER_BYTES, WORK_ENTRIES, WORK_WORDS
 from .kv_range import TileRange
 from .line import Held
@@ -47,6 +48,13 @@ class WorkQueue:
     ready: cute.Pointer
     read: cute.Pointer
     claimed: cute.Pointer
+
+    # field: its barrier in the table
+    BARRIERS: ClassVar[dict] = {
+        "ready": "work_ready",
+        "read": "work_read",
+        "claimed": "work_claimed",
+    }
 
     @classmethod
     def at(cls, pointer: cute.Pointer, **mbarriers) -> "WorkQueue":
@@ -71,7 +79,7 @@ class WorkQueue:
         cute.arch.mbarrier_arrive(self.read + at)
         return _work(cfg, args, words)
 
-    def ask(self):
+    def ask(self, search: "Search"):
         """Load warp: claim another block. One claim at a time, and none after one was refused."""
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive_and_expect_tx(self.claimed, CLAIM_ANSWER_BYTES)
@@ -86,11 +94,20 @@ class WorkQueue:
         cute.arch.sync_warp()
         return choose(granted != 0, block, -1)
 
+    def drain(self, search: "Search"):
+        """Load warp, behind the last work tile: wait for what other CTAs still send."""
+
+
+def expect_answer(claimed):
+    """One thread announces the bytes of an answer that another CTA asks for."""
+    with cute.arch.elect_one():
+        cute.arch.mbarrier_arrive_and_expect_tx(claimed, CLAIM_ANSWER_BYTES)
+
 
 class OneBlock(WorkQueue):
     """The queue of a CTA that ends with its block: every claim is refused, and no claim is made."""
 
-    def ask(self):
+    def ask(self, search: "Search"):
         pass
 
     def answer(self, search: "Search") -> Int32:
@@ -175,7 +192,7 @@ def find_work(
     else:
         tile = tile_order.work_tile(cfg, number, args.order)
         of = find_sequence(cfg, args.lengths, tile.batch, args.seqlen_q, args.seqlen_k)
-    last = minimum(tile.first_position + cfg.tiles.positions_per_cta, of.seqlen_q) - 1
+    last = minimum(tile.first_position + cfg.tiles.positions_per_block, of.seqlen_q) - 1
     tiles = kv_range.tile_range(
         cfg,
         of.position(tile.first_position),
@@ -186,6 +203,7 @@ def find_work(
     )
     if cutlass.const_expr(cfg.split_keys):
         tiles, tile = args.splits.tiles_of(tiles, part), replace(tile, part=part)
+    tile = replace(tile, first_position=blocks.first_position(cfg, tile.first_position))
     count = choose(block < 0, NO_MORE, tiles.count)
     return Work(tile, of, TileRange(tiles.first, count)), held
 
@@ -207,10 +225,10 @@ def take_work(
         work, held = find_work(cfg, args, block, held)
     else:
         work = _nothing(cfg)
-        while _has_no_rows(work):
+        while _has_no_rows(cfg, work):
             work, held = find_work(cfg, args, block, held)
-            if _has_no_rows(work):
-                queue.ask()
+            if _has_no_rows(cfg, work):
+                queue.ask(Search(claims))
                 block = queue.answer(Search(claims))
                 claims = claims + 1
     return work, Search(claims, held, stretch)
@@ -219,9 +237,13 @@ def take_work(
 def _nothing(cfg) -> Work:
     """A work tile without rows."""
     zero = Int32(0)
-    tile = WorkTile(zero, zero, zero, zero, zero if cfg.split_keys else None)
+    tile = WorkTile(
+        blocks.first_position(cfg, zero), zero, zero, zero, zero if cfg.split_keys else None
+    )
     return Work(tile, Sequence.empty(), TileRange(zero, zero))
 
 
-def _has_no_rows(work: Work):
-    return (work.tiles.count != NO_MORE) & (work.tile.first_position >= work.sequence.seqlen_q)
+def _has_no_rows(cfg, work: Work):
+    """Whether none of the CTAs of the block has any: they go on together."""
+    first = blocks.block_begin(cfg, work.tile.first_position)
+    return (work.tiles.count != NO_MORE) & (first >= work.sequence.seqlen_q)

@@ -29,11 +29,11 @@ L2_BYTES_FOR_KEYS = 50 * 1024 * 1024
 
 
 def blocks(cfg, seqlen_q):
-    return (seqlen_q + cfg.tiles.positions_per_cta - 1) // cfg.tiles.positions_per_cta
+    return (seqlen_q + cfg.tiles.positions_per_block - 1) // cfg.tiles.positions_per_block
 
 
 def grid_size(cfg, seqlen_q, heads, batch):
-    """Number of CTAs. `heads` counts query heads."""
+    """Number of blocks. `heads` counts query heads."""
     return blocks(cfg, seqlen_q) * (heads // cfg.heads_per_tile) * batch
 
 
@@ -107,7 +107,7 @@ def work_tile(cfg, cta, order: TileOrder) -> WorkTile:
 def tile_of_block(cfg, block, head, batch) -> WorkTile:
     """Query block `block` of scheduled head `head`."""
     first_head = head * cfg.heads_per_tile
-    position = opaque(block) * cfg.tiles.positions_per_cta
+    position = opaque(block) * cfg.tiles.positions_per_block
     return WorkTile(position, first_head, first_head // cfg.group, batch)
 
 

@@ -1,0 +1,55 @@
+"""mbarriers that CTAs of a cluster raise for each other.
+
+What tensor memory holds is ordered by tcgen05.fence around the barrier, and the barrier itself may be relaxed (PTX ISA,
+"tcgen05 memory consistency model": canonical synchronization patterns). With .release.cluster and .acquire.cluster,
+which shared memory would ask for, ptxas puts MEMBAR.ALL.GPU before the arrival and CCTL.IVALL behind the wait.
+"""
+
+import cutlass.cute as cute
+from cutlass import Int32
+from cutlass._mlir.dialects import llvm, nvvm
+
+LONGEST_TRY_NS = 10_000_000
+
+
+def arrive_at(rank: int, mbarrier, relaxed: bool = True):
+    """One arrival on the mbarrier at this place in the CTA of a rank."""
+    cute.arch.mbarrier_arrive(
+        mbarrier,
+        peer_cta_rank_in_cluster=rank,
+        relaxed=relaxed,
+        scope=nvvm.MemScopeKind.CLUSTER,
+    )
+
+
+def wait_for_cluster(mbarrier, phase, relaxed: bool = True):
+    """Wait for a phase of an mbarrier of this CTA that others raise as well."""
+    order = "relaxed" if relaxed else "acquire"
+    text = "{\n.reg .pred complete;\nTRY_AGAIN:\n"
+    text += f"mbarrier.try_wait.parity.{order}.cluster.shared::cta.b64 complete, [$0], $1, {LONGEST_TRY_NS};\n"
+    text += "@complete bra.uni COMPLETE;\nbra.uni TRY_AGAIN;\nCOMPLETE:\n}"
+    _asm(text, mbarrier, phase)
+
+
+def arrive_and_wait(mbarrier, count: int):
+    """One thread makes `count` arrivals on an mbarrier of this CTA, and waits until others have completed the phase."""
+    text = "{\n.reg .pred complete, one_thread;\n.reg .b64 state;\nelect.sync _|one_thread, 0xffffffff;\n"
+    text += "@!one_thread bra COMPLETE;\n"
+    text += "mbarrier.arrive.relaxed.cluster.shared::cta.b64 state, [$0], $1;\nTRY_AGAIN:\n"
+    text += "mbarrier.try_wait.relaxed.cluster.shared::cta.b64 complete, [$0], state;\n"
+    text += (
+        "@complete bra.uni COMPLETE;\nbra.uni TRY_AGAIN;\nCOMPLETE:\nbar.warp.sync 0xffffffff;\n}"
+    )
+    _asm(text, mbarrier, count)
+
+
+def _asm(text: str, mbarrier, number):
+    llvm.inline_asm(
+        None,
+        [Int32(mbarrier.toint()).ir_value(), Int32(number).ir_value()],
+        text,
+        "r,r",
+        has_side_effects=True,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+    )

@@ -1,0 +1,103 @@
+"""Every mbarrier of a pair of CTAs: both have all of them, at the same places.
+
+CTA 0 issues the MMAs of both. What it waits for is raised in its shared memory by both CTAs ("at 0"), by a warp each:
+32 arrivals of threads would be 32 messages from one SM to the other. What its MMAs complete they raise in both. The mma
+warp of CTA 1 waits for work tiles alone.
+
+barrier       number  raised by                              awaited by                means
+q_full        2       load 1 (+ bytes of both)               mma                       the Q tile is in shared memory
+q_free        2       mma 1 (commit)                         load                      the last S of this Q is made
+s_ready       2       mma 1 (commit)                         softmax                   S is made; P over S: all P V too
+row_scale     2       softmax 128                            correction                the factors, or last the row sums
+p_ready       2       softmax 8 + correction 8 (at 0)        mma                       P is stored in part, O rescaled
+p_last        2       softmax 8 (at 0)                       mma                       the last part of P is stored
+factor_read   2       correction 4                           softmax                   the last factor has been read
+o_ready       2       mma 1 (commit)                         correction                O is complete
+kv_full       8       load 1 (+ bytes of both)               mma                       the K or V tile is there
+kv_empty      8       mma 1 (commit)                         load                      the slot's MMAs have completed
+work_ready    2       load 1                                 softmax, correction, mma  a work tile is announced
+work_read     2       softmax 256 + correction 128 + mma 32  load                      the announcement has been read
+work_claimed  1       load 1 (+ bytes)                       load                      the answer to a claim is there
+claim_read    1       load 1 (of 1, at 0)                    load                      both have read the last answer
+
+An order whose P has columns of its own has two more, behind p_last:
+
+barrier  number  raised by         awaited by           means
+s_free   2       softmax 8 (at 0)  mma                  S has been read, the next one may be made
+pv_done  2       mma 1 (commit)    softmax, correction  O is complete up to here and P has been read
+
+Reasons for reuse are those of mha2q/barriers.py, where p_ready is also what softmax waits for before it hands over the
+row sums; here that is factor_read, of its own CTA.
+"""
+
+from dataclasses import replace
+
+from ..chip import WARP_SIZE
+from ..mha2q import barriers as of_one_cta
+from ..sync.barriers import CTA, SOFTMAX, Arrivals, Barrier, BarrierTable
+from ..tiles import Tiles
+from ..warp_roles import WarpRoles
+from ..work.entries import WORK_ENTRIES
+
+CTAS = 2
+LEADER = 0  # rank of the CTA whose mma warp issues
+
+
+def table(tiles: Tiles, warps: WarpRoles, kv_slots: int, of_the_order=()) -> BarrierTable:
+    """The table of a kernel; of_the_order: the rows that its order of the products adds."""
+    return BarrierTable.of(
+        rows(warps, of_the_order),
+        q_tiles=tiles.num_q,
+        warps=warps,
+        work_entries=WORK_ENTRIES,
+        kv_slots=kv_slots,
+        qk_stages=tiles.qk_stages,
+    )
+
+
+def rows(warps: WarpRoles, of_the_order=()) -> tuple[Barrier, ...]:
+    """Every barrier, in memory order."""
+    out = []
+    for row in of_one_cta.rows(warps, of_the_order):
+        out.append(of_pair(row))
+        if row.name == "p_last":
+            out.append(factor_read(warps))
+    return (*out, claim_read())
+
+
+def of_pair(row: Barrier) -> Barrier:
+    """A barrier of one CTA where two share the MMAs."""
+    if row.name in ("q_full", "kv_full"):
+        return replace(row, raised_by=(Arrivals("load", 1, "+ bytes of both"),))
+    if row.name in ("p_ready", "p_last", "s_free"):
+        *some, last = (by_warps_of_both(arrivals) for arrivals in row.raised_by)
+        raised_by = (*some, replace(last, how="at 0"))
+        return replace(row, raised_by=raised_by, awaited_by="mma")
+    return row
+
+
+def by_warps_of_both(arrivals: Arrivals) -> Arrivals:
+    """A warp each in the place of a thread each, of both CTAs."""
+    return Arrivals(arrivals.role, CTAS * arrivals.count // WARP_SIZE)
+
+
+def factor_read(warps: WarpRoles) -> Barrier:
+    return Barrier(
+        "factor_read",
+        SOFTMAX,
+        (Arrivals("correction", len(warps.correction)),),
+        "softmax",
+        "the last factor has been read",
+        "the next factor follows this wait, or s_ready of a P V that waited for p_ready",
+    )
+
+
+def claim_read() -> Barrier:
+    return Barrier(
+        "claim_read",
+        CTA,
+        (Arrivals("load", 1, "of 1, at 0"),),
+        "load",
+        "both have read the last answer",
+        "one claim at a time",
+    )

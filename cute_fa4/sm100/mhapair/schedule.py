@@ -1,0 +1,97 @@
+"""Pair: two CTAs of a cluster share every MMA; each has two query tiles of 128 rows, half of K and half of V.
+
+    FA4Config(qk_depth=128, schedule=Pair())    bf16
+
+    block of 512 rows     CTA 0, which issues the MMAs          CTA 1
+    query tiles, M = 256  rows 0..127 of Q0, Q1                 rows 128..255 of Q0, Q1
+    S = Q K^T             keys 0..63 of a K tile                keys 64..127
+    O += P V              columns 0..63 of a V tile             columns 64..127
+    tensor memory         S, P, O of its own rows, as in TwoTiles
+
+An MMA of M = 256 reads B from both CTAs. So a CTA loads half of the bytes of a key tile, keeps twice as many tiles in
+its ring, and its shared memory, which is the bound of the two-tile kernel, sends half as much of K and V to the tensor
+core. What the warps do with rows is that of TwoTiles: softmax and correction do not know of the other CTA.
+"""
+
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from typing import ClassVar
+
+from ..memory_maps import slots_that_fit
+from ..mha2q.orders import ORDERS
+from ..mha2q.schedule import TwoTiles
+from ..mha2q.smem_map import TwoTilesSmem, smem_map
+from ..problem import Problem
+from ..sync.barriers import BarrierTable
+from ..tiles import Tiles
+from . import barriers
+
+PAIRED_ORDERS = ("p_over_s", "p_beside_s")
+
+
+@dataclass(frozen=True)
+class Pair(TwoTiles):
+    """The schedule of SM100MHAPair; its choices are those of TwoTiles."""
+
+    family: ClassVar[str] = "mhapair"
+    ctas: ClassVar[int] = 2  # that share an MMA
+
+    def resolved(self, problem: Problem) -> "Pair":
+        schedule = super().resolved(problem)
+        return replace(schedule, lone_tiles=False) if self.lone_tiles is None else schedule
+
+    @property
+    def alone(self) -> TwoTiles:
+        """The same choices, every CTA by itself."""
+        same = {f.name: getattr(self, f.name) for f in fields(TwoTiles)}
+        return TwoTiles(**{**same, "lone_tiles": None})
+
+    def tiles(self, problem: Problem) -> Tiles:
+        return Tiles.cut(
+            problem,
+            num_q=self.query_tiles,
+            cta_group=self.ctas,
+            bn_cap=self.bn_cap,
+            qk_stages=self.num_qk_stages,
+            swizzle_bytes=self.swizzle_bytes,
+        )
+
+    def barriers(self, problem: Problem) -> BarrierTable:
+        return layout(self, self.tiles(problem))[0]
+
+    def smem(self, problem: Problem) -> TwoTilesSmem:
+        return layout(self, self.tiles(problem))[1]
+
+    def _not_built(self, problem: Problem) -> list[str]:
+        why = super()._not_built(problem)
+        if problem.split_keys:
+            why.append(
+                "split_keys=True is not built yet for pairs of CTAs, which are for many queries: use TwoTiles()"
+            )
+        if self.tiles(problem).rest_qk_depth:
+            why.append(
+                f"qk_depth={problem.qk_depth} is not built yet for pairs of CTAs: use up to 128, or TwoTiles()"
+            )
+        elif self.num_qk_stages != 1:
+            why.append(
+                f"num_qk_stages={self.num_qk_stages} is not built yet for pairs of CTAs: use 1"
+            )
+        if self.lone_tiles:
+            why.append(
+                "lone_tiles=True is not built yet for pairs of CTAs: use False, or TwoTiles()"
+            )
+        if self.order not in PAIRED_ORDERS:
+            why.append(
+                f"order={self.order!r} is not built yet for pairs of CTAs: use {' or '.join(PAIRED_ORDERS)}"
+            )
+        return why
+
+
+@lru_cache(maxsize=1024)
+def layout(schedule: Pair, tiles: Tiles) -> tuple[BarrierTable, TwoTilesSmem]:
+    """Barriers and shared memory decide each other's size: the ring gets what a kernel without slots leaves."""
+    warps, of_the_order = schedule.warps, ORDERS[schedule.order].barriers(schedule.warps)
+    empty = barriers.table(tiles, warps, 0, of_the_order)
+    slots = slots_that_fit(tiles, smem_map(tiles, warps, empty), empty)
+    table = barriers.table(tiles, warps, slots, of_the_order)
+    return table, smem_map(tiles, warps, table)

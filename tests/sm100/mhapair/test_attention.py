@@ -1,0 +1,92 @@
+"""Pairs of CTAs against float64 and, bit by bit, against CTAs alone: masks, layouts, pages, shared rows, schedules.
+
+A block has 512 rows, of which either CTA has 256. 700 queries are a block and a half: of the last block the rows of
+CTA 1 lie behind the end. 900 keys are eight tiles, as many as the ring has slots at head dim 128; the last has 4 keys.
+"""
+
+import pytest
+import torch
+
+from cute_fa4.calls import repeat
+from cute_fa4.reference import allowed_error, attention_float64, max_error
+from tests.attention.agreement import Schedule, attention
+from tests.serving.batches import (
+    Batch,
+    assert_agrees,
+    dense_kv,
+    dense_q,
+    packed_kv,
+    packed_q,
+    paged_kv,
+    run,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore::cute_fa4.EmulatorWarning")
+
+
+@pytest.fixture(autouse=True)
+def pairs(monkeypatch):
+    monkeypatch.setenv("CUTE_FA4_PAIR", "on")
+    repeat.clear()
+    yield
+    repeat.clear()
+
+
+def test_bits_are_those_of_ctas_alone_under_every_schedule(monkeypatch):
+    """Both walk the same keys of a row in the same order; a pair sees more tiles that are masked for a whole row."""
+    generator = torch.Generator().manual_seed(0)
+    draw = lambda n, h: torch.randn(1, n, h, 128, generator=generator)
+    q, k, v = (2 * draw(700, 2)).bfloat16(), draw(900, 1).bfloat16(), draw(900, 1).bfloat16()
+    call = dict(causal=True, return_lse=True, num_splits=1)
+    out, lse = attention(q, k, v, **call, schedule=Schedule("hostile"))
+    exact, exact_lse = attention_float64(q, k, v, causal=True)
+    allowed = allowed_error(q, k, v, causal=True)
+    assert max_error(out, exact) <= allowed.out and max_error(lse, exact_lse) <= allowed.lse
+    again = attention(q, k, v, **call, schedule=Schedule("random", 3))
+    monkeypatch.setenv("CUTE_FA4_PAIR", "off")
+    repeat.clear()
+    alone = attention(q, k, v, **call)
+    assert all(map(torch.equal, again, (out, lse)))
+    assert all(map(torch.equal, alone, (out, lse)))
+
+
+# Sequences of no queries, of one, of rows in CTA 0 alone, of both CTAs, of more than a block; of no keys, of fewer keys
+# than queries. A pair takes over all of them, one after the other.
+QUERIES, KEYS = [600, 0, 100, 300, 1], [700, 50, 300, 0, 130]
+CAUSAL = dict(causal=True), lambda p, j: j <= p
+WINDOW = dict(window_size=(100, 0)), lambda p, j: (j <= p) & (j >= p - 100)
+
+
+def of(storage_q, storage_kv, mask, *, heads=(2, 1), depth=128, dtype=torch.bfloat16, **options):
+    return storage_q, storage_kv, mask, dict(heads=heads, depth=depth, dtype=dtype), options
+
+
+PAGES = {size: (lambda batch, size=size: paged_kv(batch, size)) for size in (3, 16, 48, 128)}
+CASES = {
+    "packed causal, claimed one after the other": of(packed_q, packed_kv, CAUSAL, claims=100),
+    "lengths, pages of 16, depth 64 (P beside S), fp16": of(
+        dense_q, PAGES[16], CAUSAL, depth=64, dtype=torch.float16
+    ),
+    "pages of 3 (gathered), window, hostile": of(packed_q, PAGES[3], WINDOW, mode="hostile"),
+    "pages of 48, packed groups, depth 72": of(
+        packed_q, PAGES[48], CAUSAL, heads=(4, 1), depth=72, pack_gqa=True
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_layouts_and_masks(case):
+    storage_q, storage_kv, (mask, visible), sizes, options = case
+    batch = Batch.draw(QUERIES, KEYS, **sizes)
+    out, lse = run(storage_q(batch), storage_kv(batch), num_splits=1, **mask, **options)
+    assert_agrees(batch, out, lse, visible=visible)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("page_size", [None, 1, 8, 16, 64, 128, 256, 784])
+@pytest.mark.parametrize("depth", [64, 80, 96, 128])
+def test_every_page_size_and_depth(page_size, depth):
+    batch = Batch.draw(QUERIES, KEYS, heads=(2, 1), depth=depth)
+    kv = dense_kv(batch) if page_size is None else paged_kv(batch, page_size)
+    out, lse = run(packed_q(batch), kv, num_splits=1, causal=True, mode="hostile")
+    assert_agrees(batch, out, lse, visible=CAUSAL[1])

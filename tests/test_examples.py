@@ -166,3 +166,9 @@ def test_the_notebook_is_stored_without_results():
         assert cell["cell_type"] == "markdown" or (
             cell["outputs"] == [] and cell["execution_count"] is None
         )
+
+
+def test_a_latent_cache_gives_what_the_layer_defines():
+    output = run("examples/11_mla_decode.py", "--tokens", "2")
+    assert output.count("relative error") == 3
+    assert "a token of the cache takes 1152 bytes, 10240 if 16 heads had their own" in output

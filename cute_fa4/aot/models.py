@@ -5,6 +5,7 @@
     packed   flash_attn_varlen_func, cu_seqlens       for long queries and short ones
     paged    the same with page_table and seqused_k   for long queries and short ones, for each page size
     kvcache  flash_attn_with_kvcache, paged           cache complete; with new rows, and the kernel that appends them
+    latent   flash_mla_with_kvcache, on request       one to eight queries, keys shared out or not, and what merges them
     ranks    cute_fa4.distributed, on request         parts of a sequence or a cache in float32, and what merges them
 
 Short queries (decode) have packed heads, where the group divides a tile, and tiles of few rows (mhaswap); where a tile
@@ -20,7 +21,7 @@ from operator import index
 from cute_fa4.system.messages import shown
 
 CALLS = ("dense", "packed", "paged", "kvcache")
-ON_REQUEST = ("ranks",)
+ON_REQUEST = ("ranks", "latent")
 
 
 def configs_for_model(
@@ -103,6 +104,8 @@ def configs_for_model(
             found += split_configs(config, config.write_lse, shares)
     if "ranks" in calls:
         found += _on_ranks({**shared, "sink": False, "sink_dtype": "f32"}, bound, page_sizes)
+    if "latent" in calls:
+        found += _latent(shared, heads_kv, bound, page_sizes)
     if "kvcache" in calls:
         found += [
             AppendConfig(dtype, head_dim, head_dim_v, packed=packed, page_size=page, arch=arch)
@@ -110,6 +113,28 @@ def configs_for_model(
             for page in page_sizes
         ]
     return list(dict.fromkeys(found))
+
+
+def _latent(shared: dict, heads_kv: int, bound: list, page_sizes: tuple) -> list:
+    """What flash_mla_with_kvcache asks for: the log-sum-exp always, tiles for one to eight queries."""
+    from cute_fa4.sm100.choose_config import LATENT_DEPTHS, config_for, latent_rows, split_configs
+
+    depth, depth_v = LATENT_DEPTHS
+    if (shared["head_dim"], heads_kv) != (depth, 1):
+        raise ValueError(
+            f"calls: 'latent' with head_dim {shared['head_dim']}, heads_kv {heads_kv}; accepted: head_dim {depth}, a "
+            "row of the latent cache, and heads_kv 1"
+        )
+    latent = {"head_dim_v": depth_v, "latent": True, "pack_gqa": True}
+    latent |= {"kv_layout": "paged", "seqused_k": True, "write_lse": True}
+    heights = dict.fromkeys(latent_rows(queries, shared["group"]) for queries in range(1, 9))
+    found = []
+    for rows, mask, page in itertools.product(
+        heights, dict.fromkeys(b.mask for b in bound), page_sizes
+    ):
+        config = config_for(**shared | latent, rows=rows, mask=mask, page_size=page)
+        found += [config, *split_configs(config, True, shared=True)]
+    return found
 
 
 def _decodes(config) -> bool:

@@ -1,4 +1,4 @@
-"""The two functions that vLLM's FlashAttention backend imports, with their signatures.
+"""The functions that vLLM's FlashAttention and FlashMLA backends import, with their signatures.
 
 vllm/v1/attention/backends/fa_utils.py     imports them from vllm.vllm_flash_attn; put these in their place
 vllm/v1/attention/backends/flash_attn.py   imports them from there, and calls them
@@ -7,13 +7,16 @@ vllm/vllm_flash_attn/flash_attn_interface.py   has the signatures (vllm-project/
 What a call may contain, as the backend makes it: q (tokens, heads_q, head_dim) and out of the same shape, k and v as
 kv_cache.unbind(0) of (2, num_blocks, block_size, heads_kv, head_dim) in NHD or HND memory, cu_seqlens_q, seqused_k and
 block_table as int32 tensors, windows as lists, softcap 0 for none. Nothing of vLLM is imported.
+
+vllm/v1/attention/ops/flashmla.py          has flash_mla_with_kvcache and get_mla_metadata for latent caches
+vllm/v1/attention/backends/mla/flashmla.py imports them from there, and calls them (vllm-project/vllm at 01b1d340)
 """
 
 from __future__ import annotations
 
 import torch
 
-from cute_fa4 import interface
+from cute_fa4 import interface, mla
 
 
 def flash_attn_varlen_func(
@@ -129,6 +132,59 @@ def get_scheduler_metadata(
     sm_margin=0,
 ) -> None:
     """None: a CTA finds its work from the lengths themselves, nothing is computed ahead of a launch."""
+
+
+def flash_mla_with_kvcache(
+    q,
+    k_cache,
+    block_table,
+    cache_seqlens,
+    head_dim_v,
+    tile_scheduler_metadata=None,
+    num_splits=None,
+    softmax_scale=None,
+    causal=False,
+    is_fp8_kvcache=False,
+    indices=None,
+    attn_sink=None,
+    extra_k_cache=None,
+    extra_indices_in_kvcache=None,
+    topk_length=None,
+    extra_topk_length=None,
+    out=None,
+):
+    """cute_fa4.flash_mla_with_kvcache as the FlashMLA backend calls it for 16-bit caches.
+
+    q         (batch, queries of a sequence, heads, 576), k_cache (num_blocks, block_size, 1, 576)
+    tile_scheduler_metadata, num_splits   anything; not read
+
+    Returns (out, lse), (batch, queries, heads, 512) and (batch, heads, queries). NotImplementedError for float8 caches,
+    keys by index, sinks and a second cache.
+    """
+    _check_off(
+        indices=(indices, None),
+        attn_sink=(attn_sink, None),
+        extra_k_cache=(extra_k_cache, None),
+        extra_indices_in_kvcache=(extra_indices_in_kvcache, None),
+        topk_length=(topk_length, None),
+        extra_topk_length=(extra_topk_length, None),
+    )
+    return mla.flash_mla_with_kvcache(
+        q,
+        k_cache,
+        block_table,
+        cache_seqlens,
+        head_dim_v,
+        softmax_scale=softmax_scale,
+        causal=causal,
+        is_fp8_kvcache=is_fp8_kvcache,
+        out=out,
+    )
+
+
+def get_mla_metadata(*args, **kwargs) -> tuple[None, None]:
+    """Nothing is computed ahead of a launch: what the backend keeps as scheduler_metadata is None."""
+    return mla.get_mla_metadata()
 
 
 def _check_off(**parameters) -> None:

@@ -1,5 +1,7 @@
 """configs_for_model lists what the public functions ask for: recorded from calls, not written down twice."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from cute_fa4 import (
     flash_attn_func,
     flash_attn_varlen_func,
     flash_attn_with_kvcache,
+    flash_mla_with_kvcache,
 )
 
 # name -> (arguments of configs_for_model, arguments of every call)
@@ -97,6 +100,27 @@ def test_every_configuration_that_calls_ask_for_is_listed(name, monkeypatch):
                     function(*tensors, **more, **options)
     assert len(asked) > 5
     assert asked <= set(listed)
+
+
+def test_every_configuration_of_latent_calls_is_listed(monkeypatch):
+    model = dict(head_dim=576, heads_q=24, heads_kv=1, calls=("latent",), page_sizes=(64, 16))
+    listed, asked = configs_for_model(**model), set()
+
+    def record(config, executor):
+        asked.add(config)
+        return lambda *arguments: None
+
+    monkeypatch.setattr(compile_cache, "function_for", record)
+    used = torch.full((2,), 9, dtype=torch.int32)
+    for page, width, queries in itertools.product((64, 16), (1, 96), (1, 2, 8)):
+        cache = torch.zeros(2 * width, page, 1, 576, dtype=torch.bfloat16)
+        table = torch.arange(2 * width, dtype=torch.int32).view(2, width)
+        q = torch.zeros(2, queries, 24, 576, dtype=torch.bfloat16)
+        flash_mla_with_kvcache(q, cache, table, used, causal=True)
+    # Two page sizes, tiles of 32 and of 64 rows, alone and shared out, and one kernel that merges.
+    assert asked == set(listed) and len(listed) == 2 * 2 * 2 + 1
+    with pytest.raises(ValueError, match="calls: 'latent' with head_dim 128, heads_kv 1"):
+        configs_for_model(**model | {"head_dim": 128})
 
 
 def test_what_no_kernel_runs_is_refused_with_the_reasons():

@@ -29,18 +29,19 @@ def trace_merge(config, parts: tuple[int, ...]) -> tuple[str, dict]:
     """(PTX, traces) of the merging kernel, by number of parts: a CTA whose rows are heads of one query."""
     import torch
 
-    from cute_fa4.sm100.combine.kernel import ROWS
+    from cute_fa4.sm100.combine.kernel import WARPS
 
+    rows = WARPS // config.warps_of_row
     compiled, names = _compiled(config)
     traces = {}
     for number in parts:
         values = dict(
-            partial_o=torch.randn(number, 1, ROWS, config.depth),
-            partial_lse=torch.randn(number, ROWS, 1)[
+            partial_o=torch.randn(number, 1, rows, config.depth),
+            partial_lse=torch.randn(number, rows, 1)[
                 (slice(None), *(() if config.shared else (None,)))
             ],
             parts=torch.tensor([[0, number]], dtype=torch.int32) if config.shared else None,
-            out=torch.empty(1, 1, ROWS, config.depth, dtype=torch.bfloat16),
+            out=torch.empty(1, 1, rows, config.depth, dtype=torch.bfloat16),
             max_seqlen_q=1,
         )
         traces[number] = trace.record(

@@ -1,0 +1,55 @@
+"""Planted defects of the latent kernel are caught by the checks meant for them; a few by default, all in the sweep."""
+
+from functools import cache
+
+import pytest
+
+from tests.emulator.mutations.everything import LEVEL
+from tests.emulator.mutations.mutant import try_mutant
+from tests.sm100.mla_decode import defects
+
+MUTANTS = defects.mutants()
+EQUIVALENT = [mutant for mutant in MUTANTS if mutant.equivalent]
+CAUGHT = [mutant for mutant in MUTANTS if not mutant.survives and not mutant.equivalent]
+QUICK = (
+    "load does not wait for kv_empty before the last slab",
+    "pv_done is committed before the products",
+    "the rotary columns begin a new S",
+)
+
+
+@cache
+def subject():
+    return defects.subject(LEVEL)
+
+
+@pytest.mark.sweep
+def test_the_unchanged_kernel_is_clean_under_every_schedule():
+    subject().expected()
+
+
+def quick_or_sweep(mutant):
+    marks = () if mutant.name in QUICK else pytest.mark.sweep
+    return pytest.param(mutant, marks=marks, id=mutant.name)
+
+
+@pytest.mark.parametrize("mutant", [quick_or_sweep(mutant) for mutant in CAUGHT])
+def test_a_defect_is_caught_by_a_check_meant_for_it(mutant):
+    outcome = try_mutant(mutant, subject())
+    assert outcome.caught_by, "nothing noticed"
+    assert outcome.as_meant, (
+        f"caught by {outcome.caught_by}, meant {mutant.meant}: {outcome.message}"
+    )
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("mutant", EQUIVALENT, ids=lambda m: m.name)
+def test_what_is_said_to_be_no_defect_is_none(mutant):
+    outcome = try_mutant(mutant, subject())
+    assert not outcome.caught_by, outcome.message
+
+
+def test_there_are_enough_defects_and_none_survives():
+    """What docs/verification.md says."""
+    assert len(CAUGHT) >= 40 and len(CAUGHT) + len(EQUIVALENT) == len(MUTANTS)
+    assert {mutant.name for mutant in CAUGHT} >= set(QUICK)

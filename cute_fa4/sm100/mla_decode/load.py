@@ -16,7 +16,7 @@ from ...tma import copies
 from ...tma.tensor_maps import DTYPES, clipped_load
 from ..kernel_args import Events, KernelArgs
 from ..operands.kv_buffer import SPAN_BYTES, gather_chunks
-from ..steps.loads import find_rows
+from ..steps.loads import rows_of_tile
 from ..sync.pipelines import Slot, TMAProducerPipeline
 from ..work.tile import Work
 from .smem import LatentShared
@@ -41,6 +41,9 @@ class LatentProducer:
 
     def first(self) -> LatentSlots:
         return LatentSlots(self.slabs.first(), self.rope.first())
+
+    def drain(self, at: LatentSlots):
+        """Behind the last tile: a CTA by itself raises its own barriers."""
 
 
 def load_columns(cfg, args: KernelArgs, address, mbarrier, found, work: Work, first: int, end: int):
@@ -77,7 +80,7 @@ def load_tile(
     q_phase: Int32,
 ) -> LatentSlots:
     """Key tile n, with the queries if it is the first; arguments as in roles/load.py."""
-    found = find_rows(cfg, args, work, n, entries)
+    found = rows_of_tile(cfg, args, work, n, entries)
     if n == work.tiles.first:
         events.q_free.wait(0, q_phase ^ 1)
         order.load_q(cfg, args, smem, events, work, 0)

@@ -83,13 +83,16 @@ def flash_attn_func(
     mask_mod=None,
     aux_tensors=None,
     block_sparse_tensors=None,
+    q_descale: torch.Tensor | None = None,
+    k_descale: torch.Tensor | None = None,
+    v_descale: torch.Tensor | None = None,
     return_lse: bool = False,
     out: torch.Tensor | None = None,
     **others,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """softmax(softmax_scale * q k^T) v, for each batch and head.
 
-    q             (batch, seqlen_q, heads_q, head_dim), bf16 or fp16
+    q             (batch, seqlen_q, heads_q, head_dim), bf16, fp16, float8_e4m3fn or float8_e5m2
     k, v          (batch, seqlen_k, heads_kv, head_dim); heads_q is a multiple of heads_kv,
                   query head h reads key/value head h // (heads_q / heads_kv)
     softmax_scale positive; None: head_dim ** -0.5
@@ -113,12 +116,16 @@ def flash_attn_func(
                   cute_fa4.score_mods has some
     mask_mod      mask_mod(batch, head, q_idx, kv_idx, aux) -> whether the key is visible
     aux_tensors   what these read as aux[0], aux[1], ...
+    q_descale, k_descale, v_descale  float32, of float8 tensors: what is stored, times this, is meant. One number for
+                  all, or (batch, heads_kv). Their values are not checked: where q_descale * k_descale is not positive,
+                  out is NaN. None: 1
     return_lse    also return the log-sum-exp of the scaled scores
-    out           written in place and returned; shape, dtype and device of q, memory of its own
+    out           written in place and returned; shape, dtype and device of q, memory of its own. Of float8 tensors
+                  bf16, or fp16 where a tensor of this dtype is given
 
-    head_dim is a multiple of 8 up to 192; that of v, and so of out, another one up to 128. The last
-    dimension is contiguous; the other strides are any multiples of 8 elements, so slices and
-    transposed views need no copy.
+    head_dim is a multiple of 8 up to 192; that of v, and so of out, another one up to 128. Of float8
+    tensors both are multiples of 16 up to 128. The last dimension is contiguous; the other strides are
+    any multiples of 16 bytes, so slices and transposed views need no copy.
 
     block_sparse_tensors has the meaning it has in flash-attn-4; only its "off" value is built.
     deterministic changes nothing: the forward pass always is. Parameters after v are keyword-only,
@@ -152,19 +159,22 @@ def flash_attn_func(
     ):
         check_arguments(flash_attn_func, positional, others, locals())
     lengths = None if key_limit is None else (None, None, None, None, key_limit, None, None, None)
+    scales = None
+    if not (q_descale is k_descale is v_descale is None):
+        scales = (q_descale, k_descale, v_descale, None)
     choices = (
         mask, num_splits, tokens_per_split, pack_gqa, score_mod, mask_mod, block_sparse_tensors, "NHD",
         False, return_lse,
     )  # fmt: skip
     asked = window_size, (softmax_scale, causal, softcap, None, None), choices
-    result = again((q, k, v, out, lengths, learnable_sink, aux_tensors, None), asked)
+    result = again((q, k, v, out, lengths, learnable_sink, aux_tensors, None, scales), asked)
     if result is not None:
         return result
     if is_traced(q):
         return through_operator("dense", flash_attn_func, _arguments(flash_attn_func, locals()))
     if _any_autocast():
         q, k, v = autocast.cast(q, k, v)
-    tensors = (q, k, v, out, lengths, learnable_sink, aux_tensors, None)
+    tensors = (q, k, v, out, lengths, learnable_sink, aux_tensors, None, scales)
     return attend(prepare_attention, tensors, asked)
 
 
@@ -200,6 +210,9 @@ def flash_attn_varlen_func(
     mask_mod=None,
     aux_tensors=None,
     block_sparse_tensors=None,
+    q_descale: torch.Tensor | None = None,
+    k_descale: torch.Tensor | None = None,
+    v_descale: torch.Tensor | None = None,
     return_lse: bool = False,
     return_softmax_lse: bool = False,
     out: torch.Tensor | None = None,
@@ -208,7 +221,7 @@ def flash_attn_varlen_func(
     """softmax(softmax_scale * q k^T) v for each sequence and head.
 
     q              (total_q, heads_q, head_dim) with cu_seqlens_q, or (batch, seqlen_q, heads_q,
-                   head_dim) without; bf16 or fp16
+                   head_dim) without; dtypes as flash_attn_func
     k, v           packed (total_k, heads_kv, head_dim) with cu_seqlens_k, dense (batch, seqlen_k, heads_kv, head_dim),
                    or paged (num_pages, page_size, heads_kv, head_dim) with page_table and seqused_k; with
                    kv_layout="HND" a page is (heads_kv, page_size, head_dim). Strides are free, as far as
@@ -263,12 +276,15 @@ def flash_attn_varlen_func(
     if s_aux is not None:
         sink = one_of("learnable_sink", learnable_sink, "s_aux", s_aux)
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, table, None, None)
+    scales = None
+    if not (q_descale is k_descale is v_descale is None):
+        scales = (q_descale, k_descale, v_descale, None)
     choices = (
         mask, num_splits, tokens_per_split, pack_gqa, score_mod, mask_mod, block_sparse_tensors, kv_layout,
         seqused_k_excludes_new, return_lse or return_softmax_lse,
     )  # fmt: skip
     asked = window_size, (softmax_scale, causal, softcap, max_seqlen_q, max_seqlen_k), choices
-    result = again((q, k, v, out, lengths, sink, aux_tensors, None), asked)
+    result = again((q, k, v, out, lengths, sink, aux_tensors, None, scales), asked)
     if result is not None:
         return result
     if is_traced(q):
@@ -277,7 +293,7 @@ def flash_attn_varlen_func(
         )
     if _any_autocast():
         q, k, v = autocast.cast(q, k, v)
-    tensors = (q, k, v, out, lengths, sink, aux_tensors, None)
+    tensors = (q, k, v, out, lengths, sink, aux_tensors, None, scales)
     return attend(prepare_attention, tensors, asked)
 
 
@@ -310,6 +326,9 @@ def flash_attn_with_kvcache(
     score_mod=None,
     mask_mod=None,
     aux_tensors=None,
+    q_descale: torch.Tensor | None = None,
+    k_descale: torch.Tensor | None = None,
+    v_descale: torch.Tensor | None = None,
     return_lse: bool = False,
     return_softmax_lse: bool = False,
     out: torch.Tensor | None = None,
@@ -369,6 +388,9 @@ def flash_attn_with_kvcache(
     if s_aux is not None:
         sink = one_of("learnable_sink", learnable_sink, "s_aux", s_aux)
     new = None if k is v is cu_seqlens_k_new is None else (k, v, cu_seqlens_k_new)
+    scales = None
+    if not (q_descale is k_descale is v_descale is None):
+        scales = (q_descale, k_descale, v_descale, None)
     choices = (
         mask, num_splits, tokens_per_split, pack_gqa, score_mod, mask_mod, None, kv_layout,
         False, return_lse or return_softmax_lse,
@@ -378,7 +400,7 @@ def flash_attn_with_kvcache(
         lengths = (
             cu_seqlens_q, None, None, counts, key_limit, table, cache_batch_idx, cache_leftpad
         )  # fmt: skip
-        result = again((q, k_cache, v_cache, out, lengths, sink, aux_tensors, new), asked)
+        result = again((q, k_cache, v_cache, out, lengths, sink, aux_tensors, new, scales), asked)
         if result is not None:
             return result
     if is_traced(q):
@@ -394,7 +416,7 @@ def flash_attn_with_kvcache(
     lengths = (
         cu_seqlens_q, None, None, counts, key_limit, table, cache_batch_idx, cache_leftpad
     )  # fmt: skip
-    tensors = (q, k_cache, v_cache, out, lengths, sink, aux_tensors, new)
+    tensors = (q, k_cache, v_cache, out, lengths, sink, aux_tensors, new, scales)
     return attend(prepare_append_and_attention, tensors, asked)
 
 

@@ -71,18 +71,24 @@ def attention_with_kernel_roundings(
     That multiplies P by a common factor; where the factor is no power of two, other bits are
     rounded away.
 
+    P of 8-bit q, k and v is e4m3, lifted by 2^LIFT_OF_P_LOG2, and out is bf16.
+
     Returns (out, lse): out in q.dtype (float32 with round_output=False), lse float32.
     """
+    p_dtype, lift, out_dtype = q.dtype, 0.0, q.dtype
+    if q.dtype.itemsize == 1:
+        p_dtype, lift, out_dtype = torch.float8_e4m3fn, LIFT_OF_P_LOG2, torch.bfloat16
 
     def chunk(s: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         row_max = finite_or_zero(s.amax(dim=-1, keepdim=True))
-        p = torch.exp2((s - row_max) * math.log2(math.e) + lag_log2)
+        lag = lag_log2 + lift
+        p = torch.exp2((s - row_max) * math.log2(math.e) + lag)
         row_sum = p.sum(dim=-1, keepdim=True)
-        o = (p.to(q.dtype).to(torch.float32) @ v) / torch.where(row_sum == 0, 1.0, row_sum)
-        return o, (row_max - lag_log2 * math.log(2) + torch.log(row_sum)).squeeze(-1)
+        o = (p.to(p_dtype).to(torch.float32) @ v) / torch.where(row_sum == 0, 1.0, row_sum)
+        return o, (row_max - lag * math.log(2) + torch.log(row_sum)).squeeze(-1)
 
     out, lse = _by_query_chunks(q, k, v, softmax_scale, causal, window_size, torch.float32, chunk)
-    return (out.to(q.dtype) if round_output else out), lse
+    return (out.to(out_dtype) if round_output else out), lse
 
 
 @dataclass(frozen=True)
@@ -97,6 +103,9 @@ class Tolerance:
 # 3 on the fraction (8.8e-5, tests/sm100/instructions/test_exp2.py) and ex2.approx (2^-22, PTX ISA "ex2"). ln of
 # the row sum moves by at most that much.
 EXP2_RELATIVE_ERROR = 8.8e-5
+
+# P of eight bits is lifted by 2^8; its maximum may lag by 2^0.75 on top of that, and e4m3 ends at 448.
+LIFT_OF_P_LOG2 = 8.0
 
 # Below this, an error is float32 noise: sums of order 1 over a few hundred terms.
 FLOAT32_NOISE = 1e-5

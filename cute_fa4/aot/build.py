@@ -142,6 +142,8 @@ def _describe(value) -> dict:
 _DTYPES = {
     "BFloat16": "bf16",
     "Float16": "fp16",
+    "Float8E4M3FN": "e4m3",
+    "Float8E5M2": "e5m2",
     "Float32": "f32",
     "Int32": "i32",
     "Int64": "i64",

@@ -19,8 +19,8 @@ from cute_fa4.aot.manifest import ExportError
 from cute_fa4.aot.models import CALLS, ON_REQUEST, configs_for_model
 from cute_fa4.compiler import policy
 from cute_fa4.sm100 import masks, score_mods, spelled
-from cute_fa4.sm100.append.config import AppendConfig
-from cute_fa4.sm100.chip import ARCHES
+from cute_fa4.sm100.append.config import VECTOR_BYTES, AppendConfig
+from cute_fa4.sm100.chip import ARCHES, DTYPE_BYTES
 from cute_fa4.sm100.choose_config import FAMILIES, SCHEDULE_CHOICES, choose_config
 from cute_fa4.sm100.combine.config import MOST_COLUMNS, CombineConfig
 from cute_fa4.sm100.config import FA4Config
@@ -54,7 +54,8 @@ MODEL = {
     "heads_q": Field("number", "query heads; required"),
     "heads_kv": Field("number", "key/value heads; required"),
     "head_dim_v": Field("number", "of v; default: as head_dim"),
-    "dtype": Field("text", "bf16 or fp16; default: bf16"),
+    "dtype": Field("text", "bf16, fp16, e4m3 or e5m2; default: bf16"),
+    "descales": Field("text", "of 8-bit tensors that have scales; default: qkv"),
     "calls": Field("texts", f"of {', '.join(CALLS)} (default: these), {', '.join(ON_REQUEST)}"),
     "page_sizes": Field("numbers", "keys of a page; default: 16 64"),
     "causal": Field("switch", "default: on"),
@@ -66,10 +67,11 @@ MODEL = {
     "arch": _ARCH,
 }
 CONFIG = {
-    "qkv_dtype": Field("text", "bf16 or fp16; required"),
+    "qkv_dtype": Field("text", "bf16, fp16, e4m3 or e5m2; required"),
     "head_dim": _HEAD_DIM,
     "head_dim_v": Field("number", "of v; default: as head_dim"),
-    "o_dtype": Field("text", "of the output; default: as qkv_dtype"),
+    "o_dtype": Field("text", "of the output; default: as qkv_dtype, or bf16"),
+    "descales": Field("text", "8-bit tensors that have scales, of qkvo; default: none"),
     "num_q_heads": Field("number", "default: 0, any"),
     "group": Field("number", "query heads a key/value head; default: 1"),
     "causal": Field("switch", "default: every key is seen"),
@@ -110,7 +112,7 @@ CONFIG = {
     "bn_cap": Field("number", "most keys of a tile; default: what suits the head dim"),
     "swizzle_bytes": Field("number", "default: 128"),
     "num_qk_stages": Field("number", "depth chunks of a key tile; default: 1"),
-    "rescale_log2": Field("real", "how far a row maximum may lag; default: 8"),
+    "rescale_log2": Field("real", "how far a row maximum may lag; default: 8, of 8 bits 0.75"),
     "exp2_emulated": Field("number", "exponentials of 64 on FMA units; default: by arch"),
     "claims": Field("switch", "CTAs take over further blocks; default: on (CUTE_FA4_CLAIMS)"),
     "dependent_launch": Field("switch", "start before the last grid ends; default: with pack_gqa"),
@@ -118,7 +120,7 @@ CONFIG = {
     "warps": Field("warps", "'WarpRoles(softmax_registers=184)'; default: WarpRoles()"),
 }
 APPEND = {
-    "dtype": Field("text", "bf16 or fp16; required"),
+    "dtype": Field("text", "bf16, fp16, e4m3 or e5m2; required"),
     "head_dim": Field("number", "of k; required"),
     "head_dim_v": Field("number", "of v; default: as head_dim"),
     "packed": Field("switch", "new rows with cu_seqlens_k_new; default: off"),
@@ -199,9 +201,9 @@ def _of_append(values: dict) -> list:
     _require(values, "head_dim", "dtype")
     depth = values.pop("head_dim")
     depth_v = values.pop("head_dim_v", depth)
-    _depth("head_dim", depth, 8)
-    _depth("head_dim_v", depth_v, 8)
-    _one_of(values, dtype=("bf16", "fp16"), arch=ARCHES)
+    _one_of(values, dtype=tuple(DTYPE_BYTES)[:-1], arch=ARCHES)
+    _depth("head_dim", depth, VECTOR_BYTES // DTYPE_BYTES[values["dtype"]])
+    _depth("head_dim_v", depth_v, VECTOR_BYTES // DTYPE_BYTES[values["dtype"]])
     if values.get("page_size", 0) < 0:
         raise ValueError(f"page_size: {values['page_size']}; accepted: 0 (not paged) or more")
     return [AppendConfig(depth=depth, depth_v=depth_v, **values)]

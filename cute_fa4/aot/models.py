@@ -31,6 +31,7 @@ def configs_for_model(
     heads_kv: int,
     head_dim_v: int | None = None,
     dtype: str = "bf16",
+    descales: str = "qkv",
     calls: tuple[str, ...] = CALLS,
     page_sizes: tuple[int, ...] = (16, 64),
     causal: bool = True,
@@ -44,7 +45,8 @@ def configs_for_model(
     """FA4Configs, AppendConfigs and CombineConfigs, without doubles.
 
     head_dim_v  of v; None: as head_dim
-    dtype       "bf16" or "fp16"
+    dtype       "bf16", "fp16", "e4m3" or "e5m2"; out of the 8-bit ones is bf16
+    descales    letters of "qkv": which 8-bit tensors have scales; of others none has
     calls       of CALLS and ON_REQUEST
     windows     of the model's layers: None for full attention, or a pair (left, right) as window_size takes it; the
                 sizes themselves are bound at each call
@@ -57,6 +59,7 @@ def configs_for_model(
     from cute_fa4 import masks
     from cute_fa4.compiler import policy
     from cute_fa4.sm100.append.config import AppendConfig
+    from cute_fa4.sm100.chip import FP8_DTYPES
     from cute_fa4.sm100.choose_config import config_for, split_configs
     from cute_fa4.sm100.score_mods import soft_cap
 
@@ -77,8 +80,12 @@ def configs_for_model(
     if chunk is not None:
         bound.append(masks.chunked_causal(chunk) if causal else masks.chunked(chunk))
     group = heads_q // heads_kv
+    fp8 = dtype in FP8_DTYPES
+    if fp8 and "ranks" in calls:
+        raise ValueError(f"calls: 'ranks' with dtype={dtype!r}; accepted: bf16 or fp16")
     shared = {
         "qkv_dtype": dtype,
+        "descales": descales if fp8 else "",
         "head_dim": head_dim,
         "head_dim_v": head_dim_v,
         "group": group,
@@ -91,7 +98,7 @@ def configs_for_model(
     variants = itertools.product(
         dict.fromkeys(b.mask for b in bound),
         dict.fromkeys(return_lse),
-        _tiles(group, policy.swaps()),
+        _tiles(group, policy.swaps() and not fp8),
         [layout for call in calls if call in CALLS for layout in _layouts(call, page_sizes)],
     )
     found = [

@@ -22,6 +22,7 @@ from cute_fa4.calls.options import check_sink
 from cute_fa4.calls.plan import Plan, Views
 from cute_fa4.calls.prepare import check_length, pages_rows_first, prepare_attention
 from cute_fa4.calls.request import TENSORS, Choices
+from cute_fa4.calls.scales import NAMES
 from cute_fa4.calls.strides import MAX_ROWS, with_plain_strides
 from cute_fa4.calls.tensors import (
     DENSE,
@@ -42,7 +43,7 @@ from cute_fa4.system.devices import target_of
 
 def prepare_append_and_attention(tensors: tuple, asked: tuple) -> Callable:
     """Check a call of repeat.attend, compile what it needs; what is returned appends and attends."""
-    q, k_cache, v_cache, out, lengths, sink, aux, new = tensors
+    q, k_cache, v_cache, out, lengths, sink, aux, new, scales = tensors
     window_size, numbers, choices = asked
     cu_seqlens_q, _, _, cache_seqlens, key_limit, table, batch_idx, leftpad = lengths
     k, v, offsets = new or (None, None, None)
@@ -58,7 +59,7 @@ def prepare_append_and_attention(tensors: tuple, asked: tuple) -> Callable:
     if new is None:
         with names_of_caches():
             return prepare_attention(tensors, asked)
-    check_written(q, k, v, *caches, out, (*lengths, offsets), sink, aux)
+    check_written(q, k, v, *caches, out, (*lengths, offsets), sink, aux, scales)
     append = prepare_append(
         *(k, v, *caches, cache_seqlens, offsets, table, batch, (k_cache, v_cache)), batch_idx
     )
@@ -66,12 +67,13 @@ def prepare_append_and_attention(tensors: tuple, asked: tuple) -> Callable:
     if not counted:
         seqused_k = cache_seqlens + (k.shape[1] if offsets is None else offsets.diff())
     lengths = (cu_seqlens_q, None, None, seqused_k, key_limit, table, batch_idx, leftpad)
-    tensors = (q, k_cache, v_cache, out, lengths, sink, aux, None)
+    tensors = (q, k_cache, v_cache, out, lengths, sink, aux, None, scales)
     choices = choices._replace(seqused_k_excludes_new=counted)
     with names_of_caches():
         attend = prepare_attention(tensors, (window_size, numbers, choices))
     if append is not None and counted and isinstance(attend, Plan):
-        attend.append = append.beside(q, k_cache, v_cache, out, (*lengths, offsets, sink))
+        small = (*lengths, offsets, sink, *(scales or ()))
+        attend.append = append.beside(q, k_cache, v_cache, out, small)
         return attend
 
     def append_and_attend(_):
@@ -82,7 +84,7 @@ def prepare_append_and_attention(tensors: tuple, asked: tuple) -> Callable:
     return append_and_attend
 
 
-def check_written(q, k, v, k_cache, v_cache, out, lengths, sink, aux) -> None:
+def check_written(q, k, v, k_cache, v_cache, out, lengths, sink, aux, scales=None) -> None:
     """The caches and out are apart from each other and from what is read. lengths: cu_seqlens_k_new is the last."""
     *lengths, offsets = lengths
     names = [_CALLERS.get(name, name) for name in TENSORS]
@@ -94,6 +96,7 @@ def check_written(q, k, v, k_cache, v_cache, out, lengths, sink, aux) -> None:
             "cu_seqlens_k_new": offsets,
             "learnable_sink": sink,
             **named_aux(aux),
+            **dict(zip(NAMES, scales or (), strict=False)),
         },
     )
 
@@ -146,7 +149,7 @@ class Append:
     def __init__(self, function: Callable, views: Views, batch: int):
         self.function, self.views, self.batch = function, views, batch
         self.between_caches = self.q_bytes = self.out_bytes = self.small_bytes = 0
-        self.out_shape = None
+        self.out_shape = self.out_dtype = None
 
     def beside(self, q, k_cache, v_cache, out, small: tuple) -> Append:
         """self, for attention to q: what the next call with this metadata needs to know of the addresses of this one.
@@ -158,12 +161,13 @@ class Append:
         self.q_bytes = extent_bytes(q)
         self.out_bytes = 0 if out is None else extent_bytes(out)
         self.out_shape = (*q.shape[:-1], v_cache.shape[-1])
+        self.out_dtype = None if out is None else out.dtype
         self.small_bytes = largest_extent(small)
         return self
 
     def admits(self, tensors: tuple) -> bool:
         """As Plan.admits; also what the attention behind it would refuse, which is too late then."""
-        q, k_cache, v_cache, out, lengths, sink, aux, new = tensors
+        q, k_cache, v_cache, out, lengths, sink, aux, new, scales = tensors
         k, v, offsets = new
         cu_seqlens_q, _, _, cache_seqlens, key_limit, table, batch_idx, leftpad = lengths
         if not (cu_seqlens_q is key_limit is sink is None):
@@ -174,7 +178,7 @@ class Append:
         if (
             first_q % TMA_BYTES
             or aux is not None
-            or not (out is None or (out.shape == self.out_shape and _is_like(out, q)))
+            or not (out is None or (out.shape == self.out_shape and self._fits(out, q)))
         ):
             return False
         # Whether the caches share no address range with what is read; False: they may share no byte all the same.
@@ -200,12 +204,21 @@ class Append:
             if (first < end_k and begin_k < past) or (first < end_v and begin_v < past):
                 return False
         if not (
-            out is cu_seqlens_q is key_limit is offsets is sink is batch_idx is leftpad is None
+            out
+            is cu_seqlens_q
+            is key_limit
+            is offsets
+            is sink
+            is batch_idx
+            is leftpad
+            is scales
+            is None
         ):
             small = self.small_bytes
             for tensor, nbytes in (
                 *((out, self.out_bytes), (cu_seqlens_q, small), (key_limit, small)),
                 *((offsets, small), (sink, small), (batch_idx, small), (leftpad, small)),
+                *((scale, small) for scale in scales or ()),
             ):
                 if tensor is not None:
                     first = tensor.data_ptr()
@@ -219,6 +232,11 @@ class Append:
         return (past <= first_new_k or past_new_k <= first) and (
             past <= first_new_v or past_new_v <= first
         )
+
+    def _fits(self, out, q) -> bool:
+        """Whether the attention takes it."""
+        same = out.dtype is self.out_dtype and out.device == q.device
+        return same and out.data_ptr() % TMA_BYTES == 0
 
     def __call__(self, k_cache, v_cache, cache_seqlens, table, new: tuple, batch_idx) -> None:
         k, v, offsets = new
@@ -256,10 +274,6 @@ def prepare_append(
     plain = [with_plain_strides(t) for t in (k, v, k_cache, v_cache)]
     views = Views((k, v, *(given or (k_cache, v_cache))), plain)
     return Append(function_for(config, target), views, batch)
-
-
-def _is_like(out, q) -> bool:
-    return out.dtype is q.dtype and out.device == q.device and out.data_ptr() % TMA_BYTES == 0
 
 
 def rows_of_cache(k_cache) -> int | None:
@@ -345,7 +359,7 @@ def check_append(
             f"k: {new_batch} sequences of new rows, {cache_batch} in the cache, {batch} of queries; "
             "accepted: equal"
         )
-    if k.shape[:-1].numel() * (k.shape[-1] + v.shape[-1]) // 8 > MAX_ROWS:
+    if k.shape[:-1].numel() * (k.shape[-1] + v.shape[-1]) * k.element_size() // 16 > MAX_ROWS:
         raise ValueError(f"k: shape {tuple(k.shape)} has too many rows for one launch; split it")
     if contents and k.device.type == "cpu" and batch:
         _check_append_contents(k, k_cache, cache_seqlens, offsets, table, batch_idx)

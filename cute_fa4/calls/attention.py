@@ -21,9 +21,10 @@ from cute_fa4.calls.launch import function_for
 from cute_fa4.calls.options import AUX_DTYPES, SINK_DTYPES
 from cute_fa4.calls.plan import Plan, Results, Views
 from cute_fa4.calls.request import TENSORS, Options, Where
+from cute_fa4.calls.scales import NAMES, ScaleViews, letters_of
 from cute_fa4.calls.split import Shared, Split, SplitPlan, split_of
 from cute_fa4.calls.strides import gathers_rows, views_for_descriptors
-from cute_fa4.calls.tensors import DTYPE_NAMES, largest_extent
+from cute_fa4.calls.tensors import DTYPE_NAMES, OUT_OF_FP8, largest_extent
 from cute_fa4.compiler import policy
 from cute_fa4.sm100.choose_config import (
     config_for,
@@ -53,7 +54,7 @@ def plan_attention(
         rows = batch * seqlen_q if where.q_layout == "dense" else q.shape[0]
         options.score_mod.check(options.aux, batch, q.shape[-2], rows)
     check_out_apart(out, where, options)
-    results = Results(q, v, where.q_layout, return_lse, torch.float32 if in_float32 else q.dtype)
+    results = Results(q, v, where.q_layout, return_lse, dtype_of_out(q, out, in_float32))
     if q.numel() == 0 or batch == 0 or seqlen_q == 0:
         return lambda tensors: results.returned(*results.allocated(q, out))
     if k.numel() == 0 or (where.page_table is not None and where.page_table.numel() == 0):
@@ -62,17 +63,20 @@ def plan_attention(
         k, v, where = _one_hidden_key(k, v, where, batch)
         options = replace(options, num_splits=1, tokens_per_split=None)
         hidden = plan_attention((q, k, v), q, k, v, out, where, options, return_lse, in_float32)
-        tensors = (q, k, v, out, where.tensors, options.sink, options.aux, None)
+        tensors = (q, k, v, out, where.tensors, options.sink, options.aux, None, options.scales)
         return lambda _: hidden(tensors)
 
     *views, rows_per_page = views_for_descriptors(q, k, v, out, where)
-    config = config_of(q, k, v, where, options, rows_per_page, return_lse, target)
+    config = config_of(q, k, v, out, where, options, rows_per_page, return_lse, target)
     launched = (
         (options.softmax_scale, seqlen_q, options.mask.sizes or None),
         results,
         Views((*given, out), views),
         not _decided_by_contents(q.device, where),
-        0 if out is None else largest_extent((*where.tensors, options.sink)),
+        0
+        if out is None
+        else largest_extent((*where.tensors, options.sink, *(options.scales or ()))),
+        None if options.scales is None else ScaleViews(options.scales, batch, k.shape[-2]),
     )
     split = split_of(q, k, where, options, config)
     if split is None and not in_float32:
@@ -90,7 +94,10 @@ def check_out_apart(out, where: Where, options: Options) -> None:
     if out is None:
         return
     read = dict(zip(TENSORS, where.tensors, strict=True))
-    check_apart({"out": out}, read | {"learnable_sink": options.sink} | named_aux(options.aux))
+    scales = dict(zip(NAMES, options.scales or (), strict=False))
+    check_apart(
+        {"out": out}, read | {"learnable_sink": options.sink} | named_aux(options.aux) | scales
+    )
 
 
 def _decided_by_contents(device: torch.device, where: Where) -> bool:
@@ -125,8 +132,17 @@ def _one_hidden_key(k, v, where: Where, batch: int):
     return k.new_zeros(shape), v.new_zeros((*shape[:-1], v.shape[-1])), where
 
 
+def dtype_of_out(q, out, in_float32: bool = False) -> torch.dtype:
+    """That of q, unless q has eight bits: then that of `out`, if it is given."""
+    if in_float32:
+        return torch.float32
+    if q.dtype.itemsize > 1:
+        return q.dtype
+    return OUT_OF_FP8[0] if out is None else out.dtype
+
+
 def config_of(
-    q, k, v, where: Where, options: Options, rows_per_page, return_lse, target
+    q, k, v, out, where: Where, options: Options, rows_per_page, return_lse, target
 ) -> FA4Config:
     """The configuration of a checked call; rows_per_page: as views_for_descriptors found them."""
     group = q.shape[-2] // k.shape[-2]
@@ -134,6 +150,8 @@ def config_of(
     return config_for(
         **tile,
         qkv_dtype=DTYPE_NAMES[q.dtype],
+        o_dtype=DTYPE_NAMES[dtype_of_out(q, out)],
+        descales=letters_of(options.scales),
         head_dim=q.shape[-1],
         head_dim_v=v.shape[-1],
         group=group,
@@ -166,11 +184,13 @@ def _tile(q, group: int, where: Where, options: Options) -> dict:
         rows = latent_rows(seqlen_q if _length_may_choose(where, options) else 1, group)
         return {"latent": True, "pack_gqa": True, "rows": rows}
     by_length = _length_may_choose(where, options)
-    pack, rows = tile_for(seqlen_q, group, options.pack_gqa, by_length and policy.swaps())
+    of_16_bits = q.dtype.itemsize > 1  # what has no 8-bit kernel
+    swaps = by_length and policy.swaps() and of_16_bits
+    pack, rows = tile_for(seqlen_q, group, options.pack_gqa, swaps)
     if rows is not None:
         return {"pack_gqa": pack, "rows": rows}
     heads = group if pack else 1
-    family = family_for(seqlen_q, heads, policy.pairs()) if by_length else None
+    family = family_for(seqlen_q, heads, policy.pairs() and of_16_bits) if by_length else None
     return {"pack_gqa": pack, "family": family}
 
 

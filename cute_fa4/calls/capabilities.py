@@ -29,13 +29,13 @@ from cute_fa4.system.devices import (
 
 # What is asked about when a question leaves a column open. The values without a kernel are here on
 # purpose: they are what callers of other attention packages have, and their rows carry the reasons.
-DTYPES = ("bf16", "fp16", "e4m3")
+DTYPES = ("bf16", "fp16", "e4m3", "e5m2")
 HEAD_DIMS = (32, 64, 72, 80, 96, 128, 192, 256)
 # Parameters of flash_attn_func that have a kernel whatever their value; the call checks the value itself.
 BUILT_PARAMETERS = frozenset(
     (
         "window_size mask key_limit learnable_sink softcap num_splits tokens_per_split workspace pack_gqa score_mod "
-        "mask_mod aux_tensors"
+        "mask_mod aux_tensors q_descale k_descale v_descale"
     ).split()
 )
 ARCHS = tuple(ARCH_OF_COMPUTE_CAPABILITY.values())
@@ -45,7 +45,7 @@ ARCHS = tuple(ARCH_OF_COMPUTE_CAPABILITY.values())
 class Capability:
     """One combination. runs: flash_attn_func accepts it; reasons: why not, with value and remedy.
 
-    dtype is "bf16", "fp16" or "e4m3"; group is query heads per key/value head; devices says which
+    dtype is one of DTYPES; group is query heads per key/value head; devices says which
     tensors take this row when it runs; families are the kernels that do, by the number of queries
     (sm100/choose_config.py). latent: of flash_mla_with_kvcache, whose q has `group` heads.
     """

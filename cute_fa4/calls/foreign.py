@@ -18,7 +18,6 @@ from cute_fa4.system.messages import shown
 PAGE = "docs/coming_from.md"
 
 _GROUPED = "query heads may be any multiple of the key/value heads"
-_FP8 = "float8 tensors are not built"
 _VLLM = "cute_fa4.integrations.vllm has vLLM's signature"
 
 # name -> (values that change nothing here, what to do instead of the others)
@@ -29,9 +28,6 @@ NOT_BUILT = {
         "score_mod=score_mods.alibi(num_heads) has the usual slopes; a score_mod that reads aux_tensors has any",
     ),
     "return_attn_probs": ((False, None), "return_lse=True returns the log-sum-exp; probabilities are never stored"),
-    "q_descale": ((None,), _FP8),
-    "k_descale": ((None,), _FP8),
-    "v_descale": ((None,), _FP8),
     "qv": ((None,), "a second query for V is not built"),
     "q_v": ((None,), "a second query for V is not built"),
     "sm_margin": ((0, None), "CTAs are not limited"),

@@ -19,7 +19,7 @@ import torch
 
 from cute_fa4.calls.request import Options
 from cute_fa4.calls.split import check_split
-from cute_fa4.calls.tensors import check_is_tensor, checked_scale
+from cute_fa4.calls.tensors import check_is_tensor, check_place, checked_scale
 from cute_fa4.masks import resolve_mask
 from cute_fa4.sm100.score_mods import ScoreMod, composed, soft_cap
 
@@ -48,8 +48,9 @@ def resolve(
     num_splits=1,
     tokens_per_split=None,
     latent=False,
+    scales=None,
 ) -> Options:
-    """Check the options of a call whose q is (..., heads_q, head_dim)."""
+    """Check the options of a call whose q is (..., heads_q, head_dim). scales: what checked_scales returned."""
     if pack_gqa not in (None, True, False):
         raise TypeError(f"pack_gqa: {pack_gqa!r}; accepted: None (chosen), True or False")
     check_split(num_splits, tokens_per_split)
@@ -64,6 +65,7 @@ def resolve(
         num_splits=num_splits,
         tokens_per_split=tokens_per_split,
         latent=latent,
+        scales=scales,
     )
 
 
@@ -98,7 +100,7 @@ def check_sink(sink, q: torch.Tensor) -> torch.Tensor | None:
             f"learnable_sink: shape {tuple(sink.shape)}; accepted: ({q.shape[-2]},), a logit for "
             "each query head"
         )
-    _check_place("learnable_sink", sink, q.device)
+    check_place("learnable_sink", sink, q.device)
     if sink.stride(0) != 1 and sink.shape[0] > 1:
         raise ValueError(
             f"learnable_sink: stride {sink.stride(0)}; accepted: 1; copy with .contiguous()"
@@ -125,18 +127,5 @@ def _aux(tensors, device, score_mod, mask_mod) -> tuple:
             raise TypeError(f"{name}: dtype {tensor.dtype}; accepted: {accepted}")
         if tensor.dim() == 0:
             raise ValueError(f"{name}: a scalar; accepted: one dimension or more; use reshape(1)")
-        _check_place(name, tensor, device)
+        check_place(name, tensor, device)
     return tuple(tensors)
-
-
-def _check_place(name: str, tensor: torch.Tensor, device) -> None:
-    if tensor.device != device:
-        raise ValueError(
-            f"{name}: on {tensor.device} while q is on {device}; accepted: all on one device; "
-            f"move it with .to({str(device)!r})"
-        )
-    if tensor.requires_grad and torch.is_grad_enabled():
-        raise NotImplementedError(
-            f"{name}: requires_grad is True and the backward pass is not built; "
-            "call under torch.no_grad() or pass .detach()"
-        )

@@ -16,6 +16,7 @@ from operator import mul
 
 import torch
 
+from cute_fa4.calls.scales import ScaleViews
 from cute_fa4.calls.tensors import extent_bytes
 
 _is_grad_enabled = torch.is_grad_enabled
@@ -28,18 +29,26 @@ class Plan:
     repeats  whether another call of the same metadata may use it
     append   append.Append, which runs before, or None
     recognition  what recognises the next such call, or None
-    small_bytes  extent of the largest of lengths, page table and sink
+    small_bytes  extent of the largest of lengths, page table, sink and scales
+    scale_views  how the kernel takes the scales
     """
 
     __slots__ = (
         "function", "scale", "seqlen_q", "sizes", "results", "views", "repeats", "append", "small_bytes",
-        "recognition",
+        "recognition", "scale_views",
     )  # fmt: skip
 
     def __init__(
-        self, function, numbers, results: Results, views: Views, repeats: bool, small_bytes: int = 0
+        self,
+        function,
+        numbers,
+        results: Results,
+        views: Views,
+        repeats: bool,
+        small_bytes: int = 0,
+        scale_views: ScaleViews | None = None,
     ):
-        self.function, self.small_bytes = function, small_bytes
+        self.function, self.small_bytes, self.scale_views = function, small_bytes, scale_views
         self.scale, self.seqlen_q, self.sizes = numbers
         self.results, self.views, self.repeats = results, views, repeats
         self.append = self.recognition = None
@@ -50,7 +59,7 @@ class Plan:
 
     def admits(self, tensors: tuple) -> bool:
         """Whether the tensors pass the checks of what is not metadata; False: they may pass all the same."""
-        q, k, v, out, lengths, sink, aux, new = tensors
+        q, k, v, out, lengths, sink, aux, new, scales = tensors
         if _is_grad_enabled() and (
             q.requires_grad
             or k.requires_grad
@@ -59,13 +68,14 @@ class Plan:
             or (sink is not None and sink.requires_grad)
             or (aux is not None and any(tensor.requires_grad for tensor in aux))
             or (new is not None and (new[0].requires_grad or new[1].requires_grad))
+            or (scales is not None and any(s is not None and s.requires_grad for s in scales))
         ):
             return False
         return self.is_apart(tensors)
 
     def is_apart(self, tensors: tuple) -> bool:
         """Whether what is written shares no memory with what is read; False: it may share none all the same."""
-        q, k, v, out, lengths, sink, aux, new = tensors
+        q, k, v, out, lengths, sink, aux, new, scales = tensors
         if new is not None and not self.append.admits(tensors):
             return False
         if out is None:
@@ -79,11 +89,11 @@ class Plan:
             or (first < first_v + v_bytes and first_v < end)
         ):
             return False
-        if lengths is sink is aux is None:
+        if lengths is sink is aux is scales is None:
             return True
         # A loop and no function: the call of one is a tenth of what a repeated call costs.
         nbytes = self.small_bytes
-        for tensor in (*(lengths or ()), sink):
+        for tensor in (*(lengths or ()), sink, *(scales or ())):
             if tensor is not None and tensor.data_ptr() < end:
                 if first < tensor.data_ptr() + nbytes:
                     return False
@@ -93,7 +103,7 @@ class Plan:
         return True
 
     def __call__(self, tensors: tuple):
-        q, k, v, out, lengths, sink, aux, new = tensors
+        q, k, v, out, lengths, sink, aux, new, scales = tensors
         (
             cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table, batch_idx, leftpad
         ) = lengths or NO_LENGTHS  # fmt: skip
@@ -110,6 +120,7 @@ class Plan:
             cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table,
             self.seqlen_q, self.sizes, sink, tuple(aux) if aux else None, None,
             None if batch_idx is leftpad is None else given_of(batch_idx, leftpad),
+            None if scales is None else self.scale_views.of(scales),
         )  # fmt: skip
         return out if lse is None else (out, lse)
 

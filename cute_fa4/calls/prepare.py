@@ -25,6 +25,7 @@ from cute_fa4.calls.lengths import check_index_tensor, check_lengths
 from cute_fa4.calls.options import resolve
 from cute_fa4.calls.plan import NO_LENGTHS
 from cute_fa4.calls.request import TENSORS, Choices, Numbers, Where
+from cute_fa4.calls.scales import checked_scales
 from cute_fa4.calls.tensors import (
     DENSE,
     MAX_SEQLEN,
@@ -41,7 +42,7 @@ KV_LAYOUTS = ("NHD", "HND")
 
 def prepare_attention(tensors: tuple, asked: tuple) -> Callable:
     """Check a call of repeat.attend, compile what it needs; what is returned launches."""
-    q, k, v, out, lengths, sink, aux, _ = tensors
+    q, k, v, out, lengths, sink, aux, _, scales = tensors
     window_size, numbers, choices = asked
     numbers, choices = Numbers(*numbers), Choices(*choices)
     unbuilt = unbuilt_parameters(block_sparse_tensors=choices.block_sparse_tensors)
@@ -75,6 +76,7 @@ def prepare_attention(tensors: tuple, asked: tuple) -> Callable:
         num_splits=choices.num_splits,
         tokens_per_split=choices.tokens_per_split,
         latent=choices.latent,
+        scales=checked_scales(scales, q, rows_first_k, where.batch(q)) if scales else None,
     )
     results = choices.return_lse, choices.in_float32
     return plan_attention((q, k, v), q, rows_first_k, rows_first_v, out, where, options, *results)

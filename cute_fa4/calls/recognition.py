@@ -58,8 +58,8 @@ def recognition_of(tensors: tuple, asked: tuple) -> Recognition | None:
 
 def _parts(tensors: tuple) -> tuple[tuple, tuple | None]:
     """(what the guards look at, the rest: what is given, how many lengths, how the table is aligned)."""
-    q, k, v, out, lengths, sink, aux, new = tensors
-    if lengths is sink is aux is new is None:
+    q, k, v, out, lengths, sink, aux, new, scales = tensors
+    if lengths is sink is aux is new is scales is None:
         return ((q, k, v), None) if out is None else ((q, k, v, out), ())
     looked_at = (q, k, v) if out is None else (q, k, v, out)
     a, b, c, d, e, table, batch_idx, leftpad = lengths or NO_LENGTHS
@@ -72,6 +72,9 @@ def _parts(tensors: tuple) -> tuple[tuple, tuple | None]:
         new_k, new_v, offsets = new
         looked_at += (new_k, new_v)
         same_offsets = offsets is a
+    if scales is not None:
+        looked_at += tuple(scale for scale in scales if scale is not None)
+        scales = tuple(scale is not None for scale in scales)
     return looked_at, (
         None if a is None else a.numel(),
         None if b is None else b.numel(),
@@ -82,7 +85,7 @@ def _parts(tensors: tuple) -> tuple[tuple, tuple | None]:
         None if batch_idx is None else batch_idx.numel(),
         None if leftpad is None else leftpad.numel(),
         None if offsets is None else offsets.numel(),
-        out is None, sink is None, aux is None, same_offsets,
+        out is None, sink is None, aux is None, same_offsets, scales,
     )  # fmt: skip
 
 

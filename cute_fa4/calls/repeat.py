@@ -92,7 +92,7 @@ def attend(prepare: Callable, tensors: tuple, asked: tuple):
     """Attention of unchecked arguments: out, or (out, lse).
 
     tensors  q, k, v, out or None, None or those of request.TENSORS, learnable_sink, aux_tensors, None or (rows to
-             append to k, those of v, their offsets)
+             append to k, those of v, their offsets), None or those of scales.NAMES
     asked    window_size, request.Numbers and request.Choices as plain tuples
     prepare  prepare(tensors, asked) checks everything and returns what launches: a Plan, or a function of `tensors`
     """
@@ -144,7 +144,7 @@ def _key(tensors: tuple, asked: tuple) -> tuple:
 
     Numbers come with their types: 1, 1.0 and True are equal, and not accepted alike.
     """
-    q, k, v, out, lengths, sink, aux, new = tensors
+    q, k, v, out, lengths, sink, aux, new, scales = tensors
     window_size, numbers, choices = asked
     left, right = window_size if type(window_size) is tuple else _window(window_size)
     scale, causal, softcap, max_seqlen_q, max_seqlen_k = numbers
@@ -152,11 +152,12 @@ def _key(tensors: tuple, asked: tuple) -> tuple:
         choices, numbers, left, right,
         type(scale), type(causal), type(softcap), type(max_seqlen_q), type(max_seqlen_k), type(left), type(right),
         q.dtype, q.device, q.shape, q.stride(), k.shape, k.stride(), v.stride(),
-        None if out is None else out.stride(),
+        None if out is None else (out.stride(), out.dtype),
         None if lengths is None else _lengths(lengths),
         None if sink is None else sink.dtype,
         None if aux is None else _aux(aux),
         None if new is None else _new(*new, lengths[0]),
+        None if scales is None else tuple(scale is not None and scale.shape for scale in scales),
     )  # fmt: skip
 
 

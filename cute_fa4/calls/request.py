@@ -103,7 +103,10 @@ class Choices(NamedTuple):
 
 @dataclass(frozen=True)
 class Options:
-    """A checked call without q, k, v. sink: (heads_q,) or None; aux: tensors of score_mod and mask_mod."""
+    """A checked call without q, k, v. sink: (heads_q,) or None; aux: tensors of score_mod and mask_mod.
+
+    scales: of scales.NAMES, each a tensor or None; None: there are none
+    """
 
     softmax_scale: float
     mask: BoundMask
@@ -115,3 +118,4 @@ class Options:
     num_splits: int | None = 1
     tokens_per_split: int | None = None
     latent: bool = False
+    scales: tuple | None = None

@@ -207,7 +207,7 @@ class SplitPlan(Plan):
         return (*super().functions, self.combine)
 
     def __call__(self, tensors: tuple):
-        q, k, v, out, lengths, sink, aux, new = tensors
+        q, k, v, out, lengths, sink, aux, new, scales = tensors
         (
             cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table, batch_idx, leftpad
         ) = lengths or NO_LENGTHS  # fmt: skip
@@ -226,6 +226,7 @@ class SplitPlan(Plan):
             cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table,
             self.seqlen_q, self.sizes, sink, tuple(aux) if aux else None, told,
             None if batch_idx is leftpad is None else given_of(batch_idx, leftpad),
+            None if scales is None else self.scale_views.of(scales),
         )  # fmt: skip
         if self.combine is not None:
             self.combine(

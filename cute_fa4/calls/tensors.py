@@ -16,9 +16,16 @@ from numbers import Real
 
 import torch
 
-from cute_fa4.sm100.choose_config import DEPTHS, LATENT_DEPTHS, QK_DEPTHS, ROWS_PER_CTA
+from cute_fa4.sm100.choose_config import LATENT_DEPTHS, ROWS_PER_CTA, depths_of
 
-DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+DTYPE_NAMES = {
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float8_e4m3fn: "e4m3",
+    torch.float8_e5m2: "e5m2",
+}
+# Of out, where q, k and v have eight bits: the first of them, unless out= is given.
+OUT_OF_FP8 = (torch.bfloat16, torch.float16)
 
 # TMA reads and writes units of 16 bytes: base addresses and the strides of every dimension but the
 # last are multiples of it (PTX ISA, "Tensor-map").
@@ -116,18 +123,36 @@ def check_one_device(tensors: dict[str, torch.Tensor]) -> None:
 def check_one_dtype(tensors: dict[str, torch.Tensor]) -> None:
     dtype = tensors["q"].dtype
     if dtype not in DTYPE_NAMES:
-        accepted = " and ".join(str(d) for d in DTYPE_NAMES)
-        more = "; float8 inputs are not built yet" if "float8" in str(dtype) else ""
+        *most, last = map(str, DTYPE_NAMES)
         raise TypeError(
-            f"q: dtype {dtype} has no kernel{more}; accepted: {accepted}; "
+            f"q: dtype {dtype} has no kernel; accepted: {', '.join(most)} and {last}; "
             "convert q, k and v with .to(torch.bfloat16)"
         )
     for name, tensor in tensors.items():
-        if tensor.dtype != dtype:
+        if name == "out" and dtype.itemsize == 1:
+            if tensor.dtype not in OUT_OF_FP8:
+                raise TypeError(
+                    f"out: dtype {tensor.dtype} while q is {dtype}; accepted: {' or '.join(map(str, OUT_OF_FP8))}"
+                )
+        elif tensor.dtype != dtype:
             raise TypeError(
                 f"{name}: dtype {tensor.dtype} while q is {dtype}; accepted: one dtype for all; "
                 f"convert with {name}.to({dtype})"
             )
+
+
+def check_place(name: str, tensor: torch.Tensor, device) -> None:
+    """A tensor besides q, k and v is where they are, and wants no gradient."""
+    if tensor.device != device:
+        raise ValueError(
+            f"{name}: on {tensor.device} while q is on {device}; accepted: all on one device; "
+            f"move it with .to({str(device)!r})"
+        )
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise NotImplementedError(
+            f"{name}: requires_grad is True and the backward pass is not built; "
+            "call under torch.no_grad() or pass .detach()"
+        )
 
 
 def check_no_gradient(tensors: dict[str, torch.Tensor]) -> None:
@@ -167,7 +192,7 @@ def check_shapes(
     if latent:
         _check_latent(q, k, v)
     else:
-        _check_depths(head_dim, v.shape[-1])
+        _check_depths(DTYPE_NAMES[q.dtype], head_dim, v.shape[-1])
     if num_kv_heads == 0 or num_q_heads == 0 or num_q_heads % num_kv_heads:
         raise ValueError(
             f"q: {num_q_heads} heads over {num_kv_heads} heads of k and v; accepted: a positive "
@@ -182,8 +207,8 @@ def check_shapes(
                 )
 
 
-def _check_depths(*depths: int) -> None:
-    for name, depth, accepted in zip(("q", "v"), depths, (QK_DEPTHS, DEPTHS), strict=True):
+def _check_depths(dtype: str, *depths: int) -> None:
+    for name, depth, accepted in zip(("q", "v"), depths, depths_of(dtype), strict=True):
         if depth not in accepted:
             raise ValueError(
                 f"{name}: head_dim {depth}; accepted: multiples of {accepted[0]} up to {accepted[-1]}, {PADDING[name]}"

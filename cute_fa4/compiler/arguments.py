@@ -57,6 +57,7 @@ def fake_arguments(config: FA4Config) -> dict:
         split=_split(config),
         in_cache=tuple(lengths(True) for _ in range(config.cache_batch_idx + config.cache_leftpad))
         or None,
+        descales=tuple(_fake("f32", (None, None), free_last=True) for _ in config.descales) or None,
         stream=make_fake_stream(use_tvm_ffi_env_stream=True),
     )
 
@@ -163,6 +164,8 @@ def _dtype(name: str):
         "bf16": cutlass.BFloat16,
         "fp16": cutlass.Float16,
         "f32": cutlass.Float32,
+        "e4m3": cutlass.Float8E4M3FN,
+        "e5m2": cutlass.Float8E5M2,
         "i32": cutlass.Int32,
         "i64": cutlass.Int64,
         "u8": cutlass.Uint8,

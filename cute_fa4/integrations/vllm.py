@@ -17,6 +17,7 @@ from __future__ import annotations
 import torch
 
 from cute_fa4 import interface, mla
+from cute_fa4.calls.scales import FP8
 
 
 def flash_attn_varlen_func(
@@ -53,21 +54,23 @@ def flash_attn_varlen_func(
 ):
     """cute_fa4.flash_attn_varlen_func in vLLM's order of arguments.
 
-    q, out        (total_q, heads_q, head_dim), bf16 or fp16; out is written in place
+    q, out        (total_q, heads_q, head_dim), bf16 or fp16; out is written in place. With kv_cache_dtype="fp8" the
+                  backend passes q, k and v of float8_e4m3fn, and out of bf16
     k, v          with block_table and seqused_k pages (num_blocks, block_size, heads_kv, head_dim), without them
                   packed (total_k, heads_kv, head_dim) with cu_seqlens_k
     window_size   [left, right], -1: open
     fa_version    2, 3 or 4: the same kernel
     scheduler_metadata   None or a tensor, which is not read: CTAs find their work from the lengths
     num_splits    0: chosen; others as flash_attn_varlen_func takes them
-    q_descale, k_descale, v_descale   scales of fp8 tensors. The backend passes them with 16-bit ones too, where they
-                  are 1 and nobody reads them: accepted, and looked at on the CPU only
+    q_descale, k_descale, v_descale   scales of float8 tensors, (sequences, heads_kv) or one number. The backend passes
+                  them with 16-bit tensors too, where they are 1 and nobody reads them: accepted, and looked at on the
+                  CPU only
     deterministic any value
 
     Returns out, or (out, lse) with return_softmax_lse; lse is float32 (heads_q, total_q), natural logarithm.
 
     NotImplementedError for alibi_slopes, q_v, dropout, context parallelism (cp_...), attention probabilities and
-    descales that are not 1; for the rest as cute_fa4.flash_attn_varlen_func.
+    descales of 16-bit tensors that are not 1; for the rest as cute_fa4.flash_attn_varlen_func.
     """
     _check_off(
         q_v=(q_v, None),
@@ -78,8 +81,11 @@ def flash_attn_varlen_func(
         cp_rank=(cp_rank, 0),
         cp_tot_seqused_k=(cp_tot_seqused_k, None),
     )
-    for name, scale in (("q", q_descale), ("k", k_descale), ("v", v_descale)):
-        _check_descale(f"{name}_descale", scale)
+    scales = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
+    if getattr(q, "dtype", None) not in FP8:
+        for name, scale in scales.items():
+            _check_descale(name, scale)
+        scales = {}
     if fa_version not in (2, 3, 4):
         raise ValueError(
             f"fa_version: {fa_version!r}; accepted: 2, 3 or 4, which run the same kernel"
@@ -106,6 +112,7 @@ def flash_attn_varlen_func(
         num_splits=num_splits,
         return_lse=return_softmax_lse,
         out=out,
+        **scales,
     )
 
 
@@ -197,6 +204,5 @@ def _check_off(**parameters) -> None:
 def _check_descale(name: str, scale: torch.Tensor | None) -> None:
     if isinstance(scale, torch.Tensor) and scale.device.type == "cpu" and bool((scale != 1).any()):
         raise NotImplementedError(
-            f"{name}: {float(scale.flatten()[0])}: float8 tensors have no kernel, and others have no scale; "
-            "accepted: None, or ones"
+            f"{name}: {float(scale.flatten()[0])}: tensors of 16 bits have no scale; accepted: None, or ones"
         )

@@ -75,8 +75,10 @@ def _folds(call: dict, batched: set) -> bool:
     parts = [
         part for name in ("score_mod", "mask_mod") for part in call[name].split(" then ") if part
     ]
+    scales = any(call.get(name) is not None for name in ("q_descale", "k_descale", "v_descale"))
     return (
         dense
+        and not scales
         and batched <= names
         and not call["aux_tensors"]
         and all(part.startswith(_SAME_FOR_ALL_SEQUENCES) for part in parts)

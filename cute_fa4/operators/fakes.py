@@ -16,6 +16,7 @@ from cute_fa4.calls import append, attention, latent, prepare
 from cute_fa4.calls.lengths import check_lengths
 from cute_fa4.calls.options import resolve
 from cute_fa4.calls.request import Where
+from cute_fa4.calls.scales import NAMES, checked_scales
 from cute_fa4.calls.strides import views_for_descriptors
 from cute_fa4.calls.tensors import check, check_grid, check_tensors
 from cute_fa4.operators.refusals import in_graph
@@ -31,7 +32,8 @@ def results(check: Callable, **arguments) -> tuple[torch.Tensor, torch.Tensor]:
         in_graph(check, **plain)
     q, out = arguments["q"], arguments.get("out")
     if out is None:
-        out = q.new_empty((*q.shape[:-1], _depth_of_values(arguments)))
+        dtype = attention.dtype_of_out(q, None)
+        out = q.new_empty((*q.shape[:-1], _depth_of_values(arguments)), dtype=dtype)
     shape = (0,)
     if arguments["return_lse"]:
         shape = (*q.shape[:-3], q.shape[-2], q.shape[-3])
@@ -78,7 +80,8 @@ def check_append(q, k_cache, v_cache, k, v, cache_seqlens, *, out=None, **rest) 
     batch_idx = rest["cache_batch_idx"]
     lengths = (cu_seqlens_q, None, None, cache_seqlens, rest["key_limit"], table)
     lengths += (batch_idx, rest["cache_leftpad"], offsets)
-    read = (rest["learnable_sink"], rest["aux_tensors"])
+    scales = tuple(rest.get(name) for name in NAMES)
+    read = (rest["learnable_sink"], rest["aux_tensors"], scales)
     append.check_written(q, k, v, k_cache, v_cache, out, lengths, *read)
     append.check_append(
         *(k, v, k_cache, v_cache, cache_seqlens, offsets, table, batch, batch_idx), contents=False
@@ -97,7 +100,7 @@ def check_latent(q, latent_cache, page_table, seqused_k, *, out=None, **rest) ->
 
 _OPTIONS = (
     "softmax_scale", "mask", "mask_sizes", "learnable_sink", "pack_gqa", "score_mod", "mask_mod", "aux_tensors",
-    "num_splits", "tokens_per_split",
+    "num_splits", "tokens_per_split", "q_descale", "k_descale", "v_descale",
 )  # fmt: skip
 
 
@@ -106,7 +109,8 @@ def _check_kernel(q, k, v, out, where, return_lse, options: dict) -> None:
     mask = mask_of(options.pop("mask"), tuple(options.pop("mask_sizes")))
     for name in ("score_mod", "mask_mod"):
         options[name] = function_of(name, options[name])
-    resolved = resolve(q, mask=mask, **options)
+    scales = tuple(options.pop(name, None) for name in NAMES)
+    resolved = resolve(q, mask=mask, scales=checked_scales(scales, q, k, where.batch(q)), **options)
     score_mod = resolved.score_mod
     if score_mod is not None and score_mod.check is not None:
         rows = q.shape[:-2].numel()
@@ -114,12 +118,13 @@ def _check_kernel(q, k, v, out, where, return_lse, options: dict) -> None:
     attention.check_out_apart(out, where, resolved)
     if 0 in (q.numel(), k.numel(), where.batch(q)):
         return
+    given_out = out
     if out is None:
         shape = (*q.shape[:-1], v.shape[-1])
         out = _StandIn(q, shape, torch.empty(shape, device="meta").stride(), 0)
     *_, rows_per_page = views_for_descriptors(q, k, v, out, where)
     target = Target("cuda", EMULATED_ARCH)
-    attention.config_of(q, k, v, where, resolved, rows_per_page, return_lse, target)
+    attention.config_of(q, k, v, given_out, where, resolved, rows_per_page, return_lse, target)
 
 
 # --- tensors without data

@@ -36,7 +36,8 @@ _LATENT = "Tensor q, Tensor latent_cache, Tensor page_table, Tensor seqused_k, *
 _OPTIONS = (
     "float? softmax_scale=None, str mask='Full()', SymInt[] mask_sizes=[], Tensor? learnable_sink=None, "
     "bool? pack_gqa=None, str score_mod='', str mask_mod='', Tensor[]? aux_tensors=None, "
-    "int? num_splits=1, int? tokens_per_split=None, bool return_lse=False"
+    "int? num_splits=1, int? tokens_per_split=None, Tensor? q_descale=None, Tensor? k_descale=None, "
+    "Tensor? v_descale=None, bool return_lse=False"
 )
 
 # Rows are contiguous and lie at multiples of 16 bytes: a compiler must not choose other strides.
@@ -191,6 +192,9 @@ def _attend(
     return_lse,
     num_splits,
     tokens_per_split,
+    q_descale,
+    k_descale,
+    v_descale,
     max_seqlen_q=None,
     max_seqlen_k=None,
     kv_layout="NHD",
@@ -212,7 +216,10 @@ def _attend(
         return_lse=return_lse,
         latent=latent,
     )
-    tensors = (q, k, v, out, lengths, learnable_sink, aux_tensors, new)
+    scales = None
+    if not (q_descale is k_descale is v_descale is None):
+        scales = (q_descale, k_descale, v_descale, None)
+    tensors = (q, k, v, out, lengths, learnable_sink, aux_tensors, new, scales)
     return attend(prepare, tensors, ((None, None), tuple(numbers), tuple(choices)))
 
 

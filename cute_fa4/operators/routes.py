@@ -26,6 +26,7 @@ _OPTIONS = (
     "softmax_scale", "causal", "window_size", "mask", "learnable_sink", "softcap", "pack_gqa",
     "score_mod", "mask_mod", "aux_tensors", "num_splits", "tokens_per_split",
 )  # fmt: skip
+_SCALES = ("q_descale", "k_descale", "v_descale")
 _WHERE = (
     "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "seqused_k_excludes_new", "page_table",
     "kv_layout", "key_limit",
@@ -171,6 +172,7 @@ def _options(given: dict) -> dict:
         aux_tensors=list(options.aux) or None,
         num_splits=options.num_splits,
         tokens_per_split=options.tokens_per_split,
+        **_named(given, _SCALES),
         return_lse=bool(given["return_lse"]),
     )
 

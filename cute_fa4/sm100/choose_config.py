@@ -14,7 +14,7 @@ from .mhaswap.tiles import padded_heads
 from .mla_decode.schedule import LatentTile
 from .mla_decode.tiles import LATENT_DEPTH, ROPE_DEPTH
 from .problem import MOST_LATENT_ROWS, heads_of_latent_tile
-from .row_schedule import DEPTHS, QK_DEPTHS, RowSchedule
+from .row_schedule import DEPTHS, QK_DEPTHS, RowSchedule, depths_of
 from .schedule import Schedule
 from .tiles import ROWS_PER_Q_TILE
 
@@ -26,6 +26,7 @@ __all__ = [
     "choose_config",
     "config_for",
     "LATENT_DEPTHS",
+    "depths_of",
     "family_for",
     "latent_rows",
     "packs_gqa",

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from hashlib import sha256
 
+from .chip import P_LOG2
 from .memory_maps import SmemMap, TmemMap
 from .mha1q.schedule import OneTile
 from .mha2q.schedule import TwoTiles
@@ -74,6 +75,11 @@ class FA4Config(Problem):
         why = [*self.contradictions(), *self.schedule.contradictions(self)]
         # The derived numbers are defined only for values that make sense.
         return why or self.schedule.refusals(self)
+
+    @property
+    def p_lift_log2(self) -> float:
+        """P of eight bits is lifted by this power of two; the maximum may lag by rescale_log2 on top of it."""
+        return P_LOG2 - self.schedule.rescale_log2 if self.has_fp8 else 0.0
 
     @property
     def name(self) -> str:

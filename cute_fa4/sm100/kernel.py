@@ -144,6 +144,7 @@ class SM100Kernel:
         aux: tuple | None,
         split: tuple | None,
         in_cache: tuple | None,
+        descales: tuple | None,
         stream,
     ):
         """Launch. What a configuration does not use is None; unused numbers are ignored.
@@ -164,6 +165,7 @@ class SM100Kernel:
                     parts of a block have). mO is then (slots, positions, heads of a tile, depth), packed: (slots *
                     positions, heads of a tile, depth), mLSE (slots, heads of a tile, positions); work/shared_order.py
         in_cache    the tensors cache_batch_idx and cache_leftpad, (batch,) int32, as far as the configuration has them
+        descales    what cfg.descales names, (batch, kv_heads) f32 of any strides
 
         The depth is contiguous; softmax_scale multiplies Q K^T.
         """
@@ -220,6 +222,7 @@ class SM100Kernel:
             splits=splits,
             scale=softmax_scale,
             scale_log2=softmax_scale * LOG2_E,
+            descales=() if cutlass.const_expr(descales is None) else descales,
             mask_sizes=() if cutlass.const_expr(mask_sizes is None) else mask_sizes,
             sink=sink,
             aux=() if cutlass.const_expr(aux is None) else aux,

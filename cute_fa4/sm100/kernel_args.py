@@ -37,6 +37,7 @@ class KernelArgs:
     splits: Splits | None  # where keys are split into as many parts everywhere
     scale: Float32  # softmax scale
     scale_log2: Float32  # the same times log2(e)
+    descales: tuple  # of 8-bit operands, as cfg.descales names them: (batch, key/value heads), f32
     mask_sizes: tuple  # run-time numbers of the mask, Int32
     sink: cute.Tensor | None  # (heads,), or None
     aux: tuple  # tensors for score_mod and mask_mod

@@ -35,6 +35,7 @@ def _problem(p: Problem) -> list[str]:
     said = [
         (True, p.qkv_dtype),
         (p.o_dtype != p.qkv_dtype, f"o_{p.o_dtype}"),
+        (p.descales, f"scale_{p.descales}"),
         (True, f"d{p.qk_depth}"),
         (p.ov_depth != p.qk_depth, f"dv{p.ov_depth}"),
         (p.num_q_heads, f"h{p.num_q_heads}"),

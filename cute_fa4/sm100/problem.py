@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from operator import index
 
 from . import bands
-from .chip import ARCHES, DTYPE_BYTES
+from .chip import ARCHES, DTYPE_BYTES, FP8_DTYPES
 from .score_mods import ScoreMod
 
 SINK_DTYPES = ("f32", "bf16", "fp16")
+DESCALES = "qkvo"  # whose scales a kernel may take, in this order
 AUX_DTYPES = ("bf16", "fp16", "f32", "i32", "i64", "u8")
 
 
@@ -38,8 +39,10 @@ def plain_integers(config, *names: str) -> None:
 class Problem:
     """What a call asks. Lengths, batch and head count are not here: one compile serves them all.
 
-    qkv_dtype      "bf16" or "fp16": Q, K, V and P; "e4m3" and "e5m2" are in the type
-    o_dtype        output; None: as qkv_dtype
+    qkv_dtype      "bf16" or "fp16": Q, K, V and P; "e4m3" or "e5m2": Q, K and V, with P in e4m3
+    o_dtype        output; None: as qkv_dtype, or bf16 where that has eight bits
+    descales       letters of "qkvo": which of Q, K and V are multiplied by a float32 for each sequence and key/value
+                   head, to be what they mean, and whether O is, before it is rounded; '': none
     qk_depth       head dim of Q and K, in elements
     ov_depth       head dim of V and O; None: as qk_depth
     num_q_heads    0: read from the tensors at run time, one compile serves every head count
@@ -75,6 +78,7 @@ class Problem:
 
     qkv_dtype: str = "bf16"
     o_dtype: str | None = None
+    descales: str = ""
     qk_depth: int = 128
     ov_depth: int | None = None
     num_q_heads: int = 0
@@ -108,7 +112,7 @@ class Problem:
     def __post_init__(self):
         plain_integers(self, "qk_depth", "ov_depth", "num_q_heads", "group", "page_size")
         if self.o_dtype is None:
-            object.__setattr__(self, "o_dtype", self.qkv_dtype)
+            object.__setattr__(self, "o_dtype", "bf16" if self.has_fp8 else self.qkv_dtype)
         if self.ov_depth is None:
             object.__setattr__(self, "ov_depth", self.qk_depth)
 
@@ -116,6 +120,16 @@ class Problem:
     def dtype_bytes(self) -> int:
         """Bytes of an element of Q, K, V and P."""
         return DTYPE_BYTES[self.qkv_dtype]
+
+    @property
+    def has_fp8(self) -> bool:
+        """Q, K and V have eight bits."""
+        return self.qkv_dtype in FP8_DTYPES
+
+    @property
+    def p_dtype(self) -> str:
+        """Of the probabilities, which lie between 0 and a power of two: a third mantissa bit beats e5m2's range."""
+        return "e4m3" if self.has_fp8 else self.qkv_dtype
 
     @property
     def causal(self) -> bool:
@@ -159,6 +173,15 @@ class Problem:
                 why.append(
                     f"{name}={getattr(self, name)!r} is not a dtype: use one of {', '.join(DTYPE_BYTES)}"
                 )
+        if self.descales and not self.has_fp8:
+            why.append(
+                f"descales={self.descales!r} with qkv_dtype={self.qkv_dtype!r}: scales are for 8-bit elements: use "
+                f"'', or one of {', '.join(FP8_DTYPES)}"
+            )
+        if "".join(name for name in DESCALES if name in self.descales) != self.descales:
+            why.append(
+                f"descales={self.descales!r}: use letters of {DESCALES!r}, each once and in this order"
+            )
         if not isinstance(self.mask, bands.Mask):
             why.append(
                 f"mask={self.mask!r} is no kind of mask: use masks.Causal(), masks.Window(), ..., or .mask of what a "

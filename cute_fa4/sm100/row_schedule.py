@@ -11,7 +11,7 @@ Choices, how they are made where they are left open, and why a problem does not 
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from .chip import SMEM_CAPACITY_BYTES, SWIZZLE_BYTES, TMEM_COLUMNS
+from .chip import FP8_DTYPES, SMEM_CAPACITY_BYTES, SWIZZLE_BYTES, TMEM_COLUMNS
 from .memory_maps import SmemMap, TmemMap
 from .problem import Problem
 from .tiles import ROWS_PER_Q_TILE, Tiles
@@ -20,7 +20,10 @@ from .work.claims import claims_pay
 
 DEPTHS = tuple(range(8, 129, 8))  # of V and O, and in every family of Q and K, each its own
 QK_DEPTHS = tuple(range(8, 193, 8))  # of Q and K where a K tile may have a rest beside its slot
-DTYPES = ("bf16", "fp16")
+DEPTHS_OF_FP8 = tuple(range(16, 129, 16))  # rows of 8-bit elements, too, are multiples of 16 bytes
+DTYPES_OF_16_BITS = ("bf16", "fp16")
+DTYPES = (*DTYPES_OF_16_BITS, *FP8_DTYPES)
+RESCALE_LOG2, RESCALE_LOG2_OF_FP8 = 8.0, 0.75
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,8 @@ class RowSchedule:
     swizzle_bytes  span of the shared-memory swizzle of Q, K, V, O
     num_qk_stages  depth chunks of a K tile, each with a barrier of its own, so that the first MMA starts early;
                    0: as many as the depth has common divisors with the swizzle granule and the MMA depth
-    rescale_log2   the running row maximum is kept while it moves less than this (P stays below 2^rescale_log2)
+    rescale_log2   the running row maximum is kept while it moves less than this (P stays below 2^rescale_log2);
+                   None: 8, and 3/4 where P has eight bits, which leaves 2^8 for its lift (docs/numerics.md)
     exp2_emulated  of 64 pairs of exponentials, how many the FMA units compute; None: what suits the arch
     claims         a CTA that is done takes over a block of the grid that has not started (work/queue.py); False: it
                    ends; None: as claims_pay says of the problem
@@ -49,7 +53,7 @@ class RowSchedule:
     bn_cap: int = 0
     swizzle_bytes: int = 128
     num_qk_stages: int = 1
-    rescale_log2: float = 8.0
+    rescale_log2: float | None = None
     exp2_emulated: int | None = None
     claims: bool | None = None
     dependent_launch: bool | None = None
@@ -70,6 +74,8 @@ class RowSchedule:
         if self.exp2_emulated is None:
             pairs = 18 if problem.qk_depth <= 64 else 16  # docs/decisions/0002
             changes["exp2_emulated"] = pairs if problem.arch == "sm_100a" else 0
+        if self.rescale_log2 is None:
+            changes["rescale_log2"] = RESCALE_LOG2_OF_FP8 if problem.has_fp8 else RESCALE_LOG2
         if self.claims is None or problem.share_keys:  # shared: there is nothing to claim
             changes["claims"] = claims_pay(problem)
         if self.dependent_launch is None:
@@ -103,9 +109,10 @@ class RowSchedule:
             )
         if self.exp2_emulated is not None and not 0 <= self.exp2_emulated <= 64:
             why.append(f"exp2_emulated={self.exp2_emulated} of 64 pairs: use 0 to 64")
-        if not 0 <= self.rescale_log2 <= 15:
+        highest, dtype = (8, "e4m3") if problem.has_fp8 else (15, "fp16")
+        if self.rescale_log2 is not None and not 0 <= self.rescale_log2 <= highest:
             why.append(
-                f"rescale_log2={self.rescale_log2}: P grows to 2^rescale_log2 and must fit fp16: use 0 to 15"
+                f"rescale_log2={self.rescale_log2}: P grows to 2^rescale_log2 and must fit {dtype}: use 0 to {highest}"
             )
         return why
 
@@ -165,16 +172,33 @@ class RowSchedule:
         return why
 
 
+def depths_of(qkv_dtype: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Head dims that some family runs -> (of Q and K, of V and O)."""
+    return (DEPTHS_OF_FP8,) * 2 if qkv_dtype in FP8_DTYPES else (QK_DEPTHS, DEPTHS)
+
+
+def o_dtypes(problem: Problem) -> tuple[str, ...]:
+    """What O can be; parts of split keys are float32."""
+    if problem.split_keys:
+        return ("f32",)
+    return ("bf16", "fp16") if problem.has_fp8 else (problem.qkv_dtype,)
+
+
 def problem_not_built(problem: Problem, qk_depths: tuple = DEPTHS) -> list[str]:
-    """What no family runs yet, whatever its tiles are; qk_depths: what this one does of Q and K."""
+    """What no family runs yet, whatever its tiles are; qk_depths: what this one does of Q and K, of 16 bits."""
     why = []
     if problem.qkv_dtype not in DTYPES:
-        why.append(f"qkv_dtype={problem.qkv_dtype!r} is not built yet: use 'bf16' or 'fp16'")
-    if problem.o_dtype != ("f32" if problem.split_keys else problem.qkv_dtype):
         why.append(
-            f"o_dtype={problem.o_dtype!r} is not built yet for qkv_dtype={problem.qkv_dtype!r}: use the same dtype"
+            f"qkv_dtype={problem.qkv_dtype!r} is not built yet: use one of {', '.join(DTYPES)}"
         )
-    for name, depths in (("qk_depth", qk_depths), ("ov_depth", DEPTHS)):
+    outputs = o_dtypes(problem)
+    if problem.o_dtype not in outputs:
+        why.append(
+            f"o_dtype={problem.o_dtype!r} is not built yet for qkv_dtype={problem.qkv_dtype!r}: use "
+            f"{' or '.join(map(repr, outputs))}"
+        )
+    of_qk, of_ov = (DEPTHS_OF_FP8,) * 2 if problem.has_fp8 else (qk_depths, DEPTHS)
+    for name, depths in (("qk_depth", of_qk), ("ov_depth", of_ov)):
         if getattr(problem, name) not in depths:
             why.append(
                 f"{name}={getattr(problem, name)} is not built yet: use a multiple of {depths[0]} up to "

@@ -14,8 +14,8 @@ import torch
 
 from cute_fa4 import EmulatorWarning, capabilities, flash_attn_func, flash_attn_with_kvcache
 from cute_fa4.calls import repeat
-from cute_fa4.calls.tensors import DEPTHS, QK_DEPTHS
 from cute_fa4.reference import allowed_error, attention_float64, max_error
+from cute_fa4.sm100.choose_config import DEPTHS, QK_DEPTHS
 from tests.pairwise import sweep_only
 from tests.serving.batches import Batch, assert_agrees, int32, packed_q, paged_kv, run
 

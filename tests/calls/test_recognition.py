@@ -20,11 +20,23 @@ PLAIN = (
 NEW = tuple(torch.zeros(2, 1, 4, 64, dtype=torch.bfloat16) for _ in range(2))
 
 
-def call(q=Q, k=K, v=V, out=None, used=None, table=None, rows=None, sink=None, aux=None, new=None):
+def call(
+    q=Q,
+    k=K,
+    v=V,
+    out=None,
+    used=None,
+    table=None,
+    rows=None,
+    sink=None,
+    aux=None,
+    new=None,
+    scales=None,
+):
     lengths = None
     if not (used is table is rows is None):
         lengths = in_order(seqused_k=used, page_table=table, cache_batch_idx=rows)
-    return q, k, v, out, lengths, sink, aux, new
+    return q, k, v, out, lengths, sink, aux, new, scales
 
 
 def asked(

@@ -62,10 +62,10 @@ def kv_cache(batch: Batch, block_size: int, layout: str) -> tuple[torch.Tensor, 
     return cache, table
 
 
-def as_the_backend_calls(batch: Batch, cache, table, **options):
+def as_the_backend_calls(batch: Batch, cache, table, output=None, **options):
     """FlashAttentionImpl.forward: every argument by name, descales too, and only `out` is looked at."""
     query = packed(batch.q)
-    output = torch.full_like(query, 7.0)
+    output = torch.full_like(query, 7.0) if output is None else output
     tokens = sum(batch.queries)
     key_cache, value_cache = cache.unbind(0)
     ones = torch.ones(1).expand(len(batch.queries), key_cache.shape[2])
@@ -89,6 +89,18 @@ def test_a_batch_of_decode_and_prefill(layout):
     batch = Batch.draw(QUERIES, KEYS, heads=(4, 2))
     out, lse = as_the_backend_calls(batch, *kv_cache(batch, 16, layout))
     assert_agrees(batch, out, lse, visible=lambda p, j: j <= p)
+
+
+def test_a_cache_of_eight_bits_with_scales():
+    """kv_cache_dtype="fp8": the backend views its bytes as e4m3, quantises q, and expands one scale of a layer."""
+    batch = Batch.draw(QUERIES, KEYS, heads=(4, 2), dtype=torch.float8_e4m3fn)
+    cache, table = kv_cache(batch, 16, "NHD")
+    sizes = len(batch.queries), 2
+    scales = [torch.tensor(x).expand(sizes) for x in (0.5, 1.5, 0.75)]
+    named = dict(zip(("q_descale", "k_descale", "v_descale"), scales, strict=True))
+    out = torch.full((sum(batch.queries), 4, batch.q[0].shape[-1]), 7.0, dtype=torch.bfloat16)
+    out, lse = as_the_backend_calls(batch, cache, table, output=out, **named)
+    assert_agrees(batch, out, lse, visible=lambda p, j: j <= p, scales=scales)
 
 
 def test_windows_sinks_and_soft_cap():

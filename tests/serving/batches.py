@@ -141,18 +141,40 @@ def positions(m: int, n: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.arange(m)[:, None] + n - m, torch.arange(n)[None]
 
 
-def attention(q, k, v, *, visible=None, score_mod=None, sink=None, softcap=0.0, scale=None):
+FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+HALF_ULP_OF_P = 2.0**-4  # of e4m3
+LOST_BELOW = (
+    2.0**-18
+)  # of the largest: half of e4m3's smallest number is 2^-10, and a row has a P of at least 2^8
+
+
+def out_dtype(q: torch.Tensor) -> torch.dtype:
+    return torch.bfloat16 if q.dtype in FP8 else q.dtype
+
+
+def attention(
+    q, k, v, *, visible=None, score_mod=None, sink=None, softcap=0.0, scale=None, scales=None
+):
     """-> out (m, heads, depth), lse (heads, m), largest error of a correct kernel (m, heads, depth). Float64.
 
     visible    (m, n) or (heads, m, n) booleans; score_mod: of scaled scores (heads, m, n)
+    scales     of 8-bit q, k and v: (heads_kv,) each, or None
 
     The bound: rounding P to the input dtype and the kernel's 2^x move each weight by at most r, relative, and so out
-    by at most r sum(w |v|); the row sum moves by the error of 2^x; out is rounded once more.
+    by at most r sum(w |v|); the row sum moves by the error of 2^x; out is rounded once more. P of eight bits also loses
+    up to LOST_BELOW of the largest weight in each small one.
     """
-    half_ulp = torch.finfo(q.dtype).eps / 2
+    half_ulp = torch.finfo(out_dtype(q)).eps / 2
+    of_p = HALF_ULP_OF_P if q.dtype in FP8 else half_ulp
+    lost = LOST_BELOW if q.dtype in FP8 else 0.0
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     q, k, v = (x.double().transpose(0, 1) for x in (q, k, v))
     group = q.shape[0] // k.shape[0]
+    for_q, for_k, for_v = (
+        torch.ones(len(k), 1, 1) if s is None else s.double()[:, None, None]
+        for s in scales or [None] * 3
+    )
+    q, k, v = q * for_q.repeat_interleave(group, 0), k * for_k, v * for_v
     k, v = k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)
     s = q @ k.transpose(1, 2) * scale
     if softcap:
@@ -168,8 +190,12 @@ def attention(q, k, v, *, visible=None, score_mod=None, sink=None, softcap=0.0, 
     lse = with_sink.logsumexp(-1) if with_sink.shape[2] else torch.full(s.shape[:2], -math.inf)
     w = torch.exp(s - torch.where(lse == -math.inf, 0.0, lse)[..., None])
     out = w @ v
-    r = half_ulp + 2 * EXP2_RELATIVE_ERROR
+    r = of_p + 2 * EXP2_RELATIVE_ERROR
     allowed = r * (w @ v.abs()) + half_ulp * out.abs() + FLOAT32_NOISE
+    if lost and w.shape[-1]:
+        largest = torch.exp(with_sink.amax(-1) - torch.where(lse == -math.inf, 0.0, lse))
+        seen = (w > 0).double()
+        allowed = allowed + lost * largest[..., None] * (seen @ v.abs())
     return out.transpose(0, 1), lse, allowed.transpose(0, 1)
 
 
@@ -180,7 +206,8 @@ def run(*storages: dict, mode="in_order", seed=0, claims=None, **options):
     """flash_attn_varlen_func with an out of canaries -> (out, lse)."""
     call = {name: value for storage in storages for name, value in storage.items()}
     v = call["v"] if "v" in call else options["v"]
-    out = call["q"].new_full((*call["q"].shape[:-1], v.shape[-1]), CANARY)
+    shape = (*call["q"].shape[:-1], v.shape[-1])
+    out = call["q"].new_full(shape, CANARY, dtype=out_dtype(call["q"]))
     checks = emulator.use(mode=mode, seed=seed, claims=claims, checks=("ptx", "phase_passed_twice"))
     with warnings.catch_warnings(), checks:
         warnings.simplefilter("ignore", EmulatorWarning)
@@ -207,8 +234,13 @@ def split(batch: Batch, out: torch.Tensor, lse: torch.Tensor):
     return parts
 
 
-def assert_agrees(batch: Batch, out, lse, visible=None, score_mod=None, key_limit=None, **options):
-    """visible(p, j) of positions (m, 1) and (1, n), of all heads or by head; score_mod(s, b)."""
+def assert_agrees(
+    batch: Batch, out, lse, visible=None, score_mod=None, key_limit=None, scales=None, **options
+):
+    """visible(p, j) of positions (m, 1) and (1, n), of all heads or by head; score_mod(s, b).
+
+    scales: of q, k and v, (batch, heads_kv) each or None
+    """
     for b, (o, got_lse) in enumerate(split(batch, out, lse)):
         m, n = batch.queries[b], batch.keys[b]
         p, j = positions(m, n)
@@ -218,7 +250,13 @@ def assert_agrees(batch: Batch, out, lse, visible=None, score_mod=None, key_limi
             seen = seen & (j < int(key_limit[b]))
         mod = None if score_mod is None else (lambda s, b=b: score_mod(s, b))
         exact, exact_lse, allowed = attention(
-            batch.q[b], batch.k[b], batch.v[b], visible=seen, score_mod=mod, **options
+            batch.q[b],
+            batch.k[b],
+            batch.v[b],
+            visible=seen,
+            score_mod=mod,
+            scales=scales and [None if s is None else s[b] for s in scales],
+            **options,
         )
         none = exact_lse == -math.inf
         assert (got_lse[none] == -math.inf).all(), f"sequence {b}: LSE of rows without keys"

@@ -110,9 +110,15 @@ def test_k_can_be_staged_along_the_depth(stages, chunk):
 
 
 REFUSED = [
-    (dict(qkv_dtype="e4m3", swizzle_bytes=64), "qkv_dtype='e4m3'", "bf16"),
+    (dict(qkv_dtype="e4m3", swizzle_bytes=64), "swizzle_bytes=64", "use 128"),
+    (dict(qkv_dtype="e4m3", o_dtype="e4m3"), "o_dtype='e4m3'", "'bf16' or 'fp16'"),
+    (dict(qkv_dtype="e4m3", qk_depth=24), "qk_depth=24", "a multiple of 16 up to 128"),
+    (dict(qkv_dtype="e4m3", rescale_log2=9.0), "rescale_log2=9.0", "fit e4m3: use 0 to 8"),
+    (dict(qkv_dtype="f32"), "qkv_dtype='f32'", "bf16, fp16, e4m3, e5m2"),
+    (dict(descales="k"), "descales='k' with qkv_dtype='bf16'", "use '', or one of e4m3, e5m2"),
+    (dict(qkv_dtype="e4m3", descales="vk"), "descales='vk'", "in this order"),
     (dict(qkv_dtype="int8"), "qkv_dtype='int8'", "bf16"),
-    (dict(o_dtype="f32"), "o_dtype='f32'", "same dtype"),
+    (dict(o_dtype="f32"), "o_dtype='f32'", "use 'bf16'"),
     (dict(qk_depth=256), "BN=", "kernel of their own"),
     (dict(qk_depth=200, ov_depth=128), "qk_depth=200", "192"),
     (dict(qk_depth=192), "ov_depth=192", "128"),
@@ -174,7 +180,7 @@ def test_the_config_is_the_whole_compile_key():
     """Hashable, and a change of any field is another key and another kernel name."""
     base = FA4Config()
     other = dict(
-        qkv_dtype="fp16", o_dtype="f32", qk_depth=64, ov_depth=64, num_q_heads=8, group=2,
+        qkv_dtype="fp16", o_dtype="f32", descales="k", qk_depth=64, ov_depth=64, num_q_heads=8, group=2,
         mask=masks.Causal(), write_lse=True, split_keys=True, share_keys=True,
         q_layout="packed", kv_layout="packed", seqused_q=True, seqused_k=True, cache_excludes_new=True,
         cache_batch_idx=True, cache_leftpad=True,

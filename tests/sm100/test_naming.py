@@ -33,7 +33,7 @@ IMPORTED = {
 
 # Another value for every field; the schedule has fields of its own below.
 CHANGED = dict(
-    qkv_dtype="fp16", o_dtype="fp16", qk_depth=64, ov_depth=64, num_q_heads=8, group=4,
+    qkv_dtype="e4m3", o_dtype="fp16", descales="qv", qk_depth=64, ov_depth=64, num_q_heads=8, group=4,
     mask=masks.Either(masks.Window(True, False), masks.Both(masks.Causal(), masks.Chunked())),
     q_layout="packed", kv_layout="packed", seqused_q=True, seqused_k=True, cache_excludes_new=True,
     cache_batch_idx=True, cache_leftpad=True,

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from ..chip import DTYPE_BYTES
 from ..problem import plain_integers
 
 VECTOR_BYTES = 16  # one copy of a thread: the widest access of global memory
@@ -12,8 +13,8 @@ THREADS = 128
 class AppendConfig:
     """Every compile-time choice of the append kernel; sizes and strides are bound at each call.
 
-    dtype      "bf16" or "fp16", of the new rows and the cache
-    depth      head dim of K, a multiple of 8
+    dtype      "bf16", "fp16", "e4m3" or "e5m2", of the new rows and the cache
+    depth      head dim of K; rows are multiples of 16 bytes
     depth_v    head dim of V, likewise
     packed     new rows are (total_new, heads, depth) with offsets, not (batch, seqlen_new, heads, depth)
     page_size  rows of a page of the cache (num_pages, page_size, heads, depth), which has a page table;
@@ -39,8 +40,8 @@ class AppendConfig:
 
     @property
     def elements(self) -> int:
-        """Elements of one copy; every dtype here has two bytes."""
-        return VECTOR_BYTES // 2
+        """Elements of one copy."""
+        return VECTOR_BYTES // DTYPE_BYTES[self.dtype]
 
     @property
     def pieces(self) -> int:

@@ -64,6 +64,10 @@ class Pair(TwoTiles):
 
     def _not_built(self, problem: Problem) -> list[str]:
         why = super()._not_built(problem)
+        if problem.has_fp8:
+            why.append(
+                f"qkv_dtype={problem.qkv_dtype!r} is not built yet for pairs of CTAs: use TwoTiles()"
+            )
         if problem.split_keys:
             why.append(
                 "split_keys=True is not built yet for pairs of CTAs, which are for many queries: use TwoTiles()"

@@ -85,7 +85,12 @@ class SwappedTile:
         return why
 
     def refusals(self, problem: Problem) -> list[str]:
-        return problem_not_built(problem, QK_DEPTHS) or self._over_capacity(problem)
+        why = problem_not_built(problem, QK_DEPTHS)
+        if problem.has_fp8:
+            why.append(
+                f"qkv_dtype={problem.qkv_dtype!r} is not built yet with swapped operands: use schedule=OneTile()"
+            )
+        return why or self._over_capacity(problem)
 
     def _over_capacity(self, problem: Problem) -> list[str]:
         why, tiles, smem = [], self.tiles(problem), self.smem(problem)

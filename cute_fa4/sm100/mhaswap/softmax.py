@@ -119,7 +119,7 @@ def probabilities(cfg, smem: SwappedShared, place: Place, scores: list, scale_lo
             pair = exp2.hardware(x), exp2.hardware(y)
             totals += cute.arch.add_packed_f32x2((sums[first + i], sums[first + i + 1]), pair)
             values += pair
-        words += row_math.pack_pairs(values, cfg.qkv_dtype)
+        words += row_math.pack(values, cfg.qkv_dtype)
     return words, tuple(totals)
 
 
@@ -149,7 +149,7 @@ def step(
         scores = apply_score_functions(cfg, args, work, key, scores, masked)
     if cutlass.const_expr(masked):
         scores = keep_visible(cfg, args, work, key, scores)
-    scale_log2 = log2_scale(cfg, args)
+    scale_log2 = log2_scale(cfg, args, None)
     highest = tile_maxima(cfg, smem, place, scores, tile + before.work_tiles, states.maxima)
     updates = [
         update(old, new, scale_log2, cfg.schedule.rescale_log2)

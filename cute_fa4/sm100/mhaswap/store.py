@@ -107,5 +107,5 @@ def log_sum_exp(
         lse = -Float32.inf
         if row_sum != 0.0:
             total_log2 = cute.math.log2(row_sum, fastmath=True)
-            lse = (row_max * log2_scale(cfg, args) + total_log2) * math.log(2)
+            lse = (row_max * log2_scale(cfg, args, None) + total_log2) * math.log(2)
         args.lse[results.lse_place(cfg, args, work, place)] = lse

@@ -19,7 +19,7 @@ from ..mhaswap.barriers import S_BUFFERS
 from ..mhaswap.schedule import SwappedTile
 from ..mhaswap.warp_roles import SwappedWarpRoles
 from ..problem import Problem
-from ..row_schedule import DTYPES
+from ..row_schedule import DTYPES_OF_16_BITS
 from ..sync.barriers import BarrierTable
 from . import barriers
 from .smem_map import LatentSmem, slots_that_fit, smem_map
@@ -56,7 +56,7 @@ class LatentTile(SwappedTile):
 def not_built(problem: Problem) -> list[str]:
     """What this family does not run."""
     why = []
-    if problem.qkv_dtype not in DTYPES:
+    if problem.qkv_dtype not in DTYPES_OF_16_BITS:
         why.append(f"qkv_dtype={problem.qkv_dtype!r} is not built yet: use 'bf16' or 'fp16'")
     if problem.o_dtype != ("f32" if problem.split_keys else problem.qkv_dtype):
         why.append(

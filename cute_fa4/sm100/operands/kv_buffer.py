@@ -2,12 +2,12 @@
 
              K                                       V
 tile         BN keys x depth                         BN keys x depth
-the MMA      walks the depth, 16 at a step           walks the keys, 16 at a step
+the MMA      walks the depth, 32 bytes at a step     walks the keys, 16 at a step (32 of eight bits)
 operand      K-major: the contraction is contiguous  MN-major: the depth is contiguous
-one slot     chunks of 64 depth, each BN rows x 128 bytes, swizzled: the same bytes for both
+one slot     chunks of 128 bytes of depth, each BN rows x 128 bytes, swizzled: the same bytes for both
 
 V needs no transpose: the tile that TMA writes is read with the other major, because an MN-major operand is made of
-blocks of 64 depth x 8 keys, which is eight rows of a 128-byte chunk.
+blocks of 128 bytes of depth x 8 keys, which is eight rows of a 128-byte chunk.
 
 verb                        what it does
 load_from_dram(...)         issue the copy of a tile, or of one depth stage of it; TMA does the rest
@@ -110,8 +110,14 @@ class KVBufferConfig:
     def tile(self) -> KMajorTile | MNMajorTile:
         """The tile's layout: where TMA puts an element, and where the MMA finds it."""
         if self.whole_pages:
-            return (PageMNMajorTile if self.walks_keys else PageKMajorTile)(self.rows, self.columns)
-        return (MNMajorTile if self.walks_keys else KMajorTile)(self.rows, self.columns)
+            kind = PageMNMajorTile if self.walks_keys else PageKMajorTile
+        else:
+            kind = MNMajorTile if self.walks_keys else KMajorTile
+        return kind(self.rows, self.columns, self.dtype_bytes)
+
+    @property
+    def dtype_bytes(self) -> int:
+        return DTYPES[self.dtype].width // 8
 
     @property
     def num_steps(self) -> int:
@@ -135,7 +141,7 @@ class KVBufferConfig:
 
     @property
     def stage_bytes(self) -> int:
-        return self.rows * self.stage_columns * DTYPES[self.dtype].width // 8
+        return self.rows * self.stage_columns * self.dtype_bytes
 
 
 @dataclass(frozen=True)
@@ -277,7 +283,7 @@ def load_pages(
     cfg: cutlass.Constexpr, tma: KVOperand, address, mbarrier, found: PagedRowIndices, kv_head
 ):
     """Copy the boxes of a tile. Nearly every tile has all its rows: one question for all boxes then."""
-    page_bytes = cfg.box_rows * cfg.columns * 2
+    page_bytes = cfg.box_rows * cfg.columns * cfg.dtype_bytes
     if found.all_rows_exist(cfg.box_rows):
         groups = found.in_groups_of_eight()
         for p in cutlass.range_constexpr(found.boxes):
@@ -304,7 +310,7 @@ def load_page(cfg: cutlass.Constexpr, tma: KVOperand, address, mbarrier, row, va
         if (valid > 0) & (valid < cfg.box_rows):
             for group in cutlass.range_constexpr(cfg.box_rows // 8):
                 here = minimum(maximum(valid - 8 * group, 0), 8)
-                at = address + group * 8 * cfg.columns * 2
+                at = address + group * 8 * cfg.columns * cfg.dtype_bytes
                 place, further = clipped_load(row + 8 * group, here, kv_head)
                 copies.load_tile(tma.eight_rows, dtype, at, mbarrier, place, further)
         else:

@@ -17,6 +17,7 @@ from cutlass import Int32
 from ..instructions import tensor_memory
 from ..kernel_args import Events, KernelArgs, Smem
 from ..steps import row_math, store
+from ..work import scales
 from ..work.queue import NO_MORE, WorkQueue
 from ..work.tile import Work
 
@@ -87,9 +88,10 @@ def finish_tile(
     row: Int32,
 ):
     """O_i to global memory. last: parity of its last key tile."""
+    factor = scales.of_output(cfg, args, work)
     events.row_scale.wait(i, last)
     row_sum = smem.row_scale[row + i * cfg.tiles.rows_per_q_tile]
-    inverse = row_math.inverse(row_sum)
+    inverse = scales.times(row_math.inverse(row_sum), factor)
     events.o_ready.wait(i, o_phase)
     tensor_memory.fence_after()
     store_o(cfg, args, smem, tmem + cfg.tmem.o[i], events, work, i, row, inverse)

@@ -22,6 +22,7 @@ from ..kernel_args import Events, KernelArgs, Smem
 from ..steps import row_math, store
 from ..steps.row_math import RowState
 from ..steps.scores import first_state, log2_scale, row_context, write_lse
+from ..work import scales
 from ..work.queue import NO_MORE, WorkQueue
 from ..work.tile import Work
 from .correction import rescale_tile
@@ -90,10 +91,11 @@ def finish(
     odd = RowState.empty()
     if now.odd > 0:
         odd = state_of(cfg, smem, events, 1, (before.odd + now.odd - 1) & 1, row)
-    state, even_weight, odd_weight = row_math.merged(even, odd, log2_scale(cfg, args))
+    factor = scales.of_scores(cfg, args, work)
+    state, even_weight, odd_weight = row_math.merged(even, odd, log2_scale(cfg, args, factor))
     if cutlass.const_expr(cfg.write_lse):
-        write_lse(cfg, args, work, 0, state)
-    inverse = row_math.inverse(state.row_sum)
+        write_lse(cfg, args, work, 0, state, factor)
+    inverse = scales.times(row_math.inverse(state.row_sum), scales.of_output(cfg, args, work))
     events.o_ready.wait(0, before.o & 1)
     tensor_memory.fence_after()
     if now.odd > 0:
@@ -130,8 +132,9 @@ def store_both(cfg, args, smem: Smem, tmem, events: Events, work: Work, row, eve
 def write_empty(cfg: cutlass.Constexpr, args: KernelArgs, smem: Smem, work: Work, row: Int32):
     """A work tile that sees no key: zeros, and the log-sum-exp of nothing or of the sink."""
     if cutlass.const_expr(cfg.write_lse):
-        state = first_state(cfg, args, work, row_context(cfg, args, work, 0, row))
-        write_lse(cfg, args, work, 0, state)
+        context = row_context(cfg, args, work, 0, row)
+        state = first_state(cfg, args, work, context)
+        write_lse(cfg, args, work, 0, state, context.factor)
     store.zeros(cfg, args, smem, work, row)
 
 

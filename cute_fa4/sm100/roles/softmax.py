@@ -69,7 +69,7 @@ def step(
         lower = cfg.mask.has_lower_bound or not cfg.mask.is_band
         bands = [(lo - first_key if lower else None, hi - first_key) for lo, hi in row.bands]
         scores = visibility.keep_visible(scores, bands)
-    scale_log2 = log2_scale(cfg, args)
+    scale_log2 = log2_scale(cfg, args, row.factor)
     tile_max = row_math.row_maximum(scores, state.row_max)
     row_max, safe_max, factor = row_math.update_maximum(
         state.row_max, tile_max, scale_log2, cfg.schedule.rescale_log2
@@ -80,6 +80,8 @@ def step(
         smem.row_scale[row.thread] = factor
         events.row_scale.arrive(i)
     bias = -safe_max * scale_log2
+    if cutlass.const_expr(cfg.p_lift_log2):
+        bias = bias + cfg.p_lift_log2
     p_address = tmem + (cfg.tmem.p[0] - cfg.tmem.s[0])
     sums = write_probabilities(
         cfg, order, smem, events, i, row.thread, p_address, scores, scale_log2, bias
@@ -154,7 +156,8 @@ def run(
             events.row_scale.arrive(i)
         writes = order.writes_lse(cfg, work)
         if cutlass.const_expr(cfg.write_lse and writes is not False):
-            write_lse(cfg, args, work, order.q_tile(cfg, work, i), state, writes)
+            q_tile = order.q_tile(cfg, work, i)
+            write_lse(cfg, args, work, q_tile, state, row.factor, writes)
         number = number + 1
         work = queue.next(cfg, args, number)
     order.close(events, i)

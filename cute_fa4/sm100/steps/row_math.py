@@ -7,6 +7,9 @@ A row is walked tile by tile. With m the running maximum, kept in raw score unit
 The maximum may lag: while it would move by less than `rescale_log2` in log2 units, the old one is kept, the factor
 is exactly 1 and O needs no rescale. P then reaches at most 2^rescale_log2; the final division makes up for it.
 A row that has seen no key yet has m = -inf and uses 0 in its place, so that -inf - (-inf) never happens.
+
+Where P has eight bits, it is lifted: P = 2^(c s - c m + lift), so that the largest is near the largest number that e4m3
+has, and small ones lose less below its smallest. O and the row sum carry the same factor, and the quotient none.
 """
 
 from dataclasses import dataclass
@@ -17,6 +20,7 @@ from cutlass import Float32
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T
 
+from ..chip import FP8_DTYPES
 from ..instructions import exp2
 
 LOG2_E = 1.4426950408889634
@@ -84,6 +88,12 @@ def merged(a: RowState, b: RowState, scale_log2: Float32):
     return RowState(row_max, of_a * a.row_sum + of_b * b.row_sum), of_a, of_b
 
 
+def log2_of_sum(row_sum: Float32, lift_log2: float):
+    """log2 of a row sum whose exponentials were lifted by 2^lift_log2."""
+    total = cute.math.log2(row_sum, fastmath=True)
+    return total - lift_log2 if lift_log2 else total
+
+
 @cute.jit
 def inverse(row_sum: Float32) -> Float32:
     """1 / row sum; 0 for a row that has seen no key."""
@@ -149,12 +159,33 @@ def row_total(sums: list):
     return total[0] + total[1]
 
 
-def pack_pairs(values: list, dtype: str) -> list:
-    """Round to a 16-bit dtype, two values a word, the first one in the low half; "f32": a word each, unrounded."""
+def pack(values: list, dtype: str) -> list:
+    """Round to a dtype, the first value in the low bits of the first word; "f32": a word each, unrounded.
+
+    Two values a word of 16 bits, four of eight. What is too large for eight bits becomes the largest number.
+    """
     if dtype == "f32":
         return [value.bitcast(cutlass.Int32) for value in values]
+    if dtype in FP8_DTYPES:
+        return [_pack_four(values[i : i + 4], dtype) for i in range(0, len(values), 4)]
     instruction = {"bf16": "cvt.rn.bf16x2.f32", "fp16": "cvt.rn.f16x2.f32"}[dtype]
     return [_pack(values[i], values[i + 1], instruction) for i in range(0, len(values), 2)]
+
+
+def _pack_four(values: list, dtype: str):
+    convert = f"cvt.rn.satfinite.{dtype}x2.f32"
+    return cutlass.Int32(
+        llvm.inline_asm(
+            T.i32(),
+            [Float32(value).ir_value() for value in values],
+            "{\n.reg .b16 low, high;\n"
+            f"{convert} low, $2, $1;\n{convert} high, $4, $3;\nmov.b32 $0, {{low, high}};\n}}",
+            "=r,f,f,f,f",
+            has_side_effects=False,
+            is_align_stack=False,
+            asm_dialect=llvm.AsmDialect.AD_ATT,
+        )
+    )
 
 
 def _pack(low, high, instruction: str):

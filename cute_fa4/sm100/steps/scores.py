@@ -11,7 +11,7 @@ from ...layouts.scalars import minimum
 from .. import score_mods
 from ..instructions import exp2, tensor_memory
 from ..kernel_args import Events, KernelArgs, Smem
-from ..work import kv_range, results, rows
+from ..work import kv_range, results, rows, scales
 from ..work.tile import Work
 from . import row_math, visibility
 from .row_math import LOG2_E, RowState
@@ -60,7 +60,7 @@ def write_probabilities(
         here = frozenset(pair - first // 2 for pair in emulated)
         exponents = row_math.scaled_exponents(scores[first : first + quarter], scale_log2, bias)
         values = row_math.exponentials(exponents, here)
-        words = row_math.pack_pairs(values, cfg.qkv_dtype)
+        words = row_math.pack(values, cfg.p_dtype)
         tensor_memory.store(address + first * cfg.dtype_bytes // 4, words)
         if order.sum_early:
             sums = row_math.add_values(sums, values)
@@ -80,6 +80,7 @@ class RowContext:
     q_index: Int32  # of the query in its sequence, not beyond the last
     head: Int32
     bands: tuple  # ((lo, hi), ...) of the keys it sees
+    factor: Float32 | None  # of its scores besides the softmax scale
 
 
 def row_context(cfg, args: KernelArgs, work: Work, i, thread) -> RowContext:
@@ -88,7 +89,10 @@ def row_context(cfg, args: KernelArgs, work: Work, i, thread) -> RowContext:
     position = sequence.position(row.q_index)
     bands = cfg.mask.bands(position, sequence.num_keys, args.mask_sizes)
     limited = tuple((lo, minimum(hi, sequence.key_limit)) for lo, hi in bands)
-    return RowContext(thread, minimum(row.q_index, sequence.seqlen_q - 1), row.head, limited)
+    factor = scales.of_scores(cfg, args, work)
+    return RowContext(
+        thread, minimum(row.q_index, sequence.seqlen_q - 1), row.head, limited, factor
+    )
 
 
 def first_state(cfg, args: KernelArgs, work: Work, row: RowContext, mine=True) -> RowState:
@@ -99,21 +103,27 @@ def first_state(cfg, args: KernelArgs, work: Work, row: RowContext, mine=True) -
     if not cfg.sink:
         return RowState.empty()
     sink = args.sink[row.head].to(Float32)
+    in_scores = sink if cfg.score_mod is not None else sink / scales.times(args.scale, row.factor)
+    weight = Float32(2.0**cfg.p_lift_log2)
     if cfg.split_keys or mine is not True:  # once for all parts, and for all warpgroups of a row
         empty = RowState.empty()
         if cfg.split_keys:
             first = results.is_first_part(cfg, work)
             mine = first if mine is True else first & mine
-        scaled = sink if cfg.score_mod is not None else sink / args.scale
         return RowState(
-            select_(mine, scaled, empty.row_max), select_(mine, Float32(1.0), empty.row_sum)
+            select_(mine, in_scores, empty.row_max), select_(mine, weight, empty.row_sum)
         )
-    return RowState(sink if cfg.score_mod is not None else sink / args.scale, Float32(1.0))
+    return RowState(in_scores, weight)
 
 
-def log2_scale(cfg, args: KernelArgs):
-    """From the units of the scores to log2: a score_mod has had the softmax scale already."""
-    return Float32(LOG2_E) if cfg.score_mod is not None else args.scale_log2
+def log2_scale(cfg, args: KernelArgs, factor):
+    """From the units of the scores to log2: a score_mod has had the softmax scale already.
+
+    factor: of the scores besides the softmax scale, or None
+    """
+    if cfg.score_mod is not None:
+        return Float32(LOG2_E)
+    return scales.times(args.scale_log2, factor)
 
 
 def apply_score_functions(
@@ -129,7 +139,8 @@ def apply_score_functions(
         indices = (work.sequence.batch, row.head, row.q_index, key)
         where = (*(Int32(index) for index in indices), aux)
         if cfg.score_mod is not None:
-            score = Float32(cfg.score_mod.score(score * args.scale, *where))
+            scale = scales.times(args.scale, row.factor)
+            score = Float32(cfg.score_mod.score(score * scale, *where))
         if cfg.mask_mod is not None:
             score = select_(cfg.mask_mod.shows(*where), score, Float32(visibility.MASKED))
         out.append(score)
@@ -154,10 +165,17 @@ def whole_tiles(cfg, args: KernelArgs, work: Work, i) -> kv_range.WholeTiles:
 
 @cute.jit
 def write_lse(
-    cfg: cutlass.Constexpr, args: KernelArgs, work: Work, i: Int32, state: RowState, mine=True
+    cfg: cutlass.Constexpr,
+    args: KernelArgs,
+    work: Work,
+    i: Int32,
+    state: RowState,
+    factor: Float32 | None,
+    mine=True,
 ):
     """The log-sum-exp of this thread's row, natural logarithm; of a row without keys -inf.
 
+    factor: of the scores besides the softmax scale, or None
     mine: whether it is this warpgroup that writes it: True, or a Boolean of the kernel
     """
     thread, _, _ = cute.arch.thread_idx()
@@ -168,6 +186,6 @@ def write_lse(
     if writes:
         lse = -Float32.inf
         if state.row_sum != 0.0:
-            total_log2 = cute.math.log2(state.row_sum, fastmath=True)
-            lse = (state.row_max * log2_scale(cfg, args) + total_log2) * math.log(2)
+            total_log2 = row_math.log2_of_sum(state.row_sum, cfg.p_lift_log2)
+            lse = (state.row_max * log2_scale(cfg, args, factor) + total_log2) * math.log(2)
         args.lse[results.lse_place(cfg, args, work, place)] = lse

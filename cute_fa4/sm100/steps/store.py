@@ -148,7 +148,7 @@ def write_out(
         if last:
             when_read()
         values = values_of(batch)
-        words = row_math.pack_pairs(values, cfg.o_dtype)
+        words = row_math.pack(values, cfg.o_dtype)
         if inside == 0:
             begin_chunk(cfg, row, i, chunk)
         inside_end = inside + len(values)

@@ -13,6 +13,7 @@ from ...roles import correction, merge
 from ...roles.merge import Turns
 from ...steps import row_math, store
 from ...steps.scores import log2_scale, write_lse
+from ...work import scales
 from ...work.queue import NO_MORE, WorkQueue
 from ...work.tile import Work
 from .tile import is_lone
@@ -50,10 +51,11 @@ def finish_lone(
     """Merge the two states of each row, and O_0 and O_1 to global memory."""
     even = merge.state_of(cfg, smem, events, 0, (before.even + now.even - 1) & 1, row)
     odd = merge.state_of(cfg, smem, events, 1, (before.odd + now.odd - 1) & 1, row)
-    state, even_weight, odd_weight = row_math.merged(even, odd, log2_scale(cfg, args))
+    factor = scales.of_scores(cfg, args, work)
+    state, even_weight, odd_weight = row_math.merged(even, odd, log2_scale(cfg, args, factor))
     if cutlass.const_expr(cfg.write_lse):
-        write_lse(cfg, args, work, 0, state)
-    inverse = row_math.inverse(state.row_sum)
+        write_lse(cfg, args, work, 0, state, factor)
+    inverse = scales.times(row_math.inverse(state.row_sum), scales.of_output(cfg, args, work))
     for i in cutlass.range_constexpr(cfg.tiles.num_q):
         events.o_ready.wait(i, before.o & 1)
     hand_back_q1(cfg, events, row)

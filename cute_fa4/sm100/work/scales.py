@@ -1,0 +1,40 @@
+"""Scales of 8-bit operands: what stored numbers are multiplied by, for each sequence and key/value head.
+
+    q, k    q_descale * k_descale multiplies the scores: it joins the softmax scale, a number of the work tile
+    v       v_descale multiplies the output, with the division by the row sum
+    o       o_scale likewise, before the output is rounded
+
+So no scale costs anything in a key tile. A tensor with one number for all is read with strides of 0.
+"""
+
+from cutlass import Float32, select_
+
+from ...layouts.scalars import minimum
+
+
+def of_scores(cfg, args, work):
+    """What the scores of a work tile are multiplied by besides the softmax scale; None: nothing.
+
+    NaN where that is not positive: the row maximum is taken before it is multiplied.
+    """
+    factor = _product(cfg, args, work, "qk")
+    return None if factor is None else select_(factor > 0.0, factor, Float32(float("nan")))
+
+
+def of_output(cfg, args, work):
+    """What the output of a work tile is multiplied by; None: nothing."""
+    return _product(cfg, args, work, "vo")
+
+
+def times(value, factor):
+    """value * factor, where there is one."""
+    return value if factor is None else value * factor
+
+
+def _product(cfg, args, work, names: str):
+    product = None
+    for name, tensor in zip(cfg.descales, args.descales, strict=True):
+        if name in names:
+            batch = minimum(work.sequence.batch, tensor.shape[0] - 1)
+            product = times(tensor[batch, work.tile.kv_head], product)
+    return product

@@ -1,0 +1,159 @@
+"""8-bit q, k and v: calls against attention in float64 of what they mean, options in pairs, and what is refused.
+
+Rows of nobody, in pages, Q and packed tensors, are NaN: 0x7f in e4m3. The bound is that of tests/serving/batches.py:
+three mantissa bits of P. Lengths end nowhere, before, at and behind a tile.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from cute_fa4 import flash_attn_func, flash_attn_with_kvcache
+from cute_fa4.reference import attention_float64, attention_with_kernel_roundings
+from tests import pairwise
+from tests.serving.batches import (
+    FP8,
+    Batch,
+    assert_agrees,
+    dense_kv,
+    dense_q,
+    packed_q,
+    paged_kv,
+    run,
+)
+from tests.serving.test_masks import MASKS
+
+E4M3, E5M2 = FP8
+NAMES = ("q_descale", "k_descale", "v_descale")
+OPTIONS = {
+    "mask": ("causal", "window or chunked"),
+    "storage": ("dense", 5, 16),  # pages are gathered by fours, or come in boxes
+    "group": (1, 8),  # a tile has the rows of one head, or of all
+    "depths": ((128, 128), (80, 16)),  # no padding; less than an MMA step, and the least
+    "dtype": FP8,
+    "scales": ("kv", "qkv"),
+    "sink": (False, True),
+    "softcap": (0.0, 3.0),
+    "parts": (1, 3),
+    "mode": ("in_order", "hostile"),
+}
+KEYS = (0, 1, 127, 128, 129, 250, 400)
+
+
+def drawn_scales(letters: str, sizes: tuple, seed: int = 0) -> dict:
+    """Positive numbers around 1, no powers of two."""
+    generator = torch.Generator().manual_seed(seed)
+    return {f"{x}_descale": 0.5 + torch.rand(sizes, generator=generator) for x in letters}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pairwise.cases(
+    "8-bit tensors: options of a call",
+    OPTIONS,
+    kernel=tuple(set(OPTIONS) - {"mode"}),
+    seconds=1.0,
+    ids=lambda value: str(value).removeprefix("torch.").replace(" ", ""),
+)
+def test_options_together_agree_with_float64(
+    mask, storage, group, depths, dtype, scales, sink, softcap, parts, mode
+):
+    options, visible = MASKS[mask]
+    draw = random.Random(f"{mask} {storage} {group} {depths} {scales} {sink} {parts}")
+    lengths = [draw.randint(0, 3), 33]
+    keys = [draw.choice(KEYS) for _ in lengths]
+    depth, depth_v = depths
+    batch = Batch.draw(lengths, keys, heads=(group, 1), depth=depth, depth_v=depth_v, dtype=dtype)
+    sinks = torch.randn(group, generator=torch.Generator().manual_seed(1)) if sink else None
+    given = drawn_scales(scales, (2, 1))
+    stored = dense_kv(batch) if storage == "dense" else paged_kv(batch, storage)
+    queries = dense_q(batch) if storage == "dense" else packed_q(batch)
+    out, lse = run(
+        queries, stored, given, learnable_sink=sinks, softcap=softcap, num_splits=parts, mode=mode, seed=1, **options
+    )  # fmt: skip
+    meant = [given.get(name) for name in NAMES]
+    assert_agrees(batch, out, lse, visible=visible, sink=sinks, softcap=softcap, scales=meant)
+
+
+def scaled(q, k, v, scale, v_scale=None):
+    """Every test below that only wants numbers makes this call: one kernel."""
+    v_scale = scale if v_scale is None else v_scale
+    return flash_attn_func(q, k, v, q_descale=scale, k_descale=scale, v_descale=v_scale)
+
+
+@pytest.mark.parametrize("spread", [0.2, 1.0, 3.0], ids=["flat", "normal", "peaked"])
+def test_the_error_is_that_of_rounding_p(spread):
+    """In the norm, where the bound says little: that of attention with the kernel's roundings, whatever the lag."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, n, 2, 128, generator=generator).to(E4M3) for n in (64, 1000, 1000))
+    scale, one = spread * 128**-0.5, torch.ones(())
+    exact, _ = attention_float64(q.double(), k.double(), v.double(), softmax_scale=scale)
+    out = flash_attn_func(q, k, v, softmax_scale=scale, q_descale=one, k_descale=one, v_descale=one)
+    with_roundings = [
+        attention_with_kernel_roundings(q, k, v, softmax_scale=scale, lag_log2=lag)[0]
+        for lag in (0.0, 0.25, 0.5, 0.75)
+    ]
+    errors = [float((x.double() - exact).norm()) for x in (out, *with_roundings)]
+    assert errors[0] <= 1.05 * max(errors[1:])
+
+
+def test_one_number_is_one_for_every_head_and_a_slice_of_others_goes_without_a_copy():
+    """The same bits: of a tensor of one element, of what expand makes of it, and of columns of a wider tensor."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 9, 4, 128, generator=generator).to(E4M3) for _ in range(3))
+    one = torch.tensor(0.75)
+    wide = torch.full((2, 8), 0.75)[:, ::2]
+    results = [scaled(q, k, v, x) for x in (one, one.reshape(1), one.expand(2, 4), wide)]
+    assert all(torch.equal(results[0], other) for other in results[1:])
+
+
+def test_a_factor_of_scores_that_is_not_positive_is_nan_in_its_head_alone():
+    """The row maximum is taken before the scores are multiplied: a negative factor would make it the minimum."""
+    q, scale = torch.ones(1, 3, 4, 128).to(E4M3), torch.tensor([[1.0, -1.0, 0.0, float("nan")]])
+    one = torch.ones(())
+    out = flash_attn_func(q, q, q, q_descale=one, k_descale=scale, v_descale=one)
+    assert out[:, :, 0].isfinite().all() and out[:, :, 1:].isnan().all()
+
+
+def test_a_repeated_call_takes_other_scales_and_is_not_mistaken_for_one_without():
+    """And out has the dtype of the tensor that is given, bf16 without one."""
+    q, one = torch.ones(2, 3, 2, 128).to(E4M3), torch.ones(())
+    for value in (1.0, 2.0, 3.0):
+        assert (scaled(q, q, q, one, torch.full((2, 2), value)) == value).all()
+    assert (flash_attn_func(q, q, q) == 1).all()
+    out = torch.empty(q.shape, dtype=torch.float16)
+    assert flash_attn_func(q, q, q, out=out) is out and (out == 1).all()
+    assert scaled(q, q, q, one, torch.tensor(5.0)).dtype is torch.bfloat16
+
+
+X = torch.zeros(2, 4, 2, 128, dtype=E4M3)
+ONES = torch.ones(2, 2)
+
+
+@pytest.mark.parametrize(
+    "change, error, message",
+    [
+        (dict(q_descale=ONES.bfloat16()), TypeError, "q_descale: dtype torch.bfloat16; accepted: torch.float32"),
+        (dict(k_descale=ONES[:1]), ValueError, r"k_descale: shape \(1, 2\); accepted: one number, or \(2, 2\)"),
+        (dict(v_descale=0.5), TypeError, "v_descale: a float; accepted: a torch.Tensor"),
+        (dict(v_descale=ONES.to("meta")), ValueError, "v_descale: on meta while q is on cpu"),
+        (dict(q=X.bfloat16()), TypeError, "k: dtype torch.float8_e4m3fn while q is torch.bfloat16"),
+        (dict(out=X.clone()), TypeError, "out: dtype torch.float8_e4m3fn while q is .*; accepted: torch.bfloat16 or"),
+        (dict(out=ONES.new_zeros(2, 4, 2, 128)), TypeError, "out: dtype torch.float32"),
+        (dict(q=X[..., :24], k=X[..., :24]), ValueError, "q: head_dim 24; accepted: multiples of 16 up to 128"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)  # fmt: skip
+def test_what_does_not_fit_is_refused_by_name(change, error, message):
+    with pytest.raises(error, match=message):
+        flash_attn_func(**(dict(q=X, k=X, v=X, q_descale=ONES) | change))
+
+
+def test_scales_of_16_bit_tensors_are_refused():
+    q = X.bfloat16()
+    with pytest.raises(
+        TypeError, match="k_descale: given with q of torch.bfloat16; accepted: None"
+    ):
+        flash_attn_with_kvcache(q, q, q, k_descale=ONES)

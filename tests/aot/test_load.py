@@ -294,7 +294,7 @@ def test_a_page_shared_by_sequences_that_append_is_a_race(exported, nothing_load
         warnings.simplefilter("ignore", EmulatorWarning)
         append(
             *(k_cache, v_cache, torch.full((3,), 5, dtype=torch.int32)),
-            *(torch.zeros(3, 1, dtype=torch.int32), (k, v, None)),
+            *(torch.zeros(3, 1, dtype=torch.int32), (k, v, None), None),
         )
 
 

@@ -87,7 +87,7 @@ def scaled(q, k, v, scale, v_scale=None):
 def test_the_error_is_that_of_rounding_p(spread):
     """In the norm, where the bound says little: that of attention with the kernel's roundings, whatever the lag."""
     generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(1, n, 2, 128, generator=generator).to(E4M3) for n in (64, 1000, 1000))
+    q, k, v = (torch.randn(1, n, 2, 128, generator=generator).to(E4M3) for n in (40, 500, 500))
     scale, one = spread * 128**-0.5, torch.ones(())
     exact, _ = attention_float64(q.double(), k.double(), v.double(), softmax_scale=scale)
     out = flash_attn_func(q, k, v, softmax_scale=scale, q_descale=one, k_descale=one, v_descale=one)

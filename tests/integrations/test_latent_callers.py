@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from cute_fa4 import flash_mla_with_kvcache
 from cute_fa4.integrations import flashinfer, vllm
-from tests.sm100.mla_decode.latent_batches import draw, stored
+from tests.sm100.mla_decode.latent_batches import call_of, draw, stored
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SCALE = 192**-0.5
@@ -18,7 +17,7 @@ def call() -> dict:
 
 @pytest.fixture(scope="module")
 def expected(call):
-    return flash_mla_with_kvcache(**call, softmax_scale=SCALE, causal=True)
+    return call_of(call, softmax_scale=SCALE, causal=True)
 
 
 def test_vllm_passes_its_plan_and_a_cache_without_heads(call, expected):

@@ -237,7 +237,7 @@ def numbers():
         (O_PRODUCT.last, 16, "P is K-major for the last output"),
         (ROPE_PRODUCT.first, 16, "Q is MN-major for the rotary columns"),
     ):
-        yield planted(what, flipped(place, bit), (WRONG_NUMBERS, *ASYNCHRONY, "EmulatorError"))
+        yield planted(what, flipped(place, bit), (WRONG_NUMBERS, *ASYNCHRONY, "IllegalAccess"))
 
 
 def mutants() -> tuple:

@@ -18,7 +18,7 @@ sys.path.insert(0, str(DOCS.parent))
 from benchmarks.cycle_model import plots  # noqa: E402
 from cute_fa4.layouts import pictures  # noqa: E402
 from cute_fa4.sm100.choose_config import choose_config  # noqa: E402
-from cute_fa4.sm100.config import FA4Config, LatentTile, OneTile, Pair, SwappedTile  # noqa: E402
+from cute_fa4.sm100.config import FA4Config, LatentTile, OneTile, Pair, SwappedTile, WideTile  # noqa: E402
 from cute_fa4.sm100.sync.barriers import BarrierTable  # noqa: E402
 
 
@@ -36,6 +36,7 @@ def barriers_document() -> str:
     few_reuse = _reuse(few)
     problem = dict(qk_depth=576, ov_depth=512, latent=True, group=16, pack_gqa=True)
     latent = FA4Config(**problem, schedule=LatentTile()).barriers
+    wide = FA4Config(qk_depth=256, schedule=WideTile()).barriers
     return f"""# Barriers
 
 Every mbarrier of the forward kernel, printed from `cute_fa4/sm100/mha2q/barriers.py` for the default configuration
@@ -88,6 +89,17 @@ rotary columns; what is not named here is as above:
 ```
 {latent.text()}
 ```
+
+## Head dims up to 256
+
+The kernel with one O, whose slots hold 64 columns of a key tile (`mhawide/barriers.py`, {wide.kv_slots} ring slots at
+head dim 256):
+
+```
+{wide.text()}
+```
+
+{_reuse(wide)}
 
 ## In memory
 

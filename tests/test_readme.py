@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cute_fa4.sm100.choose_config import DEPTHS, QK_DEPTHS
+from cute_fa4.sm100.choose_config import ALL_DEPTHS
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -58,7 +58,6 @@ def test_named_files_exist(name):
 
 def test_the_support_table_names_the_head_dims_of_the_configuration():
     [row] = re.findall(r"^\| head dim \| ([^|]+) \|", README, flags=re.M)
-    of_q_and_k, of_v = (f"from {depths[0]} to {depths[-1]}" for depths in (QK_DEPTHS, DEPTHS))
-    assert row == f"multiples of 8, of q and k {of_q_and_k} and, independently, of v and out {of_v}"
-    for depths in (QK_DEPTHS, DEPTHS):
-        assert depths == tuple(range(depths[0], depths[-1] + 1, 8))
+    of_q_k_and_v = "of q and k and, independently, of v and out"
+    assert row == f"multiples of 8 from {ALL_DEPTHS[0]} to {ALL_DEPTHS[-1]}, {of_q_k_and_v}"
+    assert ALL_DEPTHS == tuple(range(ALL_DEPTHS[0], ALL_DEPTHS[-1] + 1, 8))

@@ -21,11 +21,12 @@ from cute_fa4.compiler import policy
 from cute_fa4.sm100 import masks, score_mods, spelled
 from cute_fa4.sm100.append.config import VECTOR_BYTES, AppendConfig
 from cute_fa4.sm100.chip import ARCHES, DTYPE_BYTES
-from cute_fa4.sm100.choose_config import FAMILIES, SCHEDULE_CHOICES, choose_config
+from cute_fa4.sm100.choose_config import FAMILIES, SCHEDULE_CHOICES, choose_config, is_wide
 from cute_fa4.sm100.combine.config import MOST_COLUMNS, CombineConfig
 from cute_fa4.sm100.config import FA4Config
 from cute_fa4.sm100.mhapair.schedule import Pair
 from cute_fa4.sm100.mhaswap.schedule import SwappedTile
+from cute_fa4.sm100.mhawide.schedule import WideTile
 from cute_fa4.sm100.mla_decode.schedule import LatentTile
 from cute_fa4.sm100.problem import AUX_DTYPES
 from cute_fa4.sm100.score_mods import PACKAGED
@@ -101,7 +102,8 @@ CONFIG = {
     "scale_dtype": Field("text", "default: none"),
     "arch": _ARCH,
     "family": Field(
-        "text", f"of the kernel, {' or '.join(FAMILIES)}; default: mha2q and mha1q, or as rows says"
+        "text",
+        f"of the kernel, {' or '.join(FAMILIES)}; default: mha2q and mha1q, or as rows and head dims say",
     ),
     # of the schedule
     "rows": Field(
@@ -171,7 +173,8 @@ def _of_config(values: dict) -> list:
     family = values.pop("family", None)
     if values.get("latent"):
         family = family or LatentTile.family
-    families = [family] if family else _families_with(set(values) & SCHEDULE_CHOICES)
+    wide = is_wide(values["head_dim"], values.get("head_dim_v", values["head_dim"]))
+    families = [family] if family else _families_with(set(values) & SCHEDULE_CHOICES, wide)
     configs = [
         choose_config(**{"claims": policy.claims(), **values, "family": family})
         for family in families
@@ -182,10 +185,11 @@ def _of_config(values: dict) -> list:
     return configs
 
 
-def _families_with(choices: set) -> list[str]:
+def _families_with(choices: set, wide: bool) -> list[str]:
     """The families whose schedules have all of these choices, which calls choose unless they are told to.
 
     Tiles of few rows only where their rows are said; pairs of CTAs where they are what calls ask for.
+    wide: the head dims need the family that is for them alone
     """
     has = {name: {field.name for field in fields(cls)} for name, cls in FAMILIES.items()}
     few = "rows" in choices
@@ -193,7 +197,10 @@ def _families_with(choices: set) -> list[str]:
     return [
         name
         for name, cls in FAMILIES.items()
-        if choices <= has[name] and ("rows" in has[name]) == few and cls not in asked_for
+        if choices <= has[name]
+        and ("rows" in has[name]) == few
+        and cls not in asked_for
+        and (cls is WideTile) == wide
     ]
 
 

@@ -98,7 +98,7 @@ def configs_for_model(
     variants = itertools.product(
         dict.fromkeys(b.mask for b in bound),
         dict.fromkeys(return_lse),
-        _tiles(group, policy.swaps() and not fp8),
+        _tiles(shared, policy.swaps() and not fp8),
         [layout for call in calls if call in CALLS for layout in _layouts(call, page_sizes)],
     )
     found = [
@@ -162,7 +162,7 @@ def _on_ranks(shared: dict, bound: list, page_sizes: tuple) -> list:
     from cute_fa4.sm100.choose_config import config_for, split_configs
     from cute_fa4.sm100.combine.config import CombineConfig
 
-    tiles = _tiles(shared["group"], policy.swaps())
+    tiles = _tiles(shared, policy.swaps())
     masks_of_pieces = dict.fromkeys(kind for b in bound for kind in _pieces(b.mask))
     packed = {"q_layout": "packed", "kv_layout": "packed"}
     asked = [{"mask": kind, **layout} for kind in masks_of_pieces for layout in ({}, packed)]
@@ -198,10 +198,13 @@ def _shares_tiles(group: int) -> bool:
     return group > 1 and 128 % group == 0
 
 
-def _tiles(group: int, swaps: bool) -> list[dict]:
+def _tiles(model: dict, swaps: bool) -> list[dict]:
     """What calls ask of tiles, from long queries to one. swaps: short queries have tiles with swapped operands."""
-    from cute_fa4.sm100.choose_config import tile_for
+    from cute_fa4.sm100.choose_config import is_wide, tile_for
 
+    group = model["group"]
+    if is_wide(model["head_dim"], model["head_dim_v"]):  # one kernel for any number of queries
+        return [{"pack_gqa": pack} for pack in dict.fromkeys((False, _shares_tiles(group)))]
     shared = ((False, None), (True, None)) if _shares_tiles(group) else ((False, None),)
     few = (tile_for(queries, group, None, swaps) for queries in range(1, 64))
     found = dict.fromkeys((*shared, *few))

@@ -29,6 +29,7 @@ from cute_fa4.compiler import policy
 from cute_fa4.sm100.choose_config import (
     config_for,
     family_for,
+    is_wide,
     latent_rows,
     split_configs,
     tile_for,
@@ -146,7 +147,7 @@ def config_of(
 ) -> FA4Config:
     """The configuration of a checked call; rows_per_page: as views_for_descriptors found them."""
     group = q.shape[-2] // k.shape[-2]
-    tile = _tile(q, group, where, options)
+    tile = _tile(q, v, group, where, options)
     return config_for(
         **tile,
         qkv_dtype=DTYPE_NAMES[q.dtype],
@@ -177,13 +178,14 @@ def config_of(
     )
 
 
-def _tile(q, group: int, where: Where, options: Options) -> dict:
+def _tile(q, v, group: int, where: Where, options: Options) -> dict:
     """What a configuration says of heads that share a tile, its rows, and its family."""
     seqlen_q = where.seqlen_q(q)
     if options.latent:
         rows = latent_rows(seqlen_q if _length_may_choose(where, options) else 1, group)
         return {"latent": True, "pack_gqa": True, "rows": rows}
-    by_length = _length_may_choose(where, options)
+    wide = is_wide(q.shape[-1], v.shape[-1])  # one kernel for any number of queries
+    by_length = _length_may_choose(where, options) and not wide
     of_16_bits = q.dtype.itemsize > 1  # what has no 8-bit kernel
     swaps = by_length and policy.swaps() and of_16_bits
     pack, rows = tile_for(seqlen_q, group, options.pack_gqa, swaps)

@@ -30,7 +30,7 @@ from cute_fa4.system.devices import (
 # What is asked about when a question leaves a column open. The values without a kernel are here on
 # purpose: they are what callers of other attention packages have, and their rows carry the reasons.
 DTYPES = ("bf16", "fp16", "e4m3", "e5m2")
-HEAD_DIMS = (32, 64, 72, 80, 96, 128, 192, 256)
+HEAD_DIMS = (32, 64, 72, 80, 96, 128, 192, 256, 512)
 # Parameters of flash_attn_func that have a kernel whatever their value; the call checks the value itself.
 BUILT_PARAMETERS = frozenset(
     (

@@ -211,7 +211,8 @@ def _check_depths(dtype: str, *depths: int) -> None:
     for name, depth, accepted in zip(("q", "v"), depths, depths_of(dtype), strict=True):
         if depth not in accepted:
             raise ValueError(
-                f"{name}: head_dim {depth}; accepted: multiples of {accepted[0]} up to {accepted[-1]}, {PADDING[name]}"
+                f"{name}: head_dim {depth}; accepted: multiples of {accepted[0]} up to {accepted[-1]}, "
+                f"{PADDING[name]}"
             )
 
 

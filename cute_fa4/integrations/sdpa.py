@@ -21,7 +21,7 @@ from cute_fa4.calls import autocast
 from cute_fa4.calls.tensors import check_is_tensor, check_rank, checked_scale
 from cute_fa4.integrations import context_parallel
 from cute_fa4.interface import flash_attn_func
-from cute_fa4.sm100.choose_config import DEPTHS, QK_DEPTHS
+from cute_fa4.sm100.choose_config import ALL_DEPTHS
 from cute_fa4.sm100.score_mods import ScoreMod, additive_bias
 
 HEADS_FIRST = ("batch", "heads", "seqlen", "head_dim")
@@ -106,12 +106,12 @@ def padded_depths(query, key, value) -> list[torch.Tensor]:
         raise ValueError(
             f"key: head_dim {key.shape[-1]} while query has {query.shape[-1]}; accepted: equal"
         )
-    return [_padded(query, QK_DEPTHS), _padded(key, QK_DEPTHS), _padded(value, DEPTHS)]
+    return [_padded(query), _padded(key), _padded(value)]
 
 
-def _padded(x, depths: tuple):
+def _padded(x):
     width = x.shape[-1]
-    depth = next((d for d in depths if d >= width), width)
+    depth = next((d for d in ALL_DEPTHS if d >= width), width)
     return x if width == depth else pad(x, (0, depth - width))
 
 

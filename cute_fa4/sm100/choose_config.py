@@ -11,14 +11,16 @@ from .mha2q.schedule import TwoTiles
 from .mhapair.schedule import Pair
 from .mhaswap.schedule import SwappedTile
 from .mhaswap.tiles import padded_heads
+from .mhawide.schedule import WideTile
 from .mla_decode.schedule import LatentTile
 from .mla_decode.tiles import LATENT_DEPTH, ROPE_DEPTH
 from .problem import MOST_LATENT_ROWS, heads_of_latent_tile
-from .row_schedule import DEPTHS, QK_DEPTHS, RowSchedule, depths_of
+from .row_schedule import DEPTHS, QK_DEPTHS, WIDE_DEPTHS, RowSchedule, depths_of
 from .schedule import Schedule
 from .tiles import ROWS_PER_Q_TILE
 
 __all__ = [
+    "ALL_DEPTHS",
     "DEPTHS",
     "KEYS_PER_TILE",
     "QK_DEPTHS",
@@ -28,6 +30,7 @@ __all__ = [
     "LATENT_DEPTHS",
     "depths_of",
     "family_for",
+    "is_wide",
     "latent_rows",
     "packs_gqa",
     "split_configs",
@@ -35,7 +38,8 @@ __all__ = [
     "tile_for",
 ]
 
-# DEPTHS, QK_DEPTHS: head dims that the families run, of V and O, and of Q and K.
+# DEPTHS, QK_DEPTHS: head dims that most families run, of V and O, and of Q and K.
+ALL_DEPTHS = WIDE_DEPTHS  # that some family runs, of either
 ROWS_PER_CTA = TwoTiles.query_tiles * ROWS_PER_Q_TILE
 KEYS_PER_TILE = 128  # of every configuration that is chosen here
 SWAPPED_ROWS = (8, 32)  # of a tile with swapped operands, as calls ask for it: docs/decisions/0008
@@ -61,7 +65,8 @@ def choose_config(
 
     choices: further fields of FA4Config that the call decides (layouts, mask instead of causal, sink, score_mod, ...)
     and of its schedule (claims, ...); with rows, that of swapped_rows, the schedule is SwappedTile
-    family: of the kernel, a name of FAMILIES, as family_for says of a call; None: that of two query tiles
+    family: of the kernel, a name of FAMILIES, as family_for says of a call; None: that of two query tiles, or the wide
+    one where head dims need it
 
     Nothing else here depends on lengths, batch or head count: one compile serves them all.
     """
@@ -70,6 +75,12 @@ def choose_config(
     if "schedule" not in choices:
         if family is None and choices.get("latent"):
             family = LatentTile.family
+        elif (
+            family is None
+            and "rows" not in of_schedule
+            and is_wide(head_dim, head_dim_v or head_dim)
+        ):
+            family = WideTile.family
         choices["schedule"] = _schedule(max(head_dim, head_dim_v or 0), family, **of_schedule)
     return FA4Config(
         qkv_dtype=qkv_dtype,
@@ -93,11 +104,20 @@ def _schedule(depth: int, family: str | None, **choices) -> Schedule:
         raise ValueError(
             f"family={family!r} with {', '.join(foreign)}: choices of another schedule than {cls.__name__}"
         )
-    if depth <= 64 and issubclass(cls, RowSchedule):
+    if depth <= 64 and issubclass(cls, RowSchedule) and cls is not WideTile:
         # Tensor memory would allow 192 keys a tile, but 192 f32 scores do not fit the 192 registers of a
         # softmax thread; reading S twice instead costs more than the wider tile saves.
         choices.setdefault("bn_cap", 128)
     return cls(**choices)
+
+
+def is_wide(head_dim: int, head_dim_v: int) -> bool:
+    """Whether head dims need the family that has one O and units of 64 columns.
+
+    >>> is_wide(192, 128), is_wide(256, 256), is_wide(128, 136)
+    (False, True, True)
+    """
+    return head_dim > QK_DEPTHS[-1] or head_dim_v > DEPTHS[-1]
 
 
 def family_for(seqlen_q: int, heads: int, pairs: bool = False) -> str:

@@ -22,6 +22,7 @@ from .mha1q.schedule import OneTile
 from .mha2q.schedule import TwoTiles
 from .mhapair.schedule import Pair
 from .mhaswap.schedule import SwappedTile
+from .mhawide.schedule import WideTile
 from .mla_decode.schedule import LatentTile
 from .naming import kernel_name, text
 from .problem import Problem
@@ -29,7 +30,9 @@ from .schedule import Schedule
 from .sync.barriers import BarrierTable
 from .tiles import Tiles
 
-SCHEDULES = {cls.__name__: cls for cls in (TwoTiles, Pair, OneTile, SwappedTile, LatentTile)}
+SCHEDULES = {
+    cls.__name__: cls for cls in (TwoTiles, Pair, OneTile, SwappedTile, WideTile, LatentTile)
+}
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@
     mha2q        TwoTiles    two                     a query tile each
     mhapair      Pair        two of 256, half in each CTA    a query tile each
     mha1q        OneTile     one                     every second key tile each
+    mhawide      WideTile    one                     there is one, with every key tile
 
 Choices, how they are made where they are left open, and why a problem does not run: with value, limit and remedy.
 """
@@ -20,6 +21,7 @@ from .work.claims import claims_pay
 
 DEPTHS = tuple(range(8, 129, 8))  # of V and O, and in every family of Q and K, each its own
 QK_DEPTHS = tuple(range(8, 193, 8))  # of Q and K where a K tile may have a rest beside its slot
+WIDE_DEPTHS = tuple(range(8, 257, 8))  # of either, in the family for what is beyond
 DEPTHS_OF_FP8 = tuple(range(16, 129, 16))  # rows of 8-bit elements, too, are multiples of 16 bytes
 DTYPES_OF_16_BITS = ("bf16", "fp16")
 DTYPES = (*DTYPES_OF_16_BITS, *FP8_DTYPES)
@@ -48,6 +50,8 @@ class RowSchedule:
 
     family: ClassVar[str]
     query_tiles: ClassVar[int]  # of a CTA
+    qk_depths: ClassVar[tuple] = QK_DEPTHS
+    ov_depths: ClassVar[tuple] = DEPTHS
     tmem_remedy: ClassVar[str] = ""  # besides a lower bn_cap
 
     bn_cap: int = 0
@@ -155,7 +159,7 @@ class RowSchedule:
         return why + tiles.page_refusals()
 
     def _not_built(self, problem: Problem) -> list[str]:
-        why, tiles = problem_not_built(problem, QK_DEPTHS), self.tiles(problem)
+        why, tiles = problem_not_built(problem, self.qk_depths, self.ov_depths), self.tiles(problem)
         if tiles.BN > 128:
             why.append(
                 f"BN={tiles.BN} is not built yet: a softmax thread holds its BN scores in registers and has "
@@ -174,7 +178,7 @@ class RowSchedule:
 
 def depths_of(qkv_dtype: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Head dims that some family runs -> (of Q and K, of V and O)."""
-    return (DEPTHS_OF_FP8,) * 2 if qkv_dtype in FP8_DTYPES else (QK_DEPTHS, DEPTHS)
+    return (DEPTHS_OF_FP8 if qkv_dtype in FP8_DTYPES else WIDE_DEPTHS,) * 2
 
 
 def o_dtypes(problem: Problem) -> tuple[str, ...]:
@@ -184,8 +188,10 @@ def o_dtypes(problem: Problem) -> tuple[str, ...]:
     return ("bf16", "fp16") if problem.has_fp8 else (problem.qkv_dtype,)
 
 
-def problem_not_built(problem: Problem, qk_depths: tuple = DEPTHS) -> list[str]:
-    """What no family runs yet, whatever its tiles are; qk_depths: what this one does of Q and K, of 16 bits."""
+def problem_not_built(
+    problem: Problem, qk_depths: tuple = QK_DEPTHS, ov_depths: tuple = DEPTHS
+) -> list[str]:
+    """What no family runs yet, whatever its tiles are; qk_depths, ov_depths: what this one does, of 16 bits."""
     why = []
     if problem.qkv_dtype not in DTYPES:
         why.append(
@@ -197,7 +203,7 @@ def problem_not_built(problem: Problem, qk_depths: tuple = DEPTHS) -> list[str]:
             f"o_dtype={problem.o_dtype!r} is not built yet for qkv_dtype={problem.qkv_dtype!r}: use "
             f"{' or '.join(map(repr, outputs))}"
         )
-    of_qk, of_ov = (DEPTHS_OF_FP8,) * 2 if problem.has_fp8 else (qk_depths, DEPTHS)
+    of_qk, of_ov = (DEPTHS_OF_FP8,) * 2 if problem.has_fp8 else (qk_depths, ov_depths)
     for name, depths in (("qk_depth", of_qk), ("ov_depth", of_ov)):
         if getattr(problem, name) not in depths:
             why.append(

@@ -1,9 +1,10 @@
-"""Every multiple of 8 up to 192 as the depth of Q and K and, independently, up to 128 as that of V and O.
+"""Every multiple of 8 up to 256 as the depth of Q and K and, independently, as that of V and O.
 
 What depends on a depth: chunks of 64 that TMA fills with zeros beyond it, steps of 16 of Q K^T (a half one at 8, 24),
 columns of P V (16 at a time, so that 8, 24, ... compute eight too many, which the store drops), chunks of the store,
 pages that come with all chunks in one copy, which order of the products has room in tensor memory. Beyond 128 a slot of
-the ring has no room for all of K: its rest has a place of its own, in a ring of three slots.
+the ring has no room for all of K: its rest has a place of its own, in a ring of three slots. Beyond 192, or 128 of V,
+K and V come in units of 64 columns, and there is one O (sm100/mhawide).
 """
 
 import itertools
@@ -15,7 +16,7 @@ import torch
 from cute_fa4 import EmulatorWarning, capabilities, flash_attn_func, flash_attn_with_kvcache
 from cute_fa4.calls import repeat
 from cute_fa4.reference import allowed_error, attention_float64, max_error
-from cute_fa4.sm100.choose_config import DEPTHS, QK_DEPTHS
+from cute_fa4.sm100.choose_config import ALL_DEPTHS, DEPTHS, QK_DEPTHS
 from tests.pairwise import sweep_only
 from tests.serving.batches import Batch, assert_agrees, int32, packed_q, paged_kv, run
 
@@ -33,6 +34,8 @@ PAIRS = {
     (120, 128): "two chunks each, one of them full",
     (192, 128): "K has a rest; one chunk of O is on its way at a time",
     (136, 64): "the rest is half a step; P lies beside S",
+    (256, 256): "four units of K and of V; S and O are all of tensor memory",
+    (72, 200): "two units of K and four of V, the last ones half a step and 16 columns",
 }
 
 
@@ -51,7 +54,7 @@ def test_depths_of_q_and_k_and_of_v_are_independent(depths):
 
 # Decode: V's depth is the lanes of an MMA with 64 or 128 of them, and what is beyond must not be stored. Parts in
 # float32 are stored in chunks of 32 columns.
-@pytest.mark.parametrize("depths", [(40, 104), (184, 24), (8, 56)], ids=str)
+@pytest.mark.parametrize("depths", [(40, 104), (184, 24), (256, 248)], ids=str)
 @pytest.mark.parametrize("swap", ["auto", "off"])
 def test_decode_with_splits_and_packed_heads(depths, swap, monkeypatch):
     depth, depth_v = depths
@@ -74,11 +77,11 @@ def test_rows_are_appended_to_caches_of_different_widths():
     assert max_error(out, attention_float64(q, k, v)[0]) <= allowed_error(q, k, v).out
 
 
-@pytest.mark.parametrize("depths", [(4, 64), (64, 12), (200, 128), (128, 192)], ids=str)
+@pytest.mark.parametrize("depths", [(4, 64), (64, 12), (264, 128), (128, 320)], ids=str)
 def test_other_depths_are_refused_by_name(depths):
     q, k = torch.zeros(1, 4, 2, depths[0]).bfloat16(), torch.zeros(1, 4, 1, depths[0]).bfloat16()
     v = torch.zeros(1, 4, 1, depths[1]).bfloat16()
-    name, wrong = ("q", depths[0]) if depths[0] not in QK_DEPTHS else ("v", depths[1])
+    name, wrong = ("q", depths[0]) if depths[0] not in ALL_DEPTHS else ("v", depths[1])
     with pytest.raises(ValueError, match=f"^{name}: head_dim {wrong}; accepted: multiples of 8 up"):
         flash_attn_func(q, k, v)
     [row] = capabilities(
@@ -97,8 +100,13 @@ class Both:
         return f"{self.depth}-{self.depth_v}"
 
 
+# Of the wide ones every second multiple of 16 beside each other; the others come with every pair.
+WIDE = [d for d in ALL_DEPTHS if d % 32 == 0 or d == ALL_DEPTHS[0]]
+EVERY_PAIR = {*itertools.product(QK_DEPTHS, DEPTHS), *itertools.product(WIDE, WIDE)}
+
+
 @sweep_only("depths", seconds=4)
-@pytest.mark.parametrize("both", [Both(*d) for d in itertools.product(QK_DEPTHS, DEPTHS)], ids=str)
+@pytest.mark.parametrize("both", [Both(*d) for d in sorted(EVERY_PAIR)], ids=str)
 def test_every_pair_of_depths(both):
     batch = Batch.draw([130, 5], [130, 260], depth=both.depth, depth_v=both.depth_v)
     assert_agrees(batch, *run(packed_q(batch), paged_kv(batch, 64), causal=True), visible=causal)

@@ -12,6 +12,7 @@ from cute_fa4.sm100.config import FA4Config
 from cute_fa4.sm100.mha1q.schedule import OneTile
 from cute_fa4.sm100.mha2q.schedule import TwoTiles
 from cute_fa4.sm100.mhaswap.schedule import SwappedTile
+from cute_fa4.sm100.mhawide.schedule import WideTile
 from cute_fa4.sm100.mla_decode.schedule import LatentTile
 from cute_fa4.sm100.problem import Problem
 from cute_fa4.sm100.score_mods import PACKAGED, ScoreMod
@@ -24,6 +25,7 @@ IMPORTED = {
     "SwappedTile": SwappedTile,
     "OneTile": OneTile,
     "LatentTile": LatentTile,
+    "WideTile": WideTile,
     "WarpRoles": WarpRoles,
     "range": range,
     **masks.KINDS,
@@ -104,6 +106,7 @@ def all_choices():
     yield FA4Config(schedule=TwoTiles(order="p_over_s", bn_cap=64))
     yield FA4Config(schedule=OneTile())
     yield FA4Config(**problem, schedule=LatentTile(**OF_SWAPPED_TILE))
+    yield FA4Config(qk_depth=256, schedule=WideTile(claims=False))
     yield FA4Config(mask=masks.Causal(), schedule=OneTile(bn_cap=64, claims=False))
     yield FA4Config(qk_depth=0)  # contradicts itself, which a message must be able to show
 

@@ -17,7 +17,7 @@ from typing import ClassVar
 from ..chip import SMEM_CAPACITY_BYTES
 from ..memory_maps import TmemMap
 from ..problem import Problem
-from ..row_schedule import QK_DEPTHS, problem_not_built
+from ..row_schedule import problem_not_built
 from ..sync.barriers import BarrierTable
 from ..work.claims import claims_pay
 from . import barriers
@@ -85,7 +85,7 @@ class SwappedTile:
         return why
 
     def refusals(self, problem: Problem) -> list[str]:
-        why = problem_not_built(problem, QK_DEPTHS)
+        why = problem_not_built(problem)
         if problem.has_fp8:
             why.append(
                 f"qkv_dtype={problem.qkv_dtype!r} is not built yet with swapped operands: use schedule=OneTile()"

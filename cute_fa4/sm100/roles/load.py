@@ -17,7 +17,7 @@ from cutlass import Int32
 from ...layouts.scalars import maximum
 from ..kernel_args import Events, KernelArgs, Smem
 from ..operands.kv_buffer import KVBuffer, KVBufferConfig
-from ..steps.loads import find_rows, load_k, load_v, look_up
+from ..steps.loads import find_rows, look_up
 from ..sync.pipelines import Slot, TMAProducerPipeline
 from ..work.queue import NO_MORE, Search, WorkQueue, begin, take_work
 from ..work.tile import Work
@@ -52,8 +52,8 @@ def load_tile(
             events.q_free.wait(i, q_phase ^ 1)
             order.load_q(cfg, args, smem, events, work, i)
         if cutlass.const_expr(i == 0):
-            at = load_k(cfg, k, kv, work, at, of_k)
-    return load_v(cfg, v, kv, work, at, of_v)
+            at = order.load_k(cfg, k, kv, work, at, of_k)
+    return order.load_v(cfg, v, kv, work, at, of_v)
 
 
 @cute.jit

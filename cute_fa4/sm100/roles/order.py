@@ -23,7 +23,16 @@ Two more groups say who does what; these are their answers where softmax warpgro
     hand_over       softmax       its state goes to correction                        the row sum
     q_comes_with    load          the key tile with which query tile i is loaded      the first
     load_q          load          its copy                                            steps/loads.py
+    load_k, load_v  load          copies of a key tile                                steps/loads.py
     correct         (the role)    rescale O, merge it where rows are shared, store it  correction.py
+
+And where S, its barriers and the row's factors are, which have one place where S_i is made after P_i V:
+
+    buffer          softmax       which S and barriers key tile n has                 those of warpgroup i
+    buffer_before   softmax       those of the tile before, for its factor            the same
+    place           softmax       the same of a key tile by its number, and a parity  of warpgroup i
+    scores_at       softmax       where that S is                                     where S_i is
+    factor_at       softmax       where the factor or the sum of a row goes           a word for each thread
 
 Python resolves a hook while it traces, so one that does nothing leaves nothing in the code. (An order
 is a dataclass without fields because the compiler carries what is called inside a loop through the loop.)
@@ -46,6 +55,8 @@ class Order:
 
     correct = staticmethod(correction.run)
     load_q = staticmethod(loads.load_q)
+    load_k = staticmethod(loads.load_k)
+    load_v = staticmethod(loads.load_v)
 
     def scores_read(self, events, i):
         """The scores of query tile i are in registers."""
@@ -88,6 +99,26 @@ class Order:
     def parity(self, cfg, work, n, i, before):
         """Of the barriers of softmax warpgroup i at its key tile n; before: how many it had in earlier work tiles."""
         return (n - work.tiles.first + before) & 1
+
+    def buffer(self, cfg, work, n, i, before):
+        """Which S and barriers key tile n of softmax warpgroup i has; before: as of parity."""
+        return i
+
+    def buffer_before(self, at):
+        """Those of the key tile before."""
+        return at
+
+    def place(self, i, number):
+        """-> (S and barriers, their parity) of key tile `number` of softmax warpgroup i, over all work tiles."""
+        return i, number & 1
+
+    def scores_at(self, cfg, tmem, at):
+        """The address of that S; tmem: of S_i."""
+        return tmem
+
+    def factor_at(self, cfg, thread, at):
+        """The word of row_scale that a thread writes for correction."""
+        return thread
 
     def turns(self, cfg, work, i):
         """How many of the CTA's key tiles are those of softmax warpgroup i."""

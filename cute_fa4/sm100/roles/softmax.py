@@ -58,9 +58,11 @@ def step(
     """Key tile n: scores to probabilities. `order`: its hooks; `tiles_before`: of earlier work tiles."""
     first = order.first_tile(cfg, work, i)
     phase = order.parity(cfg, work, n, i, tiles_before)
-    events.s_ready.wait(i, phase)
+    at = order.buffer(cfg, work, n, i, tiles_before)
+    s_address = order.scores_at(cfg, tmem, at)
+    events.s_ready.wait(at, phase)
     tensor_memory.fence_after()
-    scores = read_scores(cfg, tmem)
+    scores = read_scores(cfg, s_address)
     order.scores_read(events, i)
     if cutlass.const_expr(cfg.score_mod is not None or cfg.mask_mod is not None):
         scores = apply_score_functions(cfg, args, work, row, n, scores, masked)
@@ -76,15 +78,16 @@ def step(
     )
     order.may_write_p(events, i, phase)
     if n != first:  # nothing to rescale before
+        to = order.buffer_before(at)
         order.may_write_factor(events, i, phase)
-        smem.row_scale[row.thread] = factor
-        events.row_scale.arrive(i)
+        smem.row_scale[order.factor_at(cfg, row.thread, to)] = factor
+        events.row_scale.arrive(to)
     bias = -safe_max * scale_log2
     if cutlass.const_expr(cfg.p_lift_log2):
         bias = bias + cfg.p_lift_log2
-    p_address = tmem + (cfg.tmem.p[0] - cfg.tmem.s[0])
+    p_address = s_address + (cfg.tmem.p[0] - cfg.tmem.s[0])
     sums = write_probabilities(
-        cfg, order, smem, events, i, row.thread, p_address, scores, scale_log2, bias
+        cfg, order, smem, events, at, row.thread, p_address, scores, scale_log2, bias
     )
     row_sum = state.row_sum * factor + row_math.row_total(sums)
     return RowState(row_max, row_sum)
@@ -151,13 +154,15 @@ def run(
         if turns > 0:
             tiles = tiles + turns
             # Correction has read the last factor, or the sum of the work tile before.
-            events.p_ready.wait(i, (tiles - 1) & 1)
-            order.hand_over(cfg, smem, work, thread, state)
-            events.row_scale.arrive(i)
+            at, phase = order.place(i, tiles - 1)
+            events.p_ready.wait(at, phase)
+            order.hand_over(cfg, smem, work, order.factor_at(cfg, thread, at), state)
+            events.row_scale.arrive(at)
         writes = order.writes_lse(cfg, work)
         if cutlass.const_expr(cfg.write_lse and writes is not False):
             q_tile = order.q_tile(cfg, work, i)
             write_lse(cfg, args, work, q_tile, state, row.factor, writes)
         number = number + 1
         work = queue.next(cfg, args, number)
-    order.close(events, i)
+    at, _ = order.place(i, tiles)
+    order.close(events, at)

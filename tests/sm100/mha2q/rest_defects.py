@@ -173,6 +173,10 @@ def waits():
         ("load", K_FREED, "the slot of K"),
     ):
         yield planted(f"{role} does not wait for {what}", replace(place, ALWAYS_TRUE), EARLY)
+    for role, place, what in (
+        ("mma", REST_FULL, "the rest"),
+        ("load", REST_FREED, "the place of the rest"),
+    ):
         other = replace(place, FLIPPED_PARITY)
         yield planted(f"{role} waits for the other parity of {what}", other, EARLY_OR_HANG)
     yield planted(

@@ -39,7 +39,9 @@ def test_the_ring_keeps_enough_in_flight_while_two_tiles_are_in_use(head_dim):
 def test_choices_of_another_family_are_refused_by_name():
     with pytest.raises(ValueError, match="family='mha1q' with order: choices of another"):
         choose_config(qkv_dtype="bf16", head_dim=128, family="mha1q", order="p_over_s")
-    with pytest.raises(ValueError, match="family: 'mha3q'; accepted: mha2q, mha1q, mhaswap"):
+    with pytest.raises(
+        ValueError, match="family: 'mha3q'; accepted: mha2q, mhapair, mha1q, mhaswap"
+    ):
         choose_config(qkv_dtype="bf16", head_dim=128, family="mha3q")
 
 

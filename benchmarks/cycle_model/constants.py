@@ -92,6 +92,7 @@ B200: dict[str, Constant] = {
     "lat_l2": Constant(428, "cycles", f"{_ADEMEURE}: near 150 ns, far 300 cycles more; their mean"),
     "cold_start_us": Constant(0.98, "us", f"{_H200}: first copies of a launch above the latency"),
     "dependent_saves_us": Constant(0.9, "us", f"{_H200}: of a merging launch, parts 2 to 16"),
+    "cluster_merge_us": Constant(1.1, "us", f"{_H200}: in a cluster of 8, the most of it"),
     # grid
     "cta_gap": Constant(1500, "cycles", "fitted: exit to first instruction of the next CTA", True),
     "cold_memory": Constant(

@@ -119,6 +119,9 @@ CONFIG = {
     "claims": Field("switch", "CTAs take over further blocks; default: on (CUTE_FA4_CLAIMS)"),
     "dependent_launch": Field("switch", "start before the last grid ends; default: with pack_gqa"),
     "prefetch_maps": Field("switch", "fetch descriptors in the prologue; default: off"),
+    "cluster_parts": Field(
+        "number", "CTAs that share a block's keys (decode): 1, 2, 4, 8; default: 1"
+    ),
     "warps": Field("warps", "'WarpRoles(softmax_registers=184)'; default: WarpRoles()"),
 }
 APPEND = {

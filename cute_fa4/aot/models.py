@@ -60,7 +60,7 @@ def configs_for_model(
     from cute_fa4.compiler import policy
     from cute_fa4.sm100.append.config import AppendConfig
     from cute_fa4.sm100.chip import FP8_DTYPES
-    from cute_fa4.sm100.choose_config import config_for, split_configs
+    from cute_fa4.sm100.choose_config import CLUSTER_PARTS, config_for, split_configs
     from cute_fa4.sm100.score_mods import soft_cap
 
     calls = _several("calls", calls, str, "('dense',)")
@@ -109,6 +109,8 @@ def configs_for_model(
     for config in [c for c in found if c.page_size and _decodes(c)]:
         for shares in (False, True):
             found += split_configs(config, config.write_lse, shares)
+        if config.schedule.family == "mhaswap":  # or within clusters
+            found += [config.with_(cluster_parts=parts) for parts in CLUSTER_PARTS if parts > 1]
     if "ranks" in calls:
         found += _on_ranks({**shared, "sink": False, "sink_dtype": "f32"}, bound, page_sizes)
     if "latent" in calls:

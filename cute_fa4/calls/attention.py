@@ -22,7 +22,7 @@ from cute_fa4.calls.options import AUX_DTYPES, SINK_DTYPES
 from cute_fa4.calls.plan import Plan, Results, Views
 from cute_fa4.calls.request import TENSORS, Options, Where
 from cute_fa4.calls.scales import NAMES, ScaleViews, letters_of
-from cute_fa4.calls.split import Shared, Split, SplitPlan, split_of
+from cute_fa4.calls.split import Clustered, Shared, Split, SplitPlan, split_of
 from cute_fa4.calls.strides import gathers_rows, views_for_descriptors
 from cute_fa4.calls.tensors import DTYPE_NAMES, OUT_OF_FP8, largest_extent
 from cute_fa4.compiler import policy
@@ -79,7 +79,9 @@ def plan_attention(
         else largest_extent((*where.tensors, options.sink, *(options.scales or ()))),
         None if options.scales is None else ScaleViews(options.scales, batch, k.shape[-2]),
     )
-    split = split_of(q, k, where, options, config)
+    split = split_of(q, k, where, options, config, in_float32)
+    if isinstance(split, Clustered):
+        return Plan(function_for(config.with_(cluster_parts=split.parts), target), *launched)
     if split is None and not in_float32:
         return Plan(function_for(config, target), *launched)
     partial, combine = split_configs(config, return_lse, shared=isinstance(split, Shared))

@@ -1,8 +1,9 @@
 """How the keys of a call are split, and the launch of two kernels where they are.
 
     num_splits          None or 0   chosen here, from metadata alone: the same for every replay of a captured graph.
-                                    Decode with lengths on the device: the key tiles of the batch are shared out among
-                                    the SMs. Otherwise even parts, where there are fewer blocks than SMs
+                                    Decode with lengths on the device: few blocks of few keys are split within clusters,
+                                    in one launch; else the key tiles of the batch are shared out among the SMs.
+                                    Otherwise even parts, where there are fewer blocks than SMs
                         1           never split
                         N           exactly N parts of each sequence, as even as its key tiles allow
     tokens_per_split    N           parts of N keys, counted from the first key of a sequence: what else is in the
@@ -25,13 +26,19 @@ from cute_fa4.calls import workspace
 from cute_fa4.calls.plan import NO_LENGTHS, Plan, given_of
 from cute_fa4.calls.request import Options, Where
 from cute_fa4.sm100 import masks
-from cute_fa4.sm100.choose_config import KEYS_PER_TILE
+from cute_fa4.sm100.choose_config import CLUSTER_PARTS, KEYS_PER_TILE
 
 MAX_SPLITS = 1024
 MAX_PARTIAL_ROWS = (1 << 31) - 1
 LEAST_KEYS_PER_PART = 512  # four key tiles: fewer cost more in start-up and merging than they save
 LEAST_SHARED_TILES = 1  # of a CTA, where keys are shared out: docs/decisions/0010
 DECODE_BLOCKS = 4  # query blocks of a head that are still decode, where they leave SMs without work
+CLUSTER_SMS = (
+    7,
+    8,
+)  # share of a chip's SMs that clusters surely fill: they do not reach across its parts
+MOST_CLUSTER_KEYS = 2048  # of a CTA: where sequences differ, one that has them is waited for
+LEAST_CLUSTER_TILES = 8  # of a block times its further CTAs: fewer save less than the merge costs
 MAX_SHARED_TILES = 1 << 30  # key tiles of all blocks, which the kernel counts in 32 bits
 EMULATED_SMS = 148  # of a B200
 
@@ -47,6 +54,13 @@ class Split:
         """-> (partial O, its log-sum-exp, None, what the kernel is told)."""
         partial = workspace.partial_results(q, v, self.parts)
         return *partial, None, (self.parts, self.tiles_each)
+
+
+@dataclass(frozen=True)
+class Clustered:
+    """As many even parts of each sequence, in the CTAs of a cluster: one launch (sm100/mhaswap/cluster.py)."""
+
+    parts: int
 
 
 @dataclass(frozen=True)
@@ -103,10 +117,15 @@ def check_split(num_splits, tokens_per_split) -> None:
         )
 
 
-def split_of(q, k, where: Where, options: Options, config) -> Split | Shared | None:
-    """The split of a checked call; None: its keys are not split. config: of the call without a split."""
-    split = _wanted(q, k, where, options, config)
-    if split is None or isinstance(split, Shared):
+def split_of(
+    q, k, where: Where, options: Options, config, partial: bool = False
+) -> Split | Shared | Clustered | None:
+    """The split of a checked call; None: its keys are not split.
+
+    config: of the call without a split; partial: the result is to be merged with others, in float32
+    """
+    split = _wanted(q, k, where, options, config, partial)
+    if split is None or isinstance(split, (Shared, Clustered)):
         return split
     # Partial rows, and rows that the merging kernel is launched for: of packed queries as many as could be.
     partial, launched = q.shape[:-1].numel() * split.parts, q.shape[-2] * where.rows(q)
@@ -119,7 +138,9 @@ def split_of(q, k, where: Where, options: Options, config) -> Split | Shared | N
     return split
 
 
-def _wanted(q, k, where: Where, options: Options, config) -> Split | Shared | None:
+def _wanted(
+    q, k, where: Where, options: Options, config, partial: bool
+) -> Split | Shared | Clustered | None:
     num_splits, tokens_per_split = options.num_splits, options.tokens_per_split
     keys = most_keys(k, where)
     if tokens_per_split is not None:
@@ -139,12 +160,35 @@ def _wanted(q, k, where: Where, options: Options, config) -> Split | Shared | No
     per_head = -(-where.seqlen_q(q) // config.tiles.positions_per_cta)
     blocks = where.batch(q) * per_head * (q.shape[-2] // config.heads_per_tile)
     sms = num_sms(q.device)
+    if config.schedule.family == "mhaswap" and not partial:
+        parts = cluster_parts(blocks, seen, sms)
+        if parts is not None:
+            return Clustered(parts) if parts > 1 else None
     if config.clips_keys and (per_head == 1 or (per_head <= DECODE_BLOCKS and blocks < sms)):
         # What the kernel counts: a max_seqlen_k that is too small cuts nothing there.
         counted = min(most_keys(k, replace(where, max_seqlen_k=0)), visible)
         return _shared(q, where, config, blocks, seen, counted)
     parts = min(sms // max(blocks, 1), seen // LEAST_KEYS_PER_PART)
     return Split(parts) if parts > 1 else None
+
+
+def cluster_parts(blocks: int, seen: int, sms: int) -> int | None:
+    """CTAs that share the keys of a block, of a launch that merges nothing in memory; None: there would be too many
+    keys for one of them.
+
+    >>> [cluster_parts(8, keys, 148) for keys in (256, 512, 1024, 16384, 16385)]
+    [1, 4, 8, 8, None]
+    >>> [cluster_parts(blocks, 2048, 148) for blocks in (16, 32, 64, 65, 148, 149)]
+    [8, 4, 2, 1, 1, None]
+    """
+    if blocks > sms:
+        return None
+    tiles, (some, of) = -(-seen // KEYS_PER_TILE), CLUSTER_SMS
+    fitting = [parts for parts in CLUSTER_PARTS if blocks * parts * of <= sms * some] or [1]
+    parts = next((parts for parts in fitting if parts >= tiles), fitting[-1])
+    if tiles * (parts - 1) < LEAST_CLUSTER_TILES:
+        parts = 1
+    return parts if seen <= parts * MOST_CLUSTER_KEYS else None
 
 
 def _shared(q, where: Where, config, blocks: int, seen: int, counted: int) -> Shared | None:

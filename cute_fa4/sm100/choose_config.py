@@ -9,7 +9,7 @@ from .config import SCHEDULES, FA4Config
 from .mha1q.schedule import OneTile
 from .mha2q.schedule import TwoTiles
 from .mhapair.schedule import Pair
-from .mhaswap.schedule import SwappedTile
+from .mhaswap.schedule import CLUSTER_PARTS, SwappedTile
 from .mhaswap.tiles import padded_heads
 from .mhawide.schedule import WideTile
 from .mla_decode.schedule import LatentTile
@@ -21,6 +21,7 @@ from .tiles import ROWS_PER_Q_TILE
 
 __all__ = [
     "ALL_DEPTHS",
+    "CLUSTER_PARTS",
     "DEPTHS",
     "KEYS_PER_TILE",
     "QK_DEPTHS",

@@ -73,6 +73,11 @@ class FA4Config(Problem):
     def barriers(self) -> BarrierTable:
         return self.schedule.barriers(self)
 
+    @property
+    def cluster_parts(self) -> int:
+        """CTAs of a cluster that share the keys of a block; 1: a CTA has a block to itself, or a part of its keys."""
+        return getattr(self.schedule, "cluster_parts", 1)
+
     def refusals(self) -> list[str]:
         """Why this variant cannot run: every reason, each with value, limit and remedy. Empty: it runs."""
         why = [*self.contradictions(), *self.schedule.contradictions(self)]

@@ -109,13 +109,18 @@ def test_the_h200_is_predicted_within_ten_percent():
 
 
 def test_a_call_reads_every_key_once_whatever_its_parts_are():
-    """Key tiles of all CTAs are those of the sequences, for each key head; a short batch of unequal lengths."""
-    problem = DecodeProblem((5000, 130, 1))
-    tiles = 8 * sum(-(-keys // 128) for keys in problem.lengths)
-    for num_splits in (0, 1, 3):
-        call = call_of(problem, num_splits)
-        assert sum(map(sum, call.queues)) == tiles
-        assert (call.merge is None) == (num_splits == 1)
+    """Key tiles of all CTAs are those of the sequences, for each key head; short batches of unequal lengths.
+
+    24 blocks in clusters of four: 5,000 keys are few enough, 20,000 are shared out and merged by a kernel.
+    """
+    for longest, chosen in ((20_000, False), (5000, True)):
+        problem = DecodeProblem((longest, 130, 1))
+        tiles = 8 * sum(-(-keys // 128) for keys in problem.lengths)
+        for num_splits in (0, 1, 3):
+            call = call_of(problem, num_splits)
+            assert sum(map(sum, call.queues)) == tiles
+            assert call.cluster == (chosen and num_splits == 0)
+            assert (call.merge is None) == (num_splits == 1 or call.cluster)
     for split in (True, False):
         _, queues = their_queues(problem, split, 148)
         assert sum(map(sum, queues)) == tiles

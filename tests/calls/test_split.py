@@ -151,6 +151,7 @@ def few_sms(monkeypatch):
     """Six CTAs share the tiles, down to one each: some take several sequences, some a part of one."""
     monkeypatch.setattr(split, "num_sms", lambda device: 6)
     monkeypatch.setattr(split, "LEAST_KEYS_PER_PART", 128)
+    monkeypatch.setattr(split, "MOST_CLUSTER_KEYS", 0)
 
 
 def test_ragged_paged_decode_shared_out(poisoned, few_sms):

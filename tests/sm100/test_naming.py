@@ -50,7 +50,12 @@ OF_SCHEDULE = dict(
     exp2_emulated=7, claims=False, dependent_launch=True, prefetch_maps=True, warps=WarpRoles(softmax_registers=184),
 )  # fmt: skip
 OF_SWAPPED_TILE = dict(
-    rows=32, rescale_log2=4.5, claims=False, dependent_launch=False, prefetch_maps=True
+    rows=32,
+    rescale_log2=4.5,
+    claims=False,
+    dependent_launch=False,
+    prefetch_maps=True,
+    cluster_parts=4,
 )
 
 

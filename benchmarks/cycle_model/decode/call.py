@@ -19,12 +19,15 @@ class Call:
             first one are for whoever comes first
     parts   most parts of a block; 1: nothing merges, unless merge says so
     merge   config of the merging kernel, where there is one
+    cluster whether the parts of a block are a cluster and merge themselves; config is then that of a CTA alone, whose
+            cycles are as many up to the merge
     """
 
     config: object
     queues: tuple[tuple[int, ...], ...]
     parts: int = 1
     merge: object = None
+    cluster: bool = False
 
 
 @lru_cache(maxsize=256)
@@ -35,7 +38,7 @@ def call_of(problem: DecodeProblem, num_splits: int = 0) -> Call:
     from cute_fa4 import masks
     from cute_fa4.calls.attention import config_of
     from cute_fa4.calls.request import Options, Where
-    from cute_fa4.calls.split import Shared, split_of
+    from cute_fa4.calls.split import Clustered, Shared, Split, split_of
     from cute_fa4.sm100.choose_config import split_configs
     from cute_fa4.system.devices import target_of
 
@@ -63,6 +66,10 @@ def call_of(problem: DecodeProblem, num_splits: int = 0) -> Call:
     if isinstance(split, Shared):
         partial, merge = split_configs(config, False, shared=True)
         return Call(partial, *_shared(each, split), merge)
+    if isinstance(split, Clustered):
+        cut = [n for tiles in each for n in _parts(tiles, Split(split.parts))]
+        alone = config.with_(claims=False)
+        return Call(alone, tuple((n,) for n in cut), split.parts, cluster=True)
     partial, merge = split_configs(config, False)
     cut = [n for tiles in each for n in _parts(tiles, split)]
     return Call(partial, tuple((n,) for n in cut), split.parts, merge)

@@ -3,7 +3,8 @@
     launch      until the first instruction of the first CTA
     cold start  of its first copies: their descriptors and translations are in no cache
     attention   launch.py
-    merge       a launch behind it, in the order of the stream or begun early (dependent), and the cycles of its CTAs
+    merge       a launch behind it, in the order of the stream or begun early (dependent), and the cycles of its CTAs;
+                in a cluster what was measured
 
 Bound, by the share of the whole that a cause explains:
 
@@ -55,6 +56,8 @@ def ours(problem: DecodeProblem, constants: dict[str, Constant], num_splits: int
     if call.merge is not None:
         cycles = kernels.merge_cycles(call.merge, constants)(call.parts)
         merge = merge_us(cycles, True, constants)
+    if call.cluster:
+        merge = constants["cluster_merge_us"].value
     claims = bool(call.config.schedule.claims)
     return _time(kernel, call.queues, claims, merge, call.parts, constants)
 

@@ -20,7 +20,7 @@ Steady state of one CTA. A line is an issue slot, not a duration.
 A CTA needs 2,550 cycles of a B200's memory for a key tile of depth 128, and about 600 of the tensor core and 130 of
 the exponentials (docs/decisions/0008): nothing else than memory is ever waited for, if enough of it is on its way.
 
-Read next: products.py, softmax.py, columns.py (what is exchanged between threads), store.py, barriers.py.
+Read next: products.py, softmax.py, columns.py (what is exchanged between threads), store.py or cluster.py, barriers.py.
 """
 
 import cutlass.cute as cute
@@ -30,12 +30,21 @@ from ..kernel import CTA, SM100Kernel
 from ..kernel_args import KernelArgs
 from ..roles import load
 from ..roles.dispatch import first_column, own_lanes
-from . import products, softmax
+from . import cluster, products, softmax
 from .smem import SwappedShared
 
 
 class SM100MHASwap(SM100Kernel):
     """Forward attention on SM100 for 8 to 64 query rows a CTA: 192 threads, S^T and O^T in tensor memory."""
+
+    def __init__(self, cfg):
+        super().__init__(cfg)
+        self.ending = softmax.ALONE
+        if cfg.cluster_parts > 1:
+            self.ending, self.cluster = cluster.InCluster(), (cfg.cluster_parts, 1, 1)
+
+    def ctas(self, blocks):
+        return blocks * self.cfg.cluster_parts
 
     def o_operand(self, mO):
         """O is stored by the threads: the tensor itself."""
@@ -47,16 +56,20 @@ class SM100MHASwap(SM100Kernel):
 
     @cute.jit
     def roles(self, args: KernelArgs, cta: CTA, warp):
-        cfg, warps = self.cfg, self.cfg.schedule.warps
+        cfg, warps, ending = self.cfg, self.cfg.schedule.warps, self.ending
         if warp < warps.softmax.stop:
             lanes = own_lanes(cta.tmem_address, warp)
-            softmax.run(cfg, args, cta.smem, lanes, cta.events, cta.queue)
+            softmax.run(cfg, args, cta.smem, lanes, cta.events, cta.queue, ending)
         elif warp == warps.mma.start:
             tmem = first_column(cta.tmem_address)
-            products.run(cfg, args, cta.smem, tmem, cta.events, cta.consumer, cta.queue)
+            smem = ending.in_descriptors(cta.smem)
+            products.run(cfg, args, smem, tmem, cta.events, cta.consumer, cta.queue)
+            ending.after_others()
         elif warp == warps.load.start:
             block, _, _ = cute.arch.block_idx()
             load.run(cfg, args, cta.smem, cta.events, cta.producer, cta.queue, block)
+            ending.after_others()
+        ending.leave()
 
 
 KERNEL = SM100MHASwap

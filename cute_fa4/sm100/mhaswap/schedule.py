@@ -25,6 +25,8 @@ from .smem_map import SwappedSmem, slots_that_fit, smem_map
 from .tiles import ROWS, SwappedTiles, padded_heads
 from .warp_roles import SwappedWarpRoles
 
+CLUSTER_PARTS = (1, 2, 4, 8)  # more than 8 CTAs are no cluster that every GPU has
+
 
 @dataclass(frozen=True)
 class SwappedTile:
@@ -38,6 +40,8 @@ class SwappedTile:
     dependent_launch  the CTAs may start while the grid before them in the stream ends; they wait for it before they
                    touch what it may have written (programmatic dependent launch)
     prefetch_maps  the descriptors of TMA are fetched while the CTA sets up
+    cluster_parts  CTAs of a cluster that share the keys of a block and merge their results in shared memory
+                   (cluster.py): 1, 2, 4 or 8; with more than one a CTA ends with its block
     """
 
     family: ClassVar[str] = "mhaswap"
@@ -48,8 +52,11 @@ class SwappedTile:
     claims: bool | None = None
     dependent_launch: bool = True
     prefetch_maps: bool = False
+    cluster_parts: int = 1
 
     def resolved(self, problem: Problem) -> "SwappedTile":
+        if self.cluster_parts > 1:
+            return replace(self, claims=False)
         if self.claims is not None and not problem.share_keys:  # shared: there is nothing to claim
             return self
         return replace(self, claims=claims_pay(problem))
@@ -77,6 +84,15 @@ class SwappedTile:
             why.append(
                 f"pack_gqa=True with group={problem.group}: a tile of {self.rows} rows holds whole groups: use rows of "
                 f"at least {padded_heads(problem.heads_per_tile)}, or pack_gqa=False"
+            )
+        if self.cluster_parts not in CLUSTER_PARTS:
+            why.append(
+                f"cluster_parts={self.cluster_parts}: CTAs that share a block are a cluster of every GPU: use "
+                f"{', '.join(map(str, CLUSTER_PARTS))}"
+            )
+        elif self.cluster_parts > 1 and problem.split_keys:
+            why.append(
+                f"cluster_parts={self.cluster_parts} with split_keys=True: keys are split once: use one of them"
             )
         if not 0 <= self.rescale_log2 <= 15:
             why.append(

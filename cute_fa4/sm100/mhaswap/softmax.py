@@ -62,13 +62,20 @@ class Before:
     work_tiles: Int32
 
 
+def counts_sink(cfg, work: Work):
+    """Whether the sink counts in this CTA: once for all parts. None: there are none."""
+    if cfg.cluster_parts > 1:
+        return cute.arch.block_idx_in_cluster() == 0
+    return results.is_first_part(cfg, work) if cfg.split_keys else None
+
+
 def first_states(cfg, args: KernelArgs, work: Work, place: Place) -> RowStates:
     """Rows that have seen no key, or their sinks, in the units of the scores."""
     nothing, zero = Float32(-Float32.inf), Float32(0.0)
     if not cfg.sink:
         return RowStates((nothing,) * cfg.tiles.rows_per_lane, (zero,) * cfg.tiles.rows)
     mine = place.thread == 0
-    counts = None if not cfg.split_keys else results.is_first_part(cfg, work)
+    counts = counts_sink(cfg, work)
     maxima = []
     for i in range(cfg.tiles.rows_per_lane):
         own_row = place.lane & (min(cfg.tiles.rows, 32) - 1) + 32 * i
@@ -240,6 +247,29 @@ def finish(
                 store.log_sum_exp(cfg, args, work, row, states.maxima[i], row_sums[i])
 
 
+@dataclass(frozen=True)
+class Alone:
+    """What becomes of the results of a CTA that has its keys to itself: they are stored."""
+
+    finish = staticmethod(finish)
+
+    def after_softmax(self, work_tiles):
+        """Softmax has finished so many work tiles, all of the CTA."""
+
+    def after_others(self):
+        """Another warp is done with the CTA's work tiles."""
+
+    def leave(self):
+        """Every warp is done."""
+
+    def in_descriptors(self, smem):
+        """Where the operands are, as descriptors of the tensor core say it."""
+        return smem
+
+
+ALONE = Alone()
+
+
 def set_up(cfg, smem: SwappedShared, tmem, place: Place):
     """What no MMA or thread writes later, and is read: columns of P beyond the rows, lanes of O beyond the depth."""
     zero = Int32(0)
@@ -261,14 +291,16 @@ def run(
     tmem: Int32,
     events: Events,
     queue: WorkQueue,
+    ending: cutlass.Constexpr = ALONE,
 ):
-    """Every work tile. `tmem`: address of the first column for this warp's lanes."""
+    """Every work tile. `tmem`: address of the first column for this warp's lanes; ending: what becomes of results."""
     place = Place.here()
     set_up(cfg, smem, tmem, place)
     before = Before(Int32(0), Int32(0))
     work = queue.next(cfg, args, before.work_tiles)
     while work.tiles.count != NO_MORE:
         states = key_tiles(cfg, args, smem, tmem, events, work, place, before)
-        finish(cfg, args, smem, tmem, events, work, place, before, states)
+        ending.finish(cfg, args, smem, tmem, events, work, place, before, states)
         before = Before(before.tiles + work.tiles.count, before.work_tiles + 1)
         work = queue.next(cfg, args, before.work_tiles)
+    ending.after_softmax(before.work_tiles)

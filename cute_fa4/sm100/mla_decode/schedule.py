@@ -50,6 +50,10 @@ class LatentTile(SwappedTile):
 
     def refusals(self, problem: Problem) -> list[str]:
         why = not_built(problem)
+        if self.cluster_parts > 1:
+            why.append(
+                f"cluster_parts={self.cluster_parts} is not built yet for a latent cache: use 1, or split_keys"
+            )
         return why or self.tiles(problem).page_refusals()
 
 

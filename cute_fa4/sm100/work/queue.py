@@ -34,6 +34,7 @@ from .kv_range import TileRange
 from .line import Held
 from .sequence import Sequence, find_sequence
 from .shared_order import Stretch
+from .split import even_part
 from .tile import Work, WorkTile
 
 NO_MORE = -1
@@ -185,6 +186,8 @@ def find_work(
     number, part = maximum(block, 0), None
     if cutlass.const_expr(cfg.split_keys):
         number, part = args.splits.block_and_part(number)
+    if cutlass.const_expr(cfg.cluster_parts > 1):
+        number, rank = number // cfg.cluster_parts, number % cfg.cluster_parts
     if cutlass.const_expr(cfg.q_layout == "packed"):
         tile, of, held = packed_order.find_block(
             cfg, args.lengths, args.seqlen_k, args.order, number, held
@@ -203,6 +206,8 @@ def find_work(
     )
     if cutlass.const_expr(cfg.split_keys):
         tiles, tile = args.splits.tiles_of(tiles, part), replace(tile, part=part)
+    if cutlass.const_expr(cfg.cluster_parts > 1):
+        tiles = even_part(tiles, rank, cfg.cluster_parts)
     tile = replace(tile, first_position=blocks.first_position(cfg, tile.first_position))
     count = choose(block < 0, NO_MORE, tiles.count)
     return Work(tile, of, TileRange(tiles.first, count)), held

@@ -14,7 +14,8 @@ Even parts follow from the sequence's own length, so a batch of unequal lengths 
 the cut of a sequence depends on nothing else in the batch, nor on the number of parts: the same sequence gives the same
 bits in every batch. A part without keys stores zeros and a log-sum-exp of -inf, which weigh nothing.
 
-The parts of a block follow one another in the grid, so they start together and read different keys.
+The parts of a block follow one another in the grid, so they start together and read different keys. Where they are a
+cluster, they merge their results themselves (even_part; mhaswap/cluster.py).
 """
 
 from dataclasses import dataclass
@@ -50,3 +51,14 @@ class Splits:
         first = choose(self.tiles_each > 0, fixed_first, even_first)
         end = choose(self.tiles_each > 0, fixed_end, even_end)
         return TileRange(first, maximum(end - first, 0))
+
+
+def even_part(tiles: TileRange, part, number: int) -> TileRange:
+    """Key tiles of one of `number` parts, as even as can be; a part of few tiles may have none.
+
+    >>> [even_part(TileRange(2, 11), part, 4) for part in (0, 2, 3)]
+    [TileRange(first=2, count=3), TileRange(first=8, count=3), TileRange(first=11, count=2)]
+    """
+    each, more = tiles.count // number, tiles.count % number
+    first = tiles.first + part * each + minimum(part, more)
+    return TileRange(first, each + choose(part < more, 1, 0))

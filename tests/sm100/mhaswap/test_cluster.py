@@ -1,0 +1,95 @@
+"""Parts of the keys in a cluster (mhaswap/cluster.py): against float64, under other schedules, with planted defects.
+
+keys     0    1    127    128    129    5000       parts of eight
+tiles    0    1    1      1      2      40         five each, or parts without any: these weigh nothing
+"""
+
+import re
+from functools import cache
+
+import pytest
+import torch
+
+from cute_fa4.calls import split
+from cute_fa4.sm100.config import FA4Config
+from cute_fa4.sm100.mhaswap.schedule import SwappedTile
+from tests.emulator.mutations.everything import LEVEL
+from tests.emulator.mutations.mutant import try_mutant
+from tests.serving.batches import (
+    Batch,
+    assert_agrees,
+    dense_q,
+    packed_q,
+    paged_kv,
+    run,
+)
+from tests.serving.batches import split as by_sequence
+from tests.sm100.mhaswap import cluster_defects
+
+pytestmark = pytest.mark.filterwarnings("ignore::cute_fa4.EmulatorWarning")
+
+
+def causal(p, j):
+    return j <= p
+
+
+@pytest.fixture
+def chosen(monkeypatch):
+    """What was chosen; room for a cluster of eight for each block, whatever the keys are."""
+    found, asked = [], split.cluster_parts
+
+    def spy(blocks, seen, sms):
+        found.append(asked(blocks, seen, 10_000))
+        return found[-1]
+
+    monkeypatch.setattr(split, "cluster_parts", spy)
+    return found
+
+
+@pytest.mark.parametrize(
+    "queries, keys, heads, depth, store, sink",
+    [
+        ([1] * 6, [0, 1, 127, 128, 129, 5000], (8, 1), 128, packed_q, None),
+        # Rows of nobody, a sequence without queries: no CTA of its cluster has work. 32 rows, padded heads.
+        ([3, 0, 1, 4], [700, 300, 0, 513], (7, 1), 64, dense_q, torch.linspace(-2, 2, 7)),
+    ],
+)
+def test_parts_merge_to_attention_over_all_keys(chosen, queries, keys, heads, depth, store, sink):
+    """What a CTA has not written is an error of its reader: shared memory begins unwritten, tensor memory as NaN."""
+    batch = Batch.draw(queries, keys, heads=heads, depth=depth)
+    more = {} if sink is None else dict(learnable_sink=sink)
+    storages = store(batch), paged_kv(batch, 16)
+    out, lse = run(*storages, causal=True, num_splits=0, **more)
+    assert_agrees(batch, out, lse, visible=causal, sink=sink)
+    again = run(*storages, causal=True, num_splits=0, mode="hostile", **more)
+    for found, expected in zip(
+        by_sequence(batch, *again), by_sequence(batch, out, lse), strict=True
+    ):
+        assert all(map(torch.equal, found, expected))
+    assert set(chosen) == {8}
+
+
+def test_what_no_cluster_is_made_of():
+    for cluster_parts, problem, said in (
+        (3, {}, "cluster_parts=3: .*use 1, 2, 4, 8"),
+        (16, {}, "cluster_parts=16"),
+        (4, dict(split_keys=True), "cluster_parts=4 with split_keys=True"),
+    ):
+        config = FA4Config(schedule=SwappedTile(rows=8, cluster_parts=cluster_parts), **problem)
+        assert any(re.match(said, reason) for reason in config.refusals()), config.refusals()
+    shared = FA4Config(schedule=SwappedTile(cluster_parts=2, claims=True))
+    assert not shared.refusals() and not shared.schedule.claims
+
+
+@cache
+def subject():
+    return cluster_defects.subject(LEVEL)
+
+
+@pytest.mark.parametrize("mutant", cluster_defects.mutants(), ids=lambda m: m.name)
+def test_a_defect_is_caught_by_a_check_meant_for_it(mutant):
+    outcome = try_mutant(mutant, subject())
+    assert outcome.caught_by, "nothing noticed"
+    assert outcome.as_meant, (
+        f"caught by {outcome.caught_by}, meant {mutant.meant}: {outcome.message}"
+    )

@@ -55,7 +55,7 @@ def call_of(problem: DecodeProblem, num_splits: int = 0) -> Call:
     )
     mask = masks.causal() if problem.seqlen_q > 1 else masks.window(None, None)
     options = Options(1.0, mask, None, None, (), None, None, num_splits=num_splits)
-    config = config_of(q, k, k, where, options, page, False, target_of(torch.device("cpu")))
+    config = config_of(q, k, k, None, where, options, page, False, target_of(torch.device("cpu")))
     split = split_of(q, k, where, options, config)
     per_head = -(-problem.seqlen_q // config.tiles.positions_per_cta)
     blocks = per_head * problem.heads_q // config.heads_per_tile

@@ -48,7 +48,9 @@ Every mbarrier of the forward kernel, printed from `cute_fa4/sm100/mha2q/barrier
 {config.barriers.text()}
 ```
 
-The order in which P has columns of its own (head dim 64, `p_beside_s.py`) adds, behind `p_last`:
+The order in which P has columns of its own (head dim 64, `p_beside_s.py`) adds two, behind `p_last`. Where the
+reference of a row lags (bf16 up to head dim 64, `work/judged.py`), there is a last one, and the queue has three
+entries:
 
 ```
 {BarrierTable(added, beside.numbers).text()}

@@ -111,6 +111,9 @@ CONFIG = {
     ),
     "order": Field("text", "of the products; default: what suits the tiles"),
     "lone_tiles": Field("switch", "softmax shares lone query tiles; default: where lengths differ"),
+    "maximum": Field(
+        "text", "of a row: exact or lagged; default: as the problem allows (CUTE_FA4_MAXIMUM)"
+    ),
     "bn_cap": Field("number", "most keys of a tile; default: what suits the head dim"),
     "swizzle_bytes": Field("number", "default: 128"),
     "num_qk_stages": Field("number", "depth chunks of a key tile; default: 1"),
@@ -178,10 +181,8 @@ def _of_config(values: dict) -> list:
         family = family or LatentTile.family
     wide = is_wide(values["head_dim"], values.get("head_dim_v", values["head_dim"]))
     families = [family] if family else _families_with(set(values) & SCHEDULE_CHOICES, wide)
-    configs = [
-        choose_config(**{"claims": policy.claims(), **values, "family": family})
-        for family in families
-    ]
+    asked = {"claims": policy.claims(), "maximum": policy.maximum(), **values}
+    configs = [choose_config(**{**asked, "family": family}) for family in families]
     refusals = dict.fromkeys(reason for config in configs for reason in config.refusals())
     if refusals:
         raise ValueError("; ".join(refusals))

@@ -91,6 +91,7 @@ def configs_for_model(
         "group": group,
         "arch": arch,
         "claims": policy.claims(),
+        "maximum": policy.maximum(),
         "sink": sink is not None,
         "sink_dtype": sink or "f32",
         "score_mod": soft_cap(float(softcap)) if softcap else None,

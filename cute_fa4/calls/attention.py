@@ -161,6 +161,7 @@ def config_of(
         write_lse=bool(return_lse),
         arch=target.arch,
         claims=policy.claims(),
+        maximum=policy.maximum(),
         mask=options.mask.mask,
         q_layout=where.q_layout,
         kv_layout=where.kv_layout,

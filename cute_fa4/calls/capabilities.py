@@ -138,6 +138,7 @@ def _capability(
     choose = partial(
         choose_config,
         claims=policy.claims(),
+        maximum=policy.maximum(),
         qkv_dtype=dtype if dtype in DTYPE_NAMES.values() else "bf16",
         head_dim=head_dim,
         head_dim_v=head_dim_v,

@@ -22,6 +22,11 @@ CUTE_FA4_PAIR: whether calls of more queries than one tile of 128 rows ask for p
     off     every CTA by itself (sm100/mha2q; default)
     on      pairs (sm100/mhapair), to compare with
 
+CUTE_FA4_MAXIMUM: what the exponentials of a row refer to, in kernels of two query tiles.
+
+    auto    as the problem allows: in bf16 up to head dim 64 the key tiles before (sm100/steps/lagged.py; default)
+    exact   the running maximum of the row, to compare with, or where values of v exceed 2^60
+
 All are read when the kernel of a call is chosen, which is once for calls that are alike.
 """
 
@@ -37,6 +42,7 @@ VARIABLE = "CUTE_FA4_JIT"
 CLAIMS_VARIABLE = "CUTE_FA4_CLAIMS"
 SWAP_VARIABLE = "CUTE_FA4_SWAP"
 PAIR_VARIABLE = "CUTE_FA4_PAIR"
+MAXIMUM_VARIABLE = "CUTE_FA4_MAXIMUM"
 
 _warming_up = contextvars.ContextVar("warming_up", default=False)
 
@@ -68,6 +74,11 @@ def swaps() -> bool:
 def pairs() -> bool:
     """Whether calls of many queries ask for pairs of CTAs."""
     return environment.choice(PAIR_VARIABLE, "off", "on") == "on"
+
+
+def maximum() -> str | None:
+    """What CUTE_FA4_MAXIMUM says of the schedule's maximum; None: that the problem decides."""
+    return {"auto": None, "exact": "exact"}[environment.choice(MAXIMUM_VARIABLE, "auto", "exact")]
 
 
 def is_warming_up() -> bool:

@@ -25,8 +25,9 @@ from .operands import tma
 from .steps.row_math import LOG2_E
 from .sync.pipelines import KVConsumerPipeline, TMAProducerPipeline, initialise
 from .work import packed_order, tile_order
+from .work.judged import queue_of
 from .work.packed_order import PackedOrder
-from .work.queue import WorkQueue, queue_of
+from .work.queue import WorkQueue
 from .work.sequence import Lengths
 from .work.shared_order import SharedOrder
 from .work.split import Splits

@@ -52,6 +52,8 @@ class RowSchedule:
     query_tiles: ClassVar[int]  # of a CTA
     qk_depths: ClassVar[tuple] = QK_DEPTHS
     ov_depths: ClassVar[tuple] = DEPTHS
+    # The reference of a row comes from the key tiles before (steps/lagged.py).
+    lags: ClassVar[bool] = False
     tmem_remedy: ClassVar[str] = ""  # besides a lower bn_cap
 
     bn_cap: int = 0

@@ -16,6 +16,8 @@ to bf16 costs 3.9e-3, to fp16 4.9e-4.
 
 import cutlass.cute as cute
 from cutlass import Float32, Int32
+from cutlass._mlir.dialects import llvm
+from cutlass.cutlass_dsl import T
 
 POLYNOMIAL = (1.0, 0.6951461434, 0.2275643945, 0.0771190897)  # c0..c3, c0 exact so that 2^0 is 1
 SHIFTER = 1.5 * 2.0**23
@@ -37,6 +39,44 @@ def emulated_pair(x, y):
     rounded = cute.arch.add_packed_f32x2(xy, shifter, rnd="rm")
     whole = cute.arch.sub_packed_f32x2(rounded, shifter)
     fraction = cute.arch.sub_packed_f32x2(xy, whole)
+    return _powers(fraction, rounded)
+
+
+SATURATED_SPAN = 255.0  # from the smallest exponent to 2^128, where float32 ends
+
+
+def saturated_pair(scores, scale_log2, bias):
+    """(2^x, 2^y), x and y being scale_log2 times the two scores plus bias: any numbers. Beyond 2^128: infinity.
+
+    The multiply-add that makes the exponents limits them on both sides: y = (x + 127) / 255, saturated to [0, 1], so
+    that no maximum is needed; x comes back with an error of 255 / 2^25.
+    """
+    scale = scale_log2 * (1 / SATURATED_SPAN)
+    offset = (bias - SMALLEST_EXPONENT) * (1 / SATURATED_SPAN)
+    inside = tuple(_saturated_fma(score, scale, offset) for score in scores)
+    span, down = (Float32(SATURATED_SPAN),) * 2, Float32(SHIFTER + SMALLEST_EXPONENT)
+    rounded = cute.arch.fma_packed_f32x2(inside, span, (down, down), rnd="rm")
+    minus_whole = cute.arch.sub_packed_f32x2((down, down), rounded)
+    fraction = cute.arch.fma_packed_f32x2(inside, span, minus_whole)
+    return _powers(fraction, rounded)
+
+
+def _saturated_fma(a, b, c):
+    return Float32(
+        llvm.inline_asm(
+            T.f32(),
+            [Float32(v).ir_value() for v in (a, b, c)],
+            "fma.rn.sat.f32 $0, $1, $2, $3;",
+            "=f,f,f,f",
+            has_side_effects=False,
+            is_align_stack=False,
+            asm_dialect=llvm.AsmDialect.AD_ATT,
+        )
+    )
+
+
+def _powers(fraction, rounded):
+    """2^(whole + fraction) for a pair; the whole parts sit in the low bits of `rounded`."""
     c0, c1, c2, c3 = (Float32(c) for c in POLYNOMIAL)
     p = cute.arch.fma_packed_f32x2(fraction, (c3, c3), (c2, c2))
     p = cute.arch.fma_packed_f32x2(p, fraction, (c1, c1))

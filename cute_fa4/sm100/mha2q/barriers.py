@@ -16,11 +16,13 @@ work_claimed  1       load 1 (+ bytes)                       load               
 
 row_scale brings a factor for each key tile but the first of a work tile, and the row sums after the last. At the first
 key tile p_ready says that the old O has been read, not that it is rescaled. An order whose P has columns of its own
-(p_beside_s.py) has two more, behind p_last:
+(p_beside_s.py) has two more, behind p_last. Where the reference of a row lags (work/judged.py), there is a last one,
+and the work queue has three entries:
 
-barrier  number  raised by       awaited by           means
-s_free   2       softmax 128     mma                  S has been read, the next one may be made
-pv_done  2       mma 1 (commit)  softmax, correction  O is complete up to here and P has been read
+barrier      number  raised by       awaited by           means
+s_free       2       softmax 128     mma                  S has been read, the next one may be made
+pv_done      2       mma 1 (commit)  softmax, correction  O is complete up to here and P has been read
+work_judged  3       softmax 256     load                 whether a work tile is run again
 
 barrier       is not raised again too early because
 q_full        q_free
@@ -37,6 +39,7 @@ kv_empty      kv_full
 work_ready    work_read
 work_read     work_ready
 work_claimed  one claim at a time
+work_judged   work_ready
 """
 
 from ..sync.barriers import (
@@ -47,22 +50,28 @@ from ..sync.barriers import (
     announced_bytes,
     commit_by,
     every_thread,
+    judged_rows,
     one_softmax,
     queue_rows,
     ring_rows,
 )
 from ..tiles import Tiles
 from ..warp_roles import WarpRoles
-from ..work.entries import WORK_ENTRIES
+from ..work.entries import JUDGED_ENTRIES, WORK_ENTRIES
 
 
-def table(tiles: Tiles, warps: WarpRoles, kv_slots: int, of_the_order=()) -> BarrierTable:
-    """The table of a kernel; of_the_order: the rows that its order of the products adds."""
+def table(
+    tiles: Tiles, warps: WarpRoles, kv_slots: int, of_the_order=(), judged: bool = False
+) -> BarrierTable:
+    """The table of a kernel.
+
+    of_the_order: the rows that its order of the products adds; judged: work tiles may be run again (work/judged.py)
+    """
     return BarrierTable.of(
-        rows(warps, of_the_order),
+        (*rows(warps, of_the_order), *(judged_rows(warps) if judged else ())),
         q_tiles=tiles.num_q,
         warps=warps,
-        work_entries=WORK_ENTRIES,
+        work_entries=JUDGED_ENTRIES if judged else WORK_ENTRIES,
         kv_slots=kv_slots,
         qk_stages=tiles.qk_stages,
     )

@@ -22,6 +22,8 @@ from . import barriers
 from .orders import ORDERS, PBesideS, POverS, best_order
 from .smem_map import TwoTilesSmem, smem_map
 
+MAXIMA = ("exact", "lagged")
+
 
 @dataclass(frozen=True)
 class TwoTiles(RowSchedule):
@@ -30,6 +32,8 @@ class TwoTiles(RowSchedule):
     order          of the products: "p_over_s" or "p_beside_s" (orders.py); None: beside where there is room
     lone_tiles     both softmax warpgroups share the rows of a work tile that has no more than one query tile of them
                    (lone/hooks.py); None: where lengths of queries differ, and with them the rows of work tiles
+    maximum        what the exponentials of a row refer to: its "exact" running maximum, or a "lagged" one, from the
+                   key tiles before (steps/lagged.py); None: as lag_pays says of the problem
     """
 
     family: ClassVar[str] = "mha2q"
@@ -38,13 +42,25 @@ class TwoTiles(RowSchedule):
 
     order: str | None = None
     lone_tiles: bool | None = None
+    maximum: str | None = None
 
     def resolved(self, problem: Problem) -> "TwoTiles":
-        schedule = super().resolved(problem)
+        lags = self.maximum == "lagged" or (self.maximum is None and lag_pays(problem))
+        schedule = self
+        if (
+            self.exp2_emulated is None
+            and lags
+            and problem.qk_depth <= 64
+            and problem.arch == "sm_100a"
+        ):
+            schedule = replace(self, exp2_emulated=24)
+        schedule = super(TwoTiles, schedule).resolved(problem)
         if self.order is None and not (self.contradictions(problem) + problem.contradictions()):
             schedule = replace(schedule, order=best_order(self.tiles(problem)))
         if self.lone_tiles is None:
             schedule = replace(schedule, lone_tiles=problem.clips_queries)
+        if self.maximum is None:
+            schedule = replace(schedule, maximum="lagged" if lags else "exact")
         return schedule
 
     def tmem(self, problem: Problem) -> TmemMap:
@@ -57,6 +73,10 @@ class TwoTiles(RowSchedule):
         return layout(self, self.tiles(problem))[1]
 
     @property
+    def lags(self) -> bool:
+        return self.maximum == "lagged"
+
+    @property
     def _order(self) -> POverS | PBesideS:
         return ORDERS[self.order]
 
@@ -66,14 +86,35 @@ class TwoTiles(RowSchedule):
             why.insert(
                 0, f"order={self.order!r} is no order of the products: use {' or '.join(ORDERS)}"
             )
+        if self.maximum not in (None, *MAXIMA):
+            why.append(
+                f"maximum={self.maximum!r} is no reference of exponentials: use {' or '.join(MAXIMA)}"
+            )
+        elif self.lags and not may_lag(problem):
+            why.append(
+                f"maximum='lagged' with qkv_dtype={problem.qkv_dtype!r}: P may be 2^64, which bf16 holds: use 'exact'"
+            )
         return why
+
+
+def may_lag(problem: Problem) -> bool:
+    """Whether P has the range of float32."""
+    return problem.qkv_dtype == "bf16"
+
+
+def lag_pays(problem: Problem) -> bool:
+    """Whether a kernel for the problem takes its references from the tiles before, unless its schedule says otherwise.
+
+    Softmax is the bound up to depth 64 (docs/decisions/0012); a mask without bands has no whole tiles.
+    """
+    return may_lag(problem) and problem.mask.is_band and problem.qk_depth <= 64
 
 
 @lru_cache(maxsize=1024)
 def layout(schedule: TwoTiles, tiles: Tiles) -> tuple[BarrierTable, TwoTilesSmem]:
     """Barriers and shared memory decide each other's size: the ring gets what a kernel without slots leaves."""
     warps, of_the_order = schedule.warps, ORDERS[schedule.order].barriers(schedule.warps)
-    empty = barriers.table(tiles, warps, 0, of_the_order)
+    empty = barriers.table(tiles, warps, 0, of_the_order, schedule.lags)
     slots = slots_that_fit(tiles, smem_map(tiles, warps, empty), empty)
-    table = barriers.table(tiles, warps, slots, of_the_order)
+    table = barriers.table(tiles, warps, slots, of_the_order, schedule.lags)
     return table, smem_map(tiles, warps, table)

@@ -22,7 +22,7 @@ from ..memory_maps import Region, SmemMap
 from ..sync.barriers import BarrierTable
 from ..tiles import Tiles
 from ..warp_roles import WarpRoles
-from ..work.entries import WORK_QUEUE_BYTES
+from ..work.entries import JUDGED_QUEUE_BYTES, WORK_QUEUE_BYTES
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def smem_map(tiles: Tiles, warps: WarpRoles, table: BarrierTable) -> TwoTilesSme
         o=tiles.o_buffers * tiles.o_chunk_bytes,
         row_scale=row_bytes,
         row_bias=row_bytes,
-        work_queue=WORK_QUEUE_BYTES,
+        work_queue=JUDGED_QUEUE_BYTES if "work_judged" in table else WORK_QUEUE_BYTES,
         mbarriers=MBARRIER_BYTES * table.total,
         tmem_address=TMEM_ADDRESS_BYTES,
     )

@@ -37,14 +37,16 @@ class Pair(TwoTiles):
     ctas: ClassVar[int] = 2  # that share an MMA
 
     def resolved(self, problem: Problem) -> "Pair":
-        schedule = super().resolved(problem)
-        return replace(schedule, lone_tiles=False) if self.lone_tiles is None else schedule
+        # A work tile that is run again would have to be run by both CTAs.
+        open_here = {"lone_tiles": False, "maximum": "exact"}
+        closed = {name: said for name, said in open_here.items() if getattr(self, name) is None}
+        return super(Pair, replace(self, **closed)).resolved(problem)
 
     @property
     def alone(self) -> TwoTiles:
         """The same choices, every CTA by itself."""
         same = {f.name: getattr(self, f.name) for f in fields(TwoTiles)}
-        return TwoTiles(**{**same, "lone_tiles": None})
+        return TwoTiles(**{**same, "lone_tiles": None, "maximum": None})
 
     def tiles(self, problem: Problem) -> Tiles:
         return Tiles.cut(
@@ -83,6 +85,10 @@ class Pair(TwoTiles):
         if self.lone_tiles:
             why.append(
                 "lone_tiles=True is not built yet for pairs of CTAs: use False, or TwoTiles()"
+            )
+        if self.lags:
+            why.append(
+                "maximum='lagged' is not built yet for pairs of CTAs: use 'exact', or TwoTiles()"
             )
         if self.order not in PAIRED_ORDERS:
             why.append(

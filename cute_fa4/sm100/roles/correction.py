@@ -115,6 +115,7 @@ def run(
     number, tiles, o_phase = Int32(0), Int32(0), Int32(0)
     work = queue.next(cfg, args, number)
     while work.tiles.count != NO_MORE:
+        store.wait_for_first(work, row)
         if work.tiles.count > 0:
             key_tiles(cfg, order, smem, tmem, events, work.tiles.count, tiles, row)
             tiles = tiles + work.tiles.count
@@ -122,7 +123,7 @@ def run(
                 finish_tile(cfg, args, smem, tmem, events, work, i, (tiles - 1) & 1, o_phase, row)
             o_phase = o_phase ^ 1
         else:
-            store.zeros(cfg, args, smem, work, row)
+            store.zeros_of_rows(cfg, args, smem, work, row)
         number = number + 1
         work = queue.next(cfg, args, number)
     store.wait(row)

@@ -19,7 +19,7 @@ from ..kernel_args import Events, KernelArgs, Smem
 from ..operands.kv_buffer import KVBuffer, KVBufferConfig
 from ..steps.loads import find_rows, look_up
 from ..sync.pipelines import Slot, TMAProducerPipeline
-from ..work.queue import NO_MORE, Search, WorkQueue, begin, take_work
+from ..work.queue import NO_MORE, WorkQueue, begin, take_work
 from ..work.tile import Work
 from .order import Order
 
@@ -79,22 +79,19 @@ def run(
         following = work
         for n in cutlass.range(first, first + maximum(count, 1), unroll=1):
             early = n == first + maximum(count - 2, 0)
+            asked = queue.nothing_asked()
             if early:
-                queue.ask(search)
+                asked = queue.ask_next(search, number)
             # On its way while the slots of this tile are awaited.
             ahead = look_up(cfg, args, work, n + 1)
             if count > 0:
                 at = load_tile(cfg, order, args, smem, events, kv, work, n, entries, at, q_phase)
             entries = ahead
             if early:
-                answer = queue.answer(search)
-                search = Search(search.claims + 1, search.held, search.stretch)
-                following, search = take_work(cfg, args, queue, answer, search)
-                number = number + 1
-                queue.publish(number, following)
+                search, following, number = queue.take_next(cfg, args, search, number, asked)
         if count > 0:
             q_phase = q_phase ^ 1
-        work = following
+        work, number = queue.copies_issued(cfg, args, following, number)
         entries = look_up(cfg, args, work, work.tiles.first)
     kv.drain(at)
     queue.drain(search)

@@ -22,7 +22,7 @@ from cutlass import Int32
 
 from ..instructions import tensor_memory
 from ..kernel_args import Events, KernelArgs, Smem
-from ..steps import row_math, visibility
+from ..steps import lagged, row_math, visibility
 from ..steps.row_math import RowState
 from ..steps.scores import (
     RowContext,
@@ -94,6 +94,56 @@ def step(
 
 
 @cute.jit
+def lagged_step(
+    cfg: cutlass.Constexpr,
+    order: cutlass.Constexpr,
+    args: KernelArgs,
+    smem: Smem,
+    tmem: Int32,
+    events: Events,
+    work: Work,
+    i: Int32,
+    row: RowContext,
+    tiles_before: Int32,
+    n: Int32,
+    state: RowState,
+) -> RowState:
+    """Key tile n, whole and not the first, with a reference from the tiles before: no maximum of its scores."""
+    phase = order.parity(cfg, work, n, i, tiles_before)
+    scale_log2 = log2_scale(cfg, args, row.factor)
+    state, factor = lagged.renewed(state, scale_log2)
+    at = order.buffer(cfg, work, n, i, tiles_before)
+    s_address = order.scores_at(cfg, tmem, at)
+    events.s_ready.wait(at, phase)
+    tensor_memory.fence_after()
+    scores = read_scores(cfg, s_address)
+    order.scores_read(events, i)
+    if cutlass.const_expr(cfg.score_mod is not None):
+        scores = apply_score_functions(cfg, args, work, row, n, scores, masked=False)
+    order.may_write_p(events, i, phase)
+    to = order.buffer_before(at)
+    order.may_write_factor(events, i, phase)
+    smem.row_scale[order.factor_at(cfg, row.thread, to)] = factor
+    events.row_scale.arrive(to)
+    bias = -state.row_max * scale_log2
+    p_address = s_address + (cfg.tmem.p[0] - cfg.tmem.s[0])
+    sums = write_probabilities(
+        cfg,
+        order,
+        smem,
+        events,
+        at,
+        row.thread,
+        p_address,
+        scores,
+        scale_log2,
+        bias,
+        powers=row_math.saturated_powers,
+    )
+    return RowState(state.row_max, state.row_sum + row_math.row_total(sums))
+
+
+@cute.jit
 def work_tile(
     cfg: cutlass.Constexpr,
     order: cutlass.Constexpr,
@@ -121,10 +171,17 @@ def work_tile(
             )
     if cutlass.const_expr(cfg.mask.is_band):
         begin = order.next_tile(cfg, work, whole.begin, i)
-        for n in cutlass.range(begin, whole.end, stride, unroll=1):
+        exact_end = lagged.exact_end(cfg, work, begin, whole.end)
+        for n in cutlass.range(begin, exact_end, stride, unroll=1):
             state = step(
                 cfg, order, args, smem, tmem, events, work, i, row, before, n, state, masked=False
             )
+        if cutlass.const_expr(cfg.schedule.lags):
+            begin = lagged.begin(work, begin, stride, whole.end)
+            for n in cutlass.range(begin, whole.end, stride, unroll=1):
+                state = lagged_step(
+                    cfg, order, args, smem, tmem, events, work, i, row, before, n, state
+                )
     begin = order.next_tile(cfg, work, whole.end, i)
     for n in cutlass.range(begin, end, stride, unroll=1):
         state = step(
@@ -162,6 +219,7 @@ def run(
         if cutlass.const_expr(cfg.write_lse and writes is not False):
             q_tile = order.q_tile(cfg, work, i)
             write_lse(cfg, args, work, q_tile, state, row.factor, writes)
+        queue.judge(number, lagged.failed(cfg, args, work, order.q_tile(cfg, work, i), state))
         number = number + 1
         work = queue.next(cfg, args, number)
     at, _ = order.place(i, tiles)

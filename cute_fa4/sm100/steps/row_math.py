@@ -139,6 +139,23 @@ def exponentials(exponents: list, emulated: frozenset) -> list:
     return out
 
 
+def powers(scores: list, scale_log2, bias, emulated: frozenset) -> list:
+    """2^(scale_log2 s + bias) for every score: exponents of at most 127."""
+    return exponentials(scaled_exponents(scores, scale_log2, bias), emulated)
+
+
+def saturated_powers(scores: list, scale_log2, bias, emulated: frozenset) -> list:
+    """The same for exponents of any size: beyond float32 infinity."""
+    out = []
+    for pair in range(len(scores) // 2):
+        two = scores[2 * pair : 2 * pair + 2]
+        if pair in emulated:
+            out += exp2.saturated_pair(two, scale_log2, bias)
+        else:
+            out += map(exp2.hardware, scaled_exponents(two, scale_log2, bias))
+    return out
+
+
 def add_values(sums: list, values: list) -> list:
     """Add a multiple of eight values to four packed f32 accumulators; [] begins."""
     sums = list(sums)

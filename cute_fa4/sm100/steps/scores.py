@@ -29,11 +29,21 @@ def read_scores(cfg, address) -> list:
 
 
 def write_probabilities(
-    cfg, order, smem: Smem, events: Events, i, thread, address, scores: list, scale_log2, bias
+    cfg,
+    order,
+    smem: Smem,
+    events: Events,
+    i,
+    thread,
+    address,
+    scores: list,
+    scale_log2,
+    bias,
+    powers=row_math.powers,
 ) -> list:
     """P = 2^(scale_log2 s + bias), rounded and stored quarter by quarter; returns the accumulators of its sum.
 
-    The sum is taken of the values before rounding.
+    The sum is taken of the values before rounding. powers: how they are computed, of row_math.
 
     order.sum_early    the sum fills the gaps between exponentials
     otherwise          P must be there soon: the sum comes last. The bias is read again, from shared memory, after
@@ -58,8 +68,7 @@ def write_probabilities(
             if not order.sum_early:
                 bias = smem.row_bias[thread]
         here = frozenset(pair - first // 2 for pair in emulated)
-        exponents = row_math.scaled_exponents(scores[first : first + quarter], scale_log2, bias)
-        values = row_math.exponentials(exponents, here)
+        values = powers(scores[first : first + quarter], scale_log2, bias, here)
         words = row_math.pack(values, cfg.p_dtype)
         tensor_memory.store(address + first * cfg.dtype_bytes // 4, words)
         if order.sum_early:

@@ -176,6 +176,25 @@ def wait(row: Int32):
         cute.arch.cp_async_bulk_wait_group(0, read=True)
 
 
+@cute.jit
+def zeros_of_rows(cfg: cutlass.Constexpr, args: KernelArgs, smem: Smem, work: Work, row: Int32):
+    """zeros, but for a work tile that has no rows either."""
+    if cutlass.const_expr(work.again is None):
+        zeros(cfg, args, smem, work, row)
+    else:
+        if work.tiles.count == 0:
+            zeros(cfg, args, smem, work, row)
+
+
+@cute.jit
+def wait_for_first(work: Work, row: Int32):
+    """Until every copy is written, where a work tile is run again: its rows are written twice."""
+    if cutlass.const_expr(work.again is not None):
+        if work.again != 0:
+            if row < 32:
+                cute.arch.cp_async_bulk_wait_group(0, read=False)
+
+
 def rescale(cfg, o_address, factor):
     """O_i *= factor, for this thread's row."""
     _, width, _ = cfg.tiles.pv_mma_shape

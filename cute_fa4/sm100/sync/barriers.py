@@ -187,6 +187,20 @@ def queue_rows(warps: WarpRoles) -> tuple[Barrier, ...]:
     )
 
 
+def judged_rows(warps: WarpRoles) -> tuple[Barrier, ...]:
+    """The barrier of a queue whose work tiles softmax judges (work/judged.py)."""
+    return (
+        Barrier(
+            "work_judged",
+            WORK_ENTRY,
+            (every_thread(warps, "softmax"),),
+            "load",
+            "whether a work tile is run again",
+            "work_ready",
+        ),
+    )
+
+
 def reuse_text(rows) -> str:
     """Why no phase of a barrier is raised before the one before it was seen."""
     head = ("barrier", "is not raised again too early because")

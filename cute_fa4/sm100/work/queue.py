@@ -37,7 +37,9 @@ from .shared_order import Stretch
 from .split import even_part
 from .tile import Work, WorkTile
 
-NO_MORE = -1
+NO_MORE = -1  # key tiles: no work is left
+PAUSE = -2  # nothing to do, and more may follow (judged.py)
+BEYOND = 1 << 30  # a position that no sequence has, nor its block
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class WorkQueue:
         at = number % WORK_ENTRIES
         cute.arch.mbarrier_wait(self.read + at, (number // WORK_ENTRIES & 1) ^ 1)
         with cute.arch.elect_one():
-            for i, word in enumerate(_words(work)):
+            for i, word in enumerate(words_of(work)):
                 self.entries[at * WORK_WORDS + i] = word
             cute.arch.mbarrier_arrive(self.ready + at)
 
@@ -78,13 +80,37 @@ class WorkQueue:
         cute.arch.mbarrier_wait(self.ready + at, number // WORK_ENTRIES & 1)
         words = [self.entries[at * WORK_WORDS + i] for i in range(WORK_WORDS)]
         cute.arch.mbarrier_arrive(self.read + at)
-        return _work(cfg, args, words)
+        return work_of(cfg, args, words)
 
     def ask(self, search: "Search"):
         """Load warp: claim another block. One claim at a time, and none after one was refused."""
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive_and_expect_tx(self.claimed, CLAIM_ANSWER_BYTES)
             cute.arch.issue_clc_query(self.claimed, self.response, multicast=False)
+
+    def nothing_asked(self):
+        """What ask_next returns where it is not called."""
+        return None
+
+    def ask_next(self, search: "Search", number):
+        """Load warp, in work tile `number`, a while before take_next: claim what comes behind it."""
+        self.ask(search)
+
+    def take_next(self, cfg, args, search: "Search", number, asked) -> tuple:
+        """Load warp: -> (the search; the work tile behind `number`, announced; its number). asked: of ask_next."""
+        answer = self.answer(search)
+        search = replace(search, claims=search.claims + 1)
+        following, search = take_work(cfg, args, self, answer, search)
+        number = number + 1
+        self.publish(number, following)
+        return search, following, number
+
+    def copies_issued(self, cfg, args, following: Work, number) -> tuple:
+        """Load warp, behind the last copy of a work tile: -> (the next work tile, its number)."""
+        return following, number
+
+    def judge(self, number, failed):
+        """Softmax, every thread of it, at the end of work tile `number`: whether it must be run again."""
 
     def answer(self, search: "Search") -> Int32:
         """Load warp: the block that this CTA runs from now on, or -1."""
@@ -122,14 +148,8 @@ class OwnStretch(OneBlock):
         return shared_order.next_of(search.stretch)
 
 
-def queue_of(cfg) -> type[WorkQueue]:
-    """The queue of a kernel."""
-    if cfg.share_keys:
-        return OwnStretch
-    return WorkQueue if cfg.schedule.claims else OneBlock
-
-
-def _words(work: Work) -> list:
+def words_of(work: Work) -> list:
+    """A work tile as the words of an entry."""
     tile, of, tiles = work.tile, work.sequence, work.tiles
     return [
         tiles.first,
@@ -147,7 +167,8 @@ def _words(work: Work) -> list:
     ]
 
 
-def _work(cfg, args, words: list) -> Work:
+def work_of(cfg, args, words: list) -> Work:
+    """The work tile that an entry says."""
     first, count, first_position, head, kv_head, batch, *of, part = words
     if cfg.reads_lengths:
         found = Sequence(batch, *of)
@@ -161,21 +182,25 @@ def _work(cfg, args, words: list) -> Work:
 class Search:
     """Load warp: where the next work tile is looked for.
 
+    claims   so far
     held     packed queries: the sequences around the last block
     stretch  shared keys: what is left of the CTA's own
     """
 
-    claims: Int32  # so far
+    claims: Int32
     held: Held | None = None
     stretch: Stretch | None = None
+    over: cutlass.Boolean | None = None  # judged.py: no block is left
 
 
 def begin(cfg, args, block) -> tuple[Int32, Search]:
     """Load warp: -> (what the CTA runs first, the search). block: its number in the grid."""
+    over = cutlass.Boolean(False) if "work_judged" in cfg.barriers else None
     if cfg.share_keys:
         stretch = shared_order.stretch_of(cfg, args, block)
-        return shared_order.next_of(stretch), Search(Int32(0), stretch=stretch)
-    return block, Search(Int32(0), Held.none() if cfg.q_layout == "packed" else None)
+        return shared_order.next_of(stretch), Search(Int32(0), stretch=stretch, over=over)
+    held = Held.none() if cfg.q_layout == "packed" else None
+    return block, Search(Int32(0), held, over=over)
 
 
 @cute.jit
@@ -229,23 +254,22 @@ def take_work(
     elif cutlass.const_expr(not cfg.clips_queries):
         work, held = find_work(cfg, args, block, held)
     else:
-        work = _nothing(cfg)
+        work = no_work(cfg, count=0)
         while _has_no_rows(cfg, work):
             work, held = find_work(cfg, args, block, held)
             if _has_no_rows(cfg, work):
                 queue.ask(Search(claims))
                 block = queue.answer(Search(claims))
                 claims = claims + 1
-    return work, Search(claims, held, stretch)
+    return work, replace(search, claims=claims, held=held, stretch=stretch)
 
 
-def _nothing(cfg) -> Work:
+def no_work(cfg, count: int = NO_MORE) -> Work:
     """A work tile without rows."""
     zero = Int32(0)
-    tile = WorkTile(
-        blocks.first_position(cfg, zero), zero, zero, zero, zero if cfg.split_keys else None
-    )
-    return Work(tile, Sequence.empty(), TileRange(zero, zero))
+    first = Int32(BEYOND) if count == PAUSE else blocks.first_position(cfg, zero)
+    tile = WorkTile(first, zero, zero, zero, zero if cfg.split_keys else None)
+    return Work(tile, Sequence.empty(), TileRange(zero, Int32(count)))
 
 
 def _has_no_rows(cfg, work: Work):

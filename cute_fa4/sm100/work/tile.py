@@ -24,8 +24,12 @@ class WorkTile:
 
 @dataclass(frozen=True)
 class Work:
-    """A work tile: its share of the queries, its sequence, and the key tiles it takes."""
+    """A work tile: its share of the queries, its sequence, and the key tiles it takes.
+
+    again: not 0 where it is run a second time (judged.py); None where nothing is
+    """
 
     tile: WorkTile
     sequence: Sequence
     tiles: TileRange
+    again: Int32 | None = None

@@ -9,23 +9,43 @@ d128_full      3 heads, 256 queries x 300 keys: 3 work tiles of 3 K and V tiles,
 d64_causal     2 heads, 300 queries x 300 keys: 4 work tiles, clipped rows, masked tiles; P beside S (p_beside_s.py)
 d64_few_keys   2 heads, 600 queries x 100 keys, causal: 6 work tiles of one key tile or none, so that only the work
                queue keeps the load warp from running ahead, and rows without keys
+d64_lagged     3 heads, 200 queries x 300 keys, the reference of a row from the tiles before: 3 work tiles of two whole
+               key tiles and a masked one; of the first and the last head the second tile jumps by 100 nats, so that one
+               is run again while a head is left, and one when none is
 lone           packed sequences, 1 head of depth 64: two query tiles, two lone work tiles, two query tiles, one lone; of
                three and five key tiles, so that the barriers of the two warpgroups are in different parities
 one_tile       2 heads, 128 queries x 600 keys, the kernel of one query tile: 2 work tiles of three even and two odd key
                tiles, the last of them masked; 20 tiles go through a ring of five slots
 """
 
+import contextlib
+import os
 import warnings
 from itertools import accumulate
 
 import torch
 
 from cute_fa4 import emulator, flash_attn_func, flash_attn_varlen_func
+from cute_fa4.calls import repeat
+from cute_fa4.compiler import policy
 from tests.emulator.mutations.mutant import Subject
 
 # Scores of normal q and k have the standard deviation 1; in units of log2, SPREAD times 1.44. A row's
 # maximum then moves by more than the 8 that the kernel tolerates without a rescale in most rows.
 SPREAD = 6.0
+
+
+@contextlib.contextmanager
+def environment(name, value):
+    """An environment variable, inside."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before
 
 
 def tensors(heads, seqlen_q, seqlen_k, head_dim):
@@ -39,14 +59,22 @@ def tensors(heads, seqlen_q, seqlen_k, head_dim):
     )
 
 
-def run(heads, seqlen_q, seqlen_k, head_dim, causal, level):
-    """The run function of a Subject: results are the bits of the output and of the LSE."""
+def jumping(heads, seqlen_q, seqlen_k, head_dim):
+    """The same with a key in the second tile, 100 nats above all others for all rows of the first and last head."""
     q, k, v = tensors(heads, seqlen_q, seqlen_k, head_dim)
+    q[..., 0], k[..., 0] = 4.0, 0.0
+    k[:, 200, :: heads - 1, 0] = 100.0 * head_dim**0.5 / 4.0
+    return q, k, v
+
+
+def run(heads, seqlen_q, seqlen_k, head_dim, causal, level, maximum="exact", make=tensors):
+    """The run function of a Subject: results are the bits of the output and of the LSE."""
+    q, k, v = make(heads, seqlen_q, seqlen_k, head_dim)
 
     def call(out):
         return flash_attn_func(q, k, v, causal=causal, return_lse=True, out=out)
 
-    return executed(call, q, level)
+    return executed(call, q, level, maximum)
 
 
 def run_packed(queries, keys, head_dim, level):
@@ -65,7 +93,7 @@ def run_packed(queries, keys, head_dim, level):
     return executed(call, q, level)
 
 
-def executed(call, q, level):
+def executed(call, q, level, maximum="exact"):
     """The run function of a call with an `out`."""
 
     def execute(edit, mode, seed, budget):
@@ -73,9 +101,17 @@ def executed(call, q, level):
         out = torch.full_like(q, float("nan"))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the first call warns that the emulator executes it
-            with emulator.use(
-                mode=mode, seed=seed, checks=level, transform=transform, instruction_budget=budget
-            ) as result:
+            repeat.clear()  # the maximum is chosen once for calls that are alike
+            with (
+                environment(policy.MAXIMUM_VARIABLE, maximum),
+                emulator.use(
+                    mode=mode,
+                    seed=seed,
+                    checks=level,
+                    transform=transform,
+                    instruction_budget=budget,
+                ) as result,
+            ):
                 _, lse = call(out)
         # Through integers: a NaN equals itself.
         bits = out.view(torch.int16).numpy().tobytes() + lse.view(torch.int32).numpy().tobytes()
@@ -89,6 +125,7 @@ def subjects(level):
     return {
         "d128_full": Subject("d128_full", run(3, 256, 300, 128, False, level)),
         "d64_causal": Subject("d64_causal", run(2, 300, 300, 64, True, level)),
+        "d64_lagged": Subject("d64_lagged", run(3, 200, 300, 64, False, level, "auto", jumping)),
         "one_tile": Subject("one_tile", run(2, 128, 600, 128, False, level)),
         "lone": Subject("lone", run_packed([300, 100, 300], [300, 600, 260], 64, level)),
         "d64_few_keys": Subject("d64_few_keys", run(2, 600, 100, 64, True, level)),

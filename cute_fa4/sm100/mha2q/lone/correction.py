@@ -84,6 +84,7 @@ def run(
     number, before = Int32(0), Turns.none()
     work = queue.next(cfg, args, number)
     while work.tiles.count != NO_MORE:
+        store.wait_for_first(work, row)
         if work.tiles.count > 0:
             now = Turns.of(cfg, order, work)
             merge.key_tiles(cfg, order, smem, tmem, events, now, before, row)
@@ -97,7 +98,7 @@ def run(
                     )
             before = before.plus(now)
         else:
-            store.zeros(cfg, args, smem, work, row)
+            store.zeros_of_rows(cfg, args, smem, work, row)
         number = number + 1
         work = queue.next(cfg, args, number)
     store.wait(row)

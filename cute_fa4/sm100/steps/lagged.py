@@ -1,0 +1,71 @@
+"""A row's reference from the key tiles before: the maximum of a tile leaves the way from S to P.
+
+    exact     maximum of the tile -> reference -> P = 2^(c s - reference)      nothing of P before the last score
+    lagged    P = 2^(c s - reference) -> row sum -> reference of the next tile
+
+P in bf16 and sums in float32 have the range of float32. A reference that lies 2^64 off costs no precision: P is larger
+by a factor, the row sum by the same, and the last division takes it out. So the reference needs no maximum at all. The
+row sum, which is there anyway, is at least the largest P and at most that times the number of keys:
+
+    first tile of a row     exact: its maximum
+    further ones            the reference stays, while the row sum stays below 2^32
+    row sum above 2^32      it moves up by the exponent of the row sum: that, too, needs no multiplication of P
+    row sum above 2^64      a score lies so far above all tiles before it that O may have overflowed: the work tile
+                            is run again with the exact maximum (work/judged.py)
+
+A row sum that has failed becomes NaN and stays NaN, so that one look at the end says it. Rows without a visible key in
+the first tile (a score_mod may return -inf) have the reference -inf: their next exponentials are infinite, and they
+fail likewise. In fp16 P has 5 bits of exponent: there the maximum is exact (mha2q/schedule.py).
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from ...layouts.scalars import choose, minimum
+from ..work import results, rows
+from .row_math import RowState
+
+RENEWED_FROM = 2.0**32  # row sum
+FAILED_FROM = 2.0**64
+
+
+def exact_end(cfg, work, begin, end):
+    """Of the whole key tiles of a warpgroup from `begin` on, the first is exact; all where nothing lags."""
+    if not cfg.schedule.lags:
+        return end
+    return choose(work.again != 0, end, minimum(begin + 1, end))
+
+
+def begin(work, first, stride, end):
+    """Where the others begin."""
+    return choose(work.again != 0, end, first + stride)
+
+
+@cute.jit
+def renewed(state: RowState, scale_log2: Float32) -> tuple:
+    """-> (the state with the reference for the next key tile, factor for O)."""
+    row_max, row_sum, factor = state.row_max, state.row_sum, Float32(1.0)
+    if row_sum > RENEWED_FROM:
+        exponent = (row_sum.bitcast(Int32) >> 23) - 127
+        factor = ((127 - exponent) << 23).bitcast(Float32)
+        row_max = row_max + exponent.to(Float32) / scale_log2
+        if row_sum > FAILED_FROM:
+            factor, row_sum = Float32(1.0), Float32.inf - Float32.inf
+        row_sum = row_sum * factor
+    return RowState(row_max, row_sum), factor
+
+
+def failed(cfg, args, work, i, state: RowState):
+    """Whether a thread's row must be computed again; at the end of a work tile."""
+    if not cfg.schedule.lags:
+        return False
+    return _failed(cfg, args, work, i, state)
+
+
+@cute.jit
+def _failed(cfg: cutlass.Constexpr, args, work, i: Int32, state: RowState) -> cutlass.Boolean:
+    thread, _, _ = cute.arch.thread_idx()
+    place = rows.row_of(cfg, work, i, thread % cfg.tiles.rows_per_q_tile)
+    good = state.row_sum <= FAILED_FROM  # false for NaN
+    return (work.again == 0) & results.is_row(cfg, args, work, place) & (not good)

@@ -1,0 +1,203 @@
+"""A work queue whose tiles softmax judges: one that failed is run again, with the exact row maximum.
+
+Where the reference of a row lags behind its maximum (steps/lagged.py), a score may lie so far above all before it that
+its exponential overflows. Softmax notices that in the row sum, when it is too late for the work tile. Its results are
+stored all the same; then the tile is run once more, and overwrites them:
+
+    softmax      at the end of a work tile      a verdict for each warp, then work_judged
+    load warp    before an entry is used again  the verdict is in: failed -> the same tile once more, instead of a claim
+    load warp    no block is left               a work tile without rows, so that the MMA warp ends what it has put off;
+                                                then the last verdicts; then the end
+    correction   before it stores the second O  waits until the first one is written
+
+    tile         k - 3    k - 2    k - 1    k
+    load warp                      copies   announces k: k - 3 is judged
+    softmax               P                                           three entries: the verdict is seldom waited for
+
+What is run again is decided by its own scores alone, and for all rows of the work tile: results do not depend on who
+runs which block. A tile that is run again has the exact maximum everywhere and never fails, so it ends.
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from .entries import AGAIN_WORDS, JUDGED_ENTRIES, VERDICT_WORDS, WORK_WORDS
+from .queue import (
+    NO_MORE,
+    PAUSE,
+    OneBlock,
+    OwnStretch,
+    Search,
+    WorkQueue,
+    no_work,
+    take_work,
+    words_of,
+    work_of,
+)
+from .tile import Work
+
+
+class Judged:
+    """What a queue does otherwise where its work tiles are judged; mixed with a queue of queue.py."""
+
+    BARRIERS: ClassVar[dict] = {**WorkQueue.BARRIERS, "judged": "work_judged"}
+
+    @classmethod
+    def at(cls, pointer: cute.Pointer, **mbarriers):
+        """In shared memory: entries, response, verdicts, flags of tiles that are run again."""
+        places, at = [], pointer
+        for words in (JUDGED_ENTRIES * WORK_WORDS, 4, JUDGED_ENTRIES * VERDICT_WORDS, AGAIN_WORDS):
+            places.append((at, words))
+            at = at + words
+        entries, verdicts, again = (
+            cute.make_tensor(where, cute.make_layout(words))
+            for where, words in (places[0], places[2], places[3])
+        )
+        return cls(entries, places[1][0], **mbarriers, verdicts=verdicts, again=again)
+
+    def publish(self, number, work: Work, again=0):
+        """Load warp: announce work tile `number`; the entry's verdict has been read."""
+        at = number % JUDGED_ENTRIES
+        cute.arch.mbarrier_wait(self.read + at, (number // JUDGED_ENTRIES & 1) ^ 1)
+        with cute.arch.elect_one():
+            for i, word in enumerate(words_of(work)):
+                self.entries[at * WORK_WORDS + i] = word
+            self.again[at] = Int32(again)
+            cute.arch.mbarrier_arrive(self.ready + at)
+
+    def next(self, cfg, args, number) -> Work:
+        at = number % JUDGED_ENTRIES
+        cute.arch.mbarrier_wait(self.ready + at, number // JUDGED_ENTRIES & 1)
+        work = replace(self.entry(cfg, args, at), again=self.again[at])
+        cute.arch.mbarrier_arrive(self.read + at)
+        return work
+
+    def entry(self, cfg, args, at) -> Work:
+        """The work tile of an entry."""
+        return work_of(cfg, args, [self.entries[at * WORK_WORDS + i] for i in range(WORK_WORDS)])
+
+    def judge(self, number, failed):
+        at, warp = number % JUDGED_ENTRIES, cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        verdict = cute.arch.vote_any_sync(failed)
+        with cute.arch.elect_one():
+            self.verdicts[at * VERDICT_WORDS + warp] = Int32(verdict)
+        cute.arch.mbarrier_arrive(self.judged + at)
+
+    def nothing_asked(self):
+        return cutlass.Boolean(False)
+
+    def ask_next(self, search: Search, number) -> cutlass.Boolean:
+        """-> whether the next work tile is one that failed."""
+        return ask_unless_failed(self, search, number + 1 - JUDGED_ENTRIES)
+
+    def take_next(self, cfg, args, search: Search, number, asked) -> tuple:
+        return take_or_repeat(cfg, args, self, search, number, asked)
+
+    def copies_issued(self, cfg, args, following: Work, number) -> tuple:
+        return end_or_repeat(cfg, args, self, following, number)
+
+
+@dataclass(frozen=True)
+class JudgedQueue(Judged, WorkQueue):
+    verdicts: cute.Tensor  # (JUDGED_ENTRIES * VERDICT_WORDS,) Int32
+    again: cute.Tensor  # (AGAIN_WORDS,) Int32
+    judged: cute.Pointer
+
+
+@dataclass(frozen=True)
+class JudgedBlock(Judged, OneBlock):
+    verdicts: cute.Tensor
+    again: cute.Tensor
+    judged: cute.Pointer
+
+
+@dataclass(frozen=True)
+class JudgedStretch(Judged, OwnStretch):
+    verdicts: cute.Tensor
+    again: cute.Tensor
+    judged: cute.Pointer
+
+
+def queue_of(cfg) -> type[WorkQueue]:
+    """The queue of a kernel."""
+    judged = "work_judged" in cfg.barriers
+    if cfg.share_keys:
+        return JudgedStretch if judged else OwnStretch
+    if cfg.schedule.claims:
+        return JudgedQueue if judged else WorkQueue
+    return JudgedBlock if judged else OneBlock
+
+
+@cute.jit
+def failed(queue: WorkQueue, number: Int32) -> cutlass.Boolean:
+    """Load warp: whether work tile `number` must be run again; waits for its verdict, which it takes back."""
+    found = cutlass.Boolean(False)
+    if number >= 0:
+        at = number % JUDGED_ENTRIES
+        cute.arch.mbarrier_wait(queue.judged + at, number // JUDGED_ENTRIES & 1)
+        lane = cute.arch.lane_idx() % VERDICT_WORDS
+        word = queue.verdicts[at * VERDICT_WORDS + lane]
+        found = cute.arch.vote_any_sync(word != 0)
+        if found:
+            if cute.arch.lane_idx() < VERDICT_WORDS:
+                queue.verdicts[at * VERDICT_WORDS + lane] = Int32(0)
+            cute.arch.sync_warp()
+    return found
+
+
+@cute.jit
+def ask_unless_failed(queue: WorkQueue, search: Search, number: Int32) -> cutlass.Boolean:
+    """Whether work tile `number` failed: then it comes next. Otherwise a block is claimed."""
+    again = failed(queue, number)
+    if not (again | search.over):
+        queue.ask(search)
+    return again
+
+
+@cute.jit
+def take_or_repeat(
+    cfg: cutlass.Constexpr,
+    args,
+    queue: WorkQueue,
+    search: Search,
+    number: Int32,
+    again: cutlass.Boolean,
+) -> tuple:
+    """-> (the search, the work tile behind `number`, its number): announced, unless it is the end."""
+    following, over = no_work(cfg), search.over
+    claims, held, stretch = search.claims, search.held, search.stretch
+    if again:
+        following = queue.entry(cfg, args, (number + 1) % JUDGED_ENTRIES)
+    else:
+        if not over:
+            answer = queue.answer(search)
+            taken = replace(search, claims=claims + 1)
+            following, taken = take_work(cfg, args, queue, answer, taken)
+            claims, held, stretch = taken.claims, taken.held, taken.stretch
+            over = following.tiles.count == NO_MORE
+    if following.tiles.count != NO_MORE:
+        number = number + 1
+        queue.publish(number, following, again)
+    return Search(claims, held, stretch, over), following, number
+
+
+@cute.jit
+def end_or_repeat(
+    cfg: cutlass.Constexpr, args, queue: WorkQueue, following: Work, number: Int32
+) -> tuple:
+    """-> (the work tile that follows, its number). No block is left: one of the last two that failed, or the end."""
+    if following.tiles.count == NO_MORE:
+        last = number
+        queue.publish(number + 1, no_work(cfg, PAUSE))
+        again, at = failed(queue, last - 1), last - 1
+        if not again:
+            again, at = failed(queue, last), last
+        if again:
+            following = queue.entry(cfg, args, at % JUDGED_ENTRIES)
+        number = number + 2
+        queue.publish(number, following, again)
+    return following, number

@@ -1,0 +1,72 @@
+"""The table of docs/numerics.md that compares exact with lagged references: what both kernels return."""
+
+import math
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from cute_fa4 import emulator, flash_attn_func
+from cute_fa4.calls import repeat
+from cute_fa4.compiler import policy
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "numerics.md"
+QUERIES, KEYS, DEPTH = 200, 1000, 64
+AT = 700  # the key that jumps, in the sixth of eight tiles
+
+
+def tensors(row: str):
+    """q, k, v of a row of the table. Channel 0 of q is 4 and adds what the row says, in nats, to a key's scores."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, n, 1, DEPTH, generator=generator) for n in (QUERIES, KEYS, KEYS))
+    if row == "five times as wide":
+        q = 5 * q
+    nats, tile = torch.zeros(KEYS), torch.arange(KEYS) // 128
+    if jump := re.match(r"one key (\d+) nats above", row):
+        nats[AT] = float(jump[1])
+    if steps := re.match(r"(\d+) nats (more|less) in each tile", row):
+        nats = float(steps[1]) * tile * (1 if steps[2] == "more" else -1)
+    if row != "normal" and not row.startswith("five"):
+        q[..., 0], k[0, :, 0, 0] = 4.0, nats * DEPTH**0.5 / 4
+    return q.bfloat16(), k.bfloat16(), v.bfloat16()
+
+
+def relative_error(out, q, k, v) -> float:
+    q, k, v = (x[0, :, 0].double() for x in (q, k, v))
+    exact = torch.softmax(q @ k.T / math.sqrt(DEPTH), 1) @ v
+    return float((out[0, :, 0].double() - exact).norm() / exact.norm())
+
+
+def errors(row: str, monkeypatch) -> tuple[str, str]:
+    """(exact, lagged), as the page writes them."""
+    found = []
+    for maximum in ("exact", "auto"):
+        monkeypatch.setenv(policy.MAXIMUM_VARIABLE, maximum)
+        repeat.clear()
+        with warnings.catch_warnings(), emulator.use(checks=None):
+            warnings.simplefilter("ignore")
+            qkv = tensors(row)
+            found.append(f"{relative_error(flash_attn_func(*qkv), *qkv):.2e}".replace("e-0", "e-"))
+    return tuple(found)
+
+
+def rows() -> dict[str, list[str]]:
+    table = PAGE.read_text().partition("<!-- lagged -->")[2].partition("<!-- /lagged -->")[0]
+    cells = [[c.strip() for c in line.strip("|").split("|")] for line in table.splitlines()]
+    return {c[0]: c[1:] for c in cells if len(c) == 4 and not c[0].startswith(("scores", "-"))}
+
+
+@pytest.mark.parametrize("row", list(rows()))
+def test_both_columns_are_what_the_kernels_return(row, monkeypatch):
+    exact, lagged, _ = rows()[row]
+    assert errors(row, monkeypatch) == (exact, lagged)
+
+
+def test_the_lagged_column_is_as_good():
+    """No row is worse than the exact one by more than what the rounding of P is worth, 2^-8 / sqrt(3)."""
+    found = rows()
+    assert len(found) >= 8
+    for row, (exact, lagged, _) in found.items():
+        assert float(lagged) <= max(1.05 * float(exact), 2.0**-8 / math.sqrt(3)), row

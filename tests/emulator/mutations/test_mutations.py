@@ -89,7 +89,16 @@ OTHERS = {
         dict(qkv_dtype="fp16", head_dim=128, group=2, write_lse=True, sink=True),
         dict(qkv_dtype="bf16", head_dim=128, causal=True, write_lse=True, seqused_k=True),
     ),
-    CAUSAL: (dict(qkv_dtype="fp16", head_dim=64, causal=True, write_lse=True, q_layout="packed"),),
+    CAUSAL: (
+        dict(
+            qkv_dtype="fp16",
+            head_dim=64,
+            causal=True,
+            write_lse=True,
+            q_layout="packed",
+            lone_tiles=False,
+        ),
+    ),
 }
 # What a defect itself quotes: words of an instruction descriptor, which name the dtype; how a mask is made.
 QUOTED = {

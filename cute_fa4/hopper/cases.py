@@ -21,6 +21,7 @@ class Variant:
     whose first 512 columns are the values, too).
 
     head_dim_v   0: as head_dim
+    pair         CTAs in pairs (CUTE_FA4_PAIR=on)
     group   query heads of a key head; pack_gqa: they share tiles of rows
     window  (left, right) positions; chunk  positions of a block, of which a query sees its own
     num_splits, tokens_per_split   as the public functions take them
@@ -43,6 +44,7 @@ class Variant:
     tokens_per_split: int | None = None
     decode: bool = False
     head_dim_v: int = 0
+    pair: bool = False
 
     def depth(self, of: str) -> int:
         """Of "q", "k", "v" or "out"."""
@@ -69,7 +71,7 @@ class Variant:
         parts += ["shared keys"] * (self.num_splits == 0)
         parts += [f"{self.num_splits} parts of the keys"] * (self.num_splits > 1)
         parts += [f"parts of {self.tokens_per_split} keys"] * bool(self.tokens_per_split)
-        return ", ".join(["decode"] * self.decode + parts)
+        return ", ".join(["pairs"] * self.pair + ["decode"] * self.decode + parts)
 
     @property
     def name(self) -> str:
@@ -115,6 +117,10 @@ def latent(**options) -> Variant:
     """16 heads over a latent cache of DeepSeek's sizes, keys shared out, unless told otherwise."""
     sizes = dict(head_dim=576, head_dim_v=512, keys="latent", page_size=64)
     return Variant(**sizes | dict(group=16, num_splits=0, decode=True) | options)
+
+
+def pair(head_dim: int = 128, **options) -> Variant:
+    return Variant(head_dim, pair=True, **options)
 
 
 VARIANTS = (
@@ -169,6 +175,17 @@ VARIANTS = (
     latent(group=128, page_size=16),
     latent(group=8, dtype="fp16", page_size=5, num_splits=3),
     latent(causal=False, page_size=128, num_splits=1),
+    *(pair(causal=causal) for causal in (False, True)),
+    pair(dtype="fp16", window=(127, 0), causal=False),
+    pair(64),
+    pair(72, chunk=192),
+    pair(96, keys="packed", causal=False),
+    pair(keys="packed"),
+    pair(keys="lengths", sink=True),
+    pair(softcap=5.0),
+    *(pair(keys="pages", page_size=size) for size in (3, 16)),
+    pair(80, keys="pages", page_size=128, heads_first=True),
+    pair(keys="pages", page_size=16, group=8, pack_gqa=True),
 )  # fmt: skip
 
 
@@ -335,7 +352,27 @@ def call(variant: Variant, problem: Problem, device: str, seed: int = 0, place=N
     torch.manual_seed(seed)
     place = place or (lambda tensor, at_the_end: tensor)
     sides = [bool(seed % 2), bool(seed % 2), not seed % 2]
-    return make(variant, problem, device, lambda *qkv: list(map(place, qkv, sides)))
+    made = make(variant, problem, device, lambda *qkv: list(map(place, qkv, sides)))
+    return replace(made, launch=_in_pairs(made.launch)) if variant.pair else made
+
+
+def _in_pairs(launch):
+    """The same, with the kernel chosen under CUTE_FA4_PAIR=on."""
+    import os
+    from unittest.mock import patch
+
+    from cute_fa4.calls import repeat
+
+    def paired():
+        repeat.clear()  # a call like an earlier one would not read the variable
+        try:
+            with patch.dict(os.environ, {"CUTE_FA4_PAIR": "on"}):
+                return launch()
+        finally:
+            repeat.clear()
+
+    paired.sink = launch.sink
+    return paired
 
 
 def _options(variant: Variant, problem: Problem, device: str) -> dict:

@@ -186,6 +186,15 @@ VARIANTS = (
     *(pair(keys="pages", page_size=size) for size in (3, 16)),
     pair(80, keys="pages", page_size=128, heads_first=True),
     pair(keys="pages", page_size=16, group=8, pack_gqa=True),
+    *(Variant(256, causal=causal) for causal in (False, True)),
+    Variant(256, keys="pages", page_size=16, sink=True),
+    Variant(200, keys="packed", dtype="fp16"),
+    *(Variant(depth, "e4m3", causal) for depth in (64, 128) for causal in (False, True)),
+    Variant(96, "e5m2"),
+    Variant(dtype="e4m3", keys="packed"),
+    Variant(dtype="e4m3", causal=False, window=(127, 0), keys="pages", page_size=16, sink=True),
+    Variant(dtype="e4m3", keys="lengths", softcap=5.0),
+    decode(dtype="e4m3"),
 )  # fmt: skip
 
 
@@ -338,7 +347,10 @@ class Call:
     spare: object  # (out) -> rows of out that belong to no sequence
 
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = dict(
+    bf16=torch.bfloat16, fp16=torch.float16, e4m3=torch.float8_e4m3fn, e5m2=torch.float8_e5m2
+)
+OUT_DTYPES = DTYPES | dict(e4m3=torch.bfloat16, e5m2=torch.bfloat16)
 
 
 def call(variant: Variant, problem: Problem, device: str, seed: int = 0, place=None) -> Call:
@@ -397,7 +409,8 @@ def _values(variant: Variant, device: str, *shape: int, of: str = "k"):
 
 
 def _out(variant: Variant, q, canary: float):
-    return q.new_full((*q.shape[:-1], variant.depth("out")), canary)
+    shape, dtype = (*q.shape[:-1], variant.depth("out")), OUT_DTYPES[variant.dtype]
+    return torch.full(shape, canary, dtype=dtype, device=q.device)
 
 
 def _dense(variant: Variant, problem: Problem, device: str, place) -> Call:

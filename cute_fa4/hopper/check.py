@@ -9,7 +9,9 @@
                         output and LSE bit-identical to the first launch's
 
 Bounds: P and the output are rounded to 16 bits; an output is an average of values of standard deviation 1, and the
-errors of P average out. Measured over all problems: 2.5e-3 with bf16, 3e-4 with fp16, of the norm.
+errors of P average out. Measured over all problems: 2.5e-3 with bf16, 3e-4 with fp16, of the norm. Beside
+inputs of 8 bits P is e4m3, with 3 bits of a mantissa: the root of the mean square of its error is 2.4e-2, and that is
+the error of an average of values without a mean.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import torch
 
 from cute_fa4.hopper.cases import CANARY, Call, Variant
 
-LARGEST_RELATIVE_ERROR = {"bf16": 4e-3, "fp16": 6e-4}
+LARGEST_RELATIVE_ERROR = {"bf16": 4e-3, "fp16": 6e-4, "e4m3": 4e-2, "e5m2": 4e-2}
 LARGEST_LSE_ERROR = 2e-4
 GREEDY = (1, 3, 100)
 GREEDY_BLOCKS = 4000

@@ -42,6 +42,7 @@ class Variant:
     page_size  keys of a page; 0: keys are contiguous
     one_block  ours, with FA4Config.claims off: a CTA ends with its block
     head_dim_v  of V and O; 0: that of Q and K
+    pairs      ours, on pairs of CTAs (sm100/mhapair); flash-attn-4 decides by itself
     """
 
     maker: str
@@ -53,6 +54,7 @@ class Variant:
     page_size: int = 0
     one_block: bool = False
     head_dim_v: int = 0
+    pairs: bool = False
 
     @classmethod
     def of(cls, maker: str, problem: Problem) -> Variant:
@@ -78,7 +80,7 @@ class Variant:
     @property
     def pair(self) -> bool:
         """Two CTAs work on one tile together."""
-        return self.maker == THEIRS and uses_pairs(self)
+        return self.pairs or (self.maker == THEIRS and uses_pairs(self))
 
     @property
     def rows(self) -> int:
@@ -109,6 +111,7 @@ class Variant:
         words += f", GQA {self.group}" * (self.group > 1)
         words += ", ragged" * self.ragged
         words += f", pages of {self.page_size}" * (self.page_size > 0)
+        words += ", pairs" * self.pairs
         return words + ", one block a CTA" * self.one_block
 
     def __str__(self):

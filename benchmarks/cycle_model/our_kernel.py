@@ -64,6 +64,7 @@ def config(variant):
         seqused_k=variant.page_size > 0,
         page_size=variant.page_size,
         claims=variant.claims,
+        family="mhapair" if variant.pairs else None,
     )
     if found.refusals():
         raise ValueError(f"{variant}: " + "; ".join(found.refusals()))

@@ -40,7 +40,7 @@ def ours(variant, problem: Problem) -> list[int]:
         tile = tile_order.work_tile(config, cta, divisors)
         key = (tile.batch, tile.first_position)
         if key not in known:
-            known[key] = problem.key_tiles(*key, config.tiles.positions_per_cta)
+            known[key] = problem.key_tiles(*key, config.tiles.positions_per_block)
         order.append(known[key])
     return order
 

@@ -86,7 +86,7 @@ def workload(variant, tiles: int, work_tiles: int = 1, window: int = 0) -> Workl
 def workloads_of(variant) -> list[Workload]:
     """What to emulate for a kernels.Variant. ValueError for a window that does not end with a tile."""
     if variant.window:
-        chosen = _windows(variant.window)
+        chosen = _windows(variant.window, variant.rows)
         several = chosen[-2:] if variant.persistent else ()
         return [
             *(workload(variant, tiles, window=window) for tiles, window in chosen),
@@ -103,14 +103,14 @@ def workloads_of(variant) -> list[Workload]:
     ]
 
 
-def _windows(window: int) -> list[tuple[int, int]]:
+def _windows(window: int, rows: int) -> list[tuple[int, int]]:
     """(key tiles, window) of the CTAs of a window: at the beginning, later, and the longer one."""
     whole, rest = divmod(window, KEYS_A_TILE)
     if rest or not whole:
         raise ValueError(f"window of {window} keys; accepted: multiples of {KEYS_A_TILE}")
-    rows_in_tiles = ROWS_A_CTA // KEYS_A_TILE
+    rows_in_tiles = rows // KEYS_A_TILE
     later = whole + rows_in_tiles
-    # Blocks of 256 rows end at even tiles; the first that the window cuts has `later` tiles.
+    # Blocks end at multiples of their rows; the first that the window cuts has `later` tiles.
     beginning = range(rows_in_tiles, later, rows_in_tiles)
     longer = WINDOW_STEADY_TILES
     return [

@@ -19,8 +19,9 @@ CUTE_FA4_SWAP: which tiles calls of few queries ask for.
 
 CUTE_FA4_PAIR: whether calls of more queries than one tile of 128 rows ask for pairs of CTAs that share their MMAs.
 
-    off     every CTA by itself (sm100/mha2q; default)
-    on      pairs (sm100/mhapair), to compare with
+    auto    as a rule says (PAIRS_PAY of sm100/choose_config.py; default)
+    on      pairs (sm100/mhapair)
+    off     every CTA by itself (sm100/mha2q)
 
 CUTE_FA4_MAXIMUM: what the exponentials of a row refer to, in kernels of two query tiles.
 
@@ -71,9 +72,11 @@ def swaps() -> bool:
     return environment.choice(SWAP_VARIABLE, "auto", "off") == "auto"
 
 
-def pairs() -> bool:
-    """Whether calls of many queries ask for pairs of CTAs."""
-    return environment.choice(PAIR_VARIABLE, "off", "on") == "on"
+def pairs() -> bool | None:
+    """Whether calls of many queries ask for pairs of CTAs; None: that a rule decides."""
+    return {"auto": None, "on": True, "off": False}[
+        environment.choice(PAIR_VARIABLE, "auto", "on", "off")
+    ]
 
 
 def maximum() -> str | None:

@@ -43,6 +43,7 @@ __all__ = [
 ALL_DEPTHS = WIDE_DEPTHS  # that some family runs, of either
 ROWS_PER_CTA = TwoTiles.query_tiles * ROWS_PER_Q_TILE
 KEYS_PER_TILE = 128  # of every configuration that is chosen here
+PAIRS_PAY = False  # whether many queries run on pairs of CTAs by default: docs/decisions/0013
 SWAPPED_ROWS = (8, 32)  # of a tile with swapped operands, as calls ask for it: docs/decisions/0008
 LATENT_ROWS = (16, 32, MOST_LATENT_ROWS)  # of a tile over a latent cache
 LATENT_DEPTHS = (LATENT_DEPTH + ROPE_DEPTH, LATENT_DEPTH)  # of K and V in a latent cache
@@ -123,19 +124,19 @@ def is_wide(head_dim: int, head_dim_v: int) -> bool:
     return head_dim > QK_DEPTHS[-1] or head_dim_v > DEPTHS[-1]
 
 
-def family_for(seqlen_q: int, heads: int, pairs: bool = False) -> str:
+def family_for(seqlen_q: int, heads: int, pairs: bool | None = None) -> str:
     """The family that runs up to `seqlen_q` queries best, of `heads` heads that share a tile of 128 rows.
 
     One query tile where it has all of the rows; tiles of few rows are asked for by swapped_rows.
 
-    pairs: more rows are those of two CTAs that share their MMAs
+    pairs: whether more rows are those of two CTAs that share their MMAs; None: where that pays
 
     >>> family_for(1, 8), family_for(17, 8), family_for(128, 1), family_for(129, 1)
     ('mha1q', 'mha2q', 'mha1q', 'mha2q')
     """
     if seqlen_q * heads <= ROWS_PER_Q_TILE:
         return OneTile.family
-    return (Pair if pairs else TwoTiles).family
+    return (Pair if (PAIRS_PAY if pairs is None else pairs) else TwoTiles).family
 
 
 def tile_for(

@@ -1,0 +1,62 @@
+"""Planted defects of what crosses from one CTA of a pair to the other are caught by the checks meant for them.
+
+Every third runs always, the others in the sweep.
+"""
+
+from functools import cache
+
+import pytest
+
+from cute_fa4.calls import repeat
+from tests.emulator.mutations.everything import LEVEL
+from tests.emulator.mutations.mutant import try_mutant
+from tests.sm100.mhapair import defects
+
+MUTANTS = defects.mutants()
+SURVIVORS = [mutant for mutant in MUTANTS if mutant.survives]
+EQUIVALENT = [mutant for mutant in MUTANTS if mutant.equivalent]
+CAUGHT = [mutant for mutant in MUTANTS if not mutant.survives and not mutant.equivalent]
+ALWAYS = frozenset(mutant.name for mutant in CAUGHT[::3])
+
+
+@pytest.fixture(autouse=True)
+def pairs(monkeypatch):
+    monkeypatch.setenv("CUTE_FA4_PAIR", "on")
+    repeat.clear()
+    yield
+    repeat.clear()
+
+
+@cache
+def subject():
+    return defects.subject(LEVEL)
+
+
+def parameters():
+    for mutant in CAUGHT:
+        marks = () if mutant.name in ALWAYS else pytest.mark.sweep
+        yield pytest.param(mutant, id=mutant.name, marks=marks)
+
+
+@pytest.mark.parametrize("mutant", parameters())
+def test_a_defect_is_caught_by_a_check_meant_for_it(mutant):
+    outcome = try_mutant(mutant, subject())
+    assert outcome.caught_by, "nothing noticed"
+    assert outcome.as_meant, (
+        f"caught by {outcome.caught_by}, meant {mutant.meant}: {outcome.message}"
+    )
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("mutant", [*EQUIVALENT, *SURVIVORS], ids=lambda m: m.name)
+def test_what_is_said_not_to_be_caught_is_not(mutant):
+    outcome = try_mutant(mutant, subject())
+    assert not outcome.caught_by, outcome.message
+
+
+def test_there_are_enough_defects_and_few_survive():
+    """What docs/verification.md says."""
+    names = {mutant.name for mutant in MUTANTS}
+    assert len(names) == len(MUTANTS)
+    planted = len(CAUGHT) + len(SURVIVORS)
+    assert planted >= 60 and len(CAUGHT) >= 0.95 * planted

@@ -138,8 +138,11 @@ def test_no_sequences_and_no_queries_compile_and_write_nothing():
     assert out.shape == (0, 2, 64) and lse.shape == (2, 0)
 
 
-@pytest.mark.parametrize("schedule", [{}, dict(claims=0), dict(mode="hostile", seed=1)], ids=str)
-@pytest.mark.parametrize("pack", [False, True])
+@pytest.mark.parametrize(
+    "schedule, pack",
+    [({}, False), (dict(claims=0), True), (dict(mode="hostile", seed=1), True)],
+    ids=str,
+)
 def test_sequences_are_found_32_at_a_time(schedule, pack):
     """100 sequences are three times 32 and a rest; a third has no rows, those around 31, 63 and 95 have several blocks.
 
@@ -153,6 +156,7 @@ def test_sequences_are_found_32_at_a_time(schedule, pack):
     assert_agrees(batch, out, lse, visible=causal)
 
 
+@pytest.mark.sweep  # 70,000 claims take half a minute
 def test_a_batch_of_70000_sequences():
     # Beyond the 65,535 of a grid's y and z: the grid has a CTA for each sequence, in case they all have rows. Three do:
     # the first, one beyond 65,535, the last. The first CTA claims the others and finds nothing behind the third block.

@@ -46,7 +46,9 @@ from cute_fa4.calls.append import (
 from cute_fa4.calls.foreign import check_arguments
 from cute_fa4.calls.launch import EmulatorWarning
 from cute_fa4.calls.prepare import one_of, prepare_attention
+from cute_fa4.calls.queries import WIDE, quantised
 from cute_fa4.calls.repeat import again, attend
+from cute_fa4.calls.scales import FP8
 from cute_fa4.calls.tensors import check_tensors
 from cute_fa4.calls.tracing import is_traced, refuse_untraceable
 from cute_fa4.calls.workspace import given_workspace
@@ -94,7 +96,8 @@ def flash_attn_func(
 
     q             (batch, seqlen_q, heads_q, head_dim), bf16, fp16, float8_e4m3fn or float8_e5m2
     k, v          (batch, seqlen_k, heads_kv, head_dim); heads_q is a multiple of heads_kv,
-                  query head h reads key/value head h // (heads_q / heads_kv)
+                  query head h reads key/value head h // (heads_q / heads_kv). Of the dtype of q, or of
+                  float8: q of 16 bits is then quantised, each query and head with a scale of its own
     softmax_scale positive; None: head_dim ** -0.5
     causal        query i sees keys j <= i + seqlen_k - seqlen_q: the last query sees every key
     window_size   (left, right): query i sees keys from i + seqlen_k - seqlen_q - left to ... + right;
@@ -117,11 +120,11 @@ def flash_attn_func(
     mask_mod      mask_mod(batch, head, q_idx, kv_idx, aux) -> whether the key is visible
     aux_tensors   what these read as aux[0], aux[1], ...
     q_descale, k_descale, v_descale  float32, of float8 tensors: what is stored, times this, is meant. One number for
-                  all, or (batch, heads_kv). Their values are not checked: where q_descale * k_descale is not positive,
-                  out is NaN. None: 1
+                  all, or (batch, heads_kv); q_descale also one for each query and head, as q with a head_dim of 1.
+                  Values are not checked: where q_descale * k_descale is not positive, out is NaN. None: 1
     return_lse    also return the log-sum-exp of the scaled scores
     out           written in place and returned; shape, dtype and device of q, memory of its own. Of float8 tensors
-                  bf16, or fp16 where a tensor of this dtype is given
+                  bf16, or fp16 where a tensor of this dtype is given or was q
 
     head_dim is a multiple of 8 up to 256; that of v, and so of out, may be another one. Of float8
     tensors both are multiples of 16 up to 128. The last dimension is contiguous; the other strides are
@@ -159,6 +162,8 @@ def flash_attn_func(
     ):
         check_arguments(flash_attn_func, positional, others, locals())
     lengths = None if key_limit is None else (None, None, None, None, key_limit, None, None, None)
+    if getattr(k, "dtype", None) in FP8 and getattr(q, "dtype", None) in WIDE:
+        q, q_descale, out = quantised(q, k, v, q_descale, out)
     scales = None
     if not (q_descale is k_descale is v_descale is None):
         scales = (q_descale, k_descale, v_descale, None)
@@ -276,6 +281,8 @@ def flash_attn_varlen_func(
     if s_aux is not None:
         sink = one_of("learnable_sink", learnable_sink, "s_aux", s_aux)
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, table, None, None)
+    if getattr(k, "dtype", None) in FP8 and getattr(q, "dtype", None) in WIDE:
+        q, q_descale, out = quantised(q, k, v, q_descale, out)
     scales = None
     if not (q_descale is k_descale is v_descale is None):
         scales = (q_descale, k_descale, v_descale, None)
@@ -348,7 +355,8 @@ def flash_attn_with_kvcache(
                        head_dim)
     k, v               new rows, (batch, seqlen_new, heads_kv, head_dim) or, with cu_seqlens_k_new,
                        (total_new, heads_kv, head_dim); written to the cache from cache_seqlens on.
-                       None: the cache is complete
+                       None: the cache is complete. Rows of 16 bits for a float8 cache are quantised
+                       on the way: stored is row / k_descale, row / v_descale, cut to what the dtype holds
     cache_seqlens      (batch,) int32, or a number for all: rows that the cache holds, without k. The
                        tensor is not modified: the caller adds the new rows to it. None: all rows
     cu_seqlens_k_new   (batch + 1,) int32
@@ -388,6 +396,8 @@ def flash_attn_with_kvcache(
     if s_aux is not None:
         sink = one_of("learnable_sink", learnable_sink, "s_aux", s_aux)
     new = None if k is v is cu_seqlens_k_new is None else (k, v, cu_seqlens_k_new)
+    if getattr(k_cache, "dtype", None) in FP8 and getattr(q, "dtype", None) in WIDE:
+        q, q_descale, out = quantised(q, k_cache, v_cache, q_descale, out)
     scales = None
     if not (q_descale is k_descale is v_descale is None):
         scales = (q_descale, k_descale, v_descale, None)
@@ -445,6 +455,15 @@ def _in_workspace(function, arguments: dict):
         return function(**arguments, **others)
 
 
+def _quantised(arguments: dict) -> dict:
+    """What of them is another where q is wider than the keys."""
+    k, v = (arguments.get(f"{name}_cache", arguments[name]) for name in "kv")
+    q, q_descale, out = (arguments[name] for name in ("q", "q_descale", "out"))
+    if getattr(k, "dtype", None) in FP8 and getattr(q, "dtype", None) in WIDE:
+        q, q_descale, out = quantised(q, k, v, q_descale, out)
+    return {"q": q, "q_descale": q_descale, "out": out}
+
+
 def through_operator(route: str, function, arguments: dict):
     """What function(**arguments) returns; route: the name of its way in operators/routes.py."""
     from cute_fa4.operators import routes
@@ -456,6 +475,7 @@ def through_operator(route: str, function, arguments: dict):
         if workspace is not None:
             raise NotImplementedError(NO_WORKSPACE)
         check_arguments(function, positional, others, arguments)
+        arguments |= _quantised(arguments)
         q, k, v = autocast.cast(arguments["q"], arguments["k"], arguments["v"])
         arguments |= {"q": q, "k": k, "v": v}
         return getattr(routes, route)(function, arguments)

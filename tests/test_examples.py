@@ -125,6 +125,13 @@ def test_two_processes_share_a_sequence_and_a_cache():
         assert f"rank {rank}: refused: context_parallel_attention: {text}" in output
 
 
+def test_a_cache_of_eight_bits_takes_half_of_the_bytes():
+    output = run("examples/12_fp8_cache.py", "--tokens", "2")
+    nbytes = re.findall(r"cache of \w+ +(\d+) bytes", output)
+    assert int(nbytes[0]) == 2 * int(nbytes[1])
+    assert re.search(r"logits differ by +\d\.\d\d% of their norm", output)
+
+
 def test_every_example_is_named_by_a_test():
     tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     for script in (ROOT / "examples").glob("*.py"):

@@ -134,6 +134,8 @@ APPEND = {
     "packed": Field("switch", "new rows with cu_seqlens_k_new; default: off"),
     "page_size": Field("number", "rows of a page; default: 0, not paged"),
     "cache_batch_idx": Field("switch", "sequences pick rows of the cache; default: off"),
+    "new_dtype": Field("text", "of the new rows, bf16 or fp16 for 8 bits; default: as dtype"),
+    "descales": Field("text", "new rows that are divided by scales, of kv; default: none"),
     "arch": _ARCH,
 }
 COMBINE = {
@@ -217,7 +219,11 @@ def _of_append(values: dict) -> list:
     _depth("head_dim_v", depth_v, VECTOR_BYTES // DTYPE_BYTES[values["dtype"]])
     if values.get("page_size", 0) < 0:
         raise ValueError(f"page_size: {values['page_size']}; accepted: 0 (not paged) or more")
-    return [AppendConfig(depth=depth, depth_v=depth_v, **values)]
+    config = AppendConfig(depth=depth, depth_v=depth_v, **values)
+    why = config.contradictions()
+    if why:
+        raise ValueError("; ".join(why))
+    return [config]
 
 
 def _of_combine(values: dict) -> list:

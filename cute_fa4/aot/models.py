@@ -46,7 +46,8 @@ def configs_for_model(
 
     head_dim_v  of v; None: as head_dim
     dtype       "bf16", "fp16", "e4m3" or "e5m2"; out of the 8-bit ones is bf16
-    descales    letters of "qkv": which 8-bit tensors have scales; of others none has
+    descales    letters of "qkv": which 8-bit tensors have scales; "Qkv" where q has one for each query and head, as
+                queries of 16 bits get; of tensors of 16 bits none has
     calls       of CALLS and ON_REQUEST
     windows     of the model's layers: None for full attention, or a pair (left, right) as window_size takes it; the
                 sizes themselves are bound at each call
@@ -117,10 +118,17 @@ def configs_for_model(
     if "latent" in calls:
         found += _latent(shared, heads_kv, bound, page_sizes)
     if "kvcache" in calls:
+        rows = [{}]
+        if fp8:  # as they are, and of 16 bits, quantised on the way
+            of_rows = "".join(name for name in "kv" if name in descales)
+            rows.append({"new_dtype": "bf16", "descales": of_rows})
         found += [
-            AppendConfig(dtype, head_dim, head_dim_v, packed=packed, page_size=page, arch=arch)
+            AppendConfig(
+                dtype, head_dim, head_dim_v, packed=packed, page_size=page, arch=arch, **of_new
+            )
             for packed in (False, True)
             for page in page_sizes
+            for of_new in rows
         ]
     return list(dict.fromkeys(found))
 

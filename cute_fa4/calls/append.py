@@ -21,8 +21,9 @@ from cute_fa4.calls.lengths import check_cache_rows, check_index_tensor, check_p
 from cute_fa4.calls.options import check_sink
 from cute_fa4.calls.plan import Plan, Views
 from cute_fa4.calls.prepare import check_length, pages_rows_first, prepare_attention
+from cute_fa4.calls.queries import WIDE
 from cute_fa4.calls.request import TENSORS, Choices
-from cute_fa4.calls.scales import NAMES
+from cute_fa4.calls.scales import FP8, NAMES, ScaleViews, checked_scales, letters_of
 from cute_fa4.calls.strides import MAX_ROWS, with_plain_strides
 from cute_fa4.calls.tensors import (
     DENSE,
@@ -32,6 +33,7 @@ from cute_fa4.calls.tensors import (
     PAGED,
     TMA_BYTES,
     check_memory,
+    check_one_device,
     check_rank,
     check_tensors,
     extent_bytes,
@@ -61,7 +63,9 @@ def prepare_append_and_attention(tensors: tuple, asked: tuple) -> Callable:
             return prepare_attention(tensors, asked)
     check_written(q, k, v, *caches, out, (*lengths, offsets), sink, aux, scales)
     append = prepare_append(
-        *(k, v, *caches, cache_seqlens, offsets, table, batch, (k_cache, v_cache)), batch_idx
+        *(k, v, *caches, cache_seqlens, offsets, table, batch, (k_cache, v_cache)),
+        batch_idx,
+        checked_scales(scales, q, caches[0], batch) if scales else None,
     )
     seqused_k, counted = cache_seqlens, _new_rows_are_the_queries(q, k, cu_seqlens_q, offsets)
     if not counted:
@@ -78,7 +82,7 @@ def prepare_append_and_attention(tensors: tuple, asked: tuple) -> Callable:
 
     def append_and_attend(_):
         if append is not None:
-            append(k_cache, v_cache, cache_seqlens, table, new, batch_idx)
+            append(k_cache, v_cache, cache_seqlens, table, new, batch_idx, scales)
         return attend(tensors)
 
     return append_and_attend
@@ -146,8 +150,9 @@ def check_given(k, v, cache_seqlens, cu_seqlens_k_new, page_table) -> None:
 class Append:
     """Writes new rows behind those of a cache. It is decided by metadata alone, as plan.Plan."""
 
-    def __init__(self, function: Callable, views: Views, batch: int):
+    def __init__(self, function: Callable, views: Views, batch: int, scale_views: ScaleViews):
         self.function, self.views, self.batch = function, views, batch
+        self.scale_views = scale_views
         self.between_caches = self.q_bytes = self.out_bytes = self.small_bytes = 0
         self.out_shape = self.out_dtype = None
 
@@ -238,11 +243,16 @@ class Append:
         same = out.dtype is self.out_dtype and out.device == q.device
         return same and out.data_ptr() % TMA_BYTES == 0
 
-    def __call__(self, k_cache, v_cache, cache_seqlens, table, new: tuple, batch_idx) -> None:
+    def __call__(
+        self, k_cache, v_cache, cache_seqlens, table, new: tuple, batch_idx, scales=None
+    ) -> None:
         k, v, offsets = new
         if self.views.differ:
             k, v, k_cache, v_cache = self.views.of(k, v, k_cache, v_cache)
-        self.function(k, v, k_cache, v_cache, cache_seqlens, offsets, table, self.batch, batch_idx)
+        given = None if self.scale_views is None else self.scale_views.of(scales[1:3])
+        self.function(
+            k, v, k_cache, v_cache, cache_seqlens, offsets, table, self.batch, batch_idx, given
+        )
 
 
 def prepare_append(
@@ -256,24 +266,35 @@ def prepare_append(
     batch: int,
     given: tuple | None = None,
     batch_idx=None,
+    scales: tuple | None = None,
 ) -> Append | None:
-    """Check and compile; what is returned is called with the caches `given`, of which these are views. None: no row."""
+    """Check and compile; what is returned is called with the caches `given`, of which these are views. None: no row.
+
+    scales: of scales.NAMES, of which new rows of 16 bits for a cache of 8 are divided by those of k and v
+    """
     check_append(k, v, k_cache, v_cache, cache_seqlens, offsets, table, batch, batch_idx)
     if k.numel() == 0 or k_cache.numel() == 0 or batch == 0:
         return None
     target = target_of(k.device)
+    quantises = k.dtype != k_cache.dtype
+    of_rows = (None, *scales[1:3], None) if scales and quantises else None
     config = AppendConfig(
-        DTYPE_NAMES[k.dtype],
+        DTYPE_NAMES[k_cache.dtype],
         depth=k.shape[-1],
         depth_v=v.shape[-1],
         packed=offsets is not None,
         page_size=0 if table is None else k_cache.shape[1],
         cache_batch_idx=batch_idx is not None,
+        new_dtype=DTYPE_NAMES[k.dtype],
+        descales=letters_of(of_rows),
         arch=target.arch,
     )
     plain = [with_plain_strides(t) for t in (k, v, k_cache, v_cache)]
     views = Views((k, v, *(given or (k_cache, v_cache))), plain)
-    return Append(function_for(config, target), views, batch)
+    scale_views = None
+    if config.descales:
+        scale_views = ScaleViews(of_rows[1:3], batch, k.shape[-2])
+    return Append(function_for(config, target), views, batch, scale_views)
 
 
 def rows_of_cache(k_cache) -> int | None:
@@ -312,6 +333,15 @@ def _new_rows_are_the_queries(q, k, cu_seqlens_q, cu_seqlens_k_new) -> bool:
     return cu_seqlens_q is cu_seqlens_k_new
 
 
+def check_new_rows(k_cache, k, v) -> None:
+    """They are tensors like those of the cache, or of 16 bits for one of 8, both alike."""
+    wide = getattr(k, "dtype", None) in WIDE and getattr(k_cache, "dtype", None) in FP8
+    if not wide:
+        return check_tensors(k_cache, k, v, None)
+    check_tensors(k, k, v, None)
+    check_one_device({"q": k_cache, "k": k, "v": v})
+
+
 def check_append(
     k,
     v,
@@ -330,7 +360,7 @@ def check_append(
         new_axes = DENSE if offsets is None else PACKED
         axes = cache_axes if name.endswith("cache") else new_axes
         if name in ("k", "v"):
-            check_tensors(k_cache, k, v, None)
+            check_new_rows(k_cache, k, v)
         check_rank(name, tensor, axes)
         check_memory(name, tensor, axes)
     for new_name, new, cache_name, cache in (
@@ -359,7 +389,7 @@ def check_append(
             f"k: {new_batch} sequences of new rows, {cache_batch} in the cache, {batch} of queries; "
             "accepted: equal"
         )
-    if k.shape[:-1].numel() * (k.shape[-1] + v.shape[-1]) * k.element_size() // 16 > MAX_ROWS:
+    if k.shape[:-1].numel() * (k.shape[-1] + v.shape[-1]) * k_cache.element_size() // 16 > MAX_ROWS:
         raise ValueError(f"k: shape {tuple(k.shape)} has too many rows for one launch; split it")
     if contents and k.device.type == "cpu" and batch:
         _check_append_contents(k, k_cache, cache_seqlens, offsets, table, batch_idx)

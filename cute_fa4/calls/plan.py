@@ -108,7 +108,7 @@ class Plan:
             cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table, batch_idx, leftpad
         ) = lengths or NO_LENGTHS  # fmt: skip
         if new is not None:
-            self.append(k, v, seqused_k, page_table, new, batch_idx)
+            self.append(k, v, seqused_k, page_table, new, batch_idx, scales)
         if out is None:
             out = self.results.new_out(q)
         lse = None if self.results.new_lse is None else self.results.new_lse()

@@ -197,4 +197,4 @@ def _aux(tensors) -> tuple:
 def _new(k, v, offsets, cu_seqlens_q) -> tuple:
     """The shapes and strides of rows to append, and whether they are those of the queries."""
     size = None if offsets is None else offsets.numel()
-    return k.shape, k.stride(), v.stride(), size, offsets is cu_seqlens_q
+    return k.shape, k.stride(), v.stride(), k.dtype, size, offsets is cu_seqlens_q

@@ -4,8 +4,9 @@
     o_scale                            out stores what it means times this
 
 Each is a float32 tensor with one number for all, or one for each sequence and key/value head, (batch, heads_kv), of any
-strides, also 0. The values are read on the device alone. q_descale * k_descale must be positive, because the kernel
-takes the row maximum before it multiplies: where it is not, out is NaN.
+strides, also 0. That of q may have one for each query and head, as q with a head_dim of 1. The values are read on the
+device alone. q_descale * k_descale must be positive, because the kernel takes the row maximum before it multiplies:
+where it is not, out is NaN.
 """
 
 from __future__ import annotations
@@ -22,13 +23,15 @@ FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 def checked_scales(given: tuple | None, q: torch.Tensor, k: torch.Tensor, batch: int) -> tuple:
     """Refuse what is no scale; what is returned has None for the others. given: those of NAMES, or None for none."""
     given = given or (None,) * len(NAMES)
+    by_head = batch, k.shape[-2]
     for name, scale in zip(NAMES, given, strict=True):
         if scale is not None:
-            _check(name, scale, q, (batch, k.shape[-2]))
+            by_row = (*q.shape[:-1], 1)
+            _check(name, scale, q, (by_head, by_row) if name == "q_descale" else (by_head,))
     return given
 
 
-def _check(name: str, scale, q: torch.Tensor, sizes: tuple[int, int]) -> None:
+def _check(name: str, scale, q: torch.Tensor, sizes: tuple) -> None:
     check_is_tensor(name, scale)
     if q.dtype not in FP8:
         raise TypeError(
@@ -39,10 +42,11 @@ def _check(name: str, scale, q: torch.Tensor, sizes: tuple[int, int]) -> None:
         raise TypeError(
             f"{name}: dtype {scale.dtype}; accepted: torch.float32; convert with .to(torch.float32)"
         )
-    if scale.numel() != 1 and tuple(scale.shape) != sizes:
+    if scale.numel() != 1 and tuple(scale.shape) not in sizes:
+        more = f", or {sizes[1]}, one for each query and head" if len(sizes) > 1 else ""
         raise ValueError(
-            f"{name}: shape {tuple(scale.shape)}; accepted: one number, or {sizes}, one for each sequence and "
-            "key/value head"
+            f"{name}: shape {tuple(scale.shape)}; accepted: one number, or {sizes[0]}, one for each sequence and "
+            f"key/value head{more}"
         )
     check_place(name, scale, q.device)
 
@@ -55,9 +59,12 @@ def letters_of(scales: tuple | None) -> str:
     """
     if scales is None:
         return ""
-    return "".join(
-        letter for letter, scale in zip(LETTERS, scales, strict=True) if scale is not None
-    )
+    pairs = zip(LETTERS, scales, strict=True)
+    return "".join(x.upper() if _is_by_row(s) else x for x, s in pairs if s is not None)
+
+
+def _is_by_row(scale: torch.Tensor) -> bool:
+    return scale.dim() > 2 and scale.numel() != 1
 
 
 class ScaleViews:
@@ -66,7 +73,9 @@ class ScaleViews:
     def __init__(self, scales: tuple | None, batch: int, heads_kv: int):
         sizes = (batch, heads_kv)
         self.layouts = [
-            None if scale is None or tuple(scale.shape) == sizes else (sizes, (0, 0))
+            None
+            if scale is None or tuple(scale.shape) == sizes or _is_by_row(scale)
+            else (sizes, (0, 0))
             for scale in scales or ()
         ]
 

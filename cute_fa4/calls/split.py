@@ -258,7 +258,7 @@ class SplitPlan(Plan):
         if self.combine is not None:  # before anything is written: there may be too little of it
             partial_o, partial_lse, parts, told = self.split.workspace(q, v)
         if new is not None:
-            self.append(k, v, seqused_k, page_table, new, batch_idx)
+            self.append(k, v, seqused_k, page_table, new, batch_idx, scales)
         out, lse = self.results.allocated(q, out)
         written = out
         if self.views.differ:

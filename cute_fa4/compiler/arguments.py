@@ -57,9 +57,16 @@ def fake_arguments(config: FA4Config) -> dict:
         split=_split(config),
         in_cache=tuple(lengths(True) for _ in range(config.cache_batch_idx + config.cache_leftpad))
         or None,
-        descales=tuple(_fake("f32", (None, None), free_last=True) for _ in config.descales) or None,
+        descales=_descales(config),
         stream=make_fake_stream(use_tvm_ffi_env_stream=True),
     )
+
+
+def _descales(config: FA4Config) -> tuple | None:
+    """(batch, heads_kv); of rows (batch, seqlen_q, heads, 1) or (total_q, heads, 1)."""
+    ranks = {"Q": 4 if config.q_layout == "dense" else 3}
+    every = (_fake("f32", (None,) * ranks.get(x, 2), free_last=True) for x in config.descales)
+    return tuple(every) or None
 
 
 def _results(config: FA4Config, rows_q: tuple, heads_q) -> tuple:
@@ -96,12 +103,12 @@ def fake_append_arguments(config: AppendConfig) -> dict:
     new = (sym_int(symbol="total_new"), heads) if config.packed else (sym_int(), sym_int(), heads)
     cache = (sym_int(symbol="blocks"), sym_int(symbol="rows_of_block"), heads)
 
-    def values(sizes, depth):
-        return _fake_rows(config.dtype, (*sizes, depth))
+    def values(sizes, depth, dtype=config.dtype):
+        return _fake_rows(dtype, (*sizes, depth))
 
     return dict(
-        new_k=values(new, config.depth),
-        new_v=values(new, config.depth_v),
+        new_k=values(new, config.depth, config.new_dtype),
+        new_v=values(new, config.depth_v, config.new_dtype),
         k_cache=values(cache, config.depth),
         v_cache=values(cache, config.depth_v),
         cache_seqlens=_fake("i32", (sym_int(),)),
@@ -109,6 +116,7 @@ def fake_append_arguments(config: AppendConfig) -> dict:
         page_table=_fake("i32", (sym_int(), sym_int())) if config.paged else None,
         batch=Int32(1),
         cache_batch_idx=_fake("i32", (sym_int(),)) if config.cache_batch_idx else None,
+        descales=tuple(_fake("f32", (None, None), free_last=True) for _ in config.descales) or None,
         stream=make_fake_stream(use_tvm_ffi_env_stream=True),
     )
 

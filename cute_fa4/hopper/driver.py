@@ -82,7 +82,8 @@ class Append:
         self.table = torch.tensor([[3, 1, 7], [0, 6, 2]], dtype=torch.int32, device=device)
 
     def run(self, function) -> None:
-        function(*self.new, *self.cache, self.lengths, None, self.table if self.paged else None, 2)
+        table = self.table if self.paged else None
+        function(*self.new, *self.cache, self.lengths, None, table, 2, None, None)
 
     def wrong(self) -> int:
         """Rows that are not what they should be, of all rows of the cache."""
@@ -188,7 +189,7 @@ def no_context(functions: Functions) -> str:
     append = Append("cpu")
     append.new = [torch.zeros(2, 0, 2, 64).bfloat16() for _ in "kv"]
     tensors = [as_cuda(t) for t in (*append.new, *append.cache, append.lengths)]
-    said = message(lambda: function(*tensors, None, as_cuda(append.table), 2))
+    said = message(lambda: function(*tensors, None, as_cuda(append.table), 2, None, None))
     loaded = said == "no error" or "cuLaunchKernelEx" in said
     return (
         f"{'loaded' if loaded else 'not loaded'}; {said}; primary context of device 0 "

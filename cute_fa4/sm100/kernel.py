@@ -166,7 +166,7 @@ class SM100Kernel:
                     parts of a block have). mO is then (slots, positions, heads of a tile, depth), packed: (slots *
                     positions, heads of a tile, depth), mLSE (slots, heads of a tile, positions); work/shared_order.py
         in_cache    the tensors cache_batch_idx and cache_leftpad, (batch,) int32, as far as the configuration has them
-        descales    what cfg.descales names, (batch, kv_heads) f32 of any strides
+        descales    what cfg.descales names, (batch, kv_heads) f32 of any strides; Q's as mQ with a depth of 1
 
         The depth is contiguous; softmax_scale multiplies Q K^T.
         """

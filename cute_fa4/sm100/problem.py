@@ -8,7 +8,7 @@ from .chip import ARCHES, DTYPE_BYTES, FP8_DTYPES
 from .score_mods import ScoreMod
 
 SINK_DTYPES = ("f32", "bf16", "fp16")
-DESCALES = "qkvo"  # whose scales a kernel may take, in this order
+DESCALES = "qQkvo"  # whose scales a kernel may take, in this order
 AUX_DTYPES = ("bf16", "fp16", "f32", "i32", "i64", "u8")
 
 
@@ -41,8 +41,9 @@ class Problem:
 
     qkv_dtype      "bf16" or "fp16": Q, K, V and P; "e4m3" or "e5m2": Q, K and V, with P in e4m3
     o_dtype        output; None: as qkv_dtype, or bf16 where that has eight bits
-    descales       letters of "qkvo": which of Q, K and V are multiplied by a float32 for each sequence and key/value
-                   head, to be what they mean, and whether O is, before it is rounded; '': none
+    descales       letters of "qQkvo": which of Q, K and V are multiplied by a float32 for each sequence and key/value
+                   head, to be what they mean, and whether O is, before it is rounded; Q by one for each row, if it
+                   is written large; '': none
     qk_depth       head dim of Q and K, in elements
     ov_depth       head dim of V and O; None: as qk_depth
     num_q_heads    0: read from the tensors at run time, one compile serves every head count

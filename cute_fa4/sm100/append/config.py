@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ..chip import DTYPE_BYTES
+from ..chip import DTYPE_BYTES, FP8_DTYPES
 from ..problem import plain_integers
 
 VECTOR_BYTES = 16  # one copy of a thread: the widest access of global memory
@@ -13,7 +13,9 @@ THREADS = 128
 class AppendConfig:
     """Every compile-time choice of the append kernel; sizes and strides are bound at each call.
 
-    dtype      "bf16", "fp16", "e4m3" or "e5m2", of the new rows and the cache
+    dtype      "bf16", "fp16", "e4m3" or "e5m2", of the cache
+    new_dtype  of the new rows: "bf16" or "fp16" for a cache of eight bits; None: that of the cache
+    descales   letters of "kv": whose new rows are divided by a scale before they are rounded
     depth      head dim of K; rows are multiples of 16 bytes
     depth_v    head dim of V, likewise
     packed     new rows are (total_new, heads, depth) with offsets, not (batch, seqlen_new, heads, depth)
@@ -29,10 +31,35 @@ class AppendConfig:
     packed: bool = False
     page_size: int = 0
     cache_batch_idx: bool = False
+    new_dtype: str | None = None
+    descales: str = ""
     arch: str = "sm_100a"
 
     def __post_init__(self):
         plain_integers(self, "depth", "depth_v", "page_size")
+        if self.new_dtype is None:
+            object.__setattr__(self, "new_dtype", self.dtype)
+
+    def contradictions(self) -> list[str]:
+        """Why there is no such kernel: each with value and remedy."""
+        why, accepted = [], (self.dtype,)
+        if self.dtype in FP8_DTYPES:
+            accepted = (self.dtype, "bf16", "fp16")
+        if self.new_dtype not in accepted:
+            why.append(
+                f"new_dtype={self.new_dtype!r} with dtype={self.dtype!r}: use {' or '.join(map(repr, accepted))}"
+            )
+        if self.descales not in ("", "k", "v", "kv") or (self.descales and not self.quantises):
+            why.append(
+                f"descales={self.descales!r} with new_dtype={self.new_dtype!r}, dtype={self.dtype!r}: use letters of "
+                "'kv' for rows of 16 bits and a cache of 8, '' for others"
+            )
+        return why
+
+    @property
+    def quantises(self) -> bool:
+        """New rows are wider than those of the cache."""
+        return self.new_dtype != self.dtype
 
     @property
     def paged(self) -> bool:
@@ -40,7 +67,7 @@ class AppendConfig:
 
     @property
     def elements(self) -> int:
-        """Elements of one copy."""
+        """Elements of one copy into the cache."""
         return VECTOR_BYTES // DTYPE_BYTES[self.dtype]
 
     @property
@@ -59,5 +86,7 @@ class AppendConfig:
             ["append", self.dtype, f"d{self.depth}", f"dv{self.depth_v}", layout]
             + [f"page{self.page_size}"] * self.paged
             + ["batchidx"] * self.cache_batch_idx
+            + [f"of_{self.new_dtype}"] * self.quantises
+            + [f"scale_{self.descales}"] * bool(self.descales)
             + [self.arch]
         )

@@ -22,7 +22,7 @@ from ..kernel_args import Events, KernelArgs, Smem
 from ..steps import row_math, store
 from ..steps.row_math import RowState
 from ..steps.scores import first_state, log2_scale, row_context, write_lse
-from ..work import scales
+from ..work import rows, scales
 from ..work.queue import NO_MORE, WorkQueue
 from ..work.tile import Work
 from .correction import rescale_tile
@@ -91,7 +91,8 @@ def finish(
     odd = RowState.empty()
     if now.odd > 0:
         odd = state_of(cfg, smem, events, 1, (before.odd + now.odd - 1) & 1, row)
-    factor = scales.of_scores(cfg, args, work)
+    place = rows.row_of(cfg, work, 0, row)
+    factor = scales.of_scores(cfg, args, work, place)
     state, even_weight, odd_weight = row_math.merged(even, odd, log2_scale(cfg, args, factor))
     if cutlass.const_expr(cfg.write_lse):
         write_lse(cfg, args, work, 0, state, factor)

@@ -98,7 +98,7 @@ def row_context(cfg, args: KernelArgs, work: Work, i, thread) -> RowContext:
     position = sequence.position(row.q_index)
     bands = cfg.mask.bands(position, sequence.num_keys, args.mask_sizes)
     limited = tuple((lo, minimum(hi, sequence.key_limit)) for lo, hi in bands)
-    factor = scales.of_scores(cfg, args, work)
+    factor = scales.of_scores(cfg, args, work, row)
     return RowContext(
         thread, minimum(row.q_index, sequence.seqlen_q - 1), row.head, limited, factor
     )

@@ -1,6 +1,7 @@
 """Scales of 8-bit operands: what stored numbers are multiplied by, for each sequence and key/value head.
 
     q, k    q_descale * k_descale multiplies the scores: it joins the softmax scale, a number of the work tile
+    Q       q_descale has a number for each query and head: of the row, and a softmax thread has one row
     v       v_descale multiplies the output, with the division by the row sum
     o       o_scale likewise, before the output is rounded
 
@@ -9,15 +10,18 @@ So no scale costs anything in a key tile. A tensor with one number for all is re
 
 from cutlass import Float32, select_
 
-from ...layouts.scalars import minimum
+from ...layouts.scalars import maximum, minimum
+from .rows import Row
 
 
-def of_scores(cfg, args, work):
-    """What the scores of a work tile are multiplied by besides the softmax scale; None: nothing.
+def of_scores(cfg, args, work, place: Row):
+    """What the scores of a row are multiplied by besides the softmax scale; None: nothing.
 
     NaN where that is not positive: the row maximum is taken before it is multiplied.
     """
     factor = _product(cfg, args, work, "qk")
+    if "Q" in cfg.descales:
+        factor = times(_of_row(cfg, args.descales[cfg.descales.index("Q")], work, place), factor)
     return None if factor is None else select_(factor > 0.0, factor, Float32(float("nan")))
 
 
@@ -29,6 +33,15 @@ def of_output(cfg, args, work):
 def times(value, factor):
     """value * factor, where there is one."""
     return value if factor is None else value * factor
+
+
+def _of_row(cfg, tensor, work, place: Row):
+    """The number of a row; of a row of nobody that of another, of which nothing is stored."""
+    query = maximum(minimum(place.q_index, work.sequence.seqlen_q - 1), 0)
+    head = minimum(place.head, tensor.shape[-2] - 1)
+    if cfg.q_layout == "dense":
+        return tensor[work.sequence.batch, minimum(query, tensor.shape[1] - 1), head, 0]
+    return tensor[minimum(work.sequence.q_first_row + query, tensor.shape[0] - 1), head, 0]
 
 
 def _product(cfg, args, work, names: str):

@@ -13,7 +13,7 @@ from ...roles import correction, merge
 from ...roles.merge import Turns
 from ...steps import row_math, store
 from ...steps.scores import log2_scale, write_lse
-from ...work import scales
+from ...work import rows, scales
 from ...work.queue import NO_MORE, WorkQueue
 from ...work.tile import Work
 from .tile import is_lone
@@ -51,7 +51,7 @@ def finish_lone(
     """Merge the two states of each row, and O_0 and O_1 to global memory."""
     even = merge.state_of(cfg, smem, events, 0, (before.even + now.even - 1) & 1, row)
     odd = merge.state_of(cfg, smem, events, 1, (before.odd + now.odd - 1) & 1, row)
-    factor = scales.of_scores(cfg, args, work)
+    factor = scales.of_scores(cfg, args, work, rows.row_of(cfg, work, 0, row))
     state, even_weight, odd_weight = row_math.merged(even, odd, log2_scale(cfg, args, factor))
     if cutlass.const_expr(cfg.write_lse):
         write_lse(cfg, args, work, 0, state, factor)

@@ -31,6 +31,7 @@ if __package__ in (None, ""):  # run as a file: make `benchmarks` importable
 from benchmarks.cycle_model import calibration, depths, plots, report, timeline  # noqa: E402
 from benchmarks.cycle_model.constants import fitted_b200  # noqa: E402
 from benchmarks.cycle_model.decode import check as decode_check  # noqa: E402
+from benchmarks.cycle_model.decode import latent as latent_decode  # noqa: E402
 from benchmarks.cycle_model.decode import report as decode_report  # noqa: E402
 from benchmarks.cycle_model.evaluate import AlignedKernel  # noqa: E402
 from benchmarks.cycle_model.kernels import OURS, THEIRS  # noqa: E402
@@ -96,6 +97,7 @@ def decode_tables() -> dict[str, str]:
     check = decode_check.Check()
     return {
         "decode_modelled": decode_report.table(found),
+        "latent_decode": latent_decode.table(constants),
         "decode": report.decode_table(),
         "decode_merging": decode_report.merging_table(check),
         "decode_check": decode_report.check_table(check),
@@ -124,7 +126,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.docs:
             write_docs(tables)
         else:
-            print(tables["decode_modelled"])
+            print(tables["decode_modelled"], tables["latent_decode"], sep="\n\n")
         return 0
 
     makers = (OURS, THEIRS)

@@ -32,14 +32,14 @@ class Call:
 
 @lru_cache(maxsize=256)
 def call_of(problem: DecodeProblem, num_splits: int = 0) -> Call:
-    """flash_attn_with_kvcache with this number of parts; 0: as many as it chooses."""
+    """flash_attn_with_kvcache, or flash_mla_with_kvcache, with this number of parts; 0: as many as it chooses."""
     import torch
 
     from cute_fa4 import masks
     from cute_fa4.calls.attention import config_of
     from cute_fa4.calls.request import Options, Where
     from cute_fa4.calls.split import Clustered, Shared, Split, split_of
-    from cute_fa4.sm100.choose_config import split_configs
+    from cute_fa4.sm100.choose_config import LATENT_DEPTHS, split_configs
     from cute_fa4.system.devices import target_of
 
     def tensor(*shape, dtype=torch.bfloat16):
@@ -54,8 +54,11 @@ def call_of(problem: DecodeProblem, num_splits: int = 0) -> Call:
         page_table=tensor(batch, pages, dtype=torch.int32),
     )
     mask = masks.causal() if problem.seqlen_q > 1 else masks.window(None, None)
-    options = Options(1.0, mask, None, None, (), None, None, num_splits=num_splits)
-    config = config_of(q, k, k, None, where, options, page, False, target_of(torch.device("cpu")))
+    options = Options(
+        1.0, mask, None, None, (), None, None, num_splits=num_splits, latent=problem.latent
+    )
+    lse, v = problem.latent, k[..., : LATENT_DEPTHS[1]] if problem.latent else k
+    config = config_of(q, k, v, None, where, options, page, lse, target_of(torch.device("cpu")))
     split = split_of(q, k, where, options, config)
     per_head = -(-problem.seqlen_q // config.tiles.positions_per_cta)
     blocks = per_head * problem.heads_q // config.heads_per_tile
@@ -64,13 +67,13 @@ def call_of(problem: DecodeProblem, num_splits: int = 0) -> Call:
     if split is None:
         return Call(config, tuple((n,) for n in each))
     if isinstance(split, Shared):
-        partial, merge = split_configs(config, False, shared=True)
+        partial, merge = split_configs(config, lse, shared=True)
         return Call(partial, *_shared(each, split), merge)
     if isinstance(split, Clustered):
         cut = [n for tiles in each for n in _parts(tiles, Split(split.parts))]
         alone = config.with_(claims=False)
         return Call(alone, tuple((n,) for n in cut), split.parts, cluster=True)
-    partial, merge = split_configs(config, False)
+    partial, merge = split_configs(config, lse)
     cut = [n for tiles in each for n in _parts(tiles, split)]
     return Call(partial, tuple((n,) for n in cut), split.parts, merge)
 

@@ -62,7 +62,7 @@ def attention(config, seqlen_q: int, constants: dict[str, Constant]) -> Streamin
     found = _ours(
         name, config, lambda: our_decode.trace_attention(config, seqlen_q, works(goes_on))
     )
-    return _streaming(name, found, constants, _tile_bytes(config))
+    return _streaming(name, found, constants, _tile_bytes(config, seqlen_q))
 
 
 @_remembered
@@ -103,8 +103,12 @@ def _ours(name: str, config, record) -> tuple:
     return cache.stored(name, cache.key(_compiler(), *recorder, *files), compiled)
 
 
-def _tile_bytes(config) -> int:
-    return 2 * 128 * (config.qk_depth + config.ov_depth)
+def _tile_bytes(config, seqlen_q: int) -> float:
+    """Of a key tile, from memory. Rows of a latent cache that several CTAs of a sequence read come from there once."""
+    if not config.latent:
+        return 2 * 128 * (config.qk_depth + config.ov_depth)
+    blocks = -(-seqlen_q // config.tiles.positions_per_cta)
+    return 2 * 128 * config.qk_depth / (blocks * config.group // config.heads_per_tile)
 
 
 def _streaming(name, found, constants, tile_bytes: int) -> Streaming:

@@ -82,6 +82,8 @@ def _arguments(config, seqlen_q: int, work: Work) -> dict:
     def tensor(*shape):
         return torch.randn(shape, generator=generator).to(torch.bfloat16)
 
+    if config.latent:
+        return _latent_arguments(config, seqlen_q, work)
     depth, page = config.qk_depth, config.page_size
     heads_kv = work.blocks
     heads_q = heads_kv * config.group
@@ -107,4 +109,33 @@ def _arguments(config, seqlen_q: int, work: Work) -> dict:
         values["mO"] = torch.empty(q.shape, dtype=torch.float32)
         values["mLSE"] = torch.empty((1, 1, heads_q, seqlen_q))
         values["split"] = (1, 0)
+    return values
+
+
+def _latent_arguments(config, seqlen_q: int, work: Work) -> dict:
+    """A sequence for each block, with as many heads and queries as a tile has rows."""
+    import torch
+
+    from cute_fa4.calls.split import Shared
+
+    generator = torch.Generator().manual_seed(0)
+    heads, page, batch = config.heads_per_tile, config.page_size, work.blocks
+    pages, positions = work.keys // page, min(seqlen_q, config.tiles.positions_per_cta)
+    q = torch.randn(batch, positions, heads, config.qk_depth, generator=generator).bfloat16()
+    cache = torch.randn(batch * pages, page, 1, config.qk_depth, generator=generator).bfloat16()
+    v = cache[..., : config.ov_depth]
+    values = dict(
+        mQ=q,
+        mK=cache,
+        mV=v,
+        mO=torch.empty(*q.shape[:-1], config.ov_depth, dtype=torch.bfloat16),
+        mLSE=torch.empty(batch, heads, positions),
+        softmax_scale=config.qk_depth**-0.5,
+        seqused_k=torch.full((batch,), work.keys, dtype=torch.int32),
+        page_table=torch.randperm(batch * pages, generator=generator).int().view(batch, pages),
+        max_seqlen_q=positions,
+    )
+    if config.share_keys:  # all of the line for one CTA
+        shared = Shared(1, work.tiles * batch, batch, positions, heads)
+        values["mO"], values["mLSE"], _, values["split"] = shared.workspace(q, v)
     return values

@@ -14,7 +14,11 @@ NOT_COMPARED = "FlashInfer fa2"
 
 @dataclass(frozen=True)
 class DecodeProblem:
-    """One call. lengths: keys of each sequence."""
+    """One call.
+
+    lengths  keys of each sequence
+    latent   one cache of head_dim columns, whose first ones are the values
+    """
 
     lengths: tuple[int, ...]
     seqlen_q: int = 1
@@ -22,6 +26,7 @@ class DecodeProblem:
     heads_kv: int = 8
     head_dim: int = 128
     page_size: int = 16
+    latent: bool = False
 
     @classmethod
     def even(cls, batch: int, keys: int, seqlen_q: int = 1, **others) -> DecodeProblem:
@@ -39,6 +44,8 @@ class DecodeProblem:
     @property
     def key_bytes(self) -> int:
         """Bytes of one key and its value, of all heads."""
+        if self.latent:
+            return self.head_dim * ELEMENT_BYTES
         return 2 * self.heads_kv * self.head_dim * ELEMENT_BYTES
 
     @property

@@ -1,0 +1,59 @@
+"""Decode from a latent cache (multi-head latent attention) in the model: one table, beside published times."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from benchmarks.cycle_model.constants import Constant
+from benchmarks.cycle_model.decode.problems import DecodeProblem
+from benchmarks.cycle_model.decode.time import ours
+
+PUBLISHED_FILE = Path(__file__).parents[1] / "published_latent_decode.json"
+KEYS, PAGE_SIZE = 8192, 32
+# queries, heads, batch: those that are published, and 16 of 128 heads, an eighth of a node's GPUs.
+ROWS = (
+    *((1, 128, batch) for batch in (1, 32, 64, 128, 256)),
+    (4, 128, 256),
+    *((1, 16, batch) for batch in (1, 64, 256)),
+    (4, 16, 64),
+)
+
+
+def problem_of(queries: int, heads: int, batch: int, page_size: int = PAGE_SIZE) -> DecodeProblem:
+    shape = dict(heads_q=heads, heads_kv=1, head_dim=576, page_size=page_size, latent=True)
+    return DecodeProblem.even(batch, KEYS, queries, **shape)
+
+
+def published() -> dict[tuple[int, int, int], tuple[float, str]]:
+    """(queries, heads, batch) -> (microseconds, kernel)."""
+    rows = json.loads(PUBLISHED_FILE.read_text())["rows"]
+    return {(queries, 128, batch): (us, kernel) for queries, batch, us, kernel in rows}
+
+
+def table(constants: dict[str, Constant], say=lambda row: None) -> str:
+    known = published()
+    lines = [
+        "Microseconds of a decode from a latent cache on a B200, **modelled**: bf16, 8192 keys a sequence, pages of 32, "
+        "keys shared out. Rows that two or more CTAs of a sequence read are taken to come from memory once, and from L2 "
+        "otherwise, whatever L2 gives: the best case. Published: the faster of FlashInfer's kernels, measured by others.",
+        "",
+        "| heads | q | batch | cute_fa4 | TB/s | TFLOPS | ends | merges | bound by | published | over it |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in ROWS:
+        queries, heads, batch = row
+        problem = problem_of(*row)
+        mine = ours(problem, constants)
+        say((row, mine))
+        us, kernel = known.get(row, (None, ""))
+        operations = 2 * heads * queries * batch * KEYS * (576 + 512)
+        cells = [heads, queries, batch, f"{mine.us:.1f}", f"{mine.tb_s(problem):.2f}"]
+        cells += [
+            f"{operations / mine.us * 1e-6:.0f}",
+            f"{mine.set_up_us:.1f}",
+            f"{mine.merge_us:.1f}",
+        ]
+        cells += [mine.bound, f"{us} ({kernel})" if us else "", f"{us / mine.us:.2f}" if us else ""]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines)

@@ -172,7 +172,7 @@ def config_of(
         cache_leftpad=where.cache_leftpad is not None,
         padded_keys=where.key_limit is not None,
         page_size=0 if where.page_table is None else k.shape[1],
-        fold_pages=options.latent or rows_per_page % 8 == 0 or gathers_rows(where, k),
+        fold_pages=rows_per_page % 8 == 0 or gathers_rows(where, k),
         sink=options.sink is not None,
         sink_dtype="f32" if options.sink is None else SINK_DTYPES[options.sink.dtype],
         score_mod=options.score_mod,

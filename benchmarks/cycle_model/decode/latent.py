@@ -34,9 +34,10 @@ def published() -> dict[tuple[int, int, int], tuple[float, str]]:
 def table(constants: dict[str, Constant], say=lambda row: None) -> str:
     known = published()
     lines = [
-        "Microseconds of a decode from a latent cache on a B200, **modelled**: bf16, 8192 keys a sequence, pages of 32, "
-        "keys shared out. Rows that two or more CTAs of a sequence read are taken to come from memory once, and from L2 "
-        "otherwise, whatever L2 gives: the best case. Published: the faster of FlashInfer's kernels, measured by others.",
+        "Microseconds of a decode from a latent cache on a B200, **modelled**: bf16, 8192 keys a sequence, pages of 32,"
+        " keys shared out. Rows that two or more CTAs of a sequence read are taken to come from memory once, from L2"
+        " otherwise, whatever L2 gives: the best case. Published: the faster of FlashInfer's kernels, measured by"
+        " others.",
         "",
         "| heads | q | batch | cute_fa4 | TB/s | TFLOPS | ends | merges | bound by | published | over it |",
         "|---|---|---|---|---|---|---|---|---|---|---|",

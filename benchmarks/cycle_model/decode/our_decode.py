@@ -42,6 +42,7 @@ def trace_merge(config, parts: tuple[int, ...]) -> tuple[str, dict]:
             ],
             parts=torch.tensor([[0, number]], dtype=torch.int32) if config.shared else None,
             out=torch.empty(1, 1, rows, config.depth, dtype=torch.bfloat16),
+            lse=torch.empty(1, rows, 1) if config.write_lse else None,
             max_seqlen_q=1,
         )
         traces[number] = trace.record(

@@ -25,7 +25,7 @@ Up to 32 rows leave room for a fifth slab, which is on its way meanwhile. The so
 Read next: products.py, load.py, tiles.py, smem_map.py, docs/decisions/0011.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cutlass.cute as cute
 
@@ -56,8 +56,13 @@ class SM100MLADecode(SM100MHASwap):
     """Forward attention on SM100 over a latent cache for 8 to 64 query rows a CTA."""
 
     def kv_operands(self, mK, mV):
-        """One cache and one descriptor: V is not looked at."""
-        k, rows = tma.kv_operand(self.cfg, mK, self.cfg.tiles.swizzle_granule, is_v=False)
+        """Of one cache: V is not looked at. Where pages come whole, slabs have descriptors of their own."""
+        cfg, columns = self.cfg, self.cfg.tiles.swizzle_granule
+        if not cfg.tiles.pages_come_whole:
+            k, rows = tma.kv_operand(cfg, mK, columns, is_v=True)
+            return k, rows, k, rows
+        k, rows = tma.kv_operand(cfg, mK, cfg.tiles.slab_columns, is_v=True)
+        k = replace(k, rest=tma.boxes_of_pages(cfg, mK, columns))
         return k, rows, k, rows
 
     def shared(self, base):

@@ -15,7 +15,7 @@ from cutlass import Int32
 from ...tma import copies
 from ...tma.tensor_maps import DTYPES, clipped_load
 from ..kernel_args import Events, KernelArgs
-from ..operands.kv_buffer import SPAN_BYTES, gather_chunks
+from ..operands.kv_buffer import SPAN_BYTES, KVBufferConfig, gather_chunks, load_pages
 from ..steps.loads import rows_of_tile
 from ..sync.pipelines import Slot, TMAProducerPipeline
 from ..work.tile import Work
@@ -47,8 +47,14 @@ class LatentProducer:
 
 
 def load_columns(cfg, args: KernelArgs, address, mbarrier, found, work: Work, first: int, end: int):
-    """Copy columns [first, end) of a key tile, 64 at a time, page by page."""
-    tiles, dtype = cfg.tiles, DTYPES[cfg.qkv_dtype]
+    """Copy columns [first, end) of a key tile: 64 at a time, or all of a slab where its pages come whole."""
+    tiles, dtype, boxes = cfg.tiles, DTYPES[cfg.qkv_dtype], args.k.boxes
+    if tiles.pages_come_whole:
+        if end - first == tiles.slab_columns:
+            slab = KVBufferConfig.for_v(cfg)
+            load_pages(slab, args.k, address, mbarrier, found, Int32(KV_HEAD), first)
+            return
+        boxes = args.k.rest.boxes
     if tiles.gathers_rows:
         chunks = (end - first) // tiles.swizzle_granule
         gather_chunks(tiles.BN, args.k, address, mbarrier, found, Int32(KV_HEAD), first, chunks)
@@ -57,12 +63,12 @@ def load_columns(cfg, args: KernelArgs, address, mbarrier, found, work: Work, fi
         at = address + chunk * tiles.BN * SPAN_BYTES
         if not cfg.clips_keys:
             further = Int32(KV_HEAD), work.sequence.batch
-            copies.load_tile(args.k.boxes, dtype, at, mbarrier, found.row, further, column)
+            copies.load_tile(boxes, dtype, at, mbarrier, found.row, further, column)
             continue
         for p in range(found.boxes):
             place, further = clipped_load(*found.box(p), Int32(KV_HEAD))
             box = at + p * tiles.k_box_rows * SPAN_BYTES
-            copies.load_tile(args.k.boxes, dtype, box, mbarrier, place, further, column)
+            copies.load_tile(boxes, dtype, box, mbarrier, place, further, column)
 
 
 @cute.jit

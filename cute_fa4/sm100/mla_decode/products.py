@@ -16,7 +16,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from ...layouts.operand_tiles import KMajorTile, MNMajorTile
+from ...layouts.operand_tiles import KMajorTile, OperandTile
 from ...layouts.umma_descriptors import InstructionDescriptor
 from ..instructions import tensor_core, tensor_memory
 from ..kernel_args import Events, KernelArgs
@@ -40,14 +40,13 @@ class LatentConsumer:
         return LatentSlots(self.slabs.first().slot, self.rope.first().slot)
 
 
-def multiply_kq(cfg, smem: LatentShared, address, s_address, first: int, columns: int):
-    """S^T (+)= K Q^T over the columns [first, first + columns), whose keys lie at a shared address."""
+def multiply_kq(cfg, smem: LatentShared, k: OperandTile, address, s_address, first: int):
+    """S^T (+)= K Q^T over the columns of the tile k at a shared address, of which `first` is the first."""
     m, n, _ = cfg.tiles.qk_mma_shape
     step = cfg.tiles.MMA_K
     q = KMajorTile(cfg.tiles.q_box_rows, cfg.tiles.padded_qk_depth, cfg.dtype_bytes)
-    q_start, q_high, q_steps = mma_tile(q, smem.q_address, (first + columns) // step)
-    k = KMajorTile(cfg.tiles.BN, columns, cfg.dtype_bytes)
-    k_start, k_high, k_steps = mma_tile(k, address, columns // step)
+    q_start, q_high, q_steps = mma_tile(q, smem.q_address, (first + k.cols) // step)
+    k_start, k_high, k_steps = mma_tile(k, address, k.cols // step)
     computes = InstructionDescriptor(m, n, cfg.qkv_dtype, cfg.qkv_dtype)
     steps = list(zip(k_steps, q_steps[first // step :], strict=True))
     tensor_core.mma_ss(
@@ -58,7 +57,7 @@ def multiply_kq(cfg, smem: LatentShared, address, s_address, first: int, columns
 def multiply_vp(cfg, smem: LatentShared, address, o_address, accumulate):
     """O_i^T (+)= V_i^T P^T: the columns of the slab at a shared address are the lanes."""
     m, n, keys = cfg.tiles.pv_mma_shape
-    v = MNMajorTile(keys, cfg.tiles.slab_columns, cfg.dtype_bytes)
+    v = cfg.tiles.slab_tile(walks_keys=True)
     v_start, v_high, v_steps = mma_tile(v, address, keys // cfg.tiles.MMA_K)
     p_start, p_high, p_steps = mma_tile(cfg.tiles.p_tile, smem.p_address, len(v_steps))
     computes = InstructionDescriptor(
@@ -78,14 +77,15 @@ def make_scores(
     """S of a key tile, each part of the sum as its columns arrive."""
     buffer = tile & (S_BUFFERS - 1)
     s_address = tmem + buffer * (cfg.tmem.s[1] - cfg.tmem.s[0])
-    slab, width = at.slab, cfg.tiles.slab_columns
+    slab, k = at.slab, cfg.tiles.slab_tile(walks_keys=False)
     for i in range(cfg.tiles.slabs):
         kv.slabs.wait(slab)
-        multiply_kq(cfg, smem, address_of(cfg, smem, slab), s_address, i * width, width)
+        multiply_kq(cfg, smem, k, address_of(cfg, smem, slab), s_address, i * k.cols)
         slab = slab.next(kv.slabs.slots)
     kv.rope.wait(at.rope)
     address = smem.rope_address + at.rope.index * cfg.tiles.rope_slot_bytes
-    multiply_kq(cfg, smem, address, s_address, cfg.ov_depth, ROPE_DEPTH)
+    rope = KMajorTile(cfg.tiles.BN, ROPE_DEPTH, cfg.dtype_bytes)
+    multiply_kq(cfg, smem, rope, address, s_address, cfg.ov_depth)
     events.s_ready.commit(buffer)
     if not cfg.tiles.p_over_rope:
         kv.rope.release_slot(at.rope)

@@ -12,6 +12,8 @@ Sizes of S, P and Q are those of mhaswap/tiles.py.
 
 from dataclasses import dataclass
 
+from ...layouts.operand_tiles import KMajorTile, MNMajorTile, OperandTile
+from ...layouts.page_tiles import PageKMajorTile, PageMNMajorTile
 from ..mhaswap.tiles import KEYS_PER_TILE, SwappedTiles
 from ..problem import Problem
 from ..tiles import MMA_LANES
@@ -39,6 +41,10 @@ class LatentTiles(SwappedTiles):
     def slab_columns(self) -> int:
         """Columns of a slot of the ring: the lanes of one O^T."""
         return MMA_LANES
+
+    @property
+    def v_cols_per_cta(self) -> int:
+        return self.slab_columns
 
     @property
     def slabs(self) -> int:
@@ -73,8 +79,16 @@ class LatentTiles(SwappedTiles):
 
     @property
     def pages_come_whole(self) -> bool:
-        """A copy brings 64 columns of a page: a slab has two of the nine chunks of a row."""
-        return False
+        """One copy brings a slab's columns of a page, two of the nine chunks of a row side by side."""
+        return self.problem.fold_pages and not self.gathers_rows and self.v_box_rows < self.BN
+
+    def slab_tile(self, walks_keys: bool) -> OperandTile:
+        """A slab as K, or as V (walks_keys)."""
+        if self.pages_come_whole:
+            kind = PageMNMajorTile if walks_keys else PageKMajorTile
+        else:
+            kind = MNMajorTile if walks_keys else KMajorTile
+        return kind(self.BN, self.slab_columns, self.dtype_bytes)
 
     @property
     def pv_mma_shape(self) -> tuple[int, int, int]:

@@ -280,24 +280,39 @@ def gather_chunks(
 
 @cute.jit
 def load_pages(
-    cfg: cutlass.Constexpr, tma: KVOperand, address, mbarrier, found: PagedRowIndices, kv_head
+    cfg: cutlass.Constexpr,
+    tma: KVOperand,
+    address,
+    mbarrier,
+    found: PagedRowIndices,
+    kv_head,
+    column: cutlass.Constexpr = 0,
 ):
-    """Copy the boxes of a tile. Nearly every tile has all its rows: one question for all boxes then."""
+    """Copy the boxes of a tile, from `column` on. Nearly every tile has all its rows: one question for all then."""
     page_bytes = cfg.box_rows * cfg.columns * cfg.dtype_bytes
     if found.all_rows_exist(cfg.box_rows):
         groups = found.in_groups_of_eight()
         for p in cutlass.range_constexpr(found.boxes):
             first, _ = groups.box(p)
             at = address + p * page_bytes
-            copies.load_tile(tma.boxes, DTYPES[cfg.dtype], at, mbarrier, first, (kv_head,))
+            copies.load_tile(tma.boxes, DTYPES[cfg.dtype], at, mbarrier, first, (kv_head,), column)
     else:
         for p in cutlass.range_constexpr(found.boxes):
             row, valid = found.box(p)
-            load_page(cfg, tma, address + p * page_bytes, mbarrier, row, valid, kv_head)
+            load_page(cfg, tma, address + p * page_bytes, mbarrier, row, valid, kv_head, column)
 
 
 @cute.jit
-def load_page(cfg: cutlass.Constexpr, tma: KVOperand, address, mbarrier, row, valid, kv_head):
+def load_page(
+    cfg: cutlass.Constexpr,
+    tma: KVOperand,
+    address,
+    mbarrier,
+    row,
+    valid,
+    kv_head,
+    column: cutlass.Constexpr,
+):
     """Copy one box, of which `valid` rows exist: whole, all zeros, or V's last box eight rows at a time.
 
     Rows of K that do not exist are masked, whatever they hold. Rows of V meet a P of 0, and 0 * NaN is NaN.
@@ -305,13 +320,13 @@ def load_page(cfg: cutlass.Constexpr, tma: KVOperand, address, mbarrier, row, va
     dtype = DTYPES[cfg.dtype]
     first = choose(valid > 0, row >> 3, BEYOND_EVERY_ROW)
     if cutlass.const_expr(not cfg.walks_keys):
-        copies.load_tile(tma.boxes, dtype, address, mbarrier, first, (kv_head,))
+        copies.load_tile(tma.boxes, dtype, address, mbarrier, first, (kv_head,), column)
     else:
         if (valid > 0) & (valid < cfg.box_rows):
             for group in cutlass.range_constexpr(cfg.box_rows // 8):
                 here = minimum(maximum(valid - 8 * group, 0), 8)
                 at = address + group * 8 * cfg.columns * cfg.dtype_bytes
                 place, further = clipped_load(row + 8 * group, here, kv_head)
-                copies.load_tile(tma.eight_rows, dtype, at, mbarrier, place, further)
+                copies.load_tile(tma.eight_rows, dtype, at, mbarrier, place, further, column)
         else:
-            copies.load_tile(tma.boxes, dtype, address, mbarrier, first, (kv_head,))
+            copies.load_tile(tma.boxes, dtype, address, mbarrier, first, (kv_head,), column)

@@ -119,3 +119,9 @@ def kv_operand(cfg, mX, columns: int, is_v: bool) -> tuple[KVOperand, Int32]:
         )
     view = clipped_load_view(mX, space)
     return KVOperand(make_operand(view, dtype, rows, columns, cta_group=tiles.cta_group)), stride
+
+
+def boxes_of_pages(cfg, mX, columns: int) -> KVOperand:
+    """Clipped boxes of so many columns, with the rows that pages and tiles have in common."""
+    view = clipped_load_view(mX, row_space(mX, head_mode=-3 if cfg.page_heads_first else -2))
+    return KVOperand(make_operand(view, DTYPES[cfg.qkv_dtype], cfg.tiles.v_box_rows, columns))

@@ -103,13 +103,18 @@ def test_work_tiles_of_one_cta_and_rows_that_rescale():
 
 
 def test_where_pages_lie_changes_no_bit():
-    """Pages shuffled otherwise, in a cache with other things between its rows."""
+    """Pages shuffled otherwise, in a cache with other things between its rows; pages of 16 that come whole, and where
+    they cannot because a page has 17 rows in memory."""
     batch = draw(1, [150, 33], heads=16)
     expected, _ = run(stored(batch, 64), num_splits=1)
     call = stored(batch, 64, seed=1)
     wide = torch.full((*call["k_cache"].shape[:-1], 640), float("nan")).bfloat16()
     wide[..., 64:] = call["k_cache"]
     assert torch.equal(run(call | {"k_cache": wide[..., 64:]}, num_splits=1)[0], expected)
+    call = stored(batch, 16)
+    assert torch.equal(run(call, num_splits=1)[0], expected)
+    longer = torch.nn.functional.pad(call["k_cache"], (0, 0, 0, 0, 0, 1), value=float("nan"))
+    assert torch.equal(run(call | {"k_cache": longer[:, :16]}, num_splits=1)[0], expected)
 
 
 def test_plans_of_another_package_are_not_read():

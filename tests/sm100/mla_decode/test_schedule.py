@@ -82,6 +82,12 @@ def test_a_refusal_names_the_value_and_the_remedy(choices, value, remedy):
     assert any(value in reason and remedy in reason for reason in why), why
 
 
+def test_clusters_are_refused():
+    problem = dict(qk_depth=576, ov_depth=512, latent=True, group=8, pack_gqa=True)
+    [why] = FA4Config(**problem, schedule=LatentTile(cluster_parts=2)).refusals()
+    assert "cluster_parts=2" in why and "use 1" in why
+
+
 def test_latent_chooses_the_schedule_and_no_other_family_runs_it():
     problem = dict(head_dim=576, head_dim_v=512, group=16, pack_gqa=True, latent=True)
     assert isinstance(choose_config(qkv_dtype="bf16", **problem, rows=16).schedule, LatentTile)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.cycle_model.constants import B200, fitted_b200
-from benchmarks.cycle_model.decode import report
+from benchmarks.cycle_model.decode import latent, report
 from benchmarks.cycle_model.decode.call import call_of
 from benchmarks.cycle_model.decode.check import Check
 from benchmarks.cycle_model.decode.launch import Chip, Streaming
@@ -155,3 +155,19 @@ def test_the_table_has_a_row_for_every_problem():
 def test_constants_of_decode_have_their_sources():
     for name in ("dram_latency_ns", "dram_knee", "cold_start_us", "dependent_saves_us", "lat_l2"):
         assert len(fitted_b200()[name].source) > 10
+
+
+def test_latent_rows_are_read_once_and_the_page_has_the_published_times():
+    """Keys and values are one row of 576 columns; times beside ours are those of the file, speeds their ratio."""
+    problem = latent.problem_of(1, 128, 64)
+    assert problem.bytes == 64 * 8192 * 576 * 2
+    rows = [
+        line.split("|")[1:-1] for line in table_of("latent_decode", "performance.md").splitlines()
+    ]
+    rows = [[cell.strip() for cell in row] for row in rows if row and row[0].strip().isdigit()]
+    assert [(int(q), int(heads), int(batch)) for heads, q, batch, *_ in rows] == list(latent.ROWS)
+    known = latent.published()
+    for heads, q, batch, ours, *_, by, over in rows:
+        us, kernel = known.get((int(q), int(heads), int(batch)), (None, None))
+        assert by == (f"{us} ({kernel})" if us else "")
+        assert not us or abs(us / float(ours) - float(over)) < 0.006

@@ -140,6 +140,7 @@ def test_a_table_belongs_on_exactly_one_page():
         "speeds",
         "pages",
         "decode",
+        "latent_decode",
         "orders",
         "claims",
         "steady",

@@ -109,7 +109,9 @@ CONFIG = {
     "rows": Field(
         "number", "of a tile with swapped operands (decode): 8, 16, 32, 64; default: none"
     ),
-    "order": Field("text", "of the products; default: what suits the tiles"),
+    "order": Field(
+        "text", "of the products: p_over_s, p_beside_s, p_crossed; default: what suits the tiles"
+    ),
     "lone_tiles": Field("switch", "softmax shares lone query tiles; default: where lengths differ"),
     "maximum": Field(
         "text", "of a row: exact or lagged; default: as the problem allows (CUTE_FA4_MAXIMUM)"

@@ -150,7 +150,7 @@ REFUSED = [
         "fold_pages=False",
     ),
     (dict(page_size=-1), "page_size=-1", "not be negative"),
-    (dict(order="p_nowhere"), "order='p_nowhere'", "p_over_s or p_beside_s"),
+    (dict(order="p_nowhere"), "order='p_nowhere'", "p_over_s or p_beside_s or p_crossed"),
     (dict(order="p_beside_s"), "640 tensor-memory columns", "order='p_over_s'"),
     (dict(rope_dtype="bf16"), "rope_dtype='bf16'", "use None"),
     (dict(scale_dtype="f32"), "scale_dtype='f32'", "use None"),

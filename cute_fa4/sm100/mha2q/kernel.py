@@ -15,8 +15,9 @@ Steady state of one CTA. A line is an issue slot, not a duration; S0 and S1 belo
 
 A work tile with rows for one query tile only runs otherwise where lengths of queries differ: lone/hooks.py.
 
-Read next: barriers.py (the table), p_over_s.py and p_beside_s.py (two orders of the products), then roles/softmax.py,
-correction.py, load.py, steps/store.py, and work/queue.py (a CTA runs several such tiles, one after the other).
+Read next: barriers.py (the table), p_over_s.py, p_beside_s.py and p_crossed.py (orders of the products), then
+roles/softmax.py, correction.py, load.py, steps/store.py, and work/queue.py (a CTA runs several such tiles, one after
+the other).
 """
 
 from dataclasses import replace
@@ -26,9 +27,14 @@ from ..kernel_args import KernelArgs, Smem, floats
 from ..roles import dispatch
 from .lone.hooks import LonePBesideS, LonePOverS
 from .p_beside_s import PBesideSCode
+from .p_crossed import PCrossedCode
 from .p_over_s import POverSCode
 
-ORDER_CODE = {"p_over_s": POverSCode(), "p_beside_s": PBesideSCode()}
+ORDER_CODE = {
+    "p_over_s": POverSCode(),
+    "p_beside_s": PBesideSCode(),
+    "p_crossed": PCrossedCode(),
+}
 WITH_LONE_TILES = {"p_over_s": LonePOverS(), "p_beside_s": LonePBesideS()}
 
 

@@ -3,11 +3,12 @@
 order         columns                        code
 p_over_s      S0 P0 | S1 P1 | O0 | O1        p_over_s.py: P_i is stored over S_i
 p_beside_s    S0 | P0 | S1 | P1 | O0 | O1    p_beside_s.py: the next S_i is made while P_i is read
+p_crossed     S0 P1 | S1 P0 | O0 | O1        p_crossed.py: likewise, P_i in the columns of the other S
 
 The code is apart because it needs the compiler, and configurations are asked without it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..memory_maps import TmemMap
 from ..sync.barriers import SOFTMAX, Barrier, commit_by, one_softmax
@@ -58,13 +59,26 @@ class PBesideS:
         )
 
 
+@dataclass(frozen=True)
+class PCrossed(PBesideS):
+    name: str = "p_crossed"
+
+    def tmem(self, tiles: Tiles) -> TmemMap:
+        s = tuple(i * tiles.BN for i in range(tiles.num_q))
+        return _with_o(tiles, s, s[::-1], tiles.num_q * tiles.BN, p_apart=False)
+
+    def barriers(self, warps: WarpRoles) -> tuple[Barrier, ...]:
+        s_free, pv_done = super().barriers(warps)
+        return replace(s_free, awaited_by="mma, softmax"), pv_done
+
+
 def _with_o(tiles: Tiles, s: tuple, p: tuple, first: int, p_apart: bool) -> TmemMap:
     """O_0, O_1 from column `first` on, behind everything else."""
     o = tuple(first + i * tiles.padded_ov_depth for i in range(tiles.num_q))
     return TmemMap(s, p, o, o[-1] + tiles.padded_ov_depth, p_apart)
 
 
-ORDERS = {order.name: order for order in (POverS(), PBesideS())}
+ORDERS = {order.name: order for order in (POverS(), PBesideS(), PCrossed())}
 
 
 def best_order(tiles: Tiles) -> str:

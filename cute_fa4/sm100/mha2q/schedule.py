@@ -22,6 +22,7 @@ from . import barriers
 from .orders import ORDERS, PBesideS, POverS, best_order
 from .smem_map import TwoTilesSmem, smem_map
 
+ORDERS_OF_LONE_TILES = ("p_over_s", "p_beside_s")
 MAXIMA = ("exact", "lagged")
 
 
@@ -29,7 +30,8 @@ MAXIMA = ("exact", "lagged")
 class TwoTiles(RowSchedule):
     """The schedule of SM100MHA2Q; its other choices are those of RowSchedule.
 
-    order          of the products: "p_over_s" or "p_beside_s" (orders.py); None: beside where there is room
+    order          of the products: "p_over_s", "p_beside_s" or "p_crossed" (orders.py); None: beside where there is
+                   room, otherwise over
     lone_tiles     both softmax warpgroups share the rows of a work tile that has no more than one query tile of them
                    (lone/hooks.py); None: where lengths of queries differ, and with them the rows of work tiles
     maximum        what the exponentials of a row refer to: its "exact" running maximum, or a "lagged" one, from the
@@ -58,7 +60,8 @@ class TwoTiles(RowSchedule):
         if self.order is None and not (self.contradictions(problem) + problem.contradictions()):
             schedule = replace(schedule, order=best_order(self.tiles(problem)))
         if self.lone_tiles is None:
-            schedule = replace(schedule, lone_tiles=problem.clips_queries)
+            takes_them = schedule.order in ORDERS_OF_LONE_TILES
+            schedule = replace(schedule, lone_tiles=problem.clips_queries and takes_them)
         if self.maximum is None:
             schedule = replace(schedule, maximum="lagged" if lags else "exact")
         return schedule
@@ -90,7 +93,12 @@ class TwoTiles(RowSchedule):
             why.append(
                 f"maximum={self.maximum!r} is no reference of exponentials: use {' or '.join(MAXIMA)}"
             )
-        elif self.lags and not may_lag(problem):
+        if self.lone_tiles and self.order not in (None, *ORDERS_OF_LONE_TILES):
+            why.append(
+                f"lone_tiles=True with order={self.order!r} is not built yet: use "
+                f"{' or '.join(ORDERS_OF_LONE_TILES)}, or lone_tiles=False"
+            )
+        if self.lags and not may_lag(problem):
             why.append(
                 f"maximum='lagged' with qkv_dtype={problem.qkv_dtype!r}: P may be 2^64, which bf16 holds: use 'exact'"
             )

@@ -1,7 +1,9 @@
 """What the roles ask of an order of the products: hooks that an order file of a family fills in.
 
     hook            called by     when                                  P over S               P beside S
+    may_free_s      softmax       before that                           -                      - (p_crossed.py)
     scores_read     softmax       the row's scores are in registers     -                      raises s_free
+    may_store_p     softmax       before P is stored                    -                      - (p_crossed.py)
     may_write_p     softmax       before the factor and P are written   -                      waits for pv_done
     may_write_factor  softmax   before a factor takes the last one's place    -              -
     o_complete      correction    before O is rescaled                  -                      waits for pv_done
@@ -57,6 +59,16 @@ class Order:
     load_q = staticmethod(loads.load_q)
     load_k = staticmethod(loads.load_k)
     load_v = staticmethod(loads.load_v)
+
+    def may_free_s(self, events, i, phase):
+        """Before scores_read. phase: of this key tile."""
+
+    def may_store_p(self, events, work, n, i, phase):
+        """Wait until the columns of P of query tile i are free: before its first part is stored."""
+
+    def p_at(self, cfg, s_address, i):
+        """The address of P; s_address: of S of softmax warpgroup i."""
+        return s_address + (cfg.tmem.p[0] - cfg.tmem.s[0])
 
     def scores_read(self, events, i):
         """The scores of query tile i are in registers."""

@@ -63,6 +63,7 @@ def step(
     events.s_ready.wait(at, phase)
     tensor_memory.fence_after()
     scores = read_scores(cfg, s_address)
+    order.may_free_s(events, i, phase)
     order.scores_read(events, i)
     if cutlass.const_expr(cfg.score_mod is not None or cfg.mask_mod is not None):
         scores = apply_score_functions(cfg, args, work, row, n, scores, masked)
@@ -85,9 +86,13 @@ def step(
     bias = -safe_max * scale_log2
     if cutlass.const_expr(cfg.p_lift_log2):
         bias = bias + cfg.p_lift_log2
-    p_address = s_address + (cfg.tmem.p[0] - cfg.tmem.s[0])
+    p_address = order.p_at(cfg, s_address, i)
+
+    def may_store():
+        order.may_store_p(events, work, n, i, phase)
+
     sums = write_probabilities(
-        cfg, order, smem, events, at, row.thread, p_address, scores, scale_log2, bias
+        cfg, order, smem, events, at, row.thread, p_address, may_store, scores, scale_log2, bias
     )
     row_sum = state.row_sum * factor + row_math.row_total(sums)
     return RowState(row_max, row_sum)
@@ -117,6 +122,7 @@ def lagged_step(
     events.s_ready.wait(at, phase)
     tensor_memory.fence_after()
     scores = read_scores(cfg, s_address)
+    order.may_free_s(events, i, phase)
     order.scores_read(events, i)
     if cutlass.const_expr(cfg.score_mod is not None):
         scores = apply_score_functions(cfg, args, work, row, n, scores, masked=False)
@@ -126,7 +132,11 @@ def lagged_step(
     smem.row_scale[order.factor_at(cfg, row.thread, to)] = factor
     events.row_scale.arrive(to)
     bias = -state.row_max * scale_log2
-    p_address = s_address + (cfg.tmem.p[0] - cfg.tmem.s[0])
+    p_address = order.p_at(cfg, s_address, i)
+
+    def may_store():
+        order.may_store_p(events, work, n, i, phase)
+
     sums = write_probabilities(
         cfg,
         order,
@@ -135,6 +145,7 @@ def lagged_step(
         at,
         row.thread,
         p_address,
+        may_store,
         scores,
         scale_log2,
         bias,

@@ -36,6 +36,7 @@ def write_probabilities(
     i,
     thread,
     address,
+    may_store,
     scores: list,
     scale_log2,
     bias,
@@ -43,7 +44,8 @@ def write_probabilities(
 ) -> list:
     """P = 2^(scale_log2 s + bias), rounded and stored quarter by quarter; returns the accumulators of its sum.
 
-    The sum is taken of the values before rounding. powers: how they are computed, of row_math.
+    The sum is taken of the values before rounding. may_store(): waits until their columns are free; powers: how they
+    are computed, of row_math.
 
     order.sum_early    the sum fills the gaps between exponentials
     otherwise          P must be there soon: the sum comes last. The bias is read again, from shared memory, after
@@ -70,6 +72,8 @@ def write_probabilities(
         here = frozenset(pair - first // 2 for pair in emulated)
         values = powers(scores[first : first + quarter], scale_log2, bias, here)
         words = row_math.pack(values, cfg.p_dtype)
+        if first == 0:
+            may_store()
         tensor_memory.store(address + first * cfg.dtype_bytes // 4, words)
         if order.sum_early:
             sums = row_math.add_values(sums, values)

@@ -1,4 +1,4 @@
-"""The attention kernel as a subject of planted defects: five configurations, half a second a run.
+"""The attention kernel as a subject of planted defects: seven configurations, half a second a run.
 
 Every CTA runs several work tiles (in order it claims the whole grid), because much of what can go wrong is that the
 second one meets what the first one left behind.
@@ -14,6 +14,7 @@ d64_lagged     3 heads, 200 queries x 300 keys, the reference of a row from the 
                is run again while a head is left, and one when none is
 lone           packed sequences, 1 head of depth 64: two query tiles, two lone work tiles, two query tiles, one lone; of
                three and five key tiles, so that the barriers of the two warpgroups are in different parities
+d128_crossed   that of d128_full with P in the columns of the other S (p_crossed.py), which nobody gets unasked
 one_tile       2 heads, 128 queries x 600 keys, the kernel of one query tile: 2 work tiles of three even and two odd key
                tiles, the last of them masked; 20 tiles go through a ring of five slots
 """
@@ -21,13 +22,16 @@ one_tile       2 heads, 128 queries x 600 keys, the kernel of one query tile: 2 
 import contextlib
 import os
 import warnings
+from inspect import signature
 from itertools import accumulate
 
 import torch
 
-from cute_fa4 import emulator, flash_attn_func, flash_attn_varlen_func
+from cute_fa4 import compile_cache, emulator, flash_attn_func, flash_attn_varlen_func
 from cute_fa4.calls import repeat
 from cute_fa4.compiler import policy
+from cute_fa4.sm100.mha2q.kernel import SM100MHA2Q
+from tests.emulator.mutations.attention_places import CONFIGS, CROSSED
 from tests.emulator.mutations.mutant import Subject
 
 # Scores of normal q and k have the standard deviation 1; in units of log2, SPREAD times 1.44. A row's
@@ -75,6 +79,21 @@ def run(heads, seqlen_q, seqlen_k, head_dim, causal, level, maximum="exact", mak
         return flash_attn_func(q, k, v, causal=causal, return_lse=True, out=out)
 
     return executed(call, q, level, maximum)
+
+
+def run_order(heads, seqlen_q, seqlen_k, head_dim, level, config):
+    """The same of a configuration that no call chooses."""
+    q, k, v = tensors(heads, seqlen_q, seqlen_k, head_dim)
+    given = dict(mQ=q, mK=k, mV=v, max_seqlen_q=seqlen_q, softmax_scale=head_dim**-0.5)
+    names = [n for n in signature(SM100MHA2Q.__call__).parameters if n not in ("self", "stream")]
+
+    def call(out):
+        lse = torch.empty(1, heads, seqlen_q)
+        function = compile_cache.function_for(config, "emulator")
+        function(*({**given, "mO": out, "mLSE": lse}.get(name) for name in names))
+        return out, lse
+
+    return executed(call, q, level)
 
 
 def run_packed(queries, keys, head_dim, level):
@@ -126,6 +145,9 @@ def subjects(level):
         "d128_full": Subject("d128_full", run(3, 256, 300, 128, False, level)),
         "d64_causal": Subject("d64_causal", run(2, 300, 300, 64, True, level)),
         "d64_lagged": Subject("d64_lagged", run(3, 200, 300, 64, False, level, "auto", jumping)),
+        "d128_crossed": Subject(
+            "d128_crossed", run_order(2, 256, 300, 128, level, CONFIGS[CROSSED])
+        ),
         "one_tile": Subject("one_tile", run(2, 128, 600, 128, False, level)),
         "lone": Subject("lone", run_packed([300, 100, 300], [300, 600, 260], 64, level)),
         "d64_few_keys": Subject("d64_few_keys", run(2, 600, 100, 64, True, level)),

@@ -22,7 +22,7 @@ from cute_fa4.sm100.config import FA4Config
 from tests.emulator.mutations.edits import WAIT, Place, PlantingError, lines, move, replace
 
 FULL, CAUSAL, FEW_KEYS = "d128_full", "d64_causal", "d64_few_keys"
-ONE_TILE, LONE, LAGGED = "one_tile", "lone", "d64_lagged"
+ONE_TILE, LONE, LAGGED, CROSSED = "one_tile", "lone", "d64_lagged", "d128_crossed"
 CONFIGS = {
     name: choose_config(
         qkv_dtype="bf16", head_dim=depth, causal=causal, write_lse=True, maximum="exact"
@@ -30,6 +30,7 @@ CONFIGS = {
     for name, depth, causal in ((FULL, 128, False), (CAUSAL, 64, True), (FEW_KEYS, 64, True))
 }
 CONFIGS[LAGGED] = choose_config(qkv_dtype="bf16", head_dim=64, write_lse=True)
+CONFIGS[CROSSED] = choose_config(qkv_dtype="bf16", head_dim=128, write_lse=True, order="p_crossed")
 CONFIGS[ONE_TILE] = choose_config(qkv_dtype="bf16", head_dim=128, write_lse=True, family="mha1q")
 CONFIGS[LONE] = choose_config(
     qkv_dtype="bf16",

@@ -1,0 +1,124 @@
+"""MMA warp where P_0 lies in the columns of S_1 and P_1 in those of S_0: the next S comes before P V, in as few columns.
+
+    p_beside_s.py    | S0 | P0 | S1 | P1 |     the same order of products
+    p_crossed.py     | S0 P1   | S1 P0   |
+
+    n = 0            S0 = Q0 K0                       S1 = Q1 K0
+    n = 1, 2, ...    S0 = Q0 Kn   O0 += P0 V(n-1)     S1 = Q1 Kn   O1 += P1 V(n-1)
+    at the end                    O0 += P0 V(last)                 O1 += P1 V(last)
+
+S_i of the next tile is made while softmax works on this one, as with P beside S. Who may write where, in key tile n:
+
+    S0(n) over P1(n-2)    issued behind P1 V(n-2)
+    P1(n) over S0(n+1)    softmax 1 waits until softmax 0 has read it; of the last tile, until S0(n) has been read
+    S1(n) over P0(n-1)    issued behind P0 V(n-1)
+    P0(n) over S1(n)      softmax 0 waits until softmax 1 has read it
+
+So the warpgroups take turns: P1(n) is stored while softmax 0 is at S0(n+1). s_free says to the MMA warp that S_i may be
+made again, and to the other warpgroup that its columns are free. A warpgroup looks at every phase of the other's:
+softmax 1 at s_free[0] of its tile before it raises its own, on which softmax 0 waits before it comes to the next one.
+
+A work tile ends before the next one begins: its last P1 lies where the next S0 comes.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from ..instructions import tensor_memory
+from ..kernel_args import Events, KernelArgs, Smem
+from ..operands.kv_buffer import KVBuffer, KVBufferConfig
+from ..steps.products import multiply_pv, multiply_qk
+from ..sync.pipelines import KVConsumerPipeline
+from ..work.queue import NO_MORE, WorkQueue
+from ..work.tile import Work
+from .p_beside_s import PBesideSCode
+
+
+@cute.jit
+def run(
+    cfg: cutlass.Constexpr,
+    args: KernelArgs,
+    smem: Smem,
+    tmem: Int32,
+    events: Events,
+    kv: KVConsumerPipeline,
+    queue: WorkQueue,
+):
+    k = KVBuffer(KVBufferConfig.for_k(cfg), smem.kv_address)
+    v = KVBuffer(KVBufferConfig.for_v(cfg), smem.kv_address)
+    at_k = kv.first()
+    at_v = kv.advance_to_v(at_k)
+    phase = Int32(1)  # of S and P of the key tile before
+    number, q_phase = Int32(0), Int32(0)
+    count = queue.next(cfg, args, number).tiles.count
+    while count != NO_MORE:
+        for n in cutlass.range(count, unroll=1):
+            for i in cutlass.range_constexpr(cfg.tiles.num_q):
+                if n == 0:
+                    events.q_full.wait(i, q_phase)
+                events.s_free.wait(i, phase)
+                tensor_memory.fence_after()
+                multiply_qk(cfg, smem, k, tmem, kv, at_k, i, wait=i == 0)
+                events.s_ready.commit(i)
+                if n == count - 1:
+                    events.q_free.commit(i)
+                if cutlass.const_expr(i == cfg.tiles.num_q - 1):
+                    kv.release(at_k)
+                if n > 0:
+                    if cutlass.const_expr(i == 0):
+                        kv.wait_v(at_v)
+                    multiply_pv(cfg, v, tmem, events, at_v.slot.index, i, phase, n > 1)
+                    events.pv_done.commit(i)
+            if n > 0:
+                kv.release(at_v)
+                at_v = kv.step_tile(at_v)
+            at_k = kv.step_tile(at_k)
+            phase = phase ^ 1
+        if count > 0:
+            kv.wait_v(at_v)
+            for i in cutlass.range_constexpr(cfg.tiles.num_q):
+                multiply_pv(cfg, v, tmem, events, at_v.slot.index, i, phase, count > 1)
+                if cutlass.const_expr(i == cfg.tiles.num_q - 1):
+                    kv.release(at_v)
+                events.pv_done.commit(i)
+                events.o_ready.commit(i)
+            at_v = kv.step_tile(at_v)
+            q_phase = q_phase ^ 1
+        number = number + 1
+        count = queue.next(cfg, args, number).tiles.count
+
+
+@cute.jit
+def see_the_other(events: Events, i: Int32, phase: Int32):
+    """Softmax 1: S0 of this key tile has been read."""
+    if i == 1:
+        events.s_free.wait(0, phase)
+
+
+@cute.jit
+def wait_for_columns(events: Events, work: Work, n: Int32, i: Int32, phase: Int32):
+    """Until the columns of P_i are free."""
+    if i == 0:
+        events.s_free.wait(1, phase)
+    elif n != work.tiles.first + work.tiles.count - 1:
+        events.s_free.wait(0, phase ^ 1)
+    tensor_memory.fence_after()
+
+
+@dataclass(frozen=True)
+class PCrossedCode(PBesideSCode):
+    """P_i where the other S is: s_free is also for the other warpgroup."""
+
+    run = staticmethod(run)
+
+    def may_free_s(self, events, i, phase):
+        see_the_other(events, i, phase)
+
+    def may_store_p(self, events, work, n, i, phase):
+        wait_for_columns(events, work, n, i, phase)
+
+    def p_at(self, cfg, s_address, i):
+        return s_address + (1 - 2 * i) * (cfg.tmem.p[0] - cfg.tmem.s[0])

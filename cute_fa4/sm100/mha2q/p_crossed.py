@@ -1,4 +1,4 @@
-"""MMA warp where P_0 lies in the columns of S_1 and P_1 in those of S_0: the next S comes before P V, in as few columns.
+"""MMA warp where P_0 lies in the columns of S_1 and P_1 in those of S_0: the next S comes before P V, in few columns.
 
     p_beside_s.py    | S0 | P0 | S1 | P1 |     the same order of products
     p_crossed.py     | S0 P1   | S1 P0   |

@@ -39,10 +39,9 @@ def test_prompts_and_decode_steps_of_one_launch(depth, store_q, store_kv):
     batch = Batch.draw(QUERIES, KEYS, heads=(1, 1), depth=depth)
     out, lse = run(store_q(batch), store_kv(batch), causal=True)
     assert_agrees(batch, out, lse, visible=causal)
-    for mode, seed in (("hostile", 0), ("random", 1)):
-        again = run(store_q(batch), store_kv(batch), causal=True, mode=mode, seed=seed)
-        for found, expected in zip(split(batch, *again), split(batch, out, lse), strict=True):
-            assert all(map(torch.equal, found, expected)), mode
+    again = run(store_q(batch), store_kv(batch), causal=True, mode="hostile")
+    for found, expected in zip(split(batch, *again), split(batch, out, lse), strict=True):
+        assert all(map(torch.equal, found, expected))
 
 
 def test_kernels_whose_queries_differ_in_length_have_lone_tiles():

@@ -192,13 +192,13 @@ def test_what_keeps_the_family_from_being_chosen(monkeypatch, every_height):
 
 
 @pytest.mark.parametrize(
-    "rows, arch, split", [(8, "sm_103a", True), (32, "sm_100a", False), (64, "sm_103a", True)]
+    "rows, arch, split", [(8, "sm_103a", "shared"), (32, "sm_100a", ""), (64, "sm_103a", "parts")]
 )  # fmt: skip
-def test_code_has_no_spills_and_a_maximum_is_one_instruction_a_row(rows, arch, split):
+def test_code_has_no_spills_and_a_maximum_is_one_instruction_a_row(rows, arch, split, tmp_path):
     cfg = FA4Config(
         qk_depth=128, group=8, pack_gqa=True, kv_layout="paged", page_size=16, seqused_k=True, write_lse=True,
-        mask=masks.Causal(), split_keys=split, o_dtype="f32" if split else None, arch=arch,
-        schedule=SwappedTile(rows=rows),
+        mask=masks.Causal(), split_keys=bool(split), share_keys=split == "shared", o_dtype="f32" if split else None,
+        arch=arch, schedule=SwappedTile(rows=rows),
     )  # fmt: skip
     ptx, cubin = compile_artifacts(cfg)
     assert not re.search(r"\.local\b", ptx)
@@ -206,3 +206,6 @@ def test_code_has_no_spills_and_a_maximum_is_one_instruction_a_row(rows, arch, s
     assert resources.stack_bytes == 0 and resources.registers <= 255
     # The code of a tile is there twice, masked and unmasked.
     assert ptx.count("redux.sync.max.f32") == 2 * rows
+    # Copies whose coordinates the compiler does not know to be uniform are in a loop over the lanes.
+    (tmp_path / "cubin").write_bytes(cubin)
+    assert "BRA.U.ANY" not in nvdisasm.disassemble(tmp_path / "cubin")

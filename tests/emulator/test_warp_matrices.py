@@ -46,6 +46,33 @@ def test_ldmatrix_gives_each_lane_its_two_elements(tiles, transposed):
         assert np.array_equal(out[:, tile], low.astype(np.uint32) | high.astype(np.uint32) << 16)
 
 
+@pytest.mark.parametrize("tiles", [1, 2, 4])
+def test_stmatrix_of_bytes_writes_columns_as_rows(tiles):
+    """Register r of lane l, byte i: row 8 r + 2 (l % 4) + i % 2, byte l / 4 + 8 (i / 2)."""
+    values = aligned(np.arange(128, dtype=np.uint32).reshape(32, 4) * np.uint32(0x9E3779B1))
+    out = aligned(np.zeros((32, 16), np.uint8))
+    registers = ", ".join(f"%r{20 + i}" for i in range(tiles))
+    run_ptx(
+        START + f"""
+        ld.global.v4.b32 {{%r20, %r21, %r22, %r23}}, [%rd1]; mov.b32 %r10, 0;
+        st.shared.v4.b32 [%r3], {{%r10, %r10, %r10, %r10}}; bar.warp.sync -1;
+        stmatrix.sync.aligned.m16n8.x{tiles}.trans.shared.b8 [%r3], {{{registers}}}; bar.warp.sync -1;
+        ld.shared.v4.b32 {{%r20, %r21, %r22, %r23}}, [%r3];
+        st.global.v4.b32 [%rd3], {{%r20, %r21, %r22, %r23}};
+        """,
+        values, out, shared=1024, checks="ptx",
+    )  # fmt: skip
+    written = values.view(np.uint8).reshape(32, 4, 4)
+    expected = np.zeros((32, 16), np.uint8)
+    for lane in range(32):
+        for r in range(tiles):
+            for i in range(4):
+                expected[8 * r + 2 * (lane % 4) + i % 2, lane // 4 + 8 * (i // 2)] = written[
+                    lane, r, i
+                ]
+    assert np.array_equal(out, expected)
+
+
 @pytest.mark.parametrize("transposed", ["", ".trans"])
 def test_stmatrix_is_the_inverse_of_ldmatrix(transposed):
     rows = aligned(np.arange(256, dtype=np.uint16).reshape(32, 8))

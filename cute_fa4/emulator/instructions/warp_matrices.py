@@ -3,6 +3,8 @@
     ldmatrix.m8n8     lane l gives the address of row l % 8 of tile l / 8, 16 bytes
                       lane l holds elements (l / 4, 2 (l % 4)) and (l / 4, 2 (l % 4) + 1) of each tile
         .trans        the same of the transposed tile
+    stmatrix.m16n8    .trans.b8: lane l of the first 8, 16 or 32 gives the address of row l of 16 bytes
+                      lane l holds bytes (2 (l % 4), l / 4), (2 (l % 4) + 1, l / 4), and the same of l / 4 + 8
 
     fragments of mma.sync, g = lane / 4, t = lane % 4, w = elements in a 32-bit register (k = 8 w, or 4 w: one half)
         A (16 x k)    registers: rows g, g + 8, g, g + 8; columns w t .. in the first half of k, first, second, second
@@ -69,6 +71,25 @@ def stmatrix(warp, ins, match):
         place = tile.T if transposed else tile
         place[_G, 2 * _T], place[_G, 2 * _T + 1] = values & 0xFFFF, values >> np.uint32(16)
     scatter(warp, "shared", addresses, out.reshape(8 * tiles, 8), 16)
+    warp.note_progress()
+
+
+@instruction(
+    pattern=r"stmatrix\.sync\.aligned\.m16n8\.x([124])\.trans(?:\.shared(?:::cta)?)?\.b8",
+    aligned=True,
+)
+def stmatrix_bytes(warp, ins, match):
+    """[row], {r0, ...}: 8 rows of 16 bytes from each register of four bytes a lane (as CUTLASS's copy traits)."""
+    tiles = int(match[1])
+    addresses = _row_addresses(warp, ins.operands[0], 8 * tiles, ins.opcode)
+    source = ins.operands[1]
+    registers = source.items if isinstance(source, Vec) else (source,)
+    out = np.empty((tiles, 8, 16), np.uint8)
+    for tile, register in zip(out, registers, strict=True):
+        parts = np.ascontiguousarray(warp.read32(register)).view(np.uint8).reshape(32, 4)
+        for i in range(4):
+            tile[2 * _T + i % 2, _G + 8 * (i // 2)] = parts[:, i]
+    scatter(warp, "shared", addresses, out.reshape(8 * tiles, 16), 16)
     warp.note_progress()
 
 

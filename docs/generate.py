@@ -1,4 +1,5 @@
-"""Write what follows from the code: docs/barriers.md, docs/layouts.md, the tree of docs/architecture.md, plots.
+"""Write what follows from the code: docs/barriers.md, docs/layouts.md, the tree of docs/architecture.md, plots, the
+count of PTX spellings in docs/emulator.md.
 
 The plots are drawn from the tables of docs/performance.md, which benchmarks/model.py writes.
 
@@ -20,6 +21,7 @@ from cute_fa4.layouts import pictures  # noqa: E402
 from cute_fa4.sm100.choose_config import choose_config  # noqa: E402
 from cute_fa4.sm100.config import FA4Config, LatentTile, OneTile, Pair, SwappedTile, WideTile  # noqa: E402
 from cute_fa4.sm100.sync.barriers import BarrierTable  # noqa: E402
+from tests.emulator import spellings  # noqa: E402
 
 
 def barriers_document() -> str:
@@ -168,10 +170,15 @@ def tree() -> str:
 
 def with_tree(page: str) -> str:
     """A page with the tree between its marks. ValueError without the marks."""
-    pattern = re.compile(r"(<!-- tree: [^\n]*-->\n).*?(<!-- /tree -->)", re.DOTALL)
+    return between_marks(page, "tree", tree())
+
+
+def between_marks(page: str, name: str, text: str) -> str:
+    """A page with a text between the marks of a name. ValueError without the marks."""
+    pattern = re.compile(rf"(<!-- {name}: [^\n]*-->\n).*?(<!-- /{name} -->)", re.DOTALL)
     if not pattern.search(page):
-        raise ValueError("no marks <!-- tree: ... --> and <!-- /tree -->")
-    return pattern.sub(lambda found: f"{found[1]}{tree()}\n{found[2]}", page)
+        raise ValueError(f"no marks <!-- {name}: ... --> and <!-- /{name} -->")
+    return pattern.sub(lambda found: f"{found[1]}{text}\n{found[2]}", page)
 
 
 def performance_plots() -> dict[str, str]:
@@ -185,6 +192,9 @@ def documents() -> dict[Path, str]:
         DOCS / "layouts.md": generated + pictures.document(),
         **{DOCS / "pictures" / name: svg for name, svg in performance_plots().items()},
         DOCS / "architecture.md": with_tree((DOCS / "architecture.md").read_text()),
+        DOCS / "emulator.md": between_marks(
+            (DOCS / "emulator.md").read_text(), "spellings", spellings.table()
+        ),
     }
 
 

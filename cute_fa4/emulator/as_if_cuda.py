@@ -4,7 +4,8 @@
         import their_example                      whatever it does at import happens inside, too
         their_example.run(512, 512, 64)           tensors "on cuda" are CPU tensors; launches execute here
 
-    torch      .cuda(), device="cuda": memory of the CPU, aligned as CUDA's; streams, events, synchronize: nothing
+    torch      .cuda(), device="cuda": memory of the CPU, aligned as CUDA's; is_cuda: True
+               streams, events, synchronize: nothing, and NaN between two events
     cutlass    HardwareInfo of a B200; cute.compile and calls of @cute.jit functions: compiled for the emulator
                from_dlpack: a tensor that claims to live on a GPU; testing.benchmark: NaN, nothing is timed
 
@@ -52,10 +53,15 @@ def _is_cuda(device):
     return device is not None and str(device).startswith("cuda") or type(device) is int
 
 
+_IS_CUDA = torch.Tensor.is_cuda.__get__
+
+
 class _OnTheCPU(TorchFunctionMode):
-    """Replaces device="cuda" in every call of torch."""
+    """Replaces device="cuda" in every call of torch; tensors say that they are there."""
 
     def __torch_function__(self, function, types_, args=(), kwargs=None):
+        if function == _IS_CUDA:
+            return True
         kwargs, here = dict(kwargs or {}), False
         if _is_cuda(kwargs.get("device")):
             kwargs["device"], here = "cpu", True
@@ -87,6 +93,24 @@ def _aligned(tensor):
     return flat.as_strided(tensor.shape, tensor.stride()).copy_(tensor)
 
 
+class _Event:
+    """Stands in for torch.cuda.Event: nothing is timed."""
+
+    def __init__(self, **_):
+        pass
+
+    def record(self, *_):
+        """Nothing happens; the launches before have ended."""
+
+    synchronize = wait = record
+
+    def query(self):
+        return True
+
+    def elapsed_time(self, _):
+        return float("nan")
+
+
 def _torch_patches():
     stream = types.SimpleNamespace(cuda_stream=0, synchronize=lambda: None)
     properties = types.SimpleNamespace(
@@ -98,6 +122,7 @@ def _torch_patches():
         "current_device": lambda: 0,
         "set_device": lambda _: None,
         "synchronize": lambda *_: None,
+        "Event": _Event,
         "current_stream": lambda *_: stream,
         "default_stream": lambda *_: stream,
         "get_device_capability": lambda *_: (10, 0),

@@ -89,7 +89,7 @@ def claim_cuda(value):
     if (
         type(value).__module__.partition(".")[0] == "torch"
         and hasattr(value, "data_ptr")
-        and not value.is_cuda
+        and value.device.type != "cuda"
     ):
         return as_cuda(value)
     return value

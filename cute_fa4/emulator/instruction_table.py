@@ -124,6 +124,14 @@ def lookup(opcode, ins=None):
     ins, when given, adds the PTX line and the Python line to the UnknownInstruction that is raised
     for an opcode without a meaning.
     """
+    entry = find(opcode)
+    if entry is None:
+        raise _unknown(opcode, ins)
+    return entry
+
+
+def find(opcode):
+    """The Entry of an opcode, or None where it has no meaning."""
     table = _whole_table()
     entry = table.entries.get(opcode)
     if entry is not None:
@@ -134,7 +142,7 @@ def lookup(opcode, ins=None):
             entry = Entry(opcode, _bind(function, match), aligned)
             table.entries[opcode] = entry
             return entry
-    raise _unknown(opcode, ins)
+    return None
 
 
 def is_lanes(opcode):

@@ -36,6 +36,7 @@ CHECKS = {
     "phase_passed_twice": "a phase of an mbarrier completed before anybody looked at the one before",
     "bytes_missing_at_end": "a CTA ended while an mbarrier was still waiting for bytes",
     "uneven_arrivals_at_end": "a CTA ended while an mbarrier had some, but not all, of its arrivals",
+    "store_at_end": "a CTA ended while a bulk store of it was still to read its shared memory",
     "equal_writes": "two warps wrote the same bytes to the same place without order (checks/equal_writes.py)",
 }
 """Names accepted by use(checks=...): notes of these kinds are raised at the end of the launch."""

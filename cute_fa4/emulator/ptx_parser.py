@@ -66,6 +66,8 @@ _INTEGER = re.compile(r"[+-]?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|0[0-7]*|[1-9]\d*)U?
 _FLOAT_BITS = re.compile(r"(-?)0([fFdD])([0-9a-fA-F]+)$")
 _DECIMAL = re.compile(r"[+-]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d+)?$")
 _GUARD = re.compile(r"@(!?)\s*([%\w$.]+)\s+(.*)", re.S)
+# A vector or an address may follow without a space.
+_OPCODE = re.compile(r"([^\s{\[]+)\s*(.*?)\s*$", re.DOTALL)
 # The compiler counts lines inside of inline assembly from the line of the statement: .loc 2 69 is the third line of a
 # text that stands at line 67, where the file says something else.
 _INLINE_ASM = re.compile(
@@ -346,8 +348,7 @@ class _Parser:
                 self._refuse(f"{m[2]} is not a predicate", None, text, line)
             guard = (register.index, m[1] == "!")
             body = m[3]
-        opcode, *rest = body.split(None, 1)
-        rest = rest[0].strip() if rest else ""
+        opcode, rest = _OPCODE.match(body).groups()
         operands = (
             tuple(self._operand(o, scope, opcode, text, line) for o in _split(rest)) if rest else ()
         )

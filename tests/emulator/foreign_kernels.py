@@ -1,24 +1,39 @@
 """Kernels of others, unmodified, on the emulator: which, how they are called, and the table of docs/emulator.md.
 
     git clone https://github.com/NVIDIA/cutlass && git -C cutlass checkout 7107b0553
-    python -m tests.emulator.foreign_kernels cutlass --docs          runs all, writes the table
+    git clone https://github.com/deepseek-ai/DeepGEMM && git -C DeepGEMM checkout 54e2261
+    pip install flash-attn-4 quack-kernels
+    CUTLASS=cutlass DEEPGEMM=DeepGEMM python -m tests.emulator.foreign_kernels cutlass --docs
 
-Each is an example with a check of its own: it computes a reference, compares, and raises where it differs. A case runs
-in a process of its own at level "hardware"; where that reports something, once more without checks, to see the numbers.
+runs all and writes the table.
+
+Each is an example with a check of its own, or a call of foreign_calls.py: it computes a reference, compares, and raises
+where it differs. A case runs in a process of its own at level "hardware"; where that reports something, once more
+without checks, to see the numbers; and at level "ptx", to see what that asks for in addition. Which spellings of PTX
+the cases execute is kept for the count of spellings.py.
 """
 
 import argparse
+import importlib.metadata
+import importlib.util
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.emulator import spellings
+
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = "examples/python/CuTeDSL"
+CUTLASS = "CUTLASS"
 VERSION = "CUTLASS 7107b0553"
+DEEPGEMM = "DeepGEMM 54e2261"
+PACKAGES = {"flash-attn-4": "flash_attn", "quack": "quack"}  # origin -> module
+DISTRIBUTIONS = {"flash-attn-4": "flash-attn-4", "quack": "quack-kernels"}
 _MARKS = (
     "<!-- foreign: written by python -m tests.emulator.foreign_kernels DIR --docs -->",
     "<!-- /foreign -->",
@@ -30,6 +45,7 @@ class Case:
     """One example: its file below cute/blackwell, and a call with the module as m and cutlass as c.
 
     reports  class of the error that level "hardware" raises, "" where it is clean        why  what the report is about
+    origin   CUTLASS; or DeepGEMM, or one of PACKAGES: then file is the file of the kernel, and m is foreign_calls
     """
 
     name: str
@@ -37,6 +53,21 @@ class Case:
     call: str
     reports: str = ""
     why: str = ""
+    origin: str = CUTLASS
+
+    def missing(self, cutlass):
+        """What is not here that the case needs, "" when it can run."""
+        if self.origin == "DeepGEMM":
+            here = shutil.which("nvcc") and os.environ.get("DEEPGEMM") and os.environ.get("CUTLASS")
+            return "" if here else "no nvcc, or DEEPGEMM=DIR and CUTLASS=DIR do not name checkouts"
+        if self.origin != CUTLASS:
+            found = importlib.util.find_spec(PACKAGES[self.origin])
+            return "" if found else f"no {self.origin}: pip install {DISTRIBUTIONS[self.origin]}"
+        if cutlass and (Path(cutlass) / EXAMPLES / "cute/blackwell" / self.file).is_file():
+            return ""
+        return (
+            "no checkout of CUTLASS: git clone https://github.com/NVIDIA/cutlass, and CUTLASS=DIR"
+        )
 
 
 _GEMM = "m.run_dense_gemm((256, 256, 128), 1e-1)"
@@ -102,6 +133,61 @@ CASES = (
         "m.run((1, 1, 1, 1, 2, 64, 128, 128), c.BFloat16, c.Float32, c.Float32, 'none', 5e-1, False, False, 0, 1, "
         "False)",
     ),
+    Case(
+        "MLA decode, fp8",
+        "kernel/attention/mla/mla_decode_fp8.py",
+        "m.run(1, 1, 256, 128, 512, 64, c.Float8E4M3FN, c.Float8E4M3FN, c.Float32, c.Float32, (128, 128), (128, 256), "
+        "1, False, False, False, 128, 0.04, 1.0, 0.0, 1e-1, 0, 1, False, False)",
+        "RaceError",
+        "the row maxima that warps exchange are overwritten for the next tile, and nothing orders that after the reads",
+    ),
+    Case(
+        "mixed-input GEMM, int8 x bf16",
+        "kernel/mixed_input_gemm/mixed_input_gemm.py",
+        "m.run((128, 128, 128, 1), 0, 0, c.Int8, c.BFloat16, c.BFloat16, c.Float32, 'k', 'k', 'n', (128, 128, 64), "
+        "(1, 1), False, True, 1e-1, 0, 1, False, False)",
+    ),
+    Case(
+        "mixed-input GEMM, int4 x bf16, CTA pairs",
+        "kernel/mixed_input_gemm/mixed_input_gemm.py",
+        "m.run((256, 128, 256, 1), 1, 128, c.Int4, c.BFloat16, c.BFloat16, c.Float32, 'k', 'k', 'n', (256, 128, 128), "
+        "(2, 1), True, True, 1e-1, 0, 1, False, False)",
+    ),
+    Case(
+        "blockwise-scaled GEMM, fp8",
+        "kernel/blockwise_gemm/blockwise_gemm.py",
+        "m.run((128, 128, 256, 1), c.Float8E4M3FN, c.BFloat16, c.Float32, c.Float32, 'k', 'k', 'n', (128, 128), (1, 1),"
+        " False, 1e-1, 0, 1, False)",
+    ),
+    Case(
+        "nvfp4 GEMM, pipelined",
+        "tutorial/tutorial_gemm/nvfp4_gemm_1.py",
+        "m.run_nvfp4_gemm((256, 256, 512, 1), 1e-1, 0, 1, False, False)",
+    ),
+    *(
+        Case(
+            name,
+            f"kernel/dense_gemm/{file}.py",
+            f"m.run((256, 256, 128, 1), {_HALVES}, 'k', 'k', 'n')",
+        )
+        for name, file in (
+            ("GEMM, CTA pairs", "dense_gemm"),
+            ("GEMM, software pipeline", "dense_gemm_software_pipeline"),
+            ("persistent GEMM, prefetch", "dense_gemm_persistent_prefetch"),
+        )
+    ),
+    Case("forward, causal", "flash_fwd_sm100.py", "m.attention()", origin="flash-attn-4"),
+    Case(
+        "backward, causal",
+        "flash_bwd_sm100.py",
+        "m.attention(backward=True)",
+        origin="flash-attn-4",
+    ),
+    Case("softmax", "softmax.py", "m.softmax()", origin="quack"),
+    Case("RMSNorm", "rmsnorm.py", "m.rmsnorm()", origin="quack"),
+    Case("cross entropy", "cross_entropy.py", "m.cross_entropy()", origin="quack"),
+    Case("GEMM", "gemm_sm100.py", "m.gemm()", origin="quack"),
+    Case("bf16 GEMM, by nvcc", "sm100_bf16_gemm.cuh", "m.deep_gemm()", origin="DeepGEMM"),
 )
 
 _CHILD = """
@@ -112,34 +198,43 @@ from cute_fa4.emulator.as_if_cuda import as_if_cuda
 import torch
 from tests.emulator.scaled_mm import scaled_mm
 torch._scaled_mm = scaled_mm
-examples, file, call, checks = sys.argv[1:]
+origin, examples, file, call, checks = sys.argv[1:]
 path = os.path.join(examples, "cute/blackwell", file)
-sys.path[:0] = [os.path.dirname(path), examples]
+if origin == "CUTLASS":
+    sys.path[:0] = [os.path.dirname(path), examples]
 said = {"error": "", "message": ""}
 with as_if_cuda():
-    spec = importlib.util.spec_from_file_location("example", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["example"] = module
-    spec.loader.exec_module(module)
+    if origin == "CUTLASS":
+        spec = importlib.util.spec_from_file_location("example", path)
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["example"] = module
+        spec.loader.exec_module(module)
+    else:
+        from tests.emulator import foreign_calls as module
     import cutlass
     with emulator.use(checks=checks or None) as run:
         try:
             eval(call, {"m": module, "c": cutlass})
         except Exception as error:
             said = {"error": type(error).__name__, "message": str(error).split("\\n")[0]}
+from tests.emulator.spellings import known
 said |= {"launches": run.launches, "instructions": run.instructions, "notes": len(run.notes)}
+said["spellings"] = sorted(known() & set(run.opcodes))
 print("\\nSAID " + json.dumps(said))
 """
 
 
 def run(case, cutlass, checks="hardware"):
     """What a case says: error (class, "" when its own check passed), message, launches, instructions, notes."""
-    environment = {**os.environ, "CUTE_DSL_ARCH": "sm_100a"}
+    environment = {**os.environ, "CUTE_DSL_ARCH": "sm_100a", "QUACK_CACHE_ENABLED": "0"}
     environment["PYTHONPATH"] = os.pathsep.join(
         filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))
     )
     done = subprocess.run(
-        [sys.executable, "-c", _CHILD, str(Path(cutlass) / EXAMPLES), case.file, case.call, checks],
+        [
+            sys.executable, "-c", _CHILD, case.origin, str(Path(cutlass or ".") / EXAMPLES), case.file, case.call,
+            checks,
+        ],
         capture_output=True, text=True, env=environment, timeout=1200,
     )  # fmt: skip
     found = re.search(r"^SAID (.*)$", done.stdout, re.M)
@@ -154,7 +249,7 @@ def run(case, cutlass, checks="hardware"):
 
 
 def row(case, cutlass):
-    """One line of the table."""
+    """(one line of the table, the spellings that the case executed)."""
     said = run(case, cutlass)
     verdict, clean = "clean", not said["error"]
     numbers = said if clean else run(case, cutlass, checks="")
@@ -165,20 +260,26 @@ def row(case, cutlass):
         if not numbers["error"]
         else f"{numbers['error']}: {numbers['message']}"
     )
-    return (
-        f"| {case.name} | {Path(case.file).name} | {numbers['launches']} | {numbers['instructions']:,} | {verdict} "
-        f"| {right} |"
+    written = run(case, cutlass, checks="ptx")["error"] or "clean"
+    line = (
+        f"| {case.origin} | {case.name} | {Path(case.file).name} | {numbers['launches']} | {numbers['instructions']:,} "
+        f"| {verdict} | {written} | {right} |"
     )
+    return line, numbers.get("spellings", [])
 
 
 def write_docs(lines):
     """Put the table between its marks."""
     path = ROOT / "docs" / "emulator.md"
+    versions = ", ".join(
+        f"{name} {importlib.metadata.version(DISTRIBUTIONS[name])}" for name in PACKAGES
+    )
     head = (
-        f"Origin: {VERSION}, `{EXAMPLES}/cute/blackwell`; checks: level `hardware`. Instructions are those of all "
-        "launches of an example, its conversions of inputs included.\n\n"
-        "| kernel | file | launches | warp instructions | verdict of the checks | against its own reference |\n"
-        "|---|---|---:|---:|---|---|\n"
+        f"Origins: {VERSION}, `{EXAMPLES}/cute/blackwell`; {versions}; {DEEPGEMM}. Instructions are those of all "
+        "launches of an example, its conversions of inputs included. At level `ptx` the first report of each is named.\n\n"
+        "| origin | kernel | file | launches | warp instructions | level `hardware` | level `ptx` "
+        "| against a reference |\n"
+        "|---|---|---|---:|---:|---|---|---|\n"
     )
     begin, end = _MARKS
     text = path.read_text()
@@ -193,13 +294,17 @@ def main(argv=None):
     parser.add_argument("--docs", action="store_true", help="write the table of docs/emulator.md")
     parser.add_argument("--only", default="", help="cases whose name has this in it")
     options = parser.parse_args(argv)
-    lines = []
+    lines, executed = [], {}
     for case in CASES:
-        if options.only in case.name:
-            lines.append(row(case, options.cutlass))
-            print(lines[-1], flush=True)
+        if options.only in f"{case.origin} {case.name}":
+            line, found = row(case, options.cutlass)
+            lines.append(line)
+            executed.setdefault(case.origin, set()).update(found)
+            print(line, flush=True)
     if options.docs:
         write_docs(lines)
+        for origin, found in executed.items():
+            spellings.note("foreign", found, origin)
 
 
 if __name__ == "__main__":

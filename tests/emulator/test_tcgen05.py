@@ -329,8 +329,22 @@ def test_pending_rows_under_ptx_rules():
 def test_refused_accesses(text, warp, address, message):
     bench = Bench()
     fill(bench.tmem)
+    bench.machine.ordering = Ordering("ptx")
     with pytest.raises(EmulatorError, match=message):
         bench.run(f"tcgen05.{text};", warp=warp, r0=address)
+
+
+@pytest.mark.parametrize("level", [None, "hardware"])
+def test_the_first_lanes_mean_the_quarter_of_the_warp(level):
+    """Except at level "ptx": DeepGEMM's epilogues read with lane 0 in every warp."""
+    bench = Bench()
+    fill(bench.tmem)
+    if level:
+        bench.machine.ordering = Ordering(level)
+        bench.tmem.shadow = new_shadow()
+        bench.machine.ordering.begin_cluster(bench.machine.cluster)
+    bench.run("tcgen05.ld.sync.aligned.32x32b.x1.b32 %r1, [%r0];", warp=3, r0=7)
+    assert np.array_equal(bench.get("r1", 3), (96 + np.arange(32)) * 1000 + 7)
 
 
 def test_the_address_must_be_uniform():

@@ -359,10 +359,10 @@ class CopyChecks:
         self.strand = order.launch(warp, is_async)
         self.read_number = self.written_number = 0
 
-    def reads_shared(self, shared, offset, nbytes, awaited=True):
-        """The copy reads a range of shared memory."""
+    def reads_shared(self, shared, offset, nbytes, awaited=True, store=False):
+        """The copy reads a range of shared memory; store: on the way to global memory."""
         self.read_number = self._shared(shared, offset, nbytes, False, "reads its source")
-        self.order.landed(self.strand, self._awaited(awaited))
+        self.order.landed(self.strand, self._awaited(awaited), store)
 
     def writes_shared(
         self, shared, offset, nbytes, awaited=True, after_fenced_reads=False, atomic=False

@@ -28,6 +28,7 @@ from cute_fa4.emulator.checks.clocks import (
 from cute_fa4.emulator.checks.reports import Access, Party
 from cute_fa4.emulator.checks.scopes import CTA, GPU, Published
 from cute_fa4.emulator.errors import BarrierError, InFlightError
+from cute_fa4.emulator.machine.mbarrier import Note
 
 LEVELS = ("ptx", "hardware")
 
@@ -55,11 +56,15 @@ class Word:
 
 @dataclass(eq=False, slots=True)
 class Flight:
-    """An asynchronous operation that somebody must have waited for when its CTA ends."""
+    """An asynchronous operation that somebody must have waited for when its CTA ends.
+
+    store  it is a bulk store, whose source level "hardware" lets a CTA leave behind (DeepGEMM, flash-attn-4's backward)
+    """
 
     actor: int
     number: int
     access: Access
+    store: bool = False
 
 
 class Ordering:
@@ -134,11 +139,14 @@ class Ordering:
             if party.cta != cta.id:
                 rest.append(flight)
                 continue
-            raise InFlightError(
+            text = (
                 f"CTA {cta.id} ended and nobody has waited for: {flight.access.what}; its shared and tensor "
                 "memory must outlive the operation: wait for the mbarrier or the bulk group before the last "
                 f"thread returns\n{flight.access.where()}"
             )
+            if self.ptx or not flight.store:
+                raise InFlightError(text)
+            self.notes.append(Note.of("store_at_end", text))
         self._flights = rest
 
     def _actor(self, is_async=False):
@@ -348,14 +356,14 @@ class Ordering:
         strand = Strand(actor, clock, order.party)
         return strand
 
-    def landed(self, strand, must_be_awaited=None):
+    def landed(self, strand, must_be_awaited=None, store=False):
         """The strand's copy has made its latest access (number ``now``); an Access that must be waited for."""
         strand.clock[HAPPENED, strand.actor] = self.now
         strand.clock[ASYNC_SHARED, strand.actor] = self.now
         strand.clock[ASYNC_GLOBAL, strand.actor] = self.now
         self._last[strand.actor] = self.now
         if must_be_awaited is not None:
-            self._flights.append(Flight(strand.actor, self.now, must_be_awaited))
+            self._flights.append(Flight(strand.actor, self.now, must_be_awaited, store))
 
     def learn_number(self, warp, actor, number, rows=(HAPPENED,)):
         """The warp has waited for the accesses of an actor up to a number."""

@@ -399,7 +399,7 @@ def shared_source(cta, offset, size):
     """read of submit_store: so many bytes of the CTA's shared memory."""
 
     def read(checks):
-        checks.reads_shared(cta.shared, offset, size)
+        checks.reads_shared(cta.shared, offset, size, store=True)
         return cta.shared.read(offset, size)
 
     return read
@@ -463,7 +463,7 @@ def _tensor_store(warp, ins, rank, mode, reduce):
         boxes, nbytes = _boxes(warp, tensor_map, coordinates, mode)
 
         def read(checks, offset=offset, nbytes=nbytes):
-            checks.reads_shared(own.shared, offset, nbytes)
+            checks.reads_shared(own.shared, offset, nbytes, store=True)
             return own.shared.read(offset, nbytes)
 
         def write(data, checks, tensor_map=tensor_map, boxes=boxes, offset=offset):

@@ -168,11 +168,11 @@ def _outgoing(order, warp):
 
 
 def _scope(order, opcode):
-    """PTX ISA: .cta where none is written. Published kernels arrive on other CTAs' mbarriers without a scope."""
+    """PTX ISA: .cta where none is written. Published kernels rely on that for other CTAs' mbarriers, written or not."""
     written = written_scope(opcode)
-    if written is not None:
-        return written
-    return CTA if order.ptx else GPU
+    if written in (None, CTA):
+        return CTA if order.ptx else GPU
+    return written
 
 
 def _check_initialised(order, warp, barrier):

@@ -17,7 +17,7 @@ import numpy as np
 from cute_fa4.emulator.checks import memory as checks
 from cute_fa4.emulator.checks import tensor_maps
 from cute_fa4.emulator.checks.scopes import GPU, written_scope
-from cute_fa4.emulator.errors import EmulatorError, IllegalAccess
+from cute_fa4.emulator.errors import IllegalAccess
 from cute_fa4.emulator.instruction_table import instruction
 from cute_fa4.emulator.machine.warp import FULL, LOCAL_BASE, PARAM_BASE, SHARED_BASE
 from cute_fa4.emulator.ptx_parser import Reg, Sink, Vec
@@ -324,39 +324,58 @@ def red(warp, ins, match):
     _atomic(warp, ins, match, ins.operands[0], ins.operands[1:2])
 
 
+_ASYNC = r"(?:\.shared::cluster)\.mbarrier::complete_tx::bytes"
+
+
 @instruction(
-    pattern=r"red\.async(?:\.relaxed)?(?:\.cluster)?\.shared::cluster\.mbarrier::complete_tx::bytes\.(inc|dec|min|max|add|and|or|xor)\.([us])(32|64)"
+    pattern=rf"red\.async(?:\.relaxed)?(?:\.cluster)?{_ASYNC}\.(inc|dec|min|max|add|and|or|xor)\.([bus])(32|64)"
 )
 def red_async(warp, ins, match):
-    """Asynchronous reduction into another CTA's shared memory: refused until a kernel needs it."""
-    raise warp.located(EmulatorError(f"{ins.opcode} is not supported"))
+    """[a] = op([a], b) in another CTA's shared memory; the mbarrier there receives the bytes at completion."""
+    size = int(match[3]) // 8
+    dtype = np.dtype(f"{'i' if match[2] == 's' else 'u'}{size}")
+
+    def combined(cta, offset, data):
+        old, new = cta.shared.read(offset, size).view(dtype)[0], data.view(dtype)[0]
+        with np.errstate(over="ignore"):
+            return np.array([_apply(match[1], old, new, None)], dtype).view(np.uint8)
+
+    _to_cluster(warp, ins, size, combined)
 
 
 @instruction(
-    pattern=r"st\.async(?:\.weak|\.relaxed\.cluster)?\.shared::cluster\.mbarrier::complete_tx::bytes(?:\.v([24]))?\.([busf])(32|64)"
+    pattern=rf"st\.async(?:\.weak|\.relaxed\.cluster)?{_ASYNC}(?:\.v([24]))?\.([busf])(32|64)"
 )
 def store_async(warp, ins, match):
     """[a] = b in another CTA's shared memory; the mbarrier there receives the bytes at completion."""
+    _to_cluster(warp, ins, int(match[3]) // 8)
+
+
+def _to_cluster(warp, ins, size, combined=None):
+    """[a], b, [mbarrier]: in flight; combined(cta, offset, data) is what is written, None: the data."""
     address, source, mbar = ins.operands
-    count, size = int(match[1] or 1), int(match[3]) // 8
     sources = source.items if isinstance(source, Vec) else (source,)
     issuer, resolve, engine = warp.issuer(), warp.cta.cluster.resolve, warp.cta.machine.engine
     addresses, barriers = warp.address(address), warp.address(mbar)
     columns = [warp.read64(s) if size == 8 else warp.read32(s) for s in sources]
+    name = ".".join(ins.opcode.split(".")[:2])
     for lane in warp.lanes:
         data = np.array([column[lane] for column in columns], _SIZED[size]).view(np.uint8)
         cta, offset = resolve(int(addresses[lane]))
         barrier_cta, barrier_offset = resolve(int(barriers[lane]))
-        label = f"st.async of {count * size} bytes to CTA rank {cta.rank}"
+        label = f"{name} of {len(data)} bytes to CTA rank {cta.rank}"
         checked = checks.copy_checks(warp, label, is_async=False)
         if barrier_cta is not cta:
-            warp.fault("st.async: data and mbarrier must be in the same CTA", IllegalAccess)
+            warp.fault(f"{name}: data and mbarrier must be in the same CTA", IllegalAccess)
 
         def action(
             cta=cta, offset=offset, data=data, barrier_offset=barrier_offset, checked=checked
         ):
-            cta.shared.write(offset, data, issuer)
-            checked.writes_shared(cta.shared, offset, len(data), awaited=False)
+            new = data if combined is None else combined(cta, offset, data)
+            cta.shared.write(offset, new, issuer)
+            checked.writes_shared(
+                cta.shared, offset, len(data), awaited=False, atomic=combined is not None
+            )
             barrier = cta.mbarrier(barrier_offset)
             checked.signals(barrier)
             barrier.complete_tx(len(data), issuer)

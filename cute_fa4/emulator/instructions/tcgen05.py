@@ -312,14 +312,22 @@ def _rows(operand):
 
 
 def _warp_address(warp, operand, shape):
-    """(lane, column) of the address; faults unless it lies in the 32 lanes that the warp may access."""
+    """(lane, column) of the address; faults unless it lies in the 32 lanes that the warp may access.
+
+    Hardware lets a warp reach its own quarter by the lanes of the first one: DeepGEMM's epilogues rely on it. Level
+    "ptx" asks for the lanes of the warp.
+    """
     lane, column = split_address(warp.uniform(warp.address(operand)))
     first = 32 * (warp.index % 4)
-    accepted = (first,) if shape == "32x32b" else (first, first + 16)
-    if lane not in accepted:
+    inside = (0,) if shape == "32x32b" else (0, 16)
+    order = warp.cta.machine.ordering
+    if lane in inside and not (order is not None and order.ptx):
+        return first + lane, column
+    if lane - first not in inside:
+        accepted = " or ".join(str(first + at) for at in inside)
         warp.fault(
             f"tensor memory lane {lane} in a .{shape} access by warp {warp.index}, which may access lanes "
-            f"{first} to {first + 31}; accepted as first lane: {' or '.join(map(str, accepted))}",
+            f"{first} to {first + 31}; accepted as first lane: {accepted}",
             TensorMemoryError,
         )
     return lane, column

@@ -94,8 +94,12 @@ class Bug:
 
     def run(self, fixed, checks, **schedule):
         """Execute it; returns the output."""
+        return self.launch(fixed, checks, **schedule)[0]
+
+    def launch(self, fixed, checks, **schedule):
+        """Execute it; returns the output and the GridResult."""
         out, source = np.zeros(256, np.uint32), np.arange(256, dtype=np.uint32)
-        run_ptx(
+        result = run_ptx(
             self.text(fixed),
             out,
             source,
@@ -106,7 +110,7 @@ class Bug:
             checks=checks,
             **schedule,
         )
-        return out
+        return out, result
 
 
 BUGS = (
@@ -313,6 +317,7 @@ BUGS = (
         """,
         InFlightError,
         "nobody has waited for: the bulk store of 128 bytes",
+        PTX,
     ),
     Bug(
         "copy not waited for by its reader",

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from cute_fa4.emulator.errors import BarrierError
 from tests.emulator.checks.planted_bugs import BUGS
 
 LEVELS = ("ptx", "hardware")
@@ -47,3 +48,11 @@ def test_without_checks_a_race_is_not_looked_for():
 def test_unknown_levels_are_refused():
     with pytest.raises(ValueError, match="accepted are None, one of ptx, hardware"):
         BUGS[0].run(fixed=True, checks="cuda")
+
+
+def test_a_store_that_nobody_waited_for_is_a_note_at_level_hardware():
+    bug = next(bug for bug in BUGS if bug.name == "nobody waits for a store")
+    notes = bug.launch(fixed=False, checks="hardware")[1].notes
+    assert [note.check for note in notes] == ["store_at_end"] and "bulk store" in notes[0]
+    with pytest.raises(BarrierError, match="bulk store"):
+        bug.run(fixed=False, checks=("hardware", "store_at_end"))

@@ -196,3 +196,13 @@ def test_what_cannot_be_read_is_named_with_its_line(body, reason):
     with pytest.raises(UnknownInstruction, match=reason) as error:
         kernel_of("\n\n" + body)
     assert "PTX line" in str(error.value)
+
+
+def test_a_vector_may_follow_the_opcode_without_a_space():
+    """CUTLASS's inline assembly writes it so."""
+    [kernel] = parse(
+        ".version 8.8\n.target sm_100a\n.address_size 64\n.visible .entry k() {\n.reg .b32 %r<4>;\n"
+        "tcgen05.ld.sync.aligned.32x32b.x2.b32{%r0, %r1},[%r2];\nret;\n}"
+    ).kernels.values()
+    ins = kernel.instructions[0]
+    assert ins.opcode == "tcgen05.ld.sync.aligned.32x32b.x2.b32" and len(ins.operands) == 2

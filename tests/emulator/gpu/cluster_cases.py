@@ -243,9 +243,7 @@ def asynchronous_reduction():
     body += "red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.add.u32 [%r43+512], lane, [%r43];"
     body += wait("smem", 0, ACQUIRE) + "ld.shared.b32 %r2, [smem+512];\n    "
     body += results.save("%r2", 50 + sum(range(WIDTH)))
-    return case(
-        "red.async", body + CLUSTER_SYNC, results, section="red.async", refusal="not supported"
-    )
+    return case("red.async", body + CLUSTER_SYNC, results, section="red.async")
 
 
 def pattern(nbytes, seed=0):

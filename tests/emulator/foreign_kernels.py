@@ -276,7 +276,7 @@ def write_docs(lines):
     )
     head = (
         f"Origins: {VERSION}, `{EXAMPLES}/cute/blackwell`; {versions}; {DEEPGEMM}. Instructions are those of all "
-        "launches of an example, its conversions of inputs included. At level `ptx` the first report of each is named.\n\n"
+        "launches of an example, its conversions of inputs included. At level `ptx` the first report is named.\n\n"
         "| origin | kernel | file | launches | warp instructions | level `hardware` | level `ptx` "
         "| against a reference |\n"
         "|---|---|---|---:|---:|---|---|---|\n"

@@ -278,7 +278,7 @@ TESTS = (
     "core", "checks", "gpu", "test_block_scale.py", "test_bulk_copy.py", "test_bulk_reduce.py",
     "test_cluster_launch_control.py", "test_dependent_launch.py", "test_device_tensor_maps.py",
     "test_reducing_loads.py", "test_tcgen05.py", "test_tcgen05_copies.py", "test_tensor_core.py",
-    "test_weight_stationary.py", "test_interrupts.py",
+    "test_weight_stationary.py", "test_interrupts.py", "test_every_spelling.py",
 )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
     own CTA             at once
     another CTA         (shared::cluster address of another rank) through the asynchronous engine
 
-An arrival state (the .b64 result of arrive) holds the phase; test_wait and try_wait accept it.
+An arrival state (the .b64 result of arrive) holds the phase, which test_wait and try_wait accept, and the count.
 PTX ISA, "Parallel Synchronization and Communication Instructions: mbarrier".
 """
 
@@ -138,7 +138,8 @@ def arrive(warp, ins, match):
             continue
         barrier = cta.mbarrier(offset)
         _release(warp, barrier)
-        phases[lanes] = barrier.phase
+        each = [1] * len(amount) if expects else amount
+        phases[lanes] = _state(barrier, [sum(each[:i]) for i in range(len(each))])
         if expects:
             for nbytes in amount:
                 barrier.arrive(1, issuer, nbytes, drop)
@@ -151,6 +152,15 @@ def arrive(warp, ins, match):
         warp.note_progress()
     if state is not None and not isinstance(state, Sink):
         warp.write64(state, phases)
+
+
+_PHASE_BITS = 40
+_PHASE = np.uint64((1 << _PHASE_BITS) - 1)
+
+
+def _state(barrier, before):
+    """Arrival states: the phase, and the arrivals that it lacks after so many of the same instruction."""
+    return [barrier.phase | max(barrier.pending - n, 0) << _PHASE_BITS for n in before]
 
 
 def _release(warp, barrier):
@@ -226,8 +236,9 @@ def arrive_no_complete(warp, ins, match):
                     f"{barrier.name}: arrive.noComplete would complete phase {barrier.phase}",
                     BarrierError,
                 )
-            phase = barrier.arrive(int(counts[lane]), issuer, drop=bool(match[1]))
-        warp.write64(state, np.uint64(phase))
+            token = _state(barrier, [0])[0]
+            barrier.arrive(int(counts[lane]), issuer, drop=bool(match[1]))
+        warp.write64(state, np.uint64(token))
     warp.note_progress()
 
 
@@ -252,8 +263,11 @@ def change_tx(warp, ins, match):
 
 @instruction("mbarrier.pending_count.b64")
 def pending_count(warp, ins):
-    """Not available: the state of this emulator holds the phase only."""
-    warp.fault("mbarrier.pending_count is not supported")
+    """The arrivals that the phase lacked before the arrive that gave the state."""
+    warp.write32(
+        ins.operands[0],
+        (warp.read64(ins.operands[1]) >> np.uint64(_PHASE_BITS)).astype(np.uint32),
+    )
 
 
 def _by_value(tokens, lanes):
@@ -277,7 +291,7 @@ def wait(warp, ins, match):
     """p = has the phase completed; try_wait may block before it says no."""
     predicate, address, token = ins.operands[:3]
     by_parity = match[2] is not None
-    tokens = warp.read32(token) if by_parity else warp.read64(token)
+    tokens = warp.read32(token) if by_parity else warp.read64(token) & _PHASE
     true, waits_for = 0, None
     order = warp.cta.machine.ordering
     for cta, offset, lanes in _own(warp, address, ins):

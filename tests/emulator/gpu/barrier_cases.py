@@ -232,8 +232,7 @@ def pending_count():
     for arrivals in range(5):
         body += "mbarrier.arrive.shared::cta.b64 %d1, [smem]; mbarrier.pending_count.b64 %r1, %d1;\n    "
         body += results.save("%r1", 5 - arrivals)
-    return case("mbarrier/pending_count", body, results, "mbarrier.pending_count",
-                refusal="pending_count is not supported")  # fmt: skip
+    return case("mbarrier/pending_count", body, results, "mbarrier.pending_count")
 
 
 # --- mbarriers between warps -----------------------------------------------------------------------------------------

@@ -314,7 +314,7 @@ def _rows(operand):
 def _warp_address(warp, operand, shape):
     """(lane, column) of the address; faults unless it lies in the 32 lanes that the warp may access.
 
-    Hardware lets a warp reach its own quarter by the lanes of the first one: DeepGEMM's epilogues rely on it. Level
+    Hardware lets a warp reach its own quarter by the lanes of the first one: DeepGEMM and FlashMLA rely on it. Level
     "ptx" asks for the lanes of the warp.
     """
     lane, column = split_address(warp.uniform(warp.address(operand)))

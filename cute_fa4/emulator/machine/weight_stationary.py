@@ -14,7 +14,8 @@ its own (M 128: one part, 64: two, 32: four):
     bits  40..  48..           length of the masked, of the used runs, minus 1
 
 PTX ISA, "tcgen05.mma.ws", "Layout E", "Layout G", "Zero-Column Mask Descriptor": the lengths are as in its examples,
-which have them the other way round than its table of fields. Layouts as in CUTLASS's tmem_frg_ws.
+which have them the other way round than its table of fields. Layouts as in CUTLASS's tmem_frg_ws; that each part of the
+lanes reads an A of its own is what FlashMLA's sparse decode relies on, which makes two products of one.
 """
 
 from dataclasses import dataclass

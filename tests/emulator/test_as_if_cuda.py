@@ -1,5 +1,6 @@
 """A program written for a GPU runs unmodified: its tensors, its compile, its calls, its streams."""
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -67,3 +68,12 @@ def test_nothing_of_it_is_left_behind():
         assert torch.equal(torch.zeros(3, device="cuda:0"), torch.zeros(3))
         raise KeyError
     assert before == (cute.compile, cute.jit, cutlass.utils.HardwareInfo, torch.cuda.is_available)
+
+
+def test_tensors_say_that_they_are_on_a_gpu_and_nothing_is_timed():
+    with as_if_cuda():
+        tensor, event = torch.zeros(2, device="cuda"), torch.cuda.Event(enable_timing=True)
+        event.record()
+        assert tensor.is_cuda and tensor.data_ptr() % ALIGNMENT == 0
+        assert event.query() and math.isnan(event.elapsed_time(event))
+    assert not torch.zeros(2).is_cuda

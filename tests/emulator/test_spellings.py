@@ -1,5 +1,6 @@
 """The count of PTX spellings in docs/emulator.md: complete, and true to the table of instructions."""
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -28,11 +29,11 @@ def test_what_tests_and_foreign_kernels_execute_has_a_meaning():
 
 def libcu_headers():
     """The generated wrappers of PTX instructions in libcu++, of a CUDA toolkit or of the wheels."""
-    import nvidia
-
+    wheels = importlib.util.find_spec("nvidia")
+    folders = map(Path, wheels.submodule_search_locations) if wheels else ()
     roots = [
         Path("/usr/local/cuda/include"),
-        *(p / "cu13" / "include" for p in map(Path, nvidia.__path__)),
+        *(p / "cu13" / "include" for p in folders),
     ]
     found = (root / "cccl/cuda/__ptx/instructions/generated" for root in roots)
     return next((folder for folder in found if folder.is_dir()), None)

@@ -1,5 +1,6 @@
 """Conversions of 4- and 6-bit formats and of scales against exact fractions; ptxas accepts their spellings."""
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -148,9 +149,9 @@ def scaled(code, scale, source, satfinite):
 
 def _ptxas():
     """A ptxas that knows PTX 9.2: of the environment, or of the CUDA wheels."""
-    import nvidia
-
-    wheels = [p / "cu13" / "bin" / "ptxas" for p in map(Path, nvidia.__path__)]
+    found = importlib.util.find_spec("nvidia")
+    folders = map(Path, found.submodule_search_locations) if found else ()
+    wheels = [p / "cu13" / "bin" / "ptxas" for p in folders]
     return next((str(p) for p in (Path(os.environ.get("PTXAS", "")), *wheels) if p.is_file()), None)
 
 

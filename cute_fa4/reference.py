@@ -104,7 +104,7 @@ class Tolerance:
 # the row sum moves by at most that much.
 EXP2_RELATIVE_ERROR = 8.8e-5
 
-# P of eight bits is lifted by 2^8; its maximum may lag by 2^0.75 on top of that, and e4m3 ends at 448.
+# P of eight bits is lifted by 2^8; e4m3 ends at 448.
 LIFT_OF_P_LOG2 = 8.0
 
 # Below this, an error is float32 noise: sums of order 1 over a few hundred terms.

@@ -119,7 +119,7 @@ CONFIG = {
     "bn_cap": Field("number", "most keys of a tile; default: what suits the head dim"),
     "swizzle_bytes": Field("number", "default: 128"),
     "num_qk_stages": Field("number", "depth chunks of a key tile; default: 1"),
-    "rescale_log2": Field("real", "how far a row maximum may lag; default: 8, of 8 bits 0.75"),
+    "rescale_log2": Field("real", "how far a row maximum may lag; default: 8, of 8 bits 0"),
     "exp2_emulated": Field("number", "exponentials of 64 on FMA units; default: by arch"),
     "claims": Field("switch", "CTAs take over further blocks; default: on (CUTE_FA4_CLAIMS)"),
     "dependent_launch": Field("switch", "start before the last grid ends; default: with pack_gqa"),

@@ -15,6 +15,7 @@ the host alike; a second spelling of one of these formulas is the classic way to
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from hashlib import sha256
+from math import floor
 
 from .chip import P_LOG2
 from .memory_maps import SmemMap, TmemMap
@@ -86,8 +87,11 @@ class FA4Config(Problem):
 
     @property
     def p_lift_log2(self) -> float:
-        """P of eight bits is lifted by this power of two; the maximum may lag by rescale_log2 on top of it."""
-        return P_LOG2 - self.schedule.rescale_log2 if self.has_fp8 else 0.0
+        """P of eight bits is lifted by this power of two; the maximum may lag by rescale_log2 on top of it.
+
+        Whole, so that the largest P of a row is a power of two and loses nothing, where the maximum does not lag.
+        """
+        return float(floor(P_LOG2 - self.schedule.rescale_log2)) if self.has_fp8 else 0.0
 
     @property
     def name(self) -> str:

@@ -25,7 +25,7 @@ WIDE_DEPTHS = tuple(range(8, 257, 8))  # of either, in the family for what is be
 DEPTHS_OF_FP8 = tuple(range(16, 129, 16))  # rows of 8-bit elements, too, are multiples of 16 bytes
 DTYPES_OF_16_BITS = ("bf16", "fp16")
 DTYPES = (*DTYPES_OF_16_BITS, *FP8_DTYPES)
-RESCALE_LOG2, RESCALE_LOG2_OF_FP8 = 8.0, 0.75
+RESCALE_LOG2, RESCALE_LOG2_OF_FP8 = 8.0, 0.0
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class RowSchedule:
     num_qk_stages  depth chunks of a K tile, each with a barrier of its own, so that the first MMA starts early;
                    0: as many as the depth has common divisors with the swizzle granule and the MMA depth
     rescale_log2   the running row maximum is kept while it moves less than this (P stays below 2^rescale_log2);
-                   None: 8, and 3/4 where P has eight bits, which leaves 2^8 for its lift (docs/numerics.md)
+                   None: 8, and 0 where P has eight bits (docs/numerics.md)
     exp2_emulated  of 64 pairs of exponentials, how many the FMA units compute; None: what suits the arch
     claims         a CTA that is done takes over a block of the grid that has not started (work/queue.py); False: it
                    ends; None: as claims_pay says of the problem

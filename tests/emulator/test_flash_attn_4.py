@@ -10,7 +10,7 @@ import types
 import pytest
 import torch
 
-from cute_fa4 import emulator
+from cute_fa4 import emulator, flash_attn_func
 from cute_fa4.reference import attention_float64
 
 pytestmark = [
@@ -42,7 +42,7 @@ class HardwareInfo:
 
 @pytest.fixture(scope="module")
 def compile_attention():
-    """compile_attention(head_dim, causal) -> the function for bfloat16 and as many K/V heads as Q heads."""
+    """compile_attention(head_dim, causal) -> the function for as many K/V heads as Q heads, of bfloat16 or float8."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FLASH_ATTENTION_ARCH", "sm_100")
         patch.setenv("CUTE_DSL_ARCH", "sm_100a")
@@ -61,29 +61,32 @@ def compile_attention():
         class Stop(Exception):
             """The kernel is compiled; there is nothing to launch."""
 
-        def compile_function(head_dim, causal):
+        def compile_function(head_dim, causal, dtype=torch.bfloat16):
+            key = head_dim, causal, dtype
+
             def capture(function, *args, **kwargs):
-                compiled[head_dim, causal] = emulator.bind(cute.compile, function, *args, **kwargs)
+                compiled[key] = emulator.bind(cute.compile, function, *args, **kwargs)
                 raise Stop
 
             patched = types.SimpleNamespace(**{**vars(cute), "compile": capture})
-            if (head_dim, causal) not in compiled:
+            if key not in compiled:
                 patch.setattr(interface, "cute", patched)
                 with FakeTensorMode(), pytest.raises(Stop):
                     q, k, v = (
-                        torch.empty(1, 256, 2, head_dim, dtype=torch.bfloat16, device="cuda")
-                        for _ in "qkv"
+                        torch.empty(1, 256, 2, head_dim, dtype=dtype, device="cuda") for _ in "qkv"
                     )
                     interface.flash_attn_func(q, k, v, causal=causal)
-            return compiled[head_dim, causal]
+            return compiled[key]
 
         yield compile_function
 
 
 def run(function, q, k, v, **schedule):
     """Call the 25-argument function: q, k, v, o, lse, scale, ten options, aux data, seven more, longest q."""
-    out = torch.full_like(q, float("nan"))
+    out = torch.full_like(q, float("nan"), dtype=torch.bfloat16)
     scale = q.shape[-1] ** -0.5
+    if q.dtype.itemsize == 1:  # which it takes as bytes
+        q, k, v = (x.view(torch.uint8) for x in (q, k, v))
     with emulator.use(**schedule) as result:
         function(q, k, v, out, None, scale, *[None] * 10, (None, None), *[None] * 7, q.shape[1])
     return out, result
@@ -113,6 +116,34 @@ def test_flash_attention_4(compile_attention, head_dim, causal, length, mode):
         n for op, n in result.opcodes.items() if "tcgen05.mma" in op
     )
     assert not [note for note in result.notes if note.check == "phase_passed_twice"]
+
+
+def eight_bit_data(name: str) -> list:
+    """q, k, v of e4m3 whose scores are flat, normal or peaked, or as models have them."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, n, 2, 128, generator=generator) for n in (256, 1024, 1024))
+    if name == "outlier channels":  # a few columns that are ten times as large
+        q[..., :2] *= 10
+        k[..., :2] *= 3
+    elif name == "a first key that takes most":
+        k[:, 0] = 3 * q.mean(1) / q.mean(1).norm(dim=-1, keepdim=True) * 11
+        q = q + q.mean(1, keepdim=True) * 8
+    else:
+        q *= {"flat": 0.2, "normal": 1.0, "peaked": 3.0}[name]
+    return [x.to(torch.float8_e4m3fn) for x in (q, k, v)]
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    "name", ["flat", "normal", "peaked", "outlier channels", "a first key that takes most"]
+)
+def test_our_error_of_eight_bits_is_not_larger(compile_attention, name):
+    """docs/numerics.md: P has the same lift in both; exponentials differ in their last bits, and errors by luck."""
+    q, k, v = eight_bit_data(name)
+    theirs, _ = run(compile_attention(128, False, torch.float8_e4m3fn), q, k, v)
+    ours = flash_attn_func(q, k, v)
+    errors = [error_of(out, q, k, v, False) for out in (ours, theirs)]
+    assert errors[0] <= 1.02 * errors[1]
 
 
 def test_a_broken_scale_is_seen(compile_attention):

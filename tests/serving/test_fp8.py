@@ -87,7 +87,7 @@ def scaled(q, k, v, scale, v_scale=None):
 
 @pytest.mark.parametrize("spread", [0.2, 3.0], ids=["flat", "peaked"])
 def test_the_error_is_that_of_rounding_p(spread):
-    """In the norm, where the bound says little: that of attention with the kernel's roundings, whatever the lag."""
+    """In the norm, where the bound says little: that of attention with the kernel's roundings."""
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, n, 2, 128, generator=generator).to(E4M3) for n in (40, 500, 500))
     scale, one = spread * 128**-0.5, torch.ones(())

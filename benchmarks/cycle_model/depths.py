@@ -7,7 +7,7 @@ that is an odd multiple of 8 is computed as the next multiple of 16, in the same
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.cycle_model import report
@@ -20,6 +20,7 @@ from benchmarks.cycle_model.workloads import KEYS_A_TILE, ROWS_A_CTA, TILES, wor
 PUBLISHED_FILE = Path(__file__).with_name("published_latent.json")
 EQUAL = tuple(range(16, 129, 16))  # of Q, K, V and O
 WITH_A_REST = (144, 160, 176, 192)  # of Q and K, with V of 128
+WIDE = ((256, 256), (192, 256))  # in units of 64 columns, one query tile a CTA
 LATENT = (192, 128)
 LATENT_HEADS = 128
 REFERENCE = 128
@@ -27,23 +28,29 @@ REFERENCE = 128
 
 @dataclass(frozen=True)
 class Depth:
-    """Head dims with the cycles of a key tile."""
+    """Head dims with the cycles of a key tile for a CTA's rows."""
 
     qk: int
     ov: int
-    order: str
+    rows: int
+    family: str
     steady: SteadyState
+
+    @property
+    def cycles(self) -> float:
+        """Of a key tile and 256 queries."""
+        return self.steady.cycles * ROWS_A_CTA / self.rows
 
     def tflops(self, constants: dict[str, Constant]) -> float:
         """Of a chip whose SMs all are in the steady state."""
         flops = 2 * (self.qk + self.ov) * ROWS_A_CTA * KEYS_A_TILE
         per_second = constants["sms"].value * constants["clock_ghz"].value * 1e9
-        return flops / self.steady.cycles * per_second / 1e12
+        return flops / self.cycles * per_second / 1e12
 
 
 def depths() -> list[tuple[int, int]]:
     """(of Q and K, of V and O), in the order of the rows."""
-    return [*((d, d) for d in EQUAL), *((d, LATENT[1]) for d in WITH_A_REST)]
+    return [*((d, d) for d in EQUAL), *((d, LATENT[1]) for d in WITH_A_REST), *WIDE]
 
 
 def steady(qk: int, ov: int, constants: dict[str, Constant]) -> Depth:
@@ -52,7 +59,9 @@ def steady(qk: int, ov: int, constants: dict[str, Constant]) -> Depth:
 
     variant = Variant(OURS, qk, head_dim_v=0 if qk == ov else ov)
     kernel = AlignedKernel.of(traced(variant, [workload(variant, n) for n in TILES[-2:]]))
-    return Depth(qk, ov, config(variant).schedule.order, steady_state(kernel.simulate(constants)))
+    schedule = config(variant).schedule
+    family = " ".join([schedule.family, getattr(schedule, "order", "")]).strip()
+    return Depth(qk, ov, variant.rows, family, steady_state(kernel.simulate(constants)))
 
 
 def table(found: list[Depth], constants: dict[str, Constant]) -> str:
@@ -62,14 +71,14 @@ def table(found: list[Depth], constants: dict[str, Constant]) -> str:
         "Modelled: cycles of a key tile (256 queries, 128 keys) in the steady state of the full mask, "
         f"beside those of depth {REFERENCE}, and the TFLOPS of a chip that does nothing else.",
         "",
-        "| q, k | v, out | cycles | of depth 128 | TFLOPS | bound | order of the products |",
+        "| q, k | v, out | cycles | of depth 128 | TFLOPS | bound | family |",
         "|---|---|---|---|---|---|---|",
     ]
     for one in found:
-        share = one.steady.cycles / reference.steady.cycles
+        share = one.cycles / reference.cycles
         lines.append(
-            f"| {one.qk} | {one.ov} | {one.steady.cycles:.0f} | {share:.2f} | {one.tflops(constants):.0f} "
-            f"| {one.steady.bound} | {one.order} |"
+            f"| {one.qk} | {one.ov} | {one.cycles:.0f} | {share:.2f} | {one.tflops(constants):.0f} "
+            f"| {one.steady.bound} | {one.family} |"
         )
     return "\n".join(lines)
 
@@ -92,34 +101,45 @@ def latent_table(kernels: dict[Variant, report.Modelled], constants: dict[str, C
     """192/128, ours beside flash-attn-4's, and what cuDNN was measured to do."""
     data = published()
     lines = [
-        "Modelled TFLOPS of cute_fa4 and flash-attn-4, one sequence of 128 heads; cuDNN is published, "
-        f"measured by others: [{data['what']}]({data['url']}).",
+        "Modelled TFLOPS of cute_fa4, also on pairs of CTAs (`CUTE_FA4_PAIR=on`), and flash-attn-4, one sequence "
+        f"of 128 heads; cuDNN is published, measured by others: [{data['what']}]({data['url']}).",
         "",
-        "| mask | S | cute_fa4 | bound | flash-attn-4 | bound | ratio | cuDNN, published |",
-        "|---|---|---|---|---|---|---|---|",
+        "| mask | S | cute_fa4 | bound | on pairs | bound | flash-attn-4 | bound | ratio | ratio, pairs "
+        "| cuDNN, published |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for problem in latent_problems():
         mask = "causal" if problem.causal else "full"
         cells, speeds = [mask, str(problem.seqlen)], []
-        for maker in (OURS, THEIRS):
-            kernel = kernels.get(Variant.of(maker, problem))
+        for variant in latent_variants(problem):
+            kernel = kernels.get(variant)
             if kernel is None:
                 cells += ["-", ""]
                 continue
             one = report.cell(kernel, problem, constants)
             speeds.append(one.tflops)
             cells += [f"{one.tflops:.0f}", one.bound]
-        cells.append(f"{speeds[0] / speeds[1]:.2f}" if len(speeds) == 2 else "")
+        both = len(speeds) == 3
+        cells += [f"{ours / speeds[2]:.2f}" if both else "" for ours in speeds[:2]]
         cells.append(str(dict(data[mask])[problem.seqlen]))
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def latent_variants(problem: Problem) -> list[Variant]:
+    """Ours, ours on pairs, flash-attn-4's."""
+    ours = Variant.of(OURS, problem)
+    return [ours, replace(ours, pairs=True), Variant.of(THEIRS, problem)]
 
 
 def tables(makers: tuple[str, ...], constants: dict[str, Constant]) -> dict[str, str]:
     """Both, by the marks of docs/performance.md."""
     found = [steady(qk, ov, constants) for qk, ov in depths()]
     variants = dict.fromkeys(
-        Variant.of(maker, problem) for maker in makers for problem in latent_problems()
+        variant
+        for problem in latent_problems()
+        for variant in latent_variants(problem)
+        if variant.maker in makers
     )
     kernels = {variant: report.model(variant, constants) for variant in variants}
     return {

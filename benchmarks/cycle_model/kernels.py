@@ -27,6 +27,7 @@ from benchmarks.cycle_model.workloads import (
 from benchmarks.sass import nvdisasm
 from cute_fa4.compiler import toolkit
 from cute_fa4.compiler.sources import kernel_sources
+from cute_fa4.sm100.choose_config import is_wide
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS, THEIRS = "cute_fa4", "flash-attn-4"
@@ -85,6 +86,8 @@ class Variant:
     @property
     def rows(self) -> int:
         """Query rows of a work tile."""
+        if self.maker == OURS and is_wide(self.head_dim, self.head_dim_v or self.head_dim):
+            return ROWS_A_CTA // 2  # one query tile
         return ROWS_A_CTA * (2 if self.pair else 1)
 
     @property

@@ -65,7 +65,7 @@ class Workload:
 
 def workload(variant, tiles: int, work_tiles: int = 1, window: int = 0) -> Workload:
     """A CTA, or pair of CTAs, of a kernels.Variant with so many key tiles."""
-    rows = ROWS_A_CTA * (2 if variant.pair else 1)
+    rows = variant.rows
     half_full = variant.ragged and not variant.causal and tiles > 0
     return Workload(
         variant.head_dim,

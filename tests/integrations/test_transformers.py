@@ -149,6 +149,17 @@ def test_keys_of_a_static_cache_that_are_not_written_yet(with_mask):
             cache.layers[0].values[:, :, last:] = 100.0
 
 
+@pytest.mark.parametrize("name", tiny.WIDE)
+def test_models_of_wide_heads_generate_the_tokens_of_eager_attention(name):
+    """Two steps: a prompt of more than two windows, and a query on the cache that it left."""
+    prompt = tokens(1, LENGTH)
+    written = {
+        attention: build(name, attention).generate(prompt, max_new_tokens=2, do_sample=False)
+        for attention in ("eager", "cute_fa4")
+    }
+    assert torch.equal(written["cute_fa4"], written["eager"])
+
+
 # 14 tokens and 6 more: the windows of 16 fill while generating.
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("name", MODELS[:3])

@@ -11,7 +11,9 @@ from __future__ import annotations
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV3Config,
     Gemma2Config,
+    Gemma3TextConfig,
     GptOssConfig,
     LlamaConfig,
     MistralConfig,
@@ -42,9 +44,22 @@ CONFIGS = {
 }  # fmt: skip
 
 
+# Head dims beyond 128: 192 with 128 of v (a nope and a rotary part), and 256.
+WIDE = {
+    "deepseek v3, 192/128": lambda: DeepseekV3Config(
+        **SMALL | dict(num_attention_heads=2), q_lora_rank=32, kv_lora_rank=32, qk_nope_head_dim=128,
+        qk_rope_head_dim=64, v_head_dim=128, first_k_dense_replace=1,
+    ),
+    "gemma 3, 256, windows and none": lambda: Gemma3TextConfig(
+        **SMALL | dict(num_hidden_layers=2, head_dim=256, num_attention_heads=2, num_key_value_heads=1),
+        sliding_window=WINDOW, query_pre_attn_scalar=256, layer_types=["sliding_attention", "full_attention"],
+    ),
+}  # fmt: skip
+
+
 def build(name: str, attention: str, dtype=torch.bfloat16, **changes):
-    """The model of CONFIGS[name]; the same weights whatever the attention and dtype."""
-    config = CONFIGS[name]()
+    """The model of CONFIGS or WIDE; the same weights whatever the attention and dtype."""
+    config = (CONFIGS | WIDE)[name]()
     for key, value in changes.items():
         setattr(config, key, value)
     torch.manual_seed(0)

@@ -4,12 +4,11 @@ Steady state of one CTA. A line is an issue slot, not a duration; S has two buff
 
     load     mma              softmax          correction      note
     Q  K0    .                .                .               four units of 64 columns each
-    V0       S[0] = Q K0      .                .               a slot is free after its unit
-    K1       .                P0 = 2^(S-m)     .
-    V1       S[1] = Q K1      .                .               made while softmax works on tile 0
+    K1       S[0] = Q K0      .                .               a slot is free after its unit
+    V0       S[1] = Q K1      P0 = 2^(S-m)     .               made while softmax works on tile 0
     K2       O = P0 V0        P1, factor 1     .               p_ready[0]: 128 + 128 arrivals
-    .        S[0] = Q K2      .                O *= factor 1   pv_done says that O is complete
-    V2       O += P1 V1       P2, factor 2     .
+    V1       S[0] = Q K2      .                O *= factor 1   pv_done says that O is complete
+    K3       O += P1 V1       P2, factor 2     .
 
 Read next: products.py, units.py (the ring), correction.py, barriers.py (the table), then roles/softmax.py.
 """
@@ -30,8 +29,7 @@ class InTwoBuffers(Order):
     sum_early = True
     run = staticmethod(products.run)
     correct = staticmethod(correction.run)
-    load_k = staticmethod(loads.load_k)
-    load_v = staticmethod(loads.load_v)
+    load_tile = staticmethod(loads.load_tile)
 
     def buffer(self, cfg, work, n, i, before):
         return self.number(work, n, before) & 1

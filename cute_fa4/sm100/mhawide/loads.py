@@ -1,22 +1,58 @@
-"""Load warp: a key tile as units, each into the next slot of the ring."""
+"""Load warp: key tiles as units, each into the next slot of the ring, in the order in which the MMA warp takes them.
 
-from ..operands.kv_buffer import KVBuffer
+    K0   K1 V0   K2 V1   ...   K(last) V(last-1) V(last)
+
+V of a tile is wanted a tile later than its K. Were it loaded right behind it, the next K would wait for slots that its
+product frees, and S for that K.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from ..kernel_args import Events, KernelArgs, Smem
+from ..operands.kv_buffer import KVBuffer, KVBufferConfig
+from ..steps.loads import find_rows, load_q, look_up
 from ..sync.pipelines import Slot, TMAProducerPipeline
 from ..work.tile import Work
 from .units import k_unit, v_unit
 
 
-def load_k(cfg, k: KVBuffer, kv: TMAProducerPipeline, work: Work, at: Slot, found) -> Slot:
-    """Copy a key tile, unit by unit."""
-    return _load([k_unit(cfg, k, unit) for unit in range(cfg.tiles.k_units)], kv, work, at, found)
+@cute.jit
+def load_tile(
+    cfg: cutlass.Constexpr,
+    order: cutlass.Constexpr,
+    args: KernelArgs,
+    smem: Smem,
+    events: Events,
+    kv: TMAProducerPipeline,
+    work: Work,
+    n: Int32,
+    entries: Int32 | tuple,
+    at: Slot,
+    q_phase: Int32,
+) -> Slot:
+    """K of key tile n and V of the one before; of the first the queries, of the last its V. As roles/load.py has it."""
+    first, last = work.tiles.first, work.tiles.first + work.tiles.count - 1
+    if n == first:
+        events.q_free.wait(0, q_phase ^ 1)
+        load_q(cfg, args, smem, events, work, 0)
+    k = KVBuffer(KVBufferConfig.for_k(cfg), smem.kv_address, args.k)
+    v = KVBuffer(KVBufferConfig.for_v(cfg), smem.kv_address, args.v)
+    of_k, of_v = find_rows(cfg, args, work, n, entries)
+    at = load_units([k_unit(cfg, k, unit) for unit in range(cfg.tiles.k_units)], kv, work, at, of_k)
+    v_units = [v_unit(cfg, v, unit) for unit in range(cfg.tiles.v_units)]
+    if n > first:
+        before = look_up(cfg, args, work, n - 1)
+        _, of_v_before = find_rows(cfg, args, work, n - 1, before)
+        at = load_units(v_units, kv, work, at, of_v_before)
+    if n == last:
+        at = load_units(v_units, kv, work, at, of_v)
+    return at
 
 
-def load_v(cfg, v: KVBuffer, kv: TMAProducerPipeline, work: Work, at: Slot, found) -> Slot:
-    """Copy a value tile, unit by unit."""
-    return _load([v_unit(cfg, v, unit) for unit in range(cfg.tiles.v_units)], kv, work, at, found)
-
-
-def _load(units: list[KVBuffer], kv, work: Work, at: Slot, found) -> Slot:
+def load_units(units: list[KVBuffer], kv: TMAProducerPipeline, work: Work, at: Slot, found) -> Slot:
+    """Copy the units of a tile of K or V."""
     for unit in units:
         kv.acquire(at)
         mbarrier = kv.get_v(at)

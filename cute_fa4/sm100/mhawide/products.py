@@ -1,11 +1,11 @@
 """MMA warp: S of the next key tile, then P V of this one, issued by one thread.
 
-    t = 0               S[0] = Q K0
-    t = 1, 2, ...       S[t & 1] = Q Kt     O (+)= P[t - 1] V(t-1)
-    at the end                              O += P[last] V(last)
+    n = 0               S[t & 1] = Q K0
+    n = 1, 2, ...       S[t & 1] = Q Kn     O (+)= P[(t - 1) & 1] V(n-1)
+    at the end                              O += P[t & 1] V(last)
 
-Tile t counts over all work tiles of the CTA: the last product of a work tile comes behind the first S of the next one.
-P is stored over its S; S of tile t + 2 is issued behind P V of tile t, which read that P, and the tensor core works in
+Tile t counts over all work tiles of the CTA. A work tile ends with its last product; the ring goes on filling. P is
+stored over its S; S of tile t + 2 is issued behind P V of tile t, which read that P, and the tensor core works in
 issue order. While softmax works on a tile, the product before it and the next S are made.
 
 A unit of K adds 64 columns of the depth to S; a unit of V makes 64 columns of O, with an N of 64, which an MMA with A
@@ -99,32 +99,23 @@ def run(
     """Every work tile of the CTA."""
     k = KVBuffer(KVBufferConfig.for_k(cfg), smem.kv_address)
     v = KVBuffer(KVBufferConfig.for_v(cfg), smem.kv_address)
-    at_k = units.first()
-    at_v = units.beyond(at_k, cfg.tiles.k_units, kv.slots)
+    at = units.first()
     tile = Int32(0)  # of all work tiles; buffers and parities follow from it
-    pending, accumulate = cutlass.Boolean(False), cutlass.Boolean(False)
     number, q_phase = Int32(0), Int32(0)
     count = queue.next(cfg, args, number).tiles.count
     while count != NO_MORE:
         for n in cutlass.range(count, unroll=1):
             if n == 0:
                 events.q_full.wait(0, q_phase)
-            at_k = multiply_qk(cfg, smem, k, tmem + s_column(cfg, tile & 1), kv, at_k)
-            at_k = units.beyond(at_k, cfg.tiles.v_units, kv.slots)
+            at = multiply_qk(cfg, smem, k, tmem + s_column(cfg, tile & 1), kv, at)
             events.s_ready.commit(tile & 1)
             if n == count - 1:
                 events.q_free.commit(0)
-            if pending:
-                at_v = multiply_pv(cfg, v, tmem, events, kv, at_v, tile - 1, accumulate)
-                at_v = units.beyond(at_v, cfg.tiles.k_units, kv.slots)
-            accumulate = n > 0
-            pending = cutlass.Boolean(True)
+            if n > 0:
+                at = multiply_pv(cfg, v, tmem, events, kv, at, tile - 1, n > 1)
             tile = tile + 1
         if count > 0:
+            at = multiply_pv(cfg, v, tmem, events, kv, at, tile - 1, count > 1)
             q_phase = q_phase ^ 1
         number = number + 1
         count = queue.next(cfg, args, number).tiles.count
-        if count <= 0 and pending:  # the end, or work tiles without keys: nothing to wait for
-            at_v = multiply_pv(cfg, v, tmem, events, kv, at_v, tile - 1, accumulate)
-            at_v = units.beyond(at_v, cfg.tiles.k_units, kv.slots)
-            pending = cutlass.Boolean(False)

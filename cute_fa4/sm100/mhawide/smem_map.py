@@ -2,7 +2,7 @@
 
     field         bytes                      what
     q             q_bytes                    Q
-    kv            kv_slots * kv_slot_bytes   ring: a unit of K or V in each slot, K0's units, V0's, K1's, ...
+    kv            kv_slots * kv_slot_bytes   ring: a unit of K or V in each slot, K0's units, K1's, V0's, ...
     o             o_chunk_bytes              a chunk of O on its way to global memory
     row_scale     2 * 512                    row scale: one f32 for each row, of two key tiles in turn
     work_queue    112                        work queue: two entries, and the answer to a claim

@@ -1,17 +1,15 @@
 """A unit of K or V: 64 columns of a key tile, between global memory, its slot and the MMA; and its place in the ring.
 
-    units    K0 K0 K0 K0 V0 V0 V0 V0 K1 K1 K1 K1 V1 ...      of 256 columns each
+    units    K0 K0 K0 K0 K1 K1 K1 K1 V0 V0 V0 V0 K2 ...      of 256 columns each
     slot      0  1  2  3  4  5  6  7  8  0  1  2  3          a ring of nine
 
-The load warp fills them in this order. The MMA warp takes K of a tile before V of the one before, so slots are
-released out of order; each has barriers of its own, and the load warp waits for the one it needs.
+The load warp fills them in the order in which the MMA warp takes and releases them.
 """
 
 from dataclasses import replace
 
 from cutlass import Int32
 
-from ...layouts.scalars import choose
 from ..operands.kv_buffer import KVBuffer
 from ..sync.pipelines import KVConsumerPipeline, KVPosition, Slot
 
@@ -31,13 +29,6 @@ def v_unit(cfg, v: KVBuffer, unit: int) -> KVBuffer:
 
 def _part(whole: KVBuffer, **changes) -> KVBuffer:
     return replace(whole, config=replace(whole.config, **changes))
-
-
-def beyond(at: Slot, units: int, slots: int) -> Slot:
-    """The place so many units behind another; at most a turn of the ring."""
-    index = at.index + units
-    turned = index >= slots
-    return Slot(choose(turned, index - slots, index), at.phase ^ choose(turned, 1, 0))
 
 
 def wait(kv: KVConsumerPipeline, at: Slot):

@@ -17,7 +17,7 @@ from cutlass import Int32
 from ...layouts.scalars import maximum
 from ..kernel_args import Events, KernelArgs, Smem
 from ..operands.kv_buffer import KVBuffer, KVBufferConfig
-from ..steps.loads import find_rows, look_up
+from ..steps.loads import find_rows, load_k, load_v, look_up
 from ..sync.pipelines import Slot, TMAProducerPipeline
 from ..work.queue import NO_MORE, WorkQueue, begin, take_work
 from ..work.tile import Work
@@ -52,8 +52,13 @@ def load_tile(
             events.q_free.wait(i, q_phase ^ 1)
             order.load_q(cfg, args, smem, events, work, i)
         if cutlass.const_expr(i == 0):
-            at = order.load_k(cfg, k, kv, work, at, of_k)
-    return order.load_v(cfg, v, kv, work, at, of_v)
+            at = load_k(cfg, k, kv, work, at, of_k)
+    return load_v(cfg, v, kv, work, at, of_v)
+
+
+def loader_of(order):
+    """What copies a key tile: load_tile, or what the order has in its place."""
+    return load_tile if order.load_tile is None else order.load_tile
 
 
 @cute.jit
@@ -85,7 +90,9 @@ def run(
             # On its way while the slots of this tile are awaited.
             ahead = look_up(cfg, args, work, n + 1)
             if count > 0:
-                at = load_tile(cfg, order, args, smem, events, kv, work, n, entries, at, q_phase)
+                at = loader_of(order)(
+                    cfg, order, args, smem, events, kv, work, n, entries, at, q_phase
+                )
             entries = ahead
             if early:
                 search, following, number = queue.take_next(cfg, args, search, number, asked)

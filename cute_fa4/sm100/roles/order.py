@@ -25,7 +25,7 @@ Two more groups say who does what; these are their answers where softmax warpgro
     hand_over       softmax       its state goes to correction                        the row sum
     q_comes_with    load          the key tile with which query tile i is loaded      the first
     load_q          load          its copy                                            steps/loads.py
-    load_k, load_v  load          copies of a key tile                                steps/loads.py
+    load_tile       load          copies for a key tile                               load.py
     correct         (the role)    rescale O, merge it where rows are shared, store it  correction.py
 
 And where S, its barriers and the row's factors are, which have one place where S_i is made after P_i V:
@@ -57,8 +57,7 @@ class Order:
 
     correct = staticmethod(correction.run)
     load_q = staticmethod(loads.load_q)
-    load_k = staticmethod(loads.load_k)
-    load_v = staticmethod(loads.load_v)
+    load_tile = None
 
     def may_free_s(self, events, i, phase):
         """Before scores_read. phase: of this key tile."""

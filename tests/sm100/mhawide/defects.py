@@ -115,6 +115,7 @@ def waits():
         ("correction", O_DONE, "the product before"),
         ("correction", SUMS_COME, "the row sums"),
         ("correction", O_DONE_END, "the last product"),
+        ("load", wait("load", "q_free"), "q_free"),
         ("load", wait("load", "kv_empty").number(0), "the slot of a unit of K"),
         ("load", wait("load", "kv_empty").number(5), "the slot of a unit of V"),
     ):
@@ -126,12 +127,6 @@ def waits():
     ):
         edit = replace(place, FLIPPED_PARITY)
         yield planted(f"{role} waits for the other parity of {what}", edit, EARLY_OR_HANG)
-    yield planted(
-        "load does not wait for q_free",
-        replace(wait("load", "q_free"), ALWAYS_TRUE),
-        (),
-        equivalent="V of the last tile has waited for a slot of the V before, whose product is behind the last S",
-    )
     again = replace(wait("mma", "q_full"), PARITY_0)
     yield planted("mma waits for q_full as in the first work tile", again, EARLY_OR_HANG)
 

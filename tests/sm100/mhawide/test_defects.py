@@ -8,10 +8,7 @@ from tests.emulator.mutations.everything import LEVEL
 from tests.emulator.mutations.mutant import try_mutant
 from tests.sm100.mhawide import defects
 
-MUTANTS = defects.mutants()
-SURVIVORS = [mutant for mutant in MUTANTS if mutant.survives]
-EQUIVALENT = [mutant for mutant in MUTANTS if mutant.equivalent]
-CAUGHT = [mutant for mutant in MUTANTS if not mutant.survives and not mutant.equivalent]
+CAUGHT = defects.mutants()
 
 
 @cache
@@ -28,13 +25,7 @@ def test_a_defect_is_caught_by_a_check_meant_for_it(mutant):
     )
 
 
-@pytest.mark.parametrize("mutant", [*EQUIVALENT, *SURVIVORS], ids=lambda m: m.name)
-def test_what_is_said_not_to_be_caught_is_not(mutant):
-    outcome = try_mutant(mutant, subject())
-    assert not outcome.caught_by, outcome.message
-
-
-def test_there_are_enough_defects_and_few_survive():
-    """What docs/verification.md says."""
-    planted = len(CAUGHT) + len(SURVIVORS)
-    assert planted >= 30 and len(CAUGHT) >= 0.95 * planted
+def test_there_are_enough_defects():
+    """What docs/verification.md says: all of them are caught."""
+    assert len({mutant.name for mutant in CAUGHT}) == len(CAUGHT) >= 30
+    assert not any(mutant.survives or mutant.equivalent for mutant in CAUGHT)

@@ -54,7 +54,7 @@ class Tiles:
         """
         granule, mma_k = swizzle_bytes // problem.dtype_bytes, 32 // problem.dtype_bytes
         o_columns = slot_columns(problem, granule)
-        depth = min(align_up(problem.qk_depth, granule), o_columns)
+        depth = min(align_up(problem.qk_depth, granule), slot_columns(problem, granule, cta_group))
         bn = min(256, align_down(TMEM_COLUMNS // 2 - o_columns, mma_k))
         if bn_cap:
             bn = min(bn, align_down(bn_cap, mma_k))
@@ -127,7 +127,8 @@ class Tiles:
     @property
     def slot_qk_depth(self) -> int:
         """Columns of K that lie in a slot of the ring."""
-        return min(self.padded_qk_depth, self.o_columns_padded)
+        here = slot_columns(self.problem, self.swizzle_granule, self.cta_group)
+        return min(self.padded_qk_depth, here)
 
     @property
     def rest_qk_depth(self) -> int:
@@ -315,7 +316,9 @@ class Tiles:
         return why
 
 
-def slot_columns(problem: Problem, granule: int) -> int:
-    """Columns of a slot of the ring, in chunks of `granule`."""
-    of_k = min(align_up(problem.qk_depth, granule), SLOT_ROW_BYTES // problem.dtype_bytes)
+def slot_columns(problem: Problem, granule: int, cta_group: int = 1) -> int:
+    """Columns of a slot of the ring, in chunks of `granule`; CTAs that share an MMA have fewer rows of K in it."""
+    of_k = min(
+        align_up(problem.qk_depth, granule), cta_group * SLOT_ROW_BYTES // problem.dtype_bytes
+    )
     return max(of_k, align_up(problem.ov_depth, granule))

@@ -10,7 +10,8 @@
 
 An MMA of M = 256 reads B from both CTAs. So a CTA loads half of the bytes of a key tile, keeps twice as many tiles in
 its ring, and its shared memory, which is the bound of the two-tile kernel, sends half as much of K and V to the tensor
-core. What the warps do with rows is that of TwoTiles: softmax and correction do not know of the other CTA.
+core. Half of the rows of K leave a slot room for 256 columns: K has no rest. What the warps do with rows is that of
+TwoTiles: softmax and correction do not know of the other CTA.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -74,11 +75,7 @@ class Pair(TwoTiles):
             why.append(
                 "split_keys=True is not built yet for pairs of CTAs, which are for many queries: use TwoTiles()"
             )
-        if self.tiles(problem).rest_qk_depth:
-            why.append(
-                f"qk_depth={problem.qk_depth} is not built yet for pairs of CTAs: use up to 128, or TwoTiles()"
-            )
-        elif self.num_qk_stages != 1:
+        if self.num_qk_stages != 1:
             why.append(
                 f"num_qk_stages={self.num_qk_stages} is not built yet for pairs of CTAs: use 1"
             )

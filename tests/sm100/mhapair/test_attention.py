@@ -57,8 +57,11 @@ CAUSAL = dict(causal=True), lambda p, j: j <= p
 WINDOW = dict(window_size=(100, 0)), lambda p, j: (j <= p) & (j >= p - 100)
 
 
-def of(storage_q, storage_kv, mask, *, heads=(2, 1), depth=128, dtype=torch.bfloat16, **options):
-    return storage_q, storage_kv, mask, dict(heads=heads, depth=depth, dtype=dtype), options
+def of(
+    storage_q, storage_kv, mask, *, heads=(2, 1), depth=128, depth_v=None, dtype=torch.bfloat16, **options
+):  # fmt: skip
+    sizes = dict(heads=heads, depth=depth, depth_v=depth_v, dtype=dtype)
+    return storage_q, storage_kv, mask, sizes, options
 
 
 PAGES = {size: (lambda batch, size=size: paged_kv(batch, size)) for size in (3, 16, 48, 128)}
@@ -71,6 +74,7 @@ CASES = {
     "pages of 48, packed groups, depth 72": of(
         packed_q, PAGES[48], CAUSAL, heads=(4, 1), depth=72, pack_gqa=True
     ),
+    "K of 192 columns, whole in its slot": of(packed_q, PAGES[16], CAUSAL, depth=192, depth_v=128),
 }
 
 
@@ -84,9 +88,9 @@ def test_layouts_and_masks(case):
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("page_size", [None, 1, 8, 16, 64, 128, 256, 784])
-@pytest.mark.parametrize("depth", [64, 80, 96, 128])
+@pytest.mark.parametrize("depth", [64, 80, 96, 128, 136, 192])
 def test_every_page_size_and_depth(page_size, depth):
-    batch = Batch.draw(QUERIES, KEYS, heads=(2, 1), depth=depth)
+    batch = Batch.draw(QUERIES, KEYS, heads=(2, 1), depth=depth, depth_v=min(depth, 128))
     kv = dense_kv(batch) if page_size is None else paged_kv(batch, page_size)
     out, lse = run(packed_q(batch), kv, num_splits=1, causal=True, mode="hostile")
     assert_agrees(batch, out, lse, visible=CAUSAL[1])

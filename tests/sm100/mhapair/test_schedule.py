@@ -32,7 +32,7 @@ def test_the_tables_in_the_docstring_are_those_in_the_code():
 
 
 @pytest.mark.parametrize("depth_v", [8, 64, 72, 96, 112, 128])
-@pytest.mark.parametrize("depth", [64, 72, 128])
+@pytest.mark.parametrize("depth", [64, 72, 128, 136, 192])
 def test_the_halves_of_both_ctas_make_a_tile(depth, depth_v):
     """A CTA loads half of the rows of K and half of the columns of V; whole swizzle spans fit its slot."""
     pair = choose_config(qkv_dtype="bf16", head_dim=depth, head_dim_v=depth_v, family="mhapair")
@@ -45,6 +45,7 @@ def test_the_halves_of_both_ctas_make_a_tile(depth, depth_v):
     assert tiles.v_cols_of_mma * 2 == n and tiles.v_cols_of_mma <= tiles.v_cols_per_cta == 64
     assert tiles.k_stage_bytes == per_cta * tiles.padded_qk_depth * 2 <= tiles.kv_slot_bytes
     assert tiles.v_bytes == tiles.BN * 64 * 2 <= tiles.kv_slot_bytes
+    assert tiles.rest_qk_depth == 0
     assert pair.smem.nbytes <= SMEM_CAPACITY_BYTES < pair.smem.nbytes + tiles.kv_slot_bytes + 16
     assert pair.tmem == choose_config(qkv_dtype="bf16", head_dim=depth, head_dim_v=depth_v).tmem
 

@@ -51,6 +51,11 @@ def add_options(command: argparse.ArgumentParser) -> None:
     step = steps.add_parser("report", help="results -> tables")
     step.add_argument("results", nargs="+", metavar="FILE", help="written with --report")
     step.add_argument("--write", metavar="PAGE", help="put them there; default: print")
+    step.add_argument(
+        "--add",
+        action="store_true",
+        help="behind the tables of other commits there; default: instead",
+    )
     step.set_defaults(run=report)
 
 
@@ -154,7 +159,7 @@ def report(options) -> int:
 
     text = reporter.tables(reporter.read(options.results))
     if options.write:
-        reporter.write(Path(options.write), text)
+        reporter.write(Path(options.write), text, add=options.add)
     else:
         print(text)
     return 0

@@ -83,13 +83,14 @@ def tables(result: dict) -> str:
     return "\n".join(lines)
 
 
-def write(page: Path, text: str) -> None:
-    """Put the tables between the marks of a page."""
+def write(page: Path, text: str, *, add: bool = False) -> None:
+    """Put the tables between the marks of a page; add: behind those that are there, which are of another commit."""
     before, begin, rest = page.read_text().partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise ReportError(f"{page}: without {BEGIN} and {END}, between which the tables belong")
-    page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+    there = f"{rest.partition(END)[0].strip()}\n\n" if add else ""
+    page.write_text(f"{before}{BEGIN}\n{there}{text}\n{END}{after}")
 
 
 def _grouped(rows) -> dict:

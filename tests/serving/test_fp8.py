@@ -7,13 +7,17 @@ three mantissa bits of P. Lengths end nowhere, before, at and behind a tile.
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 import torch
 
+from benchmarks.sass import nvdisasm
+from benchmarks.sass.our_kernel import compile_artifacts
 from cute_fa4 import flash_attn_func, flash_attn_with_kvcache
 from cute_fa4.calls.queries import quantised
 from cute_fa4.reference import attention_float64, attention_with_kernel_roundings
+from cute_fa4.sm100.choose_config import choose_config
 from tests import pairwise
 from tests.serving.batches import (
     FP8,
@@ -221,3 +225,37 @@ def test_scales_of_16_bit_tensors_are_refused():
         TypeError, match="k_descale: given with q of torch.bfloat16; accepted: None"
     ):
         flash_attn_with_kvcache(q, q, q, k_descale=ONES)
+
+
+@pytest.mark.sweep
+@pytest.mark.filterwarnings("ignore")
+def test_a_graph_has_the_same_bits_also_where_it_quantises():
+    """torch.compile without breaks: scales of a call; rows and queries of 16 bits for a cache of 8, in place."""
+    generator = torch.Generator().manual_seed(0)
+    wide = [torch.randn(1, 20, 2, 128, generator=generator).bfloat16() for _ in "qkv"]
+    narrow = [x.to(E4M3) for x in wide]
+    scale, held = 0.5 + torch.rand(1, 2, generator=generator), torch.zeros(1, dtype=torch.int32)
+
+    def decoded(q, caches, k, v):
+        named = dict(cache_seqlens=held, causal=True, k_descale=scale, v_descale=scale)
+        return flash_attn_with_kvcache(q, *caches, k, v, **named)
+
+    caches = [torch.zeros(2, 1, 40, 2, 128).to(E4M3) for _ in range(2)]
+    graph = torch.compile(decoded, backend="aot_eager", fullgraph=True)
+    assert torch.equal(graph(wide[0], caches[0], *wide[1:]), decoded(wide[0], caches[1], *wide[1:]))
+    assert torch.equal(caches[0].view(torch.uint8), caches[1].view(torch.uint8))
+    graph = torch.compile(scaled, backend="aot_eager", fullgraph=True)
+    assert torch.equal(graph(*narrow, scale), scaled(*narrow, scale))
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("dtype", ["e4m3", "e5m2"])
+def test_the_kernels_of_both_arches_compile(dtype):
+    """No thread spills: an 8-bit P is fewer words than one of 16 bits, scales are a register of a softmax thread."""
+    for arch, causal in (("sm_100a", True), ("sm_103a", False)):
+        cfg = choose_config(
+            qkv_dtype=dtype, head_dim=128, causal=causal, descales="Qkv", arch=arch, write_lse=True
+        )
+        ptx, cubin = compile_artifacts(cfg)
+        assert not re.search(r"\.local\b", ptx) and nvdisasm.resources(cubin).stack_bytes == 0
+        assert "kind::f8f6f4" in ptx and "cvt.rn.satfinite.e4m3x2.f32" in ptx

@@ -192,7 +192,7 @@ def test_tables(tmp_path):
     assert "| 128 | causal | 1 x 8192, 8192 keys | 6 |" in text
     assert "| a case | 0 wrong rows |" in text
 
-    report.write(page, report.tables(a_result(commit="def")), add=True)
+    report.write(page, report.tables(a_result(commit="def", driver_cases=[])), add=True)
     both = page.read_text()
     assert both.startswith("before\n") and both.endswith("\nafter\n")
     assert both.index("commit abc") < both.index("commit def") and both.count(report.END) == 1

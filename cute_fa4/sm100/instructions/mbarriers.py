@@ -12,7 +12,7 @@ from cutlass._mlir.dialects import llvm, nvvm
 LONGEST_TRY_NS = 10_000_000
 
 
-def arrive_at(rank: int, mbarrier, relaxed: bool = True):
+def arrive_at(rank, mbarrier, relaxed: bool = True):
     """One arrival on the mbarrier at this place in the CTA of a rank."""
     cute.arch.mbarrier_arrive(
         mbarrier,
@@ -20,6 +20,13 @@ def arrive_at(rank: int, mbarrier, relaxed: bool = True):
         relaxed=relaxed,
         scope=nvvm.MemScopeKind.CLUSTER,
     )
+
+
+def store_at(rank, pointer, word):
+    """A 32-bit word to this place of shared memory in the CTA of a rank; all three Int32."""
+    text = "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, $0, $2;\n"
+    text += "st.shared::cluster.b32 [there], $1;\n}"
+    _asm(text, pointer, word, rank)
 
 
 def wait_for_cluster(mbarrier, phase, relaxed: bool = True):
@@ -43,12 +50,12 @@ def arrive_and_wait(mbarrier, count: int):
     _asm(text, mbarrier, count)
 
 
-def _asm(text: str, mbarrier, number):
+def _asm(text: str, pointer, *numbers):
     llvm.inline_asm(
         None,
-        [Int32(mbarrier.toint()).ir_value(), Int32(number).ir_value()],
+        [Int32(value).ir_value() for value in (pointer.toint(), *numbers)],
         text,
-        "r,r",
+        ",".join("r" * (1 + len(numbers))) + ",~{memory}",  # nothing is read before a wait
         has_side_effects=True,
         is_align_stack=False,
         asm_dialect=llvm.AsmDialect.AD_ATT,

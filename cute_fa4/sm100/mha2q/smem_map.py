@@ -38,8 +38,13 @@ class TwoTilesSmem(SmemMap):
     tmem_address: Region
 
 
-def smem_map(tiles: Tiles, warps: WarpRoles, table: BarrierTable) -> TwoTilesSmem:
-    """The map of a kernel with this barrier table, whose ring has as many slots as the table."""
+def smem_map(
+    tiles: Tiles, warps: WarpRoles, table: BarrierTable, judged_bytes: int = JUDGED_QUEUE_BYTES
+) -> TwoTilesSmem:
+    """The map of a kernel with this barrier table, whose ring has as many slots as the table.
+
+    judged_bytes: of a work queue whose tiles are judged
+    """
     row_bytes = warps.threads_of("softmax") * F32_BYTES
     return TwoTilesSmem.of_sizes(
         q=tiles.q_bytes,
@@ -48,7 +53,7 @@ def smem_map(tiles: Tiles, warps: WarpRoles, table: BarrierTable) -> TwoTilesSme
         o=tiles.o_buffers * tiles.o_chunk_bytes,
         row_scale=row_bytes,
         row_bias=row_bytes,
-        work_queue=JUDGED_QUEUE_BYTES if "work_judged" in table else WORK_QUEUE_BYTES,
+        work_queue=judged_bytes if "work_judged" in table else WORK_QUEUE_BYTES,
         mbarriers=MBARRIER_BYTES * table.total,
         tmem_address=TMEM_ADDRESS_BYTES,
     )

@@ -15,12 +15,15 @@ factor_read   2       correction 4                           softmax            
 o_ready       2       mma 1 (commit)                         correction                O is complete
 kv_full       8       load 1 (+ bytes of both)               mma                       the K or V tile is there
 kv_empty      8       mma 1 (commit)                         load                      the slot's MMAs have completed
-work_ready    2       load 1                                 softmax, correction, mma  a work tile is announced
-work_read     2       softmax 256 + correction 128 + mma 32  load                      the announcement has been read
+work_ready    3       load 1                                 softmax, correction, mma  a work tile is announced
+work_read     3       softmax 256 + correction 128 + mma 32  load                      the announcement has been read
 work_claimed  1       load 1 (+ bytes)                       load                      the answer to a claim is there
 claim_read    1       load 1 (of 1, at 0)                    load                      both have read the last answer
+work_judged   3       softmax 256                            load                      whether a work tile is run again
+verdict       3       load 1 (of the other)                  load                      whether the other CTA does
 
-An order whose P has columns of its own has two more, behind p_last:
+The last two are there where the reference of a row lags (judged.py). An order whose P has columns of its own has two
+more, behind p_last:
 
 barrier  number  raised by         awaited by           means
 s_free   2       softmax 8 (at 0)  mma                  S has been read, the next one may be made
@@ -34,22 +37,24 @@ from dataclasses import replace
 
 from ..chip import WARP_SIZE
 from ..mha2q import barriers as of_one_cta
-from ..sync.barriers import CTA, SOFTMAX, Arrivals, Barrier, BarrierTable
+from ..sync.barriers import CTA, SOFTMAX, WORK_ENTRY, Arrivals, Barrier, BarrierTable, judged_rows
 from ..tiles import Tiles
 from ..warp_roles import WarpRoles
-from ..work.entries import WORK_ENTRIES
+from ..work.entries import JUDGED_ENTRIES, WORK_ENTRIES
 
 CTAS = 2
 LEADER = 0  # rank of the CTA whose mma warp issues
 
 
-def table(tiles: Tiles, warps: WarpRoles, kv_slots: int, of_the_order=()) -> BarrierTable:
-    """The table of a kernel; of_the_order: the rows that its order of the products adds."""
+def table(
+    tiles: Tiles, warps: WarpRoles, kv_slots: int, of_the_order=(), judged: bool = False
+) -> BarrierTable:
+    """The table of a kernel; arguments as in mha2q/barriers.py."""
     return BarrierTable.of(
-        rows(warps, of_the_order),
+        (*rows(warps, of_the_order), *((*judged_rows(warps), other_verdict()) if judged else ())),
         q_tiles=tiles.num_q,
         warps=warps,
-        work_entries=WORK_ENTRIES,
+        work_entries=JUDGED_ENTRIES if judged else WORK_ENTRIES,
         kv_slots=kv_slots,
         qk_stages=tiles.qk_stages,
     )
@@ -89,6 +94,17 @@ def factor_read(warps: WarpRoles) -> Barrier:
         "softmax",
         "the last factor has been read",
         "the next factor follows this wait, or s_ready of a P V that waited for p_ready",
+    )
+
+
+def other_verdict() -> Barrier:
+    return Barrier(
+        "verdict",
+        WORK_ENTRY,
+        (Arrivals("load", 1, "of the other"),),
+        "load",
+        "whether the other CTA does",
+        "the verdict of the next work tile follows this wait",
     )
 
 

@@ -31,10 +31,11 @@ from ..mha2q.kernel import ORDER_CODE as ORDERS_OF_ONE
 from ..roles import dispatch
 from ..roles.order import Order
 from ..sync.pipelines import KVConsumerPipeline
-from ..work.queue import NO_MORE, OneBlock, WorkQueue
+from ..work.queue import NO_MORE, WorkQueue
 from .barriers import CTAS
+from .judged import pair_queue_of
 from .schedule import PAIRED_ORDERS
-from .sync import PairConsumer, PairEvents, PairProducer, PairQueue, is_leader
+from .sync import PairConsumer, PairEvents, PairProducer, is_leader
 
 
 def of_pair(code: Order) -> Order:
@@ -92,6 +93,7 @@ def set_up(cfg: cutlass.Constexpr, args: KernelArgs, cta: CTA, warp, mbarriers):
     warps = cfg.schedule.warps
     if warp == warps.load.start:
         initialise_all(cfg, args, mbarriers)
+        cta.queue.begin()
     cute.arch.cluster_arrive()
     cute.arch.cluster_wait()
     if warp == warps.mma.start:
@@ -126,7 +128,7 @@ class SM100MHAPair(SM100Kernel):
 
     @property
     def queue(self) -> type[WorkQueue]:
-        return PairQueue if self.cfg.schedule.claims else OneBlock
+        return pair_queue_of(self.cfg)
 
     def ctas(self, blocks):
         return blocks * CTAS

@@ -20,12 +20,13 @@ from typing import ClassVar
 
 from ..memory_maps import slots_that_fit
 from ..mha2q.orders import ORDERS
-from ..mha2q.schedule import TwoTiles
+from ..mha2q.schedule import TwoTiles, may_lag
 from ..mha2q.smem_map import TwoTilesSmem, smem_map
 from ..problem import Problem
 from ..sync.barriers import BarrierTable
 from ..tiles import Tiles
 from . import barriers
+from .entries import JUDGED_PAIR_BYTES
 
 PAIRED_ORDERS = ("p_over_s", "p_beside_s")
 
@@ -38,8 +39,11 @@ class Pair(TwoTiles):
     ctas: ClassVar[int] = 2  # that share an MMA
 
     def resolved(self, problem: Problem) -> "Pair":
-        # A work tile that is run again would have to be run by both CTAs.
-        open_here = {"lone_tiles": False, "maximum": "exact"}
+        lags = may_lag(problem) and problem.mask.is_band
+        open_here = {"lone_tiles": False, "maximum": "lagged" if lags else "exact"}
+        if self.maximum in (None, "lagged") and lags and 64 < problem.qk_depth:
+            if problem.arch == "sm_100a":  # docs/decisions/0013
+                open_here["exp2_emulated"] = 20
         closed = {name: said for name, said in open_here.items() if getattr(self, name) is None}
         return super(Pair, replace(self, **closed)).resolved(problem)
 
@@ -47,7 +51,7 @@ class Pair(TwoTiles):
     def alone(self) -> TwoTiles:
         """The same choices, every CTA by itself."""
         same = {f.name: getattr(self, f.name) for f in fields(TwoTiles)}
-        return TwoTiles(**{**same, "lone_tiles": None, "maximum": None})
+        return TwoTiles(**{**same, "lone_tiles": None, "maximum": None, "exp2_emulated": None})
 
     def tiles(self, problem: Problem) -> Tiles:
         return Tiles.cut(
@@ -83,10 +87,6 @@ class Pair(TwoTiles):
             why.append(
                 "lone_tiles=True is not built yet for pairs of CTAs: use False, or TwoTiles()"
             )
-        if self.lags:
-            why.append(
-                "maximum='lagged' is not built yet for pairs of CTAs: use 'exact', or TwoTiles()"
-            )
         if self.order not in PAIRED_ORDERS:
             why.append(
                 f"order={self.order!r} is not built yet for pairs of CTAs: use {' or '.join(PAIRED_ORDERS)}"
@@ -98,7 +98,7 @@ class Pair(TwoTiles):
 def layout(schedule: Pair, tiles: Tiles) -> tuple[BarrierTable, TwoTilesSmem]:
     """Barriers and shared memory decide each other's size: the ring gets what a kernel without slots leaves."""
     warps, of_the_order = schedule.warps, ORDERS[schedule.order].barriers(schedule.warps)
-    empty = barriers.table(tiles, warps, 0, of_the_order)
-    slots = slots_that_fit(tiles, smem_map(tiles, warps, empty), empty)
-    table = barriers.table(tiles, warps, slots, of_the_order)
-    return table, smem_map(tiles, warps, table)
+    empty = barriers.table(tiles, warps, 0, of_the_order, schedule.lags)
+    slots = slots_that_fit(tiles, smem_map(tiles, warps, empty, JUDGED_PAIR_BYTES), empty)
+    table = barriers.table(tiles, warps, slots, of_the_order, schedule.lags)
+    return table, smem_map(tiles, warps, table, JUDGED_PAIR_BYTES)

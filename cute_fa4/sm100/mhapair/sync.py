@@ -26,13 +26,14 @@ from ..instructions import mbarriers, tensor_core
 from ..kernel_args import Events
 from ..sync.barriers import BarrierTable
 from ..sync.pipelines import Event, KVConsumerPipeline, Slot, TMAProducerPipeline
+from ..work.blocks import rank_in_cluster
 from ..work.queue import Search, WorkQueue, expect_answer
 from .barriers import CTAS, LEADER
 
 
 def is_leader():
     """Whether this CTA issues the MMAs."""
-    return cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()) == LEADER
+    return rank_in_cluster() == LEADER
 
 
 def arrive_at_leader(mbarrier, relaxed: bool = True):
@@ -178,7 +179,7 @@ class PairQueue(WorkQueue):
         answer_read(self.claim_read)
         return cta >> 1  # of -1, which is none, -1
 
-    def drain(self, search: Search):
+    def drain(self, search: Search, number):
         """CTA 0 must not end before the last word from CTA 1."""
         await_readers(self, search.claims)
 

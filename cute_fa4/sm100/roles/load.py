@@ -101,4 +101,4 @@ def run(
         work, number = queue.copies_issued(cfg, args, following, number)
         entries = look_up(cfg, args, work, work.tiles.first)
     kv.drain(at)
-    queue.drain(search)
+    queue.drain(search, number)

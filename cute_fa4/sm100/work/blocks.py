@@ -26,6 +26,11 @@ def rank(cfg) -> Int32 | int:
     """Which CTA of its block this is."""
     if cfg.tiles.cta_group == 1:
         return 0
+    return rank_in_cluster()
+
+
+def rank_in_cluster() -> Int32:
+    """Which CTA of its cluster this is."""
     return cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
 
 

@@ -87,6 +87,10 @@ class Judged:
             self.verdicts[at * VERDICT_WORDS + warp] = Int32(verdict)
         cute.arch.mbarrier_arrive(self.judged + at)
 
+    def agreed(self, number, found):
+        """Load warp: whether work tile `number` is run again, of which this CTA found that it must be."""
+        return found
+
     def nothing_asked(self):
         return cutlass.Boolean(False)
 
@@ -146,6 +150,7 @@ def failed(queue: WorkQueue, number: Int32) -> cutlass.Boolean:
             if cute.arch.lane_idx() < VERDICT_WORDS:
                 queue.verdicts[at * VERDICT_WORDS + lane] = Int32(0)
             cute.arch.sync_warp()
+        found = queue.agreed(number, found)
     return found
 
 

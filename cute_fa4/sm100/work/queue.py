@@ -65,6 +65,9 @@ class WorkQueue:
         entries = cute.make_tensor(pointer, cute.make_layout(WORK_ENTRIES * WORK_WORDS))
         return cls(entries, pointer + WORK_ENTRIES * WORK_WORDS, **mbarriers)
 
+    def begin(self):
+        """Load warp, before the roles."""
+
     def publish(self, number, work: Work):
         """Load warp: announce the CTA's work tile `number`."""
         at = number % WORK_ENTRIES
@@ -121,8 +124,8 @@ class WorkQueue:
         cute.arch.sync_warp()
         return choose(granted != 0, block, -1)
 
-    def drain(self, search: "Search"):
-        """Load warp, behind the last work tile: wait for what other CTAs still send."""
+    def drain(self, search: "Search", number):
+        """Load warp, when it has announced the end as work tile `number`: wait for what other CTAs still send."""
 
 
 def expect_answer(claimed):

@@ -34,6 +34,8 @@ def pairs(monkeypatch):
 
 def test_bits_are_those_of_ctas_alone_under_every_schedule(monkeypatch):
     """Both walk the same keys of a row in the same order; a pair sees more tiles that are masked for a whole row."""
+    monkeypatch.setenv("CUTE_FA4_MAXIMUM", "exact")
+    repeat.clear()
     generator = torch.Generator().manual_seed(0)
     draw = lambda n, h: torch.randn(1, n, h, 128, generator=generator)
     q, k, v = (2 * draw(700, 2)).bfloat16(), draw(900, 1).bfloat16(), draw(900, 1).bfloat16()
@@ -94,3 +96,21 @@ def test_every_page_size_and_depth(page_size, depth):
     kv = dense_kv(batch) if page_size is None else paged_kv(batch, page_size)
     out, lse = run(packed_q(batch), kv, num_splits=1, causal=True, mode="hostile")
     assert_agrees(batch, out, lse, visible=CAUSAL[1])
+
+
+JUMP_NATS = 70  # more than 2^64: what the reference of the first two key tiles does not hold
+
+
+@pytest.mark.parametrize("row, schedule", [(100, Schedule()), (300, Schedule("hostile", 1))])
+def test_a_row_of_either_cta_makes_both_run_the_work_tile_again(row, schedule):
+    """Rows 0 to 255 are those of CTA 0. Key 300 lies in the third tile; the second block does not see it jump."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, n, 1, 128, generator=generator) for n in (600, 400, 400))
+    q[..., 0], k[..., 0] = 0.0, 0.0
+    q[0, row, 0, 0], k[0, 300, 0, 0] = 4.0, JUMP_NATS * 128**0.5 / 4.0
+    q, k, v = (x.bfloat16() for x in (q, k, v))
+    out, lse = attention(q, k, v, return_lse=True, num_splits=1, schedule=schedule)
+    exact, exact_lse = attention_float64(q, k, v)
+    allowed = allowed_error(q, k, v)
+    assert max_error(out, exact) <= allowed.out and max_error(lse, exact_lse) <= allowed.lse
+    assert lse[0, 0, row] > JUMP_NATS - 20  # it did jump, and was found

@@ -22,6 +22,7 @@ ALWAYS = frozenset(mutant.name for mutant in CAUGHT[::3])
 @pytest.fixture(autouse=True)
 def pairs(monkeypatch):
     monkeypatch.setenv("CUTE_FA4_PAIR", "on")
+    monkeypatch.setenv("CUTE_FA4_MAXIMUM", "exact")
     repeat.clear()
     yield
     repeat.clear()

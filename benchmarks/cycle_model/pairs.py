@@ -1,4 +1,4 @@
-"""Pairs of CTAs beside single ones, in the steady state of the full mask: the table of docs/decisions/0013.
+"""Pairs of CTAs beside single ones, as calls get them, in the steady state of the full mask (docs/decisions/0013).
 
     python -m benchmarks.cycle_model.pairs [head dims, 128 64 by default]
 

@@ -39,7 +39,7 @@ def parameters():
         yield pytest.param(mutant, id=mutant.name, marks=marks)
 
 
-@pytest.mark.parametrize("mutant", parameters())
+@pytest.mark.parametrize("mutant", list(parameters()))
 def test_a_defect_is_caught_by_a_check_meant_for_it(mutant):
     outcome = try_mutant(mutant, subject())
     assert outcome.caught_by, "nothing noticed"

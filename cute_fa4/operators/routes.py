@@ -86,13 +86,13 @@ def kvcache(function, given: dict):
 
 def latent(given: dict):
     """flash_mla_with_kvcache(**given) through an operator."""
-    none = dict.fromkeys(
-        ("mask", "learnable_sink", "pack_gqa", "score_mod", "mask_mod", "aux_tensors")
-    )
+    none = ("mask", "learnable_sink", "pack_gqa", "score_mod", "mask_mod", "aux_tensors", *_SCALES)
     cache, table = given["k_cache"], given["block_table"]
     q, lengths = given["q"], given["cache_seqlens"]
     check_latent_tensors(q, cache, table, lengths, given["out"])
-    options = none | given | dict(window_size=(None, None), softcap=0.0, return_lse=True)
+    options = (
+        dict.fromkeys(none) | given | dict(window_size=(None, None), softcap=0.0, return_lse=True)
+    )
     options |= {"k": cache, "v": cache}
     call = {"q": q, "latent_cache": cache, "page_table": table, "seqused_k": lengths}
     return _call(_ops.flash_mla, _ops.flash_mla_out, call | _options(options), given["out"])

@@ -36,12 +36,23 @@ from ..mhaswap.kernel import SM100MHASwap
 from ..operands import tma
 from ..roles import load as load_role
 from ..roles.dispatch import first_column, own_lanes
+from ..roles.order import Order
 from ..sync.pipelines import KVConsumerPipeline, TMAProducerPipeline
 from . import load, products
 from .barriers import ROPE_SLOT
 from .load import LatentProducer
 from .products import LatentConsumer
 from .smem import LatentShared
+
+
+@dataclass(frozen=True)
+class Latent(Order):
+    """A key tile is copied in slabs."""
+
+    load_tile = staticmethod(load.load_tile)
+
+
+LATENT = Latent()
 
 
 @dataclass(frozen=True)
@@ -95,8 +106,7 @@ class SM100MLADecode(SM100MHASwap):
             products.run(cfg, args, cta.smem, tmem, cta.events, cta.consumer, cta.queue)
         elif warp == warps.load.start:
             block, _, _ = cute.arch.block_idx()
-            own = load_role.PLAIN, load.load_tile
-            load_role.run(cfg, args, cta.smem, cta.events, cta.producer, cta.queue, block, *own)
+            load_role.run(cfg, args, cta.smem, cta.events, cta.producer, cta.queue, block, LATENT)
 
 
 KERNEL = SM100MLADecode

@@ -71,9 +71,8 @@ def run(
     queue: WorkQueue,
     block: Int32,
     order: cutlass.Constexpr = PLAIN,
-    load_tile: cutlass.Constexpr = load_tile,
 ):
-    """Every work tile of the CTA, the first of which is that of `block`. load_tile: a family's own."""
+    """Every work tile of the CTA, the first of which is that of `block`."""
     number, q_phase, at = Int32(0), Int32(0), kv.first()
     block, search = begin(cfg, args, block)
     work, search = take_work(cfg, args, queue, block, search)

@@ -77,7 +77,7 @@ def assert_close(got, wanted, v, lse_noise=1e-4):
     ).abs().max() <= lse_noise + 4 * 2.0**-24 * exact_lse.abs().max()
 
 
-@pytest.mark.parametrize("nats", [20, 40, 50, 60, 70, 1000])
+@pytest.mark.parametrize("nats", [20, 40, 60, 70, 1000])
 def test_a_jump_between_two_tiles(nats):
     """One head of three jumps; the others' rows have the bits that they have beside a head that does not."""
     quiet, jumping = tensors([None] * 3), tensors([None, nats, None])
@@ -89,9 +89,11 @@ def test_a_jump_between_two_tiles(nats):
     assert 0.25 < again < 0.45 if nats > FAILS_FROM + 3 else again < 0.05
 
 
-@pytest.mark.parametrize("mode, seed", [("in_order", 0), ("hostile", 1), ("random", 2)])
-@pytest.mark.parametrize("failing", ["first", "last", "all"])
-def test_whatever_is_run_again_under_every_schedule(mode, seed, failing):
+@pytest.mark.parametrize(
+    "failing, mode, seed",
+    [("first", "hostile", 1), ("last", "random", 2), ("all", "in_order", 0), ("all", "hostile", 1)],
+)
+def test_whatever_is_run_again_under_every_schedule(failing, mode, seed):
     """The first work tiles fail while others are left, the last ones when none is, and all: two are due at once."""
     jumps = {"first": [70, None, None], "last": [None, None, 70], "all": [70, 70, 70]}[failing]
     qkv = tensors(jumps)
@@ -129,6 +131,7 @@ def test_sink_and_causal_mask():
     assert_close(got, expected(q, k, v, causal(), sink=sink), v)
 
 
+@pytest.mark.sweep
 def test_soft_cap():
     """Scores between -50 and 50: from the lowest to the highest are 100 nats."""
     q, k, v = tensors([None, None])
@@ -164,6 +167,7 @@ def test_a_window_whose_first_tile_is_masked():
         assert_close((out[None, rows], lse[None, :, rows]), wanted, v)
 
 
+@pytest.mark.sweep
 def test_parts_of_the_keys():
     """The part that jumps is run again into its workspace; the other is not touched."""
     q, k, v = tensors([70, None], keys=800)
@@ -187,6 +191,7 @@ def test_infinite_and_undefined_scores_end_as_in_the_exact_order(monkeypatch):
         assert torch.equal(a.isnan(), b.isnan())
 
 
+@pytest.mark.sweep
 def test_p_over_s_lags_likewise(monkeypatch, own_kernels):
     """Head dim 128: where it is asked for."""
     monkeypatch.setattr(two_tiles, "lag_pays", two_tiles.may_lag)

@@ -159,7 +159,9 @@ static int launch_locked(const struct runtime_config *config, void *kernel, void
     MORE(cuMemsetD32Async, control.clusters, 0, ctas + 1, config->stream);
     MORE(cuMemcpyHtoDAsync_v2, symbol, &control, sizeof control, config->stream);
     struct runtime_config with_scratch = *config;
-    with_scratch.dynamic_shared_bytes += cute_fa4_hopper_scratch_bytes;
+    if (cute_fa4_hopper_scratch_bytes) /* mbarriers of 8 bytes, behind all else */
+        with_scratch.dynamic_shared_bytes =
+            (with_scratch.dynamic_shared_bytes + 7u) / 8u * 8u + cute_fa4_hopper_scratch_bytes;
     status = _cudaLaunchKernelEx(&with_scratch, kernel, args);
     return status ? status : wait_for(config->stream);
 }

@@ -20,7 +20,7 @@ q = torch.zeros(2, 300, 4, 64, dtype=torch.bfloat16)
 k = torch.zeros(2, 300, 4, 64, dtype=torch.bfloat16)
 def call(q=q, k=k, v=k, out=q, lse=None, convert=as_cuda):
     tensors = [convert(t) for t in (q, k, v, out)]
-    function(*tensors, lse, 0.125, *[None] * 6, 0, *[None] * 5)
+    function(*tensors, lse, 0.125, *[None] * 6, 0, *[None] * 6)
 """
 
 

@@ -119,7 +119,7 @@ def test_gpu_of_another_architecture(results, capability):
         ("misaligned", "align", "mQ"),
         ("stride", "stride", "mQ"),
         ("lse", "None", "mLSE"),
-        ("count", "Expects 18 parameters", "mQ: Tensor"),
+        ("count", "Expects 19 parameters", "mQ: Tensor"),
     ],
 )
 def test_wrong_arguments_are_refused_by_name_before_any_driver_call(results, case, what, parameter):

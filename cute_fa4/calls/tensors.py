@@ -192,7 +192,8 @@ def check_shapes(
     if latent:
         _check_latent(q, k, v)
     else:
-        _check_depths(DTYPE_NAMES[q.dtype], head_dim, v.shape[-1])
+        # Ranks of torch.distributed may run other dtypes, by SDPA.
+        _check_depths(DTYPE_NAMES.get(q.dtype, "bf16"), head_dim, v.shape[-1])
     if num_kv_heads == 0 or num_q_heads == 0 or num_q_heads % num_kv_heads:
         raise ValueError(
             f"q: {num_q_heads} heads over {num_kv_heads} heads of k and v; accepted: a positive "

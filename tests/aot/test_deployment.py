@@ -64,8 +64,8 @@ def test_info_names_versions_and_the_cache(capsys):
 
 
 def test_capabilities_says_why_not(capsys):
-    assert command_line.main(["capabilities", "--dtype", "e4m3", "--head-dim", "128"]) == 0
-    assert "no: dtype e4m3 has no kernel" in capsys.readouterr().out
+    assert command_line.main(["capabilities", "--dtype", "e4m3", "--head-dim", "136"]) == 0
+    assert "no: qkv_dtype='e4m3' is not built" in capsys.readouterr().out
 
 
 def test_export_lists_a_set_of_a_catalogue(capsys, tmp_path):

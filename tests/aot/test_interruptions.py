@@ -128,7 +128,7 @@ print(len(interrupted))
 EVERY_LINE = pairwise.sweep_only("interruptions", seconds=300)
 
 
-@pytest.mark.parametrize("stride", [17, pytest.param(1, marks=EVERY_LINE)])
+@pytest.mark.parametrize("stride", [41, pytest.param(1, marks=EVERY_LINE)])
 def test_an_emulated_call_survives_ctrl_c_while_it_initialises(exported, stride):
     done = python(INTERRUPTED + EMULATED, stride, exported, CUTE_FA4_JIT="error", timeout=600)
     steps, files, *both = done.stdout.split()

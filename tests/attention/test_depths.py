@@ -43,7 +43,11 @@ def causal(p, j):
     return j <= p
 
 
-@pytest.mark.parametrize("depths", PAIRS, ids=str)
+# Four that hold others' reasons once more are left to the sweep, which has every pair.
+ALWAYS = [pair for pair in PAIRS if pair not in {(40, 24), (128, 64), (48, 120), (16, 112)}]
+
+
+@pytest.mark.parametrize("depths", ALWAYS, ids=str)
 def test_depths_of_q_and_k_and_of_v_are_independent(depths):
     """300 rows are two query tiles and a part; causal, packed, both dtypes by turns."""
     depth, depth_v = depths

@@ -41,7 +41,7 @@ def random_cases(draw) -> Case:
 
 
 # No deadline: an example's time is the emulator's, and the first of a configuration compiles.
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(case=random_cases(), seed=st.integers(0, 2**16))
 def test_random_cases_agree_with_float64(case, seed):
     note(f"run again: {reproduce(case, seed)}")

@@ -133,7 +133,8 @@ def test_what_the_grid_before_reads_is_not_overwritten_before_the_wait():
 def steps_in_one_workspace(transform=None):
     """Two decode steps with shared keys, whose partial results lie in the same memory: four launches."""
     torch.manual_seed(0)
-    q, (k, v) = torch.randn(2, 1, 4, 64).bfloat16(), torch.randn(2, 2, 1100, 1, 64).bfloat16()
+    # 36 rows of a group: beyond what merges in a cluster
+    q, (k, v) = torch.randn(2, 9, 4, 64).bfloat16(), torch.randn(2, 2, 1100, 1, 64).bfloat16()
     own, used = torch.empty(1 << 20, dtype=torch.uint8), torch.tensor([1100, 40], dtype=torch.int32)
     with warnings.catch_warnings(), emulator.use(checks="ptx", transform=transform) as counted:
         warnings.simplefilter("ignore", EmulatorWarning)

@@ -100,6 +100,32 @@ VARIANTS = {
         "arch": "sm_103a",
         "score_mod": score_mods.soft_cap(30.0),
     },
+    # lone query tiles, other orders, references that lag or are exact
+    "d64 packed causal": {"head_dim": 64, **PACKED, **CAUSAL},
+    "d64 exact": {"head_dim": 64, "maximum": "exact"},
+    "lagged causal": {"maximum": "lagged", **CAUSAL},
+    "crossed P": {"order": "p_crossed", **CAUSAL},
+    "crossed P d64": {"order": "p_crossed", "head_dim": 64, "maximum": "exact"},
+    # pairs of CTAs, deep heads, 8 bits
+    "pair causal": {"family": "mhapair", **CAUSAL},
+    "pair d64 packed": {"family": "mhapair", "head_dim": 64, **PACKED, "maximum": "exact"},
+    "d192, V of 128": {"head_dim": 192, "head_dim_v": 128, **CAUSAL},
+    "d256": {"head_dim": 256, **CAUSAL},
+    "e4m3 causal": {"qkv_dtype": "e4m3", "descales": "qkv", **CAUSAL},
+    "e4m3 pages of 16": {"qkv_dtype": "e4m3", **PAGES, "page_size": 16},
+    # few rows, clusters, a latent cache
+    "few rows": {**DECODE, "page_size": 16, "rows": 8, **CAUSAL},
+    "few rows in a cluster": {**DECODE, "page_size": 16, "rows": 8, "cluster_parts": 4},
+    "latent": {
+        **PAGES,
+        "page_size": 64,
+        "group": 16,
+        "head_dim": 576,
+        "head_dim_v": 512,
+        "pack_gqa": True,
+        "family": "mla_decode",
+        "latent": True,
+    },
     "B300": {"arch": "sm_103a", **CAUSAL},
     "B300 d64": {"arch": "sm_103a", "head_dim": 64},
 }

@@ -25,8 +25,74 @@ from ..kernel_args import Events, KernelArgs, Smem
 from ..operands.kv_buffer import KVBuffer, KVBufferConfig
 from ..roles.order import Order
 from ..steps.products import multiply_pv, multiply_qk
-from ..sync.pipelines import KVConsumerPipeline
+from ..sync.pipelines import KVConsumerPipeline, KVPosition
 from ..work.queue import NO_MORE, WorkQueue
+
+
+@cute.jit
+def make_s(
+    cfg: cutlass.Constexpr,
+    smem: Smem,
+    tmem: Int32,
+    events: Events,
+    kv: KVConsumerPipeline,
+    at_k: KVPosition,
+    i: cutlass.Constexpr,
+    n: Int32,
+    count: Int32,
+    phase: Int32,
+    q_phase: Int32,
+):
+    """S_i of key tile n of `count`, when the one before has been read (phase: its parity); K is free behind S_1."""
+    k = KVBuffer(KVBufferConfig.for_k(cfg), smem.kv_address)
+    if n == 0:
+        events.q_full.wait(i, q_phase)
+    events.s_free.wait(i, phase)
+    tensor_memory.fence_after()
+    multiply_qk(cfg, smem, k, tmem, kv, at_k, i, wait=i == 0)
+    events.s_ready.commit(i)
+    if n == count - 1:
+        events.q_free.commit(i)
+    if cutlass.const_expr(i == cfg.tiles.num_q - 1):
+        kv.release(at_k)
+
+
+@cute.jit
+def add_pending(
+    cfg: cutlass.Constexpr,
+    smem: Smem,
+    tmem: Int32,
+    events: Events,
+    kv: KVConsumerPipeline,
+    at_v: KVPosition,
+    i: cutlass.Constexpr,
+    n: Int32,
+    phase: Int32,
+    accumulate: cutlass.Boolean,
+):
+    """O_i (+)= P_i V of the key tile before n; phase: of its P_i. The last one of a work tile completes O_i."""
+    v = KVBuffer(KVBufferConfig.for_v(cfg), smem.kv_address)
+    if cutlass.const_expr(i == 0):
+        kv.wait_v(at_v)
+    multiply_pv(cfg, v, tmem, events, at_v.slot.index, i, phase, accumulate)
+    events.pv_done.commit(i)
+    if n == 0:
+        events.o_ready.commit(i)
+
+
+def last_products(
+    cfg, smem: Smem, tmem, events: Events, kv: KVConsumerPipeline, at_v, phases, accumulate
+) -> KVPosition:
+    """O_i (+)= P_i V of a work tile's last key tile, with no S ahead of them; -> the next V. phases: of each P."""
+    v = KVBuffer(KVBufferConfig.for_v(cfg), smem.kv_address)
+    kv.wait_v(at_v)
+    for i in range(cfg.tiles.num_q):
+        multiply_pv(cfg, v, tmem, events, at_v.slot.index, i, phases[i], accumulate)
+        if i == cfg.tiles.num_q - 1:
+            kv.release(at_v)
+        events.pv_done.commit(i)
+        events.o_ready.commit(i)
+    return kv.step_tile(at_v)
 
 
 @cute.jit
@@ -39,8 +105,6 @@ def run(
     kv: KVConsumerPipeline,
     queue: WorkQueue,
 ):
-    k = KVBuffer(KVBufferConfig.for_k(cfg), smem.kv_address)
-    v = KVBuffer(KVBufferConfig.for_v(cfg), smem.kv_address)
     at_k = kv.first()
     at_v = kv.advance_to_v(at_k)
     phase = Int32(1)  # of S and P of the key tile before
@@ -50,23 +114,9 @@ def run(
     while count != NO_MORE:
         for n in cutlass.range(count, unroll=1):
             for i in cutlass.range_constexpr(cfg.tiles.num_q):
-                if n == 0:
-                    events.q_full.wait(i, q_phase)
-                events.s_free.wait(i, phase)
-                tensor_memory.fence_after()
-                multiply_qk(cfg, smem, k, tmem, kv, at_k, i, wait=i == 0)
-                events.s_ready.commit(i)
-                if n == count - 1:
-                    events.q_free.commit(i)
-                if cutlass.const_expr(i == cfg.tiles.num_q - 1):
-                    kv.release(at_k)
+                make_s(cfg, smem, tmem, events, kv, at_k, i, n, count, phase, q_phase)
                 if pending:
-                    if cutlass.const_expr(i == 0):
-                        kv.wait_v(at_v)
-                    multiply_pv(cfg, v, tmem, events, at_v.slot.index, i, phase, accumulate)
-                    events.pv_done.commit(i)
-                    if n == 0:
-                        events.o_ready.commit(i)
+                    add_pending(cfg, smem, tmem, events, kv, at_v, i, n, phase, accumulate)
             if pending:
                 kv.release(at_v)
                 at_v = kv.step_tile(at_v)
@@ -79,14 +129,7 @@ def run(
         number = number + 1
         count = queue.next(cfg, args, number).tiles.count
         if count <= 0 and pending:  # the end, or work tiles without keys: nothing to wait for
-            kv.wait_v(at_v)
-            for i in cutlass.range_constexpr(cfg.tiles.num_q):
-                multiply_pv(cfg, v, tmem, events, at_v.slot.index, i, phase, accumulate)
-                if cutlass.const_expr(i == cfg.tiles.num_q - 1):
-                    kv.release(at_v)
-                events.pv_done.commit(i)
-                events.o_ready.commit(i)
-            at_v = kv.step_tile(at_v)
+            at_v = last_products(cfg, smem, tmem, events, kv, at_v, (phase, phase), accumulate)
             pending = cutlass.Boolean(False)
 
 

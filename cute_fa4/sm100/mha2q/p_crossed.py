@@ -30,11 +30,11 @@ from cutlass import Int32
 from ..instructions import tensor_memory
 from ..kernel_args import Events, KernelArgs, Smem
 from ..operands.kv_buffer import KVBuffer, KVBufferConfig
-from ..steps.products import multiply_pv, multiply_qk
+from ..steps.products import multiply_pv
 from ..sync.pipelines import KVConsumerPipeline
 from ..work.queue import NO_MORE, WorkQueue
 from ..work.tile import Work
-from .p_beside_s import PBesideSCode
+from .p_beside_s import PBesideSCode, last_products, make_s
 
 
 @cute.jit
@@ -47,7 +47,6 @@ def run(
     kv: KVConsumerPipeline,
     queue: WorkQueue,
 ):
-    k = KVBuffer(KVBufferConfig.for_k(cfg), smem.kv_address)
     v = KVBuffer(KVBufferConfig.for_v(cfg), smem.kv_address)
     at_k = kv.first()
     at_v = kv.advance_to_v(at_k)
@@ -57,16 +56,7 @@ def run(
     while count != NO_MORE:
         for n in cutlass.range(count, unroll=1):
             for i in cutlass.range_constexpr(cfg.tiles.num_q):
-                if n == 0:
-                    events.q_full.wait(i, q_phase)
-                events.s_free.wait(i, phase)
-                tensor_memory.fence_after()
-                multiply_qk(cfg, smem, k, tmem, kv, at_k, i, wait=i == 0)
-                events.s_ready.commit(i)
-                if n == count - 1:
-                    events.q_free.commit(i)
-                if cutlass.const_expr(i == cfg.tiles.num_q - 1):
-                    kv.release(at_k)
+                make_s(cfg, smem, tmem, events, kv, at_k, i, n, count, phase, q_phase)
                 if n > 0:
                     if cutlass.const_expr(i == 0):
                         kv.wait_v(at_v)
@@ -78,14 +68,7 @@ def run(
             at_k = kv.step_tile(at_k)
             phase = phase ^ 1
         if count > 0:
-            kv.wait_v(at_v)
-            for i in cutlass.range_constexpr(cfg.tiles.num_q):
-                multiply_pv(cfg, v, tmem, events, at_v.slot.index, i, phase, count > 1)
-                if cutlass.const_expr(i == cfg.tiles.num_q - 1):
-                    kv.release(at_v)
-                events.pv_done.commit(i)
-                events.o_ready.commit(i)
-            at_v = kv.step_tile(at_v)
+            at_v = last_products(cfg, smem, tmem, events, kv, at_v, (phase, phase), count > 1)
             q_phase = q_phase ^ 1
         number = number + 1
         count = queue.next(cfg, args, number).tiles.count

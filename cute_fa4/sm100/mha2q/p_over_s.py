@@ -26,8 +26,31 @@ from ..kernel_args import Events, KernelArgs, Smem
 from ..operands.kv_buffer import KVBuffer, KVBufferConfig
 from ..roles.order import Order
 from ..steps.products import multiply_pv, multiply_qk
-from ..sync.pipelines import KVConsumerPipeline
+from ..sync.pipelines import KVConsumerPipeline, KVPosition
 from ..work.queue import NO_MORE, WorkQueue
+
+
+@cute.jit
+def make_s(
+    cfg: cutlass.Constexpr,
+    smem: Smem,
+    tmem: Int32,
+    events: Events,
+    kv: KVConsumerPipeline,
+    at: KVPosition,
+    i: cutlass.Constexpr,
+    n: Int32,
+    count: Int32,
+    q_phase: Int32,
+):
+    """S_i of key tile n of `count`; Q_i is awaited by the first one and free behind the last."""
+    k = KVBuffer(KVBufferConfig.for_k(cfg), smem.kv_address)
+    if n == 0:
+        events.q_full.wait(i, q_phase)
+    multiply_qk(cfg, smem, k, tmem, kv, at, i, wait=i == 0)
+    events.s_ready.commit(i)
+    if n == count - 1:
+        events.q_free.commit(i)
 
 
 @cute.jit
@@ -40,7 +63,6 @@ def run(
     kv: KVConsumerPipeline,
     queue: WorkQueue,
 ):
-    k = KVBuffer(KVBufferConfig.for_k(cfg), smem.kv_address)
     v = KVBuffer(KVBufferConfig.for_v(cfg), smem.kv_address)
     at = kv.first()
     phase = Int32(0)  # of S0, S1 and P0 of this key tile; P1 of the one before has the other parity
@@ -49,23 +71,13 @@ def run(
     count = queue.next(cfg, args, number).tiles.count
     while count != NO_MORE:
         for n in cutlass.range(count, unroll=1):
-            if n == 0:
-                events.q_full.wait(0, q_phase)
-            multiply_qk(cfg, smem, k, tmem, kv, at, 0, wait=True)
-            events.s_ready.commit(0)
-            if n == count - 1:
-                events.q_free.commit(0)
+            make_s(cfg, smem, tmem, events, kv, at, 0, n, count, q_phase)
             if pending:
                 multiply_pv(cfg, v, tmem, events, at.held_v, 1, phase ^ 1, accumulate_o1)
                 if n == 0:
                     events.o_ready.commit(1)
                 kv.release_v(at)
-            if n == 0:
-                events.q_full.wait(1, q_phase)
-            multiply_qk(cfg, smem, k, tmem, kv, at, 1, wait=False)
-            events.s_ready.commit(1)
-            if n == count - 1:
-                events.q_free.commit(1)
+            make_s(cfg, smem, tmem, events, kv, at, 1, n, count, q_phase)
             kv.release(at)
             at = kv.advance_to_v(at)
             kv.wait_v(at)

@@ -39,6 +39,55 @@ from ..work.queue import NO_MORE, WorkQueue
 from ..work.tile import Work
 
 
+def scores_of(cfg, order, tmem, events: Events, at, i, phase) -> tuple:
+    """(address of S_i, the row's scores), which are in registers: S_i may be made again."""
+    s_address = order.scores_at(cfg, tmem, at)
+    events.s_ready.wait(at, phase)
+    tensor_memory.fence_after()
+    scores = read_scores(cfg, s_address)
+    order.may_free_s(events, i, phase)
+    order.scores_read(events, i)
+    return s_address, scores
+
+
+def send_factor(cfg, order, smem: Smem, events: Events, row: RowContext, at, i, phase, factor):
+    """What correction multiplies O_i by, before the product of this key tile."""
+    to = order.buffer_before(at)
+    order.may_write_factor(events, i, phase)
+    smem.row_scale[order.factor_at(cfg, row.thread, to)] = factor
+    events.row_scale.arrive(to)
+
+
+def store_p(
+    cfg,
+    order,
+    smem: Smem,
+    events: Events,
+    work: Work,
+    n,
+    i,
+    row: RowContext,
+    at,
+    phase,
+    s_address,
+    scores,
+    scale_log2,
+    bias,
+    powers=row_math.powers,
+):
+    """P of the scores to tensor memory; -> the sum of the row."""
+    p_address = order.p_at(cfg, s_address, i)
+
+    def may_store():
+        order.may_store_p(events, work, n, i, phase)
+
+    sums = write_probabilities(
+        *(cfg, order, smem, events, at, row.thread, p_address, may_store, scores),
+        *(scale_log2, bias, powers),
+    )
+    return row_math.row_total(sums)
+
+
 @cute.jit
 def step(
     cfg: cutlass.Constexpr,
@@ -59,12 +108,7 @@ def step(
     first = order.first_tile(cfg, work, i)
     phase = order.parity(cfg, work, n, i, tiles_before)
     at = order.buffer(cfg, work, n, i, tiles_before)
-    s_address = order.scores_at(cfg, tmem, at)
-    events.s_ready.wait(at, phase)
-    tensor_memory.fence_after()
-    scores = read_scores(cfg, s_address)
-    order.may_free_s(events, i, phase)
-    order.scores_read(events, i)
+    s_address, scores = scores_of(cfg, order, tmem, events, at, i, phase)
     if cutlass.const_expr(cfg.score_mod is not None or cfg.mask_mod is not None):
         scores = apply_score_functions(cfg, args, work, row, n, scores, masked)
     if cutlass.const_expr(masked):
@@ -79,23 +123,13 @@ def step(
     )
     order.may_write_p(events, i, phase)
     if n != first:  # nothing to rescale before
-        to = order.buffer_before(at)
-        order.may_write_factor(events, i, phase)
-        smem.row_scale[order.factor_at(cfg, row.thread, to)] = factor
-        events.row_scale.arrive(to)
+        send_factor(cfg, order, smem, events, row, at, i, phase, factor)
     bias = -safe_max * scale_log2
     if cutlass.const_expr(cfg.p_lift_log2):
         bias = bias + cfg.p_lift_log2
-    p_address = order.p_at(cfg, s_address, i)
-
-    def may_store():
-        order.may_store_p(events, work, n, i, phase)
-
-    sums = write_probabilities(
-        cfg, order, smem, events, at, row.thread, p_address, may_store, scores, scale_log2, bias
-    )
-    row_sum = state.row_sum * factor + row_math.row_total(sums)
-    return RowState(row_max, row_sum)
+    place = work, n, i, row, at, phase, s_address
+    total = store_p(cfg, order, smem, events, *place, scores, scale_log2, bias)
+    return RowState(row_max, state.row_sum * factor + total)
 
 
 @cute.jit
@@ -118,40 +152,15 @@ def lagged_step(
     scale_log2 = log2_scale(cfg, args, row.factor)
     state, factor = lagged.renewed(state, scale_log2)
     at = order.buffer(cfg, work, n, i, tiles_before)
-    s_address = order.scores_at(cfg, tmem, at)
-    events.s_ready.wait(at, phase)
-    tensor_memory.fence_after()
-    scores = read_scores(cfg, s_address)
-    order.may_free_s(events, i, phase)
-    order.scores_read(events, i)
+    s_address, scores = scores_of(cfg, order, tmem, events, at, i, phase)
     if cutlass.const_expr(cfg.score_mod is not None):
         scores = apply_score_functions(cfg, args, work, row, n, scores, masked=False)
     order.may_write_p(events, i, phase)
-    to = order.buffer_before(at)
-    order.may_write_factor(events, i, phase)
-    smem.row_scale[order.factor_at(cfg, row.thread, to)] = factor
-    events.row_scale.arrive(to)
+    send_factor(cfg, order, smem, events, row, at, i, phase, factor)
     bias = -state.row_max * scale_log2
-    p_address = order.p_at(cfg, s_address, i)
-
-    def may_store():
-        order.may_store_p(events, work, n, i, phase)
-
-    sums = write_probabilities(
-        cfg,
-        order,
-        smem,
-        events,
-        at,
-        row.thread,
-        p_address,
-        may_store,
-        scores,
-        scale_log2,
-        bias,
-        powers=row_math.saturated_powers,
-    )
-    return RowState(state.row_max, state.row_sum + row_math.row_total(sums))
+    place, powers = (work, n, i, row, at, phase, s_address), row_math.saturated_powers
+    total = store_p(cfg, order, smem, events, *place, scores, scale_log2, bias, powers)
+    return RowState(state.row_max, state.row_sum + total)
 
 
 @cute.jit

@@ -9,12 +9,10 @@ from cutlass import Int32
 
 from ...instructions import tensor_memory
 from ...kernel_args import Events, KernelArgs, Smem
-from ...operands.kv_buffer import KVBuffer, KVBufferConfig
 from ...roles import alternate
-from ...steps.products import multiply_pv, multiply_qk
 from ...sync.pipelines import KVConsumerPipeline
 from ...work.queue import NO_MORE, WorkQueue
-from ..p_beside_s import PBesideSCode
+from ..p_beside_s import PBesideSCode, add_pending, last_products, make_s
 from .tile import is_lone
 
 
@@ -39,8 +37,6 @@ def run(
     kv: KVConsumerPipeline,
     queue: WorkQueue,
 ):
-    k = KVBuffer(KVBufferConfig.for_k(cfg), smem.kv_address)
-    v = KVBuffer(KVBufferConfig.for_v(cfg), smem.kv_address)
     at_k = kv.first()
     at_v = kv.advance_to_v(at_k)
     phase, apart = Int32(1), Int32(0)
@@ -62,23 +58,9 @@ def run(
             for n in cutlass.range(count, unroll=1):
                 for i in cutlass.range_constexpr(cfg.tiles.num_q):
                     parity = phase ^ apart if cutlass.const_expr(i == 1) else phase
-                    if n == 0:
-                        events.q_full.wait(i, q_phase)
-                    events.s_free.wait(i, parity)
-                    tensor_memory.fence_after()
-                    multiply_qk(cfg, smem, k, tmem, kv, at_k, i, wait=i == 0)
-                    events.s_ready.commit(i)
-                    if n == count - 1:
-                        events.q_free.commit(i)
-                    if cutlass.const_expr(i == cfg.tiles.num_q - 1):
-                        kv.release(at_k)
+                    make_s(cfg, smem, tmem, events, kv, at_k, i, n, count, parity, q_phase)
                     if pending:
-                        if cutlass.const_expr(i == 0):
-                            kv.wait_v(at_v)
-                        multiply_pv(cfg, v, tmem, events, at_v.slot.index, i, parity, accumulate)
-                        events.pv_done.commit(i)
-                        if n == 0:
-                            events.o_ready.commit(i)
+                        add_pending(cfg, smem, tmem, events, kv, at_v, i, n, parity, accumulate)
                 if pending:
                     kv.release(at_v)
                     at_v = kv.step_tile(at_v)
@@ -91,13 +73,6 @@ def run(
         number = number + 1
         work = queue.next(cfg, args, number)
         if pending & ((work.tiles.count <= 0) | is_lone(cfg, work)):
-            kv.wait_v(at_v)
-            for i in cutlass.range_constexpr(cfg.tiles.num_q):
-                parity = phase ^ apart if cutlass.const_expr(i == 1) else phase
-                multiply_pv(cfg, v, tmem, events, at_v.slot.index, i, parity, accumulate)
-                if cutlass.const_expr(i == cfg.tiles.num_q - 1):
-                    kv.release(at_v)
-                events.pv_done.commit(i)
-                events.o_ready.commit(i)
-            at_v = kv.step_tile(at_v)
+            phases_of_p = (phase, phase ^ apart)
+            at_v = last_products(cfg, smem, tmem, events, kv, at_v, phases_of_p, accumulate)
             pending = cutlass.Boolean(False)

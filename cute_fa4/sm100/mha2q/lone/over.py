@@ -12,10 +12,10 @@ from cutlass import Int32
 from ...kernel_args import Events, KernelArgs, Smem
 from ...operands.kv_buffer import KVBuffer, KVBufferConfig
 from ...roles import alternate
-from ...steps.products import multiply_pv, multiply_qk
+from ...steps.products import multiply_pv
 from ...sync.pipelines import KVConsumerPipeline
 from ...work.queue import NO_MORE, WorkQueue
-from ..p_over_s import POverSCode
+from ..p_over_s import POverSCode, make_s
 from .tile import is_lone
 
 
@@ -29,7 +29,6 @@ def run(
     kv: KVConsumerPipeline,
     queue: WorkQueue,
 ):
-    k = KVBuffer(KVBufferConfig.for_k(cfg), smem.kv_address)
     v = KVBuffer(KVBufferConfig.for_v(cfg), smem.kv_address)
     at, phase, apart = kv.first(), Int32(0), Int32(0)
     pending, accumulate_o1 = cutlass.Boolean(False), cutlass.Boolean(False)
@@ -47,24 +46,14 @@ def run(
             events.o_ready.commit(1)
         else:
             for n in cutlass.range(count, unroll=1):
-                if n == 0:
-                    events.q_full.wait(0, q_phase)
-                multiply_qk(cfg, smem, k, tmem, kv, at, 0, wait=True)
-                events.s_ready.commit(0)
-                if n == count - 1:
-                    events.q_free.commit(0)
+                make_s(cfg, smem, tmem, events, kv, at, 0, n, count, q_phase)
                 if pending:
                     before = phase ^ apart ^ 1
                     multiply_pv(cfg, v, tmem, events, at.held_v, 1, before, accumulate_o1)
                     if n == 0:
                         events.o_ready.commit(1)
                     kv.release_v(at)
-                if n == 0:
-                    events.q_full.wait(1, q_phase)
-                multiply_qk(cfg, smem, k, tmem, kv, at, 1, wait=False)
-                events.s_ready.commit(1)
-                if n == count - 1:
-                    events.q_free.commit(1)
+                make_s(cfg, smem, tmem, events, kv, at, 1, n, count, q_phase)
                 kv.release(at)
                 at = kv.advance_to_v(at)
                 kv.wait_v(at)

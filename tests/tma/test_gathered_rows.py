@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from functools import cache
 
 import pytest
 import torch
 
-from cute_fa4 import EmulatorWarning, emulator, flash_attn_varlen_func
+from cute_fa4 import flash_attn_varlen_func
 from cute_fa4.tma.gathered_rows import ROWS, pages_of_four, place_in_pages
+from tests.emulator.mutations.attention_call import executes
 from tests.emulator.mutations.edits import delete, lines, replace
 from tests.emulator.mutations.everything import LEVEL
 from tests.emulator.mutations.mutant import (
@@ -19,7 +19,7 @@ from tests.emulator.mutations.mutant import (
     WRONG_NUMBERS,
     Mutant,
     Subject,
-    try_mutant,
+    assert_caught,
 )
 from tests.serving.batches import Batch, int32, paged_kv
 
@@ -94,30 +94,15 @@ def subject() -> Subject:
     drawn = (paged_kv(batch, 3, seed=seed) for seed in range(1000))
     storage = next(pages for pages in drawn if 0 not in pages["page_table"])
 
-    def execute(edit, mode, seed, budget):
-        transform = None if edit is None else lambda name, ptx: edit(ptx)
-        use = emulator.use(
-            mode=mode, seed=seed, checks=LEVEL, transform=transform, instruction_budget=budget
-        )
-        with warnings.catch_warnings(), use as result:
-            warnings.simplefilter("ignore", EmulatorWarning)
-            out, lse = flash_attn_varlen_func(
-                torch.cat(batch.q),
-                **storage,
-                cu_seqlens_q=int32([0, 3]),
-                max_seqlen_q=3,
-                return_lse=True,
-            )
-        bits = out.view(torch.int16).numpy().tobytes() + lse.view(torch.int32).numpy().tobytes()
-        return bits, result.instructions
+    q = torch.cat(batch.q)
+    of = dict(**storage, cu_seqlens_q=int32([0, 3]), max_seqlen_q=3)
 
-    return Subject("pages of three", execute, LEVEL)
+    def call(out):
+        return flash_attn_varlen_func(q, **of, return_lse=True, out=out)
+
+    return Subject("pages of three", executes(call, q, LEVEL), LEVEL)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_planted_defect_is_caught_by_a_check_meant_for_it(mutant):
-    outcome = try_mutant(mutant, subject())
-    assert outcome.caught_by, "nothing noticed"
-    assert outcome.as_meant, (
-        f"caught by {outcome.caught_by}, meant {mutant.meant}: {outcome.message}"
-    )
+    assert_caught(mutant, subject())

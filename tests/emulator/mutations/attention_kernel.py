@@ -21,16 +21,16 @@ one_tile       2 heads, 128 queries x 600 keys, the kernel of one query tile: 2 
 
 import contextlib
 import os
-import warnings
 from inspect import signature
 from itertools import accumulate
 
 import torch
 
-from cute_fa4 import compile_cache, emulator, flash_attn_func, flash_attn_varlen_func
+from cute_fa4 import compile_cache, flash_attn_func, flash_attn_varlen_func
 from cute_fa4.calls import repeat
 from cute_fa4.compiler import policy
 from cute_fa4.sm100.mha2q.kernel import SM100MHA2Q
+from tests.emulator.mutations.attention_call import executes
 from tests.emulator.mutations.attention_places import CONFIGS, CROSSED
 from tests.emulator.mutations.mutant import Subject
 
@@ -113,30 +113,14 @@ def run_packed(queries, keys, head_dim, level):
 
 
 def executed(call, q, level, maximum="exact"):
-    """The run function of a call with an `out`."""
+    """The run function of a call with an `out`, by the given maximum."""
 
-    def execute(edit, mode, seed, budget):
-        transform = None if edit is None else lambda name, ptx: edit(ptx)
-        out = torch.full_like(q, float("nan"))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the first call warns that the emulator executes it
-            repeat.clear()  # the maximum is chosen once for calls that are alike
-            with (
-                environment(policy.MAXIMUM_VARIABLE, maximum),
-                emulator.use(
-                    mode=mode,
-                    seed=seed,
-                    checks=level,
-                    transform=transform,
-                    instruction_budget=budget,
-                ) as result,
-            ):
-                _, lse = call(out)
-        # Through integers: a NaN equals itself.
-        bits = out.view(torch.int16).numpy().tobytes() + lse.view(torch.int32).numpy().tobytes()
-        return bits, result.instructions
+    def by_maximum(out):
+        repeat.clear()  # the maximum is chosen once for calls that are alike
+        with environment(policy.MAXIMUM_VARIABLE, maximum):
+            return call(out)
 
-    return execute
+    return executes(by_maximum, q, level)
 
 
 def subjects(level):

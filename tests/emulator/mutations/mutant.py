@@ -109,3 +109,12 @@ def try_mutant(mutant: Mutant, subject: Subject) -> Outcome:
         outcome.schedule = mode if (mode, seed) in SCHEDULES else f"{mode} {seed}"
         break
     return outcome
+
+
+def assert_caught(mutant: Mutant, subject: Subject) -> None:
+    """The defect is noticed, and by a check that is meant for it."""
+    outcome = try_mutant(mutant, subject)
+    assert outcome.caught_by, "nothing noticed"
+    assert outcome.as_meant, (
+        f"caught by {outcome.caught_by}, meant {mutant.meant}: {outcome.message}"
+    )

@@ -7,13 +7,13 @@ of three slots; scores wide enough that rows are rescaled.
 """
 
 import re
-import warnings
 
 import torch
 
-from cute_fa4 import emulator, flash_attn_func
+from cute_fa4 import flash_attn_func
 from cute_fa4.sm100.choose_config import choose_config
 from tests.emulator.mutations import attention_places
+from tests.emulator.mutations.attention_call import executes
 from tests.emulator.mutations.attention_places import (
     AN_INIT,
     CHUNK_BARRIER,
@@ -58,18 +58,10 @@ def subject(level) -> Subject:
     q, k, v = (rows(256, 192) * SPREAD).bfloat16(), rows(300, 192).bfloat16(), rows(300, 128)
     v = v.bfloat16()
 
-    def execute(edit, mode, seed, budget):
-        transform = None if edit is None else lambda name, ptx: edit(ptx)
-        out = torch.full_like(q[..., :128], float("nan")).contiguous()
-        using = dict(mode=mode, seed=seed, checks=level, transform=transform)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the first call warns that the emulator executes it
-            with emulator.use(**using, instruction_budget=budget) as result:
-                _, lse = flash_attn_func(q, k, v, return_lse=True, out=out)
-        bits = out.view(torch.int16).numpy().tobytes() + lse.view(torch.int32).numpy().tobytes()
-        return bits, result.instructions
+    def call(out):
+        return flash_attn_func(q, k, v, return_lse=True, out=out)
 
-    return Subject(NAME, execute)
+    return Subject(NAME, executes(call, q[..., :128].contiguous(), level))
 
 
 # --- places. K, its rest and V follow each other in the ring, in both roles.

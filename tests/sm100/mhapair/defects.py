@@ -6,11 +6,11 @@ copies.
 """
 
 import re
-import warnings
 
 import torch
 
-from cute_fa4 import emulator, flash_attn_func
+from cute_fa4 import flash_attn_func
+from tests.emulator.mutations.attention_call import executes
 from tests.emulator.mutations.edits import PlantingError
 from tests.emulator.mutations.mutant import (
     ASYNCHRONY,
@@ -51,20 +51,10 @@ def subject(level) -> Subject:
     q = (torch.randn(1, 600, 1, 128, generator=generator) * 6).bfloat16()
     k, v = torch.randn(2, 1, 300, 1, 128, generator=generator).bfloat16()
 
-    def execute(edit, mode, seed, budget):
-        transform = None if edit is None else lambda name, ptx: edit(ptx)
-        out = torch.full_like(q, float("nan"))
-        using = dict(mode=mode, seed=seed, checks=level, transform=transform)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the first call warns that the emulator executes it
-            with emulator.use(**using, instruction_budget=budget) as result:
-                _, lse = flash_attn_func(
-                    q, k, v, causal=True, return_lse=True, out=out, num_splits=1
-                )
-        bits = out.view(torch.int16).numpy().tobytes() + lse.view(torch.int32).numpy().tobytes()
-        return bits, result.instructions
+    def call(out):
+        return flash_attn_func(q, k, v, causal=True, return_lse=True, out=out, num_splits=1)
 
-    return Subject(NAME, execute)
+    return Subject(NAME, executes(call, q, level))
 
 
 def edited(pattern: str, number: int, by: str, ahead_of: str | None = None, at: int = 0):

@@ -9,7 +9,7 @@ import pytest
 
 from cute_fa4.calls import repeat
 from tests.emulator.mutations.everything import LEVEL
-from tests.emulator.mutations.mutant import try_mutant
+from tests.emulator.mutations.mutant import assert_caught, try_mutant
 from tests.sm100.mhapair import defects
 
 MUTANTS = defects.mutants()
@@ -41,11 +41,7 @@ def parameters():
 
 @pytest.mark.parametrize("mutant", list(parameters()))
 def test_a_defect_is_caught_by_a_check_meant_for_it(mutant):
-    outcome = try_mutant(mutant, subject())
-    assert outcome.caught_by, "nothing noticed"
-    assert outcome.as_meant, (
-        f"caught by {outcome.caught_by}, meant {mutant.meant}: {outcome.message}"
-    )
+    assert_caught(mutant, subject())
 
 
 @pytest.mark.sweep

@@ -4,13 +4,12 @@ The subject: one query, eight heads on one, 300 keys in a cluster of four: parts
 and a part without keys.
 """
 
-import warnings
-
 import torch
 
-from cute_fa4 import emulator, flash_attn_func
+from cute_fa4 import flash_attn_func
 from cute_fa4.sm100.choose_config import choose_config
 from tests.emulator.mutations import attention_places
+from tests.emulator.mutations.attention_call import executes
 from tests.emulator.mutations.edits import delete, lines, replace
 from tests.emulator.mutations.mutant import ASYNCHRONY, HANG, WRONG_NUMBERS, Mutant, Subject
 
@@ -32,18 +31,10 @@ def subject(level) -> Subject:
     q = torch.randn(1, 1, 8, 128, generator=generator).bfloat16()
     k, v = torch.randn(2, 1, 300, 1, 128, generator=generator).bfloat16()
 
-    def execute(edit, mode, seed, budget):
-        transform = None if edit is None else lambda name, ptx: edit(ptx)
-        out = torch.full_like(q, float("nan"))
-        using = dict(mode=mode, seed=seed, checks=level, transform=transform)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the first call warns that the emulator executes it
-            with emulator.use(**using, instruction_budget=budget) as result:
-                _, lse = flash_attn_func(q, k, v, return_lse=True, out=out, num_splits=0)
-        bits = out.view(torch.int16).numpy().tobytes() + lse.view(torch.int32).numpy().tobytes()
-        return bits, result.instructions
+    def call(out):
+        return flash_attn_func(q, k, v, return_lse=True, out=out, num_splits=0)
 
-    return Subject(NAME, execute)
+    return Subject(NAME, executes(call, q, level))
 
 
 # Softmax when it has handed in, softmax without rows, mma, load, and every thread before it leaves.

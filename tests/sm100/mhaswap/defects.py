@@ -5,13 +5,12 @@ query, eight heads on one, 300 keys: three work tiles of three key tiles, the la
 in order; scores so wide that a row is rescaled in most tiles. 3 is odd, so parities differ from work tile to work tile.
 """
 
-import warnings
-
 import torch
 
-from cute_fa4 import emulator, flash_attn_func
+from cute_fa4 import flash_attn_func
 from cute_fa4.sm100.choose_config import choose_config
 from tests.emulator.mutations import attention_places
+from tests.emulator.mutations.attention_call import executes
 from tests.emulator.mutations.attention_places import (
     A_COMMIT,
     AFTER,
@@ -63,18 +62,10 @@ def subject(level) -> Subject:
     q = (torch.randn(3, 1, 8, 128, generator=generator) * SPREAD).bfloat16()
     k, v = torch.randn(2, 3, 300, 1, 128, generator=generator).bfloat16()
 
-    def execute(edit, mode, seed, budget):
-        transform = None if edit is None else lambda name, ptx: edit(ptx)
-        out = torch.full_like(q, float("nan"))
-        using = dict(mode=mode, seed=seed, checks=level, transform=transform)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the first call warns that the emulator executes it
-            with emulator.use(**using, instruction_budget=budget) as result:
-                _, lse = flash_attn_func(q, k, v, return_lse=True, out=out)
-        bits = out.view(torch.int16).numpy().tobytes() + lse.view(torch.int32).numpy().tobytes()
-        return bits, result.instructions
+    def call(out):
+        return flash_attn_func(q, k, v, return_lse=True, out=out)
 
-    return Subject(NAME, execute)
+    return Subject(NAME, executes(call, q, level))
 
 
 # --- places. A whole tile comes first, a masked one after it, then the end of the work tile.

@@ -6,13 +6,12 @@ to other tiles of the second work tile than of the first, and 48 units go throug
 that rows are rescaled in most tiles.
 """
 
-import warnings
-
 import torch
 
-from cute_fa4 import emulator, flash_attn_func
+from cute_fa4 import flash_attn_func
 from cute_fa4.sm100.choose_config import choose_config
 from tests.emulator.mutations import attention_places
+from tests.emulator.mutations.attention_call import executes
 from tests.emulator.mutations.attention_places import (
     AFTER,
     AN_ARRIVAL,
@@ -59,18 +58,10 @@ def subject(level) -> Subject:
     q = (torch.randn(1, 128, 2, 256, generator=generator) * SPREAD).bfloat16()
     k, v = torch.randn(2, 1, 300, 2, 256, generator=generator).bfloat16()
 
-    def execute(edit, mode, seed, budget):
-        transform = None if edit is None else lambda name, ptx: edit(ptx)
-        out = torch.full_like(q, float("nan"))
-        using = dict(mode=mode, seed=seed, checks=level, transform=transform)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the first call warns that the emulator executes it
-            with emulator.use(**using, instruction_budget=budget) as result:
-                _, lse = flash_attn_func(q, k, v, return_lse=True, out=out)
-        bits = out.view(torch.int16).numpy().tobytes() + lse.view(torch.int32).numpy().tobytes()
-        return bits, result.instructions
+    def call(out):
+        return flash_attn_func(q, k, v, return_lse=True, out=out)
 
-    return Subject(NAME, execute)
+    return Subject(NAME, executes(call, q, level))
 
 
 # --- places. Four units of K make S, then four of V add to O; the last product of a work tile has a copy of its own.

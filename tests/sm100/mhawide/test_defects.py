@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from tests.emulator.mutations.everything import LEVEL
-from tests.emulator.mutations.mutant import try_mutant
+from tests.emulator.mutations.mutant import assert_caught
 from tests.sm100.mhawide import defects
 
 CAUGHT = defects.mutants()
@@ -22,11 +22,7 @@ def subject():
 
 @pytest.mark.parametrize("mutant", HALF, ids=lambda m: m.name)
 def test_a_defect_is_caught_by_a_check_meant_for_it(mutant):
-    outcome = try_mutant(mutant, subject())
-    assert outcome.caught_by, "nothing noticed"
-    assert outcome.as_meant, (
-        f"caught by {outcome.caught_by}, meant {mutant.meant}: {outcome.message}"
-    )
+    assert_caught(mutant, subject())
 
 
 def test_there_are_enough_defects():

@@ -6,10 +6,9 @@ scores so wide that a row is rescaled in most tiles. 64 rows: the ring has no sl
 columns. 3 is odd, so parities differ from work tile to work tile.
 """
 
-import torch
-
-from cute_fa4 import configs_for_model, emulator
+from cute_fa4 import configs_for_model
 from tests.emulator.mutations import attention_places
+from tests.emulator.mutations.attention_call import executes
 from tests.emulator.mutations.attention_places import (
     A_COMMIT,
     AFTER,
@@ -62,15 +61,10 @@ def subject(level) -> Subject:
         q *= SPREAD
     call = stored(batch, 64)
 
-    def execute(edit, mode, seed, budget):
-        transform = None if edit is None else lambda name, ptx: edit(ptx)
-        using = dict(mode=mode, seed=seed, checks=level, transform=transform)
-        with emulator.use(**using, instruction_budget=budget) as result:
-            out, lse = call_of(call, num_splits=1)
-        bits = out.view(torch.int16).numpy().tobytes() + lse.view(torch.int32).numpy().tobytes()
-        return bits, result.instructions
+    def of(out):
+        return call_of(call, num_splits=1, out=out)
 
-    return Subject(NAME, execute)
+    return Subject(NAME, executes(of, call["q"][..., :512].contiguous(), level))
 
 
 # --- places. A whole tile comes first, a masked one after it, then the end of the work tile.

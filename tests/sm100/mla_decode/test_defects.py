@@ -5,7 +5,7 @@ from functools import cache
 import pytest
 
 from tests.emulator.mutations.everything import LEVEL
-from tests.emulator.mutations.mutant import try_mutant
+from tests.emulator.mutations.mutant import assert_caught, try_mutant
 from tests.sm100.mla_decode import defects
 
 MUTANTS = defects.mutants()
@@ -35,11 +35,7 @@ def quick_or_sweep(mutant):
 
 @pytest.mark.parametrize("mutant", [quick_or_sweep(mutant) for mutant in CAUGHT])
 def test_a_defect_is_caught_by_a_check_meant_for_it(mutant):
-    outcome = try_mutant(mutant, subject())
-    assert outcome.caught_by, "nothing noticed"
-    assert outcome.as_meant, (
-        f"caught by {outcome.caught_by}, meant {mutant.meant}: {outcome.message}"
-    )
+    assert_caught(mutant, subject())
 
 
 @pytest.mark.sweep

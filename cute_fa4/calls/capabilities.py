@@ -8,7 +8,13 @@
     (True, ('cpu (emulator)', 'cuda, compute capability 10.0'))
 
 A dispatcher asks once per combination and falls back by itself; the reasons are the texts that
-flash_attn_func would raise.
+flash_attn_func would raise. With lengths, pages or a cache the question is about a call of
+flash_attn_varlen_func or flash_attn_with_kvcache (questions.py):
+
+    >>> decode = dict(cache_seqlens=True, page_table=True, page_size=1, seqlen_k=32768, num_splits=0)
+    >>> rows = capabilities(dtype="bf16", head_dim=128, group=8, causal=True, arch="sm_100a", **decode)
+    >>> {(row.runs, row.families) for row in rows}
+    {(True, ('mhaswap',))}
 """
 
 from __future__ import annotations
@@ -17,6 +23,14 @@ import itertools
 from dataclasses import dataclass
 from functools import partial
 
+from cute_fa4.calls.questions import (
+    OF_LENGTHS,
+    OPTIONS,
+    TORCH_DTYPE,
+    Sizes,
+    function_of,
+    refusal_and_families,
+)
 from cute_fa4.calls.split import check_split
 from cute_fa4.calls.tensors import DTYPE_NAMES, unbuilt_parameters
 from cute_fa4.compiler import policy
@@ -47,7 +61,8 @@ class Capability:
 
     dtype is one of DTYPES; group is query heads per key/value head; devices says which
     tensors take this row when it runs; families are the kernels that do, by the number of queries
-    (sm100/choose_config.py). latent: of flash_mla_with_kvcache, whose q has `group` heads.
+    (sm100/choose_config.py), or the one of the call that was asked about.
+    latent: of flash_mla_with_kvcache, whose q has `group` heads.
     """
 
     dtype: str
@@ -75,6 +90,11 @@ def capabilities(
     arch: str | None = None,
     compute_capability: tuple[int, int] | None = None,
     latent: bool = False,
+    heads_kv: int | None = None,
+    batch: int | None = None,
+    seqlen_q: int | None = None,
+    seqlen_k: int | None = None,
+    page_size: int | None = None,
     **parameters,
 ) -> list[Capability]:
     """Every combination that fits the question, whether it runs, and why not.
@@ -85,11 +105,30 @@ def capabilities(
     of flash_attn_func may be given with the value that the call would have:
     capabilities(head_dim=128, num_splits=4).
 
+    Lengths, page tables, rows of a cache and new rows ask about a call of flash_attn_with_kvcache, or, where there
+    are only parameters of that, of flash_attn_varlen_func. The value of each is that of the call, or True for a
+    tensor that fits: capabilities(cache_seqlens=True, cache_leftpad=True, page_table=True, page_size=3). Tensors
+    count by shape, strides and dtype; what they hold is not looked at. What the call has besides:
+
+    heads_kv, batch     1, or as many sequences as the tensors say
+    seqlen_q            queries of a sequence, and new rows where k and v are True: 1
+    seqlen_k            keys for which a sequence has room in its cache: 4096
+    page_size           keys of a page: 16
+
+    Such a row has the one reason that the call raises, and the one family that it launches.
+
     latent=True asks about flash_mla_with_kvcache, whose head dims are 576 and 512 and whose heads are all of one group:
     capabilities(latent=True, group=128).
 
-    TypeError for a parameter that flash_attn_func does not have.
+    TypeError for a parameter that the function does not have.
     """
+    sizes = dict(heads_kv=heads_kv, batch=batch, seqlen_q=seqlen_q, seqlen_k=seqlen_k)
+    sizes = {name: n for name, n in (sizes | {"page_size": page_size}).items() if n is not None}
+    call = None
+    if not latent and (sizes or OF_LENGTHS & set(parameters)):
+        call, parameters = Question(Sizes(group, **sizes), parameters), {}
+    elif sizes:
+        raise TypeError(f"{next(iter(sizes))}: with latent=True; accepted: None")
     asked = {name: value for name, value in parameters.items() if name not in BUILT_PARAMETERS}
     shared_reasons = unbuilt_parameters(**asked)
     splits = parameters.get("num_splits", 1), parameters.get("tokens_per_split")
@@ -121,15 +160,30 @@ def capabilities(
             shared_reasons,
             pack_gqa,
             latent,
+            call,
         )
         for name, d, mask, lse, a in itertools.product(*columns)
     ]
 
 
+@dataclass(frozen=True)
+class Question:
+    """A call that is asked about, but for dtype, head dims, mask, LSE and arch, which are columns."""
+
+    sizes: Sizes
+    parameters: dict
+
+    def __post_init__(self):
+        unknown = sorted(set(self.parameters) - OPTIONS - OF_LENGTHS)
+        function = function_of(name for name, value in self.parameters.items() if value is not None)
+        if unknown:
+            raise TypeError(f"{', '.join(unknown)}: no parameter of {function}")
+
+
 def _capability(
-    dtype, head_dim, head_dim_v, causal, group, lse, arch, shared_reasons, pack_gqa, latent
+    dtype, head_dim, head_dim_v, causal, group, lse, arch, shared_reasons, pack_gqa, latent, call
 ) -> Capability:
-    reasons = list(shared_reasons)
+    reasons, families = list(shared_reasons), None
     if dtype not in DTYPE_NAMES.values():
         accepted = " and ".join(DTYPE_NAMES.values())
         reasons.append(f"dtype {dtype} has no kernel; accepted: {accepted}")
@@ -149,7 +203,14 @@ def _capability(
         pack_gqa=pack_gqa or latent,
         **({"latent": True, "rows": latent_rows(1, group)} if latent else {}),
     )
-    reasons += choose().refusals()
+    if call is None:
+        reasons += choose().refusals()
+    elif dtype in TORCH_DTYPE and arch in ARCHS:
+        row = {"causal": causal, "return_lse": lse}
+        refusal, families = refusal_and_families(
+            dtype, (head_dim, head_dim_v), call.sizes, arch, call.parameters | row
+        )
+        reasons += [] if refusal is None else [refusal]
     if arch not in ARCHS and not shared_reasons:
         reasons.append(f"arch {arch} has no kernel; accepted: {' and '.join(ARCHS)}")
     return Capability(
@@ -163,7 +224,7 @@ def _capability(
         runs=not reasons,
         reasons=tuple(reasons),
         devices=() if reasons else _devices(arch),
-        families=() if reasons else _families(choose, latent),
+        families=() if reasons else _families(choose, latent) if families is None else families,
         latent=latent,
     )
 

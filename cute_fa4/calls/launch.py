@@ -13,14 +13,17 @@ import torch
 from cute_fa4 import compile_cache
 from cute_fa4.compiler.compiler import EMULATOR_CHECKS
 from cute_fa4.system import forks
-from cute_fa4.system.devices import Target
+from cute_fa4.system.devices import Target, note_asked
 
 
 class EmulatorWarning(UserWarning):
     """CPU tensors run on the emulator: results as on a GPU, at a speed that says nothing of one."""
 
 
-def function_for(config, target: Target) -> Callable:
+def function_for(config, target: Target) -> Callable | None:
+    """None where a call is only asked about."""
+    if target.executor == "nothing":
+        return note_asked(config)
     function = compile_cache.function_for(config, target.executor)
     return _Emulated(function) if target.executor == "emulator" else function
 

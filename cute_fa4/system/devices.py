@@ -4,11 +4,15 @@ device of the tensors             executor   compiled for
 cpu                               emulator   sm_100a
 cuda, compute capability 10.0     cuda       sm_100a      B200, GB200
 cuda, compute capability 10.3     cuda       sm_103a      B300, GB300
+meta, inside of asked_for(arch)   nothing    that arch: the call is checked, and neither compiled nor launched
 anything else                     refused, with the reason
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from typing import NamedTuple
 
@@ -22,10 +26,33 @@ EMULATED_ARCH = "sm_100a"
 
 
 class Target(NamedTuple):
-    """Where a call runs: executor "emulator" or "cuda", and the arch in the compiler's spelling."""
+    """Where a call runs: executor "emulator", "cuda" or "nothing", and the arch in the compiler's spelling."""
 
     executor: str
     arch: str
+
+
+_asked: ContextVar[tuple[str, list] | None] = ContextVar("cute_fa4_asked", default=None)
+
+
+@contextmanager
+def asked_for(arch: str) -> Iterator[list]:
+    """Inside, tensors of the meta device are those of a call that is only asked about, for this arch.
+
+    What it yields is then the list of configurations that the call would have compiled.
+    """
+    configs: list = []
+    token = _asked.set((arch, configs))
+    try:
+        yield configs
+    finally:
+        _asked.reset(token)
+
+
+def note_asked(config) -> None:
+    """A call that is only asked about would have this compiled."""
+    _, configs = _asked.get()
+    configs.append(config)
 
 
 def target_of(device: torch.device) -> Target:
@@ -38,6 +65,8 @@ def target_of(device: torch.device) -> Target:
         if reason:
             raise ValueError(f"q, k, v: on {device}, {reason}")
         return Target("cuda", ARCH_OF_COMPUTE_CAPABILITY[capability])
+    if device.type == "meta" and _asked.get() is not None:
+        return Target("nothing", _asked.get()[0])
     raise ValueError(
         f"q, k, v: device {device.type!r} is not accepted; accepted: CUDA devices of compute "
         f"capability {_accepted_capabilities()}, and cpu, where the emulator runs; "

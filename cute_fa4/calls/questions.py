@@ -1,0 +1,271 @@
+"""A call that is only asked about: its checks run on tensors without data, and nothing is compiled.
+
+    >>> from cute_fa4.calls.questions import Sizes, refusal_and_families
+    >>> sizes = Sizes(group=8, page_size=16, seqlen_k=4096)
+    >>> given = {"page_table": True, "cache_seqlens": True, "num_splits": 0}
+    >>> refusal_and_families("bf16", (128, 128), sizes, "sm_100a", given)
+    (None, ('mhaswap',))
+    >>> refusal_and_families("bf16", (128, 128), sizes, "sm_100a", {"cache_seqlens": True, "k": True})
+    ('k, v: one of them is None; accepted: both or neither', ())
+
+A tensor of a question counts by its shape, strides and dtype; True stands for one that fits the rest. What lengths and
+pages hold is not looked at, as it is not on CUDA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from inspect import signature
+
+import torch
+
+from cute_fa4.calls.append import (
+    cache_lengths,
+    prepare_append_and_attention,
+    refuse_unbuilt,
+    rows_of_cache,
+    sequences_of,
+)
+from cute_fa4.calls.prepare import one_of, prepare_attention
+from cute_fa4.calls.request import in_order
+from cute_fa4.calls.tensors import DTYPE_NAMES, check_tensors
+from cute_fa4.sm100.config import FA4Config
+from cute_fa4.system.devices import asked_for
+
+TORCH_DTYPE = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+# Parameters that say where sequences lie: of both functions, and of one of them alone.
+OF_BOTH = ("cu_seqlens_q", "page_table", "block_table", "kv_layout", "key_limit", "max_seqlen_q")
+OF_CACHES = (
+    *("k", "v", "cache_seqlens", "cu_seqlens_k_new", "cache_batch_idx", "cache_leftpad"),
+    *("rotary_cos", "rotary_sin", "qv"),
+)
+OF_VARLEN = ("cu_seqlens_k", "seqused_q", "seqused_k", "seqused_k_excludes_new", "max_seqlen_k")
+OF_LENGTHS = frozenset((*OF_BOTH, *OF_CACHES, *OF_VARLEN))
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of the tensors that a question does not give.
+
+    batch      None: what the first tensor of lengths or pages says, else 1
+    seqlen_q   queries of a sequence, and new rows that are appended
+    seqlen_k   keys for which its cache has room
+    page_size  keys of a page
+    """
+
+    group: int = 1
+    heads_kv: int = 1
+    batch: int | None = None
+    seqlen_q: int = 1
+    seqlen_k: int = 4096
+    page_size: int = 16
+
+
+def function_of(names) -> str:
+    """The public function that has parameters of these names, which are some of OF_LENGTHS.
+
+    >>> function_of(["page_table", "cache_seqlens"]), function_of(["page_table", "seqused_k"])
+    ('flash_attn_with_kvcache', 'flash_attn_varlen_func')
+    """
+    caches = [name for name in names if name in OF_CACHES]
+    others = [name for name in names if name in OF_VARLEN]
+    if caches and others:
+        raise TypeError(
+            f"{others[0]}: together with {caches[0]}; flash_attn_with_kvcache has no {', '.join(OF_VARLEN)}, and "
+            f"flash_attn_varlen_func no {', '.join(OF_CACHES)}"
+        )
+    return "flash_attn_with_kvcache" if caches else "flash_attn_varlen_func"
+
+
+def refusal_and_families(
+    dtype: str, depths: tuple[int, int], sizes: Sizes, arch: str, given: dict
+) -> tuple[str | None, tuple[str, ...]]:
+    """-> (what such a call raises or None, families of the attention kernels that it launches).
+
+    depths  of q and k, of v
+    given   parameters of the public function by name; None is as if it were not there
+    """
+    given = {name: value for name, value in given.items() if value is not None}
+    ask = _with_cache if function_of(given).endswith("kvcache") else _varlen
+    try:
+        tensors = _Tensors(TORCH_DTYPE[dtype], depths, sizes, given)
+        with asked_for(arch) as configs:
+            ask(tensors, **{name: tensors.of(name) for name in given})
+    except (TypeError, ValueError, NotImplementedError) as error:
+        return str(error), ()
+    return None, tuple(c.schedule.family for c in configs if isinstance(c, FA4Config))
+
+
+class _Tensors:
+    """Tensors of a call on the meta device: those of the question, and what they leave open."""
+
+    def __init__(self, dtype: torch.dtype, depths: tuple[int, int], sizes: Sizes, given: dict):
+        self.dtype, self.given, self.sizes = dtype, given, sizes
+        self.depth_qk, self.depth_v = depths
+        self.heads_q = sizes.group * sizes.heads_kv
+        self.table = "page_table" if "page_table" in given else "block_table"
+        self.batch = self._batch() if sizes.batch is None else sizes.batch
+
+    def _batch(self) -> int:
+        for name in ("cache_seqlens", "seqused_k", "cache_batch_idx", "seqused_q", self.table):
+            if isinstance(self.given.get(name), torch.Tensor) and self.given[name].dim():
+                return self.given[name].shape[0]
+        for name in ("cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_k_new"):
+            if isinstance(self.given.get(name), torch.Tensor) and self.given[name].dim():
+                return max(self.given[name].shape[0] - 1, 0)
+        new = self.given.get("k")
+        return new.shape[0] if isinstance(new, torch.Tensor) and new.dim() == 4 else 1
+
+    def of(self, name: str):
+        """The value of a parameter: a tensor for True, where it is one of sequences."""
+        value = self.given[name]
+        if value is True and name in _OPEN:
+            return _OPEN[name](self)
+        return _without_data(value)
+
+    def empty(self, *shape, dtype: torch.dtype | None = None) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype or self.dtype, device="meta")
+
+    def q(self) -> torch.Tensor:
+        return self._rows("cu_seqlens_q", self.sizes.seqlen_q, self.heads_q, self.depth_qk)
+
+    def keys(self, depth: int) -> torch.Tensor:
+        """K or V, or a cache of them."""
+        if self.table not in self.given:
+            return self._rows("cu_seqlens_k", self.sizes.seqlen_k, self.sizes.heads_kv, depth)
+        page, heads = self.sizes.page_size, self.sizes.heads_kv
+        if self.given.get("kv_layout") == "HND":
+            page, heads = heads, page
+        return self.empty(self.batch * self.pages(), page, heads, depth)
+
+    def new_rows(self, depth: int) -> torch.Tensor:
+        return self._rows("cu_seqlens_k_new", self.sizes.seqlen_q, self.sizes.heads_kv, depth)
+
+    def pages(self) -> int:
+        """Of a sequence; pages of no keys are refused, whatever there is of them."""
+        page = self.sizes.page_size
+        return -(-self.sizes.seqlen_k // page) if page > 0 else 1
+
+    def _rows(self, offsets: str, seqlen: int, heads: int, depth: int) -> torch.Tensor:
+        if offsets in self.given:
+            return self.empty(self.batch * seqlen, heads, depth)
+        return self.empty(self.batch, seqlen, heads, depth)
+
+    def numbers(self, *shape) -> torch.Tensor:
+        return self.empty(*shape, dtype=torch.int32)
+
+
+def _lengths(more: int = 0) -> Callable:
+    return lambda tensors: tensors.numbers(tensors.batch + more)
+
+
+_OPEN: dict[str, Callable] = {
+    **{
+        name: _lengths()
+        for name in ("cache_seqlens", "cache_batch_idx", "cache_leftpad", "seqused_q", "seqused_k", "key_limit")
+    },
+    **{name: _lengths(1) for name in ("cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_k_new")},
+    **{
+        name: lambda tensors: tensors.numbers(tensors.batch, tensors.pages())
+        for name in ("page_table", "block_table")
+    },
+    "k": lambda tensors: tensors.new_rows(tensors.depth_qk),
+    "v": lambda tensors: tensors.new_rows(tensors.depth_v),
+    **{
+        name: lambda tensors: tensors.empty(tensors.heads_q, dtype=torch.float32)
+        for name in ("learnable_sink", "s_aux")
+    },
+}  # fmt: skip
+
+
+def _without_data(value):
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_without_data, value))
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+
+
+def _common(
+    *,
+    softmax_scale=None,
+    causal=False,
+    window_size=(None, None),
+    mask=None,
+    learnable_sink=None,
+    s_aux=None,
+    softcap=0.0,
+    max_seqlen_q=None,
+    max_seqlen_k=None,
+    num_splits=1,
+    tokens_per_split=None,
+    workspace=None,
+    pack_gqa=None,
+    score_mod=None,
+    mask_mod=None,
+    aux_tensors=None,
+    block_sparse_tensors=None,
+    kv_layout="NHD",
+    seqused_k_excludes_new=False,
+    return_lse=False,
+    q_descale=None,
+    k_descale=None,
+    v_descale=None,
+) -> tuple:
+    """-> (sink, aux tensors, scales, asked) as repeat.attend takes them. workspace: a launch refuses it."""
+    numbers = softmax_scale, causal, softcap, max_seqlen_q, max_seqlen_k
+    choices = (
+        mask, num_splits, tokens_per_split, pack_gqa, score_mod, mask_mod, block_sparse_tensors, kv_layout,
+        seqused_k_excludes_new, return_lse,
+    )  # fmt: skip
+    scales = (q_descale, k_descale, v_descale, None)
+    sink = one_of("learnable_sink", learnable_sink, "s_aux", s_aux)
+    given = None if all(scale is None for scale in scales) else scales
+    return sink, aux_tensors, given, (window_size, numbers, choices)
+
+
+OPTIONS = frozenset(signature(_common).parameters)
+
+
+def _varlen(tensors: _Tensors, *, page_table=None, block_table=None, **rest):
+    options = {name: rest.pop(name) for name in OPTIONS & set(rest)}
+    sink, aux, scales, asked = _common(**options)
+    table = one_of("page_table", page_table, "block_table", block_table)
+    lengths = in_order(page_table=table, **rest)
+    q, k, v = tensors.q(), tensors.keys(tensors.depth_qk), tensors.keys(tensors.depth_v)
+    return prepare_attention((q, k, v, None, lengths, sink, aux, None, scales), asked)
+
+
+def _with_cache(
+    tensors: _Tensors,
+    *,
+    k=None,
+    v=None,
+    cache_seqlens=None,
+    cu_seqlens_k_new=None,
+    page_table=None,
+    block_table=None,
+    rotary_cos=None,
+    rotary_sin=None,
+    qv=None,
+    **rest,
+):
+    refuse_unbuilt(rotary_cos=rotary_cos, rotary_sin=rotary_sin, qv=qv)
+    options = {name: rest.pop(name) for name in OPTIONS & set(rest)}
+    sink, aux, scales, asked = _common(**options)
+    table = one_of("page_table", page_table, "block_table", block_table)
+    q, *caches = tensors.q(), tensors.keys(tensors.depth_qk), tensors.keys(tensors.depth_v)
+    if cache_seqlens is k is table is None and (
+        "cache_batch_idx" in rest or "cache_leftpad" in rest
+    ):
+        cache_seqlens = rows_of_cache(caches[0])
+    if cache_seqlens is not None and not isinstance(cache_seqlens, torch.Tensor):
+        check_tensors(q, *caches, None)
+        cache_seqlens = cache_lengths(
+            cache_seqlens, sequences_of(q, rest.get("cu_seqlens_q")), q.device
+        )
+    new = None if k is v is cu_seqlens_k_new is None else (k, v, cu_seqlens_k_new)
+    lengths = in_order(seqused_k=cache_seqlens, page_table=table, **rest)
+    tensors = (q, *caches, None, lengths, sink, aux, new, scales)
+    return prepare_append_and_attention(tensors, asked)

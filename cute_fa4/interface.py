@@ -126,7 +126,7 @@ def flash_attn_func(
     out           written in place and returned; shape, dtype and device of q, memory of its own. Of float8 tensors
                   bf16, or fp16 where a tensor of this dtype is given or was q
 
-    head_dim is a multiple of 8 up to 256; that of v, and so of out, may be another one. Of float8
+    head_dim is a multiple of 8 up to 256 or of 16 up to 512; that of v, and so of out, may be another one. Of float8
     tensors both are multiples of 16 up to 128. The last dimension is contiguous; the other strides are
     any multiples of 16 bytes, so slices and transposed views need no copy.
 

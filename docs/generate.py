@@ -94,7 +94,7 @@ rotary columns; what is not named here is as above:
 {latent.text()}
 ```
 
-## Head dims up to 256
+## Head dims up to 512
 
 The kernel with one O, whose slots hold 64 columns of a key tile (`mhawide/barriers.py`, {wide.kv_slots} ring slots at
 head dim 256):

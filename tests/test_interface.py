@@ -99,14 +99,14 @@ REFUSED = {
     "v of head_dim 264": (
         dict(v=broadcast(1, 8, 1, 264)),
         ValueError,
-        "v: head_dim 264; accepted: multiples of 8 up to 256",
+        "v: head_dim 264; accepted: a multiple of 8 up to 256 or of 16 up to 512",
     ),
     "v shorter than k": (dict(v=V[:, :7]), ValueError, "v: seqlen 7 while k has 8"),
     "v of 2 heads": (dict(v=broadcast(1, 8, 2, 64)), ValueError, "v: heads 2 while k has 1"),
     "head_dim 52": (
         dict(q=broadcast(1, 8, 2, 52), k=broadcast(1, 8, 1, 52), v=broadcast(1, 8, 1, 52)),
         ValueError,
-        "q: head_dim 52; accepted: multiples of 8 up to 256, of q and k together; pad both",
+        "q: head_dim 52; accepted: a multiple of 8 up to 256 or of 16 up to 512, of q and k together; pad both",
     ),
     "3 heads over 2": (
         dict(q=broadcast(1, 8, 3, 64), k=broadcast(1, 8, 2, 64), v=broadcast(1, 8, 2, 64)),

@@ -17,6 +17,7 @@ from dataclasses import replace
 import torch
 
 from cute_fa4.calls.apart import check_apart, named_aux
+from cute_fa4.calls.halves import HalvesPlan, comes_in_halves, half_of
 from cute_fa4.calls.launch import function_for
 from cute_fa4.calls.options import AUX_DTYPES, SINK_DTYPES
 from cute_fa4.calls.plan import Plan, Results, Views
@@ -67,6 +68,14 @@ def plan_attention(
         tensors = (q, k, v, out, where.tensors, options.sink, options.aux, None, options.scales)
         return lambda _: hidden(tensors)
 
+    if comes_in_halves(v) and not options.latent:
+        whole = (*given, results.new_out(q) if out is None else out)
+        halves = [half_of(x, first=True) for x in (whole[2], v, whole[3])]
+        given_v, v, out = halves
+        half = plan_attention(
+            (*given[:2], given_v), q, k, v, out, where, options, return_lse, in_float32
+        )
+        return HalvesPlan(half, results, whole)
     *views, rows_per_page = views_for_descriptors(q, k, v, out, where)
     config = config_of(q, k, v, out, where, options, rows_per_page, return_lse, target)
     launched = (

@@ -16,7 +16,7 @@ from numbers import Real
 
 import torch
 
-from cute_fa4.sm100.choose_config import LATENT_DEPTHS, ROWS_PER_CTA, depths_of
+from cute_fa4.sm100.choose_config import LATENT_DEPTHS, ROWS_PER_CTA, depths_of, in_words
 
 DTYPE_NAMES = {
     torch.bfloat16: "bf16",
@@ -212,8 +212,7 @@ def _check_depths(dtype: str, *depths: int) -> None:
     for name, depth, accepted in zip(("q", "v"), depths, depths_of(dtype), strict=True):
         if depth not in accepted:
             raise ValueError(
-                f"{name}: head_dim {depth}; accepted: multiples of {accepted[0]} up to {accepted[-1]}, "
-                f"{PADDING[name]}"
+                f"{name}: head_dim {depth}; accepted: {in_words(accepted)}, {PADDING[name]}"
             )
 
 

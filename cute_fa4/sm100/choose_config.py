@@ -15,7 +15,7 @@ from .mhawide.schedule import WideTile
 from .mla_decode.schedule import LatentTile
 from .mla_decode.tiles import LATENT_DEPTH, ROPE_DEPTH
 from .problem import MOST_LATENT_ROWS, heads_of_latent_tile
-from .row_schedule import DEPTHS, QK_DEPTHS, WIDE_DEPTHS, RowSchedule, depths_of
+from .row_schedule import DEEP, DEPTHS, QK_DEPTHS, WIDE_DEPTHS, RowSchedule, depths_of, in_words
 from .schedule import Schedule
 from .tiles import ROWS_PER_Q_TILE
 
@@ -27,10 +27,12 @@ __all__ = [
     "QK_DEPTHS",
     "ROWS_PER_CTA",
     "choose_config",
+    "columns_of_v",
     "config_for",
     "LATENT_DEPTHS",
     "depths_of",
     "family_for",
+    "in_words",
     "is_wide",
     "latent_rows",
     "packs_gqa",
@@ -40,7 +42,7 @@ __all__ = [
 ]
 
 # DEPTHS, QK_DEPTHS: head dims that most families run, of V and O, and of Q and K.
-ALL_DEPTHS = WIDE_DEPTHS  # that some family runs, of either
+ALL_DEPTHS = WIDE_DEPTHS + DEEP  # that some family runs, of either
 ROWS_PER_CTA = TwoTiles.query_tiles * ROWS_PER_Q_TILE
 KEYS_PER_TILE = 128  # of every configuration that is chosen here
 PAIRS_PAY = False  # whether many queries run on pairs of CTAs by default: docs/decisions/0013
@@ -69,11 +71,14 @@ def choose_config(
     and of its schedule (claims, ...); with rows, that of swapped_rows, the schedule is SwappedTile
     family: of the kernel, a name of FAMILIES, as family_for says of a call; None: that of two query tiles, or the wide
     one where head dims need it
+    head_dim_v: beyond 256 the kernel has half of the columns, and a call launches it for either half (columns_of_v)
 
     Nothing else here depends on lengths, batch or head count: one compile serves them all.
     """
     of_schedule = {name: choices.pop(name) for name in SCHEDULE_CHOICES & set(choices)}
     choices.setdefault("mask", bands.Causal() if causal else bands.Full())
+    if not choices.get("latent"):
+        head_dim_v = columns_of_v(head_dim_v or head_dim)
     if "schedule" not in choices:
         if family is None and choices.get("latent"):
             family = LatentTile.family
@@ -122,6 +127,15 @@ def is_wide(head_dim: int, head_dim_v: int) -> bool:
     (False, True, True)
     """
     return head_dim > QK_DEPTHS[-1] or head_dim_v > DEPTHS[-1]
+
+
+def columns_of_v(head_dim_v: int) -> int:
+    """Columns of V that a kernel has: all, or half of them, one launch behind the other (calls/halves.py).
+
+    >>> columns_of_v(256), columns_of_v(512), columns_of_v(272)
+    (256, 256, 136)
+    """
+    return head_dim_v // 2 if head_dim_v in DEEP else head_dim_v
 
 
 def family_for(seqlen_q: int, heads: int, pairs: bool | None = None) -> str:

@@ -21,7 +21,8 @@ from .work.claims import claims_pay
 
 DEPTHS = tuple(range(8, 129, 8))  # of V and O, and in every family of Q and K, each its own
 QK_DEPTHS = tuple(range(8, 193, 8))  # of Q and K where a K tile may have a rest beside its slot
-WIDE_DEPTHS = tuple(range(8, 257, 8))  # of either, in the family for what is beyond
+WIDE_DEPTHS = tuple(range(8, 257, 8))  # of V and O in the family for what is beyond
+DEEP = tuple(range(272, 513, 16))  # of Q and K there; of V and O in two launches (calls/halves.py)
 DEPTHS_OF_FP8 = tuple(range(16, 129, 16))  # rows of 8-bit elements, too, are multiples of 16 bytes
 DTYPES_OF_16_BITS = ("bf16", "fp16")
 DTYPES = (*DTYPES_OF_16_BITS, *FP8_DTYPES)
@@ -180,7 +181,19 @@ class RowSchedule:
 
 def depths_of(qkv_dtype: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Head dims that some family runs -> (of Q and K, of V and O)."""
-    return (DEPTHS_OF_FP8 if qkv_dtype in FP8_DTYPES else WIDE_DEPTHS,) * 2
+    if qkv_dtype in FP8_DTYPES:
+        return DEPTHS_OF_FP8, DEPTHS_OF_FP8
+    return (WIDE_DEPTHS + DEEP,) * 2
+
+
+def in_words(depths: tuple[int, ...]) -> str:
+    """
+    >>> in_words(DEPTHS), in_words(WIDE_DEPTHS + DEEP)
+    ('a multiple of 8 up to 128', 'a multiple of 8 up to 256 or of 16 up to 512')
+    """
+    dense = [depth for depth in depths if depth % depths[0] == 0 and depth not in DEEP]
+    words = f"a multiple of {depths[0]} up to {dense[-1]}"
+    return words if dense[-1] == depths[-1] else f"{words} or of 16 up to {depths[-1]}"
 
 
 def o_dtypes(problem: Problem) -> tuple[str, ...]:
@@ -208,10 +221,7 @@ def problem_not_built(
     of_qk, of_ov = (DEPTHS_OF_FP8,) * 2 if problem.has_fp8 else (qk_depths, ov_depths)
     for name, depths in (("qk_depth", of_qk), ("ov_depth", of_ov)):
         if getattr(problem, name) not in depths:
-            why.append(
-                f"{name}={getattr(problem, name)} is not built yet: use a multiple of {depths[0]} up to "
-                f"{depths[-1]}"
-            )
+            why.append(f"{name}={getattr(problem, name)} is not built yet: use {in_words(depths)}")
     if problem.latent:
         why.append("latent=True: only kernels that read V from K do: use schedule=LatentTile()")
     for name in ("rope_dtype", "scale_dtype"):

@@ -6,7 +6,7 @@
     mhaswap/schedule.py       SwappedTile: a tile of 8 to 64 rows, keys and depth in the place of the 128 rows
     mla_decode/schedule.py    LatentTile: such a tile over a latent cache, whose V is the first columns of K
     mha1q/schedule.py         OneTile: one query tile of 128 rows, even and odd key tiles side by side
-    mhawide/schedule.py       WideTile: one query tile of 128 rows, head dims up to 256
+    mhawide/schedule.py       WideTile: one query tile of 128 rows, head dims up to 512, of V 256 a launch
 
 A schedule knows its own numbers, cuts a problem into tiles, and lays tiles out in tensor memory and shared memory;
 nothing else spells one of these sizes. It is importable without the compiler.

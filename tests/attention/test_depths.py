@@ -1,10 +1,11 @@
-"""Every multiple of 8 up to 256 as the depth of Q and K and, independently, as that of V and O.
+"""Every multiple of 8 up to 256 and of 16 up to 512 as the depth of Q and K and, independently, as that of V and O.
 
 What depends on a depth: chunks of 64 that TMA fills with zeros beyond it, steps of 16 of Q K^T (a half one at 8, 24),
 columns of P V (16 at a time, so that 8, 24, ... compute eight too many, which the store drops), chunks of the store,
 pages that come with all chunks in one copy, which order of the products has room in tensor memory. Beyond 128 a slot of
 the ring has no room for all of K: its rest has a place of its own, in a ring of three slots. Beyond 192, or 128 of V,
-K and V come in units of 64 columns, and there is one O (sm100/mhawide).
+K and V come in units of 64 columns, and there is one O (sm100/mhawide). Beyond 256 columns of V
+there are two launches, one for either half (calls/halves.py).
 """
 
 import itertools
@@ -35,6 +36,7 @@ PAIRS = {
     (192, 128): "K has a rest; one chunk of O is on its way at a time",
     (136, 64): "the rest is half a step; P lies beside S",
     (256, 256): "four units of K and of V; S and O are all of tensor memory",
+    (512, 512): "a ring of five units; two launches",
     (72, 200): "two units of K and four of V, the last ones half a step and 16 columns",
 }
 
@@ -81,12 +83,14 @@ def test_rows_are_appended_to_caches_of_different_widths():
     assert max_error(out, attention_float64(q, k, v)[0]) <= allowed_error(q, k, v).out
 
 
-@pytest.mark.parametrize("depths", [(4, 64), (64, 12), (264, 128), (128, 320)], ids=str)
+@pytest.mark.parametrize("depths", [(4, 64), (64, 12), (264, 128), (128, 312), (528, 512)], ids=str)
 def test_other_depths_are_refused_by_name(depths):
     q, k = torch.zeros(1, 4, 2, depths[0]).bfloat16(), torch.zeros(1, 4, 1, depths[0]).bfloat16()
     v = torch.zeros(1, 4, 1, depths[1]).bfloat16()
     name, wrong = ("q", depths[0]) if depths[0] not in ALL_DEPTHS else ("v", depths[1])
-    with pytest.raises(ValueError, match=f"^{name}: head_dim {wrong}; accepted: multiples of 8 up"):
+    with pytest.raises(
+        ValueError, match=f"^{name}: head_dim {wrong}; accepted: a multiple of 8 up"
+    ):
         flash_attn_func(q, k, v)
     [row] = capabilities(
         dtype="bf16", head_dim=depths[0], head_dim_v=depths[1], causal=True, return_lse=False,
@@ -105,7 +109,7 @@ class Both:
 
 
 # Of the wide ones every second multiple of 16 beside each other; the others come with every pair.
-WIDE = [d for d in ALL_DEPTHS if d % 32 == 0 or d == ALL_DEPTHS[0]]
+WIDE = [d for d in ALL_DEPTHS if d % (32 if d <= 256 else 64) == 0 or d == ALL_DEPTHS[0]]
 EVERY_PAIR = {*itertools.product(QK_DEPTHS, DEPTHS), *itertools.product(WIDE, WIDE)}
 
 

@@ -1,4 +1,4 @@
-"""SM100MHAWide: forward attention with head dims up to 256, one query tile and one O a CTA.
+"""SM100MHAWide: forward attention with head dims up to 512, 256 columns of V a launch, one query tile and one O a CTA.
 
 Steady state of one CTA. A line is an issue slot, not a duration; S has two buffers.
 

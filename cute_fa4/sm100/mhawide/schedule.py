@@ -1,4 +1,4 @@
-"""WideTile: one query tile of 128 rows a CTA, head dims up to 256; one O, S in two buffers.
+"""WideTile: one query tile of 128 rows a CTA, head dims up to 512 of Q and K, 256 of V; one O, S in two buffers.
 
     FA4Config(qk_depth=256, schedule=WideTile())    bf16
 
@@ -8,7 +8,8 @@
 
 Two O of 256 columns would leave S none. One softmax warpgroup is enough here: a key tile takes the tensor core 2,048
 cycles at depth 256, and the exponentials of 128 rows 1,024 of the special function units. What limits a CTA of one
-query tile is that it loads 128 KiB a key tile for itself alone.
+query tile is that it loads 128 KiB a key tile for itself alone. Q of 512 columns takes 128 KiB and leaves the ring five
+slots: it is a ring of units, so that it need not hold a tile.
 """
 
 from dataclasses import dataclass, field
@@ -18,12 +19,14 @@ from typing import ClassVar
 from ..chip import SMEM_CAPACITY_BYTES, TMEM_COLUMNS
 from ..memory_maps import TmemMap, slots_that_fit
 from ..problem import Problem
-from ..row_schedule import WIDE_DEPTHS, RowSchedule
+from ..row_schedule import DEEP, WIDE_DEPTHS, RowSchedule
 from ..sync.barriers import BarrierTable
 from ..warp_roles import WarpRoles
 from . import barriers
 from .smem_map import WideSmem, smem_map
 from .tiles import KEYS_PER_TILE, WideTiles
+
+LEAST_SLOTS = 4  # a unit in each product under way, and two on their way
 
 WARPS = WarpRoles(
     softmax=range(0, 4),
@@ -47,7 +50,7 @@ class WideTile(RowSchedule):
 
     family: ClassVar[str] = "mhawide"
     query_tiles: ClassVar[int] = 1
-    qk_depths: ClassVar[tuple] = WIDE_DEPTHS
+    qk_depths: ClassVar[tuple] = WIDE_DEPTHS + DEEP
     ov_depths: ClassVar[tuple] = WIDE_DEPTHS
 
     warps: WarpRoles = field(default=WARPS)
@@ -92,11 +95,11 @@ class WideTile(RowSchedule):
                 f"S and O need {tmem.used} tensor-memory columns, an SM has {TMEM_COLUMNS}: lower the head dim of v"
             )
         smem = self.smem(problem)
-        slots, least = smem.kv.nbytes // tiles.kv_slot_bytes, tiles.k_units + tiles.v_units
-        if slots < least or smem.nbytes > SMEM_CAPACITY_BYTES:
+        slots = smem.kv.nbytes // tiles.kv_slot_bytes
+        if slots < LEAST_SLOTS or smem.nbytes > SMEM_CAPACITY_BYTES:
             why.append(
                 f"the ring has {slots} slots of {tiles.kv_slot_bytes} bytes beside {tiles.q_bytes} bytes of Q, "
-                f"{least} are needed for the units of a key tile: lower the head dims"
+                f"{LEAST_SLOTS} are needed, so that copies stay ahead of products: lower the head dim of q and k"
             )
         return why + tiles.page_refusals()
 

@@ -1,4 +1,4 @@
-"""Defects of the kernel for head dims up to 256, planted in its PTX; one line is one mistake.
+"""Defects of the kernel for head dims up to 512, planted in its PTX; one line is one mistake.
 
 Places are roles and mbarriers, as in tests/emulator/mutations/attention_places.py. The subject: two heads, 128 queries
 and 300 keys: a CTA claims 2 work tiles of 3 key tiles, the last of them masked. 3 is odd, so that a buffer of S belongs

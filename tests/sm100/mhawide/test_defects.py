@@ -1,4 +1,4 @@
-"""Planted defects of the kernel for head dims up to 256 are caught by the checks meant for them.
+"""Planted defects of the kernel for head dims up to 512 are caught by the checks meant for them.
 
 Plain pytest plants every second one, `pytest -m sweep` all.
 """

@@ -1,0 +1,55 @@
+"""Values of more than 256 columns: a launch for either half of the columns of v and out.
+
+    q k^T     (rows, keys)                 512 columns of q and k, made twice
+    out       (rows, 0 .. 255)    launch 1: v[..., :256]
+              (rows, 256 .. 511)  launch 2: v[..., 256:]       the same probabilities, bit for bit
+
+128 rows of 256 columns in float32 are half of tensor memory, S in two buffers is the other half. So S is computed
+twice, which costs a third of the launch's products; nothing is exchanged, and everything that the kernel of 256 columns
+runs (pages, splits, masks, sinks, log-sum-exp) holds for more. sm100/mhawide/ has the kernel.
+"""
+
+from __future__ import annotations
+
+from cute_fa4.calls.plan import NO_LENGTHS, Plan, Results, Views
+from cute_fa4.sm100.choose_config import columns_of_v
+
+
+def comes_in_halves(v) -> bool:
+    """Whether v has more columns than a kernel."""
+    return columns_of_v(v.shape[-1]) < v.shape[-1]
+
+
+def half_of(x, first: bool):
+    """Half of the columns of v or out."""
+    middle = x.shape[-1] // 2
+    return x[..., :middle] if first else x[..., middle:]
+
+
+class HalvesPlan(Plan):
+    """Two launches of a plan for half of the columns."""
+
+    __slots__ = ("half",)
+
+    def __init__(self, half: Plan, results: Results, tensors: tuple):
+        """tensors: q, k, v and out of the call, whose extents must not meet."""
+        numbers = half.scale, half.seqlen_q, half.sizes
+        views = Views(tensors, tensors)
+        super().__init__(half.function, numbers, results, views, half.repeats, half.small_bytes)
+        self.half = half
+
+    @property
+    def functions(self) -> tuple:
+        return (*super().functions, *self.half.functions)
+
+    def __call__(self, tensors: tuple):
+        q, k, v, out, lengths, sink, aux, new, scales = tensors
+        if new is not None:
+            _, _, _, seqused_k, _, page_table, batch_idx, _ = lengths or NO_LENGTHS
+            self.append(k, v, seqused_k, page_table, new, batch_idx, scales)
+        if out is None:
+            out = self.results.new_out(q)
+        for first in (False, True):  # they give the same log-sum-exp
+            halves = half_of(v, first), half_of(out, first)
+            found = self.half((q, k, *halves, lengths, sink, aux, None, scales))
+        return (out, found[1]) if isinstance(found, tuple) else out

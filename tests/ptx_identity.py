@@ -116,6 +116,15 @@ VARIANTS = {
     # few rows, clusters, a latent cache
     "few rows": {**DECODE, "page_size": 16, "rows": 8, **CAUSAL},
     "few rows in a cluster": {**DECODE, "page_size": 16, "rows": 8, "cluster_parts": 4},
+    "e4m3 few rows": {
+        **DECODE,
+        "qkv_dtype": "e4m3",
+        "descales": "qkv",
+        "page_size": 16,
+        "rows": 8,
+        "head_dim": 64,
+        **CAUSAL,
+    },
     "latent": {
         **PAGES,
         "page_size": 64,

@@ -100,7 +100,7 @@ def configs_for_model(
     variants = itertools.product(
         dict.fromkeys(b.mask for b in bound),
         dict.fromkeys(return_lse),
-        _tiles(shared, policy.swaps() and not fp8),
+        _tiles(shared, policy.swaps()),
         [layout for call in calls if call in CALLS for layout in _layouts(call, page_sizes)],
     )
     found = [

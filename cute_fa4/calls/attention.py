@@ -199,8 +199,7 @@ def _tile(q, v, group: int, where: Where, options: Options) -> dict:
     wide = is_wide(q.shape[-1], v.shape[-1])  # one kernel for any number of queries
     by_length = _length_may_choose(where, options) and not wide
     of_16_bits = q.dtype.itemsize > 1  # what has no 8-bit kernel
-    swaps = by_length and policy.swaps() and of_16_bits
-    pack, rows = tile_for(seqlen_q, group, options.pack_gqa, swaps)
+    pack, rows = tile_for(seqlen_q, group, options.pack_gqa, by_length and policy.swaps())
     if rows is not None:
         return {"pack_gqa": pack, "rows": rows}
     heads = group if pack else 1

@@ -177,7 +177,7 @@ def assert_reads(out, q, cache, scales):
 def test_rows_of_16_bits_go_into_a_cache_of_8_and_queries_of_16_read_it():
     """Stored bit by bit: row / scale in float32, rounded, cut to 448, which k[0] is beyond; the rest stays.
 
-    Queries of 60 lie in one tile for each head, a single one in a tile that two warpgroups share.
+    Queries of 60 lie in one tile for each head, a single one in a tile with swapped operands.
     """
     generator = torch.Generator().manual_seed(0)
     rows = [torch.randn(2, 60, 2, 128, generator=generator).bfloat16() for _ in "kv"]

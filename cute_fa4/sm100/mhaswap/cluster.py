@@ -34,6 +34,7 @@ from ..instructions import exp2, tensor_memory
 from ..kernel_args import Events, KernelArgs
 from ..steps import row_math
 from ..steps.scores import log2_scale
+from ..work import scales
 from ..work.tile import Work
 from . import store
 from .columns import BATCH, Place, RowStates, total_over_keys
@@ -159,13 +160,15 @@ def merge(cfg: cutlass.Constexpr, args: KernelArgs, smem: SwappedShared, work: W
     depth, _ = store.depth_of(cfg, place, 0)
     inside = cutlass.min(depth, cfg.ov_depth - 1)  # a lane without one reads the last one's
     parts = range(cfg.cluster_parts)
+    scale_log2 = log2_scale(cfg, args, scales.of_scores(cfg, args, work))
+    of_output = scales.of_output(cfg, args, work)
     for i in cutlass.range_constexpr(cfg.tiles.rows // cfg.cluster_parts):
         row = cute.arch.block_idx_in_cluster() + i * cfg.cluster_parts
         values = [read_value(place_of(cfg, smem, row, inside), rank) for rank in parts]
         maxima = [read_value(state_of(smem, row, MAXIMUM), rank) for rank in parts]
         sums = [read_value(state_of(smem, row, SUM), rank) for rank in parts]
-        row_max, row_sum, weights = whole_row(maxima, sums, log2_scale(cfg, args, None))
-        inverse, total = row_math.inverse(row_sum), Float32(0.0)
+        row_max, row_sum, weights = whole_row(maxima, sums, scale_log2)
+        inverse, total = scales.times(row_math.inverse(row_sum), of_output), Float32(0.0)
         for value, weight in zip(values, weights, strict=True):
             # Without weight nothing counts, a NaN neither; a weight that is NaN does.
             total = select_(weight != 0.0, total + value * weight, total)

@@ -22,7 +22,7 @@ from .smem import SwappedShared
 
 NAMED_BARRIER = 1  # of the softmax warps; 0 is sync_threads, 2 the set-up (kernel.py)
 BATCH = 16  # rows whose values are in registers at a time
-BIAS, FACTOR = 0, 1  # of SwappedShared.row_values
+BIAS, FACTOR, SCALE = 0, 1, 2  # of SwappedShared.row_values
 
 
 @dataclass(frozen=True)
@@ -112,12 +112,24 @@ class Update:
 
 
 @cute.jit
-def update(old, tile_max, scale_log2, rescale_log2: cutlass.Constexpr) -> Update:
-    """As row_math.update_maximum; the factor of a row that had seen no key is 1: there is nothing to rescale."""
+def update(
+    old,
+    tile_max,
+    scale_log2,
+    rescale_log2: cutlass.Constexpr,
+    lift_log2: cutlass.Constexpr = 0.0,
+) -> Update:
+    """As row_math.update_maximum; the factor of a row that had seen no key is 1: there is nothing to rescale.
+
+    lift_log2: of P
+    """
     new, safe, factor = row_math.update_maximum(old, tile_max, scale_log2, rescale_log2)
     if old == -Float32.inf:
         factor = Float32(1.0)
-    return Update(new, -safe * scale_log2, factor)
+    bias = -safe * scale_log2
+    if cutlass.const_expr(lift_log2):
+        bias = bias + lift_log2
+    return Update(new, bias, factor)
 
 
 def publish(smem: SwappedShared, place: Place, kind: int, own: list):

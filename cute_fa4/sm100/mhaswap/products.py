@@ -49,7 +49,7 @@ def multiply_vp(cfg, smem: SwappedShared, v: KVBuffer, o_address, slot, accumula
     v_start, v_high, v_steps = v.get_mma_tile(slot)
     p_start, p_high, p_steps = mma_tile(cfg.tiles.p_tile, smem.p_address, len(v_steps))
     computes = InstructionDescriptor(
-        m, n, cfg.qkv_dtype, cfg.qkv_dtype, a_mn_major=True, b_mn_major=True
+        m, n, cfg.qkv_dtype, cfg.p_dtype, a_mn_major=True, b_mn_major=True
     )
     steps = list(zip(v_steps, p_steps, strict=True))
     tensor_core.mma_ss(o_address, v_start, p_start, steps, computes, v_high, p_high, accumulate)

@@ -17,7 +17,7 @@ from typing import ClassVar
 from ..chip import SMEM_CAPACITY_BYTES
 from ..memory_maps import TmemMap
 from ..problem import Problem
-from ..row_schedule import problem_not_built
+from ..row_schedule import RESCALE_LOG2, RESCALE_LOG2_OF_FP8, problem_not_built
 from ..sync.barriers import BarrierTable
 from ..work.claims import claims_pay
 from . import barriers
@@ -34,7 +34,8 @@ class SwappedTile:
 
     rows           query rows of a CTA: 8, 16, 32 or 64; with packed groups at least the group, which is padded to a
                    power of two
-    rescale_log2   the running row maximum is kept while it moves less than this (P stays below 2^rescale_log2)
+    rescale_log2   the running row maximum is kept while it moves less than this (P stays below 2^rescale_log2);
+                   None: 8, and 0 where P has eight bits (docs/numerics.md)
     claims         a CTA that is done takes over a block of the grid that has not started (work/queue.py); False: it
                    ends; None: as claims_pay says of the problem
     dependent_launch  the CTAs may start while the grid before them in the stream ends; they wait for it before they
@@ -48,18 +49,21 @@ class SwappedTile:
     warps: ClassVar[SwappedWarpRoles] = SwappedWarpRoles()
 
     rows: int = 16
-    rescale_log2: float = 8.0
+    rescale_log2: float | None = None
     claims: bool | None = None
     dependent_launch: bool = True
     prefetch_maps: bool = False
     cluster_parts: int = 1
 
     def resolved(self, problem: Problem) -> "SwappedTile":
+        changes = {}
+        if self.rescale_log2 is None:
+            changes["rescale_log2"] = RESCALE_LOG2_OF_FP8 if problem.has_fp8 else RESCALE_LOG2
         if self.cluster_parts > 1:
-            return replace(self, claims=False)
-        if self.claims is not None and not problem.share_keys:  # shared: there is nothing to claim
-            return self
-        return replace(self, claims=claims_pay(problem))
+            changes["claims"] = False
+        elif self.claims is None or problem.share_keys:  # shared: there is nothing to claim
+            changes["claims"] = claims_pay(problem)
+        return replace(self, **changes)
 
     def tiles(self, problem: Problem) -> SwappedTiles:
         return SwappedTiles.of(problem, self.rows)
@@ -94,19 +98,15 @@ class SwappedTile:
             why.append(
                 f"cluster_parts={self.cluster_parts} with split_keys=True: keys are split once: use one of them"
             )
-        if not 0 <= self.rescale_log2 <= 15:
+        highest, dtype = (8, "e4m3") if problem.has_fp8 else (15, "fp16")
+        if self.rescale_log2 is not None and not 0 <= self.rescale_log2 <= highest:
             why.append(
-                f"rescale_log2={self.rescale_log2}: P grows to 2^rescale_log2 and must fit fp16: use 0 to 15"
+                f"rescale_log2={self.rescale_log2}: P grows to 2^rescale_log2 and must fit {dtype}: use 0 to {highest}"
             )
         return why
 
     def refusals(self, problem: Problem) -> list[str]:
-        why = problem_not_built(problem)
-        if problem.has_fp8:
-            why.append(
-                f"qkv_dtype={problem.qkv_dtype!r} is not built yet with swapped operands: use schedule=OneTile()"
-            )
-        return why or self._over_capacity(problem)
+        return problem_not_built(problem) or self._over_capacity(problem)
 
     def _over_capacity(self, problem: Problem) -> list[str]:
         why, tiles, smem = [], self.tiles(problem), self.smem(problem)

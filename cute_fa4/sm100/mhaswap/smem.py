@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from ..chip import F32_BYTES
 from .smem_map import SwappedSmem
 
 
@@ -16,16 +17,18 @@ class SwappedShared:
     kv_address: Int32  # shared address of slot 0
     p_address: Int32  # shared address of P
     exchanged: cute.Tensor  # f32, (row, warp, turn): columns.py
-    row_values: cute.Tensor  # f32, (row, warp, bias or factor)
+    row_values: cute.Tensor  # f32, (row, warp, bias, factor or scale)
 
     @classmethod
     def of(cls, places: SwappedSmem, base: cute.Pointer, warps: int) -> "SwappedShared":
         """base: the CTA's dynamic shared memory; warps: of the softmax."""
 
+        rows = places.exchanged.nbytes // (F32_BYTES * 2 * warps)
+
         def floats(region):
             pointer = cute.recast_ptr(base + region.offset, dtype=Float32)
-            rows = region.nbytes // (4 * 2 * warps)
-            return cute.make_tensor(pointer, cute.make_layout((rows, warps, 2)))
+            kinds = region.nbytes // (F32_BYTES * rows * warps)
+            return cute.make_tensor(pointer, cute.make_layout((rows, warps, kinds)))
 
         return cls(
             q_address=base.toint(),

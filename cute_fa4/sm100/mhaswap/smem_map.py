@@ -6,7 +6,8 @@
     k_rest        k_rest_bytes               columns of a K tile that its slot has no room for; 0 up to depth 128
     p             p_tile.nbytes              P: a line for each key
     exchanged     2 * 512                    row maxima of each softmax warp, of two key tiles in turn; last, row sums
-    row_values    2 * 512                    what each softmax warp adds to the scores of a row, and the row's factor
+    row_values    2 * 512                    what each softmax warp adds to the scores of a row, and the row's factor;
+                                             with a scale for each query and head 3 * 512, the last of them that scale
     work_queue    112                        work queue: two entries, and the answer to a claim
     mbarriers     8 * barriers.total         mbarriers, in the order of the barrier table
     tmem_address  4                          where tcgen05.alloc leaves the tensor-memory address
@@ -42,14 +43,14 @@ class SwappedSmem(SmemMap):
 
 def smem_map(tiles: SwappedTiles, warps: SwappedWarpRoles, table: BarrierTable) -> SwappedSmem:
     """The map of a kernel with this barrier table, whose ring has as many slots as the table."""
-    exchanged = 2 * warps.threads_of("softmax") * tiles.rows_per_lane * F32_BYTES
+    of_rows = warps.threads_of("softmax") * tiles.rows_per_lane * F32_BYTES
     return SwappedSmem.of_sizes(
         q=tiles.q_tile_bytes,
         kv=table.kv_slots * tiles.kv_slot_bytes,
         k_rest=tiles.k_rest_bytes,
         p=tiles.p_tile.nbytes,
-        exchanged=exchanged,
-        row_values=exchanged,
+        exchanged=2 * of_rows,
+        row_values=tiles.row_values * of_rows,
         work_queue=WORK_QUEUE_BYTES,
         mbarriers=MBARRIER_BYTES * table.total,
         tmem_address=TMEM_ADDRESS_BYTES,

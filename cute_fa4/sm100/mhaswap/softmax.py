@@ -12,6 +12,9 @@ For every key tile:
 
 After the last one the threads add up their row sums, wait for O and store it: a warp sees 32 depths of every row.
 
+Scales of 8-bit operands are numbers of the work tile, but for those of each query and head: a row's multiplies its
+scores as they are read (work/scales.py).
+
 A row's sum is kept in 128 parts, one for each thread, so that only the maxima have to be exchanged for each tile. Whole
 tiles and masked tiles are separate loops over the same step. A sink is a key with the sink as its score and no value:
 the maximum a row starts with, and 1 in the first thread's part of the sum.
@@ -23,12 +26,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, select_
 
+from ..chip import align_up
 from ..instructions import exp2, tensor_memory
 from ..kernel_args import Events, KernelArgs
 from ..steps import row_math
 from ..steps.scores import log2_scale, whole_tiles
 from ..steps.store import PIECE_BYTES, store_piece
-from ..work import results, rows
+from ..work import results, rows, scales
 from ..work.queue import NO_MORE, WorkQueue
 from ..work.tile import Work
 from . import store
@@ -37,6 +41,7 @@ from .columns import (
     BATCH,
     BIAS,
     FACTOR,
+    SCALE,
     Place,
     RowStates,
     products_of,
@@ -48,6 +53,8 @@ from .columns import (
 )
 from .smem import SwappedShared
 from .visibility import apply_score_functions, keep_visible
+
+WORDS_OF_PIECE = PIECE_BYTES // 4
 
 
 @dataclass(frozen=True)
@@ -69,8 +76,21 @@ def counts_sink(cfg, work: Work):
     return results.is_first_part(cfg, work) if cfg.split_keys else None
 
 
-def first_states(cfg, args: KernelArgs, work: Work, place: Place) -> RowStates:
-    """Rows that have seen no key, or their sinks, in the units of the scores."""
+def own_row(cfg, work: Work, place: Place, i: int) -> rows.Row:
+    """The i-th row whose running maximum this lane keeps."""
+    number = (place.lane & (min(cfg.tiles.rows, 32) - 1)) + 32 * i
+    return rows.row_of(cfg, work, 0, number)
+
+
+def scales_of_rows(cfg, args: KernelArgs, smem: SwappedShared, work: Work, place: Place):
+    """What the scores of each row are multiplied by, where every query and head has a scale: to shared memory."""
+    if "Q" in cfg.descales:
+        kept = [own_row(cfg, work, place, i) for i in range(cfg.tiles.rows_per_lane)]
+        publish(smem, place, SCALE, [scales.of_row(cfg, args, work, row) for row in kept])
+
+
+def first_states(cfg, args: KernelArgs, work: Work, place: Place, factor) -> RowStates:
+    """Rows that have seen no key, or their sinks, in the units of the scores. factor: of these, or None."""
     nothing, zero = Float32(-Float32.inf), Float32(0.0)
     if not cfg.sink:
         return RowStates((nothing,) * cfg.tiles.rows_per_lane, (zero,) * cfg.tiles.rows)
@@ -78,21 +98,25 @@ def first_states(cfg, args: KernelArgs, work: Work, place: Place) -> RowStates:
     counts = counts_sink(cfg, work)
     maxima = []
     for i in range(cfg.tiles.rows_per_lane):
-        own_row = place.lane & (min(cfg.tiles.rows, 32) - 1) + 32 * i
-        head = rows.head_of(cfg, work, rows.row_of(cfg, work, 0, own_row))
+        head = rows.head_of(cfg, work, own_row(cfg, work, place, i))
         sink = args.sink[head].to(Float32)
-        scaled = sink if cfg.score_mod is not None else sink / args.scale
+        if cfg.score_mod is not None:
+            scaled = sink
+        else:
+            scaled = sink / scales.times(args.scale, factor)
         maxima.append(scaled if counts is None else select_(counts, scaled, nothing))
-    one = select_(mine if counts is None else mine & counts, Float32(1.0), zero)
+    weight = Float32(2.0**cfg.p_lift_log2)
+    one = select_(mine if counts is None else mine & counts, weight, zero)
     return RowStates(tuple(maxima), (one,) * cfg.tiles.rows)
 
 
 def write_p(cfg, smem: SwappedShared, key, words: list):
     """This key's line of P: its probabilities in all rows, two a word."""
     tile = cfg.tiles.p_tile
-    for piece in range(len(words) // 4):
+    words = words + [Int32(0)] * (-len(words) % WORDS_OF_PIECE)
+    for piece in range(len(words) // WORDS_OF_PIECE):
         inside = key * tile.swizzle.span_bytes + piece * PIECE_BYTES
-        four = words[4 * piece : 4 * piece + 4]
+        four = words[WORDS_OF_PIECE * piece :][:WORDS_OF_PIECE]
         store_piece(smem.p_address + tile.swizzle(inside), four)
 
 
@@ -126,7 +150,7 @@ def probabilities(cfg, smem: SwappedShared, place: Place, scores: list, scale_lo
             pair = exp2.hardware(x), exp2.hardware(y)
             totals += cute.arch.add_packed_f32x2((sums[first + i], sums[first + i + 1]), pair)
             values += pair
-        words += row_math.pack(values, cfg.qkv_dtype)
+        words += row_math.pack(values, cfg.p_dtype)
     return words, tuple(totals)
 
 
@@ -142,9 +166,10 @@ def step(
     before: Before,
     n: Int32,
     states: RowStates,
+    factor: Float32 | None,
     masked: cutlass.Constexpr,
 ) -> RowStates:
-    """Key tile n: scores to probabilities."""
+    """Key tile n: scores to probabilities. factor: of the scores besides the softmax scale, or None."""
     tile = n - work.tiles.first + before.tiles
     buffer = tile & (S_BUFFERS - 1)
     key = n * cfg.tiles.BN + place.thread
@@ -152,14 +177,16 @@ def step(
     tensor_memory.fence_after()
     scores = tensor_memory.load(tmem + buffer * (cfg.tmem.s[1] - cfg.tmem.s[0]), cfg.tiles.rows)
     tensor_memory.wait_load()
+    if cutlass.const_expr("Q" in cfg.descales):
+        scores = products_of(scores, read(smem, place, SCALE, 0, cfg.tiles.rows))
     if cutlass.const_expr(cfg.score_mod is not None or cfg.mask_mod is not None):
-        scores = apply_score_functions(cfg, args, work, key, scores, masked)
+        scores = apply_score_functions(cfg, args, work, key, scores, factor, masked)
     if cutlass.const_expr(masked):
         scores = keep_visible(cfg, args, work, key, scores)
-    scale_log2 = log2_scale(cfg, args, None)
+    scale_log2 = log2_scale(cfg, args, factor)
     highest = tile_maxima(cfg, smem, place, scores, tile + before.work_tiles, states.maxima)
     updates = [
-        update(old, new, scale_log2, cfg.schedule.rescale_log2)
+        update(old, new, scale_log2, cfg.schedule.rescale_log2, cfg.p_lift_log2)
         for old, new in zip(states.maxima, highest, strict=True)
     ]
     moved = updates[0].factor < 1.0
@@ -201,19 +228,23 @@ def key_tiles(
     """All key tiles of a work tile."""
     whole = whole_tiles(cfg, args, work, 0)
     first, end = work.tiles.first, work.tiles.first + work.tiles.count
-    states = first_states(cfg, args, work, place)
+    factor = scales.of_scores(cfg, args, work)
+    scales_of_rows(cfg, args, smem, work, place)
+    states = first_states(cfg, args, work, place, factor)
     if cutlass.const_expr(cfg.mask.has_lower_bound):
         for n in cutlass.range(first, whole.begin, unroll=1):
             states = step(
-                cfg, args, smem, tmem, events, work, place, before, n, states, masked=True
+                cfg, args, smem, tmem, events, work, place, before, n, states, factor, masked=True
             )
     if cutlass.const_expr(cfg.mask.is_band):
         for n in cutlass.range(whole.begin, whole.end, unroll=1):
             states = step(
-                cfg, args, smem, tmem, events, work, place, before, n, states, masked=False
+                cfg, args, smem, tmem, events, work, place, before, n, states, factor, masked=False
             )
     for n in cutlass.range(whole.end, end, unroll=1):
-        states = step(cfg, args, smem, tmem, events, work, place, before, n, states, masked=True)
+        states = step(
+            cfg, args, smem, tmem, events, work, place, before, n, states, factor, masked=True
+        )
     return states
 
 
@@ -232,9 +263,9 @@ def finish(
     """O / row sums and the log-sum-exp to global memory."""
     tiles = before.tiles + work.tiles.count
     row_sums = total_over_keys(cfg, smem, place, states.sums, tiles + before.work_tiles)
-    inverses = []
+    inverses, factor = [], scales.of_output(cfg, args, work)
     for i in cutlass.range_constexpr(cfg.tiles.rows_per_lane):
-        inverses.append(row_math.inverse(row_sums[i]))
+        inverses.append(scales.times(row_math.inverse(row_sums[i]), factor))
     publish(smem, place, FACTOR, inverses)
     if work.tiles.count > 0:
         events.pv_done.wait(0, (tiles - 1) & 1)
@@ -274,7 +305,7 @@ def set_up(cfg, smem: SwappedShared, tmem, place: Place):
     """What no MMA or thread writes later, and is read: columns of P beyond the rows, lanes of O beyond the depth."""
     zero = Int32(0)
     if cfg.tiles.rows < cfg.tiles.q_box_rows:
-        tile, first = cfg.tiles.p_tile, cfg.tiles.rows * cfg.dtype_bytes
+        tile, first = cfg.tiles.p_tile, align_up(cfg.tiles.rows * cfg.dtype_bytes, PIECE_BYTES)
         for byte in range(first, tile.swizzle.span_bytes, PIECE_BYTES):
             inside = place.thread * tile.swizzle.span_bytes + byte
             store_piece(smem.p_address + tile.swizzle(inside), [zero] * 4)

@@ -17,8 +17,9 @@ from cutlass import Float32, Int32
 from ...tma.tensor_maps import DTYPES
 from ..instructions import tensor_memory
 from ..kernel_args import KernelArgs
+from ..steps import row_math
 from ..steps.scores import log2_scale
-from ..work import results, rows
+from ..work import results, rows, scales
 from ..work.tile import Work
 from .columns import BATCH, FACTOR, Place, products_of, read
 from .smem import SwappedShared
@@ -106,6 +107,7 @@ def log_sum_exp(
     if results.is_row(cfg, args, work, place):
         lse = -Float32.inf
         if row_sum != 0.0:
-            total_log2 = cute.math.log2(row_sum, fastmath=True)
-            lse = (row_max * log2_scale(cfg, args, None) + total_log2) * math.log(2)
+            total_log2 = row_math.log2_of_sum(row_sum, cfg.p_lift_log2)
+            factor = scales.of_scores(cfg, args, work)
+            lse = (row_max * log2_scale(cfg, args, factor) + total_log2) * math.log(2)
         args.lse[results.lse_place(cfg, args, work, place)] = lse

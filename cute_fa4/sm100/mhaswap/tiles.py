@@ -5,7 +5,8 @@
     O^T = V^T P^T    64 or 128 depth  query rows    128 keys      V, MN-major          P, MN-major
 
 An MMA of 128 lanes takes N in steps of 16 (PTX ISA, "Tensor Core 5th Generation: matrix shape"), so eight rows are
-loaded and multiplied as sixteen; what the softmax does, it does for eight.
+loaded and multiplied as sixteen; what the softmax does, it does for eight. A line of P is at least a swizzle span of 32
+bytes: of eight bits that is N = 32.
 """
 
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from ..tiles import Tiles, slot_columns
 
 KEYS_PER_TILE = 128
 SWIZZLE_BYTES = 128
-LEAST_N = 16  # of an MMA with 128 lanes
+LEAST_LINE_BYTES = 32  # of P: 16 columns of 16 bits, the least N of an MMA with 128 lanes
 ROWS = (8, 16, 32, 64)  # query rows of a tile
 
 
@@ -62,12 +63,17 @@ class SwappedTiles(Tiles):
     @property
     def q_box_rows(self) -> int:
         """Rows of Q in shared memory: N of both products."""
-        return max(self.rows, LEAST_N)
+        return max(self.rows, LEAST_LINE_BYTES // self.dtype_bytes)
 
     @property
     def rows_per_lane(self) -> int:
         """Rows whose running maxima a lane keeps: row r is kept by lane r % 32."""
         return -(-self.rows // WARP_SIZE)
+
+    @property
+    def row_values(self) -> int:
+        """Float32 that softmax warps keep of a row in shared memory: columns.py."""
+        return 2 + ("Q" in self.problem.descales)
 
     @property
     def q_tile_bytes(self) -> int:

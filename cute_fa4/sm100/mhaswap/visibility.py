@@ -6,7 +6,7 @@ from ...layouts.scalars import minimum
 from .. import score_mods
 from ..kernel_args import KernelArgs
 from ..steps.visibility import MASKED
-from ..work import rows
+from ..work import rows, scales
 from ..work.tile import Work
 
 
@@ -28,9 +28,12 @@ def keep_visible(cfg, args: KernelArgs, work: Work, key, scores: list) -> list:
 
 
 def apply_score_functions(
-    cfg, args: KernelArgs, work: Work, key, scores: list, masked: bool
+    cfg, args: KernelArgs, work: Work, key, scores: list, factor, masked: bool
 ) -> list:
-    """Scores after score_mod and mask_mod, row by row; indices beyond the sequence are not passed on."""
+    """Scores after score_mod and mask_mod, row by row; indices beyond the sequence are not passed on.
+
+    factor: of the scores besides the softmax scale, or None
+    """
     sequence, out = work.sequence, []
     if masked:
         key = minimum(key, sequence.num_keys - 1)
@@ -41,7 +44,8 @@ def apply_score_functions(
         aux = score_mods.Aux.of(args, sequence, row)
         where = (*(Int32(i) for i in (sequence.batch, row.head, row.q_index, key)), aux)
         if cfg.score_mod is not None:
-            score = Float32(cfg.score_mod.score(score * args.scale, *where))
+            scale = scales.times(args.scale, factor)
+            score = Float32(cfg.score_mod.score(score * scale, *where))
         if cfg.mask_mod is not None:
             score = select_(cfg.mask_mod.shows(*where), score, Float32(MASKED))
         out.append(score)

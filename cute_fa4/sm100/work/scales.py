@@ -14,14 +14,25 @@ from ...layouts.scalars import maximum, minimum
 from .rows import Row
 
 
-def of_scores(cfg, args, work, place: Row):
+def of_scores(cfg, args, work, place: Row | None = None):
     """What the scores of a row are multiplied by besides the softmax scale; None: nothing.
 
-    NaN where that is not positive: the row maximum is taken before it is multiplied.
+    NaN where that is not positive: the row maximum is taken before it is multiplied. place: None: of all rows of the
+    work tile, of which each may have a scale besides, that of of_row.
     """
     factor = _product(cfg, args, work, "qk")
-    if "Q" in cfg.descales:
+    if place is not None and "Q" in cfg.descales:
         factor = times(_of_row(cfg, args.descales[cfg.descales.index("Q")], work, place), factor)
+    return _positive(factor)
+
+
+def of_row(cfg, args, work, place: Row):
+    """The scale of a query and head, NaN where it is not positive; of cfg.descales with a Q."""
+    return _positive(_of_row(cfg, args.descales[cfg.descales.index("Q")], work, place))
+
+
+def _positive(factor):
+    """The factor, or NaN where it is not positive; None: there is none."""
     return None if factor is None else select_(factor > 0.0, factor, Float32(float("nan")))
 
 

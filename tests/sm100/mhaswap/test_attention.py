@@ -2,7 +2,7 @@
 
 A batch has queries of 0 to 3 tokens, so that a tile has rows of nobody; unused rows of pages, Q and packed tensors are
 NaN. Groups of 7, 8 and 16 with one to three queries make tiles of 8, 16, 32 and 64 rows, no group tiles of 8. The heads
-of a group of 7 are padded to 8 rows.
+of a group of 7 are padded to 8 rows. 8-bit tensors have scales.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from cute_fa4.sm100.mhaswap.schedule import SwappedTile
 from cute_fa4.sm100.mhaswap.tiles import padded_heads
 from tests import pairwise
 from tests.serving.batches import (
+    FP8,
     Batch,
     assert_agrees,
     dense_kv,
@@ -77,7 +78,7 @@ OPTIONS = {
     "head_dim": (64, 80, 128),  # 64 lanes of depth, padded lanes, all lanes
     "queries": (1, 3),
     "parts": (1, 3),
-    "dtype": (torch.bfloat16, torch.float16),
+    "dtype": (torch.bfloat16, torch.float16, *FP8),
     "sink": (False, True),
     "softcap": (0.0, 3.0),
     "mode": ("in_order", "hostile"),
@@ -104,10 +105,16 @@ def test_options_together_agree_with_float64(
     batch = Batch.draw(lengths, keys, heads=(group, 1), depth=head_dim, dtype=dtype)
     sinks = torch.randn(group, generator=torch.Generator().manual_seed(1)) if sink else None
     storage = paged_kv(batch, page_size) if page_size else packed_kv(batch)
+    named = dict(learnable_sink=sinks, softcap=softcap)
+    scales = {}
+    if dtype in FP8:
+        numbers = 0.5 + torch.rand(3, 2, 1, generator=torch.Generator().manual_seed(2))
+        scales = dict(zip(("q_descale", "k_descale", "v_descale"), numbers, strict=True))
     out, lse = run(
-        packed_q(batch), storage, learnable_sink=sinks, softcap=softcap, num_splits=parts, mode=mode, seed=1, **options
-    )  # fmt: skip
-    assert_agrees(batch, out, lse, visible=visible, sink=sinks, softcap=softcap)
+        packed_q(batch), storage, scales, num_splits=parts, mode=mode, seed=1, **named, **options
+    )
+    meant = {"sink": sinks, "softcap": softcap, "scales": list(scales.values()) or None}
+    assert_agrees(batch, out, lse, visible=visible, **meant)
     expected = {1: (8, 8), 7: (8, 32), 8: (8, 32), 16: (16, 64)}[group]
     assert rows_of(every_height) == {expected[queries > 1]}
 

@@ -27,8 +27,8 @@ BY_ROWS = {
 }
 
 
-def config(rows=16, **choices) -> FA4Config:
-    return FA4Config(schedule=SwappedTile(rows=rows), **choices)
+def config(rows=16, rescale_log2=None, **choices) -> FA4Config:
+    return FA4Config(schedule=SwappedTile(rows=rows, rescale_log2=rescale_log2), **choices)
 
 
 def test_arrival_counts():
@@ -59,6 +59,17 @@ def test_sizes_by_rows(rows):
         assert cfg.tmem.columns <= TMEM_COLUMNS
 
 
+@pytest.mark.parametrize("rows", ROWS)
+def test_8_bits_take_half_of_a_slot_and_p_a_line_of_32_bytes(rows):
+    """So N is at least 32, and rows of 128 bytes hold any depth; a maximum does not lag."""
+    cfg = config(rows, qkv_dtype="e4m3", qk_depth=64)
+    n = max(rows, 32)
+    assert cfg.refusals() == [] and cfg.tiles.qk_mma_shape == (128, n, 64)
+    assert cfg.tiles.pv_mma_shape == (128, n, 128) and cfg.tiles.p_tile.swizzle.span_bytes == n
+    assert cfg.tiles.kv_slot_bytes == 128 * 128 and cfg.barriers.kv_slots == {64: 12}.get(rows, 13)
+    assert (cfg.schedule.rescale_log2, cfg.p_lift_log2) == (0.0, 8.0)
+
+
 @pytest.mark.parametrize("depth", DEPTHS)
 @pytest.mark.parametrize("rows", ROWS)
 def test_tiles_start_on_a_swizzle_period_and_barriers_fill_their_region(depth, rows):
@@ -79,7 +90,8 @@ def test_tiles_start_on_a_swizzle_period_and_barriers_fill_their_region(depth, r
         (dict(rows=8, group=9, pack_gqa=True), "group=9", "rows of at least 16"),
         (dict(qk_depth=200), "qk_depth=200", "192"),
         (dict(qk_depth=128, ov_depth=60), "ov_depth=60", "multiple of 8"),
-        (dict(qkv_dtype="e4m3"), "qkv_dtype='e4m3'", "schedule=OneTile()"),
+        (dict(qkv_dtype="e4m3", qk_depth=136), "qk_depth=136", "multiple of 16"),
+        (dict(qkv_dtype="e4m3", rescale_log2=9.0), "rescale_log2=9.0", "0 to 8"),
         (dict(o_dtype="f32"), "o_dtype='f32'", "use 'bf16'"),
         (dict(scale_dtype="f32"), "scale_dtype='f32'", "None"),
     ],
@@ -92,6 +104,6 @@ def test_a_refusal_names_the_value_and_the_remedy(choices, value, remedy):
 
 def test_rows_choose_the_schedule_and_choices_of_another_are_refused():
     cfg = choose_config(qkv_dtype="bf16", head_dim=64, rows=32, claims=False)
-    assert cfg.schedule == SwappedTile(rows=32, claims=False)
+    assert cfg.schedule == SwappedTile(rows=32, rescale_log2=8.0, claims=False)
     with pytest.raises(ValueError, match="family='mhaswap' with bn_cap: choices of another"):
         choose_config(qkv_dtype="bf16", head_dim=64, rows=32, bn_cap=64)

@@ -1,28 +1,47 @@
 """Mistakes with scales of 8-bit tensors, planted in the kernels' sources, are noticed by the bound of P's rounding.
 
-The subject: two sequences of different lengths in pages, two key/value heads, every scale another number, and a sink.
+The subject: two sequences of different lengths in pages, two key/value heads, every scale another number, a sink; in
+tiles of 128 rows, and in tiles of 32 rows with swapped operands, there also with a scale for each query and head.
 """
+
+import itertools
 
 import pytest
 import torch
+from cutlass import Float32
 
+from cute_fa4.calls import repeat
 from cute_fa4.sm100.append.kernel import AppendKernel
+from cute_fa4.sm100.mhaswap import columns, softmax
 from cute_fa4.sm100.steps import row_math
 from cute_fa4.sm100.work import scales
-from tests.serving.batches import Batch, assert_agrees, packed_q, paged_kv, run
+from tests.serving.batches import SPARE_ROWS, Batch, assert_agrees, packed_q, paged_kv, run
 
 NUMBERS = torch.tensor([[0.5, 0.9], [1.4, 2.0]])  # of two sequences and two heads
 BATCH = Batch.draw([9, 5], [40, 140], heads=(4, 2), dtype=torch.float8_e4m3fn)
 SINK = torch.tensor([0.5, -1.0, 2.0, 0.0])
 
 
-def is_right() -> bool:
+TILES = {"rows of 128": "off", "swapped": "auto"}
+
+
+def of_rows(numbers) -> torch.Tensor:
+    """The scale of each query and head of packed_q(BATCH), from those of sequences and key/value heads."""
+    sequence = torch.repeat_interleave(torch.arange(2), torch.tensor(BATCH.queries))
+    rows = numbers[sequence].repeat_interleave(2, dim=1)
+    return torch.cat([rows, rows.new_ones(SPARE_ROWS, 4)])[..., None]
+
+
+def is_right(monkeypatch, tiles: str = "swapped", by_row: bool = False) -> bool:
+    monkeypatch.setenv("CUTE_FA4_SWAP", TILES[tiles])
+    repeat.clear()
     given = dict(q_descale=NUMBERS.flip(0), k_descale=NUMBERS, v_descale=NUMBERS.flip(1))
+    meant = list(given.values())
+    if by_row:
+        given["q_descale"] = of_rows(given["q_descale"])
     out, lse = run(packed_q(BATCH), paged_kv(BATCH, 16), given, causal=True, learnable_sink=SINK)
     try:
-        assert_agrees(
-            BATCH, out, lse, visible=lambda p, j: j <= p, sink=SINK, scales=list(given.values())
-        )
+        assert_agrees(BATCH, out, lse, visible=lambda p, j: j <= p, sink=SINK, scales=meant)
     except AssertionError:
         return False
     return True
@@ -60,21 +79,57 @@ DEFECTS = {
         row_math, "log2_of_sum", lambda made: lambda row_sum, lift: made(row_sum, 0.0),
     ),
 }  # fmt: skip
-QUICK = ("the scales of the other head",)
+QUICK = (("the scales of the other head", "swapped"),)
 
 
 @pytest.mark.parametrize(
-    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.sweep) for n in DEFECTS]
+    "name, tiles",
+    [
+        case if case in QUICK else pytest.param(*case, marks=pytest.mark.sweep)
+        for case in itertools.product(DEFECTS, TILES)
+    ],
 )
-def test_a_mistake_is_noticed(own_kernels, monkeypatch, name):
+def test_a_mistake_is_noticed(own_kernels, monkeypatch, name, tiles):
     module, attribute, change = DEFECTS[name]
     monkeypatch.setattr(module, attribute, change(getattr(module, attribute)))
-    assert not is_right(), "nothing noticed"
+    assert not is_right(monkeypatch, tiles), "nothing noticed"
+
+
+# name -> (module, what is replaced, the replacement made from it), of scales of each query and head
+DEFECTS_OF_ROWS = {
+    "the scale of the next row": (softmax, "own_row", lambda made: lambda *given: shifted(made(*given))),
+    "the scale of the row of another lane": (columns, "read", lambda made: next_row_of_scales(made)),
+    "the scales of rows are left out": (softmax, "scales_of_rows", lambda made: lambda cfg, args, smem, work, place: (
+        columns.publish(smem, place, columns.SCALE, [Float32(1.0)] * cfg.tiles.rows_per_lane)
+    )),
+}  # fmt: skip
+
+
+def shifted(row):
+    return type(row)(row.q_index + 1, row.head)
+
+
+def next_row_of_scales(made):
+    def read(smem, place, kind, first, number):
+        return made(smem, place, kind, first + 2 * (kind == columns.SCALE), number)
+
+    return read
 
 
 @pytest.mark.sweep
-def test_without_a_mistake_the_numbers_are_right():
-    assert is_right()
+@pytest.mark.parametrize("name", DEFECTS_OF_ROWS)
+def test_a_mistake_with_scales_of_rows_is_noticed(own_kernels, monkeypatch, name):
+    module, attribute, change = DEFECTS_OF_ROWS[name]
+    monkeypatch.setattr(module, attribute, change(getattr(module, attribute)))
+    if attribute == "read":  # softmax has it by name
+        monkeypatch.setattr(softmax, attribute, getattr(columns, attribute))
+    assert not is_right(monkeypatch, by_row=True), "nothing noticed"
+
+
+@pytest.mark.sweep
+def test_without_a_mistake_the_numbers_are_right(monkeypatch):
+    assert is_right(monkeypatch) and is_right(monkeypatch, "rows of 128")
+    assert is_right(monkeypatch, by_row=True)
 
 
 @pytest.mark.sweep

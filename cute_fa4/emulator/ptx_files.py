@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from cute_fa4.emulator.errors import TensorMapError
+from cute_fa4.emulator.machine.im2col import IM2COL, MAX_PIXELS
 from cute_fa4.emulator.machine.memory import Allocation
 from cute_fa4.emulator.machine.tensor_map import WIDE_REACH, decode_tensor_map
 
@@ -189,16 +190,73 @@ def encode_tiled(
     element_strides  every how many elements one is copied; None: all      l2_promotion  0, 64, 128 or 256
     Raises TensorMapError for what cuTensorMapEncodeTiled refuses: the parameter, its value, what is accepted.
     """
-    rank = len(sizes)
+    accept = _accept("encode_tiled")
+    accept(1 <= len(sizes) <= 5, "the number of sizes", len(sizes), "1 to 5")
+    w = _common_words(
+        accept, dtype, address, sizes, strides, element_strides, swizzle, l2_promotion, nan_fill
+    )
+    accept(len(box) == len(sizes), "the number of box sizes", len(box), f"{len(sizes)}")
+    accept(all(1 <= n <= 256 for n in box), "box", tuple(box), "1 to 256 each")
+    w[13] |= (box[0] - 1) << 24
+    for i, extent in enumerate(box[1:]):
+        w[14] |= (extent - 1) << 8 * i
+    return _checked(w)
 
+
+def encode_im2col(
+    dtype, address, sizes, strides, lower, upper, channels, pixels, element_strides=None, swizzle=0, l2_promotion=0,
+    nan_fill=False,
+):  # fmt: skip
+    """The 128 bytes that cuTensorMapEncodeIm2col makes of the same parameters (without interleave).
+
+    sizes     of C, W, and H and D as far as there are, and N              channels  of a pixel, that a copy moves
+    lower, upper  corners of the bounding box in W, H, D: from 0, from the last element on
+    pixels    rows of a copy                                               the others as of encode_tiled
+    Raises TensorMapError for what cuTensorMapEncodeIm2col refuses: the parameter, its value, what is accepted.
+    """
+    accept = _accept("encode_im2col")
+    spatial = len(sizes) - 2
+    accept(1 <= spatial <= 3, "the number of sizes", len(sizes), "3 to 5")
+    bits = 16 // spatial
+    accept(1 <= channels <= 256, "channels", channels, "1 to 256")
+    accept(1 <= pixels <= MAX_PIXELS, "pixels", pixels, f"1 to {MAX_PIXELS}")
+    w = _common_words(
+        accept, dtype, address, sizes, strides, element_strides, swizzle, l2_promotion, nan_fill
+    )
+    for name, corner, low in (("lower", lower, 0), ("upper", upper, 16)):
+        most = 1 << bits - 1
+        accept(len(corner) == spatial and all(-most <= at < most for at in corner), name, tuple(corner),
+               f"{spatial} numbers from {-most} to {most - 1}")  # fmt: skip
+        for i, at in enumerate(corner):
+            w[14] |= (at & (1 << bits) - 1) << low + bits * i
+    w[2] |= IM2COL
+    w[13] |= (channels - 1) << 24
+    w[15] = pixels - 1
+    return _checked(w)
+
+
+def _accept(function):
     def accept(ok, name, value, accepted):
         if not ok:
-            raise TensorMapError(f"encode_tiled: {name} is {value}; accepted: {accepted}")
+            raise TensorMapError(f"{function}: {name} is {value}; accepted: {accepted}")
 
+    return accept
+
+
+def _checked(words):
+    """The bytes of a map's words; raises for what is left: alignment, the inner box and its swizzle, NaN."""
+    data = struct.pack("<32I", *words)
+    decode_tensor_map(data)
+    return data
+
+
+def _common_words(
+    accept, dtype, address, sizes, strides, element_strides, swizzle, l2_promotion, nan_fill
+):
+    """The words of a map, without its box."""
+    rank = len(sizes)
     accept(dtype in _DTYPES, "dtype", repr(dtype), ", ".join(_DTYPES))
-    accept(1 <= rank <= 5, "the number of sizes", rank, "1 to 5")
     accept(len(strides) == rank - 1, "the number of strides", len(strides), f"{rank - 1}")
-    accept(len(box) == rank, "the number of box sizes", len(box), f"{rank}")
     steps = (1,) * rank if element_strides is None else tuple(element_strides)
     accept(
         len(steps) == rank and all(1 <= s <= 8 for s in steps),
@@ -211,7 +269,6 @@ def encode_tiled(
         l2_promotion in _PROMOTIONS, "l2_promotion", l2_promotion, ", ".join(map(str, _PROMOTIONS))
     )
     accept(all(1 <= n <= 1 << 32 for n in sizes), "sizes", tuple(sizes), "1 to 2^32 each")
-    accept(all(1 <= n <= 256 for n in box), "box", tuple(box), "1 to 256 each")
     accept(all(s % 16 == 0 and 0 < s < 1 << 40 for s in strides), "strides", tuple(strides),
            "multiples of 16 below 2^40")  # fmt: skip
     code, itemsize, tf32 = _DTYPES[dtype]
@@ -231,14 +288,7 @@ def encode_tiled(
         w[8 + i] = size - 1
     for i, step in enumerate(steps):
         w[13] |= (step - 1) << 3 * i
-    w[13] |= (box[0] - 1) << 24
-    for i, extent in enumerate(box[1:]):
-        w[14] |= (extent - 1) << 8 * i
-    data = struct.pack("<32I", *w)
-    decode_tensor_map(
-        data
-    )  # raises for what is left: alignment, the inner box and its swizzle, NaN
-    return data
+    return w
 
 
 def aligned_empty(*shape, dtype, align=256):

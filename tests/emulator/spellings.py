@@ -74,9 +74,7 @@ _ACQUIRE = "{.acquire.cta|.acquire.cluster|.relaxed.cta|.relaxed.cluster|}"
 _HINT = "{.L2::cache_hint|}"
 _BYTES = "mbarrier::complete_tx::bytes"
 _IM2COL = "{.im2col|.im2col::w|.im2col::w::128}"
-_NO_SPARSE = "sparsity: where the metadata lies is only drawn in the ISA"
-_NO_IM2COL = "im2col: the bits of its tensor maps are not known"
-_NO_GENERIC = "generic addresses"
+_NO_WIDE = "im2col::w and ::w::128: only the driver makes their tensor maps"
 
 INSTRUCTIONS = (
     Instruction("tcgen05", "alloc, dealloc, relinquish_alloc_permit", (
@@ -110,7 +108,7 @@ INSTRUCTIONS = (
     Instruction("tcgen05", "mma", (f"tcgen05.mma.{_GROUP}.{_DENSE}{_COLLECTOR_A}",)),
     Instruction("tcgen05", "mma with .ashift", (
         f"tcgen05.mma.{_GROUP}.{_DENSE}.ashift{{.collector::a::lastuse|.collector::a::discard|}}",
-    ), "whether each quarter of the lanes keeps its last row"),
+    )),
     Instruction("tcgen05", "mma, block-scaled", tuple(
         f"tcgen05.mma.{_GROUP}.{scaled}{_COLLECTOR_A}" for scaled in _SCALED
     )),
@@ -119,7 +117,7 @@ INSTRUCTIONS = (
         f"tcgen05.mma.sp.{_GROUP}.{_DENSE}{_COLLECTOR_A}",
         *(f"tcgen05.mma.sp.{_GROUP}.{scaled}{_COLLECTOR_A}" for scaled in _SCALED),
         f"tcgen05.mma.ws.sp.cta_group::1.{_DENSE}{_COLLECTOR_B}",
-    ), _NO_SPARSE),
+    )),
     Instruction("tcgen05", "commit", (
         f"tcgen05.commit.{_GROUP}.mbarrier::arrive::one{{.shared::cluster|}}{{.multicast::cluster|}}.b64",
     )),
@@ -128,7 +126,7 @@ INSTRUCTIONS = (
         f"cp.async.bulk.shared::cta.global.{_BYTES}{_HINT}",
         f"cp.async.bulk.shared::cluster.shared::cta.{_BYTES}",
         f"cp.async.bulk.global.shared::cta.bulk_group{_HINT}{{.cp_mask|}}",
-    ), "byte masks"),
+    )),
     Instruction("TMA", "cp.reduce.async.bulk", (
         f"cp.reduce.async.bulk.shared::cluster.shared::cta.{_BYTES}."
         "{and.b32|or.b32|xor.b32|add.u32|add.s32|add.u64|inc.u32|dec.u32|min.u32|min.s32|max.u32|max.s32}",
@@ -148,25 +146,27 @@ INSTRUCTIONS = (
         f"cp.async.bulk.tensor.2d.shared::cta.global.tile::gather4.{_BYTES}{{.cta_group::1|.cta_group::2|}}{_HINT}",
     )),
     Instruction("TMA", "cp.async.bulk.tensor, load, .im2col", (
-        f"cp.async.bulk.tensor.{{3|4|5}}d.{{shared::cluster|shared::cta}}.global{_IM2COL}.{_BYTES}{_HINT}",
-    ), _NO_IM2COL),
+        f"cp.async.bulk.tensor.{{3|4|5}}d.shared::cluster.global{_IM2COL}.{_BYTES}{{.multicast::cluster|}}"
+        f"{{.cta_group::1|.cta_group::2|}}{_HINT}",
+        f"cp.async.bulk.tensor.{{3|4|5}}d.shared::cta.global{_IM2COL}.{_BYTES}{{.cta_group::1|.cta_group::2|}}{_HINT}",
+    ), _NO_WIDE),
     Instruction("TMA", "cp.async.bulk.tensor, store", (
         f"cp.async.bulk.tensor.{{1|2|3|4|5}}d.global.shared::cta{{.tile|}}.bulk_group{_HINT}",
         f"cp.async.bulk.tensor.2d.global.shared::cta.tile::scatter4.bulk_group{_HINT}",
         f"cp.async.bulk.tensor.{{3|4|5}}d.global.shared::cta.im2col_no_offs.bulk_group{_HINT}",
-    ), _NO_IM2COL),
+    )),
     Instruction("TMA", "cp.reduce.async.bulk.tensor", (
         "cp.reduce.async.bulk.tensor.{1|2|3|4|5}d.global.shared::cta.{add|min|max|inc|dec|and|or|xor}{.tile|}"
         f".bulk_group{_HINT}",
         "cp.reduce.async.bulk.tensor.{3|4|5}d.global.shared::cta.{add|min|max|inc|dec|and|or|xor}.im2col_no_offs"
         f".bulk_group{_HINT}",
-    ), f"inc and dec; {_NO_IM2COL}"),
+    )),
     Instruction("TMA", "cp.async.bulk.prefetch", (
         f"cp.async.bulk.prefetch.L2.global{_HINT}",
         f"cp.async.bulk.prefetch.tensor.{{1|2|3|4|5}}d.L2.global{{.tile|}}{_HINT}",
         f"cp.async.bulk.prefetch.tensor.2d.L2.global.tile::gather4{_HINT}",
         f"cp.async.bulk.prefetch.tensor.{{3|4|5}}d.L2.global{_IM2COL}{_HINT}",
-    ), _NO_IM2COL),
+    ), _NO_WIDE),
     Instruction("TMA", "cp.async.bulk.commit_group, wait_group", (
         "cp.async.bulk.commit_group", "cp.async.bulk.wait_group{.read|}",
     )),
@@ -202,7 +202,7 @@ INSTRUCTIONS = (
     )),
     Instruction("mbarrier", "pending_count", ("mbarrier.pending_count.b64",)),
     Instruction(
-        "mbarrier", "cp.async.mbarrier.arrive", (f"cp.async.mbarrier.arrive{{.noinc|}}{_OWN_SPACE}.b64",), _NO_GENERIC
+        "mbarrier", "cp.async.mbarrier.arrive", (f"cp.async.mbarrier.arrive{{.noinc|}}{_OWN_SPACE}.b64",)
     ),
     Instruction("mbarrier", "fence.mbarrier_init", ("fence.mbarrier_init.release.cluster",)),
     Instruction("cluster", "barrier.cluster", (
@@ -215,13 +215,13 @@ INSTRUCTIONS = (
         f"st.async{{.weak|}}{{.shared::cluster|}}.{_BYTES}.{{b32|b64|v2.b32|v2.b64|v4.b32}}",
         f"red.async{{.relaxed.cluster|}}{{.shared::cluster|}}.{_BYTES}."
         "{inc.u32|dec.u32|min.u32|min.s32|max.u32|max.s32|add.u32|add.s32|add.u64|and.b32|or.b32|xor.b32}",
-    ), _NO_GENERIC),
+    )),
     Instruction("cluster", "clusterlaunchcontrol", (
         f"clusterlaunchcontrol.try_cancel.async{{.shared::cta|}}.{_BYTES}{{.multicast::cluster::all|}}.b128",
         "clusterlaunchcontrol.query_cancel.is_canceled.pred.b128",
         "clusterlaunchcontrol.query_cancel.get_first_ctaid{::x|::y|::z}.b32.b128",
         "clusterlaunchcontrol.query_cancel.get_first_ctaid.v4.b32.b128",
-    ), _NO_GENERIC),
+    )),
 )  # fmt: skip
 
 
@@ -278,7 +278,7 @@ TESTS = (
     "core", "checks", "gpu", "test_block_scale.py", "test_bulk_copy.py", "test_bulk_reduce.py",
     "test_cluster_launch_control.py", "test_dependent_launch.py", "test_device_tensor_maps.py",
     "test_reducing_loads.py", "test_tcgen05.py", "test_tcgen05_copies.py", "test_tensor_core.py",
-    "test_weight_stationary.py", "test_interrupts.py", "test_every_spelling.py",
+    "test_weight_stationary.py", "test_sparse.py", "test_im2col.py", "test_interrupts.py", "test_every_spelling.py",
 )  # fmt: skip
 
 

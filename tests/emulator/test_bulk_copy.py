@@ -11,7 +11,6 @@ from cute_fa4.emulator.errors import (
     IllegalAccess,
     TensorMapError,
     UninitializedRead,
-    UnknownInstruction,
 )
 from cute_fa4.emulator.instruction_table import lookup
 from cute_fa4.emulator.machine.cta import CTA, Cluster, Machine
@@ -327,18 +326,6 @@ def test_load_without_an_initialised_barrier_fails_at_completion():
     with pytest.raises(BarrierError, match="no mbarrier is initialised") as caught:
         bench.engine.drain()
     assert "TMA load of 1024 bytes at (0, 0)" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "opcode",
-    [
-        "cp.async.bulk.tensor.3d.shared::cta.global.im2col.mbarrier::complete_tx::bytes",
-        "cp.async.bulk.global.shared::cta.bulk_group.cp_mask",
-    ],
-)
-def test_refused_opcodes(opcode):
-    with pytest.raises(UnknownInstruction, match="the emulator refuses"):
-        lookup(opcode)
 
 
 # --- stores and their groups ---------------------------------------------------------------------------

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from cute_fa4.emulator.errors import RaceError, UnknownInstruction
+from cute_fa4.emulator.machine.memory import GlobalMemory
+from cute_fa4.emulator.machine.tensor_map import decode_tensor_map
 from tests.emulator.core.ptx_bench import run_ptx
 
 N = 64  # bytes of one reduction: several elements of every type
@@ -123,3 +125,37 @@ def test_both_ctas_of_a_cluster_add_to_one_of_them(mode):
         TO_CLUSTER, out, shared=512, grid=(2, 1, 1), cluster=(2, 1, 1), mode=mode, checks="hardware"
     )
     assert (out == 11).all()
+
+
+# --- byte masks, and reductions of tensors ------------------------------------------------------------
+
+MASKED = TO_GLOBAL.replace(
+    "cp.reduce.async.bulk.global.shared::cta.bulk_group.{what} [%rd1], [%r2], 64;",
+    "mov.b16 %rs1, {mask}; "
+    "cp.async.bulk.global.shared::cta.bulk_group.cp_mask [%rd1], [%r2], 64, %rs1;",
+)
+
+
+@pytest.mark.parametrize("mask", [0x0000, 0xA00F, 0xFFFF])
+def test_a_mask_chooses_bytes_of_each_16(mask):
+    """Nothing, a run with two lonely bytes, everything."""
+    old, new = aligned(np.zeros(N, np.uint8)), aligned(np.arange(1, N + 1, dtype=np.uint8))
+    run_ptx(MASKED.format(mask=mask), old, new, shared=256, checks="ptx")
+    chosen = np.array([mask >> i % 16 & 1 for i in range(N)])
+    assert np.array_equal(old, new * chosen)
+
+
+@pytest.mark.parametrize("operation", ["inc", "dec"])
+def test_tensors_wrap_around(operation):
+    """cp.reduce.async.bulk.tensor of u32, as atom.inc and atom.dec."""
+    data = aligned(np.arange(16, dtype=np.uint32))
+    words = data.ctypes.data & 0xFFFFFFFF, data.ctypes.data >> 32, 2 << 7, 0, 0, 0, 0, 0, 15
+    fields = {13: 15 << 24}
+    tensor_map = decode_tensor_map(
+        np.array([*words, *(fields.get(i, 0) for i in range(9, 32))], np.uint32).tobytes()
+    )
+    memory = GlobalMemory()
+    memory.register(data.ctypes.data, data.nbytes, "data", keep=data)
+    old, new = data.copy(), np.full(16, 9, np.uint32)
+    tensor_map.store(memory, (0,), 1024, new.view(np.uint8), reduce=operation)
+    assert np.array_equal(data, CASES[f"{operation}.u32"][1](old, new))

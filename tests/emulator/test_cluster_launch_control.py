@@ -3,6 +3,8 @@
 The law of a kernel that asks for clusters: every tile of the grid is done once, by whichever CTA.
 """
 
+import re
+
 import cutlass
 import cutlass.cute as cute
 import numpy as np
@@ -17,7 +19,6 @@ from cute_fa4.emulator.errors import (
     InFlightError,
     ProxyError,
     RaceError,
-    UnknownInstruction,
 )
 from tests.emulator.core.ptx_bench import run_ptx
 
@@ -65,6 +66,7 @@ FENCE = "fence.proxy.async.shared::cta;"
 AGAIN = "bar.sync 0; @%p3 bra LOOP;"
 PERSISTENT = START + "LOOP:" + DO_TILE + ASK + WAIT + READ + FENCE + AGAIN
 
+GENERIC = "cvt.u64.u32 %rd9, %r2; cvta.shared.u64 %rd9, %rd9;"
 SCHEDULES = [
     ("in_order", 0),
     *((mode, seed) for mode in ("random", "hostile") for seed in range(5)),
@@ -227,8 +229,17 @@ def test_other_bytes_are_no_response():
         run(body)
 
 
-def test_generic_addresses_are_refused():
-    with pytest.raises(UnknownInstruction, match=r"name \.shared::cta"):
+def test_addresses_without_a_state_space_are_generic():
+    body = PERSISTENT.replace(".async.shared::cta.", ".async.").replace("LOOP:", GENERIC + "LOOP:")
+    times, _, _ = run(
+        re.sub(
+            r"(clusterlaunchcontrol.try_cancel.*?) \[%r2\], \[%r2\+64\]",
+            r"\1 [%rd9], [%rd9+64]",
+            body,
+        )
+    )
+    assert (times == 1).all()
+    with pytest.raises(IllegalAccess, match="generic address 0x400 is not in shared memory"):
         run(PERSISTENT.replace(".async.shared::cta.", ".async."))
 
 

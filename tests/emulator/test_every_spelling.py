@@ -1,6 +1,7 @@
 """Spellings that differ in a word only, each executed: laws that hold whatever the word is.
 
-tcgen05.mma, .ws, scaled    ones times ones are K
+tcgen05.mma, .ws, .sp, scaled   ones times ones are K; with sparse A they are K, too, of twice the elements
+.ashift                     rows of ones, moved, are rows of ones
 tcgen05.st, then .ld        what was stored
 mbarrier                    n arrivals take n off the count; what is awaited is over
 """
@@ -31,8 +32,9 @@ KINDS = {
     "mxf4": (64, 0x22222222, 1 << 7 | 1 << 10 | 1 << 23),
     "mxf4nvf4": (64, 0x22222222, 1 << 7 | 1 << 10 | 1 << 23),
 }
-SCALE_OF_ONE = 0x7F7F7F7F
-N, SCALES = 64, 128
+SCALE_OF_ONE, FIRST_TWO = 0x7F7F7F7F, 0x44444444
+N, SCALES, METADATA, A = 64, 128, 192, 200  # tensor-memory columns, besides N
+PRODUCTS = ("mma", "mma with .ashift", "mma, block-scaled", "mma.ws", "mma.sp")
 
 
 @pytest.mark.parametrize("group", [1, 2])
@@ -43,23 +45,27 @@ def test_ones_times_ones_are_k(kind, group):
     for cta in bench.ctas:
         cta.tmem.allocate(256)
         cta.tmem.write(0, SCALES, np.full((64, 128), SCALE_OF_ONE, np.uint32))
+        cta.tmem.write(0, METADATA, np.full((2, 128), FIRST_TWO, np.uint32))
+        cta.tmem.write(0, A, np.full((8, 128), ones, np.uint32))
         cta.shared.write(8192, np.full(8192, ones, np.uint32).view(np.uint8))
     chosen = [
         s
-        for s in spellings("tcgen05", "mma", "mma, block-scaled", "mma.ws")
+        for s in spellings("tcgen05", *PRODUCTS)
         if f".kind::{kind}." in f"{s}." and f".cta_group::{group}" in s
     ]
-    assert len(chosen) >= 5
+    assert len(chosen) >= 10
     descriptor = 8192 >> 4 | 8 << 16 | 8 << 32 | 1 << 46
     words = formats | N // 8 << 17 | 128 * group // 16 << 24
     expected = np.full((N, 128), k, np.int32 if kind == "i8" else np.float32)
     for spelling in chosen:
         scales = "[%r2], [%r3], " if "block_scale" in spelling else ""
+        sparse = ".sp." in spelling
+        a, metadata = "[%r5]" if ".ashift" in spelling else "%rd0", "[%r4], " * sparse
         for cta in bench.ctas:
             cta.tmem.written[:N] = False
         bench.run(
-            f"{spelling} [%r0], %rd0, %rd0, %r1, {scales}0;",
-            lanes=1, r0=0, r1=words, r2=SCALES, r3=SCALES + 32, rd0=descriptor,
+            f"{spelling} [%r0], {a}, %rd0, {metadata}%r1, {scales}0;",
+            lanes=1, r0=0, r1=words | sparse << 2, r2=SCALES, r3=SCALES + 32, r4=METADATA, r5=A, rd0=descriptor,
         )  # fmt: skip
         bench.finish()
         for cta in bench.ctas:
@@ -157,3 +163,57 @@ def test_waits_and_bytes_of_every_spelling():
     out = np.zeros(32, np.uint32)
     run_ptx(body + END, out, shared=1024)
     assert out[0] == len(waits)
+
+
+# --- asynchronous accesses of shared memory -------------------------------------------------------------
+
+
+def test_stores_and_reductions_of_every_spelling_reach_their_word():
+    """Word i of its own for each: 5 before, 3 is the operand; one mbarrier counts the bytes of all."""
+    operations = {
+        "add": 8, "min": 3, "max": 5, "and": 1, "or": 7, "xor": 6, "inc": 0, "dec": 3,
+    }  # fmt: skip
+    chosen = spellings("cluster", "st.async, red.async")
+    assert len(chosen) == 68
+    lines, expected, nbytes = [], [], 0
+    for number, s in enumerate(chosen):
+        base = "%r2" if ".shared" in s else "%rd2"
+        at = 64 + 16 * number
+        wide = s.endswith("64")
+        value = "%rd5" if wide else "%r5"
+        count = int(s.rsplit(".v", 1)[1][0]) if ".v" in s else 1
+        source = f"{{{', '.join([value] * count)}}}" if count > 1 else value
+        lines.append(f"{s} [{base}+{at}], {source}, [{base}];")
+        nbytes += count * (8 if wide else 4)
+        expected.append(3 if s.startswith("st") else operations[s.split(".")[-2]])
+    results = "".join(
+        f"ld.shared.b32 %r6, [%r2+{64 + 16 * i}]; setp.ne.u32 %p2, %r6, {value}; @%p2 add.s32 %r3, %r3, 1;\n"
+        for i, value in enumerate(expected)
+    )
+    clear = "".join(
+        f"st.shared.v4.b32 [%r2+{64 + 16 * i}], {{%r7, %r8, %r7, %r8}};\n"
+        for i in range(len(chosen))
+    )
+    body = (
+        START.format(count=1) + "mov.b32 %r5, 3; mov.b64 %rd5, 3; mov.b32 %r7, 5; mov.b32 %r8, 0;"
+    )
+    body += f"{clear} mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], {nbytes};"
+    body += "\n".join(lines)
+    body += "\nWAIT: mbarrier.try_wait.parity.shared::cta.b64 %p3, [%r2], 0; @!%p3 bra WAIT;\n"
+    out = np.full(32, 99, np.uint32)
+    run_ptx(body + results + END, out, shared=4096)
+    assert out[0] == 0
+
+
+def test_arrivals_after_copies_of_threads_count():
+    chosen = spellings("mbarrier", "cp.async.mbarrier.arrive")
+    assert len(chosen) == 6
+    body = START.format(count=4) + "\n".join(f"{s} {address(s)};" for s in chosen)
+    body += "\nWAIT: mbarrier.try_wait.parity.shared::cta.b64 %p3, [%r2], 1; @!%p3 bra WAIT;"
+    body += "mbarrier.arrive.shared::cta.b64 %rd4, [%r2];"
+    body += "\nLAST: mbarrier.try_wait.parity.shared::cta.b64 %p3, [%r2], 0; @!%p3 bra LAST; mov.b32 %r3, 1;"
+    out = np.zeros(32, np.uint32)
+    run_ptx(body + END, out, shared=1024)
+    assert (
+        out[0] == 1
+    )  # the three with .noinc count, the others add to the count what they take off

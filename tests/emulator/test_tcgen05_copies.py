@@ -129,3 +129,26 @@ def test_refused(text, lanes, address, message):
 def test_shapes_without_their_multicast_have_no_meaning(opcode):
     with pytest.raises(UnknownInstruction):
         lookup(f"tcgen05.cp.cta_group::1.{opcode}")
+
+
+def test_a_product_may_shift_the_rows_of_a():
+    """Row r + 1 of A for row r of D, the last one stays; rows on which the two readings of the ISA differ are NaN."""
+    bench, n = Bench(), 16
+    bench.tmem.allocate(64)
+    a = np.repeat(np.arange(128, dtype=np.float16)[:, None], 16, 1)
+    a[64] = a[63]  # here both readings agree
+    bench.tmem.write(0, 32, np.ascontiguousarray(a.view(np.uint32).T))
+    ones = place(bench.ctas[0], np.ones((n, 16), np.float16).view(np.uint8))
+    idesc = 1 << 4 | n // 8 << 17 | 128 // 16 << 24
+    product = (
+        "tcgen05.mma.cta_group::1.kind::f16.ashift.collector::a::lastuse [%r0], {}, %rd1, %r1, 0;"
+    )
+    bench.run(product.format("[%r2]"), lanes=1, r0=0, r1=idesc, r2=32, rd1=ones)
+    bench.finish()
+    expected = 16.0 * a[np.minimum(np.arange(128) + 1, 127), 0]
+    expected[[31, 95]] = np.nan
+    assert np.array_equal(
+        bench.tmem.read(0, 0, 128, n).view(np.float32)[3], expected, equal_nan=True
+    )
+    with pytest.raises(EmulatorError, match="in shared memory; accepted: 128 rows a CTA in tensor"):
+        bench.run(product.format("%rd0"), lanes=1, r0=0, r1=idesc, rd0=ones, rd1=ones)

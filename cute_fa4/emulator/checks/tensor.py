@@ -17,7 +17,7 @@ from cute_fa4.emulator.checks.ordering import IN_FLIGHT
 from cute_fa4.emulator.checks.reports import report
 from cute_fa4.emulator.checks.shadow import Shadow
 from cute_fa4.emulator.errors import RaceError, TensorOrderError
-from cute_fa4.emulator.machine.tensor_core import chunk_numbers
+from cute_fa4.emulator.machine.tensor_core import K_BYTES, chunk_numbers
 from cute_fa4.emulator.machine.tensor_memory import COLUMNS, split_address
 
 QUARTERS = 4
@@ -217,18 +217,18 @@ def _reads(order, strand, shared, chunks, number, name):
 
 def _operands(order, strand, ins, product):
     shape, pair = product.descriptor, len(product.ctas)
-    operands = [("B", product.b, shape.b, shape.b_mn_major, shape.n // pair)]
+    operands = [("B", product.b, shape.b, shape.b_mn_major, shape.n // pair, product.b_k_bytes)]
     if not product.a_in_tensor_memory:
-        operands.append(("A", product.a, shape.a, shape.a_mn_major, shape.m // pair))
+        operands.append(("A", product.a, shape.a, shape.a_mn_major, shape.m // pair, K_BYTES))
     number = order.number(strand.actor, strand.party, ins, shape.accesses[0])
-    for name, bits, element, mn_major, rows in operands:
-        chunks, end = chunk_numbers(bits, mn_major, element.itemsize, rows)
+    for name, bits, element, mn_major, rows, k_bytes in operands:
+        chunks, end = chunk_numbers(bits, mn_major, element.itemsize, rows, k_bytes)
         for cta in product.ctas:
             shared = cta.shared
             if end > shared.bytes.size:
                 continue  # read_shared_operand refuses it
             _reads(order, strand, shared, chunks, number, f"operand {name}")
-    for _, address, columns in getattr(product, "scales", ()):
+    for _, address, columns in product.tensor_blocks:
         column = split_address(address)[1]
         at = (slice(column, column + columns), slice(0, QUARTERS))
         for cta in product.ctas:

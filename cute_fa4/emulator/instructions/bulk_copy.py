@@ -22,7 +22,7 @@ from cute_fa4.emulator.checks.memory import copy_checks
 from cute_fa4.emulator.errors import IllegalAccess, TensorMapError, UnknownInstruction
 from cute_fa4.emulator.instruction_table import instruction, refuse
 from cute_fa4.emulator.machine.tensor_map import TENSOR_MAP_BYTES, decode_tensor_map
-from cute_fa4.emulator.machine.warp import Wait
+from cute_fa4.emulator.machine.warp import FULL, SHARED_BASE, Wait
 
 # PTX ISA, "Tensors: shared memory": boxes are aligned to 128 bytes; mbarrier objects to 8.
 TENSOR_SHARED_ALIGNMENT = 128
@@ -32,8 +32,13 @@ MBARRIER_ALIGNMENT = 8
 HINTS = r"(?:\.L2::cache_hint)?"
 LOAD_MODIFIERS = r"((?:\.multicast::cluster|\.cta_group::[12]|\.L2::cache_hint)*)"
 
-refuse(r"cp\.async\.bulk\..*im2col.*", "im2col tensor copies have no meaning in the emulator")
-refuse(r"cp\.async\.bulk\..*(cp_mask|ignore_oob).*", "byte masks have no meaning in the emulator")
+refuse(
+    r"cp\.async\.bulk\..*ignore_oob.*", "bytes left out of a copy have no meaning in the emulator"
+)
+refuse(
+    r"cp\.async\.bulk\..*im2col::w.*",
+    "its tensor maps, which only the driver makes, are not known to the emulator",
+)
 
 
 # --- tensor maps and coordinates --------------------------------------------------------------------
@@ -76,14 +81,30 @@ def _check_rank(warp, coordinates, needed):
         warp.fault(f"{len(coordinates)} coordinates; the copy needs {needed}", UnknownInstruction)
 
 
-def _boxes(warp, tensor_map, coordinates, mode):
-    """[(coordinates, dense box, byte offset in shared memory)] of one copy: one box, or four rows.
+def _boxes(warp, tensor_map, coordinates, mode, offsets=None):
+    """[(coordinates, dense box, byte offset in shared memory)] of one copy: one box, four rows, or pixels.
+
+    offsets  of the filter in an im2col load, for W, H, D
 
     tile::gather4 and scatter4 take {column, row0, row1, row2, row3} of a 2d tensor. Rows that do not exist are zeros
     for a gather and dropped by a scatter, and count as bytes. The instruction is illegal where the column is no
     multiple of 16 bytes, and a scatter where a coordinate is negative (Triton's tutorial "Native TMA Gather and
     Scatter", written for Blackwell GPUs).
     """
+    if bool(tensor_map.im2col) != mode.startswith(".im2col"):
+        kinds = ("a tiled", "an im2col")
+        warp.fault(
+            f"{warp.ins.opcode} with the tensor map of {kinds[bool(tensor_map.im2col)]} {tensor_map}; accepted: maps "
+            "of the mode of the copy",
+            TensorMapError,
+        )
+    if tensor_map.im2col:
+        _check_rank(warp, coordinates, tensor_map.rank)
+        offsets = offsets or (0,) * (tensor_map.rank - 2)
+        places = tensor_map.im2col.places(tensor_map, coordinates, offsets)
+        row_bytes = tensor_map.box_bytes
+        boxes = [(place, None, i * row_bytes) for i, place in enumerate(places)]
+        return boxes, len(places) * row_bytes
     if "4" not in mode:
         _check_rank(warp, coordinates, tensor_map.rank)
         return [(coordinates, None, 0)], tensor_map.box_bytes
@@ -109,14 +130,40 @@ def _boxes(warp, tensor_map, coordinates, mode):
     return boxes, 4 * row_bytes
 
 
+def _im2col_offsets(warp, operand, tensor_map, lane):
+    """Offsets of the filter, for W, H, D. Faults where one does not fit: 16, 8 or 5 bits for rank 3, 4, 5."""
+    offsets = [int(warp.read32(item)[lane]) & 0xFFFF for item in operand.items]
+    if len(offsets) != tensor_map.rank - 2:
+        warp.fault(
+            f"{len(offsets)} im2col offsets; the copy needs {tensor_map.rank - 2}",
+            UnknownInstruction,
+        )
+    most = (1 << 16 // len(offsets)) - 1
+    if max(offsets) > most:
+        warp.fault(
+            f"im2col offset {max(offsets)} of a {tensor_map}; accepted: 0 to {most}", TensorMapError
+        )
+    return offsets
+
+
 def _aligned(warp, value, alignment, what):
     if value % alignment:
         warp.fault(f"{what} 0x{value:x} is not aligned to {alignment} bytes", IllegalAccess)
 
 
-def resolve_shared(warp, operand, lane, space, what, alignment):
-    """(CTA, offset) of a shared address; with space "cta" it must be the executing CTA's own."""
-    cta, offset = warp.cta.cluster.resolve(int(warp.address(operand)[lane]))
+def resolve_shared(warp, operand, lane, space, what, alignment, generic=False):
+    """(CTA, offset) of a shared address; with space "cta" it must be the executing CTA's own.
+
+    generic  the opcode names no state space: the address is generic and must lie in shared memory
+    """
+    address = int(warp.address(operand)[lane])
+    if generic:
+        if not SHARED_BASE <= address <= SHARED_BASE + FULL:
+            warp.fault(
+                f"{what}: generic address 0x{address:x} is not in shared memory", IllegalAccess
+            )
+        address -= SHARED_BASE
+    cta, offset = warp.cta.cluster.resolve(address)
     if space == "cta" and cta is not warp.cta:
         warp.fault(f"{what} is a .shared::cta address of CTA rank {cta.rank}", IllegalAccess)
     _aligned(warp, offset, alignment, f"{what}: shared offset")
@@ -207,11 +254,11 @@ def submit_load(
 
 
 @instruction(
-    pattern=r"cp\.async\.bulk\.tensor\.([1-5])d\.shared::(cta|cluster)\.global(\.tile(?:::gather4)?)?"
+    pattern=r"cp\.async\.bulk\.tensor\.([1-5])d\.shared::(cta|cluster)\.global(\.tile(?:::gather4)?|\.im2col)?"
     r"\.mbarrier::complete_tx::bytes" + LOAD_MODIFIERS
 )
 def tensor_load(warp, ins, match):
-    """[dst], [map, {coordinates}], [mbarrier]{, ctaMask}{, cache policy}: a box of a tensor -> shared memory."""
+    """[dst], [map, {coordinates}], [mbarrier]{, {offsets}}{, ctaMask}{, cache policy}: a box -> shared memory."""
     rank, space, mode, modifiers = (
         int(match.group(1)),
         match.group(2),
@@ -224,11 +271,13 @@ def tensor_load(warp, ins, match):
             warp, ins.operands[0], lane, space, "TMA destination", TENSOR_SHARED_ALIGNMENT
         )
         tensor_map, coordinates = _tensor_operand(warp, ins.operands[1], lane, rank)
-        boxes, nbytes = _boxes(warp, tensor_map, coordinates, mode)
+        has_offsets = mode == ".im2col"
+        offsets = _im2col_offsets(warp, ins.operands[3], tensor_map, lane) if has_offsets else None
+        boxes, nbytes = _boxes(warp, tensor_map, coordinates, mode, offsets)
         barrier_cta, barrier_offset = resolve_shared(
             warp, ins.operands[2], lane, "cluster", "mbarrier", MBARRIER_ALIGNMENT
         )
-        mask = _optional(warp, ins, 3, modifiers, lane)
+        mask = _optional(warp, ins, 3 + has_offsets, modifiers, lane)
         targets = _targets(warp, modifiers, cta, barrier_cta, mask)
 
         def produce(checks, tensor_map=tensor_map, boxes=boxes, offset=offset):
@@ -432,7 +481,7 @@ def submit_store(warp, lanes, read, write, label):
 
 
 @instruction(
-    pattern=r"cp\.async\.bulk\.tensor\.([1-5])d\.global\.shared::cta(\.tile(?:::scatter4)?)?\.bulk_group"
+    pattern=r"cp\.async\.bulk\.tensor\.([1-5])d\.global\.shared::cta(\.tile(?:::scatter4)?|\.im2col_no_offs)?\.bulk_group"
     + HINTS
 )
 def tensor_store(warp, ins, match):
@@ -441,8 +490,8 @@ def tensor_store(warp, ins, match):
 
 
 @instruction(
-    pattern=r"cp\.reduce\.async\.bulk\.tensor\.([1-5])d\.global\.shared::cta\.(add|min|max|and|or|xor)"
-    r"(\.tile)?\.bulk_group" + HINTS
+    pattern=r"cp\.reduce\.async\.bulk\.tensor\.([1-5])d\.global\.shared::cta\.(add|min|max|inc|dec|and|or|xor)"
+    r"(\.tile|\.im2col_no_offs)?\.bulk_group" + HINTS
 )
 def tensor_reduce(warp, ins, match):
     """[map, {coordinates}], [src]{, cache policy}: combine a box of a tensor with shared memory, clipped."""
@@ -454,6 +503,8 @@ def _tensor_store(warp, ins, rank, mode, reduce):
     stores = {}  # operands -> lanes
     for lane in warp.lanes:
         tensor_map, coordinates = _tensor_operand(warp, ins.operands[0], lane, rank)
+        if reduce in ("inc", "dec") and tensor_map.dtype != "u32":
+            warp.fault(f"{ins.opcode} of a {tensor_map}; accepted: u32", TensorMapError)
         _, offset = resolve_shared(
             warp, ins.operands[1], lane, "cta", "TMA source", TENSOR_SHARED_ALIGNMENT
         )
@@ -476,10 +527,14 @@ def _tensor_store(warp, ins, rank, mode, reduce):
         submit_store(warp, lanes, read, write, label)
 
 
-@instruction(pattern=r"cp\.async\.bulk\.global\.shared::cta\.bulk_group" + HINTS)
+@instruction(pattern=r"cp\.async\.bulk\.global\.shared::cta\.bulk_group" + HINTS + r"(\.cp_mask)?")
 def bulk_store(warp, ins, match):
-    """[dst], [src], size{, cache policy}: own shared memory -> global memory."""
+    """[dst], [src], size{, cache policy}{, byteMask}: own shared memory -> global memory.
+
+    With .cp_mask bit i of the mask says whether byte i of each 16 bytes is written. PTX ISA, "cp.async.bulk".
+    """
     memory, own = warp.cta.machine.memory, warp.cta
+    masks = warp.read32(ins.operands[-1]) if match[1] else None
     stores = {}  # operands -> lanes
     for lane in warp.lanes:
         target = global_address(
@@ -489,29 +544,45 @@ def bulk_store(warp, ins, match):
             warp, ins.operands[1], lane, "cta", "bulk copy source", BULK_ALIGNMENT
         )
         size = bulk_size(warp, ins.operands[2], lane)
-        stores.setdefault((target, offset, size), []).append(lane)
-    for (target, offset, size), lanes in stores.items():
+        mask = None if masks is None else int(masks[lane]) & 0xFFFF
+        stores.setdefault((target, offset, size, mask), []).append(lane)
+    for (target, offset, size, mask), lanes in stores.items():
 
-        def write(data, checks, target=target):
-            checks.writes_global(target, len(data))
-            memory.write(target, data)
+        def write(data, checks, target=target, mask=mask):
+            for first, end in _runs(mask, len(data)):
+                checks.writes_global(target + first, end - first)
+                memory.write(target + first, data[first:end])
 
         read = shared_source(own, offset, size)
         submit_store(warp, lanes, read, write, f"bulk store of {size} bytes")
+
+
+def _runs(mask, size):
+    """[(first, end)] of the bytes that are written: all, or those of a 16-bit mask in each 16 bytes."""
+    if mask is None:
+        return [(0, size)]
+    written = np.zeros(size + 2, np.int8)
+    written[1:-1] = np.resize([mask >> i & 1 for i in range(BULK_ALIGNMENT)], size)
+    edges = np.flatnonzero(np.diff(written))
+    return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
 
 
 # --- prefetches -----------------------------------------------------------------------------------------------
 
 
 @instruction(
-    pattern=r"cp\.async\.bulk\.prefetch\.tensor\.([1-5])d\.L2\.global(\.tile(?:::gather4)?)?"
+    pattern=r"cp\.async\.bulk\.prefetch\.tensor\.([1-5])d\.L2\.global(\.tile(?:::gather4)?|\.im2col)?"
     + HINTS
 )
 def tensor_prefetch(warp, ins, match):
     """[map, {coordinates}]: no effect; the tensor map and the coordinates are checked."""
     for lane in warp.lanes:
         tensor_map, coordinates = _tensor_operand(warp, ins.operands[0], lane, int(match.group(1)))
-        _boxes(warp, tensor_map, coordinates, match.group(2) or "")
+        mode = match.group(2) or ""
+        offsets = (
+            _im2col_offsets(warp, ins.operands[1], tensor_map, lane) if mode == ".im2col" else None
+        )
+        _boxes(warp, tensor_map, coordinates, mode, offsets)
 
 
 @instruction(pattern=r"cp\.async\.bulk\.prefetch\.L2\.global" + HINTS)

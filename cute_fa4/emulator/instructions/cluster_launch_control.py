@@ -15,7 +15,7 @@ issued, by launch.PendingClusters; responses come in any order. PTX ISA, "cluste
 import numpy as np
 
 from cute_fa4.emulator.errors import EmulatorError
-from cute_fa4.emulator.instruction_table import instruction, refuse
+from cute_fa4.emulator.instruction_table import instruction
 from cute_fa4.emulator.instructions.bulk_copy import MBARRIER_ALIGNMENT, resolve_shared, submit_load
 from cute_fa4.emulator.machine.warp import FULL, mask_of
 
@@ -24,25 +24,20 @@ GRANTED, REFUSED = 0xC1C00001, 0xC1C00000
 POISON = 0x7FFFFFFF
 """The ctaid of a refusal, which PTX leaves undefined: compilers read it before they look whether there is one."""
 
-refuse(
-    r"clusterlaunchcontrol\.try_cancel\.async\.mbarrier.*",
-    "its addresses are generic; name .shared::cta",
-)
-
 
 @instruction(
-    pattern=r"clusterlaunchcontrol\.try_cancel\.async\.shared::cta\.mbarrier::complete_tx::bytes"
+    pattern=r"clusterlaunchcontrol\.try_cancel\.async(\.shared::cta)?\.mbarrier::complete_tx::bytes"
     r"(\.multicast::cluster::all)?\.b128"
 )
 def try_cancel(warp, ins, match):
     """[a], [mbar]: ask for a cluster that has not started; the response goes to [a]."""
-    own = warp.cta
+    own, generic = warp.cta, not match[1]
     for lane in warp.lanes:
         _, offset = resolve_shared(
-            warp, ins.operands[0], lane, "cta", "response of try_cancel", RESPONSE_BYTES
+            warp, ins.operands[0], lane, "cta", "response of try_cancel", RESPONSE_BYTES, generic
         )
         _, barrier_offset = resolve_shared(
-            warp, ins.operands[1], lane, "cta", "mbarrier", MBARRIER_ALIGNMENT
+            warp, ins.operands[1], lane, "cta", "mbarrier", MBARRIER_ALIGNMENT, generic
         )
         if own.saw_refusal:
             warp.fault(
@@ -53,7 +48,7 @@ def try_cancel(warp, ins, match):
         first = own.machine.claim_cluster(own)
         words = (0, 0, 0, REFUSED) if first is None else (*first, GRANTED)
         response = np.array(words, np.uint32).view(np.uint8)
-        targets = own.cluster.ctas if match[1] else (own,)
+        targets = own.cluster.ctas if match[2] else (own,)
         submit_load(
             warp,
             [(cta, cta) for cta in targets],

@@ -110,7 +110,7 @@ def cp_async_wait_all(warp, ins):
     return wait_for_groups(ASYNC, warp, 0, "cp.async.wait_all")
 
 
-@instruction(pattern=r"cp\.async\.mbarrier\.arrive(\.noinc)?\.shared(?:::cta)?\.b64")
+@instruction(pattern=r"cp\.async\.mbarrier\.arrive(\.noinc)?(\.shared(?:::cta)?)?\.b64")
 def cp_async_mbarrier_arrive(warp, ins, match):
     """[mbarrier]: arrive when all earlier cp.async of this thread are complete.
 
@@ -119,7 +119,13 @@ def cp_async_mbarrier_arrive(warp, ins, match):
     issuer, engine = warp.issuer(), warp.cta.machine.engine
     for lane in warp.lanes:
         cta, offset = resolve_shared(
-            warp, ins.operands[0], lane, "cta", "mbarrier", MBARRIER_ALIGNMENT
+            warp,
+            ins.operands[0],
+            lane,
+            "cta",
+            "mbarrier",
+            MBARRIER_ALIGNMENT,
+            generic=not match.group(2),
         )
         barrier = cta.mbarrier(offset)
         if not match.group(1):

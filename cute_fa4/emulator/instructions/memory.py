@@ -19,6 +19,7 @@ from cute_fa4.emulator.checks import tensor_maps
 from cute_fa4.emulator.checks.scopes import GPU, written_scope
 from cute_fa4.emulator.errors import IllegalAccess
 from cute_fa4.emulator.instruction_table import instruction
+from cute_fa4.emulator.instructions.mbarrier import shared_addresses
 from cute_fa4.emulator.machine.warp import FULL, LOCAL_BASE, PARAM_BASE, SHARED_BASE
 from cute_fa4.emulator.ptx_parser import Reg, Sink, Vec
 
@@ -324,7 +325,7 @@ def red(warp, ins, match):
     _atomic(warp, ins, match, ins.operands[0], ins.operands[1:2])
 
 
-_ASYNC = r"(?:\.shared::cluster)\.mbarrier::complete_tx::bytes"
+_ASYNC = r"(?:\.shared::cluster)?\.mbarrier::complete_tx::bytes"
 
 
 @instruction(
@@ -356,13 +357,13 @@ def _to_cluster(warp, ins, size, combined=None):
     address, source, mbar = ins.operands
     sources = source.items if isinstance(source, Vec) else (source,)
     issuer, resolve, engine = warp.issuer(), warp.cta.cluster.resolve, warp.cta.machine.engine
-    addresses, barriers = warp.address(address), warp.address(mbar)
+    addresses, barriers = (shared_addresses(warp, o, ins.opcode) for o in (address, mbar))
     columns = [warp.read64(s) if size == 8 else warp.read32(s) for s in sources]
     name = ".".join(ins.opcode.split(".")[:2])
-    for lane in warp.lanes:
+    for lane, at, barrier_at in zip(warp.lanes, addresses, barriers, strict=True):
         data = np.array([column[lane] for column in columns], _SIZED[size]).view(np.uint8)
-        cta, offset = resolve(int(addresses[lane]))
-        barrier_cta, barrier_offset = resolve(int(barriers[lane]))
+        cta, offset = resolve(at)
+        barrier_cta, barrier_offset = resolve(barrier_at)
         label = f"{name} of {len(data)} bytes to CTA rank {cta.rank}"
         checked = checks.copy_checks(warp, label, is_async=False)
         if barrier_cta is not cta:

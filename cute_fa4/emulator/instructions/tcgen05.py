@@ -36,7 +36,8 @@ from cute_fa4.emulator.errors import (
     TensorMemoryError,
     UnknownInstruction,
 )
-from cute_fa4.emulator.instruction_table import instruction, lookup, refuse
+from cute_fa4.emulator.instruction_table import instruction, lookup
+from cute_fa4.emulator.machine.shifted import ShiftedMultiply
 from cute_fa4.emulator.machine.tensor_core import MatrixMultiply, decode_instruction
 from cute_fa4.emulator.machine.tensor_memory import split_address
 from cute_fa4.emulator.machine.warp import FULL, Wait
@@ -45,12 +46,6 @@ from cute_fa4.emulator.ptx_parser import Addr, Imm, Reg, Vec
 
 GROUP = r"\.cta_group::([12])"
 SHAPE = r"(32x32b|16x64b|16x128b|16x256b|16x32bx2)\.x(1|2|4|8|16|32|64|128)"
-
-refuse(r"tcgen05\.mma(\.ws)?\.sp\b.*", "sparse MMAs (.sp) have no meaning in the emulator")
-refuse(
-    r"tcgen05\.mma\b.*\.ashift.*",
-    "products that shift the rows of A (.ashift) have no meaning in the emulator",
-)
 
 
 # --- allocation ------------------------------------------------------------------------------------
@@ -368,10 +363,10 @@ def _check_count(warp, registers, needed):
 # .collector says which operand to keep in a buffer for the next MMA: speed, not meaning.
 @instruction(
     pattern=rf"tcgen05\.mma{GROUP}\.kind::(f16|tf32|f8f6f4|i8)"
-    r"(?:\.collector::a::(?:fill|use|lastuse|discard))?"
+    r"(?:(\.ashift)(?:\.collector::a::(?:lastuse|discard))?|(?:\.collector::a::(?:fill|use|lastuse|discard))?)"
 )
 def mma(warp, ins, match):
-    """[d], a, b, idesc{, {disable-output-lane}}, enable-input-d{, scale-input-d}: see tensor_core.py."""
+    """[d], a, b, idesc{, {disable-output-lane}}, enable-input-d{, scale-input-d}: see tensor_core.py, shifted.py."""
     group, kind = int(match.group(1)), match.group(2)
     refuse_several_threads(warp)
     cta = warp.cta
@@ -380,7 +375,7 @@ def mma(warp, ins, match):
     d, a, b, idesc, *rest = ins.operands
     disabled = rest.pop(0) if isinstance(rest[0], Vec) else None
     a_in_tensor_memory = isinstance(a, Addr)
-    multiply = MatrixMultiply(
+    multiply = (ShiftedMultiply if match.group(3) else MatrixMultiply)(
         decode_instruction(int(warp.read32(idesc)[lane]), kind, group),
         pair_of(warp) if group == 2 else (cta,),
         int(warp.address(d)[lane]),
@@ -388,8 +383,8 @@ def mma(warp, ins, match):
         int(warp.read64(b)[lane]),
         a_in_tensor_memory,
         bool(warp.read_pred(rest[0]) >> lane & 1),
-        _scale_log2(rest[1:], kind),
-        _enabled_lanes(warp, disabled, group, lane),
+        scale_log2(rest[1:], kind),
+        enabled_lanes(warp, disabled, group, lane),
     )
     submit_product(warp, multiply)
 
@@ -441,7 +436,7 @@ def submit_product(warp, multiply):
     warp.cta.machine.engine.submit(action, label, warp.issuer(), queue=("tensor", warp.cta))
 
 
-def _scale_log2(operands, kind):
+def scale_log2(operands, kind):
     if not operands:
         return 0
     value = operands[0].value if isinstance(operands[0], Imm) else None
@@ -452,7 +447,7 @@ def _scale_log2(operands, kind):
     return value
 
 
-def _enabled_lanes(warp, disabled, group, lane):
+def enabled_lanes(warp, disabled, group, lane):
     """bool[128] from the disable-output-lane vector, one bit a lane; None when nothing is disabled."""
     if disabled is None:
         return None

@@ -34,7 +34,7 @@ from cute_fa4.emulator.machine.tensor_memory import COLUMNS, split_address
 
 
 def _decode_pairs(raw):
-    """Bytes [row, 32] -> e2m1 [row, 64]."""
+    """Bytes [row, n] -> e2m1 [row, 2 n]."""
     return E2M1[np.stack((raw & 15, raw >> 4), axis=-1)].reshape(raw.shape[0], -1)
 
 
@@ -131,6 +131,10 @@ class ScaledMultiply(MatrixMultiply):
                 )
 
     @property
+    def tensor_blocks(self):
+        return self.scales
+
+    @property
     def scales(self):
         """(operand, address without its top bits, columns) of the scales."""
         shape = self.descriptor
@@ -142,16 +146,11 @@ class ScaledMultiply(MatrixMultiply):
     def execute(self):
         """Read the operands and scales, multiply, and write D. All reads come before the write."""
         shape, pair = self.descriptor, len(self.ctas)
-        b = np.concatenate(
-            [
-                self._elements(cta, self.b, shape.b, shape.b_mn_major, shape.n // pair)
-                for cta in self.ctas
-            ]
-        )
+        b = np.concatenate([self._b_elements(cta, shape.n // pair) for cta in self.ctas])
         results = []
         with np.errstate(all="ignore"):
             for cta in self.ctas:
-                a = self._elements(cta, self.a, shape.a, shape.a_mn_major, self._rows)
+                a = self._a_elements(cta)
                 a = a * self._factors(cta, self.scales[0], shape.a_byte, self._rows)
                 product = (b * self._factors(cta, self.scales[1], shape.b_byte, shape.n)) @ a.T
                 if shape.negate_a != shape.negate_b:
@@ -160,9 +159,20 @@ class ScaledMultiply(MatrixMultiply):
         for cta, result in zip(self.ctas, results, strict=True):
             self._write(cta, result)
 
-    def _elements(self, cta, bits, element, mn_major, rows):
+    def _a_elements(self, cta):
         """[rows, K] as float64, without scales."""
-        values = read_shared_operand(cta, bits, element, mn_major, rows)
+        shape = self.descriptor
+        return self._unpacked(
+            read_shared_operand(cta, self.a, shape.a, shape.a_mn_major, self._rows)
+        )
+
+    def _b_elements(self, cta, rows):
+        shape = self.descriptor
+        return self._unpacked(
+            read_shared_operand(cta, self.b, shape.b, shape.b_mn_major, rows, self.b_k_bytes)
+        )
+
+    def _unpacked(self, values):
         return _decode_pairs(np.ascontiguousarray(values)) if self.descriptor.packed else values
 
     def _factors(self, cta, scale, first, rows):

@@ -254,9 +254,10 @@ class MatrixDescriptor:
 
 
 @lru_cache(maxsize=8192)
-def decode_matrix(bits, mn_major):
+def decode_matrix(bits, mn_major, k_bytes=K_BYTES):
     """Shared-memory descriptor -> MatrixDescriptor. Raises EmulatorError naming the field it refuses.
 
+    k_bytes  of K that one instruction reads: twice as many of B where A is sparse
     PTX ISA, "Tensor Core 5th Generation: shared memory descriptor".
     """
 
@@ -293,8 +294,9 @@ def decode_matrix(bits, mn_major):
         refuse(
             "start address", f"0x{start:x}", f"multiples of the {span} B swizzle span (MN-major)"
         )
-    if span > CHUNK and not mn_major and inside + K_BYTES > span:
-        refuse("start address", f"0x{start:x}", f"32 bytes of K within one {span} B swizzle span")
+    if span > CHUNK and not mn_major and inside + k_bytes > span:
+        accepted = f"{k_bytes} bytes of K within one {span} B swizzle span"
+        refuse("start address", f"0x{start:x}", accepted)
     return MatrixDescriptor(start, field(16, 14) << 4, field(32, 14) << 4, span)
 
 
@@ -323,11 +325,11 @@ def element_address(matrix, row, k, itemsize, mn_major):
 
 
 @lru_cache(maxsize=8192)
-def chunk_numbers(bits, mn_major, itemsize, rows):
+def chunk_numbers(bits, mn_major, itemsize, rows, k_bytes=K_BYTES):
     """Numbers of the 16-byte chunks that hold an operand: [row, 2] K-major, [k, chunk of rows] MN-major."""
-    matrix = decode_matrix(bits, mn_major)
+    matrix = decode_matrix(bits, mn_major, k_bytes)
     per_chunk = CHUNK // itemsize
-    k = K_BYTES // itemsize
+    k = k_bytes // itemsize
     if mn_major:
         address = element_address(
             matrix, np.arange(0, rows, per_chunk), np.arange(k)[:, None], itemsize, True
@@ -341,12 +343,12 @@ def chunk_numbers(bits, mn_major, itemsize, rows):
     return numbers, int(address.max()) + CHUNK
 
 
-def read_shared_operand(cta, bits, element, mn_major, rows):
+def read_shared_operand(cta, bits, element, mn_major, rows, k_bytes=K_BYTES):
     """Operand [rows, K] as float64, from the shared memory of one CTA by its descriptor.
 
     Raises UninitializedRead or IllegalAccess (from shared memory), EmulatorError (descriptor).
     """
-    numbers, end = chunk_numbers(bits, mn_major, element.itemsize, rows)
+    numbers, end = chunk_numbers(bits, mn_major, element.itemsize, rows, k_bytes)
     memory = cta.shared.bytes
     if end > memory.size:
         cta.shared.read(end - CHUNK, CHUNK)  # raises: out of bounds
@@ -394,6 +396,9 @@ class MatrixMultiply:
     scale_log2: int = 0
     lanes: object = None
 
+    b_k_bytes = K_BYTES  # of K that is read of B
+    tensor_blocks = ()  # (what, tensor-memory address, columns) of what is read there besides A and D
+
     def check(self):
         """Raise for what is wrong whatever the data is: called when the instruction is issued."""
         shape = self.descriptor
@@ -413,7 +418,7 @@ class MatrixMultiply:
                 raise EmulatorError(f"{shape}: A at lane {split_address(self.a)[0]}; accepted: 0")
         else:
             decode_matrix(self.a, shape.a_mn_major)
-        decode_matrix(self.b, shape.b_mn_major)
+        decode_matrix(self.b, shape.b_mn_major, self.b_k_bytes)
 
     def execute(self):
         """Read the operands, multiply, and write D. All reads come before the first write."""
@@ -450,7 +455,7 @@ class MatrixMultiply:
     def _read_b(self, cta):
         shape = self.descriptor
         rows = shape.n // len(self.ctas)
-        return read_shared_operand(cta, self.b, shape.b, shape.b_mn_major, rows)
+        return read_shared_operand(cta, self.b, shape.b, shape.b_mn_major, rows, self.b_k_bytes)
 
     def _read_a(self, cta):
         shape = self.descriptor

@@ -1,6 +1,7 @@
 """A tensor map (TMA descriptor): 128 bytes that describe a tensor in global memory and a box of it.
 
-In 32-bit words, all little endian; the words from 16 on may hold anything:
+In 32-bit words, all little endian; the words from 16 on may hold anything. Bit 0 of w2 is 0; im2col.py has what differs
+in maps of convolutions. (CuTe's host code sets bit 1 of w2 in all maps.)
 
     w0 w1       global address                       w3..w6   stride of dimension 1..4, bytes / 16
     w2  [4:7)   rank - 1                             w7       bits 36.. of the strides, 4 bits each
@@ -40,6 +41,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from cute_fa4.emulator.errors import IllegalAccess, TensorMapError
+from cute_fa4.emulator.machine import im2col
 
 TENSOR_MAP_BYTES = 128
 CHUNK = 16
@@ -78,6 +80,7 @@ class TensorMap:
     span             swizzle span in bytes, 16 for no swizzle
     fill_nan         elements outside of the tensor are loaded as NaN, else as zero
     reach            bytes from address on that a load may touch for elements outside of the tensor
+    im2col           Im2col of a map of a convolution, whose box is one row: some channels of a pixel; None: tiled
     """
 
     address: int
@@ -91,6 +94,7 @@ class TensorMap:
     span: int
     fill_nan: bool
     reach: int = 1
+    im2col: object = None
 
     @property
     def rank(self):
@@ -113,7 +117,8 @@ class TensorMap:
 
     def __str__(self):
         sizes, box = "x".join(map(str, self.sizes)), "x".join(map(str, self.box))
-        return f"{self.dtype} tensor {sizes}, box {box}"
+        pixels = f", {self.im2col.pixels} pixels" if self.im2col else ""
+        return f"{self.dtype} tensor {sizes}, box {box}{pixels}"
 
     # --- global side -----------------------------------------------------------------------------
 
@@ -237,7 +242,7 @@ class TensorMap:
     def store(self, memory, coordinates, offset, data, issuer=None, box=None, reduce=None):
         """Write the box, whose bytes lie at this shared offset as ``data``, to the tensor; clipped.
 
-        reduce  None, or one of "add", "min", "max", "and", "or", "xor": combine with what is there
+        reduce  None, or one of "add", "min", "max", "and", "or", "xor"; "inc", "dec" of u32: combine with what is there
         """
         clipped = self.clip(coordinates, box)
         if clipped is None:
@@ -258,6 +263,8 @@ class TensorMap:
         operations = {
             "add": np.add, "min": np.minimum, "max": np.maximum,
             "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
+            "inc": lambda old, new: np.where(old >= new, 0, old + 1).astype(old.dtype),
+            "dec": lambda old, new: np.where((old == 0) | (old > new), new, old - 1),
         }  # fmt: skip
         if operation in ("and", "or", "xor"):
             return operations[operation](old, new)
@@ -335,6 +342,10 @@ def decode_tensor_map(data):
     outer = tuple((w[3 + i] | high[i] << 32) * 16 for i in range(rank - 1))
     box = (field(13, 24, 8) + 1, *(field(14, 8 * i, 8) + 1 for i in range(rank - 1)))
     steps = (1, *(field(13, 3 * i, 3) + 1 for i in range(1, rank)))
+    pixels = None
+    if field(2, 0, 1) == im2col.IM2COL:
+        pixels = im2col.decode(w, rank, sizes, steps)
+        box, steps = (box[0], *(1,) * (rank - 1)), (1,) * rank
 
     if dtype in PACKED:
         accept(sizes[0] % 2 == 0 and box[0] % 2 == 0, "size and box of dimension 0", f"{sizes[0]}, {box[0]}",
@@ -363,4 +374,5 @@ def decode_tensor_map(data):
         span,
         fill_nan,
         reach,
+        pixels,
     )

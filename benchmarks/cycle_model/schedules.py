@@ -46,7 +46,7 @@ def ours(variant, problem: Problem) -> list[int]:
 
 
 def ours_packed(variant, problem: Problem) -> list[int]:
-    """The same of packed queries: sequence by sequence, and CTAs of none behind them."""
+    """The same of packed queries: sequence by sequence, the longest first, and CTAs of none behind them."""
     from cute_fa4.sm100.work import packed_order
 
     config = our_kernel.config(variant)
@@ -54,8 +54,8 @@ def ours_packed(variant, problem: Problem) -> list[int]:
     number = packed_order.grid_size(config, total, problem.batch, longest, problem.heads_q)
     heads = problem.heads_q // config.heads_per_tile
     order = []
-    for sequence, length in enumerate(problem.sequences):
-        tiles = _blocks(variant, problem, sequence)
+    for sequence in packed_order.in_order(list(problem.sequences)):
+        tiles, length = _blocks(variant, problem, sequence), problem.sequences[sequence]
         for inside in range(len(tiles) * heads):
             _, block = packed_order.block_of(config, inside, len(tiles), heads, length)
             order.append(tiles[block])

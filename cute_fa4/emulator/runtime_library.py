@@ -62,7 +62,8 @@ def link_host_function(host_object, symbol):
     library = ctypes.CDLL(str(path))
     path.unlink()
     library.cute_fa4_emulator_connect(ctypes.byref(_callback_table()), ctypes.c_long(number))
-    return ctypes.cast(getattr(library, symbol), ctypes.c_void_p).value, library, number
+    # Not by getattr, which refuses names that begin and end with two underscores.
+    return ctypes.cast(library[symbol], ctypes.c_void_p).value, library, number
 
 
 def _callback_table():

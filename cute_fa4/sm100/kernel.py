@@ -39,7 +39,8 @@ def grid_and_order(cfg, rows, batch, seqlen_q, seqlen_k, heads):
     """-> (number of CTAs, how their numbers are taken apart). rows: of packed queries; seqlen_q: theirs at most."""
     if cfg.q_layout == "packed":
         grid = packed_order.grid_size(cfg, rows, batch, seqlen_q, heads)
-        return grid, PackedOrder(batch, heads // cfg.heads_per_tile)
+        held = packed_order.sequences_held(batch)
+        return grid, PackedOrder(batch, heads // cfg.heads_per_tile, held)
     if cfg.kv_layout == "packed":  # many sequences' rows: the mean stands for one
         seqlen_k = seqlen_k // maximum(batch, 1)
     divisor = cute.fast_divmod_create_divisor_v2

@@ -1,15 +1,21 @@
 """Sequences of which only the device knows how long they are, one behind the other on a line: who is at number n?
 
 An order says how long a sequence is on its line, by `of_sequence`: so many CTAs (packed_order.py), or so many key tiles
-(shared_order.py). The load warp holds 32 sequences, a lane each, and looks up the next 32 when a number lies behind
-them: the numbers that a CTA asks for rise. Where one does not, it begins again.
+(shared_order.py). The load warp holds `order.held` sequences, 32 at most, a lane each, and looks up the next ones when
+a number lies behind them: the numbers that a CTA asks for rise. Where one does not, it begins again.
 
     lane        0      1      2     ...  31          sequences 32 to 63, of 3, 0, 2, ... on a line that has 40 before
     ends        3      3      5                      by lane: of this one and of those before it in the warp
     number 44   44 - 40 = 4: two ends are not beyond it, so sequence 34, and there number 1
+
+Those that are held lie on the line as they come, or the ones with the most keys first (`order.longest_first`): a lane
+then adds up those of the others that go before it, and nothing is moved.
+
+    keys      200    100    600          of sequences 32, 33, 34; each has 2, 1, 3 on the line
+    ends        5      6      3          by lane: 34 goes first, then 32, then 33
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cutlass
 import cutlass.cute as cute
@@ -27,15 +33,15 @@ class Held:
 
     first: Int32  # sequence of lane 0
     before: Int32  # on the line, of all sequences before it
-    ends: Int32  # of this lane's sequence and of those before it in the warp
+    ends: Int32  # of this lane's sequence and of those of the warp before it on the line
     sequence: (
-        Sequence  # of this lane; beyond the last sequence that one, of which nothing is on the line
+        Sequence  # of this lane; of a lane without one the last, of which nothing is on the line
     )
 
     @staticmethod
-    def none() -> "Held":
-        """No sequences: the state before the first 32 are looked up."""
-        return Held(Int32(-LANES), Int32(0), Int32(0), Sequence.empty())
+    def none(order) -> "Held":
+        """No sequences: the state before the first ones are looked up."""
+        return Held(Int32(0) - order.held, Int32(0), Int32(0), Sequence.empty())
 
 
 def sum_up_to(number):
@@ -47,13 +53,56 @@ def sum_up_to(number):
     return number
 
 
+@cute.jit
+def sum_longest_first(number: Int32, keys: Int32) -> Int32:
+    """The sum over this lane and those that go before it: of more keys, or of as many and a lower lane."""
+    lane = cute.arch.lane_idx()
+    total = number
+    for distance in cutlass.range(1, LANES, unroll=4):
+        source = lane + distance & LANES - 1
+        its_keys, its_number = (cute.arch.shuffle_sync(x, source) for x in (keys, number))
+        # Of those in front, as many keys are enough.
+        first = its_keys > keys - choose(source < lane, 1, 0)
+        total = total + choose(first, its_number, 0)
+    return total
+
+
 def hold_sequences(cfg, lengths: Lengths, seqlen_q, seqlen_k, order, sizes, first, before) -> Held:
-    """Look up sequences `first` to `first` + 31, all at once."""
-    mine = first + cute.arch.lane_idx()
-    last = order.num_sequences - 1
+    """Look up `order.held` sequences from `first` on, all at once."""
+    lane, last = cute.arch.lane_idx(), order.num_sequences - 1
+    mine = first + lane
     own = find_sequence(cfg, lengths, minimum(mine, last), seqlen_q, seqlen_k)
+    if order.longest_first:
+        is_one = (mine < order.num_sequences) & (lane < order.held)
+        own = replace(own, seqlen_q=choose(is_one, own.seqlen_q, 0))
+        number = order.of_sequence(cfg, own, sizes)
+        return Held(first, before, sum_longest_first(number, own.num_keys), own)
     number = choose(mine < order.num_sequences, order.of_sequence(cfg, own, sizes), 0)
     return Held(first, before, sum_up_to(number), own)
+
+
+def held_in_all(order, held: Held):
+    """On the line, of all sequences of the warp."""
+    if order.longest_first:
+        return cute.arch.warp_redux_sync(held.ends, "max")
+    return cute.arch.shuffle_sync(held.ends, LANES - 1)
+
+
+def lane_at(cfg, order, sizes, held: Held, inside):
+    """-> (the lane whose sequence is at number `inside` of those of the warp, what is before it there).
+
+    Behind all of them: that of the last one, and no more than is before it.
+    """
+    last = minimum(order.num_sequences - held.first, order.held) - 1
+    if order.longest_first:
+        begins = held.ends - order.of_sequence(cfg, held.sequence, sizes)
+        is_there = (begins <= inside) & (inside < held.ends)
+        lanes = Int32(cute.arch.vote_ballot_sync(is_there))
+        lane = choose(lanes != 0, Int32(cute.arch.popc(lanes - 1 & (lanes ^ -1))), last)
+        return lane, cute.arch.shuffle_sync(begins, lane)
+    whole = Int32(cute.arch.popc(cute.arch.vote_ballot_sync(held.ends <= inside)))
+    lane = minimum(whole, last)
+    return lane, choose(lane > 0, cute.arch.shuffle_sync(held.ends, maximum(lane - 1, 0)), 0)
 
 
 @cute.jit
@@ -73,19 +122,17 @@ def find(
     sizes: of the mask.
     """
     if number < held.before:
-        held = Held.none()
-    following = held.before + cute.arch.shuffle_sync(held.ends, LANES - 1)
-    while (following <= number) & (held.first + LANES < order.num_sequences):
+        held = Held.none(order)
+    following = held.before + held_in_all(order, held)
+    while (following <= number) & (held.first + order.held < order.num_sequences):
         held = hold_sequences(
-            cfg, lengths, seqlen_q, seqlen_k, order, sizes, held.first + LANES, following
+            cfg, lengths, seqlen_q, seqlen_k, order, sizes, held.first + order.held, following
         )
-        following = following + cute.arch.shuffle_sync(held.ends, LANES - 1)
+        following = following + held_in_all(order, held)
     inside = number - held.before
-    whole = Int32(cute.arch.popc(cute.arch.vote_ballot_sync(held.ends <= inside)))
-    lane = minimum(whole, minimum(order.num_sequences - held.first, LANES) - 1)
+    lane, before = lane_at(cfg, order, sizes, held, inside)
     of = Sequence(held.first + lane, *(cute.arch.shuffle_sync(x, lane) for x in _rest(held)))
-    inside = inside - choose(lane > 0, cute.arch.shuffle_sync(held.ends, maximum(lane - 1, 0)), 0)
-    return of, inside, held
+    return of, inside - before, held
 
 
 def _rest(held: Held) -> tuple:

@@ -1,10 +1,11 @@
 """Block of the grid -> (sequence, head, query block) of packed queries, whose lengths are on the device only.
 
 The sequences follow one another, each with the blocks it has: a batch of one long sequence and many short ones launches
-hardly more CTAs than have rows. Blocks of 256 rows, sequences of 600, 0 and 100 queries, two heads:
+hardly more CTAs than have rows. The one with the most keys comes first, so that a launch ends with short blocks, in
+whatever order a batch has them. Blocks of 256 rows, sequences of 100, 0 and 600 queries and keys, two heads:
 
     CTA           0   1   2   3   4   5   6   7
-    sequence      0   0   0   0   0   0   2   2
+    sequence      2   2   2   2   2   2   0   0
     head          0   0   0   1   1   1   0   1
     block         0   1   2   0   1   2   0   0       without a mask: CTAs that run together read the same keys
 
@@ -13,9 +14,13 @@ hardly more CTAs than have rows. Blocks of 256 rows, sequences of 600, 0 and 100
 
 The host knows the number of rows and of sequences, so the grid is an upper bound; the blocks beyond the last sequence
 are at its end. The sequence of a CTA is looked up by the load warp (line.py); its blocks have rising numbers.
+
+A warp sees 32 sequences. Of more, as many as it holds at once are ordered among themselves, and then the next ones;
+all holds are of one size, so that the last of them does not end with a long sequence alone.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import cutlass
 import cutlass.cute as cute
@@ -39,12 +44,38 @@ def grid_size(cfg, total_q, batch, max_seqlen_q, heads):
     return most * (heads // cfg.heads_per_tile)
 
 
+def sequences_held(batch):
+    """Sequences that a warp orders at once.
+
+    >>> sequences_held(20), sequences_held(33), sequences_held(64)
+    (20, 17, 32)
+    """
+    holds = (batch + line.LANES - 1) // line.LANES
+    return (batch + holds - 1) // maximum(holds, 1)
+
+
+def in_order(keys: list[int]) -> list[int]:
+    """Sequences of so many keys as they follow one another: numbers for those who ask what the kernel does.
+
+    >>> in_order([100, 0, 600])
+    [2, 0, 1]
+    """
+    held, found = sequences_held(len(keys)), []
+    for first in range(0, len(keys), max(held, 1)):
+        here = range(first, min(first + held, len(keys)))
+        found += sorted(here, key=lambda sequence: (-keys[sequence], sequence))
+    return found
+
+
 @dataclass(frozen=True)
 class PackedOrder:
     """How CTA numbers are taken apart, besides the lengths of the sequences."""
 
     num_sequences: Int32
     num_heads: Int32  # scheduled, of a sequence
+    held: Int32  # of sequences_held
+
+    longest_first: ClassVar[bool] = True
 
     def of_sequence(self, cfg, of: Sequence, sizes):
         """CTAs of a sequence."""

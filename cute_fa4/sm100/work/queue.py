@@ -202,7 +202,7 @@ def begin(cfg, args, block) -> tuple[Int32, Search]:
     if cfg.share_keys:
         stretch = shared_order.stretch_of(cfg, args, block)
         return shared_order.next_of(stretch), Search(Int32(0), stretch=stretch, over=over)
-    held = Held.none() if cfg.q_layout == "packed" else None
+    held = Held.none(args.order) if cfg.q_layout == "packed" else None
     return block, Search(Int32(0), held, over=over)
 
 

@@ -19,6 +19,7 @@ warp adds up the whole batch, a lane for every 32nd sequence, before its first t
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import cutlass
 import cutlass.cute as cute
@@ -44,6 +45,9 @@ class SharedOrder:
     least: Int32  # tiles of a CTA's stretch, where there are so many
     positions: Int32  # of a slot
     parts: cute.Tensor  # (sequences * heads * blocks, 2) Int32: first slot, number of slots
+
+    held: ClassVar[int] = line.LANES
+    longest_first: ClassVar[bool] = False  # the parts of a batch lie in its order
 
     def of_sequence(self, cfg, of: Sequence, sizes):
         """Tiles of a sequence on the line."""
@@ -138,7 +142,7 @@ def stretch_of(cfg, args, cta) -> Stretch:
     total = total_tiles(cfg, args)
     share = share_of(total, args.order.num_ctas, args.order.least)
     at = minimum(cta * share, total)
-    return Stretch(at, minimum(at + share, total), share, Held.none())
+    return Stretch(at, minimum(at + share, total), share, Held.none(args.order))
 
 
 def next_of(stretch: Stretch) -> Int32:

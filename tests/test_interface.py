@@ -123,6 +123,11 @@ REFUSED = {
         ValueError,
         f"takes a grid of {1 << 32} CTAs of 256 query rows; accepted: at most {MAX_CTAS}",
     ),
+    "more blocks of a family of 128 rows": (
+        {name: broadcast(1 << 23, 129, 128, 256) for name in "qkv"},  # 2 blocks * 2^7 heads * 2^23
+        ValueError,
+        f"takes a grid of {1 << 31} CTAs of 128 query rows; accepted: at most {MAX_CTAS}",
+    ),
     "queries beyond 32 bits": (
         dict(q=broadcast(1, MAX_SEQLEN + 1, 2, 64)),
         ValueError,

@@ -17,6 +17,7 @@ from dataclasses import replace
 import torch
 
 from cute_fa4.calls.apart import check_apart, named_aux
+from cute_fa4.calls.grid import check_grid
 from cute_fa4.calls.halves import HalvesPlan, comes_in_halves, half_of
 from cute_fa4.calls.launch import function_for
 from cute_fa4.calls.options import AUX_DTYPES, SINK_DTYPES
@@ -156,10 +157,10 @@ def dtype_of_out(q, out, in_float32: bool = False) -> torch.dtype:
 def config_of(
     q, k, v, out, where: Where, options: Options, rows_per_page, return_lse, target
 ) -> FA4Config:
-    """The configuration of a checked call; rows_per_page: as views_for_descriptors found them."""
+    """The configuration of a checked call, of which a grid has room; rows_per_page: as views_for_descriptors found."""
     group = q.shape[-2] // k.shape[-2]
     tile = _tile(q, v, group, where, options)
-    return config_for(
+    config = config_for(
         **tile,
         qkv_dtype=DTYPE_NAMES[q.dtype],
         o_dtype=DTYPE_NAMES[dtype_of_out(q, out)],
@@ -188,6 +189,8 @@ def config_of(
         mask_mod=options.mask_mod,
         aux=tuple((AUX_DTYPES[tensor.dtype], tensor.dim()) for tensor in options.aux),
     )
+    check_grid(config, q, where)
+    return config
 
 
 def _tile(q, v, group: int, where: Where, options: Options) -> dict:

@@ -32,7 +32,6 @@ from cute_fa4.calls.tensors import (
     PACKED,
     PAGED,
     check,
-    check_grid,
     check_is_tensor,
     unbuilt_parameters,
 )
@@ -130,7 +129,6 @@ def checked(
     )
     check_lengths(q, k, where)
     _check_max_seqlen_k(max_seqlen_k, k, page_table)
-    check_grid(q, where.batch(q), where.seqlen_q(q))
     if contents and q.device.type == "cpu":
         index_tensors.check_contents(q, k, where)
     return k, v, where

@@ -16,7 +16,7 @@ from numbers import Real
 
 import torch
 
-from cute_fa4.sm100.choose_config import LATENT_DEPTHS, ROWS_PER_CTA, depths_of, in_words
+from cute_fa4.sm100.choose_config import LATENT_DEPTHS, depths_of, in_words
 
 DTYPE_NAMES = {
     torch.bfloat16: "bf16",
@@ -227,16 +227,6 @@ def _check_latent(q, k, v) -> None:
     if k.shape[-2] != 1:
         raise ValueError(
             f"k: {k.shape[-2]} heads, shape {tuple(k.shape)}; accepted: 1, which all query heads share"
-        )
-
-
-def check_grid(q: torch.Tensor, batch: int, seqlen_q: int) -> None:
-    """The launch grid has room for a CTA for every BM query rows of each head of each sequence."""
-    ctas = -(-seqlen_q // ROWS_PER_CTA) * q.shape[-2] * batch
-    if ctas > MAX_CTAS:
-        raise ValueError(
-            f"q: shape {tuple(q.shape)} takes a grid of {ctas} CTAs of {ROWS_PER_CTA} query rows; "
-            f"accepted: at most {MAX_CTAS}; split the call along batch"
         )
 
 

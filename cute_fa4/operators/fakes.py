@@ -18,7 +18,7 @@ from cute_fa4.calls.options import resolve
 from cute_fa4.calls.request import Where
 from cute_fa4.calls.scales import NAMES, checked_scales
 from cute_fa4.calls.strides import views_for_descriptors
-from cute_fa4.calls.tensors import check, check_grid, check_tensors
+from cute_fa4.calls.tensors import check, check_tensors
 from cute_fa4.operators.refusals import in_graph
 from cute_fa4.operators.spelling import function_of, mask_of
 from cute_fa4.sm100.choose_config import LATENT_DEPTHS
@@ -51,7 +51,6 @@ def _depth_of_values(arguments: dict) -> int:
 
 def check_dense(q, k, v, *, out=None, key_limit, return_lse, **options) -> None:
     check(q, k, v, out)
-    check_grid(q, q.shape[0], q.shape[1])
     where = Where(key_limit=key_limit)
     check_lengths(q, k, where)
     _check_kernel(q, k, v, out, where, return_lse, options)

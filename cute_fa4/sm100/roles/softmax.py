@@ -158,9 +158,9 @@ def lagged_step(
     order.may_write_p(events, i, phase)
     send_factor(cfg, order, smem, events, row, at, i, phase, factor)
     bias = -state.row_max * scale_log2
-    place, powers = (work, n, i, row, at, phase, s_address), row_math.saturated_powers
+    place, powers = (work, n, i, row, at, phase, s_address), lagged.Powers()
     total = store_p(cfg, order, smem, events, *place, scores, scale_log2, bias, powers)
-    return RowState(state.row_max, state.row_sum + total)
+    return RowState(state.row_max, state.row_sum + powers.with_nan(total))
 
 
 @cute.jit
@@ -207,7 +207,7 @@ def work_tile(
         state = step(
             cfg, order, args, smem, tmem, events, work, i, row, before, n, state, masked=True
         )
-    return row, state
+    return row, row_math.closed(state)
 
 
 @cute.jit

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32
+from cutlass import Float32, select_
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T
 
@@ -39,20 +39,21 @@ class RowState:
 
 
 def row_maximum(scores: list, start):
-    """max(start, scores): four chains of 3-input maxima."""
+    """max(start, scores), NaN if one of them is: four chains of 3-input maxima."""
     chains = [_max3(start, scores[0], scores[1])]
-    chains += [cute.arch.fmax(scores[2 * i], scores[2 * i + 1]) for i in range(1, 4)]
+    chains += [cute.arch.fmax(scores[2 * i], scores[2 * i + 1], nan=True) for i in range(1, 4)]
     for i in range(8, len(scores), 2):
         chains[i // 2 % 4] = _max3(chains[i // 2 % 4], scores[i], scores[i + 1])
-    return cute.arch.fmax(_max3(chains[0], chains[1], chains[2]), chains[3])
+    return cute.arch.fmax(_max3(chains[0], chains[1], chains[2]), chains[3], nan=True)
 
 
 def _max3(a, b, c):
+    """The largest of three, NaN if one of them is."""
     return Float32(
         llvm.inline_asm(
             T.f32(),
             [Float32(v).ir_value() for v in (a, b, c)],
-            "max.f32 $0, $1, $2, $3;",
+            "max.NaN.f32 $0, $1, $2, $3;",
             "=f,f,f,f",
             has_side_effects=False,
             is_align_stack=False,
@@ -73,6 +74,12 @@ def update_maximum(row_max, tile_max, scale_log2, rescale_log2: cutlass.Constexp
         safe = row_max
         factor = Float32(1.0)
     return new_max, safe, factor
+
+
+def closed(state: RowState) -> RowState:
+    """The state behind a row's last key: under an infinite maximum there are no weights, whatever the powers say."""
+    lost = state.row_max == Float32.inf
+    return RowState(state.row_max, select_(lost, Float32.inf - Float32.inf, state.row_sum))
 
 
 @cute.jit

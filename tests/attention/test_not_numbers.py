@@ -1,0 +1,55 @@
+"""NaN and infinite scores reach the output and the LSE, whoever computes the power of their column.
+
+Powers on the FMA units limit their exponents, and a maximum may leave NaN out: a key of NaN must not vanish there.
+"""
+
+import pytest
+import torch
+
+from cute_fa4 import FA4Config, flash_attn_func
+from cute_fa4.sm100.choose_config import choose_config
+from cute_fa4.sm100.instructions.exp2 import emulated_pairs
+
+BN = 128
+Q, K = 130, 2 * BN  # two query tiles, and a key tile that is not the first
+CASES = {
+    "exact": ("bf16", 128),
+    "lagged": ("bf16", 64),
+    "fp16": ("fp16", 128),
+    "e4m3": ("e4m3", 128),
+}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "e4m3": torch.float8_e4m3fn}
+
+
+def emulated_columns(config: FA4Config) -> list[int]:
+    """Columns of a key tile whose powers are computed on the FMA units, wherever the first quarter stands."""
+    pairs, per_64 = BN // 2, config.schedule.exp2_emulated
+    both = [emulated_pairs(pairs, per_64, first) for first in (0, pairs // 4)]
+    return [2 * pair for pair in sorted(both[0] & both[1])]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_key_of_nan_makes_nan(case):
+    """Sequence 0: no such key; 1, 2: in an emulated column of the first and of the second tile; 3: in another one.
+
+    4: an infinite score there, which has no weight either; e4m3 has no infinity.
+    """
+    dtype, head_dim = CASES[case]
+    config = choose_config(qkv_dtype=dtype, head_dim=head_dim)
+    assert config.schedule.lags == (case == "lagged")
+    columns = emulated_columns(config)
+    other = next(column for column in range(BN) if column not in columns)
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(rows):
+        return torch.randn(5, rows, 1, head_dim, generator=generator).to(DTYPES[dtype])
+
+    q, k, v = draw(Q), draw(K), draw(K)
+    bad = {1: columns[0], 2: BN + columns[-1] + 1, 3: BN + other}
+    for sequence, key in bad.items():
+        k[sequence, key] = torch.full((1, head_dim), torch.nan).to(k.dtype)
+    q[4, ..., 0], k[4, bad[2], :, 0] = 1.0, torch.nan if dtype == "e4m3" else torch.inf
+    out, lse = flash_attn_func(q, k, v, return_lse=True)
+    assert not out[0].isnan().any() and not lse[0].isnan().any()
+    assert out[1:].isnan().all(dim=(1, 2, 3)).tolist() == [True] * 4
+    assert lse[1:].isnan().all(dim=(1, 2)).tolist() == [True] * 4

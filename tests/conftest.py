@@ -8,6 +8,7 @@ pytest --gpu         also what needs a GPU; attention runs on it where it has co
 import pytest
 import torch
 
+from tests.suite.collector import CollectorPlugin
 from tests.suite.costs import CostsPlugin
 from tests.suite.kernels import KernelsPlugin
 from tests.suite.sweep import SweepPlugin, add_options
@@ -27,6 +28,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.pluginmanager.register(CostsPlugin())
+    config.pluginmanager.register(CollectorPlugin())
     config.pluginmanager.register(SweepPlugin(config))
     config.pluginmanager.register(KernelsPlugin(getattr(config, "workerinput", {}).get("kernels")))
     if config.getoption("--seeds") < 1:

@@ -86,28 +86,6 @@ static void merge(char *to, const char *scratch, int rows, u32 mask) {
     }
 }
 
-/* The arithmetic assumes rounding to nearest and subnormals; the process may have set something else (torch's
-   set_flush_denormal, libraries linked with -ffast-math). Returns the state to restore. */
-#if defined(__x86_64__)
-static u32 ieee_mode(void) {
-    u32 before = __builtin_ia32_stmxcsr();
-    if (before & 0xe040u) __builtin_ia32_ldmxcsr(before & ~0xe040u); /* flush to zero, rounding, denormals are zero */
-    return before;
-}
-static void restore_mode(u32 before) { if (before & 0xe040u) __builtin_ia32_ldmxcsr(before); }
-#elif defined(__aarch64__)
-static u64 ieee_mode(void) {
-    u64 before;
-    __asm__ volatile("mrs %0, fpcr" : "=r"(before));
-    if (before & 0x1c00000u) __asm__ volatile("msr fpcr, %0" : : "r"(before & ~0x1c00000ull)); /* FZ, RMode */
-    return before;
-}
-static void restore_mode(u64 before) { if (before & 0x1c00000u) __asm__ volatile("msr fpcr, %0" : : "r"(before)); }
-#else
-static int ieee_mode(void) { return 0; }
-static void restore_mode(int before) { (void)before; }
-#endif
-
 void execute(const Record *i, s64 count, char *constants, char *R, char *P, u32 active) {
     __typeof__(ieee_mode()) mode = ieee_mode();
     _Alignas(64) char scratch[4][256];
@@ -310,13 +288,17 @@ def _lane_loop(operation):
     yield from after
 
 
+def _header(name):
+    return Path(__file__).with_name(name).read_text()
+
+
 def c_source(operations):
     """The C file for a list of operations: arithmetic, one function each, their table, and execute."""
     functions = "\n".join(c_function(operation) for operation in operations)
     table = ",\n".join("    " + operation.name for operation in operations)
     return (
         "/* Generated from the instruction table. */\n"
-        f"{Path(__file__).with_name('lane_arithmetic.h').read_text()}\n{EXECUTE}\n{functions}\n"
+        f"{_header('lane_arithmetic.h')}\n{_header('float_mode.h')}\n{EXECUTE}\n{functions}\n"
         f"Function *const functions[] = {{\n{table}\n}};\n"
     )
 

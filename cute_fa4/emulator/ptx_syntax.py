@@ -134,6 +134,7 @@ class Instruction:
     line    line in the PTX text, from 1
     source  (Python file, line) of the nearest .loc, or None
     role_source  the last location outside of helper files and of the DSL's own files, or None
+    prepared     what the function that executes it has worked out about its operands, see prepare()
     """
 
     opcode: str
@@ -143,6 +144,12 @@ class Instruction:
     source: tuple | None
     text: str
     role_source: tuple | None = None
+    prepared: object = field(default=None, init=False, compare=False, repr=False)
+
+    def prepare(self, what):
+        """Keep what is the same at every execution; returns it."""
+        object.__setattr__(self, "prepared", what)
+        return what
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,10 @@ class CollectorPlugin:
         """Modules of tests and of the package."""
         collect_and_freeze()
 
+    def pytest_unconfigure(self):
+        """At the end of the process everything goes, as without this plugin."""
+        gc.unfreeze()
+
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item, nextitem):
         """After the last test of a file."""

@@ -28,7 +28,9 @@ from cute_fa4.emulator.checks.reports import Access, Party, report
 from cute_fa4.emulator.checks.scopes import GPU, written_scope
 from cute_fa4.emulator.checks.shadow import ByteShadow
 from cute_fa4.emulator.errors import ProxyError, RaceError
+from cute_fa4.emulator.machine.fast_paths import fast
 
+_INDEX = np.dtype(np.int64)
 _LOG_LIMIT = 100_000
 _ASYNC = (ASYNC_SHARED, ASYNC_GLOBAL)
 _GRID_BEFORE = Party("of the launch before", 0, 1, "any", "the grid before")
@@ -63,15 +65,20 @@ def touch(order, parts, strand, number, write, known, happened, strong=0, writte
     """
     for part in parts:
         shadow, at = part[0], part[1]
+        if not (write and shadow.equal) and _touch_in_c(
+            order, shadow, at, strand, number, write, known, happened
+        ):
+            continue
         if write:
             # Readers first: who is not ordered after them is often not ordered after the write before, either.
             actors = len(happened)
-            for actor, latest in shadow.latest.items():
-                if actor == strand.actor or actor < actors and latest <= happened[actor]:
+            for actor, column in shadow.readers.items():
+                before = happened[actor] if actor < actors else 0
+                if actor == strand.actor or shadow.latest[actor] <= before:
                     continue
-                numbers = shadow.readers[actor][at]
+                numbers = column[at]
                 latest = int(numbers.max()) if numbers.size else 0
-                if latest > (happened[actor] if actor < actors else 0):
+                if latest > before:
                     if not order.may_meet(latest, strong, strand.party):
                         return latest, part, numbers, False
         writers = (shadow.writer,)
@@ -90,6 +97,22 @@ def touch(order, parts, strand, number, write, known, happened, strong=0, writte
         else:
             shadow.read(strand.actor, at, number)
     return None
+
+
+def _touch_in_c(order, shadow, at, strand, number, write, known, happened):
+    """touch for one part by fast_paths.c: True if there is nothing to report; then it is noted."""
+    me = (
+        write, strand.actor, known, len(known), happened, len(happened), order.actor_of, number,
+    )  # fmt: skip
+    if type(at) is slice:
+        return fast.touch_block(shadow.in_c, at.start, 1, 0, at.stop - at.start, *me)
+    if type(at) is tuple:
+        (columns, quarters), stride = at, shadow.writer.shape[1]
+        first, rows = columns.start * stride + quarters.start, columns.stop - columns.start
+        return fast.touch_block(
+            shadow.in_c, first, rows, stride, quarters.stop - quarters.start, *me
+        )
+    return at.dtype is _INDEX and fast.touch_index(shadow.in_c, at, at.size, *me)
 
 
 def visible(order, clock, actor, row):
@@ -145,15 +168,23 @@ def _who(access):
 
 
 def shared_items(order, warp, shared, offsets, nbytes, values=None):
-    """The executing lanes read one item of nbytes each, or are about to write values: offsets int64 array."""
+    """The executing lanes read one item of nbytes each, or are about to write values: offsets int64 array.
+
+    values  may be a function that gives them
+    """
     strand, ins, write = warp.order, warp.ins, values is not None
     strong, acquires, releases = _strength(ins.opcode)
     what = "a write to shared memory" if write else "a read of shared memory"
     number = strand.last = order.number(strand.actor, strand.party, ins, what, strong)
     happened = strand.known(HAPPENED, number)
+    if not strong and shared.shadow.touch_items(
+        order, strand, offsets, nbytes, number, write, happened
+    ):
+        return
     parts = shared.shadow.items(offsets, nbytes)
     written = None
     if write:
+        values = values() if callable(values) else values
         written = Written(
             shared.shadow, offsets, nbytes, functools.partial(shared.peek, offsets, nbytes), values
         )

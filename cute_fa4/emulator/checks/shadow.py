@@ -10,7 +10,11 @@ Reads need not be forgotten after a write: who comes after the write comes after
 and who does not is reported for the write.
 """
 
+import ctypes
+
 import numpy as np
+
+from cute_fa4.emulator.machine.fast_paths import ShadowState, fast
 
 CHUNK = 16
 
@@ -18,15 +22,19 @@ CHUNK = 16
 class Shadow:
     """Last writer and last reads of granules; numbers are 0 where nobody was.
 
-    readers  actor -> its last read     latest  actor -> the latest of its reads, wherever it was
+    readers  actor -> its last read     latest  by actor: the latest of its reads, wherever it was
     equal    actor -> its last write that another write of the same bytes has replaced unordered (equal_writes.py)
     """
 
-    __slots__ = ("equal", "latest", "readers", "writer")
+    __slots__ = ("_addresses", "_state", "equal", "in_c", "latest", "readers", "writer")
 
     def __init__(self, shape):
         self.writer = np.zeros(shape, np.int32)
-        self.readers, self.equal, self.latest = {}, {}, {}
+        self.readers, self.equal = {}, {}
+        self.latest = np.zeros(64, np.int32)
+        self._state = ShadowState()
+        self.in_c = ctypes.addressof(self._state)
+        self._place()
 
     def read(self, actor, at, number):
         """Note a read."""
@@ -39,6 +47,8 @@ class Shadow:
         column = columns.get(actor)
         if column is None:
             column = columns[actor] = np.zeros_like(self.writer)
+            if of == "readers":
+                self._place()
         return column
 
     def grow(self, size):
@@ -48,6 +58,7 @@ class Shadow:
         for columns in (self.readers, self.equal):
             for actor, column in columns.items():
                 columns[actor] = np.concatenate((column, np.zeros(more, np.int32)))
+        self._place()
 
     def merge_columns(self):
         """The columns of all actors become one of actor 0."""
@@ -56,8 +67,22 @@ class Shadow:
                 column = np.maximum.reduce(list(columns.values()))
                 columns.clear()
                 columns[0] = column
-        if self.latest:
-            self.latest = {0: max(self.latest.values())}
+        latest = self.latest.max()
+        self.latest.fill(0)
+        self.latest[0] = latest
+        self._place()
+
+    def _place(self):
+        """Tell fast_paths.c where the arrays lie."""
+        actors = max(self.readers, default=0) + 1
+        while actors > len(self.latest):
+            self.latest = np.concatenate((self.latest, np.zeros_like(self.latest)))
+        self._addresses = np.zeros(len(self.latest), np.int64)
+        for actor, column in self.readers.items():
+            self._addresses[actor] = fast.address_of(column)
+        state = self._state
+        state.writer, state.latest = fast.address_of(self.writer), fast.address_of(self.latest)
+        state.readers, state.actors = fast.address_of(self._addresses), len(self.latest)
 
 
 class ByteShadow:
@@ -99,6 +124,17 @@ class ByteShadow:
                 chunks = (chunks[:, None] + np.arange(nbytes // CHUNK)).ravel()
             return self.chunks(chunks)
         return self._bytes((offsets.ravel()[:, None] + np.arange(nbytes)).ravel())
+
+    def touch_items(self, order, strand, offsets, nbytes, number, write, happened):
+        """Check and note an access of items by a warp in C; False, and nothing noted, where it is to be looked at."""
+        coarse, fine = self.coarse, self.fine
+        if write and (coarse.equal or fine is not None and fine.equal):
+            return False
+        known = len(happened)
+        return fast.touch_items(
+            coarse.in_c, None if fine is None else fine.in_c, self._slot, offsets, offsets.size, nbytes, write,
+            strand.actor, happened, known, happened, known, order.actor_of, number,
+        )  # fmt: skip
 
     def span(self, start, nbytes):
         """Parts of a contiguous range."""
@@ -142,8 +178,10 @@ class ByteShadow:
         for of in ("readers", "equal"):
             for actor, column in getattr(self.coarse, of).items():
                 self.fine.column(actor, of)[fine] = np.repeat(column[chunks], CHUNK)
-        for actor, number in self.coarse.latest.items():
-            self.fine.latest[actor] = max(self.fine.latest.get(actor, 0), number)
+        of_chunks = self.coarse.latest
+        self.fine.latest[: len(of_chunks)] = np.maximum(
+            self.fine.latest[: len(of_chunks)], of_chunks
+        )
 
     def written(self, since=0):
         """bool by byte: somebody has written it, by an access behind number `since`."""

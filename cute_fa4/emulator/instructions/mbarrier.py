@@ -8,6 +8,7 @@ PTX ISA, "Parallel Synchronization and Communication Instructions: mbarrier".
 """
 
 import functools
+import itertools
 
 import numpy as np
 
@@ -16,9 +17,10 @@ from cute_fa4.emulator.checks.clocks import merged
 from cute_fa4.emulator.checks.scopes import CTA, GPU, written_scope
 from cute_fa4.emulator.errors import BarrierError, IllegalAccess
 from cute_fa4.emulator.instruction_table import instruction
+from cute_fa4.emulator.machine.fast_paths import fast
 from cute_fa4.emulator.machine.mbarrier import MBarrier
 from cute_fa4.emulator.machine.warp import FULL, SHARED_BASE, Wait
-from cute_fa4.emulator.ptx_parser import Reg, Sink
+from cute_fa4.emulator.ptx_parser import Addr, Reg, Sink
 
 _SPACE = r"(?:\.shared(?:::cta|::cluster)?)?"
 _ORDER = r"(?:\.(?:release|relaxed|acquire))?(?:\.(?:cta|cluster))?"
@@ -43,9 +45,14 @@ def shared_addresses(warp, operand, opcode):
 def _by_address(warp, operand, opcode):
     """[(CTA, offset, lanes)] of the executing lanes, one entry per different barrier."""
     lanes, resolve = warp.lanes, warp.cta.cluster.resolve
+    if type(operand) is Addr and type(operand.base) is Reg and operand.base.bits == 32:
+        if ".shared" in opcode:
+            same = fast.uniform(warp.R, operand.base.row, warp.mask, operand.offset & FULL)
+            if same >= 0:  # as nearly always
+                return [(*resolve(same), lanes)]
     addresses = shared_addresses(warp, operand, opcode)
     first = addresses[0]
-    if addresses.count(first) == len(addresses):  # as nearly always
+    if addresses.count(first) == len(addresses):
         return [(*resolve(first), lanes)]
     groups = {}
     for lane, address in zip(lanes, addresses, strict=True):
@@ -125,7 +132,8 @@ def arrive(warp, ins, match):
     rest = operands[1:] if state is not None else operands
     values = warp.read32(rest[1]) if len(rest) > 1 else None
     issuer = warp.issuer()
-    phases = np.zeros(32, np.uint64)
+    wanted = type(state) is Reg
+    phases = np.zeros(32, np.uint64) if wanted else None
     for cta, offset, lanes in _by_address(warp, rest[0], ins.opcode):
         amount = [1] * len(lanes) if values is None else values[lanes].tolist()
         if cta is not warp.cta:
@@ -138,8 +146,9 @@ def arrive(warp, ins, match):
             continue
         barrier = cta.mbarrier(offset)
         _release(warp, barrier)
-        each = [1] * len(amount) if expects else amount
-        phases[lanes] = _state(barrier, [sum(each[:i]) for i in range(len(each))])
+        if wanted:
+            each = [1] * len(amount) if expects else amount
+            phases[lanes] = _state(barrier, itertools.accumulate(each[:-1], initial=0))
         if expects:
             for nbytes in amount:
                 barrier.arrive(1, issuer, nbytes, drop)
@@ -150,7 +159,7 @@ def arrive(warp, ins, match):
             # One instruction that completes a phase and starts on the next is a wrong count.
             barrier.arrive(sum(amount), issuer)
         warp.note_progress()
-    if state is not None and not isinstance(state, Sink):
+    if wanted:
         warp.write64(state, phases)
 
 

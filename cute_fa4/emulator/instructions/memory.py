@@ -20,8 +20,9 @@ from cute_fa4.emulator.checks.scopes import GPU, written_scope
 from cute_fa4.emulator.errors import IllegalAccess
 from cute_fa4.emulator.instruction_table import instruction
 from cute_fa4.emulator.instructions.mbarrier import shared_addresses
+from cute_fa4.emulator.machine.fast_paths import fast
 from cute_fa4.emulator.machine.warp import FULL, LOCAL_BASE, PARAM_BASE, SHARED_BASE
-from cute_fa4.emulator.ptx_parser import Reg, Sink, Vec
+from cute_fa4.emulator.ptx_parser import Addr, Reg, Sink, Vec
 
 _QUALIFIERS = (
     r"(?:\.(?:weak|volatile|relaxed|acquire|release|acq_rel|mmio|cta|cluster|gpu|sys|nc|ca|cg|cs|cv|lu|wb|wt|unified"
@@ -62,6 +63,8 @@ _LD_ST = rf"{_QUALIFIERS}{_SPACES}{_QUALIFIERS}(?:\.v([248]))?{_QUALIFIERS}{_TYP
 def load(warp, ins, match):
     """d = [a]: registers wider than the type are zero- or sign-extended."""
     access = _decode(ins.opcode)
+    if access.space == "shared" and _load_shared(warp, ins, access):
+        return
     target, source = ins.operands[0], ins.operands[1]
     targets = target.items if isinstance(target, Vec) else (target,)
     if len(targets) < access.count:
@@ -89,6 +92,8 @@ def load(warp, ins, match):
 def store(warp, ins, match):
     """[a] = b: the low bytes of wider registers."""
     access = _decode(ins.opcode)
+    if access.space == "shared" and _store_shared(warp, ins, access):
+        return
     target, source = ins.operands[0], ins.operands[1]
     sources = source.items if isinstance(source, Vec) else (source,)
     if len(sources) < access.count:
@@ -101,6 +106,130 @@ def store(warp, ins, match):
         values[:, i] = whole[lanes] if len(lanes) < 32 else whole
     scatter(warp, access.space, warp.address(target)[lanes], values, access.count * access.size)
     warp.note_progress()
+
+
+# --- the usual case of shared memory: a 32-bit address, registers, the own CTA -----------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """A load or store as fast_paths.c takes it; row: of the address, codes: of the registers."""
+
+    row: int
+    offset: int
+    codes: np.ndarray
+
+
+_KINDS = {32: 0, 64: 1, 16: 2}
+
+
+def _plan(ins, access, address, registers):
+    """_Plan of an instruction, or False where it always goes the long way; made once."""
+    registers = registers.items if isinstance(registers, Vec) else (registers,)
+    loads = address is ins.operands[1]
+    if not (
+        len(registers) == access.count
+        and isinstance(address, Addr)
+        and isinstance(address.base, Reg)
+        and address.base.bits == 32
+        and all(_moves(register, access.size, loads) for register in registers)
+    ):
+        return ins.prepare(False)
+    codes = [-1 if isinstance(r, Sink) else r.row * 4 + _KINDS[r.bits] for r in registers]
+    return ins.prepare(_Plan(address.base.row, address.offset & FULL, np.array(codes)))
+
+
+def _moves(operand, size, loads):
+    if isinstance(operand, Sink):
+        return loads
+    return (
+        isinstance(operand, Reg)
+        and operand.bits in _KINDS
+        and (loads or operand.bits < 64 or size == 8)
+    )
+
+
+_offsets = np.zeros(32, np.int64)
+
+
+def _load_shared(warp, ins, access):
+    """Load from the own CTA's shared memory in C; False, and nothing done, where anything is unusual."""
+    plan = ins.prepared
+    if plan is None:
+        plan = _plan(ins, access, ins.operands[1], ins.operands[0])
+    if not plan:
+        return False
+    cta, mask, nbytes = warp.cta, warp.mask, access.count * access.size
+    shared = cta.shared
+    count = fast.shared_offsets(
+        warp.R,
+        plan.row,
+        plan.offset,
+        mask,
+        cta.rank,
+        shared.size,
+        nbytes,
+        shared.written,
+        1,
+        _offsets,
+    )
+    if count < 0:
+        return False
+    if shared.shadow is not None:
+        checks.shared_items(cta.machine.ordering, warp, shared, _offsets[:count], nbytes)
+    fast.load_registers(
+        warp.R, mask, shared.bytes, _offsets, plan.codes, access.count, access.size, access.signed
+    )
+    return True
+
+
+def _store_shared(warp, ins, access):
+    """Store to the own CTA's shared memory in C, likewise."""
+    plan = ins.prepared
+    if plan is None:
+        plan = _plan(ins, access, ins.operands[0], ins.operands[1])
+    if not plan:
+        return False
+    cta, mask, nbytes = warp.cta, warp.mask, access.count * access.size
+    shared = cta.shared
+    count = fast.shared_offsets(
+        warp.R,
+        plan.row,
+        plan.offset,
+        mask,
+        cta.rank,
+        shared.size,
+        nbytes,
+        shared._owned,
+        0,
+        _offsets,
+    )
+    if count < 0:
+        return False
+    if shared.shadow is not None:
+
+        def values():
+            """What is stored, for the check of equal writes."""
+            stored = np.zeros((count, nbytes), np.uint8)
+            rows = np.arange(count) * nbytes
+            fast.store_registers(
+                warp.R,
+                mask,
+                stored,
+                np.zeros_like(stored),
+                rows,
+                plan.codes,
+                access.count,
+                access.size,
+            )
+            return _items(stored, nbytes)
+
+        checks.shared_items(cta.machine.ordering, warp, shared, _offsets[:count], nbytes, values)
+    fast.store_registers(
+        warp.R, mask, shared.bytes, shared.written, _offsets, plan.codes, access.count, access.size
+    )
+    warp.note_progress()
+    return True
 
 
 def gather(warp, space, addresses, nbytes):

@@ -37,6 +37,7 @@ from cute_fa4.emulator.errors import (
     UnknownInstruction,
 )
 from cute_fa4.emulator.instruction_table import instruction, lookup
+from cute_fa4.emulator.machine.fast_paths import fast
 from cute_fa4.emulator.machine.shifted import ShiftedMultiply
 from cute_fa4.emulator.machine.tensor_core import MatrixMultiply, decode_instruction
 from cute_fa4.emulator.machine.tensor_memory import split_address
@@ -146,17 +147,23 @@ def ld(warp, ins, match):
     registers = _registers(ins.operands[0])
     lane, column = _warp_address(warp, ins.operands[1], shape)
     tmem = warp.cta.tmem
+    rows, numbers = _rows(ins, ins.operands[0])
+    values = None
     if shape == "32x32b" and not packed:
         _check_count(warp, registers, repeat)
-        values = tmem.read(lane, column, 32, repeat, "tcgen05.ld")
+        if warp.mask != FULL or not fast.load_tensor(
+            warp.R, rows, tmem.words, tmem.written, tmem.allocated, lane, column, repeat
+        ):
+            values = tmem.read(lane, column, 32, repeat, "tcgen05.ld")
     else:
         lanes, columns = _places(warp, ins, shape, repeat, packed, registers)
         values = tmem.gather(lane + lanes, column + columns, "tcgen05.ld")
         if packed:
             high = tmem.gather(lane + lanes, column + columns + 1, "tcgen05.ld")
             values = values & np.uint32(0xFFFF) | high << np.uint32(16)
-    rows = _rows(ins.operands[0])
-    if warp.mask == FULL:
+    if values is None:
+        pass
+    elif warp.mask == FULL:
         warp.R[rows] = values
     else:
         for register, value in zip(registers, values, strict=True):
@@ -166,7 +173,7 @@ def ld(warp, ins, match):
         span = _column_span(shape, repeat, packed, ins)
         tensor_checks.load(order, warp, tmem, column, span, lane)
         if order.ptx:
-            warp.pending_rows = warp.pending_rows | frozenset(rows.tolist())
+            warp.pending_rows = warp.pending_rows | numbers
 
 
 @lru_cache(maxsize=256)
@@ -194,7 +201,7 @@ def ld_red(warp, ins, match):
     plain, reduced = _plain_load(ins, shape, repeat)
     lookup(plain.opcode).function(warp, plain)
     number = {"u": np.uint32, "s": np.int32}.get(integer, np.float32)
-    values = warp.R[_rows(plain.operands[0])].view(number)
+    values = warp.R[_rows(plain, plain.operands[0])[0]].view(number)
     if absolute:
         values = np.abs(values)
     pick = (
@@ -220,7 +227,9 @@ def st(warp, ins, match):
     # The immediate of .16x32bx2 stands between the address and the registers.
     registers = _registers(ins.operands[-1])
     lane, column = _warp_address(warp, ins.operands[0], shape)
-    values = warp.R[_rows(ins.operands[-1])]
+    rows, _ = _rows(ins, ins.operands[-1])
+    values = np.empty((len(rows), 32), np.uint32)
+    fast.copy_rows(warp.R, rows, len(rows), values)
     tmem = warp.cta.tmem
     if warp.mask != FULL:
         warp.fault(
@@ -230,7 +239,10 @@ def st(warp, ins, match):
         _check_count(warp, registers, repeat)
 
         def write():
-            tmem.write(lane, column, values, "tcgen05.st")
+            if not fast.store_tensor(
+                values, tmem.words, tmem.written, tmem.allocated, lane, column, repeat
+            ):
+                tmem.write(lane, column, values, "tcgen05.st")
     else:
         lanes, columns = _places(warp, ins, shape, repeat, unpacked, registers)
 
@@ -292,18 +304,15 @@ def _registers(operand):
     return operand.items if isinstance(operand, Vec) else (operand,)
 
 
-_row_arrays = {}  # id of an operand -> (the operand, kept alive; rows)
-
-
-def _rows(operand):
-    """Rows of the 32-bit registers of an operand, as an int array that is computed once."""
-    known = _row_arrays.get(id(operand))
-    if known is None or known[0] is not operand:
+def _rows(ins, operand):
+    """(rows of the 32-bit registers of an operand as an int array, the same as a frozenset), worked out once."""
+    if ins.prepared is None:
         registers = _registers(operand)
         if not all(isinstance(r, Reg) and r.bits == 32 for r in registers):
             raise UnknownInstruction("tcgen05.ld and tcgen05.st move 32-bit registers only")
-        known = _row_arrays[id(operand)] = (operand, np.array([r.row for r in registers]))
-    return known[1]
+        rows = [r.row for r in registers]
+        ins.prepare((np.array(rows), frozenset(rows)))
+    return ins.prepared
 
 
 def _warp_address(warp, operand, shape):
@@ -312,7 +321,7 @@ def _warp_address(warp, operand, shape):
     Hardware lets a warp reach its own quarter by the lanes of the first one: DeepGEMM and FlashMLA rely on it. Level
     "ptx" asks for the lanes of the warp.
     """
-    lane, column = split_address(warp.uniform(warp.address(operand)))
+    lane, column = split_address(_uniform_address(warp, operand))
     first = 32 * (warp.index % 4)
     inside = (0,) if shape == "32x32b" else (0, 16)
     order = warp.cta.machine.ordering
@@ -326,6 +335,15 @@ def _warp_address(warp, operand, shape):
             TensorMemoryError,
         )
     return lane, column
+
+
+def _uniform_address(warp, operand):
+    """The one address of all executing lanes."""
+    if type(operand) is Addr and type(operand.base) is Reg and operand.base.bits == 32:
+        same = fast.uniform(warp.R, operand.base.row, warp.mask, operand.offset & FULL)
+        if same >= 0:
+            return same
+    return warp.uniform(warp.address(operand))
 
 
 def _places(warp, ins, shape, repeat, packed, registers):

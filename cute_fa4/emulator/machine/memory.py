@@ -43,6 +43,7 @@ class SharedMemory:
         self.written = np.zeros(padded, bool)
         self._owned = np.zeros(padded, bool)
         self.mbarriers = {}
+        self.operands = {}  # of products: tensor_core.shared_operand
         self._views = {n: self.bytes.view(t) for n, t in _DTYPES.items()}
         self._written_views = {n: self.written.view(t) for n, t in _DTYPES.items()}
         self._owned_views = {n: self._owned.view(t) for n, t in _DTYPES.items()}

@@ -32,12 +32,14 @@ PTX ISA, "Tensor Core 5th Generation": instruction descriptor, shared memory des
 formats of elements of 4 and 6 bits in shared and in tensor memory.
 """
 
+import ctypes
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
 
 from cute_fa4.emulator.errors import EmulatorError, UninitializedRead
+from cute_fa4.emulator.machine.fast_paths import FORMATS, Operand, fast
 from cute_fa4.emulator.machine.tensor_memory import COLUMNS, split_address
 
 K_BYTES = 32
@@ -372,6 +374,40 @@ def read_tensor_operand(cta, address, element, rows, what):
     return (element.in_tensor_memory or element.decode)(raw)
 
 
+# --- operands of products in C ------------------------------------------------------------------------
+
+
+def shared_operand(shared, bits, element, mn_major, rows):
+    """Address of the fast_paths.Operand of a descriptor; None where shared memory ends before it does."""
+    key = (bits, element.name, mn_major, rows)
+    known = shared.operands.get(key)
+    if known is None:
+        numbers, end = chunk_numbers(bits, mn_major, element.itemsize, rows)
+        if end > shared.bytes.size:
+            return None
+        known = _operand(element, mn_major, rows, 0, shared.bytes, shared.written, numbers)
+        shared.operands[key] = known
+    return known[0]
+
+
+@lru_cache(maxsize=1024)
+def _tensor_operand(column, element):
+    return _operand(element, False, 128, column)
+
+
+def tensor_operand(address, element):
+    """The same of A in tensor memory."""
+    return _tensor_operand(split_address(address)[1], element)[0]
+
+
+def _operand(element, mn_major, rows, column, *arrays):
+    """(address, what must live as long as it is used)."""
+    table = {"e4m3": _E4M3, "e5m2": _E5M2}.get(element.name)
+    objects = [*map(id, arrays), *[None] * (3 - len(arrays)), None if table is None else id(table)]
+    operand = Operand(*objects, FORMATS[element.name], element.itemsize, mn_major, rows, column)
+    return ctypes.addressof(operand), operand, arrays
+
+
 # --- the instruction -------------------------------------------------------------------------------
 
 
@@ -422,6 +458,33 @@ class MatrixMultiply:
 
     def execute(self):
         """Read the operands, multiply, and write D. All reads come before the first write."""
+        if not self._in_c():
+            self._in_python()
+
+    def _in_c(self):
+        """The whole product by fast_paths.c, for floats of 8 bits and more and 128 rows of A in one CTA."""
+        shape = self.descriptor
+        if type(self) is not MatrixMultiply or self._rows != 128 or self.lanes is not None or shape.kind == "i8":
+            return False
+        if not (shape.a.name in FORMATS and shape.b.name in FORMATS) or len(self.ctas) > 1:
+            return False
+        (cta,) = self.ctas
+        tmem = cta.tmem
+        if self.a_in_tensor_memory:
+            a = tensor_operand(self.a, shape.a)
+        else:
+            a = shared_operand(cta.shared, self.a, shape.a, shape.a_mn_major, 128)
+        b = shared_operand(cta.shared, self.b, shape.b, shape.b_mn_major, shape.n)
+        return (
+            a is not None
+            and b is not None
+            and fast.multiply(
+                a, b, 1, tmem.words, tmem.written, tmem.allocated, split_address(self.d)[1], shape.n,
+                self.accumulate, 2.0**-self.scale_log2, shape.negate_a != shape.negate_b,
+            )
+        )  # fmt: skip
+
+    def _in_python(self):
         shape, pair = self.descriptor, len(self.ctas)
         b = [self._read_b(cta) for cta in self.ctas]
         b = b[0] if pair == 1 else np.concatenate(b)

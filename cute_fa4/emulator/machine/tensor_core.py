@@ -464,7 +464,12 @@ class MatrixMultiply:
     def _in_c(self):
         """The whole product by fast_paths.c, for floats of 8 bits and more and 128 rows of A in one CTA."""
         shape = self.descriptor
-        if type(self) is not MatrixMultiply or self._rows != 128 or self.lanes is not None or shape.kind == "i8":
+        if (
+            type(self) is not MatrixMultiply
+            or self._rows != 128
+            or self.lanes is not None
+            or shape.kind == "i8"
+        ):
             return False
         if not (shape.a.name in FORMATS and shape.b.name in FORMATS) or len(self.ctas) > 1:
             return False

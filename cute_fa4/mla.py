@@ -8,7 +8,7 @@ attention of many query heads over one key head, whose first 512 columns are the
     k_cache                             latent (512), k_rope (64)
     out (batch, seqlen_q, heads, 512)   what W_UV is applied to
 
-The kernel reads a row once for both products (sm100/mla_decode/).
+The kernel reads a row once for both products (sm100/mla_decode/), or by halves in two SMs (sm100/mla_pair/).
 """
 
 from __future__ import annotations

@@ -19,7 +19,15 @@ sys.path.insert(0, str(DOCS.parent))
 from benchmarks.cycle_model import plots  # noqa: E402
 from cute_fa4.layouts import pictures  # noqa: E402
 from cute_fa4.sm100.choose_config import choose_config  # noqa: E402
-from cute_fa4.sm100.config import FA4Config, LatentTile, OneTile, Pair, SwappedTile, WideTile  # noqa: E402
+from cute_fa4.sm100.config import (  # noqa: E402
+    FA4Config,
+    LatentPair,
+    LatentTile,
+    OneTile,
+    Pair,
+    SwappedTile,
+    WideTile,
+)
 from cute_fa4.sm100.sync.barriers import BarrierTable  # noqa: E402
 from tests.emulator import spellings  # noqa: E402
 
@@ -38,6 +46,7 @@ def barriers_document() -> str:
     few_reuse = _reuse(few)
     problem = dict(qk_depth=576, ov_depth=512, latent=True, group=16, pack_gqa=True)
     latent = FA4Config(**problem, schedule=LatentTile()).barriers
+    pair_of_latent = FA4Config(**problem | {"group": 128}, schedule=LatentPair()).barriers
     wide = FA4Config(qk_depth=256, schedule=WideTile()).barriers
     return f"""# Barriers
 
@@ -92,6 +101,12 @@ rotary columns; what is not named here is as above:
 
 ```
 {latent.text()}
+```
+
+Two CTAs that share 128 rows (`mla_pair/barriers.py`) have a ring of {pair_of_latent.kv_slots} units; "at 0" as above:
+
+```
+{pair_of_latent.text()}
 ```
 
 ## Head dims up to 512

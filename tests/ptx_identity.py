@@ -135,6 +135,16 @@ VARIANTS = {
         "family": "mla_decode",
         "latent": True,
     },
+    "latent pair": {
+        **PAGES,
+        "page_size": 64,
+        "group": 128,
+        "head_dim": 576,
+        "head_dim_v": 512,
+        "pack_gqa": True,
+        "family": "mla_pair",
+        "latent": True,
+    },
     "B300": {"arch": "sm_103a", **CAUSAL},
     "B300 d64": {"arch": "sm_103a", "head_dim": 64},
 }

@@ -21,13 +21,20 @@ from cute_fa4.compiler import policy
 from cute_fa4.sm100 import masks, score_mods, spelled
 from cute_fa4.sm100.append.config import VECTOR_BYTES, AppendConfig
 from cute_fa4.sm100.chip import ARCHES, DTYPE_BYTES
-from cute_fa4.sm100.choose_config import FAMILIES, SCHEDULE_CHOICES, choose_config, is_wide
+from cute_fa4.sm100.choose_config import (
+    FAMILIES,
+    SCHEDULE_CHOICES,
+    choose_config,
+    is_wide,
+    latent_tile,
+)
 from cute_fa4.sm100.combine.config import MOST_COLUMNS, CombineConfig
 from cute_fa4.sm100.config import FA4Config
 from cute_fa4.sm100.mhapair.schedule import Pair
 from cute_fa4.sm100.mhaswap.schedule import SwappedTile
 from cute_fa4.sm100.mhawide.schedule import WideTile
 from cute_fa4.sm100.mla_decode.schedule import LatentTile
+from cute_fa4.sm100.mla_pair.schedule import LatentPair
 from cute_fa4.sm100.problem import AUX_DTYPES
 from cute_fa4.sm100.score_mods import PACKAGED
 from cute_fa4.sm100.warp_roles import WarpRoles
@@ -182,7 +189,7 @@ def _of_config(values: dict) -> list:
     _require(values, "head_dim", "qkv_dtype")
     family = values.pop("family", None)
     if values.get("latent"):
-        family = family or LatentTile.family
+        family = family or _latent_family(values)
     wide = is_wide(values["head_dim"], values.get("head_dim_v", values["head_dim"]))
     families = [family] if family else _families_with(set(values) & SCHEDULE_CHOICES, wide)
     asked = {"claims": policy.claims(), "maximum": policy.maximum(), **values}
@@ -193,6 +200,13 @@ def _of_config(values: dict) -> list:
     return configs
 
 
+def _latent_family(values: dict) -> str:
+    """That of tiles whose rows are said, or what a call of one query asks for."""
+    if "rows" in values:
+        return LatentTile.family
+    return latent_tile(1, values.get("group", 1))["family"]
+
+
 def _families_with(choices: set, wide: bool) -> list[str]:
     """The families whose schedules have all of these choices, which calls choose unless they are told to.
 
@@ -201,7 +215,7 @@ def _families_with(choices: set, wide: bool) -> list[str]:
     """
     has = {name: {field.name for field in fields(cls)} for name, cls in FAMILIES.items()}
     few = "rows" in choices
-    asked_for = {LatentTile} if policy.pairs() else {LatentTile, Pair}
+    asked_for = {LatentTile, LatentPair} if policy.pairs() else {LatentTile, LatentPair, Pair}
     return [
         name
         for name, cls in FAMILIES.items()

@@ -135,7 +135,7 @@ def configs_for_model(
 
 def _latent(shared: dict, heads_kv: int, bound: list, page_sizes: tuple) -> list:
     """What flash_mla_with_kvcache asks for: the log-sum-exp always, tiles for one to eight queries."""
-    from cute_fa4.sm100.choose_config import LATENT_DEPTHS, config_for, latent_rows, split_configs
+    from cute_fa4.sm100.choose_config import LATENT_DEPTHS, config_for, latent_tile, split_configs
 
     depth, depth_v = LATENT_DEPTHS
     if (shared["head_dim"], heads_kv) != (depth, 1):
@@ -145,12 +145,13 @@ def _latent(shared: dict, heads_kv: int, bound: list, page_sizes: tuple) -> list
         )
     latent = {"head_dim_v": depth_v, "latent": True, "pack_gqa": True}
     latent |= {"kv_layout": "paged", "seqused_k": True, "write_lse": True}
-    heights = dict.fromkeys(latent_rows(queries, shared["group"]) for queries in range(1, 9))
+    tiles = [latent_tile(queries, shared["group"]) for queries in range(1, 9)]
+    tiles = [tile for i, tile in enumerate(tiles) if tile not in tiles[:i]]
     found = []
-    for rows, mask, page in itertools.product(
-        heights, dict.fromkeys(b.mask for b in bound), page_sizes
+    for tile, mask, page in itertools.product(
+        tiles, dict.fromkeys(b.mask for b in bound), page_sizes
     ):
-        config = config_for(**shared | latent, rows=rows, mask=mask, page_size=page)
+        config = config_for(**shared | latent | tile, mask=mask, page_size=page)
         found += [config, *split_configs(config, True, shared=True)]
     return found
 

@@ -32,7 +32,7 @@ from cute_fa4.sm100.choose_config import (
     config_for,
     family_for,
     is_wide,
-    latent_rows,
+    latent_tile,
     split_configs,
     tile_for,
 )
@@ -197,8 +197,8 @@ def _tile(q, v, group: int, where: Where, options: Options) -> dict:
     """What a configuration says of heads that share a tile, its rows, and its family."""
     seqlen_q = where.seqlen_q(q)
     if options.latent:
-        rows = latent_rows(seqlen_q if _length_may_choose(where, options) else 1, group)
-        return {"latent": True, "pack_gqa": True, "rows": rows}
+        queries = seqlen_q if _length_may_choose(where, options) else 1
+        return {"latent": True, "pack_gqa": True, **latent_tile(queries, group)}
     wide = is_wide(q.shape[-1], v.shape[-1])  # one kernel for any number of queries
     by_length = _length_may_choose(where, options) and not wide
     of_16_bits = q.dtype.itemsize > 1  # what has no 8-bit kernel

@@ -34,7 +34,7 @@ from cute_fa4.calls.questions import (
 from cute_fa4.calls.split import check_split
 from cute_fa4.calls.tensors import DTYPE_NAMES, unbuilt_parameters
 from cute_fa4.compiler import policy
-from cute_fa4.sm100.choose_config import FAMILIES, LATENT_DEPTHS, choose_config, latent_rows
+from cute_fa4.sm100.choose_config import FAMILIES, LATENT_DEPTHS, choose_config, latent_tile
 from cute_fa4.system.devices import (
     ARCH_OF_COMPUTE_CAPABILITY,
     EMULATED_ARCH,
@@ -52,6 +52,7 @@ BUILT_PARAMETERS = frozenset(
         "mask_mod aux_tensors q_descale k_descale v_descale"
     ).split()
 )
+LATENT = {"latent": True, "kv_layout": "paged", "page_size": 64, "seqused_k": True}
 ARCHS = tuple(ARCH_OF_COMPUTE_CAPABILITY.values())
 
 
@@ -201,7 +202,7 @@ def _capability(
         write_lse=lse,
         arch=arch if arch in ARCHS else EMULATED_ARCH,
         pack_gqa=pack_gqa or latent,
-        **({"latent": True, "rows": latent_rows(1, group)} if latent else {}),
+        **(LATENT | latent_tile(1, group) if latent else {}),
     )
     if call is None:
         reasons += choose().refusals()

@@ -67,7 +67,7 @@ class Clustered:
 class Shared:
     """Key tiles shared out among CTAs.
 
-    ctas       that are launched: no more than SMs
+    ctas       that are launched, or pairs of CTAs: no more than SMs have room for
     least      key tiles of one, where there are so many
     blocks     of queries: sequences, times heads that are scheduled, times query tiles
     positions  query positions of a block
@@ -199,7 +199,8 @@ def _shared(q, where: Where, config, blocks: int, seen: int, counted: int) -> Sh
     least, tiles = LEAST_SHARED_TILES, -(-seen // KEYS_PER_TILE) + 1
     if seen < 2 * LEAST_KEYS_PER_PART or blocks * (counted // KEYS_PER_TILE + 2) > MAX_SHARED_TILES:
         return None
-    ctas = min(num_sms(q.device), -(-blocks * tiles // least))
+    most = num_sms(q.device) // getattr(config.schedule, "ctas", 1)
+    ctas = min(most, -(-blocks * tiles // least))
     positions = min(where.seqlen_q(q), config.tiles.positions_per_cta)
     shared = Shared(ctas, least, blocks, positions, config.heads_per_tile)
     rows = shared.slots * shared.positions * shared.heads

@@ -14,6 +14,7 @@ from .mhaswap.tiles import padded_heads
 from .mhawide.schedule import WideTile
 from .mla_decode.schedule import LatentTile
 from .mla_decode.tiles import LATENT_DEPTH, ROPE_DEPTH
+from .mla_pair.schedule import LatentPair
 from .problem import MOST_LATENT_ROWS, heads_of_latent_tile
 from .row_schedule import DEEP, DEPTHS, QK_DEPTHS, WIDE_DEPTHS, RowSchedule, depths_of, in_words
 from .schedule import Schedule
@@ -35,6 +36,7 @@ __all__ = [
     "in_words",
     "is_wide",
     "latent_rows",
+    "latent_tile",
     "packs_gqa",
     "split_configs",
     "swapped_rows",
@@ -188,14 +190,28 @@ def swapped_rows(seqlen_q: int, heads: int) -> int | None:
     return next((rows for rows in SWAPPED_ROWS if seqlen_q * heads <= rows), None)
 
 
-def latent_rows(seqlen_q: int, heads: int) -> int:
+def latent_rows(seqlen_q: int, heads: int) -> int | None:
     """Rows of a tile over a latent cache that serves up to `seqlen_q` queries best, of `heads` query heads.
 
+    None: there are more than a CTA has, and two share them (mla_pair/).
+
     >>> [latent_rows(1, heads) for heads in (8, 16, 24, 64, 128)], latent_rows(2, 16), latent_rows(8, 16)
-    ([16, 16, 32, 64, 64], 32, 64)
+    ([16, 16, 32, 64, None], 32, None)
     """
-    needed = seqlen_q * padded_heads(heads_of_latent_tile(heads))
-    return next((rows for rows in LATENT_ROWS if needed <= rows), LATENT_ROWS[-1])
+    needed = seqlen_q * padded_heads(heads_of_latent_tile(heads, LatentPair.latent_rows))
+    return next((rows for rows in LATENT_ROWS if needed <= rows), None)
+
+
+def latent_tile(seqlen_q: int, heads: int) -> dict:
+    """The choices of choose_config that a call over a latent cache makes.
+
+    >>> latent_tile(1, 16), latent_tile(1, 128)
+    ({'family': 'mla_decode', 'rows': 16}, {'family': 'mla_pair'})
+    """
+    rows = latent_rows(seqlen_q, heads)
+    if rows is None:
+        return {"family": LatentPair.family}
+    return {"family": LatentTile.family, "rows": rows}
 
 
 def packs_gqa(seqlen_q: int, group: int) -> bool:

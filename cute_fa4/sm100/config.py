@@ -25,14 +25,16 @@ from .mhapair.schedule import Pair
 from .mhaswap.schedule import SwappedTile
 from .mhawide.schedule import WideTile
 from .mla_decode.schedule import LatentTile
+from .mla_pair.schedule import LatentPair
 from .naming import kernel_name, text
-from .problem import Problem
+from .problem import MOST_LATENT_ROWS, Problem
 from .schedule import Schedule
 from .sync.barriers import BarrierTable
 from .tiles import Tiles
 
 SCHEDULES = {
-    cls.__name__: cls for cls in (TwoTiles, Pair, OneTile, SwappedTile, WideTile, LatentTile)
+    cls.__name__: cls
+    for cls in (TwoTiles, Pair, OneTile, SwappedTile, WideTile, LatentTile, LatentPair)
 }
 
 
@@ -73,6 +75,11 @@ class FA4Config(Problem):
     @cached_property
     def barriers(self) -> BarrierTable:
         return self.schedule.barriers(self)
+
+    @property
+    def latent_rows(self) -> int:
+        """Rows of a tile over a latent cache."""
+        return getattr(self.schedule, "latent_rows", MOST_LATENT_ROWS)
 
     @property
     def cluster_parts(self) -> int:

@@ -201,7 +201,7 @@ class SM100Kernel:
             splits = Splits(number, cute.fast_divmod_create_divisor_v2(number), tiles_each, apart)
             grid = grid * number
         args = KernelArgs(
-            q=tma.q_operand(cfg, mQ),
+            q=self.q_operand(mQ),
             k=k,
             v=v,
             o=o,
@@ -281,6 +281,10 @@ class SM100Kernel:
     def events_of(self, mbarriers) -> Events:
         """The events of the barrier table, whose first mbarrier this is."""
         return Events.of(self.cfg.barriers, mbarriers)
+
+    def q_operand(self, mQ):
+        """What loads Q."""
+        return tma.q_operand(self.cfg, mQ)
 
     def o_operand(self, mO):
         """-> (what stores O, rows from one batch to the next in its row space): TMA, unless a family does it itself."""

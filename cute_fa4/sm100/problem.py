@@ -15,13 +15,15 @@ AUX_DTYPES = ("bf16", "fp16", "f32", "i32", "i64", "u8")
 MOST_LATENT_ROWS = 64  # of a tile over a latent cache: docs/decisions/0011
 
 
-def heads_of_latent_tile(heads: int) -> int:
-    """Of the heads of a latent cache, how many share a tile: all, or an equal part that fits.
+def heads_of_latent_tile(heads: int, rows: int = MOST_LATENT_ROWS) -> int:
+    """Of the heads of a latent cache, how many share a tile of so many rows: all, or an equal part that fits.
 
     >>> heads_of_latent_tile(16), heads_of_latent_tile(64), heads_of_latent_tile(96), heads_of_latent_tile(128)
     (16, 64, 48, 64)
+    >>> heads_of_latent_tile(96, 128), heads_of_latent_tile(256, 128)
+    (96, 128)
     """
-    parts = -(-heads // MOST_LATENT_ROWS)
+    parts = -(-heads // rows)
     while heads % parts:
         parts += 1
     return heads // parts
@@ -146,7 +148,12 @@ class Problem:
         """Query heads whose rows share a tile."""
         if not self.pack_gqa:
             return 1
-        return self.group if not self.latent else heads_of_latent_tile(self.group)
+        return self.group if not self.latent else heads_of_latent_tile(self.group, self.latent_rows)
+
+    @property
+    def latent_rows(self) -> int:
+        """Rows of a tile over a latent cache; a schedule may have more."""
+        return MOST_LATENT_ROWS
 
     @property
     def clips_keys(self) -> bool:

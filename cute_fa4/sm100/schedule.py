@@ -5,6 +5,7 @@
     mhapair/schedule.py       Pair: two CTAs share the MMAs of two query tiles of 256 rows
     mhaswap/schedule.py       SwappedTile: a tile of 8 to 64 rows, keys and depth in the place of the 128 rows
     mla_decode/schedule.py    LatentTile: such a tile over a latent cache, whose V is the first columns of K
+    mla_pair/schedule.py      LatentPair: 128 rows over a latent cache, by two CTAs that share the MMAs
     mha1q/schedule.py         OneTile: one query tile of 128 rows, even and odd key tiles side by side
     mhawide/schedule.py       WideTile: one query tile of 128 rows, head dims up to 512, of V 256 a launch
 

@@ -117,8 +117,8 @@ def test_every_configuration_of_latent_calls_is_listed(monkeypatch):
         table = torch.arange(2 * width, dtype=torch.int32).view(2, width)
         q = torch.zeros(2, queries, 24, 576, dtype=torch.bfloat16)
         flash_mla_with_kvcache(q, cache, table, used, causal=True)
-    # Two page sizes, tiles of 32 and of 64 rows, alone and shared out, and one kernel that merges.
-    assert asked == set(listed) and len(listed) == 2 * 2 * 2 + 1
+    # Two page sizes, tiles of 32, 64 and 128 rows, alone and shared out, and one kernel that merges.
+    assert asked == set(listed) and len(listed) == 2 * 3 * 2 + 1
     with pytest.raises(ValueError, match="calls: 'latent' with head_dim 128, heads_kv 1"):
         configs_for_model(**model | {"head_dim": 128})
 

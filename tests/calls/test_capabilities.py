@@ -148,7 +148,9 @@ def test_asking_compiles_nothing():
 def test_a_latent_cache_is_asked_about_by_its_name():
     rows = capabilities(latent=True, group=128, dtype="bf16", causal=True, return_lse=True)
     assert [(row.head_dim, row.head_dim_v, row.runs) for row in rows] == [(576, 512, True)] * 2
-    assert {row.families for row in rows} == {("mla_decode",)}
+    assert {row.families for row in rows} == {("mla_pair",)}
+    few = capabilities(latent=True, group=16, dtype="bf16", causal=True, return_lse=True)
+    assert {row.families for row in few} == {("mla_decode",)}
     [other] = capabilities(
         latent=True, head_dim=320, head_dim_v=256, dtype="bf16", causal=True, return_lse=True, arch="sm_100a"
     )  # fmt: skip

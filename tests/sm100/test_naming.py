@@ -14,6 +14,7 @@ from cute_fa4.sm100.mha2q.schedule import TwoTiles
 from cute_fa4.sm100.mhaswap.schedule import SwappedTile
 from cute_fa4.sm100.mhawide.schedule import WideTile
 from cute_fa4.sm100.mla_decode.schedule import LatentTile
+from cute_fa4.sm100.mla_pair.schedule import LatentPair
 from cute_fa4.sm100.problem import Problem
 from cute_fa4.sm100.score_mods import PACKAGED, ScoreMod
 from cute_fa4.sm100.warp_roles import WarpRoles
@@ -25,6 +26,7 @@ IMPORTED = {
     "SwappedTile": SwappedTile,
     "OneTile": OneTile,
     "LatentTile": LatentTile,
+    "LatentPair": LatentPair,
     "WideTile": WideTile,
     "WarpRoles": WarpRoles,
     "range": range,

@@ -59,7 +59,8 @@ def ours(problem: DecodeProblem, constants: dict[str, Constant], num_splits: int
     if call.cluster:
         merge = constants["cluster_merge_us"].value
     claims = bool(call.config.schedule.claims)
-    return _time(kernel, call.queues, claims, merge, call.parts, constants)
+    ctas = getattr(call.config.schedule, "ctas", 1)
+    return _time(kernel, call.queues, claims, merge, call.parts, constants, ctas)
 
 
 def theirs(problem: DecodeProblem, constants: dict[str, Constant], split: bool) -> CallTime:
@@ -85,10 +86,11 @@ def merge_us(cycles: float, dependent: bool, constants: dict[str, Constant]) -> 
 
 
 def _time(
-    kernel: Streaming, queues, goes_on: bool, merge: float, parts: int, constants
+    kernel: Streaming, queues, goes_on: bool, merge: float, parts: int, constants, ctas: int = 1
 ) -> CallTime:
+    """ctas: that run a queue together, each on an SM of its own."""
     value = {name: constant.value for name, constant in constants.items()}
-    chip = Chip(Memory.of(constants), int(value["sms"]), kernel)
+    chip = Chip(Memory.of(constants), int(value["sms"]) // ctas, kernel)
     found = chip.run(list(queues), goes_on)
     microsecond = value["clock_ghz"] * 1e3
     before = value["launch_us"] + value["cold_start_us"]

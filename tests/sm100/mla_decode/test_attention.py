@@ -21,17 +21,16 @@ from tests.sm100.mla_decode.latent_batches import LATENT, ROPE, agree, draw, run
 # heads, queries, page size, keys, options of the call, mode of the emulator: what each is for
 CALLS = {
     "a tile of 16 rows, keys around two tiles": (16, 1, 64, (127, 128, 129, 0, 1), {}, "in_order"),
-    "two tiles of 48 heads for each of two queries, P over the rotary columns, shared keys": (
-        *(96, 2, 16, (1030, 5, 0), {"num_splits": None, "causal": True}, "hostile"),
+    "48 heads padded to 64 rows, P over the rotary columns, shared keys": (
+        *(48, 1, 16, (1030, 5, 0), {"num_splits": None, "causal": True}, "hostile"),
     ),
     "24 heads padded to 32 rows, pages of 5 gathered, parts of which some are empty, fp16": (
         *(24, 1, 5, (300, 4), {"num_splits": 3, "dtype": torch.float16}, "random"),
     ),
 }
 FURTHER = {
-    "128 heads": (128, 1, 64, (300, 5), {"num_splits": 1}, "hostile"),
-    "eight queries fold into two tiles of 64 rows": (
-        *(16, 8, 128, (260, 8, 3), {"causal": True}, "hostile"),
+    "four queries fold into a tile of 64 rows": (
+        *(16, 4, 128, (260, 8, 3), {"causal": True}, "hostile"),
     ),
     "three queries of 8 heads leave rows of nobody in 32; fixed parts": (
         *(8, 3, 32, (400, 129), {"causal": True, "tokens_per_split": 256}, "in_order"),

@@ -62,7 +62,7 @@ def test_heads_share_tiles_of_64_rows():
     assert heads == {16: 16, 64: 64, 96: 48, 128: 64}
     cfg = config(64, group=96)
     assert (cfg.tiles.rows_per_position, cfg.tiles.pads_groups) == (64, True)
-    assert [latent_rows(q, 16) for q in (1, 2, 3, 8)] == [16, 32, 64, 64]
+    assert [latent_rows(q, 16) for q in (1, 2, 3, 8)] == [16, 32, 64, None]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,121 @@
+"""LatentPair: 128 query rows over a latent cache by two CTAs of a cluster that share every MMA.
+
+    FA4Config(qk_depth=576, ov_depth=512, latent=True, group=128, pack_gqa=True, kv_layout="paged", page_size=64,
+              seqused_k=True, schedule=LatentPair())
+
+    tensor memory, 128 lanes: rows 0-63 twice     shared memory, 227 KiB
+    0     64    128        256        384         Q | ring of units | rope | P | exchanged | work queue | mbarriers
+    | S0  | S1  |    O0     |    O1    |
+      lanes 0-63: keys 0-63 of S, the first half of the columns of O; lanes 64-127: the others
+
+What one CTA would read twice, K and V of 128 rows, each of the two reads in part: docs/decisions/0017.
+"""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import ClassVar
+
+from ..memory_maps import TmemMap
+from ..mhaswap.warp_roles import SwappedWarpRoles
+from ..problem import Problem
+from ..row_schedule import DTYPES_OF_16_BITS
+from ..sync.barriers import BarrierTable
+from ..tiles import ROWS_PER_Q_TILE
+from . import barriers
+from .smem_map import LatentPairSmem, slots_that_fit, smem_map
+from .tiles import CTAS, LATENT_DEPTH, ROPE_DEPTH, LatentPairTiles
+
+S_BUFFERS = 2  # S of the next key tile is made while the softmax works on one; a buffer is tile & 1
+
+
+@dataclass(frozen=True)
+class LatentPair:
+    """The schedule of SM100MLAPair.
+
+    rescale_log2   the running row maximum is kept while it moves less than this (P stays below 2^rescale_log2)
+    claims         whether a pair takes over blocks that have not started: not built, None and False are the same
+    dependent_launch, prefetch_maps   as in SwappedTile
+    """
+
+    family: ClassVar[str] = "mla_pair"
+    ctas: ClassVar[int] = CTAS  # that share an MMA
+    latent_rows: ClassVar[int] = (
+        ROWS_PER_Q_TILE  # of a tile, in which the heads of a cache share places
+    )
+    warps: ClassVar[SwappedWarpRoles] = SwappedWarpRoles()
+
+    rescale_log2: float = 8.0
+    claims: bool | None = None
+    dependent_launch: bool = True
+    prefetch_maps: bool = False
+
+    def resolved(self, problem: Problem) -> "LatentPair":
+        return replace(self, claims=False)
+
+    def tiles(self, problem: Problem) -> LatentPairTiles:
+        return LatentPairTiles.of(problem)
+
+    def tmem(self, problem: Problem) -> TmemMap:
+        tiles = self.tiles(problem)
+        s = tuple(i * tiles.s_columns for i in range(S_BUFFERS))
+        first = S_BUFFERS * tiles.s_columns
+        o = tuple(first + i * tiles.o_columns for i in range(tiles.outputs))
+        return TmemMap(s, (), o, o[-1] + tiles.o_columns, p_apart=False)
+
+    def barriers(self, problem: Problem) -> BarrierTable:
+        return layout(self.warps, self.tiles(problem))[0]
+
+    def smem(self, problem: Problem) -> LatentPairSmem:
+        return layout(self.warps, self.tiles(problem))[1]
+
+    def contradictions(self, problem: Problem) -> list[str]:
+        why = []
+        if not 0 <= self.rescale_log2 <= 15:
+            why.append(
+                f"rescale_log2={self.rescale_log2}: P grows to 2^rescale_log2 and must fit fp16: use 0 to 15"
+            )
+        return why
+
+    def refusals(self, problem: Problem) -> list[str]:
+        return not_built(problem) or self.tiles(problem).page_refusals()
+
+
+def not_built(problem: Problem) -> list[str]:
+    """What this family does not run: it is for one call, which asks for nothing of this."""
+    depths = (problem.qk_depth, problem.ov_depth)
+    if not problem.latent or depths != (LATENT_DEPTH + ROPE_DEPTH, LATENT_DEPTH):
+        return [
+            f"latent={problem.latent}, qk_depth={depths[0]}, ov_depth={depths[1]}: this kernel reads V from K: use "
+            f"latent=True, qk_depth={LATENT_DEPTH + ROPE_DEPTH}, ov_depth={LATENT_DEPTH}"
+        ]
+    why = []
+    if problem.qkv_dtype not in DTYPES_OF_16_BITS:
+        why.append(f"qkv_dtype={problem.qkv_dtype!r} is not built yet: use 'bf16' or 'fp16'")
+    o_dtype = "f32" if problem.split_keys else problem.qkv_dtype
+    for name, only in {
+        "o_dtype": o_dtype,
+        "q_layout": "dense",
+        "kv_layout": "paged",
+        "seqused_q": False,
+        "page_heads_first": False,
+        "cache_leftpad": False,
+        "sink": False,
+        "score_mod": None,
+        "mask_mod": None,
+        "rope_dtype": None,
+        "scale_dtype": None,
+    }.items():
+        if getattr(problem, name) != only:
+            why.append(
+                f"{name}={getattr(problem, name)!r} is not built yet for pairs of CTAs over a latent cache: use "
+                f"{only!r}, or schedule=LatentTile(rows=64)"
+            )
+    return why
+
+
+@lru_cache(maxsize=256)
+def layout(warps: SwappedWarpRoles, tiles: LatentPairTiles) -> tuple[BarrierTable, LatentPairSmem]:
+    """Barriers and shared memory decide each other's size: the ring gets what a kernel without slots leaves."""
+    slots = slots_that_fit(tiles, smem_map(tiles, warps, barriers.table(warps, 0)))
+    table = barriers.table(warps, slots)
+    return table, smem_map(tiles, warps, table)

@@ -1,0 +1,205 @@
+"""Softmax warps of either CTA: S -> P, key tile by key tile; two threads share a row, each has half of the keys.
+
+    thread t    row t % 64 of the CTA, keys 64 (t / 64) to 64 (t / 64) + 63 of a key tile
+
+For every key tile:
+
+    wait s_ready          read the row's 64 scores, mask them if the tile needs it
+    row maximum           of the thread; the other thread's comes through shared memory
+    P = 2^(c s - c m)
+    wait pv_done          O is complete up to the tile before, and its P has been read
+    a maximum moved       O *= 2^(old - new), this thread's 256 columns. Seldom: it may lag by 2^8
+    P to shared memory    128 bytes of a row, which is A of the next product as it stands
+    p_ready
+
+Both threads keep the same running maximum, so they decide alike. After the last tile they add up their sums, wait for O
+and store it (store.py).
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from ..instructions import tensor_memory
+from ..kernel_args import Events, KernelArgs
+from ..mhaswap.columns import NAMED_BARRIER
+from ..mhaswap.softmax import Before
+from ..steps import row_math, visibility
+from ..steps.row_math import RowState
+from ..steps.scores import RowContext, log2_scale, row_context, whole_tiles
+from ..steps.store import PIECE_BYTES, store_piece
+from ..work.blocks import rank_in_cluster
+from ..work.queue import NO_MORE, WorkQueue
+from ..work.tile import Work
+from . import store
+from .schedule import S_BUFFERS
+from .smem import LatentPairShared
+
+BATCH = 32  # columns of O that are in registers at a time
+
+
+@dataclass(frozen=True)
+class Place:
+    """A softmax thread.
+
+    thread  0 to 127
+    row     of the CTA; row_of_tile: of the 128 of the pair
+    half    0 or 1: which keys of a tile, and which columns of an output
+    """
+
+    thread: Int32
+    row: Int32
+    row_of_tile: Int32
+    half: Int32
+
+    @staticmethod
+    def here(cfg) -> "Place":
+        thread, _, _ = cute.arch.thread_idx()
+        rows = cfg.tiles.q_box_rows
+        row = thread % rows
+        return Place(thread, row, rank_in_cluster() * rows + row, thread // rows)
+
+
+def exchange(smem: LatentPairShared, place: Place, rows: int, number, value):
+    """The value of the other thread of this row. number: of exchanges before.
+
+    There are two buffers, so that the barrier of one exchange is what frees the one before.
+    """
+    smem.exchanged[(place.thread, number & 1)] = value
+    cute.arch.barrier(barrier_id=NAMED_BARRIER, number_of_threads=2 * rows)
+    return smem.exchanged[(place.thread ^ rows, number & 1)]
+
+
+def write_p(cfg, smem: LatentPairShared, place: Place, words: list):
+    """This thread's half of a row of P."""
+    tile = cfg.tiles.p_tile
+    line = place.half * tile.chunk_bytes + place.row * tile.swizzle.span_bytes
+    for piece in range(len(words) // 4):
+        four = words[4 * piece : 4 * piece + 4]
+        store_piece(smem.p_address + tile.swizzle(line + piece * PIECE_BYTES), four)
+
+
+def rescale_o(cfg, tmem, factor):
+    """O *= factor, in this thread's columns."""
+    for column in cfg.tmem.o:
+        for first, values in tensor_memory.load_batches(tmem + column, cfg.tiles.o_columns, BATCH):
+            tensor_memory.store(tmem + column + first, row_math.multiplied(values, factor))
+    tensor_memory.wait_store()
+
+
+def scores_of(cfg, tmem, buffer) -> list:
+    """This thread's scores of a key tile."""
+    address = tmem + buffer * (cfg.tmem.s[1] - cfg.tmem.s[0])
+    scores = tensor_memory.load(address, cfg.tiles.keys_of_thread)
+    tensor_memory.wait_load()
+    return scores
+
+
+@cute.jit
+def step(
+    cfg: cutlass.Constexpr,
+    args: KernelArgs,
+    smem: LatentPairShared,
+    tmem: Int32,
+    events: Events,
+    work: Work,
+    place: Place,
+    row: RowContext,
+    before: Before,
+    n: Int32,
+    state: RowState,
+    masked: cutlass.Constexpr,
+) -> RowState:
+    """Key tile n: scores to probabilities."""
+    tile = n - work.tiles.first + before.tiles
+    buffer = tile & (S_BUFFERS - 1)
+    events.s_ready.wait(buffer, tile >> 1 & 1)
+    tensor_memory.fence_after()
+    scores = scores_of(cfg, tmem, buffer)
+    if cutlass.const_expr(masked):
+        first_key = n * cfg.tiles.BN + place.half * cfg.tiles.keys_of_thread
+        lower = cfg.mask.has_lower_bound or not cfg.mask.is_band
+        bands = [(lo - first_key if lower else None, hi - first_key) for lo, hi in row.bands]
+        scores = visibility.keep_visible(scores, bands)
+    scale_log2 = log2_scale(cfg, args, row.factor)
+    own = row_math.row_maximum(scores, state.row_max)
+    other = exchange(smem, place, cfg.tiles.q_box_rows, tile + before.work_tiles, own)
+    row_max, safe_max, factor = row_math.update_maximum(
+        state.row_max, cute.arch.fmax(own, other), scale_log2, cfg.schedule.rescale_log2
+    )
+    values = row_math.powers(scores, scale_log2, -safe_max * scale_log2, frozenset())
+    words = row_math.pack(values, cfg.qkv_dtype)
+    total = row_math.row_total(row_math.add_values([], values))
+    events.pv_done.wait(0, (tile - 1) & 1)
+    if n != work.tiles.first:  # before, no product of the work tile is in O
+        if cute.arch.vote_any_sync(factor < 1.0):
+            tensor_memory.fence_after()
+            rescale_o(cfg, tmem, factor)
+    write_p(cfg, smem, place, words)
+    cute.arch.fence_proxy("async.shared", space="cta")
+    tensor_memory.fence_before()
+    events.p_ready.arrive(0)
+    return RowState(row_max, state.row_sum * factor + total)
+
+
+@cute.jit
+def key_tiles(
+    cfg: cutlass.Constexpr,
+    args: KernelArgs,
+    smem: LatentPairShared,
+    tmem: Int32,
+    events: Events,
+    work: Work,
+    place: Place,
+    before: Before,
+) -> tuple[RowContext, RowState]:
+    """All key tiles of a work tile."""
+    row = row_context(cfg, args, work, 0, place.row_of_tile)
+    whole = whole_tiles(cfg, args, work, 0)
+    first, end = work.tiles.first, work.tiles.first + work.tiles.count
+    state = RowState.empty()
+    if cutlass.const_expr(cfg.mask.has_lower_bound):
+        for n in cutlass.range(first, whole.begin, unroll=1):
+            state = step(
+                cfg, args, smem, tmem, events, work, place, row, before, n, state, masked=True
+            )
+    if cutlass.const_expr(cfg.mask.is_band):
+        for n in cutlass.range(whole.begin, whole.end, unroll=1):
+            state = step(
+                cfg, args, smem, tmem, events, work, place, row, before, n, state, masked=False
+            )
+    for n in cutlass.range(whole.end, end, unroll=1):
+        state = step(cfg, args, smem, tmem, events, work, place, row, before, n, state, masked=True)
+    return row, state
+
+
+@cute.jit
+def run(
+    cfg: cutlass.Constexpr,
+    args: KernelArgs,
+    smem: LatentPairShared,
+    tmem: Int32,
+    events: Events,
+    queue: WorkQueue,
+):
+    """Every work tile. `tmem`: address of the first column for this warp's lanes."""
+    place = Place.here(cfg)
+    before = Before(Int32(0), Int32(0))
+    work = queue.next(cfg, args, before.work_tiles)
+    while work.tiles.count != NO_MORE:
+        row, state = key_tiles(cfg, args, smem, tmem, events, work, place, before)
+        tiles = before.tiles + work.tiles.count
+        turn = tiles + before.work_tiles
+        other = exchange(smem, place, cfg.tiles.q_box_rows, turn, state.row_sum)
+        total = state.row_sum + other
+        if work.tiles.count > 0:
+            events.pv_done.wait(0, (tiles - 1) & 1)
+            tensor_memory.fence_after()
+        state = RowState(state.row_max, total)
+        store.outputs(cfg, args, work, place, tmem, row_math.inverse(total))
+        if cutlass.const_expr(cfg.write_lse):
+            store.log_sum_exp(cfg, args, work, place, state, row.factor)
+        before = Before(tiles, before.work_tiles + 1)
+        work = queue.next(cfg, args, before.work_tiles)

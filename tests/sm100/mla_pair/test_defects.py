@@ -1,0 +1,37 @@
+"""Planted defects of pairs of CTAs over a latent cache are caught by the checks meant for them."""
+
+from functools import cache
+
+import pytest
+
+from tests.emulator.mutations.everything import LEVEL
+from tests.emulator.mutations.mutant import assert_caught
+from tests.sm100.mla_pair import defects
+
+MUTANTS = defects.mutants()
+QUICK = ("p_ready is raised without releasing P", "the rotary columns begin a new S")
+
+
+@cache
+def subject():
+    return defects.subject(LEVEL)
+
+
+@pytest.mark.sweep
+def test_the_unchanged_kernel_is_clean_under_every_schedule():
+    subject().expected()
+
+
+def quick_or_sweep(mutant):
+    marks = () if mutant.name in QUICK else pytest.mark.sweep
+    return pytest.param(mutant, marks=marks, id=mutant.name)
+
+
+@pytest.mark.parametrize("mutant", [quick_or_sweep(mutant) for mutant in MUTANTS])
+def test_a_defect_is_caught_by_a_check_meant_for_it(mutant):
+    assert_caught(mutant, subject())
+
+
+def test_there_are_enough_defects():
+    """What docs/verification.md says."""
+    assert len(MUTANTS) >= 60 and {mutant.name for mutant in MUTANTS} >= set(QUICK)

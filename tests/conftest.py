@@ -12,6 +12,7 @@ from tests.suite.collector import CollectorPlugin
 from tests.suite.costs import CostsPlugin
 from tests.suite.kernels import KernelsPlugin
 from tests.suite.sweep import SweepPlugin, add_options
+from tests.suite.tracing import remember_places
 
 
 def pytest_addoption(parser):
@@ -29,6 +30,7 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     config.pluginmanager.register(CostsPlugin())
     config.pluginmanager.register(CollectorPlugin())
+    remember_places()
     config.pluginmanager.register(SweepPlugin(config))
     config.pluginmanager.register(KernelsPlugin(getattr(config, "workerinput", {}).get("kernels")))
     if config.getoption("--seeds") < 1:

@@ -26,6 +26,7 @@ from cute_fa4.sm100.config import (  # noqa: E402
     OneTile,
     Pair,
     SwappedTile,
+    WidePair,
     WideTile,
 )
 from cute_fa4.sm100.sync.barriers import BarrierTable  # noqa: E402
@@ -48,6 +49,7 @@ def barriers_document() -> str:
     latent = FA4Config(**problem, schedule=LatentTile()).barriers
     pair_of_latent = FA4Config(**problem | {"group": 128}, schedule=LatentPair()).barriers
     wide = FA4Config(qk_depth=256, schedule=WideTile()).barriers
+    wide_pair = FA4Config(qk_depth=256, schedule=WidePair()).barriers
     return f"""# Barriers
 
 Every mbarrier of the forward kernel, printed from `cute_fa4/sm100/mha2q/barriers.py` for the default configuration
@@ -119,6 +121,12 @@ head dim 256):
 ```
 
 {_reuse(wide)}
+
+Pairs of CTAs of such heads (`mhawidepair/barriers.py`, {wide_pair.kv_slots} ring slots) have, in each of both:
+
+```
+{wide_pair.text()}
+```
 
 ## In memory
 

@@ -111,6 +111,8 @@ VARIANTS = {
     "pair d64 packed": {"family": "mhapair", "head_dim": 64, **PACKED, "maximum": "exact"},
     "d192, V of 128": {"head_dim": 192, "head_dim_v": 128, **CAUSAL},
     "d256": {"head_dim": 256, **CAUSAL},
+    "d256 pair": {"head_dim": 256, "family": "mhawidepair", **CAUSAL},
+    "d512": {"head_dim": 512},
     "e4m3 causal": {"qkv_dtype": "e4m3", "descales": "qkv", **CAUSAL},
     "e4m3 pages of 16": {"qkv_dtype": "e4m3", **PAGES, "page_size": 16},
     # few rows, clusters, a latent cache

@@ -43,7 +43,7 @@ class Variant:
     page_size  keys of a page; 0: keys are contiguous
     one_block  ours, with FA4Config.claims off: a CTA ends with its block
     head_dim_v  of V and O; 0: that of Q and K
-    pairs      ours, on pairs of CTAs (sm100/mhapair); flash-attn-4 decides by itself
+    pairs      ours, on pairs of CTAs (sm100/mhapair, mhawidepair); flash-attn-4 decides by itself
     """
 
     maker: str
@@ -86,9 +86,9 @@ class Variant:
     @property
     def rows(self) -> int:
         """Query rows of a work tile."""
-        if self.maker == OURS and is_wide(self.head_dim, self.head_dim_v or self.head_dim):
-            return ROWS_A_CTA // 2  # one query tile
-        return ROWS_A_CTA * (2 if self.pair else 1)
+        wide = self.maker == OURS and is_wide(self.head_dim, self.head_dim_v or self.head_dim)
+        rows = ROWS_A_CTA // 2 if wide else ROWS_A_CTA  # one query tile, or two
+        return rows * (2 if self.pair else 1)
 
     @property
     def persistent(self) -> bool:

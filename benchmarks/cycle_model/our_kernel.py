@@ -50,8 +50,13 @@ def config(variant):
 
     ValueError with the reasons if cute_fa4 refuses it.
     """
-    from cute_fa4.sm100.choose_config import choose_config
+    from cute_fa4.sm100.choose_config import choose_config, is_wide
 
+    pair = (
+        "mhawidepair"
+        if is_wide(variant.head_dim, variant.head_dim_v or variant.head_dim)
+        else "mhapair"
+    )
     layout = "packed" if variant.ragged else "dense"
     found = choose_config(
         qkv_dtype="bf16",
@@ -64,7 +69,7 @@ def config(variant):
         seqused_k=variant.page_size > 0,
         page_size=variant.page_size,
         claims=variant.claims,
-        family="mhapair" if variant.pairs else None,
+        family=pair if variant.pairs else None,
     )
     if found.refusals():
         raise ValueError(f"{variant}: " + "; ".join(found.refusals()))

@@ -33,6 +33,7 @@ from cute_fa4.sm100.config import FA4Config
 from cute_fa4.sm100.mhapair.schedule import Pair
 from cute_fa4.sm100.mhaswap.schedule import SwappedTile
 from cute_fa4.sm100.mhawide.schedule import WideTile
+from cute_fa4.sm100.mhawidepair.schedule import WidePair
 from cute_fa4.sm100.mla_decode.schedule import LatentTile
 from cute_fa4.sm100.mla_pair.schedule import LatentPair
 from cute_fa4.sm100.problem import AUX_DTYPES
@@ -216,13 +217,15 @@ def _families_with(choices: set, wide: bool) -> list[str]:
     has = {name: {field.name for field in fields(cls)} for name, cls in FAMILIES.items()}
     few = "rows" in choices
     asked_for = {LatentTile, LatentPair} if policy.pairs() else {LatentTile, LatentPair, Pair}
+    if policy.pairs() is False:
+        asked_for.add(WidePair)
     return [
         name
         for name, cls in FAMILIES.items()
         if choices <= has[name]
         and ("rows" in has[name]) == few
         and cls not in asked_for
-        and (cls is WideTile) == wide
+        and issubclass(cls, WideTile) == wide
     ]
 
 

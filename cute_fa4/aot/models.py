@@ -212,11 +212,16 @@ def _shares_tiles(group: int) -> bool:
 
 def _tiles(model: dict, swaps: bool) -> list[dict]:
     """What calls ask of tiles, from long queries to one. swaps: short queries have tiles with swapped operands."""
-    from cute_fa4.sm100.choose_config import is_wide, tile_for
+    from cute_fa4.compiler import policy
+    from cute_fa4.sm100.choose_config import is_wide, tile_for, wide_family_for
 
     group = model["group"]
-    if is_wide(model["head_dim"], model["head_dim_v"]):  # one kernel for any number of queries
-        return [{"pack_gqa": pack} for pack in dict.fromkeys((False, _shares_tiles(group)))]
+    if is_wide(
+        model["head_dim"], model["head_dim_v"]
+    ):  # by the number of queries, alone or in pairs
+        families = dict.fromkeys(wide_family_for(rows, 1, policy.pairs()) for rows in (1, 1000))
+        packs = dict.fromkeys((False, _shares_tiles(group)))
+        return [{"pack_gqa": pack, "family": family} for pack in packs for family in families]
     shared = ((False, None), (True, None)) if _shares_tiles(group) else ((False, None),)
     few = (tile_for(queries, group, None, swaps) for queries in range(1, 64))
     found = dict.fromkeys((*shared, *few))

@@ -35,6 +35,7 @@ from cute_fa4.sm100.choose_config import (
     latent_tile,
     split_configs,
     tile_for,
+    wide_family_for,
 )
 from cute_fa4.sm100.config import FA4Config
 from cute_fa4.system.devices import target_of
@@ -206,6 +207,9 @@ def _tile(q, v, group: int, where: Where, options: Options) -> dict:
     if rows is not None:
         return {"pack_gqa": pack, "rows": rows}
     heads = group if pack else 1
+    if wide:
+        rows = seqlen_q if _length_may_choose(where, options) else 1
+        return {"pack_gqa": pack, "family": wide_family_for(rows, heads, policy.pairs())}
     family = family_for(seqlen_q, heads, policy.pairs() and of_16_bits) if by_length else None
     return {"pack_gqa": pack, "family": family}
 

@@ -19,9 +19,9 @@ CUTE_FA4_SWAP: which tiles calls of few queries ask for.
 
 CUTE_FA4_PAIR: whether calls of more queries than one tile of 128 rows ask for pairs of CTAs that share their MMAs.
 
-    auto    as a rule says (PAIRS_PAY of sm100/choose_config.py; default)
-    on      pairs (sm100/mhapair)
-    off     every CTA by itself (sm100/mha2q)
+    auto    as a rule says (PAIRS_PAY and wide_family_for of sm100/choose_config.py; default)
+    on      pairs (sm100/mhapair, mhawidepair)
+    off     every CTA by itself (sm100/mha2q, mhawide)
 
 CUTE_FA4_MAXIMUM: what the exponentials of a row refer to, in kernels of two query tiles.
 

@@ -12,6 +12,7 @@ from .mhapair.schedule import Pair
 from .mhaswap.schedule import CLUSTER_PARTS, SwappedTile
 from .mhaswap.tiles import padded_heads
 from .mhawide.schedule import WideTile
+from .mhawidepair.schedule import WidePair
 from .mla_decode.schedule import LatentTile
 from .mla_decode.tiles import LATENT_DEPTH, ROPE_DEPTH
 from .mla_pair.schedule import LatentPair
@@ -41,6 +42,7 @@ __all__ = [
     "split_configs",
     "swapped_rows",
     "tile_for",
+    "wide_family_for",
 ]
 
 # DEPTHS, QK_DEPTHS: head dims that most families run, of V and O, and of Q and K.
@@ -115,7 +117,7 @@ def _schedule(depth: int, family: str | None, **choices) -> Schedule:
         raise ValueError(
             f"family={family!r} with {', '.join(foreign)}: choices of another schedule than {cls.__name__}"
         )
-    if depth <= 64 and issubclass(cls, RowSchedule) and cls is not WideTile:
+    if depth <= 64 and issubclass(cls, RowSchedule) and not issubclass(cls, WideTile):
         # Tensor memory would allow 192 keys a tile, but 192 f32 scores do not fit the 192 registers of a
         # softmax thread; reading S twice instead costs more than the wider tile saves.
         choices.setdefault("bn_cap", 128)
@@ -138,6 +140,17 @@ def columns_of_v(head_dim_v: int) -> int:
     (256, 256, 136)
     """
     return head_dim_v // 2 if head_dim_v in DEEP else head_dim_v
+
+
+def wide_family_for(seqlen_q: int, heads: int, pairs: bool | None = None) -> str:
+    """The same of wide heads: pairs of CTAs where there are rows for both. Neither has more rows than alone, and each
+    loads half (docs/decisions/0015). heads, pairs: as family_for
+
+    >>> wide_family_for(1, 8), wide_family_for(128, 1), wide_family_for(17, 8), wide_family_for(300, 1, pairs=False)
+    ('mhawide', 'mhawide', 'mhawidepair', 'mhawide')
+    """
+    pays = pairs is not False and seqlen_q * heads > ROWS_PER_Q_TILE
+    return (WidePair if pays else WideTile).family
 
 
 def family_for(seqlen_q: int, heads: int, pairs: bool | None = None) -> str:
@@ -248,7 +261,7 @@ def split_configs(
 
     shared: every CTA takes as many keys as any other, not every part of a sequence.
     """
-    if isinstance(config.schedule, Pair):
+    if isinstance(config.schedule, (Pair, WidePair)):
         config = config.with_(schedule=config.schedule.alone)
     partial = config.with_(split_keys=True, share_keys=shared, write_lse=True, o_dtype="f32")
     combine = CombineConfig(

@@ -5,6 +5,7 @@
     mhapair      Pair        two of 256, half in each CTA    a query tile each
     mha1q        OneTile     one                     every second key tile each
     mhawide      WideTile    one                     there is one, with every key tile
+    mhawidepair  WidePair    one of 256, half in each CTA    the same
 
 Choices, how they are made where they are left open, and why a problem does not run: with value, limit and remedy.
 """

@@ -7,6 +7,7 @@
     mla_decode/schedule.py    LatentTile: such a tile over a latent cache, whose V is the first columns of K
     mla_pair/schedule.py      LatentPair: 128 rows over a latent cache, by two CTAs that share the MMAs
     mha1q/schedule.py         OneTile: one query tile of 128 rows, even and odd key tiles side by side
+    mhawidepair/schedule.py   WidePair: two CTAs share the MMAs of a query tile of 256 rows, wide heads
     mhawide/schedule.py       WideTile: one query tile of 128 rows, head dims up to 512, of V 256 a launch
 
 A schedule knows its own numbers, cuts a problem into tiles, and lays tiles out in tensor memory and shared memory;

@@ -81,5 +81,5 @@ def test_no_keys_give_zeros_and_no_weight():
 
 def test_capabilities_say_so():
     rows = capabilities(dtype="bf16", head_dim=512, arch="sm_100a")
-    assert all(row.runs and row.families == ("mhawide",) for row in rows)
+    assert all(row.runs and row.families == ("mhawide", "mhawidepair") for row in rows)
     assert not any(row.runs for row in capabilities(dtype="e4m3", head_dim=512))

@@ -46,10 +46,10 @@ def of_pair(code: Order) -> Order:
         def run(self, cfg, args, smem, tmem, events, kv, queue):
             issue(cfg, code, args, smem, tmem, events, kv, queue)
 
-        def may_write_factor(self, events, i, phase):
+        def may_write_factor(self, events, at, phase):
             # Alone, p_ready says through s_ready that the last factor has been read. Between CTAs that chain is
             # relaxed: it orders tensor memory, not the shared memory that factors lie in.
-            events.p_ready.wait(i, phase ^ 1)
+            events.p_ready.wait(at, phase ^ 1)
 
         def close(self, events, i):
             """Nothing: a warp does not know whether p_ready of the last tile is complete; CTA 0 does (issue)."""
@@ -77,11 +77,17 @@ def issue(
         for i in cutlass.range_constexpr(cfg.tiles.num_q):  # correction has begun a phase
             events.p_ready.close(i, CTAS * len(cfg.schedule.warps.softmax) // cfg.tiles.num_q)
     else:
-        number = Int32(0)
+        read_announcements(cfg, args, queue)
+
+
+@cute.jit
+def read_announcements(cfg: cutlass.Constexpr, args: KernelArgs, queue: WorkQueue):
+    """The mma warp of CTA 1, for whom CTA 0 issues."""
+    number = Int32(0)
+    count = queue.next(cfg, args, number).tiles.count
+    while count != NO_MORE:
+        number = number + 1
         count = queue.next(cfg, args, number).tiles.count
-        while count != NO_MORE:
-            number = number + 1
-            count = queue.next(cfg, args, number).tiles.count
 
 
 @cute.jit

@@ -54,7 +54,12 @@ S_BUFFERS = 2
 
 def table(warps: WarpRoles, kv_slots: int) -> BarrierTable:
     """The table of a kernel whose ring has so many slots."""
-    numbers = {
+    return BarrierTable(rows(warps), numbers(kv_slots))
+
+
+def numbers(kv_slots: int) -> dict[str, int]:
+    """How many there are of what a barrier can be per."""
+    return {
         Q_TILE: 1,
         S_BUFFER: S_BUFFERS,
         WORK_ENTRY: WORK_ENTRIES,
@@ -62,7 +67,6 @@ def table(warps: WarpRoles, kv_slots: int) -> BarrierTable:
         KV_SLOT: kv_slots,
         KV_STAGE: kv_slots,
     }
-    return BarrierTable(rows(warps), numbers)
 
 
 def rows(warps: WarpRoles) -> tuple[Barrier, ...]:

@@ -14,6 +14,7 @@ from ..kernel_args import Events, KernelArgs, Smem
 from ..operands.kv_buffer import KVBuffer, KVBufferConfig
 from ..steps.loads import find_rows, load_q, look_up
 from ..sync.pipelines import Slot, TMAProducerPipeline
+from ..work import blocks
 from ..work.tile import Work
 from .units import k_unit, v_unit
 
@@ -42,20 +43,29 @@ def load_tile(
     of_k, of_v = find_rows(cfg, args, work, n, entries)
     at = load_units([k_unit(cfg, k, unit) for unit in range(cfg.tiles.k_units)], kv, work, at, of_k)
     v_units = [v_unit(cfg, v, unit) for unit in range(cfg.tiles.v_units)]
+    own = [own_columns(cfg, unit) for unit in range(cfg.tiles.v_units)]
     if n > first:
         before = look_up(cfg, args, work, n - 1)
         _, of_v_before = find_rows(cfg, args, work, n - 1, before)
-        at = load_units(v_units, kv, work, at, of_v_before)
+        at = load_units(v_units, kv, work, at, of_v_before, own)
     if n == last:
-        at = load_units(v_units, kv, work, at, of_v)
+        at = load_units(v_units, kv, work, at, of_v, own)
     return at
 
 
-def load_units(units: list[KVBuffer], kv: TMAProducerPipeline, work: Work, at: Slot, found) -> Slot:
-    """Copy the units of a tile of K or V."""
-    for unit in units:
+def own_columns(cfg, unit: int):
+    """Where the columns of this CTA begin in a unit of V."""
+    return blocks.rank(cfg) * (cfg.tiles.v_columns(unit) // cfg.tiles.cta_group)
+
+
+def load_units(
+    units: list[KVBuffer], kv: TMAProducerPipeline, work: Work, at: Slot, found, own=None
+) -> Slot:
+    """Copy the units of a tile of K or V. own: of own_columns, for each unit of V."""
+    for unit, column in zip(units, own or [0] * len(units), strict=True):
         kv.acquire(at)
         mbarrier = kv.get_v(at)
-        unit.load_from_dram(at.index, mbarrier, found, work.tile.kv_head, work.sequence.batch)
+        place = work.tile.kv_head, work.sequence.batch
+        unit.load_from_dram(at.index, mbarrier, found, *place, first_column=column)
         at = kv.commit_step(at)
     return at

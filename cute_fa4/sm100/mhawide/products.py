@@ -36,7 +36,9 @@ def multiply_qk(cfg, smem: Smem, k: KVBuffer, s_address, kv: KVConsumerPipeline,
     m, n, depth = cfg.tiles.qk_mma_shape
     q = KMajorTile(cfg.tiles.rows_per_q_tile, cfg.tiles.padded_qk_depth, cfg.dtype_bytes)
     q_start, q_high, q_steps = mma_tile(q, smem.q_address, depth // cfg.tiles.MMA_K)
-    computes = InstructionDescriptor(m, n, cfg.qkv_dtype, cfg.qkv_dtype)
+    computes = InstructionDescriptor(
+        m, n, cfg.qkv_dtype, cfg.qkv_dtype, cta_group=cfg.tiles.cta_group
+    )
     done = 0
     for unit in range(cfg.tiles.k_units):
         start, high, steps = units.k_unit(cfg, k, unit).get_mma_tile(at.index)
@@ -68,8 +70,9 @@ def multiply_pv(
             cfg.qkv_dtype,
             cfg.qkv_dtype,
             b_mn_major=True,
+            cta_group=cfg.tiles.cta_group,
         )
-        d = o + unit * cfg.tiles.swizzle_granule
+        d = o + unit * cfg.tiles.unit_columns
         units.wait(kv, at)
         if unit == 0:  # P in two parts, so that its product starts early
             events.p_ready.wait(buffer, phase)
@@ -95,8 +98,8 @@ def run(
     events: Events,
     kv: KVConsumerPipeline,
     queue: WorkQueue,
-):
-    """Every work tile of the CTA."""
+) -> Int32:
+    """Every work tile of the CTA; -> its key tiles."""
     k = KVBuffer(KVBufferConfig.for_k(cfg), smem.kv_address)
     v = KVBuffer(KVBufferConfig.for_v(cfg), smem.kv_address)
     at = units.first()
@@ -119,3 +122,4 @@ def run(
             q_phase = q_phase ^ 1
         number = number + 1
         count = queue.next(cfg, args, number).tiles.count
+    return tile

@@ -21,24 +21,29 @@ SWIZZLE_BYTES = 128
 class WideTiles(Tiles):
     """What Tiles has, with a slot of the ring for a unit."""
 
-    @staticmethod
-    def of(problem: Problem) -> "WideTiles":
-        return WideTiles(
+    @classmethod
+    def of(cls, problem: Problem, cta_group: int = 1) -> "WideTiles":
+        return cls(
             problem,
             num_q=1,
-            cta_group=1,
+            cta_group=cta_group,
             BN=KEYS_PER_TILE,
             qk_stages=1,
             swizzle_bytes=SWIZZLE_BYTES,
         )
 
     @property
+    def unit_columns(self) -> int:
+        """Columns of a unit of K or V. Of two CTAs each has half of the rows of K, and half of the columns of V."""
+        return self.swizzle_granule * self.cta_group
+
+    @property
     def k_units(self) -> int:
-        return self.padded_qk_depth // self.swizzle_granule
+        return -(-self.problem.qk_depth // self.unit_columns)
 
     @property
     def v_units(self) -> int:
-        return self.padded_ov_depth // self.swizzle_granule
+        return -(-self.problem.ov_depth // self.unit_columns)
 
     @property
     def slot_qk_depth(self) -> int:
@@ -48,11 +53,11 @@ class WideTiles(Tiles):
     @property
     def BK0(self) -> int:
         """Columns of K in one copy: those of a unit."""
-        return self.swizzle_granule
+        return self.unit_columns
 
     @property
     def v_cols_per_cta(self) -> int:
-        """Columns of V in one copy: those of a unit."""
+        """Columns of V in one copy: a CTA's of a unit."""
         return self.swizzle_granule
 
     @property
@@ -74,10 +79,10 @@ class WideTiles(Tiles):
 
     def v_columns(self, unit: int) -> int:
         """Columns of O that a unit of V makes: N of its product."""
-        left = align_up(self.problem.ov_depth, 16) - unit * self.swizzle_granule
-        return min(self.swizzle_granule, left)
+        left = align_up(self.problem.ov_depth, 16 * self.cta_group) - unit * self.unit_columns
+        return min(self.unit_columns, left)
 
     def k_columns(self, unit: int) -> int:
         """Columns that a unit of K contracts."""
-        left = align_up(self.problem.qk_depth, self.MMA_K) - unit * self.swizzle_granule
-        return min(self.swizzle_granule, left)
+        left = align_up(self.problem.qk_depth, self.MMA_K) - unit * self.unit_columns
+        return min(self.unit_columns, left)

@@ -15,16 +15,16 @@ from ..sync.pipelines import KVConsumerPipeline, KVPosition, Slot
 
 
 def k_unit(cfg, k: KVBuffer, unit: int) -> KVBuffer:
-    """Columns 64 unit and on of K, in any slot."""
-    columns = cfg.tiles.swizzle_granule
+    """The columns of a unit of K, in any slot."""
+    columns = cfg.tiles.unit_columns
     contraction = cfg.tiles.k_columns(unit)
     return _part(k, columns=columns, contraction=contraction, first_column=unit * columns)
 
 
 def v_unit(cfg, v: KVBuffer, unit: int) -> KVBuffer:
-    """Columns 64 unit and on of V, in any slot."""
-    columns = cfg.tiles.swizzle_granule
-    return _part(v, columns=columns, first_column=unit * columns)
+    """The columns of a unit of V, as far as they are the CTA's own, in any slot; those of the next CTA follow."""
+    first = unit * cfg.tiles.unit_columns
+    return _part(v, columns=cfg.tiles.v_cols_per_cta, first_column=first)
 
 
 def _part(whole: KVBuffer, **changes) -> KVBuffer:

@@ -75,8 +75,8 @@ class Order:
     def may_write_p(self, events, i, phase):
         """Wait until the last factor and the last P of query tile i have been read. phase: of this key tile."""
 
-    def may_write_factor(self, events, i, phase):
-        """Wait until correction has read the last factor of query tile i; p_ready of the last tile has said it here."""
+    def may_write_factor(self, events, at, phase):
+        """Wait until correction has read the last factor of barriers `at`; p_ready of its tile has said it here."""
 
     def o_complete(self, events, i, phase):
         """Wait until O_i has all products of the key tiles before. phase: of the tile before this one."""

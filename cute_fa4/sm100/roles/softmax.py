@@ -50,10 +50,10 @@ def scores_of(cfg, order, tmem, events: Events, at, i, phase) -> tuple:
     return s_address, scores
 
 
-def send_factor(cfg, order, smem: Smem, events: Events, row: RowContext, at, i, phase, factor):
+def send_factor(cfg, order, smem: Smem, events: Events, row: RowContext, at, phase, factor):
     """What correction multiplies O_i by, before the product of this key tile."""
     to = order.buffer_before(at)
-    order.may_write_factor(events, i, phase)
+    order.may_write_factor(events, at, phase)
     smem.row_scale[order.factor_at(cfg, row.thread, to)] = factor
     events.row_scale.arrive(to)
 
@@ -123,7 +123,7 @@ def step(
     )
     order.may_write_p(events, i, phase)
     if n != first:  # nothing to rescale before
-        send_factor(cfg, order, smem, events, row, at, i, phase, factor)
+        send_factor(cfg, order, smem, events, row, at, phase, factor)
     bias = -safe_max * scale_log2
     if cutlass.const_expr(cfg.p_lift_log2):
         bias = bias + cfg.p_lift_log2
@@ -156,7 +156,7 @@ def lagged_step(
     if cutlass.const_expr(cfg.score_mod is not None):
         scores = apply_score_functions(cfg, args, work, row, n, scores, masked=False)
     order.may_write_p(events, i, phase)
-    send_factor(cfg, order, smem, events, row, at, i, phase, factor)
+    send_factor(cfg, order, smem, events, row, at, phase, factor)
     bias = -state.row_max * scale_log2
     place, powers = (work, n, i, row, at, phase, s_address), lagged.Powers()
     total = store_p(cfg, order, smem, events, *place, scores, scale_log2, bias, powers)

@@ -1,0 +1,71 @@
+"""Defects of what crosses the border of a CTA of SM100MHAWidePair (tests/sm100/pairs_of_ctas.py).
+
+The subject: 300 queries on 300 keys, causal, head dim 256: a block of both CTAs and one of which CTA 1 has no row,
+three key tiles each, which one pair claims one after the other. Rows are rescaled in most tiles.
+"""
+
+import re
+
+import torch
+
+from cute_fa4 import flash_attn_func
+from tests.emulator.mutations.attention_call import executes
+from tests.emulator.mutations.mutant import HANG, Mutant, Subject
+from tests.sm100.pairs_of_ctas import REMOTE, Crossings
+
+NAME = "d256_pair"
+ARRIVAL = "mbarrier.arrive.shared.b64"
+
+
+def subject(level) -> Subject:
+    generator = torch.Generator().manual_seed(1)
+    q = (torch.randn(1, 300, 1, 256, generator=generator) * 6).bfloat16()
+    k, v = torch.randn(2, 1, 300, 1, 256, generator=generator).bfloat16()
+
+    def call(out):
+        return flash_attn_func(q, k, v, causal=True, return_lse=True, out=out, num_splits=1)
+
+    return Subject(NAME, executes(call, q, level))
+
+
+CROSSINGS = Crossings(
+    NAME,
+    arrivals_at_0=(
+        "p_ready of a whole tile", "p_last of a whole tile", "p_ready of a masked tile", "p_last of a masked tile",
+        "p_ready before the first tile", "p_ready behind a rescale", "p_ready when O is read",
+    ),
+    committed=(
+        "kv_empty of a unit of K", "kv_empty of the last unit of K", "s_ready", "q_free", "kv_empty of a unit of V",
+        "kv_empty of the last unit of V", "pv_done", "kv_empty of the last V", "kv_empty of the end",
+        "the last pv_done",
+    ),
+    awaited=("p_ready", "p_last", "the last p_ready", "the last p_last"),
+    announced=((1, "Q"), (2, "K"), (3, "the last unit of K"), (4, "V"), (6, "the last V")),
+    doubled=(0, 3, 5),
+    in_one=(0, 2, 6),
+    missing=(2, 4, 6),
+    flipped=(0, 3),
+    closes=1,
+)  # fmt: skip
+
+
+def without_arrival(number: int):
+    """Edit: the arrival in the own CTA that comes first behind arrival `number` in CTA 0 is gone."""
+
+    def edit(ptx):
+        text = ptx.split("\n")
+        at = [n for n, line in enumerate(text) if re.search(REMOTE, line)][number]
+        own = next(n for n in range(at, at + 20) if ARRIVAL in text[n])
+        return "\n".join(text[:own] + text[own + 1 :])
+
+    return edit
+
+
+def mutants() -> tuple:
+    """Besides, factor_read: correction raises it behind each of its arrivals on p_ready."""
+    behind = ("before the first tile", "behind a rescale", "when O is read")
+    unread = (
+        Mutant(f"no arrival on factor_read {when}", NAME, without_arrival(4 + n), HANG)
+        for n, when in enumerate(behind)
+    )
+    return (*CROSSINGS.mutants(), *unread)

@@ -1,0 +1,222 @@
+"""Defects of what crosses from one CTA of a pair to the other, planted in a kernel's PTX; one line is one mistake.
+
+Places are in the order of the text: softmax, correction, products, copies. A family says what its own are (Crossings).
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tests.emulator.mutations.edits import PlantingError
+from tests.emulator.mutations.mutant import (
+    ASYNCHRONY,
+    COUNTS,
+    HANG,
+    IN_FLIGHT,
+    MEMORY,
+    ORDER,
+    Mutant,
+)
+
+REMOTE = r"mbarrier\.arrive\.relaxed\.cluster\.shared::cluster\.b64 _, (\[%r\d+\]), %r\d+;"
+COMMIT = r"@leader_thread tcgen05\.commit\.\S+ (\[%r\d+\]), both_ctas;"
+BOTH = r"mov\.b16 both_ctas, 3;"
+WAIT = r"mbarrier\.try_wait\.parity\.relaxed\.cluster\.shared::cta\.b64 complete, (\[%r\d+\]), (%r\d+), \d+;"
+EXPECT = r"mbarrier\.arrive\.expect_tx\.shared\.b64 (%rd\d+), (\[\S+\]), (%r\d+);"
+MAPA = r"mapa\.shared::cluster\.u32\s+(%r\d+), (%r\d+), 0;"
+CLUSTER_BARRIER = r"barrier\.cluster\.(arrive|wait);"
+BEFORE, AFTER = r"tcgen05\.fence::before_thread_sync;", r"tcgen05\.fence::after_thread_sync;"
+STORED = r"tcgen05\.wait::st\.sync\.aligned;"
+LOAD = r"(cp\.async\.bulk\.tensor\.\dd\.shared::cluster\S*)\.cta_group::2 "
+QUERY = r"clusterlaunchcontrol\.try_cancel\.async\.shared::cta\.mbarrier::complete_tx::bytes\.multicast::cluster::all"
+CLOSE = r"mbarrier\.arrive\.relaxed\.cluster\.shared::cta\.b64 state, (\[%r\d+\]), (%r\d+);"
+MMA = r"@leader_thread (tcgen05\.mma)\.cta_group::2(\S+ .*), (0x[0-9a-f]+), (\w+);"
+ANSWER_READ = r"mbarrier\.arrive\.release\.cluster\.shared::cluster\.b64 _, (\[%r\d+\]), %r\d+;"
+
+EARLY = (*ASYNCHRONY, *COUNTS)
+EARLY_OR_HANG = (*EARLY, *HANG)
+# A CTA has ended, and something still comes.
+GONE = (*COUNTS, *IN_FLIGHT, "IllegalAccess", "EmulatorError")
+
+
+def edited(pattern: str, number: int, by: str, ahead_of: str | None = None, at: int = 0):
+    """Edit: line `number` that matches becomes `by`; with ahead_of, counted backwards from its line number `at`."""
+
+    def edit(ptx):
+        text = ptx.split("\n")
+        found = [n for n, line in enumerate(text) if re.search(pattern, line)]
+        if ahead_of is not None:
+            marks = [n for n, line in enumerate(text) if re.search(ahead_of, line)]
+            found = [n for n in found if n < marks[at]]
+        if not -len(found) <= number < len(found):
+            raise PlantingError(f"the kernel has {len(found)} lines of {pattern!r}, not {number}")
+        n = found[number]
+        text[n] = re.sub(pattern, by, text[n])
+        return "\n".join(text)
+
+    return edit
+
+
+def several(*edits):
+    def edit(ptx):
+        for one in edits:
+            ptx = one(ptx)
+        return ptx
+
+    return edit
+
+
+P_OF_SOFTMAX = 4  # arrivals of softmax: p_ready and p_last of a whole tile and of a masked one
+
+
+@dataclass(frozen=True)
+class Crossings:
+    """The places of a kernel by name, in the order of its text.
+
+    arrivals_at_0  arrivals in CTA 0: P of a masked tile comes behind that of a whole one
+    committed      commits in both CTAs
+    awaited        waits of the mma warp of CTA 0
+    announced      (number, what) of the announcements of bytes
+    doubled, in_one, missing, flipped   which of them are planted in further ways
+    closes         phases of p_ready that CTA 0 completes at the end
+    """
+
+    name: str
+    arrivals_at_0: tuple[str, ...]
+    committed: tuple[str, ...]
+    awaited: tuple[str, ...]
+    announced: tuple[tuple[int, str], ...]
+    doubled: tuple[int, ...]
+    in_one: tuple[int, ...]
+    missing: tuple[int, ...]
+    flipped: tuple[int, ...]
+    closes: int
+
+    def mutants(self) -> Iterator[Mutant]:
+        for group in (arrivals, commits, waits, loads, meetings, claims):
+            yield from group(self)
+
+    def planted(self, name, edit, meant, **why) -> Mutant:
+        return Mutant(name, self.name, edit, meant, **why)
+
+
+def arrivals(self: Crossings):
+    """Arrivals at CTA 0: missing, at the own CTA, or before what they say."""
+    for n, what in enumerate(self.arrivals_at_0):
+        yield self.planted(f"no arrival on {what}", edited(REMOTE, n, ""), HANG)
+    for n in self.doubled:
+        twice = edited(
+            REMOTE, n, r"\g<0> mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, \1, 1;"
+        )
+        yield self.planted(f"two arrivals on {self.arrivals_at_0[n]}", twice, EARLY_OR_HANG)
+    for n, what in enumerate(("p_ready", "p_last")):
+        yield self.planted(
+            f"both CTAs raise {what} of softmax in CTA 1",
+            edited(MAPA, n, r"mapa.shared::cluster.u32 \1, \2, 1;"),
+            EARLY_OR_HANG,
+        )
+    for n in range(P_OF_SOFTMAX):
+        yield self.planted(
+            f"no tcgen05 fence before {self.arrivals_at_0[n]}",
+            edited(BEFORE, -1, "", ahead_of=REMOTE, at=n),
+            (*ORDER, "TensorOrderError"),
+        )
+        yield self.planted(
+            f"P is not awaited before {self.arrivals_at_0[n]}",
+            edited(STORED, -1, "", ahead_of=REMOTE, at=n),
+            (*ORDER, *IN_FLIGHT),
+        )
+
+
+def commits(self):
+    """Commits: on one CTA alone, on the other alone, or missing."""
+    for n, what in enumerate(self.committed):
+        mask = edited(BOTH, n, "mov.b16 both_ctas, 1;")
+        yield self.planted(f"{what} is committed in CTA 0 alone", mask, (*HANG, *EARLY))
+    for n in self.in_one:
+        mask = edited(BOTH, n, "mov.b16 both_ctas, 2;")
+        yield self.planted(
+            f"{self.committed[n]} is committed in CTA 1 alone", mask, (*HANG, *EARLY)
+        )
+    for n in self.missing:
+        yield self.planted(f"no commit on {self.committed[n]}", edited(COMMIT, n, ""), HANG)
+
+
+def waits(self):
+    """Waits of the mma warp of CTA 0: none, or without the fence behind."""
+    for n, what in enumerate(self.awaited):
+        passed = edited(WAIT, n, "setp.eq.u32 complete, 0, 0;")
+        yield self.planted(f"mma does not wait for {what}", passed, (*EARLY, "TensorOrderError"))
+    for n in self.flipped:
+        flipped = r"{.reg .b32 other; xor.b32 other, \2, 1; "
+        flipped += r"mbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64 complete, \1, other;}"
+        yield self.planted(
+            f"mma waits for the other parity of {self.awaited[n]}",
+            edited(WAIT, n, flipped),
+            EARLY_OR_HANG,
+        )
+
+
+def loads(self):
+    """Bytes of the other CTA, and which half is whose."""
+    for n, what in self.announced:
+        half = r"{.reg .b32 half; shr.u32 half, \3, 1; mbarrier.arrive.expect_tx.shared.b64 \1, \2, half;}"
+        yield self.planted(
+            f"the bytes of one CTA are announced for {what}", edited(EXPECT, n, half), EARLY_OR_HANG
+        )
+    for n, what in ((0, "Q"), (-1, "V")):
+        yield self.planted(
+            f"a copy of {what} does not say that its mbarrier is that of the pair",
+            edited(LOAD, n, r"\1 "),
+            ("IllegalAccess", *EARLY_OR_HANG),
+        )
+
+
+def meetings(self):
+    """The beginning and the end, where both CTAs meet."""
+    first = several(edited(CLUSTER_BARRIER, 0, ""), edited(CLUSTER_BARRIER, 0, ""))
+    yield self.planted(
+        "the CTAs do not meet before they begin", first, (*COUNTS, *ORDER, *MEMORY, "EmulatorError")
+    )
+    last = several(edited(CLUSTER_BARRIER, -1, ""), edited(CLUSTER_BARRIER, -1, ""))
+    yield self.planted("the CTAs do not meet before they end", last, (*GONE, *ORDER, *MEMORY))
+    no_wait = edited(CLUSTER_BARRIER, -1, "")
+    yield self.planted(
+        "a CTA does not wait for the other one before it ends", no_wait, (*GONE, *ORDER, *MEMORY)
+    )
+    for n in range(self.closes):
+        yield self.planted(
+            f"CTA 0 does not close p_ready[{n}]",
+            edited(CLOSE, n, r"bra.uni COMPLETE;"),
+            (*GONE, *HANG),
+        )
+    more = r"mbarrier.arrive.relaxed.cluster.shared::cta.b64 state, \1, 7;"
+    yield self.planted(
+        "CTA 0 closes p_ready[0] with an arrival too few", edited(CLOSE, 0, more), HANG
+    )
+    for name, pattern in (
+        ("tcgen05.alloc", r"tcgen05\.alloc\.cta_group::2"),
+        ("tcgen05.dealloc", r"tcgen05\.dealloc\.cta_group::2"),
+        ("tcgen05.relinquish_alloc_permit", r"tcgen05\.relinquish_alloc_permit\.cta_group::2"),
+    ):
+        one = edited(pattern, 0, f"{name}.cta_group::1")
+        yield self.planted(f"{name} for one CTA", one, (*MEMORY, "EmulatorError"))
+    yield self.planted(
+        "a product for one CTA", edited(MMA, 0, r"@leader_thread \1.cta_group::1\2, \3, \4;"),
+        (*MEMORY, "EmulatorError"),
+    )  # fmt: skip
+
+
+def claims(self):
+    """CTA 0 claims for both."""
+    alone = QUERY.replace(r"\.multicast::cluster::all", "")
+    yield self.planted(
+        "the answer comes to CTA 0 alone",
+        edited(QUERY, 0, alone.replace("\\", "")),
+        HANG,
+    )
+    yield self.planted(
+        "CTA 1 does not say that it has read the answer", edited(ANSWER_READ, 0, ""), HANG
+    )
+    relaxed = r"mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, \1, 1;"
+    yield self.planted("CTA 1 says so without a release", edited(ANSWER_READ, 0, relaxed), ORDER)

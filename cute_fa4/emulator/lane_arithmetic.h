@@ -262,6 +262,21 @@ INLINE u16 bf16_rm(f32 a) { return (u16)encode_directed(a, 'm', BF16, 0x7fffu, 1
 INLINE u16 bf16_rp(f32 a) { return (u16)encode_directed(a, 'p', BF16, 0x7fffu, 16); }
 INLINE u16 bf16_rn_satfinite(f32 a) { return (u16)encode_rn(a, BF16, 0x7f7fu, 0x7fffu, 16); }
 INLINE u16 bf16_rz_satfinite(f32 a) { return bf16_rz(f32_bits(a - a == 0.0f || a != a ? bits(a) : (bits(a) & 0x80000000u) | 0x7f7fffffu)); }
+/* Stochastic: random bits below the quantum are added to the magnitude, and what is below the quantum is cut off. */
+INLINE u32 encode_rs(f32 a, u32 r, int rbits, int satfinite, int m, int emin, u32 max) {
+    u32 x = bits(a) & 0x7fffffffu, sign = bits(a) >> 31;
+    int e = (int)(x >> 23) - 127;
+    e = e < emin ? emin : e;
+    f64 n = (f64)f32_bits(x) * f64_bits((u64)(1023 + m - e) << 52);
+    n += (f64)(r & ((1u << rbits) - 1u)) * f64_bits((u64)(1023 - rbits) << 52);
+    u64 code = x < 0x7f800000u ? (u64)floor(n) + ((u64)(e - emin) << m) : (u64)max + 1u;
+    code = code > max ? max + (u64)!satfinite : code;
+    return a != a ? 0x7fffu : (u32)code | sign << 15;
+}
+INLINE u16 f16_rs(f32 a, u32 r) { return (u16)encode_rs(a, r, 13, 0, F16); }
+INLINE u16 f16_rs_satfinite(f32 a, u32 r) { return (u16)encode_rs(a, r, 13, 1, F16); }
+INLINE u16 bf16_rs(f32 a, u32 r) { return (u16)encode_rs(a, r, 16, 0, BF16); }
+INLINE u16 bf16_rs_satfinite(f32 a, u32 r) { return (u16)encode_rs(a, r, 16, 1, BF16); }
 INLINE u8 e4m3_rn_satfinite(f32 a) { return (u8)encode_rn(a, 3, -6, 0x7eu, 0x7eu, 0x7fu, 8); }
 INLINE u8 e5m2_rn_satfinite(f32 a) { return (u8)encode_rn(a, 2, -14, 0x7bu, 0x7bu, 0x7fu, 8); }
 /* Formats of 4 and 6 bits have neither NaN nor infinity: NaN becomes the largest value. Codes may have bits above. */

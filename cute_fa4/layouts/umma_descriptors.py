@@ -234,7 +234,7 @@ D_FORMATS = {"fp16": 0, "fp32": 1}
 # cta_group -> M -> step of N, for the dense kinds here (.ws, which is not issued here, takes N of 64, 128, 256).
 # PTX ISA, table "Various combinations of .kind and shapes", names steps of 8 and, for pairs of CTAs, 16. CUTLASS's
 # atoms (cute/arch/mma_sm100_umma.hpp) ask for twice that at M = 128 and for pairs: in 3.8 always, in 4.5 where A is in
-# tensor memory. What both accept is accepted here, and by the emulator.
+# tensor memory. What both accept is accepted here; the emulator takes the ISA's where A is in shared memory.
 STEPS_OF_N = {1: {64: 8, 128: 16}, 2: {128: 32, 256: 32}}
 
 

@@ -3,9 +3,12 @@
 Inside of as_if_cuda: tensors "on cuda" are CPU tensors. Sizes: the smallest with more than one tile where it is cheap.
 """
 
+import importlib
 import os
 import subprocess
+import sys
 import tempfile
+import types
 from pathlib import Path
 
 import torch
@@ -73,6 +76,71 @@ def gemm():
 
     a, b = random(256, 128), random(128, 256)
     check("gemm", of_quack(a, b, tuned=False), a.double() @ b.double(), 5e-3)
+
+
+def flashinfer(module):
+    """A module of FlashInfer's CuTe DSL kernels, of the checkout FLASHINFER.
+
+    Their packages import everything else of FlashInfer, with its extensions: here they are namespaces.
+    """
+    sys.modules.setdefault(
+        "pynvml", types.ModuleType("pynvml")
+    )  # asked for by utils.py, used by nobody here
+    name = "flashinfer"
+    for part in ("", ".cute_dsl", ".attention", ".wrappers"):
+        name += part
+        package = sys.modules.setdefault(name, types.ModuleType(name))
+        package.__path__ = [os.path.join(os.environ["FLASHINFER"], *name.split("."))]
+    return importlib.import_module(f"{name}.{module}")
+
+
+def exact_attention(q, k, v, causal):
+    """float64, [rows, heads, depth]; the last query sees the last key."""
+    k, v = (x.double().repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q.double(), k) / q.shape[-1] ** 0.5
+    if causal:
+        hidden = torch.ones(len(q), len(k), dtype=torch.bool).triu(1 + len(k) - len(q))
+        scores = scores.masked_fill(hidden, -torch.inf)
+    return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v)
+
+
+def flashinfer_prefill(head_dim=64):
+    """Two sequences of 136 and 64 rows, causal, two heads on one of keys."""
+    module = flashinfer("batch_prefill")
+    torch.manual_seed(0)
+    ends = (0, 136, 200)
+    q, k, v = (random(200, heads, head_dim) for heads in (2, 1, 1))
+    offsets = torch.tensor(ends, dtype=torch.int32, device="cuda")
+    wrapper = module.BatchPrefillCuteDSLWrapper(torch.empty(1, dtype=torch.uint8, device="cuda"))
+    wrapper.plan(
+        offsets, offsets, num_qo_heads=2, num_kv_heads=1, head_dim_qk=head_dim, causal=True,
+        q_data_type=torch.bfloat16, kv_data_type=torch.bfloat16,
+    )  # fmt: skip
+    out = wrapper.run(q, k, v)
+    for one in (slice(*ends[:2]), slice(*ends[1:])):
+        check("prefill", out[one], exact_attention(q[one], k[one], v[one], True), 5e-3)
+
+
+def flashinfer_decode(head_dim=128, length=512, splits=1):
+    """One query of 8 heads on one of keys, in two sequences.
+
+    With splits a cluster has several CTAs, and those of odd rank free tensor memory while a product is in flight (CuTe
+    DSL's PipelineUmmaAsync.producer_tail waits in even ranks alone): TensorMemoryError, whatever is checked.
+    """
+    module = flashinfer("batch_decode")
+    torch.manual_seed(0)
+    q = random(2, 1, 8, head_dim)
+    k, v = (random(2, length, 1, head_dim) for _ in "kv")
+    wrapper = module.BatchDecodeCuteDSLWrapper(
+        torch.zeros(1 << 22, dtype=torch.int8, device="cuda")
+    )
+    wrapper.plan(
+        batch_size=2, max_kv_len=length, num_qo_heads=8, num_kv_heads=1, head_dim=head_dim,
+        q_data_type=torch.bfloat16, kv_data_type=torch.bfloat16, kv_splits=splits,
+    )  # fmt: skip
+    out = wrapper.run(q, k, v)
+    exact = torch.stack([exact_attention(*x, False) for x in zip(q, k, v, strict=True)])
+    check("decode", out.reshape(exact.shape), exact, 5e-3)
 
 
 DEEP_GEMM = """

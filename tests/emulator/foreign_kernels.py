@@ -2,8 +2,9 @@
 
     git clone https://github.com/NVIDIA/cutlass && git -C cutlass checkout 7107b0553
     git clone https://github.com/deepseek-ai/DeepGEMM && git -C DeepGEMM checkout 54e2261
+    git clone https://github.com/flashinfer-ai/flashinfer && git -C flashinfer checkout fb28d7242
     pip install flash-attn-4 quack-kernels
-    CUTLASS=cutlass DEEPGEMM=DeepGEMM python -m tests.emulator.foreign_kernels cutlass --docs
+    CUTLASS=cutlass DEEPGEMM=DeepGEMM FLASHINFER=flashinfer python -m tests.emulator.foreign_kernels cutlass --docs
 
 runs all and writes the table.
 
@@ -32,6 +33,7 @@ EXAMPLES = "examples/python/CuTeDSL"
 CUTLASS = "CUTLASS"
 VERSION = "CUTLASS 7107b0553"
 DEEPGEMM = "DeepGEMM 54e2261"
+FLASHINFER = "FlashInfer fb28d7242"
 PACKAGES = {"flash-attn-4": "flash_attn", "quack": "quack"}  # origin -> module
 DISTRIBUTIONS = {"flash-attn-4": "flash-attn-4", "quack": "quack-kernels"}
 _MARKS = (
@@ -45,7 +47,7 @@ class Case:
     """One example: its file below cute/blackwell, and a call with the module as m and cutlass as c.
 
     reports  class of the error that level "hardware" raises, "" where it is clean        why  what the report is about
-    origin   CUTLASS; or DeepGEMM, or one of PACKAGES: then file is the file of the kernel, and m is foreign_calls
+    origin   CUTLASS; or DeepGEMM, FlashInfer, one of PACKAGES: then file is the file of the kernel, m is foreign_calls
     """
 
     name: str
@@ -60,6 +62,9 @@ class Case:
         if self.origin == "DeepGEMM":
             here = shutil.which("nvcc") and os.environ.get("DEEPGEMM") and os.environ.get("CUTLASS")
             return "" if here else "no nvcc, or DEEPGEMM=DIR and CUTLASS=DIR do not name checkouts"
+        if self.origin == "FlashInfer":
+            here = Path(os.environ.get("FLASHINFER", "")) / "flashinfer/cute_dsl"
+            return "" if here.is_dir() else "FLASHINFER=DIR does not name a checkout"
         if self.origin != CUTLASS:
             found = importlib.util.find_spec(PACKAGES[self.origin])
             return "" if found else f"no {self.origin}: pip install {DISTRIBUTIONS[self.origin]}"
@@ -187,6 +192,15 @@ CASES = (
     Case("RMSNorm", "rmsnorm.py", "m.rmsnorm()", origin="quack"),
     Case("cross entropy", "cross_entropy.py", "m.cross_entropy()", origin="quack"),
     Case("GEMM", "gemm_sm100.py", "m.gemm()", origin="quack"),
+    Case("prefill, causal", "prefill.py", "m.flashinfer_prefill()", origin="FlashInfer"),
+    Case(
+        "decode, heads of a group",
+        "gqa_decode.py",
+        "m.flashinfer_decode()",
+        "BarrierError",
+        "copies use mbarriers of the pipelines, and no fence.mbarrier_init follows their initialisation",
+        origin="FlashInfer",
+    ),
     Case("bf16 GEMM, by nvcc", "sm100_bf16_gemm.cuh", "m.deep_gemm()", origin="DeepGEMM"),
 )
 
@@ -275,8 +289,9 @@ def write_docs(lines):
         f"{name} {importlib.metadata.version(DISTRIBUTIONS[name])}" for name in PACKAGES
     )
     head = (
-        f"Origins: {VERSION}, `{EXAMPLES}/cute/blackwell`; {versions}; {DEEPGEMM}. Instructions are those of all "
-        "launches of an example, its conversions of inputs included. At level `ptx` the first report is named.\n\n"
+        f"Origins: {VERSION}, `{EXAMPLES}/cute/blackwell`; {versions}; {FLASHINFER}; {DEEPGEMM}. Instructions are "
+        "those of all launches of an example, its conversions of inputs included. At level `ptx` the first report is "
+        "named.\n\n"
         "| origin | kernel | file | launches | warp instructions | level `hardware` | level `ptx` "
         "| against a reference |\n"
         "|---|---|---|---:|---:|---|---|---|\n"

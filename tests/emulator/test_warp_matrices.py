@@ -46,6 +46,50 @@ def test_ldmatrix_gives_each_lane_its_two_elements(tiles, transposed):
         assert np.array_equal(out[:, tile], low.astype(np.uint32) | high.astype(np.uint32) << 16)
 
 
+@pytest.mark.parametrize(
+    "shape, tiles, bits",
+    [
+        ("m8n16", 1, 4),
+        ("m8n16", 4, 6),
+        ("m16n16", 1, 8),
+        ("m16n16", 2, 4),
+        ("m16n16", 2, 6),
+        ("m8n16", 2, 4),
+    ],
+)
+def test_ldmatrix_of_bytes_and_of_packed_elements(shape, tiles, bits):
+    """Bytes as CUTLASS's copy traits of SM100 have them; the first 2 or 12 bits of a row are its first elements."""
+    random = np.random.default_rng(bits)
+    codes = random.integers(0, 1 << bits, (32, 16)).astype(np.uint8)
+    rows = aligned(random.integers(0, 256, (32, 16)).astype(np.uint8))
+    for row, elements in zip(rows, codes, strict=True):
+        number = sum(int(c) << bits * i for i, c in enumerate(elements))
+        row[: 2 * bits] = list(number.to_bytes(2 * bits, "little"))
+    suffix = {8: "b8", 6: "b8x16.b6x16_p32", 4: "b8x16.b4x16_p64"}[bits]
+    count = tiles * (2 if shape == "m16n16" else 1)
+    registers = ", ".join(f"%r{10 + i}" for i in range(count))
+    zeros = "".join(f"mov.b32 %r{10 + i}, 0;" for i in range(4))
+    out = aligned(np.zeros((32, 4), np.uint32))
+    transposed = ".trans" if shape == "m16n16" else ""
+    run_ptx(
+        START + zeros + f"""
+        ld.global.v4.b32 {{%r20, %r21, %r22, %r23}}, [%rd1];
+        st.shared.v4.b32 [%r3], {{%r20, %r21, %r22, %r23}}; bar.sync 0;
+        ldmatrix.sync.aligned.{shape}.x{tiles}{transposed}.shared.{suffix} {{{registers}}}, [%r3];
+        st.global.v4.b32 [%rd3], {{%r10, %r11, %r12, %r13}};
+        """,
+        rows, out, shared=1024, checks="ptx",
+    )  # fmt: skip
+    got = out.view(np.uint8).reshape(32, 4, 4)
+    for lane, register, j in np.ndindex(32, count, 4):
+        at = 4 * (lane % 4) + j
+        if shape == "m8n16":
+            expected = codes[8 * register + lane // 4, at]
+        else:
+            expected = codes[16 * (register // 2) + at, lane // 4 + 8 * (register % 2)]
+        assert got[lane, register, j] == expected
+
+
 @pytest.mark.parametrize("tiles", [1, 2, 4])
 def test_stmatrix_of_bytes_writes_columns_as_rows(tiles):
     """Register r of lane l, byte i: row 8 r + 2 (l % 4) + i % 2, byte l / 4 + 8 (i / 2)."""

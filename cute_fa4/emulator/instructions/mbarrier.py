@@ -75,7 +75,11 @@ def _own(warp, operand, ins):
 
 @instruction(pattern=rf"mbarrier\.init{_SPACE}\.b64")
 def init(warp, ins, match):
-    """A fresh barrier of ``count`` arrivals in phase 0; its 8 bytes belong to it until mbarrier.inval."""
+    """A fresh barrier of ``count`` arrivals in phase 0; its 8 bytes belong to it until mbarrier.inval.
+
+    Of several lanes at once each but the first initialises a live barrier, which PTX leaves undefined. Hardware does
+    what one lane does: FlashInfer's prefill initialises a barrier so. Level "ptx" refuses it.
+    """
     counts = warp.read32(ins.operands[1])
     issuer = warp.issuer()
     for cta, offset, lanes in _own(warp, ins.operands[0], ins):
@@ -91,7 +95,10 @@ def init(warp, ins, match):
                 f"mbarrier.init of {name}, which is live in phase {live.phase}; mbarrier.inval first",
                 BarrierError,
             )
-        if len(lanes) > 1:
+        order = cta.machine.ordering
+        if len(lanes) > 1 and (
+            len({*counts[lanes].tolist()}) > 1 or order is not None and order.ptx
+        ):
             warp.fault(
                 f"mbarrier.init of {name} by lanes {lanes}; one thread must do it", BarrierError
             )
@@ -106,7 +113,6 @@ def init(warp, ins, match):
             issuer=issuer,
         )
         cta.shared.own(offset, barrier)
-        order = cta.machine.ordering
         if order is not None:
             memory_checks.shared_span(order, warp, cta.shared, offset, 8, "mbarrier.init")
             order.initialised(barrier, warp)

@@ -3,6 +3,10 @@
     ldmatrix.m8n8     lane l gives the address of row l % 8 of tile l / 8, 16 bytes
                       lane l holds elements (l / 4, 2 (l % 4)) and (l / 4, 2 (l % 4) + 1) of each tile
         .trans        the same of the transposed tile
+    ldmatrix.m8n16    rows of 16 elements of 4 or 6 bits, packed, which become bytes (low bits); lane l holds the bytes
+                      (l / 4, 4 (l % 4)) and the three behind it of each tile
+    ldmatrix.m16n16   .trans: 16 rows of 16 bytes, or of packed elements; lane l holds bytes (4 (l % 4) + j, l / 4),
+                      j = 0 .. 3, and the same of column l / 4 + 8 in the next register
     stmatrix.m16n8    .trans.b8: lane l of the first 8, 16 or 32 gives the address of row l of 16 bytes
                       lane l holds bytes (2 (l % 4), l / 4), (2 (l % 4) + 1, l / 4), and the same of l / 4 + 8
 
@@ -20,6 +24,7 @@ import numpy as np
 from cute_fa4.emulator.errors import UnknownInstruction
 from cute_fa4.emulator.instruction_table import instruction
 from cute_fa4.emulator.instructions.memory import gather, scatter
+from cute_fa4.emulator.machine.tensor_core import unpacked
 from cute_fa4.emulator.machine.warp import FULL, SHARED_BASE
 from cute_fa4.emulator.ptx_parser import Vec
 from cute_fa4.emulator.rounding import BF16, E4M3, E5M2, F16, decode, encode
@@ -53,6 +58,47 @@ def ldmatrix(warp, ins, match):
         tile = tile.T if transposed else tile
         low, high = tile[_G, 2 * _T].astype(np.uint32), tile[_G, 2 * _T + 1].astype(np.uint32)
         warp.write32(register, low | high << np.uint32(16))
+
+
+_PACKED = r"\.b8x16\.b(?:6x16_p32|4x16_p64)"
+
+
+def _byte_rows(warp, ins, rows):
+    """uint8[rows, 16]: rows of bytes, or of elements of 4 and 6 bits that are widened to bytes."""
+    addresses = _row_addresses(warp, ins.operands[1], rows, ins.opcode)
+    raw = np.ascontiguousarray(gather(warp, "shared", addresses, 16)).view(np.uint8)
+    raw = raw.reshape(rows, 16)
+    bits = {"b4x16_p64": 4, "b6x16_p32": 6}.get(ins.opcode.split(".")[-1])
+    return unpacked(raw, bits) if bits else raw
+
+
+@instruction(
+    pattern=r"ldmatrix\.sync\.aligned\.m8n16\.x([124])(?:\.shared(?:::cta)?)?" + _PACKED,
+    aligned=True,
+)
+def ldmatrix_packed(warp, ins, match):
+    """{d0, ...}, [row]: one register of four bytes for each tile (lanes as of CUTLASS's copy traits)."""
+    rows = _byte_rows(warp, ins, 8 * int(match[1]))
+    for register, tile in zip(_items(ins.operands[0]), rows.reshape(-1, 8, 16), strict=True):
+        warp.write32(register, np.ascontiguousarray(tile).view(np.uint32).reshape(32))
+
+
+@instruction(
+    pattern=r"ldmatrix\.sync\.aligned\.m16n16\.x([12])\.trans(?:\.shared(?:::cta)?)?(?:\.b8|"
+    + _PACKED
+    + ")",
+    aligned=True,
+)
+def ldmatrix_bytes(warp, ins, match):
+    """{d0, d1, ...}, [row]: two registers of four bytes for each tile, which is transposed."""
+    tiles = _byte_rows(warp, ins, 16 * int(match[1])).reshape(-1, 16, 16)
+    halves = np.ascontiguousarray(tiles.transpose(0, 2, 1)).reshape(-1, 8, 16)
+    for register, half in zip(_items(ins.operands[0]), halves, strict=True):
+        warp.write32(register, np.ascontiguousarray(half).view(np.uint32).reshape(32))
+
+
+def _items(operand):
+    return operand.items if isinstance(operand, Vec) else (operand,)
 
 
 @instruction(

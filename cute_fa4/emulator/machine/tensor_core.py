@@ -188,6 +188,11 @@ class InstructionDescriptor:
         return f"an {self} (reads its operands)", f"an {self} (writes D)"
 
 
+def step_of_few(m, cta_group):
+    """The step of N that CUTLASS's atoms ask for where A is in tensor memory, and the emulator for kind::i8."""
+    return (8 if m == 64 else 16) if cta_group == 1 else 32
+
+
 @lru_cache(maxsize=1024)
 def decode_instruction(bits, kind, cta_group, weight_stationary=False):
     """Instruction descriptor -> InstructionDescriptor. Raises EmulatorError naming the field it refuses.
@@ -195,7 +200,8 @@ def decode_instruction(bits, kind, cta_group, weight_stationary=False):
     bits      the 32-bit operand of tcgen05.mma
     kind      "f16", "tf32", "f8f6f4" or "i8"
     weight_stationary  of tcgen05.mma.ws, which has other shapes
-    Limits of M and N: those of layouts/umma_descriptors.py, with their sources.
+    Limits of M and N: those of PTX ISA, "Various combinations of .kind and shapes": N in steps of 8, of a pair 16.
+    FlashInfer's decode relies on N = 8 with M = 128. layouts/umma_descriptors.py, for kernels here, takes fewer.
     """
 
     def field(low, width):
@@ -229,7 +235,9 @@ def decode_instruction(bits, kind, cta_group, weight_stationary=False):
         accept("N (bits 17 to 22, times 8)", n, (64, 128, 256))
     else:
         accept("M (bits 24 to 28, times 16)", m, (64, 128) if cta_group == 1 else (128, 256))
-        n_step = (8 if m == 64 else 16) if cta_group == 1 else 32
+        n_step = 8 * cta_group
+        if kind == "i8":
+            n_step = step_of_few(m, cta_group)
         smallest = f" (multiples of {n_step} for M = {m})"
         accept("N (bits 17 to 22, times 8)", n, range(n_step, 257, n_step), smallest)
     for name, bit, operand, rows in (("A", 15, a, m), ("B", 16, b, n // cta_group)):
@@ -448,6 +456,11 @@ class MatrixMultiply:
             )
         if self.a_in_tensor_memory:
             self._check_rows_of_a()
+            step = step_of_few(shape.m, len(self.ctas))
+            if shape.n % step:
+                raise EmulatorError(
+                    f"{shape} with A in tensor memory: accepted are N in steps of {step} (as CUTLASS's atoms)"
+                )
             if shape.a_mn_major:
                 raise EmulatorError(f"{shape}: A in tensor memory is K-major; clear bit 15")
             if split_address(self.a)[0]:

@@ -147,6 +147,43 @@ def scaled(code, scale, source, satfinite):
     return exact_round(v * Fraction(2) ** (scale - 127), BF16, ".rn", zero, satfinite)
 
 
+@pytest.mark.parametrize("satfinite", ["", ".satfinite"])
+@pytest.mark.parametrize("half, bits", [("f16", 13), ("bf16", 16)])
+def test_random_bits_decide_how_far_up_rounding_begins(half, bits, satfinite):
+    """|x| + random / 2^bits of a unit in the last place, cut off; every special value, random numbers at both ends."""
+    rng = np.random.default_rng(bits)
+    x = np.resize(np.concatenate((SINGLES, rng.integers(0, 2**32, 512, np.uint32))), 1024)
+    r = rng.integers(0, 2**32, 1024, np.uint32)
+    r[::3] = np.resize([0, 0xFFFFFFFF, 0x00010001], len(r[::3]))
+    (got,) = run_numpy(operation(f"cvt.rs{satfinite}.{half}x2.f32"), [x, x[::-1].copy(), r])
+    fmt = HALF[half]
+    for shift, source in ((16, x), (0, x[::-1])):
+        noise = r >> np.uint32(shift) & np.uint32((1 << bits) - 1)
+        for code, random, word in zip(source.tolist(), noise.tolist(), got.tolist(), strict=True):
+            v, sign = value(code, F32), code >> 31
+            if v == "nan":
+                expected = 0x7FFF
+            elif isinstance(v, str):
+                expected = fmt[2] + (not satfinite) | sign << 15
+            else:
+                size = abs(v)
+                exponent = fmt[1]
+                while size >= Fraction(2) ** (exponent + 1):
+                    exponent += 1
+                size += Fraction(random, 1 << bits) * Fraction(2) ** (exponent - fmt[0])
+                beyond = size >= Fraction(2) ** (1 - fmt[1] + 1)
+                expected = exact_round(size, fmt, ".rz", 0, bool(satfinite)) | sign << 15
+                expected += beyond and not satfinite  # the largest, cut off, to infinity
+            assert word >> shift & 0xFFFF == expected, (hex(code), random)
+
+
+def test_stochastic_rounding_has_the_right_mean():
+    """A quarter of the way up, all 2^13 random numbers: a quarter of them round up."""
+    x = np.full(1 << 13, 1 + 2.0**-12, np.float32).view(np.uint32)
+    (got,) = run_numpy(operation("cvt.rs.f16x2.f32"), [x, x, np.arange(1 << 13, dtype=np.uint32)])
+    assert np.bincount(got & 0xFFFF)[0x3C00:].tolist() == [6144, 2048]
+
+
 def _ptxas():
     """A ptxas that knows PTX 9.2: of the environment, or of the CUDA wheels."""
     found = importlib.util.find_spec("nvidia")
@@ -162,7 +199,7 @@ def test_ptxas_accepts_every_spelling(tmp_path):
         pytest.skip("no ptxas of CUDA 13.2: nvidia-cuda-nvcc, or PTXAS=FILE")
     names = {"u8": "%b1", "b16": "%h1", "b32": "%r1", "f32": "%f1", "u16": "%h1", "u32": "%r1"}
     lines = []
-    for op in families()["convert_narrow"]:
+    for op in families()["convert_narrow"] + families()["convert_stochastic"]:
         places = [names[kind.name] for kind in (*op.results, *op.sources)]
         lines.append(f"{op.opcode} {', '.join(places)};")
     assert len(lines) > 60 and all(re.match(r"cvt\.", line) for line in lines)

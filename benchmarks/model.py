@@ -97,6 +97,7 @@ def decode_tables() -> dict[str, str]:
     check = decode_check.Check()
     return {
         "decode_modelled": decode_report.table(found),
+        "decode_short": decode_report.short_table(found, constants),
         "latent_decode": latent_decode.table(constants),
         "decode": report.decode_table(),
         "decode_merging": decode_report.merging_table(check),

@@ -40,7 +40,11 @@ B200: dict[str, Constant] = {
     # run conditions
     "sms": Constant(148, "SMs", "two dies of 74 (chipsandcheese, SemiAnalysis)"),
     "clock_ghz": Constant(1.85, "GHz", f"{_FA4}: 1850 MHz; 1.845 sustained by clock64"),
-    "launch_us": Constant(1.78, "us", f"{_ADEMEURE}: a kernel that does nothing"),
+    "launch_us": Constant(
+        1.78,
+        "us",
+        f"{_ADEMEURE}: the host's part of a launch; here what a time between events has besides the kernel",
+    ),
     # pipes
     "issue": Constant(1, "instruction/cycle/scheduler", "one dispatch port a sub-partition"),
     "rate_fma": Constant(128, "FMA/cycle/SM", _VENDOR + "; FFMA2 counts two"),
@@ -91,8 +95,17 @@ B200: dict[str, Constant] = {
     "dram_knee": Constant(2.2, "exponent", f"{_SEMI}: TMA read with 4 to 128 KiB in flight an SM"),
     "lat_l2": Constant(428, "cycles", f"{_ADEMEURE}: near 150 ns, far 300 cycles more; their mean"),
     "cold_start_us": Constant(0.98, "us", f"{_H200}: first copies of a launch above the latency"),
+    "kernel_start_us": Constant(
+        0.56,
+        "us",
+        f"{_ADEMEURE}: each of 1000 kernels of a graph that do nothing; 0.55 on an H200 (hopper_decode.cu)",
+    ),
     "dependent_saves_us": Constant(0.9, "us", f"{_H200}: of a merging launch, parts 2 to 16"),
-    "cluster_merge_us": Constant(1.1, "us", f"{_H200}: in a cluster of 8, the most of it"),
+    "cluster_merge_2_us": Constant(
+        0.7, "us", f"{_H200}: two parts in a cluster beside unmerged ones"
+    ),
+    "cluster_merge_4_us": Constant(0.9, "us", f"{_H200}: the same of four"),
+    "cluster_merge_8_us": Constant(1.1, "us", f"{_H200}: the same of eight"),
     # grid
     "cta_gap": Constant(1500, "cycles", "fitted: exit to first instruction of the next CTA", True),
     "cold_memory": Constant(

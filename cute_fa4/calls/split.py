@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
+from math import isqrt
 from operator import index
 
 import torch
@@ -30,7 +31,9 @@ from cute_fa4.sm100.choose_config import CLUSTER_PARTS, KEYS_PER_TILE
 
 MAX_SPLITS = 1024
 MAX_PARTIAL_ROWS = (1 << 31) - 1
-LEAST_KEYS_PER_PART = 512  # four key tiles: fewer cost more in start-up and merging than they save
+LEAST_SPLIT_KEYS = 512  # of a sequence that is cut into parts: docs/decisions/0010
+LEAST_SHARED_KEYS = 768  # where they are shared out, whose workspace has more to merge
+MERGED_A_TILE = 10  # further parts that are merged in the time of a key tile
 LEAST_SHARED_TILES = 1  # of a CTA, where keys are shared out: docs/decisions/0010
 DECODE_BLOCKS = 4  # query blocks of a head that are still decode, where they leave SMs without work
 CLUSTER_SMS = (
@@ -168,8 +171,22 @@ def _wanted(
         # What the kernel counts: a max_seqlen_k that is too small cuts nothing there.
         counted = min(most_keys(k, replace(where, max_seqlen_k=0)), visible)
         return _shared(q, where, config, blocks, seen, counted)
-    parts = min(sms // max(blocks, 1), seen // LEAST_KEYS_PER_PART)
+    parts = even_parts(sms // max(blocks, 1), seen)
     return Split(parts) if parts > 1 else None
+
+
+def even_parts(most: int, seen: int) -> int:
+    """Parts of a sequence of `seen` keys, of which `most` fit the chip.
+
+    With n tiles in p parts, n / p tiles and the merge of p parts take least time at p = sqrt(n * MERGED_A_TILE).
+
+    >>> [even_parts(148, keys) for keys in (511, 512, 1024, 4096, 32768, 1 << 20)]
+    [1, 4, 8, 17, 50, 148]
+    """
+    if seen < LEAST_SPLIT_KEYS:
+        return 1
+    tiles = seen // KEYS_PER_TILE
+    return min(most, tiles, isqrt(tiles * MERGED_A_TILE))
 
 
 def cluster_parts(blocks: int, seen: int, sms: int) -> int | None:
@@ -197,7 +214,7 @@ def _shared(q, where: Where, config, blocks: int, seen: int, counted: int) -> Sh
     seen, counted: keys that the queries of a sequence see, as the caller says and as many as there can be.
     """
     least, tiles = LEAST_SHARED_TILES, -(-seen // KEYS_PER_TILE) + 1
-    if seen < 2 * LEAST_KEYS_PER_PART or blocks * (counted // KEYS_PER_TILE + 2) > MAX_SHARED_TILES:
+    if seen < LEAST_SHARED_KEYS or blocks * (counted // KEYS_PER_TILE + 2) > MAX_SHARED_TILES:
         return None
     most = num_sms(q.device) // getattr(config.schedule, "ctas", 1)
     ctas = min(most, -(-blocks * tiles // least))

@@ -150,7 +150,7 @@ def test_the_same_call_gives_the_same_bits():
 def few_sms(monkeypatch):
     """Six CTAs share the tiles, down to one each: some take several sequences, some a part of one."""
     monkeypatch.setattr(split, "num_sms", lambda device: 6)
-    monkeypatch.setattr(split, "LEAST_KEYS_PER_PART", 128)
+    monkeypatch.setattr(split, "LEAST_SHARED_KEYS", 256)
     monkeypatch.setattr(split, "MOST_CLUSTER_KEYS", 0)
 
 
@@ -273,13 +273,15 @@ def chosen(seqlen_q=1, seqlen_k=16384, batch=1, heads=64, kv_heads=8, **options)
     return found and found.parts
 
 
-def test_automatic_splits_fill_the_chip_and_leave_each_part_512_keys():
+def test_automatic_splits_fill_the_chip_as_far_as_their_merge_pays():
+    """Of n tiles, n / p + p / 10 is least where p * p is 10 n; a part has a tile at least."""
     assert chosen(num_splits=0) == 148 // 8
     assert chosen(num_splits=None) == chosen(num_splits=0)
-    assert chosen(num_splits=0, seqlen_k=2048) == 2048 // 512
-    assert chosen(num_splits=0, seqlen_k=1023) is None, "two parts of 512 do not fit"
+    assert chosen(num_splits=0, seqlen_k=2048) == 12, "12 * 12 of 16 * 10"
+    assert chosen(num_splits=0, seqlen_k=512) == 4
+    assert chosen(num_splits=0, seqlen_k=511) is None, "not four tiles"
     assert chosen(num_splits=0, batch=64) is None, "512 blocks keep 148 SMs busy"
-    assert chosen(num_splits=0, window_size=(1024, 0)) == 1025 // 512
+    assert chosen(num_splits=0, window_size=(1024, 0)) == 8
     assert chosen(num_splits=1) is None
     assert chosen(num_splits=7) == 7
     assert chosen(tokens_per_split=4096, num_splits=0) == 4
@@ -305,7 +307,8 @@ def test_where_only_the_device_knows_the_lengths_keys_are_shared_out():
     assert (found.ctas, found.blocks, found.slots) == (148, 64 * 8, 148 + 64 * 8)
     assert (found.positions, found.heads, found.least) == (1, 8, 1)
     assert lengths_on_the_device(batch=1, pages=64).ctas == 8 * 9, "as many as tiles"
-    assert lengths_on_the_device(batch=64, pages=63) is None, "two parts of 512 keys do not fit"
+    assert lengths_on_the_device(batch=64, pages=48).ctas == 148
+    assert lengths_on_the_device(batch=64, pages=47) is None, "752 keys"
     assert lengths_on_the_device(batch=2, pages=1024, seqlen_q=40).blocks == 2 * 8 * 2
     assert lengths_on_the_device(batch=64, pages=1024, seqlen_q=40) is None, (
         "1024 blocks, no decode"

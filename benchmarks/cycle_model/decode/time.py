@@ -1,6 +1,7 @@
 """The launches of a call -> its time and what binds it.
 
-    launch      until the first instruction of the first CTA
+    launch      from where a GPU begins a kernel to its first instruction, and from its last one to its end: as
+                times by CUPTI have it, which published ones are. The host's part is in none of them
     cold start  of its first copies: their descriptors and translations are in no cache
     attention   launch.py
     merge       a launch behind it, in the order of the stream or begun early (dependent), and the cycles of its CTAs;
@@ -34,7 +35,12 @@ SATURATED = 0.9
 
 @dataclass(frozen=True)
 class CallTime:
-    """Microseconds of a call: all of it, and what its parts take."""
+    """Microseconds of a call: all of it, and what its parts take.
+
+    set_up_us     all that is neither reading nor merging
+    start_us      of it until the first instruction, and what the first copies take besides the latency
+    reading       TB/s while CTAs read, of all SMs
+    """
 
     us: float
     set_up_us: float
@@ -42,6 +48,8 @@ class CallTime:
     merge_us: float
     parts: int
     bound: str
+    start_us: float = 0.0
+    reading: float = 0.0
 
     def tb_s(self, problem: DecodeProblem) -> float:
         """Bytes of keys and values over the time."""
@@ -57,7 +65,7 @@ def ours(problem: DecodeProblem, constants: dict[str, Constant], num_splits: int
         cycles = kernels.merge_cycles(call.merge, constants)(call.parts)
         merge = merge_us(cycles, True, constants)
     if call.cluster:
-        merge = constants["cluster_merge_us"].value
+        merge = constants[f"cluster_merge_{call.parts}_us"].value
     claims = bool(call.config.schedule.claims)
     ctas = getattr(call.config.schedule, "ctas", 1)
     return _time(kernel, call.queues, claims, merge, call.parts, constants, ctas)
@@ -82,7 +90,7 @@ def merge_us(cycles: float, dependent: bool, constants: dict[str, Constant]) -> 
     """A second launch whose CTAs take so many cycles."""
     value = {name: constant.value for name, constant in constants.items()}
     saved = value["dependent_saves_us"] if dependent else 0.0
-    return value["launch_us"] - saved + cycles / value["clock_ghz"] * 1e-3
+    return value["kernel_start_us"] - saved + cycles / value["clock_ghz"] * 1e-3
 
 
 def _time(
@@ -93,12 +101,15 @@ def _time(
     chip = Chip(Memory.of(constants), int(value["sms"]) // ctas, kernel)
     found = chip.run(list(queues), goes_on)
     microsecond = value["clock_ghz"] * 1e3
-    before = value["launch_us"] + value["cold_start_us"]
+    before = value["kernel_start_us"] + value["cold_start_us"]
     attention = found.cycles / microsecond
     stream = found.streaming / found.sms / microsecond
     whole = before + attention + merge
     bound = _bound(found, kernel, chip, (whole, before + attention - stream, merge), microsecond)
-    return CallTime(whole, before + attention - stream, stream, merge, parts, bound)
+    reading = found.bytes / stream * 1e-6 if stream else 0.0
+    return CallTime(
+        whole, before + attention - stream, stream, merge, parts, bound, before, reading
+    )
 
 
 def _bound(found: Launch, kernel: Streaming, chip: Chip, times: tuple, microsecond: float) -> str:

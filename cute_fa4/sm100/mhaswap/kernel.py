@@ -31,6 +31,7 @@ from ..kernel_args import KernelArgs
 from ..roles import load
 from ..roles.dispatch import first_column, own_lanes
 from . import cluster, products, softmax
+from .loads import EARLY
 from .smem import SwappedShared
 
 
@@ -67,7 +68,7 @@ class SM100MHASwap(SM100Kernel):
             ending.after_others()
         elif warp == warps.load.start:
             block, _, _ = cute.arch.block_idx()
-            load.run(cfg, args, cta.smem, cta.events, cta.producer, cta.queue, block)
+            load.run(cfg, args, cta.smem, cta.events, cta.producer, cta.queue, block, EARLY)
             ending.after_others()
         ending.leave()
 

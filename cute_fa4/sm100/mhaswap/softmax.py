@@ -32,7 +32,7 @@ from ..kernel_args import Events, KernelArgs
 from ..steps import row_math
 from ..steps.scores import log2_scale, whole_tiles
 from ..steps.store import PIECE_BYTES, store_piece
-from ..work import results, rows, scales
+from ..work import blocks, results, rows, scales
 from ..work.queue import NO_MORE, WorkQueue
 from ..work.tile import Work
 from . import store
@@ -172,7 +172,7 @@ def step(
     """Key tile n: scores to probabilities. factor: of the scores besides the softmax scale, or None."""
     tile = n - work.tiles.first + before.tiles
     buffer = tile & (S_BUFFERS - 1)
-    key = n * cfg.tiles.BN + place.thread
+    key = blocks.key_tile(cfg, n) * cfg.tiles.BN + place.thread
     events.s_ready.wait(buffer, tile >> 1 & 1)
     tensor_memory.fence_after()
     scores = tensor_memory.load(tmem + buffer * (cfg.tmem.s[1] - cfg.tmem.s[0]), cfg.tiles.rows)

@@ -74,10 +74,11 @@ def run(
 ):
     """Every work tile of the CTA, the first of which is that of `block`."""
     number, q_phase, at = Int32(0), Int32(0), kv.first()
+    guessed = order.guess(cfg, args, block)
     block, search = begin(cfg, args, block)
     work, search = take_work(cfg, args, queue, block, search)
     queue.publish(number, work)
-    entries = look_up(cfg, args, work, work.tiles.first)
+    entries = order.first_entries(cfg, args, work, guessed)
     while work.tiles.count != NO_MORE:
         first, count = work.tiles.first, work.tiles.count
         following = work

@@ -26,6 +26,8 @@ Two more groups say who does what; these are their answers where softmax warpgro
     q_comes_with    load          the key tile with which query tile i is loaded      the first
     load_q          load          its copy                                            steps/loads.py
     load_tile       load          copies for a key tile                               load.py
+    guess           load          pages of the first key tile, before its work        nothing
+    first_entries   load          the same, with its work                             a look-up
     correct         (the role)    rescale O, merge it where rows are shared, store it  correction.py
 
 And where S, its barriers and the row's factors are, which have one place where S_i is made after P_i V:
@@ -58,6 +60,13 @@ class Order:
     correct = staticmethod(correction.run)
     load_q = staticmethod(loads.load_q)
     load_tile = None
+
+    def guess(self, cfg, args, block):
+        """What a CTA looks up before it knows its work, which begins with `block`; None: nothing."""
+
+    def first_entries(self, cfg, args, work, guessed):
+        """The page table's entries for the first key tile of the first work tile. guessed: of guess."""
+        return loads.look_up(cfg, args, work, work.tiles.first)
 
     def may_free_s(self, events, i, phase):
         """Before scores_read. phase: of this key tile."""

@@ -1,5 +1,7 @@
 """What the load warp does for one tile: announce its bytes, find its rows, copy them."""
 
+import cutlass
+import cutlass.cute as cute
 from cutlass import Int32
 
 from ...tma import copies, gathered_rows, paged_rows
@@ -9,7 +11,7 @@ from ...tma.tensor_maps import DTYPES
 from ..kernel_args import Events, KernelArgs, Smem
 from ..operands.kv_buffer import KVBuffer
 from ..sync.pipelines import Slot, TMAProducerPipeline
-from ..work import blocks, rows
+from ..work import blocks, rows, tile_order
 from ..work.tile import Work
 
 
@@ -47,14 +49,36 @@ def look_up(cfg, args: KernelArgs, work: Work, n):
         cfg.page_size,
         args.page_table,
         row,
-        n * cfg.tiles.BN,
+        blocks.key_tile(cfg, n) * cfg.tiles.BN,
         sequence.num_keys,
     )
 
 
+def guess(cfg, args: KernelArgs, block) -> Int32 | None:
+    """The page table's entries for the first turn of a CTA whose sequence has keys there, before its length is known.
+
+    None where that cannot be said. Entries beyond the sequence may be among them: nothing is made of those.
+    """
+    of_block = not (cfg.share_keys or cfg.split_keys or cfg.q_layout == "packed")
+    if not of_block or cfg.kv_layout != "paged" or cfg.tiles.gathers_rows or cfg.cache_batch_idx:
+        return None
+    batch = tile_order.work_tile(cfg, block // cfg.cluster_parts, args.order).batch
+    first_key = blocks.key_tile(cfg, Int32(0)) * cfg.tiles.BN
+    room = Int32(args.page_table.shape[1]) * cfg.page_size
+    return paged_rows.look_up(cfg.tiles.BN, cfg.page_size, args.page_table, batch, first_key, room)
+
+
+@cute.jit
+def look_up_guessed(cfg: cutlass.Constexpr, args: KernelArgs, work: Work, entries: Int32) -> Int32:
+    """The entries for the first turn of a work tile, of which guess may have found those already."""
+    if work.tiles.first != 0:
+        entries = look_up(cfg, args, work, work.tiles.first)
+    return entries
+
+
 def rows_in_cache(cfg, work: Work, n) -> tuple:
     """-> (row of the cache where key tile n begins, end of the sequence's rows)."""
-    first, end = n * cfg.tiles.BN, work.sequence.num_keys
+    first, end = blocks.key_tile(cfg, n) * cfg.tiles.BN, work.sequence.num_keys
     if not cfg.cache_leftpad:
         return first, end
     return work.sequence.k_first_row + first, work.sequence.k_first_row + end
@@ -80,7 +104,7 @@ def rows_of_tile(
     cfg, args: KernelArgs, work: Work, n, entries: Int32 | tuple
 ) -> PagedRowIndices | GatheredRows:
     """Where the rows of key tile n lie. Dense keys need no look-up: TMA cuts them by the tensor's extent."""
-    sequence, first_key = work.sequence, n * cfg.tiles.BN
+    sequence, first_key = work.sequence, blocks.key_tile(cfg, n) * cfg.tiles.BN
     if cfg.tiles.gathers_rows:
         return gathered_rows.populate(
             cfg.page_size, entries, args.rows_per_block[1], args.num_pages, *rows_in_cache(cfg, work, n)

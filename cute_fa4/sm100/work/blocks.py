@@ -34,6 +34,29 @@ def rank_in_cluster() -> Int32:
     return cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
 
 
+def key_tile(cfg, n) -> Int32:
+    """The key tile of turn n: n, or where CTAs share the keys of a block every such-and-such one (split.py)."""
+    if cfg.cluster_parts == 1:
+        return n
+    return n * cfg.cluster_parts + rank_in_cluster()
+
+
+def turn_of(cfg, tile) -> Int32:
+    """The other way round: this CTA's first turn whose key tile is not before `tile`."""
+    if cfg.cluster_parts == 1:
+        return tile
+    return turn_from(tile, rank_in_cluster(), cfg.cluster_parts)
+
+
+def turn_from(tile, rank, number: int):
+    """The first turn of a rank whose key tile is not before `tile`, which is not negative.
+
+    >>> [turn_from(tile, 1, 4) for tile in (0, 1, 2, 5, 6)]
+    [0, 0, 1, 1, 2]
+    """
+    return (tile + (number - 1 - rank)) // number
+
+
 def first_position(cfg, of_block):
     """Of this CTA's rows, in a block that begins at this position."""
     if cfg.tiles.cta_group == 1:

@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from cutlass import Int32
 
 from ...layouts.scalars import maximum, minimum
+from . import blocks
 
 
 @dataclass(frozen=True)
 class TileRange:
-    """Key tiles [first, first + count)."""
+    """Key tiles [first, first + count); of the CTAs of a cluster that share keys, turns (blocks.key_tile)."""
 
     first: Int32
     count: Int32
@@ -59,9 +60,10 @@ def whole_tiles(
     if not cfg.mask.is_band:
         return WholeTiles(end, end)
     _, hi = hull(cfg, first_position, num_keys, key_limit, sizes)
-    whole_to = minimum(maximum(hi // cfg.tiles.BN, tiles.first), end)
+    whole_to = minimum(maximum(blocks.turn_of(cfg, hi // cfg.tiles.BN), tiles.first), end)
     if not cfg.mask.has_lower_bound:
         return WholeTiles(tiles.first, whole_to)
     lo, _ = hull(cfg, last_position, num_keys, key_limit, sizes)
-    whole_from = minimum(maximum((lo + cfg.tiles.BN - 1) // cfg.tiles.BN, tiles.first), end)
+    from_lo = blocks.turn_of(cfg, (lo + cfg.tiles.BN - 1) // cfg.tiles.BN)
+    whole_from = minimum(maximum(from_lo, tiles.first), end)
     return WholeTiles(whole_from, maximum(whole_to, whole_from))

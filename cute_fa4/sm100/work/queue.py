@@ -34,7 +34,7 @@ from .kv_range import TileRange
 from .line import Held
 from .sequence import Sequence, find_sequence
 from .shared_order import Stretch
-from .split import even_part
+from .split import taken_in_turn
 from .tile import Work, WorkTile
 
 NO_MORE = -1  # key tiles: no work is left
@@ -235,7 +235,7 @@ def find_work(
     if cutlass.const_expr(cfg.split_keys):
         tiles, tile = args.splits.tiles_of(tiles, part), replace(tile, part=part)
     if cutlass.const_expr(cfg.cluster_parts > 1):
-        tiles = even_part(tiles, rank, cfg.cluster_parts)
+        tiles = taken_in_turn(tiles, rank, cfg.cluster_parts)
     tile = replace(tile, first_position=blocks.first_position(cfg, tile.first_position))
     count = choose(block < 0, NO_MORE, tiles.count)
     return Work(tile, of, TileRange(tiles.first, count)), held

@@ -15,7 +15,12 @@ the cut of a sequence depends on nothing else in the batch, nor on the number of
 bits in every batch. A part without keys stores zeros and a log-sum-exp of -inf, which weigh nothing.
 
 The parts of a block follow one another in the grid, so they start together and read different keys. Where they are a
-cluster, they merge their results themselves (even_part; mhaswap/cluster.py).
+cluster, they merge their results themselves (mhaswap/cluster.py), and take turns instead, so that a CTA knows the key
+tile that it begins with before it knows how long the sequence is (taken_in_turn):
+
+    in a cluster   rank 0          rank 1          rank 2          rank 3
+    11 tiles       0  4  8         1  5  9         2  6 10         3  7
+     7 tiles       0  4            1  5            2  6            3
 """
 
 from dataclasses import dataclass
@@ -23,6 +28,7 @@ from dataclasses import dataclass
 from cutlass import Int32
 
 from ...layouts.scalars import choose, maximum, minimum
+from .blocks import turn_from
 from .kv_range import TileRange
 
 
@@ -53,12 +59,13 @@ class Splits:
         return TileRange(first, maximum(end - first, 0))
 
 
-def even_part(tiles: TileRange, part, number: int) -> TileRange:
-    """Key tiles of one of `number` parts, as even as can be; a part of few tiles may have none.
+def taken_in_turn(tiles: TileRange, rank, number: int) -> TileRange:
+    """Turns of rank `rank` of `number` in the key tiles: in turn n it takes key tile n * number + rank.
 
-    >>> [even_part(TileRange(2, 11), part, 4) for part in (0, 2, 3)]
-    [TileRange(first=2, count=3), TileRange(first=8, count=3), TileRange(first=11, count=2)]
+    A rank may have none.
+
+    >>> [taken_in_turn(TileRange(2, 11), rank, 4) for rank in range(4)]  # rank 0 takes 4, 8, 12; rank 1 takes 5, 9
+    [TileRange(first=1, count=3), TileRange(first=1, count=2), TileRange(first=0, count=3), TileRange(first=0, count=3)]
     """
-    each, more = tiles.count // number, tiles.count % number
-    first = tiles.first + part * each + minimum(part, more)
-    return TileRange(first, each + choose(part < more, 1, 0))
+    first = turn_from(tiles.first, rank, number)
+    return TileRange(first, turn_from(tiles.first + tiles.count, rank, number) - first)

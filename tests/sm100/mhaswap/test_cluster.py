@@ -2,17 +2,25 @@
 
 keys     0    1    127    128    129    5000       parts of eight
 tiles    0    1    1      1      2      40         five each, or parts without any: these weigh nothing
+
+Dense queries look up the pages of a CTA's first turn before its length is known (steps/loads.py: guess): beyond a
+sequence the table holds pages that do not exist, and under a window the first turn is another one.
 """
 
 import re
 from functools import cache
 
+import cutlass
+import cutlass.cute as cute
 import pytest
 import torch
 
 from cute_fa4.calls import split
 from cute_fa4.sm100.config import FA4Config
+from cute_fa4.sm100.kernel_args import KernelArgs
 from cute_fa4.sm100.mhaswap.schedule import SwappedTile
+from cute_fa4.sm100.steps import loads
+from cute_fa4.sm100.work.tile import Work
 from tests.emulator.mutations.everything import LEVEL
 from tests.emulator.mutations.mutant import assert_caught
 from tests.serving.batches import (
@@ -46,27 +54,51 @@ def chosen(monkeypatch):
     return found
 
 
+def window(p, j):
+    return (p - 600 <= j) & (j <= p)
+
+
+# 1,200 of 2,100 keys are seen from tile 11 on; of 40 and 700 all.
+WINDOW = [2, 1, 2], [700, 40, 2100], (8, 1), 64, dense_q, None, window
+
+
 @pytest.mark.parametrize(
-    "queries, keys, heads, depth, store, sink",
+    "queries, keys, heads, depth, store, sink, visible",
     [
-        ([1] * 6, [0, 1, 127, 128, 129, 5000], (8, 1), 128, packed_q, None),
+        ([1] * 6, [0, 1, 127, 128, 129, 5000], (8, 1), 128, packed_q, None, causal),
         # Rows of nobody, a sequence without queries: no CTA of its cluster has work. 32 rows, padded heads.
-        ([3, 0, 1, 4], [700, 300, 0, 513], (7, 1), 64, dense_q, torch.linspace(-2, 2, 7)),
+        ([3, 0, 1, 4], [700, 300, 0, 513], (7, 1), 64, dense_q, torch.linspace(-2, 2, 7), causal),
+        WINDOW,
     ],
 )
-def test_parts_merge_to_attention_over_all_keys(chosen, queries, keys, heads, depth, store, sink):
+def test_parts_merge_to_attention_over_all_keys(
+    chosen, queries, keys, heads, depth, store, sink, visible
+):
     """What a CTA has not written is an error of its reader: shared memory begins unwritten, tensor memory as NaN."""
     batch = Batch.draw(queries, keys, heads=heads, depth=depth)
     more = {} if sink is None else dict(learnable_sink=sink)
+    more |= dict(window_size=(600, None)) if visible is window else {}
     storages = store(batch), paged_kv(batch, 16)
     out, lse = run(*storages, causal=True, num_splits=0, **more)
-    assert_agrees(batch, out, lse, visible=causal, sink=sink)
+    assert_agrees(batch, out, lse, visible=visible, sink=sink)
     again = run(*storages, causal=True, num_splits=0, mode="hostile", **more)
     for found, expected in zip(
         by_sequence(batch, *again), by_sequence(batch, out, lse), strict=True
     ):
         assert all(map(torch.equal, found, expected))
     assert set(chosen) == {8}
+
+
+@cute.jit
+def guessed_always(cfg: cutlass.Constexpr, args: KernelArgs, work: Work, entries: cutlass.Int32):
+    return entries
+
+
+def test_pages_of_another_turn_are_noticed(chosen, own_kernels, monkeypatch):
+    """The defect: pages that were looked up beside the length are taken for those of a window that begins later."""
+    monkeypatch.setattr(loads, "look_up_guessed", guessed_always)
+    with pytest.raises(AssertionError):
+        test_parts_merge_to_attention_over_all_keys(chosen, *WINDOW)
 
 
 def test_what_no_cluster_is_made_of():

@@ -241,7 +241,7 @@ def flash_attn_varlen_func(
     seqused_k_excludes_new   seqused_k does not count this call's queries: keys are seqused_k plus
                    the queries of the sequence
     page_table     (batch, pages) int32, also called block_table: the pages of each sequence, in
-                   order. Entries beyond seqused_k are not read
+                   order. Entries beyond seqused_k may hold anything
     key_limit      (batch,) int32: keys from here on are hidden, positions stay
     learnable_sink also called s_aux
     return_lse     also called return_softmax_lse

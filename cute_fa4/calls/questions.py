@@ -94,7 +94,8 @@ def refusal_and_families(
             ask(tensors, **{name: tensors.of(name) for name in given})
     except (TypeError, ValueError, NotImplementedError) as error:
         return str(error), ()
-    return None, tuple(c.schedule.family for c in configs if isinstance(c, FA4Config))
+    families = (c.schedule.family for c in configs if isinstance(c, FA4Config))
+    return None, tuple(dict.fromkeys(families))  # V of many columns has more than one launch
 
 
 class _Tensors:

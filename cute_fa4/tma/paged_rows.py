@@ -14,8 +14,8 @@ a page. Lane p of the load warp knows box p: the row in the operand's row space 
 
 So a tile's entries are one coalesced load, however the table is aligned, and they stay in flight until a box is used.
 A box without rows is still copied, wholly out of bounds: its zeros are what P V needs there, the expected bytes stay
-the same for every tile, and neither its page nor its table entry is read. So table entries beyond a sequence may hold
-anything.
+the same for every tile, and its page is not read, nor its table entry, but where a CTA looks it up before it knows the
+length (sm100/steps/loads.py: guess). So table entries beyond a sequence may hold anything.
 """
 
 from dataclasses import dataclass

@@ -194,9 +194,9 @@ def test_a_row_has_the_reason_of_its_dtype_and_head_dim():
     """The same call for 8 bits and for a head dim beyond every kernel."""
     call = dict(arch="sm_100a", causal=True, return_lse=False, cache_seqlens=True)
     [eight] = capabilities(dtype="e4m3", head_dim=128, **call)
-    assert eight.families == ("mha1q",)  # no swapped operands in 8 bits
-    [wide] = capabilities(dtype="bf16", head_dim=512, **call)
-    assert not wide.runs and "512" in wide.reasons[0]
+    assert eight.families == ("mhaswap",)
+    [wide] = capabilities(dtype="bf16", head_dim=520, **call)
+    assert not wide.runs and "520" in wide.reasons[0]
     [old] = capabilities(
         dtype="bf16", head_dim=128, cache_seqlens=True, causal=True, return_lse=False,
         compute_capability=(9, 0),

@@ -106,7 +106,8 @@ def _time(
     stream = found.streaming / found.sms / microsecond
     whole = before + attention + merge
     bound = _bound(found, kernel, chip, (whole, before + attention - stream, merge), microsecond)
-    reading = found.bytes / stream * 1e-6 if stream else 0.0
+    # Where SMs read at different times, the mean over all of them would be more than memory gives.
+    reading = min(found.bytes / stream * 1e-6, value["hbm_tbs"]) if stream else 0.0
     return CallTime(
         whole, before + attention - stream, stream, merge, parts, bound, before, reading
     )

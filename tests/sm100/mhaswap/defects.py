@@ -115,15 +115,10 @@ def waits():
         ("softmax", P_FREE_MASKED, "pv_done before it stores P of a masked tile"),
         ("softmax", O_DONE, "pv_done before it stores O"),
         ("load", Q_EMPTY, "q_free"),
+        ("load", K_EMPTY, "kv_empty before K"),
         ("load", V_EMPTY, "kv_empty before V"),
     ):
         yield planted(f"{role} does not wait for {what}", replace(place, ALWAYS_TRUE), EARLY)
-    yield planted(
-        "load does not wait for kv_empty before K",
-        replace(K_EMPTY, ALWAYS_TRUE),
-        (),
-        equivalent="the slot before was V of tile n, whose product follows S of tile n + 1, which read this slot",
-    )
     for role, place, what in (
         ("mma", wait("mma", "q_full[0]"), "q_full"),
         ("mma", K_FULL, "kv_full for K"),

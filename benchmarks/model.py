@@ -32,6 +32,7 @@ from benchmarks.cycle_model import calibration, depths, plots, report, timeline 
 from benchmarks.cycle_model.constants import fitted_b200  # noqa: E402
 from benchmarks.cycle_model.decode import check as decode_check  # noqa: E402
 from benchmarks.cycle_model.decode import latent as latent_decode  # noqa: E402
+from benchmarks.cycle_model.decode import narrow as narrow_decode  # noqa: E402
 from benchmarks.cycle_model.decode import report as decode_report  # noqa: E402
 from benchmarks.cycle_model.evaluate import AlignedKernel  # noqa: E402
 from benchmarks.cycle_model.kernels import OURS, THEIRS  # noqa: E402
@@ -99,6 +100,7 @@ def decode_tables() -> dict[str, str]:
         "decode_modelled": decode_report.table(found),
         "decode_short": decode_report.short_table(found, constants),
         "latent_decode": latent_decode.table(constants),
+        "narrow_decode": narrow_decode.table(constants),
         "decode": report.decode_table(),
         "decode_merging": decode_report.merging_table(check),
         "decode_check": decode_report.check_table(check),
@@ -127,7 +129,8 @@ def main(argv: list[str] | None = None) -> int:
         if args.docs:
             write_docs(tables)
         else:
-            print(tables["decode_modelled"], tables["latent_decode"], sep="\n\n")
+            names = ("decode_modelled", "latent_decode", "narrow_decode")
+            print(*map(tables.get, names), sep="\n\n")
         return 0
 
     makers = (OURS, THEIRS)

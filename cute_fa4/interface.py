@@ -46,9 +46,8 @@ from cute_fa4.calls.append import (
 from cute_fa4.calls.foreign import check_arguments
 from cute_fa4.calls.launch import EmulatorWarning
 from cute_fa4.calls.prepare import one_of, prepare_attention
-from cute_fa4.calls.queries import WIDE, quantised
+from cute_fa4.calls.queries import are_wide, quantised, stay_wide
 from cute_fa4.calls.repeat import again, attend
-from cute_fa4.calls.scales import FP8
 from cute_fa4.calls.tensors import check_tensors
 from cute_fa4.calls.tracing import is_traced, refuse_untraceable
 from cute_fa4.calls.workspace import given_workspace
@@ -97,7 +96,8 @@ def flash_attn_func(
     q             (batch, seqlen_q, heads_q, head_dim), bf16, fp16, float8_e4m3fn or float8_e5m2
     k, v          (batch, seqlen_k, heads_kv, head_dim); heads_q is a multiple of heads_kv,
                   query head h reads key/value head h // (heads_q / heads_kv). Of the dtype of q, or of
-                  float8: q of 16 bits is then quantised, each query and head with a scale of its own
+                  float8: q of 16 bits is then taken as it is where there are few queries, else quantised by query and
+                  head (docs/serving.md)
     softmax_scale positive; None: head_dim ** -0.5
     causal        query i sees keys j <= i + seqlen_k - seqlen_q: the last query sees every key
     window_size   (left, right): query i sees keys from i + seqlen_k - seqlen_q - left to ... + right;
@@ -162,7 +162,9 @@ def flash_attn_func(
     ):
         check_arguments(flash_attn_func, positional, others, locals())
     lengths = None if key_limit is None else (None, None, None, None, key_limit, None, None, None)
-    if getattr(k, "dtype", None) in FP8 and getattr(q, "dtype", None) in WIDE:
+    if are_wide(q, k) and not stay_wide(
+        q, k.shape[-2], pack_gqa=pack_gqa, tokens_per_split=tokens_per_split
+    ):
         q, q_descale, out = quantised(q, k, v, q_descale, out)
     scales = None
     if not (q_descale is k_descale is v_descale is None):
@@ -281,7 +283,9 @@ def flash_attn_varlen_func(
     if s_aux is not None:
         sink = one_of("learnable_sink", learnable_sink, "s_aux", s_aux)
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, table, None, None)
-    if getattr(k, "dtype", None) in FP8 and getattr(q, "dtype", None) in WIDE:
+    if are_wide(q, k) and not stay_wide(
+        q, _heads_of(k, table, kv_layout), cu_seqlens_q, seqused_q, max_seqlen_q, pack_gqa, tokens_per_split
+    ):  # fmt: skip
         q, q_descale, out = quantised(q, k, v, q_descale, out)
     scales = None
     if not (q_descale is k_descale is v_descale is None):
@@ -396,7 +400,9 @@ def flash_attn_with_kvcache(
     if s_aux is not None:
         sink = one_of("learnable_sink", learnable_sink, "s_aux", s_aux)
     new = None if k is v is cu_seqlens_k_new is None else (k, v, cu_seqlens_k_new)
-    if getattr(k_cache, "dtype", None) in FP8 and getattr(q, "dtype", None) in WIDE:
+    if are_wide(q, k_cache) and not stay_wide(
+        q, _heads_of(k_cache, table, kv_layout), cu_seqlens_q, None, max_seqlen_q, pack_gqa, tokens_per_split
+    ):  # fmt: skip
         q, q_descale, out = quantised(q, k_cache, v_cache, q_descale, out)
     scales = None
     if not (q_descale is k_descale is v_descale is None):
@@ -455,12 +461,22 @@ def _in_workspace(function, arguments: dict):
         return function(**arguments, **others)
 
 
+def _heads_of(k, table, kv_layout) -> int:
+    """Key/value heads of k, whose layout is another in pages with the heads first."""
+    return k.shape[-3 if table is not None and kv_layout == "HND" and k.dim() > 2 else -2]
+
+
 def _quantised(arguments: dict) -> dict:
-    """What of them is another where q is wider than the keys."""
+    """What of them is another where q is wider than the keys, and quantised."""
     k, v = (arguments.get(f"{name}_cache", arguments[name]) for name in "kv")
     q, q_descale, out = (arguments[name] for name in ("q", "q_descale", "out"))
-    if getattr(k, "dtype", None) in FP8 and getattr(q, "dtype", None) in WIDE:
-        q, q_descale, out = quantised(q, k, v, q_descale, out)
+    if are_wide(q, k):
+        tables = arguments.get("page_table"), arguments.get("block_table")
+        table = next((each for each in tables if each is not None), None)
+        names = ("cu_seqlens_q", "seqused_q", "max_seqlen_q", "pack_gqa", "tokens_per_split")
+        heads = _heads_of(k, table, arguments.get("kv_layout", "NHD"))
+        if not stay_wide(q, heads, *(arguments.get(name) for name in names)):
+            q, q_descale, out = quantised(q, k, v, q_descale, out)
     return {"q": q, "q_descale": q_descale, "out": out}
 
 

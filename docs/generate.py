@@ -26,6 +26,7 @@ from cute_fa4.sm100.config import (  # noqa: E402
     OneTile,
     Pair,
     SwappedTile,
+    WidenedTile,
     WidePair,
     WideTile,
 )
@@ -46,6 +47,7 @@ def barriers_document() -> str:
     few = FA4Config(schedule=SwappedTile()).barriers
     few_reuse = _reuse(few)
     problem = dict(qk_depth=576, ov_depth=512, latent=True, group=16, pack_gqa=True)
+    widened = FA4Config(kv_dtype="e4m3", schedule=WidenedTile()).barriers
     latent = FA4Config(**problem, schedule=LatentTile()).barriers
     pair_of_latent = FA4Config(**problem | {"group": 128}, schedule=LatentPair()).barriers
     wide = FA4Config(qk_depth=256, schedule=WideTile()).barriers
@@ -96,6 +98,17 @@ The kernel with swapped operands (`mhaswap/barriers.py`, {few.kv_slots} ring slo
 
 {few_reuse}
 
+## A cache of 8 bits under queries of 16
+
+Where key tiles are widened (`mhawiden/barriers.py`, {widened.kv_slots} ring slots at head dim 128); what is not named
+here is as above:
+
+```
+{widened.text()}
+```
+
+{_reuse(widened, besides=few)}
+
 ## A latent cache
 
 The kernel of multi-head latent attention (`mla_decode/barriers.py`, tiles of 16 rows) has a ring of slabs and one of
@@ -139,8 +152,11 @@ offsets are from the first mbarrier.
 """
 
 
-def _reuse(table: BarrierTable) -> str:
-    return "\n".join(f"- `{barrier.name}`: {barrier.reuse}" for barrier in table.rows)
+def _reuse(table: BarrierTable, besides: BarrierTable | None = None) -> str:
+    """Reasons, but for those that another table has too."""
+    said = {} if besides is None else {row.name: row.reuse for row in besides.rows}
+    rows = (row for row in table.rows if said.get(row.name) != row.reuse)
+    return "\n".join(f"- `{barrier.name}`: {barrier.reuse}" for barrier in rows)
 
 
 PACKAGE = DOCS.parent / "cute_fa4"

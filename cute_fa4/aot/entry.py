@@ -64,6 +64,7 @@ MODEL = {
     "heads_kv": Field("number", "key/value heads; required"),
     "head_dim_v": Field("number", "of v; default: as head_dim"),
     "dtype": Field("text", "bf16, fp16, e4m3 or e5m2; default: bf16"),
+    "kv_dtype": Field("text", "of caches under 16-bit queries: e4m3 or e5m2; default: as dtype"),
     "descales": Field("text", "of 8-bit tensors that have scales; default: qkv"),
     "calls": Field("texts", f"of {', '.join(CALLS)} (default: these), {', '.join(ON_REQUEST)}"),
     "page_sizes": Field("numbers", "keys of a page; default: 16 64"),
@@ -77,6 +78,7 @@ MODEL = {
 }
 CONFIG = {
     "qkv_dtype": Field("text", "bf16, fp16, e4m3 or e5m2; required"),
+    "kv_dtype": Field("text", "of k and v under 16-bit q (decode): e4m3 or e5m2; default: as q"),
     "head_dim": _HEAD_DIM,
     "head_dim_v": Field("number", "of v; default: as head_dim"),
     "o_dtype": Field("text", "of the output; default: as qkv_dtype, or bf16"),

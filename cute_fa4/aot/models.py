@@ -31,6 +31,7 @@ def configs_for_model(
     heads_kv: int,
     head_dim_v: int | None = None,
     dtype: str = "bf16",
+    kv_dtype: str | None = None,
     descales: str = "qkv",
     calls: tuple[str, ...] = CALLS,
     page_sizes: tuple[int, ...] = (16, 64),
@@ -46,8 +47,9 @@ def configs_for_model(
 
     head_dim_v  of v; None: as head_dim
     dtype       "bf16", "fp16", "e4m3" or "e5m2"; out of the 8-bit ones is bf16
-    descales    letters of "qkv": which 8-bit tensors have scales; "Qkv" where q has one for each query and head, as
-                queries of 16 bits get; of tensors of 16 bits none has
+    kv_dtype    "e4m3" or "e5m2": caches of 8 bits under queries of dtype, which has 16; None: as dtype
+    descales    letters of "qkv": which 8-bit tensors have scales; "Qkv" where q has one for each query and head; of
+                tensors of 16 bits none has
     calls       of CALLS and ON_REQUEST
     windows     of the model's layers: None for full attention, or a pair (left, right) as window_size takes it; the
                 sizes themselves are bound at each call
@@ -81,9 +83,17 @@ def configs_for_model(
     if chunk is not None:
         bound.append(masks.chunked_causal(chunk) if causal else masks.chunked(chunk))
     group = heads_q // heads_kv
-    fp8 = dtype in FP8_DTYPES
-    if fp8 and "ranks" in calls:
-        raise ValueError(f"calls: 'ranks' with dtype={dtype!r}; accepted: bf16 or fp16")
+    if kv_dtype is not None and (kv_dtype not in FP8_DTYPES or dtype in FP8_DTYPES):
+        raise ValueError(
+            f"kv_dtype: {kv_dtype!r} with dtype={dtype!r}; accepted: None, or {' or '.join(FP8_DTYPES)} with bf16 or "
+            "fp16"
+        )
+    stored = kv_dtype or dtype
+    fp8 = stored in FP8_DTYPES
+    if fp8 and set(calls) & set(ON_REQUEST):
+        raise ValueError(
+            f"calls: {', '.join(c for c in calls if c in ON_REQUEST)} with {stored}; accepted: bf16 or fp16"
+        )
     shared = {
         "qkv_dtype": dtype,
         "descales": descales if fp8 else "",
@@ -104,14 +114,14 @@ def configs_for_model(
         [layout for call in calls if call in CALLS for layout in _layouts(call, page_sizes)],
     )
     found = [
-        config_for(**shared, mask=mask, write_lse=lse, **tiles, **layout)
+        config_for(**shared | _dtypes(dtype, kv_dtype, descales, tiles), mask=mask, write_lse=lse, **tiles, **layout)
         for mask, lse, tiles, layout in variants
-    ]
+    ]  # fmt: skip
     # Decode splits its keys: shared out (num_splits=0) or in parts, partial results, and what merges them.
     for config in [c for c in found if c.page_size and _decodes(c)]:
         for shares in (False, True):
             found += split_configs(config, config.write_lse, shares)
-        if config.schedule.family == "mhaswap":  # or within clusters
+        if getattr(config.schedule, "clusters", False):  # or within clusters
             found += [config.with_(cluster_parts=parts) for parts in CLUSTER_PARTS if parts > 1]
     if "ranks" in calls:
         found += _on_ranks({**shared, "sink": False, "sink_dtype": "f32"}, bound, page_sizes)
@@ -121,16 +131,28 @@ def configs_for_model(
         rows = [{}]
         if fp8:  # as they are, and of 16 bits, quantised on the way
             of_rows = "".join(name for name in "kv" if name in descales)
-            rows.append({"new_dtype": "bf16", "descales": of_rows})
+            rows.append({"new_dtype": dtype if kv_dtype else "bf16", "descales": of_rows})
         found += [
             AppendConfig(
-                dtype, head_dim, head_dim_v, packed=packed, page_size=page, arch=arch, **of_new
+                stored, head_dim, head_dim_v, packed=packed, page_size=page, arch=arch, **of_new
             )
             for packed in (False, True)
             for page in page_sizes
             for of_new in rows
         ]
     return list(dict.fromkeys(found))
+
+
+def _dtypes(dtype: str, kv_dtype: str | None, descales: str, tiles: dict) -> dict:
+    """Of queries of 16 bits over caches of 8: tiles of few rows take them as they are, others quantised."""
+    from cute_fa4.compiler import policy
+
+    if kv_dtype is None:
+        return {}
+    of_keys = "".join(name for name in "kv" if name in descales)
+    if "rows" in tiles and policy.widens():
+        return {"kv_dtype": kv_dtype, "descales": of_keys}
+    return {"qkv_dtype": kv_dtype, "o_dtype": dtype, "descales": f"Q{of_keys}"}
 
 
 def _latent(shared: dict, heads_kv: int, bound: list, page_sizes: tuple) -> list:
@@ -159,7 +181,7 @@ def _latent(shared: dict, heads_kv: int, bound: list, page_sizes: tuple) -> list
 def _decodes(config) -> bool:
     """Whether calls of few queries ask for it."""
     shares = config.pack_gqa == _shares_tiles(config.group)
-    return shares or config.schedule.family == "mhaswap"
+    return shares or getattr(config.schedule, "clusters", False)
 
 
 def _on_ranks(shared: dict, bound: list, page_sizes: tuple) -> list:

@@ -21,17 +21,18 @@ from cute_fa4.calls.lengths import check_cache_rows, check_index_tensor, check_p
 from cute_fa4.calls.options import check_sink
 from cute_fa4.calls.plan import Plan, Views
 from cute_fa4.calls.prepare import check_length, pages_rows_first, prepare_attention
-from cute_fa4.calls.queries import WIDE
 from cute_fa4.calls.request import TENSORS, Choices
-from cute_fa4.calls.scales import FP8, NAMES, ScaleViews, checked_scales, letters_of
+from cute_fa4.calls.scales import NAMES, ScaleViews, checked_scales, letters_of
 from cute_fa4.calls.strides import MAX_ROWS, with_plain_strides
 from cute_fa4.calls.tensors import (
     DENSE,
     DTYPE_NAMES,
+    FP8,
     MAX_CTAS,
     PACKED,
     PAGED,
     TMA_BYTES,
+    WIDE,
     check_memory,
     check_one_device,
     check_rank,

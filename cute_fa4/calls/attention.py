@@ -164,6 +164,7 @@ def config_of(
     config = config_for(
         **tile,
         qkv_dtype=DTYPE_NAMES[q.dtype],
+        kv_dtype=None if k.dtype == q.dtype else DTYPE_NAMES[k.dtype],
         o_dtype=DTYPE_NAMES[dtype_of_out(q, out)],
         descales=letters_of(options.scales),
         head_dim=q.shape[-1],

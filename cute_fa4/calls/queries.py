@@ -1,19 +1,53 @@
-"""Queries of 16 bits over keys and values of 8: quantised before the call, each query and head with a scale of its own.
+"""Queries of 16 bits over keys and values of 8: few of them as they are, others quantised before the call.
+
+    up to 32 rows of a key/value head    the kernel widens keys and values (sm100/mhawiden): nothing is lost
+    more                                 quantised, each query and head with a scale of its own
 
     q_descale[row] = max |q[row]| / largest e4m3 or e5m2,    q8[row] = round(q[row] / q_descale[row])
 
 A row's largest number keeps all bits that the dtype has, whatever the other rows hold, and the softmax thread that owns
 the row multiplies its scores by its scale. q is left with three mantissa bits (e5m2: two), as keys and values are. It
-is torch's arithmetic on the tensors of the call, on its stream, without synchronising.
+is torch's arithmetic on the tensors of the call, on its stream, without synchronising. CUTE_FA4_FP8_QUERIES=quantised
+asks for it everywhere (compiler/policy.py).
 """
 
 from __future__ import annotations
 
 import torch
 
-from cute_fa4.calls.tensors import check_no_gradient
+from cute_fa4.calls.scales import check_no_scale
+from cute_fa4.calls.tensors import FP8, WIDE, check_no_gradient
+from cute_fa4.compiler import policy
+from cute_fa4.sm100.choose_config import SWAPPED_ROWS, WIDENED_DEPTH, tile_for
 
-WIDE = (torch.bfloat16, torch.float16)
+
+def are_wide(q, k) -> bool:
+    """Whether q has 16 bits over keys of 8."""
+    return getattr(k, "dtype", None) in FP8 and getattr(q, "dtype", None) in WIDE
+
+
+def stay_wide(
+    q,
+    heads_kv: int,
+    cu_seqlens_q=None,
+    seqused_q=None,
+    max_seqlen_q=None,
+    pack_gqa=None,
+    tokens_per_split=None,
+) -> bool:
+    """Whether the call has few enough rows for a kernel that takes q as it is; metadata only. Of are_wide."""
+    packed = cu_seqlens_q is not None
+    if q.dim() != (3 if packed else 4) or q.shape[-1] > WIDENED_DEPTH:
+        return False
+    queries = q.shape[-3]
+    if packed and isinstance(max_seqlen_q, int):
+        queries = min(queries, max_seqlen_q)
+    fixed = tokens_per_split is not None and (packed or seqused_q is not None)
+    if fixed or not 0 < queries <= SWAPPED_ROWS[-1] or heads_kv <= 0 or q.shape[-2] % heads_kv:
+        return False
+    if not policy.widens():
+        return False
+    return tile_for(int(queries), int(q.shape[-2] // heads_kv), pack_gqa)[1] is not None
 
 
 def quantised(q: torch.Tensor, k: torch.Tensor, v, q_descale, out) -> tuple:
@@ -22,10 +56,7 @@ def quantised(q: torch.Tensor, k: torch.Tensor, v, q_descale, out) -> tuple:
     Called where q is of WIDE and k of FP8.
     """
     check_no_gradient({"q": q})
-    if q_descale is not None:
-        raise TypeError(
-            f"q_descale: given with q of {q.dtype}, which gets scales of its own; accepted: None, or q of {k.dtype}"
-        )
+    check_no_scale(q, k, q_descale)
     if out is None and q.dtype is torch.float16 and isinstance(v, torch.Tensor):
         out = q.new_empty((*q.shape[:-1], v.shape[-1]))
     largest = torch.finfo(k.dtype).max

@@ -151,7 +151,7 @@ def _key(tensors: tuple, asked: tuple) -> tuple:
     return (
         choices, numbers, left, right,
         type(scale), type(causal), type(softcap), type(max_seqlen_q), type(max_seqlen_k), type(left), type(right),
-        q.dtype, q.device, q.shape, q.stride(), k.shape, k.stride(), v.stride(),
+        q.dtype, k.dtype, q.device, q.shape, q.stride(), k.shape, k.stride(), v.stride(),
         None if out is None else (out.stride(), out.dtype),
         None if lengths is None else _lengths(lengths),
         None if sink is None else sink.dtype,

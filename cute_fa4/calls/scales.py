@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import torch
 
-from cute_fa4.calls.tensors import check_is_tensor, check_place
+from cute_fa4.calls.tensors import FP8, check_is_tensor, check_place
 
 NAMES = ("q_descale", "k_descale", "v_descale", "o_scale")  # as a call passes them on
 LETTERS = "qkvo"  # of Problem.descales, in this order
-FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def checked_scales(given: tuple | None, q: torch.Tensor, k: torch.Tensor, batch: int) -> tuple:
@@ -27,13 +26,23 @@ def checked_scales(given: tuple | None, q: torch.Tensor, k: torch.Tensor, batch:
     for name, scale in zip(NAMES, given, strict=True):
         if scale is not None:
             by_row = (*q.shape[:-1], 1)
-            _check(name, scale, q, (by_head, by_row) if name == "q_descale" else (by_head,))
+            _check(name, scale, q, k, (by_head, by_row) if name == "q_descale" else (by_head,))
     return given
 
 
-def _check(name: str, scale, q: torch.Tensor, sizes: tuple) -> None:
+def check_no_scale(q: torch.Tensor, k: torch.Tensor, q_descale) -> None:
+    """q of 16 bits over k of 8 has none."""
+    if q_descale is not None:
+        raise TypeError(
+            f"q_descale: given with q of {q.dtype}, which gets scales of its own; accepted: None, or q of {k.dtype}"
+        )
+
+
+def _check(name: str, scale, q: torch.Tensor, k: torch.Tensor, sizes: tuple) -> None:
     check_is_tensor(name, scale)
-    if q.dtype not in FP8:
+    if name == "q_descale" and q.dtype not in FP8 and k.dtype in FP8:
+        check_no_scale(q, k, scale)
+    if k.dtype not in FP8:
         raise TypeError(
             f"{name}: given with q of {q.dtype}; accepted: None, scales belong to {' and '.join(map(str, FP8))}; "
             "multiply softmax_scale, or the tensor"

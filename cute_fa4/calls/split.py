@@ -163,7 +163,7 @@ def _wanted(
     per_head = -(-where.seqlen_q(q) // config.tiles.positions_per_cta)
     blocks = where.batch(q) * per_head * (q.shape[-2] // config.heads_per_tile)
     sms = num_sms(q.device)
-    if config.schedule.family == "mhaswap" and not partial:
+    if getattr(config.schedule, "clusters", False) and not partial:
         parts = cluster_parts(blocks, seen, sms)
         if parts is not None:
             return Clustered(parts) if parts > 1 else None

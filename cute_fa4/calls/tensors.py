@@ -25,7 +25,8 @@ DTYPE_NAMES = {
     torch.float8_e5m2: "e5m2",
 }
 # Of out, where q, k and v have eight bits: the first of them, unless out= is given.
-OUT_OF_FP8 = (torch.bfloat16, torch.float16)
+OUT_OF_FP8 = WIDE = (torch.bfloat16, torch.float16)
+FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 # TMA reads and writes units of 16 bytes: base addresses and the strides of every dimension but the
 # last are multiples of it (PTX ISA, "Tensor-map").
@@ -134,6 +135,12 @@ def check_one_dtype(tensors: dict[str, torch.Tensor]) -> None:
                 raise TypeError(
                     f"out: dtype {tensor.dtype} while q is {dtype}; accepted: {' or '.join(map(str, OUT_OF_FP8))}"
                 )
+        elif name in "kv" and dtype in WIDE and tensors["k"].dtype in FP8:
+            if tensor.dtype != tensors["k"].dtype:
+                raise TypeError(
+                    f"{name}: dtype {tensor.dtype} while k is {tensors['k'].dtype}; accepted: k and v alike; "
+                    f"convert with {name}.to({tensors['k'].dtype})"
+                )
         elif tensor.dtype != dtype:
             raise TypeError(
                 f"{name}: dtype {tensor.dtype} while q is {dtype}; accepted: one dtype for all; "
@@ -193,7 +200,7 @@ def check_shapes(
         _check_latent(q, k, v)
     else:
         # Ranks of torch.distributed may run other dtypes, by SDPA.
-        _check_depths(DTYPE_NAMES.get(q.dtype, "bf16"), head_dim, v.shape[-1])
+        _check_depths(DTYPE_NAMES.get(k.dtype, "bf16"), head_dim, v.shape[-1])
     if num_kv_heads == 0 or num_q_heads == 0 or num_q_heads % num_kv_heads:
         raise ValueError(
             f"q: {num_q_heads} heads over {num_kv_heads} heads of k and v; accepted: a positive "

@@ -207,11 +207,9 @@ class _Problem:
         self.heads_kv = self.heads // config.group
         generator = torch.Generator().manual_seed(0)
 
-        def rows(lengths, heads):
+        def rows(lengths, heads, dtype=config.stored_dtype):
             shapes = [(length, heads, config.qk_depth) for length in lengths]
-            return [
-                torch.randn(s, generator=generator).to(DTYPES[config.qkv_dtype]) for s in shapes
-            ]
+            return [torch.randn(s, generator=generator).to(DTYPES[dtype]) for s in shapes]
 
         # A kernel of several query tiles is called where its rows are more than a tile has.
         more = 0
@@ -224,8 +222,10 @@ class _Problem:
         self.queries = queries if config.clips_queries else (queries[0],) * 2
         self.keys = keys if config.clips_keys else (keys[0],) * 2
         self.q, self.k, self.v = (
-            rows(self.queries, self.heads), rows(self.keys, self.heads_kv), rows(self.keys, self.heads_kv)
-        )  # fmt: skip
+            rows(self.queries, self.heads, config.qkv_dtype),
+            rows(self.keys, self.heads_kv),
+            rows(self.keys, self.heads_kv),
+        )
         # Rows before the first key, and which sequence of the cache each one is.
         self.padding = (3, 0) if config.cache_leftpad else (0, 0)
         self.order = [1, 0] if config.cache_batch_idx else [0, 1]

@@ -28,6 +28,11 @@ CUTE_FA4_MAXIMUM: what the exponentials of a row refer to, in kernels of two que
     auto    as the problem allows: in bf16 up to head dim 64 the key tiles before (sm100/steps/lagged.py; default)
     exact   the running maximum of the row, to compare with, or where values of v exceed 2^60
 
+CUTE_FA4_FP8_QUERIES: what becomes of queries of 16 bits over a cache of 8 where there are up to 32 rows.
+
+    auto       keys and values are widened in the kernel (sm100/mhawiden; default)
+    quantised  the queries are quantised before, as where there are more rows; to compare with
+
 All are read when the kernel of a call is chosen, which is once for calls that are alike.
 """
 
@@ -44,6 +49,7 @@ CLAIMS_VARIABLE = "CUTE_FA4_CLAIMS"
 SWAP_VARIABLE = "CUTE_FA4_SWAP"
 PAIR_VARIABLE = "CUTE_FA4_PAIR"
 MAXIMUM_VARIABLE = "CUTE_FA4_MAXIMUM"
+QUERIES_VARIABLE = "CUTE_FA4_FP8_QUERIES"
 
 _warming_up = contextvars.ContextVar("warming_up", default=False)
 
@@ -70,6 +76,11 @@ def claims() -> bool | None:
 def swaps() -> bool:
     """Whether calls of few queries ask for tiles with swapped operands."""
     return environment.choice(SWAP_VARIABLE, "auto", "off") == "auto"
+
+
+def widens() -> bool:
+    """Whether calls of few queries of 16 bits ask for kernels that widen keys of 8."""
+    return swaps() and environment.choice(QUERIES_VARIABLE, "auto", "quantised") == "auto"
 
 
 def pairs() -> bool | None:

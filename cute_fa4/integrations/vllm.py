@@ -17,7 +17,7 @@ from __future__ import annotations
 import torch
 
 from cute_fa4 import interface, mla
-from cute_fa4.calls.scales import FP8
+from cute_fa4.calls.tensors import FP8
 
 
 def flash_attn_varlen_func(
@@ -55,7 +55,7 @@ def flash_attn_varlen_func(
     """cute_fa4.flash_attn_varlen_func in vLLM's order of arguments.
 
     q, out        (total_q, heads_q, head_dim), bf16 or fp16; out is written in place. With kv_cache_dtype="fp8" the
-                  backend passes q, k and v of float8_e4m3fn, and out of bf16
+                  backend passes k and v of float8_e4m3fn, and q of it with out of bf16, or both of 16 bits
     k, v          with block_table and seqused_k pages (num_blocks, block_size, heads_kv, head_dim), without them
                   packed (total_k, heads_kv, head_dim) with cu_seqlens_k
     window_size   [left, right], -1: open
@@ -82,7 +82,9 @@ def flash_attn_varlen_func(
         cp_tot_seqused_k=(cp_tot_seqused_k, None),
     )
     scales = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
-    if getattr(q, "dtype", None) not in FP8:
+    if getattr(k, "dtype", None) in FP8 and getattr(q, "dtype", None) not in FP8:
+        _check_descale("q_descale", scales.pop("q_descale"))
+    elif getattr(q, "dtype", None) not in FP8:
         for name, scale in scales.items():
             _check_descale(name, scale)
         scales = {}

@@ -12,12 +12,22 @@ from .mhapair.schedule import Pair
 from .mhaswap.schedule import CLUSTER_PARTS, SwappedTile
 from .mhaswap.tiles import padded_heads
 from .mhawide.schedule import WideTile
+from .mhawiden.schedule import WidenedTile
 from .mhawidepair.schedule import WidePair
 from .mla_decode.schedule import LatentTile
 from .mla_decode.tiles import LATENT_DEPTH, ROPE_DEPTH
 from .mla_pair.schedule import LatentPair
 from .problem import MOST_LATENT_ROWS, heads_of_latent_tile
-from .row_schedule import DEEP, DEPTHS, QK_DEPTHS, WIDE_DEPTHS, RowSchedule, depths_of, in_words
+from .row_schedule import (
+    DEEP,
+    DEPTHS,
+    DEPTHS_OF_FP8,
+    QK_DEPTHS,
+    WIDE_DEPTHS,
+    RowSchedule,
+    depths_of,
+    in_words,
+)
 from .schedule import Schedule
 from .tiles import ROWS_PER_Q_TILE
 
@@ -28,6 +38,8 @@ __all__ = [
     "KEYS_PER_TILE",
     "QK_DEPTHS",
     "ROWS_PER_CTA",
+    "SWAPPED_ROWS",
+    "WIDENED_DEPTH",
     "choose_config",
     "columns_of_v",
     "config_for",
@@ -50,6 +62,7 @@ ALL_DEPTHS = WIDE_DEPTHS + DEEP  # that some family runs, of either
 ROWS_PER_CTA = TwoTiles.query_tiles * ROWS_PER_Q_TILE
 KEYS_PER_TILE = 128  # of every configuration that is chosen here
 PAIRS_PAY = False  # whether many queries run on pairs of CTAs by default: docs/decisions/0013
+WIDENED_DEPTH = DEPTHS_OF_FP8[-1]  # head dims of queries of 16 bits over keys of 8
 SWAPPED_ROWS = (8, 32)  # of a tile with swapped operands, as calls ask for it: docs/decisions/0008
 LATENT_ROWS = (16, 32, MOST_LATENT_ROWS)  # of a tile over a latent cache
 LATENT_DEPTHS = (LATENT_DEPTH + ROPE_DEPTH, LATENT_DEPTH)  # of K and V in a latent cache
@@ -86,6 +99,8 @@ def choose_config(
     if "schedule" not in choices:
         if family is None and choices.get("latent"):
             family = LatentTile.family
+        elif family is None and choices.get("kv_dtype"):
+            family = WidenedTile.family
         elif (
             family is None
             and "rows" not in of_schedule

@@ -24,6 +24,7 @@ from .mha2q.schedule import TwoTiles
 from .mhapair.schedule import Pair
 from .mhaswap.schedule import SwappedTile
 from .mhawide.schedule import WideTile
+from .mhawiden.schedule import WidenedTile
 from .mhawidepair.schedule import WidePair
 from .mla_decode.schedule import LatentTile
 from .mla_pair.schedule import LatentPair
@@ -35,7 +36,17 @@ from .tiles import Tiles
 
 SCHEDULES = {
     cls.__name__: cls
-    for cls in (TwoTiles, Pair, OneTile, SwappedTile, WideTile, WidePair, LatentTile, LatentPair)
+    for cls in (
+        TwoTiles,
+        Pair,
+        OneTile,
+        SwappedTile,
+        WidenedTile,
+        WideTile,
+        WidePair,
+        LatentTile,
+        LatentPair,
+    )
 }
 
 

@@ -34,6 +34,7 @@ def _problem(p: Problem) -> list[str]:
     """
     said = [
         (True, p.qkv_dtype),
+        (p.kv_dtype, f"kv_{p.kv_dtype}"),
         (p.o_dtype != p.qkv_dtype, f"o_{p.o_dtype}"),
         (p.descales, f"scale_{p.descales}"),
         (True, f"d{p.qk_depth}"),

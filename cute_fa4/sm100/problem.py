@@ -42,6 +42,7 @@ class Problem:
     """What a call asks. Lengths, batch and head count are not here: one compile serves them all.
 
     qkv_dtype      "bf16" or "fp16": Q, K, V and P; "e4m3" or "e5m2": Q, K and V, with P in e4m3
+    kv_dtype       "e4m3" or "e5m2": K and V have eight bits under Q of 16, and P is fp16; None: as qkv_dtype
     o_dtype        output; None: as qkv_dtype, or bf16 where that has eight bits
     descales       letters of "qQkvo": which of Q, K and V are multiplied by a float32 for each sequence and key/value
                    head, to be what they mean, and whether O is, before it is rounded; Q by one for each row, if it
@@ -80,6 +81,7 @@ class Problem:
     """
 
     qkv_dtype: str = "bf16"
+    kv_dtype: str | None = None
     o_dtype: str | None = None
     descales: str = ""
     qk_depth: int = 128
@@ -132,7 +134,14 @@ class Problem:
     @property
     def p_dtype(self) -> str:
         """Of the probabilities, which lie between 0 and a power of two: a third mantissa bit beats e5m2's range."""
+        if self.kv_dtype is not None:
+            return "fp16"
         return "e4m3" if self.has_fp8 else self.qkv_dtype
+
+    @property
+    def stored_dtype(self) -> str:
+        """Of K and V in global memory."""
+        return self.kv_dtype or self.qkv_dtype
 
     @property
     def causal(self) -> bool:
@@ -181,7 +190,17 @@ class Problem:
                 why.append(
                     f"{name}={getattr(self, name)!r} is not a dtype: use one of {', '.join(DTYPE_BYTES)}"
                 )
-        if self.descales and not self.has_fp8:
+        if self.kv_dtype is not None and (self.kv_dtype not in FP8_DTYPES or self.has_fp8):
+            why.append(
+                f"kv_dtype={self.kv_dtype!r} with qkv_dtype={self.qkv_dtype!r}: it is for keys of eight bits under "
+                f"queries of 16: use None, or one of {', '.join(FP8_DTYPES)} with 'bf16' or 'fp16'"
+            )
+        if self.kv_dtype is not None and set(self.descales) & set("qQ"):
+            why.append(
+                f"descales={self.descales!r} with kv_dtype={self.kv_dtype!r}: queries of 16 bits have no scale: use "
+                "letters of 'kvo'"
+            )
+        if self.descales and self.stored_dtype not in FP8_DTYPES:
             why.append(
                 f"descales={self.descales!r} with qkv_dtype={self.qkv_dtype!r}: scales are for 8-bit elements: use "
                 f"'', or one of {', '.join(FP8_DTYPES)}"

@@ -205,10 +205,21 @@ def o_dtypes(problem: Problem) -> tuple[str, ...]:
 
 
 def problem_not_built(
-    problem: Problem, qk_depths: tuple = QK_DEPTHS, ov_depths: tuple = DEPTHS
+    problem: Problem,
+    qk_depths: tuple = QK_DEPTHS,
+    ov_depths: tuple = DEPTHS,
+    widens: bool = False,
 ) -> list[str]:
-    """What no family runs yet, whatever its tiles are; qk_depths, ov_depths: what this one does, of 16 bits."""
+    """What no family runs yet, whatever its tiles are.
+
+    qk_depths, ov_depths: what this one does, of 16 bits; widens: whether it runs keys of 8 bits under queries of 16
+    """
     why = []
+    if problem.kv_dtype is not None and not widens:
+        why.append(
+            f"kv_dtype={problem.kv_dtype!r} with qkv_dtype={problem.qkv_dtype!r}: kernels for few rows widen keys: use "
+            f"schedule=WidenedTile(), or queries of {problem.kv_dtype}"
+        )
     if problem.qkv_dtype not in DTYPES:
         why.append(
             f"qkv_dtype={problem.qkv_dtype!r} is not built yet: use one of {', '.join(DTYPES)}"

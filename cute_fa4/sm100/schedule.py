@@ -4,6 +4,7 @@
     mha2q/schedule.py         TwoTiles: two query tiles of 128 rows a CTA
     mhapair/schedule.py       Pair: two CTAs share the MMAs of two query tiles of 256 rows
     mhaswap/schedule.py       SwappedTile: a tile of 8 to 64 rows, keys and depth in the place of the 128 rows
+    mhawiden/schedule.py      WidenedTile: such a tile of 16 bits over keys of 8, which are widened in the CTA
     mla_decode/schedule.py    LatentTile: such a tile over a latent cache, whose V is the first columns of K
     mla_pair/schedule.py      LatentPair: 128 rows over a latent cache, by two CTAs that share the MMAs
     mha1q/schedule.py         OneTile: one query tile of 128 rows, even and odd key tiles side by side

@@ -112,6 +112,11 @@ class Tiles:
         return self.swizzle_bytes // self.dtype_bytes
 
     @property
+    def kv_granule(self) -> int:
+        """The same for elements of K and V as they are stored."""
+        return self.swizzle_bytes // DTYPE_BYTES[self.problem.stored_dtype]
+
+    @property
     def o_granule(self) -> int:
         """The same for elements of O."""
         return self.swizzle_bytes // DTYPE_BYTES[self.problem.o_dtype]

@@ -31,16 +31,22 @@ MODELS = {
         dict(heads_q=2, heads_kv=2, head_dim=192, head_dim_v=128),
         dict(causal=True),
     ),
+    "queries of 16 bits, a cache of 8": (
+        dict(heads_q=8, heads_kv=2, kv_dtype="e4m3", descales=""),
+        dict(causal=True),
+    ),
 }
 
 
-def calls(heads_q, heads_kv, page, table_width, seqlen_q, depth=64, depth_v=64):
+def calls(
+    heads_q, heads_kv, page, table_width, seqlen_q, depth=64, depth_v=64, of_cache=torch.bfloat16
+):
     """Every public function on tensors of a model, as generators of (function, arguments)."""
     batch, dtype = 2, torch.bfloat16
     dense_q = torch.zeros(batch, seqlen_q, heads_q, depth, dtype=dtype)
     packed_q = torch.zeros(batch * seqlen_q, heads_q, depth, dtype=dtype)
 
-    def k_and_v(*rows):
+    def k_and_v(*rows, dtype=of_cache):
         return [torch.zeros(*rows, heads_kv, d, dtype=dtype) for d in (depth, depth_v)]
 
     cu_q = torch.tensor([0, seqlen_q, 2 * seqlen_q], dtype=torch.int32)
@@ -48,7 +54,7 @@ def calls(heads_q, heads_kv, page, table_width, seqlen_q, depth=64, depth_v=64):
     pages = k_and_v(batch * table_width, page)
     table = torch.arange(batch * table_width, dtype=torch.int32).view(batch, table_width)
     used = torch.full((batch,), seqlen_q, dtype=torch.int32)
-    new = k_and_v(batch, 1)
+    new = k_and_v(batch, 1, dtype=dtype)
     paged = dict(page_table=table, seqused_k=used)
     yield flash_attn_func, (dense_q, *k_and_v(batch, 40)), {}
     yield (
@@ -88,6 +94,7 @@ def test_every_configuration_that_calls_ask_for_is_listed(name, monkeypatch):
     monkeypatch.setattr(compile_cache, "function_for", record)
     heads = shape["heads_q"], shape["heads_kv"]
     depths = shape.get("head_dim", 64), shape.get("head_dim_v", 64)
+    depths += (torch.float8_e4m3fn if "kv_dtype" in shape else torch.bfloat16,)
     if options.get("learnable_sink"):
         options = {**options, "learnable_sink": torch.zeros(heads[0], dtype=torch.bfloat16)}
     # Pages of both sizes; table rows aligned to 16, 8 and 4 bytes; a decode step and a longer prefill.

@@ -150,7 +150,7 @@ ONES = torch.ones(2, 2)
         (dict(q_descale=torch.ones(2, 4, 2)), ValueError, r"q_descale: shape \(2, 4, 2\); .* or \(2, 4, 2, 1\), one"),
         (dict(out=X.clone()), TypeError, "out: dtype torch.float8_e4m3fn while q is .*; accepted: torch.bfloat16 or"),
         (dict(out=ONES.new_zeros(2, 4, 2, 128)), TypeError, "out: dtype torch.float32"),
-        (dict(q=X[..., :24], k=X[..., :24]), ValueError, "q: head_dim 24; accepted: multiples of 16 up to 128"),
+        (dict(q=X[..., :24], k=X[..., :24]), ValueError, "q: head_dim 24; accepted: a multiple of 16 up to 128"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )  # fmt: skip

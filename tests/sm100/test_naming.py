@@ -13,6 +13,7 @@ from cute_fa4.sm100.mha1q.schedule import OneTile
 from cute_fa4.sm100.mha2q.schedule import TwoTiles
 from cute_fa4.sm100.mhaswap.schedule import SwappedTile
 from cute_fa4.sm100.mhawide.schedule import WideTile
+from cute_fa4.sm100.mhawiden.schedule import WidenedTile
 from cute_fa4.sm100.mla_decode.schedule import LatentTile
 from cute_fa4.sm100.mla_pair.schedule import LatentPair
 from cute_fa4.sm100.problem import Problem
@@ -27,6 +28,7 @@ IMPORTED = {
     "OneTile": OneTile,
     "LatentTile": LatentTile,
     "LatentPair": LatentPair,
+    "WidenedTile": WidenedTile,
     "WideTile": WideTile,
     "WarpRoles": WarpRoles,
     "range": range,
@@ -37,7 +39,7 @@ IMPORTED = {
 
 # Another value for every field; the schedule has fields of its own below.
 CHANGED = dict(
-    qkv_dtype="e4m3", o_dtype="fp16", descales="qv", qk_depth=64, ov_depth=64, num_q_heads=8, group=4,
+    qkv_dtype="e4m3", kv_dtype="e5m2", o_dtype="fp16", descales="qv", qk_depth=64, ov_depth=64, num_q_heads=8, group=4,
     mask=masks.Either(masks.Window(True, False), masks.Both(masks.Causal(), masks.Chunked())),
     q_layout="packed", kv_layout="packed", seqused_q=True, seqused_k=True, cache_excludes_new=True,
     cache_batch_idx=True, cache_leftpad=True,
@@ -63,7 +65,7 @@ OF_SWAPPED_TILE = dict(
 
 
 def test_the_tables_have_every_field():
-    for schedule in (SwappedTile, LatentTile):
+    for schedule in (SwappedTile, LatentTile, WidenedTile):
         assert set(OF_SWAPPED_TILE) == {f.name for f in fields(schedule)}
     assert set(CHANGED) == {f.name for f in fields(Problem)}
     assert set(OF_SCHEDULE) == {f.name for f in fields(TwoTiles)}

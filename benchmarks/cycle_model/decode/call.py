@@ -47,8 +47,13 @@ def call_of(problem: DecodeProblem, num_splits: int = 0) -> Call:
 
     batch, page = problem.batch, problem.page_size
     pages = -(-max(problem.lengths) // page)
-    q = tensor(batch, problem.seqlen_q, problem.heads_q, problem.head_dim)
-    k = tensor(batch * pages, page, problem.heads_kv, problem.head_dim)
+    dtypes = {"bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn}
+    q = tensor(
+        batch, problem.seqlen_q, problem.heads_q, problem.head_dim, dtype=dtypes[problem.dtype]
+    )
+    k = tensor(
+        batch * pages, page, problem.heads_kv, problem.head_dim, dtype=dtypes[problem.kv_dtype]
+    )
     where = Where(
         seqused_k=tensor(batch, dtype=torch.int32),
         page_table=tensor(batch, pages, dtype=torch.int32),

@@ -28,6 +28,7 @@ from benchmarks.cycle_model.machine import Machine
 from benchmarks.sass import program
 from cute_fa4.compiler import toolkit
 from cute_fa4.compiler.sources import kernel_sources
+from cute_fa4.sm100.chip import DTYPE_BYTES
 
 HERE = Path(__file__).parent
 MODEL = [
@@ -106,7 +107,7 @@ def _ours(name: str, config, record) -> tuple:
 def _tile_bytes(config, seqlen_q: int) -> float:
     """Of a key tile, from memory. Rows of a latent cache that several CTAs of a sequence read come from there once."""
     if not config.latent:
-        return 2 * 128 * (config.qk_depth + config.ov_depth)
+        return DTYPE_BYTES[config.stored_dtype] * 128 * (config.qk_depth + config.ov_depth)
     blocks = -(-seqlen_q // config.tiles.positions_per_cta)
     return 2 * 128 * config.qk_depth / (blocks * config.group // config.heads_per_tile)
 

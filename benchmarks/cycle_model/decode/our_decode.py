@@ -77,11 +77,13 @@ def _arguments(config, seqlen_q: int, work: Work) -> dict:
     import torch
 
     from cute_fa4.calls.split import Shared
+    from cute_fa4.calls.tensors import DTYPE_NAMES
 
     generator = torch.Generator().manual_seed(0)
+    of_name = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
-    def tensor(*shape):
-        return torch.randn(shape, generator=generator).to(torch.bfloat16)
+    def tensor(*shape, dtype):
+        return torch.randn(shape, generator=generator).to(of_name[dtype])
 
     if config.latent:
         return _latent_arguments(config, seqlen_q, work)
@@ -89,13 +91,13 @@ def _arguments(config, seqlen_q: int, work: Work) -> dict:
     heads_kv = work.blocks
     heads_q = heads_kv * config.group
     pages = work.keys // page
-    q = tensor(1, seqlen_q, heads_q, depth)
-    k, v = (tensor(pages, page, heads_kv, depth) for _ in range(2))
+    q = tensor(1, seqlen_q, heads_q, depth, dtype=config.qkv_dtype)
+    k, v = (tensor(pages, page, heads_kv, depth, dtype=config.stored_dtype) for _ in range(2))
     values = dict(
         mQ=q,
         mK=k,
         mV=v,
-        mO=torch.empty_like(q),
+        mO=torch.empty(q.shape, dtype=torch.bfloat16),
         softmax_scale=depth**-0.5,
         seqused_k=torch.tensor([work.keys], dtype=torch.int32),
         page_table=torch.randperm(pages, generator=generator).to(torch.int32)[None],

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-ELEMENT_BYTES = 2
+ELEMENT_BYTES = {"bf16": 2, "e4m3": 1}
 PUBLISHED_FILE = Path(__file__).parents[1] / "published_decode.json"
 # The kernel of the published table that its authors replaced.
 NOT_COMPARED = "FlashInfer fa2"
@@ -18,6 +18,7 @@ class DecodeProblem:
 
     lengths  keys of each sequence
     latent   one cache of head_dim columns, whose first ones are the values
+    dtype    of queries; kv_dtype: of the cache
     """
 
     lengths: tuple[int, ...]
@@ -27,6 +28,8 @@ class DecodeProblem:
     head_dim: int = 128
     page_size: int = 16
     latent: bool = False
+    dtype: str = "bf16"
+    kv_dtype: str = "bf16"
 
     @classmethod
     def even(cls, batch: int, keys: int, seqlen_q: int = 1, **others) -> DecodeProblem:
@@ -45,8 +48,8 @@ class DecodeProblem:
     def key_bytes(self) -> int:
         """Bytes of one key and its value, of all heads."""
         if self.latent:
-            return self.head_dim * ELEMENT_BYTES
-        return 2 * self.heads_kv * self.head_dim * ELEMENT_BYTES
+            return self.head_dim * ELEMENT_BYTES[self.kv_dtype]
+        return 2 * self.heads_kv * self.head_dim * ELEMENT_BYTES[self.kv_dtype]
 
     @property
     def bytes(self) -> int:

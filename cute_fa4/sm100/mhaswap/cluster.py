@@ -21,7 +21,7 @@ lies side by side.
 Every thread arrives at both barriers once, also where a block has no rows: all CTAs of a cluster see that alike.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import cutlass
 import cutlass.cute as cute
@@ -70,12 +70,8 @@ class InCluster:
 
     def in_descriptors(self, smem: SwappedShared) -> SwappedShared:
         """Addresses of a CTA in a cluster have its rank above their offset, and descriptors take the offset alone."""
-        return replace(
-            smem,
-            q_address=smem.q_address & OFFSET,
-            kv_address=smem.kv_address & OFFSET,
-            p_address=smem.p_address & OFFSET,
-        )
+        names = [f.name for f in fields(smem) if f.name.endswith("_address")]
+        return replace(smem, **{name: getattr(smem, name) & OFFSET for name in names})
 
 
 @cute.jit

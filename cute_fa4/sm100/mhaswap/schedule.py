@@ -47,6 +47,7 @@ class SwappedTile:
 
     family: ClassVar[str] = "mhaswap"
     warps: ClassVar[SwappedWarpRoles] = SwappedWarpRoles()
+    clusters: ClassVar[bool] = True  # whether CTAs of a cluster may share a block
 
     rows: int = 16
     rescale_log2: float | None = None

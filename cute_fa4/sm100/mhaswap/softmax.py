@@ -63,10 +63,12 @@ class Before:
 
     tiles       key tiles of all work tiles before
     work_tiles  these work tiles; each exchanges values once more than it has key tiles
+    queries     of them those with keys, counted where scales of rows come with Q; None: nobody asks
     """
 
     tiles: Int32
     work_tiles: Int32
+    queries: Int32 | None = None
 
 
 def counts_sink(cfg, work: Work):
@@ -82,11 +84,24 @@ def own_row(cfg, work: Work, place: Place, i: int) -> rows.Row:
     return rows.row_of(cfg, work, 0, number)
 
 
-def scales_of_rows(cfg, args: KernelArgs, smem: SwappedShared, work: Work, place: Place):
-    """What the scores of each row are multiplied by, where every query and head has a scale: to shared memory."""
-    if "Q" in cfg.descales:
-        kept = [own_row(cfg, work, place, i) for i in range(cfg.tiles.rows_per_lane)]
-        publish(smem, place, SCALE, [scales.of_row(cfg, args, work, row) for row in kept])
+@dataclass(frozen=True)
+class OwnScales:
+    """What the scores of each row are multiplied by, where that is not 1: read from global memory by its lane."""
+
+    def none_before(self):
+        """Before.queries at first."""
+
+    def following(self, queries, work: Work):
+        """Before.queries behind a work tile."""
+
+    def publish(self, cfg, args, smem: SwappedShared, events: Events, work: Work, place, before):
+        """The factor of each row to shared memory."""
+        if cfg.tiles.row_values > SCALE:
+            kept = [own_row(cfg, work, place, i) for i in range(cfg.tiles.rows_per_lane)]
+            publish(smem, place, SCALE, [scales.of_row(cfg, args, work, row) for row in kept])
+
+
+OWN_SCALES = OwnScales()
 
 
 def first_states(cfg, args: KernelArgs, work: Work, place: Place, factor) -> RowStates:
@@ -177,7 +192,7 @@ def step(
     tensor_memory.fence_after()
     scores = tensor_memory.load(tmem + buffer * (cfg.tmem.s[1] - cfg.tmem.s[0]), cfg.tiles.rows)
     tensor_memory.wait_load()
-    if cutlass.const_expr("Q" in cfg.descales):
+    if cutlass.const_expr(cfg.tiles.row_values > SCALE):
         scores = products_of(scores, read(smem, place, SCALE, 0, cfg.tiles.rows))
     if cutlass.const_expr(cfg.score_mod is not None or cfg.mask_mod is not None):
         scores = apply_score_functions(cfg, args, work, key, scores, factor, masked)
@@ -224,12 +239,13 @@ def key_tiles(
     work: Work,
     place: Place,
     before: Before,
+    of_rows: cutlass.Constexpr,
 ) -> RowStates:
     """All key tiles of a work tile."""
     whole = whole_tiles(cfg, args, work, 0)
     first, end = work.tiles.first, work.tiles.first + work.tiles.count
     factor = scales.of_scores(cfg, args, work)
-    scales_of_rows(cfg, args, smem, work, place)
+    of_rows.publish(cfg, args, smem, events, work, place, before)
     states = first_states(cfg, args, work, place, factor)
     if cutlass.const_expr(cfg.mask.has_lower_bound):
         for n in cutlass.range(first, whole.begin, unroll=1):
@@ -323,15 +339,20 @@ def run(
     events: Events,
     queue: WorkQueue,
     ending: cutlass.Constexpr = ALONE,
+    of_rows: cutlass.Constexpr = OWN_SCALES,
 ):
-    """Every work tile. `tmem`: address of the first column for this warp's lanes; ending: what becomes of results."""
+    """Every work tile. `tmem`: address of the first column for this warp's lanes; ending: what becomes of results.
+
+    of_rows: where the scales of rows come from
+    """
     place = Place.here()
     set_up(cfg, smem, tmem, place)
-    before = Before(Int32(0), Int32(0))
+    before = Before(Int32(0), Int32(0), of_rows.none_before())
     work = queue.next(cfg, args, before.work_tiles)
     while work.tiles.count != NO_MORE:
-        states = key_tiles(cfg, args, smem, tmem, events, work, place, before)
+        states = key_tiles(cfg, args, smem, tmem, events, work, place, before, of_rows)
         ending.finish(cfg, args, smem, tmem, events, work, place, before, states)
-        before = Before(before.tiles + work.tiles.count, before.work_tiles + 1)
+        queries = of_rows.following(before.queries, work)
+        before = Before(before.tiles + work.tiles.count, before.work_tiles + 1, queries)
         work = queue.next(cfg, args, before.work_tiles)
     ending.after_softmax(before.work_tiles)

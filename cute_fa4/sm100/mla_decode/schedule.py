@@ -31,6 +31,7 @@ class LatentTile(SwappedTile):
     """The schedule of SM100MLADecode: the choices of SwappedTile."""
 
     family: ClassVar[str] = "mla_decode"
+    clusters: ClassVar[bool] = False
 
     def tiles(self, problem: Problem) -> LatentTiles:
         return LatentTiles.of(problem, self.rows)
@@ -60,6 +61,8 @@ class LatentTile(SwappedTile):
 def not_built(problem: Problem) -> list[str]:
     """What this family does not run."""
     why = []
+    if problem.kv_dtype is not None:
+        why.append(f"kv_dtype={problem.kv_dtype!r} is not built yet for a latent cache: use None")
     if problem.qkv_dtype not in DTYPES_OF_16_BITS:
         why.append(f"qkv_dtype={problem.qkv_dtype!r} is not built yet: use 'bf16' or 'fp16'")
     if problem.o_dtype != ("f32" if problem.split_keys else problem.qkv_dtype):

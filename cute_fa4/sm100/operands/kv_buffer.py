@@ -94,7 +94,7 @@ class KVBufferConfig:
         return KVBufferConfig(
             rows=rows,
             columns=columns,
-            dtype=cfg.qkv_dtype,
+            dtype=cfg.stored_dtype,
             slot_bytes=cfg.tiles.kv_slot_bytes,
             walks_keys=walks_keys,
             depth_stages=depth_stages,

@@ -94,7 +94,7 @@ def k_operand(cfg, mK) -> tuple[KVOperand, Int32]:
 
 def kv_operand(cfg, mX, columns: int, is_v: bool) -> tuple[KVOperand, Int32]:
     """K (columns: of one depth stage) or V -> (operand, rows from one batch or page to the next)."""
-    tiles, dtype, granule = cfg.tiles, DTYPES[cfg.qkv_dtype], cfg.tiles.swizzle_granule
+    tiles, dtype, granule = cfg.tiles, DTYPES[cfg.stored_dtype], cfg.tiles.kv_granule
     rows = tiles.v_box_rows if is_v else tiles.k_box_rows
     if not cfg.clips_keys:
         view = dense_view(mX, granule, columns)

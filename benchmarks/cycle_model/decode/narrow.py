@@ -1,0 +1,59 @@
+"""Decode from a cache of 8 bits in the model: one table, beside the same calls of 16 bits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from benchmarks.cycle_model.constants import Constant
+from benchmarks.cycle_model.decode.problems import DecodeProblem
+from benchmarks.cycle_model.decode.time import CallTime, ours
+
+WANTED = 1.9  # times the speed of 16 bits
+# batch, keys: launches that memory bounds, in the order of their size.
+ROWS = ((8, 4096), (8, 16384), (64, 1024), (64, 4096), (64, 16384))
+# name -> dtypes of queries and cache.
+KINDS = {
+    "bf16": ("bf16", "bf16"),
+    "e4m3": ("e4m3", "e4m3"),
+    "bf16 over e4m3": ("bf16", "e4m3"),
+}
+
+
+def times_of(batch: int, keys: int, constants: dict[str, Constant]) -> dict[str, CallTime]:
+    """Kind -> its time; 64 heads on 8, one query, pages of 16 keys."""
+    problem = DecodeProblem.even(batch, keys)
+    found = {}
+    for name, (dtype, kv_dtype) in KINDS.items():
+        found[name] = ours(replace(problem, dtype=dtype, kv_dtype=kv_dtype), constants)
+    return found
+
+
+def table(constants: dict[str, Constant], say=lambda row: None) -> str:
+    lines = [
+        "Microseconds of a decode on a B200, **modelled**, d=128, 64 heads on 8, one query, pages of 16 keys, with as "
+        "many parts as the call chooses. bf16; all of e4m3 (P, too); queries of bf16 over a cache of e4m3, which the "
+        "kernel widens. over: the speed over that of bf16.",
+        "",
+        "| batch | keys | bf16 | e4m3 | bound by | over | bf16 over e4m3 | bound by | over |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    found = {row: times_of(*row, constants) for row in ROWS}
+    for row, times in found.items():
+        wide = times["bf16"].us
+        cells = [*row, f"{wide:.1f}"]
+        for name in ("e4m3", "bf16 over e4m3"):
+            mine = times[name]
+            cells += [f"{mine.us:.1f}", mine.bound, f"{wide / mine.us:.2f}"]
+        say((row, times))
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join([*lines, "", goal(found)])
+
+
+def goal(found: dict) -> str:
+    """What of the table reaches WANTED."""
+    said = []
+    for name in ("e4m3", "bf16 over e4m3"):
+        over = [times["bf16"].us / times[name].us for times in found.values()]
+        reached = sum(each >= WANTED for each in over)
+        said.append(f"{name} {reached} of {len(over)} rows, largest {max(over):.2f}")
+    return f"Wanted is {WANTED} times the speed of bf16: {'; '.join(said)}."

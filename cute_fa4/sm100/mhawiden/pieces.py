@@ -1,0 +1,44 @@
+"""Sixteen bytes at a time: from shared memory to registers, and numbers of 8 bits to fp16.
+
+PTX ISA, "ld", "cvt": e4m3 and e5m2 become fp16 two at a time, exactly.
+"""
+
+from cutlass import Int32
+from cutlass._mlir.dialects import llvm
+from cutlass.cutlass_dsl import T
+
+WORDS = 4  # of a piece
+
+
+def _words(text: str, operands: list, results: int, side_effects: bool) -> list:
+    """An instruction whose results are words of 32 bits."""
+    constraints = ",".join(["=r"] * results + ["r"] * len(operands))
+    found = llvm.inline_asm(
+        llvm.StructType.get_literal([T.i32()] * results),
+        [Int32(value).ir_value() for value in operands],
+        text,
+        constraints,
+        has_side_effects=side_effects,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+    )
+    return [Int32(llvm.extractvalue(T.i32(), found, [i])) for i in range(results)]
+
+
+def load_piece(address) -> list:
+    """Four words from shared memory; their address is a multiple of 16."""
+    return _words("ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];", [address], WORDS, True)
+
+
+def widened(words: list, dtype: str) -> list:
+    """Words of four numbers of 8 bits -> twice as many of two fp16, in the same order."""
+    out = []
+    for word in words:
+        out += _words(
+            "{\n.reg .b16 low, high;\nmov.b32 {low, high}, $2;\n"
+            f"cvt.rn.f16x2.{dtype}x2 $0, low;\ncvt.rn.f16x2.{dtype}x2 $1, high;\n}}",
+            [word],
+            2,
+            False,
+        )
+    return out

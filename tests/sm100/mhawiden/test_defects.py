@@ -1,0 +1,31 @@
+"""Planted defects of the kernel that widens its keys are caught by the checks meant for them.
+
+Plain pytest plants every eighth one, `pytest -m sweep` all.
+"""
+
+from functools import cache
+
+import pytest
+
+from tests.emulator.mutations.everything import LEVEL
+from tests.emulator.mutations.mutant import assert_caught
+from tests.sm100.mhawiden import defects
+
+CAUGHT = defects.mutants()
+SOME = [pytest.param(m, marks=[pytest.mark.sweep] * bool(n % 8)) for n, m in enumerate(CAUGHT)]
+
+
+@cache
+def subject():
+    return defects.subject(LEVEL)
+
+
+@pytest.mark.parametrize("mutant", SOME, ids=lambda m: m.name)
+def test_a_defect_is_caught_by_a_check_meant_for_it(mutant):
+    assert_caught(mutant, subject())
+
+
+def test_there_are_enough_defects():
+    """What docs/verification.md says: all of them are caught."""
+    assert len({mutant.name for mutant in CAUGHT}) == len(CAUGHT) >= 30
+    assert not any(mutant.survives or mutant.equivalent for mutant in CAUGHT)

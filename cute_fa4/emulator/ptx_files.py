@@ -25,6 +25,7 @@ import numpy as np
 from cute_fa4.emulator.errors import TensorMapError
 from cute_fa4.emulator.machine.im2col import IM2COL, MAX_PIXELS
 from cute_fa4.emulator.machine.memory import Allocation
+from cute_fa4.emulator.machine.multicast import Multicast
 from cute_fa4.emulator.machine.tensor_map import WIDE_REACH, decode_tensor_map
 
 # CUtensorMapDataType by name: (code in the map, bytes of an element, tf32 flag)
@@ -177,6 +178,38 @@ def reachable(*tensors):
     finally:
         for allocation in allocations:
             global_memory.unregister(allocation)
+
+
+@contextlib.contextmanager
+def multicast(*tensors):
+    """Context with a multimem address that leads to all of these tensors, as to the memories of several GPUs.
+
+    Yields the address, a number for a parameter of 8 bytes; only multimem instructions may use it. Raises ValueError
+    for tensors of different sizes, or fewer than one.
+    """
+    from cute_fa4.emulator.driver_api import global_memory
+
+    allocations = [_memory(tensor, "multicast") for tensor in tensors]
+    sizes = sorted({a.end - a.start for a in allocations if a is not None})
+    if None in allocations or len(sizes) != 1:
+        raise ValueError(
+            f"multicast of {len(tensors)} tensors of {sizes} bytes; accepted: CPU tensors of one size"
+        )
+    window = aligned_empty(sizes[0], dtype=_bytes_type())  # addresses that nothing else has
+    starts = tuple(a.start for a in allocations)
+    mine = Multicast(window.data_ptr(), sizes[0], starts, (window, tensors))
+    try:
+        global_memory.multicasts = (*global_memory.multicasts, mine)
+        with reachable(*tensors):
+            yield mine.start
+    finally:
+        global_memory.multicasts = tuple(m for m in global_memory.multicasts if m is not mine)
+
+
+def _bytes_type():
+    import torch
+
+    return torch.uint8
 
 
 def encode_tiled(

@@ -40,6 +40,7 @@ _GRID_BEFORE = Party("of the launch before", 0, 1, "any", "the grid before")
 def _strength(opcode):
     """(strong, acquires, releases) of a load, store or atomic, from its qualifiers; strong: 0, or 1 + its scope."""
     words = re.split(r"\.|::", opcode)
+    words = words[words[0] == "multimem" :]
     atomic = words[0] in ("atom", "red")
     strong = atomic or any(
         w in ("volatile", "relaxed", "acquire", "release", "mmio", "acq_rel") for w in words

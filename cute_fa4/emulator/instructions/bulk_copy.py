@@ -549,7 +549,7 @@ def bulk_store(warp, ins, match):
     for (target, offset, size, mask), lanes in stores.items():
 
         def write(data, checks, target=target, mask=mask):
-            for first, end in _runs(mask, len(data)):
+            for first, end in masked_runs(mask, len(data)):
                 checks.writes_global(target + first, end - first)
                 memory.write(target + first, data[first:end])
 
@@ -557,7 +557,7 @@ def bulk_store(warp, ins, match):
         submit_store(warp, lanes, read, write, f"bulk store of {size} bytes")
 
 
-def _runs(mask, size):
+def masked_runs(mask, size):
     """[(first, end)] of the bytes that are written: all, or those of a 16-bit mask in each 16 bytes."""
     if mask is None:
         return [(0, size)]

@@ -37,7 +37,7 @@ _OPERATIONS = {
 }  # fmt: skip
 
 # PTX ISA, the tables of types by operation and destination.
-_GLOBAL = (
+GLOBAL_OPERATIONS = (
     r"(?:(add)(?:\.noftz)?\.(u32|s32|u64|f16|bf16|f32|f64)|(min|max)\.(u32|s32|u64|s64|f16|bf16)"
     r"|(inc|dec)\.(u32)|(and|or|xor)\.(b32|b64))"
 )
@@ -62,7 +62,9 @@ def _what(match):
     return operation, kind
 
 
-@instruction(pattern=rf"cp\.reduce\.async\.bulk\.global\.shared::cta\.bulk_group{HINTS}\.{_GLOBAL}")
+@instruction(
+    pattern=rf"cp\.reduce\.async\.bulk\.global\.shared::cta\.bulk_group{HINTS}\.{GLOBAL_OPERATIONS}"
+)
 def reduce_to_global(warp, ins, match):
     """[dst], [src], size{, cache policy}: global memory = op(global memory, own shared memory)."""
     operation, kind = _what(match)

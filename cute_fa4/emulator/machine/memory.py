@@ -209,6 +209,7 @@ class GlobalMemory:
         # (start of each, allocations), by address: one assignment changes both, so that no exception parts them.
         self._index = ([], [])
         self._last = None
+        self.multicasts = ()  # Multicast ranges: what multimem instructions may use
 
     def register(self, pointer, nbytes, name="allocation", keep=None):
         """Allow accesses to [pointer, pointer + nbytes). Returns the Allocation, to hand to unregister.

@@ -111,6 +111,26 @@ class _Event:
         return float("nan")
 
 
+class _Graph:
+    """Stands in for torch.cuda.CUDAGraph: what is captured is executed at once, and so as if replayed once."""
+
+    def __init__(self, *_, **__):
+        self._replayed = False
+
+    def replay(self):
+        """Nothing the first time, for it is done. Raises NotImplementedError for another replay."""
+        if self._replayed:
+            raise NotImplementedError(
+                "a graph is executed as it is captured, here, and can be replayed once; call what it captures instead"
+            )
+        self._replayed = True
+
+
+@contextlib.contextmanager
+def _capturing(*_, **__):
+    yield
+
+
 def _torch_patches():
     stream = types.SimpleNamespace(cuda_stream=0, synchronize=lambda: None)
     properties = types.SimpleNamespace(
@@ -123,6 +143,10 @@ def _torch_patches():
         "set_device": lambda _: None,
         "synchronize": lambda *_: None,
         "Event": _Event,
+        "CUDAGraph": _Graph,
+        "graph": _capturing,
+        "stream": _capturing,
+        "Stream": lambda *_, **__: stream,
         "current_stream": lambda *_: stream,
         "default_stream": lambda *_: stream,
         "get_device_capability": lambda *_: (10, 0),

@@ -88,6 +88,11 @@ CASES = (
         for number in ("0", "1", "2", "3", "3_1", "4", "5")
     ),
     Case(
+        "tutorial GEMM 6, dependent launch",
+        _TUTORIAL.format("6"),
+        "m.run_dense_gemm((256, 256, 128), 1e-1)",
+    ),
+    Case(
         "persistent GEMM, fp8",
         "kernel/dense_gemm/dense_gemm_persistent.py",
         "m.run((256, 256, 128, 1), c.Float8E4M3FN, c.Float16, c.Float32, 'k', 'k', 'n', (128, 128), (1, 1), False, "

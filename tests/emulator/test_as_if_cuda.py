@@ -77,3 +77,14 @@ def test_tensors_say_that_they_are_on_a_gpu_and_nothing_is_timed():
         assert tensor.is_cuda and tensor.data_ptr() % ALIGNMENT == 0
         assert event.query() and math.isnan(event.elapsed_time(event))
     assert not torch.zeros(2).is_cuda
+
+
+def test_a_graph_is_executed_as_it_is_captured_and_replayed_once():
+    with as_if_cuda():
+        graph, done = torch.cuda.CUDAGraph(), []
+        with torch.cuda.graph(graph, stream=torch.cuda.Stream()):
+            done.append(1)
+        graph.replay()
+        with pytest.raises(NotImplementedError, match="can be replayed once"):
+            graph.replay()
+    assert done == [1]

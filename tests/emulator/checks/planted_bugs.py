@@ -558,4 +558,30 @@ BUGS = (
         "tcgen05.shift",
         threads=128,
     ),
+    Bug(
+        "metadata of a sparse product stored again without a barrier",
+        INIT.format(count=1)
+        + ALLOCATE
+        + ROWS
+        + FENCE
+        + """
+        and.b32 %r10, %r1, 96; shl.b32 %r10, %r10, 16; add.s32 %r10, %r10, %r20; mov.b32 %r11, 0x44444444;
+        tcgen05.st.sync.aligned.32x32b.x2.b32 [%r10], {%r11, %r11}; tcgen05.wait::st.sync.aligned;
+        tcgen05.fence::before_thread_sync; bar.sync 0; tcgen05.fence::after_thread_sync;
+        mov.b32 %r11, 0xeeeeeeee;
+        tcgen05.st.sync.aligned.32x32b.x2.b32 [%r10], {%r11, %r11}; tcgen05.wait::st.sync.aligned;
+        tcgen05.fence::before_thread_sync;
+        bar.sync 0; //FIX
+        tcgen05.fence::after_thread_sync;
+        xor.b64 %rd10, %rd9, 0x80000; // every 16 bytes of K are the same
+        add.s32 %r12, %r20, 8; mov.b32 %r13, 0x8020014; setp.ne.b32 %p3, %r13, %r13;
+        @%p2 tcgen05.mma.sp.cta_group::1.kind::f16 [%r12], %rd10, %rd10, [%r20], %r13, %p3;
+        """
+        + COMMIT
+        + COPIED.format(name=0, parity=0)
+        + FREE,
+        RaceError,
+        "race on tensor memory column 0: nothing orders",
+        threads=128,
+    ),
 )

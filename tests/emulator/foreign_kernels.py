@@ -176,6 +176,18 @@ CASES = (
     ),
     *(
         Case(
+            f"grouped block-scaled GEMM, {name}",
+            "kernel/blockscaled_grouped_gemm/grouped_blockscaled_gemm.py",
+            f"m.run(2, [(128, 128, {k}, 1), (256, 128, {2 * k}, 1)], False, c.{kind}, c.{scale}, {vector}, c.Float16, "
+            "'k', 'k', 'n', (128, 128), (1, 1), 1e-1, 0, 1, False)",
+        )
+        for name, k, kind, scale, vector in (
+            ("mxf8", 128, "Float8E4M3FN", "Float8E8M0FNU", 32),
+            ("mxf4", 256, "Float4E2M1FN", "Float8E8M0FNU", 32),
+        )
+    ),
+    *(
+        Case(
             name,
             f"kernel/dense_gemm/{file}.py",
             f"m.run((256, 256, 128, 1), {_HALVES}, 'k', 'k', 'n')",

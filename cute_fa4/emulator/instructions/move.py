@@ -23,22 +23,29 @@ lanes("mov.pred", types="pred <- pred", c="d = a")(mov)
 # --- {a, b} on either side: the first item is the least significant ---------------------------------
 
 
+@lanes("mov.b16", types="b16 <- u8 u8", c="d = (u16)((u16)b << 8 | a)")
 @lanes("mov.b32", types="b32 <- b16 b16", c="d = (u32)b << 16 | a")
 @lanes("mov.b64", types="b64 <- b32 b32", c="d = (u64)b << 32 | a")
 def pack_two(a, b):
     """d = {a, b}: a is the lower half. PTX ISA, mov."""
-    wide = {2: np.uint32, 4: np.uint64}[a.dtype.itemsize]
+    wide = {1: np.uint16, 2: np.uint32, 4: np.uint64}[a.dtype.itemsize]
     return a.astype(wide) | b.astype(wide) << wide(8 * a.dtype.itemsize)
 
 
+@lanes("mov.b16", types="u8 u8 <- b16", c="d = a; e = a >> 8")
 @lanes("mov.b32", types="b16 b16 <- b32", c="d = a; e = a >> 16")
 @lanes("mov.b64", types="b32 b32 <- b64", c="d = a; e = a >> 32")
 def unpack_two(a):
     """{d, e} = a: d is the lower half. PTX ISA, mov."""
-    half = {4: np.uint16, 8: np.uint32}[a.dtype.itemsize]
+    half = {2: np.uint8, 4: np.uint16, 8: np.uint32}[a.dtype.itemsize]
     return a.astype(half), (a >> a.dtype.type(4 * a.dtype.itemsize)).astype(half)
 
 
+@lanes(
+    "mov.b32",
+    types="b32 <- u8 u8 u8 u8",
+    c="d = (u32)h << 24 | (u32)c << 16 | (u32)b << 8 | a",
+)
 @lanes(
     "mov.b64",
     types="b64 <- b16 b16 b16 b16",
@@ -46,13 +53,18 @@ def unpack_two(a):
 )
 def pack_four(a, b, c, h):
     """d = {a, b, c, h}: a is the lowest quarter. PTX ISA, mov."""
-    return sum(x.astype(np.uint64) << np.uint64(16 * i) for i, x in enumerate((a, b, c, h)))
+    bits = 8 * a.dtype.itemsize
+    wide = {8: np.uint32, 16: np.uint64}[bits]
+    return sum(x.astype(wide) << wide(bits * i) for i, x in enumerate((a, b, c, h)))
 
 
+@lanes("mov.b32", types="u8 u8 u8 u8 <- b32", c="d = a; e = a >> 8; f = a >> 16; g = a >> 24")
 @lanes("mov.b64", types="b16 b16 b16 b16 <- b64", c="d = a; e = a >> 16; f = a >> 32; g = a >> 48")
 def unpack_four(a):
     """{d, e, f, g} = a: d is the lowest quarter. PTX ISA, mov."""
-    return tuple((a >> np.uint64(16 * i)).astype(np.uint16) for i in range(4))
+    bits = 2 * a.dtype.itemsize
+    narrow = {8: np.uint8, 16: np.uint16}[bits]
+    return tuple((a >> a.dtype.type(bits * i)).astype(narrow) for i in range(4))
 
 
 @instruction("mov.b128")

@@ -18,7 +18,14 @@ def test_mov_keeps_every_bit(t):
 
 
 @pytest.mark.parametrize(
-    "opcode, items, bits", [("mov.b32", 2, 16), ("mov.b64", 2, 32), ("mov.b64", 4, 16)]
+    "opcode, items, bits",
+    [
+        ("mov.b16", 2, 8),
+        ("mov.b32", 4, 8),
+        ("mov.b32", 2, 16),
+        ("mov.b64", 2, 32),
+        ("mov.b64", 4, 16),
+    ],
 )
 def test_the_first_item_is_the_least_significant(opcode, items, bits):
     pack, unpack = operation(opcode, 1, items), operation(opcode, items, 1)

@@ -19,6 +19,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.cycle_model import trace
+from benchmarks.cycle_model.our_kernel import torch_dtype
 from benchmarks.cycle_model.workloads import Workload, workloads_of
 
 
@@ -112,7 +113,7 @@ def _call(interface, variant) -> None:
 
     def tensor(*rows, heads, depth=variant.head_dim):
         shape = (*rows, heads, depth)
-        return torch.empty(shape, dtype=torch.bfloat16, device="cuda")
+        return torch.empty(shape, dtype=torch_dtype(variant.dtype), device="cuda")
 
     def numbers(*shape):
         return torch.empty(shape, dtype=torch.int32, device="cuda")
@@ -151,7 +152,7 @@ def launch(captured: Capture, work: Workload):
 
     def tensor(*rows, heads, depth=work.head_dim):
         shape = (*rows, heads, depth)
-        return torch.randn(shape, generator=generator).to(torch.bfloat16)
+        return torch.randn(shape, generator=generator).to(torch_dtype(work.dtype))
 
     def numbers(*values):
         return torch.tensor(values, dtype=torch.int32)
@@ -181,7 +182,9 @@ def launch(captured: Capture, work: Workload):
     else:
         q = tensor(1, work.seqlen_q, heads=work.heads_q)
         k, v = (tensor(1, work.seqlen_k, heads=work.heads_kv, depth=depth) for depth in depths)
-    out = q.new_empty((*q.shape[:-1], depths[1]))
+    out = torch.empty((*q.shape[:-1], depths[1]), dtype=torch.bfloat16)
+    if q.dtype.itemsize == 1:  # which it takes as bytes
+        q, k, v = (x.view(torch.uint8) for x in (q, k, v))
     scale = work.head_dim**-0.5
     captured.kernel(q, k, v, out, None, scale, *optional.values(), work.seqlen_q)
 

@@ -44,6 +44,7 @@ class Variant:
     one_block  ours, with FA4Config.claims off: a CTA ends with its block
     head_dim_v  of V and O; 0: that of Q and K
     pairs      ours, on pairs of CTAs (sm100/mhapair, mhawidepair); flash-attn-4 decides by itself
+    dtype      of q, k and v: bf16 or e4m3
     """
 
     maker: str
@@ -56,6 +57,7 @@ class Variant:
     one_block: bool = False
     head_dim_v: int = 0
     pairs: bool = False
+    dtype: str = "bf16"
 
     @classmethod
     def of(cls, maker: str, problem: Problem) -> Variant:
@@ -69,6 +71,7 @@ class Variant:
             bool(problem.lengths),
             problem.page_size,
             head_dim_v=problem.head_dim_v,
+            dtype=problem.dtype,
         )
 
     @property
@@ -115,6 +118,7 @@ class Variant:
         words += ", ragged" * self.ragged
         words += f", pages of {self.page_size}" * (self.page_size > 0)
         words += ", pairs" * self.pairs
+        words += f", {self.dtype}" * (self.dtype != "bf16")
         return words + ", one block a CTA" * self.one_block
 
     def __str__(self):

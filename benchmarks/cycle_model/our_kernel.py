@@ -44,6 +44,13 @@ def _launch(kernel, work: Workload) -> None:
         kernel(*_arguments(work))
 
 
+def torch_dtype(name: str):
+    """Of q, k and v."""
+    import torch
+
+    return {"bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn}[name]
+
+
 @lru_cache(maxsize=64)
 def config(variant):
     """The FA4Config of a kernels.Variant: every choice of the kernel, its schedule too.
@@ -59,7 +66,7 @@ def config(variant):
     )
     layout = "packed" if variant.ragged else "dense"
     found = choose_config(
-        qkv_dtype="bf16",
+        qkv_dtype=variant.dtype,
         head_dim=variant.head_dim,
         head_dim_v=variant.head_dim_v or None,
         group=variant.group,
@@ -97,7 +104,7 @@ def _arguments(work: Workload) -> tuple:
 
     def tensor(*rows, heads, depth=work.head_dim):
         shape = (*rows, heads, depth)
-        return torch.randn(shape, generator=generator).to(torch.bfloat16)
+        return torch.randn(shape, generator=generator).to(torch_dtype(work.dtype))
 
     def numbers(*values):
         return torch.tensor(values, dtype=torch.int32)
@@ -121,7 +128,13 @@ def _arguments(work: Workload) -> tuple:
         q = tensor(1, work.seqlen_q, heads=work.heads_q)
         k, v = (tensor(1, work.seqlen_k, heads=work.heads_kv, depth=depth) for depth in depths)
     scale = work.head_dim**-0.5
-    more |= dict(mQ=q, mK=k, mV=v, mO=q.new_empty((*q.shape[:-1], depths[1])), softmax_scale=scale)
+    more |= dict(
+        mQ=q,
+        mK=k,
+        mV=v,
+        mO=torch.empty((*q.shape[:-1], depths[1]), dtype=torch.bfloat16),
+        softmax_scale=scale,
+    )
     more |= dict(max_seqlen_q=work.seqlen_q)
     names = inspect.signature(SM100MHA2Q.__call__).parameters
     unknown = set(more) - set(names)

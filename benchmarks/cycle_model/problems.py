@@ -51,6 +51,7 @@ class Problem:
     lengths    of packed sequences, in their order; seqlen is the longest and batch their number
     page_size  keys of a page; 0: keys are contiguous
     head_dim_v  of V and O; 0: that of Q and K
+    dtype      of q, k and v; O is bf16
     """
 
     batch: int
@@ -63,6 +64,7 @@ class Problem:
     lengths: tuple[int, ...] = ()
     page_size: int = 0
     head_dim_v: int = 0
+    dtype: str = "bf16"
 
     @classmethod
     def packed(cls, lengths: tuple[int, ...], heads: int, head_dim: int, causal: bool) -> Problem:
@@ -99,8 +101,10 @@ class Problem:
     @property
     def bytes(self) -> float:
         """Q, K, V read once and O written once."""
-        heads = self.heads_q + self.heads_kv
-        return float(heads * sum(self.sequences) * self.both_depths * ELEMENT_BYTES)
+        of_q, of_o = self.heads_q * self.head_dim, self.heads_q * (self.head_dim_v or self.head_dim)
+        of_kv = self.heads_kv * self.both_depths
+        in_bytes = 1 if self.dtype == "e4m3" else ELEMENT_BYTES
+        return float(sum(self.sequences) * ((of_q + of_kv) * in_bytes + of_o * ELEMENT_BYTES))
 
     def key_tiles(self, sequence: int, first: int, rows: int) -> int:
         """Key tiles that `rows` queries from position `first` of a sequence need; 0: there are none."""

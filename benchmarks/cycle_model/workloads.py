@@ -57,6 +57,7 @@ class Workload:
     missing: int = 0
     page_size: int = 0
     head_dim_v: int = 0  # 0: as head_dim
+    dtype: str = "bf16"  # of q, k and v
 
     @property
     def seqlen_k(self) -> int:
@@ -80,6 +81,7 @@ def workload(variant, tiles: int, work_tiles: int = 1, window: int = 0) -> Workl
         KEYS_A_TILE // 2 if half_full else 0,
         variant.page_size,
         variant.head_dim_v,
+        variant.dtype,
     )
 
 

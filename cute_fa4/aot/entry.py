@@ -126,6 +126,10 @@ CONFIG = {
     "maximum": Field(
         "text", "of a row: exact or lagged; default: as the problem allows (CUTE_FA4_MAXIMUM)"
     ),
+    "exponential": Field(
+        "text",
+        "of P of eight bits: exact or half; default: as the arch asks (CUTE_FA4_EXPONENTIAL)",
+    ),
     "bn_cap": Field("number", "most keys of a tile; default: what suits the head dim"),
     "swizzle_bytes": Field("number", "default: 128"),
     "num_qk_stages": Field("number", "depth chunks of a key tile; default: 1"),
@@ -195,7 +199,7 @@ def _of_config(values: dict) -> list:
         family = family or _latent_family(values)
     wide = is_wide(values["head_dim"], values.get("head_dim_v", values["head_dim"]))
     families = [family] if family else _families_with(set(values) & SCHEDULE_CHOICES, wide)
-    asked = {"claims": policy.claims(), "maximum": policy.maximum(), **values}
+    asked = {**policy.of_schedules(), **values}
     configs = [choose_config(**{**asked, "family": family}) for family in families]
     refusals = dict.fromkeys(reason for config in configs for reason in config.refusals())
     if refusals:

@@ -192,8 +192,7 @@ def _capability(
     # one that is accepted.
     choose = partial(
         choose_config,
-        claims=policy.claims(),
-        maximum=policy.maximum(),
+        **policy.of_schedules(),
         qkv_dtype=dtype if dtype in DTYPE_NAMES.values() else "bf16",
         head_dim=head_dim,
         head_dim_v=head_dim_v,

@@ -33,6 +33,11 @@ CUTE_FA4_FP8_QUERIES: what becomes of queries of 16 bits over a cache of 8 where
     auto       keys and values are widened in the kernel (sm100/mhawiden; default)
     quantised  the queries are quantised before, as where there are more rows; to compare with
 
+CUTE_FA4_EXPONENTIAL: how kernels of two query tiles compute part of the exponentials of 8-bit tensors.
+
+    auto    as the arch asks: on sm_100a in f16 (sm100/steps/half_powers.py; default)
+    exact   in float32, to compare with
+
 All are read when the kernel of a call is chosen, which is once for calls that are alike.
 """
 
@@ -50,6 +55,7 @@ SWAP_VARIABLE = "CUTE_FA4_SWAP"
 PAIR_VARIABLE = "CUTE_FA4_PAIR"
 MAXIMUM_VARIABLE = "CUTE_FA4_MAXIMUM"
 QUERIES_VARIABLE = "CUTE_FA4_FP8_QUERIES"
+EXPONENTIAL_VARIABLE = "CUTE_FA4_EXPONENTIAL"
 
 _warming_up = contextvars.ContextVar("warming_up", default=False)
 
@@ -93,6 +99,17 @@ def pairs() -> bool | None:
 def maximum() -> str | None:
     """What CUTE_FA4_MAXIMUM says of the schedule's maximum; None: that the problem decides."""
     return {"auto": None, "exact": "exact"}[environment.choice(MAXIMUM_VARIABLE, "auto", "exact")]
+
+
+def exponential() -> str | None:
+    """What CUTE_FA4_EXPONENTIAL says of the schedule's exponential; None: that problem and arch decide."""
+    asked = environment.choice(EXPONENTIAL_VARIABLE, "auto", "exact")
+    return {"auto": None, "exact": "exact"}[asked]
+
+
+def of_schedules() -> dict:
+    """What the variables say of every schedule's choices."""
+    return {"claims": claims(), "maximum": maximum(), "exponential": exponential()}
 
 
 def is_warming_up() -> bool:

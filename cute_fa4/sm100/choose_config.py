@@ -125,8 +125,9 @@ def _schedule(depth: int, family: str | None, **choices) -> Schedule:
     if family not in FAMILIES:
         raise ValueError(f"family: {family!r}; accepted: {', '.join(FAMILIES)}")
     cls = FAMILIES[family]
-    if not hasattr(cls, "maximum") and choices.get("maximum") in (None, "exact"):
-        choices.pop("maximum", None)  # it has no other
+    for name in {"maximum", "exponential"} - {f.name for f in fields(cls)}:
+        if choices.get(name) in (None, "exact"):
+            choices.pop(name, None)  # it has no other
     foreign = sorted(set(choices) - {f.name for f in fields(cls)})
     if foreign:
         raise ValueError(

@@ -56,6 +56,8 @@ class RowSchedule:
     ov_depths: ClassVar[tuple] = DEPTHS
     # The reference of a row comes from the key tiles before (steps/lagged.py).
     lags: ClassVar[bool] = False
+    # How exponentials are emulated on the FMA units: "exact", in float32; "half" in f16 (steps/half_powers.py).
+    exponential: ClassVar[str] = "exact"
     tmem_remedy: ClassVar[str] = ""  # besides a lower bn_cap
 
     bn_cap: int = 0

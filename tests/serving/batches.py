@@ -15,7 +15,12 @@ from dataclasses import dataclass
 import torch
 
 from cute_fa4 import EmulatorWarning, emulator, flash_attn_varlen_func
-from cute_fa4.reference import EXP2_RELATIVE_ERROR, FLOAT32_NOISE
+from cute_fa4.reference import (
+    EXP2_RELATIVE_ERROR,
+    EXP2_RELATIVE_ERROR_OF_FP8,
+    FLOAT32_NOISE,
+    SUM_RELATIVE_ERROR_OF_FP8,
+)
 
 CANARY = 7.0  # what rows of out hold that nobody may write
 NO_PAGE = 123_456_789
@@ -166,7 +171,8 @@ def attention(
     """
     half_ulp = torch.finfo(out_dtype(q)).eps / 2
     of_p = HALF_ULP_OF_P if q.dtype in FP8 else half_ulp
-    lost = LOST_BELOW if q.dtype in FP8 else 0.0
+    q_is_fp8 = q.dtype in FP8
+    lost = LOST_BELOW if q_is_fp8 else 0.0
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     q, k, v = (x.double().transpose(0, 1) for x in (q, k, v))
     group = q.shape[0] // k.shape[0]
@@ -191,6 +197,12 @@ def attention(
     w = torch.exp(s - torch.where(lse == -math.inf, 0.0, lse)[..., None])
     out = w @ v
     r = of_p + 2 * EXP2_RELATIVE_ERROR
+    if q_is_fp8:
+        r = (
+            of_p * (1 + EXP2_RELATIVE_ERROR_OF_FP8)
+            + EXP2_RELATIVE_ERROR_OF_FP8
+            + SUM_RELATIVE_ERROR_OF_FP8
+        )
     allowed = r * (w @ v.abs()) + half_ulp * out.abs() + FLOAT32_NOISE
     if lost and w.shape[-1]:
         largest = torch.exp(with_sink.amax(-1) - torch.where(lse == -math.inf, 0.0, lse))
@@ -200,6 +212,7 @@ def attention(
 
 
 LSE_ERROR = EXP2_RELATIVE_ERROR + 3 * FLOAT32_NOISE
+LSE_ERROR_OF_FP8 = SUM_RELATIVE_ERROR_OF_FP8 + 3 * FLOAT32_NOISE
 
 
 def run(*storages: dict, mode="in_order", seed=0, claims=None, **options):
@@ -262,7 +275,8 @@ def assert_agrees(
         assert (got_lse[none] == -math.inf).all(), f"sequence {b}: LSE of rows without keys"
         assert (o.transpose(0, 1)[none] == 0).all(), f"sequence {b}: out of rows without keys"
         error = (got_lse.double() - exact_lse)[~none].abs()
-        assert (error <= LSE_ERROR).all(), f"sequence {b}: LSE off by {error.max():.2e}"
+        of_lse = LSE_ERROR_OF_FP8 if batch.q[b].dtype in FP8 else LSE_ERROR
+        assert (error <= of_lse).all(), f"sequence {b}: LSE off by {error.max():.2e}"
         excess = (o.double() - exact).abs() - allowed
         assert (excess <= 0).all(), (
             f"sequence {b} (m={m}, n={n}): out off by {(o.double() - exact).abs().max():.2e}, "

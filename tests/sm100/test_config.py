@@ -150,6 +150,9 @@ REFUSED = [
         "fold_pages=False",
     ),
     (dict(page_size=-1), "page_size=-1", "not be negative"),
+    (dict(exponential="fast"), "exponential='fast'", "exact or half"),
+    (dict(exponential="half"), "exponential='half' with qkv_dtype='bf16'", "'exact'"),
+    (dict(qkv_dtype="e4m3", exponential="half", exp2_emulated=57), "exp2_emulated=57", "up to 56"),
     (dict(order="p_nowhere"), "order='p_nowhere'", "p_over_s or p_beside_s or p_crossed"),
     (dict(order="p_beside_s"), "640 tensor-memory columns", "order='p_over_s'"),
     (dict(rope_dtype="bf16"), "rope_dtype='bf16'", "use None"),
@@ -190,8 +193,8 @@ def test_the_config_is_the_whole_compile_key():
         arch="sm_103a", page_size=16, rope_dtype="bf16", scale_dtype="f32",
     )  # fmt: skip
     of_schedule = dict(
-        order="p_beside_s", lone_tiles=True, maximum="lagged", bn_cap=64, swizzle_bytes=64, num_qk_stages=2,
-        rescale_log2=0.0,
+        order="p_beside_s", lone_tiles=True, maximum="lagged", exponential="half", bn_cap=64, swizzle_bytes=64,
+        num_qk_stages=2, rescale_log2=0.0,
         exp2_emulated=3, claims=False, dependent_launch=True, prefetch_maps=True,
         warps=dataclasses.replace(base.schedule.warps, other_registers=24),
     )  # fmt: skip

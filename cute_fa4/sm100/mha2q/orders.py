@@ -81,6 +81,14 @@ def _with_o(tiles: Tiles, s: tuple, p: tuple, first: int, p_apart: bool) -> Tmem
 ORDERS = {order.name: order for order in (POverS(), PBesideS(), PCrossed())}
 
 
-def best_order(tiles: Tiles) -> str:
-    """P beside S where tensor memory has room for it: softmax and the tensor core then wait less for each other."""
-    return "p_beside_s" if PBesideS().tmem(tiles).fits else "p_over_s"
+def best_order(tiles: Tiles, lone_tiles: bool | None = None) -> str:
+    """P beside S where tensor memory has room for it: softmax and the tensor core then wait less for each other.
+
+    Crossed where it has not, and P of eight bits is few enough words to be held in registers until the warpgroups have
+    taken turns (docs/decisions/0019); lone query tiles are not built for it.
+    """
+    if PBesideS().tmem(tiles).fits:
+        return "p_beside_s"
+    problem = tiles.problem
+    lone = problem.clips_queries if lone_tiles is None else lone_tiles
+    return "p_crossed" if problem.has_fp8 and not lone else "p_over_s"

@@ -100,6 +100,9 @@ class PCrossedCode(PBesideSCode):
     def may_free_s(self, events, i, phase):
         see_the_other(events, i, phase)
 
+    def holds_p(self, cfg):
+        return cfg.has_fp8  # 32 words
+
     def may_store_p(self, events, work, n, i, phase):
         wait_for_columns(events, work, n, i, phase)
 

@@ -24,6 +24,9 @@ from .smem_map import TwoTilesSmem, smem_map
 
 ORDERS_OF_LONE_TILES = ("p_over_s", "p_beside_s")
 MAXIMA = ("exact", "lagged")
+EXPONENTIALS = ("exact", "half")
+EMULATED_IN_HALVES = 28  # of 64 pairs: docs/decisions/0019
+MOST_IN_HALVES = 56  # the others keep NaN
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,8 @@ class TwoTiles(RowSchedule):
                    (lone/hooks.py); None: where lengths of queries differ, and with them the rows of work tiles
     maximum        what the exponentials of a row refer to: its "exact" running maximum, or a "lagged" one, from the
                    key tiles before (steps/lagged.py); None: as lag_pays says of the problem
+    exponential    how the FMA units compute their part of the exponentials: "exact", in float32, or "half", in f16, for
+                   P of eight bits (steps/half_powers.py); None: half where P has eight bits, on sm_100a
     """
 
     family: ClassVar[str] = "mha2q"
@@ -45,6 +50,7 @@ class TwoTiles(RowSchedule):
     order: str | None = None
     lone_tiles: bool | None = None
     maximum: str | None = None
+    exponential: str | None = None
 
     def resolved(self, problem: Problem) -> "TwoTiles":
         lags = self.maximum == "lagged" or (self.maximum is None and lag_pays(problem))
@@ -56,9 +62,14 @@ class TwoTiles(RowSchedule):
             and problem.arch == "sm_100a"
         ):
             schedule = replace(self, exp2_emulated=24)
+        if schedule.exponential is None:
+            half = problem.has_fp8 and problem.arch == "sm_100a"
+            schedule = replace(schedule, exponential="half" if half else "exact")
+        if schedule.exp2_emulated is None and schedule.exponential == "half":
+            schedule = replace(schedule, exp2_emulated=EMULATED_IN_HALVES)
         schedule = super(TwoTiles, schedule).resolved(problem)
         if self.order is None and not (self.contradictions(problem) + problem.contradictions()):
-            schedule = replace(schedule, order=best_order(self.tiles(problem)))
+            schedule = replace(schedule, order=best_order(self.tiles(problem), self.lone_tiles))
         if self.lone_tiles is None:
             takes_them = schedule.order in ORDERS_OF_LONE_TILES
             schedule = replace(schedule, lone_tiles=problem.clips_queries and takes_them)
@@ -92,6 +103,19 @@ class TwoTiles(RowSchedule):
         if self.maximum not in (None, *MAXIMA):
             why.append(
                 f"maximum={self.maximum!r} is no reference of exponentials: use {' or '.join(MAXIMA)}"
+            )
+        if self.exponential not in (None, *EXPONENTIALS):
+            why.append(
+                f"exponential={self.exponential!r} is no way to compute P: use {' or '.join(EXPONENTIALS)}"
+            )
+        if self.exponential == "half" and not problem.has_fp8:
+            why.append(
+                f"exponential='half' with qkv_dtype={problem.qkv_dtype!r}: f16 is for P of eight bits: use 'exact'"
+            )
+        if self.exponential == "half" and (self.exp2_emulated or 0) > MOST_IN_HALVES:
+            why.append(
+                f"exp2_emulated={self.exp2_emulated} with exponential='half': NaN would be lost in f16: use up to "
+                f"{MOST_IN_HALVES}"
             )
         if self.lone_tiles and self.order not in (None, *ORDERS_OF_LONE_TILES):
             why.append(

@@ -4,6 +4,7 @@
     may_free_s      softmax       before that                           -                      - (p_crossed.py)
     scores_read     softmax       the row's scores are in registers     -                      raises s_free
     may_store_p     softmax       before P is stored                    -                      - (p_crossed.py)
+    holds_p         softmax       (a choice)                            False                  False (p_crossed.py)
     may_write_p     softmax       before the factor and P are written   -                      waits for pv_done
     may_write_factor  softmax   before a factor takes the last one's place    -              -
     o_complete      correction    before O is rescaled                  -                      waits for pv_done
@@ -70,6 +71,10 @@ class Order:
 
     def may_free_s(self, events, i, phase):
         """Before scores_read. phase: of this key tile."""
+
+    def holds_p(self, cfg):
+        """Whether all of P is in registers before may_store_p: where that waits for the other warpgroup."""
+        return False
 
     def may_store_p(self, events, work, n, i, phase):
         """Wait until the columns of P of query tile i are free: before its first part is stored."""

@@ -22,7 +22,7 @@ from cutlass import Int32
 
 from ..instructions import tensor_memory
 from ..kernel_args import Events, KernelArgs, Smem
-from ..steps import lagged, row_math, visibility
+from ..steps import half_powers, lagged, row_math, visibility
 from ..steps.row_math import RowState
 from ..steps.scores import (
     RowContext,
@@ -73,7 +73,7 @@ def store_p(
     scores,
     scale_log2,
     bias,
-    powers=row_math.powers,
+    probabilities=half_powers.EXACT,
 ):
     """P of the scores to tensor memory; -> the sum of the row."""
     p_address = order.p_at(cfg, s_address, i)
@@ -81,11 +81,23 @@ def store_p(
     def may_store():
         order.may_store_p(events, work, n, i, phase)
 
-    sums = write_probabilities(
+    return write_probabilities(
         *(cfg, order, smem, events, at, row.thread, p_address, may_store, scores),
-        *(scale_log2, bias, powers),
+        *(scale_log2, bias, probabilities),
     )
-    return row_math.row_total(sums)
+
+
+def powers_of(cfg):
+    """How a step computes P."""
+    return half_powers.HALF if cfg.schedule.exponential == "half" else half_powers.EXACT
+
+
+def exponent_bias(cfg, safe_max, scale_log2):
+    """What is added to scaled scores: P = 2^(c s + bias)."""
+    bias = -safe_max * scale_log2
+    if cfg.p_lift_log2:
+        bias = bias + cfg.p_lift_log2
+    return bias
 
 
 @cute.jit
@@ -122,13 +134,16 @@ def step(
         state.row_max, tile_max, scale_log2, cfg.schedule.rescale_log2
     )
     order.may_write_p(events, i, phase)
+    if cutlass.const_expr(order.holds_p(cfg)):
+        smem.row_bias[row.thread] = exponent_bias(cfg, safe_max, scale_log2)
     if n != first:  # nothing to rescale before
         send_factor(cfg, order, smem, events, row, at, phase, factor)
-    bias = -safe_max * scale_log2
-    if cutlass.const_expr(cfg.p_lift_log2):
-        bias = bias + cfg.p_lift_log2
+    if cutlass.const_expr(order.holds_p(cfg)):
+        bias = smem.row_bias[row.thread]  # otherwise the compiler computes P before the barriers
+    else:
+        bias = exponent_bias(cfg, safe_max, scale_log2)
     place = work, n, i, row, at, phase, s_address
-    total = store_p(cfg, order, smem, events, *place, scores, scale_log2, bias)
+    total = store_p(cfg, order, smem, events, *place, scores, scale_log2, bias, powers_of(cfg))
     return RowState(row_max, state.row_sum * factor + total)
 
 
@@ -159,7 +174,8 @@ def lagged_step(
     send_factor(cfg, order, smem, events, row, at, phase, factor)
     bias = -state.row_max * scale_log2
     place, powers = (work, n, i, row, at, phase, s_address), lagged.Powers()
-    total = store_p(cfg, order, smem, events, *place, scores, scale_log2, bias, powers)
+    probabilities = half_powers.Exact(powers)
+    total = store_p(cfg, order, smem, events, *place, scores, scale_log2, bias, probabilities)
     return RowState(state.row_max, state.row_sum + powers.with_nan(total))
 
 

@@ -13,7 +13,7 @@ from ..instructions import exp2, tensor_memory
 from ..kernel_args import Events, KernelArgs, Smem
 from ..work import kv_range, results, rows, scales
 from ..work.tile import Work
-from . import row_math, visibility
+from . import half_powers, row_math, visibility
 from .row_math import LOG2_E, RowState
 
 LOAD_COLUMNS = 32  # scores of one tcgen05.ld
@@ -40,49 +40,64 @@ def write_probabilities(
     scores: list,
     scale_log2,
     bias,
-    powers=row_math.powers,
-) -> list:
-    """P = 2^(scale_log2 s + bias), rounded and stored quarter by quarter; returns the accumulators of its sum.
+    probabilities=half_powers.EXACT,
+):
+    """P = 2^(scale_log2 s + bias), rounded and stored quarter by quarter; returns its sum.
 
-    The sum is taken of the values before rounding. may_store(): waits until their columns are free; powers: how they
-    are computed, of row_math.
+    The sum is taken of the values before rounding. may_store(): waits until their columns are free; probabilities:
+    how they are computed, of half_powers.
 
     order.sum_early    the sum fills the gaps between exponentials
     otherwise          P must be there soon: the sum comes last. The bias is read again, from shared memory, after
                        p_ready: otherwise the compiler computes the last quarter before that.
+    order.holds_p      all of P is in registers before the first of it is stored
     """
-    pairs = cfg.tiles.BN // 2
-    first_pair = 0 if order.sum_early else pairs // 4
-    emulated = (
-        exp2.emulated_pairs(pairs, cfg.schedule.exp2_emulated, first_pair)
-        if cfg.schedule.exp2_emulated
-        else frozenset()
-    )
+    emulated = emulated_units(cfg, probabilities.unit, 0 if order.sum_early else 1)
     if not order.sum_early:
         smem.row_bias[thread] = bias
+    holds = order.holds_p(cfg)
     quarter = cfg.tiles.BN // 4
-    sums, late = [], []
+    sums, halves, late, held = [], [], [], []
     for first in range(0, cfg.tiles.BN, quarter):
-        if first == cfg.tiles.p_first_part:
+        if first == cfg.tiles.p_first_part and not holds:
             tensor_memory.wait_store()
             tensor_memory.fence_before()
             events.p_ready.arrive(i)
             if not order.sum_early:
                 bias = smem.row_bias[thread]
-        here = frozenset(pair - first // 2 for pair in emulated)
-        values = powers(scores[first : first + quarter], scale_log2, bias, here)
-        words = row_math.pack(values, cfg.p_dtype)
-        if first == 0:
-            may_store()
-        tensor_memory.store(address + first * cfg.dtype_bytes // 4, words)
+        here = frozenset(unit - first // probabilities.unit for unit in emulated)
+        p = probabilities(scores[first : first + quarter], scale_log2, bias, here, cfg.p_dtype)
+        held.append((first * cfg.dtype_bytes // 4, p.words))
+        if not holds:
+            if first == 0:
+                may_store()
+            tensor_memory.store(address + held[-1][0], held.pop()[1])
         if order.sum_early:
-            sums = row_math.add_values(sums, values)
+            sums = row_math.add_values(sums, p.values)
         else:
-            late += values
-    tensor_memory.wait_store()
-    tensor_memory.fence_before()
+            late += p.values
+        halves += p.halves
+    if holds:
+        may_store()
+        for column, words in held:
+            tensor_memory.store(address + column, words)
+        tensor_memory.wait_store()
+        tensor_memory.fence_before()
+        events.p_ready.arrive(i)
+    else:
+        tensor_memory.wait_store()
+        tensor_memory.fence_before()
     events.p_last.arrive(i)
-    return row_math.add_values(sums, late)
+    total = row_math.row_total(row_math.add_values(sums, late))
+    return total + half_powers.sum_of_halves(halves) if halves else total
+
+
+def emulated_units(cfg, unit: int, first_quarter: int) -> frozenset[int]:
+    """Which units of so many scores the FMA units compute, from a quarter of the tile on."""
+    units = cfg.tiles.BN // unit
+    if not cfg.schedule.exp2_emulated:
+        return frozenset()
+    return exp2.emulated_pairs(units, cfg.schedule.exp2_emulated, units // 4 * first_quarter)
 
 
 @dataclass(frozen=True)

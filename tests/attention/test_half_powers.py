@@ -1,0 +1,78 @@
+"""8-bit calls of two query tiles with powers in f16: errors beside those of exact powers, masked rows, infinities, NaN.
+
+300 queries are two work tiles, the second with a lone query tile; 400 keys end in a tile.
+"""
+
+import math
+
+import pytest
+import torch
+
+from cute_fa4 import emulator, flash_attn_func
+from cute_fa4.calls import repeat
+from cute_fa4.compiler import policy
+from cute_fa4.reference import attention_float64
+from cute_fa4.sm100.choose_config import choose_config
+
+E4M3 = torch.float8_e4m3fn
+QUERIES, KEYS = 300, 400
+
+
+def rows(n, seed, spread=1.0):
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(1, n, 1, 128, generator=generator) * spread).to(E4M3)
+
+
+def error(out, q, k, v, **options):
+    exact, _ = attention_float64(q.double(), k.double(), v.double(), **options)
+    return float((out.double() - exact).norm() / exact.norm())
+
+
+def test_the_error_in_the_norm_is_that_of_exact_powers(monkeypatch):
+    """To 2 percent, the luck of other roundings, with flat, normal and peaked scores, under a mask."""
+    q, k, v = rows(QUERIES, 0), rows(KEYS, 1), rows(KEYS, 2)
+    errors = {}
+    for asked in ("auto", "exact"):
+        monkeypatch.setenv(policy.EXPONENTIAL_VARIABLE, asked)
+        repeat.clear()
+        errors[asked] = []
+        for spread in (0.2, 1.0, 3.0):
+            scale = spread * 128**-0.5
+            with emulator.use(mode="hostile", seed=1):
+                out = flash_attn_func(q, k, v, softmax_scale=scale, causal=True)
+            errors[asked].append(error(out, q, k, v, softmax_scale=scale, causal=True))
+    repeat.clear()
+    pairs = list(zip(errors["auto"], errors["exact"], strict=True))
+    assert all(half <= 1.02 * exact for half, exact in pairs), pairs
+    assert all(half != exact for half, exact in pairs), "both are the same kernel"
+
+
+def test_nan_and_rows_without_keys_stay_where_they_are():
+    """A NaN in a key reaches the queries that see it, and no other; queries before the first key have no sum at all."""
+    q, k, v = rows(QUERIES, 0), rows(KEYS, 1), rows(KEYS, 2)
+    for key in (3, 130, 270):  # of columns that the FMA units compute, and of others
+        broken = k.clone().view(torch.uint8)
+        broken[:, key] = 0x7F
+        out, lse = flash_attn_func(q, broken.view(E4M3), v, causal=True, return_lse=True)
+        sees = torch.arange(QUERIES) + KEYS - QUERIES >= key
+        assert out[0, sees].isnan().all() and not out[0, ~sees].isnan().any()
+        assert (lse[0, 0].isnan() == sees).all()
+    out, lse = flash_attn_func(q, k[:, :200], v[:, :200], causal=True, return_lse=True)
+    assert (out[0, :100] == 0).all() and (lse[0, 0, :100] == -math.inf).all()
+    assert out[0, 100:].isfinite().all() and lse[0, 0, 100:].isfinite().all()
+
+
+def test_who_gets_powers_in_f16(monkeypatch):
+    def schedule(**choices):
+        return choose_config(**{"qkv_dtype": "e4m3", "head_dim": 128, **choices}).schedule
+
+    assert (schedule().exponential, schedule().order) == ("half", "p_crossed")
+    assert schedule(q_layout="packed", kv_layout="packed").order == "p_over_s"  # with lone tiles
+    assert schedule(arch="sm_103a").exponential == schedule(qkv_dtype="bf16").exponential == "exact"
+    assert schedule(exponential="exact").exp2_emulated < schedule().exp2_emulated
+    for word, wanted in (("auto", None), ("exact", "exact")):
+        monkeypatch.setenv(policy.EXPONENTIAL_VARIABLE, word)
+        assert policy.exponential() == wanted
+    monkeypatch.setenv(policy.EXPONENTIAL_VARIABLE, "half")
+    with pytest.raises(ValueError, match="CUTE_FA4_EXPONENTIAL='half'; accepted: auto, exact"):
+        policy.exponential()

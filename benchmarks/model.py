@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if __package__ in (None, ""):  # run as a file: make `benchmarks` importable
     sys.path.insert(0, str(ROOT))
 
-from benchmarks.cycle_model import calibration, depths, plots, report, timeline  # noqa: E402
+from benchmarks.cycle_model import calibration, depths, plots, report, timeline, wide  # noqa: E402
 from benchmarks.cycle_model.constants import fitted_b200  # noqa: E402
 from benchmarks.cycle_model.decode import check as decode_check  # noqa: E402
 from benchmarks.cycle_model.decode import latent as latent_decode  # noqa: E402
@@ -147,7 +147,7 @@ def main(argv: list[str] | None = None) -> int:
 
     constants = fitted_b200()
     if args.depths:
-        tables = depths.tables(makers, constants)
+        tables = {**depths.tables(makers, constants), **wide.tables(makers, constants)}
         if args.docs:
             write_docs(tables)
         else:
@@ -176,7 +176,14 @@ def main(argv: list[str] | None = None) -> int:
             "calibration": report.calibration_table(kernels, constants),
         }
         of_code = {name: f"{tables[name]}\n\n{report.made_by(kernels)}" for name in MODELLED_TABLES}
-        write_docs({**of_code, **depths.tables(makers, constants), **decode_tables()})
+        write_docs(
+            {
+                **of_code,
+                **depths.tables(makers, constants),
+                **wide.tables(makers, constants),
+                **decode_tables(),
+            }
+        )
     if args.json:
         print(json.dumps(report.as_json(kernels, found, constants), indent=1))
     else:

@@ -16,11 +16,16 @@ from benchmarks.cycle_model.evaluate import AlignedKernel, SteadyState, steady_s
 from benchmarks.cycle_model.kernels import OURS, THEIRS, Variant, traced
 from benchmarks.cycle_model.problems import Problem
 from benchmarks.cycle_model.workloads import KEYS_A_TILE, ROWS_A_CTA, TILES, workload
+from cute_fa4.sm100.choose_config import columns_of_v, is_wide
 
 PUBLISHED_FILE = Path(__file__).with_name("published_latent.json")
 EQUAL = tuple(range(16, 129, 16))  # of Q, K, V and O
 WITH_A_REST = (144, 160, 176, 192)  # of Q and K, with V of 128
-WIDE = ((256, 256), (192, 256))  # in units of 64 columns, one query tile a CTA
+WIDE = (
+    (256, 256),
+    (192, 256),
+    (512, 512),
+)  # one query tile a CTA, on pairs; V of 512 in two launches
 LATENT = (192, 128)
 LATENT_HEADS = 128
 REFERENCE = 128
@@ -39,7 +44,8 @@ class Depth:
     @property
     def cycles(self) -> float:
         """Of a key tile and 256 queries."""
-        return self.steady.cycles * ROWS_A_CTA / self.rows
+        launches = self.ov // columns_of_v(self.ov)
+        return launches * self.steady.cycles * ROWS_A_CTA / self.rows
 
     def tflops(self, constants: dict[str, Constant]) -> float:
         """Of a chip whose SMs all are in the steady state."""
@@ -57,11 +63,18 @@ def steady(qk: int, ov: int, constants: dict[str, Constant]) -> Depth:
     """Compile, trace and simulate the two longest work tiles."""
     from benchmarks.cycle_model.our_kernel import config
 
-    variant = Variant(OURS, qk, head_dim_v=0 if qk == ov else ov)
+    of_v = columns_of_v(ov)
+    variant = Variant(OURS, qk, head_dim_v=0 if qk == of_v else of_v, pairs=is_wide(qk, ov))
     kernel = AlignedKernel.of(traced(variant, [workload(variant, n) for n in TILES[-2:]]))
     schedule = config(variant).schedule
     family = " ".join([schedule.family, getattr(schedule, "order", "")]).strip()
-    return Depth(qk, ov, variant.rows, family, steady_state(kernel.simulate(constants)))
+    return Depth(
+        qk,
+        ov,
+        variant.rows // (2 if variant.pair else 1),
+        family,
+        steady_state(kernel.simulate(constants)),
+    )
 
 
 def table(found: list[Depth], constants: dict[str, Constant]) -> str:

@@ -89,7 +89,7 @@ class Variant:
     @property
     def rows(self) -> int:
         """Query rows of a work tile."""
-        wide = self.maker == OURS and is_wide(self.head_dim, self.head_dim_v or self.head_dim)
+        wide = is_wide(self.head_dim, self.head_dim_v or self.head_dim)
         rows = ROWS_A_CTA // 2 if wide else ROWS_A_CTA  # one query tile, or two
         return rows * (2 if self.pair else 1)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cycle_model import depths, report
+from benchmarks.cycle_model import depths, report, wide
 from benchmarks.cycle_model.constants import B200
 from benchmarks.cycle_model.evaluate import SteadyState
 from benchmarks.cycle_model.grid import CTACycles, Curve
@@ -63,3 +63,22 @@ def test_the_page_has_every_row_of_both_tables():
     fresh = [row.split("|") for row in depths.latent_table(kernels, B200).splitlines()[2:]]
     stored = [row.split("|") for row in table_of_page("latent").splitlines() if row[:1] == "|"]
     assert [(row[1:3], row[11]) for row in fresh] == [(row[1:3], row[11]) for row in stored]
+
+
+def test_the_page_has_every_row_of_head_dim_256():
+    """Every length that was published, under both masks; theirs has two CTAs a tile under every mask, as ours."""
+    curve = CTACycles(Curve(((1, 6000.0), (8, 24000.0))))
+    asked = [variant for problem in wide.problems() for variant in wide.variants(problem)]
+    assert all(variant.pair and variant.rows == 256 for variant in asked)
+    modelled = {v: report.Modelled(v, curve, SteadyState(2571.0, BUSY), {}) for v in asked}
+    fresh = [row.split("|") for row in wide.table(modelled, B200).splitlines()[2:]]
+    stored = [row.split("|") for row in table_of_page("wide").splitlines() if row[:1] == "|"]
+    assert [(row[1:3], row[8]) for row in fresh] == [(row[1:3], row[8]) for row in stored]
+
+
+def test_a_second_launch_makes_s_again():
+    """V of 512 columns: each launch is that of 512 columns of Q and K with 256 of V."""
+    one = depths.Depth(512, 256, 128, "mhawidepair", SteadyState(3000.0, BUSY))
+    two = depths.Depth(512, 512, 128, "mhawidepair", SteadyState(3000.0, BUSY))
+    assert two.cycles == 2 * one.cycles
+    assert two.tflops(B200) == one.tflops(B200) * (1024 / 768) / 2

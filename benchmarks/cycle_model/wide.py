@@ -1,0 +1,81 @@
+"""Head dim 256, as calls get it (pairs of CTAs, sm100/mhawidepair), beside flash-attn-4 and what was measured of cuDNN.
+
+python -m benchmarks.cycle_model.wide [ours]      the table; ours: without flash-attn-4
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.cycle_model import report
+from benchmarks.cycle_model.constants import Constant, fitted_b200
+from benchmarks.cycle_model.kernels import OURS, THEIRS, Variant
+from benchmarks.cycle_model.problems import Problem
+
+PUBLISHED_FILE = Path(__file__).with_name("published_wide.json")
+HEAD_DIM, HEADS, HEADS_KV = 256, 32, 2
+MASKS = ("full", "causal")
+
+
+def published() -> dict:
+    """Rows (seqlen, TFLOPS or None) by mask, with their source."""
+    return json.loads(PUBLISHED_FILE.read_text())
+
+
+def problems() -> list[Problem]:
+    """One sequence of each published length."""
+    return [
+        Problem(1, HEADS, HEADS_KV, seqlen, HEAD_DIM, mask == "causal")
+        for mask in MASKS
+        for seqlen, _ in published()[mask]
+    ]
+
+
+def variants(problem: Problem) -> list[Variant]:
+    """Ours, flash-attn-4's."""
+    return [replace(Variant.of(OURS, problem), pairs=True), Variant.of(THEIRS, problem)]
+
+
+def table(kernels: dict[Variant, report.Modelled], constants: dict[str, Constant]) -> str:
+    data = published()
+    lines = [
+        f"Modelled TFLOPS of cute_fa4 and flash-attn-4 at head dim {HEAD_DIM}, one sequence of {HEADS} query heads "
+        f"over {HEADS_KV}; cuDNN is published, measured by others: [{data['what']}]({data['url']}).",
+        "",
+        "| mask | S | cute_fa4 | bound | flash-attn-4 | bound | ratio | cuDNN, published |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for problem in problems():
+        mask = "causal" if problem.causal else "full"
+        cells, speeds = [mask, str(problem.seqlen)], []
+        for variant in variants(problem):
+            if variant not in kernels:
+                cells += ["-", ""]
+                continue
+            one = report.cell(kernels[variant], problem, constants)
+            speeds.append(one.tflops)
+            cells += [f"{one.tflops:.0f}", one.bound]
+        cells.append(f"{speeds[0] / speeds[1]:.2f}" if len(speeds) == 2 else "")
+        cells.append(str(dict(data[mask])[problem.seqlen] or "-"))
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def tables(makers: tuple[str, ...], constants: dict[str, Constant]) -> dict[str, str]:
+    """By the mark of docs/performance.md."""
+    asked = dict.fromkeys(v for problem in problems() for v in variants(problem))
+    kernels = {v: report.model(v, constants) for v in asked if v.maker in makers}
+    return {"wide": f"{table(kernels, constants)}\n\n{report.made_by(kernels)}"}
+
+
+def main(words: list[str]) -> int:
+    makers = (OURS,) if words == ["ours"] else (OURS, THEIRS)
+    print(tables(makers, fitted_b200())["wide"])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

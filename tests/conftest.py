@@ -12,7 +12,7 @@ from tests.suite.collector import CollectorPlugin
 from tests.suite.costs import CostsPlugin
 from tests.suite.kernels import KernelsPlugin
 from tests.suite.sweep import SweepPlugin, add_options
-from tests.suite.tracing import remember_places
+from tests.suite.tracing import forget_contexts, remember_places
 
 
 def pytest_addoption(parser):
@@ -31,6 +31,7 @@ def pytest_configure(config):
     config.pluginmanager.register(CostsPlugin())
     config.pluginmanager.register(CollectorPlugin())
     remember_places()
+    forget_contexts()
     config.pluginmanager.register(SweepPlugin(config))
     config.pluginmanager.register(KernelsPlugin(getattr(config, "workerinput", {}).get("kernels")))
     if config.getoption("--seeds") < 1:

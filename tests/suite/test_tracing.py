@@ -24,3 +24,19 @@ def test_the_compiler_uses_it():
 
     assert hasattr(op._is_framework_module, "cache_info")
     assert hasattr(op._fast_frameinfo, "__wrapped__")
+
+
+def test_no_context_outlives_its_compile():
+    """Two more kernels, and no more contexts than before."""
+    import gc
+
+    from cutlass._mlir import ir
+
+    from cute_fa4 import compile_cache
+    from cute_fa4.sm100.append.config import AppendConfig
+
+    before = ir.Context._get_live_count()
+    for head_dim in (8, 16):
+        compile_cache.function_for(AppendConfig("fp16", head_dim, head_dim), "emulator")
+    gc.collect()
+    assert ir.Context._get_live_count() <= max(before, 1)

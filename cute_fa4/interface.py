@@ -87,6 +87,7 @@ def flash_attn_func(
     q_descale: torch.Tensor | None = None,
     k_descale: torch.Tensor | None = None,
     v_descale: torch.Tensor | None = None,
+    o_scale: torch.Tensor | None = None,
     return_lse: bool = False,
     out: torch.Tensor | None = None,
     **others,
@@ -122,6 +123,8 @@ def flash_attn_func(
     q_descale, k_descale, v_descale  float32, of float8 tensors: what is stored, times this, is meant. One number for
                   all, or (batch, heads_kv); q_descale also one for each query and head, as q with a head_dim of 1.
                   Values are not checked: where q_descale * k_descale is not positive, out is NaN. None: 1
+    o_scale       float32, of float8 tensors: out stores what it means times this; one number, or (batch, heads_kv).
+                  out= may be of float8_e4m3fn then: rounded, cut to what that holds. None: 1
     return_lse    also return the log-sum-exp of the scaled scores
     out           written in place and returned; shape, dtype and device of q, memory of its own. Of float8 tensors
                   bf16, or fp16 where a tensor of this dtype is given or was q
@@ -167,8 +170,8 @@ def flash_attn_func(
     ):
         q, q_descale, out = quantised(q, k, v, q_descale, out)
     scales = None
-    if not (q_descale is k_descale is v_descale is None):
-        scales = (q_descale, k_descale, v_descale, None)
+    if not (q_descale is k_descale is v_descale is o_scale is None):
+        scales = (q_descale, k_descale, v_descale, o_scale)
     choices = (
         mask, num_splits, tokens_per_split, pack_gqa, score_mod, mask_mod, block_sparse_tensors, "NHD",
         False, return_lse,
@@ -220,6 +223,7 @@ def flash_attn_varlen_func(
     q_descale: torch.Tensor | None = None,
     k_descale: torch.Tensor | None = None,
     v_descale: torch.Tensor | None = None,
+    o_scale: torch.Tensor | None = None,
     return_lse: bool = False,
     return_softmax_lse: bool = False,
     out: torch.Tensor | None = None,
@@ -288,8 +292,8 @@ def flash_attn_varlen_func(
     ):  # fmt: skip
         q, q_descale, out = quantised(q, k, v, q_descale, out)
     scales = None
-    if not (q_descale is k_descale is v_descale is None):
-        scales = (q_descale, k_descale, v_descale, None)
+    if not (q_descale is k_descale is v_descale is o_scale is None):
+        scales = (q_descale, k_descale, v_descale, o_scale)
     choices = (
         mask, num_splits, tokens_per_split, pack_gqa, score_mod, mask_mod, block_sparse_tensors, kv_layout,
         seqused_k_excludes_new, return_lse or return_softmax_lse,
@@ -340,6 +344,7 @@ def flash_attn_with_kvcache(
     q_descale: torch.Tensor | None = None,
     k_descale: torch.Tensor | None = None,
     v_descale: torch.Tensor | None = None,
+    o_scale: torch.Tensor | None = None,
     return_lse: bool = False,
     return_softmax_lse: bool = False,
     out: torch.Tensor | None = None,
@@ -405,8 +410,8 @@ def flash_attn_with_kvcache(
     ):  # fmt: skip
         q, q_descale, out = quantised(q, k_cache, v_cache, q_descale, out)
     scales = None
-    if not (q_descale is k_descale is v_descale is None):
-        scales = (q_descale, k_descale, v_descale, None)
+    if not (q_descale is k_descale is v_descale is o_scale is None):
+        scales = (q_descale, k_descale, v_descale, o_scale)
     choices = (
         mask, num_splits, tokens_per_split, pack_gqa, score_mod, mask_mod, None, kv_layout,
         False, return_lse or return_softmax_lse,

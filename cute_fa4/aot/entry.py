@@ -66,6 +66,7 @@ MODEL = {
     "dtype": Field("text", "bf16, fp16, e4m3 or e5m2; default: bf16"),
     "kv_dtype": Field("text", "of caches under 16-bit queries: e4m3 or e5m2; default: as dtype"),
     "descales": Field("text", "of 8-bit tensors that have scales; default: qkv"),
+    "o_dtype": Field("text", "of out, where q has 8 bits: bf16, fp16 or e4m3; default: bf16"),
     "calls": Field("texts", f"of {', '.join(CALLS)} (default: these), {', '.join(ON_REQUEST)}"),
     "page_sizes": Field("numbers", "keys of a page; default: 16 64"),
     "causal": Field("switch", "default: on"),

@@ -33,6 +33,7 @@ def configs_for_model(
     dtype: str = "bf16",
     kv_dtype: str | None = None,
     descales: str = "qkv",
+    o_dtype: str | None = None,
     calls: tuple[str, ...] = CALLS,
     page_sizes: tuple[int, ...] = (16, 64),
     causal: bool = True,
@@ -48,8 +49,9 @@ def configs_for_model(
     head_dim_v  of v; None: as head_dim
     dtype       "bf16", "fp16", "e4m3" or "e5m2"; out of the 8-bit ones is bf16
     kv_dtype    "e4m3" or "e5m2": caches of 8 bits under queries of dtype, which has 16; None: as dtype
-    descales    letters of "qkv": which 8-bit tensors have scales; "Qkv" where q has one for each query and head; of
-                tensors of 16 bits none has
+    descales    letters of "qkvo": which 8-bit tensors have scales, and out; "Qkv" where q has one for each query and
+                head; of tensors of 16 bits none has
+    o_dtype     of out, where q has 8 bits: "bf16", "fp16" or "e4m3"; None: bf16
     calls       of CALLS and ON_REQUEST
     windows     of the model's layers: None for full attention, or a pair (left, right) as window_size takes it; the
                 sizes themselves are bound at each call
@@ -96,6 +98,7 @@ def configs_for_model(
         )
     shared = {
         "qkv_dtype": dtype,
+        "o_dtype": o_dtype,
         "descales": descales if fp8 else "",
         "head_dim": head_dim,
         "head_dim_v": head_dim_v,

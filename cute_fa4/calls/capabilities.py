@@ -49,7 +49,7 @@ HEAD_DIMS = (32, 64, 72, 80, 96, 128, 192, 256, 512)
 BUILT_PARAMETERS = frozenset(
     (
         "window_size mask key_limit learnable_sink softcap num_splits tokens_per_split workspace pack_gqa score_mod "
-        "mask_mod aux_tensors q_descale k_descale v_descale"
+        "mask_mod aux_tensors q_descale k_descale v_descale o_scale"
     ).split()
 )
 LATENT = {"latent": True, "kv_layout": "paged", "page_size": 64, "seqused_k": True}

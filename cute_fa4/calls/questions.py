@@ -213,6 +213,7 @@ def _common(
     q_descale=None,
     k_descale=None,
     v_descale=None,
+    o_scale=None,
 ) -> tuple:
     """-> (sink, aux tensors, scales, asked) as repeat.attend takes them. workspace: a launch refuses it."""
     numbers = softmax_scale, causal, softcap, max_seqlen_q, max_seqlen_k
@@ -220,7 +221,7 @@ def _common(
         mask, num_splits, tokens_per_split, pack_gqa, score_mod, mask_mod, block_sparse_tensors, kv_layout,
         seqused_k_excludes_new, return_lse,
     )  # fmt: skip
-    scales = (q_descale, k_descale, v_descale, None)
+    scales = (q_descale, k_descale, v_descale, o_scale)
     sink = one_of("learnable_sink", learnable_sink, "s_aux", s_aux)
     given = None if all(scale is None for scale in scales) else scales
     return sink, aux_tensors, given, (window_size, numbers, choices)

@@ -25,7 +25,8 @@ DTYPE_NAMES = {
     torch.float8_e5m2: "e5m2",
 }
 # Of out, where q, k and v have eight bits: the first of them, unless out= is given.
-OUT_OF_FP8 = WIDE = (torch.bfloat16, torch.float16)
+WIDE = (torch.bfloat16, torch.float16)
+OUT_OF_FP8 = (*WIDE, torch.float8_e4m3fn)
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 # TMA reads and writes units of 16 bytes: base addresses and the strides of every dimension but the
@@ -133,7 +134,7 @@ def check_one_dtype(tensors: dict[str, torch.Tensor]) -> None:
         if name == "out" and dtype.itemsize == 1:
             if tensor.dtype not in OUT_OF_FP8:
                 raise TypeError(
-                    f"out: dtype {tensor.dtype} while q is {dtype}; accepted: {' or '.join(map(str, OUT_OF_FP8))}"
+                    f"out: dtype {tensor.dtype} while q is {dtype}; accepted: {', '.join(map(str, OUT_OF_FP8))}"
                 )
         elif name in "kv" and dtype in WIDE and tensors["k"].dtype in FP8:
             if tensor.dtype != tensors["k"].dtype:

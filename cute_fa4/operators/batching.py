@@ -12,6 +12,8 @@ from collections.abc import Callable
 import torch
 from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 
+from cute_fa4.calls.scales import NAMES
+
 _unwrap = torch._C._functorch._unwrap_batched
 _wrap = torch._C._functorch._add_batch_dim
 _THIS_VMAP = torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchBatched)
@@ -75,7 +77,7 @@ def _folds(call: dict, batched: set) -> bool:
     parts = [
         part for name in ("score_mod", "mask_mod") for part in call[name].split(" then ") if part
     ]
-    scales = any(call.get(name) is not None for name in ("q_descale", "k_descale", "v_descale"))
+    scales = any(call.get(name) is not None for name in NAMES)
     return (
         dense
         and not scales

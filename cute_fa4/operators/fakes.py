@@ -100,6 +100,7 @@ def check_latent(q, latent_cache, page_table, seqused_k, *, out=None, **rest) ->
 _OPTIONS = (
     "softmax_scale", "mask", "mask_sizes", "learnable_sink", "pack_gqa", "score_mod", "mask_mod", "aux_tensors",
     "num_splits", "tokens_per_split", "q_descale", "k_descale", "v_descale",
+    "o_scale",
 )  # fmt: skip
 
 

@@ -37,7 +37,7 @@ _OPTIONS = (
     "float? softmax_scale=None, str mask='Full()', SymInt[] mask_sizes=[], Tensor? learnable_sink=None, "
     "bool? pack_gqa=None, str score_mod='', str mask_mod='', Tensor[]? aux_tensors=None, "
     "int? num_splits=1, int? tokens_per_split=None, Tensor? q_descale=None, Tensor? k_descale=None, "
-    "Tensor? v_descale=None, bool return_lse=False"
+    "Tensor? v_descale=None, Tensor? o_scale=None, bool return_lse=False"
 )
 
 # Rows are contiguous and lie at multiples of 16 bytes: a compiler must not choose other strides.
@@ -195,6 +195,7 @@ def _attend(
     q_descale,
     k_descale,
     v_descale,
+    o_scale,
     max_seqlen_q=None,
     max_seqlen_k=None,
     kv_layout="NHD",
@@ -217,8 +218,8 @@ def _attend(
         latent=latent,
     )
     scales = None
-    if not (q_descale is k_descale is v_descale is None):
-        scales = (q_descale, k_descale, v_descale, None)
+    if not (q_descale is k_descale is v_descale is o_scale is None):
+        scales = (q_descale, k_descale, v_descale, o_scale)
     tensors = (q, k, v, out, lengths, learnable_sink, aux_tensors, new, scales)
     return attend(prepare, tensors, ((None, None), tuple(numbers), tuple(choices)))
 

@@ -26,7 +26,7 @@ _OPTIONS = (
     "softmax_scale", "causal", "window_size", "mask", "learnable_sink", "softcap", "pack_gqa",
     "score_mod", "mask_mod", "aux_tensors", "num_splits", "tokens_per_split",
 )  # fmt: skip
-_SCALES = ("q_descale", "k_descale", "v_descale")
+_SCALES = ("q_descale", "k_descale", "v_descale", "o_scale")
 _WHERE = (
     "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "seqused_k_excludes_new", "page_table",
     "kv_layout", "key_limit",

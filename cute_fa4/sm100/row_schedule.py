@@ -203,7 +203,7 @@ def o_dtypes(problem: Problem) -> tuple[str, ...]:
     """What O can be; parts of split keys are float32."""
     if problem.split_keys:
         return ("f32",)
-    return ("bf16", "fp16") if problem.has_fp8 else (problem.qkv_dtype,)
+    return ("bf16", "fp16", "e4m3") if problem.has_fp8 else (problem.qkv_dtype,)
 
 
 def problem_not_built(

@@ -148,7 +148,8 @@ ONES = torch.ones(2, 2)
         (dict(q=X.bfloat16()), TypeError, "q_descale: given with q of torch.bfloat16, which gets scales of its own"),
         (dict(q=X.to(E5M2)), TypeError, "k: dtype torch.float8_e4m3fn while q is torch.float8_e5m2"),
         (dict(q_descale=torch.ones(2, 4, 2)), ValueError, r"q_descale: shape \(2, 4, 2\); .* or \(2, 4, 2, 1\), one"),
-        (dict(out=X.clone()), TypeError, "out: dtype torch.float8_e4m3fn while q is .*; accepted: torch.bfloat16 or"),
+        (dict(out=X.to(E5M2)), TypeError, "out: dtype torch.float8_e5m2 while q is .*; accepted: torch.bfloat16, "),
+        (dict(o_scale=ONES.bfloat16()), TypeError, "o_scale: dtype torch.bfloat16; accepted: torch.float32"),
         (dict(out=ONES.new_zeros(2, 4, 2, 128)), TypeError, "out: dtype torch.float32"),
         (dict(q=X[..., :24], k=X[..., :24]), ValueError, "q: head_dim 24; accepted: a multiple of 16 up to 128"),
     ],
@@ -157,6 +158,41 @@ ONES = torch.ones(2, 2)
 def test_what_does_not_fit_is_refused_by_name(change, error, message):
     with pytest.raises(error, match=message):
         flash_attn_func(**(dict(q=X, k=X, v=X, q_descale=ONES) | change))
+
+
+@pytest.mark.parametrize(
+    "queries, heads, keys, depth_v, parts",
+    [
+        pytest.param(
+            140, 2, 300, 80, 1, marks=pytest.mark.sweep
+        ),  # two tiles; half of a chunk of O is padding
+        (40, 2, 300, 128, 1),  # a tile whose two O are merged, eight columns at a time
+        (1, 8, 700, 128, 3),  # merged by a kernel of its own
+        pytest.param(1, 8, 300, 64, 1, marks=pytest.mark.sweep),  # stored byte by byte
+        pytest.param(1, 8, 1100, 64, 0, marks=pytest.mark.sweep),  # in a cluster
+    ],
+)
+def test_out_of_8_bits_is_what_it_means_times_its_scale(queries, heads, keys, depth_v, parts):
+    """Rounded once more, with three mantissa bits; of one head beyond 448: cut, never NaN."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = ((queries, heads, 128), (keys, 2, 128), (keys, 2, depth_v))
+    q, k, v = (torch.randn(1, *size, generator=generator).to(E4M3) for size in sizes)
+    out = torch.empty(1, queries, heads, depth_v, dtype=E4M3)
+    scale, o_scale = torch.tensor([[0.7, 1.3]]), torch.tensor([[60.0, 1e6]])
+    found = flash_attn_func(q, k, v, out=out, v_descale=scale, o_scale=o_scale, num_splits=parts)
+    assert found is out
+    meant, of_sizes = (
+        attention_float64(q.double(), k.double(), x * (scale * o_scale).double()[:, None, :, None])[
+            0
+        ]
+        for x in (v.double(), v.double().abs())
+    )
+    first = slice(0, heads // 2)
+    error = (out.double() - meant)[:, :, first].abs()
+    allowed = (2**-4 + 2**-8) * of_sizes + 2**-4 * meant.abs() * (1 + 2**-4) + 2**-10
+    assert (error <= allowed[:, :, first]).all()
+    assert (out[:, :, heads // 2 :].float().abs() == 448).float().mean() > 0.99
+    assert out.float().isfinite().all()
 
 
 def assert_reads(out, q, cache, scales):

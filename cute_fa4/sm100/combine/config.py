@@ -12,7 +12,7 @@ MOST_COLUMNS = THREADS * ELEMENTS  # the warps of a CTA may share a row
 class CombineConfig:
     """Every compile-time choice of the combine kernel; sizes and strides are bound at each call.
 
-    o_dtype     "bf16", "fp16" or "f32", of the result
+    o_dtype     "bf16", "fp16", "f32" or "e4m3", of the result
     depth       head dim of O, a multiple of 4 up to 512
     packed      queries are (total_q, heads, depth) with offsets, not (batch, seqlen_q, heads, depth)
     seqused_q   lengths of queries come from a tensor; rows beyond are neither read nor written

@@ -31,6 +31,8 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from ...layouts.scalars import minimum
+from ..chip import FP8_DTYPES
+from ..steps import row_math
 from ..work.sequence import Lengths, queries
 from .config import COLUMNS_OF_WARP, ELEMENTS, THREADS, CombineConfig
 from .parts import Partial, Row, RowParts, lse_place, o_place, parts_of_row
@@ -162,10 +164,15 @@ class CombineKernel:
             inverse = cute.arch.rcp_approx(total)
         sums = self.weighted_sum(found, largest, inverse)
         if self.place(lane) < cfg.depth // ELEMENTS:
-            rounded = cute.make_rmem_tensor(ELEMENTS, out.element_type)
-            for i in cutlass.range_constexpr(ELEMENTS):
-                rounded[i] = sums[i].to(out.element_type)
-            cute.autovec_copy(rounded, self.piece(out[o_place(cfg, row)], self.place(lane)))
+            piece = self.piece(out[o_place(cfg, row)], self.place(lane))
+            if cutlass.const_expr(cfg.o_dtype in FP8_DTYPES):  # four in a word
+                words = cute.make_tensor(cute.recast_ptr(piece.iterator, dtype=Int32), 1)
+                words[0] = row_math.pack([sums[i] for i in range(ELEMENTS)], cfg.o_dtype)[0]
+            else:
+                rounded = cute.make_rmem_tensor(ELEMENTS, out.element_type)
+                for i in cutlass.range_constexpr(ELEMENTS):
+                    rounded[i] = sums[i].to(out.element_type)
+                cute.autovec_copy(rounded, piece)
         if cutlass.const_expr(cfg.write_lse):
             whole = -Float32.inf
             if total != 0.0:

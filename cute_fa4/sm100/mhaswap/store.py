@@ -13,8 +13,10 @@ import math
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
+from cutlass._mlir.dialects import llvm
 
 from ...tma.tensor_maps import DTYPES
+from ..chip import FP8_DTYPES
 from ..instructions import tensor_memory
 from ..kernel_args import KernelArgs
 from ..steps import row_math
@@ -90,7 +92,24 @@ def output(
     depth, is_one = depth_of(cfg, place, of_o)
     row = rows.row_of(cfg, work, 0, number)
     if results.is_row(cfg, args, work, row) & is_one:
-        args.o[(*results.row_place(cfg, args, work, row), depth)] = value.to(DTYPES[cfg.o_dtype])
+        at = (*results.row_place(cfg, args, work, row), depth)
+        if cutlass.const_expr(cfg.o_dtype in FP8_DTYPES):
+            store_byte(args.o, at, row_math.pack([value] * 4, cfg.o_dtype)[0])
+        else:
+            args.o[at] = value.to(DTYPES[cfg.o_dtype])
+
+
+def store_byte(o: cute.Tensor, place: tuple, word):
+    """The low byte of a word to a place of a tensor of 8 bits, which has no conversion of a single number."""
+    llvm.inline_asm(
+        None,
+        [(o.iterator + o.layout(place)).toint().ir_value(), word.ir_value()],
+        "st.global.b8 [$0], $1;",
+        "l,r",
+        has_side_effects=True,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+    )
 
 
 @cute.jit

@@ -142,6 +142,7 @@ def write_out(
     """
     width, granule = cfg.tiles.pv_mma_shape[1], cfg.tiles.o_granule
     nbytes = DTYPE_BYTES[cfg.o_dtype]
+    held = []  # words of a piece that is not whole yet
     for column, batch in batches:
         chunk, inside = divmod(column, granule)
         last = column + columns == width
@@ -154,7 +155,9 @@ def write_out(
         inside_end = inside + len(values)
         if last:  # the copy reads whole chunks, though it stores no column beyond the depth
             words += [Int32(0)] * ((granule - inside_end) * nbytes // 4)
-        write_words(buffer_of(cfg, smem, i, chunk), row, inside * nbytes, words)
+        first_byte, words = inside * nbytes - 4 * len(held), held + words
+        held = words[len(words) // 4 * 4 :]
+        write_words(buffer_of(cfg, smem, i, chunk), row, first_byte, words)
         if last or inside_end == granule:
             end_chunk(cfg, args, smem, work, i, row, chunk)
 

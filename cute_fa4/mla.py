@@ -17,7 +17,16 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from cute_fa4.calls import autocast
-from cute_fa4.calls.latent import check_latent_tensors, prepare_latent_attention, values_of
+from cute_fa4.calls.latent import (
+    by_index,
+    check_latent_tensors,
+    names,
+    of_each_query,
+    prepare_latent_attention,
+    scales_of,
+    values_of,
+)
+from cute_fa4.calls.queries import are_wide, quantised
 from cute_fa4.calls.repeat import again, attend
 from cute_fa4.calls.tensors import check_is_tensor
 from cute_fa4.calls.tracing import is_traced, refuse_untraceable
@@ -26,12 +35,6 @@ from cute_fa4.interface import NO_WORKSPACE
 from cute_fa4.sm100.choose_config import LATENT_DEPTHS
 
 __all__ = ["flash_mla_with_kvcache", "get_mla_metadata"]
-
-_NOT_BUILT = {
-    "descale_q": "float8 queries are not built",
-    "descale_k": "float8 caches are not built",
-    "indices": "keys by index are not built",
-}
 
 
 def flash_mla_with_kvcache(
@@ -55,10 +58,11 @@ def flash_mla_with_kvcache(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """softmax(softmax_scale * q k^T) k[:, :512] for each sequence and head, over a paged latent cache.
 
-    q               (batch, seqlen_q, heads, 576); bf16 or fp16. The heads of several queries share tiles: any number
-                    of heads, seqlen_q of 1 to 8 is what the kernel is made for
+    q               (batch, seqlen_q, heads, 576); bf16, fp16, or float8. The heads of several queries share tiles: any
+                    number of heads, seqlen_q of 1 to 8 is what the kernel is made for
     k_cache         (num_pages, page_size, 1, 576), strides are free as far as rows lie at multiples of one stride.
-                    Any page size; multiples of 8 come in boxes, other sizes four rows at a time
+                    Any page size; multiples of 8 come in boxes, other sizes four rows at a time. Of q's dtype, or
+                    float8: q of 16 bits is then quantised, each query and head with a scale of its own
     block_table     (batch, pages) int32: the pages of each sequence. Entries beyond cache_seqlens are not read
     cache_seqlens   (batch,) int32: keys of each sequence, those of this call's queries included; what lies behind
                     them in a page may be anything
@@ -69,26 +73,35 @@ def flash_mla_with_kvcache(
     softmax_scale   None: 576 ** -0.5. DeepSeek's models pass that of their heads before the absorption, 192 ** -0.5
                     times the factor of their rotary scaling
     causal          query i of m stands at key i + n - m: the last query sees every key. Without it all queries do
+    descale_q, descale_k   float32, of float8 q and k_cache: what is stored, times this, is meant. One number, or one
+                    for each sequence, (batch,). Values are not checked: where descale_q * descale_k is not positive,
+                    out is NaN. None: 1
+    indices         (batch, seqlen_q, keys) int32: the keys that each query sees, page * page_size + place in the page,
+                    in any order. -1, or what is no key of the cache, is none. block_table and cache_seqlens are not
+                    read then and may be None, causal is False. A key that is listed twice counts twice
     tokens_per_split, workspace, out   as flash_attn_varlen_func has them
 
     Returns (out, lse): (batch, seqlen_q, heads, 512), and the natural log-sum-exp (batch, heads, seqlen_q), float32.
     A query that sees no key has out 0 and lse -inf (FlashMLA: +inf).
 
-    descale_q, descale_k, is_fp8_kvcache and indices are FlashMLA's; other values than their defaults are refused.
+    is_fp8_kvcache is FlashMLA's: rows of 656 bytes, with scales of 128 columns each and rotary columns of 16 bits. They
+    are refused: the kernels multiply operands of one dtype, as they lie in memory.
     Raises as flash_attn_func.
     """
     if num_splits is None or isinstance(num_splits, torch.Tensor):
         num_splits = 0
-    if (
-        head_dim_v != LATENT_DEPTHS[1]
-        or is_fp8_kvcache
-        or not (descale_q is descale_k is indices is None)
-    ):
-        _refuse(head_dim_v, descale_q, descale_k, is_fp8_kvcache, indices)
+    if head_dim_v != LATENT_DEPTHS[1] or is_fp8_kvcache:
+        _refuse(head_dim_v, is_fp8_kvcache)
+    if indices is not None:
+        return _by_index(
+            q, k_cache, indices, out, causal, softmax_scale=softmax_scale, num_splits=num_splits,
+            descale_q=descale_q, descale_k=descale_k, tokens_per_split=tokens_per_split, workspace=workspace,
+        )  # fmt: skip
     if is_dynamo_compiling() or workspace is not None or is_traced(q):
         given = dict(
             q=q, k_cache=k_cache, block_table=block_table, cache_seqlens=cache_seqlens, num_splits=num_splits,
             softmax_scale=softmax_scale, causal=causal, tokens_per_split=tokens_per_split, out=out,
+            descale_q=descale_q, descale_k=descale_k,
         )  # fmt: skip
         if is_dynamo_compiling() or is_traced(q):
             return _through_operator(given, workspace)
@@ -98,12 +111,16 @@ def flash_mla_with_kvcache(
     check_latent_tensors(q, k_cache, block_table, cache_seqlens, out)
     if autocast.is_any_enabled():
         (q,) = autocast.cast(q)
+    if are_wide(q, k_cache):
+        with names():
+            q, descale_q, out = quantised(q, k_cache, values_of(k_cache), descale_q, out)
     choices = (
         None, num_splits, tokens_per_split, None, None, None, None, "NHD", False, True, False, True,
     )  # fmt: skip
     asked = (None, None), (softmax_scale, causal, 0.0, None, None), choices
     lengths = (None, None, None, cache_seqlens, None, block_table, None, None)
-    tensors = (q, k_cache, values_of(k_cache), out, lengths, None, None, None, None)
+    scales = scales_of(descale_q, descale_k)
+    tensors = (q, k_cache, values_of(k_cache), out, lengths, None, None, None, scales)
     result = again(tensors, asked)
     return attend(prepare_latent_attention, tensors, asked) if result is None else result
 
@@ -113,16 +130,27 @@ def get_mla_metadata(*args, **kwargs) -> tuple[None, None]:
     return None, None
 
 
-def _refuse(head_dim_v, descale_q, descale_k, is_fp8_kvcache, indices) -> None:
+def _refuse(head_dim_v, is_fp8_kvcache) -> None:
     """What FlashMLA has and this package has not."""
     if head_dim_v != LATENT_DEPTHS[1]:
         raise ValueError(f"head_dim_v: {head_dim_v}; accepted: {LATENT_DEPTHS[1]}")
-    given = dict(descale_q=descale_q, descale_k=descale_k, indices=indices)
-    for name in (name for name, value in given.items() if value is not None):
-        raise NotImplementedError(f"{name}: given; accepted: None; {_NOT_BUILT[name]}")
     raise NotImplementedError(
-        f"is_fp8_kvcache: {is_fp8_kvcache}; accepted: False; float8 caches are not built"
+        f"is_fp8_kvcache: {is_fp8_kvcache}; accepted: False; rows of 656 bytes are not built: use a float8 cache of "
+        f"{LATENT_DEPTHS[0]} columns with descale_k"
     )
+
+
+def _by_index(q, k_cache, indices, out, causal, **options):
+    """The same call with each query as a sequence; results in the shape of q."""
+    if causal:
+        raise ValueError("causal: True with indices, which say what a query sees; accepted: False")
+    call = by_index(q, k_cache, indices, out)
+    for name in ("descale_q", "descale_k"):
+        options[name] = of_each_query(options[name], q)
+    found, lse = flash_mla_with_kvcache(**call, **options)
+    batch, queries, heads, _ = q.shape
+    lse = lse.view(batch, queries, heads).transpose(1, 2)
+    return found.view(batch, queries, heads, -1) if out is None else out, lse
 
 
 def _through_operator(given: dict, workspace):
@@ -134,7 +162,13 @@ def _through_operator(given: dict, workspace):
         if workspace is not None:
             raise NotImplementedError(NO_WORKSPACE)
         (q,) = autocast.cast(given["q"])
-        return routes.latent(given | {"q": q})
+        descale_q, out = given.pop("descale_q"), given["out"]
+        if are_wide(q, given["k_cache"]):
+            with names():
+                cache = given["k_cache"]
+                q, descale_q, out = quantised(q, cache, values_of(cache), descale_q, out)
+        scales = scales_of(descale_q, given.pop("descale_k"))
+        return routes.latent(given | {"q": q, "out": out, "scales": scales})
     except (TypeError, ValueError, NotImplementedError) as error:
         if is_dynamo_compiling():
             routes.refuse(error.args[0])

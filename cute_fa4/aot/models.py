@@ -6,6 +6,7 @@
     paged    the same with page_table and seqused_k   for long queries and short ones, for each page size
     kvcache  flash_attn_with_kvcache, paged           cache complete; with new rows, and the kernel that appends them
     latent   flash_mla_with_kvcache, on request       one to eight queries, keys shared out or not, and what merges them
+                                                      (pages of 1 without a causal mask: keys by index)
     ranks    cute_fa4.distributed, on request         parts of a sequence or a cache in float32, and what merges them
 
 Short queries (decode) have packed heads, where the group divides a tile, and tiles of few rows (mhaswap); where a tile
@@ -92,10 +93,8 @@ def configs_for_model(
         )
     stored = kv_dtype or dtype
     fp8 = stored in FP8_DTYPES
-    if fp8 and set(calls) & set(ON_REQUEST):
-        raise ValueError(
-            f"calls: {', '.join(c for c in calls if c in ON_REQUEST)} with {stored}; accepted: bf16 or fp16"
-        )
+    if fp8 and "ranks" in calls:
+        raise ValueError(f"calls: ranks with {stored}; accepted: bf16 or fp16")
     shared = {
         "qkv_dtype": dtype,
         "o_dtype": o_dtype,
@@ -128,7 +127,8 @@ def configs_for_model(
     if "ranks" in calls:
         found += _on_ranks({**shared, "sink": False, "sink_dtype": "f32"}, bound, page_sizes)
     if "latent" in calls:
-        found += _latent(shared, heads_kv, bound, page_sizes)
+        quantised = _dtypes(dtype, kv_dtype, descales, tiles={})
+        found += _latent(shared | quantised, heads_kv, bound, page_sizes)
     if "kvcache" in calls:
         rows = [{}]
         if fp8:  # as they are, and of 16 bits, quantised on the way

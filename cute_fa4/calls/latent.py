@@ -1,7 +1,8 @@
 """A call over a latent cache (multi-head latent attention, absorbed), checked and compiled.
 
     q             (batch, seqlen_q, heads, 576)
-    latent cache  (num_pages, page_size, 1, 576): columns 0 to 511 are keys and values, 512 to 575 keys alone
+    latent cache  (num_pages, page_size, 1, 576): columns 0 to 511 are keys and values, 512 to 575 keys alone; of eight
+                  bits with a scale
     page table    (batch, pages) int32; lengths (batch,) int32, both on the device
 
 Values are a view of the cache, so that everything else of calls/ is as for any other attention.
@@ -19,6 +20,7 @@ from cute_fa4.calls.tensors import PAGED, check_is_tensor, check_rank
 from cute_fa4.sm100.choose_config import LATENT_DEPTHS
 
 NAMES = {"k": "k_cache", "v": "k_cache", "seqused_k": "cache_seqlens", "page_table": "block_table"}
+NAMES |= {"q_descale": "descale_q", "k_descale": "descale_k", "v_descale": "descale_k"}
 
 
 def values_of(cache: torch.Tensor) -> torch.Tensor:
@@ -39,6 +41,91 @@ def check_latent_tensors(q, cache, page_table, lengths, out) -> None:
             f"k_cache: {cache.shape[-1]} columns, shape {tuple(cache.shape)}; accepted: {LATENT_DEPTHS[0]}, "
             f"{LATENT_DEPTHS[1]} latent and {LATENT_DEPTHS[0] - LATENT_DEPTHS[1]} rotary ones"
         )
+
+
+def scales_of(descale_q, descale_k) -> tuple | None:
+    """As calls/scales.py names them: that of the cache is of keys and values. (batch,): one for each sequence."""
+    if descale_q is descale_k is None:
+        return None
+    of_q, of_k = map(_of_sequences, (descale_q, descale_k))
+    return of_q, of_k, of_k, None
+
+
+def _of_sequences(scale):
+    if isinstance(scale, torch.Tensor) and scale.dim() == 1 and scale.numel() != 1:
+        return scale[:, None]
+    return scale
+
+
+def of_each_query(scale, q):
+    """A scale of each sequence for each of its queries."""
+    if isinstance(scale, torch.Tensor) and scale.shape == q.shape[:1] and q.shape[1] > 1:
+        return scale.repeat_interleave(q.shape[1])
+    return scale
+
+
+def first_indices(indices, lengths):
+    """The first `lengths` (batch,) keys of each list; what lies behind them may be anything and becomes -1."""
+    places = torch.arange(indices.shape[-1], device=indices.device)
+    return torch.where(places < lengths[:, None, None], indices, -1)
+
+
+def by_index(q, cache, indices, out) -> dict:
+    """A call whose keys are listed, for each query, as the call in which each query is a sequence and a key a page.
+
+    indices   (batch, seqlen_q, keys) int32: page * page_size + place in the page; what is no such number is no key
+    """
+    given = {"q": q, "k_cache": cache, "indices": indices} | ({} if out is None else {"out": out})
+    for name, tensor in given.items():
+        check_is_tensor(name, tensor)
+    check_rank("q", q)
+    check_rank("k_cache", cache, PAGED)
+    if indices.dtype != torch.int32:
+        raise TypeError(
+            f"indices: dtype {indices.dtype}; accepted: torch.int32; convert with .to(torch.int32)"
+        )
+    if indices.dim() != 3 or indices.shape[:2] != q.shape[:2]:
+        raise ValueError(
+            f"indices: shape {tuple(indices.shape)}; accepted: {(*q.shape[:2], 'keys')}, as q has sequences and queries"
+        )
+    if out is not None and out.shape[:2] != q.shape[:2]:
+        raise ValueError(
+            f"out: shape {tuple(out.shape)}; accepted: {(*q.shape[:-1], LATENT_DEPTHS[1])}"
+        )
+    queries = q.shape[0] * q.shape[1]
+    table = indices.reshape(queries, indices.shape[2])
+    return {
+        "q": _alone("q", q),
+        "k_cache": _keys_alone(cache),
+        "block_table": table,
+        "cache_seqlens": torch.full((queries,), table.shape[1], dtype=torch.int32, device=q.device),
+        "out": None if out is None else _alone("out", out),
+    }
+
+
+def _alone(name: str, tensor):
+    """Each query of q or out as a sequence of its own."""
+    batch, queries, *rest = tensor.shape
+    strides = tensor.stride()
+    if batch > 1 and queries > 1 and strides[0] != queries * strides[1]:
+        raise ValueError(
+            f"{name}: strides {strides} with indices; accepted: sequences that lie one behind the other, as "
+            ".contiguous() has them"
+        )
+    step = strides[1] if queries > 1 else strides[0]
+    return tensor.as_strided((batch * queries, 1, *rest), (step, step, *strides[2:]))
+
+
+def _keys_alone(cache):
+    """Each key of the cache as a page of its own."""
+    pages, rows, *rest = cache.shape
+    strides = cache.stride()
+    if pages > 1 and rows > 1 and strides[0] != rows * strides[1]:
+        raise ValueError(
+            f"k_cache: strides {strides} with indices; accepted: pages that lie one behind the other"
+        )
+    step = strides[1] if rows > 1 else strides[0]
+    return cache.as_strided((pages * rows, 1, *rest), (step, step, *strides[2:]))
 
 
 def prepare_latent_attention(tensors: tuple, asked: tuple) -> Callable:

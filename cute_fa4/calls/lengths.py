@@ -82,8 +82,10 @@ def _check_size(name: str, tensor: torch.Tensor | None, size: int, what: str) ->
 # --- what the tensors hold, where the host can see it
 
 
-def check_contents(q: torch.Tensor, k: torch.Tensor, where: Where) -> None:
+def check_contents(q: torch.Tensor, k: torch.Tensor, where: Where, latent: bool = False) -> None:
     """CPU tensors only. Raises ValueError with the first sequence that is wrong.
+
+    latent: where a page of the cache is a key, any entry that is none hides it.
 
     What all sequences have in common is one number, whatever the batch: metadata can claim billions of them.
     """
@@ -120,7 +122,8 @@ def check_contents(q: torch.Tensor, k: torch.Tensor, where: Where) -> None:
     table = where.page_table
     check_cache_rows(where.cache_batch_idx, k.shape[0] if table is None else table.shape[0])
     _check_between("cache_leftpad", where.cache_leftpad, used, "the rows that seqused_k counts")
-    if table is not None and used is not None:
+    picks = latent and k.shape[1] == 1
+    if table is not None and used is not None and not picks:
         check_pages(
             rows_of(table, where.cache_batch_idx), used, k.shape[1], k.shape[0], where.cache_leftpad
         )

@@ -130,7 +130,7 @@ def checked(
     check_lengths(q, k, where)
     _check_max_seqlen_k(max_seqlen_k, k, page_table)
     if contents and q.device.type == "cpu":
-        index_tensors.check_contents(q, k, where)
+        index_tensors.check_contents(q, k, where, latent)
     return k, v, where
 
 

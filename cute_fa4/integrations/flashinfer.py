@@ -10,7 +10,8 @@ from __future__ import annotations
 import torch
 
 from cute_fa4 import mla
-from cute_fa4.calls.tensors import check_is_tensor
+from cute_fa4.calls.latent import first_indices
+from cute_fa4.calls.tensors import FP8, check_is_tensor
 from cute_fa4.sm100.choose_config import LATENT_DEPTHS
 from cute_fa4.system.messages import shown
 
@@ -38,20 +39,24 @@ def trtllm_batch_decode_with_kv_cache_mla(
 ):
     """cute_fa4.flash_mla_with_kvcache in FlashInfer's words; several queries of a request are causal.
 
-    query            (batch, queries of a request, heads, 576), absorbed; bf16 or fp16
+    query            (batch, queries of a request, heads, 576), absorbed; bf16, fp16, or float8 as the cache
     kv_cache         (num_pages, page_size, 576) or (num_pages, 1, page_size, 576)
     block_tables     (batch, pages) int32; seq_lens (batch,) int32
-    bmm1_scale       of q k^T, a number; bmm2_scale: 1
+    sparse_mla_top_k   not 0: block_tables are keys, (batch, queries, sparse_mla_top_k), page * page_size + place in the
+                     page, -1: none; of each list the first seq_lens count
+    bmm1_scale       of q k^T, a number, with the scales of float8
+    bmm2_scale       of out, a number; 1 for 16 bits
     workspace_buffer, qk_nope_head_dim, max_seq_len, enable_pdl, backend   accepted, and not needed
 
-    Returns out, (batch, queries, heads, 512). NotImplementedError for sparse_mla_top_k, sinks, scales on the device and
-    skipped softmax; for the rest as cute_fa4.flash_mla_with_kvcache.
+    Returns out, (batch, queries, heads, 512). NotImplementedError for sinks, scales on the device and skipped softmax;
+    for the rest as cute_fa4.flash_mla_with_kvcache.
     """
+    check_is_tensor("query", query)
+    of_8_bits = query.dtype in FP8
     off = (
-        ("sparse_mla_top_k", sparse_mla_top_k, 0),
         ("sinks", sinks, None),
         ("skip_softmax_threshold_scale_factor", skip_softmax_threshold_scale_factor, None),
-        ("bmm2_scale", bmm2_scale, 1.0),
+        *(() if of_8_bits else (("bmm2_scale", bmm2_scale, 1.0),)),
     )
     for name, value, accepted in off:
         if value is not accepted and (isinstance(value, torch.Tensor) or value != accepted):
@@ -62,10 +67,13 @@ def trtllm_batch_decode_with_kv_cache_mla(
     ):
         if value != accepted:
             raise ValueError(f"{name}: {shown(value)}; accepted: {accepted}")
-    if isinstance(bmm1_scale, torch.Tensor):
-        raise NotImplementedError(
-            "bmm1_scale: a tensor, which a launch would have to wait for; accepted: a number"
-        )
+    for name, value in (("bmm1_scale", bmm1_scale), ("bmm2_scale", bmm2_scale)):
+        if isinstance(value, torch.Tensor):
+            raise NotImplementedError(
+                f"{name}: a tensor, which a launch would have to wait for; accepted: a number"
+            )
+    if not bmm2_scale > 0:
+        raise ValueError(f"bmm2_scale: {bmm2_scale}; accepted: a positive number")
     check_is_tensor("kv_cache", kv_cache)
     if kv_cache.dim() == 4:
         if kv_cache.shape[1] != 1:
@@ -73,6 +81,19 @@ def trtllm_batch_decode_with_kv_cache_mla(
                 f"kv_cache: shape {tuple(kv_cache.shape)}; accepted: (num_pages, 1, page_size, {LATENT + ROPE})"
             )
         kv_cache = kv_cache.squeeze(1)
+    kinds = dict(causal=True)
+    if sparse_mla_top_k:
+        check_is_tensor("block_tables", block_tables)
+        if block_tables.dim() != 3 or block_tables.shape[-1] != sparse_mla_top_k:
+            raise ValueError(
+                f"block_tables: shape {tuple(block_tables.shape)} with sparse_mla_top_k={sparse_mla_top_k}; accepted: "
+                f"(batch, queries, {sparse_mla_top_k})"
+            )
+        check_is_tensor("seq_lens", seq_lens)
+        kinds = dict(indices=first_indices(block_tables, seq_lens))
+    if of_8_bits:  # the scale of the cache is that of scores, too: taken out of theirs again
+        kinds["descale_k"] = torch.full((1,), float(bmm2_scale), device=query.device)
+        bmm1_scale = bmm1_scale / bmm2_scale
     out, _ = mla.flash_mla_with_kvcache(
         query,
         kv_cache.unsqueeze(-2),
@@ -80,7 +101,7 @@ def trtllm_batch_decode_with_kv_cache_mla(
         seq_lens,
         LATENT,
         softmax_scale=bmm1_scale,
-        causal=True,
         out=out,
+        **kinds,
     )
     return out

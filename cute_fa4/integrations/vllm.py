@@ -17,6 +17,7 @@ from __future__ import annotations
 import torch
 
 from cute_fa4 import interface, mla
+from cute_fa4.calls.latent import first_indices
 from cute_fa4.calls.tensors import FP8
 
 
@@ -162,22 +163,26 @@ def flash_mla_with_kvcache(
     extra_topk_length=None,
     out=None,
 ):
-    """cute_fa4.flash_mla_with_kvcache as the FlashMLA backend calls it for 16-bit caches.
+    """cute_fa4.flash_mla_with_kvcache as the FlashMLA backend calls it, but for caches of 656 bytes a row.
 
     q         (batch, queries of a sequence, heads, 576), k_cache (num_blocks, block_size, 1, 576)
+    indices   (batch, queries, keys) int32, block * block_size + place in the block, -1: none
+    topk_length   (batch,) int32: of each list of indices so many count, or None
     tile_scheduler_metadata, num_splits   anything; not read
 
-    Returns (out, lse), (batch, queries, heads, 512) and (batch, heads, queries). NotImplementedError for float8 caches,
-    keys by index, sinks and a second cache.
+    Returns (out, lse), (batch, queries, heads, 512) and (batch, heads, queries). NotImplementedError for
+    is_fp8_kvcache, sinks and a second cache.
     """
     _check_off(
-        indices=(indices, None),
         attn_sink=(attn_sink, None),
         extra_k_cache=(extra_k_cache, None),
         extra_indices_in_kvcache=(extra_indices_in_kvcache, None),
-        topk_length=(topk_length, None),
         extra_topk_length=(extra_topk_length, None),
     )
+    if topk_length is not None:
+        if indices is None:
+            raise ValueError("topk_length: given without indices; accepted: None")
+        indices = first_indices(indices, topk_length)
     return mla.flash_mla_with_kvcache(
         q,
         k_cache,
@@ -187,7 +192,41 @@ def flash_mla_with_kvcache(
         softmax_scale=softmax_scale,
         causal=causal,
         is_fp8_kvcache=is_fp8_kvcache,
+        indices=indices,
         out=out,
+    )
+
+
+def flash_mla_with_kvcache_fp8(
+    q,
+    k_cache,
+    block_table,
+    cache_seqlens,
+    head_dim_v,
+    tile_scheduler_metadata=None,
+    num_splits=None,
+    softmax_scale=None,
+    causal=False,
+    descale_q=None,
+    descale_k=None,
+):
+    """The same over a float8 cache of 576 columns with one scale, as the FlashMLA backend calls it for fp8 caches.
+
+    q, k_cache   float8_e4m3fn; a k_cache of bytes (uint8) is one of these
+    descale_q, descale_k   float32, one number or (batch,)
+    """
+    if isinstance(k_cache, torch.Tensor) and k_cache.dtype is torch.uint8:
+        k_cache = k_cache.view(torch.float8_e4m3fn)
+    return mla.flash_mla_with_kvcache(
+        q,
+        k_cache,
+        block_table,
+        cache_seqlens,
+        head_dim_v,
+        softmax_scale=softmax_scale,
+        causal=causal,
+        descale_q=descale_q,
+        descale_k=descale_k,
     )
 
 

@@ -90,8 +90,12 @@ def latent(given: dict):
     cache, table = given["k_cache"], given["block_table"]
     q, lengths = given["q"], given["cache_seqlens"]
     check_latent_tensors(q, cache, table, lengths, given["out"])
+    scales = dict(zip(_SCALES, given.pop("scales") or (), strict=False))
     options = (
-        dict.fromkeys(none) | given | dict(window_size=(None, None), softcap=0.0, return_lse=True)
+        dict.fromkeys(none)
+        | scales
+        | given
+        | dict(window_size=(None, None), softcap=0.0, return_lse=True)
     )
     options |= {"k": cache, "v": cache}
     call = {"q": q, "latent_cache": cache, "page_table": table, "seqused_k": lengths}

@@ -160,6 +160,11 @@ class Problem:
         return self.group if not self.latent else heads_of_latent_tile(self.group, self.latent_rows)
 
     @property
+    def picks_keys(self) -> bool:
+        """A page of a latent cache is a key: the page table lists keys, and an entry that is no page hides one."""
+        return self.latent and self.page_size == 1
+
+    @property
     def latent_rows(self) -> int:
         """Rows of a tile over a latent cache; a schedule may have more."""
         return MOST_LATENT_ROWS

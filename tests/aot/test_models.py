@@ -126,6 +126,15 @@ def test_every_configuration_of_latent_calls_is_listed(monkeypatch):
         flash_mla_with_kvcache(q, cache, table, used, causal=True)
     # Two page sizes, tiles of 32, 64 and 128 rows, alone and shared out, and one kernel that merges.
     assert asked == set(listed) and len(listed) == 2 * 3 * 2 + 1
+    asked.clear()  # 8 bits, and keys by index
+    e4m3, one = torch.zeros_like(cache, dtype=torch.float8_e4m3fn), torch.ones(1)
+    q = torch.zeros(2, 1, 24, 576, dtype=torch.float8_e4m3fn)
+    indices = torch.zeros(2, 1, 2048, dtype=torch.int32)
+    flash_mla_with_kvcache(
+        q, e4m3, None, None, descale_q=one, descale_k=one, indices=indices, num_splits=1
+    )
+    picked = configs_for_model(**model | {"page_sizes": (1,), "dtype": "e4m3", "causal": False})
+    assert asked and asked <= set(picked)
     with pytest.raises(ValueError, match="calls: 'latent' with head_dim 128, heads_kv 1"):
         configs_for_model(**model | {"head_dim": 128})
 

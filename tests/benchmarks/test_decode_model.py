@@ -15,7 +15,13 @@ from benchmarks.cycle_model.decode.call import call_of
 from benchmarks.cycle_model.decode.check import Check
 from benchmarks.cycle_model.decode.launch import Chip, Streaming
 from benchmarks.cycle_model.decode.memory import Memory
-from benchmarks.cycle_model.decode.problems import RAGGED, DecodeProblem, problems, published
+from benchmarks.cycle_model.decode.problems import (
+    ELEMENT_BYTES,
+    RAGGED,
+    DecodeProblem,
+    problems,
+    published,
+)
 from benchmarks.cycle_model.decode.variants import their_queues
 from benchmarks.cycle_model.grid import Curve
 
@@ -160,14 +166,17 @@ def test_constants_of_decode_have_their_sources():
 def test_latent_rows_are_read_once_and_the_page_has_the_published_times():
     """Keys and values are one row of 576 columns; times beside ours are those of the file, speeds their ratio."""
     problem = latent.problem_of(1, 128, 64)
-    assert problem.bytes == 64 * 8192 * 576 * 2
+    assert problem.bytes == 64 * 8192 * 576 * 2 == 2 * latent.problem_of(1, 128, 64, "e4m3").bytes
     rows = [
         line.split("|")[1:-1] for line in table_of("latent_decode", "performance.md").splitlines()
     ]
-    rows = [[cell.strip() for cell in row] for row in rows if row and row[0].strip().isdigit()]
-    assert [(int(q), int(heads), int(batch)) for heads, q, batch, *_ in rows] == list(latent.ROWS)
+    rows = [
+        [cell.strip() for cell in row] for row in rows if row and row[0].strip() in ELEMENT_BYTES
+    ]
+    keys = [(int(q), int(heads), int(batch), dtype) for dtype, heads, q, batch, *_ in rows]
+    assert keys == list(latent.ROWS)
     known = latent.published()
-    for heads, q, batch, ours, *_, by, over in rows:
-        us, kernel = known.get((int(q), int(heads), int(batch)), (None, None))
+    for key, (*_, ours, _, _, _, _, _, by, over) in zip(keys, rows, strict=True):
+        us, kernel = known.get(key, (None, None))
         assert by == (f"{us} ({kernel})" if us else "")
         assert not us or abs(us / float(ours) - float(over)) < 0.006

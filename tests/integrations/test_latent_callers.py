@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from cute_fa4 import mla
 from cute_fa4.integrations import flashinfer, vllm
 from tests.sm100.mla_decode.latent_batches import call_of, draw, stored
 
@@ -34,8 +35,8 @@ def test_vllm_passes_its_plan_and_a_cache_without_heads(call, expected):
         is_fp8_kvcache=False,
     )
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-    with pytest.raises(NotImplementedError, match="indices: a Tensor: not built; accepted: None"):
-        vllm.flash_mla_with_kvcache(**call, head_dim_v=512, indices=torch.zeros(1))
+    with pytest.raises(NotImplementedError, match="attn_sink: a Tensor: not built; accepted: None"):
+        vllm.flash_mla_with_kvcache(**call, head_dim_v=512, attn_sink=torch.zeros(1))
 
 
 @pytest.mark.parametrize("dims", [3, 4])
@@ -51,8 +52,40 @@ def test_flashinfer_has_caches_of_three_and_of_four_dimensions(call, expected, d
     assert torch.equal(out, expected[0])
     for wrong, error, text in (
         (dict(kv_lora_rank=256), ValueError, "kv_lora_rank: 256; accepted: 512"),
-        (dict(sparse_mla_top_k=2048), NotImplementedError, "sparse_mla_top_k: 2048: not built"),
+        (dict(sparse_mla_top_k=2048), ValueError, "with sparse_mla_top_k=2048; accepted"),
+        (dict(bmm2_scale=0.5), NotImplementedError, "bmm2_scale: 0.5: not built"),
         (dict(bmm1_scale=torch.ones(1)), NotImplementedError, "bmm1_scale: a tensor"),
     ):
         with pytest.raises(error, match=text):
             decode(call["q"], cache, scratch, **given | wrong)
+
+
+def test_keys_by_index_and_8_bits_reach_the_kernel_from_either_caller(call, expected, monkeypatch):
+    """The same call, with the scales of FlashInfer's two products: that of the cache is in both."""
+    asked = []
+
+    def record(*given, **options):
+        asked.append((given, options))
+        return expected
+
+    monkeypatch.setattr(mla, "flash_mla_with_kvcache", record)
+    picked = torch.arange(2 * 2 * 128, dtype=torch.int32).view(2, 2, 128)
+    few = torch.tensor([100, 128], dtype=torch.int32)
+    vllm.flash_mla_with_kvcache(**call, head_dim_v=512, indices=picked, topk_length=few)
+    e4m3 = call["q"].to(torch.float8_e4m3fn), call["k_cache"].squeeze(2).to(torch.float8_e4m3fn)
+    flashinfer.trtllm_batch_decode_with_kv_cache_mla(
+        *e4m3, block_tables=picked, seq_lens=few, sparse_mla_top_k=128, bmm1_scale=0.5, bmm2_scale=2.0
+    )  # fmt: skip
+    stored = e4m3[1].unsqueeze(2).view(torch.uint8)
+    vllm.flash_mla_with_kvcache_fp8(
+        e4m3[0], stored, call["block_table"], call["cache_seqlens"], 512, descale_k=torch.ones(1)
+    )
+    (_, first), (_, second), (third, last) = asked
+    for found in (first["indices"], second["indices"]):
+        assert (
+            torch.equal(found[:, :, :100], picked[:, :, :100]) and (found[0, :, 100:] == -1).all()
+        )
+        assert torch.equal(found[1], picked[1])
+    assert "causal" not in second
+    assert (second["softmax_scale"], second["descale_k"].tolist()) == (0.25, [2.0])
+    assert third[1].dtype is torch.float8_e4m3fn and last["descale_k"].tolist() == [1.0]

@@ -59,9 +59,13 @@ def call_of(problem: DecodeProblem, num_splits: int = 0) -> Call:
         page_table=tensor(batch, pages, dtype=torch.int32),
     )
     mask = masks.causal() if problem.seqlen_q > 1 else masks.window(None, None)
+    scales = None
+    if problem.latent and problem.dtype == "e4m3":
+        scales = (*(tensor(1, dtype=torch.float32) for _ in "qkv"), None)
     options = Options(
-        1.0, mask, None, None, (), None, None, num_splits=num_splits, latent=problem.latent
-    )
+        1.0, mask, None, None, (), None, None, num_splits=num_splits, latent=problem.latent,
+        scales=scales,
+    )  # fmt: skip
     lse, v = problem.latent, k[..., : LATENT_DEPTHS[1]] if problem.latent else k
     config = config_of(q, k, v, None, where, options, page, lse, target_of(torch.device("cpu")))
     split = split_of(q, k, where, options, config)

@@ -109,7 +109,12 @@ def _tile_bytes(config, seqlen_q: int) -> float:
     if not config.latent:
         return DTYPE_BYTES[config.stored_dtype] * 128 * (config.qk_depth + config.ov_depth)
     blocks = -(-seqlen_q // config.tiles.positions_per_cta)
-    return 2 * 128 * config.qk_depth / (blocks * config.group // config.heads_per_tile)
+    return (
+        config.dtype_bytes
+        * 128
+        * config.qk_depth
+        / (blocks * config.group // config.heads_per_tile)
+    )
 
 
 def _streaming(name, found, constants, tile_bytes: int) -> Streaming:

@@ -11,45 +11,54 @@ from benchmarks.cycle_model.decode.time import ours
 
 PUBLISHED_FILE = Path(__file__).parents[1] / "published_latent_decode.json"
 KEYS, PAGE_SIZE = 8192, 32
-# queries, heads, batch: those that are published, and 16 of 128 heads, an eighth of a node's GPUs.
+# queries, heads, batch, dtype: those that are published, and 16 of 128 heads, an eighth of a node's GPUs.
 ROWS = (
-    *((1, 128, batch) for batch in (1, 32, 64, 128, 256)),
-    (4, 128, 256),
-    *((1, 16, batch) for batch in (1, 64, 256)),
-    (4, 16, 64),
+    *((1, 128, batch, "bf16") for batch in (1, 32, 64, 128, 256)),
+    (4, 128, 256, "bf16"),
+    *((1, 128, batch, "e4m3") for batch in (1, 32, 64, 128, 256)),
+    *((1, 16, batch, "bf16") for batch in (1, 64, 256)),
+    (4, 16, 64, "bf16"),
+    (1, 16, 64, "e4m3"),
 )
 
 
-def problem_of(queries: int, heads: int, batch: int, page_size: int = PAGE_SIZE) -> DecodeProblem:
-    shape = dict(heads_q=heads, heads_kv=1, head_dim=576, page_size=page_size, latent=True)
+def problem_of(
+    queries: int, heads: int, batch: int, dtype: str = "bf16", page_size: int = PAGE_SIZE
+) -> DecodeProblem:
+    shape = dict(
+        heads_q=heads, heads_kv=1, head_dim=576, page_size=page_size, latent=True, dtype=dtype,
+        kv_dtype=dtype,
+    )  # fmt: skip
     return DecodeProblem.even(batch, KEYS, queries, **shape)
 
 
-def published() -> dict[tuple[int, int, int], tuple[float, str]]:
-    """(queries, heads, batch) -> (microseconds, kernel)."""
+def published() -> dict[tuple[int, int, int, str], tuple[float, str]]:
+    """(queries, heads, batch, dtype) -> (microseconds, kernel)."""
     rows = json.loads(PUBLISHED_FILE.read_text())["rows"]
-    return {(queries, 128, batch): (us, kernel) for queries, batch, us, kernel in rows}
+    return {
+        (queries, 128, batch, dtype): (us, kernel) for dtype, queries, batch, us, kernel in rows
+    }
 
 
 def table(constants: dict[str, Constant], say=lambda row: None) -> str:
     known = published()
     lines = [
-        "Microseconds of a decode from a latent cache on a B200, **modelled**: bf16, 8192 keys a sequence, pages of 32,"
+        "Microseconds of a decode from a latent cache on a B200, **modelled**: 8192 keys a sequence, pages of 32,"
         " keys shared out. Rows that two or more CTAs of a sequence read are taken to come from memory once, from L2"
         " otherwise, whatever L2 gives: the best case. Published: the faster of FlashInfer's kernels, measured by"
         " others.",
         "",
-        "| heads | q | batch | cute_fa4 | TB/s | TFLOPS | ends | merges | bound by | published | over it |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "| dtype | heads | q | batch | cute_fa4 | TB/s | TFLOPS | ends | merges | bound by | published | over it |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in ROWS:
-        queries, heads, batch = row
+        queries, heads, batch, dtype = row
         problem = problem_of(*row)
         mine = ours(problem, constants)
         say((row, mine))
         us, kernel = known.get(row, (None, ""))
         operations = 2 * heads * queries * batch * KEYS * (576 + 512)
-        cells = [heads, queries, batch, f"{mine.us:.1f}", f"{mine.tb_s(problem):.2f}"]
+        cells = [dtype, heads, queries, batch, f"{mine.us:.1f}", f"{mine.tb_s(problem):.2f}"]
         cells += [
             f"{operations / mine.us * 1e-6:.0f}",
             f"{mine.set_up_us:.1f}",

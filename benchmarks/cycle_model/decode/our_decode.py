@@ -124,8 +124,9 @@ def _latent_arguments(config, seqlen_q: int, work: Work) -> dict:
     generator = torch.Generator().manual_seed(0)
     heads, page, batch = config.heads_per_tile, config.page_size, work.blocks
     pages, positions = work.keys // page, min(seqlen_q, config.tiles.positions_per_cta)
-    q = torch.randn(batch, positions, heads, config.qk_depth, generator=generator).bfloat16()
-    cache = torch.randn(batch * pages, page, 1, config.qk_depth, generator=generator).bfloat16()
+    dtype = torch.float8_e4m3fn if config.qkv_dtype == "e4m3" else torch.bfloat16
+    q = torch.randn(batch, positions, heads, config.qk_depth, generator=generator).to(dtype)
+    cache = torch.randn(batch * pages, page, 1, config.qk_depth, generator=generator).to(dtype)
     v = cache[..., : config.ov_depth]
     values = dict(
         mQ=q,
@@ -138,6 +139,8 @@ def _latent_arguments(config, seqlen_q: int, work: Work) -> dict:
         page_table=torch.randperm(batch * pages, generator=generator).int().view(batch, pages),
         max_seqlen_q=positions,
     )
+    if config.descales:
+        values["descales"] = (torch.ones(batch, 1),) * len(config.descales)
     if config.share_keys:  # all of the line for one CTA
         shared = Shared(1, work.tiles * batch, batch, positions, heads)
         values["mO"], values["mLSE"], _, values["split"] = shared.workspace(q, v)

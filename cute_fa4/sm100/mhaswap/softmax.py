@@ -52,7 +52,7 @@ from .columns import (
     update,
 )
 from .smem import SwappedShared
-from .visibility import apply_score_functions, keep_visible
+from .visibility import apply_score_functions, is_picked, keep_picked, keep_visible
 
 WORDS_OF_PIECE = PIECE_BYTES // 4
 
@@ -188,6 +188,9 @@ def step(
     tile = n - work.tiles.first + before.tiles
     buffer = tile & (S_BUFFERS - 1)
     key = blocks.key_tile(cfg, n) * cfg.tiles.BN + place.thread
+    picked = True
+    if cutlass.const_expr(cfg.picks_keys):  # on its way while S is made
+        picked = is_picked(cfg, args, work, key)
     events.s_ready.wait(buffer, tile >> 1 & 1)
     tensor_memory.fence_after()
     scores = tensor_memory.load(tmem + buffer * (cfg.tmem.s[1] - cfg.tmem.s[0]), cfg.tiles.rows)
@@ -198,6 +201,8 @@ def step(
         scores = apply_score_functions(cfg, args, work, key, scores, factor, masked)
     if cutlass.const_expr(masked):
         scores = keep_visible(cfg, args, work, key, scores)
+    if cutlass.const_expr(cfg.picks_keys):
+        scores = keep_picked(picked, scores)
     scale_log2 = log2_scale(cfg, args, factor)
     highest = tile_maxima(cfg, smem, place, scores, tile + before.work_tiles, states.maxima)
     updates = [

@@ -1,6 +1,8 @@
 """Masks and score functions where a thread has one key in all rows of the tile."""
 
-from cutlass import Float32, Int32, select_
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32, select_
 
 from ...layouts.scalars import minimum
 from .. import score_mods
@@ -25,6 +27,20 @@ def keep_visible(cfg, args: KernelArgs, work: Work, key, scores: list) -> list:
         for score in scores[first : first + per_position]:
             out.append(select_(seen, score, Float32(MASKED)))
     return out
+
+
+@cute.jit
+def is_picked(cfg: cutlass.Constexpr, args: KernelArgs, work: Work, key: Int32) -> Boolean:
+    """Whether the page table has a page for a key that is a page of its own; of keys beyond the sequence anything."""
+    entry, row = Int32(0), args.lengths.cache_row(work.sequence.batch)
+    if key < work.sequence.num_keys:
+        entry = args.page_table[row, key]
+    return (entry >= 0) & (entry < args.num_pages)
+
+
+def keep_picked(picked, scores: list) -> list:
+    """Scores of one key with -inf where it is none."""
+    return [select_(picked, score, Float32(MASKED)) for score in scores]
 
 
 def apply_score_functions(

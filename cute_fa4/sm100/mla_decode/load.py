@@ -56,7 +56,7 @@ def load_columns(cfg, args: KernelArgs, address, mbarrier, found, work: Work, fi
             return
         boxes = args.k.rest.boxes
     if tiles.gathers_rows:
-        chunks = (end - first) // tiles.swizzle_granule
+        chunks = -(-(end - first) // tiles.swizzle_granule)
         gather_chunks(tiles.BN, args.k, address, mbarrier, found, Int32(KV_HEAD), first, chunks)
         return
     for chunk, column in enumerate(range(first, end, tiles.swizzle_granule)):

@@ -26,7 +26,6 @@ from ..sync.pipelines import KVConsumerPipeline, Slot
 from ..work.queue import NO_MORE, WorkQueue
 from .load import LatentSlots
 from .smem import LatentShared
-from .tiles import ROPE_DEPTH
 
 
 @dataclass(frozen=True)
@@ -42,11 +41,11 @@ class LatentConsumer:
 
 def multiply_kq(cfg, smem: LatentShared, k: OperandTile, address, s_address, first: int):
     """S^T (+)= K Q^T over the columns of the tile k at a shared address, of which `first` is the first."""
-    m, n, _ = cfg.tiles.qk_mma_shape
-    step = cfg.tiles.MMA_K
+    m, n, depth = cfg.tiles.qk_mma_shape
+    step, columns = cfg.tiles.MMA_K, min(k.cols, depth - first)
     q = KMajorTile(cfg.tiles.q_box_rows, cfg.tiles.padded_qk_depth, cfg.dtype_bytes)
-    q_start, q_high, q_steps = mma_tile(q, smem.q_address, (first + k.cols) // step)
-    k_start, k_high, k_steps = mma_tile(k, address, k.cols // step)
+    q_start, q_high, q_steps = mma_tile(q, smem.q_address, (first + columns) // step)
+    k_start, k_high, k_steps = mma_tile(k, address, columns // step)
     computes = InstructionDescriptor(m, n, cfg.qkv_dtype, cfg.qkv_dtype)
     steps = list(zip(k_steps, q_steps[first // step :], strict=True))
     tensor_core.mma_ss(
@@ -61,7 +60,7 @@ def multiply_vp(cfg, smem: LatentShared, address, o_address, accumulate):
     v_start, v_high, v_steps = mma_tile(v, address, keys // cfg.tiles.MMA_K)
     p_start, p_high, p_steps = mma_tile(cfg.tiles.p_tile, smem.p_address, len(v_steps))
     computes = InstructionDescriptor(
-        m, n, cfg.qkv_dtype, cfg.qkv_dtype, a_mn_major=True, b_mn_major=True
+        m, n, cfg.qkv_dtype, cfg.p_dtype, a_mn_major=True, b_mn_major=True
     )
     steps = list(zip(v_steps, p_steps, strict=True))
     tensor_core.mma_ss(o_address, v_start, p_start, steps, computes, v_high, p_high, accumulate)
@@ -84,8 +83,7 @@ def make_scores(
         slab = slab.next(kv.slabs.slots)
     kv.rope.wait(at.rope)
     address = smem.rope_address + at.rope.index * cfg.tiles.rope_slot_bytes
-    rope = KMajorTile(cfg.tiles.BN, ROPE_DEPTH, cfg.dtype_bytes)
-    multiply_kq(cfg, smem, rope, address, s_address, cfg.ov_depth)
+    multiply_kq(cfg, smem, cfg.tiles.rope_tile, address, s_address, cfg.ov_depth)
     events.s_ready.commit(buffer)
     if not cfg.tiles.p_over_rope:
         kv.rope.release_slot(at.rope)

@@ -63,11 +63,13 @@ def not_built(problem: Problem) -> list[str]:
     why = []
     if problem.kv_dtype is not None:
         why.append(f"kv_dtype={problem.kv_dtype!r} is not built yet for a latent cache: use None")
-    if problem.qkv_dtype not in DTYPES_OF_16_BITS:
-        why.append(f"qkv_dtype={problem.qkv_dtype!r} is not built yet: use 'bf16' or 'fp16'")
-    if problem.o_dtype != ("f32" if problem.split_keys else problem.qkv_dtype):
+    outputs = ("f32",) if problem.split_keys else (problem.qkv_dtype,)
+    if problem.has_fp8 and not problem.split_keys:
+        outputs = DTYPES_OF_16_BITS
+    if problem.o_dtype not in outputs:
         why.append(
-            f"o_dtype={problem.o_dtype!r} is not built yet for qkv_dtype={problem.qkv_dtype!r}: use the same dtype"
+            f"o_dtype={problem.o_dtype!r} is not built yet for qkv_dtype={problem.qkv_dtype!r}: use "
+            f"{' or '.join(map(repr, outputs))}"
         )
     depths = (problem.qk_depth, problem.ov_depth)
     if not problem.latent or depths != (LATENT_DEPTH + ROPE_DEPTH, LATENT_DEPTH):

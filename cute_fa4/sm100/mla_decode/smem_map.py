@@ -47,14 +47,14 @@ class LatentSmem(SmemMap):
 
 def smem_map(tiles: LatentTiles, warps: SwappedWarpRoles, table: BarrierTable) -> LatentSmem:
     """The map of a kernel with this barrier table, whose rings have as many slots as the table."""
-    exchanged = 2 * warps.threads_of("softmax") * tiles.rows_per_lane * F32_BYTES
+    of_rows = warps.threads_of("softmax") * tiles.rows_per_lane * F32_BYTES
     places = LatentSmem.of_sizes(
         q=tiles.q_tile_bytes,
         kv=table.kv_slots * tiles.kv_slot_bytes,
         rope=table.numbers[ROPE_SLOT] * tiles.rope_slot_bytes,
         p=0 if tiles.p_over_rope else tiles.p_tile.nbytes,
-        exchanged=exchanged,
-        row_values=exchanged,
+        exchanged=2 * of_rows,
+        row_values=tiles.row_values * of_rows,
         work_queue=WORK_QUEUE_BYTES,
         mbarriers=MBARRIER_BYTES * table.total,
         tmem_address=TMEM_ADDRESS_BYTES,

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from ...layouts.operand_tiles import KMajorTile, MNMajorTile, OperandTile
 from ...layouts.page_tiles import PageKMajorTile, PageMNMajorTile
+from ..chip import align_up
 from ..mhaswap.tiles import KEYS_PER_TILE, SwappedTiles
 from ..problem import Problem
 from ..tiles import MMA_LANES
@@ -56,8 +57,13 @@ class LatentTiles(SwappedTiles):
         return self.BN * self.slab_columns * self.dtype_bytes
 
     @property
+    def rope_tile(self) -> KMajorTile:
+        """The rotary columns of a key tile; of eight bits they fill half of a swizzle span, the rest are zeros."""
+        return KMajorTile(self.BN, align_up(ROPE_DEPTH, self.swizzle_granule), self.dtype_bytes)
+
+    @property
     def rope_slot_bytes(self) -> int:
-        return self.BN * ROPE_DEPTH * self.dtype_bytes
+        return self.rope_tile.nbytes
 
     @property
     def rest_qk_depth(self) -> int:
@@ -79,8 +85,12 @@ class LatentTiles(SwappedTiles):
 
     @property
     def pages_come_whole(self) -> bool:
-        """One copy brings a slab's columns of a page, two of the nine chunks of a row side by side."""
-        return self.problem.fold_pages and not self.gathers_rows and self.v_box_rows < self.BN
+        """One copy brings a slab's columns of a page, two of the nine chunks of a row side by side.
+
+        Of eight bits a slab has one.
+        """
+        folds = self.problem.fold_pages and self.slab_columns > self.swizzle_granule
+        return folds and not self.gathers_rows and self.v_box_rows < self.BN
 
     def slab_tile(self, walks_keys: bool) -> OperandTile:
         """A slab as K, or as V (walks_keys)."""

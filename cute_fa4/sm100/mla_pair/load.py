@@ -78,7 +78,7 @@ def load_q(cfg, args: KernelArgs, smem: LatentPairShared, events: Events, work: 
 def load_unit(cfg, args: KernelArgs, address, mbarrier, found, first_key, first_column, columns):
     """Keys [first_key, first_key + 64) of a tile that was found, and so many columns."""
     tiles, dtype = cfg.tiles, DTYPES[cfg.qkv_dtype]
-    chunks = columns // tiles.swizzle_granule
+    chunks = -(-columns // tiles.swizzle_granule)
     if tiles.gathers_rows:
         rows, head = gathered_rows.from_row(found, first_key), Int32(KV_HEAD)
         gather_chunks(

@@ -49,10 +49,10 @@ class LatentPairConsumer:
 
 def multiply_qk(cfg, smem: LatentPairShared, k: OperandTile, address, s_address, first: int):
     """S (+)= Q K^T over the columns of the tile k at a shared address, of which `first` is the first."""
-    m, n, _ = cfg.tiles.qk_mma_shape
-    step = cfg.tiles.MMA_K
-    q_start, q_high, q_steps = mma_tile(cfg.tiles.q_tile, smem.q_address, (first + k.cols) // step)
-    k_start, k_high, k_steps = mma_tile(k, address, k.cols // step)
+    m, n, depth = cfg.tiles.qk_mma_shape
+    step, columns = cfg.tiles.MMA_K, min(k.cols, depth - first)
+    q_start, q_high, q_steps = mma_tile(cfg.tiles.q_tile, smem.q_address, (first + columns) // step)
+    k_start, k_high, k_steps = mma_tile(k, address, columns // step)
     computes = InstructionDescriptor(m, n, cfg.qkv_dtype, cfg.qkv_dtype, cta_group=CTAS)
     steps = list(zip(q_steps[first // step :], k_steps, strict=True))
     tensor_core.mma_ss(
@@ -68,7 +68,7 @@ def multiply_pv(cfg, smem: LatentPairShared, address, part: int, o_address, accu
     p_start, p_high, p_steps = mma_tile(cfg.tiles.p_tile, smem.p_address, keys // step)
     v_start, v_high, v_steps = mma_tile(v, address, each)
     computes = InstructionDescriptor(
-        m, n, cfg.qkv_dtype, cfg.qkv_dtype, b_mn_major=True, cta_group=CTAS
+        m, n, cfg.p_dtype, cfg.qkv_dtype, b_mn_major=True, cta_group=CTAS
     )
     steps = list(zip(p_steps[part * each : (part + 1) * each], v_steps, strict=True))
     tensor_core.mma_ss(o_address, p_start, v_start, steps, computes, p_high, v_high, accumulate)

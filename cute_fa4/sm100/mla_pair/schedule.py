@@ -18,7 +18,7 @@ from typing import ClassVar
 from ..memory_maps import TmemMap
 from ..mhaswap.warp_roles import SwappedWarpRoles
 from ..problem import Problem
-from ..row_schedule import DTYPES_OF_16_BITS
+from ..row_schedule import DTYPES_OF_16_BITS, RESCALE_LOG2, RESCALE_LOG2_OF_FP8
 from ..sync.barriers import BarrierTable
 from ..tiles import ROWS_PER_Q_TILE
 from . import barriers
@@ -32,7 +32,8 @@ S_BUFFERS = 2  # S of the next key tile is made while the softmax works on one; 
 class LatentPair:
     """The schedule of SM100MLAPair.
 
-    rescale_log2   the running row maximum is kept while it moves less than this (P stays below 2^rescale_log2)
+    rescale_log2   the running row maximum is kept while it moves less than this (P stays below 2^rescale_log2);
+                   None: 8, and 0 where P has eight bits (docs/numerics.md)
     claims         whether a pair takes over blocks that have not started: not built, None and False are the same
     dependent_launch, prefetch_maps   as in SwappedTile
     """
@@ -44,13 +45,16 @@ class LatentPair:
     )
     warps: ClassVar[SwappedWarpRoles] = SwappedWarpRoles()
 
-    rescale_log2: float = 8.0
+    rescale_log2: float | None = None
     claims: bool | None = None
     dependent_launch: bool = True
     prefetch_maps: bool = False
 
     def resolved(self, problem: Problem) -> "LatentPair":
-        return replace(self, claims=False)
+        lag = self.rescale_log2
+        if lag is None:
+            lag = RESCALE_LOG2_OF_FP8 if problem.has_fp8 else RESCALE_LOG2
+        return replace(self, claims=False, rescale_log2=lag)
 
     def tiles(self, problem: Problem) -> LatentPairTiles:
         return LatentPairTiles.of(problem)
@@ -69,12 +73,12 @@ class LatentPair:
         return layout(self.warps, self.tiles(problem))[1]
 
     def contradictions(self, problem: Problem) -> list[str]:
-        why = []
-        if not 0 <= self.rescale_log2 <= 15:
-            why.append(
-                f"rescale_log2={self.rescale_log2}: P grows to 2^rescale_log2 and must fit fp16: use 0 to 15"
-            )
-        return why
+        highest, dtype = (8, "e4m3") if problem.has_fp8 else (15, "fp16")
+        if self.rescale_log2 is None or 0 <= self.rescale_log2 <= highest:
+            return []
+        return [
+            f"rescale_log2={self.rescale_log2}: P grows to 2^rescale_log2 and must fit {dtype}: use 0 to {highest}"
+        ]
 
     def refusals(self, problem: Problem) -> list[str]:
         return not_built(problem) or self.tiles(problem).page_refusals()
@@ -89,11 +93,12 @@ def not_built(problem: Problem) -> list[str]:
             f"latent=True, qk_depth={LATENT_DEPTH + ROPE_DEPTH}, ov_depth={LATENT_DEPTH}"
         ]
     why = []
-    if problem.qkv_dtype not in DTYPES_OF_16_BITS:
-        why.append(f"qkv_dtype={problem.qkv_dtype!r} is not built yet: use 'bf16' or 'fp16'")
-    o_dtype = "f32" if problem.split_keys else problem.qkv_dtype
+    o_dtype = problem.qkv_dtype
+    if problem.has_fp8:
+        o_dtype = problem.o_dtype if problem.o_dtype in DTYPES_OF_16_BITS else "bf16"
     for name, only in {
-        "o_dtype": o_dtype,
+        "kv_dtype": None,
+        "o_dtype": "f32" if problem.split_keys else o_dtype,
         "q_layout": "dense",
         "kv_layout": "paged",
         "seqused_q": False,

@@ -20,16 +20,19 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Float32, Int32, select_
 
+from ..chip import WARP_SIZE
 from ..instructions import tensor_memory
 from ..kernel_args import Events, KernelArgs
 from ..mhaswap.columns import NAMED_BARRIER
 from ..mhaswap.softmax import Before
+from ..mhaswap.visibility import is_picked
 from ..steps import row_math, visibility
 from ..steps.row_math import RowState
 from ..steps.scores import RowContext, log2_scale, row_context, whole_tiles
 from ..steps.store import PIECE_BYTES, store_piece
+from ..work import scales
 from ..work.blocks import rank_in_cluster
 from ..work.queue import NO_MORE, WorkQueue
 from ..work.tile import Work
@@ -75,7 +78,9 @@ def exchange(smem: LatentPairShared, place: Place, rows: int, number, value):
 def write_p(cfg, smem: LatentPairShared, place: Place, words: list):
     """This thread's half of a row of P."""
     tile = cfg.tiles.p_tile
-    line = place.half * tile.chunk_bytes + place.row * tile.swizzle.span_bytes
+    span, half_bytes = tile.swizzle.span_bytes, cfg.tiles.keys_of_thread * cfg.dtype_bytes
+    of_half = tile.chunk_bytes if half_bytes == span else half_bytes
+    line = place.half * of_half + place.row * span
     for piece in range(len(words) // 4):
         four = words[4 * piece : 4 * piece + 4]
         store_piece(smem.p_address + tile.swizzle(line + piece * PIECE_BYTES), four)
@@ -97,6 +102,22 @@ def scores_of(cfg, tmem, buffer) -> list:
     return scores
 
 
+def picked_keys(cfg, args: KernelArgs, work: Work, place: Place, n) -> tuple:
+    """Of this warp's keys of a tile, which the page table has a page for: a bit each, 32 a word; a lane reads two."""
+    first = n * cfg.tiles.BN + place.half * cfg.tiles.keys_of_thread + cute.arch.lane_idx()
+    keys = (first + i for i in range(0, cfg.tiles.keys_of_thread, WARP_SIZE))
+    return tuple(cute.arch.vote_ballot_sync(is_picked(cfg, args, work, key)) for key in keys)
+
+
+def keep_picked(words: tuple, scores: list) -> list:
+    """Scores with -inf where there is no key."""
+    out = []
+    for i, score in enumerate(scores):
+        picked = (words[i // WARP_SIZE] & (1 << i % WARP_SIZE)) != 0
+        out.append(select_(picked, score, Float32(visibility.MASKED)))
+    return out
+
+
 @cute.jit
 def step(
     cfg: cutlass.Constexpr,
@@ -115,6 +136,9 @@ def step(
     """Key tile n: scores to probabilities."""
     tile = n - work.tiles.first + before.tiles
     buffer = tile & (S_BUFFERS - 1)
+    words = ()
+    if cutlass.const_expr(cfg.picks_keys):  # on its way while S is made
+        words = picked_keys(cfg, args, work, place, n)
     events.s_ready.wait(buffer, tile >> 1 & 1)
     tensor_memory.fence_after()
     scores = scores_of(cfg, tmem, buffer)
@@ -123,14 +147,19 @@ def step(
         lower = cfg.mask.has_lower_bound or not cfg.mask.is_band
         bands = [(lo - first_key if lower else None, hi - first_key) for lo, hi in row.bands]
         scores = visibility.keep_visible(scores, bands)
+    if cutlass.const_expr(cfg.picks_keys):
+        scores = keep_picked(words, scores)
     scale_log2 = log2_scale(cfg, args, row.factor)
     own = row_math.row_maximum(scores, state.row_max)
     other = exchange(smem, place, cfg.tiles.q_box_rows, tile + before.work_tiles, own)
     row_max, safe_max, factor = row_math.update_maximum(
         state.row_max, cute.arch.fmax(own, other), scale_log2, cfg.schedule.rescale_log2
     )
-    values = row_math.powers(scores, scale_log2, -safe_max * scale_log2, frozenset())
-    words = row_math.pack(values, cfg.qkv_dtype)
+    bias = -safe_max * scale_log2
+    if cutlass.const_expr(cfg.p_lift_log2):
+        bias = bias + cfg.p_lift_log2
+    values = row_math.powers(scores, scale_log2, bias, frozenset())
+    words = row_math.pack(values, cfg.p_dtype)
     total = row_math.row_total(row_math.add_values([], values))
     events.pv_done.wait(0, (tile - 1) & 1)
     if n != work.tiles.first:  # before, no product of the work tile is in O
@@ -198,7 +227,8 @@ def run(
             events.pv_done.wait(0, (tiles - 1) & 1)
             tensor_memory.fence_after()
         state = RowState(state.row_max, total)
-        store.outputs(cfg, args, work, place, tmem, row_math.inverse(total))
+        factor = scales.times(row_math.inverse(total), scales.of_output(cfg, args, work))
+        store.outputs(cfg, args, work, place, tmem, factor)
         if cutlass.const_expr(cfg.write_lse):
             store.log_sum_exp(cfg, args, work, place, state, row.factor)
         before = Before(tiles, before.work_tiles + 1)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from ...layouts.operand_tiles import KMajorTile, MNMajorTile
+from ..chip import align_up
 from ..mhaswap.tiles import padded_heads
 from ..mla_decode.tiles import LATENT_DEPTH, ROPE_DEPTH
 from ..problem import Problem
@@ -119,7 +120,7 @@ class LatentPairTiles(Tiles):
 
     @property
     def rope_slot_bytes(self) -> int:
-        return UNIT_KEYS * ROPE_DEPTH * self.dtype_bytes
+        return self.rope_tile.nbytes
 
     @property
     def bytes_of_stages(self) -> tuple[int, ...]:
@@ -135,7 +136,7 @@ class LatentPairTiles(Tiles):
 
     @property
     def p_tile(self) -> KMajorTile:
-        """P of a CTA's rows in shared memory: a chunk of 64 keys for each half of the lanes."""
+        """P of a CTA's rows in shared memory: 64 keys for each half of the lanes."""
         return KMajorTile(self.q_box_rows, self.BN, self.dtype_bytes)
 
     @property
@@ -144,7 +145,8 @@ class LatentPairTiles(Tiles):
 
     @property
     def rope_tile(self) -> KMajorTile:
-        return KMajorTile(UNIT_KEYS, ROPE_DEPTH, self.dtype_bytes)
+        """Of eight bits the rotary columns fill half of a swizzle span, the rest are zeros."""
+        return KMajorTile(UNIT_KEYS, align_up(ROPE_DEPTH, self.swizzle_granule), self.dtype_bytes)
 
     @property
     def v_tile(self) -> MNMajorTile:

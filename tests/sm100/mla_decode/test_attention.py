@@ -130,7 +130,10 @@ def test_plans_of_another_package_are_not_read():
     [
         (dict(head_dim_v=256), ValueError, "head_dim_v: 256; accepted: 512"),
         (dict(is_fp8_kvcache=True), NotImplementedError, "is_fp8_kvcache: True; accepted: False"),
-        (dict(indices=torch.zeros(1)), NotImplementedError, "indices: given; accepted: None"),
+        (dict(indices=torch.zeros(1)), TypeError, "indices: dtype torch.float32; accepted: torch.int32"),
+        (dict(indices=int32([0])), ValueError, "indices: shape (1,); accepted: (1, 1, 'keys')"),
+        (dict(indices=int32([[[0]]]), causal=True), ValueError, "causal: True with indices"),
+        (dict(descale_k=torch.ones(1)), TypeError, "descale_k: given with q of torch.bfloat16"),
         (dict(block_table=None), TypeError, "block_table: a NoneType; accepted: a torch.Tensor"),
         (dict(q=torch.zeros(1, 1, 16, 512).bfloat16()), ValueError, "k_cache: head_dim 576 while q has 512"),
         (dict(k_cache=torch.zeros(4, 64, 2, 576).bfloat16()), ValueError, "k_cache: 2 heads"),

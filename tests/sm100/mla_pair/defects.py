@@ -6,6 +6,8 @@ that a row is rescaled in most tiles. Places are in the order of the text: softm
 
 import re
 
+import torch
+
 from cute_fa4 import configs_for_model
 from tests.emulator.mutations.attention_call import executes
 from tests.emulator.mutations.mutant import (
@@ -22,7 +24,7 @@ from tests.emulator.mutations.mutant import (
 from tests.sm100.mhapair.defects import edited, several
 from tests.sm100.mla_decode.latent_batches import call_of, draw, stored
 
-NAME = "latent_pair"
+NAME, INDEX_NAME = "latent_pair", "latent_pair_by_index"
 CONFIG, *_ = configs_for_model(
     head_dim=576, heads_q=128, heads_kv=1, calls=("latent",), causal=False, page_sizes=(64,)
 )
@@ -45,6 +47,7 @@ BEFORE, AFTER = r"tcgen05\.fence::before_thread_sync;", r"tcgen05\.fence::after_
 PROXY = r"fence\.proxy\.async\.shared::cta;"
 EXCHANGE = r"bar\.sync\s+1, 128;"
 VOTE = r"vote\.sync\.any\.pred\s+(%p\d+), %p\d+, -1;"
+BALLOT = r"vote\.sync\.ballot\.b32\s+(%r\d+), %p\d+, -1;"
 LOADED, STORED = r"tcgen05\.wait::ld\S*;", r"tcgen05\.wait::st\S*;"
 MMA = r"@leader_thread tcgen05\.mma\.cta_group::2\.kind::f16 (\S+), (\S+), (\S+), 0x([0-9a-f]+), (\w+);"
 COPY = r"(cp\.async\.bulk\.tensor\.\dd\.shared::cluster\S*)\.cta_group::2 "
@@ -82,8 +85,38 @@ def subject(level) -> Subject:
     return Subject(NAME, executes(of, call["q"][..., :512].contiguous(), level))
 
 
+def index_subject(level) -> Subject:
+    """A query of 128 heads that lists 140 keys, every third of them none."""
+    batch = draw(1, [256], heads=128)
+    call = stored(batch, 64)
+    lists = call["block_table"][:, :4].repeat_interleave(64, 1) * 64 + torch.arange(256) % 64
+    lists = lists[:, None, :140].int()
+    lists[:, :, ::3] = -1
+    given = call | dict(block_table=None, cache_seqlens=None, indices=lists, num_splits=1)
+
+    def of(out):
+        return call_of(given, out=out)
+
+    return Subject(INDEX_NAME, executes(of, call["q"][..., :512].contiguous(), level))
+
+
 def planted(name, edit, meant, **why) -> Mutant:
     return Mutant(name, NAME, edit, meant, **why)
+
+
+def index_mutants() -> tuple:
+    """Of keys by index: which a warp takes for keys, and which rows are copied."""
+
+    def planted(name, edit):
+        return Mutant(name, INDEX_NAME, edit, (WRONG_NUMBERS, *ASYNCHRONY))
+
+    every = r"mov.b32 \1, -1;"
+    found = [
+        planted(f"every entry of the list is a key, {n}", edited(BALLOT, n, every))
+        for n in range(3)
+    ]
+    none = planted("no entry of the list is a key", edited(BALLOT, 0, r"mov.b32 \1, 0;"))
+    return (*found, none)
 
 
 def waits():

@@ -35,3 +35,14 @@ def test_a_defect_is_caught_by_a_check_meant_for_it(mutant):
 def test_there_are_enough_defects():
     """What docs/verification.md says."""
     assert len(MUTANTS) >= 60 and {mutant.name for mutant in MUTANTS} >= set(QUICK)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("mutant", defects.index_mutants(), ids=lambda mutant: mutant.name)
+def test_a_defect_of_keys_by_index_is_caught(mutant):
+    assert_caught(mutant, index_subject())
+
+
+@cache
+def index_subject():
+    return defects.index_subject(LEVEL)

@@ -37,6 +37,7 @@ DEVICE_ATTRIBUTES = {
 }
 
 CLUSTER_DIMENSION = 4  # cudaLaunchAttributeClusterDimension
+PREFERRED_CLUSTER_DIMENSION = 11
 PROGRAMMATIC_STREAM_SERIALIZATION = 6  # the grid may start before the one in front of it has ended
 _SUPPORTED_LAUNCH_ATTRIBUTES = {
     0: "ignore", 2: "cooperative", 4: "cluster dimension", 5: "cluster scheduling policy", 6: "programmatic stream",
@@ -359,11 +360,28 @@ def _is_dependent(config):
 
 
 def _cluster_dims(config, kernel):
-    dims = tuple(kernel.directives.get(".reqnctapercluster", ())) or (1, 1, 1)
+    dims, preferred = tuple(kernel.directives.get(".reqnctapercluster", ())) or (1, 1, 1), None
     for i in range(config.attribute_count):
         attribute = config.attributes[i]
         if attribute.id == CLUSTER_DIMENSION:
             dims = tuple(attribute.value[:3])
+        elif attribute.id == PREFERRED_CLUSTER_DIMENSION:
+            preferred = tuple(attribute.value[:3])
         elif attribute.id not in _SUPPORTED_LAUNCH_ATTRIBUTES:
             raise EmulatorError(f"launch attribute {attribute.id} is not known to the emulator")
-    return (*dims, 1, 1)[:3]
+    dims = (*dims, 1, 1)[:3]
+    if preferred is not None:
+        _check_preferred(preferred, dims, tuple(config.grid))
+    return dims
+
+
+def _check_preferred(preferred, dims, grid):
+    """CUDA Runtime API, preferredClusterDim: multiples of the cluster, divisors of the grid, the same z."""
+    fits = all(
+        p and p % d == 0 and g % p == 0 for p, d, g in zip(preferred, dims, grid, strict=True)
+    )
+    if not fits or preferred[2] != dims[2]:
+        raise EmulatorError(
+            f"preferred clusters of {preferred} with clusters of {dims} in a grid of {grid}; accepted: multiples of "
+            "the cluster that divide the grid, with the same z"
+        )

@@ -1,0 +1,48 @@
+"""Launch attributes as compiled host code passes them: cluster sizes, and those that nobody knows."""
+
+import ctypes
+from types import SimpleNamespace
+
+import pytest
+
+from cute_fa4.emulator import driver_api
+from cute_fa4.emulator.errors import EmulatorError
+
+
+def cluster(grid, *attributes, directives=()):
+    """The cluster of a launch with (id, three numbers) each."""
+    made = [driver_api._LaunchAttribute(id=number) for number, _ in attributes]
+    for one, (_, sizes) in zip(made, attributes, strict=True):
+        one.value[:3] = sizes
+    config = driver_api._LaunchConfig(grid=(ctypes.c_uint32 * 3)(*grid))
+    array = (driver_api._LaunchAttribute * len(made))(*made)
+    config.attributes, config.attribute_count = array, len(made)
+    return driver_api._cluster_dims(config, SimpleNamespace(directives=dict(directives)))
+
+
+def test_clusters_have_the_size_that_a_launch_always_gets():
+    """Attribute 4, not the preferred one (11), which a GPU grants where it has room."""
+    assert cluster((8, 2, 1), (4, (2, 1, 1)), (11, (4, 2, 1))) == (2, 1, 1)
+    assert cluster((8, 1, 1), (11, (2, 1, 1))) == (1, 1, 1)
+    assert cluster((8, 1, 1), directives={".reqnctapercluster": (4,)}.items()) == (4, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "grid, preferred",
+    [
+        ((8, 1, 1), (3, 1, 1)),
+        ((6, 1, 1), (4, 1, 1)),
+        ((8, 1, 2), (4, 1, 2)),
+        ((8, 1, 1), (0, 1, 1)),
+    ],
+)
+def test_a_preferred_cluster_is_a_multiple_that_divides_the_grid(grid, preferred):
+    with pytest.raises(
+        EmulatorError, match="preferred clusters of .*accepted: multiples of the cluster"
+    ):
+        cluster(grid, (4, (2, 1, 1)), (11, preferred))
+
+
+def test_unknown_attributes_are_named():
+    with pytest.raises(EmulatorError, match="launch attribute 3 is not known"):
+        cluster((8, 1, 1), (3, (0, 0, 0)))

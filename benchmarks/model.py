@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if __package__ in (None, ""):  # run as a file: make `benchmarks` importable
     sys.path.insert(0, str(ROOT))
 
-from benchmarks.cycle_model import calibration, depths, plots, report, timeline, wide  # noqa: E402
+from benchmarks.cycle_model import b300, calibration, depths, plots, report, timeline, wide  # noqa: E402
 from benchmarks.cycle_model.constants import fitted_b200  # noqa: E402
 from benchmarks.cycle_model.decode import check as decode_check  # noqa: E402
 from benchmarks.cycle_model.decode import latent as latent_decode  # noqa: E402
@@ -117,6 +117,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--docs", action="store_true")
     parser.add_argument("--decode", action="store_true")
     parser.add_argument("--depths", action="store_true")
+    parser.add_argument("--b300", action="store_true")
     parser.add_argument(
         "--only", metavar="WORDS", help='kernels whose name has these words: "cute_fa4 d128 causal"'
     )
@@ -146,8 +147,10 @@ def main(argv: list[str] | None = None) -> int:
         return 0
 
     constants = fitted_b200()
-    if args.depths:
-        tables = {**depths.tables(makers, constants), **wide.tables(makers, constants)}
+    if args.depths or args.b300:
+        tables = {"b300": b300.table(makers)} if args.b300 else {}
+        if args.depths:
+            tables |= depths.tables(makers, constants) | wide.tables(makers, constants)
         if args.docs:
             write_docs(tables)
         else:
@@ -181,6 +184,7 @@ def main(argv: list[str] | None = None) -> int:
                 **of_code,
                 **depths.tables(makers, constants),
                 **wide.tables(makers, constants),
+                "b300": b300.table(makers),
                 **decode_tables(),
             }
         )

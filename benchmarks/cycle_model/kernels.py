@@ -45,6 +45,7 @@ class Variant:
     head_dim_v  of V and O; 0: that of Q and K
     pairs      ours, on pairs of CTAs (sm100/mhapair, mhawidepair); flash-attn-4 decides by itself
     dtype      of q, k and v: bf16 or e4m3
+    arch       what it is compiled for
     """
 
     maker: str
@@ -58,9 +59,10 @@ class Variant:
     head_dim_v: int = 0
     pairs: bool = False
     dtype: str = "bf16"
+    arch: str = "sm_100a"
 
     @classmethod
-    def of(cls, maker: str, problem: Problem) -> Variant:
+    def of(cls, maker: str, problem: Problem, arch: str = "sm_100a") -> Variant:
         """The kernel that runs a problem."""
         return cls(
             maker,
@@ -72,6 +74,7 @@ class Variant:
             problem.page_size,
             head_dim_v=problem.head_dim_v,
             dtype=problem.dtype,
+            arch=arch,
         )
 
     @property
@@ -125,6 +128,7 @@ class Variant:
         """Unchanged since the first tables for what they had: names of files and of tests."""
         what = self.mask.replace("GQA ", "gqa").replace(",", "")
         depths = f"{self.head_dim}/{self.head_dim_v}" if self.head_dim_v else str(self.head_dim)
+        what += f" {self.arch}" * (self.arch != "sm_100a")
         return f"{self.maker} d{depths} {what}"
 
 
@@ -180,7 +184,8 @@ def _theirs(variant: Variant) -> tuple:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "kernel.pickle"
         what = json.dumps(asdict(variant))
-        command = [sys.executable, "-m", "benchmarks.cycle_model.flash_attn_4", str(out), what]
+        module = "benchmarks.cycle_model.flash_attn_4"
+        command = [sys.executable, "-m", module, str(out), what, "--arch", variant.arch]
         result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         if result.returncode or not out.exists():
             raise RuntimeError(f"{' '.join(command)} failed:\n{result.stdout}\n{result.stderr}")

@@ -26,7 +26,7 @@ def trace_kernel(variant, works: list[Workload]) -> tuple[str, dict[Workload, tr
 
     attention, arguments, _ = kernel_and_arguments(config(variant))
     with trace.installed():
-        kernel = emulator.compile(attention, *arguments)
+        kernel = emulator.compile(attention, *arguments, arch=variant.arch)
         traces = {}
         for work in works:
             traces[work] = trace.record(partial(_launch, kernel, work))
@@ -77,6 +77,7 @@ def config(variant):
         page_size=variant.page_size,
         claims=variant.claims,
         family=pair if variant.pairs else None,
+        arch=variant.arch,
     )
     if found.refusals():
         raise ValueError(f"{variant}: " + "; ".join(found.refusals()))

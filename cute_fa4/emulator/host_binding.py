@@ -21,13 +21,27 @@ def compile_for_emulator(compiler, function, args, kwargs, options, arch, labels
     ]
     if "gpu-arch" not in (options or ""):
         own.append(f"--gpu-arch {arch}")
-    with _bound_to_emulator() as numbers:
+    with _running_on(arch), _bound_to_emulator() as numbers:
         compiled = compiler(
             function, *args, options=f"{options or ''} {' '.join(own)}".strip(), **kwargs
         )
     for number in numbers:
         driver_api.register(number, compiled.__ptx__, labels)
     return compiled
+
+
+@contextlib.contextmanager
+def _running_on(arch):
+    """The DSL makes functions callable for the GPU that it takes this machine to have: one of `arch`."""
+    from cutlass.cutlass_dsl import CuTeDSL
+
+    environment = CuTeDSL._get_dsl().envar
+    before = environment.arch
+    try:
+        environment.arch = arch
+        yield
+    finally:
+        environment.arch = before
 
 
 @contextlib.contextmanager

@@ -28,6 +28,23 @@ def load(address, columns: int) -> list:
     return [Float32(vector.extract(words, [], [i])) for i in range(columns)]
 
 
+def load_with_maximum(address, columns: int) -> tuple:
+    """-> (what `load` gives, the largest of them, NaN if one of them is). sm_103a: PTX ISA, "tcgen05.ld.red".
+
+    As an operation of NVVM, which is known to read memory: as inline assembly without side effects two loads from one
+    address were merged, whatever was written between them (NVIDIA/cutlass#3090).
+    """
+    words, largest = nvvm.tcgen05_ld_red(
+        T.vector(columns, T.f32()),
+        T.f32(),
+        nvvm.Tcgen05LdStShape.SHAPE_32X32B,
+        nvvm.ReductionKind.MAX,
+        _pointer(address),
+        nan=True,
+    )
+    return [Float32(vector.extract(words, [], [i])) for i in range(columns)], Float32(largest)
+
+
 def store(address, words: list):
     """32-bit words (Int32 or Float32) to this thread's row, from the column of `address` on."""
     values = [word.bitcast(Int32) if isinstance(word, Float32) else word for word in words]

@@ -137,9 +137,11 @@ def may_lag(problem: Problem) -> bool:
 def lag_pays(problem: Problem) -> bool:
     """Whether a kernel for the problem takes its references from the tiles before, unless its schedule says otherwise.
 
-    Softmax is the bound up to depth 64 (docs/decisions/0012); a mask without bands has no whole tiles.
+    Softmax is the bound up to depth 64 (docs/decisions/0012); a mask without bands has no whole tiles. On sm_103a the
+    maximum comes with the scores (docs/decisions/0016).
     """
-    return may_lag(problem) and problem.mask.is_band and problem.qk_depth <= 64
+    of_softmax = problem.qk_depth <= 64 and problem.arch == "sm_100a"
+    return may_lag(problem) and problem.mask.is_band and of_softmax
 
 
 @lru_cache(maxsize=1024)

@@ -29,6 +29,7 @@ from ..steps.scores import (
     apply_score_functions,
     first_state,
     log2_scale,
+    maximum_comes_with_load,
     read_scores,
     row_context,
     whole_tiles,
@@ -39,15 +40,15 @@ from ..work.queue import NO_MORE, WorkQueue
 from ..work.tile import Work
 
 
-def scores_of(cfg, order, tmem, events: Events, at, i, phase) -> tuple:
-    """(address of S_i, the row's scores), which are in registers: S_i may be made again."""
+def scores_of(cfg, order, tmem, events: Events, at, i, phase, with_maxima=False) -> tuple:
+    """(address of S_i, the row's scores, values of the same maximum), in registers: S_i may be made again."""
     s_address = order.scores_at(cfg, tmem, at)
     events.s_ready.wait(at, phase)
     tensor_memory.fence_after()
-    scores = read_scores(cfg, s_address)
+    scores, maxima = read_scores(cfg, s_address, with_maxima)
     order.may_free_s(events, i, phase)
     order.scores_read(events, i)
-    return s_address, scores
+    return s_address, scores, maxima
 
 
 def send_factor(cfg, order, smem: Smem, events: Events, row: RowContext, at, phase, factor):
@@ -120,7 +121,9 @@ def step(
     first = order.first_tile(cfg, work, i)
     phase = order.parity(cfg, work, n, i, tiles_before)
     at = order.buffer(cfg, work, n, i, tiles_before)
-    s_address, scores = scores_of(cfg, order, tmem, events, at, i, phase)
+    with_maxima = not masked and maximum_comes_with_load(cfg)
+    place = at, i, phase
+    s_address, scores, maxima = scores_of(cfg, order, tmem, events, *place, with_maxima)
     if cutlass.const_expr(cfg.score_mod is not None or cfg.mask_mod is not None):
         scores = apply_score_functions(cfg, args, work, row, n, scores, masked)
     if cutlass.const_expr(masked):
@@ -129,7 +132,9 @@ def step(
         bands = [(lo - first_key if lower else None, hi - first_key) for lo, hi in row.bands]
         scores = visibility.keep_visible(scores, bands)
     scale_log2 = log2_scale(cfg, args, row.factor)
-    tile_max = row_math.row_maximum(scores, state.row_max)
+    tile_max = row_math.row_maximum(
+        maxima if cutlass.const_expr(with_maxima) else scores, state.row_max
+    )
     row_max, safe_max, factor = row_math.update_maximum(
         state.row_max, tile_max, scale_log2, cfg.schedule.rescale_log2
     )
@@ -167,7 +172,7 @@ def lagged_step(
     scale_log2 = log2_scale(cfg, args, row.factor)
     state, factor = lagged.renewed(state, scale_log2)
     at = order.buffer(cfg, work, n, i, tiles_before)
-    s_address, scores = scores_of(cfg, order, tmem, events, at, i, phase)
+    s_address, scores, _ = scores_of(cfg, order, tmem, events, at, i, phase)
     if cutlass.const_expr(cfg.score_mod is not None):
         scores = apply_score_functions(cfg, args, work, row, n, scores, masked=False)
     order.may_write_p(events, i, phase)

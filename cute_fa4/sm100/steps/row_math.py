@@ -39,7 +39,12 @@ class RowState:
 
 
 def row_maximum(scores: list, start):
-    """max(start, scores), NaN if one of them is: four chains of 3-input maxima."""
+    """max(start, scores), NaN if one of them is: four chains of 3-input maxima, or one of a few."""
+    if len(scores) < 8:
+        largest = start
+        for i in range(0, len(scores) - 1, 2):
+            largest = _max3(largest, scores[i], scores[i + 1])
+        return largest if len(scores) % 2 == 0 else cute.arch.fmax(largest, scores[-1], nan=True)
     chains = [_max3(start, scores[0], scores[1])]
     chains += [cute.arch.fmax(scores[2 * i], scores[2 * i + 1], nan=True) for i in range(1, 4)]
     for i in range(8, len(scores), 2):

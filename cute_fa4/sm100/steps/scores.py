@@ -19,13 +19,23 @@ from .row_math import LOG2_E, RowState
 LOAD_COLUMNS = 32  # scores of one tcgen05.ld
 
 
-def read_scores(cfg, address) -> list:
-    """The BN scores of this thread's row."""
-    scores = []
+def maximum_comes_with_load(cfg) -> bool:
+    """Whether the instruction that loads scores also gives the largest: those of no function, where the chip has it."""
+    return cfg.arch == "sm_103a" and cfg.score_mod is None and cfg.mask_mod is None
+
+
+def read_scores(cfg, address, with_maxima: bool = False) -> tuple:
+    """-> (the BN scores of this thread's row, values that have the same maximum: they, or one of each load)."""
+    scores, maxima = [], []
     for column in range(0, cfg.tiles.BN, LOAD_COLUMNS):
-        scores += tensor_memory.load(address + column, LOAD_COLUMNS)
+        if with_maxima:
+            values, largest = tensor_memory.load_with_maximum(address + column, LOAD_COLUMNS)
+            maxima.append(largest)
+        else:
+            values = tensor_memory.load(address + column, LOAD_COLUMNS)
+        scores += values
     tensor_memory.wait_load()
-    return scores
+    return scores, maxima or scores
 
 
 def write_probabilities(

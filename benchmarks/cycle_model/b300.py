@@ -1,0 +1,109 @@
+"""A B300: code for sm_103a, the constants in which it differs, and the table with published GB300 rows beside it.
+
+    python -m benchmarks.cycle_model.b300      the table of the page of performance
+
+It computes 32 exponentials a cycle and SM, so that none are computed on the FMA units, and its tcgen05.ld also reduces.
+The fitted constants are those of the B200.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.cycle_model import report
+from benchmarks.cycle_model.constants import Constant, fitted_b200
+from benchmarks.cycle_model.kernels import OURS, THEIRS, Variant
+from benchmarks.cycle_model.problems import TOKENS, Problem
+
+ARCH = "sm_103a"
+PUBLISHED_FILE = Path(__file__).with_name("published_gb300.json")
+LLAMA_HEADS = 64, 8
+_NOTES = "ademeure, B300 notes"
+
+# name: (value, source)
+DIFFERENCES = {
+    "clock_ghz": (1.92, f"{_NOTES}: sustained"),
+    "rate_mufu": (32, "FlashAttention-4 paper, section 3; ademeure measures 27"),
+    "lat_mufu": (14, f"{_NOTES}: 14 at 4 cycles a warp"),
+    "hbm_tbs": (7.30, "measured on a B300, by TMA"),
+}
+
+
+def constants() -> dict[str, Constant]:
+    """Those of the B200 with what is different; SMs are as many: eight GPCs of about 18 (ademeure)."""
+    found = fitted_b200()
+    for name, (value, source) in DIFFERENCES.items():
+        found[name] = replace(found[name], value=value, source=source)
+    return found
+
+
+def published() -> dict:
+    """Tables of rows (seqlen, TFLOPS), by a name of the problem, with their source."""
+    return json.loads(PUBLISHED_FILE.read_text())
+
+
+def name_of(problem: Problem) -> str:
+    """As the published rows are called."""
+    mask = "causal" if problem.causal else "full"
+    return f"{problem.head_dim} {mask}" + " gqa" * (problem.group > 1)
+
+
+def problems() -> list[Problem]:
+    """Those of the published rows: 32K tokens of 2048 / d heads, or one sequence of Llama's heads."""
+    found = []
+    for name in dict.fromkeys(name for table in published().values() for name in table["rows"]):
+        depth, mask, *gqa = name.split()
+        seqlens = {s for table in published().values() for s, _ in table["rows"].get(name, ())}
+        for seqlen in sorted(seqlens):
+            heads = LLAMA_HEADS if gqa else (2048 // int(depth),) * 2
+            batch = 1 if gqa else TOKENS // seqlen
+            found.append(Problem(batch, *heads, seqlen, int(depth), mask == "causal"))
+    return sorted(found, key=lambda p: (p.head_dim, p.group, p.causal, p.seqlen))
+
+
+def published_speeds(problem: Problem) -> list[str]:
+    """(of flash-attn-4, of cuDNN), empty where there is none."""
+    name, cells = name_of(problem), []
+    for tables in (("flash_attn_4",), ("cudnn", "cudnn_of_2605")):
+        speeds = [dict(published()[t]["rows"].get(name, ())).get(problem.seqlen) for t in tables]
+        cells.append(next((str(speed) for speed in speeds if speed), ""))
+    return cells
+
+
+def table(makers: tuple[str, ...] = (OURS, THEIRS)) -> str:
+    """Every row, modelled and published."""
+    chip = constants()
+    variants = dict.fromkeys(Variant.of(m, p, ARCH) for p in problems() for m in makers)
+    kernels = {variant: report.model(variant, chip) for variant in variants}
+    sources = "; ".join(f"[{t['what']}]({t['url']}), {t['differs']}" for t in published().values())
+    lines = [
+        "Modelled TFLOPS on a B300; nothing in this table was measured here. Other constants than a B200's: "
+        + ", ".join(f"{name} {value:g} ({source})" for name, (value, source) in DIFFERENCES.items())
+        + f". Published, by others: {sources}.",
+        "",
+        "| d | mask | S | batch x heads | cute_fa4 | bound | flash-attn-4 | bound | ratio "
+        "| flash-attn-4, published | cuDNN, published |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for problem in problems():
+        found = [Variant.of(maker, problem, ARCH) for maker in (OURS, THEIRS)]
+        cells = [str(problem.head_dim), found[0].mask, str(problem.seqlen)]
+        cells.append(f"{problem.batch} x {problem.heads_q}")
+        speeds = []
+        for variant in found:
+            if variant not in kernels:
+                cells += ["-", ""]
+                continue
+            one = report.cell(kernels[variant], problem, chip)
+            speeds.append(one.tflops)
+            cells += [f"{one.tflops:.0f}", one.bound]
+        cells.append(f"{speeds[0] / speeds[1]:.2f}" if len(speeds) == 2 else "")
+        lines.append("| " + " | ".join([*cells, *published_speeds(problem)]) + " |")
+    return "\n".join([*lines, "", report.made_by(kernels)])
+
+
+if __name__ == "__main__":
+    sys.exit(print(table()))

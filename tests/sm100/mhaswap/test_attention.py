@@ -123,7 +123,7 @@ def causal(p, j):
     return j <= p
 
 
-@pytest.mark.parametrize("parts", [1, 7, 45])
+@pytest.mark.parametrize("parts", [1, pytest.param(7, marks=pytest.mark.sweep), 45])
 def test_lengths_from_none_to_5000_in_one_batch(parts):
     """Of 5000 keys there are 40 tiles: seven parts have five or six each, of 45 some have none."""
     keys = [0, 1, 127, 128, 129, 5000]

@@ -101,6 +101,9 @@ B200: dict[str, Constant] = {
         f"{_ADEMEURE}: each of 1000 kernels of a graph that do nothing; 0.55 on an H200 (hopper_decode.cu)",
     ),
     "dependent_saves_us": Constant(0.9, "us", f"{_H200}: of a merging launch, parts 2 to 16"),
+    "dependent_least_us": Constant(
+        1.2, "us", f"{_H200}: the least that a dependent merging launch took, of two parts"
+    ),
     "cluster_merge_2_us": Constant(
         0.7, "us", f"{_H200}: two parts in a cluster beside unmerged ones"
     ),

@@ -31,8 +31,7 @@ from cute_fa4.sm100.choose_config import CLUSTER_PARTS, KEYS_PER_TILE
 
 MAX_SPLITS = 1024
 MAX_PARTIAL_ROWS = (1 << 31) - 1
-LEAST_SPLIT_KEYS = 512  # of a sequence that is cut into parts: docs/decisions/0010
-LEAST_SHARED_KEYS = 768  # where they are shared out, whose workspace has more to merge
+LEAST_SPLIT_KEYS = 512  # of a sequence whose parts are merged by a launch: docs/decisions/0010
 MERGED_A_TILE = 10  # further parts that are merged in the time of a key tile
 LEAST_SHARED_TILES = 1  # of a CTA, where keys are shared out: docs/decisions/0010
 DECODE_BLOCKS = 4  # query blocks of a head that are still decode, where they leave SMs without work
@@ -214,7 +213,7 @@ def _shared(q, where: Where, config, blocks: int, seen: int, counted: int) -> Sh
     seen, counted: keys that the queries of a sequence see, as the caller says and as many as there can be.
     """
     least, tiles = LEAST_SHARED_TILES, -(-seen // KEYS_PER_TILE) + 1
-    if seen < LEAST_SHARED_KEYS or blocks * (counted // KEYS_PER_TILE + 2) > MAX_SHARED_TILES:
+    if seen < LEAST_SPLIT_KEYS or blocks * (counted // KEYS_PER_TILE + 2) > MAX_SHARED_TILES:
         return None
     most = num_sms(q.device) // getattr(config.schedule, "ctas", 1)
     ctas = min(most, -(-blocks * tiles // least))

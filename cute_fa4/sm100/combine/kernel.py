@@ -17,6 +17,9 @@ also of rows that do not exist, so that the end of this grid says that the one b
     step 1     L_0,32,.. L_1,33,..       L_31,63,..      maximum and sum, by shuffles
     step 2     columns 0..3   4..7 ...   124..127        over all parts: weight times four values, read AHEAD at a time
 
+The first values are on their way with the log-sum-exps, the next ones while those before are added up; a lane keeps its
+first log-sum-exp, so that up to 32 parts are read once.
+
 Rows of more than 128 columns have two or four warps, which do step 1 each for itself and share the columns.
 
 The result may be written over the first part: the log-sum-exp of a row is written when all lanes of its warps have read
@@ -35,7 +38,7 @@ from ..chip import FP8_DTYPES
 from ..steps import row_math
 from ..work.sequence import Lengths, queries
 from .config import COLUMNS_OF_WARP, ELEMENTS, THREADS, CombineConfig
-from .parts import Partial, Row, RowParts, lse_place, o_place, parts_of_row
+from .parts import Division, Partial, Row, RowParts, division, lse_place, o_place, parts_of_row
 
 WARP = 32
 AHEAD = 8  # parts on their way: one after the other, each would take as long as the memory
@@ -57,6 +60,15 @@ def weight(lse, largest):
     return cutlass.select_(
         lse == -Float32.inf, Float32(0.0), cute.math.exp2(difference, fastmath=True)
     )
+
+
+@cute.jit
+def lse_of(found: RowParts, part: Int32) -> Float32:
+    """The log-sum-exp of a part; of one that does not exist, that of no keys."""
+    value = -Float32.inf
+    if part < found.end:
+        value = found.lse[part]
+    return value
 
 
 class CombineKernel:
@@ -105,7 +117,8 @@ class CombineKernel:
             f"cute_fa4_{cfg.name}", remove_cutlass_symbol=True, keep_mangled_name=False
         )
         partial, of_cta = Partial(partial_o, partial_lse, parts), WARPS // cfg.warps_of_row
-        self.kernel(partial, out, lse, lengths, Int32(batch), Int32(seqlen_q)).launch(
+        by = division(partial, Int32(batch), seqlen_q, out.shape[-2])
+        self.kernel(partial, out, lse, lengths, Int32(batch), Int32(seqlen_q), by).launch(
             grid=[(rows + (of_cta - 1)) // of_cta, 1, 1],
             block=[THREADS, 1, 1],
             stream=stream,
@@ -121,48 +134,51 @@ class CombineKernel:
         lengths: Lengths,
         num_sequences: Int32,
         seqlen_q: Int32,
+        by: Division,
     ):
         block, _, _ = cute.arch.block_idx()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        heads = Int32(out.shape[-2])
         number = block * WARPS + warp
         if cutlass.const_expr(self.cfg.warps_of_row > 1):
             number = number // self.cfg.warps_of_row
-        row_of_all, head = number // heads, number % heads
-        sequence, q_index = row_of_all // seqlen_q, row_of_all % seqlen_q
+        row_of_all, head = divmod(number, by.heads)
+        sequence, q_index = divmod(row_of_all, by.seqlen_q)
         cute.arch.griddepcontrol_wait()
         cute.arch.griddepcontrol_launch_dependents()
         if sequence < num_sequences:
             first_row, length = queries(lengths, sequence, seqlen_q)
             if q_index < length:
                 row = Row(sequence, q_index, first_row + q_index, head)
-                self.merge_row(partial, num_sequences, out, lse, row)
+                self.merge_row(partial, by, out, lse, row)
 
     @cute.jit
     def merge_row(
         self,
         partial: Partial,
-        num_sequences: Int32,
+        by: Division,
         out: cute.Tensor,
         lse: cute.Tensor | None,
         row: Row,
     ):
         cfg = self.cfg
         lane = cute.arch.lane_idx()
-        found = parts_of_row(cfg, partial, num_sequences, out, row)
-        begin, end, of_part = found.begin, found.end, found.lse
-        largest = -Float32.inf
-        for part in cutlass.range(begin + lane, end, WARP, unroll=1):
+        found = parts_of_row(cfg, partial, by, out, row)
+        end, of_part = found.end, found.lse
+        own, further = lse_of(found, found.begin + lane), found.begin + lane + WARP
+        held = cute.make_rmem_tensor((ELEMENTS, AHEAD), found.o_of.element_type)
+        self.fetch(found, found.begin, held)
+        largest = own
+        for part in cutlass.range(further, end, WARP, unroll=1):
             largest = cute.arch.fmax(largest, of_part[part])
         largest = over_lanes(largest, cute.arch.fmax)
-        total = Float32(0.0)
-        for part in cutlass.range(begin + lane, end, WARP, unroll=1):
+        total = weight(own, largest)
+        for part in cutlass.range(further, end, WARP, unroll=1):
             total = total + weight(of_part[part], largest)
         total = over_lanes(total, operator.add)
         inverse = Float32(0.0)
         if total != 0.0:
             inverse = cute.arch.rcp_approx(total)
-        sums = self.weighted_sum(found, largest, inverse)
+        sums = self.weighted_sum(found, held, own, largest, inverse)
         if self.place(lane) < cfg.depth // ELEMENTS:
             piece = self.piece(out[o_place(cfg, row)], self.place(lane))
             if cutlass.const_expr(cfg.o_dtype in FP8_DTYPES):  # four in a word
@@ -197,30 +213,41 @@ class CombineKernel:
             cute.arch.barrier(barrier_id=OF_ROW + row, number_of_threads=WARP * number)
 
     @cute.jit
-    def weighted_sum(self, found: RowParts, largest: Float32, inverse: Float32):
-        """This lane's columns of the result: the lanes have the weights of 32 parts, AHEAD of which are read at a time.
+    def fetch(self, found: RowParts, first: Int32, held: cute.Tensor):
+        """This lane's columns of the AHEAD parts from `first` on; of the last one, where there are fewer.
 
         A lane without columns reads those of the last one that has some.
         """
+        mine = minimum(self.place(cute.arch.lane_idx()), self.cfg.depth // ELEMENTS - 1)
+        if first < found.end:
+            for i in cutlass.range_constexpr(AHEAD):
+                existing = minimum(first + i, found.end - 1)
+                cute.autovec_copy(self.piece(found.o(existing), mine), held[None, i])
+
+    @cute.jit
+    def weighted_sum(
+        self, found: RowParts, held: cute.Tensor, own: Float32, largest: Float32, inverse: Float32
+    ):
+        """This lane's columns of the result: the lanes have the weights of 32 parts.
+
+        held: the first AHEAD parts; own: the log-sum-exp of the lane's first part
+        """
         lane = cute.arch.lane_idx()
-        mine = minimum(self.place(lane), self.cfg.depth // ELEMENTS - 1)
         sums = cute.make_rmem_tensor(ELEMENTS, Float32)
         sums.fill(0.0)
-        held = cute.make_rmem_tensor((ELEMENTS, AHEAD), found.o_of.element_type)
-        for first in cutlass.range(found.begin, found.end, WARP, unroll=1):
-            share = Float32(0.0)
-            if first + lane < found.end:
-                share = weight(found.lse[first + lane], largest) * inverse
-            for part in cutlass.range(0, minimum(found.end - first, WARP), AHEAD, unroll=1):
-                for i in cutlass.range_constexpr(AHEAD):
-                    existing = minimum(first + part + i, found.end - 1)
-                    cute.autovec_copy(self.piece(found.o(existing), mine), held[None, i])
-                for i in cutlass.range_constexpr(AHEAD):
-                    its = cute.arch.shuffle_sync(share, part + i)
-                    for e in cutlass.range_constexpr(ELEMENTS):
-                        # Without weight nothing counts, a NaN neither; a weight that is NaN does.
-                        more = sums[e] + its * held[e, i].to(Float32)
-                        sums[e] = cutlass.select_(its != 0.0, more, sums[e])
+        share = weight(own, largest) * inverse
+        for first in cutlass.range(found.begin, found.end, AHEAD, unroll=1):
+            inside = (first - found.begin) % WARP
+            if (inside == 0) & (first != found.begin):
+                share = weight(lse_of(found, first + lane), largest) * inverse
+            for i in cutlass.range_constexpr(AHEAD):
+                # Of a part that does not exist a lane has no weight.
+                its = cute.arch.shuffle_sync(share, inside + i)
+                for e in cutlass.range_constexpr(ELEMENTS):
+                    # Without weight nothing counts, a NaN neither; a weight that is NaN does.
+                    more = sums[e] + its * held[e, i].to(Float32)
+                    sums[e] = cutlass.select_(its != 0.0, more, sums[e])
+            self.fetch(found, first + AHEAD, held)
         return sums
 
     def piece(self, row: cute.Tensor, lane):

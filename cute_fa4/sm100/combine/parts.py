@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from ...layouts.scalars import maximum
+
 
 @dataclass(frozen=True)
 class Partial:
@@ -17,6 +19,35 @@ class Partial:
     o: cute.Tensor
     lse: cute.Tensor
     parts: cute.Tensor | None
+
+
+@dataclass(frozen=True)
+class Division:
+    """What numbers of rows and heads are taken apart by; divisors are made on the host (work/tile_order.py).
+
+    heads, seqlen_q     of the result
+    of_tile, positions  shared: heads and query positions of a block
+    tiles, blocks       shared: of a sequence, and of one of its tiles
+    """
+
+    heads: object
+    seqlen_q: object
+    of_tile: object | None = None
+    positions: object | None = None
+    tiles: Int32 | None = None
+    blocks: Int32 | None = None
+
+
+def division(partial: Partial, batch, seqlen_q, heads) -> Division:
+    """On the host, where nothing may be divided by 0."""
+    divisor, at_least_one = cute.fast_divmod_create_divisor_v2, lambda n: maximum(Int32(n), 1)
+    heads_and_length = divisor(at_least_one(heads)), divisor(at_least_one(seqlen_q))
+    if partial.parts is None:
+        return Division(*heads_and_length)
+    _, of_tile, positions = (at_least_one(size) for size in partial.lse.shape)
+    tiles = Int32(heads) // of_tile
+    blocks = Int32(partial.parts.shape[0]) // at_least_one(batch * tiles)
+    return Division(*heads_and_length, divisor(of_tile), divisor(positions), tiles, blocks)
 
 
 @dataclass(frozen=True)
@@ -46,22 +77,19 @@ class RowParts:
         return self.o_of[(first + part * self.apart, *rest)]
 
 
-def parts_of_row(cfg, partial: Partial, num_sequences, out: cute.Tensor, row: Row) -> RowParts:
+def parts_of_row(cfg, partial: Partial, by: Division, out: cute.Tensor, row: Row) -> RowParts:
     if not cfg.shared:
         begin, number = Int32(0), Int32(partial.lse.shape[0])
         of_part = partial.lse[(None, *lse_place(cfg, row))]
         return RowParts(begin, number, of_part, partial.o, o_place(cfg, row), Int32(out.shape[0]))
-    _, of_tile, positions = (Int32(size) for size in partial.lse.shape)
-    tiles = Int32(out.shape[-2]) // of_tile
-    blocks = Int32(partial.parts.shape[0]) // (num_sequences * tiles)
-    tile, head = row.head // of_tile, row.head % of_tile
-    block, inside = row.q_index // positions, row.q_index % positions
-    number = (row.sequence * tiles + tile) * blocks + block
+    tile, head = divmod(row.head, by.of_tile)
+    block, inside = divmod(row.q_index, by.positions)
+    number = (row.sequence * by.tiles + tile) * by.blocks + block
     begin = partial.parts[number, 0]
     of_part = partial.lse[None, head, inside]
     place, apart = (Int32(0), inside, head, None), Int32(1)
     if cfg.packed:
-        place, apart = (inside, head, None), positions
+        place, apart = (inside, head, None), Int32(partial.lse.shape[2])
     end = begin + partial.parts[number, 1]
     return RowParts(begin, end, of_part, partial.o, place, apart)
 

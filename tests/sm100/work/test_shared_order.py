@@ -106,7 +106,7 @@ def test_the_kernel_takes_the_pieces_of_the_formula(monkeypatch, name):
 
     monkeypatch.setattr(workspace, "_floats", lambda device, n: torch.full((n,), math.nan))
     monkeypatch.setattr(split, "num_sms", lambda device: ctas)
-    monkeypatch.setattr(split, "LEAST_SHARED_KEYS", 2 * BN)
+    monkeypatch.setattr(split, "LEAST_SPLIT_KEYS", 2 * BN)
     monkeypatch.setattr(split.Shared, "workspace", remembered)
     generator = torch.Generator().manual_seed(0)
     q = torch.randn(sum(queries), case["group"], 64, generator=generator).bfloat16()

@@ -43,7 +43,7 @@ def expected():
 @pytest.fixture
 def on_four_ctas(monkeypatch):
     monkeypatch.setattr(split, "num_sms", lambda device: CTAS)
-    monkeypatch.setattr(split, "LEAST_SHARED_KEYS", 256)
+    monkeypatch.setattr(split, "LEAST_SPLIT_KEYS", 256)
     monkeypatch.setattr(workspace, "_floats", lambda device, n: torch.full((n,), math.nan))
 
 

@@ -127,6 +127,14 @@ VARIANTS = {
         "head_dim": 64,
         **CAUSAL,
     },
+    "bf16 over e4m3": {
+        **DECODE,
+        "kv_dtype": "e4m3",
+        "descales": "kv",
+        "page_size": 16,
+        "rows": 8,
+        **CAUSAL,
+    },
     "latent": {
         **PAGES,
         "page_size": 64,

@@ -96,6 +96,7 @@ def capabilities(
     seqlen_q: int | None = None,
     seqlen_k: int | None = None,
     page_size: int | None = None,
+    kv_dtype=None,
     **parameters,
 ) -> list[Capability]:
     """Every combination that fits the question, whether it runs, and why not.
@@ -115,6 +116,7 @@ def capabilities(
     seqlen_q            queries of a sequence, and new rows where k and v are True: 1
     seqlen_k            keys for which a sequence has room in its cache: 4096
     page_size           keys of a page: 16
+    kv_dtype            of its cache, or of k and v: that of q; "e4m3" or "e5m2" under q of 16 bits
 
     Such a row has the one reason that the call raises, and the one family that it launches.
 
@@ -125,6 +127,11 @@ def capabilities(
     """
     sizes = dict(heads_kv=heads_kv, batch=batch, seqlen_q=seqlen_q, seqlen_k=seqlen_k)
     sizes = {name: n for name, n in (sizes | {"page_size": page_size}).items() if n is not None}
+    if kv_dtype is not None:
+        kv_dtype = DTYPE_NAMES.get(kv_dtype, kv_dtype)
+        if kv_dtype not in DTYPE_NAMES.values():
+            raise ValueError(f"kv_dtype: {kv_dtype!r}; accepted: {', '.join(DTYPE_NAMES.values())}")
+        sizes["kv_dtype"] = kv_dtype
     call = None
     if not latent and (sizes or OF_LENGTHS & set(parameters)):
         call, parameters = Question(Sizes(group, **sizes), parameters), {}

@@ -28,6 +28,7 @@ from cute_fa4.calls.append import (
     sequences_of,
 )
 from cute_fa4.calls.prepare import one_of, prepare_attention
+from cute_fa4.calls.queries import are_wide, quantised, stay_wide
 from cute_fa4.calls.request import in_order
 from cute_fa4.calls.tensors import DTYPE_NAMES, check_tensors
 from cute_fa4.sm100.config import FA4Config
@@ -52,6 +53,7 @@ class Sizes:
     seqlen_q   queries of a sequence, and new rows that are appended
     seqlen_k   keys for which its cache has room
     page_size  keys of a page
+    kv_dtype   of k, v and caches, "e4m3" or "e5m2" under q of 16 bits; None: that of q
     """
 
     group: int = 1
@@ -60,6 +62,7 @@ class Sizes:
     seqlen_q: int = 1
     seqlen_k: int = 4096
     page_size: int = 16
+    kv_dtype: str | None = None
 
 
 def function_of(names) -> str:
@@ -103,6 +106,7 @@ class _Tensors:
 
     def __init__(self, dtype: torch.dtype, depths: tuple[int, int], sizes: Sizes, given: dict):
         self.dtype, self.given, self.sizes = dtype, given, sizes
+        self.of_keys = dtype if sizes.kv_dtype is None else TORCH_DTYPE[sizes.kv_dtype]
         self.depth_qk, self.depth_v = depths
         self.heads_q = sizes.group * sizes.heads_kv
         self.table = "page_table" if "page_table" in given else "block_table"
@@ -134,11 +138,12 @@ class _Tensors:
     def keys(self, depth: int) -> torch.Tensor:
         """K or V, or a cache of them."""
         if self.table not in self.given:
-            return self._rows("cu_seqlens_k", self.sizes.seqlen_k, self.sizes.heads_kv, depth)
+            of_rows = "cu_seqlens_k", self.sizes.seqlen_k, self.sizes.heads_kv, depth
+            return self._rows(*of_rows, self.of_keys)
         page, heads = self.sizes.page_size, self.sizes.heads_kv
         if self.given.get("kv_layout") == "HND":
             page, heads = heads, page
-        return self.empty(self.batch * self.pages(), page, heads, depth)
+        return self.empty(self.batch * self.pages(), page, heads, depth, dtype=self.of_keys)
 
     def new_rows(self, depth: int) -> torch.Tensor:
         return self._rows("cu_seqlens_k_new", self.sizes.seqlen_q, self.sizes.heads_kv, depth)
@@ -148,10 +153,10 @@ class _Tensors:
         page = self.sizes.page_size
         return -(-self.sizes.seqlen_k // page) if page > 0 else 1
 
-    def _rows(self, offsets: str, seqlen: int, heads: int, depth: int) -> torch.Tensor:
+    def _rows(self, offsets: str, seqlen: int, heads: int, depth: int, dtype=None) -> torch.Tensor:
         if offsets in self.given:
-            return self.empty(self.batch * seqlen, heads, depth)
-        return self.empty(self.batch, seqlen, heads, depth)
+            return self.empty(self.batch * seqlen, heads, depth, dtype=dtype)
+        return self.empty(self.batch, seqlen, heads, depth, dtype=dtype)
 
     def numbers(self, *shape) -> torch.Tensor:
         return self.empty(*shape, dtype=torch.int32)
@@ -230,13 +235,28 @@ def _common(
 OPTIONS = frozenset(signature(_common).parameters)
 
 
+def _queries(q, k, v, scales, options: dict, lengths: dict) -> tuple:
+    """-> (q, out, scales) as the public functions pass them on: q of 16 bits over k of 8 may be quantised."""
+    if not are_wide(q, k):
+        return q, None, scales
+    heads = k.shape[-3 if options.get("kv_layout") == "HND" and k.dim() > 3 else -2]
+    named = {name: lengths.get(name) for name in ("cu_seqlens_q", "seqused_q")}
+    named |= {name: options.get(name) for name in ("max_seqlen_q", "pack_gqa", "tokens_per_split")}
+    if stay_wide(q, heads, **named):
+        return q, None, scales
+    q_descale, *others = scales or (None,) * 4
+    q, q_descale, out = quantised(q, k, v, q_descale, None)
+    return q, out, (q_descale, *others)
+
+
 def _varlen(tensors: _Tensors, *, page_table=None, block_table=None, **rest):
     options = {name: rest.pop(name) for name in OPTIONS & set(rest)}
     sink, aux, scales, asked = _common(**options)
     table = one_of("page_table", page_table, "block_table", block_table)
     lengths = in_order(page_table=table, **rest)
     q, k, v = tensors.q(), tensors.keys(tensors.depth_qk), tensors.keys(tensors.depth_v)
-    return prepare_attention((q, k, v, None, lengths, sink, aux, None, scales), asked)
+    q, out, scales = _queries(q, k, v, scales, options, rest)
+    return prepare_attention((q, k, v, out, lengths, sink, aux, None, scales), asked)
 
 
 def _with_cache(
@@ -269,5 +289,6 @@ def _with_cache(
         )
     new = None if k is v is cu_seqlens_k_new is None else (k, v, cu_seqlens_k_new)
     lengths = in_order(seqused_k=cache_seqlens, page_table=table, **rest)
-    tensors = (q, *caches, None, lengths, sink, aux, new, scales)
+    q, out, scales = _queries(q, *caches, scales, options, rest)
+    tensors = (q, *caches, out, lengths, sink, aux, new, scales)
     return prepare_append_and_attention(tensors, asked)

@@ -204,6 +204,18 @@ def test_a_row_has_the_reason_of_its_dtype_and_head_dim():
     assert not old.runs and "compute capability 9.0" in old.reasons[0]
 
 
+def test_queries_of_16_bits_over_a_cache_of_8():
+    """Few of them as they are, more of them quantised; k of 8 bits under q of others is refused as the call does it."""
+    call = dict(head_dim=128, group=8, causal=True, return_lse=False, arch="sm_100a")
+    call |= dict(cache_seqlens=True, page_table=True, kv_dtype="e4m3")
+    families = {
+        n: capabilities(dtype="bf16", seqlen_q=n, **call)[0].families for n in (1, 4, 5, 300)
+    }
+    assert families == {1: ("mhawiden",), 4: ("mhawiden",), 5: ("mha1q",), 300: ("mha2q",)}
+    [other] = capabilities(dtype="e5m2", **call)
+    assert not other.runs and "while q is torch.float8_e5m2" in other.reasons[0]
+
+
 def test_few_queries_have_their_family():
     families = {
         n: capabilities(**ROW, causal=True, return_lse=False, group=8, seqlen_q=n)[0].families

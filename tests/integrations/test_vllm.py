@@ -103,6 +103,17 @@ def test_a_cache_of_eight_bits_with_scales():
     assert_agrees(batch, out, lse, visible=lambda p, j: j <= p, scales=scales)
 
 
+def test_queries_of_16_bits_over_a_cache_of_eight():
+    """A decode step of a backend that leaves q as it is: scales of K and V count, and the error is that of 16 bits."""
+    batch = Batch.draw([1, 1], [40, 150], heads=(4, 2))
+    narrow = Batch(batch.q, *([x.to(torch.float8_e4m3fn) for x in xs] for xs in (batch.k, batch.v)))
+    cache, table = kv_cache(narrow, 16, "NHD")
+    scales = [torch.tensor(x).expand(2, 2) for x in (1.5, 0.75)]
+    named = dict(zip(("k_descale", "v_descale"), scales, strict=True))
+    out, lse = as_the_backend_calls(narrow, cache, table, q_descale=torch.ones(2, 2), **named)
+    assert_agrees(narrow, out, lse, visible=lambda p, j: j <= p, scales=[None, *scales])
+
+
 def test_windows_sinks_and_soft_cap():
     batch = Batch.draw(QUERIES, KEYS, heads=(4, 2))
     sink = torch.tensor([0.5, -1.0, 2.0, 0.0], dtype=torch.bfloat16)

@@ -50,7 +50,7 @@ def cached(batch: Batch, dtype: torch.dtype) -> Batch:
 
 OPTIONS = {
     "mask": ("causal", "window or chunked"),
-    "page_size": (0, 5, 16),  # no pages, rows gathered by fours, boxes
+    "page_size": (5, 16),  # rows gathered by fours, boxes; packed keys: below
     "group": (1, 7, 16),  # tiles of 8, padded groups, 16
     "tensors": ((FP8[0], 128, 128), (FP8[1], 80, 16)),  # no padding; odd pieces of K, least V
     "dtype": (torch.bfloat16, torch.float16),
@@ -83,7 +83,7 @@ def test_options_together_agree_with_float64(
     numbers = 0.5 + torch.rand(2, 2, 1, generator=torch.Generator().manual_seed(2))
     scales = dict(zip(("k_descale", "v_descale"), numbers, strict=True))
     out, lse = run(
-        packed_q(batch), paged_kv(batch, page_size) if page_size else packed_kv(batch), scales,
+        packed_q(batch), paged_kv(batch, page_size), scales,
         num_splits=parts, mode="hostile", seed=1, learnable_sink=sinks, **options,
     )  # fmt: skip
     assert_agrees(batch, out, lse, visible=visible, sink=sinks, scales=[None, *numbers])

@@ -22,6 +22,7 @@ from benchmarks.cycle_model.decode.problems import (
     problems,
     published,
 )
+from benchmarks.cycle_model.decode.time import merge_us
 from benchmarks.cycle_model.decode.variants import their_queues
 from benchmarks.cycle_model.grid import Curve
 
@@ -158,8 +159,24 @@ def test_the_table_has_a_row_for_every_problem():
     assert sum(line.startswith(("| 64 |", "| 128 |")) for line in rows) == len(problems())
 
 
+def test_a_merge_takes_what_was_measured_at_least_and_a_cluster_what_its_parts_take():
+    """Published times have no host's part of a launch, so neither has ours; clusters as the table of the page says."""
+    constants = fitted_b200()
+    value = {name: constant.value for name, constant in constants.items()}
+    cycles = 10_000
+    launch = value["kernel_start_us"] + cycles / value["clock_ghz"] * 1e-3
+    assert merge_us(cycles, False, constants) == pytest.approx(launch)
+    assert merge_us(cycles, True, constants) == pytest.approx(launch - value["dependent_saves_us"])
+    assert merge_us(0, True, constants) == value["dependent_least_us"]
+    merging = [costs for batch, _, costs in Check().merging() if batch == 1]
+    for parts, costs in zip((2, 4, 8), merging, strict=False):
+        assert value[f"cluster_merge_{parts}_us"] == pytest.approx(costs["cluster"], abs=0.05)
+    assert value["dependent_least_us"] == pytest.approx(merging[0]["dependent"], abs=0.05)
+
+
 def test_constants_of_decode_have_their_sources():
-    for name in ("dram_latency_ns", "dram_knee", "cold_start_us", "dependent_saves_us", "lat_l2"):
+    of_launches = ("kernel_start_us", "cold_start_us", "dependent_saves_us", "dependent_least_us")
+    for name in ("dram_latency_ns", "dram_knee", "lat_l2", *of_launches):
         assert len(fitted_b200()[name].source) > 10
 
 

@@ -46,6 +46,7 @@ class Variant:
     pairs      ours, on pairs of CTAs (sm100/mhapair, mhawidepair); flash-attn-4 decides by itself
     dtype      of q, k and v: bf16 or e4m3
     arch       what it is compiled for
+    choices    ours: further choices of its schedule, as (name, value)
     """
 
     maker: str
@@ -60,6 +61,7 @@ class Variant:
     pairs: bool = False
     dtype: str = "bf16"
     arch: str = "sm_100a"
+    choices: tuple[tuple[str, object], ...] = ()
 
     @classmethod
     def of(cls, maker: str, problem: Problem, arch: str = "sm_100a") -> Variant:
@@ -122,6 +124,7 @@ class Variant:
         words += f", pages of {self.page_size}" * (self.page_size > 0)
         words += ", pairs" * self.pairs
         words += f", {self.dtype}" * (self.dtype != "bf16")
+        words += "".join(f", {name} {value}" for name, value in self.choices)
         return words + ", one block a CTA" * self.one_block
 
     def __str__(self):

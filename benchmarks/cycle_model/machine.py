@@ -24,6 +24,7 @@ from benchmarks.cycle_model.constants import SUB_PARTITIONS, Constant, operand_b
 from benchmarks.cycle_model.control_codes import ControlCode
 from benchmarks.cycle_model.engines import Barrier, CopyEngine, NamedBarrier, TensorQueue
 from benchmarks.cycle_model.pipes import Pipes
+from benchmarks.cycle_model.starts import FirstCopies
 from benchmarks.cycle_model.trace import Event, Trace
 
 _NEVER = float("inf")
@@ -110,15 +111,21 @@ class Machine:
             out.append((*known, event))
         return out
 
-    def run(self, paths: dict[tuple[int, int], Path], codes, trace: Trace) -> Result:
-        """Walk all paths to their ends. RuntimeError with the waits when nothing can go on."""
+    def run(
+        self, paths: dict[tuple[int, int], Path], codes, trace: Trace, start: int = 0
+    ) -> Result:
+        """Walk all paths to their ends. RuntimeError with the waits when nothing can go on.
+
+        start: number of a start offset (starts.py)
+        """
         self._decoded = {}
-        return _Run(self, paths, codes, trace).run()
+        return _Run(self, paths, codes, trace, start).run()
 
 
 class _Run:
-    def __init__(self, machine: Machine, paths, codes, trace: Trace):
+    def __init__(self, machine: Machine, paths, codes, trace: Trace, start: int):
         self.value = value = machine.value
+        self.first_copies = FirstCopies(start, value["lat_global"])
         self.machine = machine
         self.ctas = sorted({cta for cta, _ in paths})
         self.warps = [
@@ -265,6 +272,7 @@ class _Run:
         elif kind == "load":
             nbytes = sum(amount for op, _, amount in event.effects if op == "complete_tx")
             when = self.loads[warp.cta].submit(now, nbytes)
+            when += self.first_copies.late(event.effects)
             self._write_shared(warp.cta, when - nbytes / value["tma_rate"], when, nbytes)
             for operation, key, amount in event.effects:
                 self._effect(when, operation, key, amount)

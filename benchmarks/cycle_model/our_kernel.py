@@ -78,6 +78,7 @@ def config(variant):
         claims=variant.claims,
         family=pair if variant.pairs else None,
         arch=variant.arch,
+        **dict(variant.choices),
     )
     if found.refusals():
         raise ValueError(f"{variant}: " + "; ".join(found.refusals()))

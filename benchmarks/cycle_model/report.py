@@ -17,6 +17,7 @@ from benchmarks.cycle_model.evaluate import AlignedKernel, SteadyState, cta_cycl
 from benchmarks.cycle_model.grid import CTACycles, LaunchTime, launch_time
 from benchmarks.cycle_model.kernels import OURS, THEIRS, Variant
 from benchmarks.cycle_model.problems import RAGGED, TOKENS, Problem
+from benchmarks.cycle_model.starts import STARTS
 
 PUBLISHED_DECODE_FILE = Path(__file__).with_name("published_decode.json")
 HIDDEN = 2048
@@ -59,7 +60,7 @@ class Cell:
 def model(variant: Variant, constants: dict[str, Constant]) -> Modelled:
     """Compile (or read from the cache), align and simulate a kernel."""
     kernel = AlignedKernel.load(variant)
-    results = kernel.simulate(constants)
+    results = kernel.simulate(constants, STARTS)
     return Modelled(variant, cta_cycles(results), steady_state(results), results, kernel.ptxas)
 
 

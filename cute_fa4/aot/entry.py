@@ -12,7 +12,7 @@ The tables below are what a file and a command line may say, so neither can lack
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from cute_fa4.aot.config_data import to_data
 from cute_fa4.aot.manifest import ExportError
@@ -30,6 +30,7 @@ from cute_fa4.sm100.choose_config import (
 )
 from cute_fa4.sm100.combine.config import MOST_COLUMNS, CombineConfig
 from cute_fa4.sm100.config import FA4Config
+from cute_fa4.sm100.mhapair import pays
 from cute_fa4.sm100.mhapair.schedule import Pair
 from cute_fa4.sm100.mhaswap.schedule import SwappedTile
 from cute_fa4.sm100.mhawide.schedule import WideTile
@@ -199,9 +200,12 @@ def _of_config(values: dict) -> list:
     if values.get("latent"):
         family = family or _latent_family(values)
     wide = is_wide(values["head_dim"], values.get("head_dim_v", values["head_dim"]))
-    families = [family] if family else _families_with(set(values) & SCHEDULE_CHOICES, wide)
     asked = {**policy.of_schedules(), **values}
-    configs = [choose_config(**{**asked, "family": family}) for family in families]
+    choices = set(values) & SCHEDULE_CHOICES
+    families = [family] if family else _families_with(choices, wide, _may_pair(asked))
+    configs = [choose_config(**{**asked, "family": name}) for name in families]
+    if family is None:  # calls choose pairs of CTAs where they run, and else what is listed anyway
+        configs = [c for c in configs if not (isinstance(c.schedule, Pair) and c.refusals())]
     refusals = dict.fromkeys(reason for config in configs for reason in config.refusals())
     if refusals:
         raise ValueError("; ".join(refusals))
@@ -215,15 +219,22 @@ def _latent_family(values: dict) -> str:
     return latent_tile(1, values.get("group", 1))["family"]
 
 
-def _families_with(choices: set, wide: bool) -> list[str]:
+def _may_pair(asked: dict) -> bool:
+    """Whether calls of such a problem may run on pairs of CTAs."""
+    problem = {name: value for name, value in asked.items() if name not in SCHEDULE_CHOICES}
+    what = pays.asked_of(choose_config(**problem))
+    return policy.may_pair(pays.may_pay(replace(what, exact=asked["maximum"] == "exact")))
+
+
+def _families_with(choices: set, wide: bool, pairs: bool) -> list[str]:
     """The families whose schedules have all of these choices, which calls choose unless they are told to.
 
-    Tiles of few rows only where their rows are said; pairs of CTAs where they are what calls ask for.
-    wide: the head dims need the family that is for them alone
+    Tiles of few rows only where their rows are said.
+    wide: the head dims need the family that is for them alone; pairs: calls may run on pairs of CTAs
     """
     has = {name: {field.name for field in fields(cls)} for name, cls in FAMILIES.items()}
     few = "rows" in choices
-    asked_for = {LatentTile, LatentPair} if policy.pairs() else {LatentTile, LatentPair, Pair}
+    asked_for = {LatentTile, LatentPair} if pairs else {LatentTile, LatentPair, Pair}
     if policy.pairs() is False:
         asked_for.add(WidePair)
     return [

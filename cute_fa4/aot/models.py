@@ -108,15 +108,16 @@ def configs_for_model(
         "sink_dtype": sink or "f32",
         "score_mod": soft_cap(float(softcap)) if softcap else None,
     }
+    tiles = _tiles(shared, policy.swaps())
     variants = itertools.product(
         dict.fromkeys(b.mask for b in bound),
         dict.fromkeys(return_lse),
-        _tiles(shared, policy.swaps()),
         [layout for call in calls if call in CALLS for layout in _layouts(call, page_sizes)],
     )
     found = [
-        config_for(**shared | _dtypes(dtype, kv_dtype, descales, tiles), mask=mask, write_lse=lse, **tiles, **layout)
-        for mask, lse, tiles, layout in variants
+        config_for(**shared | _dtypes(dtype, kv_dtype, descales, tile), mask=mask, write_lse=lse, **tile, **layout)
+        for mask, lse, layout in variants
+        for tile in (tiles if fp8 else _with_pairs(tiles, shared, mask))
     ]  # fmt: skip
     # Decode splits its keys: shared out (num_splits=0) or in parts, partial results, and what merges them.
     for config in [c for c in found if c.page_size and _decodes(c)]:
@@ -251,6 +252,25 @@ def _tiles(model: dict, swaps: bool) -> list[dict]:
     found = dict.fromkeys((*shared, *few))
     found = [{"pack_gqa": pack} | ({} if rows is None else {"rows": rows}) for pack, rows in found]
     return [*found, {"pack_gqa": _shares_tiles(group), "family": "mha1q"}]
+
+
+def _with_pairs(tiles: list[dict], model: dict, mask) -> list[dict]:
+    """The same, and pairs of CTAs beside CTAs of two query tiles, where the lengths of a call may choose them."""
+    from cute_fa4.compiler import policy
+    from cute_fa4.sm100.choose_config import is_wide
+    from cute_fa4.sm100.mhapair import pays
+
+    if is_wide(model["head_dim"], model["head_dim_v"]):
+        return tiles
+    asked = pays.Asked(
+        *(model["qkv_dtype"], model["head_dim"], model["head_dim_v"], mask),
+        plain=model["score_mod"] is None,
+        exact=model["maximum"] == "exact",
+    )
+    if not policy.may_pair(pays.may_pay(asked)):
+        return tiles
+    of_two = [tile for tile in tiles if set(tile) == {"pack_gqa"}]
+    return [*tiles, *(tile | {"family": "mhapair"} for tile in of_two)]
 
 
 def _several(name: str, values, kind, such_as: str) -> tuple:

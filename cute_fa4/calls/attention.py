@@ -20,6 +20,7 @@ from cute_fa4.calls.apart import check_apart, named_aux
 from cute_fa4.calls.grid import check_grid
 from cute_fa4.calls.halves import HalvesPlan, comes_in_halves, half_of
 from cute_fa4.calls.launch import function_for
+from cute_fa4.calls.on_pairs import runs_on_pairs
 from cute_fa4.calls.options import AUX_DTYPES, SINK_DTYPES
 from cute_fa4.calls.plan import Plan, Results, Views
 from cute_fa4.calls.request import TENSORS, Options, Where
@@ -160,7 +161,7 @@ def config_of(
 ) -> FA4Config:
     """The configuration of a checked call, of which a grid has room; rows_per_page: as views_for_descriptors found."""
     group = q.shape[-2] // k.shape[-2]
-    tile = _tile(q, v, group, where, options)
+    tile = _tile(q, k, v, group, where, options)
     config = config_for(
         **tile,
         qkv_dtype=DTYPE_NAMES[q.dtype],
@@ -194,7 +195,7 @@ def config_of(
     return config
 
 
-def _tile(q, v, group: int, where: Where, options: Options) -> dict:
+def _tile(q, k, v, group: int, where: Where, options: Options) -> dict:
     """What a configuration says of heads that share a tile, its rows, and its family."""
     seqlen_q = where.seqlen_q(q)
     if options.latent:
@@ -202,7 +203,6 @@ def _tile(q, v, group: int, where: Where, options: Options) -> dict:
         return {"latent": True, "pack_gqa": True, **latent_tile(queries, group)}
     wide = is_wide(q.shape[-1], v.shape[-1])  # one kernel for any number of queries
     by_length = _length_may_choose(where, options) and not wide
-    of_16_bits = q.dtype.itemsize > 1  # what has no 8-bit kernel
     pack, rows = tile_for(seqlen_q, group, options.pack_gqa, by_length and policy.swaps())
     if rows is not None:
         return {"pack_gqa": pack, "rows": rows}
@@ -210,7 +210,8 @@ def _tile(q, v, group: int, where: Where, options: Options) -> dict:
     if wide:
         rows = seqlen_q if _length_may_choose(where, options) else 1
         return {"pack_gqa": pack, "family": wide_family_for(rows, heads, policy.pairs())}
-    family = family_for(seqlen_q, heads, policy.pairs() and of_16_bits) if by_length else None
+    pairs = by_length and runs_on_pairs(q, k, v, heads, where, options)
+    family = family_for(seqlen_q, heads, pairs) if by_length else None
     return {"pack_gqa": pack, "family": family}
 
 

@@ -20,7 +20,7 @@ flash_attn_varlen_func or flash_attn_with_kvcache (questions.py):
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from cute_fa4.calls.questions import (
@@ -35,6 +35,8 @@ from cute_fa4.calls.split import check_split
 from cute_fa4.calls.tensors import DTYPE_NAMES, unbuilt_parameters
 from cute_fa4.compiler import policy
 from cute_fa4.sm100.choose_config import FAMILIES, LATENT_DEPTHS, choose_config, latent_tile
+from cute_fa4.sm100.mhapair import pays
+from cute_fa4.sm100.mhapair.schedule import Pair
 from cute_fa4.system.devices import (
     ARCH_OF_COMPUTE_CAPABILITY,
     EMULATED_ARCH,
@@ -53,6 +55,8 @@ BUILT_PARAMETERS = frozenset(
     ).split()
 )
 LATENT = {"latent": True, "kv_layout": "paged", "page_size": 64, "seqused_k": True}
+# Of them, those with which no call asks for pairs of CTAs by itself.
+NOT_PAIRED = ("window_size", "mask", "softcap", "score_mod", "mask_mod")
 ARCHS = tuple(ARCH_OF_COMPUTE_CAPABILITY.values())
 
 
@@ -62,8 +66,9 @@ class Capability:
 
     dtype is one of DTYPES; group is query heads per key/value head; devices says which
     tensors take this row when it runs; families are the kernels that do, by the number of queries
-    (sm100/choose_config.py), or the one of the call that was asked about.
-    latent: of flash_mla_with_kvcache, whose q has `group` heads.
+    (sm100/choose_config.py), or the one of the call that was asked about. pairs: calls of many queries and keys run on
+    pairs of CTAs (sm100/mhapair/pays.py; docs/decisions/0017), others on CTAs alone; or the call that was asked about
+    does. latent: of flash_mla_with_kvcache, whose q has `group` heads.
     """
 
     dtype: str
@@ -78,6 +83,7 @@ class Capability:
     devices: tuple[str, ...]
     families: tuple[str, ...] = ()
     latent: bool = False
+    pairs: bool = False
 
 
 def capabilities(
@@ -169,6 +175,7 @@ def capabilities(
             pack_gqa,
             latent,
             call,
+            plain=all(parameters.get(name) is None for name in NOT_PAIRED),
         )
         for name, d, mask, lse, a in itertools.product(*columns)
     ]
@@ -189,7 +196,18 @@ class Question:
 
 
 def _capability(
-    dtype, head_dim, head_dim_v, causal, group, lse, arch, shared_reasons, pack_gqa, latent, call
+    dtype,
+    head_dim,
+    head_dim_v,
+    causal,
+    group,
+    lse,
+    arch,
+    shared_reasons,
+    pack_gqa,
+    latent,
+    call,
+    plain,
 ) -> Capability:
     reasons, families = list(shared_reasons), None
     if dtype not in DTYPE_NAMES.values():
@@ -232,6 +250,12 @@ def _capability(
         reasons=tuple(reasons),
         devices=() if reasons else _devices(arch),
         families=() if reasons else _families(choose, latent) if families is None else families,
+        pairs=not reasons
+        and (
+            plain and not latent and _may_pair(choose())
+            if families is None
+            else Pair.family in families
+        ),
         latent=latent,
     )
 
@@ -240,6 +264,11 @@ def _families(choose, latent: bool) -> tuple[str, ...]:
     if latent:
         return (choose().schedule.family,)
     return tuple(f for f in FAMILIES if not choose(family=f).refusals())
+
+
+def _may_pair(config) -> bool:
+    asked = replace(pays.asked_of(config), exact=policy.maximum() == "exact")
+    return policy.may_pair(pays.may_pay(asked))
 
 
 def _devices(arch: str) -> tuple[str, ...]:

@@ -61,7 +61,6 @@ __all__ = [
 ALL_DEPTHS = WIDE_DEPTHS + DEEP  # that some family runs, of either
 ROWS_PER_CTA = TwoTiles.query_tiles * ROWS_PER_Q_TILE
 KEYS_PER_TILE = 128  # of every configuration that is chosen here
-PAIRS_PAY = False  # whether many queries run on pairs of CTAs by default: docs/decisions/0013
 WIDENED_DEPTH = DEPTHS_OF_FP8[-1]  # head dims of queries of 16 bits over keys of 8
 SWAPPED_ROWS = (8, 32)  # of a tile with swapped operands, as calls ask for it: docs/decisions/0008
 LATENT_ROWS = (16, 32, MOST_LATENT_ROWS)  # of a tile over a latent cache
@@ -169,19 +168,19 @@ def wide_family_for(seqlen_q: int, heads: int, pairs: bool | None = None) -> str
     return (WidePair if pays else WideTile).family
 
 
-def family_for(seqlen_q: int, heads: int, pairs: bool | None = None) -> str:
+def family_for(seqlen_q: int, heads: int, pairs: bool = False) -> str:
     """The family that runs up to `seqlen_q` queries best, of `heads` heads that share a tile of 128 rows.
 
     One query tile where it has all of the rows; tiles of few rows are asked for by swapped_rows.
 
-    pairs: whether more rows are those of two CTAs that share their MMAs; None: where that pays
+    pairs: whether more rows are those of two CTAs that share their MMAs (mhapair/pays.py)
 
     >>> family_for(1, 8), family_for(17, 8), family_for(128, 1), family_for(129, 1)
     ('mha1q', 'mha2q', 'mha1q', 'mha2q')
     """
     if seqlen_q * heads <= ROWS_PER_Q_TILE:
         return OneTile.family
-    return (Pair if (PAIRS_PAY if pairs is None else pairs) else TwoTiles).family
+    return (Pair if pairs else TwoTiles).family
 
 
 def tile_for(

@@ -4,7 +4,7 @@ import pytest
 
 from cute_fa4.compiler import policy
 from cute_fa4.sm100.chip import SMEM_CAPACITY_BYTES
-from cute_fa4.sm100.choose_config import PAIRS_PAY, choose_config, family_for, split_configs
+from cute_fa4.sm100.choose_config import choose_config, family_for, split_configs
 from cute_fa4.sm100.config import FA4Config
 from cute_fa4.sm100.mhapair import barriers
 from cute_fa4.sm100.mhapair.schedule import Pair
@@ -61,8 +61,7 @@ def test_twice_the_tiles_are_on_their_way_and_half_of_the_bytes_are_loaded():
 def test_pairs_are_asked_for_by_calls_of_more_rows_than_a_tile_has():
     found = [family_for(queries, 1, pairs=True) for queries in (128, 129, 5000)]
     assert found == ["mha1q", "mhapair", "mhapair"]
-    # By the rule nobody gets them: docs/decisions/0013.
-    assert not PAIRS_PAY and family_for(5000, 1) == family_for(5000, 1, pairs=False) == "mha2q"
+    assert family_for(5000, 1) == "mha2q"
 
 
 @pytest.mark.parametrize("word, meaning", [("on", True), ("off", False), ("auto", None)])

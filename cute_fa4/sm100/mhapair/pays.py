@@ -1,0 +1,135 @@
+"""Which calls pairs of CTAs serve better than CTAs alone: a rule of metadata, from modelled launches.
+
+    cycles of a launch = blocks x (start + cycles of a key tile x key tiles of a block)
+
+    alone    blocks of 256 rows, each on an SM       a key tile takes longer: shared memory is full
+    pairs    blocks of 512 rows, each on two SMs     under a causal mask a block walks a key tile more, and twice
+                                                     as many of its tiles are masked, which take longer
+
+                       seen, in key tiles     0    ..    13          30                    keys of the mean row / 128
+    full               |pairs ------------------------------------------------------->
+    causal, 192/128    |alone ------------------|pairs ------------------------------>
+    causal, 128        |alone -----------------------------|pairs ------------------->
+
+`Lengths` is what a call knows without reading a tensor of its own. Pairs are taken where they save LEAST_GAIN at least
+and fill the chip; what was not modelled runs on CTAs alone (docs/decisions/0017).
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .. import bands
+
+CTAS = 2
+PAIRS_OF_SMS = 74  # of a B200
+ROWS_ALONE = 256  # of a block
+ROWS_OF_PAIR = CTAS * ROWS_ALONE
+KEYS_A_TILE = 128
+STEP = 16  # of depth, for the tensor core
+LEAST_GAIN = 0.02  # of the cycles: less than this a model cannot tell
+
+
+class Cycles(NamedTuple):
+    """Modelled cycles that a block adds to a CTA that is at work: at its start, and for each key tile."""
+
+    start: int
+    tile: int
+
+    def of(self, tiles: float) -> float:
+        return self.start + self.tile * tiles
+
+
+# Head dims, as computed, of Q, K and of V, O, and the mask -> alone, in pairs (python -m benchmarks.cycle_model.pairs).
+MODELLED = {
+    (128, 128, bands.Full): (Cycles(472, 2367), Cycles(639, 2188)),
+    (128, 128, bands.Causal): (Cycles(1292, 2358), Cycles(3556, 2214)),
+    (192, 128, bands.Full): (Cycles(592, 2976), Cycles(634, 2656)),
+    (192, 128, bands.Causal): (Cycles(652, 2976), Cycles(2272, 2672)),
+}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a call asks for, as far as the rule reads it.
+
+    plain      neither a score_mod nor a mask_mod: with them softmax is the bound
+    exact      the running maximum is asked for: P waits for it, which pairs cannot hide
+    """
+
+    qkv_dtype: str
+    head_dim: int
+    head_dim_v: int
+    mask: bands.Mask
+    plain: bool = True
+    exact: bool = False
+
+    @property
+    def modelled(self) -> tuple[Cycles, Cycles] | None:
+        """Of CTAs alone and of pairs; None: CTAs alone run it, whatever its lengths."""
+        if self.qkv_dtype != "bf16" or self.exact or not self.plain:
+            return None
+        depths = (-(-depth // STEP) * STEP for depth in (self.head_dim, self.head_dim_v))
+        return MODELLED.get((*depths, type(self.mask)))
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """How much work a call is.
+
+    queries, keys   of a sequence, in the mean where only that is known
+    sequences       times the heads that are scheduled
+    shared          heads of a group that share a tile
+    equal           all sequences have as many queries; otherwise the last block of each is half full in the mean
+    """
+
+    queries: float
+    keys: float
+    sequences: int
+    shared: int = 1
+    equal: bool = True
+
+    def blocks(self, rows: int) -> float:
+        """Of so many rows, of all sequences."""
+        each = self.queries * self.shared / rows
+        return self.sequences * (-(-each // 1) if self.equal else each + 0.5)
+
+    def key_tiles(self, rows: int, mask: bands.Mask) -> float:
+        """That a block of so many rows walks, in the mean."""
+        seen = self.keys
+        if isinstance(mask, bands.Causal):
+            hidden = min(self.queries, self.keys) / 2
+            seen = min(seen, seen - hidden + rows / self.shared / 2)
+        return max(1.0, seen / KEYS_A_TILE)
+
+
+def may_pay(asked: Asked) -> bool:
+    """Whether some lengths of such a call run on pairs: it then has two kernels."""
+    return asked.modelled is not None
+
+
+def asked_of(config) -> Asked:
+    """What a configuration of CTAs alone asks for."""
+    plain = config.score_mod is None and config.mask_mod is None
+    return Asked(config.qkv_dtype, config.qk_depth, config.ov_depth, config.mask, plain)
+
+
+def pays(asked: Asked, lengths: Lengths) -> bool:
+    """Whether a call runs on pairs, unless it says otherwise.
+
+    >>> full, causal = (Asked("bf16", 128, 128, mask) for mask in (bands.Full(), bands.Causal()))
+    >>> [pays(full, Lengths(n, n, 16 * (65536 // n))) for n in (256, 512, 2048, 32768)]
+    [False, True, True, True]
+    >>> [pays(causal, Lengths(n, n, 16 * (65536 // n))) for n in (2048, 8192, 16384, 32768)]
+    [False, False, True, True]
+    >>> pays(causal, Lengths(2048, 32768, 64)), pays(full, Lengths(768, 32768, 64)), pays(full, Lengths(2048, 2048, 8))
+    (True, False, False)
+    """
+    cycles = asked.modelled
+    if cycles is None:
+        return False
+    alone, pairs = lengths.blocks(ROWS_ALONE), lengths.blocks(ROWS_OF_PAIR)
+    if pairs < PAIRS_OF_SMS:  # rather keys are split
+        return False
+    time_alone = alone * cycles[0].of(lengths.key_tiles(ROWS_ALONE, asked.mask))
+    time_of_pairs = CTAS * pairs * cycles[1].of(lengths.key_tiles(ROWS_OF_PAIR, asked.mask))
+    return time_of_pairs < (1 - LEAST_GAIN) * time_alone

@@ -1,0 +1,78 @@
+"""The rule for pairs of CTAs: what it may depend on, and that it follows the modelled cycles it is made of."""
+
+import pytest
+
+from cute_fa4 import masks
+from cute_fa4.sm100 import bands
+from cute_fa4.sm100.choose_config import choose_config
+from cute_fa4.sm100.mhapair.pays import MODELLED, Asked, Lengths, asked_of, may_pay, pays
+from cute_fa4.sm100.score_mods import soft_cap
+
+FULL, CAUSAL = bands.Full(), bands.Causal()
+LONG = Lengths(32768, 32768, 64)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        dict(qkv_dtype="fp16"),  # exact: P waits for the maximum
+        dict(qkv_dtype="e4m3"),
+        dict(exact=True),
+        dict(plain=False),
+        dict(head_dim=64, head_dim_v=64),
+        dict(head_dim=96, head_dim_v=96),
+        dict(head_dim=256, head_dim_v=256),
+        dict(mask=masks.window(4095, 0).mask),
+        dict(mask=masks.chunked_causal(8192).mask),
+    ],
+    ids=str,
+)
+def test_what_was_not_modelled_to_gain_runs_on_ctas_alone(changed):
+    asked = dict(qkv_dtype="bf16", head_dim=128, head_dim_v=128, mask=CAUSAL)
+    assert pays(Asked(**asked), LONG)
+    asked = Asked(**asked | changed)
+    assert not may_pay(asked) and not pays(asked, LONG)
+
+
+@pytest.mark.parametrize("depths, mask", [(key[:2], key[2]) for key in MODELLED])
+def test_once_pairs_pay_they_pay_for_longer_sequences(depths, mask):
+    """Of whole blocks: what is left of a block of 512 rows may cost more than pairs save."""
+    asked = Asked("bf16", *depths, mask())
+    found = [pays(asked, Lengths(n, n, 1024)) for n in range(512, 65536, 512)]
+    assert found == sorted(found) and found[-1]
+
+
+def test_short_launches_are_not_paired():
+    """74 pairs of SMs, of which none idles; with fewer blocks keys are split."""
+    full = Asked("bf16", 128, 128, FULL)
+    assert [pays(full, Lengths(512, 8192, n)) for n in (73, 74)] == [False, True]
+    assert [pays(full, Lengths(1024, 8192, n)) for n in (36, 37)] == [False, True]
+
+
+def test_half_a_block_of_rows_costs_a_whole_one():
+    """1280 rows are 5 blocks of 256, or 3 of 512; 8 more of 256 are hardly felt."""
+    full = Asked("bf16", 128, 128, FULL)
+    assert [pays(full, Lengths(n, 8192, 1024)) for n in (1280, 1536, 1280 + 4096)] == [
+        False,
+        True,
+        True,
+    ]
+    ragged = Lengths(700.0, 700.0, 1024, equal=False)
+    assert not pays(full, ragged) and pays(full, Lengths(8192.0, 8192.0, 1024, equal=False))
+
+
+def test_queries_behind_many_keys_see_whole_tiles():
+    """A chunk of a long prompt: under the causal mask its rows see nearly all keys."""
+    causal = Asked("bf16", 128, 128, CAUSAL)
+    assert not pays(causal, Lengths(2048, 2048, 1024)) and pays(causal, Lengths(2048, 32768, 1024))
+    assert pays(
+        causal, Lengths(256, 32768, 1024, shared=8)
+    )  # rows of a group count as rows of a block
+
+
+def test_a_configuration_asks_for_what_its_call_does():
+    config = choose_config(qkv_dtype="bf16", head_dim=192, head_dim_v=128, causal=True)
+    assert asked_of(config) == Asked("bf16", 192, 128, CAUSAL)
+    assert may_pay(asked_of(config)) and not may_pay(
+        asked_of(config.with_(score_mod=soft_cap(30.0)))
+    )

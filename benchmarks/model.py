@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if __package__ in (None, ""):  # run as a file: make `benchmarks` importable
     sys.path.insert(0, str(ROOT))
 
-from benchmarks.cycle_model import b300, calibration, depths, plots, report, timeline, wide  # noqa: E402
+from benchmarks.cycle_model import b300, calibration, depths, pairs, plots, report, timeline, wide  # noqa: E402
 from benchmarks.cycle_model.constants import fitted_b200  # noqa: E402
 from benchmarks.cycle_model.decode import check as decode_check  # noqa: E402
 from benchmarks.cycle_model.decode import latent as latent_decode  # noqa: E402
@@ -183,6 +183,7 @@ def main(argv: list[str] | None = None) -> int:
             {
                 **of_code,
                 **depths.tables(makers, constants),
+                **pairs.tables(makers, constants),
                 **wide.tables(makers, constants),
                 "b300": b300.table(makers),
                 **decode_tables(),

@@ -27,10 +27,24 @@ from benchmarks.cycle_model.workloads import (
 from benchmarks.sass import nvdisasm
 from cute_fa4.compiler import toolkit
 from cute_fa4.compiler.sources import kernel_sources
+from cute_fa4.sm100 import bands
 from cute_fa4.sm100.choose_config import is_wide
+from cute_fa4.sm100.mhapair import pays
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS, THEIRS = "cute_fa4", "flash-attn-4"
+
+
+def runs_on_pairs(problem: Problem) -> bool:
+    """Whether a call of ours takes pairs of CTAs for a problem, which is dense or packed."""
+    mask = bands.Causal() if problem.causal else bands.Full()
+    if problem.window:
+        mask = bands.Window(True, True)
+    depths = problem.head_dim, problem.head_dim_v or problem.head_dim
+    mean = sum(problem.sequences) / problem.batch
+    heads = problem.batch * problem.heads_q
+    lengths = pays.Lengths(mean, mean, heads, equal=not problem.lengths)
+    return pays.pays(pays.Asked(problem.dtype, *depths, mask), lengths)
 
 
 @dataclass(frozen=True)
@@ -77,6 +91,7 @@ class Variant:
             head_dim_v=problem.head_dim_v,
             dtype=problem.dtype,
             arch=arch,
+            pairs=maker == OURS and runs_on_pairs(problem),
         )
 
     @property

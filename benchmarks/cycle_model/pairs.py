@@ -1,32 +1,132 @@
-"""Pairs of CTAs beside single ones, as calls get them, in the steady state of the full mask (docs/decisions/0013).
+"""Pairs of CTAs beside CTAs alone: the steady state, whole launches, and the cycles of the rule of calls.
 
-    python -m benchmarks.cycle_model.pairs [head dims, 128 64 by default]
+    python -m benchmarks.cycle_model.pairs                 the tables of the pages of performance
+    python -m benchmarks.cycle_model.pairs --steady        the steady state of the full mask: about a minute a kernel
+    python -m benchmarks.cycle_model.pairs --rule          the cycles of mhapair/pays.py (docs/decisions/0017)
+    python -m benchmarks.cycle_model.pairs --docs          write the tables
 
-A few traces of kernels compiled now, nothing is cached: about a minute a kernel.
+All cycles are means over start offsets (starts.py).
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
+from dataclasses import replace
 
-from benchmarks.cycle_model import kernels
-from benchmarks.cycle_model.constants import fitted_b200
+from benchmarks.cycle_model import calibration, report
+from benchmarks.cycle_model.constants import Constant, fitted_b200
 from benchmarks.cycle_model.evaluate import AlignedKernel, SteadyState, steady_state
-from benchmarks.cycle_model.kernels import OURS, Variant
-from benchmarks.cycle_model.workloads import TILES, workload
+from benchmarks.cycle_model.grid import Curve
+from benchmarks.cycle_model.kernels import OURS, THEIRS, Variant, runs_on_pairs, traced
+from benchmarks.cycle_model.problems import Problem
+from benchmarks.cycle_model.starts import STARTS
+from benchmarks.cycle_model.workloads import TILES, uses_pairs, workload
+from cute_fa4.sm100 import bands
+from cute_fa4.sm100.mhapair import pays
 
 HEAD_DIMS = (128, 64)
+WINDOW = 1024
+LATENT = (192, 128)
+LATENT_HEADS = 128
+
+
+def problems() -> list[Problem]:
+    """Those of the table of speeds with one key head a query head, from contiguous keys; and 192/128."""
+    found = [p for p in report.problems() if not p.page_size and p.group == 1]
+    found = [p for p in found if p.window in (0, WINDOW) and not (p.head_dim == 64 and p.window)]
+    latent = [
+        Problem(1, LATENT_HEADS, LATENT_HEADS, seqlen, LATENT[0], causal, head_dim_v=LATENT[1])
+        for causal in (False, True)
+        for seqlen in report.SEQLENS[1:]
+    ]
+    return [*found, *latent]
+
+
+def both(problem: Problem) -> tuple[Variant, Variant]:
+    """Ours on CTAs alone and on pairs."""
+    ours = Variant.of(OURS, problem)
+    return replace(ours, pairs=False), replace(ours, pairs=True)
+
+
+def table(kernels: dict[Variant, report.Modelled], constants: dict[str, Constant]) -> str:
+    """Speeds on CTAs alone and on pairs; what a call takes is bold."""
+    lines = [
+        "Modelled TFLOPS of cute_fa4 on CTAs alone and on pairs of CTAs, bf16. **Bold**: what a call runs on.",
+        "",
+        "| d | mask | S | batch x heads | alone | pairs | pairs / alone | chosen / flash-attn-4 |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for problem in problems():
+        alone, pairs = (report.cell(kernels[v], problem, constants).tflops for v in both(problem))
+        theirs = kernels.get(Variant.of(THEIRS, problem))
+        chosen = runs_on_pairs(problem)
+        ratio = ""
+        if theirs is not None:
+            speed = report.cell(theirs, problem, constants).tflops
+            ratio = f"{(pairs if chosen else alone) / speed:.2f}"
+        depth = (
+            f"{problem.head_dim}/{problem.head_dim_v}" if problem.head_dim_v else problem.head_dim
+        )
+        speeds = [f"{alone:.0f}", f"{pairs:.0f}"]
+        speeds[chosen] = f"**{speeds[chosen]}**"
+        size = f"{problem.batch} x {problem.heads_q}"
+        cells = [depth, both(problem)[0].mask, report.lengths_of(problem), size, *speeds]
+        lines.append("| " + " | ".join(map(str, [*cells, f"{pairs / alone:.2f}", ratio])) + " |")
+    return "\n".join(lines)
+
+
+def check_table(kernels: dict[Variant, report.Modelled], constants: dict[str, Constant]) -> str:
+    """The model's error on flash-attn-4's pairs, without a mask, and on its CTAs alone, under the causal one."""
+    lines = [
+        "Modelled over published speed of flash-attn-4, d=128: without a mask its kernel is of pairs, under the causal "
+        "mask of CTAs alone. Last column: by how much a gain of pairs is modelled too large, if it is not the mask.",
+        "",
+        "| run | S | pairs | alone | pairs / alone |",
+        "|---|---|---|---|---|",
+    ]
+    errors: dict[tuple, dict[bool, float]] = {}
+    for row in calibration.published_rows():
+        if row.head_dim == 128 and row.variant in kernels:
+            found = calibration.modelled(row, kernels[row.variant].cycles, constants) / row.tflops
+            errors.setdefault((row.run, row.seqlen), {})[uses_pairs(row.variant)] = found
+    for (run, seqlen), found in errors.items():
+        if len(found) == 2:
+            ratio = found[True] / found[False]
+            lines.append(
+                f"| {run} | {seqlen} | {found[True]:.3f} | {found[False]:.3f} | {ratio:.3f} |"
+            )
+    return "\n".join(lines)
+
+
+def of_rule(curve: Curve) -> pays.Cycles:
+    """The start and the cycles of a key tile that a curve ends with."""
+    tile = curve.per_tile
+    last, cycles = curve.points[-1]
+    return pays.Cycles(round(cycles - tile * last), round(tile))
+
+
+def rule(constants: dict[str, Constant]) -> dict:
+    """pays.MODELLED, modelled again."""
+    found = {}
+    for qk, ov, mask in pays.MODELLED:
+        variant = Variant(OURS, qk, mask is bands.Causal, head_dim_v=0 if qk == ov else ov)
+        curves = (
+            report.model(replace(variant, pairs=p), constants).cycles.added for p in (False, True)
+        )
+        found[qk, ov, mask] = tuple(map(of_rule, curves))
+    return found
 
 
 def steady(variant: Variant) -> SteadyState:
     """The steady state of a kernel, from its two longest work tiles."""
     works = [workload(variant, tiles) for tiles in TILES[-2:]]
-    kernel = AlignedKernel.of(kernels.traced(variant, works))
-    return steady_state(kernel.simulate(fitted_b200()))
+    kernel = AlignedKernel.of(traced(variant, works))
+    return steady_state(kernel.simulate(fitted_b200(), STARTS))
 
 
-def row(head_dim: int) -> str:
-    """Cycles of a key tile, and of them those of tensor core and copies, single and in pairs."""
+def steady_row(head_dim: int) -> str:
+    """Cycles of a key tile, and of them those of tensor core and copies, alone and in pairs."""
     cells = [str(head_dim)]
     for pairs in (False, True):
         found = steady(Variant(OURS, head_dim, pairs=pairs))
@@ -35,13 +135,42 @@ def row(head_dim: int) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def main(head_dims) -> int:
-    print("| head dim | single CTAs | tensor | copies | bound | pairs | tensor | copies | bound |")
-    print("|---" * 9 + "|")
-    for head_dim in head_dims:
-        print(row(head_dim), flush=True)
+def tables(makers: tuple[str, ...], constants: dict[str, Constant]) -> dict[str, str]:
+    """By the marks of the pages."""
+    wanted = [variant for problem in problems() for variant in both(problem)]
+    if THEIRS in makers:
+        wanted += [Variant.of(THEIRS, problem) for problem in problems()]
+        wanted += [row.variant for row in calibration.published_rows() if row.head_dim == 128]
+    kernels = {variant: report.model(variant, constants) for variant in dict.fromkeys(wanted)}
+    found = {"pairs": f"{table(kernels, constants)}\n\n{report.made_by(kernels)}"}
+    if THEIRS in makers:
+        found["pairs_check"] = f"{check_table(kernels, constants)}\n\n{report.made_by(kernels)}"
+    return found
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steady", action="store_true")
+    parser.add_argument("--rule", action="store_true")
+    parser.add_argument("--docs", action="store_true")
+    args = parser.parse_args(argv)
+    if args.steady:
+        print("| head dim | alone | tensor | copies | bound | pairs | tensor | copies | bound |")
+        print("|---" * 9 + "|")
+        for head_dim in HEAD_DIMS:
+            print(steady_row(head_dim), flush=True)
+    elif args.rule:
+        for key, cycles in rule(fitted_b200()).items():
+            print(key, *cycles, "now", *pays.MODELLED[key])
+    else:
+        found = tables((OURS, THEIRS), fitted_b200())
+        if args.docs:
+            from benchmarks.model import write_docs
+
+            write_docs(found)
+        print(*found.values(), sep="\n\n")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main([int(word) for word in sys.argv[1:]] or HEAD_DIMS))
+    sys.exit(main())

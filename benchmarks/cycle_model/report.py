@@ -160,7 +160,7 @@ def table(found: list[dict]) -> str:
     ]
     for row in found:
         p = row["problem"]
-        seqlen = _lengths(Problem(**p))
+        seqlen = lengths_of(Problem(**p))
         cells = [str(p["head_dim"]), row["mask"], seqlen, f"{p['batch']} x {p['heads_q']}"]
         for maker in (OURS, THEIRS):
             cells += _cells(row.get(maker))
@@ -250,7 +250,13 @@ def orders_table(kernels: dict[Variant, Modelled], constants: dict[str, Constant
         idle = (1 - best.busy) * best.slot_cycles / int(constants["sms"].value) / clock
         ideal = best.us - (0 if best.bound_by_memory else idle)
         us = [f"{time.us:.0f}" for time in times.values()]
-        cells = [str(problem.head_dim), variant.mask, _lengths(problem), found["now"].count(0), *us]
+        cells = [
+            str(problem.head_dim),
+            variant.mask,
+            lengths_of(problem),
+            found["now"].count(0),
+            *us,
+        ]
         cells += [f"{ideal:.0f}", f"{times['now'].us / best.us - 1:.1%}"]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
@@ -284,12 +290,13 @@ def claims_table(kernels: dict[Variant, Modelled], constants: dict[str, Constant
             simulated[variant] = [*ours, model(replace(variant, one_block=True), constants)]
         theirs = cell(kernels[peer], problem, constants).tflops
         speeds = [cell(kernel, problem, constants).tflops for kernel in simulated[variant]]
-        cells = [str(problem.head_dim), variant.mask, _lengths(problem)]
+        cells = [str(problem.head_dim), variant.mask, lengths_of(problem)]
         lines.append("| " + " | ".join(cells + [f"{s / theirs:.2f}" for s in speeds]) + " |")
     return "\n".join(lines)
 
 
-def _lengths(problem: Problem) -> str:
+def lengths_of(problem: Problem) -> str:
+    """The length of its sequences, or the shortest and the longest."""
     lengths = problem.lengths
     return f"{min(lengths)} to {max(lengths)}" if lengths else str(problem.seqlen)
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.cycle_model.pairs                 the tables of the pages of performance
     python -m benchmarks.cycle_model.pairs --steady        the steady state of the full mask: about a minute a kernel
-    python -m benchmarks.cycle_model.pairs --rule          the cycles of mhapair/pays.py (docs/decisions/0017)
+    python -m benchmarks.cycle_model.pairs --rule          the cycles of mhapair/pays.py (docs/decisions/0018)
     python -m benchmarks.cycle_model.pairs --docs          write the tables
 
 All cycles are means over start offsets (starts.py).

@@ -54,9 +54,9 @@ BUILT_PARAMETERS = frozenset(
         "mask_mod aux_tensors q_descale k_descale v_descale o_scale"
     ).split()
 )
-LATENT = {"latent": True, "kv_layout": "paged", "page_size": 64, "seqused_k": True}
 # Of them, those with which no call asks for pairs of CTAs by itself.
 NOT_PAIRED = ("window_size", "mask", "softcap", "score_mod", "mask_mod")
+LATENT = {"latent": True, "kv_layout": "paged", "page_size": 64, "seqused_k": True}
 ARCHS = tuple(ARCH_OF_COMPUTE_CAPABILITY.values())
 
 
@@ -67,7 +67,7 @@ class Capability:
     dtype is one of DTYPES; group is query heads per key/value head; devices says which
     tensors take this row when it runs; families are the kernels that do, by the number of queries
     (sm100/choose_config.py), or the one of the call that was asked about. pairs: calls of many queries and keys run on
-    pairs of CTAs (sm100/mhapair/pays.py; docs/decisions/0017), others on CTAs alone; or the call that was asked about
+    pairs of CTAs (sm100/mhapair/pays.py; docs/decisions/0018), others on CTAs alone; or the call that was asked about
     does. latent: of flash_mla_with_kvcache, whose q has `group` heads.
     """
 

@@ -98,7 +98,8 @@ def test_the_environment_decides_for_all(asked, monkeypatch, word, families):
 def test_an_exact_maximum_leaves_ctas_alone(asked, monkeypatch):
     monkeypatch.setenv("CUTE_FA4_MAXIMUM", "exact")
     flash_attn_func(*qkv(1, ROWS), causal=True)
-    assert asked == [ALONE]
+    flash_attn_func(*qkv(1, ROWS, depth=192), causal=True)
+    assert asked == [ALONE, PAIRS]
 
 
 MODEL = dict(heads_q=HEADS, heads_kv=HEADS, calls=("dense", "packed"))

@@ -12,7 +12,7 @@
     causal, 128        |alone -----------------------------|pairs ------------------->
 
 `Lengths` is what a call knows without reading a tensor of its own. Pairs are taken where they save LEAST_GAIN at least
-and fill the chip; what was not modelled runs on CTAs alone (docs/decisions/0017).
+and fill the chip; what was not modelled runs on CTAs alone (docs/decisions/0018).
 """
 
 from dataclasses import dataclass
@@ -26,6 +26,7 @@ ROWS_ALONE = 256  # of a block
 ROWS_OF_PAIR = CTAS * ROWS_ALONE
 KEYS_A_TILE = 128
 STEP = 16  # of depth, for the tensor core
+LAGS_TO = 128  # columns of K: up to there P waits for the exact maximum, which pairs cannot hide
 LEAST_GAIN = 0.02  # of the cycles: less than this a model cannot tell
 
 
@@ -53,7 +54,7 @@ class Asked:
     """What a call asks for, as far as the rule reads it.
 
     plain      neither a score_mod nor a mask_mod: with them softmax is the bound
-    exact      the running maximum is asked for: P waits for it, which pairs cannot hide
+    exact      the running maximum is asked for, as fp16 needs it
     """
 
     qkv_dtype: str
@@ -66,10 +67,12 @@ class Asked:
     @property
     def modelled(self) -> tuple[Cycles, Cycles] | None:
         """Of CTAs alone and of pairs; None: CTAs alone run it, whatever its lengths."""
-        if self.qkv_dtype != "bf16" or self.exact or not self.plain:
+        if self.qkv_dtype not in ("bf16", "fp16") or not self.plain:
             return None
         depths = (-(-depth // STEP) * STEP for depth in (self.head_dim, self.head_dim_v))
-        return MODELLED.get((*depths, type(self.mask)))
+        found = MODELLED.get((*depths, type(self.mask)))
+        lags = self.qkv_dtype == "bf16" and not self.exact
+        return found if lags or self.head_dim > LAGS_TO else None
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,8 @@ class Pair(TwoTiles):
     ctas: ClassVar[int] = 2  # that share an MMA
 
     def resolved(self, problem: Problem) -> "Pair":
-        lags = may_lag(problem) and problem.mask.is_band
+        # Beyond 128 columns the tensor core is the bound, and the exact maximum takes no longer.
+        lags = may_lag(problem) and problem.mask.is_band and problem.qk_depth <= 128
         open_here = {"lone_tiles": False, "maximum": "lagged" if lags else "exact"}
         if self.maximum in (None, "lagged") and lags and 64 < problem.qk_depth:
             if problem.arch == "sm_100a":  # docs/decisions/0013

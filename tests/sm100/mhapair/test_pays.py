@@ -35,6 +35,18 @@ def test_what_was_not_modelled_to_gain_runs_on_ctas_alone(changed):
 
 
 @pytest.mark.parametrize("depths, mask", [(key[:2], key[2]) for key in MODELLED])
+def test_deep_keys_hide_the_exact_maximum():
+    """192 columns: the tensor core is the bound, whatever softmax waits for; so fp16 pays, too."""
+    deep = dict(head_dim=192, head_dim_v=128, mask=CAUSAL)
+    found = [Asked("bf16", **deep), Asked("bf16", **deep, exact=True), Asked("fp16", **deep)]
+    assert all(pays(asked, LONG) for asked in found)
+    schedules = [
+        choose_config(qkv_dtype="bf16", head_dim=d, head_dim_v=128, family="mhapair").schedule
+        for d in (128, 192)
+    ]
+    assert [schedule.maximum for schedule in schedules] == ["lagged", "exact"]
+
+
 def test_once_pairs_pay_they_pay_for_longer_sequences(depths, mask):
     """Of whole blocks: what is left of a block of 512 rows may cost more than pairs save."""
     asked = Asked("bf16", *depths, mask())

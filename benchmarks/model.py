@@ -10,6 +10,7 @@
                                                   the tables of docs/performance_method.md
     python benchmarks/model.py --decode           the table of decode; with --docs write those of decode only
     python benchmarks/model.py --depths           the tables of head dims; with --docs write those only
+    python benchmarks/model.py --pairs            the tables of pairs of CTAs; with --docs write those only
 
 No GPU takes part and nothing is measured. How it works: benchmarks/cycle_model/, what it cannot
 see: docs/performance_method.md. Needs nvdisasm (pip install nvidia-cuda-nvdisasm, or triton).
@@ -118,6 +119,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--decode", action="store_true")
     parser.add_argument("--depths", action="store_true")
     parser.add_argument("--b300", action="store_true")
+    parser.add_argument("--pairs", action="store_true")
     parser.add_argument(
         "--only", metavar="WORDS", help='kernels whose name has these words: "cute_fa4 d128 causal"'
     )
@@ -147,10 +149,12 @@ def main(argv: list[str] | None = None) -> int:
         return 0
 
     constants = fitted_b200()
-    if args.depths or args.b300:
+    if args.depths or args.b300 or args.pairs:
         tables = {"b300": b300.table(makers)} if args.b300 else {}
         if args.depths:
             tables |= depths.tables(makers, constants) | wide.tables(makers, constants)
+        if args.pairs:
+            tables |= pairs.tables(makers, constants)
         if args.docs:
             write_docs(tables)
         else:

@@ -1,9 +1,8 @@
 """Pairs of CTAs beside CTAs alone: the steady state, whole launches, and the cycles of the rule of calls.
 
-    python -m benchmarks.cycle_model.pairs                 the tables of the pages of performance
-    python -m benchmarks.cycle_model.pairs --steady        the steady state of the full mask: about a minute a kernel
-    python -m benchmarks.cycle_model.pairs --rule          the cycles of mhapair/pays.py (docs/decisions/0018)
-    python -m benchmarks.cycle_model.pairs --docs          write the tables
+    python -m benchmarks.cycle_model.pairs --steady    the steady state of the full mask: about a minute a kernel
+    python -m benchmarks.cycle_model.pairs --rule      the cycles of mhapair/pays.py (docs/decisions/0020)
+    python benchmarks/model.py --pairs                 the tables of the pages of performance
 
 All cycles are means over start offsets (starts.py).
 """
@@ -77,25 +76,33 @@ def table(kernels: dict[Variant, report.Modelled], constants: dict[str, Constant
 
 
 def check_table(kernels: dict[Variant, report.Modelled], constants: dict[str, Constant]) -> str:
-    """The model's error on flash-attn-4's pairs, without a mask, and on its CTAs alone, under the causal one."""
+    """The model's error on flash-attn-4's pairs and CTAs alone; at d=64, without pairs, what masks make of it."""
     lines = [
-        "Modelled over published speed of flash-attn-4, d=128: without a mask its kernel is of pairs, under the causal "
-        "mask of CTAs alone. Last column: by how much a gain of pairs is modelled too large, if it is not the mask.",
+        "Modelled over published speed of flash-attn-4. Without a mask it takes pairs at d=128 and CTAs alone at d=64; "
+        "under the causal mask CTAs alone.",
         "",
-        "| run | S | pairs | alone | pairs / alone |",
-        "|---|---|---|---|---|",
+        "| run | d | S | full | kernel | causal | full / causal |",
+        "|---|---|---|---|---|---|---|",
     ]
     errors: dict[tuple, dict[bool, float]] = {}
     for row in calibration.published_rows():
-        if row.head_dim == 128 and row.variant in kernels:
+        if row.variant in kernels:
             found = calibration.modelled(row, kernels[row.variant].cycles, constants) / row.tflops
-            errors.setdefault((row.run, row.seqlen), {})[uses_pairs(row.variant)] = found
-    for (run, seqlen), found in errors.items():
+            errors.setdefault((row.run, row.head_dim, row.seqlen), {})[row.causal] = found
+    for (run, depth, seqlen), found in errors.items():
         if len(found) == 2:
-            ratio = found[True] / found[False]
-            lines.append(
-                f"| {run} | {seqlen} | {found[True]:.3f} | {found[False]:.3f} | {ratio:.3f} |"
-            )
+            kernel = "pairs" if uses_pairs(Variant(THEIRS, depth)) else "alone"
+            full, causal = found[False], found[True]
+            cells = [
+                run,
+                depth,
+                seqlen,
+                f"{full:.3f}",
+                kernel,
+                f"{causal:.3f}",
+                f"{full / causal:.3f}",
+            ]
+            lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
 
 
@@ -140,7 +147,7 @@ def tables(makers: tuple[str, ...], constants: dict[str, Constant]) -> dict[str,
     wanted = [variant for problem in problems() for variant in both(problem)]
     if THEIRS in makers:
         wanted += [Variant.of(THEIRS, problem) for problem in problems()]
-        wanted += [row.variant for row in calibration.published_rows() if row.head_dim == 128]
+        wanted += [row.variant for row in calibration.published_rows()]
     kernels = {variant: report.model(variant, constants) for variant in dict.fromkeys(wanted)}
     found = {"pairs": f"{table(kernels, constants)}\n\n{report.made_by(kernels)}"}
     if THEIRS in makers:
@@ -152,23 +159,15 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steady", action="store_true")
     parser.add_argument("--rule", action="store_true")
-    parser.add_argument("--docs", action="store_true")
     args = parser.parse_args(argv)
     if args.steady:
         print("| head dim | alone | tensor | copies | bound | pairs | tensor | copies | bound |")
         print("|---" * 9 + "|")
         for head_dim in HEAD_DIMS:
             print(steady_row(head_dim), flush=True)
-    elif args.rule:
+    if args.rule:
         for key, cycles in rule(fitted_b200()).items():
             print(key, *cycles, "now", *pays.MODELLED[key])
-    else:
-        found = tables((OURS, THEIRS), fitted_b200())
-        if args.docs:
-            from benchmarks.model import write_docs
-
-            write_docs(found)
-        print(*found.values(), sep="\n\n")
     return 0
 
 

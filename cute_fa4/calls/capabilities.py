@@ -67,7 +67,7 @@ class Capability:
     dtype is one of DTYPES; group is query heads per key/value head; devices says which
     tensors take this row when it runs; families are the kernels that do, by the number of queries
     (sm100/choose_config.py), or the one of the call that was asked about. pairs: calls of many queries and keys run on
-    pairs of CTAs (sm100/mhapair/pays.py; docs/decisions/0018), others on CTAs alone; or the call that was asked about
+    pairs of CTAs (sm100/mhapair/pays.py; docs/decisions/0020), others on CTAs alone; or the call that was asked about
     does. latent: of flash_mla_with_kvcache, whose q has `group` heads.
     """
 

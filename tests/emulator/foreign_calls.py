@@ -5,9 +5,7 @@ Inside of as_if_cuda: tensors "on cuda" are CPU tensors. Sizes: the smallest wit
 
 import importlib
 import os
-import subprocess
 import sys
-import tempfile
 import types
 from pathlib import Path
 
@@ -143,35 +141,13 @@ def flashinfer_decode(head_dim=128, length=512, splits=1):
     check("decode", out.reshape(exact.shape), exact, 5e-3)
 
 
-DEEP_GEMM = """
-#include <deep_gemm/impls/sm100_bf16_gemm.cuh>
-using namespace deep_gemm;
-template __global__ void deep_gemm::sm100_bf16_gemm_impl<
-    cute::UMMA::Major::K, cute::UMMA::Major::K, 0, 0, 0, 128, 128, 64, 1, 128, 128, 128, 4, 128, 128, 1, false, 2, 128,
-    false, false, GemmType::Normal, false, cutlass::bfloat16_t, 100>(
-    int*, uint32_t, uint32_t, uint32_t, const __grid_constant__ cute::TmaDescriptor,
-    const __grid_constant__ cute::TmaDescriptor, const __grid_constant__ cute::TmaDescriptor);
-"""
-
-
-def compiled(source, *folders):
-    """The PTX that nvcc makes of CUDA C++ for sm_100a."""
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / "kernel.cu"
-        path.write_text(source)
-        command = ["nvcc", "--ptx", "-arch=sm_100a", "-std=c++20", "--expt-relaxed-constexpr", "-w"]
-        command += [f"-I{folder}" for folder in folders]
-        subprocess.run([*command, str(path), "-o", f"{path}.ptx"], check=True, capture_output=True)
-        return Path(f"{path}.ptx").read_text()
-
-
 def deep_gemm():
-    """CUDA C++: the dense bf16 GEMM, persistent on two CTAs; tensor maps as its host code makes them."""
-    folders = (
-        Path(os.environ["DEEPGEMM"]) / "deep_gemm/include",
-        Path(os.environ["CUTLASS"]) / "include",
-    )
-    kernel = ptx_files.load(compiled(DEEP_GEMM, *folders))
+    """CUDA C++, as PTX in the file DEEPGEMM: the dense, persistent bf16 GEMM for two CTAs,
+    tiles of 128 x 128 x 64 in four stages.
+
+    Tensor maps as its host code makes them.
+    """
+    kernel = ptx_files.load(Path(os.environ["DEEPGEMM"]))
     torch.manual_seed(0)
     m, n, k = 256, 256, 192
     a, b = random(m, k), random(n, k)

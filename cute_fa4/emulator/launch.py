@@ -123,6 +123,7 @@ def execute_grid(
         for _ in range(cluster[0] * cluster[1] * cluster[2])
     ]
     registers = _registers_per_thread(kernel, threads)
+    register_arrays = {}  # (rank, warp) -> R
     placed = []
     try:
         program.place_variables(machine, placed)
@@ -140,7 +141,9 @@ def execute_grid(
             machine.claim_cluster = pending.claim
             while pending.indices:
                 index = pending.indices.popleft()
-                warps = _make_cluster(machine, kernel, index, cluster, threads, pool, registers)
+                warps = _make_cluster(
+                    machine, kernel, index, cluster, threads, pool, registers, register_arrays
+                )
                 scheduler.run(warps)
                 # What may outlive its CTA (stores to global memory) completes before the next cluster starts.
                 machine.engine.drain()
@@ -203,7 +206,8 @@ class PendingClusters:
         return tuple(i * d for i, d in zip(index, cta.cluster.dims, strict=True))
 
 
-def _make_cluster(machine, kernel, index, dims, threads, pool, registers):
+def _make_cluster(machine, kernel, index, dims, threads, pool, registers, register_arrays):
+    """Its warps; pool and register_arrays: memory of the cluster before, which is over."""
     cluster = Cluster(machine, dims, index)
     warps = []
     for rank, (z, y, x) in enumerate(itertools.product(*(range(d) for d in dims[::-1]))):
@@ -213,7 +217,10 @@ def _make_cluster(machine, kernel, index, dims, threads, pool, registers):
         cta.tmem = _tensor_memory(machine, cta_index)
         for first in range(0, threads, WARP_SIZE):
             live = FULL if threads - first >= WARP_SIZE else (1 << threads - first) - 1
-            warp = Warp(cta, first // WARP_SIZE, kernel.rows, kernel.predicates, live)
+            number = first // WARP_SIZE
+            used = register_arrays.get((rank, number))
+            warp = Warp(cta, number, kernel.rows, kernel.predicates, live, used)
+            register_arrays[rank, number] = warp.R
             warp.registers_per_thread = registers
             warp.local_bytes = kernel.local_bytes
             cta.warps.append(warp)

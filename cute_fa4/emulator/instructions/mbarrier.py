@@ -20,7 +20,7 @@ from cute_fa4.emulator.instruction_table import instruction
 from cute_fa4.emulator.machine.fast_paths import fast
 from cute_fa4.emulator.machine.mbarrier import MBarrier
 from cute_fa4.emulator.machine.warp import FULL, SHARED_BASE, Wait
-from cute_fa4.emulator.ptx_parser import Addr, Reg, Sink
+from cute_fa4.emulator.ptx_parser import Addr, Imm, Reg, Sink
 
 _SPACE = r"(?:\.shared(?:::cta|::cluster)?)?"
 _ORDER = r"(?:\.(?:release|relaxed|acquire))?(?:\.(?:cta|cluster))?"
@@ -141,7 +141,7 @@ def arrive(warp, ins, match):
     wanted = type(state) is Reg
     phases = np.zeros(32, np.uint64) if wanted else None
     for cta, offset, lanes in _by_address(warp, rest[0], ins.opcode):
-        amount = [1] * len(lanes) if values is None else values[lanes].tolist()
+        amount = _ONES[: len(lanes)] if values is None else values[lanes].tolist()
         if cta is not warp.cta:
             if state is not None and not isinstance(state, Sink):
                 warp.fault(
@@ -153,8 +153,7 @@ def arrive(warp, ins, match):
         barrier = cta.mbarrier(offset)
         _release(warp, barrier)
         if wanted:
-            each = [1] * len(amount) if expects else amount
-            phases[lanes] = _state(barrier, itertools.accumulate(each[:-1], initial=0))
+            phases[lanes] = _states(barrier, _ONES[: len(lanes)] if expects else amount)
         if expects:
             for nbytes in amount:
                 barrier.arrive(1, issuer, nbytes, drop)
@@ -173,9 +172,18 @@ _PHASE_BITS = 40
 _PHASE = np.uint64((1 << _PHASE_BITS) - 1)
 
 
-def _state(barrier, before):
-    """Arrival states: the phase, and the arrivals that it lacks after so many of the same instruction."""
-    return [barrier.phase | max(barrier.pending - n, 0) << _PHASE_BITS for n in before]
+_ONES = [1] * 32
+_LANES = np.arange(32)
+
+
+def _states(barrier, amounts):
+    """Arrival states of lanes that arrive so many times: the phase, and the arrivals that it lacks before each."""
+    if amounts == _ONES:
+        lacked = np.maximum(barrier.pending - _LANES, 0)
+    else:
+        before = itertools.accumulate(amounts[:-1], initial=0)
+        lacked = np.array([max(barrier.pending - n, 0) for n in before])
+    return (lacked << _PHASE_BITS | barrier.phase).astype(np.uint64)
 
 
 def _release(warp, barrier):
@@ -189,7 +197,12 @@ def _release(warp, barrier):
 
 def _outgoing(order, warp):
     opcode = warp.ins.opcode
-    return order.outgoing(warp, _scope(order, opcode), ".relaxed" in opcode)
+    return order.outgoing(warp, _scope(order, opcode), _is_relaxed(opcode))
+
+
+@functools.cache
+def _is_relaxed(opcode):
+    return ".relaxed" in opcode
 
 
 def _scope(order, opcode):
@@ -251,7 +264,7 @@ def arrive_no_complete(warp, ins, match):
                     f"{barrier.name}: arrive.noComplete would complete phase {barrier.phase}",
                     BarrierError,
                 )
-            token = _state(barrier, [0])[0]
+            token = _states(barrier, [0])[0]
             barrier.arrive(int(counts[lane]), issuer, drop=bool(match[1]))
         warp.write64(state, np.uint64(token))
     warp.note_progress()
@@ -285,8 +298,14 @@ def pending_count(warp, ins):
     )
 
 
-def _by_value(tokens, lanes):
-    """[(value, mask of the lanes that have it)]."""
+def _by_value(warp, token, tokens, lanes):
+    """[(value, mask of the lanes that have it)]; token: the operand, tokens: its values."""
+    if type(token) is Imm:
+        return [(int(tokens[0]), mask_of_lanes(lanes))]
+    if type(token) is Reg and token.bits == 32 and len(lanes) == warp.mask.bit_count():
+        same = fast.uniform(warp.R, token.row, warp.mask, 0)
+        if same >= 0:
+            return [(same, warp.mask)]
     values = tokens[lanes].tolist()
     masks = {}
     if values.count(values[0]) == len(values):
@@ -314,7 +333,7 @@ def wait(warp, ins, match):
         if barrier.observer is not None:
             barrier.observer.tested(barrier, warp.issuer())
         before = true
-        for value, mask in _by_value(tokens, lanes):
+        for value, mask in _by_value(warp, token, tokens, lanes):
             if by_parity:
                 value &= 1
             if barrier.test(value) if by_parity else barrier.test_phase(value):

@@ -22,7 +22,7 @@ from cute_fa4.emulator.instruction_table import instruction
 from cute_fa4.emulator.instructions.mbarrier import shared_addresses
 from cute_fa4.emulator.machine.fast_paths import fast
 from cute_fa4.emulator.machine.warp import FULL, LOCAL_BASE, PARAM_BASE, SHARED_BASE
-from cute_fa4.emulator.ptx_parser import Addr, Reg, Sink, Vec
+from cute_fa4.emulator.ptx_parser import Addr, Reg, Sink, Symbol, Vec
 
 _QUALIFIERS = (
     r"(?:\.(?:weak|volatile|relaxed|acquire|release|acq_rel|mmio|cta|cluster|gpu|sys|nc|ca|cg|cs|cv|lu|wb|wt|unified"
@@ -65,6 +65,8 @@ def load(warp, ins, match):
     access = _decode(ins.opcode)
     if access.space == "shared" and _load_shared(warp, ins, access):
         return
+    if access.space == "param" and _load_parameter(warp, ins, access):
+        return
     target, source = ins.operands[0], ins.operands[1]
     targets = target.items if isinstance(target, Vec) else (target,)
     if len(targets) < access.count:
@@ -106,6 +108,27 @@ def store(warp, ins, match):
         values[:, i] = whole[lanes] if len(lanes) < 32 else whole
     scatter(warp, access.space, warp.address(target)[lanes], values, access.count * access.size)
     warp.note_progress()
+
+
+def _load_parameter(warp, ins, access):
+    """Load from a parameter by its name, which is the same for all lanes; False, and nothing done, by a register."""
+    target, source = ins.operands
+    base = source.base if isinstance(source, Addr) else source
+    if not (isinstance(base, Symbol) and base.space == "param"):
+        return False
+    targets = target.items if isinstance(target, Vec) else (target,)
+    if len(targets) < access.count:
+        return False
+    size = access.size
+    start = base.offset + (source.offset if isinstance(source, Addr) else 0)
+    data = warp.cta.machine.params.read(start, access.count * size, warp.issuer()).tobytes()
+    for i, register in enumerate(targets):
+        value = int.from_bytes(data[i * size : (i + 1) * size], "little", signed=access.signed)
+        if isinstance(register, Reg) and register.bits == 64:
+            warp.write64(register, np.uint64(value & 0xFFFFFFFFFFFFFFFF))
+        else:
+            warp.write32(register, np.uint32(value & FULL))
+    return True
 
 
 # --- the usual case of shared memory: a 32-bit address, registers, the own CTA -----------------------------

@@ -122,7 +122,7 @@ class Format:
     decode: object
     in_tensor_memory: object = None
 
-    @property
+    @cached_property
     def itemsize(self):
         return np.dtype(self.raw).itemsize
 

@@ -148,11 +148,12 @@ class Warp:
     resumed  the Wait whose end led to this call of the instruction function, None on the first call
     """
 
-    def __init__(self, cta, index, rows, predicates, live=FULL):
+    def __init__(self, cta, index, rows, predicates, live=FULL, registers=None):
         self.cta = cta
         self.index = index
         # A register that nobody wrote holds anything: all ones make an integer huge and a float NaN.
-        self.R = np.full((max(rows, 2), WARP_SIZE), FULL, np.uint32)
+        self.R = np.empty((max(rows, 2), WARP_SIZE), np.uint32) if registers is None else registers
+        self.R.fill(FULL)
         self.P = np.zeros(max(predicates, 1), np.uint32)
         self.R_pointer = self.R.ctypes.data
         self.P_pointer = self.P.ctypes.data

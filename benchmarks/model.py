@@ -10,6 +10,7 @@
                                                   the tables of docs/performance_method.md
     python benchmarks/model.py --decode           the table of decode; with --docs write those of decode only
     python benchmarks/model.py --depths           the tables of head dims; with --docs write those only
+    python benchmarks/model.py --eight-bits       the table of 8-bit tensors; with --docs write it
     python benchmarks/model.py --pairs            the tables of pairs of CTAs; with --docs write those only
 
 No GPU takes part and nothing is measured. How it works: benchmarks/cycle_model/, what it cannot
@@ -29,7 +30,17 @@ ROOT = Path(__file__).resolve().parents[1]
 if __package__ in (None, ""):  # run as a file: make `benchmarks` importable
     sys.path.insert(0, str(ROOT))
 
-from benchmarks.cycle_model import b300, calibration, depths, pairs, plots, report, timeline, wide  # noqa: E402
+from benchmarks.cycle_model import (  # noqa: E402
+    b300,
+    calibration,
+    depths,
+    eight_bits,
+    pairs,
+    plots,
+    report,
+    timeline,
+    wide,
+)
 from benchmarks.cycle_model.constants import fitted_b200  # noqa: E402
 from benchmarks.cycle_model.decode import check as decode_check  # noqa: E402
 from benchmarks.cycle_model.decode import latent as latent_decode  # noqa: E402
@@ -118,6 +129,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--docs", action="store_true")
     parser.add_argument("--decode", action="store_true")
     parser.add_argument("--depths", action="store_true")
+    parser.add_argument("--eight-bits", action="store_true")
     parser.add_argument("--b300", action="store_true")
     parser.add_argument("--pairs", action="store_true")
     parser.add_argument(
@@ -149,8 +161,10 @@ def main(argv: list[str] | None = None) -> int:
         return 0
 
     constants = fitted_b200()
-    if args.depths or args.b300 or args.pairs:
+    if args.depths or args.b300 or args.pairs or args.eight_bits:
         tables = {"b300": b300.table(makers)} if args.b300 else {}
+        if args.eight_bits:
+            tables |= eight_bits.tables(makers, constants)
         if args.depths:
             tables |= depths.tables(makers, constants) | wide.tables(makers, constants)
         if args.pairs:
@@ -189,6 +203,7 @@ def main(argv: list[str] | None = None) -> int:
                 **depths.tables(makers, constants),
                 **pairs.tables(makers, constants),
                 **wide.tables(makers, constants),
+                **eight_bits.tables(makers, constants),
                 "b300": b300.table(makers),
                 **decode_tables(),
             }

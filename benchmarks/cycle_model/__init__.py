@@ -11,6 +11,7 @@ starts.py           several beginnings of a CTA, whose cycles are averaged
 schedules.py        which work tile comes when; of ours the kernel's own tile scheduler says it
 grid.py             cycles of a CTA -> time of a launch: waves, persistence, clock
 calibration.py      published rows, the fit, its error
+eight_bits.py       8-bit tensors beside flash-attn-4's FP8 kernel
 report.py           tables, JSON; timeline.py: pictures of the steady state; plots.py: plots of the tables
 pairs.py            pairs of CTAs beside CTAs alone, and the rule of calls; depths.py: head dims
 

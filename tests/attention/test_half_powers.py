@@ -13,6 +13,9 @@ from cute_fa4.calls import repeat
 from cute_fa4.compiler import policy
 from cute_fa4.reference import attention_float64
 from cute_fa4.sm100.choose_config import choose_config
+from cute_fa4.sm100.mha2q.p_crossed import PCrossedCode
+from cute_fa4.sm100.steps import half_powers
+from tests.serving.batches import LSE_ERROR_OF_FP8, attention
 
 E4M3 = torch.float8_e4m3fn
 QUERIES, KEYS = 300, 400
@@ -76,3 +79,56 @@ def test_who_gets_powers_in_f16(monkeypatch):
     monkeypatch.setenv(policy.EXPONENTIAL_VARIABLE, "half")
     with pytest.raises(ValueError, match="CUTE_FA4_EXPONENTIAL='half'; accepted: auto, exact"):
         policy.exponential()
+
+
+def is_right() -> bool:
+    """Within the bound of docs/numerics.md, element by element: rows without keys, with few, with two tiles of them."""
+    repeat.clear()
+    q, k, v = rows(QUERIES, 0, spread=4.0), rows(200, 1), rows(200, 2)
+    visible = torch.arange(200) <= torch.arange(QUERIES)[:, None] + 200 - QUERIES
+    exact, exact_lse, allowed = attention(q[0], k[0], v[0], visible=visible)
+    try:
+        with emulator.use(mode="hostile", seed=1):
+            out, lse = flash_attn_func(q, k, v, causal=True, return_lse=True)
+    except emulator.EmulatorError:
+        return False
+    none = exact_lse == -math.inf
+    close = ((out[0].double() - exact).abs() <= allowed).all()
+    lse = lse[0].double()
+    return bool(close and (lse[none] == exact_lse[none]).all()) and bool(
+        ((lse - exact_lse)[~none].abs() <= LSE_ERROR_OF_FP8).all()
+    )
+
+
+def with_text(name: str, old: str, new: str):
+    """-> (where, what, its replacement): a line of PTX changed."""
+    text = getattr(half_powers, name)
+    assert text.count(old) == 1
+    return half_powers, name, text.replace(old, new)
+
+
+made_sum, made_pack = half_powers.sum_of_halves, half_powers.pack_halves
+DEFECTS = {
+    "exponents are not clamped": with_text("HALF_PAIR", "rn.relu.f16x2", "rn.f16x2"),
+    "the exponent is shifted by nine": with_text("HALF_PAIR", "k, k, 10;", "k, k, 9;"),
+    "halves are swapped": with_text("HALF_PAIR", "y, $2, $1;", "y, $1, $2;"),
+    "words are swapped": (half_powers, "pack_halves", lambda pairs: made_pack(pairs[::-1])),
+    "an octave too much": (half_powers, "OFFSET", half_powers.OFFSET + 1),
+    "the sum forgets a pair": (half_powers, "sum_of_halves", lambda pairs: made_sum(pairs[1:])),
+    "P is stored before the other S has been read": (PCrossedCode, "may_store_p", lambda *_: None),
+}
+QUICK = ("exponents are not clamped",)
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.sweep) for n in DEFECTS]
+)
+def test_a_mistake_is_noticed(own_kernels, monkeypatch, name):
+    where, what, replacement = DEFECTS[name]
+    monkeypatch.setattr(where, what, replacement)
+    assert not is_right(), "nothing noticed"
+
+
+@pytest.mark.sweep
+def test_without_a_mistake_all_is_right():
+    assert is_right()

@@ -208,3 +208,9 @@ def test_pages_that_flash_attn_4_copies_by_thread_are_not_modelled():
         False, True, True, False,
     ]  # fmt: skip
     assert not Variant(OURS, page_size=16).not_modelled
+
+
+def test_tensors_of_eight_bits_are_half_of_the_bytes_read_and_the_output_is_not():
+    """Q, K and V of one byte, O of two: 5 / 8 of the bytes of bf16, and the same products."""
+    wide, narrow = (Problem(2, 16, 16, 1024, 128, False, dtype=dtype) for dtype in ("bf16", "e4m3"))
+    assert narrow.bytes == wide.bytes * 5 / 8 and narrow.flops == wide.flops

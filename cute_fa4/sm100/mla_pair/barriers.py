@@ -7,14 +7,14 @@ barrier       number  raised by                 awaited by    means
 q_full        1       load 1 (+ bytes of both)  mma           the Q tile is in shared memory
 q_free        1       mma 1 (commit)            load          the last S of this Q is made
 s_ready       2       mma 1 (commit)            softmax       S is made
-p_ready       1       softmax 8 (at 0)          mma           P is stored, O rescaled, S read
+p_ready       1       softmax 16 (at 0)         mma           P is stored, O rescaled, S read
 pv_done       1       mma 1 (commit)            softmax       O is complete up to here and P has been read
 kv_full       8       load 1 (+ bytes of both)  mma           a unit of K or V is there
 kv_empty      8       mma 1 (commit)            load          the slot's MMAs have completed
 rope_full     1       load 1 (+ bytes of both)  mma           the rotary columns are there
 rope_empty    1       mma 1 (commit)            load          S is made
 work_ready    2       load 1                    softmax, mma  a work tile is announced
-work_read     2       softmax 128 + mma 32      load          the announcement has been read
+work_read     2       softmax 256 + mma 32      load          the announcement has been read
 work_claimed  1       load 1 (+ bytes)          load          the answer to a claim is there
 
 At the first key tile of a work tile p_ready also says that the old O has been read. No block is claimed yet: the last
@@ -44,12 +44,11 @@ from ..sync.barriers import Arrivals, Barrier, BarrierTable, commit_by
 from .tiles import CTAS
 
 ROPE_SLOT = "rope_slot"
-ROPE_SLOTS = 1  # S of the next key tile, which frees it, is made early
 
 
-def table(warps: SwappedWarpRoles, kv_slots: int) -> BarrierTable:
-    """The table of a kernel whose ring has so many slots."""
-    numbers = dict(swapped.table(warps, kv_slots).numbers) | {ROPE_SLOT: ROPE_SLOTS}
+def table(warps: SwappedWarpRoles, kv_slots: int, rope_slots: int = 1) -> BarrierTable:
+    """The table of a kernel whose rings have so many slots."""
+    numbers = dict(swapped.table(warps, kv_slots).numbers) | {ROPE_SLOT: rope_slots}
     return BarrierTable(rows(warps), numbers)
 
 

@@ -9,7 +9,7 @@ Steady state of a pair. A line is an issue slot, not a duration; K0' is half of 
     CTA 0     CTA 1     mma of CTA 0            softmax of both
     Q  K0'    Q  K0'    .                       .
     K1'       K1'       S[0] = Q K0             .                        five parts, as their columns arrive
-    V0'       V0'       S[1] = Q K1             P0 = 2^(S[0] - m)        row maxima: two threads a row
+    V0'       V0'       S[1] = Q K1             P0 = 2^(S[0] - m)        row maxima: four threads a row
     K2'       K2'       O0, O1 = P0 V0          P1 = 2^(S[1] - m)        P through shared memory
     V1'       V1'       S[0] = Q K2             O *= factor, if a maximum moved
     K3'       K3'       O0, O1 += P1 V1         P2
@@ -42,6 +42,7 @@ from ..roles import load as load_role
 from ..roles.dispatch import first_column, own_lanes
 from ..roles.order import Order
 from . import load, products, softmax
+from .barriers import ROPE_SLOT
 from .load import LatentPairProducer, number_of_entries
 from .products import LatentPairConsumer
 from .smem import LatentPairShared
@@ -68,7 +69,7 @@ class LatentPairCTA(CTA):
 
 
 class SM100MLAPair(SM100Kernel):
-    """Forward attention on SM100 over a latent cache for 128 query rows: two CTAs of 192 threads."""
+    """Forward attention on SM100 over a latent cache for 128 query rows: two CTAs of 320 threads."""
 
     cluster = (CTAS, 1, 1)
     producer_pipeline = PairProducer
@@ -112,7 +113,7 @@ class SM100MLAPair(SM100Kernel):
         ring = dict(
             full=mbarriers + table.first_index("rope_full"),
             empty=mbarriers + table.first_index("rope_empty"),
-            slots=1,
+            slots=table.numbers[ROPE_SLOT],
             qk_stages=1,
         )
         nbytes = self.cfg.tiles.rope_slot_bytes

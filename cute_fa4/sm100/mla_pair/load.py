@@ -22,7 +22,6 @@ from ..mla_decode.tiles import LATENT_DEPTH
 from ..operands.kv_buffer import SPAN_BYTES, gather_chunks
 from ..steps.loads import rows_of_tile
 from ..sync.pipelines import Slot
-from ..work.blocks import rank_in_cluster
 from ..work.tile import Work
 from .smem import LatentPairShared
 from .tiles import CTAS, UNIT_COLUMNS, UNIT_KEYS
@@ -62,7 +61,7 @@ def number_of_entries(cfg) -> int:
 
 def load_q(cfg, args: KernelArgs, smem: LatentPairShared, events: Events, work: Work):
     """This CTA's 64 of the 128 rows: half of the heads, or half of the positions."""
-    tiles, dtype, rank = cfg.tiles, DTYPES[cfg.qkv_dtype], rank_in_cluster()
+    tiles, dtype, rank = cfg.tiles, DTYPES[cfg.qkv_dtype], cute.arch.block_idx_in_cluster()
     mbarrier = events.q_full.arrive_and_expect(0, tiles.q_tile_bytes)
     head, position = work.tile.head, work.tile.first_position
     if tiles.rows_per_position > tiles.q_box_rows:
@@ -98,7 +97,7 @@ def load_unit(cfg, args: KernelArgs, address, mbarrier, found, first_key, first_
 
 def load_k(cfg, args: KernelArgs, smem, kv: LatentPairProducer, found, at: LoadPosition):
     """This CTA's half of the keys, with all columns."""
-    slot, first_key = at.unit, rank_in_cluster() * UNIT_KEYS
+    slot, first_key = at.unit, cute.arch.block_idx_in_cluster() * UNIT_KEYS
     for i in range(cfg.tiles.k_units):
         kv.units.acquire(slot)
         mbarrier = kv.units.get_v(slot)
@@ -108,13 +107,14 @@ def load_k(cfg, args: KernelArgs, smem, kv: LatentPairProducer, found, at: LoadP
         slot = kv.units.commit_step(slot)
     kv.rope.acquire(at.rope)
     mbarrier, rest = kv.rope.get_v(at.rope), cfg.qk_depth - LATENT_DEPTH
-    load_unit(cfg, args, smem.rope_address, mbarrier, found, first_key, LATENT_DEPTH, rest)
+    address = smem.rope_address + at.rope.index * cfg.tiles.rope_slot_bytes
+    load_unit(cfg, args, address, mbarrier, found, first_key, LATENT_DEPTH, rest)
     return replace(at, unit=slot, rope=kv.rope.commit_step(at.rope))
 
 
 def load_v(cfg, args: KernelArgs, smem, kv: LatentPairProducer, found, slot: Slot) -> Slot:
     """All keys, and this CTA's half of the columns of each product."""
-    tiles, own = cfg.tiles, rank_in_cluster() * UNIT_COLUMNS
+    tiles, own = cfg.tiles, cute.arch.block_idx_in_cluster() * UNIT_COLUMNS
     for output in range(tiles.outputs):
         for part in range(tiles.key_parts):
             kv.units.acquire(slot)

@@ -91,7 +91,8 @@ def make_scores(
         kv.units.release_slot(unit)
         unit = unit.next(kv.units.slots)
     kv.rope.wait(at.rope)
-    multiply_qk(cfg, smem, cfg.tiles.rope_tile, smem.rope_address, s_address, LATENT_DEPTH)
+    address = smem.rope_address + at.rope.index * cfg.tiles.rope_slot_bytes
+    multiply_qk(cfg, smem, cfg.tiles.rope_tile, address, s_address, LATENT_DEPTH)
     kv.rope.release_slot(at.rope)
     events.s_ready.commit(buffer)
     return UsePosition(unit, at.rope.next(kv.rope.slots))

@@ -25,6 +25,7 @@ from . import barriers
 from .smem_map import LatentPairSmem, slots_that_fit, smem_map
 from .tiles import CTAS, LATENT_DEPTH, ROPE_DEPTH, LatentPairTiles
 
+WARPS = SwappedWarpRoles(softmax=range(0, 8), mma=range(8, 9), load=range(9, 10))
 S_BUFFERS = 2  # S of the next key tile is made while the softmax works on one; a buffer is tile & 1
 
 
@@ -43,7 +44,7 @@ class LatentPair:
     latent_rows: ClassVar[int] = (
         ROWS_PER_Q_TILE  # of a tile, in which the heads of a cache share places
     )
-    warps: ClassVar[SwappedWarpRoles] = SwappedWarpRoles()
+    warps: ClassVar[SwappedWarpRoles] = WARPS  # four softmax threads a row
 
     rescale_log2: float | None = None
     claims: bool | None = None
@@ -121,6 +122,6 @@ def not_built(problem: Problem) -> list[str]:
 @lru_cache(maxsize=256)
 def layout(warps: SwappedWarpRoles, tiles: LatentPairTiles) -> tuple[BarrierTable, LatentPairSmem]:
     """Barriers and shared memory decide each other's size: the ring gets what a kernel without slots leaves."""
-    slots = slots_that_fit(tiles, smem_map(tiles, warps, barriers.table(warps, 0)))
-    table = barriers.table(warps, slots)
+    slots = slots_that_fit(tiles, smem_map(tiles, warps, barriers.table(warps, 0, 0)))
+    table = barriers.table(warps, *slots)
     return table, smem_map(tiles, warps, table)

@@ -14,7 +14,7 @@ class LatentPairShared:
 
     q_address: Int32  # shared address of Q
     kv_address: Int32  # shared address of slot 0
-    rope_address: Int32  # shared address of the rotary columns
+    rope_address: Int32  # shared address of the first slot of rotary columns
     p_address: Int32  # shared address of P
     exchanged: cute.Tensor  # f32, (softmax thread, turn)
 

@@ -3,14 +3,15 @@
 field         bytes                      what
 q             73728                      Q: 64 rows of 576 columns
 kv            kv_slots * kv_slot_bytes   ring of units: 64 keys x 128 columns, K and V in the order of their use
-rope          8192                       the rotary columns of 64 keys
+rope          rope_slots * 8192          ring of the rotary columns of 64 keys
 p             16384                      P: 64 rows x 128 keys
-exchanged     2 * 512                    a value of each softmax thread, for the one with the other keys of its row
+exchanged     2 * 1024                   a value of each softmax thread, for those with the other keys of its row
 work_queue    112
 mbarriers     8 * barriers.total
 tmem_address  4
 
-Eight slots of 16 KiB: K of one key tile and V of one. The sizes are those of 16-bit operands.
+Eight slots of 16 KiB: K of one key tile and V of one, with one slot of rotary columns. Of eight bits a slot has half
+of the bytes, and there are three for rotary columns: with one, K of the next key tile but one would wait for S.
 """
 
 from dataclasses import dataclass
@@ -21,9 +22,11 @@ from ..mhaswap.smem_map import F32_BYTES
 from ..mhaswap.warp_roles import SwappedWarpRoles
 from ..sync.barriers import BarrierTable
 from ..work.entries import WORK_QUEUE_BYTES
+from .barriers import ROPE_SLOT
 from .tiles import LatentPairTiles
 
 BARRIERS_PER_SLOT = 2  # full and empty
+MOST_ROPE_SLOTS = 3  # of which two are on their way while one is used
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ def smem_map(
     return LatentPairSmem.of_sizes(
         q=tiles.q_tile_bytes,
         kv=table.kv_slots * tiles.kv_slot_bytes,
-        rope=tiles.rope_slot_bytes,
+        rope=table.numbers[ROPE_SLOT] * tiles.rope_slot_bytes,
         p=tiles.p_tile.nbytes,
         exchanged=2 * warps.threads_of("softmax") * F32_BYTES,
         work_queue=WORK_QUEUE_BYTES,
@@ -54,7 +57,13 @@ def smem_map(
     )
 
 
-def slots_that_fit(tiles: LatentPairTiles, without_ring: LatentPairSmem) -> int:
-    """Slots of the ring beside everything else; without_ring: the map of a kernel without slots."""
-    slot = tiles.kv_slot_bytes + MBARRIER_BYTES * BARRIERS_PER_SLOT
-    return max(0, (SMEM_CAPACITY_BYTES - without_ring.nbytes) // slot)
+def slots_that_fit(tiles: LatentPairTiles, without_rings: LatentPairSmem) -> tuple[int, int]:
+    """(units, slots of rotary columns) beside everything else; without_rings: the map of a kernel without slots.
+
+    K and V of a key tile come first, then rotary columns, then further units.
+    """
+    of_barriers = MBARRIER_BYTES * BARRIERS_PER_SLOT
+    unit, rope = tiles.kv_slot_bytes + of_barriers, tiles.rope_slot_bytes + of_barriers
+    free = SMEM_CAPACITY_BYTES - without_rings.nbytes
+    ropes = max(1, min(MOST_ROPE_SLOTS, (free - tiles.units * unit) // rope))
+    return max(0, (free - ropes * rope) // unit), ropes

@@ -1,7 +1,7 @@
 """Store: O / row sum from tensor memory to global memory, and the log-sum-exp.
 
-A thread stores its own columns of its own row, 16 bytes at a time: 128 columns of each output. Rows beyond the sequence
-are not written.
+A thread stores its own columns of its own row, 16 bytes at a time: 128 columns of the output of its warpgroup. Rows
+beyond the sequence are not written.
 """
 
 import math
@@ -42,40 +42,38 @@ def address_of(o: cute.Tensor, place: tuple) -> Int64:
     return (o.iterator + cute.crd2idx(place, o.layout)).toint()
 
 
-def first_depth(cfg, place, output: int):
-    """The first of this thread's columns of an output, in the depth of O."""
-    return output * cfg.tiles.pv_mma_shape[1] + place.half * cfg.tiles.o_columns
+def first_depth(cfg, place):
+    """The first of this thread's columns, in the depth of O."""
+    return place.group * cfg.tiles.pv_mma_shape[1] + place.half * cfg.tiles.o_columns
 
 
 @cute.jit
-def outputs(
+def output(
     cfg: cutlass.Constexpr,
     args: KernelArgs,
     work: Work,
     place,
-    tmem: Int32,
+    o_address: Int32,
     factor: Float32,
 ):
-    """Both outputs of this thread's row, times the factor, rounded. Zeros without key tiles."""
+    """This thread's columns of its row, times the factor, rounded. Zeros without key tiles."""
     row = rows.row_of(cfg, work, 0, place.row_of_tile)
     exists = results.is_row(cfg, args, work, row)
     at = results.row_place(cfg, args, work, row)
-    has_keys = work.tiles.count > 0
-    for number in cutlass.range_constexpr(len(cfg.tmem.o)):
-        address = Int64(0)
+    has_keys, address = work.tiles.count > 0, Int64(0)
+    if exists:
+        address = address_of(args.o, (*at, first_depth(cfg, place)))
+    for first in cutlass.range_constexpr(0, cfg.tiles.o_columns, BATCH):
+        values = [Float32(0.0)] * BATCH
+        if has_keys:
+            values = tensor_memory.load(o_address + first, BATCH)
+            tensor_memory.wait_load()
+        words = row_math.pack(row_math.multiplied(values, factor), cfg.o_dtype)
         if exists:
-            address = address_of(args.o, (*at, first_depth(cfg, place, number)))
-        for first in cutlass.range_constexpr(0, cfg.tiles.o_columns, BATCH):
-            values = [Float32(0.0)] * BATCH
-            if has_keys:
-                values = tensor_memory.load(tmem + cfg.tmem.o[number] + first, BATCH)
-                tensor_memory.wait_load()
-            words = row_math.pack(row_math.multiplied(values, factor), cfg.o_dtype)
-            if exists:
-                store_batch(cfg, address + first * DTYPE_BYTES[cfg.o_dtype], words)
+            store_batch(address + first * DTYPE_BYTES[cfg.o_dtype], words)
 
 
-def store_batch(cfg, address: Int64, words: list):
+def store_batch(address: Int64, words: list):
     """Words that lie side by side, 16 bytes at a time."""
     for i in range(0, len(words), PIECE_WORDS):
         store_words(address + 4 * i, words[i : i + PIECE_WORDS])
@@ -90,12 +88,12 @@ def log_sum_exp(
     state: RowState,
     factor: Float32 | None,
 ):
-    """Of this thread's row, natural logarithm, by one of its two threads; of a row without keys -inf.
+    """Of this thread's row, natural logarithm, by one of its threads; of a row without keys -inf.
 
     factor: of the scores besides the softmax scale, or None
     """
     row = rows.row_of(cfg, work, 0, place.row_of_tile)
-    if results.is_row(cfg, args, work, row) & (place.half == 0):
+    if results.is_row(cfg, args, work, row) & (place.thread < cfg.tiles.q_box_rows):
         lse = -Float32.inf
         if state.row_sum != 0.0:
             total_log2 = row_math.log2_of_sum(state.row_sum, cfg.p_lift_log2)

@@ -155,13 +155,19 @@ class LatentPairTiles(Tiles):
     # ---- tensor memory
 
     @property
-    def keys_of_thread(self) -> int:
-        """Scores of a key tile that a softmax thread has: the tensor-memory columns of S."""
+    def s_columns(self) -> int:
+        """Of one S: the keys of either half of the lanes."""
         return self.BN // CTAS
 
     @property
-    def s_columns(self) -> int:
-        return self.keys_of_thread
+    def keys_of_thread(self) -> int:
+        """Scores of a key tile that a softmax thread has; there are as many softmax warpgroups as outputs."""
+        return self.s_columns // self.outputs
+
+    @property
+    def threads_of_row(self) -> int:
+        """Softmax threads that share a row."""
+        return self.BN // self.keys_of_thread
 
     @property
     def o_columns(self) -> int:

@@ -21,8 +21,8 @@ from tests.emulator.mutations.mutant import (
     Mutant,
     Subject,
 )
-from tests.sm100.mhapair.defects import edited, several
 from tests.sm100.mla_decode.latent_batches import call_of, draw, stored
+from tests.sm100.pairs_of_ctas import edited, several
 
 NAME, INDEX_NAME = "latent_pair", "latent_pair_by_index"
 CONFIG, *_ = configs_for_model(
@@ -45,7 +45,7 @@ MAPA = r"mapa\.shared::cluster\.u32\s+(%r\d+), (%r\d+), 0;"
 MEETING = r"barrier\.cluster\.(arrive|wait);"
 BEFORE, AFTER = r"tcgen05\.fence::before_thread_sync;", r"tcgen05\.fence::after_thread_sync;"
 PROXY = r"fence\.proxy\.async\.shared::cta;"
-EXCHANGE = r"bar\.sync\s+1, 128;"
+EXCHANGE = r"bar\.sync\s+1, 256;"
 VOTE = r"vote\.sync\.any\.pred\s+(%p\d+), %p\d+, -1;"
 BALLOT = r"vote\.sync\.ballot\.b32\s+(%r\d+), %p\d+, -1;"
 LOADED, STORED = r"tcgen05\.wait::ld\S*;", r"tcgen05\.wait::st\S*;"
@@ -113,7 +113,7 @@ def index_mutants() -> tuple:
     every = r"mov.b32 \1, -1;"
     found = [
         planted(f"every entry of the list is a key, {n}", edited(BALLOT, n, every))
-        for n in range(3)
+        for n in range(2)
     ]
     none = planted("no entry of the list is a key", edited(BALLOT, 0, r"mov.b32 \1, 0;"))
     return (*found, none)

@@ -40,12 +40,11 @@ def check_call(heads, queries, page_size, keys, options, mode):
 
 
 def test_work_tiles_of_two_pairs_and_rows_that_rescale(monkeypatch):
-    """On four SMs two pairs share the seven tiles of four blocks: pieces begin and end within blocks, and a pair goes
+    """On four SMs two pairs share the nine tiles of four blocks: pieces begin and end within blocks, and a pair goes
     from one to the next. 48 heads leave rows of nobody in 64, of each of two queries, which the two CTAs have; later
     keys score higher by far more than 2^8. A query of NaN spoils its own row only."""
     monkeypatch.setattr(split, "num_sms", lambda device: 4)
-    monkeypatch.setattr(split, "LEAST_KEYS_PER_PART", 128)
-    batch = draw(2, [300, 0, 129, 40], heads=48)
+    batch = draw(2, [560, 0, 129, 40], heads=48)
     for k in batch.k:
         k *= torch.linspace(0.1, 12.0, max(len(k), 1))[: len(k), None, None].bfloat16()
     call = stored(batch, 16)

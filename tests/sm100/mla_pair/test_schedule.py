@@ -9,10 +9,10 @@ from cute_fa4.sm100.mla_pair import barriers
 from cute_fa4.sm100.mla_pair.schedule import LatentPair
 from cute_fa4.sm100.sync.barriers import reuse_text
 
-# Derived by hand: one announcing thread, one commit, eight softmax warps of both CTAs, or every thread of the role.
+# Derived by hand: one announcing thread, one commit, sixteen softmax warps of both CTAs, or every thread of the role.
 COUNTS = dict(
-    q_full=1, q_free=1, s_ready=1, p_ready=8, pv_done=1, kv_full=1, kv_empty=1, rope_full=1, rope_empty=1,
-    work_ready=1, work_read=128 + 32, work_claimed=1,
+    q_full=1, q_free=1, s_ready=1, p_ready=16, pv_done=1, kv_full=1, kv_empty=1, rope_full=1, rope_empty=1,
+    work_ready=1, work_read=256 + 32, work_claimed=1,
 )  # fmt: skip
 KIB = 1024
 
@@ -44,6 +44,10 @@ def test_sizes():
     assert (cfg.tmem.s, cfg.tmem.o, cfg.tmem.used) == ((0, 64), (128, 256), 384)
     assert all(region.offset % KIB == 0 for region in (smem.q, smem.kv, smem.rope, smem.p))
     assert smem.nbytes <= SMEM_CAPACITY_BYTES < smem.nbytes + 16 * KIB
+    e4m3 = config(qkv_dtype="e4m3", o_dtype="bf16")
+    assert (e4m3.smem.q.nbytes, e4m3.smem.p.nbytes) == (64 * 640, 8 * KIB)  # 576 padded to spans
+    assert e4m3.smem.rope.nbytes == 3 * 8 * KIB  # 64 columns of a span of 128
+    assert e4m3.smem.kv.nbytes == e4m3.barriers.kv_slots * 8 * KIB >= 2 * e4m3.tiles.units * 8 * KIB
 
 
 def test_heads_share_tiles_of_128_rows():

@@ -42,9 +42,6 @@ class Pair(TwoTiles):
         # Beyond 128 columns the tensor core is the bound, and the exact maximum takes no longer.
         lags = may_lag(problem) and problem.mask.is_band and problem.qk_depth <= 128
         open_here = {"lone_tiles": False, "maximum": "lagged" if lags else "exact"}
-        if self.maximum in (None, "lagged") and lags and 64 < problem.qk_depth:
-            if problem.arch == "sm_100a":  # docs/decisions/0013
-                open_here["exp2_emulated"] = 20
         closed = {name: said for name, said in open_here.items() if getattr(self, name) is None}
         return super(Pair, replace(self, **closed)).resolved(problem)
 

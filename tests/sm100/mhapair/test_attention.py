@@ -7,6 +7,7 @@ CTA 1 lie behind the end. 900 keys are eight tiles, as many as the ring has slot
 import pytest
 import torch
 
+from cute_fa4 import masks
 from cute_fa4.calls import repeat
 from cute_fa4.reference import allowed_error, attention_float64, max_error
 from tests.attention.agreement import Schedule, attention
@@ -56,6 +57,10 @@ def test_bits_are_those_of_ctas_alone_under_every_schedule(monkeypatch):
 # than queries. A pair takes over all of them, one after the other.
 QUERIES, KEYS = [600, 0, 100, 300, 1], [700, 50, 300, 0, 130]
 CAUSAL = dict(causal=True), lambda p, j: j <= p
+CHUNKS_OF_EVEN_KEYS = (
+    dict(mask=masks.chunked_causal(192), mask_mod=lambda b, h, i, j, aux: j % 2 == 0),
+    lambda p, j: (j <= p) & (j // 192 == p // 192) & (j % 2 == 0),
+)
 WINDOW = dict(window_size=(100, 0)), lambda p, j: (j <= p) & (j >= p - 100)
 
 
@@ -75,6 +80,9 @@ CASES = {
     "pages of 3 (gathered), window, hostile": of(packed_q, PAGES[3], WINDOW, mode="hostile"),
     "pages of 48, packed groups, depth 72": of(
         packed_q, PAGES[48], CAUSAL, heads=(4, 1), depth=72, pack_gqa=True
+    ),
+    "chunks and a function of keys, depth 64": of(
+        packed_q, packed_kv, CHUNKS_OF_EVEN_KEYS, depth=64, mode="random", seed=2
     ),
     "K of 192 columns, whole in its slot": of(packed_q, PAGES[16], CAUSAL, depth=192, depth_v=128),
 }
@@ -101,13 +109,15 @@ def test_every_page_size_and_depth(page_size, depth):
 JUMP_NATS = 70  # more than 2^64: what the reference of the first two key tiles does not hold
 
 
-@pytest.mark.parametrize("row, schedule", [(100, Schedule()), (300, Schedule("hostile", 1))])
-def test_a_row_of_either_cta_makes_both_run_the_work_tile_again(row, schedule):
+@pytest.mark.parametrize(
+    "row, schedule, depth", [(100, Schedule(), 128), (300, Schedule("hostile", 1), 64)]
+)
+def test_a_row_of_either_cta_makes_both_run_the_work_tile_again(row, schedule, depth):
     """Rows 0 to 255 are those of CTA 0. Key 300 lies in the third tile; the second block does not see it jump."""
     generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(1, n, 1, 128, generator=generator) for n in (600, 400, 400))
+    q, k, v = (torch.randn(1, n, 1, depth, generator=generator) for n in (600, 400, 400))
     q[..., 0], k[..., 0] = 0.0, 0.0
-    q[0, row, 0, 0], k[0, 300, 0, 0] = 4.0, JUMP_NATS * 128**0.5 / 4.0
+    q[0, row, 0, 0], k[0, 300, 0, 0] = 4.0, JUMP_NATS * depth**0.5 / 4.0
     q, k, v = (x.bfloat16() for x in (q, k, v))
     out, lse = attention(q, k, v, return_lse=True, num_splits=1, schedule=schedule)
     exact, exact_lse = attention_float64(q, k, v)

@@ -27,7 +27,8 @@ import torch
 from cute_fa4.hopper.cases import CANARY, Call, Variant
 
 LARGEST_RELATIVE_ERROR = {"bf16": 4e-3, "fp16": 6e-4, "e4m3": 4e-2, "e5m2": 4e-2}
-LARGEST_LSE_ERROR = 2e-4
+# Of 8 bits the row sum adds powers in f16: docs/numerics.md.
+LARGEST_LSE_ERROR = {"bf16": 2e-4, "fp16": 2e-4, "e4m3": 1.1e-2, "e5m2": 1.1e-2}
 GREEDY = (1, 3, 100)
 GREEDY_BLOCKS = 4000
 TILES_OF_ONE = 1000  # about 1.3 ms each: what one cluster may have to go through alone
@@ -141,11 +142,12 @@ def measure(call: Call, out: torch.Tensor, lse: torch.Tensor, row: Row) -> None:
                 row.lse_error, _largest(_difference(got_lse[head].double(), exact_lse))
             )
     row.relative_error = math.sqrt(difference / exact_norm) if exact_norm else math.sqrt(difference)
-    bound = LARGEST_RELATIVE_ERROR[call.variant.dtype]
-    if not row.relative_error <= bound or not row.lse_error <= LARGEST_LSE_ERROR:
+    dtype = call.variant.dtype
+    bound, of_lse = LARGEST_RELATIVE_ERROR[dtype], LARGEST_LSE_ERROR[dtype]
+    if not row.relative_error <= bound or not row.lse_error <= of_lse:
         raise WrongResult(
             f"relative error {row.relative_error:.2e}, allowed {bound:.0e}; LSE error {row.lse_error:.2e}, "
-            f"allowed {LARGEST_LSE_ERROR:.0e}"
+            f"allowed {of_lse:.0e}"
         )  # fmt: skip
 
 

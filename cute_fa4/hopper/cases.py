@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from cute_fa4.sm100.choose_config import is_wide
+
 CANARY = -77.0
 
 
@@ -368,11 +370,13 @@ def call(variant: Variant, problem: Problem, device: str, seed: int = 0, place=N
     place = place or (lambda tensor, at_the_end: tensor)
     sides = [bool(seed % 2), bool(seed % 2), not seed % 2]
     made = make(variant, problem, device, lambda *qkv: list(map(place, qkv, sides)))
-    return replace(made, launch=_in_pairs(made.launch)) if variant.pair else made
+    if is_wide(variant.head_dim, variant.head_dim_v or variant.head_dim):
+        return made
+    return replace(made, launch=_in_pairs(made.launch, "on" if variant.pair else "off"))
 
 
-def _in_pairs(launch):
-    """The same, with the kernel chosen under CUTE_FA4_PAIR=on."""
+def _in_pairs(launch, word: str):
+    """The same, with the kernel chosen under CUTE_FA4_PAIR=word: one kernel runs all lengths of a variant."""
     import os
     from unittest.mock import patch
 
@@ -381,12 +385,12 @@ def _in_pairs(launch):
     def paired():
         repeat.clear()  # a call like an earlier one would not read the variable
         try:
-            with patch.dict(os.environ, {"CUTE_FA4_PAIR": "on"}):
+            with patch.dict(os.environ, {"CUTE_FA4_PAIR": word}):
                 return launch()
         finally:
             repeat.clear()
 
-    paired.sink = launch.sink
+    paired.sink = getattr(launch, "sink", None)
     return paired
 
 

@@ -287,6 +287,7 @@ LONG_VARIANTS = (
     Variant(),
     Variant(keys="packed"),
     Variant(keys="pages", page_size=16),
+    *(pair(causal=causal) for causal in (False, True)),
 )
 
 

@@ -165,8 +165,10 @@ def flash_attn_func(
     ):
         check_arguments(flash_attn_func, positional, others, locals())
     lengths = None if key_limit is None else (None, None, None, None, key_limit, None, None, None)
-    if are_wide(q, k) and not stay_wide(
-        q, k.shape[-2], pack_gqa=pack_gqa, tokens_per_split=tokens_per_split
+    if (  # the first question spares most calls the others
+        getattr(q, "dtype", None) is not getattr(k, "dtype", None)
+        and are_wide(q, k)
+        and not stay_wide(q, k.shape[-2], pack_gqa=pack_gqa, tokens_per_split=tokens_per_split)
     ):
         q, q_descale, out = quantised(q, k, v, q_descale, out)
     scales = None

@@ -229,7 +229,10 @@ def test_negate_and_d_format_are_those_that_cute_compiles(dtype, d_format, negat
 def test_the_shapes_that_are_built_are_the_shapes_that_the_emulator_executes(
     cta_group, b_mn_major, fmt, kind
 ):
-    """The fields hold M in steps of 16 and N in steps of 8: all that they can say."""
+    """The fields hold M in steps of 16 and N in steps of 8: all that they can say.
+
+    The emulator takes every N of the ISA, in steps of 8, of a pair 16; what is built here has wider steps at 128 rows.
+    """
     bits = InstructionDescriptor(128, 64, fmt, fmt, b_mn_major=b_mn_major).encode()
     for m in range(0, 512, 16):
         for n in range(0, 512, 8):
@@ -237,6 +240,9 @@ def test_the_shapes_that_are_built_are_the_shapes_that_the_emulator_executes(
                 InstructionDescriptor(m, n, fmt, fmt, b_mn_major=b_mn_major, cta_group=cta_group)
                 executed = decode_instruction(shaped(bits, m, n), kind, cta_group)
                 assert (executed.m, executed.n) == (m, n)
+                continue
+            step = 8 * cta_group
+            if m in (64 * cta_group, 128 * cta_group, 128) and n in range(step, 257, step):
                 continue
             with pytest.raises(EmulatorError):
                 decode_instruction(shaped(bits, m, n), kind, cta_group)

@@ -280,7 +280,13 @@ def test_ptxas_accepts_every_opcode_of_the_table(family):
     # An opcode that the assembler refuses is a misspelt meaning. The two large families take 15 s and are
     # left to `python tests/emulator/gpu/test_conformance.py --ptxas sm_100a`; convert_narrow has opcodes of PTX 9.2 and
     # registers of 8 bits, see test_convert_narrow.py.
-    assert [op.opcode for op in ptxas_refusals("sm_100a", FAMILIES[family])] == []
+    operations = [op for op in FAMILIES[family] if not has_8_bit_registers(op)]
+    assert operations and [op.opcode for op in ptxas_refusals("sm_100a", operations)] == []
+
+
+def has_8_bit_registers(op) -> bool:
+    """What the modules of the conformance cases cannot declare: moves that pack and unpack them."""
+    return any(lane.name == "u8" for lane in (*op.results, *op.sources))
 
 
 def test_instructions_of_the_cases_use_registers_of_their_own():

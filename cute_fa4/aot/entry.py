@@ -23,6 +23,7 @@ from cute_fa4.sm100.append.config import VECTOR_BYTES, AppendConfig
 from cute_fa4.sm100.chip import ARCHES, DTYPE_BYTES
 from cute_fa4.sm100.choose_config import (
     FAMILIES,
+    PAIRED,
     SCHEDULE_CHOICES,
     choose_config,
     is_wide,
@@ -205,7 +206,7 @@ def _of_config(values: dict) -> list:
     families = [family] if family else _families_with(choices, wide, _may_pair(asked))
     configs = [choose_config(**{**asked, "family": name}) for name in families]
     if family is None:  # calls choose pairs of CTAs where they run, and else what is listed anyway
-        configs = [c for c in configs if not (isinstance(c.schedule, Pair) and c.refusals())]
+        configs = [c for c in configs if not (isinstance(c.schedule, PAIRED) and c.refusals())]
     refusals = dict.fromkeys(reason for config in configs for reason in config.refusals())
     if refusals:
         raise ValueError("; ".join(refusals))

@@ -37,6 +37,7 @@ __all__ = [
     "DEPTHS",
     "KEYS_PER_TILE",
     "QK_DEPTHS",
+    "PAIRED",
     "ROWS_PER_CTA",
     "SWAPPED_ROWS",
     "WIDENED_DEPTH",
@@ -62,6 +63,7 @@ ALL_DEPTHS = WIDE_DEPTHS + DEEP  # that some family runs, of either
 ROWS_PER_CTA = TwoTiles.query_tiles * ROWS_PER_Q_TILE
 KEYS_PER_TILE = 128  # of every configuration that is chosen here
 WIDENED_DEPTH = DEPTHS_OF_FP8[-1]  # head dims of queries of 16 bits over keys of 8
+PAIRED = (Pair, WidePair)  # schedules of CTAs that share their MMAs, each with what runs them alone
 SWAPPED_ROWS = (8, 32)  # of a tile with swapped operands, as calls ask for it: docs/decisions/0008
 LATENT_ROWS = (16, 32, MOST_LATENT_ROWS)  # of a tile over a latent cache
 LATENT_DEPTHS = (LATENT_DEPTH + ROPE_DEPTH, LATENT_DEPTH)  # of K and V in a latent cache
@@ -276,7 +278,7 @@ def split_configs(
 
     shared: every CTA takes as many keys as any other, not every part of a sequence.
     """
-    if isinstance(config.schedule, (Pair, WidePair)):
+    if isinstance(config.schedule, PAIRED):
         config = config.with_(schedule=config.schedule.alone)
     partial = config.with_(split_keys=True, share_keys=shared, write_lse=True, o_dtype="f32")
     combine = CombineConfig(

@@ -54,6 +54,19 @@ def test_what_is_pasted_into_a_catalogue_is_the_configuration(config, tmp_path):
     assert read_catalogue(path) == [config]
 
 
+@pytest.mark.parametrize("head_dim, family", [(128, "mhapair"), (256, "mhawidepair")])
+def test_parts_of_keys_are_listed_without_pairs_of_ctas_which_do_not_split(
+    head_dim, family, tmp_path
+):
+    """A call of many queries may run on pairs; where its keys are split, CTAs run alone."""
+    asked = f'[[config]]\nhead_dim = {head_dim}\nqkv_dtype = "bf16"\nwrite_lse = true\n'
+    path = tmp_path / "set.toml"
+    for more, pairs in (("", True), ('split_keys = true\no_dtype = "f32"\n', False)):
+        path.write_text(asked + more)
+        families = [config.schedule.family for config in read_catalogue(path)]
+        assert families and (family in families) == pairs
+
+
 def flags(kind: str, said: dict) -> list[str]:
     """The command line of an entry."""
     found = ["--kernel", kind] if kind in ("append", "combine") else []

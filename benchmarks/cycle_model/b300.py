@@ -92,15 +92,7 @@ def table(makers: tuple[str, ...] = (OURS, THEIRS)) -> str:
         found = [Variant.of(maker, problem, ARCH) for maker in (OURS, THEIRS)]
         cells = [str(problem.head_dim), found[0].mask, str(problem.seqlen)]
         cells.append(f"{problem.batch} x {problem.heads_q}")
-        speeds = []
-        for variant in found:
-            if variant not in kernels:
-                cells += ["-", ""]
-                continue
-            one = report.cell(kernels[variant], problem, chip)
-            speeds.append(one.tflops)
-            cells += [f"{one.tflops:.0f}", one.bound]
-        cells.append(f"{speeds[0] / speeds[1]:.2f}" if len(speeds) == 2 else "")
+        cells += report.cells(kernels, found, problem, chip)
         lines.append("| " + " | ".join([*cells, *published_speeds(problem)]) + " |")
     return "\n".join([*lines, "", report.made_by(kernels)])
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -107,6 +108,24 @@ def cell(kernel: Modelled, problem: Problem, constants: dict[str, Constant]) -> 
     time = launch_time(kernel.variant, problem, kernel.cycles, constants)
     bound, slack = _bound(kernel, time)
     return Cell(time.tflops(problem), time.us, bound, slack)
+
+
+def cells(
+    kernels: dict[Variant, Modelled],
+    variants: Iterable[Variant],
+    problem: Problem,
+    constants: dict[str, Constant],
+) -> list[str]:
+    """Speed and bound of ours and theirs, and the ratio; "-" for a kernel that is not modelled."""
+    row, speeds = [], []
+    for variant in variants:
+        if variant not in kernels:
+            row += ["-", ""]
+            continue
+        one = cell(kernels[variant], problem, constants)
+        speeds.append(one.tflops)
+        row += [f"{one.tflops:.0f}", one.bound]
+    return [*row, f"{speeds[0] / speeds[1]:.2f}" if len(speeds) == 2 else ""]
 
 
 def _bound(kernel: Modelled, time: LaunchTime) -> tuple[str, float]:

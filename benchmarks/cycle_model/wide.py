@@ -50,17 +50,9 @@ def table(kernels: dict[Variant, report.Modelled], constants: dict[str, Constant
     ]
     for problem in problems():
         mask = "causal" if problem.causal else "full"
-        cells, speeds = [mask, str(problem.seqlen)], []
-        for variant in variants(problem):
-            if variant not in kernels:
-                cells += ["-", ""]
-                continue
-            one = report.cell(kernels[variant], problem, constants)
-            speeds.append(one.tflops)
-            cells += [f"{one.tflops:.0f}", one.bound]
-        cells.append(f"{speeds[0] / speeds[1]:.2f}" if len(speeds) == 2 else "")
-        cells.append(str(dict(data[mask])[problem.seqlen] or "-"))
-        lines.append("| " + " | ".join(cells) + " |")
+        both = report.cells(kernels, variants(problem), problem, constants)
+        measured = str(dict(data[mask])[problem.seqlen] or "-")
+        lines.append("| " + " | ".join([mask, str(problem.seqlen), *both, measured]) + " |")
     return "\n".join(lines)
 
 

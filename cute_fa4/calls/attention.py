@@ -197,19 +197,19 @@ def config_of(
 
 def _tile(q, k, v, group: int, where: Where, options: Options) -> dict:
     """What a configuration says of heads that share a tile, its rows, and its family."""
-    seqlen_q = where.seqlen_q(q)
+    seqlen_q, length_chooses = where.seqlen_q(q), _length_may_choose(where, options)
     if options.latent:
-        queries = seqlen_q if _length_may_choose(where, options) else 1
+        queries = seqlen_q if length_chooses else 1
         return {"latent": True, "pack_gqa": True, **latent_tile(queries, group)}
-    wide = is_wide(q.shape[-1], v.shape[-1])  # one kernel for any number of queries
-    by_length = _length_may_choose(where, options) and not wide
+    wide = is_wide(q.shape[-1], v.shape[-1])  # which have tiles of 128 rows alone
+    by_length = length_chooses and not wide
     pack, rows = tile_for(seqlen_q, group, options.pack_gqa, by_length and policy.swaps())
     if rows is not None:
         return {"pack_gqa": pack, "rows": rows}
     heads = group if pack else 1
     if wide:
-        rows = seqlen_q if _length_may_choose(where, options) else 1
-        return {"pack_gqa": pack, "family": wide_family_for(rows, heads, policy.pairs())}
+        queries = seqlen_q if length_chooses else 1
+        return {"pack_gqa": pack, "family": wide_family_for(queries, heads, policy.pairs())}
     pairs = by_length and runs_on_pairs(q, k, v, heads, where, options)
     family = family_for(seqlen_q, heads, pairs) if by_length else None
     return {"pack_gqa": pack, "family": family}

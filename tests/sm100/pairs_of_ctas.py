@@ -7,6 +7,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
+
+from cute_fa4 import flash_attn_func
+from tests.emulator.mutations.attention_call import executes
 from tests.emulator.mutations.edits import PlantingError
 from tests.emulator.mutations.mutant import (
     ASYNCHRONY,
@@ -16,6 +20,7 @@ from tests.emulator.mutations.mutant import (
     MEMORY,
     ORDER,
     Mutant,
+    Subject,
 )
 
 REMOTE = r"mbarrier\.arrive\.relaxed\.cluster\.shared::cluster\.b64 _, (\[%r\d+\]), %r\d+;"
@@ -37,6 +42,18 @@ EARLY = (*ASYNCHRONY, *COUNTS)
 EARLY_OR_HANG = (*EARLY, *HANG)
 # A CTA has ended, and something still comes.
 GONE = (*COUNTS, *IN_FLIGHT, "IllegalAccess", "EmulatorError")
+
+
+def causal_subject(name: str, level, queries: int, head_dim: int) -> Subject:
+    """One head of `queries` on 300 keys, causal: three key tiles, scores so wide that most tiles rescale rows."""
+    generator = torch.Generator().manual_seed(1)
+    q = (torch.randn(1, queries, 1, head_dim, generator=generator) * 6).bfloat16()
+    k, v = torch.randn(2, 1, 300, 1, head_dim, generator=generator).bfloat16()
+
+    def call(out):
+        return flash_attn_func(q, k, v, causal=True, return_lse=True, out=out, num_splits=1)
+
+    return Subject(name, executes(call, q, level))
 
 
 def edited(pattern: str, number: int, by: str, ahead_of: str | None = None, at: int = 0):

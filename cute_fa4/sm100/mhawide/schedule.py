@@ -12,6 +12,7 @@ query tile is that it loads 128 KiB a key tile for itself alone. Q of 512 column
 slots: it is a ring of units, so that it need not hold a tile.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import ClassVar
@@ -53,6 +54,8 @@ class WideTile(RowSchedule):
     qk_depths: ClassVar[tuple] = WIDE_DEPTHS + DEEP
     ov_depths: ClassVar[tuple] = WIDE_DEPTHS
 
+    barrier_table: ClassVar = staticmethod(barriers.table)  # of warps, for so many slots
+
     warps: WarpRoles = field(default=WARPS)
 
     def tiles(self, problem: Problem) -> WideTiles:
@@ -64,10 +67,10 @@ class WideTile(RowSchedule):
         return TmemMap(s, s, (o,), o + self.tiles(problem).padded_ov_depth, p_apart=False)
 
     def barriers(self, problem: Problem) -> BarrierTable:
-        return layout(self.warps, self.tiles(problem))[0]
+        return layout(self.warps, self.tiles(problem), self.barrier_table)[0]
 
     def smem(self, problem: Problem) -> WideSmem:
-        return layout(self.warps, self.tiles(problem))[1]
+        return layout(self.warps, self.tiles(problem), self.barrier_table)[1]
 
     def contradictions(self, problem: Problem) -> list[str]:
         why = super().contradictions(problem)
@@ -105,9 +108,9 @@ class WideTile(RowSchedule):
 
 
 @lru_cache(maxsize=1024)
-def layout(warps: WarpRoles, tiles: WideTiles) -> tuple[BarrierTable, WideSmem]:
+def layout(warps: WarpRoles, tiles: WideTiles, table_of: Callable) -> tuple[BarrierTable, WideSmem]:
     """Barriers and shared memory decide each other's size: the ring gets what a kernel without slots leaves."""
-    empty = barriers.table(warps, 0)
+    empty = table_of(warps, 0)
     slots = slots_that_fit(tiles, smem_map(tiles, empty), empty)
-    table = barriers.table(warps, slots)
+    table = table_of(warps, slots)
     return table, smem_map(tiles, table)

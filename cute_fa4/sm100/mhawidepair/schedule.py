@@ -13,16 +13,11 @@ alone, 64 KiB a key tile at depth 256, where loads are what limits WideTile, and
 """
 
 from dataclasses import dataclass, fields
-from functools import lru_cache
 from typing import ClassVar
 
-from ..memory_maps import slots_that_fit
 from ..mhawide.schedule import WideTile
-from ..mhawide.smem_map import WideSmem, smem_map
 from ..mhawide.tiles import WideTiles
 from ..problem import Problem
-from ..sync.barriers import BarrierTable
-from ..warp_roles import WarpRoles
 from . import barriers
 
 
@@ -32,6 +27,7 @@ class WidePair(WideTile):
 
     family: ClassVar[str] = "mhawidepair"
     ctas: ClassVar[int] = 2  # that share an MMA
+    barrier_table: ClassVar = staticmethod(barriers.table)
 
     @property
     def alone(self) -> WideTile:
@@ -41,12 +37,6 @@ class WidePair(WideTile):
     def tiles(self, problem: Problem) -> WideTiles:
         return WideTiles.of(problem, cta_group=self.ctas)
 
-    def barriers(self, problem: Problem) -> BarrierTable:
-        return layout(self.warps, self.tiles(problem))[0]
-
-    def smem(self, problem: Problem) -> WideSmem:
-        return layout(self.warps, self.tiles(problem))[1]
-
     def refusals(self, problem: Problem) -> list[str]:
         why = super().refusals(problem)
         if problem.split_keys:
@@ -54,12 +44,3 @@ class WidePair(WideTile):
                 "split_keys=True is not built yet for pairs of CTAs, which are for many queries: use WideTile()"
             )
         return why
-
-
-@lru_cache(maxsize=1024)
-def layout(warps: WarpRoles, tiles: WideTiles) -> tuple[BarrierTable, WideSmem]:
-    """Barriers and shared memory decide each other's size: the ring gets what a kernel without slots leaves."""
-    empty = barriers.table(warps, 0)
-    slots = slots_that_fit(tiles, smem_map(tiles, empty), empty)
-    table = barriers.table(warps, slots)
-    return table, smem_map(tiles, table)

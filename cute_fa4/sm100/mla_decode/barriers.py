@@ -35,7 +35,7 @@ from dataclasses import replace
 
 from ..mhaswap import barriers as swapped
 from ..mhaswap.warp_roles import SwappedWarpRoles
-from ..sync.barriers import KV_SLOT, Barrier, BarrierTable, announced_bytes, commit_by
+from ..sync.barriers import KV_SLOT, Arrivals, Barrier, BarrierTable, announced_bytes, commit_by
 
 ROPE_SLOT = "rope_slot"
 
@@ -49,27 +49,24 @@ def table(warps: SwappedWarpRoles, kv_slots: int, rope_slots: int) -> BarrierTab
 
 def rows(warps: SwappedWarpRoles) -> tuple[Barrier, ...]:
     """Every barrier, in memory order: those of swapped operands, and the ring of the rotary columns."""
-    load, mma = announced_bytes("load"), commit_by("mma")
     means = {
         "kv_full": "128 columns of a key tile are there",
         "kv_empty": "both of the slot's products have completed",
     }
-    rope = (
-        Barrier(
-            "rope_full", ROPE_SLOT, (load,), "mma", "the rotary columns are there", "rope_empty"
-        ),
-        Barrier(
-            "rope_empty",
-            ROPE_SLOT,
-            (mma,),
-            "load",
-            "S is made; with P in the slot: P has been read",
-            "rope_full",
-        ),
-    )
     out = []
     for row in swapped.rows(warps):
         out.append(replace(row, means=means.get(row.name, row.means)))
         if row.name == "kv_empty":
-            out += rope
+            out += rope_rows(
+                announced_bytes("load"), "S is made; with P in the slot: P has been read"
+            )
     return tuple(out)
+
+
+def rope_rows(loaded: Arrivals, made: str) -> tuple[Barrier, ...]:
+    """The ring of the rotary columns. loaded: who announces them; made: what has happened when they are free."""
+    there = "the rotary columns are there"
+    return (
+        Barrier("rope_full", ROPE_SLOT, (loaded,), "mma", there, "rope_empty"),
+        Barrier("rope_empty", ROPE_SLOT, (commit_by("mma"),), "load", made, "rope_full"),
+    )

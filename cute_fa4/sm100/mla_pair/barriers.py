@@ -40,10 +40,9 @@ from dataclasses import replace
 from ..chip import WARP_SIZE
 from ..mhaswap import barriers as swapped
 from ..mhaswap.warp_roles import SwappedWarpRoles
-from ..sync.barriers import Arrivals, Barrier, BarrierTable, commit_by
+from ..mla_decode.barriers import ROPE_SLOT, rope_rows
+from ..sync.barriers import Arrivals, Barrier, BarrierTable
 from .tiles import CTAS
-
-ROPE_SLOT = "rope_slot"
 
 
 def table(warps: SwappedWarpRoles, kv_slots: int, rope_slots: int = 1) -> BarrierTable:
@@ -65,14 +64,5 @@ def rows(warps: SwappedWarpRoles) -> tuple[Barrier, ...]:
             row = replace(row, means="a unit of K or V is there")
         out.append(row)
         if row.name == "kv_empty":
-            out += rope(loaded)
+            out += rope_rows(*loaded, "S is made")
     return tuple(out)
-
-
-def rope(loaded: tuple[Arrivals, ...]) -> tuple[Barrier, ...]:
-    """The two of the rotary columns."""
-    there, made = "the rotary columns are there", "S is made"
-    return (
-        Barrier("rope_full", ROPE_SLOT, loaded, "mma", there, "rope_empty"),
-        Barrier("rope_empty", ROPE_SLOT, (commit_by("mma"),), "load", made, "rope_full"),
-    )

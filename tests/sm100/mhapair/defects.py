@@ -4,25 +4,14 @@ The subject: 600 queries on 300 keys, causal: a block of both CTAs and one of wh
 each, which one pair claims one after the other.
 """
 
-import torch
-
-from cute_fa4 import flash_attn_func
-from tests.emulator.mutations.attention_call import executes
 from tests.emulator.mutations.mutant import Subject
-from tests.sm100.pairs_of_ctas import Crossings
+from tests.sm100.pairs_of_ctas import Crossings, causal_subject
 
 NAME = "d128_pair"
 
 
 def subject(level) -> Subject:
-    generator = torch.Generator().manual_seed(1)
-    q = (torch.randn(1, 600, 1, 128, generator=generator) * 6).bfloat16()
-    k, v = torch.randn(2, 1, 300, 1, 128, generator=generator).bfloat16()
-
-    def call(out):
-        return flash_attn_func(q, k, v, causal=True, return_lse=True, out=out, num_splits=1)
-
-    return Subject(NAME, executes(call, q, level))
+    return causal_subject(NAME, level, queries=600, head_dim=128)
 
 
 CROSSINGS = Crossings(

@@ -6,26 +6,15 @@ three key tiles each, which one pair claims one after the other. Rows are rescal
 
 import re
 
-import torch
-
-from cute_fa4 import flash_attn_func
-from tests.emulator.mutations.attention_call import executes
 from tests.emulator.mutations.mutant import HANG, Mutant, Subject
-from tests.sm100.pairs_of_ctas import REMOTE, Crossings
+from tests.sm100.pairs_of_ctas import REMOTE, Crossings, causal_subject
 
 NAME = "d256_pair"
 ARRIVAL = "mbarrier.arrive.shared.b64"
 
 
 def subject(level) -> Subject:
-    generator = torch.Generator().manual_seed(1)
-    q = (torch.randn(1, 300, 1, 256, generator=generator) * 6).bfloat16()
-    k, v = torch.randn(2, 1, 300, 1, 256, generator=generator).bfloat16()
-
-    def call(out):
-        return flash_attn_func(q, k, v, causal=True, return_lse=True, out=out, num_splits=1)
-
-    return Subject(NAME, executes(call, q, level))
+    return causal_subject(NAME, level, queries=300, head_dim=256)
 
 
 CROSSINGS = Crossings(

@@ -22,7 +22,20 @@ from tests.emulator.mutations.mutant import (
     Subject,
 )
 from tests.sm100.mla_decode.latent_batches import call_of, draw, stored
-from tests.sm100.pairs_of_ctas import edited, several
+from tests.sm100.pairs_of_ctas import (
+    AFTER,
+    BEFORE,
+    BOTH,
+    CLUSTER_BARRIER,
+    COMMIT,
+    EARLY,
+    EARLY_OR_HANG,
+    EXPECT,
+    GONE,
+    MAPA,
+    edited,
+    several,
+)  # fmt: skip
 
 NAME, INDEX_NAME = "latent_pair", "latent_pair_by_index"
 CONFIG, *_ = configs_for_model(
@@ -38,12 +51,6 @@ FLIPPED = (
 )
 ACQUIRE = r"mbarrier\.try_wait\.parity\.acquire\.cluster\.shared::cta\.b64 complete, (\[%r\d+\]), (%r\d+), \d+;"
 RELEASE = r"mbarrier\.arrive\.release\.cluster\.shared::cluster\.b64 _, (\[%r\d+\]), %r\d+;"
-COMMIT = r"@leader_thread tcgen05\.commit\.\S+ (\[%r\d+\]), both_ctas;"
-BOTH = r"mov\.b16 both_ctas, 3;"
-EXPECT = r"mbarrier\.arrive\.expect_tx\.shared\.b64 (%rd\d+), (\[\S+\]), (%r\d+);"
-MAPA = r"mapa\.shared::cluster\.u32\s+(%r\d+), (%r\d+), 0;"
-MEETING = r"barrier\.cluster\.(arrive|wait);"
-BEFORE, AFTER = r"tcgen05\.fence::before_thread_sync;", r"tcgen05\.fence::after_thread_sync;"
 PROXY = r"fence\.proxy\.async\.shared::cta;"
 EXCHANGE = r"bar\.sync\s+1, 256;"
 VOTE = r"vote\.sync\.any\.pred\s+(%p\d+), %p\d+, -1;"
@@ -67,11 +74,6 @@ COMMITS = (
     *(f"kv_empty of unit {i} of V" for i in range(4)), "pv_done", *(f"kv_empty of the last V, {i}" for i in range(4)),
     "the last pv_done",
 )  # fmt: skip
-
-EARLY = (*ASYNCHRONY, *COUNTS)
-EARLY_OR_HANG = (*EARLY, *HANG)
-# A CTA has ended, and something still comes.
-GONE = (*COUNTS, *IN_FLIGHT, "IllegalAccess", "EmulatorError")
 
 
 def subject(level) -> Subject:
@@ -177,11 +179,11 @@ def order():
     yield planted("no wait for O before it is stored", edited(LOADED, -1, ""), ORDER)
     for n, what in ((0, "the maxima of a whole tile"), (2, "the row sums")):
         yield planted(f"no barrier before {what} are read", edited(EXCHANGE, n, ""), ASYNCHRONY)
-    first = several(edited(MEETING, 0, ""), edited(MEETING, 0, ""))
+    first = several(edited(CLUSTER_BARRIER, 0, ""), edited(CLUSTER_BARRIER, 0, ""))
     yield planted(
         "the CTAs do not meet before they begin", first, (*COUNTS, *ORDER, *MEMORY, "EmulatorError")
     )
-    last = several(edited(MEETING, -1, ""), edited(MEETING, -1, ""))
+    last = several(edited(CLUSTER_BARRIER, -1, ""), edited(CLUSTER_BARRIER, -1, ""))
     yield planted("the CTAs do not meet before they end", last, (*GONE, *ORDER, *MEMORY))
 
 

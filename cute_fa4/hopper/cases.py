@@ -28,6 +28,10 @@ class Variant:
     window  (left, right) positions; chunk  positions of a block, of which a query sees its own
     num_splits, tokens_per_split   as the public functions take them
     decode  its problems have a few queries for each sequence
+    cache   dtype of K and V where it is not Q's, for calls of few rows, which widen it; with scales between 0.5 and 2
+            of each sequence and key head
+    out     dtype of the output where it is not the one of OUT_DTYPES; with o_scale
+    listed  of a latent cache: keys that each query lists as `indices`, 0 for none
     """
 
     head_dim: int = 128
@@ -47,6 +51,15 @@ class Variant:
     decode: bool = False
     head_dim_v: int = 0
     pair: bool = False
+    cache: str = ""
+    out: str = ""
+    listed: int = 0
+
+    def dtype_of(self, of: str) -> torch.dtype:
+        """Of "q", "k", "v" or "out"."""
+        if of == "out":
+            return DTYPES[self.out] if self.out else OUT_DTYPES[self.dtype]
+        return DTYPES[self.cache if self.cache and of in "kv" else self.dtype]
 
     def depth(self, of: str) -> int:
         """Of "q", "k", "v" or "out"."""
@@ -73,6 +86,8 @@ class Variant:
         parts += ["shared keys"] * (self.num_splits == 0)
         parts += [f"{self.num_splits} parts of the keys"] * (self.num_splits > 1)
         parts += [f"parts of {self.tokens_per_split} keys"] * bool(self.tokens_per_split)
+        parts += [f"{self.cache} cache"] * bool(self.cache) + [f"{self.out} out"] * bool(self.out)
+        parts += [f"{self.listed} listed keys"] * bool(self.listed)
         return ", ".join(["pairs"] * self.pair + ["decode"] * self.decode + parts)
 
     @property
@@ -200,6 +215,15 @@ VARIANTS = (
     Variant(dtype="e4m3", causal=False, window=(127, 0), keys="pages", page_size=16, sink=True),
     Variant(dtype="e4m3", keys="lengths", softcap=5.0),
     decode(dtype="e4m3"),
+    *(decode(cache="e4m3", group=2, num_splits=splits) for splits in (0, 1)),
+    decode(cache="e4m3", group=2, keys="lengths", page_size=0),
+    decode(head_dim=64, dtype="fp16", cache="e5m2", group=2, page_size=64, sink=True),
+    Variant(dtype="e4m3", out="e4m3"),
+    decode(dtype="e4m3", group=2, out="e4m3", num_splits=0),
+    latent(dtype="e4m3"),
+    latent(dtype="e4m3", group=128, page_size=16, num_splits=1),
+    latent(listed=200, causal=False),
+    latent(listed=129, causal=False, group=128, dtype="e4m3"),
 )  # fmt: skip
 
 
@@ -321,7 +345,7 @@ def configurations(variants, amount: str) -> list:
         return lambda *arguments: None
 
     def empty(variant, device, *shape, of="k"):
-        return torch.empty(*shape, variant.depth(of), dtype=DTYPES[variant.dtype])
+        return torch.empty(*shape, variant.depth(of), dtype=variant.dtype_of(of))
 
     repeat.clear()  # a call like an earlier one would not ask
     try:
@@ -412,12 +436,32 @@ def _options(variant: Variant, problem: Problem, device: str) -> dict:
     return options
 
 
+O_SCALE = 64.0
+"""Of outputs of 8 bits: averages of 70,000 values are 0.004, of one 4; e4m3 holds 0.016 to 448 with all its bits."""
+
+
+def _scales(variant: Variant, problem: Problem, device: str) -> dict:
+    """The scales that a call of this variant passes, each with its own number for each sequence and head."""
+    shape = len(problem.keys), problem.heads // variant.group
+    names = ("k_descale", "v_descale") if variant.cache else ()
+    scales = {name: 0.5 + 1.5 * torch.rand(shape, device=device) for name in names}
+    if variant.out:
+        scales["o_scale"] = torch.full((1,), O_SCALE, device=device)
+    return scales
+
+
+def _meant(options: dict, of: str, sequence: int, rows):
+    """Rows of K or V of a sequence, (rows, heads, depth), times their scales."""
+    scale = options.get(f"{of}_descale")
+    return rows if scale is None else rows.double() * scale[sequence].double()[:, None]
+
+
 def _values(variant: Variant, device: str, *shape: int, of: str = "k"):
-    return torch.randn(*shape, variant.depth(of), device=device).to(DTYPES[variant.dtype])
+    return torch.randn(*shape, variant.depth(of), device=device).to(variant.dtype_of(of))
 
 
 def _out(variant: Variant, q, canary: float):
-    shape, dtype = (*q.shape[:-1], variant.depth("out")), OUT_DTYPES[variant.dtype]
+    shape, dtype = (*q.shape[:-1], variant.depth("out")), variant.dtype_of("out")
     return torch.full(shape, canary, dtype=dtype, device=q.device)
 
 
@@ -425,10 +469,11 @@ def _dense(variant: Variant, problem: Problem, device: str, place) -> Call:
     from cute_fa4 import flash_attn_func, flash_attn_with_kvcache
 
     batch, rows, keys = len(problem.queries), problem.queries[0], problem.keys[0]
-    q = _values(variant, device, batch, rows, problem.heads)
+    q = _values(variant, device, batch, rows, problem.heads, of="q")
     kv_heads = problem.heads // variant.group
     k, v = (_values(variant, device, batch, keys, kv_heads, of=of) for of in "kv")
     options, lengths = _options(variant, problem, device), [keys] * batch
+    options |= _scales(variant, problem, device)
     if variant.keys == "lengths":
         lengths = [keys * (i + 1) // batch for i in range(batch)]
         for i, length in enumerate(lengths):
@@ -442,9 +487,10 @@ def _dense(variant: Variant, problem: Problem, device: str, place) -> Call:
         return function(q, k, v, out=out, **options)
 
     sequences = [
-        (q[i], k[i, :n], v[i, :n], lambda out, i=i: out[i], lambda lse, i=i: lse[i])
+        (q[i], _meant(options, "k", i, k[i, :n]), _meant(options, "v", i, v[i, :n]),
+         lambda out, i=i: out[i], lambda lse, i=i: lse[i])
         for i, n in enumerate(lengths)
-    ]
+    ]  # fmt: skip
     return Call(variant, problem, _with_sink(launch, options), sequences, lambda out: out[:0])
 
 
@@ -467,15 +513,17 @@ def _ragged_call(variant, problem, device, place, k, v, each_k, each_v, options)
     from cute_fa4 import flash_attn_varlen_func
 
     starts = _starts(problem.queries)
-    q, k, v = place(_values(variant, device, starts[-1] + SPARE_ROWS, problem.heads), k, v)
-    options |= _options(variant, problem, device)
+    q = _values(variant, device, starts[-1] + SPARE_ROWS, problem.heads, of="q")
+    q, k, v = place(q, k, v)
+    options |= _options(variant, problem, device) | _scales(variant, problem, device)
     options |= dict(cu_seqlens_q=_int32(starts, device), max_seqlen_q=max(max(problem.queries), 1))
 
     def launch():
         return flash_attn_varlen_func(q, k, v, out=_out(variant, q, CANARY), **options)
 
     sequences = [
-        (q[a:b], each_k[i], each_v[i], lambda out, a=a, b=b: out[a:b], lambda lse, a=a, b=b: lse[:, a:b])
+        (q[a:b], _meant(options, "k", i, each_k[i]), _meant(options, "v", i, each_v[i]),
+         lambda out, a=a, b=b: out[a:b], lambda lse, a=a, b=b: lse[:, a:b])
         for i, (a, b) in enumerate(zip(starts, starts[1:], strict=False))
     ]  # fmt: skip
     return Call(variant, problem, _with_sink(launch, options), sequences, lambda out: out[starts[-1] :])  # fmt: skip
@@ -538,20 +586,44 @@ def _latent(variant: Variant, problem: Problem, device: str, place) -> Call:
     order, table = _pages(variant, problem, device)
     pool, rows = _pool(variant, problem, device, order, "k")
     batch, queries = len(problem.queries), problem.queries[0]
-    q = _values(variant, device, batch, queries, problem.heads)
+    q = _values(variant, device, batch, queries, problem.heads, of="q")
     q, pool, _ = place(q, pool, q[:0])
     options = dict(causal=variant.causal, num_splits=variant.num_splits)
     lengths = _int32(problem.keys, device)
+    if variant.listed:
+        options["indices"], seen = _listed(variant, problem, table, rows)
+    else:
+        seen = [[k] for k in rows]  # for all queries of a sequence together
 
     def launch():
         out = _out(variant, q, math.nan)
         return flash_mla_with_kvcache(q, pool, table, lengths, out=out, **options)
 
-    sequences = [
-        (q[i], k, k[..., : variant.depth("out")], lambda out, i=i: out[i], lambda lse, i=i: lse[i])
-        for i, k in enumerate(rows)
-    ]
+    sequences = []
+    for i, each in enumerate(seen):
+        for first, k in enumerate(each):
+            own = slice(first, first + 1) if variant.listed else slice(None)
+            sequences.append((
+                q[i, own], k, k[..., : variant.depth("out")],
+                lambda out, i=i, own=own: out[i, own], lambda lse, i=i, own=own: lse[i][:, own],
+            ))  # fmt: skip
     return Call(variant, problem, _with_sink(launch, {}), sequences, lambda out: out[:0])
+
+
+def _listed(variant: Variant, problem: Problem, table, rows) -> tuple:
+    """(indices, the rows that each query of each sequence lists): keys in any order, -1 among them, few of few keys."""
+    queries, size = problem.queries[0], variant.page_size
+    indices = table.new_full((len(rows), queries, variant.listed), -1)
+    seen = []
+    for i, own in enumerate(rows):
+        seen.append([])
+        for query in range(queries):
+            keys = torch.randperm(len(own), device=own.device)[: variant.listed - 1]
+            places = torch.randperm(variant.listed, device=own.device)[: len(keys)]
+            rows_of_pool = table[i, keys // size] * size + (keys % size).to(torch.int32)
+            indices[i, query, places] = rows_of_pool
+            seen[-1].append(own[keys])
+    return indices, seen
 
 
 def _with_sink(launch, options: dict):

@@ -200,7 +200,7 @@ VARIANTS = (
     pair(keys="packed"),
     pair(keys="lengths", sink=True),
     pair(softcap=5.0),
-    pair(keys="pages", page_size=16),  # not below 8: rewrite.py has no gather4 of pairs
+    *(pair(keys="pages", page_size=size) for size in (16, 3)),
     pair(80, keys="pages", page_size=128, heads_first=True),
     pair(keys="pages", page_size=16, group=8, pack_gqa=True),
     *(Variant(256, causal=causal) for causal in (False, True)),

@@ -9,7 +9,7 @@
         cp.async.bulk.tensor...cta_group::2                  may signal the peer's barrier
 
     becomes other instructions
-        cp.async.bulk.tensor...tile::gather4                 four copies of a box of one row
+        cp.async.bulk.tensor...tile::gather4                 four copies of a box of one row, of pairs too
         redux.sync.max, .min of f32                          shuffles: each lane takes over its neighbours' five times
         fma, add, mul, sub .f32x2                            two scalar operations with the same rounding
         max, min with three inputs                           two of them with two
@@ -33,7 +33,7 @@ A replaced instruction becomes a block of its own, so that its registers and lab
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cute_fa4.hopper.ptx_text import Token, elements, tokens
 
@@ -227,22 +227,17 @@ class _Rewriter:
         return _block("" if wide else token.guard, *body)
 
     def _bulk_load(self, token: Token) -> str | None:
-        """A load for a pair may signal the barrier of the other CTA, which Hopper's TMA cannot.
-
-        It completes on a barrier of this CTA, in the scratch bytes; the bytes are credited to the real one.
-        """
-        if ".tile::scatter4" in token.opcode or (
-            ".tile::gather4" in token.opcode and ".cta_group::2" in token.opcode
-        ):
+        """A load for a pair may signal the barrier of the other CTA, which Hopper's TMA cannot."""
+        if ".tile::scatter4" in token.opcode:
             _refuse(token)
         if ".tile::gather4" in token.opcode:
-            return _gather(token)
-        if ".cta_group::2" not in token.opcode:
-            return (
-                None
-                if ".cta_group::1" not in token.opcode
-                else token.text.replace(".cta_group::1", "")
-            )
+            return _gather(token, self._load_for_a_pair)
+        if ".cta_group::2" in token.opcode:
+            return self._load_for_a_pair(token)
+        return token.text.replace(".cta_group::1", "") if ".cta_group::1" in token.opcode else None
+
+    def _load_for_a_pair(self, token: Token) -> str:
+        """One that completes on a barrier of this CTA, in the scratch bytes; the bytes are credited to the real one."""
         self._scratch = SCRATCH_BYTES
         destination, source, barrier, *rest = token.operands
         map_address = source.strip("[] ").partition(",")[0].strip()
@@ -421,7 +416,7 @@ def _three_inputs(token: Token) -> str | None:
     return _block(token.guard, ".reg .b32 tc_m;", first, second)
 
 
-def _gather(token: Token) -> str:
+def _gather(token: Token, load_for_a_pair) -> str:
     """Four rows are four boxes of one, each behind the other: the swizzle follows from the address alone."""
     destination, source, *rest = token.operands
     opcode = token.opcode.replace(".tile::gather4", ".tile").replace(".cta_group::1", "")
@@ -429,16 +424,19 @@ def _gather(token: Token) -> str:
     column, *rows = elements(coordinates)
     if len(rows) != 4:
         _refuse(token)
-    copies = [
-        f"{opcode} {', '.join(('[tc_d]', f'[{the_map}, {{{column}, {row}}}]', *rest))};\n"
-        "add.u32 tc_d, tc_d, tc_n;"
-        for row in rows
-    ]
+    copies = []
+    for row in rows:
+        operands = ("[tc_g]", f"[{the_map}, {{{column}, {row}}}]", *rest)
+        copy = f"{opcode} {', '.join(operands)};"
+        if ".cta_group::2" in opcode:
+            copy = load_for_a_pair(replace(token, guard="", opcode=opcode, operands=operands))
+        copies.append(copy)
+        copies.append("add.u32 tc_g, tc_g, tc_o;")
     return _block(
         token.guard,
-        ".reg .b32 tc_d, tc_n;",
-        _address(destination, "tc_d"),
-        _call("box_bytes", ("b64", the_map), result=("b32", "tc_n")),
+        ".reg .b32 tc_g, tc_o;",
+        _address(destination, "tc_g"),
+        _call("box_bytes", ("b64", the_map), result=("b32", "tc_o")),
         *copies,
     )
 

@@ -46,6 +46,7 @@ max.f32 %f1, %f1, %f2, %f3;
 redux.sync.max.f32 %f1, %f2, 0xffffffff;
 @%p1 redux.sync.min.NaN.f32 %f1, %f2, -1;
 @%p1 cp.async.bulk.tensor.2d.shared::cta.global.tile::gather4.mbarrier::complete_tx::bytes [%r1], [%rd1, {%r2, %r3, %r4, %r5, %r6}], [%r7];
+@%p1 cp.async.bulk.tensor.2d.shared::cluster.global.tile::gather4.mbarrier::complete_tx::bytes.cta_group::2 [%r1+8], [%rd1, {%r2, %r3, %r4, %r5, %r6}], [%r7];
 """  # noqa: E501
 
 
@@ -86,7 +87,7 @@ def test_what_hopper_knows_stays_as_it_was():
 
 
 def test_a_load_for_a_pair_needs_scratch_at_the_end_of_shared_memory():
-    line, _ = [f for f in FORMS.splitlines() if "cp.async" in f and "cta_group::2" in f]
+    line, *_ = [f for f in FORMS.splitlines() if "cp.async" in f and "cta_group::2" in f]
     found = rewrite(module_text(line, directives=".reqntid 96, 2, 1"))
     assert found.scratch_bytes == SCRATCH_BYTES == 8 * 1024 // 32
     assert found.threads == 192 and found.entries == ("bench",)
@@ -101,8 +102,8 @@ def test_a_load_for_a_pair_needs_scratch_at_the_end_of_shared_memory():
         "tcgen05.mma.cta_group::1.kind::mxf8f6f4.block_scale [%r1], %rd1, %rd2, %r3, [%r4], [%r5], %p1;",
         "tcgen05.mma.ws.cta_group::1.kind::f16 [%r1], %rd1, %rd2, %r3, %p1;",
         "tcgen05.cp.cta_group::1.128x256b [%r1], %rd1;",
-        "cp.async.bulk.tensor.2d.shared::cta.global.tile::gather4.mbarrier::complete_tx::bytes.cta_group::2 "
-        "[%r1], [%rd1, {%r2, %r3, %r4, %r5, %r6}], [%r7];",
+        "cp.async.bulk.tensor.2d.global.shared::cta.tile::scatter4.bulk_group "
+        "[%rd1, {%r2, %r3, %r4, %r5, %r6}], [%r1];",
         "redux.sync.max.abs.f32 %f1, %f2, 0xffffffff;",
         "redux.sync.max.f32 %f1, %f2, 0xffff;",
     ],

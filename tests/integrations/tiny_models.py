@@ -9,6 +9,7 @@ larger: RATIO leaves room for the luck of the draw, a wrong key costs tens of it
 from __future__ import annotations
 
 import torch
+import transformers
 from transformers import (
     AutoModelForCausalLM,
     DeepseekV3Config,
@@ -44,7 +45,7 @@ CONFIGS = {
 }  # fmt: skip
 
 
-# Head dims beyond 128: 192 with 128 of v (a nope and a rotary part), and 256.
+# Head dims beyond 128: 192 with 128 of v (a nope and a rotary part), 256, and 512 with keys that are the values.
 WIDE = {
     "deepseek v3, 192/128": lambda: DeepseekV3Config(
         **SMALL | dict(num_attention_heads=2), q_lora_rank=32, kv_lora_rank=32, qk_nope_head_dim=128,
@@ -53,6 +54,10 @@ WIDE = {
     "gemma 3, 256, windows and none": lambda: Gemma3TextConfig(
         **SMALL | dict(num_hidden_layers=2, head_dim=256, num_attention_heads=2, num_key_value_heads=1),
         sliding_window=WINDOW, query_pre_attn_scalar=256, layer_types=["sliding_attention", "full_attention"],
+    ),
+    "gemma 4, 512": lambda: transformers.Gemma4TextConfig(  # not in the oldest transformers of the range
+        **SMALL | dict(head_dim=256, num_attention_heads=2), num_global_key_value_heads=1, global_head_dim=512,
+        attention_k_eq_v=True, hidden_size_per_layer_input=0, layer_types=["full_attention"],
     ),
 }  # fmt: skip
 

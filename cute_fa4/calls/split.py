@@ -33,13 +33,16 @@ MAX_SPLITS = 1024
 MAX_PARTIAL_ROWS = (1 << 31) - 1
 LEAST_SPLIT_KEYS = 512  # of a sequence whose parts are merged by a launch: docs/decisions/0010
 MERGED_A_TILE = 10  # further parts that are merged in the time of a key tile
+MERGED_ALIKE = 16  # parts that a launch merges as fast as two
 LEAST_SHARED_TILES = 1  # of a CTA, where keys are shared out: docs/decisions/0010
 DECODE_BLOCKS = 4  # query blocks of a head that are still decode, where they leave SMs without work
 CLUSTER_SMS = (
     7,
     8,
 )  # share of a chip's SMs that clusters surely fill: they do not reach across its parts
-MOST_CLUSTER_KEYS = 2048  # of a CTA: where sequences differ, one that has them is waited for
+# Share of the SMs that clusters fill -> most key tiles of their CTAs. While few SMs read memory has bandwidth left, and
+# more of them would read sooner; where all do, sequences may differ, and one that has them is waited for.
+CLUSTER_TILES = ((1 / 2, 2), (3 / 5, 4), (1, 16))
 LEAST_CLUSTER_TILES = 8  # of a block times its further CTAs: fewer save less than the merge costs
 MAX_SHARED_TILES = 1 << 30  # key tiles of all blocks, which the kernel counts in 32 bits
 EMULATED_SMS = 148  # of a B200
@@ -192,10 +195,12 @@ def cluster_parts(blocks: int, seen: int, sms: int) -> int | None:
     """CTAs that share the keys of a block, of a launch that merges nothing in memory; None: there would be too many
     keys for one of them.
 
-    >>> [cluster_parts(8, keys, 148) for keys in (256, 512, 1024, 16384, 16385)]
+    >>> [cluster_parts(8, keys, 148) for keys in (256, 512, 1024, 2048, 2049)]
     [1, 4, 8, 8, None]
-    >>> [cluster_parts(blocks, 2048, 148) for blocks in (16, 32, 64, 65, 148, 149)]
-    [8, 4, 2, 1, 1, None]
+    >>> [cluster_parts(16, keys, 148) for keys in (2048, 16384, 16385)]
+    [8, 8, None]
+    >>> [cluster_parts(blocks, 2048, 148) for blocks in (16, 32, 64, 65, 99, 148, 149)]
+    [8, 4, 2, None, 1, 1, None]
     """
     if blocks > sms:
         return None
@@ -204,7 +209,19 @@ def cluster_parts(blocks: int, seen: int, sms: int) -> int | None:
     parts = next((parts for parts in fitting if parts >= tiles), fitting[-1])
     if tiles * (parts - 1) < LEAST_CLUSTER_TILES:
         parts = 1
-    return parts if seen <= parts * MOST_CLUSTER_KEYS else None
+    most = next(most for share, most in CLUSTER_TILES if blocks * parts <= share * sms)
+    if parts == 1:  # it merges nothing
+        most = max(most, LEAST_CLUSTER_TILES)
+    return parts if tiles <= parts * most else None
+
+
+def shared_parts(tiles: int) -> int:
+    """Most parts of a block of so many key tiles that pay what their merge takes, as in even_parts.
+
+    >>> [shared_parts(tiles) for tiles in (4, 17, 65, 129)]
+    [16, 16, 25, 35]
+    """
+    return max(MERGED_ALIKE, isqrt(tiles * MERGED_A_TILE))
 
 
 def _shared(q, where: Where, config, blocks: int, seen: int, counted: int) -> Shared | None:
@@ -217,6 +234,8 @@ def _shared(q, where: Where, config, blocks: int, seen: int, counted: int) -> Sh
         return None
     most = num_sms(q.device) // getattr(config.schedule, "ctas", 1)
     ctas = min(most, -(-blocks * tiles // least))
+    if not config.latent:  # a key tile of 576 columns takes as long as fifty parts of the merge
+        ctas = min(ctas, blocks * shared_parts(tiles))
     positions = min(where.seqlen_q(q), config.tiles.positions_per_cta)
     shared = Shared(ctas, least, blocks, positions, config.heads_per_tile)
     rows = shared.slots * shared.positions * shared.heads

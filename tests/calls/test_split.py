@@ -151,7 +151,7 @@ def few_sms(monkeypatch):
     """Six CTAs share the tiles, down to one each: some take several sequences, some a part of one."""
     monkeypatch.setattr(split, "num_sms", lambda device: 6)
     monkeypatch.setattr(split, "LEAST_SPLIT_KEYS", 256)
-    monkeypatch.setattr(split, "MOST_CLUSTER_KEYS", 0)
+    monkeypatch.setattr(split, "cluster_parts", lambda blocks, seen, sms: None)
 
 
 def test_ragged_paged_decode_shared_out(poisoned, few_sms):
@@ -307,6 +307,7 @@ def test_where_only_the_device_knows_the_lengths_keys_are_shared_out():
     assert (found.ctas, found.blocks, found.slots) == (148, 64 * 8, 148 + 64 * 8)
     assert (found.positions, found.heads, found.least) == (1, 8, 1)
     assert lengths_on_the_device(batch=1, pages=64).ctas == 8 * 9, "as many as tiles"
+    assert lengths_on_the_device(batch=1, pages=256).ctas == 8 * 18, "as many as their merge pays"
     assert lengths_on_the_device(batch=64, pages=32).ctas == 148
     assert lengths_on_the_device(batch=64, pages=31) is None, "496 keys"
     assert lengths_on_the_device(batch=2, pages=1024, seqlen_q=40).blocks == 2 * 8 * 2

@@ -87,7 +87,7 @@ BINDS = {
     "bandwidth": "memory: while CTAs read it gives {share:.0%} of its ceiling; at the ceiling, with nothing besides, "
     "the row would take {least} us",
     "latency": "bytes in flight: too few to fill memory",
-    "work": "what a CTA does for a key tile, issuing its copies above all: more of them do not fit the keys",
+    "work": "what an SM copies, 48 bytes a cycle, or what its warps do for a key tile",
     "tail": "SMs without work",
 }
 

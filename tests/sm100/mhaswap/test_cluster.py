@@ -51,6 +51,7 @@ def chosen(monkeypatch):
         return found[-1]
 
     monkeypatch.setattr(split, "cluster_parts", spy)
+    monkeypatch.setattr(split, "CLUSTER_TILES", ((1, 16),))
     return found
 
 

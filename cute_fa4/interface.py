@@ -80,6 +80,7 @@ def flash_attn_func(
     workspace: torch.Tensor | None = None,
     pack_gqa: bool | None = None,
     deterministic: bool = False,
+    k_rope: torch.Tensor | None = None,
     score_mod=None,
     mask_mod=None,
     aux_tensors=None,
@@ -99,6 +100,9 @@ def flash_attn_func(
                   query head h reads key/value head h // (heads_q / heads_kv). Of the dtype of q, or of
                   float8: q of 16 bits is then taken as it is where there are few queries, else quantised by query and
                   head (docs/serving.md)
+    k_rope        (batch, seqlen_k, d) or (batch, seqlen_k, 1, d), of the dtype of k: the last d columns of every key,
+                  which all heads share (multi-head latent attention); k has those before them, and q all: head_dim
+                  is their sum. d up to 64, behind a multiple of 64. A slice of a latent cache is one. None: k has all
     softmax_scale positive; None: head_dim ** -0.5
     causal        query i sees keys j <= i + seqlen_k - seqlen_q: the last query sees every key
     window_size   (left, right): query i sees keys from i + seqlen_k - seqlen_q - left to ... + right;
@@ -179,14 +183,16 @@ def flash_attn_func(
         False, return_lse,
     )  # fmt: skip
     asked = window_size, (softmax_scale, causal, softcap, None, None), choices
-    result = again((q, k, v, out, lengths, learnable_sink, aux_tensors, None, scales), asked)
+    rope = None if k_rope is None else (k_rope, None)
+    result = again((q, k, v, out, lengths, learnable_sink, aux_tensors, None, scales, rope), asked)
     if result is not None:
         return result
     if is_traced(q):
         return through_operator("dense", flash_attn_func, _arguments(flash_attn_func, locals()))
     if _any_autocast():
-        q, k, v = autocast.cast(q, k, v)
-    tensors = (q, k, v, out, lengths, learnable_sink, aux_tensors, None, scales)
+        q, k, v, k_rope = autocast.cast(q, k, v, k_rope)
+        rope = None if rope is None else (k_rope, None)
+    tensors = (q, k, v, out, lengths, learnable_sink, aux_tensors, None, scales, rope)
     return attend(prepare_attention, tensors, asked)
 
 
@@ -218,6 +224,8 @@ def flash_attn_varlen_func(
     workspace: torch.Tensor | None = None,
     pack_gqa: bool | None = None,
     deterministic: bool = False,
+    k_rope: torch.Tensor | None = None,
+    k_rope_page_table: torch.Tensor | None = None,
     score_mod=None,
     mask_mod=None,
     aux_tensors=None,
@@ -239,6 +247,10 @@ def flash_attn_varlen_func(
                    or paged (num_pages, page_size, heads_kv, head_dim) with page_table and seqused_k; with
                    kv_layout="HND" a page is (heads_kv, page_size, head_dim). Strides are free, as far as
                    rows lie at multiples of one stride: K and V may be slices of one cache
+    k_rope         as flash_attn_func: packed (total_k, d), dense (batch, seqlen_k, d), as k is, or with
+                   k_rope_page_table pages (num_pages, rows, d) of a size of their own; a dimension of one head before
+                   the columns is accepted
+    k_rope_page_table   (batch, pages) int32: the pages of k_rope of each sequence, in order, whatever k is
     cu_seqlens_q, cu_seqlens_k   (batch + 1,) int32: sequence b is rows [c[b], c[b + 1])
     max_seqlen_q   of packed q: at least the longest sequence; rows beyond it may be left out. None:
                    read from a cu_seqlens_q on the CPU, total_q on CUDA, where total_q and the number
@@ -301,7 +313,8 @@ def flash_attn_varlen_func(
         seqused_k_excludes_new, return_lse or return_softmax_lse,
     )  # fmt: skip
     asked = window_size, (softmax_scale, causal, softcap, max_seqlen_q, max_seqlen_k), choices
-    result = again((q, k, v, out, lengths, sink, aux_tensors, None, scales), asked)
+    rope = None if k_rope is k_rope_page_table is None else (k_rope, k_rope_page_table)
+    result = again((q, k, v, out, lengths, sink, aux_tensors, None, scales, rope), asked)
     if result is not None:
         return result
     if is_traced(q):
@@ -309,8 +322,9 @@ def flash_attn_varlen_func(
             "varlen", flash_attn_varlen_func, _arguments(flash_attn_varlen_func, locals())
         )
     if _any_autocast():
-        q, k, v = autocast.cast(q, k, v)
-    tensors = (q, k, v, out, lengths, sink, aux_tensors, None, scales)
+        q, k, v, k_rope = autocast.cast(q, k, v, k_rope)
+        rope = None if rope is None else (k_rope, k_rope_page_table)
+    tensors = (q, k, v, out, lengths, sink, aux_tensors, None, scales, rope)
     return attend(prepare_attention, tensors, asked)
 
 
@@ -423,7 +437,8 @@ def flash_attn_with_kvcache(
         lengths = (
             cu_seqlens_q, None, None, counts, key_limit, table, cache_batch_idx, cache_leftpad
         )  # fmt: skip
-        result = again((q, k_cache, v_cache, out, lengths, sink, aux_tensors, new, scales), asked)
+        tensors = (q, k_cache, v_cache, out, lengths, sink, aux_tensors, new, scales, None)
+        result = again(tensors, asked)
         if result is not None:
             return result
     if is_traced(q):
@@ -439,7 +454,7 @@ def flash_attn_with_kvcache(
     lengths = (
         cu_seqlens_q, None, None, counts, key_limit, table, cache_batch_idx, cache_leftpad
     )  # fmt: skip
-    tensors = (q, k_cache, v_cache, out, lengths, sink, aux_tensors, new, scales)
+    tensors = (q, k_cache, v_cache, out, lengths, sink, aux_tensors, new, scales, None)
     return attend(prepare_append_and_attention, tensors, asked)
 
 
@@ -501,6 +516,8 @@ def through_operator(route: str, function, arguments: dict):
         arguments |= _quantised(arguments)
         q, k, v = autocast.cast(arguments["q"], arguments["k"], arguments["v"])
         arguments |= {"q": q, "k": k, "v": v}
+        if arguments.get("k_rope") is not None:
+            arguments |= dict(zip(["k_rope"], autocast.cast(arguments["k_rope"]), strict=True))
         return getattr(routes, route)(function, arguments)
     except (TypeError, ValueError, NotImplementedError) as error:
         if is_dynamo_compiling():

@@ -111,7 +111,11 @@ CONFIG = {
     "write_lse": Field("switch", "also write the log-sum-exp; default: off"),
     "split_keys": Field("switch", "partial results, of parts of the keys; default: off"),
     "share_keys": Field("switch", "with split_keys: as many keys for every CTA; default: off"),
-    "rope_dtype": Field("text", "default: none"),
+    "rope_depth": Field(
+        "number", "last columns of k in a tensor all heads share (MLA); default: 0"
+    ),
+    "rope_page_size": Field("number", "keys of a page of that tensor; default: 0, rows as k"),
+    "rope_dtype": Field("text", "of these columns; default: as k"),
     "scale_dtype": Field("text", "default: none"),
     "arch": _ARCH,
     "family": Field(

@@ -46,7 +46,7 @@ from cute_fa4.system.devices import target_of
 
 def prepare_append_and_attention(tensors: tuple, asked: tuple) -> Callable:
     """Check a call of repeat.attend, compile what it needs; what is returned appends and attends."""
-    q, k_cache, v_cache, out, lengths, sink, aux, new, scales = tensors
+    q, k_cache, v_cache, out, lengths, sink, aux, new, scales, rope = tensors
     window_size, numbers, choices = asked
     cu_seqlens_q, _, _, cache_seqlens, key_limit, table, batch_idx, leftpad = lengths
     k, v, offsets = new or (None, None, None)
@@ -72,7 +72,7 @@ def prepare_append_and_attention(tensors: tuple, asked: tuple) -> Callable:
     if not counted:
         seqused_k = cache_seqlens + (k.shape[1] if offsets is None else offsets.diff())
     lengths = (cu_seqlens_q, None, None, seqused_k, key_limit, table, batch_idx, leftpad)
-    tensors = (q, k_cache, v_cache, out, lengths, sink, aux, None, scales)
+    tensors = (q, k_cache, v_cache, out, lengths, sink, aux, None, scales, None)
     choices = choices._replace(seqused_k_excludes_new=counted)
     with names_of_caches():
         attend = prepare_attention(tensors, (window_size, numbers, choices))
@@ -173,7 +173,7 @@ class Append:
 
     def admits(self, tensors: tuple) -> bool:
         """As Plan.admits; also what the attention behind it would refuse, which is too late then."""
-        q, k_cache, v_cache, out, lengths, sink, aux, new, scales = tensors
+        q, k_cache, v_cache, out, lengths, sink, aux, new, scales, rope = tensors
         k, v, offsets = new
         cu_seqlens_q, _, _, cache_seqlens, key_limit, table, batch_idx, leftpad = lengths
         if not (cu_seqlens_q is key_limit is sink is None):

@@ -24,6 +24,7 @@ from cute_fa4.calls.on_pairs import runs_on_pairs
 from cute_fa4.calls.options import AUX_DTYPES, SINK_DTYPES
 from cute_fa4.calls.plan import Plan, Results, Views
 from cute_fa4.calls.request import TENSORS, Options, Where
+from cute_fa4.calls.rope import RopeView
 from cute_fa4.calls.scales import NAMES, ScaleViews, letters_of
 from cute_fa4.calls.split import Clustered, Shared, Split, SplitPlan, split_of
 from cute_fa4.calls.strides import gathers_rows, views_for_descriptors
@@ -66,9 +67,22 @@ def plan_attention(
         if where.q_layout == "dense" and where.seqused_q is None:
             return lambda tensors: _fill_without_keys(results, q, out, options.sink)
         k, v, where = _one_hidden_key(k, v, where, batch)
-        options = replace(options, num_splits=1, tokens_per_split=None)
+        if options.rope is not None:
+            k = k.new_zeros((*k.shape[:-1], q.shape[-1]))
+        options = replace(options, num_splits=1, tokens_per_split=None, rope=None)
         hidden = plan_attention((q, k, v), q, k, v, out, where, options, return_lse, in_float32)
-        tensors = (q, k, v, out, where.tensors, options.sink, options.aux, None, options.scales)
+        tensors = (
+            q,
+            k,
+            v,
+            out,
+            where.tensors,
+            options.sink,
+            options.aux,
+            None,
+            options.scales,
+            None,
+        )
         return lambda _: hidden(tensors)
 
     if comes_in_halves(v) and not options.latent:
@@ -88,8 +102,16 @@ def plan_attention(
         not _decided_by_contents(q.device, where),
         0
         if out is None
-        else largest_extent((*where.tensors, options.sink, *(options.scales or ()))),
+        else largest_extent(
+            (
+                *where.tensors,
+                options.sink,
+                *(options.scales or ()),
+                getattr(options.rope, "page_table", None),
+            )
+        ),
         None if options.scales is None else ScaleViews(options.scales, batch, k.shape[-2]),
+        None if options.rope is None else RopeView(options.rope),
     )
     split = split_of(q, k, where, options, config, in_float32)
     if isinstance(split, Clustered):
@@ -110,8 +132,10 @@ def check_out_apart(out, where: Where, options: Options) -> None:
         return
     read = dict(zip(TENSORS, where.tensors, strict=True))
     scales = dict(zip(NAMES, options.scales or (), strict=False))
+    rope = {} if options.rope is None else options.rope.named
     check_apart(
-        {"out": out}, read | {"learnable_sink": options.sink} | named_aux(options.aux) | scales
+        {"out": out},
+        read | {"learnable_sink": options.sink} | named_aux(options.aux) | scales | rope,
     )
 
 
@@ -183,6 +207,8 @@ def config_of(
         cache_batch_idx=where.cache_batch_idx is not None,
         cache_leftpad=where.cache_leftpad is not None,
         padded_keys=where.key_limit is not None,
+        rope_depth=0 if options.rope is None else options.rope.depth,
+        rope_page_size=0 if options.rope is None else options.rope.page_size,
         page_size=0 if where.page_table is None else k.shape[1],
         fold_pages=rows_per_page % 8 == 0 or gathers_rows(where, k),
         sink=options.sink is not None,
@@ -203,7 +229,8 @@ def _tile(q, k, v, group: int, where: Where, options: Options) -> dict:
         return {"latent": True, "pack_gqa": True, **latent_tile(queries, group)}
     wide = is_wide(q.shape[-1], v.shape[-1])  # which have tiles of 128 rows alone
     by_length = length_chooses and not wide
-    pack, rows = tile_for(seqlen_q, group, options.pack_gqa, by_length and policy.swaps())
+    swaps = by_length and policy.swaps() and options.rope is None
+    pack, rows = tile_for(seqlen_q, group, options.pack_gqa, swaps)
     if rows is not None:
         return {"pack_gqa": pack, "rows": rows}
     heads = group if pack else 1

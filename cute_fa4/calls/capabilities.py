@@ -124,6 +124,9 @@ def capabilities(
     page_size           keys of a page: 16
     kv_dtype            of its cache, or of k and v: that of q; "e4m3" or "e5m2" under q of 16 bits
 
+    capabilities(head_dim=192, head_dim_v=128, k_rope=True) asks whether the last 64 columns of k may be a tensor of
+    their own, which all heads share.
+
     Such a row has the one reason that the call raises, and the one family that it launches.
 
     latent=True asks about flash_mla_with_kvcache, whose head dims are 576 and 512 and whose heads are all of one group:

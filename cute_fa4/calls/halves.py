@@ -43,7 +43,7 @@ class HalvesPlan(Plan):
         return (*super().functions, *self.half.functions)
 
     def __call__(self, tensors: tuple):
-        q, k, v, out, lengths, sink, aux, new, scales = tensors
+        q, k, v, out, lengths, sink, aux, new, scales, rope = tensors
         if new is not None:
             _, _, _, seqused_k, _, page_table, batch_idx, _ = lengths or NO_LENGTHS
             self.append(k, v, seqused_k, page_table, new, batch_idx, scales)
@@ -51,5 +51,5 @@ class HalvesPlan(Plan):
             out = self.results.new_out(q)
         for first in (False, True):  # they give the same log-sum-exp
             halves = half_of(v, first), half_of(out, first)
-            found = self.half((q, k, *halves, lengths, sink, aux, None, scales))
+            found = self.half((q, k, *halves, lengths, sink, aux, None, scales, rope))
         return (out, found[1]) if isinstance(found, tuple) else out

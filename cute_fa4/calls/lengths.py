@@ -129,6 +129,21 @@ def check_contents(q: torch.Tensor, k: torch.Tensor, where: Where, latent: bool 
         )
 
 
+def keys_of(q: torch.Tensor, k: torch.Tensor, where: Where) -> torch.Tensor:
+    """Keys of each sequence, (batch,), of lengths that check_contents has seen."""
+    if where.seqused_k is not None:
+        return where.seqused_k + (_queries_of(q, where) if where.excludes_new else 0)
+    if where.cu_seqlens_k is not None:
+        return where.cu_seqlens_k.diff()
+    return torch.full((where.batch(q),), k.shape[1])
+
+
+def _queries_of(q: torch.Tensor, where: Where):
+    if where.seqused_q is not None:
+        return where.seqused_q
+    return q.shape[1] if where.cu_seqlens_q is None else where.cu_seqlens_q.diff()
+
+
 def _lengths(name: str, offsets: torch.Tensor | None, rows: int) -> torch.Tensor | None:
     """Lengths that offsets say; ValueError where they decrease or leave [0, rows]."""
     if offsets is None or offsets.shape[0] == 0:
@@ -185,6 +200,8 @@ def check_pages(
     page_size: int,
     num_pages: int,
     leftpad: torch.Tensor | None = None,
+    name: str = "page_table",
+    of: str = "k and v",
 ) -> None:
     """The entries of the pages that hold rows `leftpad` to `keys` (batch,) are pages; others may be anything."""
     columns = torch.arange(table.shape[1])
@@ -194,10 +211,10 @@ def check_pages(
     wrong = live & ((table < 0) | (table >= num_pages))
     if bool(wrong.any()):
         b, column = wrong.nonzero()[0].tolist()
-        accepted = f"0 to {num_pages - 1}, the pages of k and v"
+        accepted = f"0 to {num_pages - 1}, the pages of {of}"
         if num_pages == 0:
-            accepted = f"a sequence of 0 keys: k and v, {page_size} keys a page, have no page"
+            accepted = f"a sequence of 0 keys: {of}, {page_size} keys a page, have no page"
         raise ValueError(
-            f"page_table: entry [{b}, {column}] is {int(table[b, column])}, which holds keys of a "
+            f"{name}: entry [{b}, {column}] is {int(table[b, column])}, which holds keys of a "
             f"sequence of {int(keys[b])}; accepted: {accepted}"
         )

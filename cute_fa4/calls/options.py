@@ -49,8 +49,9 @@ def resolve(
     tokens_per_split=None,
     latent=False,
     scales=None,
+    rope=None,
 ) -> Options:
-    """Check the options of a call whose q is (..., heads_q, head_dim). scales: what checked_scales returned."""
+    """Check the options of a call whose q is (..., heads_q, head_dim). scales, rope: what checked_... returned."""
     if pack_gqa not in (None, True, False):
         raise TypeError(f"pack_gqa: {pack_gqa!r}; accepted: None (chosen), True or False")
     check_split(num_splits, tokens_per_split)
@@ -66,6 +67,7 @@ def resolve(
         tokens_per_split=tokens_per_split,
         latent=latent,
         scales=scales,
+        rope=rope,
     )
 
 

@@ -16,8 +16,9 @@ from operator import mul
 
 import torch
 
+from cute_fa4.calls.rope import RopeView
 from cute_fa4.calls.scales import ScaleViews
-from cute_fa4.calls.tensors import extent_bytes
+from cute_fa4.calls.tensors import extent_bytes, may_overlap
 
 _is_grad_enabled = torch.is_grad_enabled
 NO_LENGTHS = (None,) * 8
@@ -31,11 +32,12 @@ class Plan:
     recognition  what recognises the next such call, or None
     small_bytes  extent of the largest of lengths, page table, sink and scales
     scale_views  how the kernel takes the scales
+    rope_view    how it takes columns of k that have a tensor of their own; None: there are none
     """
 
     __slots__ = (
         "function", "scale", "seqlen_q", "sizes", "results", "views", "repeats", "append", "small_bytes",
-        "recognition", "scale_views",
+        "recognition", "scale_views", "rope_view",
     )  # fmt: skip
 
     def __init__(
@@ -47,8 +49,10 @@ class Plan:
         repeats: bool,
         small_bytes: int = 0,
         scale_views: ScaleViews | None = None,
+        rope_view: RopeView | None = None,
     ):
         self.function, self.small_bytes, self.scale_views = function, small_bytes, scale_views
+        self.rope_view = rope_view
         self.scale, self.seqlen_q, self.sizes = numbers
         self.results, self.views, self.repeats = results, views, repeats
         self.append = self.recognition = None
@@ -59,7 +63,7 @@ class Plan:
 
     def admits(self, tensors: tuple) -> bool:
         """Whether the tensors pass the checks of what is not metadata; False: they may pass all the same."""
-        q, k, v, out, lengths, sink, aux, new, scales = tensors
+        q, k, v, out, lengths, sink, aux, new, scales, rope = tensors
         if _is_grad_enabled() and (
             q.requires_grad
             or k.requires_grad
@@ -69,13 +73,14 @@ class Plan:
             or (aux is not None and any(tensor.requires_grad for tensor in aux))
             or (new is not None and (new[0].requires_grad or new[1].requires_grad))
             or (scales is not None and any(s is not None and s.requires_grad for s in scales))
+            or (rope is not None and rope[0].requires_grad)
         ):
             return False
         return self.is_apart(tensors)
 
     def is_apart(self, tensors: tuple) -> bool:
         """Whether what is written shares no memory with what is read; False: it may share none all the same."""
-        q, k, v, out, lengths, sink, aux, new, scales = tensors
+        q, k, v, out, lengths, sink, aux, new, scales, rope = tensors
         if new is not None and not self.append.admits(tensors):
             return False
         if out is None:
@@ -89,11 +94,13 @@ class Plan:
             or (first < first_v + v_bytes and first_v < end)
         ):
             return False
-        if lengths is sink is aux is scales is None:
+        if lengths is sink is aux is scales is rope is None:
             return True
+        if rope is not None and may_overlap(out, rope[0]):
+            return False
         # A loop and no function: the call of one is a tenth of what a repeated call costs.
         nbytes = self.small_bytes
-        for tensor in (*(lengths or ()), sink, *(scales or ())):
+        for tensor in (*(lengths or ()), sink, *(scales or ()), rope and rope[1]):
             if tensor is not None and tensor.data_ptr() < end:
                 if first < tensor.data_ptr() + nbytes:
                     return False
@@ -103,7 +110,7 @@ class Plan:
         return True
 
     def __call__(self, tensors: tuple):
-        q, k, v, out, lengths, sink, aux, new, scales = tensors
+        q, k, v, out, lengths, sink, aux, new, scales, rope = tensors
         (
             cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table, batch_idx, leftpad
         ) = lengths or NO_LENGTHS  # fmt: skip
@@ -121,6 +128,7 @@ class Plan:
             self.seqlen_q, self.sizes, sink, tuple(aux) if aux else None, None,
             None if batch_idx is leftpad is None else given_of(batch_idx, leftpad),
             None if scales is None else self.scale_views.of(scales),
+            None if rope is None else self.rope_view.of(rope),
         )  # fmt: skip
         return out if lse is None else (out, lse)
 

@@ -25,6 +25,7 @@ from cute_fa4.calls.lengths import check_index_tensor, check_lengths
 from cute_fa4.calls.options import resolve
 from cute_fa4.calls.plan import NO_LENGTHS
 from cute_fa4.calls.request import TENSORS, Choices, Numbers, Where
+from cute_fa4.calls.rope import checked_rope, depth_of
 from cute_fa4.calls.scales import checked_scales
 from cute_fa4.calls.tensors import (
     DENSE,
@@ -41,7 +42,7 @@ KV_LAYOUTS = ("NHD", "HND")
 
 def prepare_attention(tensors: tuple, asked: tuple) -> Callable:
     """Check a call of repeat.attend, compile what it needs; what is returned launches."""
-    q, k, v, out, lengths, sink, aux, _, scales = tensors
+    q, k, v, out, lengths, sink, aux, _, scales, rope = tensors
     window_size, numbers, choices = asked
     numbers, choices = Numbers(*numbers), Choices(*choices)
     unbuilt = unbuilt_parameters(block_sparse_tensors=choices.block_sparse_tensors)
@@ -58,6 +59,7 @@ def prepare_attention(tensors: tuple, asked: tuple) -> Callable:
         seqused_k_excludes_new=choices.seqused_k_excludes_new,
         kv_layout=choices.kv_layout,
         latent=choices.latent,
+        rope=rope,
         **named,
     )
     options = resolve(
@@ -76,6 +78,7 @@ def prepare_attention(tensors: tuple, asked: tuple) -> Callable:
         tokens_per_split=choices.tokens_per_split,
         latent=choices.latent,
         scales=checked_scales(scales, q, rows_first_k, where.batch(q)) if scales else None,
+        rope=checked_rope(rope, q, rows_first_k, where),
     )
     results = choices.return_lse, choices.in_float32
     return plan_attention((q, k, v), q, rows_first_k, rows_first_v, out, where, options, *results)
@@ -101,8 +104,12 @@ def checked(
     cache_leftpad=None,
     contents=True,
     latent=False,
+    rope=None,
 ) -> tuple[torch.Tensor, torch.Tensor, Where]:
-    """Check the tensors of a call -> k, v with the rows of a page first, and where sequences lie."""
+    """Check the tensors of a call -> k, v with the rows of a page first, and where sequences lie.
+
+    rope: those of rope.NAMES, or None; checked_rope checks the rest of them.
+    """
     q_axes = DENSE if cu_seqlens_q is None else PACKED
     kv_axes = DENSE if cu_seqlens_k is None else PACKED
     if page_table is not None:
@@ -112,7 +119,17 @@ def checked(
         raise ValueError(f"kv_layout: {kv_layout!r} without page_table; accepted: 'NHD'")
     _check_belong_together(cu_seqlens_k, seqused_k, seqused_k_excludes_new, page_table)
     _check_cache(cu_seqlens_k, seqused_k, cache_batch_idx, cache_leftpad)
-    check(q, k, v, out, q_axes, kv_axes, one_batch=cache_batch_idx is None, latent=latent)
+    check(
+        q,
+        k,
+        v,
+        out,
+        q_axes,
+        kv_axes,
+        one_batch=cache_batch_idx is None,
+        latent=latent,
+        in_rope=depth_of(rope),
+    )
     check_index_tensor("cu_seqlens_q", cu_seqlens_q, 1, q.device)
     where = Where(
         cu_seqlens_q=cu_seqlens_q,

@@ -30,7 +30,7 @@ from cute_fa4.calls.append import (
 from cute_fa4.calls.prepare import one_of, prepare_attention
 from cute_fa4.calls.queries import are_wide, quantised, stay_wide
 from cute_fa4.calls.request import in_order
-from cute_fa4.calls.tensors import DTYPE_NAMES, check_tensors
+from cute_fa4.calls.tensors import DTYPE_NAMES, ROPE_SPAN, check_tensors
 from cute_fa4.sm100.config import FA4Config
 from cute_fa4.system.devices import asked_for
 
@@ -41,7 +41,11 @@ OF_CACHES = (
     *("k", "v", "cache_seqlens", "cu_seqlens_k_new", "cache_batch_idx", "cache_leftpad"),
     *("rotary_cos", "rotary_sin", "qv"),
 )
-OF_VARLEN = ("cu_seqlens_k", "seqused_q", "seqused_k", "seqused_k_excludes_new", "max_seqlen_k")
+OF_ROPE = ("k_rope", "k_rope_page_table")
+OF_VARLEN = (
+    *("cu_seqlens_k", "seqused_q", "seqused_k", "seqused_k_excludes_new", "max_seqlen_k"),
+    *OF_ROPE,
+)
 OF_LENGTHS = frozenset((*OF_BOTH, *OF_CACHES, *OF_VARLEN))
 
 
@@ -135,6 +139,19 @@ class _Tensors:
     def q(self) -> torch.Tensor:
         return self._rows("cu_seqlens_q", self.sizes.seqlen_q, self.heads_q, self.depth_qk)
 
+    @property
+    def rope_depth(self) -> int:
+        """Columns of k that lie in k_rope."""
+        given = self.given.get("k_rope")
+        if given is None:
+            return 0
+        return ROPE_SPAN if given is True else getattr(given, "shape", (0,))[-1]
+
+    def rope(self) -> torch.Tensor:
+        if "k_rope_page_table" in self.given:
+            return self.empty(self.batch * self.pages(), self.sizes.page_size, self.rope_depth)
+        return self._rows("cu_seqlens_k", self.sizes.seqlen_k, 1, self.rope_depth)
+
     def keys(self, depth: int) -> torch.Tensor:
         """K or V, or a cache of them."""
         if self.table not in self.given:
@@ -174,8 +191,9 @@ _OPEN: dict[str, Callable] = {
     **{name: _lengths(1) for name in ("cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_k_new")},
     **{
         name: lambda tensors: tensors.numbers(tensors.batch, tensors.pages())
-        for name in ("page_table", "block_table")
+        for name in ("page_table", "block_table", "k_rope_page_table")
     },
+    "k_rope": lambda tensors: tensors.rope(),
     "k": lambda tensors: tensors.new_rows(tensors.depth_qk),
     "v": lambda tensors: tensors.new_rows(tensors.depth_v),
     **{
@@ -249,14 +267,24 @@ def _queries(q, k, v, scales, options: dict, lengths: dict) -> tuple:
     return q, out, (q_descale, *others)
 
 
-def _varlen(tensors: _Tensors, *, page_table=None, block_table=None, **rest):
+def _varlen(
+    tensors: _Tensors,
+    *,
+    page_table=None,
+    block_table=None,
+    k_rope=None,
+    k_rope_page_table=None,
+    **rest,
+):
     options = {name: rest.pop(name) for name in OPTIONS & set(rest)}
     sink, aux, scales, asked = _common(**options)
     table = one_of("page_table", page_table, "block_table", block_table)
     lengths = in_order(page_table=table, **rest)
-    q, k, v = tensors.q(), tensors.keys(tensors.depth_qk), tensors.keys(tensors.depth_v)
+    depth_k = tensors.depth_qk - tensors.rope_depth
+    q, k, v = tensors.q(), tensors.keys(depth_k), tensors.keys(tensors.depth_v)
+    rope = None if k_rope is k_rope_page_table is None else (k_rope, k_rope_page_table)
     q, out, scales = _queries(q, k, v, scales, options, rest)
-    return prepare_attention((q, k, v, out, lengths, sink, aux, None, scales), asked)
+    return prepare_attention((q, k, v, out, lengths, sink, aux, None, scales, rope), asked)
 
 
 def _with_cache(
@@ -290,5 +318,5 @@ def _with_cache(
     new = None if k is v is cu_seqlens_k_new is None else (k, v, cu_seqlens_k_new)
     lengths = in_order(seqused_k=cache_seqlens, page_table=table, **rest)
     q, out, scales = _queries(q, *caches, scales, options, rest)
-    tensors = (q, *caches, out, lengths, sink, aux, new, scales)
+    tensors = (q, *caches, out, lengths, sink, aux, new, scales, None)
     return prepare_append_and_attention(tensors, asked)

@@ -58,8 +58,8 @@ def recognition_of(tensors: tuple, asked: tuple) -> Recognition | None:
 
 def _parts(tensors: tuple) -> tuple[tuple, tuple | None]:
     """(what the guards look at, the rest: what is given, how many lengths, how the table is aligned)."""
-    q, k, v, out, lengths, sink, aux, new, scales = tensors
-    if lengths is sink is aux is new is scales is None:
+    q, k, v, out, lengths, sink, aux, new, scales, rope = tensors
+    if lengths is sink is aux is new is scales is rope is None:
         return ((q, k, v), None) if out is None else ((q, k, v, out), ())
     looked_at = (q, k, v) if out is None else (q, k, v, out)
     a, b, c, d, e, table, batch_idx, leftpad = lengths or NO_LENGTHS
@@ -75,6 +75,10 @@ def _parts(tensors: tuple) -> tuple[tuple, tuple | None]:
     if scales is not None:
         looked_at += tuple(scale for scale in scales if scale is not None)
         scales = tuple(scale is not None for scale in scales)
+    if rope is not None:
+        k_rope, rope_table = rope
+        looked_at += (k_rope,) if rope_table is None else (k_rope, rope_table)
+        rope = (rope_table is None, None if rope_table is None else rope_table.data_ptr() % 16)
     return looked_at, (
         None if a is None else a.numel(),
         None if b is None else b.numel(),
@@ -85,7 +89,7 @@ def _parts(tensors: tuple) -> tuple[tuple, tuple | None]:
         None if batch_idx is None else batch_idx.numel(),
         None if leftpad is None else leftpad.numel(),
         None if offsets is None else offsets.numel(),
-        out is None, sink is None, aux is None, same_offsets, scales,
+        out is None, sink is None, aux is None, same_offsets, scales, rope,
     )  # fmt: skip
 
 

@@ -92,7 +92,7 @@ def attend(prepare: Callable, tensors: tuple, asked: tuple):
     """Attention of unchecked arguments: out, or (out, lse).
 
     tensors  q, k, v, out or None, None or those of request.TENSORS, learnable_sink, aux_tensors, None or (rows to
-             append to k, those of v, their offsets), None or those of scales.NAMES
+             append to k, those of v, their offsets), None or those of scales.NAMES, None or those of rope.NAMES
     asked    window_size, request.Numbers and request.Choices as plain tuples
     prepare  prepare(tensors, asked) checks everything and returns what launches: a Plan, or a function of `tensors`
     """
@@ -144,7 +144,7 @@ def _key(tensors: tuple, asked: tuple) -> tuple:
 
     Numbers come with their types: 1, 1.0 and True are equal, and not accepted alike.
     """
-    q, k, v, out, lengths, sink, aux, new, scales = tensors
+    q, k, v, out, lengths, sink, aux, new, scales, rope = tensors
     window_size, numbers, choices = asked
     left, right = window_size if type(window_size) is tuple else _window(window_size)
     scale, causal, softcap, max_seqlen_q, max_seqlen_k = numbers
@@ -158,6 +158,7 @@ def _key(tensors: tuple, asked: tuple) -> tuple:
         None if aux is None else _aux(aux),
         None if new is None else _new(*new, lengths[0]),
         None if scales is None else tuple(scale is not None and scale.shape for scale in scales),
+        None if rope is None else _rope(*rope),
     )  # fmt: skip
 
 
@@ -192,6 +193,14 @@ def _aux(tensors) -> tuple:
     if type(tensors) not in (list, tuple):
         raise _NoKey
     return tuple((tensor.shape, tensor.dtype) for tensor in tensors)
+
+
+def _rope(k_rope, table) -> tuple:
+    """Columns of k in a tensor of their own, and their pages."""
+    if table is None:
+        return k_rope.shape, k_rope.stride(), k_rope.dtype
+    strides = table.is_contiguous() or table.stride()
+    return k_rope.shape, k_rope.stride(), k_rope.dtype, table.shape, strides, table.data_ptr() % 16
 
 
 def _new(k, v, offsets, cu_seqlens_q) -> tuple:

@@ -106,6 +106,7 @@ class Options:
     """A checked call without q, k, v. sink: (heads_q,) or None; aux: tensors of score_mod and mask_mod.
 
     scales: of scales.NAMES, each a tensor or None; None: there are none
+    rope: a rope.Rope, columns of k in a tensor of their own; None: k has all
     """
 
     softmax_scale: float
@@ -119,3 +120,4 @@ class Options:
     tokens_per_split: int | None = None
     latent: bool = False
     scales: tuple | None = None
+    rope: object | None = None

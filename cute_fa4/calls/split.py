@@ -287,7 +287,7 @@ class SplitPlan(Plan):
         return (*super().functions, self.combine)
 
     def __call__(self, tensors: tuple):
-        q, k, v, out, lengths, sink, aux, new, scales = tensors
+        q, k, v, out, lengths, sink, aux, new, scales, rope = tensors
         (
             cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table, batch_idx, leftpad
         ) = lengths or NO_LENGTHS  # fmt: skip
@@ -307,6 +307,7 @@ class SplitPlan(Plan):
             self.seqlen_q, self.sizes, sink, tuple(aux) if aux else None, told,
             None if batch_idx is leftpad is None else given_of(batch_idx, leftpad),
             None if scales is None else self.scale_views.of(scales),
+            None if rope is None else self.rope_view.of(rope),
         )  # fmt: skip
         if self.combine is not None:
             self.combine(

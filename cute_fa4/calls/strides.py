@@ -37,6 +37,14 @@ def views_for_descriptors(q, k, v, out, where: Where):
     return with_plain_strides(q), k, v, out, per_block
 
 
+def rows_for_descriptors(name: str, tensor, clipped: bool, gathered: bool) -> torch.Tensor:
+    """The same of a tensor that is looked up by itself. clipped: its rows are cut at run time."""
+    if not clipped:
+        return with_plain_strides(tensor)
+    tensor, _ = _in_row_space(name, tensor)
+    return _in_one_map(name, tensor) if gathered else tensor
+
+
 def gathers_rows(where: Where, k) -> bool:
     """Whether the rows of pages are looked up one by one (sm100/tiles.py); k: (pages, page_size, heads, depth)."""
     ragged = k.shape[1] % ROWS_OF_SWIZZLE != 0 or where.cache_leftpad is not None

@@ -49,6 +49,9 @@ SMALLEST_SCALE = 2.0**-126
 LARGEST_SCALE = 2.0**127
 
 
+# A row of a tile in shared memory is made of spans of so many elements of 16 bits; k_rope has the last of them.
+ROPE_SPAN = 64
+
 # The axes of q, k, v and out, as messages name them.
 DENSE = ("batch", "seqlen", "heads", "head_dim")
 PACKED = ("total", "heads", "head_dim")
@@ -60,18 +63,27 @@ PAGED = ("num_pages", "page_size", "heads", "head_dim")
 
 
 def check(
-    q, k, v, out, q_axes=DENSE, kv_axes=DENSE, one_batch: bool = True, latent: bool = False
+    q,
+    k,
+    v,
+    out,
+    q_axes=DENSE,
+    kv_axes=DENSE,
+    one_batch: bool = True,
+    latent: bool = False,
+    in_rope: int = 0,
 ) -> None:
     """Check q, k, v and out against each other and against what the kernel reads.
 
     one_batch: dense k and v have the sequences of dense q, none else. latent: v is the first columns of k.
+    in_rope: columns of a key that k lacks, because they are in k_rope.
     """
     check_tensors(q, k, v, out)
     axes = {"q": q_axes, "k": kv_axes, "v": kv_axes, "out": q_axes}
     tensors = {"q": q, "k": k, "v": v} | ({} if out is None else {"out": out})
     for name, tensor in tensors.items():
         check_rank(name, tensor, axes[name])
-    check_shapes(q, k, v, q_axes, kv_axes, one_batch, latent)
+    check_shapes(q, k, v, q_axes, kv_axes, one_batch, latent, in_rope)
     for name, tensor in tensors.items():
         check_memory(name, tensor, axes[name])
     if out is not None:
@@ -187,14 +199,24 @@ def check_rank(name: str, tensor: torch.Tensor, axes: tuple[str, ...] = DENSE) -
 
 
 def check_shapes(
-    q, k, v, q_axes=DENSE, kv_axes=DENSE, one_batch: bool = True, latent: bool = False
+    q,
+    k,
+    v,
+    q_axes=DENSE,
+    kv_axes=DENSE,
+    one_batch: bool = True,
+    latent: bool = False,
+    in_rope: int = 0,
 ) -> None:
     num_q_heads, head_dim = q.shape[-2:]
     num_kv_heads = k.shape[-2]
     if q_axes == kv_axes == DENSE and one_batch:
         _same_size("k", k, "batch", 0, "q", q)
         _same_size("v", v, "batch", 0, "q", q)
-    _same_size("k", k, "head_dim", -1, "q", q)
+    if in_rope:
+        _check_rope_depths(head_dim, k.shape[-1], in_rope)
+    else:
+        _same_size("k", k, "head_dim", -1, "q", q)
     for dim, axis in enumerate(kv_axes[:-1]):
         _same_size("v", v, axis, dim, "k", k)
     if latent:
@@ -222,6 +244,19 @@ def _check_depths(dtype: str, *depths: int) -> None:
             raise ValueError(
                 f"{name}: head_dim {depth}; accepted: {in_words(accepted)}, {PADDING[name]}"
             )
+
+
+def _check_rope_depths(of_q: int, of_k: int, in_rope: int) -> None:
+    if of_k + in_rope != of_q:
+        raise ValueError(
+            f"k_rope: {in_rope} columns behind {of_k} of k while q has {of_q}; accepted: {of_q} together: q has the "
+            "columns of k, then those of k_rope"
+        )
+    if of_k % ROPE_SPAN or in_rope > ROPE_SPAN:
+        raise ValueError(
+            f"k_rope: {in_rope} columns behind {of_k} of k; accepted: up to {ROPE_SPAN} behind a multiple of "
+            f"{ROPE_SPAN}; concatenate k and k_rope"
+        )
 
 
 def _check_latent(q, k, v) -> None:

@@ -189,6 +189,7 @@ def _called(*, cache_batch_idx=None, cache_leftpad=None, **said):
         said.get("aux_tensors"),
         None,
         None,
+        None,
     )
     numbers = (None, False, 0.0, said.get("max_seqlen_q"), None)
     return attend(prepare_attention, tensors, ((None, None), numbers, choices))

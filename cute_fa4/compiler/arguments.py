@@ -38,7 +38,7 @@ def fake_arguments(config: FA4Config) -> dict:
     rows_o, lse = _results(config, rows_q, heads_q)
     return dict(
         mQ=values((*rows_q, heads_q), config.qk_depth),
-        mK=values(keys, config.qk_depth, config.stored_dtype),
+        mK=values(keys, config.qk_depth - config.rope_depth, config.stored_dtype),
         mV=values(keys, config.ov_depth, config.stored_dtype),
         mO=values(rows_o, config.ov_depth, config.o_dtype),
         mLSE=lse,
@@ -58,6 +58,7 @@ def fake_arguments(config: FA4Config) -> dict:
         in_cache=tuple(lengths(True) for _ in range(config.cache_batch_idx + config.cache_leftpad))
         or None,
         descales=_descales(config),
+        rope=_rope(config, keys),
         stream=make_fake_stream(use_tvm_ffi_env_stream=True),
     )
 
@@ -67,6 +68,18 @@ def _descales(config: FA4Config) -> tuple | None:
     ranks = {"Q": 4 if config.q_layout == "dense" else 3}
     every = (_fake("f32", (None,) * ranks.get(x, 2), free_last=True) for x in config.descales)
     return tuple(every) or None
+
+
+def _rope(config: FA4Config, keys: tuple) -> tuple | None:
+    """The columns of K that all heads share, as K of one head, or in pages of their own with a page table."""
+    from cutlass.cute import sym_int
+
+    if not config.rope_depth:
+        return None
+    if not config.rope_page_size:
+        return (_fake_rows(config.stored_dtype, (*keys[:-1], 1, config.rope_depth)),)
+    pages = sym_int(symbol="rope_pages"), config.rope_page_size, 1, config.rope_depth
+    return _fake_rows(config.stored_dtype, pages), _fake("i32", (sym_int(), sym_int()))
 
 
 def _results(config: FA4Config, rows_q: tuple, heads_q) -> tuple:

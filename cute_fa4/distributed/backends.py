@@ -124,7 +124,7 @@ def partial_attention(
         return_lse=True,
         in_float32=True,
     )
-    tensors = (q, k, v, None, lengths, None, aux, None, None)
+    tensors = (q, k, v, None, lengths, None, aux, None, None, None)
     return attend(prepare_attention, tensors, (window, tuple(numbers), tuple(choices)))
 
 

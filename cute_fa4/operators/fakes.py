@@ -16,6 +16,7 @@ from cute_fa4.calls import append, attention, latent, prepare
 from cute_fa4.calls.lengths import check_lengths
 from cute_fa4.calls.options import resolve
 from cute_fa4.calls.request import Where
+from cute_fa4.calls.rope import ABSENT, checked_rope, depth_of
 from cute_fa4.calls.scales import NAMES, checked_scales
 from cute_fa4.calls.strides import views_for_descriptors
 from cute_fa4.calls.tensors import check, check_tensors
@@ -49,10 +50,12 @@ def _depth_of_values(arguments: dict) -> int:
 # --- what each function refuses
 
 
-def check_dense(q, k, v, *, out=None, key_limit, return_lse, **options) -> None:
-    check(q, k, v, out)
+def check_dense(q, k, v, *, out=None, key_limit, return_lse, k_rope=None, **options) -> None:
+    rope = None if k_rope is None else (k_rope, None)
+    check(q, k, v, out, in_rope=depth_of(rope))
     where = Where(key_limit=key_limit)
     check_lengths(q, k, where)
+    options["rope"] = checked_rope(rope, q, k, where, contents=False)
     _check_kernel(q, k, v, out, where, return_lse, options)
 
 
@@ -60,7 +63,12 @@ def check_varlen(q, k, v, *, out=None, return_lse, max_seqlen_q, **rest) -> None
     options = {name: rest.pop(name) for name in _OPTIONS}
     if max_seqlen_q is None and rest.get("cu_seqlens_q") is not None:
         max_seqlen_q = q.shape[0]  # the real call reads it from the contents
-    k, v, where = prepare.checked(q, k, v, out, max_seqlen_q=max_seqlen_q, contents=False, **rest)
+    rope = rest.pop("k_rope", None), rest.pop("k_rope_page_table", None)
+    rope = None if rope == ABSENT else rope
+    k, v, where = prepare.checked(
+        q, k, v, out, max_seqlen_q=max_seqlen_q, contents=False, rope=rope, **rest
+    )
+    options["rope"] = checked_rope(rope, q, k, where, contents=False)
     options["latent"] = rest.get("latent", False)
     _check_kernel(q, k, v, out, where, return_lse, options)
 
@@ -152,7 +160,8 @@ class _StandIn(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
         """Views that begin where their tensor does."""
-        accepted = torch.ops.aten.as_strided.default, torch.ops.aten.transpose.int
+        aten = torch.ops.aten
+        accepted = aten.as_strided.default, aten.transpose.int, aten.unsqueeze.default
         assert function in accepted, function
         source = args[0]
         meta = torch.empty_strided(source.shape, source.stride(), device="meta")

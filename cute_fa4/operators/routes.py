@@ -31,6 +31,7 @@ _WHERE = (
     "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "seqused_k_excludes_new", "page_table",
     "kv_layout", "key_limit",
 )  # fmt: skip
+_ROPE = ("k_rope", "k_rope_page_table")
 _WHERE_IN_CACHE = (
     "cu_seqlens_q", "page_table", "kv_layout", "key_limit", "cache_batch_idx", "cache_leftpad",
 )  # fmt: skip
@@ -43,7 +44,7 @@ def dense(function, given: dict):
     if outside is not None:
         return outside(function, given)
     tensors = _named(given, ("q", "k", "v"))
-    call = _options(given) | _named(given, ("key_limit",))
+    call = _options(given) | _named(given, ("key_limit", "k_rope"))
     return _call(_ops.flash_attn, _ops.flash_attn_out, tensors | call, given["out"])
 
 
@@ -53,7 +54,7 @@ def varlen(function, given: dict):
     if outside is not None:
         return outside(function, given)
     given = _without_aliases(given)
-    call = _named(given, ("q", "k", "v")) | _options(given) | _named(given, _WHERE)
+    call = _named(given, ("q", "k", "v")) | _options(given) | _named(given, _WHERE + _ROPE)
     for name in ("max_seqlen_q", "max_seqlen_k"):
         call[name] = _length(name, given[name])
     return _call(_ops.flash_attn_varlen, _ops.flash_attn_varlen_out, call, given["out"])

@@ -22,6 +22,7 @@ from ..layouts.scalars import maximum
 from .chip import SMEM_BASE_ALIGNMENT
 from .kernel_args import Events, KernelArgs, Smem
 from .operands import tma
+from .operands.rope import Rope
 from .steps.row_math import LOG2_E
 from .sync.pipelines import KVConsumerPipeline, TMAProducerPipeline, initialise
 from .work import packed_order, tile_order
@@ -99,7 +100,7 @@ def set_up(cfg: cutlass.Constexpr, args: KernelArgs, cta: CTA, warp, mbarriers):
 def initialise_all(cfg, args: KernelArgs, mbarriers):
     """Load warp: every mbarrier of the table, and the descriptors on their way."""
     if cfg.schedule.prefetch_maps:
-        tma.prefetch(args.q, args.k, args.v, args.o)
+        tma.prefetch(args.q, args.k, args.v, args.o, args.rope and args.rope.operand)
     initialise(mbarriers, [barrier.count for _, _, barrier in cfg.barriers.instances()])
 
 
@@ -147,6 +148,7 @@ class SM100Kernel:
         split: tuple | None,
         in_cache: tuple | None,
         descales: tuple | None,
+        rope: tuple | None,
         stream,
     ):
         """Launch. What a configuration does not use is None; unused numbers are ignored.
@@ -168,6 +170,8 @@ class SM100Kernel:
                     positions, heads of a tile, depth), mLSE (slots, heads of a tile, positions); work/shared_order.py
         in_cache    the tensors cache_batch_idx and cache_leftpad, (batch,) int32, as far as the configuration has them
         descales    what cfg.descales names, (batch, kv_heads) f32 of any strides; Q's as mQ with a depth of 1
+        rope        the last cfg.rope_depth columns of K, which all heads share, as K of one head, or in pages of
+                    cfg.rope_page_size rows; then also their page table, (batch, pages) int32
 
         The depth is contiguous; softmax_scale multiplies Q K^T.
         """
@@ -225,6 +229,7 @@ class SM100Kernel:
             scale=softmax_scale,
             scale_log2=softmax_scale * LOG2_E,
             descales=() if cutlass.const_expr(descales is None) else descales,
+            rope=None if cutlass.const_expr(rope is None) else Rope.of(cfg, *rope),
             mask_sizes=() if cutlass.const_expr(mask_sizes is None) else mask_sizes,
             sink=sink,
             aux=() if cutlass.const_expr(aux is None) else aux,

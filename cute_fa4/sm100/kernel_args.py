@@ -7,6 +7,7 @@ from cutlass import Float32, Int32
 
 from ..tma.tensor_maps import TMAOperand
 from .memory_maps import SmemMap
+from .operands.rope import Rope
 from .operands.tma import KVOperand
 from .sync.barriers import BarrierTable
 from .sync.pipelines import Event
@@ -38,6 +39,7 @@ class KernelArgs:
     scale: Float32  # softmax scale
     scale_log2: Float32  # the same times log2(e)
     descales: tuple  # of 8-bit operands, as cfg.descales names them: (batch, key/value heads), f32
+    rope: Rope | None  # columns of K that lie in a tensor of their own, or None
     mask_sizes: tuple  # run-time numbers of the mask, Int32
     sink: cute.Tensor | None  # (heads,), or None
     aux: tuple  # tensors for score_mod and mask_mod

@@ -64,6 +64,8 @@ def _problem(p: Problem) -> list[str]:
         (p.write_lse, "lse"),
         (p.split_keys, "split"),
         (p.share_keys, "share"),
+        (p.rope_depth, f"rope{p.rope_depth}"),
+        (p.rope_page_size, f"ropepage{p.rope_page_size}"),
         (p.rope_dtype, f"rope_{p.rope_dtype}"),
         (p.scale_dtype, f"scale_{p.scale_dtype}"),
     ]

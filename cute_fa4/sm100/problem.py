@@ -75,7 +75,10 @@ class Problem:
     write_lse      also write the log-sum-exp, f32, natural logarithm
     split_keys     O and the log-sum-exp are partial, one for each of several parts of the keys (work/split.py)
     share_keys     with split_keys: every CTA takes an equal stretch of the batch's key tiles (work/shared_order.py)
-    rope_dtype     dtype of a rotary part appended to the depth (MLA); None: there is none
+    rope_depth     last columns of K that lie in a tensor of their own, which all heads share (multi-head latent
+                   attention, not absorbed); qk_depth counts them; 0: K has all columns
+    rope_page_size keys per page of that tensor, which has a page table of its own; 0: its rows are those of K
+    rope_dtype     dtype of these columns; None: that of K
     scale_dtype    dtype of per-token scales of quantised K and V; None: there are none
     arch           "sm_100a" (B200) or "sm_103a" (B300, hardware exp2 at twice the rate)
     """
@@ -110,12 +113,15 @@ class Problem:
     write_lse: bool = False
     split_keys: bool = False
     share_keys: bool = False
+    rope_depth: int = 0
+    rope_page_size: int = 0
     rope_dtype: str | None = None
     scale_dtype: str | None = None
     arch: str = "sm_100a"
 
     def __post_init__(self):
         plain_integers(self, "qk_depth", "ov_depth", "num_q_heads", "group", "page_size")
+        plain_integers(self, "rope_depth", "rope_page_size")
         if self.o_dtype is None:
             object.__setattr__(self, "o_dtype", "bf16" if self.has_fp8 else self.qkv_dtype)
         if self.ov_depth is None:
@@ -186,7 +192,10 @@ class Problem:
 
     def contradictions(self) -> list[str]:
         """Why no kernel of any schedule can run this: values that mean nothing, or that exclude each other."""
-        return [*self._wrong_types(), *self._wrong_numbers(), *self._wrong_layouts()]
+        return [
+            *(*self._wrong_types(), *self._wrong_numbers()),
+            *(*self._wrong_layouts(), *self._wrong_rope()),
+        ]
 
     def _wrong_types(self) -> list[str]:
         why = []
@@ -244,7 +253,7 @@ class Problem:
         for name in ("qk_depth", "ov_depth", "group"):
             if getattr(self, name) < 1:
                 why.append(f"{name}={getattr(self, name)} must be at least 1")
-        for name in ("num_q_heads", "page_size"):
+        for name in ("num_q_heads", "page_size", "rope_depth", "rope_page_size"):
             if getattr(self, name) < 0:
                 why.append(
                     f"{name}={getattr(self, name)} must not be negative: 0 means that it is not set"
@@ -302,4 +311,28 @@ class Problem:
             why.append(
                 "cache_excludes_new=True with seqused_k=False: there is no cache length: use seqused_k=True"
             )
+        return why
+
+    def _wrong_rope(self) -> list[str]:
+        why = []
+        if self.rope_dtype is not None and not self.rope_depth:
+            why.append(f"rope_dtype={self.rope_dtype!r} with rope_depth=0: use None")
+        if self.rope_page_size and not self.rope_depth:
+            why.append(f"rope_page_size={self.rope_page_size} with rope_depth=0: use 0")
+        if not self.rope_depth:
+            return why
+        if self.rope_depth >= self.qk_depth:
+            why.append(
+                f"rope_depth={self.rope_depth} of qk_depth={self.qk_depth}: it counts the last columns: use fewer"
+            )
+        if self.kv_layout == "paged" and not self.rope_page_size:
+            why.append(
+                "rope_page_size=0 with kv_layout='paged': columns that all heads share have pages of their own: say "
+                "how many keys these hold"
+            )
+        for name in ("latent", "cache_batch_idx", "cache_leftpad"):
+            if getattr(self, name):
+                why.append(
+                    f"{name}=True with rope_depth={self.rope_depth}: K of each head is no cache: use False"
+                )
         return why

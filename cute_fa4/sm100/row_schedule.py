@@ -162,10 +162,11 @@ class RowSchedule:
             why.append(
                 f"shared memory of {smem.nbytes} bytes exceeds {SMEM_CAPACITY_BYTES}: lower bn_cap"
             )
-        return why + tiles.page_refusals()
+        return why + tiles.page_refusals() + tiles.rope_refusals()
 
     def _not_built(self, problem: Problem) -> list[str]:
-        why, tiles = problem_not_built(problem, self.qk_depths, self.ov_depths), self.tiles(problem)
+        tiles = self.tiles(problem)
+        why = problem_not_built(problem, self.qk_depths, self.ov_depths, takes_rope=True)
         if tiles.BN > 128:
             why.append(
                 f"BN={tiles.BN} is not built yet: a softmax thread holds its BN scores in registers and has "
@@ -211,10 +212,12 @@ def problem_not_built(
     qk_depths: tuple = QK_DEPTHS,
     ov_depths: tuple = DEPTHS,
     widens: bool = False,
+    takes_rope: bool = False,
 ) -> list[str]:
     """What no family runs yet, whatever its tiles are.
 
-    qk_depths, ov_depths: what this one does, of 16 bits; widens: whether it runs keys of 8 bits under queries of 16
+    qk_depths, ov_depths: what this one does, of 16 bits; widens: whether it runs keys of 8 bits under queries of 16;
+    takes_rope: whether it loads columns of K from a tensor of their own
     """
     why = []
     if problem.kv_dtype is not None and not widens:
@@ -238,6 +241,15 @@ def problem_not_built(
             why.append(f"{name}={getattr(problem, name)} is not built yet: use {in_words(depths)}")
     if problem.latent:
         why.append("latent=True: only kernels that read V from K do: use schedule=LatentTile()")
+    if problem.rope_depth and not takes_rope:
+        why.append(
+            f"rope_depth={problem.rope_depth}: kernels for few rows load K from one tensor: use schedule=OneTile()"
+        )
+    if problem.rope_depth and problem.has_fp8:
+        why.append(
+            f"rope_depth={problem.rope_depth} with qkv_dtype={problem.qkv_dtype!r} is not built yet: use 'bf16' or "
+            "'fp16'"
+        )
     for name in ("rope_dtype", "scale_dtype"):
         if getattr(problem, name) is not None:
             why.append(f"{name}={getattr(problem, name)!r} is not built yet: use None")

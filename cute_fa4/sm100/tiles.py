@@ -141,6 +141,16 @@ class Tiles:
         return self.padded_qk_depth - self.slot_qk_depth
 
     @property
+    def rope_columns(self) -> int:
+        """Columns of K that come from a tensor of their own, padded: all of the rest, or the last of a slot."""
+        return align_up(self.problem.rope_depth, self.swizzle_granule)
+
+    @property
+    def own_qk_depth(self) -> int:
+        """Columns of K in a slot that come from K itself: all of them, but for those in a tensor of their own."""
+        return self.slot_qk_depth - (0 if self.rest_qk_depth else self.rope_columns)
+
+    @property
     def o_columns_padded(self) -> int:
         """Columns of a slot of the ring: V has all of its own there, K as many as 256 bytes hold."""
         return slot_columns(self.problem, self.swizzle_granule)
@@ -150,6 +160,17 @@ class Tiles:
         """Rows of one copy of K: a CTA's, or what they have in common with a page, so that no box crosses a page."""
         page = self.problem.page_size
         return gcd(self.k_rows_per_cta, page) if page else self.k_rows_per_cta
+
+    @property
+    def rope_box_rows(self) -> int:
+        """Likewise of columns of K with pages of their own."""
+        page = self.problem.rope_page_size
+        return gcd(self.k_rows_per_cta, page) if page else self.k_rows_per_cta
+
+    @property
+    def gathers_rope(self) -> bool:
+        """Their rows are looked up one by one, as gathers_rows says of K and V."""
+        return self.problem.rope_page_size % ROWS_OF_SWIZZLE != 0
 
     @property
     def v_box_rows(self) -> int:
@@ -180,6 +201,7 @@ class Tiles:
             and self.v_box_rows < self.BN
             and all(depth % self.swizzle_granule == 0 for depth in depths)
             and not self.rest_qk_depth
+            and not self.problem.rope_depth
             and self.padded_qk_depth > self.swizzle_granule
         )
 
@@ -203,6 +225,11 @@ class Tiles:
     def BK0(self) -> int:
         """Depth of one Q K^T stage; of the last one rest_qk_depth, where K has a rest."""
         return self.slot_qk_depth // self.slot_stages
+
+    @property
+    def k_copy_columns(self) -> int:
+        """Columns of one copy of K."""
+        return min(self.BK0, self.own_qk_depth)
 
     @property
     def BK1(self) -> int:
@@ -304,6 +331,28 @@ class Tiles:
         return self.BN * self.v_cols_per_cta * self.dtype_bytes
 
     # ---- refusals that families share
+
+    def rope_refusals(self) -> list[str]:
+        """Why columns of K in a tensor of their own cannot be loaded into these tiles."""
+        why, problem, granule = [], self.problem, self.swizzle_granule
+        if not problem.rope_depth:
+            return why
+        if problem.rope_depth > granule or (problem.qk_depth - problem.rope_depth) % granule:
+            why.append(
+                f"rope_depth={problem.rope_depth} of qk_depth={problem.qk_depth}: the columns before them fill swizzle "
+                f"spans of {granule} elements, and they have one: use up to {granule} behind a multiple of {granule}"
+            )
+        if self.slot_stages > 1:
+            why.append(
+                f"num_qk_stages={self.slot_stages} with rope_depth={problem.rope_depth}: a slot has one barrier then: "
+                "use 1"
+            )
+        if self.gathers_rope and self.BN > ROWS_A_WARP_GATHERS:
+            why.append(
+                f"rope_page_size={problem.rope_page_size} with BN={self.BN}: rows are gathered by fours, one gather a "
+                f"lane of the load warp: use a bn_cap of at most {ROWS_A_WARP_GATHERS}"
+            )
+        return why
 
     def page_refusals(self) -> list[str]:
         """Why keys in such pages cannot be loaded into these tiles."""

@@ -38,6 +38,10 @@ VARIED = [
         exp2_emulated=3, claims=False, warps=WarpRoles(softmax_registers=184),
     ),
     choose_config(qkv_dtype="bf16", head_dim=128, split_keys=True, o_dtype="f32", write_lse=True),
+    choose_config(
+        qkv_dtype="bf16", head_dim=192, head_dim_v=128, q_layout="packed", kv_layout="packed", rope_depth=64,
+        rope_page_size=64, family="mhapair",
+    ),
     *split_configs(choose_config(qkv_dtype="fp16", head_dim=64, causal=True), write_lse=False, shared=True),
     AppendConfig("fp16", 128, 64, packed=True, cache_batch_idx=True, arch="sm_103a"),
     choose_config(qkv_dtype="fp16", head_dim=80, group=8, pack_gqa=True, family="mha1q", rescale_log2=4.0),

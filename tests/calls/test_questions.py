@@ -108,6 +108,18 @@ QUESTIONS = {
         dict(seqlen_q=20),
     ),
     "padded keys": (dict(cache_seqlens=LENGTHS, key_limit=LENGTHS), {}),
+    "columns of k apart": (dict(k_rope=tensor(BATCH, KEYS, 64)), {}),
+    "columns of k apart, in pages": (
+        dict(
+            cu_seqlens_q=offsets(4), cu_seqlens_k=offsets(KEYS), k_rope=tensor(3 * BATCH, 16, 64),
+            k_rope_page_table=table(16),
+        ),
+        dict(seqlen_q=4),
+    ),
+    "few pages of columns": (
+        dict(k_rope=tensor(3 * BATCH, 16, 64), k_rope_page_table=table(16, more=1)),
+        {},
+    ),
     "some queries": (dict(seqused_q=LENGTHS), dict(seqlen_q=300)),
     "a layout nobody has": (
         dict(cache_seqlens=LENGTHS, page_table=table(8), kv_layout="HDN"),
@@ -145,8 +157,9 @@ def outcome_of_the_call(parameters: dict, sizes: dict, monkeypatch) -> tuple:
         pages = -(-KEYS // page) if page else 1
         shape = (page, HEADS_KV) if parameters.get("kv_layout") != "HND" else (HEADS_KV, page)
         cache = tensor(BATCH * pages, *shape, 128)
+    k = cache[..., :64].clone() if "k_rope" in parameters else cache.clone()
     try:
-        function(**dict(zip(names, (q, cache, cache.clone()), strict=True)), **parameters)
+        function(**dict(zip(names, (q, k, cache), strict=True)), **parameters)
     except _Accepted:
         return None, (found[-1].schedule.family,)
     except (TypeError, ValueError, NotImplementedError) as error:

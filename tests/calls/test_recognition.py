@@ -17,6 +17,7 @@ PLAIN = (
     (None, False, 0.0, None, None),
     (None, 1, None, None, None, None, None, "NHD", False, False),
 )
+ROPE = torch.zeros(2, 16, 64, dtype=torch.bfloat16)
 NEW = tuple(torch.zeros(2, 1, 4, 64, dtype=torch.bfloat16) for _ in range(2))
 
 
@@ -32,11 +33,12 @@ def call(
     aux=None,
     new=None,
     scales=None,
+    rope=None,
 ):
     lengths = None
     if not (used is table is rows is None):
         lengths = in_order(seqused_k=used, page_table=table, cache_batch_idx=rows)
-    return q, k, v, out, lengths, sink, aux, new, scales
+    return q, k, v, out, lengths, sink, aux, new, scales, rope
 
 
 def asked(
@@ -53,6 +55,8 @@ GIVEN = {
     "pages, sink": call(used=LENGTHS, table=TABLE, sink=SINK),
     "append": call(used=LENGTHS, table=TABLE, new=(*NEW, None)),
     "rows of a cache": call(used=LENGTHS, table=TABLE, rows=int32([1, 0])),
+    "columns of k": call(rope=(ROPE, None)),
+    "columns of k in pages": call(rope=(ROPE, TABLE)),
 }
 
 

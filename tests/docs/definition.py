@@ -21,10 +21,12 @@ def compiled(config, executor):
 
 def attend(
     config, q, k, v, out, lse, scale, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit,
-    page_table, seqlen_q, sizes, sink, aux, split=None, in_cache=None, descales=None,
+    page_table, seqlen_q, sizes, sink, aux, split=None, in_cache=None, descales=None, rope=None,
 ):  # fmt: skip
     """Each sequence by itself."""
     assert split is in_cache is descales is None
+    if rope is not None:  # of all heads, behind the columns of each
+        k = torch.cat([k, rope[0].expand(*k.shape[:-1], -1)], dim=-1)
     batch = len(q) if cu_seqlens_q is None else len(cu_seqlens_q) - 1
     for b in range(batch):
         rows, lse_rows = _rows(b, q, cu_seqlens_q)

@@ -175,7 +175,9 @@ def test_a_refusal_names_the_value_and_the_remedy(choices, value, remedy):
 
 
 def test_every_reason_is_given_not_only_the_first():
-    why = config(qk_depth=64, num_qk_stages=3, scale_dtype="f32", rope_dtype="bf16").refusals()
+    why = config(
+        qk_depth=64, num_qk_stages=3, scale_dtype="f32", rope_depth=40, rope_dtype="bf16"
+    ).refusals()
     assert len(why) >= 4
 
 
@@ -190,7 +192,7 @@ def test_the_config_is_the_whole_compile_key():
         cache_batch_idx=True, cache_leftpad=True,
         padded_keys=True, page_heads_first=True, fold_pages=False, pack_gqa=True, latent=True, sink=True,
         sink_dtype="bf16", score_mod=soft_cap(30.0), mask_mod=soft_cap(31.0), aux=(("f32", 1),),
-        arch="sm_103a", page_size=16, rope_dtype="bf16", scale_dtype="f32",
+        arch="sm_103a", page_size=16, rope_depth=32, rope_page_size=8, rope_dtype="bf16", scale_dtype="f32",
     )  # fmt: skip
     of_schedule = dict(
         order="p_beside_s", lone_tiles=True, maximum="lagged", exponential="half", bn_cap=64, swizzle_bytes=64,

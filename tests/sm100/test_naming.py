@@ -47,7 +47,7 @@ CHANGED = dict(
     sink_dtype="bf16", score_mod=score_mods.composed(score_mods.soft_cap(30.0), score_mods.alibi(8)),
     mask_mod=score_mods.relative_logits(7), aux=(("f32", 4), ("i32", 1)), write_lse=True, split_keys=True,
     share_keys=True,
-    rope_dtype="bf16", scale_dtype="e4m3", arch="sm_103a",
+    rope_depth=32, rope_page_size=8, rope_dtype="bf16", scale_dtype="e4m3", arch="sm_103a",
 )  # fmt: skip
 OF_SCHEDULE = dict(
     order="p_beside_s", lone_tiles=True, maximum="lagged", exponential="half", bn_cap=64, swizzle_bytes=64,

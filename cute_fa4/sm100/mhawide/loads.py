@@ -12,11 +12,12 @@ from cutlass import Int32
 
 from ..kernel_args import Events, KernelArgs, Smem
 from ..operands.kv_buffer import KVBuffer, KVBufferConfig
+from ..steps import rope_rows
 from ..steps.loads import find_rows, load_q, look_up
 from ..sync.pipelines import Slot, TMAProducerPipeline
 from ..work import blocks
 from ..work.tile import Work
-from .units import k_unit, v_unit
+from .units import k_span, k_unit, v_unit
 
 
 @cute.jit
@@ -41,7 +42,12 @@ def load_tile(
     k = KVBuffer(KVBufferConfig.for_k(cfg), smem.kv_address, args.k)
     v = KVBuffer(KVBufferConfig.for_v(cfg), smem.kv_address, args.v)
     of_k, of_v = find_rows(cfg, args, work, n, entries)
-    at = load_units([k_unit(cfg, k, unit) for unit in range(cfg.tiles.k_units)], kv, work, at, of_k)
+    rope = rope_rows.found_of(cfg, args, smem, work, n, entries, of_k)
+    if cutlass.const_expr(rope is None):
+        k_units = [k_unit(cfg, k, unit) for unit in range(cfg.tiles.k_units)]
+        at = load_units(k_units, kv, work, at, of_k)
+    else:
+        at = load_units_of_two(cfg, k, rope[0], kv, work, at, of_k, rope[1])
     v_units = [v_unit(cfg, v, unit) for unit in range(cfg.tiles.v_units)]
     own = [own_columns(cfg, unit) for unit in range(cfg.tiles.v_units)]
     if n > first:
@@ -67,5 +73,21 @@ def load_units(
         mbarrier = kv.get_v(at)
         place = work.tile.kv_head, work.sequence.batch
         unit.load_from_dram(at.index, mbarrier, found, *place, first_column=column)
+        at = kv.commit_step(at)
+    return at
+
+
+def load_units_of_two(
+    cfg, k: KVBuffer, rope: KVBuffer, kv: TMAProducerPipeline, work: Work, at: Slot, of_k, of_rope
+) -> Slot:
+    """Copy the units of a K tile, span by span: the first ones from K, the last one from what all heads share."""
+    batch, spans = work.sequence.batch, cfg.tiles.unit_columns // cfg.tiles.swizzle_granule
+    for unit in range(cfg.tiles.k_units):
+        kv.acquire(at)
+        mbarrier = kv.get_v(at)
+        for span in range(spans):
+            buffer, is_own = k_span(cfg, k, rope, unit, span)
+            found, head = (of_k, work.tile.kv_head) if is_own else (of_rope, Int32(0))
+            buffer.load_from_dram(at.index, mbarrier, found, head, batch)
         at = kv.commit_step(at)
     return at

@@ -104,7 +104,7 @@ class WideTile(RowSchedule):
                 f"the ring has {slots} slots of {tiles.kv_slot_bytes} bytes beside {tiles.q_bytes} bytes of Q, "
                 f"{LEAST_SLOTS} are needed, so that copies stay ahead of products: lower the head dim of q and k"
             )
-        return why + tiles.page_refusals()
+        return why + tiles.page_refusals() + tiles.rope_refusals()
 
 
 @lru_cache(maxsize=1024)

@@ -56,6 +56,11 @@ class WideTiles(Tiles):
         return self.unit_columns
 
     @property
+    def k_copy_columns(self) -> int:
+        """The same; where the last columns of K have a tensor of their own, a swizzle span: a unit may have both."""
+        return self.swizzle_granule if self.problem.rope_depth else self.unit_columns
+
+    @property
     def v_cols_per_cta(self) -> int:
         """Columns of V in one copy: a CTA's of a unit."""
         return self.swizzle_granule

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from cutlass import Int32
 
-from ..operands.kv_buffer import KVBuffer
+from ..operands.kv_buffer import SPAN_BYTES, KVBuffer
 from ..sync.pipelines import KVConsumerPipeline, KVPosition, Slot
 
 
@@ -19,6 +19,16 @@ def k_unit(cfg, k: KVBuffer, unit: int) -> KVBuffer:
     columns = cfg.tiles.unit_columns
     contraction = cfg.tiles.k_columns(unit)
     return _part(k, columns=columns, contraction=contraction, first_column=unit * columns)
+
+
+def k_span(cfg, k: KVBuffer, rope: KVBuffer, unit: int, span: int) -> tuple[KVBuffer, bool]:
+    """64 columns of a unit of K, for their copy -> (the buffer, whether K itself has them). rope: of the others."""
+    columns, own = cfg.tiles.swizzle_granule, cfg.tiles.own_qk_depth
+    column = unit * cfg.tiles.unit_columns + span * columns
+    whole, first = (k, column) if column < own else (rope, column - own)
+    there = k.ring_address + span * cfg.tiles.k_rows_per_cta * SPAN_BYTES
+    part = _part(whole, columns=columns, contraction=columns, first_column=first)
+    return replace(part, ring_address=there), column < own
 
 
 def v_unit(cfg, v: KVBuffer, unit: int) -> KVBuffer:

@@ -73,10 +73,10 @@ class KVOperand:
     rest: "KVOperand | None" = None
 
 
-def prefetch(q: TMAOperand, k: KVOperand, v: KVOperand, o: TMAOperand):
+def prefetch(q: TMAOperand, k: KVOperand, v: KVOperand, o: TMAOperand, rope: KVOperand | None):
     """One thread fetches every descriptor, so that the first copy with each does not wait for it."""
-    rest = None if k.rest is None else k.rest.boxes
-    operands = [q, k.boxes, rest, v.boxes, v.eight_rows, o]
+    rest = k.rest if rope is None else rope
+    operands = [q, k.boxes, None if rest is None else rest.boxes, v.boxes, v.eight_rows, o]
     with cute.arch.elect_one():
         for operand in operands:
             if hasattr(operand, "atom"):
@@ -85,8 +85,8 @@ def prefetch(q: TMAOperand, k: KVOperand, v: KVOperand, o: TMAOperand):
 
 def k_operand(cfg, mK) -> tuple[KVOperand, Int32]:
     """K -> (operand of a depth stage, with that of its rest if it has one, rows from one batch or page to the next)."""
-    operand, stride = kv_operand(cfg, mK, cfg.tiles.BK0, is_v=False)
-    if cfg.tiles.rest_qk_depth:
+    operand, stride = kv_operand(cfg, mK, cfg.tiles.k_copy_columns, is_v=False)
+    if cfg.tiles.rest_qk_depth and not cfg.rope_depth:
         rest, _ = kv_operand(cfg, mK, cfg.tiles.rest_qk_depth, is_v=False)
         operand = replace(operand, rest=rest)
     return operand, stride

@@ -17,6 +17,8 @@ from cutlass import Int32
 from ...layouts.scalars import maximum
 from ..kernel_args import Events, KernelArgs, Smem
 from ..operands.kv_buffer import KVBuffer, KVBufferConfig
+from ..operands.rope import own_columns
+from ..steps import rope_rows
 from ..steps.loads import find_rows, load_k, load_v, look_up
 from ..sync.pipelines import Slot, TMAProducerPipeline
 from ..work.queue import NO_MORE, WorkQueue, begin, take_work
@@ -44,15 +46,16 @@ def load_tile(
 
     entries: of look_up; q_phase: parity of this use of the places of Q.
     """
-    k = KVBuffer(KVBufferConfig.for_k(cfg), smem.kv_address, args.k)
+    k = KVBuffer(own_columns(cfg), smem.kv_address, args.k)
     v = KVBuffer(KVBufferConfig.for_v(cfg), smem.kv_address, args.v)
     of_k, of_v = find_rows(cfg, args, work, n, entries)
+    rope = rope_rows.found_of(cfg, args, smem, work, n, entries, of_k)
     for i in cutlass.range_constexpr(cfg.tiles.num_q):
         if n == order.q_comes_with(cfg, work, i):
             events.q_free.wait(i, q_phase ^ 1)
             order.load_q(cfg, args, smem, events, work, i)
         if cutlass.const_expr(i == 0):
-            at = load_k(cfg, k, kv, work, at, of_k)
+            at = load_k(cfg, k, kv, work, at, of_k, rope)
     return load_v(cfg, v, kv, work, at, of_v)
 
 

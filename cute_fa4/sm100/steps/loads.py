@@ -13,6 +13,7 @@ from ..operands.kv_buffer import KVBuffer
 from ..sync.pipelines import Slot, TMAProducerPipeline
 from ..work import blocks, rows, tile_order
 from ..work.tile import Work
+from . import rope_rows
 
 
 def load_q(cfg, args: KernelArgs, smem: Smem, events: Events, work: Work, i: int):
@@ -36,7 +37,16 @@ def load_q(cfg, args: KernelArgs, smem: Smem, events: Events, work: Work, i: int
 
 
 def look_up(cfg, args: KernelArgs, work: Work, n):
-    """The page table's entries for key tile n, by lane; 0 where keys are not paged. Several where rows are gathered."""
+    """The page table's entries for key tile n, by lane; 0 where keys are not paged. Several where rows are gathered.
+
+    Where columns of K have pages of their own: (the entries, theirs).
+    """
+    entries = look_up_keys(cfg, args, work, n)
+    return (entries, rope_rows.look_up(cfg, args, work, n)) if cfg.rope_page_size else entries
+
+
+def look_up_keys(cfg, args: KernelArgs, work: Work, n):
+    """The same of K and V themselves."""
     if cfg.kv_layout != "paged":
         return Int32(0)
     sequence, row = work.sequence, args.lengths.cache_row(work.sequence.batch)
@@ -105,6 +115,8 @@ def rows_of_tile(
 ) -> PagedRowIndices | GatheredRows:
     """Where the rows of key tile n lie. Dense keys need no look-up: TMA cuts them by the tensor's extent."""
     sequence, first_key = work.sequence, blocks.key_tile(cfg, n) * cfg.tiles.BN
+    if cfg.rope_page_size:
+        entries, _ = entries
     if cfg.tiles.gathers_rows:
         return gathered_rows.populate(
             cfg.page_size, entries, args.rows_per_block[1], args.num_pages, *rows_in_cache(cfg, work, n)
@@ -131,14 +143,23 @@ def load_k(
     work: Work,
     at: Slot,
     found: PagedRowIndices | GatheredRows,
+    rope: tuple | None = None,
 ) -> Slot:
-    """Copy a key tile, depth chunk by depth chunk; the rest of the depth, if there is one, last."""
+    """Copy a key tile, depth chunk by depth chunk; the rest of the depth, if there is one, last.
+
+    rope: of rope_rows.found_of, where the last columns come from a tensor that all heads share. Their bytes count on
+    the barrier of the last chunk.
+    """
     kv.acquire(at)
     for stage in range(cfg.tiles.qk_stages):
         if stage == cfg.tiles.slot_stages:
             kv.acquire_rest(at)
-        mbarrier = kv.get_k(at, stage)
-        k.load_from_dram(at.index, mbarrier, found, work.tile.kv_head, work.sequence.batch, stage)
+        mbarrier, batch = kv.get_k(at, stage), work.sequence.batch
+        if stage < cfg.tiles.slot_stages or rope is None:
+            k.load_from_dram(at.index, mbarrier, found, work.tile.kv_head, batch, stage)
+        if rope is not None and stage == cfg.tiles.qk_stages - 1:
+            shared, of_rope = rope
+            shared.load_from_dram(at.index, mbarrier, of_rope, Int32(0), batch)
     return kv.commit_step(at)
 
 

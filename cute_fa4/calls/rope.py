@@ -1,0 +1,158 @@
+"""k_rope: the last columns of every key, which all heads share, in a tensor of their own (multi-head latent attention).
+
+    q         (..., heads, d + d_rope)
+    k         (..., heads, d)
+    k_rope    as k without its heads, or with one: (batch, seqlen_k, d_rope), packed (total_k, d_rope)
+              with k_rope_page_table (num_pages, rows, d_rope), whatever k is; the table is (batch, pages) int32
+
+A key of head h is k[..., h, :] and then k_rope[...]. The tensor is read where it lies, the last columns of a latent
+cache for instance; nobody writes a K of all columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from cute_fa4.calls.lengths import check_index_tensor, check_pages, keys_of
+from cute_fa4.calls.request import Where
+from cute_fa4.calls.strides import rows_for_descriptors
+from cute_fa4.calls.tensors import (
+    DENSE,
+    PACKED,
+    PAGED,
+    check_is_tensor,
+    check_memory,
+    check_place,
+)
+from cute_fa4.sm100.tiles import ROWS_OF_SWIZZLE
+
+NAMES = ("k_rope", "k_rope_page_table")  # as a call passes them on
+ABSENT = (None, None)
+
+
+@dataclass(frozen=True)
+class Rope:
+    """k_rope as the kernel takes it, with one head and strides that a descriptor can hold.
+
+    depth       its columns
+    page_size   rows of its pages; 0: its rows are those of k
+    """
+
+    view: torch.Tensor
+    page_table: torch.Tensor | None
+
+    @property
+    def depth(self) -> int:
+        return self.view.shape[-1]
+
+    @property
+    def page_size(self) -> int:
+        return 0 if self.page_table is None else self.view.shape[1]
+
+    @property
+    def named(self) -> dict[str, torch.Tensor | None]:
+        return dict(zip(NAMES, (self.view, self.page_table), strict=True))
+
+
+class RopeView:
+    """The same of every call with tensors like these."""
+
+    def __init__(self, rope: Rope):
+        self.layout = rope.view.shape, rope.view.stride()
+
+    def of(self, given: tuple) -> tuple:
+        """What the kernel takes. given: those of NAMES."""
+        k_rope, table = given
+        view = k_rope.as_strided(*self.layout)
+        return (view,) if table is None else (view, table)
+
+
+def depth_of(given: tuple | None) -> int:
+    """Columns of k_rope, which k lacks; 0: k has all. given: those of NAMES, or None for none."""
+    if given is None:
+        return 0
+    k_rope, table = given
+    if k_rope is None:
+        raise ValueError("k_rope_page_table: given without k_rope, whose pages it lists")
+    check_is_tensor("k_rope", k_rope)
+    if k_rope.dim() == 0 or k_rope.shape[-1] == 0:
+        raise ValueError(
+            f"k_rope: shape {tuple(k_rope.shape)}; accepted: columns in its last dimension"
+        )
+    return k_rope.shape[-1]
+
+
+def checked_rope(given: tuple | None, q, k, where: Where, contents: bool = True) -> Rope | None:
+    """Refuse what is no such tensor. given: as depth_of; k: with the rows of a page first."""
+    if given is None:
+        return None
+    k_rope, table = given
+    if k_rope.dtype != k.dtype or k.dtype.itemsize != 2 or q.dtype != k.dtype:
+        raise TypeError(
+            f"k_rope: dtype {k_rope.dtype} with q of {q.dtype} and k of {k.dtype}; accepted: one dtype of 16 bits for "
+            "all; convert with .to(torch.bfloat16)"
+        )
+    check_place("k_rope", k_rope, q.device)
+    view = _check_shape(k_rope, table, k, where)
+    check_memory(
+        "k_rope", view, PAGED if table is not None else DENSE if view.dim() == 4 else PACKED
+    )
+    if table is not None:
+        _check_table(table, view, q, k, where, contents)
+    clipped = table is not None or where.kv_layout != "dense" or where.seqused_k is not None
+    gathered = table is not None and view.shape[1] % ROWS_OF_SWIZZLE != 0
+    return Rope(rows_for_descriptors("k_rope", view, clipped, gathered), table)
+
+
+def _check_shape(k_rope, table, k, where: Where):
+    """-> k_rope with a dimension of one head."""
+    if table is not None:
+        rows, axes = None, ("num_pages", "rows", "columns")
+    elif where.kv_layout == "paged":
+        raise ValueError(
+            "k_rope_page_table: None with k in pages; accepted: the pages of k_rope, which page_table lists as well "
+            "where they are those of k"
+        )
+    else:
+        rows = tuple(k.shape[:-2])
+        axes = ("batch", "seqlen", "columns") if len(rows) == 2 else ("total", "columns")
+    view = k_rope.unsqueeze(-2) if k_rope.dim() == len(axes) else k_rope
+    if view.dim() != len(axes) + 1 or view.shape[-2] != 1:
+        raise ValueError(
+            f"k_rope: shape {tuple(k_rope.shape)}; accepted: ({', '.join(axes)}), or with one head before the columns"
+        )
+    if rows is not None and tuple(view.shape[:-2]) != rows:
+        raise ValueError(
+            f"k_rope: shape {tuple(k_rope.shape)} with k of {tuple(k.shape)}; accepted: {(*rows, view.shape[-1])}, a "
+            "row for every row of k"
+        )
+    if rows is None and view.shape[1] == 0:
+        raise ValueError(
+            f"k_rope: pages of 0 keys, shape {tuple(k_rope.shape)}; accepted: 1 key a page or more"
+        )
+    return view
+
+
+def _check_table(table, view, q, k, where: Where, contents: bool) -> None:
+    check_index_tensor("k_rope_page_table", table, 2, q.device)
+    batch, room = where.batch(q), table.shape[1] * view.shape[1]
+    if table.shape[0] != batch:
+        raise ValueError(
+            f"k_rope_page_table: shape {tuple(table.shape)}; accepted: the first dimension is {batch}, the sequences"
+        )
+    keys = None
+    if contents and table.device.type == "cpu":
+        keys = keys_of(q, k, where)
+    elif where.kv_layout == "dense" and where.seqused_k is None:
+        keys = torch.full((batch,), k.shape[1])
+    if keys is not None and batch and int(keys.max()) > room:
+        b = int(keys.argmax())
+        raise ValueError(
+            f"k_rope_page_table: {table.shape[1]} pages of {view.shape[1]} rows while sequence {b} has {int(keys[b])} "
+            "keys; accepted: room for all of them; pass a wider table"
+        )
+    if contents and table.device.type == "cpu":
+        pages = dict(name="k_rope_page_table", of="k_rope")
+        check_pages(table, keys, view.shape[1], view.shape[0], **pages)

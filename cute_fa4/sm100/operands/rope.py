@@ -1,0 +1,83 @@
+"""Columns of K in a tensor of their own, which all heads share: the rotary part of multi-head latent attention.
+
+    K tile of 192 columns     128 of K, of the head | 64 of k_rope, the same for all heads
+    in a slot of the ring     K chunks 0, 1           k_rope behind them, or where the rest of K lies
+
+The products see one tile: what differs are the copies that fill it, and that both count on the barrier of K.
+"""
+
+from dataclasses import dataclass, replace
+
+import cutlass.cute as cute
+from cutlass import Int32
+
+from ...tma.tensor_maps import (
+    DTYPES,
+    clipped_load_view,
+    dense_view,
+    make_operand,
+    make_row_operand,
+    row_space,
+    rows_of_heads_view,
+)
+from .kv_buffer import KVBuffer, KVBufferConfig
+from .tma import KVOperand
+
+
+@dataclass(frozen=True)
+class Rope:
+    """What loads them, and where their rows lie.
+
+    rows_per_block   from one batch or page to the next, Int32
+    page_table       (batch, pages) int32 of their own pages, or None: their rows are those of K
+    num_pages        of their pool
+    """
+
+    operand: KVOperand
+    rows_per_block: Int32
+    page_table: cute.Tensor | None
+    num_pages: Int32
+
+    @staticmethod
+    def of(cfg, tensor, page_table=None) -> "Rope":
+        """tensor: like K of one head, (batch, seqlen_k, 1, depth), packed (total_k, 1, depth) or in pages."""
+        tiles, dtype, columns = cfg.tiles, DTYPES[cfg.stored_dtype], cfg.tiles.rope_columns
+        pages = Int32(tensor.shape[0])
+        if not is_clipped(cfg):
+            view = dense_view(tensor, columns, columns)
+            rows, group = tiles.rope_box_rows, tiles.cta_group
+            boxes = make_operand(view, dtype, rows, columns, cta_group=group)
+            return Rope(KVOperand(boxes), Int32(0), page_table, pages)
+        space = row_space(tensor)
+        stride = Int32(space.rows_per_block)
+        if tiles.gathers_rope:
+            view, of_heads = rows_of_heads_view(tensor, space)
+            rows = KVOperand(make_row_operand(view, dtype, columns), of_heads=of_heads)
+            return Rope(rows, stride, page_table, pages)
+        view = clipped_load_view(tensor, space)
+        boxes = make_operand(view, dtype, tiles.rope_box_rows, columns, cta_group=tiles.cta_group)
+        return Rope(KVOperand(boxes), stride, page_table, pages)
+
+
+def is_clipped(cfg) -> bool:
+    """Rows are cut at run time, by a clipped operand."""
+    return cfg.clips_keys or cfg.rope_page_size > 0
+
+
+def own_columns(cfg) -> KVBufferConfig:
+    """The columns of a K tile that K itself has, for their copy."""
+    whole, own = KVBufferConfig.for_k(cfg), cfg.tiles.own_qk_depth
+    return replace(whole, columns=own, contraction=own, rest=None) if cfg.rope_depth else whole
+
+
+def rope_buffer(cfg, ring_address: Int32, rope: Rope) -> KVBuffer:
+    """The columns behind them: of every slot, or in the one place of the rest."""
+    tiles, columns = cfg.tiles, cfg.tiles.rope_columns
+    rows = tiles.k_rows_per_cta
+    whole = KVBufferConfig._of(cfg, rows, columns, tiles.rope_box_rows, False, 1, columns)
+    config = replace(whole, clipped=is_clipped(cfg), gathered=tiles.gathers_rope)
+    if tiles.rest_qk_depth:
+        place = cfg.smem.k_rest.offset - cfg.smem.kv.offset
+        return KVBuffer(replace(config, slot_bytes=0), ring_address + place, rope.operand)
+    before = rows * tiles.own_qk_depth * tiles.dtype_bytes
+    return KVBuffer(config, ring_address + before, rope.operand)

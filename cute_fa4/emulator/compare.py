@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cute_fa4.emulator import errors
-from cute_fa4.emulator.schedules import MODES
+from cute_fa4.emulator.schedules import MODES, SEEDED
 from cute_fa4.emulator.session import use
 
 KINDS = {
@@ -116,7 +116,7 @@ def compare(
     schedules = [
         Schedule(mode, seed)
         for mode in sorted(modes, key=MODES.index)
-        for seed in ((0,) if mode == "in_order" else seeds)
+        for seed in (seeds if mode in SEEDED else (0,))
     ]
     comparison = Comparison([], schedules)
     expected = None

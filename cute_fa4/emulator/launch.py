@@ -37,6 +37,7 @@ CHECKS = {
     "bytes_missing_at_end": "a CTA ended while an mbarrier was still waiting for bytes",
     "uneven_arrivals_at_end": "a CTA ended while an mbarrier had some, but not all, of its arrivals",
     "store_at_end": "a CTA ended while a bulk store of it was still to read its shared memory",
+    "cluster_barrier": "a thread arrived twice at the barrier of the cluster before it waited",
     "equal_writes": "two warps wrote the same bytes to the same place without order (checks/equal_writes.py)",
 }
 """Names accepted by use(checks=...): notes of these kinds are raised at the end of the launch."""

@@ -2,6 +2,7 @@
 
     mode        warps                                   completions
     in_order    round-robin, each until it blocks       all of them after every turn, oldest first
+    together    round-robin, a few instructions each    the same: nobody gets far ahead, as on a chip
     random      a random warp, a random stretch         one of the possible ones at any time
     hostile     see below                               one at a time, any of the possible ones, and late
 
@@ -20,7 +21,7 @@ In random and hostile, some try_waits give up at once: PTX leaves the time limit
 Requests to cancel a cluster that has not started (instructions/cluster_launch_control.py) are granted as follows; one
 that is refused although clusters are left stands for clusters that run elsewhere, and they run later here:
 
-    in_order    always, the next cluster in launch order      one CTA does the whole grid
+    in_order    always, the next cluster in launch order      one CTA does the whole grid; together: the same
     random      3 in 4, the next one
     hostile     3 in 4, any one
 
@@ -29,7 +30,8 @@ The same seed gives the same order of everything.
 
 import random
 
-MODES = ("in_order", "random", "hostile")
+MODES = ("in_order", "together", "random", "hostile")
+SEEDED = MODES[2:]
 
 EPISODE = (4, 40)
 """Turns of an episode: a few up to some tiles of a kernel's main loop, so that every role is the victim
@@ -38,6 +40,10 @@ at the start, in the middle and at the end of a run of usual length."""
 STRETCHES = (1, 8, 64, 512)
 """Instructions that "random" gives a warp: from a single one to more than lie between two waits."""
 
+
+TOGETHER = 32
+"""Instructions that "together" gives a warp: fewer than lie between most pairs of barriers, so that what two warps do
+between the same barriers overlaps; a published kernel whose race a chip hides is right with up to 60 of them."""
 
 GIVE_UP = 0.25
 """How often a try_wait that would block returns false at once ("random", "hostile"): often enough that a
@@ -52,11 +58,14 @@ def schedule_of(mode, seed, scheduler):
     """The schedule of a mode. Raises ValueError for an unknown one."""
     if mode not in MODES:
         raise ValueError(f"mode {mode!r} is not known; accepted are {', '.join(MODES)}")
-    return {"in_order": InOrder, "random": Random, "hostile": Hostile}[mode](seed, scheduler)
+    classes = {"in_order": InOrder, "together": Together, "random": Random, "hostile": Hostile}
+    return classes[mode](seed, scheduler)
 
 
 class InOrder:
     """Warps in turn; operations complete as soon as a warp has stopped."""
+
+    stretch = None  # instructions of a turn, None: until the warp blocks
 
     def __init__(self, seed, scheduler):
         self.scheduler = scheduler
@@ -67,7 +76,10 @@ class InOrder:
         for warp in live:
             if warp.runnable():
                 ran = True
-                self.scheduler.run_slice(warp)
+                if self.stretch is None:
+                    self.scheduler.run_slice(warp)
+                else:
+                    self.scheduler.run_slice(warp, self.stretch)
                 if engine.pending:
                     engine.drain()
         if not ran and engine.pending:
@@ -82,6 +94,12 @@ class InOrder:
     def pick_cluster(self, count):
         """Which of the clusters that are left, in launch order, a request gets."""
         return 0
+
+
+class Together(InOrder):
+    """Short turns."""
+
+    stretch = TOGETHER
 
 
 class Random(InOrder):

@@ -16,9 +16,9 @@ def use(
 ):
     """Context in which launches execute as the arguments say; yields the Run that counts them.
 
-    mode        "in_order": warps in turn, copies complete soon. "random": seeded choices. "hostile": copies,
-                MMAs and remote arrivals complete as late as possible and out of order, roles starve one at a
-                time, one CTA of a cluster runs ahead. The same seed replays exactly.
+    mode        "in_order": warps in turn, copies complete soon. "together": the same in short turns. "random":
+                seeded choices. "hostile": copies, MMAs and remote arrivals complete as late as possible and out of
+                order, roles starve one at a time, one CTA of a cluster runs ahead. The same seed replays exactly.
     checks      how strictly accesses must be ordered (see checks/): "ptx", the written rules; "hardware", what
                 published kernels rely on; None: not checked. Also names of launch.CHECKS, alone or with a level
                 in a tuple. Left out: those of the function that is called.

@@ -5,6 +5,7 @@ Inside of as_if_cuda: tensors "on cuda" are CPU tensors. Sizes: the smallest wit
 
 import importlib
 import os
+import struct
 import sys
 import types
 from pathlib import Path
@@ -42,6 +43,30 @@ def attention(backward=False, head_dim=64, length=256):
         expected.backward(d_out.double())
         for name, got, x in zip(("dq", "dk", "dv"), gradients, exact, strict=False):
             check(name, got, x.grad, 5e-3)
+
+
+LATENT, ROPE = 512, 64
+
+
+def latent(heads, one_cta, queries=1, keys=256):
+    """flash-attn-4's attention over latent rows -> (out, exact, q, rows): 512 columns, the values, and 64.
+
+    one_cta   its kernel of one CTA (.ws products; up to 64 rows one that takes 64 keys at a time), or that of CTA pairs
+    """
+    from flash_attn.cute import interface
+
+    os.environ["FLASH_ATTENTION_MLA_1CTA"] = str(int(one_cta))
+    torch.manual_seed(0)
+    q, rows = random(1, queries, heads, LATENT + ROPE), random(1, keys, 1, LATENT + ROPE)
+    scale = q.shape[-1] ** -0.5
+    out, *_ = interface._flash_attn_fwd(
+        q[..., LATENT:].contiguous(), rows[..., LATENT:], rows[..., :LATENT], qv=q[..., :LATENT].contiguous(),
+        softmax_scale=scale,
+    )  # fmt: skip
+    scores = torch.einsum("bqhd,bkd->bhqk", q.double(), rows[:, :, 0].double()) * scale
+    exact = torch.einsum("bhqk,bkd->bqhd", scores.softmax(-1), rows[:, :, 0, :LATENT].double())
+    check("out", out, exact, 3e-3)
+    return out, exact, q, rows
 
 
 def softmax():
@@ -161,3 +186,71 @@ def deep_gemm():
     with ptx_files.reachable(a, b, d):
         kernel.launch(None, m, n, k, *maps, grid=2, block=256, shared=200 * 1024)
     check("DeepGEMM", d, a.double() @ b.double().T, 5e-3)
+
+
+def flash_mla(keys=128, page=64, pages=4):
+    """CUDA C++, as PTX in the file FLASHMLA: the sparse decode over a cache of e4m3 for 64 heads (ModelType::V32).
+
+    A row of the cache: 512 e4m3, the scales of 128 each, 64 rotary columns of bf16. Its two parameters are a structure
+    of sizes, pointers and strides, and one of tensor maps, each pair of which follows the sizes of what it loads.
+    """
+    kernel = ptx_files.load(Path(os.environ["FLASHMLA"]))
+    torch.manual_seed(0)
+    heads, width, row = 64, LATENT + ROPE, 656
+    scale = width**-0.5
+    q = ptx_files.aligned(torch.randn(1, 1, heads, width).bfloat16())
+    latent, rotary = torch.randn(pages * page, 4, 128), torch.randn(pages * page, ROPE).bfloat16()
+    scales = (latent.abs().amax(-1) / 448).log2().ceil().exp2()
+    codes = (latent / scales[..., None]).to(torch.float8_e4m3fn)
+    cache = [x.reshape(pages * page, -1).view(torch.uint8) for x in (codes, scales, rotary)]
+    cache = ptx_files.aligned(torch.cat(cache, 1))
+    chosen = ptx_files.aligned(torch.randperm(pages * page)[:keys].int())
+    out = ptx_files.aligned_empty(heads, LATENT, dtype=torch.bfloat16)
+    lse = ptx_files.aligned_empty(heads, dtype=torch.float32)
+    # One part of the work: the first sequence, from block 0 to the last; parts of it before it, and after it.
+    work = ptx_files.aligned(torch.tensor([0, 0, 0, keys // 64, 0, 0, 0, 0], dtype=torch.int32))
+    parts = ptx_files.aligned(torch.tensor([0, 1], dtype=torch.int32))
+    at = lambda tensor: tensor.data_ptr()
+    sizes = struct.pack(
+        "<6i2f4i7Q3i4x3Q16i3Q5i4x2Qi4x",
+        1, 1, heads, 1, width, LATENT, scale, scale * 1.4426950408889634, pages, page, keys, 0,
+        at(q), at(cache), at(chosen), 0, 0, at(lse), at(out),
+        *[0] * 6,  # no second cache
+        heads * width, heads * width, width, page * row, row, keys, keys, heads, heads,
+        heads * LATENT, heads * LATENT, LATENT, *[0] * 4,
+        *[0] * 8,  # no stream, no partial results
+        at(work), at(parts), 1,
+    )  # fmt: skip
+    # The map of each: sizes, strides, box, swizzle.
+    tiles = ptx_files.encode_tiled(
+        "bf16", q, (width, heads, 1, 1), (2 * width, 2 * heads * width, 2 * heads * width),
+        box=(64, heads, 1, 1), swizzle=128, l2_promotion=128,
+    )  # fmt: skip
+    stores = ptx_files.encode_tiled(
+        "bf16", out, (LATENT, heads, 1, 1), (2 * LATENT, 2 * heads * LATENT, 2 * heads * LATENT),
+        box=(64, heads, 1, 1), swizzle=128, l2_promotion=128,
+    )  # fmt: skip
+    tails = ptx_files.encode_tiled(
+        "bf16", at(q) + 2 * LATENT, (32, heads, 2, 1, 1), (2 * width, 64, 2 * heads * width, 2 * heads * width),
+        box=(32, heads, 2, 1, 1), swizzle=64, l2_promotion=128,
+    )  # fmt: skip
+    codes_of_a_row = ptx_files.encode_tiled(
+        "s64", cache, (64, pages * page), (row,), box=(64, 1), l2_promotion=128
+    )
+    rotary_of_a_row = ptx_files.encode_tiled(
+        "bf16", at(cache) + LATENT + 16, (ROPE, pages * page), (row,), box=(32, 1), swizzle=64, l2_promotion=128,
+    )  # fmt: skip
+    maps = b"".join(
+        part.ljust(128, b"\0")
+        for part in (
+            struct.pack("<4i", heads, width, 1, 1), tiles, b"", struct.pack("<4i", heads, LATENT, 1, 1), stores, b"",
+            tails, codes_of_a_row, rotary_of_a_row, b"", b"",
+        )
+    )  # fmt: skip
+    with ptx_files.reachable(q, cache, chosen, lse, out, work, parts):
+        kernel.launch(sizes, maps, grid=1, block=384, shared=232192)
+    rows = (codes.float() * scales[..., None]).bfloat16().double().reshape(-1, LATENT)
+    rows = torch.cat([rows, rotary.double()], 1)[chosen.long()]
+    scores = q[0, 0].double() @ rows.T * scale
+    check("FlashMLA", out, scores.softmax(-1) @ rows[:, :LATENT], 5e-3)
+    check("its lse", lse, scores.logsumexp(-1), 1e-5)

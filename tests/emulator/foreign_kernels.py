@@ -3,9 +3,11 @@
     git clone https://github.com/NVIDIA/cutlass && git -C cutlass checkout 7107b0553
     git clone https://github.com/flashinfer-ai/flashinfer && git -C flashinfer checkout fb28d7242
     pip install flash-attn-4 quack-kernels
-    CUTLASS=cutlass DEEPGEMM=gemm.ptx FLASHINFER=flashinfer python -m tests.emulator.foreign_kernels cutlass --docs
+    export DEEPGEMM=gemm.ptx FLASHMLA=decode.ptx FLASHINFER=flashinfer
+    python -m tests.emulator.foreign_kernels cutlass --docs
 
-runs all and writes the table.
+runs all and writes the table. With --only TEXT it refreshes the rows whose origin and name have TEXT in them; rows of
+origins that are not here stay as they are. Each row names the version that it was written from.
 
 Each is an example with a check of its own, or a call of foreign_calls.py: it computes a reference, compares, and raises
 where it differs. A case runs in a process of its own at level "hardware"; where that reports something, once more
@@ -29,9 +31,16 @@ from tests.emulator import spellings
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = "examples/python/CuTeDSL"
 CUTLASS = "CUTLASS"
-VERSION = "CUTLASS 7107b0553"
-DEEPGEMM = "DeepGEMM 54e2261"
-FLASHINFER = "FlashInfer fb28d7242"
+COMMITS = {
+    "CUTLASS": "7107b0553",
+    "DeepGEMM": "54e2261",
+    "FlashInfer": "fb28d7242",
+    "FlashMLA": "9241ae3",
+}
+FILES = (
+    "DeepGEMM",
+    "FlashMLA",
+)  # CUDA C++: PTX in a file that an environment variable of this name names
 PACKAGES = {"flash-attn-4": "flash_attn", "quack": "quack"}  # origin -> module
 DISTRIBUTIONS = {"flash-attn-4": "flash-attn-4", "quack": "quack-kernels"}
 _MARKS = (
@@ -45,7 +54,9 @@ class Case:
     """One example: its file below cute/blackwell, and a call with the module as m and cutlass as c.
 
     reports  class of the error that level "hardware" raises, "" where it is clean        why  what the report is about
-    origin   CUTLASS; or DeepGEMM, FlashInfer, one of PACKAGES: then file is the file of the kernel, m is foreign_calls
+    origin   CUTLASS; or a key of FILES, FlashInfer, one of PACKAGES: then file is the file of the kernel, m is
+             foreign_calls
+    mode     under which its numbers are right: "in_order", but where a race that is reported shows
     """
 
     name: str
@@ -54,12 +65,14 @@ class Case:
     reports: str = ""
     why: str = ""
     origin: str = CUTLASS
+    mode: str = "in_order"
 
     def missing(self, cutlass):
         """What is not here that the case needs, "" when it can run."""
-        if self.origin == "DeepGEMM":
-            here = Path(os.environ.get("DEEPGEMM", "")).is_file()
-            return "" if here else "DEEPGEMM=FILE does not name the PTX of its kernel"
+        if self.origin in FILES:
+            name = self.origin.upper()
+            here = Path(os.environ.get(name, "")).is_file()
+            return "" if here else f"{name}=FILE does not name the PTX of its kernel"
         if self.origin == "FlashInfer":
             here = Path(os.environ.get("FLASHINFER", "")) / "flashinfer/cute_dsl"
             return "" if here.is_dir() else "FLASHINFER=DIR does not name a checkout"
@@ -203,6 +216,20 @@ CASES = (
         "m.attention(backward=True)",
         origin="flash-attn-4",
     ),
+    Case(
+        "forward, causal, head dim 256",
+        "flash_fwd_sm100.py",
+        "m.attention(head_dim=256)",
+        origin="flash-attn-4",
+    ),
+    *(
+        Case(f"latent rows, {name}", f"{file}.py", f"m.latent({arguments})", origin="flash-attn-4")
+        for name, file, arguments in (
+            ("CTA pairs, 128 heads", "flash_fwd_mla_sm100", "128, one_cta=False"),
+            ("one CTA, 128 heads", "flash_fwd_mla_1cta_sm100", "128, one_cta=True"),
+            ("one CTA, 64 heads", "flash_fwd_mla_1cta_kb64_sm100", "64, one_cta=True"),
+        )
+    ),
     Case("softmax", "softmax.py", "m.softmax()", origin="quack"),
     Case("RMSNorm", "rmsnorm.py", "m.rmsnorm()", origin="quack"),
     Case("cross entropy", "cross_entropy.py", "m.cross_entropy()", origin="quack"),
@@ -217,6 +244,16 @@ CASES = (
         origin="FlashInfer",
     ),
     Case("bf16 GEMM, by nvcc", "sm100_bf16_gemm.cuh", "m.deep_gemm()", origin="DeepGEMM"),
+    Case(
+        "sparse decode of an fp8 cache, by nvcc",
+        "decode/head64/kernel.cuh",
+        "m.flash_mla()",
+        "RaceError",
+        "row maxima that two warps exchange are overwritten by row sums, and nothing orders that after the reads: "
+        "wrong where a warp runs ahead",
+        origin="FlashMLA",
+        mode="together",
+    ),
 )
 
 _CHILD = """
@@ -227,7 +264,7 @@ from cute_fa4.emulator.as_if_cuda import as_if_cuda
 import torch
 from tests.emulator.scaled_mm import scaled_mm
 torch._scaled_mm = scaled_mm
-origin, examples, file, call, checks = sys.argv[1:]
+origin, examples, file, call, checks, mode = sys.argv[1:]
 path = os.path.join(examples, "cute/blackwell", file)
 if origin == "CUTLASS":
     sys.path[:0] = [os.path.dirname(path), examples]
@@ -241,7 +278,7 @@ with as_if_cuda():
     else:
         from tests.emulator import foreign_calls as module
     import cutlass
-    with emulator.use(checks=checks or None) as run:
+    with emulator.use(mode=mode, checks=checks or None) as run:
         try:
             eval(call, {"m": module, "c": cutlass})
         except Exception as error:
@@ -253,7 +290,7 @@ print("\\nSAID " + json.dumps(said))
 """
 
 
-def run(case, cutlass, checks="hardware"):
+def run(case, cutlass, checks="hardware", mode=None):
     """What a case says: error (class, "" when its own check passed), message, launches, instructions, notes."""
     environment = {**os.environ, "CUTE_DSL_ARCH": "sm_100a", "QUACK_CACHE_ENABLED": "0"}
     environment["PYTHONPATH"] = os.pathsep.join(
@@ -262,7 +299,7 @@ def run(case, cutlass, checks="hardware"):
     done = subprocess.run(
         [
             sys.executable, "-c", _CHILD, case.origin, str(Path(cutlass or ".") / EXAMPLES), case.file, case.call,
-            checks,
+            checks, mode or case.mode,
         ],
         capture_output=True, text=True, env=environment, timeout=1200,
     )  # fmt: skip
@@ -277,6 +314,11 @@ def run(case, cutlass, checks="hardware"):
     return json.loads(found[1])
 
 
+def version(origin):
+    """Where its files are from."""
+    return COMMITS.get(origin) or importlib.metadata.version(DISTRIBUTIONS[origin])
+
+
 def row(case, cutlass):
     """(one line of the table, the spellings that the case executed)."""
     said = run(case, cutlass)
@@ -285,30 +327,38 @@ def row(case, cutlass):
     if not clean:
         verdict = f"{said['error']}: {case.why or said['message']}"
     right = "right" if not numbers["error"] else f"{numbers['error']}: {numbers['message']}"
+    if case.mode != "in_order" and right == "right":
+        right = f'right, mode "{case.mode}"'
     written = run(case, cutlass, checks="ptx")["error"] or "clean"
     line = (
-        f"| {case.origin} | {case.name} | {Path(case.file).name} | {numbers['launches']} | {numbers['instructions']:,} "
-        f"| {verdict} | {written} | {right} |"
+        f"| {case.origin} {version(case.origin)} | {case.name} | {Path(case.file).name} | {numbers['launches']} "
+        f"| {numbers['instructions']:,} | {verdict} | {written} | {right} |"
     )
     return line, numbers.get("spellings", [])
 
 
-def write_docs(lines):
-    """Put the table between its marks."""
+def rows_of(page):
+    """{(origin, name): line} of the table in the text of the document."""
+    begin, end = _MARKS
+    lines = [line for line in page.split(begin)[1].split(end)[0].split("\n") if line[:2] == "| "]
+    cells = [[cell.strip() for cell in line.split("|")[1:3]] for line in lines[1:]]
+    return {(a.split()[0], b): line for (a, b), line in zip(cells, lines[1:], strict=True)}
+
+
+def write_docs(new):
+    """Put lines, {(origin, name): line}, into the table; the others stay, in the order of CASES."""
     path = ROOT / "docs" / "emulator.md"
-    versions = ", ".join(
-        f"{name} {importlib.metadata.version(DISTRIBUTIONS[name])}" for name in PACKAGES
-    )
+    text = path.read_text()
+    rows = rows_of(text) | new
+    lines = [rows[key] for case in CASES if (key := (case.origin, case.name)) in rows]
     head = (
-        f"Origins: {VERSION}, `{EXAMPLES}/cute/blackwell`; {versions}; {FLASHINFER}; {DEEPGEMM}. Instructions are "
-        "those of all launches of an example, its conversions of inputs included. At level `ptx` the first report is "
-        "named.\n\n"
-        "| origin | kernel | file | launches | warp instructions | level `hardware` | level `ptx` "
+        f"Examples of CUTLASS are in `{EXAMPLES}/cute/blackwell`. Instructions are those of all launches of an "
+        "example, its conversions of inputs included. At level `ptx` the first report is named.\n\n"
+        "| origin, version | kernel | file | launches | warp instructions | level `hardware` | level `ptx` "
         "| against a reference |\n"
         "|---|---|---|---:|---:|---|---|---|\n"
     )
     begin, end = _MARKS
-    text = path.read_text()
     before, rest = text.split(begin)
     after = rest.split(end)[1]
     path.write_text(before + begin + "\n" + head + "\n".join(lines) + "\n" + end + after)
@@ -316,21 +366,21 @@ def write_docs(lines):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("cutlass", help="a checkout of CUTLASS")
+    parser.add_argument("cutlass", nargs="?", default="", help="a checkout of CUTLASS")
     parser.add_argument("--docs", action="store_true", help="write the table of docs/emulator.md")
-    parser.add_argument("--only", default="", help="cases whose name has this in it")
+    parser.add_argument("--only", default="", help="cases whose origin and name have this in them")
     options = parser.parse_args(argv)
-    lines, executed = [], {}
     for case in CASES:
-        if options.only in f"{case.origin} {case.name}":
-            line, found = row(case, options.cutlass)
-            lines.append(line)
-            executed.setdefault(case.origin, set()).update(found)
-            print(line, flush=True)
-    if options.docs:
-        write_docs(lines)
-        for origin, found in executed.items():
-            spellings.note("foreign", found, origin)
+        if options.only not in f"{case.origin} {case.name}":
+            continue
+        if missing := case.missing(options.cutlass):
+            print(f"not run: {case.origin} {case.name}: {missing}", flush=True)
+            continue
+        line, found = row(case, options.cutlass)
+        print(line, flush=True)
+        if options.docs:  # each at once: a run that is cut off keeps what it has
+            write_docs({(case.origin, case.name): line})
+            spellings.note("foreign", found, case.origin)
 
 
 if __name__ == "__main__":

@@ -236,12 +236,12 @@ def record():
 
 
 def note(kind, opcodes, origin=None):
-    """Keep the spellings of the chapters among opcodes as those of the tests, or of a foreign origin."""
+    """Keep the spellings of the chapters among opcodes as those of the tests, or beside a foreign origin's others."""
     kept, chosen = record(), sorted(known() & set(opcodes))
     if kind == "tests":
         kept["tests"] = chosen
     else:
-        kept["foreign"][origin] = chosen
+        kept["foreign"][origin] = sorted({*kept["foreign"].get(origin, ()), *chosen})
     kept["foreign"] = dict(sorted(kept["foreign"].items()))
     RECORD.write_text(json.dumps(kept, indent=1) + "\n")
 

@@ -57,9 +57,9 @@ def caller(function):
 
 def test_a_kernel_with_barriers_has_no_findings():
     found = emulator.compare(caller(compiled()), seeds=3)
-    # in_order once, random and hostile three times each.
-    assert not found.findings and len(found.schedules) == 7
-    assert str(found) == "7 schedules at level hardware, no finding"
+    # in_order and together once, random and hostile three times each.
+    assert not found.findings and len(found.schedules) == 8
+    assert str(found) == "8 schedules at level hardware, no finding"
     assert torch.equal(found.results["y"], torch.arange(BLOCK - 1, -1, -1).float() + 1)
 
 
@@ -114,7 +114,9 @@ def test_results_are_compared_as_bits():
 def test_what_cannot_be_compared_is_refused():
     with pytest.raises(ValueError, match="return the tensors"):
         emulator.compare(lambda: None, seeds=1)
-    with pytest.raises(ValueError, match="accepted are some of in_order, random, hostile"):
+    with pytest.raises(
+        ValueError, match="accepted are some of in_order, together, random, hostile"
+    ):
         emulator.compare(lambda: 1, modes=["fast"])
     with pytest.raises(ZeroDivisionError):  # not the emulator's: the user's own mistake
         emulator.compare(lambda: 1 / 0)

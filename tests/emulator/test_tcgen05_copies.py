@@ -63,6 +63,24 @@ def test_rows_come_to_their_lanes(shape, group):
         np.testing.assert_array_equal(got, expected(shape, source))
 
 
+@pytest.mark.parametrize("shape, start", [("64x128b.warpx2::02_13", 112), ("128x256b", 96)])
+def test_a_copy_may_start_at_any_chunk_that_leaves_room_in_the_span(shape, start):
+    """Columns of a swizzled tile, 16 bytes at a time: chunk c of row r lies at c xor (r mod 8)."""
+    rows, nbytes, _ = SHAPES[shape]
+    tile = np.random.default_rng(0).integers(0, 256, (rows, 8, 16)).astype(np.uint8)
+    bench = Bench(1)
+    [cta] = bench.ctas
+    cta.tmem.allocate(32)
+    cta.tmem.write(0, 0, np.full((32, 128), 0xDEADBEEF, np.uint32))
+    at = np.arange(8) ^ np.arange(rows)[:, None] % 8
+    cta.shared.write(SOURCE, np.take_along_axis(tile, at[..., None], 1).reshape(-1))
+    descriptor = SOURCE + start >> 4 | 1 << 16 | 64 << 32 | 1 << 46 | 2 << 61
+    bench.run(f"tcgen05.cp.cta_group::1.{shape} [%r3], %rd2;", lanes=1, r3=4, rd2=descriptor)
+    bench.finish()
+    source = tile.reshape(rows, 128)[:, start : start + nbytes]
+    np.testing.assert_array_equal(cta.tmem.words[4:12], expected(shape, source))
+
+
 def test_four_rows_may_go_to_any_lane_of_the_quarters():
     source = np.arange(128, dtype=np.uint8).reshape(1, 4, 32)
     [got] = copied("4x256b", source, lane=31)

@@ -55,7 +55,7 @@ def copy(warp, ins, match):
         accepted = "0 to 31" if match[2] == "4x256b" else "0"
         warp.fault(f"{ins.opcode} to tensor memory lane {first}; accepted: {accepted}")
     descriptor = int(warp.read64(ins.operands[1])[lane])
-    numbers = chunk_numbers(descriptor, False, 2, len(places[0]))[0][:, :chunks]
+    numbers = chunk_numbers(descriptor, False, 2, len(places[0]), chunks * CHUNK)[0]
     order = warp.cta.machine.ordering
     checked = order and tensor_checks.copy(order, warp, ctas, numbers, column, 4 * chunks)
 

@@ -6,6 +6,7 @@ Both keep an integer generation that only grows; a thread waits for the generati
 """
 
 from cute_fa4.emulator.errors import BarrierError
+from cute_fa4.emulator.machine.mbarrier import Note
 
 
 class NamedBarrier:
@@ -66,43 +67,67 @@ class NamedBarrier:
 
 
 class ClusterBarrier:
-    """barrier.cluster: every thread of the cluster arrives once and waits once per generation."""
+    """barrier.cluster: every thread of the cluster arrives once and waits once per generation.
+
+    A thread that arrives again before it has waited: PTX says that it must not. Where that is forgiven (all but level
+    "ptx") the arrival is one of the next generation, and waits match arrivals in turn:
+
+        arrive (g)  arrive (g + 1)  wait (g)  wait (g + 1)
+
+    flash-attn-4's MLA kernel does so: one of its pipelines synchronises the cluster between the arrive and the wait
+    that all pipelines share. Whether a chip tells the two arrivals of a thread from those of two threads is not known;
+    a note says that somebody relies on it.
+    """
 
     def __init__(self, cluster):
         self.cluster = cluster
         self.generation = 0
-        self._arrived = {}  # warp -> lanes that arrived in this generation
+        self.noted = False  # one note is enough
+        self._arrived = {}  # generation, this one and later -> {warp: lanes that arrived}
         self._waiting = {}  # warp -> {generation: lanes that arrived and have not waited yet}
         self.released = self.acquirable = None  # clocks, see checks/ordering.py
 
     def arrive(self, warp):
         """The executing lanes arrive. Raises BarrierError when they have not waited for the last arrival."""
-        mask = warp.mask
+        mask, generation = warp.mask, self.generation
         pending = self._waiting.setdefault(warp, {})
         if any(mask & lanes for lanes in pending.values()):
-            raise BarrierError(
-                "barrier.cluster.arrive twice without a barrier.cluster.wait between"
-            )
-        pending[self.generation] = pending.get(self.generation, 0) | mask
-        self._arrived[warp] = self._arrived.get(warp, 0) | mask
+            self._arrives_again(warp)
+        while mask:
+            arrived = self._arrived.setdefault(generation, {})
+            before = arrived.get(warp, 0)
+            arrived[warp] = before | mask
+            pending[generation] = pending.get(generation, 0) | mask & ~before
+            mask &= before
+            generation += 1
         self._open()
+
+    def _arrives_again(self, warp):
+        machine = warp.cta.machine
+        text = "barrier.cluster.arrive twice without a barrier.cluster.wait between"
+        if machine.ordering is not None and machine.ordering.ptx:
+            raise BarrierError(text)
+        if not self.noted:
+            self.noted = True
+            machine.notes.append(Note.of("cluster_barrier", f"{text}\n{warp.issuer().where()}"))
 
     def wait(self, warp):
         """True when the executing lanes may go on. Raises BarrierError when one has not arrived."""
-        mask, pending = warp.mask, self._waiting.setdefault(warp, {})
-        arrived = 0
-        for lanes in pending.values():
-            arrived |= lanes
-        if mask & ~arrived:
-            raise BarrierError("barrier.cluster.wait without a barrier.cluster.arrive before it")
+        rest, pending = warp.mask, self._waiting.setdefault(warp, {})
         self._open()
-        mine = [g for g, lanes in pending.items() if lanes & mask]
-        if any(g == self.generation for g in mine):
+        mine = {}  # generation -> lanes whose earliest it is
+        for generation in sorted(pending):
+            if found := pending[generation] & rest:
+                mine[generation] = found
+                rest &= ~found
+        if rest:
+            raise BarrierError("barrier.cluster.wait without a barrier.cluster.arrive before it")
+        if any(generation >= self.generation for generation in mine):
             return False
-        for g in mine:
-            pending[g] &= ~mask
-            if not pending[g]:
-                del pending[g]
+        for generation, lanes in mine.items():
+            pending[generation] &= ~lanes
+            if not pending[generation]:
+                del pending[generation]
         return True
 
     def lacks(self):
@@ -111,16 +136,17 @@ class ClusterBarrier:
         return f"barrier.cluster: {missing} threads of the cluster have not arrived"
 
     def _missing(self):
+        arrived = self._arrived.get(self.generation, {})
         return sum(
-            (warp.live & ~self._arrived.get(warp, 0)).bit_count()
+            (warp.live & ~arrived.get(warp, 0)).bit_count()
             for cta in self.cluster.ctas
             for warp in cta.warps
         )
 
     def _open(self):
-        if self._arrived and not self._missing():
+        while self._arrived.get(self.generation) and not self._missing():
+            del self._arrived[self.generation]
             self.generation += 1
-            self._arrived.clear()
             if self.released is not None:
                 self.acquirable = self.released.copy()
 

@@ -223,6 +223,52 @@ def test_cluster_neighbours_exchange_through_distributed_shared_memory(mode):
     assert out.tolist() == [11, 10] * 4
 
 
+TWO_ARRIVALS = """
+    mov.u32 %r2, %cluster_ctarank; xor.b32 %r3, %r2, 1; mov.b32 %r4, dyn;
+    mapa.shared::cluster.u32 %r5, %r4, %r3; add.s32 %r7, %r2, 10; add.s32 %r8, %r2, 20;
+    st.shared::cluster.b32 [%r5], %r7; barrier.cluster.arrive;
+    st.shared::cluster.b32 [%r5 + 4], %r8; barrier.cluster.arrive;
+    barrier.cluster.wait; ld.shared.b32 %r1, [%r4];
+    barrier.cluster.wait; ld.shared.b32 %r6, [%r4 + 4]; add.s32 %r1, %r1, %r6;
+"""
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_arrival_before_the_wait_counts_for_the_next_generation(mode):
+    """Each wait sees what came before the arrival that it matches; counted as two of 64 threads, the arrivals of one
+    CTA would open the barrier for the other. PTX forbids it, published kernels do it: a note, and an error at "ptx".
+    """
+    out = np.zeros(8, np.uint32)
+    launch = dict(shared=64, grid=(8, 1, 1), cluster=(2, 1, 1), mode=mode)
+    result = run_ptx(
+        TWO_ARRIVALS + store("%r1", index="%ctaid.x"), out, checks="hardware", **launch
+    )
+    assert out.tolist() == [32, 30] * 4
+    assert [note.check for note in result.notes] == ["cluster_barrier"] * 4  # one of each cluster
+    with pytest.raises(BarrierError, match="arrive twice"):
+        run_ptx(TWO_ARRIVALS, checks="ptx", **launch)
+
+
+def test_in_short_turns_a_race_may_stay_hidden():
+    """Warp 0 reads after the barrier, warp 1 writes some 60 instructions after it: which one is first is up to them."""
+    late = "add.s32 %r5, %r5, 1;" * 60
+    body = f"""
+        mov.u32 %r2, %tid.x; setp.ge.u32 %p1, %r2, 32; mov.b32 %r3, dyn; mov.b32 %r5, 0; mov.b32 %r6, 7;
+        @%p1 st.shared.b32 [%r3], %r6;
+        bar.sync 0;
+        @%p1 bra LATE;
+        ld.shared.b32 %r1, [%r3]; {store("%r1")} bra.uni END;
+        LATE: {late} st.shared.b32 [%r3], %r5;
+        END:
+    """
+    seen = {}
+    for mode in ("in_order", "together"):
+        out = np.zeros(32, np.uint32)
+        run_ptx(body, out, threads=64, shared=64, mode=mode)
+        seen[mode] = set(out.tolist())
+    assert seen == {"in_order": {60}, "together": {7}}
+
+
 REMOTE_ARRIVE = """
     mov.u32 %r2, %cluster_ctarank; mov.b32 %r4, dyn; mov.u32 %r3, %tid.x; setp.ne.b32 %p1, %r3, 0;
     @!%p1 mbarrier.init.shared.b64 [%r4], 1;

@@ -28,7 +28,7 @@ from cute_fa4.hopper.cases import CANARY, O_SCALE, Call, Variant
 
 LARGEST_RELATIVE_ERROR = {"bf16": 4e-3, "fp16": 6e-4, "e4m3": 4e-2, "e5m2": 4e-2}
 # Of 8 bits the row sum adds powers in f16: docs/numerics.md.
-LARGEST_LSE_ERROR = {"bf16": 2e-4, "fp16": 2e-4, "e4m3": 1.1e-2, "e5m2": 1.1e-2}
+LARGEST_LSE_ERROR = {"bf16": 2e-4, "fp16": 2e-4, "e4m3": 2e-2, "e5m2": 2e-2}
 OF_AN_8_BIT_OUTPUT = 3e-2  # rounded once more, to 3 bits of a mantissa
 GREEDY = (1, 3, 100)
 GREEDY_BLOCKS = 4000

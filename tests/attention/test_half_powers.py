@@ -110,8 +110,11 @@ def with_text(name: str, old: str, new: str):
 made_sum, made_pack = half_powers.sum_of_halves, half_powers.pack_halves
 DEFECTS = {
     "exponents are not clamped": with_text("HALF_PAIR", "rn.relu.f16x2", "rn.f16x2"),
-    "the exponent is shifted by nine": with_text("HALF_PAIR", "k, k, 10;", "k, k, 9;"),
-    "halves are swapped": with_text("HALF_PAIR", "y, $2, $1;", "y, $1, $2;"),
+    "bits are shifted by three": with_text("HALF_PAIR", "n, 4;", "n, 3;"),
+    "both lines have the same kink": with_text(
+        "HALF_PAIR", "add.u32 j, i, ", "and.b32 j, i, -1; //"
+    ),
+    "halves are swapped": with_text("HALF_PAIR", "n, $2, $1;", "n, $1, $2;"),
     "words are swapped": (half_powers, "pack_halves", lambda pairs: made_pack(pairs[::-1])),
     "an octave too much": (half_powers, "OFFSET", half_powers.OFFSET + 1),
     "the sum forgets a pair": (half_powers, "sum_of_halves", lambda pairs: made_sum(pairs[1:])),

@@ -1,18 +1,26 @@
-"""P of eight bits in f16: 2^x of two scores in eight instructions, without the special-function unit.
+"""P of eight bits in f16: 2^x of two scores in six instructions, without the special-function unit.
 
 That unit does 16 exponentials a clock, and where products of 8-bit operands take half the time it is the bound. f16x2
-does two values an instruction, and its subnormal numbers are integers. With x <= 8.8, log2 of P:
+does two values an instruction, and the bits of an f16 are nearly a logarithm: as an integer they say 1024 (x + 15) of
+the number 2^x, but for 1 + f in place of 2^f between powers of two. With x <= 8.8, log2 of P:
 
-    y = x + 13.5, not below 0     one multiply-add and one conversion, which clamps; in units of 2^-9
-    k = y rounded                 one multiplication: y 2^-24 is a subnormal f16, whose bits are that integer
-    f = y - k                     one multiply-add, exact: -1/2 <= f <= 1/2
-    q = 2^-14 (1 + g - C g (1 - g)), g = f + 1/2    a quadratic, two multiply-adds
-    p = bits of q + (k << 10)     one shift and add for both halves: k goes into the exponent
+    n = x + OFFSET, not below 0   one multiply-add and one conversion, which rounds to 2^-6 and clamps. f16 numbers
+                                  up to 2^-13 are integers in units of 2^-24, and so are their bits: n is x in 2^-6
+    i = n << 4                    the bits of about 2^x / 2, too large by up to 6 percent within an octave
+    j = i + SHIFT                 those of about 2^(x + 1/2) / 2, whose error has its other phase
+    p = i + W j                   as f16 numbers: 2^x to 1.2e-2, half a percent in the mean of squares
     code = e4m3(p)                one conversion; two of them merge into a word of four codes
 
-At its ends q is 2^-14 and 2^-13, so powers of two are exact: the largest P of a row is one. C minimises the relative
-error, 2.7e-3; rounding y to f16 makes it 8.5e-3 for the largest P, an eighth of what e4m3 rounds (docs/numerics.md).
-What y clamps becomes FLOOR, which e4m3 rounds to 0, and the sum is freed of it.
+          2^x  |         /        two lines an octave
+               |      _-'         W makes p exact at whole x,
+               |   _-'            so that the largest P of a row is one
+               |_-'
+               +----+----+ x
+                    |    where j has its kink
+                    where i has its kink
+
+Rounding x to 2^-6 adds 5.4e-3: together a quarter of what e4m3 rounds at most (docs/numerics.md). What is clamped
+becomes FLOOR, which e4m3 rounds to 0, and the sum is freed of it.
 
 A NaN would be lost in the shift. The row maximum keeps it, then the bias is NaN, and so is the rest of the row's P.
 """
@@ -26,10 +34,11 @@ from cutlass.cutlass_dsl import T
 
 from . import row_math
 
-C = 87 / 256  # f16 has every bit of C and of (6 - C) / 4
-UNIT = 2.0**-9  # of y and f: 2^-15 of it is the smallest f16, and 2^15 is one
-OFFSET = 13.5  # P = 2^(k - 14) 2^g, g = f + 1/2
-FLOOR = (1.5 - C / 4) * 2.0**-14  # p of y = 0
+UNIT = 2.0**-18  # of x: 2^-6 of it is the smallest f16
+SHIFT = 496  # about half an octave of 1024
+W = 147 / 256  # with a phase of i that makes 1 + 6/64 + W (1 + 6/64 + SHIFT/1024) two, to f16
+OFFSET = 14 + 6 / 64
+FLOOR = 285 * 2.0**-24  # p of n = 0: W SHIFT, rounded
 
 
 @dataclass(frozen=True)
@@ -90,19 +99,12 @@ def _both_halves(value: float) -> str:
 
 
 HALF_PAIR = f"""{{
-.reg .b32 y, k, f, q, a, b;
-cvt.rn.relu.f16x2.f32 y, $2, $1;
-mov.b32 a, {_both_halves(2.0**-15)};
-mul.rn.f16x2 k, y, a;
-mov.b32 a, {_both_halves(-(2.0**15))};
-fma.rn.f16x2 f, k, a, y;
-mov.b32 a, {_both_halves(16 * C)};
-mov.b32 b, {_both_halves(2.0**-5)};
-fma.rn.f16x2 q, f, a, b;
-mov.b32 a, {_both_halves(FLOOR)};
-fma.rn.f16x2 q, f, q, a;
-shl.b32 k, k, 10;
-add.u32 $0, k, q;
+.reg .b32 n, i, j, w;
+cvt.rn.relu.f16x2.f32 n, $2, $1;
+shl.b32 i, n, 4;
+add.u32 j, i, {SHIFT << 16 | SHIFT};
+mov.b32 w, {_both_halves(W)};
+fma.rn.f16x2 $0, j, w, i;
 }}"""
 FOUR_CODES = """{
 .reg .b16 low, high;
@@ -113,7 +115,7 @@ mov.b32 $0, {low, high};
 
 
 def half_pair(x, y):
-    """Bits of two f16, 2^(512 x - OFFSET) in the low half and 2^(512 y - OFFSET) in the high one."""
+    """Bits of two f16, 2^(x / UNIT - OFFSET) in the low half and 2^(y / UNIT - OFFSET) in the high one."""
     return Int32(_asm(T.i32(), [Float32(x), Float32(y)], HALF_PAIR, "=r,f,f"))
 
 

@@ -8,7 +8,8 @@ attention of many query heads over one key head, whose first 512 columns are the
     k_cache                             latent (512), k_rope (64)
     out (batch, seqlen_q, heads, 512)   what W_UV is applied to
 
-The kernel reads a row once for both products (sm100/mla_decode/), or by halves in two SMs (sm100/mla_pair/).
+The kernel reads a row once for both products (sm100/mla_decode/), or by halves in two SMs (sm100/mla_pair/); rows of
+656 bytes, with scales and rotary columns of their own, are widened on their way (sm100/mla_widen/).
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ from cute_fa4.calls.latent import (
     scales_of,
     values_of,
 )
+from cute_fa4.calls.latent_rows import has_rows, rows_of
 from cute_fa4.calls.queries import are_wide, quantised
 from cute_fa4.calls.repeat import again, attend
 from cute_fa4.calls.tensors import check_is_tensor
 from cute_fa4.calls.tracing import is_traced, refuse_untraceable
 from cute_fa4.calls.workspace import given_workspace
 from cute_fa4.interface import NO_WORKSPACE
-from cute_fa4.sm100.choose_config import LATENT_DEPTHS
+from cute_fa4.sm100.choose_config import LATENT_DEPTHS, LATENT_ROW_BYTES
 
 __all__ = ["flash_mla_with_kvcache", "get_mla_metadata"]
 
@@ -60,9 +62,13 @@ def flash_mla_with_kvcache(
 
     q               (batch, seqlen_q, heads, 576); bf16, fp16, or float8. The heads of several queries share tiles: any
                     number of heads, seqlen_q of 1 to 8 is what the kernel is made for
-    k_cache         (num_pages, page_size, 1, 576), strides are free as far as rows lie at multiples of one stride.
+    k_cache         (num_pages, page_size, 1, 576), or of rows of 656 bytes (num_pages, page_size, 1, 656); strides are
+                    free as far as rows lie at multiples of one stride.
                     Any page size; multiples of 8 come in boxes, other sizes four rows at a time. Of q's dtype, or
-                    float8: q of 16 bits is then quantised, each query and head with a scale of its own
+                    float8: q of 16 bits is then quantised, each query and head with a scale of its own. Rows of 656
+                    bytes, of float8_e4m3fn, uint8 or int8, are FlashMLA's FP8 cache and vLLM's fp8_ds_mla: 512 numbers
+                    e4m3, 4 scales float32, each of 128 numbers, and 64 rotary numbers bf16. They take q of bf16,
+                    and only the 512 numbers have the error of 8 bits
     block_table     (batch, pages) int32: the pages of each sequence. Entries beyond cache_seqlens are not read
     cache_seqlens   (batch,) int32: keys of each sequence, those of this call's queries included; what lies behind
                     them in a page may be anything
@@ -84,14 +90,19 @@ def flash_mla_with_kvcache(
     Returns (out, lse): (batch, seqlen_q, heads, 512), and the natural log-sum-exp (batch, heads, seqlen_q), float32.
     A query that sees no key has out 0 and lse -inf (FlashMLA: +inf).
 
-    is_fp8_kvcache is FlashMLA's: rows of 656 bytes, with scales of 128 columns each and rotary columns of 16 bits. They
-    are refused: the kernels multiply operands of one dtype, as they lie in memory.
+    is_fp8_kvcache is FlashMLA's and not needed: rows of 656 bytes are known by their size. True with other rows is
+    refused.
     Raises as flash_attn_func.
     """
     if num_splits is None or isinstance(num_splits, torch.Tensor):
         num_splits = 0
-    if head_dim_v != LATENT_DEPTHS[1] or is_fp8_kvcache:
-        _refuse(head_dim_v, is_fp8_kvcache)
+    if head_dim_v != LATENT_DEPTHS[1]:
+        raise ValueError(f"head_dim_v: {head_dim_v}; accepted: {LATENT_DEPTHS[1]}")
+    of_rows = has_rows(k_cache)
+    if of_rows:
+        k_cache = rows_of(k_cache, q, descale_q, descale_k)
+    elif is_fp8_kvcache:
+        _refuse_other_rows(k_cache)
     if indices is not None:
         return _by_index(
             q, k_cache, indices, out, causal, softmax_scale=softmax_scale, num_splits=num_splits,
@@ -111,7 +122,7 @@ def flash_mla_with_kvcache(
     check_latent_tensors(q, k_cache, block_table, cache_seqlens, out)
     if autocast.is_any_enabled():
         (q,) = autocast.cast(q)
-    if are_wide(q, k_cache):
+    if are_wide(q, k_cache) and not of_rows:
         with names():
             q, descale_q, out = quantised(q, k_cache, values_of(k_cache), descale_q, out)
     choices = (
@@ -130,13 +141,13 @@ def get_mla_metadata(*args, **kwargs) -> tuple[None, None]:
     return None, None
 
 
-def _refuse(head_dim_v, is_fp8_kvcache) -> None:
-    """What FlashMLA has and this package has not."""
-    if head_dim_v != LATENT_DEPTHS[1]:
-        raise ValueError(f"head_dim_v: {head_dim_v}; accepted: {LATENT_DEPTHS[1]}")
-    raise NotImplementedError(
-        f"is_fp8_kvcache: {is_fp8_kvcache}; accepted: False; rows of 656 bytes are not built: use a float8 cache of "
-        f"{LATENT_DEPTHS[0]} columns with descale_k"
+def _refuse_other_rows(k_cache) -> None:
+    """is_fp8_kvcache says that rows have 656 bytes."""
+    check_is_tensor("k_cache", k_cache)
+    raise ValueError(
+        f"k_cache: shape {tuple(k_cache.shape)} with is_fp8_kvcache=True; accepted: (num_pages, page_size, 1, "
+        f"{LATENT_ROW_BYTES}), rows of {LATENT_ROW_BYTES} bytes; a float8 cache of {LATENT_DEPTHS[0]} columns has "
+        "is_fp8_kvcache=False, and descale_k"
     )
 
 
@@ -163,7 +174,7 @@ def _through_operator(given: dict, workspace):
             raise NotImplementedError(NO_WORKSPACE)
         (q,) = autocast.cast(given["q"])
         descale_q, out = given.pop("descale_q"), given["out"]
-        if are_wide(q, given["k_cache"]):
+        if are_wide(q, given["k_cache"]) and not has_rows(given["k_cache"]):
             with names():
                 cache = given["k_cache"]
                 q, descale_q, out = quantised(q, cache, values_of(cache), descale_q, out)

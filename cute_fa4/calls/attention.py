@@ -28,7 +28,7 @@ from cute_fa4.calls.rope import RopeView
 from cute_fa4.calls.scales import NAMES, ScaleViews, letters_of
 from cute_fa4.calls.split import Clustered, Shared, Split, SplitPlan, split_of
 from cute_fa4.calls.strides import gathers_rows, views_for_descriptors
-from cute_fa4.calls.tensors import DTYPE_NAMES, OUT_OF_FP8, largest_extent
+from cute_fa4.calls.tensors import DTYPE_NAMES, OUT_OF_FP8, are_rows, largest_extent
 from cute_fa4.compiler import policy
 from cute_fa4.sm100.choose_config import (
     config_for,
@@ -186,10 +186,10 @@ def config_of(
     """The configuration of a checked call, of which a grid has room; rows_per_page: as views_for_descriptors found."""
     group = q.shape[-2] // k.shape[-2]
     tile = _tile(q, k, v, group, where, options)
+    tile.setdefault("kv_dtype", None if k.dtype == q.dtype else DTYPE_NAMES[k.dtype])
     config = config_for(
         **tile,
         qkv_dtype=DTYPE_NAMES[q.dtype],
-        kv_dtype=None if k.dtype == q.dtype else DTYPE_NAMES[k.dtype],
         o_dtype=DTYPE_NAMES[dtype_of_out(q, out)],
         descales=letters_of(options.scales),
         head_dim=q.shape[-1],
@@ -226,7 +226,7 @@ def _tile(q, k, v, group: int, where: Where, options: Options) -> dict:
     seqlen_q, length_chooses = where.seqlen_q(q), _length_may_choose(where, options)
     if options.latent:
         queries = seqlen_q if length_chooses else 1
-        return {"latent": True, "pack_gqa": True, **latent_tile(queries, group)}
+        return {"latent": True, "pack_gqa": True, **latent_tile(queries, group, are_rows(k))}
     wide = is_wide(q.shape[-1], v.shape[-1])  # which have tiles of 128 rows alone
     by_length = length_chooses and not wide
     swaps = by_length and policy.swaps() and options.rope is None

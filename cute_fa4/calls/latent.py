@@ -3,6 +3,8 @@
     q             (batch, seqlen_q, heads, 576)
     latent cache  (num_pages, page_size, 1, 576): columns 0 to 511 are keys and values, 512 to 575 keys alone; of eight
                   bits with a scale
+                  (num_pages, page_size, 1, 656) of bytes: 512 numbers e4m3, a float32 scale for each 128 of them, 64
+                  rotary columns bf16
     page table    (batch, pages) int32; lengths (batch,) int32, both on the device
 
 Values are a view of the cache, so that everything else of calls/ is as for any other attention.
@@ -17,7 +19,7 @@ import torch
 
 from cute_fa4.calls.prepare import prepare_attention
 from cute_fa4.calls.tensors import PAGED, check_is_tensor, check_rank
-from cute_fa4.sm100.choose_config import LATENT_DEPTHS
+from cute_fa4.sm100.choose_config import LATENT_DEPTHS, LATENT_ROW_BYTES
 
 NAMES = {"k": "k_cache", "v": "k_cache", "seqused_k": "cache_seqlens", "page_table": "block_table"}
 NAMES |= {"q_descale": "descale_q", "k_descale": "descale_k", "v_descale": "descale_k"}
@@ -36,10 +38,11 @@ def check_latent_tensors(q, cache, page_table, lengths, out) -> None:
     if out is not None:
         check_is_tensor("out", out)
     check_rank("k_cache", cache, PAGED)
-    if cache.shape[-1] != LATENT_DEPTHS[0]:
+    if cache.shape[-1] not in (LATENT_DEPTHS[0], LATENT_ROW_BYTES):
         raise ValueError(
             f"k_cache: {cache.shape[-1]} columns, shape {tuple(cache.shape)}; accepted: {LATENT_DEPTHS[0]}, "
-            f"{LATENT_DEPTHS[1]} latent and {LATENT_DEPTHS[0] - LATENT_DEPTHS[1]} rotary ones"
+            f"{LATENT_DEPTHS[1]} latent and {LATENT_DEPTHS[0] - LATENT_DEPTHS[1]} rotary ones, or rows of "
+            f"{LATENT_ROW_BYTES} bytes"
         )
 
 

@@ -16,7 +16,7 @@ from numbers import Real
 
 import torch
 
-from cute_fa4.sm100.choose_config import LATENT_DEPTHS, depths_of, in_words
+from cute_fa4.sm100.choose_config import LATENT_DEPTHS, LATENT_ROW_BYTES, depths_of, in_words
 
 DTYPE_NAMES = {
     torch.bfloat16: "bf16",
@@ -215,7 +215,7 @@ def check_shapes(
         _same_size("v", v, "batch", 0, "q", q)
     if in_rope:
         _check_rope_depths(head_dim, k.shape[-1], in_rope)
-    else:
+    elif not (latent and are_rows(k)):
         _same_size("k", k, "head_dim", -1, "q", q)
     for dim, axis in enumerate(kv_axes[:-1]):
         _same_size("v", v, axis, dim, "k", k)
@@ -257,6 +257,11 @@ def _check_rope_depths(of_q: int, of_k: int, in_rope: int) -> None:
             f"k_rope: {in_rope} columns behind {of_k} of k; accepted: up to {ROPE_SPAN} behind a multiple of "
             f"{ROPE_SPAN}; concatenate k and k_rope"
         )
+
+
+def are_rows(k) -> bool:
+    """Whether a row of a latent cache has scales and rotary columns of its own."""
+    return k.dtype is torch.float8_e4m3fn and k.shape[-1] == LATENT_ROW_BYTES
 
 
 def _check_latent(q, k, v) -> None:

@@ -38,7 +38,7 @@ def fake_arguments(config: FA4Config) -> dict:
     rows_o, lse = _results(config, rows_q, heads_q)
     return dict(
         mQ=values((*rows_q, heads_q), config.qk_depth),
-        mK=values(keys, config.qk_depth - config.rope_depth, config.stored_dtype),
+        mK=values(keys, config.stored_depth, config.stored_dtype),
         mV=values(keys, config.ov_depth, config.stored_dtype),
         mO=values(rows_o, config.ov_depth, config.o_dtype),
         mLSE=lse,

@@ -17,6 +17,8 @@ from .mhawidepair.schedule import WidePair
 from .mla_decode.schedule import LatentTile
 from .mla_decode.tiles import LATENT_DEPTH, ROPE_DEPTH
 from .mla_pair.schedule import LatentPair
+from .mla_widen.schedule import STORED, LatentRows
+from .mla_widen.tiles import ROW_BYTES
 from .problem import MOST_LATENT_ROWS, heads_of_latent_tile
 from .row_schedule import (
     DEEP,
@@ -45,6 +47,7 @@ __all__ = [
     "columns_of_v",
     "config_for",
     "LATENT_DEPTHS",
+    "LATENT_ROW_BYTES",
     "depths_of",
     "family_for",
     "in_words",
@@ -67,6 +70,7 @@ PAIRED = (Pair, WidePair)  # schedules of CTAs that share their MMAs, each with 
 SWAPPED_ROWS = (8, 32)  # of a tile with swapped operands, as calls ask for it: docs/decisions/0008
 LATENT_ROWS = (16, 32, MOST_LATENT_ROWS)  # of a tile over a latent cache
 LATENT_DEPTHS = (LATENT_DEPTH + ROPE_DEPTH, LATENT_DEPTH)  # of K and V in a latent cache
+LATENT_ROW_BYTES = ROW_BYTES  # of a row with scales and rotary columns of its own
 FAMILIES = {schedule.family: schedule for schedule in SCHEDULES.values()}
 SCHEDULE_CHOICES = frozenset(f.name for cls in FAMILIES.values() for f in fields(cls))
 
@@ -99,7 +103,7 @@ def choose_config(
         head_dim_v = columns_of_v(head_dim_v or head_dim)
     if "schedule" not in choices:
         if family is None and choices.get("latent"):
-            family = LatentTile.family
+            family = (LatentRows if choices.get("kv_dtype") else LatentTile).family
         elif family is None and choices.get("kv_dtype"):
             family = WidenedTile.family
         elif (
@@ -232,12 +236,21 @@ def latent_rows(seqlen_q: int, heads: int) -> int | None:
     return next((rows for rows in LATENT_ROWS if needed <= rows), None)
 
 
-def latent_tile(seqlen_q: int, heads: int) -> dict:
+def latent_tile(seqlen_q: int, heads: int, of_rows: bool = False) -> dict:
     """The choices of choose_config that a call over a latent cache makes.
+
+    of_rows: whether a row of the cache has 656 bytes, with scales and rotary columns of its own
 
     >>> latent_tile(1, 16), latent_tile(1, 128)
     ({'family': 'mla_decode', 'rows': 16}, {'family': 'mla_pair'})
+    >>> [latent_tile(*queries_and_heads, of_rows=True)["rows"] for queries_and_heads in ((1, 16), (2, 16), (1, 128))]
+    [16, 32, 32]
     """
+    if of_rows:
+        most = LatentRows.latent_rows
+        needed = seqlen_q * padded_heads(heads_of_latent_tile(heads, most))
+        rows = next((rows for rows in LATENT_ROWS if needed <= rows), most)
+        return {"family": LatentRows.family, "rows": min(rows, most), **STORED}
     rows = latent_rows(seqlen_q, heads)
     if rows is None:
         return {"family": LatentPair.family}

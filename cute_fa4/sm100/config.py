@@ -28,6 +28,7 @@ from .mhawiden.schedule import WidenedTile
 from .mhawidepair.schedule import WidePair
 from .mla_decode.schedule import LatentTile
 from .mla_pair.schedule import LatentPair
+from .mla_widen.schedule import LatentRows
 from .naming import kernel_name, text
 from .problem import MOST_LATENT_ROWS, Problem
 from .schedule import Schedule
@@ -46,6 +47,7 @@ SCHEDULES = {
         WidePair,
         LatentTile,
         LatentPair,
+        LatentRows,
     )
 }
 

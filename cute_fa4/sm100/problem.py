@@ -12,6 +12,7 @@ DESCALES = "qQkvo"  # whose scales a kernel may take, in this order
 AUX_DTYPES = ("bf16", "fp16", "f32", "i32", "i64", "u8")
 
 
+COLUMNS_OF_SCALE = 128  # numbers of a row of a latent cache that share a scale
 MOST_LATENT_ROWS = 64  # of a tile over a latent cache: docs/decisions/0011
 
 
@@ -140,7 +141,7 @@ class Problem:
     @property
     def p_dtype(self) -> str:
         """Of the probabilities, which lie between 0 and a power of two: a third mantissa bit beats e5m2's range."""
-        if self.kv_dtype is not None:
+        if self.kv_dtype is not None and not self.latent:
             return "fp16"
         return "e4m3" if self.has_fp8 else self.qkv_dtype
 
@@ -148,6 +149,15 @@ class Problem:
     def stored_dtype(self) -> str:
         """Of K and V in global memory."""
         return self.kv_dtype or self.qkv_dtype
+
+    @property
+    def stored_depth(self) -> int:
+        """Elements of stored_dtype in a row of K in global memory; scales and a rotary part come behind the numbers."""
+        if not (self.latent and self.scale_dtype and self.rope_dtype):
+            return self.qk_depth - self.rope_depth
+        scales = self.ov_depth // COLUMNS_OF_SCALE * DTYPE_BYTES[self.scale_dtype]
+        rotary = (self.qk_depth - self.ov_depth) * DTYPE_BYTES[self.rope_dtype]
+        return self.ov_depth + (scales + rotary) // DTYPE_BYTES[self.stored_dtype]
 
     @property
     def causal(self) -> bool:
@@ -315,7 +325,7 @@ class Problem:
 
     def _wrong_rope(self) -> list[str]:
         why = []
-        if self.rope_dtype is not None and not self.rope_depth:
+        if self.rope_dtype is not None and not (self.rope_depth or self.latent):
             why.append(f"rope_dtype={self.rope_dtype!r} with rope_depth=0: use None")
         if self.rope_page_size and not self.rope_depth:
             why.append(f"rope_page_size={self.rope_page_size} with rope_depth=0: use 0")

@@ -227,6 +227,16 @@ def make_row_operand(view, dtype, columns: int) -> TMAOperand:
     return TMAOperand(atom, coordinates, layout)
 
 
+def make_line_operand(view, rows: int, columns: int) -> TMAOperand:
+    """Descriptor for boxes of `rows` x `columns` that lie line by line, without a swizzle."""
+    lines = cute.make_layout((rows, columns), stride=(columns, 1))
+    layout = cute.make_composed_layout(cute.make_swizzle(0, 4, 3), 0, lines)
+    atom, coordinates = cpasync.make_tiled_tma_atom(
+        cpasync.CopyBulkTensorTileG2SOp(), view, layout, (rows, columns)
+    )
+    return TMAOperand(atom, coordinates, layout)
+
+
 def make_operand(
     view,
     dtype,

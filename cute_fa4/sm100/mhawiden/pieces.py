@@ -1,9 +1,9 @@
-"""Sixteen bytes at a time: from shared memory to registers, and numbers of 8 bits to fp16.
+"""Sixteen bytes at a time: from shared memory to registers, and numbers of 8 bits to fp16, and to float32.
 
-PTX ISA, "ld", "cvt": e4m3 and e5m2 become fp16 two at a time, exactly.
+PTX ISA, "ld", "cvt": e4m3 and e5m2 become fp16 two at a time, and fp16 float32, exactly.
 """
 
-from cutlass import Int32
+from cutlass import Float32, Int32
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T
 
@@ -41,4 +41,22 @@ def widened(words: list, dtype: str) -> list:
             2,
             False,
         )
+    return out
+
+
+def numbers_of(words: list) -> list:
+    """Words of two fp16 -> float32."""
+    out = []
+    for word in words:
+        found = llvm.inline_asm(
+            llvm.StructType.get_literal([T.f32()] * 2),
+            [Int32(word).ir_value()],
+            "{\n.reg .b16 low, high;\nmov.b32 {low, high}, $2;\n"
+            "cvt.f32.f16 $0, low;\ncvt.f32.f16 $1, high;\n}",
+            "=f,=f,r",
+            has_side_effects=False,
+            is_align_stack=False,
+            asm_dialect=llvm.AsmDialect.AD_ATT,
+        )
+        out += [Float32(llvm.extractvalue(T.f32(), found, [i])) for i in range(2)]
     return out

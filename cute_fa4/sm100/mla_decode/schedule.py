@@ -50,12 +50,15 @@ class LatentTile(SwappedTile):
         return layout(self.warps, self.tiles(problem))[1]
 
     def refusals(self, problem: Problem) -> list[str]:
-        why = not_built(problem)
+        why = self.problem_not_built(problem)
         if self.cluster_parts > 1:
             why.append(
                 f"cluster_parts={self.cluster_parts} is not built yet for a latent cache: use 1, or split_keys"
             )
         return why or self.tiles(problem).page_refusals()
+
+    def problem_not_built(self, problem: Problem) -> list[str]:
+        return not_built(problem)
 
 
 def not_built(problem: Problem) -> list[str]:
@@ -71,16 +74,22 @@ def not_built(problem: Problem) -> list[str]:
             f"o_dtype={problem.o_dtype!r} is not built yet for qkv_dtype={problem.qkv_dtype!r}: use "
             f"{' or '.join(map(repr, outputs))}"
         )
-    depths = (problem.qk_depth, problem.ov_depth)
-    if not problem.latent or depths != (LATENT_DEPTH + ROPE_DEPTH, LATENT_DEPTH):
-        why.append(
-            f"latent={problem.latent}, qk_depth={depths[0]}, ov_depth={depths[1]}: this kernel reads V from K: use "
-            f"latent=True, qk_depth={LATENT_DEPTH + ROPE_DEPTH}, ov_depth={LATENT_DEPTH}"
-        )
+    why += depths_not_built(problem)
     for name in ("rope_dtype", "scale_dtype"):
         if getattr(problem, name) is not None:
             why.append(f"{name}={getattr(problem, name)!r} is not built yet: use None")
     return why
+
+
+def depths_not_built(problem: Problem) -> list[str]:
+    """All but a latent cache of the one shape there is."""
+    depths = (problem.qk_depth, problem.ov_depth)
+    if problem.latent and depths == (LATENT_DEPTH + ROPE_DEPTH, LATENT_DEPTH):
+        return []
+    return [
+        f"latent={problem.latent}, qk_depth={depths[0]}, ov_depth={depths[1]}: this kernel reads V from K: use "
+        f"latent=True, qk_depth={LATENT_DEPTH + ROPE_DEPTH}, ov_depth={LATENT_DEPTH}"
+    ]
 
 
 @lru_cache(maxsize=256)

@@ -262,15 +262,19 @@ def gather_chunks(
     column,
     chunks: cutlass.Constexpr,
     cta_group: cutlass.Constexpr = 1,
+    line_bytes: cutlass.Constexpr = SPAN_BYTES,
 ):
-    """Copy so many chunks of 64 columns, from `column` on, of a tile, four rows at a time."""
+    """Copy so many chunks of 64 columns, from `column` on, of a tile, four rows at a time.
+
+    line_bytes: of a row of a chunk, as wide as the map's box
+    """
     here = found.in_map(tma.of_heads.per_row, kv_head * tma.of_heads.per_head)
     for p in cutlass.range(rows // ROWS, unroll=4):
         copies.gather_rows(
             tma.boxes,
-            address + p * (ROWS * SPAN_BYTES),
+            address + p * (ROWS * line_bytes),
             chunks,
-            rows * SPAN_BYTES,
+            rows * line_bytes,
             mbarrier,
             here.of_gather(p),
             column,

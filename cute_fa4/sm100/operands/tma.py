@@ -23,6 +23,7 @@ from ...tma.tensor_maps import (
     clipped_store_view,
     dense_view,
     heads_in_rows_view,
+    make_line_operand,
     make_operand,
     make_row_operand,
     page_view,
@@ -119,6 +120,15 @@ def kv_operand(cfg, mX, columns: int, is_v: bool) -> tuple[KVOperand, Int32]:
         )
     view = clipped_load_view(mX, space)
     return KVOperand(make_operand(view, dtype, rows, columns, cta_group=tiles.cta_group)), stride
+
+
+def narrow_operand(cfg, mX, columns: int) -> KVOperand:
+    """So many columns of the rows of a tile, line by line without a swizzle; clipped, or gathered."""
+    tiles, space = cfg.tiles, row_space(mX)
+    if tiles.gathers_rows:
+        view, of_heads = rows_of_heads_view(mX, space)
+        return KVOperand(make_line_operand(view, 1, columns), of_heads=of_heads)
+    return KVOperand(make_line_operand(clipped_load_view(mX, space), tiles.v_box_rows, columns))
 
 
 def boxes_of_pages(cfg, mX, columns: int) -> KVOperand:

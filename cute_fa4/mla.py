@@ -27,7 +27,7 @@ from cute_fa4.calls.latent import (
     scales_of,
     values_of,
 )
-from cute_fa4.calls.latent_rows import has_rows, rows_of
+from cute_fa4.calls.latent_rows import check_rows, has_rows, rows_from, rows_of
 from cute_fa4.calls.queries import are_wide, quantised
 from cute_fa4.calls.repeat import again, attend
 from cute_fa4.calls.tensors import check_is_tensor
@@ -36,7 +36,7 @@ from cute_fa4.calls.workspace import given_workspace
 from cute_fa4.interface import NO_WORKSPACE
 from cute_fa4.sm100.choose_config import LATENT_DEPTHS, LATENT_ROW_BYTES
 
-__all__ = ["flash_mla_with_kvcache", "get_mla_metadata"]
+__all__ = ["flash_mla_with_kvcache", "get_mla_metadata", "write_latent_rows"]
 
 
 def flash_mla_with_kvcache(
@@ -139,6 +139,25 @@ def flash_mla_with_kvcache(
 def get_mla_metadata(*args, **kwargs) -> tuple[None, None]:
     """FlashMLA's plan of a batch, which is not needed here: (None, None), for the two parameters of the call."""
     return None, None
+
+
+def write_latent_rows(
+    k_cache: torch.Tensor, latent: torch.Tensor, rope: torch.Tensor, slots: torch.Tensor
+) -> None:
+    """Write rows of 656 bytes into a cache that flash_mla_with_kvcache reads, quantised by 128 numbers.
+
+    k_cache   (num_pages, page_size, 1, 656), float8_e4m3fn, uint8 or int8; pages lie one behind the other
+    latent    (rows, 512), any floating dtype: the largest of 128 numbers becomes 448 times their scale
+    rope      (rows, 64), kept in bf16
+    slots     (rows,) int32 or int64: page * page_size + place in the page, each of them a row of the cache
+
+    In plain torch operations on the stream of the call.
+    """
+    check_is_tensor("k_cache", k_cache)
+    check_rows(k_cache)
+    if not k_cache.is_contiguous():
+        raise ValueError(f"k_cache: strides {k_cache.stride()}; accepted: contiguous")
+    k_cache.view(torch.uint8).view(-1, LATENT_ROW_BYTES)[slots.long()] = rows_from(latent, rope)
 
 
 def _refuse_other_rows(k_cache) -> None:

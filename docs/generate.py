@@ -22,6 +22,7 @@ from cute_fa4.sm100.choose_config import choose_config  # noqa: E402
 from cute_fa4.sm100.config import (  # noqa: E402
     FA4Config,
     LatentPair,
+    LatentRows,
     LatentTile,
     OneTile,
     Pair,
@@ -50,6 +51,8 @@ def barriers_document() -> str:
     widened = FA4Config(kv_dtype="e4m3", schedule=WidenedTile()).barriers
     latent = FA4Config(**problem, schedule=LatentTile()).barriers
     pair_of_latent = FA4Config(**problem | {"group": 128}, schedule=LatentPair()).barriers
+    stored = dict(kv_dtype="e4m3", rope_dtype="bf16", scale_dtype="f32")
+    of_rows = FA4Config(**problem | stored, schedule=LatentRows()).barriers
     wide = FA4Config(qk_depth=256, schedule=WideTile()).barriers
     wide_pair = FA4Config(qk_depth=256, schedule=WidePair()).barriers
     return f"""# Barriers
@@ -123,6 +126,14 @@ Two CTAs that share 128 rows (`mla_pair/barriers.py`) have a ring of {pair_of_la
 ```
 {pair_of_latent.text()}
 ```
+
+Rows of 656 bytes are widened on their way (`mla_widen/barriers.py`, tiles of 16 rows); other reasons are as above:
+
+```
+{of_rows.text()}
+```
+
+{_reuse(of_rows, besides=latent)}
 
 ## Head dims up to 512
 

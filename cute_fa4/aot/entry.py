@@ -38,6 +38,7 @@ from cute_fa4.sm100.mhawide.schedule import WideTile
 from cute_fa4.sm100.mhawidepair.schedule import WidePair
 from cute_fa4.sm100.mla_decode.schedule import LatentTile
 from cute_fa4.sm100.mla_pair.schedule import LatentPair
+from cute_fa4.sm100.mla_widen.schedule import LatentRows
 from cute_fa4.sm100.problem import AUX_DTYPES
 from cute_fa4.sm100.score_mods import PACKAGED
 from cute_fa4.sm100.warp_roles import WarpRoles
@@ -219,6 +220,8 @@ def _of_config(values: dict) -> list:
 
 def _latent_family(values: dict) -> str:
     """That of tiles whose rows are said, or what a call of one query asks for."""
+    if values.get("kv_dtype"):
+        return LatentRows.family
     if "rows" in values:
         return LatentTile.family
     return latent_tile(1, values.get("group", 1))["family"]

@@ -7,6 +7,7 @@
     kvcache  flash_attn_with_kvcache, paged           cache complete; with new rows, and the kernel that appends them
     latent   flash_mla_with_kvcache, on request       one to eight queries, keys shared out or not, and what merges them
                                                       (pages of 1 without a causal mask: keys by index)
+    latent_rows   the same over caches of 656 bytes a row
     ranks    cute_fa4.distributed, on request         parts of a sequence or a cache in float32, and what merges them
 
 Short queries (decode) have packed heads, where the group divides a tile, and tiles of few rows (mhaswap); where a tile
@@ -22,7 +23,7 @@ from operator import index
 from cute_fa4.system.messages import shown
 
 CALLS = ("dense", "packed", "paged", "kvcache")
-ON_REQUEST = ("ranks", "latent")
+ON_REQUEST = ("ranks", "latent", "latent_rows")
 
 
 def configs_for_model(
@@ -130,6 +131,8 @@ def configs_for_model(
     if "latent" in calls:
         quantised = _dtypes(dtype, kv_dtype, descales, tiles={})
         found += _latent(shared | quantised, heads_kv, bound, page_sizes)
+    if "latent_rows" in calls:
+        found += _latent(shared, heads_kv, bound, page_sizes, of_rows=True)
     if "kvcache" in calls:
         rows = [{}]
         if fp8:  # as they are, and of 16 bits, quantised on the way
@@ -158,19 +161,22 @@ def _dtypes(dtype: str, kv_dtype: str | None, descales: str, tiles: dict) -> dic
     return {"qkv_dtype": kv_dtype, "o_dtype": dtype, "descales": f"Q{of_keys}"}
 
 
-def _latent(shared: dict, heads_kv: int, bound: list, page_sizes: tuple) -> list:
+def _latent(
+    shared: dict, heads_kv: int, bound: list, page_sizes: tuple, of_rows: bool = False
+) -> list:
     """What flash_mla_with_kvcache asks for: the log-sum-exp always, tiles for one to eight queries."""
     from cute_fa4.sm100.choose_config import LATENT_DEPTHS, config_for, latent_tile, split_configs
 
     depth, depth_v = LATENT_DEPTHS
     if (shared["head_dim"], heads_kv) != (depth, 1):
+        call = "latent_rows" if of_rows else "latent"
         raise ValueError(
-            f"calls: 'latent' with head_dim {shared['head_dim']}, heads_kv {heads_kv}; accepted: head_dim {depth}, a "
+            f"calls: {call!r} with head_dim {shared['head_dim']}, heads_kv {heads_kv}; accepted: head_dim {depth}, a "
             "row of the latent cache, and heads_kv 1"
         )
     latent = {"head_dim_v": depth_v, "latent": True, "pack_gqa": True}
     latent |= {"kv_layout": "paged", "seqused_k": True, "write_lse": True}
-    tiles = [latent_tile(queries, shared["group"]) for queries in range(1, 9)]
+    tiles = [latent_tile(queries, shared["group"], of_rows) for queries in range(1, 9)]
     tiles = [tile for i, tile in enumerate(tiles) if tile not in tiles[:i]]
     found = []
     for tile, mask, page in itertools.product(

@@ -130,7 +130,7 @@ def capabilities(
     Such a row has the one reason that the call raises, and the one family that it launches.
 
     latent=True asks about flash_mla_with_kvcache, whose head dims are 576 and 512 and whose heads are all of one group:
-    capabilities(latent=True, group=128).
+    capabilities(latent=True, group=128). With is_fp8_kvcache=True rows of the cache have 656 bytes.
 
     TypeError for a parameter that the function does not have.
     """
@@ -141,6 +141,7 @@ def capabilities(
         if kv_dtype not in DTYPE_NAMES.values():
             raise ValueError(f"kv_dtype: {kv_dtype!r}; accepted: {', '.join(DTYPE_NAMES.values())}")
         sizes["kv_dtype"] = kv_dtype
+    of_rows = bool(latent and parameters.pop("is_fp8_kvcache", False))
     call = None
     if not latent and (sizes or OF_LENGTHS & set(parameters)):
         call, parameters = Question(Sizes(group, **sizes), parameters), {}
@@ -177,6 +178,7 @@ def capabilities(
             shared_reasons,
             pack_gqa,
             latent,
+            of_rows,
             call,
             plain=all(parameters.get(name) is None for name in NOT_PAIRED),
         )
@@ -209,6 +211,7 @@ def _capability(
     shared_reasons,
     pack_gqa,
     latent,
+    of_rows,
     call,
     plain,
 ) -> Capability:
@@ -229,7 +232,7 @@ def _capability(
         write_lse=lse,
         arch=arch if arch in ARCHS else EMULATED_ARCH,
         pack_gqa=pack_gqa or latent,
-        **(LATENT | latent_tile(1, group) if latent else {}),
+        **(LATENT | latent_tile(1, group, of_rows) if latent else {}),
     )
     if call is None:
         reasons += choose().refusals()

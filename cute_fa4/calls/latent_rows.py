@@ -26,12 +26,21 @@ def has_rows(cache) -> bool:
     )
 
 
-def rows_of(cache: torch.Tensor, q, descale_q, descale_k) -> torch.Tensor:
-    """The same as e4m3, which its numbers are. Of has_rows."""
+def check_rows(cache: torch.Tensor) -> None:
+    """A cache has rows of 656 bytes, of a dtype that has one byte."""
+    if not has_rows(cache):
+        raise ValueError(
+            f"k_cache: shape {tuple(cache.shape)}; accepted: (num_pages, page_size, 1, {LATENT_ROW_BYTES})"
+        )
     if cache.dtype not in BYTES:
         raise TypeError(
             f"k_cache: dtype {cache.dtype} with rows of {LATENT_ROW_BYTES}; accepted: {', '.join(map(str, BYTES))}"
         )
+
+
+def rows_of(cache: torch.Tensor, q, descale_q, descale_k) -> torch.Tensor:
+    """The same as e4m3, which its numbers are. Of has_rows."""
+    check_rows(cache)
     if isinstance(q, torch.Tensor) and q.dtype is not torch.bfloat16:
         raise TypeError(
             f"q: dtype {q.dtype} over rows of {LATENT_ROW_BYTES} bytes, whose rotary columns are torch.bfloat16; "

@@ -163,15 +163,16 @@ def flash_mla_with_kvcache(
     extra_topk_length=None,
     out=None,
 ):
-    """cute_fa4.flash_mla_with_kvcache as the FlashMLA backend calls it, but for caches of 656 bytes a row.
+    """cute_fa4.flash_mla_with_kvcache as the FlashMLA backends call it, sparse or not.
 
-    q         (batch, queries of a sequence, heads, 576), k_cache (num_blocks, block_size, 1, 576)
+    q         (batch, queries of a sequence, heads, 576), k_cache (num_blocks, block_size, 1, 576), or with
+              is_fp8_kvcache (num_blocks, block_size, 1, 656) of bytes, which vLLM calls fp8_ds_mla
     indices   (batch, queries, keys) int32, block * block_size + place in the block, -1: none
     topk_length   (batch,) int32: of each list of indices so many count, or None
     tile_scheduler_metadata, num_splits   anything; not read
 
     Returns (out, lse), (batch, queries, heads, 512) and (batch, heads, queries). NotImplementedError for
-    is_fp8_kvcache, sinks and a second cache.
+    sinks and a second cache.
     """
     _check_off(
         attn_sink=(attn_sink, None),

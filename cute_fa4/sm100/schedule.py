@@ -7,6 +7,7 @@
     mhawiden/schedule.py      WidenedTile: such a tile of 16 bits over keys of 8, which are widened in the CTA
     mla_decode/schedule.py    LatentTile: such a tile over a latent cache, whose V is the first columns of K
     mla_pair/schedule.py      LatentPair: 128 rows over a latent cache, by two CTAs that share the MMAs
+    mla_widen/schedule.py     LatentRows: 8 to 32 rows over a latent cache of 656 bytes a row, widened in the CTA
     mha1q/schedule.py         OneTile: one query tile of 128 rows, even and odd key tiles side by side
     mhawidepair/schedule.py   WidePair: two CTAs share the MMAs of a query tile of 256 rows, wide heads
     mhawide/schedule.py       WideTile: one query tile of 128 rows, head dims up to 512, of V 256 a launch

@@ -135,6 +135,13 @@ def test_every_configuration_of_latent_calls_is_listed(monkeypatch):
     )
     picked = configs_for_model(**model | {"page_sizes": (1,), "dtype": "e4m3", "causal": False})
     assert asked and asked <= set(picked)
+    asked.clear()  # rows of 656 bytes, by index
+    rows = torch.zeros(8, 64, 1, 656, dtype=torch.uint8)
+    flash_mla_with_kvcache(q.bfloat16(), rows, None, None, indices=indices, is_fp8_kvcache=True)
+    picked = configs_for_model(
+        **model | dict(calls=("latent_rows",), page_sizes=(1,), causal=False)
+    )
+    assert asked and asked <= set(picked)
     with pytest.raises(ValueError, match="calls: 'latent' with head_dim 128, heads_kv 1"):
         configs_for_model(**model | {"head_dim": 128})
 

@@ -16,6 +16,7 @@ from cute_fa4.sm100.mhawide.schedule import WideTile
 from cute_fa4.sm100.mhawiden.schedule import WidenedTile
 from cute_fa4.sm100.mla_decode.schedule import LatentTile
 from cute_fa4.sm100.mla_pair.schedule import LatentPair
+from cute_fa4.sm100.mla_widen.schedule import LatentRows
 from cute_fa4.sm100.problem import Problem
 from cute_fa4.sm100.score_mods import PACKAGED, ScoreMod
 from cute_fa4.sm100.warp_roles import WarpRoles
@@ -28,6 +29,7 @@ IMPORTED = {
     "OneTile": OneTile,
     "LatentTile": LatentTile,
     "LatentPair": LatentPair,
+    "LatentRows": LatentRows,
     "WidenedTile": WidenedTile,
     "WideTile": WideTile,
     "WarpRoles": WarpRoles,

@@ -1,4 +1,41 @@
-"""TABLES"""
+"""Every mbarrier of the kernel that widens the rows of a latent cache: who raises it, who waits, how many arrivals.
+
+barrier       number  raised by                         awaited by           means
+q_full        1       load 1 (+ bytes)                  mma                  the Q tile is in shared memory
+q_free        1       mma 1 (commit)                    load                 the last S of this Q is made
+s_ready       2       mma 1 (commit)                    softmax              S is made
+p_ready       1       softmax 128                       mma                  P is stored, O rescaled, S read
+pv_done       1       mma 1 (commit)                    softmax              O is complete so far, P has been read
+kv_full       3       load 1 (+ bytes)                  widen                a slab is there as it is stored
+kv_empty      3       widen 128                         load                 the slot has been read
+rope_full     1       load 1 (+ bytes)                  mma                  the rotary columns are there
+rope_empty    1       mma 1 (commit)                    load                 S is made; with P there: P is read
+slab_wide     4       widen 128                         mma                  the slab is there as K and V
+slab_free     4       mma 1 (commit)                    widen                V P is added to its O
+k_free        2       mma 1 (commit)                    widen                its part of S is made
+work_ready    2       load 1                            softmax, mma, widen  a work tile is announced
+work_read     2       softmax 128 + mma 32 + widen 128  load                 the announcement has been read
+work_claimed  1       load 1 (+ bytes)                  load                 the answer to a claim is there
+
+At the first key tile of a work tile p_ready also says that the old O has been read.
+
+barrier       is not raised again too early because
+q_full        q_free
+q_free        q_full
+s_ready       S of the tile after next is made after P V of this one, which waits for p_ready
+p_ready       the next P waits for pv_done, which follows this wait
+pv_done       the next P V waits for p_ready, which follows this wait
+kv_full       kv_empty
+kv_empty      kv_full
+rope_full     rope_empty
+rope_empty    rope_full
+slab_wide     slab_free
+slab_free     slab_wide
+k_free        slab_wide
+work_ready    work_read
+work_read     work_ready
+work_claimed  one claim at a time
+"""
 
 from dataclasses import replace
 
@@ -23,6 +60,8 @@ def rows(warps: WidenedWarpRoles) -> tuple[Barrier, ...]:
     changed = {
         "kv_full": {"awaited_by": "widen", "means": "a slab is there as it is stored"},
         "kv_empty": {"raised_by": (widen,), "means": "the slot has been read"},
+        "pv_done": {"means": "O is complete so far, P has been read"},
+        "rope_empty": {"means": "S is made; with P there: P is read"},
         "work_ready": {"awaited_by": "softmax, mma, widen"},
     }
     out = []

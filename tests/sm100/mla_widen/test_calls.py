@@ -1,0 +1,60 @@
+"""What a call over rows of 656 bytes refuses, and the function that writes such rows."""
+
+import pytest
+import torch
+
+from cute_fa4 import flash_mla_with_kvcache
+from cute_fa4.calls.latent_rows import numbers_of
+from cute_fa4.mla import write_latent_rows
+
+ROWS = torch.zeros(4, 16, 1, 656, dtype=torch.uint8)
+CALL = dict(
+    q=torch.zeros(1, 1, 16, 576, dtype=torch.bfloat16),
+    k_cache=ROWS,
+    block_table=torch.zeros(1, 4, dtype=torch.int32),
+    cache_seqlens=torch.ones(1, dtype=torch.int32),
+)
+
+
+@pytest.mark.parametrize(
+    "given, error, text",
+    [
+        (dict(q=CALL["q"].half()), TypeError, "q: dtype torch.float16.*accepted: torch.bfloat16"),
+        (dict(k_cache=ROWS.half()), TypeError, "k_cache: dtype torch.float16 with rows of 656"),
+        (dict(descale_k=torch.ones(1)), TypeError, "descale_k: given with rows of 656"),
+        (dict(k_cache=ROWS[..., :584]), ValueError, "k_cache: 584 columns"),
+        (
+            dict(k_cache=ROWS[..., :576], is_fp8_kvcache=True),
+            ValueError,
+            "k_cache: shape .*with is_fp8_kvcache=True; accepted: .*656",
+        ),
+        (dict(k_cache=ROWS.expand(4, 16, 2, 656)), ValueError, "k_cache: 2 heads"),
+    ],
+    ids=str,
+)
+def test_a_refusal_names_the_argument_and_what_is_accepted(given, error, text):
+    with pytest.raises(error, match=text):
+        flash_mla_with_kvcache(**CALL | given)
+
+
+def test_written_rows_stand_for_the_numbers_given():
+    """Rounded to three bits of mantissa, of 128 numbers whose largest is the largest e4m3; zeros stay zeros."""
+    generator = torch.Generator().manual_seed(0)
+    latent, rope = torch.randn(5, 512, generator=generator), torch.randn(5, 64, generator=generator)
+    latent[1, 128:256] = 0
+    latent[2] *= 1e-20
+    cache = torch.full((4, 16, 1, 656), 0xFF, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    slots = torch.tensor([63, 0, 17, 16, 5])
+    write_latent_rows(cache, latent, rope, slots)
+    written = cache.view(torch.uint8).view(64, 656)
+    assert (written == 0xFF).all(-1).sum() == 64 - 5
+    found = numbers_of(written[slots])
+    assert torch.equal(found[:, 512:], rope.bfloat16().float())
+    assert (found[1, 128:256] == 0).all()
+    blocks, of_found = latent.view(5, 4, 128), found[:, :512].view(5, 4, 128)
+    largest = blocks.abs().amax(-1, keepdim=True)
+    # Half of the last of three bits, or of the smallest step, 2^-9 of 448 parts; and float32's own.
+    bound = torch.maximum(blocks.abs() * 2**-4, largest * 2**-10 / 448) * (1 + 1e-6)
+    assert ((of_found - blocks).abs() <= bound).all()
+    with pytest.raises(ValueError, match="k_cache: strides .*accepted: contiguous"):
+        write_latent_rows(cache[:, ::2], latent, rope, slots)

@@ -84,8 +84,9 @@ class Axes:
 
 
 def speeds(page: str) -> tuple[Axes, list[Panel]]:
-    """TFLOPS of dense rows without groups, windows or pages, by length."""
-    rows = [row for row in read_table(page, "speeds") if row["mask"] in ("full", "causal")]
+    """TFLOPS of dense rows without groups, windows or pages, by length; of single CTAs and of pairs."""
+    table = [r | {"mask": r["mask"].removesuffix(", pairs")} for r in read_table(page, "speeds")]
+    rows = [row for row in table if row["mask"] in ("full", "causal")]
     columns = {(OURS, False): OURS, (THEIRS, False): THEIRS, (THEIRS, True): "published"}
     panels = []
     for d in dict.fromkeys(row["d"] for row in rows):

@@ -38,6 +38,7 @@ CHECKS = {
     "uneven_arrivals_at_end": "a CTA ended while an mbarrier had some, but not all, of its arrivals",
     "store_at_end": "a CTA ended while a bulk store of it was still to read its shared memory",
     "cluster_barrier": "a thread arrived twice at the barrier of the cluster before it waited",
+    "fewer_registers": "setmaxnreg.inc to fewer registers than the warp had",
     "equal_writes": "two warps wrote the same bytes to the same place without order (checks/equal_writes.py)",
 }
 """Names accepted by use(checks=...): notes of these kinds are raised at the end of the launch."""

@@ -209,6 +209,18 @@ CASES = (
             ("persistent GEMM, prefetch", "dense_gemm_persistent_prefetch"),
         )
     ),
+    *(
+        Case(
+            name,
+            "kernel/dense_gemm/dense_gemm_persistent.py",
+            f"m.run((256, 256, 128, 1), c.{kind}, c.Float16, c.Float16, 'k', 'k', 'n', (128, 128), (1, 1), False, "
+            "True)",
+        )
+        for name, kind in (
+            ("persistent GEMM, accumulators of f16", "Float16"),
+            ("persistent GEMM, fp8, accumulators of f16", "Float8E4M3FN"),
+        )
+    ),
     Case("forward, causal", "flash_fwd_sm100.py", "m.attention()", origin="flash-attn-4"),
     Case(
         "backward, causal",
@@ -229,6 +241,12 @@ CASES = (
             ("one CTA, 128 heads", "flash_fwd_mla_1cta_sm100", "128, one_cta=True"),
             ("one CTA, 64 heads", "flash_fwd_mla_1cta_kb64_sm100", "64, one_cta=True"),
         )
+    ),
+    Case(
+        "backward, causal, head dim 256",
+        "sm100_hd256_2cta_fmha_backward.py",
+        "m.attention(backward=True, head_dim=256)",
+        origin="flash-attn-4",
     ),
     Case("softmax", "softmax.py", "m.softmax()", origin="quack"),
     Case("RMSNorm", "rmsnorm.py", "m.rmsnorm()", origin="quack"),

@@ -3,6 +3,7 @@
 import numpy as np
 
 from cute_fa4.emulator.instruction_table import instruction
+from cute_fa4.emulator.machine.mbarrier import Note
 from cute_fa4.emulator.machine.warp import WARP_SIZE, Wait
 
 _POLICY = np.full(WARP_SIZE, 0x14F0000000000000, np.uint64)  # any value: policies are opaque
@@ -47,7 +48,9 @@ def prefetch(warp, ins, match):
 def setmaxnreg(warp, ins, match):
     """Change the registers per thread of the warp; inc waits until others of the CTA have given up enough.
 
-    PTX ISA, "Miscellaneous Instructions: setmaxnreg": 24 to 256, a multiple of 8.
+    PTX ISA, "Miscellaneous Instructions: setmaxnreg": 24 to 256, a multiple of 8. An inc to fewer than the warp has is
+    an error at level "ptx". Else it is a note, and the warp keeps what it has: flash-attn-4's backward of head dim 256
+    does so (its launch has 168 for each of 384 threads, two roles ask for 128).
     """
     count = ins.operands[0].value
     if count % 8 or not 24 <= count <= 256:
@@ -60,9 +63,11 @@ def setmaxnreg(warp, ins, match):
                 f"setmaxnreg.dec to {count}, but the warp has {have} registers per thread; use .inc"
             )
     elif need < 0:
-        warp.fault(
-            f"setmaxnreg.inc to {count}, but the warp has {have} registers per thread; use .dec"
-        )
+        text = f"setmaxnreg.inc to {count}, but the warp has {have} registers per thread; use .dec"
+        if cta.machine.ordering is not None and cta.machine.ordering.ptx:
+            warp.fault(text)
+        cta.machine.notes.append(Note.of("fewer_registers", f"{text}\n{warp.issuer().where()}"))
+        return None
     elif need > cta.free_registers:
         return Wait(
             lambda: need <= cta.free_registers,

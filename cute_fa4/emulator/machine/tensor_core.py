@@ -24,7 +24,8 @@ Where D (and A, when it is in tensor memory) lies; "left" and "right" are the tw
     .ws, M 128, 64, 32: weight_stationary.py
 
 Arithmetic model. Products are exact; the products of one instruction are summed in float64, the
-accumulator is added in float64, and the result is rounded to float32 once (to nearest). The hardware
+accumulator is added in float64, and the result is rounded to float32 once (to nearest), or to float16, which lies in
+the low half of a word (CUTLASS's allocation of accumulators; tcgen05.ld.pack::16b joins two). The hardware
 does not document its order of summation and keeps fewer bits, so results agree to about float32
 precision, not bit for bit. Integers are exact.
 
@@ -33,7 +34,7 @@ formats of elements of 4 and 6 bits in shared and in tensor memory.
 """
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -148,11 +149,20 @@ _I8 = {
 }
 # kind -> (operand formats by code, accumulator formats by code)
 KINDS = {
-    "f16": ({0: _F16, 1: _BF16}, {1: "f32"}),
+    "f16": ({0: _F16, 1: _BF16}, {0: "f16", 1: "f32"}),
     "tf32": ({2: _TF32}, {1: "f32"}),
-    "f8f6f4": ({**_F8, **_F6F4}, {1: "f32"}),
+    "f8f6f4": ({**_F8, **_F6F4}, {0: "f16", 1: "f32"}),
     "i8": (_I8, {2: "s32"}),
 }
+
+
+_ACCUMULATORS = {
+    "f32": lambda words: words.view(np.float32),
+    "s32": lambda words: words.view(np.int32),
+    "f16": lambda words: words.astype(np.uint16).view(np.float16).astype(np.float64),
+}
+_NOTHING = np.uint32(0x7FFF0000)
+"""The upper half of a word of D in f16: a NaN, for a kernel that takes it for a number."""
 
 
 # --- descriptors -----------------------------------------------------------------------------------
@@ -174,6 +184,7 @@ class InstructionDescriptor:
     a_mn_major: bool
     b_mn_major: bool
     saturate: bool
+    d: str = field(default="f32", kw_only=True)  # or "f16", "s32"
 
     def __str__(self):
         return self._text
@@ -219,13 +230,16 @@ def decode_instruction(bits, kind, cta_group, weight_stationary=False):
     formats, accumulators = KINDS[kind]
     accept("sparsity (bits 0 to 2)", field(0, 3), (0,), " (dense)")
     accept("saturate (bit 3)", field(3, 1), (0, 1) if kind == "i8" else (0,))
-    accept("D format (bits 4 and 5)", field(4, 2), tuple(accumulators))
+    d_format = accept("D format (bits 4 and 5)", field(4, 2), tuple(accumulators))
     a_format = accept("A format (bits 7 to 9)", field(7, 3), tuple(formats))
     b_format = accept("B format (bits 10 to 12)", field(10, 3), tuple(formats))
     for bit in (6, 23, 29):
         accept(f"reserved bit {bit}", field(bit, 1), (0,))
     note = " (no B that is reused with a shift)" if weight_stationary else " (only .ws shifts)"
     accept("maximum shift (bits 30 and 31)", field(30, 2), (0,), note)
+    if kind == "f16" and accumulators[d_format] == "f16":
+        for name, of in (("A", a_format), ("B", b_format)):
+            accept(f"{name} format with D of f16", of, (0,))
     if kind == "i8":
         accept("negate (bits 13 and 14)", field(13, 2), (0,))
     a, b = formats[a_format], formats[b_format]
@@ -249,7 +263,7 @@ def decode_instruction(bits, kind, cta_group, weight_stationary=False):
             )
     return InstructionDescriptor(
         kind, cta_group, m, n, K_BYTES // a.itemsize, a, b, bool(field(13, 1)), bool(field(14, 1)),
-        bool(field(15, 1)), bool(field(16, 1)), bool(field(3, 1)),
+        bool(field(15, 1)), bool(field(16, 1)), bool(field(3, 1)), d=accumulators[d_format],
     )  # fmt: skip
 
 
@@ -481,7 +495,7 @@ class MatrixMultiply:
             type(self) is not MatrixMultiply
             or self._rows != 128
             or self.lanes is not None
-            or shape.kind == "i8"
+            or shape.d != "f32"
         ):
             return False
         if not (shape.a.name in FORMATS and shape.b.name in FORMATS) or len(self.ctas) > 1:
@@ -560,7 +574,6 @@ class MatrixMultiply:
     def _add(self, cta, product):
         """float64 product + accumulator -> bits to write, uint32 of the same shape."""
         shape = self.descriptor
-        number = np.int32 if shape.kind == "i8" else np.float32
         if self.accumulate:
             column = split_address(self.d)[1]
             what = f"D of {shape}"
@@ -568,12 +581,14 @@ class MatrixMultiply:
                 old = cta.tmem.read(0, column, 128, self._d_columns, what)
             else:
                 old = cta.tmem.gather(*self._d_index(), what)
-            old = old.view(number)
+            old = _ACCUMULATORS[shape.d](old)
             product += old * 2.0**-self.scale_log2 if self.scale_log2 else old
-        if shape.kind == "i8":
+        if shape.d == "s32":
             if shape.saturate:
                 product = np.clip(product, -(2.0**31), 2.0**31 - 1)
             return product.astype(np.int64).astype(np.uint32)
+        if shape.d == "f16":
+            return product.astype(np.float16).view(np.uint16) | _NOTHING
         return product.astype(np.float32).view(np.uint32)
 
     def _write(self, cta, result):

@@ -341,6 +341,17 @@ def test_setmaxnreg_waits_for_registers_that_others_give_up():
         run_ptx(body.format(small=""), **options)
 
 
+def test_setmaxnreg_inc_to_fewer_changes_nothing_and_is_a_note():
+    """Had it given up registers, the second inc would find them: 64 of each of 1024 threads are all there are."""
+    less = "setmaxnreg.inc.sync.aligned.u32 32;"
+    result = run_ptx(less, threads=1024, checks="hardware")
+    assert {note.check for note in result.notes} == {"fewer_registers"}
+    with pytest.raises(Deadlock, match="setmaxnreg.inc 64 -> 72"):
+        run_ptx(less + "setmaxnreg.inc.sync.aligned.u32 72;", threads=1024)
+    with pytest.raises(EmulatorError, match="has 64 registers per thread"):
+        run_ptx(less, threads=1024, checks="ptx")
+
+
 @pytest.mark.parametrize("count", [20, 28, 264])
 def test_setmaxnreg_refuses(count):
     with pytest.raises(EmulatorError, match="multiples of 8 from 24 to 256"):

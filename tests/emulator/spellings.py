@@ -74,7 +74,7 @@ _ACQUIRE = "{.acquire.cta|.acquire.cluster|.relaxed.cta|.relaxed.cluster|}"
 _HINT = "{.L2::cache_hint|}"
 _BYTES = "mbarrier::complete_tx::bytes"
 _IM2COL = "{.im2col|.im2col::w|.im2col::w::128}"
-_NO_WIDE = "im2col::w and ::w::128: the bits of their tensor maps are not public, nor, but for a picture, the order of halos"
+_NO_WIDE = "im2col::w and ::w::128: the bits of their tensor maps are not public"
 
 INSTRUCTIONS = (
     Instruction("tcgen05", "alloc, dealloc, relinquish_alloc_permit", (

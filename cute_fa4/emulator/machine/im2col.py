@@ -22,8 +22,8 @@ In 32-bit words of the map (read off maps that CuTe's compiled host code makes, 
     w15          pixels, minus 1
 
 PTX ISA, "im2col mode"; CUDA Driver API, cuTensorMapEncodeIm2col (limits). The modes im2col::w and ::w::128 have maps of
-their own: cuTensorMapEncodeIm2colWide's parameters are public, its bits are not, and no public library makes them without
-the driver. Where ::w::128 puts its halos the PTX ISA shows in a picture only. They are refused.
+their own: cuTensorMapEncodeIm2colWide's parameters are public, its bits are not, and no public library makes them
+without the driver. Where ::w::128 puts its halos the PTX ISA shows in a picture only. They are refused.
 """
 
 from dataclasses import dataclass

@@ -78,6 +78,10 @@ MODEL = {
     "sink": Field("text", "dtype of learnable_sink: f32, bf16 or fp16; default: none"),
     "softcap": Field("real", "default: 0, off"),
     "return_lse": Field("switches", "false, true, or both; default: false"),
+    "rope_depth": Field("number", "columns of keys in k_rope (MLA prefill); default: 0"),
+    "rope_page_sizes": Field(
+        "numbers", "keys of a page of k_rope, besides its rows; default: none"
+    ),
     "arch": _ARCH,
 }
 CONFIG = {

@@ -44,6 +44,8 @@ def configs_for_model(
     sink: str | None = None,
     softcap: float = 0.0,
     return_lse: tuple[bool, ...] = (False,),
+    rope_depth: int = 0,
+    rope_page_sizes: tuple[int, ...] = (),
     arch: str = "sm_100a",
 ) -> list:
     """FA4Configs, AppendConfigs and CombineConfigs, without doubles.
@@ -60,6 +62,9 @@ def configs_for_model(
     chunk       keys of a block that sees only itself (with causal: Llama 4), in addition to windows
     sink        dtype of learnable_sink: "f32", "bf16" or "fp16"; None: there is none
     return_lse  whether calls ask for it: (False,), (True,) or both
+    rope_depth  columns of keys that calls have as k_rope, of head_dim (prefill of latent attention, whose calls are
+                "dense" and "packed"); 0: k has all columns
+    rope_page_sizes  keys of its pages, where packed calls have k_rope_page_table
 
     Raises ValueError for a value that no call accepts, and with every reason for shapes that no kernel runs.
     """
@@ -77,6 +82,12 @@ def configs_for_model(
     unknown = [call for call in calls if call not in CALLS + ON_REQUEST]
     if unknown:
         raise ValueError(f"calls: {unknown}; accepted: {', '.join(CALLS + ON_REQUEST)}")
+    rope_page_sizes = _several("rope_page_sizes", rope_page_sizes, int, "(64,)")
+    if rope_depth and not set(calls) <= {"dense", "packed"}:
+        raise ValueError(
+            f"calls: {shown(calls)} with rope_depth={rope_depth}; accepted: 'dense', 'packed': a cache with keys of "
+            "each head has all their columns"
+        )
     head_dim, heads_q, heads_kv = index(head_dim), index(heads_q), index(heads_kv)
     head_dim_v = head_dim if head_dim_v is None else index(head_dim_v)
     if heads_kv <= 0 or heads_q <= 0 or heads_q % heads_kv:
@@ -109,11 +120,18 @@ def configs_for_model(
         "sink_dtype": sink or "f32",
         "score_mod": soft_cap(float(softcap)) if softcap else None,
     }
-    tiles = _tiles(shared, policy.swaps())
+    tiles = _tiles(shared, policy.swaps() and not rope_depth)
+    ropes = _ropes(index(rope_depth), rope_page_sizes)
     variants = itertools.product(
         dict.fromkeys(b.mask for b in bound),
         dict.fromkeys(return_lse),
-        [layout for call in calls if call in CALLS for layout in _layouts(call, page_sizes)],
+        [
+            layout | rope
+            for call in calls
+            if call in CALLS
+            for layout in _layouts(call, page_sizes)
+            for rope in (ropes if call == "packed" else ropes[:1])
+        ],
     )
     found = [
         config_for(**shared | _dtypes(dtype, kv_dtype, descales, tile), mask=mask, write_lse=lse, **tile, **layout)
@@ -159,6 +177,13 @@ def _dtypes(dtype: str, kv_dtype: str | None, descales: str, tiles: dict) -> dic
     if "rows" in tiles and policy.widens():
         return {"kv_dtype": kv_dtype, "descales": of_keys}
     return {"qkv_dtype": kv_dtype, "o_dtype": dtype, "descales": f"Q{of_keys}"}
+
+
+def _ropes(depth: int, page_sizes: tuple) -> list[dict]:
+    """What a configuration says of columns of keys in a tensor of their own: beside k first, then in pages."""
+    if not depth:
+        return [{}]
+    return [{"rope_depth": depth, "rope_page_size": page} for page in (0, *page_sizes)]
 
 
 def _latent(

@@ -10,9 +10,16 @@ block_table as int32 tensors, windows as lists, softcap 0 for none. Nothing of v
 
 vllm/v1/attention/ops/flashmla.py          has flash_mla_with_kvcache and get_mla_metadata for latent caches
 vllm/v1/attention/backends/mla/flashmla.py imports them from there, and calls them (vllm-project/vllm at 01b1d340)
+
+Prefill of its MLA backends: two methods, which concatenate keys and attend; in their place nothing is concatenated
+
+_concat_k_nope_k_pe                of MLACommonImpl (mla_attention.py)    concat_k_nope_k_pe
+_flash_attn_varlen_diff_headdims   of the prefill backend                 flash_attn_varlen_diff_headdims
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 
@@ -116,6 +123,61 @@ def flash_attn_varlen_func(
         return_lse=return_softmax_lse,
         out=out,
         **scales,
+    )
+
+
+class KeysApart(NamedTuple):
+    """Keys of latent attention: columns of each head, and those that all heads share."""
+
+    nope: torch.Tensor
+    rope: torch.Tensor
+
+
+def concat_k_nope_k_pe(k_nope: torch.Tensor, k_pe: torch.Tensor) -> KeysApart:
+    """Both as they are: k_nope (tokens, heads, 128), k_pe (tokens, 1, 64), rows of a cache or of a workspace."""
+    return KeysApart(k_nope, k_pe)
+
+
+def flash_attn_varlen_diff_headdims(
+    q,
+    k: KeysApart | torch.Tensor,
+    v,
+    return_softmax_lse: bool = False,
+    softmax_scale: float | None = None,
+    *,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    max_seqlen_q,
+    max_seqlen_k,
+    causal: bool = False,
+    out=None,
+    output_scale=None,
+):
+    """Prefill of latent attention: q (tokens, heads, 192), v (tokens, heads, 128), packed.
+
+    k   what concat_k_nope_k_pe returned, or keys of all columns
+    output_scale   None: out is of the dtype of q
+
+    Returns out, or (out, lse) with return_softmax_lse, by which chunks of the context are merged; lse is float32
+    (heads, tokens), natural logarithm.
+    """
+    _check_off(output_scale=(output_scale, None))
+    rope = {}
+    if isinstance(k, KeysApart):
+        k, rope["k_rope"] = k
+    return interface.flash_attn_varlen_func(
+        q,
+        k,
+        v,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        max_seqlen_q=max_seqlen_q,
+        max_seqlen_k=max_seqlen_k,
+        softmax_scale=softmax_scale,
+        causal=causal,
+        return_lse=return_softmax_lse,
+        out=out,
+        **rope,
     )
 
 

@@ -153,3 +153,27 @@ def test_what_no_kernel_runs_is_refused_with_the_reasons():
         configs_for_model(head_dim=64, heads_q=3, heads_kv=2)
     with pytest.raises(ValueError, match="calls: .*training.*accepted: dense"):
         configs_for_model(head_dim=64, heads_q=2, heads_kv=2, calls=("training",))
+
+
+def test_prefill_with_columns_that_all_heads_share_is_listed(monkeypatch):
+    """DeepSeek's 128 + 64: rows and pages of k_rope, few queries and many; caches of keys are refused."""
+    model = dict(head_dim=192, head_dim_v=128, heads_q=2, heads_kv=2, rope_depth=64)
+    listed = configs_for_model(**model, calls=("dense", "packed"), rope_page_sizes=(64,))
+    asked = set()
+
+    def record(config, executor):
+        asked.add(config)
+        return lambda *arguments: None
+
+    monkeypatch.setattr(compile_cache, "function_for", record)
+    for rows in (4, 300):
+        q, k = (torch.zeros(1, rows, 2, d, dtype=torch.bfloat16) for d in (192, 128))
+        flash_attn_func(q, k, k, k_rope=k[:, :, 0, :64], causal=True)
+        ends = torch.tensor([0, rows], dtype=torch.int32)
+        table = torch.zeros(1, 5, dtype=torch.int32)
+        pages = dict(k_rope=k.new_zeros(1, 64, 64), k_rope_page_table=table)
+        for rope in (dict(k_rope=k[0, :, 0, :64]), pages):
+            flash_attn_varlen_func(q[0], k[0], k[0], ends, ends, rows, rows, causal=True, **rope)
+    assert len(asked) == 6 and asked <= set(listed)
+    with pytest.raises(ValueError, match="'dense', 'packed'"):
+        configs_for_model(**model)

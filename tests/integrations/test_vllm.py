@@ -9,7 +9,10 @@ import pytest
 import torch
 
 from cute_fa4 import EmulatorWarning
+from cute_fa4.compiler import compiler
+from cute_fa4.compiler import functions as registry
 from cute_fa4.integrations import vllm
+from tests.docs import definition
 from tests.serving.batches import Batch, assert_agrees, int32, offsets, packed, packed_kv
 
 # vllm-project/vllm, vllm/vllm_flash_attn/flash_attn_interface.py at 99ef9160: parameters in order, defaults.
@@ -167,3 +170,23 @@ def test_refusal_names_argument_value_and_what_is_accepted(arguments, error, tex
     with pytest.raises(error) as refused:
         as_the_backend_calls(BATCH, cache, table, **arguments)
     assert text in str(refused.value) and "accepted:" in str(refused.value)
+
+
+def test_prefill_of_latent_attention_concatenates_nothing(monkeypatch):
+    """As MLACommonImpl.forward_mha calls its two methods: rows of a workspace, the log-sum-exp to merge chunks by."""
+    monkeypatch.setattr(registry, "_functions", {})
+    monkeypatch.setattr(compiler, "compile_function", definition.compiled)
+    batch = Batch.draw([37, 9], [40, 21], heads=(2, 2), depth=192, depth_v=128)
+    for k in batch.k:
+        k[:, :, 128:] = k[:, :1, 128:]
+    every = torch.cat(batch.k)
+    workspace = torch.full((len(every), 576), torch.nan, dtype=every.dtype)
+    workspace[:, 512:] = every[:, 0, 128:]
+    k = vllm.concat_k_nope_k_pe(every[..., :128], workspace[:, 512:].unsqueeze(1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EmulatorWarning)
+        out, lse = vllm.flash_attn_varlen_diff_headdims(
+            torch.cat(batch.q), k, torch.cat(batch.v), True, 192**-0.5, cu_seqlens_q=offsets(batch.queries),
+            cu_seqlens_k=offsets(batch.keys), max_seqlen_q=37, max_seqlen_k=40, causal=True,
+        )  # fmt: skip
+    assert_agrees(batch, out, lse, visible=lambda p, j: j <= p)

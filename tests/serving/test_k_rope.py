@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from cute_fa4 import capabilities, flash_attn_func, flash_attn_varlen_func
+from cute_fa4.calls import repeat
+from cute_fa4.system import devices
 from tests.serving.batches import (
     NO_PAGE,
     Batch,
@@ -120,6 +122,31 @@ def test_pairs_of_ctas(depths, rope_page, monkeypatch):
     assert_agrees(batch, *found, visible=causal)
     for a, b in zip(found, expected, strict=True):
         assert torch.equal(a.nan_to_num(), b.nan_to_num())
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    "arch, dtype, options",
+    [
+        ("sm_103a", torch.bfloat16, {}),
+        ("sm_100a", torch.float16, dict(window_size=(70, 0), learnable_sink=torch.tensor([0.5, 2.0]))),
+        ("sm_100a", torch.bfloat16, dict(num_splits=2)),
+        ("sm_100a", torch.bfloat16, dict(softcap=20.0, mode="hostile", seed=3)),
+    ],
+    ids=["sm_103a", "window and sink", "split keys", "soft cap"],
+)  # fmt: skip
+def test_options_are_those_of_any_call(arch, dtype, options, monkeypatch):
+    """Of the same bits as the call of all columns, whose options have tests of their own."""
+    monkeypatch.setattr(devices, "EMULATED_ARCH", arch)
+    repeat.clear()
+    batch = draw([150, 20], [300, 40], dtype=dtype)
+    apart, whole = stored(batch, 128, "packed", 48)
+    found, expected = (
+        run(packed_q(batch), keys, causal=True, **options) for keys in (apart, whole)
+    )
+    for a, b in zip(found, expected, strict=True):
+        assert torch.equal(a.nan_to_num(), b.nan_to_num())
+    repeat.clear()
 
 
 # --- what a call is, without its kernel

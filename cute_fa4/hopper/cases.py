@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from cute_fa4.calls.latent_rows import LATENT, numbers_of, rows_from
 from cute_fa4.sm100.choose_config import is_wide
 
 CANARY = -77.0
@@ -29,7 +30,8 @@ class Variant:
     num_splits, tokens_per_split   as the public functions take them
     decode  its problems have a few queries for each sequence
     cache   dtype of K and V where it is not Q's, for calls of few rows, which widen it; with scales between 0.5 and 2
-            of each sequence and key head
+            of each sequence and key head. "rows": a latent cache of 656 bytes a row
+    rope    last columns of K that all heads share, passed as k_rope, 0 for none
     out     dtype of the output where it is not the one of OUT_DTYPES; with o_scale
     listed  of a latent cache: keys that each query lists as `indices`, 0 for none
     """
@@ -54,12 +56,13 @@ class Variant:
     cache: str = ""
     out: str = ""
     listed: int = 0
+    rope: int = 0
 
     def dtype_of(self, of: str) -> torch.dtype:
         """Of "q", "k", "v" or "out"."""
         if of == "out":
             return DTYPES[self.out] if self.out else OUT_DTYPES[self.dtype]
-        return DTYPES[self.cache if self.cache and of in "kv" else self.dtype]
+        return DTYPES[self.cache if self.cache in DTYPES and of in "kv" else self.dtype]
 
     def depth(self, of: str) -> int:
         """Of "q", "k", "v" or "out"."""
@@ -86,6 +89,7 @@ class Variant:
         parts += ["shared keys"] * (self.num_splits == 0)
         parts += [f"{self.num_splits} parts of the keys"] * (self.num_splits > 1)
         parts += [f"parts of {self.tokens_per_split} keys"] * bool(self.tokens_per_split)
+        parts += [f"K rope of {self.rope}"] * bool(self.rope)
         parts += [f"{self.cache} cache"] * bool(self.cache) + [f"{self.out} out"] * bool(self.out)
         parts += [f"{self.listed} listed keys"] * bool(self.listed)
         return ", ".join(["pairs"] * self.pair + ["decode"] * self.decode + parts)
@@ -224,6 +228,12 @@ VARIANTS = (
     latent(dtype="e4m3", group=128, page_size=16, num_splits=1),
     latent(listed=200, causal=False),
     latent(listed=129, causal=False, group=128, dtype="e4m3"),
+    latent(cache="rows"),
+    latent(cache="rows", group=128, page_size=16, num_splits=1),
+    latent(cache="rows", listed=200, causal=False),
+    Variant(192, head_dim_v=128, rope=64),
+    Variant(192, head_dim_v=128, rope=64, keys="pages", page_size=16),
+    pair(192, head_dim_v=128, rope=64, keys="packed"),
 )  # fmt: skip
 
 
@@ -443,7 +453,7 @@ O_SCALE = 64.0
 def _scales(variant: Variant, problem: Problem, device: str) -> dict:
     """The scales that a call of this variant passes, each with its own number for each sequence and head."""
     shape = len(problem.keys), problem.heads // variant.group
-    names = ("k_descale", "v_descale") if variant.cache else ()
+    names = ("k_descale", "v_descale") if variant.cache in DTYPES else ()
     scales = {name: 0.5 + 1.5 * torch.rand(shape, device=device) for name in names}
     if variant.out:
         scales["o_scale"] = torch.full((1,), O_SCALE, device=device)
@@ -456,8 +466,22 @@ def _meant(options: dict, of: str, sequence: int, rows):
     return rows if scale is None else rows.double() * scale[sequence].double()[:, None]
 
 
+def _split(variant: Variant, k, options: dict):
+    """K without the columns that all heads share, which go into the options."""
+    if not variant.rope:
+        return k
+    options["k_rope"] = k[..., 0, -variant.rope :]
+    if "page_table" in options:
+        options["k_rope_page_table"] = options["page_table"]
+    return k[..., : -variant.rope]
+
+
 def _values(variant: Variant, device: str, *shape: int, of: str = "k"):
-    return torch.randn(*shape, variant.depth(of), device=device).to(variant.dtype_of(of))
+    """Normal numbers; all heads of K share the last columns where the variant says so."""
+    values = torch.randn(*shape, variant.depth(of), device=device)
+    if variant.rope and of == "k":
+        values[..., -variant.rope :] = values[..., :1, -variant.rope :]
+    return values.to(variant.dtype_of(of))
 
 
 def _out(variant: Variant, q, canary: float):
@@ -480,11 +504,12 @@ def _dense(variant: Variant, problem: Problem, device: str, place) -> Call:
             k[i, length:], v[i, length:] = math.nan, math.nan
         options["cache_seqlens"] = _int32(lengths, device)
     q, k, v = place(q, k, v)
+    nope = _split(variant, k, options)
 
     def launch():
         out = _out(variant, q, math.nan)
         function = flash_attn_with_kvcache if variant.keys == "lengths" else flash_attn_func
-        return function(q, k, v, out=out, **options)
+        return function(q, nope, v, out=out, **options)
 
     sequences = [
         (q[i], _meant(options, "k", i, k[i, :n]), _meant(options, "v", i, v[i, :n]),
@@ -517,9 +542,10 @@ def _ragged_call(variant, problem, device, place, k, v, each_k, each_v, options)
     q, k, v = place(q, k, v)
     options |= _options(variant, problem, device) | _scales(variant, problem, device)
     options |= dict(cu_seqlens_q=_int32(starts, device), max_seqlen_q=max(max(problem.queries), 1))
+    nope = _split(variant, k, options)
 
     def launch():
-        return flash_attn_varlen_func(q, k, v, out=_out(variant, q, CANARY), **options)
+        return flash_attn_varlen_func(q, nope, v, out=_out(variant, q, CANARY), **options)
 
     sequences = [
         (q[a:b], _meant(options, "k", i, each_k[i]), _meant(options, "v", i, each_v[i]),
@@ -567,24 +593,47 @@ def _pages(variant: Variant, problem: Problem, device: str):
 
 def _pool(variant: Variant, problem: Problem, device: str, order, of: str):
     """(pages with NaN where no sequence has a row, the rows of each sequence)."""
-    size, heads = variant.page_size, problem.heads // variant.group
+    heads = problem.heads // variant.group
     rows = [_values(variant, device, n, heads, of=of) for n in problem.keys]
-    pool = torch.full((len(order), size, *rows[0].shape[1:]), math.nan, device=device, dtype=rows[0].dtype)  # fmt: skip
+    pool = _in_pages(rows, variant.page_size, order, math.nan)
+    return (pool.transpose(1, 2).contiguous() if variant.heads_first else pool), rows
+
+
+def _in_pages(rows, size: int, order, filler):
+    """Rows of each sequence -> (pages, size, ...), in this order, with the filler where no sequence has a row."""
+    blank = torch.full((), filler, device=order.device).to(rows[0].dtype)
+    pool = blank.expand(len(order), size, *rows[0].shape[1:]).clone()
     first = 0
     for own in rows:
         number = -(-len(own) // size)
-        padded = own.new_full((number * size, *own.shape[1:]), math.nan)
+        padded = blank.expand(number * size, *own.shape[1:]).clone()
         padded[: len(own)] = own
         pool[order[first : first + number]] = padded.view(number, size, *own.shape[1:])
         first += number
-    return (pool.transpose(1, 2).contiguous() if variant.heads_first else pool), rows
+    return pool
+
+
+NO_NUMBER = 255
+"""Byte of a latent row that is NaN as e4m3, four of them as a float32 scale, two as bf16."""
+
+
+def _latent_pool(variant: Variant, problem: Problem, device: str, order):
+    """As _pool: (latent cache, rows of K as they are meant)."""
+    if variant.cache != "rows":
+        return _pool(variant, problem, device, order, "k")
+    stored = []
+    for keys in problem.keys:
+        row = _values(variant, device, keys, 1)
+        stored.append(rows_from(row[..., :LATENT], row[..., LATENT:]))
+    pool = _in_pages(stored, variant.page_size, order, NO_NUMBER)
+    return pool, [numbers_of(rows) for rows in stored]
 
 
 def _latent(variant: Variant, problem: Problem, device: str, place) -> Call:
     from cute_fa4 import flash_mla_with_kvcache
 
     order, table = _pages(variant, problem, device)
-    pool, rows = _pool(variant, problem, device, order, "k")
+    pool, rows = _latent_pool(variant, problem, device, order)
     batch, queries = len(problem.queries), problem.queries[0]
     q = _values(variant, device, batch, queries, problem.heads, of="q")
     q, pool, _ = place(q, pool, q[:0])

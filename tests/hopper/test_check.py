@@ -28,7 +28,8 @@ def row():
     return check.Row({}, "", "", {})
 
 
-# Between them: packed queries, pages, lengths, a window, chunks, sinks, a soft cap, scales of 8 bits, listed keys.
+# Between them: packed queries, pages, lengths, a window, chunks, sinks, a soft cap, scales of 8 bits, listed keys,
+# rows of 656 bytes, columns of K that heads share.
 @pytest.mark.parametrize(
     "variant, problem",
     [
@@ -38,6 +39,8 @@ def row():
         (cases.decode(head_dim=64, cache="e4m3", group=2), Problem((2, 0), (9, 4))),
         (Variant(64, "e4m3", out="e4m3"), dense(1, 9, 20)),
         (cases.latent(listed=5, causal=False), dense(2, 2, 9, 16)),
+        (cases.latent(cache="rows"), dense(2, 1, 70, 16)),
+        (Variant(96, head_dim_v=64, rope=32, keys="pages", page_size=16), Problem((5, 3), (9, 40))),
     ],
     ids=lambda value: value.title,
 )  # fmt: skip

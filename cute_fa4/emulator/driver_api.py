@@ -105,6 +105,7 @@ class Settings:
     labels: object = None
     instruction_budget: int | None = None
     claims: int | None = None
+    cores: int = 1
 
 
 global_memory = GlobalMemory()
@@ -308,6 +309,7 @@ def execute(program, *, labels, dependent=False, **launched):
         budget=current.instruction_budget,
         checks=checks,
         claims=current.claims,
+        cores=current.cores,
         written_before=_written if dependent else (),
         unwaited=_unwaited if dependent else (),
         **launched,

@@ -14,6 +14,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from cute_fa4.emulator import observer as observers
+from cute_fa4.emulator import second_core
 from cute_fa4.emulator.checks import LEVELS, Ordering
 from cute_fa4.emulator.checks.memory import GlobalRegions
 from cute_fa4.emulator.checks.shadow import ByteShadow
@@ -93,14 +94,15 @@ class GridResult:
 
 def execute_grid(
     program, *, params=b"", grid=(1, 1, 1), block=(WARP_SIZE, 1, 1), dynamic_shared_bytes=0, cluster=(1, 1, 1),
-    memory=None, labels=None, mode="in_order", seed=0, budget=None, checks=None, claims=None, written_before=(),
-    unwaited=(),
+    memory=None, labels=None, mode="in_order", seed=0, budget=None, checks=None, claims=None, cores=1,
+    written_before=(), unwaited=(),
 ):  # fmt: skip
     """Execute a decoded kernel. Raises EmulatorError for what the kernel or the launch does wrong.
 
     params  bytes of the parameter block      memory  GlobalMemory the kernel may touch
     mode, seed, budget  see warp_scheduler    checks  "ptx" or "hardware", names of CHECKS to raise, or both
     claims  pending clusters that a CTA can cancel: at most so many; None: as the schedule grants them
+    cores   2: the second half of the grid in a process of its own where second_core.py allows it
     written_before  regions of the launch before, which may still be running: its writes are there only for those that
                     come after griddepcontrol.wait, and what it reads may be overwritten only by those
     unwaited        regions of launches before that one, which it did not wait for: nobody may touch what they wrote
@@ -126,7 +128,7 @@ def execute_grid(
     ]
     registers = _registers_per_thread(kernel, threads)
     register_arrays = {}  # (rank, warp) -> R
-    placed = []
+    placed, half = [], None
     try:
         program.place_variables(machine, placed)
         if level is not None:
@@ -141,19 +143,29 @@ def execute_grid(
         with progress.bar(math.prod(clusters), "emulator", "cluster") as step:
             pending = PendingClusters(clusters, scheduler.schedule, claims, machine.counters, step)
             machine.claim_cluster = pending.claim
-            while pending.indices:
-                index = pending.indices.popleft()
+
+            def execute(index):
                 warps = _make_cluster(
                     machine, kernel, index, cluster, threads, pool, registers, register_arrays
                 )
                 scheduler.run(warps)
                 # What may outlive its CTA (stores to global memory) completes before the next cluster starts.
                 machine.engine.drain()
+
+            indices = pending.indices
+            if cores > 1 and second_core.may_split(program, machine, mode, claims, len(indices)):
+                later = [indices.pop() for _ in range(len(indices) // 2)][::-1]
+                half = second_core.SecondHalf(machine, scheduler, later, execute)
+            while indices:
+                execute(indices.popleft())
                 step()
+            regions = half.finish() if half else second_core.regions(machine)
     except EmulatorError as error:
         error.args = (f"{error}{naming_hint(str(error))}", *error.args[1:])
         raise
     finally:
+        if half is not None:
+            half.abandon()
         for allocation in placed:
             machine.memory.unregister(allocation)
         if observer is not None:
@@ -170,7 +182,7 @@ def execute_grid(
         machine.counters,
         machine.notes,
         time.perf_counter() - start,
-        () if machine.ordering is None else tuple(machine.ordering.global_regions.regions),
+        regions,
     )
 
 

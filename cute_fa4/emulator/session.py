@@ -13,6 +13,7 @@ def use(
     labels=None,
     instruction_budget=None,
     claims=None,
+    cores=1,
 ):
     """Context in which launches execute as the arguments say; yields the Run that counts them.
 
@@ -28,10 +29,16 @@ def use(
     instruction_budget  warp instructions that one launch may execute; None: no limit
     claims      clusters of the grid that a CTA can take over by cluster launch control, at most; 0: every CTA does
                 its own. None: as the mode grants them ("in_order": all; else some, see schedules.py)
-    Raises ValueError for checks that are not known and for claims below 0.
+    cores       2: the second half of a grid runs beside the first, in a forked process, where the checks know that
+                neither touches what the other writes (second_core.py); results, counts and reports stay the same
+    Raises ValueError for checks that are not known, for claims below 0 and for other numbers of cores.
     """
     if claims is not None and not (isinstance(claims, int) and claims >= 0):
         raise ValueError(f"claims {claims!r}; accepted are None and integers from 0")
+    if cores not in (1, 2):
+        raise ValueError(f"cores {cores!r}; accepted are 1 and 2")
     if checks is not DEFAULT:
         split_checks(checks)  # raises for what is not known
-    return _settings(Settings(mode, seed, checks, transform, labels, instruction_budget, claims))
+    return _settings(
+        Settings(mode, seed, checks, transform, labels, instruction_budget, claims, cores)
+    )

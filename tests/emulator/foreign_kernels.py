@@ -57,6 +57,7 @@ class Case:
     origin   CUTLASS; or a key of FILES, FlashInfer, one of PACKAGES: then file is the file of the kernel, m is
              foreign_calls
     mode     under which its numbers are right: "in_order", but where a race that is reported shows
+    shows    (mode under which what is reported shows without checks, too, class of the error); (): in none that was tried
     """
 
     name: str
@@ -66,6 +67,7 @@ class Case:
     why: str = ""
     origin: str = CUTLASS
     mode: str = "in_order"
+    shows: tuple = ()
 
     def missing(self, cutlass):
         """What is not here that the case needs, "" when it can run."""
@@ -139,6 +141,7 @@ CASES = (
         "m.run(256, 256, 2, 2, 64, 1, True, False, c.Float16, c.Float32, (128, 128), 0.125, (-1, -1), 0, 1, False)",
         "RaceError",
         "tensor memory is freed by compute warps, and nothing orders that after the last load of the reduce warps",
+        shows=("together", "TensorMemoryError"),
     ),
     Case(
         "MLA decode, fp16",
@@ -271,6 +274,7 @@ CASES = (
         "wrong where a warp runs ahead",
         origin="FlashMLA",
         mode="together",
+        shows=("in_order", "ValueError"),
     ),
 )
 

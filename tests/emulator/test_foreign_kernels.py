@@ -43,3 +43,6 @@ def test_a_kernel_of_others(case):
     assert said["error"] == case.reports, said["message"]
     if case.reports:
         assert run(case, cutlass, checks="")["error"] == ""
+    if case.shows:
+        mode, error = case.shows
+        assert run(case, cutlass, checks="", mode=mode)["error"] == error

@@ -74,4 +74,6 @@ def _note(order, earlier, access):
         return
     order.noted_writes.add(key)
     headline = "two warps write the same bytes to the same place and nothing orders them: harmless while they are equal"
-    order.notes.append(Note.of("equal_writes", report(headline, access, earlier)))
+    note = Note.of("equal_writes", report(headline, access, earlier))
+    note.key = key
+    order.notes.append(note)

@@ -477,7 +477,8 @@ def submit_store(warp, lanes, read, write, label):
         # Global memory outlives the CTA: a kernel may end with a store that is read but not yet written.
         engine.submit(second, f"{label}: write", issuer, outlives_cta=True)
 
-    engine.submit(first, f"{label}: read", issuer)
+    # PTX asks for a wait before the CTA ends; hardware keeps its shared memory (DeepGEMM, flash-attn-4's backward).
+    engine.submit(first, f"{label}: read", issuer, kept_for=True)
 
 
 @instruction(

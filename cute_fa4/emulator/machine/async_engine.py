@@ -28,6 +28,7 @@ class Operation:
     number: int
     cta: object = field(default=None)
     outlives_cta: bool = False
+    kept_for: bool = False
 
 
 class AsyncEngine:
@@ -39,7 +40,7 @@ class AsyncEngine:
         self.completed = 0
         self.observer = None
 
-    def submit(self, action, label, issuer, queue=None, outlives_cta=False):
+    def submit(self, action, label, issuer, queue=None, outlives_cta=False, kept_for=False):
         """Put ``action()`` in flight; it runs when the scheduler completes the operation.
 
         label   a few words for messages, e.g. "TMA load of 16384 bytes"
@@ -47,11 +48,19 @@ class AsyncEngine:
         queue   hashable; operations of one queue complete in submission order. None: unordered.
         outlives_cta  True when the issuing CTA may end before the completion (a store to global memory that
                 has already read its source)
+        kept_for      True when the memory of a CTA that ends is kept until the completion (a store that reads it)
         Returns the Operation.
         """
         self.submitted += 1
         operation = Operation(
-            action, label, issuer, queue, self.submitted, getattr(issuer, "cta", None), outlives_cta
+            action,
+            label,
+            issuer,
+            queue,
+            self.submitted,
+            getattr(issuer, "cta", None),
+            outlives_cta,
+            kept_for,
         )
         # An unordered operation is the only member of a queue of its own.
         key = ("unordered", self.submitted) if queue is None else queue

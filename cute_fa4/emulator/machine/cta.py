@@ -192,10 +192,17 @@ class CTA:
         )
 
     def finish(self):
-        """The last warp has exited: nothing of this CTA may be in flight, tensor memory must be free."""
+        """The last warp has exited: nothing of this CTA may be in flight, tensor memory must be free.
+
+        But for the reads of its bulk stores, below level "ptx": they complete, and checks leave a note.
+        """
+        engine, ordering = self.machine.engine, self.machine.ordering
         self.finished = True
-        for operation in self.machine.engine.operations():
+        for operation in engine.operations():
             if operation.cta is self and not operation.outlives_cta:
+                if operation.kept_for and not (ordering is not None and ordering.ptx):
+                    engine.complete(operation)
+                    continue
                 raise EmulatorError(
                     f"CTA {self.id} ended while an operation of it was in flight: {operation.label}; wait for its "
                     f"completion before the last thread returns\n{operation.issuer.where()}"
@@ -210,8 +217,8 @@ class CTA:
                     text = "\n  ".join((f"{text}; in this phase:", *phase_report(barrier)[1:]))
                 check = "bytes_missing_at_end" if barrier.tx else "uneven_arrivals_at_end"
                 self.machine.notes.append(Note.of(check, text))
-        if self.machine.ordering is not None:
-            self.machine.ordering.end_cta(self)
+        if ordering is not None:
+            ordering.end_cta(self)
 
     def lanes_exited(self, mask):
         """Threads of this CTA returned: named barriers without a count no longer wait for them."""

@@ -57,7 +57,7 @@ class Case:
     origin   CUTLASS; or a key of FILES, FlashInfer, one of PACKAGES: then file is the file of the kernel, m is
              foreign_calls
     mode     under which its numbers are right: "in_order", but where a race that is reported shows
-    shows    (mode under which what is reported shows without checks, too, class of the error); (): in none that was tried
+    shows    (mode under which what is reported shows without checks, too, class of the error); (): none was found
     """
 
     name: str

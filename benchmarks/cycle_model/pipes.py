@@ -135,6 +135,8 @@ class Pipes:
             return Cost(None, 0, value["lat_constant"], read)
         if name in _SPECIAL:
             return Cost("alu", self._busy("rate_alu"), value["lat_special"], read)
+        if name == "MEMBAR" and ".GPU" in ins.opcode:
+            return Cost(None, 0, value["lat_membar_gpu"], value["lat_membar_gpu"])
         if name in ("FENCE", "MEMBAR"):
             return Cost(None, 0, value["lat_fence"], value["lat_fence"])
         if name == "UTCATOMSWS":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from benchmarks.cycle_model.decode.problems import DecodeProblem
+from benchmarks.cycle_model.decode.problems import ROWS, DecodeProblem
 
 KEYS_A_TILE = 128
 
@@ -48,11 +48,12 @@ def call_of(problem: DecodeProblem, num_splits: int = 0) -> Call:
     batch, page = problem.batch, problem.page_size
     pages = -(-max(problem.lengths) // page)
     dtypes = {"bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn}
+    dtypes[ROWS] = torch.float8_e4m3fn
     q = tensor(
         batch, problem.seqlen_q, problem.heads_q, problem.head_dim, dtype=dtypes[problem.dtype]
     )
     k = tensor(
-        batch * pages, page, problem.heads_kv, problem.head_dim, dtype=dtypes[problem.kv_dtype]
+        batch * pages, page, problem.heads_kv, problem.cache_columns, dtype=dtypes[problem.kv_dtype]
     )
     where = Where(
         seqused_k=tensor(batch, dtype=torch.int32),

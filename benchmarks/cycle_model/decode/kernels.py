@@ -110,9 +110,9 @@ def _tile_bytes(config, seqlen_q: int) -> float:
         return DTYPE_BYTES[config.stored_dtype] * 128 * (config.qk_depth + config.ov_depth)
     blocks = -(-seqlen_q // config.tiles.positions_per_cta)
     return (
-        config.dtype_bytes
+        DTYPE_BYTES[config.stored_dtype]
         * 128
-        * config.qk_depth
+        * config.stored_depth
         / (blocks * config.group // config.heads_per_tile)
     )
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from benchmarks.cycle_model.constants import Constant
+from benchmarks.cycle_model.decode.problems import ROWS as OF_ROWS
 from benchmarks.cycle_model.decode.problems import DecodeProblem
 from benchmarks.cycle_model.decode.time import ours
 
@@ -19,6 +20,8 @@ ROWS = (
     *((1, 16, batch, "bf16") for batch in (1, 64, 256)),
     (4, 16, 64, "bf16"),
     (1, 16, 64, "e4m3"),
+    *((1, 16, batch, OF_ROWS) for batch in (1, 64, 256)),
+    *((1, 128, batch, OF_ROWS) for batch in (1, 64, 256)),
 )
 
 
@@ -26,8 +29,8 @@ def problem_of(
     queries: int, heads: int, batch: int, dtype: str = "bf16", page_size: int = PAGE_SIZE
 ) -> DecodeProblem:
     shape = dict(
-        heads_q=heads, heads_kv=1, head_dim=576, page_size=page_size, latent=True, dtype=dtype,
-        kv_dtype=dtype,
+        heads_q=heads, heads_kv=1, head_dim=576, page_size=page_size, latent=True, kv_dtype=dtype,
+        dtype="bf16" if dtype == OF_ROWS else dtype,
     )  # fmt: skip
     return DecodeProblem.even(batch, KEYS, queries, **shape)
 
@@ -46,7 +49,7 @@ def table(constants: dict[str, Constant], say=lambda row: None) -> str:
         "Microseconds of a decode from a latent cache on a B200, **modelled**: 8192 keys a sequence, pages of 32,"
         " keys shared out. Rows that two or more CTAs of a sequence read are taken to come from memory once, from L2"
         " otherwise, whatever L2 gives: the best case. Published: the faster of FlashInfer's kernels, measured by"
-        " others.",
+        " others; `rows`: a cache of 656 bytes a token under queries of bf16.",
         "",
         "| dtype | heads | q | batch | cute_fa4 | TB/s | TFLOPS | ends | merges | bound by | published | over it |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|",

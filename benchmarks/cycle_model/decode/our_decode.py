@@ -119,6 +119,7 @@ def _latent_arguments(config, seqlen_q: int, work: Work) -> dict:
     """A sequence for each block, with as many heads and queries as a tile has rows."""
     import torch
 
+    from cute_fa4.calls.latent_rows import rows_from
     from cute_fa4.calls.split import Shared
 
     generator = torch.Generator().manual_seed(0)
@@ -127,6 +128,9 @@ def _latent_arguments(config, seqlen_q: int, work: Work) -> dict:
     dtype = torch.float8_e4m3fn if config.qkv_dtype == "e4m3" else torch.bfloat16
     q = torch.randn(batch, positions, heads, config.qk_depth, generator=generator).to(dtype)
     cache = torch.randn(batch * pages, page, 1, config.qk_depth, generator=generator).to(dtype)
+    if config.scale_dtype:
+        latent, rope = cache.split((config.ov_depth, config.qk_depth - config.ov_depth), -1)
+        cache = rows_from(latent, rope).view(torch.float8_e4m3fn)
     v = cache[..., : config.ov_depth]
     values = dict(
         mQ=q,

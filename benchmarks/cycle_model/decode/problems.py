@@ -6,7 +6,10 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from cute_fa4.sm100.choose_config import LATENT_ROW_BYTES
+
 ELEMENT_BYTES = {"bf16": 2, "e4m3": 1}
+ROWS = "rows"  # kv_dtype of a latent cache of 656 bytes a row, with scales and rotary columns of its own
 PUBLISHED_FILE = Path(__file__).parents[1] / "published_decode.json"
 # The kernel of the published table that its authors replaced.
 NOT_COMPARED = "FlashInfer fa2"
@@ -18,7 +21,7 @@ class DecodeProblem:
 
     lengths  keys of each sequence
     latent   one cache of head_dim columns, whose first ones are the values
-    dtype    of queries; kv_dtype: of the cache
+    dtype    of queries; kv_dtype: of the cache, or ROWS
     """
 
     lengths: tuple[int, ...]
@@ -45,8 +48,15 @@ class DecodeProblem:
         return self.heads_q // self.heads_kv
 
     @property
+    def cache_columns(self) -> int:
+        """Elements of a row of the cache."""
+        return LATENT_ROW_BYTES if self.kv_dtype == ROWS else self.head_dim
+
+    @property
     def key_bytes(self) -> int:
         """Bytes of one key and its value, of all heads."""
+        if self.kv_dtype == ROWS:
+            return self.cache_columns
         if self.latent:
             return self.head_dim * ELEMENT_BYTES[self.kv_dtype]
         return 2 * self.heads_kv * self.head_dim * ELEMENT_BYTES[self.kv_dtype]

@@ -273,14 +273,19 @@ class Ordering:
         order.clock = merged(order.clock, clock)
         order.version += 1
 
-    def fence(self, warp, scope=GPU):
-        """fence.acq_rel, fence.sc, membar: later relaxed accesses publish what is known now."""
+    def fence(self, warp, scope=GPU, publishes=True, learns=True):
+        """fence.acq_rel, fence.sc, membar: later relaxed accesses publish what is known now.
+
+        fence.release does that alone (publishes); fence.acquire accepts what relaxed accesses have seen (learns).
+        """
         order, reached = warp.order, range(scope + 1)
-        for distance in reached:
+        for distance in reached if learns else ():
             if order.seen[distance] is not None:
                 self._learn(order, order.seen[distance])
                 order.seen[distance] = None
         order.clock[HAPPENED, order.actor] = self.now
+        if not publishes:
+            return
         clock = order.clock.copy()
         for reach in reached:
             order.fenced[reach] = clock

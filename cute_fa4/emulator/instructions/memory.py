@@ -555,4 +555,5 @@ def fence(warp, ins, match):
             order.fence_proxy(warp, shared or both, is_global or both)
     else:
         scope = written_scope(ins.opcode)
-        order.fence(warp, GPU if scope is None else scope)
+        publishes, learns = "acquire" not in words, "release" not in words
+        order.fence(warp, GPU if scope is None else scope, publishes, learns)

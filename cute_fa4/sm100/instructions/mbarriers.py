@@ -1,8 +1,10 @@
 """mbarriers that CTAs of a cluster raise for each other.
 
 What tensor memory holds is ordered by tcgen05.fence around the barrier, and the barrier itself may be relaxed (PTX ISA,
-"tcgen05 memory consistency model": canonical synchronization patterns). With .release.cluster and .acquire.cluster,
-which shared memory would ask for, ptxas puts MEMBAR.ALL.GPU before the arrival and CCTL.IVALL behind the wait.
+"tcgen05 memory consistency model": canonical synchronization patterns). With .release.cluster and .acquire.cluster
+ptxas puts MEMBAR.ALL.GPU before the arrival and CCTL.IVALL behind the wait, as for global memory. News about shared
+memory alone have fences of their own, behind which the arrival and the wait are relaxed as well (PTX ISA,
+"membar/fence": .sync_restrict, PTX 8.6): release_shared and acquire_shared, an instruction each.
 """
 
 import cutlass.cute as cute
@@ -20,6 +22,16 @@ def arrive_at(rank, mbarrier, relaxed: bool = True):
         relaxed=relaxed,
         scope=nvvm.MemScopeKind.CLUSTER,
     )
+
+
+def release_shared():
+    """Before a relaxed arrival: what is known of writes to this CTA's shared memory goes with it."""
+    _asm_alone("fence.release.sync_restrict::shared::cta.cluster;")
+
+
+def acquire_shared():
+    """Behind a relaxed wait: what it brought of the cluster's shared memory is known from here on."""
+    _asm_alone("fence.acquire.sync_restrict::shared::cluster.cluster;")
 
 
 def store_at(rank, pointer, word):
@@ -48,6 +60,18 @@ def arrive_and_wait(mbarrier, count: int):
         "@complete bra.uni COMPLETE;\nbra.uni TRY_AGAIN;\nCOMPLETE:\nbar.warp.sync 0xffffffff;\n}"
     )
     _asm(text, mbarrier, count)
+
+
+def _asm_alone(text: str):
+    llvm.inline_asm(
+        None,
+        [],
+        text,
+        "~{memory}",
+        has_side_effects=True,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+    )
 
 
 def _asm(text: str, pointer, *numbers):

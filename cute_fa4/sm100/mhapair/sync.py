@@ -36,13 +36,16 @@ def is_leader():
     return rank_in_cluster() == LEADER
 
 
-def arrive_at_leader(mbarrier, relaxed: bool = True):
+def arrive_at_leader(mbarrier, relaxed: bool = True, of_shared: bool = False):
     """One arrival of the warp in CTA 0, behind what all of its lanes have done.
 
-    relaxed: enough for tensor memory, between tcgen05.fence here and there
+    relaxed: enough for tensor memory, between tcgen05.fence here and there; of_shared: the news are about shared
+    memory, too
     """
     cute.arch.sync_warp()
     with cute.arch.elect_one():
+        if of_shared:
+            mbarriers.release_shared()
         mbarriers.arrive_at(LEADER, mbarrier, relaxed)
 
 

@@ -6,8 +6,8 @@
     a softmax warp       p_ready                                                  CTA 0
     MMAs of CTA 0        s_ready, pv_done, q_free, kv_empty, rope_empty           both
 
-p_ready is about tensor memory (S has been read, O rescaled) and about shared memory (P): the arrival releases and the
-wait acquires at the scope of the cluster, and every thread that wrote P has put its writes before the async proxy.
+p_ready is about tensor memory (S has been read, O rescaled) and about shared memory (P): fences of shared memory alone
+stand before the arrival and behind the wait, and every thread that wrote P has put its writes before the async proxy.
 """
 
 from dataclasses import dataclass, replace
@@ -23,10 +23,11 @@ class StoredAtLeader(RaisedAtLeader):
     """By a warp of either CTA, for the mma warp of CTA 0; the news are about shared memory, too."""
 
     def arrive(self, i):
-        arrive_at_leader(self.mbarriers + i, relaxed=False)
+        arrive_at_leader(self.mbarriers + i, of_shared=True)
 
     def wait(self, i, phase):
-        mbarriers.wait_for_cluster(self.mbarriers + i, phase, relaxed=False)
+        mbarriers.wait_for_cluster(self.mbarriers + i, phase)
+        mbarriers.acquire_shared()
 
 
 def events_of(table: BarrierTable, first) -> Events:

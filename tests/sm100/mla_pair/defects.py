@@ -49,8 +49,10 @@ FLIPPED = (
     r".reg .b32 flipped; xor.b32 flipped, \2, 1; "
     r"mbarrier.try_wait.parity.shared.b64 P1, \1, flipped, 10000000;"
 )
-ACQUIRE = r"mbarrier\.try_wait\.parity\.acquire\.cluster\.shared::cta\.b64 complete, (\[%r\d+\]), (%r\d+), \d+;"
-RELEASE = r"mbarrier\.arrive\.release\.cluster\.shared::cluster\.b64 _, (\[%r\d+\]), %r\d+;"
+ACQUIRE = r"mbarrier\.try_wait\.parity\.relaxed\.cluster\.shared::cta\.b64 complete, (\[%r\d+\]), (%r\d+), \d+;"
+RELEASE = r"mbarrier\.arrive\.relaxed\.cluster\.shared::cluster\.b64 _, (\[%r\d+\]), %r\d+;"
+RELEASES = r"fence\.release\.sync_restrict::shared::cta\.cluster;"
+ACQUIRES = r"fence\.acquire\.sync_restrict::shared::cluster\.cluster;"
 PROXY = r"fence\.proxy\.async\.shared::cta;"
 EXCHANGE = r"bar\.sync\s+1, 256;"
 VOTE = r"vote\.sync\.any\.pred\s+(%p\d+), %p\d+, -1;"
@@ -144,7 +146,7 @@ def arrivals():
     """p_ready: missing, twice, in the wrong CTA, without what makes P visible."""
     for n, what in enumerate(("a whole", "a masked")):
         yield planted(f"no arrival for P of {what} tile", edited(RELEASE, n, ""), HANG)
-        twice = r"\g<0> mbarrier.arrive.release.cluster.shared::cluster.b64 _, \1, 1;"
+        twice = r"\g<0> mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, \1, 1;"
         yield planted(
             f"two arrivals for P of {what} tile", edited(RELEASE, n, twice), EARLY_OR_HANG
         )
@@ -155,8 +157,10 @@ def arrivals():
         )
     elsewhere = edited(MAPA, 0, r"mapa.shared::cluster.u32 \1, \2, 1;")
     yield planted("both CTAs raise p_ready in CTA 1", elsewhere, EARLY_OR_HANG)
-    relaxed = r"mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, \1, 1;"
-    yield planted("p_ready is raised without releasing P", edited(RELEASE, 0, relaxed), ORDER)
+    yield planted("p_ready is raised without releasing P", edited(RELEASES, 0, ""), ORDER)
+    yield planted("P is used without acquiring it", edited(ACQUIRES, 0, ""), ORDER)
+    backwards = edited(RELEASES, 0, "fence.acquire.sync_restrict::shared::cluster.cluster;")
+    yield planted("the fence before p_ready acquires", backwards, ORDER)
 
 
 def commits():

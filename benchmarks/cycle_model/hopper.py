@@ -65,6 +65,7 @@ H200: dict[str, Constant] = {
     "lat_uniform": Constant(12, "cycles", _ASSUMED),
     "lat_read": Constant(10, "cycles", _ASSUMED),
     "lat_fence": Constant(20, "cycles", _ASSUMED),
+    "lat_membar_gpu": Constant(575, "cycles", "as on a B300"),
     "lat_tmem_alloc": Constant(0, "cycles", "sm_90 has none"),
     "mbarrier_arrive": Constant(35, "cycles", f"{_MEASURED}: arrive to wake 70, halved"),
     "mbarrier_wake": Constant(35, "cycles", f"{_MEASURED}: arrive to wake 70, halved"),

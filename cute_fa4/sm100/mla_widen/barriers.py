@@ -7,14 +7,14 @@ s_ready       2       mma 1 (commit)                    softmax              S i
 p_ready       1       softmax 128                       mma                  P is stored, O rescaled, S read
 pv_done       1       mma 1 (commit)                    softmax              O is complete so far, P has been read
 kv_full       3       load 1 (+ bytes)                  widen                a slab is there as it is stored
-kv_empty      3       widen 128                         load                 the slot has been read
+kv_empty      3       widen 256                         load                 the slot has been read
 rope_full     1       load 1 (+ bytes)                  mma                  the rotary columns are there
 rope_empty    1       mma 1 (commit)                    load                 S is made; with P there: P is read
-slab_wide     4       widen 128                         mma                  the slab is there as K and V
-slab_free     4       mma 1 (commit)                    widen                V P is added to its O
-k_free        2       mma 1 (commit)                    widen                its part of S is made
+slab_wide     4       widen 256                         mma                  the slab is there as K and V
+slab_free     2       mma 1 (commit)                    widen                V P of slab 0 or 1 is done
+k_free        2       mma 1 (commit)                    widen                S of slab 0 or 1 is made
 work_ready    2       load 1                            softmax, mma, widen  a work tile is announced
-work_read     2       softmax 128 + mma 32 + widen 128  load                 the announcement has been read
+work_read     2       softmax 128 + mma 32 + widen 256  load                 the announcement has been read
 work_claimed  1       load 1 (+ bytes)                  load                 the answer to a claim is there
 
 At the first key tile of a work tile p_ready also says that the old O has been read.
@@ -39,22 +39,22 @@ work_claimed  one claim at a time
 
 from dataclasses import replace
 
-from ..mhawiden.warp_roles import WidenedWarpRoles
 from ..mla_decode import barriers as latent
 from ..sync.barriers import Arrivals, Barrier, BarrierTable, commit_by
+from .warp_roles import RowsWarpRoles
 
 SLAB, K_BUFFER = "slab", "k_buffer"
 SLABS = 4  # of a key tile, each with a place of its own
-K_BUFFERS = 2  # of slabs in tensor memory, in turn
+K_BUFFERS = 2  # of slabs in tensor memory: of 0 and 1, then of 2 and 3
 
 
-def table(warps: WidenedWarpRoles, kv_slots: int, rope_slots: int) -> BarrierTable:
+def table(warps: RowsWarpRoles, kv_slots: int, rope_slots: int) -> BarrierTable:
     """The table of a kernel whose rings have so many slots."""
     numbers = dict(latent.table(warps, kv_slots, rope_slots).numbers)
     return BarrierTable(rows(warps), numbers | {SLAB: SLABS, K_BUFFER: K_BUFFERS})
 
 
-def rows(warps: WidenedWarpRoles) -> tuple[Barrier, ...]:
+def rows(warps: RowsWarpRoles) -> tuple[Barrier, ...]:
     """Every barrier, in memory order: those of a latent cache, with the widening between the ring and the MMA."""
     widen = Arrivals("widen", warps.threads_of("widen"))
     changed = {
@@ -78,6 +78,6 @@ def _of_widened(widen: Arrivals) -> tuple[Barrier, ...]:
     mma = commit_by("mma")
     return (
         Barrier("slab_wide", SLAB, (widen,), "mma", "the slab is there as K and V", "slab_free"),
-        Barrier("slab_free", SLAB, (mma,), "widen", "V P is added to its O", "slab_wide"),
-        Barrier("k_free", K_BUFFER, (mma,), "widen", "its part of S is made", "slab_wide"),
+        Barrier("slab_free", K_BUFFER, (mma,), "widen", "V P of slab 0 or 1 is done", "slab_wide"),
+        Barrier("k_free", K_BUFFER, (mma,), "widen", "S of slab 0 or 1 is made", "slab_wide"),
     )

@@ -1,4 +1,4 @@
-"""SM100MLAWiden: decode from a latent cache of 656 bytes a row, which four warps widen to bf16 inside of the CTA.
+"""SM100MLAWiden: decode from a latent cache of 656 bytes a row, which eight warps widen to bf16 inside of the CTA.
 
 The layout is that of FlashMLA's FP8 cache, which vLLM calls fp8_ds_mla: 512 numbers e4m3, four float32 scales, each of
 128 numbers, and 64 rotary columns in bf16. Products and softmax are those of mla_decode, of 16 bits; only what is read
@@ -50,7 +50,7 @@ ROWS = Rows()
 
 
 class SM100MLAWiden(SM100MLADecode):
-    """Forward attention on SM100 over a latent cache of 656 bytes a row for 8 to 32 query rows a CTA: 320 threads."""
+    """Forward attention on SM100 over a latent cache of 656 bytes a row for 8 to 32 query rows a CTA: 448 threads."""
 
     def kv_operands(self, mK, mV):
         """Of one cache, all of whose bytes mK has: V is not looked at. Scales have a descriptor of their own."""

@@ -1,10 +1,10 @@
 """MMA warp: S^T = K Q^T over four slabs in tensor memory and the rotary columns, O_i^T += V_i^T P^T slab by slab.
 
-    n = 0, 1, ...   S[n] = slab0 Q + slab1 Q + slab2 Q + slab3 Q + rope Q      each as it is widened; free K behind each
-                    O0 += slab0 P   free slab0                                 as soon as P[n] is stored
-                    O1 += slab1 P   free slab1
-                    ...
+    n = 0, 1, ...   S[n] = slab0 Q + slab1 Q + slab2 Q + slab3 Q + rope Q      each as it is widened
+                    O0 += slab0 P   O1 += slab1 P   ...                        as soon as P[n] is stored
 
+K of slabs 2 and 3 has the place of slabs 0 and 1, which k_free says. By then V P of the tile before is done, too, so
+slab_free is raised for slabs 0 and 1 alone.
 The order is that of mla_decode/products.py; what is waited for comes from the widen warps.
 """
 
@@ -52,7 +52,8 @@ def make_scores(
         events.slab_wide.wait(i, tile & 1)
         tensor_memory.fence_after()
         multiply_slab(cfg, smem, tmem + k_columns[i % K_BUFFERS], s_address, i)
-        events.k_free.commit(i % K_BUFFERS)
+        if i < K_BUFFERS:
+            events.k_free.commit(i)
     rope.wait(at)
     multiply_kq(cfg, smem, cfg.tiles.rope_tile, smem.rope_address, s_address, cfg.ov_depth)
     events.s_ready.commit(buffer)
@@ -79,7 +80,8 @@ def finish_tile(
     for i, column in enumerate(cfg.tmem.o):
         v_address = smem.v_address + i * cfg.tiles.wide_slab_bytes
         multiply_vp(cfg, smem, v_address, tmem + column, accumulate)
-        events.slab_free.commit(i)
+        if i < K_BUFFERS:
+            events.slab_free.commit(i)
     if cfg.tiles.p_over_rope:
         rope.release_slot(at)
     events.pv_done.commit(0)

@@ -17,13 +17,13 @@ from typing import ClassVar
 
 from ..memory_maps import TmemMap
 from ..mhaswap.barriers import S_BUFFERS
-from ..mhawiden.warp_roles import WidenedWarpRoles
 from ..mla_decode.schedule import LatentTile, depths_not_built
 from ..problem import Problem
 from ..sync.barriers import BarrierTable
 from . import barriers
 from .smem_map import ROPE_SLOTS, RowsSmem, slots_that_fit, smem_map
 from .tiles import RowsTiles
+from .warp_roles import RowsWarpRoles
 
 HIGHEST = 32  # rows of a tile: 64 leave no room for slabs as they are stored
 STORED = {"kv_dtype": "e4m3", "rope_dtype": "bf16", "scale_dtype": "f32"}  # of a row
@@ -34,7 +34,7 @@ class LatentRows(LatentTile):
     """The schedule of SM100MLAWiden: the choices of SwappedTile."""
 
     family: ClassVar[str] = "mla_widen"
-    warps: ClassVar[WidenedWarpRoles] = WidenedWarpRoles()
+    warps: ClassVar[RowsWarpRoles] = RowsWarpRoles()
     latent_rows: ClassVar[int] = HIGHEST  # of the heads that share a tile
 
     def tiles(self, problem: Problem) -> RowsTiles:
@@ -103,7 +103,7 @@ def not_built(problem: Problem) -> list[str]:
 
 
 @lru_cache(maxsize=256)
-def layout(warps: WidenedWarpRoles, tiles: RowsTiles) -> tuple[BarrierTable, RowsSmem]:
+def layout(warps: RowsWarpRoles, tiles: RowsTiles) -> tuple[BarrierTable, RowsSmem]:
     """Barriers and shared memory decide each other's size: the ring gets what a kernel without slots leaves."""
     slots = slots_that_fit(tiles, smem_map(tiles, warps, barriers.table(warps, 0, ROPE_SLOTS)))
     table = barriers.table(warps, slots, ROPE_SLOTS)

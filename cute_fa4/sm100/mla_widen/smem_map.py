@@ -23,11 +23,11 @@ from dataclasses import dataclass, replace
 from ..chip import MBARRIER_BYTES, SMEM_CAPACITY_BYTES, TMEM_ADDRESS_BYTES
 from ..memory_maps import Region, SmemMap
 from ..mhaswap.smem_map import F32_BYTES
-from ..mhawiden.warp_roles import WidenedWarpRoles
 from ..sync.barriers import BarrierTable
 from ..work.entries import WORK_QUEUE_BYTES
 from .barriers import SLABS
 from .tiles import RowsTiles
+from .warp_roles import RowsWarpRoles
 
 BARRIERS_PER_SLOT = 2  # full and empty
 # A thread reads the scales of a key tile before it frees the first slab; the next ones are copied when the slot of the
@@ -51,7 +51,7 @@ class RowsSmem(SmemMap):
     tmem_address: Region
 
 
-def smem_map(tiles: RowsTiles, warps: WidenedWarpRoles, table: BarrierTable) -> RowsSmem:
+def smem_map(tiles: RowsTiles, warps: RowsWarpRoles, table: BarrierTable) -> RowsSmem:
     """The map of a kernel with this barrier table, whose ring has as many slots as the table."""
     of_rows = warps.threads_of("softmax") * tiles.rows_per_lane * F32_BYTES
     places = RowsSmem.of_sizes(

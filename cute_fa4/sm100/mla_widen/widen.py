@@ -1,10 +1,12 @@
-"""Widen warps: a slab as it is stored -> bf16, times the scale of its key, for both products. A thread owns a key.
+"""Widen warps: a slab as it is stored -> bf16, times the scale of its key, for both products.
+
+A thread owns half of a key's numbers, which are a chunk of its line of V:
 
     K     the key's lane of tensor memory, two numbers a column: neither written to shared memory nor read from it
     V     the key's line in shared memory, as TMA would have written it
 
 A number of e4m3 is exact in fp16 and in float32; its product with the scale is rounded to bf16 once. Per slab and
-thread: 8 loads of 16 bytes, which free the slot; then for 32 numbers at a time conversions, products, 16 columns of
+thread: 4 loads of 16 bytes, which free the slot; then for 32 numbers at a time conversions, products, 16 columns of
 tensor memory and 64 bytes of V.
 """
 
@@ -12,6 +14,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from ..chip import WARP_SIZE
 from ..instructions import tensor_memory
 from ..kernel_args import KernelArgs
 from ..mhawiden.pieces import WORDS, load_piece, numbers_of, widened
@@ -22,8 +25,9 @@ from ..work.queue import NO_MORE, WorkQueue
 from .barriers import K_BUFFERS
 from .events import RowsEvents
 from .smem import RowsShared
-from .tiles import COLUMNS_OF_SCALE, SCALE_LINE_BYTES, WIDE_BYTES
+from .tiles import COLUMNS_OF_COLUMN, COLUMNS_OF_SCALE, SCALE_LINE_BYTES, WIDE_BYTES
 
+HALF = COLUMNS_OF_SCALE // 2  # of a slab, of one thread
 NUMBERS = 32  # at a time: of 8 bits two pieces, as bf16 four
 WORDS_AT_ONCE = NUMBERS // 4
 NUMBERS_OF_PIECE = PIECE_BYTES // WIDE_BYTES
@@ -35,18 +39,18 @@ def scales_of_key(smem: RowsShared, key) -> list:
     return [word.bitcast(Float32) for word in words]
 
 
-def read_slab(cfg, smem: RowsShared, slot, key) -> list:
-    """A key's numbers of a slab, four a word."""
+def read_slab(cfg, smem: RowsShared, slot, key, half) -> list:
+    """This thread's numbers of a slab, four a word. The swizzle keeps the second half 64 bytes from the first."""
     address, words = smem.kv_address + slot * cfg.tiles.kv_slot_bytes, []
-    for column in range(0, COLUMNS_OF_SCALE, PIECE_BYTES):
-        words += load_piece(address + cfg.tiles.stored_tile.offset(key, column))
+    for column in range(0, HALF, PIECE_BYTES):
+        words += load_piece(address + (cfg.tiles.stored_tile.offset(key, column) ^ half * HALF))
     return words
 
 
 def widen_slab(cfg, words: list, scale, key, k_address, v_address):
-    """A key's numbers of a slab, to its lane of tensor memory and its line of shared memory."""
+    """This thread's numbers of a slab, to the key's lane of tensor memory and its line of a chunk of shared memory."""
     tile = cfg.tiles.slab_tile(walks_keys=True)
-    for first in range(0, COLUMNS_OF_SCALE, NUMBERS):
+    for first in range(0, HALF, NUMBERS):
         at = first // 4
         numbers = numbers_of(widened(words[at : at + WORDS_AT_ONCE], cfg.kv_dtype))
         wide = row_math.pack(row_math.multiplied(numbers, scale), cfg.qkv_dtype)
@@ -68,26 +72,31 @@ def key_tile(
     at: Slot,
     tile: Int32,
     key: Int32,
+    half: Int32,
 ) -> Slot:
     """The slabs of key tile number `tile` of the CTA. tmem: address of the first column for this warp's lanes."""
+    v_chunk = cfg.tiles.slab_tile(walks_keys=True).chunk_bytes
     kv.wait(at)
     scales = scales_of_key(smem, key)
     for i in cutlass.range_constexpr(cfg.tiles.slabs):
         if cutlass.const_expr(i > 0):
             kv.wait(at)
-        words = read_slab(cfg, smem, at.index, key)
+        words = read_slab(cfg, smem, at.index, key, half)
         cute.arch.mbarrier_arrive(kv.empty + at.index)
         at = at.next(kv.slots)
-        buffer, turn = i % K_BUFFERS, i // K_BUFFERS  # the turns of a tile are even in number
-        events.k_free.wait(buffer, turn & 1 ^ 1)
-        events.slab_free.wait(i, tile & 1 ^ 1)
+        buffer = i % K_BUFFERS
+        if cutlass.const_expr(i < K_BUFFERS):
+            events.slab_free.wait(i, tile & 1 ^ 1)
+        else:  # whose first part of S follows V P of the tile before
+            events.k_free.wait(buffer, tile & 1)
         tensor_memory.fence_after()
-        k_address = tmem + cfg.schedule.k_columns(cfg)[buffer]
-        v_address = smem.v_address + i * cfg.tiles.wide_slab_bytes
+        k_address = tmem + cfg.schedule.k_columns(cfg)[buffer] + half * (HALF // COLUMNS_OF_COLUMN)
+        v_address = smem.v_address + i * cfg.tiles.wide_slab_bytes + half * v_chunk
         widen_slab(cfg, words, scales[i], key, k_address, v_address)
         tensor_memory.wait_store()
         tensor_memory.fence_before()
-        cute.arch.fence_proxy("async.shared", space="cta")
+        if cutlass.const_expr(i == cfg.tiles.slabs - 1):  # no V is multiplied before all of K
+            cute.arch.fence_proxy("async.shared", space="cta")
         events.slab_wide.arrive(i)
     return at
 
@@ -105,12 +114,13 @@ def run(
     """Every work tile of the CTA."""
     thread, _, _ = cute.arch.thread_idx()
     key = thread % cfg.tiles.BN  # a warp's lanes of tensor memory are those of its number
+    half = (thread - cfg.schedule.warps.widen.start * WARP_SIZE) // cfg.tiles.BN
     at = Slot(Int32(0), Int32(0))
     tile, number = Int32(0), Int32(0)
     count = queue.next(cfg, args, number).tiles.count
     while count != NO_MORE:
         for _ in cutlass.range(count, unroll=1):
-            at = key_tile(cfg, smem, tmem, events, kv, at, tile, key)
+            at = key_tile(cfg, smem, tmem, events, kv, at, tile, key, half)
             tile = tile + 1
         number = number + 1
         count = queue.next(cfg, args, number).tiles.count

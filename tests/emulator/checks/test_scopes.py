@@ -86,6 +86,18 @@ def test_fences_around_relaxed_accesses_order_when_both_scopes_reach(distance):
         assert passes(body, launch) == ((7, 1) if reaches else None), (before, after)
 
 
+def test_a_fence_of_one_direction_orders_that_way_alone():
+    """PTX ISA, "membar/fence": fence.release and fence.acquire with .sync_restrict have the cluster's scope."""
+    launch, _ = DISTANCES["in the cluster"]
+    release = "fence.release.sync_restrict::shared::cta.cluster;"
+    acquire = "fence.acquire.sync_restrict::shared::cluster.cluster;"
+    for before, after in itertools.product((release, acquire), repeat=2):
+        relaxed = dict(release="relaxed.cluster", acquire="relaxed.cluster")
+        body = MESSAGE.format(before=before, after=after, **relaxed)
+        arrives = before == release and after == acquire
+        assert passes(body, launch) == ((7, 1) if arrives else None), (before, after)
+
+
 @pytest.mark.parametrize("distance", DISTANCES)
 def test_a_relaxed_access_reaches_no_further_than_its_own_scope(distance):
     launch, needed = DISTANCES[distance]

@@ -35,14 +35,15 @@ class Call:
 
 
 CALLS = {
-    "16 heads, shared keys, a sequence without keys": Call(16, 1, 64, (300, 5, 0), "hostile"),
-    "two parts of 24 heads, causal": Call(
-        *(48, 2, 16, (150,), "random", torch.float8_e4m3fn),
-        options={"causal": True, "num_splits": 1},
+    "16 heads, causal, shared keys, a sequence without keys": Call(
+        *(16, 2, 64, (300, 5, 0), "hostile"), options={"causal": True}
     ),
     "by index": Call(16, 2, 64, (400,), "hostile", listed=150, options={"num_splits": 1}),
 }
 FURTHER = {
+    "two parts of 24 heads": Call(
+        *(48, 2, 16, (150,), "random", torch.float8_e4m3fn), options={"num_splits": 1}
+    ),
     "128 heads": Call(128, 1, 64, (140,), "random", torch.int8, options={"num_splits": 1}),
     "16 heads, 8 queries, causal": Call(16, 8, 32, (400,), "hostile", options={"causal": True}),
     "gathered": Call(16, 1, 5, (300, 7), "hostile", options={"num_splits": 2}),

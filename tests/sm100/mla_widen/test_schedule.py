@@ -11,8 +11,8 @@ from cute_fa4.sm100.sync.barriers import reuse_text
 
 # Derived by hand from who calls what: one announcing thread, one commit, or every thread of the role.
 COUNTS = dict(
-    q_full=1, q_free=1, s_ready=1, p_ready=128, pv_done=1, kv_full=1, kv_empty=128, rope_full=1, rope_empty=1,
-    slab_wide=128, slab_free=1, k_free=1, work_ready=1, work_read=128 + 32 + 128, work_claimed=1,
+    q_full=1, q_free=1, s_ready=1, p_ready=128, pv_done=1, kv_full=1, kv_empty=256, rope_full=1, rope_empty=1,
+    slab_wide=256, slab_free=1, k_free=1, work_ready=1, work_read=128 + 32 + 256, work_claimed=1,
 )  # fmt: skip
 KIB = 1024
 

@@ -1,0 +1,54 @@
+"""Planted defects of the kernel that widens rows of a latent cache are caught by the checks meant for them.
+
+Plain pytest plants three, `pytest -m sweep` all.
+"""
+
+from functools import cache
+
+import pytest
+
+from tests.emulator.mutations.everything import LEVEL
+from tests.emulator.mutations.mutant import assert_caught, try_mutant
+from tests.sm100.mla_widen import defects
+
+MUTANTS = defects.mutants()
+EQUIVALENT = [mutant for mutant in MUTANTS if mutant.equivalent]
+CAUGHT = [mutant for mutant in MUTANTS if not mutant.equivalent]
+QUICK = (
+    "the scale is that of the neighbouring slab",
+    "the scale is that of the next key",
+    "the slot of the first slab is released before it and the scales are read",
+)
+
+
+@cache
+def subject():
+    return defects.subject(LEVEL)
+
+
+@pytest.mark.sweep
+def test_the_unchanged_kernel_is_clean_under_every_schedule():
+    subject().expected()
+
+
+def quick_or_sweep(mutant):
+    marks = () if mutant.name in QUICK else pytest.mark.sweep
+    return pytest.param(mutant, marks=marks, id=mutant.name)
+
+
+@pytest.mark.parametrize("mutant", [quick_or_sweep(mutant) for mutant in CAUGHT])
+def test_a_defect_is_caught_by_a_check_meant_for_it(mutant):
+    assert_caught(mutant, subject())
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("mutant", EQUIVALENT, ids=lambda mutant: mutant.name)
+def test_what_is_said_to_be_no_defect_is_none(mutant):
+    outcome = try_mutant(mutant, subject())
+    assert not outcome.caught_by, outcome.message
+
+
+def test_there_are_enough_defects():
+    """What docs/verification.md says: all of them are caught."""
+    assert len({mutant.name for mutant in CAUGHT}) == len(CAUGHT) >= 30
+    assert {mutant.name for mutant in MUTANTS} >= set(QUICK)

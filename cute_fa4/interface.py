@@ -125,8 +125,9 @@ def flash_attn_func(
     mask_mod      mask_mod(batch, head, q_idx, kv_idx, aux) -> whether the key is visible
     aux_tensors   what these read as aux[0], aux[1], ...
     q_descale, k_descale, v_descale  float32, of float8 tensors: what is stored, times this, is meant. One number for
-                  all, or (batch, heads_kv); q_descale also one for each query and head, as q with a head_dim of 1.
-                  Values are not checked: where q_descale * k_descale is not positive, out is NaN. None: 1
+                  all, or (batch, heads_kv), or one for each token and head, as the tensor without head_dim.
+                  Values are not checked: where q_descale * k_descale is not positive, out is NaN (k_descale of tokens
+                  may have any sign). None: 1
     o_scale       float32, of float8 tensors: out stores what it means times this; one number, or (batch, heads_kv).
                   out= may be of float8_e4m3fn then: rounded, cut to what that holds. None: 1
     return_lse    also return the log-sum-exp of the scaled scores
@@ -381,7 +382,9 @@ def flash_attn_with_kvcache(
     k, v               new rows, (batch, seqlen_new, heads_kv, head_dim) or, with cu_seqlens_k_new,
                        (total_new, heads_kv, head_dim); written to the cache from cache_seqlens on.
                        None: the cache is complete. Rows of 16 bits for a float8 cache are quantised
-                       on the way: stored is row / k_descale, row / v_descale, cut to what the dtype holds
+                       on the way: stored is row / k_descale, row / v_descale, cut to what the dtype holds.
+                       Where these are of the tokens of the cache, rows get scales of their own, which are
+                       written there: largest size / largest number of the dtype
     cache_seqlens      (batch,) int32, or a number for all: rows that the cache holds, without k. The
                        tensor is not modified: the caller adds the new rows to it. None: all rows
     cu_seqlens_k_new   (batch + 1,) int32

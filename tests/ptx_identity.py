@@ -115,6 +115,7 @@ VARIANTS = {
     "d512": {"head_dim": 512},
     "e4m3 causal": {"qkv_dtype": "e4m3", "descales": "qkv", **CAUSAL},
     "e4m3 pages of 16": {"qkv_dtype": "e4m3", **PAGES, "page_size": 16},
+    "e4m3 scales of keys": {"qkv_dtype": "e4m3", "descales": "QKV", **PAGES, "page_size": 16},
     # few rows, clusters, a latent cache
     "few rows": {**DECODE, "page_size": 16, "rows": 8, **CAUSAL},
     "few rows in a cluster": {**DECODE, "page_size": 16, "rows": 8, "cluster_parts": 4},

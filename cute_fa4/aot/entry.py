@@ -90,7 +90,7 @@ CONFIG = {
     "head_dim": _HEAD_DIM,
     "head_dim_v": Field("number", "of v; default: as head_dim"),
     "o_dtype": Field("text", "of the output; default: as qkv_dtype, or bf16"),
-    "descales": Field("text", "8-bit tensors that have scales, of qkvo; default: none"),
+    "descales": Field("text", "8-bit tensors that have scales, of qQkKvVo; default: none"),
     "num_q_heads": Field("number", "default: 0, any"),
     "group": Field("number", "query heads a key/value head; default: 1"),
     "causal": Field("switch", "default: every key is seen"),
@@ -163,7 +163,7 @@ APPEND = {
     "page_size": Field("number", "rows of a page; default: 0, not paged"),
     "cache_batch_idx": Field("switch", "sequences pick rows of the cache; default: off"),
     "new_dtype": Field("text", "of the new rows, bf16 or fp16 for 8 bits; default: as dtype"),
-    "descales": Field("text", "new rows that are divided by scales, of kv; default: none"),
+    "descales": Field("text", "new rows that are divided by scales, of kKvV; default: none"),
     "arch": _ARCH,
 }
 COMBINE = {

@@ -53,8 +53,8 @@ def configs_for_model(
     head_dim_v  of v; None: as head_dim
     dtype       "bf16", "fp16", "e4m3" or "e5m2"; out of the 8-bit ones is bf16
     kv_dtype    "e4m3" or "e5m2": caches of 8 bits under queries of dtype, which has 16; None: as dtype
-    descales    letters of "qkvo": which 8-bit tensors have scales, and out; "Qkv" where q has one for each query and
-                head; of tensors of 16 bits none has
+    descales    letters of "qkvo": which 8-bit tensors have scales, and out; large where they have one for each token
+                and head, "Qkv", "qKV"; of tensors of 16 bits none has
     o_dtype     of out, where q has 8 bits: "bf16", "fp16" or "e4m3"; None: bf16
     calls       of CALLS and ON_REQUEST
     windows     of the model's layers: None for full attention, or a pair (left, right) as window_size takes it; the
@@ -154,7 +154,7 @@ def configs_for_model(
     if "kvcache" in calls:
         rows = [{}]
         if fp8:  # as they are, and of 16 bits, quantised on the way
-            of_rows = "".join(name for name in "kv" if name in descales)
+            of_rows = "".join(name for name in "kKvV" if name in descales)
             rows.append({"new_dtype": dtype if kv_dtype else "bf16", "descales": of_rows})
         found += [
             AppendConfig(
@@ -173,7 +173,7 @@ def _dtypes(dtype: str, kv_dtype: str | None, descales: str, tiles: dict) -> dic
 
     if kv_dtype is None:
         return {}
-    of_keys = "".join(name for name in "kv" if name in descales)
+    of_keys = "".join(name for name in "kKvV" if name in descales)
     if "rows" in tiles and policy.widens():
         return {"kv_dtype": kv_dtype, "descales": of_keys}
     return {"qkv_dtype": kv_dtype, "o_dtype": dtype, "descales": f"Q{of_keys}"}

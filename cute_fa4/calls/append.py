@@ -22,7 +22,7 @@ from cute_fa4.calls.options import check_sink
 from cute_fa4.calls.plan import Plan, Views
 from cute_fa4.calls.prepare import check_length, pages_rows_first, prepare_attention
 from cute_fa4.calls.request import TENSORS, Choices
-from cute_fa4.calls.scales import NAMES, ScaleViews, checked_scales, letters_of
+from cute_fa4.calls.scales import NAMES, ScaleViews, checked_scales
 from cute_fa4.calls.strides import MAX_ROWS, with_plain_strides
 from cute_fa4.calls.tensors import (
     DENSE,
@@ -62,11 +62,17 @@ def prepare_append_and_attention(tensors: tuple, asked: tuple) -> Callable:
     if new is None:
         with names_of_caches():
             return prepare_attention(tensors, asked)
-    check_written(q, k, v, *caches, out, (*lengths, offsets), sink, aux, scales)
+    checked = None
+    if scales:
+        with names_of_caches():
+            heads_first = choices.kv_layout == "HND"
+            checked = checked_scales(scales, q, caches[0], batch, heads_first)
+    written = written_scales(k, caches[0], checked)
+    check_written(q, k, v, *caches, out, (*lengths, offsets), sink, aux, scales, written)
     append = prepare_append(
         *(k, v, *caches, cache_seqlens, offsets, table, batch, (k_cache, v_cache)),
         batch_idx,
-        checked_scales(scales, q, caches[0], batch) if scales else None,
+        checked,
     )
     seqused_k, counted = cache_seqlens, _new_rows_are_the_queries(q, k, cu_seqlens_q, offsets)
     if not counted:
@@ -89,19 +95,29 @@ def prepare_append_and_attention(tensors: tuple, asked: tuple) -> Callable:
     return append_and_attend
 
 
-def check_written(q, k, v, k_cache, v_cache, out, lengths, sink, aux, scales=None) -> None:
-    """The caches and out are apart from each other and from what is read. lengths: cu_seqlens_k_new is the last."""
+def written_scales(k, k_cache, scales) -> tuple:
+    """Which of scales.NAMES a call writes: those of tokens, of rows of 16 bits that it quantises. scales: checked."""
+    if scales is None or k.dtype == k_cache.dtype:
+        return ()
+    return tuple(f"{x.lower()}_descale" for x in scales.letters if x in "KV")
+
+
+def check_written(
+    q, k, v, k_cache, v_cache, out, lengths, sink, aux, scales=None, written=()
+) -> None:
+    """What is written is apart from the rest. lengths: cu_seqlens_k_new is the last; written: names of scales."""
     *lengths, offsets = lengths
     names = [_CALLERS.get(name, name) for name in TENSORS]
+    scales = dict(zip(NAMES, scales or (), strict=False))
     check_apart(
-        {"k_cache": k_cache, "v_cache": v_cache, "out": out},
+        {"k_cache": k_cache, "v_cache": v_cache, "out": out} | {x: scales.pop(x) for x in written},
         {
             **{"q": q, "k": k, "v": v},
             **dict(zip(names, lengths, strict=True)),
             "cu_seqlens_k_new": offsets,
             "learnable_sink": sink,
             **named_aux(aux),
-            **dict(zip(NAMES, scales or (), strict=False)),
+            **scales,
         },
     )
 
@@ -156,6 +172,7 @@ class Append:
         self.scale_views = scale_views
         self.between_caches = self.q_bytes = self.out_bytes = self.small_bytes = 0
         self.out_shape = self.out_dtype = None
+        self.writes_scales = False
 
     def beside(self, q, k_cache, v_cache, out, small: tuple) -> Append:
         """self, for attention to q: what the next call with this metadata needs to know of the addresses of this one.
@@ -174,6 +191,8 @@ class Append:
     def admits(self, tensors: tuple) -> bool:
         """As Plan.admits; also what the attention behind it would refuse, which is too late then."""
         q, k_cache, v_cache, out, lengths, sink, aux, new, scales, rope = tensors
+        if self.writes_scales and not self.scales_are_apart(tensors):
+            return False
         k, v, offsets = new
         cu_seqlens_q, _, _, cache_seqlens, key_limit, table, batch_idx, leftpad = lengths
         if not (cu_seqlens_q is key_limit is sink is None):
@@ -239,6 +258,19 @@ class Append:
             past <= first_new_v or past_new_v <= first
         )
 
+    @staticmethod
+    def scales_are_apart(tensors: tuple) -> bool:
+        """Whether k_descale and v_descale, which are written, share no address range with anything else."""
+        q, k_cache, v_cache, out, lengths, sink, _, new, scales, _ = tensors
+        if scales[1] is scales[2]:
+            return False
+        others = [q, k_cache, v_cache, out, *lengths, sink, *new, *scales]
+        ranges = [
+            (x.data_ptr(), x.data_ptr() + extent_bytes(x), x) for x in others if x is not None
+        ]
+        mine = [r for r in ranges if r[2] is scales[1] or r[2] is scales[2]]
+        return all(a[2] is b[2] or a[1] <= b[0] or b[1] <= a[0] for a in mine for b in ranges)
+
     def _fits(self, out, q) -> bool:
         """Whether the attention takes it."""
         same = out.dtype is self.out_dtype and out.device == q.device
@@ -287,15 +319,17 @@ def prepare_append(
         page_size=0 if table is None else k_cache.shape[1],
         cache_batch_idx=batch_idx is not None,
         new_dtype=DTYPE_NAMES[k.dtype],
-        descales=letters_of(of_rows),
+        descales="" if of_rows is None else "".join(x for x in scales.letters if x in "kvKV"),
         arch=target.arch,
     )
     plain = [with_plain_strides(t) for t in (k, v, k_cache, v_cache)]
     views = Views((k, v, *(given or (k_cache, v_cache))), plain)
     scale_views = None
     if config.descales:
-        scale_views = ScaleViews(of_rows[1:3], batch, k.shape[-2])
-    return Append(function_for(config, target), views, batch, scale_views)
+        scale_views = scales.views.of_cache()
+    append = Append(function_for(config, target), views, batch, scale_views)
+    append.writes_scales = bool(written_scales(k, k_cache, scales))
+    return append
 
 
 def rows_of_cache(k_cache) -> int | None:

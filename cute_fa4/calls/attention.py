@@ -25,7 +25,7 @@ from cute_fa4.calls.options import AUX_DTYPES, SINK_DTYPES
 from cute_fa4.calls.plan import Plan, Results, Views
 from cute_fa4.calls.request import TENSORS, Options, Where
 from cute_fa4.calls.rope import RopeView
-from cute_fa4.calls.scales import NAMES, ScaleViews, letters_of
+from cute_fa4.calls.scales import NAMES, of_made_up_keys
 from cute_fa4.calls.split import Clustered, Shared, Split, SplitPlan, split_of
 from cute_fa4.calls.strides import gathers_rows, views_for_descriptors
 from cute_fa4.calls.tensors import DTYPE_NAMES, OUT_OF_FP8, are_rows, largest_extent
@@ -69,7 +69,8 @@ def plan_attention(
         k, v, where = _one_hidden_key(k, v, where, batch)
         if options.rope is not None:
             k = k.new_zeros((*k.shape[:-1], q.shape[-1]))
-        options = replace(options, num_splits=1, tokens_per_split=None, rope=None)
+        scales = of_made_up_keys(options.scales)
+        options = replace(options, num_splits=1, tokens_per_split=None, rope=None, scales=scales)
         hidden = plan_attention((q, k, v), q, k, v, out, where, options, return_lse, in_float32)
         tensors = (
             q,
@@ -110,7 +111,7 @@ def plan_attention(
                 getattr(options.rope, "page_table", None),
             )
         ),
-        None if options.scales is None else ScaleViews(options.scales, batch, k.shape[-2]),
+        None if options.scales is None else options.scales.views,
         None if options.rope is None else RopeView(options.rope),
     )
     split = split_of(q, k, where, options, config, in_float32)
@@ -191,7 +192,7 @@ def config_of(
         **tile,
         qkv_dtype=DTYPE_NAMES[q.dtype],
         o_dtype=DTYPE_NAMES[dtype_of_out(q, out)],
-        descales=letters_of(options.scales),
+        descales="" if options.scales is None else options.scales.letters,
         head_dim=q.shape[-1],
         head_dim_v=v.shape[-1],
         group=group,

@@ -77,7 +77,11 @@ def prepare_attention(tensors: tuple, asked: tuple) -> Callable:
         num_splits=choices.num_splits,
         tokens_per_split=choices.tokens_per_split,
         latent=choices.latent,
-        scales=checked_scales(scales, q, rows_first_k, where.batch(q)) if scales else None,
+        scales=checked_scales(
+            *(scales, q, rows_first_k, where.batch(q), choices.kv_layout == "HND")
+        )
+        if scales
+        else None,
         rope=checked_rope(rope, q, rows_first_k, where),
     )
     results = choices.return_lse, choices.in_float32

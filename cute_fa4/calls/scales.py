@@ -3,10 +3,18 @@
     q_descale, k_descale, v_descale    q, k, v mean what is stored times these
     o_scale                            out stores what it means times this
 
-Each is a float32 tensor with one number for all, or one for each sequence and key/value head, (batch, heads_kv), of any
-strides, also 0. That of q may have one for each query and head, as q with a head_dim of 1. The values are read on the
-device alone. q_descale * k_descale must be positive, because the kernel takes the row maximum before it multiplies:
-where it is not, out is NaN.
+Each is a float32 tensor of any strides, also 0; its shape says of what it has a number:
+
+    one number                      of all
+    (batch, heads_kv)               of each sequence and key/value head
+    as its tensor without head_dim  q, k, v: of each token and head: (batch, seqlen_k, heads_kv), packed (total_k,
+                                    heads_kv), of pages (num_pages, page_size, heads_kv) or, where kv_layout is "HND",
+                                    (num_pages, heads_kv, page_size); a head_dim of 1 may follow
+
+A packed tensor with as many tokens as sequences leaves the second and the third alike: then the head_dim of 1 says that
+it is the third. The values are read on the device alone. q_descale * k_descale must be positive where neither is of
+tokens of k, because the kernel takes the row maximum before it multiplies: where it is not, out is NaN; with scales of
+tokens of k the same holds of q_descale. Scales of tokens of v beyond 2^126 make out NaN.
 """
 
 from __future__ import annotations
@@ -19,15 +27,55 @@ NAMES = ("q_descale", "k_descale", "v_descale", "o_scale")  # as a call passes t
 LETTERS = "qkvo"  # of Problem.descales, in this order
 
 
-def checked_scales(given: tuple | None, q: torch.Tensor, k: torch.Tensor, batch: int) -> tuple:
-    """Refuse what is no scale; what is returned has None for the others. given: those of NAMES, or None for none."""
+class Scales(tuple):
+    """What a call passes on, checked: those of NAMES.
+
+    letters  which are given, as Problem.descales names them
+    views    how the kernel takes them
+    """
+
+    letters: str
+    views: ScaleViews
+
+
+def checked_scales(
+    given: tuple | None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    batch: int,
+    heads_first: bool = False,
+) -> Scales:
+    """Refuse what is no scale; what is returned has None for the others.
+
+    given        those of NAMES, or None for none
+    k            with the rows of a page first
+    heads_first  but the caller has them behind the heads
+    """
     given = given or (None,) * len(NAMES)
     by_head = batch, k.shape[-2]
-    for name, scale in zip(NAMES, given, strict=True):
+    of_keys = tuple(k.shape[:-1])
+    if heads_first:
+        of_keys = (of_keys[0], of_keys[2], of_keys[1])
+    rows = (tuple(q.shape[:-1]), of_keys, of_keys, None)
+    for name, scale, of_rows in zip(NAMES, given, rows, strict=True):
         if scale is not None:
-            by_row = (*q.shape[:-1], 1)
-            _check(name, scale, q, k, (by_head, by_row) if name == "q_descale" else (by_head,))
-    return given
+            _check(name, scale, q, k, by_head, of_rows)
+    checked = Scales(given)
+    checked.letters = letters_of(given, by_head)
+    checked.views = ScaleViews(given, by_head, rows, heads_first)
+    return checked
+
+
+def of_made_up_keys(scales: Scales | None) -> Scales | None:
+    """The same where k and v are made up: one in place of the scales of their tokens."""
+    tokens = "" if scales is None else "".join(x for x in "kv" if x.upper() in scales.letters)
+    if not tokens:
+        return scales
+    pairs = zip(LETTERS, scales, strict=True)
+    found = Scales(scale.new_ones(()) if name in tokens else scale for name, scale in pairs)
+    found.letters = "".join(x.lower() if x.lower() in tokens else x for x in scales.letters)
+    found.views = scales.views.with_one_number_for(tokens)
+    return found
 
 
 def check_no_scale(q: torch.Tensor, k: torch.Tensor, q_descale) -> None:
@@ -38,7 +86,7 @@ def check_no_scale(q: torch.Tensor, k: torch.Tensor, q_descale) -> None:
         )
 
 
-def _check(name: str, scale, q: torch.Tensor, k: torch.Tensor, sizes: tuple) -> None:
+def _check(name: str, scale, q: torch.Tensor, k: torch.Tensor, by_head: tuple, of_rows) -> None:
     check_is_tensor(name, scale)
     if name == "q_descale" and q.dtype not in FP8 and k.dtype in FP8:
         check_no_scale(q, k, scale)
@@ -51,50 +99,102 @@ def _check(name: str, scale, q: torch.Tensor, k: torch.Tensor, sizes: tuple) -> 
         raise TypeError(
             f"{name}: dtype {scale.dtype}; accepted: torch.float32; convert with .to(torch.float32)"
         )
+    sizes = (by_head,) if of_rows is None else (by_head, of_rows, (*of_rows, 1))
     if scale.numel() != 1 and tuple(scale.shape) not in sizes:
-        more = f", or {sizes[1]}, one for each query and head" if len(sizes) > 1 else ""
+        more = f", or {of_rows}, one for each token and head" if len(sizes) > 1 else ""
         raise ValueError(
-            f"{name}: shape {tuple(scale.shape)}; accepted: one number, or {sizes[0]}, one for each sequence and "
+            f"{name}: shape {tuple(scale.shape)}; accepted: one number, or {by_head}, one for each sequence and "
             f"key/value head{more}"
         )
     check_place(name, scale, q.device)
 
 
-def letters_of(scales: tuple | None) -> str:
-    """Which scales are given, as Problem.descales names them.
+def letters_of(scales: tuple | None, by_head: tuple) -> str:
+    """Which scales are given, as Problem.descales names them. by_head: (batch, heads_kv)
 
-    >>> letters_of((None, torch.ones(1), torch.ones(1), None)), letters_of(None)
+    >>> letters_of((None, torch.ones(1), torch.ones(1), None), (2, 2)), letters_of(None, (2, 2))
     ('kv', '')
+    >>> letters_of((torch.ones(2, 3, 4, 1), torch.ones(2, 9, 2), torch.ones(2, 2), None), (2, 2))
+    ('QKv', '')
     """
     if scales is None:
         return ""
     pairs = zip(LETTERS, scales, strict=True)
-    return "".join(x.upper() if _is_by_row(s) else x for x, s in pairs if s is not None)
+    return "".join(x.upper() if _is_by_row(s, by_head) else x for x, s in pairs if s is not None)
 
 
-def _is_by_row(scale: torch.Tensor) -> bool:
-    return scale.dim() > 2 and scale.numel() != 1
+def _is_by_row(scale: torch.Tensor, by_head: tuple) -> bool:
+    return scale.numel() != 1 and tuple(scale.shape) != by_head
 
 
 class ScaleViews:
-    """Scales as the kernel takes them, (batch, heads_kv); decided by the shapes of `scales`."""
+    """Scales as the kernel takes them; decided by the shapes of `scales`.
 
-    def __init__(self, scales: tuple | None, batch: int, heads_kv: int):
-        sizes = (batch, heads_kv)
-        self.layouts = [
-            None
-            if scale is None or tuple(scale.shape) == sizes or _is_by_row(scale)
-            else (sizes, (0, 0))
-            for scale in scales or ()
+    Of heads (batch, heads_kv); of tokens of q with a depth of 1, of those of k and v without it and rows first.
+    """
+
+    def __init__(
+        self, scales: tuple | None, by_head: tuple, rows: tuple = (), heads_first: bool = False
+    ):
+        """rows: sizes of those of tokens, of each of `scales`"""
+        self.sizes = by_head
+        self.changes = [
+            None if scale is None else self._change(name, scale, *of)
+            for name, scale, *of in zip(NAMES, scales or (), rows, (heads_first,) * 4, strict=False)
         ]
+
+    def _change(self, name: str, scale: torch.Tensor, of_rows: tuple | None, heads_first: bool):
+        """What makes a view of a scale like this one; None: nothing."""
+        if not _is_by_row(scale, self.sizes):
+            return None if tuple(scale.shape) == self.sizes else self._of_one_number
+        has_depth = scale.dim() > len(of_rows)
+        if name == "q_descale":
+            return None if has_depth else _with_depth
+        return {
+            (False, False): None,
+            (False, True): _without_depth,
+            (True, False): _rows_first,
+            (True, True): _rows_first_without_depth,
+        }[heads_first, has_depth]
+
+    def _of_one_number(self, scale: torch.Tensor) -> torch.Tensor:
+        return scale.as_strided(self.sizes, (0, 0))
+
+    def with_one_number_for(self, letters: str) -> ScaleViews:
+        """The same where scales of some tensors are one number."""
+        found, pairs = ScaleViews(None, self.sizes), zip(LETTERS, self.changes, strict=True)
+        found.changes = [self._of_one_number if name in letters else x for name, x in pairs]
+        return found
+
+    def of_cache(self) -> ScaleViews:
+        """Of k_descale and v_descale alone."""
+        found = ScaleViews(None, self.sizes)
+        found.changes = self.changes[1:3]
+        return found
 
     def of(self, scales: tuple | None) -> tuple | None:
         """Those that there are; None: there are none."""
         if scales is None:
             return None
         found = tuple(
-            scale if layout is None else scale.as_strided(*layout)
-            for scale, layout in zip(scales, self.layouts, strict=True)
+            scale if change is None else change(scale)
+            for scale, change in zip(scales, self.changes, strict=True)
             if scale is not None
         )
         return found or None
+
+
+def _with_depth(scale: torch.Tensor) -> torch.Tensor:
+    return scale.unsqueeze(-1)
+
+
+def _without_depth(scale: torch.Tensor) -> torch.Tensor:
+    return scale.squeeze(-1)
+
+
+def _rows_first(scale: torch.Tensor) -> torch.Tensor:
+    return scale.transpose(1, 2)
+
+
+def _rows_first_without_depth(scale: torch.Tensor) -> torch.Tensor:
+    return scale.squeeze(-1).transpose(1, 2)

@@ -64,8 +64,9 @@ def fake_arguments(config: FA4Config) -> dict:
 
 
 def _descales(config: FA4Config) -> tuple | None:
-    """(batch, heads_kv); of rows (batch, seqlen_q, heads, 1) or (total_q, heads, 1)."""
-    ranks = {"Q": 4 if config.q_layout == "dense" else 3}
+    """(batch, heads_kv); of rows (batch, seqlen_q, heads, 1) or (total_q, heads, 1), of keys as k without its depth."""
+    of_keys = 2 if config.kv_layout == "packed" else 3
+    ranks = {"Q": 4 if config.q_layout == "dense" else 3, "K": of_keys, "V": of_keys}
     every = (_fake("f32", (None,) * ranks.get(x, 2), free_last=True) for x in config.descales)
     return tuple(every) or None
 
@@ -129,7 +130,11 @@ def fake_append_arguments(config: AppendConfig) -> dict:
         page_table=_fake("i32", (sym_int(), sym_int())) if config.paged else None,
         batch=Int32(1),
         cache_batch_idx=_fake("i32", (sym_int(),)) if config.cache_batch_idx else None,
-        descales=tuple(_fake("f32", (None, None), free_last=True) for _ in config.descales) or None,
+        descales=tuple(
+            _fake("f32", (None,) * (2 if name.islower() else 3), free_last=True)
+            for name in config.descales
+        )
+        or None,
         stream=make_fake_stream(use_tvm_ffi_env_stream=True),
     )
 

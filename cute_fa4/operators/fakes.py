@@ -61,6 +61,7 @@ def check_dense(q, k, v, *, out=None, key_limit, return_lse, k_rope=None, **opti
 
 def check_varlen(q, k, v, *, out=None, return_lse, max_seqlen_q, **rest) -> None:
     options = {name: rest.pop(name) for name in _OPTIONS}
+    heads_first = rest.pop("heads_first", rest.get("kv_layout") == "HND")
     if max_seqlen_q is None and rest.get("cu_seqlens_q") is not None:
         max_seqlen_q = q.shape[0]  # the real call reads it from the contents
     rope = rest.pop("k_rope", None), rest.pop("k_rope_page_table", None)
@@ -70,11 +71,12 @@ def check_varlen(q, k, v, *, out=None, return_lse, max_seqlen_q, **rest) -> None
     )
     options["rope"] = checked_rope(rope, q, k, where, contents=False)
     options["latent"] = rest.get("latent", False)
-    _check_kernel(q, k, v, out, where, return_lse, options)
+    _check_kernel(q, k, v, out, where, return_lse, options, heads_first)
 
 
 def check_append(q, k_cache, v_cache, k, v, cache_seqlens, *, out=None, **rest) -> None:
     table, cu_seqlens_q = rest["page_table"], rest["cu_seqlens_q"]
+    heads_first = rest["kv_layout"] == "HND"
     if table is not None:
         k_cache, v_cache = prepare.pages_rows_first(
             *(k_cache, v_cache, rest["kv_layout"], ("k_cache", "v_cache"))
@@ -89,11 +91,14 @@ def check_append(q, k_cache, v_cache, k, v, cache_seqlens, *, out=None, **rest) 
     lengths += (batch_idx, rest["cache_leftpad"], offsets)
     scales = tuple(rest.get(name) for name in NAMES)
     read = (rest["learnable_sink"], rest["aux_tensors"], scales)
-    append.check_written(q, k, v, k_cache, v_cache, out, lengths, *read)
+    checked = checked_scales(scales, q, k_cache, batch, heads_first)
+    written = append.written_scales(k, k_cache, checked)
+    append.check_written(q, k, v, k_cache, v_cache, out, lengths, *read, written)
     append.check_append(
         *(k, v, k_cache, v_cache, cache_seqlens, offsets, table, batch, batch_idx), contents=False
     )
     rest |= dict(cu_seqlens_k=None, max_seqlen_k=None, seqused_q=None, seqused_k_excludes_new=False)
+    rest["heads_first"] = heads_first
     with append.names_of_caches():
         check_varlen(q, k_cache, v_cache, out=out, seqused_k=cache_seqlens, **rest)
 
@@ -112,13 +117,16 @@ _OPTIONS = (
 )  # fmt: skip
 
 
-def _check_kernel(q, k, v, out, where, return_lse, options: dict) -> None:
+def _check_kernel(
+    q, k, v, out, where, return_lse, options: dict, heads_first: bool = False
+) -> None:
     """Options, strides and the configuration; the architectures have the same limits."""
     mask = mask_of(options.pop("mask"), tuple(options.pop("mask_sizes")))
     for name in ("score_mod", "mask_mod"):
         options[name] = function_of(name, options[name])
     scales = tuple(options.pop(name, None) for name in NAMES)
-    resolved = resolve(q, mask=mask, scales=checked_scales(scales, q, k, where.batch(q)), **options)
+    scales = checked_scales(scales, q, k, where.batch(q), heads_first)
+    resolved = resolve(q, mask=mask, scales=scales, **options)
     score_mod = resolved.score_mod
     if score_mod is not None and score_mod.check is not None:
         rows = q.shape[:-2].numel()

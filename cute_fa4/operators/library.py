@@ -47,11 +47,21 @@ _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 OPERATORS: dict[str, torch._ops.OpOverload] = {}
 
 
-def _define(library, name: str, arguments: str, function: Callable, check: Callable) -> None:
+# New rows may bring scales of tokens, which are written with them.
+_OPTIONS_OF_APPEND = _OPTIONS
+for _name, _alias in (("k_descale", "ks!"), ("v_descale", "vs!")):
+    _OPTIONS_OF_APPEND = _OPTIONS_OF_APPEND.replace(
+        f"Tensor? {_name}", f"Tensor({_alias})? {_name}"
+    )
+
+
+def _define(
+    library, name: str, arguments: str, function: Callable, check: Callable, options=_OPTIONS
+) -> None:
     """Operators `name` and `name`_out. function: on real tensors; check: what it refuses, by metadata."""
-    schema = f"({arguments}, {_OPTIONS}) -> (Tensor out, Tensor lse)"
+    schema = f"({arguments}, {options}) -> (Tensor out, Tensor lse)"
     _define_one(library, name, schema, function, check, lambda results: results)
-    schema = f"(Tensor(out!) out, {arguments}, {_OPTIONS}) -> Tensor lse"
+    schema = f"(Tensor(out!) out, {arguments}, {options}) -> Tensor lse"
     _define_one(library, f"{name}_out", schema, function, check, lambda results: results[1])
 
 
@@ -71,7 +81,7 @@ def _define_one(library, name, schema, function, check, returned) -> None:
         call = named(args, kwargs)
         results = _run(function, **call)
         if written:
-            increment_version([call[each] for each in written])
+            increment_version([call[each] for each in written if call[each] is not None])
         return returned(results)
 
     def fake(*args, **kwargs):
@@ -234,7 +244,10 @@ def _define_all() -> torch.library.Library:
     try:
         _define(library, "flash_attn", _DENSE, _attention, fakes.check_dense)
         _define(library, "flash_attn_varlen", _VARLEN, _attention, fakes.check_varlen)
-        _define(library, "flash_attn_append", _APPEND, _append_and_attention, fakes.check_append)
+        _define(
+            *(library, "flash_attn_append", _APPEND, _append_and_attention, fakes.check_append),
+            _OPTIONS_OF_APPEND,
+        )
         _define(library, "flash_mla", _LATENT, _latent_attention, fakes.check_latent)
         return library
     except BaseException:

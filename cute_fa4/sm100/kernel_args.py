@@ -58,6 +58,8 @@ class Events:
     s_free: Event | None
     pv_done: Event | None
     o_ready: Event
+    scales_full: Event | None
+    scales_empty: Event | None
 
     @classmethod
     def of(cls, table: BarrierTable, mbarriers: cute.Pointer) -> "Events":
@@ -93,6 +95,10 @@ class Smem:
     row_bias: cute.Tensor | None
     # (256,) f32: the row maxima of two warpgroups that share their rows, for the merge
     row_max: cute.Tensor | None
+    # f32: the ring of scales of keys (steps/token_scales.py)
+    scales: cute.Tensor | None
+    # (256,) f32: by softmax thread, what O of its row is in units of
+    row_unit: cute.Tensor | None
 
     @classmethod
     def of(cls, places: SmemMap, base: cute.Pointer) -> "Smem":
@@ -100,7 +106,9 @@ class Smem:
 
         def of_region(name):
             region = getattr(places, name, None)
-            return None if region is None else floats(base + region.offset, region.nbytes // 4)
+            if region is None or not region.nbytes:
+                return None
+            return floats(base + region.offset, region.nbytes // 4)
 
         return cls(
             q_address=base.toint(),
@@ -109,4 +117,6 @@ class Smem:
             row_scale=of_region("row_scale"),
             row_bias=of_region("row_bias"),
             row_max=of_region("row_max"),
+            scales=of_region("scales"),
+            row_unit=of_region("row_unit"),
         )

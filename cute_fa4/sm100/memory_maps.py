@@ -6,9 +6,12 @@ of the last.
 
 from dataclasses import dataclass, fields
 
-from .chip import MBARRIER_BYTES, SMEM_CAPACITY_BYTES, TMEM_COLUMNS
-from .sync.barriers import KV_SLOT, KV_STAGE, SLOTS_BESIDE_A_REST, BarrierTable
+from .chip import F32_BYTES, MBARRIER_BYTES, SMEM_CAPACITY_BYTES, TMEM_COLUMNS
+from .problem import Problem
+from .sync.barriers import KV_SLOT, KV_STAGE, SCALE_SLOTS, SLOTS_BESIDE_A_REST, BarrierTable
 from .tiles import Tiles
+
+UNIT_WORDS = 4  # 16 bytes, of which one float32 is used
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,17 @@ class TmemMap:
     @property
     def fits(self) -> bool:
         return self.used <= TMEM_COLUMNS
+
+
+def scale_words(problem: Problem, keys: int) -> int:
+    """float32 of an entry of the ring of scales: of K, of V, and what those of V are in units of, padded."""
+    of_keys = keys * len(problem.token_scales)
+    return of_keys + UNIT_WORDS * ("V" in problem.token_scales)
+
+
+def token_scale_bytes(problem: Problem, keys: int) -> int:
+    """Of the ring of scales, where every key has its own; keys: of a tile."""
+    return SCALE_SLOTS * F32_BYTES * scale_words(problem, keys)
 
 
 def slots_that_fit(tiles: Tiles, without_ring: SmemMap, table: BarrierTable) -> int:

@@ -8,7 +8,7 @@ from .chip import ARCHES, DTYPE_BYTES, FP8_DTYPES
 from .score_mods import ScoreMod
 
 SINK_DTYPES = ("f32", "bf16", "fp16")
-DESCALES = "qQkvo"  # whose scales a kernel may take, in this order
+DESCALES = "qQkKvVo"  # whose scales a kernel may take, in this order
 AUX_DTYPES = ("bf16", "fp16", "f32", "i32", "i64", "u8")
 
 
@@ -45,9 +45,9 @@ class Problem:
     qkv_dtype      "bf16" or "fp16": Q, K, V and P; "e4m3" or "e5m2": Q, K and V, with P in e4m3
     kv_dtype       "e4m3" or "e5m2": K and V have eight bits under Q of 16, and P is fp16; None: as qkv_dtype
     o_dtype        output; None: as qkv_dtype, or bf16 where that has eight bits
-    descales       letters of "qQkvo": which of Q, K and V are multiplied by a float32 for each sequence and key/value
-                   head, to be what they mean, and whether O is, before it is rounded; Q by one for each row, if it
-                   is written large; '': none
+    descales       letters of "qQkKvVo": which of Q, K and V are multiplied by a float32 for each sequence and
+                   key/value head, to be what they mean, and whether O is, before it is rounded; those written large by
+                   one for each row of theirs (query and head, key and head); '': none
     qk_depth       head dim of Q and K, in elements
     ov_depth       head dim of V and O; None: as qk_depth
     num_q_heads    0: read from the tensors at run time, one compile serves every head count
@@ -160,6 +160,11 @@ class Problem:
         return self.ov_depth + (scales + rotary) // DTYPE_BYTES[self.stored_dtype]
 
     @property
+    def token_scales(self) -> str:
+        """Which of K and V have a scale for each key and head: letters of "KV"."""
+        return "".join(name for name in "KV" if name in self.descales)
+
+    @property
     def causal(self) -> bool:
         return isinstance(self.mask, bands.Causal)
 
@@ -232,6 +237,11 @@ class Problem:
         if "".join(name for name in DESCALES if name in self.descales) != self.descales:
             why.append(
                 f"descales={self.descales!r}: use letters of {DESCALES!r}, each once and in this order"
+            )
+        if any(name in self.descales and name.upper() in self.descales for name in "qkv"):
+            why.append(
+                f"descales={self.descales!r}: a tensor has scales of one granularity: use its letter either small or "
+                "large"
             )
         if not isinstance(self.mask, bands.Mask):
             why.append(

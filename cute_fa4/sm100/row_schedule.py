@@ -56,6 +56,8 @@ class RowSchedule:
     ov_depths: ClassVar[tuple] = DEPTHS
     # The reference of a row comes from the key tiles before (steps/lagged.py).
     lags: ClassVar[bool] = False
+    # Keys may have scales of their own (roles/token_scales.py).
+    scales_keys: ClassVar[bool] = False
     # How exponentials are emulated on the FMA units: "exact", in float32; "half" in f16 (steps/half_powers.py).
     exponential: ClassVar[str] = "exact"
     tmem_remedy: ClassVar[str] = ""  # besides a lower bn_cap
@@ -166,7 +168,11 @@ class RowSchedule:
 
     def _not_built(self, problem: Problem) -> list[str]:
         tiles = self.tiles(problem)
-        why = problem_not_built(problem, self.qk_depths, self.ov_depths, takes_rope=True)
+        why = problem_not_built(
+            *(problem, self.qk_depths, self.ov_depths),
+            takes_rope=True,
+            scales_keys=self.scales_keys,
+        )
         if tiles.BN > 128:
             why.append(
                 f"BN={tiles.BN} is not built yet: a softmax thread holds its BN scores in registers and has "
@@ -213,13 +219,20 @@ def problem_not_built(
     ov_depths: tuple = DEPTHS,
     widens: bool = False,
     takes_rope: bool = False,
+    scales_keys: bool = False,
 ) -> list[str]:
     """What no family runs yet, whatever its tiles are.
 
     qk_depths, ov_depths: what this one does, of 16 bits; widens: whether it runs keys of 8 bits under queries of 16;
-    takes_rope: whether it loads columns of K from a tensor of their own
+    takes_rope: whether it loads columns of K from a tensor of their own; scales_keys: whether a key may have a scale of
+    its own
     """
     why = []
+    if problem.token_scales and not scales_keys:
+        why.append(
+            f"descales={problem.descales!r}: scales of each key are for schedule=TwoTiles(), OneTile(), or "
+            "SwappedTile(): use one of them, or scales of each sequence and head"
+        )
     if problem.kv_dtype is not None and not widens:
         why.append(
             f"kv_dtype={problem.kv_dtype!r} with qkv_dtype={problem.qkv_dtype!r}: kernels for few rows widen keys: use "

@@ -6,7 +6,8 @@
     8-11    correction   88         rescales O0 and O1 when a row maximum moved, then stores them
     12      mma          40         one thread issues every tcgen05.mma
     13      load         40         claims blocks, one thread issues every TMA load
-    14, 15  idle         40         `setmaxnreg` must be executed alike by the four warps of a warpgroup
+    14      scales       40         brings the scales of keys, where each has its own (roles/token_scales.py)
+    15      idle         40         `setmaxnreg` must be executed alike by the four warps of a warpgroup
 
 The kernel starts with 65,536 / 512 = 128 registers a thread; `setmaxnreg` moves them to where they are needed.
 """
@@ -24,7 +25,8 @@ class WarpRoles:
     correction: range = range(8, 12)
     mma: range = range(12, 13)
     load: range = range(13, 14)
-    idle: range = range(14, 16)
+    scales: range = range(14, 15)
+    idle: range = range(15, 16)
     softmax_registers: int = 192
     correction_registers: int = 88
     other_registers: int = 40
@@ -57,7 +59,7 @@ class WarpRoles:
         >>> WarpRoles().registers
         65536
         """
-        other = len(self.mma) + len(self.load) + len(self.idle)
+        other = sum(map(len, (self.mma, self.load, self.scales, self.idle)))
         budget = (
             (self.softmax, self.softmax_registers),
             (self.correction, self.correction_registers),
@@ -70,7 +72,7 @@ class WarpRoles:
         >>> [WarpRoles().role_of(w) for w in (0, 4, 11, 12, 13, 15)]
         ['softmax 0', 'softmax 1', 'correction', 'mma', 'load', 'idle']
         """
-        for name in ("softmax", "correction", "mma", "load", "idle"):
+        for name in ("softmax", "correction", "mma", "load", "scales", "idle"):
             if warp in getattr(self, name):
                 return f"softmax {warp // WARPS_PER_GROUP}" if name == "softmax" else name
         raise ValueError(f"warp {warp}: a CTA has warps 0 to {self.idle.stop - 1}")

@@ -163,7 +163,7 @@ def attention(
     """-> out (m, heads, depth), lse (heads, m), largest error of a correct kernel (m, heads, depth). Float64.
 
     visible    (m, n) or (heads, m, n) booleans; score_mod: of scaled scores (heads, m, n)
-    scales     of 8-bit q, k and v: (heads_kv,) each, or None
+    scales     of 8-bit q, k and v: (heads_kv,) each, or of tokens (n, heads_kv), of q (m, heads); or None
 
     The bound: rounding P to the input dtype and the kernel's 2^x move each weight by at most r, relative, and so out
     by at most r sum(w |v|); the row sum moves by the error of 2^x; out is rounded once more. P of eight bits also loses
@@ -177,11 +177,14 @@ def attention(
     q, k, v = (x.double().transpose(0, 1) for x in (q, k, v))
     group = q.shape[0] // k.shape[0]
     for_q, for_k, for_v = (
-        torch.ones(len(k), 1, 1) if s is None else s.double()[:, None, None]
+        torch.ones(len(k), 1, 1) if s is None else s.double().T.view(s.shape[-1], -1, 1)
         for s in scales or [None] * 3
     )
-    q, k, v = q * for_q.repeat_interleave(group, 0), k * for_k, v * for_v
-    k, v = k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)
+    of_lost = v.abs() * unit_of(for_v)
+    q = q * for_q.repeat_interleave(group if len(for_q) == len(k) else 1, 0)
+    k, v, of_lost = (
+        (x * f).repeat_interleave(group, 0) for x, f in ((k, for_k), (v, for_v), (of_lost, 1))
+    )
     s = q @ k.transpose(1, 2) * scale
     if softcap:
         s = softcap * torch.tanh(s / softcap)
@@ -207,22 +210,32 @@ def attention(
     if lost and w.shape[-1]:
         largest = torch.exp(with_sink.amax(-1) - torch.where(lse == -math.inf, 0.0, lse))
         seen = (w > 0).double()
-        allowed = allowed + lost * largest[..., None] * (seen @ v.abs())
+        allowed = allowed + lost * largest[..., None] * (seen @ of_lost)
     return out.transpose(0, 1), lse, allowed.transpose(0, 1)
+
+
+def unit_of(scales: torch.Tensor) -> torch.Tensor:
+    """What P is in units of: a scale of all keys, or the power of two above those of each."""
+    if scales.shape[1] < 2:
+        return scales
+    return 2.0 ** scales.abs().amax(1, keepdim=True).clamp(min=2.0**-126).log2().ceil()
 
 
 LSE_ERROR = EXP2_RELATIVE_ERROR + 3 * FLOAT32_NOISE
 LSE_ERROR_OF_FP8 = SUM_RELATIVE_ERROR_OF_FP8 + 3 * FLOAT32_NOISE
 
 
-def run(*storages: dict, mode="in_order", seed=0, claims=None, **options):
+CHECKS = ("ptx", "phase_passed_twice")
+
+
+def run(*storages: dict, mode="in_order", seed=0, claims=None, checks=CHECKS, **options):
     """flash_attn_varlen_func with an out of canaries -> (out, lse)."""
     call = {name: value for storage in storages for name, value in storage.items()}
     v = call["v"] if "v" in call else options["v"]
     shape = (*call["q"].shape[:-1], v.shape[-1])
     out = call["q"].new_full(shape, CANARY, dtype=out_dtype(call["q"]))
-    checks = emulator.use(mode=mode, seed=seed, claims=claims, checks=("ptx", "phase_passed_twice"))
-    with warnings.catch_warnings(), checks:
+    checked = emulator.use(mode=mode, seed=seed, claims=claims, checks=checks)
+    with warnings.catch_warnings(), checked:
         warnings.simplefilter("ignore", EmulatorWarning)
         returned, lse = flash_attn_varlen_func(**call, **options, out=out, return_lse=True)
     assert returned is out
@@ -252,7 +265,7 @@ def assert_agrees(
 ):
     """visible(p, j) of positions (m, 1) and (1, n), of all heads or by head; score_mod(s, b).
 
-    scales: of q, k and v, (batch, heads_kv) each or None
+    scales: of q, k and v, (batch, heads_kv) each, a list of those of each sequence's tokens, or None
     """
     for b, (o, got_lse) in enumerate(split(batch, out, lse)):
         m, n = batch.queries[b], batch.keys[b]

@@ -7,6 +7,7 @@ from ..problem import plain_integers
 
 VECTOR_BYTES = 16  # one copy of a thread: the widest access of global memory
 THREADS = 128
+DESCALES = tuple(k + v for k in ("", "k", "K") for v in ("", "v", "V"))
 
 
 @dataclass(frozen=True)
@@ -15,7 +16,8 @@ class AppendConfig:
 
     dtype      "bf16", "fp16", "e4m3" or "e5m2", of the cache
     new_dtype  of the new rows: "bf16" or "fp16" for a cache of eight bits; None: that of the cache
-    descales   letters of "kv": whose new rows are divided by a scale before they are rounded
+    descales   whose new rows are divided by a scale before they are rounded: "k", "v": by the caller's of their
+               sequence and head; "K", "V": by one of their own, which is written
     depth      head dim of K; rows are multiples of 16 bytes
     depth_v    head dim of V, likewise
     packed     new rows are (total_new, heads, depth) with offsets, not (batch, seqlen_new, heads, depth)
@@ -49,10 +51,10 @@ class AppendConfig:
             why.append(
                 f"new_dtype={self.new_dtype!r} with dtype={self.dtype!r}: use {' or '.join(map(repr, accepted))}"
             )
-        if self.descales not in ("", "k", "v", "kv") or (self.descales and not self.quantises):
+        if self.descales not in DESCALES or (self.descales and not self.quantises):
             why.append(
                 f"descales={self.descales!r} with new_dtype={self.new_dtype!r}, dtype={self.dtype!r}: use letters of "
-                "'kv' for rows of 16 bits and a cache of 8, '' for others"
+                "'kKvV' for rows of 16 bits and a cache of 8, '' for others"
             )
         return why
 

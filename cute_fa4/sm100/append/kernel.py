@@ -14,6 +14,9 @@ pieces of V follow those of K. Head-first caches are the same tensors with other
 New rows of 16 bits for a cache of 8 are quantised: x / scale of the sequence and head, rounded, and cut to the largest
 number of the dtype (NaN stays NaN). A thread then loads 32 bytes for the 16 that it stores.
 
+Or every new row and head gets a scale of its own, largest |x| over the largest number of the dtype, 1 for a row of
+zeros: each thread of the row finds it, from all of the row, which the others read as well, and the first writes it.
+
 The host does not read the device's lengths, so a row whose position lies outside the cache, or whose page does not
 exist, is dropped here.
 """
@@ -23,7 +26,10 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
 from ..steps import row_math
-from .config import THREADS, AppendConfig
+from .config import THREADS, VECTOR_BYTES, AppendConfig
+
+LARGEST = {"e4m3": 448, "e5m2": 57344}
+LEAST = 2.0**-126
 
 
 @cute.jit
@@ -70,6 +76,33 @@ def quantise_piece(
     cute.autovec_copy(words, cute.make_tensor(place, cute.make_layout(elements // 4)))
 
 
+@cute.jit
+def scale_of(source: cute.Tensor, depth: cutlass.Constexpr, largest: cutlass.Constexpr) -> Float32:
+    """What a row is divided by so that its largest number becomes the largest of its dtype.
+
+    1 for a row of zeros, or of numbers so small that this would be no normal one; NaN where the row has a NaN.
+    """
+    found = Float32(0.0)
+    each = VECTOR_BYTES * 8 // source.element_type.width
+    layout = cute.make_layout(each)
+    for first in range(0, depth, each):
+        held = cute.make_rmem_tensor(each, source.element_type)
+        at = (source.iterator + first).align(VECTOR_BYTES)
+        cute.autovec_copy(cute.make_tensor(at, layout), held)
+        for i in range(each):
+            value = held[i].to(Float32)
+            found = cute.arch.fmax(found, cute.arch.fmax(value, -value, nan=True), nan=True)
+    scale = found / largest
+    return cutlass.select_(scale < LEAST, Float32(1.0), scale)
+
+
+@cute.jit
+def write_first(scales: cute.Tensor, place: tuple, piece: Int32, scale: Float32):
+    """One thread of a row writes its scale."""
+    if piece == 0:
+        scales[place] = scale
+
+
 class AppendKernel:
     """Copies new rows of K and V into a cache."""
 
@@ -99,7 +132,7 @@ class AppendKernel:
         offsets           packed: (batch + 1,) int32
         page_table        paged: (batch, pages) int32
         cache_batch_idx   (batch,) int32: of the cache, or the page table
-        descales          (batch, heads) f32 each, what cfg.descales names
+        descales          f32, what cfg.descales names: (batch, heads), those of "K" and "V" as the cache without depth
         """
         cfg = self.cfg
         heads = new_k.shape[-2]
@@ -182,17 +215,30 @@ class AppendKernel:
                     pieces_of_k = cfg.depth // cfg.elements
                     of_k, of_v = self.scales(descales, b, head)
                     if piece < pieces_of_k:
+                        of_k = self.own_scale("K", descales, new_k[new], at, piece, of_k)
                         self.store_piece(new_k[new], k_cache[at], piece, of_k)
                     else:
-                        self.store_piece(new_v[new], v_cache[at], piece - pieces_of_k, of_v)
+                        piece = piece - pieces_of_k
+                        of_v = self.own_scale("V", descales, new_v[new], at, piece, of_v)
+                        self.store_piece(new_v[new], v_cache[at], piece, of_v)
 
     def scales(self, descales: tuple, sequence, head) -> tuple:
-        """-> (of K, of V), 1 where there is none."""
+        """-> (of K, of V), 1 where the caller has none."""
         given = {
             name: scale[sequence, head]
             for name, scale in zip(self.cfg.descales, descales, strict=True)
+            if name.islower()
         }
         return tuple(given.get(name, Float32(1.0)) for name in "kv")
+
+    def own_scale(self, name: str, descales: tuple, source, at: tuple, piece, given):
+        """The scale of a row that has its own, which its first thread writes; otherwise the one given."""
+        cfg = self.cfg
+        if name not in cfg.descales:
+            return given
+        scale = scale_of(source, source.shape[0], float(LARGEST[cfg.dtype]))
+        write_first(descales[cfg.descales.index(name)], at[:-1], piece, scale)
+        return scale
 
     def store_piece(self, source, target, piece, scale):
         cfg = self.cfg

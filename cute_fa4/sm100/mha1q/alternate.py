@@ -14,6 +14,7 @@ from cutlass import Int32
 from ..kernel_args import Events, KernelArgs, Smem
 from ..roles import alternate, merge
 from ..roles.order import Order
+from ..steps import token_scales
 from ..sync.pipelines import KVConsumerPipeline
 from ..work.queue import NO_MORE, WorkQueue
 
@@ -62,6 +63,12 @@ class Alternate(Order):
     def turns(self, cfg, work, i):
         return (work.tiles.count + 1 - i) >> 1
 
+    def owner(self, cfg, work, n):
+        return (n - work.tiles.first) & 1
+
+    def entry(self, cfg, work, n, i, before):
+        return 2 * ((n - self.first_tile(cfg, work, i) >> 1) + before) + i
+
     def q_tile(self, cfg, work, i):
         return 0
 
@@ -74,3 +81,4 @@ class Alternate(Order):
     def hand_over(self, cfg, smem, work, thread, state):
         smem.row_scale[thread] = state.row_sum
         smem.row_max[thread] = state.row_max
+        token_scales.hand_over_unit(cfg, smem, thread)

@@ -19,6 +19,12 @@ row sums and maxima. At the first key tile p_ready says that the old O has been 
 warpgroup that has no key tile in a work tile (the odd one, where there is a single key tile) raises nothing for it, and
 nobody waits for it.
 
+Where every key has a scale (roles/token_scales.py), 32 threads of its warp read the queue too, and there are last
+
+barrier       number  raised by    awaited by  means
+scales_full   4       scales 32    softmax     the scales of a key tile are there
+scales_empty  4       softmax 128  scales      they have been read
+
 barrier       is not raised again too early because
 q_full        q_free
 q_free        q_full
@@ -32,6 +38,8 @@ kv_empty      kv_full
 work_ready    work_read
 work_read     work_ready
 work_claimed  one claim at a time
+scales_full   scales_empty
+scales_empty  scales_full
 """
 
 from ..sync.barriers import (
@@ -45,6 +53,7 @@ from ..sync.barriers import (
     one_softmax,
     queue_rows,
     ring_rows,
+    scale_rows,
 )
 from ..tiles import Tiles
 from ..warp_roles import WarpRoles
@@ -54,7 +63,7 @@ from ..work.entries import WORK_ENTRIES
 def table(tiles: Tiles, warps: WarpRoles, kv_slots: int) -> BarrierTable:
     """The table of a kernel."""
     return BarrierTable.of(
-        rows(warps),
+        rows(warps, bool(tiles.problem.token_scales)),
         q_tiles=tiles.num_q,
         warps=warps,
         work_entries=WORK_ENTRIES,
@@ -63,8 +72,8 @@ def table(tiles: Tiles, warps: WarpRoles, kv_slots: int) -> BarrierTable:
     )
 
 
-def rows(warps: WarpRoles) -> tuple[Barrier, ...]:
-    """Every barrier, in memory order."""
+def rows(warps: WarpRoles, with_scales: bool = False) -> tuple[Barrier, ...]:
+    """Every barrier, in memory order. with_scales: keys have their own."""
     softmax, correction = one_softmax(warps), every_thread(warps, "correction")
     load, mma = announced_bytes("load"), commit_by("mma")
     return (
@@ -104,5 +113,6 @@ def rows(warps: WarpRoles) -> tuple[Barrier, ...]:
             "the next O begins after p_ready, which correction raises when it has read this one",
         ),
         *ring_rows(),
-        *queue_rows(warps),
+        *queue_rows(warps, with_scales),
+        *(scale_rows(warps, softmax) if with_scales else ()),
     )

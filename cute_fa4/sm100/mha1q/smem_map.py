@@ -7,6 +7,8 @@
     o             2 * o_chunk_bytes          chunks of O on their way to global memory
     row_scale     1024                       row scale: one f32 for each softmax thread
     row_max       1024                       row maximum: another, when a warpgroup has no more key tiles
+    scales        0, or 4 * a slot           where keys have scales: a ring of them (steps/token_scales.py)
+    row_unit      0, or 2048                 and where those of V do: what O of a row is in units of, twice
     work_queue    112                        work queue: two entries, and the answer to a claim
     mbarriers     8 * barriers.total         mbarriers, in the order of the barrier table
     tmem_address  4                          where tcgen05.alloc leaves the tensor-memory address
@@ -17,7 +19,7 @@ Q, slots and chunks are multiples of 1024 bytes, the period of the 128-byte swiz
 from dataclasses import dataclass
 
 from ..chip import F32_BYTES, MBARRIER_BYTES, TMEM_ADDRESS_BYTES
-from ..memory_maps import Region, SmemMap
+from ..memory_maps import Region, SmemMap, token_scale_bytes
 from ..sync.barriers import BarrierTable
 from ..tiles import Tiles
 from ..warp_roles import WarpRoles
@@ -32,6 +34,8 @@ class OneTileSmem(SmemMap):
     o: Region
     row_scale: Region
     row_max: Region
+    scales: Region
+    row_unit: Region
     work_queue: Region
     mbarriers: Region
     tmem_address: Region
@@ -47,6 +51,8 @@ def smem_map(tiles: Tiles, warps: WarpRoles, table: BarrierTable) -> OneTileSmem
         o=tiles.o_buffers * tiles.o_chunk_bytes,
         row_scale=row_bytes,
         row_max=row_bytes,
+        scales=token_scale_bytes(tiles.problem, tiles.BN),
+        row_unit=2 * row_bytes if "V" in tiles.problem.token_scales else 0,
         work_queue=WORK_QUEUE_BYTES,
         mbarriers=MBARRIER_BYTES * table.total,
         tmem_address=TMEM_ADDRESS_BYTES,

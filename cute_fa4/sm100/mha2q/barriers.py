@@ -24,6 +24,12 @@ s_free       2       softmax 128     mma                  S has been read, the n
 pv_done      2       mma 1 (commit)  softmax, correction  O is complete up to here and P has been read
 work_judged  3       softmax 256     load                 whether a work tile is run again
 
+Where every key has a scale (roles/token_scales.py), 32 threads of its warp read the queue too, and there are last
+
+barrier       number  raised by    awaited by  means
+scales_full   4       scales 32    softmax     the scales of a key tile are there
+scales_empty  4       softmax 256  scales      they have been read
+
 barrier       is not raised again too early because
 q_full        q_free
 q_free        q_full
@@ -40,6 +46,8 @@ work_ready    work_read
 work_read     work_ready
 work_claimed  one claim at a time
 work_judged   work_ready
+scales_full   scales_empty
+scales_empty  scales_full
 """
 
 from ..sync.barriers import (
@@ -54,6 +62,7 @@ from ..sync.barriers import (
     one_softmax,
     queue_rows,
     ring_rows,
+    scale_rows,
 )
 from ..tiles import Tiles
 from ..warp_roles import WarpRoles
@@ -68,7 +77,10 @@ def table(
     of_the_order: the rows that its order of the products adds; judged: work tiles may be run again (work/judged.py)
     """
     return BarrierTable.of(
-        (*rows(warps, of_the_order), *(judged_rows(warps) if judged else ())),
+        (
+            *rows(warps, of_the_order, bool(tiles.problem.token_scales)),
+            *(judged_rows(warps) if judged else ()),
+        ),
         q_tiles=tiles.num_q,
         warps=warps,
         work_entries=JUDGED_ENTRIES if judged else WORK_ENTRIES,
@@ -77,8 +89,8 @@ def table(
     )
 
 
-def rows(warps: WarpRoles, of_the_order=()) -> tuple[Barrier, ...]:
-    """Every barrier, in memory order."""
+def rows(warps: WarpRoles, of_the_order=(), with_scales: bool = False) -> tuple[Barrier, ...]:
+    """Every barrier, in memory order. with_scales: keys have their own."""
     softmax, correction = one_softmax(warps), every_thread(warps, "correction")
     load, mma = announced_bytes("load"), commit_by("mma")
     return (
@@ -119,5 +131,6 @@ def rows(warps: WarpRoles, of_the_order=()) -> tuple[Barrier, ...]:
             "the next O begins after p_ready, which correction raises when it has read this one",
         ),
         *ring_rows(),
-        *queue_rows(warps),
+        *queue_rows(warps, with_scales),
+        *(scale_rows(warps, every_thread(warps, "softmax")) if with_scales else ()),
     )

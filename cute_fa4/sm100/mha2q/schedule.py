@@ -45,6 +45,7 @@ class TwoTiles(RowSchedule):
 
     family: ClassVar[str] = "mha2q"
     query_tiles: ClassVar[int] = 2
+    scales_keys: ClassVar[bool] = True
     tmem_remedy: ClassVar[str] = ", or order='p_over_s'"
 
     order: str | None = None
@@ -63,14 +64,16 @@ class TwoTiles(RowSchedule):
         ):
             schedule = replace(self, exp2_emulated=24)
         if schedule.exponential is None:
-            half = problem.has_fp8 and problem.arch == "sm_100a"
+            half = problem.has_fp8 and problem.arch == "sm_100a" and "V" not in problem.descales
             schedule = replace(schedule, exponential="half" if half else "exact")
         if schedule.exp2_emulated is None and schedule.exponential == "half":
             schedule = replace(schedule, exp2_emulated=EMULATED_IN_HALVES)
         schedule = super(TwoTiles, schedule).resolved(problem)
+        if self.lone_tiles is None and problem.token_scales:
+            schedule = replace(schedule, lone_tiles=False)
         if self.order is None and not (self.contradictions(problem) + problem.contradictions()):
-            schedule = replace(schedule, order=best_order(self.tiles(problem), self.lone_tiles))
-        if self.lone_tiles is None:
+            schedule = replace(schedule, order=best_order(self.tiles(problem), schedule.lone_tiles))
+        if schedule.lone_tiles is None:
             takes_them = schedule.order in ORDERS_OF_LONE_TILES
             schedule = replace(schedule, lone_tiles=problem.clips_queries and takes_them)
         if self.maximum is None:
@@ -116,6 +119,16 @@ class TwoTiles(RowSchedule):
             why.append(
                 f"exp2_emulated={self.exp2_emulated} with exponential='half': NaN would be lost in f16: use up to "
                 f"{MOST_IN_HALVES}"
+            )
+        if self.exponential == "half" and "V" in problem.descales:
+            why.append(
+                f"exponential='half' with descales={problem.descales!r}: P is multiplied by scales of keys in float32: "
+                "use 'exact'"
+            )
+        if self.lone_tiles and problem.token_scales:
+            why.append(
+                f"lone_tiles=True with descales={problem.descales!r}: scales of each key are not built for it: use "
+                "lone_tiles=False"
             )
         if self.lone_tiles and self.order not in (None, *ORDERS_OF_LONE_TILES):
             why.append(

@@ -7,6 +7,8 @@
     o             o_buffers * o_chunk_bytes  chunks of O on their way to global memory: two, beside a rest of K one
     row_scale     1024                       row scale: one f32 for each softmax thread
     row_bias      1024                       row bias: another
+    scales        0, or 4 * a slot           where keys have scales: a ring of them (steps/token_scales.py)
+    row_unit      0, or 1024                 and where those of V do: what O of a row is in units of
     work_queue    112                        work queue: two entries, and the answer to a claim
     mbarriers     8 * barriers.total         mbarriers, in the order of the barrier table
     tmem_address  4                          where tcgen05.alloc leaves the tensor-memory address
@@ -18,7 +20,7 @@ K and V share one ring instead of one each: an odd slot is not lost.
 from dataclasses import dataclass
 
 from ..chip import F32_BYTES, MBARRIER_BYTES, TMEM_ADDRESS_BYTES
-from ..memory_maps import Region, SmemMap
+from ..memory_maps import Region, SmemMap, token_scale_bytes
 from ..sync.barriers import BarrierTable
 from ..tiles import Tiles
 from ..warp_roles import WarpRoles
@@ -33,6 +35,8 @@ class TwoTilesSmem(SmemMap):
     o: Region
     row_scale: Region
     row_bias: Region
+    scales: Region
+    row_unit: Region
     work_queue: Region
     mbarriers: Region
     tmem_address: Region
@@ -53,6 +57,8 @@ def smem_map(
         o=tiles.o_buffers * tiles.o_chunk_bytes,
         row_scale=row_bytes,
         row_bias=row_bytes,
+        scales=token_scale_bytes(tiles.problem, tiles.BN),
+        row_unit=row_bytes if "V" in tiles.problem.token_scales else 0,
         work_queue=judged_bytes if "work_judged" in table else WORK_QUEUE_BYTES,
         mbarriers=MBARRIER_BYTES * table.total,
         tmem_address=TMEM_ADDRESS_BYTES,

@@ -37,6 +37,7 @@ class Pair(TwoTiles):
 
     family: ClassVar[str] = "mhapair"
     ctas: ClassVar[int] = 2  # that share an MMA
+    scales_keys: ClassVar[bool] = False
 
     def resolved(self, problem: Problem) -> "Pair":
         # Beyond 128 columns the tensor core is the bound, and the exact maximum takes no longer.

@@ -36,7 +36,7 @@ from ..steps import row_math
 from ..steps.scores import log2_scale
 from ..work import scales
 from ..work.tile import Work
-from . import store
+from . import store, token_scales
 from .columns import BATCH, Place, RowStates, total_over_keys
 from .smem import SwappedShared
 
@@ -101,13 +101,14 @@ def hand_in(
             smem.row_values[(row, 0, MAXIMUM)] = states.maxima[i]
             smem.row_values[(row, 0, SUM)] = row_sums[i]
     depth, is_one = store.depth_of(cfg, place, 0)
+    unit = token_scales.unit_of(states)
     if work.tiles.count > 0:
         events.pv_done.wait(0, (tiles - 1) & 1)
         tensor_memory.fence_after()
         o_address = tmem + cfg.tmem.o[0]
         for first, values in tensor_memory.load_batches(o_address, cfg.tiles.rows, BATCH):
             for i, value in enumerate(values):
-                write_value(cfg, smem, first + i, depth, is_one, value)
+                write_value(cfg, smem, first + i, depth, is_one, scales.times(value, unit))
     else:
         for row in cutlass.range(cfg.tiles.rows, unroll=1):
             write_value(cfg, smem, row, depth, is_one, Float32(0.0))

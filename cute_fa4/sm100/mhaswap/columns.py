@@ -19,10 +19,15 @@ from cutlass.cutlass_dsl import T
 
 from ..steps import row_math
 from .smem import SwappedShared
+from .token_scales import KeyScales
 
 NAMED_BARRIER = 1  # of the softmax warps; 0 is sync_threads, 2 the set-up (kernel.py)
 BATCH = 16  # rows whose values are in registers at a time
-BIAS, FACTOR, SCALE = 0, 1, 2  # of SwappedShared.row_values
+BIAS, FACTOR, SCALE = (
+    0,
+    1,
+    2,
+)  # of SwappedShared.row_values; last the units of scales of keys (token_scales.py)
 
 
 @dataclass(frozen=True)
@@ -45,10 +50,12 @@ class RowStates:
 
     maxima   running maxima of this lane's rows, raw scores: lane, lane + 32
     sums     of P in each row, over the keys of this thread
+    of_keys  where keys have scales: token_scales.KeyScales
     """
 
     maxima: tuple
     sums: tuple
+    of_keys: KeyScales | None = None
 
 
 def warp_maximum(value):

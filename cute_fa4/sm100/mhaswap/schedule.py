@@ -107,7 +107,7 @@ class SwappedTile:
         return why
 
     def refusals(self, problem: Problem) -> list[str]:
-        return problem_not_built(problem) or self._over_capacity(problem)
+        return problem_not_built(problem, scales_keys=True) or self._over_capacity(problem)
 
     def _over_capacity(self, problem: Problem) -> list[str]:
         why, tiles, smem = [], self.tiles(problem), self.smem(problem)

@@ -20,7 +20,7 @@ tiles and masked tiles are separate loops over the same step. A sink is a key wi
 the maximum a row starts with, and 1 in the first thread's part of the sum.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cutlass
 import cutlass.cute as cute
@@ -35,7 +35,7 @@ from ..steps.store import PIECE_BYTES, store_piece
 from ..work import blocks, results, rows, scales
 from ..work.queue import NO_MORE, WorkQueue
 from ..work.tile import Work
-from . import store
+from . import store, token_scales
 from .barriers import S_BUFFERS
 from .columns import (
     BATCH,
@@ -96,7 +96,7 @@ class OwnScales:
 
     def publish(self, cfg, args, smem: SwappedShared, events: Events, work: Work, place, before):
         """The factor of each row to shared memory."""
-        if cfg.tiles.row_values > SCALE:
+        if cfg.tiles.rows_have_scales:
             kept = [own_row(cfg, work, place, i) for i in range(cfg.tiles.rows_per_lane)]
             publish(smem, place, SCALE, [scales.of_row(cfg, args, work, row) for row in kept])
 
@@ -135,10 +135,12 @@ def write_p(cfg, smem: SwappedShared, key, words: list):
         store_piece(smem.p_address + tile.swizzle(inside), four)
 
 
-def rescale_o(cfg, smem: SwappedShared, place: Place, o_address):
-    """O *= factor, row by row, for this thread's depth."""
+def rescale_o(cfg, smem: SwappedShared, place: Place, o_address, growth):
+    """O *= factor, row by row, for this thread's depth. growth: from unit to unit, or None."""
     for first, values in tensor_memory.load_batches(o_address, cfg.tiles.rows, BATCH):
         factors = read(smem, place, FACTOR, first, len(values))
+        if growth is not None:
+            factors = [factor * growth for factor in factors]
         tensor_memory.store(o_address + first, products_of(values, factors))
     tensor_memory.wait_store()
 
@@ -152,8 +154,13 @@ def rescaled_sums(smem: SwappedShared, place: Place, sums: tuple) -> tuple:
     return tuple(out)
 
 
-def probabilities(cfg, smem: SwappedShared, place: Place, scores: list, scale_log2, sums: tuple):
-    """2^(scale_log2 s + bias of its row) for every score -> (rounded, two a word; sums with them before rounding)."""
+def probabilities(
+    cfg, smem: SwappedShared, place: Place, scores: list, scale_log2, sums: tuple, weight
+):
+    """2^(scale_log2 s + bias of its row) for every score -> (rounded, two a word; sums with them before rounding).
+
+    weight: what they are multiplied by before they are rounded, or None
+    """
     words, totals = [], []
     for first in range(0, len(scores), BATCH):
         batch = scores[first : first + BATCH]
@@ -165,6 +172,8 @@ def probabilities(cfg, smem: SwappedShared, place: Place, scores: list, scale_lo
             pair = exp2.hardware(x), exp2.hardware(y)
             totals += cute.arch.add_packed_f32x2((sums[first + i], sums[first + i + 1]), pair)
             values += pair
+        if weight is not None:
+            values = row_math.multiplied(values, weight)
         words += row_math.pack(values, cfg.p_dtype)
     return words, tuple(totals)
 
@@ -191,12 +200,14 @@ def step(
     picked = True
     if cutlass.const_expr(cfg.picks_keys):  # on its way while S is made
         picked = is_picked(cfg, args, work, key)
+    ahead = token_scales.read_ahead(cfg, args, work, place, n, states.of_keys)
     events.s_ready.wait(buffer, tile >> 1 & 1)
     tensor_memory.fence_after()
     scores = tensor_memory.load(tmem + buffer * (cfg.tmem.s[1] - cfg.tmem.s[0]), cfg.tiles.rows)
     tensor_memory.wait_load()
-    if cutlass.const_expr(cfg.tiles.row_values > SCALE):
+    if cutlass.const_expr(cfg.tiles.rows_have_scales):
         scores = products_of(scores, read(smem, place, SCALE, 0, cfg.tiles.rows))
+    scores = token_scales.scaled(cfg, states.of_keys, scores)
     if cutlass.const_expr(cfg.score_mod is not None or cfg.mask_mod is not None):
         scores = apply_score_functions(cfg, args, work, key, scores, factor, masked)
     if cutlass.const_expr(masked):
@@ -204,7 +215,10 @@ def step(
     if cutlass.const_expr(cfg.picks_keys):
         scores = keep_picked(picked, scores)
     scale_log2 = log2_scale(cfg, args, factor)
-    highest = tile_maxima(cfg, smem, place, scores, tile + before.work_tiles, states.maxima)
+    exchange = tile + before.work_tiles
+    token_scales.hand_in(cfg, smem, place, exchange, states.of_keys)
+    highest = tile_maxima(cfg, smem, place, scores, exchange, states.maxima)
+    unit = token_scales.new_unit(cfg, smem, exchange, states.of_keys)
     updates = [
         update(old, new, scale_log2, cfg.schedule.rescale_log2, cfg.p_lift_log2)
         for old, new in zip(states.maxima, highest, strict=True)
@@ -212,26 +226,30 @@ def step(
     moved = updates[0].factor < 1.0
     for i in cutlass.range_constexpr(1, len(updates)):
         moved = moved | (updates[i].factor < 1.0)
+    moved = token_scales.grows(states.of_keys, unit, moved)
     moved = cute.arch.vote_any_sync(moved)  # in all four warps alike
+    growth = token_scales.growth(states.of_keys, unit)
     publish(smem, place, BIAS, [u.bias for u in updates])
     sums = states.sums
     if moved:
         publish(smem, place, FACTOR, [u.factor for u in updates])
         sums = rescaled_sums(smem, place, sums)
-    words, sums = probabilities(cfg, smem, place, scores, scale_log2, sums)
+    weight = token_scales.weight(cfg, states.of_keys, unit)
+    words, sums = probabilities(cfg, smem, place, scores, scale_log2, sums, weight)
     events.pv_done.wait(0, (tile - 1) & 1)
     if moved & (n != work.tiles.first):  # before, no product of the work tile is in O
         tensor_memory.fence_after()
         if cutlass.const_expr(len(cfg.tmem.o) == 1):
-            rescale_o(cfg, smem, place, tmem + cfg.tmem.o[0])
+            rescale_o(cfg, smem, place, tmem + cfg.tmem.o[0], growth)
         else:
             for number in cutlass.range(len(cfg.tmem.o), unroll=1):
-                rescale_o(cfg, smem, place, store.column_of_o(cfg, tmem, number))
+                rescale_o(cfg, smem, place, store.column_of_o(cfg, tmem, number), growth)
     write_p(cfg, smem, place.thread, words)
     cute.arch.fence_proxy("async.shared", space="cta")
     tensor_memory.fence_before()
     events.p_ready.arrive(0)
-    return RowStates(tuple(u.maximum for u in updates), sums)
+    of_keys = token_scales.behind(states.of_keys, ahead, unit)
+    return RowStates(tuple(u.maximum for u in updates), sums, of_keys)
 
 
 @cute.jit
@@ -252,6 +270,7 @@ def key_tiles(
     factor = scales.of_scores(cfg, args, work)
     of_rows.publish(cfg, args, smem, events, work, place, before)
     states = first_states(cfg, args, work, place, factor)
+    states = replace(states, of_keys=token_scales.begin(cfg, args, work, place))
     if cutlass.const_expr(cfg.mask.has_lower_bound):
         for n in cutlass.range(first, whole.begin, unroll=1):
             states = step(
@@ -285,6 +304,7 @@ def finish(
     tiles = before.tiles + work.tiles.count
     row_sums = total_over_keys(cfg, smem, place, states.sums, tiles + before.work_tiles)
     inverses, factor = [], scales.of_output(cfg, args, work)
+    factor = scales.times(factor, token_scales.unit_of(states))
     for i in cutlass.range_constexpr(cfg.tiles.rows_per_lane):
         inverses.append(scales.times(row_math.inverse(row_sums[i]), factor))
     publish(smem, place, FACTOR, inverses)

@@ -73,7 +73,12 @@ class SwappedTiles(Tiles):
     @property
     def row_values(self) -> int:
         """Float32 that softmax warps keep of a row in shared memory: columns.py."""
-        return 2 + ("Q" in self.problem.descales)
+        return 2 + self.rows_have_scales + ("V" in self.problem.token_scales)
+
+    @property
+    def rows_have_scales(self) -> bool:
+        """The scores of a row are multiplied by a number of its own."""
+        return "Q" in self.problem.descales
 
     @property
     def q_tile_bytes(self) -> int:

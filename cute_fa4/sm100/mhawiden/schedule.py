@@ -69,7 +69,9 @@ class WidenedTile(SwappedTile):
         return why
 
     def refusals(self, problem: Problem) -> list[str]:
-        why = problem_not_built(problem, DEPTHS_OF_FP8, DEPTHS_OF_FP8, widens=True)
+        why = problem_not_built(
+            problem, DEPTHS_OF_FP8, DEPTHS_OF_FP8, widens=True, scales_keys=True
+        )
         if problem.kv_dtype not in FP8_DTYPES:
             why.append(
                 f"kv_dtype={problem.kv_dtype!r}: these kernels widen keys: use one of {', '.join(FP8_DTYPES)}, or "

@@ -90,7 +90,3 @@ class WidenedTiles(SwappedTiles):
     def rows_have_scales(self) -> bool:
         """A row of bf16 is multiplied by a power of two to fit fp16, and its scores are divided by it."""
         return self.problem.qkv_dtype != WIDE_DTYPE
-
-    @property
-    def row_values(self) -> int:
-        return 2 + self.rows_have_scales

@@ -8,7 +8,7 @@ import cutlass.cute as cute
 
 from ..kernel_args import KernelArgs
 from ..work.blocks import own_block
-from . import load, softmax
+from . import load, softmax, token_scales
 
 
 def own_lanes(tmem_address, warp):
@@ -50,3 +50,6 @@ def run(
         elif warp == warps.load.start:
             block = own_block(cfg)
             load.run(cfg, args, cta.smem, cta.events, cta.producer, cta.queue, block, order)
+        if cutlass.const_expr(cfg.token_scales):
+            if warp == warps.scales.start:
+                token_scales.run(cfg, order, args, cta.smem, cta.events, cta.queue)

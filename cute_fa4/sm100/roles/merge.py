@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Float32, Int32
 
 from ..instructions import tensor_memory
 from ..kernel_args import Events, KernelArgs, Smem
-from ..steps import row_math, store
+from ..steps import row_math, store, token_scales
 from ..steps.row_math import RowState
 from ..steps.scores import first_state, log2_scale, row_context, write_lse
 from ..work import rows, scales
@@ -75,6 +75,17 @@ def state_of(cfg, smem: Smem, events: Events, i: int, phase, row) -> RowState:
 
 
 @cute.jit
+def unit_of_odd(cfg: cutlass.Constexpr, smem: Smem, turns: Int32, row: Int32):
+    """What O_1 of a row is in units of, if the odd warpgroup has had a key tile; None: it has no unit."""
+    if cutlass.const_expr("V" not in cfg.token_scales):
+        return None
+    unit = Float32(0.0)
+    if turns > 0:
+        unit = token_scales.handed_unit(cfg, smem, row + cfg.tiles.rows_per_q_tile)
+    return unit
+
+
+@cute.jit
 def finish(
     cfg: cutlass.Constexpr,
     args: KernelArgs,
@@ -96,6 +107,8 @@ def finish(
     state, even_weight, odd_weight = row_math.merged(even, odd, log2_scale(cfg, args, factor))
     if cutlass.const_expr(cfg.write_lse):
         write_lse(cfg, args, work, 0, state, factor)
+    even_weight = scales.times(even_weight, token_scales.handed_unit(cfg, smem, row))
+    odd_weight = scales.times(odd_weight, unit_of_odd(cfg, smem, now.odd, row))
     inverse = scales.times(row_math.inverse(state.row_sum), scales.of_output(cfg, args, work))
     events.o_ready.wait(0, before.o & 1)
     tensor_memory.fence_after()

@@ -20,6 +20,8 @@ Two more groups say who does what; these are their answers where softmax warpgro
     next_tile       softmax       the first of its key tiles that is not before n     n
     parity          softmax       of its barriers at key tile n                       n's place in the CTA's
     turns           softmax       how many of the CTA's key tiles are its             all
+    owner           scales        the warpgroup that has key tile n                   any: both read its scales
+    entry           softmax, scales  of the ring of scales that key tile n has        its number in the CTA
     q_tile          softmax       the query tile that warpgroup i works on            i
     has_sink        softmax       whether it counts the sink                          yes
     writes_lse      softmax       whether it writes the log-sum-exp                   yes
@@ -46,7 +48,7 @@ is a dataclass without fields because the compiler carries what is called inside
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..steps import loads
+from ..steps import loads, token_scales
 from . import correction
 
 
@@ -149,6 +151,14 @@ class Order:
         """How many of the CTA's key tiles are those of softmax warpgroup i."""
         return work.tiles.count
 
+    def owner(self, cfg, work, n):
+        """The softmax warpgroup that has key tile n; where all have it, the first."""
+        return 0
+
+    def entry(self, cfg, work, n, i, before):
+        """The number of key tile n of softmax warpgroup i among the scales of keys; before: as of parity."""
+        return n - work.tiles.first + before
+
     def q_tile(self, cfg, work, i):
         """The query tile that softmax warpgroup i works on."""
         return i
@@ -163,4 +173,4 @@ class Order:
 
     def hand_over(self, cfg, smem, work, thread, state):
         """A row's state behind its last key tile, for correction."""
-        smem.row_scale[thread] = state.row_sum
+        smem.row_scale[thread] = token_scales.in_unit_of_o(cfg, smem, thread, state.row_sum)

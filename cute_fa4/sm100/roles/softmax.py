@@ -22,7 +22,7 @@ from cutlass import Int32
 
 from ..instructions import tensor_memory
 from ..kernel_args import Events, KernelArgs, Smem
-from ..steps import half_powers, lagged, row_math, visibility
+from ..steps import half_powers, lagged, row_math, token_scales, visibility
 from ..steps.row_math import RowState
 from ..steps.scores import (
     RowContext,
@@ -124,6 +124,8 @@ def step(
     with_maxima = not masked and maximum_comes_with_load(cfg)
     place = at, i, phase
     s_address, scores, maxima = scores_of(cfg, order, tmem, events, *place, with_maxima)
+    of_keys = token_scales.entry_of(cfg, order, smem, events, work, n, i, tiles_before)
+    scores = token_scales.scaled(cfg, events, of_keys, scores)
     if cutlass.const_expr(cfg.score_mod is not None or cfg.mask_mod is not None):
         scores = apply_score_functions(cfg, args, work, row, n, scores, masked)
     if cutlass.const_expr(masked):
@@ -141,14 +143,17 @@ def step(
     order.may_write_p(events, i, phase)
     if cutlass.const_expr(order.holds_p(cfg)):
         smem.row_bias[row.thread] = exponent_bias(cfg, safe_max, scale_log2)
+    of_o = token_scales.factor_of_o(cfg, smem, of_keys, row.thread, factor)
     if n != first:  # nothing to rescale before
-        send_factor(cfg, order, smem, events, row, at, phase, factor)
+        send_factor(cfg, order, smem, events, row, at, phase, of_o)
     if cutlass.const_expr(order.holds_p(cfg)):
         bias = smem.row_bias[row.thread]  # otherwise the compiler computes P before the barriers
     else:
         bias = exponent_bias(cfg, safe_max, scale_log2)
     place = work, n, i, row, at, phase, s_address
-    total = store_p(cfg, order, smem, events, *place, scores, scale_log2, bias, powers_of(cfg))
+    powers = token_scales.weighted(cfg, of_keys, powers_of(cfg))
+    total = store_p(cfg, order, smem, events, *place, scores, scale_log2, bias, powers)
+    token_scales.release(cfg, events, of_keys)
     return RowState(row_max, state.row_sum * factor + total)
 
 
@@ -245,6 +250,7 @@ def run(
     """Softmax warpgroup i, every work tile. `tmem`: address of S_i for this warp's lanes."""
     thread, _, _ = cute.arch.thread_idx()
     number, tiles = Int32(0), Int32(0)
+    token_scales.begin(cfg, smem, thread)
     work = queue.next(cfg, args, number)
     while work.tiles.count != NO_MORE:
         row, state = work_tile(cfg, order, args, smem, tmem, events, work, i, tiles)

@@ -20,8 +20,10 @@ LOAD_COLUMNS = 32  # scores of one tcgen05.ld
 
 
 def maximum_comes_with_load(cfg) -> bool:
-    """Whether the instruction that loads scores also gives the largest: those of no function, where the chip has it."""
-    return cfg.arch == "sm_103a" and cfg.score_mod is None and cfg.mask_mod is None
+    """Whether the instruction that loads scores also gives the largest: those of no function and no
+    scale of keys, where the chip has it."""
+    plain = cfg.score_mod is None and cfg.mask_mod is None and "K" not in cfg.descales
+    return cfg.arch == "sm_103a" and plain
 
 
 def read_scores(cfg, address, with_maxima: bool = False) -> tuple:

@@ -17,6 +17,10 @@ from ..warp_roles import WarpRoles
 KV_SLOT, KV_STAGE = "kv_slot", "kv_stage"  # places of the ring
 SLOTS_BESIDE_A_REST = 3  # V of a key tile then has the slot of the K before, whose rest was in the one place for rests
 Q_TILE, SOFTMAX, WORK_ENTRY, CTA = "q_tile", "softmax", "work_entry", "cta"
+SCALE_SLOT = "scale_slot"
+SCALE_SLOTS = (
+    4  # key tiles whose scales are in shared memory: a power of two, two for each of two warpgroups
+)
 
 
 @dataclass(frozen=True)
@@ -50,8 +54,8 @@ class Barrier:
     """One row of a table.
 
     name        what has happened when it fires
-    per         what it is a barrier of: "q_tile", "softmax" (a warpgroup), "kv_slot", "kv_stage", "work_entry" or
-                "cta"; there is one of each
+    per         what it is a barrier of: "q_tile", "softmax" (a warpgroup), "kv_slot", "kv_stage", "work_entry",
+                "scale_slot" or "cta"; there is one of each
     raised_by   arrivals that complete a phase
     awaited_by  the roles that wait
     means       the news, as a reader of the kernel would say it
@@ -88,6 +92,7 @@ class BarrierTable:
             SOFTMAX: warps.softmax_groups,
             WORK_ENTRY: work_entries,
             CTA: 1,
+            SCALE_SLOT: SCALE_SLOTS,
             KV_SLOT: kv_slots,
             KV_STAGE: kv_slots * qk_stages,
         }
@@ -161,15 +166,28 @@ def ring_rows() -> tuple[Barrier, ...]:
     )
 
 
-def queue_rows(warps: WarpRoles) -> tuple[Barrier, ...]:
-    """The barriers of the work queue (work/queue.py): every family's."""
-    readers = tuple(every_thread(warps, role) for role in ("softmax", "correction", "mma"))
+def scale_rows(warps: WarpRoles, readers: Arrivals) -> tuple[Barrier, ...]:
+    """The barriers of the ring of scales of keys (roles/token_scales.py). readers: the threads that read an entry."""
+    full, empty = "scales_full", "scales_empty"
+    return (
+        Barrier(
+            *(full, SCALE_SLOT, (every_thread(warps, "scales"),), "softmax"),
+            *("the scales of a key tile are there", empty),
+        ),
+        Barrier(*(empty, SCALE_SLOT, (readers,), "scales", "they have been read", full)),
+    )
+
+
+def queue_rows(warps: WarpRoles, with_scales: bool = False) -> tuple[Barrier, ...]:
+    """The barriers of the work queue (work/queue.py): every family's. with_scales: keys have their own."""
+    roles = ("softmax", "correction", "mma", *(("scales",) if with_scales else ()))
+    readers = tuple(every_thread(warps, role) for role in roles)
     return (
         Barrier(
             "work_ready",
             WORK_ENTRY,
             (one_thread("load"),),
-            "softmax, correction, mma",
+            ", ".join(roles),
             "a work tile is announced",
             "work_read",
         ),

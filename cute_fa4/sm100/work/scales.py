@@ -1,14 +1,19 @@
-"""Scales of 8-bit operands: what stored numbers are multiplied by, for each sequence and key/value head.
+"""Scales of 8-bit operands: what stored numbers are multiplied by, for each sequence and head, or for each token.
 
     q, k    q_descale * k_descale multiplies the scores: it joins the softmax scale, a number of the work tile
     Q       q_descale has a number for each query and head: of the row, and a softmax thread has one row
     v       v_descale multiplies the output, with the division by the row sum
     o       o_scale likewise, before the output is rounded
 
-So no scale costs anything in a key tile. A tensor with one number for all is read with strides of 0.
+    K, V    k_descale, v_descale have a number for each key and head: of a column of S and P (steps/token_scales.py), or
+            where rows are columns, of a thread (mhaswap/token_scales.py)
+
+Only the last ones cost anything in a key tile. A tensor with one number for all is read with strides of 0.
 """
 
-from cutlass import Float32, select_
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, select_
 
 from ...layouts.scalars import maximum, minimum
 from .rows import Row
@@ -42,7 +47,9 @@ def of_output(cfg, args, work):
 
 
 def times(value, factor):
-    """value * factor, where there is one."""
+    """value * factor, where there are both; otherwise the one there is."""
+    if value is None:
+        return factor
     return value if factor is None else value * factor
 
 
@@ -62,3 +69,44 @@ def _product(cfg, args, work, names: str):
             batch = minimum(work.sequence.batch, tensor.shape[0] - 1)
             product = times(tensor[batch, work.tile.kv_head], product)
     return product
+
+
+def of_key(cfg, args, work, key, exists=True) -> tuple:
+    """The scales of a key, of those of cfg.token_scales; 0 beyond the sequence, whatever is there, or unless `exists`.
+
+    0 * NaN would be NaN in P V, but these are not read.
+    """
+    tensors = [args.descales[cfg.descales.index(name)] for name in cfg.token_scales]
+    place, exists = _place_of_key(cfg, args, work, key, exists & (key < work.sequence.num_keys))
+    return tuple(_number_of(x, place, work.tile.kv_head, exists) for x in tensors)
+
+
+def _place_of_key(cfg, args, work, key, exists) -> tuple:
+    """-> (place of a key in a tensor of scales but for the head, whether there is one)."""
+    of = work.sequence
+    row = key + of.k_first_row  # 0 where keys begin at no row of their own
+    if cfg.kv_layout == "packed":
+        return (row,), exists
+    in_cache = args.lengths.cache_row(of.batch)
+    if cfg.kv_layout == "dense":
+        return (in_cache, row), exists
+    page = _entry_of_table(args, in_cache, row // cfg.page_size, exists)
+    return (page, row % cfg.page_size), exists & (page >= 0) & (page < args.num_pages)
+
+
+@cute.jit
+def _entry_of_table(args, row: Int32, page: Int32, exists: cutlass.Boolean) -> Int32:
+    """An entry of the page table, -1 where there is no key."""
+    found = Int32(-1)
+    if exists:
+        found = args.page_table[row, page]
+    return found
+
+
+@cute.jit
+def _number_of(tensor: cute.Tensor, place: tuple, head: Int32, exists: cutlass.Boolean) -> Float32:
+    """A number of a tensor; 0 where there is none."""
+    value = Float32(0.0)
+    if exists:
+        value = tensor[(*place, head)]
+    return value

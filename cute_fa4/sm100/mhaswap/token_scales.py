@@ -1,0 +1,117 @@
+"""Scales of keys where a thread owns a key: K's multiplies its scores in all rows, V's its probabilities.
+
+    S^T    s *= scale of K             one number a thread, read from global memory a key tile ahead
+    P^T    p *= scale of V / unit      before it is rounded; the row sum is that of p alone
+
+Unit as in steps/token_scales.py: the power of two above all scales of V so far. Every warp finds the largest of its 32
+keys, the four exchange theirs with the row maxima (columns.py), behind the same barrier; where the unit grows, O is
+rescaled as where a maximum does.
+"""
+
+from dataclasses import dataclass, replace
+
+from cutlass import Float32, Int32
+
+from ..steps import token_scales
+from ..steps.token_scales import inverse_unit
+from ..work import blocks, scales
+from .smem import SwappedShared
+
+
+@dataclass(frozen=True)
+class KeyScales:
+    """What a softmax thread knows of scales of keys.
+
+    ahead  those of its key in the next key tile: of K, of V, as far as there are any
+    unit   bits of what O is in units of; None: scales of V are not of keys
+    """
+
+    ahead: tuple
+    unit: Int32 | None
+
+    def of(self, cfg, name: str):
+        """Of K or V, of the key tile that comes next."""
+        return self.ahead[cfg.token_scales.index(name)]
+
+
+def read(cfg, args, work, place, n, end) -> tuple:
+    """The scales of this thread's key in key tile n; 0 from tile `end` on."""
+    key = blocks.key_tile(cfg, n) * cfg.tiles.BN + place.thread
+    return scales.of_key(cfg, args, work, key, n < end)
+
+
+def begin(cfg, args, work, place) -> KeyScales | None:
+    """Before the first key tile of a work tile; None: keys have no scales."""
+    if not cfg.token_scales:
+        return None
+    first, end = work.tiles.first, work.tiles.first + work.tiles.count
+    unit = Int32(0) if "V" in cfg.token_scales else None
+    return KeyScales(read(cfg, args, work, place, first, end), unit)
+
+
+def read_ahead(cfg, args, work, place, n, of_keys: KeyScales | None) -> tuple | None:
+    """Those of the key tile behind n, on their way while S of tile n is awaited."""
+    if of_keys is None:
+        return None
+    return read(cfg, args, work, place, n + 1, work.tiles.first + work.tiles.count)
+
+
+def scaled(cfg, of_keys: KeyScales | None, scores: list) -> list:
+    """The scores of this thread's key."""
+    if "K" not in cfg.token_scales:
+        return scores
+    factor = of_keys.of(cfg, "K")
+    return [score * factor for score in scores]
+
+
+def hand_in(cfg, smem: SwappedShared, place, number, of_keys: KeyScales | None):
+    """The largest scale of V of this warp's keys, for exchange `number`, which comes next."""
+    if "V" in cfg.token_scales:
+        largest = token_scales.largest_of_warp([of_keys.of(cfg, "V")])
+        smem.row_values[(number & 1, place.warp, cfg.tiles.row_values - 1)] = Int32(
+            largest
+        ).bitcast(Float32)
+
+
+def new_unit(cfg, smem: SwappedShared, number, of_keys: KeyScales | None):
+    """Behind that exchange: bits of the unit from now on; None: there is none."""
+    if "V" not in cfg.token_scales:
+        return None
+    unit = of_keys.unit
+    for warp in range(4):
+        found = smem.row_values[(number & 1, warp, cfg.tiles.row_values - 1)]
+        unit = token_scales.unit_bits(Float32(found).bitcast(Int32), unit)
+    return unit
+
+
+def weight(cfg, of_keys: KeyScales | None, unit):
+    """What P of this thread's key is multiplied by before it is rounded; None: nothing."""
+    if "V" not in cfg.token_scales:
+        return None
+    (ratio,) = token_scales.in_unit([of_keys.of(cfg, "V")], Int32(unit).bitcast(Float32))
+    return ratio
+
+
+def grows(of_keys: KeyScales | None, unit, moved):
+    """Whether O must be rescaled: `moved`, or because of the unit."""
+    return moved if unit is None else moved | (unit != of_keys.unit)
+
+
+def growth(of_keys: KeyScales | None, unit):
+    """From the unit before to this one: a factor of O; None: there is none."""
+    if unit is None:
+        return None
+    before, now = (Int32(bits).bitcast(Float32) for bits in (of_keys.unit, unit))
+    return before * inverse_unit(now)
+
+
+def behind(of_keys: KeyScales | None, ahead: tuple | None, unit) -> KeyScales | None:
+    """What is known behind a key tile."""
+    return None if of_keys is None else replace(of_keys, ahead=ahead, unit=unit)
+
+
+def unit_of(states):
+    """What O is in units of, behind the last key tile; None: it has no unit."""
+    if states.of_keys is None or states.of_keys.unit is None:
+        return None
+    return Int32(states.of_keys.unit).bitcast(Float32)

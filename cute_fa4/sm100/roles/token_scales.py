@@ -1,0 +1,97 @@
+"""Scales warp: a float32 for each key of K, of V or of both, from global memory into a ring of shared memory.
+
+    lane       keys lane, lane + 32, lane + 64, lane + 96 of a key tile
+    tile n     wait scales_empty -> scales and unit to the ring -> scales_full       softmax may use them
+    tile n+1   its loads are on their way meanwhile: a look-up in the page table, and the scales that it says
+
+The ring has as many slots as the softmax warps can lag behind, and they release them (sync/barriers.py): no product
+knows of scales. Keys beyond the sequence have 0, whatever the tensors hold there; 0 * NaN would be NaN in P V.
+
+Scales of V are divided by a unit, a power of two that none of the work tile so far exceeds (steps/token_scales.py says
+what for). One beyond 2^126, or NaN, makes the unit NaN, and with it the rows of that head.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from ...layouts.scalars import choose
+from ..chip import WARP_SIZE
+from ..kernel_args import Events, KernelArgs, Smem
+from ..memory_maps import scale_words
+from ..steps import token_scales
+from ..work import blocks, scales
+from ..work.queue import NO_MORE, WorkQueue
+from ..work.tile import Work
+
+
+def load_tile(cfg, args: KernelArgs, work: Work, n, end) -> tuple:
+    """The scales of this lane's keys of tile n: those of K, those of V; 0 from tile `end` on."""
+    first = blocks.key_tile(cfg, n) * cfg.tiles.BN + cute.arch.lane_idx()
+    keys = [
+        scales.of_key(cfg, args, work, first + i, n < end)
+        for i in range(0, cfg.tiles.BN, WARP_SIZE)
+    ]
+    return tuple(value for of_tensor in zip(*keys, strict=True) for value in of_tensor)
+
+
+def store_tile(cfg, smem: Smem, slot, values: tuple, unit_bits):
+    """The scales of a key tile to its entry of the ring."""
+    each = cfg.tiles.BN // WARP_SIZE
+    first = slot * scale_words(cfg, cfg.tiles.BN)
+    for i, name in enumerate(cfg.token_scales):
+        mine = values[i * each : (i + 1) * each]
+        if name == "V":
+            unit = Int32(unit_bits).bitcast(Float32)
+            smem.scales[first + token_scales.unit_word(cfg)] = unit
+            mine = token_scales.in_unit(mine, unit)
+        at = first + token_scales.first_word(cfg, name) + cute.arch.lane_idx()
+        for j, value in enumerate(mine):
+            smem.scales[at + WARP_SIZE * j] = value
+
+
+@cute.jit
+def key_tiles(
+    cfg: cutlass.Constexpr,
+    order: cutlass.Constexpr,
+    args: KernelArgs,
+    smem: Smem,
+    events: Events,
+    work: Work,
+    before: tuple,
+):
+    """Every key tile of a work tile. before: tiles of either softmax warpgroup in earlier work tiles."""
+    first, end = work.tiles.first, work.tiles.first + work.tiles.count
+    held, unit_bits = load_tile(cfg, args, work, first, end), Int32(0)
+    for n in cutlass.range(first, end, unroll=1):
+        ahead = load_tile(cfg, args, work, n + 1, end)
+        if cutlass.const_expr("V" in cfg.token_scales):
+            of_v = held[-(cfg.tiles.BN // WARP_SIZE) :]
+            unit_bits = token_scales.unit_bits(token_scales.largest_of_warp(of_v), unit_bits)
+        i = order.owner(cfg, work, n)
+        number = order.entry(cfg, work, n, i, choose(i == 0, *before))
+        slot, phase = token_scales.place_of(number)
+        events.scales_empty.wait(slot, phase ^ 1)
+        store_tile(cfg, smem, slot, held, unit_bits)
+        events.scales_full.arrive(slot)
+        held = ahead
+
+
+@cute.jit
+def run(
+    cfg: cutlass.Constexpr,
+    order: cutlass.Constexpr,
+    args: KernelArgs,
+    smem: Smem,
+    events: Events,
+    queue: WorkQueue,
+):
+    """Every work tile of the CTA."""
+    number, before = Int32(0), (Int32(0), Int32(0))
+    work = queue.next(cfg, args, number)
+    while work.tiles.count != NO_MORE:
+        if work.tiles.count > 0:
+            key_tiles(cfg, order, args, smem, events, work, before)
+            before = tuple(b + order.turns(cfg, work, i) for i, b in enumerate(before))
+        number = number + 1
+        work = queue.next(cfg, args, number)

@@ -1,0 +1,164 @@
+"""Scales of each token and head of 8-bit k and v (and q): calls against attention in float64 of what they mean.
+
+Rows of nobody are NaN, and so are their scales. Lengths end nowhere, before, at and behind a tile of 128 keys; scales
+differ from token to token by powers of e, so that the scale of a neighbour is seen.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from cute_fa4 import flash_attn_with_kvcache
+from cute_fa4.reference import attention_float64
+from tests import pairwise
+from tests.serving.batches import (
+    FP8,
+    Batch,
+    assert_agrees,
+    dense,
+    dense_kv,
+    dense_q,
+    packed,
+    packed_kv,
+    packed_q,
+    paged_kv,
+    run,
+)
+from tests.serving.test_masks import MASKS
+
+E4M3, E5M2 = FP8
+
+
+def draw(batch: Batch, letters: str, seed: int = 0) -> dict:
+    """name -> a scale (length, heads) for each sequence: e^N(0, 1), of v around 2^-9."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = dict(q=batch.q, k=batch.k, v=batch.v)
+    return {
+        name: [
+            torch.exp(torch.randn(x.shape[:2], generator=generator))
+            * (2.0**-9 if name == "v" else 0.5)
+            for x in rows[name]
+        ]
+        for name in letters
+    }
+
+
+def as_stored(name: str, scales: list, storage, layout: str, batch: Batch) -> torch.Tensor:
+    """Of sequences' tokens -> as their tensor is stored, without head_dim, or of a packed one with 1."""
+    with_depth = [x[..., None] for x in scales]
+    if name == "q":
+        return (
+            dense(with_depth, max(batch.queries)) if storage == "dense" else packed(with_depth)
+        ).squeeze(-1)
+    if storage == "dense":
+        return dense(with_depth, max(batch.keys) + 3).squeeze(-1)
+    if storage == "packed":
+        return packed(with_depth)
+    pages = Batch(batch.q, with_depth, with_depth)
+    return paged_kv(pages, storage, layout)["k"].squeeze(-1)
+
+
+def called(batch: Batch, given: dict, storage, layout="NHD", **options) -> tuple:
+    """The call with these scales -> (out, lse)."""
+    names = {f"{x}_descale": as_stored(x, s, storage, layout, batch) for x, s in given.items()}
+    queries = dense_q(batch) if storage == "dense" else packed_q(batch)
+    if storage in ("dense", "packed"):
+        stored = dense_kv(batch) if storage == "dense" else packed_kv(batch)
+    else:
+        stored = paged_kv(batch, storage, layout)
+    return run(queries, stored, names, **options)
+
+
+OPTIONS = {
+    "letters": ("k", "v", "qkv"),
+    "storage": ("dense", "packed", (5, "NHD"), (16, "HND")),  # pages are gathered, or come in boxes
+    "queries": ((200, 140), (20, 9), (1, 1)),  # two query tiles, one, a tile of few rows
+    "mask": ("causal", "window or chunked"),
+    "group": (1, 4),
+    "tensors": ((E4M3, 128, 128), (E5M2, 80, 16), (E4M3, 64, 64)),
+    "parts": (1, 2),
+}
+EVERY = pairwise.product(OPTIONS)
+PAIRS = [EVERY[number] for number in pairwise.covering(EVERY)]
+# Of these plain pytest runs one that has the ring of scales, and the merge of two units.
+QUICK = dict(letters="qkv", storage="packed", queries=(20, 9), tensors=(E5M2, 80, 16))
+CASES = [
+    pytest.param(
+        *case.values(),
+        marks=() if QUICK.items() <= case.items() else pytest.mark.sweep,
+        id="-".join(str(x).removeprefix("torch.").replace(" ", "") for x in case.values()),
+    )
+    for case in PAIRS
+]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(tuple(OPTIONS), CASES)
+def test_options_together_agree_with_float64(
+    letters, storage, queries, mask, group, tensors, parts
+):
+    options, visible = MASKS[mask]
+    storage, layout = storage if isinstance(storage, tuple) else (storage, "NHD")
+    dtype, depth, depth_v = tensors
+    keys = [280, 129]
+    batch = Batch.draw(
+        queries, keys, heads=(2 * group, 2), depth=depth, depth_v=depth_v, dtype=dtype
+    )
+    given = draw(batch, letters)
+    out, lse = called(
+        batch, given, storage, layout, num_splits=parts, mode="hostile", seed=1, **options
+    )
+    meant = [given.get(name, [None] * 2) for name in "qkv"]
+    assert_agrees(batch, out, lse, visible=visible, scales=meant)
+
+
+def of_each_row(x: torch.Tensor) -> torch.Tensor:
+    """What append divides the rows of a tensor (..., depth) by: float32, 1 for a row of zeros."""
+    scale = x.float().abs().amax(-1) / 448
+    return torch.where(scale == 0, 1.0, scale)
+
+
+@pytest.mark.parametrize("queries", [pytest.param(40, marks=pytest.mark.sweep), 3])
+def test_new_rows_get_scales_of_their_own_that_the_call_writes(queries):
+    """Bit by bit, with a row of zeros; the other scales of the cache stay, and out is that of what was stored.
+
+    Few queries of 16 bits run over the cache as they are (mhawiden), more are quantised.
+    """
+    generator = torch.Generator().manual_seed(0)
+    rows = [torch.randn(2, queries, 2, 64, generator=generator).bfloat16() for _ in "kv"]
+    rows[0][0, 1], rows[1][1] = 0, rows[1][1] * 100
+    caches = torch.randn(2, 7, 16, 2, 64, generator=generator).to(E4M3)
+    scales = torch.full((2, 7, 16, 2), 7.0)
+    table = torch.randperm(7, generator=generator)[:6].view(2, 3).int()
+    before, held = scales.clone(), torch.tensor([5, 0], dtype=torch.int32)
+    stored_before = caches.clone()
+    q = torch.randn(2, queries, 4, 64, generator=generator).bfloat16()
+    out = flash_attn_with_kvcache(
+        q, *caches, *rows, cache_seqlens=held, page_table=table, causal=True,
+        k_descale=scales[0], v_descale=scales[1],
+    )  # fmt: skip
+    for cache, scale, old, old_scale, new in zip(
+        caches, scales, stored_before, before, rows, strict=True
+    ):
+        expected, expected_scale = old.clone(), old_scale.clone()
+        for b in range(2):
+            for i in range(queries):
+                page, inside = divmod(int(held[b]) + i, 16)
+                own = of_each_row(new[b, i])
+                expected_scale[table[b, page], inside] = own
+                expected[table[b, page], inside] = (new[b, i].float() / own[:, None]).to(E4M3)
+        assert torch.equal(scale, expected_scale)
+        assert torch.equal(cache.view(torch.uint8), expected.view(torch.uint8))
+    for b in range(2):
+        n = int(held[b]) + queries
+        k, v = (
+            (c[table[b].long()].double() * s[table[b].long()].double()[..., None]).flatten(0, 1)[
+                None, :n
+            ]
+            for c, s in zip(caches, scales, strict=True)
+        )
+        exact, _ = attention_float64(q[b : b + 1].double(), k, v, causal=True)
+        size, _ = attention_float64(q[b : b + 1].double(), k, v.abs(), causal=True)
+        bound = 2**-7 if queries == 3 else 2**-3
+        assert (out[b].double() - exact[0]).norm() <= bound * size.norm(), b

@@ -95,6 +95,15 @@ def prepare_append_and_attention(tensors: tuple, asked: tuple) -> Callable:
     return append_and_attend
 
 
+def brings_scales(k, k_cache, k_descale, v_descale) -> bool:
+    """Whether rows of 16 bits are quantised by scales of their own; what is no such call is refused elsewhere."""
+    of_tokens = (
+        isinstance(scale, torch.Tensor) and scale.dim() > 2 and scale.numel() != 1
+        for scale in (k_descale, v_descale)
+    )
+    return k.dtype != k_cache.dtype and any(of_tokens)
+
+
 def written_scales(k, k_cache, scales) -> tuple:
     """Which of scales.NAMES a call writes: those of tokens, of rows of 16 bits that it quantises. scales: checked."""
     if scales is None or k.dtype == k_cache.dtype:

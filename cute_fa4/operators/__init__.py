@@ -6,6 +6,8 @@
     torch.ops.cute_fa4.flash_attn_varlen_out
     torch.ops.cute_fa4.flash_attn_append           (q, k_cache!, v_cache!, k, v, cache_seqlens, *, ...) -> (out, lse)
     torch.ops.cute_fa4.flash_attn_append_out
+    torch.ops.cute_fa4.flash_attn_append_scales    the same where k_descale! and v_descale! are of tokens, and written
+    torch.ops.cute_fa4.flash_attn_append_scales_out
     torch.ops.cute_fa4.flash_mla                   (q, latent_cache, page_table, seqused_k, *, ...) -> (out, lse)
     torch.ops.cute_fa4.flash_mla_out
     torch.ops.cute_fa4.merge                       (outs, lses, *, dtype) -> (out, lse)

@@ -47,12 +47,10 @@ _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 OPERATORS: dict[str, torch._ops.OpOverload] = {}
 
 
-# New rows may bring scales of tokens, which are written with them.
-_OPTIONS_OF_APPEND = _OPTIONS
-for _name, _alias in (("k_descale", "ks!"), ("v_descale", "vs!")):
-    _OPTIONS_OF_APPEND = _OPTIONS_OF_APPEND.replace(
-        f"Tensor? {_name}", f"Tensor({_alias})? {_name}"
-    )
+# New rows that get scales of their own, which are written with them.
+_OPTIONS_WITH_SCALES = _OPTIONS.replace("Tensor? k_descale", "Tensor(ks!)? k_descale").replace(
+    "Tensor? v_descale", "Tensor(vs!)? v_descale"
+)
 
 
 def _define(
@@ -244,10 +242,9 @@ def _define_all() -> torch.library.Library:
     try:
         _define(library, "flash_attn", _DENSE, _attention, fakes.check_dense)
         _define(library, "flash_attn_varlen", _VARLEN, _attention, fakes.check_varlen)
-        _define(
-            *(library, "flash_attn_append", _APPEND, _append_and_attention, fakes.check_append),
-            _OPTIONS_OF_APPEND,
-        )
+        of_rows = _APPEND, _append_and_attention, fakes.check_append
+        _define(library, "flash_attn_append", *of_rows)
+        _define(library, "flash_attn_append_scales", *of_rows, _OPTIONS_WITH_SCALES)
         _define(library, "flash_mla", _LATENT, _latent_attention, fakes.check_latent)
         return library
     except BaseException:

@@ -82,7 +82,11 @@ def kvcache(function, given: dict):
         return _call(_ops.flash_attn_varlen, _ops.flash_attn_varlen_out, call, given["out"])
     call |= _named(given, ("k", "v", "k_cache", "v_cache", "cu_seqlens_k_new"))
     call["cache_seqlens"] = lengths
-    return _call(_ops.flash_attn_append, _ops.flash_attn_append_out, call, given["out"])
+    if caches.brings_scales(given["k"], given["k_cache"], given["k_descale"], given["v_descale"]):
+        operators = _ops.flash_attn_append_scales, _ops.flash_attn_append_scales_out
+    else:
+        operators = _ops.flash_attn_append, _ops.flash_attn_append_out
+    return _call(*operators, call, given["out"])
 
 
 def latent(given: dict):

@@ -119,11 +119,19 @@ def of_each_row(x: torch.Tensor) -> torch.Tensor:
     return torch.where(scale == 0, 1.0, scale)
 
 
-@pytest.mark.parametrize("queries", [pytest.param(40, marks=pytest.mark.sweep), 3])
-def test_new_rows_get_scales_of_their_own_that_the_call_writes(queries):
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "queries, traced",
+    [
+        (3, False),
+        pytest.param(40, False, marks=pytest.mark.sweep),
+        pytest.param(3, True, marks=pytest.mark.sweep),
+    ],
+)
+def test_new_rows_get_scales_of_their_own_that_the_call_writes(queries, traced):
     """Bit by bit, with a row of zeros; the other scales of the cache stay, and out is that of what was stored.
 
-    Few queries of 16 bits run over the cache as they are (mhawiden), more are quantised.
+    Few queries of 16 bits run over the cache as they are (mhawiden), more are quantised. traced: in a graph
     """
     generator = torch.Generator().manual_seed(0)
     rows = [torch.randn(2, queries, 2, 64, generator=generator).bfloat16() for _ in "kv"]
@@ -134,7 +142,10 @@ def test_new_rows_get_scales_of_their_own_that_the_call_writes(queries):
     before, held = scales.clone(), torch.tensor([5, 0], dtype=torch.int32)
     stored_before = caches.clone()
     q = torch.randn(2, queries, 4, 64, generator=generator).bfloat16()
-    out = flash_attn_with_kvcache(
+    call = flash_attn_with_kvcache
+    if traced:
+        call = torch.compile(call, backend="aot_eager", fullgraph=True)
+    out = call(
         q, *caches, *rows, cache_seqlens=held, page_table=table, causal=True,
         k_descale=scales[0], v_descale=scales[1],
     )  # fmt: skip

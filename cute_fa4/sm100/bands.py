@@ -37,6 +37,11 @@ class Mask:
         return False
 
     @property
+    def has_upper_bound(self) -> bool:
+        """Whether hi can be below n: earlier queries may see fewer key tiles."""
+        return True
+
+    @property
     def is_band(self) -> bool:
         """Whether the hull is the mask: false for a union."""
         return True
@@ -56,6 +61,10 @@ class Mask:
 
 @dataclass(frozen=True)
 class Full(Mask):
+    @property
+    def has_upper_bound(self) -> bool:
+        return False
+
     def bands(self, p, n, sizes):
         return [(0, n)]
 
@@ -80,6 +89,10 @@ class Window(Mask):
     @property
     def has_lower_bound(self) -> bool:
         return self.left
+
+    @property
+    def has_upper_bound(self) -> bool:
+        return self.right
 
     def bands(self, p, n, sizes):
         sizes = list(sizes)
@@ -136,6 +149,10 @@ class Both(_Pair):
         return self.a.has_lower_bound or self.b.has_lower_bound
 
     @property
+    def has_upper_bound(self) -> bool:
+        return self.a.has_upper_bound or self.b.has_upper_bound
+
+    @property
     def is_band(self) -> bool:
         return self.a.is_band and self.b.is_band
 
@@ -153,6 +170,10 @@ class Either(_Pair):
     @property
     def has_lower_bound(self) -> bool:
         return self.a.has_lower_bound and self.b.has_lower_bound
+
+    @property
+    def has_upper_bound(self) -> bool:
+        return self.a.has_upper_bound and self.b.has_upper_bound
 
     @property
     def is_band(self) -> bool:

@@ -96,6 +96,12 @@ class FA4Config(Problem):
         return getattr(self.schedule, "latent_rows", MOST_LATENT_ROWS)
 
     @property
+    def ends_early(self) -> bool:
+        """Whether query tile 0 leaves out key tiles at the end that the second one alone sees (work/kv_range.py)."""
+        asked = getattr(self.schedule, "ends_early", None)
+        return asked is not None and asked(self)
+
+    @property
     def cluster_parts(self) -> int:
         """CTAs of a cluster that share the keys of a block; 1: a CTA has a block to itself, or a part of its keys."""
         return getattr(self.schedule, "cluster_parts", 1)

@@ -42,21 +42,23 @@ def emulated_pair(x, y):
     return _powers(fraction, rounded)
 
 
-SATURATED_SPAN = 255.0  # from the smallest exponent to 2^128, where float32 ends
+LARGEST_EXPONENT = 128.0  # where float32 ends
+SATURATED_SPAN = LARGEST_EXPONENT - SMALLEST_EXPONENT
 
 
 def saturated_pair(scores, scale_log2, bias):
-    """(2^x, 2^y), x and y being scale_log2 times the two scores plus bias: any numbers. Beyond 2^128: infinity.
+    """(2^x, 2^y), x and y being scale_log2 times the two scores plus bias: any numbers. Beyond 2^128 and of NaN: inf.
 
-    The multiply-add that makes the exponents limits them on both sides: y = (x + 127) / 255, saturated to [0, 1], so
-    that no maximum is needed; x comes back with an error of 255 / 2^25.
+    The multiply-add that makes the exponents limits them on both sides: y = (128 - x) / 255, saturated to [0, 1], so
+    that no maximum is needed; x comes back with an error of 255 / 2^25. Saturation makes zero of NaN (PTX ISA, "fma"),
+    and y counts downwards, so that zero is the largest exponent and no NaN becomes a number.
     """
-    scale = scale_log2 * (1 / SATURATED_SPAN)
-    offset = (bias - SMALLEST_EXPONENT) * (1 / SATURATED_SPAN)
+    scale = -scale_log2 * (1 / SATURATED_SPAN)
+    offset = (LARGEST_EXPONENT - bias) * (1 / SATURATED_SPAN)
     inside = tuple(_saturated_fma(score, scale, offset) for score in scores)
-    span, down = (Float32(SATURATED_SPAN),) * 2, Float32(SHIFTER + SMALLEST_EXPONENT)
-    rounded = cute.arch.fma_packed_f32x2(inside, span, (down, down), rnd="rm")
-    minus_whole = cute.arch.sub_packed_f32x2((down, down), rounded)
+    span, up = (Float32(-SATURATED_SPAN),) * 2, Float32(SHIFTER + LARGEST_EXPONENT)
+    rounded = cute.arch.fma_packed_f32x2(inside, span, (up, up), rnd="rm")
+    minus_whole = cute.arch.sub_packed_f32x2((up, up), rounded)
     fraction = cute.arch.fma_packed_f32x2(inside, span, minus_whole)
     return _powers(fraction, rounded)
 

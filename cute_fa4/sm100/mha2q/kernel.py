@@ -13,7 +13,8 @@ Steady state of one CTA. A line is an issue slot, not a duration; S0 and S1 belo
     K3       O0 += P0 V1     .               P1, factor 1    .               p_ready[0]: 128 + 128 arrivals
     V3       S0 = Q0 K2      .               .               O1 *= factor 1
 
-A work tile with rows for one query tile only runs otherwise where lengths of queries differ: lone/hooks.py.
+A work tile with rows for one query tile only runs otherwise where lengths of queries differ: lone/hooks.py. Where a
+mask lets query tile 0 see fewer key tiles than query tile 1, the second one goes first: uneven/hooks.py.
 
 Read next: barriers.py (the table), p_over_s.py, p_beside_s.py and p_crossed.py (orders of the products), then
 roles/softmax.py, correction.py, load.py, steps/store.py, and work/queue.py (a CTA runs several such tiles, one after
@@ -29,6 +30,7 @@ from .lone.hooks import LonePBesideS, LonePOverS
 from .p_beside_s import PBesideSCode
 from .p_crossed import PCrossedCode
 from .p_over_s import POverSCode
+from .uneven import hooks as uneven
 
 ORDER_CODE = {
     "p_over_s": POverSCode(),
@@ -38,13 +40,19 @@ ORDER_CODE = {
 WITH_LONE_TILES = {"p_over_s": LonePOverS(), "p_beside_s": LonePBesideS()}
 
 
+def codes_of(cfg) -> dict:
+    """Orders of the products by name, for the work tiles that a configuration has."""
+    if cfg.ends_early:
+        return uneven.WITH_LONE_TILES if cfg.schedule.lone_tiles else uneven.CODE
+    return WITH_LONE_TILES if cfg.schedule.lone_tiles else ORDER_CODE
+
+
 class SM100MHA2Q(SM100Kernel):
     """Forward attention on SM100: 512 threads, 256 query rows a CTA, S, P and O in tensor memory."""
 
     def __init__(self, cfg):
         super().__init__(cfg)
-        codes = WITH_LONE_TILES if cfg.schedule.lone_tiles else ORDER_CODE
-        self.order = codes[cfg.schedule.order]
+        self.order = codes_of(cfg)[cfg.schedule.order]
 
     def shared(self, base) -> Smem:
         """The row maxima of lone work tiles lie where Q1 would be."""

@@ -23,6 +23,10 @@ from .orders import ORDERS, PBesideS, POverS, best_order
 from .smem_map import TwoTilesSmem, smem_map
 
 ORDERS_OF_LONE_TILES = ("p_over_s", "p_beside_s")
+ORDERS_OF_EARLY_ENDS = (
+    "p_over_s",
+    "p_beside_s",
+)  # crossed, P of either query tile waits for S of the other
 MAXIMA = ("exact", "lagged")
 EXPONENTIALS = ("exact", "half")
 EMULATED_IN_HALVES = 32  # of 64 pairs: docs/decisions/0019
@@ -88,6 +92,10 @@ class TwoTiles(RowSchedule):
 
     def smem(self, problem: Problem) -> TwoTilesSmem:
         return layout(self, self.tiles(problem))[1]
+
+    def ends_early(self, problem: Problem) -> bool:
+        bounded = problem.mask.is_band and problem.mask.has_upper_bound
+        return bounded and not problem.split_keys and self.order in ORDERS_OF_EARLY_ENDS
 
     @property
     def lags(self) -> bool:

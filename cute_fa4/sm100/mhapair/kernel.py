@@ -28,6 +28,7 @@ from cutlass import Float32, Int32
 from ..kernel import CTA, SET_UP, SM100Kernel, initialise_all
 from ..kernel_args import Events, KernelArgs, Smem
 from ..mha2q.kernel import ORDER_CODE as ORDERS_OF_ONE
+from ..mha2q.uneven import hooks as uneven
 from ..roles import dispatch
 from ..roles.order import Order
 from ..sync.pipelines import KVConsumerPipeline
@@ -58,6 +59,7 @@ def of_pair(code: Order) -> Order:
 
 
 ORDER_CODE = {name: of_pair(ORDERS_OF_ONE[name]) for name in PAIRED_ORDERS}
+UNEVEN = {name: of_pair(uneven.CODE[name]) for name in PAIRED_ORDERS}
 
 
 @cute.jit
@@ -146,7 +148,8 @@ class SM100MHAPair(SM100Kernel):
         set_up(self.cfg, args, cta, warp, mbarriers)
 
     def roles(self, args: KernelArgs, cta: CTA, warp):
-        dispatch.run(self.cfg, ORDER_CODE[self.cfg.schedule.order], args, cta, warp)
+        codes = UNEVEN if self.cfg.ends_early else ORDER_CODE
+        dispatch.run(self.cfg, codes[self.cfg.schedule.order], args, cta, warp)
 
     def tear_down(self, cta: CTA, warp):
         tear_down(self.cfg, cta, warp)

@@ -50,11 +50,12 @@ def load_tile(
     v = KVBuffer(KVBufferConfig.for_v(cfg), smem.kv_address, args.v)
     of_k, of_v = find_rows(cfg, args, work, n, entries)
     rope = rope_rows.found_of(cfg, args, smem, work, n, entries, of_k)
-    for i in cutlass.range_constexpr(cfg.tiles.num_q):
+    for turn in cutlass.range_constexpr(cfg.tiles.num_q):
+        i = order.q_loaded(turn)
         if n == order.q_comes_with(cfg, work, i):
-            events.q_free.wait(i, q_phase ^ 1)
+            events.q_free.wait(order.q_place(cfg, work, i), q_phase ^ 1)
             order.load_q(cfg, args, smem, events, work, i)
-        if cutlass.const_expr(i == 0):
+        if cutlass.const_expr(turn == 0):
             at = load_k(cfg, k, kv, work, at, of_k, rope)
     return load_v(cfg, v, kv, work, at, of_v)
 
@@ -80,7 +81,7 @@ def run(
     guessed = order.guess(cfg, args, block)
     block, search = begin(cfg, args, block)
     work, search = take_work(cfg, args, queue, block, search)
-    queue.publish(number, work)
+    work = queue.publish(number, work)
     entries = order.first_entries(cfg, args, work, guessed)
     while work.tiles.count != NO_MORE:
         first, count = work.tiles.first, work.tiles.count

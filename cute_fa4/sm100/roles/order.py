@@ -26,6 +26,8 @@ Two more groups say who does what; these are their answers where softmax warpgro
     has_sink        softmax       whether it counts the sink                          yes
     writes_lse      softmax       whether it writes the log-sum-exp                   yes
     hand_over       softmax       its state goes to correction                        the row sum
+    q_loaded        load          the query tile that is loaded first, or second      0, 1
+    q_place         load          where query tile i goes, and which barriers it has  i
     q_comes_with    load          the key tile with which query tile i is loaded      the first
     load_q          load          its copy                                            steps/loads.py
     load_tile       load          copies for a key tile                               load.py
@@ -106,6 +108,14 @@ class Order:
 
     def product_issued(self, events, i):
         """Where key tiles alternate: a product with P_i and all before it are issued."""
+
+    def q_loaded(self, turn):
+        """The query tile that is loaded first, or second: K comes behind the first of them."""
+        return turn
+
+    def q_place(self, cfg, work, i):
+        """Where query tile i is loaded to."""
+        return i
 
     def q_comes_with(self, cfg, work, i):
         """The key tile with which query tile i is loaded."""

@@ -183,10 +183,10 @@ def lagged_step(
     order.may_write_p(events, i, phase)
     send_factor(cfg, order, smem, events, row, at, phase, factor)
     bias = -state.row_max * scale_log2
-    place, powers = (work, n, i, row, at, phase, s_address), lagged.Powers()
-    probabilities = half_powers.Exact(powers)
+    place = work, n, i, row, at, phase, s_address
+    probabilities = half_powers.Exact(row_math.saturated_powers)
     total = store_p(cfg, order, smem, events, *place, scores, scale_log2, bias, probabilities)
-    return RowState(state.row_max, state.row_sum + powers.with_nan(total))
+    return RowState(state.row_max, state.row_sum + total)
 
 
 @cute.jit
@@ -206,7 +206,7 @@ def work_tile(
     row = row_context(cfg, args, work, order.q_tile(cfg, work, i), thread)
     whole = whole_tiles(cfg, args, work, order.q_tile(cfg, work, i))
     stride = order.stride(cfg, work)
-    end = work.tiles.first + work.tiles.count
+    end = work.tiles.end_of(order.q_tile(cfg, work, i))
     state = first_state(cfg, args, work, row, order.has_sink(cfg, work, i))
     before = tiles_before
     if cutlass.const_expr(cfg.mask.has_lower_bound):

@@ -20,16 +20,14 @@ fail likewise. In fp16 P has 5 bits of exponent: there the maximum is exact (mha
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, select_
+from cutlass import Float32, Int32
 
 from ...layouts.scalars import choose, minimum
 from ..work import results, rows
-from . import row_math
 from .row_math import RowState
 
 RENEWED_FROM = 2.0**32  # row sum
 FAILED_FROM = 2.0**64
-CHAINS = 4  # of sums that say NaN
 
 
 def exact_end(cfg, work, begin, end):
@@ -56,32 +54,6 @@ def renewed(state: RowState, scale_log2: Float32) -> tuple:
             factor, row_sum = Float32(1.0), Float32.inf - Float32.inf
         row_sum = row_sum * factor
     return RowState(row_max, row_sum), factor
-
-
-class Powers:
-    """The powers of a tile, quarter by quarter, and a sum of the scores whose limited exponents do not say NaN."""
-
-    def __init__(self):
-        self.sums = []
-
-    def __call__(self, scores: list, scale_log2, bias, emulated: frozenset) -> list:
-        for pair in sorted(emulated & set(range(len(scores) // 2))):
-            two = tuple(scores[2 * pair : 2 * pair + 2])
-            if len(self.sums) < CHAINS:
-                self.sums.append(two)
-            else:
-                self.sums = [*self.sums[1:], cute.arch.add_packed_f32x2(self.sums[0], two)]
-        return row_math.saturated_powers(scores, scale_log2, bias, emulated)
-
-    def with_nan(self, total):
-        """A row sum, or NaN if one of these scores is, or if their sum is beyond float32."""
-        if not self.sums:
-            return total
-        seen = self.sums[0]
-        for other in self.sums[1:]:
-            seen = cute.arch.add_packed_f32x2(seen, other)
-        one = seen[0] + seen[1]
-        return select_(one == one, total, one)
 
 
 def failed(cfg, args, work, i, state: RowState):

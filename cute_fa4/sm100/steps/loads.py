@@ -16,17 +16,19 @@ from ..work.tile import Work
 from . import rope_rows
 
 
-def load_q(cfg, args: KernelArgs, smem: Smem, events: Events, work: Work, i: int):
-    """Copy query tile i of the CTA; q_full[i] fires when it is there.
+def load_q(cfg, args: KernelArgs, smem: Smem, events: Events, work: Work, i: int, place=None):
+    """Copy query tile i of the CTA to its place; q_full of the place fires when it is there.
 
+    place: a number, or an Int32 of the kernel; None: i
     Rows beyond the sequence may be those of the next one: they cost nothing and are not stored.
     """
-    mbarrier = events.q_full.arrive_and_expect(i, cfg.tiles.q_tile_bytes)
+    place = i if place is None else place
+    mbarrier = events.q_full.arrive_and_expect(place, cfg.tiles.q_tile_bytes)
     sequence = work.sequence
     position = sequence.q_first_row + work.tile.first_position + i * rows.positions_per_tile(cfg)
     head = rows.scheduled_head(cfg, work)
     further = (head, sequence.batch) if cfg.q_layout == "dense" else (head,)
-    address = smem.q_address + i * cfg.tiles.q_tile_bytes
+    address = smem.q_address + place * cfg.tiles.q_tile_bytes
     if cfg.tiles.pads_groups:
         first = work.tile.head, position
         copies.load_tile(

@@ -21,13 +21,13 @@ def multiply_qk(
     tmem,
     kv: KVConsumerPipeline,
     at: KVPosition,
-    i: int,
+    i,
     wait: bool,
     to=None,
 ):
     """S = Q_i K^T, each depth stage of K as it arrives (`wait`; the second query tile finds K already there).
 
-    to: the softmax warpgroup whose S it is, a number or an Int32 of the kernel; None: i
+    i: the place of Q, a number or an Int32 of the kernel; to: the softmax warpgroup whose S it is, likewise; None: i
     """
     m, n, depth = cfg.tiles.qk_mma_shape
     q = KMajorTile(cfg.tiles.rows_per_q_tile, cfg.tiles.padded_qk_depth, cfg.dtype_bytes)

@@ -33,6 +33,7 @@ from .queue import (
     OwnStretch,
     Search,
     WorkQueue,
+    led,
     no_work,
     take_work,
     words_of,
@@ -60,14 +61,16 @@ class Judged:
         return cls(entries, places[1][0], **mbarriers, verdicts=verdicts, again=again)
 
     def publish(self, number, work: Work, again=0):
-        """Load warp: announce work tile `number`; the entry's verdict has been read."""
+        """Load warp: announce work tile `number`, -> it; the entry's verdict has been read."""
         at = number % JUDGED_ENTRIES
         cute.arch.mbarrier_wait(self.read + at, (number // JUDGED_ENTRIES & 1) ^ 1)
+        work = led(work, self.entries, number, JUDGED_ENTRIES)
         with cute.arch.elect_one():
             for i, word in enumerate(words_of(work)):
                 self.entries[at * WORK_WORDS + i] = word
             self.again[at] = Int32(again)
             cute.arch.mbarrier_arrive(self.ready + at)
+        return work
 
     def next(self, cfg, args, number) -> Work:
         at = number % JUDGED_ENTRIES
@@ -186,7 +189,7 @@ def take_or_repeat(
             over = following.tiles.count == NO_MORE
     if following.tiles.count != NO_MORE:
         number = number + 1
-        queue.publish(number, following, again)
+        following = queue.publish(number, following, again)
     return Search(claims, held, stretch, over), following, number
 
 
@@ -204,5 +207,5 @@ def end_or_repeat(
         if again:
             following = queue.entry(cfg, args, at % JUDGED_ENTRIES)
         number = number + 2
-        queue.publish(number, following, again)
+        following = queue.publish(number, following, again)
     return following, number

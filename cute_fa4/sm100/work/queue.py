@@ -28,7 +28,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from ...layouts.scalars import choose, maximum, minimum
-from . import blocks, kv_range, packed_order, shared_order, tile_order
+from . import blocks, kv_range, packed_order, rows, shared_order, tile_order
 from .entries import CLAIM_ANSWER_BYTES, WORK_ENTRIES, WORK_WORDS
 from .kv_range import TileRange
 from .line import Held
@@ -69,13 +69,15 @@ class WorkQueue:
         """Load warp, before the roles."""
 
     def publish(self, number, work: Work):
-        """Load warp: announce the CTA's work tile `number`."""
+        """Load warp: announce the CTA's work tile `number`; -> it, as it is announced."""
         at = number % WORK_ENTRIES
         cute.arch.mbarrier_wait(self.read + at, (number // WORK_ENTRIES & 1) ^ 1)
+        work = led(work, self.entries, number, WORK_ENTRIES)
         with cute.arch.elect_one():
             for i, word in enumerate(words_of(work)):
                 self.entries[at * WORK_WORDS + i] = word
             cute.arch.mbarrier_arrive(self.ready + at)
+        return work
 
     def next(self, cfg, args, number) -> Work:
         """Every other role, every thread of it: wait for work tile `number` and read it."""
@@ -105,8 +107,7 @@ class WorkQueue:
         search = replace(search, claims=search.claims + 1)
         following, search = take_work(cfg, args, self, answer, search)
         number = number + 1
-        self.publish(number, following)
-        return search, following, number
+        return search, self.publish(number, following), number
 
     def copies_issued(self, cfg, args, following: Work, number) -> tuple:
         """Load warp, behind the last copy of a work tile: -> (the next work tile, its number)."""
@@ -154,6 +155,9 @@ class OwnStretch(OneBlock):
 def words_of(work: Work) -> list:
     """A work tile as the words of an entry."""
     tile, of, tiles = work.tile, work.sequence, work.tiles
+    last = Int32(0) if tile.part is None else tile.part
+    if tiles.early is not None:
+        last = tiles.early << 1 | tiles.leader
     return [
         tiles.first,
         tiles.count,
@@ -166,19 +170,42 @@ def words_of(work: Work) -> list:
         of.k_first_row,
         of.num_keys,
         of.key_limit,
-        Int32(0) if tile.part is None else tile.part,
+        last,
     ]
+
+
+def led(work: Work, entries, number, num_entries: int) -> Work:
+    """Work tile `number` with its leader, if it has one; the one before is still in the queue, of so many entries."""
+    if work.tiles.early is None:
+        return work
+    leader = leader_of(entries, number, num_entries)
+    return replace(work, tiles=replace(work.tiles, leader=leader))
+
+
+@cute.jit
+def leader_of(entries, number: Int32, num_entries: cutlass.Constexpr) -> Int32:
+    """Which warpgroup leads: that of the work tile before, or the other one if that left out key tiles."""
+    leader = Int32(0)
+    if number > 0:
+        cute.arch.sync_warp()  # one lane has written it
+        word = entries[(number - 1) % num_entries * WORK_WORDS + WORK_WORDS - 1]
+        leader = word & 1
+        if word > 1:
+            leader = leader ^ 1
+    return leader
 
 
 def work_of(cfg, args, words: list) -> Work:
     """The work tile that an entry says."""
-    first, count, first_position, head, kv_head, batch, *of, part = words
+    first, count, first_position, head, kv_head, batch, *of, last = words
     if cfg.reads_lengths:
         found = Sequence(batch, *of)
     else:  # constants and arguments of the kernel: nothing is read
         found = find_sequence(cfg, args.lengths, batch, args.seqlen_q, args.seqlen_k)
-    tile = WorkTile(first_position, head, kv_head, batch, part if cfg.split_keys else None)
-    return Work(tile, found, TileRange(first, count))
+    tile = WorkTile(first_position, head, kv_head, batch, last if cfg.split_keys else None)
+    if not cfg.ends_early:
+        return Work(tile, found, TileRange(first, count))
+    return Work(tile, found, TileRange(first, count, last >> 1, last & 1))
 
 
 @dataclass(frozen=True)
@@ -236,9 +263,17 @@ def find_work(
         tiles, tile = args.splits.tiles_of(tiles, part), replace(tile, part=part)
     if cutlass.const_expr(cfg.cluster_parts > 1):
         tiles = taken_in_turn(tiles, rank, cfg.cluster_parts)
+    if cutlass.const_expr(cfg.ends_early):
+        end_of_first = (
+            tile.first_position + cfg.tiles.positions_per_block - rows.positions_per_tile(cfg)
+        )
+        last = minimum(end_of_first, of.seqlen_q) - 1
+        keys = of.num_keys, of.key_limit, args.mask_sizes
+        early = kv_range.left_out(cfg, tiles, of.position(last), *keys)
+        tiles = replace(tiles, early=early, leader=Int32(0))
     tile = replace(tile, first_position=blocks.first_position(cfg, tile.first_position))
     count = choose(block < 0, NO_MORE, tiles.count)
-    return Work(tile, of, TileRange(tiles.first, count)), held
+    return Work(tile, of, replace(tiles, count=count)), held
 
 
 @cute.jit
@@ -274,7 +309,8 @@ def no_work(cfg, count: int = NO_MORE) -> Work:
     zero = Int32(0)
     first = Int32(BEYOND) if count == PAUSE else blocks.first_position(cfg, zero)
     tile = WorkTile(first, zero, zero, zero, zero if cfg.split_keys else None)
-    return Work(tile, Sequence.empty(), TileRange(zero, Int32(count)))
+    tiles = TileRange(zero, Int32(count), *((zero, zero) if cfg.ends_early else ()))
+    return Work(tile, Sequence.empty(), tiles)
 
 
 def _uniform(number) -> Int32:

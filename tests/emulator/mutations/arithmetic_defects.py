@@ -216,7 +216,7 @@ def coordinates():
         "the output tile is stored 128 rows further",
         CAUSAL,
         replace(
-            lines("correction", store).behind(o_ready(0)).first,
+            lines("correction", store).behind(o_ready(0).first).first,
             r"{.reg .b32 further; add.s32 further, \2, 128; \1, further\3}",
         ),
         (*WRONG, "RaceError"),

@@ -18,7 +18,6 @@ from tests.emulator.mutations.attention_places import (
     P_READY,
     PV_DONE,
     S0_DONE,
-    S1_DONE,
     STORE_WORD,
     SUMS,
     SUMS_WAIT,
@@ -165,9 +164,9 @@ def commits():
     ):
         yield Mutant(f"no commit on {what}", FULL, delete(place), HANG)
     yield Mutant(
-        "no commit on pv_done[1]",
+        "no commit on pv_done of the leader",
         CAUSAL,
-        delete(commit("pv_done[1]").behind(S1_DONE).first),
+        delete(commit("pv_done").first),
         HANG,
     )
     yield Mutant(

@@ -15,6 +15,7 @@ from tests.emulator.mutations import (
     queue_defects,
     small_defects,
     small_kernels,
+    uneven_defects,
 )
 
 LEVEL = "ptx"
@@ -40,5 +41,6 @@ def mutants():
         *arithmetic_defects.mutants(),
         *one_tile_defects.mutants(),
         *lone_defects.mutants(),
+        *uneven_defects.mutants(),
         *small_defects.mutants(),
     )

@@ -22,6 +22,7 @@ from tests.emulator.mutations.attention_places import (
     WAIT_LD,
     WAIT_ST,
     WHOLE_TILE,
+    arrival,
     o_free,
     o_ready,
     rescale,
@@ -178,7 +179,9 @@ def output():
         delete(chunk(COMMIT_GROUP, last_of_o1)),
         (*IN_FLIGHT, *ASYNCHRONY),
     )
-    zeros = chunk(COMMIT_GROUP, o_free(1))  # behind it: chunks of a work tile without keys
+    zeros = chunk(
+        COMMIT_GROUP, arrival("correction", "p_ready").last
+    )  # behind it: chunks of a work tile without keys
     yield Mutant(
         "no proxy fence before a chunk of zeros is stored",
         FEW_KEYS,

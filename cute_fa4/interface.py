@@ -100,9 +100,10 @@ def flash_attn_func(
                   query head h reads key/value head h // (heads_q / heads_kv). Of the dtype of q, or of
                   float8: q of 16 bits is then taken as it is where there are few queries, else quantised by query and
                   head (docs/serving.md)
-    k_rope        (batch, seqlen_k, d) or (batch, seqlen_k, 1, d), of the dtype of k: the last d columns of every key,
-                  which all heads share (multi-head latent attention); k has those before them, and q all: head_dim
-                  is their sum. d up to 64, behind a multiple of 64. A slice of a latent cache is one. None: k has all
+    k_rope        (batch, seqlen_k, d) or (batch, seqlen_k, 1, d), of the dtype of k or of float8 under 16 bits: the
+                  last d columns of every key, which all heads share (multi-head latent attention); k has those
+                  before them, and q all: head_dim is their sum. d up to 64, behind a multiple of 64. A slice of a
+                  latent cache is one. None: k has all
     softmax_scale positive; None: head_dim ** -0.5
     causal        query i sees keys j <= i + seqlen_k - seqlen_q: the last query sees every key
     window_size   (left, right): query i sees keys from i + seqlen_k - seqlen_q - left to ... + right;

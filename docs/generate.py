@@ -26,6 +26,7 @@ from cute_fa4.sm100.config import (  # noqa: E402
     LatentTile,
     OneTile,
     Pair,
+    RopeTile,
     SwappedTile,
     WidenedTile,
     WidePair,
@@ -55,6 +56,8 @@ def barriers_document() -> str:
     of_rows = FA4Config(**problem | stored, schedule=LatentRows()).barriers
     wide = FA4Config(qk_depth=256, schedule=WideTile()).barriers
     wide_pair = FA4Config(qk_depth=256, schedule=WidePair()).barriers
+    of_rope = dict(qk_depth=192, ov_depth=128, rope_depth=64, rope_dtype="e4m3")
+    rope = FA4Config(**of_rope, schedule=RopeTile()).barriers
     return f"""# Barriers
 
 Every mbarrier of the forward kernel, printed from `cute_fa4/sm100/mha2q/barriers.py` for the default configuration
@@ -151,6 +154,15 @@ Pairs of CTAs of such heads (`mhawidepair/barriers.py`, {wide_pair.kv_slots} rin
 ```
 {wide_pair.text()}
 ```
+
+Rotary columns of 8 bits in a tensor of their own are widened in their slot (`mharope/barriers.py`, {rope.kv_slots} ring
+slots):
+
+```
+{rope.text()}
+```
+
+{_reuse(rope, besides=wide)}
 
 ## In memory
 

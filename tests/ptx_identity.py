@@ -169,6 +169,9 @@ VARIANTS = {
         "scale_dtype": "f32",
         "latent": True,
     },
+    "rope": {"head_dim": 192, "head_dim_v": 128, "rope_depth": 64, **CAUSAL},
+    "rope pages": {"head_dim": 192, "head_dim_v": 128, "rope_depth": 64, "rope_page_size": 64},
+    "rope 8 bits": {"head_dim": 192, "head_dim_v": 128, "rope_depth": 64, "rope_dtype": "e4m3"},
     "B300": {"arch": "sm_103a", **CAUSAL},
     "B300 d64": {"arch": "sm_103a", "head_dim": 64},
 }

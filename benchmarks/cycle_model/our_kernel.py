@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 
 from benchmarks.cycle_model import trace
-from benchmarks.cycle_model.workloads import KEYS_A_TILE, Workload
+from benchmarks.cycle_model.workloads import KEYS_A_TILE, ROPE_DEPTH, RopeWorkload, Workload
 
 
 def cubin(variant) -> bytes:
@@ -49,6 +49,14 @@ def torch_dtype(name: str):
     import torch
 
     return {"bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn}[name]
+
+
+def _in_rope(work: Workload, k) -> dict:
+    """K without the columns that have a tensor of their own, and these."""
+    if not isinstance(work, RopeWorkload):
+        return {}
+    own, rope = k[..., :-ROPE_DEPTH].contiguous(), k[..., :1, -ROPE_DEPTH:]
+    return {"mK": own, "rope": (rope.to(torch_dtype(work.rope_dtype)).contiguous(),)}
 
 
 @lru_cache(maxsize=64)
@@ -137,6 +145,7 @@ def _arguments(work: Workload) -> tuple:
         mO=torch.empty((*q.shape[:-1], depths[1]), dtype=torch.bfloat16),
         softmax_scale=scale,
     )
+    more |= _in_rope(work, k)
     more |= dict(max_seqlen_q=work.seqlen_q)
     names = inspect.signature(SM100MHA2Q.__call__).parameters
     unknown = set(more) - set(names)

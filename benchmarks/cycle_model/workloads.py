@@ -35,6 +35,9 @@ EMPTY_BLOCKS = 4
 WINDOW_STEADY_TILES = 8
 
 
+ROPE_DEPTH = 64  # columns of K in a tensor of their own
+
+
 @dataclass(frozen=True)
 class Workload:
     """One emulated launch: the shape of q, and of k and v, and which keys a query sees.
@@ -62,6 +65,13 @@ class Workload:
     @property
     def seqlen_k(self) -> int:
         return self.tiles * KEYS_A_TILE - self.missing
+
+
+@dataclass(frozen=True)
+class RopeWorkload(Workload):
+    """One whose last columns of K are a tensor of their own, of this dtype."""
+
+    rope_dtype: str = "bf16"
 
 
 def workload(variant, tiles: int, work_tiles: int = 1, window: int = 0) -> Workload:

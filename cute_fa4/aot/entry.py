@@ -33,6 +33,7 @@ from cute_fa4.sm100.combine.config import MOST_COLUMNS, CombineConfig
 from cute_fa4.sm100.config import FA4Config
 from cute_fa4.sm100.mhapair import pays
 from cute_fa4.sm100.mhapair.schedule import Pair
+from cute_fa4.sm100.mharope.schedule import RopeTile
 from cute_fa4.sm100.mhaswap.schedule import SwappedTile
 from cute_fa4.sm100.mhawide.schedule import WideTile
 from cute_fa4.sm100.mhawidepair.schedule import WidePair
@@ -79,6 +80,7 @@ MODEL = {
     "softcap": Field("real", "default: 0, off"),
     "return_lse": Field("switches", "false, true, or both; default: false"),
     "rope_depth": Field("number", "columns of keys in k_rope (MLA prefill); default: 0"),
+    "rope_dtype": Field("text", "of k_rope under 16 bits: e4m3 or e5m2; default: as dtype"),
     "rope_page_sizes": Field(
         "numbers", "keys of a page of k_rope, besides its rows; default: none"
     ),
@@ -120,7 +122,7 @@ CONFIG = {
         "number", "last columns of k in a tensor all heads share (MLA); default: 0"
     ),
     "rope_page_size": Field("number", "keys of a page of that tensor; default: 0, rows as k"),
-    "rope_dtype": Field("text", "of these columns; default: as k"),
+    "rope_dtype": Field("text", "of these columns, e4m3 or e5m2 under 16 bits; default: as k"),
     "scale_dtype": Field("text", "default: none"),
     "arch": _ARCH,
     "family": Field(
@@ -209,6 +211,8 @@ def _of_config(values: dict) -> list:
     family = values.pop("family", None)
     if values.get("latent"):
         family = family or _latent_family(values)
+    elif values.get("rope_dtype"):
+        family = family or RopeTile.family
     wide = is_wide(values["head_dim"], values.get("head_dim_v", values["head_dim"]))
     asked = {**policy.of_schedules(), **values}
     choices = set(values) & SCHEDULE_CHOICES
@@ -246,7 +250,7 @@ def _families_with(choices: set, wide: bool, pairs: bool) -> list[str]:
     """
     has = {name: {field.name for field in fields(cls)} for name, cls in FAMILIES.items()}
     few = "rows" in choices
-    asked_for = {LatentTile, LatentPair} if pairs else {LatentTile, LatentPair, Pair}
+    asked_for = {LatentTile, LatentPair, RopeTile} | (set() if pairs else {Pair})
     if policy.pairs() is False:
         asked_for.add(WidePair)
     return [

@@ -46,6 +46,7 @@ def configs_for_model(
     return_lse: tuple[bool, ...] = (False,),
     rope_depth: int = 0,
     rope_page_sizes: tuple[int, ...] = (),
+    rope_dtype: str | None = None,
     arch: str = "sm_100a",
 ) -> list:
     """FA4Configs, AppendConfigs and CombineConfigs, without doubles.
@@ -65,6 +66,7 @@ def configs_for_model(
     rope_depth  columns of keys that calls have as k_rope, of head_dim (prefill of latent attention, whose calls are
                 "dense" and "packed"); 0: k has all columns
     rope_page_sizes  keys of its pages, where packed calls have k_rope_page_table
+    rope_dtype  "e4m3" or "e5m2": k_rope has 8 bits under 16; None: as dtype
 
     Raises ValueError for a value that no call accepts, and with every reason for shapes that no kernel runs.
     """
@@ -73,6 +75,7 @@ def configs_for_model(
     from cute_fa4.sm100.append.config import AppendConfig
     from cute_fa4.sm100.chip import FP8_DTYPES
     from cute_fa4.sm100.choose_config import CLUSTER_PARTS, config_for, split_configs
+    from cute_fa4.sm100.config import RopeTile
     from cute_fa4.sm100.score_mods import soft_cap
 
     calls = _several("calls", calls, str, "('dense',)")
@@ -121,7 +124,9 @@ def configs_for_model(
         "score_mod": soft_cap(float(softcap)) if softcap else None,
     }
     tiles = _tiles(shared, policy.swaps() and not rope_depth)
-    ropes = _ropes(index(rope_depth), rope_page_sizes)
+    ropes = _ropes(index(rope_depth), rope_page_sizes, rope_dtype)
+    if rope_dtype is not None:
+        tiles = [{"pack_gqa": False, "family": RopeTile.family}]
     variants = itertools.product(
         dict.fromkeys(b.mask for b in bound),
         dict.fromkeys(return_lse),
@@ -136,7 +141,7 @@ def configs_for_model(
     found = [
         config_for(**shared | _dtypes(dtype, kv_dtype, descales, tile), mask=mask, write_lse=lse, **tile, **layout)
         for mask, lse, layout in variants
-        for tile in (tiles if fp8 else _with_pairs(tiles, shared, mask))
+        for tile in (tiles if fp8 or rope_dtype else _with_pairs(tiles, shared, mask))
     ]  # fmt: skip
     # Decode splits its keys: shared out (num_splits=0) or in parts, partial results, and what merges them.
     for config in [c for c in found if c.page_size and _decodes(c)]:
@@ -179,11 +184,12 @@ def _dtypes(dtype: str, kv_dtype: str | None, descales: str, tiles: dict) -> dic
     return {"qkv_dtype": kv_dtype, "o_dtype": dtype, "descales": f"Q{of_keys}"}
 
 
-def _ropes(depth: int, page_sizes: tuple) -> list[dict]:
+def _ropes(depth: int, page_sizes: tuple, dtype: str | None) -> list[dict]:
     """What a configuration says of columns of keys in a tensor of their own: beside k first, then in pages."""
     if not depth:
         return [{}]
-    return [{"rope_depth": depth, "rope_page_size": page} for page in (0, *page_sizes)]
+    of_all = {"rope_depth": depth, "rope_dtype": dtype}
+    return [of_all | {"rope_page_size": page} for page in (0, *page_sizes)]
 
 
 def _latent(

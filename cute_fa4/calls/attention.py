@@ -39,7 +39,7 @@ from cute_fa4.sm100.choose_config import (
     tile_for,
     wide_family_for,
 )
-from cute_fa4.sm100.config import FA4Config
+from cute_fa4.sm100.config import FA4Config, RopeTile
 from cute_fa4.system.devices import target_of
 
 
@@ -232,6 +232,8 @@ def _tile(q, k, v, group: int, where: Where, options: Options) -> dict:
     by_length = length_chooses and not wide
     swaps = by_length and policy.swaps() and options.rope is None
     pack, rows = tile_for(seqlen_q, group, options.pack_gqa, swaps)
+    if options.rope is not None and options.rope.dtype is not None:
+        return {"pack_gqa": pack, "family": RopeTile.family, "rope_dtype": options.rope.dtype}
     if rows is not None:
         return {"pack_gqa": pack, "rows": rows}
     heads = group if pack else 1

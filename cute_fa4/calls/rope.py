@@ -20,6 +20,8 @@ from cute_fa4.calls.request import Where
 from cute_fa4.calls.strides import rows_for_descriptors
 from cute_fa4.calls.tensors import (
     DENSE,
+    DTYPE_NAMES,
+    FP8,
     PACKED,
     PAGED,
     check_is_tensor,
@@ -38,10 +40,15 @@ class Rope:
 
     depth       its columns
     page_size   rows of its pages; 0: its rows are those of k
+    dtype       the name of one of 8 bits, which the kernel widens; None: that of k
     """
 
     view: torch.Tensor
     page_table: torch.Tensor | None
+
+    @property
+    def dtype(self) -> str | None:
+        return DTYPE_NAMES[self.view.dtype] if self.view.dtype in FP8 else None
 
     @property
     def depth(self) -> int:
@@ -89,10 +96,11 @@ def checked_rope(given: tuple | None, q, k, where: Where, contents: bool = True)
     if given is None:
         return None
     k_rope, table = given
-    if k_rope.dtype != k.dtype or k.dtype.itemsize != 2 or q.dtype != k.dtype:
+    wide = k.dtype.itemsize == 2 and q.dtype == k.dtype
+    if not wide or (k_rope.dtype != k.dtype and k_rope.dtype not in FP8):
         raise TypeError(
-            f"k_rope: dtype {k_rope.dtype} with q of {q.dtype} and k of {k.dtype}; accepted: one dtype of 16 bits for "
-            "all; convert with .to(torch.bfloat16)"
+            f"k_rope: dtype {k_rope.dtype} with q of {q.dtype} and k of {k.dtype}; accepted: q and k of 16 bits, "
+            f"k_rope of their dtype or {' or '.join(map(str, FP8))}; convert with .to(torch.bfloat16)"
         )
     check_place("k_rope", k_rope, q.device)
     view = _check_shape(k_rope, table, k, where)

@@ -78,9 +78,9 @@ def _rope(config: FA4Config, keys: tuple) -> tuple | None:
     if not config.rope_depth:
         return None
     if not config.rope_page_size:
-        return (_fake_rows(config.stored_dtype, (*keys[:-1], 1, config.rope_depth)),)
+        return (_fake_rows(config.rope_stored_dtype, (*keys[:-1], 1, config.rope_depth)),)
     pages = sym_int(symbol="rope_pages"), config.rope_page_size, 1, config.rope_depth
-    return _fake_rows(config.stored_dtype, pages), _fake("i32", (sym_int(), sym_int()))
+    return _fake_rows(config.rope_stored_dtype, pages), _fake("i32", (sym_int(), sym_int()))
 
 
 def _results(config: FA4Config, rows_q: tuple, heads_q) -> tuple:

@@ -29,7 +29,8 @@ def role_ranges(cfg: FA4Config) -> tuple[tuple[range, str], ...]:
         (range(first, first + WARPS_PER_GROUP), warps.role_of(first))
         for first in warps.softmax[::WARPS_PER_GROUP]
     ]
-    others = [name for name in ("correction", "mma", "load", "idle") if hasattr(warps, name)]
+    known = ("correction", "mma", "load", "widen", "idle")
+    others = [name for name in known if getattr(warps, name, None)]
     rest = [(getattr(warps, name), name) for name in others]
     return tuple(softmax + rest)
 

@@ -9,6 +9,7 @@ from .config import SCHEDULES, FA4Config
 from .mha1q.schedule import OneTile
 from .mha2q.schedule import TwoTiles
 from .mhapair.schedule import Pair
+from .mharope.schedule import RopeTile
 from .mhaswap.schedule import CLUSTER_PARTS, SwappedTile
 from .mhaswap.tiles import padded_heads
 from .mhawide.schedule import WideTile
@@ -104,6 +105,8 @@ def choose_config(
     if "schedule" not in choices:
         if family is None and choices.get("latent"):
             family = (LatentRows if choices.get("kv_dtype") else LatentTile).family
+        elif family is None and choices.get("rope_dtype"):
+            family = RopeTile.family
         elif family is None and choices.get("kv_dtype"):
             family = WidenedTile.family
         elif (

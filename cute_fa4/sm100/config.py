@@ -22,6 +22,7 @@ from .memory_maps import SmemMap, TmemMap
 from .mha1q.schedule import OneTile
 from .mha2q.schedule import TwoTiles
 from .mhapair.schedule import Pair
+from .mharope.schedule import RopeTile
 from .mhaswap.schedule import SwappedTile
 from .mhawide.schedule import WideTile
 from .mhawiden.schedule import WidenedTile
@@ -45,6 +46,7 @@ SCHEDULES = {
         WidenedTile,
         WideTile,
         WidePair,
+        RopeTile,
         LatentTile,
         LatentPair,
         LatentRows,

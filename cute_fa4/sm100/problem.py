@@ -165,6 +165,11 @@ class Problem:
         return "".join(name for name in "KV" if name in self.descales)
 
     @property
+    def rope_stored_dtype(self) -> str:
+        """Of the columns of K that lie in a tensor of their own."""
+        return self.rope_dtype or self.stored_dtype
+
+    @property
     def causal(self) -> bool:
         return isinstance(self.mask, bands.Causal)
 

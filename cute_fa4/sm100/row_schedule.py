@@ -61,6 +61,7 @@ class RowSchedule:
     # How exponentials are emulated on the FMA units: "exact", in float32; "half" in f16 (steps/half_powers.py).
     exponential: ClassVar[str] = "exact"
     tmem_remedy: ClassVar[str] = ""  # besides a lower bn_cap
+    widens_rope: ClassVar[bool] = False  # columns of K with a tensor and a dtype of their own
 
     bn_cap: int = 0
     swizzle_bytes: int = 128
@@ -171,6 +172,7 @@ class RowSchedule:
         why = problem_not_built(
             *(problem, self.qk_depths, self.ov_depths),
             takes_rope=True,
+            widens_rope=self.widens_rope,
             scales_keys=self.scales_keys,
         )
         if tiles.BN > 128:
@@ -220,12 +222,13 @@ def problem_not_built(
     widens: bool = False,
     takes_rope: bool = False,
     scales_keys: bool = False,
+    widens_rope: bool = False,
 ) -> list[str]:
     """What no family runs yet, whatever its tiles are.
 
     qk_depths, ov_depths: what this one does, of 16 bits; widens: whether it runs keys of 8 bits under queries of 16;
-    takes_rope: whether it loads columns of K from a tensor of their own; scales_keys: whether a key may have a scale of
-    its own
+    takes_rope, widens_rope: whether it loads columns of K from a tensor of their own, and of 8 bits; scales_keys: whether
+    a key may have a scale of its own
     """
     why = []
     if problem.token_scales and not scales_keys:
@@ -263,7 +266,11 @@ def problem_not_built(
             f"rope_depth={problem.rope_depth} with qkv_dtype={problem.qkv_dtype!r} is not built yet: use 'bf16' or "
             "'fp16'"
         )
-    for name in ("rope_dtype", "scale_dtype"):
-        if getattr(problem, name) is not None:
-            why.append(f"{name}={getattr(problem, name)!r} is not built yet: use None")
+    if problem.rope_dtype is not None and not widens_rope:
+        why.append(
+            f"rope_dtype={problem.rope_dtype!r} is not built yet in this family: use None, or e4m3 with "
+            "schedule=RopeTile()"
+        )
+    if problem.scale_dtype is not None:
+        why.append(f"scale_dtype={problem.scale_dtype!r} is not built yet: use None")
     return why

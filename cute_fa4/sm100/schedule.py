@@ -10,6 +10,7 @@
     mla_widen/schedule.py     LatentRows: 8 to 32 rows over a latent cache of 656 bytes a row, widened in the CTA
     mha1q/schedule.py         OneTile: one query tile of 128 rows, even and odd key tiles side by side
     mhawidepair/schedule.py   WidePair: two CTAs share the MMAs of a query tile of 256 rows, wide heads
+    mharope/schedule.py       RopeTile: the same with rotary columns of K of 8 bits, which are widened in the CTA
     mhawide/schedule.py       WideTile: one query tile of 128 rows, head dims up to 512, of V 256 a launch
 
 A schedule knows its own numbers, cuts a problem into tiles, and lays tiles out in tensor memory and shared memory;

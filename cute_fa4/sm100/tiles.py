@@ -146,6 +146,11 @@ class Tiles:
         return align_up(self.problem.rope_depth, self.swizzle_granule)
 
     @property
+    def rope_box_columns(self) -> int:
+        """Columns of one copy of them: a line of the swizzle, as they are stored."""
+        return self.swizzle_bytes // DTYPE_BYTES[self.problem.rope_stored_dtype]
+
+    @property
     def own_qk_depth(self) -> int:
         """Columns of K in a slot that come from K itself: all of them, but for those in a tensor of their own."""
         return self.slot_qk_depth - (0 if self.rest_qk_depth else self.rope_columns)

@@ -175,5 +175,9 @@ def test_prefill_with_columns_that_all_heads_share_is_listed(monkeypatch):
         for rope in (dict(k_rope=k[0, :, 0, :64]), pages):
             flash_attn_varlen_func(q[0], k[0], k[0], ends, ends, rows, rows, causal=True, **rope)
     assert len(asked) == 6 and asked <= set(listed)
+    narrow = set(configs_for_model(**model, calls=("dense",), rope_dtype="e4m3"))
+    asked.clear()
+    flash_attn_func(q, k, k, k_rope=k[:, :, 0, :64].to(torch.float8_e4m3fn), causal=True)
+    assert len(asked) == 1 and asked <= narrow
     with pytest.raises(ValueError, match="'dense', 'packed'"):
         configs_for_model(**model)

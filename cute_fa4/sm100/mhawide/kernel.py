@@ -31,6 +31,10 @@ class InTwoBuffers(Order):
     correct = staticmethod(correction.run)
     load_tile = staticmethod(loads.load_tile)
 
+    def announced(self, cfg, events, kv, at, unit):
+        """Announce a unit of K of which columns have a tensor of their own; returns the mbarrier for its copies."""
+        return kv.get_v(at)
+
     def buffer(self, cfg, work, n, i, before):
         return self.number(work, n, before) & 1
 

@@ -47,7 +47,7 @@ def load_tile(
         k_units = [k_unit(cfg, k, unit) for unit in range(cfg.tiles.k_units)]
         at = load_units(k_units, kv, work, at, of_k)
     else:
-        at = load_units_of_two(cfg, k, rope[0], kv, work, at, of_k, rope[1])
+        at = load_units_of_two(cfg, order, events, k, rope, kv, work, at, of_k)
     v_units = [v_unit(cfg, v, unit) for unit in range(cfg.tiles.v_units)]
     own = [own_columns(cfg, unit) for unit in range(cfg.tiles.v_units)]
     if n > first:
@@ -78,15 +78,27 @@ def load_units(
 
 
 def load_units_of_two(
-    cfg, k: KVBuffer, rope: KVBuffer, kv: TMAProducerPipeline, work: Work, at: Slot, of_k, of_rope
+    cfg,
+    order,
+    events: Events,
+    k: KVBuffer,
+    rope: tuple,
+    kv: TMAProducerPipeline,
+    work: Work,
+    at: Slot,
+    of_k,
 ) -> Slot:
-    """Copy the units of a K tile, span by span: the first ones from K, the last one from what all heads share."""
+    """Copy the units of a K tile, span by span: the first ones from K, the last one from what all heads share.
+
+    rope: of rope_rows.found_of
+    """
+    shared, of_rope = rope
     batch, spans = work.sequence.batch, cfg.tiles.unit_columns // cfg.tiles.swizzle_granule
     for unit in range(cfg.tiles.k_units):
         kv.acquire(at)
-        mbarrier = kv.get_v(at)
+        mbarrier = order.announced(cfg, events, kv, at, unit)
         for span in range(spans):
-            buffer, is_own = k_span(cfg, k, rope, unit, span)
+            buffer, is_own = k_span(cfg, k, shared, unit, span)
             found, head = (of_k, work.tile.kv_head) if is_own else (of_rope, Int32(0))
             buffer.load_from_dram(at.index, mbarrier, found, head, batch)
         at = kv.commit_step(at)

@@ -25,9 +25,11 @@ def k_span(cfg, k: KVBuffer, rope: KVBuffer, unit: int, span: int) -> tuple[KVBu
     """64 columns of a unit of K, for their copy -> (the buffer, whether K itself has them). rope: of the others."""
     columns, own = cfg.tiles.swizzle_granule, cfg.tiles.own_qk_depth
     column = unit * cfg.tiles.unit_columns + span * columns
-    whole, first = (k, column) if column < own else (rope, column - own)
     there = k.ring_address + span * cfg.tiles.k_rows_per_cta * SPAN_BYTES
-    part = _part(whole, columns=columns, contraction=columns, first_column=first)
+    if column >= own:
+        part = _part(rope, first_column=column - own)
+    else:
+        part = _part(k, columns=columns, contraction=columns, first_column=column)
     return replace(part, ring_address=there), column < own
 
 

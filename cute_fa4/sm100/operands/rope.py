@@ -41,7 +41,7 @@ class Rope:
     @staticmethod
     def of(cfg, tensor, page_table=None) -> "Rope":
         """tensor: like K of one head, (batch, seqlen_k, 1, depth), packed (total_k, 1, depth) or in pages."""
-        tiles, dtype, columns = cfg.tiles, DTYPES[cfg.stored_dtype], cfg.tiles.rope_columns
+        tiles, dtype, columns = cfg.tiles, DTYPES[cfg.rope_stored_dtype], cfg.tiles.rope_box_columns
         pages = Int32(tensor.shape[0])
         if not is_clipped(cfg):
             view = dense_view(tensor, columns, columns)
@@ -72,10 +72,11 @@ def own_columns(cfg) -> KVBufferConfig:
 
 def rope_buffer(cfg, ring_address: Int32, rope: Rope) -> KVBuffer:
     """The columns behind them: of every slot, or in the one place of the rest."""
-    tiles, columns = cfg.tiles, cfg.tiles.rope_columns
+    tiles, columns = cfg.tiles, cfg.tiles.rope_box_columns
     rows = tiles.k_rows_per_cta
     whole = KVBufferConfig._of(cfg, rows, columns, tiles.rope_box_rows, False, 1, columns)
-    config = replace(whole, clipped=is_clipped(cfg), gathered=tiles.gathers_rope)
+    dtype = cfg.rope_stored_dtype
+    config = replace(whole, clipped=is_clipped(cfg), gathered=tiles.gathers_rope, dtype=dtype)
     if tiles.rest_qk_depth:
         place = cfg.smem.k_rest.offset - cfg.smem.kv.offset
         return KVBuffer(replace(config, slot_bytes=0), ring_address + place, rope.operand)

@@ -1,0 +1,118 @@
+"""Widen warps: the last unit of every K tile, 8 bits -> 16, in its slot of the ring. A thread owns two keys.
+
+    line of a key    bytes 0..63: 64 numbers of 8 bits, 64..127: zeros    ->    64 numbers of 16 bits
+
+Both are swizzled alike, in pieces of 16 bytes: a thread loads the four pieces of its key, then stores eight over them.
+The warps walk the ring as the load warp fills it (mhawide/loads.py); in its order, for three units of K and two of V,
+
+    K0 K0 R0   K1 K1 R1   V0 V0   K2 K2 R2   V1 V1   V2 V2
+
+and raise kv_full of each R, which load leaves to them.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from ...layouts.operand_tiles import KMajorTile
+from ...layouts.scalars import choose
+from ..chip import WARP_SIZE
+from ..kernel_args import KernelArgs, Smem
+from ..mhawide import units
+from ..mhawiden.pieces import WORDS, load_piece, numbers_of, widened
+from ..steps import row_math
+from ..steps.store import PIECE_BYTES, store_piece
+from ..sync.pipelines import KVConsumerPipeline, Slot
+from ..work.queue import NO_MORE, WorkQueue
+from .events import RopeEvents
+
+WIDENED = 3  # named barrier of the two warps; 0 to 2 are others' (kernel.py, steps/store.py)
+WIDE_BYTES = 2  # of a number, widened
+COLUMNS = PIECE_BYTES // WIDE_BYTES  # of a piece of 16 bits
+
+
+def further(at: Slot, number: int, slots: int) -> Slot:
+    """So many slots on; number: at most as many as there are."""
+    index = at.index + number
+    turned = index >= slots
+    return Slot(choose(turned, index - slots, index), at.phase ^ choose(turned, 1, 0))
+
+
+def widen_key(cfg, address, key):
+    """The line of a key in the slot at this shared address."""
+    raw = KMajorTile(cfg.tiles.BN, cfg.tiles.swizzle_bytes, 1)
+    wide = KMajorTile(cfg.tiles.BN, cfg.tiles.swizzle_granule, WIDE_BYTES)
+    words = []
+    for column in range(0, cfg.tiles.swizzle_granule, PIECE_BYTES):
+        words += load_piece(address + raw.offset(key, column))
+    found = widened(words, cfg.rope_dtype)
+    if cfg.qkv_dtype == "bf16":
+        found = row_math.pack(numbers_of(found), "bf16")
+    for piece in range(cfg.tiles.swizzle_granule // COLUMNS):
+        part = found[WORDS * piece : WORDS * (piece + 1)]
+        store_piece(address + wide.offset(key, piece * COLUMNS), part)
+
+
+def await_raw(events: RopeEvents, at: Slot, phases: Int32):
+    events.rope_raw.wait(at.index, phases >> at.index & 1)
+
+
+def turned(phases: Int32, at: Slot) -> Int32:
+    """The parities behind a wait for the unit in a slot."""
+    return phases ^ (Int32(1) << at.index)
+
+
+def complete(threads: int):
+    """Both warps have written their lines, and the tensor core may read them when one of them says so."""
+    cute.arch.fence_proxy("async.shared", space="cta")
+    cute.arch.barrier(barrier_id=WIDENED, number_of_threads=threads)
+
+
+@cute.jit
+def widen_unit(
+    cfg: cutlass.Constexpr,
+    smem: Smem,
+    events: RopeEvents,
+    kv: KVConsumerPipeline,
+    at: Slot,
+    phases: Int32,
+    thread: Int32,
+) -> Int32:
+    """The unit in a slot; -> phases, whose bit i is the parity of rope_raw of slot i that comes next."""
+    threads = WARP_SIZE * len(cfg.schedule.warps.widen)
+    await_raw(events, at, phases)
+    address = smem.kv_address + at.index * cfg.tiles.kv_slot_bytes
+    for first in cutlass.range_constexpr(0, cfg.tiles.BN, threads):
+        widen_key(cfg, address, thread + first)
+    complete(threads)
+    if thread == 0:
+        cute.arch.mbarrier_arrive(kv.full + at.index)
+    return turned(phases, at)
+
+
+@cute.jit
+def run(
+    cfg: cutlass.Constexpr,
+    args: KernelArgs,
+    smem: Smem,
+    events: RopeEvents,
+    kv: KVConsumerPipeline,
+    queue: WorkQueue,
+):
+    """Every work tile of the CTA."""
+    thread, _, _ = cute.arch.thread_idx()
+    thread = thread - WARP_SIZE * cfg.schedule.warps.widen.start
+    k_units, v_units = cfg.tiles.k_units, cfg.tiles.v_units
+    at, phases, number = units.first(), Int32(0), Int32(0)
+    count = queue.next(cfg, args, number).tiles.count
+    while count != NO_MORE:
+        for n in cutlass.range(count, unroll=1):
+            at = further(at, k_units - 1, kv.slots)
+            phases = widen_unit(cfg, smem, events, kv, at, phases, thread)
+            at = at.next(kv.slots)
+            if n > 0:
+                at = further(at, v_units, kv.slots)
+        if count > 0:
+            at = further(at, v_units, kv.slots)
+        number = number + 1
+        count = queue.next(cfg, args, number).tiles.count

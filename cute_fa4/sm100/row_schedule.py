@@ -227,8 +227,8 @@ def problem_not_built(
     """What no family runs yet, whatever its tiles are.
 
     qk_depths, ov_depths: what this one does, of 16 bits; widens: whether it runs keys of 8 bits under queries of 16;
-    takes_rope, widens_rope: whether it loads columns of K from a tensor of their own, and of 8 bits; scales_keys: whether
-    a key may have a scale of its own
+    takes_rope, widens_rope: whether it loads columns of K from a tensor of their own, and of 8 bits;
+    scales_keys: whether a key may have a scale of its own
     """
     why = []
     if problem.token_scales and not scales_keys:

@@ -6,7 +6,8 @@
 
 Two layers with random weights read two prompts and write on. In the second run the cache is float8_e4m3fn: new rows are
 quantised on their way into its pages, with a scale for each head that the layer keeps, and queries stay bf16. Both runs
-read the tokens of the first, so that what differs is the cache.
+read the tokens of the first, so that what differs is the cache. (Models of Hugging Face transformers have
+cute_fa4.integrations.transformers_cache.EightBitCache, where every token has a scale of its own.)
 """
 
 import argparse

@@ -20,6 +20,7 @@ from cute_fa4.integrations.transformers_masks import LazyMask, Pattern, mask
 from cute_fa4.interface import flash_attn_varlen_func
 
 # Arguments that some models give to attention and that change its result.
+SCALE = "_cute_fa4_scale"  # of keys and values of a cache of eight bits (transformers_cache.py)
 NOT_BUILT = ("position_bias", "cache", "block_table", "indices", "block_indices", "sinks")
 
 
@@ -73,10 +74,11 @@ def attention(
         raise NotImplementedError(
             f"dropout: {dropout}: not built; accepted: 0.0; call model.eval()"
         )
-    depth_v = value.shape[-1]
+    depth_v, scales = value.shape[-1], scales_of(key, value)
     scale = checked_scale(scaling, query.shape[-1])
     query, key, value = padded_depths(query, key, value)
     options = {"softmax_scale": scale, "softcap": softcap, "learnable_sink": s_aux, "num_splits": 0}
+    options |= scales
     pattern = _pattern_of(module, attention_mask, is_causal, sliding_window)
     packed = cu_seq_lens_q is not None and cu_seq_lens_k is not None and query.shape[0] == 1
     if packed and pattern is not None and pattern.is_only_bounds:
@@ -91,8 +93,15 @@ def attention(
         options |= pattern.options()
         if isinstance(pattern.num_keys, int):
             key, value = key[:, :, : pattern.num_keys], value[:, :, : pattern.num_keys]
+            options |= {name: scale[:, : pattern.num_keys] for name, scale in scales.items()}
     rows = (x.transpose(1, 2) for x in (query, key, value))
     return flash_attn_varlen_func(*rows, **options)[..., :depth_v], None
+
+
+def scales_of(key: torch.Tensor, value: torch.Tensor) -> dict:
+    """k_descale and v_descale of keys and values that a cache of eight bits has handed out; {} for others."""
+    named = {"k_descale": key, "v_descale": value}
+    return {name: getattr(x, SCALE) for name, x in named.items() if hasattr(x, SCALE)}
 
 
 def _pattern_of(module, attention_mask, is_causal, sliding_window) -> Pattern | None:

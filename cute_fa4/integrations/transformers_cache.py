@@ -1,0 +1,139 @@
+"""A cache of eight bits for Hugging Face transformers, which attn_implementation="cute_fa4" reads as it is.
+
+    register()                                              # cute_fa4.integrations.transformers
+    model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="cute_fa4", dtype=torch.bfloat16)
+    model.generate(**prompts, past_key_values=EightBitCache(model.config))
+
+transformers' own QuantizedCache makes tensors of 16 bits of the whole cache for every step. Here nothing is widened
+outside of the kernel: new keys and values become float8_e4m3fn, each token and head with a scale of its own, behind
+those that are there, and queries of 16 bits meet them in the kernel (docs/serving.md, "8-bit tensors").
+
+    stored    (batch, room, heads_kv, head_dim) e4m3, and (batch, room, heads_kv) f32; room doubles when it is full
+    handed    update gives a layer of the model views (batch, heads_kv, keys, head_dim) whose scales the attention
+              function finds by scale_of; another attn_implementation raises an error about float8
+"""
+
+from __future__ import annotations
+
+import torch
+from transformers.cache_utils import Cache, DynamicLayer
+
+from cute_fa4.integrations.transformers import SCALE
+
+DTYPE = torch.float8_e4m3fn
+LARGEST = torch.finfo(DTYPE).max
+LEAST_ROOM = 64  # tokens
+
+
+def quantised(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(..., head_dim) -> (e4m3, scale of each row float32); the scale of a row of zeros is 1."""
+    wide = x.float()
+    scale = wide.abs().amax(-1) / LARGEST
+    scale = torch.where(scale < torch.finfo(torch.float32).tiny, 1.0, scale)
+    return (wide / scale[..., None]).clamp(-LARGEST, LARGEST).to(DTYPE), scale
+
+
+class Rows:
+    """Rows of K or V of a layer, with their scales; tokens are dimension 1."""
+
+    def __init__(self, batch: int, heads: int, depth: int, device: torch.device):
+        self.numbers = torch.empty(batch, 0, heads, depth, dtype=DTYPE, device=device)
+        self.scales = torch.empty(batch, 0, heads, dtype=torch.float32, device=device)
+
+    def append(self, states: torch.Tensor, held: int) -> torch.Tensor:
+        """Rows (batch, heads, tokens, head_dim) behind the first `held` ones -> all, as a layer of a model has them."""
+        end = held + states.shape[2]
+        self._make_room(end, held)
+        found, scale = quantised(states.transpose(1, 2))
+        self.numbers[:, held:end] = found
+        self.scales[:, held:end] = scale
+        handed = self.numbers[:, :end].transpose(1, 2)
+        setattr(handed, SCALE, self.scales[:, :end])
+        return handed
+
+    def _make_room(self, end: int, held: int) -> None:
+        room = self.numbers.shape[1]
+        if end <= room:
+            return
+        room = max(end, 2 * room, LEAST_ROOM)
+        for name in ("numbers", "scales"):
+            old = getattr(self, name)
+            new = old.new_empty((old.shape[0], room, *old.shape[2:]))
+            new[:, :held] = old[:, :held]
+            setattr(self, name, new)
+
+    def of_sequences(self, indices: torch.Tensor) -> None:
+        """Only these sequences, in this order, some several times."""
+        indices = indices.to(self.numbers.device)
+        self.numbers = self.numbers.view(torch.uint8).index_select(0, indices).view(DTYPE)
+        self.scales = self.scales.index_select(0, indices)
+
+
+class EightBitLayer(DynamicLayer):
+    """The cache of a layer of a model."""
+
+    def __init__(self, *given, **named):
+        super().__init__(*given, **named)
+        self.held = 0
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.keys, self.values = (
+            Rows(x.shape[0], x.shape[1], x.shape[3], x.device) for x in (key_states, value_states)
+        )
+        self.held, self.is_initialized = 0, True
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *given, **named):
+        """New keys and values (batch, heads_kv, tokens, head_dim) -> all of them, in eight bits with scales.
+
+        Those of an empty cache come back as they are: a prompt loses nothing.
+        """
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        handed = (
+            self.keys.append(key_states, self.held),
+            self.values.append(value_states, self.held),
+        )
+        self.held += key_states.shape[2]
+        return (key_states, value_states) if self.held == key_states.shape[2] else handed
+
+    def get_seq_length(self) -> int:
+        return self.held
+
+    def reset(self) -> None:
+        self.keys = self.values = None
+        self.held, self.is_initialized = 0, False
+
+    def crop(self, max_length: int) -> None:
+        """To so many tokens, or without so many of the last."""
+        kept = self.held + max_length if max_length < 0 else max_length
+        self.held = min(self.held, max(kept, 0))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        if self.is_initialized:
+            each = torch.arange(self.keys.numbers.shape[0], device=self.device)
+            self.batch_select_indices(each.repeat_interleave(repeats))
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        if self.is_initialized:
+            self.keys.of_sequences(indices)
+            self.values.of_sequences(indices)
+
+    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+        self.batch_select_indices(beam_idx)
+
+    def offload(self):
+        raise NotImplementedError(
+            "offload: not built for EightBitCache; accepted: offloading=False"
+        )
+
+    prefetch = offload
+
+
+class EightBitCache(Cache):
+    """A cache whose layers are EightBitLayer; layers with windows keep all keys, which the mask hides."""
+
+    def __init__(self, config):
+        """config: of the model."""
+        text = config.get_text_config(decoder=True)
+        super().__init__(layers=[EightBitLayer() for _ in range(text.num_hidden_layers)])

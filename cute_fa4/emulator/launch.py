@@ -40,6 +40,7 @@ CHECKS = {
     "store_at_end": "a CTA ended while a bulk store of it was still to read its shared memory",
     "cluster_barrier": "a thread arrived twice at the barrier of the cluster before it waited",
     "fewer_registers": "setmaxnreg.inc to fewer registers than the warp had",
+    "lanes": "lanes of a warp touched the same shared memory with no bar.warp.sync between (checks/lanes.py)",
     "equal_writes": "two warps wrote the same bytes to the same place without order (checks/equal_writes.py)",
 }
 """Names accepted by use(checks=...): notes of these kinds are raised at the end of the launch."""
@@ -132,7 +133,7 @@ def execute_grid(
     try:
         program.place_variables(machine, placed)
         if level is not None:
-            machine.ordering = Ordering(level, machine.notes)
+            machine.ordering = Ordering(level, machine.notes, "lanes" in checks)
             machine.ordering.global_regions = GlobalRegions(machine.memory)
             machine.ordering.global_regions.note_grid_before(
                 machine.ordering, written_before, unwaited

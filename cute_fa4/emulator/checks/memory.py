@@ -175,6 +175,8 @@ def shared_items(order, warp, shared, offsets, nbytes, values=None):
     """
     strand, ins, write = warp.order, warp.ins, values is not None
     strong, acquires, releases = _strength(ins.opcode)
+    if order.lanes is not None and not strong:
+        order.lanes_of(warp).access(warp, shared, offsets, nbytes, write, order.now + 1)
     what = "a write to shared memory" if write else "a read of shared memory"
     number = strand.last = order.number(strand.actor, strand.party, ins, what, strong)
     happened = strand.known(HAPPENED, number)

@@ -25,6 +25,7 @@ from cute_fa4.emulator.checks.clocks import (
     Strand,
     merged,
 )
+from cute_fa4.emulator.checks.lanes import LaneAccesses
 from cute_fa4.emulator.checks.reports import Access, Party
 from cute_fa4.emulator.checks.scopes import CTA, GPU, Published
 from cute_fa4.emulator.errors import BarrierError, InFlightError
@@ -75,8 +76,9 @@ class Ordering:
     notes   list of remarks that are not errors: that of the machine
     """
 
-    def __init__(self, level, notes=None):
+    def __init__(self, level, notes=None, lanes=False):
         self.level = level
+        self.lanes = {} if lanes else None  # warp -> LaneAccesses
         self.notes = [] if notes is None else notes
         self.noted_writes = set()  # of equal_writes.py: pairs of instructions
         self.ptx = level == "ptx"
@@ -107,6 +109,8 @@ class Ordering:
         self._flights = []
         self._strands = {}  # (warp, "ld" | "st" | "mma") -> Strand
         self._interned.clear()
+        if self.lanes is not None:
+            self.lanes.clear()
         self._first_access = self.now
 
     def begin_cluster(self, cluster):
@@ -253,6 +257,26 @@ class Ordering:
         if barrier.acquirable is not None:
             self._take(warp, barrier.acquirable.reaching(_rank(warp), scope), relaxed)
 
+    def lanes_of(self, warp):
+        """The LaneAccesses of a warp."""
+        found = self.lanes.get(warp)
+        if found is None:
+            found = self.lanes[warp] = LaneAccesses()
+        return found
+
+    def lanes_meet(self, warp, clock=None):
+        """What the lanes of a warp do comes after what they did before now, or after what of it a clock knows."""
+        if self.lanes is not None:
+            actor, lanes = warp.order.actor, self.lanes_of(warp)
+            own = (
+                self.now
+                if clock is None
+                else clock[HAPPENED, actor]
+                if actor < clock.shape[1]
+                else 0
+            )
+            lanes.met = max(lanes.met, int(own))
+
     def _take(self, warp, reaching, relaxed):
         order = warp.order
         for distance, clock in reaching:
@@ -263,6 +287,7 @@ class Ordering:
                 self._learn(order, only)
             else:
                 self._learn(order, clock)
+                self.lanes_meet(warp, clock)
 
     def wait_for_grid(self, warp):
         """griddepcontrol.wait: the launch before has ended, its writes are visible to threads and to copies."""

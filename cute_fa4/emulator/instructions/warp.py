@@ -201,4 +201,8 @@ def activemask(warp, ins):
 @instruction("bar.warp.sync")
 def bar_warp_sync(warp, ins):
     """The named lanes wait for each other."""
-    return members(warp, ins.operands[0])[1]
+    wait = members(warp, ins.operands[0])[1]
+    order = warp.cta.machine.ordering
+    if wait is None and order is not None:
+        order.lanes_meet(warp)
+    return wait

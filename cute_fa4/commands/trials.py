@@ -35,6 +35,7 @@ DTYPES = {
     "bf16": torch.bfloat16, "fp16": torch.float16, "f32": torch.float32,
     "i32": torch.int32, "i64": torch.int64, "u8": torch.uint8,
 }  # fmt: skip
+OF_ROPE = DTYPES | {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 # 16-bit P and output round to 2^-9 relative each; outputs are averages of values of standard deviation 1.
 ALLOWED_ERROR = {"bf16": 2e-2, "fp16": 4e-3}
 ALLOWED_LSE_ERROR = (
@@ -208,8 +209,8 @@ class _Problem:
         self.heads_kv = self.heads // config.group
         generator = torch.Generator().manual_seed(0)
 
-        def rows(lengths, heads, dtype=config.stored_dtype):
-            shapes = [(length, heads, config.qk_depth) for length in lengths]
+        def rows(lengths, heads, dtype=config.stored_dtype, depth=config.qk_depth):
+            shapes = [(length, heads, depth) for length in lengths]
             return [torch.randn(s, generator=generator).to(DTYPES[dtype]) for s in shapes]
 
         # A kernel of several query tiles is called where its rows are more than a tile has.
@@ -225,8 +226,13 @@ class _Problem:
         self.q, self.k, self.v = (
             rows(self.queries, self.heads, config.qkv_dtype),
             rows(self.keys, self.heads_kv),
-            rows(self.keys, self.heads_kv),
+            rows(self.keys, self.heads_kv, depth=config.ov_depth),
         )
+        for k in (
+            self.k if config.rope_depth else ()
+        ):  # columns of all heads, as their dtype has them
+            shared = k[:, :1, -config.rope_depth :]
+            k[..., -config.rope_depth :] = shared.to(OF_ROPE[config.rope_stored_dtype])
         # Rows before the first key, and which sequence of the cache each one is.
         self.padding = (3, 0) if config.cache_leftpad else (0, 0)
         self.order = [1, 0] if config.cache_batch_idx else [0, 1]
@@ -270,14 +276,30 @@ class _Problem:
             said["learnable_sink"] = self.sink.to(self.device)
         if self.aux:
             said["aux_tensors"] = [tensor.to(self.device) for tensor in self.aux]
-        return said | self._cache()
+        said |= self._cache()
+        return said | self._rope(said["k"]) if config.rope_depth else said
+
+    def _rope(self, k: torch.Tensor) -> dict:
+        """Keys without the columns that all heads share, and these."""
+        own, page = k.shape[-1] - self.config.rope_depth, self.config.rope_page_size
+        dtype = OF_ROPE[self.config.rope_stored_dtype]
+        if not page:
+            return {"k": k[..., :own], "k_rope": k[..., :1, own:].to(dtype)}
+        table = page_table(self.keys, page)
+        cache = self._pages([rows[:, :1, own:] for rows in self.k], table, page).to(dtype)
+        return {
+            "k": k[..., :own],
+            "k_rope": cache,
+            "k_rope_page_table": table.to(self.device),
+        }
 
     def _cache(self) -> dict:
         layout = self.config.kv_layout
         k, v = self._padded(self.k), self._padded(self.v)
         if layout == "paged":
             table = page_table([len(rows) for rows in k], self.config.page_size)
-            paged = {x: self._pages(rows, table) for x, rows in (("k", k), ("v", v))}
+            size = self.config.page_size
+            paged = {x: self._pages(rows, table, size) for x, rows in (("k", k), ("v", v))}
             return {**paged, "page_table": table[self.order].to(self.device)}
         if layout == "packed":
             offsets = {"cu_seqlens_k": self._offsets(self.keys)}
@@ -291,8 +313,8 @@ class _Problem:
             for pad, sequence in zip(self.padding, rows, strict=True)
         ]
 
-    def _pages(self, rows: list[torch.Tensor], table: torch.Tensor) -> torch.Tensor:
-        return pages(rows, table, self.config.page_size).to(self.device)
+    def _pages(self, rows: list[torch.Tensor], table: torch.Tensor, size: int) -> torch.Tensor:
+        return pages(rows, table, size).to(self.device)
 
     def _packed(self, rows: list[torch.Tensor]) -> torch.Tensor:
         return torch.cat(rows).to(self.device)

@@ -8,9 +8,7 @@ import warnings
 import pytest
 import torch
 
-from cute_fa4 import EmulatorWarning
-from cute_fa4.compiler import compiler
-from cute_fa4.compiler import functions as registry
+from cute_fa4 import EmulatorWarning, compile_cache
 from cute_fa4.integrations import vllm
 from tests.docs import definition
 from tests.serving.batches import Batch, assert_agrees, int32, offsets, packed, packed_kv
@@ -174,8 +172,7 @@ def test_refusal_names_argument_value_and_what_is_accepted(arguments, error, tex
 
 def test_prefill_of_latent_attention_concatenates_nothing(monkeypatch):
     """As MLACommonImpl.forward_mha calls its two methods: rows of a workspace, the log-sum-exp to merge chunks by."""
-    monkeypatch.setattr(registry, "_functions", {})
-    monkeypatch.setattr(compiler, "compile_function", definition.compiled)
+    monkeypatch.setattr(compile_cache, "function_for", definition.compiled)
     batch = Batch.draw([37, 9], [40, 21], heads=(2, 2), depth=192, depth_v=128)
     for k in batch.k:
         k[:, :, 128:] = k[:, :1, 128:]

@@ -10,11 +10,9 @@ import math
 import pytest
 import torch
 
-from cute_fa4 import capabilities, flash_attn_func, flash_attn_varlen_func
+from cute_fa4 import capabilities, compile_cache, flash_attn_func, flash_attn_varlen_func
 from cute_fa4.calls import repeat
 from cute_fa4.commands import trials
-from cute_fa4.compiler import compiler
-from cute_fa4.compiler import functions as registry
 from cute_fa4.sm100.choose_config import choose_config
 from cute_fa4.system import devices
 from tests.docs import definition
@@ -243,14 +241,13 @@ def test_capabilities_and_operators_know_it():
 @pytest.mark.parametrize("rope_depth", [0, 64])
 def test_a_loaded_kernel_is_tried_with_v_of_its_depth_and_with_k_rope(rope_depth, monkeypatch):
     """What python -m cute_fa4 check calls it with; kernels are replaced by the definition."""
-    monkeypatch.setattr(registry, "_functions", {})
     asked = []
 
-    def compiled(config, executor):
+    def function_for(config, executor):
         asked.append(config)
         return definition.compiled(config, executor)
 
-    monkeypatch.setattr(compiler, "compile_function", compiled)
+    monkeypatch.setattr(compile_cache, "function_for", function_for)
     config = choose_config(
         qkv_dtype="bf16", head_dim=192, head_dim_v=128, causal=True, q_layout="packed", kv_layout="packed",
         rope_depth=rope_depth,

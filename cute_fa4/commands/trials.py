@@ -20,10 +20,12 @@ from dataclasses import dataclass
 
 import torch
 
+from cute_fa4.commands import trial_scales
 from cute_fa4.compiler import functions, policy
 from cute_fa4.compiler.policy import JitError
 from cute_fa4.masks import BoundMask
 from cute_fa4.sm100.append.config import AppendConfig
+from cute_fa4.sm100.chip import FP8_DTYPES
 from cute_fa4.sm100.choose_config import swapped_rows
 from cute_fa4.sm100.combine.config import CombineConfig
 from cute_fa4.sm100.config import FA4Config
@@ -33,11 +35,11 @@ from cute_fa4.sm100.score_mods import THEN, alibi_slope, packaged_call
 
 DTYPES = {
     "bf16": torch.bfloat16, "fp16": torch.float16, "f32": torch.float32,
+    "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2,
     "i32": torch.int32, "i64": torch.int64, "u8": torch.uint8,
 }  # fmt: skip
-OF_ROPE = DTYPES | {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 # 16-bit P and output round to 2^-9 relative each; outputs are averages of values of standard deviation 1.
-ALLOWED_ERROR = {"bf16": 2e-2, "fp16": 4e-3}
+ALLOWED_ERROR = {"bf16": 2e-2, "fp16": 4e-3} | dict.fromkeys(FP8_DTYPES, trial_scales.ALLOWED_ERROR)
 ALLOWED_LSE_ERROR = (
     1e-3  # float32 sums of exponentials that are off by 9e-5 (reference.EXP2_RELATIVE_ERROR)
 )
@@ -164,7 +166,8 @@ def _attention(config: FA4Config, device: str, with_lse: bool) -> tuple[float, f
             of_lse = (
                 lse[:, rows] if config.q_layout == "packed" else lse[b, :, : problem.queries[b]]
             )
-            found.append((_worst(of_lse - exact_lse), ALLOWED_LSE_ERROR))
+            of_powers = trial_scales.ALLOWED_LSE_ERROR if config.has_fp8 else ALLOWED_LSE_ERROR
+            found.append((_worst(of_lse - exact_lse), of_powers))
     return max(found, key=lambda pair: pair[0] / pair[1])
 
 
@@ -172,6 +175,7 @@ def _called(*, cache_batch_idx=None, cache_leftpad=None, **said):
     """flash_attn_varlen_func, also with what only flash_attn_with_kvcache takes: rows of a cache."""
     from cute_fa4.calls.prepare import prepare_attention
     from cute_fa4.calls.repeat import attend
+    from cute_fa4.calls.scales import NAMES
     from cute_fa4.interface import flash_attn_varlen_func
 
     if cache_batch_idx is cache_leftpad is None:
@@ -182,6 +186,7 @@ def _called(*, cache_batch_idx=None, cache_leftpad=None, **said):
         said["mask"], said["num_splits"], None, said["pack_gqa"], said["score_mod"], None, None, "NHD",
         said["seqused_k_excludes_new"], said["return_lse"],
     )  # fmt: skip
+    scales = tuple(said.get(name) for name in NAMES)
     tensors = (
         *map(said.get, "qkv"),
         None,
@@ -189,7 +194,7 @@ def _called(*, cache_batch_idx=None, cache_leftpad=None, **said):
         said.get("learnable_sink"),
         said.get("aux_tensors"),
         None,
-        None,
+        scales if any(scale is not None for scale in scales) else None,
         None,
     )
     numbers = (None, False, 0.0, said.get("max_seqlen_q"), None)
@@ -232,7 +237,7 @@ class _Problem:
             self.k if config.rope_depth else ()
         ):  # columns of all heads, as their dtype has them
             shared = k[:, :1, -config.rope_depth :]
-            k[..., -config.rope_depth :] = shared.to(OF_ROPE[config.rope_stored_dtype])
+            k[..., -config.rope_depth :] = shared.to(DTYPES[config.rope_stored_dtype])
         # Rows before the first key, and which sequence of the cache each one is.
         self.padding = (3, 0) if config.cache_leftpad else (0, 0)
         self.order = [1, 0] if config.cache_batch_idx else [0, 1]
@@ -242,6 +247,14 @@ class _Problem:
         self.aux = [self._aux(dtype, rank, generator) for dtype, rank in config.aux]
         if config.mask_mod is not None:
             raise NotTried("mask_mod is a function of scores")
+        of_8_bits = config.stored_dtype in FP8_DTYPES and not config.split_keys
+        if "o" in config.descales or (
+            of_8_bits and config.o_dtype not in ("bf16", config.qkv_dtype)
+        ):
+            raise NotTried(f"out of {config.o_dtype} belongs to a caller, who passes out=")
+        self.scales = trial_scales.drawn(
+            *(config, self.queries, self.keys, self.heads, self.heads_kv, generator)
+        )
 
     @property
     def rows(self) -> list[slice]:
@@ -276,13 +289,13 @@ class _Problem:
             said["learnable_sink"] = self.sink.to(self.device)
         if self.aux:
             said["aux_tensors"] = [tensor.to(self.device) for tensor in self.aux]
-        said |= self._cache()
+        said |= self._cache() | self._scales()
         return said | self._rope(said["k"]) if config.rope_depth else said
 
     def _rope(self, k: torch.Tensor) -> dict:
         """Keys without the columns that all heads share, and these."""
         own, page = k.shape[-1] - self.config.rope_depth, self.config.rope_page_size
-        dtype = OF_ROPE[self.config.rope_stored_dtype]
+        dtype = DTYPES[self.config.rope_stored_dtype]
         if not page:
             return {"k": k[..., :own], "k_rope": k[..., :1, own:].to(dtype)}
         table = page_table(self.keys, page)
@@ -292,6 +305,28 @@ class _Problem:
             "k_rope": cache,
             "k_rope_page_table": table.to(self.device),
         }
+
+    def _scales(self) -> dict:
+        """The scales of a call, those of tokens as their tensor is stored."""
+        named = {}
+        for name, scale in self.scales.items():
+            if name == "Q":
+                rows = [x[..., None] for x in scale]
+                packed = self.config.q_layout == "packed"
+                scale = (self._packed(rows) if packed else self._dense(rows))[..., 0]
+            elif name.isupper():
+                scale = self._stored([x[..., None] for x in scale])[..., 0]
+            named[f"{name.lower()}_descale"] = scale.to(self.device)
+        return named
+
+    def _stored(self, sequences: list[torch.Tensor]) -> torch.Tensor:
+        """Rows of keys where the rows of K lie."""
+        if self.config.kv_layout == "packed":
+            return self._packed(sequences)
+        rows = self._padded(sequences)
+        if self.config.kv_layout == "paged":
+            return self._pages(rows, page_table([len(x) for x in rows], self.config.page_size))
+        return self._dense([rows[b] for b in self.order])
 
     def _cache(self) -> dict:
         layout = self.config.kv_layout
@@ -356,7 +391,10 @@ class _Problem:
     def exact(self, b: int) -> tuple[torch.Tensor, torch.Tensor]:
         """out (queries, heads, depth) and log-sum-exp (heads, queries) of a sequence, by their definition."""
         config, m, n = self.config, self.queries[b], self.keys[b]
-        q, k, v = (x[b].double() for x in (self.q, self.k, self.v))
+        rows, group = {"q": self.q, "k": self.k, "v": self.v}, self.heads // self.heads_kv
+        q, k, v = (
+            trial_scales.multiplied(rows[name], self.scales, name, b, group) for name in "qkv"
+        )
         k, v = (x.repeat_interleave(config.group, dim=1) for x in (k, v))
         scores = torch.einsum("mhd,nhd->hmn", q, k) * config.qk_depth**-0.5
         positions = torch.arange(m)[:, None] + n - m
@@ -450,6 +488,8 @@ def _append(config: AppendConfig, device: str) -> tuple[float, float]:
 
     generator, (long, short), heads = torch.Generator().manual_seed(0), QUERIES, 2
     dtype, held = DTYPES[config.dtype], (12, 7)
+    if config.dtype in FP8_DTYPES:
+        raise NotTried("rows of 8 bits have no comparison here")
     new = (long, short) if config.packed else (long, long)
     total = [h + n for h, n in zip(held, new, strict=True)]
     depths = {"k": config.depth, "v": config.depth_v}

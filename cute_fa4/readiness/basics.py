@@ -8,6 +8,7 @@ import torch
 
 from cute_fa4 import flash_attn_func
 from cute_fa4.readiness.stage import CLAIMS, Context, Stage, error_of, require
+from cute_fa4.reference import attention_float64
 from cute_fa4.sm100.choose_config import DEPTHS
 
 NO_CLAIMS = {CLAIMS: "off"}
@@ -91,6 +92,34 @@ def head_dims(context: Context) -> dict:
     return {"errors": worst}
 
 
+OF_P = 2.0**-4 + 2.0**-8  # three mantissa bits, and less for all else
+
+
+def eight_bits(context: Context) -> dict:
+    """e4m3 with scales of heads and of tokens: many queries and few, also of 16 bits; half a key tile at the end."""
+    e4m3, heads, errors = torch.float8_e4m3fn, (4, 2), {}
+    many, few = (e4m3, context.size(300, 130)), (torch.bfloat16, 3)
+    for granularity in context.size(("heads", "tokens"), ("tokens",)):
+        for dtype, queries in context.size((many, few, (e4m3, 3)), (few,)):
+            shapes = (queries, heads[0]), (320, heads[1]), (320, heads[1])
+            q, k, v = (context.random(1, *s, 64, seed=i) for i, s in enumerate(shapes))
+            q, k, v = q.to(dtype), k.to(e4m3), v.to(e4m3)
+            of_tokens = (1, 320, heads[1]) if granularity == "tokens" else (1, heads[1])
+            scales = [
+                0.5 + context.random(*of_tokens, dtype=torch.float32, seed=i).abs() for i in (3, 4)
+            ]
+            out = flash_attn_func(q, k, v, causal=True, k_descale=scales[0], v_descale=scales[1])
+            of_k, of_v = (x.double().view(1, -1, heads[1], 1).cpu() for x in scales)
+            meant = q.cpu().double(), k.cpu().double() * of_k, v.cpu().double() * of_v
+            exact, _ = attention_float64(*meant, causal=True)
+            of_sizes, _ = attention_float64(*meant[:2], meant[2].abs(), causal=True)
+            what = f"{queries} queries of {dtype}, scales of {granularity}"
+            error = float((out.cpu().double() - exact).norm() / of_sizes.norm())
+            require(error <= OF_P, f"{what}: off by {error:.2e} in the norm, {OF_P:.2e} is allowed")
+            errors[what] = error
+    return {"errors": errors}
+
+
 STAGES = (
     Stage(
         "device",
@@ -119,6 +148,14 @@ STAGES = (
         head_dims,
         "layouts/umma_descriptors.py and layouts/operand_tiles.py: strides of a padded depth",
         seconds=300,
+        environment=NO_CLAIMS,
+    ),
+    Stage(
+        "eight bits",
+        "are 8-bit tensors right, with scales of heads and of tokens?",
+        eight_bits,
+        "steps/half_powers.py, steps/token_scales.py and roles/token_scales.py; mhawiden/ for few queries of 16 bits",
+        seconds=120,
         environment=NO_CLAIMS,
     ),
 )

@@ -16,7 +16,7 @@ from cute_fa4.aot import installed, manifest
 from cute_fa4.commands import trials
 from cute_fa4.compiler import functions
 from cute_fa4.sm100 import masks
-from cute_fa4.sm100.choose_config import split_configs
+from cute_fa4.sm100.choose_config import choose_config, split_configs
 from cute_fa4.system import c_compiler, cache_directory, pipes
 
 from .conftest import APPEND, EXPORTED, PLAIN, RICH, ROOT, python
@@ -165,6 +165,27 @@ def test_a_split_call_is_tried_with_the_kernel_that_merges_its_parts(nothing_loa
     assert verdicts[0].good and not verdicts[0].not_tried
     assert "called with the kernel of the parts" in verdicts[1].not_tried
     assert functions.existing(both[1], "emulator") is not None
+
+
+EIGHT_BITS = {
+    "q, k of tokens, v of heads": dict(
+        qkv_dtype="e4m3", descales="QKv", kv_layout="paged", page_size=16, seqused_k=True, family="mha1q",
+        q_layout="packed", causal=True,
+    ),
+    "16 bits over a cache": dict(
+        qkv_dtype="bf16", kv_dtype="e4m3", descales="kV", group=4, pack_gqa=True, rows=32, write_lse=True,
+        seqused_k=True, seqused_q=True, cache_batch_idx=True,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", EIGHT_BITS)
+def test_kernels_of_8_bits_are_tried_with_their_scales(nothing_loaded, tmp_path, name):
+    config = choose_config(head_dim=64, **EIGHT_BITS[name])
+    aot.load(aot.export([config], tmp_path))
+    verdict = trials.verdict(config, "cpu", "emulator")
+    assert verdict.good and not verdict.not_tried, str(verdict)
 
 
 def test_the_definition_is_that_of_the_other_oracle():

@@ -325,7 +325,8 @@ class _Problem:
             return self._packed(sequences)
         rows = self._padded(sequences)
         if self.config.kv_layout == "paged":
-            return self._pages(rows, page_table([len(x) for x in rows], self.config.page_size))
+            size = self.config.page_size
+            return self._pages(rows, page_table([len(x) for x in rows], size), size)
         return self._dense([rows[b] for b in self.order])
 
     def _cache(self) -> dict:

@@ -31,7 +31,8 @@ class Variant:
     decode  its problems have a few queries for each sequence
     cache   dtype of K and V where it is not Q's, for calls of few rows, which widen it; with scales between 0.5 and 2
             of each sequence and key head. "rows": a latent cache of 656 bytes a row
-    rope    last columns of K that all heads share, passed as k_rope, 0 for none
+    of_tokens   K and V of 8 bits, dense or in pages, have a scale for each token and head
+    rope    last columns of K that all heads share, passed as k_rope, 0 for none; rope_dtype where it is not K's
     out     dtype of the output where it is not the one of OUT_DTYPES; with o_scale
     listed  of a latent cache: keys that each query lists as `indices`, 0 for none
     """
@@ -57,6 +58,8 @@ class Variant:
     out: str = ""
     listed: int = 0
     rope: int = 0
+    rope_dtype: str = ""
+    of_tokens: bool = False
 
     def dtype_of(self, of: str) -> torch.dtype:
         """Of "q", "k", "v" or "out"."""
@@ -89,7 +92,10 @@ class Variant:
         parts += ["shared keys"] * (self.num_splits == 0)
         parts += [f"{self.num_splits} parts of the keys"] * (self.num_splits > 1)
         parts += [f"parts of {self.tokens_per_split} keys"] * bool(self.tokens_per_split)
-        parts += [f"K rope of {self.rope}"] * bool(self.rope)
+        parts += [" ".join(("K rope of", str(self.rope), self.rope_dtype)).strip()] * bool(
+            self.rope
+        )
+        parts += ["scales of tokens"] * self.of_tokens
         parts += [f"{self.cache} cache"] * bool(self.cache) + [f"{self.out} out"] * bool(self.out)
         parts += [f"{self.listed} listed keys"] * bool(self.listed)
         return ", ".join(["pairs"] * self.pair + ["decode"] * self.decode + parts)
@@ -234,6 +240,10 @@ VARIANTS = (
     Variant(192, head_dim_v=128, rope=64),
     Variant(192, head_dim_v=128, rope=64, keys="pages", page_size=16),
     pair(192, head_dim_v=128, rope=64, keys="packed"),
+    Variant(192, head_dim_v=128, rope=64, rope_dtype="e4m3", keys="pages", page_size=16),
+    Variant(dtype="e4m3", of_tokens=True),
+    Variant(dtype="e4m3", of_tokens=True, keys="pages", page_size=16, sink=True),
+    decode(dtype="e4m3", of_tokens=True, page_size=64),
 )  # fmt: skip
 
 
@@ -461,16 +471,25 @@ def _scales(variant: Variant, problem: Problem, device: str) -> dict:
 
 
 def _meant(options: dict, of: str, sequence: int, rows):
-    """Rows of K or V of a sequence, (rows, heads, depth), times their scales."""
+    """Rows of K or V of a sequence, (rows, heads, depth), times its scales; those of tokens are in the rows already."""
     scale = options.get(f"{of}_descale")
-    return rows if scale is None else rows.double() * scale[sequence].double()[:, None]
+    if scale is None or scale.dim() > 2:
+        return rows
+    return rows.double() * scale[sequence].double()[:, None]
+
+
+def _of_tokens(rows):
+    """(a scale between 0.5 and 2 for each token and head, the rows times it)."""
+    scale = 0.5 + 1.5 * torch.rand(rows.shape[:-1], device=rows.device)
+    return scale, rows.double() * scale.double()[..., None]
 
 
 def _split(variant: Variant, k, options: dict):
     """K without the columns that all heads share, which go into the options."""
     if not variant.rope:
         return k
-    options["k_rope"] = k[..., 0, -variant.rope :]
+    rope = k[..., 0, -variant.rope :]
+    options["k_rope"] = rope.to(DTYPES[variant.rope_dtype]) if variant.rope_dtype else rope
     if "page_table" in options:
         options["k_rope_page_table"] = options["page_table"]
     return k[..., : -variant.rope]
@@ -480,7 +499,10 @@ def _values(variant: Variant, device: str, *shape: int, of: str = "k"):
     """Normal numbers; all heads of K share the last columns where the variant says so."""
     values = torch.randn(*shape, variant.depth(of), device=device)
     if variant.rope and of == "k":
-        values[..., -variant.rope :] = values[..., :1, -variant.rope :]
+        shared = values[..., :1, -variant.rope :]
+        if variant.rope_dtype:
+            shared = shared.to(DTYPES[variant.rope_dtype]).float()
+        values[..., -variant.rope :] = shared
     return values.to(variant.dtype_of(of))
 
 
@@ -504,7 +526,10 @@ def _dense(variant: Variant, problem: Problem, device: str, place) -> Call:
             k[i, length:], v[i, length:] = math.nan, math.nan
         options["cache_seqlens"] = _int32(lengths, device)
     q, k, v = place(q, k, v)
-    nope = _split(variant, k, options)
+    nope, meant = _split(variant, k, options), dict(k=k, v=v)
+    if variant.of_tokens:
+        for of in "kv":
+            options[f"{of}_descale"], meant[of] = _of_tokens(meant[of])
 
     def launch():
         out = _out(variant, q, math.nan)
@@ -512,7 +537,7 @@ def _dense(variant: Variant, problem: Problem, device: str, place) -> Call:
         return function(q, nope, v, out=out, **options)
 
     sequences = [
-        (q[i], _meant(options, "k", i, k[i, :n]), _meant(options, "v", i, v[i, :n]),
+        (q[i], _meant(options, "k", i, meant["k"][i, :n]), _meant(options, "v", i, meant["v"][i, :n]),
          lambda out, i=i: out[i], lambda lse, i=i: lse[i])
         for i, n in enumerate(lengths)
     ]  # fmt: skip
@@ -572,6 +597,12 @@ def _paged(variant: Variant, problem: Problem, device: str, place) -> Call:
     order, table = _pages(variant, problem, device)
     pools, each = zip(*(_pool(variant, problem, device, order, of) for of in "kv"), strict=True)
     options = dict(page_table=table, seqused_k=_int32(problem.keys, device))
+    if variant.of_tokens:
+        scaled = [[_of_tokens(rows) for rows in own] for own in each]
+        each = [[rows for _, rows in own] for own in scaled]
+        for of, own in zip("kv", scaled, strict=True):
+            scales = [scale for scale, _ in own]
+            options[f"{of}_descale"] = _in_pages(scales, variant.page_size, order, math.nan)
     if variant.heads_first:
         options["kv_layout"] = "HND"
     return _ragged_call(variant, problem, device, place, *pools, *each, options)

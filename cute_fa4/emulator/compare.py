@@ -93,7 +93,7 @@ class Comparison:
 def compare(
     function: Callable,
     seeds: int | Sequence[int] = 4,
-    modes: Sequence[str] = MODES,
+    modes: Sequence[str] = ("in_order", *SEEDED),
     **settings,
 ) -> Comparison:
     """Call ``function()`` under every schedule and compare what it returns, bit by bit.
@@ -103,7 +103,8 @@ def compare(
               its inputs anew, the same every time, and must not return an input that it changes in place
               without resetting it
     seeds     seeds of the modes "random" and "hostile": a number n stands for 0 to n - 1
-    modes     modes of emulator.use; results are compared with those of the first schedule that ran through
+    modes     modes of emulator.use; results are compared with those of the first schedule that ran through. Left out:
+              all but "together", which lies between the others
     settings  further arguments of emulator.use: checks, transform, labels, instruction_budget, claims
 
     Errors of the emulator are findings, other exceptions pass. Raises ValueError for an unknown mode, and when

@@ -37,7 +37,8 @@ from tests.emulator import spellings  # noqa: E402
 
 
 def barriers_document() -> str:
-    config, one_tile, pair = FA4Config(), FA4Config(schedule=OneTile()), FA4Config(schedule=Pair())
+    config = choose_config(qkv_dtype="bf16", head_dim=128, maximum="exact")
+    one_tile, pair = FA4Config(schedule=OneTile()), FA4Config(schedule=Pair())
     beside = choose_config(qkv_dtype="bf16", head_dim=64).barriers  # has every row
     added = tuple(row for row in beside.rows if row.name not in config.barriers)
     rows = "\n".join(
@@ -60,8 +61,8 @@ def barriers_document() -> str:
     rope = FA4Config(**of_rope, schedule=RopeTile()).barriers
     return f"""# Barriers
 
-Every mbarrier of the forward kernel, printed from `cute_fa4/sm100/mha2q/barriers.py` for the default configuration
-(bf16, head dim {config.qk_depth}, {config.barriers.kv_slots} ring slots, {config.barriers.total} mbarriers).
+Every mbarrier of the forward kernel, printed from `cute_fa4/sm100/mha2q/barriers.py` for the exact
+maximum (bf16, head dim {config.qk_depth}, {config.barriers.kv_slots} ring slots, {config.barriers.total} mbarriers).
 
 ## By kind
 
@@ -70,8 +71,8 @@ Every mbarrier of the forward kernel, printed from `cute_fa4/sm100/mha2q/barrier
 ```
 
 The order in which P has columns of its own (head dim 64, `p_beside_s.py`) adds two, behind `p_last`. Where the
-reference of a row lags (bf16 up to head dim 64, `work/judged.py`), there is a last one, and the queue has three
-entries:
+reference of a row lags (bf16 up to head dim 128, by default, `work/judged.py`), there is a last one, and the queue has
+three entries:
 
 ```
 {BarrierTable(added, beside.numbers).text()}

@@ -93,6 +93,21 @@ def token(ins: Instruction) -> str | None:
     return next((kind for kind, pattern in _TOKENS if pattern.match(ins.opcode)), None)
 
 
+def by_answer(block: list[Instruction]) -> list[Instruction]:
+    """The instructions of a block, a try of a wait where the branch at the end of the block asks for its answer.
+
+    ptxas asks early where it may: a relaxed try moves up, across MMAs, and the branch behind them is the wait.
+    """
+    last = block[-1]
+    if last.opcode != "BRA" or not last.guard:
+        return block
+    answer = last.guard.lstrip("!")
+    asked = [ins for ins in block if token(ins) == "wait" and ins.operands.startswith(answer + ",")]
+    if not asked or asked[-1].guard:
+        return block
+    return [*(ins for ins in block if ins is not asked[-1]), asked[-1]]
+
+
 def paths(function: Function, ptx: str, traces: list[Trace]) -> list[dict[tuple[int, int], Path]]:
     """The path of every warp of every trace. AlignmentError where a trace does not fit the code.
 
@@ -109,18 +124,19 @@ def paths(function: Function, ptx: str, traces: list[Trace]) -> list[dict[tuple[
     return found
 
 
-def packed(found: list[dict[tuple[int, int], Path]]) -> list[dict]:
-    """Paths as arrays of addresses and of PTX lines: what unpacked() turns back."""
-    return [
-        {
-            who: (
+def packed(found: list[dict[tuple[int, int], Path]], traces: list[Trace]) -> list[dict]:
+    """Paths as arrays of addresses and of numbers of events: what unpacked() turns back."""
+    out = []
+    for warps, trace in zip(found, traces, strict=True):
+        packed_paths = {}
+        for who, path in warps.items():
+            numbers = {id(event): number for number, event in enumerate(trace.warps[who])}
+            packed_paths[who] = (
                 array("q", [step.instruction.address for step in path]),
-                array("q", [-1 if step.event is None else step.event.line for step in path]),
+                array("q", [numbers.get(id(step.event), -1) for step in path]),
             )
-            for who, path in warps.items()
-        }
-        for warps in found
-    ]
+        out.append(packed_paths)
+    return out
 
 
 def unpacked(found: list[dict], function: Function, traces: list[Trace]) -> list[dict]:
@@ -129,19 +145,14 @@ def unpacked(found: list[dict], function: Function, traces: list[Trace]) -> list
     out = []
     for warps, trace in zip(found, traces, strict=True):
         paths = {}
-        for who, (addresses, lines) in warps.items():
-            events = iter(trace.warps[who])
+        for who, (addresses, numbers) in warps.items():
+            events = trace.warps[who]
             paths[who] = [
-                Step(instructions[address], None if line < 0 else _next(events, line))
-                for address, line in zip(addresses, lines, strict=True)
+                Step(instructions[address], None if number < 0 else events[number])
+                for address, number in zip(addresses, numbers, strict=True)
             ]
         out.append(paths)
     return out
-
-
-def _next(events, line: int) -> Event:
-    """The next event of a PTX line; those before it have no instruction."""
-    return next(event for event in events if event.line == line)
 
 
 class _Aligner:
@@ -152,7 +163,7 @@ class _Aligner:
         self.tokens = {
             block.index: [
                 (ins, token(ins))
-                for ins in block.instructions
+                for ins in by_answer(block.instructions)
                 if token(ins) and token(ins) not in unrecorded
             ]
             for block in function.blocks

@@ -52,7 +52,7 @@ class AlignedKernel:
         found = cache.stored(
             f"{variant} paths",
             cache.key(kernel.cubin, events, *sources),
-            lambda: align.packed(align.paths(kernel.code.function, kernel.ptx, traces)),
+            lambda: align.packed(align.paths(kernel.code.function, kernel.ptx, traces), traces),
         )
         paths = align.unpacked(found, kernel.code.function, traces)
         runs = dict(zip(kernel.traces, zip(paths, traces, strict=True), strict=True))

@@ -25,7 +25,7 @@ CUTE_FA4_PAIR: whether calls of more queries than one tile of 128 rows ask for p
 
 CUTE_FA4_MAXIMUM: what the exponentials of a row refer to, in kernels of two query tiles.
 
-    auto    as the problem allows: in bf16 up to head dim 64 the key tiles before (sm100/steps/lagged.py; default)
+    auto    as the problem allows: in bf16 up to head dim 128 the key tiles before (sm100/steps/lagged.py; default)
     exact   the running maximum of the row, to compare with, or where values of v exceed 2^60
 
 CUTE_FA4_FP8_QUERIES: what becomes of queries of 16 bits over a cache of 8 where there are up to 32 rows.

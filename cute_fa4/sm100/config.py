@@ -115,6 +115,19 @@ class FA4Config(Problem):
         return why or self.schedule.refusals(self)
 
     @property
+    def reads_by_quarter(self) -> bool:
+        """Softmax begins P of a tile, whose reference it knows, with the first quarter of its scores in registers.
+
+        P over S alone: elsewhere others wait until all of S has been read.
+        """
+        return self.schedule.lags and self.schedule.order == "p_over_s" and not self.has_functions
+
+    @property
+    def p_first_part(self) -> int:
+        """Keys of P that are handed over first: half of them where they are made from the first quarter on."""
+        return self.tiles.BN // 2 if self.reads_by_quarter else self.tiles.p_first_part
+
+    @property
     def p_lift_log2(self) -> float:
         """P of eight bits is lifted by this power of two; the maximum may lag by rescale_log2 on top of it.
 

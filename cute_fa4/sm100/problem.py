@@ -170,6 +170,11 @@ class Problem:
         return self.rope_dtype or self.stored_dtype
 
     @property
+    def has_functions(self) -> bool:
+        """Scores are changed or hidden one by one, in whole key tiles too."""
+        return self.score_mod is not None or self.mask_mod is not None
+
+    @property
     def causal(self) -> bool:
         return isinstance(self.mask, bands.Causal)
 

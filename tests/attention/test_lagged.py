@@ -14,8 +14,7 @@ import torch
 from cute_fa4 import emulator, flash_attn_func, flash_attn_varlen_func, masks
 from cute_fa4.compiler import policy
 from cute_fa4.interface import EmulatorWarning
-from cute_fa4.sm100.choose_config import choose_config, config_for
-from cute_fa4.sm100.mha2q import schedule as two_tiles
+from cute_fa4.sm100.choose_config import choose_config
 from cute_fa4.sm100.steps.lagged import FAILED_FROM
 from tests.attention.agreement import ROUNDOFF
 
@@ -27,7 +26,7 @@ KEYS, QUERIES = (
 )  # five key tiles, the last one masked; two blocks, the second with few rows
 
 
-def tensors(jumps, head_dim=64, queries=QUERIES, keys=KEYS):
+def tensors(jumps, head_dim=64, queries=QUERIES, keys=KEYS, at=AT):
     """q, k, v of one sequence; jumps: of each head, in nats; None: the key is like the others.
 
     Channel 0 of every query is 4, that of the keys is 0 but for the one that jumps.
@@ -38,7 +37,7 @@ def tensors(jumps, head_dim=64, queries=QUERIES, keys=KEYS):
     )
     q[..., 0], k[..., 0] = 4.0, 0.0
     for head, nats in enumerate(jumps):
-        k[0, AT, head, 0] = (nats or 0.0) * head_dim**0.5 / 4.0
+        k[0, at, head, 0] = (nats or 0.0) * head_dim**0.5 / 4.0
     return q.bfloat16(), k.bfloat16(), v.bfloat16()
 
 
@@ -141,6 +140,10 @@ def test_soft_cap():
     assert_close(got, expected(q, k, v, scores=lambda s: 50 * torch.tanh(s / 50)), v, 1e-2)
 
 
+def even_keys(batch, head, q_idx, kv_idx, aux):
+    return kv_idx % 2 == 0
+
+
 def test_the_first_tiles_have_nothing_to_see():
     """-inf from a score_mod in two tiles: no reference when the lagged order begins, scores of 200 nats and of -200."""
     q, k, v = tensors([200, None])
@@ -192,29 +195,58 @@ def test_infinite_and_undefined_scores_end_as_in_the_exact_order(monkeypatch):
 
 
 @pytest.mark.sweep
-def test_p_over_s_lags_likewise(monkeypatch, own_kernels):
-    """Head dim 128: where it is asked for."""
-    monkeypatch.setattr(two_tiles, "lag_pays", two_tiles.may_lag)
-    config_for.cache_clear()
-    try:
-        for jumps in ([20], [70]):
-            qkv = tensors(jumps, head_dim=128)
-            got, _ = run(lambda: flash_attn_func(*qkv, return_lse=True), "hostile", 1)  # noqa: B023
-            assert_close(got, expected(*qkv), qkv[2])
-    finally:
-        config_for.cache_clear()
+def test_p_over_s_lags_likewise():
+    """Beyond head dim 64, where P is made from the first quarter of the scores on."""
+    qkv = tensors([20, 70], head_dim=96)
+    got, _ = run(lambda: flash_attn_func(*qkv, return_lse=True), "hostile", 1)
+    assert_close(got, expected(*qkv), qkv[2])
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_the_diagonal_lags(head_dim):
+    """300 rows of 200 keys: 100 rows see none, all key tiles are masked, and the second one lags.
+
+    Key 150 jumps, which the last 50 rows see: their block alone is run again. Rows without keys have no reference, and
+    are no reason to run a work tile again: with no jump as many instructions as with one of 20 nats.
+    """
+    executed = []
+    for nats in (None, 20, 70):
+        q, k, v = tensors([nats], head_dim, keys=200, at=150)
+        call = lambda: flash_attn_func(q, k, v, causal=True, return_lse=True)  # noqa: B023
+        (out, lse), instructions = run(call)
+        executed.append(instructions)
+        assert (out[0, :100] == 0).all() and (lse[0, :, :100] == -torch.inf).all()
+        seen = causal(300, 200)[100:]
+        wanted = expected(q[:, 100:], k, v, seen)
+        assert_close((out[:, 100:], lse[..., 100:]), wanted, v)
+    none, some, again = executed
+    assert abs(some - none) < 0.05 * none and again > 1.2 * none
+
+
+def test_a_function_that_hides_keys_is_asked_in_every_tile():
+    """Four whole key tiles and a masked one."""
+    q, k, v = tensors([20])
+    call = lambda: flash_attn_func(q, k, v, mask_mod=even_keys, return_lse=True)
+    got, _ = run(call)
+    visible = (torch.arange(KEYS) % 2 == 0).expand(QUERIES, KEYS)
+    assert_close(got, expected(q, k, v, visible), v)
 
 
 def test_who_lags():
-    """bf16 up to head dim 64, two query tiles, masks with whole tiles; a schedule may say otherwise."""
+    """bf16 up to head dim 128, two query tiles, masks with whole tiles; a schedule may say otherwise."""
 
     def maximum(**choices):
         return choose_config(**{"qkv_dtype": "bf16", "head_dim": 64, **choices}).schedule.maximum
 
     assert maximum() == maximum(causal=True) == "lagged"
-    assert maximum(qkv_dtype="fp16") == maximum(head_dim=72) == maximum(maximum="exact") == "exact"
+    assert maximum(head_dim=72) == maximum(head_dim=128) == maximum(head_dim_v=128) == "lagged"
+    assert (
+        maximum(qkv_dtype="fp16") == maximum(maximum="exact") == maximum(arch="sm_103a") == "exact"
+    )
+    assert maximum(head_dim=192, head_dim_v=128) == "exact"  # the tensor core is the bound
+    assert maximum(mask_mod=even_keys) == "exact"
     assert maximum(mask=masks.either(masks.causal(), masks.window(8, 8)).mask) == "exact"
-    assert maximum(head_dim=128, maximum="lagged") == "lagged"
+    assert maximum(head_dim=192, head_dim_v=128, maximum="lagged") == "lagged"
     refused = choose_config(qkv_dtype="fp16", head_dim=64, maximum="lagged").refusals()
     assert "qkv_dtype='fp16'" in refused[0] and "use 'exact'" in refused[0]
     assert (

@@ -330,13 +330,39 @@ def test_loops_that_wait_and_arrive_alike_are_told_apart_by_the_order_of_executi
     assert (addresses.count(0x20), addresses.count(0x70)) == (3, 2)
 
 
+ASKED_EARLY = """
+        /*0000*/                   SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4], R0 ;
+        /*0010*/                   UTCHMMA gdesc[UR4], gdesc[UR6], tmem[UR8], tmem[UR10], idesc[UR11], UPT ;
+        /*0020*/             @!P0  BRA `(.L_x_1) ;
+.L_x_0:
+        /*0030*/                   UTCHMMA gdesc[UR4], gdesc[UR6], tmem[UR8], tmem[UR10], idesc[UR11], UPT ;
+        /*0040*/                   EXIT ;
+.L_x_1:
+        /*0050*/                   SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4], R0 ;
+        /*0060*/             @!P0  BRA `(.L_x_1) ;
+        /*0070*/                   BRA `(.L_x_0) ;
+"""
+
+
+def test_a_wait_is_where_its_answer_is_asked_for():
+    """The source has it between two MMAs; ptxas asks ahead of both, where memory allows, and branches between them."""
+    (function,) = parse(ASKED_EARLY)
+    events = [Event("mma", 1), Event("wait", 2), Event("mma", 3)]
+    traces = [Trace({(0, 0): events}, {})]
+    found = align.paths(function, "", traces)
+    ((path,),) = [list(warps.values()) for warps in found]
+    assert [step.instruction.address for step in path] == [0, 0x10, 0x20, 0x30, 0x40]
+    assert [path[n].event for n in (1, 0, 3)] == events
+    assert align.unpacked(align.packed(found, traces), function, traces) == found
+
+
 def test_stored_paths_are_the_paths():
     (function,) = parse(LOOP)
     lines = {"wait": 1, "ld": 2, "st": 3, "arrive": 4}
     kinds = ["wait", "ld", "arrive", "wait", "ld", "st", "arrive"]
     traces = [Trace({(0, 0): [Event(kind, lines[kind], (n,)) for n, kind in enumerate(kinds)]}, {})]
     found = align.paths(function, "", traces)
-    assert align.unpacked(align.packed(found), function, traces) == found
+    assert align.unpacked(align.packed(found, traces), function, traces) == found
 
 
 def test_events_that_the_code_cannot_produce_are_an_error():

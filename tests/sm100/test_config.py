@@ -195,7 +195,7 @@ def test_the_config_is_the_whole_compile_key():
         arch="sm_103a", page_size=16, rope_depth=32, rope_page_size=8, rope_dtype="bf16", scale_dtype="f32",
     )  # fmt: skip
     of_schedule = dict(
-        order="p_beside_s", lone_tiles=True, maximum="lagged", exponential="half", bn_cap=64, swizzle_bytes=64,
+        order="p_beside_s", lone_tiles=True, maximum="exact", exponential="half", bn_cap=64, swizzle_bytes=64,
         num_qk_stages=2, rescale_log2=0.0,
         exp2_emulated=3, claims=False, dependent_launch=True, prefetch_maps=True,
         warps=dataclasses.replace(base.schedule.warps, other_registers=24),

@@ -54,7 +54,7 @@ CHANGED = dict(
     rope_depth=32, rope_page_size=8, rope_dtype="bf16", scale_dtype="e4m3", arch="sm_103a",
 )  # fmt: skip
 OF_SCHEDULE = dict(
-    order="p_beside_s", lone_tiles=True, maximum="lagged", exponential="half", bn_cap=64, swizzle_bytes=64,
+    order="p_beside_s", lone_tiles=True, maximum="exact", exponential="half", bn_cap=64, swizzle_bytes=64,
     num_qk_stages=2, rescale_log2=4.5,
     exp2_emulated=7, claims=False, dependent_launch=True, prefetch_maps=True, warps=WarpRoles(softmax_registers=184),
 )  # fmt: skip

@@ -175,7 +175,7 @@ def _paths(name: str, identity: str, ptx: str, read, traces: dict) -> list:
         packed = cache.stored(
             f"{name} paths",
             identity,
-            lambda: align.packed(align.paths(read.function, ptx, events)),
+            lambda: align.packed(align.paths(read.function, ptx, events), events),
         )
         _aligned.clear()
         _aligned[identity] = align.unpacked(packed, read.function, events)

@@ -54,9 +54,12 @@ def store(address, words: list):
 
 def load_batches(address, columns: int, batch: int):
     """Yield (first column, values) in batches; the next batch is on its way while one is worked on."""
-    starts = range(0, columns, batch)
-    ahead = load(address, min(batch, columns))
-    for start in starts:
+    yield from batches_after(load(address, min(batch, columns)), address, columns, batch)
+
+
+def batches_after(ahead: list, address, columns: int, batch: int):
+    """The same where the first batch is on its way already."""
+    for start in range(0, columns, batch):
         values = ahead
         wait_load()
         following = start + batch

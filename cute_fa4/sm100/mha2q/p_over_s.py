@@ -13,7 +13,8 @@ overwritten: S_i of the next tile is issued after P_i V, which waited for P_i, w
 the tensor core works in issue order. O_i of the next work tile waits for p_ready, which correction raises when it has
 read the last one.
 
-P arrives in two parts, the first three quarters of the keys and the rest, so that its product starts early.
+P arrives in two parts, so that its product starts early: three quarters of the keys and the rest, halves where P begins
+before all scores are read (lagged references).
 """
 
 from dataclasses import dataclass

@@ -51,6 +51,9 @@ class TwoTiles(RowSchedule):
     query_tiles: ClassVar[int] = 2
     scales_keys: ClassVar[bool] = True
     tmem_remedy: ClassVar[str] = ", or order='p_over_s'"
+    lagged_emulated: ClassVar[int] = (
+        24  # of 64 pairs of exponentials, on sm_100a: docs/decisions/0012
+    )
 
     order: str | None = None
     lone_tiles: bool | None = None
@@ -60,13 +63,8 @@ class TwoTiles(RowSchedule):
     def resolved(self, problem: Problem) -> "TwoTiles":
         lags = self.maximum == "lagged" or (self.maximum is None and lag_pays(problem))
         schedule = self
-        if (
-            self.exp2_emulated is None
-            and lags
-            and problem.qk_depth <= 64
-            and problem.arch == "sm_100a"
-        ):
-            schedule = replace(self, exp2_emulated=24)
+        if self.exp2_emulated is None and lags and problem.arch == "sm_100a":
+            schedule = replace(self, exp2_emulated=self.lagged_emulated)
         if schedule.exponential is None:
             half = problem.has_fp8 and problem.arch == "sm_100a" and "V" not in problem.descales
             schedule = replace(schedule, exponential="half" if half else "exact")
@@ -158,11 +156,18 @@ def may_lag(problem: Problem) -> bool:
 def lag_pays(problem: Problem) -> bool:
     """Whether a kernel for the problem takes its references from the tiles before, unless its schedule says otherwise.
 
-    Softmax is the bound up to depth 64 (docs/decisions/0012); a mask without bands has no whole tiles. On sm_103a the
-    maximum comes with the scores (docs/decisions/0016).
+    On sm_103a the maximum comes with the scores (docs/decisions/0016).
     """
-    of_softmax = problem.qk_depth <= 64 and problem.arch == "sm_100a"
-    return may_lag(problem) and problem.mask.is_band and of_softmax
+    return may_lag(problem) and keeps_references(problem) and problem.arch == "sm_100a"
+
+
+def keeps_references(problem: Problem) -> bool:
+    """Whether the first key tile tells what the others refer to, and softmax is late without it.
+
+    Up to depth 128 P V waits for P (docs/decisions/0012). A mask without bands has no whole tiles, and one that is a
+    function may hide all of the first: its work tiles would be run again.
+    """
+    return problem.mask.is_band and problem.mask_mod is None and problem.qk_depth <= 128
 
 
 @lru_cache(maxsize=1024)

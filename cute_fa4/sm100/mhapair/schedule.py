@@ -20,7 +20,7 @@ from typing import ClassVar
 
 from ..memory_maps import slots_that_fit
 from ..mha2q.orders import ORDERS
-from ..mha2q.schedule import TwoTiles, may_lag
+from ..mha2q.schedule import TwoTiles, keeps_references, may_lag
 from ..mha2q.smem_map import TwoTilesSmem, smem_map
 from ..problem import Problem
 from ..sync.barriers import BarrierTable
@@ -38,10 +38,10 @@ class Pair(TwoTiles):
     family: ClassVar[str] = "mhapair"
     ctas: ClassVar[int] = 2  # that share an MMA
     scales_keys: ClassVar[bool] = False
+    lagged_emulated: ClassVar[int] = 28
 
     def resolved(self, problem: Problem) -> "Pair":
-        # Beyond 128 columns the tensor core is the bound, and the exact maximum takes no longer.
-        lags = may_lag(problem) and problem.mask.is_band and problem.qk_depth <= 128
+        lags = may_lag(problem) and keeps_references(problem)
         open_here = {"lone_tiles": False, "maximum": "lagged" if lags else "exact"}
         closed = {name: said for name, said in open_here.items() if getattr(self, name) is None}
         return super(Pair, replace(self, **closed)).resolved(problem)

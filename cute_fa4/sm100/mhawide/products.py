@@ -60,7 +60,7 @@ def multiply_pv(
     buffer, phase = tile & 1, (tile >> 1) & 1
     o, p = tmem + cfg.tmem.o[0], tmem + s_column(cfg, buffer)
     columns = cfg.tiles.MMA_K * cfg.dtype_bytes // 4  # tensor-memory columns of P in one step
-    first = cfg.tiles.p_first_part // cfg.tiles.MMA_K
+    first = cfg.p_first_part // cfg.tiles.MMA_K
     for unit in range(cfg.tiles.v_units):
         start, high, offsets = units.v_unit(cfg, v, unit).get_mma_tile(at.index)
         steps = [(step * columns, offset) for step, offset in enumerate(offsets)]

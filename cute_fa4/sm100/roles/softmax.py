@@ -6,13 +6,15 @@ Which query tile and which key tiles are its own, the order says (order.py). For
     row maximum              factor 2^(old - new) -> row_scale[i]          correction can begin
     P = 2^(c s - c m)        stored quarter by quarter, over S or, where it has room, beside it
     after three quarters     p_ready[i]                                    the MMA can begin
-    after the last one       p_last[i]
+    after the last one       p_last[i]                              (with a lagged reference p_ready[i] comes after two)
     row sum                  while the MMA works
 
 After the last one the row sum goes to correction, which divides O by it, in the place of the factor; the log-sum-exp
 goes to global memory.
 
 Whole tiles and masked tiles are separate loops over the same step: a tile that needs no mask carries no mask code.
+Where references lag (steps/lagged.py) each is two loops: tiles with a maximum, then those without, which P over S
+begins with the first quarter of the scores, while the others are still on their way.
 A sink is a key with the sink as its score and no value: the state a row starts with.
 """
 
@@ -30,6 +32,7 @@ from ..steps.scores import (
     first_state,
     log2_scale,
     maximum_comes_with_load,
+    quarters,
     read_scores,
     row_context,
     whole_tiles,
@@ -49,6 +52,22 @@ def scores_of(cfg, order, tmem, events: Events, at, i, phase, with_maxima=False)
     order.may_free_s(events, i, phase)
     order.scores_read(events, i)
     return s_address, scores, maxima
+
+
+def begin_scores(cfg, order, tmem, events: Events, at, phase) -> tuple:
+    """(address of S, quarters of the row's scores as they come), where nobody awaits that S has been read."""
+    s_address = order.scores_at(cfg, tmem, at)
+    events.s_ready.wait(at, phase)
+    tensor_memory.fence_after()
+    ahead = tensor_memory.load(s_address, cfg.tiles.BN // 4)
+    return s_address, quarters(ahead, cfg, s_address)
+
+
+def visible_bands(cfg, row: RowContext, n) -> list:
+    """[(lo or None, hi)] of the columns of key tile n that the row sees."""
+    first_key = n * cfg.tiles.BN
+    lower = cfg.mask.has_lower_bound or not cfg.mask.is_band
+    return [(lo - first_key if lower else None, hi - first_key) for lo, hi in row.bands]
 
 
 def send_factor(cfg, order, smem: Smem, events: Events, row: RowContext, at, phase, factor):
@@ -126,13 +145,10 @@ def step(
     s_address, scores, maxima = scores_of(cfg, order, tmem, events, *place, with_maxima)
     of_keys = token_scales.entry_of(cfg, order, smem, events, work, n, i, tiles_before)
     scores = token_scales.scaled(cfg, events, of_keys, scores)
-    if cutlass.const_expr(cfg.score_mod is not None or cfg.mask_mod is not None):
+    if cutlass.const_expr(cfg.has_functions):
         scores = apply_score_functions(cfg, args, work, row, n, scores, masked)
     if cutlass.const_expr(masked):
-        first_key = n * cfg.tiles.BN
-        lower = cfg.mask.has_lower_bound or not cfg.mask.is_band
-        bands = [(lo - first_key if lower else None, hi - first_key) for lo, hi in row.bands]
-        scores = visibility.keep_visible(scores, bands)
+        scores = visibility.keep_visible(scores, visible_bands(cfg, row, n))
     scale_log2 = log2_scale(cfg, args, row.factor)
     tile_max = row_math.row_maximum(
         maxima if cutlass.const_expr(with_maxima) else scores, state.row_max
@@ -171,18 +187,30 @@ def lagged_step(
     tiles_before: Int32,
     n: Int32,
     state: RowState,
+    masked: cutlass.Constexpr,
 ) -> RowState:
-    """Key tile n, whole and not the first, with a reference from the tiles before: no maximum of its scores."""
+    """Key tile n, not the first, with a reference from the tiles before: no maximum of its scores."""
     phase = order.parity(cfg, work, n, i, tiles_before)
     scale_log2 = log2_scale(cfg, args, row.factor)
     state, factor = lagged.renewed(state, scale_log2)
     at = order.buffer(cfg, work, n, i, tiles_before)
-    s_address, scores, _ = scores_of(cfg, order, tmem, events, at, i, phase)
-    if cutlass.const_expr(cfg.score_mod is not None):
-        scores = apply_score_functions(cfg, args, work, row, n, scores, masked=False)
-    order.may_write_p(events, i, phase)
-    send_factor(cfg, order, smem, events, row, at, phase, factor)
+    bands = visible_bands(cfg, row, n) if cutlass.const_expr(masked) else None
+    if cutlass.const_expr(cfg.reads_by_quarter):
+        s_address, scores = begin_scores(cfg, order, tmem, events, at, phase)
+        send_factor(cfg, order, smem, events, row, at, phase, factor)
+        if cutlass.const_expr(masked):
+            scores = visibility.keep_visible_parts(scores, bands)
+    else:
+        s_address, scores, _ = scores_of(cfg, order, tmem, events, at, i, phase)
+        if cutlass.const_expr(cfg.has_functions):
+            scores = apply_score_functions(cfg, args, work, row, n, scores, masked)
+        if cutlass.const_expr(masked):
+            scores = visibility.keep_visible(scores, bands)
+        order.may_write_p(events, i, phase)
+        send_factor(cfg, order, smem, events, row, at, phase, factor)
     bias = -state.row_max * scale_log2
+    if cutlass.const_expr(masked):
+        bias = lagged.of_visible(bias, bands)
     place = work, n, i, row, at, phase, s_address
     probabilities = half_powers.Exact(row_math.saturated_powers)
     total = store_p(cfg, order, smem, events, *place, scores, scale_log2, bias, probabilities)
@@ -226,13 +254,36 @@ def work_tile(
             begin = lagged.begin(work, begin, stride, whole.end)
             for n in cutlass.range(begin, whole.end, stride, unroll=1):
                 state = lagged_step(
-                    cfg, order, args, smem, tmem, events, work, i, row, before, n, state
+                    cfg,
+                    order,
+                    args,
+                    smem,
+                    tmem,
+                    events,
+                    work,
+                    i,
+                    row,
+                    before,
+                    n,
+                    state,
+                    masked=False,
                 )
     begin = order.next_tile(cfg, work, whole.end, i)
-    for n in cutlass.range(begin, end, stride, unroll=1):
+    if cutlass.const_expr(cfg.schedule.lags):
+        whole_from = order.next_tile(cfg, work, whole.begin, i)
+        exact_end = lagged.masked_exact_end(cfg, work, whole_from, whole.end, begin, end)
+    else:
+        exact_end = end
+    for n in cutlass.range(begin, exact_end, stride, unroll=1):
         state = step(
             cfg, order, args, smem, tmem, events, work, i, row, before, n, state, masked=True
         )
+    if cutlass.const_expr(cfg.schedule.lags):
+        begin = lagged.masked_begin(begin, exact_end, stride, end)
+        for n in cutlass.range(begin, end, stride, unroll=1):
+            state = lagged_step(
+                cfg, order, args, smem, tmem, events, work, i, row, before, n, state, masked=True
+            )
     return row, row_math.closed(state)
 
 

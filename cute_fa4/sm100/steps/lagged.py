@@ -13,6 +13,9 @@ row sum, which is there anyway, is at least the largest P and at most that times
     row sum above 2^64      a score lies so far above all tiles before it that O may have overflowed: the work tile
                             is run again with the exact maximum (work/judged.py)
 
+Masked tiles lag, too, behind a tile that every row with keys has seen some of: the first one under a causal mask, a
+whole one under a mask with a lower bound. A row that sees nothing of a tile needs no reference there: its P is 0.
+
 A row sum that has failed becomes NaN and stays NaN, so that one look at the end says it. Rows without a visible key in
 the first tile (a score_mod may return -inf) have the reference -inf: their next exponentials are infinite, and they
 fail likewise. In fp16 P has 5 bits of exponent: there the maximum is exact (mha2q/schedule.py).
@@ -40,6 +43,33 @@ def exact_end(cfg, work, begin, end):
 def begin(work, first, stride, end):
     """Where the others begin."""
     return choose(work.again != 0, end, first + stride)
+
+
+def masked_exact_end(cfg, work, whole_begin, whole_end, begin, end):
+    """Of the masked key tiles of a warpgroup behind the whole ones, `begin` to `end`, the first few are exact.
+
+    None behind a whole tile, which every row has seen. All where none is whole and rows begin in different tiles.
+    """
+    if cfg.mask.has_lower_bound:
+        first = end
+    else:
+        first = minimum(begin + 1, end)
+    return choose(work.again != 0, end, choose(whole_end > whole_begin, minimum(begin, end), first))
+
+
+def masked_begin(begin, exact_end, stride, end):
+    """Where the others begin: behind the one that is exact, if any."""
+    return choose(exact_end >= end, end, choose(exact_end > begin, begin + stride, begin))
+
+
+def of_visible(bias, bands):
+    """The bias of a tile's powers; 0 for a row that sees nothing of it, which may have no reference: P is 0.
+
+    A row that sees some of it has seen others before. Its reference is -inf where a function of scores hid them all:
+    its powers are infinite, and it fails.
+    """
+    [(_, hi)] = bands
+    return choose(hi > 0, bias, Float32(0.0))
 
 
 @cute.jit

@@ -74,7 +74,7 @@ def multiply_pv(cfg, v: KVBuffer, tmem, events: Events, slot, i: int, phase, acc
     computes = InstructionDescriptor(
         m, n, cfg.p_dtype, cfg.qkv_dtype, b_mn_major=True, cta_group=cfg.tiles.cta_group
     )
-    first = cfg.tiles.p_first_part // cfg.tiles.MMA_K
+    first = cfg.p_first_part // cfg.tiles.MMA_K
     d, p = tmem + column_of(cfg.tmem.o, i), tmem + column_of(cfg.tmem.p, i)
     events.p_ready.wait(i, phase)
     tensor_memory.fence_after()

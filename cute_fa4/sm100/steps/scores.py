@@ -40,6 +40,11 @@ def read_scores(cfg, address, with_maxima: bool = False) -> tuple:
     return scores, maxima or scores
 
 
+def quarters(ahead: list, cfg, address):
+    """(first column, scores) of each quarter of a row: of the first one, `ahead`, the load is on its way."""
+    return tensor_memory.batches_after(ahead, address, cfg.tiles.BN, cfg.tiles.BN // 4)
+
+
 def write_probabilities(
     cfg,
     order,
@@ -49,36 +54,40 @@ def write_probabilities(
     thread,
     address,
     may_store,
-    scores: list,
+    scores,
     scale_log2,
     bias,
     probabilities=half_powers.EXACT,
 ):
     """P = 2^(scale_log2 s + bias), rounded and stored quarter by quarter; returns its sum.
 
-    The sum is taken of the values before rounding. may_store(): waits until their columns are free; probabilities:
-    how they are computed, of half_powers.
+    The sum is taken of the values before rounding. scores: a list, or (first column, quarter of it) as they come from
+    tensor memory; may_store(): waits until the columns of P are free; probabilities: how they are computed, of
+    half_powers.
 
     order.sum_early    the sum fills the gaps between exponentials
     otherwise          P must be there soon: the sum comes last. The bias is read again, from shared memory, after
                        p_ready: otherwise the compiler computes the last quarter before that.
     order.holds_p      all of P is in registers before the first of it is stored
     """
-    emulated = emulated_units(cfg, probabilities.unit, 0 if order.sum_early else 1)
+    in_quarters = not isinstance(scores, list)
+    emulated = emulated_units(cfg, probabilities.unit, 0 if order.sum_early or in_quarters else 1)
     if not order.sum_early:
         smem.row_bias[thread] = bias
     holds = order.holds_p(cfg)
     quarter = cfg.tiles.BN // 4
     sums, halves, late, held = [], [], [], []
-    for first in range(0, cfg.tiles.BN, quarter):
-        if first == cfg.tiles.p_first_part and not holds:
+    if not in_quarters:
+        scores = [(at, scores[at : at + quarter]) for at in range(0, cfg.tiles.BN, quarter)]
+    for first, some in scores:
+        if first == cfg.p_first_part and not holds:
             tensor_memory.wait_store()
             tensor_memory.fence_before()
             events.p_ready.arrive(i)
             if not order.sum_early:
                 bias = smem.row_bias[thread]
         here = frozenset(unit - first // probabilities.unit for unit in emulated)
-        p = probabilities(scores[first : first + quarter], scale_log2, bias, here, cfg.p_dtype)
+        p = probabilities(some, scale_log2, bias, here, cfg.p_dtype)
         held.append((first * cfg.dtype_bytes // 4, p.words))
         if not holds:
             if first == 0:

@@ -42,8 +42,15 @@ def visibility(bands: list, col0: int):
     return word
 
 
+def keep_visible_parts(parts, bands: list):
+    """The same of (first column, scores), part by part."""
+    for first, scores in parts:
+        inside = [(lo if lo is None else lo - first, hi - first) for lo, hi in bands]
+        yield first, keep_visible(scores, inside)
+
+
 def keep_visible(scores: list, bands: list) -> list:
-    """Scores with -inf where no band sees the column."""
+    """Scores with -inf where no band sees the column; bands count from the first score."""
     out = []
     for col0 in range(0, len(scores), WORD):
         word = visibility(bands, col0)

@@ -30,7 +30,9 @@ CONFIGS = {
     for name, depth, causal in ((FULL, 128, False), (CAUSAL, 64, True), (FEW_KEYS, 64, True))
 }
 CONFIGS[LAGGED] = choose_config(qkv_dtype="bf16", head_dim=64, write_lse=True)
-CONFIGS[CROSSED] = choose_config(qkv_dtype="bf16", head_dim=128, write_lse=True, order="p_crossed")
+CONFIGS[CROSSED] = choose_config(
+    qkv_dtype="bf16", head_dim=128, write_lse=True, order="p_crossed", maximum="exact"
+)
 CONFIGS[ONE_TILE] = choose_config(qkv_dtype="bf16", head_dim=128, write_lse=True, family="mha1q")
 CONFIGS[LONE] = choose_config(
     qkv_dtype="bf16",

@@ -202,8 +202,7 @@ def test_p_over_s_lags_likewise():
     assert_close(got, expected(*qkv), qkv[2])
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
-def test_the_diagonal_lags(head_dim):
+def test_the_diagonal_lags():
     """300 rows of 200 keys: 100 rows see none, all key tiles are masked, and the second one lags.
 
     Key 150 jumps, which the last 50 rows see: their block alone is run again. Rows without keys have no reference, and
@@ -211,7 +210,7 @@ def test_the_diagonal_lags(head_dim):
     """
     executed = []
     for nats in (None, 20, 70):
-        q, k, v = tensors([nats], head_dim, keys=200, at=150)
+        q, k, v = tensors([nats], 128, keys=200, at=150)
         call = lambda: flash_attn_func(q, k, v, causal=True, return_lse=True)  # noqa: B023
         (out, lse), instructions = run(call)
         executed.append(instructions)

@@ -194,22 +194,19 @@ def lagged_step(
     scale_log2 = log2_scale(cfg, args, row.factor)
     state, factor = lagged.renewed(state, scale_log2)
     at = order.buffer(cfg, work, n, i, tiles_before)
-    bands = visible_bands(cfg, row, n) if cutlass.const_expr(masked) else None
     if cutlass.const_expr(cfg.reads_by_quarter):
         s_address, scores = begin_scores(cfg, order, tmem, events, at, phase)
         send_factor(cfg, order, smem, events, row, at, phase, factor)
-        if cutlass.const_expr(masked):
-            scores = visibility.keep_visible_parts(scores, bands)
     else:
         s_address, scores, _ = scores_of(cfg, order, tmem, events, at, i, phase)
         if cutlass.const_expr(cfg.has_functions):
-            scores = apply_score_functions(cfg, args, work, row, n, scores, masked)
-        if cutlass.const_expr(masked):
-            scores = visibility.keep_visible(scores, bands)
+            scores = apply_score_functions(cfg, args, work, row, n, scores, masked=False)
         order.may_write_p(events, i, phase)
         send_factor(cfg, order, smem, events, row, at, phase, factor)
     bias = -state.row_max * scale_log2
-    if cutlass.const_expr(masked):
+    if cutlass.const_expr(masked):  # by quarter
+        bands = visible_bands(cfg, row, n)
+        scores = visibility.keep_visible_parts(scores, bands)
         bias = lagged.of_visible(bias, bands)
     place = work, n, i, row, at, phase, s_address
     probabilities = half_powers.Exact(row_math.saturated_powers)
@@ -269,7 +266,7 @@ def work_tile(
                     masked=False,
                 )
     begin = order.next_tile(cfg, work, whole.end, i)
-    if cutlass.const_expr(cfg.schedule.lags):
+    if cutlass.const_expr(cfg.reads_by_quarter):
         whole_from = order.next_tile(cfg, work, whole.begin, i)
         exact_end = lagged.masked_exact_end(cfg, work, whole_from, whole.end, begin, end)
     else:
@@ -278,7 +275,7 @@ def work_tile(
         state = step(
             cfg, order, args, smem, tmem, events, work, i, row, before, n, state, masked=True
         )
-    if cutlass.const_expr(cfg.schedule.lags):
+    if cutlass.const_expr(cfg.reads_by_quarter):
         begin = lagged.masked_begin(begin, exact_end, stride, end)
         for n in cutlass.range(begin, end, stride, unroll=1):
             state = lagged_step(

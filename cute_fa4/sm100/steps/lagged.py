@@ -13,8 +13,9 @@ row sum, which is there anyway, is at least the largest P and at most that times
     row sum above 2^64      a score lies so far above all tiles before it that O may have overflowed: the work tile
                             is run again with the exact maximum (work/judged.py)
 
-With P over S masked tiles lag, too, behind a tile that every row with keys has seen some of: the first one under a causal mask, a
-whole one under a mask with a lower bound. A row that sees nothing of a tile needs no reference there: its P is 0.
+With P over S masked tiles lag, too, behind a tile that every row with keys has seen some of: the first one under a
+causal mask, a whole one under a mask with a lower bound. A row that sees nothing of a tile needs no reference there:
+its P is 0.
 
 A row sum that has failed becomes NaN and stays NaN, so that one look at the end says it. Rows without a visible key in
 the first tile (a score_mod may return -inf) have the reference -inf: their next exponentials are infinite, and they

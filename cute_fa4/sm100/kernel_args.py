@@ -57,6 +57,7 @@ class Events:
     p_last: Event
     s_free: Event | None
     pv_done: Event | None
+    s_apart: Event | None
     o_ready: Event
     scales_full: Event | None
     scales_empty: Event | None

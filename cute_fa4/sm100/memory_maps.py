@@ -54,6 +54,7 @@ class TmemMap:
     """First columns of S_i, P_i and O_i for each softmax warpgroup i, and how many columns are used.
 
     p_apart  P has columns of its own, not those of S
+    sums     the first of the columns behind O_i that hold the sums of P's rows; empty: softmax adds P up itself
     """
 
     s: tuple[int, ...]
@@ -61,6 +62,7 @@ class TmemMap:
     o: tuple[int, ...]
     used: int
     p_apart: bool
+    sums: tuple[int, ...] = ()
 
     @property
     def columns(self) -> int:

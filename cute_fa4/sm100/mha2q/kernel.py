@@ -23,9 +23,14 @@ the other).
 
 from dataclasses import replace
 
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
 from ..kernel import CTA, SM100Kernel
 from ..kernel_args import KernelArgs, Smem, floats
 from ..roles import dispatch
+from ..steps.store import PIECE_BYTES, store_piece
 from .lone.hooks import LonePBesideS, LonePOverS
 from .p_beside_s import PBesideSCode
 from .p_crossed import PCrossedCode
@@ -36,7 +41,9 @@ ORDER_CODE = {
     "p_over_s": POverSCode(),
     "p_beside_s": PBesideSCode(),
     "p_crossed": PCrossedCode(),
+    "p_crossed_summed": PCrossedCode(),
 }
+ONES = {"e4m3": 0x38383838, "e5m2": 0x3C3C3C3C}  # four
 WITH_LONE_TILES = {"p_over_s": LonePOverS(), "p_beside_s": LonePBesideS()}
 
 
@@ -45,6 +52,20 @@ def codes_of(cfg) -> dict:
     if cfg.ends_early:
         return uneven.WITH_LONE_TILES if cfg.schedule.lone_tiles else uneven.CODE
     return WITH_LONE_TILES if cfg.schedule.lone_tiles else ORDER_CODE
+
+
+@cute.jit
+def fill_ones(cfg: cutlass.Constexpr, smem: Smem, warp):
+    """Ones for the row sums, by the softmax warps; the MMA warp meets them in set_up."""
+    warps = cfg.schedule.warps
+    nbytes = cfg.smem.ones.nbytes // warps.threads_of("softmax")
+    if warp < warps.softmax.stop:
+        thread, _, _ = cute.arch.thread_idx()
+        word = Int32(ONES[cfg.qkv_dtype])
+        for piece in range(nbytes // PIECE_BYTES):
+            at = smem.kv_address + (cfg.smem.ones.offset - cfg.smem.kv.offset + piece * PIECE_BYTES)
+            store_piece(at + thread * nbytes, [word] * 4)
+        cute.arch.fence_proxy("async.shared", space="cta")
 
 
 class SM100MHA2Q(SM100Kernel):
@@ -61,6 +82,11 @@ class SM100MHA2Q(SM100Kernel):
             return smem
         softmax = self.cfg.schedule.warps.threads_of("softmax")
         return replace(smem, row_max=floats(base + self.cfg.tiles.q_tile_bytes, softmax))
+
+    def set_up(self, args: KernelArgs, cta: CTA, warp, mbarriers):
+        if self.cfg.tmem.sums:
+            fill_ones(self.cfg, cta.smem, warp)
+        super().set_up(args, cta, warp, mbarriers)
 
     def roles(self, args: KernelArgs, cta: CTA, warp):
         dispatch.run(self.cfg, self.order, args, cta, warp)

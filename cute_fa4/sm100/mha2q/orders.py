@@ -4,6 +4,8 @@ order         columns                        code
 p_over_s      S0 P0 | S1 P1 | O0 | O1        p_over_s.py: P_i is stored over S_i
 p_beside_s    S0 | P0 | S1 | P1 | O0 | O1    p_beside_s.py: the next S_i is made while P_i is read
 p_crossed     S0 P1 | S1 P0 | O0 | O1        p_crossed.py: likewise, P_i in the columns of the other S
+p_crossed_summed                             the same with row sums L_i, which P V makes: S0 and S1 overlap; nobody
+              P1 S0 S1 P0 | O0 L0 | O1 L1    gets it unasked (docs/decisions/0019)
 
 The code is apart because it needs the compiler, and configurations are asked without it.
 """
@@ -11,9 +13,13 @@ The code is apart because it needs the compiler, and configurations are asked wi
 from dataclasses import dataclass, replace
 
 from ..memory_maps import TmemMap
+from ..problem import Problem
 from ..sync.barriers import SOFTMAX, Barrier, commit_by, one_softmax
 from ..tiles import Tiles
 from ..warp_roles import WarpRoles
+
+SUM_COLUMNS = 16  # of ones: as few as an MMA of 128 rows takes more (PTX ISA, "matrix shape")
+SPAN_COLUMNS = 128  # of eight bits in a span of 128 bytes
 
 
 @dataclass(frozen=True)
@@ -72,13 +78,50 @@ class PCrossed(PBesideS):
         return replace(s_free, awaited_by="mma, softmax"), pv_done
 
 
+@dataclass(frozen=True)
+class PCrossedSummed(PCrossed):
+    name: str = "p_crossed_summed"
+
+    def tmem(self, tiles: Tiles) -> TmemMap:
+        """The two S have as many columns in common as the sums need."""
+        s = (0, tiles.BN - tiles.num_q * SUM_COLUMNS)
+        p = (tiles.BN, 0)  # of S1 and of S0 alone
+        width = tiles.padded_ov_depth + SUM_COLUMNS
+        o = tuple(s[1] + tiles.BN + i * width for i in range(tiles.num_q))
+        sums = tuple(column + tiles.padded_ov_depth for column in o)
+        return TmemMap(s, p, o, o[-1] + width, p_apart=False, sums=sums)
+
+    def barriers(self, warps: WarpRoles) -> tuple[Barrier, ...]:
+        return (
+            *super().barriers(warps),
+            Barrier(
+                "s_apart",
+                SOFTMAX,
+                (one_softmax(warps),),
+                "mma",
+                "the columns of S that the other S has, too, have been read",
+                "as s_free",
+            ),
+        )
+
+
+def may_add_up(problem: Problem) -> bool:
+    """Whether the product with V can also add up P, as a product with ones behind V's last column.
+
+    That column is the last of a span of shared memory, so that the next span may lie elsewhere. A log-sum-exp wants the
+    sum of what P was before it was rounded to eight bits, and scales of tokens multiply P, but not its sum.
+    """
+    of_p = not (problem.write_lse or problem.token_scales)
+    return problem.has_fp8 and of_p and problem.qk_depth <= problem.ov_depth == SPAN_COLUMNS
+
+
 def _with_o(tiles: Tiles, s: tuple, p: tuple, first: int, p_apart: bool) -> TmemMap:
     """O_0, O_1 from column `first` on, behind everything else."""
     o = tuple(first + i * tiles.padded_ov_depth for i in range(tiles.num_q))
     return TmemMap(s, p, o, o[-1] + tiles.padded_ov_depth, p_apart)
 
 
-ORDERS = {order.name: order for order in (POverS(), PBesideS(), PCrossed())}
+ORDERS = {order.name: order for order in (POverS(), PBesideS(), PCrossed(), PCrossedSummed())}
 
 
 def best_order(tiles: Tiles, lone_tiles: bool | None = None) -> str:

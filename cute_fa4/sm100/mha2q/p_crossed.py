@@ -19,6 +19,20 @@ made again, and to the other warpgroup that its columns are free. A warpgroup lo
 softmax 1 at s_free[0] of its tile before it raises its own, on which softmax 0 waits before it comes to the next one.
 
 A work tile ends before the next one begins: its last P1 lies where the next S0 comes.
+
+p_crossed_summed: where V has the 128 columns of a span and P eight bits, the product adds P up, too. Behind V's last
+column lie 16 of ones, so O_i has 16 more, each the row's sum of P as it was rounded, rescaled with O.
+
+    0        96    128              224              352  368              496  512
+    | S0           |                | O0             | L0 | O1             | L1 |
+    | P1     | S1                   |
+                   | P0
+
+What the sums take, S0 and S1 share: 32 columns. softmax reads those first and raises s_apart, for which the other S
+waits; with query tiles half a key tile apart that has long been. V's descriptor says how far the ones are from the tile
+(KVBuffer.get_mma_tile_before): 4 KB of them serve every slot and every step.
+
+NVIDIA adds up so in its FP8 kernel for SM107, whose tensor memory is larger (NVIDIA/cudnn-frontend#580).
 """
 
 from dataclasses import dataclass
@@ -56,6 +70,8 @@ def run(
     while count != NO_MORE:
         for n in cutlass.range(count, unroll=1):
             for i in cutlass.range_constexpr(cfg.tiles.num_q):
+                if cutlass.const_expr(cfg.tmem.sums):
+                    events.s_apart.wait(1 - i, phase ^ i)  # S0 and S1 overlap
                 make_s(cfg, smem, tmem, events, kv, at_k, i, n, count, phase, q_phase)
                 if n > 0:
                     if cutlass.const_expr(i == 0):
@@ -97,6 +113,15 @@ class PCrossedCode(PBesideSCode):
 
     run = staticmethod(run)
 
+    def read_first(self, cfg):
+        if not cfg.tmem.sums:
+            return ()
+        return cfg.tmem.s[1] - cfg.tmem.s[0], 0  # of S0 and of S1 what both have
+
+    def first_read(self, events, i):
+        tensor_memory.fence_before()
+        events.s_apart.arrive(i)
+
     def may_free_s(self, events, i, phase):
         see_the_other(events, i, phase)
 
@@ -107,4 +132,8 @@ class PCrossedCode(PBesideSCode):
         wait_for_columns(events, work, n, i, phase)
 
     def p_at(self, cfg, s_address, i):
-        return s_address + (1 - 2 * i) * (cfg.tmem.p[0] - cfg.tmem.s[0])
+        of_0, of_1 = (p - s for p, s in zip(cfg.tmem.p, cfg.tmem.s, strict=True))
+        return s_address + (of_0 + i * (of_1 - of_0))
+
+    def sum_at(self, cfg, tmem, i):
+        return tmem + cfg.tmem.sums[i] if cfg.tmem.sums else None

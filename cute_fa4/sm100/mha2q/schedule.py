@@ -19,8 +19,8 @@ from ..row_schedule import RowSchedule
 from ..sync.barriers import BarrierTable
 from ..tiles import Tiles
 from . import barriers
-from .orders import ORDERS, PBesideS, POverS, best_order
-from .smem_map import TwoTilesSmem, smem_map
+from .orders import ORDERS, PBesideS, POverS, best_order, may_add_up
+from .smem_map import TwoTilesSmem, ones_bytes, smem_map
 
 ORDERS_OF_LONE_TILES = ("p_over_s", "p_beside_s")
 ORDERS_OF_EARLY_ENDS = (
@@ -29,7 +29,9 @@ ORDERS_OF_EARLY_ENDS = (
 )  # crossed, P of either query tile waits for S of the other
 MAXIMA = ("exact", "lagged")
 EXPONENTIALS = ("exact", "half")
+SUMMED = "p_crossed_summed"
 EMULATED_IN_HALVES = 32  # of 64 pairs: docs/decisions/0019
+EMULATED_WITHOUT_SUMS = 40  # where softmax adds nothing up
 MOST_IN_HALVES = 56  # the others keep NaN
 
 
@@ -37,7 +39,7 @@ MOST_IN_HALVES = 56  # the others keep NaN
 class TwoTiles(RowSchedule):
     """The schedule of SM100MHA2Q; its other choices are those of RowSchedule.
 
-    order          of the products: "p_over_s", "p_beside_s" or "p_crossed" (orders.py); None: beside where there is
+    order          of the products: one of ORDERS (orders.py); None: beside where there is
                    room, otherwise over
     lone_tiles     both softmax warpgroups share the rows of a work tile that has no more than one query tile of them
                    (lone/hooks.py); None: where lengths of queries differ, and with them the rows of work tiles
@@ -69,7 +71,10 @@ class TwoTiles(RowSchedule):
             half = problem.has_fp8 and problem.arch == "sm_100a" and "V" not in problem.descales
             schedule = replace(schedule, exponential="half" if half else "exact")
         if schedule.exp2_emulated is None and schedule.exponential == "half":
-            schedule = replace(schedule, exp2_emulated=EMULATED_IN_HALVES)
+            summed = self.order == SUMMED
+            schedule = replace(
+                schedule, exp2_emulated=EMULATED_WITHOUT_SUMS if summed else EMULATED_IN_HALVES
+            )
         schedule = super(TwoTiles, schedule).resolved(problem)
         if self.lone_tiles is None and problem.token_scales:
             schedule = replace(schedule, lone_tiles=False)
@@ -108,6 +113,12 @@ class TwoTiles(RowSchedule):
         if self.order not in (None, *ORDERS):
             why.insert(
                 0, f"order={self.order!r} is no order of the products: use {' or '.join(ORDERS)}"
+            )
+        if self.order == SUMMED and not (may_add_up(problem) and self.bn_cap in (0, 128)):
+            why.append(
+                f"order={self.order!r} with qkv_dtype={problem.qkv_dtype!r}, depths {problem.qk_depth} and "
+                f"{problem.ov_depth}, write_lse={problem.write_lse}, bn_cap={self.bn_cap}: P V adds up P of eight "
+                "bits where V has 128 columns, without LSE or scales of tokens: use 'p_crossed'"
             )
         if self.maximum not in (None, *MAXIMA):
             why.append(
@@ -174,7 +185,8 @@ def keeps_references(problem: Problem) -> bool:
 def layout(schedule: TwoTiles, tiles: Tiles) -> tuple[BarrierTable, TwoTilesSmem]:
     """Barriers and shared memory decide each other's size: the ring gets what a kernel without slots leaves."""
     warps, of_the_order = schedule.warps, ORDERS[schedule.order].barriers(schedule.warps)
+    ones = ones_bytes(tiles) if ORDERS[schedule.order].tmem(tiles).sums else 0
     empty = barriers.table(tiles, warps, 0, of_the_order, schedule.lags)
-    slots = slots_that_fit(tiles, smem_map(tiles, warps, empty), empty)
+    slots = slots_that_fit(tiles, smem_map(tiles, warps, empty, ones_bytes=ones), empty)
     table = barriers.table(tiles, warps, slots, of_the_order, schedule.lags)
-    return table, smem_map(tiles, warps, table)
+    return table, smem_map(tiles, warps, table, ones_bytes=ones)

@@ -5,6 +5,7 @@
     kv            kv_slots * kv_slot_bytes   ring: K or V tile in each slot, in the order K0 V0 K1 V1 ...
     k_rest        k_rest_bytes               columns of a K tile that its slot has no room for; 0 up to depth 128
     o             o_buffers * o_chunk_bytes  chunks of O on their way to global memory: two, beside a rest of K one
+    ones          ones_bytes                 what P is multiplied by for its row sums, of one step; mostly 0
     row_scale     1024                       row scale: one f32 for each softmax thread
     row_bias      1024                       row bias: another
     scales        0, or 4 * a slot           where keys have scales: a ring of them (steps/token_scales.py)
@@ -33,6 +34,7 @@ class TwoTilesSmem(SmemMap):
     kv: Region
     k_rest: Region
     o: Region
+    ones: Region
     row_scale: Region
     row_bias: Region
     scales: Region
@@ -43,11 +45,15 @@ class TwoTilesSmem(SmemMap):
 
 
 def smem_map(
-    tiles: Tiles, warps: WarpRoles, table: BarrierTable, judged_bytes: int = JUDGED_QUEUE_BYTES
+    tiles: Tiles,
+    warps: WarpRoles,
+    table: BarrierTable,
+    judged_bytes: int = JUDGED_QUEUE_BYTES,
+    ones_bytes: int = 0,
 ) -> TwoTilesSmem:
     """The map of a kernel with this barrier table, whose ring has as many slots as the table.
 
-    judged_bytes: of a work queue whose tiles are judged
+    judged_bytes: of a work queue whose tiles are judged; ones_bytes: of the ones behind V
     """
     row_bytes = warps.threads_of("softmax") * F32_BYTES
     return TwoTilesSmem.of_sizes(
@@ -55,6 +61,7 @@ def smem_map(
         kv=table.kv_slots * tiles.kv_slot_bytes,
         k_rest=tiles.k_rest_bytes,
         o=tiles.o_buffers * tiles.o_chunk_bytes,
+        ones=ones_bytes,
         row_scale=row_bytes,
         row_bias=row_bytes,
         scales=token_scale_bytes(tiles.problem, tiles.BN),
@@ -63,3 +70,8 @@ def smem_map(
         mbarriers=MBARRIER_BYTES * table.total,
         tmem_address=TMEM_ADDRESS_BYTES,
     )
+
+
+def ones_bytes(tiles: Tiles) -> int:
+    """A span of as many keys as a step of the MMA has."""
+    return tiles.MMA_K * tiles.swizzle_bytes

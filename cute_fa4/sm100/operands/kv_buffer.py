@@ -32,6 +32,7 @@ from .tma import KVOperand
 
 SPAN_BYTES = 128  # bytes of one row of a chunk
 BEYOND_EVERY_ROW = 1 << 28  # in groups of eight rows: TMA finds no such row and fills zeros
+LEADING_BIT = 16  # of a descriptor's low word: where the distance of spans begins
 DESCRIPTOR_UNIT = 16  # bytes of one unit of a descriptor's address
 
 
@@ -209,6 +210,17 @@ class KVBuffer:
         """-> (low descriptor word of the tile in `slot`, constant high word, offsets of the MMA steps)."""
         address = self.ring_address + slot * self.config.slot_bytes
         return mma_tile(self.config.tile, address, self.config.num_steps)
+
+    def get_mma_tile_before(self, slot, offset: int):
+        """The same of V, one span wide, with a further span `offset` bytes behind slot 0, for every slot and step.
+
+        The descriptor says how far the next span is: the further the operand, the less far.
+        """
+        low, high, steps = self.get_mma_tile(slot)
+        away = (offset - self.config.tile.leading_bytes) // DESCRIPTOR_UNIT
+        slot_units = self.config.slot_bytes // DESCRIPTOR_UNIT
+        low = low + ((away << LEADING_BIT) - slot * (slot_units << LEADING_BIT))
+        return low, high, [step - (step << LEADING_BIT) for step in steps]
 
     def get_mma_stages(self, slot) -> list[tuple]:
         """The same for each depth stage."""

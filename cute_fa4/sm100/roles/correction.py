@@ -51,7 +51,7 @@ def rescale_tile(
     order.o_complete(events, i, phase)
     if cute.arch.vote_any_sync(factor < 1.0):
         tensor_memory.fence_after()
-        store.rescale(cfg, tmem + cfg.tmem.o[i], factor)
+        store.rescale(cfg, tmem + cfg.tmem.o[i], factor, order.sum_at(cfg, tmem, i))
         tensor_memory.fence_before()
     events.p_ready.arrive(i)
 
@@ -77,6 +77,7 @@ def key_tiles(
 @cute.jit
 def finish_tile(
     cfg: cutlass.Constexpr,
+    order: cutlass.Constexpr,
     args: KernelArgs,
     smem: Smem,
     tmem: Int32,
@@ -91,9 +92,14 @@ def finish_tile(
     factor = scales.of_output(cfg, args, work)
     events.row_scale.wait(i, last)
     row_sum = smem.row_scale[row + i * cfg.tiles.rows_per_q_tile]
-    inverse = scales.times(row_math.inverse(row_sum), factor)
+    sum_at = order.sum_at(cfg, tmem, i)
+    if cutlass.const_expr(sum_at is None):
+        inverse = scales.times(row_math.inverse(row_sum), factor)
     events.o_ready.wait(i, o_phase)
     tensor_memory.fence_after()
+    if cutlass.const_expr(sum_at is not None):
+        row_sum = row_sum + store.row_sum(sum_at)
+        inverse = scales.times(row_math.inverse(row_sum), factor)
     store_o(cfg, args, smem, tmem + cfg.tmem.o[i], events, work, i, row, inverse)
 
 
@@ -120,7 +126,8 @@ def run(
             key_tiles(cfg, order, smem, tmem, events, work.tiles.count, tiles, row)
             tiles = tiles + work.tiles.count
             for i in cutlass.range_constexpr(cfg.tiles.num_q):
-                finish_tile(cfg, args, smem, tmem, events, work, i, (tiles - 1) & 1, o_phase, row)
+                place = work, i, (tiles - 1) & 1, o_phase, row
+                finish_tile(cfg, order, args, smem, tmem, events, *place)
             o_phase = o_phase ^ 1
         else:
             store.zeros_of_rows(cfg, args, smem, work, row)

@@ -1,10 +1,12 @@
 """What the roles ask of an order of the products: hooks that an order file of a family fills in.
 
     hook            called by     when                                  P over S               P beside S
+    first_read      softmax       columns that are read first, likewise -                      - (p_crossed.py)
     may_free_s      softmax       before that                           -                      - (p_crossed.py)
     scores_read     softmax       the row's scores are in registers     -                      raises s_free
     may_store_p     softmax       before P is stored                    -                      - (p_crossed.py)
     holds_p         softmax       (a choice)                            False                  False (p_crossed.py)
+    sum_at          softmax, correction  (a choice)                    None: softmax adds     None (p_crossed.py)
     may_write_p     softmax       before the factor and P are written   -                      waits for pv_done
     may_write_factor  softmax   before a factor takes the last one's place    -              -
     o_complete      correction    before O is rescaled                  -                      waits for pv_done
@@ -73,12 +75,22 @@ class Order:
         """The page table's entries for the first key tile of the first work tile. guessed: of guess."""
         return loads.look_up(cfg, args, work, work.tiles.first)
 
+    def read_first(self, cfg) -> tuple:
+        """Columns of S that are read before the others."""
+        return ()
+
+    def first_read(self, events, i):
+        """These columns of the scores of query tile i are in registers."""
+
     def may_free_s(self, events, i, phase):
         """Before scores_read. phase: of this key tile."""
 
     def holds_p(self, cfg):
         """Whether all of P is in registers before may_store_p: where that waits for the other warpgroup."""
         return False
+
+    def sum_at(self, cfg, tmem, i):
+        """The address of the sum of P in a row of query tile i; None: softmax adds P up. tmem: of column 0."""
 
     def may_store_p(self, events, work, n, i, phase):
         """Wait until the columns of P of query tile i are free: before its first part is stored."""

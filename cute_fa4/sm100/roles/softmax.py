@@ -48,7 +48,10 @@ def scores_of(cfg, order, tmem, events: Events, at, i, phase, with_maxima=False)
     s_address = order.scores_at(cfg, tmem, at)
     events.s_ready.wait(at, phase)
     tensor_memory.fence_after()
-    scores, maxima = read_scores(cfg, s_address, with_maxima)
+    scores, maxima = read_scores(
+        *(cfg, s_address, with_maxima),
+        *(order.read_first(cfg), lambda: order.first_read(events, i)),
+    )
     order.may_free_s(events, i, phase)
     order.scores_read(events, i)
     return s_address, scores, maxima
@@ -170,7 +173,11 @@ def step(
     powers = token_scales.weighted(cfg, of_keys, powers_of(cfg))
     total = store_p(cfg, order, smem, events, *place, scores, scale_log2, bias, powers)
     token_scales.release(cfg, events, of_keys)
-    return RowState(row_max, state.row_sum * factor + total)
+    if cutlass.const_expr(order.sum_at(cfg, tmem, 0) is None):
+        total = state.row_sum * factor + total
+    elif cutlass.const_expr(cfg.sink):
+        total = state.row_sum * factor  # of the sink alone
+    return RowState(row_max, total)
 
 
 @cute.jit

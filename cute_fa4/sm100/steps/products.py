@@ -68,7 +68,13 @@ def multiply_pv(cfg, v: KVBuffer, tmem, events: Events, slot, i: int, phase, acc
     i: a softmax warpgroup, a number or an Int32 of the kernel
     """
     m, n, _ = cfg.tiles.pv_mma_shape
-    v_start, v_high, v_steps = v.get_mma_tile(slot)
+    if cfg.tmem.sums:
+        n = cfg.tmem.o[1] - cfg.tmem.o[0]
+        v_start, v_high, v_steps = v.get_mma_tile_before(
+            slot, cfg.smem.ones.offset - cfg.smem.kv.offset
+        )
+    else:
+        v_start, v_high, v_steps = v.get_mma_tile(slot)
     columns = cfg.tiles.MMA_K * cfg.dtype_bytes // 4  # tensor-memory columns of P in one step
     steps = [(step * columns, offset) for step, offset in enumerate(v_steps)]
     computes = InstructionDescriptor(

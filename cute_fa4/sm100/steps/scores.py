@@ -26,17 +26,27 @@ def maximum_comes_with_load(cfg) -> bool:
     return cfg.arch == "sm_103a" and plain
 
 
-def read_scores(cfg, address, with_maxima: bool = False) -> tuple:
-    """-> (the BN scores of this thread's row, values that have the same maximum: they, or one of each load)."""
-    scores, maxima = [], []
-    for column in range(0, cfg.tiles.BN, LOAD_COLUMNS):
+def read_scores(
+    cfg, address, with_maxima: bool = False, first: tuple = (), first_read=None
+) -> tuple:
+    """-> (the BN scores of this thread's row, values that have the same maximum: they, or one of each load).
+
+    first    columns that are loaded before the others; first_read() is called as soon as they are in registers
+    """
+    scores, maxima = {}, []
+    columns = range(0, cfg.tiles.BN, LOAD_COLUMNS)
+    for column in (*first, *(c for c in columns if c not in first)):
         if with_maxima:
             values, largest = tensor_memory.load_with_maximum(address + column, LOAD_COLUMNS)
             maxima.append(largest)
         else:
             values = tensor_memory.load(address + column, LOAD_COLUMNS)
-        scores += values
+        scores[column] = values
+        if first and column == first[-1]:
+            tensor_memory.wait_load()
+            first_read()
     tensor_memory.wait_load()
+    scores = [value for column in columns for value in scores[column]]
     return scores, maxima or scores
 
 
@@ -68,6 +78,7 @@ def write_probabilities(
     order.sum_early    the sum fills the gaps between exponentials
     otherwise          P must be there soon: the sum comes last. The bias is read again, from shared memory, after
                        p_ready: otherwise the compiler computes the last quarter before that.
+    order.sum_at       the sum is nobody's here: 0
     order.holds_p      all of P is in registers before the first of it is stored
     """
     in_quarters = not isinstance(scores, list)
@@ -109,6 +120,8 @@ def write_probabilities(
         tensor_memory.wait_store()
         tensor_memory.fence_before()
     events.p_last.arrive(i)
+    if order.sum_at(cfg, address, 0) is not None:
+        return Float32(0.0)
     total = row_math.row_total(row_math.add_values(sums, late))
     return total + half_powers.sum_of_halves(halves) if halves else total
 

@@ -198,8 +198,17 @@ def wait_for_first(work: Work, row: Int32):
                 cute.arch.cp_async_bulk_wait_group(0, read=False)
 
 
-def rescale(cfg, o_address, factor):
-    """O_i *= factor, for this thread's row."""
+def row_sum(address):
+    """The sum of P in this thread's row, where the product with V adds it up; the next column has the same."""
+    sums = tensor_memory.load(address, 2)
+    tensor_memory.wait_load()
+    return sums[0]
+
+
+def rescale(cfg, o_address, factor, sum_address=None):
+    """O_i *= factor, for this thread's row, and the row sum where that is in tensor memory, too."""
+    if sum_address is not None:
+        tensor_memory.store(sum_address, [row_sum(sum_address) * factor] * 2)
     _, width, _ = cfg.tiles.pv_mma_shape
     for column, values in tensor_memory.load_batches(o_address, width, COLUMNS):
         tensor_memory.store(o_address + column, row_math.multiplied(values, factor))

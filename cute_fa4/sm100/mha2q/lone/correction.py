@@ -93,9 +93,8 @@ def run(
             else:
                 last = (before.even + now.even - 1, before.odd + now.odd - 1)
                 for i in cutlass.range_constexpr(cfg.tiles.num_q):
-                    correction.finish_tile(
-                        cfg, args, smem, tmem, events, work, i, last[i] & 1, before.o & 1, row
-                    )
+                    place = work, i, last[i] & 1, before.o & 1, row
+                    correction.finish_tile(cfg, order, args, smem, tmem, events, *place)
             before = before.plus(now)
         else:
             store.zeros_of_rows(cfg, args, smem, work, row)

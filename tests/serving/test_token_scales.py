@@ -9,8 +9,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cute_fa4 import flash_attn_with_kvcache
+from cute_fa4 import capabilities, flash_attn_func, flash_attn_with_kvcache
 from cute_fa4.reference import attention_float64
+from cute_fa4.sm100.config import FA4Config, Pair
 from tests import pairwise
 from tests.serving.batches import (
     FP8,
@@ -19,6 +20,7 @@ from tests.serving.batches import (
     dense,
     dense_kv,
     dense_q,
+    int32,
     packed,
     packed_kv,
     packed_q,
@@ -173,3 +175,107 @@ def test_new_rows_get_scales_of_their_own_that_the_call_writes(queries, traced):
         size, _ = attention_float64(q[b : b + 1].double(), k, v.abs(), causal=True)
         bound = 2**-7 if queries == 3 else 2**-3
         assert (out[b].double() - exact[0]).norm() <= bound * size.norm(), b
+
+
+def cache_of(sequences: int, keys: int, seed: int = 0) -> tuple:
+    """k, v (sequences, keys, 2, 64) of e4m3 and their scales by token, which grow: units of parts differ."""
+    generator = torch.Generator().manual_seed(seed)
+    sizes = sequences, keys, 2
+    rows = [torch.randn(*sizes, 64, generator=generator).to(E4M3) for _ in "kv"]
+    growing = 2.0 ** (torch.arange(keys) / 200)[:, None]
+    scales = [torch.exp(torch.randn(sizes, generator=generator)) * 2.0**-6 for _ in "kv"]
+    return *rows, scales[0], scales[1] * growing
+
+
+def assert_means(out, q, k, v, k_scale, v_scale, bound: float, causal: bool = False) -> None:
+    """out is attention of what k and v mean, by its error in the norm."""
+    k, v = (x.double() * s.double()[..., None] for x, s in ((k, k_scale), (v, v_scale)))
+    exact, _ = attention_float64(q.double(), k, v, causal=causal)
+    of_sizes, _ = attention_float64(q.double(), k, v.abs(), causal=causal)
+    assert (out.double() - exact).norm() <= bound * of_sizes.norm()
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("dtype, bound", [(E4M3, 2**-4), (torch.bfloat16, 2**-7)])
+@pytest.mark.parametrize("parts", [0, 1, 3])
+def test_parts_of_keys_have_units_of_their_own(dtype, bound, parts):
+    """A query over 1100 keys: alone, in a cluster that merges in shared memory, and merged by a kernel."""
+    k, v, k_scale, v_scale = cache_of(1, 1100)
+    q = torch.randn(1, 1, 8, 64, generator=torch.Generator().manual_seed(1)).to(dtype)
+    out = flash_attn_func(q, k, v, k_descale=k_scale, v_descale=v_scale, num_splits=parts)
+    assert_means(out, q, k, v, k_scale, v_scale, bound)
+
+
+@pytest.mark.sweep
+def test_scales_lie_where_the_rows_of_a_cache_do():
+    """Sequences by cache_batch_idx, behind left padding: a key and its scale are found by the same rule."""
+    k, v, k_scale, v_scale = cache_of(3, 300)
+    k_scale[0, :130], v_scale[2, 290:] = torch.nan, torch.nan  # of nobody
+    order, padding, held = [2, 0], [5, 130], [290, 280]
+    q = torch.randn(2, 2, 8, 64, generator=torch.Generator().manual_seed(1)).to(E4M3)
+    out = flash_attn_with_kvcache(
+        q, k, v, cache_seqlens=int32(held), cache_batch_idx=int32(order), cache_leftpad=int32(padding),
+        k_descale=k_scale, v_descale=v_scale, causal=True,
+    )  # fmt: skip
+    for b, (i, first, end) in enumerate(zip(order, padding, held, strict=True)):
+        cut = [x[i : i + 1, first:end] for x in (k, v, k_scale, v_scale)]
+        assert_means(out[b : b + 1], q[b : b + 1], *cut, 2**-4, causal=True)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("queries", [140, 1])
+def test_scales_may_be_negative_zero_or_none(queries):
+    """Of k of any sign; zeros of v give zeros; NaN takes the rows of its head and no others."""
+    k, v, k_scale, v_scale = cache_of(1, 300)
+    q = torch.randn(1, queries, 8, 64, generator=torch.Generator().manual_seed(1)).to(E4M3)
+
+    def out_of(k_scale, v_scale):
+        return flash_attn_func(q, k, v, k_descale=k_scale, v_descale=v_scale)
+
+    assert_means(out_of(-k_scale, v_scale), q, k, v, -k_scale, v_scale, 2**-4)
+    assert (out_of(k_scale, torch.zeros_like(v_scale)) == 0).all()
+    v_scale[0, 77, 1] = torch.nan
+    out = out_of(k_scale, v_scale)
+    assert out[:, :, :4].isfinite().all() and out[:, :, 4:].isnan().all()
+
+
+def test_capabilities_and_refusals_know_them():
+    """By metadata: the family that runs, and by name what does not."""
+    meta = {name: torch.empty(2, 300, 2, device="meta") for name in ("k_descale", "v_descale")}
+    asked = dict(
+        head_dim=64, heads_kv=2, group=4, batch=2, seqlen_k=300, return_lse=False, causal=True
+    )
+    asked |= dict(arch="sm_100a", cache_seqlens=True)
+
+    def answer(**more):
+        (row,) = capabilities(**asked | more)
+        return row
+
+    runs = [answer(dtype="e4m3", seqlen_q=n, **meta) for n in (1, 20, 300)]
+    runs += [answer(dtype="bf16", kv_dtype="e4m3", seqlen_q=n, **meta) for n in (1, 300)]
+    assert [row.families for row in runs] == [
+        (f,) for f in ("mhaswap", "mha1q", "mha2q", "mhawiden", "mha2q")
+    ]
+    short = {"k_descale": torch.empty(2, 299, 2, device="meta")}
+    (why,) = answer(dtype="e4m3", **short).reasons
+    assert (
+        "k_descale: shape (2, 299, 2); accepted: one number, or (2, 2)" in why
+        and "(2, 300, 2)" in why
+    )
+    (why,) = answer(dtype="bf16", **meta).reasons
+    assert "k_descale: given with q of torch.bfloat16" in why
+    why = FA4Config(qkv_dtype="e4m3", descales="K", schedule=Pair()).refusals()
+    assert any(
+        "descales='K': scales of each key are for schedule=TwoTiles()" in reason for reason in why
+    )
+    (why,) = FA4Config(qkv_dtype="e4m3", descales="kK").contradictions()
+    assert "either small or large" in why
+
+
+def test_out_of_8_bits_belongs_to_q_of_8_bits():
+    """Over a cache of 8 bits, too: refused by name, with what is accepted."""
+    q, k = torch.zeros(1, 1, 2, 64).bfloat16(), torch.zeros(1, 9, 2, 64).to(E4M3)
+    with pytest.raises(
+        TypeError, match="out: dtype torch.float8_e4m3fn while q is torch.bfloat16; accepted"
+    ):
+        flash_attn_func(q, k, k, out=torch.empty_like(q, dtype=E4M3))

@@ -42,7 +42,7 @@ CLUSTER_SMS = (
 )  # share of a chip's SMs that clusters surely fill: they do not reach across its parts
 # Share of the SMs that clusters fill -> most key tiles of their CTAs. While few SMs read memory has bandwidth left, and
 # more of them would read sooner; where all do, sequences may differ, and one that has them is waited for.
-CLUSTER_TILES = ((1 / 2, 2), (3 / 5, 4), (1, 16))
+CLUSTER_TILES = ((1 / 4, 2), (1 / 2, 4), (3 / 5, 8), (1, 16))
 LEAST_CLUSTER_TILES = 8  # of a block times its further CTAs: fewer save less than the merge costs
 MAX_SHARED_TILES = 1 << 30  # key tiles of all blocks, which the kernel counts in 32 bits
 EMULATED_SMS = 148  # of a B200
@@ -195,8 +195,10 @@ def cluster_parts(blocks: int, seen: int, sms: int) -> int | None:
     """CTAs that share the keys of a block, of a launch that merges nothing in memory; None: there would be too many
     keys for one of them.
 
-    >>> [cluster_parts(8, keys, 148) for keys in (256, 512, 1024, 2048, 2049)]
+    >>> [cluster_parts(8, keys, 148) for keys in (256, 512, 1024, 4096, 4097)]
     [1, 4, 8, 8, None]
+    >>> [cluster_parts(1, keys, 148) for keys in (2048, 2049)]
+    [8, None]
     >>> [cluster_parts(16, keys, 148) for keys in (2048, 16384, 16385)]
     [8, 8, None]
     >>> [cluster_parts(blocks, 2048, 148) for blocks in (16, 32, 64, 65, 99, 148, 149)]

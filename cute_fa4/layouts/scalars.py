@@ -34,6 +34,19 @@ def maximum(a, b):
     return choose(a > b, a, b)
 
 
+def quotient(a, b):
+    """a // b of numbers that are not negative: of a sign the device takes twice as long.
+
+    >>> quotient(7, 2)
+    3
+    """
+    if isinstance(a, int) and isinstance(b, int):
+        return a // b
+    from cutlass import Int32, Uint32
+
+    return Int32(Uint32(a) // Uint32(b))
+
+
 def _int32(value):
     from cutlass import Int32
 

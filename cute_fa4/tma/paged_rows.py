@@ -24,6 +24,8 @@ from math import gcd
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
+from cutlass._mlir.dialects import llvm
+from cutlass.cutlass_dsl import T
 
 from ..layouts.scalars import choose, maximum, minimum
 
@@ -97,6 +99,29 @@ def look_up(
         else:
             entry = table[batch, (first_key + lane * rows) // page_size]
     return entry
+
+
+def look_up_at_once(tile_rows: int, page_size: int, table: cute.Tensor, batch, first_key, num_keys):
+    """The same without a branch: addresses are made while what `num_keys` depends on is still on its way."""
+    rows = box_rows(tile_rows, page_size)
+    lane = cute.arch.lane_idx()
+    if nest(tile_rows, page_size):
+        column = first_key // page_size + lane
+    else:
+        column = (first_key + lane * rows) // page_size
+    wanted = (lane < tile_rows // rows) & (first_key + lane * rows < num_keys)
+    address = (table.iterator + table.layout((batch, column))).toint()
+    return Int32(
+        llvm.inline_asm(
+            T.i32(),
+            [address.ir_value(), choose(wanted, 1, 0).ir_value()],
+            "{\n.reg .pred wanted;\nsetp.ne.b32 wanted, $2, 0;\nmov.b32 $0, 0;\n@wanted ld.global.b32 $0, [$1];\n}",
+            "=&r,l,r",
+            has_side_effects=True,
+            is_align_stack=False,
+            asm_dialect=llvm.AsmDialect.AD_ATT,
+        )
+    )
 
 
 def populate(

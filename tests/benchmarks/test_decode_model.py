@@ -24,7 +24,7 @@ from benchmarks.cycle_model.decode.problems import (
     published,
 )
 from benchmarks.cycle_model.decode.time import merge_us
-from benchmarks.cycle_model.decode.variants import their_queues
+from benchmarks.cycle_model.decode.variants import TILES, their_queues, works
 from benchmarks.cycle_model.grid import Curve
 
 ALLOWED = 0.10
@@ -132,6 +132,12 @@ def test_a_call_reads_every_key_once_whatever_its_parts_are():
     for split in (True, False):
         _, queues = their_queues(problem, split, 148)
         assert sum(map(sum, queues)) == tiles
+
+
+def test_the_longest_trace_is_the_first():
+    """align.py takes the order of PTX lines from the first of those traces that have most: not from a short one."""
+    keys = [work.tiles * work.blocks for work in works(goes_on=True)]
+    assert keys == sorted(keys, reverse=True) and max(TILES) in keys
 
 
 def test_published_times_belong_to_the_shapes_that_were_published():

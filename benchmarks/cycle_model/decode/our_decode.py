@@ -21,7 +21,8 @@ def trace_attention(config, seqlen_q: int, works: list[Work]) -> tuple[str, dict
     compiled, names = _compiled(config)
     traces = {}
     for work in works:
-        traces[work] = trace.record(partial(_attend, compiled, names, config, seqlen_q, work))
+        run = partial(_attend, compiled, names, config, seqlen_q, work)
+        traces[work] = trace.record(run, global_loads=True)
     return compiled.__ptx__, traces
 
 

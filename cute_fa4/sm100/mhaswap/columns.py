@@ -159,13 +159,37 @@ def products_of(values: list, factors: list) -> list:
     return out
 
 
+def warp_sums(values: list, place: Place) -> Float32:
+    """Sums over the warp of up to 32 values of each lane, a power of two: of number `lane % len(values)`.
+
+        lane        0          1          2          3         of four values, in as many lanes
+        half 2      0 + 0'     1 + 1'     2 + 2'     3 + 3'    two shuffles: a lane keeps the half of its own number
+        half 1      0          1          2          3         one
+
+    A shuffle for each value but one, where every value to every lane would take five.
+    """
+    half = len(values) // 2
+    while half:
+        upper = (place.lane & half) != 0
+        kept = [select_(upper, values[i + half], values[i]) for i in range(half)]
+        sent = [select_(upper, values[i], values[i + half]) for i in range(half)]
+        values = [
+            own + cute.arch.shuffle_sync_bfly(other, half)
+            for own, other in zip(kept, sent, strict=True)
+        ]
+        half //= 2
+    [value] = values
+    return value
+
+
 def total_over_keys(cfg, smem: SwappedShared, place: Place, sums: tuple, number) -> list:
     """The sum of each row over all 128 threads, of the rows that this lane keeps; number: of exchanges before."""
-    own = [Float32(0.0)] * cfg.tiles.rows_per_lane
-    row_of_lane = place.lane & (min(cfg.tiles.rows, 32) - 1)
-    for row, value in enumerate(sums):
-        for distance in (16, 8, 4, 2, 1):
+    own, together = [], min(len(sums), 32)
+    for first in range(0, len(sums), together):
+        value, distance = warp_sums(list(sums[first : first + together]), place), together
+        while distance < 32:
             value = value + cute.arch.shuffle_sync_bfly(value, distance)
-        own[row // 32] = select_(row_of_lane == row % 32, value, own[row // 32])
+            distance *= 2
+        own.append(value)
     found = exchange(smem, place, number, own)
     return [(four[0] + four[1]) + (four[2] + four[3]) for four in found]

@@ -1,15 +1,16 @@
 """What the load warp of few query rows does in another order: cycles until the first copy are cycles of a short launch.
 
-    otherwise   length ... | page table ... | Q K V
-    here        length, page table ... | K Q V
+    otherwise   length ... | page table ... | announce | next pages | Q K V
+    here        length, page table ... | K | announce | next pages | Q V
 
 The pages of a CTA's first key tile are looked up beside the length of its sequence, and thrown away if the mask begins
-elsewhere (steps/loads.py: guess). K of a tile is sixteen times Q, and the first product waits for both.
+elsewhere (steps/loads.py: guess). K of a tile is sixteen times Q, and the first product waits for both. Its copies are
+under way before the other warps hear of the work tile and before the pages of the next key tile are looked up.
 """
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Boolean, Int32
 
 from ..kernel_args import Events, KernelArgs, Smem
 from ..operands.kv_buffer import KVBuffer, KVBufferConfig
@@ -32,22 +33,51 @@ def load_tile(
     entries: Int32 | tuple,
     at: Slot,
     q_phase: Int32,
+    started: Boolean,
 ) -> Slot:
-    """Key tile n, as roles/load.py says; Q behind K."""
+    """Key tile n, as roles/load.py says; Q behind K. started: its K is under way, which `at` is behind."""
     k = KVBuffer(KVBufferConfig.for_k(cfg), smem.kv_address, args.k)
     v = KVBuffer(KVBufferConfig.for_v(cfg), smem.kv_address, args.v)
     of_k, of_v = loads.find_rows(cfg, args, work, n, entries)
-    at = loads.load_k(cfg, k, kv, work, at, of_k)
+    if not started:
+        at = loads.load_k(cfg, k, kv, work, at, of_k)
     if n == work.tiles.first:
         events.q_free.wait(0, q_phase ^ 1)
         loads.load_q(cfg, args, smem, events, work, 0)
     return loads.load_v(cfg, v, kv, work, at, of_v)
 
 
+@cute.jit
+def start(
+    cfg: cutlass.Constexpr,
+    args: KernelArgs,
+    smem: Smem,
+    kv: TMAProducerPipeline,
+    work: Work,
+    entries: Int32 | tuple,
+    at: Slot,
+) -> tuple[Slot, Boolean]:
+    """-> (the slot behind K of the first key tile, if there is one; whether there is)."""
+    k = KVBuffer(KVBufferConfig.for_k(cfg), smem.kv_address, args.k)
+    started = work.tiles.count > 0
+    if started:
+        of_k, _ = loads.find_rows(cfg, args, work, work.tiles.first, entries)
+        at = loads.load_k(cfg, k, kv, work, at, of_k, fresh=True)
+    return at, started
+
+
 class EarlyOrder(Order):
     """Loads of few rows."""
 
     load_tile = staticmethod(load_tile)
+    start = staticmethod(start)
+    starts_early = True
+
+    def told(self, started):
+        return (started,)
+
+    def none_started(self):
+        return Boolean(False)
 
     def guess(self, cfg, args, block):
         return loads.guess(cfg, args, block)

@@ -81,8 +81,13 @@ def run(
     guessed = order.guess(cfg, args, block)
     block, search = begin(cfg, args, block)
     work, search = take_work(cfg, args, queue, block, search)
+    entries, started = Int32(0), None
+    if cutlass.const_expr(order.starts_early):
+        entries = order.first_entries(cfg, args, work, guessed)
+        at, started = order.start(cfg, args, smem, kv, work, entries, at)
     work = queue.publish(number, work)
-    entries = order.first_entries(cfg, args, work, guessed)
+    if cutlass.const_expr(not order.starts_early):
+        entries = order.first_entries(cfg, args, work, guessed)
     while work.tiles.count != NO_MORE:
         first, count = work.tiles.first, work.tiles.count
         following = work
@@ -95,9 +100,10 @@ def run(
             ahead = look_up(cfg, args, work, n + 1)
             if count > 0:
                 at = loader_of(order)(
-                    cfg, order, args, smem, events, kv, work, n, entries, at, q_phase
-                )
-            entries = ahead
+                    cfg, order, args, smem, events, kv, work, n, entries, at, q_phase,
+                    *order.told(started),
+                )  # fmt: skip
+            entries, started = ahead, order.none_started()
             if early:
                 search, following, number = queue.take_next(cfg, args, search, number, asked)
         if count > 0:

@@ -35,6 +35,8 @@ Two more groups say who does what; these are their answers where softmax warpgro
     load_tile       load          copies for a key tile                               load.py
     guess           load          pages of the first key tile, before its work        nothing
     first_entries   load          the same, with its work                             a look-up
+    start           load          first copies, before the work is announced          no: starts_early is False
+    told            load          what load_tile is told of them                      nothing
     correct         (the role)    rescale O, merge it where rows are shared, store it  correction.py
 
 And where S, its barriers and the row's factors are, which have one place where S_i is made after P_i V:
@@ -81,6 +83,16 @@ class Order:
 
     def first_read(self, events, i):
         """These columns of the scores of query tile i are in registers."""
+
+    starts_early: ClassVar[bool] = False
+    """Whether copies of the first key tile begin before the work tile is announced: start."""
+
+    def told(self, started) -> tuple:
+        """What load_tile is told of these copies. started: of start, or of none_started."""
+        return ()
+
+    def none_started(self):
+        """Of every later key tile."""
 
     def may_free_s(self, events, i, phase):
         """Before scores_read. phase: of this key tile."""

@@ -77,7 +77,9 @@ def guess(cfg, args: KernelArgs, block) -> Int32 | None:
     batch = tile_order.work_tile(cfg, block // cfg.cluster_parts, args.order).batch
     first_key = blocks.key_tile(cfg, Int32(0)) * cfg.tiles.BN
     room = Int32(args.page_table.shape[1]) * cfg.page_size
-    return paged_rows.look_up(cfg.tiles.BN, cfg.page_size, args.page_table, batch, first_key, room)
+    return paged_rows.look_up_at_once(
+        cfg.tiles.BN, cfg.page_size, args.page_table, batch, first_key, room
+    )
 
 
 @cute.jit
@@ -146,13 +148,16 @@ def load_k(
     at: Slot,
     found: PagedRowIndices | GatheredRows,
     rope: tuple | None = None,
+    fresh: bool = False,
 ) -> Slot:
     """Copy a key tile, depth chunk by depth chunk; the rest of the depth, if there is one, last.
 
     rope: of rope_rows.found_of, where the last columns come from a tensor that all heads share. Their bytes count on
     the barrier of the last chunk.
+    fresh: nothing has been in the ring yet
     """
-    kv.acquire(at)
+    if not fresh:
+        kv.acquire(at)
     for stage in range(cfg.tiles.qk_stages):
         if stage == cfg.tiles.slot_stages:
             kv.acquire_rest(at)

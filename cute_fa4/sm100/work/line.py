@@ -67,18 +67,33 @@ def sum_longest_first(number: Int32, keys: Int32) -> Int32:
     return total
 
 
+def sequences_from(cfg, lengths: Lengths, seqlen_q, seqlen_k, order, first) -> Sequence:
+    """Of each lane the sequence so far behind `first`, or the last one: all are looked up at once."""
+    mine, last = first + cute.arch.lane_idx(), order.num_sequences - 1
+    return find_sequence(cfg, lengths, minimum(mine, last), seqlen_q, seqlen_k)
+
+
 def hold_sequences(cfg, lengths: Lengths, seqlen_q, seqlen_k, order, sizes, first, before) -> Held:
-    """Look up `order.held` sequences from `first` on, all at once."""
-    lane, last = cute.arch.lane_idx(), order.num_sequences - 1
+    """Look up `order.held` sequences from `first` on."""
+    own = sequences_from(cfg, lengths, seqlen_q, seqlen_k, order, first)
+    return held_of(cfg, order, sizes, own, first, before)
+
+
+def held_of(cfg, order, sizes, own: Sequence, first, before) -> Held:
+    """What is held of `order.held` sequences from `first` on. own: of sequences_from."""
+    lane = cute.arch.lane_idx()
     mine = first + lane
-    own = find_sequence(cfg, lengths, minimum(mine, last), seqlen_q, seqlen_k)
     if order.longest_first:
         is_one = (mine < order.num_sequences) & (lane < order.held)
         own = replace(own, seqlen_q=choose(is_one, own.seqlen_q, 0))
         number = order.of_sequence(cfg, own, sizes)
         return Held(first, before, sum_longest_first(number, own.num_keys), own)
-    number = choose(mine < order.num_sequences, order.of_sequence(cfg, own, sizes), 0)
-    return Held(first, before, sum_up_to(number), own)
+    return Held(first, before, sum_up_to(on_line(cfg, order, sizes, own, mine)), own)
+
+
+def on_line(cfg, order, sizes, own: Sequence, mine):
+    """How long sequence `mine` is on the line; 0 where there is none."""
+    return choose(mine < order.num_sequences, order.of_sequence(cfg, own, sizes), 0)
 
 
 def held_in_all(order, held: Held):

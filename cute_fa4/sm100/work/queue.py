@@ -144,9 +144,18 @@ class OneBlock(WorkQueue):
     def answer(self, search: "Search") -> Int32:
         return Int32(-1)
 
+    def take_next(self, cfg, args, search: "Search", number, asked) -> tuple:
+        if not cfg.reads_lengths:
+            return super().take_next(cfg, args, search, number, asked)
+        # What is not there has no length either, for which the copies of the last key tile would wait.
+        number = number + 1
+        return search, self.publish(number, no_work(cfg)), number
+
 
 class OwnStretch(OneBlock):
     """The queue of a CTA with a stretch of its own: what comes next is known, and no claim is made."""
+
+    take_next = WorkQueue.take_next
 
     def answer(self, search: "Search") -> Int32:
         return shared_order.next_of(search.stretch)

@@ -15,7 +15,8 @@ every piece: from one piece to the next the CTA, the block, or both go up by one
 which slots it has; the combine kernel reads it there and knows nothing of lengths, masks and CTAs.
 
 The lengths are read where they are, on the device: a captured graph is balanced for those of its replay. Every load
-warp adds up the whole batch, a lane for every 32nd sequence, before its first tile.
+warp adds up the whole batch, a lane for every 32nd sequence, before its first tile. The first 32 are those in which
+it looks for its stretch, too: what has been read is not read again.
 """
 
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from ...layouts.scalars import choose, maximum, minimum
+from ...layouts.scalars import choose, maximum, minimum, quotient
 from . import kv_range, line
 from .kv_range import TileRange
 from .line import Held
@@ -65,6 +66,7 @@ class Stretch:
     at: Int32
     end: Int32
     share: Int32  # tiles of every CTA's stretch
+    cta: Int32
     held: Held
 
 
@@ -74,7 +76,7 @@ def share_of(total, ctas, least):
     >>> share_of(8, 4, 1), share_of(9, 4, 1), share_of(9, 4, 4)
     (2, 3, 4)
     """
-    return maximum((total + ctas - 1) // ctas, least)
+    return maximum(quotient(total + ctas - 1, ctas), least)
 
 
 def pieces_of(blocks: list[int], ctas: int, least: int) -> list[tuple[int, int, int, int]]:
@@ -125,24 +127,34 @@ def begins_block(part):
 # --- the load warp
 
 
-@cute.jit
-def total_tiles(cfg: cutlass.Constexpr, args) -> Int32:
-    """Tiles of the whole line."""
-    order, mine = args.order, Int32(0)
-    for batch in cutlass.range(cute.arch.lane_idx(), order.num_sequences, line.LANES, unroll=4):
-        of = find_sequence(cfg, args.lengths, batch, args.seqlen_q, args.seqlen_k)
-        mine = mine + order.of_sequence(cfg, of, args.mask_sizes)
-    for distance in (16, 8, 4, 2, 1):
-        mine = mine + cute.arch.shuffle_sync_bfly(mine, distance)
-    return cute.arch.make_warp_uniform(mine)
-
-
 def stretch_of(cfg, args, cta) -> Stretch:
     """What CTA number `cta` has to do."""
-    total = total_tiles(cfg, args)
-    share = share_of(total, args.order.num_ctas, args.order.least)
+    order, sizes, lane = args.order, args.mask_sizes, cute.arch.lane_idx()
+    given = cfg, args.lengths, args.seqlen_q, args.seqlen_k, order
+    # Of most batches these are all: they are on their way together.
+    first, second = (line.sequences_from(*given, Int32(i)) for i in (0, line.LANES))
+    here, there = (
+        line.on_line(cfg, order, sizes, own, lane + i)
+        for i, own in ((0, first), (line.LANES, second))
+    )
+    total = cute.arch.warp_redux_sync(here, "add") + further_tiles(cfg, args, there)
+    share = share_of(total, order.num_ctas, order.least)
     at = minimum(cta * share, total)
-    return Stretch(at, minimum(at + share, total), share, Held.none(args.order))
+    held = line.held_of(cfg, order, sizes, first, Int32(0), Int32(0))
+    return Stretch(at, minimum(at + share, total), share, Int32(cta), held)
+
+
+@cute.jit
+def further_tiles(cfg: cutlass.Constexpr, args, mine: Int32) -> Int32:
+    """Tiles of the sequences behind the first 32 on the line; mine: of the lane's among the next 32."""
+    order, total = args.order, Int32(0)
+    if order.num_sequences > line.LANES:
+        begin = 2 * line.LANES + cute.arch.lane_idx()
+        for batch in cutlass.range(begin, order.num_sequences, line.LANES, unroll=4):
+            of = find_sequence(cfg, args.lengths, batch, args.seqlen_q, args.seqlen_k)
+            mine = mine + order.of_sequence(cfg, of, args.mask_sizes)
+        total = cute.arch.warp_redux_sync(mine, "add")
+    return total
 
 
 def next_of(stretch: Stretch) -> Int32:
@@ -160,24 +172,28 @@ def find_piece(cfg: cutlass.Constexpr, args, stretch: Stretch) -> tuple[Work, St
     of, inside = of.uniform(), cute.arch.make_warp_uniform(inside)
     seen = seen_by(cfg, of, sizes)
     each, num_blocks = tiles_of_block(seen), maximum(order.blocks_of(cfg, of), 1)
-    row = inside // each
+    row = quotient(inside, each)
     begin = inside - row * each  # of the piece, in its block
     end = minimum(each, begin + stretch.end - stretch.at)
-    head, block = row // num_blocks, row % num_blocks
+    head = quotient(row, num_blocks)
+    block = row - head * num_blocks
     number = (of.batch * order.num_heads + head) * order.num_blocks + block
-    cta = stretch.at // stretch.share
     if (begin == 0) & (stretch.at < stretch.end):
-        last = (stretch.at + each - 1) // stretch.share
+        last = quotient(stretch.at + each - 1, stretch.share)
         with cute.arch.elect_one():
-            order.parts[number, 0] = cta + number
-            order.parts[number, 1] = last - cta + 1
+            order.parts[number, 0] = stretch.cta + number
+            order.parts[number, 1] = last - stretch.cta + 1
     tile = tile_of_block(cfg, block, head, of.batch)
     tile = WorkTile(
-        tile.first_position, tile.head, tile.kv_head, tile.batch, part_of(cta + number, begin == 0)
+        tile.first_position,
+        tile.head,
+        tile.kv_head,
+        tile.batch,
+        part_of(stretch.cta + number, begin == 0),
     )
     tiles = of_piece(cfg, of, tile, seen, begin, end, sizes)
     return Work(tile, of, tiles), Stretch(
-        stretch.at + end - begin, stretch.end, stretch.share, held
+        stretch.at + end - begin, stretch.end, stretch.share, stretch.cta, held
     )
 
 

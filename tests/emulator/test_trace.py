@@ -107,7 +107,8 @@ def test_slots_respect_the_barriers(recorded):
 def test_what_a_mark_raises_is_what_the_barrier_table_says(recorded):
     raised = {mark.name: mark.raises for mark in recorded.marks if mark.raises}
     assert raised["load Q0"] == ["q_full[0]"]
-    assert raised["read S0"] == ["row_scale[0]"]
+    of_s0 = [mark.raises for mark in recorded.marks if mark.name == "read S0" and mark.raises]
+    assert ["row_scale[0]"] in of_s0  # others raise p_ready[0]
     assert "s_ready[0]" in raised["S0 = Q0 kv[2]"]
 
 

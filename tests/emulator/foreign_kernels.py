@@ -353,7 +353,7 @@ def row(case, cutlass):
         right = f'right, mode "{case.mode}"'
     written = run(case, cutlass, checks="ptx")["error"] or "clean"
     line = (
-        f"| {case.origin} {version(case.origin)} | {case.name} | {Path(case.file).name} | {numbers['launches']} "
+        f"| {case.origin} {version(case.origin)} | {case.name} | {Path(case.file).name.removesuffix('.py')} | {numbers['launches']} "
         f"| {numbers['instructions']:,} | {verdict} | {written} | {right} |"
     )
     return line, numbers.get("spellings", [])
@@ -374,9 +374,9 @@ def write_docs(new):
     rows = rows_of(text) | new
     lines = [rows[key] for case in CASES if (key := (case.origin, case.name)) in rows]
     head = (
-        f"Examples of CUTLASS are in `{EXAMPLES}/cute/blackwell`. Instructions are those of all launches of an "
-        "example, its conversions of inputs included. At level `ptx` the first report is named.\n\n"
-        "| origin, version | kernel | file | launches | warp instructions | level `hardware` | level `ptx` "
+        f"Examples of CUTLASS are in `{EXAMPLES}/cute/blackwell`. Executed are warp instructions of all "
+        "launches of an example, its conversions of inputs included. At level `ptx` the first report is named.\n\n"
+        "| origin, version | kernel | file | launches | executed | level `hardware` | level `ptx` "
         "| against a reference |\n"
         "|---|---|---|---:|---:|---|---|---|\n"
     )

@@ -352,8 +352,9 @@ def row(case, cutlass):
     if case.mode != "in_order" and right == "right":
         right = f'right, mode "{case.mode}"'
     written = run(case, cutlass, checks="ptx")["error"] or "clean"
+    file = Path(case.file).name.removesuffix(".py")
     line = (
-        f"| {case.origin} {version(case.origin)} | {case.name} | {Path(case.file).name.removesuffix('.py')} | {numbers['launches']} "
+        f"| {case.origin} {version(case.origin)} | {case.name} | {file} | {numbers['launches']} "
         f"| {numbers['instructions']:,} | {verdict} | {written} | {right} |"
     )
     return line, numbers.get("spellings", [])

@@ -71,14 +71,14 @@ def test_packed_calls_are_judged_by_the_mean(asked):
 
 def test_keys_that_only_the_device_knows_are_as_many_as_queries_unless_the_caller_says_more(asked):
     """The page table is as wide as the longest sequence of the server: it says nothing of this call."""
-    q, k, v = qkv(2, 8192, keys=(1024, 128))
-    table = torch.arange(1024, dtype=torch.int32).view(2, 512)
-    cache = dict(page_table=table, seqused_k=torch.full((2,), 65536, dtype=torch.int32))
+    q, k, v = qkv(4, 4096, keys=(1024, 128))
+    table = torch.arange(1024, dtype=torch.int32).view(4, 256)
+    cache = dict(page_table=table, seqused_k=torch.full((4,), 65536, dtype=torch.int32))
     for more in ({}, dict(max_seqlen_k=65536)):
         flash_attn_varlen_func(
             *(q.flatten(0, 1), k, v),
-            cu_seqlens_q=starts(8192, 8192),
-            max_seqlen_q=8192,
+            cu_seqlens_q=starts(*[4096] * 4),
+            max_seqlen_q=4096,
             num_splits=1,
             causal=True,
             **cache,

@@ -72,7 +72,7 @@ def test_packed_calls_are_judged_by_the_mean(asked):
 def test_keys_that_only_the_device_knows_are_as_many_as_queries_unless_the_caller_says_more(asked):
     """The page table is as wide as the longest sequence of the server: it says nothing of this call."""
     q, k, v = qkv(4, 4096, keys=(1024, 128))
-    table = torch.arange(1024, dtype=torch.int32).view(4, 256)
+    table = (torch.arange(2048, dtype=torch.int32) % 1024).view(4, 512)
     cache = dict(page_table=table, seqused_k=torch.full((4,), 65536, dtype=torch.int32))
     for more in ({}, dict(max_seqlen_k=65536)):
         flash_attn_varlen_func(

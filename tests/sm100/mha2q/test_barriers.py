@@ -17,7 +17,8 @@ COUNTS = dict(
 )  # fmt: skip
 
 
-OVER, BESIDE = FA4Config(), choose_config(qkv_dtype="bf16", head_dim=64)
+OVER = choose_config(qkv_dtype="bf16", head_dim=128, maximum="exact")
+BESIDE = choose_config(qkv_dtype="bf16", head_dim=64)
 STAGED = FA4Config(schedule=TwoTiles(num_qk_stages=2))
 
 

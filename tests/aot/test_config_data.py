@@ -8,7 +8,7 @@ from cute_fa4 import score_mods
 from cute_fa4.aot import read_catalogue
 from cute_fa4.aot.config_data import ConfigDataError, from_data, to_data
 from cute_fa4.sm100 import masks
-from cute_fa4.sm100.config import FA4Config
+from cute_fa4.sm100.config import SCHEDULES, FA4Config
 from cute_fa4.sm100.score_mods import ScoreMod
 
 from .conftest import EXPORTED, python
@@ -50,6 +50,13 @@ def test_functions_of_the_package_come_back_by_name_and_do_the_same():
 
 def my_bias(score, batch, head, q_idx, kv_idx, aux):
     return score + 1
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=lambda cls: cls.__name__)
+def test_every_schedule_is_read_back(schedule):
+    """The parts that a family brings of its own, too: an export of it writes them."""
+    config = FA4Config(schedule=schedule())
+    assert from_data(to_data(config)) == config
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ q = torch.zeros(2, 300, 4, 64, dtype=torch.bfloat16)
 k = torch.zeros(2, 300, 4, 64, dtype=torch.bfloat16)
 def call(q=q, k=k, v=k, out=q, lse=None, convert=as_cuda):
     tensors = [convert(t) for t in (q, k, v, out)]
-    function(*tensors, lse, 0.125, *[None] * 6, 0, *[None] * 6)
+    function(*tensors, lse, 0.125, *[None] * 6, 0, *[None] * 7)
 """
 
 
@@ -119,7 +119,7 @@ def test_gpu_of_another_architecture(results, capability):
         ("misaligned", "align", "mQ"),
         ("stride", "stride", "mQ"),
         ("lse", "None", "mLSE"),
-        ("count", "Expects 19 parameters", "mQ: Tensor"),
+        ("count", "Expects 20 parameters", "mQ: Tensor"),
     ],
 )
 def test_wrong_arguments_are_refused_by_name_before_any_driver_call(results, case, what, parameter):

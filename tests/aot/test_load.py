@@ -78,7 +78,7 @@ def test_a_loaded_kernel_gives_the_bits_of_a_compiled_one(exported, nothing_load
         function = compile_cache.function_for(PLAIN, "emulator")
         out = torch.empty_like(q)
         with use():
-            function(q, k, v, out, None, 0.125, *[None] * 6, 0, *[None] * 6)
+            function(q, k, v, out, None, 0.125, *[None] * 6, 0, *[None] * 7)
         outs.append(out)
     assert torch.equal(*outs)
 

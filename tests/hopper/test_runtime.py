@@ -25,7 +25,7 @@ stand_in = load.open_function(sys.argv[1], sys.argv[2])
 q = torch.zeros(2, 300, 4, 64, dtype=torch.bfloat16)
 def call():
     tensors = [as_cuda(t) for t in (q, q, q, q)]
-    stand_in(*tensors, None, 0.125, *[None] * 6, 0, *[None] * 6)
+    stand_in(*tensors, None, 0.125, *[None] * 6, 0, *[None] * 7)
 calls = lambda: open(os.environ["RECORDING"]).read().splitlines()
 results = {}
 def case(name, function):

@@ -63,6 +63,7 @@ CONSTANTS = {
     "lat_uniform": Constant(12, "cycles"),
     "lat_read": Constant(10, "cycles"),
     "lat_fence": Constant(20, "cycles"),
+    "lat_membar_gpu": Constant(575, "cycles"),
     "remote_arrive": Constant(102, "cycles"),
     "cluster_sync": Constant(373, "cycles"),
     "umma_tail_ss": Constant(96, "cycles"),

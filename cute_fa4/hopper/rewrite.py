@@ -9,7 +9,7 @@
         cp.async.bulk.tensor...cta_group::2                  may signal the peer's barrier
 
     becomes other instructions
-        cp.async.bulk.tensor...tile::gather4                 four copies of a box of one row, of pairs too
+        cp.async.bulk.tensor...tile::gather4                 four copies of a box of one row of 128 bytes or more
         redux.sync.max, .min of f32                          shuffles: each lane takes over its neighbours' five times
         fma, add, mul, sub .f32x2                            two scalar operations with the same rounding
         max, min with three inputs                           two of them with two

@@ -342,7 +342,12 @@ __device__ uint32_t box_bytes(const uint32_t *map) {
   return bytes;
 }
 
-EXPORT uint32_t cute_fa4_box_bytes(uint64_t map) { return box_bytes((const uint32_t *)map); }
+// Of rows that are gathered one by one: TMA writes boxes to multiples of 128 bytes.
+EXPORT uint32_t cute_fa4_box_bytes(uint64_t map) {
+  const uint32_t bytes = box_bytes((const uint32_t *)map);
+  if (bytes % 128) fail("gather4 of rows that are no multiple of 128 bytes", bytes, 0);
+  return bytes;
+}
 
 EXPORT uint32_t cute_fa4_load_begin(uint32_t scratch, uint64_t map, uint32_t ctas) {
   if (ctas && !(ctas >> cluster_ctarank() & 1)) fail("a multicast load for a pair that leaves out its own CTA", ctas, 0);

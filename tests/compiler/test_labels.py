@@ -6,6 +6,8 @@ pytest.importorskip("cute_fa4.emulator.labels", reason="labels belong to the emu
 
 from cute_fa4.compiler.labels import kernel_labels
 from cute_fa4.sm100.choose_config import choose_config
+from cute_fa4.sm100.config import SCHEDULES
+from cute_fa4.sm100.warp_roles import WarpRoles
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
@@ -18,3 +20,13 @@ def test_everything_has_a_name(head_dim):
         assert labels.shared_name(byte) or byte in barriers, byte
     for column in range(cfg.tmem.used):
         assert labels.tmem_name(column), column
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=lambda cls: cls.__name__)
+def test_every_warp_has_one_role_and_all_fit_into_the_registers(schedule):
+    warps = schedule().warps
+    ranges = [value for value in vars(warps).values() if isinstance(value, range)]
+    assert sorted(w for each in ranges for w in each) == list(range(warps.threads // 32))
+    assert all(warps.role_of(w) for w in range(warps.threads // 32))
+    if isinstance(warps, WarpRoles):  # of the others setmaxnreg moves none
+        assert warps.registers <= 65_536

@@ -23,6 +23,7 @@ class RopeWarpRoles(WarpRoles):
     mma: range = range(8, 9)
     load: range = range(9, 10)
     widen: range = range(10, 12)
+    scales: range = range(12, 12)
     idle: range = range(12, 12)
     softmax_registers: int = 240
     correction_registers: int = 160

@@ -34,6 +34,7 @@ WARPS = WarpRoles(
     correction=range(4, 8),
     mma=range(8, 9),
     load=range(9, 10),
+    scales=range(12, 12),
     idle=range(10, 12),
     softmax_registers=240,
     correction_registers=160,

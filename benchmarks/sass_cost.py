@@ -112,6 +112,7 @@ def main(argv: list[str] | None = None) -> int:
             causal=args.causal,
             write_lse=args.lse,
             arch=args.arch,
+            maximum="exact",  # as flash-attn-4's, whose loop stands beside it
         )
         with tempfile.TemporaryDirectory() as temporary:
             folder = args.keep or Path(temporary)

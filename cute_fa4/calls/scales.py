@@ -115,7 +115,7 @@ def letters_of(scales: tuple | None, by_head: tuple) -> str:
     >>> letters_of((None, torch.ones(1), torch.ones(1), None), (2, 2)), letters_of(None, (2, 2))
     ('kv', '')
     >>> letters_of((torch.ones(2, 3, 4, 1), torch.ones(2, 9, 2), torch.ones(2, 2), None), (2, 2))
-    ('QKv', '')
+    'QKv'
     """
     if scales is None:
         return ""

@@ -223,7 +223,9 @@ def test_a_file_that_is_no_cubin_is_refused(tmp_path):
 @pytest.fixture(scope="module")
 def causal_kernel(tmp_path_factory):
     """The kernel the bar is stated for: head dim 128, bf16, causal, B200."""
-    config = choose_config(qkv_dtype="bf16", head_dim=128, causal=True, arch="sm_100a")
+    config = choose_config(
+        qkv_dtype="bf16", head_dim=128, causal=True, arch="sm_100a", maximum="exact"
+    )
     path = tmp_path_factory.mktemp("cubin") / "causal.cubin"
     path.write_bytes(compile_artifacts(config).cubin)
     return config, *sass_cost.measure(path, Shape(config.qk_depth, config.tiles.BN))
@@ -250,7 +252,8 @@ def test_the_measured_loops_are_whole_tiles(causal_kernel):
     """A loop that was unrolled or split otherwise than the kernel says would be scaled wrongly."""
     config, cost, _ = causal_kernel
     assert cost.of("softmax unmasked").units == config.tiles.BN / 128
-    assert cost.of("mma").units == 1
+    # Three of the four products of a key tile; the fourth is of the query tile that may leave it out (mha2q/uneven).
+    assert cost.of("mma").units == 0.75
     assert cost.of("correction").units == 1
 
 

@@ -184,7 +184,7 @@ def unchecked(q, k, v, out, **where):
     """Attention without the checks of contents; the emulator's bounds checks are on."""
     where = Where(**where)
     launch = plan_attention((q, k, v), q, k, v, out, where, resolve(q, causal=True), True)
-    return launch((q, k, v, out, where.tensors, None, (), None, None))
+    return launch((q, k, v, out, where.tensors, None, (), None, None, None))
 
 
 BAD_OFFSETS = [

@@ -77,7 +77,7 @@ PLANTED = {
     "the second chunk begins amid 16 bytes": (replace(COLUMN, r"add.s32 column, \1, 60;"), ("TensorMapError",)),
     "the second chunk lies a row too far": (replace(PLACE, r"add.s32 at, \1, 16512;"), (*NUMBERS, *ASYNCHRONY)),
     "rows that do not exist are row 0": (
-        replace(NO_ROW.behind(OF_HEAD.first).ahead_of(GATHERS.first), r"selp.b32 \1, \2, 0, \3;"), NUMBERS),
+        replace(NO_ROW.behind(GATHERS.first).ahead_of(GATHERS.last), r"selp.b32 \1, \2, 0, \3;"), NUMBERS),
     "place in the page and head are left out": (replace(OF_HEAD, r"mul.lo.s32 \1, \2, \3;"), NUMBERS),
     "a row is that of the first gather": (
         replace(FROM_LANE.behind(GATHERS.first).first, r"shfl.sync.idx.b32 \1, \2, 0, 31, -1;"), NUMBERS,

@@ -64,8 +64,9 @@ def taken_in_turn(tiles: TileRange, rank, number: int) -> TileRange:
 
     A rank may have none.
 
-    >>> [taken_in_turn(TileRange(2, 11), rank, 4) for rank in range(4)]  # rank 0 takes 4, 8, 12; rank 1 takes 5, 9
-    [TileRange(first=1, count=3), TileRange(first=1, count=2), TileRange(first=0, count=3), TileRange(first=0, count=3)]
+    >>> turns = [taken_in_turn(TileRange(2, 11), rank, 4) for rank in range(4)]  # rank 0 takes 4, 8, 12; rank 1 5, 9
+    >>> [(each.first, each.count) for each in turns]
+    [(1, 3), (1, 2), (0, 3), (0, 3)]
     """
     first = turn_from(tiles.first, rank, number)
     return TileRange(first, turn_from(tiles.first + tiles.count, rank, number) - first)

@@ -129,7 +129,7 @@ def test_plans_of_another_package_are_not_read():
     "changed, error, text",
     [
         (dict(head_dim_v=256), ValueError, "head_dim_v: 256; accepted: 512"),
-        (dict(is_fp8_kvcache=True), NotImplementedError, "is_fp8_kvcache: True; accepted: False"),
+        (dict(is_fp8_kvcache=True), ValueError, "with is_fp8_kvcache=True; accepted: (num_pages, page_size, 1, 656)"),
         (dict(indices=torch.zeros(1)), TypeError, "indices: dtype torch.float32; accepted: torch.int32"),
         (dict(indices=int32([0])), ValueError, "indices: shape (1,); accepted: (1, 1, 'keys')"),
         (dict(indices=int32([[[0]]]), causal=True), ValueError, "causal: True with indices"),

@@ -104,8 +104,9 @@ def is_whole(visible, rows: range, tile: int, m: int, n: int) -> bool:
 
 
 def computed_tiles(visible, m, n) -> list[list[int]]:
-    """Key tiles of each of the two query tiles of a CTA with these rows: all that the CTA walks, without those behind the
-    last one that the query tile sees (mha2q/uneven). m: a range of rows, of how many."""
+    """Key tiles of each of the two query tiles of a CTA: all that it walks, without those behind the last one that the
+    query tile sees (mha2q/uneven). m: (its rows, of how many).
+    """
     rows, number = m
     walked, found = tile_range(visible, rows, number, n), []
     for first in (rows.start, rows.start + 128):

@@ -22,7 +22,7 @@ def role_ranges(cfg: FA4Config) -> tuple[tuple[range, str], ...]:
     """(warps, role name) in warp order.
 
     >>> [name for _, name in role_ranges(FA4Config())]
-    ['softmax 0', 'softmax 1', 'correction', 'mma', 'load', 'idle']
+    ['softmax 0', 'softmax 1', 'correction', 'mma', 'load', 'scales', 'idle']
     """
     warps = cfg.schedule.warps
     softmax = [

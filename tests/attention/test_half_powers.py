@@ -15,6 +15,7 @@ from cute_fa4.reference import attention_float64
 from cute_fa4.sm100.choose_config import choose_config
 from cute_fa4.sm100.mha2q.p_crossed import PCrossedCode
 from cute_fa4.sm100.steps import half_powers
+from tests.emulator.mutations.quick import quick_or_sweep
 from tests.serving.batches import LSE_ERROR_OF_FP8, attention
 
 E4M3 = torch.float8_e4m3fn
@@ -123,9 +124,7 @@ DEFECTS = {
 QUICK = ("exponents are not clamped",)
 
 
-@pytest.mark.parametrize(
-    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.sweep) for n in DEFECTS]
-)
+@pytest.mark.parametrize("name", quick_or_sweep(DEFECTS, QUICK))
 def test_a_mistake_is_noticed(own_kernels, monkeypatch, name):
     where, what, replacement = DEFECTS[name]
     monkeypatch.setattr(where, what, replacement)

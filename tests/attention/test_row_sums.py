@@ -18,6 +18,7 @@ from cute_fa4.sm100.mha2q.p_crossed import PCrossedCode
 from cute_fa4.sm100.operands.kv_buffer import KVBuffer
 from cute_fa4.sm100.roles import correction
 from cute_fa4.sm100.steps import store
+from tests.emulator.mutations.quick import quick_or_sweep
 
 QUERIES, KEYS = 300, 400
 E = (1 + EXP2_RELATIVE_ERROR_OF_FP8) / 16 + EXP2_RELATIVE_ERROR_OF_FP8  # of a weight, relative
@@ -152,9 +153,7 @@ def is_right() -> bool:
 QUICK = ("s_apart is raised before the columns are read",)
 
 
-@pytest.mark.parametrize(
-    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.sweep) for n in DEFECTS]
-)
+@pytest.mark.parametrize("name", quick_or_sweep(DEFECTS, QUICK))
 def test_a_mistake_is_noticed(own_kernels, monkeypatch, name):
     monkeypatch.setattr(*DEFECTS[name])
     assert not is_right(), "nothing noticed"

@@ -9,13 +9,13 @@ import pytest
 
 from tests.emulator.mutations.everything import LEVEL
 from tests.emulator.mutations.mutant import assert_caught, try_mutant
+from tests.emulator.mutations.quick import quick_or_sweep
 from tests.sm100.mha2q import rest_defects
 
 MUTANTS = rest_defects.mutants()
 SURVIVORS = [mutant for mutant in MUTANTS if mutant.survives]
 EQUIVALENT = [mutant for mutant in MUTANTS if mutant.equivalent]
 CAUGHT = [mutant for mutant in MUTANTS if not mutant.survives and not mutant.equivalent]
-HALF = [pytest.param(m, marks=[pytest.mark.sweep] * (n % 2)) for n, m in enumerate(CAUGHT)]
 
 
 @cache
@@ -23,7 +23,7 @@ def subject():
     return rest_defects.subject(LEVEL)
 
 
-@pytest.mark.parametrize("mutant", HALF, ids=lambda m: m.name)
+@pytest.mark.parametrize("mutant", quick_or_sweep(CAUGHT, 2))
 def test_a_defect_is_caught_by_a_check_meant_for_it(mutant):
     assert_caught(mutant, subject())
 

@@ -10,13 +10,13 @@ import pytest
 from cute_fa4.calls import repeat
 from tests.emulator.mutations.everything import LEVEL
 from tests.emulator.mutations.mutant import assert_caught, try_mutant
+from tests.emulator.mutations.quick import quick_or_sweep
 from tests.sm100.mhapair import defects
 
 MUTANTS = defects.mutants()
 SURVIVORS = [mutant for mutant in MUTANTS if mutant.survives]
 EQUIVALENT = [mutant for mutant in MUTANTS if mutant.equivalent]
 CAUGHT = [mutant for mutant in MUTANTS if not mutant.survives and not mutant.equivalent]
-ALWAYS = frozenset(mutant.name for mutant in CAUGHT[::3])
 
 
 @pytest.fixture(autouse=True)
@@ -33,13 +33,7 @@ def subject():
     return defects.subject(LEVEL)
 
 
-def parameters():
-    for mutant in CAUGHT:
-        marks = () if mutant.name in ALWAYS else pytest.mark.sweep
-        yield pytest.param(mutant, id=mutant.name, marks=marks)
-
-
-@pytest.mark.parametrize("mutant", list(parameters()))
+@pytest.mark.parametrize("mutant", quick_or_sweep(CAUGHT, 3))
 def test_a_defect_is_caught_by_a_check_meant_for_it(mutant):
     assert_caught(mutant, subject())
 

@@ -100,7 +100,8 @@ EQUIVALENT = ("keys of another row",)
 SCHEDULES = (("in_order", 0), ("hostile", 1), ("hostile", 2), ("random", 3))
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.sweep) for n in DEFECTS])
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", DEFECTS)
 def test_a_mistake_is_noticed(own_kernels, monkeypatch, name):
     owner, attribute, change = DEFECTS[name]
     monkeypatch.setattr(owner, attribute, change(getattr(owner, attribute)))

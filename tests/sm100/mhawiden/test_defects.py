@@ -9,10 +9,10 @@ import pytest
 
 from tests.emulator.mutations.everything import LEVEL
 from tests.emulator.mutations.mutant import assert_caught
+from tests.emulator.mutations.quick import quick_or_sweep
 from tests.sm100.mhawiden import defects
 
 CAUGHT = defects.mutants()
-SOME = [pytest.param(m, marks=[pytest.mark.sweep] * bool(n % 8)) for n, m in enumerate(CAUGHT)]
 
 
 @cache
@@ -20,7 +20,7 @@ def subject():
     return defects.subject(LEVEL)
 
 
-@pytest.mark.parametrize("mutant", SOME, ids=lambda m: m.name)
+@pytest.mark.parametrize("mutant", quick_or_sweep(CAUGHT, 8))
 def test_a_defect_is_caught_by_a_check_meant_for_it(mutant):
     assert_caught(mutant, subject())
 

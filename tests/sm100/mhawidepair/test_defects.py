@@ -11,6 +11,7 @@ from cute_fa4.calls import repeat
 from cute_fa4.compiler.policy import PAIR_VARIABLE
 from tests.emulator.mutations.everything import LEVEL
 from tests.emulator.mutations.mutant import assert_caught
+from tests.emulator.mutations.quick import quick_or_sweep
 from tests.sm100.mhawidepair import defects
 
 CAUGHT = defects.mutants()
@@ -27,12 +28,7 @@ def subject():
     return defects.subject(LEVEL)
 
 
-def parameters():
-    for n, mutant in enumerate(CAUGHT):
-        yield pytest.param(mutant, id=mutant.name, marks=[pytest.mark.sweep] * (n % 6 > 0))
-
-
-@pytest.mark.parametrize("mutant", list(parameters()))
+@pytest.mark.parametrize("mutant", quick_or_sweep(CAUGHT, 6))
 def test_a_defect_is_caught_by_a_check_meant_for_it(mutant):
     assert_caught(mutant, subject())
 

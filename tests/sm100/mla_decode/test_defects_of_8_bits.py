@@ -16,6 +16,7 @@ from tests.emulator.mutations import attention_places
 from tests.emulator.mutations.attention_call import executes
 from tests.emulator.mutations.everything import LEVEL
 from tests.emulator.mutations.mutant import Mutant, Subject, assert_caught
+from tests.emulator.mutations.quick import quick_or_sweep
 from tests.sm100.mla_decode import defects
 from tests.sm100.mla_decode.latent_batches import call_of, draw, stored
 from tests.sm100.mla_pair import defects as of_pairs
@@ -67,15 +68,10 @@ MUTANTS = [
     *planted_again(of_pairs.commits(), PAIR),
     *planted_again(of_pairs.order(), PAIR),
 ]
-QUICK = ("load does not wait for kv_empty before the last slab",)
+QUICK = (f"{ALONE}: load does not wait for kv_empty before the last slab",)
 
 
-def quick_or_sweep(mutant):
-    quick = mutant.name.partition(": ")[2] in QUICK
-    return pytest.param(mutant, marks=() if quick else pytest.mark.sweep, id=mutant.name)
-
-
-@pytest.mark.parametrize("mutant", [quick_or_sweep(mutant) for mutant in MUTANTS])
+@pytest.mark.parametrize("mutant", quick_or_sweep(MUTANTS, QUICK))
 def test_a_defect_is_caught_by_a_check_meant_for_it(mutant):
     assert_caught(mutant, subject(mutant.subject))
 

@@ -15,6 +15,7 @@ from cute_fa4.sm100.operands.kv_buffer import KVBuffer
 from cute_fa4.sm100.steps import rope_rows
 from cute_fa4.sm100.sync.pipelines import TMAProducerPipeline
 from cute_fa4.sm100.tiles import Tiles
+from tests.emulator.mutations.quick import quick_or_sweep
 from tests.serving.batches import assert_agrees, packed_q, run
 from tests.serving.test_k_rope import causal, draw, stored
 
@@ -106,9 +107,7 @@ DEFECTS = {
 QUICK = ("the rope of the next tile",)
 
 
-@pytest.mark.parametrize(
-    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.sweep) for n in DEFECTS]
-)
+@pytest.mark.parametrize("name", quick_or_sweep(DEFECTS, QUICK))
 def test_a_mistake_is_noticed(own_kernels, monkeypatch, name):
     owner, attribute, change, depths, rope_page = DEFECTS[name]
     changed = change(getattr(owner, attribute))

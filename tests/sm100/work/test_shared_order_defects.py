@@ -17,6 +17,7 @@ from cute_fa4.calls import split, workspace
 from cute_fa4.layouts.scalars import choose, maximum, minimum
 from cute_fa4.sm100.combine import kernel as combine
 from cute_fa4.sm100.work import line, results, shared_order
+from tests.emulator.mutations.quick import quick_or_sweep
 
 LENGTHS = [5] * 10 + [700] + [5] * 7 + [0, 300]
 CTAS = 4
@@ -137,9 +138,7 @@ def test_without_a_mistake_the_numbers_are_right(expected, on_four_ctas, mode):
     assert is_right(expected, mode)
 
 
-@pytest.mark.parametrize(
-    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.sweep) for n in DEFECTS]
-)
+@pytest.mark.parametrize("name", quick_or_sweep(DEFECTS, QUICK))
 def test_a_mistake_is_noticed(expected, on_four_ctas, own_kernels, monkeypatch, name):
     module, attribute, change = DEFECTS[name]
     monkeypatch.setattr(module, attribute, change(getattr(module, attribute)))

@@ -17,6 +17,7 @@ from cute_fa4.sm100.mhaswap import token_scales as of_threads
 from cute_fa4.sm100.roles import token_scales as role
 from cute_fa4.sm100.steps import token_scales as steps
 from cute_fa4.sm100.work import scales
+from tests.emulator.mutations.quick import quick_or_sweep
 from tests.serving.batches import Batch, assert_agrees
 from tests.serving.test_token_scales import called, draw
 
@@ -98,10 +99,7 @@ DEFECTS = {
 QUICK = ("the scale of the neighbouring thread's key",)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [n if n in QUICK else pytest.param(n, marks=pytest.mark.sweep) for n in DEFECTS],
-)
+@pytest.mark.parametrize("name", quick_or_sweep(DEFECTS, QUICK))
 def test_a_mistake_is_noticed(own_kernels, monkeypatch, name):
     family, changes = DEFECTS[name]
     for module, attribute, change in changes:

@@ -27,7 +27,7 @@ from cute_fa4.calls.latent import (
     scales_of,
     values_of,
 )
-from cute_fa4.calls.latent_rows import check_rows, has_rows, rows_from, rows_of
+from cute_fa4.calls.latent_rows import check_rows, check_written, has_rows, rows_from, rows_of
 from cute_fa4.calls.queries import are_wide, quantised
 from cute_fa4.calls.repeat import again, attend
 from cute_fa4.calls.tensors import check_is_tensor
@@ -35,6 +35,7 @@ from cute_fa4.calls.tracing import is_traced, refuse_untraceable
 from cute_fa4.calls.workspace import given_workspace
 from cute_fa4.interface import NO_WORKSPACE
 from cute_fa4.sm100.choose_config import LATENT_DEPTHS, LATENT_ROW_BYTES
+from cute_fa4.sm100.problem import COLUMNS_OF_SCALE
 
 __all__ = ["flash_mla_with_kvcache", "get_mla_metadata", "write_latent_rows"]
 
@@ -142,22 +143,37 @@ def get_mla_metadata(*args, **kwargs) -> tuple[None, None]:
 
 
 def write_latent_rows(
-    k_cache: torch.Tensor, latent: torch.Tensor, rope: torch.Tensor, slots: torch.Tensor
+    k_cache: torch.Tensor,
+    latent: torch.Tensor,
+    rope: torch.Tensor,
+    slots: torch.Tensor,
+    *,
+    scales: torch.Tensor | None = None,
+    columns_of_scale: int = COLUMNS_OF_SCALE,
 ) -> None:
-    """Write rows of 656 bytes into a cache that flash_mla_with_kvcache reads, quantised by 128 numbers.
+    """Write rows of 656 bytes into a cache that flash_mla_with_kvcache reads, quantised by 128 numbers or by rows.
 
     k_cache   (num_pages, page_size, 1, 656), float8_e4m3fn, uint8 or int8; pages lie one behind the other
-    latent    (rows, 512), any floating dtype: the largest of 128 numbers becomes 448 times their scale
+    latent    (rows, 512), any floating dtype: the largest number of a scale becomes 448 times it. With scales e4m3,
+              stored as it is
     rope      (rows, 64), kept in bf16
     slots     (rows,) int32 or int64: page * page_size + place in the page, each of them a row of the cache
+    scales    float32, what the numbers of latent are multiplied by: (rows,) or (rows, 1), one a token, or (rows, 4),
+              one for each 128 numbers. None: found here
+    columns_of_scale   of the scales found here: 128, or 512, one a token
 
-    In plain torch operations on the stream of the call.
+    A row has four scales; one for a token is written to each of the four places, which costs 12 of 656 bytes and no
+    time: the kernel reads any row alike. In plain torch operations on the stream of the call.
     """
-    check_is_tensor("k_cache", k_cache)
+    given = {"k_cache": k_cache, "latent": latent, "rope": rope, "slots": slots}
+    for name, tensor in (given | ({} if scales is None else {"scales": scales})).items():
+        check_is_tensor(name, tensor)
     check_rows(k_cache)
     if not k_cache.is_contiguous():
         raise ValueError(f"k_cache: strides {k_cache.stride()}; accepted: contiguous")
-    k_cache.view(torch.uint8).view(-1, LATENT_ROW_BYTES)[slots.long()] = rows_from(latent, rope)
+    scales = check_written(latent, rope, slots, scales, columns_of_scale)
+    rows = rows_from(latent, rope, scales, columns_of_scale)
+    k_cache.view(torch.uint8).view(-1, LATENT_ROW_BYTES)[slots.long()] = rows
 
 
 def _refuse_other_rows(k_cache) -> None:

@@ -3,7 +3,7 @@
     bytes     0-511                 512-527             528-655
               512 numbers e4m3      4 scales float32    64 rotary numbers bf16
 
-Number i stands for itself times scale i // 128.
+Number i stands for itself times scale i // 128. One scale for a token are four that are equal.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from cute_fa4.sm100.problem import COLUMNS_OF_SCALE
 BYTES = (torch.float8_e4m3fn, torch.uint8, torch.int8)  # dtypes that such caches come in
 LATENT = LATENT_DEPTHS[1]
 SCALES = LATENT // COLUMNS_OF_SCALE
+ROPE = LATENT_DEPTHS[0] - LATENT
 ROPE_AT = LATENT + 4 * SCALES
 
 
@@ -54,18 +55,67 @@ def rows_of(cache: torch.Tensor, q, descale_q, descale_k) -> torch.Tensor:
     return cache if cache.dtype is torch.float8_e4m3fn else cache.view(torch.float8_e4m3fn)
 
 
-def rows_from(latent: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
-    """(..., 512) and (..., 64) -> (..., 656) uint8. The largest of 128 numbers becomes the largest e4m3.
+def rows_from(
+    latent: torch.Tensor,
+    rope: torch.Tensor,
+    scales: torch.Tensor | None = None,
+    columns_of_scale: int = COLUMNS_OF_SCALE,
+) -> torch.Tensor:
+    """(..., 512) and (..., 64) -> (..., 656) uint8. The largest of the numbers of a scale becomes the largest e4m3.
+
+    scales             (..., 1) or (..., 4) of a latent part that is e4m3 already: both are stored as they are
+    columns_of_scale   128, or 512: one scale for a row, which all four scales of the row then are
 
     In plain torch operations; numbers that are not finite stay so.
     """
-    parts = latent.float().unflatten(-1, (SCALES, COLUMNS_OF_SCALE))
+    if scales is None:
+        numbers, scales = _quantised(latent, columns_of_scale)
+    else:
+        numbers = latent
+    scales = scales.expand(*latent.shape[:-1], SCALES)
+    pieces = numbers.contiguous(), scales.contiguous(), rope.to(torch.bfloat16).contiguous()
+    return torch.cat([piece.view(torch.uint8) for piece in pieces], -1)
+
+
+def _quantised(latent: torch.Tensor, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Numbers e4m3 (..., 512), and the scale of each run of columns."""
+    parts = latent.float().unflatten(-1, (LATENT // columns, columns))
     largest = torch.finfo(torch.float8_e4m3fn).max
     scales = parts.abs().amax(-1, keepdim=True) / largest
     scales = torch.where(scales > 0, scales, 1.0)
-    numbers = (parts / scales).clamp(-largest, largest).to(torch.float8_e4m3fn).flatten(-2)
-    pieces = numbers, scales.squeeze(-1).contiguous(), rope.to(torch.bfloat16).contiguous()
-    return torch.cat([piece.view(torch.uint8) for piece in pieces], -1)
+    numbers = (parts / scales).clamp(-largest, largest).to(torch.float8_e4m3fn)
+    return numbers.flatten(-2), scales.squeeze(-1)
+
+
+def check_written(latent, rope, slots, scales, columns_of_scale) -> torch.Tensor | None:
+    """What write_latent_rows takes -> its scales with one or four columns, or None."""
+    if slots.dim() != 1:
+        raise ValueError(f"slots: shape {tuple(slots.shape)}; accepted: (rows,)")
+    rows = len(slots)
+    for name, tensor, depth in (("latent", latent, LATENT), ("rope", rope, ROPE)):
+        if tuple(tensor.shape) != (rows, depth):
+            raise ValueError(
+                f"{name}: shape {tuple(tensor.shape)} with {rows} slots; accepted: {(rows, depth)}"
+            )
+    if columns_of_scale not in (COLUMNS_OF_SCALE, LATENT):
+        raise ValueError(
+            f"columns_of_scale: {columns_of_scale}; accepted: {COLUMNS_OF_SCALE}, or {LATENT} for one scale a row"
+        )
+    if scales is None:
+        return None
+    if latent.dtype is not torch.float8_e4m3fn:
+        raise TypeError(
+            f"latent: dtype {latent.dtype} with scales; accepted: torch.float8_e4m3fn, which scales belong to, or "
+            "scales=None"
+        )
+    if scales.dtype is not torch.float32:
+        raise TypeError(f"scales: dtype {scales.dtype}; accepted: torch.float32")
+    accepted = (rows,), (rows, 1), (rows, SCALES)
+    if tuple(scales.shape) not in accepted:
+        raise ValueError(
+            f"scales: shape {tuple(scales.shape)}; accepted: {', '.join(map(str, accepted))}"
+        )
+    return scales[:, None] if scales.dim() == 1 else scales
 
 
 def numbers_of(rows: torch.Tensor) -> torch.Tensor:

@@ -58,3 +58,48 @@ def test_written_rows_stand_for_the_numbers_given():
     assert ((of_found - blocks).abs() <= bound).all()
     with pytest.raises(ValueError, match="k_cache: strides .*accepted: contiguous"):
         write_latent_rows(cache[:, ::2], latent, rope, slots)
+
+
+def test_one_scale_for_a_token_stands_in_all_four_places():
+    """Found here it is the largest of 512 numbers; given, numbers and scale are stored bit by bit."""
+    generator = torch.Generator().manual_seed(0)
+    latent, rope = torch.randn(3, 512, generator=generator), torch.randn(3, 64, generator=generator)
+    slots = torch.tensor([2, 40, 7])
+    cache = torch.zeros(4, 16, 1, 656, dtype=torch.uint8)
+    write_latent_rows(cache, latent, rope, slots, columns_of_scale=512)
+    written = cache.view(64, 656)[slots]
+    scales = written[:, 512:528].contiguous().view(torch.float32)
+    assert torch.equal(scales, (latent.abs().amax(-1, keepdim=True) / 448).expand(3, 4))
+    bound = torch.maximum(latent.abs() * 2**-4, scales[:, :1] * 2**-10) * (1 + 1e-6)
+    assert ((numbers_of(written)[:, :512] - latent).abs() <= bound).all()
+
+    numbers = written[:, :512].contiguous().view(torch.float8_e4m3fn)
+    for given in (scales[:, 0], scales[:, :1], scales):
+        again = torch.zeros_like(cache)
+        write_latent_rows(again, numbers, rope, slots, scales=given)
+        assert torch.equal(again, cache)
+
+
+@pytest.mark.parametrize(
+    "given, error, text",
+    [
+        (dict(latent=torch.zeros(2, 576)), ValueError, r"latent: shape .*accepted: \(2, 512\)"),
+        (dict(rope=torch.zeros(3, 64)), ValueError, r"rope: shape .*accepted: \(2, 64\)"),
+        (dict(columns_of_scale=64), ValueError, "columns_of_scale: 64; accepted: 128, or 512"),
+        (dict(scales=torch.ones(2)), TypeError, "latent: dtype torch.float32 with scales"),
+    ],
+    ids=str,
+)
+def test_rows_that_cannot_be_written_are_refused(given, error, text):
+    call = dict(latent=torch.zeros(2, 512), rope=torch.zeros(2, 64), slots=torch.tensor([0, 1]))
+    with pytest.raises(error, match=text):
+        write_latent_rows(ROWS.clone(), **call | given)
+
+
+def test_scales_that_are_no_rows_scales_are_refused():
+    latent = torch.zeros(2, 512).to(torch.float8_e4m3fn)
+    call = ROWS.clone(), latent, torch.zeros(2, 64), torch.tensor([0, 1])
+    with pytest.raises(ValueError, match=r"scales: shape \(2, 3\); accepted: \(2,\), \(2, 1\)"):
+        write_latent_rows(*call, scales=torch.ones(2, 3))
+    with pytest.raises(TypeError, match="scales: dtype torch.float64; accepted: torch.float32"):
+        write_latent_rows(*call, scales=torch.ones(2).double())

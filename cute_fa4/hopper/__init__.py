@@ -13,7 +13,9 @@ asynchronous hardware has them. It says nothing about speed, and nothing about h
     runtime.c                   what stands between host code and driver; behind aot/cuda_runtime.c
     build.py     toolkit.py     any kernel of the CuTe DSL -> NAME.so
     load.py                     NAME.so -> the attention functions, on compute capability 9.0
-    cases.py     check.py       what is run, and what must hold
+    variant.py   cases.py       what is run
+    draw.py      calls.py       its tensors, and the calls of them
+    check.py                    what must hold
     guarded.py                  memory whose neighbours are not mapped
     foreign.py                  flash-attn-4's kernels, to see that all of this is right
     driver.py                   the host library of exported kernels on a real driver

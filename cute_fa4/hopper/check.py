@@ -24,7 +24,9 @@ from dataclasses import asdict, dataclass, field
 
 import torch
 
-from cute_fa4.hopper.cases import CANARY, O_SCALE, Call, Variant
+from cute_fa4.hopper.calls import CANARY, Call
+from cute_fa4.hopper.draw import O_SCALE
+from cute_fa4.hopper.variant import Variant
 
 LARGEST_RELATIVE_ERROR = {"bf16": 4e-3, "fp16": 6e-4, "e4m3": 4e-2, "e5m2": 4e-2}
 # Of 8 bits the row sum adds powers in f16: docs/numerics.md.
@@ -89,7 +91,7 @@ def check(call: Call, stand_in: Callable) -> Row:
 
 def written(call: Call, out: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """out with its canaries, and the LSE of rows that belong to a sequence: the others are never written."""
-    return out, torch.cat([own_lse(lse).flatten() for *_, own_lse in call.sequences])
+    return out, torch.cat([lse[own.at_lse].flatten() for own in call.sequences])
 
 
 def variations(blocks: int, tiles: int) -> list[dict]:
@@ -124,20 +126,20 @@ def launched(kernel, row: Row) -> None:
 
 def measure(call: Call, out: torch.Tensor, lse: torch.Tensor, row: Row) -> None:
     """Compare with float64, sequence by sequence; WrongResult where a bound or a canary is broken."""
-    spare = call.spare(out).float()
+    spare = out[call.spare].float()
     overwritten = int((spare != torch.tensor(CANARY, dtype=out.dtype).item()).sum())
     if overwritten:
         raise WrongResult(f"{overwritten} elements behind the last sequence were written")
     difference = exact_norm = 0.0
     scale = O_SCALE if call.variant.out else 1.0
-    for q, k, v, own_out, own_lse in call.sequences:
-        got, got_lse = own_out(out).double() / scale, own_lse(lse)
+    for q, k, v, at_out, at_lse in call.sequences:
+        got, got_lse = out[at_out].double() / scale, lse[at_lse]
         if got.isnan().any() or got_lse.isnan().any():
             raise WrongResult(
                 f"{int(got.isnan().sum())} elements of out and {int(got_lse.isnan().sum())} of lse are NaN"
             )
         for head in range(q.shape[1]):
-            exact, exact_lse = attention(call.variant, q, k, v, head, call.launch.sink)
+            exact, exact_lse = attention(call.variant, q, k, v, head, call.sink)
             error = got[:, head] - exact
             difference += float(error.square().sum())
             exact_norm += float(exact.square().sum())

@@ -74,7 +74,8 @@ def build(options) -> int:
 
     from cute_fa4.aot import manifest
     from cute_fa4.hopper import build as builder
-    from cute_fa4.hopper.cases import configurations, variants
+    from cute_fa4.hopper.calls import configurations
+    from cute_fa4.hopper.cases import variants
     from cute_fa4.system import progress
 
     begin, out = time.perf_counter(), Path(options.out)

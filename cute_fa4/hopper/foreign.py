@@ -20,8 +20,8 @@ from pathlib import Path
 
 import torch
 
-from cute_fa4.hopper.cases import Variant
 from cute_fa4.hopper.check import LARGEST_RELATIVE_ERROR, WrongResult, attention, bits
+from cute_fa4.hopper.variant import Variant
 
 KERNELS = {
     "fa4_d128_causal": (128, True),

@@ -12,8 +12,9 @@ import torch
 
 from cute_fa4 import compile_cache
 from cute_fa4.aot import manifest
-from cute_fa4.hopper import cases, check, foreign, load
+from cute_fa4.hopper import calls, cases, check, foreign, load
 from cute_fa4.hopper.guarded import Guard
+from cute_fa4.hopper.variant import Variant
 from cute_fa4.sm100.combine.config import CombineConfig
 from cute_fa4.system import progress
 
@@ -70,7 +71,7 @@ def about(directory) -> dict:
     }
 
 
-def variant_step(variant: cases.Variant, problems, used: Used, guarded: bool = False):
+def variant_step(variant: Variant, problems, used: Used, guarded: bool = False):
     """A function that runs problems of a variant, perhaps between unmapped pages, and adds their rows to the result."""
 
     def step(result: dict) -> None:
@@ -81,7 +82,7 @@ def variant_step(variant: cases.Variant, problems, used: Used, guarded: bool = F
             try:
                 with Guard() as guard:
                     place = guard.place if guarded else None
-                    call = cases.call(variant, problem, "cuda", seed=number, place=place)
+                    call = calls.call(variant, problem, "cuda", seed=number, place=place)
                     row = check.check(call, used.last)
             except check.WrongResult as error:
                 fail(result, f"{where}: {error}")
@@ -104,7 +105,7 @@ def control_step(used: Used):
     """A function that lets claims name wrong blocks and sees that the check notices."""
 
     def step(result: dict) -> None:
-        call = cases.call(cases.Variant(), cases.LARGE[0], "cuda")
+        call = calls.call(Variant(), cases.LARGE[0], "cuda")
         call.launch()
         kernel = used.last()
         with kernel.claims(wrong=True):

@@ -1,13 +1,13 @@
-"""`hopper check` itself, on the emulator: its oracle, its laws, its tables."""
+"""`hopper check` itself, on the emulator: its oracle and its laws."""
 
-import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 import torch
 
-from cute_fa4.hopper import cases, check, command, driver, load, report
-from cute_fa4.hopper.cases import CANARY, Problem, Variant, call, dense
+from cute_fa4.hopper import cases, check, driver, load
+from cute_fa4.hopper.calls import CANARY, SPARE_ROWS, call
+from cute_fa4.hopper.variant import Problem, Variant, decode, dense, latent
 from cute_fa4.sm100.combine.config import CombineConfig
 from cute_fa4.sm100.config import SCHEDULES, FA4Config, TwoTiles
 
@@ -36,10 +36,10 @@ def row():
         (Variant(64, keys="pages", page_size=16, window=(3, 1), causal=False), Problem((5, 0), (9, 4))),
         (Variant(64, keys="lengths", sink=True, chunk=8), dense(2, 9, 20)),
         (Variant(64, keys="packed", softcap=2.0), Problem((9, 0, 1), (30, 4, 9))),
-        (cases.decode(head_dim=64, cache="e4m3", group=2), Problem((2, 0), (9, 4))),
+        (decode(head_dim=64, cache="e4m3", group=2), Problem((2, 0), (9, 4))),
         (Variant(64, "e4m3", out="e4m3"), dense(1, 9, 20)),
-        (cases.latent(listed=5, causal=False), dense(2, 2, 9, 16)),
-        (cases.latent(cache="rows"), dense(2, 1, 70, 16)),
+        (latent(listed=5, causal=False), dense(2, 2, 9, 16)),
+        (latent(cache="rows"), dense(2, 1, 70, 16)),
         (Variant(64, "e4m3", of_tokens=True, keys="pages", page_size=16), Problem((5, 3), (9, 40))),
         (Variant(96, head_dim_v=64, rope=32, keys="pages", page_size=16), Problem((5, 3), (9, 40))),
     ],
@@ -57,12 +57,12 @@ def packed():
     """A call whose launch returns the definition, rounded: a kernel that is right."""
     made = call(Variant(64, keys="packed"), Problem((40, 0, 7), (60, 5, 7)), "cpu")
     q, total = made.sequences[0][0], 47
-    out = torch.full((total + cases.SPARE_ROWS, 2, 64), CANARY, dtype=torch.bfloat16)
-    lse = torch.zeros(2, total + cases.SPARE_ROWS)
-    for q, k, v, own_out, own_lse in made.sequences:
+    out = torch.full((total + SPARE_ROWS, 2, 64), CANARY, dtype=torch.bfloat16)
+    lse = torch.zeros(2, total + SPARE_ROWS)
+    for q, k, v, at_out, at_lse in made.sequences:
         for head in range(2):
             exact = check.attention(made.variant, q, k, v, head, None)
-            own_out(out)[:, head], own_lse(lse)[head] = exact[0].bfloat16(), exact[1].float()
+            out[at_out][:, head], lse[at_lse][head] = exact[0].bfloat16(), exact[1].float()
     return made, out, lse
 
 
@@ -122,18 +122,15 @@ def test_every_further_launch_is_compared(packed):
     behind = lse.clone()
     behind[:, 47:] = 5.0  # belongs to no sequence
     good = Launches((out, lse), (out, behind))
-    good.sink = None
     assert check.check(replace(made, launch=good), lambda: good).launches == 6
     # 4 blocks: as they come, with refusals, and with one and with three that claim the others
     claims = [{}, {}, dict(refused=0.25, seed=4), dict(greedy=1), dict(greedy=3)]
     assert good.settings == claims
     # Greedy clusters of a kernel without claims would make the others wait for nothing.
     alone = Launches((out, lse), takes_over=False)
-    alone.sink = None
     assert check.check(replace(made, launch=alone), lambda: alone).launches == 3
     assert alone.settings == [{}, {}]
     bad = Launches((out, lse), (out, lse), (out, unlike))
-    bad.sink = None
     with pytest.raises(check.WrongResult, match="1 elements of lse differ"):
         check.check(replace(made, launch=bad), lambda: bad)
 
@@ -148,86 +145,6 @@ def test_kernels_that_share_keys_and_those_that_merge_claim_no_blocks():
     assert not load.takes_over(CombineConfig("bf16", 128))
 
 
-def test_configurations_asks_for_kernels_and_leaves_nothing_behind():
-    variants = (Variant(64), Variant(64, keys="pages", page_size=16))
-    found = cases.configurations(variants, "quick")
-    # Prefill of dense keys and of pages, decode of pages.
-    assert [(c.page_size, c.schedule.family) for c in found] == [
-        *((0, "mha2q"), (16, "mha2q"), (16, "mhaswap"))
-    ]
-    # A call afterwards runs the kernel, not what stood in for it.
-    made = call(variants[0], dense(1, 3, 5), "cpu")
-    check.measure(made, *made.launch(), row())
-
-
-def test_random_problems_are_the_same_everywhere():
-    assert cases.problems(Variant(), "most") == cases.problems(Variant(), "most")
-    assert cases.problems(Variant(64), "most") != cases.problems(Variant(), "most")
-
-
-def a_result(**changes) -> dict:
-    rows = [
-        {**asdict(check.Row(asdict(Variant()), "causal", "1 x 8192, 8192 keys", {"keys": [8192]}, 6, 32, 40, 7)),
-         "relative_error": 2.1e-3, "guarded": False},
-        {**asdict(check.Row(asdict(Variant()), "causal", "1 x 1, 1 keys", {"keys": [1]}, 5, 1, 0, 0)),
-         "relative_error": 1e-3, "guarded": True},
-    ]  # fmt: skip
-    return {"date": "2026-01-02", "commit": "abc", "device": "NVIDIA H200", "driver": "1", "ptxas": "2", "rows": rows,
-            "foreign": [], "failures": [], "controls": 1, **changes}  # fmt: skip
-
-
-def test_tables(tmp_path):
-    (tmp_path / "a.json").write_text(json.dumps(a_result()))
-    cases_seen = [{"name": "a case", "seen": "0 wrong rows", "ok": True}]
-    also = a_result(rows=[], controls=0, driver_cases=cases_seen)
-    (tmp_path / "b.json").write_text(json.dumps(also))
-    page = tmp_path / "page.md"
-    page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
-    files = [str(tmp_path / name) for name in ("a.json", "b.json")]
-    options = ["report", *files, "--write", str(page)]
-    import argparse
-
-    parser = argparse.ArgumentParser()
-    command.add_options(parser)
-    parsed = parser.parse_args(options)
-    assert parsed.run(parsed) == 0
-    text = page.read_text()
-    assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
-    assert "2026-01-02, commit abc, NVIDIA H200, driver 1" in text
-    assert "11 launches of 2 problems (1 of them between unmapped pages), 40 of 197 blocks" in text
-    assert "| 128 | bf16 | causal | 2 | 11 | 40 / 197 | 7 | 2.10e-03 |" in text
-    assert "| 128 | causal | 1 x 8192, 8192 keys | 6 |" in text
-    assert "| a case | 0 wrong rows |" in text
-
-    report.write(page, report.tables(a_result(commit="def", driver_cases=[])), add=True)
-    both = page.read_text()
-    assert both.startswith("before\n") and both.endswith("\nafter\n")
-    assert both.index("commit abc") < both.index("commit def") and both.count(report.END) == 1
-
-
-def test_results_of_two_commits_make_no_table(tmp_path):
-    for name, commit in (("a", "1"), ("b", "2")):
-        (tmp_path / name).write_text(json.dumps(a_result(commit=commit)))
-    with pytest.raises(report.ReportError, match="different commit: 1, 2"):
-        report.read([tmp_path / "a", tmp_path / "b"])
-
-
-def test_a_page_without_a_place_is_refused(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text("nothing")
-    with pytest.raises(report.ReportError, match="between which the tables belong"):
-        report.write(page, "text")
-
-
-def test_variants_are_chosen_by_a_text_of_their_name():
-    assert cases.variants() == cases.VARIANTS
-    chosen = cases.variants(["pages of 7", "d=40 bf16 decode"])
-    assert {v.page_size for v in chosen if not v.decode} == {7, 784}  # 784 begins with 7
-    assert [v.head_dim for v in chosen if v.decode] == [40]
-    with pytest.raises(ValueError, match="--only 'pages of 17' is in the name of no variant"):
-        cases.variants(["pages of 17"])
-
-
 def test_cases_of_the_driver_have_names_of_their_own():
     names = [case.name for case in driver.CASES]
     assert len(set(names)) == len(names)
@@ -240,28 +157,3 @@ def test_one_cluster_gets_no_more_than_seconds_of_work():
             for settings in check.variations(600, tiles)[1:]:
                 assert tiles / settings["greedy"] < 1000
     assert check.key_tiles(dense(2, 257, 129)) == 2 * 2 * 2 * 2
-
-
-def test_tensors_are_placed_at_the_edges_of_their_memory():
-    placed = []
-
-    def place(tensor, at_the_end):
-        placed.append((tuple(tensor.shape), at_the_end))
-        return tensor
-
-    for variant in (
-        Variant(64, keys="packed"),
-        Variant(64, keys="pages", page_size=16),
-        Variant(64),
-    ):
-        for seed, ends in ((0, [False, False, True]), (1, [True, True, False])):
-            placed.clear()
-            call(variant, dense(1, 20, 40), "cpu", seed, place)
-            assert [end for _, end in placed] == ends
-            q, k, v = (shape for shape, _ in placed)
-            assert q[-2] == 2 and k == v and k[-2] == 1
-
-
-def test_heads_are_whole_groups():
-    for variant in cases.VARIANTS:
-        assert all(p.heads % variant.group == 0 for p in cases.problems(variant, "all"))

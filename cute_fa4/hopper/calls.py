@@ -1,0 +1,263 @@
+"""A problem as a call of the public functions: its tensors, and what each sequence should be computed from."""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+from unittest.mock import patch
+
+import torch
+
+from cute_fa4 import (
+    EmulatorWarning,
+    compile_cache,
+    flash_attn_func,
+    flash_attn_varlen_func,
+    flash_attn_with_kvcache,
+    flash_mla_with_kvcache,
+    masks,
+)
+from cute_fa4.calls import repeat
+from cute_fa4.hopper import draw
+from cute_fa4.hopper.cases import problems
+from cute_fa4.hopper.variant import DTYPES, Problem, Variant
+from cute_fa4.sm100.choose_config import is_wide
+
+CANARY = -77.0
+NO_ROWS = slice(0)
+SPARE_ROWS = 300
+"""Rows of packed tensors behind the last sequence: more than a block of 256 queries."""
+
+
+class Sequence(NamedTuple):
+    """What one sequence should be computed from, (rows, heads, depth) each, and where its results are.
+
+    at_out, at_lse   out[at_out] and lse[at_lse] are its own
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    at_out: object
+    at_lse: object
+
+
+@dataclass
+class Call:
+    """Tensors of one problem. launch() -> (out, lse), freshly allocated and filled with canaries before.
+
+    spare   out[spare] are rows of no sequence
+    """
+
+    variant: Variant
+    problem: Problem
+    launch: Callable
+    sequences: list[Sequence]
+    spare: slice
+    sink: torch.Tensor | None = None
+
+
+def call(variant: Variant, problem: Problem, device: str, seed: int = 0, place=None) -> Call:
+    """Random inputs; what no sequence owns in K and V is NaN, in page tables garbage.
+
+    place  (tensor, at_the_end) -> the tensor somewhere else (guarded.Guard.place): Q and K at the beginning of their
+           memory, V at its end, with an odd seed the other way round
+    """
+    make = dict(dense=_dense, lengths=_dense, packed=_packed, pages=_paged, latent=_latent)
+    make = make[variant.keys]
+    torch.manual_seed(seed)
+    place = place or (lambda tensor, at_the_end: tensor)
+    sides = [bool(seed % 2), bool(seed % 2), not seed % 2]
+    made = make(variant, problem, device, lambda *qkv: list(map(place, qkv, sides)))
+    if is_wide(variant.head_dim, variant.head_dim_v or variant.head_dim):
+        return made
+    return replace(made, launch=_in_pairs(made.launch, "on" if variant.pair else "off"))
+
+
+def _in_pairs(launch, word: str):
+    """The same, with the kernel chosen under CUTE_FA4_PAIR=word: one kernel runs all lengths of a variant."""
+
+    def paired():
+        repeat.clear()  # a call like an earlier one would not read the variable
+        try:
+            with patch.dict(os.environ, {"CUTE_FA4_PAIR": word}):
+                return launch()
+        finally:
+            repeat.clear()
+
+    return paired
+
+
+def _options(variant: Variant, problem: Problem, device: str) -> dict:
+    options = dict(causal=variant.causal and not variant.chunk, return_lse=True)
+    options["pack_gqa"] = variant.pack_gqa
+    options |= dict(num_splits=variant.num_splits, tokens_per_split=variant.tokens_per_split)
+    if variant.window:
+        options["window_size"] = variant.window
+    if variant.chunk:
+        options["mask"] = (masks.chunked_causal if variant.causal else masks.chunked)(variant.chunk)
+    if variant.softcap:
+        options["softcap"] = variant.softcap
+    if variant.sink:
+        options["learnable_sink"] = torch.randn(problem.heads, device=device)
+    return options
+
+
+def _dense(variant: Variant, problem: Problem, device: str, place) -> Call:
+    batch, rows, keys = len(problem.queries), problem.queries[0], problem.keys[0]
+    q = draw.values(variant, device, batch, rows, problem.heads, of="q")
+    kv_heads = problem.heads // variant.group
+    k, v = (draw.values(variant, device, batch, keys, kv_heads, of=of) for of in "kv")
+    options, lengths = _options(variant, problem, device), [keys] * batch
+    options |= draw.scales(variant, problem, device)
+    if variant.keys == "lengths":
+        lengths = [keys * (i + 1) // batch for i in range(batch)]
+        for i, length in enumerate(lengths):
+            k[i, length:], v[i, length:] = math.nan, math.nan
+        options["cache_seqlens"] = draw.int32(lengths, device)
+    q, k, v = place(q, k, v)
+    nope, meant = _split(variant, k, options), dict(k=k, v=v)
+    if variant.of_tokens:
+        for of in "kv":
+            options[f"{of}_descale"], meant[of] = draw.of_tokens(meant[of])
+
+    def launch():
+        out = _out(variant, q, math.nan)
+        function = flash_attn_with_kvcache if variant.keys == "lengths" else flash_attn_func
+        return function(q, nope, v, out=out, **options)
+
+    sequences = [
+        Sequence(q[i], *(_meant(options, of, i, meant[of][i, :n]) for of in "kv"), i, i)
+        for i, n in enumerate(lengths)
+    ]
+    return Call(variant, problem, launch, sequences, NO_ROWS, options.get("learnable_sink"))
+
+
+def _ragged_call(variant, problem, device, place, k, v, each_k, each_v, options) -> Call:
+    starts = draw.starts(problem.queries)
+    q = draw.values(variant, device, starts[-1] + SPARE_ROWS, problem.heads, of="q")
+    q, k, v = place(q, k, v)
+    options |= _options(variant, problem, device) | draw.scales(variant, problem, device)
+    options |= dict(
+        cu_seqlens_q=draw.int32(starts, device), max_seqlen_q=max(max(problem.queries), 1)
+    )
+    nope = _split(variant, k, options)
+
+    def launch():
+        return flash_attn_varlen_func(q, nope, v, out=_out(variant, q, CANARY), **options)
+
+    sequences = []
+    for i, rows in enumerate(map(slice, starts, starts[1:])):
+        meant = (_meant(options, of, i, each[i]) for of, each in (("k", each_k), ("v", each_v)))
+        sequences.append(Sequence(q[rows], *meant, rows, (slice(None), rows)))
+    spare = slice(starts[-1], None)
+    return Call(variant, problem, launch, sequences, spare, options.get("learnable_sink"))
+
+
+def _packed(variant: Variant, problem: Problem, device: str, place) -> Call:
+    starts = draw.starts(problem.keys)
+    k, v = (
+        draw.values(variant, device, starts[-1] + SPARE_ROWS, problem.heads // variant.group, of=of)
+        for of in "kv"
+    )
+    for tensor in (k, v):
+        tensor[starts[-1] :] = math.nan
+    each_k, each_v = ([x[a:b] for a, b in zip(starts, starts[1:], strict=False)] for x in (k, v))
+    options = dict(cu_seqlens_k=draw.int32(starts, device))
+    return _ragged_call(variant, problem, device, place, k, v, each_k, each_v, options)
+
+
+def _paged(variant: Variant, problem: Problem, device: str, place) -> Call:
+    order, table = draw.pages(variant, problem, device)
+    pools, each = zip(*(draw.pool(variant, problem, device, order, of) for of in "kv"), strict=True)
+    options = dict(page_table=table, seqused_k=draw.int32(problem.keys, device))
+    if variant.of_tokens:
+        scaled = [[draw.of_tokens(rows) for rows in own] for own in each]
+        each = [[rows for _, rows in own] for own in scaled]
+        for of, own in zip("kv", scaled, strict=True):
+            scales = [scale for scale, _ in own]
+            options[f"{of}_descale"] = draw.in_pages(scales, variant.page_size, order, math.nan)
+    if variant.heads_first:
+        options["kv_layout"] = "HND"
+    return _ragged_call(variant, problem, device, place, *pools, *each, options)
+
+
+def _latent(variant: Variant, problem: Problem, device: str, place) -> Call:
+    order, table = draw.pages(variant, problem, device)
+    pool, rows = draw.latent_pool(variant, problem, device, order)
+    batch, queries = len(problem.queries), problem.queries[0]
+    q = draw.values(variant, device, batch, queries, problem.heads, of="q")
+    q, pool, _ = place(q, pool, q[:0])
+    options = dict(causal=variant.causal, num_splits=variant.num_splits)
+    lengths = draw.int32(problem.keys, device)
+    if variant.listed:
+        options["indices"], seen = draw.listed(variant, problem, table, rows)
+    else:
+        seen = [[k] for k in rows]  # for all queries of a sequence together
+
+    def launch():
+        out = _out(variant, q, math.nan)
+        return flash_mla_with_kvcache(q, pool, table, lengths, out=out, **options)
+
+    sequences = []
+    for i, each in enumerate(seen):
+        for first, k in enumerate(each):
+            own = slice(first, first + 1) if variant.listed else slice(None)
+            v = k[..., : variant.depth("out")]
+            sequences.append(Sequence(q[i, own], k, v, (i, own), (i, slice(None), own)))
+    return Call(variant, problem, launch, sequences, NO_ROWS)
+
+
+def _meant(options: dict, of: str, sequence: int, rows):
+    """Rows of K or V of a sequence, (rows, heads, depth), times its scales; those of tokens are in the rows already."""
+    scale = options.get(f"{of}_descale")
+    if scale is None or scale.dim() > 2:
+        return rows
+    return rows.double() * scale[sequence].double()[:, None]
+
+
+def _split(variant: Variant, k, options: dict):
+    """K without the columns that all heads share, which go into the options."""
+    if not variant.rope:
+        return k
+    rope = k[..., 0, -variant.rope :]
+    options["k_rope"] = rope.to(DTYPES[variant.rope_dtype]) if variant.rope_dtype else rope
+    if "page_table" in options:
+        options["k_rope_page_table"] = options["page_table"]
+    return k[..., : -variant.rope]
+
+
+def _out(variant: Variant, q, canary: float):
+    shape, dtype = (*q.shape[:-1], variant.depth("out")), variant.dtype_of("out")
+    return torch.full(shape, canary, dtype=dtype, device=q.device)
+
+
+def configurations(variants, amount: str) -> list:
+    """FA4Config of every kernel that these variants need: their calls on CPU tensors, as far as asking for one."""
+    found: dict = {}
+
+    def ask(config, executor):
+        found[config] = None
+        return lambda *arguments: None
+
+    def empty(variant, device, *shape, of="k"):
+        return torch.empty(*shape, variant.depth(of), dtype=variant.dtype_of(of))
+
+    repeat.clear()  # a call like an earlier one would not ask
+    try:
+        with (
+            patch.object(compile_cache, "function_for", ask),
+            patch.object(draw, "values", empty),
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("ignore", EmulatorWarning)
+            for variant in variants:
+                for problem in problems(variant, amount):
+                    call(variant, problem, "cpu").launch()
+    finally:
+        repeat.clear()  # nor may one find functions that do nothing
+    return list(found)

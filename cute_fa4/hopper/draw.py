@@ -1,0 +1,122 @@
+"""Random tensors of a problem: rows, scales, pages and what they hold where no sequence has a row."""
+
+from __future__ import annotations
+
+import math
+from itertools import accumulate
+
+import torch
+
+from cute_fa4.calls.latent_rows import LATENT, numbers_of, rows_from
+from cute_fa4.hopper.variant import DTYPES, Problem, Variant
+
+
+def values(variant: Variant, device: str, *shape: int, of: str = "k"):
+    """Normal numbers; all heads of K share the last columns where the variant says so."""
+    drawn = torch.randn(*shape, variant.depth(of), device=device)
+    if variant.rope and of == "k":
+        shared = drawn[..., :1, -variant.rope :]
+        if variant.rope_dtype:
+            shared = shared.to(DTYPES[variant.rope_dtype]).float()
+        drawn[..., -variant.rope :] = shared
+    return drawn.to(variant.dtype_of(of))
+
+
+O_SCALE = 64.0
+"""Of outputs of 8 bits: averages of 70,000 values are 0.004, of one 4; e4m3 holds 0.016 to 448 with all its bits."""
+
+
+def scales(variant: Variant, problem: Problem, device: str) -> dict:
+    """The scales that a call of this variant passes, each with its own number for each sequence and head."""
+    shape = len(problem.keys), problem.heads // variant.group
+    names = ("k_descale", "v_descale") if variant.cache in DTYPES else ()
+    drawn = {name: 0.5 + 1.5 * torch.rand(shape, device=device) for name in names}
+    if variant.out:
+        drawn["o_scale"] = torch.full((1,), O_SCALE, device=device)
+    return drawn
+
+
+def of_tokens(rows):
+    """(a scale between 0.5 and 2 for each token and head, the rows times it)."""
+    scale = 0.5 + 1.5 * torch.rand(rows.shape[:-1], device=rows.device)
+    return scale, rows.double() * scale.double()[..., None]
+
+
+def starts(numbers) -> list[int]:
+    """
+    >>> starts((5, 0, 7))
+    [0, 5, 5, 12]
+    """
+    return list(accumulate(numbers, initial=0))
+
+
+def int32(numbers, device: str):
+    return torch.tensor(numbers, dtype=torch.int32, device=device)
+
+
+SPARE_PAGES = 3
+
+
+def pages(variant: Variant, problem: Problem, device: str):
+    """(where each page of each sequence is in a pool, page table with garbage behind each sequence)."""
+    numbers = [-(-n // variant.page_size) for n in problem.keys]
+    most = max(max(numbers), 1) + 2
+    order = torch.randperm(sum(numbers) + SPARE_PAGES, device=device)
+    table = torch.randint(-(2**31), 2**31 - 1, (len(numbers), most), device=device).to(torch.int32)
+    for i, first in enumerate(starts(numbers)[:-1]):
+        table[i, : numbers[i]] = order[first : first + numbers[i]].to(torch.int32)
+    return order, table
+
+
+def pool(variant: Variant, problem: Problem, device: str, order, of: str):
+    """(pages with NaN where no sequence has a row, the rows of each sequence)."""
+    heads = problem.heads // variant.group
+    rows = [values(variant, device, n, heads, of=of) for n in problem.keys]
+    pages = in_pages(rows, variant.page_size, order, math.nan)
+    return (pages.transpose(1, 2).contiguous() if variant.heads_first else pages), rows
+
+
+def in_pages(rows, size: int, order, filler):
+    """Rows of each sequence -> (pages, size, ...), in this order, with the filler where no sequence has a row."""
+    blank = torch.full((), filler, device=order.device).to(rows[0].dtype)
+    pages = blank.expand(len(order), size, *rows[0].shape[1:]).clone()
+    first = 0
+    for own in rows:
+        number = -(-len(own) // size)
+        padded = blank.expand(number * size, *own.shape[1:]).clone()
+        padded[: len(own)] = own
+        pages[order[first : first + number]] = padded.view(number, size, *own.shape[1:])
+        first += number
+    return pages
+
+
+NO_NUMBER = 255
+"""Byte of a latent row that is NaN as e4m3, four of them as a float32 scale, two as bf16."""
+
+
+def latent_pool(variant: Variant, problem: Problem, device: str, order):
+    """As pool(): (latent cache, rows of K as they are meant)."""
+    if variant.cache != "rows":
+        return pool(variant, problem, device, order, "k")
+    stored = []
+    for keys in problem.keys:
+        row = values(variant, device, keys, 1)
+        stored.append(rows_from(row[..., :LATENT], row[..., LATENT:]))
+    cache = in_pages(stored, variant.page_size, order, NO_NUMBER)
+    return cache, [numbers_of(rows) for rows in stored]
+
+
+def listed(variant: Variant, problem: Problem, table, rows) -> tuple:
+    """(indices, the rows that each query of each sequence lists): keys in any order, -1 among them, few of few keys."""
+    queries, size = problem.queries[0], variant.page_size
+    indices = table.new_full((len(rows), queries, variant.listed), -1)
+    seen = []
+    for i, own in enumerate(rows):
+        seen.append([])
+        for query in range(queries):
+            keys = torch.randperm(len(own), device=own.device)[: variant.listed - 1]
+            places = torch.randperm(variant.listed, device=own.device)[: len(keys)]
+            rows_of_pool = table[i, keys // size] * size + (keys % size).to(torch.int32)
+            indices[i, query, places] = rows_of_pool
+            seen[-1].append(own[keys])
+    return indices, seen

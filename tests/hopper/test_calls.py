@@ -1,0 +1,41 @@
+"""Calls of the problems: the kernels they ask for, and where their tensors lie."""
+
+import pytest
+
+from cute_fa4.hopper import check
+from cute_fa4.hopper.calls import call, configurations
+from cute_fa4.hopper.variant import Variant, dense
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def test_configurations_asks_for_kernels_and_leaves_nothing_behind():
+    variants = (Variant(64), Variant(64, keys="pages", page_size=16))
+    found = configurations(variants, "quick")
+    # Prefill of dense keys and of pages, decode of pages.
+    assert [(c.page_size, c.schedule.family) for c in found] == [
+        *((0, "mha2q"), (16, "mha2q"), (16, "mhaswap"))
+    ]
+    # A call afterwards runs the kernel, not what stood in for it.
+    made = call(variants[0], dense(1, 3, 5), "cpu")
+    check.measure(made, *made.launch(), check.Row({}, "", "", {}))
+
+
+def test_tensors_are_placed_at_the_edges_of_their_memory():
+    placed = []
+
+    def place(tensor, at_the_end):
+        placed.append((tuple(tensor.shape), at_the_end))
+        return tensor
+
+    for variant in (
+        Variant(64, keys="packed"),
+        Variant(64, keys="pages", page_size=16),
+        Variant(64),
+    ):
+        for seed, ends in ((0, [False, False, True]), (1, [True, True, False])):
+            placed.clear()
+            call(variant, dense(1, 20, 40), "cpu", seed, place)
+            assert [end for _, end in placed] == ends
+            q, k, v = (shape for shape, _ in placed)
+            assert q[-2] == 2 and k == v and k[-2] == 1

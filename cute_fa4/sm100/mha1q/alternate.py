@@ -46,7 +46,9 @@ class Alternate(Order):
 
     sum_early = True
     run = staticmethod(run)
-    correct = staticmethod(merge.run)
+    corrected = staticmethod(merge.Turns.none)
+    correct_tiles = staticmethod(merge.correct_tiles)
+    correct_empty = staticmethod(merge.write_empty)
 
     def stride(self, cfg, work):
         return 2

@@ -13,7 +13,6 @@ from cutlass import Int32
 from ..instructions import tensor_memory
 from ..kernel_args import Events, KernelArgs, Smem
 from ..steps import row_math, store
-from ..work.queue import NO_MORE, WorkQueue
 from ..work.tile import Work
 
 
@@ -61,30 +60,26 @@ def finish(
     store.scaled(cfg, args, smem, work, 0, row, o_address, inverse, when_read=free)
 
 
+def no_tiles() -> Int32:
+    """How many key tiles there were before the first work tile."""
+    return Int32(0)
+
+
 @cute.jit
-def run(
+def correct_tiles(
     cfg: cutlass.Constexpr,
     order: cutlass.Constexpr,
     args: KernelArgs,
     smem: Smem,
     tmem: Int32,
     events: Events,
-    queue: WorkQueue,
-):
-    """`tmem`: tensor-memory address of column 0 for this warp's lanes."""
-    thread, _, _ = cute.arch.thread_idx()
-    row = thread % cfg.tiles.rows_per_q_tile
-    events.p_ready.arrive(0)
-    number, tiles = Int32(0), Int32(0)
-    work = queue.next(cfg, args, number)
-    while work.tiles.count != NO_MORE:
-        if work.tiles.count > 0:
-            for n in cutlass.range(1, work.tiles.count, unroll=1):
-                rescale(cfg, smem, tmem, events, tiles + n, row)
-            tiles = tiles + work.tiles.count
-            finish(cfg, args, smem, tmem, events, work, tiles - 1, row)
-        else:
-            store.zeros(cfg, args, smem, work, row)
-        number = number + 1
-        work = queue.next(cfg, args, number)
-    store.wait(row)
+    work: Work,
+    before: Int32,
+    row: Int32,
+) -> Int32:
+    """A work tile with key tiles; before: how many there were in earlier work tiles."""
+    for n in cutlass.range(1, work.tiles.count, unroll=1):
+        rescale(cfg, smem, tmem, events, before + n, row)
+    tiles = before + work.tiles.count
+    finish(cfg, args, smem, tmem, events, work, tiles - 1, row)
+    return tiles

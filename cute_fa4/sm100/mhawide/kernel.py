@@ -28,7 +28,8 @@ class InTwoBuffers(Order):
 
     sum_early = True
     run = staticmethod(products.run)
-    correct = staticmethod(correction.run)
+    corrected = staticmethod(correction.no_tiles)
+    correct_tiles = staticmethod(correction.correct_tiles)
     load_tile = staticmethod(loads.load_tile)
 
     def announced(self, cfg, events, kv, at, unit):

@@ -8,7 +8,15 @@ P over S: the wait for row_scale[i] of tile n is also the wait for O_i. Softmax 
 tile n, and that commit covers P_i V of tile n - 1, issued before. P beside S: pv_done[i] says it.
 
 Because the maximum is kept while it moves less than 2^8, most tiles skip the rescale.
+
+The walk over work tiles (run) is that of every order; what is done in a work tile, hooks of the order say:
+
+    corrected        what is kept from work tile to work tile          here the key tiles so far, and a parity of O
+    correct_tiles    a work tile with key tiles                        the timeline above, for each softmax warpgroup
+    correct_empty    a work tile without                               zeros
 """
+
+from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
@@ -17,6 +25,7 @@ from cutlass import Int32
 from ..instructions import tensor_memory
 from ..kernel_args import Events, KernelArgs, Smem
 from ..steps import row_math, store
+from ..steps.products import column_of
 from ..work import scales
 from ..work.queue import NO_MORE, WorkQueue
 from ..work.tile import Work
@@ -24,14 +33,27 @@ from ..work.tile import Work
 COLUMNS = 16  # columns of O in registers at a time
 
 
-def store_o(cfg, args, smem: Smem, o_address, events: Events, work: Work, i, row, inverse):
+@dataclass(frozen=True)
+class Corrected:
+    """How many key tiles there were, and the parity of the next O; Int32."""
+
+    tiles: Int32
+    o_phase: Int32
+
+    @staticmethod
+    def none() -> "Corrected":
+        return Corrected(Int32(0), Int32(0))
+
+
+def store_o(cfg, args, smem: Smem, tmem, events: Events, work: Work, i, q_tile, row, inverse):
     """O_i, scaled, to global memory; free for the next work tile as soon as all of it is in registers."""
+    o_address = tmem + column_of(cfg.tmem.o, i)
 
     def free():
         tensor_memory.fence_before()
         events.p_ready.arrive(i)
 
-    store.scaled(cfg, args, smem, work, i, row, o_address, inverse, when_read=free)
+    store.scaled(cfg, args, smem, work, q_tile, row, o_address, inverse, when_read=free)
 
 
 @cute.jit
@@ -41,17 +63,20 @@ def rescale_tile(
     smem: Smem,
     tmem: Int32,
     events: Events,
-    i: cutlass.Constexpr,
+    i,
     phase: Int32,
     row: Int32,
 ):
-    """Rescale O_i, where a row of the warp needs it, before the product of a key tile that is not the first."""
+    """Rescale O_i, where a row of the warp needs it, before the product of a key tile that is not the first.
+
+    i: a softmax warpgroup, a number or an Int32 of the kernel
+    """
     events.row_scale.wait(i, phase)
     factor = smem.row_scale[row + i * cfg.tiles.rows_per_q_tile]
     order.o_complete(events, i, phase)
     if cute.arch.vote_any_sync(factor < 1.0):
         tensor_memory.fence_after()
-        store.rescale(cfg, tmem + cfg.tmem.o[i], factor, order.sum_at(cfg, tmem, i))
+        store.rescale(cfg, tmem + column_of(cfg.tmem.o, i), factor, order.sum_at(cfg, tmem, i))
         tensor_memory.fence_before()
     events.p_ready.arrive(i)
 
@@ -83,12 +108,13 @@ def finish_tile(
     tmem: Int32,
     events: Events,
     work: Work,
-    i: cutlass.Constexpr,
+    i,
+    q_tile: cutlass.Constexpr,
     last: Int32,
     o_phase: Int32,
     row: Int32,
 ):
-    """O_i to global memory. last: parity of its last key tile."""
+    """O_i to global memory, which is that of a query tile. last: parity of its last key tile; i: of rescale_tile."""
     factor = scales.of_output(cfg, args, work)
     events.row_scale.wait(i, last)
     row_sum = smem.row_scale[row + i * cfg.tiles.rows_per_q_tile]
@@ -100,7 +126,29 @@ def finish_tile(
     if cutlass.const_expr(sum_at is not None):
         row_sum = row_sum + store.row_sum(sum_at)
         inverse = scales.times(row_math.inverse(row_sum), factor)
-    store_o(cfg, args, smem, tmem + cfg.tmem.o[i], events, work, i, row, inverse)
+    store_o(cfg, args, smem, tmem, events, work, i, q_tile, row, inverse)
+
+
+@cute.jit
+def correct_tiles(
+    cfg: cutlass.Constexpr,
+    order: cutlass.Constexpr,
+    args: KernelArgs,
+    smem: Smem,
+    tmem: Int32,
+    events: Events,
+    work: Work,
+    before: Corrected,
+    row: Int32,
+) -> Corrected:
+    """A work tile whose query tiles see the same key tiles."""
+    count = work.tiles.count
+    key_tiles(cfg, order, smem, tmem, events, count, before.tiles, row)
+    tiles = before.tiles + count
+    for i in cutlass.range_constexpr(cfg.tiles.num_q):
+        place = work, i, i, (tiles - 1) & 1, before.o_phase, row
+        finish_tile(cfg, order, args, smem, tmem, events, *place)
+    return Corrected(tiles, before.o_phase ^ 1)
 
 
 @cute.jit
@@ -116,21 +164,16 @@ def run(
     """`tmem`: tensor-memory address of column 0 for this warp's lanes."""
     thread, _, _ = cute.arch.thread_idx()
     row = thread % cfg.tiles.rows_per_q_tile
-    for i in cutlass.range_constexpr(cfg.tiles.num_q):
+    for i in cutlass.range_constexpr(cfg.schedule.warps.softmax_groups):
         events.p_ready.arrive(i)
-    number, tiles, o_phase = Int32(0), Int32(0), Int32(0)
+    number, before = Int32(0), order.corrected()
     work = queue.next(cfg, args, number)
     while work.tiles.count != NO_MORE:
         store.wait_for_first(work, row)
         if work.tiles.count > 0:
-            key_tiles(cfg, order, smem, tmem, events, work.tiles.count, tiles, row)
-            tiles = tiles + work.tiles.count
-            for i in cutlass.range_constexpr(cfg.tiles.num_q):
-                place = work, i, (tiles - 1) & 1, o_phase, row
-                finish_tile(cfg, order, args, smem, tmem, events, *place)
-            o_phase = o_phase ^ 1
+            before = order.correct_tiles(cfg, order, args, smem, tmem, events, work, before, row)
         else:
-            store.zeros_of_rows(cfg, args, smem, work, row)
+            order.correct_empty(cfg, args, smem, work, row)
         number = number + 1
         work = queue.next(cfg, args, number)
     store.wait(row)

@@ -8,7 +8,7 @@ import cutlass.cute as cute
 
 from ..kernel_args import KernelArgs
 from ..work.blocks import own_block
-from . import load, softmax, token_scales
+from . import correction, load, softmax, token_scales
 
 
 def own_lanes(tmem_address, warp):
@@ -41,7 +41,7 @@ def run(
         cute.arch.setmaxregister_decrease(warps.correction_registers)
         lanes = own_lanes(cta.tmem_address, warp)
         events = cta.events.seen_by("correction")
-        order.correct(cfg, order, args, cta.smem, lanes, events, cta.queue)
+        correction.run(cfg, order, args, cta.smem, lanes, events, cta.queue)
     else:
         cute.arch.setmaxregister_decrease(warps.other_registers)
         if warp == warps.mma.start:

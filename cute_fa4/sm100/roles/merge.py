@@ -23,7 +23,6 @@ from ..steps import row_math, store, token_scales
 from ..steps.row_math import RowState
 from ..steps.scores import first_state, log2_scale, row_context, write_lse
 from ..work import rows, scales
-from ..work.queue import NO_MORE, WorkQueue
 from ..work.tile import Work
 from .correction import rescale_tile
 
@@ -143,6 +142,25 @@ def store_both(cfg, args, smem: Smem, tmem, events: Events, work: Work, row, eve
 
 
 @cute.jit
+def correct_tiles(
+    cfg: cutlass.Constexpr,
+    order: cutlass.Constexpr,
+    args: KernelArgs,
+    smem: Smem,
+    tmem: Int32,
+    events: Events,
+    work: Work,
+    before: Turns,
+    row: Int32,
+) -> Turns:
+    """A work tile with at least one key tile."""
+    now = Turns.of(cfg, order, work)
+    key_tiles(cfg, order, smem, tmem, events, now, before, row)
+    finish(cfg, args, smem, tmem, events, work, now, before, row)
+    return before.plus(now)
+
+
+@cute.jit
 def write_empty(cfg: cutlass.Constexpr, args: KernelArgs, smem: Smem, work: Work, row: Int32):
     """A work tile that sees no key: zeros, and the log-sum-exp of nothing or of the sink."""
     if cutlass.const_expr(cfg.write_lse):
@@ -150,33 +168,3 @@ def write_empty(cfg: cutlass.Constexpr, args: KernelArgs, smem: Smem, work: Work
         state = first_state(cfg, args, work, context)
         write_lse(cfg, args, work, 0, state, context.factor)
     store.zeros(cfg, args, smem, work, row)
-
-
-@cute.jit
-def run(
-    cfg: cutlass.Constexpr,
-    order: cutlass.Constexpr,
-    args: KernelArgs,
-    smem: Smem,
-    tmem: Int32,
-    events: Events,
-    queue: WorkQueue,
-):
-    """`tmem`: tensor-memory address of column 0 for this warp's lanes."""
-    thread, _, _ = cute.arch.thread_idx()
-    row = thread % cfg.tiles.rows_per_q_tile
-    for i in cutlass.range_constexpr(cfg.schedule.warps.softmax_groups):
-        events.p_ready.arrive(i)
-    number, before = Int32(0), Turns.none()
-    work = queue.next(cfg, args, number)
-    while work.tiles.count != NO_MORE:
-        if work.tiles.count > 0:
-            now = Turns.of(cfg, order, work)
-            key_tiles(cfg, order, smem, tmem, events, now, before, row)
-            finish(cfg, args, smem, tmem, events, work, now, before, row)
-            before = before.plus(now)
-        else:
-            write_empty(cfg, args, smem, work, row)
-        number = number + 1
-        work = queue.next(cfg, args, number)
-    store.wait(row)

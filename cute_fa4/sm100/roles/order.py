@@ -37,7 +37,9 @@ Two more groups say who does what; these are their answers where softmax warpgro
     first_entries   load          the same, with its work                             a look-up
     start           load          first copies, before the work is announced          no: starts_early is False
     told            load          what load_tile is told of them                      nothing
-    correct         (the role)    rescale O, merge it where rows are shared, store it  correction.py
+    corrected       correction    what is kept from work tile to work tile         key tiles, a parity
+    correct_tiles   correction    a work tile with keys: rescale, merge, store O   correction.py
+    correct_empty   correction    a work tile without keys                         zeros
 
 And where S, its barriers and the row's factors are, which have one place where S_i is made after P_i V:
 
@@ -54,7 +56,7 @@ is a dataclass without fields because the compiler carries what is called inside
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..steps import loads, token_scales
+from ..steps import loads, store, token_scales
 from . import correction
 
 
@@ -66,7 +68,9 @@ class Order:
     """Whether the row sum is taken between the exponentials. Where softmax and P V wait for each other, P must be there
     soon and the sum comes last; where they do not, it fills the gaps."""
 
-    correct = staticmethod(correction.run)
+    corrected = staticmethod(correction.Corrected.none)
+    correct_tiles = staticmethod(correction.correct_tiles)
+    correct_empty = staticmethod(store.zeros_of_rows)
     load_q = staticmethod(loads.load_q)
     load_tile = None
 

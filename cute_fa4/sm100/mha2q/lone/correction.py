@@ -14,7 +14,6 @@ from ...roles.merge import Turns
 from ...steps import row_math, store
 from ...steps.scores import log2_scale, write_lse
 from ...work import rows, scales
-from ...work.queue import NO_MORE, WorkQueue
 from ...work.tile import Work
 from .tile import is_lone
 
@@ -67,37 +66,25 @@ def finish_lone(
 
 
 @cute.jit
-def run(
+def correct_tiles(
     cfg: cutlass.Constexpr,
     order: cutlass.Constexpr,
     args: KernelArgs,
     smem: Smem,
     tmem: Int32,
     events: Events,
-    queue: WorkQueue,
-):
-    """`tmem`: tensor-memory address of column 0 for this warp's lanes."""
-    thread, _, _ = cute.arch.thread_idx()
-    row = thread % cfg.tiles.rows_per_q_tile
-    for i in cutlass.range_constexpr(cfg.tiles.num_q):
-        events.p_ready.arrive(i)
-    number, before = Int32(0), Turns.none()
-    work = queue.next(cfg, args, number)
-    while work.tiles.count != NO_MORE:
-        store.wait_for_first(work, row)
-        if work.tiles.count > 0:
-            now = Turns.of(cfg, order, work)
-            merge.key_tiles(cfg, order, smem, tmem, events, now, before, row)
-            if is_lone(cfg, work):
-                finish_lone(cfg, args, smem, tmem, events, work, now, before, row)
-            else:
-                last = (before.even + now.even - 1, before.odd + now.odd - 1)
-                for i in cutlass.range_constexpr(cfg.tiles.num_q):
-                    place = work, i, last[i] & 1, before.o & 1, row
-                    correction.finish_tile(cfg, order, args, smem, tmem, events, *place)
-            before = before.plus(now)
-        else:
-            store.zeros_of_rows(cfg, args, smem, work, row)
-        number = number + 1
-        work = queue.next(cfg, args, number)
-    store.wait(row)
+    work: Work,
+    before: Turns,
+    row: Int32,
+) -> Turns:
+    """A work tile of either kind."""
+    now = Turns.of(cfg, order, work)
+    merge.key_tiles(cfg, order, smem, tmem, events, now, before, row)
+    if is_lone(cfg, work):
+        finish_lone(cfg, args, smem, tmem, events, work, now, before, row)
+    else:
+        last = (before.even + now.even - 1, before.odd + now.odd - 1)
+        for i in cutlass.range_constexpr(cfg.tiles.num_q):
+            place = work, i, i, last[i] & 1, before.o & 1, row
+            correction.finish_tile(cfg, order, args, smem, tmem, events, *place)
+    return before.plus(now)

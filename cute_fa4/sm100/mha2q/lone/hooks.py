@@ -30,6 +30,7 @@ from cutlass import Float32, Int32
 
 from ....layouts.scalars import choose
 from ...kernel_args import Events, KernelArgs, Smem
+from ...roles.merge import Turns
 from ...roles.order import Order
 from ...steps import loads
 from ...work.tile import Work
@@ -68,7 +69,8 @@ def keep_maximum(cfg: cutlass.Constexpr, smem: Smem, work: Work, thread: Int32, 
 class Lone(Order):
     """Hooks of an order whose lone work tiles alternate."""
 
-    correct = staticmethod(correction.run)
+    corrected = staticmethod(Turns.none)
+    correct_tiles = staticmethod(correction.correct_tiles)
     load_q = staticmethod(load_q)
 
     def q_comes_with(self, cfg, work, i):

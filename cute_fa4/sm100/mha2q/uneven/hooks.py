@@ -28,6 +28,7 @@ import cutlass.cute as cute
 
 from ....layouts.scalars import choose
 from ...kernel_args import Events, KernelArgs, Smem
+from ...roles.merge import Turns
 from ...roles.order import Order
 from ...steps import loads
 from ...work.tile import Work
@@ -73,7 +74,8 @@ def load_q_unless_lone(
 class Uneven(Order):
     """Hooks of an order whose query tiles take turns with the warpgroups."""
 
-    correct = staticmethod(correction.run)
+    corrected = staticmethod(Turns.none)
+    correct_tiles = staticmethod(correction.correct_tiles)
 
     load_q = staticmethod(load_q)
 
@@ -93,6 +95,7 @@ class Uneven(Order):
 class UnevenLone(Uneven):
     """The same with lone work tiles, which have no rows in query tile 1 (lone/hooks.py)."""
 
+    correct_tiles = staticmethod(correction.correct_lone_or_two)
     load_q = staticmethod(load_q_unless_lone)
 
     def q_place(self, cfg, work, i):

@@ -48,6 +48,7 @@ from cute_fa4.calls.launch import EmulatorWarning
 from cute_fa4.calls.prepare import one_of, prepare_attention
 from cute_fa4.calls.queries import are_wide, quantised, stay_wide
 from cute_fa4.calls.repeat import again, attend
+from cute_fa4.calls.request import CallTensors
 from cute_fa4.calls.tensors import check_tensors
 from cute_fa4.calls.tracing import is_traced, refuse_untraceable
 from cute_fa4.calls.workspace import given_workspace
@@ -186,7 +187,8 @@ def flash_attn_func(
     )  # fmt: skip
     asked = window_size, (softmax_scale, causal, softcap, None, None), choices
     rope = None if k_rope is None else (k_rope, None)
-    result = again((q, k, v, out, lengths, learnable_sink, aux_tensors, None, scales, rope), asked)
+    tensors = CallTensors(q, k, v, out, lengths, learnable_sink, aux_tensors, None, scales, rope)
+    result = again(tensors, asked)
     if result is not None:
         return result
     if is_traced(q):
@@ -194,7 +196,7 @@ def flash_attn_func(
     if _any_autocast():
         q, k, v, k_rope = autocast.cast(q, k, v, k_rope)
         rope = None if rope is None else (k_rope, None)
-    tensors = (q, k, v, out, lengths, learnable_sink, aux_tensors, None, scales, rope)
+        tensors = tensors._replace(q=q, k=k, v=v, rope=rope)
     return attend(prepare_attention, tensors, asked)
 
 
@@ -316,7 +318,8 @@ def flash_attn_varlen_func(
     )  # fmt: skip
     asked = window_size, (softmax_scale, causal, softcap, max_seqlen_q, max_seqlen_k), choices
     rope = None if k_rope is k_rope_page_table is None else (k_rope, k_rope_page_table)
-    result = again((q, k, v, out, lengths, sink, aux_tensors, None, scales, rope), asked)
+    tensors = CallTensors(q, k, v, out, lengths, sink, aux_tensors, None, scales, rope)
+    result = again(tensors, asked)
     if result is not None:
         return result
     if is_traced(q):
@@ -326,7 +329,7 @@ def flash_attn_varlen_func(
     if _any_autocast():
         q, k, v, k_rope = autocast.cast(q, k, v, k_rope)
         rope = None if rope is None else (k_rope, k_rope_page_table)
-    tensors = (q, k, v, out, lengths, sink, aux_tensors, None, scales, rope)
+        tensors = tensors._replace(q=q, k=k, v=v, rope=rope)
     return attend(prepare_attention, tensors, asked)
 
 
@@ -441,7 +444,7 @@ def flash_attn_with_kvcache(
         lengths = (
             cu_seqlens_q, None, None, counts, key_limit, table, cache_batch_idx, cache_leftpad
         )  # fmt: skip
-        tensors = (q, k_cache, v_cache, out, lengths, sink, aux_tensors, new, scales, None)
+        tensors = CallTensors(q, k_cache, v_cache, out, lengths, sink, aux_tensors, new, scales)
         result = again(tensors, asked)
         if result is not None:
             return result
@@ -458,7 +461,7 @@ def flash_attn_with_kvcache(
     lengths = (
         cu_seqlens_q, None, None, counts, key_limit, table, cache_batch_idx, cache_leftpad
     )  # fmt: skip
-    tensors = (q, k_cache, v_cache, out, lengths, sink, aux_tensors, new, scales, None)
+    tensors = CallTensors(q, k_cache, v_cache, out, lengths, sink, aux_tensors, new, scales)
     return attend(prepare_append_and_attention, tensors, asked)
 
 

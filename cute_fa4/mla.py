@@ -30,6 +30,7 @@ from cute_fa4.calls.latent import (
 from cute_fa4.calls.latent_rows import check_rows, check_written, has_rows, rows_from, rows_of
 from cute_fa4.calls.queries import are_wide, quantised
 from cute_fa4.calls.repeat import again, attend
+from cute_fa4.calls.request import CallTensors
 from cute_fa4.calls.tensors import check_is_tensor
 from cute_fa4.calls.tracing import is_traced, refuse_untraceable
 from cute_fa4.calls.workspace import given_workspace
@@ -132,7 +133,7 @@ def flash_mla_with_kvcache(
     asked = (None, None), (softmax_scale, causal, 0.0, None, None), choices
     lengths = (None, None, None, cache_seqlens, None, block_table, None, None)
     scales = scales_of(descale_q, descale_k)
-    tensors = (q, k_cache, values_of(k_cache), out, lengths, None, None, None, scales, None)
+    tensors = CallTensors(q, k_cache, values_of(k_cache), out, lengths, scales=scales)
     result = again(tensors, asked)
     return attend(prepare_latent_attention, tensors, asked) if result is None else result
 

@@ -21,7 +21,7 @@ from cute_fa4.calls.lengths import check_cache_rows, check_index_tensor, check_p
 from cute_fa4.calls.options import check_sink
 from cute_fa4.calls.plan import Plan, Views
 from cute_fa4.calls.prepare import check_length, pages_rows_first, prepare_attention
-from cute_fa4.calls.request import TENSORS, Choices
+from cute_fa4.calls.request import TENSORS, CallTensors, Choices
 from cute_fa4.calls.scales import NAMES, ScaleViews, checked_scales
 from cute_fa4.calls.strides import MAX_ROWS, with_plain_strides
 from cute_fa4.calls.tensors import (
@@ -44,11 +44,12 @@ from cute_fa4.sm100.append.config import AppendConfig
 from cute_fa4.system.devices import target_of
 
 
-def prepare_append_and_attention(tensors: tuple, asked: tuple) -> Callable:
+def prepare_append_and_attention(tensors: CallTensors, asked: tuple) -> Callable:
     """Check a call of repeat.attend, compile what it needs; what is returned appends and attends."""
-    q, k_cache, v_cache, out, lengths, sink, aux, new, scales, rope = tensors
+    q, k_cache, v_cache, out = tensors.q, tensors.k, tensors.v, tensors.out
+    sink, new, scales = tensors.sink, tensors.new, tensors.scales
     window_size, numbers, choices = asked
-    cu_seqlens_q, _, _, cache_seqlens, key_limit, table, batch_idx, leftpad = lengths
+    cu_seqlens_q, _, _, cache_seqlens, key_limit, table, batch_idx, leftpad = tensors.lengths
     k, v, offsets = new or (None, None, None)
     choices = Choices(*choices)
     caches = k_cache, v_cache
@@ -68,7 +69,9 @@ def prepare_append_and_attention(tensors: tuple, asked: tuple) -> Callable:
             heads_first = choices.kv_layout == "HND"
             checked = checked_scales(scales, q, caches[0], batch, heads_first)
     written = written_scales(k, caches[0], checked)
-    check_written(q, k, v, *caches, out, (*lengths, offsets), sink, aux, scales, written)
+    check_written(
+        q, k, v, *caches, out, (*tensors.lengths, offsets), sink, tensors.aux, scales, written
+    )
     append = prepare_append(
         *(k, v, *caches, cache_seqlens, offsets, table, batch, (k_cache, v_cache)),
         batch_idx,
@@ -78,7 +81,7 @@ def prepare_append_and_attention(tensors: tuple, asked: tuple) -> Callable:
     if not counted:
         seqused_k = cache_seqlens + (k.shape[1] if offsets is None else offsets.diff())
     lengths = (cu_seqlens_q, None, None, seqused_k, key_limit, table, batch_idx, leftpad)
-    tensors = (q, k_cache, v_cache, out, lengths, sink, aux, None, scales, None)
+    tensors = tensors._replace(lengths=lengths, new=None)
     choices = choices._replace(seqused_k_excludes_new=counted)
     with names_of_caches():
         attend = prepare_attention(tensors, (window_size, numbers, choices))
@@ -197,13 +200,14 @@ class Append:
         self.small_bytes = largest_extent(small)
         return self
 
-    def admits(self, tensors: tuple) -> bool:
+    def admits(self, tensors: CallTensors) -> bool:
         """As Plan.admits; also what the attention behind it would refuse, which is too late then."""
-        q, k_cache, v_cache, out, lengths, sink, aux, new, scales, rope = tensors
+        q, k_cache, v_cache, out = tensors.q, tensors.k, tensors.v, tensors.out
+        sink, scales = tensors.sink, tensors.scales
         if self.writes_scales and not self.scales_are_apart(tensors):
             return False
-        k, v, offsets = new
-        cu_seqlens_q, _, _, cache_seqlens, key_limit, table, batch_idx, leftpad = lengths
+        k, v, offsets = tensors.new
+        cu_seqlens_q, _, _, cache_seqlens, key_limit, table, batch_idx, leftpad = tensors.lengths
         if not (cu_seqlens_q is key_limit is sink is None):
             check_index_tensor("cu_seqlens_q", cu_seqlens_q, 1, q.device)
             check_index_tensor("key_limit", key_limit, 1, q.device)
@@ -211,7 +215,7 @@ class Append:
         first_q = q.data_ptr()
         if (
             first_q % TMA_BYTES
-            or aux is not None
+            or tensors.aux is not None
             or not (out is None or (out.shape == self.out_shape and self._fits(out, q)))
         ):
             return False
@@ -268,12 +272,13 @@ class Append:
         )
 
     @staticmethod
-    def scales_are_apart(tensors: tuple) -> bool:
+    def scales_are_apart(tensors: CallTensors) -> bool:
         """Whether k_descale and v_descale, which are written, share no address range with anything else."""
-        q, k_cache, v_cache, out, lengths, sink, _, new, scales, _ = tensors
+        scales = tensors.scales
         if scales[1] is scales[2]:
             return False
-        others = [q, k_cache, v_cache, out, *lengths, sink, *new, *scales]
+        others = [tensors.q, tensors.k, tensors.v, tensors.out, *tensors.lengths, tensors.sink]
+        others += [*tensors.new, *scales]
         ranges = [
             (x.data_ptr(), x.data_ptr() + extent_bytes(x), x) for x in others if x is not None
         ]

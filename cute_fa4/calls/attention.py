@@ -23,7 +23,7 @@ from cute_fa4.calls.launch import function_for
 from cute_fa4.calls.on_pairs import runs_on_pairs
 from cute_fa4.calls.options import AUX_DTYPES, SINK_DTYPES
 from cute_fa4.calls.plan import Plan, Results, Views
-from cute_fa4.calls.request import TENSORS, Options, Where
+from cute_fa4.calls.request import TENSORS, CallTensors, Options, Where
 from cute_fa4.calls.rope import RopeView
 from cute_fa4.calls.scales import NAMES, of_made_up_keys
 from cute_fa4.calls.split import Clustered, Shared, Split, SplitPlan, split_of
@@ -72,17 +72,8 @@ def plan_attention(
         scales = of_made_up_keys(options.scales)
         options = replace(options, num_splits=1, tokens_per_split=None, rope=None, scales=scales)
         hidden = plan_attention((q, k, v), q, k, v, out, where, options, return_lse, in_float32)
-        tensors = (
-            q,
-            k,
-            v,
-            out,
-            where.tensors,
-            options.sink,
-            options.aux,
-            None,
-            options.scales,
-            None,
+        tensors = CallTensors(
+            q, k, v, out, where.tensors, options.sink, options.aux, scales=options.scales
         )
         return lambda _: hidden(tensors)
 

@@ -12,6 +12,7 @@ runs (pages, splits, masks, sinks, log-sum-exp) holds for more. sm100/mhawide/ h
 from __future__ import annotations
 
 from cute_fa4.calls.plan import NO_LENGTHS, Plan, Results, Views
+from cute_fa4.calls.request import CallTensors
 from cute_fa4.sm100.choose_config import columns_of_v
 
 
@@ -42,14 +43,14 @@ class HalvesPlan(Plan):
     def functions(self) -> tuple:
         return (*super().functions, *self.half.functions)
 
-    def __call__(self, tensors: tuple):
-        q, k, v, out, lengths, sink, aux, new, scales, rope = tensors
-        if new is not None:
-            _, _, _, seqused_k, _, page_table, batch_idx, _ = lengths or NO_LENGTHS
-            self.append(k, v, seqused_k, page_table, new, batch_idx, scales)
+    def __call__(self, tensors: CallTensors):
+        v, out = tensors.v, tensors.out
+        if tensors.new is not None:
+            _, _, _, seqused_k, _, page_table, batch_idx, _ = tensors.lengths or NO_LENGTHS
+            self.append(tensors.k, v, seqused_k, page_table, tensors.new, batch_idx, tensors.scales)
         if out is None:
-            out = self.results.new_out(q)
+            out = self.results.new_out(tensors.q)
         for first in (False, True):  # they give the same log-sum-exp
-            halves = half_of(v, first), half_of(out, first)
-            found = self.half((q, k, *halves, lengths, sink, aux, None, scales, rope))
+            halves = {"v": half_of(v, first), "out": half_of(out, first)}
+            found = self.half(tensors._replace(**halves, new=None))
         return (out, found[1]) if isinstance(found, tuple) else out

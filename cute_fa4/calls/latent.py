@@ -18,6 +18,7 @@ from contextlib import contextmanager
 import torch
 
 from cute_fa4.calls.prepare import prepare_attention
+from cute_fa4.calls.request import CallTensors
 from cute_fa4.calls.tensors import PAGED, check_is_tensor, check_rank
 from cute_fa4.sm100.choose_config import LATENT_DEPTHS, LATENT_ROW_BYTES
 
@@ -131,7 +132,7 @@ def _keys_alone(cache):
     return cache.as_strided((pages * rows, 1, *rest), (step, step, *strides[2:]))
 
 
-def prepare_latent_attention(tensors: tuple, asked: tuple) -> Callable:
+def prepare_latent_attention(tensors: CallTensors, asked: tuple) -> Callable:
     """As prepare_attention; refusals name the parameters of the latent call."""
     with names():
         return prepare_attention(tensors, asked)

@@ -4,7 +4,7 @@
     Results   how out and lse are allocated
     Views     which tensors need other strides for a descriptor
 
-The order of `tensors` is that of repeat.attend.
+`tensors` is a request.CallTensors.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from operator import mul
 
 import torch
 
+from cute_fa4.calls.request import CallTensors
 from cute_fa4.calls.rope import RopeView
 from cute_fa4.calls.scales import ScaleViews
 from cute_fa4.calls.tensors import extent_bytes, may_overlap
@@ -61,13 +62,14 @@ class Plan:
     def functions(self) -> tuple:
         return self.function, self.append and self.append.function
 
-    def admits(self, tensors: tuple) -> bool:
+    def admits(self, tensors: CallTensors) -> bool:
         """Whether the tensors pass the checks of what is not metadata; False: they may pass all the same."""
-        q, k, v, out, lengths, sink, aux, new, scales, rope = tensors
+        out, sink, aux, new = tensors.out, tensors.sink, tensors.aux, tensors.new
+        scales, rope = tensors.scales, tensors.rope
         if _is_grad_enabled() and (
-            q.requires_grad
-            or k.requires_grad
-            or v.requires_grad
+            tensors.q.requires_grad
+            or tensors.k.requires_grad
+            or tensors.v.requires_grad
             or (out is not None and out.requires_grad)
             or (sink is not None and sink.requires_grad)
             or (aux is not None and any(tensor.requires_grad for tensor in aux))
@@ -78,15 +80,16 @@ class Plan:
             return False
         return self.is_apart(tensors)
 
-    def is_apart(self, tensors: tuple) -> bool:
+    def is_apart(self, tensors: CallTensors) -> bool:
         """Whether what is written shares no memory with what is read; False: it may share none all the same."""
-        q, k, v, out, lengths, sink, aux, new, scales, rope = tensors
-        if new is not None and not self.append.admits(tensors):
+        out = tensors.out
+        if tensors.new is not None and not self.append.admits(tensors):
             return False
         if out is None:
             return True
         q_bytes, k_bytes, v_bytes, out_bytes = self.views.extents
-        first, first_q, first_k, first_v = out.data_ptr(), q.data_ptr(), k.data_ptr(), v.data_ptr()
+        first, first_q = out.data_ptr(), tensors.q.data_ptr()
+        first_k, first_v = tensors.k.data_ptr(), tensors.v.data_ptr()
         end = first + out_bytes
         if (
             (first < first_q + q_bytes and first_q < end)
@@ -94,6 +97,8 @@ class Plan:
             or (first < first_v + v_bytes and first_v < end)
         ):
             return False
+        lengths, sink, aux = tensors.lengths, tensors.sink, tensors.aux
+        scales, rope = tensors.scales, tensors.rope
         if lengths is sink is aux is scales is rope is None:
             return True
         if rope is not None and may_overlap(out, rope[0]):
@@ -109,13 +114,14 @@ class Plan:
                 return False
         return True
 
-    def __call__(self, tensors: tuple):
-        q, k, v, out, lengths, sink, aux, new, scales, rope = tensors
+    def __call__(self, tensors: CallTensors):
+        q, k, v, out = tensors.q, tensors.k, tensors.v, tensors.out
+        aux, scales, rope = tensors.aux, tensors.scales, tensors.rope
         (
             cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table, batch_idx, leftpad
-        ) = lengths or NO_LENGTHS  # fmt: skip
-        if new is not None:
-            self.append(k, v, seqused_k, page_table, new, batch_idx, scales)
+        ) = tensors.lengths or NO_LENGTHS  # fmt: skip
+        if tensors.new is not None:
+            self.append(k, v, seqused_k, page_table, tensors.new, batch_idx, scales)
         if out is None:
             out = self.results.new_out(q)
         lse = None if self.results.new_lse is None else self.results.new_lse()
@@ -125,7 +131,7 @@ class Plan:
         self.function(
             q, k, v, written, lse, self.scale,
             cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table,
-            self.seqlen_q, self.sizes, sink, tuple(aux) if aux else None, None,
+            self.seqlen_q, self.sizes, tensors.sink, tuple(aux) if aux else None, None,
             None if batch_idx is leftpad is None else given_of(batch_idx, leftpad),
             None if scales is None else self.scale_views.of(scales),
             None if rope is None else self.rope_view.of(rope),

@@ -24,7 +24,7 @@ from cute_fa4.calls.attention import plan_attention
 from cute_fa4.calls.lengths import check_index_tensor, check_lengths
 from cute_fa4.calls.options import resolve
 from cute_fa4.calls.plan import NO_LENGTHS
-from cute_fa4.calls.request import TENSORS, Choices, Numbers, Where
+from cute_fa4.calls.request import TENSORS, CallTensors, Choices, Numbers, Where
 from cute_fa4.calls.rope import checked_rope, depth_of
 from cute_fa4.calls.scales import checked_scales
 from cute_fa4.calls.tensors import (
@@ -40,26 +40,26 @@ from cute_fa4.calls.tensors import (
 KV_LAYOUTS = ("NHD", "HND")
 
 
-def prepare_attention(tensors: tuple, asked: tuple) -> Callable:
+def prepare_attention(tensors: CallTensors, asked: tuple) -> Callable:
     """Check a call of repeat.attend, compile what it needs; what is returned launches."""
-    q, k, v, out, lengths, sink, aux, _, scales, rope = tensors
+    q, scales = tensors.q, tensors.scales
     window_size, numbers, choices = asked
     numbers, choices = Numbers(*numbers), Choices(*choices)
     unbuilt = unbuilt_parameters(block_sparse_tensors=choices.block_sparse_tensors)
     if unbuilt:
         raise NotImplementedError("; ".join(unbuilt))
-    named = dict(zip(TENSORS, lengths or NO_LENGTHS, strict=True))
+    named = dict(zip(TENSORS, tensors.lengths or NO_LENGTHS, strict=True))
     rows_first_k, rows_first_v, where = checked(
         q,
-        k,
-        v,
-        out,
+        tensors.k,
+        tensors.v,
+        tensors.out,
         max_seqlen_q=numbers.max_seqlen_q,
         max_seqlen_k=numbers.max_seqlen_k,
         seqused_k_excludes_new=choices.seqused_k_excludes_new,
         kv_layout=choices.kv_layout,
         latent=choices.latent,
-        rope=rope,
+        rope=tensors.rope,
         **named,
     )
     options = resolve(
@@ -68,12 +68,12 @@ def prepare_attention(tensors: tuple, asked: tuple) -> Callable:
         causal=numbers.causal,
         window_size=window_size,
         mask=choices.mask,
-        learnable_sink=sink,
+        learnable_sink=tensors.sink,
         softcap=numbers.softcap,
         pack_gqa=choices.pack_gqa,
         score_mod=choices.score_mod,
         mask_mod=choices.mask_mod,
-        aux_tensors=aux,
+        aux_tensors=tensors.aux,
         num_splits=choices.num_splits,
         tokens_per_split=choices.tokens_per_split,
         latent=choices.latent,
@@ -82,10 +82,13 @@ def prepare_attention(tensors: tuple, asked: tuple) -> Callable:
         )
         if scales
         else None,
-        rope=checked_rope(rope, q, rows_first_k, where),
+        rope=checked_rope(tensors.rope, q, rows_first_k, where),
     )
     results = choices.return_lse, choices.in_float32
-    return plan_attention((q, k, v), q, rows_first_k, rows_first_v, out, where, options, *results)
+    given = q, tensors.k, tensors.v
+    return plan_attention(
+        given, q, rows_first_k, rows_first_v, tensors.out, where, options, *results
+    )
 
 
 def checked(

@@ -29,7 +29,7 @@ from cute_fa4.calls.append import (
 )
 from cute_fa4.calls.prepare import one_of, prepare_attention
 from cute_fa4.calls.queries import are_wide, quantised, stay_wide
-from cute_fa4.calls.request import in_order
+from cute_fa4.calls.request import CallTensors, in_order
 from cute_fa4.calls.tensors import DTYPE_NAMES, ROPE_SPAN, check_tensors
 from cute_fa4.sm100.config import FA4Config
 from cute_fa4.system.devices import asked_for
@@ -284,7 +284,9 @@ def _varlen(
     q, k, v = tensors.q(), tensors.keys(depth_k), tensors.keys(tensors.depth_v)
     rope = None if k_rope is k_rope_page_table is None else (k_rope, k_rope_page_table)
     q, out, scales = _queries(q, k, v, scales, options, rest)
-    return prepare_attention((q, k, v, out, lengths, sink, aux, None, scales, rope), asked)
+    return prepare_attention(
+        CallTensors(q, k, v, out, lengths, sink, aux, None, scales, rope), asked
+    )
 
 
 def _with_cache(
@@ -318,5 +320,5 @@ def _with_cache(
     new = None if k is v is cu_seqlens_k_new is None else (k, v, cu_seqlens_k_new)
     lengths = in_order(seqused_k=cache_seqlens, page_table=table, **rest)
     q, out, scales = _queries(q, *caches, scales, options, rest)
-    tensors = (q, *caches, out, lengths, sink, aux, new, scales, None)
+    tensors = CallTensors(q, *caches, out, lengths, sink, aux, new, scales)
     return prepare_append_and_attention(tensors, asked)

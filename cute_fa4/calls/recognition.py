@@ -19,6 +19,7 @@ import torch
 from torch.autograd import forward_ad
 
 from cute_fa4.calls.plan import NO_LENGTHS
+from cute_fa4.calls.request import CallTensors
 
 try:
     from torch._C._dynamo.guards import TensorGuards
@@ -29,18 +30,18 @@ _active_modes = torch._C._len_torch_dispatch_stack
 
 
 class Recognition:
-    """Whether a call is like the one that this was made from. `tensors` and `asked` are those of repeat.attend."""
+    """Whether a call is like the one that this was made from. Arguments as those of repeat.attend."""
 
     __slots__ = ("asked", "guards", "rest")
 
-    def __init__(self, tensors: tuple, asked: tuple):
+    def __init__(self, tensors: CallTensors, asked: tuple):
         looked_at, self.rest = _parts(tensors)
         self.asked = asked
         self.guards = TensorGuards(
             *looked_at, dynamic_dims_sizes=None, dynamic_dims_strides=None
         ).check
 
-    def accepts(self, tensors: tuple, asked: tuple) -> bool:
+    def accepts(self, tensors: CallTensors, asked: tuple) -> bool:
         """Raises TypeError for what is no tensor."""
         if asked != self.asked or _active_modes() > 0 or forward_ad._current_level >= 0:
             return False
@@ -48,17 +49,19 @@ class Recognition:
         return rest == self.rest and self.guards(*looked_at) and has_usual_types(asked)
 
 
-def recognition_of(tensors: tuple, asked: tuple) -> Recognition | None:
+def recognition_of(tensors: CallTensors, asked: tuple) -> Recognition | None:
     """None: such calls go by their key."""
-    if TensorGuards is None or tensors[6] is not None or not has_usual_types(asked):
+    if TensorGuards is None or tensors.aux is not None or not has_usual_types(asked):
         return None
     made = Recognition(tensors, asked)
     return made if made.accepts(tensors, asked) else None
 
 
-def _parts(tensors: tuple) -> tuple[tuple, tuple | None]:
+def _parts(tensors: CallTensors) -> tuple[tuple, tuple | None]:
     """(what the guards look at, the rest: what is given, how many lengths, how the table is aligned)."""
-    q, k, v, out, lengths, sink, aux, new, scales, rope = tensors
+    q, k, v, out = tensors.q, tensors.k, tensors.v, tensors.out
+    lengths, sink, aux, new = tensors.lengths, tensors.sink, tensors.aux, tensors.new
+    scales, rope = tensors.scales, tensors.rope
     if lengths is sink is aux is new is scales is rope is None:
         return ((q, k, v), None) if out is None else ((q, k, v, out), ())
     looked_at = (q, k, v) if out is None else (q, k, v, out)

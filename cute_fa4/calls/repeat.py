@@ -22,6 +22,7 @@ import torch
 from cute_fa4.calls.launch import launching_on
 from cute_fa4.calls.plan import Plan
 from cute_fa4.calls.recognition import Recognition, recognition_of
+from cute_fa4.calls.request import CallTensors
 from cute_fa4.compiler import functions
 from cute_fa4.sm100.score_mods import ScoreMod
 from cute_fa4.system import forks
@@ -39,7 +40,7 @@ class _Table:
         self.latest: tuple[Plan | None, Recognition | None] = (None, None)
         self._lock = forks.Lock()
 
-    def keep(self, key: tuple, plan: Plan, tensors: tuple, asked: tuple) -> None:
+    def keep(self, key: tuple, plan: Plan, tensors: CallTensors, asked: tuple) -> None:
         recognition = recognition_of(tensors, asked)
         with self._lock.held:
             while len(self.plans) >= MAX_PLANS:
@@ -48,7 +49,7 @@ class _Table:
             self.plans[key] = plan
             self.latest = plan, recognition
 
-    def found(self, key: tuple, tensors: tuple, asked: tuple) -> Plan:
+    def found(self, key: tuple, tensors: CallTensors, asked: tuple) -> Plan:
         """KeyError: there is none."""
         plan = self.plans[key]
         latest, _ = self.latest
@@ -72,7 +73,7 @@ def clear() -> None:
 functions.on_clear(clear)
 
 
-def again(tensors: tuple, asked: tuple):
+def again(tensors: CallTensors, asked: tuple):
     """The result of a call like the latest one; None: this is another. Arguments as those of attend."""
     plan, recognition = _table.latest
     if recognition is None:
@@ -88,11 +89,9 @@ def again(tensors: tuple, asked: tuple):
         return None
 
 
-def attend(prepare: Callable, tensors: tuple, asked: tuple):
+def attend(prepare: Callable, tensors: CallTensors, asked: tuple):
     """Attention of unchecked arguments: out, or (out, lse).
 
-    tensors  q, k, v, out or None, None or those of request.TENSORS, learnable_sink, aux_tensors, None or (rows to
-             append to k, those of v, their offsets), None or those of scales.NAMES, None or those of rope.NAMES
     asked    window_size, request.Numbers and request.Choices as plain tuples
     prepare  prepare(tensors, asked) checks everything and returns what launches: a Plan, or a function of `tensors`
     """
@@ -120,7 +119,7 @@ def _long_way(prepare, tensors, asked, table: _Table, plan: Plan | None, refusal
                 table.keep(_key(tensors, asked), prepared, tensors, asked)
             except (_NoKey, TypeError):  # TypeError: an option without hash
                 pass
-    with launching_on(tensors[0].device):
+    with launching_on(tensors.q.device):
         return prepared(tensors)
 
 
@@ -139,12 +138,14 @@ class _NoKey(Exception):
     """The call is refused, or not kept."""
 
 
-def _key(tensors: tuple, asked: tuple) -> tuple:
+def _key(tensors: CallTensors, asked: tuple) -> tuple:
     """What decides a call. Raises _NoKey, or anything else, for arguments that the checks would refuse.
 
     Numbers come with their types: 1, 1.0 and True are equal, and not accepted alike.
     """
-    q, k, v, out, lengths, sink, aux, new, scales, rope = tensors
+    q, k, v, out = tensors.q, tensors.k, tensors.v, tensors.out
+    lengths, sink, aux, new = tensors.lengths, tensors.sink, tensors.aux, tensors.new
+    scales, rope = tensors.scales, tensors.rope
     window_size, numbers, choices = asked
     left, right = window_size if type(window_size) is tuple else _window(window_size)
     scale, causal, softcap, max_seqlen_q, max_seqlen_k = numbers

@@ -1,7 +1,8 @@
 """What a call asks for, checked or not: where sequences lie, which options hold.
 
 Where             tensors of lengths and pages, and the layouts that follow from them
-Numbers, Choices  options as the public functions pass them on, unchecked
+CallTensors       the tensors of a call as the public functions pass them on, unchecked
+Numbers, Choices  its options, likewise
 Options           the same, checked (options.py)
 """
 
@@ -20,6 +21,28 @@ TENSORS = (
     *("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "key_limit", "page_table"),
     *("cache_batch_idx", "cache_leftpad"),
 )
+
+
+class CallTensors(NamedTuple):
+    """What a call reads and writes, unchecked; k and v may be those of a cache. None: not given.
+
+    lengths  those of TENSORS, in their order
+    aux      aux_tensors, which score_mod and mask_mod read
+    new      rows to append to k, those to append to v, their offsets
+    scales   those of scales.NAMES
+    rope     those of rope.NAMES
+    """
+
+    q: object
+    k: object
+    v: object
+    out: object
+    lengths: tuple | None = None
+    sink: object = None
+    aux: object = None
+    new: tuple | None = None
+    scales: tuple | None = None
+    rope: tuple | None = None
 
 
 def in_order(**given) -> tuple:

@@ -25,7 +25,7 @@ import torch
 
 from cute_fa4.calls import workspace
 from cute_fa4.calls.plan import NO_LENGTHS, Plan, given_of
-from cute_fa4.calls.request import Options, Where
+from cute_fa4.calls.request import CallTensors, Options, Where
 from cute_fa4.sm100 import masks
 from cute_fa4.sm100.choose_config import CLUSTER_PARTS, KEYS_PER_TILE
 
@@ -288,15 +288,16 @@ class SplitPlan(Plan):
     def functions(self) -> tuple:
         return (*super().functions, self.combine)
 
-    def __call__(self, tensors: tuple):
-        q, k, v, out, lengths, sink, aux, new, scales, rope = tensors
+    def __call__(self, tensors: CallTensors):
+        q, k, v, out = tensors.q, tensors.k, tensors.v, tensors.out
+        aux, scales, rope = tensors.aux, tensors.scales, tensors.rope
         (
             cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table, batch_idx, leftpad
-        ) = lengths or NO_LENGTHS  # fmt: skip
+        ) = tensors.lengths or NO_LENGTHS  # fmt: skip
         if self.combine is not None:  # before anything is written: there may be too little of it
             partial_o, partial_lse, parts, told = self.split.workspace(q, v)
-        if new is not None:
-            self.append(k, v, seqused_k, page_table, new, batch_idx, scales)
+        if tensors.new is not None:
+            self.append(k, v, seqused_k, page_table, tensors.new, batch_idx, scales)
         out, lse = self.results.allocated(q, out)
         written = out
         if self.views.differ:
@@ -306,7 +307,7 @@ class SplitPlan(Plan):
         self.function(
             q, k, v, partial_o, partial_lse, self.scale,
             cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table,
-            self.seqlen_q, self.sizes, sink, tuple(aux) if aux else None, told,
+            self.seqlen_q, self.sizes, tensors.sink, tuple(aux) if aux else None, told,
             None if batch_idx is leftpad is None else given_of(batch_idx, leftpad),
             None if scales is None else self.scale_views.of(scales),
             None if rope is None else self.rope_view.of(rope),

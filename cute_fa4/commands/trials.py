@@ -175,6 +175,7 @@ def _called(*, cache_batch_idx=None, cache_leftpad=None, **said):
     """flash_attn_varlen_func, also with what only flash_attn_with_kvcache takes: rows of a cache."""
     from cute_fa4.calls.prepare import prepare_attention
     from cute_fa4.calls.repeat import attend
+    from cute_fa4.calls.request import CallTensors
     from cute_fa4.calls.scales import NAMES
     from cute_fa4.interface import flash_attn_varlen_func
 
@@ -187,15 +188,13 @@ def _called(*, cache_batch_idx=None, cache_leftpad=None, **said):
         said["seqused_k_excludes_new"], said["return_lse"],
     )  # fmt: skip
     scales = tuple(said.get(name) for name in NAMES)
-    tensors = (
+    tensors = CallTensors(
         *map(said.get, "qkv"),
         None,
         lengths,
         said.get("learnable_sink"),
         said.get("aux_tensors"),
-        None,
-        scales if any(scale is not None for scale in scales) else None,
-        None,
+        scales=scales if any(scale is not None for scale in scales) else None,
     )
     numbers = (None, False, 0.0, said.get("max_seqlen_q"), None)
     return attend(prepare_attention, tensors, ((None, None), numbers, choices))

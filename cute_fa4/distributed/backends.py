@@ -17,7 +17,7 @@ from cute_fa4.calls.merge import merge_into, merged
 from cute_fa4.calls.prepare import checked as check_call
 from cute_fa4.calls.prepare import prepare_attention
 from cute_fa4.calls.repeat import attend
-from cute_fa4.calls.request import Choices, Numbers, Options, in_order
+from cute_fa4.calls.request import CallTensors, Choices, Numbers, Options, in_order
 from cute_fa4.calls.tensors import (
     DENSE,
     PACKED,
@@ -109,7 +109,7 @@ def partial_attention(
     q, k, v, lengths, *, window=(None, None), causal=False, scale, softcap=0.0, max_seqlen_q=None,
     num_splits=1, kv_layout="NHD", mask_mod=None, aux=None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """(out, lse), both float32, of a call as flash_attn_varlen_func makes it; lengths: as repeat.attend takes them."""
+    """(out, lse), both float32, of a call as flash_attn_varlen_func makes it; lengths: those of request.TENSORS."""
     numbers = Numbers(scale, causal, softcap, max_seqlen_q, None)
     choices = Choices(
         mask=None,
@@ -124,7 +124,7 @@ def partial_attention(
         return_lse=True,
         in_float32=True,
     )
-    tensors = (q, k, v, None, lengths, None, aux, None, None, None)
+    tensors = CallTensors(q, k, v, None, lengths, aux=aux)
     return attend(prepare_attention, tensors, (window, tuple(numbers), tuple(choices)))
 
 

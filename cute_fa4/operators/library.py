@@ -12,7 +12,7 @@ from cute_fa4.calls.append import prepare_append_and_attention
 from cute_fa4.calls.latent import prepare_latent_attention, values_of
 from cute_fa4.calls.prepare import prepare_attention
 from cute_fa4.calls.repeat import attend
-from cute_fa4.calls.request import Choices, Numbers, in_order
+from cute_fa4.calls.request import CallTensors, Choices, Numbers, in_order
 from cute_fa4.calls.tensors import check_no_gradient
 from cute_fa4.calls.tracing import refuse_tangents
 from cute_fa4.operators import batching, fakes
@@ -232,7 +232,7 @@ def _attend(
     if not (q_descale is k_descale is v_descale is o_scale is None):
         scales = (q_descale, k_descale, v_descale, o_scale)
     rope = None if k_rope is k_rope_page_table is None else (k_rope, k_rope_page_table)
-    tensors = (q, k, v, out, lengths, learnable_sink, aux_tensors, new, scales, rope)
+    tensors = CallTensors(q, k, v, out, lengths, learnable_sink, aux_tensors, new, scales, rope)
     return attend(prepare, tensors, ((None, None), tuple(numbers), tuple(choices)))
 
 

@@ -7,7 +7,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from cute_fa4.calls import recognition
 from cute_fa4.calls.recognition import recognition_of
-from cute_fa4.calls.request import in_order
+from cute_fa4.calls.request import CallTensors, in_order
 from tests.serving.batches import int32
 
 Q, K, V, OUT = (torch.zeros(2, 16, 4, 64, dtype=torch.bfloat16) for _ in range(4))
@@ -38,7 +38,7 @@ def call(
     lengths = None
     if not (used is table is rows is None):
         lengths = in_order(seqused_k=used, page_table=table, cache_batch_idx=rows)
-    return q, k, v, out, lengths, sink, aux, new, scales, rope
+    return CallTensors(q, k, v, out, lengths, sink, aux, new, scales, rope)
 
 
 def asked(
@@ -69,7 +69,7 @@ def test_a_call_is_like_itself_with_other_tensors_of_the_same_metadata(given):
             return tuple(map(copied, value))
         return value.clone() if isinstance(value, torch.Tensor) else value
 
-    assert made.accepts(copied(GIVEN[given]), asked())
+    assert made.accepts(CallTensors(*map(copied, GIVEN[given])), asked())
 
 
 @pytest.mark.parametrize("given", GIVEN)

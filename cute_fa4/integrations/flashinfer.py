@@ -12,6 +12,7 @@ import torch
 from cute_fa4 import mla
 from cute_fa4.calls.latent import first_indices
 from cute_fa4.calls.tensors import FP8, check_is_tensor
+from cute_fa4.integrations.refusals import check_off
 from cute_fa4.sm100.choose_config import LATENT_DEPTHS
 from cute_fa4.system.messages import shown
 
@@ -53,55 +54,62 @@ def trtllm_batch_decode_with_kv_cache_mla(
     """
     check_is_tensor("query", query)
     of_8_bits = query.dtype in FP8
-    off = (
-        ("sinks", sinks, None),
-        ("skip_softmax_threshold_scale_factor", skip_softmax_threshold_scale_factor, None),
-        *(() if of_8_bits else (("bmm2_scale", bmm2_scale, 1.0),)),
+    check_off(
+        sinks=(sinks, None),
+        skip_softmax_threshold_scale_factor=(skip_softmax_threshold_scale_factor, None),
+        **({} if of_8_bits else dict(bmm2_scale=(bmm2_scale, 1.0))),
     )
-    for name, value, accepted in off:
-        if value is not accepted and (isinstance(value, torch.Tensor) or value != accepted):
-            raise NotImplementedError(f"{name}: {shown(value)}: not built; accepted: {accepted}")
     for name, value, accepted in (
         ("kv_lora_rank", kv_lora_rank, LATENT),
         ("qk_rope_head_dim", qk_rope_head_dim, ROPE),
     ):
         if value != accepted:
             raise ValueError(f"{name}: {shown(value)}; accepted: {accepted}")
-    for name, value in (("bmm1_scale", bmm1_scale), ("bmm2_scale", bmm2_scale)):
-        if isinstance(value, torch.Tensor):
-            raise NotImplementedError(
-                f"{name}: a tensor, which a launch would have to wait for; accepted: a number"
-            )
-    if not bmm2_scale > 0:
-        raise ValueError(f"bmm2_scale: {bmm2_scale}; accepted: a positive number")
-    check_is_tensor("kv_cache", kv_cache)
-    if kv_cache.dim() == 4:
-        if kv_cache.shape[1] != 1:
-            raise ValueError(
-                f"kv_cache: shape {tuple(kv_cache.shape)}; accepted: (num_pages, 1, page_size, {LATENT + ROPE})"
-            )
-        kv_cache = kv_cache.squeeze(1)
+    _check_scales(bmm1_scale=bmm1_scale, bmm2_scale=bmm2_scale)
+    cache = _of_four_dimensions(kv_cache)
     kinds = dict(causal=True)
     if sparse_mla_top_k:
-        check_is_tensor("block_tables", block_tables)
-        if block_tables.dim() != 3 or block_tables.shape[-1] != sparse_mla_top_k:
-            raise ValueError(
-                f"block_tables: shape {tuple(block_tables.shape)} with sparse_mla_top_k={sparse_mla_top_k}; accepted: "
-                f"(batch, queries, {sparse_mla_top_k})"
-            )
-        check_is_tensor("seq_lens", seq_lens)
-        kinds = dict(indices=first_indices(block_tables, seq_lens))
+        kinds = dict(indices=_listed(block_tables, seq_lens, sparse_mla_top_k))
     if of_8_bits:  # the scale of the cache is that of scores, too: taken out of theirs again
         kinds["descale_k"] = torch.full((1,), float(bmm2_scale), device=query.device)
         bmm1_scale = bmm1_scale / bmm2_scale
     out, _ = mla.flash_mla_with_kvcache(
-        query,
-        kv_cache.unsqueeze(-2),
-        block_tables,
-        seq_lens,
-        LATENT,
-        softmax_scale=bmm1_scale,
-        out=out,
+        query, cache, block_tables, seq_lens, LATENT,
+        softmax_scale=bmm1_scale, out=out,
         **kinds,
-    )
+    )  # fmt: skip
     return out
+
+
+def _check_scales(**scales) -> None:
+    for name, value in scales.items():
+        if isinstance(value, torch.Tensor):
+            raise NotImplementedError(
+                f"{name}: a tensor, which a launch would have to wait for; accepted: a number"
+            )
+    if not scales["bmm2_scale"] > 0:
+        raise ValueError(f"bmm2_scale: {scales['bmm2_scale']}; accepted: a positive number")
+
+
+def _of_four_dimensions(kv_cache) -> torch.Tensor:
+    """Either shape of the cache -> (num_pages, page_size, 1, 576)."""
+    check_is_tensor("kv_cache", kv_cache)
+    if kv_cache.dim() != 4:
+        return kv_cache.unsqueeze(-2)
+    if kv_cache.shape[1] != 1:
+        raise ValueError(
+            f"kv_cache: shape {tuple(kv_cache.shape)}; accepted: (num_pages, 1, page_size, {LATENT + ROPE})"
+        )
+    return kv_cache.squeeze(1).unsqueeze(-2)
+
+
+def _listed(block_tables, seq_lens, number: int) -> torch.Tensor:
+    """The keys that each query lists, -1 behind the first seq_lens."""
+    check_is_tensor("block_tables", block_tables)
+    if block_tables.dim() != 3 or block_tables.shape[-1] != number:
+        raise ValueError(
+            f"block_tables: shape {tuple(block_tables.shape)} with sparse_mla_top_k={number}; accepted: "
+            f"(batch, queries, {number})"
+        )
+    check_is_tensor("seq_lens", seq_lens)
+    return first_indices(block_tables, seq_lens)

@@ -26,6 +26,7 @@ import torch
 from cute_fa4 import interface, mla
 from cute_fa4.calls.latent import first_indices
 from cute_fa4.calls.tensors import FP8
+from cute_fa4.integrations.refusals import check_off
 
 
 def flash_attn_varlen_func(
@@ -80,7 +81,7 @@ def flash_attn_varlen_func(
     NotImplementedError for alibi_slopes, q_v, dropout, context parallelism (cp_...), attention probabilities and
     descales of 16-bit tensors that are not 1; for the rest as cute_fa4.flash_attn_varlen_func.
     """
-    _check_off(
+    check_off(
         q_v=(q_v, None),
         alibi_slopes=(alibi_slopes, None),
         dropout_p=(dropout_p, 0.0),
@@ -89,13 +90,6 @@ def flash_attn_varlen_func(
         cp_rank=(cp_rank, 0),
         cp_tot_seqused_k=(cp_tot_seqused_k, None),
     )
-    scales = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
-    if getattr(k, "dtype", None) in FP8 and getattr(q, "dtype", None) not in FP8:
-        _check_descale("q_descale", scales.pop("q_descale"))
-    elif getattr(q, "dtype", None) not in FP8:
-        for name, scale in scales.items():
-            _check_descale(name, scale)
-        scales = {}
     if fa_version not in (2, 3, 4):
         raise ValueError(
             f"fa_version: {fa_version!r}; accepted: 2, 3 or 4, which run the same kernel"
@@ -105,25 +99,27 @@ def flash_attn_varlen_func(
             "cu_seqlens_k, seqused_k: both or neither; accepted: cu_seqlens_k for packed keys, seqused_k for pages"
         )
     return interface.flash_attn_varlen_func(
-        q,
-        k,
-        v,
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
-        max_seqlen_q=max_seqlen_q,
-        max_seqlen_k=max_seqlen_k,
-        seqused_k=seqused_k,
-        page_table=block_table,
-        softmax_scale=softmax_scale,
-        causal=causal,
-        window_size=window_size,
-        softcap=softcap,
-        learnable_sink=s_aux,
-        num_splits=num_splits,
-        return_lse=return_softmax_lse,
-        out=out,
-        **scales,
-    )
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
+        seqused_k=seqused_k, page_table=block_table, num_splits=num_splits,
+        softmax_scale=softmax_scale, causal=causal, window_size=window_size,
+        softcap=softcap, learnable_sink=s_aux, return_lse=return_softmax_lse, out=out,
+        **_scales(q, k, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale),
+    )  # fmt: skip
+
+
+def _scales(q, k, **given) -> dict:
+    """Those of tensors of 8 bits; the others, which the backend passes too, have to be 1."""
+    if _has_8_bits(q):
+        unread = ()
+    else:
+        unread = ("q_descale",) if _has_8_bits(k) else tuple(given)
+    for name in unread:
+        _check_descale(name, given.pop(name))
+    return given
+
+
+def _has_8_bits(x) -> bool:
+    return getattr(x, "dtype", None) in FP8
 
 
 class KeysApart(NamedTuple):
@@ -161,24 +157,16 @@ def flash_attn_varlen_diff_headdims(
     Returns out, or (out, lse) with return_softmax_lse, by which chunks of the context are merged; lse is float32
     (heads, tokens), natural logarithm.
     """
-    _check_off(output_scale=(output_scale, None))
+    check_off(output_scale=(output_scale, None))
     rope = {}
     if isinstance(k, KeysApart):
         k, rope["k_rope"] = k
     return interface.flash_attn_varlen_func(
-        q,
-        k,
-        v,
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
-        max_seqlen_q=max_seqlen_q,
-        max_seqlen_k=max_seqlen_k,
-        softmax_scale=softmax_scale,
-        causal=causal,
-        return_lse=return_softmax_lse,
-        out=out,
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
+        softmax_scale=softmax_scale, causal=causal,
+        return_lse=return_softmax_lse, out=out,
         **rope,
-    )
+    )  # fmt: skip
 
 
 def get_scheduler_metadata(
@@ -236,7 +224,7 @@ def flash_mla_with_kvcache(
     Returns (out, lse), (batch, queries, heads, 512) and (batch, heads, queries). NotImplementedError for
     sinks and a second cache.
     """
-    _check_off(
+    check_off(
         attn_sink=(attn_sink, None),
         extra_k_cache=(extra_k_cache, None),
         extra_indices_in_kvcache=(extra_indices_in_kvcache, None),
@@ -247,17 +235,10 @@ def flash_mla_with_kvcache(
             raise ValueError("topk_length: given without indices; accepted: None")
         indices = first_indices(indices, topk_length)
     return mla.flash_mla_with_kvcache(
-        q,
-        k_cache,
-        block_table,
-        cache_seqlens,
-        head_dim_v,
-        softmax_scale=softmax_scale,
-        causal=causal,
-        is_fp8_kvcache=is_fp8_kvcache,
-        indices=indices,
-        out=out,
-    )
+        q, k_cache, block_table, cache_seqlens, head_dim_v,
+        softmax_scale=softmax_scale, causal=causal, out=out,
+        is_fp8_kvcache=is_fp8_kvcache, indices=indices,
+    )  # fmt: skip
 
 
 def flash_mla_with_kvcache_fp8(
@@ -281,28 +262,15 @@ def flash_mla_with_kvcache_fp8(
     if isinstance(k_cache, torch.Tensor) and k_cache.dtype is torch.uint8:
         k_cache = k_cache.view(torch.float8_e4m3fn)
     return mla.flash_mla_with_kvcache(
-        q,
-        k_cache,
-        block_table,
-        cache_seqlens,
-        head_dim_v,
-        softmax_scale=softmax_scale,
-        causal=causal,
-        descale_q=descale_q,
-        descale_k=descale_k,
-    )
+        q, k_cache, block_table, cache_seqlens, head_dim_v,
+        softmax_scale=softmax_scale, causal=causal,
+        descale_q=descale_q, descale_k=descale_k,
+    )  # fmt: skip
 
 
 def get_mla_metadata(*args, **kwargs) -> tuple[None, None]:
     """Nothing is computed ahead of a launch: what the backend keeps as scheduler_metadata is None."""
     return mla.get_mla_metadata()
-
-
-def _check_off(**parameters) -> None:
-    for name, (value, off) in parameters.items():
-        if value is not off and (isinstance(value, torch.Tensor) or value != off):
-            shown = f"a {type(value).__name__}" if isinstance(value, torch.Tensor) else repr(value)
-            raise NotImplementedError(f"{name}: {shown}: not built; accepted: {off!r}")
 
 
 def _check_descale(name: str, scale: torch.Tensor | None) -> None:

@@ -148,8 +148,12 @@ BATCH = Batch.draw([2, 3], [20, 30])
 X = torch.zeros(5, 2, 64)
 
 REFUSED = {
-    "alibi": (dict(alibi_slopes=X), NotImplementedError, "alibi_slopes: a Tensor: not built"),
-    "q_v": (dict(q_v=X), NotImplementedError, "q_v: a Tensor: not built"),
+    "alibi": (
+        dict(alibi_slopes=X),
+        NotImplementedError,
+        "alibi_slopes: a Tensor of shape (5, 2, 64)",
+    ),
+    "q_v": (dict(q_v=X), NotImplementedError, "q_v: a Tensor of shape (5, 2, 64)"),
     "dropout": (dict(dropout_p=0.5), NotImplementedError, "dropout_p: 0.5"),
     "probabilities": (dict(return_attn_probs=True), NotImplementedError, "return_attn_probs: True"),
     "context parallelism": (dict(cp_world_size=2), NotImplementedError, "cp_world_size: 2"),

@@ -9,6 +9,8 @@ It says whether a kernel computes the right thing and whether it hangs, with TMA
 asynchronous hardware has them. It says nothing about speed, and nothing about how a Blackwell GPU orders tcgen05.
 
     rewrite.py   ptx_text.py    the PTX, instruction by instruction
+    in_software.py              those that become calls of tcgen05.cu
+    in_steps.py  ptx_blocks.py  those that become several others; what either writes
     tcgen05.cu                  tensor memory, MMAs, claims
     runtime.c                   what stands between host code and driver; behind aot/cuda_runtime.c
     build.py     toolkit.py     any kernel of the CuTe DSL -> NAME.so

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from cute_fa4.aot import link, manifest
 from cute_fa4.hopper import toolkit
-from cute_fa4.hopper.rewrite import TARGET, rewrite
+from cute_fa4.hopper.ptx_blocks import TARGET
+from cute_fa4.hopper.rewrite import rewrite
 
 HERE = Path(__file__).parent
 _WRAPPED = ("_cudaLibraryLoadData", "_cudaLaunchKernelEx")

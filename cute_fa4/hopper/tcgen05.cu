@@ -109,7 +109,7 @@ EXPORT void cute_fa4_dealloc(uint32_t taddr, uint32_t columns) {
 }
 
 // Where lane t of this warp finds its register 0; the last register is so many columns behind it. Shapes are numbered
-// as in SHAPES of rewrite.py.
+// as in SHAPES of in_software.py.
 EXPORT uint64_t cute_fa4_lane(uint32_t taddr, uint32_t last, uint32_t shape) {
   uint32_t row = taddr >> 16, column = taddr & 0xffff, t = laneid();
   if ((shape ? row & ~16u : row) != threadIdx.x / 32 % 4 * 32) fail("tcgen05.ld or .st of another warp's lanes", row, threadIdx.x / 32);

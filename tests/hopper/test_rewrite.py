@@ -6,14 +6,10 @@ import numpy as np
 import pytest
 
 from cute_fa4.emulator.instructions.tcgen05 import register_places
+from cute_fa4.hopper.in_software import SCRATCH_BYTES, SHAPES
+from cute_fa4.hopper.ptx_blocks import UnsupportedInstruction
 from cute_fa4.hopper.ptx_text import tokens
-from cute_fa4.hopper.rewrite import (
-    SCRATCH_BYTES,
-    SHAPES,
-    UnsupportedInstruction,
-    rewrite,
-    rewrite_instructions,
-)
+from cute_fa4.hopper.rewrite import rewrite, rewrite_instructions
 from cute_fa4.sm100.choose_config import choose_config
 from tests.emulator.core.ptx_bench import module_text, run_lanes
 

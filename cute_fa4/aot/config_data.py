@@ -15,13 +15,14 @@ from cute_fa4.sm100 import bands, score_mods
 from cute_fa4.sm100.append.config import AppendConfig
 from cute_fa4.sm100.combine.config import CombineConfig
 from cute_fa4.sm100.config import SCHEDULES, FA4Config
-from cute_fa4.sm100.mharope.warp_roles import RopeWarpRoles
 from cute_fa4.sm100.score_mods import PACKAGED, THEN, ScoreMod, packaged_call
-from cute_fa4.sm100.warp_roles import WarpRoles
 
 CONFIG_CLASSES = {cls.__name__: cls for cls in (FA4Config, AppendConfig, CombineConfig)}
 _PARTS = {**bands.KINDS, **SCHEDULES}
-_PARTS |= {cls.__name__: cls for cls in (WarpRoles, RopeWarpRoles)}
+_WARP_ROLES = {
+    type(cls().warps) for cls in SCHEDULES.values() if "warps" in cls.__dataclass_fields__
+}
+_PARTS |= {cls.__name__: cls for cls in _WARP_ROLES}
 
 
 class ConfigDataError(ValueError):

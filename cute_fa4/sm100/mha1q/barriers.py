@@ -44,6 +44,7 @@ scales_empty  scales_full
 
 from ..sync.barriers import (
     Q_TILE,
+    QUEUE_READERS,
     SOFTMAX,
     Barrier,
     BarrierTable,
@@ -113,6 +114,6 @@ def rows(warps: WarpRoles, with_scales: bool = False) -> tuple[Barrier, ...]:
             "the next O begins after p_ready, which correction raises when it has read this one",
         ),
         *ring_rows(),
-        *queue_rows(warps, with_scales),
+        *queue_rows(warps, (*QUEUE_READERS, "scales") if with_scales else QUEUE_READERS),
         *(scale_rows(warps, softmax) if with_scales else ()),
     )

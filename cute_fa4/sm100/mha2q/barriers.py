@@ -53,6 +53,7 @@ scales_empty  scales_full
 
 from ..sync.barriers import (
     Q_TILE,
+    QUEUE_READERS,
     SOFTMAX,
     Barrier,
     BarrierTable,
@@ -132,6 +133,6 @@ def rows(warps: WarpRoles, of_the_order=(), with_scales: bool = False) -> tuple[
             "the next O begins after p_ready, which correction raises when it has read this one",
         ),
         *ring_rows(),
-        *queue_rows(warps, with_scales),
+        *queue_rows(warps, (*QUEUE_READERS, "scales") if with_scales else QUEUE_READERS),
         *(scale_rows(warps, every_thread(warps, "softmax")) if with_scales else ()),
     )

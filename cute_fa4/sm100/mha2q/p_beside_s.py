@@ -24,13 +24,13 @@ from ..instructions import tensor_memory
 from ..kernel_args import Events, KernelArgs, Smem
 from ..operands.kv_buffer import KVBuffer, KVBufferConfig
 from ..roles.order import Order
-from ..steps.products import multiply_pv, multiply_qk
+from ..steps.products import make_s, multiply_pv
 from ..sync.pipelines import KVConsumerPipeline, KVPosition
 from ..work.queue import NO_MORE, WorkQueue
 
 
 @cute.jit
-def make_s(
+def make_next_s(
     cfg: cutlass.Constexpr,
     smem: Smem,
     tmem: Int32,
@@ -44,15 +44,7 @@ def make_s(
     q_phase: Int32,
 ):
     """S_i of key tile n of `count`, when the one before has been read (phase: its parity); K is free behind S_1."""
-    k = KVBuffer(KVBufferConfig.for_k(cfg), smem.kv_address)
-    if n == 0:
-        events.q_full.wait(i, q_phase)
-    events.s_free.wait(i, phase)
-    tensor_memory.fence_after()
-    multiply_qk(cfg, smem, k, tmem, kv, at_k, i, wait=i == 0)
-    events.s_ready.commit(i)
-    if n == count - 1:
-        events.q_free.commit(i)
+    make_s(cfg, smem, tmem, events, kv, at_k, i, n, count, q_phase, wait=i == 0, read=phase)
     if cutlass.const_expr(i == cfg.tiles.num_q - 1):
         kv.release(at_k)
 
@@ -114,7 +106,7 @@ def run(
     while count != NO_MORE:
         for n in cutlass.range(count, unroll=1):
             for i in cutlass.range_constexpr(cfg.tiles.num_q):
-                make_s(cfg, smem, tmem, events, kv, at_k, i, n, count, phase, q_phase)
+                make_next_s(cfg, smem, tmem, events, kv, at_k, i, n, count, phase, q_phase)
                 if pending:
                     add_pending(cfg, smem, tmem, events, kv, at_v, i, n, phase, accumulate)
             if pending:

@@ -48,7 +48,7 @@ from ..steps.products import multiply_pv
 from ..sync.pipelines import KVConsumerPipeline
 from ..work.queue import NO_MORE, WorkQueue
 from ..work.tile import Work
-from .p_beside_s import PBesideSCode, last_products, make_s
+from .p_beside_s import PBesideSCode, last_products, make_next_s
 
 
 @cute.jit
@@ -72,7 +72,7 @@ def run(
             for i in cutlass.range_constexpr(cfg.tiles.num_q):
                 if cutlass.const_expr(cfg.tmem.sums):
                     events.s_apart.wait(1 - i, phase ^ i)  # S0 and S1 overlap
-                make_s(cfg, smem, tmem, events, kv, at_k, i, n, count, phase, q_phase)
+                make_next_s(cfg, smem, tmem, events, kv, at_k, i, n, count, phase, q_phase)
                 if n > 0:
                     if cutlass.const_expr(i == 0):
                         kv.wait_v(at_v)

@@ -26,32 +26,9 @@ from cutlass import Int32
 from ..kernel_args import Events, KernelArgs, Smem
 from ..operands.kv_buffer import KVBuffer, KVBufferConfig
 from ..roles.order import Order
-from ..steps.products import multiply_pv, multiply_qk
-from ..sync.pipelines import KVConsumerPipeline, KVPosition
+from ..steps.products import make_s, multiply_pv
+from ..sync.pipelines import KVConsumerPipeline
 from ..work.queue import NO_MORE, WorkQueue
-
-
-@cute.jit
-def make_s(
-    cfg: cutlass.Constexpr,
-    smem: Smem,
-    tmem: Int32,
-    events: Events,
-    kv: KVConsumerPipeline,
-    at: KVPosition,
-    i: cutlass.Constexpr,
-    n: Int32,
-    count: Int32,
-    q_phase: Int32,
-):
-    """S_i of key tile n of `count`; Q_i is awaited by the first one and free behind the last."""
-    k = KVBuffer(KVBufferConfig.for_k(cfg), smem.kv_address)
-    if n == 0:
-        events.q_full.wait(i, q_phase)
-    multiply_qk(cfg, smem, k, tmem, kv, at, i, wait=i == 0)
-    events.s_ready.commit(i)
-    if n == count - 1:
-        events.q_free.commit(i)
 
 
 @cute.jit
@@ -72,13 +49,13 @@ def run(
     count = queue.next(cfg, args, number).tiles.count
     while count != NO_MORE:
         for n in cutlass.range(count, unroll=1):
-            make_s(cfg, smem, tmem, events, kv, at, 0, n, count, q_phase)
+            make_s(cfg, smem, tmem, events, kv, at, 0, n, count, q_phase, wait=True)
             if pending:
                 multiply_pv(cfg, v, tmem, events, at.held_v, 1, phase ^ 1, accumulate_o1)
                 if n == 0:
                     events.o_ready.commit(1)
                 kv.release_v(at)
-            make_s(cfg, smem, tmem, events, kv, at, 1, n, count, q_phase)
+            make_s(cfg, smem, tmem, events, kv, at, 1, n, count, q_phase, wait=False)
             kv.release(at)
             at = kv.advance_to_v(at)
             kv.wait_v(at)

@@ -37,7 +37,16 @@ from dataclasses import replace
 
 from ..chip import WARP_SIZE
 from ..mha2q import barriers as of_one_cta
-from ..sync.barriers import CTA, SOFTMAX, WORK_ENTRY, Arrivals, Barrier, BarrierTable, judged_rows
+from ..sync.barriers import (
+    CTA,
+    SOFTMAX,
+    WORK_ENTRY,
+    Arrivals,
+    Barrier,
+    BarrierTable,
+    changed_rows,
+    judged_rows,
+)
 from ..tiles import Tiles
 from ..warp_roles import WarpRoles
 from ..work.entries import JUDGED_ENTRIES, WORK_ENTRIES
@@ -62,12 +71,8 @@ def table(
 
 def rows(warps: WarpRoles, of_the_order=()) -> tuple[Barrier, ...]:
     """Every barrier, in memory order."""
-    out = []
-    for row in of_one_cta.rows(warps, of_the_order):
-        out.append(of_pair(row))
-        if row.name == "p_last":
-            out.append(factor_read(warps))
-    return (*out, claim_read())
+    of_both = tuple(map(of_pair, of_one_cta.rows(warps, of_the_order)))
+    return (*changed_rows(of_both, behind={"p_last": (factor_read(warps),)}), claim_read())
 
 
 def of_pair(row: Barrier) -> Barrier:

@@ -34,10 +34,16 @@ work_read     work_ready
 work_claimed  one claim at a time
 """
 
-from dataclasses import replace
-
 from ..mhawide import barriers as wide
-from ..sync.barriers import KV_SLOT, Arrivals, Barrier, BarrierTable, announced_bytes
+from ..sync.barriers import (
+    KV_SLOT,
+    QUEUE_READERS,
+    Arrivals,
+    Barrier,
+    BarrierTable,
+    announced_bytes,
+    changed_rows,
+)
 from .warp_roles import RopeWarpRoles
 
 
@@ -48,24 +54,18 @@ def table(warps: RopeWarpRoles, kv_slots: int) -> BarrierTable:
 
 def rows(warps: RopeWarpRoles) -> tuple[Barrier, ...]:
     """Every barrier, in memory order: those of mhawide, and what says that columns of 8 bits are there."""
-    readers = sum(map(warps.threads_of, ("softmax", "correction", "mma", "widen")))
+    readers = sum(map(warps.threads_of, (*QUEUE_READERS, "widen")))
     changed = {
         "kv_full": {"raised_by": (Arrivals("load or widen", 1, "+ bytes"),)},
         "work_ready": {"awaited_by": "all others"},
         "work_read": {"raised_by": (Arrivals("all others", readers),)},
     }
-    out = []
-    for row in wide.rows(warps):
-        if row.name == "kv_full":
-            out.append(
-                Barrier(
-                    "rope_raw",
-                    KV_SLOT,
-                    (announced_bytes("load"),),
-                    "widen",
-                    "rotary columns of 8 bits are there",
-                    "kv_empty of the slot, whose MMA waits for kv_full, raised behind this wait",
-                )
-            )
-        out.append(replace(row, **changed.get(row.name, {})))
-    return tuple(out)
+    rope_raw = Barrier(
+        "rope_raw",
+        KV_SLOT,
+        (announced_bytes("load"),),
+        "widen",
+        "rotary columns of 8 bits are there",
+        "kv_empty of the slot, whose MMA waits for kv_full, raised behind this wait",
+    )
+    return changed_rows(wide.rows(warps), changed, behind={"pv_done": (rope_raw,)})

@@ -11,23 +11,15 @@ warps   role        registers   work
 from dataclasses import dataclass
 
 from ..chip import WARP_SIZE
-from ..warp_roles import WarpRoles
+from ..mhawide.warp_roles import WideWarpRoles
 
 
 @dataclass(frozen=True)
-class RopeWarpRoles(WarpRoles):
-    """Warp ranges and the register budget of each warpgroup; none is idle."""
+class RopeWarpRoles(WideWarpRoles):
+    """Those of mhawide, whose idle warps widen."""
 
-    softmax: range = range(0, 4)
-    correction: range = range(4, 8)
-    mma: range = range(8, 9)
-    load: range = range(9, 10)
     widen: range = range(10, 12)
-    scales: range = range(12, 12)
     idle: range = range(12, 12)
-    softmax_registers: int = 240
-    correction_registers: int = 160
-    other_registers: int = 104
 
     @property
     def registers(self) -> int:

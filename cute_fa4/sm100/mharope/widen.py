@@ -19,8 +19,8 @@ from ...layouts.scalars import choose
 from ..chip import WARP_SIZE
 from ..kernel_args import KernelArgs, Smem
 from ..mhawide import units
-from ..mhawiden.pieces import WORDS, load_piece, numbers_of, widened
 from ..steps import row_math
+from ..steps.pieces import WORDS, load_piece, numbers_of, widened
 from ..steps.store import PIECE_BYTES, store_piece
 from ..sync.pipelines import KVConsumerPipeline, Slot
 from ..work.queue import NO_MORE, WorkQueue

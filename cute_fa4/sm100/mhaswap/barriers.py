@@ -30,17 +30,19 @@ work_claimed  one claim at a time
 from ..sync.barriers import (
     KV_SLOT,
     KV_STAGE,
-    Arrivals,
     Barrier,
     BarrierTable,
     announced_bytes,
     commit_by,
-    one_thread,
+    every_thread,
+    queue_rows,
+    ring_rows,
 )
 from ..work.entries import WORK_ENTRIES
 from .warp_roles import SwappedWarpRoles
 
 Q_TILE, S_BUFFER, WORK_ENTRY, CTA = "q_tile", "s_buffer", "work_entry", "cta"
+READERS = ("softmax", "mma")  # of the work queue
 S_BUFFERS = 2  # S of the next key tile is made while the softmax works on one; a buffer is tile & 1
 
 
@@ -59,8 +61,7 @@ def table(warps: SwappedWarpRoles, kv_slots: int, qk_stages: int = 1) -> Barrier
 
 def rows(warps: SwappedWarpRoles) -> tuple[Barrier, ...]:
     """Every barrier, in memory order."""
-    softmax = Arrivals("softmax", warps.threads_of("softmax"))
-    readers = (softmax, Arrivals("mma", warps.threads_of("mma")))
+    softmax = every_thread(warps, "softmax")
     load, mma = announced_bytes("load"), commit_by("mma")
     return (
         Barrier("q_full", Q_TILE, (load,), "mma", "the Q tile is in shared memory", "q_free"),
@@ -89,27 +90,6 @@ def rows(warps: SwappedWarpRoles) -> tuple[Barrier, ...]:
             "O is complete up to here and P has been read",
             "the next P V waits for p_ready, which follows this wait",
         ),
-        Barrier("kv_full", KV_STAGE, (load,), "mma", "the K or V tile is there", "kv_empty"),
-        Barrier(
-            "kv_empty", KV_SLOT, (mma,), "load", "the slot's MMAs have completed", "kv_full"
-        ),
-        Barrier(
-            "work_ready",
-            WORK_ENTRY,
-            (one_thread("load"),),
-            "softmax, mma",
-            "a work tile is announced",
-            "work_read",
-        ),
-        Barrier(
-            "work_read", WORK_ENTRY, readers, "load", "the announcement has been read", "work_ready"
-        ),
-        Barrier(
-            "work_claimed",
-            CTA,
-            (load,),
-            "load",
-            "the answer to a claim is there",
-            "one claim at a time",
-        ),
+        *ring_rows(),
+        *queue_rows(warps, READERS),
     )  # fmt: skip

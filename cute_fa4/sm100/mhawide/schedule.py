@@ -26,21 +26,9 @@ from ..warp_roles import WarpRoles
 from . import barriers
 from .smem_map import WideSmem, smem_map
 from .tiles import KEYS_PER_TILE, WideTiles
+from .warp_roles import WideWarpRoles
 
 LEAST_SLOTS = 4  # a unit in each product under way, and two on their way
-
-WARPS = WarpRoles(
-    softmax=range(0, 4),
-    correction=range(4, 8),
-    mma=range(8, 9),
-    load=range(9, 10),
-    scales=range(12, 12),
-    idle=range(10, 12),
-    softmax_registers=240,
-    correction_registers=160,
-    other_registers=104,
-)
-# 384 threads begin with 168 registers each, the most in steps of 8; 240 + 160 + 104 are what three of them have.
 
 
 @dataclass(frozen=True)
@@ -57,7 +45,7 @@ class WideTile(RowSchedule):
 
     barrier_table: ClassVar = staticmethod(barriers.table)  # of warps, for so many slots
 
-    warps: WarpRoles = field(default=WARPS)
+    warps: WarpRoles = field(default_factory=WideWarpRoles)
 
     def tiles(self, problem: Problem) -> WideTiles:
         return WideTiles.of(problem)

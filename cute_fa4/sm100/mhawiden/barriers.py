@@ -37,10 +37,16 @@ work_read     work_ready
 work_claimed  one claim at a time
 """
 
-from dataclasses import replace
-
 from ..mhaswap import barriers as swapped
-from ..sync.barriers import Arrivals, Barrier, BarrierTable, commit_by
+from ..sync.barriers import (
+    Arrivals,
+    Barrier,
+    BarrierTable,
+    changed_rows,
+    commit_by,
+    every_thread,
+    queue_rows,
+)
 from .warp_roles import WidenedWarpRoles
 
 BUFFERS = (
@@ -56,22 +62,24 @@ def table(warps: WidenedWarpRoles, kv_slots: int) -> BarrierTable:
 
 def rows(warps: WidenedWarpRoles) -> tuple[Barrier, ...]:
     """Every barrier, in memory order: those of swapped operands, with the widening between the ring and the MMA."""
-    widen = Arrivals("widen", warps.threads_of("widen"))
+    widen = every_thread(warps, "widen")
     changed = {
         "q_full": {"awaited_by": "widen"},
         "pv_done": {"means": "O is complete so far, P has been read"},
         "kv_full": {"awaited_by": "widen"},
         "kv_empty": {"raised_by": (widen,), "means": "the slot has been read"},
-        "work_ready": {"awaited_by": "softmax, mma, widen"},
+        **of_queue(warps),
     }
-    out = []
-    for row in swapped.rows(warps):
-        if row.name == "work_read":
-            row = replace(row, raised_by=(*row.raised_by, widen))
-        out.append(replace(row, **changed.get(row.name, {})))
-        if row.name == "kv_empty":
-            out += _of_widened(widen)
-    return tuple(out)
+    return changed_rows(swapped.rows(warps), changed, behind={"kv_empty": _of_widened(widen)})
+
+
+def of_queue(warps: WidenedWarpRoles) -> dict[str, dict]:
+    """What is different about the work queue where warps that widen read it, too; by barrier."""
+    ready, read, _ = queue_rows(warps, (*swapped.READERS, "widen"))
+    return {
+        "work_ready": {"awaited_by": ready.awaited_by},
+        "work_read": {"raised_by": read.raised_by},
+    }
 
 
 def _of_widened(widen: Arrivals) -> tuple[Barrier, ...]:

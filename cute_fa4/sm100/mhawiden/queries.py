@@ -19,10 +19,10 @@ from ...layouts.scalars import maximum, minimum
 from ..mhaswap import softmax
 from ..mhaswap.columns import SCALE, Place, publish
 from ..steps import row_math
+from ..steps.pieces import load_piece
 from ..steps.store import PIECE_BYTES, store_piece
 from ..work.tile import Work
 from .events import WidenedEvents
-from .pieces import load_piece
 from .smem import WidenedShared
 from .tiles import WIDE_DTYPE
 

@@ -13,12 +13,12 @@ from cutlass import Int32
 
 from ..instructions import tensor_memory
 from ..kernel_args import KernelArgs
+from ..steps.pieces import WORDS, load_piece, widened
 from ..steps.store import PIECE_BYTES, store_piece
 from ..sync.pipelines import KVConsumerPipeline, Slot
 from ..work.queue import NO_MORE, WorkQueue
 from . import queries
 from .events import WidenedEvents
-from .pieces import WORDS, load_piece, widened
 from .smem import WidenedShared
 
 COLUMNS = PIECE_BYTES  # of K or V in a piece of the ring

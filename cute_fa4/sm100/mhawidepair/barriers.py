@@ -25,7 +25,7 @@ from dataclasses import replace
 from ..mhapair.barriers import claim_read, factor_read, of_pair
 from ..mhawide import barriers as of_one_cta
 from ..mhawide.barriers import S_BUFFER
-from ..sync.barriers import Barrier, BarrierTable
+from ..sync.barriers import Barrier, BarrierTable, changed_rows
 from ..warp_roles import WarpRoles
 
 
@@ -36,9 +36,6 @@ def table(warps: WarpRoles, kv_slots: int) -> BarrierTable:
 
 def rows(warps: WarpRoles) -> tuple[Barrier, ...]:
     """Every barrier, in memory order."""
-    out = []
-    for row in of_one_cta.rows(warps):
-        out.append(of_pair(row))
-        if row.name == "p_last":
-            out.append(replace(factor_read(warps), per=S_BUFFER))
-    return (*out, claim_read())
+    read = replace(factor_read(warps), per=S_BUFFER)
+    of_both = tuple(map(of_pair, of_one_cta.rows(warps)))
+    return (*changed_rows(of_both, behind={"p_last": (read,)}), claim_read())

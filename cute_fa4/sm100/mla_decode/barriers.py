@@ -31,11 +31,17 @@ work_read     work_ready
 work_claimed  one claim at a time
 """
 
-from dataclasses import replace
-
 from ..mhaswap import barriers as swapped
 from ..mhaswap.warp_roles import SwappedWarpRoles
-from ..sync.barriers import KV_SLOT, Arrivals, Barrier, BarrierTable, announced_bytes, commit_by
+from ..sync.barriers import (
+    KV_SLOT,
+    Arrivals,
+    Barrier,
+    BarrierTable,
+    announced_bytes,
+    changed_rows,
+    commit_by,
+)
 
 ROPE_SLOT = "rope_slot"
 
@@ -49,18 +55,13 @@ def table(warps: SwappedWarpRoles, kv_slots: int, rope_slots: int) -> BarrierTab
 
 def rows(warps: SwappedWarpRoles) -> tuple[Barrier, ...]:
     """Every barrier, in memory order: those of swapped operands, and the ring of the rotary columns."""
-    means = {
-        "kv_full": "128 columns of a key tile are there",
-        "kv_empty": "both of the slot's products have completed",
+    changed = {
+        "kv_full": {"means": "128 columns of a key tile are there"},
+        "kv_empty": {"means": "both of the slot's products have completed"},
     }
-    out = []
-    for row in swapped.rows(warps):
-        out.append(replace(row, means=means.get(row.name, row.means)))
-        if row.name == "kv_empty":
-            out += rope_rows(
-                announced_bytes("load"), "S is made; with P in the slot: P has been read"
-            )
-    return tuple(out)
+    free = "S is made; with P in the slot: P has been read"
+    rope = rope_rows(announced_bytes("load"), free)
+    return changed_rows(swapped.rows(warps), changed, behind={"kv_empty": rope})
 
 
 def rope_rows(loaded: Arrivals, made: str) -> tuple[Barrier, ...]:

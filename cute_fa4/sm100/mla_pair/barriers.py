@@ -35,13 +35,11 @@ work_read     work_ready
 work_claimed  one claim at a time
 """
 
-from dataclasses import replace
-
 from ..chip import WARP_SIZE
 from ..mhaswap import barriers as swapped
 from ..mhaswap.warp_roles import SwappedWarpRoles
 from ..mla_decode.barriers import ROPE_SLOT, rope_rows
-from ..sync.barriers import Arrivals, Barrier, BarrierTable
+from ..sync.barriers import Arrivals, Barrier, BarrierTable, changed_rows
 from .tiles import CTAS
 
 
@@ -55,14 +53,10 @@ def rows(warps: SwappedWarpRoles) -> tuple[Barrier, ...]:
     """Every barrier, in memory order: those of swapped operands, each raised where it is awaited."""
     loaded = (Arrivals("load", 1, "+ bytes of both"),)
     stored = (Arrivals("softmax", CTAS * warps.threads_of("softmax") // WARP_SIZE, "at 0"),)
-    raised_by = {"q_full": loaded, "kv_full": loaded, "p_ready": stored}
-    out = []
-    for row in swapped.rows(warps):
-        if row.name in raised_by:
-            row = replace(row, raised_by=raised_by[row.name])
-        if row.name == "kv_full":
-            row = replace(row, means="a unit of K or V is there")
-        out.append(row)
-        if row.name == "kv_empty":
-            out += rope_rows(*loaded, "S is made")
-    return tuple(out)
+    changed = {
+        "q_full": {"raised_by": loaded},
+        "p_ready": {"raised_by": stored},
+        "kv_full": {"raised_by": loaded, "means": "a unit of K or V is there"},
+    }
+    rope = rope_rows(*loaded, "S is made")
+    return changed_rows(swapped.rows(warps), changed, behind={"kv_empty": rope})

@@ -37,10 +37,16 @@ work_read     work_ready
 work_claimed  one claim at a time
 """
 
-from dataclasses import replace
-
+from ..mhawiden.barriers import of_queue
 from ..mla_decode import barriers as latent
-from ..sync.barriers import Arrivals, Barrier, BarrierTable, commit_by
+from ..sync.barriers import (
+    Arrivals,
+    Barrier,
+    BarrierTable,
+    changed_rows,
+    commit_by,
+    every_thread,
+)
 from .warp_roles import RowsWarpRoles
 
 SLAB, K_BUFFER = "slab", "k_buffer"
@@ -56,22 +62,15 @@ def table(warps: RowsWarpRoles, kv_slots: int, rope_slots: int) -> BarrierTable:
 
 def rows(warps: RowsWarpRoles) -> tuple[Barrier, ...]:
     """Every barrier, in memory order: those of a latent cache, with the widening between the ring and the MMA."""
-    widen = Arrivals("widen", warps.threads_of("widen"))
+    widen = every_thread(warps, "widen")
     changed = {
         "kv_full": {"awaited_by": "widen", "means": "a slab is there as it is stored"},
         "kv_empty": {"raised_by": (widen,), "means": "the slot has been read"},
         "pv_done": {"means": "O is complete so far, P has been read"},
         "rope_empty": {"means": "S is made; with P there: P is read"},
-        "work_ready": {"awaited_by": "softmax, mma, widen"},
+        **of_queue(warps),
     }
-    out = []
-    for row in latent.rows(warps):
-        if row.name == "work_read":
-            row = replace(row, raised_by=(*row.raised_by, widen))
-        out.append(replace(row, **changed.get(row.name, {})))
-        if row.name == "rope_empty":
-            out += _of_widened(widen)
-    return tuple(out)
+    return changed_rows(latent.rows(warps), changed, behind={"rope_empty": _of_widened(widen)})
 
 
 def _of_widened(widen: Arrivals) -> tuple[Barrier, ...]:

@@ -17,8 +17,8 @@ from cutlass import Float32, Int32
 from ..chip import WARP_SIZE
 from ..instructions import tensor_memory
 from ..kernel_args import KernelArgs
-from ..mhawiden.pieces import WORDS, load_piece, numbers_of, widened
 from ..steps import row_math
+from ..steps.pieces import WORDS, load_piece, numbers_of, widened
 from ..steps.store import PIECE_BYTES, store_piece
 from ..sync.pipelines import KVConsumerPipeline, Slot
 from ..work.queue import NO_MORE, WorkQueue

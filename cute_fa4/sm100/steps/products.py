@@ -2,15 +2,20 @@
 
     multiply_qk    both operands in shared memory, depth stage by depth stage as K arrives
     multiply_pv    P in tensor memory, V in shared memory; begins with the first part of P
+    make_s         multiply_qk with what is awaited before it and raised behind it
 
 Which product follows which is the business of an order (mha2q/p_over_s.py, p_beside_s.py).
 """
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
 
 from ...layouts.operand_tiles import KMajorTile
 from ...layouts.umma_descriptors import InstructionDescriptor
 from ..instructions import tensor_core, tensor_memory
 from ..kernel_args import Events, Smem
-from ..operands.kv_buffer import KVBuffer, mma_tile
+from ..operands.kv_buffer import KVBuffer, KVBufferConfig, mma_tile
 from ..sync.pipelines import KVConsumerPipeline, KVPosition
 
 
@@ -55,6 +60,39 @@ def multiply_qk(
                 k_high,
                 accumulate=stage > 0,
             )
+
+
+@cute.jit
+def make_s(
+    cfg: cutlass.Constexpr,
+    smem: Smem,
+    tmem: Int32,
+    events: Events,
+    kv: KVConsumerPipeline,
+    at: KVPosition,
+    i,
+    n: Int32,
+    count: Int32,
+    q_phase: Int32,
+    wait: cutlass.Constexpr,
+    read=None,
+):
+    """S_i of key tile n of `count`; Q_i is awaited by the first one and free behind the last.
+
+    i       a softmax warpgroup, a number or an Int32 of the kernel
+    wait    for K
+    read    parity of s_free, which says that the last S_i has been read; None: the order of the products says it
+    """
+    k = KVBuffer(KVBufferConfig.for_k(cfg), smem.kv_address)
+    if n == 0:
+        events.q_full.wait(i, q_phase)
+    if cutlass.const_expr(read is not None):
+        events.s_free.wait(i, read)
+        tensor_memory.fence_after()
+    multiply_qk(cfg, smem, k, tmem, kv, at, i, wait=wait)
+    events.s_ready.commit(i)
+    if n == count - 1:
+        events.q_free.commit(i)
 
 
 def column_of(columns: tuple, i):

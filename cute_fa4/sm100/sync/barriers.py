@@ -10,7 +10,7 @@ running ahead; its `reuse` says what.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..warp_roles import WarpRoles
 
@@ -18,6 +18,7 @@ KV_SLOT, KV_STAGE = "kv_slot", "kv_stage"  # places of the ring
 SLOTS_BESIDE_A_REST = 3  # V of a key tile then has the slot of the K before, whose rest was in the one place for rests
 Q_TILE, SOFTMAX, WORK_ENTRY, CTA = "q_tile", "softmax", "work_entry", "cta"
 SCALE_SLOT = "scale_slot"
+QUEUE_READERS = ("softmax", "correction", "mma")  # roles, beside load, of families with correction
 SCALE_SLOTS = (
     4  # key tiles whose scales are in shared memory: a power of two, two for each of two warpgroups
 )
@@ -178,9 +179,8 @@ def scale_rows(warps: WarpRoles, readers: Arrivals) -> tuple[Barrier, ...]:
     )
 
 
-def queue_rows(warps: WarpRoles, with_scales: bool = False) -> tuple[Barrier, ...]:
-    """The barriers of the work queue (work/queue.py): every family's. with_scales: keys have their own."""
-    roles = ("softmax", "correction", "mma", *(("scales",) if with_scales else ()))
+def queue_rows(warps: WarpRoles, roles: tuple[str, ...] = QUEUE_READERS) -> tuple[Barrier, ...]:
+    """The barriers of the work queue (work/queue.py): every family's. roles: that read it, beside load."""
     readers = tuple(every_thread(warps, role) for role in roles)
     return (
         Barrier(
@@ -217,6 +217,33 @@ def judged_rows(warps: WarpRoles) -> tuple[Barrier, ...]:
             "work_ready",
         ),
     )
+
+
+def changed_rows(
+    rows: tuple[Barrier, ...],
+    fields: Mapping[str, Mapping] = {},
+    behind: Mapping[str, tuple[Barrier, ...]] = {},
+) -> tuple[Barrier, ...]:
+    """Rows of another family, some with other fields, and more rows behind some; both are told by a row's name.
+
+    >>> ring = changed_rows(ring_rows(), {"kv_full": {"awaited_by": "widen"}}, {"kv_full": judged_rows(WarpRoles())})
+    >>> [(row.name, row.awaited_by) for row in ring]
+    [('kv_full', 'widen'), ('work_judged', 'load'), ('kv_empty', 'load')]
+
+    A name that no row has is a slip of the table that asks for it:
+
+    >>> changed_rows(ring_rows(), {"kv_ful": {"awaited_by": "widen"}})
+    Traceback (most recent call last):
+    KeyError: "no barrier 'kv_ful': there are kv_full, kv_empty"
+    """
+    names = [row.name for row in rows]
+    for name in (*fields, *behind):
+        if name not in names:
+            raise KeyError(f"no barrier {name!r}: there are {', '.join(names)}")
+    out = []
+    for row in rows:
+        out += (replace(row, **fields.get(row.name, {})), *behind.get(row.name, ()))
+    return tuple(out)
 
 
 def reuse_text(rows) -> str:

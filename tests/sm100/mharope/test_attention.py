@@ -10,7 +10,7 @@ from cute_fa4.sm100.mha2q.schedule import TwoTiles
 from cute_fa4.sm100.mharope import barriers
 from cute_fa4.sm100.mharope.schedule import RopeTile
 from cute_fa4.sm100.mharope.warp_roles import RopeWarpRoles
-from cute_fa4.sm100.mhawide.schedule import WARPS
+from cute_fa4.sm100.mhawide.warp_roles import WideWarpRoles
 from cute_fa4.sm100.sync.barriers import reuse_text
 from cute_fa4.system import devices
 from tests.serving.batches import Batch, assert_agrees, packed_q, run
@@ -76,9 +76,9 @@ def test_the_tables_in_the_docstring_are_those_in_the_code():
 
 def test_two_warps_widen_that_are_idle_elsewhere():
     """So the registers of the launch are as many, and setmaxnreg has the same warpgroups."""
-    roles = RopeWarpRoles()
-    assert (roles.threads, roles.registers) == (WARPS.threads, WARPS.registers)
-    assert [roles.role_of(warp) for warp in WARPS.idle] == ["widen", "widen"]
+    roles, wide = RopeWarpRoles(), WideWarpRoles()
+    assert (roles.threads, roles.registers) == (wide.threads, wide.registers)
+    assert [roles.role_of(warp) for warp in wide.idle] == ["widen", "widen"]
 
 
 def test_it_is_chosen_by_the_dtype_and_refuses_others():

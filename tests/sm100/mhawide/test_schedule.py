@@ -7,7 +7,8 @@ import pytest
 from cute_fa4.sm100.chip import MBARRIER_BYTES, SMEM_CAPACITY_BYTES, TMEM_COLUMNS
 from cute_fa4.sm100.choose_config import ALL_DEPTHS, choose_config, is_wide
 from cute_fa4.sm100.config import FA4Config
-from cute_fa4.sm100.mhawide.schedule import LEAST_SLOTS, WARPS, WideTile
+from cute_fa4.sm100.mhawide.schedule import LEAST_SLOTS, WideTile
+from cute_fa4.sm100.mhawide.warp_roles import WideWarpRoles
 from cute_fa4.sm100.row_schedule import WIDE_DEPTHS
 
 UNIT_BYTES = 128 * 64 * 2
@@ -32,9 +33,10 @@ def test_every_pair_of_head_dims_fits_and_wastes_less_than_a_slot():
 
 def test_the_registers_of_the_warpgroups_are_those_of_the_launch():
     """setmaxnreg waits for registers that others gave up: more than there were at launch would never come."""
-    groups = (WARPS.softmax_registers, WARPS.correction_registers, WARPS.other_registers)
-    assert WARPS.threads == 384 and sum(groups) == 3 * REGISTERS_AT_LAUNCH
-    assert WARPS.correction_registers <= REGISTERS_AT_LAUNCH <= WARPS.softmax_registers
+    warps = WideWarpRoles()
+    groups = (warps.softmax_registers, warps.correction_registers, warps.other_registers)
+    assert warps.threads == 384 and sum(groups) == 3 * REGISTERS_AT_LAUNCH
+    assert warps.correction_registers <= REGISTERS_AT_LAUNCH <= warps.softmax_registers
 
 
 @pytest.mark.parametrize("depths", [(200, 128), (64, 136), (256, 256), (512, 512)])

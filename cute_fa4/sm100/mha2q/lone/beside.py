@@ -12,7 +12,7 @@ from ...kernel_args import Events, KernelArgs, Smem
 from ...roles import alternate
 from ...sync.pipelines import KVConsumerPipeline
 from ...work.queue import NO_MORE, WorkQueue
-from ..p_beside_s import PBesideSCode, add_pending, last_products, make_s
+from ..p_beside_s import PBesideSCode, add_pending, last_products, make_next_s
 from .tile import is_lone
 
 
@@ -58,7 +58,7 @@ def run(
             for n in cutlass.range(count, unroll=1):
                 for i in cutlass.range_constexpr(cfg.tiles.num_q):
                     parity = phase ^ apart if cutlass.const_expr(i == 1) else phase
-                    make_s(cfg, smem, tmem, events, kv, at_k, i, n, count, parity, q_phase)
+                    make_next_s(cfg, smem, tmem, events, kv, at_k, i, n, count, parity, q_phase)
                     if pending:
                         add_pending(cfg, smem, tmem, events, kv, at_v, i, n, parity, accumulate)
                 if pending:

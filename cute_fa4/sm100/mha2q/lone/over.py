@@ -12,10 +12,10 @@ from cutlass import Int32
 from ...kernel_args import Events, KernelArgs, Smem
 from ...operands.kv_buffer import KVBuffer, KVBufferConfig
 from ...roles import alternate
-from ...steps.products import multiply_pv
+from ...steps.products import make_s, multiply_pv
 from ...sync.pipelines import KVConsumerPipeline
 from ...work.queue import NO_MORE, WorkQueue
-from ..p_over_s import POverSCode, make_s
+from ..p_over_s import POverSCode
 from .tile import is_lone
 
 
@@ -46,14 +46,14 @@ def run(
             events.o_ready.commit(1)
         else:
             for n in cutlass.range(count, unroll=1):
-                make_s(cfg, smem, tmem, events, kv, at, 0, n, count, q_phase)
+                make_s(cfg, smem, tmem, events, kv, at, 0, n, count, q_phase, wait=True)
                 if pending:
                     before = phase ^ apart ^ 1
                     multiply_pv(cfg, v, tmem, events, at.held_v, 1, before, accumulate_o1)
                     if n == 0:
                         events.o_ready.commit(1)
                     kv.release_v(at)
-                make_s(cfg, smem, tmem, events, kv, at, 1, n, count, q_phase)
+                make_s(cfg, smem, tmem, events, kv, at, 1, n, count, q_phase, wait=False)
                 kv.release(at)
                 at = kv.advance_to_v(at)
                 kv.wait_v(at)

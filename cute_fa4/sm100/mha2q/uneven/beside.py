@@ -12,44 +12,16 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from ...instructions import tensor_memory
 from ...kernel_args import Events, KernelArgs, Smem
 from ...operands.kv_buffer import KVBuffer, KVBufferConfig
 from ...roles import alternate
-from ...steps.products import multiply_pv, multiply_qk
+from ...steps.products import make_s, multiply_pv
 from ...sync.pipelines import KVConsumerPipeline, KVPosition
 from ...work.kv_range import TileRange
 from ...work.queue import NO_MORE, WorkQueue
 from ..lone.beside import Alternating
 from .over import is_lone_here
 from .turns import Turn, by_warpgroup, changed, from_warpgroups
-
-
-@cute.jit
-def make_s(
-    cfg: cutlass.Constexpr,
-    smem: Smem,
-    tmem: Int32,
-    events: Events,
-    kv: KVConsumerPipeline,
-    at_k: KVPosition,
-    warpgroup: Int32,
-    n: Int32,
-    count: Int32,
-    phase: Int32,
-    q_phase: Int32,
-    wait: cutlass.Constexpr,
-):
-    """S of a warpgroup's key tile n of `count`, when the one before has been read (phase: its parity). wait: for K"""
-    k = KVBuffer(KVBufferConfig.for_k(cfg), smem.kv_address)
-    if n == 0:
-        events.q_full.wait(warpgroup, q_phase)
-    events.s_free.wait(warpgroup, phase)
-    tensor_memory.fence_after()
-    multiply_qk(cfg, smem, k, tmem, kv, at_k, warpgroup, wait=wait)
-    events.s_ready.commit(warpgroup)
-    if n == count - 1:
-        events.q_free.commit(warpgroup)
 
 
 @cute.jit
@@ -93,8 +65,8 @@ def alone(
     leader, other = turn.leader, 1 - turn.leader
     phase, accumulate = turn.phase, turn.accumulate
     for n in cutlass.range(first, tiles.count, unroll=1):
-        of_leader = tiles.count, phase, q_phase
-        make_s(cfg, smem, tmem, events, kv, at_k, leader, n, *of_leader, wait=True)
+        place = at_k, leader, n, tiles.count, q_phase
+        make_s(cfg, smem, tmem, events, kv, *place, wait=True, read=phase)
         kv.release(at_k)
         kv.wait_v(at_v)
         going_on = cutlass.Boolean(False)
@@ -163,14 +135,14 @@ def run(
             leader, other = turn.leader, 1 - turn.leader
             phase, phase_of_other, accumulate = turn.phase, turn.phase_of_other, turn.accumulate
             for n in cutlass.range(of_both, unroll=1):
-                of_leader = tiles.count, phase, q_phase
-                make_s(cfg, smem, tmem, events, kv, at_k, leader, n, *of_leader, wait=True)
+                place = at_k, leader, n, tiles.count, q_phase
+                make_s(cfg, smem, tmem, events, kv, *place, wait=True, read=phase)
                 if pending:
                     kv.wait_v(at_v)
                 if pending & (not cut):
                     add(cfg, smem, tmem, events, at_v, leader, n == 0, phase, accumulate)
-                of_other = of_both, phase_of_other, q_phase
-                make_s(cfg, smem, tmem, events, kv, at_k, other, n, *of_other, wait=False)
+                place = at_k, other, n, of_both, q_phase
+                make_s(cfg, smem, tmem, events, kv, *place, wait=False, read=phase_of_other)
                 kv.release(at_k)
                 if pending:
                     add(cfg, smem, tmem, events, at_v, other, n == 0, phase_of_other, accumulate)

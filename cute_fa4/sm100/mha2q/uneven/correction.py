@@ -77,8 +77,9 @@ def correct_tiles(
     row: Int32,
 ) -> Turns:
     """A work tile of two query tiles."""
+    now = Turns.of(cfg, order, work)
     two_tiles(cfg, order, args, smem, tmem, events, work, before, row)
-    return before.plus(Turns.of(cfg, order, work))
+    return before.plus(now)
 
 
 @cute.jit

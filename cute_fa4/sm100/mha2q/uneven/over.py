@@ -16,36 +16,12 @@ from ...kernel_args import Events, KernelArgs, Smem
 from ...operands.kv_buffer import KVBuffer, KVBufferConfig
 from ...roles import alternate
 from ...roles.order import Order
-from ...steps.products import multiply_pv, multiply_qk
+from ...steps.products import make_s, multiply_pv
 from ...sync.pipelines import KVConsumerPipeline, KVPosition
 from ...work.kv_range import TileRange
 from ...work.queue import NO_MORE, WorkQueue
 from ..lone.tile import is_lone
 from .turns import Turn, by_warpgroup, changed, from_warpgroups
-
-
-@cute.jit
-def make_s(
-    cfg: cutlass.Constexpr,
-    smem: Smem,
-    tmem: Int32,
-    events: Events,
-    kv: KVConsumerPipeline,
-    at: KVPosition,
-    warpgroup: Int32,
-    n: Int32,
-    count: Int32,
-    q_phase: Int32,
-    wait: cutlass.Constexpr,
-):
-    """S of a warpgroup's key tile n of `count`. wait: for K"""
-    k = KVBuffer(KVBufferConfig.for_k(cfg), smem.kv_address)
-    if n == 0:
-        events.q_full.wait(warpgroup, q_phase)
-    multiply_qk(cfg, smem, k, tmem, kv, at, warpgroup, wait=wait)
-    events.s_ready.commit(warpgroup)
-    if n == count - 1:
-        events.q_free.commit(warpgroup)
 
 
 @cute.jit

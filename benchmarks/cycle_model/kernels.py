@@ -41,9 +41,9 @@ def runs_on_pairs(problem: Problem) -> bool:
     if problem.window:
         mask = bands.Window(True, True)
     depths = problem.head_dim, problem.head_dim_v or problem.head_dim
-    mean = sum(problem.sequences) / problem.batch
+    mean, most = sum(problem.sequences) / problem.batch, max(problem.sequences)
     heads = problem.batch * problem.heads_q
-    lengths = pays.Lengths(mean, mean, heads, equal=not problem.lengths)
+    lengths = pays.Lengths(mean, mean, heads, 1, not problem.lengths, most, most)
     return pays.pays(pays.Asked(problem.dtype, *depths, mask), lengths)
 
 

@@ -1,8 +1,8 @@
 """Whether a call of many queries runs on pairs of CTAs: as it is told, or as a rule says of its lengths.
 
 Lengths are those that metadata tells, and no tensor is read: a longest sequence that the caller gives, shapes, and of
-packed sequences the mean. Keys in pages, or with lengths on the device, are taken for as many as queries: the page
-table is as wide as the longest sequence that a server allows.
+packed sequences the mean. Keys in pages, or with lengths on the device, are taken for as many as queries unless the
+caller says how many the longest sequence has: the page table is as wide as the longest that a server allows.
 """
 
 from __future__ import annotations
@@ -36,11 +36,14 @@ def lengths_of(q, k, heads: int, where: Where) -> pays.Lengths:
     batch = where.batch(q)
     packed = where.q_layout == "packed"
     queries = q.shape[0] / batch if packed else q.shape[1]
+    most_queries = max(queries, min(where.max_seqlen_q, q.shape[0])) if packed else queries
+    most_keys = max(most_queries, where.max_seqlen_k)
     if where.kv_layout == "packed":
         keys = k.shape[0] / batch
     elif where.kv_layout == "dense" and where.seqused_k is None:
-        keys = k.shape[1]
-    else:
-        keys = max(queries, where.max_seqlen_k)
+        keys = most_keys = k.shape[1]
+    else:  # as long before the queries as in the longest sequence
+        keys = queries * most_keys / max(1, most_queries)
     equal = not packed and where.seqused_q is None
-    return pays.Lengths(queries, keys, batch * q.shape[-2] // heads, heads, equal)
+    sequences = batch * q.shape[-2] // heads
+    return pays.Lengths(queries, keys, sequences, heads, equal, most_queries, most_keys)

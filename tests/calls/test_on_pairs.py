@@ -58,15 +58,25 @@ def test_long_calls_run_on_pairs_and_short_ones_alone(asked):
     assert asked == [PAIRS, PAIRS, ALONE, PAIRS, ALONE, PAIRS, ALONE, ALONE]
 
 
-def test_packed_calls_are_judged_by_the_mean(asked):
-    """One long sequence among many short ones does not choose the kernel of all of them."""
-    for lengths in ((ROWS, ROWS), (ROWS, *[64] * 256)):
+def test_packed_calls_are_judged_by_the_mean_and_the_longest(asked):
+    """One long sequence among many short ones does not choose the kernel of all of them, a few do."""
+    for lengths in ((ROWS, ROWS), (ROWS, *[64] * 256), (ROWS, *[1536] * 8)):
         cu = starts(*lengths)
         tensors = qkv(int(cu[-1]))
         flash_attn_varlen_func(
             *tensors, cu_seqlens_q=cu, cu_seqlens_k=cu, max_seqlen_q=ROWS, causal=True
         )
-    assert asked == [PAIRS, ALONE]
+    assert asked == [PAIRS, ALONE, PAIRS]
+
+
+def test_what_a_server_allows_says_nothing_of_short_sequences(asked):
+    """A server may state the longest that it allows: sequences of 512 keys are not longer for it."""
+    cu = starts(*[512] * 96)
+    for most in (512, 1 << 20):
+        flash_attn_varlen_func(
+            *qkv(int(cu[-1])), cu_seqlens_q=cu, cu_seqlens_k=cu, max_seqlen_q=most
+        )
+    assert asked == [ALONE, ALONE]
 
 
 def test_keys_that_only_the_device_knows_are_as_many_as_queries_unless_the_caller_says_more(asked):

@@ -11,6 +11,10 @@
     causal, 192/128    |alone ------------------|pairs ------------------------------>
     causal, 128        |alone ------------------------|pairs ------------------------>
 
+Of packed sequences metadata tells the mean and the longest, not how rows are spread between them. Most rows lie in long
+sequences: a row of 46 to 8192 (mean 1638) shares its sequence with 4,681 others in the mean. Half way between the mean
+and the longest is taken for that.
+
 `Lengths` is what a call knows without reading a tensor of its own. Pairs are taken where they save LEAST_GAIN at least
 and fill the chip; what was not modelled runs on CTAs alone (docs/decisions/0020).
 """
@@ -27,6 +31,9 @@ ROWS_OF_PAIR = CTAS * ROWS_ALONE
 KEYS_A_TILE = 128
 STEP = 16  # of depth, for the tensor core
 LAGS_TO = 128  # columns of K: up to there P waits for the exact maximum, which pairs cannot hide
+LONGEST_OF_MEAN = (
+    6  # beyond that what a caller says of the longest sequence may be what its server allows
+)
 LEAST_GAIN = 0.02  # of the cycles: less than this a model cannot tell
 
 
@@ -86,6 +93,8 @@ class Lengths:
     sequences       times the heads that are scheduled
     shared          heads of a group that share a tile
     equal           all sequences have as many queries; otherwise the last block of each is half full in the mean
+    most_queries    of the longest sequence, where they differ; 0: as many as the mean
+    most_keys
     """
 
     queries: float
@@ -93,18 +102,35 @@ class Lengths:
     sequences: int
     shared: int = 1
     equal: bool = True
+    most_queries: float = 0
+    most_keys: float = 0
+
+    @property
+    def of_a_row(self) -> tuple[float, float]:
+        """Queries and keys of the sequence that a row has in the mean over rows."""
+        known = (self.queries, self.most_queries), (self.keys, self.most_keys)
+        return tuple(
+            (mean + min(max(mean, most), LONGEST_OF_MEAN * mean)) / 2 for mean, most in known
+        )
 
     def blocks(self, rows: int) -> float:
         """Of so many rows, of all sequences."""
         each = self.queries * self.shared / rows
         return self.sequences * (-(-each // 1) if self.equal else each + 0.5)
 
-    def key_tiles(self, rows: int, mask: bands.Mask) -> float:
-        """That a block of so many rows walks, in the mean."""
-        seen = self.keys
+    def cycles(self, cost: Cycles, rows: int, mask: bands.Mask) -> float:
+        """Of all blocks of so many rows; the half of a block that a sequence lacks is one of a mean sequence."""
+        of_rows = cost.of(self._key_tiles(rows, mask, *self.of_a_row))
+        if self.equal:
+            return self.blocks(rows) * of_rows
+        lacking = cost.of(self._key_tiles(rows, mask, self.queries, self.keys)) / 2
+        return self.sequences * (self.queries * self.shared / rows * of_rows + lacking)
+
+    def _key_tiles(self, rows: int, mask: bands.Mask, queries: float, keys: float) -> float:
+        """That a block of so many rows of such a sequence walks, in the mean."""
+        seen = keys
         if isinstance(mask, bands.Causal):
-            hidden = min(self.queries, self.keys) / 2
-            seen = min(seen, seen - hidden + rows / self.shared / 2)
+            seen = min(seen, seen - min(queries, keys) / 2 + rows / self.shared / 2)
         return max(1.0, seen / KEYS_A_TILE)
 
 
@@ -129,13 +155,17 @@ def pays(asked: Asked, lengths: Lengths) -> bool:
     [False, True, True, True]
     >>> pays(causal, Lengths(2048, 32768, 64)), pays(full, Lengths(768, 32768, 64)), pays(full, Lengths(2048, 2048, 8))
     (True, False, False)
+
+    Packed sequences of 1,638 queries in the mean, by the longest:
+
+    >>> [pays(full, Lengths(1638, 1638, 320, equal=False, most_queries=n, most_keys=n)) for n in (1638, 4096, 8192)]
+    [False, True, True]
     """
     cycles = asked.modelled
     if cycles is None:
         return False
-    alone, pairs = lengths.blocks(ROWS_ALONE), lengths.blocks(ROWS_OF_PAIR)
-    if pairs < PAIRS_OF_SMS:  # rather keys are split
+    if lengths.blocks(ROWS_OF_PAIR) < PAIRS_OF_SMS:  # rather keys are split
         return False
-    time_alone = alone * cycles[0].of(lengths.key_tiles(ROWS_ALONE, asked.mask))
-    time_of_pairs = CTAS * pairs * cycles[1].of(lengths.key_tiles(ROWS_OF_PAIR, asked.mask))
-    return time_of_pairs < (1 - LEAST_GAIN) * time_alone
+    alone = lengths.cycles(cycles[0], ROWS_ALONE, asked.mask)
+    pairs = CTAS * lengths.cycles(cycles[1], ROWS_OF_PAIR, asked.mask)
+    return pairs < (1 - LEAST_GAIN) * alone

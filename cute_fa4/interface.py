@@ -82,6 +82,7 @@ def flash_attn_func(
     pack_gqa: bool | None = None,
     deterministic: bool = False,
     k_rope: torch.Tensor | None = None,
+    q_rope: torch.Tensor | None = None,
     score_mod=None,
     mask_mod=None,
     aux_tensors=None,
@@ -186,7 +187,7 @@ def flash_attn_func(
         False, return_lse,
     )  # fmt: skip
     asked = window_size, (softmax_scale, causal, softcap, None, None), choices
-    rope = None if k_rope is None else (k_rope, None)
+    rope = None if k_rope is q_rope is None else (k_rope, None, q_rope)
     tensors = CallTensors(q, k, v, out, lengths, learnable_sink, aux_tensors, None, scales, rope)
     result = again(tensors, asked)
     if result is not None:
@@ -194,8 +195,8 @@ def flash_attn_func(
     if is_traced(q):
         return through_operator("dense", flash_attn_func, _arguments(flash_attn_func, locals()))
     if _any_autocast():
-        q, k, v, k_rope = autocast.cast(q, k, v, k_rope)
-        rope = None if rope is None else (k_rope, None)
+        q, k, v, k_rope, q_rope = autocast.cast(q, k, v, k_rope, q_rope)
+        rope = None if rope is None else (k_rope, None, q_rope)
         tensors = tensors._replace(q=q, k=k, v=v, rope=rope)
     return attend(prepare_attention, tensors, asked)
 
@@ -230,6 +231,7 @@ def flash_attn_varlen_func(
     deterministic: bool = False,
     k_rope: torch.Tensor | None = None,
     k_rope_page_table: torch.Tensor | None = None,
+    q_rope: torch.Tensor | None = None,
     score_mod=None,
     mask_mod=None,
     aux_tensors=None,
@@ -317,7 +319,9 @@ def flash_attn_varlen_func(
         seqused_k_excludes_new, return_lse or return_softmax_lse,
     )  # fmt: skip
     asked = window_size, (softmax_scale, causal, softcap, max_seqlen_q, max_seqlen_k), choices
-    rope = None if k_rope is k_rope_page_table is None else (k_rope, k_rope_page_table)
+    rope = None
+    if not (k_rope is k_rope_page_table is q_rope is None):
+        rope = (k_rope, k_rope_page_table, q_rope)
     tensors = CallTensors(q, k, v, out, lengths, sink, aux_tensors, None, scales, rope)
     result = again(tensors, asked)
     if result is not None:
@@ -327,8 +331,8 @@ def flash_attn_varlen_func(
             "varlen", flash_attn_varlen_func, _arguments(flash_attn_varlen_func, locals())
         )
     if _any_autocast():
-        q, k, v, k_rope = autocast.cast(q, k, v, k_rope)
-        rope = None if rope is None else (k_rope, k_rope_page_table)
+        q, k, v, k_rope, q_rope = autocast.cast(q, k, v, k_rope, q_rope)
+        rope = None if rope is None else (k_rope, k_rope_page_table, q_rope)
         tensors = tensors._replace(q=q, k=k, v=v, rope=rope)
     return attend(prepare_attention, tensors, asked)
 
@@ -523,8 +527,9 @@ def through_operator(route: str, function, arguments: dict):
         arguments |= _quantised(arguments)
         q, k, v = autocast.cast(arguments["q"], arguments["k"], arguments["v"])
         arguments |= {"q": q, "k": k, "v": v}
-        if arguments.get("k_rope") is not None:
-            arguments |= dict(zip(["k_rope"], autocast.cast(arguments["k_rope"]), strict=True))
+        for name in ("k_rope", "q_rope"):
+            if arguments.get(name) is not None:
+                (arguments[name],) = autocast.cast(arguments[name])
         return getattr(routes, route)(function, arguments)
     except (TypeError, ValueError, NotImplementedError) as error:
         if is_dynamo_compiling():

@@ -35,11 +35,12 @@ from cute_fa4.sm100.choose_config import (
     family_for,
     is_wide,
     latent_tile,
+    rope_family,
     split_configs,
     tile_for,
     wide_family_for,
 )
-from cute_fa4.sm100.config import FA4Config, RopeTile
+from cute_fa4.sm100.config import FA4Config
 from cute_fa4.system.devices import target_of
 
 
@@ -184,7 +185,7 @@ def config_of(
         qkv_dtype=DTYPE_NAMES[q.dtype],
         o_dtype=DTYPE_NAMES[dtype_of_out(q, out)],
         descales="" if options.scales is None else options.scales.letters,
-        head_dim=q.shape[-1],
+        head_dim=q.shape[-1] + (0 if options.rope is None else options.rope.depth_of_q),
         head_dim_v=v.shape[-1],
         group=group,
         write_lse=bool(return_lse),
@@ -224,7 +225,8 @@ def _tile(q, k, v, group: int, where: Where, options: Options) -> dict:
     swaps = by_length and policy.swaps() and options.rope is None
     pack, rows = tile_for(seqlen_q, group, options.pack_gqa, swaps)
     if options.rope is not None and options.rope.dtype is not None:
-        return {"pack_gqa": pack, "family": RopeTile.family, "rope_dtype": options.rope.dtype}
+        family = rope_family(DTYPE_NAMES[q.dtype])
+        return {"pack_gqa": pack, "family": family, "rope_dtype": options.rope.dtype}
     if rows is not None:
         return {"pack_gqa": pack, "rows": rows}
     heads = group if pack else 1

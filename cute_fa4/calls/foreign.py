@@ -66,6 +66,7 @@ OTHER_NAMES = {
     "kv_layout": (("NHD",), "tensors (batch, seqlen, heads, head_dim), such as x.transpose(1, 2)"),
     "k_rope": ((None,), "flash_attn_func or flash_attn_varlen_func; a cache with K of each head has all columns"),
     "k_rope_page_table": ((None,), "flash_attn_varlen_func"),
+    "q_rope": ((None,), "flash_attn_func or flash_attn_varlen_func, beside k_rope"),
     "k_pe": ((None,), "k_rope="),
     "kpe": ((None,), "k_rope="),
     "fa_version": ((2, 3, 4), _VLLM),

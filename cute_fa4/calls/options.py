@@ -56,7 +56,9 @@ def resolve(
         raise TypeError(f"pack_gqa: {pack_gqa!r}; accepted: None (chosen), True or False")
     check_split(num_splits, tokens_per_split)
     return Options(
-        softmax_scale=checked_scale(softmax_scale, q.shape[-1]),
+        softmax_scale=checked_scale(
+            softmax_scale, q.shape[-1] + (0 if rope is None else rope.depth_of_q)
+        ),
         mask=resolve_mask(causal, window_size, mask),
         score_mod=composed(_cap(softcap), _function("score_mod", score_mod)),
         mask_mod=_function("mask_mod", mask_mod),

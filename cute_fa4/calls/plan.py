@@ -75,7 +75,7 @@ class Plan:
             or (aux is not None and any(tensor.requires_grad for tensor in aux))
             or (new is not None and (new[0].requires_grad or new[1].requires_grad))
             or (scales is not None and any(s is not None and s.requires_grad for s in scales))
-            or (rope is not None and rope[0].requires_grad)
+            or (rope is not None and any(x is not None and x.requires_grad for x in rope))
         ):
             return False
         return self.is_apart(tensors)
@@ -101,7 +101,7 @@ class Plan:
         scales, rope = tensors.scales, tensors.rope
         if lengths is sink is aux is scales is rope is None:
             return True
-        if rope is not None and may_overlap(out, rope[0]):
+        if rope is not None and not self._apart_from_rope(out, *rope):
             return False
         # A loop and no function: the call of one is a tenth of what a repeated call costs.
         nbytes = self.small_bytes
@@ -113,6 +113,10 @@ class Plan:
             if tensor.data_ptr() < end and first < tensor.data_ptr() + extent_bytes(tensor):
                 return False
         return True
+
+    @staticmethod
+    def _apart_from_rope(out, k_rope, table, q_rope) -> bool:
+        return not (may_overlap(out, k_rope) or (q_rope is not None and may_overlap(out, q_rope)))
 
     def __call__(self, tensors: CallTensors):
         q, k, v, out = tensors.q, tensors.k, tensors.v, tensors.out

@@ -25,7 +25,7 @@ from cute_fa4.calls.lengths import check_index_tensor, check_lengths
 from cute_fa4.calls.options import resolve
 from cute_fa4.calls.plan import NO_LENGTHS
 from cute_fa4.calls.request import TENSORS, CallTensors, Choices, Numbers, Where
-from cute_fa4.calls.rope import checked_rope, depth_of
+from cute_fa4.calls.rope import checked_rope, depths_of
 from cute_fa4.calls.scales import checked_scales
 from cute_fa4.calls.tensors import (
     DENSE,
@@ -135,7 +135,7 @@ def checked(
         kv_axes,
         one_batch=cache_batch_idx is None,
         latent=latent,
-        in_rope=depth_of(rope),
+        in_rope=depths_of(rope, q, k),
     )
     check_index_tensor("cu_seqlens_q", cu_seqlens_q, 1, q.device)
     where = Where(

@@ -27,10 +27,11 @@ from cute_fa4.calls.append import (
     rows_of_cache,
     sequences_of,
 )
+from cute_fa4.calls import rope as rope_tensors
 from cute_fa4.calls.prepare import one_of, prepare_attention
 from cute_fa4.calls.queries import are_wide, quantised, stay_wide
 from cute_fa4.calls.request import CallTensors, in_order
-from cute_fa4.calls.tensors import DTYPE_NAMES, ROPE_SPAN, check_tensors
+from cute_fa4.calls.tensors import DTYPE_NAMES, FP8, ROPE_SPAN, check_tensors
 from cute_fa4.sm100.config import FA4Config
 from cute_fa4.system.devices import asked_for
 
@@ -41,7 +42,7 @@ OF_CACHES = (
     *("k", "v", "cache_seqlens", "cu_seqlens_k_new", "cache_batch_idx", "cache_leftpad"),
     *("rotary_cos", "rotary_sin", "qv"),
 )
-OF_ROPE = ("k_rope", "k_rope_page_table")
+OF_ROPE = rope_tensors.NAMES
 OF_VARLEN = (
     *("cu_seqlens_k", "seqused_q", "seqused_k", "seqused_k_excludes_new", "max_seqlen_k"),
     *OF_ROPE,
@@ -137,7 +138,12 @@ class _Tensors:
         return torch.empty(shape, dtype=dtype or self.dtype, device="meta")
 
     def q(self) -> torch.Tensor:
-        return self._rows("cu_seqlens_q", self.sizes.seqlen_q, self.heads_q, self.depth_qk)
+        columns = self.depth_qk - (self.rope_depth if "q_rope" in self.given else 0)
+        return self._rows("cu_seqlens_q", self.sizes.seqlen_q, self.heads_q, columns)
+
+    def q_rope(self) -> torch.Tensor:
+        of_rows = "cu_seqlens_q", self.sizes.seqlen_q, self.heads_q, self.rope_depth
+        return self._rows(*of_rows, dtype=self.of_rope)
 
     @property
     def rope_depth(self) -> int:
@@ -149,8 +155,14 @@ class _Tensors:
 
     def rope(self) -> torch.Tensor:
         if "k_rope_page_table" in self.given:
-            return self.empty(self.batch * self.pages(), self.sizes.page_size, self.rope_depth)
-        return self._rows("cu_seqlens_k", self.sizes.seqlen_k, 1, self.rope_depth)
+            pages = self.batch * self.pages(), self.sizes.page_size, self.rope_depth
+            return self.empty(*pages, dtype=self.of_rope)
+        return self._rows("cu_seqlens_k", self.sizes.seqlen_k, 1, self.rope_depth, self.of_rope)
+
+    @property
+    def of_rope(self) -> torch.dtype:
+        """Of k_rope and q_rope that the question leaves open: that of q, or bf16 beside 8 bits."""
+        return torch.bfloat16 if self.dtype in FP8 else self.dtype
 
     def keys(self, depth: int) -> torch.Tensor:
         """K or V, or a cache of them."""
@@ -194,6 +206,7 @@ _OPEN: dict[str, Callable] = {
         for name in ("page_table", "block_table", "k_rope_page_table")
     },
     "k_rope": lambda tensors: tensors.rope(),
+    "q_rope": lambda tensors: tensors.q_rope(),
     "k": lambda tensors: tensors.new_rows(tensors.depth_qk),
     "v": lambda tensors: tensors.new_rows(tensors.depth_v),
     **{
@@ -272,17 +285,15 @@ def _varlen(
     *,
     page_table=None,
     block_table=None,
-    k_rope=None,
-    k_rope_page_table=None,
     **rest,
 ):
+    rope = rope_tensors.of_arguments(rest)
     options = {name: rest.pop(name) for name in OPTIONS & set(rest)}
     sink, aux, scales, asked = _common(**options)
     table = one_of("page_table", page_table, "block_table", block_table)
     lengths = in_order(page_table=table, **rest)
     depth_k = tensors.depth_qk - tensors.rope_depth
     q, k, v = tensors.q(), tensors.keys(depth_k), tensors.keys(tensors.depth_v)
-    rope = None if k_rope is k_rope_page_table is None else (k_rope, k_rope_page_table)
     q, out, scales = _queries(q, k, v, scales, options, rest)
     return prepare_attention(
         CallTensors(q, k, v, out, lengths, sink, aux, None, scales, rope), asked

@@ -79,9 +79,10 @@ def _parts(tensors: CallTensors) -> tuple[tuple, tuple | None]:
         looked_at += tuple(scale for scale in scales if scale is not None)
         scales = tuple(scale is not None for scale in scales)
     if rope is not None:
-        k_rope, rope_table = rope
-        looked_at += (k_rope,) if rope_table is None else (k_rope, rope_table)
-        rope = (rope_table is None, None if rope_table is None else rope_table.data_ptr() % 16)
+        looked_at += tuple(tensor for tensor in rope if tensor is not None)
+        _, rope_table, q_rope = rope
+        aligned = None if rope_table is None else rope_table.data_ptr() % 16
+        rope = rope_table is None, aligned, q_rope is None
     return looked_at, (
         None if a is None else a.numel(),
         None if b is None else b.numel(),

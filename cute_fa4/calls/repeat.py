@@ -196,12 +196,13 @@ def _aux(tensors) -> tuple:
     return tuple((tensor.shape, tensor.dtype) for tensor in tensors)
 
 
-def _rope(k_rope, table) -> tuple:
-    """Columns of k in a tensor of their own, and their pages."""
-    if table is None:
-        return k_rope.shape, k_rope.stride(), k_rope.dtype
-    strides = table.is_contiguous() or table.stride()
-    return k_rope.shape, k_rope.stride(), k_rope.dtype, table.shape, strides, table.data_ptr() % 16
+def _rope(k_rope, table, q_rope) -> tuple:
+    """Columns of k in a tensor of their own, their pages, and the columns of q that meet them."""
+    found = k_rope.shape, k_rope.stride(), k_rope.dtype
+    if table is not None:
+        strides = table.is_contiguous() or table.stride()
+        found += (table.shape, strides, table.data_ptr() % 16)
+    return found if q_rope is None else (*found, q_rope.shape, q_rope.stride(), q_rope.dtype)
 
 
 def _new(k, v, offsets, cu_seqlens_q) -> tuple:

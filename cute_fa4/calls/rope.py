@@ -7,6 +7,14 @@
 
 A key of head h is k[..., h, :] and then k_rope[...]. The tensor is read where it lies, the last columns of a latent
 cache for instance; nobody writes a K of all columns.
+
+    q, k         k_rope              besides
+    16 bits      as k                -
+    16 bits      8 bits              widened; k_rope_descale, float32: one number, or one for each of its rows
+    8 bits       16 bits             q_rope (..., heads, d_rope) of its dtype, and q has d columns
+
+With q and k of 8 bits the score of a query and a key is q_descale * k_descale * (q k + q_rope k_rope): scales are those
+of whole rows, so what has a scale has its 16-bit columns stored divided by it (docs/decisions/0028).
 """
 
 from __future__ import annotations
@@ -17,21 +25,32 @@ import torch
 
 from cute_fa4.calls.lengths import check_index_tensor, check_pages, keys_of
 from cute_fa4.calls.request import Where
-from cute_fa4.calls.strides import rows_for_descriptors
+from cute_fa4.calls.strides import rows_for_descriptors, with_plain_strides
 from cute_fa4.calls.tensors import (
     DENSE,
     DTYPE_NAMES,
     FP8,
     PACKED,
     PAGED,
+    WIDE,
     check_is_tensor,
     check_memory,
     check_place,
+    check_rank,
 )
 from cute_fa4.sm100.tiles import ROWS_OF_SWIZZLE
 
-NAMES = ("k_rope", "k_rope_page_table")  # as a call passes them on
-ABSENT = (None, None)
+NAMES = ("k_rope", "k_rope_page_table", "q_rope")  # as a call passes them on
+
+
+def given_of(*tensors) -> tuple | None:
+    """Those of NAMES as a call passes them on; None: none is given."""
+    return None if all(tensor is None for tensor in tensors) else tensors
+
+
+def of_arguments(arguments: dict) -> tuple | None:
+    """The same of arguments by name, which are taken out of them."""
+    return given_of(*(arguments.pop(name, None) for name in NAMES))
 
 
 @dataclass(frozen=True)
@@ -40,15 +59,23 @@ class Rope:
 
     depth       its columns
     page_size   rows of its pages; 0: its rows are those of k
-    dtype       the name of one of 8 bits, which the kernel widens; None: that of k
+    dtype       its name, where it is another than that of k: 8 bits under 16, or 16 beside 8; None: that of k
+    of_q        the columns of q that meet it, where q has them in a tensor of their own
     """
 
     view: torch.Tensor
     page_table: torch.Tensor | None
+    of_q: torch.Tensor | None = None
 
     @property
     def dtype(self) -> str | None:
-        return DTYPE_NAMES[self.view.dtype] if self.view.dtype in FP8 else None
+        has_own = self.view.dtype in FP8 or self.of_q is not None
+        return DTYPE_NAMES[self.view.dtype] if has_own else None
+
+    @property
+    def depth_of_q(self) -> int:
+        """Columns that q lacks."""
+        return 0 if self.of_q is None else self.depth
 
     @property
     def depth(self) -> int:
@@ -60,7 +87,7 @@ class Rope:
 
     @property
     def named(self) -> dict[str, torch.Tensor | None]:
-        return dict(zip(NAMES, (self.view, self.page_table), strict=True))
+        return dict(zip(NAMES, (self.view, self.page_table, self.of_q), strict=True))
 
 
 class RopeView:
@@ -68,40 +95,47 @@ class RopeView:
 
     def __init__(self, rope: Rope):
         self.layout = rope.view.shape, rope.view.stride()
+        self.of_q = None if rope.of_q is None else (rope.of_q.shape, rope.of_q.stride())
 
     def of(self, given: tuple) -> tuple:
         """What the kernel takes. given: those of NAMES."""
-        k_rope, table = given
+        k_rope, table, q_rope = given
         view = k_rope.as_strided(*self.layout)
-        return (view,) if table is None else (view, table)
+        found = (view,) if table is None else (view, table)
+        return found if self.of_q is None else (*found, q_rope.as_strided(*self.of_q))
 
 
-def depth_of(given: tuple | None) -> int:
-    """Columns of k_rope, which k lacks; 0: k has all. given: those of NAMES, or None for none."""
+def depths_of(given: tuple | None, q, k) -> tuple[int, int]:
+    """-> (columns of k_rope, which k lacks, those that q lacks); 0: it has all. Refuses dtypes that have no kernel.
+
+    given: those of NAMES, or None for none; q, k: unchecked
+    """
     if given is None:
-        return 0
-    k_rope, table = given
-    if k_rope is None:
+        return 0, 0
+    k_rope, table, q_rope = given
+    if k_rope is None and table is not None:
         raise ValueError("k_rope_page_table: given without k_rope, whose pages it lists")
+    if k_rope is None:
+        raise ValueError(
+            "q_rope: given without k_rope, whose columns it meets; accepted: both, or neither"
+        )
     check_is_tensor("k_rope", k_rope)
+    if q_rope is not None:
+        check_is_tensor("q_rope", q_rope)
     if k_rope.dim() == 0 or k_rope.shape[-1] == 0:
         raise ValueError(
             f"k_rope: shape {tuple(k_rope.shape)}; accepted: columns in its last dimension"
         )
-    return k_rope.shape[-1]
+    if all(getattr(x, "dtype", None) in DTYPE_NAMES for x in (q, k)):  # others are refused as such
+        _check_dtypes(k_rope, q_rope, q, k)
+    return k_rope.shape[-1], 0 if q_rope is None else k_rope.shape[-1]
 
 
 def checked_rope(given: tuple | None, q, k, where: Where, contents: bool = True) -> Rope | None:
-    """Refuse what is no such tensor. given: as depth_of; k: with the rows of a page first."""
+    """Refuse what is no such tensor. given: as depths_of; k: with the rows of a page first."""
     if given is None:
         return None
-    k_rope, table = given
-    wide = k.dtype.itemsize == 2 and q.dtype == k.dtype
-    if not wide or (k_rope.dtype != k.dtype and k_rope.dtype not in FP8):
-        raise TypeError(
-            f"k_rope: dtype {k_rope.dtype} with q of {q.dtype} and k of {k.dtype}; accepted: q and k of 16 bits, "
-            f"k_rope of their dtype or {' or '.join(map(str, FP8))}; convert with .to(torch.bfloat16)"
-        )
+    k_rope, table, q_rope = given
     check_place("k_rope", k_rope, q.device)
     view = _check_shape(k_rope, table, k, where)
     check_memory(
@@ -111,7 +145,52 @@ def checked_rope(given: tuple | None, q, k, where: Where, contents: bool = True)
         _check_table(table, view, q, k, where, contents)
     clipped = table is not None or where.kv_layout != "dense" or where.seqused_k is not None
     gathered = table is not None and view.shape[1] % ROWS_OF_SWIZZLE != 0
-    return Rope(rows_for_descriptors("k_rope", view, clipped, gathered), table)
+    view = rows_for_descriptors("k_rope", view, clipped, gathered)
+    return Rope(view, table, None if q_rope is None else _checked_q(q_rope, q, k_rope.shape[-1]))
+
+
+def _check_dtypes(k_rope, q_rope, q, k) -> None:
+    if q.dtype in FP8 and k.dtype == q.dtype:
+        if k_rope.dtype not in WIDE:
+            raise TypeError(
+                f"k_rope: dtype {k_rope.dtype} with q and k of {q.dtype}; accepted: {' or '.join(map(str, WIDE))}, with "
+                "q_rope; convert both with .to(torch.bfloat16)"
+            )
+        if q_rope is None:
+            raise ValueError(
+                f"q_rope: None with q and k of {q.dtype} and k_rope of {k_rope.dtype}; accepted: the columns of q that "
+                f"meet k_rope, {(*q.shape[:-1], k_rope.shape[-1])} of its dtype; or q of 16 bits with all columns"
+            )
+        if q_rope.dtype != k_rope.dtype:
+            raise TypeError(
+                f"q_rope: dtype {q_rope.dtype} while k_rope is {k_rope.dtype}; accepted: one dtype for both; convert "
+                f"with .to({k_rope.dtype})"
+            )
+        return
+    wide = k.dtype.itemsize == 2 and q.dtype == k.dtype
+    if not wide or (k_rope.dtype != k.dtype and k_rope.dtype not in FP8):
+        raise TypeError(
+            f"k_rope: dtype {k_rope.dtype} with q of {q.dtype} and k of {k.dtype}; accepted: q and k of 16 bits, "
+            f"k_rope of their dtype or {' or '.join(map(str, FP8))}; convert with .to(torch.bfloat16)"
+        )
+    if q_rope is not None:
+        raise TypeError(
+            f"q_rope: given with q of {q.dtype}, which has these columns behind its others; accepted: None, or q and k "
+            f"of {' or '.join(map(str, FP8))}"
+        )
+
+
+def _checked_q(q_rope, q, columns: int) -> torch.Tensor:
+    """The columns of q that have a tensor of their own, with strides that a descriptor can hold."""
+    check_place("q_rope", q_rope, q.device)
+    check_rank("q_rope", q_rope, DENSE if q.dim() == 4 else PACKED)
+    if tuple(q_rope.shape) != (*q.shape[:-1], columns):
+        raise ValueError(
+            f"q_rope: shape {tuple(q_rope.shape)} with q of {tuple(q.shape)} and {columns} columns of k_rope; accepted: "
+            f"{(*q.shape[:-1], columns)}"
+        )
+    check_memory("q_rope", q_rope, DENSE if q.dim() == 4 else PACKED)
+    return with_plain_strides(q_rope)
 
 
 def _check_shape(k_rope, table, k, where: Where):

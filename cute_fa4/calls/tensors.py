@@ -50,7 +50,7 @@ LARGEST_SCALE = 2.0**127
 
 
 # A row of a tile in shared memory is made of spans of so many elements of 16 bits; k_rope has the last of them.
-ROPE_SPAN = 64
+ROPE_SPAN, ROPE_SPAN_OF_FP8 = 64, 128  # and of k of 8 bits, which has one
 
 # The axes of q, k, v and out, as messages name them.
 DENSE = ("batch", "seqlen", "heads", "head_dim")
@@ -71,12 +71,12 @@ def check(
     kv_axes=DENSE,
     one_batch: bool = True,
     latent: bool = False,
-    in_rope: int = 0,
+    in_rope: tuple[int, int] = (0, 0),
 ) -> None:
     """Check q, k, v and out against each other and against what the kernel reads.
 
     one_batch: dense k and v have the sequences of dense q, none else. latent: v is the first columns of k.
-    in_rope: columns of a key that k lacks, because they are in k_rope.
+    in_rope: columns that k lacks, because they are in k_rope, and that q lacks, because they are in q_rope.
     """
     check_tensors(q, k, v, out)
     axes = {"q": q_axes, "k": kv_axes, "v": kv_axes, "out": q_axes}
@@ -206,15 +206,15 @@ def check_shapes(
     kv_axes=DENSE,
     one_batch: bool = True,
     latent: bool = False,
-    in_rope: int = 0,
+    in_rope: tuple[int, int] = (0, 0),
 ) -> None:
     num_q_heads, head_dim = q.shape[-2:]
     num_kv_heads = k.shape[-2]
     if q_axes == kv_axes == DENSE and one_batch:
         _same_size("k", k, "batch", 0, "q", q)
         _same_size("v", v, "batch", 0, "q", q)
-    if in_rope:
-        _check_rope_depths(head_dim, k.shape[-1], in_rope)
+    if any(in_rope):
+        _check_rope_depths(head_dim, k.shape[-1], *in_rope)
     elif not (latent and are_rows(k)):
         _same_size("k", k, "head_dim", -1, "q", q)
     for dim, axis in enumerate(kv_axes[:-1]):
@@ -246,7 +246,10 @@ def _check_depths(dtype: str, *depths: int) -> None:
             )
 
 
-def _check_rope_depths(of_q: int, of_k: int, in_rope: int) -> None:
+def _check_rope_depths(of_q: int, of_k: int, in_rope: int, of_q_apart: int) -> None:
+    if of_q_apart:
+        _check_depths_beside(of_q, of_k, in_rope)
+        return
     if of_k + in_rope != of_q:
         raise ValueError(
             f"k_rope: {in_rope} columns behind {of_k} of k while q has {of_q}; accepted: {of_q} together: q has the "
@@ -256,6 +259,20 @@ def _check_rope_depths(of_q: int, of_k: int, in_rope: int) -> None:
         raise ValueError(
             f"k_rope: {in_rope} columns behind {of_k} of k; accepted: up to {ROPE_SPAN} behind a multiple of "
             f"{ROPE_SPAN}; concatenate k and k_rope"
+        )
+
+
+def _check_depths_beside(of_q: int, of_k: int, in_rope: int) -> None:
+    """Of 8 bits, with columns of 16 bits in q_rope and k_rope."""
+    if of_q != of_k:
+        raise ValueError(
+            f"q: {of_q} columns while k has {of_k}, with q_rope; accepted: {of_k}: the others of q are in q_rope, as "
+            "those of k in k_rope"
+        )
+    if of_k != ROPE_SPAN_OF_FP8 or in_rope > ROPE_SPAN:
+        raise ValueError(
+            f"k_rope: {in_rope} columns of 16 bits behind {of_k} of 8 of k; accepted: up to {ROPE_SPAN} behind "
+            f"{ROPE_SPAN_OF_FP8}; pad k with zeros, and q likewise, or convert all to one dtype and concatenate"
         )
 
 

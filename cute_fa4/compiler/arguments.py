@@ -37,7 +37,7 @@ def fake_arguments(config: FA4Config) -> dict:
 
     rows_o, lse = _results(config, rows_q, heads_q)
     return dict(
-        mQ=values((*rows_q, heads_q), config.qk_depth),
+        mQ=values((*rows_q, heads_q), config.q_depth),
         mK=values(keys, config.stored_depth, config.stored_dtype),
         mV=values(keys, config.ov_depth, config.stored_dtype),
         mO=values(rows_o, config.ov_depth, config.o_dtype),
@@ -58,7 +58,7 @@ def fake_arguments(config: FA4Config) -> dict:
         in_cache=tuple(lengths(True) for _ in range(config.cache_batch_idx + config.cache_leftpad))
         or None,
         descales=_descales(config),
-        rope=_rope(config, keys),
+        rope=_rope(config, keys, (*rows_q, heads_q)),
         stream=make_fake_stream(use_tvm_ffi_env_stream=True),
     )
 
@@ -71,16 +71,22 @@ def _descales(config: FA4Config) -> tuple | None:
     return tuple(every) or None
 
 
-def _rope(config: FA4Config, keys: tuple) -> tuple | None:
-    """The columns of K that all heads share, as K of one head, or in pages of their own with a page table."""
+def _rope(config: FA4Config, keys: tuple, queries: tuple) -> tuple | None:
+    """The columns of K that all heads share, as K of one head, or in pages of their own with a page table.
+
+    Behind them those of Q, where these have a tensor of their own.
+    """
     from cutlass.cute import sym_int
 
     if not config.rope_depth:
         return None
-    if not config.rope_page_size:
-        return (_fake_rows(config.rope_stored_dtype, (*keys[:-1], 1, config.rope_depth)),)
-    pages = sym_int(symbol="rope_pages"), config.rope_page_size, 1, config.rope_depth
-    return _fake_rows(config.rope_stored_dtype, pages), _fake("i32", (sym_int(), sym_int()))
+    dtype, rows, further = config.rope_stored_dtype, (*keys[:-1], 1), ()
+    if config.rope_page_size:
+        rows = sym_int(symbol="rope_pages"), config.rope_page_size, 1
+        further = (_fake("i32", (sym_int(), sym_int())),)
+    if config.mixes_rope:
+        further += (_fake_rows(dtype, (*queries, config.rope_depth)),)
+    return _fake_rows(dtype, (*rows, config.rope_depth)), *further
 
 
 def _results(config: FA4Config, rows_q: tuple, heads_q) -> tuple:

@@ -72,7 +72,7 @@ def _unwrapped(call: dict, level: int) -> tuple[dict, set]:
 
 
 def _folds(call: dict, batched: set) -> bool:
-    names = {"q", "k", "v", "out", "key_limit", "k_rope"}
+    names = {"q", "k", "v", "out", "key_limit", "k_rope", "q_rope"}
     dense = not {"cu_seqlens_q", "cache_seqlens", "latent_cache"} & set(call)
     parts = [
         part for name in ("score_mod", "mask_mod") for part in call[name].split(" then ") if part
@@ -95,7 +95,7 @@ def _is_foldable(out: torch.Tensor) -> bool:
 
 def _folded(operator, call: dict, batched: set, examples: int):
     folded = dict(call)
-    for name in ("q", "k", "v", "out", "key_limit", "k_rope"):
+    for name in ("q", "k", "v", "out", "key_limit", "k_rope", "q_rope"):
         tensor = call.get(name)
         if tensor is None:
             continue

@@ -16,7 +16,7 @@ from cute_fa4.calls import append, attention, latent, prepare
 from cute_fa4.calls.lengths import check_lengths
 from cute_fa4.calls.options import resolve
 from cute_fa4.calls.request import Where
-from cute_fa4.calls.rope import ABSENT, checked_rope, depth_of
+from cute_fa4.calls.rope import checked_rope, depths_of, of_arguments
 from cute_fa4.calls.scales import NAMES, checked_scales
 from cute_fa4.calls.strides import views_for_descriptors
 from cute_fa4.calls.tensors import check, check_tensors
@@ -50,9 +50,9 @@ def _depth_of_values(arguments: dict) -> int:
 # --- what each function refuses
 
 
-def check_dense(q, k, v, *, out=None, key_limit, return_lse, k_rope=None, **options) -> None:
-    rope = None if k_rope is None else (k_rope, None)
-    check(q, k, v, out, in_rope=depth_of(rope))
+def check_dense(q, k, v, *, out=None, key_limit, return_lse, **options) -> None:
+    rope = of_arguments(options)
+    check(q, k, v, out, in_rope=depths_of(rope, q, k))
     where = Where(key_limit=key_limit)
     check_lengths(q, k, where)
     options["rope"] = checked_rope(rope, q, k, where, contents=False)
@@ -64,8 +64,7 @@ def check_varlen(q, k, v, *, out=None, return_lse, max_seqlen_q, **rest) -> None
     heads_first = rest.pop("heads_first", rest.get("kv_layout") == "HND")
     if max_seqlen_q is None and rest.get("cu_seqlens_q") is not None:
         max_seqlen_q = q.shape[0]  # the real call reads it from the contents
-    rope = rest.pop("k_rope", None), rest.pop("k_rope_page_table", None)
-    rope = None if rope == ABSENT else rope
+    rope = of_arguments(rest)
     k, v, where = prepare.checked(
         q, k, v, out, max_seqlen_q=max_seqlen_q, contents=False, rope=rope, **rest
     )

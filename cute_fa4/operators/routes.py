@@ -13,6 +13,7 @@ from torch.compiler import disable, is_dynamo_compiling
 
 from cute_fa4.calls import append as caches
 from cute_fa4.calls import prepare as ragged
+from cute_fa4.calls import rope as rope_tensors
 from cute_fa4.calls.latent import check_latent_tensors
 from cute_fa4.calls.options import resolve
 from cute_fa4.calls.tensors import check_tensors, unbuilt_parameters
@@ -31,7 +32,7 @@ _WHERE = (
     "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "seqused_k_excludes_new", "page_table",
     "kv_layout", "key_limit",
 )  # fmt: skip
-_ROPE = ("k_rope", "k_rope_page_table")
+_ROPE = rope_tensors.NAMES
 _WHERE_IN_CACHE = (
     "cu_seqlens_q", "page_table", "kv_layout", "key_limit", "cache_batch_idx", "cache_leftpad",
 )  # fmt: skip
@@ -44,7 +45,7 @@ def dense(function, given: dict):
     if outside is not None:
         return outside(function, given)
     tensors = _named(given, ("q", "k", "v"))
-    call = _options(given) | _named(given, ("key_limit", "k_rope"))
+    call = _options(given) | _named(given, ("key_limit", "k_rope", "q_rope"))
     return _call(_ops.flash_attn, _ops.flash_attn_out, tensors | call, given["out"])
 
 

@@ -4,6 +4,7 @@ from dataclasses import fields
 from functools import lru_cache
 
 from . import bands
+from .chip import FP8_DTYPES
 from .combine.config import CombineConfig
 from .config import SCHEDULES, FA4Config
 from .mha1q.schedule import OneTile
@@ -56,6 +57,7 @@ __all__ = [
     "latent_rows",
     "latent_tile",
     "packs_gqa",
+    "rope_family",
     "split_configs",
     "swapped_rows",
     "tile_for",
@@ -106,7 +108,7 @@ def choose_config(
         if family is None and choices.get("latent"):
             family = (LatentRows if choices.get("kv_dtype") else LatentTile).family
         elif family is None and choices.get("rope_dtype"):
-            family = RopeTile.family
+            family = rope_family(qkv_dtype)
         elif family is None and choices.get("kv_dtype"):
             family = WidenedTile.family
         elif (
@@ -146,6 +148,15 @@ def _schedule(depth: int, family: str | None, **choices) -> Schedule:
         # softmax thread; reading S twice instead costs more than the wider tile saves.
         choices.setdefault("bn_cap", 128)
     return cls(**choices)
+
+
+def rope_family(qkv_dtype: str) -> str:
+    """The family for columns of K that have a tensor and a dtype of their own: widened under 16 bits, or as they are.
+
+    >>> rope_family("bf16"), rope_family("e4m3")
+    ('mharope', 'mha2q')
+    """
+    return (TwoTiles if qkv_dtype in FP8_DTYPES else RopeTile).family
 
 
 def is_wide(head_dim: int, head_dim_v: int) -> bool:

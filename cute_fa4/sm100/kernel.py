@@ -100,7 +100,7 @@ def set_up(cfg: cutlass.Constexpr, args: KernelArgs, cta: CTA, warp, mbarriers):
 def initialise_all(cfg, args: KernelArgs, mbarriers):
     """Load warp: every mbarrier of the table, and the descriptors on their way."""
     if cfg.schedule.prefetch_maps:
-        tma.prefetch(args.q, args.k, args.v, args.o, args.rope and args.rope.operand)
+        tma.prefetch(args.q, args.k, args.v, args.o, args.rope)
     initialise(mbarriers, [barrier.count for _, _, barrier in cfg.barriers.instances()])
 
 
@@ -171,7 +171,8 @@ class SM100Kernel:
         in_cache    the tensors cache_batch_idx and cache_leftpad, (batch,) int32, as far as the configuration has them
         descales    what cfg.descales names, (batch, kv_heads) f32 of any strides; Q's as mQ with a depth of 1
         rope        the last cfg.rope_depth columns of K, which all heads share, as K of one head, or in pages of
-                    cfg.rope_page_size rows; then also their page table, (batch, pages) int32
+                    cfg.rope_page_size rows; then their page table, (batch, pages) int32; where they have 16 bits beside
+                    eight, those of Q, as mQ; where they have scales, one for each of their rows, f32 of any strides
 
         The depth is contiguous; softmax_scale multiplies Q K^T.
         """

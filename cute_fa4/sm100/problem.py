@@ -8,6 +8,7 @@ from .chip import ARCHES, DTYPE_BYTES, FP8_DTYPES
 from .score_mods import ScoreMod
 
 SINK_DTYPES = ("f32", "bf16", "fp16")
+ROPE_BESIDE_FP8 = ("bf16", "fp16")  # dtypes of columns of K in a tensor of their own, beside K of eight bits
 DESCALES = "qQkKvVo"  # whose scales a kernel may take, in this order
 AUX_DTYPES = ("bf16", "fp16", "f32", "i32", "i64", "u8")
 
@@ -79,8 +80,10 @@ class Problem:
     rope_depth     last columns of K that lie in a tensor of their own, which all heads share (multi-head latent
                    attention, not absorbed); qk_depth counts them; 0: K has all columns
     rope_page_size keys per page of that tensor, which has a page table of its own; 0: its rows are those of K
-    rope_dtype     dtype of these columns, or of those behind the values of a latent cache; None: that of K
-    scale_dtype    dtype of scales that lie in the rows of a latent cache, one for 128 numbers; None: there are none
+    rope_dtype     dtype of these columns, or of those behind the values of a latent cache; None: that of K. Of eight bits
+                   under K of 16 they are widened; of 16 beside K of eight those of Q have a tensor of their own, too
+    scale_dtype    "f32": each key has a scale for such columns of eight bits. Of a latent cache dtype of the scales that
+                   lie in its rows, one for 128 numbers. None: there are none
     arch           "sm_100a" (B200) or "sm_103a" (B300, hardware exp2 at twice the rate)
     """
 
@@ -168,6 +171,21 @@ class Problem:
     def rope_stored_dtype(self) -> str:
         """Of the columns of K that lie in a tensor of their own."""
         return self.rope_dtype or self.stored_dtype
+
+    @property
+    def mixes_rope(self) -> bool:
+        """The columns of their own have 16 bits beside K of eight, and so have the columns of Q that meet them."""
+        return self.rope_depth > 0 and self.has_fp8 and self.rope_dtype in ROPE_BESIDE_FP8
+
+    @property
+    def q_depth(self) -> int:
+        """Elements of qkv_dtype in a row of Q in global memory."""
+        return self.qk_depth - (self.rope_depth if self.mixes_rope else 0)
+
+    @property
+    def tile_depth(self) -> int:
+        """Columns of Q and K in shared memory as qkv_dtype counts them: those of 16 bits beside eight are two."""
+        return self.qk_depth + (self.rope_depth if self.mixes_rope else 0)
 
     @property
     def has_functions(self) -> bool:

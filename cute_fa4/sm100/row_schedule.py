@@ -61,7 +61,8 @@ class RowSchedule:
     # How exponentials are emulated on the FMA units: "exact", in float32; "half" in f16 (steps/half_powers.py).
     exponential: ClassVar[str] = "exact"
     tmem_remedy: ClassVar[str] = ""  # besides a lower bn_cap
-    widens_rope: ClassVar[bool] = False  # columns of K with a tensor and a dtype of their own
+    widens_rope: ClassVar[bool] = False  # columns of K with a tensor of their own, of 8 bits under 16
+    mixes_rope: ClassVar[bool] = False  # the same of 16 beside 8
 
     bn_cap: int = 0
     swizzle_bytes: int = 128
@@ -173,6 +174,7 @@ class RowSchedule:
             *(problem, self.qk_depths, self.ov_depths),
             takes_rope=True,
             widens_rope=self.widens_rope,
+            mixes_rope=self.mixes_rope,
             scales_keys=self.scales_keys,
         )
         if tiles.BN > 128:
@@ -223,11 +225,13 @@ def problem_not_built(
     takes_rope: bool = False,
     scales_keys: bool = False,
     widens_rope: bool = False,
+    mixes_rope: bool = False,
 ) -> list[str]:
     """What no family runs yet, whatever its tiles are.
 
     qk_depths, ov_depths: what this one does, of 16 bits; widens: whether it runs keys of 8 bits under queries of 16;
-    takes_rope, widens_rope: whether it loads columns of K from a tensor of their own, and of 8 bits;
+    takes_rope, widens_rope, mixes_rope: whether it loads columns of K from a tensor of their own, also of 8 bits under
+    16, also of 16 beside 8;
     scales_keys: whether a key may have a scale of its own
     """
     why = []
@@ -252,6 +256,8 @@ def problem_not_built(
             f"{' or '.join(map(repr, outputs))}"
         )
     of_qk, of_ov = (DEPTHS_OF_FP8,) * 2 if problem.has_fp8 else (qk_depths, ov_depths)
+    if problem.mixes_rope and mixes_rope:  # rope_refusals of the tiles say which columns
+        of_qk = QK_DEPTHS
     for name, depths in (("qk_depth", of_qk), ("ov_depth", of_ov)):
         if getattr(problem, name) not in depths:
             why.append(f"{name}={getattr(problem, name)} is not built yet: use {in_words(depths)}")
@@ -262,11 +268,13 @@ def problem_not_built(
             f"rope_depth={problem.rope_depth}: kernels for few rows load K from one tensor: use schedule=OneTile()"
         )
     if problem.rope_depth and problem.has_fp8:
-        why.append(
-            f"rope_depth={problem.rope_depth} with qkv_dtype={problem.qkv_dtype!r} is not built yet: use 'bf16' or "
-            "'fp16'"
-        )
-    if problem.rope_dtype is not None and not widens_rope:
+        if not (problem.mixes_rope and mixes_rope):
+            why.append(
+                f"rope_depth={problem.rope_depth} with qkv_dtype={problem.qkv_dtype!r}, rope_dtype="
+                f"{problem.rope_dtype!r} is not built yet: use rope_dtype='bf16' or 'fp16' with schedule=TwoTiles(), or "
+                "qkv_dtype='bf16' or 'fp16'"
+            )
+    elif problem.rope_dtype is not None and not widens_rope:
         why.append(
             f"rope_dtype={problem.rope_dtype!r} is not built yet in this family: use None, or e4m3 with "
             "schedule=RopeTile()"

@@ -53,8 +53,8 @@ class Tiles:
                    MMA depth
         """
         granule, mma_k = swizzle_bytes // problem.dtype_bytes, 32 // problem.dtype_bytes
-        o_columns = slot_columns(problem, granule)
-        depth = min(align_up(problem.qk_depth, granule), slot_columns(problem, granule, cta_group))
+        o_columns = columns_beside_s(problem, granule)
+        depth = min(align_up(problem.tile_depth, granule), slot_columns(problem, granule, cta_group))
         bn = min(256, align_down(TMEM_COLUMNS // 2 - o_columns, mma_k))
         if bn_cap:
             bn = min(bn, align_down(bn_cap, mma_k))
@@ -63,7 +63,7 @@ class Tiles:
             bn = 1 << (bn.bit_length() - 1)  # a power of two has more in common with pages
         if not qk_stages:
             qk_stages = gcd(depth // granule, depth // mma_k)
-        has_rest = problem.qk_depth > depth
+        has_rest = problem.tile_depth > depth
         return Tiles(problem, num_q, cta_group, bn, qk_stages + has_rest, swizzle_bytes)
 
     # ---- rows, keys, depths
@@ -123,7 +123,7 @@ class Tiles:
 
     @property
     def padded_qk_depth(self) -> int:
-        return align_up(self.problem.qk_depth, self.swizzle_granule)
+        return align_up(self.problem.tile_depth, self.swizzle_granule)
 
     @property
     def padded_ov_depth(self) -> int:
@@ -142,8 +142,12 @@ class Tiles:
 
     @property
     def rope_columns(self) -> int:
-        """Columns of K that come from a tensor of their own, padded: all of the rest, or the last of a slot."""
-        return align_up(self.problem.rope_depth, self.swizzle_granule)
+        """Columns of K that come from a tensor of their own, padded: all of the rest, or the last of a slot.
+
+        Counted as qkv_dtype counts them.
+        """
+        own = self.problem.qk_depth - self.problem.rope_depth
+        return align_up(self.problem.tile_depth - own, self.swizzle_granule)
 
     @property
     def rope_box_columns(self) -> int:
@@ -157,8 +161,8 @@ class Tiles:
 
     @property
     def o_columns_padded(self) -> int:
-        """Columns of a slot of the ring: V has all of its own there, K as many as 256 bytes hold."""
-        return slot_columns(self.problem, self.swizzle_granule)
+        """What S leaves O of tensor memory: columns of a slot of the ring, where V has all of its own."""
+        return columns_beside_s(self.problem, self.swizzle_granule)
 
     @property
     def k_box_rows(self) -> int:
@@ -244,7 +248,7 @@ class Tiles:
     @property
     def qk_mma_shape(self) -> tuple[int, int, int]:
         """(M, N, K) of S = Q K^T; K is the depth rounded up to MMA steps, not to the padded tile."""
-        return (self.MMA_M, self.BN, align_up(self.problem.qk_depth, self.MMA_K))
+        return (self.MMA_M, self.BN, align_up(self.problem.tile_depth, self.MMA_K))
 
     @property
     def pv_mma_shape(self) -> tuple[int, int, int]:
@@ -312,8 +316,12 @@ class Tiles:
 
     @property
     def o_buffers(self) -> int:
-        """Chunks of O on their way to global memory; beside two Q tiles and a rest of K there is room for one."""
-        return 1 if self.rest_qk_depth and self.num_q == 2 else O_BUFFERS
+        """Chunks of O on their way to global memory; beside two Q tiles and a rest of K there is room for one.
+
+        So there is beside K of two widths: its slots are as large as those of 16 bits, and keys may have scales.
+        """
+        crowded = self.rest_qk_depth or self.problem.mixes_rope
+        return 1 if crowded and self.num_q == 2 else O_BUFFERS
 
     @property
     def k_rest_bytes(self) -> int:
@@ -342,10 +350,11 @@ class Tiles:
         why, problem, granule = [], self.problem, self.swizzle_granule
         if not problem.rope_depth:
             return why
-        if problem.rope_depth > granule or (problem.qk_depth - problem.rope_depth) % granule:
+        if self.rope_columns > granule or (problem.qk_depth - problem.rope_depth) % granule:
+            most = self.rope_box_columns if problem.mixes_rope else granule
             why.append(
                 f"rope_depth={problem.rope_depth} of qk_depth={problem.qk_depth}: the columns before them fill swizzle "
-                f"spans of {granule} elements, and they have one: use up to {granule} behind a multiple of {granule}"
+                f"spans of {granule} elements, and they have one: use up to {most} behind a multiple of {granule}"
             )
         if self.slot_stages > 1:
             why.append(
@@ -378,6 +387,13 @@ class Tiles:
 def slot_columns(problem: Problem, granule: int, cta_group: int = 1) -> int:
     """Columns of a slot of the ring, in chunks of `granule`; CTAs that share an MMA have fewer rows of K in it."""
     of_k = min(
-        align_up(problem.qk_depth, granule), cta_group * SLOT_ROW_BYTES // problem.dtype_bytes
+        align_up(problem.tile_depth, granule), cta_group * SLOT_ROW_BYTES // problem.dtype_bytes
     )
     return max(of_k, align_up(problem.ov_depth, granule))
+
+
+def columns_beside_s(problem: Problem, granule: int) -> int:
+    """Columns of tensor memory that S leaves O: as many as a slot has, where K has one width."""
+    if problem.mixes_rope:
+        return align_up(problem.ov_depth, granule)
+    return slot_columns(problem, granule)

@@ -52,6 +52,7 @@ class TwoTiles(RowSchedule):
     family: ClassVar[str] = "mha2q"
     query_tiles: ClassVar[int] = 2
     scales_keys: ClassVar[bool] = True
+    mixes_rope: ClassVar[bool] = True
     tmem_remedy: ClassVar[str] = ", or order='p_over_s'"
     lagged_emulated: ClassVar[int] = (
         24  # of 64 pairs of exponentials, on sm_100a: docs/decisions/0012

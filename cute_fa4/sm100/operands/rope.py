@@ -13,6 +13,7 @@ from cutlass import Int32
 
 from ...tma.tensor_maps import (
     DTYPES,
+    TMAOperand,
     clipped_load_view,
     dense_view,
     make_operand,
@@ -31,32 +32,54 @@ class Rope:
     rows_per_block   from one batch or page to the next, Int32
     page_table       (batch, pages) int32 of their own pages, or None: their rows are those of K
     num_pages        of their pool
+    of_q             what loads the columns of Q that meet them, where these have a tensor of their own, or None
     """
 
     operand: KVOperand
     rows_per_block: Int32
     page_table: cute.Tensor | None
     num_pages: Int32
+    of_q: TMAOperand | None
 
     @staticmethod
-    def of(cfg, tensor, page_table=None) -> "Rope":
-        """tensor: like K of one head, (batch, seqlen_k, 1, depth), packed (total_k, 1, depth) or in pages."""
-        tiles, dtype, columns = cfg.tiles, DTYPES[cfg.rope_stored_dtype], cfg.tiles.rope_box_columns
-        pages = Int32(tensor.shape[0])
-        if not is_clipped(cfg):
-            view = dense_view(tensor, columns, columns)
-            rows, group = tiles.rope_box_rows, tiles.cta_group
-            boxes = make_operand(view, dtype, rows, columns, cta_group=group)
-            return Rope(KVOperand(boxes), Int32(0), page_table, pages)
-        space = row_space(tensor)
-        stride = Int32(space.rows_per_block)
-        if tiles.gathers_rope:
-            view, of_heads = rows_of_heads_view(tensor, space)
-            rows = KVOperand(make_row_operand(view, dtype, columns), of_heads=of_heads)
-            return Rope(rows, stride, page_table, pages)
-        view = clipped_load_view(tensor, space)
-        boxes = make_operand(view, dtype, tiles.rope_box_rows, columns, cta_group=tiles.cta_group)
-        return Rope(KVOperand(boxes), stride, page_table, pages)
+    def of(cfg, tensor, *further) -> "Rope":
+        """tensor: like K of one head, (batch, seqlen_k, 1, depth), packed (total_k, 1, depth) or in pages.
+
+        further: the page table and the columns of Q, as far as the configuration has them
+        """
+        given = list(further)
+        operand, stride = operand_of(cfg, tensor)
+        return Rope(
+            operand,
+            stride,
+            page_table=given.pop(0) if cfg.rope_page_size else None,
+            num_pages=Int32(tensor.shape[0]),
+            of_q=of_queries(cfg, given.pop(0)) if cfg.mixes_rope else None,
+        )
+
+
+def operand_of(cfg, tensor) -> tuple[KVOperand, Int32]:
+    """-> (what loads the columns of K, rows from one batch or page to the next)."""
+    tiles, dtype, columns = cfg.tiles, DTYPES[cfg.rope_stored_dtype], cfg.tiles.rope_box_columns
+    if not is_clipped(cfg):
+        view = dense_view(tensor, columns, columns)
+        rows, group = tiles.rope_box_rows, tiles.cta_group
+        return KVOperand(make_operand(view, dtype, rows, columns, cta_group=group)), Int32(0)
+    space = row_space(tensor)
+    stride = Int32(space.rows_per_block)
+    if tiles.gathers_rope:
+        view, of_heads = rows_of_heads_view(tensor, space)
+        return KVOperand(make_row_operand(view, dtype, columns), of_heads=of_heads), stride
+    view = clipped_load_view(tensor, space)
+    boxes = make_operand(view, dtype, tiles.rope_box_rows, columns, cta_group=tiles.cta_group)
+    return KVOperand(boxes), stride
+
+
+def of_queries(cfg, tensor) -> TMAOperand:
+    """The columns of Q that meet those, a span behind the others in every query tile."""
+    tiles, columns = cfg.tiles, cfg.tiles.rope_box_columns
+    view = dense_view(tensor, columns, columns, cfg.heads_per_tile)
+    return make_operand(view, DTYPES[cfg.rope_dtype], tiles.q_box_rows, columns)
 
 
 def is_clipped(cfg) -> bool:

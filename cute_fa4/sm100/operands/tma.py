@@ -40,9 +40,10 @@ def q_operand(cfg, mQ) -> TMAOperand:
             view, DTYPES[cfg.qkv_dtype], cfg.tiles.q_box_rows, cfg.tiles.padded_qk_depth,
             heads=cfg.tiles.rows_per_position, cta_group=pair,
         )  # fmt: skip
-    view = dense_view(mQ, cfg.tiles.swizzle_granule, cfg.tiles.padded_qk_depth, cfg.heads_per_tile)
+    columns = cfg.tiles.own_qk_depth if cfg.mixes_rope else cfg.tiles.padded_qk_depth
+    view = dense_view(mQ, cfg.tiles.swizzle_granule, columns, cfg.heads_per_tile)
     return make_operand(
-        view, DTYPES[cfg.qkv_dtype], cfg.tiles.q_box_rows, cfg.tiles.padded_qk_depth, cta_group=pair
+        view, DTYPES[cfg.qkv_dtype], cfg.tiles.q_box_rows, columns, cta_group=pair
     )
 
 
@@ -74,10 +75,13 @@ class KVOperand:
     rest: "KVOperand | None" = None
 
 
-def prefetch(q: TMAOperand, k: KVOperand, v: KVOperand, o: TMAOperand, rope: KVOperand | None):
-    """One thread fetches every descriptor, so that the first copy with each does not wait for it."""
-    rest = k.rest if rope is None else rope
-    operands = [q, k.boxes, None if rest is None else rest.boxes, v.boxes, v.eight_rows, o]
+def prefetch(q: TMAOperand, k: KVOperand, v: KVOperand, o: TMAOperand, rope):
+    """One thread fetches every descriptor, so that the first copy with each does not wait for it.
+
+    rope: operands/rope.py, or None
+    """
+    rest, of_q = (k.rest, None) if rope is None else (rope.operand, rope.of_q)
+    operands = [q, of_q, k.boxes, None if rest is None else rest.boxes, v.boxes, v.eight_rows, o]
     with cute.arch.elect_one():
         for operand in operands:
             if hasattr(operand, "atom"):

@@ -36,6 +36,10 @@ def load_q(cfg, args: KernelArgs, smem: Smem, events: Events, work: Work, i: int
         )  # fmt: skip
         return
     copies.load_tile(args.q, DTYPES[cfg.qkv_dtype], address, mbarrier, position, further)
+    if cfg.mixes_rope:
+        behind = cfg.tiles.rows_per_q_tile * cfg.tiles.own_qk_depth * cfg.tiles.dtype_bytes
+        dtype = DTYPES[cfg.rope_dtype]
+        copies.load_tile(args.rope.of_q, dtype, address + behind, mbarrier, position, further)
 
 
 def look_up(cfg, args: KernelArgs, work: Work, n):

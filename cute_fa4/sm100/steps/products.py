@@ -40,26 +40,34 @@ def multiply_qk(
         q, smem.q_address + i * cfg.tiles.q_tile_bytes, depth // cfg.tiles.MMA_K
     )
     k_stages = k.get_mma_stages(at.slot.index)
-    computes = InstructionDescriptor(
-        m, n, cfg.qkv_dtype, cfg.qkv_dtype, cta_group=cfg.tiles.cta_group
-    )
     done = 0
     for stage, (k_start, k_high, k_steps) in enumerate(k_stages):
         if wait:
             kv.wait_k(at, stage)
         part = list(zip(q_steps[done : done + len(k_steps)], k_steps, strict=True))
         done += len(part)
-        if part:
+        for dtype, steps in by_dtype(cfg, part):
             tensor_core.mma_ss(
                 tmem + column_of(cfg.tmem.s, i if to is None else to),
                 q_start,
                 k_start,
-                part,
-                computes,
+                steps,
+                InstructionDescriptor(m, n, dtype, dtype, cta_group=cfg.tiles.cta_group),
                 q_high,
                 k_high,
-                accumulate=stage > 0,
+                accumulate=stage > 0 or steps[0] is not part[0],
             )
+
+
+def by_dtype(cfg, steps: list) -> list[tuple[str, list]]:
+    """The MMA steps of a depth stage, apart where their operands have different dtypes; none where there are none.
+
+    A step contracts 32 bytes whatever they hold, so columns of 16 bits lie behind those of eight as more of these would.
+    Both kinds of MMA add to S in float32, one behind the other.
+    """
+    own = cfg.tiles.own_qk_depth // cfg.tiles.MMA_K if cfg.mixes_rope else len(steps)
+    parts = (cfg.qkv_dtype, steps[:own]), (cfg.rope_dtype, steps[own:])
+    return [(dtype, part) for dtype, part in parts if part]
 
 
 @cute.jit

@@ -46,7 +46,7 @@ from cute_fa4.calls.append import (
 from cute_fa4.calls.foreign import check_arguments
 from cute_fa4.calls.launch import EmulatorWarning
 from cute_fa4.calls.prepare import one_of, prepare_attention
-from cute_fa4.calls.queries import are_wide, quantised, stay_wide
+from cute_fa4.calls.queries import are_wide, quantised, quantised_beside, stay_wide
 from cute_fa4.calls.repeat import again, attend
 from cute_fa4.calls.request import CallTensors
 from cute_fa4.calls.tensors import check_tensors
@@ -178,7 +178,7 @@ def flash_attn_func(
         and are_wide(q, k)
         and not stay_wide(q, k.shape[-2], pack_gqa=pack_gqa, tokens_per_split=tokens_per_split)
     ):
-        q, q_descale, out = quantised(q, k, v, q_descale, out)
+        q, q_rope, q_descale, out = quantised_beside(q, k, v, q_descale, out, k_rope, q_rope)
     scales = None
     if not (q_descale is k_descale is v_descale is o_scale is None):
         scales = (q_descale, k_descale, v_descale, o_scale)
@@ -310,7 +310,7 @@ def flash_attn_varlen_func(
     if are_wide(q, k) and not stay_wide(
         q, _heads_of(k, table, kv_layout), cu_seqlens_q, seqused_q, max_seqlen_q, pack_gqa, tokens_per_split
     ):  # fmt: skip
-        q, q_descale, out = quantised(q, k, v, q_descale, out)
+        q, q_rope, q_descale, out = quantised_beside(q, k, v, q_descale, out, k_rope, q_rope)
     scales = None
     if not (q_descale is k_descale is v_descale is o_scale is None):
         scales = (q_descale, k_descale, v_descale, o_scale)
@@ -503,14 +503,16 @@ def _quantised(arguments: dict) -> dict:
     """What of them is another where q is wider than the keys, and quantised."""
     k, v = (arguments.get(f"{name}_cache", arguments[name]) for name in "kv")
     q, q_descale, out = (arguments[name] for name in ("q", "q_descale", "out"))
+    k_rope, q_rope = (arguments.get(name) for name in ("k_rope", "q_rope"))
     if are_wide(q, k):
         tables = arguments.get("page_table"), arguments.get("block_table")
         table = next((each for each in tables if each is not None), None)
         names = ("cu_seqlens_q", "seqused_q", "max_seqlen_q", "pack_gqa", "tokens_per_split")
         heads = _heads_of(k, table, arguments.get("kv_layout", "NHD"))
         if not stay_wide(q, heads, *(arguments.get(name) for name in names)):
-            q, q_descale, out = quantised(q, k, v, q_descale, out)
-    return {"q": q, "q_descale": q_descale, "out": out}
+            q, q_rope, q_descale, out = quantised_beside(q, k, v, q_descale, out, k_rope, q_rope)
+    found = {"q": q, "q_descale": q_descale, "out": out}
+    return found | ({"q_rope": q_rope} if "q_rope" in arguments else {})
 
 
 def through_operator(route: str, function, arguments: dict):

@@ -28,6 +28,7 @@ from cute_fa4.sm100.choose_config import (
     choose_config,
     is_wide,
     latent_tile,
+    rope_family,
 )
 from cute_fa4.sm100.combine.config import MOST_COLUMNS, CombineConfig
 from cute_fa4.sm100.config import FA4Config
@@ -80,7 +81,9 @@ MODEL = {
     "softcap": Field("real", "default: 0, off"),
     "return_lse": Field("switches", "false, true, or both; default: false"),
     "rope_depth": Field("number", "columns of keys in k_rope (MLA prefill); default: 0"),
-    "rope_dtype": Field("text", "of k_rope under 16 bits: e4m3 or e5m2; default: as dtype"),
+    "rope_dtype": Field(
+        "text", "of k_rope: e4m3, e5m2 under 16 bits, bf16, fp16 beside 8; default: as dtype"
+    ),
     "rope_page_sizes": Field(
         "numbers", "keys of a page of k_rope, besides its rows; default: none"
     ),
@@ -122,7 +125,7 @@ CONFIG = {
         "number", "last columns of k in a tensor all heads share (MLA); default: 0"
     ),
     "rope_page_size": Field("number", "keys of a page of that tensor; default: 0, rows as k"),
-    "rope_dtype": Field("text", "of these columns, e4m3 or e5m2 under 16 bits; default: as k"),
+    "rope_dtype": Field("text", "of these columns: e4m3, e5m2 under 16 bits, bf16, fp16 beside 8"),
     "scale_dtype": Field("text", "default: none"),
     "arch": _ARCH,
     "family": Field(
@@ -212,7 +215,7 @@ def _of_config(values: dict) -> list:
     if values.get("latent"):
         family = family or _latent_family(values)
     elif values.get("rope_dtype"):
-        family = family or RopeTile.family
+        family = family or rope_family(values["qkv_dtype"])
     wide = is_wide(values["head_dim"], values.get("head_dim_v", values["head_dim"]))
     asked = {**policy.of_schedules(), **values}
     choices = set(values) & SCHEDULE_CHOICES

@@ -66,7 +66,8 @@ def configs_for_model(
     rope_depth  columns of keys that calls have as k_rope, of head_dim (prefill of latent attention, whose calls are
                 "dense" and "packed"); 0: k has all columns
     rope_page_sizes  keys of its pages, where packed calls have k_rope_page_table
-    rope_dtype  "e4m3" or "e5m2": k_rope has 8 bits under 16; None: as dtype
+    rope_dtype  "e4m3" or "e5m2": k_rope has 8 bits under 16; "bf16" or "fp16": it has 16 beside k of 8, and q_rope, too;
+                None: as dtype
 
     Raises ValueError for a value that no call accepts, and with every reason for shapes that no kernel runs.
     """
@@ -74,8 +75,7 @@ def configs_for_model(
     from cute_fa4.compiler import policy
     from cute_fa4.sm100.append.config import AppendConfig
     from cute_fa4.sm100.chip import FP8_DTYPES
-    from cute_fa4.sm100.choose_config import CLUSTER_PARTS, config_for, split_configs
-    from cute_fa4.sm100.config import RopeTile
+    from cute_fa4.sm100.choose_config import CLUSTER_PARTS, config_for, rope_family, split_configs
     from cute_fa4.sm100.score_mods import soft_cap
 
     calls = _several("calls", calls, str, "('dense',)")
@@ -126,7 +126,7 @@ def configs_for_model(
     tiles = _tiles(shared, policy.swaps() and not rope_depth)
     ropes = _ropes(index(rope_depth), rope_page_sizes, rope_dtype)
     if rope_dtype is not None:
-        tiles = [{"pack_gqa": False, "family": RopeTile.family}]
+        tiles = [{"pack_gqa": False, "family": rope_family(stored)}]
     variants = itertools.product(
         dict.fromkeys(b.mask for b in bound),
         dict.fromkeys(return_lse),

@@ -5,6 +5,8 @@
 
     q_descale[row] = max |q[row]| / largest e4m3 or e5m2,    q8[row] = round(q[row] / q_descale[row])
 
+Columns of q that meet a k_rope of 16 bits keep theirs, divided by the scale of the row (docs/decisions/0028).
+
 A row's largest number keeps all bits that the dtype has, whatever the other rows hold, and the softmax thread that owns
 the row multiplies its scores by its scale. q is left with three mantissa bits (e5m2: two), as keys and values are. It
 is torch's arithmetic on the tensors of the call, on its stream, without synchronising. CUTE_FA4_FP8_QUERIES=quantised
@@ -16,9 +18,13 @@ from __future__ import annotations
 import torch
 
 from cute_fa4.calls.scales import check_no_scale
-from cute_fa4.calls.tensors import FP8, WIDE, check_no_gradient
+from cute_fa4.calls.tensors import FP8, WIDE, check_is_tensor, check_no_gradient
 from cute_fa4.compiler import policy
 from cute_fa4.sm100.choose_config import SWAPPED_ROWS, WIDENED_DEPTH, tile_for
+
+LARGEST_BESIDE = (
+    2.0**15
+)  # of columns of q that keep 16 bits, divided by the scale of their row: fp16 holds it
 
 
 def are_wide(q, k) -> bool:
@@ -55,12 +61,54 @@ def quantised(q: torch.Tensor, k: torch.Tensor, v, q_descale, out) -> tuple:
 
     Called where q is of WIDE and k of FP8.
     """
+    out = _checked_out(q, k, v, q_descale, out)
+    wide = q.float()
+    scale = _scale_of(wide.abs().amax(-1, keepdim=True) / torch.finfo(k.dtype).max)
+    return _divided(wide, scale, k.dtype), scale, out
+
+
+def quantised_beside(q, k, v, q_descale, out, k_rope, q_rope) -> tuple:
+    """-> (q, its last columns or None, scale, out): the same, where k_rope may have columns of 16 bits beside k."""
+    if k_rope is None:
+        q, scale, out = quantised(q, k, v, q_descale, out)
+        return q, q_rope, scale, out
+    if q_rope is not None:
+        raise TypeError(
+            f"q_rope: given with q of {q.dtype}, which has these columns behind its others; accepted: None, or q of "
+            f"{k.dtype}"
+        )
+    check_is_tensor("k_rope", k_rope)
+    if k_rope.dtype not in WIDE:
+        raise TypeError(
+            f"k_rope: dtype {k_rope.dtype} beside k of {k.dtype}; accepted: {' or '.join(map(str, WIDE))}; convert with "
+            ".to(torch.bfloat16)"
+        )
+    columns, own = k_rope.shape[-1] if k_rope.dim() else 0, k.shape[-1]
+    if q.shape[-1] != own + columns:
+        raise ValueError(
+            f"k_rope: {columns} columns behind {own} of k while q has {q.shape[-1]}; accepted: {q.shape[-1]} together"
+        )
+    out = _checked_out(q, k, v, q_descale, out)
+    head, tail = q.float().split((own, columns), -1)
+    largest = head.abs().amax(-1, keepdim=True) / torch.finfo(k.dtype).max
+    scale = _scale_of(torch.maximum(largest, tail.abs().amax(-1, keepdim=True) / LARGEST_BESIDE))
+    return _divided(head, scale, k.dtype), (tail / scale).to(k_rope.dtype), scale, out
+
+
+def _checked_out(q, k, v, q_descale, out):
+    """out, of the dtype of q where that is no default. Refuses what cannot be quantised."""
     check_no_gradient({"q": q})
     check_no_scale(q, k, q_descale)
     if out is None and q.dtype is torch.float16 and isinstance(v, torch.Tensor):
-        out = q.new_empty((*q.shape[:-1], v.shape[-1]))
-    largest = torch.finfo(k.dtype).max
-    wide = q.float()
-    scale = wide.abs().amax(-1, keepdim=True) / largest
-    scale = torch.where(scale > 0, scale, 1.0)  # a row of zeros, and NaN: q / 1 has it too
-    return (wide / scale).clamp(-largest, largest).to(k.dtype), scale, out
+        return q.new_empty((*q.shape[:-1], v.shape[-1]))
+    return out
+
+
+def _scale_of(largest: torch.Tensor) -> torch.Tensor:
+    """Of rows; 1 of a row of zeros, and of NaN: q / 1 has it too."""
+    return torch.where(largest > 0, largest, 1.0)
+
+
+def _divided(rows: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    largest = torch.finfo(dtype).max
+    return (rows / scale).clamp(-largest, largest).to(dtype)

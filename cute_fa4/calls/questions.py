@@ -29,7 +29,7 @@ from cute_fa4.calls.append import (
 )
 from cute_fa4.calls import rope as rope_tensors
 from cute_fa4.calls.prepare import one_of, prepare_attention
-from cute_fa4.calls.queries import are_wide, quantised, stay_wide
+from cute_fa4.calls.queries import are_wide, quantised_beside, stay_wide
 from cute_fa4.calls.request import CallTensors, in_order
 from cute_fa4.calls.tensors import DTYPE_NAMES, FP8, ROPE_SPAN, check_tensors
 from cute_fa4.sm100.config import FA4Config
@@ -266,18 +266,20 @@ def _common(
 OPTIONS = frozenset(signature(_common).parameters)
 
 
-def _queries(q, k, v, scales, options: dict, lengths: dict) -> tuple:
-    """-> (q, out, scales) as the public functions pass them on: q of 16 bits over k of 8 may be quantised."""
+def _queries(q, k, v, scales, options: dict, lengths: dict, rope=None) -> tuple:
+    """-> (q, out, scales, rope) as the public functions pass them on: q of 16 bits over k of 8 may be quantised."""
     if not are_wide(q, k):
-        return q, None, scales
+        return q, None, scales, rope
     heads = k.shape[-3 if options.get("kv_layout") == "HND" and k.dim() > 3 else -2]
     named = {name: lengths.get(name) for name in ("cu_seqlens_q", "seqused_q")}
     named |= {name: options.get(name) for name in ("max_seqlen_q", "pack_gqa", "tokens_per_split")}
     if stay_wide(q, heads, **named):
-        return q, None, scales
+        return q, None, scales, rope
     q_descale, *others = scales or (None,) * 4
-    q, q_descale, out = quantised(q, k, v, q_descale, None)
-    return q, out, (q_descale, *others)
+    k_rope, table, q_rope = rope or (None,) * 3
+    q, q_rope, q_descale, out = quantised_beside(q, k, v, q_descale, None, k_rope, q_rope)
+    rope = rope_tensors.given_of(k_rope, table, q_rope)
+    return q, out, (q_descale, *others), rope
 
 
 def _varlen(
@@ -294,7 +296,7 @@ def _varlen(
     lengths = in_order(page_table=table, **rest)
     depth_k = tensors.depth_qk - tensors.rope_depth
     q, k, v = tensors.q(), tensors.keys(depth_k), tensors.keys(tensors.depth_v)
-    q, out, scales = _queries(q, k, v, scales, options, rest)
+    q, out, scales, rope = _queries(q, k, v, scales, options, rest, rope)
     return prepare_attention(
         CallTensors(q, k, v, out, lengths, sink, aux, None, scales, rope), asked
     )
@@ -330,6 +332,6 @@ def _with_cache(
         )
     new = None if k is v is cu_seqlens_k_new is None else (k, v, cu_seqlens_k_new)
     lengths = in_order(seqused_k=cache_seqlens, page_table=table, **rest)
-    q, out, scales = _queries(q, *caches, scales, options, rest)
+    q, out, scales, _ = _queries(q, *caches, scales, options, rest)
     tensors = CallTensors(q, *caches, out, lengths, sink, aux, new, scales)
     return prepare_append_and_attention(tensors, asked)

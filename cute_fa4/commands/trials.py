@@ -289,21 +289,20 @@ class _Problem:
         if self.aux:
             said["aux_tensors"] = [tensor.to(self.device) for tensor in self.aux]
         said |= self._cache() | self._scales()
-        return said | self._rope(said["k"]) if config.rope_depth else said
+        return said | self._rope(said["k"], said["q"]) if config.rope_depth else said
 
-    def _rope(self, k: torch.Tensor) -> dict:
-        """Keys without the columns that all heads share, and these."""
+    def _rope(self, k: torch.Tensor, q: torch.Tensor) -> dict:
+        """Keys without the columns that all heads share, and these; queries likewise, where dtypes differ."""
         own, page = k.shape[-1] - self.config.rope_depth, self.config.rope_page_size
         dtype = DTYPES[self.config.rope_stored_dtype]
+        said = {"k": k[..., :own]}
+        if self.config.mixes_rope:
+            said |= {"q": q[..., :own], "q_rope": q[..., own:].to(dtype)}
         if not page:
-            return {"k": k[..., :own], "k_rope": k[..., :1, own:].to(dtype)}
+            return said | {"k_rope": k[..., :1, own:].to(dtype)}
         table = page_table(self.keys, page)
         cache = self._pages([rows[:, :1, own:] for rows in self.k], table, page).to(dtype)
-        return {
-            "k": k[..., :own],
-            "k_rope": cache,
-            "k_rope_page_table": table.to(self.device),
-        }
+        return said | {"k_rope": cache, "k_rope_page_table": table.to(self.device)}
 
     def _scales(self) -> dict:
         """The scales of a call, those of tokens as their tensor is stored."""

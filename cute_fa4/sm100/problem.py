@@ -8,7 +8,10 @@ from .chip import ARCHES, DTYPE_BYTES, FP8_DTYPES
 from .score_mods import ScoreMod
 
 SINK_DTYPES = ("f32", "bf16", "fp16")
-ROPE_BESIDE_FP8 = ("bf16", "fp16")  # dtypes of columns of K in a tensor of their own, beside K of eight bits
+ROPE_BESIDE_FP8 = (
+    "bf16",
+    "fp16",
+)  # dtypes of columns of K in a tensor of their own, beside K of eight bits
 DESCALES = "qQkKvVo"  # whose scales a kernel may take, in this order
 AUX_DTYPES = ("bf16", "fp16", "f32", "i32", "i64", "u8")
 

@@ -61,7 +61,9 @@ class RowSchedule:
     # How exponentials are emulated on the FMA units: "exact", in float32; "half" in f16 (steps/half_powers.py).
     exponential: ClassVar[str] = "exact"
     tmem_remedy: ClassVar[str] = ""  # besides a lower bn_cap
-    widens_rope: ClassVar[bool] = False  # columns of K with a tensor of their own, of 8 bits under 16
+    widens_rope: ClassVar[bool] = (
+        False  # columns of K with a tensor of their own, of 8 bits under 16
+    )
     mixes_rope: ClassVar[bool] = False  # the same of 16 beside 8
 
     bn_cap: int = 0

@@ -54,7 +54,9 @@ class Tiles:
         """
         granule, mma_k = swizzle_bytes // problem.dtype_bytes, 32 // problem.dtype_bytes
         o_columns = columns_beside_s(problem, granule)
-        depth = min(align_up(problem.tile_depth, granule), slot_columns(problem, granule, cta_group))
+        depth = min(
+            align_up(problem.tile_depth, granule), slot_columns(problem, granule, cta_group)
+        )
         bn = min(256, align_down(TMEM_COLUMNS // 2 - o_columns, mma_k))
         if bn_cap:
             bn = min(bn, align_down(bn_cap, mma_k))

@@ -42,9 +42,7 @@ def q_operand(cfg, mQ) -> TMAOperand:
         )  # fmt: skip
     columns = cfg.tiles.own_qk_depth if cfg.mixes_rope else cfg.tiles.padded_qk_depth
     view = dense_view(mQ, cfg.tiles.swizzle_granule, columns, cfg.heads_per_tile)
-    return make_operand(
-        view, DTYPES[cfg.qkv_dtype], cfg.tiles.q_box_rows, columns, cta_group=pair
-    )
+    return make_operand(view, DTYPES[cfg.qkv_dtype], cfg.tiles.q_box_rows, columns, cta_group=pair)
 
 
 def o_operand(cfg, mO) -> tuple[TMAOperand, Int32]:

@@ -46,7 +46,7 @@ def multiply_qk(
             kv.wait_k(at, stage)
         part = list(zip(q_steps[done : done + len(k_steps)], k_steps, strict=True))
         done += len(part)
-        for dtype, steps in by_dtype(cfg, part):
+        for turn, (dtype, steps) in enumerate(by_dtype(cfg, part)):
             tensor_core.mma_ss(
                 tmem + column_of(cfg.tmem.s, i if to is None else to),
                 q_start,
@@ -55,7 +55,7 @@ def multiply_qk(
                 InstructionDescriptor(m, n, dtype, dtype, cta_group=cfg.tiles.cta_group),
                 q_high,
                 k_high,
-                accumulate=stage > 0 or steps[0] is not part[0],
+                accumulate=stage > 0 or turn > 0,
             )
 
 

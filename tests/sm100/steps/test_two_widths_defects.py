@@ -1,0 +1,155 @@
+"""Mistakes with columns of 16 bits beside keys of 8, planted in the kernels' sources, are noticed.
+
+The subject is that of the attention test: two query tiles of which the second has 12 rows, and a sequence of three
+queries whose rows begin amid a tile of the first; k_rope in pages of 48 rows, two heads, scales of each token.
+"""
+
+import pytest
+from cutlass import Int32
+
+from cute_fa4 import emulator
+from cute_fa4.calls import repeat
+from cute_fa4.sm100.operands import rope as operands
+from cute_fa4.sm100.operands.kv_buffer import KVBuffer
+from cute_fa4.sm100.problem import Problem
+from cute_fa4.sm100.steps import loads, products, rope_rows
+from cute_fa4.sm100.tiles import Tiles
+from cute_fa4.tma import copies
+from tests.serving.test_two_widths import assert_is_right, found
+
+pytestmark = pytest.mark.filterwarnings("ignore::cute_fa4.EmulatorWarning")
+
+SUBJECT = "packed, pages of 48, scales"
+
+
+def is_right() -> bool:
+    repeat.clear()
+    try:
+        assert_is_right(SUBJECT, *found(SUBJECT))
+    except (AssertionError, emulator.EmulatorError):
+        return False
+    return True
+
+
+def kinds(change):
+    """Other runs of steps of one dtype; change: (steps, number of those of 8 bits) -> runs."""
+    return lambda made: lambda cfg, steps: change(cfg, steps, len(steps) // 2)
+
+
+def other_q(change):
+    """The copy of the columns of q of 16 bits, which is the second of a query tile."""
+
+    def changed(made):
+        def load_q(cfg, args, smem, events, work, i, place=None):
+            copy, issued = copies.load_tile, []
+
+            def load_tile(operand, dtype, address, mbarrier, *where, **more):
+                issued.append(address)
+                if len(issued) == 2:
+                    return change(copy, operand, dtype, address, mbarrier, *where)
+                return copy(operand, dtype, address, mbarrier, *where, **more)
+
+            copies.load_tile = load_tile
+            try:
+                made(cfg, args, smem, events, work, i, place)
+            finally:
+                copies.load_tile = copy
+
+        return load_q
+
+    return changed
+
+
+def at_k(change):
+    """The copies of k_rope go elsewhere; change: (address, bytes of a span) -> address."""
+
+    def changed(made):
+        def buffer(cfg, ring_address, rope):
+            it = made(cfg, ring_address, rope)
+            span = cfg.tiles.k_rows_per_cta * 128
+            return KVBuffer(it.config, change(it.ring_address, span), it.tma)
+
+        return buffer
+
+    return changed
+
+
+def columns(change):
+    """Of 8 bits that come before the others."""
+    return lambda made: property(lambda self: change(made.fget(self)))
+
+
+# name -> (whose attribute, which, the change)
+DEFECTS = {
+    "all steps have 8 bits": (products, "by_dtype", kinds(lambda cfg, steps, own: [("e4m3", steps)])),
+    "all steps have 16 bits": (products, "by_dtype", kinds(lambda cfg, steps, own: [("bf16", steps)])),
+    "the columns of 16 bits are left out": (
+        products, "by_dtype", kinds(lambda cfg, steps, own: [("e4m3", steps[:own])]),
+    ),
+    "those of 8 are left out": (
+        products, "by_dtype", kinds(lambda cfg, steps, own: [("bf16", steps[own:])]),
+    ),
+    "a step too many has 8 bits": (
+        products, "by_dtype",
+        kinds(lambda cfg, steps, own: [("e4m3", steps[: own + 1]), ("bf16", steps[own + 1 :])]),
+    ),
+    "a step too few has 8 bits": (
+        products, "by_dtype",
+        kinds(lambda cfg, steps, own: [("e4m3", steps[: own - 1]), ("bf16", steps[own - 1 :])]),
+    ),
+    "fp16 in the place of bf16": (
+        products, "by_dtype",
+        kinds(lambda cfg, steps, own: [("e4m3", steps[:own]), ("fp16", steps[own:])]),
+    ),
+    "S begins with what lay there": (
+        products, "by_dtype", lambda made: lambda cfg, steps: [("e4m3", []), *made(cfg, steps)],
+    ),
+    "q_rope of the next rows": (
+        loads, "load_q", other_q(lambda copy, o, d, a, m, position, further: copy(o, d, a, m, position + 1, further)),
+    ),
+    "q_rope of the other head": (
+        loads, "load_q",
+        other_q(lambda copy, o, d, a, m, position, further: copy(o, d, a, m, position, (further[0] ^ 1, *further[1:]))),
+    ),
+    "q_rope over the columns of 8 bits": (
+        loads, "load_q", other_q(lambda copy, o, d, a, m, *where: copy(o, d, a - 128 * 128, m, *where)),
+    ),
+    "q_rope of the first eight rows missing": (
+        loads, "load_q", other_q(lambda copy, o, d, a, m, *where: copy(o, d, a + 1024, m, *where)),
+    ),
+    "q_rope is not loaded": (loads, "load_q", other_q(lambda copy, *given: None)),
+    "k_rope over the columns of the head": (operands, "rope_buffer", at_k(lambda at, span: at - span)),
+    "k_rope of the next slot": (operands, "rope_buffer", at_k(lambda at, span: at + 2 * span)),
+    "k_rope a row further": (operands, "rope_buffer", at_k(lambda at, span: at + 128)),
+    "q has one span": (Tiles, "own_qk_depth", columns(lambda own: own // 2)),
+    "the bytes of 8-bit columns are awaited alone": (Tiles, "q_tile_bytes", columns(lambda n: n // 2)),
+    "the depth counts columns of 16 bits once": (
+        Problem, "tile_depth", lambda made: property(lambda self: self.qk_depth),
+    ),
+    "k_rope of one sequence for both": (
+        rope_rows, "keys_in_pages",
+        lambda made: lambda cfg, args, work, n: (made(cfg, args, work, n)[0], Int32(3)),
+    ),
+}  # fmt: skip
+QUICK = ("a step too few has 8 bits",)
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.sweep) for n in DEFECTS]
+)
+def test_a_mistake_is_noticed(own_kernels, monkeypatch, name):
+    owner, attribute, change = DEFECTS[name]
+    changed = change(getattr(owner, attribute))
+    monkeypatch.setattr(owner, attribute, changed)
+    if attribute == "rope_buffer":  # imported by name
+        monkeypatch.setattr(rope_rows, attribute, changed)
+    assert not is_right(), "nothing noticed"
+
+
+@pytest.mark.sweep
+def test_without_one_nothing_is(own_kernels):
+    assert is_right()
+
+
+def test_the_list_names_what_there_is():
+    assert len(DEFECTS) == 20 and set(QUICK) <= set(DEFECTS)

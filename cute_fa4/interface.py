@@ -106,6 +106,9 @@ def flash_attn_func(
                   last d columns of every key, which all heads share (multi-head latent attention); k has those
                   before them, and q all: head_dim is their sum. d up to 64, behind a multiple of 64. A slice of a
                   latent cache is one. None: k has all
+    q_rope        (batch, seqlen_q, heads_q, d), of the dtype of k_rope, bf16 or fp16, beside q and k of float8 with 128
+                  columns: scores are q_descale * k_descale * (q k + q_rope k_rope), so what has a scale has its
+                  columns here divided by it. q of 16 bits and all columns over such k has both made of it
     softmax_scale positive; None: head_dim ** -0.5
     causal        query i sees keys j <= i + seqlen_k - seqlen_q: the last query sees every key
     window_size   (left, right): query i sees keys from i + seqlen_k - seqlen_q - left to ... + right;

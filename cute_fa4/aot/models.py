@@ -66,8 +66,8 @@ def configs_for_model(
     rope_depth  columns of keys that calls have as k_rope, of head_dim (prefill of latent attention, whose calls are
                 "dense" and "packed"); 0: k has all columns
     rope_page_sizes  keys of its pages, where packed calls have k_rope_page_table
-    rope_dtype  "e4m3" or "e5m2": k_rope has 8 bits under 16; "bf16" or "fp16": it has 16 beside k of 8, and q_rope, too;
-                None: as dtype
+    rope_dtype  "e4m3" or "e5m2": k_rope has 8 bits under 16; "bf16" or "fp16": it has 16 beside k of 8, and
+                so has q_rope; None: as dtype
 
     Raises ValueError for a value that no call accepts, and with every reason for shapes that no kernel runs.
     """

@@ -80,8 +80,8 @@ def quantised_beside(q, k, v, q_descale, out, k_rope, q_rope) -> tuple:
     check_is_tensor("k_rope", k_rope)
     if k_rope.dtype not in WIDE:
         raise TypeError(
-            f"k_rope: dtype {k_rope.dtype} beside k of {k.dtype}; accepted: {' or '.join(map(str, WIDE))}; convert with "
-            ".to(torch.bfloat16)"
+            f"k_rope: dtype {k_rope.dtype} beside k of {k.dtype}; accepted: {' or '.join(map(str, WIDE))}; convert "
+            "with .to(torch.bfloat16)"
         )
     columns, own = k_rope.shape[-1] if k_rope.dim() else 0, k.shape[-1]
     if q.shape[-1] != own + columns:

@@ -20,6 +20,7 @@ from inspect import signature
 
 import torch
 
+from cute_fa4.calls import rope as rope_tensors
 from cute_fa4.calls.append import (
     cache_lengths,
     prepare_append_and_attention,
@@ -27,7 +28,6 @@ from cute_fa4.calls.append import (
     rows_of_cache,
     sequences_of,
 )
-from cute_fa4.calls import rope as rope_tensors
 from cute_fa4.calls.prepare import one_of, prepare_attention
 from cute_fa4.calls.queries import are_wide, quantised_beside, stay_wide
 from cute_fa4.calls.request import CallTensors, in_order

@@ -153,8 +153,8 @@ def _check_dtypes(k_rope, q_rope, q, k) -> None:
     if q.dtype in FP8 and k.dtype == q.dtype:
         if k_rope.dtype not in WIDE:
             raise TypeError(
-                f"k_rope: dtype {k_rope.dtype} with q and k of {q.dtype}; accepted: {' or '.join(map(str, WIDE))}, with "
-                "q_rope; convert both with .to(torch.bfloat16)"
+                f"k_rope: dtype {k_rope.dtype} with q and k of {q.dtype}; accepted: {' or '.join(map(str, WIDE))}, "
+                "with q_rope; convert both with .to(torch.bfloat16)"
             )
         if q_rope is None:
             raise ValueError(
@@ -186,8 +186,8 @@ def _checked_q(q_rope, q, columns: int) -> torch.Tensor:
     check_rank("q_rope", q_rope, DENSE if q.dim() == 4 else PACKED)
     if tuple(q_rope.shape) != (*q.shape[:-1], columns):
         raise ValueError(
-            f"q_rope: shape {tuple(q_rope.shape)} with q of {tuple(q.shape)} and {columns} columns of k_rope; accepted: "
-            f"{(*q.shape[:-1], columns)}"
+            f"q_rope: shape {tuple(q_rope.shape)} with q of {tuple(q.shape)} and {columns} columns of k_rope; "
+            f"accepted: {(*q.shape[:-1], columns)}"
         )
     check_memory("q_rope", q_rope, DENSE if q.dim() == 4 else PACKED)
     return with_plain_strides(q_rope)

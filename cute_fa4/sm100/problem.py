@@ -83,10 +83,9 @@ class Problem:
     rope_depth     last columns of K that lie in a tensor of their own, which all heads share (multi-head latent
                    attention, not absorbed); qk_depth counts them; 0: K has all columns
     rope_page_size keys per page of that tensor, which has a page table of its own; 0: its rows are those of K
-    rope_dtype     dtype of these columns, or of those behind the values of a latent cache; None: that of K. Of eight bits
-                   under K of 16 they are widened; of 16 beside K of eight those of Q have a tensor of their own, too
-    scale_dtype    "f32": each key has a scale for such columns of eight bits. Of a latent cache dtype of the scales that
-                   lie in its rows, one for 128 numbers. None: there are none
+    rope_dtype     dtype of these columns, or of those behind the values of a latent cache; None: that of K. Of eight
+                   bits under K of 16 they are widened; of 16 beside K of eight those of Q have a tensor of their own
+    scale_dtype    dtype of scales that lie in the rows of a latent cache, one for 128 numbers; None: there are none
     arch           "sm_100a" (B200) or "sm_103a" (B300, hardware exp2 at twice the rate)
     """
 

@@ -273,8 +273,8 @@ def problem_not_built(
         if not (problem.mixes_rope and mixes_rope):
             why.append(
                 f"rope_depth={problem.rope_depth} with qkv_dtype={problem.qkv_dtype!r}, rope_dtype="
-                f"{problem.rope_dtype!r} is not built yet: use rope_dtype='bf16' or 'fp16' with schedule=TwoTiles(), or "
-                "qkv_dtype='bf16' or 'fp16'"
+                f"{problem.rope_dtype!r} is not built yet: use rope_dtype='bf16' or 'fp16' with schedule=TwoTiles(), "
+                "or qkv_dtype='bf16' or 'fp16'"
             )
     elif problem.rope_dtype is not None and not widens_rope:
         why.append(

@@ -216,13 +216,13 @@ def test_keys_in_pages_need_pages_of_k_rope():
 
 
 def test_capabilities_and_operators_know_it():
-    """Fakes have the checks and the configuration of the real call: 192/128 runs, 8 bits do not."""
+    """Fakes have the checks and the configuration of the real call: 192/128 runs, 8 bits not without q_rope."""
     asked = dict(head_dim=192, head_dim_v=128, causal=True, return_lse=True, arch="sm_100a")
     for more in (dict(), dict(k_rope_page_table=True, page_size=1), dict(cu_seqlens_k=True)):
         [row] = capabilities(dtype="bf16", **asked, k_rope=True, seqlen_q=300, **more)
         assert row.runs and row.families == ("mha2q",), row
     [row] = capabilities(dtype="e4m3", **asked | dict(head_dim=128), k_rope=True)
-    assert "k_rope: dtype torch.float8_e4m3fn" in row.reasons[0]
+    assert "q_rope: None with q and k of torch.float8_e4m3fn" in row.reasons[0]
 
     def called(q, k, v, k_rope):
         return flash_attn_func(q, k, v, k_rope=k_rope, causal=True, return_lse=True)

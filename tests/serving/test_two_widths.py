@@ -1,7 +1,7 @@
 """Keys of e4m3 whose rotary columns have 16 bits: calls against attention in float64 of what they mean.
 
-The score of a query and a key is q_descale * k_descale * (q k + q_rope k_rope). The rows of k_rope lie in a latent cache
-whose other columns are NaN, and so is what belongs to no sequence. The definition sees q and k of 8 bits, and the
+The score of a query and a key is q_descale * k_descale * (q k + q_rope k_rope). The rows of k_rope lie in a latent
+cache whose other columns are NaN, and so is what belongs to no sequence. The definition sees q and k of 8 bits, and the
 product of the others as a function of the score.
 """
 

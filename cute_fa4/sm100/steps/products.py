@@ -62,8 +62,8 @@ def multiply_qk(
 def by_dtype(cfg, steps: list) -> list[tuple[str, list]]:
     """The MMA steps of a depth stage, apart where their operands have different dtypes; none where there are none.
 
-    A step contracts 32 bytes whatever they hold, so columns of 16 bits lie behind those of eight as more of these would.
-    Both kinds of MMA add to S in float32, one behind the other.
+    A step contracts 32 bytes whatever they hold, so columns of 16 bits lie behind those of eight as more of these
+    would. Both kinds of MMA add to S in float32, one behind the other.
     """
     own = cfg.tiles.own_qk_depth // cfg.tiles.MMA_K if cfg.mixes_rope else len(steps)
     parts = (cfg.qkv_dtype, steps[:own]), (cfg.rope_dtype, steps[own:])

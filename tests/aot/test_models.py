@@ -179,5 +179,18 @@ def test_prefill_with_columns_that_all_heads_share_is_listed(monkeypatch):
     asked.clear()
     flash_attn_func(q, k, k, k_rope=k[:, :, 0, :64].to(torch.float8_e4m3fn), causal=True)
     assert len(asked) == 1 and asked <= narrow
+    # 16 bits beside e4m3, as two tensors of q and as one that the call takes apart
+    of_8, rope = {"dtype": torch.float8_e4m3fn}, k[:, :, 0, :64]
+    k8, scale = k.to(**of_8), torch.ones(1, rows, 2)
+    for apart, of_model in ((True, dict(dtype="e4m3")), (False, dict(kv_dtype="e4m3"))):
+        beside = set(
+            configs_for_model(
+                **model, **of_model, calls=("dense",), rope_dtype="bf16", descales="QK"
+            )
+        )
+        asked.clear()
+        given = dict(q=k8, q_rope=q[..., :64], q_descale=scale) if apart else dict(q=q)
+        flash_attn_func(**given, k=k8, v=k8, k_rope=rope, k_descale=scale, causal=True)
+        assert len(asked) == 1 and asked <= beside
     with pytest.raises(ValueError, match="'dense', 'packed'"):
         configs_for_model(**model)

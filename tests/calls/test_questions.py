@@ -109,6 +109,9 @@ QUESTIONS = {
     ),
     "padded keys": (dict(cache_seqlens=LENGTHS, key_limit=LENGTHS), {}),
     "columns of k apart": (dict(k_rope=tensor(BATCH, KEYS, 64)), {}),
+    "columns of q apart, of 16 bits": (
+        dict(k_rope=tensor(BATCH, KEYS, 64), q_rope=tensor(BATCH, 1, 4 * HEADS_KV, 64)), {},
+    ),
     "columns of k apart, in pages": (
         dict(
             cu_seqlens_q=offsets(4), cu_seqlens_k=offsets(KEYS), k_rope=tensor(3 * BATCH, 16, 64),

@@ -26,6 +26,12 @@ def attend(
     """Each sequence by itself."""
     assert split is in_cache is descales is None
     if rope is not None:  # of all heads, behind the columns of each
+        if config.mixes_rope:
+            q, k, v = (
+                torch.cat([q.to(rope[-1].dtype), rope[-1]], dim=-1),
+                k.to(rope[0].dtype),
+                v.to(rope[0].dtype),
+            )
         k = torch.cat([k, rope[0].expand(*k.shape[:-1], -1)], dim=-1)
     batch = len(q) if cu_seqlens_q is None else len(cu_seqlens_q) - 1
     for b in range(batch):

@@ -238,8 +238,10 @@ def test_capabilities_and_operators_know_it():
     ]
 
 
-@pytest.mark.parametrize("rope_depth", [0, 64])
-def test_a_loaded_kernel_is_tried_with_v_of_its_depth_and_with_k_rope(rope_depth, monkeypatch):
+@pytest.mark.parametrize("dtype, rope_depth", [("bf16", 0), ("bf16", 64), ("e4m3", 64)])
+def test_a_loaded_kernel_is_tried_with_v_of_its_depth_and_with_k_rope(
+    dtype, rope_depth, monkeypatch
+):
     """What python -m cute_fa4 check calls it with; kernels are replaced by the definition."""
     asked = []
 
@@ -249,8 +251,8 @@ def test_a_loaded_kernel_is_tried_with_v_of_its_depth_and_with_k_rope(rope_depth
 
     monkeypatch.setattr(compile_cache, "function_for", function_for)
     config = choose_config(
-        qkv_dtype="bf16", head_dim=192, head_dim_v=128, causal=True, q_layout="packed", kv_layout="packed",
-        rope_depth=rope_depth,
+        qkv_dtype=dtype, head_dim=192, head_dim_v=128, causal=True, q_layout="packed", kv_layout="packed",
+        rope_depth=rope_depth, rope_dtype=None if dtype == "bf16" else "bf16",
     )  # fmt: skip
     error, allowed = trials._attention(config, "cpu", False)
     assert error <= allowed and asked == [config]

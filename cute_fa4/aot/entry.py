@@ -231,11 +231,10 @@ def _of_config(values: dict) -> list:
 
 def _latent_family(values: dict) -> str:
     """That of tiles whose rows are said, or what a call of one query asks for."""
-    if values.get("kv_dtype"):
-        return LatentRows.family
+    of_rows = bool(values.get("kv_dtype"))
     if "rows" in values:
-        return LatentTile.family
-    return latent_tile(1, values.get("group", 1))["family"]
+        return (LatentRows if of_rows else LatentTile).family
+    return latent_tile(1, values.get("group", 1), of_rows)["family"]
 
 
 def _may_pair(asked: dict) -> bool:

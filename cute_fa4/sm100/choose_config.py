@@ -21,6 +21,7 @@ from .mla_decode.tiles import LATENT_DEPTH, ROPE_DEPTH
 from .mla_pair.schedule import LatentPair
 from .mla_widen.schedule import STORED, LatentRows
 from .mla_widen.tiles import ROW_BYTES
+from .mla_widenpair.schedule import LatentRowsPair
 from .problem import MOST_LATENT_ROWS, heads_of_latent_tile
 from .row_schedule import (
     DEEP,
@@ -257,15 +258,14 @@ def latent_tile(seqlen_q: int, heads: int, of_rows: bool = False) -> dict:
 
     >>> latent_tile(1, 16), latent_tile(1, 128)
     ({'family': 'mla_decode', 'rows': 16}, {'family': 'mla_pair'})
-    >>> [latent_tile(*queries_and_heads, of_rows=True)["rows"] for queries_and_heads in ((1, 16), (2, 16), (1, 128))]
-    [16, 32, 32]
+    >>> [latent_tile(queries, 16, of_rows=True)["family"] for queries in (1, 2, 3, 8)]
+    ['mla_widen', 'mla_widen', 'mla_widenpair', 'mla_widenpair']
     """
-    if of_rows:
-        most = LatentRows.latent_rows
-        needed = seqlen_q * padded_heads(heads_of_latent_tile(heads, most))
-        rows = next((rows for rows in LATENT_ROWS if needed <= rows), most)
-        return {"family": LatentRows.family, "rows": min(rows, most), **STORED}
     rows = latent_rows(seqlen_q, heads)
+    if of_rows:
+        if rows is None or rows > LatentRows.latent_rows:
+            return {"family": LatentRowsPair.family, **STORED}
+        return {"family": LatentRows.family, "rows": rows, **STORED}
     if rows is None:
         return {"family": LatentPair.family}
     return {"family": LatentTile.family, "rows": rows}

@@ -30,6 +30,7 @@ from .mhawidepair.schedule import WidePair
 from .mla_decode.schedule import LatentTile
 from .mla_pair.schedule import LatentPair
 from .mla_widen.schedule import LatentRows
+from .mla_widenpair.schedule import LatentRowsPair
 from .naming import kernel_name, text
 from .problem import MOST_LATENT_ROWS, Problem
 from .schedule import Schedule
@@ -50,6 +51,7 @@ SCHEDULES = {
         LatentTile,
         LatentPair,
         LatentRows,
+        LatentRowsPair,
     )
 }
 

@@ -55,6 +55,8 @@ class InUnits(Order):
     """A key tile is copied in units, K ahead of V."""
 
     load_tile = staticmethod(load.load_tile)
+    load_k = staticmethod(load.load_k)
+    load_v = staticmethod(load.load_v)
 
 
 IN_UNITS = InUnits()

@@ -145,12 +145,12 @@ def load_tile(
     if n == first:
         events.q_free.wait(0, q_phase ^ 1)
         load_q(cfg, args, smem, events, work)
-    at = load_k(cfg, args, smem, kv, rows_of_tile(cfg, args, work, n, entries), at)
+    at = order.load_k(cfg, args, smem, kv, rows_of_tile(cfg, args, work, n, entries), at)
     end = choose(n == first + work.tiles.count - 1, n + 1, n)
     before, slot = at.entries, at.unit
     these = entries if cfg.tiles.gathers_rows else (entries,)
     for m in cutlass.range(maximum(n - 1, first), end, unroll=1):
         of_m = tuple(choose(m == n, new, old) for new, old in zip(these, before, strict=True))
         of_m = of_m if cfg.tiles.gathers_rows else of_m[0]
-        slot = load_v(cfg, args, smem, kv, rows_of_tile(cfg, args, work, m, of_m), slot)
+        slot = order.load_v(cfg, args, smem, kv, rows_of_tile(cfg, args, work, m, of_m), slot)
     return LoadPosition(slot, at.rope, these)

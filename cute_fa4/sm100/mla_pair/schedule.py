@@ -85,8 +85,14 @@ class LatentPair:
         return not_built(problem) or self.tiles(problem).page_refusals()
 
 
-def not_built(problem: Problem) -> list[str]:
-    """What this family does not run: it is for one call, which asks for nothing of this."""
+STORED = {"kv_dtype": None, "rope_dtype": None, "scale_dtype": None}  # a row of the cache has q's dtype
+
+
+def not_built(problem: Problem, stored: dict = STORED) -> list[str]:
+    """What pairs over a latent cache do not run: they are for one call, which asks for nothing of this.
+
+    stored: what a row of the cache is
+    """
     depths = (problem.qk_depth, problem.ov_depth)
     if not problem.latent or depths != (LATENT_DEPTH + ROPE_DEPTH, LATENT_DEPTH):
         return [
@@ -98,7 +104,6 @@ def not_built(problem: Problem) -> list[str]:
     if problem.has_fp8:
         o_dtype = problem.o_dtype if problem.o_dtype in DTYPES_OF_16_BITS else "bf16"
     for name, only in {
-        "kv_dtype": None,
         "o_dtype": "f32" if problem.split_keys else o_dtype,
         "q_layout": "dense",
         "kv_layout": "paged",
@@ -108,8 +113,7 @@ def not_built(problem: Problem) -> list[str]:
         "sink": False,
         "score_mod": None,
         "mask_mod": None,
-        "rope_dtype": None,
-        "scale_dtype": None,
+        **stored,
     }.items():
         if getattr(problem, name) != only:
             why.append(

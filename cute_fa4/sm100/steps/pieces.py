@@ -30,6 +30,11 @@ def load_piece(address) -> list:
     return _words("ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];", [address], WORDS, True)
 
 
+def load_word(address) -> Int32:
+    """A word from shared memory; its address is a multiple of 4."""
+    return _words("ld.shared.b32 $0, [$1];", [address], 1, True)[0]
+
+
 def widened(words: list, dtype: str) -> list:
     """Words of four numbers of 8 bits -> twice as many of two fp16, in the same order."""
     out = []

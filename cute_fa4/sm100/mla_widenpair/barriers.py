@@ -1,0 +1,70 @@
+"""Every mbarrier of a pair of CTAs over rows of 656 bytes: both have all of them, at the same places.
+
+As in mla_pair/barriers.py, but units pass through two rings: each CTA fills and empties one of stored units by itself,
+and its widen warps fill the one that the MMAs of both read.
+
+barrier       number  raised by                             awaited by           means
+q_full        1       load 1 (+ bytes of both)              mma                  the Q tile is in shared memory
+q_free        1       mma 1 (commit)                        load                 the last S of this Q is made
+s_ready       2       mma 1 (commit)                        softmax              S is made
+p_ready       1       softmax 16 (at 0)                     mma                  P is stored, O rescaled, S read
+pv_done       1       mma 1 (commit)                        softmax              O is complete up to here and P has been read
+kv_full       5       widen 16 (at 0)                       mma                  a unit of K or V is there in both CTAs
+kv_empty      5       mma 1 (commit)                        widen                the slot's MMAs have completed
+stored_full   4       load 1 (+ bytes)                      widen                a unit is there as it is stored
+stored_empty  4       widen 8                               load                 it has been read
+rope_full     2       load 1 (+ bytes of both)              mma                  the rotary columns are there
+rope_empty    2       mma 1 (commit)                        load                 S is made
+work_ready    2       load 1                                softmax, mma, widen  a work tile is announced
+work_read     2       softmax 256 + mma 32 + widen 256      load                 the announcement has been read
+work_claimed  1       load 1 (+ bytes)                      load                 the answer to a claim is there
+"""
+
+from dataclasses import replace
+
+from ..chip import WARP_SIZE
+from ..mla_decode.barriers import ROPE_SLOT
+from ..mla_pair import barriers as pair
+from ..mla_pair.tiles import CTAS
+from ..sync.barriers import Arrivals, Barrier, BarrierTable, announced_bytes
+from .warp_roles import RowsPairWarpRoles
+
+STORED_SLOT = "stored_slot"
+
+
+def table(
+    warps: RowsPairWarpRoles, kv_slots: int, stored_slots: int, rope_slots: int
+) -> BarrierTable:
+    """The table of a kernel whose rings have so many slots."""
+    numbers = dict(pair.table(warps, kv_slots).numbers)
+    numbers |= {STORED_SLOT: stored_slots, ROPE_SLOT: rope_slots}
+    return BarrierTable(rows(warps), numbers)
+
+
+def rows(warps: RowsPairWarpRoles) -> tuple[Barrier, ...]:
+    """Every barrier, in memory order: those of a pair, with the widening between two rings."""
+    number = len(warps.widen)
+    wide = (Arrivals("widen", CTAS * number, "at 0"),)
+    read = Arrivals("widen", number)
+    of_threads = Arrivals("widen", WARP_SIZE * number)
+    changed = {
+        "kv_full": {"raised_by": wide, "means": "a unit of K or V is there in both CTAs"},
+        "kv_empty": {"awaited_by": "widen"},
+        "work_ready": {"awaited_by": "softmax, mma, widen"},
+    }
+    out = []
+    for row in pair.rows(warps):
+        if row.name == "work_read":
+            row = replace(row, raised_by=(*row.raised_by, of_threads))
+        out.append(replace(row, **changed.get(row.name, {})))
+        if row.name == "kv_empty":
+            out += _of_stored(read)
+    return tuple(out)
+
+
+def _of_stored(read: Arrivals) -> tuple[Barrier, ...]:
+    load, there = announced_bytes("load"), "a unit is there as it is stored"
+    return (
+        Barrier("stored_full", STORED_SLOT, (load,), "widen", there, "stored_empty"),
+        Barrier("stored_empty", STORED_SLOT, (read,), "load", "it has been read", "stored_full"),
+    )

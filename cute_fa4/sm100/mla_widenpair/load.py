@@ -1,0 +1,89 @@
+"""Load warp of either CTA: its units as they are stored, in the order of mla_pair/load.py, each with its keys' scales.
+
+    n = 0           Q  K0 K0 K0 K0 rope0
+    n = 1, 2, ...      Kn Kn Kn Kn ropen   V(n-1) V(n-1) V(n-1) V(n-1)
+    at the end                             V(last) ...
+
+Units are this CTA's own affair: its widen warps wait for them. The rotary columns go where the MMAs of both CTAs read
+them, and count on the mbarrier of CTA 0. What lies behind the keys of a sequence arrives as zeros, scales too.
+"""
+
+from dataclasses import replace
+
+import cutlass.cute as cute
+from cutlass import Int32
+
+from ...tma import copies, gathered_rows, paged_rows
+from ...tma.tensor_maps import DTYPES, clipped_load
+from ..kernel_args import KernelArgs
+from ..mla_pair.load import KV_HEAD, LatentPairProducer, LoadPosition
+from ..mla_pair.tiles import CTAS, UNIT_COLUMNS, UNIT_KEYS
+from ..mla_widen.tiles import ROPE_AT, SCALE_LINE_BYTES, SCALES_AT
+from ..operands.kv_buffer import SPAN_BYTES, gather_chunks
+from ..operands.tma import KVOperand
+from ..sync.pipelines import Slot
+from .smem import RowsPairShared
+
+
+def rows_of_unit(cfg, found, first_key):
+    """Of a tile that was found, where keys [first_key, first_key + 64) lie."""
+    tiles = cfg.tiles
+    if tiles.gathers_rows:
+        return gathered_rows.from_row(found, first_key)
+    boxes = paged_rows.box_rows(tiles.BN, cfg.page_size)
+    return paged_rows.rows_within(found, first_key, UNIT_KEYS, boxes, tiles.k_box_rows)
+
+
+def load_bytes(
+    cfg, operand: KVOperand, address, mbarrier, found, first, line_bytes: int, ctas: int = 1
+):
+    """Copy bytes of 64 keys, from byte `first` of their rows on, to lines of shared memory.
+
+    ctas: 2 where the mbarrier is that of CTA 0, for both
+    """
+    if cfg.tiles.gathers_rows:
+        gather_chunks(
+            *(UNIT_KEYS, operand, address, mbarrier, found, Int32(KV_HEAD), first, 1),
+            *(ctas, line_bytes),
+        )
+        return
+    for p in range(found.boxes):
+        place, further = clipped_load(*found.box(p), Int32(KV_HEAD))
+        box = address + p * cfg.tiles.k_box_rows * line_bytes
+        copies.load_tile(
+            operand.boxes, DTYPES[cfg.stored_dtype], box, mbarrier, place, further, first
+        )
+
+
+def load_unit(cfg, args: KernelArgs, smem: RowsPairShared, kv, rows, block, slot: Slot) -> Slot:
+    """128 columns of 64 keys, number `block` of four, and the scales of these keys."""
+    kv.units.acquire(slot)
+    mbarrier = kv.units.get_v(slot)
+    address = smem.stored_address + slot.index * cfg.tiles.stored_bytes
+    load_bytes(cfg, args.k, address, mbarrier, rows, block * UNIT_COLUMNS, SPAN_BYTES)
+    scales = address + cfg.tiles.scales_at
+    load_bytes(cfg, args.k.rest, scales, mbarrier, rows, SCALES_AT, SCALE_LINE_BYTES)
+    return kv.units.commit_step(slot)
+
+
+def load_k(cfg, args: KernelArgs, smem, kv: LatentPairProducer, found, at: LoadPosition):
+    """This CTA's half of the keys, with all columns."""
+    rows = rows_of_unit(cfg, found, cute.arch.block_idx_in_cluster() * UNIT_KEYS)
+    slot = at.unit
+    for block in range(cfg.tiles.k_units):
+        slot = load_unit(cfg, args, smem, kv, rows, block, slot)
+    kv.rope.acquire(at.rope)
+    mbarrier = kv.rope.get_v(at.rope)
+    address = smem.rope_address + at.rope.index * cfg.tiles.rope_slot_bytes
+    load_bytes(cfg, args.v, address, mbarrier, rows, ROPE_AT, SPAN_BYTES, CTAS)
+    return replace(at, unit=slot, rope=kv.rope.commit_step(at.rope))
+
+
+def load_v(cfg, args: KernelArgs, smem, kv: LatentPairProducer, found, slot: Slot) -> Slot:
+    """All keys, and this CTA's half of the columns of each product."""
+    tiles, rank = cfg.tiles, cute.arch.block_idx_in_cluster()
+    for output in range(tiles.outputs):
+        for part in range(tiles.key_parts):
+            rows = rows_of_unit(cfg, found, Int32(part * UNIT_KEYS))
+            slot = load_unit(cfg, args, smem, kv, rows, CTAS * output + rank, slot)
+    return slot

@@ -2,9 +2,9 @@
 
 field         bytes                       what
 q             73728                       Q: 64 rows of 576 columns
-kv            5 * 16384                   ring of units as they are multiplied: 64 keys x 128 columns bf16
-stored        4 * 10240                   ring of units as they are stored, each with the scales of its keys
-rope          2 * 8192                    ring of the rotary columns of 64 keys
+kv            4 * 16384                   ring of units as they are multiplied: 64 keys x 128 columns bf16
+stored        6 * 10240                   ring of units as they are stored, each with the scales of its keys
+rope          1 * 8192                    ring of the rotary columns of 64 keys
 p             16384                       P: 64 rows x 128 keys
 exchanged     2 * 1024                    a value of each softmax thread, for those with the other keys of its row
 work_queue    112
@@ -24,7 +24,8 @@ from .barriers import STORED_SLOT
 from .tiles import RowsPairTiles
 from .warp_roles import RowsPairWarpRoles
 
-KV_SLOTS, STORED_SLOTS, ROPE_SLOTS = 5, 4, 2
+# Of units even numbers, half for each widening warpgroup.
+KV_SLOTS, STORED_SLOTS, ROPE_SLOTS = 4, 6, 1
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@
     0-7     softmax    S -> P, four threads a row; rescales O, stores it at the end
     8       mma        in CTA 0 one thread issues every tcgen05.mma of both
     9       load       one thread issues every TMA load of this CTA
-    10-17   widen      units of 8 bits -> bf16, times scales; four threads share a key
+    10-17   widen      units of 8 bits -> bf16, times scales; two warpgroups take them in turn
 
 ptxas gives 576 threads 112 registers each.
 """
@@ -12,6 +12,8 @@ ptxas gives 576 threads 112 registers each.
 from dataclasses import dataclass
 
 from ..mhawiden.warp_roles import WidenedWarpRoles
+
+WIDEN_GROUPS = 2
 
 
 @dataclass(frozen=True)

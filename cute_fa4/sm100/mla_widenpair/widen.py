@@ -1,13 +1,13 @@
 """Widen warps of either CTA: units as they are stored -> bf16, times the scales of their keys, in the order of their use.
 
-Four threads share a key of a unit, each has 32 of its 128 columns, which are half of a line of one of the two chunks
-that the MMA reads. A number of e4m3 is exact in fp16 and in float32; its product with the scale is rounded to bf16
-once.
+Two warpgroups take units in turn, so that one converts while the other waits or stores. Two threads share a key of a
+unit, each has 64 of its 128 columns, which are a line of one of the two chunks that the MMA reads. A number of e4m3 is
+exact in fp16 and in float32; its product with the scale is rounded to bf16 once.
 
-    wait stored_full      two loads of 16 bytes, and the scale
+    wait stored_full      four loads of 16 bytes, and the scale
     stored_empty          of the warp: the slot may be filled again
     wait kv_empty         the MMAs that read the unit's place have completed
-    64 bytes              to the place, where the MMA takes them as K or as V: the same bytes
+    128 bytes             to the place, where the MMA takes them as K or as V: the same bytes
     kv_full               of the warp, in CTA 0
 """
 
@@ -17,11 +17,12 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from ...layouts.scalars import choose
 from ..chip import WARP_SIZE
 from ..kernel_args import KernelArgs
 from ..mhapair.sync import PairProducer, arrive_at_leader
 from ..mhawiden.pieces import WORDS, load_piece, load_word, numbers_of, widened
-from ..mla_pair.tiles import CTAS, UNIT_KEYS
+from ..mla_pair.tiles import CTAS, UNIT_COLUMNS, UNIT_KEYS
 from ..mla_widen.tiles import SCALE_LINE_BYTES, WIDE_BYTES
 from ..steps import row_math
 from ..steps.store import PIECE_BYTES, store_piece
@@ -29,9 +30,12 @@ from ..sync.pipelines import KVConsumerPipeline, Slot
 from ..work.blocks import rank_in_cluster
 from ..work.queue import NO_MORE, WorkQueue
 from .smem import RowsPairShared
+from .warp_roles import WIDEN_GROUPS
 
-NUMBERS = 32  # of a unit, of one thread
-THREADS_OF_CHUNK = 2  # that share a line of 64 numbers
+HALF = UNIT_COLUMNS // 2  # of a unit's columns, of one thread
+NUMBERS = 32  # at a time: of 8 bits two pieces, as bf16 four
+WORDS_AT_ONCE = NUMBERS // 4
+CHUNKS = 2  # of a unit as it is multiplied
 SCALE_BYTES = 4
 
 
@@ -45,59 +49,74 @@ class Position:
 
 @dataclass(frozen=True)
 class Widener:
-    """The widen warps' end of both rings."""
+    """The widen warps' end of both rings; numbers of slots are even, so that a warpgroup has slots of its own."""
 
     stored: KVConsumerPipeline
     wide: PairProducer
 
-    def first(self) -> Position:
-        return Position(Slot(Int32(0), Int32(0)), self.wide.first())
+    def first(self, group) -> Position:
+        """Of a warpgroup, whose number is that of its first unit."""
+        wide = self.wide.first()
+        return Position(Slot(group, Int32(0)), Slot(group, wide.phase))
+
+    def next(self, at: Position) -> Position:
+        """Behind this unit, and that of the other warpgroup."""
+        stored, wide = at.stored, at.wide
+        for _ in range(WIDEN_GROUPS):
+            stored, wide = stored.next(self.stored.slots), wide.next(self.wide.slots)
+        return Position(stored, wide)
+
+    def drain(self, at: Position):
+        """A CTA must not end before the last commit of CTA 0 on one of its slots, here of those of this warpgroup."""
+        for _ in range(self.wide.slots // WIDEN_GROUPS):
+            self.wide.acquire(at.wide)
+            at = self.next(at)
 
 
 @dataclass(frozen=True)
 class Place:
-    """A thread: its key of a unit, and which quarter of its columns."""
+    """A thread: its key of a unit, which half of its columns, and its warpgroup."""
 
     key: Int32
-    quarter: Int32
+    half: Int32
+    group: Int32
 
     @staticmethod
     def here(cfg) -> "Place":
         thread, _, _ = cute.arch.thread_idx()
         thread = thread - cfg.schedule.warps.widen.start * WARP_SIZE
-        return Place(thread % UNIT_KEYS, thread // UNIT_KEYS)
+        number = thread // UNIT_KEYS
+        return Place(thread % UNIT_KEYS, number % CHUNKS, number // CHUNKS)
 
 
 def read_unit(cfg, address, place: Place, block) -> tuple[list, Float32]:
     """-> this thread's numbers, four a word, and the scale of its key for columns of this block.
 
-    The swizzle keeps a quarter of a line 32 bytes from the one before.
+    The swizzle keeps the second half of a line 64 bytes from the first.
     """
     words = []
-    for column in range(0, NUMBERS, PIECE_BYTES):
-        offset = cfg.tiles.stored_tile.offset(place.key, column) ^ place.quarter * NUMBERS
-        words += load_piece(address + offset)
+    for column in range(0, HALF, PIECE_BYTES):
+        words += load_piece(
+            address + (cfg.tiles.stored_tile.offset(place.key, column) ^ place.half * HALF)
+        )
     scales = address + cfg.tiles.scales_at + place.key * SCALE_LINE_BYTES
     return words, load_word(scales + block * SCALE_BYTES).bitcast(Float32)
 
 
 def write_unit(cfg, address, place: Place, words: list, scale: Float32):
-    """This thread's numbers as bf16, times the scale, to its half of a line of a chunk."""
-    numbers = numbers_of(widened(words, cfg.kv_dtype))
-    wide = row_math.pack(row_math.multiplied(numbers, scale), cfg.qkv_dtype)
-    tile, half = cfg.tiles.k_tile, place.quarter % THREADS_OF_CHUNK
-    chunk = address + place.quarter // THREADS_OF_CHUNK * tile.chunk_bytes
-    for piece in range(len(wide) // WORDS):
-        offset = tile.offset(place.key, piece * PIECE_BYTES // WIDE_BYTES)
-        store_piece(
-            chunk + (offset ^ half * NUMBERS * WIDE_BYTES),
-            wide[WORDS * piece : WORDS * (piece + 1)],
-        )
+    """This thread's numbers as bf16, times the scale, to its line of a chunk."""
+    tile = cfg.tiles.k_tile
+    chunk = address + place.half * tile.chunk_bytes
+    for first in range(0, HALF, NUMBERS):
+        numbers = numbers_of(widened(words[first // 4 :][:WORDS_AT_ONCE], cfg.kv_dtype))
+        wide = row_math.pack(row_math.multiplied(numbers, scale), cfg.qkv_dtype)
+        for piece in range(len(wide) // WORDS):
+            column = first + piece * PIECE_BYTES // WIDE_BYTES
+            four = wide[WORDS * piece : WORDS * (piece + 1)]
+            store_piece(chunk + tile.offset(place.key, column), four)
 
 
-def unit(
-    cfg, smem: RowsPairShared, rings: Widener, at: Position, place: Place, block
-) -> Position:
+def unit(cfg, smem: RowsPairShared, rings: Widener, at: Position, place: Place, block) -> Position:
     """One unit, whose columns are number `block` of four."""
     rings.stored.wait(at.stored)
     stored = smem.stored_address + at.stored.index * cfg.tiles.stored_bytes
@@ -110,22 +129,33 @@ def unit(
     write_unit(cfg, address, place, words, scale)
     cute.arch.fence_proxy("async.shared", space="cta")
     arrive_at_leader(rings.wide.full + at.wide.index, of_shared=True)
-    return Position(at.stored.next(rings.stored.slots), rings.wide.commit_step(at.wide))
+    return rings.next(at)
 
 
-def units_of_k(cfg, smem, rings: Widener, at: Position, place: Place) -> Position:
+@cute.jit
+def units_of_k(
+    cfg: cutlass.Constexpr, smem: RowsPairShared, rings: Widener, at: Position, place: Place
+) -> Position:
     """All columns of this CTA's keys."""
-    for block in range(cfg.tiles.k_units):
-        at = unit(cfg, smem, rings, at, place, block)
+    for i in cutlass.range(cfg.tiles.k_units // WIDEN_GROUPS, unroll=1):
+        at = unit(cfg, smem, rings, at, place, WIDEN_GROUPS * i + place.group)
     return at
 
 
-def units_of_v(cfg, smem, rings: Widener, at: Position, place: Place) -> Position:
-    """All keys, with this CTA's half of the columns of each product."""
-    for output in range(cfg.tiles.outputs):
-        block = CTAS * output + rank_in_cluster()
-        for _ in range(cfg.tiles.key_parts):
-            at = unit(cfg, smem, rings, at, place, block)
+@cute.jit
+def units_of_v(
+    cfg: cutlass.Constexpr,
+    smem: RowsPairShared,
+    rings: Widener,
+    at: Position,
+    place: Place,
+    tiles: Int32,
+) -> Position:
+    """All keys of so many key tiles, with this CTA's half of the columns of each product; a warpgroup has 64 keys."""
+    assert cfg.tiles.key_parts == WIDEN_GROUPS
+    for i in cutlass.range(tiles * cfg.tiles.outputs, unroll=1):
+        block = CTAS * (i % cfg.tiles.outputs) + rank_in_cluster()
+        at = unit(cfg, smem, rings, at, place, block)
     return at
 
 
@@ -137,16 +167,15 @@ def run(
     rings: Widener,
     queue: WorkQueue,
 ):
-    """Every work tile: K of a key tile, then V of the one before."""
-    place, at, number = Place.here(cfg), rings.first(), Int32(0)
+    """Every work tile: K of a key tile, then V of the one before; at the end V of the last one, too."""
+    place, number = Place.here(cfg), Int32(0)
+    at = rings.first(place.group)
     count = queue.next(cfg, args, number).tiles.count
     while count != NO_MORE:
         for n in cutlass.range(count, unroll=1):
             at = units_of_k(cfg, smem, rings, at, place)
-            if n > 0:
-                at = units_of_v(cfg, smem, rings, at, place)
-        if count > 0:
-            at = units_of_v(cfg, smem, rings, at, place)
+            tiles = choose(n > 0, 1, 0) + choose(n == count - 1, 1, 0)
+            at = units_of_v(cfg, smem, rings, at, place, tiles)
         number = number + 1
         count = queue.next(cfg, args, number).tiles.count
-    rings.wide.drain(at.wide)
+    rings.drain(at)

@@ -63,9 +63,9 @@ def test_a_row_is_what_the_layout_adds_up_to():
 def test_heads_share_tiles_of_32_rows():
     heads = {group: config(32, group=group).heads_per_tile for group in (16, 32, 48, 128)}
     assert heads == {16: 16, 32: 32, 48: 24, 128: 32}
-    tile = latent_tile(1, 128, of_rows=True)
+    tile = latent_tile(1, 32, of_rows=True)
     chosen = choose_config(
-        **dict(qkv_dtype="bf16", head_dim=576, head_dim_v=512, group=128, pack_gqa=True),
+        **dict(qkv_dtype="bf16", head_dim=576, head_dim_v=512, group=32, pack_gqa=True),
         **dict(latent=True, kv_layout="paged", page_size=1, seqused_k=True, **tile),
     )
     assert chosen.schedule == LatentRows(rows=32).resolved(chosen) and not chosen.refusals()

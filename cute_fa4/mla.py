@@ -9,7 +9,7 @@ attention of many query heads over one key head, whose first 512 columns are the
     out (batch, seqlen_q, heads, 512)   what W_UV is applied to
 
 The kernel reads a row once for both products (sm100/mla_decode/), or by halves in two SMs (sm100/mla_pair/); rows of
-656 bytes, with scales and rotary columns of their own, are widened on their way (sm100/mla_widen/).
+656 bytes, with scales and rotary columns of their own, are widened on their way (sm100/mla_widen/, mla_widenpair/).
 """
 
 from __future__ import annotations

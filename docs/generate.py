@@ -23,6 +23,7 @@ from cute_fa4.sm100.config import (  # noqa: E402
     FA4Config,
     LatentPair,
     LatentRows,
+    LatentRowsPair,
     LatentTile,
     OneTile,
     Pair,
@@ -55,6 +56,7 @@ def barriers_document() -> str:
     pair_of_latent = FA4Config(**problem | {"group": 128}, schedule=LatentPair()).barriers
     stored = dict(kv_dtype="e4m3", rope_dtype="bf16", scale_dtype="f32")
     of_rows = FA4Config(**problem | stored, schedule=LatentRows()).barriers
+    rows_pair = FA4Config(**problem | stored | {"group": 128}, schedule=LatentRowsPair()).barriers
     wide = FA4Config(qk_depth=256, schedule=WideTile()).barriers
     wide_pair = FA4Config(qk_depth=256, schedule=WidePair()).barriers
     of_rope = dict(qk_depth=192, ov_depth=128, rope_depth=64, rope_dtype="e4m3")
@@ -138,6 +140,14 @@ Rows of 656 bytes are widened on their way (`mla_widen/barriers.py`, tiles of 16
 ```
 
 {_reuse(of_rows, besides=latent)}
+
+More than 32 rows of them are those of a pair (`mla_widenpair/barriers.py`), whose widen warps stand between two rings:
+
+```
+{rows_pair.text()}
+```
+
+{_reuse(rows_pair, besides=of_rows)}
 
 ## Head dims up to 512
 

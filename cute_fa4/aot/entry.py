@@ -41,6 +41,7 @@ from cute_fa4.sm100.mhawidepair.schedule import WidePair
 from cute_fa4.sm100.mla_decode.schedule import LatentTile
 from cute_fa4.sm100.mla_pair.schedule import LatentPair
 from cute_fa4.sm100.mla_widen.schedule import LatentRows
+from cute_fa4.sm100.mla_widenpair.schedule import LatentRowsPair
 from cute_fa4.sm100.problem import AUX_DTYPES
 from cute_fa4.sm100.score_mods import PACKAGED
 from cute_fa4.sm100.warp_roles import WarpRoles
@@ -252,7 +253,7 @@ def _families_with(choices: set, wide: bool, pairs: bool) -> list[str]:
     """
     has = {name: {field.name for field in fields(cls)} for name, cls in FAMILIES.items()}
     few = "rows" in choices
-    asked_for = {LatentTile, LatentPair, RopeTile} | (set() if pairs else {Pair})
+    asked_for = {LatentTile, LatentPair, LatentRowsPair, RopeTile} | (set() if pairs else {Pair})
     if policy.pairs() is False:
         asked_for.add(WidePair)
     return [

@@ -8,6 +8,7 @@
     mla_decode/schedule.py    LatentTile: such a tile over a latent cache, whose V is the first columns of K
     mla_pair/schedule.py      LatentPair: 128 rows over a latent cache, by two CTAs that share the MMAs
     mla_widen/schedule.py     LatentRows: 8 to 32 rows over a latent cache of 656 bytes a row, widened in the CTA
+    mla_widenpair/schedule.py LatentRowsPair: 128 rows over such a cache, by two CTAs, each of which widens its half
     mha1q/schedule.py         OneTile: one query tile of 128 rows, even and odd key tiles side by side
     mhawidepair/schedule.py   WidePair: two CTAs share the MMAs of a query tile of 256 rows, wide heads
     mharope/schedule.py       RopeTile: the same with rotary columns of K of 8 bits, which are widened in the CTA

@@ -153,7 +153,9 @@ def test_a_latent_cache_is_asked_about_by_its_name():
     assert {row.families for row in few} == {("mla_decode",)}
     rows = capabilities(latent=True, group=128, is_fp8_kvcache=True, causal=True, return_lse=True)
     assert {row.dtype for row in rows if row.runs} == {"bf16"}  # as the rotary columns are
-    assert {row.families for row in rows if row.runs} == {("mla_widen",)}
+    assert {row.families for row in rows if row.runs} == {("mla_widenpair",)}
+    few = capabilities(latent=True, group=16, is_fp8_kvcache=True, causal=True, return_lse=True)
+    assert {row.families for row in few if row.runs} == {("mla_widen",)}
     [other] = capabilities(
         latent=True, head_dim=320, head_dim_v=256, dtype="bf16", causal=True, return_lse=True, arch="sm_100a"
     )  # fmt: skip

@@ -18,6 +18,7 @@ from cute_fa4.sm100.mhawiden.schedule import WidenedTile
 from cute_fa4.sm100.mla_decode.schedule import LatentTile
 from cute_fa4.sm100.mla_pair.schedule import LatentPair
 from cute_fa4.sm100.mla_widen.schedule import LatentRows
+from cute_fa4.sm100.mla_widenpair.schedule import LatentRowsPair
 from cute_fa4.sm100.problem import Problem
 from cute_fa4.sm100.score_mods import PACKAGED, ScoreMod
 from cute_fa4.sm100.warp_roles import WarpRoles
@@ -31,6 +32,7 @@ IMPORTED = {
     "LatentTile": LatentTile,
     "LatentPair": LatentPair,
     "LatentRows": LatentRows,
+    "LatentRowsPair": LatentRowsPair,
     "WidenedTile": WidenedTile,
     "WideTile": WideTile,
     "RopeTile": RopeTile,

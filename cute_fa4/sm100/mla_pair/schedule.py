@@ -85,7 +85,11 @@ class LatentPair:
         return not_built(problem) or self.tiles(problem).page_refusals()
 
 
-STORED = {"kv_dtype": None, "rope_dtype": None, "scale_dtype": None}  # a row of the cache has q's dtype
+STORED = {
+    "kv_dtype": None,
+    "rope_dtype": None,
+    "scale_dtype": None,
+}  # a row of the cache has q's dtype
 
 
 def not_built(problem: Problem, stored: dict = STORED) -> list[str]:

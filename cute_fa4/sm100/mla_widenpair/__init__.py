@@ -1,1 +1,1 @@
-"""The family for decode from a latent cache of 656 bytes a row with more than 32 rows: pairs of CTAs, each widens half."""
+"""The family for more than 32 rows over a latent cache of 656 bytes a row: pairs of CTAs, each widens half."""

@@ -75,7 +75,7 @@ class SM100MLAWidenPair(SM100MLAPair):
     consumer_pipeline = WideConsumer
 
     def kv_operands(self, mK, mV):
-        """Of one cache, all of whose bytes mK has: units, with scales, in the place of K, rotary columns in that of V."""
+        """Of one cache, all of whose bytes mK has: units and scales in the place of K, rotary columns in that of V."""
         k, rows = tma.kv_operand(self.cfg, mK, COLUMNS_OF_SCALE, is_v=True)
         rope = self.rope_operand(mK, k)
         return replace(k, rest=tma.narrow_operand(self.cfg, mK, SCALE_LINE_BYTES)), rows, rope, rows

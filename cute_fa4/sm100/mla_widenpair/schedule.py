@@ -1,4 +1,4 @@
-"""LatentRowsPair: 128 query rows over rows of 656 bytes by two CTAs that share every MMA; each widens what it multiplies.
+"""LatentRowsPair: 128 query rows over rows of 656 bytes by two CTAs that share MMAs; each widens what it multiplies.
 
     FA4Config(kv_dtype="e4m3", rope_dtype="bf16", scale_dtype="f32", qk_depth=576, ov_depth=512, latent=True, group=128,
               pack_gqa=True, kv_layout="paged", page_size=64, seqused_k=True, schedule=LatentRowsPair())
@@ -13,7 +13,6 @@ from typing import ClassVar
 
 from ..mla_pair import schedule as pair
 from ..mla_pair.schedule import LatentPair
-from ..mla_widen.schedule import STORED
 from ..mla_widen.schedule import not_built as rows_not_built
 from ..problem import Problem
 from ..sync.barriers import BarrierTable
@@ -46,9 +45,7 @@ class LatentRowsPair(LatentPair):
 
 
 @lru_cache(maxsize=256)
-def layout(
-    warps: RowsPairWarpRoles, tiles: RowsPairTiles
-) -> tuple[BarrierTable, RowsPairSmem]:
+def layout(warps: RowsPairWarpRoles, tiles: RowsPairTiles) -> tuple[BarrierTable, RowsPairSmem]:
     """Barriers, and shared memory with room for them."""
     table = barriers.table(warps, KV_SLOTS, STORED_SLOTS, ROPE_SLOTS)
     return table, smem_map(tiles, warps, table)

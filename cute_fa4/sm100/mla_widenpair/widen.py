@@ -1,4 +1,4 @@
-"""Widen warps of either CTA: units as they are stored -> bf16, times the scales of their keys, in the order of their use.
+"""Widen warps of either CTA: units as they are stored -> bf16, times scales, in the order of their use.
 
 Two warpgroups take units in turn, so that one converts while the other waits or stores. Two threads share a key of a
 unit, each has 64 of its 128 columns, which are a line of one of the two chunks that the MMA reads. A number of e4m3 is

@@ -12,7 +12,9 @@ CALLS = {
     "by index": Call(16, 2, 64, (400,), "hostile", listed=150, options={"num_splits": 1}),
 }
 FURTHER = {
-    "32 heads": Call(*(32, 1, 16, (150,), "random", torch.float8_e4m3fn), options={"num_splits": 1}),
+    "32 heads": Call(
+        *(32, 1, 16, (150,), "random", torch.float8_e4m3fn), options={"num_splits": 1}
+    ),
     "gathered": Call(16, 1, 5, (300, 7), "hostile", options={"num_splits": 2}),
     "8 heads, pages of a tile": Call(8, 1, 128, (400,), "random"),
 }

@@ -1,4 +1,4 @@
-"""LatentRowsPair: what it lays out against hand-derived numbers, its tables against their documentation, its refusals."""
+"""LatentRowsPair: what it lays out against hand-derived numbers, its tables against their docstrings, its refusals."""
 
 import pytest
 
@@ -37,7 +37,7 @@ def test_the_table_in_the_docstring_is_the_table_in_the_code():
 
 
 def test_sizes():
-    """Units of 64 keys: 128 bytes and 32 of scales as they are stored, 128 numbers of two bytes as they are multiplied."""
+    """Units of 64 keys: 128 bytes and 32 of scales as they are stored, 128 numbers of two bytes as multiplied."""
     cfg = config()
     assert cfg.refusals() == []
     smem, numbers = cfg.smem, cfg.barriers.numbers

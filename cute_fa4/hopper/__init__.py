@@ -20,6 +20,8 @@ asynchronous hardware has them. It says nothing about speed, and nothing about h
     check.py                    what must hold
     guarded.py                  memory whose neighbours are not mapped
     foreign.py                  flash-attn-4's kernels, to see that all of this is right
-    driver.py                   the host library of exported kernels on a real driver
+    driver.py                   the host library of exported kernels on a real driver, a process for each case
+    driver_cases.py             the cases
+    driver_calls.py             what they are made of
     run.py       report.py      everything in turn; results -> tables
 """

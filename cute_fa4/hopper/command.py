@@ -104,10 +104,10 @@ def build(options) -> int:
 def export_append(out: Path) -> int:
     """The kernels of `hopper driver`; how many."""
     from cute_fa4 import aot
-    from cute_fa4.hopper import driver
+    from cute_fa4.hopper import driver_calls
 
-    aot.export(driver.configs(), out / driver.FOLDER)
-    return len(driver.configs())
+    aot.export(driver_calls.configs(), out / driver_calls.FOLDER)
+    return len(driver_calls.configs())
 
 
 def check(options) -> int:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from cute_fa4.hopper import cases, check, driver, load
+from cute_fa4.hopper import cases, check, load
 from cute_fa4.hopper.calls import CANARY, SPARE_ROWS, call
 from cute_fa4.hopper.variant import Problem, Variant, decode, dense, latent
 from cute_fa4.sm100.combine.config import CombineConfig
@@ -143,11 +143,6 @@ def test_kernels_that_share_keys_and_those_that_merge_claim_no_blocks():
     for schedule in SCHEDULES.values():
         assert not load.takes_over(FA4Config(split_keys=True, share_keys=True, schedule=schedule()))
     assert not load.takes_over(CombineConfig("bf16", 128))
-
-
-def test_cases_of_the_driver_have_names_of_their_own():
-    names = [case.name for case in driver.CASES]
-    assert len(set(names)) == len(names)
 
 
 def test_one_cluster_gets_no_more_than_seconds_of_work():

@@ -21,10 +21,10 @@ from ...layouts.scalars import choose
 from ..chip import WARP_SIZE
 from ..kernel_args import KernelArgs
 from ..mhapair.sync import PairProducer, arrive_at_leader
-from ..mhawiden.pieces import WORDS, load_piece, load_word, numbers_of, widened
 from ..mla_pair.tiles import CTAS, UNIT_COLUMNS, UNIT_KEYS
 from ..mla_widen.tiles import SCALE_LINE_BYTES, WIDE_BYTES
 from ..steps import row_math
+from ..steps.pieces import WORDS, load_piece, load_word, numbers_of, widened
 from ..steps.store import PIECE_BYTES, store_piece
 from ..sync.pipelines import KVConsumerPipeline, Slot
 from ..work.blocks import rank_in_cluster

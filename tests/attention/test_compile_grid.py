@@ -9,6 +9,7 @@ from benchmarks.sass import nvdisasm
 from benchmarks.sass.our_kernel import compile_artifacts
 from cute_fa4.emulator import ptx_parser
 from cute_fa4.emulator.program import Program
+from cute_fa4.sm100.choose_config import choose_config
 from cute_fa4.sm100.config import FA4Config
 from tests import cases, pairwise
 
@@ -57,6 +58,23 @@ def test_configuration_compiles(compiled):
     resources = nvdisasm.resources(cubin)
     assert resources.stack_bytes == 0
     assert resources.registers * config.schedule.warps.threads <= REGISTERS_OF_AN_SM
+
+
+def test_plain_pytest_compiles_lagged_references_of_depth_128():
+    """Their loops hold P of a quarter, the sums and scores that are on their way: the most registers of softmax."""
+    kept = [c.values[0] for c in CHOSEN if any(mark.kwargs.get("kept") for mark in c.marks)]
+    lagging = [c for c in kept if c.qk_depth == 128 and c.schedule.lags and c.reads_by_quarter]
+    assert {compiled.causal for compiled in lagging} == {False, True}
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("causal", [False, True])
+def test_pairs_that_lag_do_not_spill(causal):
+    """Two CTAs, of depth 128: the registers of a thread are those of the launch."""
+    config = choose_config(qkv_dtype="bf16", head_dim=128, family="mhapair", causal=causal)
+    assert config.schedule.lags
+    resources = nvdisasm.resources(compile_artifacts(config).cubin)
+    assert resources == nvdisasm.Resources(registers=128, stack_bytes=0)
 
 
 @pytest.mark.parametrize("arch", cases.ARCHS)

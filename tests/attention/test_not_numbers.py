@@ -6,17 +6,20 @@ Powers on the FMA units limit their exponents, and a maximum may leave NaN out: 
 import pytest
 import torch
 
-from cute_fa4 import FA4Config, flash_attn_func
+from cute_fa4 import FA4Config, compile_cache, flash_attn_func
+from cute_fa4.calls import repeat
+from cute_fa4.compiler import policy
 from cute_fa4.sm100.choose_config import choose_config
 from cute_fa4.sm100.instructions.exp2 import emulated_pairs
 
 BN = 128
 Q, K = 130, 2 * BN  # two query tiles, and a key tile that is not the first
 CASES = {
-    "lagged": ("bf16", 64),
-    "lagged by quarters": ("bf16", 128),
-    "fp16": ("fp16", 128),
-    "e4m3": ("e4m3", 128),
+    "lagged": ("bf16", 64, "auto"),
+    "lagged by quarters": ("bf16", 128, "auto"),
+    "exact": ("bf16", 128, "exact"),
+    "fp16": ("fp16", 128, "auto"),
+    "e4m3": ("e4m3", 128, "auto"),
 }
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "e4m3": torch.float8_e4m3fn}
 
@@ -28,15 +31,24 @@ def emulated_columns(config: FA4Config) -> list[int]:
     return [2 * pair for pair in sorted(both[0] & both[1])]
 
 
+@pytest.fixture(autouse=True)
+def chosen_anew():
+    """The maximum is chosen once for calls that are alike."""
+    repeat.clear()
+    yield
+    repeat.clear()
+
+
 @pytest.mark.parametrize("case", CASES)
-def test_a_key_of_nan_makes_nan(case):
+def test_a_key_of_nan_makes_nan(case, monkeypatch):
     """Sequence 0: no such key; 1, 2: in an emulated column of the first and of the second tile; 3: in another one.
 
     4: an infinite score there, which has no weight either; e4m3 has no infinity.
     """
-    dtype, head_dim = CASES[case]
-    config = choose_config(qkv_dtype=dtype, head_dim=head_dim)
-    assert config.schedule.lags == (dtype == "bf16")
+    dtype, head_dim, maximum = CASES[case]
+    monkeypatch.setenv(policy.MAXIMUM_VARIABLE, maximum)
+    config = choose_config(qkv_dtype=dtype, head_dim=head_dim, maximum=policy.maximum())
+    assert config.schedule.lags == case.startswith("lagged")
     columns = emulated_columns(config)
     other = next(column for column in range(BN) if column not in columns)
     generator = torch.Generator().manual_seed(0)
@@ -49,7 +61,15 @@ def test_a_key_of_nan_makes_nan(case):
     for sequence, key in bad.items():
         k[sequence, key] = torch.full((1, head_dim), torch.nan).to(k.dtype)
     q[4, ..., 0], k[4, bad[2], :, 0] = 1.0, torch.nan if dtype == "e4m3" else torch.inf
+    called = []
+
+    def noted(asked, executor):
+        called.append(asked)
+        return compile_cache.function_for(asked, executor)
+
+    monkeypatch.setattr("cute_fa4.calls.attention.function_for", noted)
     out, lse = flash_attn_func(q, k, v, return_lse=True)
+    assert [asked.schedule.maximum for asked in called] == [config.schedule.maximum]
     assert not out[0].isnan().any() and not lse[0].isnan().any()
     assert out[1:].isnan().all(dim=(1, 2, 3)).tolist() == [True] * 4
     assert lse[1:].isnan().all(dim=(1, 2)).tolist() == [True] * 4

@@ -1,4 +1,7 @@
-"""Planted defects of the kernel with swapped operands are caught by the checks meant for them."""
+"""Planted defects of the kernel with swapped operands are caught by the checks meant for them.
+
+Plain pytest plants every second one, `pytest -m sweep` all.
+"""
 
 from functools import cache
 
@@ -6,6 +9,7 @@ import pytest
 
 from tests.emulator.mutations.everything import LEVEL
 from tests.emulator.mutations.mutant import assert_caught
+from tests.emulator.mutations.quick import quick_or_sweep
 from tests.sm100.mhaswap import defects
 
 MUTANTS = defects.mutants()
@@ -20,7 +24,7 @@ def test_the_unchanged_kernel_is_clean_under_every_schedule():
     subject().expected()
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
+@pytest.mark.parametrize("mutant", quick_or_sweep(MUTANTS, 2))
 def test_a_defect_is_caught_by_a_check_meant_for_it(mutant):
     assert_caught(mutant, subject())
 

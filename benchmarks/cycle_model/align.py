@@ -113,8 +113,17 @@ def paths(function: Function, ptx: str, traces: list[Trace]) -> list[dict[tuple[
 
     ptx: the text that the traces ran, for the order of its instructions. All traces are aligned
     twice: the first pass learns which instruction is which PTX line.
+
+    Lines count in the order of their first execution, or where no walk is found so, as they are written: a loop whose
+    first turn is not its own comes late in the one and early in the other.
     """
-    aligner = _Aligner(function, ptx, traces)
+    try:
+        return _paths(_Aligner(function, ptx, traces), traces)
+    except AlignmentError:
+        return _paths(_Aligner(function, ptx, traces, as_written=True), traces)
+
+
+def _paths(aligner: _Aligner, traces: list[Trace]) -> list[dict[tuple[int, int], Path]]:
     for _ in range(2):
         found = [
             {warp: aligner.align(events, warp) for warp, events in trace.warps.items()}
@@ -156,7 +165,7 @@ def unpacked(found: list[dict], function: Function, traces: list[Trace]) -> list
 
 
 class _Aligner:
-    def __init__(self, function: Function, ptx: str, traces: list[Trace]):
+    def __init__(self, function: Function, ptx: str, traces: list[Trace], as_written: bool = False):
         self.function = function
         recorded = {e.kind for trace in traces for events in trace.warps.values() for e in events}
         unrecorded = {"gload"} - recorded
@@ -179,7 +188,7 @@ class _Aligner:
             for events in trace.warps.values()
             for event in events
         )
-        self._place = _execution_order(traces)
+        self._place = {} if as_written else _execution_order(traces)
         lines = ((kind, self._place.get(line, line)) for kind, line in (*lines_of(ptx), *executed))
         self._ptx_rank = _ranks(lines)
         self._seen: dict[int, Counter] = {}

@@ -24,12 +24,12 @@ def role_ranges(cfg: FA4Config) -> tuple[tuple[range, str], ...]:
     >>> [name for _, name in role_ranges(FA4Config())]
     ['softmax 0', 'softmax 1', 'correction', 'mma', 'load', 'scales', 'idle']
     """
-    warps = cfg.schedule.warps
+    warps = cfg.warps
     softmax = [
         (range(first, first + WARPS_PER_GROUP), warps.role_of(first))
         for first in warps.softmax[::WARPS_PER_GROUP]
     ]
-    known = ("correction", "mma", "load", "scales", "widen", "idle")
+    known = ("correction", "mma", "load", "values", "scales", "widen", "idle")
     others = [name for name in known if getattr(warps, name, None)]
     rest = [(getattr(warps, name), name) for name in others]
     return tuple(softmax + rest)

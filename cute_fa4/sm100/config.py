@@ -106,6 +106,12 @@ class FA4Config(Problem):
         return asked is not None and asked(self)
 
     @property
+    def warps(self):
+        """Which warp of a CTA does what; some schedules have more of them for some problems."""
+        asked = getattr(self.schedule, "warps_of", None)
+        return self.schedule.warps if asked is None else asked(self)
+
+    @property
     def cluster_parts(self) -> int:
         """CTAs of a cluster that share the keys of a block; 1: a CTA has a block to itself, or a part of its keys."""
         return getattr(self.schedule, "cluster_parts", 1)

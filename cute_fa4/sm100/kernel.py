@@ -86,7 +86,7 @@ class CTA:
 @cute.jit
 def set_up(cfg: cutlass.Constexpr, args: KernelArgs, cta: CTA, warp, mbarriers):
     """mbarriers by the load warp, which does not wait for the tensor memory that the mma warp allocates."""
-    warps = cfg.schedule.warps
+    warps = cfg.warps
     if warp == warps.mma.start:
         cute.arch.alloc_tmem(cfg.tmem.columns, cta.tmem_address)
         cute.arch.relinquish_tmem_alloc_permit()
@@ -108,7 +108,7 @@ def initialise_all(cfg, args: KernelArgs, mbarriers):
 def tear_down(cfg: cutlass.Constexpr, cta: CTA, warp):
     """Every warp meets; the mma warp frees tensor memory."""
     cute.arch.sync_threads()
-    if warp == cfg.schedule.warps.mma.start:
+    if warp == cfg.warps.mma.start:
         tmem_pointer = cute.arch.retrieve_tmem_ptr(Float32, 16, cta.tmem_address)
         cute.arch.dealloc_tmem(tmem_pointer, cfg.tmem.columns)
 
@@ -241,7 +241,7 @@ class SM100Kernel:
         self.kernel(args).launch(
             grid=[self.ctas(grid), 1, 1],
             cluster=self.cluster,
-            block=[cfg.schedule.warps.threads, 1, 1],
+            block=[cfg.warps.threads, 1, 1],
             smem=cfg.smem.nbytes,
             stream=stream,
             min_blocks_per_mp=1,
@@ -250,7 +250,7 @@ class SM100Kernel:
 
     @cute.kernel
     def kernel(self, args: KernelArgs):
-        cfg, warps = self.cfg, self.cfg.schedule.warps
+        cfg, warps = self.cfg, self.cfg.warps
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         base = cute.arch.get_dyn_smem(cutlass.Int8, alignment=SMEM_BASE_ALIGNMENT)
         mbarriers = cute.recast_ptr(base + cfg.smem.mbarriers.offset, dtype=Int64)

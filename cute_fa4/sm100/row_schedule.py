@@ -60,6 +60,8 @@ class RowSchedule:
     scales_keys: ClassVar[bool] = False
     # How exponentials are emulated on the FMA units: "exact", in float32; "half" in f16 (steps/half_powers.py).
     exponential: ClassVar[str] = "exact"
+    # Where rows are gathered a warp of its own copies V (roles/values.py).
+    values_apart: ClassVar[bool] = False
     tmem_remedy: ClassVar[str] = ""  # besides a lower bn_cap
     widens_rope: ClassVar[bool] = (
         False  # columns of K with a tensor of their own, of 8 bits under 16
@@ -107,6 +109,11 @@ class RowSchedule:
             qk_stages=self.num_qk_stages,
             swizzle_bytes=self.swizzle_bytes,
         )
+
+    def warps_of(self, problem: Problem) -> WarpRoles:
+        """Which warp does what."""
+        apart = self.values_apart and self.tiles(problem).gathers_rows
+        return self.warps.with_values() if apart else self.warps
 
     def contradictions(self, problem: Problem) -> list[str]:
         """Numbers that mean nothing."""

@@ -7,12 +7,13 @@
     12      mma          40         one thread issues every tcgen05.mma
     13      load         40         claims blocks, one thread issues every TMA load
     14      scales       40         brings the scales of keys, where each has its own (roles/token_scales.py)
-    15      idle         40         `setmaxnreg` must be executed alike by the four warps of a warpgroup
+    15      idle         40         `setmaxnreg` must be executed alike by the four warps of a warpgroup; or
+            values                  copies V, where rows are gathered (roles/values.py)
 
 The kernel starts with 65,536 / 512 = 128 registers a thread; `setmaxnreg` moves them to where they are needed.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .chip import WARP_SIZE, WARPS_PER_GROUP
 
@@ -27,6 +28,7 @@ class WarpRoles:
     load: range = range(13, 14)
     scales: range = range(14, 15)
     idle: range = range(15, 16)
+    values: range = range(0)
     softmax_registers: int = 192
     correction_registers: int = 88
     other_registers: int = 40
@@ -44,6 +46,15 @@ class WarpRoles:
     def threads(self) -> int:
         return WARP_SIZE * self.idle.stop
 
+    def with_values(self) -> "WarpRoles":
+        """The same, with the idle warp for the copies of V.
+
+        >>> WarpRoles().with_values().role_of(15), WarpRoles().with_values().threads
+        ('values', 512)
+        """
+        end = self.idle.stop
+        return replace(self, values=self.idle, idle=range(end, end))
+
     def threads_of(self, role: str) -> int:
         """Threads of all warps of a role.
 
@@ -59,7 +70,7 @@ class WarpRoles:
         >>> WarpRoles().registers
         65536
         """
-        other = sum(map(len, (self.mma, self.load, self.scales, self.idle)))
+        other = sum(map(len, (self.mma, self.load, self.scales, self.idle, self.values)))
         budget = (
             (self.softmax, self.softmax_registers),
             (self.correction, self.correction_registers),
@@ -72,7 +83,7 @@ class WarpRoles:
         >>> [WarpRoles().role_of(w) for w in (0, 4, 11, 12, 13, 15)]
         ['softmax 0', 'softmax 1', 'correction', 'mma', 'load', 'idle']
         """
-        for name in ("softmax", "correction", "mma", "load", "scales", "idle"):
+        for name in ("softmax", "correction", "mma", "load", "scales", "values", "idle"):
             if warp in getattr(self, name):
                 return f"softmax {warp // WARPS_PER_GROUP}" if name == "softmax" else name
         raise ValueError(f"warp {warp}: a CTA has warps 0 to {self.idle.stop - 1}")

@@ -54,6 +54,8 @@ OF_HEAD = lines("kernel", r"mad\.lo\.s32 (\s*%r\d+), (%r\d+), (%r\d+), %r\d+;", 
 FROM_LANE = lines(
     "kernel", r"shfl\.sync\.idx\.b32 (\s*%r\d+), (%r\d+), (%r\d+), 31, -1;", "shuffles"
 )
+# What the warp of V does first, in a text that has its role last: it waits for the first work tile.
+OF_V = lines("kernel", r"mbarrier\.try_wait\.parity\S* P1, \[\S+\], 0, \d+;", "the first wait").last
 BYTES = lines("kernel", r"mov\.b32 (\s*%r\d+), 32768;", "bytes announced")
 
 
@@ -76,11 +78,10 @@ PLANTED = {
     "the second chunk has the columns of the first": (replace(COLUMN, r"add.s32 column, \1, 0;"), NUMBERS),
     "the second chunk begins amid 16 bytes": (replace(COLUMN, r"add.s32 column, \1, 60;"), ("TensorMapError",)),
     "the second chunk lies a row too far": (replace(PLACE, r"add.s32 at, \1, 16512;"), (*NUMBERS, *ASYNCHRONY)),
-    "rows that do not exist are row 0": (
-        replace(NO_ROW.behind(GATHERS.first).ahead_of(GATHERS.last), r"selp.b32 \1, \2, 0, \3;"), NUMBERS),
+    "rows of V that do not exist are row 0": (replace(NO_ROW.behind(OF_V), r"selp.b32 \1, \2, 0, \3;"), NUMBERS),
     "place in the page and head are left out": (replace(OF_HEAD, r"mul.lo.s32 \1, \2, \3;"), NUMBERS),
     "a row is that of the first gather": (
-        replace(FROM_LANE.behind(GATHERS.first).first, r"shfl.sync.idx.b32 \1, \2, 0, 31, -1;"), NUMBERS,
+        replace(FROM_LANE.behind(OF_V).first, r"shfl.sync.idx.b32 \1, \2, 0, 31, -1;"), NUMBERS,
     ),
     "the bytes of a gather are not announced": (replace(BYTES, r"mov.b32 \1, 32256;"), TOO_EARLY),
 }  # fmt: skip

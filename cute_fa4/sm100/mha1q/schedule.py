@@ -34,6 +34,7 @@ class OneTile(RowSchedule):
     family: ClassVar[str] = "mha1q"
     query_tiles: ClassVar[int] = 1
     scales_keys: ClassVar[bool] = True
+    values_apart: ClassVar[bool] = True
 
     warps: WarpRoles = WarpRoles(correction_registers=80, other_registers=48)
 
@@ -53,7 +54,7 @@ class OneTile(RowSchedule):
 @lru_cache(maxsize=1024)
 def layout(schedule: OneTile, tiles: Tiles) -> tuple[BarrierTable, OneTileSmem]:
     """Barriers and shared memory decide each other's size: the ring gets what a kernel without slots leaves."""
-    warps = schedule.warps
+    warps = schedule.warps_of(tiles.problem)
     empty = barriers.table(tiles, warps, 0)
     slots = slots_that_fit(tiles, smem_map(tiles, warps, empty), empty)
     table = barriers.table(tiles, warps, slots)

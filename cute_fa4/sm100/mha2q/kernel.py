@@ -57,7 +57,7 @@ def codes_of(cfg) -> dict:
 @cute.jit
 def fill_ones(cfg: cutlass.Constexpr, smem: Smem, warp):
     """Ones for the row sums, by the softmax warps; the MMA warp meets them in set_up."""
-    warps = cfg.schedule.warps
+    warps = cfg.warps
     nbytes = cfg.smem.ones.nbytes // warps.threads_of("softmax")
     if warp < warps.softmax.stop:
         thread, _, _ = cute.arch.thread_idx()
@@ -80,7 +80,7 @@ class SM100MHA2Q(SM100Kernel):
         smem = super().shared(base)
         if not self.cfg.schedule.lone_tiles:
             return smem
-        softmax = self.cfg.schedule.warps.threads_of("softmax")
+        softmax = self.cfg.warps.threads_of("softmax")
         return replace(smem, row_max=floats(base + self.cfg.tiles.q_tile_bytes, softmax))
 
     def set_up(self, args: KernelArgs, cta: CTA, warp, mbarriers):

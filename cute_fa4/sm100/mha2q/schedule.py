@@ -53,6 +53,7 @@ class TwoTiles(RowSchedule):
     query_tiles: ClassVar[int] = 2
     scales_keys: ClassVar[bool] = True
     mixes_rope: ClassVar[bool] = True
+    values_apart: ClassVar[bool] = True
     tmem_remedy: ClassVar[str] = ", or order='p_over_s'"
     lagged_emulated: ClassVar[int] = (
         24  # of 64 pairs of exponentials, on sm_100a: docs/decisions/0012
@@ -185,7 +186,8 @@ def keeps_references(problem: Problem) -> bool:
 @lru_cache(maxsize=1024)
 def layout(schedule: TwoTiles, tiles: Tiles) -> tuple[BarrierTable, TwoTilesSmem]:
     """Barriers and shared memory decide each other's size: the ring gets what a kernel without slots leaves."""
-    warps, of_the_order = schedule.warps, ORDERS[schedule.order].barriers(schedule.warps)
+    warps = schedule.warps_of(tiles.problem)
+    of_the_order = ORDERS[schedule.order].barriers(warps)
     ones = ones_bytes(tiles) if ORDERS[schedule.order].tmem(tiles).sums else 0
     empty = barriers.table(tiles, warps, 0, of_the_order, schedule.lags)
     slots = slots_that_fit(tiles, smem_map(tiles, warps, empty, ones_bytes=ones), empty)

@@ -38,6 +38,7 @@ class Pair(TwoTiles):
     family: ClassVar[str] = "mhapair"
     ctas: ClassVar[int] = 2  # that share an MMA
     scales_keys: ClassVar[bool] = False
+    values_apart: ClassVar[bool] = False
     lagged_emulated: ClassVar[int] = 28
 
     def resolved(self, problem: Problem) -> "Pair":

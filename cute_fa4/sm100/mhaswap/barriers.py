@@ -12,7 +12,9 @@ work_ready    2       load 1                softmax, mma  a work tile is announc
 work_read     2       softmax 128 + mma 32  load          the announcement has been read
 work_claimed  1       load 1 (+ bytes)      load          the answer to a claim is there
 
-At the first key tile of a work tile p_ready also says that the old O has been read.
+At the first key tile of a work tile p_ready also says that the old O has been read. Where rows are gathered a warp of
+its own announces and copies V (roles/values.py): it waits for kv_empty and work_ready too, and reads work tiles as the
+other roles do, so that work_read takes 32 arrivals more.
 
 barrier       is not raised again too early because
 q_full        q_free

@@ -23,15 +23,16 @@ the exponentials (docs/decisions/0008): nothing else than memory is ever waited 
 Read next: products.py, softmax.py, columns.py (what is exchanged between threads), store.py or cluster.py, barriers.py.
 """
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
 from ..kernel import CTA, SM100Kernel
 from ..kernel_args import KernelArgs
-from ..roles import load
+from ..roles import load, values
 from ..roles.dispatch import first_column, own_lanes
 from . import cluster, products, softmax
-from .loads import EARLY
+from .loads import order_of
 from .smem import SwappedShared
 
 
@@ -52,12 +53,12 @@ class SM100MHASwap(SM100Kernel):
         return mO, Int32(0)
 
     def shared(self, base):
-        warps = self.cfg.schedule.warps
+        warps = self.cfg.warps
         return SwappedShared.of(self.cfg.smem, base, len(warps.softmax))
 
     @cute.jit
     def roles(self, args: KernelArgs, cta: CTA, warp):
-        cfg, warps, ending = self.cfg, self.cfg.schedule.warps, self.ending
+        cfg, warps, ending = self.cfg, self.cfg.warps, self.ending
         if warp < warps.softmax.stop:
             lanes = own_lanes(cta.tmem_address, warp)
             softmax.run(cfg, args, cta.smem, lanes, cta.events, cta.queue, ending)
@@ -68,8 +69,13 @@ class SM100MHASwap(SM100Kernel):
             ending.after_others()
         elif warp == warps.load.start:
             block, _, _ = cute.arch.block_idx()
-            load.run(cfg, args, cta.smem, cta.events, cta.producer, cta.queue, block, EARLY)
+            order = order_of(cfg)
+            load.run(cfg, args, cta.smem, cta.events, cta.producer, cta.queue, block, order)
             ending.after_others()
+        if cutlass.const_expr(warps.values):
+            if warp == warps.values.start:
+                values.run(cfg, args, cta.smem, cta.producer, cta.queue)
+                ending.after_others()
         ending.leave()
 
 

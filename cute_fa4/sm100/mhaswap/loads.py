@@ -15,6 +15,7 @@ from cutlass import Boolean, Int32
 from ..kernel_args import Events, KernelArgs, Smem
 from ..operands.kv_buffer import KVBuffer, KVBufferConfig
 from ..roles.order import Order
+from ..roles.values import copies_of_v
 from ..steps import loads
 from ..sync.pipelines import Slot, TMAProducerPipeline
 from ..work.tile import Work
@@ -44,7 +45,7 @@ def load_tile(
     if n == work.tiles.first:
         events.q_free.wait(0, q_phase ^ 1)
         loads.load_q(cfg, args, smem, events, work, 0)
-    return loads.load_v(cfg, v, kv, work, at, of_v)
+    return copies_of_v(cfg)(cfg, v, kv, work, at, of_v)
 
 
 @cute.jit
@@ -88,4 +89,21 @@ class EarlyOrder(Order):
         return loads.look_up_guessed(cfg, args, work, guessed)
 
 
-EARLY = EarlyOrder()
+class BesideValues(EarlyOrder):
+    """Beside a warp that copies V (roles/values.py): it hears of a work tile before K's gathers, 1,500 cycles."""
+
+    starts_early = False
+
+    def told(self, started):
+        return (Boolean(False),)
+
+    def none_started(self):
+        return None
+
+
+EARLY, BESIDE_VALUES = EarlyOrder(), BesideValues()
+
+
+def order_of(cfg) -> EarlyOrder:
+    """What the load warp does first in this configuration."""
+    return BESIDE_VALUES if cfg.warps.values else EARLY

@@ -75,11 +75,15 @@ class SwappedTile:
         o = barriers.S_BUFFERS * width
         return TmemMap(s, (), (o,), o + width, p_apart=False)
 
+    def warps_of(self, problem: Problem) -> SwappedWarpRoles:
+        """Which warp does what: rows that are gathered keep two warps busy (roles/values.py)."""
+        return self.warps.with_values() if self.tiles(problem).gathers_rows else self.warps
+
     def barriers(self, problem: Problem) -> BarrierTable:
-        return layout(self.warps, self.tiles(problem))[0]
+        return layout(self.warps_of(problem), self.tiles(problem))[0]
 
     def smem(self, problem: Problem) -> SwappedSmem:
-        return layout(self.warps, self.tiles(problem))[1]
+        return layout(self.warps_of(problem), self.tiles(problem))[1]
 
     def contradictions(self, problem: Problem) -> list[str]:
         why = []

@@ -4,12 +4,13 @@
     0-3     softmax    S^T -> P^T: a thread owns a key; rescales O^T, stores it at the end
     4       mma        one thread issues every tcgen05.mma
     5       load       claims blocks, one thread issues every TMA load
+    6       values     where rows are gathered: its share are those of V (roles/values.py)
 
-192 threads could have 65,536 / 192 = 341 registers each, more than the 255 that an instruction can name: none have to
+224 threads could have 65,536 / 224 = 292 registers each, more than the 255 that an instruction can name: none have to
 be moved between the roles.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..chip import WARP_SIZE
 
@@ -21,10 +22,19 @@ class SwappedWarpRoles:
     softmax: range = range(0, 4)
     mma: range = range(4, 5)
     load: range = range(5, 6)
+    values: range = range(0)
 
     @property
     def threads(self) -> int:
-        return WARP_SIZE * self.load.stop
+        return WARP_SIZE * max(self.load.stop, self.values.stop)
+
+    def with_values(self) -> "SwappedWarpRoles":
+        """The same with a warp of its own for the copies of V.
+
+        >>> SwappedWarpRoles().with_values().threads
+        224
+        """
+        return replace(self, values=range(self.load.stop, self.load.stop + 1))
 
     def threads_of(self, role: str) -> int:
         """Threads of all warps of a role.
@@ -37,10 +47,10 @@ class SwappedWarpRoles:
     def role_of(self, warp: int) -> str:
         """Name of the role of a warp, as it appears in messages.
 
-        >>> [SwappedWarpRoles().role_of(w) for w in (0, 3, 4, 5)]
-        ['softmax', 'softmax', 'mma', 'load']
+        >>> [SwappedWarpRoles().with_values().role_of(w) for w in (0, 3, 4, 5, 6)]
+        ['softmax', 'softmax', 'mma', 'load', 'values']
         """
-        for name in ("softmax", "mma", "load"):
+        for name in ("softmax", "mma", "load", "values"):
             if warp in getattr(self, name):
                 return name
-        raise ValueError(f"warp {warp}: a CTA has warps 0 to {self.load.stop - 1}")
+        raise ValueError(f"warp {warp}: a CTA has warps 0 to {self.threads // WARP_SIZE - 1}")

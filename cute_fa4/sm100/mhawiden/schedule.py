@@ -54,6 +54,9 @@ class WidenedTile(SwappedTile):
         tiles, first = self.tiles(problem), (S_BUFFERS + 1) * self.tiles(problem).q_box_rows
         return tuple(first + i * tiles.k_columns for i in range(barriers.BUFFERS))
 
+    def warps_of(self, problem: Problem) -> WidenedWarpRoles:
+        return self.warps  # one warp copies
+
     def barriers(self, problem: Problem) -> BarrierTable:
         return layout(self.warps, self.tiles(problem))[0]
 

@@ -43,6 +43,9 @@ class LatentTile(SwappedTile):
         o = tuple((S_BUFFERS + i) * width for i in range(tiles.slabs))
         return TmemMap(s, (), o, o[-1] + width, p_apart=False)
 
+    def warps_of(self, problem: Problem) -> SwappedWarpRoles:
+        return self.warps  # one warp copies
+
     def barriers(self, problem: Problem) -> BarrierTable:
         return layout(self.warps, self.tiles(problem))[0]
 

@@ -164,7 +164,7 @@ def run(
     """`tmem`: tensor-memory address of column 0 for this warp's lanes."""
     thread, _, _ = cute.arch.thread_idx()
     row = thread % cfg.tiles.rows_per_q_tile
-    for i in cutlass.range_constexpr(cfg.schedule.warps.softmax_groups):
+    for i in cutlass.range_constexpr(cfg.warps.softmax_groups):
         events.p_ready.arrive(i)
     number, before = Int32(0), order.corrected()
     work = queue.next(cfg, args, number)

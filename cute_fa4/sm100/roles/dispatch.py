@@ -8,7 +8,7 @@ import cutlass.cute as cute
 
 from ..kernel_args import KernelArgs
 from ..work.blocks import own_block
-from . import correction, load, softmax, token_scales
+from . import correction, load, softmax, token_scales, values
 
 
 def own_lanes(tmem_address, warp):
@@ -30,7 +30,7 @@ def run(
     warp,
 ):
     """cta: a CTA of kernel.py."""
-    warps = cfg.schedule.warps
+    warps = cfg.warps
     if warp < warps.softmax.stop:
         cute.arch.setmaxregister_increase(warps.softmax_registers)
         i = warp // 4
@@ -53,3 +53,6 @@ def run(
         if cutlass.const_expr(cfg.token_scales):
             if warp == warps.scales.start:
                 token_scales.run(cfg, order, args, cta.smem, cta.events, cta.queue)
+        if cutlass.const_expr(warps.values):
+            if warp == warps.values.start:
+                values.run(cfg, args, cta.smem, cta.producer, cta.queue)

@@ -7,7 +7,7 @@ Q0 and K0 come first, because S0 = Q0 K0 is the first thing the tensor core can 
 runs ahead of the MMA warp by as many tiles as the ring has slots, also into the next work tile: Q_i is free when the
 last S_i has been made, a key tile before the work tile ends. The first copies of the CTA are issued before it has come
 together, as soon as this warp has initialised the mbarriers. Where the rows of a tile lie is looked up once, for K and
-V alike (tma/paged_rows.py).
+V alike (tma/paged_rows.py). Rows that are gathered keep a second warp busy, with V (values.py).
 """
 
 import cutlass
@@ -19,11 +19,12 @@ from ..kernel_args import Events, KernelArgs, Smem
 from ..operands.kv_buffer import KVBuffer, KVBufferConfig
 from ..operands.rope import own_columns
 from ..steps import rope_rows
-from ..steps.loads import find_rows, load_k, load_v, look_up
+from ..steps.loads import find_rows, load_k, look_up
 from ..sync.pipelines import Slot, TMAProducerPipeline
 from ..work.queue import NO_MORE, WorkQueue, begin, take_work
 from ..work.tile import Work
 from .order import Order
+from .values import copies_of_v
 
 PLAIN = Order()
 
@@ -57,7 +58,7 @@ def load_tile(
             order.load_q(cfg, args, smem, events, work, i)
         if cutlass.const_expr(turn == 0):
             at = load_k(cfg, k, kv, work, at, of_k, rope)
-    return load_v(cfg, v, kv, work, at, of_v)
+    return copies_of_v(cfg)(cfg, v, kv, work, at, of_v)
 
 
 def loader_of(order):

@@ -180,7 +180,11 @@ def scale_rows(warps: WarpRoles, readers: Arrivals) -> tuple[Barrier, ...]:
 
 
 def queue_rows(warps: WarpRoles, roles: tuple[str, ...] = QUEUE_READERS) -> tuple[Barrier, ...]:
-    """The barriers of the work queue (work/queue.py): every family's. roles: that read it, beside load."""
+    """The barriers of the work queue (work/queue.py): every family's.
+
+    roles: that read it, beside load and the warp of V, where there is one
+    """
+    roles += ("values",) * bool(warps.values)
     readers = tuple(every_thread(warps, role) for role in roles)
     return (
         Barrier(

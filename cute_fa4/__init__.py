@@ -9,6 +9,7 @@
                       the same as torch.nn.functional has it
     masks, score_mods what these take as mask= and score_mod=
     capabilities      which combinations run, and why the others do not
+    mxfp8             tensors of 8 bits with scales of blocks, from other tensors
     FA4Config         every compile-time choice of the kernel
     aot               kernels compiled ahead of time: export, load
     warmup            have the kernels of a list of configurations ready; configs_for_model lists them
@@ -38,7 +39,7 @@ _HOME = {
     "JitWarning": "cute_fa4.compiler.policy",
 }
 
-_MODULES = ("aot", "masks", "score_mods")
+_MODULES = ("aot", "masks", "mxfp8", "score_mods")
 
 __all__ = ["__version__", *_HOME]
 

@@ -133,7 +133,8 @@ def flash_attn_func(
     q_descale, k_descale, v_descale  float32, of float8 tensors: what is stored, times this, is meant. One number for
                   all, or (batch, heads_kv), or one for each token and head, as the tensor without head_dim.
                   Values are not checked: where q_descale * k_descale is not positive, out is NaN (k_descale of tokens
-                  may have any sign). None: 1
+                  may have any sign). q and k together: torch.float8_e8m0fnu, as the tensor with head_dim / 32, one
+                  for each 32 numbers of a row (MXFP8; cute_fa4.mxfp8 makes them). None: 1
     o_scale       float32, of float8 tensors: out stores what it means times this; one number, or (batch, heads_kv).
                   out= may be of float8_e4m3fn then: rounded, cut to what that holds. None: 1
     return_lse    also return the log-sum-exp of the scaled scores

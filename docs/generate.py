@@ -20,6 +20,7 @@ from benchmarks.cycle_model import plots  # noqa: E402
 from cute_fa4.layouts import pictures  # noqa: E402
 from cute_fa4.sm100.choose_config import choose_config  # noqa: E402
 from cute_fa4.sm100.config import (  # noqa: E402
+    BlockScaled,
     FA4Config,
     LatentPair,
     LatentRows,
@@ -35,6 +36,8 @@ from cute_fa4.sm100.config import (  # noqa: E402
 )
 from cute_fa4.sm100.sync.barriers import BarrierTable  # noqa: E402
 from tests.emulator import spellings  # noqa: E402
+
+SCALES = ("scales_full", "scales_empty")
 
 
 def barriers_document() -> str:
@@ -61,6 +64,8 @@ def barriers_document() -> str:
     wide_pair = FA4Config(qk_depth=256, schedule=WidePair()).barriers
     of_rope = dict(qk_depth=192, ov_depth=128, rope_depth=64, rope_dtype="e4m3")
     rope = FA4Config(**of_rope, schedule=RopeTile()).barriers
+    scaled = FA4Config(qkv_dtype="e4m3", descales="xy", schedule=BlockScaled()).barriers
+    of_blocks = tuple(row for row in scaled.rows if row.name in ("s_apart", *SCALES))
     return f"""# Barriers
 
 Every mbarrier of the forward kernel, printed from `cute_fa4/sm100/mha2q/barriers.py` for the exact
@@ -91,6 +96,12 @@ The kernel of one query tile (`cute_fa4/sm100/mha1q/barriers.py`) has, with {one
 
 ```
 {one_tile.barriers.text()}
+```
+
+With scales of blocks of Q and K (`cute_fa4/sm100/mhamx/barriers.py`) two query tiles have, beside those of crossed P,
+
+```
+{BarrierTable(of_blocks, scaled.numbers).text()}
 ```
 
 A phase must be seen before the next one completes. What guarantees it:

@@ -116,6 +116,7 @@ VARIANTS = {
     "e4m3 causal": {"qkv_dtype": "e4m3", "descales": "qkv", **CAUSAL},
     "e4m3 pages of 16": {"qkv_dtype": "e4m3", **PAGES, "page_size": 16},
     "e4m3 scales of keys": {"qkv_dtype": "e4m3", "descales": "QKV", **PAGES, "page_size": 16},
+    "e4m3 scales of blocks": {"qkv_dtype": "e4m3", "descales": "xyv", **CAUSAL},
     # few rows, clusters, a latent cache
     "few rows": {**DECODE, "page_size": 16, "rows": 8, **CAUSAL},
     "few rows in a cluster": {**DECODE, "page_size": 16, "rows": 8, "cluster_parts": 4},

@@ -229,12 +229,19 @@ def _data(kind: str, warp, ins) -> tuple:
         cta, offset = warp.cta.cluster.resolve(_shared(warp, ins, lane))
         return (cta.rank, offset), int(warp.read32(ins.operands[2])[lane]) & 1
     if kind == "mma":
+        from cute_fa4.emulator.machine.block_scale import decode_scaled_instruction
         from cute_fa4.emulator.machine.tensor_core import decode_instruction
         from cute_fa4.emulator.ptx_parser import Addr
 
         group = 2 if "cta_group::2" in ins.opcode else 1
-        mma_kind = re.search(r"kind::(\w+)", ins.opcode)[1]
-        shape = decode_instruction(int(warp.read32(ins.operands[3])[lane]), mma_kind, group)
+        bits, mma_kind = (
+            int(warp.read32(ins.operands[3])[lane]),
+            re.search(r"kind::(\w+)", ins.opcode)[1],
+        )
+        if "block_scale" in ins.opcode:
+            shape = decode_scaled_instruction(bits, mma_kind, None, group)
+        else:
+            shape = decode_instruction(bits, mma_kind, group)
         return shape.m, shape.n, isinstance(ins.operands[1], Addr), group
     if kind == "wgmma":
         return (int(re.search(r"m64n(\d+)k", ins.opcode)[1]),)

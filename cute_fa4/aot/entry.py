@@ -32,6 +32,7 @@ from cute_fa4.sm100.choose_config import (
 )
 from cute_fa4.sm100.combine.config import MOST_COLUMNS, CombineConfig
 from cute_fa4.sm100.config import FA4Config
+from cute_fa4.sm100.mhamx.schedule import BlockScaled
 from cute_fa4.sm100.mhapair import pays
 from cute_fa4.sm100.mhapair.schedule import Pair
 from cute_fa4.sm100.mharope.schedule import RopeTile
@@ -96,7 +97,7 @@ CONFIG = {
     "head_dim": _HEAD_DIM,
     "head_dim_v": Field("number", "of v; default: as head_dim"),
     "o_dtype": Field("text", "of the output; default: as qkv_dtype, or bf16"),
-    "descales": Field("text", "8-bit tensors that have scales, of qQkKvVo; default: none"),
+    "descales": Field("text", "8-bit tensors that have scales, of qQxkKyvVo; default: none"),
     "num_q_heads": Field("number", "default: 0, any"),
     "group": Field("number", "query heads a key/value head; default: 1"),
     "causal": Field("switch", "default: every key is seen"),
@@ -217,6 +218,8 @@ def _of_config(values: dict) -> list:
         family = family or _latent_family(values)
     elif values.get("rope_dtype"):
         family = family or rope_family(values["qkv_dtype"])
+    elif "x" in values.get("descales", ""):
+        family = family or BlockScaled.family
     wide = is_wide(values["head_dim"], values.get("head_dim_v", values["head_dim"]))
     asked = {**policy.of_schedules(), **values}
     choices = set(values) & SCHEDULE_CHOICES
@@ -253,7 +256,8 @@ def _families_with(choices: set, wide: bool, pairs: bool) -> list[str]:
     """
     has = {name: {field.name for field in fields(cls)} for name, cls in FAMILIES.items()}
     few = "rows" in choices
-    asked_for = {LatentTile, LatentPair, LatentRowsPair, RopeTile} | (set() if pairs else {Pair})
+    asked_for = {LatentTile, LatentPair, LatentRowsPair, RopeTile, BlockScaled}
+    asked_for |= set() if pairs else {Pair}
     if policy.pairs() is False:
         asked_for.add(WidePair)
     return [

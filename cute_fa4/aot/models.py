@@ -55,7 +55,8 @@ def configs_for_model(
     dtype       "bf16", "fp16", "e4m3" or "e5m2"; out of the 8-bit ones is bf16
     kv_dtype    "e4m3" or "e5m2": caches of 8 bits under queries of dtype, which has 16; None: as dtype
     descales    letters of "qkvo": which 8-bit tensors have scales, and out; large where they have one for each token
-                and head, "Qkv", "qKV"; of tensors of 16 bits none has
+                and head, "Qkv", "qKV"; x and y: q and k have one for each 32 numbers, "xyv" (MXFP8); of tensors of 16
+                bits none has
     o_dtype     of out, where q has 8 bits: "bf16", "fp16" or "e4m3"; None: bf16
     calls       of CALLS and ON_REQUEST
     windows     of the model's layers: None for full attention, or a pair (left, right) as window_size takes it; the
@@ -76,6 +77,7 @@ def configs_for_model(
     from cute_fa4.sm100.append.config import AppendConfig
     from cute_fa4.sm100.chip import FP8_DTYPES
     from cute_fa4.sm100.choose_config import CLUSTER_PARTS, config_for, rope_family, split_configs
+    from cute_fa4.sm100.config import BlockScaled
     from cute_fa4.sm100.score_mods import soft_cap
 
     calls = _several("calls", calls, str, "('dense',)")
@@ -127,6 +129,9 @@ def configs_for_model(
     ropes = _ropes(index(rope_depth), rope_page_sizes, rope_dtype)
     if rope_dtype is not None:
         tiles = [{"pack_gqa": False, "family": rope_family(stored)}]
+    elif "x" in shared["descales"]:
+        packs = dict.fromkeys((False, _shares_tiles(group)))
+        tiles = [{"pack_gqa": pack, "family": BlockScaled.family} for pack in packs]
     variants = itertools.product(
         dict.fromkeys(b.mask for b in bound),
         dict.fromkeys(return_lse),
@@ -158,7 +163,7 @@ def configs_for_model(
         found += _latent(shared, heads_kv, bound, page_sizes, of_rows=True)
     if "kvcache" in calls:
         rows = [{}]
-        if fp8:  # as they are, and of 16 bits, quantised on the way
+        if fp8 and "y" not in descales:  # as they are, and of 16 bits, quantised on the way
             of_rows = "".join(name for name in "kKvV" if name in descales)
             rows.append({"new_dtype": dtype if kv_dtype else "bf16", "descales": of_rows})
         found += [

@@ -22,7 +22,7 @@ from cute_fa4.calls.options import check_sink
 from cute_fa4.calls.plan import Plan, Views
 from cute_fa4.calls.prepare import check_length, pages_rows_first, prepare_attention
 from cute_fa4.calls.request import TENSORS, CallTensors, Choices
-from cute_fa4.calls.scales import NAMES, ScaleViews, checked_scales
+from cute_fa4.calls.scales import BLOCKS, NAMES, ScaleViews, checked_scales
 from cute_fa4.calls.strides import MAX_ROWS, with_plain_strides
 from cute_fa4.calls.tensors import (
     DENSE,
@@ -68,6 +68,7 @@ def prepare_append_and_attention(tensors: CallTensors, asked: tuple) -> Callable
         with names_of_caches():
             heads_first = choices.kv_layout == "HND"
             checked = checked_scales(scales, q, caches[0], batch, heads_first)
+        check_rows_of_blocks(k, caches[0], checked)
     written = written_scales(k, caches[0], checked)
     check_written(
         q, k, v, *caches, out, (*tensors.lengths, offsets), sink, tensors.aux, scales, written
@@ -98,10 +99,22 @@ def prepare_append_and_attention(tensors: CallTensors, asked: tuple) -> Callable
     return append_and_attend
 
 
+def check_rows_of_blocks(k, k_cache, scales) -> None:
+    """New rows of a cache whose blocks have scales come with theirs, in k_descale."""
+    if "y" in scales.letters and k.dtype != k_cache.dtype:
+        raise TypeError(
+            f"k: dtype {k.dtype} with k_descale of blocks; accepted: {k_cache.dtype}, and the scales of the new rows "
+            "in k_descale; cute_fa4.mxfp8.quantise makes both"
+        )
+
+
 def brings_scales(k, k_cache, k_descale, v_descale) -> bool:
     """Whether rows of 16 bits are quantised by scales of their own; what is no such call is refused elsewhere."""
     of_tokens = (
-        isinstance(scale, torch.Tensor) and scale.dim() > 2 and scale.numel() != 1
+        isinstance(scale, torch.Tensor)
+        and scale.dim() > 2
+        and scale.numel() != 1
+        and scale.dtype is not BLOCKS
         for scale in (k_descale, v_descale)
     )
     return k.dtype != k_cache.dtype and any(of_tokens)

@@ -40,7 +40,7 @@ from cute_fa4.sm100.choose_config import (
     tile_for,
     wide_family_for,
 )
-from cute_fa4.sm100.config import FA4Config
+from cute_fa4.sm100.config import BlockScaled, FA4Config
 from cute_fa4.system.devices import target_of
 
 
@@ -220,6 +220,9 @@ def _tile(q, k, v, group: int, where: Where, options: Options) -> dict:
     if options.latent:
         queries = seqlen_q if length_chooses else 1
         return {"latent": True, "pack_gqa": True, **latent_tile(queries, group, are_rows(k))}
+    if options.scales is not None and "x" in options.scales.letters:
+        pack, _ = tile_for(seqlen_q, group, options.pack_gqa, swaps=False)
+        return {"pack_gqa": pack, "family": BlockScaled.family}
     wide = is_wide(q.shape[-1], v.shape[-1])  # which have tiles of 128 rows alone
     by_length = length_chooses and not wide
     swaps = by_length and policy.swaps() and options.rope is None

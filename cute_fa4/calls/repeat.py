@@ -158,7 +158,7 @@ def _key(tensors: CallTensors, asked: tuple) -> tuple:
         None if sink is None else sink.dtype,
         None if aux is None else _aux(aux),
         None if new is None else _new(*new, lengths[0]),
-        None if scales is None else tuple(scale is not None and scale.shape for scale in scales),
+        None if scales is None else tuple(s is not None and (s.shape, s.dtype) for s in scales),
         None if rope is None else _rope(*rope),
     )  # fmt: skip
 

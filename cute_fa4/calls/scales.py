@@ -10,6 +10,8 @@ Each is a float32 tensor of any strides, also 0; its shape says of what it has a
     as its tensor without head_dim  q, k, v: of each token and head: (batch, seqlen_k, heads_kv), packed (total_k,
                                     heads_kv), of pages (num_pages, page_size, heads_kv) or, where kv_layout is "HND",
                                     (num_pages, heads_kv, page_size); a head_dim of 1 may follow
+    as its tensor with head_dim/32  q and k, both: of each 32 numbers of a row, a power of two (MXFP8). Its dtype is
+                                    torch.float8_e8m0fnu; cute_fa4.mxfp8 makes both from a tensor
 
 A packed tensor with as many tokens as sequences leaves the second and the third alike: then the head_dim of 1 says that
 it is the third. The values are read on the device alone. q_descale * k_descale must be positive where neither is of
@@ -22,9 +24,12 @@ from __future__ import annotations
 import torch
 
 from cute_fa4.calls.tensors import FP8, check_is_tensor, check_place
+from cute_fa4.layouts.block_scales import BLOCK
 
+BLOCKS = torch.float8_e8m0fnu  # scales of blocks
 NAMES = ("q_descale", "k_descale", "v_descale", "o_scale")  # as a call passes them on
 LETTERS = "qkvo"  # of Problem.descales, in this order
+OF_BLOCKS = {"q_descale": "x", "k_descale": "y"}
 
 
 class Scales(tuple):
@@ -58,8 +63,13 @@ def checked_scales(
         of_keys = (of_keys[0], of_keys[2], of_keys[1])
     rows = (tuple(q.shape[:-1]), of_keys, of_keys, None)
     for name, scale, of_rows in zip(NAMES, given, rows, strict=True):
-        if scale is not None:
+        if scale is None:
+            continue
+        if getattr(scale, "dtype", None) is BLOCKS:
+            _check_blocks(name, scale, q, k, of_rows)
+        else:
             _check(name, scale, q, k, by_head, of_rows)
+    _check_both_have_blocks(*given[:2], q)
     checked = Scales(given)
     checked.letters = letters_of(given, by_head)
     checked.views = ScaleViews(given, by_head, rows, heads_first)
@@ -109,6 +119,43 @@ def _check(name: str, scale, q: torch.Tensor, k: torch.Tensor, by_head: tuple, o
     check_place(name, scale, q.device)
 
 
+def _check_blocks(name: str, scale, q: torch.Tensor, k: torch.Tensor, of_rows) -> None:
+    check_is_tensor(name, scale)
+    if name not in OF_BLOCKS:
+        raise TypeError(
+            f"{name}: dtype {scale.dtype}; accepted: torch.float32, one number or one for each sequence and key/value "
+            "head; blocks of q and k alone have scales"
+        )
+    if q.dtype not in FP8 or k.dtype is not q.dtype:
+        raise TypeError(
+            f"{name}: scales of blocks, {BLOCKS}, with q of {q.dtype} and k of {k.dtype}; accepted: q and k of "
+            f"{' or '.join(map(str, FP8))}, both the same; cute_fa4.mxfp8.quantise makes them"
+        )
+    depth = q.shape[-1]
+    if depth % BLOCK:
+        raise ValueError(
+            f"{name}: scales of blocks with a head dim of {depth}; accepted: a multiple of {BLOCK}; pad q and k with "
+            "zeros"
+        )
+    if tuple(scale.shape) != (*of_rows, depth // BLOCK):
+        raise ValueError(
+            f"{name}: shape {tuple(scale.shape)}; accepted: {(*of_rows, depth // BLOCK)}, one for each {BLOCK} numbers "
+            "of a row"
+        )
+    check_place(name, scale, q.device)
+
+
+def _check_both_have_blocks(q_descale, k_descale, q: torch.Tensor) -> None:
+    """A product takes scales of blocks of both operands."""
+    has = [getattr(scale, "dtype", None) is BLOCKS for scale in (q_descale, k_descale)]
+    if has[0] != has[1]:
+        name, other = OF_BLOCKS if has[0] else reversed(OF_BLOCKS)
+        raise TypeError(
+            f"{other}: no scales of blocks while {name} has them; accepted: both of {BLOCKS}, or neither; "
+            "cute_fa4.mxfp8.quantise makes them from tensors of 16 bits or more"
+        )
+
+
 def letters_of(scales: tuple | None, by_head: tuple) -> str:
     """Which scales are given, as Problem.descales names them. by_head: (batch, heads_kv)
 
@@ -119,8 +166,15 @@ def letters_of(scales: tuple | None, by_head: tuple) -> str:
     """
     if scales is None:
         return ""
-    pairs = zip(LETTERS, scales, strict=True)
-    return "".join(x.upper() if _is_by_row(s, by_head) else x for x, s in pairs if s is not None)
+    pairs = zip(NAMES, scales, strict=True)
+    return "".join(_letter_of(name, scale, by_head) for name, scale in pairs if scale is not None)
+
+
+def _letter_of(name: str, scale: torch.Tensor, by_head: tuple) -> str:
+    if scale.dtype is BLOCKS:
+        return OF_BLOCKS[name]
+    letter = name[0]
+    return letter.upper() if _is_by_row(scale, by_head) else letter
 
 
 def _is_by_row(scale: torch.Tensor, by_head: tuple) -> bool:
@@ -130,7 +184,8 @@ def _is_by_row(scale: torch.Tensor, by_head: tuple) -> bool:
 class ScaleViews:
     """Scales as the kernel takes them; decided by the shapes of `scales`.
 
-    Of heads (batch, heads_kv); of tokens of q with a depth of 1, of those of k and v without it and rows first.
+    Of heads (batch, heads_kv); of tokens of q with a depth of 1, of those of k and v without it and rows first; of
+    blocks as bytes, rows first.
     """
 
     def __init__(
@@ -145,6 +200,8 @@ class ScaleViews:
 
     def _change(self, name: str, scale: torch.Tensor, of_rows: tuple | None, heads_first: bool):
         """What makes a view of a scale like this one; None: nothing."""
+        if scale.dtype is BLOCKS:
+            return _bytes_rows_first if heads_first and name == "k_descale" else _bytes
         if not _is_by_row(scale, self.sizes):
             return None if tuple(scale.shape) == self.sizes else self._of_one_number
         has_depth = scale.dim() > len(of_rows)
@@ -182,6 +239,14 @@ class ScaleViews:
             if scale is not None
         )
         return found or None
+
+
+def _bytes(scale: torch.Tensor) -> torch.Tensor:
+    return scale.view(torch.uint8)
+
+
+def _bytes_rows_first(scale: torch.Tensor) -> torch.Tensor:
+    return scale.view(torch.uint8).transpose(1, 2)
 
 
 def _with_depth(scale: torch.Tensor) -> torch.Tensor:

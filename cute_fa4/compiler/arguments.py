@@ -64,10 +64,19 @@ def fake_arguments(config: FA4Config) -> dict:
 
 
 def _descales(config: FA4Config) -> tuple | None:
-    """(batch, heads_kv); of rows (batch, seqlen_q, heads, 1) or (total_q, heads, 1), of keys as k without its depth."""
-    of_keys = 2 if config.kv_layout == "packed" else 3
-    ranks = {"Q": 4 if config.q_layout == "dense" else 3, "K": of_keys, "V": of_keys}
-    every = (_fake("f32", (None,) * ranks.get(x, 2), free_last=True) for x in config.descales)
+    """(batch, heads_kv); of rows (batch, seqlen_q, heads, 1) or (total_q, heads, 1), of keys as k without its depth.
+
+    Of blocks, bytes: as q and k, with a byte for each block in the place of the depth.
+    """
+    of_q, of_keys = (
+        3 if config.q_layout == "dense" else 2,
+        2 if config.kv_layout == "packed" else 3,
+    )
+    ranks = {"Q": of_q + 1, "x": of_q + 1, "K": of_keys, "V": of_keys, "y": of_keys + 1}
+    every = (
+        _fake("u8" if x in "xy" else "f32", (None,) * ranks.get(x, 2), free_last=True)
+        for x in config.descales
+    )
     return tuple(every) or None
 
 

@@ -4,6 +4,7 @@ All of it is derived: roles from warp_roles.py, regions from smem_map.py, mbarri
 """
 
 from ..emulator.labels import KernelLabels
+from ..layouts.block_scales import COLUMNS
 from ..sm100.chip import MBARRIER_BYTES, WARPS_PER_GROUP
 from ..sm100.config import FA4Config
 
@@ -59,6 +60,8 @@ def tensor_columns(cfg: FA4Config) -> tuple[tuple[int, int, str], ...]:
     scores = [(column, cfg.tiles.s_columns, f"S{i}") for i, column in enumerate(cfg.tmem.s)]
     if cfg.tmem.p_apart:
         scores += [(column, cfg.tiles.p_columns, f"P{i}") for i, column in enumerate(cfg.tmem.p)]
+    names = ("scales of Q0", "scales of Q1", "scales of K")[: len(cfg.tmem.scales)]
+    scores += [(at, COLUMNS, x) for at, x in zip(cfg.tmem.scales, names, strict=True)]
     return tuple(
         scores + [(column, cfg.tiles.o_columns, f"O{i}") for i, column in enumerate(cfg.tmem.o)]
     )

@@ -9,6 +9,7 @@ from .combine.config import CombineConfig
 from .config import SCHEDULES, FA4Config
 from .mha1q.schedule import OneTile
 from .mha2q.schedule import TwoTiles
+from .mhamx.schedule import BlockScaled
 from .mhapair.schedule import Pair
 from .mharope.schedule import RopeTile
 from .mhaswap.schedule import CLUSTER_PARTS, SwappedTile
@@ -108,6 +109,8 @@ def choose_config(
     if "schedule" not in choices:
         if family is None and choices.get("latent"):
             family = (LatentRows if choices.get("kv_dtype") else LatentTile).family
+        elif family is None and "x" in choices.get("descales", ""):
+            family = BlockScaled.family
         elif family is None and choices.get("rope_dtype"):
             family = rope_family(qkv_dtype)
         elif family is None and choices.get("kv_dtype"):

@@ -21,6 +21,7 @@ from .chip import P_LOG2
 from .memory_maps import SmemMap, TmemMap
 from .mha1q.schedule import OneTile
 from .mha2q.schedule import TwoTiles
+from .mhamx.schedule import BlockScaled
 from .mhapair.schedule import Pair
 from .mharope.schedule import RopeTile
 from .mhaswap.schedule import SwappedTile
@@ -41,6 +42,7 @@ SCHEDULES = {
     cls.__name__: cls
     for cls in (
         TwoTiles,
+        BlockScaled,
         Pair,
         OneTile,
         SwappedTile,

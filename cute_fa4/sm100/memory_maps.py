@@ -55,6 +55,8 @@ class TmemMap:
 
     p_apart  P has columns of its own, not those of S
     sums     the first of the columns behind O_i that hold the sums of P's rows; empty: softmax adds P up itself
+    s_meet   S0 and S1 have columns in common
+    scales   the first of four columns with the scales of Q0, of Q1 and of K; empty: they have none of blocks
     """
 
     s: tuple[int, ...]
@@ -63,6 +65,8 @@ class TmemMap:
     used: int
     p_apart: bool
     sums: tuple[int, ...] = ()
+    s_meet: bool = False
+    scales: tuple[int, ...] = ()
 
     @property
     def columns(self) -> int:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from operator import index
 
+from ..layouts.block_scales import BLOCK
 from . import bands
 from .chip import ARCHES, DTYPE_BYTES, FP8_DTYPES
 from .score_mods import ScoreMod
@@ -12,7 +13,8 @@ ROPE_BESIDE_FP8 = (
     "bf16",
     "fp16",
 )  # dtypes of columns of K in a tensor of their own, beside K of eight bits
-DESCALES = "qQkKvVo"  # whose scales a kernel may take, in this order
+DESCALES = "qQxkKyvVo"  # whose scales a kernel may take, in this order
+GRANULARITIES = ("qQx", "kKy", "vV")  # letters of one tensor
 AUX_DTYPES = ("bf16", "fp16", "f32", "i32", "i64", "u8")
 
 
@@ -49,9 +51,10 @@ class Problem:
     qkv_dtype      "bf16" or "fp16": Q, K, V and P; "e4m3" or "e5m2": Q, K and V, with P in e4m3
     kv_dtype       "e4m3" or "e5m2": K and V have eight bits under Q of 16, and P is fp16; None: as qkv_dtype
     o_dtype        output; None: as qkv_dtype, or bf16 where that has eight bits
-    descales       letters of "qQkKvVo": which of Q, K and V are multiplied by a float32 for each sequence and
+    descales       letters of "qQxkKyvVo": which of Q, K and V are multiplied by a float32 for each sequence and
                    key/value head, to be what they mean, and whether O is, before it is rounded; those written large by
-                   one for each row of theirs (query and head, key and head); '': none
+                   one for each row of theirs (query and head, key and head); xy: Q and K by a power of two, e8m0, for
+                   each 32 numbers of a row (MXFP8); '': none
     qk_depth       head dim of Q and K, in elements
     ov_depth       head dim of V and O; None: as qk_depth
     num_q_heads    0: read from the tensors at run time, one compile serves every head count
@@ -170,6 +173,11 @@ class Problem:
         return "".join(name for name in "KV" if name in self.descales)
 
     @property
+    def block_scales(self) -> bool:
+        """Q and K have a scale for each 32 numbers of a row."""
+        return "x" in self.descales
+
+    @property
     def rope_stored_dtype(self) -> str:
         """Of the columns of K that lie in a tensor of their own."""
         return self.rope_dtype or self.stored_dtype
@@ -254,7 +262,7 @@ class Problem:
                 f"kv_dtype={self.kv_dtype!r} with qkv_dtype={self.qkv_dtype!r}: it is for keys of eight bits under "
                 f"queries of 16: use None, or one of {', '.join(FP8_DTYPES)} with 'bf16' or 'fp16'"
             )
-        if self.kv_dtype is not None and set(self.descales) & set("qQ"):
+        if self.kv_dtype is not None and set(self.descales) & set("qQxy"):
             why.append(
                 f"descales={self.descales!r} with kv_dtype={self.kv_dtype!r}: queries of 16 bits have no scale: use "
                 "letters of 'kvo'"
@@ -268,11 +276,12 @@ class Problem:
             why.append(
                 f"descales={self.descales!r}: use letters of {DESCALES!r}, each once and in this order"
             )
-        if any(name in self.descales and name.upper() in self.descales for name in "qkv"):
+        if any(len(set(letters) & set(self.descales)) > 1 for letters in GRANULARITIES):
             why.append(
                 f"descales={self.descales!r}: a tensor has scales of one granularity: use its letter either small or "
-                "large"
+                "large, or x of Q and y of K"
             )
+        why += self._wrong_blocks()
         if not isinstance(self.mask, bands.Mask):
             why.append(
                 f"mask={self.mask!r} is no kind of mask: use masks.Causal(), masks.Window(), ..., or .mask of what a "
@@ -295,6 +304,26 @@ class Problem:
         if self.arch not in ARCHES:
             why.append(
                 f"arch={self.arch!r} has no tcgen05 kernel here: use one of {', '.join(ARCHES)}"
+            )
+        return why
+
+    def _wrong_blocks(self) -> list[str]:
+        """Of scales of blocks, by which the tensor core itself multiplies Q and K."""
+        why = []
+        if ("x" in self.descales) != ("y" in self.descales):
+            why.append(
+                f"descales={self.descales!r}: a product takes scales of blocks of both operands: use both x (Q) and y "
+                "(K), or neither"
+            )
+        if self.block_scales and self.qk_depth % BLOCK:
+            why.append(
+                f"descales={self.descales!r} with qk_depth={self.qk_depth}: a row has whole blocks of {BLOCK}: use a "
+                f"multiple of {BLOCK}"
+            )
+        if self.block_scales and (self.latent or self.rope_depth):
+            why.append(
+                f"descales={self.descales!r} with latent={self.latent}, rope_depth={self.rope_depth}: scales of blocks "
+                "are for K of each head: use letters of 'qkvo'"
             )
         return why
 

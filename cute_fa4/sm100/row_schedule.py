@@ -3,6 +3,7 @@
     family       schedule    query tiles of a CTA    who shares the two softmax warpgroups
     mha2q        TwoTiles    two                     a query tile each
     mhapair      Pair        two of 256, half in each CTA    a query tile each
+    mhamx        BlockScaled  two                    a query tile each
     mha1q        OneTile     one                     every second key tile each
     mhawide      WideTile    one                     there is one, with every key tile
     mhawidepair  WidePair    one of 256, half in each CTA    the same
@@ -13,6 +14,7 @@ Choices, how they are made where they are left open, and why a problem does not 
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+from ..layouts.block_scales import BLOCK
 from .chip import FP8_DTYPES, SMEM_CAPACITY_BYTES, SWIZZLE_BYTES, TMEM_COLUMNS
 from .memory_maps import SmemMap, TmemMap
 from .problem import Problem
@@ -58,6 +60,8 @@ class RowSchedule:
     lags: ClassVar[bool] = False
     # Keys may have scales of their own (roles/token_scales.py).
     scales_keys: ClassVar[bool] = False
+    # Q and K may have scales of blocks (mhamx/).
+    scales_blocks: ClassVar[bool] = False
     # How exponentials are emulated on the FMA units: "exact", in float32; "half" in f16 (steps/half_powers.py).
     exponential: ClassVar[str] = "exact"
     # Where rows are gathered a warp of its own copies V (roles/values.py).
@@ -185,6 +189,7 @@ class RowSchedule:
             widens_rope=self.widens_rope,
             mixes_rope=self.mixes_rope,
             scales_keys=self.scales_keys,
+            scales_blocks=self.scales_blocks,
         )
         if tiles.BN > 128:
             why.append(
@@ -235,15 +240,21 @@ def problem_not_built(
     scales_keys: bool = False,
     widens_rope: bool = False,
     mixes_rope: bool = False,
+    scales_blocks: bool = False,
 ) -> list[str]:
     """What no family runs yet, whatever its tiles are.
 
     qk_depths, ov_depths: what this one does, of 16 bits; widens: whether it runs keys of 8 bits under queries of 16;
     takes_rope, widens_rope, mixes_rope: whether it loads columns of K from a tensor of their own, also of 8 bits under
     16, also of 16 beside 8;
-    scales_keys: whether a key may have a scale of its own
+    scales_keys: whether a key may have a scale of its own; scales_blocks: whether blocks of Q and K may
     """
     why = []
+    if problem.block_scales and not scales_blocks:
+        why.append(
+            f"descales={problem.descales!r}: scales of blocks of {BLOCK} are for schedule=BlockScaled(): use it, or "
+            "scales of each sequence and head"
+        )
     if problem.token_scales and not scales_keys:
         why.append(
             f"descales={problem.descales!r}: scales of each key are for schedule=TwoTiles(), OneTile(), or "

@@ -30,13 +30,13 @@ FLOORS = """
     cute_fa4.compile_cache
     cute_fa4.aot
     cute_fa4.compiler
-    cute_fa4.score_mods cute_fa4.reference
+    cute_fa4.score_mods cute_fa4.reference cute_fa4.mxfp8
     cute_fa4.sm100.masks
     cute_fa4.sm100.choose_config
     cute_fa4.sm100.config
     cute_fa4.sm100.mla_widenpair
     cute_fa4.sm100.mla_pair cute_fa4.sm100.mla_widen cute_fa4.sm100.mhawidepair cute_fa4.sm100.mharope
-    cute_fa4.sm100.mla_decode cute_fa4.sm100.mhapair cute_fa4.sm100.mhawiden
+    cute_fa4.sm100.mla_decode cute_fa4.sm100.mhapair cute_fa4.sm100.mhamx cute_fa4.sm100.mhawiden
     cute_fa4.sm100.mha2q cute_fa4.sm100.mha1q cute_fa4.sm100.mhaswap cute_fa4.sm100.mhawide
     cute_fa4.sm100.append cute_fa4.sm100.combine
     cute_fa4.sm100.kernel cute_fa4.sm100.schedule cute_fa4.sm100.naming

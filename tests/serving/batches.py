@@ -163,7 +163,8 @@ def attention(
     """-> out (m, heads, depth), lse (heads, m), largest error of a correct kernel (m, heads, depth). Float64.
 
     visible    (m, n) or (heads, m, n) booleans; score_mod: of scaled scores (heads, m, n)
-    scales     of 8-bit q, k and v: (heads_kv,) each, or of tokens (n, heads_kv), of q (m, heads); or None
+    scales     of 8-bit q, k and v: (heads_kv,) each, or of tokens (n, heads_kv), of q (m, heads), or of blocks of q and
+               k (..., depth / 32) of e8m0; or None
 
     The bound: rounding P to the input dtype and the kernel's 2^x move each weight by at most r, relative, and so out
     by at most r sum(w |v|); the row sum moves by the error of 2^x; out is rounded once more. P of eight bits also loses
@@ -177,8 +178,7 @@ def attention(
     q, k, v = (x.double().transpose(0, 1) for x in (q, k, v))
     group = q.shape[0] // k.shape[0]
     for_q, for_k, for_v = (
-        torch.ones(len(k), 1, 1) if s is None else s.double().T.view(s.shape[-1], -1, 1)
-        for s in scales or [None] * 3
+        torch.ones(len(k), 1, 1) if s is None else of_elements(s) for s in scales or [None] * 3
     )
     of_lost = v.abs() * unit_of(for_v)
     q = q * for_q.repeat_interleave(group if len(for_q) == len(k) else 1, 0)
@@ -212,6 +212,13 @@ def attention(
         seen = (w > 0).double()
         allowed = allowed + lost * largest[..., None] * (seen @ of_lost)
     return out.transpose(0, 1), lse, allowed.transpose(0, 1)
+
+
+def of_elements(scales: torch.Tensor) -> torch.Tensor:
+    """-> (heads, rows or 1, depth or 1)."""
+    if scales.dtype is torch.float8_e8m0fnu:
+        return scales.float().double().transpose(0, 1).repeat_interleave(32, -1)
+    return scales.double().T.view(scales.shape[-1], -1, 1)
 
 
 def unit_of(scales: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,7 @@ from cute_fa4.sm100 import masks, spelled
 from cute_fa4.sm100.config import FA4Config
 from cute_fa4.sm100.mha1q.schedule import OneTile
 from cute_fa4.sm100.mha2q.schedule import TwoTiles
+from cute_fa4.sm100.mhamx.schedule import BlockScaled
 from cute_fa4.sm100.mharope.schedule import RopeTile
 from cute_fa4.sm100.mhaswap.schedule import SwappedTile
 from cute_fa4.sm100.mhawide.schedule import WideTile
@@ -36,6 +37,7 @@ IMPORTED = {
     "WidenedTile": WidenedTile,
     "WideTile": WideTile,
     "RopeTile": RopeTile,
+    "BlockScaled": BlockScaled,
     "WarpRoles": WarpRoles,
     "range": range,
     **masks.KINDS,
@@ -125,6 +127,7 @@ def all_choices():
     yield FA4Config(qk_depth=256, schedule=WideTile(claims=False))
     of_rope = dict(qk_depth=192, ov_depth=128, rope_depth=64, rope_page_size=16, rope_dtype="e4m3")
     yield FA4Config(**of_rope, schedule=RopeTile(claims=False))
+    yield FA4Config(qkv_dtype="e4m3", descales="xyv", schedule=BlockScaled(claims=False))
     yield FA4Config(mask=masks.Causal(), schedule=OneTile(bn_cap=64, claims=False))
     yield FA4Config(qk_depth=0)  # contradicts itself, which a message must be able to show
 

@@ -89,20 +89,22 @@ class PCrossedSummed(PCrossed):
         width = tiles.padded_ov_depth + SUM_COLUMNS
         o = tuple(s[1] + tiles.BN + i * width for i in range(tiles.num_q))
         sums = tuple(column + tiles.padded_ov_depth for column in o)
-        return TmemMap(s, p, o, o[-1] + width, p_apart=False, sums=sums)
+        return TmemMap(s, p, o, o[-1] + width, p_apart=False, sums=sums, s_meet=True)
 
     def barriers(self, warps: WarpRoles) -> tuple[Barrier, ...]:
-        return (
-            *super().barriers(warps),
-            Barrier(
-                "s_apart",
-                SOFTMAX,
-                (one_softmax(warps),),
-                "mma",
-                "the columns of S that the other S has, too, have been read",
-                "as s_free",
-            ),
-        )
+        return (*super().barriers(warps), s_apart(warps))
+
+
+def s_apart(warps: WarpRoles) -> Barrier:
+    """Where S0 and S1 have columns in common."""
+    return Barrier(
+        "s_apart",
+        SOFTMAX,
+        (one_softmax(warps),),
+        "mma",
+        "the columns of S that the other S has, too, have been read",
+        "as s_free",
+    )
 
 
 def may_add_up(problem: Problem) -> bool:

@@ -70,7 +70,7 @@ def run(
     while count != NO_MORE:
         for n in cutlass.range(count, unroll=1):
             for i in cutlass.range_constexpr(cfg.tiles.num_q):
-                if cutlass.const_expr(cfg.tmem.sums):
+                if cutlass.const_expr(cfg.tmem.s_meet):
                     events.s_apart.wait(1 - i, phase ^ i)  # S0 and S1 overlap
                 make_next_s(cfg, smem, tmem, events, kv, at_k, i, n, count, phase, q_phase)
                 if n > 0:
@@ -114,7 +114,7 @@ class PCrossedCode(PBesideSCode):
     run = staticmethod(run)
 
     def read_first(self, cfg):
-        if not cfg.tmem.sums:
+        if not cfg.tmem.s_meet:
             return ()
         return cfg.tmem.s[1] - cfg.tmem.s[0], 0  # of S0 and of S1 what both have
 

@@ -50,11 +50,15 @@ def smem_map(
     table: BarrierTable,
     judged_bytes: int = JUDGED_QUEUE_BYTES,
     ones_bytes: int = 0,
+    scale_bytes: int | None = None,
 ) -> TwoTilesSmem:
     """The map of a kernel with this barrier table, whose ring has as many slots as the table.
 
-    judged_bytes: of a work queue whose tiles are judged; ones_bytes: of the ones behind V
+    judged_bytes: of a work queue whose tiles are judged; ones_bytes: of the ones behind V; scale_bytes: of the ring of
+    scales; None: of scales of keys
     """
+    if scale_bytes is None:
+        scale_bytes = token_scale_bytes(tiles.problem, tiles.BN)
     row_bytes = warps.threads_of("softmax") * F32_BYTES
     return TwoTilesSmem.of_sizes(
         q=tiles.q_bytes,
@@ -64,7 +68,7 @@ def smem_map(
         ones=ones_bytes,
         row_scale=row_bytes,
         row_bias=row_bytes,
-        scales=token_scale_bytes(tiles.problem, tiles.BN),
+        scales=scale_bytes,
         row_unit=row_bytes if "V" in tiles.problem.token_scales else 0,
         work_queue=judged_bytes if "work_judged" in table else WORK_QUEUE_BYTES,
         mbarriers=MBARRIER_BYTES * table.total,

@@ -29,10 +29,12 @@ def multiply_qk(
     i,
     wait: bool,
     to=None,
+    issue=tensor_core.mma_ss,
 ):
     """S = Q_i K^T, each depth stage of K as it arrives (`wait`; the second query tile finds K already there).
 
-    i: the place of Q, a number or an Int32 of the kernel; to: the softmax warpgroup whose S it is, likewise; None: i
+    i: the place of Q, a number or an Int32 of the kernel; to: the softmax warpgroup whose S it is, likewise; None: i;
+    issue: the instructions of a stage, with the arguments of tensor_core.mma_ss
     """
     m, n, depth = cfg.tiles.qk_mma_shape
     q = KMajorTile(cfg.tiles.rows_per_q_tile, cfg.tiles.padded_qk_depth, cfg.dtype_bytes)
@@ -47,7 +49,7 @@ def multiply_qk(
         part = list(zip(q_steps[done : done + len(k_steps)], k_steps, strict=True))
         done += len(part)
         for turn, (dtype, steps) in enumerate(by_dtype(cfg, part)):
-            tensor_core.mma_ss(
+            issue(
                 tmem + column_of(cfg.tmem.s, i if to is None else to),
                 q_start,
                 k_start,
@@ -84,12 +86,14 @@ def make_s(
     q_phase: Int32,
     wait: cutlass.Constexpr,
     read=None,
+    issue: cutlass.Constexpr = tensor_core.mma_ss,
 ):
     """S_i of key tile n of `count`; Q_i is awaited by the first one and free behind the last.
 
     i       a softmax warpgroup, a number or an Int32 of the kernel
     wait    for K
     read    parity of s_free, which says that the last S_i has been read; None: the order of the products says it
+    issue   as of multiply_qk
     """
     k = KVBuffer(KVBufferConfig.for_k(cfg), smem.kv_address)
     if n == 0:
@@ -97,7 +101,7 @@ def make_s(
     if cutlass.const_expr(read is not None):
         events.s_free.wait(i, read)
         tensor_memory.fence_after()
-    multiply_qk(cfg, smem, k, tmem, kv, at, i, wait=wait)
+    multiply_qk(cfg, smem, k, tmem, kv, at, i, wait=wait, issue=issue)
     events.s_ready.commit(i)
     if n == count - 1:
         events.q_free.commit(i)

@@ -55,11 +55,16 @@ def times(value, factor):
 
 def _of_row(cfg, tensor, work, place: Row):
     """The number of a row; of a row of nobody that of another, of which nothing is stored."""
+    return tensor[(*place_of_row(cfg, tensor, work, place), 0)]
+
+
+def place_of_row(cfg, tensor, work, place: Row) -> tuple:
+    """Of a query and head in a tensor of scales, but for its last dimension; of a row of nobody that of another."""
     query = maximum(minimum(place.q_index, work.sequence.seqlen_q - 1), 0)
     head = minimum(place.head, tensor.shape[-2] - 1)
     if cfg.q_layout == "dense":
-        return tensor[work.sequence.batch, minimum(query, tensor.shape[1] - 1), head, 0]
-    return tensor[minimum(work.sequence.q_first_row + query, tensor.shape[0] - 1), head, 0]
+        return work.sequence.batch, minimum(query, tensor.shape[1] - 1), head
+    return minimum(work.sequence.q_first_row + query, tensor.shape[0] - 1), head
 
 
 def _product(cfg, args, work, names: str):
@@ -77,11 +82,11 @@ def of_key(cfg, args, work, key, exists=True) -> tuple:
     0 * NaN would be NaN in P V, but these are not read.
     """
     tensors = [args.descales[cfg.descales.index(name)] for name in cfg.token_scales]
-    place, exists = _place_of_key(cfg, args, work, key, exists & (key < work.sequence.num_keys))
+    place, exists = place_of_key(cfg, args, work, key, exists & (key < work.sequence.num_keys))
     return tuple(_number_of(x, place, work.tile.kv_head, exists) for x in tensors)
 
 
-def _place_of_key(cfg, args, work, key, exists) -> tuple:
+def place_of_key(cfg, args, work, key, exists) -> tuple:
     """-> (place of a key in a tensor of scales but for the head, whether there is one)."""
     of = work.sequence
     row = key + of.k_first_row  # 0 where keys begin at no row of their own

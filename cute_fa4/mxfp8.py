@@ -1,0 +1,64 @@
+"""MXFP8: numbers of 8 bits with a power of two for each block of 32, made from a tensor and back, in plain torch.
+
+    q8, q_descale = mxfp8.quantise(q)       q8 torch.float8_e4m3fn of q's shape
+    k8, k_descale = mxfp8.quantise(k)       k_descale torch.float8_e8m0fnu, (..., head_dim / 32)
+    flash_attn_func(q8, k8, v8, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+
+The scale of a block is 2^(floor(log2 of its largest number) - that of the dtype's largest: 8 of e4m3, 15 of e5m2), and
+numbers are rounded to nearest even; what the largest binade of the dtype does not hold is cut to its largest number
+(OCP Microscaling Formats Specification 1.0, section 6.3). A block of zeros has the scale 1, one with a number that is
+infinite or NaN the scale NaN.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from cute_fa4.layouts.block_scales import BLOCK, ONE
+
+LARGEST_EXPONENT = {torch.float8_e4m3fn: 8, torch.float8_e5m2: 15}
+NOT_A_NUMBER = 255  # of e8m0
+
+
+def quantise(x: torch.Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> tuple:
+    """-> (x in `dtype`, scales of blocks of its last dimension).
+
+    >>> values, scales = quantise(torch.full((1, 32), 3.0))
+    >>> values[0, 0].item(), scales.float().item()
+    (384.0, 0.0078125)
+    """
+    if dtype not in LARGEST_EXPONENT:
+        raise TypeError(f"dtype: {dtype}; accepted: {', '.join(map(str, LARGEST_EXPONENT))}")
+    if not x.is_floating_point() or x.dtype.itemsize == 1:
+        raise TypeError(f"x: dtype {x.dtype}; accepted: floating point of 16 bits or more")
+    if x.dim() == 0 or x.shape[-1] % BLOCK:
+        raise ValueError(
+            f"x: shape {tuple(x.shape)}; accepted: a last dimension that is a multiple of {BLOCK}; pad it with zeros"
+        )
+    blocks = x.to(torch.float32).unflatten(-1, (-1, BLOCK))
+    size = blocks.abs().amax(-1)
+    _, exponent = torch.frexp(size)  # size = m * 2^exponent, m from a half to 1
+    exponent = (exponent - 1 - LARGEST_EXPONENT[dtype]).clamp(-ONE, ONE)
+    exponent = torch.where(size == 0, 0, exponent)
+    finite = size.isfinite()
+    code = torch.where(finite, exponent + ONE, NOT_A_NUMBER).to(torch.uint8)
+    largest = torch.finfo(dtype).max
+    # In two steps: 2^127 divided by 2^-126 or less is beyond float32.
+    half = torch.where(finite, exponent, 0) // 2
+    rest = torch.where(finite, exponent, 0) - half
+    scaled = torch.ldexp(torch.ldexp(blocks, -half[..., None]), -rest[..., None])
+    values = scaled.clamp(-largest, largest).to(dtype).flatten(-2)
+    return values, code.view(torch.float8_e8m0fnu)
+
+
+def dequantise(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """What values and the scales of their blocks mean, in float32.
+
+    >>> dequantise(*quantise(torch.full((1, 32), 3.0)))[0, 0].item()
+    3.0
+    """
+    if values.shape[-1] != BLOCK * scales.shape[-1] or values.shape[:-1] != scales.shape[:-1]:
+        expected = (*values.shape[:-1], values.shape[-1] // BLOCK)
+        raise ValueError(f"scales: shape {tuple(scales.shape)}; accepted: {expected}")
+    blocks = values.float().unflatten(-1, (-1, BLOCK))
+    return (blocks * scales.float()[..., None]).flatten(-2)

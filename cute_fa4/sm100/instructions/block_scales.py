@@ -1,0 +1,57 @@
+"""tcgen05.cp and the tcgen05.mma of block-scaled operands, one function each; layouts/block_scales.py says what of.
+
+The copies and the products that use them go through one pipe in the order in which one thread issues them, so neither
+waits for the other: PTX ISA, "tcgen05: pipelined instructions"; DeepGEMM and CUTLASS overwrite the scales of a product
+with those of the next in this way.
+"""
+
+from cutlass import Int32
+
+from ...layouts.block_scales import KIND, copy_descriptor, scaled_instruction
+from ...layouts.umma_descriptors import InstructionDescriptor
+from .tensor_core import _accumulate_operand, _asm
+
+DESCRIPTOR_UNIT = 16
+
+
+def copy_scales(d_tmem, address):
+    """512 bytes at a shared address -> four columns from d_tmem on, the same for every quarter of the lanes."""
+    at_zero = copy_descriptor()
+    text = "{\n.reg .pred leader_thread;\n.reg .b64 source;\n"
+    text += "elect.sync _|leader_thread, 0xffffffff;\n"
+    text += f"mov.b64 source, {{$1, {at_zero.high:#x}}};\n"
+    text += "@leader_thread tcgen05.cp.cta_group::1.32x128b.warpx4 [$0], source;\n}"
+    low = Int32(at_zero.low) + Int32(address) // DESCRIPTOR_UNIT
+    _asm(text, [Int32(v).ir_value() for v in (d_tmem, low)], "r,r")
+
+
+def mma_ss(
+    d_tmem,
+    a_start,
+    b_start,
+    steps,
+    computes: InstructionDescriptor,
+    a_high: int,
+    b_high: int,
+    accumulate,
+    a_scales,
+    b_scales,
+):
+    """D (+)= A B as tensor_core.mma_ss does it, A and B multiplied by the scales of their blocks.
+
+    a_scales, b_scales   first column of each in tensor memory (Int32); step i takes byte i of the words
+    """
+    flag, first = _accumulate_operand(accumulate)
+    text = "{\n.reg .pred leader_thread, accumulate;\n.reg .b32 a_low, b_low;\n.reg .b64 a, b;\n"
+    text += "elect.sync _|leader_thread, 0xffffffff;\nsetp.ne.b32 accumulate, $3, 0;\n"
+    for step, (a_offset, b_offset) in enumerate(steps):
+        text += f"add.s32 a_low, $1, {a_offset};\nadd.s32 b_low, $2, {b_offset};\n"
+        text += f"mov.b64 a, {{a_low, {a_high:#x}}};\nmov.b64 b, {{b_low, {b_high:#x}}};\n"
+        predicate = first if step == 0 else "1"
+        text += (
+            f"@leader_thread tcgen05.mma.cta_group::{computes.cta_group}.kind::{KIND} [$0], a, b, "
+            f"{scaled_instruction(computes, step):#x}, [$4], [$5], {predicate};\n"
+        )
+    text += "}"
+    values = (d_tmem, a_start, b_start, flag, a_scales, b_scales)
+    _asm(text, [Int32(v).ir_value() for v in values], "r,r,r,r,r,r")

@@ -1,0 +1,50 @@
+"""Every mbarrier of the kernel with scales of blocks: who raises it, who waits for it, how many arrivals that takes.
+
+The barriers are those of mha2q/barriers.py with the ring of scales, whose entries here go to the tensor core:
+
+barrier       number  raised by       awaited by  means
+scales_full   4       scales 32       mma         the scales of a key tile, with a first one of the queries, are there
+scales_empty  4       mma 1 (commit)  scales      they have been copied into tensor memory
+
+barrier       is not raised again too early because
+scales_full   scales_empty
+scales_empty  scales_full
+"""
+
+from dataclasses import replace
+
+from ..mha2q import barriers as of_two_tiles
+from ..sync.barriers import Barrier, BarrierTable, commit_by
+from ..tiles import Tiles
+from ..warp_roles import WarpRoles
+from ..work.entries import WORK_ENTRIES
+
+
+def table(tiles: Tiles, warps: WarpRoles, kv_slots: int, of_the_order: tuple) -> BarrierTable:
+    """The table of a kernel whose ring of keys has so many slots."""
+    return BarrierTable.of(
+        rows(warps, of_the_order),
+        q_tiles=tiles.num_q,
+        warps=warps,
+        work_entries=WORK_ENTRIES,
+        kv_slots=kv_slots,
+        qk_stages=tiles.qk_stages,
+    )
+
+
+def rows(warps: WarpRoles, of_the_order: tuple) -> tuple[Barrier, ...]:
+    """Every barrier, in memory order."""
+    changed = {
+        "scales_full": {
+            "awaited_by": "mma",
+            "means": "the scales of a key tile, with a first one of the queries, are there",
+        },
+        "scales_empty": {
+            "raised_by": (commit_by("mma"),),
+            "means": "they have been copied into tensor memory",
+        },
+    }
+    return tuple(
+        replace(row, **changed.get(row.name, {}))
+        for row in of_two_tiles.rows(warps, of_the_order, with_scales=True)
+    )

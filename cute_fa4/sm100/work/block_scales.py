@@ -1,0 +1,38 @@
+"""Scales of blocks of a row of Q or K: one byte of e8m0 for each 32 numbers, as a word of up to four bytes.
+
+The tensors are those of q and k with a byte for each block in the place of the head dim, of any strides: Q's are letter
+x of Problem.descales, K's y. Places follow the rules of the other scales (scales.py).
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Int32
+
+from ...layouts.block_scales import BLOCK
+from .rows import Row
+from .scales import place_of_key, place_of_row
+
+
+def of_key(cfg, args, work, key, exists=True) -> Int32:
+    """The scales of a key; 2^-127 beyond the sequence, whatever is there, or unless `exists`."""
+    tensor = args.descales[cfg.descales.index("y")]
+    place, exists = place_of_key(cfg, args, work, key, exists & (key < work.sequence.num_keys))
+    return _word(cfg, tensor, (*place, work.tile.kv_head), exists)
+
+
+def of_row(cfg, args, work, place: Row) -> Int32:
+    """Those of a query and head; of a row of nobody those of another, of which nothing is stored."""
+    tensor = args.descales[cfg.descales.index("x")]
+    return _word(cfg, tensor, place_of_row(cfg, tensor, work, place), Boolean(True))
+
+
+@cute.jit
+def _word(
+    cfg: cutlass.Constexpr, tensor: cute.Tensor, place: tuple, exists: cutlass.Boolean
+) -> Int32:
+    """Byte i is the scale of block i."""
+    word = Int32(0)
+    if exists:
+        for i in cutlass.range_constexpr(cfg.qk_depth // BLOCK):
+            word = word | Int32(tensor[(*place, i)]) << (8 * i)
+    return word

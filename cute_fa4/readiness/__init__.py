@@ -7,6 +7,7 @@ stage.py         what a stage is, and what it is given
 basics.py        device, one copy, the smallest launch, every head dim
 endurance.py     the same launch many times, claims, packed sequences, every block once
 company.py       streams, graphs, another kernel on the same SMs
+probes.py        the small kernels that these stages launch; cycles.py: that of the next one
 figures.py       cycles of single instructions, claims by class, bench
 assumptions.py   what the documents assume, and what the measured figures say of it
 runner.py        processes and their watchdog

@@ -16,13 +16,13 @@ REPEATS = 30
 
 def instructions(context: Context) -> dict:
     """Cycles of single instructions, as one warp sees them; on the emulator they are counts and mean nothing."""
-    from cute_fa4.readiness import probes
+    from cute_fa4.readiness import cycles
 
     blocks = 2
     if context.on_gpu:  # so many that some have not started when CTA 0 claims
         blocks = 64 * torch.cuda.get_device_properties(0).multi_processor_count
-    found = probes.measured_cycles(context.device, context.arch, blocks, times=context.size(21, 1))
-    require(set(found) == set(probes.QUESTIONS), f"answers to {sorted(found)}")
+    found = cycles.measured_cycles(context.device, context.arch, blocks, times=context.size(21, 1))
+    require(set(found) == set(cycles.QUESTIONS), f"answers to {sorted(found)}")
     if not context.on_gpu:
         return {"questions": list(found)}
     # arrive + wait is measured as a whole; the model has the halves.
@@ -110,7 +110,7 @@ STAGES = (
         "instructions",
         "how many cycles do the instructions take that the model guesses?",
         instructions,
-        "readiness/probes.py",
+        "readiness/cycles.py",
     ),
     Stage(
         "machine",

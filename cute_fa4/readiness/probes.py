@@ -1,4 +1,4 @@
-"""Small kernels that ask the machine one question each: a copy, a neighbour, and cycles of single instructions.
+"""Small kernels that ask the machine one question each: a copy, a neighbour. Cycles of instructions: cycles.py.
 
 Every one runs on the emulator, too, where a cycle is an instruction and says nothing about a chip.
 """
@@ -13,16 +13,12 @@ import torch
 from cutlass import Float32, Int32, Int64
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
 
-from cute_fa4.sm100.instructions import exp2, tensor_memory
+from cute_fa4.sm100.instructions import tensor_memory
 from cute_fa4.tma import copies, tensor_maps
 
 ROWS, COLUMNS = 8, 64  # of the box: eight rows of 128 bytes, one period of the swizzle
 WARP = 32
 WORDS = ROWS * COLUMNS // 2
-REPEATS = 32  # of an instruction in a timed line
-QUESTIONS = (
-    "claim", "lat_tmem", "lat_tmem_alloc", "mbarrier_round_trip", "bar_sync", "lat_mufu", "lat_shared",
-)  # fmt: skip
 
 
 def compiled(kernel, device: str, arch: str, *arguments):
@@ -132,98 +128,3 @@ def expected_of_neighbour(blocks: int, rounds: int, device) -> torch.Tensor:
     """What `neighbour` writes: sums of small whole numbers, exact in float32."""
     own = torch.arange(blocks, device=device)[:, None] + torch.arange(WARP, device=device)
     return (8 * rounds * own + 8 * (rounds * (rounds - 1) // 2) + 28 * rounds).float().ravel()
-
-
-# --- cycles ---------------------------------------------------------------------------------------------------
-
-
-@cute.kernel
-def cycles_kernel(out: cute.Tensor):
-    """One warp, one CTA an SM: cycles of each of QUESTIONS; CTA 0 writes."""
-    base = cute.arch.get_dyn_smem(cutlass.Int8, alignment=1024)
-    response = cute.recast_ptr(base, dtype=Int32)
-    claimed = cute.recast_ptr(base + 16, dtype=Int64)
-    barrier = cute.recast_ptr(base + 24, dtype=Int64)
-    place = cute.recast_ptr(base + 32, dtype=Int32)
-    words = cute.make_tensor(cute.recast_ptr(base + 128, dtype=Int32), cute.make_layout(WARP))
-    kept = cute.make_tensor(cute.recast_ptr(base + 256, dtype=Float32), cute.make_layout(WARP))
-    thread, _, _ = cute.arch.thread_idx()
-    block, _, _ = cute.arch.block_idx()
-    if thread == 0:
-        cute.arch.mbarrier_init(claimed, 1)
-        cute.arch.mbarrier_init(barrier, 1)
-        cute.arch.mbarrier_init_fence()
-    words[thread] = Int32(0)
-    cute.arch.sync_threads()
-
-    begin = cute.arch.clock()
-    if thread == 0:
-        cute.arch.mbarrier_arrive_and_expect_tx(claimed, 16)
-        cute.arch.issue_clc_query(claimed, response, multicast=False)
-    cute.arch.mbarrier_wait(claimed, 0)
-    claim = cute.arch.clock() - begin
-
-    begin = cute.arch.clock()
-    cute.arch.alloc_tmem(32, place)
-    alloc = cute.arch.clock() - begin
-    cute.arch.sync_threads()
-    address = cute.make_tensor(place, cute.make_layout(1))[0]
-    tensor_memory.store(address, [Int32(0), Int32(0)])
-    tensor_memory.wait_store()
-    begin = cute.arch.clock()
-    for _ in cutlass.range_constexpr(REPEATS):  # the next address is what was read: 0
-        value, _ = tensor_memory.load(address, 2)
-        tensor_memory.wait_load()
-        address = address + value.bitcast(Int32)
-    kept[thread] = address.to(Float32)  # what nobody uses, the compiler leaves out
-    tmem = (cute.arch.clock() - begin) // REPEATS
-
-    begin = cute.arch.clock()
-    for i in cutlass.range_constexpr(REPEATS):
-        if thread == 0:
-            cute.arch.mbarrier_arrive(barrier)
-        cute.arch.mbarrier_wait(barrier, i & 1)
-    round_trip = (cute.arch.clock() - begin) // REPEATS
-
-    begin = cute.arch.clock()
-    for _ in cutlass.range_constexpr(REPEATS):
-        cute.arch.sync_threads()
-    sync = (cute.arch.clock() - begin) // REPEATS
-
-    x = Float32(thread)
-    begin = cute.arch.clock()
-    for _ in cutlass.range_constexpr(REPEATS):
-        x = exp2.hardware(x)
-    kept[thread] = x
-    mufu = (cute.arch.clock() - begin) // REPEATS
-
-    at = Int32(0)
-    begin = cute.arch.clock()
-    for _ in cutlass.range_constexpr(REPEATS):
-        at = words[at]
-    shared = (cute.arch.clock() - begin) // REPEATS + at
-
-    cute.arch.sync_threads()
-    cute.arch.relinquish_tmem_alloc_permit()
-    cute.arch.dealloc_tmem(cute.arch.retrieve_tmem_ptr(Float32, 16, place), 32)
-    if (block == 0) & (thread == 0):
-        found = (claim, tmem, alloc, round_trip, sync, mufu, shared)
-        for i in cutlass.range_constexpr(len(found)):
-            out[i] = found[i]
-
-
-@cute.jit
-def cycles(out: cute.Tensor, grid: Int32, stream):
-    cycles_kernel(out).launch(grid=[grid, 1, 1], block=[WARP, 1, 1], smem=1024, stream=stream)
-
-
-def measured_cycles(device: str, arch: str, blocks: int, times: int) -> dict[str, int]:
-    """The median over `times` launches of what CTA 0 saw, by question. blocks: some must be left to claim."""
-    function = compiled(
-        cycles, device, arch, make_fake_compact_tensor(Int32, (len(QUESTIONS),)), Int32(0)
-    )
-    out = torch.zeros((times, len(QUESTIONS)), dtype=torch.int32, device=device)
-    for row in out:
-        function(row, blocks)
-    found = out.cpu().median(dim=0).values.tolist()
-    return dict(zip(QUESTIONS, found, strict=True))

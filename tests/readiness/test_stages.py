@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cute_fa4.readiness import assumptions, basics, company, endurance, probes
+from cute_fa4.readiness import assumptions, basics, company, cycles, endurance, probes
 from cute_fa4.readiness.command import STAGES
 from cute_fa4.readiness.stage import Context, Wrong, run
 
@@ -125,16 +125,16 @@ def test_the_compiler_leaves_in_what_the_probes_time(tmp_path):
         nvdisasm.find()
     except nvdisasm.NvdisasmError as missing:
         pytest.skip(str(missing))
-    out = make_fake_compact_tensor(Int32, (len(probes.QUESTIONS),))
+    out = make_fake_compact_tensor(Int32, (len(cycles.QUESTIONS),))
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
     options = f"--enable-tvm-ffi --gpu-arch sm_100a --keep-cubin --dump-dir={tmp_path}"
     cubin = tmp_path / "probes.cubin"
-    cubin.write_bytes(cute.compile(probes.cycles, out, Int32(0), stream, options=options).__cubin__)
+    cubin.write_bytes(cute.compile(cycles.cycles, out, Int32(0), stream, options=options).__cubin__)
     listing = subprocess.run(
         [nvdisasm.find(), "-c", cubin], capture_output=True, text=True, check=True
     ).stdout
     clocks = re.split(r"CS2R(?:\.32)? R\d+, SR_CLOCKLO|S2UR UR\d+, SR_CLOCKLO", listing)
-    assert len(clocks) == 1 + 2 * len(probes.QUESTIONS)
+    assert len(clocks) == 1 + 2 * len(cycles.QUESTIONS)
     timed = [text for i, text in enumerate(clocks) if i % 2]
     expected = (
         "UGETNEXTWORKID",
@@ -154,9 +154,9 @@ def test_the_compiler_leaves_in_what_the_probes_time(tmp_path):
         "lat_mufu",
         "lat_shared",
     )
-    opcode = dict(zip(probes.QUESTIONS, expected, strict=True))
+    opcode = dict(zip(cycles.QUESTIONS, expected, strict=True))
     for name, text in zip(order, timed, strict=True):
-        least = 1 if name in ("claim", "lat_tmem_alloc") else probes.REPEATS
+        least = 1 if name in ("claim", "lat_tmem_alloc") else cycles.REPEATS
         assert text.count(opcode[name]) >= least, name
 
 
@@ -172,7 +172,7 @@ def test_every_constant_of_the_model_is_an_assumption_with_its_value():
 
 def test_what_the_stages_measure_is_what_has_a_tolerance():
     measured = {"sms", "launch_us", "hbm_tbs", "clock_ghz"}  # figures.machine
-    measured |= set(probes.QUESTIONS) - {"mbarrier_round_trip"} | {
+    measured |= set(cycles.QUESTIONS) - {"mbarrier_round_trip"} | {
         "mbarrier_arrive",
         "mbarrier_wake",
     }
@@ -182,7 +182,7 @@ def test_what_the_stages_measure_is_what_has_a_tolerance():
 @pytest.mark.parametrize("name", [n for n, c in assumptions.CONSTANTS.items() if c.tolerance])
 def test_a_constant_is_confirmed_near_its_value_and_refuted_away_from_it(name):
     constant = assumptions.CONSTANTS[name]
-    stage = ("instructions", "cycles") if name in probes.QUESTIONS else ("machine", "constants")
+    stage = ("instructions", "cycles") if name in cycles.QUESTIONS else ("machine", "constants")
     for factor, expected in ((1.0, "confirmed"), (1 + 1.1 * constant.tolerance, "refuted")):
         found = assumptions.verdicts({stage[0]: {stage[1]: {name: factor * constant.value}}})
         assert next(v.verdict for v in found if v.name == name) == expected

@@ -83,6 +83,7 @@ def flash_attn_func(
     deterministic: bool = False,
     k_rope: torch.Tensor | None = None,
     q_rope: torch.Tensor | None = None,
+    k_rope_descale: torch.Tensor | None = None,
     score_mod=None,
     mask_mod=None,
     aux_tensors=None,
@@ -109,6 +110,8 @@ def flash_attn_func(
     q_rope        (batch, seqlen_q, heads_q, d), of the dtype of k_rope, bf16 or fp16, beside q and k of float8 with 128
                   columns: scores are q_descale * k_descale * (q k + q_rope k_rope), so what has a scale has its
                   columns here divided by it. q of 16 bits and all columns over such k has both made of it
+    k_rope_descale  float32, of k_rope of float8 under k of 16 bits: what is stored, times this, is meant. One number,
+                  or one for each row of k_rope, as the tensor without its columns. None: 1
     softmax_scale positive; None: head_dim ** -0.5
     causal        query i sees keys j <= i + seqlen_k - seqlen_q: the last query sees every key
     window_size   (left, right): query i sees keys from i + seqlen_k - seqlen_q - left to ... + right;
@@ -191,7 +194,9 @@ def flash_attn_func(
         False, return_lse,
     )  # fmt: skip
     asked = window_size, (softmax_scale, causal, softcap, None, None), choices
-    rope = None if k_rope is q_rope is None else (k_rope, None, q_rope)
+    rope = None
+    if not (k_rope is q_rope is k_rope_descale is None):
+        rope = (k_rope, None, q_rope, k_rope_descale)
     tensors = CallTensors(q, k, v, out, lengths, learnable_sink, aux_tensors, None, scales, rope)
     result = again(tensors, asked)
     if result is not None:
@@ -200,7 +205,7 @@ def flash_attn_func(
         return through_operator("dense", flash_attn_func, _arguments(flash_attn_func, locals()))
     if _any_autocast():
         q, k, v, k_rope, q_rope = autocast.cast(q, k, v, k_rope, q_rope)
-        rope = None if rope is None else (k_rope, None, q_rope)
+        rope = None if rope is None else (k_rope, None, q_rope, k_rope_descale)
         tensors = tensors._replace(q=q, k=k, v=v, rope=rope)
     return attend(prepare_attention, tensors, asked)
 
@@ -236,6 +241,7 @@ def flash_attn_varlen_func(
     k_rope: torch.Tensor | None = None,
     k_rope_page_table: torch.Tensor | None = None,
     q_rope: torch.Tensor | None = None,
+    k_rope_descale: torch.Tensor | None = None,
     score_mod=None,
     mask_mod=None,
     aux_tensors=None,
@@ -324,8 +330,8 @@ def flash_attn_varlen_func(
     )  # fmt: skip
     asked = window_size, (softmax_scale, causal, softcap, max_seqlen_q, max_seqlen_k), choices
     rope = None
-    if not (k_rope is k_rope_page_table is q_rope is None):
-        rope = (k_rope, k_rope_page_table, q_rope)
+    if not (k_rope is k_rope_page_table is q_rope is k_rope_descale is None):
+        rope = (k_rope, k_rope_page_table, q_rope, k_rope_descale)
     tensors = CallTensors(q, k, v, out, lengths, sink, aux_tensors, None, scales, rope)
     result = again(tensors, asked)
     if result is not None:
@@ -336,7 +342,7 @@ def flash_attn_varlen_func(
         )
     if _any_autocast():
         q, k, v, k_rope, q_rope = autocast.cast(q, k, v, k_rope, q_rope)
-        rope = None if rope is None else (k_rope, k_rope_page_table, q_rope)
+        rope = None if rope is None else (k_rope, k_rope_page_table, q_rope, k_rope_descale)
         tensors = tensors._replace(q=q, k=k, v=v, rope=rope)
     return attend(prepare_attention, tensors, asked)
 

@@ -86,6 +86,7 @@ MODEL = {
     "rope_dtype": Field(
         "text", "of k_rope: e4m3, e5m2 under 16 bits, bf16, fp16 beside 8; default: as dtype"
     ),
+    "scale_dtype": Field("text", "f32: k_rope of 8 bits has k_rope_descale; default: none"),
     "rope_page_sizes": Field(
         "numbers", "keys of a page of k_rope, besides its rows; default: none"
     ),
@@ -128,7 +129,7 @@ CONFIG = {
     ),
     "rope_page_size": Field("number", "keys of a page of that tensor; default: 0, rows as k"),
     "rope_dtype": Field("text", "of these columns: e4m3, e5m2 under 16 bits, bf16, fp16 beside 8"),
-    "scale_dtype": Field("text", "default: none"),
+    "scale_dtype": Field("text", "f32: these columns of 8 bits have scales; default: none"),
     "arch": _ARCH,
     "family": Field(
         "text",

@@ -47,6 +47,7 @@ def configs_for_model(
     rope_depth: int = 0,
     rope_page_sizes: tuple[int, ...] = (),
     rope_dtype: str | None = None,
+    scale_dtype: str | None = None,
     arch: str = "sm_100a",
 ) -> list:
     """FA4Configs, AppendConfigs and CombineConfigs, without doubles.
@@ -69,6 +70,7 @@ def configs_for_model(
     rope_page_sizes  keys of its pages, where packed calls have k_rope_page_table
     rope_dtype  "e4m3" or "e5m2": k_rope has 8 bits under 16; "bf16" or "fp16": it has 16 beside k of 8, and
                 so has q_rope; None: as dtype
+    scale_dtype "f32": k_rope of 8 bits has k_rope_descale; None: it has not
 
     Raises ValueError for a value that no call accepts, and with every reason for shapes that no kernel runs.
     """
@@ -126,7 +128,7 @@ def configs_for_model(
         "score_mod": soft_cap(float(softcap)) if softcap else None,
     }
     tiles = _tiles(shared, policy.swaps() and not rope_depth)
-    ropes = _ropes(index(rope_depth), rope_page_sizes, rope_dtype)
+    ropes = _ropes(index(rope_depth), rope_page_sizes, rope_dtype, scale_dtype)
     if rope_dtype is not None:
         tiles = [{"pack_gqa": False, "family": rope_family(stored)}]
     elif "x" in shared["descales"]:
@@ -189,11 +191,11 @@ def _dtypes(dtype: str, kv_dtype: str | None, descales: str, tiles: dict) -> dic
     return {"qkv_dtype": kv_dtype, "o_dtype": dtype, "descales": f"Q{of_keys}"}
 
 
-def _ropes(depth: int, page_sizes: tuple, dtype: str | None) -> list[dict]:
+def _ropes(depth: int, page_sizes: tuple, dtype: str | None, scales: str | None) -> list[dict]:
     """What a configuration says of columns of keys in a tensor of their own: beside k first, then in pages."""
     if not depth:
         return [{}]
-    of_all = {"rope_depth": depth, "rope_dtype": dtype}
+    of_all = {"rope_depth": depth, "rope_dtype": dtype, "scale_dtype": scales}
     return [of_all | {"rope_page_size": page} for page in (0, *page_sizes)]
 
 

@@ -229,7 +229,10 @@ def _tile(q, k, v, group: int, where: Where, options: Options) -> dict:
     pack, rows = tile_for(seqlen_q, group, options.pack_gqa, swaps)
     if options.rope is not None and options.rope.dtype is not None:
         family = rope_family(DTYPE_NAMES[q.dtype])
-        return {"pack_gqa": pack, "family": family, "rope_dtype": options.rope.dtype}
+        of_rope = {"rope_dtype": options.rope.dtype}
+        if options.rope.scales is not None:
+            of_rope["scale_dtype"] = "f32"
+        return {"pack_gqa": pack, "family": family, **of_rope}
     if rows is not None:
         return {"pack_gqa": pack, "rows": rows}
     heads = group if pack else 1

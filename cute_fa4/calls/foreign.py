@@ -67,6 +67,7 @@ OTHER_NAMES = {
     "k_rope": ((None,), "flash_attn_func or flash_attn_varlen_func; a cache with K of each head has all columns"),
     "k_rope_page_table": ((None,), "flash_attn_varlen_func"),
     "q_rope": ((None,), "flash_attn_func or flash_attn_varlen_func, beside k_rope"),
+    "k_rope_descale": ((None,), "flash_attn_func or flash_attn_varlen_func, beside k_rope"),
     "k_pe": ((None,), "k_rope="),
     "kpe": ((None,), "k_rope="),
     "fa_version": ((2, 3, 4), _VLLM),

@@ -105,7 +105,7 @@ class Plan:
             return False
         # A loop and no function: the call of one is a tenth of what a repeated call costs.
         nbytes = self.small_bytes
-        for tensor in (*(lengths or ()), sink, *(scales or ()), rope and rope[1]):
+        for tensor in (*(lengths or ()), sink, *(scales or ())):
             if tensor is not None and tensor.data_ptr() < end:
                 if first < tensor.data_ptr() + nbytes:
                     return False
@@ -115,8 +115,8 @@ class Plan:
         return True
 
     @staticmethod
-    def _apart_from_rope(out, k_rope, table, q_rope) -> bool:
-        return not (may_overlap(out, k_rope) or (q_rope is not None and may_overlap(out, q_rope)))
+    def _apart_from_rope(out, *rope) -> bool:
+        return not any(tensor is not None and may_overlap(out, tensor) for tensor in rope)
 
     def __call__(self, tensors: CallTensors):
         q, k, v, out = tensors.q, tensors.k, tensors.v, tensors.out

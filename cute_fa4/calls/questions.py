@@ -276,9 +276,9 @@ def _queries(q, k, v, scales, options: dict, lengths: dict, rope=None) -> tuple:
     if stay_wide(q, heads, **named):
         return q, None, scales, rope
     q_descale, *others = scales or (None,) * 4
-    k_rope, table, q_rope = rope or (None,) * 3
+    k_rope, table, q_rope, of_rope = rope or (None,) * 4
     q, q_rope, q_descale, out = quantised_beside(q, k, v, q_descale, None, k_rope, q_rope)
-    rope = rope_tensors.given_of(k_rope, table, q_rope)
+    rope = rope_tensors.given_of(k_rope, table, q_rope, of_rope)
     return q, out, (q_descale, *others), rope
 
 

@@ -80,9 +80,9 @@ def _parts(tensors: CallTensors) -> tuple[tuple, tuple | None]:
         scales = tuple(scale is not None for scale in scales)
     if rope is not None:
         looked_at += tuple(tensor for tensor in rope if tensor is not None)
-        _, rope_table, q_rope = rope
-        aligned = None if rope_table is None else rope_table.data_ptr() % 16
-        rope = rope_table is None, aligned, q_rope is None
+        pages = rope[1]
+        aligned = None if pages is None else pages.data_ptr() % 16
+        rope = aligned, *(tensor is None for tensor in rope)
     return looked_at, (
         None if a is None else a.numel(),
         None if b is None else b.numel(),

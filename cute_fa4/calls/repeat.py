@@ -196,13 +196,15 @@ def _aux(tensors) -> tuple:
     return tuple((tensor.shape, tensor.dtype) for tensor in tensors)
 
 
-def _rope(k_rope, table, q_rope) -> tuple:
-    """Columns of k in a tensor of their own, their pages, and the columns of q that meet them."""
+def _rope(k_rope, table, q_rope, scales) -> tuple:
+    """Columns of k in a tensor of their own, their pages, the columns of q that meet them, and their scales."""
     found = k_rope.shape, k_rope.stride(), k_rope.dtype
     if table is not None:
         strides = table.is_contiguous() or table.stride()
         found += (table.shape, strides, table.data_ptr() % 16)
-    return found if q_rope is None else (*found, q_rope.shape, q_rope.stride(), q_rope.dtype)
+    if q_rope is not None:
+        found += (q_rope.shape, q_rope.stride(), q_rope.dtype)
+    return found if scales is None else (*found, scales.shape, scales.stride())
 
 
 def _new(k, v, offsets, cu_seqlens_q) -> tuple:

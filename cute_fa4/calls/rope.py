@@ -40,7 +40,7 @@ from cute_fa4.calls.tensors import (
 )
 from cute_fa4.sm100.tiles import ROWS_OF_SWIZZLE
 
-NAMES = ("k_rope", "k_rope_page_table", "q_rope")  # as a call passes them on
+NAMES = ("k_rope", "k_rope_page_table", "q_rope", "k_rope_descale")  # as a call passes them on
 
 
 def given_of(*tensors) -> tuple | None:
@@ -61,11 +61,13 @@ class Rope:
     page_size   rows of its pages; 0: its rows are those of k
     dtype       its name, where it is another than that of k: 8 bits under 16, or 16 beside 8; None: that of k
     of_q        the columns of q that meet it, where q has them in a tensor of their own
+    scales      float32 of its rows, of any strides; None: there are none
     """
 
     view: torch.Tensor
     page_table: torch.Tensor | None
     of_q: torch.Tensor | None = None
+    scales: torch.Tensor | None = None
 
     @property
     def dtype(self) -> str | None:
@@ -87,7 +89,7 @@ class Rope:
 
     @property
     def named(self) -> dict[str, torch.Tensor | None]:
-        return dict(zip(NAMES, (self.view, self.page_table, self.of_q), strict=True))
+        return dict(zip(NAMES, (self.view, self.page_table, self.of_q, self.scales), strict=True))
 
 
 class RopeView:
@@ -96,13 +98,16 @@ class RopeView:
     def __init__(self, rope: Rope):
         self.layout = rope.view.shape, rope.view.stride()
         self.of_q = None if rope.of_q is None else (rope.of_q.shape, rope.of_q.stride())
+        self.scales = None if rope.scales is None else (rope.scales.shape, rope.scales.stride())
 
     def of(self, given: tuple) -> tuple:
         """What the kernel takes. given: those of NAMES."""
-        k_rope, table, q_rope = given
+        k_rope, table, q_rope, scales = given
         view = k_rope.as_strided(*self.layout)
         found = (view,) if table is None else (view, table)
-        return found if self.of_q is None else (*found, q_rope.as_strided(*self.of_q))
+        if self.of_q is not None:
+            found += (q_rope.as_strided(*self.of_q),)
+        return found if self.scales is None else (*found, scales.as_strided(*self.scales))
 
 
 def depths_of(given: tuple | None, q, k) -> tuple[int, int]:
@@ -112,22 +117,26 @@ def depths_of(given: tuple | None, q, k) -> tuple[int, int]:
     """
     if given is None:
         return 0, 0
-    k_rope, table, q_rope = given
+    k_rope, table, q_rope, scales = given
     if k_rope is None and table is not None:
         raise ValueError("k_rope_page_table: given without k_rope, whose pages it lists")
+    if k_rope is None and q_rope is None:
+        raise ValueError("k_rope_descale: given without k_rope, which it is a scale of")
     if k_rope is None:
         raise ValueError(
             "q_rope: given without k_rope, whose columns it meets; accepted: both, or neither"
         )
     check_is_tensor("k_rope", k_rope)
-    if q_rope is not None:
-        check_is_tensor("q_rope", q_rope)
+    for name, tensor in (("q_rope", q_rope), ("k_rope_descale", scales)):
+        if tensor is not None:
+            check_is_tensor(name, tensor)
     if k_rope.dim() == 0 or k_rope.shape[-1] == 0:
         raise ValueError(
             f"k_rope: shape {tuple(k_rope.shape)}; accepted: columns in its last dimension"
         )
     if all(getattr(x, "dtype", None) in DTYPE_NAMES for x in (q, k)):  # others are refused as such
         _check_dtypes(k_rope, q_rope, q, k)
+        _check_dtype_of_scales(scales, k_rope, k)
     return k_rope.shape[-1], 0 if q_rope is None else k_rope.shape[-1]
 
 
@@ -135,7 +144,7 @@ def checked_rope(given: tuple | None, q, k, where: Where, contents: bool = True)
     """Refuse what is no such tensor. given: as depths_of; k: with the rows of a page first."""
     if given is None:
         return None
-    k_rope, table, q_rope = given
+    k_rope, table, q_rope, scales = given
     check_place("k_rope", k_rope, q.device)
     view = _check_shape(k_rope, table, k, where)
     check_memory(
@@ -146,7 +155,41 @@ def checked_rope(given: tuple | None, q, k, where: Where, contents: bool = True)
     clipped = table is not None or where.kv_layout != "dense" or where.seqused_k is not None
     gathered = table is not None and view.shape[1] % ROWS_OF_SWIZZLE != 0
     view = rows_for_descriptors("k_rope", view, clipped, gathered)
-    return Rope(view, table, None if q_rope is None else _checked_q(q_rope, q, k_rope.shape[-1]))
+    of_q = None if q_rope is None else _checked_q(q_rope, q, k_rope.shape[-1])
+    return Rope(view, table, of_q, None if scales is None else _checked_scales(scales, view))
+
+
+def _check_dtype_of_scales(scales, k_rope, k) -> None:
+    if scales is None:
+        return
+    if k_rope.dtype not in FP8 or k.dtype in FP8:
+        beside = (
+            "k_descale is of these columns, too"
+            if k.dtype in FP8
+            else "multiply the last columns of q"
+        )
+        raise TypeError(
+            f"k_rope_descale: given with k_rope of {k_rope.dtype} beside k of {k.dtype}; accepted: None; {beside}"
+        )
+    if scales.dtype != torch.float32:
+        raise TypeError(
+            f"k_rope_descale: dtype {scales.dtype}; accepted: torch.float32; convert with .to(torch.float32)"
+        )
+
+
+def _checked_scales(scales: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
+    """-> one for each row of k_rope. view: with a dimension of one head."""
+    rows = tuple(view.shape[:-2])
+    check_place("k_rope_descale", scales, view.device)
+    if scales.numel() == 1:
+        return scales.as_strided(rows, (0,) * len(rows))
+    for shape in (rows, (*rows, 1), (*rows, 1, 1)):
+        if tuple(scales.shape) == shape:
+            return scales.as_strided(rows, scales.stride()[: len(rows)])
+    raise ValueError(
+        f"k_rope_descale: shape {tuple(scales.shape)} with k_rope of {rows} rows; accepted: one number, or {rows}, one "
+        "for each row"
+    )
 
 
 def _check_dtypes(k_rope, q_rope, q, k) -> None:

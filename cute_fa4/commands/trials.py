@@ -298,6 +298,8 @@ class _Problem:
         said = {"k": k[..., :own]}
         if self.config.mixes_rope:
             said |= {"q": q[..., :own], "q_rope": q[..., own:].to(dtype)}
+        if self.config.scales_rope:  # of all; each row is read by itself
+            said["k_rope_descale"] = torch.ones((), device=self.device)
         if not page:
             return said | {"k_rope": k[..., :1, own:].to(dtype)}
         table = page_table(self.keys, page)

@@ -83,7 +83,7 @@ def _descales(config: FA4Config) -> tuple | None:
 def _rope(config: FA4Config, keys: tuple, queries: tuple) -> tuple | None:
     """The columns of K that all heads share, as K of one head, or in pages of their own with a page table.
 
-    Behind them those of Q, where these have a tensor of their own.
+    Behind them those of Q, where these have a tensor of their own, and scales, of as many dimensions as rows.
     """
     from cutlass.cute import sym_int
 
@@ -95,6 +95,8 @@ def _rope(config: FA4Config, keys: tuple, queries: tuple) -> tuple | None:
         further = (_fake("i32", (sym_int(), sym_int())),)
     if config.mixes_rope:
         further += (_fake_rows(dtype, (*queries, config.rope_depth)),)
+    if config.scale_dtype:
+        further += (_fake("f32", (None,) * (len(rows) - 1), free_last=True),)
     return _fake_rows(dtype, (*rows, config.rope_depth)), *further
 
 

@@ -77,7 +77,7 @@ def _folds(call: dict, batched: set) -> bool:
     parts = [
         part for name in ("score_mod", "mask_mod") for part in call[name].split(" then ") if part
     ]
-    scales = any(call.get(name) is not None for name in NAMES)
+    scales = any(call.get(name) is not None for name in (*NAMES, "k_rope_descale"))
     return (
         dense
         and not scales

@@ -19,13 +19,16 @@ from cute_fa4.calls.tracing import refuse_tangents
 from cute_fa4.operators import batching, fakes
 from cute_fa4.operators.spelling import function_of, mask_of
 
-_DENSE = "Tensor q, Tensor k, Tensor v, *, Tensor? key_limit=None, Tensor? k_rope=None, Tensor? q_rope=None"
+_DENSE = (
+    "Tensor q, Tensor k, Tensor v, *, Tensor? key_limit=None, Tensor? k_rope=None, Tensor? q_rope=None, "
+    "Tensor? k_rope_descale=None"
+)
 _VARLEN = (
     "Tensor q, Tensor k, Tensor v, *, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, "
     "SymInt? max_seqlen_q=None, SymInt? max_seqlen_k=None, Tensor? seqused_q=None, "
     "Tensor? seqused_k=None, bool seqused_k_excludes_new=False, Tensor? page_table=None, "
     "str kv_layout='NHD', Tensor? key_limit=None, Tensor? cache_batch_idx=None, Tensor? cache_leftpad=None, "
-    "Tensor? k_rope=None, Tensor? k_rope_page_table=None, Tensor? q_rope=None"
+    "Tensor? k_rope=None, Tensor? k_rope_page_table=None, Tensor? q_rope=None, Tensor? k_rope_descale=None"
 )
 _APPEND = (
     "Tensor q, Tensor(k!) k_cache, Tensor(v!) v_cache, Tensor k, Tensor v, Tensor cache_seqlens, *, "
@@ -214,6 +217,7 @@ def _attend(
     k_rope=None,
     k_rope_page_table=None,
     q_rope=None,
+    k_rope_descale=None,
 ):
     """What is spelled in `mask` and `score_mod` (causal, a soft cap) has its "off" value here."""
     numbers = Numbers(softmax_scale, False, 0.0, max_seqlen_q, max_seqlen_k)
@@ -233,7 +237,7 @@ def _attend(
     scales = None
     if not (q_descale is k_descale is v_descale is o_scale is None):
         scales = (q_descale, k_descale, v_descale, o_scale)
-    rope = rope_tensors.given_of(k_rope, k_rope_page_table, q_rope)
+    rope = rope_tensors.given_of(k_rope, k_rope_page_table, q_rope, k_rope_descale)
     tensors = CallTensors(q, k, v, out, lengths, learnable_sink, aux_tensors, new, scales, rope)
     return attend(prepare, tensors, ((None, None), tuple(numbers), tuple(choices)))
 

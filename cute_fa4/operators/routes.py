@@ -45,7 +45,7 @@ def dense(function, given: dict):
     if outside is not None:
         return outside(function, given)
     tensors = _named(given, ("q", "k", "v"))
-    call = _options(given) | _named(given, ("key_limit", "k_rope", "q_rope"))
+    call = _options(given) | _named(given, ("key_limit", "k_rope", "q_rope", "k_rope_descale"))
     return _call(_ops.flash_attn, _ops.flash_attn_out, tensors | call, given["out"])
 
 

@@ -88,7 +88,8 @@ class Problem:
     rope_page_size keys per page of that tensor, which has a page table of its own; 0: its rows are those of K
     rope_dtype     dtype of these columns, or of those behind the values of a latent cache; None: that of K. Of eight
                    bits under K of 16 they are widened; of 16 beside K of eight those of Q have a tensor of their own
-    scale_dtype    dtype of scales that lie in the rows of a latent cache, one for 128 numbers; None: there are none
+    scale_dtype    "f32": such columns of eight bits have a scale for each key. Of a latent cache the dtype of scales
+                   that lie in its rows, one for 128 numbers. None: there are none
     arch           "sm_100a" (B200) or "sm_103a" (B300, hardware exp2 at twice the rate)
     """
 
@@ -186,6 +187,12 @@ class Problem:
     def mixes_rope(self) -> bool:
         """The columns of their own have 16 bits beside K of eight, and so have the columns of Q that meet them."""
         return self.rope_depth > 0 and self.has_fp8 and self.rope_dtype in ROPE_BESIDE_FP8
+
+    @property
+    def scales_rope(self) -> bool:
+        """Each key has a scale for its columns of eight bits, which are widened."""
+        of_8_bits = self.rope_dtype in FP8_DTYPES and not self.has_fp8
+        return self.rope_depth > 0 and of_8_bits and self.scale_dtype == "f32"
 
     @property
     def q_depth(self) -> int:
@@ -396,6 +403,11 @@ class Problem:
         why = []
         if self.rope_dtype is not None and not (self.rope_depth or self.latent):
             why.append(f"rope_dtype={self.rope_dtype!r} with rope_depth=0: use None")
+        if self.rope_depth and self.scale_dtype is not None and not self.scales_rope:
+            why.append(
+                f"scale_dtype={self.scale_dtype!r} with rope_dtype={self.rope_dtype!r}: scales are float32, of columns "
+                f"of eight bits under K of 16: use None, or 'f32' with rope_dtype {' or '.join(FP8_DTYPES)}"
+            )
         if self.rope_page_size and not self.rope_depth:
             why.append(f"rope_page_size={self.rope_page_size} with rope_depth=0: use 0")
         if not self.rope_depth:

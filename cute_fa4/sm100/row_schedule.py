@@ -299,6 +299,6 @@ def problem_not_built(
             f"rope_dtype={problem.rope_dtype!r} is not built yet in this family: use None, or e4m3 with "
             "schedule=RopeTile()"
         )
-    if problem.scale_dtype is not None:
+    if problem.scale_dtype is not None and not (problem.scales_rope and widens_rope):
         why.append(f"scale_dtype={problem.scale_dtype!r} is not built yet: use None")
     return why

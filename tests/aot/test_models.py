@@ -179,6 +179,11 @@ def test_prefill_with_columns_that_all_heads_share_is_listed(monkeypatch):
     asked.clear()
     flash_attn_func(q, k, k, k_rope=k[:, :, 0, :64].to(torch.float8_e4m3fn), causal=True)
     assert len(asked) == 1 and asked <= narrow
+    narrow = configs_for_model(**model, calls=("dense",), rope_dtype="e4m3", scale_dtype="f32")
+    asked.clear()
+    rope = dict(k_rope=k[:, :, 0, :64].to(torch.float8_e4m3fn), k_rope_descale=torch.ones(1, rows))
+    flash_attn_func(q, k, k, **rope, causal=True)
+    assert len(asked) == 1 and asked <= set(narrow)
     # 16 bits beside e4m3, as two tensors of q and as one that the call takes apart
     of_8, rope = {"dtype": torch.float8_e4m3fn}, k[:, :, 0, :64]
     k8, scale = k.to(**of_8), torch.ones(1, rows, 2)

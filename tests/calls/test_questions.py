@@ -112,6 +112,9 @@ QUESTIONS = {
     "columns of q apart, of 16 bits": (
         dict(k_rope=tensor(BATCH, KEYS, 64), q_rope=tensor(BATCH, 1, 4 * HEADS_KV, 64)), {},
     ),
+    "a scale of columns of 16 bits": (
+        dict(k_rope=tensor(BATCH, KEYS, 64), k_rope_descale=torch.ones(BATCH, KEYS)), {},
+    ),
     "columns of k apart, in pages": (
         dict(
             cu_seqlens_q=offsets(4), cu_seqlens_k=offsets(KEYS), k_rope=tensor(3 * BATCH, 16, 64),

@@ -172,6 +172,23 @@ REFUSED = {
     "gradient": (dict(k_rope=qkv()[3].requires_grad_()), "k_rope: requires_grad"),
     "no tensor": (dict(k_rope=[1.0]), "k_rope: a list"),
     "out in it": ("out", "k_rope: shares memory with out"),
+    "scale of 16 bits": (dict(k_rope_descale=torch.ones(())), "k_rope_descale: given with k_rope of torch.bfloat16"),
+    "scale of nothing": (dict(k_rope=None, k_rope_descale=torch.ones(())), "k_rope_descale: given without k_rope"),
+    "scale of rows": (
+        dict(k_rope=qkv()[3].to(torch.float8_e4m3fn), k_rope_descale=torch.ones(2, 39)),
+        r"k_rope_descale: shape \(2, 39\) with k_rope of \(2, 40\) rows",
+    ),
+    "dtype of a scale": (
+        dict(k_rope=qkv()[3].to(torch.float8_e4m3fn), k_rope_descale=torch.ones(2, 40).half()),
+        "k_rope_descale: dtype torch.float16",
+    ),
+    "gradient of a scale": (
+        dict(k_rope=qkv()[3].to(torch.float8_e4m3fn), k_rope_descale=torch.ones(2, 40, requires_grad=True)),
+        "k_rope_descale: requires_grad",
+    ),
+    "no scale": (
+        dict(k_rope=qkv()[3].to(torch.float8_e4m3fn), k_rope_descale=0.5), "k_rope_descale: a float",
+    ),
 }  # fmt: skip
 
 

@@ -174,6 +174,7 @@ REFUSED = {
     "64 columns of 8 bits": (
         {x: qkv()[x][..., :64] for x in "qk"}, "k_rope: 64 columns of 16 bits behind 64 of 8 of k; accepted: up to 64",
     ),
+    "a scale of its own": (dict(k_rope_descale=torch.ones(())), "k_rope_descale: .*k_descale is of these columns, too"),
     "rows": (dict(q_rope=qkv()["q_rope"][:, :6]), r"q_rope: shape \(2, 6, 3, 64\) with q of"),
     "rank": (dict(q_rope=qkv()["q_rope"][0]), r"q_rope: shape \(7, 3, 64\) has 3 dimensions"),
     "columns": (dict(q_rope=qkv()["q_rope"][..., :32]), r"q_rope: shape \(2, 7, 3, 32\) with q of"),

@@ -1,6 +1,10 @@
 """Widen warps: the last unit of every K tile, 8 bits -> 16, in its slot of the ring. A thread owns two keys.
 
     line of a key    bytes 0..63: 64 numbers of 8 bits, 64..127: zeros    ->    64 numbers of 16 bits
+    with a scale     they are multiplied in float32, and rounded once
+
+Scales come from global memory, by the thread that has the key, a key tile ahead: behind a look-up in the page table of
+these columns, where they have one.
 
 Both are swizzled alike, in pieces of 16 bytes: a thread loads the four pieces of its key, then stores eight over them.
 The warps walk the ring as the load warp fills it (mhawide/loads.py); in its order, for three units of K and two of V,
@@ -19,11 +23,13 @@ from ...layouts.scalars import choose
 from ..chip import WARP_SIZE
 from ..kernel_args import KernelArgs, Smem
 from ..mhawide import units
-from ..steps import row_math
+from ..steps import rope_rows, row_math
 from ..steps.pieces import WORDS, load_piece, numbers_of, widened
 from ..steps.store import PIECE_BYTES, store_piece
 from ..sync.pipelines import KVConsumerPipeline, Slot
+from ..work import blocks, scales
 from ..work.queue import NO_MORE, WorkQueue
+from ..work.tile import Work
 from .events import RopeEvents
 
 WIDENED = 3  # named barrier of the two warps; 0 to 2 are others' (kernel.py, steps/store.py)
@@ -38,15 +44,39 @@ def further(at: Slot, number: int, slots: int) -> Slot:
     return Slot(choose(turned, index - slots, index), at.phase ^ choose(turned, 1, 0))
 
 
-def widen_key(cfg, address, key):
-    """The line of a key in the slot at this shared address."""
+def scales_of(cfg, args: KernelArgs, work: Work, n, end, thread) -> tuple:
+    """The scales of this thread's keys of tile n, 0 from tile `end` on; () where they have none."""
+    if not cfg.scale_dtype:
+        return ()
+    keys = work.sequence.num_keys
+    if cfg.rope_page_size:
+        _, keys = rope_rows.keys_in_pages(cfg, args, work, n)
+    first = blocks.key_tile(cfg, n) * cfg.tiles.BN + thread
+    return tuple(
+        scales.of_rope(cfg, args, work, first + i, keys, n < end) for i in firsts_of_threads(cfg)
+    )
+
+
+def firsts_of_threads(cfg) -> range:
+    """The key of thread 0 in each turn of the threads."""
+    return range(0, cfg.tiles.BN, threads_of(cfg))
+
+
+def threads_of(cfg) -> int:
+    return WARP_SIZE * len(cfg.schedule.warps.widen)
+
+
+def widen_key(cfg, address, key, scale=None):
+    """The line of a key in the slot at this shared address; scale: what its numbers are multiplied by."""
     raw = KMajorTile(cfg.tiles.BN, cfg.tiles.swizzle_bytes, 1)
     wide = KMajorTile(cfg.tiles.BN, cfg.tiles.swizzle_granule, WIDE_BYTES)
     words = []
     for column in range(0, cfg.tiles.swizzle_granule, PIECE_BYTES):
         words += load_piece(address + raw.offset(key, column))
     found = widened(words, cfg.rope_dtype)
-    if cfg.qkv_dtype == "bf16":
+    if scale is not None:
+        found = row_math.pack([x * scale for x in numbers_of(found)], cfg.qkv_dtype)
+    elif cfg.qkv_dtype == "bf16":
         found = row_math.pack(numbers_of(found), "bf16")
     for piece in range(cfg.tiles.swizzle_granule // COLUMNS):
         part = found[WORDS * piece : WORDS * (piece + 1)]
@@ -77,14 +107,17 @@ def widen_unit(
     at: Slot,
     phases: Int32,
     thread: Int32,
+    held: tuple,
 ) -> Int32:
-    """The unit in a slot; -> phases, whose bit i is the parity of rope_raw of slot i that comes next."""
-    threads = WARP_SIZE * len(cfg.schedule.warps.widen)
+    """The unit in a slot; -> phases, whose bit i is the parity of rope_raw of slot i that comes next.
+
+    held: of scales_of
+    """
     await_raw(events, at, phases)
     address = smem.kv_address + at.index * cfg.tiles.kv_slot_bytes
-    for first in cutlass.range_constexpr(0, cfg.tiles.BN, threads):
-        widen_key(cfg, address, thread + first)
-    complete(threads)
+    for turn, first in enumerate(firsts_of_threads(cfg)):
+        widen_key(cfg, address, thread + first, *held[turn : turn + 1])
+    complete(threads_of(cfg))
     if thread == 0:
         cute.arch.mbarrier_arrive(kv.full + at.index)
     return turned(phases, at)
@@ -104,15 +137,19 @@ def run(
     thread = thread - WARP_SIZE * cfg.schedule.warps.widen.start
     k_units, v_units = cfg.tiles.k_units, cfg.tiles.v_units
     at, phases, number = units.first(), Int32(0), Int32(0)
-    count = queue.next(cfg, args, number).tiles.count
-    while count != NO_MORE:
-        for n in cutlass.range(count, unroll=1):
+    work = queue.next(cfg, args, number)
+    while work.tiles.count != NO_MORE:
+        first, end = work.tiles.first, work.tiles.first + work.tiles.count
+        held = scales_of(cfg, args, work, first, end, thread)
+        for n in cutlass.range(first, end, unroll=1):
+            ahead = scales_of(cfg, args, work, n + 1, end, thread)
             at = further(at, k_units - 1, kv.slots)
-            phases = widen_unit(cfg, smem, events, kv, at, phases, thread)
+            phases = widen_unit(cfg, smem, events, kv, at, phases, thread, held)
+            held = ahead
             at = at.next(kv.slots)
-            if n > 0:
+            if n > first:
                 at = further(at, v_units, kv.slots)
-        if count > 0:
+        if work.tiles.count > 0:
             at = further(at, v_units, kv.slots)
         number = number + 1
-        count = queue.next(cfg, args, number).tiles.count
+        work = queue.next(cfg, args, number)

@@ -33,6 +33,7 @@ class Rope:
     page_table       (batch, pages) int32 of their own pages, or None: their rows are those of K
     num_pages        of their pool
     of_q             what loads the columns of Q that meet them, where these have a tensor of their own, or None
+    scales           one for each of their rows, f32, without head and depth, or None
     """
 
     operand: KVOperand
@@ -40,12 +41,13 @@ class Rope:
     page_table: cute.Tensor | None
     num_pages: Int32
     of_q: TMAOperand | None
+    scales: cute.Tensor | None
 
     @staticmethod
     def of(cfg, tensor, *further) -> "Rope":
         """tensor: like K of one head, (batch, seqlen_k, 1, depth), packed (total_k, 1, depth) or in pages.
 
-        further: the page table and the columns of Q, as far as the configuration has them
+        further: the page table, the columns of Q and the scales, as far as the configuration has them
         """
         given = list(further)
         operand, stride = operand_of(cfg, tensor)
@@ -55,6 +57,7 @@ class Rope:
             page_table=given.pop(0) if cfg.rope_page_size else None,
             num_pages=Int32(tensor.shape[0]),
             of_q=of_queries(cfg, given.pop(0)) if cfg.mixes_rope else None,
+            scales=given.pop(0) if cfg.scale_dtype else None,
         )
 
 

@@ -8,6 +8,8 @@
     K, V    k_descale, v_descale have a number for each key and head: of a column of S and P (steps/token_scales.py), or
             where rows are columns, of a thread (mhaswap/token_scales.py)
 
+    k_rope  k_rope_descale has a number for each key, of columns that are widened (mharope/widen.py)
+
 Only the last ones cost anything in a key tile. A tensor with one number for all is read with strides of 0.
 """
 
@@ -83,7 +85,23 @@ def of_key(cfg, args, work, key, exists=True) -> tuple:
     """
     tensors = [args.descales[cfg.descales.index(name)] for name in cfg.token_scales]
     place, exists = place_of_key(cfg, args, work, key, exists & (key < work.sequence.num_keys))
-    return tuple(_number_of(x, place, work.tile.kv_head, exists) for x in tensors)
+    return tuple(_number_of(x, (*place, work.tile.kv_head), exists) for x in tensors)
+
+
+def of_rope(cfg, args, work, key, end, exists):
+    """The scale of a key's columns in a tensor of their own; 0 from key `end` on, or unless `exists`."""
+    of, rope, exists = work.sequence, args.rope, exists & (key < end)
+    if cfg.rope_page_size:
+        page = _entry_of_table(rope.page_table, of.batch, key // cfg.rope_page_size, exists)
+        place, exists = (
+            (page, key % cfg.rope_page_size),
+            exists & (page >= 0) & (page < rope.num_pages),
+        )
+    elif cfg.kv_layout == "packed":
+        place = (key + of.k_first_row,)
+    else:
+        place = args.lengths.cache_row(of.batch), key
+    return _number_of(rope.scales, place, exists)
 
 
 def place_of_key(cfg, args, work, key, exists) -> tuple:
@@ -95,23 +113,23 @@ def place_of_key(cfg, args, work, key, exists) -> tuple:
     in_cache = args.lengths.cache_row(of.batch)
     if cfg.kv_layout == "dense":
         return (in_cache, row), exists
-    page = _entry_of_table(args, in_cache, row // cfg.page_size, exists)
+    page = _entry_of_table(args.page_table, in_cache, row // cfg.page_size, exists)
     return (page, row % cfg.page_size), exists & (page >= 0) & (page < args.num_pages)
 
 
 @cute.jit
-def _entry_of_table(args, row: Int32, page: Int32, exists: cutlass.Boolean) -> Int32:
+def _entry_of_table(table: cute.Tensor, row: Int32, page: Int32, exists: cutlass.Boolean) -> Int32:
     """An entry of the page table, -1 where there is no key."""
     found = Int32(-1)
     if exists:
-        found = args.page_table[row, page]
+        found = table[row, page]
     return found
 
 
 @cute.jit
-def _number_of(tensor: cute.Tensor, place: tuple, head: Int32, exists: cutlass.Boolean) -> Float32:
+def _number_of(tensor: cute.Tensor, place: tuple, exists: cutlass.Boolean) -> Float32:
     """A number of a tensor; 0 where there is none."""
     value = Float32(0.0)
     if exists:
-        value = tensor[(*place, head)]
+        value = tensor[place]
     return value

@@ -12,9 +12,11 @@ from cute_fa4.calls import repeat
 from cute_fa4.sm100.operands import rope as operands
 from cute_fa4.sm100.operands.kv_buffer import KVBuffer
 from cute_fa4.sm100.problem import Problem
-from cute_fa4.sm100.steps import loads, products, rope_rows
+from cute_fa4.sm100.roles.order import Order
+from cute_fa4.sm100.steps import products, rope_rows
 from cute_fa4.sm100.tiles import Tiles
 from cute_fa4.tma import copies
+from tests.emulator.mutations.quick import quick_or_sweep
 from tests.serving.test_two_widths import assert_is_right, found
 
 pytestmark = pytest.mark.filterwarnings("ignore::cute_fa4.EmulatorWarning")
@@ -105,23 +107,25 @@ DEFECTS = {
         products, "by_dtype", lambda made: lambda cfg, steps: [("e4m3", []), *made(cfg, steps)],
     ),
     "q_rope of the next rows": (
-        loads, "load_q", other_q(lambda copy, o, d, a, m, position, further: copy(o, d, a, m, position + 1, further)),
+        Order, "load_q", other_q(lambda copy, o, d, a, m, position, further: copy(o, d, a, m, position + 1, further)),
     ),
     "q_rope of the other head": (
         loads, "load_q",
         other_q(lambda copy, o, d, a, m, position, further: copy(o, d, a, m, position, (further[0] ^ 1, *further[1:]))),
     ),
     "q_rope over the columns of 8 bits": (
-        loads, "load_q", other_q(lambda copy, o, d, a, m, *where: copy(o, d, a - 128 * 128, m, *where)),
+        Order, "load_q", other_q(lambda copy, o, d, a, m, *where: copy(o, d, a - 128 * 128, m, *where)),
     ),
     "q_rope of the first eight rows missing": (
-        loads, "load_q", other_q(lambda copy, o, d, a, m, *where: copy(o, d, a + 1024, m, *where)),
+        Order, "load_q", other_q(lambda copy, o, d, a, m, *where: copy(o, d, a + 1024, m, *where)),
     ),
-    "q_rope is not loaded": (loads, "load_q", other_q(lambda copy, *given: None)),
+    "q_rope is not loaded": (Order, "load_q", other_q(lambda copy, *given: None)),
     "k_rope over the columns of the head": (operands, "rope_buffer", at_k(lambda at, span: at - span)),
     "k_rope of the next slot": (operands, "rope_buffer", at_k(lambda at, span: at + 2 * span)),
     "k_rope a row further": (operands, "rope_buffer", at_k(lambda at, span: at + 128)),
-    "q has one span": (Tiles, "own_qk_depth", columns(lambda own: own // 2)),
+    "the row of k_rope is that of k": (
+        rope_rows, "rows_of", lambda made: lambda cfg, args, work, n, entries, of_k: of_k,
+    ),
     "the bytes of 8-bit columns are awaited alone": (Tiles, "q_tile_bytes", columns(lambda n: n // 2)),
     "the depth counts columns of 16 bits once": (
         Problem, "tile_depth", lambda made: property(lambda self: self.qk_depth),
@@ -131,16 +135,13 @@ DEFECTS = {
         lambda made: lambda cfg, args, work, n: (made(cfg, args, work, n)[0], Int32(3)),
     ),
 }  # fmt: skip
-QUICK = ("a step too few has 8 bits",)
 
 
-@pytest.mark.parametrize(
-    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.sweep) for n in DEFECTS]
-)
+@pytest.mark.parametrize("name", quick_or_sweep(DEFECTS, ()))
 def test_a_mistake_is_noticed(own_kernels, monkeypatch, name):
     owner, attribute, change = DEFECTS[name]
     changed = change(getattr(owner, attribute))
-    monkeypatch.setattr(owner, attribute, changed)
+    monkeypatch.setattr(owner, attribute, staticmethod(changed) if owner is Order else changed)
     if attribute == "rope_buffer":  # imported by name
         monkeypatch.setattr(rope_rows, attribute, changed)
     assert not is_right(), "nothing noticed"
@@ -152,4 +153,4 @@ def test_without_one_nothing_is(own_kernels):
 
 
 def test_the_list_names_what_there_is():
-    assert len(DEFECTS) == 20 and set(QUICK) <= set(DEFECTS)
+    assert len(DEFECTS) == 20

@@ -403,11 +403,6 @@ class Problem:
         why = []
         if self.rope_dtype is not None and not (self.rope_depth or self.latent):
             why.append(f"rope_dtype={self.rope_dtype!r} with rope_depth=0: use None")
-        if self.rope_depth and self.scale_dtype is not None and not self.scales_rope:
-            why.append(
-                f"scale_dtype={self.scale_dtype!r} with rope_dtype={self.rope_dtype!r}: scales are float32, of columns "
-                f"of eight bits under K of 16: use None, or 'f32' with rope_dtype {' or '.join(FP8_DTYPES)}"
-            )
         if self.rope_page_size and not self.rope_depth:
             why.append(f"rope_page_size={self.rope_page_size} with rope_depth=0: use 0")
         if not self.rope_depth:

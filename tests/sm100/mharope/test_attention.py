@@ -125,11 +125,15 @@ def test_it_is_chosen_by_the_dtype_and_refuses_others():
         (dict(rope_dtype=None), RopeTile(), "schedule=TwoTiles()"),
         ({}, TwoTiles(), "schedule=RopeTile()"),
         (dict(rope_depth=40), RopeTile(), "behind a multiple of 64"),
-        (dict(scale_dtype="bf16"), RopeTile(), "or 'f32' with rope_dtype e4m3 or e5m2"),
+        (
+            dict(scale_dtype="bf16"),
+            RopeTile(),
+            "or 'f32' with rope_dtype e4m3 or e5m2 and schedule=RopeTile()",
+        ),
         (
             dict(scale_dtype="f32", rope_dtype=None),
             TwoTiles(),
-            "of columns of eight bits under K of 16",
+            "use None, or 'f32' with rope_dtype",
         ),
     ):
         why = FA4Config(**OF_192 | changes, schedule=schedule).refusals()

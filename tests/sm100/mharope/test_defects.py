@@ -102,7 +102,9 @@ DEFECTS = {
         widen, "scales_of", of_scales(lambda n, end, thread: (Int32(0), end, thread)),
     ),
     "no scales in the last tile": (widen, "scales_of", of_scales(lambda n, end, thread: (n, end - 1, thread))),
-    "scales of rows of the table's order": (scales, "_entry_of_table", lambda made: lambda table, row, page, exists: page),
+    "scales of pages in order": (
+        scales, "_entry_of_table", lambda made: lambda table, row, page, exists: page,
+    ),
     "scales of the first sequence": (
         scales, "_entry_of_table", lambda made: lambda table, row, page, exists: made(table, Int32(0), page, exists),
     ),

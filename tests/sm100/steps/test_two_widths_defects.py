@@ -110,7 +110,7 @@ DEFECTS = {
         Order, "load_q", other_q(lambda copy, o, d, a, m, position, further: copy(o, d, a, m, position + 1, further)),
     ),
     "q_rope of the other head": (
-        loads, "load_q",
+        Order, "load_q",
         other_q(lambda copy, o, d, a, m, position, further: copy(o, d, a, m, position, (further[0] ^ 1, *further[1:]))),
     ),
     "q_rope over the columns of 8 bits": (

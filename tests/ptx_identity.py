@@ -186,6 +186,23 @@ VARIANTS = {
     "rope": {"head_dim": 192, "head_dim_v": 128, "rope_depth": 64, **CAUSAL},
     "rope pages": {"head_dim": 192, "head_dim_v": 128, "rope_depth": 64, "rope_page_size": 64},
     "rope 8 bits": {"head_dim": 192, "head_dim_v": 128, "rope_depth": 64, "rope_dtype": "e4m3"},
+    "rope 8 bits, scales": {
+        "head_dim": 192,
+        "head_dim_v": 128,
+        "rope_depth": 64,
+        "rope_page_size": 64,
+        "rope_dtype": "e4m3",
+        "scale_dtype": "f32",
+    },
+    "rope beside 8 bits": {
+        "qkv_dtype": "e4m3",
+        "head_dim": 192,
+        "head_dim_v": 128,
+        "rope_depth": 64,
+        "rope_dtype": "bf16",
+        "descales": "QK",
+        **CAUSAL,
+    },
     "B300": {"arch": "sm_103a", **CAUSAL},
     "B300 d64": {"arch": "sm_103a", "head_dim": 64},
 }

@@ -301,7 +301,7 @@ def problem_not_built(
         )
     if problem.scale_dtype is not None and not (problem.scales_rope and widens_rope):
         why.append(
-            f"scale_dtype={problem.scale_dtype!r} with rope_dtype={problem.rope_dtype!r} is not built yet: use None, or "
-            f"'f32' with rope_dtype {' or '.join(FP8_DTYPES)} and schedule=RopeTile()"
+            f"scale_dtype={problem.scale_dtype!r} with rope_dtype={problem.rope_dtype!r} is not built yet: use None, "
+            f"or 'f32' with rope_dtype {' or '.join(FP8_DTYPES)} and schedule=RopeTile()"
         )
     return why

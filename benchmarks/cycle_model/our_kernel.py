@@ -51,12 +51,21 @@ def torch_dtype(name: str):
     return {"bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn}[name]
 
 
-def _in_rope(work: Workload, k) -> dict:
-    """K without the columns that have a tensor of their own, and these."""
+def _in_rope(work: Workload, q, k) -> dict:
+    """K without the columns that have a tensor of their own, and these; beside 8 bits Q likewise."""
     if not isinstance(work, RopeWorkload):
         return {}
-    own, rope = k[..., :-ROPE_DEPTH].contiguous(), k[..., :1, -ROPE_DEPTH:]
-    return {"mK": own, "rope": (rope.to(torch_dtype(work.rope_dtype)).contiguous(),)}
+    (own, rope), dtype = _apart(k), torch_dtype(work.rope_dtype)
+    rope = rope[..., :1, :].to(dtype).contiguous()
+    if work.dtype == "bf16":
+        return {"mK": own, "rope": (rope,)}
+    of_q, rope_of_q = _apart(q)
+    return {"mQ": of_q, "mK": own, "rope": (rope, rope_of_q.to(dtype))}
+
+
+def _apart(x) -> tuple:
+    """Columns of Q or K before the rotary ones, and these."""
+    return x[..., :-ROPE_DEPTH].contiguous(), x[..., -ROPE_DEPTH:].contiguous()
 
 
 @lru_cache(maxsize=64)
@@ -145,7 +154,7 @@ def _arguments(work: Workload) -> tuple:
         mO=torch.empty((*q.shape[:-1], depths[1]), dtype=torch.bfloat16),
         softmax_scale=scale,
     )
-    more |= _in_rope(work, k)
+    more |= _in_rope(work, q, k)
     more |= dict(max_seqlen_q=work.seqlen_q)
     names = inspect.signature(SM100MHA2Q.__call__).parameters
     unknown = set(more) - set(names)

@@ -23,14 +23,16 @@ from benchmarks.cycle_model.workloads import (
 DEPTHS = (192, 128)
 
 
-def steady(rope_dtype: str, constants: dict, pairs: bool = False):
-    """-> (family, query rows of a CTA, steady state); rope_dtype "": K has all columns."""
+def steady(rope_dtype: str, constants: dict, pairs: bool = False, dtype: str = "bf16"):
+    """-> (family, query rows of a CTA, steady state); rope_dtype "": K has all columns. dtype: of the others."""
     from benchmarks.cycle_model.our_kernel import config
 
     choices = (("rope_depth", ROPE_DEPTH),) if rope_dtype else ()
-    if rope_dtype not in ("", "bf16"):
+    if rope_dtype not in ("", dtype):
         choices += (("rope_dtype", rope_dtype),)
-    variant = Variant(OURS, DEPTHS[0], head_dim_v=DEPTHS[1], pairs=pairs, choices=choices)
+    variant = Variant(
+        OURS, DEPTHS[0], head_dim_v=DEPTHS[1], pairs=pairs, choices=choices, dtype=dtype
+    )
     works = [workload(variant, n) for n in TILES[-2:]]
     if rope_dtype:
         works = [RopeWorkload(**vars(work), rope_dtype=rope_dtype) for work in works]
@@ -42,17 +44,18 @@ def steady(rope_dtype: str, constants: dict, pairs: bool = False):
 
 def main() -> None:
     constants = fitted_b200()
-    for rope_dtype, pairs in (
-        ("", False),
-        ("bf16", False),
-        ("", True),
-        ("bf16", True),
-        ("e4m3", False),
+    for rope_dtype, pairs, dtype in (
+        ("", False, "bf16"),
+        ("bf16", False, "bf16"),
+        ("", True, "bf16"),
+        ("bf16", True, "bf16"),
+        ("e4m3", False, "bf16"),
+        ("bf16", False, "e4m3"),
     ):
-        family, rows, found = steady(rope_dtype, constants, pairs)
+        family, rows, found = steady(rope_dtype, constants, pairs, dtype)
         cycles = found.cycles * ROWS_A_CTA / rows
         print(
-            f"{family:8} k_rope {rope_dtype or '-':5} {cycles:6.0f} cycles, {found.bound}",
+            f"{family:8} {dtype} k_rope {rope_dtype or '-':5} {cycles:6.0f} cycles, {found.bound}",
             flush=True,
         )
 

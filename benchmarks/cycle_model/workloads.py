@@ -69,7 +69,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class RopeWorkload(Workload):
-    """One whose last columns of K are a tensor of their own, of this dtype."""
+    """One whose last columns of K are a tensor of their own, of this dtype; beside K of 8 bits those of Q are, too."""
 
     rope_dtype: str = "bf16"
 

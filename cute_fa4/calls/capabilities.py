@@ -125,7 +125,7 @@ def capabilities(
     kv_dtype            of its cache, or of k and v: that of q; "e4m3" or "e5m2" under q of 16 bits
 
     capabilities(head_dim=192, head_dim_v=128, k_rope=True) asks whether the last 64 columns of k may be a tensor of
-    their own, which all heads share.
+    their own, which all heads share; dtype="e4m3" with q_rope=True besides, whether these may have 16 bits.
 
     Such a row has the one reason that the call raises, and the one family that it launches.
 

@@ -120,7 +120,7 @@ def _dense(variant: Variant, problem: Problem, device: str, place) -> Call:
             k[i, length:], v[i, length:] = math.nan, math.nan
         options["cache_seqlens"] = draw.int32(lengths, device)
     q, k, v = place(q, k, v)
-    nope, meant = _split(variant, k, options), dict(k=k, v=v)
+    (given, nope), meant = _split(variant, q, k, options), dict(k=k, v=v)
     if variant.of_tokens:
         for of in "kv":
             options[f"{of}_descale"], meant[of] = draw.of_tokens(meant[of])
@@ -128,7 +128,7 @@ def _dense(variant: Variant, problem: Problem, device: str, place) -> Call:
     def launch():
         out = _out(variant, q, math.nan)
         function = flash_attn_with_kvcache if variant.keys == "lengths" else flash_attn_func
-        return function(q, nope, v, out=out, **options)
+        return function(given, nope, v, out=out, **options)
 
     sequences = [
         Sequence(q[i], *(_meant(options, of, i, meant[of][i, :n]) for of in "kv"), i, i)
@@ -145,10 +145,10 @@ def _ragged_call(variant, problem, device, place, k, v, each_k, each_v, options)
     options |= dict(
         cu_seqlens_q=draw.int32(starts, device), max_seqlen_q=max(max(problem.queries), 1)
     )
-    nope = _split(variant, k, options)
+    given, nope = _split(variant, q, k, options)
 
     def launch():
-        return flash_attn_varlen_func(q, nope, v, out=_out(variant, q, CANARY), **options)
+        return flash_attn_varlen_func(given, nope, v, out=_out(variant, q, CANARY), **options)
 
     sequences = []
     for i, rows in enumerate(map(slice, starts, starts[1:])):
@@ -220,15 +220,21 @@ def _meant(options: dict, of: str, sequence: int, rows):
     return rows.double() * scale[sequence].double()[:, None]
 
 
-def _split(variant: Variant, k, options: dict):
-    """K without the columns that all heads share, which go into the options."""
+def _split(variant: Variant, q, k, options: dict) -> tuple:
+    """-> Q and K as they are given: K without the columns that all heads share, which go into the options.
+
+    Likewise Q, where these have 16 bits beside 8.
+    """
     if not variant.rope:
-        return k
+        return q, k
     rope = k[..., 0, -variant.rope :]
     options["k_rope"] = rope.to(DTYPES[variant.rope_dtype]) if variant.rope_dtype else rope
     if "page_table" in options:
         options["k_rope_page_table"] = options["page_table"]
-    return k[..., : -variant.rope]
+    if rope.dtype.itemsize == 1 and options["k_rope"].dtype.itemsize == 2:
+        options["q_rope"] = q[..., -variant.rope :].to(options["k_rope"].dtype)
+        q = q[..., : -variant.rope]
+    return q, k[..., : -variant.rope]
 
 
 def _out(variant: Variant, q, canary: float):

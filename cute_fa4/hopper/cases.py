@@ -97,6 +97,7 @@ VARIANTS = (
     Variant(192, head_dim_v=128, rope=64, keys="pages", page_size=16),
     pair(192, head_dim_v=128, rope=64, keys="packed"),
     Variant(192, head_dim_v=128, rope=64, rope_dtype="e4m3", keys="pages", page_size=16),
+    Variant(192, "e4m3", head_dim_v=128, rope=64, rope_dtype="bf16", keys="packed"),
     Variant(dtype="e4m3", of_tokens=True),
     Variant(dtype="e4m3", of_tokens=True, keys="pages", page_size=16, sink=True),
     decode(dtype="e4m3", of_tokens=True, page_size=64),

@@ -79,11 +79,7 @@ def found(name, heads=2, **options):
     batch = draw(queries, keys, heads=heads, dtype=wide)
     scales = draw_scales(batch, letters)
     options = dict(MASKS[mask][0]) | options if mask in MASKS else options
-    return (
-        batch,
-        scales,
-        run(call_of(batch, layout, rope_page, dtype, scales), options),
-    )
+    return batch, scales, run(call_of(batch, layout, rope_page, dtype, scales), **options)
 
 
 def assert_is_right(name, batch, scales, results):

@@ -5,8 +5,7 @@ of flash_attn_varlen_func on two short sequences, which have more rows than a ti
 CUTE_FA4_JIT=error holds meanwhile, so that what answers is loaded, and afterwards it is looked up whether it was this
 kernel that answered.
 
-The definition is written here again, a sequence and a head at a time, with what the two oracles of reference.py leave
-out: bands of every mask, sinks, score functions. Rows of pages and caches that no sequence owns hold NaN.
+The definition is written again in trial_definition.py. Rows of pages and caches that no sequence owns hold NaN.
 """
 
 from __future__ import annotations
@@ -20,7 +19,8 @@ from dataclasses import dataclass
 
 import torch
 
-from cute_fa4.commands import trial_scales
+from cute_fa4.commands import trial_append, trial_definition, trial_scales
+from cute_fa4.commands.trial_pages import DTYPES, page_table, pages
 from cute_fa4.compiler import functions, policy
 from cute_fa4.compiler.policy import JitError
 from cute_fa4.masks import BoundMask
@@ -31,13 +31,8 @@ from cute_fa4.sm100.combine.config import CombineConfig
 from cute_fa4.sm100.config import FA4Config
 from cute_fa4.sm100.mha2q.schedule import TwoTiles
 from cute_fa4.sm100.mhaswap.schedule import SwappedTile
-from cute_fa4.sm100.score_mods import THEN, alibi_slope, packaged_call
+from cute_fa4.sm100.score_mods import THEN, packaged_call
 
-DTYPES = {
-    "bf16": torch.bfloat16, "fp16": torch.float16, "f32": torch.float32,
-    "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2,
-    "i32": torch.int32, "i64": torch.int64, "u8": torch.uint8,
-}  # fmt: skip
 # 16-bit P and output round to 2^-9 relative each; outputs are averages of values of standard deviation 1.
 ALLOWED_ERROR = {"bf16": 2e-2, "fp16": 4e-3} | dict.fromkeys(FP8_DTYPES, trial_scales.ALLOWED_ERROR)
 ALLOWED_LSE_ERROR = (
@@ -132,7 +127,9 @@ def _as_loaded(config):
 def _try(config, device: str) -> tuple[float, float]:
     """-> (error, allowed) of whichever result is the worse."""
     if isinstance(config, AppendConfig):
-        return _append(config, device)
+        if config.dtype in FP8_DTYPES:
+            raise NotTried("rows of 8 bits have no comparison here")
+        return trial_append.wrong_elements(config, device)
     if isinstance(config, CombineConfig):
         raise NotTried("it is called with the kernel of the parts that it merges")
     if not config.split_keys:
@@ -369,14 +366,14 @@ class _Problem:
     def _numbers(self, numbers) -> torch.Tensor:
         return torch.tensor(numbers, dtype=torch.int32, device=self.device)
 
-    def _functions(self) -> list[tuple]:
+    def functions(self) -> list[tuple]:
         """(name, argument) of the score functions, in the order in which they are applied."""
         mod = self.config.score_mod
         return [] if mod is None else [packaged_call(key) for key in mod.key.split(THEN)]
 
     def _aux(self, dtype: str, rank: int, generator) -> torch.Tensor:
         """As the first function that reads aux[0] wants it; several that want different ones have no call."""
-        readers = [c for c in self._functions() if c[0] in ("additive_bias", "relative_logits")]
+        readers = [c for c in self.functions() if c[0] in ("additive_bias", "relative_logits")]
         if len(set(readers)) != 1 or len(self.config.aux) != 1:
             raise NotTried("its functions read several aux tensors")
         [(name, argument)] = set(readers)
@@ -391,47 +388,7 @@ class _Problem:
 
     def exact(self, b: int) -> tuple[torch.Tensor, torch.Tensor]:
         """out (queries, heads, depth) and log-sum-exp (heads, queries) of a sequence, by their definition."""
-        config, m, n = self.config, self.queries[b], self.keys[b]
-        rows, group = {"q": self.q, "k": self.k, "v": self.v}, self.heads // self.heads_kv
-        q, k, v = (
-            trial_scales.multiplied(rows[name], self.scales, name, b, group) for name in "qkv"
-        )
-        k, v = (x.repeat_interleave(config.group, dim=1) for x in (k, v))
-        scores = torch.einsum("mhd,nhd->hmn", q, k) * config.qk_depth**-0.5
-        positions = torch.arange(m)[:, None] + n - m
-        for name, argument in self._functions():
-            scores = self._scored(scores, name, argument, b, positions)
-        shown = n if not config.padded_keys else self.limit[b]
-        seen = torch.tensor(
-            [
-                [_sees(config.mask, p + n - m, n, self.sizes, key) for key in range(n)]
-                for p in range(m)
-            ]
-        )
-        scores = scores.masked_fill(~(seen & (torch.arange(n) < shown)), -math.inf)
-        if config.sink:
-            sink = self.sink.double()[:, None, None].expand(-1, m, 1)
-            scores = torch.cat([scores, sink], dim=2)
-            v = torch.cat([v, torch.zeros_like(v[:1])])
-        lse = scores.logsumexp(dim=2)
-        weights = torch.exp(scores - torch.nan_to_num(lse, neginf=0.0)[..., None])
-        return torch.einsum("hmn,nhd->mhd", weights, v), lse
-
-    def _scored(self, scores, name: str, argument, b: int, positions) -> torch.Tensor:
-        heads, m, n = scores.shape
-        distance = positions - torch.arange(n)
-        if name == "soft_cap":
-            return argument * torch.tanh(scores / argument)
-        if name == "alibi":
-            slopes = torch.tensor([alibi_slope(head, argument) for head in range(heads)]).double()
-            return scores - slopes[:, None, None] * distance.abs()
-        aux = self.aux[0].double()
-        if name == "additive_bias":
-            return scores + aux[b][..., :m, :n]
-        first = self.rows[b].start if self.config.q_layout == "packed" else b * max(self.queries)
-        near = (distance >= 0) & (distance < argument)
-        at = distance.clamp(0, argument - 1).expand(heads, m, n)
-        return scores + torch.where(near, aux[first : first + m].transpose(0, 1).gather(2, at), 0.0)
+        return trial_definition.exact(self, b)
 
 
 def _queries(config: FA4Config) -> tuple[int, int]:
@@ -451,84 +408,3 @@ def _sizes(mask) -> tuple[int, ...]:
         return _sizes(mask.a) + _sizes(mask.b)
     size = WINDOW if hasattr(mask, "left") else CHUNK
     return (size,) * mask.num_sizes
-
-
-def _sees(mask, position: int, n: int, sizes: tuple, key: int) -> bool:
-    return any(lo <= key < hi for lo, hi in mask.bands(position, n, sizes))
-
-
-# --- pages and appending
-
-
-def page_table(lengths, page_size: int) -> torch.Tensor:
-    """(sequences, pages): the last pages come first, so that the order of pages is not that of keys."""
-    counts = [-(-length // page_size) for length in lengths]
-    table = torch.zeros(len(counts), max(counts), dtype=torch.int32)
-    number = sum(counts)
-    for b, count in enumerate(counts):
-        for i in range(count):
-            number -= 1
-            table[b, i] = number
-    return table
-
-
-def pages(rows: list[torch.Tensor], table: torch.Tensor, page_size: int) -> torch.Tensor:
-    """A cache (pages, page_size, heads, depth) that holds the sequences, and NaN elsewhere."""
-    cache = torch.full((int(table.max()) + 1, page_size, *rows[0].shape[1:]), math.nan).to(
-        rows[0].dtype
-    )
-    for b, sequence in enumerate(rows):
-        for i, row in enumerate(sequence):
-            cache[table[b, i // page_size], i % page_size] = row
-    return cache
-
-
-def _append(config: AppendConfig, device: str) -> tuple[float, float]:
-    """Rows are copied, so every bit has to be right: the error is the number of wrong elements, and 0 is allowed."""
-    from cute_fa4.calls.append import prepare_append
-
-    generator, (long, short), heads = torch.Generator().manual_seed(0), QUERIES, 2
-    dtype, held = DTYPES[config.dtype], (12, 7)
-    if config.dtype in FP8_DTYPES:
-        raise NotTried("rows of 8 bits have no comparison here")
-    new = (long, short) if config.packed else (long, long)
-    total = [h + n for h, n in zip(held, new, strict=True)]
-    depths = {"k": config.depth, "v": config.depth_v}
-    rows = {
-        x: [torch.randn(n, heads, depth, generator=generator).to(dtype) for n in total]
-        for x, depth in depths.items()
-    }
-    before = {x: [r.clone() for r in rows[x]] for x in rows}
-    for x in before:
-        for b, sequence in enumerate(before[x]):
-            sequence[held[b] :] = 0
-    table = page_table(total, config.page_size) if config.paged else None
-    order = [1, 0] if config.cache_batch_idx else [0, 1]
-
-    def cache(sequences):
-        if table is not None:
-            return torch.nan_to_num(pages(sequences, table, config.page_size))
-        dense = torch.zeros(2, max(total) + 1, heads, sequences[0].shape[2], dtype=dtype)
-        for b, sequence in enumerate(sequences):
-            dense[order[b], : len(sequence)] = sequence
-        return dense
-
-    def new_rows(x):
-        parts = [sequence[held[b] :] for b, sequence in enumerate(rows[x])]
-        return (torch.cat(parts) if config.packed else torch.stack(parts)).to(device)
-
-    caches = [cache(before[x]).to(device) for x in rows]
-    lengths = torch.tensor(held, dtype=torch.int32, device=device)
-    offsets = None
-    if config.packed:
-        offsets = torch.tensor([0, long, long + short], dtype=torch.int32, device=device)
-    given = None if table is None else table[order].to(device)
-    picked = None
-    if config.cache_batch_idx:
-        picked = torch.tensor(order, dtype=torch.int32, device=device)
-    append = prepare_append(*map(new_rows, rows), *caches, lengths, offsets, given, 2, None, picked)
-    append(*caches, lengths, given, (*map(new_rows, rows), offsets), picked)
-    wrong = sum(
-        (got.cpu() != cache(rows[x])).sum().item() for got, x in zip(caches, rows, strict=True)
-    )
-    return float(wrong), 0.5

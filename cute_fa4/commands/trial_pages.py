@@ -1,0 +1,36 @@
+"""Tensors that kernels are tried with: dtypes by their names, and caches in pages."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+DTYPES = {
+    "bf16": torch.bfloat16, "fp16": torch.float16, "f32": torch.float32,
+    "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2,
+    "i32": torch.int32, "i64": torch.int64, "u8": torch.uint8,
+}  # fmt: skip
+
+
+def page_table(lengths, page_size: int) -> torch.Tensor:
+    """(sequences, pages): the last pages come first, so that the order of pages is not that of keys."""
+    counts = [-(-length // page_size) for length in lengths]
+    table = torch.zeros(len(counts), max(counts), dtype=torch.int32)
+    number = sum(counts)
+    for b, count in enumerate(counts):
+        for i in range(count):
+            number -= 1
+            table[b, i] = number
+    return table
+
+
+def pages(rows: list[torch.Tensor], table: torch.Tensor, page_size: int) -> torch.Tensor:
+    """A cache (pages, page_size, heads, depth) that holds the sequences, and NaN elsewhere."""
+    cache = torch.full((int(table.max()) + 1, page_size, *rows[0].shape[1:]), math.nan).to(
+        rows[0].dtype
+    )
+    for b, sequence in enumerate(rows):
+        for i, row in enumerate(sequence):
+            cache[table[b, i // page_size], i % page_size] = row
+    return cache

@@ -3,7 +3,7 @@
 field         bytes                       what
 q             73728                       Q: 64 rows of 576 columns
 kv            4 * 16384                   ring of units as they are multiplied: 64 keys x 128 columns bf16
-stored        6 * 10240                   ring of units as they are stored, each with the scales of its keys
+stored        6 * 10240                   ring of units as they are stored, with room for the scales of their keys
 rope          1 * 8192                    ring of the rotary columns of 64 keys
 p             16384                       P: 64 rows x 128 keys
 exchanged     2 * 1024                    a value of each softmax thread, for those with the other keys of its row

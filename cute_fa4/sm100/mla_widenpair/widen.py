@@ -1,10 +1,12 @@
 """Widen warps of either CTA: units as they are stored -> bf16, times scales, in the order of their use.
 
-Two warpgroups take units in turn, so that one converts while the other waits or stores. Two threads share a key of a
-unit, each has 64 of its 128 columns, which are a line of one of the two chunks that the MMA reads. A number of e4m3 is
+Two warpgroups take units in turn, so that one converts while the other waits or stores. Of the four units of K one has
+blocks 0 and 2 of columns, the other 1 and 3; of V one has keys 0 to 63, the other the rest, of two blocks each. Two
+threads share a key of a unit, each has 64 of its 128 columns, which are a line of one of the two chunks that the MMA
+reads. A number of e4m3 is
 exact in fp16 and in float32; its product with the scale is rounded to bf16 once.
 
-    wait stored_full      four loads of 16 bytes, and the scale
+    wait stored_full      four loads of 16 bytes; scales of the key, once for two units
     stored_empty          of the warp: the slot may be filled again
     wait kv_empty         the MMAs that read the unit's place have completed
     128 bytes             to the place, where the MMA takes them as K or as V: the same bytes
@@ -21,10 +23,10 @@ from ...layouts.scalars import choose
 from ..chip import WARP_SIZE
 from ..kernel_args import KernelArgs
 from ..mhapair.sync import PairProducer, arrive_at_leader
-from ..mla_pair.tiles import CTAS, UNIT_COLUMNS, UNIT_KEYS
+from ..mla_pair.tiles import UNIT_COLUMNS, UNIT_KEYS
 from ..mla_widen.tiles import SCALE_LINE_BYTES, WIDE_BYTES
 from ..steps import row_math
-from ..steps.pieces import WORDS, load_piece, load_word, numbers_of, widened
+from ..steps.pieces import WORDS, load_piece, numbers_of, widened
 from ..steps.store import PIECE_BYTES, store_piece
 from ..sync.pipelines import KVConsumerPipeline, Slot
 from ..work.blocks import rank_in_cluster
@@ -35,8 +37,8 @@ from .warp_roles import WIDEN_GROUPS
 HALF = UNIT_COLUMNS // 2  # of a unit's columns, of one thread
 NUMBERS = 32  # at a time: of 8 bits two pieces, as bf16 four
 WORDS_AT_ONCE = NUMBERS // 4
+UNITS = 4  # of K of a key tile, and of V
 CHUNKS = 2  # of a unit as it is multiplied
-SCALE_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -89,18 +91,23 @@ class Place:
         return Place(thread % UNIT_KEYS, number % CHUNKS, number // CHUNKS)
 
 
-def read_unit(cfg, address, place: Place, block) -> tuple[list, Float32]:
-    """-> this thread's numbers, four a word, and the scale of its key for columns of this block.
+def scales_of_key(cfg, address, place: Place, second) -> list:
+    """Of columns 0-127 and 256-383 of this thread's key, or (second) of the 128 columns behind each."""
+    words = load_piece(address + cfg.tiles.scales_at + place.key * SCALE_LINE_BYTES)
+    return [
+        Int32(choose(second, words[i + 1], words[i])).bitcast(Float32)
+        for i in range(0, len(words), 2)
+    ]
 
-    The swizzle keeps the second half of a line 64 bytes from the first.
-    """
+
+def read_unit(cfg, address, place: Place) -> list:
+    """This thread's numbers, four a word. The swizzle keeps the second half of a line 64 bytes from the first."""
     words = []
     for column in range(0, HALF, PIECE_BYTES):
         words += load_piece(
             address + (cfg.tiles.stored_tile.offset(place.key, column) ^ place.half * HALF)
         )
-    scales = address + cfg.tiles.scales_at + place.key * SCALE_LINE_BYTES
-    return words, load_word(scales + block * SCALE_BYTES).bitcast(Float32)
+    return words
 
 
 def write_unit(cfg, address, place: Place, words: list, scale: Float32):
@@ -116,46 +123,25 @@ def write_unit(cfg, address, place: Place, words: list, scale: Float32):
             store_piece(chunk + tile.offset(place.key, column), four)
 
 
-def unit(cfg, smem: RowsPairShared, rings: Widener, at: Position, place: Place, block) -> Position:
-    """One unit, whose columns are number `block` of four."""
-    rings.stored.wait(at.stored)
-    stored = smem.stored_address + at.stored.index * cfg.tiles.stored_bytes
-    words, scale = read_unit(cfg, stored, place, block)
-    cute.arch.sync_warp()
-    with cute.arch.elect_one():
-        cute.arch.mbarrier_arrive(rings.stored.empty + at.stored.index)
-    rings.wide.acquire(at.wide)
-    address = smem.kv_address + at.wide.index * cfg.tiles.kv_slot_bytes
-    write_unit(cfg, address, place, words, scale)
-    cute.arch.fence_proxy("async.shared", space="cta")
-    arrive_at_leader(rings.wide.full + at.wide.index, of_shared=True)
-    return rings.next(at)
-
-
-@cute.jit
-def units_of_k(
-    cfg: cutlass.Constexpr, smem: RowsPairShared, rings: Widener, at: Position, place: Place
+def two_units(
+    cfg, smem: RowsPairShared, rings: Widener, at: Position, place: Place, second
 ) -> Position:
-    """All columns of this CTA's keys."""
-    for i in cutlass.range(cfg.tiles.k_units // WIDEN_GROUPS, unroll=1):
-        at = unit(cfg, smem, rings, at, place, WIDEN_GROUPS * i + place.group)
-    return at
-
-
-@cute.jit
-def units_of_v(
-    cfg: cutlass.Constexpr,
-    smem: RowsPairShared,
-    rings: Widener,
-    at: Position,
-    place: Place,
-    tiles: Int32,
-) -> Position:
-    """All keys of so many key tiles, with this CTA's half of the columns of each product; a warpgroup has 64 keys."""
-    assert cfg.tiles.key_parts == WIDEN_GROUPS
-    for i in cutlass.range(tiles * cfg.tiles.outputs, unroll=1):
-        block = CTAS * (i % cfg.tiles.outputs) + rank_in_cluster()
-        at = unit(cfg, smem, rings, at, place, block)
+    """This warpgroup's two of four units, which have the same keys. second: their columns are those of odd blocks."""
+    scales: list = []
+    for i in range(UNITS // WIDEN_GROUPS):
+        rings.stored.wait(at.stored)
+        stored = smem.stored_address + at.stored.index * cfg.tiles.stored_bytes
+        words = read_unit(cfg, stored, place)
+        scales = scales or scales_of_key(cfg, stored, place, second)
+        cute.arch.sync_warp()
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(rings.stored.empty + at.stored.index)
+        rings.wide.acquire(at.wide)
+        address = smem.kv_address + at.wide.index * cfg.tiles.kv_slot_bytes
+        write_unit(cfg, address, place, words, scales[i])
+        cute.arch.fence_proxy("async.shared", space="cta")
+        arrive_at_leader(rings.wide.full + at.wide.index, of_shared=True)
+        at = rings.next(at)
     return at
 
 
@@ -173,9 +159,10 @@ def run(
     count = queue.next(cfg, args, number).tiles.count
     while count != NO_MORE:
         for n in cutlass.range(count, unroll=1):
-            at = units_of_k(cfg, smem, rings, at, place)
-            tiles = choose(n > 0, 1, 0) + choose(n == count - 1, 1, 0)
-            at = units_of_v(cfg, smem, rings, at, place, tiles)
+            turns = 1 + choose(n > 0, 1, 0) + choose(n == count - 1, 1, 0)
+            for turn in cutlass.range(turns, unroll=1):  # K, and V of so many key tiles
+                second = choose(turn == 0, place.group, rank_in_cluster()) != 0
+                at = two_units(cfg, smem, rings, at, place, second)
         number = number + 1
         count = queue.next(cfg, args, number).tiles.count
     rings.drain(at)

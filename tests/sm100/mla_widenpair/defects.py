@@ -3,7 +3,7 @@
 What it shares with mla_pair has its defects there; here are those of what comes between the copies and the products.
 The subject: a sequence of one query of 128 heads and 200 keys: two key tiles, the last of them masked, so that the ring
 of units as they are multiplied goes round four times and that of stored ones more than twice. Scales differ by key and
-by block. Places are in the order of the text: products, copies, widening, which is last.
+by block. Places are in the order of the text: products, copies, widening, which is last: two units, of K or of V.
 """
 
 import torch
@@ -34,21 +34,21 @@ RELEASES = r"fence\.release\.sync_restrict::shared::cta\.cluster;"
 ACQUIRES = r"fence\.acquire\.sync_restrict::shared::cluster\.cluster;"
 PROXY = r"fence\.proxy\.async\.shared::cta;"
 ARRIVE = r"mbarrier\.arrive\.shared\.b64 (%rd\d+), (\[%r\d+\+\d+\]), (%r\d+);"
-SCALE = r"ld\.shared\.b32\s+(%r\d+), \[(%r\d+)\];"
 CONVERSION = r"cvt\.rn\.f16x2\.e4m3x2 (\S+), (\S+);"
 PIECE = r"ld\.shared\.v4\.b32 \{(\S+), (\S+), (\S+), (\S+)\}, \[(\S+)\];"
 LINE = r"st\.shared\.v4\.b32 (\[\S+\]), \{(.*), (.*), (.*), (.*)\};"
 
 # Of the widening, from the end of the text: two waits of its drain and one for work are behind these.
 OF_WIDEN = {
-    "the place of V": -4, "V as it is stored": -5, "the place of K": -6, "K as it is stored": -7,
+    "the place of the second unit": -4, "the second unit as it is stored": -5,
+    "the place of the first unit": -6, "the first unit as it is stored": -7,
 }  # fmt: skip
 # Of load: two waits and those of widening, with the first for work, are behind these.
 OF_LOAD = {
     "the slot of the last unit of V": -11, "the slot of the first unit of V": -14, "the rotary columns' slot": -15,
     "the slot of the last unit of K": -16, "the slot of the first unit of K": -19,
 }  # fmt: skip
-K, V = 0, 1  # places of widening, in the order of the text
+SCALES = 4  # among the pieces of 16 bytes: behind the four of the first unit
 
 
 def subject(level) -> Subject:
@@ -98,18 +98,18 @@ def waits():
 
 def arrivals():
     """Missing, twice, in the wrong CTA, for too few bytes, without what makes a unit visible."""
-    for n, what in ((-2, "K"), (-1, "V")):
-        yield planted(f"no arrival for a unit of {what}", edited(RAISE, n, ""), HANG)
+    for n, what in ((-2, "first"), (-1, "second")):
+        yield planted(f"no arrival for the {what} unit", edited(RAISE, n, ""), HANG)
         twice = r"\g<0> mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, \1, 1;"
-        yield planted(f"two arrivals for a unit of {what}", edited(RAISE, n, twice), EARLY_OR_HANG)
+        yield planted(f"two arrivals for the {what} unit", edited(RAISE, n, twice), EARLY_OR_HANG)
         elsewhere = edited(MAPA, n, r"mapa.shared::cluster.u32 \1, \2, 1;")
-        yield planted(f"units of {what} are announced in CTA 1", elsewhere, EARLY_OR_HANG)
-        yield planted(f"no proxy fence behind a unit of {what}", edited(PROXY, n, ""), ORDER)
+        yield planted(f"the {what} unit is announced in CTA 1", elsewhere, EARLY_OR_HANG)
+        yield planted(f"no proxy fence behind the {what} unit", edited(PROXY, n, ""), ORDER)
         yield planted(
-            f"a unit of {what} is announced without releasing it", edited(RELEASES, n, ""), ORDER
+            f"the {what} unit is announced without releasing it", edited(RELEASES, n, ""), ORDER
         )
         slot = edited(ARRIVE, n - 1, "")  # the last one is for work
-        yield planted(f"the slot of a unit of {what} is not handed back", slot, HANG)
+        yield planted(f"the slot of the {what} unit is not handed back", slot, HANG)
     for n, what in ((0, "the first unit of K"), (8, "the last unit of V")):
         yield planted(f"{what} is used without acquiring it", edited(ACQUIRES, n, ""), ORDER)
     for n, what in ((1, "the first unit of K"), (5, "the rotary columns"), (9, "the last unit of V")):  # fmt: skip
@@ -124,18 +124,13 @@ def arrivals():
 def numbers():
     """What is computed."""
     wrong = (WRONG_NUMBERS,)
-    for n, what in ((-2, "K"), (-1, "V")):
-        yield planted(
-            f"the scale of {what} is that of the next block",
-            edited(SCALE, n, r"ld.shared.b32 \1, [\2+4];"),
-            (*wrong, "UninitializedRead"),
-        )
-        yield planted(
-            f"the scale of {what} is that of the next key",
-            edited(SCALE, n, r"ld.shared.b32 \1, [\2+32];"),
-            (*wrong, "UninitializedRead", *EARLY),
-        )
-    for n, what in ((0, "K"), (-1, "V")):
+    rotated = edited(PIECE, SCALES, r"ld.shared.v4.b32 {\4, \1, \2, \3}, [\5];")
+    yield planted("the scales are those of the blocks before", rotated, wrong)
+    next_key = edited(PIECE, SCALES, r"ld.shared.v4.b32 {\1, \2, \3, \4}, [\5+32];")
+    yield planted(
+        "the scales are those of the next key", next_key, (*wrong, "UninitializedRead", *EARLY)
+    )
+    for n, what in ((0, "the first unit"), (-1, "the second unit")):
         other = edited(CONVERSION, n, r"cvt.rn.f16x2.e5m2x2 \1, \2;")
         yield planted(f"two numbers of {what} are taken for e5m2", other, wrong)
         exchanged = edited(LINE, n, r"st.shared.v4.b32 \1, {\4, \5, \2, \3};")

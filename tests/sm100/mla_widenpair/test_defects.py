@@ -14,8 +14,8 @@ from tests.sm100.mla_widenpair import defects
 
 MUTANTS = defects.mutants()
 QUICK = (
-    "a unit of K is announced without releasing it",
-    "the scale of V is that of the next block",
+    "the first unit is announced without releasing it",
+    "the scales are those of the next key",
 )
 
 

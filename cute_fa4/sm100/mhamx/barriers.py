@@ -11,10 +11,8 @@ scales_full   scales_empty
 scales_empty  scales_full
 """
 
-from dataclasses import replace
-
 from ..mha2q import barriers as of_two_tiles
-from ..sync.barriers import Barrier, BarrierTable, commit_by
+from ..sync.barriers import Barrier, BarrierTable, changed_rows, commit_by
 from ..tiles import Tiles
 from ..warp_roles import WarpRoles
 from ..work.entries import WORK_ENTRIES
@@ -44,7 +42,4 @@ def rows(warps: WarpRoles, of_the_order: tuple) -> tuple[Barrier, ...]:
             "means": "they have been copied into tensor memory",
         },
     }
-    return tuple(
-        replace(row, **changed.get(row.name, {}))
-        for row in of_two_tiles.rows(warps, of_the_order, with_scales=True)
-    )
+    return changed_rows(of_two_tiles.rows(warps, of_the_order, with_scales=True), changed)

@@ -39,12 +39,11 @@ work_read     work_ready
 work_claimed  one claim at a time
 """
 
-from dataclasses import replace
-
+from ..mhawiden.barriers import of_queue
 from ..mla_decode.barriers import ROPE_SLOT
 from ..mla_pair import barriers as pair
 from ..mla_pair.tiles import CTAS
-from ..sync.barriers import Arrivals, Barrier, BarrierTable, announced_bytes
+from ..sync.barriers import Arrivals, Barrier, BarrierTable, announced_bytes, changed_rows
 from .warp_roles import WIDEN_GROUPS, RowsPairWarpRoles
 
 STORED_SLOT = "stored_slot"
@@ -64,21 +63,13 @@ def rows(warps: RowsPairWarpRoles) -> tuple[Barrier, ...]:
     number = len(warps.widen) // WIDEN_GROUPS  # that widen a unit
     wide = (Arrivals("widen", CTAS * number, "at 0"),)
     read = Arrivals("widen", number)
-    of_threads = Arrivals("widen", warps.threads_of("widen"))
     changed = {
         "kv_full": {"raised_by": wide, "means": "a unit of K or V is there in both CTAs"},
         "kv_empty": {"awaited_by": "widen"},
         "pv_done": {"means": "O is complete so far, P has been read"},
-        "work_ready": {"awaited_by": "softmax, mma, widen"},
+        **of_queue(warps),
     }
-    out = []
-    for row in pair.rows(warps):
-        if row.name == "work_read":
-            row = replace(row, raised_by=(*row.raised_by, of_threads))
-        out.append(replace(row, **changed.get(row.name, {})))
-        if row.name == "kv_empty":
-            out += _of_stored(read)
-    return tuple(out)
+    return changed_rows(pair.rows(warps), changed, behind={"kv_empty": _of_stored(read)})
 
 
 def _of_stored(read: Arrivals) -> tuple[Barrier, ...]:

@@ -2,37 +2,52 @@
 
 small letters of descales    (sequences, key/value heads)
 large ones                   one for each token and head, a list of (tokens, heads) for each sequence
+x and y                      powers of two for each 32 numbers of q and k, a list of (tokens, heads, depth / 32)
 """
 
 from __future__ import annotations
 
 import torch
 
+from cute_fa4.layouts.block_scales import BLOCK
+
+OF_BLOCKS = {"x": "q", "y": "k"}  # whose they are
 # P is off by 2^-4 of a weight (docs/numerics.md), out by an average of values of size 1, which scales make 1.5
 ALLOWED_ERROR = 0.11
 ALLOWED_LSE_ERROR = 1.2e-2  # powers in f16
 
 
 def drawn(config, queries, keys, heads: int, heads_kv: int, generator) -> dict:
-    """letter of descales -> what it names; numbers from 0.5 to 1.5."""
+    """letter of descales -> what it names; numbers from 0.5 to 1.5, of blocks 1/2, 1 or 2."""
     rows = {"Q": (queries, heads), "K": (keys, heads_kv), "V": (keys, heads_kv)}
+    rows |= {"x": rows["Q"], "y": rows["K"]}
 
     def numbers(*shape):
         return 0.5 + torch.rand(*shape, generator=generator)
 
-    return {
-        name: [numbers(n, rows[name][1]) for n in rows[name][0]]
-        if name.isupper()
-        else numbers(len(keys), heads_kv)
-        for name in config.descales
-    }
+    def powers(n, num_heads):
+        sizes = n, num_heads, config.qk_depth // BLOCK
+        return torch.exp2(torch.randint(-1, 2, sizes, generator=generator).float())
+
+    found = {}
+    for name in config.descales:
+        if name in rows:
+            lengths, num_heads = rows[name]
+            made = powers if name in OF_BLOCKS else numbers
+            found[name] = [made(n, num_heads) for n in lengths]
+        else:
+            found[name] = numbers(len(keys), heads_kv)
+    return found
 
 
 def of_sequence(scales: dict, name: str, b: int, group: int) -> torch.Tensor:
-    """What rows of q, k or v of a sequence are multiplied by: (tokens or 1, heads or 1, 1), float64.
+    """What rows of q, k or v of a sequence are multiplied by: (tokens or 1, heads or 1, depth or 1), float64.
 
     group: query heads of a key/value head, which q has instead
     """
+    for letter, of in OF_BLOCKS.items():
+        if of == name and letter in scales:
+            return scales[letter][b].double().repeat_interleave(BLOCK, -1)
     if name.upper() in scales:
         return scales[name.upper()][b].double()[..., None]
     if name not in scales:

@@ -307,6 +307,9 @@ class _Problem:
         """The scales of a call, those of tokens as their tensor is stored."""
         named = {}
         for name, scale in self.scales.items():
+            if name in trial_scales.OF_BLOCKS:
+                named |= self._scales_of_blocks(name, scale)
+                continue
             if name == "Q":
                 rows = [x[..., None] for x in scale]
                 packed = self.config.q_layout == "packed"
@@ -315,6 +318,15 @@ class _Problem:
                 scale = self._stored([x[..., None] for x in scale])[..., 0]
             named[f"{name.lower()}_descale"] = scale.to(self.device)
         return named
+
+    def _scales_of_blocks(self, name: str, rows: list[torch.Tensor]) -> dict:
+        """Those of q or of k as their tensor is stored, NaN where no row is."""
+        if name == "x":
+            stored = self._packed(rows) if self.config.q_layout == "packed" else self._dense(rows)
+        else:
+            stored = self._stored(rows)
+        named = f"{trial_scales.OF_BLOCKS[name]}_descale"
+        return {named: stored.to(torch.float8_e8m0fnu).to(self.device)}
 
     def _stored(self, sequences: list[torch.Tensor]) -> torch.Tensor:
         """Rows of keys where the rows of K lie."""

@@ -17,7 +17,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from ...layouts.block_scales import COPY_BYTES
-from ..instructions import block_scales
+from ..instructions import block_scales, tensor_memory
 from ..kernel_args import Events, KernelArgs, Smem
 from ..mha2q.p_beside_s import last_products
 from ..operands.kv_buffer import KVBuffer, KVBufferConfig
@@ -41,6 +41,7 @@ def copy(cfg, smem: Smem, tmem, slot, which: int):
 
 def await_entry(events: Events, slot, phase):
     events.scales_full.wait(slot, phase)
+    tensor_memory.fence_after()
 
 
 def release(events: Events, slot):

@@ -110,6 +110,10 @@ def configs_for_model(
             f"kv_dtype: {kv_dtype!r} with dtype={dtype!r}; accepted: None, or {' or '.join(FP8_DTYPES)} with bf16 or "
             "fp16"
         )
+    if kv_dtype is not None and "x" in descales:
+        raise ValueError(
+            f"descales: {descales!r} with kv_dtype={kv_dtype!r}; accepted: scales of blocks where q has eight bits, too"
+        )
     stored = kv_dtype or dtype
     fp8 = stored in FP8_DTYPES
     if fp8 and "ranks" in calls:

@@ -176,6 +176,10 @@ EIGHT_BITS = {
         qkv_dtype="bf16", kv_dtype="e4m3", descales="kV", group=4, pack_gqa=True, rows=32, write_lse=True,
         seqused_k=True, seqused_q=True, cache_batch_idx=True,
     ),
+    "blocks of q and k": dict(
+        qkv_dtype="e4m3", descales="xyv", group=4, kv_layout="paged", page_size=16, seqused_k=True, q_layout="packed",
+        causal=True,
+    ),
 }  # fmt: skip
 
 

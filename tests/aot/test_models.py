@@ -155,6 +155,42 @@ def test_what_no_kernel_runs_is_refused_with_the_reasons():
         configs_for_model(head_dim=64, heads_q=2, heads_kv=2, calls=("training",))
 
 
+def test_calls_with_scales_of_blocks_are_listed(monkeypatch):
+    """Prefill and one query, dense, packed and in pages, all of one family; never under queries of 16 bits."""
+    model = dict(head_dim=128, heads_q=8, heads_kv=2, descales="xyv")
+    listed = set(configs_for_model(**model, dtype="e4m3"))
+    asked = set()
+
+    def record(config, executor):
+        asked.add(config)
+        return lambda *arguments: None
+
+    monkeypatch.setattr(compile_cache, "function_for", record)
+    of_8 = {"dtype": torch.float8_e4m3fn}
+    for rows in (1, 300):
+        q, k = torch.zeros(2, rows, 8, 128, **of_8), torch.zeros(2, rows, 2, 128, **of_8)
+        pages = torch.zeros(40, 16, 2, 128, **of_8)
+        table = torch.arange(40, dtype=torch.int32).view(2, 20)
+        used, ends = (torch.tensor(x, dtype=torch.int32) for x in ([rows] * 2, [0, rows, 2 * rows]))
+
+        def scales(q, k):
+            sizes = ((*x.shape[:-1], 4) for x in (q, k))
+            of_q, of_k = (torch.zeros(size, dtype=torch.float8_e8m0fnu) for size in sizes)
+            return dict(causal=True, q_descale=of_q, k_descale=of_k, v_descale=torch.ones(1))
+
+        flash_attn_func(q, k, k, **scales(q, k))
+        flash_attn_varlen_func(
+            *(x.flatten(0, 1) for x in (q, k, k)), ends, ends, rows, rows,
+            **scales(q.flatten(0, 1), k.flatten(0, 1)),
+        )  # fmt: skip
+        cached = dict(cache_seqlens=used, page_table=table)
+        flash_attn_with_kvcache(q, pages, pages, **cached, **scales(q, pages))
+    kernels = {config for config in asked if hasattr(config, "schedule")}
+    assert asked <= listed and {config.schedule.family for config in kernels} == {"mhamx"}
+    with pytest.raises(ValueError, match="descales: 'xyv' with kv_dtype='e4m3'"):
+        configs_for_model(**model, kv_dtype="e4m3")
+
+
 def test_prefill_with_columns_that_all_heads_share_is_listed(monkeypatch):
     """DeepSeek's 128 + 64: rows and pages of k_rope, few queries and many; caches of keys are refused."""
     model = dict(head_dim=192, head_dim_v=128, heads_q=2, heads_kv=2, rope_depth=64)

@@ -138,11 +138,11 @@ def flash_attn_func(
                   Values are not checked: where q_descale * k_descale is not positive, out is NaN (k_descale of tokens
                   may have any sign). q and k together: torch.float8_e8m0fnu, as the tensor with head_dim / 32, one
                   for each 32 numbers of a row (MXFP8; cute_fa4.mxfp8 makes them). None: 1
-    o_scale       float32, of float8 tensors: out stores what it means times this; one number, or (batch, heads_kv).
-                  out= may be of float8_e4m3fn then: rounded, cut to what that holds. None: 1
+    o_scale       float32: out stores what it means times this; one number, or (batch, heads_kv). None: 1
     return_lse    also return the log-sum-exp of the scaled scores
     out           written in place and returned; shape, dtype and device of q, memory of its own. Of float8 tensors
-                  bf16, or fp16 where a tensor of this dtype is given or was q
+                  bf16, or fp16 where a tensor of this dtype is given or was q. Of any q float8_e4m3fn where such a
+                  tensor is given: times o_scale, rounded, cut to what that holds; head dims of v of multiples of 16
 
     head_dim is a multiple of 8 up to 256 or of 16 up to 512; that of v, and so of out, may be another one. Of float8
     tensors both are multiples of 16 up to 128. The last dimension is contiguous; the other strides are

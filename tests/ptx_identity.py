@@ -109,6 +109,7 @@ VARIANTS = {
     # pairs of CTAs, deep heads, 8 bits
     "pair causal": {"family": "mhapair", **CAUSAL},
     "pair d64 packed": {"family": "mhapair", "head_dim": 64, **PACKED, "maximum": "exact"},
+    "pair e4m3": {"family": "mhapair", "qkv_dtype": "e4m3", "descales": "qkv", **CAUSAL},
     "d192, V of 128": {"head_dim": 192, "head_dim_v": 128, **CAUSAL},
     "d256": {"head_dim": 256, **CAUSAL},
     "d256 pair": {"head_dim": 256, "family": "mhawidepair", **CAUSAL},

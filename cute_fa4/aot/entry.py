@@ -73,7 +73,10 @@ MODEL = {
     "dtype": Field("text", "bf16, fp16, e4m3 or e5m2; default: bf16"),
     "kv_dtype": Field("text", "of caches under 16-bit queries: e4m3 or e5m2; default: as dtype"),
     "descales": Field("text", "of 8-bit tensors that have scales; default: qkv"),
-    "o_dtype": Field("text", "of out, where q has 8 bits: bf16, fp16 or e4m3; default: bf16"),
+    "o_dtype": Field(
+        "text",
+        "of out: e4m3, or as q, which of 8 bits may have bf16 or fp16; default: as q, or bf16",
+    ),
     "calls": Field("texts", f"of {', '.join(CALLS)} (default: these), {', '.join(ON_REQUEST)}"),
     "page_sizes": Field("numbers", "keys of a page; default: 16 64"),
     "causal": Field("switch", "default: on"),
@@ -175,7 +178,7 @@ APPEND = {
     "arch": _ARCH,
 }
 COMBINE = {
-    "o_dtype": Field("text", "of the result: bf16, fp16 or f32; required"),
+    "o_dtype": Field("text", "of the result: bf16, fp16, f32 or e4m3; required"),
     "head_dim": Field("number", "of the result; required"),
     "packed": Field("switch", "packed queries; default: off"),
     "seqused_q": Field("switch", "lengths of queries are a tensor; default: off"),
@@ -292,7 +295,7 @@ def _of_combine(values: dict) -> list:
     depth = values.pop("head_dim")
     _depth("head_dim", depth, 4, MOST_COLUMNS)
     dtypes = ("bf16", "fp16", "f32")
-    _one_of(values, o_dtype=dtypes, arch=ARCHES)
+    _one_of(values, o_dtype=(*dtypes, "e4m3"), arch=ARCHES)
     _one_of({"partial_dtype": "f32", **values}, partial_dtype=dtypes)
     return [CombineConfig(depth=depth, **values)]
 

@@ -18,6 +18,7 @@ batch and head counts are no part of a configuration, only the number of query h
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from operator import index
 
 from cute_fa4.system.messages import shown
@@ -57,8 +58,8 @@ def configs_for_model(
     kv_dtype    "e4m3" or "e5m2": caches of 8 bits under queries of dtype, which has 16; None: as dtype
     descales    letters of "qkvo": which 8-bit tensors have scales, and out; large where they have one for each token
                 and head, "Qkv", "qKV"; x and y: q and k have one for each 32 numbers, "xyv" (MXFP8); of tensors of 16
-                bits none has
-    o_dtype     of out, where q has 8 bits: "bf16", "fp16" or "e4m3"; None: bf16
+                bits out alone
+    o_dtype     of out: that of q or "e4m3", where q has 8 bits "bf16", "fp16" or "e4m3"; None: that of q, or bf16
     calls       of CALLS and ON_REQUEST
     windows     of the model's layers: None for full attention, or a pair (left, right) as window_size takes it; the
                 sizes themselves are bound at each call
@@ -121,7 +122,7 @@ def configs_for_model(
     shared = {
         "qkv_dtype": dtype,
         "o_dtype": o_dtype,
-        "descales": descales if fp8 else "",
+        "descales": descales if fp8 else "o" * ("o" in descales),
         "head_dim": head_dim,
         "head_dim_v": head_dim_v,
         "group": group,
@@ -132,6 +133,8 @@ def configs_for_model(
         "score_mod": soft_cap(float(softcap)) if softcap else None,
     }
     tiles = _tiles(shared, policy.swaps() and not rope_depth)
+    dtypes_of = partial(_dtypes, dtype, kv_dtype, o_dtype, descales)
+    of_many = dtypes_of({})
     ropes = _ropes(index(rope_depth), rope_page_sizes, rope_dtype, scale_dtype)
     if rope_dtype is not None:
         tiles = [{"pack_gqa": False, "family": rope_family(stored)}]
@@ -150,9 +153,9 @@ def configs_for_model(
         ],
     )
     found = [
-        config_for(**shared | _dtypes(dtype, kv_dtype, descales, tile), mask=mask, write_lse=lse, **tile, **layout)
+        config_for(**shared | dtypes_of(tile), mask=mask, write_lse=lse, **tile, **layout)
         for mask, lse, layout in variants
-        for tile in (tiles if fp8 or rope_dtype else _with_pairs(tiles, shared, mask))
+        for tile in (tiles if rope_dtype else _with_pairs(tiles, shared | of_many, mask))
     ]  # fmt: skip
     # Decode splits its keys: shared out (num_splits=0) or in parts, partial results, and what merges them.
     for config in [c for c in found if c.page_size and _decodes(c)]:
@@ -161,10 +164,10 @@ def configs_for_model(
         if getattr(config.schedule, "clusters", False):  # or within clusters
             found += [config.with_(cluster_parts=parts) for parts in CLUSTER_PARTS if parts > 1]
     if "ranks" in calls:
-        found += _on_ranks({**shared, "sink": False, "sink_dtype": "f32"}, bound, page_sizes)
+        of_ranks = {"sink": False, "sink_dtype": "f32", "o_dtype": None, "descales": ""}
+        found += _on_ranks({**shared, **of_ranks}, bound, page_sizes)
     if "latent" in calls:
-        quantised = _dtypes(dtype, kv_dtype, descales, tiles={})
-        found += _latent(shared | quantised, heads_kv, bound, page_sizes)
+        found += _latent(shared | of_many, heads_kv, bound, page_sizes)
     if "latent_rows" in calls:
         found += _latent(shared, heads_kv, bound, page_sizes, of_rows=True)
     if "kvcache" in calls:
@@ -183,16 +186,18 @@ def configs_for_model(
     return list(dict.fromkeys(found))
 
 
-def _dtypes(dtype: str, kv_dtype: str | None, descales: str, tiles: dict) -> dict:
+def _dtypes(
+    dtype: str, kv_dtype: str | None, o_dtype: str | None, descales: str, tiles: dict
+) -> dict:
     """Of queries of 16 bits over caches of 8: tiles of few rows take them as they are, others quantised."""
     from cute_fa4.compiler import policy
 
     if kv_dtype is None:
         return {}
-    of_keys = "".join(name for name in "kKvV" if name in descales)
+    of_keys = "".join(name for name in "kKvVo" if name in descales)
     if "rows" in tiles and policy.widens():
         return {"kv_dtype": kv_dtype, "descales": of_keys}
-    return {"qkv_dtype": kv_dtype, "o_dtype": dtype, "descales": f"Q{of_keys}"}
+    return {"qkv_dtype": kv_dtype, "o_dtype": o_dtype or dtype, "descales": f"Q{of_keys}"}
 
 
 def _ropes(depth: int, page_sizes: tuple, dtype: str | None, scales: str | None) -> list[dict]:
@@ -308,7 +313,7 @@ def _with_pairs(tiles: list[dict], model: dict, mask) -> list[dict]:
     from cute_fa4.sm100.choose_config import is_wide
     from cute_fa4.sm100.mhapair import pays
 
-    if is_wide(model["head_dim"], model["head_dim_v"]):
+    if is_wide(model["head_dim"], model["head_dim_v"]) or set("KVxy") & set(model["descales"]):
         return tiles
     asked = pays.Asked(
         *(model["qkv_dtype"], model["head_dim"], model["head_dim_v"], mask),

@@ -165,12 +165,12 @@ def _one_hidden_key(k, v, where: Where, batch: int):
 
 
 def dtype_of_out(q, out, in_float32: bool = False) -> torch.dtype:
-    """That of q, unless q has eight bits: then that of `out`, if it is given."""
+    """That of `out`, if it is given, otherwise that of q, unless q has eight bits."""
     if in_float32:
         return torch.float32
-    if q.dtype.itemsize > 1:
-        return q.dtype
-    return OUT_OF_FP8[0] if out is None else out.dtype
+    if out is not None:
+        return out.dtype
+    return q.dtype if q.dtype.itemsize > 1 else OUT_OF_FP8[0]
 
 
 def config_of(

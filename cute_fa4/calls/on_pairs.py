@@ -15,9 +15,11 @@ from cute_fa4.sm100.mhapair import pays
 
 def runs_on_pairs(q, k, v, heads: int, where: Where, options: Options) -> bool:
     """heads: of a group that share a tile."""
-    asked, of_16_bits = policy.pairs(), q.dtype.itemsize == k.dtype.itemsize == 2
-    if asked is not None:
-        return asked and of_16_bits  # what has no other kernel
+    asked = policy.pairs()
+    if asked is False or not have_kernel(q, k, options):
+        return False
+    if asked:
+        return True
     what = pays.Asked(
         DTYPE_NAMES[q.dtype],
         q.shape[-1],
@@ -28,7 +30,13 @@ def runs_on_pairs(q, k, v, heads: int, where: Where, options: Options) -> bool:
     )
     if any(type(n) is not int for n in (*q.shape, *k.shape)):
         return False  # a tracer's sizes decide nothing: what one kernel refuses the other does, too
-    return of_16_bits and pays.pays(what, lengths_of(q, k, heads, where))
+    return pays.pays(what, lengths_of(q, k, heads, where))
+
+
+def have_kernel(q, k, options: Options) -> bool:
+    """Whether pairs run such tensors: neither keys nor blocks have scales there, and keys are not widened."""
+    of_others = options.scales is not None and set("KVxy") & set(options.scales.letters)
+    return q.dtype.itemsize == k.dtype.itemsize and not of_others
 
 
 def lengths_of(q, k, heads: int, where: Where) -> pays.Lengths:

@@ -100,7 +100,7 @@ def _check(name: str, scale, q: torch.Tensor, k: torch.Tensor, by_head: tuple, o
     check_is_tensor(name, scale)
     if name == "q_descale" and q.dtype not in FP8 and k.dtype in FP8:
         check_no_scale(q, k, scale)
-    if k.dtype not in FP8:
+    if k.dtype not in FP8 and name != "o_scale":
         raise TypeError(
             f"{name}: given with q of {q.dtype}; accepted: None, scales belong to {' and '.join(map(str, FP8))}; "
             "multiply softmax_scale, or the tensor"

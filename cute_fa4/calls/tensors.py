@@ -143,10 +143,11 @@ def check_one_dtype(tensors: dict[str, torch.Tensor]) -> None:
             "convert q, k and v with .to(torch.bfloat16)"
         )
     for name, tensor in tensors.items():
-        if name == "out" and dtype.itemsize == 1:
-            if tensor.dtype not in OUT_OF_FP8:
+        if name == "out":
+            outputs = OUT_OF_FP8 if dtype.itemsize == 1 else (dtype, OUT_OF_FP8[-1])
+            if tensor.dtype not in outputs:
                 raise TypeError(
-                    f"out: dtype {tensor.dtype} while q is {dtype}; accepted: {', '.join(map(str, OUT_OF_FP8))}"
+                    f"out: dtype {tensor.dtype} while q is {dtype}; accepted: {', '.join(map(str, outputs))}"
                 )
         elif name in "kv" and dtype in WIDE and tensors["k"].dtype in FP8:
             if tensor.dtype != tensors["k"].dtype:

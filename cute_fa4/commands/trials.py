@@ -243,10 +243,8 @@ class _Problem:
         self.aux = [self._aux(dtype, rank, generator) for dtype, rank in config.aux]
         if config.mask_mod is not None:
             raise NotTried("mask_mod is a function of scores")
-        of_8_bits = config.stored_dtype in FP8_DTYPES and not config.split_keys
-        if "o" in config.descales or (
-            of_8_bits and config.o_dtype not in ("bf16", config.qkv_dtype)
-        ):
+        of_callers = not config.split_keys and config.o_dtype not in ("bf16", config.qkv_dtype)
+        if "o" in config.descales or of_callers:
             raise NotTried(f"out of {config.o_dtype} belongs to a caller, who passes out=")
         self.scales = trial_scales.drawn(
             *(config, self.queries, self.keys, self.heads, self.heads_kv, generator)

@@ -274,10 +274,10 @@ class Problem:
                 f"descales={self.descales!r} with kv_dtype={self.kv_dtype!r}: queries of 16 bits have no scale: use "
                 "letters of 'kvo'"
             )
-        if self.descales and self.stored_dtype not in FP8_DTYPES:
+        if set(self.descales) - set("o") and self.stored_dtype not in FP8_DTYPES:
             why.append(
-                f"descales={self.descales!r} with qkv_dtype={self.qkv_dtype!r}: scales are for 8-bit elements: use "
-                f"'', or one of {', '.join(FP8_DTYPES)}"
+                f"descales={self.descales!r} with qkv_dtype={self.qkv_dtype!r}: scales of q, k and v are for 8-bit "
+                f"elements: use '' or 'o', or one of {', '.join(FP8_DTYPES)}"
             )
         if "".join(name for name in DESCALES if name in self.descales) != self.descales:
             why.append(

@@ -228,7 +228,8 @@ def o_dtypes(problem: Problem) -> tuple[str, ...]:
     """What O can be; parts of split keys are float32."""
     if problem.split_keys:
         return ("f32",)
-    return ("bf16", "fp16", "e4m3") if problem.has_fp8 else (problem.qkv_dtype,)
+    of_16_bits = DTYPES_OF_16_BITS if problem.has_fp8 else (problem.qkv_dtype,)
+    return (*of_16_bits, "e4m3")
 
 
 def problem_not_built(
@@ -274,6 +275,11 @@ def problem_not_built(
         why.append(
             f"o_dtype={problem.o_dtype!r} is not built yet for qkv_dtype={problem.qkv_dtype!r}: use "
             f"{' or '.join(map(repr, outputs))}"
+        )
+    if problem.o_dtype in FP8_DTYPES and problem.ov_depth % 16:
+        why.append(
+            f"o_dtype={problem.o_dtype!r} with ov_depth={problem.ov_depth}: rows of 8-bit elements are multiples of 16 "
+            f"bytes: use a multiple of 16, or o_dtype={outputs[0]!r}"
         )
     of_qk, of_ov = (DEPTHS_OF_FP8,) * 2 if problem.has_fp8 else (qk_depths, ov_depths)
     if problem.mixes_rope and mixes_rope:  # rope_refusals of the tiles say which columns

@@ -5,7 +5,7 @@ import warnings
 import pytest
 
 from cute_fa4 import __main__ as command_line
-from cute_fa4 import score_mods
+from cute_fa4 import configs_for_model, score_mods
 from cute_fa4.aot import ExportError, entry, missing, read_catalogue
 from cute_fa4.aot.config_data import ConfigDataError
 from cute_fa4.aot.exporter import for_arch
@@ -48,6 +48,8 @@ VARIED = [
     CombineConfig(
         "f32", 64, packed=True, seqused_q=True, write_lse=True, partial_dtype="fp16", arch="sm_103a"
     ),
+    choose_config(qkv_dtype="fp16", head_dim=128, o_dtype="e4m3", descales="o"),
+    CombineConfig("e4m3", 128),
 ]  # fmt: skip
 
 
@@ -69,6 +71,20 @@ def test_parts_of_keys_are_listed_without_pairs_of_ctas_which_do_not_split(
         path.write_text(asked + more)
         families = [config.schedule.family for config in read_catalogue(path)]
         assert families and (family in families) == pairs
+
+
+def test_models_have_out_of_8_bits_in_every_kernel_that_writes_it():
+    """Of 16 bits and over a cache of 8, where parts of keys are float32 and what merges them rounds."""
+    for kv_dtype in (None, "e4m3"):
+        listed = configs_for_model(
+            dtype="bf16", kv_dtype=kv_dtype, head_dim=128, heads_q=8, heads_kv=2, o_dtype="e4m3", descales="kvo",
+            calls=("dense", "kvcache"), page_sizes=(16,),
+        )  # fmt: skip
+        writers = [c for c in listed if not isinstance(c, AppendConfig)]
+        parts = [c for c in writers if getattr(c, "split_keys", False)]
+        assert {c.o_dtype for c in writers if c not in parts} == {"e4m3"}
+        assert parts and {c.o_dtype for c in parts} == {"f32"}
+        assert all("o" in c.descales for c in writers if not isinstance(c, CombineConfig))
 
 
 def flags(kind: str, said: dict) -> list[str]:

@@ -105,6 +105,20 @@ def test_the_environment_decides_for_all(asked, monkeypatch, word, families):
     assert asked == families
 
 
+def test_eight_bits_run_on_pairs_where_they_are_asked_for(asked, monkeypatch):
+    """Not by themselves; and keys with scales of their own have no kernel of pairs."""
+    q, k, v = qkv(1, ROWS, dtype=torch.float8_e4m3fn)
+    of_keys = torch.ones(1, ROWS, HEADS)
+    flash_attn_func(q, k, v)
+    monkeypatch.setenv("CUTE_FA4_PAIR", "on")
+    repeat.clear()
+    flash_attn_func(q, k, v)
+    flash_attn_func(q, k, v, k_descale=torch.ones(1, HEADS), q_descale=of_keys)
+    flash_attn_func(q, k, v, k_descale=of_keys)
+    flash_attn_func(q.bfloat16(), k, v)  # quantised on the way
+    assert asked == [ALONE, PAIRS, PAIRS, ALONE, PAIRS]
+
+
 def test_an_exact_maximum_leaves_ctas_alone(asked, monkeypatch):
     monkeypatch.setenv("CUTE_FA4_MAXIMUM", "exact")
     flash_attn_func(*qkv(1, ROWS), causal=True)
@@ -133,6 +147,25 @@ def test_catalogues_have_both_kernels_where_calls_may_choose_either(depth, choic
     dtype = choices.get("dtype", "bf16")
     rows = capabilities(dtype=dtype, head_dim=depth, causal=True, softcap=choices.get("softcap"))
     assert {row.pairs for row in rows} == {expected}
+
+
+def test_catalogues_have_pairs_of_eight_bits_where_they_are_asked_for(monkeypatch):
+    """Also under queries of 16 bits, which are quantised; not where a key has a scale."""
+    asked = (
+        dict(dtype="e4m3"),
+        dict(dtype="bf16", kv_dtype="e4m3"),
+        dict(dtype="e4m3", descales="qKV"),
+    )
+
+    def found():
+        listed = [configs_for_model(head_dim=128, **MODEL, **of) for of in asked]
+        return [any(c.name.startswith(f"{PAIRS}_") for c in configs) for configs in listed]
+
+    assert found() == [False, False, False]
+    monkeypatch.setenv("CUTE_FA4_PAIR", "on")
+    assert found() == [True, True, False]
+    (row,) = capabilities(dtype="e4m3", head_dim=128, causal=True, return_lse=True, arch="sm_100a")
+    assert row.pairs and PAIRS in row.families
 
 
 def test_entries_of_catalogues_have_pairs_where_they_run():

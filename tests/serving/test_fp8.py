@@ -32,6 +32,7 @@ from tests.serving.batches import (
 from tests.serving.test_masks import MASKS
 
 E4M3, E5M2 = FP8
+SWEEP = pytest.mark.sweep
 NAMES = ("q_descale", "k_descale", "v_descale")
 OPTIONS = {
     "mask": ("causal", "window or chunked"),
@@ -194,6 +195,59 @@ def test_out_of_8_bits_is_what_it_means_times_its_scale(queries, heads, keys, de
     assert (error <= allowed[:, :, first]).all()
     assert (out[:, :, heads // 2 :].float().abs() == 448).float().mean() > 0.99
     assert out.float().isfinite().all()
+
+
+ONE_ROW, TWO_TILES, DEEP = (1, 8), (140, 2), (130, 2)
+
+
+@pytest.mark.parametrize(
+    "rows, keys, depths, dtype, kv_dtype, parts",
+    [
+        (TWO_TILES, 300, (64, 80), torch.bfloat16, None, 1),  # half of a chunk of O is padding
+        (ONE_ROW, 700, (128, 128), torch.float16, E4M3, 3),  # keys are widened; merged by a kernel of its own
+        pytest.param(TWO_TILES, 300, (128, 128), torch.bfloat16, E4M3, 1, marks=SWEEP),  # q is quantised
+        pytest.param((40, 2), 300, (128, 128), torch.bfloat16, None, 1, marks=SWEEP),  # two O are merged
+        pytest.param(ONE_ROW, 300, (64, 64), torch.float16, None, 1, marks=SWEEP),  # byte by byte
+        pytest.param(ONE_ROW, 1100, (64, 64), torch.bfloat16, None, 0, marks=SWEEP),  # in a cluster
+        pytest.param(DEEP, 200, (192, 192), torch.bfloat16, None, 1, marks=SWEEP),  # one O, on pairs
+        pytest.param(DEEP, 200, (256, 512), torch.bfloat16, None, 1, marks=SWEEP),  # in two launches
+    ],
+)  # fmt: skip
+def test_out_of_8_bits_under_queries_of_16(rows, keys, depths, dtype, kv_dtype, parts):
+    """The same rounding behind P of 16 bits; of q that is quantised on the way, its error besides."""
+    (queries, heads), (depth, depth_v) = rows, depths
+    generator = torch.Generator().manual_seed(0)
+    sizes = ((queries, heads, depth), (keys, 2, depth), (keys, 2, depth_v))
+    q, k, v = (torch.randn(1, *size, generator=generator).to(dtype) for size in sizes)
+    if kv_dtype is not None:
+        k, v = k.to(kv_dtype), v.to(kv_dtype)
+    out = torch.empty(1, queries, heads, depth_v, dtype=E4M3)
+    o_scale = torch.tensor([[60.0, 1e6]])
+    found = flash_attn_func(q, k, v, out=out, o_scale=o_scale, num_splits=parts)
+    assert found is out
+    meant, of_sizes = (
+        attention_float64(q.double(), k.double(), x * o_scale.double()[:, None, :, None])[0]
+        for x in (v.double(), v.double().abs())
+    )
+    quantises = kv_dtype is not None and queries * heads > 32
+    of_p = 2**-4 + 2**-8 if quantises else 2**-8
+    first = slice(0, heads // 2)
+    error = (out.double() - meant)[:, :, first]
+    if quantises:  # scores are off by as much as q, which the bound of each number does not know
+        assert error.norm() <= 2 * of_p * of_sizes[:, :, first].norm()
+    else:
+        allowed = of_p * of_sizes + 2**-4 * meant.abs() * (1 + 2**-4) + 2**-10
+        assert (error.abs() <= allowed[:, :, first]).all()
+    assert (out[:, :, heads // 2 :].float().abs() == 448).float().mean() > 0.99
+    assert out.float().isfinite().all()
+
+
+def test_rows_of_out_of_8_bits_are_whole():
+    q = torch.zeros(1, 3, 2, 72).bfloat16()
+    with pytest.raises(
+        ValueError, match="o_dtype='e4m3' with ov_depth=72: rows of 8-bit .* use a multiple of 16"
+    ):
+        flash_attn_func(q, q, q, out=torch.empty(1, 3, 2, 80, dtype=E4M3)[..., :72])
 
 
 def assert_reads(out, q, cache, scales):

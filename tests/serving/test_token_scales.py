@@ -270,12 +270,3 @@ def test_capabilities_and_refusals_know_them():
     )
     (why,) = FA4Config(qkv_dtype="e4m3", descales="kK").contradictions()
     assert "either small or large" in why
-
-
-def test_out_of_8_bits_belongs_to_q_of_8_bits():
-    """Over a cache of 8 bits, too: refused by name, with what is accepted."""
-    q, k = torch.zeros(1, 1, 2, 64).bfloat16(), torch.zeros(1, 9, 2, 64).to(E4M3)
-    with pytest.raises(
-        TypeError, match="out: dtype torch.float8_e4m3fn while q is torch.bfloat16; accepted"
-    ):
-        flash_attn_func(q, k, k, out=torch.empty_like(q, dtype=E4M3))

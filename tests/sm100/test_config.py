@@ -115,7 +115,11 @@ REFUSED = [
     (dict(qkv_dtype="e4m3", qk_depth=24), "qk_depth=24", "a multiple of 16 up to 128"),
     (dict(qkv_dtype="e4m3", rescale_log2=9.0), "rescale_log2=9.0", "fit e4m3: use 0 to 8"),
     (dict(qkv_dtype="f32"), "qkv_dtype='f32'", "bf16, fp16, e4m3, e5m2"),
-    (dict(descales="k"), "descales='k' with qkv_dtype='bf16'", "use '', or one of e4m3, e5m2"),
+    (
+        dict(descales="k"),
+        "descales='k' with qkv_dtype='bf16'",
+        "use '' or 'o', or one of e4m3, e5m2",
+    ),
     (dict(qkv_dtype="e4m3", descales="vk"), "descales='vk'", "in this order"),
     (dict(qkv_dtype="int8"), "qkv_dtype='int8'", "bf16"),
     (dict(o_dtype="f32"), "o_dtype='f32'", "use 'bf16'"),

@@ -29,6 +29,11 @@ barrier  number  raised by         awaited by           means
 s_free   2       softmax 8 (at 0)  mma                  S has been read, the next one may be made
 pv_done  2       mma 1 (commit)    softmax, correction  O is complete up to here and P has been read
 
+Where P has the columns of the other S (mha2q/p_crossed.py) softmax waits for these, too, those of its own CTA:
+
+barrier  number  raised by  awaited by  means
+s_read   2       softmax 4  softmax     the same, of this CTA: the other P may lie there
+
 Reasons for reuse are those of mha2q/barriers.py, where p_ready is also what softmax waits for before it hands over the
 row sums; here that is factor_read, of its own CTA.
 """
@@ -71,8 +76,11 @@ def table(
 
 def rows(warps: WarpRoles, of_the_order=()) -> tuple[Barrier, ...]:
     """Every barrier, in memory order."""
-    of_both = tuple(map(of_pair, of_one_cta.rows(warps, of_the_order)))
-    return (*changed_rows(of_both, behind={"p_last": (factor_read(warps),)}), claim_read())
+    of_one = of_one_cta.rows(warps, of_the_order)
+    behind = {"p_last": (factor_read(warps),)}
+    if any(row.name == "s_free" and "softmax" in row.awaited_by for row in of_one):
+        behind["s_free"] = (s_read(warps),)
+    return (*changed_rows(tuple(map(of_pair, of_one)), behind=behind), claim_read())
 
 
 def of_pair(row: Barrier) -> Barrier:
@@ -99,6 +107,17 @@ def factor_read(warps: WarpRoles) -> Barrier:
         "softmax",
         "the last factor has been read",
         "the next factor follows this wait, or s_ready of a P V that waited for p_ready",
+    )
+
+
+def s_read(warps: WarpRoles) -> Barrier:
+    return Barrier(
+        "s_read",
+        SOFTMAX,
+        (Arrivals("softmax", len(warps.softmax) // warps.softmax_groups),),
+        "softmax",
+        "the same, of this CTA: the other P may lie there",
+        "as s_free, which the same warps raise with it",
     )
 
 

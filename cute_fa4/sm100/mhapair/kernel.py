@@ -28,6 +28,7 @@ from cutlass import Float32, Int32
 from ..kernel import CTA, SET_UP, SM100Kernel, initialise_all
 from ..kernel_args import Events, KernelArgs, Smem
 from ..mha2q.kernel import ORDER_CODE as ORDERS_OF_ONE
+from ..mha2q.schedule import ORDERS_OF_EARLY_ENDS
 from ..mha2q.uneven import hooks as uneven
 from ..roles import dispatch
 from ..roles.order import Order
@@ -59,7 +60,7 @@ def of_pair(code: Order) -> Order:
 
 
 ORDER_CODE = {name: of_pair(ORDERS_OF_ONE[name]) for name in PAIRED_ORDERS}
-UNEVEN = {name: of_pair(uneven.CODE[name]) for name in PAIRED_ORDERS}
+UNEVEN = {name: of_pair(uneven.CODE[name]) for name in ORDERS_OF_EARLY_ENDS}
 
 
 @cute.jit

@@ -12,6 +12,9 @@ An MMA of M = 256 reads B from both CTAs. So a CTA loads half of the bytes of a 
 its ring, and its shared memory, which is the bound of the two-tile kernel, sends half as much of K and V to the tensor
 core. Half of the rows of K leave a slot room for 256 columns: K has no rest. What the warps do with rows is that of
 TwoTiles: softmax and correction do not know of the other CTA.
+
+Of eight bits, half of the columns of V are 64 bytes at most, half of a line of the swizzle: a copy fills the line with
+the columns behind them, or with zeros behind the last, and the products do not look at these.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -20,7 +23,7 @@ from typing import ClassVar
 
 from ..memory_maps import slots_that_fit
 from ..mha2q.orders import ORDERS
-from ..mha2q.schedule import TwoTiles, keeps_references, may_lag
+from ..mha2q.schedule import ORDERS_OF_EARLY_ENDS, TwoTiles, keeps_references, may_lag
 from ..mha2q.smem_map import TwoTilesSmem, smem_map
 from ..problem import Problem
 from ..sync.barriers import BarrierTable
@@ -28,7 +31,7 @@ from ..tiles import Tiles
 from . import barriers
 from .entries import JUDGED_PAIR_BYTES
 
-PAIRED_ORDERS = ("p_over_s", "p_beside_s")
+PAIRED_ORDERS = ("p_over_s", "p_beside_s", "p_crossed")
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,8 @@ class Pair(TwoTiles):
     def alone(self) -> TwoTiles:
         """The same choices, every CTA by itself."""
         same = {f.name: getattr(self, f.name) for f in fields(TwoTiles)}
-        return TwoTiles(**{**same, "lone_tiles": None, "maximum": None, "exp2_emulated": None})
+        chosen_again = dict.fromkeys(("order", "lone_tiles", "maximum", "exp2_emulated"))
+        return TwoTiles(**{**same, **chosen_again})
 
     def tiles(self, problem: Problem) -> Tiles:
         return Tiles.cut(
@@ -71,10 +75,6 @@ class Pair(TwoTiles):
 
     def _not_built(self, problem: Problem) -> list[str]:
         why = super()._not_built(problem)
-        if problem.has_fp8:
-            why.append(
-                f"qkv_dtype={problem.qkv_dtype!r} is not built yet for pairs of CTAs: use TwoTiles()"
-            )
         if problem.split_keys:
             why.append(
                 "split_keys=True is not built yet for pairs of CTAs, which are for many queries: use TwoTiles()"
@@ -87,9 +87,11 @@ class Pair(TwoTiles):
             why.append(
                 "lone_tiles=True is not built yet for pairs of CTAs: use False, or TwoTiles()"
             )
-        if self.order not in PAIRED_ORDERS:
+        orders = PAIRED_ORDERS if problem.has_fp8 else ORDERS_OF_EARLY_ENDS
+        if self.order not in orders:
             why.append(
-                f"order={self.order!r} is not built yet for pairs of CTAs: use {' or '.join(PAIRED_ORDERS)}"
+                f"order={self.order!r} with qkv_dtype={problem.qkv_dtype!r} is not built yet for pairs of CTAs: use "
+                f"{' or '.join(orders)}"
             )
         return why
 

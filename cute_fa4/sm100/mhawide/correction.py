@@ -13,6 +13,7 @@ from cutlass import Int32
 from ..instructions import tensor_memory
 from ..kernel_args import Events, KernelArgs, Smem
 from ..steps import row_math, store
+from ..work import scales
 from ..work.tile import Work
 
 
@@ -48,7 +49,8 @@ def finish(
     row: Int32,
 ):
     """O to global memory; last: its last key tile."""
-    inverse = row_math.inverse(receive(cfg, smem, events, last, row))
+    factor = scales.of_output(cfg, args, work)
+    inverse = scales.times(row_math.inverse(receive(cfg, smem, events, last, row)), factor)
     events.pv_done.wait(0, last & 1)
     tensor_memory.fence_after()
 

@@ -11,6 +11,9 @@ from cute_fa4.sm100.mhapair.schedule import Pair
 from cute_fa4.sm100.sync.barriers import BarrierTable
 
 PAIR, ALONE = FA4Config(schedule=Pair()), FA4Config()
+OF_ONE, CROSSED = (
+    choose_config(qkv_dtype="e4m3", head_dim=128, family=family) for family in (None, "mhapair")
+)
 BESIDE = choose_config(qkv_dtype="bf16", head_dim=64, family="mhapair")
 STEP_OF_N = 32  # PTX ISA, "matrix shape": cta_group::2, M = 256
 
@@ -24,6 +27,31 @@ COUNTS = dict(
 
 def test_arrival_counts():
     assert {b.name: b.count for b in BESIDE.barriers.rows} == COUNTS
+
+
+def test_eight_bits_add_a_barrier_of_the_own_cta():
+    """P lies where the other S was: softmax awaits the other warpgroup of its CTA, the mma warp those of both."""
+    added = {b.name: b for b in CROSSED.barriers.rows if b.name not in BESIDE.barriers}
+    assert {name: (b.count, b.awaited_by) for name, b in added.items()} == {
+        "s_read": (4, "softmax")
+    }
+    [s_free] = [b for b in CROSSED.barriers.rows if b.name == "s_free"]
+    assert (s_free.count, s_free.awaited_by) == (2 * 4, "mma")
+    assert CROSSED.schedule.order == "p_crossed" and CROSSED.tmem == OF_ONE.tmem
+    text = BarrierTable(tuple(added.values()), CROSSED.barriers.numbers).text()
+    assert text in barriers.__doc__
+
+
+@pytest.mark.parametrize("depth_v", [16, 48, 64, 112, 128])
+@pytest.mark.parametrize("depth", [16, 80, 128])
+def test_half_of_the_columns_of_8_bits_are_half_a_line(depth, depth_v):
+    """Whole lines are copied, of which an MMA takes 64 bytes at most: multiples of 16, together of N's step."""
+    pair = choose_config(qkv_dtype="e4m3", head_dim=depth, head_dim_v=depth_v, family="mhapair")
+    tiles = pair.tiles
+    assert pair.refusals() == [] and tiles.pv_mma_shape[1] % STEP_OF_N == 0
+    assert tiles.v_cols_of_mma * 2 == tiles.pv_mma_shape[1] and tiles.v_cols_of_mma % 16 == 0
+    assert tiles.v_cols_of_mma <= 64 and tiles.v_cols_per_cta == 128
+    assert pair.smem.nbytes <= SMEM_CAPACITY_BYTES
 
 
 def test_the_tables_in_the_docstring_are_those_in_the_code():
@@ -75,11 +103,14 @@ def test_the_environment_overrides_the_rule(monkeypatch, word, meaning):
 
 def test_keys_are_split_by_ctas_alone():
     assert split_configs(PAIR, write_lse=True) == split_configs(ALONE, write_lse=True)
+    ragged = dict(qkv_dtype="e4m3", head_dim=128, q_layout="packed")
+    pair, alone = (choose_config(**ragged, family=family) for family in ("mhapair", None))
+    assert split_configs(pair, write_lse=True) == split_configs(alone, write_lse=True)
     [why] = PAIR.with_(split_keys=True, write_lse=True, o_dtype="f32").refusals()
     assert why.startswith("split_keys=True") and "use TwoTiles()" in why
 
 
-@pytest.mark.parametrize("choice", [{"num_qk_stages": 2}])
+@pytest.mark.parametrize("choice", [{"num_qk_stages": 2}, {"order": "p_crossed"}])
 def test_what_is_not_built_is_refused_with_what_to_use(choice):
     [why] = FA4Config(schedule=Pair(**choice)).refusals()
     assert "not built yet for pairs" in why and ": use " in why

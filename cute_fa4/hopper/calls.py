@@ -120,10 +120,13 @@ def _dense(variant: Variant, problem: Problem, device: str, place) -> Call:
             k[i, length:], v[i, length:] = math.nan, math.nan
         options["cache_seqlens"] = draw.int32(lengths, device)
     q, k, v = place(q, k, v)
-    (given, nope), meant = _split(variant, q, k, options), dict(k=k, v=v)
+    (given, nope), meant = _split(variant, q, k, options), dict(q=q, k=k, v=v)
     if variant.of_tokens:
         for of in "kv":
             options[f"{of}_descale"], meant[of] = draw.of_tokens(meant[of])
+    if variant.of_blocks:
+        for of in "qk":
+            options[f"{of}_descale"], meant[of] = draw.of_blocks(meant[of])
 
     def launch():
         out = _out(variant, q, math.nan)
@@ -131,7 +134,7 @@ def _dense(variant: Variant, problem: Problem, device: str, place) -> Call:
         return function(given, nope, v, out=out, **options)
 
     sequences = [
-        Sequence(q[i], *(_meant(options, of, i, meant[of][i, :n]) for of in "kv"), i, i)
+        Sequence(meant["q"][i], *(_meant(options, of, i, meant[of][i, :n]) for of in "kv"), i, i)
         for i, n in enumerate(lengths)
     ]
     return Call(variant, problem, launch, sequences, NO_ROWS, options.get("learnable_sink"))
@@ -145,7 +148,9 @@ def _ragged_call(variant, problem, device, place, k, v, each_k, each_v, options)
     options |= dict(
         cu_seqlens_q=draw.int32(starts, device), max_seqlen_q=max(max(problem.queries), 1)
     )
-    given, nope = _split(variant, q, k, options)
+    (given, nope), meant_q = _split(variant, q, k, options), q
+    if variant.of_blocks:
+        options["q_descale"], meant_q = draw.of_blocks(q)
 
     def launch():
         return flash_attn_varlen_func(given, nope, v, out=_out(variant, q, CANARY), **options)
@@ -153,7 +158,7 @@ def _ragged_call(variant, problem, device, place, k, v, each_k, each_v, options)
     sequences = []
     for i, rows in enumerate(map(slice, starts, starts[1:])):
         meant = (_meant(options, of, i, each[i]) for of, each in (("k", each_k), ("v", each_v)))
-        sequences.append(Sequence(q[rows], *meant, rows, (slice(None), rows)))
+        sequences.append(Sequence(meant_q[rows], *meant, rows, (slice(None), rows)))
     spare = slice(starts[-1], None)
     return Call(variant, problem, launch, sequences, spare, options.get("learnable_sink"))
 
@@ -181,6 +186,12 @@ def _paged(variant: Variant, problem: Problem, device: str, place) -> Call:
         for of, own in zip("kv", scaled, strict=True):
             scales = [scale for scale, _ in own]
             options[f"{of}_descale"] = draw.in_pages(scales, variant.page_size, order, math.nan)
+    if variant.of_blocks:
+        scaled = [draw.of_blocks(rows) for rows in each[0]]
+        each = [[rows for _, rows in scaled], each[1]]
+        scales = [scale.view(torch.uint8) for scale, _ in scaled]
+        stored = draw.in_pages(scales, variant.page_size, order, draw.NO_NUMBER)
+        options["k_descale"] = stored.view(torch.float8_e8m0fnu)
     if variant.heads_first:
         options["kv_layout"] = "HND"
     return _ragged_call(variant, problem, device, place, *pools, *each, options)

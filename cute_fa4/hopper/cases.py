@@ -101,6 +101,8 @@ VARIANTS = (
     Variant(dtype="e4m3", of_tokens=True),
     Variant(dtype="e4m3", of_tokens=True, keys="pages", page_size=16, sink=True),
     decode(dtype="e4m3", of_tokens=True, page_size=64),
+    *(Variant(dtype="e4m3", of_blocks=True, causal=causal) for causal in (False, True)),
+    Variant(64, "e4m3", of_blocks=True, keys="pages", page_size=16, sink=True),
 )  # fmt: skip
 
 

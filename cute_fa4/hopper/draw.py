@@ -42,6 +42,17 @@ def of_tokens(rows):
     return scale, rows.double() * scale.double()[..., None]
 
 
+COLUMNS_OF_A_SCALE = 32
+
+
+def of_blocks(rows):
+    """(e8m0, 2^-3 to 2^1, for each 32 columns, the rows times it)."""
+    sizes = (*rows.shape[:-1], rows.shape[-1] // COLUMNS_OF_A_SCALE)
+    power = torch.randint(-3, 2, sizes, device=rows.device)
+    meant = rows.double() * (2.0**power).repeat_interleave(COLUMNS_OF_A_SCALE, -1)
+    return (power + 127).to(torch.uint8).view(torch.float8_e8m0fnu), meant
+
+
 def starts(numbers) -> list[int]:
     """
     >>> starts((5, 0, 7))
@@ -91,7 +102,7 @@ def in_pages(rows, size: int, order, filler):
 
 
 NO_NUMBER = 255
-"""Byte of a latent row that is NaN as e4m3, four of them as a float32 scale, two as bf16."""
+"""Byte that is NaN as e4m3 and e8m0, four of them as a float32 scale, two as bf16."""
 
 
 def latent_pool(variant: Variant, problem: Problem, device: str, order):

@@ -14,6 +14,9 @@ FUNCTIONS = """
 .extern .func (.param .b64 r) cute_fa4_lane(.param .b32 taddr, .param .b32 last, .param .b32 shape);
 .extern .func cute_fa4_mma(.param .b32 d, .param .b64 a, .param .b64 b, .param .b32 idesc, .param .b32 accumulate,
                            .param .b32 mode);
+.extern .func cute_fa4_scaled_mma(.param .b32 d, .param .b64 a, .param .b64 b, .param .b32 idesc,
+                                  .param .b32 accumulate, .param .b32 mode, .param .b32 a_scales, .param .b32 b_scales);
+.extern .func cute_fa4_copy_scales(.param .b32 taddr, .param .b64 source);
 .extern .func cute_fa4_all_lanes(.param .b32 disabled);
 .extern .func cute_fa4_commit(.param .b32 barrier, .param .b32 ctas);
 .extern .func cute_fa4_try_cancel(.param .b32 answer, .param .b32 barrier, .param .b32 multicast);
@@ -99,11 +102,7 @@ def mma(token: Token, wide: bool) -> str:
     """wide: all lanes of the warp reach it, and share its work."""
     opcode, operands = token.opcode, list(token.operands)
     kind = next((k for k in KINDS if k in opcode.split(".")), None)
-    if (
-        kind is None
-        or opcode.startswith(("tcgen05.mma.ws", "tcgen05.mma.sp"))
-        or "block_scale" in opcode
-    ):
+    if kind is None or opcode.startswith(("tcgen05.mma.ws", "tcgen05.mma.sp")):
         refuse(token)
     if len(operands) == 6 and operands[4].startswith("{"):
         disabled = elements(operands.pop(4))
@@ -123,12 +122,55 @@ def mma(token: Token, wide: bool) -> str:
         body += [address_of(a, "tc_t"), "cvt.u64.u32 tc_a, tc_t;"]
     else:
         body += [f"mov.b64 tc_a, {a};"]
-    constant = re.fullmatch(r"-?\d+", accumulate)
     body += [
-        f"mov.b32 tc_e, {int(int(accumulate) != 0)};" if constant else f"selp.b32 tc_e, 1, 0, {accumulate};",
+        _accumulates(accumulate),
         call("mma", ("b32", "tc_d"), ("b64", "tc_a"), ("b64", b), ("b32", idesc), ("b32", "tc_e"), ("b32", mode)),
     ]  # fmt: skip
     return block("" if wide else token.guard, *body)
+
+
+def _accumulates(operand: str) -> str:
+    """tc_e: whether D is added to."""
+    if re.fullmatch(r"-?\d+", operand):
+        return f"mov.b32 tc_e, {int(int(operand) != 0)};"
+    return f"selp.b32 tc_e, 1, 0, {operand};"
+
+
+SCALED = re.compile(
+    r"tcgen05\.mma\.cta_group::1\.kind::mxf8f6f4\.block_scale(\.(scale_vec::1X|block32))?"
+)
+
+
+def scaled_mma(token: Token, wide: bool) -> str:
+    """Of operands with a scale for each 32 numbers, of one CTA; others are refused. wide: as of mma."""
+    if not SCALED.fullmatch(token.opcode) or len(token.operands) != 7:
+        refuse(token)
+    d, a, b, idesc, *scales, accumulate = token.operands
+    return block(
+        "" if wide else token.guard,
+        ".reg .b32 tc_d, tc_e, tc_a, tc_b;",
+        address_of(d, "tc_d"),
+        *map(address_of, scales, ("tc_a", "tc_b")),
+        _accumulates(accumulate),
+        call(
+            "scaled_mma",
+            *(("b32", "tc_d"), ("b64", a), ("b64", b), ("b32", idesc), ("b32", "tc_e")),
+            *(("b32", 1 | WARP_WIDE * wide), ("b32", "tc_a"), ("b32", "tc_b")),
+        ),
+    )
+
+
+def copy_scales(token: Token) -> str:
+    """tcgen05.cp of the lines that block-scaled products read; other shapes are refused."""
+    if token.opcode != "tcgen05.cp.cta_group::1.32x128b.warpx4":
+        refuse(token)
+    address, source = token.operands
+    return block(
+        token.guard,
+        ".reg .b32 tc_a;",
+        address_of(address, "tc_a"),
+        call("copy_scales", ("b32", "tc_a"), ("b64", source)),
+    )
 
 
 def commit(token: Token) -> str:

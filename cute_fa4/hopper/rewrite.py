@@ -147,6 +147,7 @@ class _Rewriter:
             ("tcgen05.ld", "", in_software.load),
             ("tcgen05.st", "", in_software.store),
             ("tcgen05.mma", "", self._mma),
+            ("tcgen05.cp", "", in_software.copy_scales),
             ("tcgen05.commit", "", in_software.commit),
             ("tcgen05.", "", refuse),
             ("clusterlaunchcontrol.try_cancel", "", in_software.try_cancel),
@@ -162,7 +163,8 @@ class _Rewriter:
         )
 
     def _mma(self, token: Token) -> str:
-        return in_software.mma(token, wide=token.guard in self._elected)
+        rule = in_software.scaled_mma if "block_scale" in token.opcode else in_software.mma
+        return rule(token, wide=token.guard in self._elected)
 
     def _bulk_load(self, token: Token) -> str | None:
         """A load for a pair may signal the barrier of the other CTA, which Hopper's TMA cannot."""

@@ -198,15 +198,30 @@ __device__ __forceinline__ int lane_of(int row, int rows, int group, int half, u
   return rows == 128 ? row : group == 2 ? row + 64 * half : row / 16 * 32 + row % 16 + first;
 }
 
+// First columns of the scales (e8m0) of A and B: row r has its byte in lane r % 32, column r / 32.
+struct Scales {
+  uint32_t a, b;
+};
+
+// 2^(byte - 127), exact also where float32 has no normal number; byte 255 is NaN.
+__device__ __forceinline__ float scale_of(volatile uint32_t *T, uint32_t first, int row, uint32_t byte) {
+  const uint32_t code = T[(first + row / 32) * kLanes + row % 32] >> 8 * byte & 255;
+  return code == 255 ? __uint_as_float(0x7fffffff) : __uint_as_float(code ? code << 23 : 1u << 22);
+}
+
 // D (rows x N) (+)= A (rows x 32 bytes) B (N x 32 bytes), two rows at a time, eight columns at a time.
-template <int BYTES>
-__device__ __noinline__ void product(uint32_t d, uint64_t a, uint64_t b, uint32_t idesc, bool accumulate, uint32_t mode) {
+template <int BYTES, bool SCALED = false>
+__device__ __noinline__ void product(uint32_t d, uint64_t a, uint64_t b, uint32_t idesc, bool accumulate, uint32_t mode,
+                                     Scales scales = {}) {
   constexpr int K = 32 / BYTES, PER = 16 / BYTES, R = BYTES == 1 ? 1 : 2;
   const int group = mode & 15, N = (idesc >> 17 & 63) * 8, M = (idesc >> 24 & 31) * 16, rows = M / group;
   const uint32_t a_format = idesc >> 7 & 7, b_format = idesc >> 10 & 7, column = d & 0xffff;
   const float sign = (idesc >> 13 & 1) ^ (idesc >> 14 & 1) ? -1.f : 1.f;
   const bool a_mn = idesc >> 15 & 1, b_mn = idesc >> 16 & 1, a_in_tmem = mode >> 9 & 1, wide = mode >> 8 & 1;
-  if ((idesc >> 4 & 3) != 1 || idesc & 4) fail("tcgen05.mma: D is not float32, or A is sparse; idesc", idesc, 0);
+  const uint32_t a_byte = idesc >> 29 & 3, b_byte = idesc >> 4 & 3;  // of scales
+  if (SCALED && (idesc & 7 || !(idesc >> 23 & 1) || b_mn || rows != 128)) fail("tcgen05.mma with scales: not supported; idesc", idesc, group);
+  if (SCALED && (scales.a + rows / 32 > kColumns || scales.b + (N + 31) / 32 > kColumns)) fail("tcgen05.mma: scales beyond tensor memory", scales.a, scales.b);
+  if (!SCALED && ((idesc >> 4 & 3) != 1 || idesc & 4)) fail("tcgen05.mma: D is not float32, or A is sparse; idesc", idesc, 0);
   if (rows != 128 && (rows != 64 || a_in_tmem)) fail("tcgen05.mma: M is not supported", M, group);
   const bool stacked = rows == 64 && group == 2;  // both halves of N in the same columns
   if ((d >> 16 && !(rows == 64 && group == 1 && d >> 16 == 16)) || column + (stacked ? N / 2 : N) > kColumns || N == 0) fail("tcgen05.mma: D beyond tensor memory", d, N);
@@ -246,6 +261,11 @@ __device__ __noinline__ void product(uint32_t d, uint64_t a, uint64_t b, uint32_
           }
         }
       }
+      if constexpr (SCALED)
+        for (int r = 0; r < R; r++) {
+          const float scale = scale_of(T, scales.a, row + r * (rows / R), a_byte);
+          for (int k = 0; k < K; k++) x[r][k] *= scale;
+        }
       for (int half = 0; half < group; half++) {
         Operand<BYTES> B(b, b_mn, group == 2 ? half : -1);
         for (int n = 0; n < half_n; n += 8) {
@@ -258,17 +278,21 @@ __device__ __noinline__ void product(uint32_t d, uint64_t a, uint64_t b, uint32_
               sum[r][u] = accumulate ? __uint_as_float(D[u * kLanes + lane_of(row + r * (rows / R), rows, group, half, d >> 16)]) : 0.f;
           if (!b_mn) {
 #pragma unroll
-            for (int u = 0; u < 8; u++)
+            for (int u = 0; u < 8; u++) {
+              float scale = 1.f;
+              if constexpr (SCALED) scale = scale_of(T, scales.b, half * half_n + n + u, b_byte);
 #pragma unroll
               for (int j = 0; j < 2; j++) {
                 Chunk c = B.chunk(n + u, j * PER);
 #pragma unroll
                 for (int i = 0; i < PER; i++) {
                   float y = element<BYTES>(c, i, b_format);
+                  if constexpr (SCALED) y *= scale;
 #pragma unroll
                   for (int r = 0; r < R; r++) sum[r][u] = __fmaf_rn(x[r][j * PER + i], y, sum[r][u]);
                 }
               }
+            }
           } else {
 #pragma unroll
             for (int k = 0; k < K; k++)
@@ -309,6 +333,30 @@ EXPORT void cute_fa4_mma(uint32_t d, uint64_t a, uint64_t b, uint32_t idesc, uin
   }
   fence();
   if (wide) __syncwarp();
+}
+
+// The same of operands with a scale for each 32 of their numbers (mxf8f6f4).
+EXPORT void cute_fa4_scaled_mma(uint32_t d, uint64_t a, uint64_t b, uint32_t idesc, uint32_t accumulate, uint32_t mode,
+                                uint32_t a_scales, uint32_t b_scales) {
+  const bool wide = mode >> 8 & 1;
+  if (wide) __syncwarp();
+  fence();
+  product<1, true>(d, a, b, idesc, accumulate, mode, {a_scales & 0x3fffffff, b_scales & 0x3fffffff});
+  fence();
+  if (wide) __syncwarp();
+}
+
+// tcgen05.cp.32x128b.warpx4: 32 lines of 16 bytes to four columns, the same in each quarter of the lanes.
+EXPORT void cute_fa4_copy_scales(uint32_t taddr, uint64_t source) {
+  volatile uint32_t *T = tensor_memory(-1);
+  if (taddr >> 16 || taddr + 4 > kColumns) fail("tcgen05.cp beyond tensor memory", taddr, 4);
+  const Operand<1> lines(source, false, -1);
+  for (int line = 0; line < 32; line++) {
+    const Chunk c = lines.chunk(line, 0);
+    for (int quarter = 0; quarter < 4; quarter++)
+      for (int w = 0; w < 4; w++) T[(taddr + w) * kLanes + 32 * quarter + line] = c.word[w];
+  }
+  fence();
 }
 
 // The lanes of D that an MMA is told to leave alone: none.

@@ -30,7 +30,9 @@ class Variant:
     cache   dtype of K and V where it is not Q's, for calls of few rows, which widen it; with scales between 0.5 and 2
             of each sequence and key head. "rows": a latent cache of 656 bytes a row
     of_tokens   K and V of 8 bits, dense or in pages, have a scale for each token and head
-    rope    last columns of K that all heads share, passed as k_rope, 0 for none; rope_dtype where it is not K's
+    of_blocks   Q and K of 8 bits have a scale, e8m0, for each 32 columns (MXFP8)
+    rope    last columns of K that all heads share, passed as k_rope, 0 for none; rope_dtype where it is not K's: of 16
+            bits beside 8 Q's are passed as q_rope
     out     dtype of the output where it is not the one of OUT_DTYPES; with o_scale
     listed  of a latent cache: keys that each query lists as `indices`, 0 for none
     """
@@ -58,6 +60,7 @@ class Variant:
     rope: int = 0
     rope_dtype: str = ""
     of_tokens: bool = False
+    of_blocks: bool = False
 
     def dtype_of(self, of: str) -> torch.dtype:
         """Of "q", "k", "v" or "out"."""
@@ -93,7 +96,7 @@ class Variant:
         parts += [" ".join(("K rope of", str(self.rope), self.rope_dtype)).strip()] * bool(
             self.rope
         )
-        parts += ["scales of tokens"] * self.of_tokens
+        parts += ["scales of tokens"] * self.of_tokens + ["scales of blocks"] * self.of_blocks
         parts += [f"{self.cache} cache"] * bool(self.cache) + [f"{self.out} out"] * bool(self.out)
         parts += [f"{self.listed} listed keys"] * bool(self.listed)
         return ", ".join(["pairs"] * self.pair + ["decode"] * self.decode + parts)

@@ -29,7 +29,7 @@ def row():
 
 
 # Between them: packed queries, pages, lengths, a window, chunks, sinks, a soft cap, scales of 8 bits, listed keys,
-# rows of 656 bytes, columns of K that heads share.
+# rows of 656 bytes, columns of K that heads share, those of 16 bits beside 8, scales of blocks.
 @pytest.mark.parametrize(
     "variant, problem",
     [
@@ -42,6 +42,8 @@ def row():
         (latent(cache="rows"), dense(2, 1, 70, 16)),
         (Variant(64, "e4m3", of_tokens=True, keys="pages", page_size=16), Problem((5, 3), (9, 40))),
         (Variant(96, head_dim_v=64, rope=32, keys="pages", page_size=16), Problem((5, 3), (9, 40))),
+        (Variant(64, "e4m3", of_blocks=True, keys="pages", page_size=16), Problem((5, 3), (9, 40))),
+        (Variant(192, "e4m3", head_dim_v=128, rope=64, rope_dtype="bf16"), dense(1, 9, 20)),
     ],
     ids=lambda value: value.title,
 )  # fmt: skip

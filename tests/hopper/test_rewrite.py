@@ -27,6 +27,9 @@ tcgen05.ld.sync.aligned.16x256b.x1.b32 {%r1, %r2, %r3, %r4}, [%r5];
 @%p1 tcgen05.mma.cta_group::1.kind::f16 [%r1], %rd1, %rd2, 0x8200490, 1;
 tcgen05.mma.cta_group::1.kind::f16 [%r1], [%r2], %rd2, %r3, %p2;
 tcgen05.mma.cta_group::2.kind::f8f6f4.collector::a::discard [%r1], %rd1, %rd2, %r3, {%r4, %r5}, %p2;
+tcgen05.mma.cta_group::1.kind::mxf8f6f4.block_scale [%r1], %rd1, %rd2, 0x8900010, [%r4], [%r5], 1;
+@%p1 tcgen05.mma.cta_group::1.kind::mxf8f6f4.block_scale.scale_vec::1X [%r1], %rd1, %rd2, %r3, [%r4+4], [%r5], %p2;
+@%p1 tcgen05.cp.cta_group::1.32x128b.warpx4 [%r1], %rd1;
 tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r1];
 tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 [%r1], %rs1;
 clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b128 [dyn], [dyn+16];
@@ -95,7 +98,8 @@ def test_a_load_for_a_pair_needs_scratch_at_the_end_of_shared_memory():
     [
         "tcgen05.ld.sync.aligned.16x32bx2.x1.b32 {%r1}, [%r5], 16;",
         "tcgen05.ld.sync.aligned.32x32b.x2.pack::16b.b32 {%r1, %r2}, [%r5];",
-        "tcgen05.mma.cta_group::1.kind::mxf8f6f4.block_scale [%r1], %rd1, %rd2, %r3, [%r4], [%r5], %p1;",
+        "tcgen05.mma.cta_group::1.kind::mxf4.block_scale [%r1], %rd1, %rd2, %r3, [%r4], [%r5], %p1;",
+        "tcgen05.mma.cta_group::2.kind::mxf8f6f4.block_scale [%r1], %rd1, %rd2, %r3, [%r4], [%r5], %p1;",
         "tcgen05.mma.ws.cta_group::1.kind::f16 [%r1], %rd1, %rd2, %r3, %p1;",
         "tcgen05.cp.cta_group::1.128x256b [%r1], %rd1;",
         "cp.async.bulk.tensor.2d.global.shared::cta.tile::scatter4.bulk_group "

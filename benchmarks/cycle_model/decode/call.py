@@ -38,6 +38,7 @@ def call_of(problem: DecodeProblem, num_splits: int = 0) -> Call:
     from cute_fa4 import masks
     from cute_fa4.calls.attention import config_of
     from cute_fa4.calls.request import Options, Where
+    from cute_fa4.calls.scales import checked_scales
     from cute_fa4.calls.split import Clustered, Shared, Split, split_of
     from cute_fa4.sm100.choose_config import LATENT_DEPTHS, split_configs
     from cute_fa4.system.devices import target_of
@@ -62,7 +63,8 @@ def call_of(problem: DecodeProblem, num_splits: int = 0) -> Call:
     mask = masks.causal() if problem.seqlen_q > 1 else masks.window(None, None)
     scales = None
     if problem.latent and problem.dtype == "e4m3":
-        scales = (*(tensor(1, dtype=torch.float32) for _ in "qkv"), None)
+        given = (*(tensor(1, dtype=torch.float32) for _ in "qkv"), None)
+        scales = checked_scales(given, q, k, batch)
     options = Options(
         1.0, mask, None, None, (), None, None, num_splits=num_splits, latent=problem.latent,
         scales=scales,

@@ -36,7 +36,7 @@ class SM100MHAMX(SM100Kernel):
     @cute.jit
     def roles(self, args: KernelArgs, cta: CTA, warp):
         dispatch.run(self.cfg, Crossed(), args, cta, warp)
-        if warp == self.cfg.schedule.warps.scales.start:
+        if warp == self.cfg.warps.scales.start:
             scales.run(self.cfg, args, cta.smem, cta.events, cta.queue)
 
 

@@ -84,7 +84,7 @@ class BlockScaled(TwoTiles):
 @lru_cache(maxsize=1024)
 def layout(schedule: BlockScaled, tiles: Tiles) -> tuple[BarrierTable, TwoTilesSmem]:
     """Barriers and shared memory decide each other's size: the ring gets what a kernel without slots leaves."""
-    warps = schedule.warps
+    warps = schedule.warps_of(tiles.problem)
     of_the_order = order_of(tiles).barriers(warps)
     ring = SCALE_SLOTS * ENTRY_BYTES
     empty = barriers.table(tiles, warps, 0, of_the_order)

@@ -329,8 +329,19 @@ class Warp:
             if wait is None:
                 return True
             if wait.required:
-                if wait.required & self.live & ~group.mask == 0:
+                if wait.required & self.live & ~self._met(group.pc) == 0:
                     return True
             elif wait.timed_out or wait.ready():
                 return True
         return False
+
+    def _met(self, pc):
+        """Lanes of all groups that wait for each other at an instruction; the next slice merges them.
+
+        Lanes that come around a loop meet the others behind them, which may end a slice before they are one group.
+        """
+        met = 0
+        for group in self.groups:
+            if group.pc == pc and group.wait is not None and group.wait.required:
+                met |= group.mask
+        return met

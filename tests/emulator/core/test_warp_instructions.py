@@ -38,6 +38,28 @@ def test_lanes_leave_a_loop_one_after_the_other():
     assert (out == LANES * (LANES + 1) // 2).all()
 
 
+@pytest.mark.parametrize("seed", [8, 9])  # a slice ends with the elect of lane 0
+def test_lanes_that_come_around_a_loop_meet_those_that_wait_ahead(seed):
+    """Lane 0 comes back from behind the loop; slices of a few instructions end where it meets the others."""
+    out = run_lanes(
+        """
+        mov.b32 %r1, 0;
+        LOOP: elect.sync %r2|%p2, -1;
+        @%p2 bra MORE;
+        BACK: add.s32 %r1, %r1, 1;
+        setp.lt.u32 %p1, %r1, 8;
+        @%p1 bra LOOP;
+        bra.uni END;
+        MORE: add.s32 %r3, %r1, 1;
+        bra.uni BACK;
+        END:
+        """,
+        mode="random",
+        seed=seed,
+    )
+    assert (out == 8).all()
+
+
 def test_exited_lanes_store_nothing():
     out = np.full(32, 7, np.uint32)
     run_ptx("mov.u32 %r1, %laneid; setp.ge.u32 %p1, %r1, 5; @%p1 ret;" + store("%r1"), out)

@@ -10,6 +10,7 @@ import torch
 from cute_fa4 import masks
 from cute_fa4.calls import repeat
 from cute_fa4.reference import allowed_error, attention_float64, max_error
+from cute_fa4.system import devices
 from tests.attention.agreement import Schedule, attention
 from tests.serving.batches import (
     FP8,
@@ -87,6 +88,15 @@ def test_eight_bits_are_those_of_ctas_alone(monkeypatch, dtype, depth, depth_v):
     repeat.clear()
     alone = called_with_scales(batch)
     assert torch.equal(of_pairs[0], alone[0]) and torch.equal(of_pairs[1], alone[1])
+
+
+@pytest.mark.sweep
+def test_eight_bits_for_a_b300(monkeypatch):
+    """Powers are exact there, and a tile's maximum comes with its scores."""
+    monkeypatch.setattr(devices, "EMULATED_ARCH", "sm_103a")
+    batch = of_eight_bits(E4M3, 128, 128)
+    out, lse, scales = called_with_scales(batch, "hostile")
+    assert_agrees(batch, out, lse, visible=CAUSAL[1], scales=scales)
 
 
 def of_eight_bits(dtype, depth, depth_v) -> Batch:

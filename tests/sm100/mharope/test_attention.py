@@ -93,7 +93,7 @@ def test_a_call_agrees_with_the_definition(name):
 def test_the_order_of_warps_does_not_matter(arch, mode, seed, monkeypatch):
     monkeypatch.setattr(devices, "EMULATED_ARCH", arch)
     repeat.clear()
-    batch, results = found("packed, pages of 48", mode=mode, seed=seed)
+    batch, results = found("packed, pages of 48, scales", mode=mode, seed=seed)
     assert_agrees(batch, *results, visible=causal)
     repeat.clear()
 

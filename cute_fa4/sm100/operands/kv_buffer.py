@@ -281,7 +281,7 @@ def gather_chunks(
     line_bytes: of a row of a chunk, as wide as the map's box
     """
     here = found.in_map(tma.of_heads.per_row, kv_head * tma.of_heads.per_head)
-    for p in cutlass.range(rows // ROWS, unroll=1):
+    for p in cutlass.range(rows // ROWS, unroll=4):
         copies.gather_rows(
             tma.boxes,
             address + p * (ROWS * line_bytes),

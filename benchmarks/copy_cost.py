@@ -3,10 +3,10 @@
     python benchmarks/copy_cost.py [--head-dim 128] [--docs]
 
 Those of a K and a V tile of 128 keys in the middle of a sequence, from the difference of six and four key tiles: the
-emulator counts the copies and tells the path of the load warp through the machine code, whose control codes say how
-many cycles after an instruction the next one may issue. What an instruction waits for another's result is left out, and
-so is what a copy costs the TMA unit besides its bytes, for which no figure is published. --docs writes the table of
-docs/serving.md.
+emulator counts the copies, those of V too where another warp issues them, and tells the path of the load warp through
+the machine code, whose control codes say how many cycles after an instruction the next one may issue. What an
+instruction waits for another's result is left out, and so is what a copy costs the TMA unit besides its bytes, for
+which no figure is published. --docs writes the table of docs/serving.md.
 """
 
 from __future__ import annotations
@@ -46,15 +46,16 @@ def cost_of(head_dim: int, page_size: int) -> Cost:
     works = [workload(variant, tiles) for tiles in TILES]
     kernel = traced(variant, works)
     aligned = AlignedKernel.of(kernel)
-    paths = [aligned.runs[work][0][0, _load_warp()] for work in works]
+    load, values = _loading_warps()
 
-    def a_tile(of) -> float:
-        few, many = map(of, paths)
+    def a_tile(of, warp=load) -> float:
+        few, many = (of(aligned.runs[work][0][0, warp]) for work in works)
         return (many - few) / (TILES[1] - TILES[0])
 
-    copies = round(
-        a_tile(lambda path: sum(step.instruction.name.startswith("UTMALDG") for step in path))
-    )
+    def copies_in(path) -> int:
+        return sum(step.instruction.name.startswith("UTMALDG") for step in path)
+
+    copies = round(sum(a_tile(copies_in, warp) for warp in (load, values)))
     return Cost(
         page_size,
         copies,
@@ -64,10 +65,12 @@ def cost_of(head_dim: int, page_size: int) -> Cost:
     )
 
 
-def _load_warp() -> int:
+def _loading_warps() -> tuple[int, int]:
+    """The load warp, and the one that copies V where rows are gathered and is idle elsewhere."""
     from cute_fa4.sm100.warp_roles import WarpRoles
 
-    return WarpRoles().load.start
+    warps = WarpRoles().with_values()
+    return warps.load.start, warps.values.start
 
 
 def _padded(head_dim: int) -> int:

@@ -22,7 +22,11 @@ from tests.serving.batches import (
     run,
 )
 
-PAGE_SIZES = [8, 16, 32, 64, 128, 256, 512]
+# The least page, a part of a tile, a tile, several; the others divide a tile, or are divided by it, as these do.
+PAGE_SIZES = [
+    *(8, 32, 128, 512),
+    *(pytest.param(size, marks=pytest.mark.sweep) for size in (16, 64, 256)),
+]
 
 
 def lengths(page_size: int) -> list[int]:

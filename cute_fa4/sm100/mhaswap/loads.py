@@ -15,7 +15,6 @@ from cutlass import Boolean, Int32
 from ..kernel_args import Events, KernelArgs, Smem
 from ..operands.kv_buffer import KVBuffer, KVBufferConfig
 from ..roles.order import Order
-from ..roles.values import copies_of_v
 from ..steps import loads
 from ..sync.pipelines import Slot, TMAProducerPipeline
 from ..work.tile import Work
@@ -45,7 +44,7 @@ def load_tile(
     if n == work.tiles.first:
         events.q_free.wait(0, q_phase ^ 1)
         loads.load_q(cfg, args, smem, events, work, 0)
-    return copies_of_v(cfg)(cfg, v, kv, work, at, of_v)
+    return loads.load_v(cfg, v, kv, work, at, of_v)
 
 
 @cute.jit
@@ -67,7 +66,23 @@ def start(
     return at, started
 
 
-class EarlyOrder(Order):
+class GuessingOrder(Order):
+    """Pages of the first turn are looked up beside the length; copies as in roles/load.py.
+
+    Beside a warp that copies V (roles/values.py): it hears of a work tile before the 1,500 cycles of K's gathers, and
+    Q, which is not gathered, comes ahead of them.
+    """
+
+    def guess(self, cfg, args, block):
+        return loads.guess(cfg, args, block)
+
+    def first_entries(self, cfg, args, work, guessed):
+        if guessed is None:
+            return loads.look_up(cfg, args, work, work.tiles.first)
+        return loads.look_up_guessed(cfg, args, work, guessed)
+
+
+class EarlyOrder(GuessingOrder):
     """Loads of few rows."""
 
     load_tile = staticmethod(load_tile)
@@ -80,30 +95,10 @@ class EarlyOrder(Order):
     def none_started(self):
         return Boolean(False)
 
-    def guess(self, cfg, args, block):
-        return loads.guess(cfg, args, block)
 
-    def first_entries(self, cfg, args, work, guessed):
-        if guessed is None:
-            return loads.look_up(cfg, args, work, work.tiles.first)
-        return loads.look_up_guessed(cfg, args, work, guessed)
+EARLY, BESIDE_VALUES = EarlyOrder(), GuessingOrder()
 
 
-class BesideValues(EarlyOrder):
-    """Beside a warp that copies V (roles/values.py): it hears of a work tile before K's gathers, 1,500 cycles."""
-
-    starts_early = False
-
-    def told(self, started):
-        return (Boolean(False),)
-
-    def none_started(self):
-        return None
-
-
-EARLY, BESIDE_VALUES = EarlyOrder(), BesideValues()
-
-
-def order_of(cfg) -> EarlyOrder:
+def order_of(cfg) -> GuessingOrder:
     """What the load warp does first in this configuration."""
     return BESIDE_VALUES if cfg.warps.values else EARLY

@@ -70,24 +70,30 @@ def look_up_keys(cfg, args: KernelArgs, work: Work, n):
     )
 
 
-def guess(cfg, args: KernelArgs, block) -> Int32 | None:
+def guess(cfg, args: KernelArgs, block) -> Int32 | tuple | None:
     """The page table's entries for the first turn of a CTA whose sequence has keys there, before its length is known.
 
     None where that cannot be said. Entries beyond the sequence may be among them: nothing is made of those.
     """
     of_block = not (cfg.share_keys or cfg.split_keys or cfg.q_layout == "packed")
-    if not of_block or cfg.kv_layout != "paged" or cfg.tiles.gathers_rows or cfg.cache_batch_idx:
+    if not of_block or cfg.kv_layout != "paged" or cfg.cache_leftpad or cfg.cache_batch_idx:
         return None
     batch = tile_order.work_tile(cfg, block // cfg.cluster_parts, args.order).batch
     first_key = blocks.key_tile(cfg, Int32(0)) * cfg.tiles.BN
     room = Int32(args.page_table.shape[1]) * cfg.page_size
+    if cfg.tiles.gathers_rows:
+        return gathered_rows.look_up(
+            cfg.tiles.BN, cfg.page_size, False, args.page_table, batch, first_key, room
+        )
     return paged_rows.look_up_at_once(
         cfg.tiles.BN, cfg.page_size, args.page_table, batch, first_key, room
     )
 
 
 @cute.jit
-def look_up_guessed(cfg: cutlass.Constexpr, args: KernelArgs, work: Work, entries: Int32) -> Int32:
+def look_up_guessed(
+    cfg: cutlass.Constexpr, args: KernelArgs, work: Work, entries: Int32 | tuple
+) -> Int32 | tuple:
     """The entries for the first turn of a work tile, of which guess may have found those already."""
     if work.tiles.first != 0:
         entries = look_up(cfg, args, work, work.tiles.first)

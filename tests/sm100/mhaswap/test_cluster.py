@@ -61,24 +61,35 @@ def window(p, j):
 
 # Rows of nobody, a sequence without queries: no CTA of its cluster has work. 32 rows, padded heads. Of 2,100 keys those
 # from tile 11 on are seen, of 700 and less all.
-WINDOW = [3, 0, 1, 4], [700, 300, 0, 2100], (7, 1), 64, dense_q, torch.linspace(-2, 2, 7), window
+WINDOW = (
+    [3, 0, 1, 4],
+    [700, 300, 0, 2100],
+    (7, 1),
+    64,
+    dense_q,
+    torch.linspace(-2, 2, 7),
+    window,
+    16,
+)
 
 
 @pytest.mark.parametrize(
-    "queries, keys, heads, depth, store, sink, visible",
+    "queries, keys, heads, depth, store, sink, visible, page",
     [
-        ([1] * 6, [0, 1, 127, 128, 129, 5000], (8, 1), 128, packed_q, None, causal),
+        ([1] * 6, [0, 1, 127, 128, 129, 5000], (8, 1), 128, packed_q, None, causal, 16),
+        # Rows that are gathered, whose pages are guessed too; V comes by a warp of its own, which meets the cluster.
+        ([1] * 6, [0, 1, 127, 128, 129, 1500], (8, 1), 64, dense_q, None, causal, 3),
         WINDOW,
     ],
 )
 def test_parts_merge_to_attention_over_all_keys(
-    chosen, queries, keys, heads, depth, store, sink, visible
+    chosen, queries, keys, heads, depth, store, sink, visible, page
 ):
     """What a CTA has not written is an error of its reader: shared memory begins unwritten, tensor memory as NaN."""
     batch = Batch.draw(queries, keys, heads=heads, depth=depth)
     more = {} if sink is None else dict(learnable_sink=sink)
     more |= dict(window_size=(600, None)) if visible is window else {}
-    storages = store(batch), paged_kv(batch, 16)
+    storages = store(batch), paged_kv(batch, page)
     out, lse = run(*storages, causal=True, num_splits=0, **more)
     assert_agrees(batch, out, lse, visible=visible, sink=sink)
     again = run(*storages, causal=True, num_splits=0, mode="hostile", **more)

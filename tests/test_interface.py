@@ -291,7 +291,7 @@ def test_the_parameters_have_the_names_of_flash_attn_4():
     ours = [
         *("mask", "key_limit"),  # behind window_size, which they complete
         *("tokens_per_split", "workspace"),  # behind num_splits
-        "k_rope",
+        *("k_rope", "q_rope", "k_rope_descale"),
         *("q_descale", "k_descale", "v_descale", "o_scale"),  # private there
         "out",
     ]

@@ -74,21 +74,27 @@ def load_q(cfg, args: KernelArgs, smem: LatentPairShared, events: Events, work: 
     )
 
 
-def load_unit(cfg, args: KernelArgs, address, mbarrier, found, first_key, first_column, columns):
-    """Keys [first_key, first_key + 64) of a tile that was found, and so many columns."""
+def rows_of_unit(cfg, found, first_key):
+    """Of a tile that was found, where keys [first_key, first_key + 64) lie: gathered rows, or the place of each box."""
+    tiles = cfg.tiles
+    if tiles.gathers_rows:
+        return gathered_rows.from_row(found, first_key)
+    boxes = paged_rows.box_rows(tiles.BN, cfg.page_size)
+    rows = paged_rows.rows_within(found, first_key, UNIT_KEYS, boxes, tiles.k_box_rows)
+    return [clipped_load(*rows.box(p), Int32(KV_HEAD)) for p in range(rows.boxes)]
+
+
+def load_unit(cfg, args: KernelArgs, address, mbarrier, rows, first_column, columns):
+    """Rows of rows_of_unit, and so many columns."""
     tiles, dtype = cfg.tiles, DTYPES[cfg.qkv_dtype]
     chunks = -(-columns // tiles.swizzle_granule)
     if tiles.gathers_rows:
-        rows, head = gathered_rows.from_row(found, first_key), Int32(KV_HEAD)
         gather_chunks(
-            UNIT_KEYS, args.k, address, mbarrier, rows, head, first_column, chunks, CTAS
-        )  # fmt: skip
+            *(UNIT_KEYS, args.k, address, mbarrier, rows, Int32(KV_HEAD), first_column),
+            *(chunks, CTAS),
+        )
         return
-    rows = paged_rows.rows_within(
-        found, first_key, UNIT_KEYS, paged_rows.box_rows(tiles.BN, cfg.page_size), tiles.k_box_rows
-    )
-    for p in range(rows.boxes):
-        place, further = clipped_load(*rows.box(p), Int32(KV_HEAD))
+    for p, (place, further) in enumerate(rows):
         for chunk in range(chunks):
             at = address + (chunk * UNIT_KEYS + p * tiles.k_box_rows) * SPAN_BYTES
             column = first_column + chunk * tiles.swizzle_granule
@@ -97,31 +103,32 @@ def load_unit(cfg, args: KernelArgs, address, mbarrier, found, first_key, first_
 
 def load_k(cfg, args: KernelArgs, smem, kv: LatentPairProducer, found, at: LoadPosition):
     """This CTA's half of the keys, with all columns."""
-    slot, first_key = at.unit, cute.arch.block_idx_in_cluster() * UNIT_KEYS
+    slot = at.unit
+    rows = rows_of_unit(cfg, found, cute.arch.block_idx_in_cluster() * UNIT_KEYS)
     for i in range(cfg.tiles.k_units):
         kv.units.acquire(slot)
         mbarrier = kv.units.get_v(slot)
         address = smem.kv_address + slot.index * cfg.tiles.kv_slot_bytes
-        column = i * UNIT_COLUMNS
-        load_unit(cfg, args, address, mbarrier, found, first_key, column, UNIT_COLUMNS)
+        load_unit(cfg, args, address, mbarrier, rows, i * UNIT_COLUMNS, UNIT_COLUMNS)
         slot = kv.units.commit_step(slot)
     kv.rope.acquire(at.rope)
     mbarrier, rest = kv.rope.get_v(at.rope), cfg.qk_depth - LATENT_DEPTH
     address = smem.rope_address + at.rope.index * cfg.tiles.rope_slot_bytes
-    load_unit(cfg, args, address, mbarrier, found, first_key, LATENT_DEPTH, rest)
+    load_unit(cfg, args, address, mbarrier, rows, LATENT_DEPTH, rest)
     return replace(at, unit=slot, rope=kv.rope.commit_step(at.rope))
 
 
 def load_v(cfg, args: KernelArgs, smem, kv: LatentPairProducer, found, slot: Slot) -> Slot:
     """All keys, and this CTA's half of the columns of each product."""
     tiles, own = cfg.tiles, cute.arch.block_idx_in_cluster() * UNIT_COLUMNS
+    parts = [rows_of_unit(cfg, found, Int32(i * UNIT_KEYS)) for i in range(tiles.key_parts)]
     for output in range(tiles.outputs):
-        for part in range(tiles.key_parts):
+        for rows in parts:
             kv.units.acquire(slot)
             mbarrier = kv.units.get_v(slot)
             address = smem.kv_address + slot.index * tiles.kv_slot_bytes
-            column, key = own + output * tiles.pv_mma_shape[1], Int32(part * UNIT_KEYS)
-            load_unit(cfg, args, address, mbarrier, found, key, column, UNIT_COLUMNS)
+            column = own + output * tiles.pv_mma_shape[1]
+            load_unit(cfg, args, address, mbarrier, rows, column, UNIT_COLUMNS)
             slot = kv.units.commit_step(slot)
     return slot
 

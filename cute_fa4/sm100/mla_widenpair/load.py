@@ -14,10 +14,10 @@ from dataclasses import replace
 import cutlass.cute as cute
 from cutlass import Int32
 
-from ...tma import copies, gathered_rows, paged_rows
-from ...tma.tensor_maps import DTYPES, clipped_load
+from ...tma import copies
+from ...tma.tensor_maps import DTYPES
 from ..kernel_args import KernelArgs
-from ..mla_pair.load import KV_HEAD, LatentPairProducer, LoadPosition
+from ..mla_pair.load import KV_HEAD, LatentPairProducer, LoadPosition, rows_of_unit
 from ..mla_pair.tiles import CTAS, UNIT_COLUMNS, UNIT_KEYS
 from ..mla_widen.tiles import ROPE_AT, SCALE_LINE_BYTES, SCALES_AT
 from ..operands.kv_buffer import SPAN_BYTES, gather_chunks
@@ -25,16 +25,6 @@ from ..operands.tma import KVOperand
 from ..sync.pipelines import Slot
 from .smem import RowsPairShared
 from .warp_roles import WIDEN_GROUPS
-
-
-def rows_of_unit(cfg, found, first_key):
-    """Of a tile that was found, where keys [first_key, first_key + 64) lie: gathered rows, or the place of each box."""
-    tiles = cfg.tiles
-    if tiles.gathers_rows:
-        return gathered_rows.from_row(found, first_key)
-    boxes = paged_rows.box_rows(tiles.BN, cfg.page_size)
-    rows = paged_rows.rows_within(found, first_key, UNIT_KEYS, boxes, tiles.k_box_rows)
-    return [clipped_load(*rows.box(p), Int32(KV_HEAD)) for p in range(rows.boxes)]
 
 
 def load_bytes(

@@ -48,7 +48,7 @@ from cute_fa4.calls.launch import EmulatorWarning
 from cute_fa4.calls.prepare import one_of, prepare_attention
 from cute_fa4.calls.queries import are_wide, quantised, quantised_beside, stay_wide
 from cute_fa4.calls.repeat import again, attend
-from cute_fa4.calls.request import CallTensors
+from cute_fa4.calls.request import CallTensors, call_tensors
 from cute_fa4.calls.tensors import check_tensors
 from cute_fa4.calls.tracing import is_traced, refuse_untraceable
 from cute_fa4.calls.workspace import given_workspace
@@ -197,7 +197,7 @@ def flash_attn_func(
     rope = None
     if not (k_rope is q_rope is k_rope_descale is None):
         rope = (k_rope, None, q_rope, k_rope_descale)
-    tensors = CallTensors(q, k, v, out, lengths, learnable_sink, aux_tensors, None, scales, rope)
+    tensors = call_tensors((q, k, v, out, lengths, learnable_sink, aux_tensors, None, scales, rope))
     result = again(tensors, asked)
     if result is not None:
         return result
@@ -332,7 +332,7 @@ def flash_attn_varlen_func(
     rope = None
     if not (k_rope is k_rope_page_table is q_rope is k_rope_descale is None):
         rope = (k_rope, k_rope_page_table, q_rope, k_rope_descale)
-    tensors = CallTensors(q, k, v, out, lengths, sink, aux_tensors, None, scales, rope)
+    tensors = call_tensors((q, k, v, out, lengths, sink, aux_tensors, None, scales, rope))
     result = again(tensors, asked)
     if result is not None:
         return result
@@ -458,7 +458,9 @@ def flash_attn_with_kvcache(
         lengths = (
             cu_seqlens_q, None, None, counts, key_limit, table, cache_batch_idx, cache_leftpad
         )  # fmt: skip
-        tensors = CallTensors(q, k_cache, v_cache, out, lengths, sink, aux_tensors, new, scales)
+        tensors = call_tensors(
+            (q, k_cache, v_cache, out, lengths, sink, aux_tensors, new, scales, None)
+        )
         result = again(tensors, asked)
         if result is not None:
             return result

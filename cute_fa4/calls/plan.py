@@ -119,13 +119,12 @@ class Plan:
         return not any(tensor is not None and may_overlap(out, tensor) for tensor in rope)
 
     def __call__(self, tensors: CallTensors):
-        q, k, v, out = tensors.q, tensors.k, tensors.v, tensors.out
-        aux, scales, rope = tensors.aux, tensors.scales, tensors.rope
+        q, k, v, out, lengths, sink, aux, new, scales, rope = tensors  # by name takes longer
         (
             cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table, batch_idx, leftpad
-        ) = tensors.lengths or NO_LENGTHS  # fmt: skip
-        if tensors.new is not None:
-            self.append(k, v, seqused_k, page_table, tensors.new, batch_idx, scales)
+        ) = lengths or NO_LENGTHS  # fmt: skip
+        if new is not None:
+            self.append(k, v, seqused_k, page_table, new, batch_idx, scales)
         if out is None:
             out = self.results.new_out(q)
         lse = None if self.results.new_lse is None else self.results.new_lse()
@@ -135,7 +134,7 @@ class Plan:
         self.function(
             q, k, v, written, lse, self.scale,
             cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table,
-            self.seqlen_q, self.sizes, tensors.sink, tuple(aux) if aux else None, None,
+            self.seqlen_q, self.sizes, sink, tuple(aux) if aux else None, None,
             None if batch_idx is leftpad is None else given_of(batch_idx, leftpad),
             None if scales is None else self.scale_views.of(scales),
             None if rope is None else self.rope_view.of(rope),

@@ -59,9 +59,7 @@ def recognition_of(tensors: CallTensors, asked: tuple) -> Recognition | None:
 
 def _parts(tensors: CallTensors) -> tuple[tuple, tuple | None]:
     """(what the guards look at, the rest: what is given, how many lengths, how the table is aligned)."""
-    q, k, v, out = tensors.q, tensors.k, tensors.v, tensors.out
-    lengths, sink, aux, new = tensors.lengths, tensors.sink, tensors.aux, tensors.new
-    scales, rope = tensors.scales, tensors.rope
+    q, k, v, out, lengths, sink, aux, new, scales, rope = tensors  # by name takes longer
     if lengths is sink is aux is new is scales is rope is None:
         return ((q, k, v), None) if out is None else ((q, k, v, out), ())
     looked_at = (q, k, v) if out is None else (q, k, v, out)

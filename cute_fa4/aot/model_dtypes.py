@@ -1,0 +1,70 @@
+"""The dtypes of a model and what its 8-bit tensors have as scales, for configs_for_model()."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Dtypes:
+    """As configs_for_model takes them."""
+
+    dtype: str
+    kv_dtype: str | None
+    o_dtype: str | None
+    descales: str
+
+    @property
+    def stored(self) -> str:
+        """Of k and v."""
+        return self.kv_dtype or self.dtype
+
+    @property
+    def fp8(self) -> bool:
+        from cute_fa4.sm100.chip import FP8_DTYPES
+
+        return self.stored in FP8_DTYPES
+
+    def check(self, calls: tuple) -> None:
+        from cute_fa4.sm100.chip import FP8_DTYPES
+
+        if self.kv_dtype is not None:
+            if self.kv_dtype not in FP8_DTYPES or self.dtype in FP8_DTYPES:
+                raise ValueError(
+                    f"kv_dtype: {self.kv_dtype!r} with dtype={self.dtype!r}; accepted: None, or "
+                    f"{' or '.join(FP8_DTYPES)} with bf16 or fp16"
+                )
+            if "x" in self.descales:
+                raise ValueError(
+                    f"descales: {self.descales!r} with kv_dtype={self.kv_dtype!r}; accepted: scales of blocks where q "
+                    "has eight bits, too"
+                )
+        if self.fp8 and "ranks" in calls:
+            raise ValueError(f"calls: ranks with {self.stored}; accepted: bf16 or fp16")
+
+    def of_problem(self) -> dict:
+        """Of a configuration, unless queries of 16 bits meet a cache of 8: of_tile."""
+        descales = self.descales if self.fp8 else self._scaled("o")
+        return {"qkv_dtype": self.dtype, "o_dtype": self.o_dtype, "descales": descales}
+
+    def of_tile(self, tile: dict) -> dict:
+        """Of queries of 16 bits over caches of 8: tiles of few rows take them as they are, others quantised."""
+        from cute_fa4.compiler import policy
+
+        if self.kv_dtype is None:
+            return {}
+        of_keys = self._scaled("kKvVo")
+        if "rows" in tile and policy.widens():
+            return {"kv_dtype": self.kv_dtype, "descales": of_keys}
+        out = self.o_dtype or self.dtype
+        return {"qkv_dtype": self.kv_dtype, "o_dtype": out, "descales": f"Q{of_keys}"}
+
+    def of_new_rows(self) -> list[dict]:
+        """Of rows that are appended to a cache: as they are, and of 16 bits, quantised on the way."""
+        if not self.fp8 or "y" in self.descales:
+            return [{}]
+        new_dtype = self.dtype if self.kv_dtype else "bf16"
+        return [{}, {"new_dtype": new_dtype, "descales": self._scaled("kKvV")}]
+
+    def _scaled(self, letters: str) -> str:
+        return "".join(name for name in letters if name in self.descales)

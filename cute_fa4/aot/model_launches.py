@@ -1,0 +1,110 @@
+"""What calls of a model launch besides: splits of keys, appended rows, latent attention, parts on several GPUs."""
+
+from __future__ import annotations
+
+import itertools
+
+from cute_fa4.aot.model_tiles import shares_tiles, tiles_by_lengths
+
+
+def splits_of(config) -> list:
+    """What decode over a cache launches besides `config`, of calls of few queries: splits of its keys."""
+    from cute_fa4.sm100.choose_config import CLUSTER_PARTS, split_configs
+
+    if not (config.page_size and _decodes(config)):
+        return []
+    found = []
+    # In parts, or shared out (num_splits=0): partial results, and what merges them.
+    for shares in (False, True):
+        found += split_configs(config, config.write_lse, shares)
+    if getattr(config.schedule, "clusters", False):  # or within clusters
+        found += [config.with_(cluster_parts=parts) for parts in CLUSTER_PARTS if parts > 1]
+    return found
+
+
+def _decodes(config) -> bool:
+    """Whether calls of few queries ask for it."""
+    shares = config.pack_gqa == shares_tiles(config.group)
+    return shares or getattr(config.schedule, "clusters", False)
+
+
+def appends(dtypes, head_dim: int, head_dim_v: int, page_sizes: tuple, arch: str) -> list:
+    """The kernels that append new rows to a cache. dtypes: model_dtypes.Dtypes."""
+    from cute_fa4.sm100.append.config import AppendConfig
+
+    return [
+        AppendConfig(
+            dtypes.stored, head_dim, head_dim_v, packed=packed, page_size=page, arch=arch, **of_new
+        )
+        for packed in (False, True)
+        for page in page_sizes
+        for of_new in dtypes.of_new_rows()
+    ]
+
+
+def latent(
+    shared: dict, heads_kv: int, masks: list, page_sizes: tuple, of_rows: bool = False
+) -> list:
+    """What flash_mla_with_kvcache asks for: the log-sum-exp always, tiles for one to eight queries."""
+    from cute_fa4.sm100.choose_config import LATENT_DEPTHS, config_for, latent_tile, split_configs
+
+    depth, depth_v = LATENT_DEPTHS
+    if (shared["head_dim"], heads_kv) != (depth, 1):
+        call = "latent_rows" if of_rows else "latent"
+        raise ValueError(
+            f"calls: {call!r} with head_dim {shared['head_dim']}, heads_kv {heads_kv}; accepted: head_dim {depth}, a "
+            "row of the latent cache, and heads_kv 1"
+        )
+    latent = {"head_dim_v": depth_v, "latent": True, "pack_gqa": True}
+    latent |= {"kv_layout": "paged", "seqused_k": True, "write_lse": True}
+    tiles = [latent_tile(queries, shared["group"], of_rows) for queries in range(1, 9)]
+    tiles = [tile for i, tile in enumerate(tiles) if tile not in tiles[:i]]
+    found = []
+    for tile, mask, page in itertools.product(tiles, masks, page_sizes):
+        config = config_for(**shared | latent | tile, mask=mask, page_size=page)
+        found += [config, *split_configs(config, True, shared=True)]
+    return found
+
+
+def on_ranks(shared: dict, masks: list, page_sizes: tuple) -> list:
+    """What context_parallel_attention and decode_attention launch; sinks are counted where parts are merged.
+
+    Windows and several queries of a cache are a function of the keys' places, which is compiled where it is called.
+    """
+    from dataclasses import replace
+
+    from cute_fa4.compiler import policy
+    from cute_fa4.sm100 import bands
+    from cute_fa4.sm100.choose_config import config_for, split_configs
+    from cute_fa4.sm100.combine.config import CombineConfig
+
+    shared = shared | {"sink": False, "sink_dtype": "f32", "o_dtype": None, "descales": ""}
+    tiles = tiles_by_lengths(shared, policy.swaps())
+    masks_of_pieces = dict.fromkeys(kind for mask in masks for kind in _pieces(mask))
+    packed = {"q_layout": "packed", "kv_layout": "packed"}
+    asked = [{"mask": kind, **layout} for kind in masks_of_pieces for layout in ({}, packed)]
+    for page in (0, *page_sizes):
+        layout = {"kv_layout": "paged", "page_size": page} if page else {}
+        asked.append({"mask": bands.Full(), "seqused_k": True, **layout})
+    found = []
+    for problem, tile in itertools.product(asked, tiles):
+        config = config_for(**shared, **problem, **tile, write_lse=True)
+        found.append(split_configs(config, True)[0])
+        if problem.get("seqused_k"):  # decode is split on each rank besides
+            for shares in (False, True):
+                partial, combine = split_configs(config, True, shares)
+                found += [partial, replace(combine, o_dtype="f32")]
+    depth, arch = shared["head_dim_v"], shared["arch"]
+    for dtype, sent in (("f32", "f32"), (shared["qkv_dtype"], "f32"), (shared["qkv_dtype"],) * 2):
+        found.append(CombineConfig(dtype, depth, write_lse=True, partial_dtype=sent, arch=arch))
+    return found
+
+
+def _pieces(mask) -> list:
+    """Masks of the parts of a sequence: nothing hidden, the mask itself, and one side of a window."""
+    from cute_fa4.sm100 import bands
+
+    if isinstance(mask, bands.Window):
+        sides = [bands.Window(a, b) for a, b in ((True, True), (True, False), (False, True))]
+        return [bands.Full(), bands.Causal(), *sides]
+    return [bands.Full()] + [mask] * isinstance(mask, bands.Causal)

@@ -54,6 +54,7 @@ from .p_beside_s import PBesideSCode, last_products, make_next_s
 @cute.jit
 def run(
     cfg: cutlass.Constexpr,
+    order: cutlass.Constexpr,
     args: KernelArgs,
     smem: Smem,
     tmem: Int32,
@@ -65,14 +66,15 @@ def run(
     at_k = kv.first()
     at_v = kv.advance_to_v(at_k)
     phase = Int32(1)  # of S and P of the key tile before
-    number, q_phase = Int32(0), Int32(0)
+    number, q_phase, scales = Int32(0), Int32(0), order.first_scales()
     count = queue.next(cfg, args, number).tiles.count
     while count != NO_MORE:
         for n in cutlass.range(count, unroll=1):
             for i in cutlass.range_constexpr(cfg.tiles.num_q):
                 if cutlass.const_expr(cfg.tmem.s_meet):
                     events.s_apart.wait(1 - i, phase ^ i)  # S0 and S1 overlap
-                make_next_s(cfg, smem, tmem, events, kv, at_k, i, n, count, phase, q_phase)
+                place = at_k, i, n, count, phase, q_phase
+                order.make_next_s(cfg, smem, tmem, events, kv, *place, scales)
                 if n > 0:
                     if cutlass.const_expr(i == 0):
                         kv.wait_v(at_v)
@@ -83,6 +85,7 @@ def run(
                 at_v = kv.step_tile(at_v)
             at_k = kv.step_tile(at_k)
             phase = phase ^ 1
+            scales = order.next_scales(scales)
         if count > 0:
             at_v = last_products(cfg, smem, tmem, events, kv, at_v, (phase, phase), count > 1)
             q_phase = q_phase ^ 1
@@ -111,7 +114,20 @@ def wait_for_columns(events: Events, work: Work, n: Int32, i: Int32, phase: Int3
 class PCrossedCode(PBesideSCode):
     """P_i where the other S is: s_free is also for the other warpgroup."""
 
-    run = staticmethod(run)
+    def run(self, cfg, args, smem, tmem, events, kv, queue):
+        run(cfg, self, args, smem, tmem, events, kv, queue)
+
+    def first_scales(self):
+        """Where the scales of the first key tile are, for make_next_s; (): S has none (mhamx/products.py)."""
+        return ()
+
+    def next_scales(self, scales):
+        """Those of the key tile behind it."""
+        return scales
+
+    def make_next_s(self, cfg, smem, tmem, events, kv, at_k, i, n, count, phase, q_phase, scales):
+        """S_i of key tile n. scales: of first_scales, or next_scales."""
+        make_next_s(cfg, smem, tmem, events, kv, at_k, i, n, count, phase, q_phase)
 
     def read_first(self, cfg):
         if not cfg.tmem.s_meet:

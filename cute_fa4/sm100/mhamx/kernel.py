@@ -15,6 +15,7 @@ Read next: schedule.py, orders.py (tensor memory), scales.py, products.py.
 from dataclasses import dataclass
 
 import cutlass.cute as cute
+from cutlass import Int32
 
 from ..kernel import CTA, SM100Kernel
 from ..kernel_args import KernelArgs
@@ -27,7 +28,15 @@ from . import products, scales
 class Crossed(PCrossedCode):
     """The order of mha2q with copies of scales between its products."""
 
-    run = staticmethod(products.run)
+    def first_scales(self):
+        return Int32(0)  # the number of the key tile in the CTA
+
+    def next_scales(self, scales):
+        return scales + 1
+
+    def make_next_s(self, cfg, smem, tmem, events, kv, at_k, i, n, count, phase, q_phase, scales):
+        place = at_k, i, n, count, phase, q_phase
+        products.make_scaled_s(cfg, smem, tmem, events, kv, *place, scales)
 
 
 class SM100MHAMX(SM100Kernel):

@@ -1,7 +1,8 @@
-"""MMA warp: S_i = Q_i K^T of operands with scales of blocks, and O_i += P_i V, issued by one thread.
+"""MMA warp: S_i = Q_i K^T of operands with scales of blocks, issued by one thread.
 
-The order is that of mha2q/p_crossed.py. Before the products that read them, the scales of a key
-tile are copied from their entry of the ring into tensor memory, and at the first key tile those of Q0 and Q1:
+The order is that of mha2q/p_crossed.py, whose walk makes each S by make_scaled_s. Before the products that read them,
+the scales of a key tile are copied from their entry of the ring into tensor memory, and at the first key tile those of
+Q0 and Q1:
 
     n = 0    copy K, Q0    S0 = Q0 K0                    copy Q1    S1 = Q1 K0                    release the entry
     n > 0    copy K        S0 = Q0 Kn    O0 += P0 V(n-1)            S1 = Q1 Kn    O1 += P1 V(n-1)
@@ -18,13 +19,10 @@ from cutlass import Int32
 
 from ...layouts.block_scales import COPY_BYTES
 from ..instructions import block_scales, tensor_memory
-from ..kernel_args import Events, KernelArgs, Smem
-from ..mha2q.p_beside_s import last_products
-from ..operands.kv_buffer import KVBuffer, KVBufferConfig
-from ..steps.products import make_s, multiply_pv
+from ..kernel_args import Events, Smem
+from ..steps.products import make_s
 from ..steps.token_scales import place_of
 from ..sync.pipelines import KVConsumerPipeline, KVPosition
-from ..work.queue import NO_MORE, WorkQueue
 from .orders import OF_K
 from .schedule import ENTRY_BYTES
 
@@ -83,43 +81,3 @@ def make_scaled_s(
     if cutlass.const_expr(i == cfg.tiles.num_q - 1):
         kv.release(at_k)
         release(events, slot)
-
-
-@cute.jit
-def run(
-    cfg: cutlass.Constexpr,
-    args: KernelArgs,
-    smem: Smem,
-    tmem: Int32,
-    events: Events,
-    kv: KVConsumerPipeline,
-    queue: WorkQueue,
-):
-    v = KVBuffer(KVBufferConfig.for_v(cfg), smem.kv_address)
-    at_k = kv.first()
-    at_v = kv.advance_to_v(at_k)
-    phase = Int32(1)  # of S and P of the key tile before
-    number, q_phase, entry = Int32(0), Int32(0), Int32(0)
-    count = queue.next(cfg, args, number).tiles.count
-    while count != NO_MORE:
-        for n in cutlass.range(count, unroll=1):
-            for i in cutlass.range_constexpr(cfg.tiles.num_q):
-                if cutlass.const_expr(cfg.tmem.s_meet):
-                    events.s_apart.wait(1 - i, phase ^ i)  # S0 and S1 overlap
-                make_scaled_s(cfg, smem, tmem, events, kv, at_k, i, n, count, phase, q_phase, entry)
-                if n > 0:
-                    if cutlass.const_expr(i == 0):
-                        kv.wait_v(at_v)
-                    multiply_pv(cfg, v, tmem, events, at_v.slot.index, i, phase, n > 1)
-                    events.pv_done.commit(i)
-            if n > 0:
-                kv.release(at_v)
-                at_v = kv.step_tile(at_v)
-            at_k = kv.step_tile(at_k)
-            phase = phase ^ 1
-            entry = entry + 1
-        if count > 0:
-            at_v = last_products(cfg, smem, tmem, events, kv, at_v, (phase, phase), count > 1)
-            q_phase = q_phase ^ 1
-        number = number + 1
-        count = queue.next(cfg, args, number).tiles.count

@@ -1,6 +1,7 @@
 """Defects of what crosses from one CTA of a pair to the other, planted in a kernel's PTX; one line is one mistake.
 
 Places are in the order of the text: softmax, correction, products, copies. A family says what its own are (Crossings).
+A name says the mbarrier of its place; `named` plants nothing where a kernel has more places than names, or others.
 """
 
 import re
@@ -10,7 +11,9 @@ from dataclasses import dataclass
 import torch
 
 from cute_fa4 import flash_attn_func
+from cute_fa4.sm100.config import FA4Config
 from tests.emulator.mutations.attention_call import executes
+from tests.emulator.mutations.attention_places import address, bytes_of
 from tests.emulator.mutations.edits import PlantingError
 from tests.emulator.mutations.mutant import (
     ASYNCHRONY,
@@ -44,11 +47,11 @@ EARLY_OR_HANG = (*EARLY, *HANG)
 GONE = (*COUNTS, *IN_FLIGHT, "IllegalAccess", "EmulatorError")
 
 
-def causal_subject(name: str, level, queries: int, head_dim: int) -> Subject:
-    """One head of `queries` on 300 keys, causal: three key tiles, scores so wide that most tiles rescale rows."""
+def causal_subject(name: str, level, queries: int, head_dim: int, heads: int = 1) -> Subject:
+    """Heads of `queries` on 300 keys, causal: three key tiles, scores so wide that most tiles rescale rows."""
     generator = torch.Generator().manual_seed(1)
-    q = (torch.randn(1, queries, 1, head_dim, generator=generator) * 6).bfloat16()
-    k, v = torch.randn(2, 1, 300, 1, head_dim, generator=generator).bfloat16()
+    q = (torch.randn(1, queries, heads, head_dim, generator=generator) * 6).bfloat16()
+    k, v = torch.randn(2, 1, 300, heads, head_dim, generator=generator).bfloat16()
 
     def call(out):
         return flash_attn_func(q, k, v, causal=True, return_lse=True, out=out, num_splits=1)
@@ -83,31 +86,80 @@ def several(*edits):
     return edit
 
 
+def named(config: FA4Config, names: tuple[str, ...], pattern: str, edit):
+    """Edit, of a kernel with as many lines of a pattern as names, each at the mbarrier that a word of its name is."""
+
+    def checked(ptx):
+        text = ptx.split("\n")
+        if f"_{config.name}_" not in ptx:
+            raise PlantingError(f"the kernel is not {config.name}")
+        found = [n for n, line in enumerate(text) if re.search(pattern, line)]
+        if len(found) != len(names):
+            raise PlantingError(
+                f"the kernel has {len(found)} lines of {pattern!r}: {len(names)} names"
+            )
+        for n, name in zip(found, names, strict=True):
+            [kind] = {row.name for row in config.barriers.rows} & set(re.findall(r"\w+", name))
+            if address(_in_this_cta(text, n), n) not in bytes_of(config, kind):
+                raise PlantingError(f"line {n}, {text[n].strip()!r}, is not {name!r}")
+        return edit(ptx)
+
+    return checked
+
+
+def counted(places: dict[str, int], edit):
+    """Edit, of a kernel with as many lines of each pattern as a list of defects knows, which says places by number."""
+
+    def checked(ptx):
+        for pattern, count in places.items():
+            found = sum(bool(re.search(pattern, line)) for line in ptx.split("\n"))
+            if found != count:
+                raise PlantingError(
+                    f"the kernel has {found} lines of {pattern!r}, {count} are known"
+                )
+        return edit(ptx)
+
+    return checked
+
+
+def _in_this_cta(text: list[str], number: int) -> list[str]:
+    """The text with the address that a line takes from mapa, where it does, as it is in the own CTA."""
+    operand = re.search(r"\[(\S+?)\]", text[number])[1]
+    mapped = rf"\s*mapa\.shared::cluster\.u32\s+{re.escape(operand)}, (%r\d+), \d;"
+    for line in reversed(text[:number]):
+        if found := re.match(mapped, line):
+            return [*text[:number], text[number].replace(operand, found[1]), *text[number + 1 :]]
+    return text
+
+
 P_OF_SOFTMAX = 4  # arrivals of softmax: p_ready and p_last of a whole tile and of a masked one
 
 
 @dataclass(frozen=True)
 class Crossings:
-    """The places of a kernel by name, in the order of its text.
+    """Every place of a kernel by name, in the order of its text.
 
     arrivals_at_0  arrivals in CTA 0: P of a masked tile comes behind that of a whole one
     committed      commits in both CTAs
     awaited        waits of the mma warp of CTA 0
-    announced      (number, what) of the announcements of bytes
+    announced      announcements of bytes
     doubled, in_one, missing, flipped   which of them are planted in further ways
     closes         phases of p_ready that CTA 0 completes at the end
+    not_reached    (names of commits and waits, why no call gets there)
     """
 
     name: str
+    config: FA4Config
     arrivals_at_0: tuple[str, ...]
     committed: tuple[str, ...]
     awaited: tuple[str, ...]
-    announced: tuple[tuple[int, str], ...]
+    announced: tuple[str, ...]
     doubled: tuple[int, ...]
     in_one: tuple[int, ...]
     missing: tuple[int, ...]
     flipped: tuple[int, ...]
     closes: int
+    not_reached: tuple[tuple[str, ...], str] = ((), "")
 
     def mutants(self) -> Iterator[Mutant]:
         for group in (arrivals, commits, waits, loads, meetings, claims):
@@ -116,16 +168,27 @@ class Crossings:
     def planted(self, name, edit, meant, **why) -> Mutant:
         return Mutant(name, self.name, edit, meant, **why)
 
+    def planted_at(self, names, n, words, pattern, edit, meant) -> Mutant:
+        """At place n of those with names; words: of the defect, with the name for {}."""
+        unreachable, why = self.not_reached
+        equivalent = why if names[n] in unreachable else ""
+        edit = named(self.config, names, pattern, edit)
+        return self.planted(words.format(names[n]), edit, meant, equivalent=equivalent)
+
 
 def arrivals(self: Crossings):
     """Arrivals at CTA 0: missing, at the own CTA, or before what they say."""
-    for n, what in enumerate(self.arrivals_at_0):
-        yield self.planted(f"no arrival on {what}", edited(REMOTE, n, ""), HANG)
+
+    def planted(n, words, edit, meant):
+        return self.planted_at(self.arrivals_at_0, n, words, REMOTE, edit, meant)
+
+    for n in range(len(self.arrivals_at_0)):
+        yield planted(n, "no arrival on {}", edited(REMOTE, n, ""), HANG)
     for n in self.doubled:
         twice = edited(
             REMOTE, n, r"\g<0> mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, \1, 1;"
         )
-        yield self.planted(f"two arrivals on {self.arrivals_at_0[n]}", twice, EARLY_OR_HANG)
+        yield planted(n, "two arrivals on {}", twice, EARLY_OR_HANG)
     for n, what in enumerate(("p_ready", "p_last")):
         yield self.planted(
             f"both CTAs raise {what} of softmax in CTA 1",
@@ -133,54 +196,50 @@ def arrivals(self: Crossings):
             EARLY_OR_HANG,
         )
     for n in range(P_OF_SOFTMAX):
-        yield self.planted(
-            f"no tcgen05 fence before {self.arrivals_at_0[n]}",
-            edited(BEFORE, -1, "", ahead_of=REMOTE, at=n),
-            (*ORDER, "TensorOrderError"),
-        )
-        yield self.planted(
-            f"P is not awaited before {self.arrivals_at_0[n]}",
-            edited(STORED, -1, "", ahead_of=REMOTE, at=n),
-            (*ORDER, *IN_FLIGHT),
-        )
+        fence = edited(BEFORE, -1, "", ahead_of=REMOTE, at=n)
+        yield planted(n, "no tcgen05 fence before {}", fence, (*ORDER, "TensorOrderError"))
+        stored = edited(STORED, -1, "", ahead_of=REMOTE, at=n)
+        yield planted(n, "P is not awaited before {}", stored, (*ORDER, *IN_FLIGHT))
 
 
-def commits(self):
+def commits(self: Crossings):
     """Commits: on one CTA alone, on the other alone, or missing."""
-    for n, what in enumerate(self.committed):
+
+    def planted(n, words, edit, meant):
+        return self.planted_at(self.committed, n, words, COMMIT, edit, meant)
+
+    for n in range(len(self.committed)):
         mask = edited(BOTH, n, "mov.b16 both_ctas, 1;")
-        yield self.planted(f"{what} is committed in CTA 0 alone", mask, (*HANG, *EARLY))
+        yield planted(n, "{} is committed in CTA 0 alone", mask, (*HANG, *EARLY))
     for n in self.in_one:
         mask = edited(BOTH, n, "mov.b16 both_ctas, 2;")
-        yield self.planted(
-            f"{self.committed[n]} is committed in CTA 1 alone", mask, (*HANG, *EARLY)
-        )
+        yield planted(n, "{} is committed in CTA 1 alone", mask, (*HANG, *EARLY))
     for n in self.missing:
-        yield self.planted(f"no commit on {self.committed[n]}", edited(COMMIT, n, ""), HANG)
+        yield planted(n, "no commit on {}", edited(COMMIT, n, ""), HANG)
 
 
-def waits(self):
+def waits(self: Crossings):
     """Waits of the mma warp of CTA 0: none, or without the fence behind."""
-    for n, what in enumerate(self.awaited):
+
+    def planted(n, words, edit, meant):
+        return self.planted_at(self.awaited, n, words, WAIT, edit, meant)
+
+    for n in range(len(self.awaited)):
         passed = edited(WAIT, n, "setp.eq.u32 complete, 0, 0;")
-        yield self.planted(f"mma does not wait for {what}", passed, (*EARLY, "TensorOrderError"))
+        yield planted(n, "mma does not wait for {}", passed, (*EARLY, "TensorOrderError"))
     for n in self.flipped:
         flipped = r"{.reg .b32 other; xor.b32 other, \2, 1; "
         flipped += r"mbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64 complete, \1, other;}"
-        yield self.planted(
-            f"mma waits for the other parity of {self.awaited[n]}",
-            edited(WAIT, n, flipped),
-            EARLY_OR_HANG,
-        )
+        edit = edited(WAIT, n, flipped)
+        yield planted(n, "mma waits for the other parity of {}", edit, EARLY_OR_HANG)
 
 
-def loads(self):
+def loads(self: Crossings):
     """Bytes of the other CTA, and which half is whose."""
-    for n, what in self.announced:
+    for n in range(len(self.announced)):
         half = r"{.reg .b32 half; shr.u32 half, \3, 1; mbarrier.arrive.expect_tx.shared.b64 \1, \2, half;}"
-        yield self.planted(
-            f"the bytes of one CTA are announced for {what}", edited(EXPECT, n, half), EARLY_OR_HANG
-        )
+        words, edit = "half of the bytes are announced on {}", edited(EXPECT, n, half)
+        yield self.planted_at(self.announced, n, words, EXPECT, edit, EARLY_OR_HANG)
     for n, what in ((0, "Q"), (-1, "V")):
         yield self.planted(
             f"a copy of {what} does not say that its mbarrier is that of the pair",

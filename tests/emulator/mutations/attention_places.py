@@ -87,7 +87,7 @@ def at(config: FA4Config, mbarrier: str) -> int:
 
 
 @cache
-def _bytes(config: FA4Config, mbarrier: str) -> frozenset:
+def bytes_of(config: FA4Config, mbarrier: str) -> frozenset:
     """Bytes that name the mbarrier; of every index for a name without one."""
     first = config.smem.mbarriers.offset
     return frozenset(
@@ -112,7 +112,7 @@ def on(place: Place, mbarrier: str, words: str) -> Place:
     """The lines of a place that name an mbarrier."""
 
     def which(text):
-        wanted = _bytes(config_of(text), mbarrier)
+        wanted = bytes_of(config_of(text), mbarrier)
         if not wanted:
             raise PlantingError(f"{config_of(text).name} has no mbarrier {mbarrier}")
         return [n for n in place.which(text) if address(text, n) in wanted]

@@ -8,6 +8,7 @@ text of softmax come the whole tiles' waits first, then those of masked tiles.
 import torch
 
 from cute_fa4 import flash_attn_func
+from cute_fa4.sm100.choose_config import choose_config
 from tests.emulator.mutations.attention_call import executes
 from tests.emulator.mutations.mutant import (
     ASYNCHRONY,
@@ -19,9 +20,23 @@ from tests.emulator.mutations.mutant import (
     Mutant,
     Subject,
 )
-from tests.sm100.pairs_of_ctas import BEFORE, BOTH, MAPA, MMA, REMOTE, WAIT, edited
+from tests.sm100.pairs_of_ctas import (
+    BEFORE,
+    BOTH,
+    COMMIT,
+    MAPA,
+    MMA,
+    REMOTE,
+    WAIT,
+    counted,
+    edited,
+    named,
+)
 
 NAME = "d128_pair_e4m3"
+CONFIG = choose_config(
+    qkv_dtype="e4m3", head_dim=128, causal=True, write_lse=True, family="mhapair"
+)
 QUERIES, KEYS = 300, 400
 EARLY = (*ASYNCHRONY, *COUNTS, "TensorOrderError", WRONG_NUMBERS)
 EARLY_OR_HANG = (*EARLY, *HANG)
@@ -46,10 +61,13 @@ AWAITED = (
 OF_P0 = "O0 of the tile before waits for P0 of both CTAs, which softmax 0 stores when it has seen S1 read"
 AT_ONCE = "P of eight bits is stored at once: p_last follows p_ready, and nobody passes a phase after the last"
 EQUIVALENT = {"s_free[1]": OF_P0, "the last p_last[0]": AT_ONCE, "the last p_last[1]": AT_ONCE}
-# By their number in the text. q_free, which gives back the place of Q, is in the list of 16 bits (defects.py).
-COMMITTED = {
-    0: "s_ready[0]", 2: "pv_done[0]", 3: "s_ready[1]", 5: "kv_empty of K", 6: "pv_done[1]", 7: "kv_empty of V",
-}  # fmt: skip
+COMMITTED = (
+    "s_ready[0]", "q_free[0]", "pv_done[0]", "s_ready[1]", "q_free[1]", "kv_empty of K", "pv_done[1]", "kv_empty of V",
+    "the last pv_done[0]", "o_ready[0]", "kv_empty of the last V", "the last pv_done[1]", "o_ready[1]",
+)  # fmt: skip
+PLANTED = 0, 2, 3, 5, 6, 7  # the others are in the list of 16 bits (defects.py)
+# All there are: numbers mean other places as soon as one comes or goes.
+PLACES = {REMOTE: 12, OWN_ARRIVAL: 5, OWN_WAIT: 46, MMA: 24, BOTH: len(COMMITTED)}
 
 
 def subject(level) -> Subject:
@@ -70,7 +88,9 @@ def mutants():
     for group in (arrivals, turns, products, commits, halves):
         for name, edit, meant in group():
             words = name.removeprefix("mma does not wait for ")
-            yield Mutant(name, NAME, edit, meant, equivalent=EQUIVALENT.get(words, ""))
+            yield Mutant(
+                name, NAME, counted(PLACES, edit), meant, equivalent=EQUIVALENT.get(words, "")
+            )
 
 
 def arrivals():
@@ -108,16 +128,16 @@ def products():
     """The mma warp of CTA 0 waits for softmax of both."""
     for n, what in enumerate(AWAITED):
         passed = edited(WAIT, n, "setp.eq.u32 complete, 0, 0;")
-        yield f"mma does not wait for {what}", passed, EARLY
+        yield f"mma does not wait for {what}", named(CONFIG, AWAITED, WAIT, passed), EARLY
     for n, what in ((0, "S"), (4, "P V")):
         one = edited(MMA, n, r"@leader_thread \1.cta_group::1\2, \3, \4;")
         yield f"{what} of one CTA", one, (*MEMORY, "EmulatorError")
 
 
 def commits():
-    for n, what in COMMITTED.items():
-        alone = edited(BOTH, n, "mov.b16 both_ctas, 1;")
-        yield f"{what} is committed in CTA 0 alone", alone, EARLY_OR_HANG
+    for n in PLANTED:
+        alone = named(CONFIG, COMMITTED, COMMIT, edited(BOTH, n, "mov.b16 both_ctas, 1;"))
+        yield f"{COMMITTED[n]} is committed in CTA 0 alone", alone, EARLY_OR_HANG
 
 
 def halves():

@@ -4,15 +4,18 @@ Every third runs always, and of those of eight bits every ninth; the others in t
 """
 
 from functools import cache
+from pathlib import Path
 
 import pytest
 
 from cute_fa4.calls import repeat
+from tests.emulator.mutations.edits import PlantingError
 from tests.emulator.mutations.everything import LEVEL
 from tests.emulator.mutations.mutant import assert_caught, try_mutant
 from tests.emulator.mutations.quick import quick_or_sweep
 from tests.sm100.mhapair import crossed_defects, defects
 
+DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "verification.md"
 MUTANTS = defects.mutants()
 OF_8_BITS = tuple(crossed_defects.mutants())
 CROSSED = [mutant for mutant in OF_8_BITS if not mutant.equivalent]
@@ -32,7 +35,11 @@ def pairs(monkeypatch):
 
 @cache
 def subject(name):
-    return {s.name: s for s in (defects.subject(LEVEL), crossed_defects.subject(LEVEL))}[name]
+    return {
+        defects.NAME: defects.subject,
+        defects.TWO_HEADS: defects.subject_of_two_heads,
+        crossed_defects.NAME: crossed_defects.subject,
+    }[name](LEVEL)
 
 
 @pytest.mark.parametrize("mutant", [*quick_or_sweep(CAUGHT, 3), *quick_or_sweep(CROSSED, 9)])
@@ -50,8 +57,23 @@ def test_what_is_said_not_to_be_caught_is_not(mutant):
 def test_there_are_enough_defects_and_few_survive():
     """What docs/verification.md says."""
     names = {mutant.name for mutant in MUTANTS}
-    assert len(names) == len(MUTANTS)
-    planted = len(CAUGHT) + len(SURVIVORS)
-    assert planted >= 60 and len(CAUGHT) >= 0.95 * planted
+    assert len(names) == len(MUTANTS) and defects.MISSED_LATER in names
+    planted, unreached = len(CAUGHT) + len(SURVIVORS), len(MUTANTS) - len(CAUGHT) - len(SURVIVORS)
+    assert (
+        f"{len(CAUGHT)} of {planted} are caught by a check meant for them" in DOCUMENT.read_text()
+    )
+    assert planted >= 60 and not SURVIVORS and unreached == len(defects.CROSSINGS.not_reached[0])
     of_8_bits = {mutant.name for mutant in OF_8_BITS}
     assert len(of_8_bits) == len(OF_8_BITS) and len(CROSSED) >= 30
+
+
+def test_a_kernel_with_a_further_place_is_planted_nothing():
+    """Names that go by position would each mean another place from there on."""
+    wait = "mbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64 complete, [%r1], %r2, 1;"
+    kernel = f"entry _{defects.CONFIG.name}_0("
+    waits = [m for m in MUTANTS if m.name.startswith("mma does not wait")]
+    for count in (len(waits) - 1, len(waits) + 1):
+        with pytest.raises(PlantingError, match=f"has {count} lines"):
+            waits[0].edit("\n".join([kernel, *[wait] * count]))
+    with pytest.raises(PlantingError, match="is not 'p_ready of the other'"):
+        waits[0].edit("\n".join([kernel, *[wait] * len(waits)]))

@@ -6,10 +6,14 @@ three key tiles each, which one pair claims one after the other. Rows are rescal
 
 import re
 
+from cute_fa4.sm100.choose_config import choose_config
 from tests.emulator.mutations.mutant import HANG, Mutant, Subject
 from tests.sm100.pairs_of_ctas import REMOTE, Crossings, causal_subject
 
 NAME = "d256_pair"
+CONFIG = choose_config(
+    qkv_dtype="bf16", head_dim=256, causal=True, write_lse=True, family="mhawidepair"
+)
 ARRIVAL = "mbarrier.arrive.shared.b64"
 
 
@@ -19,6 +23,7 @@ def subject(level) -> Subject:
 
 CROSSINGS = Crossings(
     NAME,
+    CONFIG,
     arrivals_at_0=(
         "p_ready of a whole tile", "p_last of a whole tile", "p_ready of a masked tile", "p_last of a masked tile",
         "p_ready before the first tile", "p_ready behind a rescale", "p_ready when O is read",
@@ -29,7 +34,10 @@ CROSSINGS = Crossings(
         "the last pv_done",
     ),
     awaited=("p_ready", "p_last", "the last p_ready", "the last p_last"),
-    announced=((1, "Q"), (2, "K"), (3, "the last unit of K"), (4, "V"), (6, "the last V")),
+    announced=(
+        "work_claimed", "q_full", "kv_full of a unit of K", "kv_full of the last unit of K", "kv_full of a unit of V",
+        "kv_full of the last unit of V", "kv_full of the last V", "kv_full of the end",
+    ),
     doubled=(0, 3, 5),
     in_one=(0, 2, 6),
     missing=(2, 4, 6),

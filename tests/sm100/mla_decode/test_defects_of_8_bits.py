@@ -60,13 +60,17 @@ NO_DEFECT = {
     # The units of K before it have waited for V P of the tile whose rotary columns were there.
     f"{PAIR}: load does not wait for rope_empty",
 }
+PLACES = {
+    **of_pairs.PLACES,
+    of_pairs.WAIT: 59,
+}  # the ring has more slots, which load awaits at the end
 MUTANTS = [
     *planted_again(defects.waits(), ALONE),
     *planted_again(defects.order(), ALONE),
-    *planted_again(of_pairs.waits(), PAIR),
-    *planted_again(of_pairs.arrivals(), PAIR),
-    *planted_again(of_pairs.commits(), PAIR),
-    *planted_again(of_pairs.order(), PAIR),
+    *planted_again(of_pairs.among(PLACES, of_pairs.waits()), PAIR),
+    *planted_again(of_pairs.among(PLACES, of_pairs.arrivals()), PAIR),
+    *planted_again(of_pairs.among(PLACES, of_pairs.commits()), PAIR),
+    *planted_again(of_pairs.among(PLACES, of_pairs.order()), PAIR),
 ]
 QUICK = (f"{ALONE}: load does not wait for kv_empty before the last slab",)
 

@@ -5,6 +5,7 @@ that a row is rescaled in most tiles. Places are in the order of the text: softm
 """
 
 import re
+from dataclasses import replace
 
 import torch
 
@@ -33,6 +34,7 @@ from tests.sm100.pairs_of_ctas import (
     EXPECT,
     GONE,
     MAPA,
+    counted,
     edited,
     several,
 )  # fmt: skip
@@ -76,6 +78,12 @@ COMMITS = (
     *(f"kv_empty of unit {i} of V" for i in range(4)), "pv_done", *(f"kv_empty of the last V, {i}" for i in range(4)),
     "the last pv_done",
 )  # fmt: skip
+
+# All there are: numbers mean other places as soon as one comes or goes.
+PLACES = {
+    WAIT: 46, ACQUIRE: 2, RELEASE: 2, COMMIT: len(COMMITS), BOTH: len(COMMITS), EXPECT: 10, EXCHANGE: 3, PROXY: 2,
+    AFTER: 7, LOADED: 14,
+}  # fmt: skip
 
 
 def subject(level) -> Subject:
@@ -229,6 +237,11 @@ def products():
         yield planted(f"{what} is K-major", computes(n, bit=16), (*wrong, "IllegalAccess"))
 
 
+def among(places: dict[str, int], mutants) -> list[Mutant]:
+    """The same, in a kernel that has so many places of each kind."""
+    return [replace(mutant, edit=counted(places, mutant.edit)) for mutant in mutants]
+
+
 def mutants() -> tuple:
     groups = (waits, arrivals, commits, order, products)
-    return tuple(mutant for group in groups for mutant in group())
+    return tuple(mutant for group in groups for mutant in among(PLACES, group()))

@@ -13,7 +13,16 @@ from cute_fa4.calls.latent_rows import rows_from
 from tests.emulator.mutations.attention_call import executes
 from tests.emulator.mutations.mutant import HANG, ORDER, WRONG_NUMBERS, Mutant, Subject
 from tests.sm100.mla_decode.latent_batches import call_of
-from tests.sm100.pairs_of_ctas import BOTH, COMMIT, EARLY, EARLY_OR_HANG, EXPECT, MAPA, edited
+from tests.sm100.pairs_of_ctas import (
+    BOTH,
+    COMMIT,
+    EARLY,
+    EARLY_OR_HANG,
+    EXPECT,
+    MAPA,
+    counted,
+    edited,
+)
 
 NAME = "latent_rows_pair"
 CONFIG, *_ = configs_for_model(
@@ -50,6 +59,9 @@ OF_LOAD = {
 }  # fmt: skip
 SCALES = 4  # among the pieces of 16 bytes: behind the four of the first unit
 
+# All there are: numbers mean other places as soon as one comes or goes.
+PLACES = {WAIT: 34, ACQUIRE: 14, RAISE: 4, COMMIT: 17, BOTH: 17, EXPECT: 10, PROXY: 4}
+
 
 def subject(level) -> Subject:
     generator = torch.Generator().manual_seed(1)
@@ -72,7 +84,7 @@ def subject(level) -> Subject:
 
 
 def planted(name, edit, meant, **why) -> Mutant:
-    return Mutant(name, NAME, edit, meant, **why)
+    return Mutant(name, NAME, counted(PLACES, edit), meant, **why)
 
 
 def waits():

@@ -17,6 +17,7 @@ from typing import ClassVar
 
 from ..memory_maps import TmemMap
 from ..mhaswap.warp_roles import SwappedWarpRoles
+from ..mla_decode.schedule import token_scales_not_built
 from ..problem import Problem
 from ..row_schedule import DTYPES_OF_16_BITS, RESCALE_LOG2, RESCALE_LOG2_OF_FP8
 from ..sync.barriers import BarrierTable
@@ -82,7 +83,8 @@ class LatentPair:
         ]
 
     def refusals(self, problem: Problem) -> list[str]:
-        return not_built(problem) or self.tiles(problem).page_refusals()
+        why = not_built(problem) + token_scales_not_built(problem)
+        return why or self.tiles(problem).page_refusals()
 
 
 STORED = {

@@ -1,13 +1,15 @@
 """Edits of PTX text: what is done (replace, delete, move, ...), and to which lines (a Place).
 
 A Place says in words where a defect belongs, and finds it in whatever kernel it is given: by role, by what the line
-does, and by the lines around it. It never counts, so that it survives a change of the kernel:
+does, and by the lines around it. It hardly counts, so that it survives a change of the kernel:
 
     waits = lines("mma", WAIT)                                 every wait of a role
     tile = waits.behind(commit).first                          the first one behind another place
     fence = lines("softmax", FENCE).ahead_of(arrival).last     the nearest one ahead of it
 
     replace(waits, by)      in every line of the place          delete(fence)      move(arrival, before=fence)
+
+Where lines are alike a number has to do, of a count that is checked: waits.of(4).number(1).
 
 A place that has no line, or several where one is meant, raises PlantingError: no other defect is planted instead.
 attention_places.py has the places of the attention kernel, by role and mbarrier.
@@ -83,6 +85,17 @@ class Place:
     def number(self, n: int) -> Place:
         """The one with this number, from 0 on."""
         return self._picked(f"number {n} of", lambda found: found[n : n + 1])
+
+    def of(self, count: int) -> Place:
+        """The same lines, which are so many: where a number says which is meant, it means another one otherwise."""
+
+        def which(text):
+            found = self.find(text)
+            if len(found) != count:
+                raise PlantingError(f"the kernel has {len(found)} {self.words}, not {count}")
+            return found
+
+        return Place(self.words, self.pattern, which)
 
     @property
     def middle(self) -> Place:

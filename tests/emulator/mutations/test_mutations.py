@@ -88,6 +88,8 @@ def test_an_edit_without_exactly_its_place_is_refused():
         replace(barrier, "")("ret;")
     with pytest.raises(PlantingError, match="the kernel has 2 'bar.sync' of kernel; say which"):
         move(barrier, before=lines("kernel", "ret;"))("bar.sync 0;\nbar.sync 0;\nret;")
+    with pytest.raises(PlantingError, match="the kernel has 2 'bar.sync' of kernel, not 3"):
+        replace(barrier.of(3).number(1), "")("bar.sync 0;\nbar.sync 0;")
     with pytest.raises(PlantingError, match="changes nothing"):
         replace(barrier, "bar.sync")("bar.sync 0;")
 

@@ -73,7 +73,7 @@ def subject(level) -> Subject:
 
 # --- places. Softmax has four loops over key tiles: whole and masked ones, of each first the exact ones.
 
-LOOPS = wait("softmax", "s_ready")
+LOOPS = wait("softmax", "s_ready").of(4)
 WHOLE, MASKED = LOOPS.number(1), LOOPS.last
 EXACT_MASKED = LOOPS.number(2)
 
@@ -83,7 +83,7 @@ def of_whole(pattern):
     return lines("softmax", pattern).between(WHOLE, EXACT_MASKED)
 
 
-LOADS, STORES = of_whole(TMEM_LOAD), of_whole(TMEM_STORE)
+LOADS, STORES = of_whole(TMEM_LOAD).of(4), of_whole(TMEM_STORE).of(4)
 P_READY, P_LAST = (arrival("softmax", name).behind(WHOLE).first for name in ("p_ready", "p_last"))
 P_READY_MASKED = arrival("softmax", "p_ready").behind(MASKED).first
 FACTOR = arrival("softmax", "row_scale").behind(WHOLE).first

@@ -67,16 +67,17 @@ def subject(level) -> Subject:
 # --- places. K, its rest and V follow each other in the ring, in both roles.
 
 COPY = r"cp\.async\.bulk\.tensor\.(.*) \[(\S+)\], \[(\S+), \{(.*)\}\], \[(\S+)\], (\S+);"
-COPIES = lines("load", COPY)
+COPIES = lines("load", COPY).of(5)
 K_COPY, REST_COPY = COPIES.number(1), COPIES.number(2)  # behind Q0
-K_FREED = wait("load", "kv_empty").number(0)
-REST_FREED = wait("load", "kv_empty").number(1)
-V_FREED = wait("load", "kv_empty").number(2)
-K_BYTES, REST_BYTES = expect("kv_full").number(0), expect("kv_full").number(1)
-V_BYTES = expect("kv_full").number(2)
+K_FREED = wait("load", "kv_empty").of(3).number(0)
+REST_FREED = wait("load", "kv_empty").of(3).number(1)
+V_FREED = wait("load", "kv_empty").of(3).number(2)
+K_BYTES, REST_BYTES = expect("kv_full").of(3).number(0), expect("kv_full").of(3).number(1)
+V_BYTES = expect("kv_full").of(3).number(2)
 V_WITHOUT_REST = arrival("load", "kv_full")
-K_FULL, REST_FULL = wait("mma", "kv_full").number(0), wait("mma", "kv_full").number(1)
-V_FULL, V_STAGES = wait("mma", "kv_full").number(2), wait("mma", "kv_full").number(3)
+FULL = wait("mma", "kv_full").of(4)
+K_FULL, REST_FULL = FULL.number(0), FULL.number(1)
+V_FULL, V_STAGES = FULL.number(2), FULL.number(3)
 S0, S1 = commit("s_ready[0]"), commit("s_ready[1]")
 REST_OF_S0 = lines("mma", MMA).between(REST_FULL, S0)
 PRODUCTS_OF_S1 = lines("mma", MMA).between(wait("mma", "q_full[1]"), S1)

@@ -66,10 +66,10 @@ def subject(level) -> Subject:
 
 # --- places. Four units of K make S, then four of V add to O; the last product of a work tile has a copy of its own.
 
-K_UNIT, LAST_K_UNIT = wait("mma", "kv_full").number(0), wait("mma", "kv_full").number(3)
-SECOND_V_UNIT = wait("mma", "kv_full").number(5)
+UNITS, FREED = wait("mma", "kv_full").of(12), commit("kv_empty").of(12)
+K_UNIT, LAST_K_UNIT, SECOND_V_UNIT = UNITS.number(0), UNITS.number(3), UNITS.number(5)
 S_DONE = commit("s_ready")
-K_FREE, V_FREE = commit("kv_empty").number(0), commit("kv_empty").number(4)
+K_FREE, V_FREE = FREED.number(0), FREED.number(4)
 PV_DONE_END = commit("pv_done").last
 P_READY, P_LAST = wait("mma", "p_ready").first, wait("mma", "p_last").first
 WHOLE = wait("softmax", "s_ready").first
@@ -107,8 +107,8 @@ def waits():
         ("correction", SUMS_COME, "the row sums"),
         ("correction", O_DONE_END, "the last product"),
         ("load", wait("load", "q_free"), "q_free"),
-        ("load", wait("load", "kv_empty").number(0), "the slot of a unit of K"),
-        ("load", wait("load", "kv_empty").number(5), "the slot of a unit of V"),
+        ("load", wait("load", "kv_empty").of(12).number(0), "the slot of a unit of K"),
+        ("load", wait("load", "kv_empty").of(12).number(5), "the slot of a unit of V"),
     ):
         yield planted(f"{role} does not wait for {what}", replace(place, ALWAYS_TRUE), EARLY)
     for role, place, what in (

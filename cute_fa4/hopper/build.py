@@ -91,8 +91,18 @@ def assemble(ptx: str, threads: int, cubin: Path) -> None:
         text, kernel = Path(scratch) / "kernel.ptx", Path(scratch) / "kernel.o"
         text.write_text(ptx)
         toolkit.run("ptxas", f"-arch={TARGET}", "-c", text, "-o", kernel)
-        registers = min(_MOST_A_FUNCTION_USES, _REGISTERS // threads // 8 * 8)
-        toolkit.run("nvlink", f"-arch={TARGET}", _functions(registers), kernel, "-o", cubin)
+        functions = _functions(registers_of(threads))
+        toolkit.run("nvlink", f"-arch={TARGET}", functions, kernel, "-o", cubin)
+
+
+def registers_of(threads: int) -> int:
+    """What a thread of a CTA of so many may have: an SM deals them out to its four schedulers, a warp each in turn.
+
+    >>> registers_of(512), registers_of(576), registers_of(640), registers_of(96)
+    (128, 96, 96, 128)
+    """
+    a_scheduler = -(-threads // 128) * 32
+    return min(_MOST_A_FUNCTION_USES, _REGISTERS // 4 // a_scheduler // 8 * 8)
 
 
 def write_manifest(out: Path, kernels: list[dict]) -> None:

@@ -21,13 +21,15 @@ from cute_fa4 import (
     flash_mla_with_kvcache,
     masks,
 )
-from cute_fa4.calls import repeat
+from cute_fa4.calls import repeat, split
 from cute_fa4.hopper import draw
 from cute_fa4.hopper.cases import problems
 from cute_fa4.hopper.variant import DTYPES, Problem, Variant
 from cute_fa4.sm100.choose_config import is_wide
 
 CANARY = -77.0
+SMS = 132
+"""Of an H100 or H200, whose number decides how keys are split."""
 NO_ROWS = slice(0)
 SPARE_ROWS = 300
 """Rows of packed tensors behind the last sequence: more than a block of 256 queries."""
@@ -269,6 +271,7 @@ def configurations(variants, amount: str) -> list:
         with (
             patch.object(compile_cache, "function_for", ask),
             patch.object(draw, "values", empty),
+            patch.object(split, "num_sms", lambda device: SMS),
             warnings.catch_warnings(),
         ):
             warnings.simplefilter("ignore", EmulatorWarning)

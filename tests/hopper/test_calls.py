@@ -2,9 +2,10 @@
 
 import pytest
 
+from cute_fa4.calls.split import EMULATED_SMS, cluster_parts
 from cute_fa4.hopper import check
-from cute_fa4.hopper.calls import call, configurations
-from cute_fa4.hopper.variant import Variant, dense
+from cute_fa4.hopper.calls import SMS, call, configurations
+from cute_fa4.hopper.variant import Variant, decode, dense
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -19,6 +20,17 @@ def test_configurations_asks_for_kernels_and_leaves_nothing_behind():
     # A call afterwards runs the kernel, not what stood in for it.
     made = call(variants[0], dense(1, 3, 5), "cpu")
     check.measure(made, *made.launch(), check.Row({}, "", "", {}))
+
+
+def test_kernels_are_those_of_the_chip_that_runs_them():
+    """64 blocks of 1000 keys: a B200 has SMs for two CTAs of each block, an H200 has not. No other problem has two."""
+    assert cluster_parts(64, 1000, EMULATED_SMS) == 2 and cluster_parts(64, 1000, SMS) == 1
+    found = configurations((decode(group=16, page_size=128, num_splits=0),), "most")
+    assert {config.cluster_parts for config in found if hasattr(config, "cluster_parts")} == {
+        0,
+        4,
+        8,
+    }
 
 
 def test_tensors_are_placed_at_the_edges_of_their_memory():

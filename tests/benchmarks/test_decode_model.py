@@ -5,12 +5,13 @@ The sizes are the smallest that tell the cases apart: one CTA, as many as SMs, o
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks.cycle_model.constants import B200, fitted_b200
-from benchmarks.cycle_model.decode import latent, report
+from benchmarks.cycle_model.decode import latent, narrow, report
 from benchmarks.cycle_model.decode.call import call_of
 from benchmarks.cycle_model.decode.check import Check
 from benchmarks.cycle_model.decode.launch import Chip, Streaming
@@ -132,6 +133,17 @@ def test_a_call_reads_every_key_once_whatever_its_parts_are():
     for split in (True, False):
         _, queues = their_queues(problem, split, 148)
         assert sum(map(sum, queues)) == tiles
+
+
+def test_every_row_of_the_tables_is_a_call():
+    """Half an hour of modelling ends with latent and narrow caches: no call of theirs may be refused only then."""
+    narrow_rows = [
+        replace(DecodeProblem.even(*row), dtype=dtype, kv_dtype=kv_dtype)
+        for row in narrow.ROWS[:1]
+        for dtype, kv_dtype in narrow.KINDS.values()
+    ]
+    for problem in (*(latent.problem_of(*row) for row in latent.ROWS), *narrow_rows):
+        assert call_of(problem).config.qkv_dtype == problem.dtype
 
 
 def test_the_longest_trace_is_the_first():

@@ -26,11 +26,8 @@ def test_kernels_are_those_of_the_chip_that_runs_them():
     """64 blocks of 1000 keys: a B200 has SMs for two CTAs of each block, an H200 has not. No other problem has two."""
     assert cluster_parts(64, 1000, EMULATED_SMS) == 2 and cluster_parts(64, 1000, SMS) == 1
     found = configurations((decode(group=16, page_size=128, num_splits=0),), "most")
-    assert {config.cluster_parts for config in found if hasattr(config, "cluster_parts")} == {
-        0,
-        4,
-        8,
-    }
+    parts = {config.cluster_parts for config in found if hasattr(config, "cluster_parts")}
+    assert parts == {1, 4}
 
 
 def test_tensors_are_placed_at_the_edges_of_their_memory():

@@ -103,6 +103,10 @@ VARIANTS = (
     decode(dtype="e4m3", of_tokens=True, page_size=64),
     *(Variant(dtype="e4m3", of_blocks=True, causal=causal) for causal in (False, True)),
     Variant(64, "e4m3", of_blocks=True, keys="pages", page_size=16, sink=True),
+    *(pair(dtype="e4m3", causal=causal) for causal in (False, True)),
+    pair(80, dtype="e5m2", keys="pages", page_size=16, group=4, pack_gqa=True),
+    Variant(out="e4m3"),
+    decode(cache="e4m3", group=2, out="e4m3"),
 )  # fmt: skip
 
 

@@ -40,7 +40,7 @@ def test_choices_of_another_family_are_refused_by_name():
     with pytest.raises(ValueError, match="family='mha1q' with order: choices of another"):
         choose_config(qkv_dtype="bf16", head_dim=128, family="mha1q", order="p_over_s")
     with pytest.raises(
-        ValueError, match="family: 'mha3q'; accepted: mha2q, mhapair, mha1q, mhaswap"
+        ValueError, match="family: 'mha3q'; accepted: mha2q, mhamx, mhapair, mha1q, mhaswap"
     ):
         choose_config(qkv_dtype="bf16", head_dim=128, family="mha3q")
 

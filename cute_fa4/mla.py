@@ -27,7 +27,14 @@ from cute_fa4.calls.latent import (
     scales_of,
     values_of,
 )
-from cute_fa4.calls.latent_rows import check_rows, check_written, has_rows, rows_from, rows_of
+from cute_fa4.calls.latent_rows import (
+    check_rows,
+    check_written,
+    has_rows,
+    put_rows,
+    rows_from,
+    rows_of,
+)
 from cute_fa4.calls.queries import are_wide, quantised
 from cute_fa4.calls.repeat import again, attend
 from cute_fa4.calls.request import CallTensors
@@ -158,7 +165,8 @@ def write_latent_rows(
     latent    (rows, 512), any floating dtype: the largest number of a scale becomes 448 times it. With scales e4m3,
               stored as it is
     rope      (rows, 64), kept in bf16
-    slots     (rows,) int32 or int64: page * page_size + place in the page, each of them a row of the cache
+    slots     (rows,) int32 or int64: page * page_size + place in the page, each of them a row of the cache;
+              negative: written nowhere, as vLLM pads a batch
     scales    float32, what the numbers of latent are multiplied by: (rows,) or (rows, 1), one a token, or (rows, 4),
               one for each 128 numbers. None: found here
     columns_of_scale   of the scales found here: 128, or 512, one a token
@@ -174,7 +182,7 @@ def write_latent_rows(
         raise ValueError(f"k_cache: strides {k_cache.stride()}; accepted: contiguous")
     scales = check_written(latent, rope, slots, scales, columns_of_scale)
     rows = rows_from(latent, rope, scales, columns_of_scale)
-    k_cache.view(torch.uint8).view(-1, LATENT_ROW_BYTES)[slots.long()] = rows
+    put_rows(k_cache.view(torch.uint8).view(-1, LATENT_ROW_BYTES), slots, rows)
 
 
 def _refuse_other_rows(k_cache) -> None:

@@ -118,6 +118,20 @@ def check_written(latent, rope, slots, scales, columns_of_scale) -> torch.Tensor
     return scales[:, None] if scales.dim() == 1 else scales
 
 
+def put_rows(cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
+    """cache[slots] = rows; rows of negative slots, which pad a batch, go nowhere. Nothing waits for the device.
+
+    A row that goes nowhere is replaced by the first that does not, or by what the cache has, if none goes anywhere.
+    """
+    if len(slots) == 0:
+        return
+    slots, written = slots.long(), slots >= 0
+    first = written.int().argmax(keepdim=True)
+    place = slots.index_select(0, first).clamp(min=0)
+    found = torch.where(written.any(), rows.index_select(0, first), cache.index_select(0, place))
+    cache[torch.where(written, slots, place)] = torch.where(written[:, None], rows, found)
+
+
 def numbers_of(rows: torch.Tensor) -> torch.Tensor:
     """(..., 656) of bytes -> what they stand for, (..., 576) float32."""
     rows = rows.contiguous().view(torch.uint8)

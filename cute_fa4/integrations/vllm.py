@@ -25,7 +25,7 @@ import torch
 
 from cute_fa4 import interface, mla
 from cute_fa4.calls.latent import first_indices
-from cute_fa4.calls.tensors import FP8
+from cute_fa4.calls.tensors import FP8, check_is_tensor
 from cute_fa4.integrations.refusals import check_off
 
 
@@ -152,21 +152,31 @@ def flash_attn_varlen_diff_headdims(
     """Prefill of latent attention: q (tokens, heads, 192), v (tokens, heads, 128), packed.
 
     k   what concat_k_nope_k_pe returned, or keys of all columns
-    output_scale   None: out is of the dtype of q
+    output_scale   one number, float32: out is of float8_e4m3fn and holds the result divided by it, as vLLM's static
+                   quantisation behind attention would; None: out is of the dtype of q
 
     Returns out, or (out, lse) with return_softmax_lse, by which chunks of the context are merged; lse is float32
     (heads, tokens), natural logarithm.
     """
-    check_off(output_scale=(output_scale, None))
-    rope = {}
+    given = _of_output(q, v, out, output_scale)
     if isinstance(k, KeysApart):
-        k, rope["k_rope"] = k
+        k, given["k_rope"] = k
     return interface.flash_attn_varlen_func(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
         softmax_scale=softmax_scale, causal=causal,
-        return_lse=return_softmax_lse, out=out,
-        **rope,
+        return_lse=return_softmax_lse,
+        **given,
     )  # fmt: skip
+
+
+def _of_output(q, v, out, output_scale) -> dict:
+    """`out` and `o_scale`, by which a kernel multiplies what it stores."""
+    if output_scale is None:
+        return {"out": out}
+    check_is_tensor("output_scale", output_scale)
+    if out is None:
+        out = q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=torch.float8_e4m3fn)
+    return {"out": out, "o_scale": output_scale.reciprocal()}
 
 
 def get_scheduler_metadata(

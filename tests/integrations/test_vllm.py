@@ -191,3 +191,26 @@ def test_prefill_of_latent_attention_concatenates_nothing(monkeypatch):
             cu_seqlens_k=offsets(batch.keys), max_seqlen_q=37, max_seqlen_k=40, causal=True,
         )  # fmt: skip
     assert_agrees(batch, out, lse, visible=lambda p, j: j <= p)
+
+
+@pytest.mark.parametrize("brings_out", (False, True))
+def test_output_scale_divides_what_is_stored(brings_out):
+    """As torch's conversion of the 16-bit result divided by it, up to the rounding of that one."""
+    batch = Batch.draw([9], [21], heads=(2, 2), depth=192, depth_v=128)
+    scale, out = torch.tensor([0.02]), None
+    if brings_out:
+        out = torch.empty(9, 2, 128, dtype=torch.float8_e4m3fn)
+    lengths = dict(
+        cu_seqlens_q=offsets(batch.queries), cu_seqlens_k=offsets(batch.keys), max_seqlen_q=9, max_seqlen_k=21
+    )  # fmt: skip
+    tensors = [torch.cat(x) for x in (batch.q, batch.k, batch.v)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EmulatorWarning)
+        found = vllm.flash_attn_varlen_diff_headdims(
+            *tensors, causal=True, out=out, output_scale=scale, **lengths
+        )
+        wide = vllm.flash_attn_varlen_diff_headdims(*tensors, causal=True, **lengths)
+    assert found.dtype == torch.float8_e4m3fn and (out is None or found is out)
+    exact = (wide.double() / scale).clamp(-448, 448)
+    error = (found.double() - exact).abs()
+    assert (error <= exact.abs() * (2**-4 + 2**-8) + 2**-10).all()

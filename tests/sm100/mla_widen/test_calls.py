@@ -37,6 +37,19 @@ def test_a_refusal_names_the_argument_and_what_is_accepted(given, error, text):
         flash_mla_with_kvcache(**CALL | given)
 
 
+@pytest.mark.parametrize("slots", ([-1, 0, -7, 62, -1], [-1, -1], [-5], []), ids=str)
+def test_negative_slots_write_nothing(slots):
+    """vLLM pads a batch with -1, which as an index would be the last row."""
+    cache = torch.arange(4 * 16 * 656).view(4, 16, 1, 656).byte()
+    before = cache.clone().view(64, 656)
+    latent, rope = torch.ones(len(slots), 512), torch.ones(len(slots), 64)
+    write_latent_rows(cache, latent, rope, torch.tensor(slots, dtype=torch.int64))
+    changed = (cache.view(64, 656) != before).any(-1).nonzero().flatten().tolist()
+    assert changed == [slot for slot in slots if slot >= 0]
+    for slot in changed:
+        assert torch.equal(numbers_of(cache.view(64, 656)[slot]), torch.ones(576))
+
+
 def test_written_rows_stand_for_the_numbers_given():
     """Rounded to three bits of mantissa, of 128 numbers whose largest is the largest e4m3; zeros stay zeros."""
     generator = torch.Generator().manual_seed(0)

@@ -12,8 +12,8 @@ from tests.serving.test_masks import MASKS
 
 OPTIONS = {
     "mask": ("full", "causal", "window causal", "window", "chunked causal", "window or chunked"),
-    # 0: no pages. 8: the smallest, sixteen copies a tile; 32: four; 128: one.
-    "page_size": (0, 8, 32, 128),
+    # 0: no pages. 8: the smallest, sixteen copies a tile; 128: one. Sizes between: test_paged.py.
+    "page_size": (0, 8, 128),
     # 1; 3 does not fold into a tile; 8 query heads share one.
     "group": (1, 3, 8),
     # Half the tensor memory, padded, nothing padded.

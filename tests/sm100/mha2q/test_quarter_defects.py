@@ -26,7 +26,7 @@ def test_the_subject_begins_p_with_the_first_quarter():
     assert CONFIG.p_first_part == CONFIG.tiles.BN // 2
 
 
-@pytest.mark.parametrize("mutant", quick_or_sweep(MUTANTS, 4))
+@pytest.mark.parametrize("mutant", quick_or_sweep(MUTANTS, 8))
 def test_a_defect_is_caught_by_a_check_meant_for_it(mutant):
     assert_caught(mutant, subject())
 

@@ -42,7 +42,7 @@ def subject(name):
     }[name](LEVEL)
 
 
-@pytest.mark.parametrize("mutant", [*quick_or_sweep(CAUGHT, 3), *quick_or_sweep(CROSSED, 9)])
+@pytest.mark.parametrize("mutant", [*quick_or_sweep(CAUGHT, 5), *quick_or_sweep(CROSSED, 12)])
 def test_a_defect_is_caught_by_a_check_meant_for_it(mutant):
     assert_caught(mutant, subject(mutant.subject))
 

@@ -107,6 +107,19 @@ def choose(area: str, things: list, by: tuple, *, kernel: Callable, seconds: flo
     ]
 
 
+def of_pairs(options: dict, quick: dict) -> list:
+    """Cases that cover every two values, as parameters: plain pytest runs those that have what `quick` says."""
+    every = product(options)
+    return [
+        pytest.param(
+            *case.values(),
+            marks=() if quick.items() <= case.items() else pytest.mark.sweep,
+            id="-".join(str(x).removeprefix("torch.").replace(" ", "") for x in case.values()),
+        )
+        for case in map(every.__getitem__, covering(every))
+    ]
+
+
 def sweep_only(area: str, *, seconds: float = 0.1):
     """Decorator of a test that the sweep alone runs: more of what another test shows a little of."""
     return _mark(area, False, None, seconds)

@@ -24,6 +24,7 @@ from .kernel_args import Events, KernelArgs, Smem
 from .operands import tma
 from .operands.rope import Rope
 from .steps.row_math import LOG2_E
+from .sync.barriers import KV_SLOT
 from .sync.pipelines import KVConsumerPipeline, TMAProducerPipeline, initialise
 from .work import packed_order, tile_order
 from .work.judged import queue_of
@@ -312,12 +313,7 @@ class SM100Kernel:
         """Where everything is; nothing is executed but address arithmetic."""
         cfg = self.cfg
         table, tiles = cfg.barriers, cfg.tiles
-        ring = dict(
-            full=mbarriers + table.first_index("kv_full"),
-            empty=mbarriers + table.first_index("kv_empty"),
-            slots=table.kv_slots,
-            qk_stages=tiles.qk_stages,
-        )
+        ring = table.ring(mbarriers, "kv", KV_SLOT, tiles.qk_stages)
         queue = self.queue.at(
             cute.recast_ptr(base + cfg.smem.work_queue.offset, dtype=Int32),
             **{

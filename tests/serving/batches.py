@@ -141,6 +141,13 @@ def paged_kv(batch: Batch, page_size: int, layout: str = "NHD", seed: int = 0) -
 # --- the definition
 
 
+def storages(batch: Batch, kind, layout: str = "NHD") -> tuple[dict, dict]:
+    """Queries, and keys with values: "dense" or "packed" both, or a page size: packed queries."""
+    if kind == "dense":
+        return dense_q(batch), dense_kv(batch)
+    return packed_q(batch), packed_kv(batch) if kind == "packed" else paged_kv(batch, kind, layout)
+
+
 def positions(m: int, n: int) -> tuple[torch.Tensor, torch.Tensor]:
     """(m, 1) positions of the queries and (1, n) of the keys."""
     return torch.arange(m)[:, None] + n - m, torch.arange(n)[None]

@@ -18,14 +18,11 @@ from tests.serving.batches import (
     Batch,
     assert_agrees,
     dense,
-    dense_kv,
-    dense_q,
     int32,
     packed,
-    packed_kv,
-    packed_q,
     paged_kv,
     run,
+    storages,
 )
 from tests.serving.test_masks import MASKS
 
@@ -64,12 +61,7 @@ def as_stored(name: str, scales: list, storage, layout: str, batch: Batch) -> to
 def called(batch: Batch, given: dict, storage, layout="NHD", **options) -> tuple:
     """The call with these scales -> (out, lse)."""
     names = {f"{x}_descale": as_stored(x, s, storage, layout, batch) for x, s in given.items()}
-    queries = dense_q(batch) if storage == "dense" else packed_q(batch)
-    if storage in ("dense", "packed"):
-        stored = dense_kv(batch) if storage == "dense" else packed_kv(batch)
-    else:
-        stored = paged_kv(batch, storage, layout)
-    return run(queries, stored, names, **options)
+    return run(*storages(batch, storage, layout), names, **options)
 
 
 OPTIONS = {
@@ -81,18 +73,9 @@ OPTIONS = {
     "tensors": ((E4M3, 128, 128), (E5M2, 80, 16), (E4M3, 64, 64)),
     "parts": (1, 2),
 }
-EVERY = pairwise.product(OPTIONS)
-PAIRS = [EVERY[number] for number in pairwise.covering(EVERY)]
 # Of these plain pytest runs one that has the ring of scales, and the merge of two units.
 QUICK = dict(letters="qkv", storage="packed", queries=(20, 9), tensors=(E5M2, 80, 16))
-CASES = [
-    pytest.param(
-        *case.values(),
-        marks=() if QUICK.items() <= case.items() else pytest.mark.sweep,
-        id="-".join(str(x).removeprefix("torch.").replace(" ", "") for x in case.values()),
-    )
-    for case in PAIRS
-]
+CASES = pairwise.of_pairs(OPTIONS, QUICK)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -9,7 +9,7 @@ from cutlass import Int32
 
 from ...layouts.block_scales import KIND, copy_descriptor, scaled_instruction
 from ...layouts.umma_descriptors import InstructionDescriptor
-from .tensor_core import _accumulate_operand, _asm
+from .tensor_core import _accumulate_operand, _asm, _text_of_ss
 
 DESCRIPTOR_UNIT = 16
 
@@ -42,16 +42,11 @@ def mma_ss(
     a_scales, b_scales   first column of each in tensor memory (Int32); step i takes byte i of the words
     """
     flag, first = _accumulate_operand(accumulate)
-    text = "{\n.reg .pred leader_thread, accumulate;\n.reg .b32 a_low, b_low;\n.reg .b64 a, b;\n"
-    text += "elect.sync _|leader_thread, 0xffffffff;\nsetp.ne.b32 accumulate, $3, 0;\n"
-    for step, (a_offset, b_offset) in enumerate(steps):
-        text += f"add.s32 a_low, $1, {a_offset};\nadd.s32 b_low, $2, {b_offset};\n"
-        text += f"mov.b64 a, {{a_low, {a_high:#x}}};\nmov.b64 b, {{b_low, {b_high:#x}}};\n"
-        predicate = first if step == 0 else "1"
-        text += (
-            f"@leader_thread tcgen05.mma.cta_group::{computes.cta_group}.kind::{KIND} [$0], a, b, "
-            f"{scaled_instruction(computes, step):#x}, [$4], [$5], {predicate};\n"
-        )
-    text += "}"
+    instructions = [
+        f"tcgen05.mma.cta_group::{computes.cta_group}.kind::{KIND} [$0], a, b, "
+        f"{scaled_instruction(computes, step):#x}, [$4], [$5]"
+        for step in range(len(steps))
+    ]
+    text = _text_of_ss(instructions, steps, a_high, b_high, first)
     values = (d_tmem, a_start, b_start, flag, a_scales, b_scales)
     _asm(text, [Int32(v).ir_value() for v in values], "r,r,r,r,r,r")

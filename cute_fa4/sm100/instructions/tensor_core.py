@@ -55,17 +55,24 @@ def mma_ss(
     accumulate   bool or Boolean: whether the first step adds to D; later steps always do
     """
     flag, first = _accumulate_operand(accumulate)
+    instruction = f"{_mma(computes)} [$0], a, b, {computes.encode():#x}"
+    text = _text_of_ss([instruction] * len(steps), steps, a_high, b_high, first)
+    _asm(text, [Int32(v).ir_value() for v in (d_tmem, a_start, b_start, flag)], "r,r,r,r")
+
+
+def _text_of_ss(instructions: list[str], steps, a_high: int, b_high: int, first: str) -> str:
+    """PTX of K steps with both operands in shared memory: an MMA each, without its predicate, of descriptors a and b.
+
+    $1, $2: low words of the first descriptors; $3: whether the first step adds to D, with the predicate `first`
+    """
     text = "{\n.reg .pred leader_thread, accumulate;\n.reg .b32 a_low, b_low;\n.reg .b64 a, b;\n"
     text += "elect.sync _|leader_thread, 0xffffffff;\nsetp.ne.b32 accumulate, $3, 0;\n"
     for step, (a_offset, b_offset) in enumerate(steps):
         text += f"add.s32 a_low, $1, {a_offset};\nadd.s32 b_low, $2, {b_offset};\n"
         text += f"mov.b64 a, {{a_low, {a_high:#x}}};\nmov.b64 b, {{b_low, {b_high:#x}}};\n"
         predicate = first if step == 0 else "1"
-        text += (
-            f"@leader_thread {_mma(computes)} [$0], a, b, {computes.encode():#x}, {predicate};\n"
-        )
-    text += "}"
-    _asm(text, [Int32(v).ir_value() for v in (d_tmem, a_start, b_start, flag)], "r,r,r,r")
+        text += f"@leader_thread {instructions[step]}, {predicate};\n"
+    return text + "}"
 
 
 def mma_ts(

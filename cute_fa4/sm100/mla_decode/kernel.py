@@ -81,12 +81,7 @@ class SM100MLADecode(SM100MHASwap):
 
     def prologue(self, base, mbarriers) -> LatentCTA:
         cta, table, tiles = super().prologue(base, mbarriers), self.cfg.barriers, self.cfg.tiles
-        ring = dict(
-            full=mbarriers + table.first_index("rope_full"),
-            empty=mbarriers + table.first_index("rope_empty"),
-            slots=table.numbers[ROPE_SLOT],
-            qk_stages=1,
-        )
+        ring = table.ring(mbarriers, "rope", ROPE_SLOT)
         nbytes = tiles.rope_slot_bytes
         rope = TMAProducerPipeline(**ring, k_bytes=(nbytes,), v_bytes=nbytes)
         given = vars(cta) | dict(

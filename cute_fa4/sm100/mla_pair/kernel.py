@@ -112,12 +112,7 @@ class SM100MLAPair(SM100Kernel):
 
     def prologue(self, base, mbarriers) -> LatentPairCTA:
         cta, table = super().prologue(base, mbarriers), self.cfg.barriers
-        ring = dict(
-            full=mbarriers + table.first_index("rope_full"),
-            empty=mbarriers + table.first_index("rope_empty"),
-            slots=table.numbers[ROPE_SLOT],
-            qk_stages=1,
-        )
+        ring = table.ring(mbarriers, "rope", ROPE_SLOT)
         nbytes = self.cfg.tiles.rope_slot_bytes
         rope = PairProducer(**ring, k_bytes=(nbytes,), v_bytes=nbytes)
         given = vars(cta) | dict(

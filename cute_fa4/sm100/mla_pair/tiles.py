@@ -35,9 +35,9 @@ SWIZZLE_BYTES = 128
 class LatentPairTiles(Tiles):
     """What Tiles has, of the pair as if it were one CTA, and what each of the two has."""
 
-    @staticmethod
-    def of(problem: Problem) -> "LatentPairTiles":
-        return LatentPairTiles(
+    @classmethod
+    def of(cls, problem: Problem) -> "LatentPairTiles":
+        return cls(
             problem,
             num_q=1,
             cta_group=1,

@@ -96,12 +96,7 @@ class SM100MLAWidenPair(SM100MLAPair):
     def prologue(self, base, mbarriers) -> RowsPairCTA:
         cta, cfg = super().prologue(base, mbarriers), self.cfg
         table, tiles = cfg.barriers, cfg.tiles
-        ring = dict(
-            full=mbarriers + table.first_index("stored_full"),
-            empty=mbarriers + table.first_index("stored_empty"),
-            slots=table.numbers[STORED_SLOT],
-            qk_stages=1,
-        )
+        ring = table.ring(mbarriers, "stored", STORED_SLOT)
         with_scales, without = (tiles.stored_bytes,), tiles.scales_at
         stored = TMAProducerPipeline(**ring, k_bytes=with_scales, v_bytes=without)
         given = vars(cta) | dict(

@@ -11,25 +11,13 @@ Products, rows and units are those of mla_pair/tiles.py. What comes from memory 
 from dataclasses import dataclass
 
 from ...layouts.operand_tiles import KMajorTile
-from ..mla_pair.tiles import KEYS_PER_TILE, SWIZZLE_BYTES, UNIT_COLUMNS, UNIT_KEYS, LatentPairTiles
+from ..mla_pair.tiles import UNIT_COLUMNS, UNIT_KEYS, LatentPairTiles
 from ..mla_widen.tiles import SCALE_LINE_BYTES
-from ..problem import Problem
 
 
 @dataclass(frozen=True)
 class RowsPairTiles(LatentPairTiles):
     """What LatentPairTiles has, whose slots are units as they are multiplied; and units as they are stored."""
-
-    @staticmethod
-    def of(problem: Problem) -> "RowsPairTiles":
-        return RowsPairTiles(
-            problem,
-            num_q=1,
-            cta_group=1,
-            BN=KEYS_PER_TILE,
-            qk_stages=1,
-            swizzle_bytes=SWIZZLE_BYTES,
-        )
 
     @property
     def stored_tile(self) -> KMajorTile:

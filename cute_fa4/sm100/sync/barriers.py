@@ -113,6 +113,15 @@ class BarrierTable:
         """mbarriers of a CTA."""
         return sum(self.number(barrier) for barrier in self.rows)
 
+    def ring(self, mbarriers, name: str, slot: str, qk_stages: int = 1) -> dict:
+        """What both ends of a ring of slots take (pipelines.py); its mbarriers are NAME_full and NAME_empty."""
+        return dict(
+            full=mbarriers + self.first_index(f"{name}_full"),
+            empty=mbarriers + self.first_index(f"{name}_empty"),
+            slots=self.numbers[slot],
+            qk_stages=qk_stages,
+        )
+
     def first_index(self, name: str) -> int:
         """Position of the first mbarrier of a kind among all mbarriers of the CTA."""
         index = 0

@@ -230,7 +230,7 @@ def _data(kind: str, warp, ins) -> tuple:
         return (cta.rank, offset), int(warp.read32(ins.operands[2])[lane]) & 1
     if kind == "mma":
         from cute_fa4.emulator.machine.block_scale import decode_scaled_instruction
-        from cute_fa4.emulator.machine.tensor_core import decode_instruction
+        from cute_fa4.emulator.machine.matrix_descriptors import decode_instruction
         from cute_fa4.emulator.ptx_parser import Addr
 
         group = 2 if "cta_group::2" in ins.opcode else 1

@@ -12,7 +12,7 @@ import torch
 
 from cute_fa4 import emulator, flash_attn_func
 from cute_fa4.emulator.errors import EmulatorError
-from cute_fa4.emulator.machine import tensor_core
+from cute_fa4.emulator.machine import matrix_descriptors, tensor_core
 from cute_fa4.emulator.machine.fast_paths import fast
 from cute_fa4.emulator.machine.memory import SharedMemory
 from cute_fa4.emulator.machine.tensor_memory import TensorMemory
@@ -101,7 +101,7 @@ def test_products_have_the_same_bits():
         in_tensor_memory = bool(other & 1) and not a_mn
         negate, accumulate = other >> 1 & 1, other >> 2
         bits = 1 << 4 | a << 7 | b << 10 | negate << 13 | a_mn << 15 | b_mn << 16 | n // 8 << 17
-        shape = tensor_core.decode_instruction(bits | 128 // 16 << 24, kind, 1)
+        shape = matrix_descriptors.decode_instruction(bits | 128 // 16 << 24, kind, 1)
         # 128-byte swizzle, strides of 1 and 2 KiB.
         matrix = lambda start: start >> 4 | 2048 >> 4 << 16 | 1024 >> 4 << 32 | 1 << 46 | 2 << 61
         cta = Cta(random)

@@ -18,15 +18,15 @@ from cute_fa4.emulator.errors import (
     TensorMemoryError,
     UninitializedRead,
 )
-from cute_fa4.emulator.machine.memory import SharedMemory
-from cute_fa4.emulator.machine.tensor_core import (
+from cute_fa4.emulator.machine.matrix_descriptors import (
     K_BYTES,
-    MatrixMultiply,
     decode_instruction,
     decode_matrix,
     element_address,
     swizzle,
 )
+from cute_fa4.emulator.machine.memory import SharedMemory
+from cute_fa4.emulator.machine.tensor_core import MatrixMultiply
 from cute_fa4.emulator.machine.tensor_memory import TensorMemory
 
 # name -> (swizzle field, span in bytes)

@@ -17,7 +17,7 @@ from cute_fa4.emulator.checks.ordering import IN_FLIGHT
 from cute_fa4.emulator.checks.reports import report
 from cute_fa4.emulator.checks.shadow import Shadow
 from cute_fa4.emulator.errors import RaceError, TensorOrderError
-from cute_fa4.emulator.machine.tensor_core import K_BYTES, chunk_numbers
+from cute_fa4.emulator.machine.matrix_descriptors import K_BYTES, chunk_numbers
 from cute_fa4.emulator.machine.tensor_memory import COLUMNS, split_address
 
 QUARTERS = 4

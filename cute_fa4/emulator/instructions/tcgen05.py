@@ -38,8 +38,9 @@ from cute_fa4.emulator.errors import (
 )
 from cute_fa4.emulator.instruction_table import instruction, lookup
 from cute_fa4.emulator.machine.fast_paths import fast
+from cute_fa4.emulator.machine.matrix_descriptors import decode_instruction
 from cute_fa4.emulator.machine.shifted import ShiftedMultiply
-from cute_fa4.emulator.machine.tensor_core import MatrixMultiply, decode_instruction
+from cute_fa4.emulator.machine.tensor_core import MatrixMultiply
 from cute_fa4.emulator.machine.tensor_memory import split_address
 from cute_fa4.emulator.machine.warp import FULL, Wait
 from cute_fa4.emulator.machine.weight_stationary import WeightStationaryMultiply

@@ -22,7 +22,8 @@ import numpy as np
 from cute_fa4.emulator.checks import tensor as tensor_checks
 from cute_fa4.emulator.instruction_table import instruction
 from cute_fa4.emulator.instructions.tcgen05 import pair_of
-from cute_fa4.emulator.machine.tensor_core import CHUNK, chunk_numbers, unpacked
+from cute_fa4.emulator.machine.element_formats import CHUNK, unpacked
+from cute_fa4.emulator.machine.matrix_descriptors import chunk_numbers
 from cute_fa4.emulator.machine.tensor_memory import split_address
 
 _ROW = np.arange(128)

@@ -20,16 +20,10 @@ from functools import lru_cache
 import numpy as np
 
 from cute_fa4.emulator.errors import EmulatorError
-from cute_fa4.emulator.machine.tensor_core import (
-    _E4M3,
-    E2M1,
-    K_BYTES,
-    KINDS,
-    Format,
-    InstructionDescriptor,
-    MatrixMultiply,
-    read_shared_operand,
-)
+from cute_fa4.emulator.machine.element_formats import E2M1, E4M3, KINDS, Format
+from cute_fa4.emulator.machine.matrix_descriptors import K_BYTES, InstructionDescriptor
+from cute_fa4.emulator.machine.operands import read_shared_operand
+from cute_fa4.emulator.machine.tensor_core import MatrixMultiply
 from cute_fa4.emulator.machine.tensor_memory import COLUMNS, split_address
 
 
@@ -188,6 +182,6 @@ class ScaledMultiply(MatrixMultiply):
             factors = (
                 np.where(codes == 0xFF, np.nan, 2.0 ** (codes.astype(np.float64) - 127))
                 if shape.ue8m0
-                else _E4M3[codes & 0x7F]
+                else E4M3[codes & 0x7F]
             )
         return np.repeat(factors, shape.block, axis=1)

@@ -30,7 +30,8 @@ import numpy as np
 
 from cute_fa4.emulator.errors import EmulatorError
 from cute_fa4.emulator.machine.block_scale import ScaledMultiply, decode_scaled_instruction
-from cute_fa4.emulator.machine.tensor_core import K_BYTES, MatrixMultiply, decode_instruction
+from cute_fa4.emulator.machine.matrix_descriptors import K_BYTES, decode_instruction
+from cute_fa4.emulator.machine.tensor_core import MatrixMultiply
 from cute_fa4.emulator.machine.tensor_memory import COLUMNS, split_address
 from cute_fa4.emulator.machine.weight_stationary import WeightStationaryMultiply
 

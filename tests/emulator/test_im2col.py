@@ -70,7 +70,7 @@ def _unfolding(x: cute.Tensor, out: cute.Tensor):
 
 def test_cutes_maps_and_coordinates_unfold_a_tensor(monkeypatch):
     """All 9 places of the filter for all 48 pixels; and encode_im2col makes the map that the host code made."""
-    from cute_fa4.emulator.instructions import bulk_copy
+    from cute_fa4.emulator.instructions import bulk_operands
 
     maps = set()
 
@@ -78,7 +78,7 @@ def test_cutes_maps_and_coordinates_unfold_a_tensor(monkeypatch):
         maps.add(data)
         return decode_tensor_map(data)
 
-    monkeypatch.setattr(bulk_copy, "decode_tensor_map", decode)
+    monkeypatch.setattr(bulk_operands, "decode_tensor_map", decode)
     shapes = (N, H, W, C), (6, 9, ROWS, C)
     fakes = [
         make_fake_compact_tensor(cutlass.BFloat16, s, stride_order=(3, 2, 1, 0)) for s in shapes

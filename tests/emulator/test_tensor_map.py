@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from cute_fa4 import emulator
 from cute_fa4.emulator.errors import IllegalAccess, TensorMapError
-from cute_fa4.emulator.instructions import bulk_copy
+from cute_fa4.emulator.instructions import bulk_operands
 from cute_fa4.emulator.machine.memory import GlobalMemory
 from cute_fa4.emulator.machine.tensor_map import (
     DTYPES,
@@ -142,7 +142,7 @@ def test_descriptor_packed_by_cute(monkeypatch):
     """The host code that CuTe compiles packs the map of a sliced torch tensor; a kernel prefetches it."""
     seen = []
     monkeypatch.setattr(
-        bulk_copy,
+        bulk_operands,
         "decode_tensor_map",
         lambda data: seen.append(decode_tensor_map(data)) or seen[-1],
     )

@@ -13,16 +13,15 @@ import numpy as np
 from cute_fa4.emulator.checks.memory import copy_checks
 from cute_fa4.emulator.errors import IllegalAccess
 from cute_fa4.emulator.instruction_table import instruction
-from cute_fa4.emulator.instructions.bulk_copy import (
+from cute_fa4.emulator.instructions.bulk_operands import (
     BULK_ALIGNMENT,
     HINTS,
     MBARRIER_ALIGNMENT,
     bulk_size,
     global_address,
     resolve_shared,
-    shared_source,
-    submit_store,
 )
+from cute_fa4.emulator.instructions.bulk_store import shared_source, submit_store
 from cute_fa4.emulator.rounding import BF16, decode, encode
 
 _NUMBERS = {

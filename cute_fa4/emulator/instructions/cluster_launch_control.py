@@ -16,7 +16,8 @@ import numpy as np
 
 from cute_fa4.emulator.errors import EmulatorError
 from cute_fa4.emulator.instruction_table import instruction
-from cute_fa4.emulator.instructions.bulk_copy import MBARRIER_ALIGNMENT, resolve_shared, submit_load
+from cute_fa4.emulator.instructions.bulk_copy import submit_load
+from cute_fa4.emulator.instructions.bulk_operands import MBARRIER_ALIGNMENT, resolve_shared
 from cute_fa4.emulator.machine.warp import FULL, mask_of
 
 RESPONSE_BYTES = 16

@@ -11,17 +11,15 @@ import numpy as np
 from cute_fa4.emulator.checks.memory import copy_checks
 from cute_fa4.emulator.errors import IllegalAccess
 from cute_fa4.emulator.instruction_table import instruction
-from cute_fa4.emulator.instructions.bulk_copy import (
+from cute_fa4.emulator.instructions.bulk_operands import (
     MBARRIER_ALIGNMENT,
-    Copy,
     global_address,
-    groups_of,
     resolve_shared,
-    wait_for_groups,
 )
+from cute_fa4.emulator.instructions.copy_groups import Copy, groups_of, wait_for_groups
 from cute_fa4.emulator.ptx_parser import Pred
 
-ASYNC = "cp.async"  # the kind of copies (bulk_copy.groups_of)
+ASYNC = "cp.async"  # the kind of copies (copy_groups.groups_of)
 
 
 @instruction(

@@ -17,7 +17,7 @@ from cute_fa4.emulator.checks import memory as checks
 from cute_fa4.emulator.checks import tensor_maps
 from cute_fa4.emulator.errors import IllegalAccess, TensorMapError
 from cute_fa4.emulator.instruction_table import instruction
-from cute_fa4.emulator.instructions.bulk_copy import global_address, resolve_shared
+from cute_fa4.emulator.instructions.bulk_operands import global_address, resolve_shared
 from cute_fa4.emulator.machine.tensor_map import TENSOR_MAP_BYTES
 
 MAP_ALIGNMENT = 128  # of what replace and cp_fenceproxy are given

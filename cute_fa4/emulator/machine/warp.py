@@ -174,7 +174,7 @@ class Warp:
         self.registers_per_thread = 0
         self.local_bytes = 0
         self.order = None  # checks.clocks.Strand of a launch with ordering checks
-        # Asynchronous copies by kind ("cp.async", "cp.async.bulk") and lane: CopyGroups of bulk_copy.py. They are the
+        # Asynchronous copies by kind ("cp.async", "cp.async.bulk") and lane: CopyGroups of copy_groups.py. They are the
         # warp's own, because copies know their warp: a table beside it, even a weak one, would keep every launch.
         self.copy_groups = {}
         self.pending_rows = frozenset()  # rows of tcgen05.ld before their tcgen05.wait::ld

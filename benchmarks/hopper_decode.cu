@@ -3,6 +3,8 @@
 //     nvcc -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a -o hopper_decode hopper_decode.cu
 //     ./hopper_decode > measured.json
 //
+//     first      the first copies of a launch: 16 parts of a key tile each, whose CTAs look up where their keys are
+//                (two loads from global memory, side by side) or not, and fetch their descriptors before that or not
 //     latency    one SM, one copy in flight at a time, from memory that L2 does not hold
 //     stream     every SM keeps so many bytes in flight and does nothing else
 //     boxes      the same with copies of a few rows: how many of them the copy engine takes
@@ -11,6 +13,10 @@
 //                their own, merged by: "kernel" a second launch, "dependent" a second launch that may begin early,
 //                "last" the CTA of a row that ends last, "cluster" the CTAs of a cluster through their shared memory;
 //                "none" leaves them unmerged, "only" is the second launch alone; keys 0: launch, set-up and merging alone
+//                In a cluster, in other ways: "pull" as "cluster", with all loads from other CTAs under way at once;
+//                "push" each CTA stores its rows into the CTA that merges them, by st.async, whose mbarrier counts
+//                bytes; "push_free" without a cluster barrier at the end; "push_bulk" by bulk copies of rows;
+//                "push_store" by plain stores and a cluster barrier; "apart" a cluster that leaves its parts unmerged
 //
 // Times are of launches one behind another in a graph, each with other keys than the launches before it, so that L2 holds none of them.
 // cycle_model/decode/check.py reads the result; docs/performance_method.md says what it is worth.
@@ -122,11 +128,16 @@ __global__ void nothing_dependent() {
 
 // --- decode ---------------------------------------------------------------------------------------------------------
 
-enum Merge { KERNEL, DEPENDENT, LAST, CLUSTER, NONE, ONLY, HOWS };
+enum Merge { KERNEL, DEPENDENT, LAST, CLUSTER, NONE, ONLY, PULL, PUSH, PUSH_FREE, PUSH_BULK, PUSH_STORE, APART, HOWS };
+__host__ __device__ constexpr bool in_cluster(int how) { return how == CLUSTER || how >= PULL; }
+__host__ __device__ constexpr bool pushes(int how) { return how >= PUSH && how <= PUSH_STORE; }
 
 struct Problem {
   int batch, keys, parts, tiles;  // tiles: of a part; keys are a multiple of parts * KEYS
   int first_row;                  // of the pool
+  const int* looked_up = nullptr;  // zeros that no cache holds, which a CTA adds to what it has been told
+  int slot = 0;                    // where in them
+  bool prefetches = false;         // the descriptors, while the CTA sets up
 };
 
 struct Results {
@@ -180,6 +191,128 @@ __device__ __forceinline__ void merge(const Results& r, int parts, int rows, int
   *reinterpret_cast<uint2*>(&r.out[size_t(row) * DEPTH + 4 * lane]) = words;
 }
 
+// What a CTA of a cluster merges, when others have stored it here: part by part, its rows rank, rank + parts, ...
+struct Landing {
+  float o[GROUP * DEPTH];  // [part][own row][depth]
+  float l[GROUP];          // [part][own row]
+};
+constexpr int LANDING_BYTES = sizeof(Landing);
+
+__device__ __forceinline__ uint32_t there(uint32_t address, int rank) {
+  uint32_t found;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(found) : "r"(address), "r"(rank));
+  return found;
+}
+__device__ __forceinline__ float load_there(uint32_t address) {
+  float found;
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(found) : "r"(address) : "memory");
+  return found;
+}
+__device__ __forceinline__ void store_there(uint32_t address, float value) {
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
+}
+__device__ __forceinline__ void store_async(uint32_t address, float value, uint32_t barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(address), "f"(value), "r"(barrier)
+               : "memory");
+}
+__device__ __forceinline__ void wait_for_cluster(uint64_t* barrier) {
+  asm volatile(
+      "{.reg .pred p; again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], 0; @p bra done; bra again; done:}" ::"r"(
+          shared_address(barrier))
+      : "memory");
+}
+__device__ __forceinline__ void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+// 128 threads, each a depth: the rows of this CTA, of which `o` and `l` say what each part has.
+template <int PARTS, class O, class L>
+__device__ __forceinline__ void merge_rows(const Results& r, int row, int rank, O o, L l) {
+#pragma unroll
+  for (int i = 0; i < GROUP / PARTS; ++i) {
+    float value[PARTS], state[PARTS], most = -INFINITY, sum = 0, total = 0;
+#pragma unroll
+    for (int p = 0; p < PARTS; ++p) value[p] = o(p, i), state[p] = l(p, i);
+#pragma unroll
+    for (int p = 0; p < PARTS; ++p) most = fmaxf(most, state[p]);
+#pragma unroll
+    for (int p = 0; p < PARTS; ++p) {
+      const float weight = most > -INFINITY ? exp2f(state[p] - most) : 0;
+      sum += weight, total += weight * value[p];
+    }
+    r.out[size_t(row + rank + i * PARTS) * DEPTH + threadIdx.x] = __float2bfloat16(sum > 0 ? total / sum : 0);
+  }
+}
+
+// Every thread of the CTA; the results of this part are in shared_o and merged_l. Behind the start barrier's arrival.
+template <Merge HOW, int PARTS>
+__device__ __forceinline__ void merge_in_cluster(const Results& r, int row, int rank, const float* shared_o, const float* merged_l,
+                                                 Landing* landing, uint64_t* landed) {
+  const int t = threadIdx.x;
+  const bool merges = t < 32 * WARPS;
+  constexpr int OWN = GROUP / PARTS;
+  const uint32_t to_o = shared_address(landing->o), to_l = shared_address(landing->l), own_o = shared_address(shared_o);
+  if (HOW == PULL) {
+    cluster_arrive();
+    cluster_wait();
+    if (merges)
+      merge_rows<PARTS>(
+          r, row, rank, [&](int p, int i) { return load_there(there(own_o + ((rank + i * PARTS) * DEPTH + t) * 4, p)); },
+          [&](int p, int i) { return load_there(there(shared_address(merged_l) + (rank + i * PARTS) * 4, p)); });
+    cluster_arrive();
+    cluster_wait();
+    return;
+  }
+  cluster_wait();  // of the start: every CTA runs, and its mbarrier is there
+  if (merges) {
+    if (HOW == PUSH_BULK) {
+      if (t < GROUP) {
+        const int to = t % PARTS, slot = rank * OWN + t / PARTS;
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                         there(to_o + slot * DEPTH * 4, to)),
+                     "r"(own_o + t * DEPTH * 4), "n"(DEPTH * 4), "r"(there(shared_address(landed), to))
+                     : "memory");
+      }
+    } else {
+#pragma unroll
+      for (int g = 0; g < GROUP; ++g) {
+        const int to = g % PARTS, slot = rank * OWN + g / PARTS;
+        const uint32_t at = there(to_o + (slot * DEPTH + t) * 4, to);
+        const float value = shared_o[g * DEPTH + t];
+        if (HOW == PUSH_STORE)
+          store_there(at, value);
+        else
+          store_async(at, value, there(shared_address(landed), to));
+      }
+    }
+    if (t < GROUP) {
+      const int to = t % PARTS, slot = rank * OWN + t / PARTS;
+      if (HOW == PUSH_STORE)
+        store_there(there(to_l + slot * 4, to), merged_l[t]);
+      else
+        store_async(there(to_l + slot * 4, to), merged_l[t], there(shared_address(landed), to));
+    }
+  }
+  __syncwarp();
+  if (HOW == PUSH_STORE) {
+    cluster_arrive();
+    cluster_wait();
+  } else if (HOW != PUSH_FREE) {
+    cluster_arrive_relaxed();
+  }
+  if (merges) {
+    if (HOW != PUSH_STORE) wait_for_cluster(landed);
+    merge_rows<PARTS>(
+        r, row, rank, [&](int p, int i) { return landing->o[(p * OWN + i) * DEPTH + t]; },
+        [&](int p, int i) { return landing->l[p * OWN + i]; });
+  }
+  if (HOW == PUSH || HOW == PUSH_BULK) {
+    __syncwarp();
+    cluster_wait();
+  }
+}
+
 template <bool EARLY>
 __global__ void merge_kernel(Results r, int parts, int rows) {
   if (EARLY) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -193,7 +326,7 @@ template <Merge HOW>
 __global__ void __launch_bounds__(THREADS, 1)
     decode(const __grid_constant__ CUtensorMap k_map, const __grid_constant__ CUtensorMap v_map, const __nv_bfloat16* q,
            Problem p, Results r, float scale_log2) {
-  __shared__ uint64_t full[STAGES], empty[STAGES];
+  __shared__ uint64_t full[STAGES], empty[STAGES], landed;
   __shared__ float merged_l[GROUP], warp_m[WARPS][GROUP], warp_s[WARPS][GROUP];
   __shared__ int last;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -202,14 +335,23 @@ __global__ void __launch_bounds__(THREADS, 1)
   float* shared_o = reinterpret_cast<float*>(dynamic_shared);  // [GROUP][DEPTH], when the ring is done with
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; ++i) init(&full[i], 1), init(&empty[i], WARPS);
+    if (pushes(HOW)) init(&landed, 1);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    if (pushes(HOW)) expect(&landed, LANDING_BYTES);
   }
+  if (pushes(HOW)) __syncwarp(), cluster_arrive_relaxed();
   __syncthreads();
   if (HOW == DEPENDENT) asm volatile("griddepcontrol.wait;" ::: "memory");
   if (warp == WARPS) {
     if (lane == 0) {
-      const int begin = p.first_row + sequence * p.keys + part * p.tiles * KEYS;
-      for (int n = 0; n < 2 * p.tiles; ++n) {
+      if (p.prefetches)
+        for (const CUtensorMap* map : {&k_map, &v_map}) asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+      int begin = p.first_row + sequence * p.keys + part * p.tiles * KEYS, tiles = p.tiles;
+      if (p.looked_up) {
+        const int *length = p.looked_up + p.slot, *page = length + (1 << 20);
+        begin += __ldcg(page + 32 * part), tiles += __ldcg(length);
+      }
+      for (int n = 0; n < 2 * tiles; ++n) {
         const int stage = n % STAGES;
         wait(&empty[stage], (n / STAGES & 1) ^ 1);
         expect(&full[stage], TILE_BYTES);
@@ -289,6 +431,13 @@ __global__ void __launch_bounds__(THREADS, 1)
     if (warp == 0 && lane % 4 == 0) merged_l[lane / 4] = whole > 0 ? reference + log2f(whole) : -INFINITY;
   }
   __syncthreads();
+  if (HOW == PULL || pushes(HOW)) {
+    Landing* landing = reinterpret_cast<Landing*>(dynamic_shared + STAGES * TILE_BYTES);
+    if (p.parts == 2) merge_in_cluster<HOW, 2>(r, row, part, shared_o, merged_l, landing, &landed);
+    if (p.parts == 4) merge_in_cluster<HOW, 4>(r, row, part, shared_o, merged_l, landing, &landed);
+    if (p.parts == 8) merge_in_cluster<HOW, 8>(r, row, part, shared_o, merged_l, landing, &landed);
+    return;
+  }
   if (HOW == CLUSTER) {
     cg::cluster_group cluster = cg::this_cluster();
     cluster.sync();
@@ -513,19 +662,47 @@ int main() {
   }
 
   // launches
-  const int ring = STAGES * TILE_BYTES;
+  const int ring = STAGES * TILE_BYTES + LANDING_BYTES;
   for (int early = 0; early < 2; ++early) {
     auto nothings = [&](int) { launch(early ? nothing_dependent : nothing, sms, 128, 0, early, 1); };
     std::snprintf(text, sizeof text, "{\"what\": \"nothing\", \"dependent\": %d, \"us\": %.3f}", early, timed(nothings, 1000));
     row(text);
   }
 
-  // decode
+  // first, decode
   CUtensorMap k_map = tensor_map(pool, 3, {DEPTH, HEADS_KV, ROWS}, {2 * DEPTH, ROW_BYTES}, {64, 1, KEYS});
   CUtensorMap v_map = tensor_map(pool + POOL_BYTES / 2, 3, {DEPTH, HEADS_KV, ROWS}, {2 * DEPTH, ROW_BYTES}, {64, 1, KEYS});
-  auto by_kernel = with_shared(decode<KERNEL>, ring), dependent = with_shared(decode<DEPENDENT>, ring),
-       by_last = with_shared(decode<LAST>, ring), by_cluster = with_shared(decode<CLUSTER>, ring);
-  const char* names[HOWS] = {"kernel", "dependent", "last", "cluster", "none", "only"};
+  auto by_kernel = with_shared(decode<KERNEL>, ring);
+  const decltype(by_kernel) kernels[HOWS] = {by_kernel,
+                                             with_shared(decode<DEPENDENT>, ring),
+                                             with_shared(decode<LAST>, ring),
+                                             with_shared(decode<CLUSTER>, ring),
+                                             by_kernel,
+                                             by_kernel,
+                                             with_shared(decode<PULL>, ring),
+                                             with_shared(decode<PUSH>, ring),
+                                             with_shared(decode<PUSH_FREE>, ring),
+                                             with_shared(decode<PUSH_BULK>, ring),
+                                             with_shared(decode<PUSH_STORE>, ring),
+                                             by_kernel};
+  const char* names[HOWS] = {"kernel", "dependent", "last", "cluster",   "none",      "only",
+                             "pull",   "push",      "push_free", "push_bulk", "push_store", "apart"};
+  int* zeros;
+  CHECK(cudaMalloc(&zeros, 8 << 20));
+  CHECK(cudaMemset(zeros, 0, 8 << 20));
+  for (int looks_up = 0; looks_up < 2; ++looks_up)
+    for (int prefetches = 0; prefetches < 2; ++prefetches)
+      for (int tiles = 0; tiles < 2; ++tiles) {
+        const int parts = 16;
+        auto one = [&](int i) {
+          Problem p = {1, parts * KEYS, parts, tiles, int(long(i) * parts * KEYS % long(ROWS - parts * KEYS))};
+          p.looked_up = looks_up ? zeros : nullptr, p.slot = i % 500 * 2048, p.prefetches = prefetches;
+          launch(by_kernel, dim3(parts, HEADS_KV, 1), THREADS, ring, false, 1, k_map, v_map, q, p, r, SCALE_LOG2);
+        };
+        std::snprintf(text, sizeof text, "{\"what\": \"first\", \"looks_up\": %d, \"prefetches\": %d, \"tiles\": %d, \"us\": %.3f}",
+                      looks_up, prefetches, tiles, timed(one, 400));
+        row(text);
+      }
   double largest_error = 0;
   for (int batch : {1, 8, 64})
     for (int keys : {1024, 4096, 16384, 65536}) {
@@ -539,16 +716,18 @@ int main() {
         for (int how = 0; how < HOWS; ++how)
           for (int empty = 0; empty < 2; ++empty) {
             const int ctas = batch * HEADS_KV * parts, tiles = keys / parts / KEYS;
-            if (tiles < 1 || (parts > 1 && ctas > sms) || (parts > 8 && how == CLUSTER) || (parts == 1 && how)) continue;
+            if (tiles < 1 || (parts > 1 && ctas > sms) || (parts > 8 && in_cluster(how)) || (parts == 1 && how)) continue;
             if (empty && keys != 4096) continue;
             Problem p = {batch, keys, parts, empty ? 0 : tiles, 0};
             const dim3 grid(parts, HEADS_KV, batch);
             auto both = [&](int i) {
               p.first_row = i < 0 ? 0 : int(long(i) * used % long(ROWS - used));
-              auto kernel = how == KERNEL ? by_kernel : how == DEPENDENT ? dependent : how == LAST ? by_last : how == CLUSTER ? by_cluster : by_kernel;
-              if (how != ONLY || i < 0) launch(kernel, grid, THREADS, ring, how == DEPENDENT, how == CLUSTER ? parts : 1, k_map, v_map, q, p, r, SCALE_LOG2);
-              if (parts == 1 || (how == NONE && i >= 0)) return;
-              if (how == KERNEL || how >= NONE) launch(merge_kernel<false>, (rows + 3) / 4, 128, 0, false, 1, r, parts, rows);
+              const int cluster = in_cluster(how) ? parts : 1;
+              const bool unmerged = how == NONE || how == APART;
+              if (how != ONLY || i < 0)
+                launch(kernels[how], grid, THREADS, ring, how == DEPENDENT, cluster, k_map, v_map, q, p, r, SCALE_LOG2);
+              if (parts == 1 || (unmerged && i >= 0)) return;
+              if (how == KERNEL || how == ONLY || unmerged) launch(merge_kernel<false>, (rows + 3) / 4, 128, 0, false, 1, r, parts, rows);
               if (how == DEPENDENT) launch(merge_kernel<true>, (rows + 3) / 4, 128, 0, true, 1, r, parts, rows);
             };
             const double us = timed(both, used > 1 << 18 ? 20 : 200);

@@ -108,10 +108,10 @@ B200: dict[str, Constant] = {
         1.2, "us", f"{_H200}: the least that a dependent merging launch took, of two parts"
     ),
     "cluster_merge_2_us": Constant(
-        0.7, "us", f"{_H200}: two parts in a cluster beside unmerged ones"
+        0.37, "us", f"{_H200}: two parts in a cluster, sent by st.async, beside unmerged ones"
     ),
-    "cluster_merge_4_us": Constant(0.9, "us", f"{_H200}: the same of four"),
-    "cluster_merge_8_us": Constant(1.1, "us", f"{_H200}: the same of eight"),
+    "cluster_merge_4_us": Constant(0.26, "us", f"{_H200}: the same of four"),
+    "cluster_merge_8_us": Constant(0.24, "us", f"{_H200}: the same of eight"),
     # grid
     "cta_gap": Constant(1500, "cycles", "fitted: exit to first instruction of the next CTA", True),
     "cold_memory": Constant(

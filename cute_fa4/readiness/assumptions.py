@@ -82,9 +82,9 @@ CONSTANTS = {
     "dependent_saves_us": Constant(0.9, "us"),
     "kernel_start_us": Constant(0.56, "us"),
     "dependent_least_us": Constant(1.2, "us"),
-    "cluster_merge_2_us": Constant(0.7, "us"),
-    "cluster_merge_4_us": Constant(0.9, "us"),
-    "cluster_merge_8_us": Constant(1.1, "us"),
+    "cluster_merge_2_us": Constant(0.37, "us"),
+    "cluster_merge_4_us": Constant(0.26, "us"),
+    "cluster_merge_8_us": Constant(0.24, "us"),
     "cold_memory": Constant(0.53125, "fraction of bytes / hbm_tbs"),
     "second_run_speed": Constant(0.8081249999999999, "factor on clock"),
 }

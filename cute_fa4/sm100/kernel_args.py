@@ -61,6 +61,7 @@ class Events:
     o_ready: Event
     scales_full: Event | None
     scales_empty: Event | None
+    parts_in: Event | None
 
     @classmethod
     def of(cls, table: BarrierTable, mbarriers: cute.Pointer) -> "Events":

@@ -189,7 +189,7 @@ def test_a_merge_takes_what_was_measured_at_least_and_a_cluster_what_its_parts_t
     assert merge_us(0, True, constants) == value["dependent_least_us"]
     merging = [costs for batch, _, costs in Check().merging() if batch == 1]
     for parts, costs in zip((2, 4, 8), merging, strict=False):
-        assert value[f"cluster_merge_{parts}_us"] == pytest.approx(costs["cluster"], abs=0.05)
+        assert value[f"cluster_merge_{parts}_us"] == pytest.approx(costs["push"], abs=0.01)
     assert value["dependent_least_us"] == pytest.approx(merging[0]["dependent"], abs=0.05)
 
 

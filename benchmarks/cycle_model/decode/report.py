@@ -7,7 +7,7 @@ from statistics import mean
 
 from benchmarks.cycle_model.constants import Constant
 from benchmarks.cycle_model.decode import problems as calls
-from benchmarks.cycle_model.decode.check import Check, Row
+from benchmarks.cycle_model.decode.check import IN_CLUSTER, Check, Row
 from benchmarks.cycle_model.decode.problems import DecodeProblem, published
 from benchmarks.cycle_model.decode.time import CallTime, ours, theirs
 
@@ -179,13 +179,14 @@ def _errors(check: Check, found: list[Row]) -> str:
 def merging_table(check: Check) -> str:
     """What merging adds to a launch, by how it is done: measured on an H200."""
     lines = [
-        "| batch | parts | second launch | dependent launch | last CTA of a row | cluster |",
-        "|---|---|---|---|---|---|",
+        "| batch | parts | second launch | dependent launch | last CTA of a row | cluster: loads "
+        "| all at once | stores | bulk copies | st.async |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for batch, parts, costs in check.merging():
         cells = [
-            f"{costs[how]:.1f}" if how in costs else "-"
-            for how in ("kernel", "dependent", "last", "cluster")
+            f"{costs[how]:.2f}" if how in costs else "-"
+            for how in ("kernel", "dependent", "last", *IN_CLUSTER)
         ]
         lines.append("| " + " | ".join([str(batch), str(parts), *cells]) + " |")
     return "\n".join(

@@ -8,8 +8,9 @@ memory alone have fences of their own, behind which the arrival and the wait are
 """
 
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Float32, Int32
 from cutlass._mlir.dialects import llvm, nvvm
+from cutlass.cutlass_dsl import T
 
 LONGEST_TRY_NS = 10_000_000
 
@@ -39,6 +40,37 @@ def store_at(rank, pointer, word):
     text = "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, $0, $2;\n"
     text += "st.shared::cluster.b32 [there], $1;\n}"
     _asm(text, pointer, word, rank)
+
+
+def there(rank, address) -> Int32:
+    """The address that a place of this CTA's shared memory has in the CTA of a rank. PTX ISA, "mapa"."""
+    return Int32(
+        llvm.inline_asm(
+            T.i32(),
+            [Int32(address).ir_value(), Int32(rank).ir_value()],
+            "mapa.shared::cluster.u32 $0, $1, $2;",
+            "=r,r,r",
+            has_side_effects=False,
+            is_align_stack=False,
+            asm_dialect=llvm.AsmDialect.AD_ATT,
+        )
+    )
+
+
+def send(address, value, mbarrier):
+    """A float32 to an address of another CTA, whose mbarrier counts its 4 bytes; both as of there().
+
+    PTX ISA, "st.async"
+    """
+    llvm.inline_asm(
+        None,
+        [Int32(address).ir_value(), Float32(value).ir_value(), Int32(mbarrier).ir_value()],
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [$0], $1, [$2];",
+        "r,f,r,~{memory}",
+        has_side_effects=True,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+    )
 
 
 def wait_for_cluster(mbarrier, phase, relaxed: bool = True):

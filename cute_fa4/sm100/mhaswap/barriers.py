@@ -14,7 +14,7 @@ work_claimed  1       load 1 (+ bytes)      load          the answer to a claim 
 
 At the first key tile of a work tile p_ready also says that the old O has been read. Where rows are gathered a warp of
 its own announces and copies V (roles/values.py): it waits for kv_empty and work_ready too, and reads work tiles as the
-other roles do, so that work_read takes 32 arrivals more.
+other roles do, so that work_read takes 32 arrivals more. A CTA of a cluster has one more (cluster_rows): parts_in.
 
 barrier       is not raised again too early because
 q_full        q_free
@@ -45,11 +45,17 @@ from .warp_roles import SwappedWarpRoles
 
 Q_TILE, S_BUFFER, WORK_ENTRY, CTA = "q_tile", "s_buffer", "work_entry", "cta"
 READERS = ("softmax", "mma")  # of the work queue
+PARTS_IN = "parts_in"  # of a CTA in a cluster
 S_BUFFERS = 2  # S of the next key tile is made while the softmax works on one; a buffer is tile & 1
 
 
-def table(warps: SwappedWarpRoles, kv_slots: int, qk_stages: int = 1) -> BarrierTable:
-    """The table of a kernel whose ring has so many slots; qk_stages: depth chunks of K."""
+def table(
+    warps: SwappedWarpRoles, kv_slots: int, qk_stages: int = 1, clusters: bool = False
+) -> BarrierTable:
+    """The table of a kernel whose ring has so many slots; qk_stages: depth chunks of K.
+
+    clusters: CTAs share the keys of a block and send each other what they made of them
+    """
     numbers = {
         Q_TILE: 1,
         S_BUFFER: S_BUFFERS,
@@ -58,7 +64,21 @@ def table(warps: SwappedWarpRoles, kv_slots: int, qk_stages: int = 1) -> Barrier
         KV_SLOT: kv_slots,
         KV_STAGE: kv_slots * qk_stages,
     }
-    return BarrierTable(rows(warps), numbers)
+    return BarrierTable(rows(warps) + cluster_rows() * clusters, numbers)
+
+
+def cluster_rows() -> tuple[Barrier, ...]:
+    """The barrier of a CTA that merges what the CTAs of its cluster send (cluster.py)."""
+    return (
+        Barrier(
+            PARTS_IN,
+            CTA,
+            (announced_bytes("softmax"),),
+            "softmax",
+            "every CTA's part of the rows merged here is there",
+            "a CTA of a cluster has one block",
+        ),
+    )
 
 
 def rows(warps: SwappedWarpRoles) -> tuple[Barrier, ...]:

@@ -1,24 +1,29 @@
-"""Parts of a block's keys in the CTAs of a cluster: each CTA merges some rows, and reads them where the others are.
+"""Parts of a block's keys in the CTAs of a cluster: each CTA merges some rows, which all others store into it.
 
     CTA (rank)             0                    1                    ...
     key tiles              0 .. 3               4 .. 7               even parts of the block's (work/split.py)
-    own shared memory      O^T and, of each row, its maximum and sum, in float32
-    all CTAs have written  barrier.cluster 1
-    rows of the result     0, 2, 4, ...         1, 3, 5, ...         read from every CTA's shared memory
-    all CTAs have read     barrier.cluster 2: only then may one end, its shared memory with it
+    set-up                 barrier.cluster: all CTAs run, their mbarriers are initialised; awaited before any store
+    a CTA's own part       O^T and, of each row, its maximum and sum: row r goes to the CTA of rank r % CTAs by
+                           st.async, whose bytes the mbarrier parts_in of that CTA counts
+    rows of the result     0, 2, 4, ...         1, 3, 5, ...         merged when the parts of all CTAs have arrived
 
 With m_p, l_p and O_p the maximum, sum and unscaled output of a row in part p, and c the scale:
 
     m = max of all m_p     w_p = 2^(c m_p - c m)     l = sum of w_p l_p     O = sum of w_p O_p / l
 
-No workspace and no second launch. A part without key tiles has written zeros and the maximum -inf; what a part without
-weight holds does not count. The parts are added up in the order of their ranks: equal calls give equal bits.
+No workspace and no second launch. A part without key tiles sends zeros and the maximum -inf; what a part without weight
+holds does not count. The parts are added up in the order of their ranks: equal calls give equal bits.
 
-O^T lies where the ring of K and V was: every slot that was filled has been read when the last product is done, and a
-CTA of a cluster has one block. A line of `depth` values for each row: what 32 lanes store, or read from another CTA,
-lies side by side.
+Data and the news of it are one instruction: nobody asks across the cluster and waits for an answer. The barrier
+releases no memory, mbarriers have a fence of their own (fence.mbarrier_init); one that does waits for L2
+(NVIDIA/cccl#9994). None is needed at the end: what is sent goes to a CTA that waits for it. Where parts arrive is a
+place of its own, SwappedShared.parts: a CTA may be reading its last key tile when another sends.
 
-Every thread arrives at both barriers once, also where a block has no rows: all CTAs of a cluster see that alike.
+    parts     of part p, of the CTA's row i, which is row rank + i * CTAs of the block:
+    O         depth values side by side, at (p * own rows + i) * depth: what the lanes of a warp send lies side by side
+    states    behind all of O: maxima, then sums, at p * own rows + i
+
+Of a block without rows nothing is sent: all CTAs of a cluster see that alike.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -26,47 +31,42 @@ from dataclasses import dataclass, fields, replace
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, select_
-from cutlass._mlir.dialects import llvm
-from cutlass.cutlass_dsl import T
 
 from ..chip import F32_BYTES
-from ..instructions import exp2, tensor_memory
+from ..instructions import exp2, mbarriers, tensor_memory
 from ..kernel_args import Events, KernelArgs
 from ..steps import row_math
 from ..steps.scores import log2_scale
 from ..work import scales
+from ..work.blocks import rank_in_cluster
 from ..work.tile import Work
 from . import store, token_scales
 from .columns import BATCH, Place, RowStates, total_over_keys
 from .smem import SwappedShared
 
 OFFSET = 0x3FFFF  # 14 bits of a descriptor, which counts 16 bytes
-MAXIMUM, SUM = 0, 1  # of SwappedShared.row_values, whose biases and factors nobody reads any more
-
-
-def meet():
-    """Every thread of the cluster is here; what each wrote before, all see afterwards. PTX ISA, "barrier.cluster"."""
-    cute.arch.cluster_arrive()
-    cute.arch.cluster_wait()
+MAXIMUM, SUM = 0, 1  # states of a row
 
 
 @dataclass(frozen=True)
 class InCluster:
     """What becomes of the results of a CTA that shares a block's keys: it merges rows of the whole cluster."""
 
+    def set_up(self):
+        """Every thread, when its CTA's mbarriers are initialised."""
+        cute.arch.cluster_arrive_relaxed(aligned=True)
+
+    def begin(self):
+        """Softmax, before it sends anything."""
+        cute.arch.cluster_wait()
+
     def finish(self, cfg, args, smem, tmem, events, work, place, before, states):
-        hand_in(cfg, smem, tmem, events, work, place, before, states)
-        meet()
+        hand_over(cfg, smem, tmem, events, work, place, before, states)
+        events.parts_in.wait(0, 0)
         merge(cfg, args, smem, work, place)
 
-    def after_softmax(self, work_tiles):
-        meet_if_none(work_tiles)
-
     def after_others(self):
-        meet()
-
-    def leave(self):
-        meet()
+        cute.arch.cluster_wait()
 
     def in_descriptors(self, smem: SwappedShared) -> SwappedShared:
         """Addresses of a CTA in a cluster have its rank above their offset, and descriptors take the offset alone."""
@@ -74,15 +74,42 @@ class InCluster:
         return replace(smem, **{name: getattr(smem, name) & OFFSET for name in names})
 
 
-@cute.jit
-def meet_if_none(work_tiles: Int32):
-    """A block without rows: nothing was handed in."""
-    if work_tiles == 0:
-        meet()
+@dataclass(frozen=True)
+class Destination:
+    """Where this CTA's part of a row goes: addresses of shared memory in the CTA of one rank."""
+
+    parts: Int32
+    mbarrier: Int32
+
+    @staticmethod
+    def of(smem: SwappedShared, events: Events, rank) -> "Destination":
+        return Destination(
+            mbarriers.there(rank, smem.parts.iterator.toint()),
+            mbarriers.there(rank, events.parts_in.mbarriers.toint()),
+        )
+
+    def send(self, at, value: Float32):
+        """A value to place `at` of the CTA's parts."""
+        mbarriers.send(self.parts + at * F32_BYTES, value, self.mbarrier)
+
+
+def own_rows(cfg) -> int:
+    """Rows that each CTA merges."""
+    return cfg.tiles.rows // cfg.cluster_parts
+
+
+def place_of(cfg, part, i, depth):
+    """Where a value of O of part `part` of the CTA's row i is among its parts."""
+    return (part * own_rows(cfg) + i) * cfg.ov_depth + depth
+
+
+def state_of(cfg, part, i, kind: int):
+    """The same of the row's maximum or sum."""
+    return cfg.tiles.rows * (cfg.ov_depth + kind) + part * own_rows(cfg) + i
 
 
 @cute.jit
-def hand_in(
+def hand_over(
     cfg: cutlass.Constexpr,
     smem: SwappedShared,
     tmem: Int32,
@@ -92,78 +119,49 @@ def hand_in(
     before,
     states: RowStates,
 ):
-    """This CTA's O^T and the states of its rows, to its own shared memory."""
+    """This CTA's O^T and the states of its rows, to the CTAs that merge them."""
+    if place.warp == 0:
+        events.parts_in.arrive_and_expect(0, cfg.smem.parts.nbytes)
     tiles = before.tiles + work.tiles.count
     row_sums = total_over_keys(cfg, smem, place, states.sums, tiles + before.work_tiles)
-    if place.warp == 0:
-        for i in cutlass.range_constexpr(cfg.tiles.rows_per_lane):
-            row = place.lane + 32 * i
-            smem.row_values[(row, 0, MAXIMUM)] = states.maxima[i]
-            smem.row_values[(row, 0, SUM)] = row_sums[i]
+    part, ctas = rank_in_cluster(), cfg.cluster_parts
+    for i in cutlass.range_constexpr(cfg.tiles.rows_per_lane):
+        row = place.lane + 32 * i
+        if (place.warp == 0) & (row < cfg.tiles.rows):
+            to = Destination.of(smem, events, row % ctas)
+            to.send(state_of(cfg, part, row // ctas, MAXIMUM), states.maxima[i])
+            to.send(state_of(cfg, part, row // ctas, SUM), row_sums[i])
     depth, is_one = store.depth_of(cfg, place, 0)
     unit = token_scales.unit_of(states)
+    destinations = [Destination.of(smem, events, rank) for rank in range(ctas)]
     if work.tiles.count > 0:
         events.pv_done.wait(0, (tiles - 1) & 1)
         tensor_memory.fence_after()
         o_address = tmem + cfg.tmem.o[0]
         for first, values in tensor_memory.load_batches(o_address, cfg.tiles.rows, BATCH):
-            for i, value in enumerate(values):
-                write_value(cfg, smem, first + i, depth, is_one, scales.times(value, unit))
-    else:
-        for row in cutlass.range(cfg.tiles.rows, unroll=1):
-            write_value(cfg, smem, row, depth, is_one, Float32(0.0))
-
-
-def place_of(cfg, smem: SwappedShared, row, depth):
-    """The shared address of a value of O^T."""
-    return smem.kv_address + (row * cfg.ov_depth + depth) * F32_BYTES
-
-
-@cute.jit
-def write_value(
-    cfg: cutlass.Constexpr, smem: SwappedShared, row, depth: Int32, is_one, value: Float32
-):
-    """To this CTA's own shared memory, if the lane has a depth."""
-    if is_one:
-        llvm.inline_asm(
-            None,
-            [Int32(place_of(cfg, smem, row, depth)).ir_value(), value.ir_value()],
-            "st.shared.f32 [$0], $1;",
-            "r,f",
-            has_side_effects=True,
-            is_align_stack=False,
-            asm_dialect=llvm.AsmDialect.AD_ATT,
-        )
-
-
-def read_value(address, rank) -> Float32:
-    """What the CTA of a rank has at a shared address. PTX ISA, "mapa"."""
-    return Float32(
-        llvm.inline_asm(
-            T.f32(),
-            [Int32(address).ir_value(), Int32(rank).ir_value()],
-            "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, $1, $2;\nld.shared::cluster.f32 $0, [there];\n}",
-            "=f,r,r",
-            has_side_effects=True,
-            is_align_stack=False,
-            asm_dialect=llvm.AsmDialect.AD_ATT,
-        )
-    )
+            if is_one:
+                for i, value in enumerate(values):
+                    to, number = destinations[(first + i) % ctas], (first + i) // ctas
+                    to.send(place_of(cfg, part, number, depth), scales.times(value, unit))
+    elif is_one:
+        for number in cutlass.range(own_rows(cfg), unroll=1):
+            for to in destinations:
+                to.send(place_of(cfg, part, number, depth), Float32(0.0))
 
 
 @cute.jit
 def merge(cfg: cutlass.Constexpr, args: KernelArgs, smem: SwappedShared, work: Work, place: Place):
-    """The rows of this CTA: rank, rank + cluster_parts, ..."""
+    """The rows of this CTA: rank, rank + CTAs, ..."""
     depth, _ = store.depth_of(cfg, place, 0)
     inside = cutlass.min(depth, cfg.ov_depth - 1)  # a lane without one reads the last one's
     parts = range(cfg.cluster_parts)
     scale_log2 = log2_scale(cfg, args, scales.of_scores(cfg, args, work))
     of_output = scales.of_output(cfg, args, work)
-    for i in cutlass.range_constexpr(cfg.tiles.rows // cfg.cluster_parts):
-        row = cute.arch.block_idx_in_cluster() + i * cfg.cluster_parts
-        values = [read_value(place_of(cfg, smem, row, inside), rank) for rank in parts]
-        maxima = [read_value(state_of(smem, row, MAXIMUM), rank) for rank in parts]
-        sums = [read_value(state_of(smem, row, SUM), rank) for rank in parts]
+    for i in cutlass.range_constexpr(own_rows(cfg)):
+        row = rank_in_cluster() + i * cfg.cluster_parts
+        values = [smem.parts[place_of(cfg, part, i, inside)] for part in parts]
+        maxima = [smem.parts[state_of(cfg, part, i, MAXIMUM)] for part in parts]
+        sums = [smem.parts[state_of(cfg, part, i, SUM)] for part in parts]
         row_max, row_sum, weights = whole_row(maxima, sums, scale_log2)
         inverse, total = scales.times(row_math.inverse(row_sum), of_output), Float32(0.0)
         for value, weight in zip(values, weights, strict=True):
@@ -173,12 +171,6 @@ def merge(cfg: cutlass.Constexpr, args: KernelArgs, smem: SwappedShared, work: W
         if cutlass.const_expr(cfg.write_lse):
             if place.thread == 0:
                 store.log_sum_exp(cfg, args, work, row, row_max, row_sum)
-
-
-def state_of(smem: SwappedShared, row, kind: int):
-    """The shared address of a row's maximum or sum."""
-    values = smem.row_values
-    return (values.iterator + values.layout((row, 0, kind))).toint()
 
 
 def whole_row(maxima: list, sums: list, scale_log2) -> tuple:

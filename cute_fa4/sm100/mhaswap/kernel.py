@@ -56,6 +56,10 @@ class SM100MHASwap(SM100Kernel):
         warps = self.cfg.warps
         return SwappedShared.of(self.cfg.smem, base, len(warps.softmax))
 
+    def set_up(self, args: KernelArgs, cta: CTA, warp, mbarriers):
+        super().set_up(args, cta, warp, mbarriers)
+        self.ending.set_up()
+
     @cute.jit
     def roles(self, args: KernelArgs, cta: CTA, warp):
         cfg, warps, ending = self.cfg, self.cfg.warps, self.ending
@@ -76,7 +80,6 @@ class SM100MHASwap(SM100Kernel):
             if warp == warps.values.start:
                 values.run(cfg, args, cta.smem, cta.producer, cta.queue)
                 ending.after_others()
-        ending.leave()
 
 
 KERNEL = SM100MHASwap

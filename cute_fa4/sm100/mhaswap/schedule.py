@@ -80,10 +80,13 @@ class SwappedTile:
         return self.warps.with_values() if self.tiles(problem).gathers_rows else self.warps
 
     def barriers(self, problem: Problem) -> BarrierTable:
-        return layout(self.warps_of(problem), self.tiles(problem))[0]
+        return self.layout(problem)[0]
 
     def smem(self, problem: Problem) -> SwappedSmem:
-        return layout(self.warps_of(problem), self.tiles(problem))[1]
+        return self.layout(problem)[1]
+
+    def layout(self, problem: Problem) -> tuple[BarrierTable, SwappedSmem]:
+        return layout(self.warps_of(problem), self.tiles(problem), self.cluster_parts > 1)
 
     def contradictions(self, problem: Problem) -> list[str]:
         why = []
@@ -125,8 +128,11 @@ class SwappedTile:
 
 
 @lru_cache(maxsize=1024)
-def layout(warps: SwappedWarpRoles, tiles: SwappedTiles) -> tuple[BarrierTable, SwappedSmem]:
+def layout(
+    warps: SwappedWarpRoles, tiles: SwappedTiles, clusters: bool
+) -> tuple[BarrierTable, SwappedSmem]:
     """Barriers and shared memory decide each other's size: the ring gets what a kernel without slots leaves."""
-    slots = slots_that_fit(tiles, smem_map(tiles, warps, barriers.table(warps, 0)))
-    table = barriers.table(warps, slots, tiles.qk_stages)
+    without_ring = barriers.table(warps, 0, clusters=clusters)
+    slots = slots_that_fit(tiles, smem_map(tiles, warps, without_ring))
+    table = barriers.table(warps, slots, tiles.qk_stages, clusters)
     return table, smem_map(tiles, warps, table)

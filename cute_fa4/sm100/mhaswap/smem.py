@@ -6,6 +6,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from ..chip import F32_BYTES
+from ..kernel_args import floats as floats_at
 from .smem_map import SwappedSmem
 
 
@@ -18,6 +19,7 @@ class SwappedShared:
     p_address: Int32  # shared address of P
     exchanged: cute.Tensor  # f32, (row, warp, turn): columns.py
     row_values: cute.Tensor  # f32, (row, warp, bias, factor or scale)
+    parts: cute.Tensor | None  # f32: what the CTAs of a cluster send: cluster.py
 
     @classmethod
     def of(cls, places: SwappedSmem, base: cute.Pointer, warps: int) -> "SwappedShared":
@@ -30,10 +32,16 @@ class SwappedShared:
             kinds = region.nbytes // (F32_BYTES * rows * warps)
             return cute.make_tensor(pointer, cute.make_layout((rows, warps, kinds)))
 
+        parts = getattr(places, "parts", None)
+        if parts is not None:
+            parts = (
+                floats_at(base + parts.offset, parts.nbytes // F32_BYTES) if parts.nbytes else None
+            )
         return cls(
             q_address=base.toint(),
             kv_address=base.toint() + places.kv.offset,
             p_address=base.toint() + places.p.offset,
             exchanged=floats(places.exchanged),
             row_values=floats(places.row_values),
+            parts=parts,
         )

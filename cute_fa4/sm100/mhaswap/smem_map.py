@@ -8,6 +8,7 @@
     exchanged     2 * 512                    row maxima of each softmax warp, of two key tiles in turn; last, row sums
     row_values    2 * 512                    what each softmax warp adds to the scores of a row, and the row's factor;
                                              with a scale for each query and head 3 * 512, the last of them that scale
+    parts         4 rows (depth + 2)         in a cluster: what its CTAs send of the rows merged here (cluster.py)
     work_queue    112                        work queue: two entries, and the answer to a claim
     mbarriers     8 * barriers.total         mbarriers, in the order of the barrier table
     tmem_address  4                          where tcgen05.alloc leaves the tensor-memory address
@@ -18,14 +19,16 @@ Of 64 rows, exchanged and row_values have twice the bytes. Q, slots and P are mu
 
 from dataclasses import dataclass
 
-from ..chip import MBARRIER_BYTES, SMEM_CAPACITY_BYTES, TMEM_ADDRESS_BYTES
+from ..chip import MBARRIER_BYTES, SMEM_CAPACITY_BYTES, TMEM_ADDRESS_BYTES, align_up
 from ..memory_maps import Region, SmemMap
 from ..sync.barriers import SLOTS_BESIDE_A_REST, BarrierTable
 from ..work.entries import WORK_QUEUE_BYTES
+from .barriers import PARTS_IN
 from .tiles import SwappedTiles
 from .warp_roles import SwappedWarpRoles
 
 F32_BYTES = 4
+PARTS_ALIGNMENT = 16  # of what lies behind
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class SwappedSmem(SmemMap):
     p: Region
     exchanged: Region
     row_values: Region
+    parts: Region
     work_queue: Region
     mbarriers: Region
     tmem_address: Region
@@ -51,10 +55,18 @@ def smem_map(tiles: SwappedTiles, warps: SwappedWarpRoles, table: BarrierTable) 
         p=tiles.p_tile.nbytes,
         exchanged=2 * of_rows,
         row_values=tiles.row_values * of_rows,
+        parts=parts_bytes(tiles, table),
         work_queue=WORK_QUEUE_BYTES,
         mbarriers=MBARRIER_BYTES * table.total,
         tmem_address=TMEM_ADDRESS_BYTES,
     )
+
+
+def parts_bytes(tiles: SwappedTiles, table: BarrierTable) -> int:
+    """Of the results of a cluster's CTAs: as many rows as a tile has, with a maximum and a sum each."""
+    if PARTS_IN not in table:
+        return 0
+    return align_up(tiles.rows * (tiles.problem.ov_depth + 2) * F32_BYTES, PARTS_ALIGNMENT)
 
 
 def slots_that_fit(tiles: SwappedTiles, without_ring: SmemMap) -> int:

@@ -325,14 +325,14 @@ class Alone:
 
     finish = staticmethod(finish)
 
-    def after_softmax(self, work_tiles):
-        """Softmax has finished so many work tiles, all of the CTA."""
+    def set_up(self):
+        """Every thread, when its CTA's mbarriers are initialised."""
+
+    def begin(self):
+        """Softmax, before its first work tile."""
 
     def after_others(self):
         """Another warp is done with the CTA's work tiles."""
-
-    def leave(self):
-        """Every warp is done."""
 
     def in_descriptors(self, smem):
         """Where the operands are, as descriptors of the tensor core say it."""
@@ -372,6 +372,7 @@ def run(
     """
     place = Place.here()
     set_up(cfg, smem, tmem, place)
+    ending.begin()
     before = Before(Int32(0), Int32(0), of_rows.none_before())
     work = queue.next(cfg, args, before.work_tiles)
     while work.tiles.count != NO_MORE:
@@ -380,4 +381,3 @@ def run(
         queries = of_rows.following(before.queries, work)
         before = Before(before.tiles + work.tiles.count, before.work_tiles + 1, queries)
         work = queue.next(cfg, args, before.work_tiles)
-    ending.after_softmax(before.work_tiles)

@@ -55,9 +55,10 @@ BUFFERS = (
 BUFFER = swapped.S_BUFFER  # there are two of each
 
 
-def table(warps: WidenedWarpRoles, kv_slots: int) -> BarrierTable:
-    """The table of a kernel whose ring has so many slots."""
-    return BarrierTable(rows(warps), swapped.table(warps, kv_slots).numbers)
+def table(warps: WidenedWarpRoles, kv_slots: int, clusters: bool = False) -> BarrierTable:
+    """The table of a kernel whose ring has so many slots; clusters: as mhaswap/barriers.py has it."""
+    of_cluster = swapped.cluster_rows() * clusters
+    return BarrierTable(rows(warps) + of_cluster, swapped.table(warps, kv_slots).numbers)
 
 
 def rows(warps: WidenedWarpRoles) -> tuple[Barrier, ...]:

@@ -63,7 +63,6 @@ class SM100MHAWiden(SM100MHASwap):
             lanes = own_lanes(cta.tmem_address, warp)
             widen.run(cfg, args, cta.smem, lanes, cta.events, cta.consumer, cta.queue)
             ending.after_others()
-        ending.leave()
 
 
 KERNEL = SM100MHAWiden

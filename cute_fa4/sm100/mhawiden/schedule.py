@@ -57,11 +57,8 @@ class WidenedTile(SwappedTile):
     def warps_of(self, problem: Problem) -> WidenedWarpRoles:
         return self.warps  # one warp copies
 
-    def barriers(self, problem: Problem) -> BarrierTable:
-        return layout(self.warps, self.tiles(problem))[0]
-
-    def smem(self, problem: Problem) -> WidenedSmem:
-        return layout(self.warps, self.tiles(problem))[1]
+    def layout(self, problem: Problem) -> tuple[BarrierTable, WidenedSmem]:
+        return layout(self.warps, self.tiles(problem), self.cluster_parts > 1)
 
     def contradictions(self, problem: Problem) -> list[str]:
         why = super().contradictions(problem)
@@ -93,8 +90,11 @@ class WidenedTile(SwappedTile):
 
 
 @lru_cache(maxsize=1024)
-def layout(warps: WidenedWarpRoles, tiles: WidenedTiles) -> tuple[BarrierTable, WidenedSmem]:
+def layout(
+    warps: WidenedWarpRoles, tiles: WidenedTiles, clusters: bool
+) -> tuple[BarrierTable, WidenedSmem]:
     """Barriers and shared memory decide each other's size: the ring gets what a kernel without slots leaves."""
-    slots = slots_that_fit(tiles, smem_map(tiles, warps, barriers.table(warps, 0)))
-    table = barriers.table(warps, slots)
+    without_ring = barriers.table(warps, 0, clusters)
+    slots = slots_that_fit(tiles, smem_map(tiles, warps, without_ring))
+    table = barriers.table(warps, slots, clusters)
     return table, smem_map(tiles, warps, table)

@@ -7,6 +7,7 @@
     p             p_tile.nbytes              P: a line for each key
     exchanged     2 * 512                    as in mhaswap/smem_map.py, from here on
     row_values    2 * 512                    of bf16 queries 3 * 512
+    parts         4 rows (depth + 2)         in a cluster: what its CTAs send of the rows merged here
     q_scales      2 * 4 * rows, at least 16  what the scores of a row are multiplied by, of two work tiles in turn
     work_queue    112
     mbarriers     8 * barriers.total
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 
 from ..chip import F32_BYTES, MBARRIER_BYTES, TMEM_ADDRESS_BYTES
 from ..memory_maps import Region, SmemMap
+from ..mhaswap.smem_map import parts_bytes
 from ..sync.barriers import BarrierTable
 from ..work.entries import WORK_QUEUE_BYTES
 from .barriers import BUFFERS
@@ -34,6 +36,7 @@ class WidenedSmem(SmemMap):
     p: Region
     exchanged: Region
     row_values: Region
+    parts: Region
     q_scales: Region
     work_queue: Region
     mbarriers: Region
@@ -50,6 +53,7 @@ def smem_map(tiles: WidenedTiles, warps: WidenedWarpRoles, table: BarrierTable) 
         p=tiles.p_tile.nbytes,
         exchanged=2 * of_rows,
         row_values=tiles.row_values * of_rows,
+        parts=parts_bytes(tiles, table),
         q_scales=BUFFERS * tiles.q_box_rows * F32_BYTES,
         work_queue=WORK_QUEUE_BYTES,
         mbarriers=MBARRIER_BYTES * table.total,

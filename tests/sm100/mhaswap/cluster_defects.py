@@ -10,8 +10,16 @@ from cute_fa4 import flash_attn_func
 from cute_fa4.sm100.choose_config import choose_config
 from tests.emulator.mutations import attention_places
 from tests.emulator.mutations.attention_call import executes
-from tests.emulator.mutations.edits import delete, lines, replace
-from tests.emulator.mutations.mutant import ASYNCHRONY, HANG, WRONG_NUMBERS, Mutant, Subject
+from tests.emulator.mutations.attention_places import EXPECT, announced, on, wait
+from tests.emulator.mutations.edits import ALWAYS_TRUE, delete, lines, replace
+from tests.emulator.mutations.mutant import (
+    ASYNCHRONY,
+    COUNTS,
+    HANG,
+    WRONG_NUMBERS,
+    Mutant,
+    Subject,
+)
 
 NAME = "d128_cluster"
 CONFIG = choose_config(
@@ -37,42 +45,39 @@ def subject(level) -> Subject:
     return Subject(NAME, executes(call, q, level))
 
 
-# Softmax when it has handed in, softmax without rows, mma, load, and every thread before it leaves.
-MET = lines("kernel", r"barrier\.cluster\.(arrive|wait)\S*;")
 ARRIVED, WAITED = (lines("kernel", rf"barrier\.cluster\.{what}\S*;") for what in ("arrive", "wait"))
-# Zeros of a part without keys, then O row by row.
-HANDED_IN = lines("softmax", r"st\.shared\.f32 \[(%r\d+)\], (%r\d+);")
-STATE = lines("softmax", r"st\.shared\.b32\s+\[\S+\], (%r\d+);")
-REMOTE = lines("softmax", r"mapa\.shared::cluster\.u32 there, (%r\d+), (%r\d+);")
-WEIGHT = lines("softmax", r"ex2\.approx\.ftz\.f32\s+(%r\d+), (%r\d+);").behind(REMOTE.first)
+# Of each row its maximum and sum, O row by row, zeros of a part without keys: as many to every CTA.
+SENT = lines("softmax", r"(st\.async\S+) \[(%r\d+)\], (%r\d+), \[(%r\d+)\];")
+MAXIMUM, SUM, FIRST_O, LAST_O, A_ZERO = (SENT.number(i) for i in (0, 1, 2, 9, 10))
+TO = lines("softmax", r"mapa\.shared::cluster\.u32 (%r\d+), (%r\d+), (%r\d+);")
+PARTS_IN = wait("softmax", "parts_in")
+WEIGHT = lines("softmax", r"ex2\.approx\.ftz\.f32\s+(%r\d+), (%r\d+);").behind(PARTS_IN.first)
+ANNOUNCED = on(lines("softmax", EXPECT), "parts_in", "bytes announced on parts_in").first
+A_ROW = 4 * (128 + 2)
+BYTES = CONFIG.smem.parts.nbytes
 
 WRONG = (WRONG_NUMBERS,)
-ENDED = ("IllegalAccess", "BarrierError")
+MIXED = ("IllegalAccess",)  # data for one CTA, the news of it for another
 
 
 def mutants():
     """Every defect of the merge."""
-    of_first = r"mapa.shared::cluster.u32 there, \1, 0;"
+    to_third = r"mapa.shared::cluster.u32 \1, \2, 2;"
+    sent_twice = r"\1 [\2], \3, [\4];" + "\n" + r"\1 [\2], \3, [\4];"
     found = (
-        ("softmax reads before all have handed in", delete(WAITED.first), ASYNCHRONY),
-        ("the last row of O is not handed in", delete(HANDED_IN.last), (*ASYNCHRONY, *WRONG)),
-        ("a part without keys hands in nothing", delete(HANDED_IN.first), (*ASYNCHRONY, *WRONG)),
-        ("the sum is not handed in", delete(STATE.last), (*ASYNCHRONY, *WRONG)),
-        ("O of the second part is that of the first", replace(REMOTE.number(1), of_first), WRONG),
-        ("the maximum of the second part is that of the first", replace(REMOTE.number(5), of_first), WRONG),
+        ("softmax sends before the others run", delete(WAITED.first), COUNTS),
+        ("the mbarriers' CTA does not say that it runs", delete(ARRIVED.first), (*HANG, *COUNTS)),
+        ("the merge does not wait for the parts", replace(PARTS_IN.first, ALWAYS_TRUE), ASYNCHRONY),
+        ("a row less is awaited", announced(BYTES - A_ROW, ANNOUNCED), (*COUNTS, *MIXED, *ASYNCHRONY)),
+        ("a row more is awaited", announced(BYTES + A_ROW, ANNOUNCED), HANG),
+        ("no bytes are awaited", delete(ANNOUNCED), HANG),
+        ("the last row of O is not sent", delete(LAST_O), HANG),
+        ("a row of O is sent twice", replace(FIRST_O, sent_twice), (*COUNTS, *MIXED, *ASYNCHRONY)),
+        ("a part without keys sends a row less", delete(A_ZERO), HANG),
+        ("the sum is not sent", delete(SUM), HANG),
+        ("the maximum goes where the sum belongs", replace(SUM, r"\1 [\2+-32], \3, [\4];"), (*ASYNCHRONY, *WRONG)),
+        ("rows of the second CTA go to the third", replace(TO.number(4), to_third), MIXED),
+        ("news for the second CTA goes to the third", replace(TO.number(5), to_third), MIXED),
         ("the second part has weight 1", replace(WEIGHT.number(1), r"mov.b32 \1, 0f3F800000;"), WRONG),
-        ("mma does not meet the others", together(delete(ARRIVED.number(2)), delete(WAITED.number(2))), HANG),
-        ("a CTA ends while others read", together(delete(ARRIVED.last), delete(WAITED.last)), ENDED),
     )  # fmt: skip
     return [Mutant(f"cluster: {name}", NAME, edit, meant) for name, edit, meant in found]
-
-
-def together(*edits):
-    """One edit after the other; places are looked up anew, so the last line of a text comes first."""
-
-    def edited(ptx):
-        for edit in edits:
-            ptx = edit(ptx)
-        return ptx
-
-    return edited

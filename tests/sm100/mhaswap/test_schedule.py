@@ -41,6 +41,17 @@ def test_the_table_in_the_docstring_is_the_table_in_the_code():
 
 
 @pytest.mark.parametrize("rows", ROWS)
+def test_a_cta_of_a_cluster_has_a_place_and_a_barrier_for_what_others_send(rows):
+    """A maximum, a sum and 128 numbers of each row, as many as a tile has; the ring has what they leave."""
+    alone, shared = config(rows), config(rows).with_(cluster_parts=8)
+    assert alone.smem.parts.nbytes == 0 and "parts_in" not in alone.barriers
+    assert shared.smem.parts.nbytes == rows * (128 + 2) * 4
+    assert {b.name: b.count for b in shared.barriers.rows} == {**COUNTS, "parts_in": 1}
+    assert shared.refusals() == []
+    assert shared.barriers.kv_slots == {64: 4}.get(rows, alone.barriers.kv_slots)
+
+
+@pytest.mark.parametrize("rows", ROWS)
 def test_sizes_by_rows(rows):
     n, columns, span, *slots = BY_ROWS[rows]
     for depth, ring in zip((128, 64), slots, strict=True):

@@ -183,7 +183,7 @@ def flash_attn_func(
     if (  # the first question spares most calls the others
         getattr(q, "dtype", None) is not getattr(k, "dtype", None)
         and are_wide(q, k)
-        and not stay_wide(q, k.shape[-2], pack_gqa=pack_gqa, tokens_per_split=tokens_per_split)
+        and not stay_wide(q, k.shape[-2], None, None, None, pack_gqa, tokens_per_split, k_rope)
     ):
         q, q_rope, q_descale, out = quantised_beside(q, k, v, q_descale, out, k_rope, q_rope)
     scales = None
@@ -318,7 +318,7 @@ def flash_attn_varlen_func(
         sink = one_of("learnable_sink", learnable_sink, "s_aux", s_aux)
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, table, None, None)
     if are_wide(q, k) and not stay_wide(
-        q, _heads_of(k, table, kv_layout), cu_seqlens_q, seqused_q, max_seqlen_q, pack_gqa, tokens_per_split
+        q, _heads_of(k, table, kv_layout), cu_seqlens_q, seqused_q, max_seqlen_q, pack_gqa, tokens_per_split, k_rope
     ):  # fmt: skip
         q, q_rope, q_descale, out = quantised_beside(q, k, v, q_descale, out, k_rope, q_rope)
     scales = None
@@ -521,7 +521,7 @@ def _quantised(arguments: dict) -> dict:
         table = next((each for each in tables if each is not None), None)
         names = ("cu_seqlens_q", "seqused_q", "max_seqlen_q", "pack_gqa", "tokens_per_split")
         heads = _heads_of(k, table, arguments.get("kv_layout", "NHD"))
-        if not stay_wide(q, heads, *(arguments.get(name) for name in names)):
+        if not stay_wide(q, heads, *(arguments.get(name) for name in names), k_rope):
             q, q_rope, q_descale, out = quantised_beside(q, k, v, q_descale, out, k_rope, q_rope)
     found = {"q": q, "q_descale": q_descale, "out": out}
     return found | ({"q_rope": q_rope} if "q_rope" in arguments else {})

@@ -28,7 +28,7 @@ from cute_fa4.sm100.choose_config import (
     choose_config,
     is_wide,
     latent_tile,
-    rope_family,
+    widens_rope,
 )
 from cute_fa4.sm100.combine.config import MOST_COLUMNS, CombineConfig
 from cute_fa4.sm100.config import FA4Config
@@ -220,8 +220,8 @@ def _of_config(values: dict) -> list:
     family = values.pop("family", None)
     if values.get("latent"):
         family = family or _latent_family(values)
-    elif values.get("rope_dtype"):
-        family = family or rope_family(values["qkv_dtype"])
+    elif widens_rope(values["qkv_dtype"], values.get("rope_dtype")):
+        family = family or RopeTile.family
     elif "x" in values.get("descales", ""):
         family = family or BlockScaled.family
     wide = is_wide(values["head_dim"], values.get("head_dim_v", values["head_dim"]))

@@ -6,11 +6,11 @@ from __future__ import annotations
 def tiles_of(model: dict, dtypes, rope_depth: int, rope_dtype: str | None) -> list[dict]:
     """What calls ask of tiles, from long queries to one. model: of a configuration; dtypes: model_dtypes.Dtypes."""
     from cute_fa4.compiler import policy
-    from cute_fa4.sm100.choose_config import rope_family
-    from cute_fa4.sm100.config import BlockScaled
+    from cute_fa4.sm100.choose_config import widens_rope
+    from cute_fa4.sm100.config import BlockScaled, RopeTile
 
-    if rope_dtype is not None:
-        return [{"pack_gqa": False, "family": rope_family(dtypes.stored)}]
+    if widens_rope(dtypes.stored, rope_dtype):
+        return [{"pack_gqa": pack, "family": RopeTile.family} for pack in _packs(model["group"])]
     if "x" in model["descales"]:
         return [{"pack_gqa": pack, "family": BlockScaled.family} for pack in _packs(model["group"])]
     return tiles_by_lengths(model, policy.swaps() and not rope_depth)

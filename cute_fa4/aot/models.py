@@ -101,7 +101,7 @@ def configs_for_model(
     found = [
         config_for(**shared | dtypes.of_tile(tile), mask=mask, write_lse=lse, **tile, **layout)
         for mask, lse, layout in itertools.product(masks, dict.fromkeys(return_lse), layouts)
-        for tile in (tiles if rope_dtype else with_pairs(tiles, of_many, mask))
+        for tile in with_pairs(tiles, of_many, mask)
     ]
     found += [split for config in found for split in model_launches.splits_of(config)]
     if "ranks" in calls:

@@ -35,12 +35,11 @@ from cute_fa4.sm100.choose_config import (
     family_for,
     is_wide,
     latent_tile,
-    rope_family,
     split_configs,
     tile_for,
     wide_family_for,
 )
-from cute_fa4.sm100.config import BlockScaled, FA4Config
+from cute_fa4.sm100.config import BlockScaled, FA4Config, RopeTile
 from cute_fa4.system.devices import target_of
 
 
@@ -202,6 +201,8 @@ def config_of(
         padded_keys=where.key_limit is not None,
         rope_depth=0 if options.rope is None else options.rope.depth,
         rope_page_size=0 if options.rope is None else options.rope.page_size,
+        rope_dtype=None if options.rope is None else options.rope.dtype,
+        scale_dtype="f32" if getattr(options.rope, "scales", None) is not None else None,
         page_size=0 if where.page_table is None else k.shape[1],
         fold_pages=rows_per_page % 8 == 0 or gathers_rows(where, k),
         sink=options.sink is not None,
@@ -227,12 +228,8 @@ def _tile(q, k, v, group: int, where: Where, options: Options) -> dict:
     by_length = length_chooses and not wide
     swaps = by_length and policy.swaps() and options.rope is None
     pack, rows = tile_for(seqlen_q, group, options.pack_gqa, swaps)
-    if options.rope is not None and options.rope.dtype is not None:
-        family = rope_family(DTYPE_NAMES[q.dtype])
-        of_rope = {"rope_dtype": options.rope.dtype}
-        if options.rope.scales is not None:
-            of_rope["scale_dtype"] = "f32"
-        return {"pack_gqa": pack, "family": family, **of_rope}
+    if options.rope is not None and options.rope.is_widened:
+        return {"pack_gqa": pack, "family": RopeTile.family}
     if rows is not None:
         return {"pack_gqa": pack, "rows": rows}
     heads = group if pack else 1

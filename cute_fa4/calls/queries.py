@@ -40,10 +40,14 @@ def stay_wide(
     max_seqlen_q=None,
     pack_gqa=None,
     tokens_per_split=None,
+    k_rope=None,
 ) -> bool:
-    """Whether the call has few enough rows for a kernel that takes q as it is; metadata only. Of are_wide."""
+    """Whether the call has few enough rows for a kernel that takes q as it is; metadata only. Of are_wide.
+
+    Such kernels load K from one tensor.
+    """
     packed = cu_seqlens_q is not None
-    if q.dim() != (3 if packed else 4) or q.shape[-1] > WIDENED_DEPTH:
+    if k_rope is not None or q.dim() != (3 if packed else 4) or q.shape[-1] > WIDENED_DEPTH:
         return False
     queries = q.shape[-3]
     if packed and isinstance(max_seqlen_q, int):
@@ -68,8 +72,11 @@ def quantised(q: torch.Tensor, k: torch.Tensor, v, q_descale, out) -> tuple:
 
 
 def quantised_beside(q, k, v, q_descale, out, k_rope, q_rope) -> tuple:
-    """-> (q, its last columns or None, scale, out): the same, where k_rope may have columns of 16 bits beside k."""
-    if k_rope is None:
+    """-> (q, its last columns or None, scale, out): the same, where k_rope may have columns of 16 bits beside k.
+
+    Of the dtype of k they meet columns of q, which is quantised whole.
+    """
+    if k_rope is None or (getattr(k_rope, "dtype", None) == k.dtype and q_rope is None):
         q, scale, out = quantised(q, k, v, q_descale, out)
         return q, q_rope, scale, out
     if q_rope is not None:
@@ -80,8 +87,8 @@ def quantised_beside(q, k, v, q_descale, out, k_rope, q_rope) -> tuple:
     check_is_tensor("k_rope", k_rope)
     if k_rope.dtype not in WIDE:
         raise TypeError(
-            f"k_rope: dtype {k_rope.dtype} beside k of {k.dtype}; accepted: {' or '.join(map(str, WIDE))}; convert "
-            "with .to(torch.bfloat16)"
+            f"k_rope: dtype {k_rope.dtype} beside k of {k.dtype}; accepted: {' or '.join(map(str, (*WIDE, k.dtype)))}; "
+            "convert with .to(torch.bfloat16)"
         )
     columns, own = k_rope.shape[-1] if k_rope.dim() else 0, k.shape[-1]
     if q.shape[-1] != own + columns:

@@ -273,10 +273,10 @@ def _queries(q, k, v, scales, options: dict, lengths: dict, rope=None) -> tuple:
     heads = k.shape[-3 if options.get("kv_layout") == "HND" and k.dim() > 3 else -2]
     named = {name: lengths.get(name) for name in ("cu_seqlens_q", "seqused_q")}
     named |= {name: options.get(name) for name in ("max_seqlen_q", "pack_gqa", "tokens_per_split")}
-    if stay_wide(q, heads, **named):
+    k_rope, table, q_rope, of_rope = rope or (None,) * 4
+    if stay_wide(q, heads, **named, k_rope=k_rope):
         return q, None, scales, rope
     q_descale, *others = scales or (None,) * 4
-    k_rope, table, q_rope, of_rope = rope or (None,) * 4
     q, q_rope, q_descale, out = quantised_beside(q, k, v, q_descale, None, k_rope, q_rope)
     rope = rope_tensors.given_of(k_rope, table, q_rope, of_rope)
     return q, out, (q_descale, *others), rope

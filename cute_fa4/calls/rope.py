@@ -11,10 +11,12 @@ cache for instance; nobody writes a K of all columns.
     q, k         k_rope              besides
     16 bits      as k                -
     16 bits      8 bits              widened; k_rope_descale, float32: one number, or one for each of its rows
+    8 bits       as k                -
     8 bits       16 bits             q_rope (..., heads, d_rope) of its dtype, and q has d columns
 
 With q and k of 8 bits the score of a query and a key is q_descale * k_descale * (q k + q_rope k_rope): scales are those
-of whole rows, so what has a scale has its 16-bit columns stored divided by it (docs/decisions/0028).
+of whole rows, so what has a scale has its 16-bit columns stored divided by it (docs/decisions/0028). Columns of 8 bits
+are quantised with it.
 """
 
 from __future__ import annotations
@@ -59,20 +61,27 @@ class Rope:
 
     depth       its columns
     page_size   rows of its pages; 0: its rows are those of k
-    dtype       its name, where it is another than that of k: 8 bits under 16, or 16 beside 8; None: that of k
+    of_keys     dtype of k
+    dtype       the name of its own, where it is another: 8 bits under 16, or 16 beside 8; None: that of k
     of_q        the columns of q that meet it, where q has them in a tensor of their own
     scales      float32 of its rows, of any strides; None: there are none
     """
 
     view: torch.Tensor
     page_table: torch.Tensor | None
+    of_keys: torch.dtype
     of_q: torch.Tensor | None = None
     scales: torch.Tensor | None = None
 
     @property
     def dtype(self) -> str | None:
-        has_own = self.view.dtype in FP8 or self.of_q is not None
+        has_own = self.view.dtype != self.of_keys
         return DTYPE_NAMES[self.view.dtype] if has_own else None
+
+    @property
+    def is_widened(self) -> bool:
+        """It has 8 bits under 16 of k."""
+        return self.view.dtype in FP8 and self.of_keys not in FP8
 
     @property
     def depth_of_q(self) -> int:
@@ -156,7 +165,8 @@ def checked_rope(given: tuple | None, q, k, where: Where, contents: bool = True)
     gathered = table is not None and view.shape[1] % ROWS_OF_SWIZZLE != 0
     view = rows_for_descriptors("k_rope", view, clipped, gathered)
     of_q = None if q_rope is None else _checked_q(q_rope, q, k_rope.shape[-1])
-    return Rope(view, table, of_q, None if scales is None else _checked_scales(scales, view))
+    of_rows = None if scales is None else _checked_scales(scales, view)
+    return Rope(view, table, k.dtype, of_q, of_rows)
 
 
 def _check_dtype_of_scales(scales, k_rope, k) -> None:
@@ -194,10 +204,17 @@ def _checked_scales(scales: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
 
 def _check_dtypes(k_rope, q_rope, q, k) -> None:
     if q.dtype in FP8 and k.dtype == q.dtype:
+        if k_rope.dtype == k.dtype:
+            if q_rope is not None:
+                raise TypeError(
+                    f"q_rope: given with k_rope of {k_rope.dtype}, whose columns of q lie behind its others; accepted: "
+                    f"None, or k_rope of {' or '.join(map(str, WIDE))}"
+                )
+            return
         if k_rope.dtype not in WIDE:
             raise TypeError(
-                f"k_rope: dtype {k_rope.dtype} with q and k of {q.dtype}; accepted: {' or '.join(map(str, WIDE))}, "
-                "with q_rope; convert both with .to(torch.bfloat16)"
+                f"k_rope: dtype {k_rope.dtype} with q and k of {q.dtype}; accepted: {q.dtype}, or "
+                f"{' or '.join(map(str, WIDE))} with q_rope; convert both with .to(torch.bfloat16)"
             )
         if q_rope is None:
             raise ValueError(
@@ -213,8 +230,8 @@ def _check_dtypes(k_rope, q_rope, q, k) -> None:
     wide = k.dtype.itemsize == 2 and q.dtype == k.dtype
     if not wide or (k_rope.dtype != k.dtype and k_rope.dtype not in FP8):
         raise TypeError(
-            f"k_rope: dtype {k_rope.dtype} with q of {q.dtype} and k of {k.dtype}; accepted: q and k of 16 bits, "
-            f"k_rope of their dtype or {' or '.join(map(str, FP8))}; convert with .to(torch.bfloat16)"
+            f"k_rope: dtype {k_rope.dtype} with q of {q.dtype} and k of {k.dtype}; accepted: q and k of one dtype, of "
+            f"16 bits k_rope of theirs or {' or '.join(map(str, FP8))}; convert with .to(torch.bfloat16)"
         )
     if q_rope is not None:
         raise TypeError(

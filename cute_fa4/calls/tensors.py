@@ -50,7 +50,10 @@ LARGEST_SCALE = 2.0**127
 
 
 # A row of a tile in shared memory is made of spans of so many elements of 16 bits; k_rope has the last of them.
-ROPE_SPAN, ROPE_SPAN_OF_FP8 = 64, 128  # and of k of 8 bits, which has one
+ROPE_SPAN, ROPE_SPAN_OF_FP8 = 64, 128  # and of 8 bits, of which k has up to one
+ROPE_STEP_OF_FP8 = 16  # of 8 bits in 16 bytes, of which the columns of k are a multiple
+
+SPAN_OF_FP8_IN_WORDS = f"a multiple of {ROPE_STEP_OF_FP8} up to {ROPE_SPAN_OF_FP8}"
 
 # The axes of q, k, v and out, as messages name them.
 DENSE = ("batch", "seqlen", "heads", "head_dim")
@@ -215,7 +218,7 @@ def check_shapes(
         _same_size("k", k, "batch", 0, "q", q)
         _same_size("v", v, "batch", 0, "q", q)
     if any(in_rope):
-        _check_rope_depths(head_dim, k.shape[-1], *in_rope)
+        _check_rope_depths(k.dtype, head_dim, k.shape[-1], *in_rope)
     elif not (latent and are_rows(k)):
         _same_size("k", k, "head_dim", -1, "q", q)
     for dim, axis in enumerate(kv_axes[:-1]):
@@ -247,7 +250,7 @@ def _check_depths(dtype: str, *depths: int) -> None:
             )
 
 
-def _check_rope_depths(of_q: int, of_k: int, in_rope: int, of_q_apart: int) -> None:
+def _check_rope_depths(dtype, of_q: int, of_k: int, in_rope: int, of_q_apart: int) -> None:
     if of_q_apart:
         _check_depths_beside(of_q, of_k, in_rope)
         return
@@ -256,6 +259,13 @@ def _check_rope_depths(of_q: int, of_k: int, in_rope: int, of_q_apart: int) -> N
             f"k_rope: {in_rope} columns behind {of_k} of k while q has {of_q}; accepted: {of_q} together: q has the "
             "columns of k, then those of k_rope"
         )
+    if dtype in FP8:
+        if not _fits_a_span(of_k) or in_rope > ROPE_SPAN_OF_FP8:
+            raise ValueError(
+                f"k_rope: {in_rope} columns behind {of_k} of k, of 8 bits; accepted: up to {ROPE_SPAN_OF_FP8} behind "
+                f"{SPAN_OF_FP8_IN_WORDS}; pad k with zeros, and q between them, or concatenate k and k_rope"
+            )
+        return
     if of_k % ROPE_SPAN or in_rope > ROPE_SPAN:
         raise ValueError(
             f"k_rope: {in_rope} columns behind {of_k} of k; accepted: up to {ROPE_SPAN} behind a multiple of "
@@ -270,11 +280,16 @@ def _check_depths_beside(of_q: int, of_k: int, in_rope: int) -> None:
             f"q: {of_q} columns while k has {of_k}, with q_rope; accepted: {of_k}: the others of q are in q_rope, as "
             "those of k in k_rope"
         )
-    if of_k != ROPE_SPAN_OF_FP8 or in_rope > ROPE_SPAN:
+    if not _fits_a_span(of_k) or in_rope > ROPE_SPAN:
         raise ValueError(
             f"k_rope: {in_rope} columns of 16 bits behind {of_k} of 8 of k; accepted: up to {ROPE_SPAN} behind "
-            f"{ROPE_SPAN_OF_FP8}; pad k with zeros, and q likewise, or convert all to one dtype and concatenate"
+            f"{SPAN_OF_FP8_IN_WORDS}; pad k with zeros, and q likewise, or convert all to one dtype and concatenate"
         )
+
+
+def _fits_a_span(columns: int) -> bool:
+    """Whether k of 8 bits may have so many columns before those of k_rope."""
+    return columns % ROPE_STEP_OF_FP8 == 0 and columns <= ROPE_SPAN_OF_FP8
 
 
 def are_rows(k) -> bool:

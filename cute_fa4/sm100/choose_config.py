@@ -59,11 +59,11 @@ __all__ = [
     "latent_rows",
     "latent_tile",
     "packs_gqa",
-    "rope_family",
     "split_configs",
     "swapped_rows",
     "tile_for",
     "wide_family_for",
+    "widens_rope",
 ]
 
 # DEPTHS, QK_DEPTHS: head dims that most families run, of V and O, and of Q and K.
@@ -111,8 +111,8 @@ def choose_config(
             family = (LatentRows if choices.get("kv_dtype") else LatentTile).family
         elif family is None and "x" in choices.get("descales", ""):
             family = BlockScaled.family
-        elif family is None and choices.get("rope_dtype"):
-            family = rope_family(qkv_dtype)
+        elif family is None and widens_rope(qkv_dtype, choices.get("rope_dtype")):
+            family = RopeTile.family
         elif family is None and choices.get("kv_dtype"):
             family = WidenedTile.family
         elif (
@@ -154,13 +154,13 @@ def _schedule(depth: int, family: str | None, **choices) -> Schedule:
     return cls(**choices)
 
 
-def rope_family(qkv_dtype: str) -> str:
-    """The family for columns of K that have a tensor and a dtype of their own: widened under 16 bits, or as they are.
+def widens_rope(qkv_dtype: str, rope_dtype: str | None) -> bool:
+    """Whether columns of K with a tensor of their own, of such a dtype, need the family that widens them.
 
-    >>> rope_family("bf16"), rope_family("e4m3")
-    ('mharope', 'mha2q')
+    >>> widens_rope("bf16", "e4m3"), widens_rope("bf16", None), widens_rope("e4m3", "bf16")
+    (True, False, False)
     """
-    return (TwoTiles if qkv_dtype in FP8_DTYPES else RopeTile).family
+    return rope_dtype is not None and qkv_dtype not in FP8_DTYPES
 
 
 def is_wide(head_dim: int, head_dim_v: int) -> bool:

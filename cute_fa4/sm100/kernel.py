@@ -231,7 +231,7 @@ class SM100Kernel:
             scale=softmax_scale,
             scale_log2=softmax_scale * LOG2_E,
             descales=() if cutlass.const_expr(descales is None) else descales,
-            rope=None if cutlass.const_expr(rope is None) else Rope.of(cfg, *rope),
+            rope=None if cutlass.const_expr(rope is None) else Rope.of(cfg, mQ, *rope),
             mask_sizes=() if cutlass.const_expr(mask_sizes is None) else mask_sizes,
             sink=sink,
             aux=() if cutlass.const_expr(aux is None) else aux,

@@ -197,12 +197,12 @@ class Problem:
     @property
     def q_depth(self) -> int:
         """Elements of qkv_dtype in a row of Q in global memory."""
-        return self.qk_depth - (self.rope_depth if self.mixes_rope else 0)
+        return self.own_depth if self.mixes_rope else self.qk_depth
 
     @property
-    def tile_depth(self) -> int:
-        """Columns of Q and K in shared memory as qkv_dtype counts them: those of 16 bits beside eight are two."""
-        return self.qk_depth + (self.rope_depth if self.mixes_rope else 0)
+    def own_depth(self) -> int:
+        """Columns of K that a head has of its own."""
+        return self.qk_depth - self.rope_depth
 
     @property
     def has_functions(self) -> bool:

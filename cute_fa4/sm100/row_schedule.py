@@ -27,6 +27,7 @@ QK_DEPTHS = tuple(range(8, 193, 8))  # of Q and K where a K tile may have a rest
 WIDE_DEPTHS = tuple(range(8, 257, 8))  # of V and O in the family for what is beyond
 DEEP = tuple(range(272, 513, 16))  # of Q and K there; of V and O in two launches (calls/halves.py)
 DEPTHS_OF_FP8 = tuple(range(16, 129, 16))  # rows of 8-bit elements, too, are multiples of 16 bytes
+QK_DEPTHS_OF_FP8 = tuple(range(16, 193, 16))  # of Q and K where a slot has two spans of eight bits
 DTYPES_OF_16_BITS = ("bf16", "fp16")
 DTYPES = (*DTYPES_OF_16_BITS, *FP8_DTYPES)
 RESCALE_LOG2, RESCALE_LOG2_OF_FP8 = 8.0, 0.0
@@ -55,6 +56,7 @@ class RowSchedule:
     family: ClassVar[str]
     query_tiles: ClassVar[int]  # of a CTA
     qk_depths: ClassVar[tuple] = QK_DEPTHS
+    qk_depths_of_fp8: ClassVar[tuple] = QK_DEPTHS_OF_FP8
     ov_depths: ClassVar[tuple] = DEPTHS
     # The reference of a row comes from the key tiles before (steps/lagged.py).
     lags: ClassVar[bool] = False
@@ -185,6 +187,7 @@ class RowSchedule:
         tiles = self.tiles(problem)
         why = problem_not_built(
             *(problem, self.qk_depths, self.ov_depths),
+            qk_depths_of_fp8=self.qk_depths_of_fp8,
             takes_rope=True,
             widens_rope=self.widens_rope,
             mixes_rope=self.mixes_rope,
@@ -210,7 +213,7 @@ class RowSchedule:
 def depths_of(qkv_dtype: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Head dims that some family runs -> (of Q and K, of V and O)."""
     if qkv_dtype in FP8_DTYPES:
-        return DEPTHS_OF_FP8, DEPTHS_OF_FP8
+        return QK_DEPTHS_OF_FP8, DEPTHS_OF_FP8
     return (WIDE_DEPTHS + DEEP,) * 2
 
 
@@ -242,10 +245,12 @@ def problem_not_built(
     widens_rope: bool = False,
     mixes_rope: bool = False,
     scales_blocks: bool = False,
+    qk_depths_of_fp8: tuple = DEPTHS_OF_FP8,
 ) -> list[str]:
     """What no family runs yet, whatever its tiles are.
 
-    qk_depths, ov_depths: what this one does, of 16 bits; widens: whether it runs keys of 8 bits under queries of 16;
+    qk_depths, ov_depths: what this one does, of 16 bits; qk_depths_of_fp8: of eight
+    widens: whether it runs keys of 8 bits under queries of 16
     takes_rope, widens_rope, mixes_rope: whether it loads columns of K from a tensor of their own, also of 8 bits under
     16, also of 16 beside 8;
     scales_keys: whether a key may have a scale of its own; scales_blocks: whether blocks of Q and K may
@@ -281,7 +286,9 @@ def problem_not_built(
             f"o_dtype={problem.o_dtype!r} with ov_depth={problem.ov_depth}: rows of 8-bit elements are multiples of 16 "
             f"bytes: use a multiple of 16, or o_dtype={outputs[0]!r}"
         )
-    of_qk, of_ov = (DEPTHS_OF_FP8,) * 2 if problem.has_fp8 else (qk_depths, ov_depths)
+    of_qk, of_ov = (
+        (qk_depths, ov_depths) if not problem.has_fp8 else (qk_depths_of_fp8, DEPTHS_OF_FP8)
+    )
     if problem.mixes_rope and mixes_rope:  # rope_refusals of the tiles say which columns
         of_qk = QK_DEPTHS
     for name, depths in (("qk_depth", of_qk), ("ov_depth", of_ov)):
@@ -294,11 +301,12 @@ def problem_not_built(
             f"rope_depth={problem.rope_depth}: kernels for few rows load K from one tensor: use schedule=OneTile()"
         )
     if problem.rope_depth and problem.has_fp8:
-        if not (problem.mixes_rope and mixes_rope):
+        one_dtype = problem.rope_stored_dtype == problem.qkv_dtype
+        if not (mixes_rope and (problem.mixes_rope or one_dtype)):
             why.append(
                 f"rope_depth={problem.rope_depth} with qkv_dtype={problem.qkv_dtype!r}, rope_dtype="
-                f"{problem.rope_dtype!r} is not built yet: use rope_dtype='bf16' or 'fp16' with schedule=TwoTiles(), "
-                "or qkv_dtype='bf16' or 'fp16'"
+                f"{problem.rope_dtype!r} is not built yet: use rope_dtype={problem.qkv_dtype!r}, 'bf16' or 'fp16' "
+                "with schedule=TwoTiles() or OneTile(), or qkv_dtype='bf16' or 'fp16'"
             )
     elif problem.rope_dtype is not None and not widens_rope:
         why.append(

@@ -9,6 +9,7 @@ from .problem import Problem
 MMA_LANES = 128  # rows of D of one tcgen05.mma
 ROWS_PER_Q_TILE = 128  # lanes of tensor memory: a softmax thread owns a row
 ROWS_OF_SWIZZLE = 8  # rows that the 128-byte swizzle permutes: the least that a box has
+LINE_OF_TMA = 16  # bytes that the strides of a map are multiples of: columns of eight bits
 ROWS_A_WARP_GATHERS = 128  # four a lane
 O_BUFFERS = 2  # chunks of O on their way to global memory
 SLOT_ROW_BYTES = (
@@ -55,7 +56,8 @@ class Tiles:
         granule, mma_k = swizzle_bytes // problem.dtype_bytes, 32 // problem.dtype_bytes
         o_columns = columns_beside_s(problem, granule)
         depth = min(
-            align_up(problem.tile_depth, granule), slot_columns(problem, granule, cta_group)
+            align_up(tile_columns(problem, granule), granule),
+            slot_columns(problem, granule, cta_group),
         )
         bn = min(256, align_down(TMEM_COLUMNS // 2 - o_columns, mma_k))
         if bn_cap:
@@ -65,7 +67,7 @@ class Tiles:
             bn = 1 << (bn.bit_length() - 1)  # a power of two has more in common with pages
         if not qk_stages:
             qk_stages = gcd(depth // granule, depth // mma_k)
-        has_rest = problem.tile_depth > depth
+        has_rest = tile_columns(problem, granule) > depth
         return Tiles(problem, num_q, cta_group, bn, qk_stages + has_rest, swizzle_bytes)
 
     # ---- rows, keys, depths
@@ -124,8 +126,13 @@ class Tiles:
         return self.swizzle_bytes // DTYPE_BYTES[self.problem.o_dtype]
 
     @property
+    def tile_depth(self) -> int:
+        """Columns of Q and K in shared memory, as tile_columns counts them."""
+        return tile_columns(self.problem, self.swizzle_granule)
+
+    @property
     def padded_qk_depth(self) -> int:
-        return align_up(self.problem.tile_depth, self.swizzle_granule)
+        return align_up(self.tile_depth, self.swizzle_granule)
 
     @property
     def padded_ov_depth(self) -> int:
@@ -148,8 +155,8 @@ class Tiles:
 
         Counted as qkv_dtype counts them.
         """
-        own = self.problem.qk_depth - self.problem.rope_depth
-        return align_up(self.problem.tile_depth - own, self.swizzle_granule)
+        own = align_up(self.problem.own_depth, self.swizzle_granule)
+        return align_up(self.tile_depth - own, self.swizzle_granule)
 
     @property
     def rope_box_columns(self) -> int:
@@ -158,12 +165,29 @@ class Tiles:
 
     @property
     def own_qk_depth(self) -> int:
-        """Columns of K in a slot that come from K itself: all of them, but for those in a tensor of their own."""
+        """Columns of K in a slot that come from K itself: all of them, but for those in a tensor of their own.
+
+        Padded: behind fewer than a span of eight bits there is a gap, which no product contracts.
+        """
         return self.slot_qk_depth - (0 if self.rest_qk_depth else self.rope_columns)
 
     @property
+    def own_steps(self) -> int:
+        """MMA steps that contract them; behind the last of a padded depth lies the gap, or the rest."""
+        return align_up(self.problem.own_depth, self.MMA_K) // self.MMA_K
+
+    @property
+    def q_comes_in_parts(self) -> bool:
+        """A query tile takes a second copy for what meets columns of K in a tensor of their own.
+
+        They have a tensor of their own, too, or do not follow the others without a gap.
+        """
+        gap = self.problem.own_depth % self.swizzle_granule != 0
+        return self.problem.rope_depth > 0 and (self.problem.mixes_rope or gap)
+
+    @property
     def o_columns_padded(self) -> int:
-        """What S leaves O of tensor memory: columns of a slot of the ring, where V has all of its own."""
+        """What S leaves O of tensor memory: columns of a slot of the ring; of eight bits, those of V."""
         return columns_beside_s(self.problem, self.swizzle_granule)
 
     @property
@@ -249,8 +273,8 @@ class Tiles:
 
     @property
     def qk_mma_shape(self) -> tuple[int, int, int]:
-        """(M, N, K) of S = Q K^T; K is the depth rounded up to MMA steps, not to the padded tile."""
-        return (self.MMA_M, self.BN, align_up(self.problem.tile_depth, self.MMA_K))
+        """(M, N, K) of S = Q K^T; K is the depth rounded up to MMA steps, not to the padded tile; gaps count."""
+        return (self.MMA_M, self.BN, align_up(self.tile_depth, self.MMA_K))
 
     @property
     def pv_mma_shape(self) -> tuple[int, int, int]:
@@ -320,9 +344,10 @@ class Tiles:
     def o_buffers(self) -> int:
         """Chunks of O on their way to global memory; beside two Q tiles and a rest of K there is room for one.
 
-        So there is beside K of two widths: its slots are as large as those of 16 bits, and keys may have scales.
+        So there is beside K of two spans of eight bits: a slot is as large as of 16 bits, and keys may have scales.
         """
-        crowded = self.rest_qk_depth or self.problem.mixes_rope
+        two_spans = self.problem.has_fp8 and self.padded_qk_depth > self.swizzle_granule
+        crowded = self.rest_qk_depth or two_spans
         return 1 if crowded and self.num_q == 2 else O_BUFFERS
 
     @property
@@ -352,11 +377,19 @@ class Tiles:
         why, problem, granule = [], self.problem, self.swizzle_granule
         if not problem.rope_depth:
             return why
-        if self.rope_columns > granule or (problem.qk_depth - problem.rope_depth) % granule:
+        of_8_bits = problem.has_fp8
+        fits = problem.own_depth % (LINE_OF_TMA if of_8_bits else granule) == 0
+        fits = fits and not (of_8_bits and problem.own_depth > granule)
+        if self.rope_columns > granule or not fits:
             most = self.rope_box_columns if problem.mixes_rope else granule
+            behind = (
+                f"a multiple of {LINE_OF_TMA} up to {granule}"
+                if of_8_bits
+                else f"a multiple of {granule}"
+            )
             why.append(
-                f"rope_depth={problem.rope_depth} of qk_depth={problem.qk_depth}: the columns before them fill swizzle "
-                f"spans of {granule} elements, and they have one: use up to {most} behind a multiple of {granule}"
+                f"rope_depth={problem.rope_depth} of qk_depth={problem.qk_depth}: they have a swizzle span, "
+                f"{most} elements, behind {problem.own_depth} in spans of {granule}: use up to {most} behind {behind}"
             )
         if self.slot_stages > 1:
             why.append(
@@ -386,16 +419,28 @@ class Tiles:
         return why
 
 
+def tile_columns(problem: Problem, granule: int) -> int:
+    """Columns of Q and K in shared memory, counted as qkv_dtype counts: those of 16 bits beside eight are two each.
+
+    Columns in a tensor of their own begin with a chunk of `granule`: before them there may be a gap.
+    """
+    if not problem.rope_depth:
+        return problem.qk_depth
+    each = 2 if problem.mixes_rope else 1
+    return align_up(problem.own_depth, granule) + each * problem.rope_depth
+
+
 def slot_columns(problem: Problem, granule: int, cta_group: int = 1) -> int:
     """Columns of a slot of the ring, in chunks of `granule`; CTAs that share an MMA have fewer rows of K in it."""
     of_k = min(
-        align_up(problem.tile_depth, granule), cta_group * SLOT_ROW_BYTES // problem.dtype_bytes
+        align_up(tile_columns(problem, granule), granule),
+        cta_group * SLOT_ROW_BYTES // problem.dtype_bytes,
     )
     return max(of_k, align_up(problem.ov_depth, granule))
 
 
 def columns_beside_s(problem: Problem, granule: int) -> int:
-    """Columns of tensor memory that S leaves O: as many as a slot has, where K has one width."""
-    if problem.mixes_rope:
+    """Columns of tensor memory that S leaves O: as many as a slot has; of eight bits a slot has more than V."""
+    if problem.has_fp8:
         return align_up(problem.ov_depth, granule)
     return slot_columns(problem, granule)

@@ -103,6 +103,14 @@ def _rank(mode) -> int:
     return len(mode[0]) if isinstance(mode[0], tuple) else 1
 
 
+def columns_of(tensor, first: int, count: int):
+    """So many columns of a tensor, its last dimension, from the first on."""
+    shape = (*tensor.shape[:-1], count)
+    return cute.make_tensor(
+        tensor.iterator + first, cute.make_layout(shape, stride=tensor.layout.stride)
+    )
+
+
 def dense_view(tensor, granule: int, columns: int, group: int = 1):
     """(batch, seqlen, heads, depth) -> (row, depth, head, batch); (total, heads, depth) -> (row, depth, head)."""
     *batch, rows, heads, depth = tensor.shape

@@ -1,8 +1,10 @@
-"""Keys of e4m3 whose rotary columns have 16 bits: calls against attention in float64 of what they mean.
+"""Keys of 8 bits whose rotary columns have 16, or 8 as well: calls against attention in float64 of what they mean.
 
 The score of a query and a key is q_descale * k_descale * (q k + q_rope k_rope). The rows of k_rope lie in a latent
 cache whose other columns are NaN, and so is what belongs to no sequence. The definition sees q and k of 8 bits, and the
-product of the others as a function of the score.
+product of columns of 16 as a function of the score.
+
+Columns of K of its own fill a line of 128 bytes, or leave a gap in it before those of k_rope: 128 and 64 of them.
 """
 
 from __future__ import annotations
@@ -13,8 +15,8 @@ import pytest
 import torch
 
 from cute_fa4 import capabilities, flash_attn_func
-from cute_fa4.calls import repeat
-from cute_fa4.sm100.config import FA4Config, OneTile
+from cute_fa4.calls import attention, repeat
+from cute_fa4.sm100.config import FA4Config, SwappedTile
 from cute_fa4.system import devices
 from tests.serving.batches import FP8, Batch, assert_agrees, dense_q, packed_q, run
 from tests.serving.test_k_rope import Called, causal, draw, stored
@@ -26,69 +28,86 @@ pytestmark = pytest.mark.filterwarnings("ignore::cute_fa4.EmulatorWarning")
 
 E4M3, E5M2 = FP8
 BF16, FP16 = torch.bfloat16, torch.float16
-OWN, SCALE = 128, 192**-0.5
+WIDE = {FP16: FP16}  # what a batch is drawn in, where it is not bf16
+OWN = 128
+LONG, SHORT = (OWN, 64, 128), (64, 32, 64)  # columns of K of its own, of k_rope, of V
 
 
-def of_8_bits(batch: Batch, dtype) -> Batch:
-    """The columns that have 8 bits, as tensors of sequences."""
-    q, k = ([x[..., :OWN].to(dtype) for x in rows] for rows in (batch.q, batch.k))
+def of_8_bits(batch: Batch, dtype, own: int | None = OWN) -> Batch:
+    """The columns that have 8 bits, as tensors of sequences; own: so many, None: all."""
+    q, k = ([x[..., :own].to(dtype) for x in rows] for rows in (batch.q, batch.k))
     return Batch(q, k, [v.to(dtype) for v in batch.v])
 
 
-def call_of(batch: Batch, layout: str, rope_page: int, dtype, scales: dict) -> dict:
-    """What such a call has; batch: of 16 bits, all columns."""
-    keys, _ = stored(batch, OWN, layout, rope_page)
+def call_of(batch: Batch, own: int, layout: str, rope_page: int, dtypes, scales: dict) -> dict:
+    """What such a call has; batch: of all columns; dtypes: of q, k and v, and of k_rope."""
+    keys, _ = stored(batch, own, layout, rope_page)
     queries = dense_q(batch) if layout == "dense" else packed_q(batch)
-    q = queries["q"]
-    given = queries | keys | dict(q=q[..., :OWN].to(dtype), q_rope=q[..., OWN:])
+    q, (dtype, of_rope) = queries["q"], dtypes
+    apart = dict(q=q[..., :own].to(dtype), q_rope=q[..., own:].to(of_rope))
+    given = queries | keys | (dict(q=q.to(dtype)) if of_rope is dtype else apart)
     given |= {name: keys[name].to(dtype) for name in "kv"}
+    given["k_rope"] = keys["k_rope"].to(of_rope)
     storage = 32 if layout == "paged" else layout
     named = {f"{x}_descale": as_stored(x, s, storage, "NHD", batch) for x, s in scales.items()}
     return given | named
 
 
-def rope_scores(batch: Batch, scales: dict) -> list:
+def rope_scores(batch: Batch, scales: dict, own: int = OWN) -> list:
     """What the columns of 16 bits add to the scaled scores of each sequence, (heads, m, n)."""
 
     def rows(name, b):
-        x = getattr(batch, name)[b][..., OWN:].double()
+        x = getattr(batch, name)[b][..., own:].double()
         return x * scales[name][b].double()[..., None] if name in scales else x
 
     parts = []
     for b in range(len(batch.q)):
         q, k = rows("q", b), rows("k", b)
         k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
-        parts.append(torch.einsum("mhd,nhd->hmn", q, k) * SCALE)
+        parts.append(torch.einsum("mhd,nhd->hmn", q, k) * batch.q[b].shape[-1] ** -0.5)
     return parts
 
 
-# queries and keys of the sequences, layout of K, rows of a page of k_rope, dtypes, tensors with scales of tokens, mask
+# queries and keys of the sequences, columns, layout of K, rows of a page of k_rope, dtypes, tensors with scales of
+# tokens, mask. Up to 128 queries are one query tile.
 CASES = {
-    "packed, pages of 48, scales": ([140, 3], [150, 131], "packed", 48, (E4M3, BF16), "qkv", "causal"),
-    "packed rows": ([300, 20], [280, 129], "packed", 0, (E4M3, BF16), "qk", "full"),
-    "no scales": ([300, 70], [310, 131], "packed", 0, (E4M3, FP16), "", "causal"),
-    "lengths on the device": ([130, 9], [260, 40], "dense", 0, (E5M2, BF16), "k", "window or chunked"),
-    "pages of three rows": ([33, 2], [150, 129], "packed", 3, (E4M3, BF16), "q", "causal"),
-    "both in pages": ([40, 5], [130, 33], "paged", 64, (E4M3, BF16), "qk", "causal"),
+    "packed, pages of 48, scales": ([140, 3], [150, 131], SHORT, "packed", 48, (E4M3, BF16), "qkv", "causal"),
+    "packed rows": ([300, 20], [280, 129], LONG, "packed", 0, (E4M3, BF16), "qk", "full"),
+    "no scales": ([300, 70], [310, 131], LONG, "packed", 0, (E4M3, FP16), "", "causal"),
+    "lengths on the device": ([130, 9], [260, 40], SHORT, "dense", 0, (E5M2, BF16), "k", "window or chunked"),
+    "one tile, pages of three rows": ([33, 2], [290, 129], SHORT, "packed", 3, (E4M3, BF16), "q", "causal"),
+    "one tile, both in pages": ([40, 5], [130, 33], LONG, "paged", 64, (E4M3, BF16), "qkv", "causal"),
+    "one dtype": ([140, 3], [270, 131], LONG, "packed", 48, (E4M3, E4M3), "qkv", "causal"),
+    "one dtype, columns apart": ([140, 3], [150, 131], SHORT, "paged", 6, (E4M3, E4M3), "", "causal"),
+    "one dtype, one tile": ([40, 5], [290, 33], SHORT, "dense", 0, (E5M2, E5M2), "q", "causal"),
+    "16 and 16 columns": ([9], [150], (16, 16, 16), "packed", 0, (E4M3, E4M3), "", "full"),
+    "112 and 8 columns": ([140], [150], (112, 8, 96), "packed", 16, (E4M3, BF16), "k", "causal"),
 }  # fmt: skip
-KEPT = ("packed, pages of 48, scales",)
+KEPT = ("packed, pages of 48, scales", "one dtype, one tile")
+ONE_TILE = ("one tile, pages of three rows", "one dtype, one tile")
 
 
 def found(name, heads=2, **options):
-    queries, keys, layout, rope_page, (dtype, wide), letters, mask = CASES[name]
-    batch = draw(queries, keys, heads=heads, dtype=wide)
+    queries, keys, depths, layout, rope_page, dtypes, letters, mask = CASES[name]
+    batch = draw(queries, keys, depths=depths, heads=heads, dtype=WIDE.get(dtypes[1], BF16))
     scales = draw_scales(batch, letters)
     options = dict(MASKS[mask][0]) | options if mask in MASKS else options
-    return batch, scales, run(call_of(batch, layout, rope_page, dtype, scales), **options)
+    return (
+        batch,
+        scales,
+        run(call_of(batch, depths[0], layout, rope_page, dtypes, scales), **options),
+    )
 
 
 def assert_is_right(name, batch, scales, results):
-    dtype, mask = CASES[name][4][0], CASES[name][6]
-    parts = rope_scores(batch, scales)
+    (own, _, _), (dtype, of_rope), mask = (CASES[name][at] for at in (2, 5, 7))
+    of_two = {"own": own if of_rope is not dtype else None}
+    parts = rope_scores(batch, scales, own)
     assert_agrees(
-        of_8_bits(batch, dtype), *results,
+        of_8_bits(batch, dtype, **of_two), *results,
         visible=MASKS[mask][1] if mask in MASKS else None,
-        score_mod=lambda s, b: s + parts[b], scale=SCALE,
+        score_mod=(lambda s, b: s + parts[b]) if of_two["own"] else None,
+        scale=batch.q[0].shape[-1] ** -0.5,
         scales=[scales.get(x, [None] * len(batch.q)) for x in "qkv"],
     )  # fmt: skip
 
@@ -102,7 +121,7 @@ def test_a_call_agrees_with_the_definition(name):
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("arch", ["sm_100a", "sm_103a"])
-@pytest.mark.parametrize("name", ["no scales", "packed rows"])
+@pytest.mark.parametrize("name", ["no scales", "packed rows", *ONE_TILE])
 @pytest.mark.parametrize("mode, seed", [("hostile", 1), ("random", 2)])
 def test_the_order_of_warps_does_not_matter(arch, name, mode, seed, monkeypatch):
     """Without scales lengths give lone query tiles, and causal tiles that one query tile sees alone."""
@@ -113,15 +132,29 @@ def test_the_order_of_warps_does_not_matter(arch, name, mode, seed, monkeypatch)
 
 
 @pytest.mark.sweep
+@pytest.mark.parametrize("name", ["no scales", "one dtype, columns apart", *ONE_TILE])
+def test_pairs_of_ctas_run_them_where_they_are_asked_for(name, monkeypatch):
+    """Each CTA loads half of the rows of k_rope, and its own rows of q_rope; few rows stay on one tile."""
+    monkeypatch.setenv("CUTE_FA4_PAIR", "on")
+    repeat.clear()
+    seen, chosen = [], attention.config_for
+    monkeypatch.setattr(attention, "config_for", lambda **c: seen.append(c) or chosen(**c))
+    assert_is_right(name, *found(name))
+    assert [c["family"] for c in seen] == ["mha1q" if name in ONE_TILE else "mhapair"]
+    repeat.clear()
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("queries", [150, 60])
 @pytest.mark.parametrize(
     "options", [dict(num_splits=2), dict(softcap=20.0), dict(window_size=(70, 0))]
 )
-def test_options_are_those_of_any_call(options):
+def test_options_are_those_of_any_call(options, queries):
     """Zeros in the columns of 16 bits leave the call of 128 columns, whose options have tests of their own."""
-    batch = draw([150, 20], [300, 40])
+    batch = draw([queries, 20], [300, 40])
     for x in (*batch.q, *batch.k):
         x[..., OWN:] = 0
-    call = call_of(batch, "packed", 0, E4M3, {})
+    call = call_of(batch, OWN, "packed", 0, (E4M3, BF16), {})
     plain = {name: x for name, x in call.items() if not name.endswith("rope")}
     of_both = [run(given, options, softmax_scale=0.1) for given in (call, plain)]
     for a, b in zip(*of_both, strict=True):
@@ -135,7 +168,7 @@ def test_options_are_those_of_any_call(options):
 def test_queries_of_16_bits_keep_their_rotary_columns():
     """A score is off by what e4m3 leaves of 128 columns of q, and by two roundings of bf16 of the others."""
     batch = draw([140], [150])
-    given = call_of(batch, "packed", 0, E4M3, {})
+    given = call_of(batch, OWN, "packed", 0, (E4M3, BF16), {})
     del given["q_rope"]
     out, lse = run(given | packed_q(batch), causal=True)
     q = batch.q[0]
@@ -144,7 +177,7 @@ def test_queries_of_16_bits_keep_their_rotary_columns():
     parts = rope_scores(batch, {})
     assert_agrees(
         replace(of_8_bits(batch, E4M3), q=[(quantised[0] / scale).to(E4M3)]), out, lse, visible=causal,
-        score_mod=lambda s, b: s + parts[b], scale=SCALE, scales=[[scale[..., 0]], [None], [None]],
+        score_mod=lambda s, b: s + parts[b], scale=192**-0.5, scales=[[scale[..., 0]], [None], [None]],
     )  # fmt: skip
 
 
@@ -164,11 +197,21 @@ def qkv(dtype=E4M3, wide=BF16):
 REFUSED = {
     "no q_rope": (dict(q_rope=None), r"q_rope: None with q and k of .*accepted: .* \(2, 7, 3, 64\)"),
     "no k_rope": (dict(k_rope=None), "q_rope: given without k_rope"),
-    "k_rope of 8 bits": (dict(k_rope=qkv()["k_rope"].to(E4M3)), "k_rope: dtype torch.float8_e4m3fn with q and k"),
+    "k_rope of other 8 bits": (dict(k_rope=qkv()["k_rope"].to(E5M2)), "k_rope: dtype torch.float8_e5m2 with q and k"),
+    "k_rope as k": (dict(k_rope=qkv()["k_rope"].to(E4M3)), "q_rope: given with k_rope of torch.float8_e4m3fn"),
+    "k_rope as k, columns": (
+        dict(k_rope=qkv()["k_rope"].to(E4M3), q_rope=None), "k_rope: 64 columns behind 128 of k while q has 128",
+    ),
     "two dtypes": (dict(q_rope=qkv()["q_rope"].half()), "q_rope: dtype torch.float16 while k_rope is torch.bfloat16"),
     "q of all columns": (dict(q=torch.zeros(2, 7, 3, 192).to(E4M3)), "q: 192 columns while k has 128"),
-    "64 columns of 8 bits": (
-        {x: qkv()[x][..., :64] for x in "qk"}, "k_rope: 64 columns of 16 bits behind 64 of 8 of k; accepted: up to 64",
+    "more than a span of 8 bits": (
+        {x: torch.zeros(*qkv()[x].shape[:-1], 144).to(E4M3) for x in "qk"},
+        "k_rope: 64 columns of 16 bits behind 144 of 8 of k; accepted: up to 64 behind a multiple of 16 up to 128",
+    ),
+    "more than a span of one dtype": (
+        dict(q=torch.zeros(2, 7, 3, 192).to(E4M3), k=torch.zeros(2, 40, 3, 144).to(E4M3), q_rope=None,
+             k_rope=torch.zeros(2, 40, 48).to(E4M3)),
+        "k_rope: 48 columns behind 144 of k, of 8 bits; accepted: up to 128 behind a multiple of 16 up to 128",
     ),
     "a scale of its own": (dict(k_rope_descale=torch.ones(())), "k_rope_descale: .*k_descale is of these columns, too"),
     "rows": (dict(q_rope=qkv()["q_rope"][:, :6]), r"q_rope: shape \(2, 6, 3, 64\) with q of"),
@@ -184,9 +227,9 @@ REFUSED = {
         "q_rope: given with q of torch.bfloat16, which has these columns",
     ),
     "q of 16 bits": (dict(q=torch.zeros(2, 7, 3, 192).bfloat16()), "q_rope: given with q of torch.bfloat16"),
-    "q of 16 bits, k_rope of 8": (
-        dict(q=torch.zeros(2, 7, 3, 192).bfloat16(), q_rope=None, k_rope=qkv()["k_rope"].to(E4M3)),
-        "k_rope: dtype torch.float8_e4m3fn beside k of",
+    "q of 16 bits, k_rope of other 8": (
+        dict(q=torch.zeros(2, 7, 3, 192).bfloat16(), q_rope=None, k_rope=qkv()["k_rope"].to(E5M2)),
+        "k_rope: dtype torch.float8_e5m2 beside k of",
     ),
     "q of 16 bits, too few": (
         dict(q=torch.zeros(2, 7, 3, 160).bfloat16(), q_rope=None), "64 columns behind 128 of k while q has 160",
@@ -206,6 +249,15 @@ def test_a_refusal_names_the_tensor_and_what_is_accepted(case):
 
 def test_configurations_and_capabilities_know_it():
     asked = dict(head_dim=192, head_dim_v=128, causal=True, return_lse=True, arch="sm_100a")
+    short = asked | dict(
+        head_dim=96, head_dim_v=64, dtype="e4m3", k_rope=torch.empty(1, 300, 32).bfloat16()
+    )
+    for queries, family in ((300, "mha2q"), (128, "mha1q"), (1, "mha1q")):
+        given = dict(
+            q_rope=torch.empty(1, queries, 1, 32).bfloat16(), seqlen_q=queries, seqlen_k=300
+        )
+        [row] = capabilities(**short, **given)
+        assert row.runs and row.families == (family,), row
     for more in (
         dict(dtype="e4m3", q_rope=True),
         dict(
@@ -223,9 +275,10 @@ def test_configurations_and_capabilities_know_it():
     )
     assert config.barriers.kv_slots == 4  # K0 V0 K1 V1, as at depth 128 of 16 bits
     for changes, text in (
-        (dict(rope_dtype=None), "rope_dtype=None is not built yet"),
-        (dict(schedule=OneTile()), "schedule=TwoTiles()"),
-        (dict(qk_depth=160, rope_depth=64), "behind a multiple of 128"),
+        (dict(rope_dtype="e5m2"), "rope_dtype='e5m2' is not built yet"),
+        (dict(schedule=SwappedTile()), "schedule=OneTile()"),
+        (dict(qk_depth=216, rope_depth=64), "behind a multiple of 16 up to 128"),
+        (dict(qk_depth=72, rope_depth=64), "behind a multiple of 16 up to 128"),
         (dict(qk_depth=224, rope_depth=96), "use up to 64 behind"),
     ):
         why = FA4Config(**of_two | changes).refusals()

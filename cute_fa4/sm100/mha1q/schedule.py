@@ -34,6 +34,7 @@ class OneTile(RowSchedule):
     family: ClassVar[str] = "mha1q"
     query_tiles: ClassVar[int] = 1
     scales_keys: ClassVar[bool] = True
+    mixes_rope: ClassVar[bool] = True
     values_apart: ClassVar[bool] = True
 
     warps: WarpRoles = WarpRoles(correction_registers=80, other_registers=48)

@@ -17,7 +17,12 @@ from typing import ClassVar
 from ..chip import SMEM_CAPACITY_BYTES
 from ..memory_maps import TmemMap
 from ..problem import Problem
-from ..row_schedule import RESCALE_LOG2, RESCALE_LOG2_OF_FP8, problem_not_built
+from ..row_schedule import (
+    QK_DEPTHS_OF_FP8,
+    RESCALE_LOG2,
+    RESCALE_LOG2_OF_FP8,
+    problem_not_built,
+)
 from ..sync.barriers import BarrierTable
 from ..work.claims import claims_pay
 from . import barriers
@@ -114,7 +119,8 @@ class SwappedTile:
         return why
 
     def refusals(self, problem: Problem) -> list[str]:
-        return problem_not_built(problem, scales_keys=True) or self._over_capacity(problem)
+        why = problem_not_built(problem, scales_keys=True, qk_depths_of_fp8=QK_DEPTHS_OF_FP8)
+        return why or self._over_capacity(problem)
 
     def _over_capacity(self, problem: Problem) -> list[str]:
         why, tiles, smem = [], self.tiles(problem), self.smem(problem)

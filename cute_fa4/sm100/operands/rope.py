@@ -15,6 +15,7 @@ from ...tma.tensor_maps import (
     DTYPES,
     TMAOperand,
     clipped_load_view,
+    columns_of,
     dense_view,
     make_operand,
     make_row_operand,
@@ -32,7 +33,7 @@ class Rope:
     rows_per_block   from one batch or page to the next, Int32
     page_table       (batch, pages) int32 of their own pages, or None: their rows are those of K
     num_pages        of their pool
-    of_q             what loads the columns of Q that meet them, where these have a tensor of their own, or None
+    of_q             what loads the columns of Q that meet them, where a query tile takes a copy for them, or None
     scales           one for each of their rows, f32, without head and depth, or None
     """
 
@@ -44,19 +45,22 @@ class Rope:
     scales: cute.Tensor | None
 
     @staticmethod
-    def of(cfg, tensor, *further) -> "Rope":
+    def of(cfg, mQ, tensor, *further) -> "Rope":
         """tensor: like K of one head, (batch, seqlen_k, 1, depth), packed (total_k, 1, depth) or in pages.
 
+        mQ: with these columns, unless they are among what is given
         further: the page table, the columns of Q and the scales, as far as the configuration has them
         """
         given = list(further)
         operand, stride = operand_of(cfg, tensor)
+        table = given.pop(0) if cfg.rope_page_size else None
+        of_q = given.pop(0) if cfg.mixes_rope else columns_of(mQ, cfg.own_depth, cfg.rope_depth)
         return Rope(
             operand,
             stride,
-            page_table=given.pop(0) if cfg.rope_page_size else None,
+            page_table=table,
             num_pages=Int32(tensor.shape[0]),
-            of_q=of_queries(cfg, given.pop(0)) if cfg.mixes_rope else None,
+            of_q=of_queries(cfg, of_q) if cfg.tiles.q_comes_in_parts else None,
             scales=given.pop(0) if cfg.scale_dtype else None,
         )
 
@@ -82,7 +86,8 @@ def of_queries(cfg, tensor) -> TMAOperand:
     """The columns of Q that meet those, a span behind the others in every query tile."""
     tiles, columns = cfg.tiles, cfg.tiles.rope_box_columns
     view = dense_view(tensor, columns, columns, cfg.heads_per_tile)
-    return make_operand(view, DTYPES[cfg.rope_dtype], tiles.q_box_rows, columns)
+    dtype = DTYPES[cfg.rope_stored_dtype]
+    return make_operand(view, dtype, tiles.q_box_rows, columns, cta_group=tiles.cta_group)
 
 
 def is_clipped(cfg) -> bool:

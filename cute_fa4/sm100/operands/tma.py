@@ -21,6 +21,7 @@ from ...tma.tensor_maps import (
     TMAOperand,
     clipped_load_view,
     clipped_store_view,
+    columns_of,
     dense_view,
     heads_in_rows_view,
     make_line_operand,
@@ -40,7 +41,9 @@ def q_operand(cfg, mQ) -> TMAOperand:
             view, DTYPES[cfg.qkv_dtype], cfg.tiles.q_box_rows, cfg.tiles.padded_qk_depth,
             heads=cfg.tiles.rows_per_position, cta_group=pair,
         )  # fmt: skip
-    columns = cfg.tiles.own_qk_depth if cfg.mixes_rope else cfg.tiles.padded_qk_depth
+    columns = cfg.tiles.own_qk_depth if cfg.tiles.q_comes_in_parts else cfg.tiles.padded_qk_depth
+    if cfg.tiles.q_comes_in_parts:
+        mQ = columns_of(mQ, 0, cfg.own_depth)
     view = dense_view(mQ, cfg.tiles.swizzle_granule, columns, cfg.heads_per_tile)
     return make_operand(view, DTYPES[cfg.qkv_dtype], cfg.tiles.q_box_rows, columns, cta_group=pair)
 

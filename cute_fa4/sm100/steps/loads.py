@@ -36,9 +36,9 @@ def load_q(cfg, args: KernelArgs, smem: Smem, events: Events, work: Work, i: int
         )  # fmt: skip
         return
     copies.load_tile(args.q, DTYPES[cfg.qkv_dtype], address, mbarrier, position, further)
-    if cfg.mixes_rope:
+    if cfg.tiles.q_comes_in_parts:
         behind = cfg.tiles.rows_per_q_tile * cfg.tiles.own_qk_depth * cfg.tiles.dtype_bytes
-        dtype = DTYPES[cfg.rope_dtype]
+        dtype = DTYPES[cfg.rope_stored_dtype]
         copies.load_tile(args.rope.of_q, dtype, address + behind, mbarrier, position, further)
 
 

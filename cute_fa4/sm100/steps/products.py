@@ -65,11 +65,16 @@ def by_dtype(cfg, steps: list) -> list[tuple[str, list]]:
     """The MMA steps of a depth stage, apart where their operands have different dtypes; none where there are none.
 
     A step contracts 32 bytes whatever they hold, so columns of 16 bits lie behind those of eight as more of these
-    would. Both kinds of MMA add to S in float32, one behind the other.
+    would. Both kinds of MMA add to S in float32, one behind the other. The gap behind fewer than a span of them is
+    passed over.
     """
-    own = cfg.tiles.own_qk_depth // cfg.tiles.MMA_K if cfg.mixes_rope else len(steps)
-    parts = (cfg.qkv_dtype, steps[:own]), (cfg.rope_dtype, steps[own:])
-    return [(dtype, part) for dtype, part in parts if part]
+    if not cfg.tiles.q_comes_in_parts:
+        return [(cfg.qkv_dtype, steps)] if steps else []
+    behind = cfg.tiles.own_qk_depth // cfg.tiles.MMA_K
+    own, shared = steps[: cfg.tiles.own_steps], steps[behind:]
+    if not cfg.mixes_rope:
+        return [(cfg.qkv_dtype, own + shared)]
+    return [(cfg.qkv_dtype, own), (cfg.rope_dtype, shared)]
 
 
 @cute.jit

@@ -105,11 +105,12 @@ def flash_attn_func(
                   head (docs/serving.md)
     k_rope        (batch, seqlen_k, d) or (batch, seqlen_k, 1, d), of the dtype of k or of float8 under 16 bits: the
                   last d columns of every key, which all heads share (multi-head latent attention); k has those
-                  before them, and q all: head_dim is their sum. d up to 64, behind a multiple of 64. A slice of a
-                  latent cache is one. None: k has all
-    q_rope        (batch, seqlen_q, heads_q, d), of the dtype of k_rope, bf16 or fp16, beside q and k of float8 with 128
-                  columns: scores are q_descale * k_descale * (q k + q_rope k_rope), so what has a scale has its
-                  columns here divided by it. q of 16 bits and all columns over such k has both made of it
+                  before them, and q all: head_dim is their sum. d up to 64, behind a multiple of 64; of float8 as k
+                  up to 128, behind a multiple of 16 up to 128. A slice of a latent cache is one. None: k has all
+    q_rope        (batch, seqlen_q, heads_q, d), of the dtype of k_rope, bf16 or fp16, beside q and k of float8 with a
+                  multiple of 16 columns, up to 128: scores are q_descale * k_descale * (q k + q_rope k_rope), so what
+                  has a scale has its columns here divided by it. q of 16 bits and all columns over such k has both
+                  made of it
     k_rope_descale  float32, of k_rope of float8 under k of 16 bits: what is stored, times this, is meant. One number,
                   or one for each row of k_rope, as the tensor without its columns. None: 1
     softmax_scale positive; None: head_dim ** -0.5
@@ -145,7 +146,7 @@ def flash_attn_func(
                   tensor is given: times o_scale, rounded, cut to what that holds; head dims of v of multiples of 16
 
     head_dim is a multiple of 8 up to 256 or of 16 up to 512; that of v, and so of out, may be another one. Of float8
-    tensors both are multiples of 16 up to 128. The last dimension is contiguous; the other strides are
+    tensors multiples of 16, of q and k up to 192, of v up to 128. The last dimension is contiguous; the other strides are
     any multiples of 16 bytes, so slices and transposed views need no copy.
 
     block_sparse_tensors has the meaning it has in flash-attn-4; only its "off" value is built.

@@ -1,7 +1,8 @@
 """Mistakes with columns of 16 bits beside keys of 8, planted in the kernels' sources, are noticed.
 
 The subject is that of the attention test: two query tiles of which the second has 12 rows, and a sequence of three
-queries whose rows begin amid a tile of the first; k_rope in pages of 48 rows, two heads, scales of each token.
+queries whose rows begin amid a tile of the first; k_rope in pages of 48 rows, two heads, scales of each token. A gap of
+64 bytes lies between the columns of a head and those of 16 bits.
 """
 
 import pytest
@@ -9,9 +10,9 @@ from cutlass import Int32
 
 from cute_fa4 import emulator
 from cute_fa4.calls import repeat
+from cute_fa4.sm100 import tiles
 from cute_fa4.sm100.operands import rope as operands
 from cute_fa4.sm100.operands.kv_buffer import KVBuffer
-from cute_fa4.sm100.problem import Problem
 from cute_fa4.sm100.roles.order import Order
 from cute_fa4.sm100.steps import products, rope_rows
 from cute_fa4.sm100.tiles import Tiles
@@ -24,18 +25,26 @@ pytestmark = pytest.mark.filterwarnings("ignore::cute_fa4.EmulatorWarning")
 SUBJECT = "packed, pages of 48, scales"
 
 
-def is_right() -> bool:
+def is_right(subject: str) -> bool:
     repeat.clear()
     try:
-        assert_is_right(SUBJECT, *found(SUBJECT))
+        assert_is_right(subject, *found(subject))
     except (AssertionError, emulator.EmulatorError):
         return False
     return True
 
 
 def kinds(change):
-    """Other runs of steps of one dtype; change: (steps, number of those of 8 bits) -> runs."""
-    return lambda made: lambda cfg, steps: change(cfg, steps, len(steps) // 2)
+    """Other runs of steps of one dtype; change: (steps of the columns of the head, those of k_rope, all) -> runs."""
+
+    def changed(made):
+        def by_dtype(cfg, steps):
+            (_, own), (_, shared) = made(cfg, steps)
+            return change(own, shared, steps)
+
+        return by_dtype
+
+    return changed
 
 
 def other_q(change):
@@ -83,25 +92,25 @@ def columns(change):
 
 # name -> (whose attribute, which, the change)
 DEFECTS = {
-    "all steps have 8 bits": (products, "by_dtype", kinds(lambda cfg, steps, own: [("e4m3", steps)])),
-    "all steps have 16 bits": (products, "by_dtype", kinds(lambda cfg, steps, own: [("bf16", steps)])),
-    "the columns of 16 bits are left out": (
-        products, "by_dtype", kinds(lambda cfg, steps, own: [("e4m3", steps[:own])]),
-    ),
-    "those of 8 are left out": (
-        products, "by_dtype", kinds(lambda cfg, steps, own: [("bf16", steps[own:])]),
-    ),
+    "all steps have 8 bits": (products, "by_dtype", kinds(lambda own, shared, steps: [("e4m3", own + shared)])),
+    "all steps have 16 bits": (products, "by_dtype", kinds(lambda own, shared, steps: [("bf16", own + shared)])),
+    "the columns of 16 bits are left out": (products, "by_dtype", kinds(lambda own, shared, steps: [("e4m3", own)])),
+    "those of 8 are left out": (products, "by_dtype", kinds(lambda own, shared, steps: [("bf16", shared)])),
     "a step too many has 8 bits": (
-        products, "by_dtype",
-        kinds(lambda cfg, steps, own: [("e4m3", steps[: own + 1]), ("bf16", steps[own + 1 :])]),
+        products, "by_dtype", kinds(lambda own, shared, steps: [("e4m3", own + shared[:1]), ("bf16", shared[1:])]),
     ),
     "a step too few has 8 bits": (
+        products, "by_dtype", kinds(lambda own, shared, steps: [("e4m3", own[:-1]), ("bf16", own[-1:] + shared)]),
+    ),
+    "the last step of 8 bits is left out": (
+        products, "by_dtype", kinds(lambda own, shared, steps: [("e4m3", own[:-1]), ("bf16", shared)]),
+    ),
+    "the gap in the place of k_rope": (
         products, "by_dtype",
-        kinds(lambda cfg, steps, own: [("e4m3", steps[: own - 1]), ("bf16", steps[own - 1 :])]),
+        kinds(lambda own, shared, steps: [("e4m3", own), ("bf16", steps[2:4])]),
     ),
     "fp16 in the place of bf16": (
-        products, "by_dtype",
-        kinds(lambda cfg, steps, own: [("e4m3", steps[:own]), ("fp16", steps[own:])]),
+        products, "by_dtype", kinds(lambda own, shared, steps: [("e4m3", own), ("fp16", shared)]),
     ),
     "S begins with what lay there": (
         products, "by_dtype", lambda made: lambda cfg, steps: [("e4m3", []), *made(cfg, steps)],
@@ -127,9 +136,7 @@ DEFECTS = {
         rope_rows, "rows_of", lambda made: lambda cfg, args, work, n, entries, of_k: of_k,
     ),
     "the bytes of 8-bit columns are awaited alone": (Tiles, "q_tile_bytes", columns(lambda n: n // 2)),
-    "the depth counts columns of 16 bits once": (
-        Problem, "tile_depth", lambda made: property(lambda self: self.qk_depth),
-    ),
+    "the depth counts columns of 16 bits once": (tiles, "tile_columns", lambda made: lambda p, granule: p.qk_depth),
     "k_rope of one sequence for both": (
         rope_rows, "keys_in_pages",
         lambda made: lambda cfg, args, work, n: (made(cfg, args, work, n)[0], Int32(3)),
@@ -137,20 +144,48 @@ DEFECTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", quick_or_sweep(DEFECTS, ()))
-def test_a_mistake_is_noticed(own_kernels, monkeypatch, name):
-    owner, attribute, change = DEFECTS[name]
+# The same where q has all columns, of 8 bits, and a query tile takes a copy for those behind the gap.
+DEFECTS_OF_ONE_DTYPE = {
+    "q in one copy": (Tiles, "q_comes_in_parts", lambda made: property(lambda self: False)),
+    "the first columns of q for k_rope": (
+        operands, "columns_of", lambda made: lambda q, first, count: made(q, 0, count),
+    ),
+    "k_rope without a gap before it": (operands, "rope_buffer", at_k(lambda at, span: at - span // 2)),
+    "the gap in the place of k_rope": (
+        products, "by_dtype",
+        lambda made: lambda cfg, steps: [(d, [*part[:2], *steps[2:4]]) for d, part in made(cfg, steps)],
+    ),
+    "q of k_rope over the other columns": (
+        Order, "load_q", other_q(lambda copy, o, d, a, m, *where: copy(o, d, a - 128 * 128, m, *where)),
+    ),
+}  # fmt: skip
+OF_ONE_DTYPE = "one dtype, columns apart"
+
+
+def assert_noticed(monkeypatch, defect: tuple, subject: str) -> None:
+    owner, attribute, change = defect
     changed = change(getattr(owner, attribute))
     monkeypatch.setattr(owner, attribute, staticmethod(changed) if owner is Order else changed)
     if attribute == "rope_buffer":  # imported by name
         monkeypatch.setattr(rope_rows, attribute, changed)
-    assert not is_right(), "nothing noticed"
+    assert not is_right(subject), "nothing noticed"
+
+
+@pytest.mark.parametrize("name", quick_or_sweep(DEFECTS, ()))
+def test_a_mistake_is_noticed(own_kernels, monkeypatch, name):
+    assert_noticed(monkeypatch, DEFECTS[name], SUBJECT)
+
+
+@pytest.mark.parametrize("name", quick_or_sweep(DEFECTS_OF_ONE_DTYPE, ()))
+def test_a_mistake_with_one_dtype_is_noticed(own_kernels, monkeypatch, name):
+    assert_noticed(monkeypatch, DEFECTS_OF_ONE_DTYPE[name], OF_ONE_DTYPE)
 
 
 @pytest.mark.sweep
-def test_without_one_nothing_is(own_kernels):
-    assert is_right()
+@pytest.mark.parametrize("subject", [SUBJECT, OF_ONE_DTYPE])
+def test_without_one_nothing_is(own_kernels, subject):
+    assert is_right(subject)
 
 
 def test_the_list_names_what_there_is():
-    assert len(DEFECTS) == 20
+    assert len(DEFECTS) == 22 and len(DEFECTS_OF_ONE_DTYPE) == 5

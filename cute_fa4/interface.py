@@ -146,8 +146,8 @@ def flash_attn_func(
                   tensor is given: times o_scale, rounded, cut to what that holds; head dims of v of multiples of 16
 
     head_dim is a multiple of 8 up to 256 or of 16 up to 512; that of v, and so of out, may be another one. Of float8
-    tensors multiples of 16, of q and k up to 192, of v up to 128. The last dimension is contiguous; the other strides are
-    any multiples of 16 bytes, so slices and transposed views need no copy.
+    tensors it is a multiple of 16 up to 256, of v up to 128 or of 32 up to 256. The last dimension is contiguous; the
+    other strides are any multiples of 16 bytes, so slices and transposed views need no copy.
 
     block_sparse_tensors has the meaning it has in flash-attn-4; only its "off" value is built.
     deterministic changes nothing: the forward pass always is. Parameters after v are keyword-only,

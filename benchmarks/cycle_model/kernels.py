@@ -109,7 +109,8 @@ class Variant:
     @property
     def rows(self) -> int:
         """Query rows of a work tile."""
-        wide = is_wide(self.head_dim, self.head_dim_v or self.head_dim)
+        of_8_bits = self.dtype in ("e4m3", "e5m2")
+        wide = is_wide(self.head_dim, self.head_dim_v or self.head_dim, of_8_bits)
         rows = ROWS_A_CTA // 2 if wide else ROWS_A_CTA  # one query tile, or two
         return rows * (2 if self.pair else 1)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 
 from benchmarks.cycle_model import trace
-from benchmarks.cycle_model.workloads import KEYS_A_TILE, ROPE_DEPTH, RopeWorkload, Workload
+from benchmarks.cycle_model.workloads import KEYS_A_TILE, RopeWorkload, Workload
 
 
 def cubin(variant) -> bytes:
@@ -52,20 +52,20 @@ def torch_dtype(name: str):
 
 
 def _in_rope(work: Workload, q, k) -> dict:
-    """K without the columns that have a tensor of their own, and these; beside 8 bits Q likewise."""
+    """K without the columns that have a tensor of their own, and these; of 16 bits beside 8 Q likewise."""
     if not isinstance(work, RopeWorkload):
         return {}
-    (own, rope), dtype = _apart(k), torch_dtype(work.rope_dtype)
+    (own, rope), dtype = _apart(k, work.rope_depth), torch_dtype(work.rope_dtype)
     rope = rope[..., :1, :].to(dtype).contiguous()
-    if work.dtype == "bf16":
+    if work.dtype == "bf16" or work.dtype == work.rope_dtype:
         return {"mK": own, "rope": (rope,)}
-    of_q, rope_of_q = _apart(q)
+    of_q, rope_of_q = _apart(q, work.rope_depth)
     return {"mQ": of_q, "mK": own, "rope": (rope, rope_of_q.to(dtype))}
 
 
-def _apart(x) -> tuple:
-    """Columns of Q or K before the rotary ones, and these."""
-    return x[..., :-ROPE_DEPTH].contiguous(), x[..., -ROPE_DEPTH:].contiguous()
+def _apart(x, depth: int) -> tuple:
+    """Columns of Q or K before the last ones, and these."""
+    return x[..., :-depth].contiguous(), x[..., -depth:].contiguous()
 
 
 @lru_cache(maxsize=64)
@@ -76,11 +76,9 @@ def config(variant):
     """
     from cute_fa4.sm100.choose_config import choose_config, is_wide
 
-    pair = (
-        "mhawidepair"
-        if is_wide(variant.head_dim, variant.head_dim_v or variant.head_dim)
-        else "mhapair"
-    )
+    depths = variant.head_dim, variant.head_dim_v or variant.head_dim
+    wide = is_wide(*depths, variant.dtype in ("e4m3", "e5m2"))
+    pair = "mhawidepair" if wide else "mhapair"
     layout = "packed" if variant.ragged else "dense"
     found = choose_config(
         qkv_dtype=variant.dtype,

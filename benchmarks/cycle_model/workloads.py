@@ -69,9 +69,10 @@ class Workload:
 
 @dataclass(frozen=True)
 class RopeWorkload(Workload):
-    """One whose last columns of K are a tensor of their own, of this dtype; beside K of 8 bits those of Q are, too."""
+    """One whose last columns of K are a tensor of their own, of this dtype; of 16 bits beside 8 those of Q are, too."""
 
     rope_dtype: str = "bf16"
+    rope_depth: int = ROPE_DEPTH
 
 
 def workload(variant, tiles: int, work_tiles: int = 1, window: int = 0) -> Workload:

@@ -20,7 +20,7 @@ from cute_fa4.aot.models import CALLS, ON_REQUEST, configs_for_model
 from cute_fa4.compiler import policy
 from cute_fa4.sm100 import masks, score_mods, spelled
 from cute_fa4.sm100.append.config import VECTOR_BYTES, AppendConfig
-from cute_fa4.sm100.chip import ARCHES, DTYPE_BYTES
+from cute_fa4.sm100.chip import ARCHES, DTYPE_BYTES, FP8_DTYPES
 from cute_fa4.sm100.choose_config import (
     FAMILIES,
     PAIRED,
@@ -224,7 +224,8 @@ def _of_config(values: dict) -> list:
         family = family or RopeTile.family
     elif "x" in values.get("descales", ""):
         family = family or BlockScaled.family
-    wide = is_wide(values["head_dim"], values.get("head_dim_v", values["head_dim"]))
+    depths = values["head_dim"], values.get("head_dim_v", values["head_dim"])
+    wide = is_wide(*depths, (values.get("kv_dtype") or values["qkv_dtype"]) in FP8_DTYPES)
     asked = {**policy.of_schedules(), **values}
     choices = set(values) & SCHEDULE_CHOICES
     families = [family] if family else _families_with(choices, wide, _may_pair(asked))

@@ -13,6 +13,7 @@ class Dtypes:
     kv_dtype: str | None
     o_dtype: str | None
     descales: str
+    head_dim: int = 0  # of q
 
     @property
     def stored(self) -> str:
@@ -50,11 +51,12 @@ class Dtypes:
     def of_tile(self, tile: dict) -> dict:
         """Of queries of 16 bits over caches of 8: tiles of few rows take them as they are, others quantised."""
         from cute_fa4.compiler import policy
+        from cute_fa4.sm100.choose_config import WIDENED_DEPTH
 
         if self.kv_dtype is None:
             return {}
         of_keys = self._scaled("kKvVo")
-        if "rows" in tile and policy.widens():
+        if "rows" in tile and policy.widens() and self.head_dim <= WIDENED_DEPTH:
             return {"kv_dtype": self.kv_dtype, "descales": of_keys}
         out = self.o_dtype or self.dtype
         return {"qkv_dtype": self.kv_dtype, "o_dtype": out, "descales": f"Q{of_keys}"}

@@ -13,7 +13,7 @@ def tiles_of(model: dict, dtypes, rope_depth: int, rope_dtype: str | None) -> li
         return [{"pack_gqa": pack, "family": RopeTile.family} for pack in _packs(model["group"])]
     if "x" in model["descales"]:
         return [{"pack_gqa": pack, "family": BlockScaled.family} for pack in _packs(model["group"])]
-    return tiles_by_lengths(model, policy.swaps() and not rope_depth)
+    return tiles_by_lengths(model, policy.swaps() and not rope_depth, dtypes.fp8)
 
 
 def shares_tiles(group: int) -> bool:
@@ -26,13 +26,16 @@ def _packs(group: int) -> dict:
     return dict.fromkeys((False, shares_tiles(group)))
 
 
-def tiles_by_lengths(model: dict, swaps: bool) -> list[dict]:
-    """What calls ask of tiles, from long queries to one. swaps: short queries have tiles with swapped operands."""
+def tiles_by_lengths(model: dict, swaps: bool, of_8_bits: bool = False) -> list[dict]:
+    """What calls ask of tiles, from long queries to one.
+
+    swaps: short queries have tiles with swapped operands; of_8_bits: keys are
+    """
     from cute_fa4.compiler import policy
     from cute_fa4.sm100.choose_config import is_wide, tile_for, wide_family_for
 
     group = model["group"]
-    if is_wide(model["head_dim"], model["head_dim_v"]):  # by the number of queries
+    if is_wide(model["head_dim"], model["head_dim_v"], of_8_bits):  # by the number of queries
         families = dict.fromkeys(wide_family_for(rows, 1, policy.pairs()) for rows in (1, 1000))
         return [{"pack_gqa": pack, "family": name} for pack in _packs(group) for name in families]
     shared = [(pack, None) for pack in _packs(group)]
@@ -45,10 +48,12 @@ def tiles_by_lengths(model: dict, swaps: bool) -> list[dict]:
 def with_pairs(tiles: list[dict], model: dict, mask) -> list[dict]:
     """The same, and pairs of CTAs beside CTAs of two query tiles, where the lengths of a call may choose them."""
     from cute_fa4.compiler import policy
+    from cute_fa4.sm100.chip import FP8_DTYPES
     from cute_fa4.sm100.choose_config import is_wide
     from cute_fa4.sm100.mhapair import pays
 
-    if is_wide(model["head_dim"], model["head_dim_v"]) or set("KVxy") & set(model["descales"]):
+    wide = is_wide(model["head_dim"], model["head_dim_v"], model["qkv_dtype"] in FP8_DTYPES)
+    if wide or set("KVxy") & set(model["descales"]):
         return tiles
     asked = pays.Asked(
         *(model["qkv_dtype"], model["head_dim"], model["head_dim_v"], mask),

@@ -89,7 +89,7 @@ def configs_for_model(
     _check_calls(calls, rope_depth)
     sizes = _sizes(head_dim, head_dim_v, heads_q, heads_kv)
     masks = masks_of(causal, windows, chunk)
-    dtypes = Dtypes(dtype, kv_dtype, o_dtype, descales)
+    dtypes = Dtypes(dtype, kv_dtype, o_dtype, descales, sizes["head_dim"])
     dtypes.check(calls)
     shared = sizes | dtypes.of_problem() | _scores(sink, softcap) | policy.of_schedules()
     shared |= {"arch": arch}

@@ -28,7 +28,7 @@ from cute_fa4.calls.rope import RopeView
 from cute_fa4.calls.scales import NAMES, of_made_up_keys
 from cute_fa4.calls.split import Clustered, Shared, Split, SplitPlan, split_of
 from cute_fa4.calls.strides import gathers_rows, views_for_descriptors
-from cute_fa4.calls.tensors import DTYPE_NAMES, OUT_OF_FP8, are_rows, largest_extent
+from cute_fa4.calls.tensors import DTYPE_NAMES, FP8, OUT_OF_FP8, are_rows, largest_extent
 from cute_fa4.compiler import policy
 from cute_fa4.sm100.choose_config import (
     config_for,
@@ -179,6 +179,8 @@ def config_of(
     group = q.shape[-2] // k.shape[-2]
     tile = _tile(q, k, v, group, where, options)
     tile.setdefault("kv_dtype", None if k.dtype == q.dtype else DTYPE_NAMES[k.dtype])
+    if options.rope is not None:
+        tile |= options.rope.dtypes
     config = config_for(
         **tile,
         qkv_dtype=DTYPE_NAMES[q.dtype],
@@ -201,8 +203,6 @@ def config_of(
         padded_keys=where.key_limit is not None,
         rope_depth=0 if options.rope is None else options.rope.depth,
         rope_page_size=0 if options.rope is None else options.rope.page_size,
-        rope_dtype=None if options.rope is None else options.rope.dtype,
-        scale_dtype="f32" if getattr(options.rope, "scales", None) is not None else None,
         page_size=0 if where.page_table is None else k.shape[1],
         fold_pages=rows_per_page % 8 == 0 or gathers_rows(where, k),
         sink=options.sink is not None,
@@ -224,7 +224,7 @@ def _tile(q, k, v, group: int, where: Where, options: Options) -> dict:
     if options.scales is not None and "x" in options.scales.letters:
         pack, _ = tile_for(seqlen_q, group, options.pack_gqa, swaps=False)
         return {"pack_gqa": pack, "family": BlockScaled.family}
-    wide = is_wide(q.shape[-1], v.shape[-1])  # which have tiles of 128 rows alone
+    wide = is_wide(q.shape[-1], v.shape[-1], k.dtype in FP8)  # which have tiles of 128 rows alone
     by_length = length_chooses and not wide
     swaps = by_length and policy.swaps() and options.rope is None
     pack, rows = tile_for(seqlen_q, group, options.pack_gqa, swaps)

@@ -1,4 +1,4 @@
-"""Values of more than 256 columns: a launch for either half of the columns of v and out.
+"""Values of more than 256 columns, of 8 bits more than 128: a launch for either half of the columns of v and out.
 
     q k^T     (rows, keys)                 512 columns of q and k, made twice
     out       (rows, 0 .. 255)    launch 1: v[..., :256]
@@ -7,18 +7,22 @@
 128 rows of 256 columns in float32 are half of tensor memory, S in two buffers is the other half. So S is computed
 twice, which costs a third of the launch's products; nothing is exchanged, and everything that the kernel of 256 columns
 runs (pages, splits, masks, sinks, log-sum-exp) holds for more. sm100/mhawide/ has the kernel.
+
+Of 8 bits it is the kernel of 128 columns of V (sm100/mha2q/ and those for fewer rows): S0, S1 and an O of 128 columns
+each are tensor memory. S of 256 columns of 8 bits costs the tensor core what 128 of 16 do.
 """
 
 from __future__ import annotations
 
 from cute_fa4.calls.plan import NO_LENGTHS, Plan, Results, Views
 from cute_fa4.calls.request import CallTensors
+from cute_fa4.calls.tensors import FP8
 from cute_fa4.sm100.choose_config import columns_of_v
 
 
 def comes_in_halves(v) -> bool:
     """Whether v has more columns than a kernel."""
-    return columns_of_v(v.shape[-1]) < v.shape[-1]
+    return columns_of_v(v.shape[-1], v.dtype in FP8) < v.shape[-1]
 
 
 def half_of(x, first: bool):

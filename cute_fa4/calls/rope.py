@@ -79,6 +79,12 @@ class Rope:
         return DTYPE_NAMES[self.view.dtype] if has_own else None
 
     @property
+    def dtypes(self) -> dict:
+        """What a configuration says of it and of its scales."""
+        scaled = self.scales is not None
+        return {"rope_dtype": self.dtype, "scale_dtype": "f32" if scaled else None}
+
+    @property
     def is_widened(self) -> bool:
         """It has 8 bits under 16 of k."""
         return self.view.dtype in FP8 and self.of_keys not in FP8

@@ -75,7 +75,8 @@ def call(variant: Variant, problem: Problem, device: str, seed: int = 0, place=N
     place = place or (lambda tensor, at_the_end: tensor)
     sides = [bool(seed % 2), bool(seed % 2), not seed % 2]
     made = make(variant, problem, device, lambda *qkv: list(map(place, qkv, sides)))
-    if is_wide(variant.head_dim, variant.head_dim_v or variant.head_dim):
+    of_8_bits = variant.dtype_of("k").itemsize == 1
+    if is_wide(variant.head_dim, variant.head_dim_v or variant.head_dim, of_8_bits):
         return made
     return replace(made, launch=_in_pairs(made.launch, "on" if variant.pair else "off"))
 

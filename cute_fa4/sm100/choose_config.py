@@ -26,6 +26,7 @@ from .mla_widenpair.schedule import LatentRowsPair
 from .problem import MOST_LATENT_ROWS, heads_of_latent_tile
 from .row_schedule import (
     DEEP,
+    DEEP_OF_FP8,
     DEPTHS,
     DEPTHS_OF_FP8,
     QK_DEPTHS,
@@ -104,8 +105,9 @@ def choose_config(
     """
     of_schedule = {name: choices.pop(name) for name in SCHEDULE_CHOICES & set(choices)}
     choices.setdefault("mask", bands.Causal() if causal else bands.Full())
+    of_8_bits = (choices.get("kv_dtype") or qkv_dtype) in FP8_DTYPES
     if not choices.get("latent"):
-        head_dim_v = columns_of_v(head_dim_v or head_dim)
+        head_dim_v = columns_of_v(head_dim_v or head_dim, of_8_bits)
     if "schedule" not in choices:
         if family is None and choices.get("latent"):
             family = (LatentRows if choices.get("kv_dtype") else LatentTile).family
@@ -118,7 +120,7 @@ def choose_config(
         elif (
             family is None
             and "rows" not in of_schedule
-            and is_wide(head_dim, head_dim_v or head_dim)
+            and is_wide(head_dim, head_dim_v or head_dim, of_8_bits)
         ):
             family = WideTile.family
         choices["schedule"] = _schedule(max(head_dim, head_dim_v or 0), family, **of_schedule)
@@ -163,22 +165,22 @@ def widens_rope(qkv_dtype: str, rope_dtype: str | None) -> bool:
     return rope_dtype is not None and qkv_dtype not in FP8_DTYPES
 
 
-def is_wide(head_dim: int, head_dim_v: int) -> bool:
-    """Whether head dims need the family that has one O and units of 64 columns.
+def is_wide(head_dim: int, head_dim_v: int, of_8_bits: bool = False) -> bool:
+    """Whether head dims need the family that has one O and units of 64 columns, which are of 16 bits.
 
-    >>> is_wide(192, 128), is_wide(256, 256), is_wide(128, 136)
-    (False, True, True)
+    >>> is_wide(192, 128), is_wide(256, 256), is_wide(128, 136), is_wide(256, 256, of_8_bits=True)
+    (False, True, True, False)
     """
-    return head_dim > QK_DEPTHS[-1] or head_dim_v > DEPTHS[-1]
+    return not of_8_bits and (head_dim > QK_DEPTHS[-1] or head_dim_v > DEPTHS[-1])
 
 
-def columns_of_v(head_dim_v: int) -> int:
+def columns_of_v(head_dim_v: int, of_8_bits: bool = False) -> int:
     """Columns of V that a kernel has: all, or half of them, one launch behind the other (calls/halves.py).
 
-    >>> columns_of_v(256), columns_of_v(512), columns_of_v(272)
-    (256, 256, 136)
+    >>> columns_of_v(256), columns_of_v(512), columns_of_v(272), columns_of_v(256, of_8_bits=True)
+    (256, 256, 136, 128)
     """
-    return head_dim_v // 2 if head_dim_v in DEEP else head_dim_v
+    return head_dim_v // 2 if head_dim_v in (DEEP_OF_FP8 if of_8_bits else DEEP) else head_dim_v
 
 
 def wide_family_for(seqlen_q: int, heads: int, pairs: bool | None = None) -> str:

@@ -27,7 +27,8 @@ QK_DEPTHS = tuple(range(8, 193, 8))  # of Q and K where a K tile may have a rest
 WIDE_DEPTHS = tuple(range(8, 257, 8))  # of V and O in the family for what is beyond
 DEEP = tuple(range(272, 513, 16))  # of Q and K there; of V and O in two launches (calls/halves.py)
 DEPTHS_OF_FP8 = tuple(range(16, 129, 16))  # rows of 8-bit elements, too, are multiples of 16 bytes
-QK_DEPTHS_OF_FP8 = tuple(range(16, 193, 16))  # of Q and K where a slot has two spans of eight bits
+QK_DEPTHS_OF_FP8 = tuple(range(16, 257, 16))  # of Q and K where a slot has two spans of eight bits
+DEEP_OF_FP8 = tuple(range(160, 257, 32))  # of V and O, of eight bits, in two launches
 DTYPES_OF_16_BITS = ("bf16", "fp16")
 DTYPES = (*DTYPES_OF_16_BITS, *FP8_DTYPES)
 RESCALE_LOG2, RESCALE_LOG2_OF_FP8 = 8.0, 0.0
@@ -213,7 +214,7 @@ class RowSchedule:
 def depths_of(qkv_dtype: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Head dims that some family runs -> (of Q and K, of V and O)."""
     if qkv_dtype in FP8_DTYPES:
-        return QK_DEPTHS_OF_FP8, DEPTHS_OF_FP8
+        return QK_DEPTHS_OF_FP8, DEPTHS_OF_FP8 + DEEP_OF_FP8
     return (WIDE_DEPTHS + DEEP,) * 2
 
 
@@ -221,10 +222,15 @@ def in_words(depths: tuple[int, ...]) -> str:
     """
     >>> in_words(DEPTHS), in_words(WIDE_DEPTHS + DEEP)
     ('a multiple of 8 up to 128', 'a multiple of 8 up to 256 or of 16 up to 512')
+    >>> in_words(DEPTHS_OF_FP8 + DEEP_OF_FP8)
+    'a multiple of 16 up to 128 or of 32 up to 256'
     """
-    dense = [depth for depth in depths if depth % depths[0] == 0 and depth not in DEEP]
-    words = f"a multiple of {depths[0]} up to {dense[-1]}"
-    return words if dense[-1] == depths[-1] else f"{words} or of 16 up to {depths[-1]}"
+    step = depths[0]
+    dense = [depth for place, depth in enumerate(depths, 1) if depth == place * step]
+    words = f"a multiple of {step} up to {dense[-1]}"
+    if dense[-1] == depths[-1]:
+        return words
+    return f"{words} or of {depths[-1] - depths[-2]} up to {depths[-1]}"
 
 
 def o_dtypes(problem: Problem) -> tuple[str, ...]:

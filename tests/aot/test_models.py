@@ -35,6 +35,10 @@ MODELS = {
         dict(heads_q=8, heads_kv=2, kv_dtype="e4m3", descales=""),
         dict(causal=True),
     ),
+    "the same of 256 columns": (
+        dict(heads_q=8, heads_kv=2, head_dim=256, head_dim_v=256, kv_dtype="e4m3", descales=""),
+        dict(causal=True),
+    ),
 }
 
 

@@ -43,7 +43,7 @@ def row():
         (Variant(64, "e4m3", of_tokens=True, keys="pages", page_size=16), Problem((5, 3), (9, 40))),
         (Variant(96, head_dim_v=64, rope=32, keys="pages", page_size=16), Problem((5, 3), (9, 40))),
         (Variant(64, "e4m3", of_blocks=True, keys="pages", page_size=16), Problem((5, 3), (9, 40))),
-        (Variant(192, "e4m3", head_dim_v=128, rope=64, rope_dtype="bf16"), dense(1, 9, 20)),
+        (Variant(96, "e4m3", head_dim_v=64, rope=32, rope_dtype="bf16"), dense(1, 9, 20)),
     ],
     ids=lambda value: value.title,
 )  # fmt: skip

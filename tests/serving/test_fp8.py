@@ -153,7 +153,7 @@ ONES = torch.ones(2, 2)
         (dict(out=X.to(E5M2)), TypeError, "out: dtype torch.float8_e5m2 while q is .*; accepted: torch.bfloat16, "),
         (dict(o_scale=ONES.bfloat16()), TypeError, "o_scale: dtype torch.bfloat16; accepted: torch.float32"),
         (dict(out=ONES.new_zeros(2, 4, 2, 128)), TypeError, "out: dtype torch.float32"),
-        (dict(q=X[..., :24], k=X[..., :24]), ValueError, "q: head_dim 24; accepted: a multiple of 16 up to 128"),
+        (dict(q=X[..., :24], k=X[..., :24]), ValueError, "q: head_dim 24; accepted: a multiple of 16 up to 256"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )  # fmt: skip

@@ -112,7 +112,7 @@ def test_k_can_be_staged_along_the_depth(stages, chunk):
 REFUSED = [
     (dict(qkv_dtype="e4m3", swizzle_bytes=64), "swizzle_bytes=64", "use 128"),
     (dict(qkv_dtype="e4m3", o_dtype="e5m2"), "o_dtype='e5m2'", "'bf16' or 'fp16' or 'e4m3'"),
-    (dict(qkv_dtype="e4m3", qk_depth=24), "qk_depth=24", "a multiple of 16 up to 128"),
+    (dict(qkv_dtype="e4m3", qk_depth=24), "qk_depth=24", "a multiple of 16 up to 256"),
     (dict(qkv_dtype="e4m3", rescale_log2=9.0), "rescale_log2=9.0", "fit e4m3: use 0 to 8"),
     (dict(qkv_dtype="f32"), "qkv_dtype='f32'", "bf16, fp16, e4m3, e5m2"),
     (

@@ -204,6 +204,14 @@ VARIANTS = {
         "descales": "QK",
         **CAUSAL,
     },
+    "rope behind a gap, one tile": {
+        "qkv_dtype": "e4m3",
+        "head_dim": 96,
+        "head_dim_v": 64,
+        "rope_depth": 32,
+        "family": "mha1q",
+        **CAUSAL,
+    },
     "B300": {"arch": "sm_103a", **CAUSAL},
     "B300 d64": {"arch": "sm_103a", "head_dim": 64},
 }

@@ -102,10 +102,15 @@ class FA4Config(Problem):
         return getattr(self.schedule, "latent_rows", MOST_LATENT_ROWS)
 
     @property
-    def ends_early(self) -> bool:
-        """Whether query tile 0 leaves out key tiles at the end that the second one alone sees (work/kv_range.py)."""
-        asked = getattr(self.schedule, "ends_early", None)
+    def uneven(self) -> bool:
+        """Whether the query tiles of a CTA leave out key tiles that the other one alone sees (work/kv_range.py)."""
+        asked = getattr(self.schedule, "uneven", None)
         return asked is not None and asked(self)
+
+    @property
+    def begins_late(self) -> bool:
+        """Whether the second one does, at the beginning."""
+        return self.uneven and self.mask.has_lower_bound
 
     @property
     def warps(self):

@@ -32,14 +32,25 @@ def causal(p, j):
 
 
 @pytest.mark.parametrize(
-    "depth, store_q, store_kv", [(128, packed_q, packed_kv), (64, dense_q, dense_kv)]
+    "depth, store_q, store_kv, left",
+    [
+        (128, packed_q, packed_kv, None),
+        (64, dense_q, dense_kv, 127),
+        pytest.param(128, packed_q, packed_kv, 127, marks=pytest.mark.sweep),
+        pytest.param(64, dense_q, dense_kv, None, marks=pytest.mark.sweep),
+    ],
 )
-def test_prompts_and_decode_steps_of_one_launch(depth, store_q, store_kv):
-    """Head dim 128: P over S. 64: P beside S, and one chunk of O, so that both buffers are not used in turn."""
+def test_prompts_and_decode_steps_of_one_launch(depth, store_q, store_kv, left):
+    """Head dim 128: P over S. 64: P beside S, and one chunk of O, so that both buffers are not used in turn.
+
+    left: of a causal window; with two query tiles the second one begins a key tile late then.
+    """
     batch = Batch.draw(QUERIES, KEYS, heads=(1, 1), depth=depth)
-    out, lse = run(store_q(batch), store_kv(batch), causal=True)
-    assert_agrees(batch, out, lse, visible=causal)
-    again = run(store_q(batch), store_kv(batch), causal=True, mode="hostile")
+    window = dict(causal=True, window_size=(left, None))
+    out, lse = run(store_q(batch), store_kv(batch), **window)
+    seen = causal if left is None else lambda p, j: (p - left <= j) & (j <= p)
+    assert_agrees(batch, out, lse, visible=seen)
+    again = run(store_q(batch), store_kv(batch), **window, mode="hostile")
     for found, expected in zip(split(batch, *again), split(batch, out, lse), strict=True):
         assert all(map(torch.equal, found, expected))
 

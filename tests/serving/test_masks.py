@@ -104,8 +104,8 @@ def is_whole(visible, rows: range, tile: int, m: int, n: int) -> bool:
 
 
 def computed_tiles(visible, m, n) -> list[list[int]]:
-    """Key tiles of each of the two query tiles of a CTA: all that it walks, without those behind the last one that the
-    query tile sees (mha2q/uneven). m: (its rows, of how many).
+    """Key tiles of each of the two query tiles of a CTA: of those that it walks, those from the first to the last that
+    the query tile sees (mha2q/uneven). m: (its rows, of how many).
     """
     rows, number = m
     walked, found = tile_range(visible, rows, number, n), []
@@ -114,7 +114,7 @@ def computed_tiles(visible, m, n) -> list[list[int]]:
         own = range(
             min(first, number - 1), max(min(first + 128, number), min(first, number - 1) + 1)
         )
-        found.append([t for t in walked if t <= max(tile_range(visible, own, number, n))])
+        found.append([t for t in walked if t in tile_range(visible, own, number, n)])
     return found
 
 
@@ -190,8 +190,8 @@ def test_tiles_that_are_seen_whole_carry_no_mask_code(name):
         for first in (0, 128):
             # A query tile beyond the last row does what the last row alone would.
             rows = range(min(first, m - 1), max(min(first + 128, m), min(first, m - 1) + 1))
-            # Tiles behind the last one that a query tile sees are left out for it (mha2q/uneven).
-            own = [t for t in walked if t <= max(tile_range(visible, rows, m, n))]
+            # Tiles before the first and behind the last that a query tile sees are left out for it (mha2q/uneven).
+            own = [t for t in walked if t in tile_range(visible, rows, m, n)]
             computed.append(len(own))
             masked += sum(not is_whole(visible, rows, tile, m, n) for tile in own)
         seen.append((computed, masked, opcodes("shl.b32") - 4 * 4 * bounds * masked))

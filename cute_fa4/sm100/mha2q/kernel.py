@@ -14,7 +14,7 @@ Steady state of one CTA. A line is an issue slot, not a duration; S0 and S1 belo
     V3       S0 = Q0 K2      .               .               O1 *= factor 1
 
 A work tile with rows for one query tile only runs otherwise where lengths of queries differ: lone/hooks.py. Where a
-mask lets query tile 0 see fewer key tiles than query tile 1, the second one goes first: uneven/hooks.py.
+mask lets the query tiles see different key tiles, each leaves out what the other one alone sees: uneven/hooks.py.
 
 Read next: barriers.py (the table), p_over_s.py, p_beside_s.py and p_crossed.py (orders of the products), then
 roles/softmax.py, correction.py, load.py, steps/store.py, and work/queue.py (a CTA runs several such tiles, one after
@@ -49,7 +49,7 @@ WITH_LONE_TILES = {"p_over_s": LonePOverS(), "p_beside_s": LonePBesideS()}
 
 def codes_of(cfg) -> dict:
     """Orders of the products by name, for the work tiles that a configuration has."""
-    if cfg.ends_early:
+    if cfg.uneven:
         return uneven.WITH_LONE_TILES if cfg.schedule.lone_tiles else uneven.CODE
     return WITH_LONE_TILES if cfg.schedule.lone_tiles else ORDER_CODE
 

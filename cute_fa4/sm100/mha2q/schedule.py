@@ -23,7 +23,7 @@ from .orders import ORDERS, PBesideS, POverS, best_order, may_add_up
 from .smem_map import TwoTilesSmem, ones_bytes, smem_map
 
 ORDERS_OF_LONE_TILES = ("p_over_s", "p_beside_s")
-ORDERS_OF_EARLY_ENDS = (
+ORDERS_OF_UNEVEN_TILES = (
     "p_over_s",
     "p_beside_s",
 )  # crossed, P of either query tile waits for S of the other
@@ -98,9 +98,12 @@ class TwoTiles(RowSchedule):
     def smem(self, problem: Problem) -> TwoTilesSmem:
         return layout(self, self.tiles(problem))[1]
 
-    def ends_early(self, problem: Problem) -> bool:
-        bounded = problem.mask.is_band and problem.mask.has_upper_bound
-        return bounded and not problem.split_keys and self.order in ORDERS_OF_EARLY_ENDS
+    def uneven(self, problem: Problem) -> bool:
+        mask = problem.mask
+        bounded = mask.is_band and (mask.has_upper_bound or mask.has_lower_bound)
+        taken = not problem.split_keys and self.order in ORDERS_OF_UNEVEN_TILES
+        # Both softmax warpgroups give the scales of every key tile back (roles/token_scales.py).
+        return bounded and taken and not problem.token_scales
 
     @property
     def lags(self) -> bool:

@@ -53,7 +53,7 @@ class BlockScaled(TwoTiles):
     def smem(self, problem: Problem) -> TwoTilesSmem:
         return layout(self, self.tiles(problem))[1]
 
-    def ends_early(self, problem: Problem) -> bool:
+    def uneven(self, problem: Problem) -> bool:
         return False
 
     def _not_built(self, problem: Problem) -> list[str]:

@@ -28,7 +28,7 @@ from cutlass import Float32, Int32
 from ..kernel import CTA, SET_UP, SM100Kernel, initialise_all
 from ..kernel_args import Events, KernelArgs, Smem
 from ..mha2q.kernel import ORDER_CODE as ORDERS_OF_ONE
-from ..mha2q.schedule import ORDERS_OF_EARLY_ENDS
+from ..mha2q.schedule import ORDERS_OF_UNEVEN_TILES
 from ..mha2q.uneven import hooks as uneven
 from ..roles import dispatch
 from ..roles.order import Order
@@ -60,7 +60,7 @@ def of_pair(code: Order) -> Order:
 
 
 ORDER_CODE = {name: of_pair(ORDERS_OF_ONE[name]) for name in PAIRED_ORDERS}
-UNEVEN = {name: of_pair(uneven.CODE[name]) for name in ORDERS_OF_EARLY_ENDS}
+UNEVEN = {name: of_pair(uneven.CODE[name]) for name in ORDERS_OF_UNEVEN_TILES}
 
 
 @cute.jit
@@ -149,7 +149,7 @@ class SM100MHAPair(SM100Kernel):
         set_up(self.cfg, args, cta, warp, mbarriers)
 
     def roles(self, args: KernelArgs, cta: CTA, warp):
-        codes = UNEVEN if self.cfg.ends_early else ORDER_CODE
+        codes = UNEVEN if self.cfg.uneven else ORDER_CODE
         dispatch.run(self.cfg, codes[self.cfg.schedule.order], args, cta, warp)
 
     def tear_down(self, cta: CTA, warp):

@@ -242,7 +242,7 @@ def work_tile(
     state = first_state(cfg, args, work, row, order.has_sink(cfg, work, i))
     before = tiles_before
     if cutlass.const_expr(cfg.mask.has_lower_bound):
-        begin = order.next_tile(cfg, work, work.tiles.first, i)
+        begin = order.next_tile(cfg, work, work.tiles.begin_of(order.q_tile(cfg, work, i)), i)
         for n in cutlass.range(begin, whole.begin, stride, unroll=1):
             state = step(
                 cfg, order, args, smem, tmem, events, work, i, row, before, n, state, masked=True

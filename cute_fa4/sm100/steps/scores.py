@@ -217,6 +217,7 @@ def whole_tiles(cfg, args: KernelArgs, work: Work, i) -> kv_range.WholeTiles:
     return kv_range.whole_tiles(
         cfg,
         work.tiles,
+        i,
         sequence.position(first),
         sequence.position(last),
         sequence.num_keys,

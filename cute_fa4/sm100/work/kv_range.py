@@ -8,47 +8,84 @@ Tiles of BN keys are walked upwards. seqlen_q = 256, seqlen_k = 512, causal: que
     128..255  .    .    .    m          m crossed by the diagonal
                                         - needed by the other query tile alone: left out
 
-So query tile 0 ends one key tile early: S0, P0 and O0 of tile 3 are not made (mha2q/uneven/hooks.py). One tile it
-always keeps; rows without keys mask it whole. What query tile 1 does not see at the lower end of a window is computed
-and masked whole.
+So query tile 0 ends one key tile early: S0, P0 and O0 of tile 3 are not made (mha2q/uneven/hooks.py). Under a window,
+query tile 1 begins late by as much. The same with a window of 128 keys:
+
+    0..127    .    m    m    -          tiles of the CTA: 3, from tile 1 on (the first row's)
+    128..255  .    -    m    m
+
+One tile each always keeps; rows without keys mask it whole. None is left out by both.
 
 A mask with a lower bound, a sliding window say, has masked tiles at both ends:
 
     [first, whole_from)  masked        [whole_from, whole_to)  whole        [whole_to, end)  masked
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cutlass import Int32
 
 from ...layouts.scalars import choose, maximum, minimum
-from . import blocks
+from . import blocks, rows
+
+MOST_LEFT_OUT = (1 << 15) - 1  # at either end, where an announcement has a word for both (queue.py)
 
 
 @dataclass(frozen=True)
 class TileRange:
     """Key tiles [first, first + count); of the CTAs of a cluster that share keys, turns (blocks.key_tile).
 
-    early   how many of them, at the end, query tile 0 leaves out; None: none (FA4Config.ends_early)
-    leader  where it may leave out some: the softmax warpgroup that has query tile 1 (mha2q/uneven/hooks.py)
+    early   how many of them, at the end, query tile 0 leaves out; None: none (FA4Config.uneven)
+    late    how many of them, at the beginning, query tile 1 leaves out; None: none (FA4Config.begins_late)
+    leader  where they may leave out some: the softmax warpgroup that has query tile 1 (mha2q/uneven/hooks.py)
     """
 
     first: Int32
     count: Int32
     early: Int32 | None = None
+    late: Int32 | None = None
     leader: Int32 | None = None
 
     def count_of(self, i):
         """Key tiles of query tile i, a number or an Int32 of the kernel."""
         if self.early is None:
             return self.count
+        late = 0 if self.late is None else self.late
         if isinstance(i, int):
-            return self.count if i else self.count - self.early
-        return self.count - choose(i == 0, self.early, 0)
+            return self.count - (late if i else self.early)
+        return self.count - choose(i == 0, self.early, late)
+
+    def before(self, i):
+        """How many of them lie before the first one of query tile i."""
+        if self.late is None:
+            return 0
+        return choose(i == 0, 0, self.late)
+
+    def begin_of(self, i):
+        """The first key tile of query tile i."""
+        return self.first + self.before(i)
 
     def end_of(self, i):
         """The key tile behind the last one of query tile i."""
-        return self.first + self.count_of(i)
+        if self.late is None:
+            return self.first + self.count_of(i)
+        return self.first + self.count - choose(i == 0, self.early, 0)
+
+
+def uneven(cfg, tiles: TileRange, first_position, sequence, sizes) -> TileRange:
+    """With what either query tile leaves out. first_position: of a block, whose CTAs leave out the same."""
+    keys = sequence.num_keys, sequence.key_limit, sizes
+    each = rows.positions_per_tile(cfg)
+    end_of_first = first_position + cfg.tiles.positions_per_block - each
+    last = minimum(end_of_first, sequence.seqlen_q) - 1
+    early = left_out(cfg, tiles, sequence.position(last), *keys)
+    if not cfg.begins_late:
+        return replace(tiles, early=early)
+    early = minimum(early, MOST_LEFT_OUT)
+    second = first_position + each
+    late = not_begun(cfg, tiles, early, sequence.position(second), *keys)
+    late = choose(second < sequence.seqlen_q, late, 0)
+    return replace(tiles, early=early, late=late)
 
 
 def left_out(cfg, tiles: TileRange, last_position, num_keys, key_limit, sizes):
@@ -56,6 +93,17 @@ def left_out(cfg, tiles: TileRange, last_position, num_keys, key_limit, sizes):
     _, hi = hull(cfg, last_position, num_keys, key_limit, sizes)
     behind = tiles.end_of(1) - (hi + cfg.tiles.BN - 1) // cfg.tiles.BN
     return maximum(minimum(behind, tiles.count - 1), 0)
+
+
+def not_begun(cfg, tiles: TileRange, early, first_position, num_keys, key_limit, sizes):
+    """How many key tiles lie before the first that query tile 1 sees, whose first row has this position.
+
+    One stays, and those that query tile 0 leaves out, `early` of them.
+    """
+    lo, _ = hull(cfg, first_position, num_keys, key_limit, sizes)
+    stay = maximum(early, 1)
+    before = minimum(lo // cfg.tiles.BN - tiles.first, tiles.count - stay)
+    return maximum(minimum(before, MOST_LEFT_OUT), 0)
 
 
 @dataclass(frozen=True)
@@ -82,9 +130,9 @@ def tile_range(cfg, first_position, last_position, num_keys, key_limit, sizes) -
 
 
 def whole_tiles(
-    cfg, tiles: TileRange, first_position, last_position, num_keys, key_limit, sizes
+    cfg, tiles: TileRange, i, first_position, last_position, num_keys, key_limit, sizes
 ) -> WholeTiles:
-    """The key tiles of a CTA that all rows of one query tile see whole."""
+    """The key tiles of a CTA that all rows of query tile i see whole; from its first to its last one."""
     end = tiles.first + tiles.count
     if not cfg.mask.is_band:
         return WholeTiles(end, end)
@@ -94,5 +142,10 @@ def whole_tiles(
         return WholeTiles(tiles.first, whole_to)
     lo, _ = hull(cfg, last_position, num_keys, key_limit, sizes)
     from_lo = blocks.turn_of(cfg, (lo + cfg.tiles.BN - 1) // cfg.tiles.BN)
-    whole_from = minimum(maximum(from_lo, tiles.first), end)
+    if tiles.late is None:
+        whole_from = minimum(maximum(from_lo, tiles.first), end)
+    else:
+        end = tiles.end_of(i)
+        whole_from = minimum(maximum(from_lo, tiles.begin_of(i)), end)
+        whole_to = minimum(whole_to, end)
     return WholeTiles(whole_from, maximum(whole_to, whole_from))

@@ -28,7 +28,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from ...layouts.scalars import choose, maximum, minimum
-from . import blocks, kv_range, packed_order, rows, shared_order, tile_order
+from . import blocks, kv_range, packed_order, shared_order, tile_order
 from .entries import CLAIM_ANSWER_BYTES, WORK_ENTRIES, WORK_WORDS
 from .kv_range import TileRange
 from .line import Held
@@ -39,6 +39,8 @@ from .tile import Work, WorkTile
 
 NO_MORE = -1  # key tiles: no work is left
 PAUSE = -2  # nothing to do, and more may follow (judged.py)
+LATE = 16  # the last word of an entry: what is left out at the beginning, at the end, and in bit 0 the leader
+EARLY_AND_LEADER = (1 << LATE) - 1
 BEYOND = 1 << 30  # a position that no sequence has, nor its block
 
 
@@ -167,6 +169,8 @@ def words_of(work: Work) -> list:
     last = Int32(0) if tile.part is None else tile.part
     if tiles.early is not None:
         last = tiles.early << 1 | tiles.leader
+    if tiles.late is not None:
+        last = last | tiles.late << LATE
     return [
         tiles.first,
         tiles.count,
@@ -187,18 +191,24 @@ def led(work: Work, entries, number, num_entries: int) -> Work:
     """Work tile `number` with its leader, if it has one; the one before is still in the queue, of so many entries."""
     if work.tiles.early is None:
         return work
-    leader = leader_of(entries, number, num_entries)
+    leader = leader_of(entries, number, num_entries, work.tiles.late is not None)
+    if work.tiles.late is not None:
+        leader = leader ^ choose(work.tiles.late > 0, 1, 0)
     return replace(work, tiles=replace(work.tiles, leader=leader))
 
 
 @cute.jit
-def leader_of(entries, number: Int32, num_entries: cutlass.Constexpr) -> Int32:
-    """Which warpgroup leads: that of the work tile before, or the other one if that left out key tiles."""
+def leader_of(
+    entries, number: Int32, num_entries: cutlass.Constexpr, with_late: cutlass.Constexpr
+) -> Int32:
+    """Which warpgroup goes first: the leader of the work tile before, or where that went last the other one."""
     leader = Int32(0)
     if number > 0:
         cute.arch.sync_warp()  # one lane has written it
         word = entries[(number - 1) % num_entries * WORK_WORDS + WORK_WORDS - 1]
         leader = word & 1
+        if cutlass.const_expr(with_late):
+            word = word & EARLY_AND_LEADER
         if word > 1:
             leader = leader ^ 1
     return leader
@@ -212,9 +222,12 @@ def work_of(cfg, args, words: list) -> Work:
     else:  # constants and arguments of the kernel: nothing is read
         found = find_sequence(cfg, args.lengths, batch, args.seqlen_q, args.seqlen_k)
     tile = WorkTile(first_position, head, kv_head, batch, last if cfg.split_keys else None)
-    if not cfg.ends_early:
+    if not cfg.uneven:
         return Work(tile, found, TileRange(first, count))
-    return Work(tile, found, TileRange(first, count, last >> 1, last & 1))
+    if not cfg.begins_late:
+        return Work(tile, found, TileRange(first, count, early=last >> 1, leader=last & 1))
+    early = (last & EARLY_AND_LEADER) >> 1
+    return Work(tile, found, TileRange(first, count, early, last >> LATE, last & 1))
 
 
 @dataclass(frozen=True)
@@ -272,14 +285,9 @@ def find_work(
         tiles, tile = args.splits.tiles_of(tiles, part), replace(tile, part=part)
     if cutlass.const_expr(cfg.cluster_parts > 1):
         tiles = taken_in_turn(tiles, rank, cfg.cluster_parts)
-    if cutlass.const_expr(cfg.ends_early):
-        end_of_first = (
-            tile.first_position + cfg.tiles.positions_per_block - rows.positions_per_tile(cfg)
-        )
-        last = minimum(end_of_first, of.seqlen_q) - 1
-        keys = of.num_keys, of.key_limit, args.mask_sizes
-        early = kv_range.left_out(cfg, tiles, of.position(last), *keys)
-        tiles = replace(tiles, early=early, leader=Int32(0))
+    if cutlass.const_expr(cfg.uneven):
+        tiles = kv_range.uneven(cfg, tiles, tile.first_position, of, args.mask_sizes)
+        tiles = replace(tiles, leader=Int32(0))  # see led
     tile = replace(tile, first_position=blocks.first_position(cfg, tile.first_position))
     count = choose(block < 0, NO_MORE, tiles.count)
     return Work(tile, of, replace(tiles, count=count)), held
@@ -318,7 +326,9 @@ def no_work(cfg, count: int = NO_MORE) -> Work:
     zero = Int32(0)
     first = Int32(BEYOND) if count == PAUSE else blocks.first_position(cfg, zero)
     tile = WorkTile(first, zero, zero, zero, zero if cfg.split_keys else None)
-    tiles = TileRange(zero, Int32(count), *((zero, zero) if cfg.ends_early else ()))
+    tiles = TileRange(zero, Int32(count))
+    if cfg.uneven:
+        tiles = replace(tiles, early=zero, late=zero if cfg.begins_late else None, leader=zero)
     return Work(tile, Sequence.empty(), tiles)
 
 

@@ -1,4 +1,4 @@
-"""The attention kernel as a subject of planted defects: seven configurations, half a second a run.
+"""The attention kernel as a subject of planted defects: eight configurations, half a second a run.
 
 Every CTA runs several work tiles (in order it claims the whole grid), because much of what can go wrong is that the
 second one meets what the first one left behind.
@@ -9,6 +9,8 @@ d128_full      3 heads, 256 queries x 300 keys: 3 work tiles of 3 K and V tiles,
 d64_causal     2 heads, 300 queries x 300 keys: 4 work tiles, clipped rows, masked tiles; P beside S (p_beside_s.py)
 d64_few_keys   2 heads, 600 queries x 100 keys, causal: 6 work tiles of one key tile or none, so that only the work
                queue keeps the load warp from running ahead, and rows without keys
+d64_window     2 heads, 500 queries and keys, a window of 128 keys: 4 work tiles of two and three key tiles, of which
+               each query tile sees two at most; query tile 0 goes first where the window has left the beginning
 d64_lagged     3 heads, 200 queries x 300 keys, the reference of a row from the tiles before: 3 work tiles of two whole
                key tiles and a masked one; of the first and the last head the second tile jumps by 100 nats, so that one
                is run again while a head is left, and one when none is
@@ -26,7 +28,7 @@ from itertools import accumulate
 
 import torch
 
-from cute_fa4 import compile_cache, flash_attn_func, flash_attn_varlen_func
+from cute_fa4 import compile_cache, flash_attn_func, flash_attn_varlen_func, masks
 from cute_fa4.calls import repeat
 from cute_fa4.compiler import policy
 from cute_fa4.sm100.mha2q.kernel import SM100MHA2Q
@@ -37,6 +39,7 @@ from tests.emulator.mutations.mutant import Subject
 # Scores of normal q and k have the standard deviation 1; in units of log2, SPREAD times 1.44. A row's
 # maximum then moves by more than the 8 that the kernel tolerates without a rescale in most rows.
 SPREAD = 6.0
+FULL, CAUSAL = masks.full(), masks.causal()
 
 
 @contextlib.contextmanager
@@ -71,12 +74,12 @@ def jumping(heads, seqlen_q, seqlen_k, head_dim):
     return q, k, v
 
 
-def run(heads, seqlen_q, seqlen_k, head_dim, causal, level, maximum="exact", make=tensors):
+def run(heads, seqlen_q, seqlen_k, head_dim, mask, level, maximum="exact", make=tensors):
     """The run function of a Subject: results are the bits of the output and of the LSE."""
     q, k, v = make(heads, seqlen_q, seqlen_k, head_dim)
 
     def call(out):
-        return flash_attn_func(q, k, v, causal=causal, return_lse=True, out=out)
+        return flash_attn_func(q, k, v, mask=mask, return_lse=True, out=out)
 
     return executed(call, q, level, maximum)
 
@@ -126,13 +129,14 @@ def executed(call, q, level, maximum="exact"):
 def subjects(level):
     """Subject by name."""
     return {
-        "d128_full": Subject("d128_full", run(3, 256, 300, 128, False, level)),
-        "d64_causal": Subject("d64_causal", run(2, 300, 300, 64, True, level)),
-        "d64_lagged": Subject("d64_lagged", run(3, 200, 300, 64, False, level, "auto", jumping)),
+        "d128_full": Subject("d128_full", run(3, 256, 300, 128, FULL, level)),
+        "d64_causal": Subject("d64_causal", run(2, 300, 300, 64, CAUSAL, level)),
+        "d64_lagged": Subject("d64_lagged", run(3, 200, 300, 64, FULL, level, "auto", jumping)),
         "d128_crossed": Subject(
             "d128_crossed", run_order(2, 256, 300, 128, level, CONFIGS[CROSSED])
         ),
-        "one_tile": Subject("one_tile", run(2, 128, 600, 128, False, level)),
+        "one_tile": Subject("one_tile", run(2, 128, 600, 128, FULL, level)),
         "lone": Subject("lone", run_packed([300, 100, 300], [300, 600, 260], 64, level)),
-        "d64_few_keys": Subject("d64_few_keys", run(2, 600, 100, 64, True, level)),
+        "d64_few_keys": Subject("d64_few_keys", run(2, 600, 100, 64, CAUSAL, level)),
+        "d64_window": Subject("d64_window", run(2, 500, 500, 64, masks.window(127, 0), level)),
     }

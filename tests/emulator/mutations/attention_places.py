@@ -16,12 +16,13 @@ import dataclasses
 import re
 from functools import cache
 
+from cute_fa4.sm100 import masks
 from cute_fa4.sm100.chip import MBARRIER_BYTES
 from cute_fa4.sm100.choose_config import choose_config
 from cute_fa4.sm100.config import FA4Config
 from tests.emulator.mutations.edits import WAIT, Place, PlantingError, lines, move, replace
 
-FULL, CAUSAL, FEW_KEYS = "d128_full", "d64_causal", "d64_few_keys"
+FULL, CAUSAL, FEW_KEYS, WINDOW = "d128_full", "d64_causal", "d64_few_keys", "d64_window"
 ONE_TILE, LONE, LAGGED, CROSSED = "one_tile", "lone", "d64_lagged", "d128_crossed"
 CONFIGS = {
     name: choose_config(
@@ -29,6 +30,9 @@ CONFIGS = {
     )
     for name, depth, causal in ((FULL, 128, False), (CAUSAL, 64, True), (FEW_KEYS, 64, True))
 }
+CONFIGS[WINDOW] = choose_config(
+    qkv_dtype="bf16", head_dim=64, mask=masks.Window(), write_lse=True, maximum="exact"
+)
 CONFIGS[LAGGED] = choose_config(qkv_dtype="bf16", head_dim=64, write_lse=True)
 CONFIGS[CROSSED] = choose_config(
     qkv_dtype="bf16", head_dim=128, write_lse=True, order="p_crossed", maximum="exact"

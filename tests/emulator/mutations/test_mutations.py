@@ -1,8 +1,8 @@
 """Planted defects are caught by the checks meant for them; equivalent mutants are not caught.
 
 The sizes of the subjects are explained where they are made (attention_kernel.py, small_kernels.py); together
-the mutants take about two minutes. Of the large tables, whose neighbours differ in a barrier's number or a tile, plain
-pytest plants every third defect; `pytest -m sweep` plants all.
+the mutants take about two minutes. Of the large tables, whose neighbours differ in a barrier's number or a tile, and of
+those under a window, which mirror the causal ones, plain pytest plants every third defect; `pytest -m sweep` all.
 """
 
 from collections import Counter
@@ -14,7 +14,7 @@ from cute_fa4 import compile_cache
 from cute_fa4.sm100.choose_config import choose_config
 from tests.emulator.mutations import attention_places
 from tests.emulator.mutations.__main__ import DOCUMENT
-from tests.emulator.mutations.attention_places import CAUSAL, FULL
+from tests.emulator.mutations.attention_places import CAUSAL, FULL, WINDOW
 from tests.emulator.mutations.edits import PlantingError, lines, move, replace
 from tests.emulator.mutations.everything import mutants, subjects
 from tests.emulator.mutations.mutant import assert_caught, try_mutant
@@ -31,7 +31,8 @@ def most_in_the_sweep() -> list:
     marked = []
     for mutant in DEFECTS:
         numbers[mutant.subject] += 1
-        waits = of_subject[mutant.subject] > LARGE and numbers[mutant.subject] % 3
+        large = of_subject[mutant.subject] > LARGE or mutant.subject == WINDOW
+        waits = large and numbers[mutant.subject] % 3
         marked.append(pytest.param(mutant, marks=pytest.mark.sweep) if waits else mutant)
     return marked
 

@@ -76,7 +76,7 @@ def test_walked_tiles_cover_what_some_row_sees_and_whole_tiles_what_all_rows_see
             for tile_first in range(first, last + 1, 128):
                 tile_last = min(tile_first + 127, last)
                 whole = kv_range.whole_tiles(
-                    cfg, tiles, tile_first + offset, tile_last + offset, sk, limit, sizes
+                    cfg, tiles, 0, tile_first + offset, tile_last + offset, sk, limit, sizes
                 )
                 assert tiles.first <= whole.begin <= whole.end <= tiles.first + tiles.count
                 everyone = keys[tile_first : tile_last + 1].all(axis=0)
@@ -93,8 +93,8 @@ def test_causal_tiles_that_all_rows_see_carry_no_mask():
     cfg, sk = FA4Config(mask=masks.Causal()), 1024
     tiles = kv_range.tile_range(cfg, 768, 1023, sk, sk, ())
     assert (tiles.first, tiles.count) == (0, 8)
-    assert kv_range.whole_tiles(cfg, tiles, 768, 895, sk, sk, ()) == kv_range.WholeTiles(0, 6)
-    assert kv_range.whole_tiles(cfg, tiles, 896, 1023, sk, sk, ()) == kv_range.WholeTiles(0, 7)
+    assert kv_range.whole_tiles(cfg, tiles, 0, 768, 895, sk, sk, ()) == kv_range.WholeTiles(0, 6)
+    assert kv_range.whole_tiles(cfg, tiles, 1, 896, 1023, sk, sk, ()) == kv_range.WholeTiles(0, 7)
 
 
 def test_a_window_far_from_the_start_walks_few_tiles():

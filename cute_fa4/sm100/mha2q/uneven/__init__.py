@@ -1,1 +1,1 @@
-"""Masks under which the query tiles of a CTA see different key tiles: the second one first, and warpgroups in turn."""
+"""Masks under which the query tiles of a CTA see different key tiles: each has its own, and warpgroups take turns."""

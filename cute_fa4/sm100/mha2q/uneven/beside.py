@@ -5,12 +5,16 @@
     next work tile       Sf = Q1 K0                     Sl = Q0 K0   Ol += Pl V(last)   f leads
 
 The order of p_beside_s.py, half a key tile shorter. What is pending at the end of a work tile is the products of both
-warpgroups, or where key tiles were left out (`cut`) that of the one which does not lead the next one.
+warpgroups, or where key tiles were left out (`cut`) that of the one which does not go first in the next one. Under a
+window (`begins_late`) query tile 0 has the first ones alone:
+
+    n = 0                Sf = Q0 K0                                  Ol += Pl V(last)   query tile 1 leaves it out
+    n = 1                Sl = Q1 K1                     Sf = Q0 K1   Of  = Pf V0        l leads, as before
 """
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, select_
 
 from ...kernel_args import Events, KernelArgs, Smem
 from ...operands.kv_buffer import KVBuffer, KVBufferConfig
@@ -21,7 +25,16 @@ from ...work.kv_range import TileRange
 from ...work.queue import NO_MORE, WorkQueue
 from ..lone.beside import Alternating
 from .over import is_lone_here
-from .turns import Turn, by_warpgroup, changed, from_warpgroups
+from .turns import (
+    Turn,
+    begun,
+    by_warpgroup,
+    ended,
+    from_warpgroups,
+    leader_accumulates,
+    of_query_tile,
+    with_own_phase,
+)
 
 
 @cute.jit
@@ -50,6 +63,7 @@ def add(
 @cute.jit
 def alone(
     cfg: cutlass.Constexpr,
+    q_tile: cutlass.Constexpr,
     smem: Smem,
     tmem: Int32,
     events: Events,
@@ -57,29 +71,44 @@ def alone(
     at: tuple,
     tiles: TileRange,
     turn: Turn,
+    pending: cutlass.Boolean,
+    cut: cutlass.Boolean,
     q_phase: Int32,
 ) -> tuple:
-    """The key tiles that query tile 0 leaves out; the leader's last product is pending then. at: K, V."""
+    """The key tiles that only query tile `q_tile` sees: 0 the first ones, 1 the last. Its last product is pending then.
+
+    at: K, V; pending: whether the product of the other warpgroup is, with which its O is complete, and unless `cut`
+    that of this one
+    """
     at_k, at_v = at
-    first = tiles.count_of(0)
-    leader, other = turn.leader, 1 - turn.leader
-    phase, accumulate = turn.phase, turn.accumulate
-    for n in cutlass.range(first, tiles.count, unroll=1):
-        place = at_k, leader, n, tiles.count, q_phase
+    first, end = (tiles.count_of(0), tiles.count) if q_tile else (0, tiles.before(1))
+    own, phase, phase_of_other = of_query_tile(turn, q_tile)
+    accumulate = turn.accumulate
+    for n in cutlass.range(first, end, unroll=1):
+        number = n - tiles.before(q_tile)
+        place = at_k, own, number, tiles.count_of(q_tile), q_phase
         make_s(cfg, smem, tmem, events, kv, *place, wait=True, read=phase)
         kv.release(at_k)
-        kv.wait_v(at_v)
-        going_on = cutlass.Boolean(False)
-        add(cfg, smem, tmem, events, at_v, leader, going_on, phase, accumulate)
-        if n == first:
-            done = cutlass.Boolean(True)
-            add(cfg, smem, tmem, events, at_v, other, done, turn.phase_of_other, accumulate)
-        kv.release(at_v)
-        at_v = kv.step_tile(at_v)
+        if pending | (n > first):
+            kv.wait_v(at_v)
+            if (not cut) | (n > first):
+                done, adds = cutlass.Boolean(False), accumulate
+                if cutlass.const_expr(q_tile == 0):
+                    done = n == first
+                if cutlass.const_expr(cfg.begins_late):
+                    of_leader = turn.leader_accumulates
+                    adds = cutlass.Boolean(select_(n == first, of_leader, accumulate))
+                add(cfg, smem, tmem, events, at_v, own, done, phase, adds)
+            if n == first:
+                done = cutlass.Boolean(True)
+                before = phase_of_other, turn.accumulate
+                add(cfg, smem, tmem, events, at_v, 1 - own, done, *before)
+            kv.release(at_v)
+            at_v = kv.step_tile(at_v)
         at_k = kv.step_tile(at_k)
         phase = phase ^ 1
-        accumulate = cutlass.Boolean(True)
-    return at_k, at_v, Turn(leader, phase, turn.phase_of_other, accumulate)
+        accumulate = number > 0 if cutlass.const_expr(cfg.begins_late) else cutlass.Boolean(True)
+    return at_k, at_v, with_own_phase(turn, q_tile, phase, accumulate)
 
 
 @cute.jit
@@ -97,7 +126,8 @@ def last_products(
     done = cutlass.Boolean(True)
     kv.wait_v(at_v)
     if not cut:
-        add(cfg, smem, tmem, events, at_v, turn.leader, done, turn.phase, turn.accumulate)
+        accumulate = leader_accumulates(cfg, turn)
+        add(cfg, smem, tmem, events, at_v, turn.leader, done, turn.phase, accumulate)
     phase, accumulate = turn.phase_of_other, turn.accumulate
     add(cfg, smem, tmem, events, at_v, 1 - turn.leader, done, phase, accumulate, last_of=kv)
     return kv.step_tile(at_v)
@@ -131,16 +161,24 @@ def run(
             events.q_full.wait(1, q_phase ^ 1)  # looked at before correction can hand Q1 back
             events.o_ready.commit(1)
         else:
-            of_both = tiles.count_of(0)
+            turn = begun(turn, tiles)
+            if cutlass.const_expr(cfg.begins_late):
+                of_first = turn, pending, cut, q_phase
+                at = at_k, at_v
+                at_k, at_v, turn = alone(cfg, 0, smem, tmem, events, kv, at, tiles, *of_first)
+                pending, cut = pending | (tiles.late > 0), cut | (tiles.late > 0)
+            of_both, of_leader, late = tiles.count_of(0), tiles.count_of(1), tiles.before(1)
             leader, other = turn.leader, 1 - turn.leader
             phase, phase_of_other, accumulate = turn.phase, turn.phase_of_other, turn.accumulate
-            for n in cutlass.range(of_both, unroll=1):
-                place = at_k, leader, n, tiles.count, q_phase
+            of_leader_adds = turn.leader_accumulates
+            for n in cutlass.range(late, of_both, unroll=1):
+                place = at_k, leader, n - late, of_leader, q_phase
                 make_s(cfg, smem, tmem, events, kv, *place, wait=True, read=phase)
                 if pending:
                     kv.wait_v(at_v)
                 if pending & (not cut):
-                    add(cfg, smem, tmem, events, at_v, leader, n == 0, phase, accumulate)
+                    adds = of_leader_adds if cutlass.const_expr(cfg.begins_late) else accumulate
+                    add(cfg, smem, tmem, events, at_v, leader, n == 0, phase, adds)
                 place = at_k, other, n, of_both, q_phase
                 make_s(cfg, smem, tmem, events, kv, *place, wait=False, read=phase_of_other)
                 kv.release(at_k)
@@ -150,13 +188,18 @@ def run(
                     at_v = kv.step_tile(at_v)
                 at_k = kv.step_tile(at_k)
                 accumulate = n > 0
+                if cutlass.const_expr(cfg.begins_late):
+                    of_leader_adds = n > late
                 pending, cut = cutlass.Boolean(True), cutlass.Boolean(False)
                 phase, phase_of_other = phase ^ 1, phase_of_other ^ 1
-            turn = Turn(leader, phase, phase_of_other, accumulate)
-            at = at_k, at_v
-            at_k, at_v, turn = alone(cfg, smem, tmem, events, kv, at, tiles, turn, q_phase)
+            turn = Turn(leader, phase, phase_of_other, accumulate, of_leader_adds)
+            at, goes_on = (at_k, at_v), cutlass.Boolean(True)
+            if cutlass.const_expr(not cfg.begins_late):
+                cut = cutlass.Boolean(False)
+            of_second = turn, goes_on, cut, q_phase
+            at_k, at_v, turn = alone(cfg, 1, smem, tmem, events, kv, at, tiles, *of_second)
             cut = tiles.early > 0
-            turn = changed(turn, tiles)
+            turn = ended(turn, tiles)
             if tiles.count > 0:
                 q_phase = q_phase ^ 1
         number = number + 1

@@ -54,8 +54,14 @@ def two_tiles(
 ):
     """A work tile of two query tiles, from the first factor to the last store. before: key tiles of each warpgroup."""
     first, second = Count.of(work, before, 0), Count.of(work, before, 1)
-    for n in cutlass.range(1, second.tiles, unroll=1):
-        rescale_tile(cfg, order, smem, tmem, events, second.warpgroup, second.phase(n - 1), row)
+    late = work.tiles.before(1)
+    for n in cutlass.range(1, second.tiles + late, unroll=1):
+        own = second.warpgroup, second.phase(n - late - 1), row
+        if cutlass.const_expr(not cfg.begins_late):
+            rescale_tile(cfg, order, smem, tmem, events, *own)
+        else:
+            if n > late:
+                rescale_tile(cfg, order, smem, tmem, events, *own)
         if n < first.tiles:
             rescale_tile(cfg, order, smem, tmem, events, first.warpgroup, first.phase(n - 1), row)
     for q_tile in cutlass.range_constexpr(2):

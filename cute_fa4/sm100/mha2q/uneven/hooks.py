@@ -1,4 +1,4 @@
-"""Work tiles whose first query tile sees fewer key tiles than the second: what it does not see is left out.
+"""Work tiles whose query tiles see different key tiles: what either does not see is left out.
 
 Under a causal mask query tile 1 sees a key tile more than query tile 0: of 2 c products S of c key tiles, 2 c - 1 are
 needed. Softmax takes turns with the tensor core, warpgroup by warpgroup, and a turn of nobody is a pause of everybody.
@@ -10,12 +10,20 @@ before. With a and b for the warpgroups, c = 2, 2 and 3, and each letter an S:
     left out            a b    a       b a    b       a b    a b    a        the turns never stop
     query tile 1 is     a              b              a
 
+Under a window query tile 1 also begins a key tile late. There query tile 0 goes first, and its warpgroup is the one that
+was second at the end of the work tile before. A window of 128 keys, three key tiles a work tile:
+
+    key tile            0      1      2       0      1      2
+    all computed        a b    a b    a b     a b    a b    a b
+    left out            a      b a    b       a      b a    b
+    query tile 1 is     b                     b
+
     role         what it does otherwise
-    load         Q1 K0 Q0 V0 ..., each Q to the place of its warpgroup, of which the leader's is free first. With a work
-                 tile it announces how many key tiles query tile 0 leaves out, and which warpgroup leads: the other
-                 one than before, where the work tile before left any out (work/queue.py)
+    load         Q1 K0 Q0 V0 ..., each Q to the place of its warpgroup, of which that is free first whose query tile goes
+                 first; under a window Q1 comes with its own first key tile. With a work tile it announces how many key
+                 tiles either query tile leaves out, and which warpgroup leads, that is, has query tile 1 (queue.py)
     mma          over.py, beside.py: `leader` is a warpgroup, a number of the kernel; its query tile is always 1
-    softmax i    rows and key tiles of its query tile (q_tile, turns)
+    softmax i    rows and key tiles of its query tile (q_tile, first_tile, turns)
     correction   correction.py: O of query tile 0, which is complete first, then that of query tile 1
 
 Scores that are left out are all masked: their P is 0, and maximum, row sum and O stay what they are, bit by bit.
@@ -33,7 +41,7 @@ from ...roles.order import Order
 from ...steps import loads
 from ...work.tile import Work
 from ..lone import hooks as lone
-from ..lone.hooks import LonePBesideS, LonePOverS
+from ..lone.hooks import Lone, LonePBesideS, LonePOverS
 from ..lone.tile import is_lone
 from ..p_beside_s import PBesideSCode
 from ..p_over_s import POverSCode
@@ -85,6 +93,15 @@ class Uneven(Order):
     def q_place(self, cfg, work, i):
         return warpgroup_of(work, i)
 
+    def q_comes_with(self, cfg, work, i):
+        return work.tiles.begin_of(i)
+
+    def first_tile(self, cfg, work, i):
+        return work.tiles.begin_of(query_tile(work, i))
+
+    def parity(self, cfg, work, n, i, before):
+        return (n - self.first_tile(cfg, work, i) + before) & 1
+
     def q_tile(self, cfg, work, i):
         return query_tile(work, i)
 
@@ -98,8 +115,22 @@ class UnevenLone(Uneven):
     correct_tiles = staticmethod(correction.correct_lone_or_two)
     load_q = staticmethod(load_q_unless_lone)
 
+    parity, next_tile = Lone.parity, Lone.next_tile
+
     def q_place(self, cfg, work, i):
         return choose(is_lone(cfg, work), i, warpgroup_of(work, i))
+
+    def q_comes_with(self, cfg, work, i):
+        if i == 0 or not cfg.begins_late:
+            return Lone.q_comes_with(self, cfg, work, i)
+        lent, own = work.tiles.count - 1, work.tiles.before(i)
+        return work.tiles.first + choose(is_lone(cfg, work), lent, own)
+
+    def first_tile(self, cfg, work, i):
+        if not cfg.begins_late:
+            return Lone.first_tile(self, cfg, work, i)
+        before = work.tiles.before(query_tile(work, i))
+        return work.tiles.first + choose(is_lone(cfg, work), i, before)
 
     def q_tile(self, cfg, work, i):
         return choose(is_lone(cfg, work), 0, query_tile(work, i))

@@ -1,6 +1,6 @@
 """What the MMA warp keeps from key tile to key tile where warpgroups take turns in leading (hooks.py)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cutlass
 from cutlass import Int32, select_
@@ -13,28 +13,61 @@ class Turn:
     """Which warpgroup leads, whose query tile is 1, and parities of barriers of S and P.
 
     phase, phase_of_other   of the leader's next key tile and of the other's
-    accumulate              whether the pending product adds to its O
+    accumulate              whether the pending product of the other one adds to its O
+    leader_accumulates      whether that of the leader does, where it has one (beside.py)
+
+    Between work tiles the leader is the one that goes first, whichever query tile it will have.
     """
 
     leader: Int32
     phase: Int32
     phase_of_other: Int32
     accumulate: cutlass.Boolean
+    leader_accumulates: cutlass.Boolean
 
     @staticmethod
     def first(phase: int) -> "Turn":
-        return Turn(Int32(0), Int32(phase), Int32(phase), cutlass.Boolean(False))
+        nothing = cutlass.Boolean(False)
+        return Turn(Int32(0), Int32(phase), Int32(phase), nothing, nothing)
 
 
-def changed(turn: Turn, tiles: TileRange) -> Turn:
-    """Behind a work tile that left out key tiles the other one leads."""
-    change = tiles.early > 0
+def begun(turn: Turn, tiles: TileRange) -> Turn:
+    """Of a work tile: where query tile 0 goes first, the other one leads."""
+    return turn if tiles.late is None else changed(turn, tiles.late > 0)
+
+
+def ended(turn: Turn, tiles: TileRange) -> Turn:
+    """Behind a work tile: where query tile 1 went last, the other one goes first."""
+    return changed(turn, tiles.early > 0)
+
+
+def changed(turn: Turn, change: cutlass.Boolean) -> Turn:
     return Turn(
         select_(change, 1 - turn.leader, turn.leader),
         select_(change, turn.phase_of_other, turn.phase),
         select_(change, turn.phase, turn.phase_of_other),
         turn.accumulate,
+        turn.leader_accumulates,
     )
+
+
+def of_query_tile(turn: Turn, q_tile: int) -> tuple:
+    """(the warpgroup of a query tile, its parity, that of the other one)."""
+    if q_tile:
+        return turn.leader, turn.phase, turn.phase_of_other
+    return 1 - turn.leader, turn.phase_of_other, turn.phase
+
+
+def with_own_phase(turn: Turn, q_tile: int, phase: Int32, accumulate: cutlass.Boolean) -> Turn:
+    """With the parity of the warpgroup of a query tile, whose product is pending."""
+    if q_tile:
+        return replace(turn, phase=phase, accumulate=accumulate)
+    return replace(turn, phase_of_other=phase, accumulate=accumulate)
+
+
+def leader_accumulates(cfg, turn: Turn) -> cutlass.Boolean:
+    """Whether the pending product of the leader adds to its O: where query tiles begin together, as the other's."""
+    return turn.leader_accumulates if cfg.begins_late else turn.accumulate
 
 
 def by_warpgroup(turn: Turn) -> Int32:
@@ -49,4 +82,5 @@ def from_warpgroups(turn: Turn, phases: Int32) -> Turn:
         (phases >> turn.leader) & 1,
         (phases >> (1 - turn.leader)) & 1,
         turn.accumulate,
+        turn.leader_accumulates,
     )

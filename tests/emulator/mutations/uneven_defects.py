@@ -1,8 +1,8 @@
 """Defects of work tiles whose query tiles leave key tiles out (mha2q/uneven/): what is announced, the half turn.
 
 The MMA warp makes a key tile for both query tiles, or for query tile 1 alone: the third of each kind of wait and commit
-is of the latter, where one waits for K, and with P beside S for the S before. Under a window the first of each kind is of
-the key tiles that query tile 0 has alone.
+is of the latter, where one waits for K, and with P beside S for the S before. Under a window the first of each kind is
+of the key tiles that query tile 0 has alone.
 """
 
 from tests.emulator.mutations.attention_places import CAUSAL, WINDOW, commit, wait

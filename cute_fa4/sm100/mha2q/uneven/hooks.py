@@ -10,8 +10,8 @@ before. With a and b for the warpgroups, c = 2, 2 and 3, and each letter an S:
     left out            a b    a       b a    b       a b    a b    a        the turns never stop
     query tile 1 is     a              b              a
 
-Under a window query tile 1 also begins a key tile late. There query tile 0 goes first, and its warpgroup is the one that
-was second at the end of the work tile before. A window of 128 keys, three key tiles a work tile:
+Under a window query tile 1 also begins a key tile late. There query tile 0 goes first, and its warpgroup is the one
+that was second at the end of the work tile before. A window of 128 keys, three key tiles a work tile:
 
     key tile            0      1      2       0      1      2
     all computed        a b    a b    a b     a b    a b    a b
@@ -19,8 +19,8 @@ was second at the end of the work tile before. A window of 128 keys, three key t
     query tile 1 is     b                     b
 
     role         what it does otherwise
-    load         Q1 K0 Q0 V0 ..., each Q to the place of its warpgroup, of which that is free first whose query tile goes
-                 first; under a window Q1 comes with its own first key tile. With a work tile it announces how many key
+    load         Q1 K0 Q0 V0 ..., each Q to the place of its warpgroup: that of the query tile which goes first is free
+                 first. Under a window Q1 comes with its own first key tile. With a work tile it announces how many key
                  tiles either query tile leaves out, and which warpgroup leads, that is, has query tile 1 (queue.py)
     mma          over.py, beside.py: `leader` is a warpgroup, a number of the kernel; its query tile is always 1
     softmax i    rows and key tiles of its query tile (q_tile, first_tile, turns)

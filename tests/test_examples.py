@@ -9,27 +9,30 @@ from pathlib import Path
 
 import pytest
 
+from tests.suite import scripts
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def run(*command: str) -> str:
-    """Output of a Python script of this repository; its error output fails the test."""
+def run(*command: str, fresh: bool = False) -> str:
+    """Output of a Python script of this repository; its error output fails the test.
+
+    fresh: in a process that has imported nothing. One example is enough to see that they need no more.
+    """
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    result = subprocess.run(
-        [sys.executable, *command],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    where = dict(cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, timeout=300)
+    if fresh:
+        command = [sys.executable, *command]
+        result = subprocess.run(command, capture_output=True, text=True, **where)
+    else:
+        result = scripts.run(*command, **where)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 
 
 def test_one_call_prints_shape_error_and_what_executed_it():
     # 40 characters: one key tile, so that the emulator needs a few seconds.
-    output = run("examples/01_one_call.py", "--characters", "40", "--head-dim", "64")
+    output = run("examples/01_one_call.py", "--characters", "40", "--head-dim", "64", fresh=True)
     assert "q (1, 40, 8, 64), torch.bfloat16" in output
     assert "out (1, 40, 8, 64), torch.bfloat16; lse (1, 8, 40), torch.float32" in output
     assert "error     out " in output

@@ -51,7 +51,8 @@ def build(config, name: str, host_target: str = "x86-64-v2", line_info: bool = F
             f"--dump-dir={scratch}",
         ]
         options += ["--generate-line-info"] * line_info
-        compiled = cute.compile(kernel, *arguments, options=" ".join(options))
+        # Nobody calls what is compiled here: without the engine the host code is generated once, for the file.
+        compiled = cute.compile(kernel, *arguments, options=" ".join(options), no_jit_engine=True)
         return Built(
             host_object=host_object(compiled, name, host_target),
             ptx=compiled.__ptx__,

@@ -2,7 +2,7 @@
 
 import sys
 
-from tests.suite.tracing import once_for_a_place
+from tests.suite.tracing import once_for_a_context, once_for_a_place
 
 
 def test_a_place_is_looked_up_once_and_lines_are_told_apart():
@@ -18,12 +18,25 @@ def test_a_place_is_looked_up_once_and_lines_are_told_apart():
     assert lines == {(here + 1, here + 1)} and len(calls) == 2
 
 
+def test_what_is_made_of_a_place_is_made_once_in_a_context_and_again_in_the_next():
+    made, contexts, place = [], ["first"], ("file.py", 1)
+    remembered = once_for_a_context(
+        lambda answer: made.append(answer) or len(made), lambda: contexts[-1]
+    )
+    assert [remembered(place), remembered(place), remembered(("file.py", 2))] == [1, 1, 2]
+    contexts.append("second")
+    assert remembered(place) == 3
+    remembered.cache_clear()
+    assert remembered(place) == 4 and made[0] is place
+
+
 def test_the_compiler_uses_it():
     """The names still exist in the DSL that is installed; without them kernels would compile a tenth slower."""
     from cutlass._mlir_helpers import op
 
     assert hasattr(op._is_framework_module, "cache_info")
     assert hasattr(op._fast_frameinfo, "__wrapped__")
+    assert hasattr(op._get_location_from_frame_info, "cache_clear")
 
 
 def test_no_context_outlives_its_compile():

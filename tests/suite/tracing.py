@@ -3,7 +3,8 @@
 A place in the sources is looked up once, and not again for every operation that is traced there.
 Tracing a kernel builds some 27,000 operations. For each the DSL walks up the stack, matching the name of every frame's
 module with a list of prefixes, and decodes the position table of the frame's code from its start: a tenth of a compile,
-with the same answer wherever the same instruction builds an operation. Both answers are remembered here.
+with the same answer wherever the same instruction builds an operation. Both answers are remembered here, and the
+location made of them for as long as the same kernel is traced: it belongs to a context.
 
 What was traced goes when a compile is over. The DSL caches values by the context they were traced in (lru_cache_ir); an
 entry of any of its forty caches keeps the whole context, 3.4 MB, until 128 other entries have replaced it.
@@ -63,6 +64,11 @@ def _remember(module):
         module._is_framework_module = functools.cache(module._is_framework_module)
     if hasattr(module, "_fast_frameinfo"):
         module._fast_frameinfo = once_for_a_place(module._fast_frameinfo)
+        if hasattr(module, "_get_location_from_frame_info"):
+            current = lambda: module.ir.Context.current
+            make = once_for_a_context(module._get_location_from_frame_info, current)
+            module._get_location_from_frame_info = make
+            _caches.append(make.cache_clear)
 
 
 def once_for_a_place(look_up):
@@ -77,4 +83,28 @@ def once_for_a_place(look_up):
             found = known[key] = frame.f_code, look_up(frame)
         return found[1]
 
+    return remembered
+
+
+def once_for_a_context(make, current):
+    """make(answer), called once for each answer of once_for_a_place in the context current(); cache_clear() forgets."""
+    known = {}  # id of the answer, which once_for_a_place keeps -> what was made of it
+    of = [None]  # the context that these belong to
+
+    @functools.wraps(make)
+    def remembered(answer):
+        context = current()
+        if context is not of[0]:
+            known.clear()
+            of[0] = context
+        made = known.get(id(answer))
+        if made is None:
+            made = known[id(answer)] = make(answer)
+        return made
+
+    def cache_clear():
+        known.clear()
+        of[0] = None
+
+    remembered.cache_clear = cache_clear
     return remembered

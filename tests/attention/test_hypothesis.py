@@ -3,21 +3,29 @@
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
-from tests import strided, values
+from tests import pairwise, strided, values
 from tests.attention.agreement import assert_agrees, reproduce
 from tests.cases import TORCH_DTYPES, Case
 
 # Key tiles an example may walk: up to half a second on the emulator.
 MAX_WORK = 12
-# One compile each: few, and between them every head dim, both dtypes and both kinds of group.
-CONFIGURATIONS = [(64, "bf16", 1), (72, "fp16", 1), (80, "bf16", 1), (96, "fp16", 1)]
-CONFIGURATIONS += [(128, "bf16", 1), (128, "fp16", 3)]
-assert {dtype for _, dtype, _ in CONFIGURATIONS} == set(TORCH_DTYPES)
+# Head dim, dtype, group, causal. Each compiles up to three kernels, for many rows, for few and for decode: in the sweep
+# every head dim, both dtypes and both kinds of group, in plain pytest those whose kernels other tests of this folder
+# need, too. Their lengths, strides and values are as random.
+EVERY = [
+    (head_dim, dtype, group, causal)
+    for head_dim, dtype, group in (
+        (64, "bf16", 1), (72, "fp16", 1), (80, "bf16", 1), (96, "fp16", 1), (128, "bf16", 1), (128, "fp16", 3),
+    )
+    for causal in (False, True)
+]  # fmt: skip
+assert {dtype for _, dtype, *_ in EVERY} == set(TORCH_DTYPES)
+SHARED = [(64, "bf16", 1, False), (128, "bf16", 1, False), (128, "bf16", 1, True)]
 
 
 @st.composite
-def random_cases(draw) -> Case:
-    head_dim, dtype, group = draw(st.sampled_from(CONFIGURATIONS))
+def random_cases(draw, configurations: list) -> Case:
+    head_dim, dtype, group, causal = draw(st.sampled_from(configurations))
     batch = draw(st.integers(1, 2))
     heads_kv = draw(st.integers(1, 2 if group == 1 else 1))
     # Up to two CTAs of 256 rows a head, and as many key tiles as the work allows.
@@ -34,15 +42,26 @@ def random_cases(draw) -> Case:
         seqlen_k=seqlen_k,
         head_dim=head_dim,
         dtype=dtype,
-        causal=draw(st.booleans()),
+        causal=causal,
         strides=draw(st.sampled_from(layouts)),
         values=draw(st.sampled_from(list(values.MAKERS))),
     )
 
 
 # No deadline: an example's time is the emulator's, and the first of a configuration compiles.
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(case=random_cases(), seed=st.integers(0, 2**16))
+SETTINGS = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@SETTINGS
+@given(case=random_cases(SHARED), seed=st.integers(0, 2**16))
 def test_random_cases_agree_with_float64(case, seed):
+    note(f"run again: {reproduce(case, seed)}")
+    assert_agrees(case, seed=seed)
+
+
+@pairwise.sweep_only("attention: random cases", seconds=60)
+@SETTINGS
+@given(case=random_cases(EVERY), seed=st.integers(0, 2**16))
+def test_random_cases_of_every_configuration_agree_with_float64(case, seed):
     note(f"run again: {reproduce(case, seed)}")
     assert_agrees(case, seed=seed)

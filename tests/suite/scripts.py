@@ -71,6 +71,8 @@ def _running() -> subprocess.Popen:
 
 
 def _end(server: subprocess.Popen) -> None:
-    """The server ends with its input."""
+    """It has nothing of its own to finish."""
+    server.kill()
+    server.wait()
     server.stdin.close()
-    server.wait(10)
+    server.stdout.close()

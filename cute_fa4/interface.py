@@ -10,7 +10,7 @@ names      calls/foreign.py          arguments that only other packages have: pa
 dtype      calls/autocast.py         q, k and v under torch.autocast
 check      calls/tensors.py          metadata only: refusals come before any compile
            calls/options.py          masks, score functions, sinks
-choose     sm100/choose_config.py    dtype, head dim, mask, LSE, arch -> FA4Config, the compile key
+choose     sm100/which_kernel.py     which family runs such a call; choose_config.py: its FA4Config, the compile key
 compile    compile_cache.py          once per FA4Config and executor; sizes are bound at each call
 launch     calls/launch.py           CUDA tensors: the kernel on torch's current stream
                                      CPU tensors: the same host code and PTX, executed by cute_fa4.emulator

@@ -21,8 +21,9 @@ from dataclasses import dataclass, fields
 
 import torch
 
-from cute_fa4.sm100.choose_config import choose_config, family_for, packs_gqa
+from cute_fa4.sm100.choose_config import choose_config
 from cute_fa4.sm100.config import FA4Config
+from cute_fa4.sm100.which_kernel import Call, which_kernel
 from tests import strided, values
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -78,12 +79,11 @@ class Case:
         return {"causal": self.causal, "softmax_scale": self.softmax_scale}
 
     def config(self, *, write_lse: bool = True, arch: str = "sm_100a") -> FA4Config:
-        """The configuration that flash_attn_func compiles for this case."""
-        group = self.heads_q // self.heads_kv
-        pack = packs_gqa(self.seqlen_q, group)
+        """The configuration that flash_attn_func compiles for this case, of tiles of 128 rows."""
+        group, depths = self.heads_q // self.heads_kv, (self.head_dim, self.head_dim)
+        call = Call(self.dtype, *depths, group=group, seqlen_q=self.seqlen_q, swaps=False)
         return choose_config(
-            family=family_for(self.seqlen_q, group if pack else 1),
-            pack_gqa=pack,
+            **which_kernel(call).choices,
             qkv_dtype=self.dtype,
             head_dim=self.head_dim,
             head_dim_v=self.head_dim,

@@ -28,8 +28,8 @@ from benchmarks.sass import nvdisasm
 from cute_fa4.compiler import toolkit
 from cute_fa4.compiler.sources import kernel_sources
 from cute_fa4.sm100 import bands
-from cute_fa4.sm100.choose_config import is_wide
 from cute_fa4.sm100.mhapair import pays
+from cute_fa4.sm100.rows_of_tiles import is_wide
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS, THEIRS = "cute_fa4", "flash-attn-4"

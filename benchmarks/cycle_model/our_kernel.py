@@ -74,7 +74,8 @@ def config(variant):
 
     ValueError with the reasons if cute_fa4 refuses it.
     """
-    from cute_fa4.sm100.choose_config import choose_config, is_wide
+    from cute_fa4.sm100.choose_config import choose_config
+    from cute_fa4.sm100.rows_of_tiles import is_wide
 
     depths = variant.head_dim, variant.head_dim_v or variant.head_dim
     wide = is_wide(*depths, variant.dtype in ("e4m3", "e5m2"))

@@ -12,7 +12,7 @@ The tables below are what a file and a command line may say, so neither can lack
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 from cute_fa4.aot.config_data import to_data
 from cute_fa4.aot.manifest import ExportError
@@ -20,32 +20,15 @@ from cute_fa4.aot.models import CALLS, ON_REQUEST, configs_for_model
 from cute_fa4.compiler import policy
 from cute_fa4.sm100 import masks, score_mods, spelled
 from cute_fa4.sm100.append.config import VECTOR_BYTES, AppendConfig
-from cute_fa4.sm100.chip import ARCHES, DTYPE_BYTES, FP8_DTYPES
-from cute_fa4.sm100.choose_config import (
-    FAMILIES,
-    PAIRED,
-    SCHEDULE_CHOICES,
-    choose_config,
-    is_wide,
-    latent_tile,
-    widens_rope,
-)
+from cute_fa4.sm100.chip import ARCHES, DTYPE_BYTES
+from cute_fa4.sm100.choose_config import FAMILIES, PAIRED, SCHEDULE_CHOICES, choose_config
 from cute_fa4.sm100.combine.config import MOST_COLUMNS, CombineConfig
 from cute_fa4.sm100.config import FA4Config
-from cute_fa4.sm100.mhamx.schedule import BlockScaled
-from cute_fa4.sm100.mhapair import pays
-from cute_fa4.sm100.mhapair.schedule import Pair
-from cute_fa4.sm100.mharope.schedule import RopeTile
 from cute_fa4.sm100.mhaswap.schedule import SwappedTile
-from cute_fa4.sm100.mhawide.schedule import WideTile
-from cute_fa4.sm100.mhawidepair.schedule import WidePair
-from cute_fa4.sm100.mla_decode.schedule import LatentTile
-from cute_fa4.sm100.mla_pair.schedule import LatentPair
-from cute_fa4.sm100.mla_widen.schedule import LatentRows
-from cute_fa4.sm100.mla_widenpair.schedule import LatentRowsPair
 from cute_fa4.sm100.problem import AUX_DTYPES
 from cute_fa4.sm100.score_mods import PACKAGED
 from cute_fa4.sm100.warp_roles import WarpRoles
+from cute_fa4.sm100.which_kernel import Call, kernels_of
 
 
 @dataclass(frozen=True)
@@ -218,61 +201,37 @@ def _of_config(values: dict) -> list:
         raise ValueError("causal and mask: two masks; accepted: one of them")
     _require(values, "head_dim", "qkv_dtype")
     family = values.pop("family", None)
-    if values.get("latent"):
-        family = family or _latent_family(values)
-    elif widens_rope(values["qkv_dtype"], values.get("rope_dtype")):
-        family = family or RopeTile.family
-    elif "x" in values.get("descales", ""):
-        family = family or BlockScaled.family
-    depths = values["head_dim"], values.get("head_dim_v", values["head_dim"])
-    wide = is_wide(*depths, (values.get("kv_dtype") or values["qkv_dtype"]) in FP8_DTYPES)
     asked = {**policy.of_schedules(), **values}
-    choices = set(values) & SCHEDULE_CHOICES
-    families = [family] if family else _families_with(choices, wide, _may_pair(asked))
+    families = [family] if family else _families_of(values, asked)
     configs = [choose_config(**{**asked, "family": name}) for name in families]
-    if family is None:  # calls choose pairs of CTAs where they run, and else what is listed anyway
-        configs = [c for c in configs if not (isinstance(c.schedule, PAIRED) and c.refusals())]
+    if family is None:  # calls choose pairs of CTAs where they run, and else CTAs alone
+        configs = list(dict.fromkeys(_or_alone(config, asked) for config in configs))
     refusals = dict.fromkeys(reason for config in configs for reason in config.refusals())
     if refusals:
         raise ValueError("; ".join(refusals))
     return configs
 
 
-def _latent_family(values: dict) -> str:
-    """That of tiles whose rows are said, or what a call of one query asks for."""
-    of_rows = bool(values.get("kv_dtype"))
-    if "rows" in values:
-        return (LatentRows if of_rows else LatentTile).family
-    return latent_tile(1, values.get("group", 1), of_rows)["family"]
+def _or_alone(config: FA4Config, asked: dict) -> FA4Config:
+    """The same on CTAs alone, where pairs do not run it."""
+    if isinstance(config.schedule, PAIRED) and config.refusals():
+        return choose_config(**{**asked, "family": config.schedule.alone.family})
+    return config
 
 
-def _may_pair(asked: dict) -> bool:
-    """Whether calls of such a problem may run on pairs of CTAs."""
-    problem = {name: value for name, value in asked.items() if name not in SCHEDULE_CHOICES}
-    what = pays.asked_of(choose_config(**problem))
-    return policy.may_pair(pays.may_pay(replace(what, exact=asked["maximum"] == "exact")))
+def _families_of(values: dict, asked: dict) -> list[str | None]:
+    """The families that calls of such a problem choose, of those whose schedules have what is said of schedules.
 
-
-def _families_with(choices: set, wide: bool, pairs: bool) -> list[str]:
-    """The families whose schedules have all of these choices, which calls choose unless they are told to.
-
-    Tiles of few rows only where their rows are said.
-    wide: the head dims need the family that is for them alone; pairs: calls may run on pairs of CTAs
+    Tiles of few rows only where their rows are said. None: as choose_config chooses. asked: values, and what the
+    environment says
     """
-    has = {name: {field.name for field in fields(cls)} for name, cls in FAMILIES.items()}
-    few = "rows" in choices
-    asked_for = {LatentTile, LatentPair, LatentRowsPair, RopeTile, BlockScaled}
-    asked_for |= set() if pairs else {Pair}
-    if policy.pairs() is False:
-        asked_for.add(WidePair)
-    return [
-        name
-        for name, cls in FAMILIES.items()
-        if choices <= has[name]
-        and ("rows" in has[name]) == few
-        and cls not in asked_for
-        and issubclass(cls, WideTile) == wide
-    ]
+    if values.get("latent"):
+        return [None]
+    said = policy.of_kernels() | {"pack_gqa": values.get("pack_gqa", False), "swaps": False}
+    call = Call.of_choices(asked, **said)
+    found = dict.fromkeys(kernel.family for kernel in kernels_of(call))
+    choices = set(values) & SCHEDULE_CHOICES
+    return [f for f in found if choices <= {field.name for field in fields(FAMILIES[f])}] or [None]
 
 
 def _of_append(values: dict) -> list:

@@ -13,7 +13,6 @@ class Dtypes:
     kv_dtype: str | None
     o_dtype: str | None
     descales: str
-    head_dim: int = 0  # of q
 
     @property
     def stored(self) -> str:
@@ -44,22 +43,25 @@ class Dtypes:
             raise ValueError(f"calls: ranks with {self.stored}; accepted: bf16 or fp16")
 
     def of_problem(self) -> dict:
-        """Of a configuration, unless queries of 16 bits meet a cache of 8: of_tile."""
+        """Of a configuration, unless queries of 16 bits meet a cache of 8: widened, quantised."""
         descales = self.descales if self.fp8 else self._scaled("o")
         return {"qkv_dtype": self.dtype, "o_dtype": self.o_dtype, "descales": descales}
 
-    def of_tile(self, tile: dict) -> dict:
-        """Of queries of 16 bits over caches of 8: tiles of few rows take them as they are, others quantised."""
-        from cute_fa4.compiler import policy
-        from cute_fa4.sm100.choose_config import WIDENED_DEPTH
-
+    @property
+    def widened(self) -> dict:
+        """Of queries of 16 bits over caches of 8, in kernels that take both as they are."""
         if self.kv_dtype is None:
             return {}
-        of_keys = self._scaled("kKvVo")
-        if "rows" in tile and policy.widens() and self.head_dim <= WIDENED_DEPTH:
-            return {"kv_dtype": self.kv_dtype, "descales": of_keys}
+        return {"kv_dtype": self.kv_dtype, "descales": self._scaled("kKvVo")}
+
+    @property
+    def quantised(self) -> dict:
+        """The same, where they have 8 bits in the kernel."""
+        if self.kv_dtype is None:
+            return {}
         out = self.o_dtype or self.dtype
-        return {"qkv_dtype": self.kv_dtype, "o_dtype": out, "descales": f"Q{of_keys}"}
+        descales = f"Q{self._scaled('kKvVo')}"
+        return {"qkv_dtype": self.kv_dtype, "o_dtype": out, "descales": descales}
 
     def of_new_rows(self) -> list[dict]:
         """Of rows that are appended to a cache: as they are, and of 16 bits, quantised on the way."""

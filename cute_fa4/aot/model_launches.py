@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 
-from cute_fa4.aot.model_tiles import shares_tiles, tiles_by_lengths
+from cute_fa4.aot.model_kernels import kernels, shares_tiles
+
+LATENT_QUERIES = range(1, 9)  # of a sequence, in calls over a latent cache
 
 
 def splits_of(config) -> list:
@@ -46,7 +48,8 @@ def latent(
     shared: dict, heads_kv: int, masks: list, page_sizes: tuple, of_rows: bool = False
 ) -> list:
     """What flash_mla_with_kvcache asks for: the log-sum-exp always, tiles for one to eight queries."""
-    from cute_fa4.sm100.choose_config import LATENT_DEPTHS, config_for, latent_tile, split_configs
+    from cute_fa4.sm100.choose_config import LATENT_DEPTHS, config_for, split_configs
+    from cute_fa4.sm100.mla_widen.schedule import STORED
 
     depth, depth_v = LATENT_DEPTHS
     if (shared["head_dim"], heads_kv) != (depth, 1):
@@ -55,14 +58,15 @@ def latent(
             f"calls: {call!r} with head_dim {shared['head_dim']}, heads_kv {heads_kv}; accepted: head_dim {depth}, a "
             "row of the latent cache, and heads_kv 1"
         )
-    latent = {"head_dim_v": depth_v, "latent": True, "pack_gqa": True}
+    latent = {"head_dim_v": depth_v, "latent": True}
     latent |= {"kv_layout": "paged", "seqused_k": True, "write_lse": True}
-    tiles = [latent_tile(queries, shared["group"], of_rows) for queries in range(1, 9)]
-    tiles = [tile for i, tile in enumerate(tiles) if tile not in tiles[:i]]
+    latent |= STORED if of_rows else {}
     found = []
-    for tile, mask, page in itertools.product(tiles, masks, page_sizes):
-        config = config_for(**shared | latent | tile, mask=mask, page_size=page)
-        found += [config, *split_configs(config, True, shared=True)]
+    for mask, page in itertools.product(masks, page_sizes):
+        problem = shared | latent | {"mask": mask, "page_size": page}
+        for kernel in kernels(problem, queries=LATENT_QUERIES):
+            config = config_for(**problem | kernel.choices)
+            found += [config, *split_configs(config, True, shared=True)]
     return found
 
 
@@ -73,13 +77,11 @@ def on_ranks(shared: dict, masks: list, page_sizes: tuple) -> list:
     """
     from dataclasses import replace
 
-    from cute_fa4.compiler import policy
     from cute_fa4.sm100 import bands
     from cute_fa4.sm100.choose_config import config_for, split_configs
     from cute_fa4.sm100.combine.config import CombineConfig
 
     shared = shared | {"sink": False, "sink_dtype": "f32", "o_dtype": None, "descales": ""}
-    tiles = tiles_by_lengths(shared, policy.swaps())
     masks_of_pieces = dict.fromkeys(kind for mask in masks for kind in _pieces(mask))
     packed = {"q_layout": "packed", "kv_layout": "packed"}
     asked = [{"mask": kind, **layout} for kind in masks_of_pieces for layout in ({}, packed)]
@@ -87,8 +89,9 @@ def on_ranks(shared: dict, masks: list, page_sizes: tuple) -> list:
         layout = {"kv_layout": "paged", "page_size": page} if page else {}
         asked.append({"mask": bands.Full(), "seqused_k": True, **layout})
     found = []
-    for problem, tile in itertools.product(asked, tiles):
-        config = config_for(**shared, **problem, **tile, write_lse=True)
+    each = ((problem, kernel) for problem in asked for kernel in kernels(shared | problem))
+    for problem, kernel in each:
+        config = config_for(**shared, **problem, **kernel.choices, write_lse=True)
         found.append(split_configs(config, True)[0])
         if problem.get("seqused_k"):  # decode is split on each rank besides
             for shares in (False, True):

@@ -10,9 +10,8 @@
     latent_rows   the same over caches of 656 bytes a row
     ranks    cute_fa4.distributed, on request         parts of a sequence or a cache in float32, and what merges them
 
-Short queries (decode) have packed heads, where the group divides a tile, and tiles of few rows (mhaswap); where a tile
-of 128 rows has all of them, the kernel of one query tile runs (mha1q), else that of two (mha2q). Otherwise lengths,
-batch and head counts are no part of a configuration, only the number of query heads for each key/value head is.
+Which kernels these are, the rule says that calls ask, too: for every length of queries (sm100/which_kernel.py). Else
+lengths, batch and head counts are no part of a configuration; only how many query heads a key/value head has.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from operator import index
 
 from cute_fa4.aot import model_launches
 from cute_fa4.aot.model_dtypes import Dtypes
+from cute_fa4.aot.model_kernels import kernels_of_model
 from cute_fa4.aot.model_layouts import layouts_of, masks_of, ropes_of
-from cute_fa4.aot.model_tiles import tiles_of, with_pairs
 from cute_fa4.system.messages import shown
 
 CALLS = ("dense", "packed", "paged", "kvcache")
@@ -89,25 +88,23 @@ def configs_for_model(
     _check_calls(calls, rope_depth)
     sizes = _sizes(head_dim, head_dim_v, heads_q, heads_kv)
     masks = masks_of(causal, windows, chunk)
-    dtypes = Dtypes(dtype, kv_dtype, o_dtype, descales, sizes["head_dim"])
+    dtypes = Dtypes(dtype, kv_dtype, o_dtype, descales)
     dtypes.check(calls)
     shared = sizes | dtypes.of_problem() | _scores(sink, softcap) | policy.of_schedules()
     shared |= {"arch": arch}
-    of_many = shared | dtypes.of_tile({})
 
     ropes = ropes_of(index(rope_depth), rope_page_sizes, rope_dtype, scale_dtype)
     layouts = layouts_of([call for call in calls if call in CALLS], page_sizes, ropes)
-    tiles = tiles_of(shared, dtypes, rope_depth, rope_dtype)
     found = [
-        config_for(**shared | dtypes.of_tile(tile), mask=mask, write_lse=lse, **tile, **layout)
+        config_for(**problem, **kernel.choices, write_lse=lse)
         for mask, lse, layout in itertools.product(masks, dict.fromkeys(return_lse), layouts)
-        for tile in with_pairs(tiles, of_many, mask)
+        for problem, kernel in kernels_of_model(shared | layout | {"mask": mask}, dtypes)
     ]
     found += [split for config in found for split in model_launches.splits_of(config)]
     if "ranks" in calls:
         found += model_launches.on_ranks(shared, masks, page_sizes)
     if "latent" in calls:
-        found += model_launches.latent(of_many, heads_kv, masks, page_sizes)
+        found += model_launches.latent(shared | dtypes.quantised, heads_kv, masks, page_sizes)
     if "latent_rows" in calls:
         found += model_launches.latent(shared, heads_kv, masks, page_sizes, of_rows=True)
     if "kvcache" in calls:

@@ -17,10 +17,10 @@ from dataclasses import replace
 import torch
 
 from cute_fa4.calls.apart import check_apart, named_aux
+from cute_fa4.calls.asked import call_of, dtypes_of, head_dim_of
 from cute_fa4.calls.grid import check_grid
 from cute_fa4.calls.halves import HalvesPlan, comes_in_halves, half_of
 from cute_fa4.calls.launch import function_for
-from cute_fa4.calls.on_pairs import runs_on_pairs
 from cute_fa4.calls.options import AUX_DTYPES, SINK_DTYPES
 from cute_fa4.calls.plan import Plan, Results, Views
 from cute_fa4.calls.request import TENSORS, CallTensors, Options, Where
@@ -28,18 +28,11 @@ from cute_fa4.calls.rope import RopeView
 from cute_fa4.calls.scales import NAMES, of_made_up_keys
 from cute_fa4.calls.split import Clustered, Shared, Split, SplitPlan, split_of
 from cute_fa4.calls.strides import gathers_rows, views_for_descriptors
-from cute_fa4.calls.tensors import DTYPE_NAMES, FP8, OUT_OF_FP8, are_rows, largest_extent
+from cute_fa4.calls.tensors import DTYPE_NAMES, OUT_OF_FP8, largest_extent
 from cute_fa4.compiler import policy
-from cute_fa4.sm100.choose_config import (
-    config_for,
-    family_for,
-    is_wide,
-    latent_tile,
-    split_configs,
-    tile_for,
-    wide_family_for,
-)
-from cute_fa4.sm100.config import BlockScaled, FA4Config, RopeTile
+from cute_fa4.sm100.choose_config import config_for, split_configs
+from cute_fa4.sm100.config import FA4Config
+from cute_fa4.sm100.which_kernel import which_kernel
 from cute_fa4.system.devices import target_of
 
 
@@ -176,19 +169,17 @@ def config_of(
     q, k, v, out, where: Where, options: Options, rows_per_page, return_lse, target
 ) -> FA4Config:
     """The configuration of a checked call, of which a grid has room; rows_per_page: as views_for_descriptors found."""
-    group = q.shape[-2] // k.shape[-2]
-    tile = _tile(q, k, v, group, where, options)
-    tile.setdefault("kv_dtype", None if k.dtype == q.dtype else DTYPE_NAMES[k.dtype])
-    if options.rope is not None:
-        tile |= options.rope.dtypes
+    kernel = which_kernel(call_of(q, k, v, where, options))
     config = config_for(
-        **tile,
+        **kernel.choices,
+        **dtypes_of(q, k, options),
         qkv_dtype=DTYPE_NAMES[q.dtype],
         o_dtype=DTYPE_NAMES[dtype_of_out(q, out)],
         descales="" if options.scales is None else options.scales.letters,
-        head_dim=q.shape[-1] + (0 if options.rope is None else options.rope.depth_of_q),
+        head_dim=head_dim_of(q, options),
         head_dim_v=v.shape[-1],
-        group=group,
+        group=q.shape[-2] // k.shape[-2],
+        latent=options.latent,
         write_lse=bool(return_lse),
         arch=target.arch,
         **policy.of_schedules(),
@@ -213,38 +204,3 @@ def config_of(
     )
     check_grid(config, q, where)
     return config
-
-
-def _tile(q, k, v, group: int, where: Where, options: Options) -> dict:
-    """What a configuration says of heads that share a tile, its rows, and its family."""
-    seqlen_q, length_chooses = where.seqlen_q(q), _length_may_choose(where, options)
-    if options.latent:
-        queries = seqlen_q if length_chooses else 1
-        return {"latent": True, "pack_gqa": True, **latent_tile(queries, group, are_rows(k))}
-    if options.scales is not None and "x" in options.scales.letters:
-        pack, _ = tile_for(seqlen_q, group, options.pack_gqa, swaps=False)
-        return {"pack_gqa": pack, "family": BlockScaled.family}
-    wide = is_wide(q.shape[-1], v.shape[-1], k.dtype in FP8)  # which have tiles of 128 rows alone
-    by_length = length_chooses and not wide
-    swaps = by_length and policy.swaps() and options.rope is None
-    pack, rows = tile_for(seqlen_q, group, options.pack_gqa, swaps)
-    if options.rope is not None and options.rope.is_widened:
-        return {"pack_gqa": pack, "family": RopeTile.family}
-    if rows is not None:
-        return {"pack_gqa": pack, "rows": rows}
-    heads = group if pack else 1
-    if wide:
-        queries = seqlen_q if length_chooses else 1
-        return {"pack_gqa": pack, "family": wide_family_for(queries, heads, policy.pairs())}
-    pairs = by_length and runs_on_pairs(q, k, v, heads, where, options)
-    family = family_for(seqlen_q, heads, pairs) if by_length else None
-    return {"pack_gqa": pack, "family": family}
-
-
-def _length_may_choose(where: Where, options: Options) -> bool:
-    """Whether few queries may have a kernel of their own.
-
-    A fixed cut promises the same bits in every batch, and the longest sequence of a batch must not choose the kernel.
-    """
-    lengths_differ = where.q_layout == "packed" or where.seqused_q is not None
-    return not (options.tokens_per_split is not None and lengths_differ)

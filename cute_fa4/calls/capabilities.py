@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
-from functools import partial
 
 from cute_fa4.calls.questions import (
     OF_LENGTHS,
@@ -34,9 +33,10 @@ from cute_fa4.calls.questions import (
 from cute_fa4.calls.split import check_split
 from cute_fa4.calls.tensors import DTYPE_NAMES, unbuilt_parameters
 from cute_fa4.compiler import policy
-from cute_fa4.sm100.choose_config import FAMILIES, LATENT_DEPTHS, choose_config, latent_tile
-from cute_fa4.sm100.mhapair import pays
+from cute_fa4.sm100.choose_config import FAMILIES, LATENT_DEPTHS, choose_config
 from cute_fa4.sm100.mhapair.schedule import Pair
+from cute_fa4.sm100.mla_widen.schedule import STORED
+from cute_fa4.sm100.which_kernel import QUERIES, Call, kernels_of
 from cute_fa4.system.devices import (
     ARCH_OF_COMPUTE_CAPABILITY,
     EMULATED_ARCH,
@@ -65,10 +65,10 @@ class Capability:
     """One combination. runs: flash_attn_func accepts it; reasons: why not, with value and remedy.
 
     dtype is one of DTYPES; group is query heads per key/value head; devices says which
-    tensors take this row when it runs; families are the kernels that do, by the number of queries
-    (sm100/choose_config.py), or the one of the call that was asked about. pairs: calls of many queries and keys run on
+    tensors take this row when it runs; families are the kernels that such calls get, by their lengths
+    (sm100/which_kernel.py), or the one of the call that was asked about. pairs: calls of many queries and keys run on
     pairs of CTAs (sm100/mhapair/pays.py; docs/decisions/0020), others on CTAs alone; or the call that was asked about
-    does. latent: of flash_mla_with_kvcache, whose q has `group` heads.
+    does. latent: of flash_mla_with_kvcache, whose q has `group` heads, of one query.
     """
 
     dtype: str
@@ -221,9 +221,7 @@ def _capability(
         reasons.append(f"dtype {dtype} has no kernel; accepted: {accepted}")
     # The configuration is asked about the rest; where the row's own value is refused above, it gets
     # one that is accepted.
-    choose = partial(
-        choose_config,
-        **policy.of_schedules(),
+    problem = policy.of_schedules() | dict(
         qkv_dtype=dtype if dtype in DTYPE_NAMES.values() else "bf16",
         head_dim=head_dim,
         head_dim_v=head_dim_v,
@@ -232,16 +230,19 @@ def _capability(
         write_lse=lse,
         arch=arch if arch in ARCHS else EMULATED_ARCH,
         pack_gqa=pack_gqa or latent,
-        **(LATENT | latent_tile(1, group, of_rows) if latent else {}),
+        **(LATENT if latent else {}),
+        **(STORED if of_rows else {}),
     )
     if call is None:
-        reasons += choose().refusals()
+        reasons += choose_config(**problem).refusals()
     elif dtype in TORCH_DTYPE and arch in ARCHS:
         row = {"causal": causal, "return_lse": lse}
         refusal, families = refusal_and_families(
             dtype, (head_dim, head_dim_v), call.sizes, arch, call.parameters | row
         )
         reasons += [] if refusal is None else [refusal]
+    if families is None and not reasons:
+        families = _families(problem, pack_gqa, plain)
     if arch not in ARCHS and not shared_reasons:
         reasons.append(f"arch {arch} has no kernel; accepted: {' and '.join(ARCHS)}")
     return Capability(
@@ -255,26 +256,20 @@ def _capability(
         runs=not reasons,
         reasons=tuple(reasons),
         devices=() if reasons else _devices(arch),
-        families=() if reasons else _families(choose, latent) if families is None else families,
-        pairs=not reasons
-        and (
-            plain and not latent and _may_pair(choose())
-            if families is None
-            else Pair.family in families
-        ),
+        families=() if reasons else families,
+        pairs=not reasons and Pair.family in families,
         latent=latent,
     )
 
 
-def _families(choose, latent: bool) -> tuple[str, ...]:
-    if latent:
-        return (choose().schedule.family,)
-    return tuple(f for f in FAMILIES if not choose(family=f).refusals())
-
-
-def _may_pair(config) -> bool:
-    asked = replace(pays.asked_of(config), exact=policy.maximum() == "exact")
-    return policy.may_pair(pays.may_pay(asked))
+def _families(problem: dict, pack_gqa: bool, plain: bool) -> tuple[str, ...]:
+    """Of calls of a problem, of any number of queries; over a latent cache of one query."""
+    of_call = policy.of_kernels() | {"pack_gqa": pack_gqa or None}
+    call = Call.of_choices(problem, **of_call)
+    call = replace(call, plain=plain)
+    asked = kernels_of(call, queries=(1,) if call.latent else QUERIES)
+    found = {kernel.family for kernel in asked}
+    return tuple(family for family in FAMILIES if family in found)
 
 
 def _devices(arch: str) -> tuple[str, ...]:

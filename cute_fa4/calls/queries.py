@@ -15,12 +15,17 @@ asks for it everywhere (compiler/policy.py).
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 
+from cute_fa4.calls.asked import length_may_choose
 from cute_fa4.calls.scales import check_no_scale
 from cute_fa4.calls.tensors import FP8, WIDE, check_is_tensor, check_no_gradient
 from cute_fa4.compiler import policy
-from cute_fa4.sm100.choose_config import SWAPPED_ROWS, WIDENED_DEPTH, tile_for
+from cute_fa4.sm100.mhawiden.schedule import WidenedTile
+from cute_fa4.sm100.rows_of_tiles import SWAPPED_ROWS
+from cute_fa4.sm100.which_kernel import Call, which_kernel
 
 LARGEST_BESIDE = (
     2.0**15
@@ -42,22 +47,28 @@ def stay_wide(
     tokens_per_split=None,
     k_rope=None,
 ) -> bool:
-    """Whether the call has few enough rows for a kernel that takes q as it is; metadata only. Of are_wide.
-
-    Such kernels load K from one tensor.
-    """
+    """Whether the call gets a kernel that takes q as it is; metadata only. Of are_wide."""
     packed = cu_seqlens_q is not None
-    if k_rope is not None or q.dim() != (3 if packed else 4) or q.shape[-1] > WIDENED_DEPTH:
+    if q.dim() != (3 if packed else 4):
         return False
     queries = q.shape[-3]
     if packed and isinstance(max_seqlen_q, int):
         queries = min(queries, max_seqlen_q)
-    fixed = tokens_per_split is not None and (packed or seqused_q is not None)
-    if fixed or not 0 < queries <= SWAPPED_ROWS[-1] or heads_kv <= 0 or q.shape[-2] % heads_kv:
+    if not 0 < queries <= SWAPPED_ROWS[-1] or heads_kv <= 0 or q.shape[-2] % heads_kv:
         return False
-    if not policy.widens():
+    if not length_may_choose(tokens_per_split, packed, seqused_q) or not policy.widens():
         return False
-    return tile_for(int(queries), int(q.shape[-2] // heads_kv), pack_gqa)[1] is not None
+    pack_gqa = None if pack_gqa is None else bool(pack_gqa)
+    group = int(q.shape[-2] // heads_kv)
+    return _widens(int(q.shape[-1]), int(queries), group, pack_gqa, k_rope is not None)
+
+
+@lru_cache(maxsize=1024)
+def _widens(depth: int, queries: int, group: int, pack_gqa: bool | None, rope: bool) -> bool:
+    """Whether calls of so many queries get the kernel that widens keys and values."""
+    rows = dict(seqlen_q=queries, group=group, pack_gqa=pack_gqa)
+    call = Call("bf16", depth, depth, kv_dtype="e4m3", rope=rope, **rows)
+    return which_kernel(call).family == WidenedTile.family
 
 
 def quantised(q: torch.Tensor, k: torch.Tensor, v, q_descale, out) -> tuple:

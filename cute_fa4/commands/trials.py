@@ -26,11 +26,11 @@ from cute_fa4.compiler.policy import JitError
 from cute_fa4.masks import BoundMask
 from cute_fa4.sm100.append.config import AppendConfig
 from cute_fa4.sm100.chip import FP8_DTYPES
-from cute_fa4.sm100.choose_config import swapped_rows
 from cute_fa4.sm100.combine.config import CombineConfig
 from cute_fa4.sm100.config import FA4Config
 from cute_fa4.sm100.mha2q.schedule import TwoTiles
 from cute_fa4.sm100.mhaswap.schedule import SwappedTile
+from cute_fa4.sm100.rows_of_tiles import swapped_rows
 from cute_fa4.sm100.score_mods import THEN, packaged_call
 
 # 16-bit P and output round to 2^-9 relative each; outputs are averages of values of standard deviation 1.

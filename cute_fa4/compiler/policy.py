@@ -19,7 +19,7 @@ CUTE_FA4_SWAP: which tiles calls of few queries ask for.
 
 CUTE_FA4_PAIR: whether calls of more queries than one tile of 128 rows ask for pairs of CTAs that share their MMAs.
 
-    auto    as rules say of their lengths (sm100/mhapair/pays.py, wide_family_for of sm100/choose_config.py; default)
+    auto    as rules say of their lengths (sm100/which_kernel.py, mhapair/pays.py; default)
     on      pairs (sm100/mhapair, mhawidepair)
     off     every CTA by itself (sm100/mha2q, mhawide)
 
@@ -96,10 +96,9 @@ def pairs() -> bool | None:
     ]
 
 
-def may_pair(pays: bool) -> bool:
-    """Whether some calls ask for pairs of CTAs. pays: whether the rule has lengths for which they do."""
-    asked = pairs()
-    return pays if asked is None else asked
+def of_kernels() -> dict:
+    """What the variables say to the rule that names a call's kernel (sm100/which_kernel.py)."""
+    return {"swaps": swaps(), "widens": widens(), "pairs": pairs()}
 
 
 def maximum() -> str | None:

@@ -10,7 +10,8 @@ from benchmarks.cycle_model.constants import B200
 from benchmarks.cycle_model.evaluate import SteadyState
 from benchmarks.cycle_model.grid import CTACycles, Curve
 from benchmarks.cycle_model.problems import Problem
-from cute_fa4.sm100.choose_config import DEPTHS, QK_DEPTHS, choose_config, is_wide
+from cute_fa4.sm100.choose_config import DEPTHS, QK_DEPTHS, choose_config
+from cute_fa4.sm100.rows_of_tiles import is_wide
 
 PAGE = (Path(__file__).parents[2] / "docs" / "performance.md").read_text()
 BUSY = dict.fromkeys(("tensor", "mufu"), 0.5)

@@ -72,7 +72,7 @@ def test_a_column_that_is_given_has_that_value_only():
         runs=True,
         reasons=(),
         devices=("cuda, compute capability 10.3",),
-        families=("mha2q", "mhapair", "mha1q", "mhaswap", "mhawide", "mhawidepair"),
+        families=("mha2q", "mha1q", "mhaswap"),
     )
 
 

@@ -33,6 +33,8 @@ FLOORS = """
     cute_fa4.score_mods cute_fa4.reference cute_fa4.mxfp8
     cute_fa4.sm100.masks
     cute_fa4.sm100.choose_config
+    cute_fa4.sm100.which_kernel
+    cute_fa4.sm100.rows_of_tiles
     cute_fa4.sm100.config
     cute_fa4.sm100.mla_widenpair
     cute_fa4.sm100.mla_pair cute_fa4.sm100.mla_widen cute_fa4.sm100.mhawidepair cute_fa4.sm100.mharope

@@ -134,17 +134,6 @@ class Lengths:
         return max(1.0, seen / KEYS_A_TILE)
 
 
-def may_pay(asked: Asked) -> bool:
-    """Whether some lengths of such a call run on pairs: it then has two kernels."""
-    return asked.modelled is not None
-
-
-def asked_of(config) -> Asked:
-    """What a configuration of CTAs alone asks for."""
-    plain = config.score_mod is None and config.mask_mod is None
-    return Asked(config.qkv_dtype, config.qk_depth, config.ov_depth, config.mask, plain)
-
-
 def pays(asked: Asked, lengths: Lengths) -> bool:
     """Whether a call runs on pairs, unless it says otherwise.
 

@@ -3,10 +3,9 @@
 import pytest
 
 from cute_fa4 import masks
-from cute_fa4.sm100 import bands
+from cute_fa4.sm100 import bands, which_kernel
 from cute_fa4.sm100.choose_config import choose_config
-from cute_fa4.sm100.mhapair.pays import MODELLED, Asked, Lengths, asked_of, may_pay, pays
-from cute_fa4.sm100.score_mods import soft_cap
+from cute_fa4.sm100.mhapair.pays import MODELLED, Asked, Lengths, pays
 
 FULL, CAUSAL = bands.Full(), bands.Causal()
 LONG = Lengths(32768, 32768, 64)
@@ -31,7 +30,7 @@ def test_what_was_not_modelled_to_gain_runs_on_ctas_alone(changed):
     asked = dict(qkv_dtype="bf16", head_dim=128, head_dim_v=128, mask=CAUSAL)
     assert pays(Asked(**asked), LONG)
     asked = Asked(**asked | changed)
-    assert not may_pay(asked) and not pays(asked, LONG)
+    assert not pays(asked, LONG) and not pays(asked, which_kernel.LONG)
 
 
 def test_deep_keys_hide_the_exact_maximum():
@@ -82,9 +81,6 @@ def test_queries_behind_many_keys_see_whole_tiles():
     )  # rows of a group count as rows of a block
 
 
-def test_a_configuration_asks_for_what_its_call_does():
-    config = choose_config(qkv_dtype="bf16", head_dim=192, head_dim_v=128, causal=True)
-    assert asked_of(config) == Asked("bf16", 192, 128, CAUSAL)
-    assert may_pay(asked_of(config)) and not may_pay(
-        asked_of(config.with_(score_mod=soft_cap(30.0)))
-    )
+def test_catalogues_ask_of_lengths_for_which_pairs_pay_wherever_they_pay_for_any():
+    for *depths, mask in MODELLED:
+        assert pays(Asked("bf16", *depths, mask()), which_kernel.LONG)

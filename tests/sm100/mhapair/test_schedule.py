@@ -4,11 +4,12 @@ import pytest
 
 from cute_fa4.compiler import policy
 from cute_fa4.sm100.chip import SMEM_CAPACITY_BYTES
-from cute_fa4.sm100.choose_config import choose_config, family_for, split_configs
+from cute_fa4.sm100.choose_config import choose_config, split_configs
 from cute_fa4.sm100.config import FA4Config
 from cute_fa4.sm100.mhapair import barriers
 from cute_fa4.sm100.mhapair.schedule import Pair
 from cute_fa4.sm100.sync.barriers import BarrierTable
+from cute_fa4.sm100.which_kernel import Call, which_kernel
 
 PAIR, ALONE = FA4Config(schedule=Pair()), FA4Config()
 OF_ONE, CROSSED = (
@@ -87,9 +88,9 @@ def test_twice_the_tiles_are_on_their_way_and_half_of_the_bytes_are_loaded():
 
 
 def test_pairs_are_asked_for_by_calls_of_more_rows_than_a_tile_has():
-    found = [family_for(queries, 1, pairs=True) for queries in (128, 129, 5000)]
-    assert found == ["mha1q", "mhapair", "mhapair"]
-    assert family_for(5000, 1) == "mha2q"
+    calls = [Call("bf16", 128, 128, seqlen_q=queries, pairs=True) for queries in (128, 129, 5000)]
+    assert [which_kernel(call).family for call in calls] == ["mha1q", "mhapair", "mhapair"]
+    assert which_kernel(Call("bf16", 128, 128, seqlen_q=5000)).family == "mha2q"
 
 
 @pytest.mark.parametrize("word, meaning", [("on", True), ("off", False), ("auto", None)])

@@ -17,7 +17,7 @@ from benchmarks.sass import nvdisasm
 from benchmarks.sass.our_kernel import compile_artifacts
 from cute_fa4 import compile_cache
 from cute_fa4.calls import repeat
-from cute_fa4.sm100 import choose_config, masks
+from cute_fa4.sm100 import masks, rows_of_tiles
 from cute_fa4.sm100.config import FA4Config
 from cute_fa4.sm100.mhaswap.schedule import SwappedTile
 from cute_fa4.sm100.mhaswap.tiles import padded_heads
@@ -45,9 +45,9 @@ def heights(monkeypatch, *accepted):
         rows = next((height for height in accepted if needed <= height), None)
         if swaps and rows is not None:
             return pack, rows
-        return choose_config.tile_for(queries, group, pack_gqa, False)
+        return rows_of_tiles.tile_for(queries, group, pack_gqa, False)
 
-    monkeypatch.setattr("cute_fa4.calls.attention.tile_for", tile_for)
+    monkeypatch.setattr("cute_fa4.sm100.which_kernel.tile_for", tile_for)
 
 
 @pytest.fixture(autouse=True)

@@ -3,11 +3,12 @@
 import pytest
 
 from cute_fa4.sm100.chip import SMEM_CAPACITY_BYTES, TMEM_COLUMNS
-from cute_fa4.sm100.choose_config import choose_config, split_configs, wide_family_for
+from cute_fa4.sm100.choose_config import choose_config, split_configs
 from cute_fa4.sm100.config import FA4Config
 from cute_fa4.sm100.mhawide.schedule import WideTile
 from cute_fa4.sm100.mhawidepair import barriers
 from cute_fa4.sm100.mhawidepair.schedule import WidePair
+from cute_fa4.sm100.which_kernel import Call, which_kernel
 
 PAIR, ALONE = (FA4Config(qk_depth=256, schedule=cls()) for cls in (WidePair, WideTile))
 STEP_OF_N = 32  # PTX ISA, "matrix shape": cta_group::2, M = 256
@@ -48,8 +49,9 @@ def test_half_of_the_bytes_are_loaded():
 
 def test_more_rows_than_a_tile_has_run_in_pairs_unless_keys_are_split():
     """As many CTAs have rows either way, and each loads half: there is no length from which on pairs begin to pay."""
-    assert [wide_family_for(n, 1) for n in (128, 129)] == ["mhawide", "mhawidepair"]
-    assert wide_family_for(1000, 1, pairs=False) == "mhawide"
+    calls = [Call("bf16", 256, 256, seqlen_q=n) for n in (128, 129)]
+    assert [which_kernel(call).family for call in calls] == ["mhawide", "mhawidepair"]
+    assert which_kernel(Call("bf16", 256, 256, seqlen_q=1000, pairs=False)).family == "mhawide"
     partial, _ = split_configs(PAIR, write_lse=True)
     assert isinstance(partial.schedule, WideTile) and not isinstance(partial.schedule, WidePair)
     assert FA4Config(qk_depth=256, split_keys=True, o_dtype="f32", schedule=WidePair()).refusals()

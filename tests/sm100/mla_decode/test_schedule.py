@@ -3,10 +3,11 @@
 import pytest
 
 from cute_fa4.sm100.chip import SMEM_CAPACITY_BYTES
-from cute_fa4.sm100.choose_config import choose_config, latent_rows
+from cute_fa4.sm100.choose_config import choose_config
 from cute_fa4.sm100.config import FA4Config
 from cute_fa4.sm100.mla_decode import barriers
 from cute_fa4.sm100.mla_decode.schedule import LatentTile
+from cute_fa4.sm100.rows_of_tiles import latent_rows
 from cute_fa4.sm100.sync.barriers import reuse_text
 
 # Derived by hand from who calls what: one announcing thread, one commit, or every thread of the role.

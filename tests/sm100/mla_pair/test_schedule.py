@@ -3,11 +3,12 @@
 import pytest
 
 from cute_fa4.sm100.chip import SMEM_CAPACITY_BYTES
-from cute_fa4.sm100.choose_config import choose_config, latent_tile
+from cute_fa4.sm100.choose_config import choose_config
 from cute_fa4.sm100.config import FA4Config
 from cute_fa4.sm100.mla_pair import barriers
 from cute_fa4.sm100.mla_pair.schedule import LatentPair
 from cute_fa4.sm100.sync.barriers import reuse_text
+from cute_fa4.sm100.which_kernel import Call, which_kernel
 
 # Derived by hand: one announcing thread, one commit, sixteen softmax warps of both CTAs, or every thread of the role.
 COUNTS = dict(
@@ -64,7 +65,8 @@ def test_more_than_64_rows_of_a_sequence_are_those_of_a_pair():
     """Rows: queries times heads, padded to a power of two."""
     rows = {(1, 64): 64, (4, 16): 64, (1, 65): 128, (2, 64): 128, (5, 16): 80, (8, 128): 1024}
     for (queries, heads), needed in rows.items():
-        assert (latent_tile(queries, heads)["family"] == "mla_pair") == (needed > 64), needed
+        call = Call("bf16", 576, 512, latent=True, group=heads, seqlen_q=queries)
+        assert (which_kernel(call).family == "mla_pair") == (needed > 64), needed
 
 
 @pytest.mark.parametrize(

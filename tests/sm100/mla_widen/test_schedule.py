@@ -3,7 +3,7 @@
 import pytest
 
 from cute_fa4.sm100.chip import SMEM_CAPACITY_BYTES
-from cute_fa4.sm100.choose_config import LATENT_ROW_BYTES, choose_config, latent_tile
+from cute_fa4.sm100.choose_config import LATENT_ROW_BYTES, choose_config
 from cute_fa4.sm100.config import FA4Config
 from cute_fa4.sm100.mla_widen import barriers
 from cute_fa4.sm100.mla_widen.schedule import STORED, LatentRows
@@ -63,10 +63,9 @@ def test_a_row_is_what_the_layout_adds_up_to():
 def test_heads_share_tiles_of_32_rows():
     heads = {group: config(32, group=group).heads_per_tile for group in (16, 32, 48, 128)}
     assert heads == {16: 16, 32: 32, 48: 24, 128: 32}
-    tile = latent_tile(1, 32, of_rows=True)
     chosen = choose_config(
         **dict(qkv_dtype="bf16", head_dim=576, head_dim_v=512, group=32, pack_gqa=True),
-        **dict(latent=True, kv_layout="paged", page_size=1, seqused_k=True, **tile),
+        **dict(latent=True, kv_layout="paged", page_size=1, seqused_k=True, **STORED),
     )
     assert chosen.schedule == LatentRows(rows=32).resolved(chosen) and not chosen.refusals()
 

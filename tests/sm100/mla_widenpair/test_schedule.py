@@ -3,12 +3,13 @@
 import pytest
 
 from cute_fa4.sm100.chip import SMEM_CAPACITY_BYTES
-from cute_fa4.sm100.choose_config import choose_config, latent_tile
+from cute_fa4.sm100.choose_config import choose_config
 from cute_fa4.sm100.config import FA4Config
 from cute_fa4.sm100.mla_widen.schedule import STORED
 from cute_fa4.sm100.mla_widenpair import barriers
 from cute_fa4.sm100.mla_widenpair.schedule import LatentRowsPair
 from cute_fa4.sm100.sync.barriers import reuse_text
+from cute_fa4.sm100.which_kernel import Call, which_kernel
 
 # Derived by hand: one announcing thread, one commit, sixteen softmax warps or eight widening ones of both CTAs,
 # or every thread of a role.
@@ -55,8 +56,8 @@ def test_more_than_32_rows_of_a_sequence_are_those_of_a_pair():
     """Rows: queries times heads, padded to a power of two."""
     rows = {(1, 32): 32, (2, 16): 32, (1, 33): 64, (3, 16): 48, (1, 128): 128, (8, 128): 1024}
     for (queries, heads), needed in rows.items():
-        family = latent_tile(queries, heads, of_rows=True)["family"]
-        assert (family == "mla_widenpair") == (needed > 32), needed
+        call = Call("bf16", 576, 512, latent=True, of_rows=True, group=heads, seqlen_q=queries)
+        assert (which_kernel(call).family == "mla_widenpair") == (needed > 32), needed
 
 
 @pytest.mark.parametrize(

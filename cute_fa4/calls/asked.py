@@ -1,0 +1,57 @@
+"""What the rule of kernels is told of a checked call (sm100/which_kernel.py): no tensor is read."""
+
+from __future__ import annotations
+
+from cute_fa4.calls.on_pairs import lengths_of
+from cute_fa4.calls.request import Options, Where
+from cute_fa4.calls.tensors import DTYPE_NAMES, are_rows
+from cute_fa4.compiler import policy
+from cute_fa4.sm100.mla_widen.schedule import STORED
+from cute_fa4.sm100.which_kernel import Call
+
+
+def call_of(q, k, v, where: Where, options: Options) -> Call:
+    """Of tensors, options, and what the environment says."""
+    rope, packed = options.rope, where.q_layout == "packed"
+    dtypes = dtypes_of(q, k, options)
+    return Call(
+        qkv_dtype=DTYPE_NAMES[q.dtype],
+        kv_dtype=dtypes["kv_dtype"],
+        head_dim=head_dim_of(q, options),
+        head_dim_v=v.shape[-1],
+        group=q.shape[-2] // k.shape[-2],
+        seqlen_q=where.seqlen_q(q),
+        fixed=not length_may_choose(options.tokens_per_split, packed, where.seqused_q),
+        pack_gqa=options.pack_gqa,
+        latent=options.latent,
+        of_rows=options.latent and are_rows(k),
+        descales="" if options.scales is None else options.scales.letters,
+        rope=rope is not None,
+        rope_dtype=dtypes.get("rope_dtype"),
+        mask=options.mask.mask,
+        plain=options.score_mod is None and options.mask_mod is None,
+        exact=policy.maximum() == "exact",
+        lengths=lengths_of(q, k, where),
+        **policy.of_kernels(),
+    )
+
+
+def dtypes_of(q, k, options: Options) -> dict:
+    """What a configuration says of tensors that have another dtype than q."""
+    if options.latent and are_rows(k):
+        return STORED
+    of_rope = {} if options.rope is None else options.rope.dtypes
+    return {"kv_dtype": None if k.dtype == q.dtype else DTYPE_NAMES[k.dtype], **of_rope}
+
+
+def head_dim_of(q, options: Options) -> int:
+    """Columns of q, with those that it has in q_rope."""
+    return q.shape[-1] + (0 if options.rope is None else options.rope.depth_of_q)
+
+
+def length_may_choose(tokens_per_split: int | None, packed: bool, seqused_q) -> bool:
+    """Whether few queries may have a kernel of their own.
+
+    A fixed cut promises the same bits in every batch, and the longest sequence of a batch must not choose the kernel.
+    """
+    return tokens_per_split is None or not (packed or seqused_q is not None)

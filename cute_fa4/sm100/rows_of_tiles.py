@@ -1,0 +1,83 @@
+"""How many query rows a tile has, and which heads share one: the arithmetic that the rules of which_kernel.py read."""
+
+from .mha2q.schedule import TwoTiles
+from .mhaswap.tiles import padded_heads
+from .mla_pair.schedule import LatentPair
+from .problem import MOST_LATENT_ROWS, heads_of_latent_tile
+from .row_schedule import DEPTHS, QK_DEPTHS
+from .tiles import ROWS_PER_Q_TILE
+
+ROWS_PER_CTA = TwoTiles.query_tiles * ROWS_PER_Q_TILE
+SWAPPED_ROWS = (8, 32)  # of a tile with swapped operands, as calls ask for it: docs/decisions/0008
+LATENT_ROWS = (16, 32, MOST_LATENT_ROWS)  # of a tile over a latent cache
+
+
+def is_wide(head_dim: int, head_dim_v: int, of_8_bits: bool = False) -> bool:
+    """Whether head dims need the family that has one O and units of 64 columns, which are of 16 bits.
+
+    >>> is_wide(192, 128), is_wide(256, 256), is_wide(128, 136), is_wide(256, 256, of_8_bits=True)
+    (False, True, True, False)
+    """
+    return not of_8_bits and (head_dim > QK_DEPTHS[-1] or head_dim_v > DEPTHS[-1])
+
+
+def tile_for(
+    seqlen_q: int, group: int, pack_gqa: bool | None = None, swaps: bool = True
+) -> tuple[bool, int | None]:
+    """-> (whether the heads of a group share a tile, rows of a tile with swapped operands or None).
+
+    pack_gqa, swaps: what the call allows
+
+    >>> [tile_for(queries, 8) for queries in (1, 2, 5, 256)]
+    [(True, 8), (True, 32), (True, None), (False, None)]
+    >>> [tile_for(queries, 7) for queries in (1, 4, 5, 300)]
+    [(True, 8), (True, 32), (False, 8), (False, None)]
+    """
+    if swaps and group > 1 and pack_gqa is not False:
+        rows = swapped_rows(seqlen_q, group)
+        if rows is not None:
+            return True, rows
+    pack = group > 1 and (packs_gqa(seqlen_q, group) if pack_gqa is None else pack_gqa)
+    return pack, None if pack or not swaps else swapped_rows(seqlen_q, 1)
+
+
+def swapped_rows(seqlen_q: int, heads: int) -> int | None:
+    """Rows of a tile with swapped operands that serves up to `seqlen_q` queries best, of `heads` heads that share it.
+
+    None: tiles of 128 rows serve them as well. A group of 16 has a tile of its own for one query; otherwise two heights
+    are enough, so that a service has few kernels.
+
+    >>> [swapped_rows(queries, 8) for queries in (1, 2, 4, 5)], swapped_rows(1, 16), swapped_rows(4, 7)
+    ([8, 32, 32, None], 16, 32)
+    """
+    heads = padded_heads(heads)
+    if seqlen_q == 1 and heads == 16:
+        return heads
+    return next((rows for rows in SWAPPED_ROWS if seqlen_q * heads <= rows), None)
+
+
+def latent_rows(seqlen_q: int, heads: int) -> int | None:
+    """Rows of a tile over a latent cache that serves up to `seqlen_q` queries best, of `heads` query heads.
+
+    None: there are more than a CTA has, and two share them (mla_pair/).
+
+    >>> [latent_rows(1, heads) for heads in (8, 16, 24, 64, 128)], latent_rows(2, 16), latent_rows(8, 16)
+    ([16, 16, 32, 64, None], 32, None)
+    """
+    needed = seqlen_q * padded_heads(heads_of_latent_tile(heads, LatentPair.latent_rows))
+    return next((rows for rows in LATENT_ROWS if needed <= rows), None)
+
+
+def packs_gqa(seqlen_q: int, group: int) -> bool:
+    """Whether the heads of a group share a query tile: when whole groups fit a tile and fewer CTAs are launched.
+
+    >>> packs_gqa(1, 8), packs_gqa(256, 8), packs_gqa(300, 8), packs_gqa(1, 1), packs_gqa(1, 7)
+    (True, False, True, False, False)
+    """
+    fits = ROWS_PER_Q_TILE % group == 0
+    return fits and _blocks(seqlen_q * group) < group * _blocks(seqlen_q)
+
+
+def _blocks(rows: int) -> int:
+    """CTAs that own so many query rows."""
+    return -(-rows // ROWS_PER_CTA)

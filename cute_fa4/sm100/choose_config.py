@@ -143,13 +143,21 @@ def split_configs(
 ) -> tuple[FA4Config, CombineConfig]:
     """The two kernels of a call whose keys are split: the one of `config` into a workspace, and what merges it.
 
-    Pairs of CTAs do not split keys: where there are too few blocks for the chip there is nothing to pair.
+    Pairs of CTAs do not split keys: where there are too few blocks for the chip there is nothing to pair. Parts are
+    merged by their log-sum-exp, of weights before they are rounded.
 
     shared: every CTA takes as many keys as any other, not every part of a sequence.
     """
     if isinstance(config.schedule, PAIRED):
         config = config.with_(schedule=config.schedule.alone)
-    partial = config.with_(split_keys=True, share_keys=shared, write_lse=True, o_dtype="f32")
+    two_tiles = isinstance(config.schedule, TwoTiles)
+    partial = config.with_(
+        split_keys=True,
+        share_keys=shared,
+        write_lse=True,
+        o_dtype="f32",
+        schedule=config.schedule.with_lse if two_tiles else config.schedule,
+    )
     combine = CombineConfig(
         config.o_dtype,
         config.ov_depth,

@@ -70,10 +70,15 @@ def test_who_gets_powers_in_f16(monkeypatch):
     def schedule(**choices):
         return choose_config(**{"qkv_dtype": "e4m3", "head_dim": 128, **choices}).schedule
 
-    assert (schedule().exponential, schedule().order) == ("half", "p_crossed")
+    assert (schedule().exponential, schedule().order) == ("half", "p_crossed_summed")
+    assert (schedule(write_lse=True).exponential, schedule(write_lse=True).order) == (
+        "half",
+        "p_crossed",
+    )
     assert schedule(q_layout="packed", kv_layout="packed").order == "p_over_s"  # with lone tiles
     assert schedule(arch="sm_103a").exponential == schedule(qkv_dtype="bf16").exponential == "exact"
-    assert schedule(exponential="exact").exp2_emulated < schedule().exp2_emulated
+    emulated = schedule(exponential="exact"), schedule(write_lse=True), schedule()
+    assert [of.exp2_emulated for of in emulated] == [16, 32, 40]
     for word, wanted in (("auto", None), ("exact", "exact")):
         monkeypatch.setenv(policy.EXPONENTIAL_VARIABLE, word)
         assert policy.exponential() == wanted

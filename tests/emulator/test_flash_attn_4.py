@@ -6,6 +6,7 @@ is that of P and the output in bfloat16; an independent software model of the sa
 
 import importlib.util
 import types
+from pathlib import Path
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ pytestmark = [
 ]
 
 SM_COUNT = 148  # B200
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class HardwareInfo:
@@ -111,14 +113,21 @@ def test_flash_attention_4(compile_attention, head_dim, causal, length, mode):
     assert not [note for note in result.notes if note.check == "phase_passed_twice"]
 
 
-def eight_bit_data(name: str) -> list:
+SEEDS = range(6)
+SINK = "a first key that takes most"
+KINDS = ("flat", "normal", "peaked", "outlier channels", SINK)
+LONG = f"{SINK}, 4096 keys"
+
+
+def eight_bit_data(name: str, seed: int) -> list:
     """q, k, v of e4m3 whose scores are flat, normal or peaked, or as models have them."""
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(1, n, 2, 128, generator=generator) for n in (256, 1024, 1024))
+    generator = torch.Generator().manual_seed(seed)
+    keys = 4096 if name == LONG else 1024
+    q, k, v = (torch.randn(1, n, 2, 128, generator=generator) for n in (256, keys, keys))
     if name == "outlier channels":  # a few columns that are ten times as large
         q[..., :2] *= 10
         k[..., :2] *= 3
-    elif name == "a first key that takes most":
+    elif name in (SINK, LONG):
         k[:, 0] = 3 * q.mean(1) / q.mean(1).norm(dim=-1, keepdim=True) * 11
         q = q + q.mean(1, keepdim=True) * 8
     else:
@@ -126,17 +135,27 @@ def eight_bit_data(name: str) -> list:
     return [x.to(torch.float8_e4m3fn) for x in (q, k, v)]
 
 
+def errors_of_eight_bits(function, name: str, seed: int) -> list[float]:
+    """Of flash-attn-4, of ours, and of ours where an LSE is asked for, so that softmax adds P up."""
+    q, k, v = eight_bit_data(name, seed)
+    theirs, _ = run(function, q, k, v)
+    outs = theirs, flash_attn_func(q, k, v), flash_attn_func(q, k, v, return_lse=True)[0]
+    return [error_of(out, q, k, v, False) for out in outs]
+
+
 @pytest.mark.sweep
-@pytest.mark.parametrize(
-    "name", ["flat", "normal", "peaked", "outlier channels", "a first key that takes most"]
-)
+@pytest.mark.parametrize("name", [*KINDS, LONG])
 def test_our_error_of_eight_bits_is_not_larger(compile_attention, name):
-    """docs/numerics.md: P has the same lift in both; exponentials differ in their last bits, and errors by luck."""
-    q, k, v = eight_bit_data(name)
-    theirs, _ = run(compile_attention(128, False, torch.float8_e4m3fn), q, k, v)
-    ours = flash_attn_func(q, k, v)
-    errors = [error_of(out, q, k, v, False) for out in (ours, theirs)]
-    assert errors[0] <= 1.02 * errors[1]
+    """In the mean of six draws: P has the same lift in both; exponentials differ in their last bits, and errors by luck.
+
+    Of longer rows with a sink only what docs/numerics.md says.
+    """
+    function = compile_attention(128, False, torch.float8_e4m3fn)
+    errors = torch.tensor([errors_of_eight_bits(function, name, seed) for seed in SEEDS])
+    ratio, of_softmax = errors[:, 1] / errors[:, 0], errors[:, 2] / errors[:, 0]
+    assert name == LONG or ratio.mean() <= 1.02
+    row = f"| {name} | {errors[:, 0].mean():.2e} | {ratio.mean():.3f} | {ratio.std():.3f} | {of_softmax.mean():.3f} |"
+    assert row in (ROOT / "docs/numerics.md").read_text(), row
 
 
 def test_a_broken_scale_is_seen(compile_attention):

@@ -19,7 +19,7 @@ from ..row_schedule import RowSchedule
 from ..sync.barriers import BarrierTable
 from ..tiles import Tiles
 from . import barriers
-from .orders import ORDERS, PBesideS, POverS, best_order, may_add_up
+from .orders import ORDERS, SPAN_COLUMNS, PBesideS, POverS, best_order, may_add_up
 from .smem_map import TwoTilesSmem, ones_bytes, smem_map
 
 ORDERS_OF_LONE_TILES = ("p_over_s", "p_beside_s")
@@ -54,6 +54,7 @@ class TwoTiles(RowSchedule):
     scales_keys: ClassVar[bool] = True
     mixes_rope: ClassVar[bool] = True
     values_apart: ClassVar[bool] = True
+    sums_codes: ClassVar[bool] = True
     tmem_remedy: ClassVar[str] = ", or order='p_over_s'"
     lagged_emulated: ClassVar[int] = (
         24  # of 64 pairs of exponentials, on sm_100a: docs/decisions/0012
@@ -72,15 +73,18 @@ class TwoTiles(RowSchedule):
         if schedule.exponential is None:
             half = problem.has_fp8 and problem.arch == "sm_100a" and "V" not in problem.descales
             schedule = replace(schedule, exponential="half" if half else "exact")
+        if self.order is None and schedule.adds_up(problem):
+            schedule = replace(schedule, order=SUMMED)
         if schedule.exp2_emulated is None and schedule.exponential == "half":
-            summed = self.order == SUMMED
+            summed = schedule.order == SUMMED
             schedule = replace(
                 schedule, exp2_emulated=EMULATED_WITHOUT_SUMS if summed else EMULATED_IN_HALVES
             )
         schedule = super(TwoTiles, schedule).resolved(problem)
         if self.lone_tiles is None and problem.token_scales:
             schedule = replace(schedule, lone_tiles=False)
-        if self.order is None and not (self.contradictions(problem) + problem.contradictions()):
+        open_order = schedule.order is None
+        if open_order and not (self.contradictions(problem) + problem.contradictions()):
             schedule = replace(schedule, order=best_order(self.tiles(problem), schedule.lone_tiles))
         if schedule.lone_tiles is None:
             takes_them = schedule.order in ORDERS_OF_LONE_TILES
@@ -88,6 +92,20 @@ class TwoTiles(RowSchedule):
         if self.maximum is None:
             schedule = replace(schedule, maximum="lagged" if lags else "exact")
         return schedule
+
+    def adds_up(self, problem: Problem) -> bool:
+        """Whether P V adds up P where nobody says otherwise: powers are those of f16, and work tiles have two query tiles.
+
+        Exact powers keep softmax late for another reason (docs/decisions/0019).
+        """
+        lone = problem.clips_queries if self.lone_tiles is None else self.lone_tiles
+        possible = self.sums_codes and may_add_up(problem) and self.bn_cap in (0, SPAN_COLUMNS)
+        return possible and self.exponential == "half" and not lone
+
+    @property
+    def with_lse(self) -> "TwoTiles":
+        """The same choices where a log-sum-exp is wanted: softmax adds P up."""
+        return replace(self, order=None, exp2_emulated=None) if self.order == SUMMED else self
 
     def tmem(self, problem: Problem) -> TmemMap:
         return self._order.tmem(self.tiles(problem))
@@ -119,7 +137,7 @@ class TwoTiles(RowSchedule):
             why.insert(
                 0, f"order={self.order!r} is no order of the products: use {' or '.join(ORDERS)}"
             )
-        if self.order == SUMMED and not (may_add_up(problem) and self.bn_cap in (0, 128)):
+        if self.order == SUMMED and not (may_add_up(problem) and self.bn_cap in (0, SPAN_COLUMNS)):
             why.append(
                 f"order={self.order!r} with qkv_dtype={problem.qkv_dtype!r}, depths {problem.qk_depth} and "
                 f"{problem.ov_depth}, write_lse={problem.write_lse}, bn_cap={self.bn_cap}: P V adds up P of eight "

@@ -41,6 +41,7 @@ class Pair(TwoTiles):
     family: ClassVar[str] = "mhapair"
     ctas: ClassVar[int] = 2  # that share an MMA
     scales_keys: ClassVar[bool] = False
+    sums_codes: ClassVar[bool] = False
     values_apart: ClassVar[bool] = False
     lagged_emulated: ClassVar[int] = 28
 

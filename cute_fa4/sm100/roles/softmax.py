@@ -24,7 +24,7 @@ from cutlass import Int32
 
 from ..instructions import tensor_memory
 from ..kernel_args import Events, KernelArgs, Smem
-from ..steps import half_powers, lagged, row_math, token_scales, visibility
+from ..steps import half_powers, lagged, lost_weights, row_math, token_scales, visibility
 from ..steps.row_math import RowState
 from ..steps.scores import (
     RowContext,
@@ -97,8 +97,9 @@ def store_p(
     scale_log2,
     bias,
     probabilities=half_powers.EXACT,
+    lost=None,
 ):
-    """P of the scores to tensor memory; -> the sum of the row."""
+    """P of the scores to tensor memory; -> the sum of the row, or what it lost (write_probabilities)."""
     p_address = order.p_at(cfg, s_address, i)
 
     def may_store():
@@ -106,7 +107,7 @@ def store_p(
 
     return write_probabilities(
         *(cfg, order, smem, events, at, row.thread, p_address, may_store, scores),
-        *(scale_log2, bias, probabilities),
+        *(scale_log2, bias, probabilities, lost),
     )
 
 
@@ -171,13 +172,10 @@ def step(
         bias = exponent_bias(cfg, safe_max, scale_log2)
     place = work, n, i, row, at, phase, s_address
     powers = token_scales.weighted(cfg, of_keys, powers_of(cfg))
-    total = store_p(cfg, order, smem, events, *place, scores, scale_log2, bias, powers)
+    lost = lost_weights.before(state, factor)
+    total = store_p(cfg, order, smem, events, *place, scores, scale_log2, bias, powers, lost)
     token_scales.release(cfg, events, of_keys)
-    if cutlass.const_expr(order.sum_at(cfg, tmem, 0) is None):
-        total = state.row_sum * factor + total
-    elif cutlass.const_expr(cfg.sink):
-        total = state.row_sum * factor  # of the sink alone
-    return RowState(row_max, total)
+    return lost_weights.behind(cfg, state, row_max, factor, total)
 
 
 @cute.jit
@@ -240,6 +238,7 @@ def work_tile(
     stride = order.stride(cfg, work)
     end = work.tiles.end_of(order.q_tile(cfg, work, i))
     state = first_state(cfg, args, work, row, order.has_sink(cfg, work, i))
+    state = lost_weights.begun(order, cfg, tmem, state)
     before = tiles_before
     if cutlass.const_expr(cfg.mask.has_lower_bound):
         begin = order.next_tile(cfg, work, work.tiles.begin_of(order.q_tile(cfg, work, i)), i)
@@ -288,7 +287,7 @@ def work_tile(
             state = lagged_step(
                 cfg, order, args, smem, tmem, events, work, i, row, before, n, state, masked=True
             )
-    return row, row_math.closed(state)
+    return row, row_math.closed(lost_weights.ended(cfg, state))
 
 
 @cute.jit

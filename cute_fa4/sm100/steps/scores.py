@@ -13,7 +13,7 @@ from ..instructions import exp2, tensor_memory
 from ..kernel_args import Events, KernelArgs, Smem
 from ..work import kv_range, results, rows, scales
 from ..work.tile import Work
-from . import half_powers, row_math, visibility
+from . import half_powers, lost_weights, row_math, visibility
 from .row_math import LOG2_E, RowState
 
 LOAD_COLUMNS = 32  # scores of one tcgen05.ld
@@ -68,6 +68,7 @@ def write_probabilities(
     scale_log2,
     bias,
     probabilities=half_powers.EXACT,
+    lost=None,
 ):
     """P = 2^(scale_log2 s + bias), rounded and stored quarter by quarter; returns its sum.
 
@@ -78,7 +79,8 @@ def write_probabilities(
     order.sum_early    the sum fills the gaps between exponentials
     otherwise          P must be there soon: the sum comes last. The bias is read again, from shared memory, after
                        p_ready: otherwise the compiler computes the last quarter before that.
-    order.sum_at       the sum is nobody's here: 0
+    lost               of lost_weights, where the product with V adds P up: instead of the sum it is returned, with
+                       what P loses here
     order.holds_p      all of P is in registers before the first of it is stored
     """
     in_quarters = not isinstance(scores, list)
@@ -88,6 +90,9 @@ def write_probabilities(
     holds = order.holds_p(cfg)
     quarter = cfg.tiles.BN // 4
     sums, halves, late, held = [], [], [], []
+    sampled = ()
+    if lost is not None:
+        sampled = lost_weights.sampled_columns(cfg.tiles.BN, probabilities.unit, emulated)
     if not in_quarters:
         scores = [(at, scores[at : at + quarter]) for at in range(0, cfg.tiles.BN, quarter)]
     for first, some in scores:
@@ -109,6 +114,8 @@ def write_probabilities(
         else:
             late += p.values
         halves += p.halves
+        for column in (c - first for c in sampled if first <= c < first + quarter):
+            lost = lost_weights.add(lost, some[column : column + 2], scale_log2, bias)
     if holds:
         may_store()
         for column, words in held:
@@ -120,8 +127,8 @@ def write_probabilities(
         tensor_memory.wait_store()
         tensor_memory.fence_before()
     events.p_last.arrive(i)
-    if order.sum_at(cfg, address, 0) is not None:
-        return Float32(0.0)
+    if lost is not None:
+        return lost
     total = row_math.row_total(row_math.add_values(sums, late))
     return total + half_powers.sum_of_halves(halves) if halves else total
 

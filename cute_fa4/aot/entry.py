@@ -126,7 +126,8 @@ CONFIG = {
         "number", "of a tile with swapped operands (decode): 8, 16, 32, 64; default: none"
     ),
     "order": Field(
-        "text", "of the products: p_over_s, p_beside_s, p_crossed; default: what suits the tiles"
+        "text",
+        "of the products: p_over_s, p_beside_s, p_crossed, p_crossed_summed; default: what suits",
     ),
     "lone_tiles": Field("switch", "softmax shares lone query tiles; default: where lengths differ"),
     "maximum": Field(

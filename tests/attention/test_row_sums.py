@@ -64,11 +64,12 @@ def beyond(out, q, k, v, causal=False, sink=None) -> int:
         seen = torch.arange(len(k)) <= torch.arange(len(q))[:, None] + len(k) - len(q)
         s = s.masked_fill(~seen, -math.inf)
     columns = s if sink is None else torch.cat([s, sink.double().expand(len(q), 1)], dim=1)
-    w = columns.softmax(1)[:, : len(k)].nan_to_num(0.0)
+    of_all = columns.softmax(1).nan_to_num(0.0)
+    w, largest = of_all[:, : len(k)], of_all.amax(1, keepdim=True)
     exact = w @ v
     away = (v - exact[:, None]).abs()
-    lost = LOST * w.amax(1, keepdim=True)
-    estimate = lost_weights.MOST / 2.0**8 * w.amax(1, keepdim=True) * (w > 0).sum(1, keepdim=True)
+    lost = LOST * largest
+    estimate = lost_weights.MOST / 2.0**8 * largest * (w > 0).sum(1, keepdim=True)
     allowed = ((E * w + lost * (w > 0))[:, None] @ away)[:, 0] / (1 - E)
     allowed += estimate * exact.abs() / (1 - E)
     allowed += 2.0**-9 * exact.abs() + FLOAT32_NOISE
@@ -103,8 +104,13 @@ def test_equal_values_come_out_as_they_are():
     assert torch.equal(out.float(), v[:, :1].float().expand_as(out))
 
 
-HIDDEN, SINK, EARLIER = 1152, 600, 5  # keys of nine tiles; the key that takes most, and one before its tile
-NEAR, FAR = -4.0, -19.0  # log2 of weights beside the sink: of the earlier key; of the others, 2^-11 of P
+HIDDEN, SINK, EARLIER = (
+    1152,
+    600,
+    5,
+)  # keys of nine tiles; the key that takes most, and one before its tile
+# log2 of weights beside the sink: of the earlier key; of the others, whose P is 2^-11
+NEAR, FAR = -4.0, -19.0
 
 
 def hidden_weights() -> tuple:

@@ -146,7 +146,7 @@ def errors_of_eight_bits(function, name: str, seed: int) -> list[float]:
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", [*KINDS, LONG])
 def test_our_error_of_eight_bits_is_not_larger(compile_attention, name):
-    """In the mean of six draws: P has the same lift in both; exponentials differ in their last bits, and errors by luck.
+    """In the mean of six draws: P has the same lift in both, exponentials differ in their last bits, errors by luck.
 
     Of longer rows with a sink only what docs/numerics.md says.
     """

@@ -179,7 +179,8 @@ def attention(
     The bound: rounding P to the input dtype and the kernel's 2^x move each weight by at most r, relative, and so out
     by at most r sum(w |v|); the row sum moves by the error of 2^x; out is rounded once more. P of eight bits also loses
     up to LOST_BELOW of the largest weight in each small one. Where the product with V adds P up, errors of weights
-    count times the distance of V's row from out, here the sum of both, and as much as is lost may be wrong in the sum.
+    count times the distance of V's row from out, here the sum of both, and half of what may be lost may be wrong in
+    the sum.
     """
     half_ulp = torch.finfo(out_dtype(q)).eps / 2
     of_p = HALF_ULP_OF_P if q.dtype in FP8 else half_ulp
@@ -226,7 +227,7 @@ def attention(
         if q_is_fp8 and v.shape[-1] == SUMMED_DEPTH:
             e = of_p * (1 + EXP2_RELATIVE_ERROR_OF_FP8) + EXP2_RELATIVE_ERROR_OF_FP8
             either = e * (w @ v.abs() + out.abs()) + small * (seen @ of_lost)
-            either = either + 2 * small * seen.sum(-1, keepdim=True) * out.abs()
+            either = either + 1.5 * small * seen.sum(-1, keepdim=True) * out.abs()
             of_codes = either / (1 - e) + half_ulp * out.abs() + FLOAT32_NOISE
             allowed = torch.maximum(allowed, of_codes)
     return out.transpose(0, 1), lse, allowed.transpose(0, 1)

@@ -4,8 +4,8 @@ order         columns                        code
 p_over_s      S0 P0 | S1 P1 | O0 | O1        p_over_s.py: P_i is stored over S_i
 p_beside_s    S0 | P0 | S1 | P1 | O0 | O1    p_beside_s.py: the next S_i is made while P_i is read
 p_crossed     S0 P1 | S1 P0 | O0 | O1        p_crossed.py: likewise, P_i in the columns of the other S
-p_crossed_summed                             the same with row sums L_i, which P V makes: S0 and S1 overlap; nobody
-              P1 S0 S1 P0 | O0 L0 | O1 L1    gets it unasked (docs/decisions/0019)
+p_crossed_summed                             the same with row sums L_i, which P V makes: S0 and S1 overlap
+              P1 S0 S1 P0 | O0 L0 | O1 L1    (docs/decisions/0019)
 
 The code is apart because it needs the compiler, and configurations are asked without it.
 """

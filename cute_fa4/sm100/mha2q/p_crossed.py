@@ -21,7 +21,8 @@ softmax 1 at s_free[0] of its tile before it raises its own, on which softmax 0 
 A work tile ends before the next one begins: its last P1 lies where the next S0 comes.
 
 p_crossed_summed: where V has the 128 columns of a span and P eight bits, the product adds P up, too. Behind V's last
-column lie 16 of ones, so O_i has 16 more, each the row's sum of P as it was rounded, rescaled with O.
+column lie 16 of ones, so O_i has 16 more, each the row's sum of P as it was rounded, rescaled with O. What rounding to
+zero loses, softmax estimates and hands over at the end (steps/lost_weights.py).
 
     0        96    128              224              352  368              496  512
     | S0           |                | O0             | L0 | O1             | L1 |

@@ -94,10 +94,7 @@ class TwoTiles(RowSchedule):
         return schedule
 
     def adds_up(self, problem: Problem) -> bool:
-        """Whether P V adds up P where nobody says otherwise: powers are those of f16, and work tiles have two query tiles.
-
-        Exact powers keep softmax late for another reason (docs/decisions/0019).
-        """
+        """Whether P V adds P up where nobody says otherwise: beside powers in f16 (docs/decisions/0019)."""
         lone = problem.clips_queries if self.lone_tiles is None else self.lone_tiles
         possible = self.sums_codes and may_add_up(problem) and self.bn_cap in (0, SPAN_COLUMNS)
         return possible and self.exponential == "half" and not lone

@@ -67,8 +67,8 @@ def tile():
 
 
 def test_what_is_counted_is_lost(tile):
-    """Nothing where the code is not 0, or a column is masked; all of it, to i's 6 percent, from 2^-13 up to a quarter of
-    the smallest number; nothing below 2^-14, where i ends; never more than MOST."""
+    """Nothing where the code is not 0, or a column is masked; all of it, to i's 6 percent, from 2^-13 up to a quarter
+    of the smallest number; nothing below 2^-14, where i ends; never more than MOST."""
     x = np.linspace(-15.5, 8.8, 20_007)
     p, found = np.exp2(x), RATIO * tile(x)
     assert (found >= 0).all() and 0.9 * MOST < found.max() <= MOST

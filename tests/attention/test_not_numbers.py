@@ -47,7 +47,9 @@ def test_a_key_of_nan_makes_nan(case, monkeypatch):
     """
     dtype, head_dim, maximum = CASES[case]
     monkeypatch.setenv(policy.MAXIMUM_VARIABLE, maximum)
-    config = choose_config(qkv_dtype=dtype, head_dim=head_dim, maximum=policy.maximum())
+    config = choose_config(
+        qkv_dtype=dtype, head_dim=head_dim, maximum=policy.maximum(), write_lse=True
+    )
     assert config.schedule.lags == case.startswith("lagged")
     columns = emulated_columns(config)
     other = next(column for column in range(BN) if column not in columns)

@@ -7,6 +7,7 @@ from . import bands
 from .chip import FP8_DTYPES
 from .combine.config import CombineConfig
 from .config import SCHEDULES, FA4Config
+from .mha2q.schedule import TwoTiles
 from .mhapair.schedule import Pair
 from .mhaswap.schedule import CLUSTER_PARTS
 from .mhawide.schedule import WideTile

@@ -50,7 +50,7 @@ class Sequence(NamedTuple):
 
 @dataclass
 class Call:
-    """Tensors of one problem. launch() -> (out, lse), freshly allocated and filled with canaries before.
+    """Tensors of one problem. launch() -> (out, lse or None), freshly allocated and filled with canaries before.
 
     spare   out[spare] are rows of no sequence
     """
@@ -75,6 +75,8 @@ def call(variant: Variant, problem: Problem, device: str, seed: int = 0, place=N
     place = place or (lambda tensor, at_the_end: tensor)
     sides = [bool(seed % 2), bool(seed % 2), not seed % 2]
     made = make(variant, problem, device, lambda *qkv: list(map(place, qkv, sides)))
+    if not variant.lse:
+        made = replace(made, launch=lambda launch=made.launch: (launch(), None))
     of_8_bits = variant.dtype_of("k").itemsize == 1
     if is_wide(variant.head_dim, variant.head_dim_v or variant.head_dim, of_8_bits):
         return made
@@ -96,7 +98,7 @@ def _in_pairs(launch, word: str):
 
 
 def _options(variant: Variant, problem: Problem, device: str) -> dict:
-    options = dict(causal=variant.causal and not variant.chunk, return_lse=True)
+    options = dict(causal=variant.causal and not variant.chunk, return_lse=variant.lse)
     options["pack_gqa"] = variant.pack_gqa
     options |= dict(num_splits=variant.num_splits, tokens_per_split=variant.tokens_per_split)
     if variant.window:

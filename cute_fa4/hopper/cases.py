@@ -77,6 +77,8 @@ VARIANTS = (
     Variant(512),
     Variant(512, keys="pages", page_size=64, sink=True),
     *(Variant(depth, "e4m3", causal) for depth in (64, 128) for causal in (False, True)),
+    *(Variant(128, "e4m3", causal, lse=False) for causal in (False, True)),
+    Variant(dtype="e5m2", keys="pages", page_size=16, sink=True, out="e4m3", lse=False),
     Variant(96, "e5m2"),
     Variant(dtype="e4m3", keys="packed"),
     Variant(dtype="e4m3", causal=False, window=(127, 0), keys="pages", page_size=16, sink=True),

@@ -35,6 +35,7 @@ class Variant:
             bits beside 8 Q's are passed as q_rope
     out     dtype of the output where it is not the one of OUT_DTYPES; with o_scale
     listed  of a latent cache: keys that each query lists as `indices`, 0 for none
+    lse     the call returns the log-sum-exp, too, which is another kernel where the product with V adds P up
     """
 
     head_dim: int = 128
@@ -61,6 +62,7 @@ class Variant:
     rope_dtype: str = ""
     of_tokens: bool = False
     of_blocks: bool = False
+    lse: bool = True
 
     def dtype_of(self, of: str) -> torch.dtype:
         """Of "q", "k", "v" or "out"."""
@@ -98,7 +100,7 @@ class Variant:
         )
         parts += ["scales of tokens"] * self.of_tokens + ["scales of blocks"] * self.of_blocks
         parts += [f"{self.cache} cache"] * bool(self.cache) + [f"{self.out} out"] * bool(self.out)
-        parts += [f"{self.listed} listed keys"] * bool(self.listed)
+        parts += [f"{self.listed} listed keys"] * bool(self.listed) + ["no LSE"] * (not self.lse)
         return ", ".join(["pairs"] * self.pair + ["decode"] * self.decode + parts)
 
     @property

@@ -38,6 +38,7 @@ def row():
         (Variant(64, keys="packed", softcap=2.0), Problem((9, 0, 1), (30, 4, 9))),
         (decode(head_dim=64, cache="e4m3", group=2), Problem((2, 0), (9, 4))),
         (Variant(64, "e4m3", out="e4m3"), dense(1, 9, 20)),
+        (Variant(dtype="e4m3", lse=False), dense(1, 9, 20)),
         (latent(listed=5, causal=False), dense(2, 2, 9, 16)),
         (latent(cache="rows"), dense(2, 1, 70, 16)),
         (Variant(64, "e4m3", of_tokens=True, keys="pages", page_size=16), Problem((5, 3), (9, 40))),

@@ -22,6 +22,7 @@ from cute_fa4.calls.latent import (
     by_index,
     check_latent_tensors,
     names,
+    of_each_key,
     of_each_query,
     prepare_latent_attention,
     scales_of,
@@ -89,8 +90,9 @@ def flash_mla_with_kvcache(
                     times the factor of their rotary scaling
     causal          query i of m stands at key i + n - m: the last query sees every key. Without it all queries do
     descale_q, descale_k   float32, of float8 q and k_cache: what is stored, times this, is meant. One number, or one
-                    for each sequence, (batch,). Values are not checked: where descale_q * descale_k is not positive,
-                    out is NaN. None: 1
+                    for each sequence, (batch,); descale_k also one for each row of the cache, (num_pages, page_size)
+                    or (num_pages, page_size, 1), by which its keys and values are multiplied. Values are not checked:
+                    where descale_q * descale_k is not positive, out is NaN. None: 1
     indices         (batch, seqlen_q, keys) int32: the keys that each query sees, page * page_size + place in the page,
                     in any order. -1, or what is no key of the cache, is none. block_table and cache_seqlens are not
                     read then and may be None, causal is False. A key that is listed twice counts twice
@@ -139,7 +141,7 @@ def flash_mla_with_kvcache(
     )  # fmt: skip
     asked = (None, None), (softmax_scale, causal, 0.0, None, None), choices
     lengths = (None, None, None, cache_seqlens, None, block_table, None, None)
-    scales = scales_of(descale_q, descale_k)
+    scales = scales_of(descale_q, descale_k, k_cache)
     tensors = CallTensors(q, k_cache, values_of(k_cache), out, lengths, scales=scales)
     result = again(tensors, asked)
     return attend(prepare_latent_attention, tensors, asked) if result is None else result
@@ -200,6 +202,7 @@ def _by_index(q, k_cache, indices, out, causal, **options):
     if causal:
         raise ValueError("causal: True with indices, which say what a query sees; accepted: False")
     call = by_index(q, k_cache, indices, out)
+    options["descale_k"] = of_each_key(options["descale_k"], k_cache)
     for name in ("descale_q", "descale_k"):
         options[name] = of_each_query(options[name], q)
     found, lse = flash_mla_with_kvcache(**call, **options)
@@ -222,7 +225,7 @@ def _through_operator(given: dict, workspace):
             with names():
                 cache = given["k_cache"]
                 q, descale_q, out = quantised(q, cache, values_of(cache), descale_q, out)
-        scales = scales_of(descale_q, given.pop("descale_k"))
+        scales = scales_of(descale_q, given.pop("descale_k"), given["k_cache"])
         return routes.latent(given | {"q": q, "out": out, "scales": scales})
     except (TypeError, ValueError, NotImplementedError) as error:
         if is_dynamo_compiling():

@@ -47,18 +47,40 @@ def check_latent_tensors(q, cache, page_table, lengths, out) -> None:
         )
 
 
-def scales_of(descale_q, descale_k) -> tuple | None:
-    """As calls/scales.py names them: that of the cache is of keys and values. (batch,): one for each sequence."""
+def scales_of(descale_q, descale_k, cache) -> tuple | None:
+    """As calls/scales.py names them: that of the cache is of keys and values.
+
+    (batch,): one for each sequence; (num_pages, page_size): one for each row of the cache, which has one head
+    """
     if descale_q is descale_k is None:
         return None
     of_q, of_k = map(_of_sequences, (descale_q, descale_k))
+    if is_by_row(of_k, cache) and of_k.dim() == 2:
+        of_k = of_k.unsqueeze(-1)
     return of_q, of_k, of_k, None
+
+
+def is_by_row(scale, cache) -> bool:
+    """Whether there is a scale for each row of a latent cache: its shape but for the columns, or for the head too.
+
+    A column (n, 1) is one number a sequence; caches with a row a page say (n, 1, 1).
+    """
+    if not isinstance(scale, torch.Tensor) or scale.numel() == 1:
+        return False
+    if scale.dim() == 2 and scale.shape[1] == 1:
+        return False
+    return scale.dim() in (2, 3) and tuple(scale.shape) == tuple(cache.shape[: scale.dim()])
 
 
 def _of_sequences(scale):
     if isinstance(scale, torch.Tensor) and scale.dim() == 1 and scale.numel() != 1:
         return scale[:, None]
     return scale
+
+
+def of_each_key(scale, cache):
+    """A scale of each row of a latent cache, for the cache of which each key is a page."""
+    return scale.reshape(-1, 1, 1) if is_by_row(scale, cache) else scale
 
 
 def of_each_query(scale, q):

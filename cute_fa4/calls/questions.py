@@ -161,8 +161,8 @@ class _Tensors:
 
     @property
     def of_rope(self) -> torch.dtype:
-        """Of k_rope and q_rope that the question leaves open: that of q, or bf16 beside 8 bits."""
-        return torch.bfloat16 if self.dtype in FP8 else self.dtype
+        """Of k_rope and q_rope that the question leaves open: that of q, or bf16 beside q of 8 bits with q_rope."""
+        return torch.bfloat16 if self.dtype in FP8 and "q_rope" in self.given else self.dtype
 
     def keys(self, depth: int) -> torch.Tensor:
         """K or V, or a cache of them."""

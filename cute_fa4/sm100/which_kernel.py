@@ -4,7 +4,7 @@
     a call with                                       family
     a latent cache of 656 bytes a row, up to 32 rows  mla_widen
     the same, more rows                               mla_widenpair
-    a latent cache, up to 64 rows                     mla_decode
+    a latent cache, up to 64 rows *****               mla_decode
     the same, more rows                               mla_pair
     q and k with scales of blocks                     mhamx
     k_rope of 8 bits under 16                         mharope
@@ -21,6 +21,7 @@
     **    of 16 bits; of q and k beyond 192, of v beyond 128
     ***   tokens_per_split, where lengths differ: the longest sequence must not choose the kernel
     ****  a rule of lengths as metadata tells them (mhapair/pays.py); or CUTE_FA4_PAIR=on, but for scales of keys
+    ***** with scales of keys any number, in tiles of 64
 
     which_kernel(Call(...))    the kernel of one call
     kernels_of(Call(...))      those that calls of any length may meet, by the same rules
@@ -57,7 +58,7 @@ from .mla_pair.schedule import LatentPair
 from .mla_widen.schedule import LatentRows
 from .mla_widenpair.schedule import LatentRowsPair
 from .row_schedule import DEPTHS_OF_FP8
-from .rows_of_tiles import ROWS_PER_CTA, SWAPPED_ROWS, is_wide, latent_rows, tile_for
+from .rows_of_tiles import LATENT_ROWS, ROWS_PER_CTA, SWAPPED_ROWS, is_wide, latent_rows, tile_for
 from .schedule import Schedule
 from .tiles import ROWS_PER_Q_TILE
 
@@ -150,6 +151,8 @@ class Call:
         """-> (whether the heads of a group share a tile, rows of a tile of few rows; None: of 128, or of two CTAs)."""
         if self.latent:
             rows = self.rows or latent_rows(1 if self.fixed else self.seqlen_q, self.group)
+            if rows is None and UNPAIRED_SCALES & set(self.descales):
+                rows = LATENT_ROWS[-1]
             fits = not self.of_rows or self.rows or (rows or 0) <= LatentRows.latent_rows
             return True, rows if fits else None
         if self.rows is not None:
@@ -240,7 +243,7 @@ class Rule(NamedTuple):
 RULES = (
     Rule("a latent cache of 656 bytes a row, up to 32 rows", LatentRows, lambda c: c.of_rows and c.few),
     Rule("the same, more rows", LatentRowsPair, lambda c: c.of_rows),
-    Rule("a latent cache, up to 64 rows", LatentTile, lambda c: c.latent and c.few),
+    Rule("a latent cache, up to 64 rows *****", LatentTile, lambda c: c.latent and c.few),
     Rule("the same, more rows", LatentPair, lambda c: c.latent),
     Rule("q and k with scales of blocks", BlockScaled, lambda c: c.of_blocks),
     Rule("k_rope of 8 bits under 16", RopeTile, lambda c: c.rope_dtype and not c.of_8_bits),

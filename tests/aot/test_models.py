@@ -139,6 +139,13 @@ def test_every_configuration_of_latent_calls_is_listed(monkeypatch):
     )
     picked = configs_for_model(**model | {"page_sizes": (1,), "dtype": "e4m3", "causal": False})
     assert asked and asked <= set(picked)
+    asked.clear()  # a scale for each row: 8 x 24 rows in tiles of 64, where others are pairs
+    scales = dict(descale_q=one, descale_k=torch.ones(cache.shape[:2]))
+    for queries in (1, 8):
+        of_8 = torch.zeros(2, queries, 24, 576, dtype=torch.float8_e4m3fn)
+        flash_mla_with_kvcache(of_8, e4m3, table, used, **scales, causal=True)
+    of_rows = configs_for_model(**model | {"page_sizes": (16,), "dtype": "e4m3", "descales": "qKV"})
+    assert len(asked) == 3 and asked <= set(of_rows)
     asked.clear()  # rows of 656 bytes, by index
     rows = torch.zeros(8, 64, 1, 656, dtype=torch.uint8)
     flash_mla_with_kvcache(q.bfloat16(), rows, None, None, indices=indices, is_fp8_kvcache=True)

@@ -263,6 +263,7 @@ def test_configurations_and_capabilities_know_it():
         assert row.runs and row.families == (family,), row
     for more in (
         dict(dtype="e4m3", q_rope=True),
+        dict(dtype="e4m3"),
         dict(
             dtype="e4m3", q_rope=True, cu_seqlens_q=True, cu_seqlens_k=True, k_rope_page_table=True
         ),

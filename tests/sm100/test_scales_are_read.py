@@ -39,7 +39,7 @@ PROBLEMS = {
     "WidePair": ({"head_dim": 256, "family": "mhawidepair"}, ("o",)),
     "RopeTile": ({**ROPE, "rope_dtype": "e4m3", "family": "mharope"}, ("o",)),
     "LatentTile": ({**LATENT, **ONE}, ("o",)),
-    "LatentTile of 8 bits": ({**LATENT, **ONE, **E4M3}, ("qkvo", "Q")),
+    "LatentTile of 8 bits": ({**LATENT, **ONE, **E4M3}, ("qkvo", "QKVo")),
     "LatentPair": ({**LATENT, **PAIR}, ("o",)),
     "LatentPair of 8 bits": ({**LATENT, **PAIR, **E4M3}, ("qkvo", "Q")),
     "LatentRows": ({**ROWS, "group": 16, "family": "mla_widen"}, ()),

@@ -81,17 +81,7 @@ def not_built(problem: Problem) -> list[str]:
     for name in ("rope_dtype", "scale_dtype"):
         if getattr(problem, name) is not None:
             why.append(f"{name}={getattr(problem, name)!r} is not built yet: use None")
-    return why + token_scales_not_built(problem)
-
-
-def token_scales_not_built(problem: Problem) -> list[str]:
-    """No call over a latent cache has scales of its rows beside it: rows of 656 bytes have theirs with them."""
-    if not problem.token_scales:
-        return []
-    return [
-        f"descales={problem.descales!r}: scales of each key are not built for a latent cache: use k and v, scales of "
-        "each sequence, or rows of 656 bytes with schedule=LatentRows()"
-    ]
+    return why
 
 
 def depths_not_built(problem: Problem) -> list[str]:

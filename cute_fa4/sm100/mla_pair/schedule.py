@@ -17,7 +17,6 @@ from typing import ClassVar
 
 from ..memory_maps import TmemMap
 from ..mhaswap.warp_roles import SwappedWarpRoles
-from ..mla_decode.schedule import token_scales_not_built
 from ..problem import Problem
 from ..row_schedule import DTYPES_OF_16_BITS, RESCALE_LOG2, RESCALE_LOG2_OF_FP8
 from ..sync.barriers import BarrierTable
@@ -83,7 +82,12 @@ class LatentPair:
         ]
 
     def refusals(self, problem: Problem) -> list[str]:
-        why = not_built(problem) + token_scales_not_built(problem)
+        why = not_built(problem)
+        if problem.token_scales:
+            why.append(
+                f"descales={problem.descales!r}: scales of each key are not built for pairs over a latent cache: use "
+                "schedule=LatentTile(rows=64), or k and v, scales of each sequence"
+            )
         return why or self.tiles(problem).page_refusals()
 
 

@@ -76,7 +76,6 @@ def test_heads_share_tiles_of_64_rows():
         (dict(qkv_dtype="e4m3", o_dtype="e4m3"), "o_dtype='e4m3'", "'bf16' or 'fp16'"),
         (dict(o_dtype="fp16"), "o_dtype='fp16'", "'bf16'"),
         (dict(scale_dtype="f32"), "scale_dtype='f32'", "None"),
-        (dict(qkv_dtype="e4m3", o_dtype="bf16", descales="KV"), "descales='KV'", "use k and v"),
     ],
     ids=str,
 )

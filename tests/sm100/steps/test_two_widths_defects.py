@@ -14,7 +14,7 @@ from cute_fa4.sm100 import tiles
 from cute_fa4.sm100.operands import rope as operands
 from cute_fa4.sm100.operands.kv_buffer import KVBuffer
 from cute_fa4.sm100.roles.order import Order
-from cute_fa4.sm100.steps import products, rope_rows
+from cute_fa4.sm100.steps import loads, products, rope_rows
 from cute_fa4.sm100.tiles import Tiles
 from cute_fa4.tma import copies
 from tests.emulator.mutations.quick import quick_or_sweep
@@ -156,7 +156,7 @@ DEFECTS_OF_ONE_DTYPE = {
         lambda made: lambda cfg, steps: [(d, [*part[:2], *steps[2:4]]) for d, part in made(cfg, steps)],
     ),
     "q of k_rope over the other columns": (
-        Order, "load_q", other_q(lambda copy, o, d, a, m, *where: copy(o, d, a - 128 * 128, m, *where)),
+        loads, "load_q", other_q(lambda copy, o, d, a, m, *where: copy(o, d, a - 128 * 128, m, *where)),
     ),
 }  # fmt: skip
 OF_ONE_DTYPE = "one dtype, columns apart"

@@ -23,16 +23,16 @@ BOUND = 0.03
 
 # heads, queries, page size, keys, options: what each is for
 CALLS = {
-    "16 heads, shared keys, a scale for each sequence": (16, 1, 16, (1030, 5, 0), {}, "hostile"),
+    "a scale for each row, shared keys": (16, 1, 16, (1030, 5, 0), {"of_rows": True}, "hostile"),
     "pairs, half of the queries each": (48, 2, 64, (300, 129), {"causal": True}, "random"),
-    "a scale for each row": (16, 1, 16, (300, 5), {"of_rows": True, "num_splits": 1}, "hostile"),
 }
 FURTHER = {
     "64 rows, gathered": (64, 1, 5, (300,), {"num_splits": 2}, "hostile"),
     "pairs, half of the heads each, gathered": (128, 1, 5, (300,), {"num_splits": 2}, "hostile"),
     "e5m2": (16, 1, 64, (200,), {"num_splits": 1, "dtype": torch.float8_e5m2}, "in_order"),
     "queries of 16 bits": (16, 2, 64, (200,), {"num_splits": 1, "wide": True}, "in_order"),
-    "a scale for each row, shared keys": (16, 1, 16, (1030, 5, 0), {"of_rows": True}, "random"),
+    "16 heads, shared keys, a scale for each sequence": (16, 1, 16, (1030, 5, 0), {}, "hostile"),
+    "a scale for each row": (16, 1, 16, (300, 5), {"of_rows": True, "num_splits": 1}, "random"),
     "a scale for each row, 128 heads, gathered": (
         128,
         1,

@@ -3,6 +3,9 @@
 order         columns                        code
 p_over_s      S0 P0 | S1 P1 | O0 | O1        p_over_s.py: P_i is stored over S_i
 p_beside_s    S0 | P0 | S1 | P1 | O0 | O1    p_beside_s.py: the next S_i is made while P_i is read
+p_beside_s_summed                            p_beside_s_summed.py: the same with row sums L_i, which P V makes: S0 and
+              S0 S1 | P0 | P1                S1 overlap; nobody gets it unasked (docs/decisions/0016)
+              | O0 L0 | O1 L1
 p_crossed     S0 P1 | S1 P0 | O0 | O1        p_crossed.py: likewise, P_i in the columns of the other S
 p_crossed_summed                             the same with row sums L_i, which P V makes: S0 and S1 overlap
               P1 S0 S1 P0 | O0 L0 | O1 L1    (docs/decisions/0019)
@@ -95,6 +98,23 @@ class PCrossedSummed(PCrossed):
         return (*super().barriers(warps), s_apart(warps))
 
 
+@dataclass(frozen=True)
+class PBesideSSummed(PBesideS):
+    name: str = "p_beside_s_summed"
+
+    def tmem(self, tiles: Tiles) -> TmemMap:
+        """The two S have as many columns in common as the sums need."""
+        s = (0, tiles.BN - tiles.num_q * SUM_COLUMNS)
+        p = tuple(s[1] + tiles.BN + i * tiles.p_columns for i in range(tiles.num_q))
+        width = tiles.padded_ov_depth + SUM_COLUMNS
+        o = tuple(p[1] + tiles.p_columns + i * width for i in range(tiles.num_q))
+        sums = tuple(column + tiles.padded_ov_depth for column in o)
+        return TmemMap(s, p, o, o[-1] + width, p_apart=True, sums=sums, s_meet=True)
+
+    def barriers(self, warps: WarpRoles) -> tuple[Barrier, ...]:
+        return (*super().barriers(warps), s_apart(warps))
+
+
 def s_apart(warps: WarpRoles) -> Barrier:
     """Where S0 and S1 have columns in common."""
     return Barrier(
@@ -117,13 +137,22 @@ def may_add_up(problem: Problem) -> bool:
     return problem.has_fp8 and of_p and problem.qk_depth <= problem.ov_depth == SPAN_COLUMNS
 
 
+def may_add_up_beside(problem: Problem) -> bool:
+    """The same of P with 16 bits, 64 of which are a span; a sink would have to be in the sums."""
+    apart = problem.write_lse or problem.split_keys or problem.sink or problem.rope_depth
+    return not problem.has_fp8 and not apart and problem.qk_depth <= problem.ov_depth == 64
+
+
 def _with_o(tiles: Tiles, s: tuple, p: tuple, first: int, p_apart: bool) -> TmemMap:
     """O_0, O_1 from column `first` on, behind everything else."""
     o = tuple(first + i * tiles.padded_ov_depth for i in range(tiles.num_q))
     return TmemMap(s, p, o, o[-1] + tiles.padded_ov_depth, p_apart)
 
 
-ORDERS = {order.name: order for order in (POverS(), PBesideS(), PCrossed(), PCrossedSummed())}
+ORDERS = {
+    order.name: order
+    for order in (POverS(), PBesideS(), PBesideSSummed(), PCrossed(), PCrossedSummed())
+}
 
 
 def best_order(tiles: Tiles, lone_tiles: bool | None = None) -> str:

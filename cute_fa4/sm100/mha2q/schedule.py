@@ -19,7 +19,15 @@ from ..row_schedule import RowSchedule
 from ..sync.barriers import BarrierTable
 from ..tiles import Tiles
 from . import barriers
-from .orders import ORDERS, SPAN_COLUMNS, PBesideS, POverS, best_order, may_add_up
+from .orders import (
+    ORDERS,
+    SPAN_COLUMNS,
+    PBesideS,
+    POverS,
+    best_order,
+    may_add_up,
+    may_add_up_beside,
+)
 from .smem_map import TwoTilesSmem, ones_bytes, smem_map
 
 ORDERS_OF_LONE_TILES = ("p_over_s", "p_beside_s")
@@ -29,9 +37,10 @@ ORDERS_OF_UNEVEN_TILES = (
 )  # crossed, P of either query tile waits for S of the other
 MAXIMA = ("exact", "lagged")
 EXPONENTIALS = ("exact", "half")
-SUMMED = "p_crossed_summed"
+SUMMED, BESIDE_SUMMED = "p_crossed_summed", "p_beside_s_summed"
 EMULATED_IN_HALVES = 32  # of 64 pairs: docs/decisions/0019
 EMULATED_WITHOUT_SUMS = 40  # where softmax adds nothing up
+LAGGED_WITHOUT_SUMS = 28  # the same where references lag: docs/decisions/0016
 MOST_IN_HALVES = 56  # the others keep NaN
 
 
@@ -69,7 +78,9 @@ class TwoTiles(RowSchedule):
         lags = self.maximum == "lagged" or (self.maximum is None and lag_pays(problem))
         schedule = self
         if self.exp2_emulated is None and lags and problem.arch == "sm_100a":
-            schedule = replace(self, exp2_emulated=self.lagged_emulated)
+            summed = self.order == BESIDE_SUMMED
+            emulated = LAGGED_WITHOUT_SUMS if summed else self.lagged_emulated
+            schedule = replace(self, exp2_emulated=emulated)
         if schedule.exponential is None:
             half = problem.has_fp8 and problem.arch == "sm_100a" and "V" not in problem.descales
             schedule = replace(schedule, exponential="half" if half else "exact")
@@ -102,7 +113,8 @@ class TwoTiles(RowSchedule):
     @property
     def with_lse(self) -> "TwoTiles":
         """The same choices where a log-sum-exp is wanted: softmax adds P up."""
-        return replace(self, order=None, exp2_emulated=None) if self.order == SUMMED else self
+        sums = self.order in (SUMMED, BESIDE_SUMMED)
+        return replace(self, order=None, exp2_emulated=None) if sums else self
 
     def tmem(self, problem: Problem) -> TmemMap:
         return self._order.tmem(self.tiles(problem))
@@ -139,6 +151,16 @@ class TwoTiles(RowSchedule):
                 f"order={self.order!r} with qkv_dtype={problem.qkv_dtype!r}, depths {problem.qk_depth} and "
                 f"{problem.ov_depth}, write_lse={problem.write_lse}, bn_cap={self.bn_cap}: P V adds up P of eight "
                 "bits where V has 128 columns, without LSE or scales of tokens: use 'p_crossed'"
+            )
+        if self.order == BESIDE_SUMMED and not (
+            may_add_up_beside(problem) and self.bn_cap in (0, 128) and self.swizzle_bytes == 128
+        ):
+            why.append(
+                f"order={self.order!r} with qkv_dtype={problem.qkv_dtype!r}, depths {problem.qk_depth} and "
+                f"{problem.ov_depth}, write_lse={problem.write_lse}, split_keys={problem.split_keys}, "
+                f"sink={problem.sink}, rope_depth={problem.rope_depth}, bn_cap={self.bn_cap}, "
+                f"swizzle_bytes={self.swizzle_bytes}: P V adds up P of 16 bits where V has 64 columns, spans of 128 "
+                "bytes and key tiles of 128, without LSE, sinks or columns of K apart: use 'p_beside_s'"
             )
         if self.maximum not in (None, *MAXIMA):
             why.append(

@@ -23,9 +23,11 @@ from dataclasses import dataclass
 from ..chip import F32_BYTES, MBARRIER_BYTES, TMEM_ADDRESS_BYTES
 from ..memory_maps import Region, SmemMap, token_scale_bytes
 from ..sync.barriers import BarrierTable
-from ..tiles import Tiles
+from ..tiles import ROWS_PER_Q_TILE, Tiles
 from ..warp_roles import WarpRoles
 from ..work.entries import JUDGED_QUEUE_BYTES, WORK_QUEUE_BYTES
+
+PIECE_BYTES = 16  # of a thread's st.shared.v4
 
 
 @dataclass(frozen=True)
@@ -77,5 +79,5 @@ def smem_map(
 
 
 def ones_bytes(tiles: Tiles) -> int:
-    """A span of as many keys as a step of the MMA has."""
-    return tiles.MMA_K * tiles.swizzle_bytes
+    """A span of as many keys as a step of the MMA has, and no less than a piece for each thread that writes them."""
+    return max(tiles.MMA_K * tiles.swizzle_bytes, tiles.num_q * ROWS_PER_Q_TILE * PIECE_BYTES)

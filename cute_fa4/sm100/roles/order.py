@@ -7,6 +7,8 @@
     may_store_p     softmax       before P is stored                    -                      - (p_crossed.py)
     holds_p         softmax       (a choice)                            False                  False (p_crossed.py)
     sum_at          softmax, correction  (a choice)                    None: softmax adds     None (p_crossed.py)
+    sum_so_far      softmax       before the factor and P are written, where references lag and sum_at is not None
+    last_sum        softmax       the row sum that is judged           what softmax has       the same
     may_write_p     softmax       before the factor and P are written   -                      waits for pv_done
     may_write_factor  softmax   before a factor takes the last one's place    -              -
     o_complete      correction    before O is rescaled                  -                      waits for pv_done
@@ -107,6 +109,10 @@ class Order:
 
     def sum_at(self, cfg, tmem, i):
         """The address of the sum of P in a row of query tile i; None: softmax adds P up. tmem: of column 0."""
+
+    def last_sum(self, cfg, s_address, events, i, turns, tiles, state):
+        """The state of a row, with the row sum that is judged. turns, tiles: key tiles of this work tile, of all."""
+        return state
 
     def may_store_p(self, events, work, n, i, phase):
         """Wait until the columns of P of query tile i are free: before its first part is stored."""

@@ -98,11 +98,17 @@ def store_p(
     bias,
     probabilities=half_powers.EXACT,
     lost=None,
+    before=None,
 ):
-    """P of the scores to tensor memory; -> the sum of the row, or what it lost (write_probabilities)."""
+    """P of the scores to tensor memory; -> the sum of the row, or what it lost (write_probabilities).
+
+    before(): what is done before the first of P is stored
+    """
     p_address = order.p_at(cfg, s_address, i)
 
     def may_store():
+        if before is not None:
+            before()
         order.may_store_p(events, work, n, i, phase)
 
     return write_probabilities(
@@ -206,8 +212,9 @@ def lagged_step(
         s_address, scores, _ = scores_of(cfg, order, tmem, events, at, i, phase)
         if cutlass.const_expr(cfg.has_functions):
             scores = apply_score_functions(cfg, args, work, row, n, scores, masked=False)
-        order.may_write_p(events, i, phase)
-        send_factor(cfg, order, smem, events, row, at, phase, factor)
+        if cutlass.const_expr(order.sum_at(cfg, tmem, 0) is None):
+            order.may_write_p(events, i, phase)
+            send_factor(cfg, order, smem, events, row, at, phase, factor)
     bias = -state.row_max * scale_log2
     if cutlass.const_expr(masked):  # by quarter
         bands = visible_bands(cfg, row, n)
@@ -215,7 +222,17 @@ def lagged_step(
         bias = lagged.of_visible(bias, bands)
     place = work, n, i, row, at, phase, s_address
     probabilities = half_powers.Exact(row_math.saturated_powers)
-    total = store_p(cfg, order, smem, events, *place, scores, scale_log2, bias, probabilities)
+    to_store = scores, scale_log2, bias, probabilities
+    if cutlass.const_expr(order.sum_at(cfg, tmem, 0) is not None):
+        sums = []
+
+        def look_and_send():
+            sums.append(order.sum_so_far(cfg, s_address, events, i, phase))
+            send_factor(cfg, order, smem, events, row, at, phase, factor)
+
+        store_p(cfg, order, smem, events, *place, *to_store, before=look_and_send)
+        return RowState(state.row_max, sums[0] * factor)
+    total = store_p(cfg, order, smem, events, *place, *to_store)
     return RowState(state.row_max, state.row_sum + total)
 
 
@@ -320,6 +337,8 @@ def run(
         if cutlass.const_expr(cfg.write_lse and writes is not False):
             q_tile = order.q_tile(cfg, work, i)
             write_lse(cfg, args, work, q_tile, state, row.factor, writes)
+        if cutlass.const_expr(cfg.schedule.lags):
+            state = order.last_sum(cfg, tmem, events, i, turns, tiles, state)
         queue.judge(number, lagged.failed(cfg, args, work, order.q_tile(cfg, work, i), state))
         number = number + 1
         work = queue.next(cfg, args, number)

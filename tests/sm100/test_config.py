@@ -157,7 +157,7 @@ REFUSED = [
     (dict(exponential="fast"), "exponential='fast'", "exact or half"),
     (dict(exponential="half"), "exponential='half' with qkv_dtype='bf16'", "'exact'"),
     (dict(qkv_dtype="e4m3", exponential="half", exp2_emulated=57), "exp2_emulated=57", "up to 56"),
-    (dict(order="p_nowhere"), "order='p_nowhere'", "p_over_s or p_beside_s or p_crossed"),
+    (dict(order="p_nowhere"), "order='p_nowhere'", "p_beside_s or p_beside_s_summed or p_crossed"),
     (dict(order="p_beside_s"), "640 tensor-memory columns", "order='p_over_s'"),
     (dict(rope_dtype="bf16"), "rope_dtype='bf16'", "use None"),
     (dict(scale_dtype="f32"), "scale_dtype='f32'", "use None"),

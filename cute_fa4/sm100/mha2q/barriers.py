@@ -16,9 +16,9 @@ work_claimed  1       load 1 (+ bytes)                       load               
 
 row_scale brings a factor for each key tile but the first of a work tile, and the row sums after the last. At the first
 key tile p_ready says that the old O has been read, not that it is rescaled. An order whose P has columns of its own
-(p_beside_s.py) has two more, behind p_last, and where S0 and S1 overlap (p_crossed.py) a third, s_apart: the threads
-that raise s_free raise it when they have read the columns that both have, and mma awaits it. Where the reference of a
-row lags (work/judged.py), there is a last one, and the work queue has three entries:
+(p_beside_s.py) has two more, behind p_last, and where S0 and S1 overlap (p_crossed.py, p_beside_s_summed.py) a third,
+s_apart: the threads that raise s_free raise it when they have read the columns that both have, and mma awaits it. Where
+the reference of a row lags (work/judged.py), there is a last one, and the work queue has three entries:
 
 barrier      number  raised by       awaited by           means
 s_free       2       softmax 128     mma                  S has been read, the next one may be made

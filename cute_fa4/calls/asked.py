@@ -7,14 +7,24 @@ from cute_fa4.calls.request import Options, Where
 from cute_fa4.calls.tensors import DTYPE_NAMES, are_rows
 from cute_fa4.compiler import policy
 from cute_fa4.sm100.mla_widen.schedule import STORED
-from cute_fa4.sm100.which_kernel import Call
+from cute_fa4.sm100.which_kernel import Call, Kernel, choice, choice_of
 
 
-def call_of(q, k, v, where: Where, options: Options) -> Call:
-    """Of tensors, options, and what the environment says."""
+def kernel_of(q, k, v, where: Where, options: Options, dtypes: dict, exact: bool) -> Kernel:
+    """The kernel of a checked call; its lengths are worked out only where they decide.
+
+    dtypes: as dtypes_of says; exact: the environment asks for exact maxima
+    """
+    facts = _facts(q, k, v, where, options, dtypes) | {"exact": exact}
+    hashable = type(facts["seqlen_q"]) is int  # which that of a tracer is not
+    found = choice_of(**facts) if hashable else choice(Call(**facts))
+    return found.kernel if found.paired is None else found.of(lengths_of(q, k, where))
+
+
+def _facts(q, k, v, where: Where, options: Options, dtypes: dict) -> dict:
+    """The fields of which_kernel.Call: of tensors, options, and what the environment says."""
     rope, packed = options.rope, where.q_layout == "packed"
-    dtypes = dtypes_of(q, k, options)
-    return Call(
+    return dict(
         qkv_dtype=DTYPE_NAMES[q.dtype],
         kv_dtype=dtypes["kv_dtype"],
         head_dim=head_dim_of(q, options),
@@ -30,9 +40,7 @@ def call_of(q, k, v, where: Where, options: Options) -> Call:
         rope_dtype=dtypes.get("rope_dtype"),
         mask=options.mask.mask,
         plain=options.score_mod is None and options.mask_mod is None,
-        exact=policy.maximum() == "exact",
-        lengths=lengths_of(q, k, where),
-        **policy.of_kernels(),
+        **policy.of_kernels(mixed=dtypes["kv_dtype"] is not None),
     )
 
 

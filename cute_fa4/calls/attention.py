@@ -17,7 +17,7 @@ from dataclasses import replace
 import torch
 
 from cute_fa4.calls.apart import check_apart, named_aux
-from cute_fa4.calls.asked import call_of, dtypes_of, head_dim_of
+from cute_fa4.calls.asked import dtypes_of, head_dim_of, kernel_of
 from cute_fa4.calls.grid import check_grid
 from cute_fa4.calls.halves import HalvesPlan, comes_in_halves, half_of
 from cute_fa4.calls.launch import function_for
@@ -32,7 +32,6 @@ from cute_fa4.calls.tensors import DTYPE_NAMES, OUT_OF_FP8, largest_extent
 from cute_fa4.compiler import policy
 from cute_fa4.sm100.choose_config import config_for, split_configs
 from cute_fa4.sm100.config import FA4Config
-from cute_fa4.sm100.which_kernel import which_kernel
 from cute_fa4.system.devices import target_of
 
 
@@ -169,10 +168,12 @@ def config_of(
     q, k, v, out, where: Where, options: Options, rows_per_page, return_lse, target
 ) -> FA4Config:
     """The configuration of a checked call, of which a grid has room; rows_per_page: as views_for_descriptors found."""
-    kernel = which_kernel(call_of(q, k, v, where, options))
+    dtypes, schedules = dtypes_of(q, k, options), policy.of_schedules()
+    exact = schedules["maximum"] == "exact"
+    kernel = kernel_of(q, k, v, where, options, dtypes, exact)
     config = config_for(
         **kernel.choices,
-        **dtypes_of(q, k, options),
+        **dtypes,
         qkv_dtype=DTYPE_NAMES[q.dtype],
         o_dtype=DTYPE_NAMES[dtype_of_out(q, out)],
         descales="" if options.scales is None else options.scales.letters,
@@ -182,7 +183,7 @@ def config_of(
         latent=options.latent,
         write_lse=bool(return_lse),
         arch=target.arch,
-        **policy.of_schedules(),
+        **schedules,
         mask=options.mask.mask,
         q_layout=where.q_layout,
         kv_layout=where.kv_layout,

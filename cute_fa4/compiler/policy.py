@@ -86,7 +86,11 @@ def swaps() -> bool:
 
 def widens() -> bool:
     """Whether calls of few queries of 16 bits ask for kernels that widen keys of 8."""
-    return swaps() and environment.choice(QUERIES_VARIABLE, "auto", "quantised") == "auto"
+    return swaps() and _takes_wide_queries()
+
+
+def _takes_wide_queries() -> bool:
+    return environment.choice(QUERIES_VARIABLE, "auto", "quantised") == "auto"
 
 
 def pairs() -> bool | None:
@@ -96,9 +100,13 @@ def pairs() -> bool | None:
     ]
 
 
-def of_kernels() -> dict:
-    """What the variables say to the rule that names a call's kernel (sm100/which_kernel.py)."""
-    return {"swaps": swaps(), "widens": widens(), "pairs": pairs()}
+def of_kernels(mixed: bool = True) -> dict:
+    """What the variables say to the rule that names a call's kernel (sm100/which_kernel.py).
+
+    mixed: queries of 16 bits may meet keys of 8
+    """
+    few = swaps()
+    return {"swaps": few, "widens": mixed and few and _takes_wide_queries(), "pairs": pairs()}
 
 
 def maximum() -> str | None:

@@ -14,17 +14,18 @@
     wide heads **                                     mhawide
     the same bits in every batch ***                  mha2q
     up to 128 rows                                    mha1q
+    CUTE_FA4_PAIR=on, no scales of keys               mhapair
     lengths for which pairs of CTAs pay ****          mhapair
     anything else                                     mha2q
 
     *     else q is quantised before the call, and has 8 bits as k has
     **    of 16 bits; of q and k beyond 192, of v beyond 128
     ***   tokens_per_split, where lengths differ: the longest sequence must not choose the kernel
-    ****  a rule of lengths as metadata tells them (mhapair/pays.py); or CUTE_FA4_PAIR=on, but for scales of keys
+    ****  a rule of lengths as metadata tells them (mhapair/pays.py)
     ***** with scales of keys any number, in tiles of 64
 
-    which_kernel(Call(...))    the kernel of one call
-    kernels_of(Call(...))      those that calls of any length may meet, by the same rules
+    which_kernel(Call(...), lengths)    the kernel of one call
+    kernels_of(Call(...))               those that calls of any length may meet, by the same rules
 
 Calls, `capabilities()`, catalogues and lists of a model's kernels ask here; nobody else has a rule. Rows are those of a
 tile: queries of the longest sequence, times the heads of a group that share the tile (rows_of_tiles.py).
@@ -64,15 +65,13 @@ from .tiles import ROWS_PER_Q_TILE
 
 WIDENED_DEPTH = DEPTHS_OF_FP8[-1]  # head dims of queries of 16 bits over keys of 8
 UNPAIRED_SCALES = frozenset("KVxy")  # of keys or of blocks: pairs have no kernel with them
-# Lengths for which pairs of CTAs pay, if they do for any.
-LONG = pays.Lengths(queries=1 << 20, keys=1 << 20, sequences=1 << 10)
 # Lengths of queries among which every answer occurs: each with few rows, and tiles and CTAs that are full.
 QUERIES = (*range(1, SWAPPED_ROWS[-1] + 2), ROWS_PER_Q_TILE, ROWS_PER_CTA)
 
 
 @dataclass(frozen=True)
 class Call:
-    """What a rule may look at: no tensor, and lengths as far as metadata tells them.
+    """What a rule may look at: no tensor, and of lengths the longest of queries.
 
     qkv_dtype   of q, and of k and v where kv_dtype is None
     kv_dtype    of k and v, where it is another
@@ -87,7 +86,6 @@ class Call:
     descales    letters of the tensors that have scales (work/scales.py)
     rope        columns of k have a tensor of their own. rope_dtype: and a dtype; None: that of k
     mask, plain, exact    as mhapair/pays.py reads them
-    lengths     of queries and keys, of heads each by itself; None: nothing is known, and CTAs run alone
     swaps, widens, pairs  what the environment says (compiler/policy.py)
     """
 
@@ -108,7 +106,6 @@ class Call:
     mask: bands.Mask = bands.Full()
     plain: bool = True
     exact: bool = False
-    lengths: pays.Lengths | None = None
     swaps: bool = True
     widens: bool = True
     pairs: bool | None = None
@@ -196,19 +193,15 @@ class Call:
         return self.pairs is not False and not self.fixed and self.fills_tile
 
     @property
-    def pays_in_pairs(self) -> bool:
-        """Whether pairs of CTAs run it: as they are told, or as their rule says of lengths."""
-        if self.pairs is False or UNPAIRED_SCALES & set(self.descales):
-            return False
-        if self.pairs or self.lengths is None:
-            return bool(self.pairs)
-        lengths = self.lengths
-        if self.heads > 1:
-            sequences = lengths.sequences // self.heads
-            lengths = replace(lengths, sequences=sequences, shared=self.heads)
+    def has_pairs(self) -> bool:
+        """Whether pairs of CTAs run it and may be asked for."""
+        return self.pairs is not False and not UNPAIRED_SCALES & set(self.descales)
+
+    @property
+    def asks_of_pairs(self) -> pays.Asked:
+        """What the rule of pairs reads besides lengths."""
         depths = self.head_dim, self.head_dim_v
-        what = pays.Asked(self.qkv_dtype, *depths, self.mask, plain=self.plain, exact=self.exact)
-        return pays.pays(what, lengths)
+        return pays.Asked(self.qkv_dtype, *depths, self.mask, plain=self.plain, exact=self.exact)
 
 
 class Kernel(NamedTuple):
@@ -233,11 +226,15 @@ class Kernel(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """asks: words for the table; schedule: of the family, which runs the calls of which `holds` is true."""
+    """asks: words for the table; schedule: of the family, which runs the calls of which `holds` is true.
+
+    of_lengths: and of whose lengths mhapair/pays.py says so, too
+    """
 
     asks: str
     schedule: type[Schedule]
     holds: Callable[[Call], bool]
+    of_lengths: bool = False
 
 
 RULES = (
@@ -253,12 +250,35 @@ RULES = (
     Rule("wide heads **", WideTile, lambda c: c.wide),
     Rule("the same bits in every batch ***", TwoTiles, lambda c: c.fixed),
     Rule("up to 128 rows", OneTile, lambda c: not c.fills_tile),
-    Rule("lengths for which pairs of CTAs pay ****", Pair, lambda c: c.pays_in_pairs),
+    Rule("CUTE_FA4_PAIR=on, no scales of keys", Pair, lambda c: c.has_pairs and c.pairs),
+    Rule("lengths for which pairs of CTAs pay ****", Pair, lambda c: c.has_pairs and c.asks_of_pairs.modelled, True),
     Rule("anything else", TwoTiles, lambda c: True),
 )  # fmt: skip
 
 
-def which_kernel(call: Call) -> Kernel:
+class Choice(NamedTuple):
+    """What the rules say of a call: a kernel, or one of two, of which lengths decide.
+
+    paired  the kernel where pairs of CTAs pay for the lengths; None: whatever they are, it is `kernel`
+    asks    what the rule of pairs reads besides lengths. heads: that share a tile
+    """
+
+    kernel: Kernel
+    paired: Kernel | None
+    asks: pays.Asked | None
+    heads: int
+
+    def of(self, lengths: pays.Lengths | None) -> Kernel:
+        """lengths: of queries and keys, of heads each by itself; None: nothing is known, and CTAs run alone."""
+        if self.paired is None or lengths is None:
+            return self.kernel
+        if self.heads > 1:
+            sequences = lengths.sequences // self.heads
+            lengths = replace(lengths, sequences=sequences, shared=self.heads)
+        return self.paired if pays.pays(self.asks, lengths) else self.kernel
+
+
+def which_kernel(call: Call, lengths: pays.Lengths | None = None) -> Kernel:
     """The kernel of a call. Whether it runs the problem, its configuration says (FA4Config.refusals).
 
     >>> which_kernel(Call("bf16", 128, 128, group=8)), which_kernel(Call("bf16", 128, 128, seqlen_q=100))
@@ -266,11 +286,25 @@ def which_kernel(call: Call) -> Kernel:
     >>> [which_kernel(Call("bf16", 256, 256, group=8, seqlen_q=n)).family for n in (1, 17)]
     ['mhawide', 'mhawidepair']
     """
+    return choice(call).of(lengths)
+
+
+@lru_cache(maxsize=4096)
+def choice_of(**call) -> Choice:
+    """The same for a Call of these fields, but for its lengths. It is kept, as configurations are."""
+    return choice(Call(**call))
+
+
+def choice(call: Call) -> Choice:
+    """What RULES say of a call."""
     if call.kv_dtype is not None and not call.latent and not call.few:
         call = replace(call, qkv_dtype=call.kv_dtype, kv_dtype=None)  # q is quantised before
-    pack, rows = call.tile
-    family = next(rule.schedule.family for rule in RULES if rule.holds(call))
-    return Kernel(family, pack, rows)
+    holding = [rule for rule in RULES if rule.holds(call)]
+    kernel = next(rule for rule in holding if not rule.of_lengths)
+    chosen = [Kernel(rule.schedule.family, *call.tile) for rule in (kernel, holding[0])]
+    if not holding[0].of_lengths:
+        return Choice(chosen[0], None, None, call.heads)
+    return Choice(*chosen, call.asks_of_pairs, call.heads)
 
 
 def kernels_of(call: Call, queries=QUERIES, lengths_differ: bool = False) -> tuple[Kernel, ...]:
@@ -281,18 +315,15 @@ def kernels_of(call: Call, queries=QUERIES, lengths_differ: bool = False) -> tup
     >>> [kernel[::2] for kernel in kernels_of(Call("bf16", 128, 128))]
     [('mha2q', None), ('mhapair', None), ('mha1q', None), ('mhaswap', 32), ('mhaswap', 8)]
     """
-    return _kernels_of(replace(call, seqlen_q=1, lengths=None), tuple(queries), lengths_differ)
+    return _kernels_of(replace(call, seqlen_q=1), tuple(queries), lengths_differ)
 
 
 @lru_cache(maxsize=1024)
 def _kernels_of(call: Call, queries: tuple, lengths_differ: bool) -> tuple[Kernel, ...]:
-    few_first = [(n, lengths, False) for n in queries for lengths in (LONG, None)]
-    few_first += [(n, None, True) for n in queries if lengths_differ]
-    asked = (
-        replace(call, seqlen_q=n, lengths=lengths, fixed=fixed)
-        for n, lengths, fixed in reversed(few_first)
-    )
-    return tuple(dict.fromkeys(map(which_kernel, asked)))
+    asked = ((n, fixed) for fixed in (False, True)[: 1 + lengths_differ] for n in reversed(queries))
+    choices = [choice(replace(call, seqlen_q=n, fixed=fixed)) for n, fixed in asked]
+    found = (kernel for choice in choices for kernel in (choice.kernel, choice.paired))
+    return tuple(dict.fromkeys(filter(None, found)))
 
 
 def table() -> str:

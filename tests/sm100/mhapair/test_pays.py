@@ -3,7 +3,7 @@
 import pytest
 
 from cute_fa4 import masks
-from cute_fa4.sm100 import bands, which_kernel
+from cute_fa4.sm100 import bands
 from cute_fa4.sm100.choose_config import choose_config
 from cute_fa4.sm100.mhapair.pays import MODELLED, Asked, Lengths, pays
 
@@ -30,7 +30,7 @@ def test_what_was_not_modelled_to_gain_runs_on_ctas_alone(changed):
     asked = dict(qkv_dtype="bf16", head_dim=128, head_dim_v=128, mask=CAUSAL)
     assert pays(Asked(**asked), LONG)
     asked = Asked(**asked | changed)
-    assert not pays(asked, LONG) and not pays(asked, which_kernel.LONG)
+    assert not asked.modelled and not pays(asked, LONG)
 
 
 def test_deep_keys_hide_the_exact_maximum():
@@ -81,6 +81,6 @@ def test_queries_behind_many_keys_see_whole_tiles():
     )  # rows of a group count as rows of a block
 
 
-def test_catalogues_ask_of_lengths_for_which_pairs_pay_wherever_they_pay_for_any():
+def test_pairs_pay_for_some_lengths_wherever_catalogues_list_them():
     for *depths, mask in MODELLED:
-        assert pays(Asked("bf16", *depths, mask()), which_kernel.LONG)
+        assert pays(Asked("bf16", *depths, mask()), Lengths(1 << 20, 1 << 20, 1 << 10))

@@ -17,7 +17,7 @@ from benchmarks.sass import nvdisasm
 from benchmarks.sass.our_kernel import compile_artifacts
 from cute_fa4 import compile_cache
 from cute_fa4.calls import repeat
-from cute_fa4.sm100 import masks, rows_of_tiles
+from cute_fa4.sm100 import masks, rows_of_tiles, which_kernel
 from cute_fa4.sm100.config import FA4Config
 from cute_fa4.sm100.mhaswap.schedule import SwappedTile
 from cute_fa4.sm100.mhaswap.tiles import padded_heads
@@ -47,7 +47,8 @@ def heights(monkeypatch, *accepted):
             return pack, rows
         return rows_of_tiles.tile_for(queries, group, pack_gqa, False)
 
-    monkeypatch.setattr("cute_fa4.sm100.which_kernel.tile_for", tile_for)
+    monkeypatch.setattr(which_kernel, "tile_for", tile_for)
+    monkeypatch.setattr("cute_fa4.calls.asked.choice_of", which_kernel.choice_of.__wrapped__)
 
 
 @pytest.fixture(autouse=True)

@@ -96,6 +96,7 @@ def test_weights_and_their_sum_are_rounded_alike(keys, spread, dtype, options):
         assert (out[0, : QUERIES - keys] == 0).all()
 
 
+@pytest.mark.sweep  # test_what_codes_lose_is_in_the_sum has some
 def test_equal_values_come_out_as_they_are():
     """With every row of V the same, the output is that row, whatever the weights are rounded to."""
     q, k, v = tensors(spread=3.0)

@@ -64,6 +64,7 @@ def cases(
     kernel: tuple = (),
     valid: Callable[..., bool] = lambda **case: True,
     also: dict | None = None,
+    quick: dict | None = None,
     seconds: float = 0.1,
     ids: Callable = str,
 ):
@@ -73,10 +74,19 @@ def cases(
     kernel   options that decide what is compiled
     valid    which combinations there are
     also     reason -> case that pytest runs besides the pairs
+    quick    option -> values of which pytest runs pairs, where it does not run those of all: the rest is the sweep's
     seconds  of a case, about, without its compile: for the plan
     """
     every = product(options, valid)
-    kept = set(covering(every))
+    for name, values in (quick or {}).items():
+        if not set(values) < set(options[name]):
+            raise ValueError(f"{area}: {name} of {values}; accepted: some of {options[name]}")
+    paired = [
+        number
+        for number, case in enumerate(every)
+        if all(case[name] in values for name, values in (quick or {}).items())
+    ]
+    kept = {paired[n] for n in covering([every[number] for number in paired])}
     for reason, case in (also or {}).items():
         number = every.index(case)  # ValueError: a case that the product does not have
         if not reason or number in kept:

@@ -23,6 +23,13 @@ OPTIONS = {
     "sink": (False, True),
     "softcap": (0.0, 3.0),
 }
+# What plain pytest pairs. A diagonal alone and a window of the past meet the other options as parts of these masks, and
+# everywhere else; so do heads of their own and the depth of 64 columns, which most tests of this folder have.
+QUICK = {
+    "mask": ("full", "window", "chunked causal", "window or chunked"),
+    "group": (3, 8),
+    "head_dim": (80, 128),
+}
 # A sequence ends nowhere, just before or behind one tile, or just behind two: what options do to the last tile.
 LENGTHS = [*range(0, 21), *range(120, 141), *range(250, 301)]
 
@@ -38,6 +45,7 @@ def lengths(case: str) -> list[tuple[int, int]]:
     OPTIONS,
     kernel=tuple(OPTIONS),
     valid=lambda page_size, pages, **case: page_size or pages == "NHD",
+    quick=QUICK,
     seconds=1.0,
     ids=lambda value: str(value).removeprefix("torch.").replace(" ", "_"),
 )

@@ -42,14 +42,16 @@ def distances(batch, b):
     return p - j
 
 
-@pytest.mark.parametrize("cap", [0.5, 30.0])  # nearly everything saturated; nearly nothing
+# Nearly everything saturated; nearly nothing, for the sweep.
+@pytest.mark.parametrize("cap", [0.5, pytest.param(30.0, marks=pytest.mark.sweep)])
 def test_soft_cap_bounds_scores(cap):
     batch = Batch.draw(QUERIES, KEYS)
     out, lse = run(packed_q(batch), packed_kv(batch), causal=True, softcap=cap)
     assert_agrees(batch, out, lse, visible=causal, softcap=cap)
 
 
-@pytest.mark.parametrize("heads", [4, 6])  # a power of two, and not
+# No power of two, whose slopes are two sequences; a power of two, whose are one, for the sweep.
+@pytest.mark.parametrize("heads", [pytest.param(4, marks=pytest.mark.sweep), 6])
 def test_alibi(heads):
     batch = Batch.draw(QUERIES, KEYS, heads=(heads, 2))
     slopes = torch.tensor([alibi_slope(h, heads) for h in range(heads)], dtype=torch.float64)

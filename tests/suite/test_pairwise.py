@@ -70,3 +70,15 @@ def test_further_cases_have_a_reason_and_are_kept():
         parameters(also={"why": EVERY[pairwise.covering(EVERY)[0]]})
     with pytest.raises(ValueError):  # a case that is not valid
         parameters(also={"why": {**left_out, "head_dim": 72, "pack": True}})
+
+
+def test_of_an_option_with_quick_values_the_rest_is_for_the_sweep():
+    name, values = next((name, values) for name, values in OPTIONS.items() if len(values) > 2)
+    every = parameters(quick={name: values[:2]})
+    place = list(OPTIONS).index(name)
+    assert {p.values[place] for p in every if kept(p)} == set(values[:2])
+    wanted = set().union(*(pairwise.pairs(c) for c in EVERY if c[name] in values[:2]))
+    found = [dict(zip(OPTIONS, p.values, strict=True)) for p in every if kept(p)]
+    assert set().union(*map(pairwise.pairs, found)) == wanted
+    with pytest.raises(ValueError, match="accepted: some of"):
+        parameters(quick={name: values})

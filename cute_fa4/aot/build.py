@@ -14,12 +14,15 @@ from dataclasses import dataclass
 
 from cute_fa4.aot.manifest import ExportError
 from cute_fa4.compiler import compiler
+from cute_fa4.system import forks
 
 _V1 = ("sse2",)
 _V2 = ("sse4.2", "popcnt", "cx16", "sahf")
 _V3 = (*_V2, "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "xsave")
 HOST_TARGETS = {"x86-64": _V1, "x86-64-v2": _V2, "x86-64-v3": _V3}
 NATIVE = "native"
+
+_scratch = forks.ScratchDirectory("cute_fa4-build-")
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ def build(config, name: str, host_target: str = "x86-64-v2", line_info: bool = F
     import cutlass.cute as cute
 
     kernel, arguments, _ = compiler.kernel_and_arguments(config)
-    with tempfile.TemporaryDirectory(prefix="cute_fa4-build-") as scratch:
+    with tempfile.TemporaryDirectory(dir=_scratch.path()) as scratch:
         options = [
             "--enable-tvm-ffi",
             "--keep-ptx",

@@ -46,6 +46,9 @@ SWITCH, LIMIT = "CUTE_FA4_CACHE", "CUTE_FA4_CACHE_BYTES"
 DEFAULT_LIMIT_BYTES = 1 << 30  # about 3,000 kernels
 HOST_TARGET = "x86-64-v2" if platform.machine() == "x86_64" else "native"
 
+BEGUN = ".new-"
+BEGUN_AT_MOST_SECONDS = 24 * 3600
+
 _WAIT_SECONDS = 0.05  # between two looks at a lock; a compile takes seconds
 _NOTE_AFTER_SECONDS = 10
 
@@ -149,7 +152,7 @@ def _compile_into(entry: Path, config, executor: str, compile_it: Callable) -> C
         _note(str(error))
         return compile_it()
     missing.check(config, executor)
-    with tempfile.TemporaryDirectory(dir=entry.parent, prefix=".new-") as scratch:
+    with tempfile.TemporaryDirectory(dir=entry.parent, prefix=BEGUN) as scratch:
         new = Path(scratch) / "entry"
         new.mkdir(mode=0o700)
         record = exporter.export_one(
@@ -209,7 +212,14 @@ def size_bytes(entry: Path) -> int:
 
 
 def _evict(directory: Path, keep: Path) -> None:
-    """Remove the least recently used entries beyond the limit. A process that is reading one compiles it again."""
+    """Remove the least recently used entries beyond the limit. A process that is reading one compiles it again.
+
+    So goes what a process had begun to write a day ago: it was killed.
+    """
+    for begun in directory.glob(f"{BEGUN}*"):
+        with contextlib.suppress(OSError):
+            if time.time() - begun.lstat().st_mtime > BEGUN_AT_MOST_SECONDS:
+                shutil.rmtree(begun, ignore_errors=True)
     limit, sizes = limit_bytes(), {}
     for entry in entries(directory):
         with contextlib.suppress(OSError):

@@ -17,8 +17,11 @@ from cute_fa4.aot import link, manifest
 from cute_fa4.hopper import toolkit
 from cute_fa4.hopper.ptx_blocks import TARGET
 from cute_fa4.hopper.rewrite import rewrite
+from cute_fa4.system import forks
 
 HERE = Path(__file__).parent
+
+_scratch = forks.ScratchDirectory("cute_fa4-hopper-")
 _WRAPPED = ("_cudaLibraryLoadData", "_cudaLaunchKernelEx")
 _REGISTERS, _MOST_A_FUNCTION_USES = 65536, 128
 
@@ -87,7 +90,7 @@ def build_kernel(name: str, ptx: str, host_object: bytes, out: Path) -> dict:
 
 def assemble(ptx: str, threads: int, cubin: Path) -> None:
     """Rewritten PTX and the functions it calls -> cubin. A CTA of so many threads bounds their registers."""
-    with tempfile.TemporaryDirectory(prefix="cute_fa4-hopper-") as scratch:
+    with tempfile.TemporaryDirectory(dir=_scratch.path()) as scratch:
         text, kernel = Path(scratch) / "kernel.ptx", Path(scratch) / "kernel.o"
         text.write_text(ptx)
         toolkit.run("ptxas", f"-arch={TARGET}", "-c", text, "-o", kernel)
@@ -131,7 +134,7 @@ def commit() -> str:
 @cache
 def _functions(registers: int) -> Path:
     """tcgen05.cu as an object to link, for kernels whose threads have so many registers."""
-    scratch = tempfile.TemporaryDirectory(prefix="cute_fa4-hopper-")
+    scratch = tempfile.TemporaryDirectory(dir=_scratch.path())
     _kept.append(scratch)
     out = Path(scratch.name) / "tcgen05.o"
     architecture = f"-gencode=arch=compute_{TARGET[3:]},code={TARGET}"
@@ -165,7 +168,7 @@ def link_host(host_object: bytes, cubin: Path, scratch_bytes: int, output: Path)
     source = (link.HERE / "cuda_runtime.c").read_text() + (HERE / "runtime.c").read_text()
     runtime = link.build_object("hopper-runtime", source, link.capability_flags(TARGET))
     wrap = [f"-Wl,--wrap={name}" for name in _WRAPPED]
-    with tempfile.TemporaryDirectory(prefix="cute_fa4-hopper-") as scratch:
+    with tempfile.TemporaryDirectory(dir=_scratch.path()) as scratch:
         host, data = Path(scratch) / "host.o", Path(scratch) / "cubin.S"
         host.write_bytes(host_object)
         data.write_text(_cubin_source(cubin.resolve(), scratch_bytes))

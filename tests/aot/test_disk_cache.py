@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -183,6 +184,17 @@ def test_the_key_changes_with_everything_that_decides_the_bytes(monkeypatch):
         monkeypatch.setattr(manifest, "versions", lambda name=name: {**now, name: "other"})
         keys.add(disk_cache.key_of(PLAIN, "cuda"))
     assert len(keys) == 4 + len(now)
+
+
+def test_what_a_killed_process_had_begun_to_write_goes_after_a_day(tmp_path):
+    begun = {hours: tmp_path / f"{disk_cache.BEGUN}{hours}" for hours in (1, 25)}
+    for hours, path in begun.items():
+        path.mkdir()
+        (path / "entry").mkdir()
+        then = time.time() - hours * 3600
+        os.utime(path, (then, then))
+    disk_cache._evict(tmp_path, keep=tmp_path / "an entry")
+    assert begun[1].exists() and not begun[25].exists()
 
 
 def test_eviction_removes_the_least_recently_used_beyond_the_limit(cache, monkeypatch):

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from types import ModuleType
 
 import pytest
@@ -60,12 +59,20 @@ class Originals:
         ]
 
 
+def made_for_this_run() -> str:
+    """A directory of this process; it does not import the package in workers, which tests may want to see imported."""
+    from cute_fa4.system import forks
+
+    return str(forks.ScratchDirectory("cute_fa4-test-kernels-").path())
+
+
 class KernelsPlugin:
     """The directory of the run, and the law that only unchanged sources compile into it."""
 
     def __init__(self, directory: str | None):
         self.made = directory is None
-        self.directory = directory or tempfile.mkdtemp(prefix="cute_fa4-test-kernels-")
+        # A run that is killed leaves hundreds of megabytes, which the next one removes.
+        self.directory = directory or made_for_this_run()
         self.originals = Originals()
         self.own = False  # whether the test at hand has kernels of its own
         os.environ["CUTE_FA4_CACHE"] = "on"

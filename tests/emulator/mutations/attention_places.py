@@ -183,6 +183,25 @@ def o_ready(i: int) -> Place:
     return wait("correction", f"o_ready[{i}]")
 
 
+def chunk_barriers(chunks: int) -> dict[str, Place]:
+    """The barriers of correction before and behind each chunk of O that it writes, in the order of the text.
+
+    Chunks of O come first, then those of rows without keys, of zeros.
+    """
+    when = ("before", "behind")
+    names = (f"{word} chunk {chunk}" for chunk in range(chunks) for word in when)
+    return lines("correction", CHUNK_BARRIER).named(*names)
+
+
+def in_columns(place: Place, column: int) -> Place:
+    """The lines of a place whose address in tensor memory is that column."""
+
+    def which(text):
+        return [n for n in place.which(text) if address(text, n) == column]
+
+    return dataclasses.replace(place, words=f"{place.words} in column {column}", which=which)
+
+
 def o_free(i: int) -> Place:
     """The arrival behind the last read of O of query tile i."""
     return arrival("correction", f"p_ready[{i}]").behind(o_ready(i)).first

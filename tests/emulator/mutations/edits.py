@@ -9,7 +9,10 @@ does, and by the lines around it. It hardly counts, so that it survives a change
 
     replace(waits, by)      in every line of the place          delete(fence)      move(arrival, before=fence)
 
-Where lines are alike a number has to do, of a count that is checked: waits.of(4).number(1).
+Where lines are alike each has a name, and there must be as many lines as names; where names would say no more than a
+number, a number of a count that is checked:
+
+    k, v, last_v = waits.named("K", "V", "the last V").values()            waits.of(4).number(1)
 
 A place that has no line, or several where one is meant, raises PlantingError: no other defect is planted instead.
 attention_places.py has the places of the attention kernel, by role and mbarrier.
@@ -29,6 +32,7 @@ griddepcontrol.wait and ends with the arrival behind its last store, mma with th
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -82,11 +86,7 @@ class Place:
     def last(self) -> Place:
         return self._picked("the last", lambda found: found[-1:])
 
-    def number(self, n: int) -> Place:
-        """The one with this number, from 0 on."""
-        return self._picked(f"number {n} of", lambda found: found[n : n + 1])
-
-    def of(self, count: int) -> Place:
+    def of(self, count: int) -> Counted:
         """The same lines, which are so many: where a number says which is meant, it means another one otherwise."""
 
         def which(text):
@@ -95,7 +95,17 @@ class Place:
                 raise PlantingError(f"the kernel has {len(found)} {self.words}, not {count}")
             return found
 
-        return Place(self.words, self.pattern, which)
+        return Counted(self.words, self.pattern, which)
+
+    def named(self, *names: str) -> dict[str, Place]:
+        """Name -> line, in the order of the text. There are as many lines as names."""
+        if len(set(names)) != len(names):
+            raise ValueError(f"names of {self.words}: {names}; accepted: names that differ")
+        counted = self.of(len(names))
+        return {
+            name: dataclasses.replace(counted.number(n), words=f"{self.words}: {name}")
+            for n, name in enumerate(names)
+        }
 
     @property
     def middle(self) -> Place:
@@ -133,6 +143,14 @@ class Place:
             return [n for n in self.which(text) if keep(n, at)]
 
         return Place(f"{self.words} {words}", self.pattern, which)
+
+
+class Counted(Place):
+    """Lines of which there are as many as was said."""
+
+    def number(self, n: int) -> Place:
+        """The one with this number, from 0 on."""
+        return self._picked(f"number {n} of", lambda found: found[n : n + 1])
 
 
 def lines(role: str, pattern: str, words: str = "") -> Place:

@@ -9,7 +9,6 @@ from tests.emulator.mutations.attention_places import (
     PROXY_FENCE,
     arrival,
     commit,
-    o_ready,
     wait,
 )
 from tests.emulator.mutations.edits import ALWAYS_TRUE, delete, lines, replace
@@ -18,6 +17,14 @@ from tests.emulator.mutations.mutant import ASYNCHRONY, COUNTS, HANG, WRONG_NUMB
 EARLY_OR_HANG = (*ASYNCHRONY, *COUNTS, *HANG)
 
 HANDED_BACK = arrival("correction", "q_free[1]")
+GROUPS = lines("correction", r"cp\.async\.bulk\.commit_group;").named(
+    "of a lone O",
+    "of the chunk that is not there",
+    "of O0",
+    "of O1",
+    "of zeros of one",
+    "of zeros of both",
+)
 MAXIMUM = lines("softmax", r"st\.shared\.b32\s+\[\S+\], (%r\d+);").behind(
     arrival("softmax", "p_last").last
 )
@@ -44,7 +51,7 @@ def mutants():
         ),
         (
             "the chunk that is not there is no group",
-            delete(lines("correction", r"cp\.async\.bulk\.commit_group;").behind(o_ready(1).first).number(1)),
+            delete(GROUPS["of the chunk that is not there"]),
             ASYNCHRONY,
         ),
         ("softmax keeps no maximum", delete(MAXIMUM.last), (*ASYNCHRONY, WRONG_NUMBERS)),

@@ -9,6 +9,7 @@ from tests.emulator.mutations.attention_places import (
     A_COMMIT,
     AN_ARRIVAL,
     AN_INIT,
+    CONFIGS,
     FACTOR,
     LOAD_WORD,
     MASKED_TILE,
@@ -28,6 +29,7 @@ from tests.emulator.mutations.attention_places import (
     before,
     commit,
     expect,
+    in_columns,
     init,
     o_ready,
     operand,
@@ -209,7 +211,8 @@ def merging():
     total = added.behind(weight.last).first
     yield plant("the odd sum is left out", replace(total, r"mul.f32 \1, \2, \3;"), WRONG)
     reads = lines("correction", TMEM_LOAD).behind(o_ready(0))
-    edit = retarget(reads.number(1), like=reads.number(0))
+    o0, o1 = (in_columns(reads, column).first for column in CONFIGS[ONE_TILE].tmem.o)
+    edit = retarget(o1, like=o0)
     yield plant("the first columns of O1 are those of O0", edit, WRONG)
 
 

@@ -91,6 +91,13 @@ def test_an_edit_without_exactly_its_place_is_refused():
         move(barrier, before=lines("kernel", "ret;"))("bar.sync 0;\nbar.sync 0;\nret;")
     with pytest.raises(PlantingError, match="the kernel has 2 'bar.sync' of kernel, not 3"):
         replace(barrier.of(3).number(1), "")("bar.sync 0;\nbar.sync 0;")
+    with pytest.raises(PlantingError, match="the kernel has 2 'bar.sync' of kernel, not 1"):
+        replace(barrier.named("the only one")["the only one"], "")("bar.sync 0;\nbar.sync 0;")
+    assert not hasattr(barrier, "number"), "a number needs a count"
+    names = barrier.named("the first", "the second")
+    assert replace(names["the second"], "")("bar.sync 0;\nbar.sync 1;") == "bar.sync 0;\n 1;"
+    with pytest.raises(ValueError, match="names that differ"):
+        barrier.named("one", "one")
     with pytest.raises(PlantingError, match="changes nothing"):
         replace(barrier, "bar.sync")("bar.sync 0;")
 

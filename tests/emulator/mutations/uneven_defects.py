@@ -1,8 +1,8 @@
 """Defects of work tiles whose query tiles leave key tiles out (mha2q/uneven/): what is announced, the half turn.
 
-The MMA warp makes a key tile for both query tiles, or for query tile 1 alone: the third of each kind of wait and commit
-is of the latter, where one waits for K, and with P beside S for the S before. Under a window the first of each kind is
-of the key tiles that query tile 0 has alone.
+The MMA warp makes a key tile for both query tiles, or for the leader alone, the query tile that sees more; with P
+beside S, V of the key tile before comes behind it. Under a window it begins with a key tile of one query tile, beside
+the last V of the work tile before. Waits and commits of the MMA warp are named below in the order of the text.
 """
 
 from tests.emulator.mutations.attention_places import CAUSAL, WINDOW, commit, wait
@@ -15,7 +15,24 @@ WRONG_OR_HANG = (*EARLY_OR_HANG, WRONG_NUMBERS)
 ANNOUNCED = lines(
     "load", r"(st\.shared\.v4\.b32\s+\[\S+\], \{%?\w+, %?\w+, %?\w+), (%r\d+)\};"
 ).last
-K_FIRST, V_FIRST, K_ALONE, V_ALONE = (wait("mma", "kv_full").number(n) for n in (0, 1, 2, 3))
+V_BEFORE = "the last V of the work tile before"
+AT_THE_BEGINNING = ("the first K", V_BEFORE)
+AT_THE_END = ("K of both", "V of both", "K of one", "V beside K of one", "the last V")
+O_BEFORE = "the other O of the work tile before"
+O_AT_THE_BEGINNING = ("one O of the work tile before", O_BEFORE)
+O_AT_THE_END = (
+    "O of the leader", "O of the other", "the shorter O", "the last O of the leader", "the last O of the other",
+)  # fmt: skip
+
+
+def of_causal(place, names=AT_THE_END):
+    """Name -> place in the kernel that leaves nothing out at the beginning."""
+    return place.named(*names)
+
+
+def of_window(place, first=AT_THE_BEGINNING, then=AT_THE_END):
+    """Name -> place in the kernel that leaves out at both ends."""
+    return place.named(*first, *then)
 
 
 def read(role):
@@ -31,6 +48,8 @@ def mutants():
 
 def at_the_end():
     """Of what query tile 0 leaves out."""
+    full, freed = of_causal(wait("mma", "kv_full")), of_causal(commit("kv_empty"))
+    complete = of_causal(commit("o_ready"), O_AT_THE_END)
     only = r"\1 and.b32 \2, \2, 1;"
     for name, edit, meant in (
         (
@@ -42,16 +61,18 @@ def at_the_end():
         ("softmax leaves nothing out", replace(read("softmax"), only), EARLY_OR_HANG),
         ("correction leaves nothing out", replace(read("correction"), only), EARLY_OR_HANG),
         ("correction takes the other warpgroup", replace(read("correction"), r"\1 xor.b32 \2, \2, 1;"), WRONG_OR_HANG),
-        ("mma does not wait for K of one query tile", replace(K_ALONE, ALWAYS_TRUE), EARLY_OR_HANG),
-        ("mma does not wait for V of one query tile", replace(V_ALONE, ALWAYS_TRUE), EARLY_OR_HANG),
-        ("mma does not release K of one query tile", delete(commit("kv_empty").number(2)), HANG),
-        ("mma does not say that the shorter O is complete", delete(commit("o_ready").number(2)), HANG),
+        ("mma does not wait for K of one query tile", replace(full["K of one"], ALWAYS_TRUE), EARLY_OR_HANG),
+        ("mma does not wait for V of one query tile", replace(full["V beside K of one"], ALWAYS_TRUE), EARLY_OR_HANG),
+        ("mma does not release K of one query tile", delete(freed["K of one"]), HANG),
+        ("mma does not say that the shorter O is complete", delete(complete["the shorter O"]), HANG),
     ):  # fmt: skip
         yield Mutant(f"uneven: {name}", CAUSAL, edit, meant)
 
 
 def at_the_beginning():
     """Of what query tile 1 leaves out under a window: bits 16 and up of what is announced."""
+    full, freed = of_window(wait("mma", "kv_full")), of_window(commit("kv_empty"))
+    complete = of_window(commit("o_ready"), O_AT_THE_BEGINNING, O_AT_THE_END)
     announce = r"{{.reg .b32 word; {} \1, word}};}}"
     not_late = r"\1 and.b32 \2, \2, 65535;"
     for name, edit, meant in (
@@ -68,10 +89,10 @@ def at_the_beginning():
         ("mma begins with both", replace(read("mma"), not_late), EARLY_OR_HANG),
         ("softmax begins with both", replace(read("softmax"), not_late), EARLY_OR_HANG),
         ("correction begins with both", replace(read("correction"), not_late), EARLY_OR_HANG),
-        ("mma does not wait for the first K", replace(K_FIRST, ALWAYS_TRUE), EARLY_OR_HANG),
-        ("mma does not wait for the last V of the work tile before", replace(V_FIRST, ALWAYS_TRUE), EARLY_OR_HANG),
-        ("mma does not release the first K", delete(commit("kv_empty").number(0)), HANG),
-        ("mma does not release the last V of the work tile before", delete(commit("kv_empty").number(1)), HANG),
-        ("mma does not say that O of the work tile before is complete", delete(commit("o_ready").number(1)), HANG),
+        ("mma does not wait for the first K", replace(full["the first K"], ALWAYS_TRUE), EARLY_OR_HANG),
+        (f"mma does not wait for {V_BEFORE}", replace(full[V_BEFORE], ALWAYS_TRUE), EARLY_OR_HANG),
+        ("mma does not release the first K", delete(freed["the first K"]), HANG),
+        (f"mma does not release {V_BEFORE}", delete(freed[V_BEFORE]), HANG),
+        ("mma does not say that O of the work tile before is complete", delete(complete[O_BEFORE]), HANG),
     ):  # fmt: skip
         yield Mutant(f"window: {name}", WINDOW, edit, meant)

@@ -73,9 +73,8 @@ def subject(level) -> Subject:
 
 # --- places. Softmax has four loops over key tiles: whole and masked ones, of each first the exact ones.
 
-LOOPS = wait("softmax", "s_ready").of(4)
-WHOLE, MASKED = LOOPS.number(1), LOOPS.last
-EXACT_MASKED = LOOPS.number(2)
+LOOPS = wait("softmax", "s_ready").named("exact whole", "whole", "exact masked", "masked")
+WHOLE, EXACT_MASKED, MASKED = LOOPS["whole"], LOOPS["exact masked"], LOOPS["masked"]
 
 
 def of_whole(pattern):
@@ -83,7 +82,9 @@ def of_whole(pattern):
     return lines("softmax", pattern).between(WHOLE, EXACT_MASKED)
 
 
-LOADS, STORES = of_whole(TMEM_LOAD).of(4), of_whole(TMEM_STORE).of(4)
+LOADS, STORES = (
+    of_whole(place).named("first", "second", "third", "last") for place in (TMEM_LOAD, TMEM_STORE)
+)
 P_READY, P_LAST = (arrival("softmax", name).behind(WHOLE).first for name in ("p_ready", "p_last"))
 P_READY_MASKED = arrival("softmax", "p_ready").behind(MASKED).first
 FACTOR = arrival("softmax", "row_scale").behind(WHOLE).first
@@ -104,17 +105,17 @@ def mutants() -> tuple:
     return (
         planted(
             "P of the first is stored over the last one of S, which is not read yet",
-            replace(STORES.first, _over_the_last_quarter),
+            replace(STORES["first"], _over_the_last_quarter),
             (*WRONG, *IN_FLIGHT),
         ),
         planted(
             "P of the second is stored there",
-            replace(STORES.number(1), _over_the_last_quarter),
+            replace(STORES["second"], _over_the_last_quarter),
             (*WRONG, *IN_FLIGHT),
         ),
         planted(
             "the last one is read where the third is",
-            retarget(LOADS.last, like=LOADS.number(2)),
+            retarget(LOADS["last"], like=LOADS["third"]),
             WRONG,
         ),
         planted(

@@ -16,11 +16,11 @@ from tests.emulator.mutations import attention_places
 from tests.emulator.mutations.attention_call import executes
 from tests.emulator.mutations.attention_places import (
     AN_INIT,
-    CHUNK_BARRIER,
     INIT,
     MMA,
     announced,
     arrival,
+    chunk_barriers,
     commit,
     expect,
     wait,
@@ -67,21 +67,23 @@ def subject(level) -> Subject:
 # --- places. K, its rest and V follow each other in the ring, in both roles.
 
 COPY = r"cp\.async\.bulk\.tensor\.(.*) \[(\S+)\], \[(\S+), \{(.*)\}\], \[(\S+)\], (\S+);"
-COPIES = lines("load", COPY).of(5)
-K_COPY, REST_COPY = COPIES.number(1), COPIES.number(2)  # behind Q0
-K_FREED = wait("load", "kv_empty").of(3).number(0)
-REST_FREED = wait("load", "kv_empty").of(3).number(1)
-V_FREED = wait("load", "kv_empty").of(3).number(2)
-K_BYTES, REST_BYTES = expect("kv_full").of(3).number(0), expect("kv_full").of(3).number(1)
-V_BYTES = expect("kv_full").of(3).number(2)
+COPIES = lines("load", COPY).named("Q0", "K", "the rest of K", "Q1", "V")
+K_COPY, REST_COPY = COPIES["K"], COPIES["the rest of K"]
+PARTS = ("K", "the rest of K", "V")
+K_FREED, REST_FREED, V_FREED = wait("load", "kv_empty").named(*PARTS).values()
+K_BYTES, REST_BYTES, V_BYTES = expect("kv_full").named(*PARTS).values()
 V_WITHOUT_REST = arrival("load", "kv_full")
-FULL = wait("mma", "kv_full").of(4)
-K_FULL, REST_FULL = FULL.number(0), FULL.number(1)
-V_FULL, V_STAGES = FULL.number(2), FULL.number(3)
+K_FULL, REST_FULL, V_FULL, V_STAGES = (
+    wait("mma", "kv_full").named(*PARTS, "the stage of the rest, without one, of V").values()
+)
 S0, S1 = commit("s_ready[0]"), commit("s_ready[1]")
 REST_OF_S0 = lines("mma", MMA).between(REST_FULL, S0)
-PRODUCTS_OF_S1 = lines("mma", MMA).between(wait("mma", "q_full[1]"), S1)
-MAIN_STEPS = 8  # of S, before those of the rest: 128 columns
+# 128 columns of K are eight steps of an MMA, the rest of 64 four.
+PRODUCTS_OF_S1 = (
+    lines("mma", MMA)
+    .between(wait("mma", "q_full[1]"), S1)
+    .named(*(f"step {i} of K" for i in range(8)), *(f"step {i} of the rest" for i in range(4)))
+)
 K_FREE = commit("kv_empty").behind(S1).first
 CHUNK_READ = lines("correction", r"cp\.async\.bulk\.wait_group\.read\s+0;")
 
@@ -227,9 +229,11 @@ def places():
     yield planted("the rest is that of the first head", first_head, WRONG)
     overwrites = r"@leader_thread tcgen05.mma.cta_group::1.kind::f16 \1, \2, \3, 0;"
     yield planted("the rest of S0 overwrites", replace(REST_OF_S0.first, overwrites), WRONG)
-    rest_of_s1 = PRODUCTS_OF_S1.number(MAIN_STEPS)
+    rest_of_s1 = PRODUCTS_OF_S1["step 0 of the rest"]
     yield planted("the rest of S1 overwrites", replace(rest_of_s1, overwrites), WRONG)
-    yield planted("S1 leaves out a step of its rest", delete(PRODUCTS_OF_S1.last), WRONG)
+    yield planted(
+        "S1 leaves out a step of its rest", delete(PRODUCTS_OF_S1["step 3 of the rest"]), WRONG
+    )
     yield planted("Q0 of the rest is that of the slot", operand_of(REST_OF_S0.first, "a_low", "0"), WRONG)  # fmt: skip
     yield planted(
         "the rest of S1 is 32 bytes further",
@@ -242,8 +246,11 @@ def output():
     """One chunk of O on its way: the next is written when it has been read."""
     another = replace(CHUNK_READ.first, "cp.async.bulk.wait_group.read 1;")
     yield planted("a chunk of O is written over the one before", another, EARLY)
-    barrier = lines("correction", CHUNK_BARRIER)
-    yield planted("no barrier before a chunk of O is written", delete(barrier.number(2)), EARLY)
+    yield planted(
+        "no barrier before a chunk of O is written",
+        delete(chunk_barriers(8)["before chunk 1"]),
+        EARLY,
+    )
     yield planted(
         "the CTA ends while a chunk of O is read",
         delete(CHUNK_READ.last),

@@ -59,7 +59,11 @@ def subject() -> Subject:
 TOLD, TOLD_NEXT = wait("load", "work_ready").first, wait("load", "work_ready").last
 FREE = wait("load", "kv_empty").behind(TOLD)
 ANNOUNCED = expect("kv_full").behind(TOLD)
-STEP = lines("load", r"add\.s32 \s*(%r\d+), (%r\d+), 1;").behind(FREE.first)
+STEP = (
+    lines("load", r"add\.s32 \s*(%r\d+), (%r\d+), 1;")
+    .between(FREE.first, TOLD_NEXT)
+    .named("a page", "a row", "the slot behind K", "the slot behind V", "the key tile")
+)
 COPIED = lines("load", r"mov\.b32 \s*(%r\d+), (%r\d+);")
 READERS = lines("prologue", r"selp\.b32 \s*(%r\d+), 192, 1, (%p\d+);", "the count of readers")
 
@@ -72,7 +76,7 @@ PLANTED = {
     "V is copied into a slot that is read": (replace(FREE, ALWAYS_TRUE), EARLY),
     "V waits for the other phase of its slot": (replace(FREE, FLIPPED_PARITY), (*EARLY, *HANG)),
     "V goes to the slot behind its own": (
-        replace(STEP.ahead_of(TOLD_NEXT).number(-2), r"mov.b32 \1, \2;"), (*EARLY, *HANG)),
+        replace(STEP["the slot behind V"], r"mov.b32 \1, \2;"), (*EARLY, *HANG)),
     "V begins in a slot of K": (replace(COPIED.between(TOLD, FREE.first).first, r"mov.b32 \1, 0;"), (*EARLY, *HANG)),
     "pages are those of the tile before": (delete(COPIED.between(FREE.first, TOLD_NEXT).last), NUMBERS),
     "half of the bytes are announced": (

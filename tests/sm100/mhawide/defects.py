@@ -16,13 +16,13 @@ from tests.emulator.mutations.attention_places import (
     AFTER,
     AN_ARRIVAL,
     BEFORE,
-    CHUNK_BARRIER,
     MMA,
     TMEM_STORE,
     WAIT_LD,
     WAIT_ST,
     announced,
     arrival,
+    chunk_barriers,
     commit,
     expect,
     wait,
@@ -66,10 +66,15 @@ def subject(level) -> Subject:
 
 # --- places. Four units of K make S, then four of V add to O; the last product of a work tile has a copy of its own.
 
-UNITS, FREED = wait("mma", "kv_full").of(12), commit("kv_empty").of(12)
-K_UNIT, LAST_K_UNIT, SECOND_V_UNIT = UNITS.number(0), UNITS.number(3), UNITS.number(5)
+OF_UNITS = tuple(f"unit {unit} of {what}" for what in ("K", "V", "the last V") for unit in range(4))
+UNITS, FREED, SLOTS = (
+    place.named(*OF_UNITS)
+    for place in (wait("mma", "kv_full"), commit("kv_empty"), wait("load", "kv_empty"))
+)
+K_UNIT, LAST_K_UNIT = UNITS["unit 0 of K"], UNITS["unit 3 of K"]
+SECOND_V_UNIT = UNITS["unit 1 of V"]
 S_DONE = commit("s_ready")
-K_FREE, V_FREE = FREED.number(0), FREED.number(4)
+K_FREE, V_FREE = FREED["unit 0 of K"], FREED["unit 0 of V"]
 PV_DONE_END = commit("pv_done").last
 P_READY, P_LAST = wait("mma", "p_ready").first, wait("mma", "p_last").first
 WHOLE = wait("softmax", "s_ready").first
@@ -82,7 +87,11 @@ O_DONE, O_DONE_END = wait("correction", "pv_done").first, wait("correction", "pv
 RESCALED = arrival("correction", "p_ready").behind(O_DONE).first
 O_FREE = arrival("correction", "p_ready").behind(O_DONE_END).first
 UNIT_BYTES = expect("kv_full")
-S_PRODUCT = lines("mma", MMA).between(K_UNIT, S_DONE)
+S_PRODUCT = (
+    lines("mma", MMA)
+    .between(K_UNIT, S_DONE)
+    .named(*(f"step {i} of unit {unit}" for unit in range(4) for i in range(4)))
+)
 
 EARLY = (*ASYNCHRONY, *COUNTS)
 EARLY_OR_HANG = (*EARLY, *HANG)
@@ -107,8 +116,8 @@ def waits():
         ("correction", SUMS_COME, "the row sums"),
         ("correction", O_DONE_END, "the last product"),
         ("load", wait("load", "q_free"), "q_free"),
-        ("load", wait("load", "kv_empty").of(12).number(0), "the slot of a unit of K"),
-        ("load", wait("load", "kv_empty").of(12).number(5), "the slot of a unit of V"),
+        ("load", SLOTS["unit 0 of K"], "the slot of a unit of K"),
+        ("load", SLOTS["unit 1 of V"], "the slot of a unit of V"),
     ):
         yield planted(f"{role} does not wait for {what}", replace(place, ALWAYS_TRUE), EARLY)
     for role, place, what in (
@@ -156,20 +165,22 @@ def order():
     yield planted("no wait for the scores", delete(lines("softmax", WAIT_LD).first), ORDER)
     stores = lines("correction", WAIT_ST)
     yield planted("no wait for the rescaled O", delete(stores.first), (*ORDER, *IN_FLIGHT))
-    chunk = lines("correction", CHUNK_BARRIER).number(2)
+    chunk = chunk_barriers(8)["before chunk 1"]
     yield planted("no barrier before a chunk of O is written", delete(chunk), EARLY)
 
 
 def numbers():
     overwrites = r"@leader_thread tcgen05.mma.cta_group::1.kind::f16 \1, \2, \3, 0;"
-    yield planted("a unit of K overwrites S", replace(S_PRODUCT.number(4), overwrites), WRONG)
+    yield planted(
+        "a unit of K overwrites S", replace(S_PRODUCT["step 0 of unit 1"], overwrites), WRONG
+    )
     adds = r"@leader_thread tcgen05.mma.cta_group::1.kind::f16 \1, \2, \3, 1;"
     yield planted(
         "S adds to the one before",
-        replace(S_PRODUCT.first, adds),
+        replace(S_PRODUCT["step 0 of unit 0"], adds),
         (*WRONG, *ASYNCHRONY),
     )
-    yield planted("a step of S is left out", delete(S_PRODUCT.last), WRONG)
+    yield planted("a step of S is left out", delete(S_PRODUCT["step 3 of unit 3"]), WRONG)
     vote = lines("correction", r"vote\.sync\.any\.pred\s+(%p\d+), %p\d+, -1;")
     never = replace(vote.first, r"setp.ne.u32 \1, 0, 0;")
     yield planted("O is never rescaled", never, WRONG)

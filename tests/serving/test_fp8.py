@@ -265,6 +265,41 @@ def assert_reads(out, q, cache, scales):
     assert (out.double() - exact).norm() <= (2**-4 + 2**-8) * of_sizes.norm()
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    "queries, group, depths, storage, options",
+    [
+        ([140, 3], 1, (256, 256), 16, dict(causal=True)),  # whole pages of two spans of K, one of V
+        ([40, 3], 1, (208, 160), 5, dict(causal=True)),  # half of an MMA step; gathered
+        ([1, 3], 8, (256, 256), 16, dict(causal=True, num_splits=3)),  # each half is merged by itself
+        ([1, 1], 8, (144, 192), "dense", dict(num_splits=0)),
+        ([300], 1, (256, 224), "dense", {}),
+    ],
+)  # fmt: skip
+def test_head_dims_up_to_256_with_v_in_two_launches(queries, group, depths, storage, options):
+    depth, depth_v = depths
+    keys = [300, 131][: len(queries)]
+    batch = Batch.draw(queries, keys, heads=(group, 1), depth=depth, depth_v=depth_v, dtype=E4M3)
+    given = drawn_scales("qkv", (len(queries), 1))
+    stored = dense_kv(batch) if storage == "dense" else paged_kv(batch, storage)
+    out, lse = run(packed_q(batch), stored, given, mode="hostile", seed=1, **options)
+    visible = MASKS["causal"][1] if "causal" in options else None
+    scales = [given[name] for name in NAMES]
+    assert_agrees(batch, out, lse, visible=visible, scales=scales)
+
+
+@pytest.mark.sweep
+def test_queries_of_16_bits_read_a_wide_cache_of_8():
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(1, 2, 8, 256, generator=generator).bfloat16()
+    cache = [torch.randn(1, 300, 2, 256, generator=generator).to(E4M3) for _ in "kv"]
+    scales = [torch.tensor([[0.5, 2.0]]), torch.tensor([[1.5, 0.3]])]
+    held = torch.tensor([300], dtype=torch.int32)
+    named = dict(k_descale=scales[0], v_descale=scales[1], causal=True)
+    assert_reads(flash_attn_with_kvcache(q, *cache, cache_seqlens=held, **named), q, cache, scales)
+
+
 def test_rows_of_16_bits_go_into_a_cache_of_8_and_queries_of_16_read_it():
     """Stored bit by bit: row / scale in float32, rounded, cut to 448, which k[0] is beyond; the rest stays.
 

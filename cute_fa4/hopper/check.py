@@ -11,7 +11,7 @@
 Bounds: P and the output are rounded to 16 bits; an output is an average of values of standard deviation 1, and the
 errors of P average out. Measured over all problems: 2.5e-3 with bf16, 3e-4 with fp16, of the norm. Beside
 inputs of 8 bits P is e4m3, with 3 bits of a mantissa: the root of the mean square of its error is 2.4e-2, and that is
-the error of an average of values without a mean.
+the error of an average of values without a mean. An output of 8 bits adds what rounding the exact one to them loses.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ LARGEST_LSE_ERROR = {"bf16": 2e-4, "fp16": 2e-4, "e4m3": 2e-2, "e5m2": 2e-2}
 # A number of a latent row times its scale is rounded to bf16, by 1.1e-3 (root of the mean square): 512 of them move
 # a score by sqrt(512 / 576) of that, which the LSE of a query with one key has whole. Six times that, for thousands.
 LSE_ERROR_OF_ROWS = 6e-3
-OF_AN_8_BIT_OUTPUT = 3e-2  # rounded once more, to 3 bits of a mantissa
 GREEDY = (1, 3, 100)
 GREEDY_BLOCKS = 4000
 TILES_OF_ONE = 1000  # about 1.3 ms each: what one cluster may have to go through alone
@@ -132,7 +131,7 @@ def measure(call: Call, out: torch.Tensor, lse: torch.Tensor | None, row: Row) -
     overwritten = int((spare != torch.tensor(CANARY, dtype=out.dtype).item()).sum())
     if overwritten:
         raise WrongResult(f"{overwritten} elements behind the last sequence were written")
-    difference = exact_norm = 0.0
+    difference = exact_norm = of_rounding = 0.0
     scale = O_SCALE if call.variant.out else 1.0
     for q, k, v, at_out, at_lse in call.sequences:
         got = out[at_out].double() / scale
@@ -146,6 +145,8 @@ def measure(call: Call, out: torch.Tensor, lse: torch.Tensor | None, row: Row) -
             error = got[:, head] - exact
             difference += float(error.square().sum())
             exact_norm += float(exact.square().sum())
+            if call.variant.out:
+                of_rounding += float((rounded(exact, out.dtype) - exact).square().sum())
             row.largest_error = max(row.largest_error, _largest(error))
             if lse is not None:
                 off = _largest(_difference(got_lse[head].double(), exact_lse))
@@ -155,13 +156,24 @@ def measure(call: Call, out: torch.Tensor, lse: torch.Tensor | None, row: Row) -
     bound, of_lse = LARGEST_RELATIVE_ERROR[dtype], LARGEST_LSE_ERROR[dtype]
     if call.variant.cache == "rows":
         of_lse = LSE_ERROR_OF_ROWS
-    if call.variant.out:
-        bound = math.hypot(bound, OF_AN_8_BIT_OUTPUT)
+    if of_rounding:
+        bound = math.hypot(bound, math.sqrt(of_rounding / exact_norm))
     if not row.relative_error <= bound or not row.lse_error <= of_lse:
         raise WrongResult(
-            f"relative error {row.relative_error:.2e}, allowed {bound:.0e}; LSE error {row.lse_error:.2e}, "
+            f"relative error {row.relative_error:.2e}, allowed {bound:.2e}; LSE error {row.lse_error:.2e}, "
             f"allowed {of_lse:.0e}"
         )  # fmt: skip
+
+
+def rounded(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What an output of 8 bits holds of exact numbers: its error comes on top of the kernel's, and is not a constant.
+
+    One row of 64 numbers may lose 3 percent in the norm where thousands lose 2.6.
+
+    >>> rounded(torch.tensor([1.0, 1.07, 17.0]) / O_SCALE, torch.float8_e4m3fn) * O_SCALE
+    tensor([ 1.0000,  1.1250, 16.0000])
+    """
+    return (exact * O_SCALE).to(dtype).to(exact.dtype) / O_SCALE
 
 
 def attention(variant: Variant, q, k, v, head: int, sink, rows: int = 2048):

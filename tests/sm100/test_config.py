@@ -1,9 +1,11 @@
 """FA4Config: the arithmetic of the design table, and a refusal for everything that cannot run."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
+import cute_fa4
 from cute_fa4.sm100 import masks
 from cute_fa4.sm100.chip import SMEM_CAPACITY_BYTES, TMEM_COLUMNS
 from cute_fa4.sm100.choose_config import SCHEDULE_CHOICES, choose_config
@@ -219,3 +221,10 @@ def test_b300_computes_every_exponential_in_hardware():
         == 0
         < FA4Config(arch="sm_100a").schedule.exp2_emulated
     )
+
+
+def test_kernels_ask_the_configuration_for_their_warps():
+    """Not the schedule, whose warps lack the one that copies V where rows are gathered."""
+    package = Path(cute_fa4.__file__).parent / "sm100"
+    asks = [path for path in package.rglob("*.py") if "cfg.schedule.warps" in path.read_text()]
+    assert not asks

@@ -78,7 +78,7 @@ def issue(
     if is_leader():
         order.run(cfg, args, smem, tmem, events, kv, queue)
         for i in cutlass.range_constexpr(cfg.tiles.num_q):  # correction has begun a phase
-            events.p_ready.close(i, CTAS * len(cfg.schedule.warps.softmax) // cfg.tiles.num_q)
+            events.p_ready.close(i, CTAS * len(cfg.warps.softmax) // cfg.tiles.num_q)
     else:
         read_announcements(cfg, args, queue)
 
@@ -99,7 +99,7 @@ def set_up(cfg: cutlass.Constexpr, args: KernelArgs, cta: CTA, warp, mbarriers):
 
     An allocation whose peer has not been launched yet is undefined (PTX ISA, "tcgen05.alloc"; NVIDIA/cutlass#3316).
     """
-    warps = cfg.schedule.warps
+    warps = cfg.warps
     if warp == warps.load.start:
         initialise_all(cfg, args, mbarriers)
         cta.queue.begin()
@@ -123,7 +123,7 @@ def tear_down(cfg: cutlass.Constexpr, cta: CTA, warp):
     """
     cute.arch.cluster_arrive()
     cute.arch.cluster_wait()
-    if warp == cfg.schedule.warps.mma.start:
+    if warp == cfg.warps.mma.start:
         tmem_pointer = cute.arch.retrieve_tmem_ptr(Float32, 16, cta.tmem_address)
         cute.arch.dealloc_tmem(tmem_pointer, cfg.tmem.columns, is_two_cta=True)
 

@@ -46,7 +46,7 @@ class SM100MHARope(SM100MHAWide):
     @cute.jit
     def roles(self, args: KernelArgs, cta: CTA, warp):
         dispatch.run(self.cfg, Widened(), args, cta, warp)
-        if warp >= self.cfg.schedule.warps.widen.start:
+        if warp >= self.cfg.warps.widen.start:
             widen.run(self.cfg, args, cta.smem, cta.events, cta.consumer, cta.queue)
 
 

@@ -63,7 +63,7 @@ def firsts_of_threads(cfg) -> range:
 
 
 def threads_of(cfg) -> int:
-    return WARP_SIZE * len(cfg.schedule.warps.widen)
+    return WARP_SIZE * len(cfg.warps.widen)
 
 
 def widen_key(cfg, address, key, scale=None):
@@ -134,7 +134,7 @@ def run(
 ):
     """Every work tile of the CTA."""
     thread, _, _ = cute.arch.thread_idx()
-    thread = thread - WARP_SIZE * cfg.schedule.warps.widen.start
+    thread = thread - WARP_SIZE * cfg.warps.widen.start
     k_units, v_units = cfg.tiles.k_units, cfg.tiles.v_units
     at, phases, number = units.first(), Int32(0), Int32(0)
     work = queue.next(cfg, args, number)

@@ -38,14 +38,14 @@ class SM100MHAWiden(SM100MHASwap):
     """Forward attention on SM100 for 8 to 32 query rows of 16 bits a CTA, over keys of 8 bits: 320 threads."""
 
     def shared(self, base):
-        return WidenedShared.of(self.cfg.smem, base, len(self.cfg.schedule.warps.softmax))
+        return WidenedShared.of(self.cfg.smem, base, len(self.cfg.warps.softmax))
 
     def events_of(self, mbarriers) -> WidenedEvents:
         return WidenedEvents.of(self.cfg.barriers, mbarriers)
 
     @cute.jit
     def roles(self, args: KernelArgs, cta: CTA, warp):
-        cfg, warps, ending = self.cfg, self.cfg.schedule.warps, self.ending
+        cfg, warps, ending = self.cfg, self.cfg.warps, self.ending
         scales = WITH_QUERIES if cfg.tiles.rows_have_scales else softmax.OWN_SCALES
         if warp < warps.softmax.stop:
             lanes = own_lanes(cta.tmem_address, warp)

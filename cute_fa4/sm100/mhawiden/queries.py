@@ -38,7 +38,7 @@ def widen(cfg, smem: WidenedShared, thread, number):
     """Every row of Q, by 128 threads: a row by as many as it has pieces of 16 bytes. number: of Qs before."""
     tile = cfg.tiles.q_tile
     threads_of_row = cfg.tiles.padded_qk_depth // PIECE
-    rows_at_once = cfg.schedule.warps.threads_of("widen") // threads_of_row
+    rows_at_once = cfg.warps.threads_of("widen") // threads_of_row
     column = thread % threads_of_row * PIECE
     for first in range(0, cfg.tiles.q_box_rows, rows_at_once):
         row = first + thread // threads_of_row

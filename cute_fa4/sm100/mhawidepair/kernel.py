@@ -49,7 +49,7 @@ def issue(
     if is_leader():
         tiles = products.run(cfg, args, smem, tmem, events, kv, queue)
         # Correction has begun the phase of a tile that does not come.
-        events.p_ready.close(tiles & 1, CTAS * len(cfg.schedule.warps.softmax))
+        events.p_ready.close(tiles & 1, CTAS * len(cfg.warps.softmax))
     else:
         read_announcements(cfg, args, queue)
 

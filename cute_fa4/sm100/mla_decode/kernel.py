@@ -77,7 +77,7 @@ class SM100MLADecode(SM100MHASwap):
         return k, rows, k, rows
 
     def shared(self, base):
-        return LatentShared.of(self.cfg.smem, base, len(self.cfg.schedule.warps.softmax))
+        return LatentShared.of(self.cfg.smem, base, len(self.cfg.warps.softmax))
 
     def prologue(self, base, mbarriers) -> LatentCTA:
         cta, table, tiles = super().prologue(base, mbarriers), self.cfg.barriers, self.cfg.tiles
@@ -92,7 +92,7 @@ class SM100MLADecode(SM100MHASwap):
 
     @cute.jit
     def roles(self, args: KernelArgs, cta: LatentCTA, warp):
-        cfg, warps = self.cfg, self.cfg.schedule.warps
+        cfg, warps = self.cfg, self.cfg.warps
         if warp < warps.softmax.stop:
             lanes = own_lanes(cta.tmem_address, warp)
             softmax.run(cfg, args, cta.smem, lanes, cta.events, cta.queue)

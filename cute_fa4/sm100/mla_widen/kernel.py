@@ -59,14 +59,14 @@ class SM100MLAWiden(SM100MLADecode):
         return k, rows, k, rows
 
     def shared(self, base):
-        return RowsShared.of(self.cfg.smem, base, len(self.cfg.schedule.warps.softmax))
+        return RowsShared.of(self.cfg.smem, base, len(self.cfg.warps.softmax))
 
     def events_of(self, mbarriers) -> RowsEvents:
         return RowsEvents.of(self.cfg.barriers, mbarriers)
 
     @cute.jit
     def roles(self, args: KernelArgs, cta: LatentCTA, warp):
-        cfg, warps = self.cfg, self.cfg.schedule.warps
+        cfg, warps = self.cfg, self.cfg.warps
         if warp < warps.softmax.stop:
             lanes = own_lanes(cta.tmem_address, warp)
             softmax.run(cfg, args, cta.smem, lanes, cta.events, cta.queue)

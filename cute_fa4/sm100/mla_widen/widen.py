@@ -114,7 +114,7 @@ def run(
     """Every work tile of the CTA."""
     thread, _, _ = cute.arch.thread_idx()
     key = thread % cfg.tiles.BN  # a warp's lanes of tensor memory are those of its number
-    half = (thread - cfg.schedule.warps.widen.start * WARP_SIZE) // cfg.tiles.BN
+    half = (thread - cfg.warps.widen.start * WARP_SIZE) // cfg.tiles.BN
     at = Slot(Int32(0), Int32(0))
     tile, number = Int32(0), Int32(0)
     count = queue.next(cfg, args, number).tiles.count

@@ -107,7 +107,7 @@ class SM100MLAWidenPair(SM100MLAPair):
 
     @cute.jit
     def roles(self, args: KernelArgs, cta: RowsPairCTA, warp):
-        cfg, warps = self.cfg, self.cfg.schedule.warps
+        cfg, warps = self.cfg, self.cfg.warps
         if warp < warps.softmax.stop:
             lanes = own_lanes(cta.tmem_address, warp)
             softmax.run(cfg, args, cta.smem, lanes, cta.events, cta.queue)

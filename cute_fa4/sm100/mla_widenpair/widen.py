@@ -86,7 +86,7 @@ class Place:
     @staticmethod
     def here(cfg) -> "Place":
         thread, _, _ = cute.arch.thread_idx()
-        thread = thread - cfg.schedule.warps.widen.start * WARP_SIZE
+        thread = thread - cfg.warps.widen.start * WARP_SIZE
         number = thread // UNIT_KEYS
         return Place(thread % UNIT_KEYS, number % CHUNKS, number // CHUNKS)
 

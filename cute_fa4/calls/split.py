@@ -42,8 +42,8 @@ CLUSTER_SMS = (
 )  # share of a chip's SMs that clusters surely fill: they do not reach across its parts
 # Share of the SMs that clusters fill -> most key tiles of their CTAs. While few SMs read memory has bandwidth left, and
 # more of them would read sooner; where all do, sequences may differ, and one that has them is waited for.
-CLUSTER_TILES = ((1 / 4, 2), (1 / 2, 4), (3 / 5, 8), (1, 16))
-LEAST_CLUSTER_TILES = 8  # of a block times its further CTAs: fewer save less than the merge costs
+CLUSTER_TILES = ((1 / 4, 4), (1 / 2, 8), (1, 16))
+ALONE_TILES = 8  # of a CTA that has its block to itself, at least, before its keys are shared by a launch more
 MAX_SHARED_TILES = 1 << 30  # key tiles of all blocks, which the kernel counts in 32 bits
 EMULATED_SMS = 148  # of a B200
 
@@ -195,9 +195,9 @@ def cluster_parts(blocks: int, seen: int, sms: int) -> int | None:
     """CTAs that share the keys of a block, of a launch that merges nothing in memory; None: there would be too many
     keys for one of them.
 
-    >>> [cluster_parts(8, keys, 148) for keys in (256, 512, 1024, 4096, 4097)]
-    [1, 4, 8, 8, None]
-    >>> [cluster_parts(1, keys, 148) for keys in (2048, 2049)]
+    >>> [cluster_parts(8, keys, 148) for keys in (128, 256, 512, 1024, 8192, 8193)]
+    [1, 2, 4, 8, 8, None]
+    >>> [cluster_parts(1, keys, 148) for keys in (4096, 4097)]
     [8, None]
     >>> [cluster_parts(16, keys, 148) for keys in (2048, 16384, 16385)]
     [8, 8, None]
@@ -209,11 +209,9 @@ def cluster_parts(blocks: int, seen: int, sms: int) -> int | None:
     tiles, (some, of) = -(-seen // KEYS_PER_TILE), CLUSTER_SMS
     fitting = [parts for parts in CLUSTER_PARTS if blocks * parts * of <= sms * some] or [1]
     parts = next((parts for parts in fitting if parts >= tiles), fitting[-1])
-    if tiles * (parts - 1) < LEAST_CLUSTER_TILES:
-        parts = 1
     most = next(most for share, most in CLUSTER_TILES if blocks * parts <= share * sms)
     if parts == 1:  # it merges nothing
-        most = max(most, LEAST_CLUSTER_TILES)
+        most = max(most, ALONE_TILES)
     return parts if tiles <= parts * most else None
 
 

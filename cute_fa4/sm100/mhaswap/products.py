@@ -28,14 +28,15 @@ from .smem import SwappedShared
 def multiply_kq(
     cfg, smem: SwappedShared, k: KVBuffer, s_address, kv: KVConsumerPipeline, at: KVPosition
 ):
-    """S^T = K Q^T, each depth stage of K as it arrives: keys are the lanes, query rows the columns."""
+    """S^T = K Q^T, each depth stage of K as it arrives; the first is there. Keys are the lanes, rows the columns."""
     m, n, depth = cfg.tiles.qk_mma_shape
     q = KMajorTile(cfg.tiles.q_box_rows, cfg.tiles.padded_qk_depth, cfg.dtype_bytes)
     q_start, q_high, q_steps = mma_tile(q, smem.q_address, depth // cfg.tiles.MMA_K)
     computes = InstructionDescriptor(m, n, cfg.qkv_dtype, cfg.qkv_dtype)
     done = 0
     for stage, (k_start, k_high, k_steps) in enumerate(k.get_mma_stages(at.slot.index)):
-        kv.wait_k(at, stage)
+        if stage > 0:
+            kv.wait_k(at, stage)
         steps = list(zip(k_steps, q_steps[done : done + len(k_steps)], strict=True))
         done += len(steps)
         tensor_core.mma_ss(
@@ -99,7 +100,8 @@ def run(
     count = queue.next(cfg, args, number).tiles.count
     while count != NO_MORE:
         for n in cutlass.range(count, unroll=1):
-            if n == 0:
+            kv.wait_k(at, 0)
+            if n == 0:  # comes behind K (loads.py)
                 events.q_full.wait(0, q_phase)
             buffer = tile & (S_BUFFERS - 1)
             multiply_kq(cfg, smem, k, tmem + buffer * s_apart, kv, at)
@@ -117,4 +119,4 @@ def run(
             q_phase = q_phase ^ 1
             finish_tile(cfg, smem, v, o_address, events, kv, at, tile - 1, count > 1)
         number = number + 1
-        count = queue.next(cfg, args, number).tiles.count
+        count = queue.behind(cfg, args, number).tiles.count

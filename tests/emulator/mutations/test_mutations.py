@@ -2,7 +2,7 @@
 
 The sizes of the subjects are explained where they are made (attention_kernel.py, small_kernels.py); together
 the mutants take about two minutes. Of the large tables, whose neighbours differ in a barrier's number or a tile, and of
-those under a window, which mirror the causal ones, plain pytest plants every third defect; `pytest -m sweep` all.
+those under a window, which mirror the causal ones, plain pytest plants every fourth defect; `pytest -m sweep` all.
 """
 
 from collections import Counter
@@ -26,13 +26,13 @@ LARGE = 40  # defects of a subject
 
 
 def most_in_the_sweep() -> list:
-    """DEFECTS, two of three of a large table marked for the sweep."""
+    """DEFECTS, three of four of a large table marked for the sweep."""
     numbers, of_subject = Counter(), Counter(mutant.subject for mutant in DEFECTS)
     marked = []
     for mutant in DEFECTS:
         numbers[mutant.subject] += 1
         large = of_subject[mutant.subject] > LARGE or mutant.subject == WINDOW
-        waits = large and numbers[mutant.subject] % 3
+        waits = large and numbers[mutant.subject] % 4
         marked.append(pytest.param(mutant, marks=pytest.mark.sweep) if waits else mutant)
     return marked
 

@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
 OURS, THEIRS = "cute_fa4", "flash-attn-4"
 
 
-def runs_on_pairs(problem: Problem) -> bool:
+def runs_on_pairs(problem: Problem, arch: str = "sm_100a") -> bool:
     """Whether a call of ours takes pairs of CTAs for a problem, which is dense or packed."""
     mask = bands.Causal() if problem.causal else bands.Full()
     if problem.window:
@@ -44,7 +44,7 @@ def runs_on_pairs(problem: Problem) -> bool:
     mean, most = sum(problem.sequences) / problem.batch, max(problem.sequences)
     heads = problem.batch * problem.heads_q
     lengths = pays.Lengths(mean, mean, heads, 1, not problem.lengths, most, most)
-    return pays.pays(pays.Asked(problem.dtype, *depths, mask), lengths)
+    return pays.pays(pays.Asked(problem.dtype, *depths, mask, arch=arch), lengths)
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Variant:
             head_dim_v=problem.head_dim_v,
             dtype=problem.dtype,
             arch=arch,
-            pairs=maker == OURS and runs_on_pairs(problem),
+            pairs=maker == OURS and runs_on_pairs(problem, arch),
         )
 
     @property

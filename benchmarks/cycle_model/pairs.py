@@ -13,7 +13,7 @@ import argparse
 import sys
 from dataclasses import replace
 
-from benchmarks.cycle_model import calibration, report
+from benchmarks.cycle_model import b300, calibration, report
 from benchmarks.cycle_model.constants import Constant, fitted_b200
 from benchmarks.cycle_model.evaluate import AlignedKernel, SteadyState, steady_state
 from benchmarks.cycle_model.grid import Curve
@@ -114,11 +114,12 @@ def of_rule(curve: Curve) -> pays.Cycles:
     return pays.Cycles(round(cycles - tile * last), round(tile))
 
 
-def rule(constants: dict[str, Constant]) -> dict:
-    """pays.MODELLED, modelled again."""
+def rule(constants: dict[str, Constant], arch: str) -> dict:
+    """pays.MODELLED of an architecture, modelled again."""
     found = {}
-    for qk, ov, mask in pays.MODELLED:
-        variant = Variant(OURS, qk, mask is bands.Causal, head_dim_v=0 if qk == ov else ov)
+    for qk, ov, mask in pays.MODELLED[arch]:
+        depth_v = 0 if qk == ov else ov
+        variant = Variant(OURS, qk, mask is bands.Causal, head_dim_v=depth_v, arch=arch)
         curves = (
             report.model(replace(variant, pairs=p), constants).cycles.added for p in (False, True)
         )
@@ -167,8 +168,9 @@ def main(argv: list[str] | None = None) -> int:
         for kernel in (*((head_dim, "bf16") for head_dim in HEAD_DIMS), (EIGHT_BITS, "e4m3")):
             print(steady_row(*kernel), flush=True)
     if args.rule:
-        for key, cycles in rule(fitted_b200()).items():
-            print(key, *cycles, "now", *pays.MODELLED[key])
+        for arch, chip in (("sm_100a", fitted_b200()), (b300.ARCH, b300.constants())):
+            for key, cycles in rule(chip, arch).items():
+                print(arch, key, *cycles, "now", *pays.MODELLED[arch][key])
     return 0
 
 

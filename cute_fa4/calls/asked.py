@@ -10,12 +10,14 @@ from cute_fa4.sm100.mla_widen.schedule import STORED
 from cute_fa4.sm100.which_kernel import Call, Kernel, choice, choice_of
 
 
-def kernel_of(q, k, v, where: Where, options: Options, dtypes: dict, exact: bool) -> Kernel:
+def kernel_of(
+    q, k, v, where: Where, options: Options, dtypes: dict, exact: bool, arch: str
+) -> Kernel:
     """The kernel of a checked call; its lengths are worked out only where they decide.
 
-    dtypes: as dtypes_of says; exact: the environment asks for exact maxima
+    dtypes: as dtypes_of says; exact: the environment asks for exact maxima; arch: of the kernel
     """
-    facts = _facts(q, k, v, where, options, dtypes) | {"exact": exact}
+    facts = _facts(q, k, v, where, options, dtypes) | {"exact": exact, "arch": arch}
     hashable = type(facts["seqlen_q"]) is int  # which that of a tracer is not
     found = choice_of(**facts) if hashable else choice(Call(**facts))
     return found.kernel if found.paired is None else found.of(lengths_of(q, k, where))

@@ -170,7 +170,7 @@ def config_of(
     """The configuration of a checked call, of which a grid has room; rows_per_page: as views_for_descriptors found."""
     dtypes, schedules = dtypes_of(q, k, options), policy.of_schedules()
     exact = schedules["maximum"] == "exact"
-    kernel = kernel_of(q, k, v, where, options, dtypes, exact)
+    kernel = kernel_of(q, k, v, where, options, dtypes, exact, target.arch)
     config = config_for(
         **kernel.choices,
         **dtypes,

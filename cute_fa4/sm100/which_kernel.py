@@ -85,7 +85,7 @@ class Call:
     latent      v is the first columns of k. of_rows: which has 656 bytes a row, with scales and rotary columns
     descales    letters of the tensors that have scales (work/scales.py)
     rope        columns of k have a tensor of their own. rope_dtype: and a dtype; None: that of k
-    mask, plain, exact    as mhapair/pays.py reads them
+    mask, plain, exact, arch    as mhapair/pays.py reads them
     swaps, widens, pairs  what the environment says (compiler/policy.py)
     """
 
@@ -106,6 +106,7 @@ class Call:
     mask: bands.Mask = bands.Full()
     plain: bool = True
     exact: bool = False
+    arch: str = "sm_100a"
     swaps: bool = True
     widens: bool = True
     pairs: bool | None = None
@@ -131,6 +132,7 @@ class Call:
             mask=of("mask") or (bands.Causal() if of("causal") else bands.Full()),
             plain=of("score_mod") is None and of("mask_mod") is None,
             exact=of("maximum") == "exact",
+            arch=of("arch", "sm_100a"),
         )
         return cls(**known | more)
 
@@ -201,7 +203,9 @@ class Call:
     def asks_of_pairs(self) -> pays.Asked:
         """What the rule of pairs reads besides lengths."""
         depths = self.head_dim, self.head_dim_v
-        return pays.Asked(self.qkv_dtype, *depths, self.mask, plain=self.plain, exact=self.exact)
+        return pays.Asked(
+            self.qkv_dtype, *depths, self.mask, plain=self.plain, exact=self.exact, arch=self.arch
+        )
 
 
 class Kernel(NamedTuple):

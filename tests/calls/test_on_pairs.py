@@ -15,7 +15,8 @@ from cute_fa4 import (
     flash_attn_varlen_func,
 )
 from cute_fa4.aot.entry import configs_of
-from cute_fa4.calls import repeat
+from cute_fa4.calls import attention, repeat
+from cute_fa4.system.devices import Target
 
 PAIRS, ALONE = "mhapair", "mha2q"
 ROWS, HEADS = 16384, 3
@@ -117,6 +118,14 @@ def test_eight_bits_run_on_pairs_where_they_are_asked_for(asked, monkeypatch):
     flash_attn_func(q, k, v, k_descale=of_keys)
     flash_attn_func(q.bfloat16(), k, v)  # quantised on the way
     assert asked == [ALONE, PAIRS, PAIRS, ALONE, PAIRS]
+
+
+@pytest.mark.parametrize("arch, family", [("sm_100a", ALONE), ("sm_103a", PAIRS)])
+def test_the_rule_is_that_of_the_architecture(asked, monkeypatch, arch, family):
+    """Causal calls of 4096 rows: 192 blocks of 512 rows."""
+    monkeypatch.setattr(attention, "target_of", lambda device: Target("emulator", arch))
+    flash_attn_func(*qkv(8, 4096), causal=True)
+    assert asked == [family]
 
 
 def test_an_exact_maximum_leaves_ctas_alone(asked, monkeypatch):

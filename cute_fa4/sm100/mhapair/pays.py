@@ -10,6 +10,7 @@
     full               |pairs ------------------------------------------------------->
     causal, 192/128    |alone ------------------|pairs ------------------------------>
     causal, 128        |alone ------------------------|pairs ------------------------>
+    the same, B300     |alone -----------------|pairs ------------------------------->
 
 Of packed sequences metadata tells the mean and the longest, not how rows are spread between them. Most rows lie in long
 sequences: a row of 46 to 8192 (mean 1638) shares its sequence with 4,681 others in the mean. Half way between the mean
@@ -50,12 +51,21 @@ class Cycles(NamedTuple):
         return self.start + self.tile * tiles
 
 
-# Head dims, as computed, of Q, K and of V, O, and the mask -> alone, in pairs (python -m benchmarks.cycle_model.pairs).
+# Architecture -> head dims, as computed, of Q, K and of V, O, and the mask -> alone, in pairs
+# (python -m benchmarks.cycle_model.pairs --rule).
 MODELLED = {
-    (128, 128, bands.Full): (Cycles(533, 2305), Cycles(852, 2096)),
-    (128, 128, bands.Causal): (Cycles(-406, 2304), Cycles(766, 2112)),
-    (192, 128, bands.Full): (Cycles(610, 2976), Cycles(336, 2698)),
-    (192, 128, bands.Causal): (Cycles(236, 2976), Cycles(29, 2688)),
+    "sm_100a": {
+        (128, 128, bands.Full): (Cycles(533, 2305), Cycles(852, 2096)),
+        (128, 128, bands.Causal): (Cycles(-406, 2304), Cycles(766, 2112)),
+        (192, 128, bands.Full): (Cycles(610, 2976), Cycles(336, 2698)),
+        (192, 128, bands.Causal): (Cycles(236, 2976), Cycles(29, 2688)),
+    },
+    "sm_103a": {
+        (128, 128, bands.Full): (Cycles(484, 2296), Cycles(142, 2128)),
+        (128, 128, bands.Causal): (Cycles(-534, 2300), Cycles(-706, 2128)),
+        (192, 128, bands.Full): (Cycles(656, 3056), Cycles(591, 2624)),
+        (192, 128, bands.Causal): (Cycles(60, 3072), Cycles(-538, 2624)),
+    },
 }
 
 
@@ -65,6 +75,7 @@ class Asked:
 
     plain      neither a score_mod nor a mask_mod: with them softmax is the bound
     exact      the running maximum is asked for, as fp16 needs it
+    arch       of the kernel: cycles differ with it
     """
 
     qkv_dtype: str
@@ -73,6 +84,7 @@ class Asked:
     mask: bands.Mask
     plain: bool = True
     exact: bool = False
+    arch: str = "sm_100a"
 
     @property
     def modelled(self) -> tuple[Cycles, Cycles] | None:
@@ -80,7 +92,7 @@ class Asked:
         if self.qkv_dtype not in ("bf16", "fp16") or not self.plain:
             return None
         depths = (-(-depth // STEP) * STEP for depth in (self.head_dim, self.head_dim_v))
-        found = MODELLED.get((*depths, type(self.mask)))
+        found = MODELLED[self.arch].get((*depths, type(self.mask)))
         lags = self.qkv_dtype == "bf16" and not self.exact
         return found if lags or self.head_dim > LAGS_TO else None
 
@@ -142,6 +154,8 @@ def pays(asked: Asked, lengths: Lengths) -> bool:
     [False, True, True, True]
     >>> [pays(causal, Lengths(n, n, 16 * (65536 // n))) for n in (2048, 8192, 16384, 32768)]
     [False, True, True, True]
+    >>> [pays(Asked("bf16", 128, 128, bands.Causal(), arch=arch), Lengths(4096, 4096, 128)) for arch in MODELLED]
+    [False, True]
     >>> pays(causal, Lengths(2048, 32768, 64)), pays(full, Lengths(768, 32768, 64)), pays(full, Lengths(2048, 2048, 8))
     (True, False, False)
 

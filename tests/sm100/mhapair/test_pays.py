@@ -6,6 +6,8 @@ from cute_fa4 import masks
 from cute_fa4.sm100 import bands
 from cute_fa4.sm100.choose_config import choose_config
 from cute_fa4.sm100.mhapair.pays import MODELLED, Asked, Lengths, pays
+from cute_fa4.sm100.which_kernel import Call
+from cute_fa4.system.devices import ARCH_OF_COMPUTE_CAPABILITY
 
 FULL, CAUSAL = bands.Full(), bands.Causal()
 LONG = Lengths(32768, 32768, 64)
@@ -45,12 +47,25 @@ def test_deep_keys_hide_the_exact_maximum():
     assert [schedule.maximum for schedule in schedules] == ["lagged", "exact"]
 
 
-@pytest.mark.parametrize("depths, mask", [(key[:2], key[2]) for key in MODELLED])
-def test_once_pairs_pay_they_pay_for_longer_sequences(depths, mask):
+@pytest.mark.parametrize(
+    "arch, depths, mask", [(arch, key[:2], key[2]) for arch in MODELLED for key in MODELLED[arch]]
+)
+def test_once_pairs_pay_they_pay_for_longer_sequences(arch, depths, mask):
     """Of whole blocks: what is left of a block of 512 rows may cost more than pairs save."""
-    asked = Asked("bf16", *depths, mask())
+    asked = Asked("bf16", *depths, mask(), arch=arch)
     found = [pays(asked, Lengths(n, n, 1024)) for n in range(512, 65536, 512)]
     assert found == sorted(found) and found[-1]
+
+
+def test_architectures_have_cycles_of_their_own_for_the_same_problems():
+    """So that capabilities and catalogues have the same kernels; there, causal calls of 4096 rows are on both sides."""
+    assert len({frozenset(of_arch) for of_arch in MODELLED.values()}) == 1
+    asked = {
+        arch: Asked("bf16", 128, 128, CAUSAL, arch=arch)
+        for arch in ARCH_OF_COMPUTE_CAPABILITY.values()
+    }
+    found = {arch: pays(what, Lengths(4096, 4096, 128)) for arch, what in asked.items()}
+    assert found == {"sm_100a": False, "sm_103a": True}
 
 
 def test_short_launches_are_not_paired():
@@ -82,5 +97,15 @@ def test_queries_behind_many_keys_see_whole_tiles():
 
 
 def test_pairs_pay_for_some_lengths_wherever_catalogues_list_them():
-    for *depths, mask in MODELLED:
-        assert pays(Asked("bf16", *depths, mask()), Lengths(1 << 20, 1 << 20, 1 << 10))
+    for arch, problems in MODELLED.items():
+        for *depths, mask in problems:
+            asked = Asked("bf16", *depths, mask(), arch=arch)
+            assert pays(asked, Lengths(1 << 20, 1 << 20, 1 << 10))
+
+
+def test_what_a_configuration_is_made_of_tells_its_architecture():
+    choices = dict(qkv_dtype="bf16", head_dim=192, head_dim_v=128, causal=True)
+    for arch in MODELLED:
+        asked = Call.of_choices(choices | {"arch": arch}).asks_of_pairs
+        assert asked == Asked("bf16", 192, 128, CAUSAL, arch=arch)
+    assert Call.of_choices(choices).asks_of_pairs.arch == "sm_100a"

@@ -156,10 +156,10 @@ class Call:
             return True, rows if fits else None
         if self.rows is not None:
             return bool(self.pack_gqa), self.rows
-        return tile_for(self.seqlen_q, self.group, self.pack_gqa, self._swaps)
+        return tile_for(self.seqlen_q, self.group, self.pack_gqa, self.may_swap)
 
     @property
-    def _swaps(self) -> bool:
+    def may_swap(self) -> bool:
         """Whether tiles of few rows may be chosen."""
         if self.fixed or self.rope or self.of_blocks or self.wide:
             return False

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from benchmarks.sass import nvdisasm
 from benchmarks.sass.our_kernel import compile_artifacts
 from cute_fa4 import compile_cache
 from cute_fa4.calls import repeat
-from cute_fa4.sm100 import masks, rows_of_tiles, which_kernel
+from cute_fa4.sm100 import masks, which_kernel
 from cute_fa4.sm100.config import FA4Config
 from cute_fa4.sm100.mhaswap.schedule import SwappedTile
 from cute_fa4.sm100.mhaswap.tiles import padded_heads
@@ -39,16 +40,16 @@ from tests.serving.test_masks import MASKS
 def heights(monkeypatch, *accepted):
     """What calls may choose from."""
 
-    def tile_for(queries, group, pack_gqa=None, swaps=True):
-        pack = group > 1 and pack_gqa is not False
-        needed = queries * (padded_heads(group) if pack else 1)
+    def choice_of(**fields):
+        call = which_kernel.Call(**fields)
+        pack = call.group > 1 and call.pack_gqa is not False
+        needed = call.seqlen_q * (padded_heads(call.group) if pack else 1)
         rows = next((height for height in accepted if needed <= height), None)
-        if swaps and rows is not None:
-            return pack, rows
-        return rows_of_tiles.tile_for(queries, group, pack_gqa, False)
+        if call.may_swap and rows is not None:
+            return which_kernel.choice(replace(call, rows=rows, pack_gqa=pack))
+        return which_kernel.choice(replace(call, swaps=False))
 
-    monkeypatch.setattr(which_kernel, "tile_for", tile_for)
-    monkeypatch.setattr("cute_fa4.calls.asked.choice_of", which_kernel.choice_of.__wrapped__)
+    monkeypatch.setattr("cute_fa4.calls.asked.choice_of", choice_of)
 
 
 @pytest.fixture(autouse=True)

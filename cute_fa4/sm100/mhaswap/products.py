@@ -119,4 +119,4 @@ def run(
             q_phase = q_phase ^ 1
             finish_tile(cfg, smem, v, o_address, events, kv, at, tile - 1, count > 1)
         number = number + 1
-        count = queue.behind(cfg, args, number).tiles.count
+        count = queue.next(cfg, args, number).tiles.count

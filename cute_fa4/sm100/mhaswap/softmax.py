@@ -380,4 +380,4 @@ def run(
         ending.finish(cfg, args, smem, tmem, events, work, place, before, states)
         queries = of_rows.following(before.queries, work)
         before = Before(before.tiles + work.tiles.count, before.work_tiles + 1, queries)
-        work = queue.behind(cfg, args, before.work_tiles)
+        work = queue.next(cfg, args, before.work_tiles)

@@ -89,10 +89,6 @@ class WorkQueue:
         cute.arch.mbarrier_arrive(self.read + at)
         return work_of(cfg, args, words)
 
-    def behind(self, cfg, args, number) -> Work:
-        """As next: the work tile behind the first one, or another one."""
-        return self.next(cfg, args, number)
-
     def ask(self, search: "Search"):
         """Load warp: claim another block. One claim at a time, and none after one was refused."""
         with cute.arch.elect_one():
@@ -144,10 +140,6 @@ def expect_answer(claimed):
 class OneBlock(WorkQueue):
     """The queue of a CTA that ends with its block: every claim is refused, and no claim is made."""
 
-    def behind(self, cfg, args, number) -> Work:
-        """Nothing: nobody has to wait for the announcement of that."""
-        return no_work(cfg)
-
     def ask(self, search: "Search"):
         pass
 
@@ -165,7 +157,7 @@ class OneBlock(WorkQueue):
 class OwnStretch(OneBlock):
     """The queue of a CTA with a stretch of its own: what comes next is known, and no claim is made."""
 
-    behind, take_next = WorkQueue.behind, WorkQueue.take_next
+    take_next = WorkQueue.take_next
 
     def answer(self, search: "Search") -> Int32:
         return shared_order.next_of(search.stretch)

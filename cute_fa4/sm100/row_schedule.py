@@ -148,14 +148,16 @@ class RowSchedule:
 
     def refusals(self, problem: Problem) -> list[str]:
         """Why these families do not run the problem."""
-        return self._over_capacity(problem) + self._not_built(problem)
+        not_built = self._not_built(problem)
+        if not_built and self.tiles(problem).BN < 64:
+            return not_built  # head dims that nothing is built for have no tiles to speak of
+        return self._over_capacity(problem) + not_built
 
     def _over_capacity(self, problem: Problem) -> list[str]:
         tiles = self.tiles(problem)
         if tiles.BN < 64:
             return [
-                f"S has room for BN={tiles.BN} keys beside O of {tiles.o_columns_padded} columns, 64 are "
-                f"needed: head dims up to {TMEM_COLUMNS // 2 - 64} fit, larger ones need a kernel of their own"
+                f"bn_cap={self.bn_cap}: a tile of BN={tiles.BN} keys is too small: use bn_cap=0, or 64 or more"
             ]
         why = []
         if tiles.slot_qk_depth % tiles.slot_stages or tiles.BK0 % tiles.swizzle_granule:

@@ -151,6 +151,11 @@ class _Tensors:
         given = self.given.get("k_rope")
         if given is None:
             return 0
+        if given is True and self.depth_qk <= ROPE_SPAN:
+            raise ValueError(
+                f"k_rope: {ROPE_SPAN} columns of head_dim={self.depth_qk}; accepted: a larger head_dim, or a tensor of "
+                "fewer columns"
+            )
         return ROPE_SPAN if given is True else getattr(given, "shape", (0,))[-1]
 
     def rope(self) -> torch.Tensor:

@@ -251,6 +251,10 @@ def _check_depths(dtype: str, *depths: int) -> None:
 
 
 def _check_rope_depths(dtype, of_q: int, of_k: int, in_rope: int, of_q_apart: int) -> None:
+    if not of_k or not in_rope:
+        raise ValueError(
+            f"k_rope: {in_rope} columns behind {of_k} of k; accepted: some of either; without k_rope, all in k"
+        )
     if of_q_apart:
         _check_depths_beside(of_q, of_k, in_rope)
         return

@@ -165,6 +165,7 @@ def qkv(keys=40, own=128, shared=64, batch=2):
 REFUSED = {
     "columns": (dict(k_rope=qkv()[3][..., :32]), "k_rope: 32 columns behind 128 of k while q has 192"),
     "span": (dict(zip(("q", "k", "v", "k_rope"), qkv(own=72, shared=56), strict=True)), "a multiple of 64"),
+    "no columns": (dict(zip(("q", "k", "v", "k_rope"), qkv(own=0, shared=64), strict=True)), "behind 0 of k"),
     "rows": (dict(k_rope=qkv(keys=39)[3]), r"k_rope: shape \(2, 39, 64\) with k of"),
     "two heads": (dict(k_rope=qkv()[3][:, :, None].expand(2, 40, 2, 64)), "or with one head"),
     "dtype": (dict(k_rope=qkv()[3].half()), "k_rope: dtype torch.float16 with q of"),
@@ -233,13 +234,16 @@ def test_keys_in_pages_need_pages_of_k_rope():
 
 
 def test_capabilities_and_operators_know_it():
-    """Fakes have the checks and the configuration of the real call: 192/128 runs, 8 bits not without q_rope."""
+    """Fakes have the checks and the configuration of the real call: 192/128 runs, 8 bits too, no columns do not."""
     asked = dict(head_dim=192, head_dim_v=128, causal=True, return_lse=True, arch="sm_100a")
     for more in (dict(), dict(k_rope_page_table=True, page_size=1), dict(cu_seqlens_k=True)):
         [row] = capabilities(dtype="bf16", **asked, k_rope=True, seqlen_q=300, **more)
         assert row.runs and row.families == ("mha2q",), row
     [row] = capabilities(dtype="e4m3", **asked | dict(head_dim=128), k_rope=True)
-    assert "q_rope: None with q and k of torch.float8_e4m3fn" in row.reasons[0]
+    assert row.runs and row.families == ("mha1q",), row
+    for head_dim in (32, 64):  # k would have no column of its own
+        [row] = capabilities(dtype="bf16", **asked | dict(head_dim=head_dim), k_rope=True)
+        assert f"k_rope: 64 columns of head_dim={head_dim}; accepted" in row.reasons[0]
 
     def called(q, k, v, k_rope):
         return flash_attn_func(q, k, v, k_rope=k_rope, causal=True, return_lse=True)

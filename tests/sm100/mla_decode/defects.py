@@ -6,7 +6,6 @@ scores so wide that a row is rescaled in most tiles. 64 rows: the ring has no sl
 columns. 3 is odd, so parities differ from work tile to work tile.
 """
 
-from cute_fa4 import configs_for_model
 from tests.emulator.mutations import attention_places
 from tests.emulator.mutations.attention_call import executes
 from tests.emulator.mutations.attention_places import (
@@ -45,12 +44,10 @@ from tests.emulator.mutations.mutant import (
     Subject,
 )
 from tests.sm100.mhaswap.defects import flipped
-from tests.sm100.mla_decode.latent_batches import call_of, draw, stored
+from tests.sm100.mla_decode.latent_batches import call_of, config_of, draw, stored
 
 NAME = "latent"
-CONFIG, *_ = configs_for_model(
-    head_dim=576, heads_q=64, heads_kv=1, calls=("latent",), causal=False, page_sizes=(64,)
-)
+CONFIG = config_of("mla_decode", heads_q=64, calls=("latent",))
 attention_places.KNOWN[CONFIG.name] = CONFIG
 SPREAD = 12.0  # of the queries: a row's maximum moves by more than 2^8 in most tiles
 

@@ -7,10 +7,24 @@ from dataclasses import replace
 
 import torch
 
-from cute_fa4 import EmulatorWarning, emulator, flash_mla_with_kvcache
+from cute_fa4 import EmulatorWarning, configs_for_model, emulator, flash_mla_with_kvcache
+from cute_fa4.sm100.config import FA4Config
 from tests.serving.batches import CANARY, Batch, assert_agrees, dense, paged_kv
 
 LATENT, ROPE = 512, 64
+
+
+def config_of(family: str, **model) -> FA4Config:
+    """Of a latent model: the configuration of that family for the fewest query rows, keys not split, pages of 64."""
+    named = dict(head_dim=576, heads_kv=1, causal=False, page_sizes=(64,)) | model
+    found = [
+        config
+        for config in configs_for_model(**named)
+        if isinstance(config, FA4Config)
+        and config.schedule.family == family
+        and not config.split_keys
+    ]
+    return min(found, key=lambda config: getattr(config.schedule, "rows", 0))
 
 
 def draw(queries: int, keys, *, heads: int, dtype=torch.bfloat16, seed=0) -> Batch:

@@ -11,23 +11,21 @@ from functools import cache
 import pytest
 import torch
 
-from cute_fa4 import configs_for_model
 from tests.emulator.mutations import attention_places
 from tests.emulator.mutations.attention_call import executes
 from tests.emulator.mutations.everything import LEVEL
 from tests.emulator.mutations.mutant import Mutant, Subject, assert_caught
 from tests.emulator.mutations.quick import quick_or_sweep
 from tests.sm100.mla_decode import defects
-from tests.sm100.mla_decode.latent_batches import call_of, draw, stored
+from tests.sm100.mla_decode.latent_batches import call_of, config_of, draw, stored
 from tests.sm100.mla_pair import defects as of_pairs
 
 ALONE, PAIR = "latent_8_bits", "latent_pair_8_bits"
 HEADS, KEYS = {ALONE: 64, PAIR: 128}, {ALONE: 300, PAIR: 500}
-for _heads in HEADS.values():
-    _config, *_ = configs_for_model(
-        **dict(head_dim=576, heads_q=_heads, heads_kv=1, dtype="e4m3", descales="qkv"),
-        **dict(calls=("latent",), causal=False, page_sizes=(64,)),
-    )
+FAMILIES = {ALONE: "mla_decode", PAIR: "mla_pair"}
+for _name, _heads in HEADS.items():
+    _model = dict(heads_q=_heads, dtype="e4m3", descales="qkv", calls=("latent",))
+    _config = config_of(FAMILIES[_name], **_model)
     attention_places.KNOWN[_config.name] = _config
 SPREAD = 4.0  # of the queries
 

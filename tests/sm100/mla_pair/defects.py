@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import torch
 
-from cute_fa4 import configs_for_model
 from tests.emulator.mutations.attention_call import executes
 from tests.emulator.mutations.mutant import (
     ASYNCHRONY,
@@ -22,7 +21,7 @@ from tests.emulator.mutations.mutant import (
     Mutant,
     Subject,
 )
-from tests.sm100.mla_decode.latent_batches import call_of, draw, stored
+from tests.sm100.mla_decode.latent_batches import call_of, config_of, draw, stored
 from tests.sm100.pairs_of_ctas import (
     AFTER,
     BEFORE,
@@ -40,9 +39,7 @@ from tests.sm100.pairs_of_ctas import (
 )  # fmt: skip
 
 NAME, INDEX_NAME = "latent_pair", "latent_pair_by_index"
-CONFIG, *_ = configs_for_model(
-    head_dim=576, heads_q=128, heads_kv=1, calls=("latent",), causal=False, page_sizes=(64,)
-)
+CONFIG = config_of("mla_pair", heads_q=128, calls=("latent",))
 SPREAD = 12.0  # of the queries: a row's maximum moves by more than 2^8 in most tiles
 
 WAIT = r"mbarrier\.try_wait\.parity\.shared\.b64 P1, (\[\S+\]), (\S+), \d+;"

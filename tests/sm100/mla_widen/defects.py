@@ -8,7 +8,6 @@ one to the next and a ring of three slots goes round within each. Scales differ 
 
 import torch
 
-from cute_fa4 import configs_for_model
 from cute_fa4.calls.latent_rows import rows_from
 from tests.emulator.mutations import attention_places
 from tests.emulator.mutations.attention_call import executes
@@ -38,12 +37,10 @@ from tests.emulator.mutations.mutant import (
     Mutant,
     Subject,
 )
-from tests.sm100.mla_decode.latent_batches import call_of
+from tests.sm100.mla_decode.latent_batches import call_of, config_of
 
 NAME = "latent_rows"
-CONFIG, *_ = configs_for_model(
-    head_dim=576, heads_q=16, heads_kv=1, calls=("latent_rows",), causal=False, page_sizes=(64,)
-)
+CONFIG = config_of("mla_widen", heads_q=16, calls=("latent_rows",))
 attention_places.KNOWN[CONFIG.name] = CONFIG
 KEYS, PAGES = 300, 5  # of a sequence
 SPREAD = 4.0  # of the queries, so that few keys make a row's result

@@ -8,11 +8,10 @@ by block. Places are in the order of the text: products, copies, widening, which
 
 import torch
 
-from cute_fa4 import configs_for_model
 from cute_fa4.calls.latent_rows import rows_from
 from tests.emulator.mutations.attention_call import executes
 from tests.emulator.mutations.mutant import HANG, ORDER, WRONG_NUMBERS, Mutant, Subject
-from tests.sm100.mla_decode.latent_batches import call_of
+from tests.sm100.mla_decode.latent_batches import call_of, config_of
 from tests.sm100.pairs_of_ctas import (
     BOTH,
     COMMIT,
@@ -25,9 +24,7 @@ from tests.sm100.pairs_of_ctas import (
 )
 
 NAME = "latent_rows_pair"
-CONFIG, *_ = configs_for_model(
-    head_dim=576, heads_q=128, heads_kv=1, calls=("latent_rows",), causal=False, page_sizes=(64,)
-)
+CONFIG = config_of("mla_widenpair", heads_q=128, calls=("latent_rows",))
 KEYS, PAGES = 200, 4
 SPREAD = 4.0  # of the queries, so that few keys make a row's result
 

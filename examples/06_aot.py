@@ -4,8 +4,8 @@
     python examples/06_aot.py --device cuda       the exported cubin on a B200 or B300
     python examples/06_aot.py --keep kernels      keep the directory that a server would get
 
-The second process runs with CUTE_FA4_JIT=error: a call that needs a kernel which was not exported is refused, with
-the configuration to export.
+The second process runs with CUTE_FA4_JIT=error and CUTE_FA4_CACHE=off: a call that needs a kernel which was not
+exported is refused, with the configuration to export.
 """
 
 import argparse
@@ -78,7 +78,8 @@ def main() -> None:
         export(directory)
         print("\nin a fresh process:", flush=True)
         command = [sys.executable, __file__, "--serve", str(directory)]
-        environment = {**os.environ, "CUTE_FA4_JIT": "error"}
+        # Nor kernels of earlier runs: what this machine has compiled before is no part of a deployment.
+        environment = {**os.environ, "CUTE_FA4_JIT": "error", "CUTE_FA4_CACHE": "off"}
         subprocess.run(
             [*command, "--device", arguments.device], env=environment, check=True, timeout=600
         )

@@ -505,35 +505,52 @@ def store_async(warp, ins, match):
 
 
 def _to_cluster(warp, ins, size, combined=None):
-    """[a], b, [mbarrier]: in flight; combined(cta, offset, data) is what is written, None: the data."""
+    """[a], b, [mbarrier]: in flight; combined(cta, offset, data) is what is written, None: the data.
+
+    What neighbouring lanes store side by side, counted by one mbarrier, is in flight as one; the mbarrier is told of
+    each lane's bytes, so that a phase that awaits fewer of them ends among them.
+    """
     address, source, mbar = ins.operands
     sources = source.items if isinstance(source, Vec) else (source,)
-    issuer, resolve, engine = warp.issuer(), warp.cta.cluster.resolve, warp.cta.machine.engine
+    resolve = warp.cta.cluster.resolve
     addresses, barriers = (shared_addresses(warp, o, ins.opcode) for o in (address, mbar))
     columns = [warp.read64(s) if size == 8 else warp.read32(s) for s in sources]
     name = ".".join(ins.opcode.split(".")[:2])
+    runs = []  # [CTA, first byte, bytes, mbarrier]
     for lane, at, barrier_at in zip(warp.lanes, addresses, barriers, strict=True):
-        data = np.array([column[lane] for column in columns], _SIZED[size]).view(np.uint8)
+        data = np.array([column[lane] for column in columns], _SIZED[size]).tobytes()
         cta, offset = resolve(at)
-        barrier_cta, barrier_offset = resolve(barrier_at)
-        label = f"{name} of {len(data)} bytes to CTA rank {cta.rank}"
-        checked = checks.copy_checks(warp, label, is_async=False)
+        barrier_cta, barrier = resolve(barrier_at)
         if barrier_cta is not cta:
             warp.fault(f"{name}: data and mbarrier must be in the same CTA", IllegalAccess)
+        last = runs[-1] if runs and combined is None else None
+        if last and last[0] is cta and last[1] + len(last[2]) == offset and last[3] == barrier:
+            last[2] += data
+        else:
+            runs.append([cta, offset, data, barrier])
+    for cta, offset, data, barrier in runs:
+        counted = [size * len(sources)] * (len(data) // (size * len(sources)))
+        _send(warp, name, cta, offset, np.frombuffer(data, np.uint8), barrier, counted, combined)
 
-        def action(
-            cta=cta, offset=offset, data=data, barrier_offset=barrier_offset, checked=checked
-        ):
-            new = data if combined is None else combined(cta, offset, data)
-            cta.shared.write(offset, new, issuer)
-            checked.writes_shared(
-                cta.shared, offset, len(data), awaited=False, atomic=combined is not None
-            )
-            barrier = cta.mbarrier(barrier_offset)
-            checked.signals(barrier)
-            barrier.complete_tx(len(data), issuer)
 
-        engine.submit(action, label, issuer, outlives_cta=True)
+def _send(warp, name, cta, offset, data, barrier_offset, counted, combined):
+    """Put data for another CTA in flight; its mbarrier is told when they are there, of so many bytes each time."""
+    issuer = warp.issuer()
+    label = f"{name} of {len(data)} bytes to CTA rank {cta.rank}"
+    checked = checks.copy_checks(warp, label, is_async=False)
+
+    def action():
+        new = data if combined is None else combined(cta, offset, data)
+        cta.shared.write(offset, new, issuer)
+        checked.writes_shared(
+            cta.shared, offset, len(data), awaited=False, atomic=combined is not None
+        )
+        barrier = cta.mbarrier(barrier_offset)
+        checked.signals(barrier)
+        for nbytes in counted:
+            barrier.complete_tx(nbytes, issuer)
+
+    warp.cta.machine.engine.submit(action, label, issuer, outlives_cta=True)
 
 
 @instruction(pattern=r"(?:fence|membar)(?:\.[\w:]+)*")

@@ -18,10 +18,9 @@ from cute_fa4.emulator.instructions.bulk_operands import (
     HINTS,
     MBARRIER_ALIGNMENT,
     bulk_size,
-    global_address,
     resolve_shared,
 )
-from cute_fa4.emulator.instructions.bulk_store import shared_source, submit_store
+from cute_fa4.emulator.instructions.bulk_store import plain_operands, shared_source, submit_store
 from cute_fa4.emulator.rounding import BF16, decode, encode
 
 _NUMBERS = {
@@ -69,13 +68,7 @@ def reduce_to_global(warp, ins, match):
     operation, kind = _what(match)
     memory, own = warp.cta.machine.memory, warp.cta
     for lane in warp.lanes:
-        target = global_address(
-            warp, ins.operands[0], lane, BULK_ALIGNMENT, "bulk reduction destination"
-        )
-        _, offset = resolve_shared(
-            warp, ins.operands[1], lane, "cta", "bulk reduction source", BULK_ALIGNMENT
-        )
-        size = bulk_size(warp, ins.operands[2], lane)
+        target, offset, size = plain_operands(warp, ins, lane, "bulk reduction")
 
         def write(data, checks, target=target):
             checks.writes_global(target, len(data), atomic=True)

@@ -109,6 +109,15 @@ def _tensor_store(warp, ins, rank, mode, reduce):
         submit_store(warp, lanes, read, write, label)
 
 
+def plain_operands(warp, ins, lane, what):
+    """[dst], [src], size -> (global address, offset in the CTA's shared memory, bytes)."""
+    place = warp, ins.operands[0], lane, BULK_ALIGNMENT
+    target = global_address(*place, f"{what} destination")
+    source = warp, ins.operands[1], lane, "cta", f"{what} source"
+    _, offset = resolve_shared(*source, BULK_ALIGNMENT)
+    return target, offset, bulk_size(warp, ins.operands[2], lane)
+
+
 @instruction(pattern=r"cp\.async\.bulk\.global\.shared::cta\.bulk_group" + HINTS + r"(\.cp_mask)?")
 def bulk_store(warp, ins, match):
     """[dst], [src], size{, cache policy}{, byteMask}: own shared memory -> global memory.
@@ -119,13 +128,7 @@ def bulk_store(warp, ins, match):
     masks = warp.read32(ins.operands[-1]) if match[1] else None
     stores = {}  # operands -> lanes
     for lane in warp.lanes:
-        target = global_address(
-            warp, ins.operands[0], lane, BULK_ALIGNMENT, "bulk copy destination"
-        )
-        _, offset = resolve_shared(
-            warp, ins.operands[1], lane, "cta", "bulk copy source", BULK_ALIGNMENT
-        )
-        size = bulk_size(warp, ins.operands[2], lane)
+        target, offset, size = plain_operands(warp, ins, lane, "bulk copy")
         mask = None if masks is None else int(masks[lane]) & 0xFFFF
         stores.setdefault((target, offset, size, mask), []).append(lane)
     for (target, offset, size, mask), lanes in stores.items():

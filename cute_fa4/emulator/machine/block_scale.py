@@ -21,7 +21,7 @@ import numpy as np
 
 from cute_fa4.emulator.errors import EmulatorError
 from cute_fa4.emulator.machine.element_formats import E2M1, E4M3, KINDS, Format
-from cute_fa4.emulator.machine.matrix_descriptors import K_BYTES, InstructionDescriptor
+from cute_fa4.emulator.machine.matrix_descriptors import K_BYTES, Fields, InstructionDescriptor
 from cute_fa4.emulator.machine.operands import read_shared_operand
 from cute_fa4.emulator.machine.tensor_core import MatrixMultiply
 from cute_fa4.emulator.machine.tensor_memory import COLUMNS, split_address
@@ -64,18 +64,8 @@ class ScaledDescriptor(InstructionDescriptor):
 def decode_scaled_instruction(bits, kind, vector, cta_group):
     """Instruction descriptor -> ScaledDescriptor. Raises EmulatorError naming the field it refuses."""
 
-    def field(low, width):
-        return bits >> low & (1 << width) - 1
-
-    def accept(name, value, accepted):
-        if value not in accepted:
-            values = ", ".join(map(str, accepted))
-            raise EmulatorError(
-                f"tcgen05.mma instruction descriptor 0x{bits:08x}, kind::{kind}.{vector}: {name} is {value}; "
-                f"accepted: {values}"
-            )
-        return value
-
+    fields = Fields(bits, f"kind::{kind}.{vector}")
+    field, accept = fields.field, fields.accept
     packed, vectors, scale_formats = _KINDS[kind]
     default = {"mxf8f6f4": "1X", "mxf4": "2X"}.get(kind)
     block = vectors[accept("the scale vector size", vector or default, tuple(vectors))]

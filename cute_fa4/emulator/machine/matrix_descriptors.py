@@ -73,6 +73,27 @@ def step_of_few(m, cta_group):
     return (8 if m == 64 else 16) if cta_group == 1 else 32
 
 
+@dataclass(frozen=True)
+class Fields:
+    """The bits of an instruction descriptor; of: what it belongs to, in errors."""
+
+    bits: int
+    of: str
+
+    def field(self, low, width):
+        return self.bits >> low & (1 << width) - 1
+
+    def accept(self, name, value, accepted, note=""):
+        """The value; EmulatorError if it is not accepted."""
+        if value not in accepted:
+            values = ", ".join(map(str, accepted))
+            raise EmulatorError(
+                f"tcgen05.mma instruction descriptor 0x{self.bits:08x}, {self.of}: "
+                f"{name} is {value}; accepted: {values}{note}"
+            )
+        return value
+
+
 @lru_cache(maxsize=1024)
 def decode_instruction(bits, kind, cta_group, weight_stationary=False):
     """Instruction descriptor -> InstructionDescriptor. Raises EmulatorError naming the field it refuses.
@@ -84,18 +105,8 @@ def decode_instruction(bits, kind, cta_group, weight_stationary=False):
     FlashInfer's decode relies on N = 8 with M = 128. layouts/umma_descriptors.py, for kernels here, takes fewer.
     """
 
-    def field(low, width):
-        return bits >> low & (1 << width) - 1
-
-    def accept(name, value, accepted, note=""):
-        if value not in accepted:
-            values = ", ".join(map(str, accepted))
-            raise EmulatorError(
-                f"tcgen05.mma instruction descriptor 0x{bits:08x}, kind::{kind}, cta_group::{cta_group}: "
-                f"{name} is {value}; accepted: {values}{note}"
-            )
-        return value
-
+    fields = Fields(bits, f"kind::{kind}, cta_group::{cta_group}")
+    field, accept = fields.field, fields.accept
     formats, accumulators = KINDS[kind]
     accept("sparsity (bits 0 to 2)", field(0, 3), (0,), " (dense)")
     accept("saturate (bit 3)", field(3, 1), (0, 1) if kind == "i8" else (0,))

@@ -86,13 +86,9 @@ class PCrossedSummed(PCrossed):
     name: str = "p_crossed_summed"
 
     def tmem(self, tiles: Tiles) -> TmemMap:
-        """The two S have as many columns in common as the sums need."""
-        s = (0, tiles.BN - tiles.num_q * SUM_COLUMNS)
+        s = meeting_s(tiles)
         p = (tiles.BN, 0)  # of S1 and of S0 alone
-        width = tiles.padded_ov_depth + SUM_COLUMNS
-        o = tuple(s[1] + tiles.BN + i * width for i in range(tiles.num_q))
-        sums = tuple(column + tiles.padded_ov_depth for column in o)
-        return TmemMap(s, p, o, o[-1] + width, p_apart=False, sums=sums, s_meet=True)
+        return with_sums(tiles, s, p, s[1] + tiles.BN, p_apart=False)
 
     def barriers(self, warps: WarpRoles) -> tuple[Barrier, ...]:
         return (*super().barriers(warps), s_apart(warps))
@@ -103,16 +99,25 @@ class PBesideSSummed(PBesideS):
     name: str = "p_beside_s_summed"
 
     def tmem(self, tiles: Tiles) -> TmemMap:
-        """The two S have as many columns in common as the sums need."""
-        s = (0, tiles.BN - tiles.num_q * SUM_COLUMNS)
+        s = meeting_s(tiles)
         p = tuple(s[1] + tiles.BN + i * tiles.p_columns for i in range(tiles.num_q))
-        width = tiles.padded_ov_depth + SUM_COLUMNS
-        o = tuple(p[1] + tiles.p_columns + i * width for i in range(tiles.num_q))
-        sums = tuple(column + tiles.padded_ov_depth for column in o)
-        return TmemMap(s, p, o, o[-1] + width, p_apart=True, sums=sums, s_meet=True)
+        return with_sums(tiles, s, p, p[1] + tiles.p_columns, p_apart=True)
 
     def barriers(self, warps: WarpRoles) -> tuple[Barrier, ...]:
         return (*super().barriers(warps), s_apart(warps))
+
+
+def meeting_s(tiles: Tiles) -> tuple[int, int]:
+    """Columns of the two S, which have as many in common as the sums need."""
+    return 0, tiles.BN - tiles.num_q * SUM_COLUMNS
+
+
+def with_sums(tiles: Tiles, s: tuple, p: tuple, first: int, p_apart: bool) -> TmemMap:
+    """Each O, from column `first` on, with the row's sum behind it."""
+    width = tiles.padded_ov_depth + SUM_COLUMNS
+    o = tuple(first + i * width for i in range(tiles.num_q))
+    sums = tuple(column + tiles.padded_ov_depth for column in o)
+    return TmemMap(s, p, o, o[-1] + width, p_apart=p_apart, sums=sums, s_meet=True)
 
 
 def s_apart(warps: WarpRoles) -> Barrier:

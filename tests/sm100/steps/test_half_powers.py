@@ -1,7 +1,6 @@
 """P of eight bits in f16: its text of PTX executed by the emulator, its error, what is exact, and what is clamped."""
 
 import math
-import re
 
 import numpy as np
 import pytest
@@ -9,6 +8,7 @@ import pytest
 from cute_fa4.emulator import ptx_files
 from cute_fa4.reference import EXP2_RELATIVE_ERROR_OF_FP8
 from cute_fa4.sm100.steps.half_powers import FLOOR, FOUR_CODES, HALF_PAIR, OFFSET, UNIT
+from tests.sm100.steps.inline_text import with_registers
 
 THREADS = 128
 KERNEL = """.version 8.8
@@ -29,10 +29,6 @@ st.global.b32 [%d3], %r6;
 ret;
 }
 """
-
-
-def with_registers(text: str, *registers: str) -> str:
-    return re.sub(r"\$(\d)", lambda found: registers[int(found[1])], text)
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """What codes of 0 lost: the text of PTX executed by the emulator, for exponents all over the range."""
 
 import math
-import re
 
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ from cute_fa4.emulator import ptx_files
 from cute_fa4.sm100.steps import lost_weights
 from cute_fa4.sm100.steps.half_powers import OFFSET, UNIT
 from cute_fa4.sm100.steps.lost_weights import MOST, RATIO, SMALLEST, sampled_columns
+from tests.sm100.steps.inline_text import with_registers
 
 THREADS = 128
 KERNEL = """.version 8.8
@@ -32,10 +32,6 @@ st.global.f32 [%d4], %f4;
 ret;
 }
 """
-
-
-def with_registers(text: str, *registers: str) -> str:
-    return re.sub(r"\$(\d)", lambda found: registers[int(found[1])], text)
 
 
 @pytest.fixture(scope="module")

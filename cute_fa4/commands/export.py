@@ -17,7 +17,9 @@ from pathlib import Path
 
 from cute_fa4.aot import entry
 from cute_fa4.aot.manifest import ExportError
+from cute_fa4.system import forks
 
+_scratch = forks.ScratchDirectory("cute_fa4-export-")
 _TYPES = {"number": int, "numbers": int, "real": float}
 _LISTS = ("numbers", "texts", "switches", "windows")
 _ALIASES = {"qkv_dtype": ("--dtype",), "write_lse": ("--lse",)}
@@ -135,7 +137,7 @@ def run(options) -> int:
             "--out: not given; accepted: a directory for the kernels, or --wheel DIR, or --list"
         )
     begin = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="cute_fa4-export-") as scratch:
+    with tempfile.TemporaryDirectory(dir=_scratch.path()) as scratch:
         out = Path(options.out or scratch)
         with progress.bar(len(configs), "compiling", "kernel") as step:
 

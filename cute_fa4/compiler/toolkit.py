@@ -14,6 +14,9 @@ import re
 from functools import cache
 from importlib import metadata
 
+from cute_fa4.system import forks
+
+_scratch = forks.ScratchDirectory("cute_fa4-ptxas-")
 FLAVOURS = {"cu12": 12, "cu13": 13}
 _RELEASE = re.compile(rb"Cuda compilation tools, release \d+\.\d+, V(\d+(?:\.\d+)+)")
 
@@ -91,6 +94,6 @@ def ptxas() -> str | None:
     def launch():
         nothing().launch(grid=[1, 1, 1], block=[32, 1, 1])
 
-    with tempfile.TemporaryDirectory(prefix="cute_fa4-ptxas-") as folder:
+    with tempfile.TemporaryDirectory(dir=_scratch.path()) as folder:
         options = f"--keep-cubin --gpu-arch sm_100a --dump-dir={folder}"
         return ptxas_of(cute.compile(launch, options=options).__cubin__)

@@ -22,6 +22,9 @@ import torch
 
 from cute_fa4.hopper.check import LARGEST_RELATIVE_ERROR, WrongResult, attention, bits
 from cute_fa4.hopper.variant import Variant
+from cute_fa4.system import forks
+
+_scratch = forks.ScratchDirectory("cute_fa4-hopper-")
 
 KERNELS = {
     "fa4_d128_causal": (128, True),
@@ -72,7 +75,7 @@ def build(directory) -> list[dict]:
 
     interface.cute = types.SimpleNamespace(**{**vars(cute), "compile": compile_only})
     records = []
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory(dir=_scratch.path()) as scratch:
         for name, (head_dim, causal) in KERNELS.items():
             try:
                 with FakeTensorMode():

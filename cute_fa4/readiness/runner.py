@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cute_fa4.readiness.stage import SECONDS_ON_CPU, Context, Stage
+from cute_fa4.system import forks
 
+_scratch = forks.ScratchDirectory("cute_fa4-stage-")
 PASSED, FAILED, HUNG, CRASHED = "passed", "failed", "hung", "crashed"
 LEFT_OUT, NOT_RUN = "left out", "not run"
 STOPPING = (FAILED, HUNG, CRASHED)
@@ -64,7 +66,7 @@ def run_one(stage: Stage, context: Context, command=command_of) -> Outcome:
     """One stage, ended by force when its time is over."""
     limit = stage.seconds if context.on_gpu else max(stage.seconds, SECONDS_ON_CPU)
     begin = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="cute_fa4-stage-") as folder:
+    with tempfile.TemporaryDirectory(dir=_scratch.path()) as folder:
         answer, log = Path(folder) / "answer.json", Path(folder) / "log"
         with log.open("wb") as output:
             process = subprocess.Popen(

@@ -7,7 +7,6 @@ from . import bands
 from .chip import FP8_DTYPES
 from .combine.config import CombineConfig
 from .config import SCHEDULES, FA4Config
-from .mha2q.schedule import TwoTiles
 from .mhapair.schedule import Pair
 from .mhaswap.schedule import CLUSTER_PARTS
 from .mhawide.schedule import WideTile
@@ -151,13 +150,11 @@ def split_configs(
     """
     if isinstance(config.schedule, PAIRED):
         config = config.with_(schedule=config.schedule.alone)
-    two_tiles = isinstance(config.schedule, TwoTiles)
     partial = config.with_(
         split_keys=True,
         share_keys=shared,
         write_lse=True,
         o_dtype="f32",
-        schedule=config.schedule.with_lse if two_tiles else config.schedule,
     )
     combine = CombineConfig(
         config.o_dtype,

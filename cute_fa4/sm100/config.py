@@ -166,11 +166,25 @@ class FA4Config(Problem):
     def with_(self, **changes) -> "FA4Config":
         """A copy with some choices changed, of the problem or of its schedule.
 
+        Who adds P up is chosen again where the changed problem does not allow it as it was; a schedule or an order
+        that is named in `changes` stays, and refusals() says what contradicts it.
+
         >>> from cute_fa4.sm100 import masks
         >>> FA4Config().with_(mask=masks.Causal(), claims=False).schedule.claims
         False
+        >>> sums = FA4Config(qkv_dtype="e4m3")
+        >>> sums.schedule.order, sums.with_(write_lse=True).schedule.order
+        ('p_crossed_summed', 'p_crossed')
         """
         own = {f.name for f in fields(self)}
         of_schedule = {name: changes.pop(name) for name in tuple(changes) if name not in own}
-        schedule = changes.pop("schedule", self.schedule)
-        return replace(self, schedule=replace(schedule, **of_schedule), **changes)
+        schedule = changes.pop("schedule", None)
+        changed = replace(
+            self, schedule=replace(schedule or self.schedule, **of_schedule), **changes
+        )
+        if schedule is not None or "order" in of_schedule:
+            return changed
+        fitting = getattr(changed.schedule, "fitting", None)
+        if fitting is None or fitting(changed) is changed.schedule:
+            return changed
+        return replace(changed, schedule=replace(fitting(changed), **of_schedule))

@@ -237,7 +237,7 @@ def of_elements(scales: torch.Tensor) -> torch.Tensor:
     """-> (heads, rows or 1, depth or 1)."""
     if scales.dtype is torch.float8_e8m0fnu:
         return scales.float().double().transpose(0, 1).repeat_interleave(32, -1)
-    return scales.double().T.view(scales.shape[-1], -1, 1)
+    return scales.double().movedim(-1, 0).view(scales.shape[-1], -1, 1)
 
 
 def unit_of(scales: torch.Tensor) -> torch.Tensor:

@@ -216,6 +216,34 @@ def test_the_config_is_the_whole_compile_key():
     assert len({base, FA4Config()}) == 1
 
 
+SUMS_OF_8_BITS = FA4Config(qkv_dtype="e4m3")
+SUMS_OF_16_BITS = FA4Config(qk_depth=64, schedule=TwoTiles(order="p_beside_s_summed", bn_cap=128))
+
+
+@pytest.mark.parametrize(
+    "base, change",
+    [
+        (SUMS_OF_8_BITS, dict(write_lse=True)),
+        (SUMS_OF_8_BITS, dict(bn_cap=64)),
+        (SUMS_OF_16_BITS, dict(write_lse=True)),
+        (SUMS_OF_16_BITS, dict(sink=True)),
+    ],
+    ids=lambda value: value.schedule.order if isinstance(value, FA4Config) else str(value),
+)
+def test_a_change_that_p_v_cannot_add_up_beside_lets_softmax_add_up(base, change):
+    """with_ gives what the same choices give from the beginning: nothing that contradicts itself."""
+    assert base.tmem.sums and base.refusals() == []
+    changed = base.with_(**change)
+    assert changed.refusals() == [] and changed.tmem.sums == ()
+    again = dataclasses.replace(changed.schedule, order=None, exp2_emulated=None)
+    assert changed == dataclasses.replace(changed, schedule=again)
+    assert base.with_(exp2_emulated=3, **change).schedule.exp2_emulated == 3
+    # An order that is named is the caller's: it stays, and the refusal says what to use.
+    named = base.with_(order=base.schedule.order, **change)
+    assert named.schedule.order == base.schedule.order
+    assert f"order={base.schedule.order!r} with" in " ".join(named.refusals())
+
+
 def test_b300_computes_every_exponential_in_hardware():
     assert (
         FA4Config(arch="sm_103a").schedule.exp2_emulated

@@ -5,12 +5,15 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 from pathlib import Path
 
 import pytest
 
 from cute_fa4.system import forks
+from tests.suite import scripts
 
+ROOT = Path(__file__).resolve().parents[2]
 PREFIX = "cute_fa4-of-a-test-"
 MAKES = f"""
 import sys
@@ -87,3 +90,43 @@ def test_a_directory_that_is_just_being_made_stays(tmp_path, monkeypatch):
     (young / forks.IN_USE).touch()
     forks.remove_left_behind(PREFIX)
     assert young.exists()
+
+
+# What makes a temporary directory for a while, up to the line in its midst at which the process is killed.
+KILLED_IN = {
+    "the question for ptxas": """
+        import cutlass.cute as cute
+        from cute_fa4.compiler import toolkit
+        cute.compile = die
+        toolkit.ptxas()""",
+    "an export into a wheel": """
+        from cute_fa4 import __main__, aot
+        aot.export = die
+        __main__.main(["export", "--wheel", "wheels", "--head-dim", "64"])""",
+    "a stage of the first run": """
+        from cute_fa4.readiness import runner
+        stage = runner.Stage("stage", "question", run=dict, suspect="nothing")
+        runner.run_one(stage, runner.Context("cpu"), command=die)""",
+}
+DIES = """
+import os, signal, sys, tempfile
+from cute_fa4.system import forks
+tempfile.tempdir = os.environ["TMPDIR"]
+forks._BEING_MADE_SECONDS = -1
+def die(*arguments, **options):
+    if sys.argv[1] == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise SystemExit(7)
+"""
+
+
+@pytest.mark.parametrize("name", KILLED_IN)
+def test_what_a_killed_process_left_goes_with_the_next_one(tmp_path, name):
+    code = DIES + textwrap.dedent(KILLED_IN[name])
+    where = dict(cwd=ROOT, env={**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)})
+    done = scripts.run("-c", code, "killed", **where)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert len(list(tmp_path.iterdir())) == 1, "it made one, which nobody could remove"
+    done = scripts.run("-c", code, "ends", **where)
+    assert done.returncode == 7, done.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -110,11 +110,18 @@ class TwoTiles(RowSchedule):
         possible = self.sums_codes and may_add_up(problem) and self.bn_cap in (0, SPAN_COLUMNS)
         return possible and self.exponential == "half" and not lone
 
-    @property
-    def with_lse(self) -> "TwoTiles":
-        """The same choices where a log-sum-exp is wanted: softmax adds P up."""
-        sums = self.order in (SUMMED, BESIDE_SUMMED)
-        return replace(self, order=None, exp2_emulated=None) if sums else self
+    def fitting(self, problem: Problem) -> "TwoTiles":
+        """The same choices for another problem: where it does not let P V add P up, as beside an LSE, softmax does."""
+        fits = self._sums_of_8_bits_fit(problem) and self._sums_of_16_bits_fit(problem)
+        return self if fits else replace(self, order=None, exp2_emulated=None)
+
+    def _sums_of_8_bits_fit(self, problem: Problem) -> bool:
+        possible = may_add_up(problem) and self.bn_cap in (0, SPAN_COLUMNS)
+        return self.order != SUMMED or possible
+
+    def _sums_of_16_bits_fit(self, problem: Problem) -> bool:
+        tiles_fit = self.bn_cap in (0, 128) and self.swizzle_bytes == 128
+        return self.order != BESIDE_SUMMED or (may_add_up_beside(problem) and tiles_fit)
 
     def tmem(self, problem: Problem) -> TmemMap:
         return self._order.tmem(self.tiles(problem))
@@ -146,15 +153,13 @@ class TwoTiles(RowSchedule):
             why.insert(
                 0, f"order={self.order!r} is no order of the products: use {' or '.join(ORDERS)}"
             )
-        if self.order == SUMMED and not (may_add_up(problem) and self.bn_cap in (0, SPAN_COLUMNS)):
+        if not self._sums_of_8_bits_fit(problem):
             why.append(
                 f"order={self.order!r} with qkv_dtype={problem.qkv_dtype!r}, depths {problem.qk_depth} and "
                 f"{problem.ov_depth}, write_lse={problem.write_lse}, bn_cap={self.bn_cap}: P V adds up P of eight "
                 "bits where V has 128 columns, without LSE or scales of tokens: use 'p_crossed'"
             )
-        if self.order == BESIDE_SUMMED and not (
-            may_add_up_beside(problem) and self.bn_cap in (0, 128) and self.swizzle_bytes == 128
-        ):
+        if not self._sums_of_16_bits_fit(problem):
             why.append(
                 f"order={self.order!r} with qkv_dtype={problem.qkv_dtype!r}, depths {problem.qk_depth} and "
                 f"{problem.ov_depth}, write_lse={problem.write_lse}, split_keys={problem.split_keys}, "

@@ -168,8 +168,18 @@ def flash_attn_func(
     NotImplementedError for parameters and gradients that are not built. capabilities() answers the
     same questions beforehand.
     """
-    if is_dynamo_compiling():
-        return through_operator("dense", flash_attn_func, locals())
+    if is_dynamo_compiling():  # Dynamo of PyTorch 2.11 cannot trace locals()
+        given = dict(
+            q=q, k=k, v=v, positional=positional, softmax_scale=softmax_scale, causal=causal,
+            window_size=window_size, mask=mask, key_limit=key_limit, learnable_sink=learnable_sink,
+            softcap=softcap, num_splits=num_splits, tokens_per_split=tokens_per_split,
+            workspace=workspace, pack_gqa=pack_gqa, deterministic=deterministic, k_rope=k_rope,
+            q_rope=q_rope, k_rope_descale=k_rope_descale, score_mod=score_mod, mask_mod=mask_mod,
+            aux_tensors=aux_tensors, block_sparse_tensors=block_sparse_tensors, q_descale=q_descale,
+            k_descale=k_descale, v_descale=v_descale, o_scale=o_scale, return_lse=return_lse, out=out,
+            others=others,
+        )  # fmt: skip
+        return through_operator("dense", flash_attn_func, given)
     if workspace is not None:
         return _in_workspace(flash_attn_func, _arguments(flash_attn_func, locals()))
     if (
@@ -298,8 +308,23 @@ def flash_attn_varlen_func(
 
     Raises as flash_attn_func.
     """
-    if is_dynamo_compiling():
-        return through_operator("varlen", flash_attn_varlen_func, locals())
+    if is_dynamo_compiling():  # Dynamo of PyTorch 2.11 cannot trace locals()
+        given = dict(
+            q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
+            max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, positional=positional,
+            seqused_q=seqused_q, seqused_k=seqused_k, seqused_k_excludes_new=seqused_k_excludes_new,
+            page_table=page_table, block_table=block_table, kv_layout=kv_layout,
+            softmax_scale=softmax_scale, causal=causal, window_size=window_size, mask=mask,
+            key_limit=key_limit, learnable_sink=learnable_sink, s_aux=s_aux, softcap=softcap,
+            num_splits=num_splits, tokens_per_split=tokens_per_split, workspace=workspace,
+            pack_gqa=pack_gqa, deterministic=deterministic, k_rope=k_rope,
+            k_rope_page_table=k_rope_page_table, q_rope=q_rope, k_rope_descale=k_rope_descale,
+            score_mod=score_mod, mask_mod=mask_mod, aux_tensors=aux_tensors,
+            block_sparse_tensors=block_sparse_tensors, q_descale=q_descale, k_descale=k_descale,
+            v_descale=v_descale, o_scale=o_scale, return_lse=return_lse,
+            return_softmax_lse=return_softmax_lse, out=out, others=others,
+        )  # fmt: skip
+        return through_operator("varlen", flash_attn_varlen_func, given)
     if workspace is not None:
         return _in_workspace(flash_attn_varlen_func, _arguments(flash_attn_varlen_func, locals()))
     if (
@@ -421,8 +446,21 @@ def flash_attn_with_kvcache(
     those of flash_attn_varlen_func. Under torch.autocast q, k and v are cast, the caches are not:
     they must have the dtype of the region. rotary_cos, rotary_sin and qv are not built.
     """
-    if is_dynamo_compiling():
-        return through_operator("kvcache", flash_attn_with_kvcache, locals())
+    if is_dynamo_compiling():  # Dynamo of PyTorch 2.11 cannot trace locals()
+        given = dict(
+            q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v, positional=positional,
+            cache_seqlens=cache_seqlens, page_table=page_table, block_table=block_table,
+            kv_layout=kv_layout, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k_new=cu_seqlens_k_new,
+            max_seqlen_q=max_seqlen_q, softmax_scale=softmax_scale, causal=causal,
+            window_size=window_size, mask=mask, key_limit=key_limit, learnable_sink=learnable_sink,
+            s_aux=s_aux, softcap=softcap, num_splits=num_splits, tokens_per_split=tokens_per_split,
+            workspace=workspace, pack_gqa=pack_gqa, score_mod=score_mod, mask_mod=mask_mod,
+            aux_tensors=aux_tensors, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
+            o_scale=o_scale, return_lse=return_lse, return_softmax_lse=return_softmax_lse, out=out,
+            cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad, rotary_cos=rotary_cos,
+            rotary_sin=rotary_sin, qv=qv, others=others,
+        )  # fmt: skip
+        return through_operator("kvcache", flash_attn_with_kvcache, given)
     if workspace is not None:
         return _in_workspace(flash_attn_with_kvcache, _arguments(flash_attn_with_kvcache, locals()))
     if (

@@ -1,11 +1,13 @@
 """torch.compile and torch.export of code that calls attention: the same bits, no graph break, no needless recompile."""
 
+import inspect
 import io
 
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
+from torch._dynamo.variables.builtin import BuiltinVariable
 from torch._inductor.utils import run_and_get_code
 
 from cute_fa4 import (
@@ -14,6 +16,7 @@ from cute_fa4 import (
     flash_attn_varlen_func,
     flash_attn_with_kvcache,
     flash_mla_with_kvcache,
+    interface,
     masks,
     score_mods,
 )
@@ -23,9 +26,15 @@ from tests.operators.problems import copied, int32
 
 
 @pytest.fixture(autouse=True)
-def fresh_compiler():
+def fresh_compiler(monkeypatch):
+    """Of PyTorch as it was in 2.11, as far as it traced less: no locals()."""
     torch._dynamo.reset()
     counters.clear()
+
+    def refuse(*_):
+        raise torch._dynamo.exc.Unsupported("locals() is not traced")
+
+    monkeypatch.setattr(BuiltinVariable, "call_locals", refuse, raising=False)
 
 
 @pytest.fixture
@@ -478,3 +487,21 @@ def test_an_exported_module_computes_the_same():
 
     program = torch.export.export(Causal(), (), arguments)
     assert torch.equal(program.module()(**arguments), attention(**arguments))
+
+
+@pytest.mark.parametrize(
+    "function", [flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache]
+)
+def test_each_parameter_reaches_its_operator_under_its_name(function, monkeypatch):
+    """What is compiled names them one by one; one that is forgotten would silently be its default."""
+    names = {
+        name: object()
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    }
+    seen = []
+    monkeypatch.setattr(interface, "is_dynamo_compiling", lambda: True)
+    monkeypatch.setattr(interface, "through_operator", lambda *given: seen.append(given))
+    function(**names, unknown=1)
+    [(_, of, given)] = seen
+    assert of is function and given == {**names, "positional": (), "others": {"unknown": 1}}

@@ -35,6 +35,8 @@ from benchmarks.cycle_model import (  # noqa: E402
     calibration,
     depths,
     eight_bits,
+    fixed_cost,
+    memory_bound,
     pairs,
     plots,
     report,
@@ -55,7 +57,7 @@ PAGES = (DOCS / "performance.md", DOCS / "performance_method.md")
 # The picture shows this many key tiles from the middle of a CTA of the longest simulated length.
 PICTURE_TILES = 3
 # Tables of the pages that depend on machine code: each says whose it is.
-MODELLED_TABLES = ("speeds", "pages", "orders", "claims", "steady", "calibration")
+MODELLED_TABLES = ("speeds", "pages", "orders", "claims", "steady", "calibration", "fixed_cost")
 
 
 def fill(text: str, name: str, table: str) -> str:
@@ -181,8 +183,10 @@ def main(argv: list[str] | None = None) -> int:
         for variant in chosen
         if all(word in str(variant).split() for word in words)
     }
+    cycles = {variant: kernel.cycles for variant, kernel in kernels.items()}
     if args.calibration:
-        print(report.calibration_table(kernels, constants))
+        calibrated = report.calibration_table(kernels, constants)
+        print(calibrated, fixed_cost.table(cycles, constants), sep="\n\n")
         return 0
     found = report.rows(kernels, constants)
     if args.svg:
@@ -195,10 +199,11 @@ def main(argv: list[str] | None = None) -> int:
             "claims": report.claims_table(kernels, constants),
             "steady": report.steady_table(kernels),
             "calibration": report.calibration_table(kernels, constants),
+            "fixed_cost": fixed_cost.table(cycles, constants),
         }
         of_code = {name: f"{tables[name]}\n\n{report.made_by(kernels)}" for name in MODELLED_TABLES}
         for modelled in (  # each is written as it is there: the whole takes half an hour
-            lambda: of_code,
+            lambda: of_code | {"memory_bound": memory_bound.table()},
             lambda: depths.tables(makers, constants),
             lambda: pairs.tables(makers, constants),
             lambda: wide.tables(makers, constants),

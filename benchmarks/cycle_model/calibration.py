@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,24 +94,30 @@ def _distance(rows, cycles, constants) -> float:
     return math.sqrt(sum(x * x for x in logs) / len(logs))
 
 
-def fit_launch(rows: list[Row], cycles, constants) -> tuple[float, dict[str, float]]:
-    """Coordinate descent over LAUNCH: (distance, values)."""
-    values = {name: low for name, (low, _, _) in LAUNCH.items()}
-    values["second_run_speed"] = 0.85
-    best = _distance(rows, cycles, with_values(constants, values))
-    reach = {name: (high - low) / 4 for name, (low, high, _) in LAUNCH.items()}
-    while any(reach[name] >= step for name, (_, _, step) in LAUNCH.items()):
+def descend(distance: Callable[[dict], float], start: dict, ranges: dict) -> tuple[float, dict]:
+    """Coordinate descent: (smallest distance, its values). ranges: (lowest, highest, step) of each value."""
+    values, best = dict(start), distance(start)
+    reach = {name: (high - low) / 4 for name, (low, high, _) in ranges.items()}
+    while any(reach[name] >= step for name, (_, _, step) in ranges.items()):
         improved = False
-        for name, (low, high, step) in LAUNCH.items():
+        for name, (low, high, step) in ranges.items():
             for sign in (1, -1):
                 moved = min(high, max(low, values[name] + sign * max(reach[name], step)))
                 tried = {**values, name: moved}
-                distance = _distance(rows, cycles, with_values(constants, tried))
-                if distance < best - 1e-12:
-                    best, values, improved = distance, tried, True
+                found = distance(tried)
+                if found < best - 1e-12:
+                    best, values, improved = found, tried, True
         if not improved:
             reach = {name: length / 2 for name, length in reach.items()}
     return best, values
+
+
+def fit_launch(rows: list[Row], cycles, constants) -> tuple[float, dict[str, float]]:
+    """Coordinate descent over LAUNCH: (distance, values)."""
+    start = {name: low for name, (low, _, _) in LAUNCH.items()} | {"second_run_speed": 0.85}
+    return descend(
+        lambda values: _distance(rows, cycles, with_values(constants, values)), start, LAUNCH
+    )
 
 
 def fit(kernels: dict[Variant, AlignedKernel], rows: list[Row]) -> tuple[float, dict[str, float]]:

@@ -117,7 +117,7 @@ B200: dict[str, Constant] = {
     "cold_memory": Constant(
         0.0,
         "fraction of bytes / hbm_tbs",
-        "fitted; time to fill and drain that no work hides, on top of launch_us",
+        "fitted; by how much SMs are later than their cycles say; no launch that memory bounds pays it",
         True,
     ),
     "second_run_speed": Constant(

@@ -9,6 +9,13 @@ next one starts when it has left. Hardware hands CTAs out in order, each to the 
 first. A CTA of cute_fa4 that goes on takes the next block likewise: single() for the first with
 rows on an SM, added() for the others, and for a block without rows what skipping it costs. Order
 changes nothing else here: every copy is a hit of L2.
+
+    time = launch_us + max(SMs, memory)
+    memory   start + bytes / hbm_tbs: a launch that does nothing else, as decode has it
+    SMs      the makespan behind the start, or behind the fitted fixed cost, which is more: what published rows take
+    start    kernel_start_us + cold_start_us
+
+The fixed cost delays the SMs and not the memory: launches that memory bounds were published, and do not pay it.
 """
 
 from __future__ import annotations
@@ -54,7 +61,8 @@ class LaunchTime:
     """us: time of the launch. busy: share of SM cycles in which a CTA was at work.
 
     key_tiles: of all work tiles. slot_cycles: cycles of the launch x clusters that fit.
-    bound_by_memory: the bytes take longer at the sustained rate of HBM than the SMs need.
+    busy_us: of the SMs alone. memory_us: of the bytes alone, at the sustained rate of HBM.
+    bound_by_memory: the bytes take longer than the SMs.
     """
 
     us: float
@@ -62,6 +70,8 @@ class LaunchTime:
     ctas: int
     key_tiles: int
     slot_cycles: float
+    busy_us: float
+    memory_us: float
     bound_by_memory: bool
 
     def tflops(self, problem: Problem) -> float:
@@ -95,14 +105,18 @@ def launch_time(
     clock = value["clock_ghz"] * 1e3 * clock_factor
     busy_us = makespan / clock
     memory_us = problem.bytes / value["hbm_tbs"] * 1e-6
-    overhead = value["launch_us"] + value["cold_memory"] * memory_us
+    start_us = value["kernel_start_us"] + value["cold_start_us"]
+    of_sms = max(start_us, value["cold_memory"] * memory_us) + busy_us
+    of_memory = start_us + memory_us
     return LaunchTime(
-        us=max(busy_us, memory_us) + overhead,
+        us=value["launch_us"] + max(of_sms, of_memory),
         busy=work / (makespan * slots),
         ctas=len(tiles) * (2 if variant.pair else 1),
         key_tiles=sum(tiles),
         slot_cycles=makespan * slots,
-        bound_by_memory=memory_us > busy_us,
+        busy_us=busy_us,
+        memory_us=memory_us,
+        bound_by_memory=of_memory > of_sms,
     )
 
 

@@ -76,6 +76,9 @@ H200: dict[str, Constant] = {
     "tma_rate": Constant(42, "bytes/cycle/SM", f"{_HOPPER}: L2 5.5 to 7 TB/s / 132 / 1.7 GHz"),
     "store_latency": Constant(200, "cycles", _ASSUMED),
     "hbm_tbs": Constant(4.8, "TB/s", "vendor"),
+    # launch_us has the first, and caches are warm
+    "kernel_start_us": Constant(0.0, "us", "in launch_us"),
+    "cold_start_us": Constant(0.0, "us", "not used: measured with warm caches"),
     "cta_gap": Constant(385, "cycles", f"{_MEASURED}: CTAs that leave at once, 364 to 395"),
     "cold_memory": Constant(0.0, "fraction", "not used: measured with warm caches"),
     "second_run_speed": Constant(1.0, "factor", "not used"),

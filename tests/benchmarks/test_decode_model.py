@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.cycle_model import memory_bound
 from benchmarks.cycle_model.constants import B200, fitted_b200
 from benchmarks.cycle_model.decode import latent, narrow, report
 from benchmarks.cycle_model.decode.call import call_of
@@ -24,9 +25,11 @@ from benchmarks.cycle_model.decode.problems import (
     problems,
     published,
 )
-from benchmarks.cycle_model.decode.time import merge_us
+from benchmarks.cycle_model.decode.time import merge_us, time_of
 from benchmarks.cycle_model.decode.variants import TILES, their_queues, works
-from benchmarks.cycle_model.grid import Curve
+from benchmarks.cycle_model.grid import CTACycles, Curve, launch_time
+from benchmarks.cycle_model.kernels import OURS, Variant
+from benchmarks.cycle_model.problems import Problem
 
 ALLOWED = 0.10
 DOCS = Path(__file__).parents[2] / "docs"
@@ -227,3 +230,62 @@ def test_a_latent_cache_of_8_bits_is_called_with_its_scales():
     assert (of["e4m3"].descales, of[ROWS].descales) == ("qkv", "")
     families = [config.schedule.family for config in of.values()]
     assert families == ["mla_pair", "mla_widenpair"]
+
+
+# What launches that memory alone bounds may take beyond prefill's form of it. Decode's has the knee below the ceiling,
+# 1.3 % with 128 KiB in flight an SM, and published ones have prologue, epilogue and the merging of parts.
+KNEE, BESIDES = 0.02, 0.04
+# Bytes from which those parts are less than BESIDES of the time.
+MANY_BYTES = 5e8
+
+
+def prefill_us(num_bytes: float) -> float:
+    """A launch of so many bytes whose SMs have hardly anything to do, without the host's part."""
+    constants, problem = fitted_b200(), Problem(1, 1, 1, 128, 128, causal=False)
+    idle = CTACycles(Curve(((1, 1.0), (2, 1.0))))
+    constants = constants | {
+        "hbm_tbs": replace(
+            constants["hbm_tbs"], value=constants["hbm_tbs"].value * problem.bytes / num_bytes
+        )
+    }
+    return launch_time(Variant(OURS), problem, idle, constants).us - constants["launch_us"].value
+
+
+@pytest.mark.parametrize("megabytes", [134, 537, 4295])
+def test_decode_and_prefill_agree_on_a_launch_that_is_memory_alone(megabytes):
+    """148 CTAs, each with 128 KiB in flight, read so many bytes and do nothing else."""
+    constants = fitted_b200()
+    idle, tile_bytes, in_flight = Memory.of(constants).latency, 32768.0, 131072.0
+    latencies = tuple(idle * factor for factor in (1, 2, 4, 8, 16))
+    curves = tuple(
+        Curve(((1, each), (2, 2 * each)))
+        for each in (at * tile_bytes / in_flight for at in latencies)
+    )
+    tiles = megabytes * 1e6 / 148 / tile_bytes
+    kernel = Streaming(latencies, curves, curves, tile_bytes)
+    decode = time_of(kernel, [[tiles]] * 148, False, 0.0, 1, constants)
+    assert 1 < decode.us / prefill_us(megabytes * 1e6) < 1 + KNEE
+
+
+def test_prefills_form_meets_published_decodes_that_memory_bounds():
+    """One of them reads 537 MB, as many as every published prefill moves; half as much again would miss them all."""
+    compared = 0
+    for problem in problems():
+        if published(problem) and problem.seqlen_q == 1 and problem.bytes > MANY_BYTES:
+            compared += 1
+            assert 1 < min(published(problem).values()) / prefill_us(problem.bytes) < 1 + BESIDES
+    assert compared == 3
+
+
+def test_attention_that_memory_bounds_takes_microseconds_more_than_a_stream():
+    """Measured on an H200, whichever way it was timed: no share of the bytes, of which the fitted one is half."""
+    found = memory_bound.measured()
+    for way in memory_bound.WAYS:
+        stream, attention = (
+            [found[kind, tokens][way] for tokens in memory_bound.TOKENS]
+            for kind in ("stream", "attention")
+        )
+        more = [one - other for one, other in zip(attention, stream, strict=True)]
+        assert 4 < more[0] < more[-1] < 12
+        assert (more[-1] - more[0]) / (stream[-1] - stream[0]) < 0.02
+    assert table_of("memory_bound", "performance_method.md") == memory_bound.table()

@@ -14,7 +14,8 @@ from benchmarks.cycle_model.problems import Problem
 LINEAR = CTACycles(Curve(((1, 1100.0), (2, 1200.0), (4, 1400.0))))
 CLOCK = B200["clock_ghz"].value * 1e3  # cycles a microsecond
 # Such short CTAs would be bound by memory; here only the SMs are to count.
-CHIP = {**B200, "hbm_tbs": replace(B200["hbm_tbs"], value=1e9)}
+WITHOUT_MEMORY = {"hbm_tbs": 1e9, "kernel_start_us": 0.0, "cold_start_us": 0.0}
+CHIP = B200 | {name: replace(B200[name], value=value) for name, value in WITHOUT_MEMORY.items()}
 
 
 def cycles_of(time):
@@ -64,12 +65,35 @@ def test_a_persistent_kernel_pays_the_start_once():
 
 
 def test_bytes_bound_what_the_sms_do_not():
+    """Time of the bytes, of the start of a kernel and its first copies, and of the host; no fixed cost."""
+    constants = {**B200, "cold_memory": replace(B200["cold_memory"], value=0.5)}
     problem = Problem(148, 1, 1, 256, 128, causal=False)
-    time = launch_time(Variant(OURS), problem, LINEAR, B200)
+    time = launch_time(Variant(OURS), problem, LINEAR, constants)
     assert time.bound_by_memory
-    memory_us = problem.bytes / (B200["hbm_tbs"].value * 1e6)
-    factor = 1 + B200["cold_memory"].value
-    assert time.us == pytest.approx(B200["launch_us"].value + factor * memory_us)
+    assert time.memory_us == pytest.approx(problem.bytes / (B200["hbm_tbs"].value * 1e6))
+    starts = sum(B200[name].value for name in ("launch_us", "kernel_start_us", "cold_start_us"))
+    assert time.us == pytest.approx(starts + time.memory_us)
+
+
+def test_the_fixed_cost_delays_the_sms_and_not_the_memory():
+    """The SMs' share of a launch that both take part in, from far below the memory's to far above it."""
+    constants, problem = fitted_b200(), Problem(148, 1, 1, 256, 128, causal=False)
+    start = sum(constants[name].value for name in ("kernel_start_us", "cold_start_us"))
+    fixed = constants["cold_memory"].value * problem.bytes / (constants["hbm_tbs"].value * 1e6)
+    delay = max(start, fixed)
+    found = []
+    for cycles in (500, 4000, 7000, 8000, 20_000):
+        curve = CTACycles(Curve(((1, float(cycles)), (2, float(cycles)))))
+        found.append(launch_time(Variant(OURS), problem, curve, constants))
+    for time in found:
+        beside_the_host = time.us - constants["launch_us"].value
+        # Neither the memory nor the SMs can be outrun, and one of them has nothing more in its way.
+        assert beside_the_host > max(time.memory_us, time.busy_us)
+        slowest = max(start + time.memory_us, delay + time.busy_us)
+        assert beside_the_host == pytest.approx(slowest)
+    assert [time.us for time in found] == sorted(time.us for time in found)
+    # 38.8 MB: 5.3 us beside a start of 1.5 and a fixed cost of 2.8: they meet at 4.0 us, 7,480 cycles.
+    assert [time.bound_by_memory for time in found] == [True, True, True, False, False]
 
 
 def test_a_cta_without_work_costs_what_the_curve_says():

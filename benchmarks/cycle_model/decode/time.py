@@ -68,7 +68,7 @@ def ours(problem: DecodeProblem, constants: dict[str, Constant], num_splits: int
         merge = constants[f"cluster_merge_{call.parts}_us"].value
     claims = bool(call.config.schedule.claims)
     ctas = getattr(call.config.schedule, "ctas", 1)
-    return _time(kernel, call.queues, claims, merge, call.parts, constants, ctas)
+    return time_of(kernel, call.queues, claims, merge, call.parts, constants, ctas)
 
 
 def theirs(problem: DecodeProblem, constants: dict[str, Constant], split: bool) -> CallTime:
@@ -83,7 +83,7 @@ def theirs(problem: DecodeProblem, constants: dict[str, Constant], split: bool) 
         cycles = kernels.merge_cycles(config, constants)(parts)
         merge = merge_us(cycles, True, constants)
     kernel = kernels.their_attention(variant, constants)
-    return _time(kernel, queues, False, merge, parts, constants)
+    return time_of(kernel, queues, False, merge, parts, constants)
 
 
 def merge_us(cycles: float, dependent: bool, constants: dict[str, Constant]) -> float:
@@ -95,10 +95,13 @@ def merge_us(cycles: float, dependent: bool, constants: dict[str, Constant]) -> 
     return max(alone - value["dependent_saves_us"], value["dependent_least_us"])
 
 
-def _time(
+def time_of(
     kernel: Streaming, queues, goes_on: bool, merge: float, parts: int, constants, ctas: int = 1
 ) -> CallTime:
-    """ctas: that run a queue together, each on an SM of its own."""
+    """A launch whose CTAs do these queues of key tiles, and a merge that takes so many microseconds.
+
+    goes_on: CTAs claim further queues. ctas: that run a queue together, each on an SM of its own.
+    """
     value = {name: constant.value for name, constant in constants.items()}
     chip = Chip(Memory.of(constants), int(value["sms"]) // ctas, kernel)
     found = chip.run(list(queues), goes_on)

@@ -96,7 +96,8 @@ def latent(given: dict):
     cache, table = given["k_cache"], given["block_table"]
     q, lengths = given["q"], given["cache_seqlens"]
     check_latent_tensors(q, cache, table, lengths, given["out"])
-    scales = dict(zip(_SCALES, given.pop("scales") or (), strict=False))
+    # by position: Dynamo of PyTorch 2.8 takes every zip() as a strict one
+    scales = {_SCALES[at]: scale for at, scale in enumerate(given.pop("scales") or ())}
     options = (
         dict.fromkeys(none)
         | scales

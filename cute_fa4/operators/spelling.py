@@ -25,7 +25,7 @@ def spell_mask(mask: masks.Mask) -> str:
         return f"{kind.__name__}({spell_mask(mask.a)},{spell_mask(mask.b)})"
     if kind is masks.Window:
         return f"Window({mask.left},{mask.right})"
-    if kind not in masks.KINDS.values():
+    if masks.KINDS.get(kind.__name__) is not kind:  # Dynamo of PyTorch 2.8 cannot search values()
         raise NotImplementedError(
             f"mask: a {kind.__name__} cannot be traced; accepted: the masks of cute_fa4.masks; call outside "
             "of the compiled function"

@@ -151,7 +151,7 @@ def test_inductor_copies_no_cache(program, make, reached):
     # It calls kernels of its own for copies; here it has nothing but the operator to call.
     function = torch.compile(program, fullgraph=True)
     _, [code] = run_and_get_code(function, **make())
-    body = code[code.index("def call(") : code.index("def get_args")]
+    body = code[code.index("def call(") :].split("\ndef ")[0]  # what follows is for benchmarks
     assert body.count("torch.ops.cute_fa4.flash_attn_append.default(") == 1
     assert "cpp_" not in body and "copy" not in body and "clone" not in body
 
@@ -382,6 +382,9 @@ def test_named_functions_are_watched_by_what_they_close_over(reached):
     assert keys[0] == keys[2] != keys[1]
 
 
+@pytest.mark.skipif(
+    torch.__version__ < (2, 9), reason="Dynamo takes no instance of a frozen class as a constant"
+)
 def test_a_function_with_a_key_of_its_own_is_found_by_it(reached):
     mod = score_mods.ScoreMod(scaled_by(2.0), "twice")
     compiled(flash_attn_func)(**problems.dense(), score_mod=mod, softcap=20.0)

@@ -28,8 +28,10 @@ from benchmarks.sass import nvdisasm
 from cute_fa4.compiler import toolkit
 from cute_fa4.compiler.sources import kernel_sources
 from cute_fa4.sm100 import bands
+from cute_fa4.sm100.choose_config import FAMILIES, PAIRED
 from cute_fa4.sm100.mhapair import pays
 from cute_fa4.sm100.rows_of_tiles import is_wide
+from cute_fa4.sm100.which_kernel import Call, which_kernel
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS, THEIRS = "cute_fa4", "flash-attn-4"
@@ -44,7 +46,8 @@ def runs_on_pairs(problem: Problem, arch: str = "sm_100a") -> bool:
     mean, most = sum(problem.sequences) / problem.batch, max(problem.sequences)
     heads = problem.batch * problem.heads_q
     lengths = pays.Lengths(mean, mean, heads, 1, not problem.lengths, most, most)
-    return pays.pays(pays.Asked(problem.dtype, *depths, mask, arch=arch), lengths)
+    call = Call(problem.dtype, *depths, group=problem.group, seqlen_q=most, mask=mask, arch=arch)
+    return FAMILIES[which_kernel(call, lengths).family] in PAIRED
 
 
 @dataclass(frozen=True)

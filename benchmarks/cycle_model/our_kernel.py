@@ -75,13 +75,10 @@ def config(variant):
     ValueError with the reasons if cute_fa4 refuses it.
     """
     from cute_fa4.sm100.choose_config import choose_config
-    from cute_fa4.sm100.rows_of_tiles import is_wide
+    from cute_fa4.sm100.which_kernel import Call, which_kernel
 
-    depths = variant.head_dim, variant.head_dim_v or variant.head_dim
-    wide = is_wide(*depths, variant.dtype in ("e4m3", "e5m2"))
-    pair = "mhawidepair" if wide else "mhapair"
     layout = "packed" if variant.ragged else "dense"
-    found = choose_config(
+    choices = dict(
         qkv_dtype=variant.dtype,
         head_dim=variant.head_dim,
         head_dim_v=variant.head_dim_v or None,
@@ -92,10 +89,11 @@ def config(variant):
         seqused_k=variant.page_size > 0,
         page_size=variant.page_size,
         claims=variant.claims,
-        family=pair if variant.pairs else None,
         arch=variant.arch,
         **dict(variant.choices),
     )
+    call = Call.of_choices(choices, seqlen_q=variant.rows, pairs=variant.pairs)
+    found = choose_config(**choices, family=which_kernel(call).family)
     if found.refusals():
         raise ValueError(f"{variant}: " + "; ".join(found.refusals()))
     return found

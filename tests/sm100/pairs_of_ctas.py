@@ -6,11 +6,12 @@ A name says the mbarrier of its place; `named` plants nothing where a kernel has
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
-from cute_fa4 import flash_attn_func
+from cute_fa4 import flash_attn_func, masks
+from cute_fa4.masks import BoundMask
 from cute_fa4.sm100.config import FA4Config
 from tests.emulator.mutations.attention_call import executes
 from tests.emulator.mutations.attention_places import address, bytes_of
@@ -39,6 +40,7 @@ LOAD = r"(cp\.async\.bulk\.tensor\.\dd\.shared::cluster\S*)\.cta_group::2 "
 QUERY = r"clusterlaunchcontrol\.try_cancel\.async\.shared::cta\.mbarrier::complete_tx::bytes\.multicast::cluster::all"
 CLOSE = r"mbarrier\.arrive\.relaxed\.cluster\.shared::cta\.b64 state, (\[%r\d+\]), (%r\d+);"
 MMA = r"@leader_thread (tcgen05\.mma)\.cta_group::2(\S+ .*), (0x[0-9a-f]+), (\w+);"
+PROXY_FENCE = r"fence\.proxy\.async\.shared::cta;"
 ANSWER_READ = r"mbarrier\.arrive\.release\.cluster\.shared::cluster\.b64 _, (\[%r\d+\]), %r\d+;"
 
 EARLY = (*ASYNCHRONY, *COUNTS)
@@ -47,16 +49,23 @@ EARLY_OR_HANG = (*EARLY, *HANG)
 GONE = (*COUNTS, *IN_FLIGHT, "IllegalAccess", "EmulatorError")
 
 
-def causal_subject(name: str, level, queries: int, head_dim: int, heads: int = 1) -> Subject:
-    """Heads of `queries` on 300 keys, causal: three key tiles, scores so wide that most tiles rescale rows."""
+def subject_of(
+    name: str, level, mask: BoundMask, queries: int, keys: int, head_dim=128, heads=1
+) -> Subject:
+    """Heads of so many queries on so many keys under a mask; scores so wide that most tiles rescale rows."""
     generator = torch.Generator().manual_seed(1)
     q = (torch.randn(1, queries, heads, head_dim, generator=generator) * 6).bfloat16()
-    k, v = torch.randn(2, 1, 300, heads, head_dim, generator=generator).bfloat16()
+    k, v = torch.randn(2, 1, keys, heads, head_dim, generator=generator).bfloat16()
 
     def call(out):
-        return flash_attn_func(q, k, v, causal=True, return_lse=True, out=out, num_splits=1)
+        return flash_attn_func(q, k, v, mask=mask, return_lse=True, out=out, num_splits=1)
 
     return Subject(name, executes(call, q, level))
+
+
+def causal_subject(name: str, level, queries: int, head_dim: int, heads: int = 1) -> Subject:
+    """On 300 keys: three key tiles."""
+    return subject_of(name, level, masks.causal(), queries, 300, head_dim, heads)
 
 
 def edited(pattern: str, number: int, by: str, ahead_of: str | None = None, at: int = 0):
@@ -132,20 +141,18 @@ def _in_this_cta(text: list[str], number: int) -> list[str]:
     return text
 
 
-P_OF_SOFTMAX = 4  # arrivals of softmax: p_ready and p_last of a whole tile and of a masked one
-
-
 @dataclass(frozen=True)
 class Crossings:
     """Every place of a kernel by name, in the order of its text.
 
     arrivals_at_0  arrivals in CTA 0: P of a masked tile comes behind that of a whole one
+    of_p           how many of them, the first ones, are those of P: p_ready and p_last of each loop of softmax
     committed      commits in both CTAs
     awaited        waits of the mma warp of CTA 0
     announced      announcements of bytes
     doubled, in_one, missing, flipped   which of them are planted in further ways
     closes         phases of p_ready that CTA 0 completes at the end
-    not_reached    (names of commits and waits, why no call gets there)
+    not_reached    name of a commit or wait -> why no call gets there
     """
 
     name: str
@@ -159,7 +166,8 @@ class Crossings:
     missing: tuple[int, ...]
     flipped: tuple[int, ...]
     closes: int
-    not_reached: tuple[tuple[str, ...], str] = ((), "")
+    of_p: int = 4
+    not_reached: dict[str, str] = field(default_factory=dict)
 
     def mutants(self) -> Iterator[Mutant]:
         for group in (arrivals, commits, waits, loads, meetings, claims):
@@ -170,8 +178,7 @@ class Crossings:
 
     def planted_at(self, names, n, words, pattern, edit, meant) -> Mutant:
         """At place n of those with names; words: of the defect, with the name for {}."""
-        unreachable, why = self.not_reached
-        equivalent = why if names[n] in unreachable else ""
+        equivalent = self.not_reached.get(names[n], "")
         edit = named(self.config, names, pattern, edit)
         return self.planted(words.format(names[n]), edit, meant, equivalent=equivalent)
 
@@ -195,7 +202,7 @@ def arrivals(self: Crossings):
             edited(MAPA, n, r"mapa.shared::cluster.u32 \1, \2, 1;"),
             EARLY_OR_HANG,
         )
-    for n in range(P_OF_SOFTMAX):
+    for n in range(self.of_p):
         fence = edited(BEFORE, -1, "", ahead_of=REMOTE, at=n)
         yield planted(n, "no tcgen05 fence before {}", fence, (*ORDER, "TensorOrderError"))
         stored = edited(STORED, -1, "", ahead_of=REMOTE, at=n)
@@ -293,6 +300,10 @@ def claims(self):
     )
     yield self.planted(
         "CTA 1 does not say that it has read the answer", edited(ANSWER_READ, 0, ""), HANG
+    )
+    unfenced = edited(PROXY_FENCE, -1, "", ahead_of=ANSWER_READ)
+    yield self.planted(
+        "no fence between an answer that is read and the next one", unfenced, ("ProxyError",)
     )
     relaxed = r"mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, \1, 1;"
     yield self.planted("CTA 1 says so without a release", edited(ANSWER_READ, 0, relaxed), ORDER)

@@ -30,6 +30,7 @@ import numpy as np
 
 from cute_fa4.emulator.checks import memory as memory_checks
 from cute_fa4.emulator.checks import tensor as tensor_checks
+from cute_fa4.emulator.checks.clocks import HAPPENED
 from cute_fa4.emulator.errors import (
     EmulatorError,
     IllegalAccess,
@@ -68,6 +69,8 @@ def alloc(warp, ins, match):
             return Wait(
                 lambda: tmem.find(columns) is not None, f"{columns} free tensor memory columns"
             )
+        if group == 2:
+            _check_peer_is_there(warp)
         tmem.half_done[warp.index] = (tmem.allocate(columns), tmem.allocations)
         tmem.allocations += 1
         warp.note_progress()
@@ -94,20 +97,56 @@ def alloc(warp, ins, match):
         memory_checks.shared_span(
             cta.machine.ordering, warp, cta.shared, offset, 4, "tcgen05.alloc"
         )
+        tmem.allocated_by = warp.order.actor, warp.order.last
     return None
+
+
+def _check_peer_is_there(warp):
+    """Whoever allocates for a pair knows that the other CTA has been launched (PTX ISA, "tcgen05.alloc").
+
+    A cluster starts together, but not at once (NVIDIA/cutlass#3316). Level "ptx" asks for it.
+    """
+    order, cluster = warp.cta.machine.ordering, warp.cta.cluster
+    if order is None or not order.ptx or cluster.barrier.generation:
+        return
+    peer, happened = pair_of(warp)[warp.cta.rank & 1 ^ 1], warp.order.clock[HAPPENED]
+    if not any(happened[other.order.actor] for other in peer.warps):
+        raise TensorMemoryError(
+            "tcgen05.alloc with .cta_group::2, but nothing says that the other CTA of the pair has been launched: "
+            "barrier.cluster.arrive and wait before it"
+        )
 
 
 @instruction(pattern=rf"tcgen05\.dealloc{GROUP}\.sync\.aligned\.b32", aligned=True)
 def dealloc(warp, ins, match):
     """Free the block at an address; both operands must match its tcgen05.alloc."""
-    tmem = warp.cta.tmem
-    tmem.use_cta_group(int(match.group(1)))
+    tmem, group = warp.cta.tmem, int(match.group(1))
+    tmem.use_cta_group(group)
     address, columns = (warp.uniform(warp.read32(op)) for op in ins.operands)
+    if group == 2:
+        _check_peer_has_allocated(warp)
     tmem.deallocate(address, columns)
     if tmem.shadow is not None:
         column = split_address(address)[1]
         tensor_checks.deallocate(warp.cta.machine.ordering, warp, tmem, column, columns)
     warp.note_progress()
+
+
+def _check_peer_has_allocated(warp):
+    """A pair frees when the tcgen05.alloc of both has completed.
+
+    A B300 ends the launch otherwise (NVIDIA/cutlass#3435).
+    """
+    peer = pair_of(warp)[warp.cta.rank & 1 ^ 1].tmem
+    known = not peer.half_done
+    if known and peer.allocated_by is not None:
+        actor, number = peer.allocated_by
+        known = number <= warp.order.clock[HAPPENED, actor]
+    if not known:
+        raise TensorMemoryError(
+            "tcgen05.dealloc with .cta_group::2, but nothing says that the tcgen05.alloc of the other CTA of the pair "
+            "has completed: barrier.cluster.arrive and wait between them"
+        )
 
 
 @instruction(pattern=rf"tcgen05\.relinquish_alloc_permit{GROUP}\.sync\.aligned", aligned=True)

@@ -52,6 +52,9 @@ class TensorMemory:
             0  # number of tcgen05.alloc so far: the two CTAs of a pair allocate together
         )
         self.half_done = {}  # warp index -> (first column, number) of an alloc that waits for the other CTA
+        self.allocated_by = (
+            None  # (actor, access) of the last complete tcgen05.alloc, with ordering checks
+        )
         self.shadow = None  # checks.shadow.Shadow of a launch with ordering checks
         self.pending_stores = {}  # warp index -> tcgen05.st in flight
 

@@ -60,7 +60,7 @@ CROSSINGS = Crossings(
     missing=(0, 1, 6, 9),
     flipped=(0, 3, 6, 9),
     closes=2,
-    not_reached=(
+    not_reached=dict.fromkeys(
         (
             "kv_empty of V behind the leader's further P", "p_ready of the leader's further P",
             "p_last of the leader's further P",

@@ -52,14 +52,14 @@ def name_of(problem: Problem) -> str:
 
 
 def problems() -> list[Problem]:
-    """Those of the published rows: 32K tokens of 2048 / d heads, or one sequence of Llama's heads."""
+    """Those of the published rows: 32K tokens of 2048 / d heads, or as many sequences of Llama's heads as were run."""
     found = []
     for name in dict.fromkeys(name for table in published().values() for name in table["rows"]):
         depth, mask, *gqa = name.split()
         seqlens = {s for table in published().values() for s, _ in table["rows"].get(name, ())}
         for seqlen in sorted(seqlens):
             heads = LLAMA_HEADS if gqa else (2048 // int(depth),) * 2
-            batch = 1 if gqa else TOKENS // seqlen
+            batch = published()["cudnn"]["batch"] if gqa else TOKENS // seqlen
             found.append(Problem(batch, *heads, seqlen, int(depth), mask == "causal"))
     return sorted(found, key=lambda p: (p.head_dim, p.group, p.causal, p.seqlen))
 

@@ -98,11 +98,12 @@ def table(found: list[Depth], constants: dict[str, Constant]) -> str:
 
 
 def latent_problems() -> list[Problem]:
-    """Those that were published: one sequence of 128 heads."""
+    """Those that were published: as many sequences of 128 heads."""
+    data, heads = published(), (LATENT_HEADS, LATENT_HEADS)
     return [
-        Problem(1, LATENT_HEADS, LATENT_HEADS, seqlen, LATENT[0], causal, head_dim_v=LATENT[1])
+        Problem(data["batch"], *heads, seqlen, LATENT[0], causal, head_dim_v=LATENT[1])
         for causal in (False, True)
-        for seqlen, _ in published()["full"]
+        for seqlen, _ in data["full"]
     ]
 
 
@@ -115,8 +116,8 @@ def latent_table(kernels: dict[Variant, report.Modelled], constants: dict[str, C
     """192/128, ours beside flash-attn-4's, and what cuDNN was measured to do."""
     data = published()
     lines = [
-        "Modelled TFLOPS of cute_fa4 on CTAs alone and on pairs of CTAs, and of flash-attn-4, one sequence "
-        "of 128 heads. **Bold**: what a call takes. cuDNN is published, measured by others: "
+        "Modelled TFLOPS of cute_fa4 on CTAs alone and on pairs of CTAs, and of flash-attn-4, "
+        f"{data['batch']} sequences of 128 heads. **Bold**: what a call takes. cuDNN is published, measured by others: "
         f"[{data['what']}]({data['url']}).",
         "",
         "| mask | S | alone | bound | on pairs | bound | flash-attn-4 | bound | ratio | ratio, pairs "

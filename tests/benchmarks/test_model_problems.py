@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks.cycle_model import our_kernel, schedules
+from benchmarks.cycle_model import b300, depths, our_kernel, schedules
 from benchmarks.cycle_model.kernels import OURS, THEIRS, Variant
 from benchmarks.cycle_model.problems import RAGGED, TOKENS, Problem, visible_pairs
 from benchmarks.cycle_model.workloads import (
@@ -270,3 +270,30 @@ def test_the_modelled_kernel_is_the_one_that_a_call_gets(monkeypatch, problem, f
     repeat.clear()
     modelled = our_kernel.config(Variant.of(OURS, problem)).schedule.family
     assert [modelled] == asked == [family]
+
+
+# Rounding of what was published, to a microsecond and a TFLOPS: the shortest took 100 us.
+ROUNDED = 0.006
+
+
+def published_beside() -> list:
+    """(problem, published TFLOPS, published microseconds) of what the tables set beside modelled rows."""
+    found = []
+    data = b300.published()["cudnn"]
+    for problem in b300.problems():
+        if problem.group > 1:
+            name = b300.name_of(problem)
+            found.append((problem, dict(data["rows"][name]), dict(data["us of"][name])))
+    data = depths.published()
+    for problem in depths.latent_problems():
+        mask = "causal" if problem.causal else "full"
+        found.append((problem, dict(data[mask]), dict(data["us of"][mask])))
+    return [(problem, speeds[problem.seqlen], us[problem.seqlen]) for problem, speeds, us in found]
+
+
+def test_modelled_problems_are_as_large_as_the_published_ones_beside_them():
+    """Published speed times published time are the FLOPs of the run: of two sequences, not of one."""
+    found = published_beside()
+    assert len(found) == 2 * 5 + 2 * 5
+    for problem, tflops, us in found:
+        assert problem.flops * 1e-6 == pytest.approx(tflops * us, rel=ROUNDED)

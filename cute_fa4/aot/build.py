@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from cute_fa4.aot.manifest import ExportError
 from cute_fa4.compiler import compiler
 from cute_fa4.system import forks
+from cute_fa4.system.frames import with_room
 
 _V1 = ("sse2",)
 _V2 = ("sse4.2", "popcnt", "cx16", "sahf")
@@ -36,6 +37,7 @@ class Built:
     parameters: list
 
 
+@with_room
 def build(config, name: str, host_target: str = "x86-64-v2", line_info: bool = False) -> Built:
     """Compile; the host object has the entry __tvm_ffi_<name> and only internal names besides.
 

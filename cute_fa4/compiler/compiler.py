@@ -15,6 +15,7 @@ from cute_fa4.compiler.arguments import (
 from cute_fa4.sm100.append.config import AppendConfig
 from cute_fa4.sm100.combine.config import CombineConfig
 from cute_fa4.sm100.config import FA4Config
+from cute_fa4.system.frames import with_room
 
 Config = FA4Config | AppendConfig | CombineConfig
 
@@ -22,6 +23,7 @@ Config = FA4Config | AppendConfig | CombineConfig
 EMULATOR_CHECKS = "ptx"
 
 
+@with_room
 def compile_function(config: Config, executor: str) -> Callable:
     """Compile, whatever the policy: a function that launches CUDA tensors or emulates CPU tensors."""
     requirement.check()

@@ -37,6 +37,7 @@ from cute_fa4.emulator.labels import KernelLabels
 from cute_fa4.emulator.launch import split_checks
 from cute_fa4.emulator.session import use
 from cute_fa4.system import forks
+from cute_fa4.system.frames import with_room
 
 __all__ = [
     "BarrierError", "Comparison", "Deadlock", "DivergenceError", "EmulatorError", "Finding", "IllegalAccess",
@@ -71,6 +72,7 @@ def compile(function, *args, options="", labels=None, arch="sm_100a", checks="ha
     )
 
 
+@with_room
 def bind(
     compiler,
     function,

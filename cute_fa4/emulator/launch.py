@@ -27,6 +27,7 @@ from cute_fa4.emulator.machine.warp import FULL, WARP_SIZE, Warp
 from cute_fa4.emulator.ptx_syntax import RESERVED_SHARED_BYTES
 from cute_fa4.emulator.warp_scheduler import Scheduler
 from cute_fa4.system import progress
+from cute_fa4.system.frames import with_room
 
 MAX_THREADS = 1024
 MAX_CLUSTER = 16
@@ -93,6 +94,7 @@ class GridResult:
     regions: tuple = ()
 
 
+@with_room
 def execute_grid(
     program, *, params=b"", grid=(1, 1, 1), block=(WARP_SIZE, 1, 1), dynamic_shared_bytes=0, cluster=(1, 1, 1),
     memory=None, labels=None, mode="in_order", seed=0, budget=None, checks=None, claims=None, cores=1,

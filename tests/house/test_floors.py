@@ -5,6 +5,7 @@ folders of one floor do not know each other. Imports inside of functions count: 
 """
 
 import ast
+import functools
 from collections import defaultdict
 from pathlib import Path
 
@@ -101,13 +102,16 @@ def imported(module: str, path: Path) -> set[str]:
     return {name for name in found if name in MODULES} - {module}
 
 
-IMPORTS = {module: imported(module, path) for module, path in MODULES.items()}
+@functools.cache
+def imports() -> dict[str, set[str]]:
+    """What every module imports: read when the first test asks, not while tests are collected."""
+    return {module: imported(module, path) for module, path in MODULES.items()}
 
 
-def upward(imports: dict[str, set[str]]) -> list[str]:
+def upward(targets_of: dict[str, set[str]]) -> list[str]:
     """Each import that does not go down, with both files."""
     wrong = []
-    for module, targets in imports.items():
+    for module, targets in targets_of.items():
         for target in targets:
             here, there = room_of(module), room_of(target)
             # The package's own __init__ holds lazy names and the version; anybody may read these.
@@ -119,9 +123,9 @@ def upward(imports: dict[str, set[str]]) -> list[str]:
     return sorted(wrong)
 
 
-def circles(imports: dict[str, set[str]]) -> list[tuple[str, ...]]:
+def circles(targets_of: dict[str, set[str]]) -> list[tuple[str, ...]]:
     """Modules that reach themselves: what is left when all that import nothing, or that nobody imports, are gone."""
-    left = {module: set(targets) for module, targets in imports.items()}
+    left = {module: set(targets) for module, targets in targets_of.items()}
     while True:
         targets = set().union(*left.values())
         ends = {module for module in left if not left[module] & set(left) or module not in targets}
@@ -139,16 +143,16 @@ def test_every_folder_and_file_has_a_floor():
 
 
 def test_imports_run_downward():
-    assert upward(IMPORTS) == []
+    assert upward(imports()) == []
 
 
 def test_there_is_no_circle_of_modules():
-    assert circles(IMPORTS) == []
+    assert circles(imports()) == []
 
 
 def test_there_is_no_circle_of_rooms():
     rooms = defaultdict(set)
-    for module, targets in IMPORTS.items():
+    for module, targets in imports().items():
         rooms[room_of(module)] |= {room_of(target) for target in targets} - {room_of(module)}
     assert circles(dict(rooms)) == []
 
@@ -163,5 +167,7 @@ def test_there_is_no_circle_of_rooms():
 )
 def test_an_upward_import_is_named_with_both_files(module, target):
     """The test itself: it must find what it looks for."""
-    (message,) = set(upward(IMPORTS | {module: IMPORTS[module] | {target}})) - set(upward(IMPORTS))
+    (message,) = set(upward(imports() | {module: imports()[module] | {target}})) - set(
+        upward(imports())
+    )
     assert str(MODULES[module]) in message and str(MODULES[target]) in message

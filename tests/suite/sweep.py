@@ -20,6 +20,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import pairwise
+
 COMPILE_SECONDS = 1.7
 """Of a kernel, once a run."""
 
@@ -149,6 +151,7 @@ class SweepPlugin:
             raise pytest.UsageError(
                 "--resume: only the sweep notes what has passed; use it with -m sweep"
             )
+        pairwise.kept_only = not self.sweeping
         if self.sweeping:
             self.passed_file = config.rootpath / DIRECTORY / fingerprint(config.rootpath)
 

@@ -42,6 +42,12 @@ def test_a_single_option_is_run_in_full():
     assert pairwise.covering(pairwise.product({"a": (1, 2, 3)})) == [0, 1, 2]
 
 
+@pytest.fixture(autouse=True)
+def every_case(monkeypatch):
+    """As the sweep has them, also where plain pytest runs these tests."""
+    monkeypatch.setattr(pairwise, "kept_only", False)
+
+
 def parameters(**keywords):
     mark = pairwise.cases("area", OPTIONS, valid=valid, **keywords)
     return mark.args[1]
@@ -82,3 +88,9 @@ def test_of_an_option_with_quick_values_the_rest_is_for_the_sweep():
     assert set().union(*map(pairwise.pairs, found)) == wanted
     with pytest.raises(ValueError, match="accepted: some of"):
         parameters(quick={name: values})
+
+
+def test_where_the_sweep_does_not_run_only_kept_cases_are_collected(monkeypatch):
+    every = parameters()
+    monkeypatch.setattr(pairwise, "kept_only", True)
+    assert [p.id for p in parameters()] == [p.id for p in every if kept(p)]

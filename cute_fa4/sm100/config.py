@@ -138,6 +138,15 @@ class FA4Config(Problem):
         return self.schedule.lags and self.schedule.order == "p_over_s" and not self.has_functions
 
     @property
+    def refers_to_quarter(self) -> bool:
+        """The reference of a row whose first key tile is whole is the maximum of its first quarter of scores.
+
+        A function of scores may hide these, and a mask with a lower bound has a masked tile before the whole ones.
+        """
+        plain = not (self.has_functions or self.mask.has_lower_bound or self.tmem.sums)
+        return self.schedule.lags and plain
+
+    @property
     def p_first_part(self) -> int:
         """Keys of P that are handed over first: half of them where they are made from the first quarter on."""
         return self.tiles.BN // 2 if self.reads_by_quarter else self.tiles.p_first_part

@@ -184,6 +184,52 @@ def step(
     return lost_weights.behind(cfg, state, row_max, factor, total)
 
 
+def behind(first: tuple, parts):
+    """(first column, scores) part by part, of which one has been taken."""
+    yield first
+    yield from parts
+
+
+def joined(parts) -> list:
+    """The scores of all parts."""
+    return [score for _, scores in parts for score in scores]
+
+
+@cute.jit
+def first_step(
+    cfg: cutlass.Constexpr,
+    order: cutlass.Constexpr,
+    args: KernelArgs,
+    smem: Smem,
+    tmem: Int32,
+    events: Events,
+    work: Work,
+    i: Int32,
+    row: RowContext,
+    tiles_before: Int32,
+    n: Int32,
+    state: RowState,
+) -> RowState:
+    """Key tile n, the first and whole, with a reference from the first quarter of its scores."""
+    phase = order.parity(cfg, work, n, i, tiles_before)
+    at = order.buffer(cfg, work, n, i, tiles_before)
+    scale_log2 = log2_scale(cfg, args, row.factor)
+    s_address, parts = begin_scores(cfg, order, tmem, events, at, phase)
+    first = next(parts)
+    state = lagged.begun(cfg, state, first[1], scale_log2)
+    scores = behind(first, parts)
+    if cutlass.const_expr(not cfg.reads_by_quarter):
+        scores = joined(scores)
+        order.may_free_s(events, i, phase)
+        order.scores_read(events, i)
+        order.may_write_p(events, i, phase)
+    bias = -state.row_max * scale_log2
+    place = work, n, i, row, at, phase, s_address
+    probabilities = half_powers.Exact(row_math.saturated_powers)
+    total = store_p(cfg, order, smem, events, *place, scores, scale_log2, bias, probabilities)
+    return RowState(state.row_max, state.row_sum + total)
+
+
 @cute.jit
 def lagged_step(
     cfg: cutlass.Constexpr,
@@ -270,6 +316,11 @@ def work_tile(
             state = step(
                 cfg, order, args, smem, tmem, events, work, i, row, before, n, state, masked=False
             )
+        if cutlass.const_expr(cfg.refers_to_quarter):
+            if lagged.begins_here(work, begin, whole.end):
+                state = first_step(
+                    cfg, order, args, smem, tmem, events, work, i, row, before, begin, state
+                )
         if cutlass.const_expr(cfg.schedule.lags):
             begin = lagged.begin(work, begin, stride, whole.end)
             for n in cutlass.range(begin, whole.end, stride, unroll=1):

@@ -27,8 +27,9 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from ...layouts.scalars import choose, minimum
+from ..instructions import exp2
 from ..work import results, rows
-from .row_math import RowState
+from .row_math import RowState, row_maximum
 
 RENEWED_FROM = 2.0**32  # row sum
 FAILED_FROM = 2.0**64
@@ -38,12 +39,26 @@ def exact_end(cfg, work, begin, end):
     """Of the whole key tiles of a warpgroup from `begin` on, the first is exact; all where nothing lags."""
     if not cfg.schedule.lags:
         return end
-    return choose(work.again != 0, end, minimum(begin + 1, end))
+    exact = 0 if cfg.refers_to_quarter else 1
+    return choose(work.again != 0, end, minimum(begin + exact, end))
+
+
+def begins_here(work, first, end):
+    """Whether whole key tiles begin with one that takes its reference from a quarter of it."""
+    return (first < end) & (work.again == 0)
 
 
 def begin(work, first, stride, end):
     """Where the others begin."""
     return choose(work.again != 0, end, first + stride)
+
+
+def begun(cfg, state: RowState, scores: list, scale_log2) -> RowState:
+    """The state with a reference from some scores of a row's first key tile, and from the sink."""
+    row_max, row_sum = row_maximum(scores, state.row_max), state.row_sum
+    if cfg.sink:
+        row_sum = row_sum * exp2.hardware((state.row_max - row_max) * scale_log2)
+    return RowState(row_max, row_sum)
 
 
 def masked_exact_end(cfg, work, whole_begin, whole_end, begin, end):

@@ -345,6 +345,7 @@ def work_tile(
         exact_end = lagged.masked_exact_end(cfg, work, whole_from, whole.end, begin, end)
     else:
         exact_end = end
+        state = lagged.checked(cfg, state)
     for n in cutlass.range(begin, exact_end, stride, unroll=1):
         state = step(
             cfg, order, args, smem, tmem, events, work, i, row, before, n, state, masked=True

@@ -24,7 +24,7 @@ fail likewise. In fp16 P has 5 bits of exponent: there the maximum is exact (mha
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, select_
 
 from ...layouts.scalars import choose, minimum
 from ..instructions import exp2
@@ -100,6 +100,17 @@ def renewed(state: RowState, scale_log2: Float32) -> tuple:
             factor, row_sum = Float32(1.0), Float32.inf - Float32.inf
         row_sum = row_sum * factor
     return RowState(row_max, row_sum), factor
+
+
+def checked(cfg, state: RowState) -> RowState:
+    """The state behind tiles that lag, before tiles with a maximum: what has failed stays so.
+
+    Under a larger maximum an infinite O would stay infinite, and a row sum above 2^64 come down again.
+    """
+    if not cfg.schedule.lags:
+        return state
+    lost = state.row_sum > FAILED_FROM
+    return RowState(state.row_max, select_(lost, Float32.inf - Float32.inf, state.row_sum))
 
 
 def failed(cfg, args, work, i, state: RowState):

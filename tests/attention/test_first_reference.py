@@ -252,8 +252,9 @@ def test_what_failed_is_not_forgotten_under_a_larger_maximum():
     P is 2^125.5 and finite, P times v of 64 is not. Under the new maximum the row sum would be 2^20 again, and O
     infinity.
     """
-    for at in (60, 200):  # in the first tile, and in one that lags
-        q, k, v = flat([{at: 87.0, 265: 160.0}])
+    # The whole tile is the first one, and one that lags.
+    for at, above, keys in ((60, 135, 140), (200, 265, 270)):
+        q, k, v = flat([{at: 87.0, above: 160.0}], keys=keys)
         v[0, at] = 64.0
         got, _ = run(lambda: flash_attn_func(q, k, v, return_lse=True))  # noqa: B023
         assert_close(got, expected(q, k, v), v)

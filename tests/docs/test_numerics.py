@@ -15,6 +15,7 @@ from cute_fa4.compiler import policy
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "numerics.md"
 QUERIES, KEYS, DEPTH = 200, 1000, 64
 AT = 700  # the key that jumps, in the sixth of eight tiles
+AT_FIRST = 60  # the one of the first tile: behind the 32 that the first reference is from
 
 
 def tensors(row: str):
@@ -24,8 +25,8 @@ def tensors(row: str):
     if row == "five times as wide":
         q = 5 * q
     nats, tile = torch.zeros(KEYS), torch.arange(KEYS) // 128
-    if jump := re.match(r"one key (\d+) nats above", row):
-        nats[AT] = float(jump[1])
+    if jump := re.match(r"one key (of the first tile )?(\d+) nats above", row):
+        nats[AT_FIRST if jump[1] else AT] = float(jump[2])
     if steps := re.match(r"(\d+) nats (more|less) in each tile", row):
         nats = float(steps[1]) * tile * (1 if steps[2] == "more" else -1)
     if row != "normal" and not row.startswith("five"):

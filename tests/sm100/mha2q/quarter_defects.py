@@ -1,10 +1,11 @@
 """Defects of lagged references with P over S (head dim 128), planted in PTX: P begins with the first quarter of S.
 
-What a work tile that is run again adds is planted in tests/emulator/mutations (d64_lagged); here are the loops over key
-tiles without a maximum, which read, compute and store quarter by quarter, and hand P over in halves.
+What a work tile that is run again adds is planted in tests/emulator/mutations (d64_lagged), what the first key tile has
+for itself in first_tile_defects.py; here are the loops over key tiles without a maximum, which read, compute and store
+quarter by quarter, and hand P over in halves.
 
     key tile    0                 1                  2                    of 300 keys
-    loop        whole, exact      whole, lagged      masked, lagged
+    loop        whole, first      whole, lagged      masked, lagged
 
 The subject: 2 heads, 200 queries x 300 keys, so that a CTA claims two work tiles of three key tiles, and 3 is odd:
 parities differ. Scores climb by 30 nats a key tile: every row renews its reference, and O is rescaled.
@@ -71,10 +72,16 @@ def subject(level) -> Subject:
     return Subject(NAME, executes(call, q, level))
 
 
-# --- places. Softmax has four loops over key tiles: whole and masked ones, of each first the exact ones.
+# --- places. Softmax has four loops over key tiles: whole and masked ones, of each first the exact ones; and between
+# those of whole tiles the first key tile, which has a reference from a quarter of it.
 
-LOOPS = wait("softmax", "s_ready").named("exact whole", "whole", "exact masked", "masked")
-WHOLE, EXACT_MASKED, MASKED = LOOPS["whole"], LOOPS["exact masked"], LOOPS["masked"]
+LOOPS = wait("softmax", "s_ready").named("exact whole", "first", "whole", "exact masked", "masked")
+FIRST, WHOLE, EXACT_MASKED, MASKED = (
+    LOOPS["first"],
+    LOOPS["whole"],
+    LOOPS["exact masked"],
+    LOOPS["masked"],
+)
 
 
 def of_whole(pattern):

@@ -14,7 +14,8 @@ goes to global memory.
 
 Whole tiles and masked tiles are separate loops over the same step: a tile that needs no mask carries no mask code.
 Where references lag (steps/lagged.py) each is two loops: tiles with a maximum, then those without, which P over S
-begins with the first quarter of the scores, while the others are still on their way.
+begins with the first quarter of the scores, while the others are still on their way. Between the loops over whole tiles
+is a first tile whose reference is that of its first quarter; the loop with a maximum is that of a second run then.
 A sink is a key with the sink as its score and no value: the state a row starts with.
 """
 

@@ -7,11 +7,22 @@ P in bf16 and sums in float32 have the range of float32. A reference that lies 2
 by a factor, the row sum by the same, and the last division takes it out. So the reference needs no maximum at all. The
 row sum, which is there anyway, is at least the largest P and at most that times the number of keys:
 
-    first tile of a row     exact: its maximum
+    first tile of a row     its maximum; where the tile is whole, that of its first quarter
     further ones            the reference stays, while the row sum stays below 2^32
     row sum above 2^32      it moves up by the exponent of the row sum: that, too, needs no multiplication of P
     row sum above 2^64      a score lies so far above all tiles before it that O may have overflowed: the work tile
                             is run again with the exact maximum (work/judged.py)
+
+A first tile that every row sees whole refers to its first quarter, 32 of 128 scores: P begins when they are there.
+What lies above them in the same tile is what a tile has above those before it: P is larger by a factor, the row sum by
+the same, and the row sum says when it is too large. So a work tile runs twice where a key behind the first 32 lies more
+than 44 nats above these; a first key that takes all the weight is one of them. A sink is a score of the reference, too.
+32 scores of -inf give the reference -inf, infinite powers and so a second run; NaN among them or behind them makes NaN
+of the row sum, and the second run returns it. The maximum of all scores is kept (FA4Config.refers_to_quarter)
+
+    functions of scores         they may hide the first 32 keys of every row
+    masks with a lower bound    their first tile is masked
+    sums in P V                 there is none before the first product
 
 With P over S masked tiles lag, too, behind a tile that every row with keys has seen some of: the first one under a
 causal mask, a whole one under a mask with a lower bound. A row that sees nothing of a tile needs no reference there:

@@ -43,7 +43,9 @@ def chosen_anew():
 def test_a_key_of_nan_makes_nan(case, monkeypatch):
     """Sequence 0: no such key; 1, 2: in an emulated column of the first and of the second tile; 3: in another one.
 
-    4: an infinite score there, which has no weight either; e4m3 has no infinity.
+    Column 32 and those behind it are no part of a first reference. 1 has one of them, 4 another that is not emulated; 5
+    and 6 have one of the first 32, emulated where references lag, and not. 7: an infinite score in the second tile,
+    which has no weight either; e4m3 has no infinity.
     """
     dtype, head_dim, maximum = CASES[case]
     monkeypatch.setenv(policy.MAXIMUM_VARIABLE, maximum)
@@ -52,17 +54,27 @@ def test_a_key_of_nan_makes_nan(case, monkeypatch):
     )
     assert config.schedule.lags == case.startswith("lagged")
     columns = emulated_columns(config)
-    other = next(column for column in range(BN) if column not in columns)
+    others = [column for column in range(BN) if column not in columns and column - 1 not in columns]
+    other, other_behind = others[0], next(column for column in others if column >= BN // 4)
+    asked = 2 * min(emulated_pairs(BN // 2, config.schedule.exp2_emulated, 0))
+    assert max(other, asked) < BN // 4 <= columns[0]
     generator = torch.Generator().manual_seed(0)
 
     def draw(rows):
-        return torch.randn(5, rows, 1, head_dim, generator=generator).to(DTYPES[dtype])
+        return torch.randn(8, rows, 1, head_dim, generator=generator).to(DTYPES[dtype])
 
     q, k, v = draw(Q), draw(K), draw(K)
-    bad = {1: columns[0], 2: BN + columns[-1] + 1, 3: BN + other}
+    bad = {
+        1: columns[0],
+        2: BN + columns[-1] + 1,
+        3: BN + other,
+        4: other_behind,
+        5: asked,
+        6: other,
+    }
     for sequence, key in bad.items():
         k[sequence, key] = torch.full((1, head_dim), torch.nan).to(k.dtype)
-    q[4, ..., 0], k[4, bad[2], :, 0] = 1.0, torch.nan if dtype == "e4m3" else torch.inf
+    q[7, ..., 0], k[7, bad[2], :, 0] = 1.0, torch.nan if dtype == "e4m3" else torch.inf
     called = []
 
     def noted(asked, executor):
@@ -73,5 +85,5 @@ def test_a_key_of_nan_makes_nan(case, monkeypatch):
     out, lse = flash_attn_func(q, k, v, return_lse=True)
     assert [asked.schedule.maximum for asked in called] == [config.schedule.maximum]
     assert not out[0].isnan().any() and not lse[0].isnan().any()
-    assert out[1:].isnan().all(dim=(1, 2, 3)).tolist() == [True] * 4
-    assert lse[1:].isnan().all(dim=(1, 2)).tolist() == [True] * 4
+    assert out[1:].isnan().all(dim=(1, 2, 3)).tolist() == [True] * 7
+    assert lse[1:].isnan().all(dim=(1, 2)).tolist() == [True] * 7

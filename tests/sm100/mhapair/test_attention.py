@@ -198,14 +198,23 @@ JUMP_NATS = 70  # more than 2^64: what the reference of the first two key tiles 
 
 
 @pytest.mark.parametrize(
-    "row, schedule, depth", [(100, Schedule(), 128), (300, Schedule("hostile", 1), 64)]
+    "row, key, schedule, depth",
+    [
+        (100, 300, Schedule(), 128),
+        (300, 300, Schedule("hostile", 1), 64),
+        (300, 60, Schedule("hostile", 1), 128),
+        pytest.param(100, 60, Schedule(), 64, marks=pytest.mark.sweep),
+    ],
 )
-def test_a_row_of_either_cta_makes_both_run_the_work_tile_again(row, schedule, depth):
-    """Rows 0 to 255 are those of CTA 0. Key 300 lies in the third tile; the second block does not see it jump."""
+def test_a_row_of_either_cta_makes_both_run_the_work_tile_again(row, key, schedule, depth):
+    """Rows 0 to 255 are those of CTA 0. Key 300 lies in the third tile, 60 in the first behind its first 32.
+
+    The second block does not see it jump.
+    """
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, n, 1, depth, generator=generator) for n in (600, 400, 400))
     q[..., 0], k[..., 0] = 0.0, 0.0
-    q[0, row, 0, 0], k[0, 300, 0, 0] = 4.0, JUMP_NATS * depth**0.5 / 4.0
+    q[0, row, 0, 0], k[0, key, 0, 0] = 4.0, JUMP_NATS * depth**0.5 / 4.0
     q, k, v = (x.bfloat16() for x in (q, k, v))
     out, lse = attention(q, k, v, return_lse=True, num_splits=1, schedule=schedule)
     exact, exact_lse = attention_float64(q, k, v)

@@ -143,6 +143,10 @@ class TwoTiles(RowSchedule):
     def lags(self) -> bool:
         return self.maximum == "lagged"
 
+    def quarter_pays(self, problem: Problem) -> bool:
+        """Whether a first reference from a quarter of the scores makes kernels faster (docs/decisions/0016)."""
+        return True
+
     @property
     def _order(self) -> POverS | PBesideS:
         return ORDERS[self.order]

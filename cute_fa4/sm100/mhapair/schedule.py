@@ -68,6 +68,10 @@ class Pair(TwoTiles):
             swizzle_bytes=self.swizzle_bytes,
         )
 
+    def quarter_pays(self, problem: Problem) -> bool:
+        """Without a mask the loop behind it takes 2112 modelled cycles instead of 2096, and long rows lose."""
+        return problem.mask.has_upper_bound
+
     def barriers(self, problem: Problem) -> BarrierTable:
         return layout(self, self.tiles(problem))[0]
 

@@ -23,6 +23,7 @@ of the row sum, and the second run returns it. The maximum of all scores is kept
     functions of scores         they may hide the first 32 keys of every row
     masks with a lower bound    their first tile is masked
     sums in P V                 there is none before the first product
+    pairs of CTAs, no mask      long rows would take longer (mhapair/schedule.py)
 
 With P over S masked tiles lag, too, behind a tile that every row with keys has seen some of: the first one under a
 causal mask, a whole one under a mask with a lower bound. A row that sees nothing of a tile needs no reference there:

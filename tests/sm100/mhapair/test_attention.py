@@ -198,26 +198,29 @@ JUMP_NATS = 70  # more than 2^64: what the reference of the first two key tiles 
 
 
 @pytest.mark.parametrize(
-    "row, key, schedule, depth",
+    "row, key, causal, schedule, depth",
     [
-        (100, 300, Schedule(), 128),
-        (300, 300, Schedule("hostile", 1), 64),
-        (300, 60, Schedule("hostile", 1), 128),
-        pytest.param(100, 60, Schedule(), 64, marks=pytest.mark.sweep),
+        (100, 300, False, Schedule(), 128),
+        (300, 300, False, Schedule("hostile", 1), 64),
+        (300, 60, True, Schedule("hostile", 1), 128),
+        pytest.param(550, 60, True, Schedule(), 64, marks=pytest.mark.sweep),
     ],
 )
-def test_a_row_of_either_cta_makes_both_run_the_work_tile_again(row, key, schedule, depth):
-    """Rows 0 to 255 are those of CTA 0. Key 300 lies in the third tile, 60 in the first behind its first 32.
+def test_a_row_of_either_cta_makes_both_run_the_work_tile_again(row, key, causal, schedule, depth):
+    """Rows 0 to 255 and 512 to 599 are those of CTA 0. Key 300 lies in the third tile; the other block does not jump.
 
-    The second block does not see it jump.
+    Key 60 lies in the first one behind its first 32, which a causal row of that tile or a later one sees whole.
     """
     generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(1, n, 1, depth, generator=generator) for n in (600, 400, 400))
+    q, k, v = (
+        torch.randn(1, n, 1, depth, generator=generator)
+        for n in (600, *([600 if causal else 400] * 2))
+    )
     q[..., 0], k[..., 0] = 0.0, 0.0
     q[0, row, 0, 0], k[0, key, 0, 0] = 4.0, JUMP_NATS * depth**0.5 / 4.0
     q, k, v = (x.bfloat16() for x in (q, k, v))
-    out, lse = attention(q, k, v, return_lse=True, num_splits=1, schedule=schedule)
-    exact, exact_lse = attention_float64(q, k, v)
-    allowed = allowed_error(q, k, v)
+    out, lse = attention(q, k, v, causal=causal, return_lse=True, num_splits=1, schedule=schedule)
+    exact, exact_lse = attention_float64(q, k, v, causal=causal)
+    allowed = allowed_error(q, k, v, causal=causal)
     assert max_error(out, exact) <= allowed.out and max_error(lse, exact_lse) <= allowed.lse
     assert lse[0, 0, row] > JUMP_NATS - 20  # it did jump, and was found

@@ -13,16 +13,16 @@ from .mhawide.schedule import WideTile
 from .mhawidepair.schedule import WidePair
 from .mla_decode.tiles import LATENT_DEPTH, ROPE_DEPTH
 from .mla_widen.tiles import ROW_BYTES
-from .row_schedule import (
+from .reach import (
     DEEP,
     DEEP_OF_FP8,
     DEPTHS,
     QK_DEPTHS,
     WIDE_DEPTHS,
-    RowSchedule,
     depths_of,
     in_words,
 )
+from .row_schedule import RowSchedule
 from .schedule import Schedule
 from .which_kernel import Call, which_kernel
 

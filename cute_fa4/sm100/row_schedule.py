@@ -14,23 +14,14 @@ Choices, how they are made where they are left open, and why a problem does not 
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from ..layouts.block_scales import BLOCK
-from .chip import FP8_DTYPES, SMEM_CAPACITY_BYTES, SWIZZLE_BYTES, TMEM_COLUMNS
+from .chip import SMEM_CAPACITY_BYTES, SWIZZLE_BYTES, TMEM_COLUMNS
 from .memory_maps import SmemMap, TmemMap
 from .problem import Problem
+from .reach import DEPTHS, QK_DEPTHS, QK_DEPTHS_OF_FP8, Extra, problem_not_built
 from .tiles import ROWS_PER_Q_TILE, Tiles
 from .warp_roles import WarpRoles
 from .work.claims import claims_pay
 
-DEPTHS = tuple(range(8, 129, 8))  # of V and O, and in every family of Q and K, each its own
-QK_DEPTHS = tuple(range(8, 193, 8))  # of Q and K where a K tile may have a rest beside its slot
-WIDE_DEPTHS = tuple(range(8, 257, 8))  # of V and O in the family for what is beyond
-DEEP = tuple(range(272, 513, 16))  # of Q and K there; of V and O in two launches (calls/halves.py)
-DEPTHS_OF_FP8 = tuple(range(16, 129, 16))  # rows of 8-bit elements, too, are multiples of 16 bytes
-QK_DEPTHS_OF_FP8 = tuple(range(16, 257, 16))  # of Q and K where a slot has two spans of eight bits
-DEEP_OF_FP8 = tuple(range(160, 257, 32))  # of V and O, of eight bits, in two launches
-DTYPES_OF_16_BITS = ("bf16", "fp16")
-DTYPES = (*DTYPES_OF_16_BITS, *FP8_DTYPES)
 RESCALE_LOG2, RESCALE_LOG2_OF_FP8 = 8.0, 0.0
 
 
@@ -59,21 +50,14 @@ class RowSchedule:
     qk_depths: ClassVar[tuple] = QK_DEPTHS
     qk_depths_of_fp8: ClassVar[tuple] = QK_DEPTHS_OF_FP8
     ov_depths: ClassVar[tuple] = DEPTHS
+    extras: ClassVar[Extra] = Extra.ROPE
     # The reference of a row comes from the key tiles before (steps/lagged.py).
     lags: ClassVar[bool] = False
-    # Keys may have scales of their own (roles/token_scales.py).
-    scales_keys: ClassVar[bool] = False
-    # Q and K may have scales of blocks (mhamx/).
-    scales_blocks: ClassVar[bool] = False
     # How exponentials are emulated on the FMA units: "exact", in float32; "half" in f16 (steps/half_powers.py).
     exponential: ClassVar[str] = "exact"
     # Where rows are gathered a warp of its own copies V (roles/values.py).
     values_apart: ClassVar[bool] = False
     tmem_remedy: ClassVar[str] = ""  # besides a lower bn_cap
-    widens_rope: ClassVar[bool] = (
-        False  # columns of K with a tensor of their own, of 8 bits under 16
-    )
-    mixes_rope: ClassVar[bool] = False  # the same of 16 beside 8
 
     bn_cap: int = 0
     swizzle_bytes: int = 128
@@ -189,13 +173,7 @@ class RowSchedule:
     def _not_built(self, problem: Problem) -> list[str]:
         tiles = self.tiles(problem)
         why = problem_not_built(
-            *(problem, self.qk_depths, self.ov_depths),
-            qk_depths_of_fp8=self.qk_depths_of_fp8,
-            takes_rope=True,
-            widens_rope=self.widens_rope,
-            mixes_rope=self.mixes_rope,
-            scales_keys=self.scales_keys,
-            scales_blocks=self.scales_blocks,
+            problem, self.extras, self.qk_depths, self.ov_depths, self.qk_depths_of_fp8
         )
         if tiles.BN > 128:
             why.append(
@@ -211,119 +189,3 @@ class RowSchedule:
                 f"swizzle_bytes={self.swizzle_bytes} is not built yet in this kernel: use 128"
             )
         return why
-
-
-def depths_of(qkv_dtype: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Head dims that some family runs -> (of Q and K, of V and O)."""
-    if qkv_dtype in FP8_DTYPES:
-        return QK_DEPTHS_OF_FP8, DEPTHS_OF_FP8 + DEEP_OF_FP8
-    return (WIDE_DEPTHS + DEEP,) * 2
-
-
-def in_words(depths: tuple[int, ...]) -> str:
-    """
-    >>> in_words(DEPTHS), in_words(WIDE_DEPTHS + DEEP)
-    ('a multiple of 8 up to 128', 'a multiple of 8 up to 256 or of 16 up to 512')
-    >>> in_words(DEPTHS_OF_FP8 + DEEP_OF_FP8)
-    'a multiple of 16 up to 128 or of 32 up to 256'
-    """
-    step = depths[0]
-    dense = [depth for place, depth in enumerate(depths, 1) if depth == place * step]
-    words = f"a multiple of {step} up to {dense[-1]}"
-    if dense[-1] == depths[-1]:
-        return words
-    return f"{words} or of {depths[-1] - depths[-2]} up to {depths[-1]}"
-
-
-def o_dtypes(problem: Problem) -> tuple[str, ...]:
-    """What O can be; parts of split keys are float32."""
-    if problem.split_keys:
-        return ("f32",)
-    of_16_bits = DTYPES_OF_16_BITS if problem.has_fp8 else (problem.qkv_dtype,)
-    return (*of_16_bits, "e4m3")
-
-
-def problem_not_built(
-    problem: Problem,
-    qk_depths: tuple = QK_DEPTHS,
-    ov_depths: tuple = DEPTHS,
-    widens: bool = False,
-    takes_rope: bool = False,
-    scales_keys: bool = False,
-    widens_rope: bool = False,
-    mixes_rope: bool = False,
-    scales_blocks: bool = False,
-    qk_depths_of_fp8: tuple = DEPTHS_OF_FP8,
-) -> list[str]:
-    """What no family runs yet, whatever its tiles are.
-
-    qk_depths, ov_depths: what this one does, of 16 bits; qk_depths_of_fp8: of eight
-    widens: whether it runs keys of 8 bits under queries of 16
-    takes_rope, widens_rope, mixes_rope: whether it loads columns of K from a tensor of their own, also of 8 bits under
-    16, also of 16 beside 8;
-    scales_keys: whether a key may have a scale of its own; scales_blocks: whether blocks of Q and K may
-    """
-    why = []
-    if problem.block_scales and not scales_blocks:
-        why.append(
-            f"descales={problem.descales!r}: scales of blocks of {BLOCK} are for schedule=BlockScaled(): use it, or "
-            "scales of each sequence and head"
-        )
-    if problem.token_scales and not scales_keys:
-        why.append(
-            f"descales={problem.descales!r}: scales of each key are for schedule=TwoTiles(), OneTile(), or "
-            "SwappedTile(): use one of them, or scales of each sequence and head"
-        )
-    if problem.kv_dtype is not None and not widens:
-        why.append(
-            f"kv_dtype={problem.kv_dtype!r} with qkv_dtype={problem.qkv_dtype!r}: kernels for few rows widen keys: use "
-            f"schedule=WidenedTile(), or queries of {problem.kv_dtype}"
-        )
-    if problem.qkv_dtype not in DTYPES:
-        why.append(
-            f"qkv_dtype={problem.qkv_dtype!r} is not built yet: use one of {', '.join(DTYPES)}"
-        )
-    outputs = o_dtypes(problem)
-    if problem.o_dtype not in outputs:
-        why.append(
-            f"o_dtype={problem.o_dtype!r} is not built yet for qkv_dtype={problem.qkv_dtype!r}: use "
-            f"{' or '.join(map(repr, outputs))}"
-        )
-    if problem.o_dtype in FP8_DTYPES and problem.ov_depth % 16:
-        why.append(
-            f"o_dtype={problem.o_dtype!r} with ov_depth={problem.ov_depth}: rows of 8-bit elements are multiples of 16 "
-            f"bytes: use a multiple of 16, or o_dtype={outputs[0]!r}"
-        )
-    of_qk, of_ov = (
-        (qk_depths, ov_depths) if not problem.has_fp8 else (qk_depths_of_fp8, DEPTHS_OF_FP8)
-    )
-    if problem.mixes_rope and mixes_rope:  # rope_refusals of the tiles say which columns
-        of_qk = QK_DEPTHS
-    for name, depths in (("qk_depth", of_qk), ("ov_depth", of_ov)):
-        if getattr(problem, name) not in depths:
-            why.append(f"{name}={getattr(problem, name)} is not built yet: use {in_words(depths)}")
-    if problem.latent:
-        why.append("latent=True: only kernels that read V from K do: use schedule=LatentTile()")
-    if problem.rope_depth and not takes_rope:
-        why.append(
-            f"rope_depth={problem.rope_depth}: kernels for few rows load K from one tensor: use schedule=OneTile()"
-        )
-    if problem.rope_depth and problem.has_fp8:
-        one_dtype = problem.rope_stored_dtype == problem.qkv_dtype
-        if not (mixes_rope and (problem.mixes_rope or one_dtype)):
-            why.append(
-                f"rope_depth={problem.rope_depth} with qkv_dtype={problem.qkv_dtype!r}, rope_dtype="
-                f"{problem.rope_dtype!r} is not built yet: use rope_dtype={problem.qkv_dtype!r}, 'bf16' or 'fp16' "
-                "with schedule=TwoTiles() or OneTile(), or qkv_dtype='bf16' or 'fp16'"
-            )
-    elif problem.rope_dtype is not None and not widens_rope:
-        why.append(
-            f"rope_dtype={problem.rope_dtype!r} is not built yet in this family: use None, or e4m3 with "
-            "schedule=RopeTile()"
-        )
-    if problem.scale_dtype is not None and not (problem.scales_rope and widens_rope):
-        why.append(
-            f"scale_dtype={problem.scale_dtype!r} with rope_dtype={problem.rope_dtype!r} is not built yet: use None, "
-            f"or 'f32' with rope_dtype {' or '.join(FP8_DTYPES)} and schedule=RopeTile()"
-        )
-    return why

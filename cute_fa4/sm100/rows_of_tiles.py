@@ -4,7 +4,7 @@ from .mha2q.schedule import TwoTiles
 from .mhaswap.tiles import padded_heads
 from .mla_pair.schedule import LatentPair
 from .problem import MOST_LATENT_ROWS, heads_of_latent_tile
-from .row_schedule import DEPTHS, QK_DEPTHS
+from .reach import DEPTHS, QK_DEPTHS
 from .tiles import ROWS_PER_Q_TILE
 
 ROWS_PER_CTA = TwoTiles.query_tiles * ROWS_PER_Q_TILE

@@ -58,7 +58,7 @@ from .mla_decode.schedule import LatentTile
 from .mla_pair.schedule import LatentPair
 from .mla_widen.schedule import LatentRows
 from .mla_widenpair.schedule import LatentRowsPair
-from .row_schedule import DEPTHS_OF_FP8
+from .reach import DEPTHS_OF_FP8
 from .rows_of_tiles import LATENT_ROWS, ROWS_PER_CTA, SWAPPED_ROWS, is_wide, latent_rows, tile_for
 from .schedule import Schedule
 from .tiles import ROWS_PER_Q_TILE

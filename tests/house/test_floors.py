@@ -46,6 +46,7 @@ FLOORS = """
     cute_fa4.sm100.roles
     cute_fa4.sm100.steps
     cute_fa4.sm100.kernel_args cute_fa4.sm100.row_schedule
+    cute_fa4.sm100.reach
     cute_fa4.sm100.work cute_fa4.sm100.operands
     cute_fa4.sm100.memory_maps
     cute_fa4.sm100.tiles

@@ -13,7 +13,7 @@ from cute_fa4.sm100.config import FA4Config
 from cute_fa4.sm100.mha2q.orders import ORDERS, best_order
 from cute_fa4.sm100.mha2q.schedule import TwoTiles, layout
 from cute_fa4.sm100.problem import Problem
-from cute_fa4.sm100.row_schedule import DEPTHS
+from cute_fa4.sm100.reach import DEPTHS
 from cute_fa4.sm100.score_mods import soft_cap
 from cute_fa4.sm100.tiles import Tiles
 

@@ -16,6 +16,7 @@ from typing import ClassVar
 
 from ..memory_maps import TmemMap, slots_that_fit
 from ..problem import Problem
+from ..reach import Extra
 from ..row_schedule import RowSchedule
 from ..sync.barriers import BarrierTable
 from ..tiles import Tiles
@@ -33,8 +34,7 @@ class OneTile(RowSchedule):
 
     family: ClassVar[str] = "mha1q"
     query_tiles: ClassVar[int] = 1
-    scales_keys: ClassVar[bool] = True
-    mixes_rope: ClassVar[bool] = True
+    extras: ClassVar[Extra] = Extra.ROPE | Extra.MIXED_ROPE | Extra.KEY_SCALES
     values_apart: ClassVar[bool] = True
 
     warps: WarpRoles = WarpRoles(correction_registers=80, other_registers=48)

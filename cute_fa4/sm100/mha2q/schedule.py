@@ -15,6 +15,7 @@ from typing import ClassVar
 
 from ..memory_maps import TmemMap, slots_that_fit
 from ..problem import Problem
+from ..reach import Extra
 from ..row_schedule import RowSchedule
 from ..sync.barriers import BarrierTable
 from ..tiles import Tiles
@@ -60,8 +61,7 @@ class TwoTiles(RowSchedule):
 
     family: ClassVar[str] = "mha2q"
     query_tiles: ClassVar[int] = 2
-    scales_keys: ClassVar[bool] = True
-    mixes_rope: ClassVar[bool] = True
+    extras: ClassVar[Extra] = Extra.ROPE | Extra.MIXED_ROPE | Extra.KEY_SCALES
     values_apart: ClassVar[bool] = True
     sums_codes: ClassVar[bool] = True
     tmem_remedy: ClassVar[str] = ", or order='p_over_s'"

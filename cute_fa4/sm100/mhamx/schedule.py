@@ -18,7 +18,7 @@ from ..memory_maps import TmemMap, slots_that_fit
 from ..mha2q.schedule import TwoTiles
 from ..mha2q.smem_map import TwoTilesSmem, smem_map
 from ..problem import Problem
-from ..row_schedule import DEPTHS_OF_FP8
+from ..reach import DEPTHS_OF_FP8, Extra
 from ..sync.barriers import SCALE_SLOTS, BarrierTable
 from ..tiles import Tiles
 from . import barriers
@@ -34,8 +34,7 @@ class BlockScaled(TwoTiles):
 
     family: ClassVar[str] = "mhamx"
     qk_depths_of_fp8: ClassVar[tuple] = DEPTHS_OF_FP8
-    scales_keys: ClassVar[bool] = False
-    scales_blocks: ClassVar[bool] = True
+    extras: ClassVar[Extra] = Extra.ROPE | Extra.MIXED_ROPE | Extra.BLOCK_SCALES
     tmem_remedy: ClassVar[str] = ""
 
     def resolved(self, problem: Problem) -> "BlockScaled":

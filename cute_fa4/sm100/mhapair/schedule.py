@@ -26,6 +26,7 @@ from ..mha2q.orders import ORDERS
 from ..mha2q.schedule import ORDERS_OF_UNEVEN_TILES, TwoTiles, keeps_references, may_lag
 from ..mha2q.smem_map import TwoTilesSmem, smem_map
 from ..problem import Problem
+from ..reach import Extra
 from ..sync.barriers import BarrierTable
 from ..tiles import Tiles
 from . import barriers
@@ -40,7 +41,7 @@ class Pair(TwoTiles):
 
     family: ClassVar[str] = "mhapair"
     ctas: ClassVar[int] = 2  # that share an MMA
-    scales_keys: ClassVar[bool] = False
+    extras: ClassVar[Extra] = TwoTiles.extras & ~Extra.KEY_SCALES
     sums_codes: ClassVar[bool] = False
     values_apart: ClassVar[bool] = False
     lagged_emulated: ClassVar[int] = 28

@@ -15,6 +15,7 @@ from typing import ClassVar
 from ..chip import FP8_DTYPES
 from ..mhawide.schedule import WideTile
 from ..problem import Problem
+from ..reach import Extra
 from ..warp_roles import WarpRoles
 from . import barriers
 from .warp_roles import RopeWarpRoles
@@ -29,7 +30,7 @@ class RopeTile(WideTile):
 
     family: ClassVar[str] = "mharope"
     barrier_table: ClassVar = staticmethod(barriers.table)
-    widens_rope: ClassVar[bool] = True
+    extras: ClassVar[Extra] = Extra.ROPE | Extra.WIDENED_ROPE
 
     warps: WarpRoles = field(default_factory=RopeWarpRoles)
 

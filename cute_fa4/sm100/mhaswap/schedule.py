@@ -17,12 +17,8 @@ from typing import ClassVar
 from ..chip import SMEM_CAPACITY_BYTES
 from ..memory_maps import TmemMap
 from ..problem import Problem
-from ..row_schedule import (
-    QK_DEPTHS_OF_FP8,
-    RESCALE_LOG2,
-    RESCALE_LOG2_OF_FP8,
-    problem_not_built,
-)
+from ..reach import QK_DEPTHS_OF_FP8, Extra, problem_not_built
+from ..row_schedule import RESCALE_LOG2, RESCALE_LOG2_OF_FP8
 from ..sync.barriers import BarrierTable
 from ..work.claims import claims_pay
 from . import barriers
@@ -119,7 +115,7 @@ class SwappedTile:
         return why
 
     def refusals(self, problem: Problem) -> list[str]:
-        why = problem_not_built(problem, scales_keys=True, qk_depths_of_fp8=QK_DEPTHS_OF_FP8)
+        why = problem_not_built(problem, Extra.KEY_SCALES, qk_depths_of_fp8=QK_DEPTHS_OF_FP8)
         return why or self._over_capacity(problem)
 
     def _over_capacity(self, problem: Problem) -> list[str]:

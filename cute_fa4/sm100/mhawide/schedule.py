@@ -20,7 +20,8 @@ from typing import ClassVar
 from ..chip import SMEM_CAPACITY_BYTES, TMEM_COLUMNS
 from ..memory_maps import TmemMap, slots_that_fit
 from ..problem import Problem
-from ..row_schedule import DEEP, WIDE_DEPTHS, RowSchedule
+from ..reach import DEEP, WIDE_DEPTHS
+from ..row_schedule import RowSchedule
 from ..sync.barriers import BarrierTable
 from ..warp_roles import WarpRoles
 from . import barriers

@@ -20,7 +20,7 @@ from ..mhaswap.barriers import S_BUFFERS
 from ..mhaswap.schedule import SwappedTile
 from ..mhaswap.smem_map import slots_that_fit
 from ..problem import Problem
-from ..row_schedule import DEPTHS_OF_FP8, problem_not_built
+from ..reach import DEPTHS_OF_FP8, Extra, problem_not_built
 from ..sync.barriers import BarrierTable
 from . import barriers
 from .smem_map import WidenedSmem, smem_map
@@ -69,9 +69,8 @@ class WidenedTile(SwappedTile):
         return why
 
     def refusals(self, problem: Problem) -> list[str]:
-        why = problem_not_built(
-            problem, DEPTHS_OF_FP8, DEPTHS_OF_FP8, widens=True, scales_keys=True
-        )
+        extras = Extra.WIDENED_KEYS | Extra.KEY_SCALES
+        why = problem_not_built(problem, extras, DEPTHS_OF_FP8, DEPTHS_OF_FP8)
         if problem.kv_dtype not in FP8_DTYPES:
             why.append(
                 f"kv_dtype={problem.kv_dtype!r}: these kernels widen keys: use one of {', '.join(FP8_DTYPES)}, or "

@@ -19,7 +19,7 @@ from ..mhaswap.barriers import S_BUFFERS
 from ..mhaswap.schedule import SwappedTile
 from ..mhaswap.warp_roles import SwappedWarpRoles
 from ..problem import Problem
-from ..row_schedule import DTYPES_OF_16_BITS
+from ..reach import DTYPES_OF_16_BITS
 from ..sync.barriers import BarrierTable
 from . import barriers
 from .smem_map import LatentSmem, slots_that_fit, smem_map

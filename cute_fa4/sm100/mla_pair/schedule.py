@@ -18,7 +18,8 @@ from typing import ClassVar
 from ..memory_maps import TmemMap
 from ..mhaswap.warp_roles import SwappedWarpRoles
 from ..problem import Problem
-from ..row_schedule import DTYPES_OF_16_BITS, RESCALE_LOG2, RESCALE_LOG2_OF_FP8
+from ..reach import DTYPES_OF_16_BITS
+from ..row_schedule import RESCALE_LOG2, RESCALE_LOG2_OF_FP8
 from ..sync.barriers import BarrierTable
 from ..tiles import ROWS_PER_Q_TILE
 from . import barriers

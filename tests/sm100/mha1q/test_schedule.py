@@ -7,7 +7,7 @@ from cute_fa4.sm100.choose_config import choose_config
 from cute_fa4.sm100.config import FA4Config
 from cute_fa4.sm100.mha1q.schedule import OneTile
 from cute_fa4.sm100.mha2q.schedule import TwoTiles
-from cute_fa4.sm100.row_schedule import DEPTHS
+from cute_fa4.sm100.reach import DEPTHS
 
 NEEDED_IN_FLIGHT = (
     64 * 1024

@@ -9,7 +9,7 @@ from cute_fa4.sm100.config import FA4Config
 from cute_fa4.sm100.mhaswap import barriers
 from cute_fa4.sm100.mhaswap.schedule import SwappedTile
 from cute_fa4.sm100.mhaswap.tiles import ROWS
-from cute_fa4.sm100.row_schedule import DEPTHS
+from cute_fa4.sm100.reach import DEPTHS
 from cute_fa4.sm100.sync.barriers import reuse_text
 
 # Derived by hand from who calls what: one announcing thread, one commit, or every thread of the role.

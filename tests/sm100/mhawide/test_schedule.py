@@ -9,7 +9,7 @@ from cute_fa4.sm100.choose_config import ALL_DEPTHS, choose_config
 from cute_fa4.sm100.config import FA4Config
 from cute_fa4.sm100.mhawide.schedule import LEAST_SLOTS, WideTile
 from cute_fa4.sm100.mhawide.warp_roles import WideWarpRoles
-from cute_fa4.sm100.row_schedule import WIDE_DEPTHS
+from cute_fa4.sm100.reach import WIDE_DEPTHS
 from cute_fa4.sm100.rows_of_tiles import is_wide
 
 UNIT_BYTES = 128 * 64 * 2

@@ -9,6 +9,7 @@ from benchmarks.sass import nvdisasm
 from benchmarks.sass.our_kernel import compile_artifacts
 from cute_fa4.emulator import ptx_parser
 from cute_fa4.emulator.program import Program
+from cute_fa4.sm100 import masks
 from cute_fa4.sm100.choose_config import choose_config
 from cute_fa4.sm100.config import FA4Config
 from tests import cases, pairwise
@@ -67,12 +68,34 @@ def test_plain_pytest_compiles_lagged_references_of_depth_128():
     assert {compiled.causal for compiled in lagging} == {False, True}
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("causal", [False, True])
-def test_pairs_that_lag_do_not_spill(causal):
-    """Two CTAs, of depth 128: the registers of a thread are those of the launch."""
-    config = choose_config(qkv_dtype="bf16", head_dim=128, family="mhapair", causal=causal)
-    assert config.schedule.lags
+@pairwise.cases(
+    "compile grid: pairs of CTAs",
+    {
+        "arch": cases.ARCHS,
+        "depth": (64, 72, 96, 128),
+        "mask": ("Full", "Causal", "Window", "Chunked", "Either"),
+        "choices": ("", "fp16", "exact", "p_crossed", "pages, sinks, packed groups"),
+    },
+    kernel=("arch", "depth", "mask", "choices"),
+    quick={"arch": ("sm_100a",), "depth": (128,), "mask": ("Window",), "choices": ("",)},
+    seconds=8.0,
+)
+def test_pairs_do_not_spill(arch, depth, mask, choices):
+    """The registers of a thread are those of the launch, and what setmaxnreg makes of them is enough for every role."""
+    kinds = {"Either": masks.Either(masks.Window(True, True), masks.Chunked())}
+    more = {
+        "": {},
+        "fp16": dict(qkv_dtype="fp16"),
+        "exact": dict(maximum="exact"),
+        "p_crossed": dict(order="p_crossed"),
+        "pages, sinks, packed groups": dict(
+            kv_layout="paged", page_size=16, seqused_k=True, sink=True, group=4, pack_gqa=True
+        ),
+    }
+    asked = dict(qkv_dtype="bf16", head_dim=depth, arch=arch, family="mhapair", write_lse=True)
+    asked["mask"] = kinds[mask] if mask in kinds else getattr(masks, mask)()
+    config = choose_config(**asked | more[choices])
+    assert config.refusals() == []
     resources = nvdisasm.resources(compile_artifacts(config).cubin)
     assert resources == nvdisasm.Resources(registers=128, stack_bytes=0)
 

@@ -65,6 +65,24 @@ def test_crossed_p_where_nothing_lies_beside_s(queries, keys):
         assert (lse.double() - exact_lse).abs().max() <= allowed.lse
 
 
+@pytest.mark.parametrize(
+    "maximum, late",
+    [
+        ("lagged", Schedule("hostile", 1)),
+        pytest.param("exact", Schedule("random", 2), marks=pytest.mark.sweep),
+        pytest.param("exact", Schedule("hostile", 3), marks=pytest.mark.sweep),
+    ],
+    ids=str,
+)
+def test_crossed_p_of_a_pair_has_the_bits_of_ctas_alone(maximum, late):
+    """Both CTAs have rows; five key tiles, of which a causal mask leaves none out. As many powers on the FMA units."""
+    qkv = tensors(128, heads=1)
+    choices = dict(causal=True, maximum=maximum, exp2_emulated=24)
+    alone = run("p_crossed", qkv, **choices)
+    pair = run("p_crossed", qkv, late, **choices, family="mhapair")
+    assert all(map(torch.equal, pair, alone))
+
+
 def test_crossed_p_is_asked_for_and_has_no_lone_tiles():
     packed = dict(qkv_dtype="bf16", head_dim=128, q_layout="packed", kv_layout="packed")
     assert choose_config(**packed).schedule.order == "p_over_s"

@@ -23,7 +23,7 @@ from typing import ClassVar
 
 from ..memory_maps import slots_that_fit
 from ..mha2q.orders import ORDERS
-from ..mha2q.schedule import ORDERS_OF_UNEVEN_TILES, TwoTiles, keeps_references, may_lag
+from ..mha2q.schedule import TwoTiles, keeps_references, may_lag
 from ..mha2q.smem_map import TwoTilesSmem, smem_map
 from ..problem import Problem
 from ..reach import Extra
@@ -93,11 +93,9 @@ class Pair(TwoTiles):
             why.append(
                 "lone_tiles=True is not built yet for pairs of CTAs: use False, or TwoTiles()"
             )
-        orders = PAIRED_ORDERS if problem.has_fp8 else ORDERS_OF_UNEVEN_TILES
-        if self.order not in orders:
+        if self.order not in PAIRED_ORDERS:
             why.append(
-                f"order={self.order!r} with qkv_dtype={problem.qkv_dtype!r} is not built yet for pairs of CTAs: use "
-                f"{' or '.join(orders)}"
+                f"order={self.order!r} is not built yet for pairs of CTAs: use {' or '.join(PAIRED_ORDERS)}"
             )
         return why
 

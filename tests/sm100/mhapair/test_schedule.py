@@ -112,7 +112,21 @@ def test_keys_are_split_by_ctas_alone():
     assert why.startswith("split_keys=True") and "use TwoTiles()" in why
 
 
-@pytest.mark.parametrize("choice", [{"num_qk_stages": 2}, {"order": "p_crossed"}])
-def test_what_is_not_built_is_refused_with_what_to_use(choice):
-    [why] = FA4Config(schedule=Pair(**choice)).refusals()
+@pytest.mark.parametrize(
+    "depth, choice",
+    [(128, {"num_qk_stages": 2}), (64, {"order": "p_beside_s_summed", "bn_cap": 128})],
+    ids=str,
+)
+def test_what_is_not_built_is_refused_with_what_to_use(depth, choice):
+    [why] = FA4Config(qk_depth=depth, schedule=Pair(**choice)).refusals()
     assert "not built yet for pairs" in why and ": use " in why
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_crossed_p_of_16_bits_is_asked_for(dtype):
+    """P of either query tile waits for S of the other, so that no key tile is left out."""
+    choices = dict(qkv_dtype=dtype, head_dim=128, causal=True)
+    crossed = choose_config(**choices, family="mhapair", order="p_crossed")
+    assert crossed.refusals() == [] and not crossed.uneven
+    assert crossed.tmem == choose_config(**choices, order="p_crossed").tmem
+    assert choose_config(**choices, family="mhapair").schedule.order == "p_over_s"

@@ -151,6 +151,7 @@ class Crossings:
     awaited        waits of the mma warp of CTA 0
     announced      announcements of bytes
     doubled, in_one, missing, flipped   which of them are planted in further ways
+    product        number of the MMA that is planted as one of CTA 0
     closes         phases of p_ready that CTA 0 completes at the end
     not_reached    name of a commit or wait -> why no call gets there
     """
@@ -167,6 +168,7 @@ class Crossings:
     flipped: tuple[int, ...]
     closes: int
     of_p: int = 4
+    product: int = 0
     not_reached: dict[str, str] = field(default_factory=dict)
 
     def mutants(self) -> Iterator[Mutant]:
@@ -285,7 +287,7 @@ def meetings(self):
         one = edited(pattern, 0, f"{name}.cta_group::1")
         yield self.planted(f"{name} for one CTA", one, (*MEMORY, "EmulatorError"))
     yield self.planted(
-        "a product for one CTA", edited(MMA, 0, r"@leader_thread \1.cta_group::1\2, \3, \4;"),
+        "a product for one CTA", edited(MMA, self.product, r"@leader_thread \1.cta_group::1\2, \3, \4;"),
         (*MEMORY, "EmulatorError"),
     )  # fmt: skip
 

@@ -1,6 +1,6 @@
 """Planted defects of what crosses from one CTA of a pair to the other are caught by the checks meant for them.
 
-Every third runs always, and of those of eight bits every ninth; the others in the sweep.
+Some run always, the others in the sweep.
 """
 
 from functools import cache
@@ -13,14 +13,16 @@ from tests.emulator.mutations.edits import PlantingError
 from tests.emulator.mutations.everything import LEVEL
 from tests.emulator.mutations.mutant import assert_caught, try_mutant
 from tests.emulator.mutations.quick import quick_or_sweep
-from tests.sm100.mhapair import crossed_defects, defects
+from tests.sm100.mhapair import bounded_defects, crossed_defects, defects
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "verification.md"
 MUTANTS = defects.mutants()
 OF_8_BITS = tuple(crossed_defects.mutants())
 CROSSED = [mutant for mutant in OF_8_BITS if not mutant.equivalent]
+BOUNDED = bounded_defects.mutants()
+BOUNDED_CAUGHT = [mutant for mutant in BOUNDED if not mutant.equivalent]
 SURVIVORS = [mutant for mutant in MUTANTS if mutant.survives]
-EQUIVALENT = [mutant for mutant in (*MUTANTS, *OF_8_BITS) if mutant.equivalent]
+EQUIVALENT = [mutant for mutant in (*MUTANTS, *OF_8_BITS, *BOUNDED) if mutant.equivalent]
 CAUGHT = [mutant for mutant in MUTANTS if not mutant.survives and not mutant.equivalent]
 
 
@@ -35,6 +37,8 @@ def pairs(monkeypatch):
 
 @cache
 def subject(name):
+    if name in bounded_defects.MASKS:
+        return bounded_defects.subject(name, LEVEL)
     return {
         defects.NAME: defects.subject,
         defects.TWO_HEADS: defects.subject_of_two_heads,
@@ -47,8 +51,36 @@ def test_a_defect_is_caught_by_a_check_meant_for_it(mutant):
     assert_caught(mutant, subject(mutant.subject))
 
 
+# Of what a mask that begins adds: the key tiles of one query tile alone, at either end, and the tiles behind the whole.
+QUICK = {
+    bounded_defects.WINDOW: (
+        "no arrival on p_last of a masked tile behind the whole ones",
+        "s_ready of the other alone is committed in CTA 0 alone",
+        "mma does not wait for p_ready of the work tile before",
+    ),
+    bounded_defects.CHUNKS: (
+        "kv_empty of V behind the other's further P is committed in CTA 0 alone",
+        "mma does not wait for p_last of the leader's further P",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        defect
+        for name, quick in QUICK.items()
+        for defect in quick_or_sweep((m for m in BOUNDED_CAUGHT if m.subject == name), quick)
+    ],
+)
+def test_a_defect_is_caught_under_a_mask_that_begins(mutant):
+    assert_caught(mutant, subject(mutant.subject))
+
+
 @pytest.mark.sweep
-@pytest.mark.parametrize("mutant", [*EQUIVALENT, *SURVIVORS], ids=lambda m: m.name)
+@pytest.mark.parametrize(
+    "mutant", [*EQUIVALENT, *SURVIVORS], ids=lambda m: f"{m.subject}: {m.name}"
+)
 def test_what_is_said_not_to_be_caught_is_not(mutant):
     outcome = try_mutant(mutant, subject(mutant.subject))
     assert not outcome.caught_by, outcome.message
@@ -63,6 +95,10 @@ def test_there_are_enough_defects_and_few_survive():
         f"{len(CAUGHT)} of {planted} are caught by a check meant for them" in DOCUMENT.read_text()
     )
     assert planted >= 60 and not SURVIVORS and unreached == len(defects.CROSSINGS.not_reached)
+    assert (
+        f"{len(BOUNDED_CAUGHT)} of {len(BOUNDED_CAUGHT)} are caught; {len(BOUNDED) - len(BOUNDED_CAUGHT)} where"
+        in DOCUMENT.read_text()
+    )
     of_8_bits = {mutant.name for mutant in OF_8_BITS}
     assert len(of_8_bits) == len(OF_8_BITS) and len(CROSSED) >= 30
 

@@ -41,10 +41,14 @@ def place_of(code):
 def wanted(place, code, line):
     if line in cleanup(code.co_filename):
         return False
-    lines = sorted({line for *_, line in code.co_lines() if line})
+    lines = lines_of(code)
     if code.co_name != "<module>":
         return lines.index(line) % STRIDE == 1 % STRIDE
     return line == lines[len(lines) // 2]      # definitions and registrations are alike
+
+@functools.cache                               # asked for at every line that is executed
+def lines_of(code):
+    return sorted({line for *_, line in code.co_lines() if line})
 
 @functools.cache
 def cleanup(filename):

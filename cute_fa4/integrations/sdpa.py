@@ -111,7 +111,7 @@ def padded_depths(query, key, value) -> list[torch.Tensor]:
 
 def _padded(x):
     width = x.shape[-1]
-    depth = next((d for d in ALL_DEPTHS if d >= width), width)
+    depth = [*(d for d in ALL_DEPTHS if d >= width), width][0]
     return x if width == depth else pad(x, (0, depth - width))
 
 

@@ -135,18 +135,23 @@ def mask(
     The host reads attention_mask here, and in no layer: whether there is padding, and whether all is on the right.
     Under torch.compile nothing is read, and every mask is a tensor.
     """
-    from transformers import masking_utils
+    from transformers.masking_utils import causal_mask_function, sdpa_mask
 
-    function = mask_function or masking_utils.causal_mask_function
+    function = causal_mask_function if mask_function is None else mask_function
 
     def materialise() -> torch.Tensor:
-        return masking_utils.sdpa_mask(
+        return sdpa_mask(
             batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset,
             kv_offset=kv_offset, mask_function=function, attention_mask=attention_mask,
             allow_is_causal_skip=False, use_vmap=use_vmap, device=device,
         )  # fmt: skip
 
-    found = None if torch.compiler.is_compiling() else recognised(function, masking_utils)
+    found = None
+    if not torch.compiler.is_compiling():
+        # of a lazy module, which Dynamo of PyTorch 2.8 cannot trace
+        from transformers import masking_utils
+
+        found = recognised(function, masking_utils)
     if found is None:
         return materialise()
     left, right, documents = found

@@ -77,7 +77,8 @@ def _define_one(library, name, schema, function, check, returned) -> None:
 
     def named(args: tuple, kwargs: dict) -> dict:
         """The arguments of a call by name; the dispatcher leaves out those with their default."""
-        return {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
+        # by position: Dynamo of PyTorch 2.8 cannot trace zip(strict=False)
+        return {**defaults, **{names[at]: arg for at, arg in enumerate(args)}, **kwargs}
 
     def run(*args, **kwargs):
         call = named(args, kwargs)

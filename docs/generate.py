@@ -43,7 +43,11 @@ SCALES = ("scales_full", "scales_empty")
 def barriers_document() -> str:
     config = choose_config(qkv_dtype="bf16", head_dim=128, maximum="exact")
     one_tile, pair = FA4Config(schedule=OneTile()), FA4Config(schedule=Pair())
-    beside = choose_config(qkv_dtype="bf16", head_dim=64).barriers  # has every row
+    beside = choose_config(
+        qkv_dtype="bf16", head_dim=64, order="p_beside_s"
+    ).barriers  # has every row
+    summed = choose_config(qkv_dtype="bf16", head_dim=64, order="p_beside_s_summed").barriers
+    of_summed = tuple(row for row in summed.rows if row not in beside.rows)
     added = tuple(row for row in beside.rows if row.name not in config.barriers)
     rows = "\n".join(
         f"| {index * 8} | `{name}` | {barrier.count} | {' + '.join(map(str, barrier.raised_by))} "
@@ -83,6 +87,13 @@ three entries:
 
 ```
 {BarrierTable(added, beside.numbers).text()}
+```
+
+Where P V also adds up P (head dim 64 without a mask or LSE, `p_beside_s_summed.py`) there is no `p_last`, both
+warpgroups free an S, and correction judges:
+
+```
+{BarrierTable(of_summed, summed.numbers).text()}
 ```
 
 A pair of CTAs that share their MMAs (`cute_fa4/sm100/mhapair/barriers.py`) has, in each of both, with

@@ -127,7 +127,7 @@ CONFIG = {
     ),
     "order": Field(
         "text",
-        "of the products: p_over_s, p_beside_s, p_crossed, p_crossed_summed; default: what suits",
+        "of the products: p_over_s, p_beside_s, p_crossed, or the last two with _summed; default: what suits",
     ),
     "lone_tiles": Field("switch", "softmax shares lone query tiles; default: where lengths differ"),
     "maximum": Field(

@@ -54,7 +54,7 @@ class Events:
     s_ready: Event
     row_scale: Event
     p_ready: Event
-    p_last: Event
+    p_last: Event | None
     s_free: Event | None
     pv_done: Event | None
     s_apart: Event | None

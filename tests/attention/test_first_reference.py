@@ -266,7 +266,7 @@ def test_who_asks_a_quarter():
     def asks(**choices):
         return choose_config(**{"qkv_dtype": "bf16", "head_dim": 64, **choices}).refers_to_quarter
 
-    assert asks() and asks(causal=True) and asks(head_dim=128) and asks(sink=True)
+    assert asks(write_lse=True) and asks(causal=True) and asks(head_dim=128) and asks(sink=True)
     assert asks(head_dim=128, family="mhapair", causal=True) and asks(
         maximum="lagged", arch="sm_103a"
     )
@@ -281,7 +281,7 @@ def test_who_asks_a_quarter():
             asks(mask=masks.chunked(256).mask),
             asks(score_mod=minus_infinity_first),
             asks(mask_mod=behind_32, maximum="lagged"),
-            asks(order="p_beside_s_summed"),
+            asks(),  # P V adds P up
         )
     )
     assert policy.maximum() is None  # as the problem allows

@@ -67,9 +67,22 @@ def test_every_chosen_config_fits_the_chip_and_wastes_less_than_a_slot(head_dim,
     assert cfg.schedule.warps.registers <= 65536
 
 
+def test_sums_of_16_bits_take_columns_that_s0_and_s1_share():
+    """512 columns: two S of 128 less 32, two P of 64, two O of 64 with 16 of sums each."""
+    tmem = choose_config(qkv_dtype="bf16", head_dim=64).tmem
+    s0, s1 = (set(range(c, c + 128)) for c in tmem.s)
+    others = [
+        range(c, c + n) for n, of in ((64, tmem.p), (64, tmem.o), (16, tmem.sums)) for c in of
+    ]
+    assert len(s0 & s1) == 32
+    columns = [*(s0 | s1), *(column for span in others for column in span)]
+    assert sorted(columns) == list(range(512))
+
+
 @pytest.mark.parametrize("head_dim", DEPTHS)
 def test_s_and_o_do_not_overlap_and_p_lies_in_its_own_s_or_apart_from_all(head_dim):
-    cfg = choose_config(qkv_dtype="bf16", head_dim=head_dim)
+    """Where softmax adds P up, as it does where an LSE is wanted."""
+    cfg = choose_config(qkv_dtype="bf16", head_dim=head_dim, write_lse=True)
     spans = [range(c, c + cfg.tiles.BN) for c in cfg.tmem.s]
     spans += [range(c, c + cfg.tiles.pv_mma_shape[1]) for c in cfg.tmem.o]
     columns = [column for span in spans for column in span]

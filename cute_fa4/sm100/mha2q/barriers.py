@@ -16,14 +16,21 @@ work_claimed  1       load 1 (+ bytes)                       load               
 
 row_scale brings a factor for each key tile but the first of a work tile, and the row sums after the last. At the first
 key tile p_ready says that the old O has been read, not that it is rescaled. An order whose P has columns of its own
-(p_beside_s.py) has two more, behind p_last, and where S0 and S1 overlap (p_crossed.py, p_beside_s_summed.py) a third,
-s_apart: the threads that raise s_free raise it when they have read the columns that both have, and mma awaits it. Where
-the reference of a row lags (work/judged.py), there is a last one, and the work queue has three entries:
+(p_beside_s.py) has two more, behind p_last, and where S0 and S1 overlap (p_crossed.py) a third, s_apart: the threads
+that raise s_free raise it when they have read the columns that both have, and mma awaits it. Where the reference of a
+row lags (work/judged.py), there is a last one, and the work queue has three entries:
 
 barrier      number  raised by       awaited by           means
 s_free       2       softmax 128     mma                  S has been read, the next one may be made
 pv_done      2       mma 1 (commit)  softmax, correction  O is complete up to here and P has been read
 work_judged  3       softmax 256     load                 whether a work tile is run again
+
+p_beside_s_summed.py makes do with fewer: no p_last, because P comes whole; s_free of both warpgroups, 256 arrivals, in
+the place of s_apart; and where references lag, correction judges:
+
+barrier      number  raised by       awaited by  means
+s_free       2       softmax 256     mma         S is read, and the other S where they have the same columns
+work_judged  3       correction 128  load        whether a work tile is run again
 
 Where every key has a scale (roles/token_scales.py), 32 threads of its warp read the queue too, and there are last
 
@@ -72,27 +79,43 @@ from ..work.entries import JUDGED_ENTRIES, WORK_ENTRIES
 
 
 def table(
-    tiles: Tiles, warps: WarpRoles, kv_slots: int, of_the_order=(), judged: bool = False
+    tiles: Tiles,
+    warps: WarpRoles,
+    kv_slots: int,
+    of_the_order=(),
+    judge: str | None = None,
+    p_in_parts: bool = True,
 ) -> BarrierTable:
     """The table of a kernel.
 
-    of_the_order: the rows that its order of the products adds; judged: work tiles may be run again (work/judged.py)
+    of_the_order: the rows that its order of the products adds; judge: the role that says which work tiles are run again
+    (work/judged.py); None: none are; p_in_parts: p_last comes behind p_ready
     """
     return BarrierTable.of(
         (
-            *rows(warps, of_the_order, bool(tiles.problem.token_scales)),
-            *(judged_rows(warps) if judged else ()),
+            *rows(warps, of_the_order, bool(tiles.problem.token_scales), p_in_parts),
+            *(judged_rows(warps, judge) if judge else ()),
         ),
         q_tiles=tiles.num_q,
         warps=warps,
-        work_entries=JUDGED_ENTRIES if judged else WORK_ENTRIES,
+        work_entries=JUDGED_ENTRIES if judge else WORK_ENTRIES,
         kv_slots=kv_slots,
         qk_stages=tiles.qk_stages,
     )
 
 
-def rows(warps: WarpRoles, of_the_order=(), with_scales: bool = False) -> tuple[Barrier, ...]:
-    """Every barrier, in memory order. with_scales: keys have their own."""
+def rows(
+    warps: WarpRoles, of_the_order=(), with_scales: bool = False, p_in_parts: bool = True
+) -> tuple[Barrier, ...]:
+    """Every barrier, in memory order. with_scales: keys have their own; p_in_parts: as of table."""
+    p_last = Barrier(
+        "p_last",
+        SOFTMAX,
+        (one_softmax(warps),),
+        "mma",
+        "the last part of P is stored",
+        "as p_ready",
+    )
     softmax, correction = one_softmax(warps), every_thread(warps, "correction")
     load, mma = announced_bytes("load"), commit_by("mma")
     return (
@@ -122,7 +145,7 @@ def rows(warps: WarpRoles, of_the_order=(), with_scales: bool = False) -> tuple[
             "P is stored in part, O rescaled",
             "the next S, and so the next P, is issued after this wait",
         ),
-        Barrier("p_last", SOFTMAX, (softmax,), "mma", "the last part of P is stored", "as p_ready"),
+        *((p_last,) if p_in_parts else ()),
         *of_the_order,
         Barrier(
             "o_ready",

@@ -106,8 +106,6 @@ def run(
     while count != NO_MORE:
         for n in cutlass.range(count, unroll=1):
             for i in cutlass.range_constexpr(cfg.tiles.num_q):
-                if cutlass.const_expr(cfg.tmem.s_meet):
-                    events.s_apart.wait(1 - i, phase ^ i)  # S0 and S1 overlap
                 make_next_s(cfg, smem, tmem, events, kv, at_k, i, n, count, phase, q_phase)
                 if pending:
                     add_pending(cfg, smem, tmem, events, kv, at_v, i, n, phase, accumulate)

@@ -28,6 +28,7 @@ from .orders import (
     best_order,
     may_add_up,
     may_add_up_beside,
+    pays_to_add_up_beside,
 )
 from .smem_map import TwoTilesSmem, ones_bytes, smem_map
 
@@ -41,7 +42,7 @@ EXPONENTIALS = ("exact", "half")
 SUMMED, BESIDE_SUMMED = "p_crossed_summed", "p_beside_s_summed"
 EMULATED_IN_HALVES = 32  # of 64 pairs: docs/decisions/0019
 EMULATED_WITHOUT_SUMS = 40  # where softmax adds nothing up
-LAGGED_WITHOUT_SUMS = 28  # the same where references lag: docs/decisions/0016
+LAGGED_WITHOUT_SUMS = 30  # the same where references lag: docs/decisions/0016
 MOST_IN_HALVES = 56  # the others keep NaN
 
 
@@ -63,7 +64,7 @@ class TwoTiles(RowSchedule):
     query_tiles: ClassVar[int] = 2
     extras: ClassVar[Extra] = Extra.ROPE | Extra.MIXED_ROPE | Extra.KEY_SCALES
     values_apart: ClassVar[bool] = True
-    sums_codes: ClassVar[bool] = True
+    sums_codes: ClassVar[bool] = True  # P V adds P up, of eight bits and of 16
     tmem_remedy: ClassVar[str] = ", or order='p_over_s'"
     lagged_emulated: ClassVar[int] = (
         24  # of 64 pairs of exponentials, on sm_100a: docs/decisions/0012
@@ -77,10 +78,12 @@ class TwoTiles(RowSchedule):
     def resolved(self, problem: Problem) -> "TwoTiles":
         lags = self.maximum == "lagged" or (self.maximum is None and lag_pays(problem))
         schedule = self
+        if self.order is None and lags and self.adds_up_beside(problem):
+            schedule = replace(self, order=BESIDE_SUMMED)
         if self.exp2_emulated is None and lags and problem.arch == "sm_100a":
-            summed = self.order == BESIDE_SUMMED
+            summed = schedule.order == BESIDE_SUMMED
             emulated = LAGGED_WITHOUT_SUMS if summed else self.lagged_emulated
-            schedule = replace(self, exp2_emulated=emulated)
+            schedule = replace(schedule, exp2_emulated=emulated)
         if schedule.exponential is None:
             half = problem.has_fp8 and problem.arch == "sm_100a" and "V" not in problem.descales
             schedule = replace(schedule, exponential="half" if half else "exact")
@@ -109,6 +112,11 @@ class TwoTiles(RowSchedule):
         lone = problem.clips_queries if self.lone_tiles is None else self.lone_tiles
         possible = self.sums_codes and may_add_up(problem) and self.bn_cap in (0, SPAN_COLUMNS)
         return possible and self.exponential == "half" and not lone
+
+    def adds_up_beside(self, problem: Problem) -> bool:
+        """Whether P V adds P of 16 bits up where nobody says otherwise (docs/decisions/0016)."""
+        tiles = self.bn_cap in (0, 128) and self.swizzle_bytes == 128 and not self.lone_tiles
+        return self.sums_codes and tiles and pays_to_add_up_beside(problem)
 
     def fitting(self, problem: Problem) -> "TwoTiles":
         """The same choices for another problem: where it does not let P V add P up, as beside an LSE, softmax does."""
@@ -236,9 +244,10 @@ def keeps_references(problem: Problem) -> bool:
 def layout(schedule: TwoTiles, tiles: Tiles) -> tuple[BarrierTable, TwoTilesSmem]:
     """Barriers and shared memory decide each other's size: the ring gets what a kernel without slots leaves."""
     warps = schedule.warps_of(tiles.problem)
-    of_the_order = ORDERS[schedule.order].barriers(warps)
-    ones = ones_bytes(tiles) if ORDERS[schedule.order].tmem(tiles).sums else 0
-    empty = barriers.table(tiles, warps, 0, of_the_order, schedule.lags)
+    order = ORDERS[schedule.order]
+    says = order.barriers(warps), order.judge if schedule.lags else None, order.p_in_parts
+    ones = ones_bytes(tiles) if order.tmem(tiles).sums else 0
+    empty = barriers.table(tiles, warps, 0, *says)
     slots = slots_that_fit(tiles, smem_map(tiles, warps, empty, ones_bytes=ones), empty)
-    table = barriers.table(tiles, warps, slots, of_the_order, schedule.lags)
+    table = barriers.table(tiles, warps, slots, *says)
     return table, smem_map(tiles, warps, table, ones_bytes=ones)

@@ -114,7 +114,10 @@ def finish_tile(
     o_phase: Int32,
     row: Int32,
 ):
-    """O_i to global memory, which is that of a query tile. last: parity of its last key tile; i: of rescale_tile."""
+    """O_i to global memory, which is that of a query tile; -> what the order keeps of its sums.
+
+    last: parity of its last key tile; i: of rescale_tile
+    """
     factor = scales.of_output(cfg, args, work)
     events.row_scale.wait(i, last)
     row_sum = smem.row_scale[row + i * cfg.tiles.rows_per_q_tile]
@@ -126,7 +129,9 @@ def finish_tile(
     if cutlass.const_expr(sum_at is not None):
         row_sum = row_sum + store.row_sum(sum_at)
         inverse = scales.times(row_math.inverse(row_sum), factor)
+    kept = order.sum_complete(cfg, args, work, q_tile, row_sum)
     store_o(cfg, args, smem, tmem, events, work, i, q_tile, row, inverse)
+    return kept
 
 
 @cute.jit
@@ -174,6 +179,7 @@ def run(
             before = order.correct_tiles(cfg, order, args, smem, tmem, events, work, before, row)
         else:
             order.correct_empty(cfg, args, smem, work, row)
+        order.judge_corrected(cfg, queue, work, number, before)
         number = number + 1
         work = queue.next(cfg, args, number)
     store.wait(row)

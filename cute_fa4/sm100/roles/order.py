@@ -8,7 +8,11 @@
     holds_p         softmax       (a choice)                            False                  False (p_crossed.py)
     sum_at          softmax, correction  (a choice)                    None: softmax adds     None (p_crossed.py)
     sum_so_far      softmax       before the factor and P are written, where references lag and sum_at is not None
-    last_sum        softmax       the row sum that is judged           what softmax has       the same
+    judge           softmax       the end of a work tile                judges it              the same
+    sum_complete    correction    it has the whole sum of a row         -                      -
+    judge_corrected  correction   the end of a work tile                -                      -
+    p_stored        softmax       all of P is stored                    raises p_last          the same
+    begin           softmax       before the first work tile            -                      -
     may_write_p     softmax       before the factor and P are written   -                      waits for pv_done
     may_write_factor  softmax   before a factor takes the last one's place    -              -
     o_complete      correction    before O is rescaled                  -                      waits for pv_done
@@ -58,7 +62,7 @@ is a dataclass without fields because the compiler carries what is called inside
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..steps import loads, store, token_scales
+from ..steps import lagged, loads, store, token_scales
 from . import correction
 
 
@@ -93,6 +97,10 @@ class Order:
     starts_early: ClassVar[bool] = False
     """Whether copies of the first key tile begin before the work tile is announced: start."""
 
+    asks_behind_copies: ClassVar[bool] = False
+    """Whether the load warp asks for the next work tile behind the last copy of this one, not two key tiles before: a
+    verdict is awaited first, and where that comes late, copies of short work tiles would wait for it."""
+
     def told(self, started) -> tuple:
         """What load_tile is told of these copies. started: of start, or of none_started."""
         return ()
@@ -110,9 +118,16 @@ class Order:
     def sum_at(self, cfg, tmem, i):
         """The address of the sum of P in a row of query tile i; None: softmax adds P up. tmem: of column 0."""
 
-    def last_sum(self, cfg, s_address, events, i, turns, tiles, state):
-        """The state of a row, with the row sum that is judged. turns, tiles: key tiles of this work tile, of all."""
-        return state
+    def judge(self, cfg, args, queue, work, number, i, state):
+        """Whether the row of a softmax thread must be computed again. number, i: of the work tile, the warpgroup."""
+        failed = lagged.failed(cfg, args, work, self.q_tile(cfg, work, i), state.row_sum)
+        queue.judge(number, failed)
+
+    def sum_complete(self, cfg, args, work, q_tile, row_sum):
+        """What correction keeps of the whole sum of a row, for judge_corrected."""
+
+    def judge_corrected(self, cfg, queue, work, number, now):
+        """The same where correction judges. now: what it kept of the work tile."""
 
     def may_store_p(self, events, work, n, i, phase):
         """Wait until the columns of P of query tile i are free: before its first part is stored."""
@@ -120,6 +135,13 @@ class Order:
     def p_at(self, cfg, s_address, i):
         """The address of P; s_address: of S of softmax warpgroup i."""
         return s_address + (cfg.tmem.p[0] - cfg.tmem.s[0])
+
+    def begin(self, events, i):
+        """Softmax warpgroup i begins."""
+
+    def p_stored(self, events, i):
+        """All of P is in tensor memory, or on its way."""
+        events.p_last.arrive(i)
 
     def scores_read(self, events, i):
         """The scores of query tile i are in registers."""

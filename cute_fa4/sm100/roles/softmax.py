@@ -374,6 +374,7 @@ def run(
     """Softmax warpgroup i, every work tile. `tmem`: address of S_i for this warp's lanes."""
     thread, _, _ = cute.arch.thread_idx()
     number, tiles = Int32(0), Int32(0)
+    order.begin(events, i)
     token_scales.begin(cfg, smem, thread)
     work = queue.next(cfg, args, number)
     while work.tiles.count != NO_MORE:
@@ -390,9 +391,7 @@ def run(
         if cutlass.const_expr(cfg.write_lse and writes is not False):
             q_tile = order.q_tile(cfg, work, i)
             write_lse(cfg, args, work, q_tile, state, row.factor, writes)
-        if cutlass.const_expr(cfg.schedule.lags):
-            state = order.last_sum(cfg, tmem, events, i, turns, tiles, state)
-        queue.judge(number, lagged.failed(cfg, args, work, order.q_tile(cfg, work, i), state))
+        order.judge(cfg, args, queue, work, number, i, state)
         number = number + 1
         work = queue.next(cfg, args, number)
     at, _ = order.place(i, tiles)

@@ -119,22 +119,26 @@ def checked(cfg, state: RowState) -> RowState:
 
     Under a larger maximum an infinite O would stay infinite, and a row sum above 2^64 come down again.
     """
+    return RowState(state.row_max, kept(cfg, state.row_sum)) if cfg.schedule.lags else state
+
+
+def kept(cfg, row_sum: Float32) -> Float32:
+    """A row sum that is about to be rescaled; NaN, which stays, where it has failed."""
     if not cfg.schedule.lags:
-        return state
-    lost = state.row_sum > FAILED_FROM
-    return RowState(state.row_max, select_(lost, Float32.inf - Float32.inf, state.row_sum))
+        return row_sum
+    return select_(row_sum > FAILED_FROM, Float32.inf - Float32.inf, row_sum)
 
 
-def failed(cfg, args, work, i, state: RowState):
-    """Whether a thread's row must be computed again; at the end of a work tile."""
+def failed(cfg, args, work, i, row_sum: Float32):
+    """Whether a thread's row of query tile i must be computed again, by its sum at the end of a work tile."""
     if not cfg.schedule.lags:
         return False
-    return _failed(cfg, args, work, i, state)
+    return _failed(cfg, args, work, i, row_sum)
 
 
 @cute.jit
-def _failed(cfg: cutlass.Constexpr, args, work, i: Int32, state: RowState) -> cutlass.Boolean:
+def _failed(cfg: cutlass.Constexpr, args, work, i: Int32, row_sum: Float32) -> cutlass.Boolean:
     thread, _, _ = cute.arch.thread_idx()
     place = rows.row_of(cfg, work, i, thread % cfg.tiles.rows_per_q_tile)
-    good = state.row_sum <= FAILED_FROM  # false for NaN
+    good = row_sum <= FAILED_FROM  # false for NaN
     return (work.again == 0) & results.is_row(cfg, args, work, place) & (not good)

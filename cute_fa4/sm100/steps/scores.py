@@ -126,7 +126,7 @@ def write_probabilities(
     else:
         tensor_memory.wait_store()
         tensor_memory.fence_before()
-    events.p_last.arrive(i)
+    order.p_stored(events, i)
     if lost is not None:
         return lost
     total = row_math.row_total(row_math.add_values(sums, late))

@@ -218,13 +218,13 @@ def queue_rows(warps: WarpRoles, roles: tuple[str, ...] = QUEUE_READERS) -> tupl
     )
 
 
-def judged_rows(warps: WarpRoles) -> tuple[Barrier, ...]:
-    """The barrier of a queue whose work tiles softmax judges (work/judged.py)."""
+def judged_rows(warps: WarpRoles, judge: str = "softmax") -> tuple[Barrier, ...]:
+    """The barrier of a queue whose work tiles a role judges (work/judged.py)."""
     return (
         Barrier(
             "work_judged",
             WORK_ENTRY,
-            (every_thread(warps, "softmax"),),
+            (every_thread(warps, judge),),
             "load",
             "whether a work tile is run again",
             "work_ready",

@@ -115,8 +115,11 @@ class WorkQueue:
         """Load warp, behind the last copy of a work tile: -> (the next work tile, its number)."""
         return following, number
 
-    def judge(self, number, failed):
-        """Softmax, every thread of it, at the end of work tile `number`: whether it must be run again."""
+    def judge(self, number, failed, words=None):
+        """Who judges, every thread of it, at the end of work tile `number`: whether it must be run again.
+
+        words: of a warp, the softmax warps whose rows it has looked at; None: it is one of them
+        """
 
     def answer(self, search: "Search") -> Int32:
         """Load warp: the block that this CTA runs from now on, or -1."""

@@ -18,13 +18,22 @@ COUNTS = dict(
 
 
 OVER = choose_config(qkv_dtype="bf16", head_dim=128, maximum="exact")
-BESIDE = choose_config(qkv_dtype="bf16", head_dim=64)
+BESIDE = choose_config(qkv_dtype="bf16", head_dim=64, order="p_beside_s")
+SUMMED = choose_config(qkv_dtype="bf16", head_dim=64, order="p_beside_s_summed")
 STAGED = FA4Config(schedule=TwoTiles(num_qk_stages=2))
 
 
 def test_arrival_counts():
     """Derived from the roles' threads; a hand count agrees."""
     assert {b.name: b.count for b in BESIDE.barriers.rows} == COUNTS
+
+
+def test_sums_in_the_product_take_fewer_barriers():
+    """Both warpgroups say that S may be made again, P comes whole, and correction's 128 threads judge."""
+    counts = {b.name: b.count for b in SUMMED.barriers.rows}
+    assert counts == {n: c for n, c in COUNTS.items() if n != "p_last"} | dict(
+        s_free=256, work_judged=128
+    )
 
 
 def test_counts_follow_the_roles():
@@ -41,10 +50,12 @@ def test_the_table_in_the_docstring_is_the_table_in_the_code():
     added = [row for row in BESIDE.barriers.rows if row.name not in OVER.barriers]
     only_added = BarrierTable(tuple(added), BESIDE.barriers.numbers)
     assert only_added.text() in barriers.__doc__
+    other = [row for row in SUMMED.barriers.rows if row not in BESIDE.barriers.rows]
+    assert BarrierTable(tuple(other), SUMMED.barriers.numbers).text() in barriers.__doc__
     assert reuse_text(BESIDE.barriers.rows) in barriers.__doc__
 
 
-@pytest.mark.parametrize("cfg", [OVER, STAGED, BESIDE])
+@pytest.mark.parametrize("cfg", [OVER, STAGED, BESIDE, SUMMED])
 def test_barriers_lie_one_after_another_and_fill_their_region(cfg):
     listed = list(cfg.barriers.instances())
     assert [index for index, _, _ in listed] == list(range(cfg.barriers.total))
@@ -68,7 +79,7 @@ def test_an_unknown_barrier_is_named_with_the_known_ones():
         OVER.barriers.first_index("p_gone")
 
 
-@pytest.mark.parametrize("cfg", [OVER, BESIDE, STAGED])
+@pytest.mark.parametrize("cfg", [OVER, BESIDE, STAGED, SUMMED])
 def test_shared_memory_regions_follow_one_another_and_tiles_start_on_a_swizzle_period(cfg):
     regions = cfg.smem.regions
     assert regions[0].offset == 0 and regions[-1].end == cfg.smem.nbytes

@@ -7,12 +7,17 @@ pytest --gpu         also what needs a GPU; attention runs on it where it has co
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from tests.suite.collector import CollectorPlugin
 from tests.suite.costs import CostsPlugin
 from tests.suite.kernels import KernelsPlugin
 from tests.suite.sweep import SweepPlugin, add_options
 from tests.suite.tracing import forget_contexts, remember_places
+
+# How long an example takes, or its drawing, says how busy the machine is: no test asks for it.
+settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("suite")
 
 
 def pytest_addoption(parser):

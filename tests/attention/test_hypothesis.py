@@ -1,6 +1,6 @@
 """Attention of random shapes, layouts and values; a failure prints the line that runs it again."""
 
-from hypothesis import HealthCheck, given, note, settings
+from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 from tests import pairwise, strided, values
@@ -48,8 +48,7 @@ def random_cases(draw, configurations: list) -> Case:
     )
 
 
-# No deadline: an example's time is the emulator's, and the first of a configuration compiles.
-SETTINGS = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SETTINGS = settings(max_examples=25)
 
 
 @SETTINGS

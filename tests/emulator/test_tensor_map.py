@@ -280,7 +280,7 @@ class Case:
             yield position - self.offset, place
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_load_equals_the_oracle(data):
     case = Case(data, need_disjoint=False)
@@ -293,7 +293,7 @@ def test_load_equals_the_oracle(data):
         assert image[shared : shared + case.itemsize].tobytes() == expected
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_store_equals_the_oracle_and_touches_nothing_else(data):
     case = Case(data, need_disjoint=True)

@@ -149,7 +149,7 @@ def test_mixed_precision_saturates_rounds_to_nearest_by_default_and_has_no_ftz(n
     st.integers(-30, 30),
     st.sampled_from(ROUNDING),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_fused_sums_that_nearly_cancel_are_rounded_once(codes_abc, ulps, r):
     """c within a few ulps of -a b: the sum lives in the low bits of the product."""
     a, b, _ = (np.array([x], np.uint32) for x in codes_abc)

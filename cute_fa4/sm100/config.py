@@ -150,6 +150,12 @@ class FA4Config(Problem):
         return not self.tmem.sums
 
     @property
+    def sees_by_warp(self) -> bool:
+        """Softmax looks, warp by warp, at what rows see of a masked tile (steps/seen.py)."""
+        asked = getattr(self.schedule, "sees_by_warp", None)
+        return asked is not None and asked(self)
+
+    @property
     def p_first_part(self) -> int:
         """Keys of P that are handed over first: half of them where they are made from the first quarter on."""
         return self.tiles.BN // 2 if self.reads_by_quarter else self.tiles.p_first_part

@@ -43,6 +43,7 @@ SUMMED, BESIDE_SUMMED = "p_crossed_summed", "p_beside_s_summed"
 EMULATED_IN_HALVES = 32  # of 64 pairs: docs/decisions/0019
 EMULATED_WITHOUT_SUMS = 40  # where softmax adds nothing up
 LAGGED_WITHOUT_SUMS = 30  # the same where references lag: docs/decisions/0016
+COLUMNS_BY_WARP = 128  # of a key tile whose quarters are words of visibility
 MOST_IN_HALVES = 56  # the others keep NaN
 
 
@@ -146,6 +147,14 @@ class TwoTiles(RowSchedule):
         taken = not problem.split_keys and self.order in ORDERS_OF_UNEVEN_TILES
         # Both softmax warpgroups give the scales of every key tile back (roles/token_scales.py).
         return bounded and taken and not problem.token_scales
+
+    def sees_by_warp(self, problem: Problem) -> bool:
+        """Whether softmax looks at masked tiles warp by warp (steps/seen.py): where each query tile has one at least.
+
+        With P over S, from head dim 72 on, the tensor core waits for nothing of it (docs/decisions/0016).
+        """
+        plain = self.lags and self.order == "p_beside_s" and not problem.has_functions
+        return plain and self.uneven(problem) and self.tiles(problem).BN == COLUMNS_BY_WARP
 
     @property
     def lags(self) -> bool:

@@ -73,6 +73,10 @@ class Pair(TwoTiles):
         """Without a mask the loop behind it takes 2112 modelled cycles instead of 2096, and long rows lose."""
         return problem.mask.has_upper_bound
 
+    def sees_by_warp(self, problem: Problem) -> bool:
+        """Not modelled on pairs of CTAs."""
+        return False
+
     def barriers(self, problem: Problem) -> BarrierTable:
         return layout(self, self.tiles(problem))[0]
 

@@ -25,7 +25,7 @@ from cutlass import Int32
 
 from ..instructions import tensor_memory
 from ..kernel_args import Events, KernelArgs, Smem
-from ..steps import half_powers, lagged, lost_weights, row_math, token_scales, visibility
+from ..steps import half_powers, lagged, lost_weights, row_math, seen, token_scales, visibility
 from ..steps.row_math import RowState
 from ..steps.scores import (
     RowContext,
@@ -74,6 +74,21 @@ def visible_bands(cfg, row: RowContext, n) -> list:
     return [(lo - first_key if lower else None, hi - first_key) for lo, hi in row.bands]
 
 
+def masked_scores(cfg, scores: list, bands: list) -> tuple:
+    """-> (scores with -inf where the row does not see the column, the words of steps/seen.py or None)."""
+    if not cfg.sees_by_warp:
+        return visibility.keep_visible(scores, bands), None
+    words = seen.words_of(bands, cfg.tiles.BN)
+    return seen.keep_visible(scores, words), words
+
+
+def masked_parts(cfg, parts, bands: list):
+    """The same of (first column, scores), part by part."""
+    if not cfg.sees_by_warp:
+        return visibility.keep_visible_parts(parts, bands)
+    return seen.keep_visible_parts(parts, seen.words_of(bands, cfg.tiles.BN))
+
+
 def send_factor(cfg, order, smem: Smem, events: Events, row: RowContext, at, phase, factor):
     """What correction multiplies O_i by, before the product of this key tile."""
     to = order.buffer_before(at)
@@ -100,6 +115,7 @@ def store_p(
     probabilities=half_powers.EXACT,
     lost=None,
     before=None,
+    words=None,
 ):
     """P of the scores to tensor memory; -> the sum of the row, or what it lost (write_probabilities).
 
@@ -114,7 +130,7 @@ def store_p(
 
     return write_probabilities(
         *(cfg, order, smem, events, at, row.thread, p_address, may_store, scores),
-        *(scale_log2, bias, probabilities, lost),
+        *(scale_log2, bias, probabilities, lost, words),
     )
 
 
@@ -159,7 +175,7 @@ def step(
     if cutlass.const_expr(cfg.has_functions):
         scores = apply_score_functions(cfg, args, work, row, n, scores, masked)
     if cutlass.const_expr(masked):
-        scores = visibility.keep_visible(scores, visible_bands(cfg, row, n))
+        scores, words = masked_scores(cfg, scores, visible_bands(cfg, row, n))
     scale_log2 = log2_scale(cfg, args, row.factor)
     tile_max = row_math.row_maximum(
         maxima if cutlass.const_expr(with_maxima) else scores, state.row_max
@@ -180,7 +196,9 @@ def step(
     place = work, n, i, row, at, phase, s_address
     powers = token_scales.weighted(cfg, of_keys, powers_of(cfg))
     lost = lost_weights.before(state, factor)
-    total = store_p(cfg, order, smem, events, *place, scores, scale_log2, bias, powers, lost)
+    to_store = scores, scale_log2, bias, powers, lost
+    words = words if cutlass.const_expr(masked and order.sum_early) else None
+    total = store_p(cfg, order, smem, events, *place, *to_store, words=words)
     token_scales.release(cfg, events, of_keys)
     return lost_weights.behind(cfg, state, row_max, factor, total)
 
@@ -265,7 +283,7 @@ def lagged_step(
     bias = -state.row_max * scale_log2
     if cutlass.const_expr(masked):  # by quarter
         bands = visible_bands(cfg, row, n)
-        scores = visibility.keep_visible_parts(scores, bands)
+        scores = masked_parts(cfg, scores, bands)
         bias = lagged.of_visible(bias, bands)
     place = work, n, i, row, at, phase, s_address
     probabilities = half_powers.Exact(row_math.saturated_powers)

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import cutlass
 import cutlass.cute as cute
@@ -13,7 +14,7 @@ from ..instructions import exp2, tensor_memory
 from ..kernel_args import Events, KernelArgs, Smem
 from ..work import kv_range, results, rows, scales
 from ..work.tile import Work
-from . import half_powers, lost_weights, row_math, visibility
+from . import half_powers, lost_weights, row_math, seen, visibility
 from .row_math import LOG2_E, RowState
 
 LOAD_COLUMNS = 32  # scores of one tcgen05.ld
@@ -69,6 +70,7 @@ def write_probabilities(
     bias,
     probabilities=half_powers.EXACT,
     lost=None,
+    words=None,
 ):
     """P = 2^(scale_log2 s + bias), rounded and stored quarter by quarter; returns its sum.
 
@@ -81,6 +83,7 @@ def write_probabilities(
                        p_ready: otherwise the compiler computes the last quarter before that.
     lost               of lost_weights, where the product with V adds P up: instead of the sum it is returned, with
                        what P loses here
+    words              of steps/seen.py, where order.sum_early: powers that no row of the warp needs are left out
     order.holds_p      all of P is in registers before the first of it is stored
     """
     in_quarters = not isinstance(scores, list)
@@ -103,7 +106,14 @@ def write_probabilities(
             if not order.sum_early:
                 bias = smem.row_bias[thread]
         here = frozenset(unit - first // probabilities.unit for unit in emulated)
-        p = probabilities(some, scale_log2, bias, here, cfg.p_dtype)
+        if words is None:
+            p = probabilities(some, scale_log2, bias, here, cfg.p_dtype)
+        else:
+            powers = partial(
+                probabilities, scale_log2=scale_log2, bias=bias, emulated=here, dtype=cfg.p_dtype
+            )
+            p_words, sums = seen.add_powers(words, first, cfg.tiles.BN, powers, some, sums)
+            p = half_powers.Probabilities(p_words, [])
         held.append((first * cfg.dtype_bytes // 4, p.words))
         if not holds:
             if first == 0:

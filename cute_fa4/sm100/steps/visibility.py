@@ -53,7 +53,12 @@ def keep_visible(scores: list, bands: list) -> list:
     """Scores with -inf where no band sees the column; bands count from the first score."""
     out = []
     for col0 in range(0, len(scores), WORD):
-        word = visibility(bands, col0)
-        for i, score in enumerate(scores[col0 : col0 + WORD]):
-            out.append(select_((word & (1 << i)) != 0, score, Float32(MASKED)))
+        out += selected(scores[col0 : col0 + WORD], visibility(bands, col0))
     return out
+
+
+def selected(scores: list, word) -> list:
+    """At most a word of scores, -inf where it has no bit."""
+    return [
+        select_((word & (1 << i)) != 0, score, Float32(MASKED)) for i, score in enumerate(scores)
+    ]

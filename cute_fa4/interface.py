@@ -556,8 +556,8 @@ def _quantised(arguments: dict) -> dict:
     q, q_descale, out = (arguments[name] for name in ("q", "q_descale", "out"))
     k_rope, q_rope = (arguments.get(name) for name in ("k_rope", "q_rope"))
     if are_wide(q, k):
-        tables = arguments.get("page_table"), arguments.get("block_table")
-        table = next((each for each in tables if each is not None), None)
+        table = arguments.get("page_table")
+        table = arguments.get("block_table") if table is None else table
         names = ("cu_seqlens_q", "seqused_q", "max_seqlen_q", "pack_gqa", "tokens_per_split")
         heads = _heads_of(k, table, arguments.get("kv_layout", "NHD"))
         if not stay_wide(q, heads, *(arguments.get(name) for name in names), k_rope):

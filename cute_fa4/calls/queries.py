@@ -60,12 +60,16 @@ def stay_wide(
         return False
     pack_gqa = None if pack_gqa is None else bool(pack_gqa)
     group = int(q.shape[-2] // heads_kv)
-    return _widens(int(q.shape[-1]), int(queries), group, pack_gqa, k_rope is not None)
+    return widens(int(q.shape[-1]), int(queries), group, pack_gqa, k_rope is not None)
+
+
+def widens(depth: int, queries: int, group: int, pack_gqa: bool | None, rope: bool) -> bool:
+    """Whether calls of so many queries get the kernel that widens keys and values; a constant of what compiles them."""
+    return _widens(depth, queries, group, pack_gqa, rope)
 
 
 @lru_cache(maxsize=1024)
 def _widens(depth: int, queries: int, group: int, pack_gqa: bool | None, rope: bool) -> bool:
-    """Whether calls of so many queries get the kernel that widens keys and values."""
     rows = dict(seqlen_q=queries, group=group, pack_gqa=pack_gqa)
     call = Call("bf16", depth, depth, kv_dtype="e4m3", rope=rope, **rows)
     return which_kernel(call).family == WidenedTile.family

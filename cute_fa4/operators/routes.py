@@ -13,6 +13,7 @@ from torch.compiler import disable, is_dynamo_compiling
 
 from cute_fa4.calls import append as caches
 from cute_fa4.calls import prepare as ragged
+from cute_fa4.calls import queries
 from cute_fa4.calls import rope as rope_tensors
 from cute_fa4.calls.latent import check_latent_tensors
 from cute_fa4.calls.options import resolve
@@ -192,6 +193,7 @@ def _options(given: dict) -> dict:
 _is_known = assume_constant_result(is_known)
 _remember = assume_constant_result(remember)
 refuse = assume_constant_result(tell_dynamo)
+assume_constant_result(queries.widens)  # the rule of kernels, which holds a lock
 
 
 def _length(name: str, value):

@@ -508,3 +508,15 @@ def test_each_parameter_reaches_its_operator_under_its_name(function, monkeypatc
     function(**names, unknown=1)
     [(_, of, given)] = seen
     assert of is function and given == {**names, "positional": (), "others": {"unknown": 1}}
+
+
+@pytest.mark.parametrize("queries", [1, 300], ids=["widens", "quantises"])
+def test_queries_of_16_bits_over_a_cache_of_8_compile(queries, reached):
+    """One query keeps its dtype, because there is a kernel for it; 300 are more than a tile of those."""
+    q = torch.randn(1, queries, 2, 128).bfloat16()
+    k, v = torch.randn(2, 1, 300, 2, 128).to(torch.float8_e4m3fn)
+    held = int32(300)
+    compiled(flash_attn_with_kvcache)(q, k, v, cache_seqlens=held, causal=True)
+    flash_attn_with_kvcache(q, k, v, cache_seqlens=held, causal=True)
+    (config, _), (eager, _) = reached[-2:]
+    assert config == eager and config.qkv_dtype == ("bf16" if queries == 1 else "e4m3")

@@ -3,7 +3,7 @@
 deadlock in CTA (3, 0, 0) after 41,207 instructions: every warp waits and no copy or MMA is in flight
   warp 12   mma        kv.full[2]   phase 3   lacks 1 of 1 arrivals (load)      mma.py:88
   warp 13   load       kv.empty[2]  phase 2   lacks 1 of 1 arrivals (mma)       load.py:61
-  warp 0-3  softmax 0  s_ready[0]   phase 5   lacks 1 of 1 arrivals (mma)       softmax.py:40
+  warp 0-3  softmax 0  s_ready[0]   phase 5   lacks 1 of 1 arrivals (mma)       key_tile.py:38
 cycle: mma waits for load on kv.full[2]; load waits for mma on kv.empty[2]
 kv.full[2], phase 3, lacks 8192 bytes; in this phase:
   expects 16384 bytes    load    load.py:61    barriers.expect(kv.full[slot], KV_BYTES)

@@ -9,7 +9,7 @@ import torch
 from cute_fa4 import emulator, flash_attn_func
 from cute_fa4.calls import repeat
 from cute_fa4.compiler import functions
-from cute_fa4.sm100.roles import softmax
+from cute_fa4.sm100.roles import key_tile
 from cute_fa4.system import devices
 from tests.attention.agreement import Schedule, assert_agrees
 from tests.cases import Case
@@ -41,7 +41,7 @@ def test_it_agrees_with_float64_and_four_loads_of_a_tile_reduce(b300):
 def test_the_bits_are_those_of_maxima_in_registers(b300, own_kernels, monkeypatch, head_dim):
     q, k, v = Case(seqlen_q=130, seqlen_k=300, head_dim=head_dim).tensors()
     found = flash_attn_func(q, k, v, return_lse=True)
-    monkeypatch.setattr(softmax, "maximum_comes_with_load", lambda cfg: False)
+    monkeypatch.setattr(key_tile, "maximum_comes_with_load", lambda cfg: False)
     functions.clear()
     repeat.clear()
     for ours, theirs in zip(found, flash_attn_func(q, k, v, return_lse=True), strict=True):

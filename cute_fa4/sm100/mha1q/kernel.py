@@ -27,7 +27,7 @@ tensor core. So the order of the products is the simplest that keeps two chains 
 the second query tile have gone to the ring.
 
 Read next: barriers.py (the table), alternate.py, roles/alternate.py (the products and who has which key tile) and
-merge.py, then the roles of the other families: roles/softmax.py, load.py, work/queue.py.
+merge.py, then the roles of the other families: roles/softmax.py, key_tile.py, load.py, work/queue.py.
 """
 
 from ..kernel import CTA, SM100Kernel

@@ -17,8 +17,8 @@ A work tile with rows for one query tile only runs otherwise where lengths of qu
 mask lets the query tiles see different key tiles, each leaves out what the other one alone sees: uneven/hooks.py.
 
 Read next: barriers.py (the table), p_over_s.py, p_beside_s.py and p_crossed.py (orders of the products), then
-roles/softmax.py, correction.py, load.py, steps/store.py, and work/queue.py (a CTA runs several such tiles, one after
-the other).
+roles/softmax.py, key_tile.py, correction.py, load.py, steps/store.py, and work/queue.py (a CTA runs several such tiles,
+one after the other).
 """
 
 from dataclasses import replace

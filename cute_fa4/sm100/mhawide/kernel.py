@@ -10,7 +10,8 @@ Steady state of one CTA. A line is an issue slot, not a duration; S has two buff
     V1       S[0] = Q K2      .                O *= factor 1   pv_done says that O is complete
     K3       O += P1 V1       P2, factor 2     .
 
-Read next: products.py, units.py (the ring), correction.py, barriers.py (the table), then roles/softmax.py.
+Read next: products.py, units.py (the ring), correction.py, barriers.py (the table), then
+roles/softmax.py and key_tile.py.
 """
 
 from dataclasses import dataclass

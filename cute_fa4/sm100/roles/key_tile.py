@@ -1,0 +1,289 @@
+"""A key tile of softmax warpgroup i: scores of a thread's row -> P, and the factor that O_i needs.
+
+step          the tile's maximum, then P: whole tiles and masked ones
+first_step    a first whole tile whose reference is the maximum of its first quarter
+lagged_step   the reference comes from the tiles before (steps/lagged.py): no maximum of its scores
+
+wait s_ready[i]          read the row's BN scores, mask them if the tile needs it
+row maximum              factor 2^(old - new) -> row_scale[i]          correction can begin
+P = 2^(c s - c m)        stored quarter by quarter, over S or, where it has room, beside it
+after three quarters     p_ready[i]                                    the MMA can begin
+after the last one       p_last[i]                              (with a lagged reference p_ready[i] comes after two)
+row sum                  while the MMA works
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from ..instructions import tensor_memory
+from ..kernel_args import Events, KernelArgs, Smem
+from ..steps import half_powers, lagged, lost_weights, row_math, seen, token_scales, visibility
+from ..steps.row_math import RowState
+from ..steps.scores import (
+    RowContext,
+    apply_score_functions,
+    log2_scale,
+    maximum_comes_with_load,
+    quarters,
+    read_scores,
+    write_probabilities,
+)
+from ..work.tile import Work
+
+
+def scores_of(cfg, order, tmem, events: Events, at, i, phase, with_maxima=False) -> tuple:
+    """(address of S_i, the row's scores, values of the same maximum), in registers: S_i may be made again."""
+    s_address = order.scores_at(cfg, tmem, at)
+    events.s_ready.wait(at, phase)
+    tensor_memory.fence_after()
+    scores, maxima = read_scores(
+        *(cfg, s_address, with_maxima),
+        *(order.read_first(cfg), lambda: order.first_read(events, i)),
+    )
+    order.may_free_s(events, i, phase)
+    order.scores_read(events, i)
+    return s_address, scores, maxima
+
+
+def begin_scores(cfg, order, tmem, events: Events, at, phase) -> tuple:
+    """(address of S, quarters of the row's scores as they come), where nobody awaits that S has been read."""
+    s_address = order.scores_at(cfg, tmem, at)
+    events.s_ready.wait(at, phase)
+    tensor_memory.fence_after()
+    ahead = tensor_memory.load(s_address, cfg.tiles.BN // 4)
+    return s_address, quarters(ahead, cfg, s_address)
+
+
+def visible_bands(cfg, row: RowContext, n) -> list:
+    """[(lo or None, hi)] of the columns of key tile n that the row sees."""
+    first_key = n * cfg.tiles.BN
+    lower = cfg.mask.has_lower_bound or not cfg.mask.is_band
+    return [(lo - first_key if lower else None, hi - first_key) for lo, hi in row.bands]
+
+
+def masked_scores(cfg, scores: list, bands: list) -> tuple:
+    """-> (scores with -inf where the row does not see the column, the words of steps/seen.py or None)."""
+    if not cfg.sees_by_warp:
+        return visibility.keep_visible(scores, bands), None
+    words = seen.words_of(bands, cfg.tiles.BN)
+    return seen.keep_visible(scores, words), words
+
+
+def masked_parts(cfg, parts, bands: list):
+    """The same of (first column, scores), part by part."""
+    if not cfg.sees_by_warp:
+        return visibility.keep_visible_parts(parts, bands)
+    return seen.keep_visible_parts(parts, seen.words_of(bands, cfg.tiles.BN))
+
+
+def send_factor(cfg, order, smem: Smem, events: Events, row: RowContext, at, phase, factor):
+    """What correction multiplies O_i by, before the product of this key tile."""
+    to = order.buffer_before(at)
+    order.may_write_factor(events, at, phase)
+    smem.row_scale[order.factor_at(cfg, row.thread, to)] = factor
+    events.row_scale.arrive(to)
+
+
+def store_p(
+    cfg,
+    order,
+    smem: Smem,
+    events: Events,
+    work: Work,
+    n,
+    i,
+    row: RowContext,
+    at,
+    phase,
+    s_address,
+    scores,
+    scale_log2,
+    bias,
+    probabilities=half_powers.EXACT,
+    lost=None,
+    before=None,
+    words=None,
+):
+    """P of the scores to tensor memory; -> the sum of the row, or what it lost (write_probabilities).
+
+    before(): what is done before the first of P is stored
+    """
+    p_address = order.p_at(cfg, s_address, i)
+
+    def may_store():
+        if before is not None:
+            before()
+        order.may_store_p(events, work, n, i, phase)
+
+    return write_probabilities(
+        *(cfg, order, smem, events, at, row.thread, p_address, may_store, scores),
+        *(scale_log2, bias, probabilities, lost, words),
+    )
+
+
+def powers_of(cfg):
+    """How a step computes P."""
+    return half_powers.HALF if cfg.schedule.exponential == "half" else half_powers.EXACT
+
+
+def exponent_bias(cfg, safe_max, scale_log2):
+    """What is added to scaled scores: P = 2^(c s + bias)."""
+    bias = -safe_max * scale_log2
+    if cfg.p_lift_log2:
+        bias = bias + cfg.p_lift_log2
+    return bias
+
+
+@cute.jit
+def step(
+    cfg: cutlass.Constexpr,
+    order: cutlass.Constexpr,
+    args: KernelArgs,
+    smem: Smem,
+    tmem: Int32,
+    events: Events,
+    work: Work,
+    i: Int32,
+    row: RowContext,
+    tiles_before: Int32,
+    n: Int32,
+    state: RowState,
+    masked: cutlass.Constexpr,
+) -> RowState:
+    """Key tile n: scores to probabilities. `order`: its hooks; `tiles_before`: of earlier work tiles."""
+    first = order.first_tile(cfg, work, i)
+    phase = order.parity(cfg, work, n, i, tiles_before)
+    at = order.buffer(cfg, work, n, i, tiles_before)
+    with_maxima = not masked and maximum_comes_with_load(cfg)
+    place = at, i, phase
+    s_address, scores, maxima = scores_of(cfg, order, tmem, events, *place, with_maxima)
+    of_keys = token_scales.entry_of(cfg, order, smem, events, work, n, i, tiles_before)
+    scores = token_scales.scaled(cfg, events, of_keys, scores)
+    if cutlass.const_expr(cfg.has_functions):
+        scores = apply_score_functions(cfg, args, work, row, n, scores, masked)
+    if cutlass.const_expr(masked):
+        scores, words = masked_scores(cfg, scores, visible_bands(cfg, row, n))
+    scale_log2 = log2_scale(cfg, args, row.factor)
+    tile_max = row_math.row_maximum(
+        maxima if cutlass.const_expr(with_maxima) else scores, state.row_max
+    )
+    row_max, safe_max, factor = row_math.update_maximum(
+        state.row_max, tile_max, scale_log2, cfg.schedule.rescale_log2
+    )
+    order.may_write_p(events, i, phase)
+    if cutlass.const_expr(order.holds_p(cfg)):
+        smem.row_bias[row.thread] = exponent_bias(cfg, safe_max, scale_log2)
+    of_o = token_scales.factor_of_o(cfg, smem, of_keys, row.thread, factor)
+    if n != first:  # nothing to rescale before
+        send_factor(cfg, order, smem, events, row, at, phase, of_o)
+    if cutlass.const_expr(order.holds_p(cfg)):
+        bias = smem.row_bias[row.thread]  # otherwise the compiler computes P before the barriers
+    else:
+        bias = exponent_bias(cfg, safe_max, scale_log2)
+    place = work, n, i, row, at, phase, s_address
+    powers = token_scales.weighted(cfg, of_keys, powers_of(cfg))
+    lost = lost_weights.before(state, factor)
+    to_store = scores, scale_log2, bias, powers, lost
+    words = words if cutlass.const_expr(masked and order.sum_early) else None
+    total = store_p(cfg, order, smem, events, *place, *to_store, words=words)
+    token_scales.release(cfg, events, of_keys)
+    return lost_weights.behind(cfg, state, row_max, factor, total)
+
+
+def behind(first: tuple, parts):
+    """(first column, scores) part by part, of which one has been taken."""
+    yield first
+    yield from parts
+
+
+def joined(parts) -> list:
+    """The scores of all parts."""
+    return [score for _, scores in parts for score in scores]
+
+
+@cute.jit
+def first_step(
+    cfg: cutlass.Constexpr,
+    order: cutlass.Constexpr,
+    args: KernelArgs,
+    smem: Smem,
+    tmem: Int32,
+    events: Events,
+    work: Work,
+    i: Int32,
+    row: RowContext,
+    tiles_before: Int32,
+    n: Int32,
+    state: RowState,
+) -> RowState:
+    """Key tile n, the first and whole, with a reference from the first quarter of its scores."""
+    phase = order.parity(cfg, work, n, i, tiles_before)
+    at = order.buffer(cfg, work, n, i, tiles_before)
+    scale_log2 = log2_scale(cfg, args, row.factor)
+    s_address, parts = begin_scores(cfg, order, tmem, events, at, phase)
+    first = next(parts)
+    state = lagged.begun(cfg, state, first[1], scale_log2)
+    scores = behind(first, parts)
+    if cutlass.const_expr(not cfg.reads_by_quarter):
+        scores = joined(scores)
+        order.may_free_s(events, i, phase)
+        order.scores_read(events, i)
+        order.may_write_p(events, i, phase)
+    bias = -state.row_max * scale_log2
+    place = work, n, i, row, at, phase, s_address
+    probabilities = half_powers.Exact(row_math.saturated_powers)
+    total = store_p(cfg, order, smem, events, *place, scores, scale_log2, bias, probabilities)
+    return RowState(state.row_max, state.row_sum + total)
+
+
+@cute.jit
+def lagged_step(
+    cfg: cutlass.Constexpr,
+    order: cutlass.Constexpr,
+    args: KernelArgs,
+    smem: Smem,
+    tmem: Int32,
+    events: Events,
+    work: Work,
+    i: Int32,
+    row: RowContext,
+    tiles_before: Int32,
+    n: Int32,
+    state: RowState,
+    masked: cutlass.Constexpr,
+) -> RowState:
+    """Key tile n, not the first, with a reference from the tiles before: no maximum of its scores."""
+    phase = order.parity(cfg, work, n, i, tiles_before)
+    scale_log2 = log2_scale(cfg, args, row.factor)
+    state, factor = lagged.renewed(state, scale_log2)
+    at = order.buffer(cfg, work, n, i, tiles_before)
+    if cutlass.const_expr(cfg.reads_by_quarter):
+        s_address, scores = begin_scores(cfg, order, tmem, events, at, phase)
+        send_factor(cfg, order, smem, events, row, at, phase, factor)
+    else:
+        s_address, scores, _ = scores_of(cfg, order, tmem, events, at, i, phase)
+        if cutlass.const_expr(cfg.has_functions):
+            scores = apply_score_functions(cfg, args, work, row, n, scores, masked=False)
+        if cutlass.const_expr(order.sum_at(cfg, tmem, 0) is None):
+            order.may_write_p(events, i, phase)
+            send_factor(cfg, order, smem, events, row, at, phase, factor)
+    bias = -state.row_max * scale_log2
+    if cutlass.const_expr(masked):  # by quarter
+        bands = visible_bands(cfg, row, n)
+        scores = masked_parts(cfg, scores, bands)
+        bias = lagged.of_visible(bias, bands)
+    place = work, n, i, row, at, phase, s_address
+    probabilities = half_powers.Exact(row_math.saturated_powers)
+    to_store = scores, scale_log2, bias, probabilities
+    if cutlass.const_expr(order.sum_at(cfg, tmem, 0) is not None):
+        sums = []
+
+        def look_and_send():
+            sums.append(order.sum_so_far(cfg, s_address, events, i, phase))
+            send_factor(cfg, order, smem, events, row, at, phase, factor)
+
+        store_p(cfg, order, smem, events, *place, *to_store, before=look_and_send)
+        return RowState(state.row_max, sums[0] * factor)
+    total = store_p(cfg, order, smem, events, *place, *to_store)
+    return RowState(state.row_max, state.row_sum + total)

@@ -20,8 +20,12 @@ def test_lse_of_zero_scores_is_the_logarithm_of_the_number_of_keys(attention, de
     case = Case(seqlen_q=150, seqlen_k=150, head_dim=64, causal=True, values="zero_queries")
     _, lse = attention(*case.tensors(device=device), causal=True, return_lse=True)
     expected = torch.log(torch.arange(1, 151, dtype=torch.float64, device=device))
-    # A sum of ones is exact; the logarithm is lg2.approx times ln 2: 2^-22 of log2(150) < 8.
-    assert (lse[0, 0].double() - expected).abs().max() <= 8 * 2.0**-22
+    # The first 128 rows refer to the maximum of what they see, and a sum of ones is exact; the logarithm is lg2.approx
+    # times ln 2: 2^-22 of log2(150) < 8. The others refer to a quarter of their first tile, and saturated exponents
+    # (instructions/exp2.py) may come to the end of the polynomial's range instead of to its beginning.
+    bound = torch.full_like(expected, 8 * 2.0**-22)
+    bound[128:] += EXP2_RELATIVE_ERROR
+    assert ((lse[0, 0].double() - expected).abs() <= bound).all()
 
 
 def test_equal_keys_give_the_mean_of_v(attention, device):

@@ -95,9 +95,11 @@ def test_slots_behind_thread_barriers_do_not_depend_on_the_schedule(recorded, mo
 
 def test_slots_respect_the_barriers(recorded):
     """A product is behind the copies that it reads, a read of S behind the product, a store of P behind the read."""
-    for nth in range(2):  # before the ring comes round, a slot has one load
+    # S is read and P written in three parts (two quarters, then half): of the first tile, whose first quarter gives the
+    # reference, too. Before the ring comes round, a slot has one load.
+    for nth in range(2):
         first = slot(recorded, f"S0 = Q0 kv[{2 * nth % RING}]")
-        read, wrote = slot(recorded, "read S0", nth), slot(recorded, "write S0", 2 * nth)
+        read, wrote = slot(recorded, "read S0", 3 * nth), slot(recorded, "write S0", 3 * nth)
         assert slot(recorded, f"load kv[{2 * nth % RING}]") < first < read < wrote
         assert wrote < slot(recorded, f"O0 = S0 kv[{(2 * nth + 1) % RING}]")
     waits = [mark for mark in recorded.marks if mark.kind == "wait"]

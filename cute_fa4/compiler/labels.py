@@ -7,6 +7,7 @@ from ..emulator.labels import KernelLabels
 from ..layouts.block_scales import COLUMNS
 from ..sm100.chip import MBARRIER_BYTES, WARPS_PER_GROUP
 from ..sm100.config import FA4Config
+from ..sm100.mha2q.orders import SUM_COLUMNS
 
 # A location in one of these says less than that of the role or step that called it.
 HELPER_FILES = (
@@ -56,15 +57,18 @@ def shared_regions(cfg: FA4Config) -> tuple[tuple[int, int, str], ...]:
 
 
 def tensor_columns(cfg: FA4Config) -> tuple[tuple[int, int, str], ...]:
-    """(first column, columns, name) in tensor memory; P_i lies in S_i unless it has a place of its own."""
+    """(first column, columns, name) in tensor memory.
+
+    P_i lies in S_i unless it has a place of its own; L_i: the sums of its rows, where P V makes them.
+    """
     scores = [(column, cfg.tiles.s_columns, f"S{i}") for i, column in enumerate(cfg.tmem.s)]
     if cfg.tmem.p_apart:
         scores += [(column, cfg.tiles.p_columns, f"P{i}") for i, column in enumerate(cfg.tmem.p)]
     names = ("scales of Q0", "scales of Q1", "scales of K")[: len(cfg.tmem.scales)]
     scores += [(at, COLUMNS, x) for at, x in zip(cfg.tmem.scales, names, strict=True)]
-    return tuple(
-        scores + [(column, cfg.tiles.o_columns, f"O{i}") for i, column in enumerate(cfg.tmem.o)]
-    )
+    sums = [(column, SUM_COLUMNS, f"L{i}") for i, column in enumerate(cfg.tmem.sums)]
+    outputs = [(column, cfg.tiles.o_columns, f"O{i}") for i, column in enumerate(cfg.tmem.o)]
+    return tuple(scores + sums + outputs)
 
 
 def barrier_names(cfg: FA4Config) -> tuple[tuple[int, str, str, str], ...]:

@@ -10,9 +10,10 @@ from cute_fa4.sm100.config import SCHEDULES
 from cute_fa4.sm100.warp_roles import WarpRoles
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
-def test_everything_has_a_name(head_dim):
-    cfg = choose_config(qkv_dtype="bf16", head_dim=head_dim)
+@pytest.mark.parametrize("dtype, head_dim", [("bf16", 64), ("bf16", 128), ("e4m3", 128)])
+def test_everything_has_a_name(dtype, head_dim):
+    """The first and the last have row sums in tensor memory, behind O."""
+    cfg = choose_config(qkv_dtype=dtype, head_dim=head_dim)
     labels = kernel_labels(cfg)
     assert all(labels.role(warp) for warp in range(cfg.schedule.warps.threads // 32))
     barriers = {offset: name for offset, name, *_ in labels.barriers}

@@ -1,5 +1,5 @@
 """Write what follows from the code: docs/barriers.md, docs/layouts.md, the tree of docs/architecture.md, plots, the
-count of PTX spellings in docs/emulator.md.
+count of PTX spellings in docs/emulator.md, the summaries of docs/data/ in docs/verification.md.
 
 The plots are drawn from the tables of docs/performance.md, which benchmarks/model.py writes.
 
@@ -9,6 +9,7 @@ python docs/generate.py --check   exit 1 and name those that the code no longer 
 
 import argparse
 import ast
+import json
 import re
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ DOCS = Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS.parent))
 
 from benchmarks.cycle_model import plots  # noqa: E402
+from cute_fa4.hopper import report  # noqa: E402
 from cute_fa4.layouts import pictures  # noqa: E402
 from cute_fa4.sm100.choose_config import choose_config  # noqa: E402
 from cute_fa4.sm100.config import (  # noqa: E402
@@ -36,6 +38,7 @@ from cute_fa4.sm100.config import (  # noqa: E402
 )
 from cute_fa4.sm100.sync.barriers import BarrierTable  # noqa: E402
 from tests.emulator import spellings  # noqa: E402
+from tests.emulator.mutations import table  # noqa: E402
 
 SCALES = ("scales_full", "scales_empty")
 
@@ -276,6 +279,13 @@ def between_marks(page: str, name: str, text: str) -> str:
     return pattern.sub(lambda found: f"{found[1]}{text}\n{found[2]}", page)
 
 
+def verification(page: str) -> str:
+    """docs/verification.md with the summaries of its data files."""
+    runs = json.loads((DOCS / "data" / "hopper.json").read_text())
+    page = between_marks(page, "hopper", report.summary(runs))
+    return between_marks(page, "mutations", table.summary(json.loads(table.DATA.read_text())))
+
+
 def performance_plots() -> dict[str, str]:
     return plots.pictures((DOCS / "performance.md").read_text())
 
@@ -290,6 +300,7 @@ def documents() -> dict[Path, str]:
         DOCS / "emulator.md": between_marks(
             (DOCS / "emulator.md").read_text(), "spellings", spellings.table()
         ),
+        DOCS / "verification.md": verification((DOCS / "verification.md").read_text()),
     }
 
 

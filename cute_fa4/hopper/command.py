@@ -50,11 +50,8 @@ def add_options(command: argparse.ArgumentParser) -> None:
     step.set_defaults(run=driver)
     step = steps.add_parser("report", help="results -> tables")
     step.add_argument("results", nargs="+", metavar="FILE", help="written with --report")
-    step.add_argument("--write", metavar="PAGE", help="put them there; default: print")
     step.add_argument(
-        "--add",
-        action="store_true",
-        help="behind the tables of other commits there; default: instead",
+        "--add", metavar="DATA", help="append the run to this data file; default: print its tables"
     )
     step.set_defaults(run=report)
 
@@ -158,9 +155,9 @@ def on_hopper() -> bool:
 def report(options) -> int:
     from cute_fa4.hopper import report as reporter
 
-    text = reporter.tables(reporter.read(options.results))
-    if options.write:
-        reporter.write(Path(options.write), text, add=options.add)
+    run = reporter.record(reporter.read(options.results))
+    if options.add:
+        reporter.add(Path(options.add), run)
     else:
-        print(text)
+        print(reporter.tables(run))
     return 0

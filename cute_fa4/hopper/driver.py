@@ -19,6 +19,7 @@ import torch
 
 from cute_fa4.hopper.driver_calls import FOLDER, Functions
 from cute_fa4.hopper.driver_cases import CASES, Case
+from cute_fa4.hopper.report import verdict
 
 SECONDS = 120
 
@@ -58,9 +59,7 @@ def main() -> None:
 def table(rows: list[dict]) -> str:
     """Markdown."""
     lines = ["| case | seen |", "|---|---|"]
-    return "\n".join(
-        lines + [f"| {r['name']} | {'' if r['ok'] else '**wrong:** '}{r['seen']} |" for r in rows]
-    )
+    return "\n".join(lines + [f"| {row['name']} | {verdict(row)} |" for row in rows])
 
 
 if __name__ == "__main__":

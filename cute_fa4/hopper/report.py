@@ -1,6 +1,7 @@
-"""What `hopper check` has seen, as JSON and as the tables of docs/verification.md.
+"""Results of `hopper check`: one record per run, the data file of all runs, and their tables in Markdown.
 
-A result file holds device, driver, date, commit and the rows; several of one commit and device become one table.
+A result file, as `hopper check --report` writes it, has a row for each problem. A record has a row for each variant.
+docs/data/hopper.json holds the records of all runs; docs/generate.py prints its summary into docs/verification.md.
 """
 
 from __future__ import annotations
@@ -8,21 +9,24 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from cute_fa4.hopper import driver
-
-BEGIN, END = "<!-- hopper: begin -->", "<!-- hopper: end -->"
 LONG_KEYS = 8192
+ONE_RUN = ("commit", "device", "driver", "ptxas")
+VARIANT = (
+    *("head_dim", "dtype", "variant", "problems", "launches", "claimed", "blocks"),
+    *("most_by_one", "relative_error", "largest_error", "lse_error"),
+)
+LONG = ("head_dim", "variant", "problem", "launches", "relative_error", "lse_error")
 
 
 class ReportError(ValueError):
-    """Result files that do not belong together, or a page without a place for tables."""
+    """Result files of different runs, or a data file that holds something else."""
 
 
 def read(paths) -> dict:
-    """Result files -> one result."""
+    """Result files of one run -> one result."""
     results = [json.loads(Path(path).read_text()) for path in paths]
     first = results[0]
-    for key in ("commit", "device", "driver", "ptxas"):
+    for key in ONE_RUN:
         found = {result[key] for result in results}
         if len(found) > 1:
             raise ReportError(
@@ -33,64 +37,116 @@ def read(paths) -> dict:
     return {**first, **joined, "controls": sum(r.get("controls", 0) for r in results)}
 
 
-def tables(result: dict) -> str:
-    """Markdown: a row for each variant, each long problem, each foreign kernel."""
+def record(result: dict) -> dict:
+    """The record of one run: totals, a list of values (VARIANT) per variant, another (LONG) per long problem."""
     rows = result["rows"]
-    launches, claimed = sum(r["launches"] for r in rows), sum(r["claimed"] for r in rows)
-    blocks = sum(r["blocks"] * r["launches"] for r in rows)
-    lines = [
-        f"{result['date']}, commit {result['commit']}, {result['device']}, driver {result['driver']}, "
-        f"ptxas {result['ptxas']}:",
-        f"{launches:,} launches of {len(rows)} problems ({sum(r['guarded'] for r in rows)} of them between unmapped "
-        f"pages), {claimed:,} of {blocks:,} blocks run by "
-        f"another cluster than their own, {len(result['failures'])} failures. "
-        f"Control, a launch whose claims name wrong blocks: {'noticed' if result['controls'] else 'not run'}.",
-        "",
-        "| D | dtype | variant | problems | launches | blocks claimed / all | most by one | relative error "
-        "| largest error | largest LSE error |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]  # fmt: skip
-    for key, group in _grouped(rows).items():
-        depth, dtype, title = key
-        lines.append(
-            f"| {depth} | {dtype} | {title} | {len(group)} | {sum(r['launches'] for r in group)} | "
-            f"{sum(r['claimed'] for r in group)} / {sum(r['blocks'] * r['launches'] for r in group)} | "
-            f"{max(r['most_by_one'] for r in group)} | {_largest(group, 'relative_error')} | "
-            f"{_largest(group, 'largest_error')} | {_largest(group, 'lse_error', '.1e')} |"
+    return {
+        **{key: result[key] for key in ("date", *ONE_RUN)},
+        "what": "",
+        "failure": "",
+        **_totals(rows),
+        "failures": len(result["failures"]),
+        "control": bool(result["controls"]),
+        "variants": [_variant(*item) for item in _grouped(rows).items()],
+        "long": [_long(row) for row in rows if max(row["sizes"]["keys"]) >= LONG_KEYS],
+        "foreign": [
+            [row["kernel"], ", ".join(map(str, row["shape"])), row["relative_error"]]
+            for row in result["foreign"]
+        ],
+        "driver_cases": [[case["name"], verdict(case)] for case in result["driver_cases"]],
+    }
+
+
+def verdict(case: dict) -> str:
+    """What a case saw, marked where it is not what was expected."""
+    return f"{'' if case['ok'] else '**wrong:** '}{case['seen']}"
+
+
+def add(path: Path, new: dict) -> None:
+    """Append a record to the data file; a record of the same date, commit and device is replaced."""
+    records = json.loads(path.read_text()) if path.exists() else []
+    if not isinstance(records, list):
+        raise ReportError(
+            f"{path}: not a list of records; give a file that --add wrote, or a new one"
         )
-    long = [r for r in rows if max(r["sizes"]["keys"]) >= LONG_KEYS]
-    if long:
-        lines += [
-            *("", "Long sequences, of these:", ""),
-            "| D | variant | problem | launches | relative error | largest LSE error |",
-            "|---|---|---|---|---|---|",
-        ]
-        lines += [
-            f"| {r['variant']['head_dim']} | {r['title']} | {r['problem']} | {r['launches']} | "
-            f"{r['relative_error']:.2e} | {r['lse_error']:.1e} |"
-            for r in long
-        ]
-    if result["foreign"]:
-        lines += ["", "flash-attn-4 4.0.0b36, rewritten in the same way, bf16:", "",
-                  "| kernel | B, S, H, D | relative error |", "|---|---|---|"]  # fmt: skip
-        lines += [
-            f"| {r['kernel']} | {', '.join(map(str, r['shape']))} | {r['relative_error']:.2e} |"
-            for r in result["foreign"]
-        ]
-    if result["driver_cases"]:
-        lines += ["", "The host library on this driver, a process for each case:", ""]
-        lines += driver.table(result["driver_cases"]).splitlines()
-    return "\n".join(lines)
+    key = ("date", "commit", "device")
+    others = [old for old in records if [old[k] for k in key] != [new[k] for k in key]]
+    path.write_text(as_text([*others, new]))
 
 
-def write(page: Path, text: str, *, add: bool = False) -> None:
-    """Put the tables between the marks of a page; add: behind those that are there, which are of another commit."""
-    before, begin, rest = page.read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ReportError(f"{page}: without {BEGIN} and {END}, between which the tables belong")
-    there = f"{rest.partition(END)[0].strip()}\n\n" if add else ""
-    page.write_text(f"{before}{BEGIN}\n{there}{text}\n{END}{after}")
+def as_text(records: list[dict]) -> str:
+    """JSON with one line per value of a record and one per row of its lists, so that a change shows as a line."""
+    return "[\n" + ",\n".join(_record_text(one) for one in records) + "\n]\n"
+
+
+def tables(run: dict) -> str:
+    """The whole record of one run in Markdown."""
+    parts = [_headline(run), _variants_table(run["variants"])]
+    if run["long"]:
+        parts += ["Of these, long sequences:", _long_table(run["long"])]
+    if run["foreign"]:
+        parts += [
+            "flash-attn-4 4.0.0b36, rewritten in the same way, bf16:",
+            _table(("kernel", "B, S, H, D", "relative error"), run["foreign"], {2: ".2e"}),
+        ]
+    if run["driver_cases"]:
+        parts += [
+            "The host library on this driver, one process per case:",
+            _table(("case", "seen"), run["driver_cases"], {}),
+        ]
+    return "\n\n".join(parts)
+
+
+def summary(records: list[dict]) -> str:
+    """One row per run: what was run, how much of it, the largest errors of 16-bit outputs, what failed."""
+    head = (
+        *("run", "date, commit", "kernels", "variants", "problems", "launches"),
+        *("relative error, bf16", "fp16", "LSE", "failures"),
+    )
+    rows = [
+        (
+            *(number, f"{run['date']}, {run['commit']}", run["what"], len(run["variants"])),
+            *(f"{run['problems']:,}", f"{run['launches']:,}"),
+            *(_worst(run, "relative_error", dtype) for dtype in ("bf16", "fp16")),
+            *(_worst(run, "lse_error", None), run["failure"] or run["failures"] or "none"),
+        )
+        for number, run in enumerate(records, 1)
+    ]
+    return _table(head, rows, {})
+
+
+def _worst(run: dict, name: str, dtype: str | None) -> str:
+    column = VARIANT.index(name)
+    found = [row[column] for row in run["variants"] if dtype in (None, row[1])]
+    return f"{max(found):.1e}" if found else "-"
+
+
+def _totals(rows) -> dict:
+    return {
+        "problems": len(rows),
+        "launches": sum(row["launches"] for row in rows),
+        "guarded": sum(row["guarded"] for row in rows),
+        "claimed": sum(row["claimed"] for row in rows),
+        "blocks": sum(row["blocks"] * row["launches"] for row in rows),
+    }
+
+
+def _variant(key, rows) -> list:
+    totals = _totals(rows)
+    return [
+        *key,
+        *(totals[name] for name in ("problems", "launches", "claimed", "blocks")),
+        max(row["most_by_one"] for row in rows),
+        *(_largest(rows, name, digits) for name, digits in (("relative_error", 3), ("largest_error", 3))),
+        _largest(rows, "lse_error", 2),
+    ]  # fmt: skip
+
+
+def _long(row) -> list:
+    return [
+        *(row["variant"]["head_dim"], row["title"], row["problem"], row["launches"]),
+        *(_rounded(row["relative_error"], 3), _rounded(row["lse_error"], 2)),
+    ]
 
 
 def _grouped(rows) -> dict:
@@ -101,5 +157,50 @@ def _grouped(rows) -> dict:
     return groups
 
 
-def _largest(rows, name: str, spelling: str = ".2e") -> str:
-    return format(max(row[name] for row in rows), spelling)
+def _largest(rows, name: str, digits: int) -> float:
+    return _rounded(max(row[name] for row in rows), digits)
+
+
+def _rounded(value: float, digits: int) -> float:
+    return float(f"{value:.{digits - 1}e}")
+
+
+def _record_text(one: dict) -> str:
+    lines = [f" {json.dumps(key)}: {_value_text(value)}" for key, value in one.items()]
+    return "{\n" + ",\n".join(lines) + "\n}"
+
+
+def _value_text(value) -> str:
+    if not isinstance(value, list) or not value:
+        return json.dumps(value)
+    return "[\n  " + ",\n  ".join(json.dumps(row) for row in value) + "]"
+
+
+def _headline(run: dict) -> str:
+    control = "noticed" if run["control"] else "not run"
+    return (
+        f"{run['date']}, commit {run['commit']}, {run['device']}, driver {run['driver']}, ptxas {run['ptxas']}:\n"
+        f"{run['launches']:,} launches of {run['problems']} problems ({run['guarded']} of them between unmapped "
+        f"pages), {run['claimed']:,} of {run['blocks']:,} blocks run by a cluster other than their own, "
+        f"{run['failures']} failures. Control, a launch whose claims name wrong blocks: {control}."
+    )
+
+
+def _variants_table(variants) -> str:
+    head = (
+        *("D", "dtype", "variant", "problems", "launches", "blocks claimed / all", "most by one"),
+        *("relative error", "largest error", "largest LSE error"),
+    )
+    rows = [(*row[:5], f"{row[5]} / {row[6]}", *row[7:]) for row in variants]
+    return _table(head, rows, {7: ".2e", 8: ".2e", 9: ".1e"})
+
+
+def _long_table(long) -> str:
+    head = ("D", "variant", "problem", "launches", "relative error", "largest LSE error")
+    return _table(head, long, {4: ".2e", 5: ".1e"})
+
+
+def _table(head, rows, spellings: dict[int, str]) -> str:
+    shown = [[format(x, spellings.get(i, "")) for i, x in enumerate(row)] for row in rows]
+    lines = [head, ["---"] * len(head), *shown]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

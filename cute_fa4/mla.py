@@ -18,9 +18,11 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from cute_fa4.calls import autocast
+from cute_fa4.calls.foreign import check_neutral
 from cute_fa4.calls.latent import (
     by_index,
     check_latent_tensors,
+    first_indices,
     names,
     of_each_key,
     of_each_query,
@@ -39,7 +41,7 @@ from cute_fa4.calls.latent_rows import (
 from cute_fa4.calls.queries import are_wide, quantised
 from cute_fa4.calls.repeat import again, attend
 from cute_fa4.calls.request import CallTensors
-from cute_fa4.calls.tensors import check_is_tensor
+from cute_fa4.calls.tensors import check_is_tensor, check_rank
 from cute_fa4.calls.tracing import is_traced, refuse_untraceable
 from cute_fa4.calls.workspace import given_workspace
 from cute_fa4.interface import NO_WORKSPACE
@@ -59,11 +61,16 @@ def flash_mla_with_kvcache(
     num_splits=None,
     softmax_scale: float | None = None,
     causal: bool = False,
-    descale_q: torch.Tensor | None = None,
-    descale_k: torch.Tensor | None = None,
     is_fp8_kvcache: bool = False,
     indices: torch.Tensor | None = None,
+    attn_sink: torch.Tensor | None = None,
+    extra_k_cache: torch.Tensor | None = None,
+    extra_indices_in_kvcache: torch.Tensor | None = None,
+    topk_length: torch.Tensor | None = None,
+    extra_topk_length: torch.Tensor | None = None,
     *,
+    descale_q: torch.Tensor | None = None,
+    descale_k: torch.Tensor | None = None,
     tokens_per_split: int | None = None,
     workspace: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
@@ -89,6 +96,7 @@ def flash_mla_with_kvcache(
     softmax_scale   None: 576 ** -0.5. DeepSeek's models pass that of their heads before the absorption, 192 ** -0.5
                     times the factor of their rotary scaling
     causal          query i of m stands at key i + n - m: the last query sees every key. Without it all queries do
+    is_fp8_kvcache  FlashMLA's, and not needed: rows of 656 bytes are known by their size. True with others is refused
     descale_q, descale_k   float32, of float8 q and k_cache: what is stored, times this, is meant. One number, or one
                     for each sequence, (batch,); descale_k also one for each row of the cache, (num_pages, page_size)
                     or (num_pages, page_size, 1), by which its keys and values are multiplied. Values are not checked:
@@ -98,13 +106,18 @@ def flash_mla_with_kvcache(
                     read then and may be None, causal is False. A key that is listed twice counts twice
     tokens_per_split, workspace, out   as flash_attn_varlen_func has them
 
+    The parameters up to extra_topk_length have FlashMLA's names and order.
+
     Returns (out, lse): (batch, seqlen_q, heads, 512), and the natural log-sum-exp (batch, heads, seqlen_q), float32.
     A query that sees no key has out 0 and lse -inf (FlashMLA: +inf).
 
-    is_fp8_kvcache is FlashMLA's and not needed: rows of 656 bytes are known by their size. True with other rows is
-    refused.
-    Raises as flash_attn_func.
+    Raises as flash_attn_func; NotImplementedError also for a sink and for a second cache.
     """
+    if not (attn_sink is extra_k_cache is extra_indices_in_kvcache is extra_topk_length is None):
+        check_neutral(
+            attn_sink=attn_sink, extra_k_cache=extra_k_cache, extra_indices_in_kvcache=extra_indices_in_kvcache,
+            extra_topk_length=extra_topk_length,
+        )  # fmt: skip
     if num_splits is None or isinstance(num_splits, torch.Tensor):
         num_splits = 0
     if head_dim_v != LATENT_DEPTHS[1]:
@@ -114,6 +127,8 @@ def flash_mla_with_kvcache(
         k_cache = rows_of(k_cache, q, descale_q, descale_k)
     elif is_fp8_kvcache:
         _refuse_other_rows(k_cache)
+    if topk_length is not None:
+        indices = _first_listed(indices, topk_length)
     if indices is not None:
         return _by_index(
             q, k_cache, indices, out, causal, softmax_scale=softmax_scale, num_splits=num_splits,
@@ -195,6 +210,21 @@ def _refuse_other_rows(k_cache) -> None:
         f"{LATENT_ROW_BYTES}), rows of {LATENT_ROW_BYTES} bytes; a float8 cache of {LATENT_DEPTHS[0]} columns has "
         "is_fp8_kvcache=False, and descale_k"
     )
+
+
+def _first_listed(indices, topk_length) -> torch.Tensor:
+    """The first topk_length keys of each list."""
+    if indices is None:
+        raise ValueError("topk_length: given without indices; accepted: None")
+    for name, tensor in (("indices", indices), ("topk_length", topk_length)):
+        check_is_tensor(name, tensor)
+    check_rank("indices", indices, ("batch", "seqlen_q", "keys"))
+    if topk_length.shape != indices.shape[:1] or topk_length.dtype is not torch.int32:
+        raise ValueError(
+            f"topk_length: shape {tuple(topk_length.shape)}, dtype {topk_length.dtype}; accepted: "
+            f"{tuple(indices.shape[:1])}, torch.int32"
+        )
+    return first_indices(indices, topk_length)
 
 
 def _by_index(q, k_cache, indices, out, causal, **options):

@@ -1,7 +1,8 @@
 """Arguments as other packages have them: which ones mean nothing here and pass, and what a refusal of the others says.
 
-flash-attn, flash-attn-4, scaled_dot_product_attention, FlashInfer and vLLM give the same things other names and another
-order. The public functions take what they do not know as *positional and **others, and ask here only if there is any.
+flash-attn, flash-attn-4, scaled_dot_product_attention, FlashInfer, FlashMLA and vLLM give the same things other
+names and another order. The public functions take what they do not know as *positional and **others, and ask here only
+if there is any. Functions with another package's signature ask check_neutral about parameters that have no kernel.
 docs/coming_from.md has the whole table.
 """
 
@@ -20,6 +21,9 @@ PAGE = "docs/coming_from.md"
 _GROUPED = "query heads may be any multiple of the key/value heads"
 _VLLM = "cute_fa4.integrations.vllm has vLLM's signature"
 
+_CONTEXT = "a cache on several GPUs: cute_fa4.distributed.decode_attention"
+_BACKENDS = ("auto", None, "fa2", "fa3", "cutlass", "cute-dsl", "sparse", "trtllm-gen", "xqa")
+
 # name -> (values that change nothing here, what to do instead of the others)
 NOT_BUILT = {
     "dropout_p": ((0, None), "dropout is not built"),
@@ -34,7 +38,15 @@ NOT_BUILT = {
     "scheduler_metadata": ((None,), "a CTA finds its work from the lengths; a tensor of another package is not read"),
     "gather_kv_indices": ((None,), "page_table= with pages of one key, a row for each sequence"),
     "pos_encoding_mode": (("NONE", None), "rotate q and k before the call"),
-    "backend": (("auto", None), "there is one kernel"),
+    "backend": (_BACKENDS, "there is one kernel; cudnn's offsets, which count elements, are not read"),
+    "cp_world_size": ((1,), _CONTEXT),
+    "cp_rank": ((0,), _CONTEXT),
+    "cp_tot_seqused_k": ((None,), _CONTEXT),
+    "skip_softmax_threshold_scale_factor": ((None,), "every key takes part, small weights are not skipped"),
+    "attn_sink": ((None,), "a sink has no kernel over a latent cache; over other keys learnable_sink="),
+    "extra_k_cache": ((None,), "a call for each cache, and cute_fa4.distributed.merge of the results"),
+    "extra_indices_in_kvcache": ((None,), "a call for each cache, and cute_fa4.distributed.merge of the results"),
+    "extra_topk_length": ((None,), "a call for each cache, and cute_fa4.distributed.merge of the results"),
 }  # fmt: skip
 # What others compute before a call, from the lengths; accepted as a tensor, and not read.
 NOT_NEEDED = ("scheduler_metadata",)
@@ -71,9 +83,6 @@ OTHER_NAMES = {
     "k_pe": ((None,), "k_rope="),
     "kpe": ((None,), "k_rope="),
     "fa_version": ((2, 3, 4), _VLLM),
-    "cp_world_size": ((1,), _VLLM),
-    "cp_rank": ((0,), _VLLM),
-    "cp_tot_seqused_k": ((None,), _VLLM),
 }  # fmt: skip
 
 # What stands behind the last parameter that may be given by position, in the packages that have such a function.
@@ -107,6 +116,24 @@ def check_arguments(function, positional: tuple, others: dict, given: dict) -> N
         raise TypeError(f"pack_gqa: {shown(pack_gqa)}; accepted: None (chosen), True or False")
 
 
+def check_neutral(**given) -> None:
+    """NotImplementedError for the first argument, by its name in NOT_BUILT, whose value would change something.
+
+    >>> check_neutral(dropout_p=0.0, alibi_slopes=None)
+    >>> check_neutral(sm_margin=8)
+    Traceback (most recent call last):
+    NotImplementedError: sm_margin: 8; accepted: 0; CTAs are not limited; see docs/coming_from.md
+    """
+    for name, value in given.items():
+        if name in NOT_NEEDED and isinstance(value, torch.Tensor):
+            continue
+        neutral, instead = NOT_BUILT[name]
+        if not _is_one_of(value, neutral):
+            raise NotImplementedError(
+                f"{name}: {shown(value)}; accepted: {neutral[0]!r}; {instead}; see {PAGE}"
+            )
+
+
 def _too_many(function, positional: tuple) -> str:
     by_position = _by_position(function)
     name = function.__name__
@@ -119,12 +146,8 @@ def _too_many(function, positional: tuple) -> str:
 
 def _check_other(function, name: str, value) -> None:
     asked = f"{name}: {shown(value)}"
-    if name in NOT_NEEDED and (value is None or isinstance(value, torch.Tensor)):
-        return
     if name in NOT_BUILT:
-        off, instead = NOT_BUILT[name]
-        if not _is_one_of(value, off):
-            raise NotImplementedError(f"{asked}; accepted: {off[0]!r}; {instead}; see {PAGE}")
+        check_neutral(**{name: value})
     elif name in OTHER_NAMES:
         off, instead = OTHER_NAMES[name]
         if not _is_one_of(value, off):

@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 
 from cute_fa4 import mla
+from cute_fa4.calls.foreign import check_neutral
 from cute_fa4.calls.latent import first_indices
 from cute_fa4.calls.tensors import FP8, check_is_tensor
-from cute_fa4.integrations.refusals import check_off
 from cute_fa4.sm100.choose_config import LATENT_DEPTHS
 from cute_fa4.system.messages import shown
 
@@ -54,11 +54,11 @@ def trtllm_batch_decode_with_kv_cache_mla(
     """
     check_is_tensor("query", query)
     of_8_bits = query.dtype in FP8
-    check_off(
-        sinks=(sinks, None),
-        skip_softmax_threshold_scale_factor=(skip_softmax_threshold_scale_factor, None),
-        **({} if of_8_bits else dict(bmm2_scale=(bmm2_scale, 1.0))),
-    )
+    check_neutral(skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor)
+    if sinks is not None:
+        raise NotImplementedError("sinks: given; accepted over a latent cache: None")
+    if not of_8_bits and bmm2_scale != 1.0:
+        raise NotImplementedError(f"bmm2_scale: {bmm2_scale}; accepted with 16 bits: 1.0")
     for name, value, accepted in (
         ("kv_lora_rank", kv_lora_rank, LATENT),
         ("qk_rope_head_dim", qk_rope_head_dim, ROPE),

@@ -24,9 +24,8 @@ from typing import NamedTuple
 import torch
 
 from cute_fa4 import interface, mla
-from cute_fa4.calls.latent import first_indices
+from cute_fa4.calls.foreign import check_neutral
 from cute_fa4.calls.tensors import FP8, check_is_tensor
-from cute_fa4.integrations.refusals import check_off
 
 
 def flash_attn_varlen_func(
@@ -81,15 +80,10 @@ def flash_attn_varlen_func(
     NotImplementedError for alibi_slopes, q_v, dropout, context parallelism (cp_...), attention probabilities and
     descales of 16-bit tensors that are not 1; for the rest as cute_fa4.flash_attn_varlen_func.
     """
-    check_off(
-        q_v=(q_v, None),
-        alibi_slopes=(alibi_slopes, None),
-        dropout_p=(dropout_p, 0.0),
-        return_attn_probs=(return_attn_probs, False),
-        cp_world_size=(cp_world_size, 1),
-        cp_rank=(cp_rank, 0),
-        cp_tot_seqused_k=(cp_tot_seqused_k, None),
-    )
+    check_neutral(
+        q_v=q_v, alibi_slopes=alibi_slopes, dropout_p=dropout_p, return_attn_probs=return_attn_probs,
+        cp_world_size=cp_world_size, cp_rank=cp_rank, cp_tot_seqused_k=cp_tot_seqused_k,
+    )  # fmt: skip
     if fa_version not in (2, 3, 4):
         raise ValueError(
             f"fa_version: {fa_version!r}; accepted: 2, 3 or 4, which run the same kernel"
@@ -228,26 +222,16 @@ def flash_mla_with_kvcache(
     q         (batch, queries of a sequence, heads, 576), k_cache (num_blocks, block_size, 1, 576), or with
               is_fp8_kvcache (num_blocks, block_size, 1, 656) of bytes, which vLLM calls fp8_ds_mla
     indices   (batch, queries, keys) int32, block * block_size + place in the block, -1: none
-    topk_length   (batch,) int32: of each list of indices so many count, or None
+    topk_length   (batch,) int32: so many of each list of indices count, or None
     tile_scheduler_metadata, num_splits   anything; not read
 
-    Returns (out, lse), (batch, queries, heads, 512) and (batch, heads, queries). NotImplementedError for
-    sinks and a second cache.
+    Returns (out, lse), (batch, queries, heads, 512) and (batch, heads, queries). NotImplementedError for sinks and a
+    second cache.
     """
-    check_off(
-        attn_sink=(attn_sink, None),
-        extra_k_cache=(extra_k_cache, None),
-        extra_indices_in_kvcache=(extra_indices_in_kvcache, None),
-        extra_topk_length=(extra_topk_length, None),
-    )
-    if topk_length is not None:
-        if indices is None:
-            raise ValueError("topk_length: given without indices; accepted: None")
-        indices = first_indices(indices, topk_length)
     return mla.flash_mla_with_kvcache(
-        q, k_cache, block_table, cache_seqlens, head_dim_v,
-        softmax_scale=softmax_scale, causal=causal, out=out,
-        is_fp8_kvcache=is_fp8_kvcache, indices=indices,
+        q, k_cache, block_table, cache_seqlens, head_dim_v, tile_scheduler_metadata, None, softmax_scale, causal,
+        is_fp8_kvcache, indices, attn_sink, extra_k_cache, extra_indices_in_kvcache, topk_length, extra_topk_length,
+        out=out,
     )  # fmt: skip
 
 

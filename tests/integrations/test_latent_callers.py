@@ -1,14 +1,35 @@
 """Decode from a latent cache as vLLM's and FlashInfer's callers write it: the same bits as our own call."""
 
+import inspect
+
 import pytest
 import torch
 
-from cute_fa4 import mla
+from cute_fa4 import flash_mla_with_kvcache, mla
 from cute_fa4.integrations import flashinfer, vllm
 from tests.sm100.mla_decode.latent_batches import call_of, draw, stored
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SCALE = 192**-0.5
+
+# deepseek-ai/FlashMLA, flash_mla/flash_mla_interface.py at 9241ae3 (2026-04-29): flash_mla_with_kvcache's parameters.
+FLASH_MLA = (
+    "q", "k_cache", "block_table", "cache_seqlens", "head_dim_v", "tile_scheduler_metadata", "num_splits",
+    "softmax_scale", "causal", "is_fp8_kvcache", "indices", "attn_sink", "extra_k_cache", "extra_indices_in_kvcache",
+    "topk_length", "extra_topk_length",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "function, further",
+    [(flash_mla_with_kvcache, ()), (vllm.flash_mla_with_kvcache, ("out",))],
+    ids=["here", "vLLM"],
+)
+def test_by_position_the_parameters_are_flash_mlas(function, further):
+    """That of vLLM's backend has `out` behind them."""
+    parameters = inspect.signature(function).parameters.values()
+    by_position = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+    assert by_position == [*FLASH_MLA, *further]
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +57,7 @@ def test_vllm_passes_its_plan_and_a_cache_without_heads(call, expected):
     )
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
     with pytest.raises(
-        NotImplementedError, match="attn_sink: a Tensor of .*: not built; accepted: None"
+        NotImplementedError, match="attn_sink: a Tensor of .*; accepted: None; a sink has"
     ):
         vllm.flash_mla_with_kvcache(**call, head_dim_v=512, attn_sink=torch.zeros(1))
 
@@ -55,11 +76,32 @@ def test_flashinfer_has_caches_of_three_and_of_four_dimensions(call, expected, d
     for wrong, error, text in (
         (dict(kv_lora_rank=256), ValueError, "kv_lora_rank: 256; accepted: 512"),
         (dict(sparse_mla_top_k=2048), ValueError, "with sparse_mla_top_k=2048; accepted"),
-        (dict(bmm2_scale=0.5), NotImplementedError, "bmm2_scale: 0.5: not built"),
+        (dict(bmm2_scale=0.5), NotImplementedError, "bmm2_scale: 0.5; accepted with 16 bits: 1.0"),
         (dict(bmm1_scale=torch.ones(1)), NotImplementedError, "bmm1_scale: a tensor"),
     ):
         with pytest.raises(error, match=text):
             decode(call["q"], cache, scratch, **given | wrong)
+
+
+def test_topk_length_cuts_each_list_where_flash_mla_has_it(call, monkeypatch):
+    """By position; what stands behind it may be anything."""
+    asked = []
+    monkeypatch.setattr(
+        mla, "_by_index", lambda q, k_cache, indices, *_, **__: asked.append(indices)
+    )
+    listed = torch.full((2, 2, 8), 2**30, dtype=torch.int32)
+    few, nothing = torch.tensor([3, 2], dtype=torch.int32), (None,) * 3
+    rest = None, None, 512, None, None, SCALE, False, False, listed, *nothing
+    for function in (flash_mla_with_kvcache, vllm.flash_mla_with_kvcache):
+        function(call["q"], call["k_cache"], *rest, few)
+    for found in asked:
+        assert (found == 2**30).sum(-1).tolist() == [[3, 3], [2, 2]]
+        assert (found == -1).sum(-1).tolist() == [[5, 5], [6, 6]]
+    assert len(asked) == 2
+    with pytest.raises(ValueError, match="topk_length: given without indices"):
+        flash_mla_with_kvcache(**call, topk_length=few)
+    with pytest.raises(ValueError, match=r"topk_length: shape \(1,\).*accepted: \(2,\)"):
+        flash_mla_with_kvcache(**call, indices=listed, topk_length=few[:1])
 
 
 def test_keys_by_index_and_8_bits_reach_the_kernel_from_either_caller(call, expected, monkeypatch):
@@ -73,7 +115,6 @@ def test_keys_by_index_and_8_bits_reach_the_kernel_from_either_caller(call, expe
     monkeypatch.setattr(mla, "flash_mla_with_kvcache", record)
     picked = torch.arange(2 * 2 * 128, dtype=torch.int32).view(2, 2, 128)
     few = torch.tensor([100, 128], dtype=torch.int32)
-    vllm.flash_mla_with_kvcache(**call, head_dim_v=512, indices=picked, topk_length=few)
     e4m3 = call["q"].to(torch.float8_e4m3fn), call["k_cache"].squeeze(2).to(torch.float8_e4m3fn)
     flashinfer.trtllm_batch_decode_with_kv_cache_mla(
         *e4m3, block_tables=picked, seq_lens=few, sparse_mla_top_k=128, bmm1_scale=0.5, bmm2_scale=2.0
@@ -82,12 +123,10 @@ def test_keys_by_index_and_8_bits_reach_the_kernel_from_either_caller(call, expe
     vllm.flash_mla_with_kvcache_fp8(
         e4m3[0], stored, call["block_table"], call["cache_seqlens"], 512, descale_k=torch.ones(1)
     )
-    (_, first), (_, second), (third, last) = asked
-    for found in (first["indices"], second["indices"]):
-        assert (
-            torch.equal(found[:, :, :100], picked[:, :, :100]) and (found[0, :, 100:] == -1).all()
-        )
-        assert torch.equal(found[1], picked[1])
+    (_, second), (third, last) = asked
+    found = second["indices"]
+    assert torch.equal(found[:, :, :100], picked[:, :, :100]) and (found[0, :, 100:] == -1).all()
+    assert torch.equal(found[1], picked[1])
     assert "causal" not in second
     assert (second["softmax_scale"], second["descale_k"].tolist()) == (0.25, [2.0])
     assert third[1].dtype is torch.float8_e4m3fn and last["descale_k"].tolist() == [1.0]

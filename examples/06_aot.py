@@ -24,7 +24,12 @@ def export(directory: Path) -> None:
     from cute_fa4 import aot, configs_for_model
 
     configs = configs_for_model(
-        head_dim=HEAD_DIM, heads_q=HEADS, heads_kv=HEADS, calls=("dense",), return_lse=(True,)
+        head_dim=HEAD_DIM,
+        heads_q=HEADS,
+        heads_kv=HEADS,
+        calls=("dense",),
+        return_lse=(True,),
+        splits=False,
     )
     begin = time.perf_counter()
     aot.export(configs, directory)

@@ -76,6 +76,7 @@ MODEL = {
     "rope_page_sizes": Field(
         "numbers", "keys of a page of k_rope, besides its rows; default: none"
     ),
+    "splits": Field("switch", "calls may split keys: num_splits, tokens_per_split; default: on"),
     "arch": _ARCH,
 }
 CONFIG = {

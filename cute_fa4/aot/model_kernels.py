@@ -26,8 +26,3 @@ def kernels(problem: dict, **lengths) -> tuple:
     asked = Call.of_choices(problem, **policy.of_kernels())
     lengths_differ = problem.get("q_layout") == "packed" or bool(problem.get("seqused_q"))
     return kernels_of(asked, **lengths, lengths_differ=lengths_differ)
-
-
-def shares_tiles(group: int) -> bool:
-    """Whether the query heads of a group can share a tile of 128 rows."""
-    return group > 1 and 128 % group == 0

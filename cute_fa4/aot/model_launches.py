@@ -1,33 +1,10 @@
-"""What calls of a model launch besides: splits of keys, appended rows, latent attention, parts on several GPUs."""
+"""What calls of a model launch besides: appended rows, latent attention, parts on several GPUs."""
 
 from __future__ import annotations
 
 import itertools
 
-from cute_fa4.aot.model_kernels import kernels, shares_tiles
-
-LATENT_QUERIES = range(1, 9)  # of a sequence, in calls over a latent cache
-
-
-def splits_of(config) -> list:
-    """What decode over a cache launches besides `config`, of calls of few queries: splits of its keys."""
-    from cute_fa4.sm100.choose_config import CLUSTER_PARTS, split_configs
-
-    if not (config.page_size and _decodes(config)):
-        return []
-    found = []
-    # In parts, or shared out (num_splits=0): partial results, and what merges them.
-    for shares in (False, True):
-        found += split_configs(config, config.write_lse, shares)
-    if getattr(config.schedule, "clusters", False):  # or within clusters
-        found += [config.with_(cluster_parts=parts) for parts in CLUSTER_PARTS if parts > 1]
-    return found
-
-
-def _decodes(config) -> bool:
-    """Whether calls of few queries ask for it."""
-    shares = config.pack_gqa == shares_tiles(config.group)
-    return shares or getattr(config.schedule, "clusters", False)
+from cute_fa4.aot.model_kernels import kernels
 
 
 def appends(dtypes, head_dim: int, head_dim_v: int, page_sizes: tuple, arch: str) -> list:
@@ -47,8 +24,9 @@ def appends(dtypes, head_dim: int, head_dim_v: int, page_sizes: tuple, arch: str
 def latent(
     shared: dict, heads_kv: int, masks: list, page_sizes: tuple, of_rows: bool = False
 ) -> list:
-    """What flash_mla_with_kvcache asks for: the log-sum-exp always, tiles for one to eight queries."""
-    from cute_fa4.sm100.choose_config import LATENT_DEPTHS, config_for, split_configs
+    """What flash_mla_with_kvcache asks for: the log-sum-exp always."""
+    from cute_fa4.sm100.choose_config import LATENT_DEPTHS, config_for
+    from cute_fa4.sm100.launches import every_launch
     from cute_fa4.sm100.mla_widen.schedule import STORED
 
     depth, depth_v = LATENT_DEPTHS
@@ -64,9 +42,8 @@ def latent(
     found = []
     for mask, page in itertools.product(masks, page_sizes):
         problem = shared | latent | {"mask": mask, "page_size": page}
-        for kernel in kernels(problem, queries=LATENT_QUERIES):
-            config = config_for(**problem | kernel.choices)
-            found += [config, *split_configs(config, True, shared=True)]
+        for kernel in kernels(problem):
+            found += every_launch(config_for(**problem | kernel.choices))
     return found
 
 
@@ -75,11 +52,10 @@ def on_ranks(shared: dict, masks: list, page_sizes: tuple) -> list:
 
     Windows and several queries of a cache are a function of the keys' places, which is compiled where it is called.
     """
-    from dataclasses import replace
-
     from cute_fa4.sm100 import bands
-    from cute_fa4.sm100.choose_config import config_for, split_configs
+    from cute_fa4.sm100.choose_config import config_for
     from cute_fa4.sm100.combine.config import CombineConfig
+    from cute_fa4.sm100.launches import every_launch
 
     shared = shared | {"sink": False, "sink_dtype": "f32", "o_dtype": None, "descales": ""}
     masks_of_pieces = dict.fromkeys(kind for mask in masks for kind in _pieces(mask))
@@ -92,11 +68,8 @@ def on_ranks(shared: dict, masks: list, page_sizes: tuple) -> list:
     each = ((problem, kernel) for problem in asked for kernel in kernels(shared | problem))
     for problem, kernel in each:
         config = config_for(**shared, **problem, **kernel.choices, write_lse=True)
-        found.append(split_configs(config, True)[0])
-        if problem.get("seqused_k"):  # decode is split on each rank besides
-            for shares in (False, True):
-                partial, combine = split_configs(config, True, shares)
-                found += [partial, replace(combine, o_dtype="f32")]
+        splits = bool(problem.get("seqused_k"))  # decode is split on each rank besides
+        found += every_launch(config, in_float32=True, cuts=splits)
     depth, arch = shared["head_dim_v"], shared["arch"]
     for dtype, sent in (("f32", "f32"), (shared["qkv_dtype"], "f32"), (shared["qkv_dtype"],) * 2):
         found.append(CombineConfig(dtype, depth, write_lse=True, partial_dtype=sent, arch=arch))

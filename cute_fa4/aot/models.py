@@ -51,6 +51,7 @@ def configs_for_model(
     rope_page_sizes: tuple[int, ...] = (),
     rope_dtype: str | None = None,
     scale_dtype: str | None = None,
+    splits: bool = True,
     arch: str = "sm_100a",
 ) -> list:
     """FA4Configs, AppendConfigs and CombineConfigs, without doubles.
@@ -74,11 +75,14 @@ def configs_for_model(
     rope_dtype  "e4m3" or "e5m2": k_rope has 8 bits under 16; "bf16" or "fp16": it has 16 beside k of 8, and
                 so has q_rope; None: as dtype
     scale_dtype "f32": k_rope of 8 bits has k_rope_descale; None: it has not
+    splits      whether calls may split their keys: num_splits other than 1, or tokens_per_split. Of calls over latent
+                caches, which split unless num_splits=1, the list always has these kernels
 
     Raises ValueError for a value that no call accepts, and with every reason for shapes that no kernel runs.
     """
     from cute_fa4.compiler import policy
     from cute_fa4.sm100.choose_config import config_for
+    from cute_fa4.sm100.launches import every_launch
 
     calls = _several("calls", calls, str, "('dense',)")
     page_sizes = _several("page_sizes", page_sizes, int, "(16, 64)")
@@ -95,12 +99,11 @@ def configs_for_model(
 
     ropes = ropes_of(index(rope_depth), rope_page_sizes, rope_dtype, scale_dtype)
     layouts = layouts_of([call for call in calls if call in CALLS], page_sizes, ropes)
-    found = [
-        config_for(**problem, **kernel.choices, write_lse=lse)
-        for mask, lse, layout in itertools.product(masks, dict.fromkeys(return_lse), layouts)
-        for problem, kernel in kernels_of_model(shared | layout | {"mask": mask}, dtypes)
-    ]
-    found += [split for config in found for split in model_launches.splits_of(config)]
+    found = []
+    for mask, lse, layout in itertools.product(masks, dict.fromkeys(return_lse), layouts):
+        for problem, kernel in kernels_of_model(shared | layout | {"mask": mask}, dtypes):
+            config = config_for(**problem, **kernel.choices, write_lse=lse)
+            found += every_launch(config, cuts=splits)
     if "ranks" in calls:
         found += model_launches.on_ranks(shared, masks, page_sizes)
     if "latent" in calls:

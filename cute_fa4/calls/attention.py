@@ -26,12 +26,13 @@ from cute_fa4.calls.plan import Plan, Results, Views
 from cute_fa4.calls.request import TENSORS, CallTensors, Options, Where
 from cute_fa4.calls.rope import RopeView
 from cute_fa4.calls.scales import NAMES, of_made_up_keys
-from cute_fa4.calls.split import Clustered, Shared, Split, SplitPlan, split_of
+from cute_fa4.calls.split import Split, SplitPlan, split_of
 from cute_fa4.calls.strides import gathers_rows, views_for_descriptors
 from cute_fa4.calls.tensors import DTYPE_NAMES, OUT_OF_FP8, largest_extent
 from cute_fa4.compiler import policy
-from cute_fa4.sm100.choose_config import config_for, split_configs
+from cute_fa4.sm100.choose_config import config_for
 from cute_fa4.sm100.config import FA4Config
+from cute_fa4.sm100.launches import WHOLE, launches
 from cute_fa4.system.devices import target_of
 
 
@@ -83,7 +84,7 @@ def plan_attention(
         (options.softmax_scale, seqlen_q, options.mask.sizes or None),
         results,
         Views((*given, out), views),
-        not _decided_by_contents(q.device, where),
+        target.executor != "nothing" and not _decided_by_contents(q.device, where),
         0
         if out is None
         else largest_extent(
@@ -98,16 +99,13 @@ def plan_attention(
         None if options.rope is None else RopeView(options.rope),
     )
     split = split_of(q, k, where, options, config, in_float32)
-    if isinstance(split, Clustered):
-        return Plan(function_for(config.with_(cluster_parts=split.parts), target), *launched)
-    if split is None and not in_float32:
-        return Plan(function_for(config, target), *launched)
-    partial, combine = split_configs(config, return_lse, shared=isinstance(split, Shared))
-    if split is None:
-        return SplitPlan(function_for(partial, target), None, Split(1), *launched)
-    if in_float32:
-        combine = replace(combine, o_dtype="f32")
-    return SplitPlan(function_for(partial, target), function_for(combine, target), split, *launched)
+    cut = WHOLE if split is None else split.cut
+    attention, combine = launches(config, cut, return_lse, in_float32)
+    function = function_for(attention, target)
+    if not cut.merges and not in_float32:
+        return Plan(function, *launched)
+    combine = None if combine is None else function_for(combine, target)
+    return SplitPlan(function, combine, split or Split(1), *launched)
 
 
 def check_out_apart(out, where: Where, options: Options) -> None:

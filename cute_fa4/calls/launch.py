@@ -20,12 +20,17 @@ class EmulatorWarning(UserWarning):
     """CPU tensors run on the emulator: results as on a GPU, at a speed that says nothing of one."""
 
 
-def function_for(config, target: Target) -> Callable | None:
-    """None where a call is only asked about."""
+def function_for(config, target: Target) -> Callable:
+    """Where a call is only asked about, a function that does nothing."""
     if target.executor == "nothing":
-        return note_asked(config)
+        note_asked(config)
+        return _do_nothing
     function = compile_cache.function_for(config, target.executor)
     return _Emulated(function) if target.executor == "emulator" else function
+
+
+def _do_nothing(*arguments) -> None:
+    pass
 
 
 def launching_on(device: torch.device) -> AbstractContextManager:
@@ -33,7 +38,7 @@ def launching_on(device: torch.device) -> AbstractContextManager:
 
     Later ones do not need it: the compiled host code makes the device of its tensors current for the launch.
     """
-    if device.type == "cpu" or device.index == torch.cuda.current_device():
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
         return nullcontext()
     return torch.cuda.device(device)
 

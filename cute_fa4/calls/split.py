@@ -28,6 +28,7 @@ from cute_fa4.calls.plan import NO_LENGTHS, Plan, given_of
 from cute_fa4.calls.request import CallTensors, Options, Where
 from cute_fa4.sm100 import masks
 from cute_fa4.sm100.choose_config import CLUSTER_PARTS, KEYS_PER_TILE
+from cute_fa4.sm100.launches import PARTS, SHARED, Cut, in_cluster, may_cluster, may_share
 
 MAX_SPLITS = 1024
 MAX_PARTIAL_ROWS = (1 << 31) - 1
@@ -55,6 +56,8 @@ class Split:
     parts: int
     tiles_each: int = 0
 
+    cut = PARTS
+
     def workspace(self, q, v) -> tuple:
         """-> (partial O, its log-sum-exp, None, what the kernel is told)."""
         partial = workspace.partial_results(q, v, self.parts)
@@ -66,6 +69,10 @@ class Clustered:
     """As many even parts of each sequence, in the CTAs of a cluster: one launch (sm100/mhaswap/cluster.py)."""
 
     parts: int
+
+    @property
+    def cut(self) -> Cut:
+        return in_cluster(self.parts)
 
 
 @dataclass(frozen=True)
@@ -84,6 +91,8 @@ class Shared:
     blocks: int
     positions: int
     heads: int
+
+    cut = SHARED
 
     @property
     def slots(self) -> int:
@@ -165,11 +174,11 @@ def _wanted(
     per_head = -(-where.seqlen_q(q) // config.tiles.positions_per_cta)
     blocks = where.batch(q) * per_head * (q.shape[-2] // config.heads_per_tile)
     sms = num_sms(q.device)
-    if getattr(config.schedule, "clusters", False) and not partial:
+    if may_cluster(config, partial):
         parts = cluster_parts(blocks, seen, sms)
         if parts is not None:
             return Clustered(parts) if parts > 1 else None
-    if config.clips_keys and (per_head == 1 or (per_head <= DECODE_BLOCKS and blocks < sms)):
+    if may_share(config) and (per_head == 1 or (per_head <= DECODE_BLOCKS and blocks < sms)):
         # What the kernel counts: a max_seqlen_k that is too small cuts nothing there.
         counted = min(most_keys(k, replace(where, max_seqlen_k=0)), visible)
         return _shared(q, where, config, blocks, seen, counted)

@@ -127,9 +127,10 @@ def test_every_configuration_of_latent_calls_is_listed(monkeypatch):
         cache = torch.zeros(2 * width, page, 1, 576, dtype=torch.bfloat16)
         table = torch.arange(2 * width, dtype=torch.int32).view(2, width)
         q = torch.zeros(2, queries, 24, 576, dtype=torch.bfloat16)
-        flash_mla_with_kvcache(q, cache, table, used, causal=True)
-    # Two page sizes, tiles of 32, 64 and 128 rows, alone and shared out, and one kernel that merges.
-    assert asked == set(listed) and len(listed) == 2 * 3 * 2 + 1
+        for splits in ({}, {"num_splits": 3}):
+            flash_mla_with_kvcache(q, cache, table, used, causal=True, **splits)
+    # Two page sizes, tiles of 32, 64 and 128 rows, whole, in parts and shared out, and two kernels that merge.
+    assert asked == set(listed) and len(listed) == 2 * 3 * 3 + 2
     asked.clear()  # 8 bits, and keys by index
     e4m3, one = torch.zeros_like(cache, dtype=torch.float8_e4m3fn), torch.ones(1)
     q = torch.zeros(2, 1, 24, 576, dtype=torch.float8_e4m3fn)

@@ -33,6 +33,7 @@ FLOORS = """
     cute_fa4.compiler
     cute_fa4.score_mods cute_fa4.reference cute_fa4.mxfp8
     cute_fa4.sm100.masks
+    cute_fa4.sm100.launches
     cute_fa4.sm100.choose_config
     cute_fa4.sm100.which_kernel
     cute_fa4.sm100.rows_of_tiles

@@ -1,0 +1,160 @@
+"""Law: no call of a model asks for a kernel that the list of its kernels lacks, whatever the call's lengths.
+
+Random calls of twelve real models go through the public functions and vLLM's adapter on tensors without data
+(system/devices.py: asked_for), which plan, check and "launch" as on a GPU and note every kernel that they would launch.
+Under CUTE_FA4_JIT=error each of them has to be in configs_for_model's list.
+"""
+
+import random
+
+import pytest
+import torch
+
+from cute_fa4 import (
+    configs_for_model,
+    flash_attn_varlen_func,
+    flash_attn_with_kvcache,
+    flash_mla_with_kvcache,
+)
+from cute_fa4.integrations import vllm
+from cute_fa4.system.devices import asked_for
+
+CALLS = 5000  # of all models; planning one takes about a millisecond
+TOKENS = 1 << 16  # of a step, at most
+BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
+# name -> (arguments of configs_for_model, arguments of every call). Shapes as the models' published configurations
+# have them, divided by the GPUs they are served on.
+DENSE = dict(calls=("packed", "paged", "kvcache"))
+MODELS = {
+    "Llama 3 8B": (DENSE | dict(head_dim=128, heads_q=32, heads_kv=8, page_sizes=(16,)), {}),
+    "Llama 3 70B, 8 GPUs": (DENSE | dict(head_dim=128, heads_q=8, heads_kv=1, page_sizes=(16, 64)), {}),
+    "Llama 3.1 405B, 8 GPUs": (DENSE | dict(head_dim=128, heads_q=16, heads_kv=1, page_sizes=(32,)), {}),
+    "Llama 2 7B": (DENSE | dict(head_dim=128, heads_q=32, heads_kv=32, page_sizes=(16,)), {}),
+    "Qwen2.5 7B": (DENSE | dict(head_dim=128, heads_q=28, heads_kv=4, page_sizes=(16,)), {}),
+    "Gemma 2 9B": (
+        DENSE
+        | dict(head_dim=256, heads_q=16, heads_kv=8, page_sizes=(16,))
+        | dict(windows=(None, (4095, 0)), softcap=50.0),
+        dict(windows=([-1, -1], [4095, 0]), softcap=50.0),
+    ),
+    "GPT-OSS 20B": (
+        DENSE
+        | dict(head_dim=64, heads_q=64, heads_kv=8, page_sizes=(16,))
+        | dict(windows=(None, (127, 0)), sink="bf16"),
+        dict(windows=([-1, -1], [127, 0]), sink=True),
+    ),
+    "Llama 3 8B, FP8 cache": (
+        DENSE | dict(head_dim=128, heads_q=32, heads_kv=8, page_sizes=(16,), kv_dtype="e4m3", descales="kv"),
+        dict(descales="kv"),
+    ),
+    "Llama 3 70B, all FP8": (
+        DENSE | dict(head_dim=128, heads_q=64, heads_kv=8, page_sizes=(16,), dtype="e4m3"),
+        dict(descales="qkv"),
+    ),
+    "DeepSeek V3, 8 GPUs": (
+        dict(head_dim=576, heads_q=16, heads_kv=1, page_sizes=(64,), calls=("latent",)),
+        {},
+    ),
+    "DeepSeek V3": (
+        dict(head_dim=576, heads_q=128, heads_kv=1, page_sizes=(64,), calls=("latent",)),
+        {},
+    ),
+    "DeepSeek V3.2 rows": (
+        dict(head_dim=576, heads_q=16, heads_kv=1, page_sizes=(64,), calls=("latent_rows",)),
+        {},
+    ),
+}  # fmt: skip
+
+
+def numbers(*shape, dtype=torch.int32):
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def lengths(draw) -> tuple[int, int, int]:
+    """(sequences, queries of the longest, keys of the longest): decode, drafts, chunks of every length."""
+    batch = draw.choice((1, 1, 2, 8, 33, 128, 256))
+    few, chunk = draw.randint(1, 9), draw.choice((200, 256, 512, 1024, 2048))
+    queries = draw.choice((1, few, draw.randint(1, 300), chunk, int(2 ** draw.uniform(0, 14))))
+    queries = min(queries, TOKENS // batch)
+    return batch, queries, queries + int(2 ** draw.uniform(0, 17)) * draw.randint(0, 1)
+
+
+def splits(draw) -> dict:
+    """As servers give them: chosen, none, a number, a fixed cut."""
+    given = draw.choice(
+        ({}, {"num_splits": 0}, {"num_splits": 1}, {"num_splits": 4}, {"fixed": 256})
+    )
+    return {"tokens_per_split": given["fixed"]} if "fixed" in given else given
+
+
+def a_call(draw, model: dict, options: dict) -> None:
+    """One call of one of the model's functions."""
+    batch, queries, keys = lengths(draw)
+    heads, heads_kv, depth = model["heads_q"], model["heads_kv"], model["head_dim"]
+    page, of_8 = draw.choice(model["page_sizes"]), model.get("dtype") == "e4m3"
+    dtype = E4M3 if of_8 else BF16
+    cache = E4M3 if "kv_dtype" in model else dtype
+    table = numbers(batch, -(-keys // page) + draw.randint(0, 3))
+    used, ends = numbers(batch), numbers(batch + 1)
+    kind = draw.choice(model["calls"])
+    if kind.startswith("latent"):
+        rows = dict(dtype=torch.uint8) if kind == "latent_rows" else dict(dtype=cache)
+        stored = numbers(table.numel(), page, 1, 656 if kind == "latent_rows" else depth, **rows)
+        q = numbers(min(batch, 64), queries, heads, depth, dtype=BF16)
+        flash_mla_with_kvcache(q, stored, table[:64], used[:64], causal=True, **splits(draw))
+        return
+    common = {name: numbers(1, dtype=torch.float32) for name in
+              (f"{x}_descale" for x in options.get("descales", ""))}  # fmt: skip
+    if "softcap" in options:
+        common["softcap"] = options["softcap"]
+    window = draw.choice(options.get("windows", ([-1, -1],)))
+    sink = numbers(heads, dtype=BF16) if "sink" in options else None
+    # A mixed batch: beside the longest sequence others, of which most have one query.
+    total = queries + sum(draw.choice((1, 1, draw.randint(1, queries))) for _ in range(batch - 1))
+    if kind == "kvcache":
+        packed, new = draw.random() < 0.5, draw.random() < 0.5
+        q_rows, new_rows = ((total,), (total,)) if packed else ((batch, queries),) * 2
+        q = numbers(*q_rows, heads, depth, dtype=dtype)
+        k_cache, v_cache = (
+            numbers(table.numel(), page, heads_kv, depth, dtype=cache) for _ in "kv"
+        )
+        given = dict(cu_seqlens_q=ends, max_seqlen_q=queries) if packed else {}
+        if new:
+            of_new = draw.choice((cache, BF16))
+            given |= {x: numbers(*new_rows, heads_kv, depth, dtype=of_new) for x in "kv"}
+            if packed:
+                given["cu_seqlens_k_new"] = ends
+        flash_attn_with_kvcache(
+            q, k_cache, v_cache, cache_seqlens=used, page_table=table, causal=True,
+            window_size=tuple(window), learnable_sink=sink, **given, **common, **splits(draw),
+        )  # fmt: skip
+        return
+    q = numbers(total, heads, depth, dtype=dtype)
+    rows = (table.numel(), page) if kind == "paged" else (total,)
+    k, v = (numbers(*rows, heads_kv, depth, dtype=cache) for _ in "kv")
+    where = dict(seqused_k=used, block_table=table) if kind == "paged" else dict(cu_seqlens_k=ends)
+    most = keys if kind == "paged" else queries
+    given = splits(draw)
+    if "tokens_per_split" in given:  # which vLLM's signature has not
+        flash_attn_varlen_func(
+            q, k, v, ends, where.get("cu_seqlens_k"), queries, most,
+            seqused_k=where.get("seqused_k"), page_table=where.get("block_table"), causal=True,
+            window_size=tuple(window), learnable_sink=sink, **common, **given,
+        )  # fmt: skip
+        return
+    vllm.flash_attn_varlen_func(
+        q, k, v, queries, ends, most, **where, causal=True, window_size=window, s_aux=sink,
+        out=numbers(*q.shape, dtype=BF16), **common, **given,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_no_call_asks_for_a_kernel_that_the_list_lacks(name):
+    model, options = MODELS[name]
+    listed, missing = set(configs_for_model(**model)), {}
+    for seed in range(CALLS // len(MODELS)):
+        with asked_for("sm_100a") as asked:
+            a_call(random.Random(seed), model, options)
+        assert asked
+        missing |= {config.name: seed for config in asked if config not in listed}
+    assert not missing

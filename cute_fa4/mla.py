@@ -74,6 +74,7 @@ def flash_mla_with_kvcache(
     tokens_per_split: int | None = None,
     workspace: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
+    learnable_sink: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """softmax(softmax_scale * q k^T) k[:, :512] for each sequence and head, over a paged latent cache.
 
@@ -105,11 +106,13 @@ def flash_mla_with_kvcache(
                     in any order. -1, or what is no key of the cache, is none. block_table and cache_seqlens are not
                     read then and may be None, causal is False. A key that is listed twice counts twice
     tokens_per_split, workspace, out   as flash_attn_varlen_func has them
+    learnable_sink  (heads,), float32, bf16 or fp16: a score of each head that takes weight and has no value, in natural
+                    units, whatever softmax_scale is
 
     The parameters up to extra_topk_length have FlashMLA's names and order.
 
     Returns (out, lse): (batch, seqlen_q, heads, 512), and the natural log-sum-exp (batch, heads, seqlen_q), float32.
-    A query that sees no key has out 0 and lse -inf (FlashMLA: +inf).
+    A query that sees no key has out 0 and lse -inf (FlashMLA: +inf), or the sink: lse counts it (FlashMLA's does not).
 
     Raises as flash_attn_func; NotImplementedError also for a sink and for a second cache.
     """
@@ -133,12 +136,13 @@ def flash_mla_with_kvcache(
         return _by_index(
             q, k_cache, indices, out, causal, softmax_scale=softmax_scale, num_splits=num_splits,
             descale_q=descale_q, descale_k=descale_k, tokens_per_split=tokens_per_split, workspace=workspace,
+            learnable_sink=learnable_sink,
         )  # fmt: skip
     if is_dynamo_compiling() or workspace is not None or is_traced(q):
         given = dict(
             q=q, k_cache=k_cache, block_table=block_table, cache_seqlens=cache_seqlens, num_splits=num_splits,
             softmax_scale=softmax_scale, causal=causal, tokens_per_split=tokens_per_split, out=out,
-            descale_q=descale_q, descale_k=descale_k,
+            descale_q=descale_q, descale_k=descale_k, learnable_sink=learnable_sink,
         )  # fmt: skip
         if is_dynamo_compiling() or is_traced(q):
             return _through_operator(given, workspace)
@@ -157,7 +161,7 @@ def flash_mla_with_kvcache(
     asked = (None, None), (softmax_scale, causal, 0.0, None, None), choices
     lengths = (None, None, None, cache_seqlens, None, block_table, None, None)
     scales = scales_of(descale_q, descale_k, k_cache)
-    tensors = CallTensors(q, k_cache, values_of(k_cache), out, lengths, scales=scales)
+    tensors = CallTensors(q, k_cache, values_of(k_cache), out, lengths, learnable_sink, scales=scales)
     result = again(tensors, asked)
     return attend(prepare_latent_attention, tensors, asked) if result is None else result
 

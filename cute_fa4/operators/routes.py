@@ -93,7 +93,7 @@ def kvcache(function, given: dict):
 
 def latent(given: dict):
     """flash_mla_with_kvcache(**given) through an operator."""
-    none = ("mask", "learnable_sink", "pack_gqa", "score_mod", "mask_mod", "aux_tensors", *_SCALES)
+    none = ("mask", "pack_gqa", "score_mod", "mask_mod", "aux_tensors", *_SCALES)
     cache, table = given["k_cache"], given["block_table"]
     q, lengths = given["q"], given["cache_seqlens"]
     check_latent_tensors(q, cache, table, lengths, given["out"])

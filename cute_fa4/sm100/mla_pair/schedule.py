@@ -121,7 +121,6 @@ def not_built(problem: Problem, stored: dict = STORED) -> list[str]:
         "seqused_q": False,
         "page_heads_first": False,
         "cache_leftpad": False,
-        "sink": False,
         "score_mod": None,
         "mask_mod": None,
         **stored,

@@ -32,7 +32,7 @@ from ..mhaswap.softmax import Before
 from ..mhaswap.visibility import is_picked
 from ..steps import row_math, visibility
 from ..steps.row_math import RowState
-from ..steps.scores import RowContext, log2_scale, row_context, whole_tiles
+from ..steps.scores import RowContext, first_state, log2_scale, row_context, whole_tiles
 from ..steps.store import PIECE_BYTES, store_piece
 from ..work import scales
 from ..work.blocks import rank_in_cluster
@@ -195,6 +195,15 @@ def step(
     return RowState(row_max, state.row_sum * factor + total)
 
 
+def begin(cfg, args: KernelArgs, work: Work, row: RowContext, place: Place) -> RowState:
+    """The state of a row that has seen no key. A sink is the maximum of all its threads, and in the sum of one."""
+    state = first_state(cfg, args, work, row)
+    if not cfg.sink:
+        return state
+    counts = place.thread < cfg.tiles.q_box_rows
+    return RowState(state.row_max, select_(counts, state.row_sum, Float32(0.0)))
+
+
 @cute.jit
 def key_tiles(
     cfg: cutlass.Constexpr,
@@ -210,7 +219,7 @@ def key_tiles(
     row = row_context(cfg, args, work, 0, place.row_of_tile)
     whole = whole_tiles(cfg, args, work, 0)
     first, end = work.tiles.first, work.tiles.first + work.tiles.count
-    state = RowState.empty()
+    state = begin(cfg, args, work, row, place)
     if cutlass.const_expr(cfg.mask.has_lower_bound):
         for n in cutlass.range(first, whole.begin, unroll=1):
             state = step(

@@ -169,9 +169,8 @@ def row_context(cfg, args: KernelArgs, work: Work, i, thread) -> RowContext:
     bands = cfg.mask.bands(position, sequence.num_keys, args.mask_sizes)
     limited = tuple((lo, minimum(hi, sequence.key_limit)) for lo, hi in bands)
     factor = scales.of_scores(cfg, args, work, row)
-    return RowContext(
-        thread, minimum(row.q_index, sequence.seqlen_q - 1), row.head, limited, factor
-    )
+    q_index, head = minimum(row.q_index, sequence.seqlen_q - 1), rows.head_of(cfg, work, row)
+    return RowContext(thread, q_index, head, limited, factor)
 
 
 def first_state(cfg, args: KernelArgs, work: Work, row: RowContext, mine=True) -> RowState:

@@ -75,7 +75,6 @@ def test_more_than_64_rows_of_a_sequence_are_those_of_a_pair():
         (dict(ov_depth=256), "ov_depth=256", "ov_depth=512"),
         (dict(latent=False), "latent=False", "latent=True"),
         (dict(kv_layout="dense", page_size=0), "kv_layout='dense'", "'paged'"),
-        (dict(sink=True), "sink=True", "LatentTile"),
         (dict(q_layout="packed"), "q_layout='packed'", "'dense'"),
         (
             dict(qkv_dtype="e4m3", o_dtype="bf16", descales="KV"),

@@ -65,14 +65,17 @@ def drawn(call: Call):
     )
 
 
-def expected_of(q, k, causal: bool):
-    """(out, lse) of the queries of a sequence in float64."""
+def expected_of(q, k, causal: bool, sink=None):
+    """(out, lse) of the queries of a sequence in float64. sink: a score of each head without a value, or None."""
     scores = torch.einsum("qhd,kd->hqk", q.double(), k) * 576**-0.5
     if causal:
         last = torch.arange(len(q))[:, None] + len(k) - len(q)
         scores = scores.masked_fill(torch.arange(len(k)) > last, -torch.inf)
-    out = torch.einsum("hqk,kd->qhd", scores.softmax(-1), k[:, :LATENT])
-    return out, scores.logsumexp(-1)
+    lse = scores.logsumexp(-1)
+    if sink is not None:
+        lse = torch.logaddexp(lse, sink.double()[:, None])
+    weights = (scores - lse[..., None]).exp()
+    return torch.einsum("hqk,kd->qhd", weights, k[:, :LATENT]), lse
 
 
 def assert_near(out, lse, exact, of_rows):
@@ -91,18 +94,20 @@ def check(call: Call):
     with emulator.use(mode=call.mode, seed=1, checks=("ptx", "phase_passed_twice")):
         returned, lse = call_of(given, is_fp8_kvcache=True, **call.options)
     assert returned is out
+    sink = call.options.get("learnable_sink")
     for b, k in enumerate(keys):
         if lists is not None:
             rows = numbers_of(cache).view(-1, LATENT + ROPE).double()
             for j, listed in enumerate(lists[b]):
                 exact, of_rows = expected_of(
-                    q[b, j : j + 1], rows[listed[listed >= 0].long()], False
+                    q[b, j : j + 1], rows[listed[listed >= 0].long()], False, sink
                 )
                 assert_near(out[b, j : j + 1], lse[b, :, j : j + 1], exact, of_rows)
         elif len(k) == 0:
-            assert (out[b] == 0).all() and (lse[b] == -torch.inf).all()
+            nothing = torch.tensor(-torch.inf) if sink is None else sink[:, None].float()
+            assert (out[b] == 0).all() and torch.allclose(lse[b], nothing.expand_as(lse[b]))
         else:
-            exact, of_rows = expected_of(q[b], k, call.options.get("causal", False))
+            exact, of_rows = expected_of(q[b], k, call.options.get("causal", False), sink)
             assert_near(out[b], lse[b], exact, of_rows)
 
 

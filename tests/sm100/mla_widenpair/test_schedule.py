@@ -67,7 +67,6 @@ def test_more_than_32_rows_of_a_sequence_are_those_of_a_pair():
         (dict(qkv_dtype="fp16"), "qkv_dtype='fp16'", "use 'bf16'"),
         (dict(kv_dtype="e5m2"), "kv_dtype='e5m2'", "'e4m3'"),
         (dict(descales="k"), "descales='k'", "''"),
-        (dict(sink=True), "sink=True", "False"),
         (dict(q_layout="packed"), "q_layout='packed'", "'dense'"),
     ],
     ids=str,

@@ -36,7 +36,7 @@ from cute_fa4.sm100.config import (  # noqa: E402
     WidePair,
     WideTile,
 )
-from cute_fa4.sm100.sync.barriers import BarrierTable  # noqa: E402
+from cute_fa4.sm100.sync.barriers import BarrierTable, mixed_rows  # noqa: E402
 from tests.emulator import spellings  # noqa: E402
 from tests.emulator.mutations import table  # noqa: E402
 
@@ -116,6 +116,12 @@ With scales of blocks of Q and K (`cute_fa4/sm100/mhamx/barriers.py`) two query 
 
 ```
 {BarrierTable(of_blocks, scaled.numbers).text()}
+```
+
+Where K of 8 bits has rotary columns of 16 ([decision 0028](decisions/0028-products-of-two-kinds-make-one-s.md)), these kernels wait between the MMAs of the two kinds:
+
+```
+{BarrierTable(mixed_rows(True), config.barriers.numbers).text()}
 ```
 
 A phase must be seen before the next one completes. What guarantees it:

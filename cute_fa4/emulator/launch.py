@@ -42,6 +42,7 @@ CHECKS = {
     "cluster_barrier": "a thread arrived twice at the barrier of the cluster before it waited",
     "fewer_registers": "setmaxnreg.inc to fewer registers than the warp had",
     "lanes": "lanes of a warp touched the same shared memory with no bar.warp.sync between (checks/lanes.py)",
+    "mixed_products": "products of two kinds or shapes wrote one accumulator with no commit awaited between them",
     "equal_writes": "two warps wrote the same bytes to the same place without order (checks/equal_writes.py)",
 }
 """Names accepted by use(checks=...): notes of these kinds are raised at the end of the launch."""

@@ -161,7 +161,7 @@ class SecondHalf:
             machine.memory.write(address, np.frombuffer(data, np.uint8))
         scheduler.instructions = together
         machine.counters.update(theirs["counters"])
-        known = machine.ordering.noted_writes
+        known = machine.ordering.noted
         machine.notes += [
             note for note in theirs["notes"] if getattr(note, "key", None) not in known
         ]

@@ -62,6 +62,7 @@ class Events:
     scales_full: Event | None
     scales_empty: Event | None
     parts_in: Event | None
+    kind_done: Event | None
 
     @classmethod
     def of(cls, table: BarrierTable, mbarriers: cute.Pointer) -> "Events":

@@ -70,9 +70,9 @@ def are_equal(order, part, numbers, strand, number, known, strong, written):
 
 def _note(order, earlier, access):
     key = (id(earlier.ins), id(access.ins))
-    if key in order.noted_writes:
+    if key in order.noted:
         return
-    order.noted_writes.add(key)
+    order.noted.add(key)
     headline = "two warps write the same bytes to the same place and nothing orders them: harmless while they are equal"
     note = Note.of("equal_writes", report(headline, access, earlier))
     note.key = key

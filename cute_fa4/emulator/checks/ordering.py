@@ -80,7 +80,7 @@ class Ordering:
         self.level = level
         self.lanes = {} if lanes else None  # warp -> LaneAccesses
         self.notes = [] if notes is None else notes
-        self.noted_writes = set()  # of equal_writes.py: pairs of instructions
+        self.noted = set()  # keys of notes, of which each pair of instructions has one
         self.ptx = level == "ptx"
         self.now = 0
         self.actor_of = np.zeros(1 << 12, np.int32)  # access number -> actor

@@ -5,9 +5,15 @@
     tcgen05.st       an access of the warp's store strand, over at tcgen05.wait::st
     between warps    "ptx": tcgen05.fence::before_thread_sync, barrier, ::after_thread_sync; "hardware": barrier
 
+    two products     into one accumulator: in order of issue only where kind and shape are the same; otherwise a commit,
+                     and a wait for it, stand between them
+
 Granules are (column, quarter of 32 lanes): what one warp of a warpgroup may touch.
-PTX ISA, "tcgen05 Memory Consistency Model Considerations".
+PTX ISA, "tcgen05 Memory Consistency Model Considerations"; for products, "Pipelined tcgen05 Instructions", which lists
+tcgen05.mma after tcgen05.mma of the same .cta_group "and accumulator and shape". Kinds differ in the K of their shape.
 """
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,6 +23,7 @@ from cute_fa4.emulator.checks.ordering import IN_FLIGHT
 from cute_fa4.emulator.checks.reports import report
 from cute_fa4.emulator.checks.shadow import Shadow
 from cute_fa4.emulator.errors import RaceError, TensorOrderError
+from cute_fa4.emulator.machine.mbarrier import Note
 from cute_fa4.emulator.machine.matrix_descriptors import K_BYTES, chunk_numbers
 from cute_fa4.emulator.machine.tensor_memory import COLUMNS, split_address
 
@@ -28,13 +35,23 @@ class TensorShadow(Shadow):
 
     user     the actor of the latest access; turns: how often that has changed
     checked  (actor, first column, columns) -> turns when that block was found free for the actor to write
+    made     first column of D -> Made: the latest product there
     """
 
-    __slots__ = ("checked", "turns", "user")
+    __slots__ = ("checked", "made", "turns", "user")
 
     def __init__(self):
         super().__init__((COLUMNS, QUARTERS))
-        self.user, self.turns, self.checked = None, 0, {}
+        self.user, self.turns, self.checked, self.made = None, 0, {}, {}
+
+
+class Made(NamedTuple):
+    """A product into an accumulator: columns of D, what must be the same for products to be pipelined, its access."""
+
+    columns: int
+    kind: tuple
+    actor: int
+    number: int
 
 
 def new_shadow():
@@ -138,6 +155,7 @@ def deallocate(order, warp, tmem, column, columns):
         _report(order, tmem, at, found, number, np.zeros_like(strand.clock))
     # The next allocation starts afresh.
     shadow.checked.clear()
+    shadow.made.clear()
     shadow.writer[at] = 0
     for column_of in shadow.readers.values():
         column_of[at] = 0
@@ -151,7 +169,7 @@ def multiply(order, warp, product):
     def execute():
         _learn(order, strand, snapshot)
         _operands(order, strand, ins, product)
-        _result(order, strand, ins, product)
+        _result(order, strand, ins, product, snapshot)
 
     return execute
 
@@ -240,13 +258,50 @@ def _operands(order, strand, ins, product):
             _block(order, cta.tmem, at, strand, number, False, strand.clock)
 
 
-def _result(order, strand, ins, product):
-    column = split_address(product.d)[1]
+def _result(order, strand, ins, product, issued):
+    """issued: the clock of the warp when it issued the product."""
+    column, shape = split_address(product.d)[1], product.descriptor
     at = (slice(column, column + product._d_columns), slice(0, QUARTERS))
-    number = order.number(strand.actor, strand.party, ins, product.descriptor.accesses[1])
+    number = order.number(strand.actor, strand.party, ins, shape.accesses[1])
+    kind = shape.cta_group, shape.kind, shape.m, shape.n, shape.k
+    made = Made(product._d_columns, kind, strand.actor, number)
     for cta in product.ctas:
+        _pipelined(order, cta.tmem, column, made, issued)
         _block(order, cta.tmem, at, strand, number, True, strand.clock)
     order.must_wait(strand, order.accesses[number])
+
+
+def _pipelined(order, tmem, column, made, issued):
+    """Refuse a product whose accumulator one of another kind, shape or place may still be writing."""
+    latest, known = tmem.shadow.made, issued[TENSOR if order.ptx else HAPPENED]
+    for first, before in list(latest.items()):
+        apart = first >= column + made.columns or column >= first + before.columns
+        if apart or (first == column and before.kind == made.kind) or before.actor != made.actor:
+            continue
+        if before.actor >= len(known) or before.number > known[before.actor]:
+            _refuse_unpipelined(order, tmem, column, before, made)
+        if first != column:
+            del latest[first]  # complete, and written over
+    latest[column] = made
+
+
+def _refuse_unpipelined(order, tmem, column, before, made):
+    name = tmem.labels.tmem_name(column)
+    place = f"tensor memory column {column}" + (f" ({name})" if name else "")
+    kinds = " and ".join(f"kind::{kind} {m}x{n}x{k}" for _, kind, m, n, k in (before.kind, made.kind))
+    text = report(
+        f"{place}: two products, {kinds}, into one accumulator, and the first may not have completed: PTX orders "
+        "products of one kind and shape only; missing is a wait for a tcgen05.commit between them",
+        order.accesses[made.number],
+        order.accesses[before.number],
+    )
+    if order.ptx:
+        raise TensorOrderError(text)
+    note = Note.of("mixed_products", text)
+    note.key = "mixed_products", id(order.accesses[before.number].ins), id(order.accesses[made.number].ins)
+    if note.key not in order.noted:
+        order.noted.add(note.key)
+        order.notes.append(note)
 
 
 def committed(order, warp):

@@ -25,6 +25,11 @@ barrier       number  raised by    awaited by  means
 scales_full   4       scales 32    softmax     the scales of a key tile are there
 scales_empty  4       softmax 128  scales      they have been read
 
+Where K of 8 bits has rotary columns of 16 (steps/products.py), there is
+
+barrier    number  raised by       awaited by  means
+kind_done  1       mma 1 (commit)  mma         the MMAs into S so far are done
+
 barrier       is not raised again too early because
 q_full        q_free
 q_free        q_full
@@ -40,6 +45,7 @@ work_read     work_ready
 work_claimed  one claim at a time
 scales_full   scales_empty
 scales_empty  scales_full
+kind_done     each is awaited
 """
 
 from ..sync.barriers import (
@@ -51,6 +57,7 @@ from ..sync.barriers import (
     announced_bytes,
     commit_by,
     every_thread,
+    mixed_rows,
     one_softmax,
     queue_rows,
     ring_rows,
@@ -64,7 +71,7 @@ from ..work.entries import WORK_ENTRIES
 def table(tiles: Tiles, warps: WarpRoles, kv_slots: int) -> BarrierTable:
     """The table of a kernel."""
     return BarrierTable.of(
-        rows(warps, bool(tiles.problem.token_scales)),
+        rows(warps, bool(tiles.problem.token_scales)) + mixed_rows(tiles.problem.mixes_rope),
         q_tiles=tiles.num_q,
         warps=warps,
         work_entries=WORK_ENTRIES,

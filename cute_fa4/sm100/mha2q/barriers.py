@@ -38,6 +38,11 @@ barrier       number  raised by    awaited by  means
 scales_full   4       scales 32    softmax     the scales of a key tile are there
 scales_empty  4       softmax 256  scales      they have been read
 
+Where K of 8 bits has rotary columns of 16 (steps/products.py), there is
+
+barrier    number  raised by       awaited by  means
+kind_done  1       mma 1 (commit)  mma         the MMAs into S so far are done
+
 barrier       is not raised again too early because
 q_full        q_free
 q_free        q_full
@@ -56,6 +61,7 @@ work_claimed  one claim at a time
 work_judged   work_ready
 scales_full   scales_empty
 scales_empty  scales_full
+kind_done     each is awaited
 """
 
 from ..sync.barriers import (
@@ -68,6 +74,7 @@ from ..sync.barriers import (
     commit_by,
     every_thread,
     judged_rows,
+    mixed_rows,
     one_softmax,
     queue_rows,
     ring_rows,
@@ -94,6 +101,7 @@ def table(
     return BarrierTable.of(
         (
             *rows(warps, of_the_order, bool(tiles.problem.token_scales), p_in_parts),
+            *mixed_rows(tiles.problem.mixes_rope),
             *(judged_rows(warps, judge) if judge else ()),
         ),
         q_tiles=tiles.num_q,

@@ -34,6 +34,8 @@ Where P has the columns of the other S (mha2q/p_crossed.py) softmax waits for th
 barrier  number  raised by  awaited by  means
 s_read   2       softmax 4  softmax     the same, of this CTA: the other P may lie there
 
+Where K of 8 bits has rotary columns of 16, CTA 0 has the kind_done of mha2q/barriers.py.
+
 Reasons for reuse are those of mha2q/barriers.py, where p_ready is also what softmax waits for before it hands over the
 row sums; here that is factor_read, of its own CTA.
 """
@@ -51,6 +53,7 @@ from ..sync.barriers import (
     BarrierTable,
     changed_rows,
     judged_rows,
+    mixed_rows,
 )
 from ..tiles import Tiles
 from ..warp_roles import WarpRoles
@@ -65,7 +68,11 @@ def table(
 ) -> BarrierTable:
     """The table of a kernel; arguments as in mha2q/barriers.py."""
     return BarrierTable.of(
-        (*rows(warps, of_the_order), *((*judged_rows(warps), other_verdict()) if judged else ())),
+        (
+            *rows(warps, of_the_order),
+            *mixed_rows(tiles.problem.mixes_rope),
+            *((*judged_rows(warps), other_verdict()) if judged else ()),
+        ),
         q_tiles=tiles.num_q,
         warps=warps,
         work_entries=JUDGED_ENTRIES if judged else WORK_ENTRIES,

@@ -82,6 +82,14 @@ class RaisedInBoth(Event):
 
 
 @dataclass(frozen=True)
+class RaisedAtIssuer(Event):
+    """By the MMAs of CTA 0, for its own mma warp."""
+
+    def commit(self, i):
+        tensor_core.commit((self.mbarriers + i).toint(), cta_group=CTAS, to_both=False)
+
+
+@dataclass(frozen=True)
 class LoadedForBoth(Event):
     """By the copies of both CTAs."""
 
@@ -140,6 +148,7 @@ class PairEvents(Events):
         kinds = {
             LoadedForBoth: ("q_full",),
             RaisedAtLeader: ("p_ready", "p_last", "s_free"),
+            RaisedAtIssuer: ("kind_done",),
             RaisedInBoth: ("q_free", "s_ready", "pv_done", "o_ready"),
         }
         changes = {

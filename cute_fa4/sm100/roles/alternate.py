@@ -49,7 +49,7 @@ def key_tiles(
         if n == 0:
             events.q_full.wait(0, q_phase)
         order.may_make_s(events, n & 1, phases)
-        multiply_qk(cfg, smem, k, tmem, kv, at, 0, wait=True, to=n & 1)
+        multiply_qk(cfg, smem, events, k, tmem, kv, at, 0, wait=True, to=n & 1)
         events.s_ready.commit(n & 1)
         kv.release(at)
         if n == count - 1:

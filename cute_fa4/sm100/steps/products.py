@@ -22,6 +22,7 @@ from ..sync.pipelines import KVConsumerPipeline, KVPosition
 def multiply_qk(
     cfg,
     smem: Smem,
+    events: Events,
     k: KVBuffer,
     tmem,
     kv: KVConsumerPipeline,
@@ -49,6 +50,8 @@ def multiply_qk(
         part = list(zip(q_steps[done : done + len(k_steps)], k_steps, strict=True))
         done += len(part)
         for turn, (dtype, steps) in enumerate(by_dtype(cfg, part)):
+            if turn > 0:
+                finish_kind(events)
             issue(
                 tmem + column_of(cfg.tmem.s, i if to is None else to),
                 q_start,
@@ -59,14 +62,16 @@ def multiply_qk(
                 k_high,
                 accumulate=stage > 0 or turn > 0,
             )
+        if cfg.mixes_rope:
+            events.kind_done.commit(0)
 
 
 def by_dtype(cfg, steps: list) -> list[tuple[str, list]]:
     """The MMA steps of a depth stage, apart where their operands have different dtypes; none where there are none.
 
     A step contracts 32 bytes whatever they hold, so columns of 16 bits lie behind those of eight as more of these
-    would. Both kinds of MMA add to S in float32, one behind the other. The gap behind fewer than a span of them is
-    passed over.
+    would. Both kinds of MMA add to S in float32, one after the other has completed (finish_kind). The gap behind fewer
+    than a span of them is passed over.
     """
     if not cfg.tiles.q_comes_in_parts:
         return [(cfg.qkv_dtype, steps)] if steps else []
@@ -75,6 +80,19 @@ def by_dtype(cfg, steps: list) -> list[tuple[str, list]]:
     if not cfg.mixes_rope:
         return [(cfg.qkv_dtype, own + shared)]
     return [(cfg.qkv_dtype, own), (cfg.rope_dtype, shared)]
+
+
+def finish_kind(events: Events):
+    """Wait until the MMAs of one kind into S have completed, before the first of another kind.
+
+    PTX orders MMAs with the same accumulator only where they have the same shape, and the K of a shape is that of its
+    kind (PTX ISA, "Pipelined tcgen05 Instructions"). Phases of kind_done come in twos, of which the second ends with S:
+    what is awaited here always has the same parity.
+    """
+    events.kind_done.wait(0, 1)  # the S before
+    events.kind_done.commit(0)
+    events.kind_done.wait(0, 0)
+    tensor_memory.fence_after()
 
 
 @cute.jit
@@ -106,7 +124,7 @@ def make_s(
     if cutlass.const_expr(read is not None):
         events.s_free.wait(i, read)
         tensor_memory.fence_after()
-    multiply_qk(cfg, smem, k, tmem, kv, at, i, wait=wait, issue=issue)
+    multiply_qk(cfg, smem, events, k, tmem, kv, at, i, wait=wait, issue=issue)
     events.s_ready.commit(i)
     if n == count - 1:
         events.q_free.commit(i)

@@ -218,6 +218,15 @@ def queue_rows(warps: WarpRoles, roles: tuple[str, ...] = QUEUE_READERS) -> tupl
     )
 
 
+def mixed_rows(mixes: bool) -> tuple[Barrier, ...]:
+    """The barrier between MMAs of two kinds into one S (steps/products.py); mixes: whether S is made of both.
+
+    Its even phases end with the columns of one kind, its odd ones with S, so that its reader keeps no parity.
+    """
+    done = Barrier("kind_done", CTA, (commit_by("mma"),), "mma", "the MMAs into S so far are done", "each is awaited")
+    return (done,) if mixes else ()
+
+
 def judged_rows(warps: WarpRoles, judge: str = "softmax") -> tuple[Barrier, ...]:
     """The barrier of a queue whose work tiles a role judges (work/judged.py)."""
     return (

@@ -72,6 +72,29 @@ LOAD = """
     tcgen05.fence::before_thread_sync;
 """
 
+# A product of 16 bits, M 128, N 16, and a second; every 16 bytes of K are the same, and no number is a NaN.
+TWO_PRODUCTS = (
+    INIT.format(count=1)
+    + ALLOCATE
+    + "and.b32 %r5, %r1, 63;"
+    + ROWS.replace("{%r1, %r1, %r1, %r1}", "{{%r5, %r5, %r5, %r5}}")
+    + FENCE
+    + "tcgen05.fence::after_thread_sync;"
+    + """
+    xor.b64 %rd10, %rd9, 0x80000;
+    mov.b32 %r13, 0x8040010; mov.b32 %r14, 0x8020010; setp.eq.b32 %p4, %r13, %r13; setp.ne.b32 %p3, %r13, %r13; add.s32 %r12, %r20, 8;
+    @%p2 tcgen05.mma.cta_group::1.kind::f16 [%r20], %rd10, %rd10, %r13, %p3;
+    """
+    + COMMIT.replace(";\n", "; //FIX\n")
+    + COPIED.format(name=0, parity=0).replace(";\n", "; //FIX\n").replace("sync;", "sync; //FIX\n")
+    + "@%p2 {second};"
+    + COMMIT
+    + "bar.sync 0; //FIX\n"
+    + COPIED.format(name=1, parity=1).replace(";\n", "; //FIX\n").replace("sync;", "sync; //FIX\n")
+    + COPIED.format(name=2, parity=0).replace(";\n", "; //BUG\n").replace("sync;", "sync; //BUG\n")
+    + FREE
+)
+
 
 @dataclass(frozen=True)
 class Bug:
@@ -582,6 +605,30 @@ BUGS = (
         + FREE,
         RaceError,
         "race on tensor memory column 0: nothing orders",
+        threads=128,
+    ),
+    Bug(
+        "two kinds of products into one accumulator",
+        TWO_PRODUCTS.format(second="tcgen05.mma.cta_group::1.kind::f8f6f4 [%r20], %rd10, %rd10, %r13, %p4"),
+        TensorOrderError,
+        "kind::f16 128x16x16 and kind::f8f6f4 128x16x32, into one accumulator",
+        PTX,
+        threads=128,
+    ),
+    Bug(
+        "two shapes of products into one accumulator",
+        TWO_PRODUCTS.format(second="tcgen05.mma.cta_group::1.kind::f16 [%r20], %rd10, %rd10, %r14, %p4"),
+        TensorOrderError,
+        "kind::f16 128x16x16 and kind::f16 128x8x16, into one accumulator",
+        PTX,
+        threads=128,
+    ),
+    Bug(
+        "a product into columns that another accumulator has",
+        TWO_PRODUCTS.format(second="tcgen05.mma.cta_group::1.kind::f16 [%r12], %rd10, %rd10, %r13, %p3"),
+        TensorOrderError,
+        "into one accumulator",
+        PTX,
         threads=128,
     ),
 )

@@ -115,6 +115,16 @@ DEFECTS = {
     "S begins with what lay there": (
         products, "by_dtype", lambda made: lambda cfg, steps: [("e4m3", []), *made(cfg, steps)],
     ),
+    "no wait between the kinds": (
+        products, "finish_kind", lambda made: lambda events: events.kind_done.commit(0),
+    ),
+    "a wait for the S before": (
+        products, "finish_kind",
+        lambda made: lambda events: (events.kind_done.wait(0, 1), events.kind_done.commit(0)),
+    ),
+    "no commit of the first kind": (
+        products, "finish_kind", lambda made: lambda events: events.kind_done.wait(0, 0),
+    ),
     "q_rope of the next rows": (
         Order, "load_q", other_q(lambda copy, o, d, a, m, position, further: copy(o, d, a, m, position + 1, further)),
     ),
@@ -171,7 +181,7 @@ def assert_noticed(monkeypatch, defect: tuple, subject: str) -> None:
     assert not is_right(subject), "nothing noticed"
 
 
-@pytest.mark.parametrize("name", quick_or_sweep(DEFECTS, ()))
+@pytest.mark.parametrize("name", quick_or_sweep(DEFECTS, ("no wait between the kinds",)))
 def test_a_mistake_is_noticed(own_kernels, monkeypatch, name):
     assert_noticed(monkeypatch, DEFECTS[name], SUBJECT)
 
@@ -188,4 +198,4 @@ def test_without_one_nothing_is(own_kernels, subject):
 
 
 def test_the_list_names_what_there_is():
-    assert len(DEFECTS) == 22 and len(DEFECTS_OF_ONE_DTYPE) == 5
+    assert len(DEFECTS) == 25 and len(DEFECTS_OF_ONE_DTYPE) == 5

@@ -161,7 +161,9 @@ def flash_mla_with_kvcache(
     asked = (None, None), (softmax_scale, causal, 0.0, None, None), choices
     lengths = (None, None, None, cache_seqlens, None, block_table, None, None)
     scales = scales_of(descale_q, descale_k, k_cache)
-    tensors = CallTensors(q, k_cache, values_of(k_cache), out, lengths, learnable_sink, scales=scales)
+    tensors = CallTensors(
+        q, k_cache, values_of(k_cache), out, lengths, learnable_sink, scales=scales
+    )
     result = again(tensors, asked)
     return attend(prepare_latent_attention, tensors, asked) if result is None else result
 

@@ -118,7 +118,8 @@ With scales of blocks of Q and K (`cute_fa4/sm100/mhamx/barriers.py`) two query 
 {BarrierTable(of_blocks, scaled.numbers).text()}
 ```
 
-Where K of 8 bits has rotary columns of 16 ([decision 0028](decisions/0028-products-of-two-kinds-make-one-s.md)), these kernels wait between the MMAs of the two kinds:
+Where K of 8 bits has rotary columns of 16, these kernels wait between the MMAs of the two kinds
+([decision 0028](decisions/0028-products-of-two-kinds-make-one-s.md)):
 
 ```
 {BarrierTable(mixed_rows(True), config.barriers.numbers).text()}

@@ -23,8 +23,8 @@ from cute_fa4.emulator.checks.ordering import IN_FLIGHT
 from cute_fa4.emulator.checks.reports import report
 from cute_fa4.emulator.checks.shadow import Shadow
 from cute_fa4.emulator.errors import RaceError, TensorOrderError
-from cute_fa4.emulator.machine.mbarrier import Note
 from cute_fa4.emulator.machine.matrix_descriptors import K_BYTES, chunk_numbers
+from cute_fa4.emulator.machine.mbarrier import Note
 from cute_fa4.emulator.machine.tensor_memory import COLUMNS, split_address
 
 QUARTERS = 4
@@ -288,7 +288,9 @@ def _pipelined(order, tmem, column, made, issued):
 def _refuse_unpipelined(order, tmem, column, before, made):
     name = tmem.labels.tmem_name(column)
     place = f"tensor memory column {column}" + (f" ({name})" if name else "")
-    kinds = " and ".join(f"kind::{kind} {m}x{n}x{k}" for _, kind, m, n, k in (before.kind, made.kind))
+    kinds = " and ".join(
+        f"kind::{kind} {m}x{n}x{k}" for _, kind, m, n, k in (before.kind, made.kind)
+    )
     text = report(
         f"{place}: two products, {kinds}, into one accumulator, and the first may not have completed: PTX orders "
         "products of one kind and shape only; missing is a wait for a tcgen05.commit between them",
@@ -298,7 +300,11 @@ def _refuse_unpipelined(order, tmem, column, before, made):
     if order.ptx:
         raise TensorOrderError(text)
     note = Note.of("mixed_products", text)
-    note.key = "mixed_products", id(order.accesses[before.number].ins), id(order.accesses[made.number].ins)
+    note.key = (
+        "mixed_products",
+        id(order.accesses[before.number].ins),
+        id(order.accesses[made.number].ins),
+    )
     if note.key not in order.noted:
         order.noted.add(note.key)
         order.notes.append(note)

@@ -223,7 +223,14 @@ def mixed_rows(mixes: bool) -> tuple[Barrier, ...]:
 
     Its even phases end with the columns of one kind, its odd ones with S, so that its reader keeps no parity.
     """
-    done = Barrier("kind_done", CTA, (commit_by("mma"),), "mma", "the MMAs into S so far are done", "each is awaited")
+    done = Barrier(
+        "kind_done",
+        CTA,
+        (commit_by("mma"),),
+        "mma",
+        "the MMAs into S so far are done",
+        "each is awaited",
+    )
     return (done,) if mixes else ()
 
 

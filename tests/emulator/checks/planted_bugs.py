@@ -82,7 +82,8 @@ TWO_PRODUCTS = (
     + "tcgen05.fence::after_thread_sync;"
     + """
     xor.b64 %rd10, %rd9, 0x80000;
-    mov.b32 %r13, 0x8040010; mov.b32 %r14, 0x8020010; setp.eq.b32 %p4, %r13, %r13; setp.ne.b32 %p3, %r13, %r13; add.s32 %r12, %r20, 8;
+    mov.b32 %r13, 0x8040010; mov.b32 %r14, 0x8020010;
+    setp.eq.b32 %p4, %r13, %r13; setp.ne.b32 %p3, %r13, %r13; add.s32 %r12, %r20, 8;
     @%p2 tcgen05.mma.cta_group::1.kind::f16 [%r20], %rd10, %rd10, %r13, %p3;
     """
     + COMMIT.replace(";\n", "; //FIX\n")
@@ -609,7 +610,9 @@ BUGS = (
     ),
     Bug(
         "two kinds of products into one accumulator",
-        TWO_PRODUCTS.format(second="tcgen05.mma.cta_group::1.kind::f8f6f4 [%r20], %rd10, %rd10, %r13, %p4"),
+        TWO_PRODUCTS.format(
+            second="tcgen05.mma.cta_group::1.kind::f8f6f4 [%r20], %rd10, %rd10, %r13, %p4"
+        ),
         TensorOrderError,
         "kind::f16 128x16x16 and kind::f8f6f4 128x16x32, into one accumulator",
         PTX,
@@ -617,7 +620,9 @@ BUGS = (
     ),
     Bug(
         "two shapes of products into one accumulator",
-        TWO_PRODUCTS.format(second="tcgen05.mma.cta_group::1.kind::f16 [%r20], %rd10, %rd10, %r14, %p4"),
+        TWO_PRODUCTS.format(
+            second="tcgen05.mma.cta_group::1.kind::f16 [%r20], %rd10, %rd10, %r14, %p4"
+        ),
         TensorOrderError,
         "kind::f16 128x16x16 and kind::f16 128x8x16, into one accumulator",
         PTX,
@@ -625,7 +630,9 @@ BUGS = (
     ),
     Bug(
         "a product into columns that another accumulator has",
-        TWO_PRODUCTS.format(second="tcgen05.mma.cta_group::1.kind::f16 [%r12], %rd10, %rd10, %r13, %p3"),
+        TWO_PRODUCTS.format(
+            second="tcgen05.mma.cta_group::1.kind::f16 [%r12], %rd10, %rd10, %r13, %p3"
+        ),
         TensorOrderError,
         "into one accumulator",
         PTX,

@@ -47,6 +47,9 @@ def test_parts_of_the_keys_count_a_sink_once(heads):
 
 def test_refusals_name_the_sink():
     call = stored(draw(1, [70], heads=16), 64)
-    for given, text in ((torch.ones(15), r"learnable_sink: shape \(15,\)"), (int32([1] * 16), "dtype torch.int32")):
+    for given, text in (
+        (torch.ones(15), r"learnable_sink: shape \(15,\)"),
+        (int32([1] * 16), "dtype torch.int32"),
+    ):
         with pytest.raises((TypeError, ValueError), match=text):
             run(call, learnable_sink=given)

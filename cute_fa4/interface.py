@@ -46,7 +46,14 @@ from cute_fa4.calls.append import (
 from cute_fa4.calls.foreign import check_arguments
 from cute_fa4.calls.launch import EmulatorWarning
 from cute_fa4.calls.prepare import one_of, prepare_attention
-from cute_fa4.calls.queries import are_wide, quantised, quantised_beside, stay_wide
+from cute_fa4.calls.queries import (
+    Asked,
+    are_wide,
+    check_quantize,
+    quantised,
+    quantised_beside,
+    stay_wide,
+)
 from cute_fa4.calls.repeat import again, attend
 from cute_fa4.calls.request import CallTensors, call_tensors
 from cute_fa4.calls.tensors import check_tensors
@@ -92,6 +99,7 @@ def flash_attn_func(
     k_descale: torch.Tensor | None = None,
     v_descale: torch.Tensor | None = None,
     o_scale: torch.Tensor | None = None,
+    q_quantize: str | None = None,
     return_lse: bool = False,
     out: torch.Tensor | None = None,
     **others,
@@ -101,8 +109,7 @@ def flash_attn_func(
     q             (batch, seqlen_q, heads_q, head_dim), bf16, fp16, float8_e4m3fn or float8_e5m2
     k, v          (batch, seqlen_k, heads_kv, head_dim); heads_q is a multiple of heads_kv,
                   query head h reads key/value head h // (heads_q / heads_kv). Of the dtype of q, or of
-                  float8: q of 16 bits is then taken as it is where there are few queries, else quantised by query and
-                  head (docs/serving.md)
+                  float8: q of 16 bits is then taken as it is, or quantised by query and head (q_quantize)
     k_rope        (batch, seqlen_k, d) or (batch, seqlen_k, 1, d), of the dtype of k or of float8 under 16 bits: the
                   last d columns of every key, which all heads share (multi-head latent attention); k has those
                   before them, and q all: head_dim is their sum. d up to 64, behind a multiple of 64; of float8 as k
@@ -140,6 +147,10 @@ def flash_attn_func(
                   may have any sign). q and k together: torch.float8_e8m0fnu, as the tensor with head_dim / 32, one
                   for each 32 numbers of a row (MXFP8; cute_fa4.mxfp8 makes them). None: 1
     o_scale       float32: out stores what it means times this; one number, or (batch, heads_kv). None: 1
+    q_quantize    of q of 16 bits over k and v of float8. "never": q stays as it is, and the error of a query is that
+                  of 16 bits; head dims up to 128, no k_rope. "auto": where a key/value head has more than 32 rows
+                  (queries of the longest sequence times the heads of a group) q is quantised, all of it. None: "never"
+                  with tokens_per_split where it runs, else "auto"; CUTE_FA4_FP8_QUERIES says what None is
     return_lse    also return the log-sum-exp of the scaled scores
     out           written in place and returned; shape, dtype and device of q, memory of its own. Of float8 tensors
                   bf16, or fp16 where a tensor of this dtype is given or was q. Of any q float8_e4m3fn where such a
@@ -176,8 +187,8 @@ def flash_attn_func(
             workspace=workspace, pack_gqa=pack_gqa, deterministic=deterministic, k_rope=k_rope,
             q_rope=q_rope, k_rope_descale=k_rope_descale, score_mod=score_mod, mask_mod=mask_mod,
             aux_tensors=aux_tensors, block_sparse_tensors=block_sparse_tensors, q_descale=q_descale,
-            k_descale=k_descale, v_descale=v_descale, o_scale=o_scale, return_lse=return_lse, out=out,
-            others=others,
+            k_descale=k_descale, v_descale=v_descale, o_scale=o_scale, q_quantize=q_quantize,
+            return_lse=return_lse, out=out, others=others,
         )  # fmt: skip
         return through_operator("dense", flash_attn_func, given)
     if workspace is not None:
@@ -190,11 +201,15 @@ def flash_attn_func(
         or not (pack_gqa is None or pack_gqa is False or pack_gqa is True)
     ):
         check_arguments(flash_attn_func, positional, others, locals())
+    if q_quantize is not None:
+        check_quantize(q_quantize)
     lengths = None if key_limit is None else (None, None, None, None, key_limit, None, None, None)
     if (  # the first question spares most calls the others
         getattr(q, "dtype", None) is not getattr(k, "dtype", None)
         and are_wide(q, k)
-        and not stay_wide(q, k.shape[-2], None, None, None, pack_gqa, tokens_per_split, k_rope)
+        and not stay_wide(
+            q, Asked(k.shape[-2], None, None, None, pack_gqa, tokens_per_split, q_quantize), k_rope
+        )
     ):
         q, q_rope, q_descale, out = quantised_beside(q, k, v, q_descale, out, k_rope, q_rope)
     scales = None
@@ -261,6 +276,7 @@ def flash_attn_varlen_func(
     k_descale: torch.Tensor | None = None,
     v_descale: torch.Tensor | None = None,
     o_scale: torch.Tensor | None = None,
+    q_quantize: str | None = None,
     return_lse: bool = False,
     return_softmax_lse: bool = False,
     out: torch.Tensor | None = None,
@@ -321,7 +337,7 @@ def flash_attn_varlen_func(
             k_rope_page_table=k_rope_page_table, q_rope=q_rope, k_rope_descale=k_rope_descale,
             score_mod=score_mod, mask_mod=mask_mod, aux_tensors=aux_tensors,
             block_sparse_tensors=block_sparse_tensors, q_descale=q_descale, k_descale=k_descale,
-            v_descale=v_descale, o_scale=o_scale, return_lse=return_lse,
+            v_descale=v_descale, o_scale=o_scale, q_quantize=q_quantize, return_lse=return_lse,
             return_softmax_lse=return_softmax_lse, out=out, others=others,
         )  # fmt: skip
         return through_operator("varlen", flash_attn_varlen_func, given)
@@ -337,16 +353,20 @@ def flash_attn_varlen_func(
         or not (seqused_k_excludes_new is False or seqused_k_excludes_new is True)
     ):
         check_arguments(flash_attn_varlen_func, positional, others, locals())
+    if q_quantize is not None:
+        check_quantize(q_quantize)
     table, sink = page_table, learnable_sink
     if block_table is not None:
         table = one_of("page_table", page_table, "block_table", block_table)
     if s_aux is not None:
         sink = one_of("learnable_sink", learnable_sink, "s_aux", s_aux)
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, table, None, None)
-    if are_wide(q, k) and not stay_wide(
-        q, _heads_of(k, table, kv_layout), cu_seqlens_q, seqused_q, max_seqlen_q, pack_gqa, tokens_per_split, k_rope
-    ):  # fmt: skip
-        q, q_rope, q_descale, out = quantised_beside(q, k, v, q_descale, out, k_rope, q_rope)
+    if are_wide(q, k):
+        heads = _heads_of(k, table, kv_layout)
+        lengths_of_q = cu_seqlens_q, seqused_q, max_seqlen_q
+        of_q = Asked(heads, *lengths_of_q, pack_gqa, tokens_per_split, q_quantize)
+        if not stay_wide(q, of_q, k_rope):
+            q, q_rope, q_descale, out = quantised_beside(q, k, v, q_descale, out, k_rope, q_rope)
     scales = None
     if not (q_descale is k_descale is v_descale is o_scale is None):
         scales = (q_descale, k_descale, v_descale, o_scale)
@@ -406,6 +426,7 @@ def flash_attn_with_kvcache(
     k_descale: torch.Tensor | None = None,
     v_descale: torch.Tensor | None = None,
     o_scale: torch.Tensor | None = None,
+    q_quantize: str | None = None,
     return_lse: bool = False,
     return_softmax_lse: bool = False,
     out: torch.Tensor | None = None,
@@ -456,7 +477,8 @@ def flash_attn_with_kvcache(
             s_aux=s_aux, softcap=softcap, num_splits=num_splits, tokens_per_split=tokens_per_split,
             workspace=workspace, pack_gqa=pack_gqa, score_mod=score_mod, mask_mod=mask_mod,
             aux_tensors=aux_tensors, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
-            o_scale=o_scale, return_lse=return_lse, return_softmax_lse=return_softmax_lse, out=out,
+            o_scale=o_scale, q_quantize=q_quantize, return_lse=return_lse,
+            return_softmax_lse=return_softmax_lse, out=out,
             cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad, rotary_cos=rotary_cos,
             rotary_sin=rotary_sin, qv=qv, others=others,
         )  # fmt: skip
@@ -471,6 +493,8 @@ def flash_attn_with_kvcache(
         or not (pack_gqa is None or pack_gqa is False or pack_gqa is True)
     ):
         check_arguments(flash_attn_with_kvcache, positional, others, locals())
+    if q_quantize is not None:
+        check_quantize(q_quantize)
     if not (rotary_cos is rotary_sin is qv is None):
         refuse_unbuilt(rotary_cos=rotary_cos, rotary_sin=rotary_sin, qv=qv)
     table, sink, counts = page_table, learnable_sink, cache_seqlens
@@ -481,10 +505,12 @@ def flash_attn_with_kvcache(
     if s_aux is not None:
         sink = one_of("learnable_sink", learnable_sink, "s_aux", s_aux)
     new = None if k is v is cu_seqlens_k_new is None else (k, v, cu_seqlens_k_new)
-    if are_wide(q, k_cache) and not stay_wide(
-        q, _heads_of(k_cache, table, kv_layout), cu_seqlens_q, None, max_seqlen_q, pack_gqa, tokens_per_split
-    ):  # fmt: skip
-        q, q_descale, out = quantised(q, k_cache, v_cache, q_descale, out)
+    if are_wide(q, k_cache):
+        heads = _heads_of(k_cache, table, kv_layout)
+        lengths_of_q = cu_seqlens_q, None, max_seqlen_q
+        of_q = Asked(heads, *lengths_of_q, pack_gqa, tokens_per_split, q_quantize)
+        if not stay_wide(q, of_q):
+            q, q_descale, out = quantised(q, k_cache, v_cache, q_descale, out)
     scales = None
     if not (q_descale is k_descale is v_descale is o_scale is None):
         scales = (q_descale, k_descale, v_descale, o_scale)
@@ -558,9 +584,9 @@ def _quantised(arguments: dict) -> dict:
     if are_wide(q, k):
         table = arguments.get("page_table")
         table = arguments.get("block_table") if table is None else table
-        names = ("cu_seqlens_q", "seqused_q", "max_seqlen_q", "pack_gqa", "tokens_per_split")
         heads = _heads_of(k, table, arguments.get("kv_layout", "NHD"))
-        if not stay_wide(q, heads, *(arguments.get(name) for name in names), k_rope):
+        of_q = Asked(heads, *(arguments.get(name) for name in Asked._fields[1:]))
+        if not stay_wide(q, of_q, k_rope):
             q, q_rope, q_descale, out = quantised_beside(q, k, v, q_descale, out, k_rope, q_rope)
     found = {"q": q, "q_descale": q_descale, "out": out}
     return found | ({"q_rope": q_rope} if "q_rope" in arguments else {})
@@ -577,6 +603,7 @@ def through_operator(route: str, function, arguments: dict):
         if workspace is not None:
             raise NotImplementedError(NO_WORKSPACE)
         check_arguments(function, positional, others, arguments)
+        check_quantize(arguments["q_quantize"])
         arguments |= _quantised(arguments)
         q, k, v = autocast.cast(arguments["q"], arguments["k"], arguments["v"])
         arguments |= {"q": q, "k": k, "v": v}

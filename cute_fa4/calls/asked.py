@@ -42,6 +42,7 @@ def _facts(q, k, v, where: Where, options: Options, dtypes: dict) -> dict:
         rope_dtype=dtypes.get("rope_dtype"),
         mask=options.mask.mask,
         plain=options.score_mod is None and options.mask_mod is None,
+        stays=dtypes["kv_dtype"] is not None,  # else it would have been quantised before
         **policy.of_kernels(mixed=dtypes["kv_dtype"] is not None),
     )
 

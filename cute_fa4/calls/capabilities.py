@@ -51,7 +51,7 @@ HEAD_DIMS = (32, 64, 72, 80, 96, 128, 192, 256, 512)
 BUILT_PARAMETERS = frozenset(
     (
         "window_size mask key_limit learnable_sink softcap num_splits tokens_per_split workspace pack_gqa score_mod "
-        "mask_mod aux_tensors q_descale k_descale v_descale o_scale"
+        "mask_mod aux_tensors q_descale k_descale v_descale o_scale q_quantize"
     ).split()
 )
 # Of them, those with which no call asks for pairs of CTAs by itself.

@@ -1,7 +1,10 @@
-"""Queries of 16 bits over keys and values of 8: few of them as they are, others quantised before the call.
+"""Queries of 16 bits over keys and values of 8: taken as they are, or quantised before the call.
 
-    up to 32 rows of a key/value head    the kernel widens keys and values (sm100/mhawiden): nothing is lost
-    more                                 quantised, each query and head with a scale of its own
+    q_quantize    rows of a key/value head
+    "never"       any           the kernel widens keys and values (sm100/mhawiden): nothing is lost
+    "auto"        up to 32      the same
+                  more          quantised, each query and head with a scale of its own
+    None          as "never" with tokens_per_split, else as "auto"; CUTE_FA4_FP8_QUERIES says otherwise
 
     q_descale[row] = max |q[row]| / largest e4m3 or e5m2,    q8[row] = round(q[row] / q_descale[row])
 
@@ -9,13 +12,14 @@ Columns of q that meet a k_rope of 16 bits keep theirs, divided by the scale of 
 
 A row's largest number keeps all bits that the dtype has, whatever the other rows hold, and the softmax thread that owns
 the row multiplies its scores by its scale. q is left with three mantissa bits (e5m2: two), as keys and values are. It
-is torch's arithmetic on the tensors of the call, on its stream, without synchronising. CUTE_FA4_FP8_QUERIES=quantised
-asks for it everywhere (compiler/policy.py).
+is torch's arithmetic on the tensors of the call, on its stream, without synchronising. The longest sequence of a call
+decides for all of it: whoever wants the error of a row not to depend on the others asks for "never".
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 
@@ -25,8 +29,9 @@ from cute_fa4.calls.tensors import FP8, WIDE, check_is_tensor, check_no_gradient
 from cute_fa4.compiler import policy
 from cute_fa4.sm100.mhawiden.schedule import WidenedTile
 from cute_fa4.sm100.rows_of_tiles import SWAPPED_ROWS
-from cute_fa4.sm100.which_kernel import Call, which_kernel
+from cute_fa4.sm100.which_kernel import WIDENED_DEPTH, Call, which_kernel, widens_keys
 
+QUANTIZE = ("auto", "never")  # of q_quantize, besides None
 LARGEST_BESIDE = (
     2.0**15
 )  # of columns of q that keep 16 bits, divided by the scale of their row: fp16 holds it
@@ -37,29 +42,67 @@ def are_wide(q, k) -> bool:
     return getattr(k, "dtype", None) in FP8 and getattr(q, "dtype", None) in WIDE
 
 
-def stay_wide(
-    q,
-    heads_kv: int,
-    cu_seqlens_q=None,
-    seqused_q=None,
-    max_seqlen_q=None,
-    pack_gqa=None,
-    tokens_per_split=None,
-    k_rope=None,
-) -> bool:
-    """Whether the call gets a kernel that takes q as it is; metadata only. Of are_wide."""
-    packed = cu_seqlens_q is not None
+class Asked(NamedTuple):
+    """What of a call decides what becomes of q, besides the tensors: parameters of the public functions."""
+
+    heads_kv: int
+    cu_seqlens_q: object = None
+    seqused_q: object = None
+    max_seqlen_q: object = None
+    pack_gqa: object = None
+    tokens_per_split: object = None
+    q_quantize: object = None
+
+
+def check_quantize(q_quantize) -> None:
+    """Refuse what q_quantize cannot be."""
+    if not (q_quantize is None or (isinstance(q_quantize, str) and q_quantize in QUANTIZE)):
+        raise ValueError(
+            f"q_quantize: {q_quantize!r}; accepted: 'auto', 'never', or None, which is 'never' with tokens_per_split"
+        )
+
+
+def stay_wide(q, asked: Asked, k_rope=None) -> bool:
+    """Whether the call gets a kernel that takes q as it is; metadata only. Of are_wide.
+
+    ValueError: q_quantize is "never", and no kernel takes it so.
+    """
+    never = asked.q_quantize == "never"
+    if never or (asked.q_quantize is None and _never_by_default(asked)):
+        within = widens_keys(q.shape[-1], k_rope is not None)
+        if never and not within:
+            columns = "with k_rope" if k_rope is not None else f"with a head_dim of {q.shape[-1]}"
+            raise ValueError(
+                f"q_quantize: 'never' {columns} and q of {q.dtype} over k of 8 bits; accepted: None or 'auto', which "
+                f"quantise q; kernels that widen keys have K in one tensor, of up to {WIDENED_DEPTH} columns"
+            )
+        if within:
+            return True
+    return policy.widens() and _are_few(q, asked, k_rope)
+
+
+def _never_by_default(asked: Asked) -> bool:
+    said = policy.queries()
+    return said == "never" or (said == "auto" and asked.tokens_per_split is not None)
+
+
+def _are_few(q, asked: Asked, k_rope) -> bool:
+    """Whether "auto" takes q as it is."""
+    packed = asked.cu_seqlens_q is not None
     if q.dim() != (3 if packed else 4):
         return False
     queries = q.shape[-3]
-    if packed and isinstance(max_seqlen_q, int):
-        queries = min(queries, max_seqlen_q)
-    if not 0 < queries <= SWAPPED_ROWS[-1] or heads_kv <= 0 or q.shape[-2] % heads_kv:
+    if packed and isinstance(asked.max_seqlen_q, int):
+        queries = min(queries, asked.max_seqlen_q)
+    if (
+        not 0 < queries <= SWAPPED_ROWS[-1]
+        or asked.heads_kv <= 0
+        or q.shape[-2] % asked.heads_kv
+        or not length_may_choose(asked.tokens_per_split, packed, asked.seqused_q)
+    ):
         return False
-    if not length_may_choose(tokens_per_split, packed, seqused_q) or not policy.widens():
-        return False
-    pack_gqa = None if pack_gqa is None else bool(pack_gqa)
-    group = int(q.shape[-2] // heads_kv)
+    pack_gqa = None if asked.pack_gqa is None else bool(asked.pack_gqa)
+    group = int(q.shape[-2] // asked.heads_kv)
     return widens(int(q.shape[-1]), int(queries), group, pack_gqa, k_rope is not None)
 
 

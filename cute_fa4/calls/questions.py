@@ -29,7 +29,7 @@ from cute_fa4.calls.append import (
     sequences_of,
 )
 from cute_fa4.calls.prepare import one_of, prepare_attention
-from cute_fa4.calls.queries import are_wide, quantised_beside, stay_wide
+from cute_fa4.calls.queries import Asked, are_wide, check_quantize, quantised_beside, stay_wide
 from cute_fa4.calls.request import CallTensors, in_order
 from cute_fa4.calls.tensors import DTYPE_NAMES, FP8, ROPE_SPAN, check_tensors
 from cute_fa4.sm100.config import FA4Config
@@ -255,8 +255,10 @@ def _common(
     k_descale=None,
     v_descale=None,
     o_scale=None,
+    q_quantize=None,
 ) -> tuple:
     """-> (sink, aux tensors, scales, asked) as repeat.attend takes them. workspace: a launch refuses it."""
+    check_quantize(q_quantize)
     numbers = softmax_scale, causal, softcap, max_seqlen_q, max_seqlen_k
     choices = (
         mask, num_splits, tokens_per_split, pack_gqa, score_mod, mask_mod, block_sparse_tensors, kv_layout,
@@ -276,10 +278,9 @@ def _queries(q, k, v, scales, options: dict, lengths: dict, rope=None) -> tuple:
     if not are_wide(q, k):
         return q, None, scales, rope
     heads = k.shape[-3 if options.get("kv_layout") == "HND" and k.dim() > 3 else -2]
-    named = {name: lengths.get(name) for name in ("cu_seqlens_q", "seqused_q")}
-    named |= {name: options.get(name) for name in ("max_seqlen_q", "pack_gqa", "tokens_per_split")}
     k_rope, table, q_rope, of_rope = rope or (None,) * 4
-    if stay_wide(q, heads, **named, k_rope=k_rope):
+    named = lengths | options
+    if stay_wide(q, Asked(heads, *map(named.get, Asked._fields[1:])), k_rope):
         return q, None, scales, rope
     q_descale, *others = scales or (None,) * 4
     q, q_rope, q_descale, out = quantised_beside(q, k, v, q_descale, None, k_rope, q_rope)

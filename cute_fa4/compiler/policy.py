@@ -28,10 +28,12 @@ CUTE_FA4_MAXIMUM: what the exponentials of a row refer to, in kernels of two que
     auto    as the problem allows: in bf16 up to head dim 128 the key tiles before (sm100/steps/lagged.py; default)
     exact   the running maximum of the row, to compare with, or where values of v exceed 2^60
 
-CUTE_FA4_FP8_QUERIES: what becomes of queries of 16 bits over a cache of 8 where there are up to 32 rows.
+CUTE_FA4_FP8_QUERIES: what becomes of queries of 16 bits over a cache of 8 in calls without q_quantize.
 
-    auto       keys and values are widened in the kernel (sm100/mhawiden; default)
-    quantised  the queries are quantised before, as where there are more rows; to compare with
+    auto       of up to 32 rows, and with tokens_per_split of any number, keys and values are widened in the kernel
+               (sm100/mhawiden); more are quantised before (calls/queries.py; default)
+    never      keys and values are widened, however many rows there are
+    quantised  the queries are quantised before, however few; also with q_quantize="auto"; to compare with
 
 CUTE_FA4_EXPONENTIAL: how kernels of two query tiles compute part of the exponentials of 8-bit tensors.
 
@@ -86,11 +88,12 @@ def swaps() -> bool:
 
 def widens() -> bool:
     """Whether calls of few queries of 16 bits ask for kernels that widen keys of 8."""
-    return swaps() and _takes_wide_queries()
+    return swaps() and queries() != "quantised"
 
 
-def _takes_wide_queries() -> bool:
-    return environment.choice(QUERIES_VARIABLE, "auto", "quantised") == "auto"
+def queries() -> str:
+    """What becomes of queries of 16 bits over keys of 8: "auto", "never" or "quantised"."""
+    return environment.choice(QUERIES_VARIABLE, "auto", "never", "quantised")
 
 
 def pairs() -> bool | None:
@@ -106,7 +109,7 @@ def of_kernels(mixed: bool = True) -> dict:
     mixed: queries of 16 bits may meet keys of 8
     """
     few = swaps()
-    return {"swaps": few, "widens": mixed and few and _takes_wide_queries(), "pairs": pairs()}
+    return {"swaps": few, "widens": mixed and widens(), "pairs": pairs()}
 
 
 def maximum() -> str | None:

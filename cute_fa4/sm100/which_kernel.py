@@ -8,7 +8,7 @@
     the same, more rows                               mla_pair
     q and k with scales of blocks                     mhamx
     k_rope of 8 bits under 16                         mharope
-    q of 16 bits over k of 8, up to 32 rows *         mhawiden
+    q of 16 bits over k of 8 *                        mhawiden
     up to 32 rows, no k_rope, no wide heads           mhaswap
     wide heads **, more than 128 rows                 mhawidepair
     wide heads **                                     mhawide
@@ -18,7 +18,8 @@
     lengths for which pairs of CTAs pay ****          mhapair
     anything else                                     mha2q
 
-    *     else q is quantised before the call, and has 8 bits as k has
+    *     up to 32 rows, or any number where q stays as it is (q_quantize); else q is quantised before the call, and has
+          8 bits as k has
     **    of 16 bits; of q and k beyond 192, of v beyond 128
     ***   tokens_per_split, where lengths differ: the longest sequence must not choose the kernel
     ****  a rule of lengths as metadata tells them (mhapair/pays.py)
@@ -59,7 +60,15 @@ from .mla_pair.schedule import LatentPair
 from .mla_widen.schedule import LatentRows
 from .mla_widenpair.schedule import LatentRowsPair
 from .reach import DEPTHS_OF_FP8
-from .rows_of_tiles import LATENT_ROWS, ROWS_PER_CTA, SWAPPED_ROWS, is_wide, latent_rows, tile_for
+from .rows_of_tiles import (
+    LATENT_ROWS,
+    ROWS_PER_CTA,
+    SWAPPED_ROWS,
+    is_wide,
+    latent_rows,
+    tile_for,
+    widened_tile,
+)
 from .schedule import Schedule
 from .tiles import ROWS_PER_Q_TILE
 
@@ -86,6 +95,7 @@ class Call:
     descales    letters of the tensors that have scales (work/scales.py)
     rope        columns of k have a tensor of their own. rope_dtype: and a dtype; None: that of k
     mask, plain, exact, arch    as mhapair/pays.py reads them
+    stays       q of 16 bits over k of 8 stays as it is, however many rows there are (calls/queries.py)
     swaps, widens, pairs  what the environment says (compiler/policy.py)
     """
 
@@ -107,6 +117,7 @@ class Call:
     plain: bool = True
     exact: bool = False
     arch: str = "sm_100a"
+    stays: bool = False
     swaps: bool = True
     widens: bool = True
     pairs: bool | None = None
@@ -156,6 +167,8 @@ class Call:
             return True, rows if fits else None
         if self.rows is not None:
             return bool(self.pack_gqa), self.rows
+        if self.stays and self.kv_dtype is not None and widens_keys(self.head_dim, self.rope):
+            return widened_tile(None if self.fixed else self.seqlen_q, self.group, self.pack_gqa)
         return tile_for(self.seqlen_q, self.group, self.pack_gqa, self.may_swap)
 
     @property
@@ -164,7 +177,7 @@ class Call:
         if self.fixed or self.rope or self.of_blocks or self.wide:
             return False
         if self.kv_dtype is not None:
-            return self.widens and self.head_dim <= WIDENED_DEPTH
+            return self.widens and widens_keys(self.head_dim, self.rope)
         return self.swaps
 
     @property
@@ -208,6 +221,11 @@ class Call:
         )
 
 
+def widens_keys(head_dim: int, rope: bool) -> bool:
+    """Whether some kernel takes q of 16 bits over k of 8; rope: columns of k have a tensor of their own."""
+    return head_dim <= WIDENED_DEPTH and not rope
+
+
 class Kernel(NamedTuple):
     """What a call gets.
 
@@ -248,7 +266,7 @@ RULES = (
     Rule("the same, more rows", LatentPair, lambda c: c.latent),
     Rule("q and k with scales of blocks", BlockScaled, lambda c: c.of_blocks),
     Rule("k_rope of 8 bits under 16", RopeTile, lambda c: c.rope_dtype and not c.of_8_bits),
-    Rule("q of 16 bits over k of 8, up to 32 rows *", WidenedTile, lambda c: c.kv_dtype and c.few),
+    Rule("q of 16 bits over k of 8 *", WidenedTile, lambda c: c.kv_dtype and c.few),
     Rule("up to 32 rows, no k_rope, no wide heads", SwappedTile, lambda c: c.few),
     Rule("wide heads **, more than 128 rows", WidePair, lambda c: c.wide and c.pays_for_wide),
     Rule("wide heads **", WideTile, lambda c: c.wide),

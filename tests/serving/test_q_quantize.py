@@ -1,0 +1,183 @@
+"""q_quantize: what becomes of queries of 16 bits over keys of 8, and on what the error of a row may depend.
+
+A batch that decodes beside a prefill: one query, 40 queries, one query. 40 queries of four heads on two are 80 rows a
+key/value head, more than the 32 that "auto" takes as they are, so that it quantises all of them.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from cute_fa4 import (
+    capabilities,
+    configs_for_model,
+    flash_attn_func,
+    flash_attn_varlen_func,
+    flash_attn_with_kvcache,
+)
+from cute_fa4.calls import repeat
+from cute_fa4.integrations import vllm
+from cute_fa4.sm100.config import FA4Config
+from tests.serving.batches import (
+    FP8,
+    Batch,
+    attention,
+    packed_q,
+    paged_kv,
+    positions,
+    split,
+    storages,
+)
+
+QUERIES, KEYS = (1, 40, 1), (200, 150, 129)
+BOUND = 4e-3  # of a row in the norm, with q, P and out of 16 bits
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def drawn(depth: int = 64, **more) -> Batch:
+    batch = Batch.draw(QUERIES, KEYS, heads=(4, 2), depth=depth, **more)
+    return Batch(batch.q, *([x.to(FP8[0]) for x in xs] for xs in (batch.k, batch.v)))
+
+
+BATCH = drawn()
+
+
+def only(batch: Batch, number: int) -> Batch:
+    return Batch(*([xs[number]] for xs in (batch.q, batch.k, batch.v)))
+
+
+def errors(batch: Batch, out, lse) -> list[float]:
+    """Of the worst row of each sequence: the norm of its error over its own."""
+    found = []
+    for b, (o, _) in enumerate(split(batch, out, lse)):
+        p, j = positions(batch.queries[b], batch.keys[b])
+        exact, _, _ = attention(batch.q[b], batch.k[b], batch.v[b], visible=j <= p)
+        found.append(float(((o.double() - exact).norm(dim=-1) / exact.norm(dim=-1)).max()))
+    return found
+
+
+# --- entry points: each takes a batch in pages, and options
+
+
+def _out(batch: Batch) -> torch.Tensor:
+    return torch.full((*packed_q(batch)["q"].shape,), 7.0, dtype=batch.q[0].dtype)
+
+
+def varlen(batch: Batch, **options):
+    call = packed_q(batch) | paged_kv(batch, 16)
+    return flash_attn_varlen_func(**call, causal=True, out=_out(batch), return_lse=True, **options)
+
+
+def kvcache(batch: Batch, **options):
+    call = packed_q(batch) | paged_kv(batch, 16)
+    call |= {"k_cache": call.pop("k"), "v_cache": call.pop("v")}
+    call["cache_seqlens"] = call.pop("seqused_k")
+    return flash_attn_with_kvcache(**call, causal=True, out=_out(batch), return_lse=True, **options)
+
+
+def compiled(batch: Batch, **options):
+    torch.compiler.reset()
+    call = packed_q(batch) | paged_kv(batch, 16) | {"out": _out(batch)}
+    graph = torch.compile(flash_attn_varlen_func, backend="aot_eager", fullgraph=True)
+    return graph(**call, causal=True, return_lse=True, **options)
+
+
+def of_vllm(batch: Batch, **options):
+    """Whose function has no such parameter: the environment says it."""
+    call = packed_q(batch) | paged_kv(batch, 16)
+    call["block_table"] = call.pop("page_table")
+    del call["kv_layout"]
+    named = dict(
+        max_seqlen_k=max(batch.keys), num_splits=1, out=_out(batch), return_softmax_lse=True
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUTE_FA4_FP8_QUERIES", options.pop("q_quantize"))
+        repeat.clear()
+        return vllm.flash_attn_varlen_func(**call, causal=True, **named, **options)
+
+
+@pytest.mark.parametrize("entry", [varlen, kvcache, compiled, of_vllm])
+def test_never_is_the_error_of_16_bits_in_every_row_and_auto_that_of_8_in_all(entry):
+    """All make the same call, of one kernel."""
+    never = errors(BATCH, *entry(BATCH, q_quantize="never"))
+    assert max(never) <= BOUND
+    if entry is varlen:
+        auto = errors(BATCH, *entry(BATCH, q_quantize="auto"))
+        assert min(auto) > 4 * BOUND
+        assert (
+            max(errors(only(BATCH, 0), *entry(only(BATCH, 0)))) <= BOUND
+        )  # alone it is not quantised
+
+
+@pytest.mark.parametrize("said", [None, "never"])
+def test_fixed_parts_give_a_row_the_same_bits_beside_any_neighbours(said):
+    """Nobody asks: with tokens_per_split "never" is the default."""
+    options = dict(tokens_per_split=128, q_quantize=said)
+    together = split(BATCH, *varlen(BATCH, **options))
+    assert max(errors(BATCH, *varlen(BATCH, **options))) <= BOUND
+    for number, (out, lse) in enumerate(together):
+        one = only(BATCH, number)
+        [(alone, alone_lse)] = split(one, *varlen(one, **options))
+        assert torch.equal(out, alone) and torch.equal(lse, alone_lse)
+
+
+@pytest.mark.parametrize("kind", ["dense", "packed"])
+def test_rows_of_other_storages_and_a_dense_call(kind):
+    of_q, of_k = storages(BATCH, kind)
+    out = torch.full(of_q["q"].shape, 7.0, dtype=of_q["q"].dtype)
+    named = dict(causal=True, out=out, return_lse=True, q_quantize="never")
+    out, lse = flash_attn_varlen_func(**of_q, **of_k, **named)
+    assert max(errors(BATCH, out, lse)) <= BOUND
+    if kind == "dense":
+        one = only(BATCH, 1)
+        q, k, v = (x[0][None] for x in (one.q, one.k, one.v))
+        out, lse = flash_attn_func(q, k, v, causal=True, return_lse=True, q_quantize="never")
+        p, j = positions(QUERIES[1], KEYS[1])
+        exact, _, _ = attention(q[0], k[0], v[0], visible=j <= p)
+        assert ((out[0].double() - exact).norm(dim=-1) / exact.norm(dim=-1)).max() <= BOUND
+
+
+def tensors(head_dim: int = 64) -> tuple:
+    q = torch.zeros(1, 40, 4, head_dim, dtype=torch.bfloat16)
+    k, v = (torch.zeros(1, 64, 2, head_dim, dtype=FP8[0]) for _ in "kv")
+    return q, k, v
+
+
+ONE_ROW = dict(dtype="bf16", kv_dtype="e4m3", causal=True, return_lse=False, arch="sm_100a")
+NEVER = dict(q_quantize="never")
+REFUSED = {
+    "another word": (64, dict(q_quantize="always"), "'always'; accepted: 'auto', 'never', or None"),
+    "wide heads": (192, NEVER, "'never' with a head_dim of 192 .*accepted: None or 'auto'"),
+    "k_rope": (64, NEVER | dict(k_rope=torch.zeros(1, 64, 64).to(FP8[0])), "'never' with k_rope"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_stay_is_refused_and_capabilities_says_so(name):
+    head_dim, options, message = REFUSED[name]
+    with pytest.raises(ValueError, match=f"q_quantize: {message}"):
+        flash_attn_func(*tensors(head_dim), **options)
+    asked = {key: True if key == "k_rope" else value for key, value in options.items()}
+    of_k = 128 if "k_rope" in options else head_dim
+    [row] = capabilities(head_dim=of_k, seqlen_q=40, **ONE_ROW, **asked)
+    assert not row.runs and row.reasons[0].startswith("q_quantize: ")
+
+
+def test_the_value_is_checked_where_nothing_would_be_quantised():
+    q = torch.zeros(1, 4, 2, 64, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="q_quantize: 8; accepted"):
+        flash_attn_func(q, q, q, q_quantize=8)
+
+
+@pytest.mark.parametrize("group", [1, 8, 64])
+def test_lists_of_a_model_have_the_kernels_of_queries_that_stay(group):
+    """A group of 64 fills no tile of 32 rows, so that only queries that stay ask for the tile of one head."""
+    found = configs_for_model(
+        head_dim=128, heads_q=group, heads_kv=1, kv_dtype="e4m3", descales="", calls=("packed",)
+    )
+    widened = [c for c in found if isinstance(c, FA4Config) and c.kv_dtype]
+    tiles = {(c.pack_gqa, c.schedule.rows) for c in widened}
+    assert (1 < group <= 32, 32) in tiles
+    [row] = capabilities(head_dim=128, group=group, seqlen_q=400, **ONE_ROW, **NEVER)
+    assert row.families == ("mhawiden",)

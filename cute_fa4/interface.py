@@ -134,7 +134,8 @@ def flash_attn_func(
     tokens_per_split  parts of so many keys (a multiple of 128) instead: the same sequence gives the same bits,
                   whatever else is in the batch
     workspace     memory for the partial results of split keys, of any dtype, contiguous; the message of one that is
-                  too small says how many bytes. None: memory that the package keeps for the device and stream
+                  too small says how many bytes. Calls that share it follow one another on a stream. None: torch
+                  allocates it for the call
     pack_gqa      the query heads of a group share a tile: of up to 32 rows for few queries, any group; of 128 rows, the
                   group must divide 128. None: where it saves CTAs. The results are the same
     score_mod     score_mod(score, batch, head, q_idx, kv_idx, aux) -> score, traced into the kernel;
@@ -192,7 +193,7 @@ def flash_attn_func(
         )  # fmt: skip
         return through_operator("dense", flash_attn_func, given)
     if workspace is not None:
-        return _in_workspace(flash_attn_func, _arguments(flash_attn_func, locals()))
+        return _in_workspace("dense", flash_attn_func, _arguments(flash_attn_func, locals()))
     if (
         positional
         or others
@@ -342,7 +343,8 @@ def flash_attn_varlen_func(
         )  # fmt: skip
         return through_operator("varlen", flash_attn_varlen_func, given)
     if workspace is not None:
-        return _in_workspace(flash_attn_varlen_func, _arguments(flash_attn_varlen_func, locals()))
+        arguments = _arguments(flash_attn_varlen_func, locals())
+        return _in_workspace("varlen", flash_attn_varlen_func, arguments)
     if (
         positional
         or others
@@ -484,7 +486,8 @@ def flash_attn_with_kvcache(
         )  # fmt: skip
         return through_operator("kvcache", flash_attn_with_kvcache, given)
     if workspace is not None:
-        return _in_workspace(flash_attn_with_kvcache, _arguments(flash_attn_with_kvcache, locals()))
+        arguments = _arguments(flash_attn_with_kvcache, locals())
+        return _in_workspace("kvcache", flash_attn_with_kvcache, arguments)
     if (
         positional
         or others
@@ -553,16 +556,10 @@ def _arguments(function, names: dict) -> dict:
     return {name: names[name] for name in parameters}
 
 
-NO_WORKSPACE = (
-    "workspace: given to a call that is traced or transformed, or whose q is a subclass of Tensor; accepted: None, the "
-    "operator uses memory that is kept for the device and stream"
-)
-
-
-def _in_workspace(function, arguments: dict):
-    """function(**arguments) with the caller's workspace."""
+def _in_workspace(route: str, function, arguments: dict):
+    """function(**arguments) with the caller's workspace; route: as through_operator has it."""
     if is_traced(arguments["q"]):
-        raise NotImplementedError(NO_WORKSPACE)
+        return through_operator(route, function, arguments)
     workspace, positional = arguments.pop("workspace"), arguments.pop("positional")
     others = arguments.pop("others")
     if positional:
@@ -597,11 +594,8 @@ def through_operator(route: str, function, arguments: dict):
     from cute_fa4.operators import routes
 
     positional, others = arguments.pop("positional"), arguments.pop("others")
-    workspace = arguments.pop("workspace")
     refuse_untraceable(function.__name__, arguments)
     try:
-        if workspace is not None:
-            raise NotImplementedError(NO_WORKSPACE)
         check_arguments(function, positional, others, arguments)
         check_quantize(arguments["q_quantize"])
         arguments |= _quantised(arguments)

@@ -44,7 +44,6 @@ from cute_fa4.calls.request import CallTensors
 from cute_fa4.calls.tensors import check_is_tensor, check_rank
 from cute_fa4.calls.tracing import is_traced, refuse_untraceable
 from cute_fa4.calls.workspace import given_workspace
-from cute_fa4.interface import NO_WORKSPACE
 from cute_fa4.sm100.choose_config import LATENT_DEPTHS, LATENT_ROW_BYTES
 from cute_fa4.sm100.problem import COLUMNS_OF_SCALE
 
@@ -145,8 +144,7 @@ def flash_mla_with_kvcache(
             descale_q=descale_q, descale_k=descale_k, learnable_sink=learnable_sink,
         )  # fmt: skip
         if is_dynamo_compiling() or is_traced(q):
-            return _through_operator(given, workspace)
-        check_is_tensor("workspace", workspace)
+            return _through_operator(given | {"workspace": workspace})
         with given_workspace(workspace, given | {"aux_tensors": None}):
             return flash_mla_with_kvcache(**given)
     check_latent_tensors(q, k_cache, block_table, cache_seqlens, out)
@@ -247,14 +245,12 @@ def _by_index(q, k_cache, indices, out, causal, **options):
     return found.view(batch, queries, heads, -1) if out is None else out, lse
 
 
-def _through_operator(given: dict, workspace):
+def _through_operator(given: dict):
     """The same call, as an operator that tracers see as one node."""
     from cute_fa4.operators import routes
 
     refuse_untraceable("flash_mla_with_kvcache", given)
     try:
-        if workspace is not None:
-            raise NotImplementedError(NO_WORKSPACE)
         (q,) = autocast.cast(given["q"])
         descale_q, out = given.pop("descale_q"), given["out"]
         if are_wide(q, given["k_cache"]) and not has_rows(given["k_cache"]):

@@ -85,7 +85,7 @@ def agree(
         refusal = error
         words = {"refused": f"{type(error).__name__}: {error}"}
     key = json.dumps(words, sort_keys=True)
-    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    capturing = is_captured(device)
     known = key in _agreed.setdefault(ranks.group, set())
     if capturing:
         if refusal is not None:
@@ -108,6 +108,14 @@ def agree(
 
 
 _agreed: WeakKeyDictionary = WeakKeyDictionary()
+
+
+def is_captured(device: torch.device) -> bool:
+    """Whether a graph records what is launched on the current stream of this device, which need not be the current one."""
+    if device.type != "cuda":
+        return False
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()
 
 
 def _exchanged(ranks: Ranks, words: str, device: torch.device) -> list[dict]:

@@ -23,7 +23,10 @@ _SAME_FOR_ALL_SEQUENCES = ("soft_cap(", "alibi(")
 
 
 def rule(operator: Callable, call: dict, written: list[str]):
-    """The operator on examples; call: its arguments by name; written: the names of those it writes to."""
+    """The operator on examples; call: its arguments by name; written: the names of those it writes to.
+
+    All examples may have one workspace: nobody reads what a call leaves there.
+    """
     interpreter = retrieve_current_functorch_interpreter()
     level, examples = interpreter.level(), interpreter.batch_size()
     with torch._C._ExcludeDispatchKeyGuard(
@@ -31,7 +34,7 @@ def rule(operator: Callable, call: dict, written: list[str]):
     ):  # inside, torch sees what is around this vmap
         plain, batched = _unwrapped(call, level)
         for name in written:
-            if name not in batched:
+            if name not in batched and name != "workspace" and plain[name] is not None:
                 raise ValueError(
                     f"{name}: written, and one for all {examples} examples of vmap; accepted: one for each, by in_dims"
                 )

@@ -20,6 +20,7 @@ from cute_fa4.calls.rope import checked_rope, depths_of, of_arguments
 from cute_fa4.calls.scales import NAMES, checked_scales
 from cute_fa4.calls.strides import views_for_descriptors
 from cute_fa4.calls.tensors import check, check_tensors
+from cute_fa4.calls.workspace import check_workspace
 from cute_fa4.operators.refusals import in_graph
 from cute_fa4.operators.spelling import function_of, mask_of
 from cute_fa4.sm100.choose_config import LATENT_DEPTHS
@@ -28,17 +29,27 @@ from cute_fa4.system.devices import EMULATED_ARCH, Target
 
 def results(check: Callable, **arguments) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, lse) of a call, of which `check` raises what it refuses."""
-    plain = _in_numbers(arguments)
+    workspace = arguments.pop("workspace", None)
+    plain = _in_numbers(arguments | {"workspace": workspace})
     if plain is not None:
+        memory = plain.pop("workspace")
+        if memory is not None:
+            in_graph(check_workspace, workspace=memory, arguments=plain)
         in_graph(check, **plain)
     q, out = arguments["q"], arguments.get("out")
     if out is None:
-        dtype = attention.dtype_of_out(q, None)
-        out = q.new_empty((*q.shape[:-1], _depth_of_values(arguments)), dtype=dtype)
+        out = new_out(arguments)
     shape = (0,)
     if arguments["return_lse"]:
         shape = (*q.shape[:-3], q.shape[-2], q.shape[-3])
     return out, q.new_empty(shape, dtype=torch.float32)
+
+
+def new_out(arguments: dict) -> torch.Tensor:
+    """What a call allocates for its result. arguments: of an operator, by name."""
+    q = arguments["q"]
+    dtype = attention.dtype_of_out(q, None)
+    return q.new_empty((*q.shape[:-1], _depth_of_values(arguments)), dtype=dtype)
 
 
 def _depth_of_values(arguments: dict) -> int:

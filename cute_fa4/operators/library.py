@@ -16,6 +16,7 @@ from cute_fa4.calls.repeat import attend
 from cute_fa4.calls.request import CallTensors, Choices, Numbers, in_order
 from cute_fa4.calls.tensors import check_no_gradient
 from cute_fa4.calls.tracing import refuse_tangents
+from cute_fa4.calls.workspace import given_workspace
 from cute_fa4.operators import batching, fakes
 from cute_fa4.operators.spelling import function_of, mask_of
 
@@ -45,6 +46,8 @@ _OPTIONS = (
     "Tensor? v_descale=None, Tensor? o_scale=None, bool return_lse=False"
 )
 
+_WORKSPACE = "Tensor(workspace!)? workspace=None"
+
 # Rows are contiguous and lie at multiples of 16 bytes: a compiler must not choose other strides.
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 
@@ -60,10 +63,13 @@ _OPTIONS_WITH_SCALES = _OPTIONS.replace("Tensor? k_descale", "Tensor(ks!)? k_des
 def _define(
     library, name: str, arguments: str, function: Callable, check: Callable, options=_OPTIONS
 ) -> None:
-    """Operators `name` and `name`_out. function: on real tensors; check: what it refuses, by metadata."""
+    """Operators `name` and `name`_out. function: on real tensors; check: what it refuses, by metadata.
+
+    A workspace is written to, as out is: a call that has one is a call of `name`_out.
+    """
     schema = f"({arguments}, {options}) -> (Tensor out, Tensor lse)"
     _define_one(library, name, schema, function, check, lambda results: results)
-    schema = f"(Tensor(out!) out, {arguments}, {options}) -> Tensor lse"
+    schema = f"(Tensor(out!) out, {arguments}, {options}, {_WORKSPACE}) -> Tensor lse"
     _define_one(library, f"{name}_out", schema, function, check, lambda results: results[1])
 
 
@@ -110,18 +116,19 @@ def _define_one(library, name, schema, function, check, returned) -> None:
     OPERATORS[name] = operator
 
 
-def _run(function, q, *, mask, mask_sizes, score_mod, mask_mod, return_lse, **rest):
+def _run(function, q, *, mask, mask_sizes, score_mod, mask_mod, return_lse, workspace=None, **rest):
     """(out, lse) of a call whose functions and mask are spelled."""
     if type(q) is not torch.Tensor:  # a parameter, whose class says nothing about the call
         q = q.as_subclass(torch.Tensor)
-    results = function(
-        q,
-        mask=mask_of(mask, tuple(mask_sizes)),
-        score_mod=function_of("score_mod", score_mod),
-        mask_mod=function_of("mask_mod", mask_mod),
-        return_lse=return_lse,
-        **rest,
-    )
+    with given_workspace(workspace, {"q": q, **rest}):
+        results = function(
+            q,
+            mask=mask_of(mask, tuple(mask_sizes)),
+            score_mod=function_of("score_mod", score_mod),
+            mask_mod=function_of("mask_mod", mask_mod),
+            return_lse=return_lse,
+            **rest,
+        )
     return results if return_lse else (results, q.new_empty(0, dtype=torch.float32))
 
 

@@ -18,6 +18,7 @@ from cute_fa4.calls import rope as rope_tensors
 from cute_fa4.calls.latent import check_latent_tensors
 from cute_fa4.calls.options import resolve
 from cute_fa4.calls.tensors import check_tensors, unbuilt_parameters
+from cute_fa4.operators.fakes import new_out
 from cute_fa4.operators.refusals import tell_dynamo
 from cute_fa4.operators.spelling import is_known, spell_mask
 from cute_fa4.sm100.score_mods import ScoreMod, remember
@@ -47,7 +48,7 @@ def dense(function, given: dict):
         return outside(function, given)
     tensors = _named(given, ("q", "k", "v"))
     call = _options(given) | _named(given, ("key_limit", "k_rope", "q_rope", "k_rope_descale"))
-    return _call(_ops.flash_attn, _ops.flash_attn_out, tensors | call, given["out"])
+    return _call(_ops.flash_attn, _ops.flash_attn_out, tensors | call, given)
 
 
 def varlen(function, given: dict):
@@ -59,7 +60,7 @@ def varlen(function, given: dict):
     call = _named(given, ("q", "k", "v")) | _options(given) | _named(given, _WHERE + _ROPE)
     for name in ("max_seqlen_q", "max_seqlen_k"):
         call[name] = _length(name, given[name])
-    return _call(_ops.flash_attn_varlen, _ops.flash_attn_varlen_out, call, given["out"])
+    return _call(_ops.flash_attn_varlen, _ops.flash_attn_varlen_out, call, given)
 
 
 def kvcache(function, given: dict):
@@ -81,14 +82,14 @@ def kvcache(function, given: dict):
     lengths = _lengths(held, given["q"], given["cu_seqlens_q"])
     if given["k"] is None:
         call |= cache | {"seqused_k": lengths}
-        return _call(_ops.flash_attn_varlen, _ops.flash_attn_varlen_out, call, given["out"])
+        return _call(_ops.flash_attn_varlen, _ops.flash_attn_varlen_out, call, given)
     call |= _named(given, ("k", "v", "k_cache", "v_cache", "cu_seqlens_k_new"))
     call["cache_seqlens"] = lengths
     if caches.brings_scales(given["k"], given["k_cache"], given["k_descale"], given["v_descale"]):
         operators = _ops.flash_attn_append_scales, _ops.flash_attn_append_scales_out
     else:
         operators = _ops.flash_attn_append, _ops.flash_attn_append_out
-    return _call(*operators, call, given["out"])
+    return _call(*operators, call, given)
 
 
 def latent(given: dict):
@@ -107,14 +108,17 @@ def latent(given: dict):
     )
     options |= {"k": cache, "v": cache}
     call = {"q": q, "latent_cache": cache, "page_table": table, "seqused_k": lengths}
-    return _call(_ops.flash_mla, _ops.flash_mla_out, call | _options(options), given["out"])
+    return _call(_ops.flash_mla, _ops.flash_mla_out, call | _options(options), given)
 
 
-def _call(functional, mutating, call: dict, out):
-    if out is None:
+def _call(functional, mutating, call: dict, given: dict):
+    """given: arguments of the public function, of which out and workspace are written to."""
+    out, workspace = given["out"], given["workspace"]
+    if out is workspace is None:
         out, lse = functional(**call)
     else:
-        lse = mutating(out, **call)
+        out = new_out(call) if out is None else out
+        lse = mutating(out, **call, workspace=workspace)
     return (out, lse) if call["return_lse"] else out
 
 

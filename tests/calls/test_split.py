@@ -5,7 +5,6 @@ tile but one key, two tiles, and eight tiles; parts go from one to more than the
 """
 
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +15,7 @@ from cute_fa4.calls.options import resolve
 from cute_fa4.calls.request import Where
 from cute_fa4.reference import allowed_error, attention_float64, max_error
 from cute_fa4.sm100.choose_config import choose_config
+from tests.calls.simulated_device import full_of_nan
 
 pytestmark = pytest.mark.filterwarnings("ignore::cute_fa4.EmulatorWarning")
 
@@ -29,10 +29,7 @@ def qkv(batch, seqlen_q, seqlen_k, heads=4, kv_heads=2, depth=64):
 def poisoned(monkeypatch):
     """The workspace holds NaN: what is not written must not be read."""
 
-    def floats(device, size):
-        return torch.full((size,), math.nan, device=device)
-
-    monkeypatch.setattr(workspace, "_floats", floats)
+    monkeypatch.setattr(workspace, "_allocated", full_of_nan)
 
 
 @pytest.mark.parametrize("keys, parts", [(5, 2), (127, 9), (129, 1), (129, 2), (900, 3), (900, 11)])
@@ -348,87 +345,3 @@ def test_rows_that_32_bits_do_not_hold_are_refused():
         ValueError, match=f"launch for {1 << 31}; accepted: at most {(1 << 31) - 1}"
     ):
         split.split_of(q, k, where, resolve(q, num_splits=2), config)
-
-
-# --- the workspace
-
-
-def test_a_capture_finds_its_memory_or_says_what_to_do(monkeypatch):
-    """On a GPU: pieces are kept for a stream, grow before a capture, never inside of one, and survive it."""
-    capturing, made = [False], []
-    stream = type("Stream", (), {"cuda_stream": 5})()
-    device = torch.device("cuda", 0)
-
-    def empty(size, dtype, device):
-        made.append(size)
-        return torch.zeros(size, dtype=dtype, device="cpu")
-
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
-    monkeypatch.setattr(workspace.torch, "empty", empty)
-    workspace.clear()
-    first = workspace._floats(device, 100)
-    assert workspace._floats(device, 60) is first and made == [100]
-    capturing[0] = True
-    assert workspace._floats(device, 100) is first
-    with pytest.raises(RuntimeError, match="800 bytes .* make the same call once"):
-        workspace._floats(device, 200)
-    capturing[0] = False
-    grown = workspace._floats(device, 200)
-    assert grown is not first and any(piece is first for piece in workspace._captured)
-    q = SimpleNamespace(device=device, shape=(1, 1, 2, 8), dim=lambda: 4)
-    cut = workspace.slots(q, q, 3, 1, 2, 4)
-    assert cut is workspace.slots(q, q, 3, 1, 2, 4) and len(made) == 2, "cut once"
-    workspace.slots(q, q, 30, 1, 2, 4)
-    assert len(made) == 3 and cut is not workspace.slots(q, q, 3, 1, 2, 4), "another piece by now"
-    workspace.clear()
-
-
-def step(cache, workspace):
-    """Decode that appends a row to 700 and splits the keys in three."""
-    generator = torch.Generator().manual_seed(3)
-    q = torch.randn(2, 1, 2, 64, generator=generator).bfloat16()
-    new = torch.randn(2, 2, 1, 1, 64, generator=generator).bfloat16()
-    return flash_attn_with_kvcache(
-        q, *cache, *new, cache_seqlens=700, causal=True, num_splits=3, workspace=workspace
-    )
-
-
-# 3 parts of 2 sequences of 2 rows of heads: 12 rows of 64 columns and a log-sum-exp, float32.
-BYTES = 3 * 2 * 2 * (64 + 1) * 4
-
-
-def test_a_caller_gives_the_workspace():
-    """Of any dtype, as large as the message of a smaller one says; what was in it does not matter."""
-    own = torch.full((BYTES // 2,), math.nan, dtype=torch.bfloat16)
-    cache = torch.randn(2, 2, 760, 1, 64).bfloat16()
-    assert torch.equal(step(cache, None), step(cache, own))
-    assert not own.view(torch.float32).isnan().any(), "every part has keys: all was written"
-    assert workspace._given.piece is None, "the next call has memory of its own"
-
-
-@pytest.mark.parametrize(
-    "own, text",
-    [
-        (lambda cache: torch.empty(BYTES - 1, dtype=torch.uint8), f"accepted: at least {BYTES} for this"),
-        (lambda cache: cache[0], "k_cache: shares memory with workspace"),
-        (lambda cache: torch.empty(2, BYTES).t(), "workspace: strides"),
-        (lambda cache: torch.empty(BYTES + 16, dtype=torch.uint8)[8:], "workspace: address"),
-        (lambda cache: torch.empty(BYTES, device="meta"), "workspace: on meta while q is on cpu"),
-    ],
-    ids=["small", "the cache", "strides", "address", "device"],
-)  # fmt: skip
-def test_what_is_no_workspace_is_refused_before_anything_is_written(own, text):
-    cache = torch.zeros(2, 2, 760, 1, 64, dtype=torch.bfloat16)
-    with pytest.raises(ValueError, match=text):
-        step(cache, own(cache))
-    assert (cache == 0).all()
-
-
-def test_a_tracer_takes_no_workspace():
-    q, k, v = qkv(1, 1, 300)
-    traced = torch.compile(
-        lambda q, k, v: flash_attn_func(q, k, v, num_splits=2, workspace=q), fullgraph=True, backend="eager"
-    )  # fmt: skip
-    with pytest.raises(Exception, match="workspace: given to a call that is traced"):
-        traced(q, k, v)

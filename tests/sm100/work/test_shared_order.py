@@ -14,6 +14,7 @@ from cute_fa4 import flash_attn_varlen_func
 from cute_fa4.calls import split, workspace
 from cute_fa4.sm100.work import shared_order
 from cute_fa4.sm100.work.shared_order import pieces_of
+from tests.calls.simulated_device import full_of_nan
 
 SMS = 148  # of a B200
 BN = 128
@@ -104,7 +105,7 @@ def test_the_kernel_takes_the_pieces_of_the_formula(monkeypatch, name):
         kept.append((self, *found[1:3]))
         return found
 
-    monkeypatch.setattr(workspace, "_floats", lambda device, n: torch.full((n,), math.nan))
+    monkeypatch.setattr(workspace, "_allocated", full_of_nan)
     monkeypatch.setattr(split, "num_sms", lambda device: ctas)
     monkeypatch.setattr(split, "LEAST_SPLIT_KEYS", 2 * BN)
     monkeypatch.setattr(split.Shared, "workspace", remembered)

@@ -5,7 +5,6 @@ tiles, with a sink, which counts once. Noticed is an error of the emulator, or a
 without a split. The workspace holds NaN before.
 """
 
-import math
 from dataclasses import replace
 
 import cutlass.cute as cute
@@ -17,6 +16,7 @@ from cute_fa4.calls import split, workspace
 from cute_fa4.layouts.scalars import choose, maximum, minimum
 from cute_fa4.sm100.combine import kernel as combine
 from cute_fa4.sm100.work import line, results, shared_order
+from tests.calls.simulated_device import full_of_nan
 from tests.emulator.mutations.quick import quick_or_sweep
 
 LENGTHS = [5] * 10 + [700] + [5] * 7 + [0, 300]
@@ -45,7 +45,7 @@ def expected():
 def on_four_ctas(monkeypatch):
     monkeypatch.setattr(split, "num_sms", lambda device: CTAS)
     monkeypatch.setattr(split, "LEAST_SPLIT_KEYS", 256)
-    monkeypatch.setattr(workspace, "_floats", lambda device, n: torch.full((n,), math.nan))
+    monkeypatch.setattr(workspace, "_allocated", full_of_nan)
 
 
 def is_right(expected, mode="in_order") -> bool:

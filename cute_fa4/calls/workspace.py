@@ -102,9 +102,7 @@ def _tensors(device: torch.device, *wanted: tuple) -> list[torch.Tensor]:
             f"torch.empty({needed}, dtype=torch.uint8, device={str(device)!r}), or None"
         )
     cut = piece[: sum(sizes)].split(sizes)
-    return [
-        part.view(dtype).view(shape) for part, (shape, dtype) in zip(cut, wanted, strict=True)
-    ]
+    return [part.view(dtype).view(shape) for part, (shape, dtype) in zip(cut, wanted, strict=True)]
 
 
 def _allocated(shape: tuple, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -111,7 +111,7 @@ _agreed: WeakKeyDictionary = WeakKeyDictionary()
 
 
 def is_captured(device: torch.device) -> bool:
-    """Whether a graph records what is launched on the current stream of this device, which need not be the current one."""
+    """Whether a graph records what is launched on the current stream of this device."""
     if device.type != "cuda":
         return False
     with torch.cuda.device(device):

@@ -10,9 +10,9 @@ from cute_fa4.readiness.stage import Context, Stage
 STAGES: tuple[Stage, ...] = (
     *basics.STAGES,
     *endurance.STAGES[:3],
-    *company.STAGES[:2],
+    *company.STAGES[:3],
     *endurance.STAGES[3:],
-    *company.STAGES[2:],
+    *company.STAGES[3:],
     *figures.STAGES,
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import torch
 
@@ -15,53 +16,70 @@ def problem(context: Context, seed: int):
     return [context.random(batch, length, heads, 64, seed=3 * seed + i) for i in range(3)]
 
 
-def two_streams(context: Context) -> dict:
-    """Two problems at once, each on a stream of its own; on the emulator two threads."""
-    problems = [problem(context, seed) for seed in range(2)]
-    expected = [flash_attn_func(*qkv, causal=True) for qkv in problems]
-    context.synchronize()
-    rounds, failures = context.size(200, 1), []
+def differing(context: Context, streams, call, expected, rounds: int) -> list:
+    """What is wrong when threads make call(0), call(1), ... at once, one for each stream: errors, and their numbers.
+
+    streams   None is the stream that every thread has by itself: torch's default stream
+    expected  what each call must return, bit for bit
+    """
+    failures = []
 
     def work(n: int, stream) -> None:
         try:
-            with torch.cuda.stream(stream):  # None: no stream
-                outs = [flash_attn_func(*problems[n], causal=True) for _ in range(rounds)]
-            if stream is not None:
-                stream.synchronize()
+            with torch.cuda.stream(stream):
+                outs = [call(n) for _ in range(rounds)]
+                if context.on_gpu:
+                    torch.cuda.current_stream().synchronize()
             failures.extend(n for out in outs if not same_bits(out, expected[n]))
         except Exception as error:  # of a thread: reported by the stage
             failures.append(error)
 
-    streams = [torch.cuda.Stream() if context.on_gpu else None for _ in problems]
     threads = [threading.Thread(target=work, args=item) for item in enumerate(streams)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    return failures
+
+
+def own_streams(context: Context) -> list:
+    return [torch.cuda.Stream() if context.on_gpu else None for _ in range(2)]
+
+
+def two_streams(context: Context) -> dict:
+    """Two problems at once, each on a stream of its own; on the emulator two threads."""
+    problems = [problem(context, seed) for seed in range(2)]
+
+    def call(n: int):
+        return flash_attn_func(*problems[n], causal=True)
+
+    expected, rounds = [call(n) for n in range(2)], context.size(200, 1)
+    context.synchronize()
+    failures = differing(context, own_streams(context), call, expected, rounds)
     require(not failures, f"{len(failures)} launches failed or differ, the first: {failures[:1]}")
     return {"launches": 2 * rounds}
 
 
+def captured(context: Context, call) -> Callable[[], None]:
+    """What replays a call, captured as torch's documentation has it; the emulator has no graphs and calls again."""
+    if not context.on_gpu:
+        return call
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        call()  # compiles before the capture
+    torch.cuda.current_stream().wait_stream(side)
+    recorded = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(recorded):
+        call()
+    return recorded.replay
+
+
 def graph(context: Context) -> dict:
-    """A captured call, replayed with other inputs; the emulator has no graphs and calls again instead."""
+    """A captured call, replayed with other inputs."""
     q, k, v = problem(context, 0)
     out = torch.empty_like(q)
-
-    def call():
-        flash_attn_func(q, k, v, causal=True, out=out)
-
-    if context.on_gpu:
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            call()  # compiles before the capture
-        torch.cuda.current_stream().wait_stream(side)
-        captured = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(captured):
-            call()
-        replay = captured.replay
-    else:
-        replay = call
+    replay = captured(context, lambda: flash_attn_func(q, k, v, causal=True, out=out))
     worst, replays = 0.0, context.size(20, 2)
     for seed in range(1, 1 + replays):
         for old, new in zip((q, k, v), problem(context, seed), strict=True):
@@ -71,6 +89,36 @@ def graph(context: Context) -> dict:
         context.synchronize()
         worst = max(worst, error_of(out, q, k, v, f"replay {seed}", causal=True))
     return {"replays": replays, "error": worst}
+
+
+def split_keys(context: Context) -> dict:
+    """Partial results of two problems at once: threads on the default stream, and two graphs that are replayed."""
+    problems = [problem(context, seed) for seed in range(2)]
+    outs = [torch.empty_like(q) for q, _, _ in problems]
+
+    def call(n: int, out=None):
+        return flash_attn_func(*problems[n], causal=True, num_splits=3, out=out)
+
+    expected, rounds = [call(n) for n in range(2)], context.size(200, 1)
+    errors = [
+        error_of(out, *qkv, "split keys", causal=True)
+        for out, qkv in zip(expected, problems, strict=True)
+    ]
+    failures = differing(context, (None, None), call, expected, rounds)
+    require(not failures, f"two threads: {len(failures)} calls failed or differ: {failures[:1]}")
+    replays = [captured(context, lambda n=n: call(n, outs[n])) for n in range(2)]
+    streams = own_streams(context)
+    for out in outs:
+        out.fill_(float("nan"))
+    context.synchronize()
+    for _ in range(rounds):
+        for stream, replay in zip(streams, replays, strict=True):
+            with torch.cuda.stream(stream):
+                replay()
+    context.synchronize()
+    for n, out in enumerate(outs):
+        require(same_bits(out, expected[n]), f"graph {n} of two that were replayed at once differs")
+    return {"calls": 2 * rounds, "replays": 2 * rounds, "error": max(errors)}
 
 
 def co_residency(context: Context) -> dict:
@@ -117,6 +165,12 @@ STAGES = (
         "is a captured call right when it is replayed with other inputs?",
         graph,
         "what the host reads or allocates during a capture (docs/torch.md)",
+    ),
+    Stage(
+        "split keys",
+        "are split calls right in two threads on one stream, and in two graphs that are replayed at once?",
+        split_keys,
+        "calls/workspace.py: memory of partial results; docs/torch.md has the rules of captures",
     ),
     Stage(
         "co-residency",

@@ -1,12 +1,12 @@
-"""A device that runs launches later and in their order, host threads that take turns, and torch's allocator over it.
+"""A device that runs launches later, in their order; host threads that take turns; and torch's allocator over it.
 
-    Device         streams, captures, and memory: a block that a tensor leaves goes to the next allocation of its size in
-                   the same pool, at once, as torch's caching allocator has it. Streams and captures have a pool each
-    side_by_side   an order in which streams, or replays of graphs, run at the same time
-    Turns          threads of which one runs at a time; at every launch and allocation the next one is drawn, because
-                   the interpreter's lock may change hands there
-    kernels_of     stand-ins for compiled kernels: attention writes a number of q into the partial results, the merge
-                   reads it back into out
+Device         streams, captures, and memory: a block that a tensor leaves goes to the next allocation of its size
+               in the same pool, at once, as torch's caching allocator has it. A stream has a pool, so has a capture
+side_by_side   an order in which streams, or replays of graphs, run at the same time
+Turns          threads of which one runs at a time; at every launch and allocation the next one is drawn, because
+               the interpreter's lock may change hands there
+kernels_of     stand-ins for compiled kernels: attention writes a number of q into the partial results, the merge
+               reads it back into out
 """
 
 from __future__ import annotations

@@ -93,6 +93,15 @@ def test_a_wrong_replay_is_found(monkeypatch):
         company.graph(CPU)
 
 
+@pytest.mark.parametrize("wrong_call, text", [(3, "two threads: 1 calls"), (4, "graph 0 of two")])
+def test_a_split_call_that_another_one_changed_is_found(wrong_call, text, monkeypatch):
+    """Calls 0 and 1 are alone, 2 and 3 those of the threads, 4 and 5 the replays."""
+    wrong = attention_that(lambda n, out, lse: off_by_one_bit(out) if n == wrong_call else None)
+    monkeypatch.setattr(company, "flash_attn_func", wrong)
+    with pytest.raises(Wrong, match=text):
+        company.split_keys(CPU)
+
+
 def test_a_value_that_is_not_the_only_key_is_found(monkeypatch):
     wrong = attention_that(lambda n, out, lse: off_by_one_bit(out))
     monkeypatch.setattr(basics, "flash_attn_func", wrong)

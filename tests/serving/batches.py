@@ -168,13 +168,24 @@ def out_dtype(q: torch.Tensor) -> torch.dtype:
 
 
 def attention(
-    q, k, v, *, visible=None, score_mod=None, sink=None, softcap=0.0, scale=None, scales=None
+    q,
+    k,
+    v,
+    *,
+    visible=None,
+    score_mod=None,
+    sink=None,
+    softcap=0.0,
+    scale=None,
+    scales=None,
+    score_error=0.0,
 ):
     """-> out (m, heads, depth), lse (heads, m), largest error of a correct kernel (m, heads, depth). Float64.
 
     visible    (m, n) or (heads, m, n) booleans; score_mod: of scaled scores (heads, m, n)
     scales     of 8-bit q, k and v: (heads_kv,) each, or of tokens (n, heads_kv), of q (m, heads), or of blocks of q and
                k (..., depth / 32) of e8m0; or None
+    score_error  of each score, where a function of it is approximate: a weight is off by twice that, relative
 
     The bound: rounding P to the input dtype and the kernel's 2^x move each weight by at most r, relative, and so out
     by at most r sum(w |v|); the row sum moves by the error of 2^x; out is rounded once more. P of eight bits also loses
@@ -218,7 +229,9 @@ def attention(
             + EXP2_RELATIVE_ERROR_OF_FP8
             + SUM_RELATIVE_ERROR_OF_FP8
         )
-    allowed = r * (w @ v.abs()) + half_ulp * out.abs() + FLOAT32_NOISE
+    allowed = (
+        (r + math.expm1(2 * score_error)) * (w @ v.abs()) + half_ulp * out.abs() + FLOAT32_NOISE
+    )
     if lost and w.shape[-1]:
         largest = torch.exp(with_sink.amax(-1) - torch.where(lse == -math.inf, 0.0, lse))
         seen = (w > 0).double()
@@ -289,7 +302,7 @@ def split(batch: Batch, out: torch.Tensor, lse: torch.Tensor):
 def assert_agrees(
     batch: Batch, out, lse, visible=None, score_mod=None, key_limit=None, scales=None, **options
 ):
-    """visible(p, j) of positions (m, 1) and (1, n), of all heads or by head; score_mod(s, b).
+    """visible(p, j) of positions (m, 1) and (1, n), of all heads or by head; score_mod(s, b). options: of attention.
 
     scales: of q, k and v, (batch, heads_kv) each, a list of those of each sequence's tokens, or None
     """
@@ -315,6 +328,7 @@ def assert_agrees(
         assert (o.transpose(0, 1)[none] == 0).all(), f"sequence {b}: out of rows without keys"
         error = (got_lse.double() - exact_lse)[~none].abs()
         of_lse = LSE_ERROR_OF_FP8 if batch.q[b].dtype in FP8 else LSE_ERROR
+        of_lse += options.get("score_error", 0.0)
         assert (error <= of_lse).all(), f"sequence {b}: LSE off by {error.max():.2e}"
         excess = (o.double() - exact).abs() - allowed
         assert (excess <= 0).all(), (

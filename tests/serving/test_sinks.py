@@ -1,8 +1,6 @@
-"""Attention sinks: a score of each head that takes weight and has no value."""
+"""Attention sinks: a score of each head that takes weight and has no value. One of -inf is none: tests/calls/test_neutral_options.py."""
 
 from __future__ import annotations
-
-import math
 
 import pytest
 import torch
@@ -23,13 +21,6 @@ def test_each_dtype(dtype):
     # Rows without keys: the sink is all there is.
     assert torch.equal(lse[:, 209], sink.float())
     assert (out[209] == 0).all()
-
-
-def test_a_sink_of_minus_infinity_is_none():
-    batch = Batch.draw(QUERIES, KEYS, heads=(4, 2))
-    none = torch.full((4,), -math.inf)
-    with_sink = run(packed_q(batch), packed_kv(batch), causal=True, learnable_sink=none)
-    assert_agrees(batch, *with_sink, visible=lambda p, j: j <= p)
 
 
 def test_a_sink_is_in_natural_units_whatever_the_softmax_scale():

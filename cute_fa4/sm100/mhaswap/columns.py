@@ -125,14 +125,16 @@ def update(
     scale_log2,
     rescale_log2: cutlass.Constexpr,
     lift_log2: cutlass.Constexpr = 0.0,
+    sink: cutlass.Constexpr = False,
 ) -> Update:
     """As row_math.update_maximum; the factor of a row that had seen no key is 1: there is nothing to rescale.
 
-    lift_log2: of P
+    lift_log2: of P. sink: the sum of such a row may hold the 1 of a sink of -inf, and the factor 0 takes it out
     """
     new, safe, factor = row_math.update_maximum(old, tile_max, scale_log2, rescale_log2)
-    if old == -Float32.inf:
-        factor = Float32(1.0)
+    if cutlass.const_expr(not sink):
+        if old == -Float32.inf:
+            factor = Float32(1.0)
     bias = -safe * scale_log2
     if cutlass.const_expr(lift_log2):
         bias = bias + lift_log2

@@ -220,7 +220,7 @@ def step(
     highest = tile_maxima(cfg, smem, place, scores, exchange, states.maxima)
     unit = token_scales.new_unit(cfg, smem, exchange, states.of_keys)
     updates = [
-        update(old, new, scale_log2, cfg.schedule.rescale_log2, cfg.p_lift_log2)
+        update(old, new, scale_log2, cfg.schedule.rescale_log2, cfg.p_lift_log2, cfg.sink)
         for old, new in zip(states.maxima, highest, strict=True)
     ]
     moved = updates[0].factor < 1.0

@@ -1,0 +1,227 @@
+"""What an option must not do: neutral values of every option, in every family of kernels that can have it.
+
+    a sink of -inf                              is none
+    a soft cap far above the scores             is none, but for the error of tanh
+    a score_mod that returns the score          is none; so is a bias of 0, and are slopes of 0
+    a window, a chunk, a limit, a mask_mod      that cover everything are none
+    scales of 1                                 are none
+    keys dense, packed, padded or in pages      are the same keys; a sequence without keys has out 0 and LSE -inf
+    keys in one part, in two, in a cluster      have the same softmax
+    an LSE                                      is returned or not
+
+Each family has a small call that reaches it (shapes.py). Against float64 all options meet in one call a family; the
+sweep takes every value by itself and every two together. Bits are equal where the kernel does the same operations:
+sinks, scales and pages change where numbers come from and none of them.
+"""
+
+import math
+import warnings
+
+import pytest
+import torch
+
+from cute_fa4 import EmulatorWarning, compile_cache, emulator, flash_mla_with_kvcache
+from cute_fa4.calls import repeat
+from cute_fa4.calls.latent_rows import numbers_of, rows_from
+from cute_fa4.sm100.choose_config import FAMILIES, PAIRED
+from cute_fa4.sm100.config import FA4Config
+from tests import pairwise
+from tests.calls import neutral, shape_calls
+from tests.calls.shapes import CHOSEN, LATENT, OTHERS, Shape, missing
+from tests.serving.batches import CHECKS, assert_agrees
+
+PLAIN = dict(
+    sink="nothing",
+    scores="nothing",
+    mask="nothing",
+    keys="dense",
+    splits=1,
+    lse=True,
+    scales="nothing",
+)
+SCORES_BELOW = 6  # standard normal q and k, and the default scale; test_the_bound_of_scores
+
+
+def test_every_family_has_a_shape():
+    assert not missing(), "add a line to SHAPES that reaches it"
+
+
+def test_the_bound_of_scores():
+    for shape in OTHERS.values():
+        q, k = (
+            x[0].double() for x in (shape_calls.batch_of(shape).q, shape_calls.batch_of(shape).k)
+        )
+        scores = torch.einsum("qhd,kd->hqk", q, k[:, 0]) * shape.head_dim**-0.5
+        assert scores.abs().max() < SCORES_BELOW
+
+
+@pytest.fixture(autouse=True)
+def families(monkeypatch):
+    """Of attention kernels that calls asked for."""
+    found, function_for = [], compile_cache.function_for
+
+    def noted(config, executor):
+        if isinstance(config, FA4Config):
+            found.append(config.schedule.family)
+        return function_for(config, executor)
+
+    monkeypatch.setattr(compile_cache, "function_for", noted)
+    return found
+
+
+def called(name: str, families, monkeypatch, **options) -> tuple:
+    """The call of a family, which it reaches."""
+    shape = CHOSEN[name]
+    monkeypatch.setenv("CUTE_FA4_PAIR", "on" if shape.pairs else "auto")
+    repeat.clear()
+    found = shape_calls.called(shape, **PLAIN | options)
+    assert set(families) == {name.partition(" ")[0]}
+    families.clear()
+    return found
+
+
+def splits_of(name: str) -> tuple:
+    """Values of num_splits: in a cluster and in two parts; pairs of CTAs have all keys."""
+    schedule = FAMILIES[name.partition(" ")[0]]
+    if issubclass(schedule, PAIRED):
+        return (1,)
+    return (0, 2) if getattr(schedule, "clusters", False) else (2,)
+
+
+def assert_right(batch, out, lse, scores: str) -> None:
+    capped = scores in ("soft cap", "all")
+    assert_agrees(batch, out, lse, score_error=capped * neutral.CAP_ERROR * SCORES_BELOW)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_sinks_scales_and_pages_change_no_bit(name, families, monkeypatch):
+    """8 bits of two query tiles: work tiles of packed queries have another order than those of dense ones."""
+    own = {"keys": "packed"} if name == "mha2q e4m3" else {}
+    batch, out, lse = called(name, families, monkeypatch, **own)
+    assert_agrees(batch, out, lse)
+    scales = "heads" if scales_fit(name) else "nothing"
+    paged = called(name, families, monkeypatch, sink="f32", keys="pages", scales=scales)
+    assert_agrees(*paged)
+    rows = slice(CHOSEN[name].queries)
+    first = (out[rows], lse[:, rows]) if own else (out[0], lse[0])
+    assert torch.equal(paged[1][rows], first[0]) and torch.equal(paged[2][:, rows], first[1])
+
+
+def scales_fit(name: str, scales: str = "heads") -> bool:
+    """Whether the call may have scales of 1."""
+    shape = CHOSEN[name]
+    return scales == "nothing" or shape.eight_bits or shape.kv_dtype is not None
+
+
+# A function of every score costs a compile of three to six seconds where 128 scores of a row are in one thread.
+@pytest.mark.parametrize("name, splits", [(name, n) for name in OTHERS for n in splits_of(name)])
+def test_all_options_together_agree_with_float64(name, splits, families, monkeypatch):
+    options = dict(
+        sink="bf16",
+        scores="all" if CHOSEN[name].queries == 1 else "slopes",
+        mask="all",
+        keys="padded",
+        splits=splits,
+        scales="one" if scales_fit(name) else "nothing",
+    )
+    batch, out, lse = called(name, families, monkeypatch, **options)
+    assert_right(batch, out, lse, options["scores"])
+
+
+OPTIONS = {
+    "name": tuple(OTHERS),
+    "sink": ("nothing", "f32", "bf16"),
+    "scores": ("nothing", "soft cap", "function", "bias", "slopes", "all"),
+    "mask": ("nothing", "window", "chunk", "function", "limit", "all"),
+    "keys": ("dense", "padded", "packed", "pages"),
+    "splits": (0, 1, 2),
+    "scales": ("nothing", "one", "heads"),
+}
+EVERY = pairwise.product(
+    OPTIONS,
+    lambda name, scales, splits, **_: scales_fit(name, scales) and splits in (1, *splits_of(name)),
+)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    "case", [EVERY[n] for n in pairwise.covering(EVERY)], ids=lambda case: "-".join(map(str, case.values()))
+)  # fmt: skip
+def test_every_two_options_agree_with_float64(case, families, monkeypatch):
+    batch, out, lse = called(families=families, monkeypatch=monkeypatch, **case)
+    assert_right(batch, out, lse, case["scores"])
+    _, without, _ = called(families=families, monkeypatch=monkeypatch, **case, lse=False)
+    # Where no LSE is asked for, the product with V may add P up (docs/numerics.md).
+    if not case["name"].startswith("mha2q"):
+        assert torch.equal(out, without)
+
+
+# --- latent caches, whose function has fewer options
+
+
+def latent_call(shape: Shape) -> tuple:
+    """-> (arguments of a call over KEYS keys in consecutive pages, and none; the rows as float64)."""
+    generator = torch.Generator().manual_seed(0)
+    pages = -(-shape_calls.KEYS // LATENT_PAGE)
+    drawn = torch.randn(2 * pages * LATENT_PAGE, 576, generator=generator)
+    q = torch.randn(2, shape.queries, shape.heads, 576, generator=generator).bfloat16()
+    rows = rows_from(drawn[:, :512], drawn[:, 512:]) if shape.of_rows else drawn.bfloat16()
+    numbers = numbers_of(rows) if shape.of_rows else rows
+    return dict(
+        q=q,
+        k_cache=rows.view(2 * pages, LATENT_PAGE, 1, -1),
+        block_table=torch.arange(2 * pages, dtype=torch.int32).view(2, -1),
+        cache_seqlens=torch.tensor([shape_calls.KEYS, 0], dtype=torch.int32),
+        num_splits=1,
+    ), numbers.double()
+
+
+LATENT_PAGE = 16
+
+
+def latent_called(name, families, **given) -> tuple:
+    with warnings.catch_warnings(), emulator.use(checks=CHECKS):
+        warnings.simplefilter("ignore", EmulatorWarning)
+        found = flash_mla_with_kvcache(**given)
+    assert set(families) == {name}
+    families.clear()
+    return found
+
+
+def assert_latent(found, given, numbers, of_rows: bool) -> None:
+    """The bound of tests/sm100/mla_widen/row_batches.py: roundings of numbers, of P and of out to bf16."""
+    out, lse = found
+    q, k = given["q"][0].double(), numbers[: shape_calls.KEYS]
+    scores = torch.einsum("qhd,kd->hqk", q, k) * 576**-0.5
+    exact = torch.einsum("hqk,kd->qhd", scores.softmax(-1), k[:, :512])
+    assert (out[0].double() - exact).norm() < 2**-7 * exact.norm()
+    assert (lse[0].double() - scores.logsumexp(-1)).abs().max() < (2e-2 if of_rows else 2e-4)
+    assert (out[1] == 0).all() and (lse[1] == -math.inf).all()
+
+
+@pytest.mark.parametrize("name", LATENT)
+def test_latent_caches(name, families):
+    """One query sees all keys, causal or not; pages in any order have the same keys, and so has a list of them."""
+    given, numbers = latent_call(LATENT[name])
+    plain = latent_called(name, families, **given)
+    assert_latent(plain, given, numbers, LATENT[name].of_rows)
+    order = torch.randperm(given["k_cache"].shape[0], generator=torch.Generator().manual_seed(1))
+    cache = torch.empty_like(given["k_cache"])
+    cache[order] = given["k_cache"]
+    table = order[given["block_table"].long()].int()
+    shuffled = given | dict(k_cache=cache, block_table=table, causal=True)
+    for found, expected in zip(latent_called(name, families, **shuffled), plain, strict=True):
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("splits", [1, 2])
+@pytest.mark.parametrize("name", LATENT)
+def test_latent_caches_by_index_and_in_parts(name, splits, families):
+    given, numbers = latent_call(LATENT[name])
+    given["num_splits"] = splits
+    assert_latent(latent_called(name, families, **given), given, numbers, LATENT[name].of_rows)
+    listed = torch.full((2, 1, shape_calls.KEYS), -1, dtype=torch.int32)
+    listed[0, 0] = torch.randperm(shape_calls.KEYS, generator=torch.Generator().manual_seed(1))
+    given |= dict(block_table=None, cache_seqlens=None, indices=listed)
+    assert_latent(latent_called(name, families, **given), given, numbers, LATENT[name].of_rows)

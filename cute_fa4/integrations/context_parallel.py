@@ -11,6 +11,8 @@ then calls context_parallel_attention with what the manager has chosen:
     set_rotate_method("allgather"), the default        layout="all_gather"
     set_rotate_method("alltoall")                      layout="ring": each step hands K and V one rank on
 
+torch.compile ends its graph before such a call and goes on behind it.
+
 A call of ours that is not the wrapped one sees plain tensors, a rank's own rows, and would attend to these alone: it is
 refused. The manager is a prototype of torch; what is read from it here are private names, and where they are missing
 the refusal says so.
@@ -21,24 +23,25 @@ from __future__ import annotations
 import sys
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 _MANAGER = "torch.distributed.tensor.experimental._context_parallel._attention"
 _OLDER_MANAGER = "torch.distributed.tensor.experimental._attention"
 
 
-def is_distributed(query) -> bool:
-    """Whether it is a DTensor. Nothing is imported to find out."""
+def has_rows_elsewhere(query) -> bool:
+    """Whether it is a DTensor that is cut along the sequence. Nothing is imported to find out."""
     if type(query) is torch.Tensor:
         return False
     module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(query, module.DTensor)
+    if module is None or not isinstance(query, module.DTensor):
+        return False
+    return any(placement.is_shard(2) for placement in query.placements)
 
 
 def refuse_own_rows_alone() -> None:
     """RuntimeError where the manager is in force and this call is not the one that it wrapped."""
-    manager = _manager()
-    replaced = getattr(manager, "_replaced_functions", ())
-    if torch.nn.functional.scaled_dot_product_attention in replaced:
+    if _answered_now(_in_force):
         raise RuntimeError(
             "scaled_dot_product_attention: called inside of torch's context_parallel with the rows of this rank alone; "
             "accepted: call torch.nn.functional.scaled_dot_product_attention, set to this function before the context "
@@ -46,7 +49,30 @@ def refuse_own_rows_alone() -> None:
         )
 
 
-def attention(query, key, value, attn_mask, is_causal: bool, scale, padded) -> torch.Tensor:
+def _answered_now(question) -> bool:
+    """question(), also while a compiler traces, to which the answer is a constant."""
+    if not is_dynamo_compiling():
+        return question()
+    from cute_fa4.operators import routes
+
+    return routes.constant(question)
+
+
+def _in_force() -> bool:
+    replaced = getattr(_manager(), "_replaced_functions", ())
+    return torch.nn.functional.scaled_dot_product_attention in replaced
+
+
+def attention(query, *rest) -> torch.Tensor:
+    """_attention(query, *rest), outside of a graph: the rows of other ranks come in messages, which a graph lacks."""
+    if not is_dynamo_compiling():
+        return _attention(query, *rest)
+    from cute_fa4.operators import routes
+
+    return routes.outside_of_graphs(_attention, query, *rest)
+
+
+def _attention(query, key, value, attn_mask, is_causal: bool, scale, padded) -> torch.Tensor:
     """Of DTensors that are sharded along the sequence, dimension 2, on a mesh of one dimension.
 
     padded(query, key, value) -> the same with a head dim that has a kernel

@@ -13,7 +13,6 @@ torch aligns is_causal to the top left, flash_attn_func to the bottom right: wit
 from __future__ import annotations
 
 import torch
-from torch.compiler import is_dynamo_compiling
 from torch.nn.functional import pad
 
 from cute_fa4 import masks
@@ -59,13 +58,12 @@ def scaled_dot_product_attention(
 
     Raises as flash_attn_func, whose q, k and v, (batch, seqlen, heads, head_dim), are query, key and value.
     """
-    if not is_dynamo_compiling():
-        if context_parallel.is_distributed(query):
-            scale = checked_scale(scale, query.shape[-1])
-            _check_choices(query, key, attn_mask, dropout_p, is_causal, enable_gqa)
-            mask = attn_mask, is_causal, scale
-            return context_parallel.attention(query, key, value, *mask, padded_depths)
-        context_parallel.refuse_own_rows_alone()
+    if context_parallel.has_rows_elsewhere(query):
+        scale = checked_scale(scale, query.shape[-1])
+        _check_choices(query, key, attn_mask, dropout_p, is_causal, enable_gqa)
+        mask = attn_mask, is_causal, scale
+        return context_parallel.attention(query, key, value, *mask, padded_depths)
+    context_parallel.refuse_own_rows_alone()
     query, key, value = autocast.cast(query, key, value)
     if attn_mask is not None and getattr(attn_mask, "dtype", None) is not torch.float32:
         (attn_mask,) = autocast.cast(attn_mask)

@@ -20,6 +20,7 @@ The public functions call these when something traces them (cute_fa4/calls/traci
     spelling.py   masks and score functions as strings, which is what a schema can hold
     refusals.py   what a refusal looks like while torch.compile traces
     merge.py      the merge of partial results: its schema, on real tensors and on fakes
+    sharding.py   what ranks compute by themselves of a call with DTensors
     flops.py      floating-point operations of a call, for torch.utils.flop_counter
 
 lse has no element where it was not asked for. Importing this package registers the operators.

@@ -17,7 +17,7 @@ from cute_fa4.calls.request import CallTensors, Choices, Numbers, in_order
 from cute_fa4.calls.tensors import check_no_gradient
 from cute_fa4.calls.tracing import refuse_tangents
 from cute_fa4.calls.workspace import given_workspace
-from cute_fa4.operators import batching, fakes
+from cute_fa4.operators import batching, fakes, sharding
 from cute_fa4.operators.spelling import function_of, mask_of
 
 _DENSE = (
@@ -98,6 +98,7 @@ def _define_one(library, name, schema, function, check, returned) -> None:
 
     def below_autograd(keyset, *args, **kwargs):
         """No derivative is built: what asks for one would get zeros."""
+        sharding.register_rules()
         call = named(args, kwargs)
         tensors = {**call, **named_aux(call["aux_tensors"])}
         check_no_gradient({n: t for n, t in tensors.items() if isinstance(t, torch.Tensor)})
@@ -113,6 +114,7 @@ def _define_one(library, name, schema, function, check, returned) -> None:
     library.impl(name, below_autograd, "Autograd", with_keyset=True)
     library.impl(name, batched, "FuncTorchBatched")
     torch.library.register_fake(f"cute_fa4::{name}", fake, lib=library)
+    sharding.add_rule(operator, sharding.cuts_of_attention)
     OPERATORS[name] = operator
 
 

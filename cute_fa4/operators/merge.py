@@ -7,6 +7,7 @@ import torch
 from cute_fa4.calls.merge import check_parts, merged
 from cute_fa4.calls.tensors import check_no_gradient
 from cute_fa4.calls.tracing import refuse_tangents
+from cute_fa4.operators import sharding
 from cute_fa4.operators.refusals import in_graph
 
 _SCHEMA = "merge(Tensor outs, Tensor lses, *, ScalarType? dtype=None) -> (Tensor out, Tensor lse)"
@@ -30,6 +31,7 @@ def _fake(outs, lses, *, dtype=None):
 
 def _below_autograd(keyset, outs, lses, **options):
     """No derivative is built: what asks for one would get zeros."""
+    sharding.register_rules()
     tensors = {"outs": outs, "lses": lses}
     check_no_gradient(tensors)
     refuse_tangents(tensors)
@@ -76,3 +78,4 @@ def _define() -> torch.library.Library:
 
 _library = _define()
 merge = torch.ops.cute_fa4.merge.default
+sharding.add_rule(merge, sharding.cuts_of_merge)

@@ -18,6 +18,7 @@ from cute_fa4.calls import rope as rope_tensors
 from cute_fa4.calls.latent import check_latent_tensors
 from cute_fa4.calls.options import resolve
 from cute_fa4.calls.tensors import check_tensors, unbuilt_parameters
+from cute_fa4.operators import sharding
 from cute_fa4.operators.fakes import new_out
 from cute_fa4.operators.refusals import tell_dynamo
 from cute_fa4.operators.spelling import is_known, spell_mask
@@ -113,6 +114,7 @@ def latent(given: dict):
 
 def _call(functional, mutating, call: dict, given: dict):
     """given: arguments of the public function, of which out and workspace are written to."""
+    _register_rules()
     out, workspace = given["out"], given["workspace"]
     if out is workspace is None:
         out, lse = functional(**call)
@@ -139,6 +141,18 @@ def _with_function(function, given: dict):
 @disable(reason=_FUNCTION)
 def _not_traced(function, given: dict):
     return function(**given)
+
+
+@disable(reason="a call that has no operator")
+def outside_of_graphs(function, *arguments):
+    """function(*arguments); a graph ends before it and another one begins behind it."""
+    return function(*arguments)
+
+
+@assume_constant_result
+def constant(question):
+    """question(), which is asked once, while the graph is made."""
+    return question()
 
 
 def _outside(given: dict):
@@ -197,6 +211,7 @@ def _options(given: dict) -> dict:
 _is_known = assume_constant_result(is_known)
 _remember = assume_constant_result(remember)
 refuse = assume_constant_result(tell_dynamo)
+_register_rules = assume_constant_result(sharding.register_rules)
 assume_constant_result(queries.widens)  # the rule of kernels, which holds a lock
 
 

@@ -16,10 +16,17 @@ SHAPE = (1, 2, 24, 64)
 
 
 @pytest.mark.parametrize(
-    "causal, method", [(True, "allgather"), (True, "alltoall"), (False, "alltoall")]
+    "causal, method, way",
+    [
+        (True, "allgather", "functional"),
+        (True, "alltoall", "functional"),
+        (False, "alltoall", "functional"),
+        (True, "allgather", "compiled"),
+    ],
 )
-def test_the_function_that_the_manager_wraps_attends_to_all_ranks(pool, causal, method):
-    results = pool.run(cases.under_the_manager, (SHAPE, causal, method, False), 2)
+def test_the_function_that_the_manager_wraps_attends_to_all_ranks(pool, causal, method, way):
+    """Compiled, too: the rows lie in another order than the DTensors say, so no rule of operators may see them."""
+    results = pool.run(cases.under_the_manager, (SHAPE, causal, method, way), 2)
     q, k, v = (x.transpose(1, 2) for x in cases.tensors(0, SHAPE, SHAPE, torch.bfloat16))
     exact, _ = attention_float64(q, k, v, causal=causal)
     for out in results:
@@ -28,9 +35,10 @@ def test_the_function_that_the_manager_wraps_attends_to_all_ranks(pool, causal, 
     assert max_error(out, exact) <= allowed_error(q, k, v, causal=causal).out
 
 
-def test_a_call_beside_the_manager_is_refused_and_not_wrong(pool):
+@pytest.mark.parametrize("way", ["direct", "direct, compiled"])
+def test_a_call_beside_the_manager_is_refused_and_not_wrong(pool, way):
     """It would see a rank's own rows alone."""
-    results = pool.run(cases.under_the_manager, (SHAPE, True, "allgather", True), 2)
+    results = pool.run(cases.under_the_manager, (SHAPE, True, "allgather", way), 2)
     for result in results:
         assert result.kind == "RuntimeError", result
         assert "with the rows of this rank alone; accepted" in result.text

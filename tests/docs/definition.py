@@ -9,14 +9,24 @@ import torch
 
 from cute_fa4.score_mods import alibi_slope
 from cute_fa4.sm100.append.config import AppendConfig
+from cute_fa4.sm100.combine.config import CombineConfig
 from cute_fa4.sm100.score_mods import THEN, packaged_call
 from tests.serving.batches import attention, positions
 
 
 def compiled(config, executor):
     """In the place of compiler.compile_function."""
-    run = append if isinstance(config, AppendConfig) else attend
+    runs = {AppendConfig: append, CombineConfig: combine}
+    run = runs.get(type(config), attend)
     return lambda *given: run(config, *given)
+
+
+def combine(config, outs, lses, table, out, lse, *more):
+    """Parts of the same rows; every part has seen a key."""
+    parts = outs.view(len(lses), *out.shape).double()
+    weights = lses.double().softmax(0).movedim(-1, -2)[..., None]
+    out.copy_((weights * parts).sum(0))
+    lse.copy_(lses.double().logsumexp(0))
 
 
 def attend(
@@ -66,14 +76,14 @@ def attend(
             lse[lse_rows] = sums.float()
 
 
-def append(config, k, v, k_cache, v_cache, cache_seqlens, offsets, table, batch, batch_idx=None):
-    """New rows of each sequence behind those of its cache, in pages."""
-    assert offsets is batch_idx is None and table is not None
+def append(config, k, v, k_cache, v_cache, cache_seqlens, offsets, table, batch, *more):
+    """New rows of each sequence behind those of its cache, in pages or in a row of the cache."""
+    assert offsets is None and not any(x is not None for x in more)
     page_size = k_cache.shape[1]
     for b in range(batch):
         for i in range(k.shape[1]):
             row = int(cache_seqlens[b]) + i
-            page = table[b, row // page_size]
+            page = b if table is None else table[b, row // page_size]
             k_cache[page, row % page_size], v_cache[page, row % page_size] = k[b, i], v[b, i]
 
 

@@ -1,0 +1,268 @@
+"""The operators on DTensors: which shards a rank may attend to by itself, and what is replicated first.
+
+A rank computes its own sequences, or its own heads, where nothing else of the call belongs to others:
+
+    batch   q of (batch, seqlen, heads, head_dim), without offsets; keys of pages are whole on every rank
+    heads   heads of q and of keys divide evenly; one key head (latent caches) is whole on every rank
+
+Each dimension of the mesh does what the placement of q says, or of a cache that is written. All else, such as shards
+along the sequence, is replicated before the call: right, and no faster than one rank. A tensor that is written is never
+moved. Sequences over ranks without the copies: cute_fa4.distributed.
+
+torch looks up a rule by operator and class, and the class lives in a module that takes a second to import:
+`register_rules` is called where a DTensor may come from.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+
+import torch
+
+_MODULE = "torch.distributed.tensor"
+# Functions that see scores alone; alibi's slopes go by the head.
+_SAME_FOR_ALL_HEADS = ("soft_cap(",)
+_SAME_FOR_ALL_SEQUENCES = ("soft_cap(", "alibi(")
+_SCALES = ("q_descale", "k_descale", "v_descale", "o_scale", "k_rope_descale")
+_OF_A_RANK = (
+    "workspace"  # memory for intermediate results: each rank may give its own, a plain tensor
+)
+_OF_SEQUENCES = (
+    "page_table", "k_rope_page_table", "seqused_q", "seqused_k", "cache_seqlens", "key_limit", "cache_batch_idx",
+    "cache_leftpad",
+)  # fmt: skip
+
+# Operators whose rules are looked up, until a DTensor can exist.
+_waiting: list[tuple[torch._ops.OpOverload, Callable]] = []
+
+
+def add_rule(operator: torch._ops.OpOverload, dims: Callable) -> None:
+    """dims(call) says how the tensors of a call, by name, are cut: {name: {"batch": dim, "heads": dim}}.
+
+    A tensor without an entry for a cut is whole on every rank. dims also names results: "-> out", "-> lse".
+    """
+    _waiting.append((operator, dims))
+    register_rules()
+
+
+def register_rules() -> None:
+    """Tell torch the rules of all operators, if DTensor has been imported by now."""
+    if not _waiting or _MODULE not in sys.modules:
+        return
+    DTensor = getattr(sys.modules[_MODULE], "DTensor", None)
+    while DTensor is not None and _waiting:
+        operator, dims = _waiting.pop()
+        torch.library.register_torch_dispatch(operator.name(), DTensor, _rule(operator, dims))
+
+
+def _rule(operator, dims):
+    arguments = operator._schema.arguments
+    names = [a.name for a in arguments]
+    defaults = {a.name: a.default_value for a in arguments if a.has_default_value()}
+    written = [a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write]
+    returned = [f"-> {r.name}" for r in operator._schema.returns]
+
+    def rule(cls, function, types, args, kwargs):
+        call = {**defaults, **{names[at]: arg for at, arg in enumerate(args)}, **(kwargs or {})}
+        mesh = _mesh_of(call)
+        cuts = dims(call)
+        roles = _roles(call, cuts, written, mesh)
+        local = {n: _local(n, x, cuts, roles, mesh, n in written) for n, x in call.items()}
+        results = function(**local)
+        one = isinstance(results, torch.Tensor)
+        wrapped = [
+            _global(result, name, call, cuts, roles, mesh)
+            for name, result in zip(returned, (results,) if one else results, strict=True)
+        ]
+        return wrapped[0] if one else tuple(wrapped)
+
+    return rule
+
+
+def _tensors(call: dict) -> Iterable[tuple[str, torch.Tensor]]:
+    for name, value in call.items():
+        for tensor in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(tensor, torch.Tensor):
+                yield name, tensor
+
+
+def _mesh_of(call: dict):
+    """The mesh that all tensors lie on."""
+    from torch.distributed.tensor import DTensor
+
+    mesh = None
+    for name, tensor in _tensors(call):
+        if name == _OF_A_RANK and not isinstance(tensor, DTensor):
+            continue
+        if not isinstance(tensor, DTensor):
+            raise TypeError(
+                f"{name}: a plain tensor beside DTensors; accepted: a DTensor of their mesh, such as "
+                "distribute_tensor(tensor, mesh, [Replicate()] * mesh.ndim)"
+            )
+        if mesh is not None and tensor.device_mesh != mesh:
+            raise ValueError(f"{name}: on {tensor.device_mesh} beside {mesh}; accepted: one mesh")
+        mesh = tensor.device_mesh
+    return mesh
+
+
+def _roles(call: dict, cuts: dict, written: list, mesh) -> list[str | None]:
+    """For each dimension of the mesh "batch", "heads" or None, replicated: as q has it, or what is written."""
+    fixed = [n for n in written if call.get(n) is not None and n != _OF_A_RANK]
+    ahead = [_leading(cuts), *fixed]
+    parts = {"batch": 1, "heads": 1}
+    roles: list[str | None] = []
+    for at in range(mesh.ndim):
+        suiting = (
+            role
+            for role in parts
+            if any(_is_cut(call[name], cuts.get(name, {}), role, at) for name in ahead)
+            and not any(_would_move(call[name], cuts.get(name, {}), role, at) for name in fixed)
+            and _divide(call, cuts, role, parts[role] * mesh.size(at))
+        )
+        role = next(suiting, None)
+        if role is not None:
+            parts[role] *= mesh.size(at)
+        roles.append(role)
+    return roles
+
+
+def _leading(cuts: dict) -> str:
+    """The tensor that results are cut like: q, or the parts of a merge."""
+    return next(iter(cuts))
+
+
+def _is_cut(tensor, cut: dict, role: str, at: int) -> bool:
+    return role in cut and tensor.placements[at].is_shard(cut[role])
+
+
+def _would_move(tensor, cut: dict, role: str, at: int) -> bool:
+    return role in cut and not tensor.placements[at].is_shard(cut[role])
+
+
+def _divide(call: dict, cuts: dict, role: str, parts: int) -> bool:
+    """Heads are even on all ranks, so that those of q meet their own of keys; sequences may be uneven."""
+    if role == "batch":
+        return True
+    named = {name: cut[role] for name, cut in cuts.items() if role in cut}
+    return all(
+        call[name].shape[dim] % parts == 0
+        for name, dim in named.items()
+        if call.get(name) is not None
+    )
+
+
+def _placements(cut: dict, roles: list) -> list:
+    from torch.distributed.tensor import Replicate, Shard
+
+    return [Shard(cut[role]) if role in cut else Replicate() for role in roles]
+
+
+def _local(name: str, value, cuts: dict, roles: list, mesh, is_written: bool):
+    """What this rank has of an argument, once it lies as the call needs it."""
+    if isinstance(value, (list, tuple)):
+        return [_local(name, each, cuts, roles, mesh, is_written) for each in value]
+    if not isinstance(value, torch.Tensor) or not hasattr(value, "placements"):
+        return value
+    needed = _placements(cuts.get(name, {}), roles)
+    if list(value.placements) != needed:
+        if is_written:
+            raise ValueError(
+                f"{name}: written, with placements {value.placements}; accepted here: {tuple(needed)}; a tensor that "
+                "is written stays where it lies"
+            )
+        value = value.redistribute(mesh, needed)
+    return value.to_local()
+
+
+def _global(result: torch.Tensor, name: str, call: dict, cuts: dict, roles: list, mesh):
+    """A rank's result as a part of that of all."""
+    from torch.distributed.tensor import DTensor
+
+    cut = cuts.get(name, {})
+    if result.dim() == 1:  # no log-sum-exp was asked for
+        cut = {}
+    shape, leading = list(result.shape), _leading(cuts)
+    for role, dim in cut.items():
+        shape[dim] = call[leading].shape[cuts[leading][role]]
+    stride = torch.empty(shape, device="meta").stride()
+    placements = _placements(cut, roles)
+    return DTensor.from_local(
+        result, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride
+    )
+
+
+# --- how calls may be cut
+
+
+def cuts_of_attention(call: dict) -> dict:
+    """Of the operators in library.py."""
+    q = call["q"]
+    of_rows = {"heads": 1} if q.dim() == 3 else {"batch": 0, "heads": 2}
+    cuts = dict.fromkeys(("q", "out", "q_rope", "-> out"), of_rows)
+    cuts["-> lse"] = {"heads": 0} if q.dim() == 3 else {"batch": 0, "heads": 1}
+    cuts |= dict.fromkeys(_OF_SEQUENCES, {"batch": 0})
+    cuts["learnable_sink"] = {"heads": 0}
+    if call.get("k_rope_page_table") is None:
+        cuts["k_rope"] = {"batch": 0}
+    cached = "k_cache" in call
+    for name in ("k", "v", "k_cache", "v_cache"):
+        if call.get(name) is not None:
+            is_new = cached and name in ("k", "v")
+            cuts[name] = _cut_of_keys(call[name], {} if is_new else call)
+    forbidden = _forbidden(call)
+    return {
+        name: {role: dim for role, dim in cut.items() if role not in forbidden}
+        for name, cut in cuts.items()
+    }
+
+
+def _cut_of_keys(keys, call: dict) -> dict:
+    """Of keys or values as the call lays them out; new rows of a cache are dense or packed."""
+    if keys.dim() == 3:
+        cut = {"heads": 1}
+    elif call.get("page_table") is not None:
+        cut = {"heads": 1 if call.get("kv_layout") == "HND" else 2}
+    elif call.get("cache_batch_idx") is not None:  # says which rows of the cache are a sequence's
+        cut = {"heads": 2}
+    else:
+        cut = {"batch": 0, "heads": 2}
+    if keys.shape[cut["heads"]] == 1:  # every head of q sees it
+        del cut["heads"]
+    return cut
+
+
+def cuts_of_merge(call: dict) -> dict:
+    """Of merge: rows are merged by themselves, the parts of a row together."""
+    if call["outs"].dim() == 4:  # packed
+        outs, lses = {"heads": 2}, {"heads": 1}
+    else:
+        outs, lses = {"batch": 1, "heads": 3}, {"batch": 1, "heads": 2}
+    cuts = {"outs": outs, "lses": lses}
+    for name, cut in (("-> out", outs), ("-> lse", lses)):
+        cuts[name] = {role: dim - 1 for role, dim in cut.items()}
+    return cuts
+
+
+def _forbidden(call: dict) -> set[str]:
+    """Cuts by which a rank would need what belongs to others."""
+    scales = [call[name] for name in _SCALES if call.get(name) is not None]
+    if call.get("aux_tensors") or any(scale.numel() != 1 for scale in scales):
+        return {"batch", "heads"}
+    forbidden = set()
+    functions = [
+        part for name in ("score_mod", "mask_mod") for part in call[name].split(" then ") if part
+    ]
+    if not all(part.startswith(_SAME_FOR_ALL_HEADS) for part in functions):
+        forbidden.add("heads")
+    if not all(part.startswith(_SAME_FOR_ALL_SEQUENCES) for part in functions):
+        forbidden.add("batch")
+    offsets = ("cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_k_new")
+    if call["q"].dim() == 3 or any(call.get(name) is not None for name in offsets):
+        forbidden.add("batch")
+    shares_rows = call.get("page_table") is not None or call.get("cache_batch_idx") is not None
+    if (
+        "k_cache" in call and shares_rows
+    ):  # every rank would write its own sequences into its own replica
+        forbidden.add("batch")
+    return forbidden

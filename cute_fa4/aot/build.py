@@ -8,6 +8,7 @@ target-features; levels: x86-64 psABI, "Micro-Architecture Levels").
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import tempfile
 from dataclasses import dataclass
@@ -28,40 +29,47 @@ _scratch = forks.ScratchDirectory("cute_fa4-build-")
 
 @dataclass(frozen=True)
 class Built:
-    """One compiled configuration. parameters: see `describe`."""
+    """One compiled configuration. cubin: None for the emulator. parameters: see `describe`."""
 
     host_object: bytes
     ptx: str
-    cubin: bytes
+    cubin: bytes | None
     entry: str
     parameters: list
 
 
 @with_room
-def build(config, name: str, host_target: str = "x86-64-v2", line_info: bool = False) -> Built:
+def build(
+    config, name: str, host_target: str = "x86-64-v2", *, for_emulator: bool = False
+) -> Built:
     """Compile; the host object has the entry __tvm_ffi_<name> and only internal names besides.
 
-    host_target is one of HOST_TARGETS, or "native". Raises ExportError for another, and what the compiler raises.
+    host_target is one of HOST_TARGETS, or "native". for_emulator: the PTX has line information, and there is no cubin
+    and no machine code in the host object. Raises ExportError for another target, and what the compiler raises.
     """
     check_host_target(host_target)
     import cutlass.cute as cute
+
+    from cute_fa4.emulator.ptx_only import ptx_only
 
     kernel, arguments, _ = compiler.kernel_and_arguments(config)
     with tempfile.TemporaryDirectory(dir=_scratch.path()) as scratch:
         options = [
             "--enable-tvm-ffi",
             "--keep-ptx",
-            "--keep-cubin",
+            "--generate-line-info" if for_emulator else "--keep-cubin",
             f"--gpu-arch {config.arch}",
             f"--dump-dir={scratch}",
         ]
-        options += ["--generate-line-info"] * line_info
         # Nobody calls what is compiled here: without the engine the host code is generated once, for the file.
-        compiled = cute.compile(kernel, *arguments, options=" ".join(options), no_jit_engine=True)
+        with ptx_only() if for_emulator else contextlib.nullcontext():
+            compiled = cute.compile(
+                kernel, *arguments, options=" ".join(options), no_jit_engine=True
+            )
         return Built(
             host_object=host_object(compiled, name, host_target),
             ptx=compiled.__ptx__,
-            cubin=compiled.__cubin__,
+            cubin=None if for_emulator else compiled.__cubin__,
             entry=next(iter(compiled.kernel_info)),
             parameters=describe(kernel, arguments),
         )

@@ -2,7 +2,8 @@
 
     $CUTE_FA4_CACHE_DIR, else $XDG_CACHE_HOME/cute_fa4, else ~/.cache/cute_fa4
       kernels/
-        <key>/        manifest.json, NAME.o, NAME.so, NAME.ptx, NAME.cubin: as cute_fa4.aot.export writes them
+        <key>/        manifest.json, NAME.o, NAME.so, NAME.ptx, NAME.cubin: as cute_fa4.aot.export writes them; for the
+                      emulator without NAME.so and NAME.cubin: ptxas makes machine code only for the cuda executor
         <key>.lock    held by the process that compiles; the system frees it when the process ends, however it ends
 
 The key is a hash of the configuration as data, the executor, the package's kernel sources, and the versions of the
@@ -160,7 +161,7 @@ def _compile_into(entry: Path, config, executor: str, compile_it: Callable) -> C
             to_data(config),
             new,
             HOST_TARGET,
-            line_info=executor == "emulator",
+            for_emulator=executor == "emulator",
             c_entry=False,
         )
         manifest.write_manifest(new, {"versions": manifest.versions(), "kernels": [record]})

@@ -75,22 +75,19 @@ def export_one(
     out: Path,
     host_target: str,
     *,
-    line_info: bool = False,
+    for_emulator: bool = False,
     c_entry: bool = True,
 ) -> dict:
-    """Write one kernel's files; returns its record for the manifest."""
+    """Write one kernel's files; returns its record for the manifest. for_emulator: only what the emulator runs."""
     name = config.name
-    built = build.build(config, name, host_target, line_info)
-    paths = {
-        "object": out / f"{name}.o",
-        "library": out / f"{name}.so",
-        "cubin": out / f"{name}.cubin",
-        "ptx": out / f"{name}.ptx",
-    }
+    built = build.build(config, name, host_target, for_emulator=for_emulator)
+    paths = {"object": out / f"{name}.o", "ptx": out / f"{name}.ptx"}
     paths["object"].write_bytes(built.host_object)
-    paths["cubin"].write_bytes(built.cubin)
     paths["ptx"].write_text(built.ptx)
-    link.link(paths["object"], paths["library"], config.arch)
+    if built.cubin is not None:
+        paths["library"], paths["cubin"] = out / f"{name}.so", out / f"{name}.cubin"
+        paths["cubin"].write_bytes(built.cubin)
+        link.link(paths["object"], paths["library"], config.arch)
     if c_entry:
         paths["c_library"], paths["c_header"] = out / f"{name}_c.so", out / f"{name}.h"
         link.link(paths["object"], paths["c_library"], config.arch, plain_c=True)
@@ -102,7 +99,7 @@ def export_one(
         "arch": config.arch,
         "config": as_data,
         "parameters": built.parameters,
-        "ptxas": toolkit.ptxas_of(built.cubin),
+        "ptxas": built.cubin and toolkit.ptxas_of(built.cubin),
         "files": {role: file_record(path) for role, path in paths.items()},
     }
 

@@ -8,11 +8,12 @@ by one that links the same object with runtime_library.c; everything else is the
 import contextlib
 
 from cute_fa4.emulator import driver_api
+from cute_fa4.emulator.ptx_only import ptx_only
 from cute_fa4.emulator.runtime_library import link_host_function, scratch_directory
 
 
 def compile_for_emulator(compiler, function, args, kwargs, options, arch, labels):
-    """compiler(function, *args) with TVM-FFI, kept PTX and line information, for the emulator."""
+    """compiler(function, *args) with TVM-FFI, kept PTX and line information, for the emulator: without ptxas."""
     own = [
         "--enable-tvm-ffi",
         "--keep-ptx",
@@ -21,7 +22,7 @@ def compile_for_emulator(compiler, function, args, kwargs, options, arch, labels
     ]
     if "gpu-arch" not in (options or ""):
         own.append(f"--gpu-arch {arch}")
-    with _running_on(arch), _bound_to_emulator() as numbers:
+    with ptx_only(), _running_on(arch), _bound_to_emulator() as numbers:
         compiled = compiler(
             function, *args, options=f"{options or ''} {' '.join(own)}".strip(), **kwargs
         )

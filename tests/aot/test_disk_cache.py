@@ -173,6 +173,20 @@ def test_functions_of_the_user_never_reach_the_disk(cache):
     assert not disk_cache.entries(cache / "kernels")
 
 
+def test_an_entry_of_the_emulator_has_no_machine_code_and_is_never_opened_for_cuda(cache, caplog):
+    """Its key is another one. Whoever copies it to the key of the cuda executor gets a compile, not PTX to launch."""
+    made = disk_cache.function_for(APPEND, "emulator", lambda: pytest.fail("not into the cache"))
+    assert made[1]
+    entry = entry_of(cache)
+    assert {path.suffix for path in entry.iterdir()} == {".json", ".o", ".ptx"}
+    host_object = next(entry.glob("*.o")).read_bytes()
+    assert host_object.count(b"\x7fELF") == 1, "the object itself; a cubin in it would be another"
+    entry.rename(entry.with_name(disk_cache.key_of(APPEND, "cuda")))
+    assert disk_cache._open(entry_of(cache), APPEND, "emulator") is not None
+    assert disk_cache._open(entry_of(cache), APPEND, "cuda") is None
+    assert "no library file" in caplog.text and "compiled again" in caplog.text
+
+
 def test_the_key_changes_with_everything_that_decides_the_bytes(monkeypatch):
     keys = {disk_cache.key_of(PLAIN, "cuda"), disk_cache.key_of(PLAIN, "emulator")}
     keys |= {

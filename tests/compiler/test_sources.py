@@ -33,24 +33,31 @@ def test_the_files_are_all_of_the_folders_that_make_kernels():
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_an_edit_changes_every_key(copied, file, monkeypatch):
+def test_an_edit_changes_every_key(copied, unedited, file):
     """The fingerprint stands in the disk cache's key and in manifests; the cycle model has a key of its own."""
-    monkeypatch.setattr(kernels, "ROOT", copied)
-    variant = kernels.Variant(kernels.OURS)
     path = copied / "cute_fa4" / file
-    before = _keys(copied, variant)
     text = path.read_bytes()
     path.write_bytes(text + b"\n")
     try:
-        after = _keys(copied, variant)
+        after = _keys(copied)
     finally:
         path.write_bytes(text)
-    assert all(a != b for a, b in zip(before, after, strict=True)), file
-    assert _keys(copied, variant) == before
+    assert all(a != b for a, b in zip(unedited, after, strict=True)), file
 
 
-def _keys(root, variant) -> tuple:
-    return sources.fingerprint(root / "cute_fa4"), kernels._key(variant)
+def test_the_same_sources_have_the_same_keys(copied, unedited):
+    assert _keys(copied) == unedited
+
+
+@pytest.fixture(scope="module")
+def unedited(copied):
+    return _keys(copied)
+
+
+def _keys(root) -> tuple:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "ROOT", root)
+        return sources.fingerprint(root / "cute_fa4"), kernels._key(kernels.Variant(kernels.OURS))
 
 
 def test_manifests_carry_the_fingerprint():

@@ -144,7 +144,10 @@ CONFIG = {
     "rescale_log2": Field("real", "how far a row maximum may lag; default: 8, of 8 bits 0"),
     "exp2_emulated": Field("number", "exponentials of 64 on FMA units; default: by arch"),
     "claims": Field("switch", "CTAs take over further blocks; default: on (CUTE_FA4_CLAIMS)"),
-    "dependent_launch": Field("switch", "start before the last grid ends; default: with pack_gqa"),
+    "dependent_launch": Field(
+        "switch",
+        "start before the last grid ends; default: few queries and split keys (CUTE_FA4_PDL)",
+    ),
     "prefetch_maps": Field("switch", "fetch descriptors in the prologue; default: off"),
     "cluster_parts": Field(
         "number", "CTAs that share a block's keys (decode): 1, 2, 4, 8; default: 1"
@@ -170,6 +173,9 @@ COMBINE = {
     "shared": Field("switch", "of kernels with share_keys; default: off"),
     "write_lse": Field("switch", "also write the log-sum-exp; default: off"),
     "partial_dtype": Field("text", "of partial results: bf16, fp16 or f32; default: f32"),
+    "dependent_launch": Field(
+        "switch", "start before the last grid ends; default: on (CUTE_FA4_PDL)"
+    ),
     "arch": _ARCH,
 }
 KINDS = {"model": MODEL, "config": CONFIG, "append": APPEND, "combine": COMBINE}
@@ -259,7 +265,8 @@ def _of_combine(values: dict) -> list:
     dtypes = ("bf16", "fp16", "f32")
     _one_of(values, o_dtype=(*dtypes, "e4m3"), arch=ARCHES)
     _one_of({"partial_dtype": "f32", **values}, partial_dtype=dtypes)
-    return [CombineConfig(depth=depth, **values)]
+    early = policy.dependent_launch() is None
+    return [CombineConfig(depth=depth, **{"dependent_launch": early, **values})]
 
 
 def _depth(name: str, depth: int, multiple: int, most: int | None = None) -> None:

@@ -43,7 +43,8 @@ def latent(
     for mask, page in itertools.product(masks, page_sizes):
         problem = shared | latent | {"mask": mask, "page_size": page}
         for kernel in kernels(problem):
-            found += every_launch(config_for(**problem | kernel.choices))
+            config, early = config_for(**problem | kernel.choices), shared["dependent_launch"]
+            found += every_launch(config, dependent_launch=early)
     return found
 
 
@@ -69,10 +70,12 @@ def on_ranks(shared: dict, masks: list, page_sizes: tuple) -> list:
     for problem, kernel in each:
         config = config_for(**shared, **problem, **kernel.choices, write_lse=True)
         splits = bool(problem.get("seqused_k"))  # decode is split on each rank besides
-        found += every_launch(config, in_float32=True, cuts=splits)
-    depth, arch = shared["head_dim_v"], shared["arch"]
+        early = shared["dependent_launch"]
+        found += every_launch(config, in_float32=True, cuts=splits, dependent_launch=early)
+    depth, of_all = shared["head_dim_v"], {"write_lse": True, "arch": shared["arch"]}
+    of_all["dependent_launch"] = shared["dependent_launch"] is None
     for dtype, sent in (("f32", "f32"), (shared["qkv_dtype"], "f32"), (shared["qkv_dtype"],) * 2):
-        found.append(CombineConfig(dtype, depth, write_lse=True, partial_dtype=sent, arch=arch))
+        found.append(CombineConfig(dtype, depth, partial_dtype=sent, **of_all))
     return found
 
 

@@ -103,7 +103,8 @@ def configs_for_model(
     for mask, lse, layout in itertools.product(masks, dict.fromkeys(return_lse), layouts):
         for problem, kernel in kernels_of_model(shared | layout | {"mask": mask}, dtypes):
             config = config_for(**problem, **kernel.choices, write_lse=lse)
-            found += every_launch(config, cuts=splits)
+            early = shared["dependent_launch"]
+            found += every_launch(config, cuts=splits, dependent_launch=early)
     if "ranks" in calls:
         found += model_launches.on_ranks(shared, masks, page_sizes)
     if "latent" in calls:

@@ -100,7 +100,8 @@ def plan_attention(
     )
     split = split_of(q, k, where, options, config, in_float32)
     cut = WHOLE if split is None else split.cut
-    attention, combine = launches(config, cut, return_lse, in_float32)
+    early = policy.dependent_launch()
+    attention, combine = launches(config, cut, return_lse, in_float32, early)
     function = function_for(attention, target)
     if not cut.merges and not in_float32:
         return Plan(function, *launched)

@@ -12,6 +12,7 @@ import torch
 from cute_fa4.calls.launch import function_for, launching_on
 from cute_fa4.calls.split import MAX_PARTIAL_ROWS, MAX_SPLITS
 from cute_fa4.calls.tensors import check_is_tensor, check_no_gradient
+from cute_fa4.compiler import policy
 from cute_fa4.sm100.combine.config import MOST_COLUMNS, CombineConfig
 from cute_fa4.system.devices import target_of
 
@@ -42,6 +43,7 @@ def merge_into(outs, lses, out, lse) -> None:
         outs.shape[-1],
         write_lse=True,
         partial_dtype=DTYPES[outs.dtype],
+        dependent_launch=policy.dependent_launch() is None,
         arch=target.arch,
     )
     function = function_for(config, target)

@@ -40,6 +40,11 @@ CUTE_FA4_EXPONENTIAL: how kernels of two query tiles compute part of the exponen
     auto    as the arch asks: on sm_100a in f16 (sm100/steps/half_powers.py; default)
     exact   in float32, to compare with
 
+CUTE_FA4_PDL: whether kernels may start before the launch in front of them has ended (programmatic dependent launch).
+
+    auto    kernels of few queries and those that split keys or merge them (docs/decisions/0007; default)
+    off     none: each launch begins when the one before it has ended, and no kernel waits or signals
+
 All are read when the kernel of a call is chosen, which is once for calls that are alike.
 """
 
@@ -58,6 +63,7 @@ PAIR_VARIABLE = "CUTE_FA4_PAIR"
 MAXIMUM_VARIABLE = "CUTE_FA4_MAXIMUM"
 QUERIES_VARIABLE = "CUTE_FA4_FP8_QUERIES"
 EXPONENTIAL_VARIABLE = "CUTE_FA4_EXPONENTIAL"
+PDL_VARIABLE = "CUTE_FA4_PDL"
 
 _warming_up = contextvars.ContextVar("warming_up", default=False)
 
@@ -123,9 +129,19 @@ def exponential() -> str | None:
     return {"auto": None, "exact": "exact"}[asked]
 
 
+def dependent_launch() -> bool | None:
+    """What CUTE_FA4_PDL says of every kernel's launch; None: that the problem decides."""
+    return {"auto": None, "off": False}[environment.choice(PDL_VARIABLE, "auto", "off")]
+
+
 def of_schedules() -> dict:
     """What the variables say of every schedule's choices."""
-    return {"claims": claims(), "maximum": maximum(), "exponential": exponential()}
+    return {
+        "claims": claims(),
+        "maximum": maximum(),
+        "exponential": exponential(),
+        "dependent_launch": dependent_launch(),
+    }
 
 
 def is_warming_up() -> bool:

@@ -1,6 +1,6 @@
 """Problem and family -> FA4Config; which family a call gets, which_kernel.py says."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import lru_cache
 
 from . import bands
@@ -139,7 +139,7 @@ def config_for(**choices) -> FA4Config:
 
 
 def split_configs(
-    config: FA4Config, write_lse: bool, shared: bool = False
+    config: FA4Config, write_lse: bool, shared: bool = False, dependent_launch: bool | None = None
 ) -> tuple[FA4Config, CombineConfig]:
     """The two kernels of a call whose keys are split: the one of `config` into a workspace, and what merges it.
 
@@ -147,7 +147,10 @@ def split_configs(
     merged by their log-sum-exp, of weights before they are rounded.
 
     shared: every CTA takes as many keys as any other, not every part of a sequence.
+    dependent_launch: of both kernels; None: as the schedule has it for split keys, where the call left that open
     """
+    if dependent_launch is None and not _chose_launch(config):
+        dependent_launch = config.schedule.dependent_launch
     if isinstance(config.schedule, PAIRED):
         config = config.with_(schedule=config.schedule.alone)
     partial = config.with_(
@@ -155,6 +158,7 @@ def split_configs(
         share_keys=shared,
         write_lse=True,
         o_dtype="f32",
+        dependent_launch=dependent_launch,
     )
     combine = CombineConfig(
         config.o_dtype,
@@ -163,6 +167,13 @@ def split_configs(
         seqused_q=config.seqused_q,
         shared=shared,
         write_lse=bool(write_lse),
+        dependent_launch=partial.schedule.dependent_launch,
         arch=config.arch,
     )
     return partial, combine
+
+
+def _chose_launch(config: FA4Config) -> bool:
+    """Whether the schedule would choose dependent_launch as it is."""
+    schedule = replace(config.schedule, dependent_launch=None)
+    return schedule.resolved(config) == config.schedule

@@ -67,25 +67,36 @@ def cuts_of(config: FA4Config, in_float32: bool = False) -> tuple[Cut, ...]:
 
 
 def launches(
-    config: FA4Config, cut: Cut, write_lse: bool | None = None, in_float32: bool = False
+    config: FA4Config,
+    cut: Cut,
+    write_lse: bool | None = None,
+    in_float32: bool = False,
+    dependent_launch: bool | None = None,
 ) -> Launches:
     """What a call of `config` launches; config: of the call without a cut.
 
     write_lse   whether the call returns the log-sum-exp; None: as config
     in_float32  out is float32, because it is merged with other results; of a whole call the partial result is out
+    dependent_launch  False: no kernel is a dependent launch; None: as schedules choose
     """
     write_lse = config.write_lse if write_lse is None else bool(write_lse)
     if not cut.merges and not in_float32:
         parts = cut.cluster_parts
         return Launches(config if parts == 1 else config.with_(cluster_parts=parts))
-    partial, combine = split_configs(config, write_lse, shared=cut.shared)
+    partial, combine = split_configs(config, write_lse, cut.shared, dependent_launch)
     if not cut.merges:
         return Launches(partial)
     return Launches(partial, replace(combine, o_dtype="f32") if in_float32 else combine)
 
 
-def every_launch(config: FA4Config, in_float32: bool = False, cuts: bool = True) -> list:
+def every_launch(
+    config: FA4Config,
+    in_float32: bool = False,
+    cuts: bool = True,
+    dependent_launch: bool | None = None,
+) -> list:
     """The configurations of launches() for every cut, without doubles; cuts=False: of WHOLE alone."""
     asked = cuts_of(config, in_float32) if cuts else (WHOLE,)
-    found = (kernel for cut in asked for kernel in launches(config, cut, in_float32=in_float32))
+    options = dict(in_float32=in_float32, dependent_launch=dependent_launch)
+    found = (kernel for cut in asked for kernel in launches(config, cut, **options))
     return list(dict.fromkeys(kernel for kernel in found if kernel is not None))

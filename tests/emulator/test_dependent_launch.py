@@ -15,10 +15,15 @@ import pytest
 import torch
 from cutlass.cute.runtime import make_fake_compact_tensor
 
-from cute_fa4 import emulator, flash_attn_func, flash_attn_with_kvcache
+from cute_fa4 import configs_for_model, emulator, flash_attn_func, flash_attn_with_kvcache
+from cute_fa4.aot.catalogue import read_catalogue
 from cute_fa4.calls import attention, repeat
+from cute_fa4.compiler import policy
+from cute_fa4.emulator import driver_api
 from cute_fa4.interface import EmulatorWarning
-from cute_fa4.sm100.choose_config import choose_config
+from cute_fa4.sm100.append.config import AppendConfig
+from cute_fa4.sm100.choose_config import FAMILIES, choose_config
+from cute_fa4.sm100.launches import PARTS, launches
 
 THREADS, WARP = 64, 32
 
@@ -139,8 +144,8 @@ def steps_in_one_workspace(transform=None):
     with warnings.catch_warnings(), emulator.use(checks="ptx", transform=transform) as counted:
         warnings.simplefilter("ignore", EmulatorWarning)
         for _ in range(2):
-            flash_attn_with_kvcache(q, k, v, cache_seqlens=used, num_splits=0, workspace=own)
-    return counted
+            out = flash_attn_with_kvcache(q, k, v, cache_seqlens=used, num_splits=0, workspace=own)
+    return counted, out
 
 
 @pytest.mark.parametrize("kernel, verb", [("", ""), ("combine", "wrote"), ("mha", "read")])
@@ -152,11 +157,68 @@ def test_each_kernel_of_shared_keys_waits_for_the_other(kernel, verb):
         return ptx.replace("griddepcontrol.wait;", "") if wanted else ptx
 
     if not kernel:
-        counted = steps_in_one_workspace()
+        counted, _ = steps_in_one_workspace()
         assert counted.launches == 4 and counted.opcodes["griddepcontrol.launch_dependents"]
         return
     with pytest.raises(emulator.RaceError, match=f"which {verb} it; it may still run"):
         steps_in_one_workspace(without_wait)
+
+
+def test_the_environment_turns_dependent_launches_off(monkeypatch):
+    """Neither the attribute of the launch nor the instructions; the bits are the same."""
+    seen, execute = [], driver_api.execute
+
+    def watched(program, *, dependent=False, **launched):
+        seen.append(dependent)
+        return execute(program, dependent=dependent, **launched)
+
+    monkeypatch.setattr(driver_api, "execute", watched)
+    found = {}
+    for word in ("auto", "off"):
+        monkeypatch.setenv(policy.PDL_VARIABLE, word)
+        repeat.clear()
+        counted, found[word] = steps_in_one_workspace()
+        assert seen == [word == "auto"] * 4
+        assert any("griddepcontrol" in opcode for opcode in counted.opcodes) == (word == "auto")
+        seen.clear()
+    assert torch.equal(found["auto"], found["off"])
+    monkeypatch.setenv(policy.PDL_VARIABLE, "on")
+    with pytest.raises(ValueError, match="CUTE_FA4_PDL='on'; accepted: auto, off"):
+        policy.of_schedules()
+
+
+def test_no_kernel_of_any_call_is_a_dependent_launch_where_that_is_off(monkeypatch):
+    """Of the serving catalogue, and of a model whose ranks share sequences."""
+
+    def kinds() -> set:
+        configs = read_catalogue("serving")
+        configs += configs_for_model(head_dim=128, heads_q=8, heads_kv=2, calls=("ranks",))
+        found = {getattr(c, "schedule", c) for c in configs if not isinstance(c, AppendConfig)}
+        return {(type(kind).__name__, kind.dependent_launch) for kind in found}
+
+    auto = kinds()
+    dependent = {name for name, early in auto if early}
+    assert dependent >= {"TwoTiles", "OneTile", "SwappedTile", "LatentPair", "CombineConfig"}
+    monkeypatch.setenv(policy.PDL_VARIABLE, "off")
+    assert kinds() == {(name, False) for name, _ in auto}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_has_dependent_launches_by_choice(family):
+    assert FAMILIES[family]().dependent_launch is None
+    for early in (False, True):
+        config = choose_config(qkv_dtype="bf16", head_dim=64, family=family, dependent_launch=early)
+        assert config.schedule.dependent_launch is early
+
+
+@pytest.mark.parametrize("asked", [None, False])
+def test_what_merges_and_what_is_merged_start_early_together(asked):
+    """Of a call whose own kernel does not, too: a launch follows at once (docs/decisions/0007)."""
+    whole = choose_config(qkv_dtype="bf16", head_dim=64, dependent_launch=asked)
+    assert not whole.schedule.dependent_launch
+    both = launches(whole, PARTS, dependent_launch=asked)
+    early = both.attention.schedule.dependent_launch, both.combine.dependent_launch
+    assert early == (asked is None,) * 2
 
 
 def decode(transform=None, checks="ptx"):

@@ -19,6 +19,8 @@ class CombineConfig:
     shared      parts lie in slots, and a tensor says which ones a block of queries has (work/shared_order.py)
     write_lse   also write the log-sum-exp of the whole, f32, natural logarithm
     partial_dtype  "bf16", "fp16" or "f32", of partial results; sums are float32
+    dependent_launch  the CTAs may start while the grid before them in the stream ends, and wait for it (programmatic
+                   dependent launch)
     arch        "sm_100a" or "sm_103a"
     """
 
@@ -29,6 +31,7 @@ class CombineConfig:
     shared: bool = False
     write_lse: bool = False
     partial_dtype: str = "f32"
+    dependent_launch: bool = True
     arch: str = "sm_100a"
 
     @property
@@ -49,4 +52,5 @@ class CombineConfig:
         flags = ["packed" if self.packed else "dense"]
         flags += ["seqused"] * self.seqused_q + ["shared"] * self.shared + ["lse"] * self.write_lse
         flags += [f"of_{self.partial_dtype}"] * (self.partial_dtype != "f32")
+        flags += ["in_order"] * (not self.dependent_launch)
         return "_".join(["combine", self.o_dtype, f"d{self.depth}", *flags, self.arch])

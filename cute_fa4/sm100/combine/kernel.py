@@ -122,7 +122,7 @@ class CombineKernel:
             grid=[(rows + (of_cta - 1)) // of_cta, 1, 1],
             block=[THREADS, 1, 1],
             stream=stream,
-            use_pdl=True,
+            use_pdl=cfg.dependent_launch,
         )
 
     @cute.kernel
@@ -143,8 +143,9 @@ class CombineKernel:
             number = number // self.cfg.warps_of_row
         row_of_all, head = divmod(number, by.heads)
         sequence, q_index = divmod(row_of_all, by.seqlen_q)
-        cute.arch.griddepcontrol_wait()
-        cute.arch.griddepcontrol_launch_dependents()
+        if cutlass.const_expr(self.cfg.dependent_launch):
+            cute.arch.griddepcontrol_wait()
+            cute.arch.griddepcontrol_launch_dependents()
         if sequence < num_sequences:
             first_row, length = queries(lengths, sequence, seqlen_q)
             if q_index < length:

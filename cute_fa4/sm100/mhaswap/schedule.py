@@ -40,7 +40,7 @@ class SwappedTile:
     claims         a CTA that is done takes over a block of the grid that has not started (work/queue.py); False: it
                    ends; None: as claims_pay says of the problem
     dependent_launch  the CTAs may start while the grid before them in the stream ends; they wait for it before they
-                   touch what it may have written (programmatic dependent launch)
+                   touch what it may have written (programmatic dependent launch); None: they may
     prefetch_maps  the descriptors of TMA are fetched while the CTA sets up
     cluster_parts  CTAs of a cluster that share the keys of a block and merge their results in shared memory
                    (cluster.py): 1, 2, 4 or 8; with more than one a CTA ends with its block
@@ -53,7 +53,7 @@ class SwappedTile:
     rows: int = 16
     rescale_log2: float | None = None
     claims: bool | None = None
-    dependent_launch: bool = True
+    dependent_launch: bool | None = None
     prefetch_maps: bool = False
     cluster_parts: int = 1
 
@@ -61,6 +61,8 @@ class SwappedTile:
         changes = {}
         if self.rescale_log2 is None:
             changes["rescale_log2"] = RESCALE_LOG2_OF_FP8 if problem.has_fp8 else RESCALE_LOG2
+        if self.dependent_launch is None:
+            changes["dependent_launch"] = True
         if self.cluster_parts > 1:
             changes["claims"] = False
         elif self.claims is None or problem.share_keys:  # shared: there is nothing to claim

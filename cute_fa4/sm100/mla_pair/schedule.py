@@ -49,14 +49,15 @@ class LatentPair:
 
     rescale_log2: float | None = None
     claims: bool | None = None
-    dependent_launch: bool = True
+    dependent_launch: bool | None = None
     prefetch_maps: bool = False
 
     def resolved(self, problem: Problem) -> "LatentPair":
         lag = self.rescale_log2
         if lag is None:
             lag = RESCALE_LOG2_OF_FP8 if problem.has_fp8 else RESCALE_LOG2
-        return replace(self, claims=False, rescale_log2=lag)
+        early = True if self.dependent_launch is None else self.dependent_launch
+        return replace(self, claims=False, rescale_log2=lag, dependent_launch=early)
 
     def tiles(self, problem: Problem) -> LatentPairTiles:
         return LatentPairTiles.of(problem)

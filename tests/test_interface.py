@@ -177,6 +177,7 @@ REFUSED = {
     "scale NaN": (dict(softmax_scale=math.nan), ValueError, "softmax_scale: nan"),
     "infinite scale": (dict(softmax_scale=math.inf), ValueError, "softmax_scale: inf"),
     "scale that float32 flushes": (dict(softmax_scale=1e-39), ValueError, "softmax_scale: 1e-39"),
+    "scale beyond 2^16": (dict(softmax_scale=65537), ValueError, "accepted: 5.42e-20 to 65536"),
     "scale in a tensor": (dict(softmax_scale=torch.tensor(1.0)), TypeError, "read it with .item()"),
     "scale True": (dict(softmax_scale=True), TypeError, "softmax_scale: a bool"),
     "causal in a tensor": (dict(causal=torch.tensor(True)), TypeError, "causal: tensor(True)"),

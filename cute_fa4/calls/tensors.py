@@ -44,9 +44,11 @@ MAX_SEQLEN = 1 << 30
 # has one CTA for BM query rows of each head of each sequence, all in x.
 MAX_CTAS = (1 << 31) - 1
 
-# A float32 above this is normal; below, the hardware may flush the scale to zero.
-SMALLEST_SCALE = 2.0**-126
-LARGEST_SCALE = 2.0**127
+# Softmax scales. The kernel computes c s - c m, where c m has 24 bits: its rounding error is a common factor of a row's
+# weights, which 8 bits of P hold up to c m = 2^24. The largest scale leaves 177 for the scores before it. A sink is
+# divided by the scale: the smallest one leaves 2^63 for it (docs/numerics.md, "How large scores may be").
+SMALLEST_SCALE = 2.0**-64
+LARGEST_SCALE = 2.0**16
 
 
 # A row of a tile in shared memory is made of spans of so many elements of 16 bits; k_rope has the last of them.
@@ -472,8 +474,8 @@ def checked_scale(softmax_scale: object, head_dim: int) -> float:
     scale = float(softmax_scale)
     if not SMALLEST_SCALE <= scale <= LARGEST_SCALE or math.isnan(scale):
         raise ValueError(
-            f"softmax_scale: {scale}; accepted: finite and positive, {SMALLEST_SCALE:.3g} to "
-            f"{LARGEST_SCALE:.3g}; for a negative scale negate q"
+            f"softmax_scale: {scale}; accepted: {SMALLEST_SCALE:.3g} to {LARGEST_SCALE:.0f}; for a negative scale "
+            "negate q, for others multiply q by a power of two"
         )
     return scale
 

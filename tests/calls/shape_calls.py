@@ -34,8 +34,8 @@ PAGE = 16
 
 
 @lru_cache
-def batch_of(shape: Shape) -> Batch:
-    """k_rope has the last columns of k, v those that are left."""
+def batch_of(shape: Shape, whole: bool = False) -> Batch:
+    """k_rope has the last columns of k, v those that are left. whole: q and k are -1, 0 and 1, and scores exact."""
     rope = ROPE if shape.rope_dtype else 0
     batch = Batch.draw(
         [shape.queries, shape.queries, 0],
@@ -44,6 +44,10 @@ def batch_of(shape: Shape) -> Batch:
         depth=shape.head_dim,
         depth_v=shape.head_dim - rope,
     )
+    if whole:
+        batch = replace(
+            batch, q=[x.sign() * (x.abs() > 0.5) for x in batch.q], k=[x.sign() for x in batch.k]
+        )
     batch = Batch(*([x.to(TORCH[shape.dtype]) for x in xs] for xs in (batch.q, batch.k, batch.v)))
     if shape.kv_dtype:
         k, v = ([x.to(TORCH[shape.kv_dtype]) for x in xs] for xs in (batch.k, batch.v))
@@ -90,13 +94,15 @@ def scales_of(shape: Shape, name: str) -> dict:
     return {} if one is None else dict.fromkeys(names, one)
 
 
-def called(shape: Shape, *, sink, scores, mask, keys, splits, lse, scales) -> tuple:
+def called(
+    shape: Shape, *, sink, scores, mask, keys, splits, lse, scales, whole=False, **options
+) -> tuple:
     """-> (batch, out, lse or None)."""
-    batch = batch_of(shape)
+    batch = batch_of(shape, whole)
     if keys == "dense":
         batch = alone(batch)
     sequences = len(batch.q)
-    given = stored(shape, batch, keys) | scales_of(shape, scales)
+    given = stored(shape, batch, keys) | scales_of(shape, scales) | options
     given |= neutral.of_scores(scores, sequences, GROUP, shape.queries, KEYS)
     given |= neutral.of_masks(mask, sequences) | neutral.of_sinks(sink, GROUP)
     v, q = given["v"], given["q"]

@@ -8,6 +8,7 @@
     keys dense, packed, padded or in pages      are the same keys; a sequence without keys has out 0 and LSE -inf
     keys in one part, in two, in a cluster      have the same softmax
     an LSE                                      is returned or not
+    a softmax scale                             is right as far as it is accepted
 
 Each family has a small call that reaches it (shapes.py). Against float64 all options meet in one call a family; the
 sweep takes every value by itself and every two together. Bits are equal where the kernel does the same operations:
@@ -21,14 +22,14 @@ import pytest
 import torch
 
 from cute_fa4 import EmulatorWarning, compile_cache, emulator, flash_mla_with_kvcache
-from cute_fa4.calls import repeat
+from cute_fa4.calls import repeat, tensors
 from cute_fa4.calls.latent_rows import numbers_of, rows_from
 from cute_fa4.sm100.choose_config import FAMILIES, PAIRED
 from cute_fa4.sm100.config import FA4Config
 from tests import pairwise
 from tests.calls import neutral, shape_calls
 from tests.calls.shapes import CHOSEN, LATENT, OTHERS, Shape, missing
-from tests.serving.batches import CHECKS, assert_agrees
+from tests.serving.batches import CHECKS, LSE_ERROR, LSE_ERROR_OF_FP8, assert_agrees, attention
 
 PLAIN = dict(
     sink="nothing",
@@ -105,6 +106,18 @@ def test_sinks_scales_and_pages_change_no_bit(name, families, monkeypatch):
     rows = slice(CHOSEN[name].queries)
     first = (out[rows], lse[:, rows]) if own else (out[0], lse[0])
     assert torch.equal(paged[1][rows], first[0]) and torch.equal(paged[2][:, rows], first[1])
+
+
+@pytest.mark.parametrize("scale", [tensors.SMALLEST_SCALE, tensors.LARGEST_SCALE])
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_softmax_scale_that_is_accepted(name, scale, families, monkeypatch):
+    """Scores are whole numbers up to 256, which float32 adds up exactly: ties share a row's weight evenly."""
+    batch, out, lse = called(name, families, monkeypatch, softmax_scale=scale, whole=True)
+    exact, of_rows, allowed = attention(batch.q[0], batch.k[0], batch.v[0], scale=scale)
+    assert ((out[0].double() - exact).abs() <= allowed).all()
+    # c m and its product with ln 2 are rounded to float32, and the powers have their error.
+    noise = LSE_ERROR_OF_FP8 if CHOSEN[name].eight_bits else LSE_ERROR
+    assert ((lse[0].double() - of_rows).abs() <= of_rows.abs() * 2.0**-22 + noise).all()
 
 
 def scales_fit(name: str, scales: str = "heads") -> bool:

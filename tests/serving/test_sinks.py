@@ -1,6 +1,8 @@
-"""Attention sinks: a score of each head that takes weight and has no value. One of -inf is none: tests/calls/test_neutral_options.py."""
+"""Attention sinks: a score of each head that takes weight and has no value (one of -inf: test_neutral_options.py)."""
 
 from __future__ import annotations
+
+import math
 
 import pytest
 import torch
@@ -31,3 +33,33 @@ def test_a_sink_is_in_natural_units_whatever_the_softmax_scale():
             packed_q(batch), packed_kv(batch), causal=True, learnable_sink=sink, softmax_scale=scale
         )
         assert_agrees(batch, out, lse, visible=lambda p, j: j <= p, sink=sink, scale=scale)
+
+
+@pytest.mark.parametrize("queries", [1, 150])  # a tile of few rows, two tiles
+@pytest.mark.parametrize(
+    "dtype, smallest", [(torch.bfloat16, 2.0**-126), (torch.float16, 2.0**-25)], ids=str
+)
+def test_weights_beside_a_large_sink_down_to_the_smallest_that_p_holds(queries, dtype, smallest):
+    """Scores are 0, sinks n log 2: weights are 2^-n / (keys 2^-n + 1), and what P loses is below `smallest` of it.
+
+    The reference of a row may lie above its largest score by its number of keys: 2^1 here.
+    """
+    powers = torch.tensor([0.0, 10, 23, 24, 60, 119, 124, 128])
+    batch = Batch.draw([queries], [2], heads=(8, 4), dtype=dtype)
+    batch.q[0].zero_()
+    batch.v[0].fill_(2.0**15)
+    sink = powers * math.log(2)
+    # Under causal a row sees keys up to its own: of more queries than keys the last two see some.
+    out, lse = run(packed_q(batch), packed_kv(batch), causal=True, learnable_sink=sink)
+    for row, seen in ((queries - 1, 2), (queries - 2, 1))[: min(queries, 2)]:
+        weights = 2.0 ** -powers.double() / (seen * 2.0 ** -powers.double() + 1)
+        exact = seen * weights * 2.0**15
+        relative = (
+            2 * torch.finfo(dtype).eps * exact
+        )  # of P and of out; the sink is rounded to float32
+        lost = 2 * seen * smallest * 2.0**15
+        error = (out[row].double() - exact[:, None]).abs()
+        assert (error <= (relative + lost)[:, None]).all(), error.amax(1)
+        assert (lse[:, row] - sink - torch.log1p(seen * 2.0**-powers)).abs().max() < 1e-4
+        kept = powers < -math.log2(smallest) - 2
+        assert (out[row][kept] > 0).all()

@@ -5,6 +5,7 @@
 
 stage.py         what a stage is, and what it is given
 basics.py        device, one copy, the smallest launch, every head dim
+contracts.py     what the documents promise of pairs, clusters, copies, products and launches, one small launch each
 endurance.py     the same launch many times, claims, packed sequences, every block once
 company.py       streams, graphs, another kernel on the same SMs
 probes.py        the small kernels that these stages launch; cycles.py: that of the next one

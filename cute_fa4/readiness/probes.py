@@ -13,7 +13,7 @@ import torch
 from cutlass import Float32, Int32, Int64
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
 
-from cute_fa4.sm100.instructions import tensor_memory
+from cute_fa4.sm100.instructions import tensor_core, tensor_memory
 from cute_fa4.tma import copies, tensor_maps
 
 ROWS, COLUMNS = 8, 64  # of the box: eight rows of 128 bytes, one period of the swizzle
@@ -128,3 +128,68 @@ def expected_of_neighbour(blocks: int, rounds: int, device) -> torch.Tensor:
     """What `neighbour` writes: sums of small whole numbers, exact in float32."""
     own = torch.arange(blocks, device=device)[:, None] + torch.arange(WARP, device=device)
     return (8 * rounds * own + 8 * (rounds * (rounds - 1) // 2) + 28 * rounds).float().ravel()
+
+
+# --- a pair of CTAs -------------------------------------------------------------------------------------------
+
+
+@cute.kernel
+def pair_kernel(out: cute.Tensor, commits: cutlass.Constexpr):
+    """Two CTAs take 32 columns together; every thread writes its number there, and out is what it reads back.
+
+    commits: before they read, both wait for a commit of CTA 0, behind no MMA at all
+    """
+    base = cute.arch.get_dyn_smem(cutlass.Int8, alignment=1024)
+    place, barrier = cute.recast_ptr(base, dtype=Int32), cute.recast_ptr(base + 8, dtype=Int64)
+    thread, _, _ = cute.arch.thread_idx()
+    block, _, _ = cute.arch.block_idx()
+    if thread == 0:
+        cute.arch.mbarrier_init(barrier, 1)
+        cute.arch.mbarrier_init_fence()
+    meet()
+    cute.arch.alloc_tmem(32, place, is_two_cta=True)
+    cute.arch.relinquish_tmem_alloc_permit(is_two_cta=True)
+    cute.arch.sync_threads()
+    address = cute.make_tensor(place, cute.make_layout(1))[0]
+    own = Float32(block * WARP + thread)
+    tensor_memory.store(address, [own, own])
+    tensor_memory.wait_store()
+    if cutlass.const_expr(commits):
+        if block % 2 == 0:
+            tensor_core.commit(barrier.toint(), cta_group=2)
+        cute.arch.mbarrier_wait(barrier, 0)
+    first, second = tensor_memory.load(address, 2)
+    tensor_memory.wait_load()
+    out[block * WARP + thread] = (first + second) * 0.5
+    meet()
+    cute.arch.dealloc_tmem(cute.arch.retrieve_tmem_ptr(Float32, 16, place), 32, is_two_cta=True)
+
+
+def meet():
+    """Both CTAs are here."""
+    cute.arch.cluster_arrive()
+    cute.arch.cluster_wait()
+
+
+@cute.jit
+def pairs(out: cute.Tensor, commits: cutlass.Constexpr, stream):
+    pair_kernel(out, commits).launch(
+        grid=[cute.size(out) // WARP, 1, 1],
+        cluster=[2, 1, 1],
+        block=[WARP, 1, 1],
+        smem=1024,
+        stream=stream,
+    )
+
+
+@cache
+def pairs_function(device: str, arch: str, commits: bool):
+    out = make_fake_compact_tensor(Float32, (cute.sym_int(divisibility=2 * WARP),))
+    return compiled(pairs, device, arch, out, commits)
+
+
+def of_pairs(number: int, commits: bool, device: str, arch: str) -> torch.Tensor:
+    """What so many pairs of CTAs of a warp each write: 0, 1, 2, ..."""
+    out = torch.full((number * 2 * WARP,), -1.0, device=device)
+    pairs_function(device, arch, commits)(out)
+    return out

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from cute_fa4.readiness import assumptions, basics, company, cycles, endurance, probes
+from cute_fa4 import emulator
+from cute_fa4.readiness import assumptions, basics, company, contracts, cycles, endurance, probes
 from cute_fa4.readiness.command import STAGES
 from cute_fa4.readiness.stage import Context, Wrong, run
 
@@ -19,7 +20,12 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_the_emulator_passes(stage, monkeypatch):
     for name, value in stage.environment.items():
         monkeypatch.setenv(name, value)
-    run(stage, CPU)
+    with emulator.use() as counted:
+        run(stage, CPU)
+    for contract in contracts.CONTRACTS:
+        if contract.stage == stage:  # its launch is about what it says
+            executed = tuple(counted.opcodes)
+            assert all(any(x.startswith(w) for x in executed) for w in contract.executes)
 
 
 def test_the_page_lists_the_stages_in_their_order():
@@ -100,6 +106,19 @@ def test_a_split_call_that_another_one_changed_is_found(wrong_call, text, monkey
     monkeypatch.setattr(company, "flash_attn_func", wrong)
     with pytest.raises(Wrong, match=text):
         company.split_keys(CPU)
+
+
+def test_a_contract_that_a_launch_breaks_is_found_with_its_documents(monkeypatch):
+    """Columns of the neighbour, and attention that is off by its tenth."""
+    monkeypatch.setattr(probes, "of_pairs", lambda *_: torch.arange(64).roll(1).float())
+    with pytest.raises(Wrong, match="tensor memory of a pair holds other numbers"):
+        contracts.pair_of_allocations(CPU)
+    wrong = attention_that(lambda n, out, lse: out.mul_(1.1))
+    monkeypatch.setattr(contracts, "flash_attn_func", wrong)
+    for contract in (contracts.merge_in_a_cluster, contracts.odd_widths, contracts.dependent_merge):
+        with pytest.raises(Wrong, match="off by"):
+            contract(CPU)
+    assert all("PTX ISA" in stage.suspect for stage in contracts.STAGES)
 
 
 def test_a_value_that_is_not_the_only_key_is_found(monkeypatch):

@@ -137,7 +137,7 @@ def flash_attn_func(
                   too small says how many bytes. Calls that share it follow one another on a stream. None: torch
                   allocates it for the call
     pack_gqa      the query heads of a group share a tile: of up to 32 rows for few queries, any group; of 128 rows, the
-                  group must divide 128. None: where it saves CTAs. The results are the same
+                  group must divide 128. None: wherever they can. The results are the same
     score_mod     score_mod(score, batch, head, q_idx, kv_idx, aux) -> score, traced into the kernel;
                   cute_fa4.score_mods has some
     mask_mod      mask_mod(batch, head, q_idx, kv_idx, aux) -> whether the key is visible

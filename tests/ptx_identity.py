@@ -56,7 +56,6 @@ VARIANTS = {
     "pages of 128": {**PAGES, "page_size": 128},
     "pages of 512 d64": {**PAGES, "page_size": 512, "head_dim": 64},
     "packed queries, pages": {**PAGES, "q_layout": "packed", "page_size": 16, **CAUSAL},
-    "appended cache": {**PAGES, "page_size": 16, "cache_excludes_new": True, **CAUSAL},
     # heads that share a tile
     "decode": {**DECODE, "page_size": 16, **CAUSAL},
     "decode d64 lse": {**DECODE, "page_size": 64, "head_dim": 64, "write_lse": True},

@@ -42,10 +42,8 @@ def _layouts(call: str, page_sizes: tuple) -> list[dict]:
             "q_layout": q_layout,
             "kv_layout": "paged",
             "seqused_k": True,
-            "cache_excludes_new": new,
             "page_size": page,
         }
         for q_layout in queries
-        for new in ((False,) if call == "paged" else (False, True))
         for page in page_sizes
     ]

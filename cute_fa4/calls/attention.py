@@ -81,7 +81,7 @@ def plan_attention(
     *views, rows_per_page = views_for_descriptors(q, k, v, out, where)
     config = config_of(q, k, v, out, where, options, rows_per_page, return_lse, target)
     launched = (
-        (options.softmax_scale, seqlen_q, options.mask.sizes or None),
+        (options.softmax_scale, seqlen_q, options.mask.sizes or None, _new_keys(where)),
         results,
         Views((*given, out), views),
         target.executor != "nothing" and not _decided_by_contents(q.device, where),
@@ -107,6 +107,11 @@ def plan_attention(
         return Plan(function, *launched)
     combine = None if combine is None else function_for(combine, target)
     return SplitPlan(function, combine, split or Split(1), *launched)
+
+
+def _new_keys(where: Where) -> int | None:
+    """Keys that a sequence has for each of its queries besides seqused_k; None: no tensor says how many it has."""
+    return None if where.seqused_k is None else int(where.excludes_new)
 
 
 def check_out_apart(out, where: Where, options: Options) -> None:
@@ -188,7 +193,6 @@ def config_of(
         kv_layout=where.kv_layout,
         seqused_q=where.seqused_q is not None,
         seqused_k=where.seqused_k is not None,
-        cache_excludes_new=where.excludes_new,
         cache_batch_idx=where.cache_batch_idx is not None,
         cache_leftpad=where.cache_leftpad is not None,
         padded_keys=where.key_limit is not None,

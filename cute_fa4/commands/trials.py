@@ -262,16 +262,14 @@ class _Problem:
             "mask": BoundMask(config.mask, self.sizes),
             "pack_gqa": config.pack_gqa,
             "score_mod": config.score_mod,
-            "seqused_k_excludes_new": config.cache_excludes_new,
         }
         if packed:
             said |= {"cu_seqlens_q": self._offsets(self.queries), "max_seqlen_q": max(self.queries)}
         if config.seqused_q:
             said["seqused_q"] = self._numbers(self.queries)
         if config.seqused_k:
-            new = self.queries if config.cache_excludes_new else (0, 0)
-            held = zip(self.padding, self.keys, new, strict=True)
-            said["seqused_k"] = self._numbers([pad + n - m for pad, n, m in held])
+            held = zip(self.padding, self.keys, strict=True)
+            said["seqused_k"] = self._numbers([pad + n for pad, n in held])
         if config.cache_batch_idx:
             said["cache_batch_idx"] = self._numbers(self.order)
         if config.cache_leftpad:

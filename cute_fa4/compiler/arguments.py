@@ -55,8 +55,12 @@ def fake_arguments(config: FA4Config) -> dict:
         aux=tuple(_fake(dtype, (None,) * rank, free_last=True) for dtype, rank in config.aux)
         or None,
         split=_split(config),
-        in_cache=tuple(lengths(True) for _ in range(config.cache_batch_idx + config.cache_leftpad))
-        or None,
+        in_cache=(
+            Int32(0),
+            *(lengths(True) for _ in range(config.cache_batch_idx + config.cache_leftpad)),
+        )
+        if config.seqused_k
+        else None,
         descales=_descales(config),
         rope=_rope(config, keys, (*rows_q, heads_q)),
         stream=make_fake_stream(use_tvm_ffi_env_stream=True),
@@ -195,9 +199,10 @@ def _key_sizes(config: FA4Config, batch, heads_kv) -> tuple:
     if config.kv_layout == "packed":
         return (sym_int(symbol="total_k"), heads_kv)
     pages = sym_int(symbol="num_pages")
-    if config.page_heads_first:
-        return (pages, heads_kv, config.page_size)
-    return (pages, config.page_size, heads_kv)
+    rows = config.page_size
+    if config.binds_page_size:
+        rows = sym_int(symbol="page_size", divisibility=config.page_size)
+    return (pages, heads_kv, rows) if config.page_heads_first else (pages, rows, heads_kv)
 
 
 def _dtype(name: str):

@@ -66,10 +66,10 @@ def shared_order(cfg, batch, seqlen_q, heads, lse, split: tuple) -> SharedOrder:
 
 def places_in_cache(cfg, in_cache: tuple | None, cache) -> tuple:
     """-> the last fields of Lengths. cache: the tensor whose first dimension are the sequences of the cache."""
-    given = list(in_cache or ())
+    new_keys, *given = in_cache or (0,)
     batch_idx = given.pop(0) if cfg.cache_batch_idx else None
     leftpad = given.pop(0) if cfg.cache_leftpad else None
-    return batch_idx, leftpad, Int32(cache.shape[0]) if cfg.cache_batch_idx else None
+    return new_keys, batch_idx, leftpad, Int32(cache.shape[0]) if cfg.cache_batch_idx else None
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,8 @@ class SM100Kernel:
                     Where they are shared: (CTAs, least key tiles of one, Int32 (blocks, 2) that says which slots the
                     parts of a block have). mO is then (slots, positions, heads of a tile, depth), packed: (slots *
                     positions, heads of a tile, depth), mLSE (slots, heads of a tile, positions); work/shared_order.py
-        in_cache    the tensors cache_batch_idx and cache_leftpad, (batch,) int32, as far as the configuration has them
+        in_cache    with seqused_k: 1 if seqused_k does not count the keys of this call's queries, else 0; then the
+                    tensors cache_batch_idx and cache_leftpad, (batch,) int32, as far as the configuration has them
         descales    what cfg.descales names, (batch, kv_heads) f32 of any strides; Q's as mQ with a depth of 1
         rope        the last cfg.rope_depth columns of K, which all heads share, as K of one head, or in pages of
                     cfg.rope_page_size rows; then their page table, (batch, pages) int32; where they have 16 bits beside
@@ -186,9 +187,13 @@ class SM100Kernel:
         else:
             batch, seqlen_q = cu_seqlens_q.shape[0] - 1, max_seqlen_q
         if cutlass.const_expr(cfg.kv_layout == "paged"):
-            seqlen_k = page_table.shape[1] * cfg.page_size
+            rows_of_page = Int32(mK.shape[-2 if cfg.page_heads_first else -3])
+            seqlen_k = page_table.shape[1] * rows_of_page
         else:
             seqlen_k = mK.shape[1] if cutlass.const_expr(cfg.kv_layout == "dense") else mK.shape[0]
+        page_divisor = None
+        if cutlass.const_expr(cfg.binds_page_size):
+            page_divisor = cute.fast_divmod_create_divisor_v2(rows_of_page)
         splits = None
         if cutlass.const_expr(cfg.share_keys):
             grid, order = split[0], shared_order(cfg, batch, seqlen_q, heads, mLSE, split)
@@ -223,6 +228,7 @@ class SM100Kernel:
             ),
             page_table=page_table,
             num_pages=Int32(mK.shape[0]),
+            page_divisor=page_divisor,
             rows_per_block=(o_rows, k_rows, v_rows),
             seqlen_q=Int32(seqlen_q),
             seqlen_k=Int32(seqlen_k),

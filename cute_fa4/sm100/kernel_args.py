@@ -30,6 +30,9 @@ class KernelArgs:
     lengths: Lengths
     page_table: cute.Tensor | None  # (batch, pages) int32, or None
     num_pages: Int32  # of the pool, where keys are paged
+    page_divisor: (
+        object  # keys of a page, as a fast divisor, where calls bind them; None: cfg.page_size
+    )
     # (Q and O, K, V): rows from one batch or page to the next in their row spaces; Int32
     rows_per_block: tuple
     seqlen_q: Int32  # of dense queries; packed: of the longest sequence

@@ -51,7 +51,6 @@ def _problem(p: Problem) -> list[str]:
         (not p.fold_pages, "unfolded"),
         (p.seqused_q, "usedq"),
         (p.seqused_k, "usedk"),
-        (p.cache_excludes_new, "new"),
         (p.cache_batch_idx, "batchidx"),
         (p.cache_leftpad, "leftpad"),
         (p.padded_keys, "keylimit"),

@@ -18,6 +18,7 @@ GRANULARITIES = ("qQx", "kKy", "vV")  # letters of one tensor
 AUX_DTYPES = ("bf16", "fp16", "f32", "i32", "i64", "u8")
 
 
+COMMON_PAGE = 16  # keys of a box that serves pages of every multiple: docs/decisions/0030
 COLUMNS_OF_SCALE = 128  # numbers of a row of a latent cache that share a scale
 MOST_LATENT_ROWS = 64  # of a tile over a latent cache: docs/decisions/0011
 
@@ -64,14 +65,14 @@ class Problem:
     kv_layout      "dense", "packed" with cu_seqlens_k, or "paged" with a page table and page_size
     seqused_q      lengths of queries come from a tensor; rows beyond are not written
     seqused_k      lengths of keys come from a tensor; rows beyond may hold anything
-    cache_excludes_new  seqused_k does not count the new tokens: keys are seqused_k plus the queries
     cache_batch_idx  a tensor says which row of the cache, or of the page table, a sequence has
     cache_leftpad  a tensor says with which row of the cache the keys of a sequence begin
     padded_keys    a further tensor cuts the visible keys without moving positions
     page_heads_first    pages are (num_pages, heads, page_size, depth), not (num_pages, page_size, heads, depth)
     fold_pages     a page smaller than a tile comes in one copy with all its depth chunks, where the depth is a multiple
                    of the swizzle granule; pages must begin at multiples of 8 rows
-    page_size      keys per page of a paged cache; 0: contiguous K and V
+    page_size      keys per page of a paged cache; 0: contiguous K and V. Multiples of COMMON_PAGE become COMMON_PAGE:
+                   the kernel loads boxes of so many keys and reads the page size from the tensors of each call
     pack_gqa       the query heads of a group share a tile: rows are (position, head of the group)
     latent         V is the first ov_depth columns of K, read from there: one key/value head for all query heads
                    (multi-head latent attention, absorbed)
@@ -106,7 +107,6 @@ class Problem:
     kv_layout: str = "dense"
     seqused_q: bool = False
     seqused_k: bool = False
-    cache_excludes_new: bool = False
     cache_batch_idx: bool = False
     cache_leftpad: bool = False
     padded_keys: bool = False
@@ -132,10 +132,22 @@ class Problem:
     def __post_init__(self):
         plain_integers(self, "qk_depth", "ov_depth", "num_q_heads", "group", "page_size")
         plain_integers(self, "rope_depth", "rope_page_size")
+        if self.page_size % COMMON_PAGE == 0 and self.page_size > 0 and self._may_bind_pages:
+            object.__setattr__(self, "page_size", COMMON_PAGE)
         if self.o_dtype is None:
             object.__setattr__(self, "o_dtype", "bf16" if self.has_fp8 else self.qkv_dtype)
         if self.ov_depth is None:
             object.__setattr__(self, "ov_depth", self.qk_depth)
+
+    @property
+    def _may_bind_pages(self) -> bool:
+        """Latent caches have boxes as large as their pages; left padding looks rows up one by one."""
+        return self.kv_layout == "paged" and not (self.latent or self.cache_leftpad)
+
+    @property
+    def binds_page_size(self) -> bool:
+        """Pages of any multiple of page_size keys: how many, the tensors of a call say."""
+        return self.page_size == COMMON_PAGE and self._may_bind_pages
 
     @property
     def dtype_bytes(self) -> int:
@@ -393,10 +405,6 @@ class Problem:
                     f"{name}=True with kv_layout={self.kv_layout!r}, seqused_k={self.seqused_k}: it is about the "
                     "rows of a cache: use kv_layout='dense' or 'paged', and seqused_k=True"
                 )
-        if self.cache_excludes_new and not self.seqused_k:
-            why.append(
-                "cache_excludes_new=True with seqused_k=False: there is no cache length: use seqused_k=True"
-            )
         return why
 
     def _wrong_rope(self) -> list[str]:

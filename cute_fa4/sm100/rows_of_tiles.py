@@ -29,7 +29,7 @@ def tile_for(
     pack_gqa, swaps: what the call allows
 
     >>> [tile_for(queries, 8) for queries in (1, 2, 5, 256)]
-    [(True, 8), (True, 32), (True, None), (False, None)]
+    [(True, 8), (True, 32), (True, None), (True, None)]
     >>> [tile_for(queries, 7) for queries in (1, 4, 5, 300)]
     [(True, 8), (True, 32), (False, 8), (False, None)]
     """
@@ -37,7 +37,7 @@ def tile_for(
         rows = swapped_rows(seqlen_q, group)
         if rows is not None:
             return True, rows
-    pack = group > 1 and (packs_gqa(seqlen_q, group) if pack_gqa is None else pack_gqa)
+    pack = group > 1 and (packs_gqa(group) if pack_gqa is None else pack_gqa)
     return pack, None if pack or not swaps else swapped_rows(seqlen_q, 1)
 
 
@@ -85,16 +85,13 @@ def latent_rows(seqlen_q: int, heads: int) -> int | None:
     return next((rows for rows in LATENT_ROWS if needed <= rows), None)
 
 
-def packs_gqa(seqlen_q: int, group: int) -> bool:
-    """Whether the heads of a group share a query tile: when whole groups fit a tile and fewer CTAs are launched.
+def packs_gqa(group: int) -> bool:
+    """Whether the heads of a group share the tiles of 128 rows of a call: wherever whole groups fit a tile.
 
-    >>> packs_gqa(1, 8), packs_gqa(256, 8), packs_gqa(300, 8), packs_gqa(1, 1), packs_gqa(1, 7)
-    (True, False, True, False, False)
+    A tile then has fewer positions: it walks fewer masked key tiles, and the last one has fewer rows without a query
+    (docs/decisions/0030).
+
+    >>> packs_gqa(8), packs_gqa(1), packs_gqa(7)
+    (True, False, False)
     """
-    fits = ROWS_PER_Q_TILE % group == 0
-    return fits and _blocks(seqlen_q * group) < group * _blocks(seqlen_q)
-
-
-def _blocks(rows: int) -> int:
-    """CTAs that own so many query rows."""
-    return -(-rows // ROWS_PER_CTA)
+    return group > 1 and ROWS_PER_Q_TILE % group == 0

@@ -76,10 +76,23 @@ def populate_contiguous(tile_rows: int, first_row, first_key, num_keys) -> Paged
     return PagedRowIndices(first_row + first_key, valid, 1)
 
 
+def place_of(row, page_size: int, divisor=None) -> tuple:
+    """Row of a sequence -> (column of the page table, row in the page). divisor: of pages whose size a call says."""
+    return (row // page_size, row % page_size) if divisor is None else divmod(row, divisor)
+
+
+def _column(sizes: tuple, divisor, first_key, lane):
+    """Column of the page table for the box of a lane."""
+    tile_rows, page_size = sizes
+    if divisor is None and nest(tile_rows, page_size):
+        return first_key // page_size + lane
+    return place_of(first_key + lane * box_rows(*sizes), page_size, divisor)[0]
+
+
 @cute.jit
 def look_up(
-    tile_rows: cutlass.Constexpr,
-    page_size: cutlass.Constexpr,
+    sizes: cutlass.Constexpr,
+    divisor,
     table: cute.Tensor,
     batch,
     first_key,
@@ -87,29 +100,25 @@ def look_up(
 ):
     """Lane p: the page of box p of keys [first_key, first_key + tile_rows); 0 where there is none.
 
+    sizes       (tile_rows, page_size): keys of a tile and of a page
+    divisor     of pages of some multiple of page_size keys: that number, as a fast divisor; None: of page_size keys
     first_key   a multiple of tile_rows, not negative
     table       (batch, pages) int32
     """
-    rows = box_rows(tile_rows, page_size)
+    rows = box_rows(*sizes)
     lane = cute.arch.lane_idx()
     entry = Int32(0)
-    if (lane < tile_rows // rows) & (first_key + lane * rows < num_keys):
-        if cutlass.const_expr(nest(tile_rows, page_size)):
-            entry = table[batch, first_key // page_size + lane]
-        else:
-            entry = table[batch, (first_key + lane * rows) // page_size]
+    if (lane < sizes[0] // rows) & (first_key + lane * rows < num_keys):
+        entry = table[batch, _column(sizes, divisor, first_key, lane)]
     return entry
 
 
-def look_up_at_once(tile_rows: int, page_size: int, table: cute.Tensor, batch, first_key, num_keys):
+def look_up_at_once(sizes: tuple, divisor, table: cute.Tensor, batch, first_key, num_keys):
     """The same without a branch: addresses are made while what `num_keys` depends on is still on its way."""
-    rows = box_rows(tile_rows, page_size)
+    rows = box_rows(*sizes)
     lane = cute.arch.lane_idx()
-    if nest(tile_rows, page_size):
-        column = first_key // page_size + lane
-    else:
-        column = (first_key + lane * rows) // page_size
-    wanted = (lane < tile_rows // rows) & (first_key + lane * rows < num_keys)
+    column = _column(sizes, divisor, first_key, lane)
+    wanted = (lane < sizes[0] // rows) & (first_key + lane * rows < num_keys)
     address = (table.iterator + table.layout((batch, column))).toint()
     return Int32(
         llvm.inline_asm(
@@ -125,21 +134,23 @@ def look_up_at_once(tile_rows: int, page_size: int, table: cute.Tensor, batch, f
 
 
 def populate(
-    tile_rows: int, page_size: int, entry, rows_per_page, num_pages, first_key, num_keys
+    sizes: tuple, divisor, entry, rows_per_page, num_pages, first_key, num_keys
 ) -> PagedRowIndices:
-    """Rows of keys [first_key, first_key + tile_rows) in the pages that look_up found.
+    """Rows of keys [first_key, first_key + tile_rows) in the pages that look_up found. sizes, divisor: as there.
 
     A page that does not exist has no rows: zeros, and nothing is read.
     """
-    rows = box_rows(tile_rows, page_size)
-    boxes = tile_rows // rows
+    rows = box_rows(*sizes)
+    boxes = sizes[0] // rows
     lane = 0
     if boxes == 1:
         entry = cute.arch.shuffle_sync(entry, 0)
     else:
         lane = cute.arch.lane_idx()
     exists = choose(entry >= 0, choose(entry < num_pages, 1, 0), 0)
-    inside = (first_key + lane * rows) % page_size if rows < page_size else 0
+    inside = 0
+    if divisor is not None or rows < sizes[1]:
+        _, inside = place_of(first_key + lane * rows, sizes[1], divisor)
     valid = minimum(maximum(num_keys - first_key - lane * rows, 0), rows)
     return PagedRowIndices(entry * exists * rows_per_page + inside, valid * exists, boxes)
 

@@ -34,7 +34,7 @@ def attend(
     page_table, seqlen_q, sizes, sink, aux, split=None, in_cache=None, descales=None, rope=None,
 ):  # fmt: skip
     """Each sequence by itself."""
-    assert split is in_cache is descales is None
+    assert split is descales is None and (in_cache is None or len(in_cache) == 1)
     if rope is not None:  # of all heads, behind the columns of each
         if config.mixes_rope:
             q, k, v = (
@@ -49,7 +49,7 @@ def attend(
         queries = q[rows]
         keys, values = (_sequence(b, x, cu_seqlens_k, page_table) for x in (k, v))
         if seqused_k is not None:
-            used = int(seqused_k[b]) + config.cache_excludes_new * len(queries)
+            used = int(seqused_k[b]) + in_cache[0] * len(queries)
             keys, values = keys[:used], values[:used]
         p, j = positions(len(queries), len(keys))
         bands = config.mask.bands(

@@ -25,8 +25,8 @@ from cute_fa4.sm100.tiles import Tiles
 # num_q and cta_group are those of families to come: tiles, maps and tables take them already.
 DESIGN_TABLE = [
     (dict(qk_depth=64), 192, 8 - 2, 512),
-    (dict(qk_depth=64, kv_layout="paged", page_size=128), 128, 12 - 2, 384 + 2 * 64),
-    (dict(qk_depth=64, num_q=1, kv_layout="paged", page_size=128), 128, 13 - 2, 192 + 64),
+    (dict(qk_depth=64, kv_layout="paged", page_size=72), 128, 12 - 2, 384 + 2 * 64),
+    (dict(qk_depth=64, num_q=1, kv_layout="paged", page_size=72), 128, 13 - 2, 192 + 64),
     (dict(qk_depth=72), 128, 5 - 1, 512),
     (dict(qk_depth=80), 128, 5 - 1, 512),
     (dict(qk_depth=96), 128, 5 - 1, 512),
@@ -159,7 +159,6 @@ REFUSED = [
     ),
     (dict(kv_layout="sparse"), "kv_layout='sparse'", "'paged'"),
     (dict(q_layout="paged"), "q_layout='paged'", "'packed'"),
-    (dict(cache_excludes_new=True), "cache_excludes_new=True", "use seqused_k=True"),
     (dict(cache_batch_idx=True), "cache_batch_idx=True", "seqused_k=True"),
     (dict(cache_leftpad=True, kv_layout="packed"), "cache_leftpad=True", "'dense' or 'paged'"),
     (dict(pack_gqa=True, group=3), "group=3", "divides 128"),
@@ -208,7 +207,7 @@ def test_the_config_is_the_whole_compile_key():
         qkv_dtype="fp16", kv_dtype="e4m3", o_dtype="f32", descales="k", qk_depth=64, ov_depth=64, num_q_heads=8,
         group=2,
         mask=masks.Causal(), write_lse=True, split_keys=True, share_keys=True,
-        q_layout="packed", kv_layout="packed", seqused_q=True, seqused_k=True, cache_excludes_new=True,
+        q_layout="packed", kv_layout="packed", seqused_q=True, seqused_k=True,
         cache_batch_idx=True, cache_leftpad=True,
         padded_keys=True, page_heads_first=True, fold_pages=False, pack_gqa=True, latent=True, sink=True,
         sink_dtype="bf16", score_mod=soft_cap(30.0), mask_mod=soft_cap(31.0), aux=(("f32", 1),),

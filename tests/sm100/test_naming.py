@@ -49,7 +49,7 @@ IMPORTED = {
 CHANGED = dict(
     qkv_dtype="e4m3", kv_dtype="e5m2", o_dtype="fp16", descales="qv", qk_depth=64, ov_depth=64, num_q_heads=8, group=4,
     mask=masks.Either(masks.Window(True, False), masks.Both(masks.Causal(), masks.Chunked())),
-    q_layout="packed", kv_layout="packed", seqused_q=True, seqused_k=True, cache_excludes_new=True,
+    q_layout="packed", kv_layout="packed", seqused_q=True, seqused_k=True,
     cache_batch_idx=True, cache_leftpad=True,
     padded_keys=True, page_heads_first=True, fold_pages=False, page_size=16, pack_gqa=True, latent=True, sink=True,
     sink_dtype="bf16", score_mod=score_mods.composed(score_mods.soft_cap(30.0), score_mods.alibi(8)),

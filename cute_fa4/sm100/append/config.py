@@ -21,8 +21,8 @@ class AppendConfig:
     depth      head dim of K; rows are multiples of 16 bytes
     depth_v    head dim of V, likewise
     packed     new rows are (total_new, heads, depth) with offsets, not (batch, seqlen_new, heads, depth)
-    page_size  rows of a page of the cache (num_pages, page_size, heads, depth), which has a page table;
-               0: the cache is (batch, seqlen, heads, depth)
+    page_size  0: the cache is (batch, seqlen, heads, depth). Any other number becomes 1: the cache is (num_pages,
+               page_size, heads, depth) with a page table, and its tensors say how many rows a page has
     cache_batch_idx  a tensor says which sequence of the cache, or row of the page table, new rows are for
     arch       "sm_100a" or "sm_103a"; this kernel alone also "sm_90a", it has no tensor core instruction
     """
@@ -39,6 +39,7 @@ class AppendConfig:
 
     def __post_init__(self):
         plain_integers(self, "depth", "depth_v", "page_size")
+        object.__setattr__(self, "page_size", min(self.page_size, 1))
         if self.new_dtype is None:
             object.__setattr__(self, "new_dtype", self.dtype)
 
@@ -81,12 +82,12 @@ class AppendConfig:
     def name(self) -> str:
         """
         >>> AppendConfig("bf16", 128, 128, page_size=16).name
-        'append_bf16_d128_dv128_dense_page16_sm_100a'
+        'append_bf16_d128_dv128_dense_paged_sm_100a'
         """
         layout = "packed" if self.packed else "dense"
         return "_".join(
             ["append", self.dtype, f"d{self.depth}", f"dv{self.depth_v}", layout]
-            + [f"page{self.page_size}"] * self.paged
+            + ["paged"] * self.paged
             + ["batchidx"] * self.cache_batch_idx
             + [f"of_{self.new_dtype}"] * self.quantises
             + [f"scale_{self.descales}"] * bool(self.descales)

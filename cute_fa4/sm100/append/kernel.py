@@ -191,9 +191,10 @@ class AppendKernel:
                 b, place = row // new_k.shape[1], row % new_k.shape[1]
             held = cache_seqlens[b]
             position = held + place
-            holds, blocks = Int32(k_cache.shape[1]), Int32(k_cache.shape[0])
+            page_rows, blocks = Int32(k_cache.shape[1]), Int32(k_cache.shape[0])
+            holds = page_rows
             if cutlass.const_expr(cfg.paged):
-                holds = Int32(page_table.shape[1]) * cfg.page_size
+                holds = Int32(page_table.shape[1]) * page_rows
             # Rows before the first offset or past the last one belong to no sequence. `held` alone is compared too,
             # because the compiler takes sums not to overflow.
             belongs = (place >= 0) & (row < last)
@@ -205,8 +206,8 @@ class AppendKernel:
             if belongs & (held >= 0) & (held < holds) & (position < holds):
                 cache_block, inside = sequence, position
                 if cutlass.const_expr(cfg.paged):
-                    cache_block = page_table[sequence, position // cfg.page_size]
-                    inside = position % cfg.page_size
+                    cache_block = page_table[sequence, position // page_rows]
+                    inside = position % page_rows
                 if (cache_block >= 0) & (cache_block < blocks):
                     at = (cache_block, inside, head, None)
                     new = (row, head, None)

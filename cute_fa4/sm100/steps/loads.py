@@ -61,8 +61,8 @@ def look_up_keys(cfg, args: KernelArgs, work: Work, n):
             cfg.tiles.BN, cfg.page_size, cfg.cache_leftpad, args.page_table, row, *rows_in_cache(cfg, work, n)
         )  # fmt: skip
     return paged_rows.look_up(
-        cfg.tiles.BN,
-        cfg.page_size,
+        (cfg.tiles.BN, cfg.page_size),
+        args.page_divisor,
         args.page_table,
         row,
         blocks.key_tile(cfg, n) * cfg.tiles.BN,
@@ -80,13 +80,14 @@ def guess(cfg, args: KernelArgs, block) -> Int32 | tuple | None:
         return None
     batch = tile_order.work_tile(cfg, block // cfg.cluster_parts, args.order).batch
     first_key = blocks.key_tile(cfg, Int32(0)) * cfg.tiles.BN
-    room = Int32(args.page_table.shape[1]) * cfg.page_size
+    room = args.seqlen_k
     if cfg.tiles.gathers_rows:
         return gathered_rows.look_up(
             cfg.tiles.BN, cfg.page_size, False, args.page_table, batch, first_key, room
         )
+    sizes = cfg.tiles.BN, cfg.page_size
     return paged_rows.look_up_at_once(
-        cfg.tiles.BN, cfg.page_size, args.page_table, batch, first_key, room
+        sizes, args.page_divisor, args.page_table, batch, first_key, room
     )
 
 
@@ -137,7 +138,7 @@ def rows_of_tile(
         )  # fmt: skip
     if cfg.kv_layout == "paged":
         return paged_rows.populate(
-            cfg.tiles.BN, cfg.page_size, entries, args.rows_per_block[1], args.num_pages,
+            (cfg.tiles.BN, cfg.page_size), args.page_divisor, entries, args.rows_per_block[1], args.num_pages,
             first_key, sequence.num_keys,
         )  # fmt: skip
     first_row = sequence.k_first_row

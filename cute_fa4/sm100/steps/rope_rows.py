@@ -24,7 +24,8 @@ def look_up(cfg, args: KernelArgs, work: Work, n) -> Int32 | tuple:
         return gathered_rows.look_up(
             cfg.tiles.BN, cfg.rope_page_size, False, rope.page_table, batch, first, end
         )
-    return paged_rows.look_up(cfg.tiles.BN, cfg.rope_page_size, rope.page_table, batch, first, end)
+    page = cfg.rope_page_size
+    return paged_rows.look_up((cfg.tiles.BN, page), None, rope.page_table, batch, first, end)
 
 
 def keys_in_pages(cfg, args: KernelArgs, work: Work, n) -> tuple:
@@ -54,7 +55,7 @@ def rows_of(cfg, args: KernelArgs, work: Work, n, entries, of_k):
             )
         else:
             found = paged_rows.populate(
-                *(tiles.BN, cfg.rope_page_size, entries[1]),
+                *((tiles.BN, cfg.rope_page_size), None, entries[1]),
                 *(rope.rows_per_block, rope.num_pages, first, end),
             )
     elif cfg.kv_layout == "dense" and cfg.clips_keys:

@@ -18,6 +18,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, select_
 
 from ...layouts.scalars import maximum, minimum
+from ...tma import paged_rows
 from .rows import Row
 
 
@@ -113,8 +114,9 @@ def place_of_key(cfg, args, work, key, exists) -> tuple:
     in_cache = args.lengths.cache_row(of.batch)
     if cfg.kv_layout == "dense":
         return (in_cache, row), exists
-    page = _entry_of_table(args.page_table, in_cache, row // cfg.page_size, exists)
-    return (page, row % cfg.page_size), exists & (page >= 0) & (page < args.num_pages)
+    column, inside = paged_rows.place_of(row, cfg.page_size, args.page_divisor)
+    page = _entry_of_table(args.page_table, in_cache, column, exists)
+    return (page, inside), exists & (page >= 0) & (page < args.num_pages)
 
 
 @cute.jit

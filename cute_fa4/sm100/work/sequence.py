@@ -61,6 +61,7 @@ class Lengths:
     seqused_k: cute.Tensor | None = None  # (batch,)
     key_limit: cute.Tensor | None = None  # (batch,)
     total_q: Int32 | None = None  # rows of packed queries
+    new_keys: Int32 | int = 0  # for each query, which seqused_k does not count: 0 or 1
     cache_batch_idx: cute.Tensor | None = None  # (batch,): of the cache or the page table
     cache_leftpad: cute.Tensor | None = None  # (batch,)
     cache_batch: Int32 | None = None  # sequences that the cache or the page table has
@@ -99,8 +100,7 @@ def find_sequence(
     if cutlass.const_expr(lengths.seqused_k is not None):
         # Never beyond what the tensor or the page table can hold. Cut before the sum, which must not overflow.
         used = minimum(maximum(lengths.seqused_k[batch], 0), keys)
-        if cutlass.const_expr(cfg.cache_excludes_new):
-            used = used + number
+        used = used + number * lengths.new_keys
         keys = minimum(keys, used)
     if cutlass.const_expr(lengths.cache_batch_idx is not None):
         row = lengths.cache_row(batch)

@@ -49,24 +49,29 @@ def export(
     out = Path(out_dir)
     out.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(link.HERE / "kernel.h", out / KERNEL_HEADER)
-    kernels = _kept(out)
+    kernels = kept(out)
     for done, (config, as_data) in enumerate(zip(configs, data, strict=True)):
         if progress:
             progress(done, len(configs), config.name)
+        if kernels.pop(config.name, None):  # whose files are about to change
+            _write_manifest(out, host_target, kernels)
         record = export_one(config, as_data, out, host_target)
         kernels[record["name"]] = record
-        manifest.write_manifest(
-            out,
-            {
-                "host_target": host_target,
-                "versions": manifest.versions(),
-                "support_files": [file_record(out / KERNEL_HEADER)],
-                "kernels": list(kernels.values()),
-            },
-        )
+        _write_manifest(out, host_target, kernels)
     if progress:
         progress(len(configs), len(configs), "")
     return out
+
+
+def _write_manifest(out: Path, host_target: str, kernels: dict) -> None:
+    """What is whole at this moment: an export that is killed leaves a directory that loads."""
+    content = {
+        "host_target": host_target,
+        "versions": manifest.versions(),
+        "support_files": [file_record(out / KERNEL_HEADER)],
+        "kernels": list(kernels.values()),
+    }
+    manifest.write_manifest(out, content)
 
 
 def export_one(
@@ -124,7 +129,7 @@ def _checked(config) -> dict:
         raise ExportError(f"{config.name}: {error}") from None
 
 
-def _kept(out: Path) -> dict:
+def kept(out: Path) -> dict:
     """Kernels of an earlier export into the same directory, if they are of these versions."""
     if not (out / manifest.MANIFEST).exists():
         return {}

@@ -2,6 +2,7 @@
 
 The flags are printed from the tables of aot/entry.py: what a catalogue may say, a command line may, too.
 
+    --hf-config config.json --page-size 16         the [[model]]s of a transformers model
     --head-dim 128 --heads-q 32 --heads-kv 8       a [[model]]
     --head-dim 128 --causal                        one [[config]]
     --kernel append --head-dim 128 --page-size 16  one [[append]]
@@ -11,16 +12,18 @@ The flags are printed from the tables of aot/entry.py: what a catalogue may say,
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 import time
 from pathlib import Path
 
-from cute_fa4.aot import entry
+from cute_fa4.aot import entry, exporter
 from cute_fa4.aot.manifest import ExportError
-from cute_fa4.system import forks
+from cute_fa4.system import forks, progress
 
 _scratch = forks.ScratchDirectory("cute_fa4-export-")
 _TYPES = {"number": int, "numbers": int, "real": float}
+SECONDS = 3  # a kernel takes, about
 _LISTS = ("numbers", "texts", "switches", "windows")
 _ALIASES = {"qkv_dtype": ("--dtype",), "write_lse": ("--lse",)}
 _TITLES = {
@@ -53,6 +56,18 @@ def add_options(command: argparse.ArgumentParser) -> None:
         action="append",
         metavar="NAME",
         help="only this set of the catalogue; may be repeated; default: all sets",
+    )
+    command.add_argument(
+        "--hf-config",
+        metavar="FILE",
+        help="config.json of a transformers model: heads, depths, windows, sinks, soft cap, MLA; with --page-size, "
+        "--kv-dtype, --tensor-parallel, and flags of a model, which override what it says",
+    )
+    command.add_argument(
+        "--tensor-parallel",
+        type=int,
+        metavar="GPUS",
+        help="with --hf-config: GPUs that share the heads; default: 1",
     )
     command.add_argument(
         "--list",
@@ -126,11 +141,12 @@ def _switch(text: str) -> bool:
 
 def run(options) -> int:
     from cute_fa4 import aot
-    from cute_fa4.system import progress
 
     configs = configs_of(options)
     if options.list:
         print("\n".join(config.name for config in configs))
+        seconds = _minutes(SECONDS * len(configs))
+        print(f"{len(configs)} kernels, about {seconds} to export", file=sys.stderr)
         return 0
     if not options.out and not options.wheel:
         raise ExportError(
@@ -139,13 +155,17 @@ def run(options) -> int:
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory(dir=_scratch.path()) as scratch:
         out = Path(options.out or scratch)
+        _say_what_is_there(configs, out)
         with progress.bar(len(configs), "compiling", "kernel") as step:
 
             def report(done: int, total: int, name: str) -> None:
                 if done:
                     step()
+                    progress.say(f"    {_size(out, configs[done - 1].name)}")
                 if done < total:
-                    progress.say(f"[{done + 1}/{total}] {name}")
+                    spent = time.perf_counter() - begin
+                    left = spent / done * (total - done) if done else SECONDS * total
+                    progress.say(f"[{done + 1}/{total}] {name}, {_minutes(left)} left")
 
             aot.export(configs, out, host_target=options.host_target, progress=report)
         seconds = time.perf_counter() - begin
@@ -158,23 +178,55 @@ def run(options) -> int:
     return 0
 
 
+def _say_what_is_there(configs: list, out: Path) -> None:
+    """Kernels of an earlier export stay: whoever exports into its directory is told."""
+    there = exporter.kept(out)
+    if there:
+        again = len({config.name for config in configs} & set(there))
+        progress.say(
+            f"{out}: has {len(there)} kernels of an earlier export, which stay, {again} of them written anew; for a "
+            "directory of these kernels alone choose another, or remove it first"
+        )
+
+
+def _size(out: Path, name: str) -> str:
+    """Of a kernel's files."""
+    found = sum(path.stat().st_size for path in (*out.glob(f"{name}.*"), *out.glob(f"{name}_c.so")))
+    return f"{found / 1024:,.0f} KiB"
+
+
+def _minutes(seconds: float) -> str:
+    """
+    >>> _minutes(59), _minutes(90), _minutes(171)
+    ('59 s', '2 min', '3 min')
+    """
+    return f"{seconds:.0f} s" if seconds < 60 else f"{seconds / 60:.0f} min"
+
+
 def _name(options) -> str:
-    return Path(options.catalogue).stem if options.catalogue else "kernels"
+    given = options.catalogue or options.hf_config
+    return Path(given).stem if given else "kernels"
 
 
 def configs_of(options) -> list:
     """The configurations that the flags ask for; ExportError for flags that do not belong together."""
-    from cute_fa4.aot import exporter, read_catalogue
+    from cute_fa4.aot import read_catalogue
 
     given = {
         name: getattr(options, name)
         for name in {name for table in entry.KINDS.values() for name in table}
         if name != "arch" and getattr(options, name, None) is not None
     }
-    one = "head_dim" in given
-    if (options.catalogue is None) != one:
-        raise ExportError("give either --catalogue or --head-dim")
-    if options.catalogue is not None:
+    sources = options.catalogue is not None, options.hf_config is not None, "head_dim" in given
+    if sum(sources) != 1:
+        raise ExportError("give one of --catalogue, --hf-config and --head-dim")
+    if options.tensor_parallel is not None and options.hf_config is None:
+        raise ExportError(
+            "--tensor-parallel: without --hf-config, which says how many heads there are"
+        )
+    if options.hf_config is not None:
+        configs = _of_transformers(options, given)
+    elif options.catalogue is not None:
         if given:
             raise ExportError(
                 f"{_flags(given)}: with --catalogue, whose entries say it; accepted: --arch"
@@ -189,6 +241,27 @@ def configs_of(options) -> list:
     if options.arch is None:
         return configs
     return [exporter.for_arch(config, options.arch) for config in configs]
+
+
+def _of_transformers(options, given: dict) -> list:
+    """The kernels of a transformers model; flags of a model override what its config.json says."""
+    from cute_fa4.aot import hf_config
+
+    of_cache = {name: given.pop(name) for name in ("page_size", "kv_dtype") if name in given}
+    models = hf_config.models_of(
+        options.hf_config, **of_cache, tensor_parallel=options.tensor_parallel or 1
+    )
+    if "qkv_dtype" in given:
+        given["dtype"] = given.pop("qkv_dtype")
+    unknown = set(given) - set(entry.KINDS["model"])
+    if unknown:
+        raise ExportError(f"{_flags(unknown)}: with --hf-config; accepted: flags of a model")
+    found = [
+        config
+        for model in models
+        for config in entry.configs_of("model", model | given, options.hf_config)
+    ]
+    return list(dict.fromkeys(found))
 
 
 def _flags(names) -> str:

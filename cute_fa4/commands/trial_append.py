@@ -9,6 +9,7 @@ from cute_fa4.commands.trial_pages import DTYPES, page_table, pages
 from cute_fa4.sm100.append.config import AppendConfig
 
 QUERIES = (5, 3)  # new rows of the two sequences
+PAGE = 8  # rows of a page: sequences have two or three
 
 
 def wrong_elements(config: AppendConfig, device: str) -> tuple[float, float]:
@@ -26,12 +27,12 @@ def wrong_elements(config: AppendConfig, device: str) -> tuple[float, float]:
     for x in before:
         for b, sequence in enumerate(before[x]):
             sequence[held[b] :] = 0
-    table = page_table(total, config.page_size) if config.paged else None
+    table = page_table(total, PAGE) if config.paged else None
     order = [1, 0] if config.cache_batch_idx else [0, 1]
 
     def cache(sequences):
         if table is not None:
-            return torch.nan_to_num(pages(sequences, table, config.page_size))
+            return torch.nan_to_num(pages(sequences, table, PAGE))
         dense = torch.zeros(2, max(total) + 1, heads, sequences[0].shape[2], dtype=dtype)
         for b, sequence in enumerate(sequences):
             dense[order[b], : len(sequence)] = sequence

@@ -182,7 +182,7 @@ def _called(*, cache_batch_idx=None, cache_leftpad=None, **said):
     lengths = (*map(said.get, names), cache_batch_idx, cache_leftpad)
     choices = (
         said["mask"], said["num_splits"], None, said["pack_gqa"], said["score_mod"], None, None, "NHD",
-        said["seqused_k_excludes_new"], said["return_lse"],
+        False, said["return_lse"],
     )  # fmt: skip
     scales = tuple(said.get(name) for name in NAMES)
     tensors = CallTensors(

@@ -28,17 +28,18 @@ def cache_root() -> Path:
 
 def own_directory(name: str) -> Path:
     """The directory of that name in the cache, created. Raises UnusableDirectory."""
-    directory = cache_root() / name
-    try:
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        status = directory.stat()
-    except OSError as error:
-        raise UnusableDirectory(f"{directory}: {error}") from None
-    if not is_ours(status):
-        raise UnusableDirectory(
-            f"{directory}: belongs to user {status.st_uid}, mode {status.st_mode & 0o777:o}; accepted: your own, "
-            "writable by nobody else, because what lies there is executed"
-        )
+    root = cache_root()
+    for directory in (root, root / name):  # who may write to the first could replace the second
+        try:
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            status = directory.stat()
+        except OSError as error:
+            raise UnusableDirectory(f"{directory}: {error}") from None
+        if not is_ours(status):
+            raise UnusableDirectory(
+                f"{directory}: belongs to user {status.st_uid}, mode {status.st_mode & 0o777:o}; accepted: your own, "
+                "writable by nobody else, because what lies there is executed"
+            )
     return directory
 
 

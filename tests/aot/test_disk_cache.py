@@ -125,7 +125,13 @@ def refused_directories(tmp_path):
     open_to_all = tmp_path / "open"
     (open_to_all / "kernels").mkdir(parents=True)
     (open_to_all / "kernels").chmod(0o777)
+    root = (
+        tmp_path / "root"
+    )  # who may write to it could put another directory in the place of kernels/
+    (root / "kernels").mkdir(parents=True, mode=0o700)
+    root.chmod(0o777)
     return {
+        "others may write to the root": (root, "writable by nobody else"),
         "a file": (file, "Not a directory|File exists"),
         # /proc takes no directories, not even from root, whom permissions do not stop
         "read-only": ("/proc/cute_fa4_cache", "/proc/cute_fa4_cache"),
@@ -133,7 +139,9 @@ def refused_directories(tmp_path):
     }
 
 
-@pytest.mark.parametrize("which", ["a file", "read-only", "others may write"])
+@pytest.mark.parametrize(
+    "which", ["a file", "read-only", "others may write", "others may write to the root"]
+)
 def test_a_directory_that_cannot_be_used_falls_back_to_memory_with_one_note(
     which, cache, tmp_path, monkeypatch, caplog
 ):

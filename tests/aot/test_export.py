@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from cute_fa4 import aot
-from cute_fa4.aot import build, manifest
+from cute_fa4.aot import build, exporter, loader, manifest
 from cute_fa4.compiler import toolkit
 from cute_fa4.sm100.choose_config import choose_config
 from cute_fa4.sm100.config import FA4Config
@@ -97,6 +97,21 @@ def test_exporting_again_adds_to_what_is_there(exported, tmp_path):
     more = choose_config(qkv_dtype="bf16", head_dim=64)
     aot.export([more], directory)
     assert set(kernels(directory)) == {config.name for config in (*EXPORTED, more)}
+
+
+def test_an_export_that_is_killed_leaves_a_directory_that_loads(exported, tmp_path, monkeypatch):
+    """Also while it writes a kernel anew: what the manifest says is whole at every moment."""
+    directory = shutil.copytree(exported, tmp_path / "copy")
+
+    def killed(config, as_data, out, host_target):
+        (out / f"{config.name}.so").write_bytes(b"half of it")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(exporter, "export_one", killed)
+    with pytest.raises(KeyboardInterrupt):
+        aot.export([PLAIN], directory)
+    left = manifest.read_manifest(directory)["kernels"]
+    assert {loader.verified_config(directory, kernel) for kernel in left} == set(EXPORTED) - {PLAIN}
 
 
 def refuse_to_compile(monkeypatch):

@@ -1,0 +1,150 @@
+"""The config.json of a transformers model -> [[model]] entries of a catalogue, for the calls that a server makes.
+
+    num_attention_heads, num_key_value_heads, head_dim or hidden_size     heads and head dim
+    torch_dtype (dtype)                            dtype
+    sliding_window, layer_types, ...               windows: of all layers, or of some
+    attention_chunk_size                           chunk
+    attn_logit_softcapping                         softcap
+    model_type "gpt_oss"                           sink, of the model's dtype
+    kv_lora_rank, qk_rope_head_dim, ...            MLA: decode from the latent cache, and prefill with k_rope
+    index_topk                                     keys by index, over rows of 656 bytes
+
+Nothing of transformers is imported. Names are those of the published configurations.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from cute_fa4.aot.manifest import ExportError
+
+DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "bf16"}  # served in 16 bits
+CALLS = ("packed", "paged")  # of a server: flash_attn_varlen_func, with and without a cache
+LATENT, ROTARY = 512, 64  # columns of a latent cache
+SINKS = ("gpt_oss",)  # model types with a learned sink for each head
+# Model types whose tokens see each other.
+ENCODERS = (
+    *("bert", "roberta", "xlm-roberta", "modernbert", "vit"),
+    *("siglip_vision_model", "clip_vision_model"),
+)
+HEADS = ("num_attention_heads", "n_head", "num_heads")
+
+
+def models_of(
+    path, *, page_size: int = 16, kv_dtype: str | None = None, tensor_parallel: int = 1
+) -> list[dict]:
+    """Entries, as aot/entry.py reads them; ExportError for a model that is not understood.
+
+    path             config.json, or the directory that has it
+    page_size        keys of a page of the cache
+    kv_dtype         of caches, under 16-bit queries: "e4m3" or "e5m2"; None: as the model's dtype
+    tensor_parallel  GPUs that share the heads
+    """
+    said = _read(path)
+    said = {**said, **(said.get("text_config") or {})}
+    heads = next((said[name] for name in HEADS if isinstance(said.get(name), int)), None)
+    if heads is None:
+        raise ExportError(f"{path}: no {HEADS[0]}; accepted: config.json of a transformers model")
+    shared = {"dtype": _dtype(path, said)}
+    if said.get("kv_lora_rank"):
+        return _latent(path, said, _part(path, heads, tensor_parallel), shared, page_size, kv_dtype)
+    heads_kv = _heads_kv(said, heads)
+    depth = said.get("head_dim") or said["hidden_size"] // heads
+    windows, chunk = _windows(said)
+    model = shared | dict(
+        head_dim=depth,
+        head_dim_v=said.get("v_head_dim") or depth,
+        heads_q=_part(path, heads, tensor_parallel),
+        heads_kv=max(1, heads_kv // tensor_parallel),
+        causal=said.get("model_type") not in ENCODERS,
+        windows=windows,
+        page_sizes=(page_size,),
+        calls=CALLS,
+        softcap=float(said.get("attn_logit_softcapping") or 0.0),
+    )
+    if chunk is not None:
+        model["chunk"] = chunk
+    if said.get("model_type") in SINKS:
+        model["sink"] = shared["dtype"]
+    if not model["causal"]:
+        model["calls"] = ("dense", "packed")
+    elif kv_dtype is not None:
+        model |= {"kv_dtype": kv_dtype, "descales": "kv"}
+    return [model]
+
+
+def _read(path) -> dict:
+    path = Path(path)
+    if path.is_dir():
+        path = path / "config.json"
+    try:
+        said = json.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ExportError(f"{path}: {error}; accepted: config.json of a model") from None
+    if not isinstance(said, dict):
+        raise ExportError(f"{path}: no object; accepted: config.json of a transformers model")
+    return said
+
+
+def _dtype(path, said: dict) -> str:
+    name = str(said.get("torch_dtype") or said.get("dtype") or "bfloat16").removeprefix("torch.")
+    if name not in DTYPES:
+        raise ExportError(f"{path}: torch_dtype {name!r}; accepted: {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def _part(path, heads: int, tensor_parallel: int) -> int:
+    if tensor_parallel < 1 or heads % tensor_parallel:
+        raise ExportError(
+            f"--tensor-parallel: {tensor_parallel} of {heads} heads ({path}); accepted: a divisor of {heads}"
+        )
+    return heads // tensor_parallel
+
+
+def _heads_kv(said: dict, heads: int) -> int:
+    if said.get("multi_query") and not said.get("new_decoder_architecture"):
+        return 1  # Falcon, StarCoder
+    return said.get("num_key_value_heads") or said.get("num_kv_heads") or heads
+
+
+def _windows(said: dict) -> tuple[tuple, int | None]:
+    """-> (windows of an entry, keys of a chunk or None)."""
+    types, size = set(said.get("layer_types") or ()), said.get("sliding_window")
+    chunk = said.get("attention_chunk_size")
+    if said.get("use_sliding_window") is False:
+        size = None
+    if not types:
+        types = {"sliding_attention"} if size else {"full_attention"}
+        between = ("sliding_window_pattern", "max_window_layers", "global_attn_every_n_layers")
+        if any(said.get(name) for name in between) or said.get("model_type") == "gemma2":
+            types.add("full_attention")
+        if chunk:
+            types |= {"chunked_attention", "full_attention"}
+    window = [[size - 1, 0]] if size and "sliding_attention" in types else []
+    full = [[]] if "full_attention" in types or not window else []
+    return (*full, *window), chunk if "chunked_attention" in types else None
+
+
+def _latent(path, said: dict, heads: int, shared: dict, page_size: int, kv_dtype) -> list[dict]:
+    """Decode from a latent cache of one head, prefill with its rotary columns in a tensor of their own."""
+    latent, rotary = said["kv_lora_rank"], said.get("qk_rope_head_dim")
+    if (latent, rotary) != (LATENT, ROTARY):
+        raise ExportError(
+            f"{path}: kv_lora_rank {latent}, qk_rope_head_dim {rotary}; accepted: {LATENT} and {ROTARY}"
+        )
+    decode = shared | dict(
+        head_dim=LATENT + ROTARY, heads_q=heads, heads_kv=1, calls=("latent",), page_sizes=(page_size,)
+    )  # fmt: skip
+    if kv_dtype is not None:
+        decode |= {"kv_dtype": kv_dtype, "descales": "kv"}
+    found = [decode]
+    if said.get("index_topk"):  # lists of keys, each a page
+        rows = {"calls": ("latent_rows",), "page_sizes": (1,), "causal": False}
+        found = [shared | dict(head_dim=LATENT + ROTARY, heads_q=heads, heads_kv=1) | rows]
+    prefill = shared | dict(
+        head_dim=said["qk_nope_head_dim"] + rotary, head_dim_v=said["v_head_dim"], heads_q=heads, heads_kv=heads,
+        calls=("packed",), rope_depth=rotary, rope_page_sizes=(page_size,), return_lse=(False, True), splits=False,
+    )  # fmt: skip
+    chunks = prefill | dict(causal=False, rope_page_sizes=(), return_lse=(True,))
+    return [*found, prefill, chunks]

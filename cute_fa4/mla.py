@@ -22,7 +22,6 @@ from cute_fa4.calls.foreign import check_neutral
 from cute_fa4.calls.latent import (
     by_index,
     check_latent_tensors,
-    first_indices,
     names,
     of_each_key,
     of_each_query,
@@ -130,10 +129,11 @@ def flash_mla_with_kvcache(
     elif is_fp8_kvcache:
         _refuse_other_rows(k_cache)
     if topk_length is not None:
-        indices = _first_listed(indices, topk_length)
+        _check_listed(indices, topk_length)
     if indices is not None:
+        call = by_index(q, k_cache, indices, out, topk_length)
         return _by_index(
-            q, k_cache, indices, out, causal, softmax_scale=softmax_scale, num_splits=num_splits,
+            q, k_cache, call, out, causal, softmax_scale=softmax_scale, num_splits=num_splits,
             descale_q=descale_q, descale_k=descale_k, tokens_per_split=tokens_per_split, workspace=workspace,
             learnable_sink=learnable_sink,
         )  # fmt: skip
@@ -216,8 +216,8 @@ def _refuse_other_rows(k_cache) -> None:
     )
 
 
-def _first_listed(indices, topk_length) -> torch.Tensor:
-    """The first topk_length keys of each list."""
+def _check_listed(indices, topk_length) -> None:
+    """topk_length says how many keys of each list count."""
     if indices is None:
         raise ValueError("topk_length: given without indices; accepted: None")
     for name, tensor in (("indices", indices), ("topk_length", topk_length)):
@@ -228,14 +228,12 @@ def _first_listed(indices, topk_length) -> torch.Tensor:
             f"topk_length: shape {tuple(topk_length.shape)}, dtype {topk_length.dtype}; accepted: "
             f"{tuple(indices.shape[:1])}, torch.int32"
         )
-    return first_indices(indices, topk_length)
 
 
-def _by_index(q, k_cache, indices, out, causal, **options):
-    """The same call with each query as a sequence; results in the shape of q."""
+def _by_index(q, k_cache, call, out, causal, **options):
+    """What by_index makes of a call, with its options; results in the shape of q."""
     if causal:
         raise ValueError("causal: True with indices, which say what a query sees; accepted: False")
-    call = by_index(q, k_cache, indices, out)
     options["descale_k"] = of_each_key(options["descale_k"], k_cache)
     for name in ("descale_q", "descale_k"):
         options[name] = of_each_query(options[name], q)

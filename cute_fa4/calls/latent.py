@@ -90,16 +90,12 @@ def of_each_query(scale, q):
     return scale
 
 
-def first_indices(indices, lengths):
-    """The first `lengths` (batch,) keys of each list; what lies behind them may be anything and becomes -1."""
-    places = torch.arange(indices.shape[-1], device=indices.device)
-    return torch.where(places < lengths[:, None, None], indices, -1)
-
-
-def by_index(q, cache, indices, out) -> dict:
+def by_index(q, cache, indices, out, listed=None) -> dict:
     """A call whose keys are listed, for each query, as the call in which each query is a sequence and a key a page.
 
     indices   (batch, seqlen_q, keys) int32: page * page_size + place in the page; what is no such number is no key
+    listed    (batch,) int32: how many keys of each list count. They are the lengths of the sequences: nothing is loaded
+              for the rest of a list, which may hold anything. None: all
     """
     given = {"q": q, "k_cache": cache, "indices": indices} | ({} if out is None else {"out": out})
     for name, tensor in given.items():
@@ -120,11 +116,15 @@ def by_index(q, cache, indices, out) -> dict:
         )
     queries = q.shape[0] * q.shape[1]
     table = indices.reshape(queries, indices.shape[2])
+    if listed is None:
+        lengths = torch.full((queries,), table.shape[1], dtype=torch.int32, device=q.device)
+    else:
+        lengths = listed.clamp(0, table.shape[1]).repeat_interleave(q.shape[1])
     return {
         "q": _alone("q", q),
         "k_cache": _keys_alone(cache),
         "block_table": table,
-        "cache_seqlens": torch.full((queries,), table.shape[1], dtype=torch.int32, device=q.device),
+        "cache_seqlens": lengths,
         "out": None if out is None else _alone("out", out),
     }
 

@@ -33,6 +33,7 @@ MAX_THREADS = 1024
 MAX_CLUSTER = 16
 REGISTERS_PER_SM = 65536
 MAX_REGISTERS_PER_THREAD = 255
+SCHEDULERS = 4  # of an SM, which deal with its warps in turn
 
 CHECKS = {
     "phase_passed_twice": "a phase of an mbarrier completed before anybody looked at the one before",
@@ -259,11 +260,16 @@ def _tensor_memory(machine, index):
 
 
 def _registers_per_thread(kernel, threads):
-    """Registers per thread at launch: .maxnreg, else what 64K registers allow for the CTA's threads."""
+    """Registers per thread at launch: .maxnreg, else what a quarter of 64K registers allows for its scheduler's warps.
+
+    ptxas gives 576 threads 96: one of the four schedulers has five of the 18 warps.
+    """
     if ".maxnreg" in kernel.directives:
         return kernel.directives[".maxnreg"][0]
     per_sm = max(kernel.directives.get(".minnctapersm", (1,))[0], 1)
-    return min(REGISTERS_PER_SM // (threads * per_sm) // 8 * 8, MAX_REGISTERS_PER_THREAD // 8 * 8)
+    warps_of_scheduler = -(-threads // (SCHEDULERS * WARP_SIZE)) * per_sm
+    most = REGISTERS_PER_SM // SCHEDULERS // (warps_of_scheduler * WARP_SIZE) // 8 * 8
+    return min(most, MAX_REGISTERS_PER_THREAD // 8 * 8)
 
 
 def _check_launch(kernel, grid, block, threads, cluster, dynamic_shared_bytes):

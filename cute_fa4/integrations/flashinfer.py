@@ -11,7 +11,6 @@ import torch
 
 from cute_fa4 import mla
 from cute_fa4.calls.foreign import check_neutral
-from cute_fa4.calls.latent import first_indices
 from cute_fa4.calls.tensors import FP8, check_is_tensor
 from cute_fa4.sm100.choose_config import LATENT_DEPTHS
 from cute_fa4.system.messages import shown
@@ -69,7 +68,8 @@ def trtllm_batch_decode_with_kv_cache_mla(
     cache = _of_four_dimensions(kv_cache)
     kinds = dict(causal=True)
     if sparse_mla_top_k:
-        kinds = dict(indices=_listed(block_tables, seq_lens, sparse_mla_top_k))
+        _check_listed(block_tables, sparse_mla_top_k)
+        kinds = dict(indices=block_tables, topk_length=seq_lens)
     if of_8_bits:  # the scale of the cache is that of scores, too: taken out of theirs again
         kinds["descale_k"] = torch.full((1,), float(bmm2_scale), device=query.device)
         bmm1_scale = bmm1_scale / bmm2_scale
@@ -103,13 +103,11 @@ def _of_four_dimensions(kv_cache) -> torch.Tensor:
     return kv_cache.squeeze(1).unsqueeze(-2)
 
 
-def _listed(block_tables, seq_lens, number: int) -> torch.Tensor:
-    """The keys that each query lists, -1 behind the first seq_lens."""
+def _check_listed(block_tables, number: int) -> None:
+    """Each query lists so many keys."""
     check_is_tensor("block_tables", block_tables)
     if block_tables.dim() != 3 or block_tables.shape[-1] != number:
         raise ValueError(
             f"block_tables: shape {tuple(block_tables.shape)} with sparse_mla_top_k={number}; accepted: "
             f"(batch, queries, {number})"
         )
-    check_is_tensor("seq_lens", seq_lens)
-    return first_indices(block_tables, seq_lens)

@@ -102,9 +102,10 @@ class RowSchedule:
         )
 
     def warps_of(self, problem: Problem) -> WarpRoles:
-        """Which warp does what."""
+        """Which warp does what, and with how many registers."""
+        warps = self.warps.for_pages() if problem.kv_layout == "paged" else self.warps
         apart = self.values_apart and self.tiles(problem).gathers_rows
-        return self.warps.with_values() if apart else self.warps
+        return warps.with_values() if apart else warps
 
     def contradictions(self, problem: Problem) -> list[str]:
         """Numbers that mean nothing."""

@@ -10,12 +10,17 @@
     15      idle         40         `setmaxnreg` must be executed alike by the four warps of a warpgroup; or
             values                  copies V, where rows are gathered (roles/values.py)
 
-The kernel starts with 65,536 / 512 = 128 registers a thread; `setmaxnreg` moves them to where they are needed.
+The kernel starts with 65,536 / 512 = 128 registers a thread; `setmaxnreg` moves them to where they are needed. With a
+page table correction has 80, and warps 12 to 15 have 48.
 """
 
 from dataclasses import dataclass, replace
 
 from .chip import WARP_SIZE, WARPS_PER_GROUP
+
+OF_PAGES = (
+    48  # registers of the warps that are neither softmax nor correction, where keys are paged
+)
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,21 @@ class WarpRoles:
         """
         end = self.idle.stop
         return replace(self, values=self.idle, idle=range(end, end))
+
+    def for_pages(self) -> "WarpRoles":
+        """The same, with registers of correction for the load warp, which looks up rows in a page table.
+
+        With 40 of them ptxas spilled in its loop, and in those of softmax too.
+
+        >>> WarpRoles().for_pages().registers, WarpRoles().for_pages().other_registers
+        (65536, 48)
+        """
+        if self.other_registers >= OF_PAGES:
+            return self
+        more = OF_PAGES - self.other_registers
+        return replace(
+            self, correction_registers=self.correction_registers - more, other_registers=OF_PAGES
+        )
 
     def threads_of(self, role: str) -> int:
         """Threads of all warps of a role.

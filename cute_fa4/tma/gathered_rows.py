@@ -12,9 +12,11 @@ four rows of gather p: the page of each from the table, then its row in the pool
 
 Four keys in a row meet one page where pages hold a multiple of four keys, else two, or four pages of one key; more
 where the keys of a sequence begin amid its rows (left padding). Pages from that of the first key on are read from the
-table, as far as they hold a key of the sequence: entries beyond it may hold anything. A row that does not exist is -1:
-TMA finds no such row and fills zeros, which is what P V needs there, and its bytes count like those of the others (the
-tutorial "Native TMA Gather and Scatter" of Triton has negative rows in its test for Blackwell GPUs).
+table, as far as they hold a key of the sequence: entries beyond it may hold anything. A row that does not exist has a
+negative number: TMA finds no such row and fills zeros, which is what P V needs there, and its bytes count like those of
+the others (the tutorial "Native TMA Gather and Scatter" of Triton has negative rows in its test for Blackwell GPUs). No
+two keys have the same: TMA is slow where all rows are the same, even if there is none (FlashMLA,
+csrc/sm100/prefill/sparse/fwd/head128/phase1.cuh).
 """
 
 from dataclasses import dataclass
@@ -26,19 +28,18 @@ from cutlass import Int32
 from ..layouts.scalars import choose
 
 ROWS = 4  # of one gather
-NO_ROW = -1
 
 
 @dataclass(frozen=True)
 class GatheredRows:
-    """The rows of a tile in the pool's row space: row i of gather p is rows[i] of lane p; NO_ROW: there is none."""
+    """The rows of a tile in the pool's row space: row i of gather p is rows[i] of lane p; negative: there is none."""
 
     rows: tuple
 
     def in_map(self, rows_apart, first) -> "GatheredRows":
         """The same in a map whose rows are `rows_apart` rows of the pool apart; first: its row of row 0."""
         return GatheredRows(
-            tuple(choose(row < 0, NO_ROW, row * rows_apart + first) for row in self.rows)
+            tuple(choose(row < 0, row, row * rows_apart + first) for row in self.rows)
         )
 
     def of_gather(self, p) -> tuple:
@@ -112,7 +113,7 @@ def populate(
         for number in reversed(range(len(entries) - 1)):
             entry = choose(page == number, entries[number], entry)
         exists = (first + i < end) & (entry >= 0) & (entry < num_pages)
-        rows.append(choose(exists, entry * rows_per_page + inside, NO_ROW))
+        rows.append(choose(exists, entry * rows_per_page + inside, -1 - (first + i)))
     return GatheredRows(tuple(rows))
 
 

@@ -10,7 +10,7 @@ The bytes of the second query tile are another slot of the ring (two at depth 64
 which about three are on their way while one is read; 64 KiB in flight an SM are what HBM asks for.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar
 
@@ -38,6 +38,13 @@ class OneTile(RowSchedule):
     values_apart: ClassVar[bool] = True
 
     warps: WarpRoles = WarpRoles(correction_registers=80, other_registers=48)
+
+    def warps_of(self, problem: Problem) -> WarpRoles:
+        """With scales of keys softmax has more registers: those of correction, which merges two outputs at the end."""
+        warps = super().warps_of(problem)
+        if problem.token_scales and self.warps == OneTile.warps:
+            warps = replace(warps, softmax_registers=200, correction_registers=64)
+        return warps
 
     def tmem(self, problem: Problem) -> TmemMap:
         tiles = self.tiles(problem)

@@ -50,7 +50,7 @@ ROWS = Rows()
 
 
 class SM100MLAWiden(SM100MLADecode):
-    """Forward attention on SM100 over a latent cache of 656 bytes a row for 8 to 32 query rows a CTA: 448 threads."""
+    """Forward attention on SM100 over a latent cache of 656 bytes a row for 8 to 32 query rows a CTA: 512 threads."""
 
     def kv_operands(self, mK, mV):
         """Of one cache, all of whose bytes mK has: V is not looked at. Scales have a descriptor of their own."""
@@ -68,16 +68,20 @@ class SM100MLAWiden(SM100MLADecode):
     def roles(self, args: KernelArgs, cta: LatentCTA, warp):
         cfg, warps = self.cfg, self.cfg.warps
         if warp < warps.softmax.stop:
+            cute.arch.setmaxregister_increase(warps.softmax_registers)
             lanes = own_lanes(cta.tmem_address, warp)
             softmax.run(cfg, args, cta.smem, lanes, cta.events, cta.queue)
-        elif warp == warps.mma.start:
-            tmem = first_column(cta.tmem_address)
-            rope = cta.consumer.rope
-            products.run(cfg, args, cta.smem, tmem, cta.events, rope, cta.queue)
-        elif warp == warps.load.start:
-            block, _, _ = cute.arch.block_idx()
-            load_role.run(cfg, args, cta.smem, cta.events, cta.producer, cta.queue, block, ROWS)
+        elif warp < warps.idle.stop:
+            cute.arch.setmaxregister_decrease(warps.other_registers)
+            if warp == warps.mma.start:
+                tmem = first_column(cta.tmem_address)
+                rope = cta.consumer.rope
+                products.run(cfg, args, cta.smem, tmem, cta.events, rope, cta.queue)
+            elif warp == warps.load.start:
+                block, _, _ = cute.arch.block_idx()
+                load_role.run(cfg, args, cta.smem, cta.events, cta.producer, cta.queue, block, ROWS)
         else:
+            cute.arch.setmaxregister_decrease(warps.widen_registers)
             lanes = own_lanes(cta.tmem_address, warp)
             slabs = cta.consumer.slabs
             widen.run(cfg, args, cta.smem, lanes, cta.events, slabs, cta.queue)

@@ -70,7 +70,7 @@ class RowsPairCTA(LatentPairCTA):
 
 
 class SM100MLAWidenPair(SM100MLAPair):
-    """Forward attention on SM100 over a latent cache of 656 bytes a row: two CTAs of 576 threads."""
+    """Forward attention on SM100 over a latent cache of 656 bytes a row: two CTAs of 640 threads."""
 
     consumer_pipeline = WideConsumer
 
@@ -109,18 +109,22 @@ class SM100MLAWidenPair(SM100MLAPair):
     def roles(self, args: KernelArgs, cta: RowsPairCTA, warp):
         cfg, warps = self.cfg, self.cfg.warps
         if warp < warps.softmax.stop:
+            cute.arch.setmaxregister_increase(warps.softmax_registers)
             lanes = own_lanes(cta.tmem_address, warp)
             softmax.run(cfg, args, cta.smem, lanes, cta.events, cta.queue)
-        elif warp == warps.mma.start:
-            tmem = first_column(cta.tmem_address)
-            products.run(cfg, args, cta.smem, tmem, cta.events, cta.consumer, cta.queue)
-        elif warp == warps.load.start:
-            cta_number, _, _ = cute.arch.block_idx()
-            block = cta_number // CTAS
-            load_role.run(
-                cfg, args, cta.smem, cta.events, cta.producer, cta.queue, block, STORED_UNITS
-            )
+        elif warp < warps.idle.stop:
+            cute.arch.setmaxregister_decrease(warps.other_registers)
+            if warp == warps.mma.start:
+                tmem = first_column(cta.tmem_address)
+                products.run(cfg, args, cta.smem, tmem, cta.events, cta.consumer, cta.queue)
+            elif warp == warps.load.start:
+                cta_number, _, _ = cute.arch.block_idx()
+                block = cta_number // CTAS
+                load_role.run(
+                    cfg, args, cta.smem, cta.events, cta.producer, cta.queue, block, STORED_UNITS
+                )
         else:
+            cute.arch.setmaxregister_decrease(warps.widen_registers)
             widen.run(cfg, args, cta.smem, cta.widener, cta.queue)
 
 

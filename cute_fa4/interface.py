@@ -38,6 +38,7 @@ import cute_fa4.operators  # noqa: F401  torch knows them, and what they cost, b
 from cute_fa4.calls import autocast
 from cute_fa4.calls.append import (
     cache_lengths,
+    names_of_caches,
     prepare_append_and_attention,
     refuse_unbuilt,
     rows_of_cache,
@@ -540,7 +541,8 @@ def flash_attn_with_kvcache(
         q, k, v = autocast.cast(q, k, v)
         new = None if new is None else (k, v, cu_seqlens_k_new)
     if counts is not None and not isinstance(counts, torch.Tensor):
-        check_tensors(q, k_cache, v_cache, out)
+        with names_of_caches():
+            check_tensors(q, k_cache, v_cache, out)
         counts = cache_lengths(counts, sequences_of(q, cu_seqlens_q), q.device)
     lengths = (
         cu_seqlens_q, None, None, counts, key_limit, table, cache_batch_idx, cache_leftpad

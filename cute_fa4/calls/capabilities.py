@@ -21,6 +21,8 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from inspect import Parameter, signature
 
 from cute_fa4.calls.questions import (
     OF_LENGTHS,
@@ -54,7 +56,10 @@ BUILT_PARAMETERS = frozenset(
         "mask_mod aux_tensors q_descale k_descale v_descale o_scale q_quantize"
     ).split()
 )
-# Of them, those with which no call asks for pairs of CTAs by itself.
+UNBUILT_PARAMETERS = frozenset(
+    signature(unbuilt_parameters).parameters
+)  # a value of theirs is refused by a reason
+# Of BUILT_PARAMETERS, those with which no call asks for pairs of CTAs by itself.
 NOT_PAIRED = ("window_size", "mask", "softcap", "score_mod", "mask_mod")
 LATENT = {"latent": True, "kv_layout": "paged", "page_size": 64, "seqused_k": True}
 ARCHS = tuple(ARCH_OF_COMPUTE_CAPABILITY.values())
@@ -148,6 +153,9 @@ def capabilities(
     elif sizes:
         raise TypeError(f"{next(iter(sizes))}: with latent=True; accepted: None")
     asked = {name: value for name, value in parameters.items() if name not in BUILT_PARAMETERS}
+    if set(asked) - UNBUILT_PARAMETERS:
+        function = "flash_mla_with_kvcache" if latent else "flash_attn_func"
+        raise _no_parameter(sorted(set(asked) - UNBUILT_PARAMETERS), function)
     shared_reasons = unbuilt_parameters(**asked)
     splits = parameters.get("num_splits", 1), parameters.get("tokens_per_split")
     try:
@@ -197,7 +205,15 @@ class Question:
         unknown = sorted(set(self.parameters) - OPTIONS - OF_LENGTHS)
         function = function_of(name for name, value in self.parameters.items() if value is not None)
         if unknown:
-            raise TypeError(f"{', '.join(unknown)}: no parameter of {function}")
+            raise _no_parameter(unknown, function)
+
+
+def _no_parameter(unknown: list[str], function: str) -> TypeError:
+    """What a name is answered with that no call has."""
+    near = get_close_matches(unknown[0], KNOWN, n=1)
+    text = f"{', '.join(unknown)}: no parameter of {function}"
+    remedy = f"; did you mean {near[0]}?" if near else ""
+    return TypeError(f"{text}; accepted: {', '.join(KNOWN)}{remedy}")
 
 
 def _capability(
@@ -279,3 +295,15 @@ def _devices(arch: str) -> tuple[str, ...]:
         if name == arch
     ]
     return (("cpu (emulator)",) if arch == EMULATED_ARCH else ()) + tuple(gpus)
+
+
+_COLUMNS = signature(capabilities).parameters.values()
+# Names that a question may have.
+KNOWN = sorted(
+    {each.name for each in _COLUMNS if each.kind is Parameter.KEYWORD_ONLY}
+    | BUILT_PARAMETERS
+    | UNBUILT_PARAMETERS
+    | OPTIONS
+    | OF_LENGTHS
+    | {"is_fp8_kvcache"}
+)

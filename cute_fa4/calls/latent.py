@@ -169,5 +169,7 @@ def names():
         (text,) = error.args if len(error.args) == 1 else (None,)
         if isinstance(text, str) and "accepted:" in text:
             name, colon, rest = text.partition(":")
-            raise type(error)(f"{NAMES.get(name, name)}{colon}{rest}") from None
+            callers = NAMES.get(name, name)
+            rest = rest.replace(f" {name}.", f" {callers}.")  # what to call, as k.contiguous()
+            raise type(error)(f"{callers}{colon}{rest}") from None
         raise

@@ -78,6 +78,17 @@ class Plan:
             or (rope is not None and any(x is not None and x.requires_grad for x in rope))
         ):
             return False
+        given = (
+            *(tensors.q, tensors.k, tensors.v, out, sink),
+            *(tensors.lengths or ()),
+            *(aux or ()),
+            *(new or ()),
+            *(scales or ()),
+            *(rope or ()),
+        )
+        for tensor in given:  # shapes and strides do not tell these from others
+            if tensor is not None and (tensor.is_neg() or tensor._is_zerotensor()):
+                return False
         return self.is_apart(tensors)
 
     def is_apart(self, tensors: CallTensors) -> bool:

@@ -15,6 +15,7 @@ import math
 from numbers import Real
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from cute_fa4.sm100.choose_config import LATENT_DEPTHS, LATENT_ROW_BYTES, depths_of, in_words
 
@@ -127,6 +128,27 @@ def check_is_tensor(name: str, value: object) -> None:
             f"{name}: layout {value.layout}; accepted: torch.strided; "
             f"convert with {name}.to_dense()"
         )
+    if (
+        not is_dynamo_compiling()
+    ):  # a graph calls an operator, for which torch writes the numbers out
+        _check_holds_its_numbers(name, value)
+
+
+def _check_holds_its_numbers(name: str, tensor: torch.Tensor) -> None:
+    """Memory has the numbers themselves, which a kernel reads without asking torch."""
+    if tensor.is_neg():
+        raise ValueError(
+            f"{name}: has the negative bit, its memory holds the numbers with the other sign; accepted: a tensor "
+            f"without it; call {name}.resolve_neg()"
+        )
+    if tensor.is_conj():
+        raise ValueError(
+            f"{name}: has the conjugate bit; accepted: a tensor without it; call {name}.resolve_conj()"
+        )
+    if tensor._is_zerotensor():
+        raise ValueError(
+            f"{name}: a tensor of zeros without memory; accepted: one with memory; call {name}.clone()"
+        )
 
 
 def check_one_device(tensors: dict[str, torch.Tensor]) -> None:
@@ -176,8 +198,8 @@ def check_place(name: str, tensor: torch.Tensor, device) -> None:
         )
     if tensor.requires_grad and torch.is_grad_enabled():
         raise NotImplementedError(
-            f"{name}: requires_grad is True and the backward pass is not built; "
-            "call under torch.no_grad() or pass .detach()"
+            f"{name}: requires_grad is True and the backward pass is not built; accepted: False; "
+            f"call under torch.no_grad() or pass {name}.detach()"
         )
 
 
@@ -187,7 +209,7 @@ def check_no_gradient(tensors: dict[str, torch.Tensor]) -> None:
     for name, tensor in tensors.items():
         if tensor.requires_grad:
             raise NotImplementedError(
-                f"{name}: requires_grad is True and the backward pass is not built; "
+                f"{name}: requires_grad is True and the backward pass is not built; accepted: False; "
                 f"call under torch.no_grad() or pass {name}.detach()"
             )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -19,6 +20,7 @@ def merge(
     lses: torch.Tensor | Sequence[torch.Tensor],
     *,
     dtype: torch.dtype | None = None,
+    empty_lse: float = -math.inf,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, lse) over the keys of all parts, of which each has its own and has returned its log-sum-exp.
 
@@ -26,20 +28,32 @@ def merge(
            bf16 or fp16
     lses   (parts, batch, heads, seqlen_q) or (parts, heads, total_q), or a list; float32, natural logarithm
     dtype  of the result; None: that of outs. Sums are float32
+    empty_lse  what the parts have as lse where they have no keys: -inf, as here, or math.inf, as vLLM, SGLang and
+           FlashMLA write it. With math.inf either is taken as empty
 
         L = log(sum of e^L_p)        O = sum of e^(L_p - L) O_p
 
-    A part without keys has lse -inf and is not read. Where no part has keys, out is 0 and lse -inf. A sink is counted
+    A part without keys is not read. Where no part has keys, out is 0 and lse -inf, whatever empty_lse is. Without
+    empty_lse=math.inf an lse of +inf makes its row NaN. A sink is counted
     once: it goes to one of the calls. The parts are added in order, so the same parts give the same bits.
 
     One kernel (sm100/combine): CUDA tensors on the current stream, CPU tensors on the emulator. Raises as
     flash_attn_func.
     """
     outs, lses = stacked("outs", outs), stacked("lses", lses)
+    if _has_other_sign(empty_lse):
+        lses = lses.masked_fill(lses == math.inf, -math.inf)
     if is_traced(outs):
         refuse_untraceable("merge", {"outs": outs, "lses": lses})
         return _merge_operator(outs, lses, dtype=dtype)
     return merged(outs, lses, dtype)
+
+
+def _has_other_sign(empty_lse) -> bool:
+    """Whether parts without keys have lse +inf."""
+    if type(empty_lse) is not float or not math.isinf(empty_lse):
+        raise ValueError(f"empty_lse: {empty_lse!r}; accepted: -math.inf or math.inf")
+    return empty_lse > 0
 
 
 def stacked(name: str, parts) -> torch.Tensor:

@@ -92,7 +92,8 @@ def check_append(q, k_cache, v_cache, k, v, cache_seqlens, *, out=None, **rest) 
             *(k_cache, v_cache, rest["kv_layout"], ("k_cache", "v_cache"))
         )
         rest["kv_layout"] = "NHD"
-    check_tensors(q, k_cache, v_cache, out)
+    with append.names_of_caches():
+        check_tensors(q, k_cache, v_cache, out)
     batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
     append.cache_lengths(cache_seqlens, batch, q.device)
     offsets = rest.pop("cu_seqlens_k_new")

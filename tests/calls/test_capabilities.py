@@ -50,6 +50,24 @@ def test_the_supported_combinations_are_those_of_the_readme():
         assert row.runs == ((row.dtype, row.head_dim) in runs)
 
 
+@pytest.mark.parametrize(
+    "asked, name, near",
+    [
+        (dict(cache_seqlen=True), "cache_seqlen", "cache_seqlens"),
+        (dict(head_dims=64), "head_dims", "head_dim"),
+        (dict(windowsize=(1, 1)), "windowsize", "window_size"),
+        (dict(cache_seqlens=True, page_sizes=3), "page_sizes", "page_size"),
+        (dict(latent=True, is_fp8_kvcach=True), "is_fp8_kvcach", "is_fp8_kvcache"),
+    ],
+)
+def test_an_unknown_name_is_answered_with_the_nearest(asked, name, near):
+    with pytest.raises(
+        TypeError,
+        match=rf"^{name}: no parameter of flash_\w+; accepted: .*; did you mean {near}\?$",
+    ):
+        capabilities(**asked)
+
+
 def test_different_head_dims_of_k_and_v_run():
     rows = capabilities(head_dim=128, head_dim_v=64, dtype="bf16")
     assert rows

@@ -358,3 +358,21 @@ def test_numpy_integers_are_integers():
     assert score_mods.alibi(np.int64(8)) == score_mods.alibi(8)
     assert score_mods.relative_logits(np.int64(8)).key == "relative_logits(8)"
     assert score_mods.soft_cap(np.float32(8)).key == "soft_cap(8.0)"
+
+
+@pytest.mark.parametrize(
+    "counts", [3, torch.tensor([3], dtype=torch.int32)], ids=["number", "tensor"]
+)
+@pytest.mark.parametrize("name", ["q", "k_cache", "v_cache", "k", "v", "out"])
+def test_a_gradient_is_refused_under_the_name_of_the_call(name, counts):
+    given = {
+        each: torch.zeros(1, 1, 1, 64, dtype=torch.bfloat16) for each in ("q", "k", "v", "out")
+    }
+    given |= {
+        each: torch.zeros(1, 8, 1, 64, dtype=torch.bfloat16) for each in ("k_cache", "v_cache")
+    }
+    given[name].requires_grad_()
+    with pytest.raises(
+        NotImplementedError, match=rf"^{name}: requires_grad.*or pass {name}\.detach\(\)$"
+    ):
+        flash_attn_with_kvcache(**given, cache_seqlens=counts)

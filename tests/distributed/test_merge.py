@@ -61,6 +61,21 @@ def test_parts_become_the_whole(partial, result, depth, parts, packed):
     assert max_error(lse, exact_lse) <= 1e-5
 
 
+def test_parts_without_keys_may_have_either_infinity():
+    """vLLM, SGLang and FlashMLA write +inf; eagerly, of packed rows, and in a graph."""
+    for packed in (False, True):
+        outs, lses = parts_of(3, packed)
+        expected = merge(outs, lses)
+        other = lses.masked_fill(lses == -math.inf, math.inf)
+        other[0, ..., 0] = -math.inf  # both in one call
+        for one, of_other in zip(merge(outs, other, empty_lse=math.inf), expected, strict=True):
+            assert torch.equal(one, of_other)
+    in_graph = torch.compile(merge, fullgraph=True, backend="eager")
+    assert torch.equal(in_graph(outs, other, empty_lse=math.inf)[0], expected[0])
+    with pytest.raises(ValueError, match=r"empty_lse: 0\.0; accepted: -math.inf or math.inf"):
+        merge(outs, lses, empty_lse=0.0)
+
+
 def test_a_list_of_parts_is_their_stack():
     outs, lses = parts_of(3)
     for one, other in zip(merge(list(outs), tuple(lses)), merge(outs, lses), strict=True):

@@ -14,6 +14,8 @@ The kernel reads a row once for both products (sm100/mla_decode/), or by halves 
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch.compiler import is_dynamo_compiling
 
@@ -37,6 +39,7 @@ from cute_fa4.calls.latent_rows import (
     rows_from,
     rows_of,
 )
+from cute_fa4.calls.prepare import one_of
 from cute_fa4.calls.queries import are_wide, quantised
 from cute_fa4.calls.repeat import again, attend
 from cute_fa4.calls.request import CallTensors
@@ -103,6 +106,11 @@ def flash_mla_with_kvcache(
     indices         (batch, seqlen_q, keys) int32: the keys that each query sees, page * page_size + place in the page,
                     in any order. -1, or what is no key of the cache, is none. block_table and cache_seqlens are not
                     read then and may be None, causal is False. A key that is listed twice counts twice
+    attn_sink       as learnable_sink, and lse does not count it: where the sink has a share w of the weights, the error
+                    of lse is 1 / (1 - w) times that of the other. One of the two may be given
+    topk_length     (batch,) or (batch, seqlen_q) int32: so many of each list of indices count, what follows may be
+                    anything. None: all
+    extra_k_cache, extra_indices_in_kvcache, extra_topk_length   None
     tokens_per_split, workspace, out   as flash_attn_varlen_func has them
     learnable_sink  (heads,), float32, bf16 or fp16: a score of each head that takes weight and has no value, in natural
                     units, whatever softmax_scale is
@@ -110,15 +118,23 @@ def flash_mla_with_kvcache(
     The parameters up to extra_topk_length have FlashMLA's names and order.
 
     Returns (out, lse): (batch, seqlen_q, heads, 512), and the natural log-sum-exp (batch, heads, seqlen_q), float32.
-    A query that sees no key has out 0 and lse -inf (FlashMLA: +inf), or the sink: lse counts it (FlashMLA's does not).
+    A query that sees no key has out 0 and lse -inf (FlashMLA: +inf), or learnable_sink, which lse counts.
 
-    Raises as flash_attn_func; NotImplementedError also for a sink and for a second cache.
+    Raises as flash_attn_func; NotImplementedError also for a second cache.
     """
-    if not (attn_sink is extra_k_cache is extra_indices_in_kvcache is extra_topk_length is None):
+    if not (extra_k_cache is extra_indices_in_kvcache is extra_topk_length is None):
         check_neutral(
-            attn_sink=attn_sink, extra_k_cache=extra_k_cache, extra_indices_in_kvcache=extra_indices_in_kvcache,
+            extra_k_cache=extra_k_cache, extra_indices_in_kvcache=extra_indices_in_kvcache,
             extra_topk_length=extra_topk_length,
         )  # fmt: skip
+    if attn_sink is not None:
+        sink = one_of("attn_sink", attn_sink, "learnable_sink", learnable_sink)
+        found, lse = flash_mla_with_kvcache(
+            q, k_cache, block_table, cache_seqlens, head_dim_v, None, num_splits, softmax_scale, causal,
+            is_fp8_kvcache, indices, topk_length=topk_length, descale_q=descale_q, descale_k=descale_k,
+            tokens_per_split=tokens_per_split, workspace=workspace, out=out, learnable_sink=sink,
+        )  # fmt: skip
+        return found, without_sink(lse, sink)
     if num_splits is None or isinstance(num_splits, torch.Tensor):
         num_splits = 0
     if head_dim_v != LATENT_DEPTHS[1]:
@@ -216,6 +232,12 @@ def _refuse_other_rows(k_cache) -> None:
     )
 
 
+def without_sink(lse: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:
+    """log(exp(lse) - exp(sink)) of (batch, heads, seqlen_q): the log-sum-exp of the keys alone; -inf without keys."""
+    share = sink.float()[:, None] - lse
+    return torch.where(lse == -math.inf, lse, lse + torch.log(-torch.expm1(share)))
+
+
 def _check_listed(indices, topk_length) -> None:
     """topk_length says how many keys of each list count."""
     if indices is None:
@@ -223,10 +245,11 @@ def _check_listed(indices, topk_length) -> None:
     for name, tensor in (("indices", indices), ("topk_length", topk_length)):
         check_is_tensor(name, tensor)
     check_rank("indices", indices, ("batch", "seqlen_q", "keys"))
-    if topk_length.shape != indices.shape[:1] or topk_length.dtype is not torch.int32:
+    accepted = indices.shape[:1], indices.shape[:2]
+    if topk_length.shape not in accepted or topk_length.dtype is not torch.int32:
         raise ValueError(
             f"topk_length: shape {tuple(topk_length.shape)}, dtype {topk_length.dtype}; accepted: "
-            f"{tuple(indices.shape[:1])}, torch.int32"
+            f"{tuple(accepted[0])} or {tuple(accepted[1])}, torch.int32"
         )
 
 

@@ -94,8 +94,8 @@ def by_index(q, cache, indices, out, listed=None) -> dict:
     """A call whose keys are listed, for each query, as the call in which each query is a sequence and a key a page.
 
     indices   (batch, seqlen_q, keys) int32: page * page_size + place in the page; what is no such number is no key
-    listed    (batch,) int32: how many keys of each list count. They are the lengths of the sequences: nothing is loaded
-              for the rest of a list, which may hold anything. None: all
+    listed    (batch,) or (batch, seqlen_q) int32: how many keys of each list count. They are the lengths of the
+              sequences: nothing is loaded for the rest of a list, which may hold anything. None: all
     """
     given = {"q": q, "k_cache": cache, "indices": indices} | ({} if out is None else {"out": out})
     for name, tensor in given.items():
@@ -119,7 +119,8 @@ def by_index(q, cache, indices, out, listed=None) -> dict:
     if listed is None:
         lengths = torch.full((queries,), table.shape[1], dtype=torch.int32, device=q.device)
     else:
-        lengths = listed.clamp(0, table.shape[1]).repeat_interleave(q.shape[1])
+        of_queries = listed[:, None] if listed.dim() == 1 else listed
+        lengths = of_queries.clamp(0, table.shape[1]).expand(q.shape[:2]).reshape(queries)
     return {
         "q": _alone("q", q),
         "k_cache": _keys_alone(cache),

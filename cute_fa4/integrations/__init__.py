@@ -4,5 +4,5 @@ sdpa.py          torch.nn.functional.scaled_dot_product_attention
 context_parallel.py  the same inside of torch's context_parallel, on DTensors
 transformers.py  attn_implementation="cute_fa4" of Hugging Face models; transformers_masks.py has their masks
 vllm.py          the functions that vLLM's FlashAttention and FlashMLA backends import
-flashinfer.py    decode from a latent cache as FlashInfer has it
+flashinfer/      FlashInfer's batched functions and wrappers, and its decode from a latent cache
 """

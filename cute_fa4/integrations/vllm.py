@@ -225,8 +225,9 @@ def flash_mla_with_kvcache(
     topk_length   (batch,) int32: so many of each list of indices count, or None
     tile_scheduler_metadata, num_splits   anything; not read
 
-    Returns (out, lse), (batch, queries, heads, 512) and (batch, heads, queries). NotImplementedError for sinks and a
-    second cache.
+    attn_sink     (heads,) float32; lse does not count it
+
+    Returns (out, lse), (batch, queries, heads, 512) and (batch, heads, queries). A second cache is refused.
     """
     return mla.flash_mla_with_kvcache(
         q, k_cache, block_table, cache_seqlens, head_dim_v, tile_scheduler_metadata, None, softmax_scale, causal,

@@ -12,6 +12,7 @@ import torch
 
 from cute_fa4 import (
     aot,
+    compile_cache,
     flash_attn_func,
     flash_attn_varlen_func,
     flash_attn_with_kvcache,
@@ -40,6 +41,7 @@ def nothing_compiles(monkeypatch):
     monkeypatch.setattr(registry, "_functions", {})
     monkeypatch.setattr(registry, "_seconds", {})
     monkeypatch.setattr(compiler, "compile_function", lambda config, executor: lambda *given: None)
+    monkeypatch.setattr(compile_cache, "function_for", lambda config, executor: lambda *given: None)
 
 
 def refusal(function, *positional, **arguments) -> tuple[type, str]:

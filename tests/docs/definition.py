@@ -97,7 +97,9 @@ def _rows(b: int, q, offsets) -> tuple:
 
 def _sequence(b: int, x, offsets, table):
     if table is not None:
-        return x[table[b].long()].flatten(0, 1)
+        return x[table[b].long().clamp(0, len(x) - 1)].flatten(
+            0, 1
+        )  # entries behind its keys are any number
     return x[b] if offsets is None else x[int(offsets[b]) : int(offsets[b + 1])]
 
 

@@ -1,13 +1,14 @@
 """Decode from a latent cache as vLLM's and FlashInfer's callers write it: the same bits as our own call."""
 
 import inspect
+import math
 
 import pytest
 import torch
 
 from cute_fa4 import flash_mla_with_kvcache, mla
 from cute_fa4.integrations import flashinfer, vllm
-from tests.sm100.mla_decode.latent_batches import call_of, draw, stored
+from tests.sm100.mla_decode.latent_batches import agree, call_of, draw, stored
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SCALE = 192**-0.5
@@ -56,10 +57,35 @@ def test_vllm_passes_its_plan_and_a_cache_without_heads(call, expected):
         is_fp8_kvcache=False,
     )
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-    with pytest.raises(
-        NotImplementedError, match="attn_sink: a Tensor of .*; accepted: None; a sink has"
-    ):
-        vllm.flash_mla_with_kvcache(**call, head_dim_v=512, attn_sink=torch.zeros(1))
+    with pytest.raises(NotImplementedError, match="extra_k_cache: a Tensor of .*; accepted: None"):
+        vllm.flash_mla_with_kvcache(**call, head_dim_v=512, extra_k_cache=torch.zeros(1))
+
+
+def test_sinks_of_each_caller(call):
+    """FlashMLA's and vLLM's log-sum-exp counts the keys alone; ours and FlashInfer's, to base 2, counts the sink."""
+    batch, sink = draw(2, [70, 9], heads=16), torch.linspace(-2, 2, 16)
+    found = call_of(call, learnable_sink=sink, softmax_scale=SCALE, causal=True)
+    agree(batch, *found, True, sink=sink, scale=SCALE)
+    out, lse = vllm.flash_mla_with_kvcache(
+        **call, head_dim_v=512, softmax_scale=SCALE, causal=True, attn_sink=sink
+    )
+    assert torch.equal(out, found[0])
+    keys_alone = (found[1].double().exp() - sink.double()[:, None].exp()).log()
+    assert (lse - keys_alone).abs().max() < 1e-4
+    given = dict(block_tables=call["block_table"], seq_lens=call["cache_seqlens"], bmm1_scale=SCALE)
+    out, lse = flashinfer.trtllm_batch_decode_with_kv_cache_mla(
+        call["q"], call["k_cache"].squeeze(2), **given, sinks=[sink], return_lse=True
+    )
+    assert torch.equal(out, found[0])
+    assert torch.equal(lse.view(2, 2, 16), found[1].transpose(1, 2) * math.log2(math.e))
+
+
+def test_a_log_sum_exp_without_its_sink():
+    """Where no key is seen, and where the sink has no weight."""
+    sink = torch.tensor([1.0, -torch.inf, -torch.inf])
+    lse = torch.tensor([1.0, 0.5, -torch.inf]).view(1, 3, 1)
+    expected = [-torch.inf, 0.5, -torch.inf]
+    assert mla.without_sink(lse, sink).flatten().tolist() == expected
 
 
 @pytest.mark.parametrize("dims", [3, 4])
@@ -73,7 +99,28 @@ def test_flashinfer_has_caches_of_three_and_of_four_dimensions(call, expected, d
     out = torch.empty_like(expected[0])
     assert decode(call["q"], cache, scratch, **given, out=out) is out
     assert torch.equal(out, expected[0])
+    twice = call["block_table"][:, None].expand(-1, 2, -1)
+    neutral = dict(
+        is_var_seq=False, uses_shared_paged_kv_idx=False, block_tables=twice, kv_scale_format="pow2_fp32",
+        cute_dsl_impl="modular", multi_ctas_kv_counter_buffer=scratch, use_fp16_softmax=False, enable_pdl=True,
+        sparse_mla_top_k_lens=None, cum_seq_lens_q=None, max_q_len=None, enable_dcp=False, cp_world=1, cp_rank=0,
+    )  # fmt: skip
+    lse = torch.empty(2, 2, 16)
+    found = decode(call["q"], cache, scratch, **given | neutral, return_lse=True)
+    assert decode(call["q"], cache, scratch, **given | neutral, lse=lse) is not lse
+    to_base_2 = expected[1].transpose(1, 2) * math.log2(math.e)
+    assert torch.equal(found[0], expected[0]) and torch.equal(lse, to_base_2)
+    assert found[1].shape == (4, 16) and torch.equal(found[1].view_as(lse), lse)
+    other = torch.stack([call["block_table"], call["block_table"].flip(0)], 1)
     for wrong, error, text in (
+        (neutral | dict(block_tables=other), ValueError, "block_tables: other pages of values"),
+        (
+            dict(use_fp16_softmax=True),
+            NotImplementedError,
+            "use_fp16_softmax: True; accepted: None",
+        ),
+        (dict(cum_seq_lens_q=scratch), NotImplementedError, "cum_seq_lens_q: a Tensor"),
+        (dict(cp_world=2), NotImplementedError, "cp_world: 2; accepted: 1"),
         (dict(kv_lora_rank=256), ValueError, "kv_lora_rank: 256; accepted: 512"),
         (dict(sparse_mla_top_k=2048), ValueError, "with sparse_mla_top_k=2048; accepted"),
         (dict(bmm2_scale=0.5), NotImplementedError, "bmm2_scale: 0.5; accepted with 16 bits: 1.0"),
@@ -112,16 +159,24 @@ def test_keys_by_index_and_8_bits_reach_the_kernel_from_either_caller(call, expe
     monkeypatch.setattr(mla, "flash_mla_with_kvcache", record)
     picked = torch.arange(2 * 2 * 128, dtype=torch.int32).view(2, 2, 128)
     few = torch.tensor([100, 128], dtype=torch.int32)
+    of_cache = torch.full((1,), 2.0)
     e4m3 = call["q"].to(torch.float8_e4m3fn), call["k_cache"].squeeze(2).to(torch.float8_e4m3fn)
     flashinfer.trtllm_batch_decode_with_kv_cache_mla(
         *e4m3, block_tables=picked, seq_lens=few, sparse_mla_top_k=128, bmm1_scale=0.5, bmm2_scale=2.0
+    )  # fmt: skip
+    flashinfer.trtllm_batch_decode_with_kv_cache_mla(
+        *e4m3, block_tables=picked, sparse_mla_top_k_lens=torch.tensor([1, 2, 3, 128], dtype=torch.int32),
+        sparse_mla_top_k=128, bmm1_scale=torch.full((1,), 0.5), bmm2_scale=of_cache,
     )  # fmt: skip
     stored = e4m3[1].unsqueeze(2).view(torch.uint8)
     vllm.flash_mla_with_kvcache_fp8(
         e4m3[0], stored, call["block_table"], call["cache_seqlens"], 512, descale_k=torch.ones(1)
     )
-    (_, second), (third, last) = asked
-    assert second["indices"] is picked and second["topk_length"] is few
+    (_, second), (_, of_tensors), (third, last) = asked
+    assert second["indices"] is picked and torch.equal(second["topk_length"], few)
     assert "causal" not in second
     assert (second["softmax_scale"], second["descale_k"].tolist()) == (0.25, [2.0])
+    assert of_tensors["topk_length"].tolist() == [[1, 2], [3, 128]]
+    assert of_tensors["softmax_scale"] == 1.0 and of_tensors["descale_k"].tolist() == [2.0]
+    assert of_tensors["descale_q"].tolist() == [0.25]
     assert third[1].dtype is torch.float8_e4m3fn and last["descale_k"].tolist() == [1.0]

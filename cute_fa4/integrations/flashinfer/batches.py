@@ -1,0 +1,215 @@
+"""trtllm_batch_decode_with_kv_cache and trtllm_batch_context_with_kv_cache: packed queries over paged keys."""
+
+from __future__ import annotations
+
+from cute_fa4 import interface
+from cute_fa4.calls.foreign import check_neutral
+from cute_fa4.calls.tensors import check_is_tensor, check_rank
+from cute_fa4.integrations.flashinfer.words import (
+    as_int32,
+    base_2,
+    caches_of,
+    check_layout,
+    check_table,
+    out_of,
+    scales_of,
+    sink_of,
+    window_of,
+)
+from cute_fa4.system.messages import shown
+
+PACKED = ("tokens", "heads", "head_dim")
+NAMES = ("bmm1_scale", "bmm2_scale")
+LN_2 = 0.6931471805599453
+
+
+def trtllm_batch_decode_with_kv_cache(
+    query,
+    kv_cache,
+    workspace_buffer,
+    block_tables,
+    seq_lens,
+    max_seq_len,
+    bmm1_scale=1.0,
+    bmm2_scale=1.0,
+    window_left=-1,
+    out=None,
+    out_dtype=None,
+    o_sf_scale=None,
+    o_sf_vec_size=None,
+    sinks=None,
+    kv_layout="HND",
+    enable_pdl=None,
+    backend="auto",
+    q_len_per_req=1,
+    o_scale=1.0,
+    mask=None,
+    max_q_len=None,
+    cum_seq_lens_q=None,
+    skip_softmax_threshold_scale_factor=None,
+    kv_cache_sf=None,
+    uses_shared_paged_kv_idx=True,
+    lse=None,
+    return_lse=False,
+    bmm1_scale_log2=None,
+    multi_ctas_kv_counter_buffer=None,
+    enable_block_sparse_attention=False,
+    bf16q_fp8kv_transform_mode=None,
+):
+    """Causal attention of the last tokens of each request over its pages, as FlashInfer's users call it.
+
+    query            (batch * q_len_per_req, heads, head_dim), bf16, fp16 or float8; or, with cum_seq_lens_q,
+                     (batch + 1,) int32, and q_len_per_req=None, as many tokens of each request as that says
+    kv_cache         a pair of (num_pages, heads_kv, page_size, head_dim), or one tensor (num_pages, 2, ...);
+                     kv_layout="NHD": (num_pages, page_size, heads_kv, head_dim)
+    block_tables     (batch, pages) int32; seq_lens (batch,) int32, the tokens of query included
+    bmm1_scale       of q k^T; bmm2_scale of out: numbers, or one float32 on the device over a cache of 8 bits
+    bmm1_scale_log2  one float32 on the device, bmm1_scale * log2(e), in place of bmm1_scale
+    window_left      a token sees so many keys before its own; -1: all
+    out, out_dtype   as query; bf16, fp16 or float8_e4m3fn for a query of 8 bits
+    sinks            (heads,), or a list of one such tensor
+    lse              (tokens, heads) float32, to base 2: written where it is given, returned with return_lse
+
+    Returns out, or (out, lse). NotImplementedError for FP4, a mask of drafted tokens, sparse pages, separate tables of
+    keys and values, and skipped softmax; for the rest as cute_fa4.flash_attn_varlen_func.
+    """
+    check_neutral(
+        o_sf_scale=o_sf_scale, o_sf_vec_size=o_sf_vec_size, backend=backend, mask=mask, kv_cache_sf=kv_cache_sf,
+        skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor,
+        multi_ctas_kv_counter_buffer=multi_ctas_kv_counter_buffer,
+        enable_block_sparse_attention=enable_block_sparse_attention,
+        bf16q_fp8kv_transform_mode=bf16q_fp8kv_transform_mode, enable_pdl=enable_pdl,
+    )  # fmt: skip
+    if o_scale not in (None, 1.0):
+        raise NotImplementedError(
+            f"o_scale: {shown(o_scale)}; accepted: 1.0; a part of bmm2_scale does it"
+        )
+    check_is_tensor("query", query)
+    check_rank("query", query, PACKED)
+    if bmm1_scale_log2 is not None:
+        check_is_tensor("bmm1_scale_log2", bmm1_scale_log2)
+        bmm1_scale = bmm1_scale_log2 * LN_2
+    where = {}
+    if q_len_per_req is None:
+        if cum_seq_lens_q is None:
+            raise ValueError("cum_seq_lens_q: None with q_len_per_req=None; accepted: one of them")
+        where = {
+            "cu_seqlens_q": as_int32("cum_seq_lens_q", cum_seq_lens_q),
+            "max_seqlen_q": max_q_len,
+        }
+    options = where | {"window_size": window_of(window_left, 0)}
+    given = query, kv_cache, block_tables, seq_lens, kv_layout, uses_shared_paged_kv_idx
+    return _attend(
+        given, (bmm1_scale, bmm2_scale), sinks, (out, out_dtype), (lse, return_lse), q_len_per_req, options
+    )  # fmt: skip
+
+
+def trtllm_batch_context_with_kv_cache(
+    query,
+    kv_cache,
+    workspace_buffer,
+    block_tables,
+    seq_lens,
+    max_q_len,
+    max_kv_len,
+    bmm1_scale,
+    bmm2_scale,
+    batch_size,
+    cum_seq_lens_q,
+    cum_seq_lens_kv,
+    window_left=-1,
+    out=None,
+    out_dtype=None,
+    o_sf_scale=None,
+    o_sf_vec_size=None,
+    kv_layout="HND",
+    enable_pdl=None,
+    sinks=None,
+    kv_cache_sf=None,
+    skip_softmax_threshold_scale_factor=None,
+    uses_shared_paged_kv_idx=True,
+    causal=True,
+    lse=None,
+    return_lse=False,
+    multi_ctas_kv_counter_buffer=None,
+    use_fp16_softmax=None,
+    uses_spcompress=None,
+):
+    """Attention of prompts, or of chunks of them, over their pages, as FlashInfer's users call it.
+
+    query            (tokens, heads, head_dim); cum_seq_lens_q (batch_size + 1,) int32 says whose they are
+    causal           False: every query sees all keys, or with window_left those from there on
+    cum_seq_lens_kv, max_kv_len   accepted, and not needed: seq_lens has the lengths
+
+    The rest as trtllm_batch_decode_with_kv_cache.
+    """
+    check_neutral(
+        o_sf_scale=o_sf_scale, o_sf_vec_size=o_sf_vec_size, kv_cache_sf=kv_cache_sf, enable_pdl=enable_pdl,
+        skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor,
+        multi_ctas_kv_counter_buffer=multi_ctas_kv_counter_buffer, use_fp16_softmax=use_fp16_softmax,
+        uses_spcompress=uses_spcompress,
+    )  # fmt: skip
+    check_is_tensor("query", query)
+    check_rank("query", query, PACKED)
+    offsets = as_int32("cum_seq_lens_q", cum_seq_lens_q)
+    if offsets.shape != (batch_size + 1,):
+        raise ValueError(
+            f"cum_seq_lens_q: shape {tuple(offsets.shape)} with batch_size={shown(batch_size)}; accepted: "
+            f"({batch_size + 1},)"
+        )
+    options = {
+        "cu_seqlens_q": offsets,
+        "max_seqlen_q": max_q_len,
+        "window_size": window_of(window_left, 0 if causal else -1),
+    }
+    given = query, kv_cache, block_tables, seq_lens, kv_layout, uses_shared_paged_kv_idx
+    return _attend(
+        given, (bmm1_scale, bmm2_scale), sinks, (out, out_dtype), (lse, return_lse), None, options
+    )  # fmt: skip
+
+
+def _attend(given, scales, sinks, outs, lses, queries: int | None, options: dict):
+    """queries: of each request, or None where options have offsets."""
+    query, kv_cache, block_tables, seq_lens, kv_layout, shared = given
+    check_layout(kv_layout)
+    k, v = caches_of("kv_cache", kv_cache)
+    table = check_table(block_tables, shared)
+    options = options | scales_of(query, k, *scales, NAMES) | {"learnable_sink": sink_of(sinks)}
+    where = table, as_int32("seq_lens", seq_lens), kv_layout
+    out = out_of(*outs, query, v.shape[-1])
+    return attend_pages(query, (k, v), where, queries, lses, out=out, **options)
+
+
+def attend_pages(q, caches, where, queries: int | None, lses, *, out, **options):
+    """(tokens, heads, head_dim) over pages -> out, or (out, lse) as FlashInfer has it.
+
+    where     page table, lengths, layout
+    queries   of each request; None: options have cu_seqlens_q
+    lses      (buffer or None, whether it is returned)
+    """
+    table, lengths, layout = where
+    into, returned = lses
+    wanted = returned or into is not None
+    results = interface.flash_attn_varlen_func(
+        of_requests(q, queries), *caches, page_table=table, seqused_k=lengths, kv_layout=layout,
+        out=None if out is None else of_requests(out, queries), return_lse=wanted,
+        **{"num_splits": 0} | options,
+    )  # fmt: skip
+    found, lse = results if wanted else (results, None)
+    if out is None:
+        out = found.reshape(*q.shape[:-1], found.shape[-1])
+    if not wanted:
+        return out
+    of_tokens = base_2(lse, into)  # of requests with equally many tokens: (batch, tokens, heads)
+    return (out, of_tokens.flatten(0, -2) if into is None else into) if returned else out
+
+
+def of_requests(x, queries: int | None):
+    """(batch * queries, heads, head_dim) -> (batch, queries, heads, head_dim), where they are equally many."""
+    if queries is None:
+        return x
+    if not isinstance(queries, int) or queries < 1 or x.shape[0] % queries:
+        raise ValueError(
+            f"query: {x.shape[0]} tokens with q_len_per_req={shown(queries)}; accepted: a multiple of it"
+        )
+    return x.unflatten(0, (-1, queries))

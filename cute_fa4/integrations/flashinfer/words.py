@@ -1,0 +1,127 @@
+"""What FlashInfer's functions have in common, and how it is said here."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from cute_fa4.calls.foreign import check_neutral
+from cute_fa4.calls.tensors import FP8, check_is_tensor
+from cute_fa4.system.messages import shown
+
+LAYOUTS = ("NHD", "HND")
+
+
+def check_layout(kv_layout) -> None:
+    if kv_layout not in LAYOUTS:
+        raise ValueError(f"kv_layout: {shown(kv_layout)}; accepted: 'NHD', 'HND'")
+
+
+def caches_of(name: str, cache) -> tuple[torch.Tensor, torch.Tensor]:
+    """(K, V) in pages: a pair, or one tensor (num_pages, 2, ...), or (num_pages, 1, ...) where both are the same."""
+    if isinstance(cache, (tuple, list)):
+        if len(cache) != 2:
+            raise ValueError(f"{name}: {len(cache)} tensors; accepted: two, keys and values")
+        return tuple(cache)
+    check_is_tensor(name, cache)
+    if cache.dim() != 5 or cache.shape[1] not in (1, 2):
+        raise ValueError(
+            f"{name}: shape {tuple(cache.shape)}; accepted: (num_pages, 2, ...) of five dimensions, or two tensors"
+        )
+    return cache[:, 0], cache[:, -1]
+
+
+def as_int32(name: str, tensor) -> torch.Tensor:
+    """Lengths and pages, which may come as uint32."""
+    check_is_tensor(name, tensor)
+    return tensor.view(torch.int32) if tensor.dtype is torch.uint32 else tensor
+
+
+def sink_of(sinks) -> torch.Tensor | None:
+    """One tensor (heads,), or a list of one."""
+    if isinstance(sinks, (list, tuple)):
+        if len(sinks) != 1:
+            raise ValueError(f"sinks: {len(sinks)} tensors; accepted: one, (heads,)")
+        (sinks,) = sinks
+    return sinks
+
+
+def scales_of(q, k, of_scores, of_values, names: tuple[str, str]) -> dict:
+    """softmax_scale and descales of a call whose scores and values are multiplied by these.
+
+    A number is the scale of the softmax; a tensor (one float32 on the device, which no launch waits for) is a scale of
+    q of 8 bits, or of keys of 8 bits. names: of the two, for refusals.
+    """
+    scales = {}
+    if isinstance(of_scores, torch.Tensor):
+        if not _has_8_bits(k):
+            raise NotImplementedError(_tensor_with_16_bits(names[0]))
+        scales["q_descale" if _has_8_bits(q) else "k_descale"] = one_number(names[0], of_scores)
+        scales["softmax_scale"] = 1.0
+    else:
+        scales["softmax_scale"] = of_scores
+    if isinstance(of_values, torch.Tensor):
+        if not _has_8_bits(k):
+            raise NotImplementedError(_tensor_with_16_bits(names[1]))
+        scales["v_descale"] = one_number(names[1], of_values)
+    elif of_values != 1.0:
+        if not _has_8_bits(k):
+            raise NotImplementedError(
+                f"{names[1]}: {shown(of_values)} with values of 16 bits; accepted: 1.0"
+            )
+        scales["v_descale"] = torch.full((1,), float(of_values), device=q.device)
+    return scales
+
+
+def _has_8_bits(x) -> bool:
+    return getattr(x, "dtype", None) in FP8
+
+
+def _tensor_with_16_bits(name: str) -> str:
+    return f"{name}: a tensor over a cache of 16 bits, which has no scale; accepted: a number"
+
+
+def one_number(name: str, scale: torch.Tensor) -> torch.Tensor:
+    if scale.numel() != 1 or scale.dtype is not torch.float32:
+        raise ValueError(
+            f"{name}: shape {tuple(scale.shape)}, dtype {scale.dtype}; accepted: one number, torch.float32"
+        )
+    return scale.reshape(1)
+
+
+def out_of(out, out_dtype, q, depth: int) -> torch.Tensor | None:
+    """The tensor that is written; None: the call allocates one of q's dtype."""
+    if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
+        raise NotImplementedError(f"out_dtype: {shown(out_dtype)}; accepted: a torch.dtype")
+    if out is None:
+        dtype = q.dtype if out_dtype is None else out_dtype
+        given = dtype is not q.dtype or dtype in FP8
+        return q.new_empty((*q.shape[:-1], depth), dtype=dtype) if given else None
+    check_is_tensor("out", out)
+    if out_dtype is not None and out.dtype is not out_dtype:
+        raise TypeError(f"out: dtype {out.dtype}; accepted: {out_dtype}, as asked for")
+    return out
+
+
+def base_2(lse: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
+    """Natural (heads, tokens) -> (tokens, heads) to base 2."""
+    rows = lse.transpose(-1, -2)
+    if into is None:
+        return rows * math.log2(math.e)
+    if into.dtype is not torch.float32 or into.numel() != rows.numel():
+        raise ValueError(
+            f"lse: shape {tuple(into.shape)}, dtype {into.dtype}; accepted: {tuple(rows.shape)}, torch.float32"
+        )
+    return torch.mul(rows.reshape(into.shape), math.log2(math.e), out=into)
+
+
+def window_of(window_left, window_right) -> tuple[int | None, int | None]:
+    """-1: open."""
+    return tuple(None if side is None or side < 0 else side for side in (window_left, window_right))
+
+
+def check_table(block_tables, uses_shared_paged_kv_idx) -> torch.Tensor:
+    """One table of pages for keys and values."""
+    check_neutral(uses_shared_paged_kv_idx=uses_shared_paged_kv_idx)
+    return as_int32("block_tables", block_tables)

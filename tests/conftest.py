@@ -2,6 +2,9 @@
 
 pytest --seeds 4     attention tests under four emulator schedules instead of two
 pytest -m sweep      the full products of which plain pytest runs pairs (tests/suite/sweep.py): --shard, --resume
+pytest --cold        without the kernels that earlier runs of these sources have compiled (tests/suite/kernels.py)
+pytest --turn N      the part of rotating lists (planted defects) that the N-th commit runs (tests/suite/turns.py)
+pytest --since REV   the tests that the changes since a commit can reach (tests/suite/since.py)
 pytest --gpu         also what needs a GPU; attention runs on it where it has compute capability 10
 """
 
@@ -9,9 +12,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from tests.suite import turns
 from tests.suite.collector import CollectorPlugin
 from tests.suite.costs import CostsPlugin
 from tests.suite.kernels import KernelsPlugin
+from tests.suite.since import SincePlugin
 from tests.suite.sweep import SweepPlugin, add_options
 from tests.suite.tracing import forget_contexts, remember_places
 
@@ -29,16 +34,31 @@ def pytest_addoption(parser):
         help="run attention tests under N emulator schedules: in order, hostile, then random seeds",
     )
     add_options(parser)
+    parser.addoption(
+        "--cold", action="store_true", help="compile every kernel, also those of earlier runs"
+    )
+    parser.addoption(
+        "--turn", type=int, metavar="N", help="plant the defects that the N-th commit plants"
+    )
+    parser.addoption(
+        "--since", metavar="REV", help="run the tests that the changes since a commit can reach"
+    )
     parser.addoption("--gpu", action="store_true", help="also run the tests marked gpu")
 
 
 def pytest_configure(config):
     config.pluginmanager.register(CostsPlugin())
     config.pluginmanager.register(CollectorPlugin())
+    if config.getoption("--turn") is None:
+        config.option.turn = turns.of_commit()  # the workers' too
+    turns.chosen = config.getoption("--turn")
     remember_places()
     forget_contexts()
     config.pluginmanager.register(SweepPlugin(config))
-    config.pluginmanager.register(KernelsPlugin(getattr(config, "workerinput", {}).get("kernels")))
+    if config.getoption("--since"):
+        config.pluginmanager.register(SincePlugin(config.getoption("--since")))
+    kernels = getattr(config, "workerinput", {}).get("kernels")
+    config.pluginmanager.register(KernelsPlugin(kernels, config.getoption("--cold")))
     if config.getoption("--seeds") < 1:
         raise pytest.UsageError(f"--seeds {config.getoption('--seeds')}; accepted: 1 or more")
     if config.getoption("--gpu") and not torch.cuda.is_available():

@@ -15,7 +15,7 @@ from cute_fa4.reference import attention_float64
 from cute_fa4.sm100.choose_config import choose_config
 from cute_fa4.sm100.mha2q.p_crossed import PCrossedCode
 from cute_fa4.sm100.steps import half_powers
-from tests.emulator.mutations.quick import quick_or_sweep
+from tests.emulator.mutations.quick import OF_SOURCES, quick_or_sweep
 from tests.serving.batches import LSE_ERROR_OF_FP8, attention
 
 E4M3 = torch.float8_e4m3fn
@@ -126,10 +126,9 @@ DEFECTS = {
     "the sum forgets a pair": (half_powers, "sum_of_halves", lambda pairs: made_sum(pairs[1:])),
     "P is stored before the other S has been read": (PCrossedCode, "may_store_p", lambda *_: None),
 }
-QUICK = ("exponents are not clamped",)
 
 
-@pytest.mark.parametrize("name", quick_or_sweep(DEFECTS, QUICK))
+@pytest.mark.parametrize("name", quick_or_sweep(DEFECTS, OF_SOURCES))
 def test_a_mistake_is_noticed(own_kernels, monkeypatch, name):
     where, what, replacement = DEFECTS[name]
     monkeypatch.setattr(where, what, replacement)

@@ -20,7 +20,7 @@ from cute_fa4.sm100.mha2q.p_crossed import PCrossedCode
 from cute_fa4.sm100.operands.kv_buffer import KVBuffer
 from cute_fa4.sm100.roles import correction
 from cute_fa4.sm100.steps import lost_weights, store
-from tests.emulator.mutations.quick import quick_or_sweep
+from tests.emulator.mutations.quick import OF_SOURCES, quick_or_sweep
 
 QUERIES, KEYS = 300, 400
 E = (1 + EXP2_RELATIVE_ERROR_OF_FP8) / 16 + EXP2_RELATIVE_ERROR_OF_FP8  # of a weight, relative
@@ -236,18 +236,13 @@ def is_right() -> bool:
         return False
 
 
-QUICK = ("s_apart is raised before the columns are read",)
-
-
-@pytest.mark.parametrize("name", quick_or_sweep(DEFECTS, QUICK))
+@pytest.mark.parametrize("name", quick_or_sweep(DEFECTS, OF_SOURCES))
 def test_a_mistake_is_noticed(own_kernels, monkeypatch, name):
     monkeypatch.setattr(*DEFECTS[name])
     assert not is_right(), "nothing noticed"
 
 
-@pytest.mark.parametrize(
-    "name", quick_or_sweep(DEFECTS_OF_THE_ESTIMATE, ("it is that of the other query tile",))
-)
+@pytest.mark.parametrize("name", quick_or_sweep(DEFECTS_OF_THE_ESTIMATE, OF_SOURCES))
 def test_a_mistake_of_the_estimate_is_noticed(own_kernels, monkeypatch, name):
     monkeypatch.setattr(*DEFECTS_OF_THE_ESTIMATE[name])
     assert not finds_what_is_lost(), "nothing noticed"

@@ -26,7 +26,7 @@ from cute_fa4.sm100.sync.pipelines import Slot
 from cute_fa4.sm100.work.entries import VERDICT_WORDS
 from tests.attention.agreement import ROUNDOFF, Schedule
 from tests.attention.test_lagged import expected, tensors
-from tests.emulator.mutations.quick import quick_or_sweep
+from tests.emulator.mutations.quick import OF_SOURCES, quick_or_sweep
 
 SCHEDULES = [Schedule(), Schedule("hostile", 1), Schedule("random", 2)]
 WHOLE_KEYS = 640
@@ -300,7 +300,6 @@ DEFECTS = {
         lambda self, cfg, tmem, i: tmem + cfg.tmem.sums[1 - i],
     ),
 }
-QUICK = ()  # the whole family takes a compile each
 
 
 def is_right() -> bool:
@@ -323,7 +322,7 @@ def test_without_a_mistake_it_is_right():
     assert is_right()
 
 
-@pytest.mark.parametrize("name", quick_or_sweep(DEFECTS, QUICK))
+@pytest.mark.parametrize("name", quick_or_sweep(DEFECTS, OF_SOURCES))
 def test_a_mistake_is_noticed(own_kernels, monkeypatch, name):
     monkeypatch.setattr(*DEFECTS[name])
     assert not is_right(), "nothing noticed"

@@ -4,14 +4,12 @@ The list is the order of the house, the ground floor last. A folder may import i
 folders of one floor do not know each other. Imports inside of functions count: they load the same code later.
 """
 
-import ast
 import functools
 from collections import defaultdict
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.suite import import_graph
 
 # What stands beside each other on a floor is separated by blanks.
 FLOORS = """
@@ -68,16 +66,7 @@ FLOOR_OF = {
 }
 
 
-def modules() -> dict[str, Path]:
-    found = {}
-    for folder in ("cute_fa4", "benchmarks"):
-        for path in (ROOT / folder).rglob("*.py"):
-            parts = path.relative_to(ROOT).with_suffix("").parts
-            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
-
-
-MODULES = modules()
+MODULES = import_graph.modules(("cute_fa4", "benchmarks"))
 
 
 def room_of(module: str) -> str:
@@ -87,27 +76,12 @@ def room_of(module: str) -> str:
     return next(name for name in names if name in FLOOR_OF)
 
 
-def imported(module: str, path: Path) -> set[str]:
-    """Modules of ours that a file imports, also inside of functions."""
-    found = set()
-    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        if isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                above = package.split(".")[: len(package.split(".")) - node.level + 1]
-                base = ".".join([*above, *([node.module] if node.module else [])])
-            names = [f"{base}.{alias.name}" for alias in node.names]
-            found |= {name if name in MODULES else base for name in names}
-    return {name for name in found if name in MODULES} - {module}
-
-
 @functools.cache
 def imports() -> dict[str, set[str]]:
     """What every module imports: read when the first test asks, not while tests are collected."""
-    return {module: imported(module, path) for module, path in MODULES.items()}
+    return {
+        module: import_graph.imported(module, path, MODULES) for module, path in MODULES.items()
+    }
 
 
 def upward(targets_of: dict[str, set[str]]) -> list[str]:

@@ -1,23 +1,36 @@
-"""One compile for a kernel and a run of the tests, whichever worker needs it first.
+"""One compile for a kernel, whichever worker needs it first, and none where an earlier run has compiled it.
 
-The run has a directory of its own as disk cache, made by the process that reports and told to its workers. What lies
-there is of these sources only, so a test whose kernel is another one must neither read it nor leave its own behind:
+Kernels are kept in .kernels/<fingerprint>: the disk cache of all runs of the tests with these kernel sources. The least
+recently used fingerprints go when all together are larger than 1 GiB. `pytest --cold` compiles every kernel again.
+
+What lies there is of these sources only. So a test that changes kernels must neither read it nor leave its own behind:
 
     def test_a_changed_kernel(own_kernels, monkeypatch):
         monkeypatch.setattr(exp2, "exp2", ...)      # compiled for this test alone, not kept
 
 Without own_kernels, asking for a kernel while anything of the kernel sources is replaced fails the test, and names it.
+Once a source file is edited during a run, what a process has imported is no longer what the files say. Its kernels are
+then kept apart until the run ends.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import tempfile
+from importlib import util
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from tests.suite.imports import after_imports
+
+ROOT = Path(__file__).resolve().parents[2]
+DIRECTORY = ".kernels"
+LIMIT_BYTES = 1 << 30
+"""Of all fingerprints together. The kernels of a whole run are about 300 MB."""
 
 # Packages and modules whose functions, classes and numbers end up in kernels (cute_fa4.aot.manifest hashes them).
 KERNEL_SOURCES = (
@@ -59,20 +72,67 @@ class Originals:
         ]
 
 
-def made_for_this_run() -> str:
-    """A directory of this process; it does not import the package in workers, which tests may want to see imported."""
-    from cute_fa4.system import forks
+def sources_module():
+    """cute_fa4.compiler.sources without an import of the package, which tests may want to see imported."""
+    path = ROOT / "cute_fa4" / "compiler" / "sources.py"
+    spec = util.spec_from_file_location("sources_of_kernels", path)
+    module = util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
-    return str(forks.ScratchDirectory("cute_fa4-test-kernels-").path())
+
+def state_of(files) -> tuple:
+    """What changes when a file is edited."""
+    found = []
+    for path in files:
+        with contextlib.suppress(FileNotFoundError):
+            status = path.stat()
+            found.append((str(path), status.st_mtime_ns, status.st_size))
+    return tuple(found)
+
+
+def size_bytes(directory: Path) -> int:
+    """Of every file below."""
+    total = 0
+    for path in directory.rglob("*"):
+        with contextlib.suppress(OSError):
+            total += path.lstat().st_size
+    return total
+
+
+def make_room(parent: Path, keep: Path, limit: int = LIMIT_BYTES) -> None:
+    """Remove the least recently used directories of `parent` until all together are within the limit; `keep` stays."""
+    others = [path for path in parent.iterdir() if path.is_dir() and path != keep]
+    others.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+    total = size_bytes(keep)
+    for path in others:
+        total += size_bytes(path)
+        if total > limit:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def directory_of(fingerprint: str, parent: Path, cold: bool = False) -> Path:
+    """The directory of these sources, made or emptied, with room for it."""
+    directory = parent / fingerprint
+    if cold:
+        shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    os.utime(directory)
+    make_room(parent, directory)
+    return directory
 
 
 class KernelsPlugin:
-    """The directory of the run, and the law that only unchanged sources compile into it."""
+    """The directory of kernels, and the law that only unchanged sources compile into it."""
 
-    def __init__(self, directory: str | None):
-        self.made = directory is None
-        # A run that is killed leaves hundreds of megabytes, which the next one removes.
-        self.directory = directory or made_for_this_run()
+    def __init__(self, directory: str | None, cold: bool = False, parent: Path = ROOT / DIRECTORY):
+        self.sources = sources_module()
+        self.files = self.sources.kernel_sources()
+        self.state = state_of(self.files)
+        self.directory = directory or str(
+            directory_of(self.sources.fingerprint(), parent, cold).resolve()
+        )
+        self.apart = None  # where kernels go after an edit
         self.originals = Originals()
         self.own = False  # whether the test at hand has kernels of its own
         os.environ["CUTE_FA4_CACHE"] = "on"
@@ -86,8 +146,14 @@ class KernelsPlugin:
 
     def pytest_unconfigure(self):
         """The run is over."""
-        if self.made:
-            shutil.rmtree(self.directory, ignore_errors=True)
+        if self.apart is not None:
+            self.apart.cleanup()
+
+    def keep_apart_after_an_edit(self) -> None:
+        """Kernels of this process are no longer those of the files, and what is kept is for later runs."""
+        if self.apart is None and state_of(self.files) != self.state:
+            self.apart = tempfile.TemporaryDirectory(prefix="cute_fa4-test-kernels-")
+            os.environ["CUTE_FA4_CACHE_DIR"] = self.apart.name
 
     def check(self) -> None:
         """AssertionError if a kernel that is not the sources' own would be shared with other tests."""
@@ -107,6 +173,7 @@ class KernelsPlugin:
 
         def checked(config, executor):
             self.check()
+            self.keep_apart_after_an_edit()
             return compile_or_open(config, executor)
 
         monkeypatch.setattr(compile_cache, "_from_disk_or_compiler", checked)

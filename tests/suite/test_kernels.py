@@ -1,4 +1,4 @@
-"""A run has one directory of kernels, and only unchanged sources compile into it."""
+"""Runs of the same sources share a directory of kernels, and only unchanged sources compile into it."""
 
 import os
 import subprocess
@@ -10,9 +10,10 @@ import pytest
 from cute_fa4 import compile_cache
 from cute_fa4.aot import disk_cache
 from cute_fa4.compiler import compiler, functions
+from cute_fa4.compiler.sources import fingerprint
 from cute_fa4.sm100.append.config import AppendConfig
 from cute_fa4.sm100.instructions import exp2
-from tests.suite.kernels import Originals
+from tests.suite.kernels import KernelsPlugin, Originals, directory_of, make_room, state_of
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = AppendConfig("fp16", 72, 72, page_size=8)  # no other test asks for it
@@ -62,13 +63,14 @@ def test_originals_know_functions_methods_and_numbers(tmp_path, monkeypatch):
     assert set(originals.replaced()) == {f"sources_of_a_test.{name}" for name in names}
 
 
-def test_workers_share_one_directory_which_is_gone_afterwards(tmp_path):
-    """Two workers, a test each: both see the directory that the controller made."""
+def test_workers_and_later_runs_share_one_directory(tmp_path):
+    """Two workers, a test each: both see the directory that the controller made, and it stays."""
     (tmp_path / "conftest.py").write_text(
+        "from pathlib import Path\n"
         "from tests.suite.kernels import KernelsPlugin\n"
         "def pytest_configure(config):\n"
         "    given = getattr(config, 'workerinput', {}).get('kernels')\n"
-        "    config.pluginmanager.register(KernelsPlugin(given))\n"
+        "    config.pluginmanager.register(KernelsPlugin(given, parent=Path(__file__).with_name('kept')))\n"
     )
     (tmp_path / "test_it.py").write_text(
         "import os, pytest, pathlib\n"
@@ -85,4 +87,40 @@ def test_workers_share_one_directory_which_is_gone_afterwards(tmp_path):
         env={"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "HOME": str(tmp_path)},
     )
     first, second = ((tmp_path / name).read_text() for name in ("gw0", "gw1"))
-    assert first == second and not Path(first).exists()
+    assert first == second == str((tmp_path / "kept" / fingerprint()).resolve())
+    assert Path(first).is_dir()
+
+
+def test_the_least_recently_used_sources_go_beyond_the_limit(tmp_path):
+    for age, name in enumerate("abcd"):
+        (tmp_path / name / "kernels").mkdir(parents=True)
+        (tmp_path / name / "kernels" / "file").write_bytes(bytes(100_000))
+        os.utime(tmp_path / name, (1000 - age, 1000 - age))  # a is the newest, d the oldest
+    make_room(tmp_path, keep=tmp_path / "d", limit=250_000)
+    # Two fit: those of this run, which stay although they look oldest, and the newest of the others.
+    assert {path.name for path in tmp_path.iterdir()} == {"a", "d"}
+
+
+def test_a_cold_run_begins_without_kernels(tmp_path):
+    kept = directory_of("sources", tmp_path) / "kernel"
+    kept.touch()
+    assert directory_of("sources", tmp_path) == kept.parent and kept.exists()
+    assert directory_of("sources", tmp_path, cold=True) == kept.parent and not kept.exists()
+
+
+def test_kernels_of_edited_sources_are_kept_apart(tmp_path, monkeypatch):
+    """A file that is edited, or gone, while the process has what it said before."""
+    for name in ("CUTE_FA4_CACHE", "CUTE_FA4_CACHE_DIR"):
+        monkeypatch.setenv(name, os.environ[name])
+    plugin = KernelsPlugin(None, parent=tmp_path / "kept")
+    edited = tmp_path / "source.py"
+    edited.write_text("a = 1")
+    plugin.files = [edited]
+    plugin.state = state_of(plugin.files)
+    plugin.keep_apart_after_an_edit()
+    assert os.environ["CUTE_FA4_CACHE_DIR"] == plugin.directory
+    edited.write_text("a = 12")
+    plugin.keep_apart_after_an_edit()
+    assert os.environ["CUTE_FA4_CACHE_DIR"] == plugin.apart.name != plugin.directory
+    plugin.pytest_unconfigure()
+    assert Path(plugin.directory).is_dir() and not Path(plugin.apart.name).exists()

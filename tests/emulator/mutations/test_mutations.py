@@ -1,8 +1,9 @@
 """Planted defects are caught by the checks meant for them; equivalent mutants are not caught.
 
 The sizes of the subjects are explained where they are made (attention_kernel.py, small_kernels.py); together
-the mutants take about two minutes. Of the large tables, whose neighbours differ in a barrier's number or a tile, and of
-those under a window, which mirror the causal ones, plain pytest plants every fourth defect; `pytest -m sweep` all.
+the mutants take about two minutes.
+
+Three commits plant all of them (tests/suite/turns.py), `pytest -m sweep` does at once.
 """
 
 import json
@@ -14,27 +15,15 @@ import pytest
 from cute_fa4 import compile_cache
 from cute_fa4.sm100.choose_config import choose_config
 from tests.emulator.mutations import attention_places, table
-from tests.emulator.mutations.attention_places import CAUSAL, FULL, WINDOW
+from tests.emulator.mutations.attention_places import CAUSAL, FULL
 from tests.emulator.mutations.edits import PlantingError, lines, move, replace
 from tests.emulator.mutations.everything import mutants, subjects
 from tests.emulator.mutations.mutant import assert_caught, try_mutant
+from tests.emulator.mutations.quick import quick_or_sweep
 
 DEFECTS = [mutant for mutant in mutants() if not mutant.equivalent and not mutant.survives]
 SURVIVORS = [mutant for mutant in mutants() if mutant.survives]
 EQUIVALENT = [mutant for mutant in mutants() if mutant.equivalent]
-LARGE = 40  # defects of a subject
-
-
-def most_in_the_sweep() -> list:
-    """DEFECTS, three of four of a large table marked for the sweep."""
-    numbers, of_subject = Counter(), Counter(mutant.subject for mutant in DEFECTS)
-    marked = []
-    for mutant in DEFECTS:
-        numbers[mutant.subject] += 1
-        large = of_subject[mutant.subject] > LARGE or mutant.subject == WINDOW
-        waits = large and numbers[mutant.subject] % 4
-        marked.append(pytest.param(mutant, marks=pytest.mark.sweep) if waits else mutant)
-    return marked
 
 
 @cache
@@ -47,7 +36,7 @@ def test_the_unchanged_kernel_is_clean_under_every_schedule(name):
     subjects()[name].expected()
 
 
-@pytest.mark.parametrize("mutant", most_in_the_sweep(), ids=lambda m: m.name)
+@pytest.mark.parametrize("mutant", quick_or_sweep(DEFECTS))
 def test_a_defect_is_caught_by_a_check_meant_for_it(mutant):
     assert_caught(mutant, subjects()[mutant.subject])
 

@@ -21,7 +21,7 @@ from tests.emulator.mutations.attention_kernel import subjects
 from tests.emulator.mutations.attention_places import CONFIGS, LAGGED
 from tests.emulator.mutations.everything import LEVEL
 from tests.emulator.mutations.mutant import assert_caught
-from tests.emulator.mutations.quick import quick_or_sweep
+from tests.emulator.mutations.quick import OF_SOURCES, quick_or_sweep
 from tests.sm100.mha2q import first_tile_defects, quarter_defects
 from tests.sm100.mha2q.quarter_defects import CONFIG
 
@@ -41,7 +41,7 @@ def test_the_subjects_refer_to_a_quarter():
     assert {at // 2 for at in FAILING} <= emulated_pairs(pairs, per_64, 0)
 
 
-@pytest.mark.parametrize("mutant", quick_or_sweep(MUTANTS, 5))
+@pytest.mark.parametrize("mutant", quick_or_sweep(MUTANTS))
 def test_a_defect_in_ptx_is_caught_by_a_check_meant_for_it(mutant):
     assert_caught(mutant, subject(mutant.subject))
 
@@ -114,7 +114,6 @@ DEFECTS = {
         lagged, "begins_here", lambda made: lambda work, first, end: work.again == 0, [{}, {}], 0, "causal",
     ),
 }  # fmt: skip
-QUICK = ("of another quarter",)
 
 
 def given(heads, again, sink) -> tuple:
@@ -123,7 +122,7 @@ def given(heads, again, sink) -> tuple:
     return heads, again, sink, is_causal
 
 
-@pytest.mark.parametrize("name", quick_or_sweep(DEFECTS, QUICK))
+@pytest.mark.parametrize("name", quick_or_sweep(DEFECTS, OF_SOURCES))
 def test_a_defect_in_the_sources_is_noticed(own_kernels, monkeypatch, name):
     owner, attribute, change, *of_call = DEFECTS[name]
     monkeypatch.setattr(owner, attribute, change(getattr(owner, attribute)))

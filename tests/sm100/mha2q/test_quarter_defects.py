@@ -1,6 +1,6 @@
 """Planted defects of P that begins with the first quarter of S are caught by the checks meant for them.
 
-Plain pytest plants every fourth one, each of another kind, `pytest -m sweep` all.
+Three commits plant all of them (tests/suite/turns.py), `pytest -m sweep` does at once.
 """
 
 from functools import cache
@@ -26,7 +26,7 @@ def test_the_subject_begins_p_with_the_first_quarter():
     assert CONFIG.p_first_part == CONFIG.tiles.BN // 2
 
 
-@pytest.mark.parametrize("mutant", quick_or_sweep(MUTANTS, 8))
+@pytest.mark.parametrize("mutant", quick_or_sweep(MUTANTS))
 def test_a_defect_is_caught_by_a_check_meant_for_it(mutant):
     assert_caught(mutant, subject())
 

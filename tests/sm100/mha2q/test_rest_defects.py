@@ -1,6 +1,6 @@
 """Planted defects of K with a rest beside its slot are caught by the checks meant for them.
 
-Plain pytest plants every fifth one, `pytest -m sweep` all.
+Three commits plant all of them (tests/suite/turns.py), `pytest -m sweep` does at once.
 """
 
 from functools import cache
@@ -23,7 +23,7 @@ def subject():
     return rest_defects.subject(LEVEL)
 
 
-@pytest.mark.parametrize("mutant", quick_or_sweep(CAUGHT, 5))
+@pytest.mark.parametrize("mutant", quick_or_sweep(CAUGHT))
 def test_a_defect_is_caught_by_a_check_meant_for_it(mutant):
     assert_caught(mutant, subject())
 

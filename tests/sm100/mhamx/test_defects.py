@@ -17,6 +17,7 @@ from cute_fa4.layouts.umma_descriptors import SmemDescriptor
 from cute_fa4.sm100.instructions import block_scales as instructions
 from cute_fa4.sm100.mhamx import products, scales
 from cute_fa4.sm100.work import block_scales as numbers
+from tests.emulator.mutations.quick import OF_SOURCES, quick_or_sweep
 from tests.serving.batches import Batch, assert_agrees
 from tests.serving.test_mxfp8 import called, draw, meant
 
@@ -144,8 +145,7 @@ DEFECTS = {
 }  # fmt: skip
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("name", DEFECTS)
+@pytest.mark.parametrize("name", quick_or_sweep(DEFECTS, OF_SOURCES))
 def test_a_mistake_is_noticed(own_kernels, monkeypatch, name):
     for module, attribute, change in DEFECTS[name]:
         monkeypatch.setattr(module, attribute, change(getattr(module, attribute)))

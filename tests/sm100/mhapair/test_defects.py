@@ -1,6 +1,7 @@
 """Planted defects of what crosses from one CTA of a pair to the other are caught by the checks meant for them.
 
-Some run always, the others in the sweep.
+Three commits plant all of them, twelve those of other masks and orders (tests/suite/turns.py), `pytest -m sweep` all
+at once.
 """
 
 from functools import cache
@@ -12,7 +13,7 @@ from cute_fa4.calls import repeat
 from tests.emulator.mutations.edits import PlantingError
 from tests.emulator.mutations.everything import LEVEL
 from tests.emulator.mutations.mutant import assert_caught, try_mutant
-from tests.emulator.mutations.quick import quick_or_sweep
+from tests.emulator.mutations.quick import MIRRORED, quick_or_sweep
 from tests.sm100.mhapair import bounded_defects, crossed_defects, defects
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "verification.md"
@@ -46,31 +47,17 @@ def subject(name):
     }[name](LEVEL)
 
 
-@pytest.mark.parametrize("mutant", [*quick_or_sweep(CAUGHT, 5), *quick_or_sweep(CROSSED, 12)])
+@pytest.mark.parametrize("mutant", [*quick_or_sweep(CAUGHT), *quick_or_sweep(CROSSED, MIRRORED)])
 def test_a_defect_is_caught_by_a_check_meant_for_it(mutant):
     assert_caught(mutant, subject(mutant.subject))
-
-
-# Of what a mask that begins adds: the key tiles of one query tile alone, at either end, and the tiles behind the whole.
-QUICK = {
-    bounded_defects.WINDOW: (
-        "no arrival on p_last of a masked tile behind the whole ones",
-        "s_ready of the other alone is committed in CTA 0 alone",
-        "mma does not wait for p_ready of the work tile before",
-    ),
-    bounded_defects.CHUNKS: (
-        "kv_empty of V behind the other's further P is committed in CTA 0 alone",
-        "mma does not wait for p_last of the leader's further P",
-    ),
-}
 
 
 @pytest.mark.parametrize(
     "mutant",
     [
         defect
-        for name, quick in QUICK.items()
-        for defect in quick_or_sweep((m for m in BOUNDED_CAUGHT if m.subject == name), quick)
+        for name in bounded_defects.MASKS
+        for defect in quick_or_sweep((m for m in BOUNDED_CAUGHT if m.subject == name), MIRRORED)
     ],
 )
 def test_a_defect_is_caught_under_a_mask_that_begins(mutant):

@@ -14,6 +14,7 @@ from cute_fa4.sm100.mharope import kernel, widen
 from cute_fa4.sm100.mharope.kernel import Widened
 from cute_fa4.sm100.steps.store import PIECE_BYTES
 from cute_fa4.sm100.work import scales
+from tests.emulator.mutations.quick import OF_SOURCES, quick_or_sweep
 from tests.serving.batches import assert_agrees
 from tests.sm100.mharope.test_attention import causal, found
 
@@ -121,8 +122,7 @@ EQUIVALENT = ()
 SCHEDULES = (("in_order", 0), ("hostile", 1), ("hostile", 2), ("random", 3))
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("name", DEFECTS)
+@pytest.mark.parametrize("name", quick_or_sweep(DEFECTS, OF_SOURCES))
 def test_a_mistake_is_noticed(own_kernels, monkeypatch, name):
     owner, attribute, change = DEFECTS[name]
     monkeypatch.setattr(owner, attribute, change(getattr(owner, attribute)))

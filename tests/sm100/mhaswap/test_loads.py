@@ -15,7 +15,7 @@ from cute_fa4.sm100.mhaswap.loads import EarlyOrder
 from cute_fa4.sm100.operands.kv_buffer import KVBuffer, KVBufferConfig
 from cute_fa4.sm100.steps import loads
 from tests.emulator.mutations.attention_places import arrival, expect
-from tests.emulator.mutations.quick import quick_or_sweep
+from tests.emulator.mutations.quick import OF_SOURCES, quick_or_sweep
 from tests.serving.batches import Batch, assert_agrees, dense_q, paged_kv, run
 from tests.sm100.mhaswap.defects import CONFIG
 
@@ -62,10 +62,9 @@ DEFECTS = {
     "every K is taken for one that was started": ("none_started", lambda self: Boolean(True)),
     "no K is taken for one that was started": ("told", lambda self, started: (Boolean(False),)),
 }
-QUICK = ("every K is taken for one that was started",)
 
 
-@pytest.mark.parametrize("name", quick_or_sweep(DEFECTS, QUICK))
+@pytest.mark.parametrize("name", quick_or_sweep(DEFECTS, OF_SOURCES))
 def test_a_mistake_is_noticed(own_kernels, monkeypatch, name):
     monkeypatch.setattr(EarlyOrder, *DEFECTS[name])
     with pytest.raises((AssertionError, emulator.EmulatorError)):

@@ -1,6 +1,6 @@
 """Planted defects of the kernel that widens its keys are caught by the checks meant for them.
 
-Plain pytest plants every eighth one, `pytest -m sweep` all.
+Three commits plant all of them (tests/suite/turns.py), `pytest -m sweep` does at once.
 """
 
 from functools import cache
@@ -20,7 +20,7 @@ def subject():
     return defects.subject(LEVEL)
 
 
-@pytest.mark.parametrize("mutant", quick_or_sweep(CAUGHT, 8))
+@pytest.mark.parametrize("mutant", quick_or_sweep(CAUGHT))
 def test_a_defect_is_caught_by_a_check_meant_for_it(mutant):
     assert_caught(mutant, subject())
 

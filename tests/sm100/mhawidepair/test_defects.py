@@ -28,7 +28,7 @@ def subject():
     return defects.subject(LEVEL)
 
 
-@pytest.mark.parametrize("mutant", quick_or_sweep(CAUGHT, 6))
+@pytest.mark.parametrize("mutant", quick_or_sweep(CAUGHT))
 def test_a_defect_is_caught_by_a_check_meant_for_it(mutant):
     assert_caught(mutant, subject())
 

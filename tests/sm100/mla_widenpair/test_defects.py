@@ -1,6 +1,6 @@
 """Planted defects of pairs of CTAs that widen rows of a latent cache are caught by the checks meant for them.
 
-Plain pytest plants two, `pytest -m sweep` all.
+Three commits plant all of them (tests/suite/turns.py), `pytest -m sweep` does at once.
 """
 
 from functools import cache
@@ -13,10 +13,6 @@ from tests.emulator.mutations.quick import quick_or_sweep
 from tests.sm100.mla_widenpair import defects
 
 MUTANTS = defects.mutants()
-QUICK = (
-    "the first unit is announced without releasing it",
-    "the scales are those of the next key",
-)
 
 
 @cache
@@ -29,7 +25,7 @@ def test_the_unchanged_kernel_is_clean_under_every_schedule():
     subject().expected()
 
 
-@pytest.mark.parametrize("mutant", quick_or_sweep(MUTANTS, QUICK))
+@pytest.mark.parametrize("mutant", quick_or_sweep(MUTANTS))
 def test_a_defect_is_caught_by_a_check_meant_for_it(mutant):
     assert_caught(mutant, subject())
 

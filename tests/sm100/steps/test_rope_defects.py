@@ -15,7 +15,7 @@ from cute_fa4.sm100.operands.kv_buffer import KVBuffer
 from cute_fa4.sm100.steps import rope_rows
 from cute_fa4.sm100.sync.pipelines import TMAProducerPipeline
 from cute_fa4.sm100.tiles import Tiles
-from tests.emulator.mutations.quick import quick_or_sweep
+from tests.emulator.mutations.quick import OF_SOURCES, quick_or_sweep
 from tests.serving.batches import assert_agrees, packed_q, run
 from tests.serving.test_k_rope import causal, draw, stored
 
@@ -104,10 +104,9 @@ DEFECTS = {
         wide_loads, "k_span", lambda made: lambda cfg, k, rope, unit, span: made(cfg, k, rope, 0, span), "units", 16,
     ),
 }  # fmt: skip
-QUICK = ("the rope of the next tile",)
 
 
-@pytest.mark.parametrize("name", quick_or_sweep(DEFECTS, QUICK))
+@pytest.mark.parametrize("name", quick_or_sweep(DEFECTS, OF_SOURCES))
 def test_a_mistake_is_noticed(own_kernels, monkeypatch, name):
     owner, attribute, change, depths, rope_page = DEFECTS[name]
     changed = change(getattr(owner, attribute))

@@ -17,7 +17,7 @@ from cute_fa4.sm100.roles.order import Order
 from cute_fa4.sm100.steps import loads, products, rope_rows
 from cute_fa4.sm100.tiles import Tiles
 from cute_fa4.tma import copies
-from tests.emulator.mutations.quick import quick_or_sweep
+from tests.emulator.mutations.quick import OF_SOURCES, quick_or_sweep
 from tests.serving.test_two_widths import assert_is_right, found
 
 pytestmark = pytest.mark.filterwarnings("ignore::cute_fa4.EmulatorWarning")
@@ -181,12 +181,12 @@ def assert_noticed(monkeypatch, defect: tuple, subject: str) -> None:
     assert not is_right(subject), "nothing noticed"
 
 
-@pytest.mark.parametrize("name", quick_or_sweep(DEFECTS, ("no wait between the kinds",)))
+@pytest.mark.parametrize("name", quick_or_sweep(DEFECTS, OF_SOURCES))
 def test_a_mistake_is_noticed(own_kernels, monkeypatch, name):
     assert_noticed(monkeypatch, DEFECTS[name], SUBJECT)
 
 
-@pytest.mark.parametrize("name", quick_or_sweep(DEFECTS_OF_ONE_DTYPE, ()))
+@pytest.mark.parametrize("name", quick_or_sweep(DEFECTS_OF_ONE_DTYPE, OF_SOURCES))
 def test_a_mistake_with_one_dtype_is_noticed(own_kernels, monkeypatch, name):
     assert_noticed(monkeypatch, DEFECTS_OF_ONE_DTYPE[name], OF_ONE_DTYPE)
 

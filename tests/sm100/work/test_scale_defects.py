@@ -15,7 +15,9 @@ from cute_fa4.sm100.append.kernel import AppendKernel
 from cute_fa4.sm100.mhaswap import columns, softmax
 from cute_fa4.sm100.steps import row_math
 from cute_fa4.sm100.work import scales
+from tests.emulator.mutations.quick import OF_SOURCES, mark, quick_or_sweep
 from tests.serving.batches import SPARE_ROWS, Batch, assert_agrees, packed_q, paged_kv, run
+from tests.suite import turns
 
 NUMBERS = torch.tensor([[0.5, 0.9], [1.4, 2.0]])  # of two sequences and two heads
 BATCH = Batch.draw([9, 5], [40, 140], heads=(4, 2), dtype=torch.float8_e4m3fn)
@@ -93,14 +95,14 @@ DEFECTS = {
         row_math, "log2_of_sum", lambda made: lambda row_sum, lift: made(row_sum, 0.0),
     ),
 }  # fmt: skip
-QUICK = (("the scales of the other head", "swapped"),)
+EVERY = itertools.product(DEFECTS, TILES)
 
 
 @pytest.mark.parametrize(
     "name, tiles",
     [
-        case if case in QUICK else pytest.param(*case, marks=pytest.mark.sweep)
-        for case in itertools.product(DEFECTS, TILES)
+        pytest.param(*case, marks=mark(turns.taken(number, OF_SOURCES)))
+        for number, case in enumerate(EVERY)
     ],
 )
 def test_a_mistake_is_noticed(own_kernels, monkeypatch, name, tiles):
@@ -134,8 +136,7 @@ def without_scales(self, cfg, args, smem, events, work, place, before):
     columns.publish(smem, place, columns.SCALE, one)
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("name", DEFECTS_OF_ROWS)
+@pytest.mark.parametrize("name", quick_or_sweep(DEFECTS_OF_ROWS, OF_SOURCES))
 def test_a_mistake_with_scales_of_rows_is_noticed(own_kernels, monkeypatch, name):
     module, attribute, change = DEFECTS_OF_ROWS[name]
     monkeypatch.setattr(module, attribute, change(getattr(module, attribute)))

@@ -17,7 +17,7 @@ from cute_fa4.layouts.scalars import choose, maximum, minimum
 from cute_fa4.sm100.combine import kernel as combine
 from cute_fa4.sm100.work import line, results, shared_order
 from tests.calls.simulated_device import full_of_nan
-from tests.emulator.mutations.quick import quick_or_sweep
+from tests.emulator.mutations.quick import OF_SOURCES, quick_or_sweep
 
 LENGTHS = [5] * 10 + [700] + [5] * 7 + [0, 300]
 CTAS = 4
@@ -130,7 +130,6 @@ DEFECTS = {
         combine, "weight", lambda made: lambda lse, largest: made(lse, lse),
     ),
 }  # fmt: skip
-QUICK = ("a block without keys is on no CTA's stretch", "a part is not merged")
 
 
 @pytest.mark.parametrize("mode", ["in_order", "random", "hostile"])
@@ -138,7 +137,7 @@ def test_without_a_mistake_the_numbers_are_right(expected, on_four_ctas, mode):
     assert is_right(expected, mode)
 
 
-@pytest.mark.parametrize("name", quick_or_sweep(DEFECTS, QUICK))
+@pytest.mark.parametrize("name", quick_or_sweep(DEFECTS, OF_SOURCES))
 def test_a_mistake_is_noticed(expected, on_four_ctas, own_kernels, monkeypatch, name):
     module, attribute, change = DEFECTS[name]
     monkeypatch.setattr(module, attribute, change(getattr(module, attribute)))

@@ -17,7 +17,7 @@ from cute_fa4.sm100.mhaswap import token_scales as of_threads
 from cute_fa4.sm100.roles import token_scales as role
 from cute_fa4.sm100.steps import token_scales as steps
 from cute_fa4.sm100.work import scales
-from tests.emulator.mutations.quick import quick_or_sweep
+from tests.emulator.mutations.quick import OF_SOURCES, quick_or_sweep
 from tests.serving.batches import Batch, assert_agrees
 from tests.serving.test_token_scales import called, draw
 
@@ -96,10 +96,9 @@ DEFECTS = {
     ),
     "K is not scaled": ("mha2q", [(steps, "first_word", lambda made: lambda cfg, name: made(cfg, "V"))]),
 }  # fmt: skip
-QUICK = ("the scale of the neighbouring thread's key",)
 
 
-@pytest.mark.parametrize("name", quick_or_sweep(DEFECTS, QUICK))
+@pytest.mark.parametrize("name", quick_or_sweep(DEFECTS, OF_SOURCES))
 def test_a_mistake_is_noticed(own_kernels, monkeypatch, name):
     family, changes = DEFECTS[name]
     for module, attribute, change in changes:

@@ -1,0 +1,40 @@
+"""Successive commits take every part of a list, and a run of one commit always takes the same."""
+
+import subprocess
+
+import pytest
+
+from tests.emulator.mutations.quick import quick_or_sweep
+from tests.suite import turns
+
+
+def kept(parameters) -> set:
+    """Ids of those that plain pytest runs."""
+    return {p.id for p in parameters if all(m.name != "sweep" or m.kwargs["kept"] for m in p.marks)}
+
+
+@pytest.mark.parametrize("every", [1, 3, 12])
+def test_successive_commits_plant_every_defect_once(every, monkeypatch):
+    names = [str(n) for n in range(31)]
+    planted = []
+    for turn in range(100, 100 + every):
+        monkeypatch.setattr(turns, "chosen", turn)
+        planted += kept(quick_or_sweep(names, every))
+    assert sorted(planted) == sorted(names)
+
+
+def test_the_sweep_has_every_defect(monkeypatch):
+    monkeypatch.setattr(turns, "chosen", 0)
+    every = quick_or_sweep("abcd", 3)
+    assert all("sweep" in {m.name for m in p.marks} for p in every) and kept(every) == {"a", "d"}
+
+
+def test_the_turn_is_the_number_of_commits(tmp_path):
+    assert turns.of_commit(tmp_path / "nowhere") == 0
+    (tmp_path / "empty").mkdir()
+    assert turns.of_commit(tmp_path / "empty") == 0
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    for _ in range(2):
+        subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "m"], check=True)
+    assert turns.of_commit(tmp_path) == 2

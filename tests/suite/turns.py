@@ -1,0 +1,37 @@
+"""Which part of a list a run takes whose whole would be too much: every commit takes the next part.
+
+    taken(number, every=3)      whether the run takes the number-th: one of three, and three commits take all
+
+A commit's turn is the number of commits until it, so every run of one commit takes the same part. `pytest --turn N`
+takes another part, `pytest -m sweep` takes all. Where there is no git, the turn is 0.
+"""
+
+import functools
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+chosen = None
+"""What --turn says; None for that of the commit."""
+
+
+@functools.cache
+def of_commit(root: Path = ROOT) -> int:
+    """Commits until HEAD; 0 where this is not a git checkout."""
+    command = ["git", "-C", str(root), "rev-list", "--count", "HEAD"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    return int(done.stdout) if done.returncode == 0 else 0
+
+
+def turn() -> int:
+    """Of this run."""
+    return of_commit() if chosen is None else chosen
+
+
+def taken(number: int, every: int) -> bool:
+    """Whether this run takes the number-th of a list, of which `every` commits take all."""
+    return (number + turn()) % every == 0

@@ -81,7 +81,7 @@ def plan_attention(
     *views, rows_per_page = views_for_descriptors(q, k, v, out, where)
     config = config_of(q, k, v, out, where, options, rows_per_page, return_lse, target)
     launched = (
-        (options.softmax_scale, seqlen_q, options.mask.sizes or None, _new_keys(where)),
+        (options.softmax_scale, seqlen_q, options.mask.sizes or None, _in_cache(where)),
         results,
         Views((*given, out), views),
         target.executor != "nothing" and not _decided_by_contents(q.device, where),
@@ -109,9 +109,9 @@ def plan_attention(
     return SplitPlan(function, combine, split or Split(1), *launched)
 
 
-def _new_keys(where: Where) -> int | None:
+def _in_cache(where: Where) -> tuple[int] | None:
     """Keys that a sequence has for each of its queries besides seqused_k; None: no tensor says how many it has."""
-    return None if where.seqused_k is None else int(where.excludes_new)
+    return None if where.seqused_k is None else (int(where.excludes_new),)
 
 
 def check_out_apart(out, where: Where, options: Options) -> None:

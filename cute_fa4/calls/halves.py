@@ -38,7 +38,7 @@ class HalvesPlan(Plan):
 
     def __init__(self, half: Plan, results: Results, tensors: tuple):
         """tensors: q, k, v and out of the call, whose extents must not meet."""
-        numbers = half.scale, half.seqlen_q, half.sizes, half.new_keys
+        numbers = half.scale, half.seqlen_q, half.sizes, half.in_cache
         views = Views(tensors, tensors)
         super().__init__(half.function, numbers, results, views, half.repeats, half.small_bytes)
         self.half = half

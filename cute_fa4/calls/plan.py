@@ -38,7 +38,7 @@ class Plan:
 
     __slots__ = (
         "function", "scale", "seqlen_q", "sizes", "results", "views", "repeats", "append", "small_bytes",
-        "recognition", "scale_views", "rope_view", "new_keys",
+        "recognition", "scale_views", "rope_view", "in_cache",
     )  # fmt: skip
 
     def __init__(
@@ -54,7 +54,7 @@ class Plan:
     ):
         self.function, self.small_bytes, self.scale_views = function, small_bytes, scale_views
         self.rope_view = rope_view
-        self.scale, self.seqlen_q, self.sizes, self.new_keys = numbers
+        self.scale, self.seqlen_q, self.sizes, self.in_cache = numbers
         self.results, self.views, self.repeats = results, views, repeats
         self.append = self.recognition = None
 
@@ -146,7 +146,7 @@ class Plan:
             q, k, v, written, lse, self.scale,
             cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table,
             self.seqlen_q, self.sizes, sink, tuple(aux) if aux else None, None,
-            None if self.new_keys is None else given_of(self.new_keys, batch_idx, leftpad),
+            self.in_cache if batch_idx is leftpad is None else given_of(*self.in_cache, batch_idx, leftpad),
             None if scales is None else self.scale_views.of(scales),
             None if rope is None else self.rope_view.of(rope),
         )  # fmt: skip

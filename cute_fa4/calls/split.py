@@ -315,7 +315,7 @@ class SplitPlan(Plan):
             q, k, v, partial_o, partial_lse, self.scale,
             cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table,
             self.seqlen_q, self.sizes, tensors.sink, tuple(aux) if aux else None, told,
-            None if self.new_keys is None else given_of(self.new_keys, batch_idx, leftpad),
+            self.in_cache if batch_idx is leftpad is None else given_of(*self.in_cache, batch_idx, leftpad),
             None if scales is None else self.scale_views.of(scales),
             None if rope is None else self.rope_view.of(rope),
         )  # fmt: skip

@@ -2,7 +2,8 @@
 
 info           versions, devices, caches
 capabilities   which combinations run, and why the others do not
-export         kernels for cute_fa4.aot.load
+export         kernels of models for cute_fa4.aot.load
+export-kernel  one kernel for it
 aot            what lies in a directory of such kernels
 check          a few shapes on the GPU or the emulator against float64
 hopper         the kernels on a Hopper GPU, with tcgen05 in software
@@ -63,6 +64,9 @@ def _parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser("export", help="kernels for cute_fa4.aot.load; needs no GPU")
     export_command.add_options(command)
+
+    command = commands.add_parser("export-kernel", help="one kernel of them, field by field")
+    export_command.add_options_of_one(command)
 
     command = commands.add_parser("aot", help="list, verify, compare and show exported kernels")
     kernels_command.add_options(command)

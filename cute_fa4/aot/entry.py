@@ -1,6 +1,6 @@
 """One entry of a catalogue, [[model]], [[config]], [[append]] or [[combine]]: from TOML, from flags, and back.
 
-    [[config]]                                     python -m cute_fa4 export \\
+    [[config]]                                     python -m cute_fa4 export-kernel \\
     qkv_dtype = "bf16"                                 --qkv-dtype bf16 \\
     head_dim = 64                                      --head-dim 64 \\
     mask = "Window(left=True, right=False)"            --mask "Window(left=True, right=False)" \\

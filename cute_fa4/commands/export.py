@@ -1,12 +1,13 @@
-"""python -m cute_fa4 export: kernels of a catalogue, a model or one configuration, as a directory or as a wheel.
+"""python -m cute_fa4 export and export-kernel: kernels of models, or one kernel, as a directory or as a wheel.
+
+    export --hf-config config.json --page-size 16         a transformers model
+    export --head-dim 128 --heads-q 32 --heads-kv 8       a [[model]]
+    export --catalogue FILE                               sets of kernels
+    export-kernel --head-dim 128 --causal                 one [[config]]
+    export-kernel --kernel append --head-dim 128          one [[append]]
+    export-kernel --kernel combine --head-dim 128         one [[combine]]
 
 The flags are printed from the tables of aot/entry.py: what a catalogue may say, a command line may, too.
-
-    --hf-config config.json --page-size 16         the [[model]]s of a transformers model
-    --head-dim 128 --heads-q 32 --heads-kv 8       a [[model]]
-    --head-dim 128 --causal                        one [[config]]
-    --kernel append --head-dim 128 --page-size 16  one [[append]]
-    --kernel combine --head-dim 128                one [[combine]]
 """
 
 from __future__ import annotations
@@ -27,25 +28,18 @@ SECONDS = 3  # a kernel takes, about
 _LISTS = ("numbers", "texts", "switches", "windows")
 _ALIASES = {"qkv_dtype": ("--dtype",), "write_lse": ("--lse",)}
 _TITLES = {
-    "config": "one configuration instead of a catalogue",
-    "model": "the configurations of a model instead of a catalogue (with --heads-q and --heads-kv)",
-    "append": "one kernel that writes new rows to a cache (--kernel append)",
-    "combine": "one kernel that merges parts (--kernel combine)",
+    "model": "a model instead of a catalogue (with --heads-q and --heads-kv)",
+    "config": "an attention kernel",
+    "append": "a kernel that writes new rows to a cache (--kernel append)",
+    "combine": "a kernel that merges parts (--kernel combine)",
 }
-# Flags of several kinds stand once, in the first group that has them; a model's dtype is the flag of qkv_dtype.
-_ELSEWHERE = {"model": ("dtype", "sink"), "append": ("dtype",), "config": (), "combine": ()}
+_OF_ONE = ("config", "append", "combine")  # kinds of a single kernel
+_ELSEWHERE = {"append": ("dtype",)}  # whose flag is that of qkv_dtype
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--out", metavar="DIR", help="created; required but for --list and --wheel"
-    )
-    command.add_argument(
-        "--wheel",
-        metavar="DIR",
-        help="also write a wheel of the kernels there, which cute_fa4.aot.load() finds when it is installed",
-    )
-    command.add_argument("--name", help="of the wheel; default: that of the catalogue")
+    """Of export: a catalogue, a transformers model, or a model by flags."""
+    _add_output(command)
     command.add_argument(
         "--catalogue",
         metavar="FILE",
@@ -60,8 +54,11 @@ def add_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--hf-config",
         metavar="FILE",
-        help="config.json of a transformers model: heads, depths, windows, sinks, soft cap, MLA; with --page-size, "
-        "--kv-dtype, --tensor-parallel, and flags of a model, which override what it says",
+        help="config.json of a transformers model: heads, depths, windows, sinks, soft cap, MLA; flags of a model "
+        "override what it says; default: none",
+    )
+    command.add_argument(
+        "--page-size", type=int, metavar="KEYS", help="with --hf-config: of a page; default: 16"
     )
     command.add_argument(
         "--tensor-parallel",
@@ -69,6 +66,33 @@ def add_options(command: argparse.ArgumentParser) -> None:
         metavar="GPUS",
         help="with --hf-config: GPUs that share the heads; default: 1",
     )
+    _add_kinds(command, "model")
+    command.set_defaults(run=run, kernel=None)
+
+
+def add_options_of_one(command: argparse.ArgumentParser) -> None:
+    """Of export-kernel: one kernel, field by field."""
+    _add_output(command)
+    command.add_argument(
+        "--kernel",
+        choices=("attention", "append", "combine"),
+        default="attention",
+        help="default: attention",
+    )
+    _add_kinds(command, *_OF_ONE)
+    command.set_defaults(run=run, catalogue=None, hf_config=None)
+
+
+def _add_output(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--out", metavar="DIR", help="created; required but for --list and --wheel"
+    )
+    command.add_argument(
+        "--wheel",
+        metavar="DIR",
+        help="also write a wheel of the kernels there, which cute_fa4.aot.load() finds when it is installed",
+    )
+    command.add_argument("--name", help="of the wheel; default: that of the catalogue")
     command.add_argument(
         "--list",
         action="store_true",
@@ -76,26 +100,23 @@ def add_options(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--host-target", default="x86-64-v2", help="default: x86-64-v2")
     command.add_argument("--arch", choices=("sm_100a", "sm_103a"), help="default: sm_100a")
-    command.add_argument(
-        "--kernel",
-        choices=("attention", "append", "combine"),
-        default="attention",
-        help="of one configuration; default: attention",
-    )
+
+
+def _add_kinds(command: argparse.ArgumentParser, *kinds: str) -> None:
+    """A flag for each field; one of several kinds stands once, in the first group that has it."""
     seen = {"arch"}
-    for kind, title in _TITLES.items():
-        group = command.add_argument_group(title)
+    for kind in kinds:
+        group = command.add_argument_group(_TITLES[kind])
         for name, field in entry.KINDS[kind].items():
-            if name not in seen and name not in _ELSEWHERE[kind]:
+            if name not in seen and name not in _ELSEWHERE.get(kind, ()):
                 seen.add(name)
                 _add_flag(group, name, field)
-    command.set_defaults(run=run)
 
 
 def _add_flag(group, name: str, field: entry.Field) -> None:
     flags = (f"--{name.replace('_', '-')}", *_ALIASES.get(name, ()))
     how = {"dest": name, "default": None, "help": field.help}
-    if name == "sink":
+    if name == "sink" and field.kind == "switch":
         how |= {"nargs": "?", "const": True, "metavar": "DTYPE"}
         how["help"] = "learnable_sink, of this dtype: f32, bf16 or fp16; default: off"
     elif name == "packed":
@@ -210,55 +231,59 @@ def _name(options) -> str:
 
 def configs_of(options) -> list:
     """The configurations that the flags ask for; ExportError for flags that do not belong together."""
-    from cute_fa4.aot import read_catalogue
-
+    kinds = ("model",) if options.kernel is None else _OF_ONE
     given = {
         name: getattr(options, name)
-        for name in {name for table in entry.KINDS.values() for name in table}
+        for name in {name for kind in kinds for name in entry.KINDS[kind]}
         if name != "arch" and getattr(options, name, None) is not None
     }
-    sources = options.catalogue is not None, options.hf_config is not None, "head_dim" in given
-    if sum(sources) != 1:
-        raise ExportError("give one of --catalogue, --hf-config and --head-dim")
-    if options.tensor_parallel is not None and options.hf_config is None:
-        raise ExportError(
-            "--tensor-parallel: without --hf-config, which says how many heads there are"
-        )
-    if options.hf_config is not None:
-        configs = _of_transformers(options, given)
-    elif options.catalogue is not None:
-        if given:
-            raise ExportError(
-                f"{_flags(given)}: with --catalogue, whose entries say it; accepted: --arch"
-            )
-        configs = read_catalogue(options.catalogue, models=options.model and tuple(options.model))
-    else:
+    if options.kernel is not None:
         kind, said = _entry(given, options.kernel)
         unknown = set(said) - set(entry.KINDS[kind])
         if unknown:
             raise ExportError(f"{_flags(unknown)}: not of {_TITLES[kind]}; --help lists its flags")
-        configs = entry.configs_of(kind, said, "export")
+        configs = entry.configs_of(kind, said, "export-kernel")
+    else:
+        configs = _of_models(options, given)
     if options.arch is None:
         return configs
     return [exporter.for_arch(config, options.arch) for config in configs]
+
+
+def _of_models(options, given: dict) -> list:
+    """Of a catalogue, of a transformers model, or of a model by flags."""
+    from cute_fa4.aot import read_catalogue
+
+    sources = options.catalogue is not None, options.hf_config is not None, "head_dim" in given
+    if sum(sources) != 1:
+        raise ExportError(
+            "give one of --catalogue, --hf-config and --head-dim with --heads-q and --heads-kv (one kernel: "
+            "export-kernel)"
+        )
+    if options.hf_config is not None:
+        return _of_transformers(options, given)
+    for name in ("page_size", "tensor_parallel"):
+        if getattr(options, name) is not None:
+            more = "; accepted: --page-sizes" if name == "page_size" else ""
+            raise ExportError(f"{_flags([name])}: without --hf-config{more}")
+    if options.catalogue is None:
+        return entry.configs_of("model", given, "export")
+    if given:
+        raise ExportError(
+            f"{_flags(given)}: with --catalogue, whose entries say it; accepted: --arch"
+        )
+    return read_catalogue(options.catalogue, models=options.model and tuple(options.model))
 
 
 def _of_transformers(options, given: dict) -> list:
     """The kernels of a transformers model; flags of a model override what its config.json says."""
     from cute_fa4.aot import hf_config
 
-    of_cache = {name: given.pop(name) for name in ("page_size", "kv_dtype") if name in given}
-    models = hf_config.models_of(
-        options.hf_config, **of_cache, tensor_parallel=options.tensor_parallel or 1
-    )
-    if "qkv_dtype" in given:
-        given["dtype"] = given.pop("qkv_dtype")
-    unknown = set(given) - set(entry.KINDS["model"])
-    if unknown:
-        raise ExportError(f"{_flags(unknown)}: with --hf-config; accepted: flags of a model")
+    asked = {"kv_dtype": given.pop("kv_dtype", None), "page_size": options.page_size or 16}
+    asked["tensor_parallel"] = options.tensor_parallel or 1
     found = [
         config
-        for model in models
+        for model in hf_config.models_of(options.hf_config, **asked)
         for config in entry.configs_of("model", model | given, options.hf_config)
     ]
     return list(dict.fromkeys(found))
@@ -276,8 +301,6 @@ def _entry(given: dict, kernel: str) -> tuple[str, dict]:
         return kernel, {"dtype": dtype, **said}
     if kernel == "combine":
         return kernel, {"o_dtype": dtype, **said}
-    if "heads_q" in said or "heads_kv" in said:
-        return "model", {"dtype": dtype, **said}
     said["qkv_dtype"] = dtype
     if isinstance(said.get("sink"), str):
         said |= {"sink": True, "sink_dtype": said["sink"]}

@@ -103,13 +103,16 @@ def test_export_writes_a_wheel_without_keeping_the_files(
         shutil.copytree(exported, out, dirs_exist_ok=True)
 
     monkeypatch.setattr(aot, "export", export, raising=False)
-    path = Path(run(capsys, "export", *arguments, "--wheel", tmp_path / "wheels").strip())
+    command = "export" if "--catalogue" in arguments else "export-kernel"
+    path = Path(run(capsys, command, *arguments, "--wheel", tmp_path / "wheels").strip())
     assert [path] == list((tmp_path / "wheels").iterdir())
     assert path.name.startswith(f"cute_fa4_kernels_{name}-")
 
 
 def test_export_needs_a_place_to_write_to(capsys):
-    assert "--out: not given; accepted" in run(capsys, "export", "--head-dim", "64", status=1)
+    assert "--out: not given; accepted" in run(
+        capsys, "export-kernel", "--head-dim", "64", status=1
+    )
 
 
 # --- check --load
@@ -220,7 +223,7 @@ from cute_fa4.__main__ import main
 from cute_fa4 import JitError, aot, flash_attn_func
 directory = sys.argv[1]
 assert main(["check", "--load", directory, "--kernel", {PLAIN.name!r}, "--device", "cpu"]) == 0
-assert main(["export", "--head-dim", "64", "--out", "/nowhere"]) == 1
+assert main(["export-kernel", "--head-dim", "64", "--out", "/nowhere"]) == 1
 assert main(["check", "--device", "cpu"]) == 1
 try:
     flash_attn_func(*torch.zeros(3, 1, 8, 2, 64).bfloat16())

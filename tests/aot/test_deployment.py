@@ -90,8 +90,8 @@ def test_export_lists_a_set_of_a_catalogue(capsys, tmp_path):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["export", "--out", "x"], "either --catalogue or --head-dim"),
-        (["export", "--out", "x", "--head-dim", "50"], "qk_depth=50"),
+        (["export", "--out", "x"], "one of --catalogue, --hf-config and --head-dim"),
+        (["export-kernel", "--out", "x", "--head-dim", "50"], "qk_depth=50"),
         (
             ["export", "--out", "x", "--catalogue", "none"],
             "accepted: a TOML file, or one of serving",

@@ -106,7 +106,9 @@ def flags(kind: str, said: dict) -> list[str]:
 
 
 def parsed(arguments: list[str]) -> list:
-    return configs_of(command_line._parser().parse_args(["export", *arguments]))
+    of_model = {"--heads-q", "--catalogue"} & set(arguments)
+    command = "export" if of_model else "export-kernel"
+    return configs_of(command_line._parser().parse_args([command, *arguments]))
 
 
 @pytest.mark.parametrize("config", VARIED, ids=lambda c: c.name[:60])
@@ -115,10 +117,11 @@ def test_flags_say_what_an_entry_says(config):
 
 
 def test_every_field_of_every_kind_has_a_flag():
-    options = vars(command_line._parser().parse_args(["export"]))
-    elsewhere = {"dtype": "qkv_dtype"}
-    for table in entry.KINDS.values():
-        assert {elsewhere.get(name, name) for name in table} <= set(options)
+    parser = command_line._parser()
+    assert set(entry.MODEL) <= set(vars(parser.parse_args(["export"])))
+    options = set(vars(parser.parse_args(["export-kernel"])))
+    for kind in ("config", "append", "combine"):
+        assert {"qkv_dtype" if name == "dtype" else name for name in entry.KINDS[kind]} <= options
 
 
 def test_the_flags_of_a_model_are_those_of_its_entry(tmp_path):
@@ -147,9 +150,9 @@ return_lse = [false, true]
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ("--head-dim 64 --heads-q 8 --heads-kv 8 --group 2", "--group: not of the configurations of a model"),
-        ("--head-dim 64 --kernel append --group 2", "--group: not of one kernel that writes"),
-        ("--catalogue serving --group 2", "--group: with --catalogue"),
+        ("--head-dim 64 --kernel append --group 2", "--group: not of a kernel that writes"),
+        ("--catalogue serving --heads-q 2", "--heads-q: with --catalogue"),
+        ("--heads-q 2", "one of --catalogue, --hf-config and --head-dim"),
         ("--head-dim 64 --mask Causal", "mask: 'Causal'; accepted: calls of Both, Causal"),
         ("--head-dim 64 --mask soft_cap(3.0)", "mask: .*accepted: calls of Both"),
         ("--head-dim 64 --causal --mask Full()", "causal and mask: two masks"),

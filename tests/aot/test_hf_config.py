@@ -111,7 +111,6 @@ def test_the_command_lists_the_same_kernels_as_the_flags_of_a_model(tmp_path, ca
     [
         ({}, [], "no num_attention_heads; accepted: config.json of a transformers model"),
         (DENSE, ["--tensor-parallel", "3"], "--tensor-parallel: 3 of 32 heads"),
-        (DENSE, ["--causal", "--mask", "Full()"], "--mask: with --hf-config; accepted: flags of a model"),
         (DENSE, ["--head-dim", "64"], "give one of --catalogue, --hf-config and --head-dim"),
         (DEEPSEEK | {"kv_lora_rank": 256}, [], "kv_lora_rank 256, qk_rope_head_dim 64; accepted: 512 and 64"),
     ],

@@ -203,7 +203,7 @@ def test_commands_of_a_runtime(runtime, tmp_path):
     assert "as exported" in runtime.run("-m", "cute_fa4", "aot", "verify")
     said = runtime.run("-m", "cute_fa4", "check", "--load", "--kernel", PLAIN.name)
     assert "1 of 1 kernels agree with float64 on cpu" in said
-    export = ("export", "--head-dim", "64", "--out", tmp_path / "x")
+    export = ("export-kernel", "--head-dim", "64", "--out", tmp_path / "x")
     said = runtime.run("-m", "cute_fa4", *export, status=1)
     assert said.startswith("ExportError") and "pip install 'nvidia-cutlass-dsl" in said
     assert not (tmp_path / "x").exists()

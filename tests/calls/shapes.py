@@ -19,8 +19,8 @@ ROPE = 64
 class Shape:
     """A call's dtypes and sizes.
 
-    queries   of each sequence. 1: one row of two heads in a tile of 8; 40: less than a tile; 130: two tiles, the second
-              with two rows
+    queries   of each sequence. 1: one row of two heads in a tile of 8; 40: with two heads less than a tile; 65: two
+              tiles, the second with two rows
     kv_dtype, rope_dtype  where they are others than q's; blocks: q and k have scales of blocks of 32
     pairs     CTAs share MMAs wherever they may (CUTE_FA4_PAIR=on)
     heads     of a latent cache, which has one itself; of_rows: of 656 bytes
@@ -71,12 +71,12 @@ SHAPES = (
     Shape(1, kv_dtype="e4m3"),
     Shape(40),
     Shape(40, dtype="e4m3", blocks=True),
-    Shape(130),
-    Shape(130, dtype="e4m3"),
-    Shape(130, pairs=True),
+    Shape(65),
+    Shape(65, dtype="e4m3"),
+    Shape(65, pairs=True),
     Shape(40, head_dim=128, rope_dtype="e4m3"),
     Shape(40, head_dim=256),
-    Shape(130, head_dim=256),
+    Shape(65, head_dim=256),
     Shape(1, head_dim=576, heads=16),
     Shape(1, head_dim=576, heads=128),
     Shape(1, head_dim=576, heads=16, of_rows=True, kv_dtype="e4m3"),

@@ -30,6 +30,7 @@ NOT_RUN = {
     "python -m cute_fa4 bench": "needs a Blackwell GPU; tests/bench runs it with a machine of its own",
     "python -m cute_fa4 hopper": "needs nvcc, then a Hopper GPU; tests/hopper has what does not",
     "python -m cute_fa4 export --catalogue": "compiles dozens of kernels for minutes",
+    "python -m cute_fa4 export --hf-config": "the same; tests/aot/test_hf_config.py lists them",
     "cmake": "tests/aot/test_deployment.py builds the examples and runs them",
     "build/attention_": "tests/aot/test_deployment.py builds the examples and runs them",
 }

@@ -102,7 +102,7 @@ KILLED_IN = {
     "an export into a wheel": """
         from cute_fa4 import __main__, aot
         aot.export = die
-        __main__.main(["export", "--wheel", "wheels", "--head-dim", "64"])""",
+        __main__.main(["export-kernel", "--wheel", "wheels", "--head-dim", "64"])""",
     "a stage of the first run": """
         from cute_fa4.readiness import runner
         stage = runner.Stage("stage", "question", run=dict, suspect="nothing")

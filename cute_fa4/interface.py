@@ -137,8 +137,8 @@ def flash_attn_func(
     workspace     memory for the partial results of split keys, of any dtype, contiguous; the message of one that is
                   too small says how many bytes. Calls that share it follow one another on a stream. None: torch
                   allocates it for the call
-    pack_gqa      the query heads of a group share a tile: of up to 32 rows for few queries, any group; of 128 rows, the
-                  group must divide 128. None: wherever they can. The results are the same
+    pack_gqa      True or None: the query heads of a group share a tile wherever they can: of up to 32 rows for few
+                  queries, any group; of 128 rows, groups that divide 128. False: never. The results are the same
     score_mod     score_mod(score, batch, head, q_idx, kv_idx, aux) -> score, traced into the kernel;
                   cute_fa4.score_mods has some
     mask_mod      mask_mod(batch, head, q_idx, kv_idx, aux) -> whether the key is visible

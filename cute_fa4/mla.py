@@ -174,7 +174,7 @@ def flash_mla_with_kvcache(
     )  # fmt: skip
     asked = (None, None), (softmax_scale, causal, 0.0, None, None), choices
     lengths = (None, None, None, cache_seqlens, None, block_table, None, None)
-    scales = scales_of(descale_q, descale_k, k_cache)
+    scales = scales_of(descale_q, descale_k, k_cache, q.shape[0])
     tensors = CallTensors(
         q, k_cache, values_of(k_cache), out, lengths, learnable_sink, scales=scales
     )
@@ -257,7 +257,7 @@ def _by_index(q, k_cache, call, out, causal, **options):
     """What by_index makes of a call, with its options; results in the shape of q."""
     if causal:
         raise ValueError("causal: True with indices, which say what a query sees; accepted: False")
-    options["descale_k"] = of_each_key(options["descale_k"], k_cache)
+    options["descale_k"] = of_each_key(options["descale_k"], k_cache, q.shape[0])
     for name in ("descale_q", "descale_k"):
         options[name] = of_each_query(options[name], q)
     found, lse = flash_mla_with_kvcache(**call, **options)
@@ -278,7 +278,7 @@ def _through_operator(given: dict):
             with names():
                 cache = given["k_cache"]
                 q, descale_q, out = quantised(q, cache, values_of(cache), descale_q, out)
-        scales = scales_of(descale_q, given.pop("descale_k"), given["k_cache"])
+        scales = scales_of(descale_q, given.pop("descale_k"), given["k_cache"], q.shape[0])
         return routes.latent(given | {"q": q, "out": out, "scales": scales})
     except (TypeError, ValueError, NotImplementedError) as error:
         if is_dynamo_compiling():

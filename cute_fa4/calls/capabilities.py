@@ -38,6 +38,7 @@ from cute_fa4.compiler import policy
 from cute_fa4.sm100.choose_config import FAMILIES, LATENT_DEPTHS, choose_config
 from cute_fa4.sm100.mhapair.schedule import Pair
 from cute_fa4.sm100.mla_widen.schedule import STORED
+from cute_fa4.sm100.rows_of_tiles import packs_gqa
 from cute_fa4.sm100.which_kernel import QUERIES, Call, kernels_of
 from cute_fa4.system.devices import (
     ARCH_OF_COMPUTE_CAPABILITY,
@@ -162,7 +163,7 @@ def capabilities(
         check_split(*splits)
     except (TypeError, ValueError) as error:
         shared_reasons.append(str(error))
-    pack_gqa = bool(parameters.get("pack_gqa"))
+    pack_gqa = bool(parameters.get("pack_gqa")) and packs_gqa(group)
     if latent:
         head_dim = LATENT_DEPTHS[0] if head_dim is None else head_dim
         head_dim_v = LATENT_DEPTHS[1] if head_dim_v is None else head_dim_v

@@ -47,7 +47,7 @@ def check_latent_tensors(q, cache, page_table, lengths, out) -> None:
         )
 
 
-def scales_of(descale_q, descale_k, cache) -> tuple | None:
+def scales_of(descale_q, descale_k, cache, batch: int) -> tuple | None:
     """As calls/scales.py names them: that of the cache is of keys and values.
 
     (batch,): one for each sequence; (num_pages, page_size): one for each row of the cache, which has one head
@@ -55,21 +55,25 @@ def scales_of(descale_q, descale_k, cache) -> tuple | None:
     if descale_q is descale_k is None:
         return None
     of_q, of_k = map(_of_sequences, (descale_q, descale_k))
-    if is_by_row(of_k, cache) and of_k.dim() == 2:
+    if is_by_row(descale_k, cache, batch) and of_k.dim() == 2:
         of_k = of_k.unsqueeze(-1)
     return of_q, of_k, of_k, None
 
 
-def is_by_row(scale, cache) -> bool:
+def is_by_row(scale, cache, batch: int) -> bool:
     """Whether there is a scale for each row of a latent cache: its shape but for the columns, or for the head too.
 
-    A column (n, 1) is one number a sequence; caches with a row a page say (n, 1, 1).
+    ValueError for a column that may as well have a number for each sequence.
     """
     if not isinstance(scale, torch.Tensor) or scale.numel() == 1:
         return False
-    if scale.dim() == 2 and scale.shape[1] == 1:
-        return False
-    return scale.dim() in (2, 3) and tuple(scale.shape) == tuple(cache.shape[: scale.dim()])
+    by_row = scale.dim() in (2, 3) and tuple(scale.shape) == tuple(cache.shape[: scale.dim()])
+    if by_row and tuple(scale.shape) == (batch, 1):
+        raise ValueError(
+            f"descale_k: shape {(batch, 1)} over {batch} pages of one row, of {batch} sequences; accepted: ({batch},), "
+            f"one for each sequence, or ({batch}, 1, 1), one for each row of the cache"
+        )
+    return by_row
 
 
 def _of_sequences(scale):
@@ -78,9 +82,9 @@ def _of_sequences(scale):
     return scale
 
 
-def of_each_key(scale, cache):
+def of_each_key(scale, cache, batch: int):
     """A scale of each row of a latent cache, for the cache of which each key is a page."""
-    return scale.reshape(-1, 1, 1) if is_by_row(scale, cache) else scale
+    return scale.reshape(-1, 1, 1) if is_by_row(scale, cache, batch) else scale
 
 
 def of_each_query(scale, q):

@@ -25,11 +25,13 @@ import torch
 
 from cute_fa4.calls.tensors import FP8, check_is_tensor, check_place
 from cute_fa4.layouts.block_scales import BLOCK
+from cute_fa4.sm100.reach import DEPTHS_OF_FP8
 
 BLOCKS = torch.float8_e8m0fnu  # scales of blocks
 NAMES = ("q_descale", "k_descale", "v_descale", "o_scale")  # as a call passes them on
 LETTERS = "qkvo"  # of Problem.descales, in this order
 OF_BLOCKS = {"q_descale": "x", "k_descale": "y"}
+MOST_OF_BLOCKS = DEPTHS_OF_FP8[-1]  # columns of q and k whose blocks have scales
 
 
 class Scales(tuple):
@@ -132,10 +134,13 @@ def _check_blocks(name: str, scale, q: torch.Tensor, k: torch.Tensor, of_rows) -
             f"{' or '.join(map(str, FP8))}, both the same; cute_fa4.mxfp8.quantise makes them"
         )
     depth = q.shape[-1]
-    if depth % BLOCK:
+    if depth % BLOCK or depth > MOST_OF_BLOCKS:
+        remedy = (
+            "pad q and k with zeros" if depth < MOST_OF_BLOCKS else "give scales of tokens instead"
+        )
         raise ValueError(
-            f"{name}: scales of blocks with a head dim of {depth}; accepted: a multiple of {BLOCK}; pad q and k with "
-            "zeros"
+            f"{name}: scales of blocks with a head dim of {depth} of q and k; accepted: a multiple of {BLOCK} up to "
+            f"{MOST_OF_BLOCKS}; {remedy}"
         )
     if tuple(scale.shape) != (*of_rows, depth // BLOCK):
         raise ValueError(

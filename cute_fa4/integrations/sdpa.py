@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 
 from cute_fa4 import masks
 from cute_fa4.calls import autocast
-from cute_fa4.calls.tensors import check_is_tensor, check_rank, checked_scale
+from cute_fa4.calls.tensors import check_is_tensor, checked_scale
 from cute_fa4.integrations import context_parallel
 from cute_fa4.interface import flash_attn_func
 from cute_fa4.sm100.choose_config import ALL_DEPTHS
@@ -38,17 +38,19 @@ def scaled_dot_product_attention(
 ) -> torch.Tensor:
     """torch.nn.functional.scaled_dot_product_attention, by this package's kernel.
 
-    query       (batch, heads_q, seqlen_q, head_dim), bf16 or fp16
-    key         (batch, heads_kv, seqlen_k, head_dim)
-    value       (batch, heads_kv, seqlen_k, head_dim_v)
-    attn_mask   bool, True: takes part; or float32 or query's dtype, added to the scaled scores. Of two to
-                four dimensions that broadcast to (batch, heads_q, seqlen_q, seqlen_k)
+    query       (..., heads_q, seqlen_q, head_dim), bf16 or fp16; usually (batch, heads_q, seqlen_q, head_dim)
+    key         (..., heads_kv, seqlen_k, head_dim)
+    value       (..., heads_kv, seqlen_k, head_dim_v)
+                Two dimensions or more. Those before heads broadcast, as do heads without enable_gqa; what broadcasts is
+                not copied, but for tensors of five dimensions or more whose batches are no one dimension
+    attn_mask   bool, True: takes part; or float32 or query's dtype, added to the scaled scores. Two dimensions or more,
+                which broadcast to (..., heads_q, seqlen_q, seqlen_k)
     dropout_p   0.0
     is_causal   query i sees keys j <= i, also where seqlen_q and seqlen_k differ; not with attn_mask
     scale       positive; None: head_dim ** -0.5
     enable_gqa  heads_q may be a multiple of heads_kv. Without it they are equal, or heads_kv is 1
 
-    Returns (batch, heads_q, seqlen_q, head_dim_v), a transposed view. A query that sees no key, because attn_mask
+    Returns (..., heads_q, seqlen_q, head_dim_v), a transposed view. A query that sees no key, because attn_mask
     is False or -inf in its whole row, has 0, as torch 2.13 has on a CPU.
 
     query, key, value and attn_mask are read where they lie: transposed and expanded views are not copied. The
@@ -70,13 +72,69 @@ def scaled_dot_product_attention(
     tensors = {"query": query, "key": key, "value": value}
     for name, tensor in tensors.items():
         check_is_tensor(name, tensor)
-        check_rank(name, tensor, HEADS_FIRST)
+    rank, batches = max(tensor.dim() for tensor in tensors.values()), None
+    if not _are_plain(query, key, value):
+        query, key, value, batches = broadcast(tensors, enable_gqa)
     _check_choices(query, key, attn_mask, dropout_p, is_causal, enable_gqa)
     scale = checked_scale(scale, query.shape[-1])
-    options = options_of_mask(attn_mask, query, key.shape[2])
+    options = options_of_mask(attn_mask, query, key.shape[2], batches)
     if is_causal:
         options["mask"], key, value = top_left_causal(query, key, value)
-    return attention(query, key, value, softmax_scale=scale, **options)
+    out = attention(query, key, value, softmax_scale=scale, **options)
+    if batches is None:
+        return out
+    out = out.unflatten(0, batches) if len(batches) > 1 else out
+    return out[(0,) * (len(HEADS_FIRST) - rank)] if rank < len(HEADS_FIRST) else out
+
+
+def _are_plain(query, key, value) -> bool:
+    """Four dimensions, and as many sequences of each: nothing is broadcast but one head of keys and values."""
+    if not query.dim() == key.dim() == value.dim() == len(HEADS_FIRST):
+        return False
+    return query.shape[0] == key.shape[0] == value.shape[0] and (
+        key.shape[1] == value.shape[1] and key.shape[1] <= query.shape[1]
+    )
+
+
+def broadcast(tensors: dict, enable_gqa: bool) -> tuple:
+    """-> (query, key, value of four dimensions, sizes of the batches that became one).
+
+    tensors: by name, of any rank from 2 on
+    """
+    for name, tensor in tensors.items():
+        if tensor.dim() < 2:
+            raise ValueError(
+                f"{name}: shape {tuple(tensor.shape)}; accepted: two dimensions or more, (..., heads, seqlen, head_dim)"
+            )
+    rank = max(len(HEADS_FIRST), *(tensor.dim() for tensor in tensors.values()))
+    query, key, value = (x[(None,) * (rank - x.dim())] for x in tensors.values())
+    batches = _broadcast_sizes("batch", tensors, [x.shape[:-3] for x in (query, key, value)])
+    heads = [x.shape[-3] for x in (query, key, value)]
+    if not enable_gqa:
+        [of_query] = _broadcast_sizes("heads", tensors, [(n,) for n in heads])
+        of_keys = 1 if heads[1] == heads[2] == 1 else of_query
+        heads = [of_query, of_keys, of_keys]
+    found = (
+        _of_one_batch(x, (*batches, number, *x.shape[-2:]))
+        for x, number in zip((query, key, value), heads, strict=True)
+    )
+    return *found, tuple(batches)
+
+
+def _of_one_batch(tensor, sizes: tuple):
+    """The tensor of these sizes, of which all but the last three become one."""
+    expanded = tensor.expand(sizes)
+    return expanded if len(sizes) == len(HEADS_FIRST) else expanded.flatten(0, len(sizes) - 4)
+
+
+def _broadcast_sizes(what: str, tensors: dict, sizes: list) -> tuple:
+    try:
+        return tuple(torch.broadcast_shapes(*sizes))
+    except RuntimeError:
+        shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
+        raise ValueError(
+            f"query, key, value: {what} of {shapes} do not broadcast; accepted: equal sizes, or 1"
+        ) from None
 
 
 def _check_choices(query, key, attn_mask, dropout_p, is_causal, enable_gqa) -> None:
@@ -122,8 +180,11 @@ def top_left_causal(query, key, value):
     return masks.window(None, seqlen_q - seqlen_k), key, value
 
 
-def options_of_mask(attn_mask, query: torch.Tensor, seqlen_k: int) -> dict:
-    """What flash_attn_func is told about a mask tensor that broadcasts to (batch, heads_q, seqlen_q, seqlen_k)."""
+def options_of_mask(attn_mask, query: torch.Tensor, seqlen_k: int, batches=None) -> dict:
+    """What flash_attn_func is told about a mask tensor that broadcasts to (batch, heads_q, seqlen_q, seqlen_k).
+
+    batches: sizes that became the batch; None: it is one
+    """
     if attn_mask is None:
         return {}
     check_is_tensor("attn_mask", attn_mask)
@@ -132,14 +193,14 @@ def options_of_mask(attn_mask, query: torch.Tensor, seqlen_k: int) -> dict:
             f"attn_mask: dtype {attn_mask.dtype} with query {query.dtype}; accepted: torch.bool, torch.float32 "
             f"and {query.dtype}"
         )
-    scores = (*query.shape[:3], seqlen_k)
+    scores = (*(batches or query.shape[:1]), *query.shape[1:3], seqlen_k)
     try:
         if attn_mask.dim() < 2:
             raise RuntimeError
-        expanded = attn_mask.expand(scores)
+        expanded = _of_one_batch(attn_mask, scores)
     except RuntimeError:
         raise ValueError(
-            f"attn_mask: shape {tuple(attn_mask.shape)}; accepted: two to four dimensions that broadcast to "
+            f"attn_mask: shape {tuple(attn_mask.shape)}; accepted: 2 to {len(scores)} dimensions that broadcast to "
             f"(batch, heads_q, seqlen_q, seqlen_k), here {scores}"
         ) from None
     if expanded.dtype == torch.bool:

@@ -26,7 +26,8 @@ def tile_for(
 ) -> tuple[bool, int | None]:
     """-> (whether the heads of a group share a tile, rows of a tile with swapped operands or None).
 
-    pack_gqa, swaps: what the call allows
+    pack_gqa   what the call asks for: True is a wish, which a group that fits no tile cannot have; None is the same
+    swaps      whether tiles with swapped operands may be chosen
 
     >>> [tile_for(queries, 8) for queries in (1, 2, 5, 256)]
     [(True, 8), (True, 32), (True, None), (True, None)]
@@ -37,7 +38,7 @@ def tile_for(
         rows = swapped_rows(seqlen_q, group)
         if rows is not None:
             return True, rows
-    pack = group > 1 and (packs_gqa(group) if pack_gqa is None else pack_gqa)
+    pack = pack_gqa is not False and packs_gqa(group)
     return pack, None if pack or not swaps else swapped_rows(seqlen_q, 1)
 
 

@@ -8,6 +8,7 @@ from cute_fa4.calls.capabilities import ARCHS, DTYPES, HEAD_DIMS
 from cute_fa4.calls.tensors import DTYPE_NAMES, check
 from cute_fa4.sm100 import masks
 from cute_fa4.sm100.choose_config import config_for
+from cute_fa4.sm100.which_kernel import Call, which_kernel
 
 TORCH_DTYPE = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
@@ -133,12 +134,18 @@ def test_split_keys_run():
         assert all(row.runs for row in capabilities(dtype="bf16", head_dim=128, **parameters))
 
 
-def test_packed_heads_run_where_a_tile_holds_whole_groups():
+def test_pack_gqa_may_be_asked_for_of_any_group():
+    """It says how a call runs and not what it returns: a group that fits no tile has tiles for each head."""
     built = dict(softcap=30.0, window_size=(128, 0), dtype="bf16", head_dim=128)
-    for group in (8, 128):
-        assert all(row.runs for row in capabilities(pack_gqa=True, group=group, **built))
-    for row in capabilities(pack_gqa=True, group=7, **built):
-        assert not row.runs and "pack_gqa=True with group=7" in row.reasons[0]
+    for group in (7, 8, 128, 200):
+        asked = [capabilities(pack_gqa=wish, group=group, **built) for wish in (True, None)]
+        assert asked[0] == asked[1] and all(row.runs for row in asked[0])
+        for queries in (1, 40, 300):
+            kernels = {
+                which_kernel(Call("bf16", 128, 128, group=group, seqlen_q=queries, pack_gqa=wish))
+                for wish in (True, None)
+            }
+            assert len(kernels) == 1
 
 
 def test_devices_are_asked_by_compute_capability():

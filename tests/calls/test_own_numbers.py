@@ -48,6 +48,9 @@ def rope_call() -> dict:
 
 
 CALLS = {
+    "kept": (cute_fa4.flash_attn_func, lambda: dict(
+        q=rows(2, 1, 2, 64), k=rows(2, 5, 1, 64), v=rows(2, 5, 1, 64), out=rows(2, 1, 2, 64), learnable_sink=rows(2),
+    )),
     "dense": (cute_fa4.flash_attn_func, lambda: dict(
         q=rows(2, 1, 2, 64), k=rows(2, 5, 1, 64), v=rows(2, 5, 1, 64), out=rows(2, 1, 2, 64),
         learnable_sink=rows(2), key_limit=int32(4, 4),

@@ -144,7 +144,7 @@ def test_every_way_to_give_them_wrongly_is_refused_by_name():
         (dict(q=wide, q_descale=None), TypeError, "q_descale: no scales of blocks .*mxfp8.quantise"),
         (
             dict(q=call["q"][..., :48], k=call["k"][..., :48]), ValueError,
-            "q_descale: scales of blocks with a head dim of 48; accepted: a multiple of 32",
+            "q_descale: scales of blocks with a head dim of 48 of q and k; accepted: a multiple of 32",
         ),
         (dict(v_descale=torch.ones(1, 40, 2)), ValueError, "of V are not built beside scales of blocks"),
     ):  # fmt: skip
@@ -231,3 +231,14 @@ def test_the_table_of_errors_is_what_rounding_costs():
     for columns, row in zip((False, True), rows, strict=True):
         for by, said in zip(("head", "token", "block"), row, strict=True):
             assert error_of_rounding(columns, by) == pytest.approx(float(said), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "depth, remedy", [(192, "scales of tokens"), (256, "scales of tokens"), (48, "pad q and k")]
+)
+def test_head_dims_without_scales_of_blocks_are_refused_in_the_words_of_the_call(depth, remedy):
+    q = torch.zeros(1, 5, 1, depth).to(E4M3)
+    scales = torch.full((1, 5, 1, depth // 32), ONE, dtype=torch.uint8).view(E8M0)
+    accepted = f"head dim of {depth} of q and k; accepted: a multiple of 32 up to 128; .*{remedy}"
+    with pytest.raises(ValueError, match=f"^q_descale: scales of blocks with a {accepted}"):
+        flash_attn_func(q, q, q[..., :32], q_descale=scales, k_descale=scales)

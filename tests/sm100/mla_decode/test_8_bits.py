@@ -131,7 +131,7 @@ def test_listed_keys_have_the_scales_of_their_rows():
 
 
 def test_a_scale_of_each_row_has_the_shape_of_the_rows():
-    """A column of numbers is one for each sequence, as before; a page too few is refused."""
+    """(n, 1) is one for each sequence, unless the cache has n pages of one row; a page too few is refused."""
     q = torch.zeros(2, 1, 16, 576).to(torch.float8_e4m3fn)
     cache = torch.zeros(6, 16, 1, 576).to(torch.float8_e4m3fn)
     lengths, table = torch.tensor([0, 3], dtype=torch.int32), torch.zeros(2, 1, dtype=torch.int32)
@@ -147,4 +147,16 @@ def test_a_scale_of_each_row_has_the_shape_of_the_rows():
         ((2, 1), False),
         ((), False),
     ):
-        assert is_by_row(torch.ones(shape), cache) == by_row
+        assert is_by_row(torch.ones(shape), cache, 2) == by_row
+    rows = cache.view(-1, 1, 1, 576)
+    for shape, pages, by_row in (((7, 1), 7, True), ((2, 1), 7, False), ((2, 1, 1), 2, True)):
+        assert is_by_row(torch.ones(shape), rows[:pages], 2) == by_row
+    given = dict(indices=torch.zeros(2, 1, 4, dtype=torch.int32))
+    for by in (
+        given | dict(block_table=None, cache_seqlens=None),
+        dict(block_table=table, cache_seqlens=lengths),
+    ):
+        with pytest.raises(
+            ValueError, match=r"descale_k: shape \(2, 1\) over 2 pages of one row, of 2 sequences; "
+        ):
+            flash_mla_with_kvcache(q=q, k_cache=rows[:2], descale_k=torch.ones(2, 1), **by)

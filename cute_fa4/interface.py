@@ -47,19 +47,13 @@ from cute_fa4.calls.append import (
 from cute_fa4.calls.foreign import check_arguments
 from cute_fa4.calls.launch import EmulatorWarning
 from cute_fa4.calls.prepare import one_of, prepare_attention
-from cute_fa4.calls.queries import (
-    Asked,
-    are_wide,
-    check_quantize,
-    quantised,
-    quantised_beside,
-    stay_wide,
-)
+from cute_fa4.calls.queries import Asked, are_wide, quantised, quantised_beside, stay_wide
 from cute_fa4.calls.repeat import again, attend
 from cute_fa4.calls.request import CallTensors, call_tensors
 from cute_fa4.calls.tensors import check_tensors
 from cute_fa4.calls.tracing import is_traced, refuse_untraceable
 from cute_fa4.calls.workspace import given_workspace
+from cute_fa4.compiler import policy
 from cute_fa4.masks import BoundMask
 
 _any_autocast = autocast.is_any_enabled
@@ -151,8 +145,9 @@ def flash_attn_func(
     o_scale       float32: out stores what it means times this; one number, or (batch, heads_kv). None: 1
     q_quantize    of q of 16 bits over k and v of float8. "never": q stays as it is, and the error of a query is that
                   of 16 bits; head dims up to 128, no k_rope. "auto": where a key/value head has more than 32 rows
-                  (queries of the longest sequence times the heads of a group) q is quantised, all of it. None: "never"
-                  with tokens_per_split where it runs, else "auto"; CUTE_FA4_FP8_QUERIES says what None is
+                  (queries of the longest sequence times the heads of a group) all of q is quantised. None: "never"
+                  where it runs and tokens_per_split is given, or lengths of queries differ and keys have no scales of
+                  their own; else "auto". CUTE_FA4_FP8_QUERIES says what None is
     return_lse    also return the log-sum-exp of the scaled scores
     out           written in place and returned; shape, dtype and device of q, memory of its own. Of float8 tensors
                   bf16, or fp16 where a tensor of this dtype is given or was q. Of any q float8_e4m3fn where such a
@@ -204,13 +199,15 @@ def flash_attn_func(
     ):
         check_arguments(flash_attn_func, positional, others, locals())
     if q_quantize is not None:
-        check_quantize(q_quantize)
+        policy.check_quantize(q_quantize)
     lengths = None if key_limit is None else (None, None, None, None, key_limit, None, None, None)
     if (  # the first question spares most calls the others
         getattr(q, "dtype", None) is not getattr(k, "dtype", None)
         and are_wide(q, k)
         and not stay_wide(
-            q, Asked(k.shape[-2], None, None, None, pack_gqa, tokens_per_split, q_quantize), k_rope
+            q,
+            Asked(k.shape[-2], None, None, None, pack_gqa, tokens_per_split, q_quantize),
+            k_rope,
         )
     ):
         q, q_rope, q_descale, out = quantised_beside(q, k, v, q_descale, out, k_rope, q_rope)
@@ -357,7 +354,7 @@ def flash_attn_varlen_func(
     ):
         check_arguments(flash_attn_varlen_func, positional, others, locals())
     if q_quantize is not None:
-        check_quantize(q_quantize)
+        policy.check_quantize(q_quantize)
     table, sink = page_table, learnable_sink
     if block_table is not None:
         table = one_of("page_table", page_table, "block_table", block_table)
@@ -367,7 +364,8 @@ def flash_attn_varlen_func(
     if are_wide(q, k):
         heads = _heads_of(k, table, kv_layout)
         lengths_of_q = cu_seqlens_q, seqused_q, max_seqlen_q
-        of_q = Asked(heads, *lengths_of_q, pack_gqa, tokens_per_split, q_quantize)
+        options_of_q = pack_gqa, tokens_per_split, q_quantize, k_descale, v_descale
+        of_q = Asked(heads, *lengths_of_q, *options_of_q)
         if not stay_wide(q, of_q, k_rope):
             q, q_rope, q_descale, out = quantised_beside(q, k, v, q_descale, out, k_rope, q_rope)
     scales = None
@@ -498,7 +496,7 @@ def flash_attn_with_kvcache(
     ):
         check_arguments(flash_attn_with_kvcache, positional, others, locals())
     if q_quantize is not None:
-        check_quantize(q_quantize)
+        policy.check_quantize(q_quantize)
     if not (rotary_cos is rotary_sin is qv is None):
         refuse_unbuilt(rotary_cos=rotary_cos, rotary_sin=rotary_sin, qv=qv)
     table, sink, counts = page_table, learnable_sink, cache_seqlens
@@ -512,7 +510,8 @@ def flash_attn_with_kvcache(
     if are_wide(q, k_cache):
         heads = _heads_of(k_cache, table, kv_layout)
         lengths_of_q = cu_seqlens_q, None, max_seqlen_q
-        of_q = Asked(heads, *lengths_of_q, pack_gqa, tokens_per_split, q_quantize)
+        options_of_q = pack_gqa, tokens_per_split, q_quantize, k_descale, v_descale
+        of_q = Asked(heads, *lengths_of_q, *options_of_q)
         if not stay_wide(q, of_q):
             q, q_descale, out = quantised(q, k_cache, v_cache, q_descale, out)
     scales = None
@@ -599,7 +598,7 @@ def through_operator(route: str, function, arguments: dict):
     refuse_untraceable(function.__name__, arguments)
     try:
         check_arguments(function, positional, others, arguments)
-        check_quantize(arguments["q_quantize"])
+        policy.check_quantize(arguments["q_quantize"])
         arguments |= _quantised(arguments)
         q, k, v = autocast.cast(arguments["q"], arguments["k"], arguments["v"])
         arguments |= {"q": q, "k": k, "v": v}

@@ -31,6 +31,7 @@ from cute_fa4.sm100.config import (  # noqa: E402
     OneTile,
     Pair,
     RopeTile,
+    SlotTwoTiles,
     SwappedTile,
     WidenedTile,
     WidePair,
@@ -62,6 +63,8 @@ def barriers_document() -> str:
     few_reuse = _reuse(few)
     problem = dict(qk_depth=576, ov_depth=512, latent=True, group=16, pack_gqa=True)
     widened = FA4Config(kv_dtype="e4m3", schedule=WidenedTile()).barriers
+    in_slots = FA4Config(kv_dtype="e4m3", schedule=SlotTwoTiles()).barriers
+    slots = tuple(row for row in in_slots.rows if row.name in ("raw_full", "kv_full", "work_read"))
     latent = FA4Config(**problem, schedule=LatentTile()).barriers
     pair_of_latent = FA4Config(**problem | {"group": 128}, schedule=LatentPair()).barriers
     stored = dict(kv_dtype="e4m3", rope_dtype="bf16", scale_dtype="f32")
@@ -149,6 +152,13 @@ here is as above:
 ```
 
 {_reuse(widened, besides=few)}
+
+Where many queries have them widened in their slots (`mhawiden2q/barriers.py`), two query tiles have these in the place
+of theirs:
+
+```
+{BarrierTable(slots, in_slots.numbers).text()}
+```
 
 ## A latent cache
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 
 from benchmarks.cycle_model import trace
-from benchmarks.cycle_model.workloads import KEYS_A_TILE, RopeWorkload, Workload
+from benchmarks.cycle_model.workloads import KEYS_A_TILE, CacheWorkload, RopeWorkload, Workload
 
 
 def cubin(variant) -> bytes:
@@ -92,7 +92,7 @@ def config(variant):
         arch=variant.arch,
         **dict(variant.choices),
     )
-    call = Call.of_choices(choices, seqlen_q=variant.rows, pairs=variant.pairs)
+    call = Call.of_choices(choices, seqlen_q=variant.rows, pairs=variant.pairs, stays=True)
     found = choose_config(**choices, family=which_kernel(call).family)
     if found.refusals():
         raise ValueError(f"{variant}: " + "; ".join(found.refusals()))
@@ -143,6 +143,8 @@ def _arguments(work: Workload) -> tuple:
     else:
         q = tensor(1, work.seqlen_q, heads=work.heads_q)
         k, v = (tensor(1, work.seqlen_k, heads=work.heads_kv, depth=depth) for depth in depths)
+    if isinstance(work, CacheWorkload):
+        k, v = (x.to(torch_dtype(work.kv_dtype)) for x in (k, v))
     scale = work.head_dim**-0.5
     more |= dict(
         mQ=q,

@@ -75,6 +75,13 @@ class RopeWorkload(Workload):
     rope_depth: int = ROPE_DEPTH
 
 
+@dataclass(frozen=True)
+class CacheWorkload(Workload):
+    """One whose K and V have another dtype than q, of 8 bits under 16."""
+
+    kv_dtype: str = "e4m3"
+
+
 def workload(variant, tiles: int, work_tiles: int = 1, window: int = 0) -> Workload:
     """A CTA, or pair of CTAs, of a kernels.Variant with so many key tiles."""
     rows = variant.rows

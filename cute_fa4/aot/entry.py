@@ -55,6 +55,9 @@ MODEL = {
     "head_dim_v": Field("number", "of v; default: as head_dim"),
     "dtype": Field("text", "bf16, fp16, e4m3 or e5m2; default: bf16"),
     "kv_dtype": Field("text", "of caches under 16-bit queries: e4m3 or e5m2; default: as dtype"),
+    "q_quantize": Field(
+        "text", "of such queries: auto or never; default: as calls that do not say"
+    ),
     "descales": Field("text", "of 8-bit tensors that have scales; default: qkv"),
     "o_dtype": Field(
         "text",

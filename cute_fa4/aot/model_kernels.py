@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 
-def kernels_of_model(problem: dict, dtypes) -> list[tuple[dict, object]]:
+def kernels_of_model(
+    problem: dict, dtypes, q_quantize: str | None = None
+) -> list[tuple[dict, object]]:
     """-> (a problem, a kernel that calls ask for, which_kernel.Kernel). dtypes: model_dtypes.Dtypes.
 
     problem: of a configuration, which has no lengths. Of queries of 16 bits over a cache of 8 there are two: those that
-    are taken as they are, few or by q_quantize, and others that have been quantised.
+    are taken as they are, and others that have been quantised; q_quantize: of the calls (calls/queries.py).
     """
     from cute_fa4.sm100.mhawiden.schedule import WidenedTile
+    from cute_fa4.sm100.mhawiden2q.schedule import SlotTwoTiles
 
+    widening = WidenedTile.family, SlotTwoTiles.family
     as_it_is, quantised = problem | dtypes.widened, problem | dtypes.quantised
-    return [
-        (as_it_is if kernel.family == WidenedTile.family else quantised, kernel)
-        for kernel in dict.fromkeys((*kernels(as_it_is), *kernels(as_it_is, stays=True)))
-    ]
+    found = kernels(as_it_is, stays=q_quantize != "auto")
+    of_keys = set("KV") & set(dtypes.descales)
+    if q_quantize is None and (of_keys or not lengths_differ(problem)):
+        found = dict.fromkeys((*kernels(as_it_is), *found))
+    return [(as_it_is if kernel.family in widening else quantised, kernel) for kernel in found]
+
+
+def lengths_differ(problem: dict) -> bool:
+    """Of queries."""
+    return problem.get("q_layout") == "packed" or bool(problem.get("seqused_q"))
 
 
 def kernels(problem: dict, stays: bool = False, **lengths) -> tuple:
@@ -27,5 +37,4 @@ def kernels(problem: dict, stays: bool = False, **lengths) -> tuple:
     from cute_fa4.sm100.which_kernel import Call, kernels_of
 
     asked = Call.of_choices(problem, stays=stays, **policy.of_kernels())
-    lengths_differ = problem.get("q_layout") == "packed" or bool(problem.get("seqused_q"))
-    return kernels_of(asked, **lengths, lengths_differ=lengths_differ)
+    return kernels_of(asked, **lengths, lengths_differ=lengths_differ(problem))

@@ -37,6 +37,7 @@ def configs_for_model(
     head_dim_v: int | None = None,
     dtype: str = "bf16",
     kv_dtype: str | None = None,
+    q_quantize: str | None = None,
     descales: str = "qkv",
     o_dtype: str | None = None,
     calls: tuple[str, ...] = CALLS,
@@ -59,6 +60,7 @@ def configs_for_model(
     head_dim_v  of v; None: as head_dim
     dtype       "bf16", "fp16", "e4m3" or "e5m2"; out of the 8-bit ones is bf16
     kv_dtype    "e4m3" or "e5m2": caches of 8 bits under queries of dtype, which has 16; None: as dtype
+    q_quantize  of such calls, as the functions take it; None: calls that leave it open
     descales    letters of "qkvo": which 8-bit tensors have scales, and out; large where they have one for each token
                 and head, "Qkv", "qKV"; x and y: q and k have one for each 32 numbers, "xyv" (MXFP8); of tensors of 16
                 bits out alone
@@ -94,6 +96,7 @@ def configs_for_model(
     masks = masks_of(causal, windows, chunk)
     dtypes = Dtypes(dtype, kv_dtype, o_dtype, descales)
     dtypes.check(calls)
+    policy.check_quantize(q_quantize)
     shared = sizes | dtypes.of_problem() | _scores(sink, softcap) | policy.of_schedules()
     shared |= {"arch": arch}
 
@@ -101,7 +104,9 @@ def configs_for_model(
     layouts = layouts_of([call for call in calls if call in CALLS], page_sizes, ropes)
     found = []
     for mask, lse, layout in itertools.product(masks, dict.fromkeys(return_lse), layouts):
-        for problem, kernel in kernels_of_model(shared | layout | {"mask": mask}, dtypes):
+        for problem, kernel in kernels_of_model(
+            shared | layout | {"mask": mask}, dtypes, q_quantize
+        ):
             config = config_for(**problem, **kernel.choices, write_lse=lse)
             early = shared["dependent_launch"]
             found += every_launch(config, cuts=splits, dependent_launch=early)

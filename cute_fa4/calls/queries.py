@@ -1,10 +1,11 @@
 """Queries of 16 bits over keys and values of 8: taken as they are, or quantised before the call.
 
     q_quantize    rows of a key/value head
-    "never"       any           the kernel widens keys and values (sm100/mhawiden): nothing is lost
+    "never"       any           the kernel widens keys and values (sm100/mhawiden, mhawiden2q): nothing is lost
     "auto"        up to 32      the same
                   more          quantised, each query and head with a scale of its own
-    None          as "never" with tokens_per_split, else as "auto"; CUTE_FA4_FP8_QUERIES says otherwise
+    None          as "never" with tokens_per_split, and where lengths of queries differ and keys have no scales of
+                  their own; else as "auto". CUTE_FA4_FP8_QUERIES says otherwise
 
     q_descale[row] = max |q[row]| / largest e4m3 or e5m2,    q8[row] = round(q[row] / q_descale[row])
 
@@ -13,7 +14,7 @@ Columns of q that meet a k_rope of 16 bits keep theirs, divided by the scale of 
 A row's largest number keeps all bits that the dtype has, whatever the other rows hold, and the softmax thread that owns
 the row multiplies its scores by its scale. q is left with three mantissa bits (e5m2: two), as keys and values are. It
 is torch's arithmetic on the tensors of the call, on its stream, without synchronising. The longest sequence of a call
-decides for all of it: whoever wants the error of a row not to depend on the others asks for "never".
+decides for all of it, so that with "auto" the error of a row depends on the others.
 """
 
 from __future__ import annotations
@@ -24,14 +25,13 @@ from typing import NamedTuple
 import torch
 
 from cute_fa4.calls.asked import length_may_choose
-from cute_fa4.calls.scales import check_no_scale
+from cute_fa4.calls.scales import check_no_scale, is_by_row
 from cute_fa4.calls.tensors import FP8, WIDE, check_is_tensor, check_no_gradient
 from cute_fa4.compiler import policy
 from cute_fa4.sm100.mhawiden.schedule import WidenedTile
 from cute_fa4.sm100.rows_of_tiles import SWAPPED_ROWS
 from cute_fa4.sm100.which_kernel import WIDENED_DEPTH, Call, which_kernel, widens_keys
 
-QUANTIZE = ("auto", "never")  # of q_quantize, besides None
 LARGEST_BESIDE = (
     2.0**15
 )  # of columns of q that keep 16 bits, divided by the scale of their row: fp16 holds it
@@ -52,14 +52,20 @@ class Asked(NamedTuple):
     pack_gqa: object = None
     tokens_per_split: object = None
     q_quantize: object = None
+    k_descale: object = None
+    v_descale: object = None
 
+    @property
+    def lengths_differ(self) -> bool:
+        return not (self.cu_seqlens_q is self.seqused_q is None)
 
-def check_quantize(q_quantize) -> None:
-    """Refuse what q_quantize cannot be."""
-    if not (q_quantize is None or (isinstance(q_quantize, str) and q_quantize in QUANTIZE)):
-        raise ValueError(
-            f"q_quantize: {q_quantize!r}; accepted: 'auto', 'never', or None, which is 'never' with tokens_per_split"
-        )
+    def keys_have_scales(self, q) -> bool:
+        """Each of its own: the kernel of many rows has none (sm100/which_kernel.py)."""
+        batch = q.shape[0]
+        if isinstance(self.cu_seqlens_q, torch.Tensor):  # what is none is refused later
+            batch = self.cu_seqlens_q.numel() - 1
+        scales, by_head = (self.k_descale, self.v_descale), (batch, self.heads_kv)
+        return any(isinstance(x, torch.Tensor) and is_by_row(x, by_head) for x in scales)
 
 
 def stay_wide(q, asked: Asked, k_rope=None) -> bool:
@@ -67,8 +73,10 @@ def stay_wide(q, asked: Asked, k_rope=None) -> bool:
 
     ValueError: q_quantize is "never", and no kernel takes it so.
     """
+    if q.dim() != (4 if asked.cu_seqlens_q is None else 3):
+        return False  # refused later
     never = asked.q_quantize == "never"
-    if never or (asked.q_quantize is None and _never_by_default(asked)):
+    if never or (asked.q_quantize is None and _never_by_default(q, asked)):
         within = widens_keys(q.shape[-1], k_rope is not None)
         if never and not within:
             columns = "with k_rope" if k_rope is not None else f"with a head_dim of {q.shape[-1]}"
@@ -81,16 +89,16 @@ def stay_wide(q, asked: Asked, k_rope=None) -> bool:
     return policy.widens() and _are_few(q, asked, k_rope)
 
 
-def _never_by_default(asked: Asked) -> bool:
+def _never_by_default(q, asked: Asked) -> bool:
     said = policy.queries()
-    return said == "never" or (said == "auto" and asked.tokens_per_split is not None)
+    if said != "auto" or asked.tokens_per_split is not None:
+        return said != "quantised"
+    return asked.lengths_differ and not asked.keys_have_scales(q)
 
 
 def _are_few(q, asked: Asked, k_rope) -> bool:
     """Whether "auto" takes q as it is."""
     packed = asked.cu_seqlens_q is not None
-    if q.dim() != (3 if packed else 4):
-        return False
     queries = q.shape[-3]
     if packed and isinstance(asked.max_seqlen_q, int):
         queries = min(queries, asked.max_seqlen_q)
@@ -124,9 +132,8 @@ def quantised(q: torch.Tensor, k: torch.Tensor, v, q_descale, out) -> tuple:
     Called where q is of WIDE and k of FP8.
     """
     out = _checked_out(q, k, v, q_descale, out)
-    wide = q.float()
-    scale = _scale_of(wide.abs().amax(-1, keepdim=True) / torch.finfo(k.dtype).max)
-    return _divided(wide, scale, k.dtype), scale, out
+    scale = _scale_of(_largest(q) / torch.finfo(k.dtype).max)
+    return (q / scale).to(k.dtype), scale, out
 
 
 def quantised_beside(q, k, v, q_descale, out, k_rope, q_rope) -> tuple:
@@ -154,10 +161,10 @@ def quantised_beside(q, k, v, q_descale, out, k_rope, q_rope) -> tuple:
             f"k_rope: {columns} columns behind {own} of k while q has {q.shape[-1]}; accepted: {q.shape[-1]} together"
         )
     out = _checked_out(q, k, v, q_descale, out)
-    head, tail = q.float().split((own, columns), -1)
-    largest = head.abs().amax(-1, keepdim=True) / torch.finfo(k.dtype).max
-    scale = _scale_of(torch.maximum(largest, tail.abs().amax(-1, keepdim=True) / LARGEST_BESIDE))
-    return _divided(head, scale, k.dtype), (tail / scale).to(k_rope.dtype), scale, out
+    head, tail = q.split((own, columns), -1)
+    largest = _largest(head) / torch.finfo(k.dtype).max
+    scale = _scale_of(torch.maximum(largest, _largest(tail) / LARGEST_BESIDE))
+    return (head / scale).to(k.dtype), (tail / scale).to(k_rope.dtype), scale, out
 
 
 def _checked_out(q, k, v, q_descale, out):
@@ -169,11 +176,11 @@ def _checked_out(q, k, v, q_descale, out):
     return out
 
 
+def _largest(rows: torch.Tensor) -> torch.Tensor:
+    """Size of the largest number of each row, float32; one operation."""
+    return torch.linalg.vector_norm(rows, torch.inf, -1, True, dtype=torch.float32)
+
+
 def _scale_of(largest: torch.Tensor) -> torch.Tensor:
-    """Of rows; 1 of a row of zeros, and of NaN: q / 1 has it too."""
-    return torch.where(largest > 0, largest, 1.0)
-
-
-def _divided(rows: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    largest = torch.finfo(dtype).max
-    return (rows / scale).clamp(-largest, largest).to(dtype)
+    """Of rows, never 0. A quotient by it is the largest of the dtype at most, but for a rounding that rounds back."""
+    return largest.clamp_(min=torch.finfo(torch.float32).tiny)

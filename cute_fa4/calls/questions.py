@@ -29,9 +29,10 @@ from cute_fa4.calls.append import (
     sequences_of,
 )
 from cute_fa4.calls.prepare import one_of, prepare_attention
-from cute_fa4.calls.queries import Asked, are_wide, check_quantize, quantised_beside, stay_wide
+from cute_fa4.calls.queries import Asked, are_wide, quantised_beside, stay_wide
 from cute_fa4.calls.request import CallTensors, in_order
 from cute_fa4.calls.tensors import DTYPE_NAMES, FP8, ROPE_SPAN, check_tensors
+from cute_fa4.compiler import policy
 from cute_fa4.sm100.config import FA4Config
 from cute_fa4.system.devices import asked_for
 
@@ -258,7 +259,7 @@ def _common(
     q_quantize=None,
 ) -> tuple:
     """-> (sink, aux tensors, scales, asked) as repeat.attend takes them. workspace: a launch refuses it."""
-    check_quantize(q_quantize)
+    policy.check_quantize(q_quantize)
     numbers = softmax_scale, causal, softcap, max_seqlen_q, max_seqlen_k
     choices = (
         mask, num_splits, tokens_per_split, pack_gqa, score_mod, mask_mod, block_sparse_tensors, kv_layout,

@@ -179,10 +179,11 @@ def _letter_of(name: str, scale: torch.Tensor, by_head: tuple) -> str:
     if scale.dtype is BLOCKS:
         return OF_BLOCKS[name]
     letter = name[0]
-    return letter.upper() if _is_by_row(scale, by_head) else letter
+    return letter.upper() if is_by_row(scale, by_head) else letter
 
 
-def _is_by_row(scale: torch.Tensor, by_head: tuple) -> bool:
+def is_by_row(scale: torch.Tensor, by_head: tuple) -> bool:
+    """Whether a scale has a number for each token and head. by_head: (batch, heads_kv)"""
     return scale.numel() != 1 and tuple(scale.shape) != by_head
 
 
@@ -207,7 +208,7 @@ class ScaleViews:
         """What makes a view of a scale like this one; None: nothing."""
         if scale.dtype is BLOCKS:
             return _bytes_rows_first if heads_first and name == "k_descale" else _bytes
-        if not _is_by_row(scale, self.sizes):
+        if not is_by_row(scale, self.sizes):
             return None if tuple(scale.shape) == self.sizes else self._of_one_number
         has_depth = scale.dim() > len(of_rows)
         if name == "q_descale":

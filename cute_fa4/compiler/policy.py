@@ -30,8 +30,8 @@ CUTE_FA4_MAXIMUM: what the exponentials of a row refer to, in kernels of two que
 
 CUTE_FA4_FP8_QUERIES: what becomes of queries of 16 bits over a cache of 8 in calls without q_quantize.
 
-    auto       of up to 32 rows, and with tokens_per_split of any number, keys and values are widened in the kernel
-               (sm100/mhawiden); more are quantised before (calls/queries.py; default)
+    auto       keys and values are widened in the kernel (sm100/mhawiden, mhawiden2q); more than 32 rows of queries are
+               quantised before, where the accuracy of a row depends on no other sequence (calls/queries.py; default)
     never      keys and values are widened, however many rows there are
     quantised  the queries are quantised before, however few; also with q_quantize="auto"; to compare with
 
@@ -64,6 +64,8 @@ MAXIMUM_VARIABLE = "CUTE_FA4_MAXIMUM"
 QUERIES_VARIABLE = "CUTE_FA4_FP8_QUERIES"
 EXPONENTIAL_VARIABLE = "CUTE_FA4_EXPONENTIAL"
 PDL_VARIABLE = "CUTE_FA4_PDL"
+
+QUANTIZE = ("auto", "never")  # of q_quantize, besides None
 
 _warming_up = contextvars.ContextVar("warming_up", default=False)
 
@@ -100,6 +102,14 @@ def widens() -> bool:
 def queries() -> str:
     """What becomes of queries of 16 bits over keys of 8: "auto", "never" or "quantised"."""
     return environment.choice(QUERIES_VARIABLE, "auto", "never", "quantised")
+
+
+def check_quantize(q_quantize) -> None:
+    """Refuse what q_quantize cannot be."""
+    if not (q_quantize is None or (isinstance(q_quantize, str) and q_quantize in QUANTIZE)):
+        raise ValueError(
+            f"q_quantize: {q_quantize!r}; accepted: 'auto', 'never', or None, which is 'never' with tokens_per_split"
+        )
 
 
 def pairs() -> bool | None:

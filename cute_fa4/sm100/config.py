@@ -27,6 +27,7 @@ from .mharope.schedule import RopeTile
 from .mhaswap.schedule import SwappedTile
 from .mhawide.schedule import WideTile
 from .mhawiden.schedule import WidenedTile
+from .mhawiden2q.schedule import SlotTwoTiles
 from .mhawidepair.schedule import WidePair
 from .mla_decode.schedule import LatentTile
 from .mla_pair.schedule import LatentPair
@@ -47,6 +48,7 @@ SCHEDULES = {
         OneTile,
         SwappedTile,
         WidenedTile,
+        SlotTwoTiles,
         WideTile,
         WidePair,
         RopeTile,

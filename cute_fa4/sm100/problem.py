@@ -167,6 +167,11 @@ class Problem:
         return "e4m3" if self.has_fp8 else self.qkv_dtype
 
     @property
+    def v_dtype(self) -> str:
+        """Of V where it is multiplied by P: what keys of eight bits become beside P of fp16."""
+        return self.p_dtype if self.kv_dtype is not None and not self.latent else self.qkv_dtype
+
+    @property
     def stored_dtype(self) -> str:
         """Of K and V in global memory."""
         return self.kv_dtype or self.qkv_dtype

@@ -23,7 +23,7 @@ DTYPES = (*DTYPES_OF_16_BITS, *FP8_DTYPES)
 class Extra(Flag):
     """What some families do, and others do not.
 
-    WIDENED_KEYS  keys of 8 bits under queries of 16 (mhawiden/)
+    WIDENED_KEYS  keys of 8 bits under queries of 16 (mhawiden/, mhawiden2q/)
     ROPE          columns of K from a tensor of their own
     WIDENED_ROPE  such columns of 8 bits under K of 16 (mharope/)
     MIXED_ROPE    such columns of 16 bits beside K of 8
@@ -93,8 +93,8 @@ def problem_not_built(
         )
     if problem.kv_dtype is not None and Extra.WIDENED_KEYS not in extras:
         why.append(
-            f"kv_dtype={problem.kv_dtype!r} with qkv_dtype={problem.qkv_dtype!r}: kernels for few rows widen keys: use "
-            f"schedule=WidenedTile(), or queries of {problem.kv_dtype}"
+            f"kv_dtype={problem.kv_dtype!r} with qkv_dtype={problem.qkv_dtype!r}: this family multiplies K as "
+            f"it is stored: use schedule=WidenedTile() or SlotTwoTiles(), or queries of {problem.kv_dtype}"
         )
     if problem.qkv_dtype not in DTYPES:
         why.append(

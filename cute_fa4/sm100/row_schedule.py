@@ -4,6 +4,7 @@
     mha2q        TwoTiles    two                     a query tile each
     mhapair      Pair        two of 256, half in each CTA    a query tile each
     mhamx        BlockScaled  two                    a query tile each
+    mhawiden2q   SlotTwoTiles  two                   a query tile each
     mha1q        OneTile     one                     every second key tile each
     mhawide      WideTile    one                     there is one, with every key tile
     mhawidepair  WidePair    one of 256, half in each CTA    the same

@@ -42,19 +42,12 @@ def tile_for(
     return pack, None if pack or not swaps else swapped_rows(seqlen_q, 1)
 
 
-def widened_tile(
-    seqlen_q: int | None, group: int, pack_gqa: bool | None = None
-) -> tuple[bool, int]:
-    """The same of queries of 16 bits over keys of 8 that stay so, however many there are.
+def widened_tile(group: int, pack_gqa: bool | None = None) -> tuple[bool, int]:
+    """The same of queries of 16 bits over keys of 8, of tiles of few rows that serve any number of queries.
 
-    seqlen_q: None where the longest sequence must not choose
-
-    >>> [widened_tile(queries, 8) for queries in (1, 2, 300, None)], widened_tile(1, 64)
-    ([(True, 8), (True, 32), (True, 32), (True, 32)], (False, 32))
+    >>> widened_tile(1), widened_tile(8), widened_tile(64)
+    ((False, 32), (True, 32), (False, 32))
     """
-    pack, rows = (False, None) if seqlen_q is None else tile_for(seqlen_q, group, pack_gqa)
-    if rows is not None:
-        return pack, rows
     highest = SWAPPED_ROWS[-1]
     return group > 1 and pack_gqa is not False and padded_heads(group) <= highest, highest
 

@@ -5,6 +5,7 @@
     mhapair/schedule.py       Pair: two CTAs share the MMAs of two query tiles of 256 rows
     mhaswap/schedule.py       SwappedTile: a tile of 8 to 64 rows, keys and depth in the place of the 128 rows
     mhawiden/schedule.py      WidenedTile: such a tile of 16 bits over keys of 8, which are widened in the CTA
+    mhawiden2q/schedule.py    SlotTwoTiles: two query tiles of 16 bits over keys of 8, which are widened in their slots
     mla_decode/schedule.py    LatentTile: such a tile over a latent cache, whose V is the first columns of K
     mla_pair/schedule.py      LatentPair: 128 rows over a latent cache, by two CTAs that share the MMAs
     mla_widen/schedule.py     LatentRows: 8 to 32 rows over a latent cache of 656 bytes a row, widened in the CTA

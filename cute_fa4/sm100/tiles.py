@@ -111,6 +111,11 @@ class Tiles:
         return self.problem.dtype_bytes
 
     @property
+    def slot_dtype(self) -> str:
+        """Of K and V in the slots of the ring, as the MMA warp finds them."""
+        return self.problem.stored_dtype
+
+    @property
     def swizzle_granule(self) -> int:
         """Elements in one swizzle span: the depth chunk that one TMA box and one smem row hold."""
         return self.swizzle_bytes // self.dtype_bytes

@@ -8,7 +8,8 @@
     the same, more rows                               mla_pair
     q and k with scales of blocks                     mhamx
     k_rope of 8 bits under 16                         mharope
-    q of 16 bits over k of 8 *                        mhawiden
+    q of 16 bits over k of 8, up to 32 rows *         mhawiden
+    the same, more rows, where q stays so *           mhawiden2q
     up to 32 rows, no k_rope, no wide heads           mhaswap
     wide heads **, more than 128 rows                 mhawidepair
     wide heads **                                     mhawide
@@ -18,8 +19,8 @@
     lengths for which pairs of CTAs pay ****          mhapair
     anything else                                     mha2q
 
-    *     up to 32 rows, or any number where q stays as it is (q_quantize); else q is quantised before the call, and has
-          8 bits as k has
+    *     of more rows q is quantised before the call and has 8 bits as k has, unless it stays as it is (q_quantize);
+          then mhawiden has any number of rows where keys have scales or the bits are promised
     **    of 16 bits; of q and k beyond 192, of v beyond 128
     ***   tokens_per_split, where lengths differ: the longest sequence must not choose the kernel
     ****  a rule of lengths as metadata tells them (mhapair/pays.py)
@@ -54,6 +55,7 @@ from .mharope.schedule import RopeTile
 from .mhaswap.schedule import SwappedTile
 from .mhawide.schedule import WideTile
 from .mhawiden.schedule import WidenedTile
+from .mhawiden2q.schedule import SlotTwoTiles
 from .mhawidepair.schedule import WidePair
 from .mla_decode.schedule import LatentTile
 from .mla_pair.schedule import LatentPair
@@ -167,9 +169,17 @@ class Call:
             return True, rows if fits else None
         if self.rows is not None:
             return bool(self.pack_gqa), self.rows
-        if self.stays and self.kv_dtype is not None and widens_keys(self.head_dim, self.rope):
-            return widened_tile(None if self.fixed else self.seqlen_q, self.group, self.pack_gqa)
+        if self.keeps_q:
+            few = tile_for(self.seqlen_q, self.group, self.pack_gqa)
+            if self.fixed or (few[1] is None and UNPAIRED_SCALES & set(self.descales)):
+                return widened_tile(self.group, self.pack_gqa)
+            return few
         return tile_for(self.seqlen_q, self.group, self.pack_gqa, self.may_swap)
+
+    @property
+    def keeps_q(self) -> bool:
+        """Whether q of 16 bits stays as it is over k of 8."""
+        return self.stays and self.kv_dtype is not None and widens_keys(self.head_dim, self.rope)
 
     @property
     def may_swap(self) -> bool:
@@ -266,7 +276,8 @@ RULES = (
     Rule("the same, more rows", LatentPair, lambda c: c.latent),
     Rule("q and k with scales of blocks", BlockScaled, lambda c: c.of_blocks),
     Rule("k_rope of 8 bits under 16", RopeTile, lambda c: c.rope_dtype and not c.of_8_bits),
-    Rule("q of 16 bits over k of 8 *", WidenedTile, lambda c: c.kv_dtype and c.few),
+    Rule("q of 16 bits over k of 8, up to 32 rows *", WidenedTile, lambda c: c.kv_dtype and c.few),
+    Rule("the same, more rows, where q stays so *", SlotTwoTiles, lambda c: c.kv_dtype),
     Rule("up to 32 rows, no k_rope, no wide heads", SwappedTile, lambda c: c.few),
     Rule("wide heads **, more than 128 rows", WidePair, lambda c: c.wide and c.pays_for_wide),
     Rule("wide heads **", WideTile, lambda c: c.wide),
@@ -319,7 +330,7 @@ def choice_of(**call) -> Choice:
 
 def choice(call: Call) -> Choice:
     """What RULES say of a call."""
-    if call.kv_dtype is not None and not call.latent and not call.few:
+    if call.kv_dtype is not None and not (call.latent or call.few or call.keeps_q):
         call = replace(call, qkv_dtype=call.kv_dtype, kv_dtype=None)  # q is quantised before
     holding = [rule for rule in RULES if rule.holds(call)]
     kernel = next(rule for rule in holding if not rule.of_lengths)

@@ -38,6 +38,7 @@ FLOORS = """
     cute_fa4.sm100.config
     cute_fa4.sm100.mla_widenpair
     cute_fa4.sm100.mla_pair cute_fa4.sm100.mla_widen cute_fa4.sm100.mhawidepair cute_fa4.sm100.mharope
+    cute_fa4.sm100.mhawiden2q
     cute_fa4.sm100.mla_decode cute_fa4.sm100.mhapair cute_fa4.sm100.mhamx cute_fa4.sm100.mhawiden
     cute_fa4.sm100.mha2q cute_fa4.sm100.mha1q cute_fa4.sm100.mhaswap cute_fa4.sm100.mhawide
     cute_fa4.sm100.append cute_fa4.sm100.combine

@@ -17,15 +17,19 @@ from cute_fa4 import (
     flash_attn_with_kvcache,
 )
 from cute_fa4.calls import repeat
+from cute_fa4.calls.queries import Asked, quantised, stay_wide
 from cute_fa4.integrations import vllm
 from cute_fa4.sm100.config import FA4Config
 from tests.serving.batches import (
     FP8,
     Batch,
+    assert_agrees,
     attention,
+    packed_kv,
     packed_q,
     paged_kv,
     positions,
+    run,
     split,
     storages,
 )
@@ -122,6 +126,61 @@ def test_fixed_parts_give_a_row_the_same_bits_beside_any_neighbours(said):
         assert torch.equal(out, alone) and torch.equal(lse, alone_lse)
 
 
+def is_kept(q, tokens_per_split=None, of_keys: bool = False, **lengths) -> bool:
+    """What a call without q_quantize makes of 40 queries of four heads on two."""
+    scale = torch.ones(3, 200, 2) if of_keys else torch.ones(3, 2)
+    given = dict(tokens_per_split=tokens_per_split, k_descale=scale, **lengths)
+    return stay_wide(q, Asked(heads_kv=2, **given))
+
+
+def test_nobody_asks_and_a_row_depends_on_no_other_sequence(monkeypatch):
+    """Where every sequence has as many queries, "auto" asks nothing of the others. The prefill kernel has no scales of
+    keys, and tiles of 32 rows are slow there: then it takes tokens_per_split, or the word."""
+    dense = torch.zeros(3, 40, 4, 64, dtype=torch.bfloat16)
+    offsets, used = torch.tensor([0, 40, 80, 120]), torch.tensor([1, 40, 1])
+    packed, cut = dense.flatten(0, 1), dict(tokens_per_split=128)
+    assert [is_kept(dense), is_kept(dense, **cut)] == [False, True]
+    assert is_kept(packed, cu_seqlens_q=offsets) and is_kept(dense, seqused_q=used)
+    assert [is_kept(packed, of_keys=True, cu_seqlens_q=offsets, **x) for x in ({}, cut)] == [
+        False,
+        True,
+    ]
+    for said, kept in (("never", [True, True]), ("quantised", [False, False])):
+        monkeypatch.setenv("CUTE_FA4_FP8_QUERIES", said)
+        assert [is_kept(dense), is_kept(packed, cu_seqlens_q=offsets)] == kept
+
+
+def test_keys_with_scales_of_their_own_keep_the_accuracy_of_every_row():
+    """Any number of rows in tiles of 32."""
+    keys = [0.5 + torch.rand(n, 2, generator=torch.Generator().manual_seed(n)) for n in KEYS]
+    of_q, of_k = packed_q(BATCH), packed_kv(BATCH)
+    scale = torch.cat([*keys, torch.full((len(of_k["k"]) - sum(KEYS), 2), torch.nan)])
+    out, lse = run(of_q, of_k, causal=True, q_quantize="never", k_descale=scale, v_descale=scale)
+    assert_agrees(BATCH, out, lse, visible=lambda p, j: j <= p, scales=[None, keys, keys])
+
+
+def test_quantising_gives_the_bits_of_its_formula_in_few_operations():
+    """Rows of zeros, with an infinity, whose quotients are 0 and NaN, and of numbers whose scale would be a subnormal.
+    With a NaN a row is NaN."""
+    q = torch.randn(1, 7, 2, 64, generator=torch.Generator().manual_seed(0)).bfloat16() * 100
+    q[0, 1], q[0, 2, 0, 5], q[0, 3, 1, 7], q[0, 4] = 0, torch.nan, torch.inf, 2.0**-130
+    for dtype in FP8:
+        k = torch.empty(1, 1, 2, 64, dtype=dtype)
+        largest = torch.finfo(dtype).max
+        q8, scale, _ = quantised(q, k, k, None, None)
+        wide = q.float()
+        expected = wide.abs().amax(-1, keepdim=True) / largest
+        expected = torch.where(expected > 0, expected, 1.0)
+        codes = (wide / expected).clamp(-largest, largest).to(dtype)
+        usual = [0, 1, 3, 5, 6]
+        assert torch.equal(
+            q8[0, usual].float().nan_to_num(1e9), codes[0, usual].float().nan_to_num(1e9)
+        )
+        assert q8[0, 2, 0].float().isnan().all() and q8[0, 2, 1].float().isfinite().all()
+        found = q8[0, 4].float() * scale[0, 4]
+        assert torch.allclose(found, wide[0, 4], rtol=2**-3, atol=2.0**-133)
+
+
 @pytest.mark.parametrize("kind", ["dense", "packed"])
 def test_rows_of_other_storages_and_a_dense_call(kind):
     of_q, of_k = storages(BATCH, kind)
@@ -177,7 +236,11 @@ def test_lists_of_a_model_have_the_kernels_of_queries_that_stay(group):
         head_dim=128, heads_q=group, heads_kv=1, kv_dtype="e4m3", descales="", calls=("packed",)
     )
     widened = [c for c in found if isinstance(c, FA4Config) and c.kv_dtype]
-    tiles = {(c.pack_gqa, c.schedule.rows) for c in widened}
-    assert (1 < group <= 32, 32) in tiles
+    tiles = {(c.pack_gqa, c.schedule.rows) for c in widened if c.schedule.family == "mhawiden"}
+    assert (1 < group <= 32, 32) in tiles  # of fixed parts of keys
+    assert {c.schedule.family for c in found if isinstance(c, FA4Config)} == {
+        "mhawiden",
+        "mhawiden2q",
+    }
     [row] = capabilities(head_dim=128, group=group, seqlen_q=400, **ONE_ROW, **NEVER)
-    assert row.families == ("mhawiden",)
+    assert row.families == ("mhawiden2q",)

@@ -16,6 +16,7 @@ from cute_fa4.sm100.mharope.schedule import RopeTile
 from cute_fa4.sm100.mhaswap.schedule import SwappedTile
 from cute_fa4.sm100.mhawide.schedule import WideTile
 from cute_fa4.sm100.mhawiden.schedule import WidenedTile
+from cute_fa4.sm100.mhawiden2q.schedule import SlotTwoTiles
 from cute_fa4.sm100.mla_decode.schedule import LatentTile
 from cute_fa4.sm100.mla_pair.schedule import LatentPair
 from cute_fa4.sm100.mla_widen.schedule import LatentRows
@@ -35,6 +36,7 @@ IMPORTED = {
     "LatentRows": LatentRows,
     "LatentRowsPair": LatentRowsPair,
     "WidenedTile": WidenedTile,
+    "SlotTwoTiles": SlotTwoTiles,
     "WideTile": WideTile,
     "RopeTile": RopeTile,
     "BlockScaled": BlockScaled,
@@ -127,6 +129,7 @@ def all_choices():
     yield FA4Config(qk_depth=256, schedule=WideTile(claims=False))
     of_rope = dict(qk_depth=192, ov_depth=128, rope_depth=64, rope_page_size=16, rope_dtype="e4m3")
     yield FA4Config(**of_rope, schedule=RopeTile(claims=False))
+    yield FA4Config(kv_dtype="e4m3", schedule=SlotTwoTiles(claims=False))
     yield FA4Config(qkv_dtype="e4m3", descales="xyv", schedule=BlockScaled(claims=False))
     yield FA4Config(mask=masks.Causal(), schedule=OneTile(bn_cap=64, claims=False))
     yield FA4Config(qk_depth=0)  # contradicts itself, which a message must be able to show

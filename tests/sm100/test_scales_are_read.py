@@ -35,6 +35,7 @@ PROBLEMS = {
     "SwappedTile": (DECODE, ("o",)),
     "SwappedTile of 8 bits": ({**DECODE, **E4M3}, ("qkvo", "QKVo")),
     "WidenedTile": ({**DECODE, "kv_dtype": "e4m3", "family": "mhawiden"}, ("kvo", "KVo")),
+    "SlotTwoTiles": ({"kv_dtype": "e4m3", "family": "mhawiden2q"}, ("kvo",)),
     "WideTile": ({"head_dim": 256, "family": "mhawide"}, ("o",)),
     "WidePair": ({"head_dim": 256, "family": "mhawidepair"}, ("o",)),
     "RopeTile": ({**ROPE, "rope_dtype": "e4m3", "family": "mharope"}, ("o",)),

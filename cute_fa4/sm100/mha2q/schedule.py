@@ -229,7 +229,7 @@ class TwoTiles(RowSchedule):
 
 def may_lag(problem: Problem) -> bool:
     """Whether P has the range of float32."""
-    return problem.qkv_dtype == "bf16"
+    return problem.p_dtype == "bf16"
 
 
 def lag_pays(problem: Problem) -> bool:

@@ -53,6 +53,7 @@ class KVBufferConfig:
     first_column    of the tensor's depth
     rest            the columns behind these, which have one place for all slots; None: there are none
     rest_offset     of that place from slot 0, in bytes
+    offset          where the tile begins in its slot, in bytes
     """
 
     rows: int
@@ -70,6 +71,7 @@ class KVBufferConfig:
     first_column: int = 0
     rest: "KVBufferConfig | None" = None
     rest_offset: int = 0
+    offset: int = 0
 
     @staticmethod
     def for_k(cfg) -> "KVBufferConfig":
@@ -89,13 +91,22 @@ class KVBufferConfig:
         return KVBufferConfig._of(cfg, *shape, True, 1, tiles.BN)
 
     @staticmethod
+    def as_it_arrives(cfg, is_v: bool) -> "KVBufferConfig":
+        """K or V as it is copied: as the MMA takes it, or as rows of 8 bits that are widened in their slots."""
+        whole = KVBufferConfig.for_v(cfg) if is_v else KVBufferConfig.for_k(cfg)
+        if cfg.tiles.slot_dtype == cfg.stored_dtype:
+            return whole
+        raw = dict(columns=cfg.tiles.raw_tile.cols, offset=cfg.tiles.raw_offset(is_v))
+        return replace(whole, dtype=cfg.stored_dtype, **raw)
+
+    @staticmethod
     def _of(
         cfg, rows, columns, box_rows, walks_keys, depth_stages, contraction
     ) -> "KVBufferConfig":
         return KVBufferConfig(
             rows=rows,
             columns=columns,
-            dtype=cfg.stored_dtype,
+            dtype=cfg.tiles.slot_dtype,
             slot_bytes=cfg.tiles.kv_slot_bytes,
             walks_keys=walks_keys,
             depth_stages=depth_stages,
@@ -176,7 +187,8 @@ class KVBuffer:
             return
         dtype = DTYPES[cfg.dtype]
         column = first_column + (cfg.first_column + depth_stage * cfg.stage_columns)
-        address = self.ring_address + slot * cfg.slot_bytes + depth_stage * cfg.stage_bytes
+        address = self.ring_address + (cfg.offset + depth_stage * cfg.stage_bytes)
+        address = address + slot * cfg.slot_bytes
         if not cfg.clipped:
             copies.load_tile(
                 self.tma.boxes, dtype, address, mbarrier, found.row, (kv_head, batch), column

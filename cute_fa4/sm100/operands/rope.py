@@ -97,7 +97,7 @@ def is_clipped(cfg) -> bool:
 
 def own_columns(cfg) -> KVBufferConfig:
     """The columns of a K tile that K itself has, for their copy."""
-    whole, own = KVBufferConfig.for_k(cfg), cfg.tiles.own_qk_depth
+    whole, own = KVBufferConfig.as_it_arrives(cfg, is_v=False), cfg.tiles.own_qk_depth
     return replace(whole, columns=own, contraction=own, rest=None) if cfg.rope_depth else whole
 
 

@@ -48,7 +48,7 @@ def load_tile(
     entries: of look_up; q_phase: parity of this use of the places of Q.
     """
     k = KVBuffer(own_columns(cfg), smem.kv_address, args.k)
-    v = KVBuffer(KVBufferConfig.for_v(cfg), smem.kv_address, args.v)
+    v = KVBuffer(KVBufferConfig.as_it_arrives(cfg, is_v=True), smem.kv_address, args.v)
     of_k, of_v = find_rows(cfg, args, work, n, entries)
     rope = rope_rows.found_of(cfg, args, smem, work, n, entries, of_k)
     for turn in cutlass.range_constexpr(cfg.tiles.num_q):

@@ -151,7 +151,7 @@ def multiply_pv(cfg, v: KVBuffer, tmem, events: Events, slot, i: int, phase, acc
     columns = cfg.tiles.MMA_K * cfg.dtype_bytes // 4  # tensor-memory columns of P in one step
     steps = [(step * columns, offset) for step, offset in enumerate(v_steps)]
     computes = InstructionDescriptor(
-        m, n, cfg.p_dtype, cfg.qkv_dtype, b_mn_major=True, cta_group=cfg.tiles.cta_group
+        m, n, cfg.p_dtype, cfg.v_dtype, b_mn_major=True, cta_group=cfg.tiles.cta_group
     )
     first = cfg.p_first_part // cfg.tiles.MMA_K
     d, p = tmem + column_of(cfg.tmem.o, i), tmem + column_of(cfg.tmem.p, i)

@@ -79,5 +79,5 @@ def test_what_calls_ask_for_and_who_refuses_it():
         rows=32, rescale_log2=8.0, claims=True
     )
     for family in ("mha2q", "mha1q", "mhaswap", "mhapair", "mhawide"):
-        with pytest.raises(ValueError, match="kernels for few rows widen keys"):
+        with pytest.raises(ValueError, match="this family multiplies K as it is stored"):
             config_for(**asked, family=family)

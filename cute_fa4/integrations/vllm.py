@@ -2,7 +2,7 @@
 
 vllm/v1/attention/backends/fa_utils.py     imports them from vllm.vllm_flash_attn; put these in their place
 vllm/v1/attention/backends/flash_attn.py   imports them from there, and calls them
-vllm/vllm_flash_attn/flash_attn_interface.py   has the signatures (vllm-project/vllm at 99ef9160)
+vllm/vllm_flash_attn/flash_attn_interface.py   has the signatures (vllm-project/vllm at 01420e05)
 
 What a call may contain, as the backend makes it: q (tokens, heads_q, head_dim) and out of the same shape, k and v as
 kv_cache.unbind(0) of (2, num_blocks, block_size, heads_kv, head_dim) in NHD or HND memory, cu_seqlens_q, seqused_k and
@@ -26,6 +26,7 @@ import torch
 from cute_fa4 import interface, mla
 from cute_fa4.calls.foreign import check_neutral
 from cute_fa4.calls.tensors import FP8, check_is_tensor
+from cute_fa4.sm100.score_mods import ScoreMod
 
 
 def flash_attn_varlen_func(
@@ -54,11 +55,17 @@ def flash_attn_varlen_func(
     k_descale=None,
     v_descale=None,
     num_splits: int = 0,
+    output_scale=None,
     fa_version: int = 2,
     s_aux=None,
     cp_world_size=1,
     cp_rank=0,
     cp_tot_seqused_k=None,
+    mask_mod=None,
+    block_sparse_tensors=None,
+    aux_tensors=None,
+    aux_tensor_leading_dims=None,
+    dynamic_causal: torch.Tensor | None = None,
 ):
     """cute_fa4.flash_attn_varlen_func in vLLM's order of arguments.
 
@@ -73,16 +80,22 @@ def flash_attn_varlen_func(
     q_descale, k_descale, v_descale   scales of float8 tensors, (sequences, heads_kv) or one number. The backend passes
                   them with 16-bit tensors too, where they are 1 and nobody reads them: accepted, and looked at on the
                   CPU only
+    output_scale  one number, float32: out is of float8_e4m3fn and holds the result divided by it
+    dynamic_causal   (sequences,) int32 or bool: sequences with 0 have the window alone, others are causal within it,
+                  whatever causal says. The mask is read for every score, and no tile of keys is left out for it
     deterministic any value
 
     Returns out, or (out, lse) with return_softmax_lse; lse is float32 (heads_q, total_q), natural logarithm.
 
-    NotImplementedError for alibi_slopes, q_v, dropout, context parallelism (cp_...), attention probabilities and
-    descales of 16-bit tensors that are not 1; for the rest as cute_fa4.flash_attn_varlen_func.
+    NotImplementedError for alibi_slopes, q_v, dropout, context parallelism (cp_...), attention probabilities, functions
+    and sparse blocks of flash-attn-4, and descales of 16-bit tensors that are not 1; for the rest as
+    cute_fa4.flash_attn_varlen_func.
     """
     check_neutral(
         q_v=q_v, alibi_slopes=alibi_slopes, dropout_p=dropout_p, return_attn_probs=return_attn_probs,
-        cp_world_size=cp_world_size, cp_rank=cp_rank, cp_tot_seqused_k=cp_tot_seqused_k,
+        cp_world_size=cp_world_size, cp_rank=cp_rank, cp_tot_seqused_k=cp_tot_seqused_k, mask_mod=mask_mod,
+        block_sparse_tensors=block_sparse_tensors, aux_tensors=aux_tensors,
+        aux_tensor_leading_dims=aux_tensor_leading_dims,
     )  # fmt: skip
     if fa_version not in (2, 3, 4):
         raise ValueError(
@@ -95,10 +108,35 @@ def flash_attn_varlen_func(
     return interface.flash_attn_varlen_func(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
         seqused_k=seqused_k, page_table=block_table, num_splits=num_splits,
-        softmax_scale=softmax_scale, causal=causal, window_size=window_size,
-        softcap=softcap, learnable_sink=s_aux, return_lse=return_softmax_lse, out=out,
+        softmax_scale=softmax_scale, window_size=window_size,
+        softcap=softcap, learnable_sink=s_aux, return_lse=return_softmax_lse,
+        **_of_output(q, v, out, output_scale), **_mask_of(causal, dynamic_causal, cu_seqlens_q),
         **_scales(q, k, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale),
     )  # fmt: skip
+
+
+def _causal_by_sequence(batch, head, q_idx, kv_idx, aux):
+    """Hidden are keys behind the query, in sequences that are causal."""
+    return (kv_idx <= aux.position) | (aux[0][batch] == 0)
+
+
+CAUSAL_BY_SEQUENCE = ScoreMod.of(_causal_by_sequence)
+
+
+def _mask_of(causal, dynamic_causal, cu_seqlens_q) -> dict:
+    """`causal`, or a function that reads it for each sequence."""
+    if dynamic_causal is None:
+        return {"causal": causal}
+    for name, tensor in (("dynamic_causal", dynamic_causal), ("cu_seqlens_q", cu_seqlens_q)):
+        check_is_tensor(name, tensor)
+    shape, dtype = tuple(dynamic_causal.shape), dynamic_causal.dtype
+    sequences = cu_seqlens_q.shape[0] - 1
+    if len(shape) != 1 or shape[0] < sequences or dtype not in (torch.int32, torch.bool):
+        raise ValueError(
+            f"dynamic_causal: shape {shape}, dtype {dtype}; accepted: ({sequences},) of torch.int32 or torch.bool"
+        )
+    numbers = dynamic_causal.view(torch.uint8) if dtype is torch.bool else dynamic_causal
+    return {"mask_mod": CAUSAL_BY_SEQUENCE, "aux_tensors": [numbers]}
 
 
 def _scales(q, k, **given) -> dict:

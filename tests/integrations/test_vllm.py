@@ -11,16 +11,17 @@ import torch
 from cute_fa4 import EmulatorWarning, compile_cache
 from cute_fa4.integrations import vllm
 from tests.docs import definition
-from tests.serving.batches import Batch, assert_agrees, int32, offsets, packed, packed_kv
+from tests.serving.batches import Batch, assert_agrees, int32, offsets, packed, packed_kv, split
 
-# vllm-project/vllm, vllm/vllm_flash_attn/flash_attn_interface.py at 99ef9160: parameters in order, defaults.
+# vllm-project/vllm, vllm/vllm_flash_attn/flash_attn_interface.py at 01420e05: parameters in order, defaults.
 REQUIRED = inspect.Parameter.empty
 ATTENTION = dict(
     q=REQUIRED, k=REQUIRED, v=REQUIRED, max_seqlen_q=REQUIRED, cu_seqlens_q=REQUIRED, max_seqlen_k=REQUIRED,
     cu_seqlens_k=None, seqused_k=None, q_v=None, dropout_p=0.0, softmax_scale=None, causal=False, window_size=None,
     softcap=0.0, alibi_slopes=None, deterministic=False, return_attn_probs=False, block_table=None,
     return_softmax_lse=False, out=None, scheduler_metadata=None, q_descale=None, k_descale=None, v_descale=None,
-    num_splits=0, fa_version=2, s_aux=None, cp_world_size=1, cp_rank=0, cp_tot_seqused_k=None,
+    num_splits=0, output_scale=None, fa_version=2, s_aux=None, cp_world_size=1, cp_rank=0, cp_tot_seqused_k=None,
+    mask_mod=None, block_sparse_tensors=None, aux_tensors=None, aux_tensor_leading_dims=None, dynamic_causal=None,
 )  # fmt: skip
 METADATA = dict(
     batch_size=REQUIRED, max_seqlen_q=REQUIRED, max_seqlen_k=REQUIRED, num_heads_q=REQUIRED, num_heads_kv=REQUIRED,
@@ -125,6 +126,44 @@ def test_windows_sinks_and_soft_cap():
     )
 
 
+@pytest.mark.parametrize("window, dtype", [(None, torch.int32), (20, torch.bool)])
+def test_a_batch_in_which_some_sequences_are_causal(window, dtype):
+    """As the backend calls for a layer without a window, causal, and for one with it, symmetric and not causal."""
+    batch = Batch.draw(QUERIES, KEYS, heads=(4, 2))
+    causal = torch.tensor([1, 1, 0, 0], dtype=dtype)
+    sides = [-1, -1] if window is None else [window, window]
+    out, lse = as_the_backend_calls(
+        batch, *kv_cache(batch, 16, "NHD"), dynamic_causal=causal, causal=window is None, window_size=sides
+    )  # fmt: skip
+
+    def visible(of_sequence):
+        def shown(p, j):
+            seen = (p - j).abs() <= (window or 1000)
+            return seen & (j <= p) if of_sequence else seen
+
+        return shown
+
+    for b, (o, sums) in enumerate(split(batch, out, lse)):
+        one = Batch(*([each[b]] for each in (batch.q, batch.k, batch.v)))
+        assert_agrees(one, o, sums, visible=visible(bool(causal[b])))
+
+
+def test_output_scale_is_stored_with_out(monkeypatch):
+    """As flash_attn_varlen_diff_headdims has it, below: out of e4m3 stands for itself times the scale."""
+    asked = {}
+    monkeypatch.setattr(
+        vllm.interface, "flash_attn_varlen_func", lambda *_, **given: asked.update(given)
+    )
+    q = torch.zeros(5, 4, 64, dtype=torch.bfloat16)
+    kv = torch.zeros(5, 2, 64, dtype=torch.bfloat16)
+    lengths = dict(
+        cu_seqlens_q=offsets([5]), cu_seqlens_k=offsets([5]), max_seqlen_q=5, max_seqlen_k=5
+    )
+    vllm.flash_attn_varlen_func(q, kv, kv, **lengths, output_scale=torch.tensor([0.5]))
+    assert asked["out"].dtype is torch.float8_e4m3fn and asked["out"].shape == q.shape
+    assert asked["o_scale"].tolist() == [2.0]
+
+
 def test_encoders_have_packed_keys_and_no_pages():
     batch = Batch.draw([37, 9], [37, 9], heads=(4, 2))
     storage = packed_kv(batch)
@@ -159,6 +198,9 @@ REFUSED = {
     "context parallelism": (dict(cp_world_size=2), NotImplementedError, "cp_world_size: 2"),
     "its lengths": (dict(cp_tot_seqused_k=X), NotImplementedError, "cp_tot_seqused_k: a Tensor"),
     "a scale": (dict(k_descale=0.5 * torch.ones(2, 1)), NotImplementedError, "k_descale: 0.5"),
+    "a function": (dict(mask_mod=len), NotImplementedError, "mask_mod: "),
+    "sparse blocks": (dict(block_sparse_tensors=X), NotImplementedError, "block_sparse_tensors: a"),
+    "few sequences": (dict(dynamic_causal=int32([1])), ValueError, "dynamic_causal: shape (1,)"),
     "another version": (dict(fa_version=1), ValueError, "fa_version: 1; accepted: 2, 3 or 4"),
     "both lengths": (dict(cu_seqlens_k=int32([0, 20, 50])), ValueError, "both or neither"),
     "no length": (dict(seqused_k=None, block_table=None), ValueError, "both or neither"),

@@ -263,6 +263,8 @@ class _Problem:
             "pack_gqa": config.pack_gqa,
             "score_mod": config.score_mod,
         }
+        if config.kv_dtype is not None:
+            said["q_quantize"] = "never"
         if packed:
             said |= {"cu_seqlens_q": self._offsets(self.queries), "max_seqlen_q": max(self.queries)}
         if config.seqused_q:

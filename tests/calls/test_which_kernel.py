@@ -182,7 +182,8 @@ def test_the_same_of_latent_caches(monkeypatch, heads, queries, of_rows):
 def test_no_length_asks_for_a_kernel_that_lists_lack(depth, policies):
     """Up to more rows than two CTAs have, of groups that share tiles and that do not."""
     for group in (1, 2, 7, 16, 128):
-        for more in ({}, {"kv_dtype": "e4m3"}, {"rope": True}):
+        stays = {"kv_dtype": "e4m3", "stays": True}
+        for more in ({}, {"kv_dtype": "e4m3"}, stays, stays | {"descales": "KV"}, {"rope": True}):
             call = Call("bf16", depth, depth, group=group, **more, **policies)
             every = kernels_of(call, range(1, 300), lengths_differ=True)
             assert set(kernels_of(call, lengths_differ=True)) == set(every)

@@ -139,7 +139,7 @@ def _arguments(work: Workload) -> tuple:
         q, pages = tensor(1, work.seqlen_q, heads=work.heads_q), -(-work.seqlen_k // work.page_size)
         k, v = (tensor(pages, work.page_size, heads=work.heads_kv, depth=depth) for depth in depths)
         table = torch.randperm(pages, generator=generator).to(torch.int32)[None]
-        more |= dict(page_table=table, seqused_k=numbers(work.seqlen_k))
+        more |= dict(page_table=table, seqused_k=numbers(work.seqlen_k), in_cache=(0,))
     else:
         q = tensor(1, work.seqlen_q, heads=work.heads_q)
         k, v = (tensor(1, work.seqlen_k, heads=work.heads_kv, depth=depth) for depth in depths)

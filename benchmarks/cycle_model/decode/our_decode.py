@@ -101,6 +101,7 @@ def _arguments(config, seqlen_q: int, work: Work) -> dict:
         mO=torch.empty(q.shape, dtype=torch.bfloat16),
         softmax_scale=depth**-0.5,
         seqused_k=torch.tensor([work.keys], dtype=torch.int32),
+        in_cache=(0,),
         page_table=torch.randperm(pages, generator=generator).to(torch.int32)[None],
         max_seqlen_q=seqlen_q,
     )
@@ -141,6 +142,7 @@ def _latent_arguments(config, seqlen_q: int, work: Work) -> dict:
         mLSE=torch.empty(batch, heads, positions),
         softmax_scale=config.qk_depth**-0.5,
         seqused_k=torch.full((batch,), work.keys, dtype=torch.int32),
+        in_cache=(0,),
         page_table=torch.randperm(batch * pages, generator=generator).int().view(batch, pages),
         max_seqlen_q=positions,
     )

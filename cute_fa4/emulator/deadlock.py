@@ -13,10 +13,14 @@ kv.full[2], phase 3, lacks 8192 bytes; in this phase:
 
 from collections import Counter
 
+from cute_fa4.emulator.machine import polls
 from cute_fa4.emulator.ptx_syntax import place, source_text
 
 _MOST_BARRIERS = 8
 """Barriers whose events a report lists: more than are short in one circle of roles."""
+
+_MOST_ROWS = 40
+"""Waits that it lists: those of the warps of a cluster, and of some others."""
 
 _MOST_EVENTS = 12
 """Different events that it lists of each: a phase has a few copies, and arrivals of a few roles."""
@@ -34,14 +38,45 @@ def deadlock_report(warps, program, instructions, reason=None):
     title = "stopped" if reason else "deadlock"
     reason = reason or "every warp waits and no copy or MMA is in flight"
     lines = [f"{title}{where} after {instructions:,} instructions: {reason}"]
-    lines += _table(_merge(rows), show_cta=len(ctas) > 1)
+    shown = _merge(rows)
+    lines += _table(shown[:_MOST_ROWS], show_cta=len(ctas) > 1)
+    lines += [f"  and {len(shown) - _MOST_ROWS} more"] * (len(shown) > _MOST_ROWS)
     cycle = _cycle(rows)
     if cycle:
         lines.append(f"cycle: {cycle}")
     short = {id(row["barrier"]): row["barrier"] for row in rows if row["barrier"] is not None}
     for barrier in list(short.values())[:_MOST_BARRIERS]:
         lines += phase_report(barrier)
+    lines += _spins(warps)
     return "\n".join(lines), bool(rows) and all(row["converge"] for row in rows)
+
+
+def _spins(warps):
+    """A line for each address of global memory that warps spin on: what it holds, and who wrote it last."""
+    found = {poll.address: (warp, poll) for warp in warps for poll in polls.of(warp)}
+    lines = [
+        f"global 0x{address:x}{_of_tensor(warp, address)} holds {poll.value:#x}, {_last_writer(warp, poll)}"
+        for address, (warp, poll) in list(found.items())[:_MOST_BARRIERS]
+    ]
+    more = len(found) - len(lines)
+    return lines + ([f"and {more} more addresses"] if more > 0 else [])
+
+
+def _of_tensor(warp, address):
+    """Where an address lies in a tensor, as " (byte 8 of its name)"."""
+    memory = warp.cta.machine.memory
+    found = (a for a in memory.allocations if a.start <= address < a.end)
+    return next((f" (byte {address - a.start} of {a.name})" for a in found), "")
+
+
+def _last_writer(warp, poll):
+    order = warp.cta.machine.ordering
+    if order is None:
+        return "and nobody knows who wrote it last: checks='ptx' or 'hardware' notes that"
+    access = order.global_regions.last_write(order, poll.address, max(poll.nbytes, 1))
+    if access is None:
+        return "which nobody has written in this launch"
+    return f"written last by\n{access.where()}"
 
 
 def phase_report(barrier):
@@ -95,7 +130,8 @@ def _rows(warp, program):
         barrier = wait.barrier if wait is not None else None
         source = None if ins is None else ins.role_source or ins.source
         if wait is None:
-            what, phase, lacks = "runs", "", ""
+            spins = polls.of(warp)
+            what, phase, lacks = polls.text(spins[-1]) if spins else "runs", "", ""
         elif barrier is not None:
             what, phase, lacks = barrier.name, f"phase {barrier.phase}", barrier.lacks()
         else:

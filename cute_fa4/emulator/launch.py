@@ -1,12 +1,15 @@
-"""A grid, executed: clusters one after the other, the CTAs of a cluster together.
+"""A grid, executed: clusters one after the other, the CTAs of a cluster together; who waits for others lets them in.
 
     grid (gx, gy, gz) -> clusters -> CTAs (rank = position in the cluster) -> warps of 32 threads
 
-Only one cluster exists at a time, so memory is bounded by the cluster: its CTAs reuse the shared memory
-arrays of the previous one, cleared to 0xFF and unwritten. The clusters behind it are pending: a running CTA may
-cancel their launch and do their work (clusterlaunchcontrol.try_cancel).
+Where no CTA waits for one of another cluster, one cluster exists at a time, so memory is bounded by the cluster: its
+CTAs reuse the shared memory arrays of the previous one, cleared to 0xFF and unwritten. The clusters behind it are
+pending: a running CTA may cancel their launch and do their work (clusterlaunchcontrol.try_cancel). Where nothing can
+run and a warp spins on global memory (machine/polls.py), the next pending cluster joins, as long as the chip has room
+for it: grid barriers, semaphores and decoupled look-backs end, as they do there.
 """
 
+import functools
 import itertools
 import math
 import time
@@ -31,6 +34,8 @@ from cute_fa4.system.frames import with_room
 
 MAX_THREADS = 1024
 MAX_CLUSTER = 16
+SMS = 148  # of a B200
+MAX_CTAS_PER_SM, THREADS_PER_SM, SHARED_BYTES_PER_SM = 32, 2048, 228 << 10
 REGISTERS_PER_SM = 65536
 MAX_REGISTERS_PER_THREAD = 255
 SCHEDULERS = 4  # of an SM, which deal with its warps in turn
@@ -132,6 +137,7 @@ def execute_grid(
         for _ in range(cluster[0] * cluster[1] * cluster[2])
     ]
     registers = _registers_per_thread(kernel, threads)
+    most = resident_clusters(kernel, threads, static + dynamic_shared_bytes, len(pool))
     register_arrays = {}  # (rank, warp) -> R
     placed, half = [], None
     try:
@@ -149,22 +155,54 @@ def execute_grid(
             pending = PendingClusters(clusters, scheduler.schedule, claims, machine.counters, step)
             machine.claim_cluster = pending.claim
 
-            def execute(index):
-                warps = _make_cluster(
-                    machine, kernel, index, cluster, threads, pool, registers, register_arrays
-                )
-                scheduler.run(warps)
+            def execute(index, others=True):
+                """One cluster, and those that it lets in; others=False: those run in another process."""
+                running = []
+
+                def warps_of(index, pool, register_arrays):
+                    warps = _make_cluster(
+                        machine, kernel, index, cluster, threads, pool, registers, register_arrays,
+                        joins=bool(running),
+                    )  # fmt: skip
+                    running.append(machine.cluster)
+                    return warps
+
+                def more():
+                    going = [c for c in running if not all(cta.finished for cta in c.ctas)]
+                    if not others or len(going) >= most:
+                        return ()
+                    if not indices and half is not None:
+                        indices.extend(half.give_up())
+                    if not indices:
+                        return ()
+                    memory = [SharedMemory(static, dynamic_shared_bytes) for _ in pool]
+                    step()
+                    return warps_of(indices.popleft(), memory, {})
+
+                def why_no_more():
+                    return _waiting(len(indices), most)
+
+                scheduler.run(warps_of(index, pool, register_arrays), more, why_no_more)
                 # What may outlive its CTA (stores to global memory) completes before the next cluster starts.
                 machine.engine.drain()
+
+            def execute_all():
+                while indices:
+                    execute(indices.popleft())
+                    step()
 
             indices = pending.indices
             if cores > 1 and second_core.may_split(program, machine, mode, claims, len(indices)):
                 later = [indices.pop() for _ in range(len(indices) // 2)][::-1]
-                half = second_core.SecondHalf(machine, scheduler, later, execute)
-            while indices:
-                execute(indices.popleft())
-                step()
-            regions = half.finish() if half else second_core.regions(machine)
+                half = second_core.SecondHalf(
+                    machine, scheduler, later, functools.partial(execute, others=False)
+                )
+            execute_all()
+            regions = half.finish() if half is not None else None
+            if regions is None:  # there is no second half, or it is done here
+                indices.extend(half.give_up() if half is not None else ())
+                execute_all()
+                regions = second_core.regions(machine)
     except EmulatorError as error:
         error.args = (f"{error}{naming_hint(str(error))}", *error.args[1:])
         raise
@@ -225,8 +263,10 @@ class PendingClusters:
         return tuple(i * d for i, d in zip(index, cta.cluster.dims, strict=True))
 
 
-def _make_cluster(machine, kernel, index, dims, threads, pool, registers, register_arrays):
-    """Its warps; pool and register_arrays: memory of the cluster before, which is over."""
+def _make_cluster(
+    machine, kernel, index, dims, threads, pool, registers, register_arrays, joins=False
+):
+    """Its warps; pool and register_arrays: memory of the cluster before, which is over; joins: others run."""
     cluster = Cluster(machine, dims, index)
     warps = []
     for rank, (z, y, x) in enumerate(itertools.product(*(range(d) for d in dims[::-1]))):
@@ -249,7 +289,7 @@ def _make_cluster(machine, kernel, index, dims, threads, pool, registers, regist
             cta.shared.shadow = ByteShadow(len(cta.shared.bytes))
             cta.tmem.shadow = new_shadow()
     if machine.ordering is not None:
-        machine.ordering.begin_cluster(cluster)
+        machine.ordering.begin_cluster(cluster, joins)
     return warps
 
 
@@ -257,6 +297,31 @@ def _tensor_memory(machine, index):
     from cute_fa4.emulator.machine.tensor_memory import TensorMemory
 
     return TensorMemory(machine.labels, f"CTA {index}")
+
+
+def resident_clusters(kernel, threads, shared_bytes, ctas):
+    """Clusters of so many CTAs that a B200 holds at the same time, by threads and shared memory.
+
+    Registers count where the PTX says how many a thread has (.maxnreg): ptxas chooses otherwise.
+    """
+    per_sm = min(
+        MAX_CTAS_PER_SM,
+        THREADS_PER_SM // (-(-threads // WARP_SIZE) * WARP_SIZE),
+        SHARED_BYTES_PER_SM // (shared_bytes + RESERVED_SHARED_BYTES),
+    )
+    if ".maxnreg" in kernel.directives:
+        per_sm = min(per_sm, REGISTERS_PER_SM // (kernel.directives[".maxnreg"][0] * threads))
+    return max(SMS * per_sm // ctas, 1)
+
+
+def _waiting(pending, most):
+    """What a report of CTAs that wait for each other says of those that have not started; "": there are none."""
+    if not pending:
+        return ""
+    return (
+        f"{pending:,} clusters of the grid have not started: a B200 holds {most:,} of these at a time (by threads and "
+        "shared memory), so nobody may wait for a later one"
+    )
 
 
 def _registers_per_thread(kernel, threads):

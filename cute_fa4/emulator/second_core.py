@@ -70,7 +70,7 @@ def touched(machine):
 
 
 class SecondHalf:
-    """Clusters that a child executes: execute(index) does one, in either process."""
+    """Clusters that a child executes: execute(index) does one there."""
 
     def __init__(self, machine, scheduler, indices, execute):
         self._machine, self._scheduler, self._indices = machine, scheduler, indices
@@ -83,14 +83,20 @@ class SecondHalf:
         os.close(to)
 
     def finish(self):
-        """Take what the child did, or do it here. Returns the Touched of the launch."""
+        """Take what the child did. Returns the Touched of the launch; None: give_up() says what is left to do."""
+        if not self._indices:
+            return None
         mine = touched(self._machine)
         theirs = self._answer()
         if theirs is None or not self._take(mine, theirs):
-            for index in self._indices:
-                self._execute(index)
-            return regions(self._machine)
+            return None
         return mine + theirs["touched"]
+
+    def give_up(self):
+        """End the child. Returns its clusters, which nobody has executed then."""
+        self.abandon()
+        left, self._indices = self._indices, []
+        return left
 
     def abandon(self):
         """End the child, if it is still there."""

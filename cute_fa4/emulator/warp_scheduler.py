@@ -26,11 +26,15 @@ STALL_LIMIT = 3_000_000
 """Instructions without any store, arrival, copy or exit in the whole cluster that count as an endless
 loop: longer than any kernel computes in registers only, and a few seconds of emulation."""
 
+SPIN_LIMIT, SPINNING_WARPS = 2_000, 32
+"""The same for each warp, of so many at most, where all that can run looks at memory again and again: hundreds of
+looks, which take seconds where many warps make them and every look is checked."""
+
 _NEVER = 1 << 60
 
 
 class Scheduler:
-    """Runs the warps of one cluster to their end.
+    """Runs the warps of a cluster to their end, and of those that join it.
 
     budget  warp instructions that the launch may execute, None for no limit
     """
@@ -44,16 +48,16 @@ class Scheduler:
         self.instructions = 0
         self._progress_seen = None
         self._stall_start = 0
+        self._why_no_more = lambda: ""
 
-    def run(self, warps):
-        """Execute until every lane of every warp has exited. Raises Deadlock, or what a kernel's fault raises."""
-        for warp in warps:
-            name = warp.role or f"warp {warp.index}"
-            counts = self.executions_of.get(name)
-            if counts is None:
-                counts = self.executions_of[name] = [0] * len(self.program.steps)
-            warp.executions = counts
-        live = [warp for warp in warps if not warp.done]
+    def run(self, warps, more=lambda: (), why_no_more=lambda: ""):
+        """Execute until every lane of every warp has exited. Raises Deadlock, or what a kernel's fault raises.
+
+        more         () -> warps of another cluster that the chip has room for; none: there is no such cluster
+        why_no_more  () -> what a report says of clusters that have not started
+        """
+        live = self._counted(warps)
+        self._why_no_more = why_no_more
         quiet_rounds, last_progress = 0, None
         while live:
             if self.schedule.turn(live):
@@ -62,6 +66,10 @@ class Scheduler:
                 continue
             # Nothing can move. Give up all waits that may time out; when that has changed nothing twice,
             # it never will.
+            if any(g.wait is not None and g.wait.polls for w in live for g in w.groups):
+                if self._joined(live, more):
+                    continue
+                self.machine.polls_freely, quiet_rounds = True, 0
             progress = self.progress()
             quiet_rounds = quiet_rounds + 1 if progress == last_progress else 0
             last_progress = progress
@@ -75,6 +83,25 @@ class Scheduler:
                 raise self._deadlock(live)
             for wait in waits:
                 wait.timed_out = True
+
+    def _joined(self, live, more):
+        """Whether another cluster runs now, or one that runs looks again because no other will join."""
+        machine = self.machine
+        joining, waited = self._counted(more()), machine.others_join
+        live += joining
+        machine.joined += bool(joining)
+        machine.others_join = bool(joining)
+        return joining or (waited and any(warp.runnable() for warp in live))
+
+    def _counted(self, warps):
+        """Those that have something to do; what they execute is counted by role."""
+        for warp in warps:
+            name = warp.role or f"warp {warp.index}"
+            counts = self.executions_of.get(name)
+            if counts is None:
+                counts = self.executions_of[name] = [0] * len(self.program.steps)
+            warp.executions = counts
+        return [warp for warp in warps if not warp.done]
 
     @property
     def executions(self):
@@ -97,8 +124,7 @@ class Scheduler:
 
     def progress(self):
         """Changes with everything that another warp may wait for."""
-        engine = self.machine.engine
-        return (self.machine.progress, engine.submitted, engine.completed)
+        return self.machine.state()
 
     def _check_stall(self, live):
         if self.budget is not None and self.instructions > self.budget:
@@ -109,15 +135,22 @@ class Scheduler:
         if progress != self._progress_seen:
             self._progress_seen = progress
             self._stall_start = self.instructions
-        elif self.instructions - self._stall_start > STALL_LIMIT:
+            self.machine.polls_freely = False
+            return
+        spent = self.instructions - self._stall_start
+        if self.machine.polls_freely and spent > SPIN_LIMIT * min(len(live), SPINNING_WARPS):
+            raise self._deadlock(live, "every warp that can run spins, and nothing changes")
+        if spent > STALL_LIMIT:
             raise self._deadlock(
                 live,
-                f"probably an endless loop: {self.instructions - self._stall_start:,} warp instructions without a "
-                "store, an arrival or a copy by anybody",
+                f"probably an endless loop: {spent:,} warp instructions without a store, an arrival or a copy by "
+                "anybody",
             )
 
     def _deadlock(self, live, reason=None):
         text, diverged = deadlock_report(live, self.program, self.instructions, reason)
+        more = self._why_no_more()
+        text += f"\n{more}" if more else ""
         return (DivergenceError if diverged else Deadlock)(text)
 
     # -- one warp --------------------------------------------------------------------------------------------------
@@ -125,6 +158,7 @@ class Scheduler:
     def run_slice(self, warp, limit=SLICE):
         """Execute about ``limit`` instructions of a warp, or until all its groups wait or have exited."""
         executed = 0
+        self.machine.cluster = warp.cta.cluster
         warp.yield_slice = False
         try:
             while executed < limit and warp.groups:

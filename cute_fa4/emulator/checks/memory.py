@@ -129,7 +129,8 @@ def race(order, earlier, was_write, access, happened, place, space):
     before = order.accesses[earlier]
     actor = order.actor_of[earlier]
     verb = "wrote" if was_write else "read"
-    where = " in another cluster" if actor == 0 else ""
+    apart = before.party.distance(access.party) == GPU
+    where = " in another cluster" if actor == 0 or apart else ""
     if earlier in (order.reads_before, order.grid_before):
         where = "; it may still run: griddepcontrol.wait must come first"
     elif earlier == order.unwaited and actor == 0:
@@ -303,6 +304,14 @@ class Region:
         edges = np.flatnonzero(np.diff(touched.astype(np.int8), prepend=0, append=0))
         return [(self.start + int(a), int(b - a)) for a, b in edges.reshape(-1, 2)]
 
+    def last_write(self, order, offset, nbytes):
+        """The Access that wrote bytes last, None where this launch has not."""
+        if self.shadow is None:
+            return None
+        parts = self._parts(("items", np.array([offset]), nbytes))
+        number = max(int(shadow.writer[at].max()) for shadow, at, *_ in parts)
+        return order.accesses[number] if number > self.noted else None
+
     def end_cluster(self):
         """Reads belong to an earlier cluster from now on."""
         if self.shadow is not None:
@@ -358,6 +367,11 @@ class GlobalRegions:
         at = bisect_right(self._starts, address) - 1
         region = self.regions[at] if at >= 0 else None
         return region if region is not None and address < region.end else None
+
+    def last_write(self, order, address, nbytes):
+        """The Access that wrote bytes last, None where this launch has not."""
+        region = self.find(address)
+        return None if region is None else region.last_write(order, address - region.start, nbytes)
 
     def split(self, addresses):
         """[(region, index of the addresses in it)]."""

@@ -46,7 +46,7 @@ FENCED_APART = (
 class Word:
     """An address of memory that strong accesses have written.
 
-    published  what they released in this cluster       latest   number of the latest that reaches other clusters
+    published  what they released in the clusters that run   latest   number of the latest that reaches other clusters
     earlier    the same in earlier clusters
     """
 
@@ -113,14 +113,16 @@ class Ordering:
             self.lanes.clear()
         self._first_access = self.now
 
-    def begin_cluster(self, cluster):
-        """Fresh clocks for the warps of a cluster."""
+    def begin_cluster(self, cluster, joins=False):
+        """Fresh clocks for the warps of a cluster; joins: others run, and go on."""
         warps = [warp for cta in cluster.ctas for warp in cta.warps]
-        self._start_cluster(self._first_access, len(warps))
+        if not joins:
+            self._start_cluster(self._first_access, len(warps))
         for warp in warps:
-            party = Party.of(warp)
-            clock = np.zeros((clocks.ROWS, self.capacity), np.int32)
-            warp.order = Strand(self._actor(), clock, party)
+            party, actor = Party.of(warp), self._actor()
+            warp.order = Strand(actor, np.zeros((clocks.ROWS, self.capacity), np.int32), party)
+        if joins:
+            return
         if self.global_regions is not None:
             self.global_regions.end_cluster()
         for word in self._synchronised.values():
@@ -186,7 +188,7 @@ class Ordering:
         if self.actor_of[number] == 0:
             distance = GPU  # of an earlier cluster
         else:
-            distance = int(earlier.party.cta != party.cta)
+            distance = earlier.party.distance(party)
         return min(strong, earlier.strong) > distance
 
     def unordered(self, numbers, known, strong, party):
@@ -214,35 +216,35 @@ class Ordering:
     # -- threads ---------------------------------------------------------------------------------------------
 
     def outgoing(self, warp, scope=GPU, relaxed=False):
-        """[(rank, scope, clock)] that an arrival of the warp carries: everything it knows, and its own accesses.
+        """[(place, scope, clock)] that an arrival of the warp carries: everything it knows, and its own accesses.
 
         relaxed  only what fences made fit to travel, tcgen05.fence::before_thread_sync too, and fenced mbarriers
         """
         order = warp.order
         order.clock[HAPPENED, order.actor] = self.now
-        rank = _rank(warp)
+        place = _place(warp)
         if not relaxed:
-            return [(rank, scope, order.clock)]
+            return [(place, scope, order.clock)]
         fenced = np.zeros_like(order.clock)
         for row in FENCED_APART:
             fenced[row] = order.clock[row]
-        return [(rank, scope, fenced), *self._fenced(order, rank, scope)]
+        return [(place, scope, fenced), *self._fenced(order, place, scope)]
 
-    def _fenced(self, order, rank, scope):
-        """[(rank, scope, clock)] that fences let a relaxed operation publish: as far as both reach."""
+    def _fenced(self, order, place, scope):
+        """[(place, scope, clock)] that fences let a relaxed operation publish: as far as both reach."""
         found = []
         for reach in range(scope, CTA - 1, -1):
             clock = order.fenced[reach]
             if clock is not None and not any(clock is other for _, _, other in found):
-                found.append((rank, reach, clock))
+                found.append((place, reach, clock))
         return found
 
     def publish(self, barrier, releases):
         """An arrival: what it carries belongs to the open phase. releases: of outgoing()."""
         if barrier.released is None:
             barrier.released = Published()
-        for rank, scope, clock in releases:
-            barrier.released.add(rank, scope, clock)
+        for place, scope, clock in releases:
+            barrier.released.add(place, scope, clock)
 
     def release(self, barrier, clock):
         """The same of an asynchronous operation, which reaches everybody."""
@@ -255,7 +257,7 @@ class Ordering:
         memory consistency model": the canonical patterns arrive and wait with .relaxed.cluster).
         """
         if barrier.acquirable is not None:
-            self._take(warp, barrier.acquirable.reaching(_rank(warp), scope), relaxed)
+            self._take(warp, barrier.acquirable.reaching(_place(warp), scope), relaxed)
 
     def lanes_of(self, warp):
         """The LaneAccesses of a warp."""
@@ -343,9 +345,9 @@ class Ordering:
 
     def strong_access(self, warp, key, release, acquire, write, scope):
         """An atomic, volatile, relaxed, acquire or release access to an address that threads agree on by it."""
-        word, order, rank = self._synchronised.get(key), warp.order, _rank(warp)
+        word, order, place = self._synchronised.get(key), warp.order, _place(warp)
         if word is not None:
-            self._take(warp, word.published.reaching(rank, scope), not acquire)
+            self._take(warp, word.published.reaching(place, scope), not acquire)
             if word.earlier and scope == GPU:
                 # What an earlier cluster published: all accesses before it.
                 seen = np.zeros_like(order.clock)
@@ -353,7 +355,8 @@ class Ordering:
                 self._take(warp, [(GPU, seen)], not acquire)
         if write:
             order.clock[HAPPENED, order.actor] = self.now
-            releases = [(rank, scope, order.clock)] if release else self._fenced(order, rank, scope)
+            own = [(place, scope, order.clock)]
+            releases = own if release else self._fenced(order, place, scope)
             if releases:
                 word = self._synchronised.setdefault(key, Word(Published()))
             for release in releases:
@@ -483,6 +486,6 @@ class Ordering:
             )
 
 
-def _rank(warp):
-    """Which CTA of its cluster a warp belongs to; None where there is one, so that all scopes are alike."""
-    return None if warp.cta.cluster.size == 1 else warp.cta.rank
+def _place(warp):
+    """Where the CTA of a warp is: its cluster, and its rank there."""
+    return warp.cta.cluster.id, warp.cta.rank

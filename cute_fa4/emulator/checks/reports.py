@@ -12,6 +12,7 @@ that after the earlier read by an MMA (operand B)
 
 from dataclasses import dataclass
 
+from cute_fa4.emulator.checks.scopes import CLUSTER, CTA, GPU
 from cute_fa4.emulator.ptx_syntax import location_lines
 
 
@@ -24,11 +25,18 @@ class Party:
     cluster_size: int
     warp: int
     role: str
+    cluster: tuple = ()
 
     @classmethod
     def of(cls, warp):
         cta = warp.cta
-        return cls(cta.id, cta.rank, cta.cluster.size, warp.index, warp.role)
+        return cls(cta.id, cta.rank, cta.cluster.size, warp.index, warp.role, cta.cluster.id)
+
+    def distance(self, other):
+        """The narrowest scope (checks/scopes.py) that reaches from here to another warp."""
+        if self.cta == other.cta:
+            return CTA
+        return CLUSTER if self.cluster == other.cluster else GPU
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -28,7 +28,7 @@ def written_scope(opcode):
 class Published:
     """What releases have made known, apart by where they came from and how far they reach.
 
-    clocks  (rank of the CTA, or None for everybody's; scope) -> clock
+    clocks  (place of the CTA, or None for everybody's; scope) -> clock; a place: (its cluster, its rank there)
     """
 
     __slots__ = ("clocks",)
@@ -36,19 +36,22 @@ class Published:
     def __init__(self, clocks=None):
         self.clocks = {} if clocks is None else clocks
 
-    def add(self, rank, scope, clock):
-        """A release of the CTA of a rank; rank None: there is one CTA, or the release is for everybody."""
-        self.clocks[rank, scope] = merged(self.clocks.get((rank, scope)), clock)
+    def add(self, place, scope, clock):
+        """A release of the CTA of a place; None: the release is for everybody."""
+        self.clocks[place, scope] = merged(self.clocks.get((place, scope)), clock)
 
     def copy(self):
         """As it is now."""
         return Published({key: clock.copy() for key, clock in self.clocks.items()})
 
-    def reaching(self, rank, scope):
-        """[(distance, clock)] of what an acquire of this scope in the CTA of a rank synchronises with."""
+    def reaching(self, place, scope):
+        """[(distance, clock)] of what an acquire of this scope in the CTA of a place synchronises with."""
         found = []
         for (source, reach), clock in self.clocks.items():
-            distance = CTA if source is None or source == rank else CLUSTER
+            if source is None or source == place:
+                distance = CTA
+            else:
+                distance = CLUSTER if source[0] == place[0] else GPU
             if min(reach, scope) >= distance:
                 found.append((distance, clock))
         return found

@@ -20,6 +20,7 @@ from cute_fa4.emulator.checks.scopes import GPU, written_scope
 from cute_fa4.emulator.errors import IllegalAccess
 from cute_fa4.emulator.instruction_table import instruction
 from cute_fa4.emulator.instructions.mbarrier import shared_addresses
+from cute_fa4.emulator.machine import polls
 from cute_fa4.emulator.machine.fast_paths import fast
 from cute_fa4.emulator.machine.warp import FULL, LOCAL_BASE, PARAM_BASE, SHARED_BASE
 from cute_fa4.emulator.ptx_parser import Addr, Reg, Sink, Symbol, Vec
@@ -35,7 +36,7 @@ _SIZED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 @dataclass(frozen=True, slots=True)
 class _Access:
-    """A decoded ld or st: state space ("" generic), number of elements, bytes of one, sign extension.
+    """A decoded ld or st: state space ("" generic), number of elements, bytes of one, sign extension, strength.
 
     A .b128 counts as two elements of 8 bytes: the halves of its register.
     """
@@ -44,6 +45,10 @@ class _Access:
     count: int
     size: int
     signed: bool
+    strong: bool
+
+
+_STRONG = {"volatile", "relaxed", "acquire", "mmio"}
 
 
 @functools.cache
@@ -53,7 +58,8 @@ def _decode(opcode):
         opcode,
     )
     count, size = (2, 8) if m[4] == "128" else (int(m[2] or 1), int(m[4]) // 8)
-    return _Access((m[1] or "").split("::")[0], count, size, m[3] == "s")
+    strong = not _STRONG.isdisjoint(opcode.split("."))
+    return _Access((m[1] or "").split("::")[0], count, size, m[3] == "s", strong)
 
 
 _LD_ST = rf"{_QUALIFIERS}{_SPACES}{_QUALIFIERS}(?:\.v([248]))?{_QUALIFIERS}{_TYPES}"
@@ -64,15 +70,23 @@ def load(warp, ins, match):
     """d = [a]: registers wider than the type are zero- or sign-extended."""
     access = _decode(ins.opcode)
     if access.space == "shared" and _load_shared(warp, ins, access):
-        return
+        return None
     if access.space == "param" and _load_parameter(warp, ins, access):
-        return
+        return None
     target, source = ins.operands[0], ins.operands[1]
     targets = target.items if isinstance(target, Vec) else (target,)
     if len(targets) < access.count:
         targets = target.halves()
     lanes = warp.lanes
-    values = gather(warp, access.space, warp.address(source)[lanes], access.count * access.size)
+    addresses = warp.address(source)[lanes]
+    looks = access.strong and access.space in ("global", "") and int(addresses.max()) < LOCAL_BASE
+    if looks:
+        wait = polls.look(warp, ins, addresses)
+        if wait is not None:
+            return wait
+    values = gather(warp, access.space, addresses, access.count * access.size)
+    if looks and access.size * access.count <= 8:
+        polls.saw(warp, ins, values[0], access.size * access.count)
     parts = np.ascontiguousarray(values).view(_SIZED[access.size]).reshape(len(lanes), access.count)
     if access.signed and access.size < 8:
         parts = parts.view(f"i{access.size}").astype(np.int64).view(np.uint64)
@@ -88,6 +102,7 @@ def load(warp, ins, match):
             warp.write64(register, column)
         else:
             warp.write32(register, column.astype(np.uint32))
+    return None
 
 
 @instruction(pattern="st" + _LD_ST)
@@ -438,6 +453,13 @@ def _atomic(warp, ins, match, address, operands, target=None):
     lists = [o.items if isinstance(o, Vec) else (o,) for o in operands]
     read = warp.read64 if size == 8 else warp.read32
     addresses = warp.address(address)
+    looked_at = addresses[warp.lanes]
+    looks = space in ("global", "") and int(looked_at.max()) < LOCAL_BASE
+    if looks and ins in warp.polls:  # it changed nothing there
+        wait = polls.look(warp, ins, looked_at)
+        if wait is not None:
+            return wait
+    changed = False
     results = [np.zeros(32, unsigned) for _ in range(count)]
     with np.errstate(over="ignore", invalid="ignore"):
         for lane in warp.lanes:  # one lane after the other, lowest first
@@ -449,19 +471,27 @@ def _atomic(warp, ins, match, address, operands, target=None):
                 ]
                 b, c = values[0], values[1] if len(values) > 1 else None
                 new = np.array([_apply(operation, old, b, c)], dtype)
+                changed |= new.tobytes() != old.tobytes()
                 scatter(warp, space, at, new.view(unsigned), size)
                 results[i][lane] = np.array([old], dtype).view(unsigned)[0]
-    warp.note_progress()
+    if changed:
+        warp.note_progress()
+        warp.polls.pop(ins, None)
+    elif looks:
+        if ins not in warp.polls:
+            polls.look(warp, ins, looked_at)
+        polls.saw(warp, ins, results[0][warp.lanes[0]], size)
     if target is not None:
         targets = target.items if isinstance(target, Vec) else (target,)
         for register, values in zip(targets, results, strict=True):
             (warp.write64 if size == 8 else warp.write32)(register, values)
+    return None
 
 
 @instruction(pattern="atom" + _ATOMIC)
 def atom(warp, ins, match):
     """d = [a]; [a] = op([a], b[, c]): lanes one after the other."""
-    _atomic(
+    return _atomic(
         warp,
         ins,
         match,
@@ -474,7 +504,7 @@ def atom(warp, ins, match):
 @instruction(pattern="red" + _ATOMIC)
 def red(warp, ins, match):
     """[a] = op([a], b): an atom without result."""
-    _atomic(warp, ins, match, ins.operands[0], ins.operands[1:2])
+    return _atomic(warp, ins, match, ins.operands[0], ins.operands[1:2])
 
 
 _ASYNC = r"(?:\.shared::cluster)?\.mbarrier::complete_tx::bytes"

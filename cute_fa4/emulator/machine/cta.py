@@ -39,6 +39,9 @@ class Machine:
     counters  executions by opcode, and free keys
     notes     remarks that are not errors (a phase nobody looked at, ...)
     progress  grows with every effect that another warp may wait for
+    polls_freely  warps that spin go on looking, because nothing else can run (polls.py)
+    joined    clusters that have joined others              others_join   more may
+    cluster   of the warp that runs
     """
 
     def __init__(self, memory=None, params=b"", labels=None):
@@ -51,6 +54,8 @@ class Machine:
         self.observer = None  # observer.Observer
         self.ordering = None  # checks.Ordering
         self.progress = 0
+        self.polls_freely = self.others_join = False
+        self.joined = 0
         self.gives_up = lambda: (
             False
         )  # does a try_wait that would block return false at once? (schedules.py)
@@ -63,6 +68,10 @@ class Machine:
         self.block = (WARP_SIZE, 1, 1)
         self.dynamic_shared_bytes = 0
         self.started = time.perf_counter_ns()
+
+    def state(self):
+        """Changes with everything that another warp may wait for."""
+        return (self.progress, self.engine.submitted, self.engine.completed)
 
     def resolve_generic(self, address):
         """("shared", cta, offset), ("param", offset), ("local", offset) or ("global", address)."""

@@ -70,10 +70,11 @@ class Wait:
     barrier  the MBarrier waited for, with its parity, when there is one
     timeout  not None: when nothing else can progress, the wait is given up; the function is then called
              with warp.resumed.timed_out set
+    polls    it is a spin-wait on global memory (polls.py)
     """
 
     __slots__ = (
-        "barrier", "ins", "mask", "parity", "payload", "ready", "required", "timed_out", "timeout", "what",
+        "barrier", "ins", "mask", "parity", "payload", "polls", "ready", "required", "timed_out", "timeout", "what",
     )  # fmt: skip
 
     def __init__(
@@ -91,7 +92,7 @@ class Wait:
             parity,
             timeout,
         )
-        self.timed_out = False
+        self.timed_out = self.polls = False
         self.required = 0  # not 0: waits until these lanes (of the live ones) are in the group
         self.mask = 0
         self.ins = None
@@ -173,6 +174,7 @@ class Warp:
         )
         self.registers_per_thread = 0
         self.local_bytes = 0
+        self.polls = {}  # instruction -> polls.Poll of its latest look at global memory
         self.order = None  # checks.clocks.Strand of a launch with ordering checks
         # Asynchronous copies by kind ("cp.async", "cp.async.bulk") and lane: CopyGroups of copy_groups.py. They are the
         # warp's own, because copies know their warp: a table beside it, even a weak one, would keep every launch.

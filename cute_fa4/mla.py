@@ -48,6 +48,7 @@ from cute_fa4.calls.tracing import is_traced, refuse_untraceable
 from cute_fa4.calls.workspace import given_workspace
 from cute_fa4.sm100.choose_config import LATENT_DEPTHS, LATENT_ROW_BYTES
 from cute_fa4.sm100.problem import COLUMNS_OF_SCALE
+from cute_fa4.system.messages import named_as
 
 __all__ = ["flash_mla_with_kvcache", "get_mla_metadata", "write_latent_rows"]
 
@@ -129,11 +130,17 @@ def flash_mla_with_kvcache(
         )  # fmt: skip
     if attn_sink is not None:
         sink = one_of("attn_sink", attn_sink, "learnable_sink", learnable_sink)
-        found, lse = flash_mla_with_kvcache(
-            q, k_cache, block_table, cache_seqlens, head_dim_v, None, num_splits, softmax_scale, causal,
-            is_fp8_kvcache, indices, topk_length=topk_length, descale_q=descale_q, descale_k=descale_k,
+        given = dict(
+            q=q, k_cache=k_cache, block_table=block_table, cache_seqlens=cache_seqlens, head_dim_v=head_dim_v,
+            num_splits=num_splits, softmax_scale=softmax_scale, causal=causal, is_fp8_kvcache=is_fp8_kvcache,
+            indices=indices, topk_length=topk_length, descale_q=descale_q, descale_k=descale_k,
             tokens_per_split=tokens_per_split, workspace=workspace, out=out, learnable_sink=sink,
         )  # fmt: skip
+        if is_dynamo_compiling():
+            found, lse = flash_mla_with_kvcache(**given)
+        else:
+            with named_as({"learnable_sink": "attn_sink"}):
+                found, lse = flash_mla_with_kvcache(**given)
         return found, without_sink(lse, sink)
     if num_splits is None or isinstance(num_splits, torch.Tensor):
         num_splits = 0

@@ -9,9 +9,7 @@ Both kernels are launched on one stream, so the second sees what the first wrote
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from contextlib import contextmanager
 
 import torch
 
@@ -42,6 +40,7 @@ from cute_fa4.calls.tensors import (
 )
 from cute_fa4.sm100.append.config import AppendConfig
 from cute_fa4.system.devices import target_of
+from cute_fa4.system.messages import named_as
 
 
 def prepare_append_and_attention(tensors: CallTensors, asked: tuple) -> Callable:
@@ -153,20 +152,12 @@ def refuse_unbuilt(**parameters) -> None:
             raise NotImplementedError(f"{name}: not built; accepted: None")
 
 
-@contextmanager
 def names_of_caches():
     """Inside, attention calls the caches k and v, and their lengths seqused_k: refusals have the caller's names."""
-    try:
-        yield
-    except (TypeError, ValueError, NotImplementedError) as error:
-        (text,) = error.args if len(error.args) == 1 else (None,)
-        if isinstance(text, str) and "accepted:" in text:
-            error.args = (_INSIDE.sub(lambda name: _CALLERS[name[0]], text),)
-        raise
+    return named_as(_CALLERS)
 
 
 _CALLERS = {"k": "k_cache", "v": "v_cache", "seqused_k": "cache_seqlens"}
-_INSIDE = re.compile(rf"(?<![\w.])({'|'.join(_CALLERS)})(?!\w)")
 
 
 def check_given(k, v, cache_seqlens, cu_seqlens_k_new, page_table) -> None:

@@ -13,7 +13,6 @@ Values are a view of the cache, so that everything else of calls/ is as for any 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import contextmanager
 
 import torch
 
@@ -21,6 +20,7 @@ from cute_fa4.calls.prepare import prepare_attention
 from cute_fa4.calls.request import CallTensors
 from cute_fa4.calls.tensors import PAGED, check_is_tensor, check_rank
 from cute_fa4.sm100.choose_config import LATENT_DEPTHS, LATENT_ROW_BYTES
+from cute_fa4.system.messages import named_as
 
 NAMES = {"k": "k_cache", "v": "k_cache", "seqused_k": "cache_seqlens", "page_table": "block_table"}
 NAMES |= {"q_descale": "descale_q", "k_descale": "descale_k", "v_descale": "descale_k"}
@@ -165,16 +165,6 @@ def prepare_latent_attention(tensors: CallTensors, asked: tuple) -> Callable:
         return prepare_attention(tensors, asked)
 
 
-@contextmanager
 def names():
     """Inside, attention calls the cache k and v; refusals have the caller's names."""
-    try:
-        yield
-    except (TypeError, ValueError, NotImplementedError) as error:
-        (text,) = error.args if len(error.args) == 1 else (None,)
-        if isinstance(text, str) and "accepted:" in text:
-            name, colon, rest = text.partition(":")
-            callers = NAMES.get(name, name)
-            rest = rest.replace(f" {name}.", f" {callers}.")  # what to call, as k.contiguous()
-            raise type(error)(f"{callers}{colon}{rest}") from None
-        raise
+    return named_as(NAMES)

@@ -1,4 +1,8 @@
-"""Values as error messages show them: short, whatever they are."""
+"""Values as error messages show them: short, whatever they are; and arguments by the names that a caller gave them."""
+
+import re
+from contextlib import contextmanager
+from functools import lru_cache
 
 LONGEST = 80
 
@@ -18,3 +22,27 @@ def shown(value) -> str:
     except Exception:  # a repr of the caller's that fails must not hide the message
         text = f"a {type(value).__name__}"
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+
+
+@contextmanager
+def named_as(names: dict[str, str]):
+    """Refusals of what runs inside have the caller's names of arguments. names: inside -> the caller's.
+
+    >>> with named_as({"k": "k_cache"}):
+    ...     raise ValueError("k: 3 heads while q has 4; accepted: a divisor; repeat k")
+    Traceback (most recent call last):
+    ValueError: k_cache: 3 heads while q has 4; accepted: a divisor; repeat k_cache
+    """
+    try:
+        yield
+    except (TypeError, ValueError, NotImplementedError) as error:
+        (text,) = error.args if len(error.args) == 1 else (None,)
+        if isinstance(text, str) and "accepted" in text:
+            error.args = (_words(tuple(names)).sub(lambda name: names[name[0]], text),)
+        raise
+
+
+@lru_cache
+def _words(names: tuple[str, ...]) -> re.Pattern:
+    """One of the names as a word of its own, not the attribute of another."""
+    return re.compile(rf"(?<![\w.])({'|'.join(map(re.escape, names))})(?!\w)")

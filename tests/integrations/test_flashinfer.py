@@ -399,6 +399,10 @@ REFUSED = {
         by_wrapper_of_ragged, MIXED, dict(out=torch.zeros(47, 4, 64)), TypeError, "out: dtype torch.float32; accepted",
     ),
     "other tokens than planned": (by_wrapper_of_decode, STEP, dict(q_len_per_req=2), ValueError, "q_len_per_req: 2; "),
+    "sinks of others": (by_decode, STEP, dict(sinks=torch.zeros(3)), ValueError, "sinks: shape (3,)"),
+    "sinks of a run": (by_wrapper_of_decode, STEP, dict(sinks=torch.zeros(3)), ValueError, "sinks: shape (3,)"),
+    "lengths": (by_context, MIXED, dict(seq_lens=int32([1])), ValueError, "seq_lens: "),
+    "a scale": (by_decode, STEP, dict(bmm1_scale=0.0), ValueError, "bmm1_scale: 0.0"),
     "a small lse": (by_context, MIXED, dict(lse=torch.zeros(3)), ValueError, "lse: shape (3,)"),
 }  # fmt: skip
 

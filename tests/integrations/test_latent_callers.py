@@ -76,6 +76,10 @@ def test_sinks_of_each_caller(call):
     out, lse = flashinfer.trtllm_batch_decode_with_kv_cache_mla(
         call["q"], call["k_cache"].squeeze(2), **given, sinks=[sink], return_lse=True
     )
+    for function, name in ((vllm.flash_mla_with_kvcache, "attn_sink"), (call_of, "learnable_sink")):
+        given = dict(head_dim_v=512) | {name: sink[:3]}
+        with pytest.raises(ValueError, match=f"{name}: shape"):
+            function(call, **given) if function is call_of else function(**call, **given)
     assert torch.equal(out, found[0])
     assert torch.equal(lse.view(2, 2, 16), found[1].transpose(1, 2) * math.log2(math.e))
 

@@ -7,6 +7,7 @@ from cute_fa4.calls.foreign import check_neutral
 from cute_fa4.calls.tensors import check_is_tensor, check_rank
 from cute_fa4.integrations.flashinfer.words import (
     as_int32,
+    asked,
     base_2,
     caches_of,
     check_layout,
@@ -19,7 +20,12 @@ from cute_fa4.integrations.flashinfer.words import (
 from cute_fa4.system.messages import shown
 
 PACKED = ("tokens", "heads", "head_dim")
-NAMES = ("bmm1_scale", "bmm2_scale")
+SCALES = ("bmm1_scale", "bmm2_scale")
+NAMES = {
+    "q": "query", "k": "kv_cache", "v": "kv_cache", "page_table": "block_tables", "seqused_k": "seq_lens",
+    "cu_seqlens_q": "cum_seq_lens_q", "max_seqlen_q": "max_q_len", "learnable_sink": "sinks",
+    "softmax_scale": "bmm1_scale", "q_descale": "bmm1_scale", "k_descale": "bmm1_scale", "v_descale": "bmm2_scale",
+}  # fmt: skip
 LN_2 = 0.6931471805599453
 
 
@@ -174,10 +180,10 @@ def _attend(given, scales, sinks, outs, lses, queries: int | None, options: dict
     check_layout(kv_layout)
     k, v = caches_of("kv_cache", kv_cache)
     table = check_table(block_tables, shared)
-    options = options | scales_of(query, k, *scales, NAMES) | {"learnable_sink": sink_of(sinks)}
+    options = options | scales_of(query, k, *scales, SCALES) | {"learnable_sink": sink_of(sinks)}
     where = table, as_int32("seq_lens", seq_lens), kv_layout
     out = out_of(*outs, query, v.shape[-1])
-    return attend_pages(query, (k, v), where, queries, lses, out=out, **options)
+    return asked(attend_pages, NAMES, query, (k, v), where, queries, lses, out=out, **options)
 
 
 def attend_pages(q, caches, where, queries: int | None, lses, *, out, **options):

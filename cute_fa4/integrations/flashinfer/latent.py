@@ -11,11 +11,16 @@ import torch
 from cute_fa4 import mla
 from cute_fa4.calls.foreign import check_neutral
 from cute_fa4.calls.tensors import FP8, check_is_tensor, check_rank
-from cute_fa4.integrations.flashinfer.words import as_int32, base_2, one_number, sink_of
+from cute_fa4.integrations.flashinfer.words import as_int32, asked, base_2, one_number, sink_of
 from cute_fa4.sm100.choose_config import LATENT_DEPTHS, LATENT_ROW_BYTES
 from cute_fa4.system.messages import shown
 
 LATENT, ROPE = LATENT_DEPTHS[1], LATENT_DEPTHS[0] - LATENT_DEPTHS[1]
+NAMES = {
+    "q": "query", "k_cache": "kv_cache", "block_table": "block_tables", "cache_seqlens": "seq_lens",
+    "indices": "block_tables", "topk_length": "seq_lens", "learnable_sink": "sinks", "softmax_scale": "bmm1_scale",
+    "descale_q": "bmm1_scale", "descale_k": "bmm2_scale",
+}  # fmt: skip
 QUERIES = ("batch", "queries", "heads", "head_dim")
 
 
@@ -98,8 +103,9 @@ def trtllm_batch_decode_with_kv_cache_mla(
     else:
         where = _table(block_tables, uses_shared_paged_kv_idx), as_int32("seq_lens", seq_lens)
         options["causal"] = True
-    out, found = mla.flash_mla_with_kvcache(
-        query, _of_four_dimensions(kv_cache), *where, LATENT, out=out, **options
+    cache = _of_four_dimensions(kv_cache)
+    out, found = asked(
+        mla.flash_mla_with_kvcache, NAMES, query, cache, *where, LATENT, out=out, **options
     )
     if lse is None and not return_lse:
         return out

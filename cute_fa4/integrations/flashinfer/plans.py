@@ -19,6 +19,7 @@ from cute_fa4.calls.tensors import check_is_tensor, check_rank
 from cute_fa4.integrations.flashinfer.batches import PACKED, attend_pages
 from cute_fa4.integrations.flashinfer.words import (
     as_int32,
+    asked,
     check_layout,
     out_of,
     scales_of,
@@ -27,7 +28,13 @@ from cute_fa4.integrations.flashinfer.words import (
 )
 from cute_fa4.system.messages import shown
 
-NAMES = ("sm_scale", "v_scale")
+SCALES = ("sm_scale", "v_scale")
+NAMES = {
+    "page_table": "block_tables", "seqused_k": "seq_lens", "cu_seqlens_q": "qo_indptr", "cu_seqlens_k": "kv_indptr",
+    "learnable_sink": "sinks", "softmax_scale": "sm_scale", "softcap": "logits_soft_cap", "q_descale": "q_scale",
+    "k_descale": "k_scale", "v_descale": "v_scale", "tokens_per_split": "fixed_split_size * page_size",
+}  # fmt: skip
+OF_PAGES = NAMES | {"k": "paged_kv_cache", "v": "paged_kv_cache"}
 
 
 @dataclass(frozen=True)
@@ -208,14 +215,16 @@ class Paged(Wrapper):
             options |= dict(cu_seqlens_q=plan.offsets, max_seqlen_q=plan.max_queries)
         where = plan.table, plan.lengths, self._kv_layout
         out = out_of(outs[0], plan.dtypes[2], q, v.shape[-1])
-        return attend_pages(q, caches, where, queries, outs[1:], out=out, **options)
+        return asked(
+            attend_pages, OF_PAGES, q, caches, where, queries, outs[1:], out=out, **options
+        )
 
 
 def scaled(plan: Plan, q, k, q_scale, k_scale, v_scale) -> dict:
     scale = plan.sm_scale
     for factor in (q_scale, k_scale):
         scale = scale if factor is None else scale * factor
-    return scales_of(q, k, scale, 1.0 if v_scale is None else v_scale, NAMES)
+    return scales_of(q, k, scale, 1.0 if v_scale is None else v_scale, SCALES)
 
 
 def check_run(args: tuple, kv_cache_sf, skip_softmax, enable_pdl) -> None:

@@ -7,6 +7,7 @@ import torch
 from cute_fa4 import interface
 from cute_fa4.calls.foreign import check_neutral
 from cute_fa4.integrations.flashinfer.plans import (
+    NAMES,
     Paged,
     Plan,
     Wrapper,
@@ -16,7 +17,14 @@ from cute_fa4.integrations.flashinfer.plans import (
     scale_of,
     scaled,
 )
-from cute_fa4.integrations.flashinfer.words import as_int32, base_2, caches_of, out_of, window_of
+from cute_fa4.integrations.flashinfer.words import (
+    as_int32,
+    asked,
+    base_2,
+    caches_of,
+    out_of,
+    window_of,
+)
 
 
 class _Queries(Wrapper):
@@ -283,7 +291,8 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Queries):
             )
         plan = self._planned(q, k)
         wanted = return_lse or lse is not None
-        results = interface.flash_attn_varlen_func(
+        results = asked(
+            interface.flash_attn_varlen_func, NAMES,
             q, k, v, plan.offsets, plan.key_offsets, plan.max_queries, window_size=window_of(*plan.window),
             out=out_of(out, plan.dtypes[2], q, v.shape[-1]), return_lse=wanted,
             **scaled(plan, q, k, q_scale, k_scale, v_scale), **plan.options,

@@ -5,12 +5,21 @@ from __future__ import annotations
 import math
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from cute_fa4.calls.foreign import check_neutral
 from cute_fa4.calls.tensors import FP8, check_is_tensor
-from cute_fa4.system.messages import shown
+from cute_fa4.system.messages import named_as, shown
 
 LAYOUTS = ("NHD", "HND")
+
+
+def asked(function, names: dict, *args, **options):
+    """function(*args, **options), whose refusals have the caller's names. names: inside -> the caller's."""
+    if is_dynamo_compiling():  # which ends the graph with the message as it is
+        return function(*args, **options)
+    with named_as(names):
+        return function(*args, **options)
 
 
 def check_layout(kv_layout) -> None:

@@ -20,7 +20,7 @@
     anything else                                     mha2q
 
     *     of more rows q is quantised before the call and has 8 bits as k has, unless it stays as it is (q_quantize);
-          then mhawiden has any number of rows where keys have scales or the bits are promised
+          then mhawiden has any number of rows where keys have scales
     **    of 16 bits; of q and k beyond 192, of v beyond 128
     ***   tokens_per_split, where lengths differ: the longest sequence must not choose the kernel
     ****  a rule of lengths as metadata tells them (mhapair/pays.py)
@@ -170,10 +170,10 @@ class Call:
         if self.rows is not None:
             return bool(self.pack_gqa), self.rows
         if self.keeps_q:
-            few = tile_for(self.seqlen_q, self.group, self.pack_gqa)
-            if self.fixed or (few[1] is None and UNPAIRED_SCALES & set(self.descales)):
+            found = tile_for(self.seqlen_q, self.group, self.pack_gqa, not self.fixed)
+            if found[1] is None and UNPAIRED_SCALES & set(self.descales):
                 return widened_tile(self.group, self.pack_gqa)
-            return few
+            return found
         return tile_for(self.seqlen_q, self.group, self.pack_gqa, self.may_swap)
 
     @property

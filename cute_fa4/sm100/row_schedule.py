@@ -104,9 +104,11 @@ class RowSchedule:
 
     def warps_of(self, problem: Problem) -> WarpRoles:
         """Which warp does what, and with how many registers."""
-        warps = self.warps.for_pages() if problem.kv_layout == "paged" else self.warps
-        apart = self.values_apart and self.tiles(problem).gathers_rows
-        return warps.with_values() if apart else warps
+        gathers, scales = self.tiles(problem).gathers_rows, bool(problem.token_scales)
+        if problem.kv_layout != "paged" and not scales:
+            return self.warps
+        warps = self.warps.for_look_ups(gathers or scales)
+        return warps.with_values() if gathers and self.values_apart else warps
 
     def contradictions(self, problem: Problem) -> list[str]:
         """Numbers that mean nothing."""

@@ -11,16 +11,15 @@
             values                  copies V, where rows are gathered (roles/values.py)
 
 The kernel starts with 65,536 / 512 = 128 registers a thread; `setmaxnreg` moves them to where they are needed. With a
-page table correction has 80, and warps 12 to 15 have 48.
+page table correction has 80, and warps 12 to 15 have 48; where rows are gathered, or have scales, softmax has 184
+and these have 56.
 """
 
 from dataclasses import dataclass, replace
 
 from .chip import WARP_SIZE, WARPS_PER_GROUP
 
-OF_PAGES = (
-    48  # registers of the warps that are neither softmax nor correction, where keys are paged
-)
+OF_PAGES = 48  # registers of the load warp, at least, where keys are paged
 
 
 @dataclass(frozen=True)
@@ -60,20 +59,23 @@ class WarpRoles:
         end = self.idle.stop
         return replace(self, values=self.idle, idle=range(end, end))
 
-    def for_pages(self) -> "WarpRoles":
-        """The same, with registers of correction for the load warp, which looks up rows in a page table.
+    def for_look_ups(self, of_rows: bool = False) -> "WarpRoles":
+        """The same, with more registers for the warps that look up pages, or (of_rows) rows and their scales.
 
-        With 40 of them ptxas spilled in its loop, and in those of softmax too.
+        With 40 of them ptxas spilled in their loops, and in those of softmax too.
 
-        >>> WarpRoles().for_pages().registers, WarpRoles().for_pages().other_registers
-        (65536, 48)
+        >>> [WarpRoles().for_look_ups(of_rows).other_registers for of_rows in (False, True)]
+        [48, 56]
+        >>> [WarpRoles().for_look_ups(of_rows).registers for of_rows in (False, True)]
+        [65536, 65536]
         """
         if self.other_registers >= OF_PAGES:
             return self
-        more = OF_PAGES - self.other_registers
-        return replace(
-            self, correction_registers=self.correction_registers - more, other_registers=OF_PAGES
-        )
+        if of_rows:  # softmax has twice as many warps
+            softmax, other = self.softmax_registers - 8, self.other_registers + 16
+            return replace(self, softmax_registers=softmax, other_registers=other)
+        correction, other = self.correction_registers - 8, self.other_registers + 8
+        return replace(self, correction_registers=correction, other_registers=other)
 
     def threads_of(self, role: str) -> int:
         """Threads of all warps of a role.

@@ -15,7 +15,7 @@ where the keys of a sequence begin amid its rows (left padding). Pages from that
 table, as far as they hold a key of the sequence: entries beyond it may hold anything. A row that does not exist has a
 negative number: TMA finds no such row and fills zeros, which is what P V needs there, and its bytes count like those of
 the others (the tutorial "Native TMA Gather and Scatter" of Triton has negative rows in its test for Blackwell GPUs). No
-two keys have the same: TMA is slow where all rows are the same, even if there is none (FlashMLA,
+two rows of a gather have the same: TMA is slow where all are the same, even if there is none (FlashMLA,
 csrc/sm100/prefill/sparse/fwd/head128/phase1.cuh).
 """
 
@@ -113,7 +113,7 @@ def populate(
         for number in reversed(range(len(entries) - 1)):
             entry = choose(page == number, entries[number], entry)
         exists = (first + i < end) & (entry >= 0) & (entry < num_pages)
-        rows.append(choose(exists, entry * rows_per_page + inside, -1 - (first + i)))
+        rows.append(choose(exists, entry * rows_per_page + inside, -1 - i))
     return GatheredRows(tuple(rows))
 
 

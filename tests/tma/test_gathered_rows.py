@@ -49,9 +49,8 @@ GATHER = (
 GATHERS = lines("kernel", GATHER, "gathers")
 COLUMN = lines("kernel", r"add\.s32 column, (%r\d+), 64;", "columns of the second chunk")
 PLACE = lines("kernel", r"add\.s32 at, (%r\d+), 16384;", "places of the second chunk")
-# -1 - key: the number of a row that does not exist.
 NO_ROW = lines(
-    "kernel", r"(?:not\.b32|sub\.s32) (\s*%r\d+), (?:-[234], )?%r\d+;", "rows that do not exist"
+    "kernel", r"selp\.b32 (\s*%r\d+), (%r\d+), -[1-4], (%p\d+);", "rows that do not exist"
 )
 OF_HEAD = lines("kernel", r"mad\.lo\.s32 (\s*%r\d+), (%r\d+), (%r\d+), %r\d+;", "sums of rows")
 FROM_LANE = lines(
@@ -81,7 +80,7 @@ PLANTED = {
     "the second chunk has the columns of the first": (replace(COLUMN, r"add.s32 column, \1, 0;"), NUMBERS),
     "the second chunk begins amid 16 bytes": (replace(COLUMN, r"add.s32 column, \1, 60;"), ("TensorMapError",)),
     "the second chunk lies a row too far": (replace(PLACE, r"add.s32 at, \1, 16512;"), (*NUMBERS, *ASYNCHRONY)),
-    "rows of V that do not exist are row 0": (replace(NO_ROW.behind(OF_V), r"mov.b32 \1, 0;"), NUMBERS),
+    "rows of V that do not exist are row 0": (replace(NO_ROW.behind(OF_V), r"selp.b32 \1, \2, 0, \3;"), NUMBERS),
     "place in the page and head are left out": (replace(OF_HEAD, r"mul.lo.s32 \1, \2, \3;"), NUMBERS),
     "a row is that of the first gather": (
         replace(FROM_LANE.behind(OF_V).first, r"shfl.sync.idx.b32 \1, \2, 0, 31, -1;"), NUMBERS,

@@ -10,7 +10,8 @@
     reports.py     the text: both accesses, their warps, PTX and Python lines
 
 Two levels. "ptx": the written rules. "hardware": what published kernels rely on in addition, namely that
-registers of tcgen05.ld are interlocked and that waiting on an mbarrier orders accesses to tensor memory.
+registers of tcgen05.ld are interlocked and that waiting on an mbarrier orders accesses to tensor memory. The
+second is no promise: DeepGEMM had a race there (deepseek-ai/DeepGEMM#384).
 """
 
 from cute_fa4.emulator.checks.ordering import LEVELS, Ordering

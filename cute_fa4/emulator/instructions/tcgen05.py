@@ -5,9 +5,8 @@
     tcgen05.mma   in flight, one after the other, in the queue ("tensor", cta) of the issuing CTA
     tcgen05.commit  behind the MMAs in the same queue, then arrives on mbarriers
 
-Hardware interlocks the destination registers of tcgen05.ld, so delivery at issue is what a kernel without
-tcgen05.wait::ld can rely on. PTX asks for the wait: with checks at level "ptx" the loaded rows are listed
-in ``warp.pending_rows`` until the wait.
+Registers are delivered at issue, as published kernels without tcgen05.wait::ld assume. PTX asks for the wait: with
+checks at level "ptx" the loaded rows are listed in ``warp.pending_rows`` until the wait.
 
 Data movement shapes. Register r of lane t of the warp holds the word at (lane, column), both relative to
 the address, for xN (PTX ISA, "tcgen05 Data Movement Shape"; the copy atoms of CuTe agree):

@@ -46,6 +46,7 @@ from cute_fa4.calls.append import (
 )
 from cute_fa4.calls.foreign import check_arguments
 from cute_fa4.calls.launch import EmulatorWarning
+from cute_fa4.calls.options import functions_of
 from cute_fa4.calls.prepare import one_of, prepare_attention
 from cute_fa4.calls.queries import Asked, are_wide, quantised, quantised_beside, stay_wide
 from cute_fa4.calls.repeat import again, attend
@@ -134,9 +135,9 @@ def flash_attn_func(
     pack_gqa      True or None: the query heads of a group share a tile wherever they can: of up to 32 rows for few
                   queries, any group; of 128 rows, groups that divide 128. False: never. The results are the same
     score_mod     score_mod(score, batch, head, q_idx, kv_idx, aux) -> score, traced into the kernel;
-                  cute_fa4.score_mods has some
+                  cute_fa4.score_mods has some and says what a function may do; aux may be left out
     mask_mod      mask_mod(batch, head, q_idx, kv_idx, aux) -> whether the key is visible
-    aux_tensors   what these read as aux[0], aux[1], ...
+    aux_tensors   what these read as aux[0], aux[1], ...: float32, float16, bfloat16, int32, int64, uint8 or bool
     q_descale, k_descale, v_descale  float32, of float8 tensors: what is stored, times this, is meant. One number for
                   all, or (batch, heads_kv), or one for each token and head, as the tensor without head_dim.
                   Values are not checked: where q_descale * k_descale is not positive, out is NaN (k_descale of tokens
@@ -214,6 +215,8 @@ def flash_attn_func(
     scales = None
     if not (q_descale is k_descale is v_descale is o_scale is None):
         scales = (q_descale, k_descale, v_descale, o_scale)
+    if not (score_mod is mask_mod is None):
+        score_mod, mask_mod = functions_of(score_mod, mask_mod)
     choices = (
         mask, num_splits, tokens_per_split, pack_gqa, score_mod, mask_mod, block_sparse_tensors, "NHD",
         False, return_lse,
@@ -371,6 +374,8 @@ def flash_attn_varlen_func(
     scales = None
     if not (q_descale is k_descale is v_descale is o_scale is None):
         scales = (q_descale, k_descale, v_descale, o_scale)
+    if not (score_mod is mask_mod is None):
+        score_mod, mask_mod = functions_of(score_mod, mask_mod)
     choices = (
         mask, num_splits, tokens_per_split, pack_gqa, score_mod, mask_mod, block_sparse_tensors, kv_layout,
         seqused_k_excludes_new, return_lse or return_softmax_lse,
@@ -517,6 +522,8 @@ def flash_attn_with_kvcache(
     scales = None
     if not (q_descale is k_descale is v_descale is o_scale is None):
         scales = (q_descale, k_descale, v_descale, o_scale)
+    if not (score_mod is mask_mod is None):
+        score_mod, mask_mod = functions_of(score_mod, mask_mod)
     choices = (
         mask, num_splits, tokens_per_split, pack_gqa, score_mod, mask_mod, None, kv_layout,
         False, return_lse or return_softmax_lse,

@@ -4,7 +4,8 @@
     {"kind": "FA4Config", "qk_depth": 64, "mask": {"kind": "Causal"}, ...}
 
 Nothing is executed to read it: classes come from the tables below, score functions from the ones of this package, by
-name and arguments. Every field is written and every field is asked for, so that data of another version is noticed.
+name and argument, or as the operations that were traced (sm100/traced/). Every field is written and every field is
+asked for, so that data of another version is noticed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from cute_fa4.sm100 import bands, score_mods
 from cute_fa4.sm100.append.config import AppendConfig
 from cute_fa4.sm100.combine.config import CombineConfig
 from cute_fa4.sm100.config import SCHEDULES, FA4Config
-from cute_fa4.sm100.score_mods import PACKAGED, THEN, ScoreMod, packaged_call
+from cute_fa4.sm100.score_mods import PACKAGED, ScoreMod, packaged_call
+from cute_fa4.sm100.traced.trace import Traced
 
 CONFIG_CLASSES = {cls.__name__: cls for cls in (FA4Config, AppendConfig, CombineConfig)}
 _PARTS = {**bands.KINDS, **SCHEDULES}
@@ -30,7 +32,7 @@ class ConfigDataError(ValueError):
 
 
 def to_data(config: FA4Config | AppendConfig | CombineConfig) -> dict:
-    """JSON-ready. ConfigDataError for a configuration with functions of the user's own."""
+    """JSON-ready. ConfigDataError for what has no form as data."""
     return _encode(config, type(config).__name__)
 
 
@@ -89,33 +91,46 @@ def _are_ints(values: dict, names: tuple) -> bool:
     return set(values) == set(names) and all(type(v) is int for v in values.values())
 
 
+TRACED = "traced"
+"""In the place of a name: a function of the caller's, by what it computes."""
+
+
 def _score_mod_calls(mod: ScoreMod, where: str) -> list:
-    """[[name, arguments...], ...], applied in this order; the key of a packaged function is its call."""
-    calls = [packaged_call(key) for key in mod.key.split(THEN)]
-    calls = None if None in calls else [list(call) for call in calls]
-    if calls is not None and _score_mod_of(calls, where).function.__code__ is _code(mod):
-        return calls
-    raise ConfigDataError(
-        f"{where}: {mod.key} is a function of your own, which cannot be exported as data: its code is not part of "
-        f"this package; accepted: {', '.join(PACKAGED)} of cute_fa4.score_mods and compositions of them; leave "
-        "such a configuration to the compiler at run time"
-    )
+    """[[name, argument], ...], applied in this order."""
+    return [_score_mod_call(part, where) for part in mod.parts]
 
 
-def _code(mod: ScoreMod):
-    return getattr(mod.function, "__code__", None)
+def _score_mod_call(part: ScoreMod, where: str) -> list:
+    if isinstance(part.function, Traced):
+        return [TRACED, part.function.data()]
+    call = packaged_call(part.key)
+    if call is None:
+        raise ConfigDataError(
+            f"{where}: {part.key} has no form as data; accepted: {', '.join(PACKAGED)} of cute_fa4.score_mods, "
+            "functions that ScoreMod.of can trace, and compositions of them"
+        )
+    return list(call)
 
 
 def _score_mod_of(calls, where: str) -> ScoreMod:
     mod = None
     for call in calls if isinstance(calls, list) else [None]:
-        ok = isinstance(call, list) and len(call) == 2 and call[0] in PACKAGED
-        if not ok or not isinstance(call[1], (bool, int, float)):
-            raise ConfigDataError(
-                f"{where}: score function {call!r}; accepted: [name, number] with a name of "
-                f"{', '.join(PACKAGED)}"
-            )
-        mod = score_mods.composed(mod, PACKAGED[call[0]](call[1]))
+        mod = score_mods.composed(mod, _one_score_mod(call, where))
     if mod is None:
         raise ConfigDataError(f"{where}: no score function in {calls!r}; accepted: one or more")
     return mod
+
+
+def _one_score_mod(call, where: str) -> ScoreMod:
+    is_pair = isinstance(call, list) and len(call) == 2
+    if is_pair and call[0] == TRACED:
+        try:
+            return score_mods.of_traced(Traced.of_data(call[1]))
+        except ValueError as error:
+            raise ConfigDataError(f"{where}: {error}") from None
+    if not is_pair or call[0] not in PACKAGED or not isinstance(call[1], (bool, int, float)):
+        raise ConfigDataError(
+            f"{where}: score function {call!r}; accepted: [name, number] with a name of "
+            f"{', '.join(PACKAGED)}, or [{TRACED!r}, what it computes]"
+        )
+    return PACKAGED[call[0]](call[1])

@@ -14,8 +14,8 @@ damaged is compiled again. Nothing is unpickled.
     CUTE_FA4_CACHE_BYTES=N      size of all entries, default 1 GiB; the least recently used go first
 
 When the directory cannot be used (read-only, others may write to it, no C compiler to link with), kernels are kept in
-memory and a note says why, once. So are kernels with functions of the user's own: what such a function finds outside
-of itself is not part of any key.
+memory and a note says why, once. Functions of the user's own are part of the key by the operations and constants that
+were traced.
 """
 
 from __future__ import annotations

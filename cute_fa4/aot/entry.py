@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, fields
 
-from cute_fa4.aot.config_data import to_data
+from cute_fa4.aot.config_data import ConfigDataError, to_data
 from cute_fa4.aot.manifest import ExportError
 from cute_fa4.aot.models import CALLS, ON_REQUEST, configs_for_model
 from cute_fa4.compiler import policy
@@ -26,7 +26,7 @@ from cute_fa4.sm100.combine.config import MOST_COLUMNS, CombineConfig
 from cute_fa4.sm100.config import FA4Config
 from cute_fa4.sm100.mhaswap.schedule import SwappedTile
 from cute_fa4.sm100.problem import AUX_DTYPES
-from cute_fa4.sm100.score_mods import PACKAGED
+from cute_fa4.sm100.score_mods import PACKAGED, packaged_call
 from cute_fa4.sm100.warp_roles import WarpRoles
 from cute_fa4.sm100.which_kernel import Call, kernels_of
 
@@ -368,9 +368,14 @@ def _called(name: str, value):
 def entry_of(config) -> tuple[str, dict]:
     """-> (kind, what an entry has to say for exactly this configuration).
 
-    ConfigDataError for functions of the user's own, which have no form as data.
+    ConfigDataError for functions of the user's own, which an entry cannot spell.
     """
     to_data(config)
+    for mod in (getattr(config, "score_mod", None), getattr(config, "mask_mod", None)):
+        if mod is not None and any(packaged_call(part.key) is None for part in mod.parts):
+            raise ConfigDataError(
+                f"{mod.name}: a function of your own has no entry; pass it to aot.export"
+            )
     if isinstance(config, AppendConfig):
         plain = AppendConfig(config.dtype, config.depth, config.depth)
         said = {"dtype": config.dtype, "head_dim": config.depth}

@@ -35,7 +35,7 @@ def export(
     progress     called as progress(kernels done, kernels, name) before each and at the end
 
     About three seconds a kernel on one core. Raises ExportError for a configuration that cannot run or cannot be
-    written as data (with functions of your own), before anything is compiled; EmulatorError without a C compiler.
+    written as data, before anything is compiled; EmulatorError without a C compiler.
     """
     build.check_host_target(host_target)
     configs = [c if arch is None else for_arch(c, arch) for c in dict.fromkeys(configs)]

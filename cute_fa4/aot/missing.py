@@ -54,7 +54,10 @@ def explained(config, executor: str, why: str) -> str:
     try:
         pasted = entry.toml(config)
     except ConfigDataError:
-        own = "It holds functions of your own, whose code cannot be exported: call cute_fa4.warmup at start."
+        own = (
+            "It holds functions of your own, which a catalogue cannot spell: pass the configuration to aot.export, "
+            "with score_mods.ScoreMod.of(function) as its score_mod or mask_mod, or call cute_fa4.warmup at start."
+        )
         return "\n".join([*lines, own])
     return "\n".join([*lines, REMEDY, pasted])
 

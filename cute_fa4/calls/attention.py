@@ -21,7 +21,7 @@ from cute_fa4.calls.asked import dtypes_of, head_dim_of, kernel_of
 from cute_fa4.calls.grid import check_grid
 from cute_fa4.calls.halves import HalvesPlan, comes_in_halves, half_of
 from cute_fa4.calls.launch import function_for
-from cute_fa4.calls.options import AUX_DTYPES, SINK_DTYPES
+from cute_fa4.calls.options import AUX_DTYPES, SINK_DTYPES, check_aux
 from cute_fa4.calls.plan import Plan, Results, Views
 from cute_fa4.calls.request import TENSORS, CallTensors, Options, Where
 from cute_fa4.calls.rope import RopeView
@@ -49,9 +49,8 @@ def plan_attention(
     """
     target = target_of(q.device)
     batch, seqlen_q = where.batch(q), where.seqlen_q(q)
-    if options.score_mod is not None and options.score_mod.check is not None:
-        rows = batch * seqlen_q if where.q_layout == "dense" else q.shape[0]
-        options.score_mod.check(options.aux, batch, q.shape[-2], rows)
+    rows = batch * seqlen_q if where.q_layout == "dense" else q.shape[0]
+    check_aux(options, batch, q.shape[-2], rows)
     check_out_apart(out, where, options)
     results = Results(q, v, where.q_layout, return_lse, dtype_of_out(q, out, in_float32))
     if q.numel() == 0 or batch == 0 or seqlen_q == 0:

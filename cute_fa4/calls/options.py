@@ -29,6 +29,7 @@ AUX_DTYPES = {
     torch.int32: "i32",
     torch.int64: "i64",
     torch.uint8: "u8",
+    torch.bool: "bool",  # the bytes of one: as_read
 }
 
 
@@ -60,8 +61,8 @@ def resolve(
             softmax_scale, q.shape[-1] + (0 if rope is None else rope.depth_of_q)
         ),
         mask=resolve_mask(causal, window_size, mask),
-        score_mod=composed(_cap(softcap), _function("score_mod", score_mod)),
-        mask_mod=_function("mask_mod", mask_mod),
+        score_mod=composed(_cap(softcap), function_of("score_mod", score_mod)),
+        mask_mod=function_of("mask_mod", mask_mod),
         aux=_aux(aux_tensors, q.device, score_mod, mask_mod),
         sink=check_sink(learnable_sink, q),
         pack_gqa=pack_gqa,
@@ -83,11 +84,30 @@ def _cap(softcap) -> ScoreMod | None:
     return soft_cap(float(softcap)) if softcap else None
 
 
-def _function(name: str, function) -> ScoreMod | None:
+def function_of(name: str, function) -> ScoreMod | None:
+    """What the caller gave as score_mod= or mask_mod=, which is `name`: what the function computes now."""
     try:
-        return ScoreMod.of(function)
+        mod = ScoreMod.of(function, name)
     except TypeError as error:
-        raise TypeError(f"{name}: {error}") from None
+        raise TypeError(f"{name}: {error}") from error
+    if mod is not None and mod.kind not in (None, name):
+        raise TypeError(
+            f"{name}: {mod.name} is a {mod.kind}: it returns {'a score' if name == 'mask_mod' else 'a comparison'}; "
+            f"accepted: a function that returns {'a comparison' if name == 'mask_mod' else 'a score'}"
+        )
+    return mod
+
+
+def functions_of(score_mod, mask_mod) -> tuple[ScoreMod | None, ScoreMod | None]:
+    """Both as what they compute now, so that a call is recognised by them."""
+    return function_of("score_mod", score_mod), function_of("mask_mod", mask_mod)
+
+
+def check_aux(options: Options, batch: int, heads: int, rows: int) -> None:
+    """ValueError for aux tensors that the functions of a call cannot read."""
+    for mod in (options.score_mod, options.mask_mod):
+        if mod is not None and mod.check is not None:
+            mod.check(options.aux, batch, heads, rows)
 
 
 def check_sink(sink, q: torch.Tensor) -> torch.Tensor | None:

@@ -145,12 +145,17 @@ class Plan:
         self.function(
             q, k, v, written, lse, self.scale,
             cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table,
-            self.seqlen_q, self.sizes, sink, tuple(aux) if aux else None, None,
+            self.seqlen_q, self.sizes, sink, as_read(aux) if aux else None, None,
             self.in_cache if batch_idx is leftpad is None else given_of(*self.in_cache, batch_idx, leftpad),
             None if scales is None else self.scale_views.of(scales),
             None if rope is None else self.rope_view.of(rope),
         )  # fmt: skip
         return out if lse is None else (out, lse)
+
+
+def as_read(aux) -> tuple:
+    """aux tensors as the kernel takes them: bool as its bytes."""
+    return tuple(x.view(torch.uint8) if x.dtype is torch.bool else x for x in aux)
 
 
 def given_of(new_keys: int, *in_cache) -> tuple:

@@ -7,7 +7,9 @@ by the function    that a tensor has the dtype, device, shape, strides and align
                    compiled functions refuse others before they launch
 before the key     whether the call is like the latest (recognition.py): then nothing else is looked at but addresses
 never kept         calls that contents decide (CPU tensors with lengths or pages, which are checked each time), calls
-                   that launch nothing, functions of the user (what they refer to may change)
+                   that launch nothing
+
+A function of the caller's is in the key as what it computes now (options.functions_of).
 
 A call that has no plan, or is refused, goes the long way: all checks, with their messages. Plans hold compiled
 functions, so compile_cache.clear() forgets them.

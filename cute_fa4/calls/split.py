@@ -24,7 +24,7 @@ from operator import index
 import torch
 
 from cute_fa4.calls import workspace
-from cute_fa4.calls.plan import NO_LENGTHS, Plan, given_of
+from cute_fa4.calls.plan import NO_LENGTHS, Plan, as_read, given_of
 from cute_fa4.calls.request import CallTensors, Options, Where
 from cute_fa4.sm100 import masks
 from cute_fa4.sm100.choose_config import CLUSTER_PARTS, KEYS_PER_TILE
@@ -314,7 +314,7 @@ class SplitPlan(Plan):
         self.function(
             q, k, v, partial_o, partial_lse, self.scale,
             cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table,
-            self.seqlen_q, self.sizes, tensors.sink, tuple(aux) if aux else None, told,
+            self.seqlen_q, self.sizes, tensors.sink, as_read(aux) if aux else None, told,
             self.in_cache if batch_idx is leftpad is None else given_of(*self.in_cache, batch_idx, leftpad),
             None if scales is None else self.scale_views.of(scales),
             None if rope is None else self.rope_view.of(rope),

@@ -379,7 +379,10 @@ class _Problem:
     def functions(self) -> list[tuple]:
         """(name, argument) of the score functions, in the order in which they are applied."""
         mod = self.config.score_mod
-        return [] if mod is None else [packaged_call(key) for key in mod.key.split(THEN)]
+        calls = [] if mod is None else [packaged_call(key) for key in mod.key.split(THEN)]
+        if None in calls:
+            raise NotTried("a function of the caller's has no definition here")
+        return calls
 
     def _aux(self, dtype: str, rank: int, generator) -> torch.Tensor:
         """As the first function that reads aux[0] wants it; several that want different ones have no call."""

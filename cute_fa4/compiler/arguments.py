@@ -217,6 +217,7 @@ def _dtype(name: str):
         "i32": cutlass.Int32,
         "i64": cutlass.Int64,
         "u8": cutlass.Uint8,
+        "bool": cutlass.Uint8,
     }[name]
 
 

@@ -14,7 +14,7 @@ import torch
 
 from cute_fa4.calls import append, attention, latent, prepare
 from cute_fa4.calls.lengths import check_lengths
-from cute_fa4.calls.options import resolve
+from cute_fa4.calls.options import check_aux, resolve
 from cute_fa4.calls.request import Where
 from cute_fa4.calls.rope import checked_rope, depths_of, of_arguments
 from cute_fa4.calls.scales import NAMES, checked_scales
@@ -138,10 +138,7 @@ def _check_kernel(
     scales = tuple(options.pop(name, None) for name in NAMES)
     scales = checked_scales(scales, q, k, where.batch(q), heads_first)
     resolved = resolve(q, mask=mask, scales=scales, **options)
-    score_mod = resolved.score_mod
-    if score_mod is not None and score_mod.check is not None:
-        rows = q.shape[:-2].numel()
-        score_mod.check(resolved.aux, where.batch(q), q.shape[-2], rows)
+    check_aux(resolved, where.batch(q), q.shape[-2], q.shape[:-2].numel())
     attention.check_out_apart(out, where, resolved)
     if 0 in (q.numel(), k.numel(), where.batch(q)):
         return

@@ -2,7 +2,7 @@
 
     masks.both(masks.causal(), masks.chunked(64))    "Both(Causal(),Chunked())", and the sizes (64,)
     score_mods.alibi(8)                              "alibi(8)"
-    a function of the user, named by ScoreMod.of     its key; found again in this process only
+    a function of the user, as ScoreMod.of traced it  its key; found again in this process only
 
 A tracer follows the way to the string, so that another mask or function is another trace.
 """
@@ -86,7 +86,7 @@ def _packaged(parameter: str, key: str) -> ScoreMod:
     if call is None:
         raise ValueError(
             f"{parameter}: {key!r} is no function of this process; accepted: those of cute_fa4.score_mods, "
-            "and what score_mods.ScoreMod.of has named here; name the same function before"
+            "and what score_mods.ScoreMod.of has traced here; call it for a function that computes the same before"
         )
     name, argument = call
     return PACKAGED[name](argument)

@@ -85,8 +85,8 @@ def _mask(mask: bands.Mask) -> str:
 
 
 def _function(mod) -> str:
-    """soft_cap(30.0) then alibi(8): soft_cap_30_0_then_alibi_8; a user's: its name and its hash."""
-    return getattr(mod, "key", repr(mod)).rpartition(".<locals>.")[2]
+    """soft_cap(30.0) then alibi(8): soft_cap_30_0_then_alibi_8; a user's: the hash of what it computes."""
+    return getattr(mod, "key", repr(mod)).replace("score_mod:", "").replace("mask_mod:", "")
 
 
 def _schedule(config) -> list[str]:

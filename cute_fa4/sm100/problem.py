@@ -15,7 +15,7 @@ ROPE_BESIDE_FP8 = (
 )  # dtypes of columns of K in a tensor of their own, beside K of eight bits
 DESCALES = "qQxkKyvVo"  # whose scales a kernel may take, in this order
 GRANULARITIES = ("qQx", "kKy", "vV")  # letters of one tensor
-AUX_DTYPES = ("bf16", "fp16", "f32", "i32", "i64", "u8")
+AUX_DTYPES = ("bf16", "fp16", "f32", "i32", "i64", "u8", "bool")
 
 
 COMMON_PAGE = 16  # keys of a box that serves pages of every multiple: docs/decisions/0030

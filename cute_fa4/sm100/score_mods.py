@@ -3,24 +3,32 @@
     score_mod(score, batch, head, q_idx, kv_idx, aux) -> score      after the softmax scale, before the mask
     mask_mod(batch, head, q_idx, kv_idx, aux) -> bool               whether the key is visible
 
-score is Float32, the indices are Int32: q_idx counts the queries of the sequence, kv_idx its keys; none lies beyond
-it. aux[i] is the i-th tensor of the call, in global memory; aux.position is the query's position in key coordinates,
-q_idx + num_keys - seqlen_q, and aux.q_row its row in a packed tensor, or in a dense one batch * seqlen_q + q_idx. The
-function is traced once for each column of a tile; it may use cute.math and plain arithmetic, and choose with
-cutlass.select_.
+score is a Float32, the indices are Int32: q_idx counts the queries of the sequence, kv_idx its keys; neither exceeds
+its sequence. aux[i] is the i-th tensor of the call, in global memory; aux.position is the query's position in key
+coordinates, q_idx + num_keys - seqlen_q, and aux.q_row its row in a packed tensor, or in a dense one
+batch * seqlen_q + q_idx. A function need not take aux: FlexAttention's have five and four parameters.
+
+The function is called once, with symbols instead of numbers (traced/). It uses operators, torch.where, torch.exp and
+other functions of torch on numbers, or cute.math and cutlass.select_. It may read anything else, such as attributes of
+a module or elements of a list; the values at the time of the call are part of what it computes. What it computes is its
+key and becomes the code of the kernel.
 """
 
 import ast
-import hashlib
-import inspect
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from numbers import Real
 from operator import index
 from typing import Any
 
+import torch
+
+from ..system import forks
 from ..system.messages import shown
+from .traced.captures import Mutable, Reads
+from .traced.trace import MASK, SCORE, Traced, name_of, takes, traced
 
 LOG2_E = 1.4426950408889634
 
@@ -34,6 +42,7 @@ class Aux:
     """What a function may look at besides its indices."""
 
     tensors: tuple
+    dtypes: tuple
     position: Any
     q_row: Any
     seqlen_q: Any
@@ -43,7 +52,7 @@ class Aux:
         return self.tensors[i]
 
     @staticmethod
-    def of(args, sequence, row) -> "Aux":
+    def of(cfg, args, sequence, row) -> "Aux":
         """For one row: `row.q_index` of `sequence`."""
         from cutlass import Int32
 
@@ -51,6 +60,7 @@ class Aux:
         q_row = sequence.q_first_row if packed else sequence.batch * args.seqlen_q
         return Aux(
             args.aux,
+            tuple(dtype for dtype, _ in cfg.aux),
             Int32(sequence.position(row.q_index)),
             Int32(q_row + row.q_index),
             Int32(sequence.seqlen_q),
@@ -58,14 +68,50 @@ class Aux:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class InKernel:
+    """A function of this package that is called while a kernel is built. Its key must say everything that it does."""
+
+    function: Callable
+
+    def __call__(self, *given):
+        return self.function(*given)
+
+
+@dataclass(frozen=True, eq=False)
+class InOrder:
+    """`then` of `first`."""
+
+    first: "ScoreMod"
+    then: "ScoreMod"
+
+    def __call__(self, score, *where):
+        return self.then.score(self.first.score(score, *where), *where)
+
+
 @dataclass(frozen=True)
 class ScoreMod:
-    """A traced function with a name that stays the same between processes: its code is part of the key."""
+    """A function of a score, or of indices, with a key that says what it computes: equal keys, equal kernels.
+
+    ScoreMod.of(function) makes one. It is what the function computes at that moment: what the function reads may change
+    afterwards and does not change the ScoreMod.
+    """
 
     function: Callable = field(repr=False, compare=False)
     key: str = ""
-    # (aux_tensors, number of sequences, query heads, query rows) -> None; ValueError for tensors that are too small.
+    # (aux_tensors, number of sequences, query heads, query rows) -> None; ValueError for tensors that do not fit.
     check: Callable | None = field(default=None, repr=False, compare=False)
+    # What messages call it.
+    label: str = field(default="", repr=False, compare=False)
+
+    def __post_init__(self):
+        """A function of the caller's is traced; a key that came with it is its label, since it may say anything."""
+        if not isinstance(self.function, (InKernel, InOrder, Traced)):
+            mod = ScoreMod.of(self.function)
+            for name in ("function", "check"):
+                object.__setattr__(self, name, getattr(mod, name))
+            object.__setattr__(self, "label", self.key)
+            object.__setattr__(self, "key", mod.key)
 
     def __repr__(self) -> str:
         """Functions of the package as the call that makes them.
@@ -81,98 +127,164 @@ class ScoreMod:
         return first
 
     @staticmethod
-    def of(function) -> "ScoreMod | None":
-        """Wrap a user's function; None stays None. Raises TypeError for what cannot be called."""
+    def of(function, kind: str | None = None) -> "ScoreMod | None":
+        """What a function computes; None stays None.
+
+        kind: "score_mod" or "mask_mod"; None: what it returns says which of them it is. Raises TypeError for what
+        cannot be called, and what cannot be traced, with what to write instead.
+        """
         if function is None or isinstance(function, ScoreMod):
             return function
         if not callable(function):
             raise TypeError(
                 f"{shown(function)} is no function; accepted: a function of its indices and aux, or None"
             )
-        key = f"{function.__module__}.{function.__qualname__}:{_fingerprint(function)}"
-        return remember(ScoreMod(function, key))
+        if torch.compiler.is_dynamo_compiling():
+            torch._dynamo.graph_break(msg=_OUTSIDE_OF_GRAPHS)
+        known = _known(function, kind)
+        return known if known is not None else _undisturbed(_learnt)(function, kind)
 
     @property
     def name(self) -> str:
-        """What messages call it: the key without the hash of the code."""
-        return self.key.partition(":")[0]
+        """What messages call it."""
+        return self.label or self.key
+
+    @property
+    def kind(self) -> str | None:
+        """What it may be given as: "score_mod" or "mask_mod"; None: as either."""
+        return self.function.kind if isinstance(self.function, Traced) else None
+
+    @property
+    def parts(self) -> tuple["ScoreMod", ...]:
+        """What it is composed of, in their order."""
+        if isinstance(self.function, InOrder):
+            return self.function.first.parts + self.function.then.parts
+        return (self,)
 
     def score(self, *given):
-        """The function's score, while it is traced; TypeError for what is none."""
+        """The function's score, while a kernel is built."""
+        from cutlass import Boolean, Float32
+
         score = self.function(*given)
-        if _is_plain(score) and (isinstance(score, bool) or not isinstance(score, (int, float))):
+        if isinstance(score, (bool, Boolean)):
             raise TypeError(
-                f"score_mod: {self.name} returned {shown(score)}; accepted: a score, Float32 or a number"
-                + _forgotten(score, "score")
+                f"score_mod: {self.name} returned a comparison; accepted: a score, Float32 or a number"
             )
-        return score
+        return Float32(score)
 
     def shows(self, *given):
-        """Whether the function shows the key, while it is traced; TypeError for what says neither."""
-        from cutlass import Boolean, Numeric
+        """Whether the function shows the key, while a kernel is built."""
+        from cutlass import Boolean
 
         visible = self.function(*given)
-        if isinstance(visible, bool):
-            return Boolean(visible)
-        is_number = isinstance(visible, Numeric) and not isinstance(visible, Boolean)
-        if is_number or _is_plain(visible):
+        if not isinstance(visible, (bool, Boolean)):
             raise TypeError(
-                f"mask_mod: {self.name} returned {type(visible).__name__ if is_number else shown(visible)}; accepted: "
-                "a comparison, such as kv_idx <= q_idx or aux[0][batch, kv_idx] != 0, True or False"
-                + _forgotten(visible, "condition")
+                f"mask_mod: {self.name} returned {type(visible).__name__}; accepted: a comparison, such as "
+                "kv_idx <= q_idx or aux[0][batch, kv_idx] != 0, True or False"
             )
-        return visible
+        return Boolean(visible) if isinstance(visible, bool) else visible
 
 
-def _is_plain(value) -> bool:
-    """Python's own, not a value that the compiler traces."""
-    return type(value).__module__ == "builtins"
+# --- functions of the caller
 
+_AT_MOST = 256
+"""Code objects whose functions are remembered, and different values that the functions of one code object read."""
 
-def _forgotten(value, what: str) -> str:
-    return f"; return the {what}: a function without return returns None" if value is None else ""
-
-
+# (id of code, kind) -> the code, and what its functions read and computed.
+_by_code: dict[tuple, tuple[object, list[tuple[Reads, ScoreMod]]]] = {}
 _remembered: dict[str, ScoreMod] = {}
+_lock = forks.Lock()
+
+
+def _known(function, kind: str | None) -> ScoreMod | None:
+    """What a plain function computed before, where everything that it reads is immutable and the same."""
+    if type(function) is _PLAIN:
+        _, found = _by_code.get((id(function.__code__), kind), (None, ()))
+        for reads, mod in found:
+            if reads.hold_for(function):
+                return mod
+    return None
+
+
+_OUTSIDE_OF_GRAPHS = (
+    "cute_fa4.score_mods.ScoreMod.of reads what a function captures, which a graph does not watch; accepted in a "
+    "graph: functions of cute_fa4.score_mods, and what ScoreMod.of(function) returned outside of it"
+)
+
+
+def _undisturbed(call: Callable) -> Callable:
+    """Not to be compiled by torch.compile, which would also look into frames that run between two graphs."""
+    if "torch._dynamo" not in sys.modules:  # importing it takes a second
+        return call
+    if call not in _without_dynamo:
+        _without_dynamo[call] = torch.compiler.disable(call)
+    return _without_dynamo[call]
+
+
+_without_dynamo: dict[Callable, Callable] = {}
+
+
+def _learnt(function, kind: str | None) -> ScoreMod:
+    """Trace, and remember what may be remembered."""
+    reads = None
+    if type(function) is _PLAIN:
+        try:
+            reads = Reads(function)
+        except Mutable:
+            pass
+    computed = _traced_as_either(function) if kind is None else traced(function, kind)
+    mod = of_traced(computed, name_of(function))
+    if reads is not None and reads.hold_for(function):  # nothing changed meanwhile
+        code = function.__code__
+        with _lock.held:
+            _, found = _by_code.setdefault((id(code), kind), (code, []))
+            found.append((reads, mod))
+            del found[:-_AT_MOST]
+            while len(_by_code) > _AT_MOST:
+                del _by_code[next(iter(_by_code))]
+    return mod
+
+
+def of_traced(computed: Traced, label: str = "") -> ScoreMod:
+    """The function that computes this; label: what messages call it."""
+    key = f"{computed.kind}:{computed.key}"
+    mod = remembered(key)
+    return remember(ScoreMod(computed, key, computed.check, label)) if mod is None else mod
+
+
+_PLAIN = type(lambda: None)
+
+
+def _traced_as_either(function) -> Traced:
+    """A function that was not said to be one of them: a score_mod returns a score, a mask_mod a comparison."""
+    kinds = [
+        kind
+        for kind in (SCORE, MASK)
+        if any(takes(function, kind, aux=aux) for aux in (True, False))
+    ]
+    errors = {}
+    for kind in _likely_first(function, kinds or [SCORE]):
+        try:
+            return traced(function, kind)
+        except TypeError as error:
+            errors[kind] = error
+    raise next(iter(errors.values()))
+
+
+def _likely_first(function, kinds: list) -> list:
+    """Of five parameters, those of a mask_mod end with aux."""
+    names = getattr(getattr(function, "__code__", None), "co_varnames", ())
+    is_mask = len(names) > 4 and names[4].startswith("aux")
+    return kinds[::-1] if is_mask else kinds
 
 
 def remember(mod: ScoreMod) -> ScoreMod:
     """Have `remembered` find the function by its key, as a traced graph does, which holds no functions."""
-    _remembered[mod.key] = mod
-    return mod
+    return _remembered.setdefault(mod.key, mod)
 
 
 def remembered(key: str) -> ScoreMod | None:
     return _remembered.get(key)
-
-
-def _fingerprint(function, inside: tuple = ()) -> str:
-    """A hash of a function's code and of every value from outside: closures with other numbers are other kernels."""
-    code = getattr(function, "__code__", None)
-    if code is None or function in inside:
-        return repr(function) if code is None else function.__qualname__
-
-    def key_of(value):
-        is_function = hasattr(value, "__code__") and hasattr(value, "__globals__")
-        return _fingerprint(value, (*inside, function)) if is_function else repr(value)
-
-    closed = [key_of(cell.cell_contents) for cell in function.__closure__ or ()]
-    found = {name: key_of(function.__globals__.get(name)) for name in sorted(_names(code))}
-    outside = (closed, found, function.__defaults__, function.__kwdefaults__)
-    text = repr([_code_key(code), *outside])
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def _code_key(code) -> list:
-    """What a code object does, without where its text stands: two lambdas of one line are two functions."""
-    constants = [_code_key(c) if inspect.iscode(c) else repr(c) for c in code.co_consts]
-    return [code.co_code.hex(), code.co_names, code.co_varnames, constants]
-
-
-def _names(code) -> set:
-    """Names that the code, or code inside it, may look up outside."""
-    inner = (_names(c) for c in code.co_consts if inspect.iscode(c))
-    return set(code.co_names).union(*inner)
 
 
 def soft_cap(cap: float) -> ScoreMod:
@@ -191,7 +303,7 @@ def soft_cap(cap: float) -> ScoreMod:
         e = exp2.hardware(score * Float32(2 * LOG2_E / cap))
         return Float32(cap) - Float32(2 * cap) * _reciprocal(e + Float32(1.0))
 
-    return ScoreMod(capped, f"soft_cap({cap!r})")
+    return ScoreMod(InKernel(capped), f"soft_cap({cap!r})")
 
 
 def alibi(num_heads: int) -> ScoreMod:
@@ -211,7 +323,7 @@ def alibi(num_heads: int) -> ScoreMod:
         distance = Int32(select_(distance < 0, Int32(0) - distance, distance))
         return score - slope * distance.to(Float32)
 
-    return ScoreMod(biased, f"alibi({num_heads})")
+    return ScoreMod(InKernel(biased), f"alibi({num_heads})")
 
 
 def alibi_slope(head: int, num_heads: int) -> float:
@@ -256,7 +368,7 @@ def additive_bias(heads: bool = True) -> ScoreMod:
         least = (batch, num_heads, 1, 1) if heads else (batch, 1, 1)
         _check_first_aux(f"additive_bias({heads})", aux, axes, least)
 
-    return ScoreMod(biased, f"additive_bias({heads})", check)
+    return ScoreMod(InKernel(biased), f"additive_bias({heads})", check)
 
 
 def relative_logits(extent: int) -> ScoreMod:
@@ -278,7 +390,7 @@ def relative_logits(extent: int) -> ScoreMod:
         least = (query_rows, num_heads, extent)
         _check_first_aux(f"relative_logits({extent})", aux, "(query rows, heads, extent)", least)
 
-    return ScoreMod(biased, f"relative_logits({extent})", check)
+    return ScoreMod(InKernel(biased), f"relative_logits({extent})", check)
 
 
 def composed(first: ScoreMod | None, then: ScoreMod | None) -> ScoreMod | None:
@@ -290,17 +402,13 @@ def composed(first: ScoreMod | None, then: ScoreMod | None) -> ScoreMod | None:
     if first is None or then is None:
         return first or then
 
-    def both(score, batch, head, q_idx, kv_idx, aux):
-        inner = first.score(score, batch, head, q_idx, kv_idx, aux)
-        return then.score(inner, batch, head, q_idx, kv_idx, aux)
-
     checks = [mod.check for mod in (first, then) if mod.check is not None]
 
     def check(*sizes):
         for each in checks:
             each(*sizes)
 
-    return ScoreMod(both, f"{first.key}{THEN}{then.key}", check if checks else None)
+    return ScoreMod(InOrder(first, then), f"{first.key}{THEN}{then.key}", check if checks else None)
 
 
 def _count(function: str, name: str, value, accepted: str) -> int:

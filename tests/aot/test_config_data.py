@@ -8,6 +8,7 @@ from cute_fa4 import score_mods
 from cute_fa4.aot import read_catalogue
 from cute_fa4.aot.config_data import ConfigDataError, from_data, to_data
 from cute_fa4.sm100 import masks
+from cute_fa4.sm100 import score_mods as sm100_score_mods
 from cute_fa4.sm100.config import SCHEDULES, FA4Config
 from cute_fa4.sm100.score_mods import ScoreMod
 
@@ -44,12 +45,18 @@ def test_what_is_read_back_is_the_same_key(config):
 
 def test_functions_of_the_package_come_back_by_name_and_do_the_same():
     config = FA4Config(score_mod=score_mods.soft_cap(50.0))
-    again = through_json(config)
-    assert again.score_mod.function.__code__ is config.score_mod.function.__code__
+    again = through_json(config).score_mod.function, config.score_mod.function
+    assert again[0].function.__code__ is again[1].function.__code__
 
 
 def my_bias(score, batch, head, q_idx, kv_idx, aux):
     return score + 1
+
+
+def of_the_compiler(score, batch, head, q_idx, kv_idx, aux):
+    from cutlass import Float32, select_
+
+    return Float32(select_(q_idx > kv_idx, score, aux[0][kv_idx].to(Float32)))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=lambda cls: cls.__name__)
@@ -63,15 +70,34 @@ def test_every_schedule_is_read_back(schedule):
     "mod",
     [
         ScoreMod.of(my_bias),
+        ScoreMod.of(of_the_compiler),
         # A key that looks like the package's own does not make the function one.
         ScoreMod(my_bias, "soft_cap(50.0)"),
         score_mods.composed(score_mods.soft_cap(2.0), ScoreMod.of(my_bias)),
     ],
-    ids=["function", "borrowed key", "composed"],
+    ids=["function", "of the compiler", "borrowed key", "composed"],
 )
-def test_functions_of_the_user_are_refused(mod):
-    with pytest.raises(ConfigDataError, match="function of your own.*soft_cap, alibi"):
+def test_functions_of_the_user_come_back_as_what_they_compute(mod, monkeypatch):
+    config = FA4Config(score_mod=mod)
+    data = json.loads(json.dumps(to_data(config)))
+    monkeypatch.setattr(sm100_score_mods, "_remembered", {})  # another process
+    assert from_data(data) == config
+    assert from_data(data).score_mod.parts[-1].function.data() == mod.parts[-1].function.data()
+
+
+def test_what_says_nothing_about_itself_is_refused():
+    mod = ScoreMod(sm100_score_mods.InKernel(my_bias), "mine")
+    with pytest.raises(ConfigDataError, match="mine has no form as data.*soft_cap, alibi"):
         to_data(FA4Config(score_mod=mod))
+
+
+@pytest.mark.parametrize("data", [{}, {"of": "score_mod", "reads": []}, {"of": "x", "mlir": ""}, 3])
+def test_what_no_trace_has_written_is_refused(data):
+    with pytest.raises(ConfigDataError, match="score_mod: no traced function"):
+        from_data(
+            to_data(FA4Config())
+            | {"score_mod": {"kind": "score_mod", "functions": [["traced", data]]}}
+        )
 
 
 @pytest.mark.parametrize(

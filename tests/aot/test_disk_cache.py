@@ -12,7 +12,7 @@ from cute_fa4 import compile_cache
 from cute_fa4.aot import disk_cache, manifest
 from cute_fa4.compiler import compiler, functions
 from cute_fa4.sm100.config import FA4Config
-from cute_fa4.sm100.score_mods import ScoreMod
+from cute_fa4.sm100.score_mods import InKernel, ScoreMod
 
 from .conftest import APPEND, PLAIN, ROOT, python
 
@@ -175,8 +175,8 @@ def test_without_a_c_compiler_kernels_stay_in_memory(cache, monkeypatch, caplog)
     assert not disk_cache.entries(cache / "kernels")
 
 
-def test_functions_of_the_user_never_reach_the_disk(cache):
-    config = FA4Config(score_mod=ScoreMod.of(lambda score, *rest: score))
+def test_what_cannot_be_written_as_data_never_reaches_the_disk(cache):
+    config = FA4Config(score_mod=ScoreMod(InKernel(lambda score, *rest: score), "mine"))
     assert disk_cache.function_for(config, "cuda", compiled_marker) == ("compiled here", True)
     assert not disk_cache.entries(cache / "kernels")
 

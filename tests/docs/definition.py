@@ -10,7 +10,7 @@ import torch
 from cute_fa4.score_mods import alibi_slope
 from cute_fa4.sm100.append.config import AppendConfig
 from cute_fa4.sm100.combine.config import CombineConfig
-from cute_fa4.sm100.score_mods import THEN, packaged_call
+from cute_fa4.sm100.score_mods import packaged_call
 from tests.serving.batches import attention, positions
 
 
@@ -61,13 +61,13 @@ def attend(
         if config.mask_mod is not None:
             heads = torch.arange(queries.shape[1])[:, None, None]
             i = torch.arange(len(queries))[:, None]
-            shown = shown & config.mask_mod.function(b, heads, i, j, aux)
+            shown = shown & config.mask_mod.function.on_tensors(b, heads, i, j, aux=aux)
         o, sums, _ = attention(
             queries,
             keys,
             values,
             visible=shown,
-            score_mod=_score_mod(config, p, j),
+            score_mod=_score_mod(config, b, p, j, aux),
             sink=sink,
             scale=scale,
         )
@@ -103,15 +103,21 @@ def _sequence(b: int, x, offsets, table):
     return x[b] if offsets is None else x[int(offsets[b]) : int(offsets[b + 1])]
 
 
-def _score_mod(config, p, j):
+def _score_mod(config, b, p, j, aux):
     """The functions that the page uses, of scaled scores (heads, queries, keys)."""
     if config.score_mod is None:
         return None
-    calls = [packaged_call(key) for key in config.score_mod.key.split(THEN)]
 
     def apply(scores):
-        for name, argument in calls:
-            if name == "soft_cap":
+        for part in config.score_mod.parts:
+            name, argument = packaged_call(part.key) or (None, None)
+            if name is None:
+                heads, i = (
+                    torch.arange(len(scores))[:, None, None],
+                    torch.arange(scores.shape[1])[:, None],
+                )
+                scores = part.function.on_tensors(scores, b, heads, i, j, aux=aux)
+            elif name == "soft_cap":
                 scores = argument * torch.tanh(scores / argument)
             else:
                 assert name == "alibi"

@@ -28,6 +28,7 @@ ROWS = [
 @pytest.fixture
 def names(monkeypatch):
     """What the page defines; kernels are replaced by the definition."""
+    monkeypatch.setenv("CUTE_FA4_CACHE", "off")  # whose kernels are exported ones
     monkeypatch.setattr(registry, "_functions", {})
     monkeypatch.setattr(registry, "_seconds", {})
     monkeypatch.setattr(compiler, "compile_function", definition.compiled)

@@ -54,6 +54,7 @@ FLOORS = """
     cute_fa4.sm100.sync
     cute_fa4.masks
     cute_fa4.sm100.bands cute_fa4.sm100.score_mods cute_fa4.sm100.spelled
+    cute_fa4.sm100.traced
     cute_fa4.sm100.instructions cute_fa4.sm100.warp_roles
     cute_fa4.sm100.chip
     cute_fa4.tma

@@ -370,12 +370,26 @@ def scaled_by(factor):
     return scaled
 
 
-def test_named_functions_are_watched_by_what_they_close_over(reached):
-    # The two closures share their code, which is all that a compiler watches of a plain function.
+class Scaling(torch.nn.Module):
+    """The same repr, whatever the factor."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def scaled(self, score, batch, head, q_idx, kv_idx, aux):
+        return score * self.factor
+
+
+@pytest.mark.parametrize(
+    "made", [scaled_by, lambda factor: Scaling(factor).scaled], ids=["closure", "module"]
+)
+def test_named_functions_are_watched_by_what_they_compute(made, reached):
+    # The functions share their code, which is all that a compiler watches of a plain function.
     function = compiled(flash_attn_func)
     keys = []
     for factor in (2.0, 3.0, 2.0):
-        mod = score_mods.ScoreMod.of(scaled_by(factor))
+        mod = score_mods.ScoreMod.of(made(factor))
         function(**problems.dense(), score_mod=mod)
         keys.append((reached[-1][0].score_mod.key, mod.key))
     assert all(used == given for used, given in keys)
@@ -385,10 +399,11 @@ def test_named_functions_are_watched_by_what_they_close_over(reached):
 @pytest.mark.skipif(
     torch.__version__ < (2, 9), reason="Dynamo takes no instance of a frozen class as a constant"
 )
-def test_a_function_with_a_key_of_its_own_is_found_by_it(reached):
+def test_a_function_with_a_name_of_its_own_is_found_by_what_it_computes(reached):
     mod = score_mods.ScoreMod(scaled_by(2.0), "twice")
     compiled(flash_attn_func)(**problems.dense(), score_mod=mod, softcap=20.0)
-    assert reached[-1][0].score_mod.key == "soft_cap(20.0) then twice"
+    key = score_mods.ScoreMod.of(scaled_by(2.0)).key
+    assert reached[-1][0].score_mod.key == f"soft_cap(20.0) then {key}"
 
 
 def test_a_plain_function_breaks_the_graph_and_says_so(reached):

@@ -112,7 +112,7 @@ def test_functions_of_the_user_are_in_the_name():
         return score + 1
 
     config = FA4Config(score_mod=ScoreMod.of(my_bias))
-    assert "_score_my_bias_" in config.name
+    assert f"_score_{config.score_mod.key.partition(':')[2]}" in config.name
     with pytest.raises(SyntaxError):
         eval(repr(config), {})  # it says so, and makes no other function
 

@@ -57,11 +57,11 @@ def apply_score_functions(
         place = rows.row_of(cfg, work, 0, number)
         query = minimum(place.q_index, sequence.seqlen_q - 1)
         row = rows.Row(query, rows.head_of(cfg, work, place))
-        aux = score_mods.Aux.of(args, sequence, row)
+        aux = score_mods.Aux.of(cfg, args, sequence, row)
         where = (*(Int32(i) for i in (sequence.batch, row.head, row.q_index, key)), aux)
         if cfg.score_mod is not None:
             scale = scales.times(args.scale, factor)
-            score = Float32(cfg.score_mod.score(score * scale, *where))
+            score = cfg.score_mod.score(score * scale, *where)
         if cfg.mask_mod is not None:
             score = select_(cfg.mask_mod.shows(*where), score, Float32(MASKED))
         out.append(score)

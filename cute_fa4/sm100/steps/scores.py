@@ -208,7 +208,7 @@ def apply_score_functions(
     cfg, args: KernelArgs, work: Work, row: RowContext, n, scores: list, masked: bool
 ) -> list:
     """Scores after score_mod and mask_mod, column by column; indices beyond the sequence are not passed on."""
-    aux = score_mods.Aux.of(args, work.sequence, row)
+    aux = score_mods.Aux.of(cfg, args, work.sequence, row)
     out = []
     for column, score in enumerate(scores):
         key = n * cfg.tiles.BN + column
@@ -218,7 +218,7 @@ def apply_score_functions(
         where = (*(Int32(index) for index in indices), aux)
         if cfg.score_mod is not None:
             scale = scales.times(args.scale, row.factor)
-            score = Float32(cfg.score_mod.score(score * scale, *where))
+            score = cfg.score_mod.score(score * scale, *where)
         if cfg.mask_mod is not None:
             score = select_(cfg.mask_mod.shows(*where), score, Float32(visibility.MASKED))
         out.append(score)

@@ -1,0 +1,203 @@
+"""What a function finds outside of itself, and whether that can change without being noticed.
+
+What a function computes is known once it has been traced. The next call skips the tracing only if everything that the
+function reads is immutable and still the same:
+
+    constants in its code          immutable
+    closure, defaults, globals     read again at every call, which takes a fraction of a microsecond; their values are
+                                   numbers, strings, tuples of such, or functions of which the same holds
+    attributes of modules          the same
+    math, cutlass, torch.where...  taken as immutable
+
+Anything else (an instance and its attributes, a list, a dictionary, a tensor, an unknown builtin) may change inside, so
+that the function is traced at every call.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import types
+
+from .expressions import is_traceable_torch
+
+_MISSING = object()
+_IMMUTABLE = (bool, int, float, complex, str, bytes, type(None), type(...), range)
+_PACKAGES = ("cutlass", "math")
+# Builtins that do the same for the same arguments.
+_BUILTINS = frozenset(
+    "abs all any bool divmod enumerate float int isinstance len list map max min pow range reversed round slice "
+    "sorted sum tuple zip AssertionError IndexError TypeError ValueError".split()
+)
+_FORBIDDEN = (
+    "STORE_GLOBAL",
+    "DELETE_GLOBAL",
+    "STORE_ATTR",
+    "DELETE_ATTR",
+    "LOAD_NAME",
+    "IMPORT_STAR",
+)
+
+
+class Mutable(Exception):
+    """Something that the function reads may change without being noticed."""
+
+
+class Reads:
+    """What a plain function reads, as it was when this was made."""
+
+    __slots__ = ("closed", "defaults", "functions", "keywords", "named", "of_globals")
+
+    def __init__(self, function, inside: tuple = ()):
+        """Raises Mutable."""
+        code = function.__code__
+        if function.__dict__ or code in inside:
+            raise Mutable
+        self.functions: list = []  # (function, its code, its Reads)
+        self.named: list = []  # (dictionary, name, value)
+        self.of_globals = function.__globals__
+        self.defaults, self.keywords = function.__defaults__, function.__kwdefaults__
+        inside = (*inside, code)
+        self._check(self.defaults, inside)
+        self._check(tuple((self.keywords or {}).values()), inside)
+        self.keywords = dict(self.keywords) if self.keywords else self.keywords
+        self.closed = _contents(function)
+        for value in self.closed:
+            self._check(value, inside)
+        for chain in _chains(code):
+            self._follow(chain, inside)
+
+    def hold_for(self, function) -> bool:
+        """Whether a function of the same code reads the same."""
+        if function.__globals__ is not self.of_globals or function.__dict__:
+            return False
+        closure = function.__closure__
+        if closure is not None:
+            for cell, value in zip(closure, self.closed, strict=True):
+                try:
+                    if not _same(cell.cell_contents, value):
+                        return False
+                except ValueError:  # an empty cell
+                    return False
+        for dictionary, name, value in self.named:
+            if dictionary.get(name, _MISSING) is not value:
+                return False
+        if not (
+            _same(function.__defaults__, self.defaults)
+            and (
+                function.__kwdefaults__ is self.keywords is None
+                or _same_values(function.__kwdefaults__, self.keywords)
+            )
+        ):
+            return False
+        return all(f.__code__ is code and reads.hold_for(f) for f, code, reads in self.functions)
+
+    def _check(self, value, inside: tuple) -> None:
+        if _is_constant_package(value) or _is_of_compiler(value) or _is_pure_torch(value):
+            return
+        if isinstance(value, types.FunctionType):
+            self.functions.append((value, value.__code__, Reads(value, inside)))
+        elif type(value) is tuple:
+            for item in value:
+                self._check(item, inside)
+        elif type(value) not in _IMMUTABLE:
+            raise Mutable
+
+    def _follow(self, chain: tuple, inside: tuple) -> None:
+        """A global name and the attributes behind it, as far as they are attributes of modules."""
+        name, *attributes = chain
+        value = self.of_globals.get(name, _MISSING)
+        self.named.append((self.of_globals, name, value))
+        if value is _MISSING:
+            if name not in _BUILTINS:
+                raise Mutable
+            self.named.append((builtins.__dict__, name, getattr(builtins, name, _MISSING)))
+            return
+        for attribute in attributes:
+            if not isinstance(value, types.ModuleType) or _is_constant_package(value):
+                break
+            if value.__name__ == "torch" and is_traceable_torch(attribute):
+                return
+            self.named.append((value.__dict__, attribute, value.__dict__.get(attribute, _MISSING)))
+            value = value.__dict__.get(attribute, _MISSING)
+        self._check(value, inside)
+
+
+def _is_pure_torch(value) -> bool:
+    """A function of torch that expressions know, imported by name, or a dtype."""
+    if type(value).__module__ == "torch" and type(value).__name__ == "dtype":
+        return True
+    of_torch = isinstance(value, types.BuiltinFunctionType) and "torch" in str(value.__module__)
+    return of_torch and is_traceable_torch(value.__name__)
+
+
+def _is_constant_package(value) -> bool:
+    """math, cutlass and what is inside of it: their contents are taken as they are."""
+    return isinstance(value, types.ModuleType) and value.__name__.split(".")[0] in _PACKAGES
+
+
+def _is_of_compiler(value) -> bool:
+    """A class or function of cutlass, or of math."""
+    if not isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType)):
+        return False
+    return str(value.__module__).split(".")[0] in _PACKAGES
+
+
+def _contents(function) -> tuple:
+    try:
+        return tuple(cell.cell_contents for cell in function.__closure__ or ())
+    except ValueError:
+        raise Mutable from None
+
+
+def _same(a, b) -> bool:
+    """Equal, of one type, and equal in everything that a function could see: 0.0 and -0.0 are two."""
+    if a is b:
+        return True
+    if type(a) is not type(b):
+        return False
+    if type(a) is tuple:
+        return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
+    return type(a) in _IMMUTABLE and a == b and repr(a) == repr(b)
+
+
+def _same_values(a, b) -> bool:
+    if a is None or b is None:
+        return a is b
+    return list(a) == list(b) and all(_same(a[name], b[name]) for name in a)
+
+
+def _chains(code) -> set[tuple]:
+    """Global names that the code reads, each with the attributes that it reads behind it. Raises Mutable."""
+    found: set[tuple] = set()
+    if any(name.startswith("__") for name in code.co_names):
+        raise Mutable
+    instructions = [i for i in dis.get_instructions(code) if i.opname not in _NO_EFFECT]
+    for number, instruction in enumerate(instructions):
+        if instruction.opname in _FORBIDDEN:
+            raise Mutable
+        if instruction.opname == "STORE_DEREF" and instruction.argval in code.co_freevars:
+            raise Mutable
+        if (
+            instruction.opname == "IMPORT_NAME"
+            and instruction.argval.split(".")[0] not in _PACKAGES
+        ):
+            raise Mutable
+        if instruction.opname == "LOAD_GLOBAL":
+            chain = [instruction.argval]
+            for after in instructions[number + 1 :]:
+                if after.opname not in ("LOAD_ATTR", "LOAD_METHOD"):
+                    break
+                chain.append(after.argval)
+            found.add(tuple(chain))
+        elif instruction.opname.startswith(
+            ("LOAD_CLASSDEREF", "LOAD_FROM_DICT", "LOAD_BUILD_CLASS")
+        ):
+            raise Mutable
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            found |= _chains(constant)
+    return found
+
+
+_NO_EFFECT = ("CACHE", "EXTENDED_ARG", "NOP", "PRECALL", "PUSH_NULL")

@@ -1,0 +1,542 @@
+"""What a function of a score computes, as an expression: operations, constants and reads of aux tensors.
+
+A function is called with symbols instead of its score and indices. Operators and torch functions on a symbol make
+another symbol; what the function returns is the root of a graph, which is written as plain data:
+
+    lambda score, b, h, q_idx, kv_idx: score - (q_idx - kv_idx) * 2
+
+    [["arg", "score"], ["arg", "q_idx"], ["arg", "kv_idx"], ["sub", 1, 2], ["mul", 3, {"int": 2}], ["sub", 0, 4]]
+
+An integer in a node is the number of an earlier node. The data is the key of the function, what the kernel is made of
+(evaluation.py), and what manifests of compiled kernels hold. It has only those operations that the result depends on.
+"""
+
+from __future__ import annotations
+
+import operator
+
+INDICES = ("batch", "head", "q_idx", "kv_idx")
+# What aux knows of the row besides the tensors.
+FACTS = ("position", "q_row", "seqlen_q", "num_keys")
+
+LARGEST_INT = 2**31 - 1
+
+
+class Untraceable(TypeError):
+    """The function does what cannot be traced. The message says what to write instead."""
+
+
+class NeedsCompiler(AttributeError):
+    """The function handles values of the compiler (cutlass), which have no form as an expression."""
+
+
+class Symbol:
+    """A number or condition that the kernel will know.
+
+    kind  "bool", "int", "float", or "any" where it comes from an aux tensor, whose dtype is not known yet
+    """
+
+    __slots__ = ("args", "kind", "op")
+    __array_ufunc__ = None  # numpy's numbers leave operators to this class
+    __hash__ = None
+
+    def __init__(self, op: str, args: tuple, kind: str):
+        self.op, self.args, self.kind = op, args, kind
+
+    def __repr__(self) -> str:
+        return f"<a traced {_NAMES_OF_KINDS[self.kind]}>"
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        return torch_function(function, args, kwargs or {})
+
+    def __getattr__(self, name: str):
+        if name in _METHODS:
+            return lambda *args, **kwargs: _METHODS[name](self, *args, **kwargs)
+        raise NeedsCompiler(f"{self!r} has no attribute {name!r}")
+
+    def __getitem__(self, index):
+        if self.op != "read":
+            raise Untraceable(f"{self!r} has no elements")
+        return _read(self.args[0], self.args[1:], index)
+
+    # --- what would need the number itself
+
+    def __bool__(self):
+        raise Untraceable(
+            "if, and, or, not, min, max and chained comparisons need the truth of a value that differs from thread to "
+            "thread; write torch.where(condition, a, b) or cutlass.select_, &, | and ~ between comparisons, and "
+            "torch.minimum or torch.maximum"
+        )
+
+    def __iter__(self):
+        raise Untraceable(f"{self!r} has no elements")
+
+    def _is_no_number_yet(self, *_):
+        raise Untraceable(
+            "a traced value is no Python number: int(), float(), range(), the math module and Python lists cannot take "
+            "it; write .to(torch.float32) to convert, torch.exp, torch.tanh, ... or cute.math for functions, and give "
+            "tables as aux_tensors, which are read as aux[0][...]"
+        )
+
+    __index__ = __int__ = __float__ = __complex__ = __round__ = __trunc__ = __floor__ = __ceil__ = (
+        _is_no_number_yet
+    )
+
+
+_NAMES_OF_KINDS = {
+    "bool": "comparison",
+    "int": "index",
+    "float": "score",
+    "any": "element of aux_tensors",
+}
+
+
+class Aux:
+    """The aux argument while a function is traced."""
+
+    def __init__(self):
+        for name in FACTS:
+            setattr(self, name, Symbol("arg", (name,), "int"))
+
+    @property
+    def tensors(self) -> Aux:
+        return self
+
+    def __getitem__(self, i):
+        return AuxTensor(_plain_index("aux", i))
+
+    def _is_no_list(self):
+        raise Untraceable(
+            "aux: how many tensors a call has is not known yet; write aux[0], aux[1], ..."
+        )
+
+    __iter__ = __len__ = _is_no_list
+
+
+class AuxTensor:
+    """One of the tensors of a call: elements by as many indices as it has dimensions, and its sizes."""
+
+    def __init__(self, number: int):
+        self._number = number
+
+    @property
+    def shape(self) -> _Shape:
+        return _Shape(self._number)
+
+    def size(self, dim):
+        return self.shape[dim]
+
+    def __getitem__(self, index) -> Symbol:
+        return _read(self._number, (), index)
+
+    def __getattr__(self, name: str):
+        raise Untraceable(
+            f"aux[{self._number}].{name}: accepted: its elements, aux[{self._number}][...], and sizes, .shape[...]"
+        )
+
+    def __iter__(self):
+        raise Untraceable(
+            f"aux[{self._number}]: a loop over a tensor; accepted: its elements, one by one"
+        )
+
+
+class _Shape:
+    def __init__(self, number: int):
+        self._number = number
+
+    def __getitem__(self, dim) -> Symbol:
+        return Symbol("size", (self._number, _plain_index("shape", dim)), "int")
+
+    def __iter__(self):
+        raise Untraceable(
+            f"aux[{self._number}].shape: its length is not known yet; write .shape[0], .shape[-1]"
+        )
+
+    __len__ = __iter__
+
+
+def _plain_index(what: str, i) -> int:
+    try:
+        return operator.index(i)
+    except Untraceable:
+        raise Untraceable(f"{what}[...]: a traced index; accepted: a plain number") from None
+
+
+def _read(number: int, before: tuple, index) -> Symbol:
+    indices = index if isinstance(index, tuple) else (index,)
+    for i in indices:
+        if i is None or isinstance(i, (slice, type(...))):
+            raise Untraceable(f"aux[{number}]: a slice; accepted: one index for each dimension")
+    found = tuple(operand(i) for i in indices)
+    for i in found:
+        kind = i.kind if isinstance(i, Symbol) else kind_of(i)
+        if kind not in ("int", "any"):
+            raise Untraceable(
+                f"aux[{number}]: an index that is a {_NAMES_OF_KINDS[kind]}; accepted: integers"
+            )
+    return Symbol("read", (number, *before, *found), "any")
+
+
+# --- operands
+
+
+def operand(value):
+    """A symbol, or a plain bool, int or float. Untraceable for what is neither."""
+    if isinstance(value, Symbol):
+        return value
+    if isinstance(value, (bool, int, float)):
+        if type(value) in (bool, int, float):
+            return _within(value)
+        return _within(float(value) if isinstance(value, float) else int(value))
+    if type(value).__module__.partition(".")[0] == "cutlass":
+        return _of_compiler(value)
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # of numpy or torch
+        return operand(value.item())
+    if hasattr(value, "data_ptr") or hasattr(value, "__array__"):
+        raise Untraceable(
+            f"a {type(value).__name__} of shape {tuple(value.shape)} that the function captures; give it as "
+            "aux_tensors=[...] and read elements as aux[0][...]"
+        )
+    raise Untraceable(
+        f"a {type(value).__name__} beside a traced value; accepted: numbers, traced values, elements of aux_tensors"
+    )
+
+
+def _within(value):
+    if isinstance(value, int) and not -LARGEST_INT - 1 <= value <= LARGEST_INT:
+        raise Untraceable(f"the integer {value}; accepted: integers of 32 bits, or a float")
+    return value
+
+
+def _of_compiler(value):
+    """Float32(0.5) and the like: a constant with a type."""
+    name, number = type(value).__name__, getattr(value, "value", None)
+    if type(number) in (bool, int, float) and name in ("Float32", "Int32", "Boolean"):
+        convert = {"Float32": float, "Int32": int, "Boolean": bool}[name]
+        return _within(convert(number))
+    raise NeedsCompiler(f"a {name} of cutlass")
+
+
+def kind_of(value) -> str:
+    return value.kind if isinstance(value, Symbol) else type(value).__name__
+
+
+def _number_kind(a, b) -> str:
+    kinds = {kind_of(a), kind_of(b)}
+    return next((kind for kind in ("float", "any") if kind in kinds), "int")
+
+
+# --- operations
+
+
+def _arithmetic(op: str):
+    def made(a, b):
+        a, b = operand(a), operand(b)
+        return Symbol(op, (a, b), _number_kind(a, b))
+
+    return made
+
+
+def _integer(op: str, sign: str):
+    def made(a, b):
+        a, b = operand(a), operand(b)
+        if "float" in (kind_of(a), kind_of(b)):
+            raise Untraceable(
+                f"{sign} of a score or a float; accepted: of integers; convert with .to(torch.int32)"
+            )
+        return Symbol(op, (a, b), _number_kind(a, b))
+
+    return made
+
+
+def _bitwise(op: str, sign: str):
+    def made(a, b):
+        a, b = operand(a), operand(b)
+        kinds = {kind_of(a), kind_of(b)}
+        if "float" in kinds:
+            raise Untraceable(f"{sign} of a score; accepted: of comparisons and of integers")
+        kind = "bool" if kinds == {"bool"} else "any" if "any" in kinds else "int"
+        return Symbol(op, (a, b), kind)
+
+    return made
+
+
+def _comparison(op: str):
+    def made(a, b):
+        return Symbol(op, (operand(a), operand(b)), "bool")
+
+    return made
+
+
+def _divided(a, b):
+    return Symbol("div", (operand(a), operand(b)), "float")
+
+
+def _power(a, b):
+    b = operand(b)
+    if isinstance(b, Symbol) or b not in (*range(1, 17), 0.5, -0.5, -1):
+        raise Untraceable(
+            "**: accepted: exponents 1 to 16, 0.5, -0.5 and -1; others as torch.exp2(exponent * torch.log2(x))"
+        )
+    if b == 0.5 or b == -0.5:
+        return function_of("sqrt" if b > 0 else "rsqrt")(a)
+    if b == -1:
+        return _divided(1.0, a)
+    base = power = operand(a)
+    for _ in range(int(b) - 1):
+        power = _multiplied(power, base)
+    return power if isinstance(power, Symbol) else operand(power)
+
+
+def _negated(a):
+    a = operand(a)
+    if kind_of(a) == "bool":
+        raise Untraceable("- of a comparison; write ~ for its opposite")
+    return Symbol("neg", (a,), kind_of(a))
+
+
+def _inverted(a):
+    a = operand(a)
+    if kind_of(a) == "float":
+        raise Untraceable("~ of a score; accepted: of comparisons and of integers")
+    return Symbol("invert", (a,), kind_of(a))
+
+
+def _absolute(a):
+    a = operand(a)
+    return Symbol("abs", (a,), "int" if kind_of(a) == "bool" else kind_of(a))
+
+
+def function_of(op: str):
+    """exp, tanh and others: of a number, a float."""
+
+    def made(a):
+        return Symbol(op, (operand(a),), "float")
+
+    return made
+
+
+def where(condition, a, b):
+    condition, a, b = operand(condition), operand(a), operand(b)
+    if not isinstance(condition, Symbol):
+        return a if condition else b
+    if kind_of(condition) == "float":
+        raise Untraceable("torch.where: the condition is a number; accepted: a comparison")
+    same = kind_of(a) == kind_of(b)
+    return Symbol("where", (condition, a, b), kind_of(a) if same else _number_kind(a, b))
+
+
+def clamp(a, min=None, max=None):
+    if min is not None:
+        a = _OPERATORS["maximum"](a, min)
+    return a if max is None else _OPERATORS["minimum"](a, max)
+
+
+def _squared(a):
+    return _multiplied(a, a)
+
+
+def _logical(op: str):
+    made = _bitwise(op, op)
+
+    def of_truths(a, b):
+        return made(_as_condition(a), _as_condition(b))
+
+    return of_truths
+
+
+def _as_condition(a):
+    a = operand(a)
+    return a if kind_of(a) == "bool" else Symbol("ne", (a, 0), "bool")
+
+
+def cast(a, dtype):
+    """dtype: a Python, torch or cutlass type, which have names of their own."""
+    name = getattr(dtype, "__name__", None) or str(dtype)
+    to = _DTYPES.get(name)
+    if to is None:
+        if str(getattr(dtype, "__module__", "")).partition(".")[0] == "cutlass":
+            raise NeedsCompiler(f"a {name}")
+        raise Untraceable(
+            f".to({name}): accepted: torch.float32, float16, bfloat16, int32, int64, bool, and the same of cutlass"
+        )
+    kind = "bool" if to == "bool" else "int" if to.startswith("i") else "float"
+    return Symbol("cast", (operand(a), to), kind)
+
+
+def _to(a, dtype=None, *rest, **options):
+    given = dtype if dtype is not None else options.get("dtype")
+    return a if given is None else cast(a, given)
+
+
+_DTYPES = {
+    **{name: "f32" for name in ("torch.float32", "Float32", "float")},
+    **{name: "f16" for name in ("torch.float16", "Float16")},
+    **{name: "bf16" for name in ("torch.bfloat16", "BFloat16")},
+    **{name: "i32" for name in ("torch.int32", "Int32", "int")},
+    **{name: "i64" for name in ("torch.int64", "Int64")},
+    **{name: "bool" for name in ("torch.bool", "Boolean", "bool")},
+}
+
+_multiplied = _arithmetic("mul")
+
+COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+FLOAT_FUNCTIONS = ("exp", "exp2", "log", "log2", "sqrt", "rsqrt", "tanh", "sigmoid")
+
+_OPERATORS = {
+    "add": _arithmetic("add"),
+    "sub": _arithmetic("sub"),
+    "mul": _multiplied,
+    "truediv": _divided,
+    "floordiv": _integer("floordiv", "//"),
+    "mod": _integer("mod", "%"),
+    "pow": _power,
+    "and": _bitwise("and", "&"),
+    "or": _bitwise("or", "|"),
+    "xor": _bitwise("xor", "^"),
+    "lshift": _integer("lshift", "<<"),
+    "rshift": _integer("rshift", ">>"),
+    "minimum": _arithmetic("minimum"),
+    "maximum": _arithmetic("maximum"),
+    **{name: _comparison(name) for name in COMPARISONS},
+}
+
+# By the names that torch gives functions and methods.
+_FUNCTIONS = {
+    **{name: _OPERATORS[name] for name in ("add", "sub", "mul", "pow", "minimum", "maximum")},
+    **{name: _OPERATORS[name] for name in COMPARISONS},
+    **{name: function_of(name) for name in FLOAT_FUNCTIONS},
+    **{f"bitwise_{name}": _OPERATORS[name] for name in ("and", "or", "xor")},
+    **{f"logical_{name}": _logical(name) for name in ("and", "or", "xor")},
+    **{"less": _OPERATORS["lt"], "less_equal": _OPERATORS["le"]},
+    **{"greater": _OPERATORS["gt"], "greater_equal": _OPERATORS["ge"], "not_equal": _OPERATORS["ne"]},
+    **{"subtract": _OPERATORS["sub"], "multiply": _OPERATORS["mul"]},
+    **{"div": _divided, "divide": _divided, "true_divide": _divided},
+    **{"floor_divide": _OPERATORS["floordiv"], "remainder": _OPERATORS["mod"]},
+    **{"neg": _negated, "negative": _negated, "abs": _absolute, "absolute": _absolute, "square": _squared},
+    **{"bitwise_not": _inverted, "logical_not": lambda a: _inverted(_as_condition(a))},
+    **{"where": where, "clamp": clamp, "clip": clamp, "rsub": lambda a, b: _OPERATORS["sub"](b, a)},
+    **{"clamp_min": lambda a, min: clamp(a, min), "clamp_max": lambda a, max: clamp(a, None, max)},
+}  # fmt: skip
+
+_METHODS = {
+    **_FUNCTIONS,
+    "to": _to,
+    "type": _to,
+    "float": lambda a: cast(a, float),
+    "int": lambda a: cast(a, int),
+    "bool": lambda a: cast(a, bool),
+    "long": lambda a: Symbol("cast", (a, "i64"), "int"),
+    "where": lambda a, condition, b: where(condition, a, b),
+}
+
+
+def torch_function(function, args: tuple, kwargs: dict):
+    """A function of torch that was given a symbol."""
+    name = getattr(function, "__name__", str(function))
+    if name == "__getitem__":
+        operand(args[0])  # says how to give a tensor
+        raise Untraceable("a tensor that the function captures; give it as aux_tensors=[...]")
+    plain = name.strip("_")
+    made = _FUNCTIONS.get(plain) or _FUNCTIONS.get(_SLOTS.get(plain, ""))
+    if made is None or (set(kwargs) - {"min", "max", "other", "exponent"}):
+        raise Untraceable(
+            f"torch.{name}{' with ' + ', '.join(kwargs) if made else ''}: accepted: torch.where, minimum, maximum, "
+            f"clamp, abs, pow, {', '.join(FLOAT_FUNCTIONS)}, logical_and, logical_or, logical_not and operators; "
+            "others as a table in aux_tensors, or with cute.math"
+        )
+    return made(*args, **kwargs)
+
+
+_SLOTS = {"truediv": "div", "floordiv": "floor_divide", "mod": "remainder"} | {
+    name: f"bitwise_{name}" for name in ("and", "or", "xor")
+}
+
+
+def is_traceable_torch(name: str) -> bool:
+    """Whether torch.name is a function of symbols, or a dtype: the same for the same arguments."""
+    return name in _FUNCTIONS or f"torch.{name}" in _DTYPES
+
+
+def _install():
+    """The operators of Symbol, from the table."""
+
+    def forward(made):
+        return lambda self, other: made(self, other)
+
+    def reflected(made):
+        return lambda self, other: made(other, self)
+
+    for name, made in _OPERATORS.items():
+        if name in ("minimum", "maximum"):
+            continue
+        setattr(Symbol, f"__{name}__", forward(made))
+        if name not in COMPARISONS:
+            setattr(Symbol, f"__r{name}__", reflected(made))
+    Symbol.__neg__, Symbol.__invert__, Symbol.__abs__ = _negated, _inverted, _absolute
+    Symbol.__pos__ = lambda self: self
+    Symbol.__hash__ = Symbol._is_no_number_yet
+
+
+_install()
+
+
+# --- as data
+
+
+def data_of(root) -> list:
+    """The nodes that `root` depends on, each once, operands before what uses them."""
+    nodes, numbers, known = [], {}, {}
+
+    def number(value):
+        if not isinstance(value, Symbol):
+            return constant(value)
+        found = numbers.get(id(value))
+        if found is not None:
+            return found
+        plain = _PLAIN_ARGS.get(value.op, (0, 0))
+        first, last = plain[0], len(value.args) - plain[1]
+        args = [
+            number(arg) if first <= place < last else arg for place, arg in enumerate(value.args)
+        ]
+        node = [value.op, *args]
+        text = repr(node)
+        if text not in known:
+            known[text] = len(nodes)
+            nodes.append(node)
+        numbers[id(value)] = known[text]
+        return known[text]
+
+    found = number(root)
+    if not isinstance(root, Symbol):
+        return [["const", found]]
+    return nodes
+
+
+# Arguments that are plain themselves: so many at the front and at the end.
+_PLAIN_ARGS = {"arg": (1, 0), "size": (2, 0), "read": (1, 0), "cast": (0, 1)}
+
+
+def constant(value) -> dict:
+    """
+    >>> constant(True), constant(3), constant(0.5)
+    ({'bool': True}, {'int': 3}, {'float': '0x1.0000000000000p-1'})
+    """
+    if isinstance(value, bool):
+        return {"bool": value}
+    return {"int": value} if isinstance(value, int) else {"float": float(value).hex()}
+
+
+def constant_of(data: dict):
+    """
+    >>> [constant_of(constant(x)) for x in (False, -7, 0.1, float("-inf"))]
+    [False, -7, 0.1, -inf]
+    """
+    ((kind, value),) = data.items()
+    return float.fromhex(value) if kind == "float" else value
+
+
+def reads_of(nodes: list) -> set[tuple[int, int]]:
+    """(aux tensor, how many indices) of every read."""
+    return {(node[1], len(node) - 2) for node in nodes if node[0] == "read"}

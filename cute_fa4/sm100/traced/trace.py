@@ -1,0 +1,250 @@
+"""A function of a score, traced: what it computes as data, from which its key and the code of the kernel are made.
+
+    traced(function, "score_mod")    called with symbols (expressions.py); where it handles values of the compiler,
+                                     staged into MLIR (staged.py)
+
+A function is given its indices and, where it takes one more argument, aux. Partials, bound methods and objects that can
+be called are functions; what they read from elsewhere is read while they are traced, and is part of what they compute.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from ...system.messages import shown
+from . import expressions
+from .expressions import INDICES, Aux, NeedsCompiler, Symbol, Untraceable
+
+SCORE, MASK = "score_mod", "mask_mod"
+_ACCEPTED = {
+    SCORE: "a score, Float32 or a number",
+    MASK: "a comparison, such as kv_idx <= q_idx or aux[0][batch, kv_idx] != 0, True or False",
+}
+_FORGOTTEN = {SCORE: "score", MASK: "condition"}
+
+
+@dataclass(frozen=True, eq=False)
+class Traced:
+    """What a function computes.
+
+    kind   score_mod or mask_mod
+    nodes  of an expression; None: text is a module of MLIR
+    reads  (aux tensor, how many indices), sorted
+    """
+
+    kind: str
+    nodes: list | None
+    text: str | None
+    reads: tuple
+
+    @cached_property
+    def key(self) -> str:
+        """The same for functions that compute the same by the same operations, in every process."""
+        return hashlib.sha256(json.dumps(self.data(), sort_keys=True).encode()).hexdigest()[:24]
+
+    def data(self) -> dict:
+        """JSON-ready."""
+        code = {"expression": self.nodes} if self.text is None else {"mlir": self.text}
+        return {"of": self.kind, "reads": [list(read) for read in self.reads], **code}
+
+    @staticmethod
+    def of_data(data: dict) -> Traced:
+        """ValueError for what `data` has not written."""
+        try:
+            kind, nodes, text = data["of"], data.get("expression"), data.get("mlir")
+            if kind not in _ACCEPTED or (nodes is None) == (text is None):
+                raise ValueError
+            return Traced(kind, nodes, text, tuple((i, n) for i, n in data["reads"]))
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise ValueError(f"no traced function: {shown(data)}") from None
+
+    def check(self, aux: tuple, *_) -> None:
+        """ValueError if the call's aux tensors are not those that the function reads."""
+        for number, indices in self.reads:
+            if not -len(aux) <= number < len(aux):
+                raise ValueError(
+                    f"aux_tensors: {len(aux)} of them, and {self.kind} reads aux[{number}]; give as many as it reads"
+                )
+            if len(aux[number].shape) != indices:
+                raise ValueError(
+                    f"aux_tensors[{number}]: shape {tuple(aux[number].shape)}, and {self.kind} reads it with {indices} "
+                    f"indices; accepted: one index for each dimension"
+                )
+
+    def on_tensors(self, *numbers, aux=(), **facts):
+        """The same in float64, of tensors that broadcast: score and indices, or indices.
+
+        facts: expressions.FACTS, as far as the function reads them. ValueError for a function of the compiler.
+        """
+        from . import on_tensors
+
+        if self.nodes is None:
+            raise ValueError("a function of the compiler (cutlass) runs in kernels only")
+        names = ("score",) * (self.kind == SCORE) + INDICES
+        named = dict(zip(names, numbers, strict=True)) | facts
+        return on_tensors.evaluated(self.nodes, named, aux)
+
+    def __call__(self, *given):
+        """The value in a kernel that is being built: score and indices, or indices; then aux."""
+        *numbers, aux = given
+        names = ("score",) * (self.kind == SCORE) + INDICES
+        facts = [getattr(aux, name) for name in expressions.FACTS]
+        tensors = tuple(zip(aux.tensors, aux.dtypes, strict=True))
+        if self.text is not None:
+            from .staged import inlined
+
+            return inlined(self.text, [*numbers, *facts], tensors)
+        from .evaluation import evaluated
+
+        named = dict(zip((*names, *expressions.FACTS), (*numbers, *facts), strict=True))
+        return evaluated(self.nodes, named, tensors)
+
+
+def traced(function, kind: str) -> Traced:
+    """TypeError, with the name of the function, for one that cannot be traced or returns something else."""
+    try:
+        return _traced(_with_aux(function, kind), function, kind)
+    except Untraceable as error:
+        raise TypeError(f"{name_of(function)}: {error}") from error
+    except RecursionError as error:
+        raise TypeError(
+            f"{name_of(function)}: more operations than can be traced; give tables as aux_tensors"
+        ) from error
+
+
+def _traced(call, function, kind: str) -> Traced:
+    of_score = kind == SCORE
+    try:
+        return _as_expression(call, function, kind)
+    except Exception as error:
+        if not _is_of_compiler(error):
+            raise
+    try:
+        from .staged import WrongResult, staged
+    except ImportError as error:
+        raise Untraceable(
+            f"it calls the compiler, which is not installed ({error}); write torch.where, torch.exp and the like"
+        ) from error
+    try:
+        text, reads = staged(call, of_score)
+    except WrongResult as wrong:
+        raise _wrong_result(wrong.args[0], function, kind) from None
+    except (Untraceable, NameError, ImportError):
+        raise
+    except Exception as error:
+        raise Untraceable(
+            f"cannot be staged: {type(error).__name__}: {error}; write cutlass.select_ for if, and, or, min and max, "
+            "cute.math for functions, and .to(cutlass.Float32) for elements of aux_tensors"
+        ) from error
+    return Traced(kind, None, text, tuple(sorted(reads)))
+
+
+def _as_expression(call, function, kind: str) -> Traced:
+    arguments = [Symbol("arg", (name,), "int") for name in INDICES]
+    if kind == SCORE:
+        arguments.insert(0, Symbol("arg", ("score",), "float"))
+    root = call(*arguments, Aux())
+    if type(root).__module__.partition(".")[0] == "cutlass":
+        raise NeedsCompiler
+    if not isinstance(root, (Symbol, bool, int, float)):
+        raise _wrong_result(root, function, kind)
+    root = expressions.operand(root)
+    found = expressions.kind_of(root)
+    plain = not isinstance(root, Symbol)
+    is_right = found != "bool" if kind == SCORE else found in ("bool",) + ("any",) * (not plain)
+    if not is_right:
+        raise _wrong_result(root, function, kind)
+    nodes = expressions.data_of(root)
+    return Traced(kind, nodes, None, tuple(sorted(expressions.reads_of(nodes))))
+
+
+def _is_of_compiler(error: Exception) -> bool:
+    """Whether the compiler's values are what a function failed at: it was given symbols in their place."""
+    if isinstance(error, NeedsCompiler):
+        return True
+    trace = error.__traceback__
+    while trace is not None:
+        if str(trace.tb_frame.f_globals.get("__name__")).partition(".")[0] == "cutlass":
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _wrong_result(value, function, kind: str) -> TypeError:
+    what = shown(value)
+    if isinstance(value, Symbol):
+        what = {"bool": "a comparison", "int": "Int32", "float": "Float32"}[value.kind]
+    elif type(value).__module__.partition(".")[0] == "cutlass":
+        what = "a comparison" if type(value).__name__ == "Boolean" else type(value).__name__
+    told = f"{name_of(function)} returned {what}; accepted: {_ACCEPTED[kind]}"
+    if value is None:
+        told += f"; return the {_FORGOTTEN[kind]}: a function without return returns None"
+    elif kind == SCORE and what == "a comparison":
+        told += "; a function that hides keys is a mask_mod, or returns torch.where(visible, score, -torch.inf)"
+    return TypeError(told)
+
+
+def name_of(function) -> str:
+    """What messages call it.
+
+    >>> import functools
+    >>> name_of(functools.partial(max, 1)), name_of(len)
+    ('functools.partial(builtins.max)', 'builtins.len')
+    """
+    inner = getattr(function, "func", None)
+    if inner is not None and type(function).__name__ == "partial":
+        return f"functools.partial({name_of(inner)})"
+    name = getattr(function, "__qualname__", None)
+    if not isinstance(name, str):
+        kind = type(function)
+        return f"{kind.__module__}.{kind.__qualname__}"
+    return f"{getattr(function, '__module__', None)}.{name}"
+
+
+def _with_aux(function, kind: str):
+    """The function as one of its numbers and aux, which it need not take."""
+    if takes(function, kind, aux=True):
+        return function
+    if takes(function, kind, aux=False):
+        return lambda *given: function(*given[:-1])
+    numbers = ", ".join(("score",) * (kind == SCORE) + ("batch", "head", "q_idx", "kv_idx"))
+    raise Untraceable(f"its parameters; accepted: {kind}({numbers}, aux), or without aux")
+
+
+def takes(function, kind: str, *, aux: bool) -> bool:
+    """Whether a function can be called with the numbers of a score_mod or mask_mod, and aux.
+
+    A parameter in the place of aux that has a default is something else, such as window=window, unless it is named aux.
+    """
+    numbers = (kind == SCORE) + len(INDICES)
+    code = getattr(function, "__code__", None)
+    if code is not None and inspect.isfunction(function) and not hasattr(function, "__wrapped__"):
+        least = code.co_argcount - len(function.__defaults__ or ())
+        if code.co_kwonlyargcount - len(function.__kwdefaults__ or ()):
+            return False
+        if code.co_argcount <= numbers:
+            has_more = bool(code.co_flags & inspect.CO_VARARGS)
+        else:
+            has_more = least > numbers or code.co_varnames[numbers].startswith("aux")
+        most = numbers + 1 if code.co_flags & inspect.CO_VARARGS else code.co_argcount
+        return least <= numbers + aux <= most and (has_more or not aux)
+    if isinstance(function, torch.nn.Module):  # what it is called with goes to its forward
+        function = function.forward
+    try:
+        signature = inspect.signature(function)
+        signature.bind(*range(numbers + aux))
+    except TypeError:
+        return False
+    except ValueError:  # a function of C without a signature
+        return aux
+    if not aux:
+        return True
+    parameters = [p for p in signature.parameters.values() if p.kind is not p.KEYWORD_ONLY]
+    place = parameters[min(numbers, len(parameters) - 1)]
+    return place.default is place.empty or place.name.startswith("aux")

@@ -25,15 +25,13 @@ _MODULE = "torch.distributed.tensor"
 _SAME_FOR_ALL_HEADS = ("soft_cap(",)
 _SAME_FOR_ALL_SEQUENCES = ("soft_cap(", "alibi(")
 _SCALES = ("q_descale", "k_descale", "v_descale", "o_scale", "k_rope_descale")
-_OF_A_RANK = (
-    "workspace"  # memory for intermediate results: each rank may give its own, a plain tensor
-)
+_OF_A_RANK = "workspace"  # each rank may give memory of its own, a plain tensor
 _OF_SEQUENCES = (
     "page_table", "k_rope_page_table", "seqused_q", "seqused_k", "cache_seqlens", "key_limit", "cache_batch_idx",
     "cache_leftpad",
 )  # fmt: skip
 
-# Operators whose rules are looked up, until a DTensor can exist.
+# Rules that torch does not know yet, because torch.distributed.tensor has not been imported.
 _waiting: list[tuple[torch._ops.OpOverload, Callable]] = []
 
 

@@ -39,6 +39,10 @@ def parts() -> dict:
     return dict(outs=torch.randn(3, 2, 5, 4, 64), lses=torch.randn(3, 2, 4, 5))
 
 
+def latent() -> dict:
+    return problems.latent() | {"learnable_sink": torch.randn(16)}
+
+
 def one_key_head() -> dict:
     return problems.dense(batch=2, heads_kv=1)
 
@@ -65,8 +69,8 @@ CASES = {
     "append, out": ("flash_attn_append_out", appended, {}, OF_CACHES | WITH_OUT, HERE),
     "append with scales": ("flash_attn_append_scales", appended, {}, OF_CACHES, HERE),
     "append with scales, out": ("flash_attn_append_scales_out", appended, {}, OF_CACHES | WITH_OUT, HERE),
-    "latent": ("flash_mla", problems.latent, GROUP, {"q": Q}, HERE),
-    "latent, out": ("flash_mla_out", problems.latent, GROUP, WITH_OUT, HERE),
+    "latent": ("flash_mla", latent, GROUP, {"q": Q}, HERE),
+    "latent, out": ("flash_mla_out", latent, GROUP, WITH_OUT, HERE),
     "merge": ("merge", parts, {}, OF_PARTS, HERE | {"parts": "R"}),
 }  # fmt: skip
 

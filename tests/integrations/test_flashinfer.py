@@ -314,8 +314,9 @@ def test_what_plan_keeps_reaches_every_run(way, by_definition):
 def test_drafts_are_causal_and_may_come_with_offsets(by_definition):
     agree(DRAFTS, by_decode(DRAFTS))
     agree(DRAFTS, by_wrapper_of_decode(DRAFTS))
-    uneven = dict(q_len_per_req=None, max_q_len=3, cum_seq_lens_q=offsets(DRAFTS.queries))
-    agree(DRAFTS, by_decode(DRAFTS, **uneven))
+    for queries in (None, 1):
+        told = dict(q_len_per_req=queries, max_q_len=3, cum_seq_lens_q=offsets(DRAFTS.queries))
+        agree(DRAFTS, by_decode(DRAFTS, **told))
 
 
 def test_a_context_that_is_not_causal(by_definition):

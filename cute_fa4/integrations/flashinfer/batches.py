@@ -65,7 +65,7 @@ def trtllm_batch_decode_with_kv_cache(
     """Causal attention of the last tokens of each request over its pages, as FlashInfer's users call it.
 
     query            (batch * q_len_per_req, heads, head_dim), bf16, fp16 or float8; or, with cum_seq_lens_q,
-                     (batch + 1,) int32, and q_len_per_req=None, as many tokens of each request as that says
+                     (batch + 1,) int32, as many tokens of each request as that says, whatever q_len_per_req
     kv_cache         a pair of (num_pages, heads_kv, page_size, head_dim), or one tensor (num_pages, 2, ...);
                      kv_layout="NHD": (num_pages, page_size, heads_kv, head_dim)
     block_tables     (batch, pages) int32; seq_lens (batch,) int32, the tokens of query included
@@ -96,13 +96,11 @@ def trtllm_batch_decode_with_kv_cache(
         check_is_tensor("bmm1_scale_log2", bmm1_scale_log2)
         bmm1_scale = bmm1_scale_log2 * LN_2
     where = {}
-    if q_len_per_req is None:
-        if cum_seq_lens_q is None:
-            raise ValueError("cum_seq_lens_q: None with q_len_per_req=None; accepted: one of them")
-        where = {
-            "cu_seqlens_q": as_int32("cum_seq_lens_q", cum_seq_lens_q),
-            "max_seqlen_q": max_q_len,
-        }
+    if cum_seq_lens_q is not None:
+        offsets = as_int32("cum_seq_lens_q", cum_seq_lens_q)
+        where, q_len_per_req = {"cu_seqlens_q": offsets, "max_seqlen_q": max_q_len}, None
+    elif q_len_per_req is None:
+        raise ValueError("cum_seq_lens_q: None with q_len_per_req=None; accepted: one of them")
     options = where | {"window_size": window_of(window_left, 0)}
     given = query, kv_cache, block_tables, seq_lens, kv_layout, uses_shared_paged_kv_idx
     return _attend(

@@ -150,6 +150,11 @@ def scale_of(sm_scale, depth: int):
     return depth**-0.5 if sm_scale is None else sm_scale
 
 
+def _widest(indptr) -> int:
+    """The most pages of a request, at least 1; read on the host."""
+    return max(int(indptr.diff().max()), 1) if len(indptr) > 1 else 1
+
+
 def table_of(indptr, indices, width: int) -> torch.Tensor:
     """(batch, width): the pages of each request, in order; 0 behind the last."""
     starts, counts = indptr[:-1, None], indptr.diff()[:, None]
@@ -189,10 +194,8 @@ class Paged(Wrapper):
                     f"indices: {len(indices)} pages; accepted with use_cuda_graph=True: at most "
                     f"{self._capacity}, the length of its buffer"
                 )
-            widest = int(indptr.diff().max()) if len(last) else 0
-            block_tables = table_of(
-                indptr, indices, self._capacity if self._use_cuda_graph else max(widest, 1)
-            )
+            width = self._capacity if self._use_cuda_graph else _widest(indptr)
+            block_tables = table_of(indptr, indices, width)
         if seq_lens is None:
             seq_lens = lengths_of(indptr, last, page_size)
         return {

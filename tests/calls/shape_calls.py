@@ -103,6 +103,7 @@ def called(
         batch = alone(batch)
     sequences = len(batch.q)
     given = stored(shape, batch, keys) | scales_of(shape, scales) | options
+    given |= {"q_quantize": "never"} if shape.stays else {}
     given |= neutral.of_scores(scores, sequences, GROUP, shape.queries, KEYS)
     given |= neutral.of_masks(mask, sequences) | neutral.of_sinks(sink, GROUP)
     v, q = given["v"], given["q"]

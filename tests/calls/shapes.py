@@ -22,6 +22,7 @@ class Shape:
     queries   of each sequence. 1: one row of two heads in a tile of 8; 40: with two heads less than a tile; 65: two
               tiles, the second with two rows
     kv_dtype, rope_dtype  where they are others than q's; blocks: q and k have scales of blocks of 32
+    stays     q of 16 bits is not quantised for keys of 8, however many rows it has (q_quantize="never")
     pairs     CTAs share MMAs wherever they may (CUTE_FA4_PAIR=on)
     heads     of a latent cache, which has one itself; of_rows: of 656 bytes
     """
@@ -32,6 +33,7 @@ class Shape:
     kv_dtype: str | None = None
     rope_dtype: str | None = None
     blocks: bool = False
+    stays: bool = False
     pairs: bool = False
     heads: int = 0
     of_rows: bool = False
@@ -50,6 +52,7 @@ class Shape:
             latent=latent,
             of_rows=self.of_rows,
             descales="xyv" if self.blocks else "qkv" if self.eight_bits else "",
+            stays=self.stays,
             rope=self.rope_dtype is not None,
             rope_dtype=self.rope_dtype,
             pairs=True if self.pairs else None,
@@ -69,6 +72,7 @@ SHAPES = (
     Shape(1),
     Shape(1, dtype="e4m3"),
     Shape(1, kv_dtype="e4m3"),
+    Shape(40, kv_dtype="e4m3", stays=True),
     Shape(40),
     Shape(40, dtype="e4m3", blocks=True),
     Shape(65),

@@ -96,8 +96,8 @@ def assert_right(batch, out, lse, scores: str) -> None:
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_sinks_scales_and_pages_change_no_bit(name, families, monkeypatch):
-    """8 bits of two query tiles: work tiles of packed queries have another order than those of dense ones."""
-    own = {"keys": "packed"} if name == "mha2q e4m3" else {}
+    """Two query tiles over keys of 8 bits: where lengths of queries differ, work tiles have another order."""
+    own = {"keys": "packed"} if name in ("mha2q e4m3", "mhawiden2q") else {}
     batch, out, lse = called(name, families, monkeypatch, **own)
     assert_agrees(batch, out, lse)
     scales = "heads" if scales_fit(name) else "nothing"
@@ -214,7 +214,7 @@ def assert_latent(found, given, numbers, of_rows: bool) -> None:
 
 @pytest.mark.parametrize("name", LATENT)
 def test_latent_caches(name, families):
-    """One query sees all keys, causal or not; pages in any order have the same keys, and so has a list of them."""
+    """One query sees all keys, causal or not; pages in any order have the same keys; a sink of -inf is none."""
     given, numbers = latent_call(LATENT[name])
     plain = latent_called(name, families, **given)
     assert_latent(plain, given, numbers, LATENT[name].of_rows)
@@ -223,6 +223,7 @@ def test_latent_caches(name, families):
     cache[order] = given["k_cache"]
     table = order[given["block_table"].long()].int()
     shuffled = given | dict(k_cache=cache, block_table=table, causal=True)
+    shuffled |= neutral.of_sinks("f32", LATENT[name].heads)
     for found, expected in zip(latent_called(name, families, **shuffled), plain, strict=True):
         assert torch.equal(found, expected)
 

@@ -108,7 +108,7 @@ def check_quantize(q_quantize) -> None:
     """Refuse what q_quantize cannot be."""
     if not (q_quantize is None or (isinstance(q_quantize, str) and q_quantize in QUANTIZE)):
         raise ValueError(
-            f"q_quantize: {q_quantize!r}; accepted: 'auto', 'never', or None, which is 'never' with tokens_per_split"
+            f"q_quantize: {q_quantize!r}; accepted: 'auto', 'never', or None, which lengths decide (docs/serving.md)"
         )
 
 

@@ -170,7 +170,8 @@ class Call:
         if self.rows is not None:
             return bool(self.pack_gqa), self.rows
         if self.keeps_q:
-            found = tile_for(self.seqlen_q, self.group, self.pack_gqa, not self.fixed)
+            swaps = self.swaps and not self.fixed
+            found = tile_for(self.seqlen_q, self.group, self.pack_gqa, swaps)
             if found[1] is None and UNPAIRED_SCALES & set(self.descales):
                 return widened_tile(self.group, self.pack_gqa)
             return found

@@ -225,8 +225,7 @@ def _minutes(seconds: float) -> str:
 
 
 def _name(options) -> str:
-    given = options.catalogue or options.hf_config
-    return Path(given).stem if given else "kernels"
+    return Path(options.catalogue).stem if options.catalogue else "kernels"
 
 
 def configs_of(options) -> list:

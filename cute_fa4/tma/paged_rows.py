@@ -1,6 +1,7 @@
 """PagedRowIndices: where the rows of one key tile lie, looked up once and used for K and for V.
 
-A tile of BN keys is covered by boxes of `box_rows` = gcd(page_size, BN) rows, a multiple of eight; a box never crosses
+A tile of BN keys is covered by boxes of `box_rows` = gcd(page_size, BN) rows, a multiple of eight; where calls bind the
+page size (Problem.binds_page_size) page_size is what pages are multiples of. A box never crosses
 a page. Lane p of the load warp knows box p: the row in the operand's row space and how many of its rows exist:
 
     page_size 64, BN 128, page table (7, 2, 9, 4), keys 128..255 of a sequence of 200

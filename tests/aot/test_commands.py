@@ -109,6 +109,14 @@ def test_export_writes_a_wheel_without_keeping_the_files(
     assert path.name.startswith(f"cute_fa4_kernels_{name}-")
 
 
+def test_export_says_that_a_directory_has_another_export(exported, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(aot, "export", lambda configs, out, **options: out, raising=False)
+    again = ["export-kernel", "--head-dim", "64", "--causal", "--family", "mha1q", "--out"]
+    said = run(capsys, *again, shutil.copytree(exported, tmp_path / "copy"))
+    assert "has 3 kernels of an earlier export, which stay, 1 of them written anew" in said
+    assert "earlier" not in run(capsys, *again, tmp_path / "new")
+
+
 def test_export_needs_a_place_to_write_to(capsys):
     assert "--out: not given; accepted" in run(
         capsys, "export-kernel", "--head-dim", "64", status=1

@@ -27,7 +27,8 @@ attention_places.py has the places of the attention kernel, by role and mbarrier
     kernel       everything
 
 A kernel without setmaxnreg (mhaswap) has the sections prologue, softmax, mma, load and epilogue: softmax begins behind
-griddepcontrol.wait and ends with the arrival behind its last store, mma with the arrival behind its last commit.
+griddepcontrol.wait and ends with the arrival behind its last store, mma with the arrival behind its last commit. One
+with setmaxnreg and without correction (mla_widen) has mma behind softmax.
 """
 
 from __future__ import annotations
@@ -174,6 +175,8 @@ def section(text: list[str], name: str) -> tuple[int, int]:
     mma = _first(text, r"setmaxnreg\.dec", correction + 1)
     load = max(i for i, line in enumerate(text) if "tcgen05.commit" in line) + 1
     last_sync = max(i for i, line in enumerate(text) if re.search(r"bar\.sync\s+0;", line))
+    if load <= mma:  # there is no correction: the warps behind mma and load widen
+        mma = correction
     bounds = {
         "prologue": (0, softmax),
         "softmax": (softmax, correction),

@@ -29,6 +29,7 @@ from cute_fa4.calls.request import CallTensors, Options, Where
 from cute_fa4.sm100 import masks
 from cute_fa4.sm100.choose_config import CLUSTER_PARTS, KEYS_PER_TILE
 from cute_fa4.sm100.launches import PARTS, SHARED, Cut, in_cluster, may_cluster, may_share
+from cute_fa4.system.clusters import most_clusters
 
 MAX_SPLITS = 1024
 MAX_PARTIAL_ROWS = (1 << 31) - 1
@@ -37,10 +38,6 @@ MERGED_A_TILE = 10  # further parts that are merged in the time of a key tile
 MERGED_ALIKE = 16  # parts that a launch merges as fast as two
 LEAST_SHARED_TILES = 1  # of a CTA, where keys are shared out: docs/decisions/0010
 DECODE_BLOCKS = 4  # query blocks of a head that are still decode, where they leave SMs without work
-CLUSTER_SMS = (
-    7,
-    8,
-)  # share of a chip's SMs that clusters surely fill: they do not reach across its parts
 # Share of the SMs that clusters fill -> most key tiles of their CTAs. While few SMs read memory has bandwidth left, and
 # more of them would read sooner; where all do, sequences may differ, and one that has them is waited for.
 CLUSTER_TILES = ((1 / 4, 4), (1 / 2, 8), (1, 16))
@@ -175,7 +172,7 @@ def _wanted(
     blocks = where.batch(q) * per_head * (q.shape[-2] // config.heads_per_tile)
     sms = num_sms(q.device)
     if may_cluster(config, partial):
-        parts = cluster_parts(blocks, seen, sms)
+        parts = cluster_parts(blocks, seen, sms, q.device)
         if parts is not None:
             return Clustered(parts) if parts > 1 else None
     if may_share(config) and (per_head == 1 or (per_head <= DECODE_BLOCKS and blocks < sms)):
@@ -200,9 +197,12 @@ def even_parts(most: int, seen: int) -> int:
     return min(most, tiles, isqrt(tiles * MERGED_A_TILE))
 
 
-def cluster_parts(blocks: int, seen: int, sms: int) -> int | None:
+_EMULATED = torch.device("cpu")
+
+
+def cluster_parts(blocks: int, seen: int, sms: int, device: torch.device = _EMULATED) -> int | None:
     """CTAs that share the keys of a block, of a launch that merges nothing in memory; None: there would be too many
-    keys for one of them.
+    keys for one of them. Clusters are no more than the device runs at the same time.
 
     >>> [cluster_parts(8, keys, 148) for keys in (128, 256, 512, 1024, 8192, 8193)]
     [1, 2, 4, 8, 8, None]
@@ -215,8 +215,9 @@ def cluster_parts(blocks: int, seen: int, sms: int) -> int | None:
     """
     if blocks > sms:
         return None
-    tiles, (some, of) = -(-seen // KEYS_PER_TILE), CLUSTER_SMS
-    fitting = [parts for parts in CLUSTER_PARTS if blocks * parts * of <= sms * some] or [1]
+    tiles = -(-seen // KEYS_PER_TILE)
+    larger = [parts for parts in CLUSTER_PARTS if parts > 1]
+    fitting = [1] + [parts for parts in larger if blocks <= most_clusters(device, parts, sms)]
     parts = next((parts for parts in fitting if parts >= tiles), fitting[-1])
     most = next(most for share, most in CLUSTER_TILES if blocks * parts <= share * sms)
     if parts == 1:  # it merges nothing

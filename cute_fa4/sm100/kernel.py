@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
+from cutlass._mlir import ir
 
 from ..layouts.scalars import maximum
 from .chip import SMEM_BASE_ALIGNMENT
@@ -103,6 +104,17 @@ def initialise_all(cfg, args: KernelArgs, mbarriers):
     if cfg.schedule.prefetch_maps:
         tma.prefetch(args.q, args.k, args.v, args.o, args.rope)
     initialise(mbarriers, [barrier.count for _, _, barrier in cfg.barriers.instances()])
+
+
+def say_cluster(shape: tuple) -> None:
+    """.reqnctapercluster of the kernel whose body is traced: ptxas and the driver know the cluster before a launch.
+
+    nvvm.cluster_dim is the attribute of LLVM's NVVM dialect for it; the DSL has no parameter.
+    """
+    kernel = ir.InsertionPoint.current.block.owner
+    kernel.attributes["nvvm.cluster_dim"] = ir.Attribute.parse(
+        f"array<i32: {', '.join(map(str, shape))}>"
+    )
 
 
 @cute.jit
@@ -258,6 +270,8 @@ class SM100Kernel:
     @cute.kernel
     def kernel(self, args: KernelArgs):
         cfg, warps = self.cfg, self.cfg.warps
+        if cutlass.const_expr(self.cluster is not None):
+            say_cluster(self.cluster)
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         base = cute.arch.get_dyn_smem(cutlass.Int8, alignment=SMEM_BASE_ALIGNMENT)
         mbarriers = cute.recast_ptr(base + cfg.smem.mbarriers.offset, dtype=Int64)

@@ -148,7 +148,7 @@ def few_sms(monkeypatch):
     """Six CTAs share the tiles, down to one each: some take several sequences, some a part of one."""
     monkeypatch.setattr(split, "num_sms", lambda device: 6)
     monkeypatch.setattr(split, "LEAST_SPLIT_KEYS", 256)
-    monkeypatch.setattr(split, "cluster_parts", lambda blocks, seen, sms: None)
+    monkeypatch.setattr(split, "cluster_parts", lambda *_: None)
 
 
 def test_ragged_paged_decode_shared_out(poisoned, few_sms):

@@ -1,0 +1,29 @@
+"""Kernels whose CTAs are launched in clusters say so in their PTX; the others say nothing."""
+
+import re
+from importlib import import_module
+
+import pytest
+
+from cute_fa4.aot.build import build
+from cute_fa4.sm100.choose_config import FAMILIES, config_for
+from cute_fa4.sm100.kernel import SM100Kernel
+
+DECODE = dict(head_dim=64, family="mhaswap", rows=16, group=4, pack_gqa=True)
+CASES = {
+    "pair": (dict(head_dim=64, family="mhapair"), ["2, 1, 1"]),
+    "decode in a cluster": (dict(cluster_parts=4, **DECODE), ["4, 1, 1"]),
+    "decode": (DECODE, []),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_kernel_with_clusters_says_their_shape(name):
+    choices, shapes = CASES[name]
+    ptx = build(config_for(qkv_dtype="bf16", **choices), "probe", "native").ptx
+    assert re.findall(r"\.reqnctapercluster\s+(.*)", ptx) == shapes
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_has_the_kernel_function_that_says_it(family):
+    assert import_module(f"cute_fa4.sm100.{family}.kernel").KERNEL.kernel is SM100Kernel.kernel

@@ -57,9 +57,8 @@ BUILT_PARAMETERS = frozenset(
         "mask_mod aux_tensors q_descale k_descale v_descale o_scale q_quantize"
     ).split()
 )
-UNBUILT_PARAMETERS = frozenset(
-    signature(unbuilt_parameters).parameters
-)  # a value of theirs is refused by a reason
+# A value of theirs is a reason why a call does not run.
+UNBUILT_PARAMETERS = frozenset(signature(unbuilt_parameters).parameters)
 # Of BUILT_PARAMETERS, those with which no call asks for pairs of CTAs by itself.
 NOT_PAIRED = ("window_size", "mask", "softcap", "score_mod", "mask_mod")
 LATENT = {"latent": True, "kv_layout": "paged", "page_size": 64, "seqused_k": True}
@@ -153,11 +152,11 @@ def capabilities(
         call, parameters = Question(Sizes(group, **sizes), parameters), {}
     elif sizes:
         raise TypeError(f"{next(iter(sizes))}: with latent=True; accepted: None")
-    asked = {name: value for name, value in parameters.items() if name not in BUILT_PARAMETERS}
-    if set(asked) - UNBUILT_PARAMETERS:
-        function = "flash_mla_with_kvcache" if latent else "flash_attn_func"
-        raise _no_parameter(sorted(set(asked) - UNBUILT_PARAMETERS), function)
-    shared_reasons = unbuilt_parameters(**asked)
+    unknown = sorted(set(parameters) - BUILT_PARAMETERS - UNBUILT_PARAMETERS - OPTIONS)
+    if unknown:
+        raise _no_parameter(unknown, "flash_mla_with_kvcache" if latent else "flash_attn_func")
+    unbuilt = UNBUILT_PARAMETERS & set(parameters)
+    shared_reasons = unbuilt_parameters(**{name: parameters[name] for name in unbuilt})
     splits = parameters.get("num_splits", 1), parameters.get("tokens_per_split")
     try:
         check_split(*splits)

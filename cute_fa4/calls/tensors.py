@@ -128,9 +128,8 @@ def check_is_tensor(name: str, value: object) -> None:
             f"{name}: layout {value.layout}; accepted: torch.strided; "
             f"convert with {name}.to_dense()"
         )
-    if (
-        not is_dynamo_compiling()
-    ):  # a graph calls an operator, for which torch writes the numbers out
+    # A graph calls an operator, for which torch writes the numbers out.
+    if not is_dynamo_compiling():
         _check_holds_its_numbers(name, value)
 
 

@@ -51,6 +51,11 @@ def test_the_supported_combinations_are_those_of_the_readme():
         assert row.runs == ((row.dtype, row.head_dim) in runs)
 
 
+def test_every_option_of_a_call_may_be_named():
+    named = dict(softmax_scale=0.1, s_aux=torch.zeros(1), q_descale=None)
+    assert all(row.runs for row in capabilities(dtype="bf16", head_dim=64, **named))
+
+
 @pytest.mark.parametrize(
     "asked, name, near",
     [

@@ -187,8 +187,8 @@ class KVBuffer:
             return
         dtype = DTYPES[cfg.dtype]
         column = first_column + (cfg.first_column + depth_stage * cfg.stage_columns)
-        address = self.ring_address + (cfg.offset + depth_stage * cfg.stage_bytes)
-        address = address + slot * cfg.slot_bytes
+        first_byte = cfg.offset + depth_stage * cfg.stage_bytes
+        address = self.ring_address + slot * cfg.slot_bytes + first_byte
         if not cfg.clipped:
             copies.load_tile(
                 self.tma.boxes, dtype, address, mbarrier, found.row, (kv_head, batch), column

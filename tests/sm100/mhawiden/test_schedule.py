@@ -76,7 +76,7 @@ def test_a_refusal_names_the_value_and_the_remedy(choices, value, remedy):
 def test_what_calls_ask_for_and_who_refuses_it():
     asked = dict(qkv_dtype="bf16", kv_dtype="e4m3", head_dim=128, descales="kv")
     assert choose_config(**asked, rows=32).schedule == WidenedTile(
-        rows=32, rescale_log2=8.0, claims=True
+        rows=32, rescale_log2=8.0, claims=True, dependent_launch=True
     )
     for family in ("mha2q", "mha1q", "mhaswap", "mhapair", "mhawide"):
         with pytest.raises(ValueError, match="this family multiplies K as it is stored"):

@@ -11,6 +11,7 @@ from random import Random
 import cutlass
 import pytest
 import torch
+from cutlass import Float32, Int32, cute, select_
 
 from cute_fa4 import EmulatorWarning, flash_attn_func
 from cute_fa4.reference import FLOAT32_NOISE
@@ -178,6 +179,39 @@ def test_operations_mean_what_they_mean_in_torch(score_mod, aux):
     assert (found - in_float64(score_mod, score, *at, *doubles)).abs().max() < 1e-9
 
 
+@cute.jit
+def doubled_beyond(x: Float32, key: Int32):
+    y = x
+    if key > 20:
+        y = x * 2.0
+    return y
+
+
+def of_the_compiler(score, batch, head, q_idx, kv_idx, aux):
+    """A branch, elements of which only a sum or a comparison is converted, a size, a function of cutlass."""
+    shifted = doubled_beyond(score, kv_idx) + (aux[0][kv_idx] * 2).to(Float32)
+    late = select_(aux[1][kv_idx] > q_idx % 5, shifted, Float32(0.25))
+    smooth = cute.math.exp2(-cute.math.abs(score), fastmath=True)
+    return Float32(select_(kv_idx < aux[0].shape[-1] - 3, late, score)) + smooth
+
+
+def test_a_function_of_the_compiler_is_staged_once():
+    generator = torch.Generator().manual_seed(2)
+    weights, numbers = torch.randn(KEYS, generator=generator).half(), torch.arange(KEYS) % 7
+
+    def the_same(score, batch, head, q_idx, kv_idx, aux):
+        shifted = torch.where(kv_idx > 20, 2 * score, score) + aux[0][kv_idx] * 2
+        late = torch.where(aux[1][kv_idx] > q_idx % 5, shifted, 0.25)
+        return torch.where(kv_idx < KEYS - 3, late, score) + torch.exp2(-abs(score))
+
+    x, given = problem(), {"aux_tensors": [weights, numbers]}
+    out, lse = attention(*x, score_mod=of_the_compiler, **given)
+    expected, expected_lse = called_with_tensors(*x, score_mod=the_same, **given)
+    torch.testing.assert_close(lse.double(), expected_lse, rtol=FLOAT32_NOISE, atol=2e-5)
+    torch.testing.assert_close(out.double(), expected, rtol=0, atol=2**-6)
+    assert ScoreMod.of(of_the_compiler).function.text is not None
+
+
 # --- captures: what a function reads elsewhere decides its kernel, whatever way it is read
 
 
@@ -308,6 +342,10 @@ REFUSED = {
         "is a score_mod: it returns a score",
     ),
     "the compiler's if": (dict(score_mod=lambda *x: never() if abs(cutlass.Float32(x[0])) > 0 else x[0]), "select_"),
+    "an element without a type": (
+        dict(score_mod=lambda s, b, h, i, j, aux: select_(cutlass.Float32(s) > 0, s, aux[0][j])),
+        r"cannot be staged: DSLNotImplemented: error: .* \.to\(cutlass\.Float32\)",
+    ),
     "the compiler's comparison": (dict(score_mod=lambda s, *x: cutlass.Float32(s) > 0), "returned a comparison"),
 }  # fmt: skip
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import re
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -139,10 +140,16 @@ def _traced(call, function, kind: str) -> Traced:
         raise
     except Exception as error:
         raise Untraceable(
-            f"cannot be staged: {type(error).__name__}: {error}; write cutlass.select_ for if, and, or, min and max, "
+            f"cannot be staged: {_said(error)}; write cutlass.select_ for if, and, or, min and max, "
             "cute.math for functions, and .to(cutlass.Float32) for elements of aux_tensors"
         ) from error
     return Traced(kind, None, text, tuple(sorted(reads)))
+
+
+def _said(error: Exception) -> str:
+    """What the compiler says, without colours and lines."""
+    words = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).split()
+    return f"{type(error).__name__}: {' '.join(words)[:300]}"
 
 
 def _as_expression(call, function, kind: str) -> Traced:

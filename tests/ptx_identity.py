@@ -68,7 +68,7 @@ VARIANTS = {
     "sink": {"sink": True, **CAUSAL},
     "sink bf16 window": {"sink": True, "sink_dtype": "bf16", "mask": masks.window(128, 0).mask},
     "soft cap": {"score_mod": score_mods.soft_cap(30.0), **CAUSAL},
-    "alibi d64": {"score_mod": score_mods.alibi(8), "head_dim": 64, "num_q_heads": 8, **CAUSAL},
+    "alibi d64": {"score_mod": score_mods.alibi(8), "head_dim": 64, **CAUSAL},
     # instructions
     "no claims": {"claims": False, **CAUSAL},
     "no claims d64 packed": {"claims": False, "head_dim": 64, **PACKED},

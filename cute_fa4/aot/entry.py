@@ -89,7 +89,6 @@ CONFIG = {
     "head_dim_v": Field("number", "of v; default: as head_dim"),
     "o_dtype": Field("text", "of the output; default: as qkv_dtype, or bf16"),
     "descales": Field("text", "8-bit tensors that have scales, of qQxkKyvVo; default: none"),
-    "num_q_heads": Field("number", "default: 0, any"),
     "group": Field("number", "query heads a key/value head; default: 1"),
     "causal": Field("switch", "default: every key is seen"),
     "mask": Field("mask", "instead of causal: 'Window(left=True, right=False)'; default: Full()"),
@@ -141,8 +140,6 @@ CONFIG = {
         "of P of eight bits: exact or half; default: as the arch asks (CUTE_FA4_EXPONENTIAL)",
     ),
     "bn_cap": Field("number", "most keys of a tile; default: what suits the head dim"),
-    "swizzle_bytes": Field("number", "default: 128"),
-    "num_qk_stages": Field("number", "depth chunks of a key tile; default: 1"),
     "rescale_log2": Field("real", "how far a row maximum may lag; default: 8, of 8 bits 0"),
     "exp2_emulated": Field("number", "exponentials of 64 on FMA units; default: by arch"),
     "claims": Field("switch", "CTAs take over further blocks; default: on (CUTE_FA4_CLAIMS)"),
@@ -150,7 +147,6 @@ CONFIG = {
         "switch",
         "start before the last grid ends; default: few queries and split keys (CUTE_FA4_PDL)",
     ),
-    "prefetch_maps": Field("switch", "fetch descriptors in the prologue; default: off"),
     "cluster_parts": Field(
         "number", "CTAs that share a block's keys (decode): 1, 2, 4, 8; default: 1"
     ),

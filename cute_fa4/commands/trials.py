@@ -206,7 +206,7 @@ class _Problem:
     """Two sequences as a configuration wants them: the tensors of a call, and the definition of its result."""
 
     def __init__(self, config: FA4Config, device: str):
-        self.config, self.device, self.heads = config, device, config.num_q_heads or config.group
+        self.config, self.device, self.heads = config, device, config.group
         self.heads_kv = self.heads // config.group
         generator = torch.Generator().manual_seed(0)
 

@@ -2,7 +2,7 @@
 
 host                  descriptors of Q, K, V, O; the order of the blocks; one launch
 every warp            where things are in shared memory, the events of the barrier table, ring and work queue
-load warp             fetches the descriptors (prefetch_maps), initialises the mbarriers and goes on at once: its copies
+load warp             initialises the mbarriers and goes on at once: its copies
                       need nothing of the others
 mma warp              allocates tensor memory
 all others            wait for both
@@ -100,9 +100,7 @@ def set_up(cfg: cutlass.Constexpr, args: KernelArgs, cta: CTA, warp, mbarriers):
 
 
 def initialise_all(cfg, args: KernelArgs, mbarriers):
-    """Load warp: every mbarrier of the table, and the descriptors on their way."""
-    if cfg.schedule.prefetch_maps:
-        tma.prefetch(args.q, args.k, args.v, args.o, args.rope)
+    """Load warp: every mbarrier of the table."""
     initialise(mbarriers, [barrier.count for _, _, barrier in cfg.barriers.instances()])
 
 

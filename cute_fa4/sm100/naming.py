@@ -39,7 +39,6 @@ def _problem(p: Problem) -> list[str]:
         (p.descales, f"scale_{p.descales}"),
         (True, f"d{p.qk_depth}"),
         (p.ov_depth != p.qk_depth, f"dv{p.ov_depth}"),
-        (p.num_q_heads, f"h{p.num_q_heads}"),
         (True, f"g{p.group}"),
         (p.mask != bands.Full(), _mask(p.mask)),
         (p.q_layout != "dense", f"q{p.q_layout}"),

@@ -58,7 +58,6 @@ class Problem:
                    each 32 numbers of a row (MXFP8); '': none
     qk_depth       head dim of Q and K, in elements
     ov_depth       head dim of V and O; None: as qk_depth
-    num_q_heads    0: read from the tensors at run time, one compile serves every head count
     group          query heads per key/value head
     mask           which keys a query sees: masks.Full(), masks.Causal(), masks.Window(...), ...
     q_layout       "dense" (batch, seqlen, heads, depth) or "packed" (total, heads, depth) with cu_seqlens_q
@@ -100,7 +99,6 @@ class Problem:
     descales: str = ""
     qk_depth: int = 128
     ov_depth: int | None = None
-    num_q_heads: int = 0
     group: int = 1
     mask: bands.Mask = bands.Full()
     q_layout: str = "dense"
@@ -130,7 +128,7 @@ class Problem:
     arch: str = "sm_100a"
 
     def __post_init__(self):
-        plain_integers(self, "qk_depth", "ov_depth", "num_q_heads", "group", "page_size")
+        plain_integers(self, "qk_depth", "ov_depth", "group", "page_size")
         plain_integers(self, "rope_depth", "rope_page_size")
         if self.page_size % COMMON_PAGE == 0 and self.page_size > 0 and self._may_bind_pages:
             object.__setattr__(self, "page_size", COMMON_PAGE)
@@ -356,16 +354,11 @@ class Problem:
         for name in ("qk_depth", "ov_depth", "group"):
             if getattr(self, name) < 1:
                 why.append(f"{name}={getattr(self, name)} must be at least 1")
-        for name in ("num_q_heads", "page_size", "rope_depth", "rope_page_size"):
+        for name in ("page_size", "rope_depth", "rope_page_size"):
             if getattr(self, name) < 0:
                 why.append(
                     f"{name}={getattr(self, name)} must not be negative: 0 means that it is not set"
                 )
-        if self.group >= 1 and self.num_q_heads % self.group:
-            why.append(
-                f"num_q_heads={self.num_q_heads} is no multiple of group={self.group}: each key/value head "
-                f"serves the same number of query heads"
-            )
         return why
 
     def _wrong_layouts(self) -> list[str]:

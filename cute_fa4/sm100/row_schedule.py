@@ -15,7 +15,7 @@ Choices, how they are made where they are left open, and why a problem does not 
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from .chip import SMEM_CAPACITY_BYTES, SWIZZLE_BYTES, TMEM_COLUMNS
+from .chip import SMEM_CAPACITY_BYTES, TMEM_COLUMNS
 from .memory_maps import SmemMap, TmemMap
 from .problem import Problem
 from .reach import DEPTHS, QK_DEPTHS, QK_DEPTHS_OF_FP8, Extra, problem_not_built
@@ -31,9 +31,6 @@ class RowSchedule:
     """The choices that these families have in common.
 
     bn_cap         upper limit for BN; 0: as wide as tensor memory allows
-    swizzle_bytes  span of the shared-memory swizzle of Q, K, V, O
-    num_qk_stages  depth chunks of a K tile, each with a barrier of its own, so that the first MMA starts early;
-                   0: as many as the depth has common divisors with the swizzle granule and the MMA depth
     rescale_log2   the running row maximum is kept while it moves less than this (P stays below 2^rescale_log2);
                    None: 8, and 0 where P has eight bits (docs/numerics.md)
     exp2_emulated  of 64 pairs of exponentials, how many the FMA units compute; None: what suits the arch
@@ -42,7 +39,6 @@ class RowSchedule:
     dependent_launch  the CTAs may start while the grid before them in the stream ends; they wait for it before they
                    touch what it may have written (programmatic dependent launch); None: where groups are packed or
                    keys split
-    prefetch_maps  the descriptors of TMA are fetched while the CTA sets up
     warps          roles and registers
     """
 
@@ -61,13 +57,10 @@ class RowSchedule:
     tmem_remedy: ClassVar[str] = ""  # besides a lower bn_cap
 
     bn_cap: int = 0
-    swizzle_bytes: int = 128
-    num_qk_stages: int = 1
     rescale_log2: float | None = None
     exp2_emulated: int | None = None
     claims: bool | None = None
     dependent_launch: bool | None = None
-    prefetch_maps: bool = False
     warps: WarpRoles = field(default_factory=WarpRoles)
 
     def tmem(self, problem: Problem) -> TmemMap:
@@ -94,13 +87,7 @@ class RowSchedule:
         return replace(self, **changes)
 
     def tiles(self, problem: Problem) -> Tiles:
-        return Tiles.cut(
-            problem,
-            num_q=self.query_tiles,
-            bn_cap=self.bn_cap,
-            qk_stages=self.num_qk_stages,
-            swizzle_bytes=self.swizzle_bytes,
-        )
+        return Tiles.cut(problem, num_q=self.query_tiles, bn_cap=self.bn_cap)
 
     def warps_of(self, problem: Problem) -> WarpRoles:
         """Which warp does what, and with how many registers."""
@@ -113,13 +100,8 @@ class RowSchedule:
     def contradictions(self, problem: Problem) -> list[str]:
         """Numbers that mean nothing."""
         why = []
-        if self.swizzle_bytes not in SWIZZLE_BYTES:
-            why.append(f"swizzle_bytes={self.swizzle_bytes} is no swizzle span: use 128, 64 or 32")
-        for name in ("bn_cap", "num_qk_stages"):
-            if getattr(self, name) < 0:
-                why.append(
-                    f"{name}={getattr(self, name)} must not be negative: 0 means that it is not set"
-                )
+        if self.bn_cap < 0:
+            why.append(f"bn_cap={self.bn_cap} must not be negative: 0 means no limit")
         if problem.pack_gqa and (problem.group < 1 or ROWS_PER_Q_TILE % problem.group):
             why.append(
                 f"pack_gqa=True with group={problem.group}: a tile of {ROWS_PER_Q_TILE} rows holds whole groups: use "
@@ -148,12 +130,6 @@ class RowSchedule:
                 f"bn_cap={self.bn_cap}: a tile of BN={tiles.BN} keys is too small: use bn_cap=0, or 64 or more"
             ]
         why = []
-        if tiles.slot_qk_depth % tiles.slot_stages or tiles.BK0 % tiles.swizzle_granule:
-            why.append(
-                f"num_qk_stages={self.num_qk_stages} cuts the padded depth {tiles.slot_qk_depth} inside a "
-                f"swizzle span of {tiles.swizzle_granule} elements: use a divisor of "
-                f"{tiles.slot_qk_depth // tiles.swizzle_granule}"
-            )
         tmem = self.tmem(problem)
         if not tmem.fits:
             why.append(
@@ -187,9 +163,5 @@ class RowSchedule:
         if tiles.BN % 32:
             why.append(
                 f"BN={tiles.BN} is not built yet: scores are read in batches of 32 columns: use bn_cap=128 or 64"
-            )
-        if self.swizzle_bytes != 128:
-            why.append(
-                f"swizzle_bytes={self.swizzle_bytes} is not built yet in this kernel: use 128"
             )
         return why

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from math import gcd
 
-from .chip import DTYPE_BYTES, TMEM_COLUMNS, align_down, align_up
+from .chip import DTYPE_BYTES, SWIZZLE_BYTES, TMEM_COLUMNS, align_down, align_up
 from .problem import Problem
 
 MMA_LANES = 128  # rows of D of one tcgen05.mma
@@ -25,9 +25,7 @@ class Tiles:
     num_q          query tiles of a CTA, each with a softmax warpgroup of its own
     cta_group      CTAs that share one MMA
     BN             keys per tile
-    qk_stages      depth chunks of a K tile, each with a barrier of its own, so that the first MMA starts early; where K
-                   has a rest, it is the last
-    swizzle_bytes  span of the shared-memory swizzle of Q, K, V, O
+    qk_stages      parts of a K tile, each with an mbarrier: what is in its ring slot and, where K has one, the rest
     """
 
     problem: Problem
@@ -35,25 +33,14 @@ class Tiles:
     cta_group: int
     BN: int
     qk_stages: int
-    swizzle_bytes: int
 
     @staticmethod
-    def cut(
-        problem: Problem,
-        *,
-        num_q: int,
-        cta_group: int = 1,
-        bn_cap: int = 0,
-        qk_stages: int = 1,
-        swizzle_bytes: int = 128,
-    ) -> "Tiles":
+    def cut(problem: Problem, *, num_q: int, cta_group: int = 1, bn_cap: int = 0) -> "Tiles":
         """As wide as tensor memory allows: S and O of two query tiles share the 512 columns, S gets what O leaves.
 
         bn_cap     upper limit for BN; 0: none
-        qk_stages  of the columns in a slot; 0: as many as they have common divisors with the swizzle granule and the
-                   MMA depth
         """
-        granule, mma_k = swizzle_bytes // problem.dtype_bytes, 32 // problem.dtype_bytes
+        granule, mma_k = SWIZZLE_BYTES // problem.dtype_bytes, 32 // problem.dtype_bytes
         o_columns = columns_beside_s(problem, granule)
         depth = min(
             align_up(tile_columns(problem, granule), granule),
@@ -65,10 +52,8 @@ class Tiles:
         page = problem.page_size
         if page and bn % page and page % bn:
             bn = 1 << (bn.bit_length() - 1)  # a power of two has more in common with pages
-        if not qk_stages:
-            qk_stages = gcd(depth // granule, depth // mma_k)
         has_rest = tile_columns(problem, granule) > depth
-        return Tiles(problem, num_q, cta_group, bn, qk_stages + has_rest, swizzle_bytes)
+        return Tiles(problem, num_q, cta_group, bn, 1 + has_rest)
 
     # ---- rows, keys, depths
 
@@ -118,17 +103,17 @@ class Tiles:
     @property
     def swizzle_granule(self) -> int:
         """Elements in one swizzle span: the depth chunk that one TMA box and one smem row hold."""
-        return self.swizzle_bytes // self.dtype_bytes
+        return SWIZZLE_BYTES // self.dtype_bytes
 
     @property
     def kv_granule(self) -> int:
         """The same for elements of K and V as they are stored."""
-        return self.swizzle_bytes // DTYPE_BYTES[self.problem.stored_dtype]
+        return SWIZZLE_BYTES // DTYPE_BYTES[self.problem.stored_dtype]
 
     @property
     def o_granule(self) -> int:
         """The same for elements of O."""
-        return self.swizzle_bytes // DTYPE_BYTES[self.problem.o_dtype]
+        return SWIZZLE_BYTES // DTYPE_BYTES[self.problem.o_dtype]
 
     @property
     def tile_depth(self) -> int:
@@ -166,7 +151,7 @@ class Tiles:
     @property
     def rope_box_columns(self) -> int:
         """Columns of one copy of them: a line of the swizzle, as they are stored."""
-        return self.swizzle_bytes // DTYPE_BYTES[self.problem.rope_stored_dtype]
+        return SWIZZLE_BYTES // DTYPE_BYTES[self.problem.rope_stored_dtype]
 
     @property
     def own_qk_depth(self) -> int:
@@ -257,14 +242,9 @@ class Tiles:
         return 32 // self.dtype_bytes
 
     @property
-    def slot_stages(self) -> int:
-        """Depth stages of K in a slot of the ring."""
-        return self.qk_stages - (self.rest_qk_depth > 0)
-
-    @property
     def BK0(self) -> int:
-        """Depth of one Q K^T stage; of the last one rest_qk_depth, where K has a rest."""
-        return self.slot_qk_depth // self.slot_stages
+        """Depth of Q K^T over what is in a slot; rest_qk_depth follows, where K has a rest."""
+        return self.slot_qk_depth
 
     @property
     def k_copy_columns(self) -> int:
@@ -343,7 +323,7 @@ class Tiles:
     @property
     def o_chunk_bytes(self) -> int:
         """One depth chunk of a query tile on its way to global memory."""
-        return self.rows_per_q_tile * self.swizzle_bytes
+        return self.rows_per_q_tile * SWIZZLE_BYTES
 
     @property
     def o_buffers(self) -> int:
@@ -362,14 +342,14 @@ class Tiles:
 
     @property
     def k_stage_bytes(self) -> int:
-        """Bytes of one depth chunk of K; TMA counts the whole box, also what it fills with zeros."""
+        """Bytes of K in a slot; TMA counts the whole box, also what it fills with zeros."""
         return self.k_rows_per_cta * self.BK0 * self.dtype_bytes
 
     @property
     def bytes_of_stages(self) -> tuple[int, ...]:
-        """Bytes of each depth chunk of K."""
+        """Bytes of each part of K."""
         rest = (self.k_rest_bytes,) if self.rest_qk_depth else ()
-        return (self.k_stage_bytes,) * self.slot_stages + rest
+        return (self.k_stage_bytes, *rest)
 
     @property
     def v_bytes(self) -> int:
@@ -396,11 +376,6 @@ class Tiles:
                 f"rope_depth={problem.rope_depth} of qk_depth={problem.qk_depth}: they have a swizzle span, "
                 f"{most} elements, behind {problem.own_depth} in spans of {granule}: use up to {most} behind {behind}"
             )
-        if self.slot_stages > 1:
-            why.append(
-                f"num_qk_stages={self.slot_stages} with rope_depth={problem.rope_depth}: a slot has one barrier then: "
-                "use 1"
-            )
         if self.gathers_rope and self.BN > ROWS_A_WARP_GATHERS:
             why.append(
                 f"rope_page_size={problem.rope_page_size} with BN={self.BN}: rows are gathered by fours, one gather a "
@@ -411,11 +386,6 @@ class Tiles:
     def page_refusals(self) -> list[str]:
         """Why keys in such pages cannot be loaded into these tiles."""
         why, page = [], self.problem.page_size
-        if self.pages_come_whole and self.qk_stages > 1:
-            why.append(
-                f"num_qk_stages={self.qk_stages} with page_size={page}: a page comes with its whole depth: use "
-                f"num_qk_stages=1 or fold_pages=False"
-            )
         if self.gathers_rows and (self.BN % ROWS_OF_SWIZZLE or self.BN > ROWS_A_WARP_GATHERS):
             why.append(
                 f"page_size={page} with BN={self.BN}: its rows are gathered by fours, one gather a lane of the load "

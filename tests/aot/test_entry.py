@@ -31,7 +31,7 @@ VARIED = [
         cache_batch_idx=True, cache_leftpad=True,
         page_heads_first=True, pack_gqa=True, sink=True, sink_dtype="bf16", write_lse=True, arch="sm_103a",
         mask=masks.Either(masks.Window(True, False), masks.Both(masks.Causal(), masks.Chunked())),
-        mask_mod=score_mods.relative_logits(7), aux=(("bf16", 3), ("i32", 1)), num_q_heads=16,
+        mask_mod=score_mods.relative_logits(7), aux=(("bf16", 3), ("i32", 1)),
     ),
     choose_config(
         qkv_dtype="bf16", head_dim=64, causal=True, order="p_over_s", bn_cap=64, rescale_log2=4.5,

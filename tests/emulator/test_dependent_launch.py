@@ -5,9 +5,7 @@ comes after somebody who has, is in order. So may nobody overwrite what the grid
 in which nobody waits may end before the one in front of it: then the wait of a third one does not wait for the first.
 """
 
-import re
 import warnings
-from functools import partial
 
 import cutlass
 import cutlass.cute as cute
@@ -251,25 +249,10 @@ def test_the_options_are_off_but_where_a_peer_measured_a_gain(head_dim):
     prefill = choose_config(qkv_dtype="bf16", head_dim=head_dim, causal=True).schedule
     step = choose_config(qkv_dtype="bf16", head_dim=head_dim, group=4, pack_gqa=True).schedule
     assert (prefill.dependent_launch, step.dependent_launch) == (False, True)
-    assert not prefill.prefetch_maps and not step.prefetch_maps
 
 
-@pytest.mark.parametrize("layout", [{}, dict(kv_layout="paged", page_size=16, seqused_k=True)])
-def test_every_descriptor_is_prefetched_before_the_first_copy(layout):
-    """As many as the kernel has parameters that are descriptors: 128 bytes, aligned to 64."""
-    from cute_fa4.aot.build import build
-
-    config = choose_config(qkv_dtype="bf16", head_dim=128, prefetch_maps=True, **layout)
-    lines = build(config, "prefetched", "native").ptx.splitlines()
-    maps = sum(bool(re.search(r"\.param \.align 64 \.b8 \w+\[128\]", line)) for line in lines)
-    prefetches = [i for i, line in enumerate(lines) if "prefetch.tensormap" in line]
-    first_copy = next(i for i, line in enumerate(lines) if "cp.async.bulk.tensor" in line)
-    assert len(prefetches) == maps == (5 if layout else 4)
-    assert max(prefetches) < first_copy
-
-
-def test_both_options_change_no_bit(monkeypatch):
-    """Prefill, where they are off: 300 queries are two work tiles, the second one claimed."""
+def test_a_dependent_launch_changes_no_bit(monkeypatch):
+    """Prefill, where it is off: 300 queries are two work tiles, the second one claimed."""
     q, k, v = torch.randn(3, 1, 300, 1, 64).bfloat16()
 
     def call():
@@ -279,10 +262,12 @@ def test_both_options_change_no_bit(monkeypatch):
             return flash_attn_func(q, k, v, causal=True, return_lse=True), counted
 
     (expected, expected_lse), plain = call()
-    with_options = partial(attention.config_for, prefetch_maps=True, dependent_launch=True)
-    monkeypatch.setattr(attention, "config_for", with_options)
+    chosen = attention.config_for
+    monkeypatch.setattr(
+        attention, "config_for", lambda *a, **k: chosen(*a, **k | {"dependent_launch": True})
+    )
     (out, lse), counted = call()
     repeat.clear()
     assert torch.equal(out, expected) and torch.equal(lse, expected_lse)
-    for opcode in ("prefetch.tensormap", "griddepcontrol.wait", "griddepcontrol.launch_dependents"):
+    for opcode in ("griddepcontrol.wait", "griddepcontrol.launch_dependents"):
         assert counted.opcodes[opcode] > plain.opcodes[opcode] == 0

@@ -33,8 +33,6 @@ DESIGN_TABLE = [
     (dict(qk_depth=128), 128, 5 - 1, 512),
     (dict(qk_depth=128, kv_layout="paged", page_size=64), 128, 5 - 1, 512),
     (dict(qk_depth=192), 64, 5 - 1, 512),
-    (dict(qkv_dtype="e4m3", swizzle_bytes=64, qk_depth=64), 192, 17 - 1, 512),
-    (dict(qkv_dtype="e4m3", swizzle_bytes=64, qk_depth=128), 128, 12 - 1, 512),
     (dict(qk_depth=128, cta_group=2), 128, 10 - 2, 512),
 ]
 
@@ -47,7 +45,7 @@ def config(**choices) -> FA4Config:
 
 @pytest.mark.parametrize("choices, bn, slots, columns", DESIGN_TABLE, ids=lambda v: str(v))
 def test_the_design_table_is_reproduced(choices, bn, slots, columns):
-    shape = {"num_q": 2, "cta_group": 1, "swizzle_bytes": 128}
+    shape = {"num_q": 2, "cta_group": 1}
     shape |= {name: value for name, value in choices.items() if name in shape}
     problem = Problem(**{name: value for name, value in choices.items() if name not in shape})
     tiles = Tiles.cut(problem, **shape)
@@ -116,16 +114,7 @@ def test_expected_bytes_are_the_bytes_of_the_boxes():
     assert cfg.tiles.k_stage_bytes * cfg.tiles.qk_stages == cfg.tiles.v_bytes == 128 * 128 * 2
 
 
-@pytest.mark.parametrize("stages, chunk", [(1, 128), (2, 64), (0, 64)])
-def test_k_can_be_staged_along_the_depth(stages, chunk):
-    cfg = config(num_qk_stages=stages)
-    assert cfg.refusals() == []
-    assert cfg.tiles.BK0 == chunk
-    assert cfg.tiles.k_stage_bytes == 128 * chunk * 2
-
-
 REFUSED = [
-    (dict(qkv_dtype="e4m3", swizzle_bytes=64), "swizzle_bytes=64", "use 128"),
     (dict(qkv_dtype="e4m3", o_dtype="e5m2"), "o_dtype='e5m2'", "'bf16' or 'fp16' or 'e4m3'"),
     (dict(qkv_dtype="e4m3", qk_depth=24), "qk_depth=24", "a multiple of 16 up to 256"),
     (dict(qkv_dtype="e4m3", rescale_log2=9.0), "rescale_log2=9.0", "fit e4m3: use 0 to 8"),
@@ -146,9 +135,7 @@ REFUSED = [
     (dict(qk_depth=128, ov_depth=12), "ov_depth=12", "a multiple of 8 up to 128"),
     (dict(qk_depth=64), "BN=192", "bn_cap=128"),
     (dict(bn_cap=80), "BN=80", "bn_cap=128"),
-    (dict(num_qk_stages=4), "num_qk_stages=4", "divisor of 2"),
     (dict(group=0), "group=0", "at least 1"),
-    (dict(num_q_heads=10, group=4), "num_q_heads=10", "group=4"),
     (dict(page_size=64), "page_size=64", "kv_layout='dense'"),
     (dict(kv_layout="paged"), "page_size=0", "kv_layout='paged'"),
     (dict(kv_layout="paged", page_size=64), "seqused_k=False", "use seqused_k=True"),
@@ -162,11 +149,6 @@ REFUSED = [
     (dict(cache_batch_idx=True), "cache_batch_idx=True", "seqused_k=True"),
     (dict(cache_leftpad=True, kv_layout="packed"), "cache_leftpad=True", "'dense' or 'paged'"),
     (dict(pack_gqa=True, group=3), "group=3", "divides 128"),
-    (
-        dict(kv_layout="paged", page_size=64, seqused_k=True, num_qk_stages=2),
-        "num_qk_stages=2",
-        "fold_pages=False",
-    ),
     (dict(page_size=-1), "page_size=-1", "not be negative"),
     (dict(exponential="fast"), "exponential='fast'", "exact or half"),
     (dict(exponential="half"), "exponential='half' with qkv_dtype='bf16'", "'exact'"),
@@ -177,8 +159,6 @@ REFUSED = [
     (dict(scale_dtype="f32"), "scale_dtype='f32'", "use None"),
     (dict(rope_dtype="complex"), "rope_dtype='complex'", "use None"),
     (dict(bn_cap=32), "bn_cap=32", "64 or more"),
-    (dict(swizzle_bytes=64), "swizzle_bytes=64", "use 128"),
-    (dict(swizzle_bytes=256), "swizzle_bytes=256", "128, 64 or 32"),
     (dict(arch="sm_90a"), "arch='sm_90a'", "sm_100a"),
     (dict(exp2_emulated=65), "exp2_emulated=65", "0 to 64"),
     (dict(rescale_log2=20.0), "rescale_log2=20.0", "0 to 15"),
@@ -195,7 +175,7 @@ def test_a_refusal_names_the_value_and_the_remedy(choices, value, remedy):
 
 def test_every_reason_is_given_not_only_the_first():
     why = config(
-        qk_depth=64, num_qk_stages=3, scale_dtype="f32", rope_depth=40, rope_dtype="bf16"
+        qk_depth=64, ov_depth=12, scale_dtype="f32", rope_depth=40, rope_dtype="bf16"
     ).refusals()
     assert len(why) >= 4
 
@@ -204,7 +184,7 @@ def test_the_config_is_the_whole_compile_key():
     """Hashable, and a change of any field is another key and another kernel name."""
     base = FA4Config()
     other = dict(
-        qkv_dtype="fp16", kv_dtype="e4m3", o_dtype="f32", descales="k", qk_depth=64, ov_depth=64, num_q_heads=8,
+        qkv_dtype="fp16", kv_dtype="e4m3", o_dtype="f32", descales="k", qk_depth=64, ov_depth=64,
         group=2,
         mask=masks.Causal(), write_lse=True, split_keys=True, share_keys=True,
         q_layout="packed", kv_layout="packed", seqused_q=True, seqused_k=True,
@@ -214,9 +194,8 @@ def test_the_config_is_the_whole_compile_key():
         arch="sm_103a", page_size=16, rope_depth=32, rope_page_size=8, rope_dtype="bf16", scale_dtype="f32",
     )  # fmt: skip
     of_schedule = dict(
-        order="p_beside_s", lone_tiles=True, maximum="exact", exponential="half", bn_cap=64, swizzle_bytes=64,
-        num_qk_stages=2, rescale_log2=0.0,
-        exp2_emulated=3, claims=False, dependent_launch=True, prefetch_maps=True,
+        order="p_beside_s", lone_tiles=True, maximum="exact", exponential="half", bn_cap=64, rescale_log2=0.0,
+        exp2_emulated=3, claims=False, dependent_launch=True,
         warps=dataclasses.replace(base.schedule.warps, other_registers=24),
     )  # fmt: skip
     assert set(other) | {"schedule"} == {field.name for field in dataclasses.fields(base)}

@@ -49,7 +49,7 @@ IMPORTED = {
 
 # Another value for every field; the schedule has fields of its own below.
 CHANGED = dict(
-    qkv_dtype="e4m3", kv_dtype="e5m2", o_dtype="fp16", descales="qv", qk_depth=64, ov_depth=64, num_q_heads=8, group=4,
+    qkv_dtype="e4m3", kv_dtype="e5m2", o_dtype="fp16", descales="qv", qk_depth=64, ov_depth=64, group=4,
     mask=masks.Either(masks.Window(True, False), masks.Both(masks.Causal(), masks.Chunked())),
     q_layout="packed", kv_layout="packed", seqused_q=True, seqused_k=True,
     cache_batch_idx=True, cache_leftpad=True,
@@ -60,16 +60,14 @@ CHANGED = dict(
     rope_depth=32, rope_page_size=8, rope_dtype="bf16", scale_dtype="e4m3", arch="sm_103a",
 )  # fmt: skip
 OF_SCHEDULE = dict(
-    order="p_beside_s", lone_tiles=True, maximum="exact", exponential="half", bn_cap=64, swizzle_bytes=64,
-    num_qk_stages=2, rescale_log2=4.5,
-    exp2_emulated=7, claims=False, dependent_launch=True, prefetch_maps=True, warps=WarpRoles(softmax_registers=184),
+    order="p_beside_s", lone_tiles=True, maximum="exact", exponential="half", bn_cap=64, rescale_log2=4.5,
+    exp2_emulated=7, claims=False, dependent_launch=True, warps=WarpRoles(softmax_registers=184),
 )  # fmt: skip
 OF_SWAPPED_TILE = dict(
     rows=32,
     rescale_log2=4.5,
     claims=False,
     dependent_launch=False,
-    prefetch_maps=True,
     cluster_parts=4,
 )
 

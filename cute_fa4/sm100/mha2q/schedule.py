@@ -116,7 +116,7 @@ class TwoTiles(RowSchedule):
 
     def adds_up_beside(self, problem: Problem) -> bool:
         """Whether P V adds P of 16 bits up where nobody says otherwise (docs/decisions/0016)."""
-        tiles = self.bn_cap in (0, 128) and self.swizzle_bytes == 128 and not self.lone_tiles
+        tiles = self.bn_cap in (0, 128) and not self.lone_tiles
         return self.sums_codes and tiles and pays_to_add_up_beside(problem)
 
     def fitting(self, problem: Problem) -> "TwoTiles":
@@ -129,7 +129,7 @@ class TwoTiles(RowSchedule):
         return self.order != SUMMED or possible
 
     def _sums_of_16_bits_fit(self, problem: Problem) -> bool:
-        tiles_fit = self.bn_cap in (0, 128) and self.swizzle_bytes == 128
+        tiles_fit = self.bn_cap in (0, 128)
         return self.order != BESIDE_SUMMED or (may_add_up_beside(problem) and tiles_fit)
 
     def tmem(self, problem: Problem) -> TmemMap:
@@ -184,9 +184,9 @@ class TwoTiles(RowSchedule):
             why.append(
                 f"order={self.order!r} with qkv_dtype={problem.qkv_dtype!r}, depths {problem.qk_depth} and "
                 f"{problem.ov_depth}, write_lse={problem.write_lse}, split_keys={problem.split_keys}, "
-                f"sink={problem.sink}, rope_depth={problem.rope_depth}, bn_cap={self.bn_cap}, "
-                f"swizzle_bytes={self.swizzle_bytes}: P V adds up P of 16 bits where V has 64 columns, spans of 128 "
-                "bytes and key tiles of 128, without LSE, sinks or columns of K apart: use 'p_beside_s'"
+                f"sink={problem.sink}, rope_depth={problem.rope_depth}, bn_cap={self.bn_cap}: "
+                "P V adds up P of 16 bits where V has 64 columns and key tiles have 128 keys, without LSE, sinks or "
+                "columns of K apart: use 'p_beside_s'"
             )
         if self.maximum not in (None, *MAXIMA):
             why.append(

@@ -20,7 +20,7 @@ K and V share one ring instead of one each: an odd slot is not lost.
 
 from dataclasses import dataclass
 
-from ..chip import F32_BYTES, MBARRIER_BYTES, TMEM_ADDRESS_BYTES
+from ..chip import F32_BYTES, MBARRIER_BYTES, SWIZZLE_BYTES, TMEM_ADDRESS_BYTES
 from ..memory_maps import Region, SmemMap, token_scale_bytes
 from ..sync.barriers import BarrierTable
 from ..tiles import ROWS_PER_Q_TILE, Tiles
@@ -80,4 +80,4 @@ def smem_map(
 
 def ones_bytes(tiles: Tiles) -> int:
     """A span of as many keys as a step of the MMA has, and no less than a piece for each thread that writes them."""
-    return max(tiles.MMA_K * tiles.swizzle_bytes, tiles.num_q * ROWS_PER_Q_TILE * PIECE_BYTES)
+    return max(tiles.MMA_K * SWIZZLE_BYTES, tiles.num_q * ROWS_PER_Q_TILE * PIECE_BYTES)

@@ -75,10 +75,6 @@ class BlockScaled(TwoTiles):
             why.append(
                 "lone_tiles=True is not built yet with scales of blocks: use lone_tiles=False"
             )
-        if self.num_qk_stages != 1:
-            why.append(
-                f"num_qk_stages={self.num_qk_stages} is not built yet with scales of blocks: use 1"
-            )
         return why
 
 

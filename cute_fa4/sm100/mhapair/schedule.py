@@ -65,8 +65,6 @@ class Pair(TwoTiles):
             num_q=self.query_tiles,
             cta_group=self.ctas,
             bn_cap=self.bn_cap,
-            qk_stages=self.num_qk_stages,
-            swizzle_bytes=self.swizzle_bytes,
         )
 
     def quarter_pays(self, problem: Problem) -> bool:
@@ -88,10 +86,6 @@ class Pair(TwoTiles):
         if problem.split_keys:
             why.append(
                 "split_keys=True is not built yet for pairs of CTAs, which are for many queries: use TwoTiles()"
-            )
-        if self.num_qk_stages != 1:
-            why.append(
-                f"num_qk_stages={self.num_qk_stages} is not built yet for pairs of CTAs: use 1"
             )
         if self.lone_tiles:
             why.append(

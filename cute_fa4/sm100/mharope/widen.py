@@ -20,7 +20,7 @@ from cutlass import Int32
 
 from ...layouts.operand_tiles import KMajorTile
 from ...layouts.scalars import choose
-from ..chip import WARP_SIZE
+from ..chip import SWIZZLE_BYTES, WARP_SIZE
 from ..kernel_args import KernelArgs, Smem
 from ..mhawide import units
 from ..steps import rope_rows, row_math
@@ -68,7 +68,7 @@ def threads_of(cfg) -> int:
 
 def widen_key(cfg, address, key, scale=None):
     """The line of a key in the slot at this shared address; scale: what its numbers are multiplied by."""
-    raw = KMajorTile(cfg.tiles.BN, cfg.tiles.swizzle_bytes, 1)
+    raw = KMajorTile(cfg.tiles.BN, SWIZZLE_BYTES, 1)
     wide = KMajorTile(cfg.tiles.BN, cfg.tiles.swizzle_granule, WIDE_BYTES)
     words = []
     for column in range(0, cfg.tiles.swizzle_granule, PIECE_BYTES):

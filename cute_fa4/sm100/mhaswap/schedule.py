@@ -41,7 +41,6 @@ class SwappedTile:
                    ends; None: as claims_pay says of the problem
     dependent_launch  the CTAs may start while the grid before them in the stream ends; they wait for it before they
                    touch what it may have written (programmatic dependent launch); None: they may
-    prefetch_maps  the descriptors of TMA are fetched while the CTA sets up
     cluster_parts  CTAs of a cluster that share the keys of a block and merge their results in shared memory
                    (cluster.py): 1, 2, 4 or 8; with more than one a CTA ends with its block
     """
@@ -54,7 +53,6 @@ class SwappedTile:
     rescale_log2: float | None = None
     claims: bool | None = None
     dependent_launch: bool | None = None
-    prefetch_maps: bool = False
     cluster_parts: int = 1
 
     def resolved(self, problem: Problem) -> "SwappedTile":

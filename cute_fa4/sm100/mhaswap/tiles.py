@@ -13,12 +13,11 @@ from dataclasses import dataclass
 
 from ...layouts.operand_tiles import MNMajorTile
 from ...layouts.swizzle import Swizzle
-from ..chip import WARP_SIZE
+from ..chip import SWIZZLE_BYTES, WARP_SIZE
 from ..problem import Problem
 from ..tiles import Tiles, slot_columns
 
 KEYS_PER_TILE = 128
-SWIZZLE_BYTES = 128
 LEAST_LINE_BYTES = 32  # of P: 16 columns of 16 bits, the least N of an MMA with 128 lanes
 ROWS = (8, 16, 32, 64)  # query rows of a tile
 
@@ -47,7 +46,6 @@ class SwappedTiles(Tiles):
             cta_group=1,
             BN=KEYS_PER_TILE,
             qk_stages=1 + has_rest,
-            swizzle_bytes=SWIZZLE_BYTES,
             rows=rows,
         )
 

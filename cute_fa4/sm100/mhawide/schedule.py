@@ -68,10 +68,6 @@ class WideTile(RowSchedule):
             why.append(
                 f"bn_cap={self.bn_cap}: a key tile of this family has {KEYS_PER_TILE} keys: leave it 0"
             )
-        if self.num_qk_stages != 1:
-            why.append(
-                f"num_qk_stages={self.num_qk_stages}: K comes in units of 64 columns: leave it 1"
-            )
         return why
 
     def refusals(self, problem: Problem) -> list[str]:

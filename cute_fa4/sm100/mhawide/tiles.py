@@ -9,12 +9,11 @@ as many slots as fit, whatever the depths are.
 
 from dataclasses import dataclass
 
-from ..chip import align_up
+from ..chip import SWIZZLE_BYTES, align_up
 from ..problem import Problem
 from ..tiles import Tiles
 
 KEYS_PER_TILE = 128
-SWIZZLE_BYTES = 128
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,6 @@ class WideTiles(Tiles):
             cta_group=cta_group,
             BN=KEYS_PER_TILE,
             qk_stages=1,
-            swizzle_bytes=SWIZZLE_BYTES,
         )
 
     @property
@@ -67,7 +65,7 @@ class WideTiles(Tiles):
 
     @property
     def kv_slot_bytes(self) -> int:
-        return self.BN * self.swizzle_bytes
+        return self.BN * SWIZZLE_BYTES
 
     @property
     def v_bytes(self) -> int:

@@ -11,7 +11,8 @@ A row of the ring is one swizzle span whatever the depth is: TMA fills columns b
 from dataclasses import dataclass
 
 from ...layouts.operand_tiles import KMajorTile, MNMajorTile
-from ..mhaswap.tiles import KEYS_PER_TILE, SWIZZLE_BYTES, SwappedTiles
+from ..chip import SWIZZLE_BYTES
+from ..mhaswap.tiles import KEYS_PER_TILE, SwappedTiles
 from ..problem import Problem
 
 WIDE_DTYPE = "fp16"  # holds every number of e4m3 and e5m2
@@ -31,7 +32,6 @@ class WidenedTiles(SwappedTiles):
             cta_group=1,
             BN=KEYS_PER_TILE,
             qk_stages=1,
-            swizzle_bytes=SWIZZLE_BYTES,
             rows=rows,
         )
 

@@ -44,13 +44,7 @@ class SlotTwoTiles(TwoTiles):
         return super(SlotTwoTiles, replace(self, maximum=maximum)).resolved(problem)
 
     def tiles(self, problem: Problem) -> SlotTiles:
-        return SlotTiles.of(
-            problem,
-            num_q=self.query_tiles,
-            bn_cap=self.bn_cap,
-            qk_stages=self.num_qk_stages,
-            swizzle_bytes=self.swizzle_bytes,
-        )
+        return SlotTiles.of(problem, num_q=self.query_tiles, bn_cap=self.bn_cap)
 
     def barriers(self, problem: Problem) -> BarrierTable:
         return layout(self, self.tiles(problem))[0]
@@ -65,10 +59,6 @@ class SlotTwoTiles(TwoTiles):
                 "schedule=TwoTiles()"
             ]
         why = super()._not_built(problem)
-        if self.num_qk_stages != 1:
-            why.append(
-                f"num_qk_stages={self.num_qk_stages}: a key is widened with its whole depth: use 1"
-            )
         if self.order not in SLOT_ORDERS:
             why.append(
                 f"order={self.order!r} is not built yet where keys are widened: use {' or '.join(SLOT_ORDERS)}"

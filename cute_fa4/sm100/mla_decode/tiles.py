@@ -34,7 +34,6 @@ class LatentTiles(SwappedTiles):
             cta_group=1,
             BN=KEYS_PER_TILE,
             qk_stages=1,
-            swizzle_bytes=128,
             rows=rows,
         )
 

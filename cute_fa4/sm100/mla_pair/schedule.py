@@ -37,7 +37,7 @@ class LatentPair:
     rescale_log2   the running row maximum is kept while it moves less than this (P stays below 2^rescale_log2);
                    None: 8, and 0 where P has eight bits (docs/numerics.md)
     claims         whether a pair takes over blocks that have not started: not built, None and False are the same
-    dependent_launch, prefetch_maps   as in SwappedTile
+    dependent_launch   as in SwappedTile
     """
 
     family: ClassVar[str] = "mla_pair"
@@ -50,7 +50,6 @@ class LatentPair:
     rescale_log2: float | None = None
     claims: bool | None = None
     dependent_launch: bool | None = None
-    prefetch_maps: bool = False
 
     def resolved(self, problem: Problem) -> "LatentPair":
         lag = self.rescale_log2

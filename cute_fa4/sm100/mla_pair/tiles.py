@@ -28,7 +28,6 @@ from ..tiles import ROWS_PER_Q_TILE, Tiles
 CTAS = 2
 KEYS_PER_TILE = 128
 UNIT_KEYS, UNIT_COLUMNS = 64, 128
-SWIZZLE_BYTES = 128
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,6 @@ class LatentPairTiles(Tiles):
             cta_group=1,
             BN=KEYS_PER_TILE,
             qk_stages=1,
-            swizzle_bytes=SWIZZLE_BYTES,
         )
 
     # ---- of the pair

@@ -17,7 +17,7 @@ The scales come with the 16 bytes behind them, because four gathered rows must f
 from dataclasses import dataclass
 
 from ...layouts.operand_tiles import KMajorTile
-from ..mhaswap.tiles import KEYS_PER_TILE, SWIZZLE_BYTES
+from ..mhaswap.tiles import KEYS_PER_TILE
 from ..mla_decode.tiles import LATENT_DEPTH, ROPE_DEPTH, LatentTiles
 from ..problem import COLUMNS_OF_SCALE, Problem
 
@@ -42,7 +42,6 @@ class RowsTiles(LatentTiles):
             cta_group=1,
             BN=KEYS_PER_TILE,
             qk_stages=1,
-            swizzle_bytes=SWIZZLE_BYTES,
             rows=rows,
         )
 

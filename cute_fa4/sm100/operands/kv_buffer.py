@@ -10,7 +10,7 @@ V needs no transpose: the tile that TMA writes is read with the other major, bec
 blocks of 128 bytes of depth x 8 keys, which is eight rows of a 128-byte chunk.
 
 verb                        what it does
-load_from_dram(...)         issue the copy of a tile, or of one depth stage of it; TMA does the rest
+load_from_dram(...)         issue the copies of a tile, or of its rest; TMA does the work
 load_from_shared(k_mma)     where the operand of MMA step k_mma is, relative to the tile
 get_mma_tile(slot)          the tile in a slot as the MMA takes it: descriptor, and the offsets of its steps
 """
@@ -43,7 +43,6 @@ class KVBufferConfig:
     rows, columns   keys and padded depth of a tile, as far as the CTA has them
     slot_bytes      distance of two slots of the ring
     walks_keys      the contraction runs over keys (V), not over the depth (K)
-    depth_stages    a tile is copied in so many depth chunks, each with a barrier of its own
     contraction     length of the contraction in elements: the depth without its padding, or the keys
     clipped         the rows of a copy are cut at run time (tma/tensor_maps.py)
     box_rows        rows of one copy: the tile's, or what it has in common with a page
@@ -61,7 +60,6 @@ class KVBufferConfig:
     dtype: str
     slot_bytes: int
     walks_keys: bool
-    depth_stages: int
     contraction: int
     clipped: bool
     box_rows: int
@@ -77,10 +75,10 @@ class KVBufferConfig:
     def for_k(cfg) -> "KVBufferConfig":
         tiles, depth = cfg.tiles, cfg.tiles.qk_mma_shape[2]
         rows, here, box = tiles.k_rows_per_cta, tiles.slot_qk_depth, tiles.k_box_rows
-        k = KVBufferConfig._of(cfg, rows, here, box, False, tiles.slot_stages, min(depth, here))
+        k = KVBufferConfig._of(cfg, rows, here, box, False, min(depth, here))
         if not tiles.rest_qk_depth:
             return k
-        rest = KVBufferConfig._of(cfg, rows, tiles.rest_qk_depth, box, False, 1, depth - here)
+        rest = KVBufferConfig._of(cfg, rows, tiles.rest_qk_depth, box, False, depth - here)
         offset = cfg.smem.k_rest.offset - cfg.smem.kv.offset
         return replace(k, rest=replace(rest, first_column=here), rest_offset=offset)
 
@@ -88,7 +86,7 @@ class KVBufferConfig:
     def for_v(cfg) -> "KVBufferConfig":
         tiles = cfg.tiles
         shape = (tiles.BN, tiles.v_cols_per_cta, tiles.v_box_rows)
-        return KVBufferConfig._of(cfg, *shape, True, 1, tiles.BN)
+        return KVBufferConfig._of(cfg, *shape, True, tiles.BN)
 
     @staticmethod
     def as_it_arrives(cfg, is_v: bool) -> "KVBufferConfig":
@@ -100,16 +98,13 @@ class KVBufferConfig:
         return replace(whole, dtype=cfg.stored_dtype, **raw)
 
     @staticmethod
-    def _of(
-        cfg, rows, columns, box_rows, walks_keys, depth_stages, contraction
-    ) -> "KVBufferConfig":
+    def _of(cfg, rows, columns, box_rows, walks_keys, contraction) -> "KVBufferConfig":
         return KVBufferConfig(
             rows=rows,
             columns=columns,
             dtype=cfg.tiles.slot_dtype,
             slot_bytes=cfg.tiles.kv_slot_bytes,
             walks_keys=walks_keys,
-            depth_stages=depth_stages,
             contraction=contraction,
             clipped=cfg.clips_keys,
             box_rows=box_rows,
@@ -137,23 +132,15 @@ class KVBufferConfig:
         return self.contraction // self.tile.step_elements
 
     @property
-    def stage_columns(self) -> int:
-        return self.columns // self.depth_stages
-
-    @property
     def chunks_of_copy(self) -> tuple[int, int]:
-        """(columns of one copy, copies) that make a stage.
+        """(columns of one copy, copies) that make a tile.
 
         A copy of all rows brings all chunks; a page that is smaller than the tile leaves gaps between its chunks and
         takes a copy for each.
         """
         if self.box_rows == self.rows:
-            return self.stage_columns, 1
-        return self.tile.span_elements, self.stage_columns // self.tile.span_elements
-
-    @property
-    def stage_bytes(self) -> int:
-        return self.rows * self.stage_columns * self.dtype_bytes
+            return self.columns, 1
+        return self.tile.span_elements, self.columns // self.tile.span_elements
 
 
 @dataclass(frozen=True)
@@ -171,10 +158,10 @@ class KVBuffer:
         found: PagedRowIndices | GatheredRows,
         kv_head,
         batch,
-        depth_stage: int = 0,
         first_column=0,
+        of_rest: bool = False,
     ):
-        """Issue the copies of a tile, or of one depth stage of it, into a slot; the bytes count on `mbarrier`.
+        """Issue the copies of a tile into a slot, or those of its rest (of_rest); the bytes count on `mbarrier`.
 
         first_column    where the CTA's columns begin; a number, or an Int32 of the kernel
 
@@ -182,13 +169,12 @@ class KVBuffer:
         has the same number of them.
         """
         cfg = self.config
-        if depth_stage == cfg.depth_stages:
+        if of_rest:
             self._rest.load_from_dram(0, mbarrier, found, kv_head, batch)
             return
         dtype = DTYPES[cfg.dtype]
-        column = first_column + (cfg.first_column + depth_stage * cfg.stage_columns)
-        first_byte = cfg.offset + depth_stage * cfg.stage_bytes
-        address = self.ring_address + slot * cfg.slot_bytes + first_byte
+        column = first_column + cfg.first_column
+        address = self.ring_address + slot * cfg.slot_bytes + cfg.offset
         if not cfg.clipped:
             copies.load_tile(
                 self.tma.boxes, dtype, address, mbarrier, found.row, (kv_head, batch), column
@@ -235,13 +221,9 @@ class KVBuffer:
         return low, high, [step - (step << LEADING_BIT) for step in steps]
 
     def get_mma_stages(self, slot) -> list[tuple]:
-        """The same for each depth stage."""
-        cfg = self.config
-        low, high, steps = self.get_mma_tile(slot)
-        each = cfg.stage_columns // cfg.tile.step_elements
-        parts = [steps[i * each : (i + 1) * each] for i in range(cfg.depth_stages)]
-        stages = [(low, high, part) for part in parts]
-        return stages if cfg.rest is None else [*stages, self._rest.get_mma_tile(0)]
+        """The same of what is in the slot and, where there is one, of the rest."""
+        of_slot = self.get_mma_tile(slot)
+        return [of_slot] if self.config.rest is None else [of_slot, self._rest.get_mma_tile(0)]
 
     @property
     def _rest(self) -> "KVBuffer":
@@ -271,7 +253,7 @@ def gather_tile(
     column,
 ):
     """Copy a tile, or a depth stage of it."""
-    chunks = cfg.stage_columns // cfg.tile.span_elements
+    chunks = cfg.columns // cfg.tile.span_elements
     gather_chunks(cfg.rows, tma, address, mbarrier, found, kv_head, column, chunks, cfg.cta_group)
 
 

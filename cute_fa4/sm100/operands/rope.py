@@ -105,7 +105,7 @@ def rope_buffer(cfg, ring_address: Int32, rope: Rope) -> KVBuffer:
     """The columns behind them: of every slot, or in the one place of the rest."""
     tiles, columns = cfg.tiles, cfg.tiles.rope_box_columns
     rows = tiles.k_rows_per_cta
-    whole = KVBufferConfig._of(cfg, rows, columns, tiles.rope_box_rows, False, 1, columns)
+    whole = KVBufferConfig._of(cfg, rows, columns, tiles.rope_box_rows, False, columns)
     dtype = cfg.rope_stored_dtype
     config = replace(whole, clipped=is_clipped(cfg), gathered=tiles.gathers_rope, dtype=dtype)
     if tiles.rest_qk_depth:

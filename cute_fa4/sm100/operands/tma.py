@@ -11,9 +11,7 @@ O    dense: cut by the tensor's extent. Otherwise clipped, so that nothing beyon
 
 from dataclasses import dataclass, replace
 
-import cutlass.cute as cute
 from cutlass import Int32
-from cutlass.cute.nvgpu import cpasync
 
 from ...tma.tensor_maps import (
     DTYPES,
@@ -74,19 +72,6 @@ class KVOperand:
     eight_rows: TMAOperand | None = None
     of_heads: RowsOfHeads | None = None
     rest: "KVOperand | None" = None
-
-
-def prefetch(q: TMAOperand, k: KVOperand, v: KVOperand, o: TMAOperand, rope):
-    """One thread fetches every descriptor, so that the first copy with each does not wait for it.
-
-    rope: operands/rope.py, or None
-    """
-    rest, of_q = (k.rest, None) if rope is None else (rope.operand, rope.of_q)
-    operands = [q, of_q, k.boxes, None if rest is None else rest.boxes, v.boxes, v.eight_rows, o]
-    with cute.arch.elect_one():
-        for operand in operands:
-            if hasattr(operand, "atom"):
-                cpasync.prefetch_descriptor(operand.atom)
 
 
 def k_operand(cfg, mK) -> tuple[KVOperand, Int32]:

@@ -161,7 +161,7 @@ def load_k(
     rope: tuple | None = None,
     fresh: bool = False,
 ) -> Slot:
-    """Copy a key tile, depth chunk by depth chunk; the rest of the depth, if there is one, last.
+    """Copy a key tile: what its slot holds, then the rest of the depth, if there is one.
 
     rope: of rope_rows.found_of, where the last columns come from a tensor that all heads share. Their bytes count on
     the barrier of the last chunk.
@@ -170,11 +170,11 @@ def load_k(
     if not fresh:
         kv.acquire(at)
     for stage in range(cfg.tiles.qk_stages):
-        if stage == cfg.tiles.slot_stages:
+        if stage:
             kv.acquire_rest(at)
         mbarrier, batch = kv.get_k(at, stage), work.sequence.batch
-        if stage < cfg.tiles.slot_stages or rope is None:
-            k.load_from_dram(at.index, mbarrier, found, work.tile.kv_head, batch, stage)
+        if stage == 0 or rope is None:
+            k.load_from_dram(at.index, mbarrier, found, work.tile.kv_head, batch, of_rest=stage > 0)
         if rope is not None and stage == cfg.tiles.qk_stages - 1:
             shared, of_rope = rope
             shared.load_from_dram(at.index, mbarrier, of_rope, Int32(0), batch)

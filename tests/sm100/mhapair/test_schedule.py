@@ -115,7 +115,7 @@ def test_keys_are_split_by_ctas_alone():
 
 @pytest.mark.parametrize(
     "depth, choice",
-    [(128, {"num_qk_stages": 2}), (64, {"order": "p_beside_s_summed", "bn_cap": 128})],
+    [(128, {"lone_tiles": True}), (64, {"order": "p_beside_s_summed", "bn_cap": 128})],
     ids=str,
 )
 def test_what_is_not_built_is_refused_with_what_to_use(depth, choice):

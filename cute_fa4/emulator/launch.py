@@ -167,9 +167,11 @@ def execute_grid(
                     running.append(machine.cluster)
                     return warps
 
+                def is_full():
+                    return sum(any(not cta.finished for cta in c.ctas) for c in running) >= most
+
                 def more():
-                    going = [c for c in running if not all(cta.finished for cta in c.ctas)]
-                    if not others or len(going) >= most:
+                    if not others or is_full():
                         return ()
                     if not indices and half is not None:
                         indices.extend(half.give_up())
@@ -180,7 +182,9 @@ def execute_grid(
                     return warps_of(indices.popleft(), memory, {})
 
                 def why_no_more():
-                    return _waiting(len(indices), most)
+                    return (
+                        _waiting(len(indices), most) if machine.polls_freely and is_full() else ""
+                    )
 
                 scheduler.run(warps_of(index, pool, register_arrays), more, why_no_more)
                 # What may outlive its CTA (stores to global memory) completes before the next cluster starts.

@@ -95,6 +95,13 @@ OPEN:
 st.release.gpu.global.u32 [%rd1], 1;
 """ + END
 )  # fmt: skip
+NEVER_RAISED = """
+.shared .align 8 .b64 raised;
+mbarrier.init.shared::cta.b64 [raised], 1;
+WAIT:
+mbarrier.try_wait.parity.shared::cta.b64 %p2, [raised], 0;
+@!%p2 bra WAIT;
+"""
 # Whose value each CTA copies; -1: nobody's.
 KERNELS = {
     "barrier": (BARRIER, lambda i, n: (i + 1) % n),
@@ -174,6 +181,14 @@ def test_more_ctas_than_the_chip_holds_cannot_all_wait(monkeypatch):
         emulator.Deadlock, match="1 clusters of the grid have not started: .* 32 of"
     ):
         run(BARRIER, 33)
+
+
+def test_a_wait_that_is_no_spin_says_nothing_of_clusters_behind_it(monkeypatch):
+    """On an mbarrier that nobody raises."""
+    monkeypatch.setattr(launch, "SMS", 0)  # room for one cluster
+    with pytest.raises(emulator.Deadlock) as report:
+        run(HEAD + NEVER_RAISED + END, 4)
+    assert "have not started" not in str(report.value)
 
 
 @pytest.mark.parametrize(

@@ -46,8 +46,8 @@ def chosen(monkeypatch):
     """What was chosen; room for a cluster of eight for each block, whatever the keys are."""
     found, asked = [], split.cluster_parts
 
-    def spy(blocks, seen, sms):
-        found.append(asked(blocks, seen, 10_000))
+    def spy(blocks, seen, sms, device):
+        found.append(asked(blocks, seen, 10_000, device))
         return found[-1]
 
     monkeypatch.setattr(split, "cluster_parts", spy)

@@ -1,24 +1,35 @@
 """Whether a change leaves the PTX of the kernels as it was: for moves of code that must not change what it says.
 
-    python -m tests.ptx_identity write DIR       before the change: compile VARIANTS, keep their PTX in DIR
+    python -m tests.ptx_identity digest          compile every variant, write their hashes to tests/ptx_digests.json
+    python -m tests.ptx_identity write DIR       before a change: keep the PTX itself in DIR
     python -m tests.ptx_identity compare DIR     after it: compile again, show the first lines that differ
 
-Names of kernels are normalised, because they hold a hash of the configuration; nothing else is. `compare` exits with 1
-where a variant differs, is new or is gone. The list covers every option that decides code: head dims, dtypes, layouts,
-masks, pages, packed groups, sinks, functions of scores, LSE, claims, both architectures, the append kernel.
+The file of hashes is part of the repository: a commit that changes PTX says so by its diff, and test_ptx_identity.py
+holds the kernels to it. Names of kernels are normalised, because they hold a hash of the configuration, and comments
+are left out; nothing else is. `compare` exits with 1 where a variant differs, is new or is gone.
+
+The variants have every rule of sm100/which_kernel.py and every option of the configurations (test_ptx_identity.py).
 """
 
 import argparse
+import contextlib
 import difflib
+import hashlib
+import json
 import re
 import sys
+import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
 from cute_fa4 import masks, score_mods
+from cute_fa4.aot.manifest import version_of
+from cute_fa4.sm100.append.config import AppendConfig
 from cute_fa4.sm100.choose_config import choose_config
+from cute_fa4.sm100.combine.config import CombineConfig
 from cute_fa4.sm100.mha1q.schedule import OneTile
+from cute_fa4.system.frames import with_room
 
 CAUSAL = {"causal": True}
 PACKED = {"q_layout": "packed", "kv_layout": "packed"}
@@ -26,6 +37,13 @@ PAGES = {"kv_layout": "paged", "seqused_k": True}
 DECODE = {**PAGES, "group": 8, "pack_gqa": True}
 PARTIAL = {"split_keys": True, "write_lse": True, "o_dtype": "f32"}
 SHOWN_LINES = 40  # of a difference
+DIGESTS = Path(__file__).with_name("ptx_digests.json")
+
+
+def even_keys(batch, head, q_index, kv_index, aux_tensors):
+    """A mask function: every other key is seen."""
+    return kv_index % 2 == 0
+
 
 VARIANTS = {
     # depths, dtypes, masks
@@ -212,35 +230,90 @@ VARIANTS = {
         "family": "mha1q",
         **CAUSAL,
     },
+    # what no variant above has
+    "many rows over e4m3": {
+        "kv_dtype": "e4m3",
+        "descales": "kv",
+        "family": "mhawiden2q",
+        **CAUSAL,
+    },
+    "rows of a cache": {
+        "kv_layout": "dense",
+        "seqused_k": True,
+        "cache_batch_idx": True,
+        "cache_leftpad": True,
+    },
+    "bias": {"score_mod": score_mods.additive_bias(True), "aux": (("f32", 4),)},
+    "mask function": {"mask_mod": score_mods.ScoreMod.of(even_keys)},
+    "few rows, 32": {**DECODE, "page_size": 128, "rows": 32, "write_lse": True},
     "B300": {"arch": "sm_103a", **CAUSAL},
     "B300 d64": {"arch": "sm_103a", "head_dim": 64},
 }
 APPEND_VARIANTS = {
     "append dense": {},
     "append packed pages": {"packed": True, "page_size": 16},
+    "append fp16 72/64": {"dtype": "fp16", "depth": 72, "depth_v": 64},
+    "append B300, rows of a cache": {"cache_batch_idx": True, "arch": "sm_103a"},
+    "append to e4m3 with scales": {"dtype": "e4m3", "new_dtype": "bf16", "descales": "KV"},
 }
+COMBINE_VARIANTS = {
+    "combine": {},
+    "combine packed shared lse": {"packed": True, "shared": True, "write_lse": True},
+    "combine lengths, in order": {"seqused_q": True, "dependent_launch": False, "depth": 512},
+    "combine B300 e4m3 of bf16": {"o_dtype": "e4m3", "partial_dtype": "bf16", "arch": "sm_103a"},
+}
+NAMES = (*VARIANTS, *APPEND_VARIANTS, *COMBINE_VARIANTS)
 
 
-def ptx_of(name: str) -> str:
-    """The normalised PTX of a variant."""
-    from cute_fa4.aot.build import build
-
+def config_of(name: str):
+    """The configuration of a variant."""
     if name in APPEND_VARIANTS:
-        config = _append_config(**APPEND_VARIANTS[name])
-    else:
-        config = choose_config(**{"qkv_dtype": "bf16", "head_dim": 128, **VARIANTS[name]})
-    ptx = build(config, "variant", "native").ptx
+        return AppendConfig(
+            **{"dtype": "bf16", "depth": 128, "depth_v": 128, **APPEND_VARIANTS[name]}
+        )
+    if name in COMBINE_VARIANTS:
+        return CombineConfig(**{"o_dtype": "bf16", "depth": 128, **COMBINE_VARIANTS[name]})
+    return choose_config(**{"qkv_dtype": "bf16", "head_dim": 128, **VARIANTS[name]})
+
+
+@with_room
+def ptx_of(name: str, through_ptxas: bool = False) -> str:
+    """The normalised PTX of a variant. through_ptxas: which ptxas has accepted; it does not change by that."""
+    import cutlass.cute as cute
+
+    from cute_fa4.compiler.compiler import kernel_and_arguments
+    from cute_fa4.emulator.ptx_only import ptx_only
+
+    config = config_of(name)
+    kernel, arguments, _ = kernel_and_arguments(config)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.nullcontext() if through_ptxas else ptx_only(),
+    ):
+        options = f"--enable-tvm-ffi --keep-ptx --gpu-arch {config.arch} --dump-dir={folder}"
+        ptx = cute.compile(kernel, *arguments, options=options, no_jit_engine=True).__ptx__
     return re.sub(r"\bcute_fa4_\w+?(?=_param_\d+\b|\b)", "KERNEL", ptx)
 
 
-def _append_config(**choices):
-    from cute_fa4.sm100.append.config import AppendConfig
+def digest_of(ptx: str) -> str:
+    """A hash of what PTX says: without comments, which name the compiler, and without the end of the text.
 
-    return AppendConfig("bf16", depth=128, depth_v=128, **choices)
+    >>> digest_of("// by a compiler\\n  ret; // begin\\n\\0") == digest_of("  ret;")
+    True
+    """
+    lines = (line.split("//")[0].rstrip() for line in ptx.rstrip("\0").splitlines())
+    said = "\n".join(line for line in lines if line)
+    return hashlib.sha256(said.encode()).hexdigest()[:24]
 
 
-def compile_all(names) -> dict[str, str]:
-    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+def compiler_of(ptx: str) -> str:
+    """What made it: hashes of another compiler's PTX say nothing of a change."""
+    build_id = re.search(r"// Compiler Build ID: (\S+)", ptx)
+    return f"nvidia-cutlass-dsl {version_of('nvidia-cutlass-dsl')}, NVVM {build_id and build_id[1]}"
+
+
+def compile_all(names, processes: int = 2) -> dict[str, str]:
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         return dict(zip(names, pool.map(ptx_of, names), strict=True))
 
 
@@ -250,9 +323,26 @@ def _file(directory: Path, name: str) -> Path:
 
 def write(directory: Path) -> int:
     directory.mkdir(parents=True, exist_ok=True)
-    for name, ptx in compile_all([*VARIANTS, *APPEND_VARIANTS]).items():
+    for name, ptx in compile_all(NAMES).items():
         _file(directory, name).write_text(ptx)
-    print(f"{len(VARIANTS) + len(APPEND_VARIANTS)} variants in {directory}")
+    print(f"{len(NAMES)} variants in {directory}")
+    return 0
+
+
+def recorded() -> dict:
+    """{"compiler": text, "variants": {name: hash}}, as the repository has it."""
+    return json.loads(DIGESTS.read_text())
+
+
+def write_digests() -> int:
+    """Compile all, write their hashes, and say how many changed."""
+    before = recorded()["variants"] if DIGESTS.exists() else {}
+    found = compile_all(NAMES)
+    variants = {name: digest_of(ptx) for name, ptx in found.items()}
+    compiler = compiler_of(found[NAMES[0]])
+    DIGESTS.write_text(json.dumps({"compiler": compiler, "variants": variants}, indent=1) + "\n")
+    changed = sum(variants.get(name) != before.get(name) for name in {**variants, **before})
+    print(f"{len(variants)} variants in {DIGESTS.name}, {changed} changed")
     return 0
 
 
@@ -279,12 +369,16 @@ def compare(directory: Path, found: dict[str, str]) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("command", choices=("write", "compare"))
-    parser.add_argument("directory", type=Path)
+    parser.add_argument("command", choices=("digest", "write", "compare"))
+    parser.add_argument("directory", type=Path, nargs="?", help="of the PTX, for write and compare")
     asked = parser.parse_args()
+    if (asked.directory is None) != (asked.command == "digest"):
+        parser.error("a directory: accepted by write and compare, which need one")
+    if asked.command == "digest":
+        return write_digests()
     if asked.command == "write":
         return write(asked.directory)
-    return compare(asked.directory, compile_all([*VARIANTS, *APPEND_VARIANTS]))
+    return compare(asked.directory, compile_all(NAMES))
 
 
 if __name__ == "__main__":

@@ -38,3 +38,11 @@ def test_the_turn_is_the_number_of_commits(tmp_path):
     for _ in range(2):
         subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "m"], check=True)
     assert turns.of_commit(tmp_path) == 2
+    shallow = tmp_path / "shallow"
+    subprocess.run(
+        ["git", "clone", "-q", "--depth", "1", f"file://{tmp_path}", str(shallow)], check=True
+    )
+    head = subprocess.run(
+        ["git", "-C", str(shallow), "rev-parse", "HEAD"], capture_output=True, text=True, check=True
+    )
+    assert turns.of_commit(shallow) == int(head.stdout[:12], 16)

@@ -3,7 +3,8 @@
     taken(number, every=3)      whether the run takes the number-th: one of three, and three commits take all
 
 A commit's turn is the number of commits until it, so every run of one commit takes the same part. `pytest --turn N`
-takes another part, `pytest -m sweep` takes all. Where there is no git, the turn is 0.
+takes another part, `pytest -m sweep` takes all. A shallow clone does not know that number: there it is the hash of the
+commit. Where there is no git, the turn is 0.
 """
 
 import functools
@@ -18,13 +19,21 @@ chosen = None
 
 @functools.cache
 def of_commit(root: Path = ROOT) -> int:
-    """Commits until HEAD; 0 where this is not a git checkout."""
-    command = ["git", "-C", str(root), "rev-list", "--count", "HEAD"]
+    """Commits until HEAD; of a shallow clone a number by its hash, 0 where this is not a git checkout."""
+    if _git(root, "rev-parse", "--is-shallow-repository") == "true":
+        return int(_git(root, "rev-parse", "HEAD")[:12], 16)
+    return int(_git(root, "rev-list", "--count", "HEAD") or 0)
+
+
+def _git(root: Path, *command: str) -> str:
+    """What git prints; "" where it fails or is missing."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            ["git", "-C", str(root), *command], capture_output=True, text=True, timeout=60
+        )
     except (OSError, subprocess.TimeoutExpired):
-        return 0
-    return int(done.stdout) if done.returncode == 0 else 0
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def turn() -> int:

@@ -14,7 +14,6 @@ from tests.emulator.mutations.quick import quick_or_sweep
 from tests.ptx_identity import NAMES, compiler_of, config_of, digest_of, ptx_of, recorded
 
 COMMITS = 12  # which compile all: a compile takes two seconds
-NO_CALL_SETS = {"swizzle_bytes", "num_qk_stages", "prefetch_maps", "num_q_heads"}
 
 
 @pytest.mark.parametrize("name", quick_or_sweep(NAMES, COMMITS))
@@ -44,9 +43,7 @@ def test_every_option_has_two_values():
             for field in fields(part) if part is not None else ():
                 kind = type(config).__name__ if part is config else "schedules"
                 values.setdefault((kind, field.name), set()).add(repr(getattr(part, field.name)))
-    alone = {
-        name for name, found in values.items() if len(found) < 2 and name[1] not in NO_CALL_SETS
-    }
+    alone = {name for name, found in values.items() if len(found) < 2}
     assert not alone
 
 

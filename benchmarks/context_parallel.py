@@ -313,7 +313,7 @@ def with_kernels(directory: str) -> list[dict]:
 
 def kernels():
     """The configurations that with_kernels calls."""
-    from cute_fa4.sm100.choose_config import choose_config, split_configs
+    from cute_fa4.sm100.choose.choose_config import choose_config, split_configs
     from cute_fa4.sm100.combine.config import CombineConfig
 
     whole = dict(qkv_dtype="bf16", head_dim=DEPTH, group=HEADS_Q // HEADS_KV)

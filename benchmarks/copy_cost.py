@@ -67,7 +67,7 @@ def cost_of(head_dim: int, page_size: int) -> Cost:
 
 def _loading_warps() -> tuple[int, int]:
     """The load warp, and the one that copies V where rows are gathered and is idle elsewhere."""
-    from cute_fa4.sm100.warp_roles import WarpRoles
+    from cute_fa4.sm100.blueprint.warp_roles import WarpRoles
 
     warps = WarpRoles().with_values()
     return warps.load.start, warps.values.start

@@ -40,7 +40,7 @@ print(loaded - begin, first - loaded)
 def main() -> None:
     sys.path.insert(0, str(ROOT))
     from cute_fa4 import aot
-    from cute_fa4.sm100.choose_config import choose_config
+    from cute_fa4.sm100.choose.choose_config import choose_config
 
     with tempfile.TemporaryDirectory() as scratch:
         scratch = Path(scratch)

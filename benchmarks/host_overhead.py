@@ -72,7 +72,8 @@ def load_stubs(scratch: Path) -> None:
 
 def pretend_cuda() -> None:
     """cute_fa4 launches CPU tensors as it launches CUDA tensors."""
-    from cute_fa4.calls import append, attention, lengths
+    from cute_fa4.calls import append, attention
+    from cute_fa4.calls.operands import lengths
     from cute_fa4.system.devices import Target
 
     attention.target_of = append.target_of = lambda device: Target("cuda", "sm_100a")

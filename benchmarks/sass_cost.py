@@ -104,7 +104,7 @@ def main(argv: list[str] | None = None) -> int:
         rows[args.cubin.stem] = measure(args.cubin, shape)
     else:
         from benchmarks.sass.our_kernel import compile_artifacts
-        from cute_fa4.sm100.choose_config import choose_config
+        from cute_fa4.sm100.choose.choose_config import choose_config
 
         config = choose_config(
             qkv_dtype=args.dtype,

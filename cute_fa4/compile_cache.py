@@ -31,7 +31,7 @@ __all__ = ["Config", "Statistics", "clear", "function_for", "statistics", "warmu
 def function_for(config: Config, executor: str) -> Callable:
     """The compiled function of a configuration; its parameters are those of the kernel's __call__.
 
-    SM100MHA2Q.__call__ (sm100/mha2q/kernel.py) for an FA4Config, AppendKernel.__call__
+    SM100MHA2Q.__call__ (sm100/two_tiles/kernel.py) for an FA4Config, AppendKernel.__call__
     (sm100/append/kernel.py) for an AppendConfig, without the stream.
 
     executor is "cuda" (takes CUDA tensors, launches on torch's current stream) or "emulator" (takes

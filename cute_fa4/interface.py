@@ -6,11 +6,13 @@
 
 trace      operators/                a tracer sees one operator instead of what follows
 repeat     calls/repeat.py           a call like an earlier one goes from its key to the launch
-names      calls/foreign.py          arguments that only other packages have: passed over, or refused with a hint
-dtype      calls/autocast.py         q, k and v under torch.autocast
-check      calls/tensors.py          metadata only: refusals come before any compile
+names      calls/operands/foreign.py          arguments that only other packages have: passed over, or refused with a
+hint
+dtype      calls/operands/autocast.py         q, k and v under torch.autocast
+check      calls/operands/tensors.py          metadata only: refusals come before any compile
            calls/options.py          masks, score functions, sinks
-choose     sm100/which_kernel.py     which family runs such a call; choose_config.py: its FA4Config, the compile key
+choose     sm100/choose/which_kernel.py     which family runs such a call; choose_config.py: its FA4Config, the
+compile key
 compile    compile_cache.py          once per FA4Config and executor; sizes are bound at each call
 launch     calls/launch.py           CUDA tensors: the kernel on torch's current stream
                                      CPU tensors: the same host code and PTX, executed by cute_fa4.emulator
@@ -26,7 +28,7 @@ What flash_attn_with_kvcache does, by two kernels on one stream, so that the sec
 
     cache before     cache_seqlens[b] rows of sequence b
     append           rows cache_seqlens[b] ... of the cache <- k[b], v[b]        sm100/append/kernel.py
-    attention        over cache_seqlens[b] + len(k[b]) keys                      sm100/mha2q/kernel.py
+    attention        over cache_seqlens[b] + len(k[b]) keys                      sm100/two_tiles/kernel.py
 """
 
 from __future__ import annotations
@@ -35,7 +37,6 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 import cute_fa4.operators  # noqa: F401  torch knows them, and what they cost, before the first call
-from cute_fa4.calls import autocast
 from cute_fa4.calls.append import (
     cache_lengths,
     names_of_caches,
@@ -44,16 +45,17 @@ from cute_fa4.calls.append import (
     rows_of_cache,
     sequences_of,
 )
-from cute_fa4.calls.foreign import check_arguments
 from cute_fa4.calls.launch import EmulatorWarning
+from cute_fa4.calls.operands import autocast
+from cute_fa4.calls.operands.foreign import check_arguments
+from cute_fa4.calls.operands.tensors import check_tensors
+from cute_fa4.calls.operands.tracing import is_traced, refuse_untraceable
 from cute_fa4.calls.options import functions_of
 from cute_fa4.calls.prepare import one_of, prepare_attention
 from cute_fa4.calls.queries import Asked, are_wide, quantised, quantised_beside, stay_wide
 from cute_fa4.calls.repeat import again, attend
 from cute_fa4.calls.request import CallTensors, call_tensors
-from cute_fa4.calls.tensors import check_tensors
-from cute_fa4.calls.tracing import is_traced, refuse_untraceable
-from cute_fa4.calls.workspace import given_workspace
+from cute_fa4.calls.split_keys.workspace import given_workspace
 from cute_fa4.compiler import policy
 from cute_fa4.masks import BoundMask
 

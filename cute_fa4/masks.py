@@ -13,7 +13,7 @@ the kind alone:
     flash_attn_func(q, k, v, mask=masks.window(64, 0))    FA4Config(mask=masks.Window())
     masks.window(64, 0)                                   BoundMask(mask=Window(left=True, right=True), sizes=(64, 0))
 
-sm100/bands.py defines the kinds: the bands of keys that they show, and which tiles they leave out.
+sm100/blueprint/bands.py defines the kinds: the bands of keys that they show, and which tiles they leave out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from operator import index
 
-from cute_fa4.sm100.bands import (
+from cute_fa4.sm100.blueprint.bands import (
     KINDS,
     Both,
     Causal,
@@ -54,7 +54,7 @@ LARGEST_SIZE = (1 << 30) - 1
 
 @dataclass(frozen=True)
 class BoundMask:
-    """A kind of mask (sm100/bands.py), and as many sizes as it has."""
+    """A kind of mask (sm100/blueprint/bands.py), and as many sizes as it has."""
 
     mask: Mask
     sizes: tuple[int, ...] = ()

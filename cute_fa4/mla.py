@@ -8,8 +8,9 @@ attention of many query heads over one key head, whose first 512 columns are the
     k_cache                             latent (512), k_rope (64)
     out (batch, seqlen_q, heads, 512)   what W_UV is applied to
 
-The kernel reads a row once for both products (sm100/mla_decode/), or by halves in two SMs (sm100/mla_pair/); rows of
-656 bytes, with scales and rotary columns of their own, are widened on their way (sm100/mla_widen/, mla_widenpair/).
+The kernel reads a row once for both products (sm100/latent/), or by halves in two SMs (sm100/latent/pair/); rows of
+656 bytes, with scales and rotary columns of their own, are widened on their way (sm100/latent/dequantized/,
+latent/pair_dequantized/).
 """
 
 from __future__ import annotations
@@ -19,8 +20,6 @@ import math
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from cute_fa4.calls import autocast
-from cute_fa4.calls.foreign import check_neutral
 from cute_fa4.calls.latent import (
     by_index,
     check_latent_tensors,
@@ -31,7 +30,9 @@ from cute_fa4.calls.latent import (
     scales_of,
     values_of,
 )
-from cute_fa4.calls.latent_rows import (
+from cute_fa4.calls.operands import autocast
+from cute_fa4.calls.operands.foreign import check_neutral
+from cute_fa4.calls.operands.latent_rows import (
     check_rows,
     check_written,
     has_rows,
@@ -39,15 +40,15 @@ from cute_fa4.calls.latent_rows import (
     rows_from,
     rows_of,
 )
+from cute_fa4.calls.operands.tensors import check_is_tensor, check_rank
+from cute_fa4.calls.operands.tracing import is_traced, refuse_untraceable
 from cute_fa4.calls.prepare import one_of
 from cute_fa4.calls.queries import are_wide, quantised
 from cute_fa4.calls.repeat import again, attend
 from cute_fa4.calls.request import CallTensors
-from cute_fa4.calls.tensors import check_is_tensor, check_rank
-from cute_fa4.calls.tracing import is_traced, refuse_untraceable
-from cute_fa4.calls.workspace import given_workspace
-from cute_fa4.sm100.choose_config import LATENT_DEPTHS, LATENT_ROW_BYTES
-from cute_fa4.sm100.problem import COLUMNS_OF_SCALE
+from cute_fa4.calls.split_keys.workspace import given_workspace
+from cute_fa4.sm100.blueprint.problem import COLUMNS_OF_SCALE
+from cute_fa4.sm100.choose.choose_config import LATENT_DEPTHS, LATENT_ROW_BYTES
 from cute_fa4.system.messages import named_as
 
 __all__ = ["flash_mla_with_kvcache", "get_mla_metadata", "write_latent_rows"]

@@ -6,11 +6,11 @@ additive_bias(heads)     score + aux_tensors[0][batch, head, query, key]: a mate
 relative_logits(extent)  score + aux_tensors[0][query row, head, position - key] for distances below extent
 composed(first, then)    one after the other
 
-This is another name of sm100/score_mods.py, which defines them and says what a function of your own is given and
-may do.
+This is another name of sm100/blueprint/score_mods.py, which defines them and says what a function of your own is
+given and may do.
 """
 
-from cute_fa4.sm100.score_mods import (
+from cute_fa4.sm100.blueprint.score_mods import (
     ScoreMod,
     additive_bias,
     alibi,

@@ -20,8 +20,9 @@ sys.path.insert(0, str(DOCS.parent))
 from benchmarks.cycle_model import plots  # noqa: E402
 from cute_fa4.hopper import report  # noqa: E402
 from cute_fa4.layouts import pictures  # noqa: E402
-from cute_fa4.sm100.choose_config import choose_config  # noqa: E402
-from cute_fa4.sm100.config import (  # noqa: E402
+from cute_fa4.sm100.blueprint.barriers import BarrierTable, mixed_rows  # noqa: E402
+from cute_fa4.sm100.choose.choose_config import choose_config  # noqa: E402
+from cute_fa4.sm100.choose.config import (  # noqa: E402
     BlockScaled,
     FA4Config,
     LatentPair,
@@ -37,7 +38,6 @@ from cute_fa4.sm100.config import (  # noqa: E402
     WidePair,
     WideTile,
 )
-from cute_fa4.sm100.sync.barriers import BarrierTable, mixed_rows  # noqa: E402
 from tests.emulator import spellings  # noqa: E402
 from tests.emulator.mutations import table  # noqa: E402
 
@@ -78,7 +78,7 @@ def barriers_document() -> str:
     of_blocks = tuple(row for row in scaled.rows if row.name in ("s_apart", *SCALES))
     return f"""# Barriers
 
-Every mbarrier of the forward kernel, printed from `cute_fa4/sm100/mha2q/barriers.py` for the exact
+Every mbarrier of the forward kernel, printed from `cute_fa4/sm100/two_tiles/barriers.py` for the exact
 maximum (bf16, head dim {config.qk_depth}, {config.barriers.kv_slots} ring slots, {config.barriers.total} mbarriers).
 
 ## By kind
@@ -102,20 +102,21 @@ warpgroups free an S, and correction judges:
 {BarrierTable(of_summed, summed.numbers).text()}
 ```
 
-A pair of CTAs that share their MMAs (`cute_fa4/sm100/mhapair/barriers.py`) has, in each of both, with
+A pair of CTAs that share their MMAs (`cute_fa4/sm100/two_tiles/pair/barriers.py`) has, in each of both, with
 {pair.barriers.kv_slots} ring slots; "at 0": raised in the first of them, by both:
 
 ```
 {pair.barriers.text()}
 ```
 
-The kernel of one query tile (`cute_fa4/sm100/mha1q/barriers.py`) has, with {one_tile.barriers.kv_slots} ring slots:
+The kernel of one query tile (`cute_fa4/sm100/one_tile/barriers.py`) has, with {one_tile.barriers.kv_slots} ring slots:
 
 ```
 {one_tile.barriers.text()}
 ```
 
-With scales of blocks of Q and K (`cute_fa4/sm100/mhamx/barriers.py`) two query tiles have, beside those of crossed P,
+With scales of blocks of Q and K (`cute_fa4/sm100/two_tiles/block_scaled/barriers.py`) two query tiles have, beside
+those of crossed P,
 
 ```
 {BarrierTable(of_blocks, scaled.numbers).text()}
@@ -134,7 +135,7 @@ A phase must be seen before the next one completes. What guarantees it:
 
 ## Few query rows
 
-The kernel with swapped operands (`mhaswap/barriers.py`, {few.kv_slots} ring slots at head dim 128):
+The kernel with swapped operands (`few_rows/barriers.py`, {few.kv_slots} ring slots at head dim 128):
 
 ```
 {few.text()}
@@ -144,8 +145,8 @@ The kernel with swapped operands (`mhaswap/barriers.py`, {few.kv_slots} ring slo
 
 ## A cache of 8 bits under queries of 16
 
-Where key tiles are widened (`mhawiden/barriers.py`, {widened.kv_slots} ring slots at head dim 128); what is not named
-here is as above:
+Where key tiles are widened (`few_rows/dequantized/barriers.py`, {widened.kv_slots} ring slots at head dim 128); what
+is not named here is as above:
 
 ```
 {widened.text()}
@@ -153,8 +154,8 @@ here is as above:
 
 {_reuse(widened, besides=few)}
 
-Where many queries have them widened in their slots (`mhawiden2q/barriers.py`), two query tiles have these in the place
-of theirs:
+Where many queries have them widened in their slots (`two_tiles/dequantized/barriers.py`), two query tiles have these
+in the place of theirs:
 
 ```
 {BarrierTable(slots, in_slots.numbers).text()}
@@ -162,20 +163,22 @@ of theirs:
 
 ## A latent cache
 
-The kernel of multi-head latent attention (`mla_decode/barriers.py`, tiles of 16 rows) has a ring of slabs and one of
+The kernel of multi-head latent attention (`latent/barriers.py`, tiles of 16 rows) has a ring of slabs and one of
 rotary columns; what is not named here is as above:
 
 ```
 {latent.text()}
 ```
 
-Two CTAs that share 128 rows (`mla_pair/barriers.py`) have a ring of {pair_of_latent.kv_slots} units; "at 0" as above:
+Two CTAs that share 128 rows (`latent/pair/barriers.py`) have a ring of {pair_of_latent.kv_slots} units; "at 0" as
+above:
 
 ```
 {pair_of_latent.text()}
 ```
 
-Rows of 656 bytes are widened on their way (`mla_widen/barriers.py`, tiles of 16 rows); other reasons are as above:
+Rows of 656 bytes are widened on their way (`latent/dequantized/barriers.py`, tiles of 16 rows); other reasons are as
+above:
 
 ```
 {of_rows.text()}
@@ -183,7 +186,8 @@ Rows of 656 bytes are widened on their way (`mla_widen/barriers.py`, tiles of 16
 
 {_reuse(of_rows, besides=latent)}
 
-More than 32 rows of them are those of a pair (`mla_widenpair/barriers.py`), whose widen warps stand between two rings:
+More than 32 rows of them are those of a pair (`latent/pair_dequantized/barriers.py`), whose widen warps stand
+between two rings:
 
 ```
 {rows_pair.text()}
@@ -193,7 +197,7 @@ More than 32 rows of them are those of a pair (`mla_widenpair/barriers.py`), who
 
 ## Head dims up to 512
 
-The kernel with one O, whose slots hold 64 columns of a key tile (`mhawide/barriers.py`, {wide.kv_slots} ring slots at
+The kernel with one O, whose slots hold 64 columns of a key tile (`wide/barriers.py`, {wide.kv_slots} ring slots at
 head dim 256):
 
 ```
@@ -202,14 +206,14 @@ head dim 256):
 
 {_reuse(wide)}
 
-Pairs of CTAs of such heads (`mhawidepair/barriers.py`, {wide_pair.kv_slots} ring slots) have, in each of both:
+Pairs of CTAs of such heads (`wide/pair/barriers.py`, {wide_pair.kv_slots} ring slots) have, in each of both:
 
 ```
 {wide_pair.text()}
 ```
 
-Rotary columns of 8 bits in a tensor of their own are widened in their slot (`mharope/barriers.py`, {rope.kv_slots} ring
-slots):
+Rotary columns of 8 bits in a tensor of their own are widened in their slot (`wide/dequantized_rope/barriers.py`,
+{rope.kv_slots} ring slots):
 
 ```
 {rope.text()}
@@ -243,7 +247,8 @@ def floors() -> list[str]:
     """Rooms of the package from the top floor down, as the test of the floors has them."""
     for node in ast.parse(FLOORS.read_text()).body:
         if isinstance(node, ast.Assign) and node.targets[0].id == "FLOORS":
-            return ast.literal_eval(node.value).split()
+            rooms = ast.literal_eval(node.value).split()
+            return [room for room in rooms if room != "cute_fa4.sm100"]  # it heads its folders
     raise ValueError(f"{FLOORS}: no FLOORS")
 
 

@@ -6,8 +6,8 @@ python examples/02_read_the_schedule.py --head-dim 64 --arch sm_103a
 
 import argparse
 
-from cute_fa4.sm100.choose_config import choose_config
-from cute_fa4.sm100.mha2q import kernel
+from cute_fa4.sm100.choose.choose_config import choose_config
+from cute_fa4.sm100.two_tiles import kernel
 from cute_fa4.system import pipes
 
 

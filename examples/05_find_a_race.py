@@ -16,7 +16,7 @@ import torch
 from cutlass.cute.runtime import make_fake_compact_tensor
 
 from cute_fa4 import emulator
-from cute_fa4.emulator import trace
+from cute_fa4.emulator.reports import trace
 
 BLOCK, BLOCKS = 32, 6
 PRODUCER, CONSUMER = 0, 1

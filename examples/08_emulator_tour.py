@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from cute_fa4 import EmulatorWarning, emulator, flash_attn_func
-from cute_fa4.emulator import coverage, trace
+from cute_fa4.emulator.reports import coverage, trace
 
 SEQLEN, HEAD_DIM = 300, 64  # three tiles of keys, the last one in part; two work tiles
 FENCE = "fence.proxy.async"

@@ -21,9 +21,9 @@ from dataclasses import dataclass, fields
 
 import torch
 
-from cute_fa4.sm100.choose_config import choose_config
-from cute_fa4.sm100.config import FA4Config
-from cute_fa4.sm100.which_kernel import Call, which_kernel
+from cute_fa4.sm100.choose.choose_config import choose_config
+from cute_fa4.sm100.choose.config import FA4Config
+from cute_fa4.sm100.choose.which_kernel import Call, which_kernel
 from tests import strided, values
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}

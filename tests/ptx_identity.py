@@ -8,7 +8,8 @@ The file of hashes is part of the repository: a commit that changes PTX says so 
 holds the kernels to it. Names of kernels are normalised, because they hold a hash of the configuration, and comments
 are left out; nothing else is. `compare` exits with 1 where a variant differs, is new or is gone.
 
-The variants have every rule of sm100/which_kernel.py and every option of the configurations (test_ptx_identity.py).
+The variants have every rule of sm100/choose/which_kernel.py and every option of the configurations
+(test_ptx_identity.py).
 """
 
 import argparse
@@ -26,9 +27,9 @@ from pathlib import Path
 from cute_fa4 import masks, score_mods
 from cute_fa4.aot.manifest import version_of
 from cute_fa4.sm100.append.config import AppendConfig
-from cute_fa4.sm100.choose_config import choose_config
+from cute_fa4.sm100.choose.choose_config import choose_config
 from cute_fa4.sm100.combine.config import CombineConfig
-from cute_fa4.sm100.mha1q.schedule import OneTile
+from cute_fa4.sm100.one_tile.schedule import OneTile
 from cute_fa4.system.frames import with_room
 
 CAUSAL = {"causal": True}

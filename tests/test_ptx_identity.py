@@ -8,7 +8,7 @@ from dataclasses import fields
 
 import pytest
 
-from cute_fa4.sm100.which_kernel import RULES
+from cute_fa4.sm100.choose.which_kernel import RULES
 from tests import ptx_identity
 from tests.emulator.mutations.quick import quick_or_sweep
 from tests.ptx_identity import NAMES, compiler_of, config_of, digest_of, ptx_of, recorded

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cute_fa4.sm100.choose_config import ALL_DEPTHS
+from cute_fa4.sm100.choose.choose_config import ALL_DEPTHS
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()

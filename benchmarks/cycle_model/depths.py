@@ -16,8 +16,8 @@ from benchmarks.cycle_model.evaluate import AlignedKernel, SteadyState, steady_s
 from benchmarks.cycle_model.kernels import OURS, THEIRS, Variant, traced
 from benchmarks.cycle_model.problems import Problem
 from benchmarks.cycle_model.workloads import KEYS_A_TILE, ROWS_A_CTA, TILES, workload
-from cute_fa4.sm100.choose_config import columns_of_v
-from cute_fa4.sm100.rows_of_tiles import is_wide
+from cute_fa4.sm100.choose.choose_config import columns_of_v
+from cute_fa4.sm100.choose.rows_of_tiles import is_wide
 
 PUBLISHED_FILE = Path(__file__).with_name("published_latent.json")
 EQUAL = tuple(range(16, 129, 16))  # of Q, K, V and O

@@ -175,7 +175,7 @@ def launch_parameters(captured: flash_attn_4.Capture, problem: Problem) -> Launc
 
     import torch
 
-    from cute_fa4.emulator import launch
+    from cute_fa4.emulator.run import launch
 
     def tensor(heads):
         shape = (problem.batch, problem.seqlen, heads, problem.head_dim)

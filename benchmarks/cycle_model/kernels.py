@@ -27,11 +27,11 @@ from benchmarks.cycle_model.workloads import (
 from benchmarks.sass import nvdisasm
 from cute_fa4.compiler import toolkit
 from cute_fa4.compiler.sources import kernel_sources
-from cute_fa4.sm100 import bands
-from cute_fa4.sm100.choose_config import FAMILIES, PAIRED
-from cute_fa4.sm100.mhapair import pays
-from cute_fa4.sm100.rows_of_tiles import is_wide
-from cute_fa4.sm100.which_kernel import Call, which_kernel
+from cute_fa4.sm100.blueprint import bands
+from cute_fa4.sm100.choose import pays
+from cute_fa4.sm100.choose.choose_config import FAMILIES, PAIRED
+from cute_fa4.sm100.choose.rows_of_tiles import is_wide
+from cute_fa4.sm100.choose.which_kernel import Call, which_kernel
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS, THEIRS = "cute_fa4", "flash-attn-4"

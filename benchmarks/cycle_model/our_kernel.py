@@ -74,8 +74,8 @@ def config(variant):
 
     ValueError with the reasons if cute_fa4 refuses it.
     """
-    from cute_fa4.sm100.choose_config import choose_config
-    from cute_fa4.sm100.which_kernel import Call, which_kernel
+    from cute_fa4.sm100.choose.choose_config import choose_config
+    from cute_fa4.sm100.choose.which_kernel import Call, which_kernel
 
     layout = "packed" if variant.ragged else "dense"
     choices = dict(
@@ -114,7 +114,7 @@ def _arguments(work: Workload) -> tuple:
 
     import torch
 
-    from cute_fa4.sm100.mha2q.kernel import SM100MHA2Q
+    from cute_fa4.sm100.two_tiles.kernel import SM100MHA2Q
 
     generator = torch.Generator().manual_seed(0)
 

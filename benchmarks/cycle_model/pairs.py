@@ -1,7 +1,7 @@
 """Pairs of CTAs beside CTAs alone: the steady state, whole launches, and the cycles of the rule of calls.
 
     python -m benchmarks.cycle_model.pairs --steady    the steady state of the full mask: about a minute a kernel
-    python -m benchmarks.cycle_model.pairs --rule      the cycles of mhapair/pays.py (docs/decisions/0020)
+    python -m benchmarks.cycle_model.pairs --rule      the cycles of choose/pays.py (docs/decisions/0020)
     python benchmarks/model.py --pairs                 the tables of the pages of performance
 
 All cycles are means over start offsets (starts.py).
@@ -21,8 +21,8 @@ from benchmarks.cycle_model.kernels import OURS, THEIRS, Variant, runs_on_pairs,
 from benchmarks.cycle_model.problems import Problem
 from benchmarks.cycle_model.starts import STARTS
 from benchmarks.cycle_model.workloads import TILES, uses_pairs, workload
-from cute_fa4.sm100 import bands
-from cute_fa4.sm100.mhapair import pays
+from cute_fa4.sm100.blueprint import bands
+from cute_fa4.sm100.choose import pays
 
 HEAD_DIMS = (128, 64)
 EIGHT_BITS = 128

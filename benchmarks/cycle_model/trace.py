@@ -111,7 +111,7 @@ class Recorder:
 
     def entry(self, lookup, opcode: str, ins=None):
         """An instruction's meaning that notes its executions."""
-        from cute_fa4.emulator import instruction_table
+        from cute_fa4.emulator.instructions import instruction_table
 
         if _WITHOUT_MEANING.match(opcode):
             entry = instruction_table.Entry(opcode, lambda warp, ins: None)
@@ -173,7 +173,7 @@ _recorder = Recorder()
 @contextmanager
 def installed():
     """Programs decoded inside can be recorded. Compile and run kernels within one such context."""
-    from cute_fa4.emulator import instruction_table
+    from cute_fa4.emulator.instructions import instruction_table
     from cute_fa4.emulator.machine.async_engine import AsyncEngine
     from cute_fa4.emulator.machine.mbarrier import MBarrier
 
@@ -231,7 +231,7 @@ def _data(kind: str, warp, ins) -> tuple:
     if kind == "mma":
         from cute_fa4.emulator.machine.block_scale import decode_scaled_instruction
         from cute_fa4.emulator.machine.matrix_descriptors import decode_instruction
-        from cute_fa4.emulator.ptx_parser import Addr
+        from cute_fa4.emulator.ptx.parser import Addr
 
         group = 2 if "cta_group::2" in ins.opcode else 1
         bits, mma_kind = (

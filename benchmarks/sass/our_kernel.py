@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from typing import NamedTuple
 
-from cute_fa4.sm100.config import FA4Config
+from cute_fa4.sm100.choose.config import FA4Config
 
 
 class Artifacts(NamedTuple):

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from cute_fa4.sm100 import bands, score_mods
 from cute_fa4.sm100.append.config import AppendConfig
+from cute_fa4.sm100.blueprint import bands, score_mods
+from cute_fa4.sm100.blueprint.score_mods import PACKAGED, ScoreMod, packaged_call
+from cute_fa4.sm100.choose.config import SCHEDULES, FA4Config
 from cute_fa4.sm100.combine.config import CombineConfig
-from cute_fa4.sm100.config import SCHEDULES, FA4Config
-from cute_fa4.sm100.score_mods import PACKAGED, ScoreMod, packaged_call
 from cute_fa4.sm100.traced.trace import Traced
 
 CONFIG_CLASSES = {cls.__name__: cls for cls in (FA4Config, AppendConfig, CombineConfig)}

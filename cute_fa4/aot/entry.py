@@ -18,17 +18,18 @@ from cute_fa4.aot.config_data import ConfigDataError, to_data
 from cute_fa4.aot.manifest import ExportError
 from cute_fa4.aot.models import CALLS, ON_REQUEST, configs_for_model
 from cute_fa4.compiler import policy
-from cute_fa4.sm100 import masks, score_mods, spelled
+from cute_fa4.sm100 import masks
 from cute_fa4.sm100.append.config import VECTOR_BYTES, AppendConfig
-from cute_fa4.sm100.chip import ARCHES, DTYPE_BYTES
-from cute_fa4.sm100.choose_config import FAMILIES, PAIRED, SCHEDULE_CHOICES, choose_config
+from cute_fa4.sm100.blueprint import score_mods, spelled
+from cute_fa4.sm100.blueprint.chip import ARCHES, DTYPE_BYTES
+from cute_fa4.sm100.blueprint.problem import AUX_DTYPES
+from cute_fa4.sm100.blueprint.score_mods import PACKAGED, packaged_call
+from cute_fa4.sm100.blueprint.warp_roles import WarpRoles
+from cute_fa4.sm100.choose.choose_config import FAMILIES, PAIRED, SCHEDULE_CHOICES, choose_config
+from cute_fa4.sm100.choose.config import FA4Config
+from cute_fa4.sm100.choose.which_kernel import Call, kernels_of
 from cute_fa4.sm100.combine.config import MOST_COLUMNS, CombineConfig
-from cute_fa4.sm100.config import FA4Config
-from cute_fa4.sm100.mhaswap.schedule import SwappedTile
-from cute_fa4.sm100.problem import AUX_DTYPES
-from cute_fa4.sm100.score_mods import PACKAGED, packaged_call
-from cute_fa4.sm100.warp_roles import WarpRoles
-from cute_fa4.sm100.which_kernel import Call, kernels_of
+from cute_fa4.sm100.few_rows.schedule import SwappedTile
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from cute_fa4.aot.config_data import ConfigDataError, to_data
 from cute_fa4.aot.manifest import ExportError, file_record
 from cute_fa4.compiler import requirement, toolkit
 from cute_fa4.compiler.requirement import CompilerMissingError
-from cute_fa4.sm100.config import FA4Config
-from cute_fa4.sm100.naming import asked
+from cute_fa4.sm100.blueprint.naming import asked
+from cute_fa4.sm100.choose.config import FA4Config
 
 KERNEL_HEADER = "cute_fa4_kernel.h"
 

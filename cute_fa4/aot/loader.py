@@ -144,8 +144,9 @@ def _for_cuda(directory: Path, kernel: dict, config):
 def _for_emulator(directory: Path, kernel: dict, config):
     import tvm_ffi
 
-    from cute_fa4.emulator import EmulatedFunction, driver_api
-    from cute_fa4.emulator.runtime_library import link_host_function
+    from cute_fa4.emulator import EmulatedFunction
+    from cute_fa4.emulator.host import driver_api
+    from cute_fa4.emulator.host.runtime_library import link_host_function
 
     ptx = read_verified(directory, kernel, "ptx").decode()
     host_object = read_verified(directory, kernel, "object")
@@ -173,7 +174,7 @@ class LoadedKernel:
 
 def _labels(config):
     """The emulator's names for barriers and warps; an append kernel has none."""
-    from cute_fa4.sm100.config import FA4Config
+    from cute_fa4.sm100.choose.config import FA4Config
 
     if not isinstance(config, FA4Config):
         return None

@@ -78,7 +78,7 @@ def _nearest(config, executor: str) -> list[str]:
 def differences(a, b) -> list[tuple[str, str, str]]:
     """(name, value of a, value of b) of every field that differs, those of the schedule by their own names.
 
-    >>> from cute_fa4.sm100.config import FA4Config
+    >>> from cute_fa4.sm100.choose.config import FA4Config
     >>> differences(FA4Config(group=4), FA4Config().with_(claims=False))
     [('group', '4', '1'), ('claims', 'True', 'False')]
     """

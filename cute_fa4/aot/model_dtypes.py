@@ -21,12 +21,12 @@ class Dtypes:
 
     @property
     def fp8(self) -> bool:
-        from cute_fa4.sm100.chip import FP8_DTYPES
+        from cute_fa4.sm100.blueprint.chip import FP8_DTYPES
 
         return self.stored in FP8_DTYPES
 
     def check(self, calls: tuple) -> None:
-        from cute_fa4.sm100.chip import FP8_DTYPES
+        from cute_fa4.sm100.blueprint.chip import FP8_DTYPES
 
         if self.kv_dtype is not None:
             if self.kv_dtype not in FP8_DTYPES or self.dtype in FP8_DTYPES:

@@ -11,8 +11,8 @@ def kernels_of_model(
     problem: of a configuration, which has no lengths. Of queries of 16 bits over a cache of 8 there are two: those that
     are taken as they are, and others that have been quantised; q_quantize: of the calls (calls/queries.py).
     """
-    from cute_fa4.sm100.mhawiden.schedule import WidenedTile
-    from cute_fa4.sm100.mhawiden2q.schedule import SlotTwoTiles
+    from cute_fa4.sm100.few_rows.dequantized.schedule import WidenedTile
+    from cute_fa4.sm100.two_tiles.dequantized.schedule import SlotTwoTiles
 
     widening = WidenedTile.family, SlotTwoTiles.family
     as_it_is, quantised = problem | dtypes.widened, problem | dtypes.quantised
@@ -34,7 +34,7 @@ def kernels(problem: dict, stays: bool = False, **lengths) -> tuple:
     stays: of those whose q of 16 bits is not quantised over keys of 8
     """
     from cute_fa4.compiler import policy
-    from cute_fa4.sm100.which_kernel import Call, kernels_of
+    from cute_fa4.sm100.choose.which_kernel import Call, kernels_of
 
     asked = Call.of_choices(problem, stays=stays, **policy.of_kernels())
     return kernels_of(asked, **lengths, lengths_differ=lengths_differ(problem))

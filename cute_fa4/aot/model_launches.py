@@ -25,9 +25,9 @@ def latent(
     shared: dict, heads_kv: int, masks: list, page_sizes: tuple, of_rows: bool = False
 ) -> list:
     """What flash_mla_with_kvcache asks for: the log-sum-exp always."""
-    from cute_fa4.sm100.choose_config import LATENT_DEPTHS, config_for
-    from cute_fa4.sm100.launches import every_launch
-    from cute_fa4.sm100.mla_widen.schedule import STORED
+    from cute_fa4.sm100.choose.choose_config import LATENT_DEPTHS, config_for
+    from cute_fa4.sm100.choose.launches import every_launch
+    from cute_fa4.sm100.latent.dequantized.schedule import STORED
 
     depth, depth_v = LATENT_DEPTHS
     if (shared["head_dim"], heads_kv) != (depth, 1):
@@ -53,10 +53,10 @@ def on_ranks(shared: dict, masks: list, page_sizes: tuple) -> list:
 
     Windows and several queries of a cache are a function of the keys' places, which is compiled where it is called.
     """
-    from cute_fa4.sm100 import bands
-    from cute_fa4.sm100.choose_config import config_for
+    from cute_fa4.sm100.blueprint import bands
+    from cute_fa4.sm100.choose.choose_config import config_for
+    from cute_fa4.sm100.choose.launches import every_launch
     from cute_fa4.sm100.combine.config import CombineConfig
-    from cute_fa4.sm100.launches import every_launch
 
     shared = shared | {"sink": False, "sink_dtype": "f32", "o_dtype": None, "descales": ""}
     masks_of_pieces = dict.fromkeys(kind for mask in masks for kind in _pieces(mask))
@@ -81,7 +81,7 @@ def on_ranks(shared: dict, masks: list, page_sizes: tuple) -> list:
 
 def _pieces(mask) -> list:
     """Masks of the parts of a sequence: nothing hidden, the mask itself, and one side of a window."""
-    from cute_fa4.sm100 import bands
+    from cute_fa4.sm100.blueprint import bands
 
     if isinstance(mask, bands.Window):
         sides = [bands.Window(a, b) for a, b in ((True, True), (True, False), (False, True))]

@@ -10,8 +10,9 @@
     latent_rows   the same over caches of 656 bytes a row
     ranks    cute_fa4.distributed, on request         parts of a sequence or a cache in float32, and what merges them
 
-Which kernels these are, the rule says that calls ask, too: for every length of queries (sm100/which_kernel.py). Else
-lengths, batch and head counts are no part of a configuration; only how many query heads a key/value head has.
+Which kernels these are, the rule says that calls ask, too: for every length of queries
+(sm100/choose/which_kernel.py). Else lengths, batch and head counts are no part of a configuration; only how many
+query heads a key/value head has.
 """
 
 from __future__ import annotations
@@ -83,8 +84,8 @@ def configs_for_model(
     Raises ValueError for a value that no call accepts, and with every reason for shapes that no kernel runs.
     """
     from cute_fa4.compiler import policy
-    from cute_fa4.sm100.choose_config import config_for
-    from cute_fa4.sm100.launches import every_launch
+    from cute_fa4.sm100.choose.choose_config import config_for
+    from cute_fa4.sm100.choose.launches import every_launch
 
     calls = _several("calls", calls, str, "('dense',)")
     page_sizes = _several("page_sizes", page_sizes, int, "(16, 64)")
@@ -146,7 +147,7 @@ def _sizes(head_dim: int, head_dim_v: int | None, heads_q: int, heads_kv: int) -
 
 def _scores(sink: str | None, softcap: float) -> dict:
     """What it says of scores besides their mask."""
-    from cute_fa4.sm100.score_mods import soft_cap
+    from cute_fa4.sm100.blueprint.score_mods import soft_cap
 
     return {
         "sink": sink is not None,

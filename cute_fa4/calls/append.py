@@ -2,7 +2,7 @@
 
     cache before     cache_seqlens[b] rows of sequence b
     append           rows cache_seqlens[b] ... of the cache <- k[b], v[b]        sm100/append/kernel.py
-    attention        over cache_seqlens[b] + len(k[b]) keys                      sm100/mha2q/kernel.py
+    attention        over cache_seqlens[b] + len(k[b]) keys                      sm100/two_tiles/kernel.py
 
 Both kernels are launched on one stream, so the second sees what the first wrote.
 """
@@ -13,16 +13,17 @@ from collections.abc import Callable
 
 import torch
 
-from cute_fa4.calls.apart import check_apart, named_aux
 from cute_fa4.calls.launch import function_for
-from cute_fa4.calls.lengths import check_cache_rows, check_index_tensor, check_pages, rows_of
-from cute_fa4.calls.options import check_sink
-from cute_fa4.calls.plan import Plan, Views
-from cute_fa4.calls.prepare import check_length, pages_rows_first, prepare_attention
-from cute_fa4.calls.request import TENSORS, CallTensors, Choices
-from cute_fa4.calls.scales import BLOCKS, NAMES, ScaleViews, checked_scales
-from cute_fa4.calls.strides import MAX_ROWS, with_plain_strides
-from cute_fa4.calls.tensors import (
+from cute_fa4.calls.operands.apart import check_apart, named_aux
+from cute_fa4.calls.operands.lengths import (
+    check_cache_rows,
+    check_index_tensor,
+    check_pages,
+    rows_of,
+)
+from cute_fa4.calls.operands.scales import BLOCKS, NAMES, ScaleViews, checked_scales
+from cute_fa4.calls.operands.strides import MAX_ROWS, with_plain_strides
+from cute_fa4.calls.operands.tensors import (
     DENSE,
     DTYPE_NAMES,
     FP8,
@@ -38,6 +39,10 @@ from cute_fa4.calls.tensors import (
     extent_bytes,
     largest_extent,
 )
+from cute_fa4.calls.options import check_sink
+from cute_fa4.calls.plan import Plan, Views
+from cute_fa4.calls.prepare import check_length, pages_rows_first, prepare_attention
+from cute_fa4.calls.request import TENSORS, CallTensors, Choices
 from cute_fa4.sm100.append.config import AppendConfig
 from cute_fa4.system.devices import target_of
 from cute_fa4.system.messages import named_as

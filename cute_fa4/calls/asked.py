@@ -1,13 +1,13 @@
-"""What the rule of kernels is told of a checked call (sm100/which_kernel.py): no tensor is read."""
+"""What the rule of kernels is told of a checked call (sm100/choose/which_kernel.py): no tensor is read."""
 
 from __future__ import annotations
 
 from cute_fa4.calls.on_pairs import lengths_of
+from cute_fa4.calls.operands.tensors import DTYPE_NAMES, are_rows
 from cute_fa4.calls.request import Options, Where
-from cute_fa4.calls.tensors import DTYPE_NAMES, are_rows
 from cute_fa4.compiler import policy
-from cute_fa4.sm100.mla_widen.schedule import STORED
-from cute_fa4.sm100.which_kernel import Call, Kernel, choice, choice_of
+from cute_fa4.sm100.choose.which_kernel import Call, Kernel, choice, choice_of
+from cute_fa4.sm100.latent.dequantized.schedule import STORED
 
 
 def kernel_of(

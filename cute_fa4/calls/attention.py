@@ -16,23 +16,23 @@ from dataclasses import replace
 
 import torch
 
-from cute_fa4.calls.apart import check_apart, named_aux
 from cute_fa4.calls.asked import dtypes_of, head_dim_of, kernel_of
 from cute_fa4.calls.grid import check_grid
-from cute_fa4.calls.halves import HalvesPlan, comes_in_halves, half_of
 from cute_fa4.calls.launch import function_for
+from cute_fa4.calls.operands.apart import check_apart, named_aux
+from cute_fa4.calls.operands.rope import RopeView
+from cute_fa4.calls.operands.scales import NAMES, of_made_up_keys
+from cute_fa4.calls.operands.strides import gathers_rows, views_for_descriptors
+from cute_fa4.calls.operands.tensors import DTYPE_NAMES, OUT_OF_FP8, largest_extent
 from cute_fa4.calls.options import AUX_DTYPES, SINK_DTYPES, check_aux
 from cute_fa4.calls.plan import Plan, Results, Views
 from cute_fa4.calls.request import TENSORS, CallTensors, Options, Where
-from cute_fa4.calls.rope import RopeView
-from cute_fa4.calls.scales import NAMES, of_made_up_keys
-from cute_fa4.calls.split import Split, SplitPlan, split_of
-from cute_fa4.calls.strides import gathers_rows, views_for_descriptors
-from cute_fa4.calls.tensors import DTYPE_NAMES, OUT_OF_FP8, largest_extent
+from cute_fa4.calls.split_keys.halves import HalvesPlan, comes_in_halves, half_of
+from cute_fa4.calls.split_keys.split import Split, SplitPlan, split_of
 from cute_fa4.compiler import policy
-from cute_fa4.sm100.choose_config import config_for
-from cute_fa4.sm100.config import FA4Config
-from cute_fa4.sm100.launches import WHOLE, launches
+from cute_fa4.sm100.choose.choose_config import config_for
+from cute_fa4.sm100.choose.config import FA4Config
+from cute_fa4.sm100.choose.launches import WHOLE, launches
 from cute_fa4.system.devices import target_of
 
 

@@ -2,8 +2,8 @@
 
 import torch
 
+from cute_fa4.calls.operands.tensors import MAX_CTAS
 from cute_fa4.calls.request import Where
-from cute_fa4.calls.tensors import MAX_CTAS
 
 
 def ctas_of(config, queries: int, seqlen_q: int, heads: int, batch: int) -> int:

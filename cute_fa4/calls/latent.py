@@ -16,10 +16,10 @@ from collections.abc import Callable
 
 import torch
 
+from cute_fa4.calls.operands.tensors import PAGED, check_is_tensor, check_rank
 from cute_fa4.calls.prepare import prepare_attention
 from cute_fa4.calls.request import CallTensors
-from cute_fa4.calls.tensors import PAGED, check_is_tensor, check_rank
-from cute_fa4.sm100.choose_config import LATENT_DEPTHS, LATENT_ROW_BYTES
+from cute_fa4.sm100.choose.choose_config import LATENT_DEPTHS, LATENT_ROW_BYTES
 from cute_fa4.system.messages import named_as
 
 NAMES = {"k": "k_cache", "v": "k_cache", "seqused_k": "cache_seqlens", "page_table": "block_table"}
@@ -48,7 +48,7 @@ def check_latent_tensors(q, cache, page_table, lengths, out) -> None:
 
 
 def scales_of(descale_q, descale_k, cache, batch: int) -> tuple | None:
-    """As calls/scales.py names them: that of the cache is of keys and values.
+    """As calls/operands/scales.py names them: that of the cache is of keys and values.
 
     (batch,): one for each sequence; (num_pages, page_size): one for each row of the cache, which has one head
     """

@@ -67,7 +67,7 @@ def _warn_once() -> None:
     global _warned
     if _warned:
         return
-    from cute_fa4.emulator import driver_api
+    from cute_fa4.emulator.host import driver_api
 
     level = driver_api.level_in_force(EMULATOR_CHECKS)
     stacklevel = _frames_inside(__name__.partition(".")[0])

@@ -1,4 +1,4 @@
-"""What metadata tells of the lengths of a call, for the rule of pairs of CTAs (sm100/mhapair/pays.py).
+"""What metadata tells of the lengths of a call, for the rule of pairs of CTAs (sm100/choose/pays.py).
 
 No tensor is read: a longest sequence that the caller gives, shapes, and of packed sequences the mean. Keys in pages, or
 with lengths on the device, are taken for as many as queries unless the caller says how many the longest sequence has:
@@ -8,7 +8,7 @@ the page table is as wide as the longest that a server allows.
 from __future__ import annotations
 
 from cute_fa4.calls.request import Where
-from cute_fa4.sm100.mhapair import pays
+from cute_fa4.sm100.choose import pays
 
 
 def lengths_of(q, k, where: Where) -> pays.Lengths | None:

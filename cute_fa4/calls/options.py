@@ -17,11 +17,11 @@ from numbers import Real
 
 import torch
 
+from cute_fa4.calls.operands.tensors import check_is_tensor, check_place, checked_scale
 from cute_fa4.calls.request import Options
-from cute_fa4.calls.split import check_split
-from cute_fa4.calls.tensors import check_is_tensor, check_place, checked_scale
+from cute_fa4.calls.split_keys.split import check_split
 from cute_fa4.masks import resolve_mask
-from cute_fa4.sm100.score_mods import ScoreMod, composed, soft_cap
+from cute_fa4.sm100.blueprint.score_mods import ScoreMod, composed, soft_cap
 
 SINK_DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 AUX_DTYPES = {

@@ -16,10 +16,10 @@ from operator import mul
 
 import torch
 
+from cute_fa4.calls.operands.rope import RopeView
+from cute_fa4.calls.operands.scales import ScaleViews
+from cute_fa4.calls.operands.tensors import extent_bytes, may_overlap
 from cute_fa4.calls.request import CallTensors
-from cute_fa4.calls.rope import RopeView
-from cute_fa4.calls.scales import ScaleViews
-from cute_fa4.calls.tensors import extent_bytes, may_overlap
 
 _is_grad_enabled = torch.is_grad_enabled
 NO_LENGTHS = (None,) * 8

@@ -19,15 +19,12 @@ from operator import index
 
 import torch
 
-from cute_fa4.calls import lengths as index_tensors
 from cute_fa4.calls.attention import plan_attention
-from cute_fa4.calls.lengths import check_index_tensor, check_lengths
-from cute_fa4.calls.options import resolve
-from cute_fa4.calls.plan import NO_LENGTHS
-from cute_fa4.calls.request import TENSORS, CallTensors, Choices, Numbers, Where
-from cute_fa4.calls.rope import checked_rope, depths_of
-from cute_fa4.calls.scales import checked_scales
-from cute_fa4.calls.tensors import (
+from cute_fa4.calls.operands import lengths as index_tensors
+from cute_fa4.calls.operands.lengths import check_index_tensor, check_lengths
+from cute_fa4.calls.operands.rope import checked_rope, depths_of
+from cute_fa4.calls.operands.scales import checked_scales
+from cute_fa4.calls.operands.tensors import (
     DENSE,
     MAX_SEQLEN,
     PACKED,
@@ -36,6 +33,9 @@ from cute_fa4.calls.tensors import (
     check_is_tensor,
     unbuilt_parameters,
 )
+from cute_fa4.calls.options import resolve
+from cute_fa4.calls.plan import NO_LENGTHS
+from cute_fa4.calls.request import TENSORS, CallTensors, Choices, Numbers, Where
 
 KV_LAYOUTS = ("NHD", "HND")
 

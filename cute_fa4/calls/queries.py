@@ -25,12 +25,12 @@ from typing import NamedTuple
 import torch
 
 from cute_fa4.calls.asked import length_may_choose
-from cute_fa4.calls.scales import check_no_scale, is_by_row
-from cute_fa4.calls.tensors import FP8, WIDE, check_is_tensor, check_no_gradient
+from cute_fa4.calls.operands.scales import check_no_scale, is_by_row
+from cute_fa4.calls.operands.tensors import FP8, WIDE, check_is_tensor, check_no_gradient
 from cute_fa4.compiler import policy
-from cute_fa4.sm100.mhawiden.schedule import WidenedTile
-from cute_fa4.sm100.rows_of_tiles import SWAPPED_ROWS
-from cute_fa4.sm100.which_kernel import WIDENED_DEPTH, Call, which_kernel, widens_keys
+from cute_fa4.sm100.choose.rows_of_tiles import SWAPPED_ROWS
+from cute_fa4.sm100.choose.which_kernel import WIDENED_DEPTH, Call, which_kernel, widens_keys
+from cute_fa4.sm100.few_rows.dequantized.schedule import WidenedTile
 
 LARGEST_BESIDE = (
     2.0**15
@@ -60,7 +60,7 @@ class Asked(NamedTuple):
         return not (self.cu_seqlens_q is self.seqused_q is None)
 
     def keys_have_scales(self, q) -> bool:
-        """Each of its own: the kernel of many rows has none (sm100/which_kernel.py)."""
+        """Each of its own: the kernel of many rows has none (sm100/choose/which_kernel.py)."""
         batch = q.shape[0]
         if isinstance(self.cu_seqlens_q, torch.Tensor):  # what is none is refused later
             batch = self.cu_seqlens_q.numel() - 1

@@ -26,7 +26,7 @@ from cute_fa4.calls.plan import Plan
 from cute_fa4.calls.recognition import Recognition, recognition_of
 from cute_fa4.calls.request import CallTensors
 from cute_fa4.compiler import functions
-from cute_fa4.sm100.score_mods import ScoreMod
+from cute_fa4.sm100.blueprint.score_mods import ScoreMod
 from cute_fa4.system import forks
 
 # A decode loop needs one for each batch size; prefills, whose sizes vary, push each other out.

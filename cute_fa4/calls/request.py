@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from cute_fa4.masks import BoundMask
-from cute_fa4.sm100.score_mods import ScoreMod
+from cute_fa4.sm100.blueprint.score_mods import ScoreMod
 
 # Tensors that say where sequences lie, by name; the last two are about rows of a cache.
 TENSORS = (

@@ -25,13 +25,13 @@ from cute_fa4.compiler import functions, policy
 from cute_fa4.compiler.policy import JitError
 from cute_fa4.masks import BoundMask
 from cute_fa4.sm100.append.config import AppendConfig
-from cute_fa4.sm100.chip import FP8_DTYPES
+from cute_fa4.sm100.blueprint.chip import FP8_DTYPES
+from cute_fa4.sm100.blueprint.score_mods import THEN, packaged_call
+from cute_fa4.sm100.choose.config import FA4Config
+from cute_fa4.sm100.choose.rows_of_tiles import swapped_rows
 from cute_fa4.sm100.combine.config import CombineConfig
-from cute_fa4.sm100.config import FA4Config
-from cute_fa4.sm100.mha2q.schedule import TwoTiles
-from cute_fa4.sm100.mhaswap.schedule import SwappedTile
-from cute_fa4.sm100.rows_of_tiles import swapped_rows
-from cute_fa4.sm100.score_mods import THEN, packaged_call
+from cute_fa4.sm100.few_rows.schedule import SwappedTile
+from cute_fa4.sm100.two_tiles.schedule import TwoTiles
 
 # 16-bit P and output round to 2^-9 relative each; outputs are averages of values of standard deviation 1.
 ALLOWED_ERROR = {"bf16": 2e-2, "fp16": 4e-3} | dict.fromkeys(FP8_DTYPES, trial_scales.ALLOWED_ERROR)
@@ -170,10 +170,10 @@ def _attention(config: FA4Config, device: str, with_lse: bool) -> tuple[float, f
 
 def _called(*, cache_batch_idx=None, cache_leftpad=None, **said):
     """flash_attn_varlen_func, also with what only flash_attn_with_kvcache takes: rows of a cache."""
+    from cute_fa4.calls.operands.scales import NAMES
     from cute_fa4.calls.prepare import prepare_attention
     from cute_fa4.calls.repeat import attend
     from cute_fa4.calls.request import CallTensors
-    from cute_fa4.calls.scales import NAMES
     from cute_fa4.interface import flash_attn_varlen_func
 
     if cache_batch_idx is cache_leftpad is None:

@@ -7,8 +7,8 @@ itself. Strides are 64-bit symbols divisible by what TMA needs; the head dim is 
 from __future__ import annotations
 
 from cute_fa4.sm100.append.config import AppendConfig
+from cute_fa4.sm100.choose.config import FA4Config
 from cute_fa4.sm100.combine.config import CombineConfig
-from cute_fa4.sm100.config import FA4Config
 
 # TMA needs base addresses and strides that are multiples of 16 bytes, which is 8 elements of 16
 # bits.

@@ -13,8 +13,8 @@ from cute_fa4.compiler.arguments import (
     fake_combine_arguments,
 )
 from cute_fa4.sm100.append.config import AppendConfig
+from cute_fa4.sm100.choose.config import FA4Config
 from cute_fa4.sm100.combine.config import CombineConfig
-from cute_fa4.sm100.config import FA4Config
 from cute_fa4.system.frames import with_room
 
 Config = FA4Config | AppendConfig | CombineConfig
@@ -53,7 +53,9 @@ def kernel_and_arguments(config: Config) -> tuple:
         return kernel, in_order(kernel, fake_combine_arguments(config)), None
     from cute_fa4.compiler.labels import kernel_labels
 
-    kernel = import_module(f"cute_fa4.sm100.{config.schedule.family}.kernel").KERNEL(config)
+    schedule = type(config.schedule).__module__  # it lies beside its kernel
+    folder = schedule.removeprefix("cute_fa4.sm100.").removesuffix(".schedule")
+    kernel = import_module(f"cute_fa4.sm100.{folder}.kernel").KERNEL(config)
     return kernel, in_order(kernel, fake_arguments(config)), kernel_labels(config)
 
 

@@ -3,16 +3,17 @@
 All of it is derived: roles from warp_roles.py, regions from smem_map.py, mbarriers from barriers.py.
 """
 
-from ..emulator.labels import KernelLabels
+from cute_fa4.emulator.ptx.labels import KernelLabels
+from cute_fa4.sm100.blueprint.chip import MBARRIER_BYTES, WARPS_PER_GROUP
+from cute_fa4.sm100.choose.config import FA4Config
+from cute_fa4.sm100.two_tiles.orders import SUM_COLUMNS
+
 from ..layouts.block_scales import COLUMNS
-from ..sm100.chip import MBARRIER_BYTES, WARPS_PER_GROUP
-from ..sm100.config import FA4Config
-from ..sm100.mha2q.orders import SUM_COLUMNS
 
 # A location in one of these says less than that of the role or step that called it.
 HELPER_FILES = (
     "sync/pipelines.py",
-    "sync/barriers.py",
+    "blueprint/barriers.py",
     "instructions/tensor_core.py",
     "instructions/tensor_memory.py",
     "instructions/exp2.py",

@@ -8,7 +8,7 @@ cute_fa4.warmup compiles whatever the policy: it is called when a service starts
 
 CUTE_FA4_CLAIMS: which kernels calls, catalogues and lists of a model's kernels ask for.
 
-    auto    as a rule says of each problem (sm100/work/claims.py; default)
+    auto    as a rule says of each problem (sm100/blueprint/claims.py; default)
     on      a CTA that is done takes over a block that has not started (TwoTiles.claims)
     off     it ends, to compare with
 
@@ -19,7 +19,7 @@ CUTE_FA4_SWAP: which tiles calls of few queries ask for.
 
 CUTE_FA4_PAIR: whether calls of more queries than one tile of 128 rows ask for pairs of CTAs that share their MMAs.
 
-    auto    as rules say of their lengths (sm100/which_kernel.py, mhapair/pays.py; default)
+    auto    as rules say of their lengths (sm100/choose/which_kernel.py, choose/pays.py; default)
     on      pairs (sm100/mhapair, mhawidepair)
     off     every CTA by itself (sm100/mha2q, mhawide)
 
@@ -120,7 +120,7 @@ def pairs() -> bool | None:
 
 
 def of_kernels(mixed: bool = True) -> dict:
-    """What the variables say to the rule that names a call's kernel (sm100/which_kernel.py).
+    """What the variables say to the rule that names a call's kernel (sm100/choose/which_kernel.py).
 
     mixed: queries of 16 bits may meet keys of 8
     """

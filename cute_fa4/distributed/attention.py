@@ -8,10 +8,10 @@ from operator import index
 
 import torch
 
-from cute_fa4.calls import autocast
+from cute_fa4.calls.operands import autocast
+from cute_fa4.calls.operands.tensors import check_is_tensor, check_rank
 from cute_fa4.calls.options import resolve
 from cute_fa4.calls.request import Options
-from cute_fa4.calls.tensors import check_is_tensor, check_rank
 from cute_fa4.distributed.backends import AXES, backend_of
 from cute_fa4.distributed.geometry import Band
 from cute_fa4.distributed.groups import CHECKS, Ranks, agree, ranks_of

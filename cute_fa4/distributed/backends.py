@@ -13,12 +13,7 @@ import math
 import torch
 
 from cute_fa4.calls.append import names_of_caches
-from cute_fa4.calls.merge import merge_into, merged
-from cute_fa4.calls.prepare import checked as check_call
-from cute_fa4.calls.prepare import prepare_attention
-from cute_fa4.calls.repeat import attend
-from cute_fa4.calls.request import CallTensors, Choices, Numbers, Options, in_order
-from cute_fa4.calls.tensors import (
+from cute_fa4.calls.operands.tensors import (
     DENSE,
     PACKED,
     check,
@@ -26,8 +21,13 @@ from cute_fa4.calls.tensors import (
     check_one_device,
     check_shapes,
 )
+from cute_fa4.calls.prepare import checked as check_call
+from cute_fa4.calls.prepare import prepare_attention
+from cute_fa4.calls.repeat import attend
+from cute_fa4.calls.request import CallTensors, Choices, Numbers, Options, in_order
+from cute_fa4.calls.split_keys.merge import merge_into, merged
 from cute_fa4.distributed.geometry import Call
-from cute_fa4.sm100.score_mods import ScoreMod
+from cute_fa4.sm100.blueprint.score_mods import ScoreMod
 from cute_fa4.system.devices import target_of
 
 aten = torch.ops.aten

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import torch
 
 import cute_fa4.operators  # noqa: F401  torch knows merge as an operator
-from cute_fa4.calls.merge import merged
-from cute_fa4.calls.tensors import check_is_tensor
-from cute_fa4.calls.tracing import is_traced, refuse_untraceable
+from cute_fa4.calls.operands.tensors import check_is_tensor
+from cute_fa4.calls.operands.tracing import is_traced, refuse_untraceable
+from cute_fa4.calls.split_keys.merge import merged
 
 _merge_operator = torch.ops.cute_fa4.merge
 

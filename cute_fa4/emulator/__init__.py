@@ -13,11 +13,11 @@ that would launch them on a GPU. What a kernel does wrong raises an EmulatorErro
 
 import functools
 
-from cute_fa4.emulator import ptx_files
-from cute_fa4.emulator.compare import Comparison, Finding, compare
-from cute_fa4.emulator.dlpack import as_cuda
-from cute_fa4.emulator.driver_api import Run, last_run
-from cute_fa4.emulator.errors import (
+from cute_fa4.emulator.host import ptx_files
+from cute_fa4.emulator.host.dlpack import as_cuda
+from cute_fa4.emulator.host.driver_api import Run, last_run
+from cute_fa4.emulator.host.session import use
+from cute_fa4.emulator.ptx.errors import (
     BarrierError,
     Deadlock,
     DivergenceError,
@@ -33,9 +33,9 @@ from cute_fa4.emulator.errors import (
     UninitializedRead,
     UnknownInstruction,
 )
-from cute_fa4.emulator.labels import KernelLabels
-from cute_fa4.emulator.launch import split_checks
-from cute_fa4.emulator.session import use
+from cute_fa4.emulator.ptx.labels import KernelLabels
+from cute_fa4.emulator.reports.compare import Comparison, Finding, compare
+from cute_fa4.emulator.run.launch import split_checks
 from cute_fa4.system import forks
 from cute_fa4.system.frames import with_room
 
@@ -84,7 +84,7 @@ def bind(
     **kwargs,
 ):
     """compile with another compile function than cute.compile, for programs that wrap it."""
-    from cute_fa4.emulator import host_binding
+    from cute_fa4.emulator.host import host_binding
 
     with _compile_lock.held:
         compiled = host_binding.compile_for_emulator(
@@ -114,8 +114,8 @@ class EmulatedFunction:
 
     def __call__(self, *args, **kwargs):
         """Call the function; an error of the emulator is raised as it is."""
-        from cute_fa4.emulator import driver_api
-        from cute_fa4.emulator.dlpack import claim_cuda
+        from cute_fa4.emulator.host import driver_api
+        from cute_fa4.emulator.host.dlpack import claim_cuda
 
         args = [claim_cuda(arg) for arg in args]
         kwargs = {name: claim_cuda(arg) for name, arg in kwargs.items()}

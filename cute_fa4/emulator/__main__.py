@@ -16,9 +16,10 @@ import warnings
 import torch
 
 from cute_fa4 import flash_attn_func
-from cute_fa4.emulator import annotated, compare, coverage, trace, use
-from cute_fa4.emulator.errors import EmulatorError
-from cute_fa4.emulator.schedules import MODES
+from cute_fa4.emulator import use
+from cute_fa4.emulator.ptx.errors import EmulatorError
+from cute_fa4.emulator.reports import annotated, compare, coverage, trace
+from cute_fa4.emulator.run.schedules import MODES
 from cute_fa4.system import pipes
 
 

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
-from cute_fa4.emulator.driver_api import global_memory
+from cute_fa4.emulator.host.driver_api import global_memory
 from cute_fa4.emulator.machine.memory import Allocation
 
 SM_COUNT = 148  # B200
@@ -165,7 +165,7 @@ def as_if_cuda(checks="hardware", arch="sm_100a"):
     from cutlass.cute import testing
     from cutlass.utils import hardware_info
 
-    from cute_fa4.emulator.dlpack import as_cuda
+    from cute_fa4.emulator.host.dlpack import as_cuda
 
     patches = _Patches()
     original_compile, original_jit = cute.compile, cute.jit

@@ -21,11 +21,12 @@ from cute_fa4 import (
     flash_mla_with_kvcache,
     masks,
 )
-from cute_fa4.calls import repeat, split
+from cute_fa4.calls import repeat
+from cute_fa4.calls.split_keys import split
 from cute_fa4.hopper import draw
 from cute_fa4.hopper.cases import problems
 from cute_fa4.hopper.variant import DTYPES, Problem, Variant
-from cute_fa4.sm100.rows_of_tiles import is_wide
+from cute_fa4.sm100.choose.rows_of_tiles import is_wide
 
 CANARY = -77.0
 SMS = 132

@@ -7,7 +7,7 @@ from itertools import accumulate
 
 import torch
 
-from cute_fa4.calls.latent_rows import LATENT, numbers_of, rows_from
+from cute_fa4.calls.operands.latent_rows import LATENT, numbers_of, rows_from
 from cute_fa4.hopper.variant import DTYPES, Problem, Variant
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 
 from cute_fa4 import aot, compile_cache
-from cute_fa4.emulator.dlpack import _CODES, _DLDataType, _DLDevice, _DLTensor
+from cute_fa4.emulator.host.dlpack import _CODES, _DLDataType, _DLDevice, _DLTensor
 from cute_fa4.sm100.append.config import AppendConfig
 
 FOLDER = "append"

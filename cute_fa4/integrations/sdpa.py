@@ -16,12 +16,12 @@ import torch
 from torch.nn.functional import pad
 
 from cute_fa4 import masks
-from cute_fa4.calls import autocast
-from cute_fa4.calls.tensors import check_is_tensor, checked_scale
+from cute_fa4.calls.operands import autocast
+from cute_fa4.calls.operands.tensors import check_is_tensor, checked_scale
 from cute_fa4.integrations import context_parallel
 from cute_fa4.interface import flash_attn_func
-from cute_fa4.sm100.choose_config import ALL_DEPTHS
-from cute_fa4.sm100.score_mods import ScoreMod, additive_bias
+from cute_fa4.sm100.blueprint.score_mods import ScoreMod, additive_bias
+from cute_fa4.sm100.choose.choose_config import ALL_DEPTHS
 
 HEADS_FIRST = ("batch", "heads", "seqlen", "head_dim")
 

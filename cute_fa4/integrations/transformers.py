@@ -14,7 +14,7 @@ import inspect
 import torch
 
 from cute_fa4 import masks
-from cute_fa4.calls.tensors import checked_scale
+from cute_fa4.calls.operands.tensors import checked_scale
 from cute_fa4.integrations.sdpa import options_of_mask, padded_depths
 from cute_fa4.integrations.transformers_masks import LazyMask, Pattern, mask
 from cute_fa4.interface import flash_attn_varlen_func

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map_only
 
 from cute_fa4 import masks
 from cute_fa4.masks import BoundMask
-from cute_fa4.sm100.score_mods import ScoreMod
+from cute_fa4.sm100.blueprint.score_mods import ScoreMod
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,9 @@ from typing import NamedTuple
 import torch
 
 from cute_fa4 import interface, mla
-from cute_fa4.calls.foreign import check_neutral
-from cute_fa4.calls.tensors import FP8, check_is_tensor
-from cute_fa4.sm100.score_mods import ScoreMod
+from cute_fa4.calls.operands.foreign import check_neutral
+from cute_fa4.calls.operands.tensors import FP8, check_is_tensor
+from cute_fa4.sm100.blueprint.score_mods import ScoreMod
 
 
 def flash_attn_varlen_func(

@@ -12,7 +12,8 @@
     torch.ops.cute_fa4.flash_mla_out
     torch.ops.cute_fa4.merge                       (outs, lses, *, dtype) -> (out, lse)
 
-The public functions call these when something traces them (cute_fa4/calls/tracing.py), and run directly otherwise:
+The public functions call these when something traces them (cute_fa4/calls/operands/tracing.py), and run directly
+otherwise:
 
     library.py    schemas, and what an operator does on CPU and CUDA tensors: they call the public functions
     fakes.py      what it returns for tensors without data, and what it refuses there

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 
-from cute_fa4.calls.scales import NAMES
+from cute_fa4.calls.operands.scales import NAMES
 
 _unwrap = torch._C._functorch._unwrap_batched
 _wrap = torch._C._functorch._add_batch_dim

@@ -13,17 +13,17 @@ from collections.abc import Callable
 import torch
 
 from cute_fa4.calls import append, attention, latent, prepare
-from cute_fa4.calls.lengths import check_lengths
+from cute_fa4.calls.operands.lengths import check_lengths
+from cute_fa4.calls.operands.rope import checked_rope, depths_of, of_arguments
+from cute_fa4.calls.operands.scales import NAMES, checked_scales
+from cute_fa4.calls.operands.strides import views_for_descriptors
+from cute_fa4.calls.operands.tensors import check, check_tensors
 from cute_fa4.calls.options import check_aux, resolve
 from cute_fa4.calls.request import Where
-from cute_fa4.calls.rope import checked_rope, depths_of, of_arguments
-from cute_fa4.calls.scales import NAMES, checked_scales
-from cute_fa4.calls.strides import views_for_descriptors
-from cute_fa4.calls.tensors import check, check_tensors
-from cute_fa4.calls.workspace import check_workspace
+from cute_fa4.calls.split_keys.workspace import check_workspace
 from cute_fa4.operators.refusals import in_graph
 from cute_fa4.operators.spelling import function_of, mask_of
-from cute_fa4.sm100.choose_config import LATENT_DEPTHS
+from cute_fa4.sm100.choose.choose_config import LATENT_DEPTHS
 from cute_fa4.system.devices import EMULATED_ARCH, Target
 
 

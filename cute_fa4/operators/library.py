@@ -7,16 +7,16 @@ from collections.abc import Callable
 import torch
 from torch.autograd.graph import increment_version
 
-from cute_fa4.calls import rope as rope_tensors
-from cute_fa4.calls.apart import named_aux
 from cute_fa4.calls.append import prepare_append_and_attention
 from cute_fa4.calls.latent import prepare_latent_attention, values_of
+from cute_fa4.calls.operands import rope as rope_tensors
+from cute_fa4.calls.operands.apart import named_aux
+from cute_fa4.calls.operands.tensors import check_no_gradient
+from cute_fa4.calls.operands.tracing import refuse_tangents
 from cute_fa4.calls.prepare import prepare_attention
 from cute_fa4.calls.repeat import attend
 from cute_fa4.calls.request import CallTensors, Choices, Numbers, in_order
-from cute_fa4.calls.tensors import check_no_gradient
-from cute_fa4.calls.tracing import refuse_tangents
-from cute_fa4.calls.workspace import given_workspace
+from cute_fa4.calls.split_keys.workspace import given_workspace
 from cute_fa4.operators import batching, fakes, sharding
 from cute_fa4.operators.spelling import function_of, mask_of
 

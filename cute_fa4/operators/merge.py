@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from cute_fa4.calls.merge import check_parts, merged
-from cute_fa4.calls.tensors import check_no_gradient
-from cute_fa4.calls.tracing import refuse_tangents
+from cute_fa4.calls.operands.tensors import check_no_gradient
+from cute_fa4.calls.operands.tracing import refuse_tangents
+from cute_fa4.calls.split_keys.merge import check_parts, merged
 from cute_fa4.operators import sharding
 from cute_fa4.operators.refusals import in_graph
 

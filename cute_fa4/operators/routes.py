@@ -14,15 +14,15 @@ from torch.compiler import disable, is_dynamo_compiling
 from cute_fa4.calls import append as caches
 from cute_fa4.calls import prepare as ragged
 from cute_fa4.calls import queries
-from cute_fa4.calls import rope as rope_tensors
 from cute_fa4.calls.latent import check_latent_tensors
+from cute_fa4.calls.operands import rope as rope_tensors
+from cute_fa4.calls.operands.tensors import check_tensors, unbuilt_parameters
 from cute_fa4.calls.options import resolve
-from cute_fa4.calls.tensors import check_tensors, unbuilt_parameters
 from cute_fa4.operators import sharding
 from cute_fa4.operators.fakes import new_out
 from cute_fa4.operators.refusals import tell_dynamo
 from cute_fa4.operators.spelling import is_known, spell_mask
-from cute_fa4.sm100.score_mods import ScoreMod, remember
+from cute_fa4.sm100.blueprint.score_mods import ScoreMod, remember
 
 _ops = torch.ops.cute_fa4
 

@@ -14,7 +14,14 @@ from functools import cache, lru_cache
 
 from cute_fa4.masks import BoundMask
 from cute_fa4.sm100 import masks
-from cute_fa4.sm100.score_mods import PACKAGED, THEN, ScoreMod, composed, packaged_call, remembered
+from cute_fa4.sm100.blueprint.score_mods import (
+    PACKAGED,
+    THEN,
+    ScoreMod,
+    composed,
+    packaged_call,
+    remembered,
+)
 
 _PAIRS = (masks.Both, masks.Either)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cute_fa4.sm100.work.claims import CLASSES
+from cute_fa4.sm100.blueprint.claims import CLASSES
 
 TIGHT, LOOSE = 0.10, 0.50
 CONFIRMED, REFUTED, NOT_MEASURED = "confirmed", "refuted", "not measured"

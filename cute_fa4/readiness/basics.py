@@ -9,7 +9,7 @@ import torch
 from cute_fa4 import flash_attn_func
 from cute_fa4.readiness.stage import CLAIMS, Context, Stage, error_of, require
 from cute_fa4.reference import attention_float64
-from cute_fa4.sm100.choose_config import DEPTHS
+from cute_fa4.sm100.choose.choose_config import DEPTHS
 
 NO_CLAIMS = {CLAIMS: "off"}
 # Each tensor is an allocation of the driver, so that nothing of ours lies before K or behind V.
@@ -139,7 +139,7 @@ STAGES = (
         "smallest launch",
         "does the attention kernel end, and is its output right, for one query and one key?",
         smallest_launch,
-        "sm100/kernel.py: launch, tensor memory, barriers; sync/barriers.py has who waits for whom",
+        "sm100/kernel.py: launch, tensor memory, barriers; blueprint/barriers.py has who waits for whom",
         environment=NO_CLAIMS,
     ),
     Stage(
@@ -154,7 +154,8 @@ STAGES = (
         "eight bits",
         "are 8-bit tensors right, with scales of heads and of tokens?",
         eight_bits,
-        "steps/half_powers.py, steps/token_scales.py and roles/token_scales.py; mhawiden/ for few queries of 16 bits",
+        "steps/half_powers.py, steps/token_scales.py and roles/token_scales.py; few_rows/dequantized/ for few queries "
+        "of 16 bits",
         seconds=120,
         environment=NO_CLAIMS,
     ),

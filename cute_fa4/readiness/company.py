@@ -170,7 +170,7 @@ STAGES = (
         "split keys",
         "are split calls right in two threads on one stream, and in two graphs that are replayed at once?",
         split_keys,
-        "calls/workspace.py: memory of partial results; docs/torch.md has the rules of captures",
+        "calls/split_keys/workspace.py: memory of partial results; docs/torch.md has the rules of captures",
     ),
     Stage(
         "co-residency",

@@ -9,7 +9,7 @@ import torch
 from cute_fa4 import flash_attn_func, flash_attn_varlen_func
 from cute_fa4.readiness.basics import NO_CLAIMS
 from cute_fa4.readiness.stage import Context, Stage, error_of, kernels_with, require, same_bits
-from cute_fa4.sm100.score_mods import InKernel, ScoreMod
+from cute_fa4.sm100.blueprint.score_mods import InKernel, ScoreMod
 
 LAUNCHES, LAUNCHES_ON_CPU = 10_000, 3
 

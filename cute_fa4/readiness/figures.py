@@ -55,7 +55,7 @@ def machine(context: Context) -> dict:
 
 
 def class_problems(context: Context) -> dict:
-    """A call of each class of sm100/work/claims.py: short ones, where claims matter most, and long ones."""
+    """A call of each class of sm100/blueprint/claims.py: short ones, where claims matter most, and long ones."""
     found = {}
     for length in (512, 4096):
         batch = 32768 // length
@@ -123,7 +123,7 @@ STAGES = (
         "claims by class",
         "do claims pay, by class of problem?",
         claims_by_class,
-        "sm100/work/claims.py",
+        "sm100/blueprint/claims.py",
         seconds=300,
         needs_gpu=True,
     ),

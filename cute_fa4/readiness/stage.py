@@ -100,7 +100,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 def kernels_with(claims: str):
     """Calls inside choose kernels that claim ("on"), that do not ("off"), or as the rule says ("auto")."""
     from cute_fa4.calls import repeat
-    from cute_fa4.sm100.choose_config import config_for
+    from cute_fa4.sm100.choose.choose_config import config_for
 
     def forget():  # the choice is made once for calls that are alike
         repeat.clear()

@@ -7,7 +7,7 @@ load warp             initialises the mbarriers and goes on at once: its copies
 mma warp              allocates tensor memory
 all others            wait for both
 every warp            waits for the grid before this one (dependent_launch): nothing of global memory is touched earlier
-roles(...)            the family's: which warp does what (mha2q/kernel.py)
+roles(...)            the family's: which warp does what (two_tiles/kernel.py)
 load warp             has no more work: the grid behind this one may start (dependent_launch)
 every warp            meets; the mma warp frees tensor memory
 """
@@ -20,12 +20,12 @@ from cutlass import Float32, Int32, Int64
 from cutlass._mlir import ir
 
 from ..layouts.scalars import maximum
-from .chip import SMEM_BASE_ALIGNMENT
-from .kernel_args import Events, KernelArgs, Smem
+from .blueprint.barriers import KV_SLOT
+from .blueprint.chip import SMEM_BASE_ALIGNMENT
 from .operands import tma
 from .operands.rope import Rope
 from .steps.row_math import LOG2_E
-from .sync.barriers import KV_SLOT
+from .sync.kernel_args import Events, KernelArgs, Smem
 from .sync.pipelines import KVConsumerPipeline, TMAProducerPipeline, initialise
 from .work import packed_order, tile_order
 from .work.judged import queue_of

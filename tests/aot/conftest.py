@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from cute_fa4 import aot
-from cute_fa4.sm100 import masks, score_mods
+from cute_fa4.sm100 import masks
 from cute_fa4.sm100.append.config import AppendConfig
-from cute_fa4.sm100.choose_config import choose_config
+from cute_fa4.sm100.blueprint import score_mods
+from cute_fa4.sm100.choose.choose_config import choose_config
 from cute_fa4.system import c_compiler
 
 ROOT = Path(__file__).resolve().parents[2]

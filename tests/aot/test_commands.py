@@ -16,7 +16,7 @@ from cute_fa4.aot import installed, manifest
 from cute_fa4.commands import trials
 from cute_fa4.compiler import functions
 from cute_fa4.sm100 import masks
-from cute_fa4.sm100.choose_config import choose_config, split_configs
+from cute_fa4.sm100.choose.choose_config import choose_config, split_configs
 from cute_fa4.system import c_compiler, cache_directory, pipes
 
 from .conftest import APPEND, EXPORTED, PLAIN, RICH, ROOT, python

@@ -11,8 +11,8 @@ import pytest
 from cute_fa4 import compile_cache
 from cute_fa4.aot import disk_cache, manifest
 from cute_fa4.compiler import compiler, functions
-from cute_fa4.sm100.config import FA4Config
-from cute_fa4.sm100.score_mods import InKernel, ScoreMod
+from cute_fa4.sm100.blueprint.score_mods import InKernel, ScoreMod
+from cute_fa4.sm100.choose.config import FA4Config
 
 from .conftest import APPEND, PLAIN, ROOT, python
 

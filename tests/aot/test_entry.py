@@ -14,11 +14,11 @@ from cute_fa4.compiler import functions
 from cute_fa4.compiler.policy import JitError, JitWarning
 from cute_fa4.sm100 import masks
 from cute_fa4.sm100.append.config import AppendConfig
-from cute_fa4.sm100.choose_config import choose_config, split_configs
+from cute_fa4.sm100.blueprint.score_mods import ScoreMod
+from cute_fa4.sm100.blueprint.warp_roles import WarpRoles
+from cute_fa4.sm100.choose.choose_config import choose_config, split_configs
+from cute_fa4.sm100.choose.config import FA4Config
 from cute_fa4.sm100.combine.config import CombineConfig
-from cute_fa4.sm100.config import FA4Config
-from cute_fa4.sm100.score_mods import ScoreMod
-from cute_fa4.sm100.warp_roles import WarpRoles
 
 from .conftest import EXPORTED, PLAIN, RICH, ROOT
 

@@ -11,8 +11,8 @@ import pytest
 from cute_fa4 import aot
 from cute_fa4.aot import build, exporter, loader, manifest
 from cute_fa4.compiler import toolkit
-from cute_fa4.sm100.choose_config import choose_config
-from cute_fa4.sm100.config import FA4Config
+from cute_fa4.sm100.choose.choose_config import choose_config
+from cute_fa4.sm100.choose.config import FA4Config
 
 from .conftest import APPEND, EXPORTED, PLAIN, RICH
 

@@ -19,13 +19,13 @@ sys.unraisablehook = lambda unraisable: sys.settrace(on_call)
 
 # Where state of the process is made: (file, function), None for all functions of the file.
 PLACES = {
-    ("emulator/instruction_table.py", None), ("emulator/runtime_library.py", None), ("system/c_compiler.py", None),
-    ("emulator/lanes.py", "link"), ("emulator/lanes.py", "__init__"), ("emulator/lanes.py", "_bind"),
-    ("emulator/driver_api.py", None), ("emulator/machine/memory.py", "add"),
-    ("emulator/machine/memory.py", "unregister"), ("emulator/dlpack.py", "__dlpack__"),
-    ("emulator/program.py", "place_variables"), ("emulator/launch.py", "execute_grid"), ("emulator/observer.py", None),
-    ("aot/loader.py", None), ("calls/launch.py", "_warn_once"), ("compile_cache.py", "function_for"),
-    ("compiler/functions.py", "existing_or_made"), ("calls/repeat.py", "keep"),
+    ("emulator/instructions/instruction_table.py", None), ("emulator/host/runtime_library.py", None),
+    ("system/c_compiler.py", None), ("emulator/instructions/lanes.py", "link"), ("emulator/instructions/lanes.py",
+    "__init__"), ("emulator/instructions/lanes.py", "_bind"), ("emulator/host/driver_api.py", None),
+    ("emulator/machine/memory.py", "add"), ("emulator/machine/memory.py", "unregister"), ("emulator/host/dlpack.py",
+    "__dlpack__"), ("emulator/run/program.py", "place_variables"), ("emulator/run/launch.py", "execute_grid"),
+    ("emulator/machine/observer.py", None), ("aot/loader.py", None), ("calls/launch.py", "_warn_once"),
+    ("compile_cache.py", "function_for"), ("compiler/functions.py", "existing_or_made"), ("calls/repeat.py", "keep"),
     ("operators/library.py", "<module>"), ("operators/library.py", "_define_one"),
 }
 STRIDE = int(sys.argv[1])       # lines of a function
@@ -115,7 +115,8 @@ def in_use():
     return run
 assert until_done(in_use).launches == 1 and len(driver_api._settings) == 1
 files = {name.partition("/cute_fa4/")[2] for name, _ in interrupted}
-print(len(interrupted), len(files), "emulator/lanes.py" in files, "emulator/instructions/convert.py" in files)
+print(len(interrupted), len(files), "emulator/instructions/lanes.py" in files, "emulator/instructions/convert.py" in
+files)
 """
 
 OPERATORS = """

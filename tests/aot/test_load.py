@@ -12,7 +12,7 @@ from cute_fa4.aot import LoadError, manifest
 from cute_fa4.calls import append as appending
 from cute_fa4.calls import launch
 from cute_fa4.compiler import functions
-from cute_fa4.emulator.driver_api import DEFAULT
+from cute_fa4.emulator.host.driver_api import DEFAULT
 
 from .conftest import EXPORTED, PLAIN, python
 

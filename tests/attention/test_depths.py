@@ -5,7 +5,7 @@ columns of P V (16 at a time, so that 8, 24, ... compute eight too many, which t
 pages that come with all chunks in one copy, which order of the products has room in tensor memory. Beyond 128 a slot of
 the ring has no room for all of K: its rest has a place of its own, in a ring of three slots. Beyond 192, or 128 of V,
 K and V come in units of 64 columns, and there is one O (sm100/mhawide). Beyond 256 columns of V
-there are two launches, one for either half (calls/halves.py).
+there are two launches, one for either half (calls/split_keys/halves.py).
 """
 
 import itertools
@@ -17,7 +17,7 @@ import torch
 from cute_fa4 import EmulatorWarning, capabilities, flash_attn_func, flash_attn_with_kvcache
 from cute_fa4.calls import repeat
 from cute_fa4.reference import allowed_error, attention_float64, max_error
-from cute_fa4.sm100.choose_config import ALL_DEPTHS, DEPTHS, QK_DEPTHS
+from cute_fa4.sm100.choose.choose_config import ALL_DEPTHS, DEPTHS, QK_DEPTHS
 from tests.pairwise import sweep_only
 from tests.serving.batches import Batch, assert_agrees, int32, packed_q, paged_kv, run
 

@@ -15,7 +15,7 @@ import torch
 
 from cute_fa4 import flash_attn_func, flash_attn_varlen_func, masks
 from cute_fa4.compiler import policy
-from cute_fa4.sm100.choose_config import choose_config
+from cute_fa4.sm100.choose.choose_config import choose_config
 from tests.attention.test_lagged import (
     FAILS_FROM,
     assert_close,

@@ -12,9 +12,9 @@ from cute_fa4 import emulator, flash_attn_func
 from cute_fa4.calls import repeat
 from cute_fa4.compiler import policy
 from cute_fa4.reference import attention_float64
-from cute_fa4.sm100.choose_config import choose_config
-from cute_fa4.sm100.mha2q.p_crossed import PCrossedCode
+from cute_fa4.sm100.choose.choose_config import choose_config
 from cute_fa4.sm100.steps import half_powers
+from cute_fa4.sm100.two_tiles.p_crossed import PCrossedCode
 from tests.emulator.mutations.quick import OF_SOURCES, quick_or_sweep
 from tests.serving.batches import LSE_ERROR_OF_FP8, attention
 

@@ -14,7 +14,7 @@ import torch
 from cute_fa4 import emulator, flash_attn_func, flash_attn_varlen_func, masks
 from cute_fa4.compiler import policy
 from cute_fa4.interface import EmulatorWarning
-from cute_fa4.sm100.choose_config import choose_config
+from cute_fa4.sm100.choose.choose_config import choose_config
 from cute_fa4.sm100.steps.lagged import FAILED_FROM
 from tests.attention.agreement import ROUNDOFF
 

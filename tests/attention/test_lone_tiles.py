@@ -7,7 +7,7 @@ keys      520      300  256  129  128  0        a lone work tile has two key til
 import pytest
 import torch
 
-from cute_fa4.sm100.choose_config import choose_config
+from cute_fa4.sm100.choose.choose_config import choose_config
 from tests.serving.batches import (
     Batch,
     assert_agrees,

@@ -9,7 +9,7 @@ import torch
 from cute_fa4 import FA4Config, compile_cache, flash_attn_func
 from cute_fa4.calls import repeat
 from cute_fa4.compiler import policy
-from cute_fa4.sm100.choose_config import choose_config
+from cute_fa4.sm100.choose.choose_config import choose_config
 from cute_fa4.sm100.instructions.exp2 import emulated_pairs
 
 BN = 128

@@ -7,8 +7,8 @@ import torch
 
 from cute_fa4 import compile_cache, emulator
 from cute_fa4.reference import allowed_error, attention_float64
-from cute_fa4.sm100.choose_config import choose_config
-from cute_fa4.sm100.mha2q.kernel import SM100MHA2Q
+from cute_fa4.sm100.choose.choose_config import choose_config
+from cute_fa4.sm100.two_tiles.kernel import SM100MHA2Q
 from tests.attention.agreement import Schedule
 
 SCHEDULES = [Schedule(), Schedule("hostile", 1), Schedule("random", 2)]

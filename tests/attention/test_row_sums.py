@@ -13,13 +13,13 @@ from cutlass import Int32
 
 from cute_fa4 import compile_cache, emulator
 from cute_fa4.reference import EXP2_RELATIVE_ERROR_OF_FP8, FLOAT32_NOISE
-from cute_fa4.sm100.choose_config import choose_config, split_configs
-from cute_fa4.sm100.mha2q import kernel
-from cute_fa4.sm100.mha2q.kernel import SM100MHA2Q
-from cute_fa4.sm100.mha2q.p_crossed import PCrossedCode
+from cute_fa4.sm100.choose.choose_config import choose_config, split_configs
 from cute_fa4.sm100.operands.kv_buffer import KVBuffer
 from cute_fa4.sm100.roles import correction
 from cute_fa4.sm100.steps import lost_weights, store
+from cute_fa4.sm100.two_tiles import kernel
+from cute_fa4.sm100.two_tiles.kernel import SM100MHA2Q
+from cute_fa4.sm100.two_tiles.p_crossed import PCrossedCode
 from tests.emulator.mutations.quick import OF_SOURCES, quick_or_sweep
 
 QUERIES, KEYS = 300, 400

@@ -15,15 +15,15 @@ from cute_fa4 import compile_cache, emulator, flash_attn_func
 from cute_fa4.interface import EmulatorWarning
 from cute_fa4.layouts.scalars import choose
 from cute_fa4.score_mods import soft_cap
-from cute_fa4.sm100.choose_config import choose_config
-from cute_fa4.sm100.mha2q import p_beside_s_summed, summed_products
-from cute_fa4.sm100.mha2q.kernel import SM100MHA2Q
-from cute_fa4.sm100.mha2q.p_beside_s import PBesideSCode
-from cute_fa4.sm100.mha2q.p_beside_s_summed import PBesideSSummedCode, load_sum
+from cute_fa4.sm100.blueprint.entries import VERDICT_WORDS
+from cute_fa4.sm100.choose.choose_config import choose_config
 from cute_fa4.sm100.roles.order import Order
 from cute_fa4.sm100.steps import lagged, store
 from cute_fa4.sm100.sync.pipelines import Slot
-from cute_fa4.sm100.work.entries import VERDICT_WORDS
+from cute_fa4.sm100.two_tiles import p_beside_s_summed, summed_products
+from cute_fa4.sm100.two_tiles.kernel import SM100MHA2Q
+from cute_fa4.sm100.two_tiles.p_beside_s import PBesideSCode
+from cute_fa4.sm100.two_tiles.p_beside_s_summed import PBesideSSummedCode, load_sum
 from tests.attention.agreement import ROUNDOFF, Schedule
 from tests.attention.test_lagged import expected, tensors
 from tests.emulator.mutations.quick import OF_SOURCES, quick_or_sweep

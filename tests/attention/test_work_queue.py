@@ -14,7 +14,7 @@ import torch
 from cute_fa4 import emulator, flash_attn_func, flash_attn_varlen_func
 from cute_fa4.calls import repeat
 from cute_fa4.interface import EmulatorWarning
-from cute_fa4.sm100.choose_config import config_for
+from cute_fa4.sm100.choose.choose_config import config_for
 from tests.attention.agreement import assert_agrees
 from tests.cases import Case
 

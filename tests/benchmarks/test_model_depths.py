@@ -10,8 +10,8 @@ from benchmarks.cycle_model.constants import B200
 from benchmarks.cycle_model.evaluate import SteadyState
 from benchmarks.cycle_model.grid import CTACycles, Curve
 from benchmarks.cycle_model.problems import Problem
-from cute_fa4.sm100.choose_config import DEPTHS, QK_DEPTHS, choose_config
-from cute_fa4.sm100.rows_of_tiles import is_wide
+from cute_fa4.sm100.choose.choose_config import DEPTHS, QK_DEPTHS, choose_config
+from cute_fa4.sm100.choose.rows_of_tiles import is_wide
 
 PAGE = (Path(__file__).parents[2] / "docs" / "performance.md").read_text()
 BUSY = dict.fromkeys(("tensor", "mufu"), 0.5)
@@ -24,7 +24,7 @@ def table_of_page(name: str) -> str:
 @pytest.mark.parametrize("d", [d for d in QK_DEPTHS if d % 16])
 def test_an_odd_multiple_of_8_costs_what_the_next_multiple_of_16_does(d):
     """The same products, copies, places and order. Without a mask 64 has an order of its own, in which P V adds P up
-    and which V of 64 columns alone may have (mha2q/orders.py): it is asked for the one of 56.
+    and which V of 64 columns alone may have (two_tiles/orders.py): it is asked for the one of 56.
     """
 
     def costs(d, **asked):

@@ -203,7 +203,7 @@ def test_a_traced_cta_walks_as_many_key_tiles_as_its_workload_says(variant):
         kinds = [event.kind for events in trace.warps.values() for event in events]
         tiles = work.tiles * work.work_tiles or 1  # of no tiles: the last one has one
         # The last tile of a window is seen by the second query tile alone, and where it has left the beginning the
-        # first tile by the first one (mha2q/uneven).
+        # first tile by the first one (two_tiles/uneven).
         ends = [work.tiles > 1, work.tiles > work.window // KEYS + 1] if variant.window else []
         left_out = work.work_tiles * sum(ends)
         assert kinds.count("mma") == tiles * a_tile - left_out * a_tile // 2
@@ -223,7 +223,7 @@ def test_tensors_of_eight_bits_are_half_of_the_bytes_read_and_the_output_is_not(
     assert narrow.bytes == wide.bytes * 5 / 8 and narrow.flops == wide.flops
 
 
-# Of each rule of sm100/which_kernel.py that a modelled row meets, one on either side; fp16 is not modelled.
+# Of each rule of sm100/choose/which_kernel.py that a modelled row meets, one on either side; fp16 is not modelled.
 CHOSEN = [
     (Problem(4, 16, 16, 8192, 128, causal=False), "mhapair"),
     (Problem(32, 16, 16, 1024, 128, causal=True), "mha2q"),

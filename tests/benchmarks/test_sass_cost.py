@@ -12,7 +12,7 @@ from benchmarks.sass.cost import Shape, kernel_cost
 from benchmarks.sass.our_kernel import compile_artifacts
 from benchmarks.sass.program import parse
 from cute_fa4.compiler import toolkit
-from cute_fa4.sm100.choose_config import choose_config
+from cute_fa4.sm100.choose.choose_config import choose_config
 from tests.benchmarks.sass_text import listing, repeat
 
 MMA_LOOP = f"""
@@ -252,7 +252,8 @@ def test_the_measured_loops_are_whole_tiles(causal_kernel):
     """A loop that was unrolled or split otherwise than the kernel says would be scaled wrongly."""
     config, cost, _ = causal_kernel
     assert cost.of("softmax unmasked").units == config.tiles.BN / 128
-    # Three of the four products of a key tile; the fourth is of the query tile that may leave it out (mha2q/uneven).
+    # Three of the four products of a key tile; the fourth is of the query tile that may leave it out
+    # (two_tiles/uneven).
     assert cost.of("mma").units == 0.75
     assert cost.of("correction").units == 1
 

@@ -1,4 +1,4 @@
-"""A small call for each family of kernels, found by the rules that choose one (sm100/which_kernel.py).
+"""A small call for each family of kernels, found by the rules that choose one (sm100/choose/which_kernel.py).
 
 SHAPES is a list of calls from cheap to dear; a family's is the first that the rules give to it. A family that none
 reaches fails test_every_family_has_a_shape: it gets the line that reaches it, and with it every law.
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cute_fa4.sm100.choose_config import FAMILIES
-from cute_fa4.sm100.which_kernel import Call, which_kernel
+from cute_fa4.sm100.choose.choose_config import FAMILIES
+from cute_fa4.sm100.choose.which_kernel import Call, which_kernel
 
 GROUP = 2  # query heads of a key/value head
 ROPE = 64

@@ -22,8 +22,8 @@ from math import prod
 
 import torch
 
+from cute_fa4.sm100.choose.config import FA4Config
 from cute_fa4.sm100.combine.config import CombineConfig
-from cute_fa4.sm100.config import FA4Config
 
 
 class Turns:
@@ -122,7 +122,7 @@ class Device:
             launches.clear()
 
     def allocated(self, shape: tuple, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """In the place of cute_fa4.calls.workspace._allocated."""
+        """In the place of cute_fa4.calls.split_keys.workspace._allocated."""
         self.turns.pass_on()
         size = prod(shape) * dtype.itemsize
         blocks = self.free[self.stream, size]

@@ -3,7 +3,7 @@
 import pytest
 
 from cute_fa4.calls.grid import ctas_of
-from cute_fa4.sm100.choose_config import choose_config
+from cute_fa4.sm100.choose.choose_config import choose_config
 
 # Around one and two tiles of 128 rows; 8 heads of groups of 4 on 3 sequences: 24 rows of CTAs, 6 where a group shares.
 HEADS, BATCH = 8, 3

@@ -8,7 +8,7 @@ import torch
 
 from cute_fa4 import capabilities, flash_attn_func, flash_attn_with_kvcache
 from cute_fa4.calls import repeat
-from cute_fa4.calls.halves import HalvesPlan
+from cute_fa4.calls.split_keys.halves import HalvesPlan
 from cute_fa4.reference import allowed_error, attention_float64, max_error
 from tests.serving.batches import Batch, assert_agrees, int32, packed_q, paged_kv, run
 

@@ -21,11 +21,11 @@ from cute_fa4 import (
     warmup,
 )
 from cute_fa4.aot.manifest import FORMAT, versions
-from cute_fa4.calls import foreign
+from cute_fa4.calls.operands import foreign
 from cute_fa4.compiler import compiler
 from cute_fa4.compiler import functions as registry
 from cute_fa4.sm100 import masks as masks_of_sm100
-from cute_fa4.sm100.config import FA4Config
+from cute_fa4.sm100.choose.config import FA4Config
 from tests.serving.batches import int32
 from tests.serving.test_errors import APPEND, PACKED, PAGED
 from tests.test_interface import K, Q, V

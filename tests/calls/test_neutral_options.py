@@ -22,10 +22,11 @@ import pytest
 import torch
 
 from cute_fa4 import EmulatorWarning, compile_cache, emulator, flash_mla_with_kvcache
-from cute_fa4.calls import repeat, tensors
-from cute_fa4.calls.latent_rows import numbers_of, rows_from
-from cute_fa4.sm100.choose_config import FAMILIES, PAIRED
-from cute_fa4.sm100.config import FA4Config
+from cute_fa4.calls import repeat
+from cute_fa4.calls.operands import tensors
+from cute_fa4.calls.operands.latent_rows import numbers_of, rows_from
+from cute_fa4.sm100.choose.choose_config import FAMILIES, PAIRED
+from cute_fa4.sm100.choose.config import FA4Config
 from tests import pairwise
 from tests.calls import neutral, shape_calls
 from tests.calls.shapes import CHOSEN, LATENT, OTHERS, Shape, missing
@@ -202,7 +203,7 @@ def latent_called(name, families, **given) -> tuple:
 
 
 def assert_latent(found, given, numbers, of_rows: bool) -> None:
-    """The bound of tests/sm100/mla_widen/row_batches.py: roundings of numbers, of P and of out to bf16."""
+    """The bound of tests/sm100/latent/dequantized/row_batches.py: roundings of numbers, of P and of out to bf16."""
     out, lse = found
     q, k = given["q"][0].double(), numbers[: shape_calls.KEYS]
     scores = torch.einsum("qhd,kd->hqk", q, k) * 576**-0.5

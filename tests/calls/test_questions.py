@@ -7,7 +7,8 @@ import torch
 
 import cute_fa4
 from cute_fa4 import capabilities, compile_cache
-from cute_fa4.calls import append, attention, questions
+from cute_fa4.calls import append, attention
+from cute_fa4.calls.ask import questions
 
 ROW = dict(dtype="bf16", head_dim=128, arch="sm_100a")
 BATCH, HEADS_KV, KEYS = 3, 2, 40

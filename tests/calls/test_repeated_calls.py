@@ -31,7 +31,7 @@ def launches(monkeypatch):
         seen.append(launch)
         return SimpleNamespace(instructions=0, opcodes={}, counters={}, notes=[], regions=())
 
-    monkeypatch.setattr("cute_fa4.emulator.launch.execute_grid", execute_grid)
+    monkeypatch.setattr("cute_fa4.emulator.run.launch.execute_grid", execute_grid)
     return seen
 
 
@@ -41,7 +41,7 @@ def unseen(monkeypatch):
     monkeypatch.setattr(
         "cute_fa4.calls.attention._decided_by_contents", lambda device, where: False
     )
-    monkeypatch.setattr("cute_fa4.calls.lengths.check_contents", lambda *arguments: None)
+    monkeypatch.setattr("cute_fa4.calls.operands.lengths.check_contents", lambda *arguments: None)
     monkeypatch.setattr("cute_fa4.calls.append._check_append_contents", lambda *arguments: None)
 
 

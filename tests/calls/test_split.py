@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from cute_fa4 import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
-from cute_fa4.calls import split, workspace
 from cute_fa4.calls.options import resolve
 from cute_fa4.calls.request import Where
+from cute_fa4.calls.split_keys import split, workspace
 from cute_fa4.reference import allowed_error, attention_float64, max_error
-from cute_fa4.sm100.choose_config import choose_config
+from cute_fa4.sm100.choose.choose_config import choose_config
 from tests.calls.simulated_device import full_of_nan
 
 pytestmark = pytest.mark.filterwarnings("ignore::cute_fa4.EmulatorWarning")

@@ -12,9 +12,9 @@ import cute_fa4
 from cute_fa4 import capabilities, compile_cache, configs_for_model, flash_mla_with_kvcache
 from cute_fa4.aot.entry import configs_of
 from cute_fa4.calls import repeat
-from cute_fa4.sm100.choose_config import FAMILIES
-from cute_fa4.sm100.config import FA4Config
-from cute_fa4.sm100.which_kernel import RULES, Call, kernels_of
+from cute_fa4.sm100.choose.choose_config import FAMILIES
+from cute_fa4.sm100.choose.config import FA4Config
+from cute_fa4.sm100.choose.which_kernel import RULES, Call, kernels_of
 from tests import pairwise
 
 TORCH = {"bf16": torch.bfloat16, "fp16": torch.float16, "e4m3": torch.float8_e4m3fn}

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from cute_fa4 import flash_attn_func, flash_attn_with_kvcache
-from cute_fa4.calls import append, attention, repeat, workspace
+from cute_fa4.calls import append, attention, repeat
+from cute_fa4.calls.split_keys import workspace
 from tests.calls.simulated_device import Device, Turns, kernels_of, side_by_side
 from tests.calls.split_calls import BF16, CALLS, dense
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-pytest.importorskip("cute_fa4.emulator.labels", reason="labels belong to the emulator")
+pytest.importorskip("cute_fa4.emulator.ptx.labels", reason="labels belong to the emulator")
 
 from cute_fa4.compiler.labels import kernel_labels
-from cute_fa4.sm100.choose_config import choose_config
-from cute_fa4.sm100.config import SCHEDULES
-from cute_fa4.sm100.warp_roles import WarpRoles
+from cute_fa4.sm100.blueprint.warp_roles import WarpRoles
+from cute_fa4.sm100.choose.choose_config import choose_config
+from cute_fa4.sm100.choose.config import SCHEDULES
 
 
 @pytest.mark.parametrize("dtype, head_dim", [("bf16", 64), ("bf16", 128), ("e4m3", 128)])

@@ -9,7 +9,7 @@ import math
 import pytest
 import torch
 
-from cute_fa4.calls.merge import merge_into
+from cute_fa4.calls.split_keys.merge import merge_into
 from cute_fa4.distributed import merge
 from cute_fa4.reference import max_error
 from tests import pairwise

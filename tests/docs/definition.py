@@ -9,8 +9,8 @@ import torch
 
 from cute_fa4.score_mods import alibi_slope
 from cute_fa4.sm100.append.config import AppendConfig
+from cute_fa4.sm100.blueprint.score_mods import packaged_call
 from cute_fa4.sm100.combine.config import CombineConfig
-from cute_fa4.sm100.score_mods import packaged_call
 from tests.serving.batches import attention, positions
 
 

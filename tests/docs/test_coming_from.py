@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cute_fa4 import EmulatorWarning
-from cute_fa4.calls import foreign
+from cute_fa4.calls.operands import foreign
 from cute_fa4.compiler import compiler
 from cute_fa4.compiler import functions as registry
 from tests.docs import definition, peers

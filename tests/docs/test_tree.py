@@ -39,7 +39,7 @@ def test_the_tree_goes_from_the_top_floor_down_and_leaves_nothing_out():
     assert {
         "calls/",
         "sm100/",
-        "sm100/mha2q/",
+        "sm100/two_tiles/",
         "emulator/checks/",
         "sm100/kernel.py",
         "interface.py",

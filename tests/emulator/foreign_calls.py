@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from cute_fa4.emulator import ptx_files
+from cute_fa4.emulator.host import ptx_files
 
 
 def check(name, got, exact, bound):

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from cute_fa4.emulator import instruction_table
+from cute_fa4.emulator.instructions import instruction_table
 
 RECORD = Path(__file__).with_name("spellings.json")
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from cute_fa4.emulator.errors import EmulatorError
 from cute_fa4.emulator.machine.block_scale import ScaledMultiply, decode_scaled_instruction
+from cute_fa4.emulator.ptx.errors import EmulatorError
 from tests.emulator.test_tcgen05 import Bench
 
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])

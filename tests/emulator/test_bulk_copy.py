@@ -5,19 +5,19 @@ import struct
 import numpy as np
 import pytest
 
-from cute_fa4.emulator.errors import (
+from cute_fa4.emulator.instructions.instruction_table import lookup
+from cute_fa4.emulator.machine.cta import CTA, Cluster, Machine
+from cute_fa4.emulator.machine.mbarrier import MBarrier
+from cute_fa4.emulator.machine.memory import ParamMemory
+from cute_fa4.emulator.machine.warp import PARAM_BASE, SHARED_BASE, Wait, Warp
+from cute_fa4.emulator.ptx.errors import (
     BarrierError,
     EmulatorError,
     IllegalAccess,
     TensorMapError,
     UninitializedRead,
 )
-from cute_fa4.emulator.instruction_table import lookup
-from cute_fa4.emulator.machine.cta import CTA, Cluster, Machine
-from cute_fa4.emulator.machine.mbarrier import MBarrier
-from cute_fa4.emulator.machine.memory import ParamMemory
-from cute_fa4.emulator.machine.warp import PARAM_BASE, SHARED_BASE, Wait, Warp
-from cute_fa4.emulator.ptx_parser import parse
+from cute_fa4.emulator.ptx.parser import parse
 
 MODULE = """.version 8.8
 .target sm_100a

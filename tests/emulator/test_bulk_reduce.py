@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from cute_fa4.emulator.errors import RaceError, UnknownInstruction
 from cute_fa4.emulator.machine.memory import GlobalMemory
 from cute_fa4.emulator.machine.tensor_map import decode_tensor_map
+from cute_fa4.emulator.ptx.errors import RaceError, UnknownInstruction
 from tests.emulator.core.ptx_bench import run_ptx
 
 N = 64  # bytes of one reduction: several elements of every type

@@ -13,7 +13,7 @@ import torch
 from cutlass.cute.runtime import make_fake_compact_tensor
 
 from cute_fa4 import emulator
-from cute_fa4.emulator.errors import (
+from cute_fa4.emulator.ptx.errors import (
     EmulatorError,
     IllegalAccess,
     InFlightError,

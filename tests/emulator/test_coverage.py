@@ -6,7 +6,7 @@ import torch
 
 from cute_fa4 import emulator, flash_attn_func
 from cute_fa4.calls import repeat
-from cute_fa4.emulator import coverage
+from cute_fa4.emulator.reports import coverage
 from tests.emulator.core.ptx_bench import run_ptx, store
 
 BRANCHY = """

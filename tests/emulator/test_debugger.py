@@ -13,7 +13,7 @@ import torch
 
 from cute_fa4 import emulator, flash_attn_func
 from cute_fa4.emulator import __main__ as command_line
-from cute_fa4.emulator import trace
+from cute_fa4.emulator.reports import trace
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -110,7 +110,7 @@ def test_the_page_holds_the_marks_of_the_picture(recorded, tmp_path):
 
 def test_annotated_ptx_is_ptx_and_names_mbarriers():
     """The annotated text of the attention kernel is executed in its place, and gives the same bits."""
-    from cute_fa4.emulator import annotated
+    from cute_fa4.emulator.reports import annotated
 
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 128, 1, 64, generator=generator).bfloat16() for _ in "qkv")
@@ -126,7 +126,7 @@ FORK = """
 import os, sys, threading, warnings
 import torch
 from cute_fa4 import emulator, flash_attn_func
-from cute_fa4.emulator.observer import Observer, observing
+from cute_fa4.emulator.machine.observer import Observer, observing
 warnings.simplefilter("ignore")
 q = torch.randn(1, 128, 1, 64).bfloat16()
 expected = flash_attn_func(q, q, q)
@@ -145,7 +145,7 @@ with observing(Stop()):
         sys.exit(0 if torch.equal(flash_attn_func(q, q, q), expected) else 3)
     _, status = os.waitpid(child, 0)
     Stop.go_on.set(); thread.join()
-from cute_fa4.emulator.runtime_library import scratch_directory
+from cute_fa4.emulator.host.runtime_library import scratch_directory
 assert scratch_directory().exists(), "the child's exit has left our scratch directory"
 sys.exit(os.waitstatus_to_exitcode(status))
 """

@@ -17,11 +17,11 @@ from cute_fa4 import configs_for_model, emulator, flash_attn_func, flash_attn_wi
 from cute_fa4.aot.catalogue import read_catalogue
 from cute_fa4.calls import attention, repeat
 from cute_fa4.compiler import policy
-from cute_fa4.emulator import driver_api
+from cute_fa4.emulator.host import driver_api
 from cute_fa4.interface import EmulatorWarning
 from cute_fa4.sm100.append.config import AppendConfig
-from cute_fa4.sm100.choose_config import FAMILIES, choose_config
-from cute_fa4.sm100.launches import PARTS, launches
+from cute_fa4.sm100.choose.choose_config import FAMILIES, choose_config
+from cute_fa4.sm100.choose.launches import PARTS, launches
 
 THREADS, WARP = 64, 32
 

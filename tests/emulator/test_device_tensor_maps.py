@@ -5,9 +5,9 @@ import struct
 import numpy as np
 import pytest
 
-from cute_fa4.emulator.errors import ProxyError, TensorMapError
 from cute_fa4.emulator.instructions.tensor_map_edits import edited
 from cute_fa4.emulator.machine.tensor_map import decode_tensor_map
+from cute_fa4.emulator.ptx.errors import ProxyError, TensorMapError
 from tests.emulator.core.ptx_bench import run_ptx
 from tests.emulator.test_bulk_copy import aligned, tensor_map
 

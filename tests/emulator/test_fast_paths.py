@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from cute_fa4 import emulator, flash_attn_func
-from cute_fa4.emulator.errors import EmulatorError
 from cute_fa4.emulator.machine import matrix_descriptors, tensor_core
 from cute_fa4.emulator.machine.fast_paths import fast
 from cute_fa4.emulator.machine.memory import SharedMemory
 from cute_fa4.emulator.machine.tensor_memory import TensorMemory
+from cute_fa4.emulator.ptx.errors import EmulatorError
 from tests.emulator.checks.planted_bugs import BUGS
 
 REFUSALS = {

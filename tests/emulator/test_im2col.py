@@ -9,9 +9,9 @@ from cutlass.cute.nvgpu import cpasync, tcgen05
 from cutlass.cute.runtime import make_fake_compact_tensor
 
 from cute_fa4 import emulator
-from cute_fa4.emulator import ptx_files
-from cute_fa4.emulator.errors import TensorMapError
+from cute_fa4.emulator.host import ptx_files
 from cute_fa4.emulator.machine.tensor_map import decode_tensor_map
+from cute_fa4.emulator.ptx.errors import TensorMapError
 
 # --- maps of CuTe -------------------------------------------------------------------------------------
 

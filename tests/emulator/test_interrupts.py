@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from cute_fa4 import emulator
-from cute_fa4.emulator import driver_api, observer, ptx_files
+from cute_fa4.emulator.host import driver_api, ptx_files
+from cute_fa4.emulator.machine import observer
 from cute_fa4.system import progress
 from tests import pairwise
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from cute_fa4 import emulator
-from cute_fa4.emulator import ptx_files
-from cute_fa4.emulator.errors import IllegalAccess, RaceError
+from cute_fa4.emulator.host import ptx_files
+from cute_fa4.emulator.ptx.errors import IllegalAccess, RaceError
 
 TEXT = """
 .version 9.1

@@ -6,7 +6,7 @@ NVIDIA/cutlass#3435 (a B300 ends the launch every time).
 
 import pytest
 
-from cute_fa4.emulator.errors import TensorMemoryError
+from cute_fa4.emulator.ptx.errors import TensorMemoryError
 from tests.emulator.core.ptx_bench import run_ptx
 
 MEET = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from cute_fa4 import emulator
-from cute_fa4.emulator import ptx_files
-from cute_fa4.emulator.errors import IllegalAccess, TensorMapError
+from cute_fa4.emulator.host import ptx_files
+from cute_fa4.emulator.ptx.errors import IllegalAccess, TensorMapError
 from tests.emulator.gpu.tensor_map_fields import random_fields
 
 SCALE = """.version 8.8

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from cute_fa4.emulator.errors import EmulatorError, RegisterHazard
-from cute_fa4.emulator.launch import execute_grid
 from cute_fa4.emulator.machine.memory import GlobalMemory
-from cute_fa4.emulator.program import Program
-from cute_fa4.emulator.ptx_parser import parse
+from cute_fa4.emulator.ptx.errors import EmulatorError, RegisterHazard
+from cute_fa4.emulator.ptx.parser import parse
+from cute_fa4.emulator.run.launch import execute_grid
+from cute_fa4.emulator.run.program import Program
 from tests.emulator.core.ptx_bench import module_text, run_ptx
 
 # Four registers of each lane go to tensor memory and come back with their reduction, which p1 takes.

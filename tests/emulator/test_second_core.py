@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from cute_fa4 import emulator, flash_attn_func
-from cute_fa4.emulator import second_core
-from cute_fa4.emulator.errors import EmulatorError
-from cute_fa4.emulator.schedules import MODES
+from cute_fa4.emulator.ptx.errors import EmulatorError
+from cute_fa4.emulator.run import second_core
+from cute_fa4.emulator.run.schedules import MODES
 from tests import pairwise
 from tests.emulator.core.ptx_bench import run_ptx, store
 

@@ -7,7 +7,7 @@ The oracle of where metadata lies is CUTLASS's layout of its fragments (tmem_e_f
 import numpy as np
 import pytest
 
-from cute_fa4.emulator.errors import EmulatorError, UninitializedRead
+from cute_fa4.emulator.ptx.errors import EmulatorError, UninitializedRead
 from tests.emulator.test_tcgen05 import Bench
 
 A, B, META, SCALES = 2048, 32768, 128, 160

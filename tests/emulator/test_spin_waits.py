@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from cute_fa4 import emulator
-from cute_fa4.emulator import launch, ptx_files
-from cute_fa4.emulator.schedules import MODES
+from cute_fa4.emulator.host import ptx_files
+from cute_fa4.emulator.run import launch
+from cute_fa4.emulator.run.schedules import MODES
 
 # Thread 0 of each CTA writes 100 + its number, announces it, waits, and copies what a neighbour wrote.
 HEAD = """

@@ -9,19 +9,19 @@ from cutlass.cute.nvgpu.tcgen05 import Pack, Repetition
 
 from cute_fa4.emulator.checks import Ordering
 from cute_fa4.emulator.checks.tensor import new_shadow
-from cute_fa4.emulator.errors import (
-    EmulatorError,
-    IllegalAccess,
-    TensorMemoryError,
-    UninitializedRead,
-)
-from cute_fa4.emulator.instruction_table import lookup
+from cute_fa4.emulator.instructions.instruction_table import lookup
 from cute_fa4.emulator.instructions.tcgen05 import register_places
 from cute_fa4.emulator.machine.cta import CTA, Cluster, Machine
 from cute_fa4.emulator.machine.mbarrier import MBarrier
 from cute_fa4.emulator.machine.tensor_memory import TensorMemory
 from cute_fa4.emulator.machine.warp import SHARED_BASE, Wait, Warp
-from cute_fa4.emulator.ptx_parser import parse
+from cute_fa4.emulator.ptx.errors import (
+    EmulatorError,
+    IllegalAccess,
+    TensorMemoryError,
+    UninitializedRead,
+)
+from cute_fa4.emulator.ptx.parser import parse
 
 MODULE = """.version 8.8
 .target sm_100a

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from cute_fa4.emulator.errors import EmulatorError, UnknownInstruction
-from cute_fa4.emulator.instruction_table import lookup
+from cute_fa4.emulator.instructions.instruction_table import lookup
+from cute_fa4.emulator.ptx.errors import EmulatorError, UnknownInstruction
 from tests.emulator.test_tcgen05 import Bench, fill
 
 SOURCE = 4096

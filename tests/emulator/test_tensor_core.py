@@ -12,12 +12,6 @@ from cutlass.cute.nvgpu import tcgen05
 from cutlass.cute.nvgpu.tcgen05 import SmemLayoutAtomKind
 from cutlass.cute.runtime import make_fake_compact_tensor
 
-from cute_fa4.emulator.errors import (
-    EmulatorError,
-    IllegalAccess,
-    TensorMemoryError,
-    UninitializedRead,
-)
 from cute_fa4.emulator.machine.matrix_descriptors import (
     K_BYTES,
     decode_instruction,
@@ -28,6 +22,12 @@ from cute_fa4.emulator.machine.matrix_descriptors import (
 from cute_fa4.emulator.machine.memory import SharedMemory
 from cute_fa4.emulator.machine.tensor_core import MatrixMultiply
 from cute_fa4.emulator.machine.tensor_memory import TensorMemory
+from cute_fa4.emulator.ptx.errors import (
+    EmulatorError,
+    IllegalAccess,
+    TensorMemoryError,
+    UninitializedRead,
+)
 
 # name -> (swizzle field, span in bytes)
 SWIZZLES = {"INTER": (0, 16), "SW32": (6, 32), "SW64": (4, 64), "SW128": (2, 128)}

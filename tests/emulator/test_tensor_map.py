@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cute_fa4 import emulator
-from cute_fa4.emulator.errors import IllegalAccess, TensorMapError
 from cute_fa4.emulator.instructions import bulk_operands
 from cute_fa4.emulator.machine.memory import GlobalMemory
 from cute_fa4.emulator.machine.tensor_map import (
@@ -22,6 +21,7 @@ from cute_fa4.emulator.machine.tensor_map import (
     decode_tensor_map,
     swizzle_order,
 )
+from cute_fa4.emulator.ptx.errors import IllegalAccess, TensorMapError
 
 SPANS = (16, 32, 64, 128)
 

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cute_fa4.emulator.errors import TensorMemoryError, UninitializedRead
-from cute_fa4.emulator.labels import KernelLabels
 from cute_fa4.emulator.machine.tensor_memory import COLUMNS, POISON, TensorMemory, split_address
+from cute_fa4.emulator.ptx.errors import TensorMemoryError, UninitializedRead
+from cute_fa4.emulator.ptx.labels import KernelLabels
 
 
 def test_address_is_lane_then_column():

@@ -9,8 +9,8 @@ import torch
 
 from cute_fa4 import emulator, flash_attn_func
 from cute_fa4.emulator import __main__ as command_line
-from cute_fa4.emulator import trace
-from cute_fa4.sm100.config import FA4Config
+from cute_fa4.emulator.reports import trace
+from cute_fa4.sm100.choose.config import FA4Config
 
 # The first call of a process warns that the emulator executes it.
 pytestmark = pytest.mark.filterwarnings("ignore")

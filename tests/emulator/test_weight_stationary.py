@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from cute_fa4.emulator.errors import EmulatorError
 from cute_fa4.emulator.machine.weight_stationary import masked_columns
+from cute_fa4.emulator.ptx.errors import EmulatorError
 from tests.emulator.test_tcgen05 import Bench
 
 A, B = 2048, 32768  # shared offsets

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cute_fa4.calls.split import EMULATED_SMS, cluster_parts
+from cute_fa4.calls.split_keys.split import EMULATED_SMS, cluster_parts
 from cute_fa4.hopper import check
 from cute_fa4.hopper.calls import SMS, call, configurations
 from cute_fa4.hopper.variant import Variant, decode, dense

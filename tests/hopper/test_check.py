@@ -8,8 +8,8 @@ import torch
 from cute_fa4.hopper import cases, check, load
 from cute_fa4.hopper.calls import CANARY, SPARE_ROWS, call
 from cute_fa4.hopper.variant import Problem, Variant, decode, dense, latent
+from cute_fa4.sm100.choose.config import SCHEDULES, FA4Config, TwoTiles
 from cute_fa4.sm100.combine.config import CombineConfig
-from cute_fa4.sm100.config import SCHEDULES, FA4Config, TwoTiles
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -10,7 +10,7 @@ from cute_fa4.hopper.in_software import SCRATCH_BYTES, SHAPES
 from cute_fa4.hopper.ptx_blocks import UnsupportedInstruction
 from cute_fa4.hopper.ptx_text import tokens
 from cute_fa4.hopper.rewrite import rewrite, rewrite_instructions
-from cute_fa4.sm100.choose_config import choose_config
+from cute_fa4.sm100.choose.choose_config import choose_config
 from tests.emulator.core.ptx_bench import module_text, run_lanes
 
 # Each instruction in the forms that kernels of the CuTe DSL have it.

@@ -9,7 +9,7 @@ from cute_fa4.aot import build as aot_build
 from cute_fa4.aot import manifest
 from cute_fa4.aot.config_data import to_data
 from cute_fa4.hopper import build
-from cute_fa4.sm100.choose_config import choose_config
+from cute_fa4.sm100.choose.choose_config import choose_config
 from cute_fa4.system import c_compiler
 from tests.aot.conftest import ROOT, python
 

@@ -21,4 +21,4 @@ def test_the_floors_that_a_call_goes_through_have_tests_of_their_own():
     assert {"calls", "operators", "compiler", "aot", "tma", "layouts", "emulator", "system"} <= (
         folders(ROOT / "tests")
     )
-    assert {"mha2q", "work", "sync", "instructions"} <= folders(ROOT / "tests" / "sm100")
+    assert {"two_tiles", "work", "sync", "instructions"} <= folders(ROOT / "tests" / "sm100")

@@ -6,6 +6,8 @@ from importlib import import_module
 
 import pytest
 
+from cute_fa4.sm100 import MOVED
+
 # module -> names that users take from it. A name leaves this list with a deprecation, not with a move.
 PUBLIC = {
     "cute_fa4": (
@@ -33,11 +35,6 @@ PUBLIC = {
     "cute_fa4.compile_cache": ("function_for", "warmup", "statistics", "clear"),
     "cute_fa4.emulator": ("compile", "use", "compare", "last_run", "KernelLabels"),
     "cute_fa4.reference": ("attention_float64",),
-    "cute_fa4.sm100.config": ("FA4Config",),
-    "cute_fa4.sm100.choose_config": ("choose_config",),
-    "cute_fa4.sm100.masks": ("Full", "Causal", "Window", "Chunked", "ChunkedCausal"),
-    "cute_fa4.sm100.score_mods": ("ScoreMod", "soft_cap"),
-    "cute_fa4.sm100.mha2q.kernel": ("SM100MHA2Q",),
 }
 
 
@@ -46,7 +43,25 @@ def test_a_public_name_is_where_it_was(path, name):
     assert getattr(import_module(path), name) is not None
 
 
-@pytest.mark.parametrize("path", ["cute_fa4", "cute_fa4.sm100.config", "cute_fa4.aot"])
+# Former path -> a name that users took from it. These paths go with the next minor version.
+FORMER = {
+    "cute_fa4.sm100.config": "FA4Config",
+    "cute_fa4.sm100.choose_config": "choose_config",
+    "cute_fa4.sm100.masks": "ChunkedCausal",
+    "cute_fa4.sm100.score_mods": "soft_cap",
+    "cute_fa4.sm100.mha2q.kernel": "SM100MHA2Q",
+}
+
+
+@pytest.mark.parametrize("path, name", FORMER.items())
+def test_a_former_path_says_where_the_module_is_now(path, name):
+    sys.modules.pop(path, None)
+    with pytest.warns(DeprecationWarning, match=f"{path} moved to {MOVED[path]}"):
+        former = import_module(path)
+    assert getattr(former, name) is getattr(import_module(MOVED[path]), name)
+
+
+@pytest.mark.parametrize("path", ["cute_fa4", "cute_fa4.sm100.choose.config", "cute_fa4.aot"])
 def test_configurations_and_kernels_from_files_need_no_compiler(path):
     """A service that only loads kernels must not pay for, or even have, the compiler."""
     code = f"import sys, {path}; sys.exit('cutlass' in sys.modules)"

@@ -8,7 +8,7 @@ import torch
 
 from cute_fa4 import flash_mla_with_kvcache, mla
 from cute_fa4.integrations import flashinfer, vllm
-from tests.sm100.mla_decode.latent_batches import agree, call_of, draw, stored
+from tests.sm100.latent.latent_batches import agree, call_of, draw, stored
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SCALE = 192**-0.5

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from cute_fa4.emulator.errors import EmulatorError
 from cute_fa4.emulator.machine.matrix_descriptors import decode_instruction
+from cute_fa4.emulator.ptx.errors import EmulatorError
 from cute_fa4.layouts import (
     SWIZZLE_32B,
     SWIZZLE_64B,

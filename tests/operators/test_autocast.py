@@ -13,7 +13,7 @@ from cute_fa4 import (
     flash_attn_varlen_func,
     flash_attn_with_kvcache,
 )
-from cute_fa4.calls import autocast
+from cute_fa4.calls.operands import autocast
 from tests.serving.batches import int32
 from tests.test_interface import qkv
 

@@ -15,7 +15,7 @@ import torch
 from cute_fa4 import EmulatorWarning, compile_cache, flash_attn_with_kvcache
 from cute_fa4.commands import trials
 from cute_fa4.sm100.append.config import AppendConfig
-from cute_fa4.sm100.choose_config import choose_config
+from cute_fa4.sm100.choose.choose_config import choose_config
 from tests.serving.batches import NO_PAGE, Batch, assert_agrees, int32
 
 ROWS = 300  # of a sequence of the cache: two tiles and a part
@@ -153,7 +153,7 @@ def test_two_sequences_may_read_one_and_all_rows_count_without_lengths():
 @pytest.mark.parametrize("page_size", [0, 16])
 def test_what_the_host_cannot_see_is_cut_to_the_rows_there_are(page_size, monkeypatch):
     # As on a GPU: a sequence before the first and one behind the last of the cache, padding beyond the keys.
-    monkeypatch.setattr("cute_fa4.calls.lengths.check_contents", lambda *arguments: None)
+    monkeypatch.setattr("cute_fa4.calls.operands.lengths.check_contents", lambda *arguments: None)
     monkeypatch.setattr("cute_fa4.calls.append._check_append_contents", lambda *arguments: None)
     case = Case("", page_size)
     batch = draw(case)

@@ -13,7 +13,7 @@ import torch
 from cute_fa4 import capabilities, compile_cache, flash_attn_func, flash_attn_varlen_func
 from cute_fa4.calls import repeat
 from cute_fa4.commands import trials
-from cute_fa4.sm100.choose_config import choose_config
+from cute_fa4.sm100.choose.choose_config import choose_config
 from cute_fa4.system import devices
 from tests.docs import definition
 from tests.serving.batches import (

@@ -105,7 +105,7 @@ def is_whole(visible, rows: range, tile: int, m: int, n: int) -> bool:
 
 def computed_tiles(visible, m, n) -> list[list[int]]:
     """Key tiles of each of the two query tiles of a CTA: of those that it walks, those from the first to the last that
-    the query tile sees (mha2q/uneven). m: (its rows, of how many).
+    the query tile sees (two_tiles/uneven). m: (its rows, of how many).
     """
     rows, number = m
     walked, found = tile_range(visible, rows, number, n), []
@@ -175,7 +175,7 @@ WIDE = {
 @pytest.mark.parametrize("name", WIDE)
 def test_tiles_that_are_seen_whole_carry_no_mask_code(name):
     # A masked tile is told by the shifts of its visibility words: 4 warps x 4 words x one for each bound of the mask.
-    # Head dim 80, because up to 64 warps leave out some of a masked tile (tests/sm100/mha2q/test_seen_by_warp.py).
+    # Head dim 80, because up to 64 warps leave out some of a masked tile (tests/sm100/two_tiles/test_seen_by_warp.py).
     # What other shifts a launch has depends on its number of tiles, and by a few (12 were seen, and one a warp and
     # masked tile) on which of the loops the softmax warps enter. If whole tiles had mask code as well, equal numbers
     # of tiles would have equal numbers of shifts, and what is left here would differ by all of the masked tiles'.
@@ -191,7 +191,7 @@ def test_tiles_that_are_seen_whole_carry_no_mask_code(name):
         for first in (0, 128):
             # A query tile beyond the last row does what the last row alone would.
             rows = range(min(first, m - 1), max(min(first + 128, m), min(first, m - 1) + 1))
-            # Tiles before the first and behind the last that a query tile sees are left out for it (mha2q/uneven).
+            # Tiles before the first and behind the last that a query tile sees are left out for it (two_tiles/uneven).
             own = [t for t in walked if t in tile_range(visible, rows, m, n)]
             computed.append(len(own))
             masked += sum(not is_whole(visible, rows, tile, m, n) for tile in own)

@@ -73,7 +73,7 @@ def launches(monkeypatch):
             lambda config, target: lambda *arguments: seen.append(config),
         )
     monkeypatch.setattr("cute_fa4.calls.attention._decided_by_contents", lambda *_: False)
-    monkeypatch.setattr("cute_fa4.calls.lengths.check_contents", lambda *_: None)
+    monkeypatch.setattr("cute_fa4.calls.operands.lengths.check_contents", lambda *_: None)
     monkeypatch.setattr("cute_fa4.calls.append._check_append_contents", lambda *_: None)
     return seen
 

@@ -19,7 +19,7 @@ from cute_fa4 import (
 from cute_fa4.calls import repeat
 from cute_fa4.calls.queries import Asked, quantised, stay_wide
 from cute_fa4.integrations import vllm
-from cute_fa4.sm100.config import FA4Config
+from cute_fa4.sm100.choose.config import FA4Config
 from tests.serving.batches import (
     FP8,
     Batch,

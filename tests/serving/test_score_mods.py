@@ -17,7 +17,7 @@ from cute_fa4.score_mods import (
     relative_logits,
     soft_cap,
 )
-from cute_fa4.sm100.score_mods import ScoreMod
+from cute_fa4.sm100.blueprint.score_mods import ScoreMod
 from tests.serving.batches import (
     Batch,
     assert_agrees,

@@ -11,7 +11,7 @@ import torch
 
 from cute_fa4 import capabilities, flash_attn_func, flash_attn_with_kvcache
 from cute_fa4.reference import attention_float64
-from cute_fa4.sm100.config import FA4Config, Pair
+from cute_fa4.sm100.choose.config import FA4Config, Pair
 from tests import pairwise
 from tests.serving.batches import (
     FP8,

@@ -15,8 +15,8 @@ from cutlass import Float32, Int32, cute, select_
 
 from cute_fa4 import EmulatorWarning, flash_attn_func
 from cute_fa4.reference import FLOAT32_NOISE
-from cute_fa4.sm100 import score_mods
-from cute_fa4.sm100.score_mods import ScoreMod
+from cute_fa4.sm100.blueprint import score_mods
+from cute_fa4.sm100.blueprint.score_mods import ScoreMod
 from cute_fa4.sm100.traced import trace
 from tests.serving import captures
 

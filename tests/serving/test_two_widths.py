@@ -17,7 +17,7 @@ import torch
 
 from cute_fa4 import capabilities, flash_attn_func
 from cute_fa4.calls import attention, repeat
-from cute_fa4.sm100.config import FA4Config, SwappedTile
+from cute_fa4.sm100.choose.config import FA4Config, SwappedTile
 from cute_fa4.system import devices
 from tests.serving.batches import FP8, Batch, assert_agrees, dense_q, packed_q, run
 from tests.serving.test_k_rope import Called, causal, draw, stored

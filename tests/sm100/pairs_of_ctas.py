@@ -12,7 +12,7 @@ import torch
 
 from cute_fa4 import flash_attn_func, masks
 from cute_fa4.masks import BoundMask
-from cute_fa4.sm100.config import FA4Config
+from cute_fa4.sm100.choose.config import FA4Config
 from tests.emulator.mutations.attention_call import executes
 from tests.emulator.mutations.attention_places import address, bytes_of
 from tests.emulator.mutations.edits import PlantingError

@@ -6,7 +6,7 @@ from importlib import import_module
 import pytest
 
 from cute_fa4.aot.build import build
-from cute_fa4.sm100.choose_config import FAMILIES, config_for
+from cute_fa4.sm100.choose.choose_config import FAMILIES, config_for
 from cute_fa4.sm100.kernel import SM100Kernel
 
 DECODE = dict(head_dim=64, family="mhaswap", rows=16, group=4, pack_gqa=True)

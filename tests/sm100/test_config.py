@@ -7,21 +7,21 @@ import pytest
 
 import cute_fa4
 from cute_fa4.sm100 import masks
-from cute_fa4.sm100.chip import SMEM_CAPACITY_BYTES, TMEM_COLUMNS
-from cute_fa4.sm100.choose_config import SCHEDULE_CHOICES, choose_config
-from cute_fa4.sm100.config import FA4Config
-from cute_fa4.sm100.mha2q.orders import ORDERS, best_order
-from cute_fa4.sm100.mha2q.schedule import TwoTiles, layout
-from cute_fa4.sm100.problem import Problem
-from cute_fa4.sm100.reach import DEPTHS
-from cute_fa4.sm100.score_mods import soft_cap
-from cute_fa4.sm100.tiles import Tiles
+from cute_fa4.sm100.blueprint.chip import SMEM_CAPACITY_BYTES, TMEM_COLUMNS
+from cute_fa4.sm100.blueprint.problem import Problem
+from cute_fa4.sm100.blueprint.reach import DEPTHS
+from cute_fa4.sm100.blueprint.score_mods import soft_cap
+from cute_fa4.sm100.blueprint.tiles import Tiles
+from cute_fa4.sm100.choose.choose_config import SCHEDULE_CHOICES, choose_config
+from cute_fa4.sm100.choose.config import FA4Config
+from cute_fa4.sm100.two_tiles.orders import ORDERS, best_order
+from cute_fa4.sm100.two_tiles.schedule import TwoTiles, layout
 
 # The design's table of configurations: (choices) -> BN, ring slots, tensor-memory columns used. Slots are counted
 # over K and V together. Rows that this kernel refuses are in it too: the arithmetic holds before the code exists.
 # In the design O leaves through the bytes of Q. Here it has two chunks of 128 rows x 128 bytes of its own, because the
 # next queries come meanwhile: as many slots fewer as these bytes (half of them for 8-bit types) take.
-# Where the design leaves columns free (384 and 192 used), P takes them: see mha2q/orders.py.
+# Where the design leaves columns free (384 and 192 used), P takes them: see two_tiles/orders.py.
 # num_q and cta_group are those of families to come: tiles, maps and tables take them already.
 DESIGN_TABLE = [
     (dict(qk_depth=64), 192, 8 - 2, 512),

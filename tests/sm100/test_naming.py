@@ -7,23 +7,24 @@ import pytest
 
 from cute_fa4 import score_mods
 from cute_fa4.aot import read_catalogue
-from cute_fa4.sm100 import masks, spelled
-from cute_fa4.sm100.config import FA4Config
-from cute_fa4.sm100.mha1q.schedule import OneTile
-from cute_fa4.sm100.mha2q.schedule import TwoTiles
-from cute_fa4.sm100.mhamx.schedule import BlockScaled
-from cute_fa4.sm100.mharope.schedule import RopeTile
-from cute_fa4.sm100.mhaswap.schedule import SwappedTile
-from cute_fa4.sm100.mhawide.schedule import WideTile
-from cute_fa4.sm100.mhawiden.schedule import WidenedTile
-from cute_fa4.sm100.mhawiden2q.schedule import SlotTwoTiles
-from cute_fa4.sm100.mla_decode.schedule import LatentTile
-from cute_fa4.sm100.mla_pair.schedule import LatentPair
-from cute_fa4.sm100.mla_widen.schedule import LatentRows
-from cute_fa4.sm100.mla_widenpair.schedule import LatentRowsPair
-from cute_fa4.sm100.problem import Problem
-from cute_fa4.sm100.score_mods import PACKAGED, ScoreMod
-from cute_fa4.sm100.warp_roles import WarpRoles
+from cute_fa4.sm100 import masks
+from cute_fa4.sm100.blueprint import spelled
+from cute_fa4.sm100.blueprint.problem import Problem
+from cute_fa4.sm100.blueprint.score_mods import PACKAGED, ScoreMod
+from cute_fa4.sm100.blueprint.warp_roles import WarpRoles
+from cute_fa4.sm100.choose.config import FA4Config
+from cute_fa4.sm100.few_rows.dequantized.schedule import WidenedTile
+from cute_fa4.sm100.few_rows.schedule import SwappedTile
+from cute_fa4.sm100.latent.dequantized.schedule import LatentRows
+from cute_fa4.sm100.latent.pair.schedule import LatentPair
+from cute_fa4.sm100.latent.pair_dequantized.schedule import LatentRowsPair
+from cute_fa4.sm100.latent.schedule import LatentTile
+from cute_fa4.sm100.one_tile.schedule import OneTile
+from cute_fa4.sm100.two_tiles.block_scaled.schedule import BlockScaled
+from cute_fa4.sm100.two_tiles.dequantized.schedule import SlotTwoTiles
+from cute_fa4.sm100.two_tiles.schedule import TwoTiles
+from cute_fa4.sm100.wide.dequantized_rope.schedule import RopeTile
+from cute_fa4.sm100.wide.schedule import WideTile
 
 # What the docstring of FA4Config says is imported.
 IMPORTED = {

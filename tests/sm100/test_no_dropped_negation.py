@@ -12,8 +12,8 @@ import pytest
 from benchmarks.sass import nvdisasm
 from benchmarks.sass.our_kernel import compile_artifacts
 from cute_fa4.layouts.scalars import maximum
-from cute_fa4.sm100.choose_config import choose_config
-from cute_fa4.sm100.score_mods import ScoreMod
+from cute_fa4.sm100.blueprint.score_mods import ScoreMod
+from cute_fa4.sm100.choose.choose_config import choose_config
 from tests import cases
 
 WIDTH, REACH = 32, 6  # of a picture whose pixels are the rows; pixels that far away are seen

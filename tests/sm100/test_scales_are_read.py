@@ -9,9 +9,9 @@ import re
 import pytest
 
 from cute_fa4.aot.build import build
-from cute_fa4.sm100.choose_config import choose_config
-from cute_fa4.sm100.config import SCHEDULES
-from cute_fa4.sm100.problem import DESCALES
+from cute_fa4.sm100.blueprint.problem import DESCALES
+from cute_fa4.sm100.choose.choose_config import choose_config
+from cute_fa4.sm100.choose.config import SCHEDULES
 from cute_fa4.sm100.work import scales
 from tests.emulator.mutations.quick import quick_or_sweep
 

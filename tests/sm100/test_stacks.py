@@ -11,10 +11,10 @@ import pytest
 from benchmarks.sass import nvdisasm
 from benchmarks.sass.our_kernel import compile_artifacts
 from cute_fa4.sm100 import masks
-from cute_fa4.sm100.choose_config import choose_config, split_configs
-from cute_fa4.sm100.config import FA4Config
-from cute_fa4.sm100.mla_widen.schedule import STORED
-from cute_fa4.sm100.which_kernel import RULES
+from cute_fa4.sm100.choose.choose_config import choose_config, split_configs
+from cute_fa4.sm100.choose.config import FA4Config
+from cute_fa4.sm100.choose.which_kernel import RULES
+from cute_fa4.sm100.latent.dequantized.schedule import STORED
 from tests import cases
 
 BF16 = dict(qkv_dtype="bf16")

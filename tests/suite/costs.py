@@ -107,7 +107,7 @@ class CostsPlugin:
             module.execute_grid = emulating(module.execute_grid)
 
         after_import("cutlass.base_dsl.compiler", time_compiler)
-        after_import("cute_fa4.emulator.launch", time_emulator)
+        after_import("cute_fa4.emulator.run.launch", time_emulator)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item):

@@ -101,7 +101,7 @@ def _matching(node: ast.JoinedStr, module: str, known) -> set[str]:
         elif isinstance(part.value, ast.Name) and part.value.id == "__name__":
             pattern += re.escape(module)
         else:
-            pattern += r"\w+"
+            pattern += r"[\w.]+"
     if not pattern.startswith(tuple(map(re.escape, ("cute_fa4.", "benchmarks.", "tests.")))):
         return set()
     return {name for name in known if re.fullmatch(pattern, name)}

@@ -197,7 +197,8 @@ class KernelsPlugin:
 def is_kernel_source(name: str) -> bool:
     """Whether a module's functions end up in kernels.
 
-    >>> is_kernel_source("cute_fa4.sm100.chip"), is_kernel_source("cute_fa4.sm100"), is_kernel_source("cute_fa4.calls")
+    >>> modules = "cute_fa4.sm100.blueprint.chip", "cute_fa4.sm100", "cute_fa4.calls"
+    >>> tuple(map(is_kernel_source, modules))
     (True, True, False)
     """
     return any(name == source or name.startswith(source + ".") for source in KERNEL_SOURCES)

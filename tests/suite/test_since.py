@@ -15,7 +15,7 @@ LOADS = """
 import json, sys
 from cute_fa4.compiler.compiler import kernel_and_arguments
 from cute_fa4.sm100.append.config import AppendConfig
-from cute_fa4.sm100.choose_config import choose_config
+from cute_fa4.sm100.choose.choose_config import choose_config
 for family in ("mha2q", "mha1q"):
     kernel_and_arguments(choose_config(qkv_dtype="bf16", head_dim=64, family=family))
 kernel_and_arguments(AppendConfig("bf16", 64, 64))
@@ -42,9 +42,9 @@ def test_the_graph_has_what_a_process_loads(tmp_path):
 @pytest.mark.parametrize(
     "file, reaches",
     {
-        "cute_fa4/sm100/mhaswap/kernel.py": True,  # by the name of a family
+        "cute_fa4/sm100/few_rows/kernel.py": True,  # by the name of a family
         "cute_fa4/emulator/instructions/control.py": True,  # by a loop over the files of a package
-        "cute_fa4/emulator/runtime_library.c": True,  # by the name of a file
+        "cute_fa4/emulator/host/runtime_library.c": True,  # by the name of a file
         "tests/attention/conftest.py": True,
         "cute_fa4/hopper/rewrite.py": False,
         "cute_fa4/aot/wheel.py": False,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cute_fa4.calls.split import cluster_parts
+from cute_fa4.calls.split_keys.split import cluster_parts
 from cute_fa4.system import clusters
 
 

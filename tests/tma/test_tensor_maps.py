@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cute_fa4 import emulator
-from cute_fa4.calls.strides import ROW_STRIDE_LIMIT_BYTES, _in_row_space
+from cute_fa4.calls.operands.strides import ROW_STRIDE_LIMIT_BYTES, _in_row_space
 from cute_fa4.compiler import functions
 from cute_fa4.emulator.machine.tensor_map import TENSOR_MAP_BYTES, WIDE_REACH, decode_tensor_map
 from cute_fa4.sm100.operands import kv_buffer, tma
@@ -43,7 +43,7 @@ def maps_of_the_launch():
                 found.append(decode_tensor_map(params[param.offset : end]))
         raise Stopped
 
-    with mock.patch("cute_fa4.emulator.launch.execute_grid", keep), pytest.raises(Stopped):
+    with mock.patch("cute_fa4.emulator.run.launch.execute_grid", keep), pytest.raises(Stopped):
         yield found
 
 

@@ -37,10 +37,10 @@ def call_of(problem: DecodeProblem, num_splits: int = 0) -> Call:
 
     from cute_fa4 import masks
     from cute_fa4.calls.attention import config_of
+    from cute_fa4.calls.operands.scales import checked_scales
     from cute_fa4.calls.request import Options, Where
-    from cute_fa4.calls.scales import checked_scales
-    from cute_fa4.calls.split import Clustered, Shared, Split, split_of
-    from cute_fa4.sm100.choose_config import LATENT_DEPTHS, split_configs
+    from cute_fa4.calls.split_keys.split import Clustered, Shared, Split, split_of
+    from cute_fa4.sm100.choose.choose_config import LATENT_DEPTHS, split_configs
     from cute_fa4.system.devices import target_of
 
     def tensor(*shape, dtype=torch.bfloat16):

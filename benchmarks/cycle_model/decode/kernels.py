@@ -28,7 +28,7 @@ from benchmarks.cycle_model.machine import Machine
 from benchmarks.sass import program
 from cute_fa4.compiler import toolkit
 from cute_fa4.compiler.sources import kernel_sources
-from cute_fa4.sm100.chip import DTYPE_BYTES
+from cute_fa4.sm100.blueprint.chip import DTYPE_BYTES
 
 HERE = Path(__file__).parent
 MODEL = [

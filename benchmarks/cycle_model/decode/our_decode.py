@@ -77,8 +77,8 @@ def _arguments(config, seqlen_q: int, work: Work) -> dict:
     """One sequence with a key head for each block, random data, by parameter name."""
     import torch
 
-    from cute_fa4.calls.split import Shared
-    from cute_fa4.calls.tensors import DTYPE_NAMES
+    from cute_fa4.calls.operands.tensors import DTYPE_NAMES
+    from cute_fa4.calls.split_keys.split import Shared
 
     generator = torch.Generator().manual_seed(0)
     of_name = {name: dtype for dtype, name in DTYPE_NAMES.items()}
@@ -121,8 +121,8 @@ def _latent_arguments(config, seqlen_q: int, work: Work) -> dict:
     """A sequence for each block, with as many heads and queries as a tile has rows."""
     import torch
 
-    from cute_fa4.calls.latent_rows import rows_from
-    from cute_fa4.calls.split import Shared
+    from cute_fa4.calls.operands.latent_rows import rows_from
+    from cute_fa4.calls.split_keys.split import Shared
 
     generator = torch.Generator().manual_seed(0)
     heads, page, batch = config.heads_per_tile, config.page_size, work.blocks

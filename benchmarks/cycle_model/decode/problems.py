@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from cute_fa4.sm100.choose_config import LATENT_ROW_BYTES
+from cute_fa4.sm100.choose.choose_config import LATENT_ROW_BYTES
 
 ELEMENT_BYTES = {"bf16": 2, "e4m3": 1}
 ROWS = "rows"  # kv_dtype of a latent cache of 656 bytes a row, with scales and rotary columns of its own

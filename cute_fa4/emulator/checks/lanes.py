@@ -15,7 +15,7 @@ pass. Asked for by name, as it looks at every access to shared memory in Python.
 
 import numpy as np
 
-from cute_fa4.emulator.errors import RaceError
+from cute_fa4.emulator.ptx.errors import RaceError
 
 _SEVERAL = 63
 _LANES = 64  # of a code: number of the access * 64 + lane

@@ -27,8 +27,8 @@ from cute_fa4.emulator.checks.ordering import IN_FLIGHT
 from cute_fa4.emulator.checks.reports import Access, Party, report
 from cute_fa4.emulator.checks.scopes import GPU, written_scope
 from cute_fa4.emulator.checks.shadow import ByteShadow
-from cute_fa4.emulator.errors import ProxyError, RaceError
 from cute_fa4.emulator.machine.fast_paths import fast
+from cute_fa4.emulator.ptx.errors import ProxyError, RaceError
 
 _INDEX = np.dtype(np.int64)
 _LOG_LIMIT = 100_000

@@ -28,8 +28,8 @@ from cute_fa4.emulator.checks.clocks import (
 from cute_fa4.emulator.checks.lanes import LaneAccesses
 from cute_fa4.emulator.checks.reports import Access, Party
 from cute_fa4.emulator.checks.scopes import CTA, GPU, Published
-from cute_fa4.emulator.errors import BarrierError, InFlightError
 from cute_fa4.emulator.machine.mbarrier import Note
+from cute_fa4.emulator.ptx.errors import BarrierError, InFlightError
 
 LEVELS = ("ptx", "hardware")
 

@@ -5,8 +5,8 @@ add.f32 %r3, %r1, %r1;           reads row 1: an error at level "ptx"
 tcgen05.wait::ld;                pending rows: none
 """
 
-from cute_fa4.emulator.errors import RegisterHazard
-from cute_fa4.emulator.ptx_syntax import Addr, Pair, Reg, Vec
+from cute_fa4.emulator.ptx.errors import RegisterHazard
+from cute_fa4.emulator.ptx.syntax import Addr, Pair, Reg, Vec
 
 _WITHOUT_RESULT = ("bar.", "barrier.", "tcgen05.dealloc", "nanosleep", "brx.")
 

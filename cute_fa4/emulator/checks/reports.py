@@ -13,7 +13,7 @@ that after the earlier read by an MMA (operand B)
 from dataclasses import dataclass
 
 from cute_fa4.emulator.checks.scopes import CLUSTER, CTA, GPU
-from cute_fa4.emulator.ptx_syntax import location_lines
+from cute_fa4.emulator.ptx.syntax import location_lines
 
 
 @dataclass(frozen=True, slots=True)

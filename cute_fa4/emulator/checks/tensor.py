@@ -22,10 +22,10 @@ from cute_fa4.emulator.checks.memory import race, touch, visible
 from cute_fa4.emulator.checks.ordering import IN_FLIGHT
 from cute_fa4.emulator.checks.reports import report
 from cute_fa4.emulator.checks.shadow import Shadow
-from cute_fa4.emulator.errors import RaceError, TensorOrderError
 from cute_fa4.emulator.machine.matrix_descriptors import K_BYTES, chunk_numbers
 from cute_fa4.emulator.machine.mbarrier import Note
 from cute_fa4.emulator.machine.tensor_memory import COLUMNS, split_address
+from cute_fa4.emulator.ptx.errors import RaceError, TensorOrderError
 
 QUARTERS = 4
 

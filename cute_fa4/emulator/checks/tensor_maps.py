@@ -9,7 +9,7 @@ TMA reads maps through a proxy of its own. PTX ISA, "membar/fence: proxy", "tens
 
 from dataclasses import dataclass, field
 
-from cute_fa4.emulator.errors import ProxyError
+from cute_fa4.emulator.ptx.errors import ProxyError
 
 
 @dataclass

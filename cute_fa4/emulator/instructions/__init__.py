@@ -3,7 +3,7 @@
 import importlib
 import pkgutil
 
-from cute_fa4.emulator.instruction_table import filling
+from cute_fa4.emulator.instructions.instruction_table import filling
 
 with filling():
     for _module in pkgutil.iter_modules(__path__):

@@ -7,8 +7,8 @@ and the special values exactly. ``BOUNDS`` holds the hardware's bounds, for comp
 
 import numpy as np
 
-from cute_fa4.emulator.instruction_table import lanes
-from cute_fa4.emulator.rounding import BF16, F16, encode, finish, flush
+from cute_fa4.emulator.instructions.instruction_table import lanes
+from cute_fa4.emulator.machine.rounding import BF16, F16, encode, finish, flush
 
 FTZ = ["", ".ftz"]
 

@@ -6,7 +6,7 @@ kin is state between instructions and is refused, with the remedy.
 
 import numpy as np
 
-from cute_fa4.emulator.instruction_table import lanes, refuse
+from cute_fa4.emulator.instructions.instruction_table import lanes, refuse
 
 INTEGERS = "u16 s16 u32 s32 u64 s64"
 

@@ -7,10 +7,10 @@ PTX ISA, "bar, barrier", "barrier.cluster". ``bar`` is ``barrier`` with .aligned
 """
 
 from cute_fa4.emulator.checks.scopes import CLUSTER
-from cute_fa4.emulator.errors import BarrierError
-from cute_fa4.emulator.instruction_table import instruction
+from cute_fa4.emulator.instructions.instruction_table import instruction
 from cute_fa4.emulator.machine.thread_barriers import NamedBarrier
 from cute_fa4.emulator.machine.warp import FULL, WARP_SIZE, Wait
+from cute_fa4.emulator.ptx.errors import BarrierError
 
 
 @instruction(

@@ -5,7 +5,7 @@ PTX ISA, "Logic and Shift Instructions", "Integer Arithmetic Instructions" (popc
 
 import numpy as np
 
-from cute_fa4.emulator.instruction_table import lanes
+from cute_fa4.emulator.instructions.instruction_table import lanes
 
 WORDS = "b16 b32 b64"
 

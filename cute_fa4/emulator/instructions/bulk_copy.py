@@ -11,8 +11,6 @@ operands are checked. PTX ISA, "Data Movement and Conversion Instructions: Async
 import numpy as np
 
 from cute_fa4.emulator.checks.memory import copy_checks
-from cute_fa4.emulator.errors import IllegalAccess, UnknownInstruction
-from cute_fa4.emulator.instruction_table import instruction, refuse
 from cute_fa4.emulator.instructions.bulk_operands import (
     BULK_ALIGNMENT,
     HINTS,
@@ -26,6 +24,8 @@ from cute_fa4.emulator.instructions.bulk_operands import (
     tensor_map_at,
     tensor_operand,
 )
+from cute_fa4.emulator.instructions.instruction_table import instruction, refuse
+from cute_fa4.emulator.ptx.errors import IllegalAccess, UnknownInstruction
 
 LOAD_MODIFIERS = r"((?:\.multicast::cluster|\.cta_group::[12]|\.L2::cache_hint)*)"
 

@@ -6,9 +6,9 @@ PTX ISA, "Data Movement and Conversion Instructions: Asynchronous copy".
 import numpy as np
 
 from cute_fa4.emulator.checks import tensor_maps
-from cute_fa4.emulator.errors import IllegalAccess, TensorMapError, UnknownInstruction
 from cute_fa4.emulator.machine.tensor_map import TENSOR_MAP_BYTES, decode_tensor_map
 from cute_fa4.emulator.machine.warp import FULL, SHARED_BASE
+from cute_fa4.emulator.ptx.errors import IllegalAccess, TensorMapError, UnknownInstruction
 
 # PTX ISA, "Tensors: shared memory": boxes are aligned to 128 bytes; mbarrier objects to 8.
 TENSOR_SHARED_ALIGNMENT = 128

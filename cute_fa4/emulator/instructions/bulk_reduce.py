@@ -11,8 +11,6 @@ order. Sums of f16 and bf16 round to nearest even once. PTX ISA, "cp.reduce.asyn
 import numpy as np
 
 from cute_fa4.emulator.checks.memory import copy_checks
-from cute_fa4.emulator.errors import IllegalAccess
-from cute_fa4.emulator.instruction_table import instruction
 from cute_fa4.emulator.instructions.bulk_operands import (
     BULK_ALIGNMENT,
     HINTS,
@@ -21,7 +19,9 @@ from cute_fa4.emulator.instructions.bulk_operands import (
     resolve_shared,
 )
 from cute_fa4.emulator.instructions.bulk_store import plain_operands, shared_source, submit_store
-from cute_fa4.emulator.rounding import BF16, decode, encode
+from cute_fa4.emulator.instructions.instruction_table import instruction
+from cute_fa4.emulator.machine.rounding import BF16, decode, encode
+from cute_fa4.emulator.ptx.errors import IllegalAccess
 
 _NUMBERS = {
     "u32": np.uint32, "s32": np.int32, "u64": np.uint64, "s64": np.int64, "b32": np.uint32, "b64": np.uint64,

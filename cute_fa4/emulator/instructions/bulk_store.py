@@ -10,8 +10,6 @@ PTX ISA, "Data Movement and Conversion Instructions: Asynchronous copy".
 import numpy as np
 
 from cute_fa4.emulator.checks.memory import copy_checks
-from cute_fa4.emulator.errors import TensorMapError
-from cute_fa4.emulator.instruction_table import instruction
 from cute_fa4.emulator.instructions.bulk_operands import (
     BULK_ALIGNMENT,
     HINTS,
@@ -23,6 +21,8 @@ from cute_fa4.emulator.instructions.bulk_operands import (
     tensor_operand,
 )
 from cute_fa4.emulator.instructions.copy_groups import BULK, Copy, groups_of
+from cute_fa4.emulator.instructions.instruction_table import instruction
+from cute_fa4.emulator.ptx.errors import TensorMapError
 
 
 def shared_source(cta, offset, size):

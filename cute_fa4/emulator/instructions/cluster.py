@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from cute_fa4.emulator.errors import IllegalAccess
-from cute_fa4.emulator.instruction_table import instruction
+from cute_fa4.emulator.instructions.instruction_table import instruction
 from cute_fa4.emulator.machine.cta import NO_RANK, OFFSET_BITS, OFFSET_MASK
 from cute_fa4.emulator.machine.warp import FULL, LOCAL_BASE, PARAM_BASE, SHARED_BASE, mask_of
-from cute_fa4.emulator.ptx_parser import Symbol
+from cute_fa4.emulator.ptx.errors import IllegalAccess
+from cute_fa4.emulator.ptx.parser import Symbol
 
 _WINDOWS = {
     "shared": SHARED_BASE,

@@ -14,11 +14,11 @@ issued, by launch.PendingClusters; responses come in any order. PTX ISA, "cluste
 
 import numpy as np
 
-from cute_fa4.emulator.errors import EmulatorError
-from cute_fa4.emulator.instruction_table import instruction
 from cute_fa4.emulator.instructions.bulk_copy import submit_load
 from cute_fa4.emulator.instructions.bulk_operands import MBARRIER_ALIGNMENT, resolve_shared
+from cute_fa4.emulator.instructions.instruction_table import instruction
 from cute_fa4.emulator.machine.warp import FULL, mask_of
+from cute_fa4.emulator.ptx.errors import EmulatorError
 
 RESPONSE_BYTES = 16
 GRANTED, REFUSED = 0xC1C00001, 0xC1C00000

@@ -12,8 +12,8 @@ PTX ISA, "Comparison and Selection Instructions".
 
 import numpy as np
 
-from cute_fa4.emulator.instruction_table import lanes
-from cute_fa4.emulator.rounding import flush
+from cute_fa4.emulator.instructions.instruction_table import lanes
+from cute_fa4.emulator.machine.rounding import flush
 
 SIGNED = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 UNSIGNED = SIGNED | {"lo": "<", "ls": "<=", "hi": ">", "hs": ">="}

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from cute_fa4.emulator.instruction_table import instruction
+from cute_fa4.emulator.instructions.instruction_table import instruction
 from cute_fa4.emulator.machine.mbarrier import Note
 from cute_fa4.emulator.machine.warp import WARP_SIZE, Wait
 

@@ -15,8 +15,8 @@ import itertools
 
 import numpy as np
 
-from cute_fa4.emulator.instruction_table import lanes
-from cute_fa4.emulator.rounding import (
+from cute_fa4.emulator.instructions.instruction_table import lanes
+from cute_fa4.emulator.machine.rounding import (
     BF16,
     E4M3,
     E5M2,
@@ -38,7 +38,7 @@ from cute_fa4.emulator.rounding import (
     to_f32,
     to_integer,
 )
-from cute_fa4.emulator.rounding import relu as clamp_negative
+from cute_fa4.emulator.machine.rounding import relu as clamp_negative
 
 ROUNDING = [".rn", ".rz", ".rm", ".rp"]
 INTEGRAL_ROUNDING = [".rni", ".rzi", ".rmi", ".rpi"]

@@ -13,9 +13,9 @@ A conversion to ue8m0 leaves the sign out; what is below 2^-127 becomes code 0 (
 
 import numpy as np
 
-from cute_fa4.emulator.instruction_table import lanes
-from cute_fa4.emulator.rounding import BF16, E4M3, E5M2, F16, Format, decode, encode
-from cute_fa4.emulator.rounding import relu as clamp_negative
+from cute_fa4.emulator.instructions.instruction_table import lanes
+from cute_fa4.emulator.machine.rounding import BF16, E4M3, E5M2, F16, Format, decode, encode
+from cute_fa4.emulator.machine.rounding import relu as clamp_negative
 
 E2M1 = Format(1, 0, 6.0, 0x7, 4, infinite=False)
 E2M3 = Format(3, 0, 7.5, 0x1F, 6, infinite=False)

@@ -14,9 +14,9 @@ disagrees on which random bits the conversions of four values, to 8 and 4 bits, 
 
 import numpy as np
 
-from cute_fa4.emulator.instruction_table import lanes, refuse
-from cute_fa4.emulator.rounding import BF16, F16, encode
-from cute_fa4.emulator.rounding import relu as clamp_negative
+from cute_fa4.emulator.instructions.instruction_table import lanes, refuse
+from cute_fa4.emulator.machine.rounding import BF16, F16, encode
+from cute_fa4.emulator.machine.rounding import relu as clamp_negative
 
 FORMATS = {"f16": (F16, 13), "bf16": (BF16, 16)}
 

@@ -8,7 +8,7 @@ PTX ISA, "Data Movement and Conversion Instructions: Asynchronous copy, async-gr
 
 from collections import defaultdict
 
-from cute_fa4.emulator.instruction_table import instruction
+from cute_fa4.emulator.instructions.instruction_table import instruction
 from cute_fa4.emulator.machine.warp import Wait
 
 

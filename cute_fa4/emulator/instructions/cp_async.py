@@ -9,15 +9,15 @@ PTX ISA, "Data Movement and Conversion Instructions: cp.async".
 import numpy as np
 
 from cute_fa4.emulator.checks.memory import copy_checks
-from cute_fa4.emulator.errors import IllegalAccess
-from cute_fa4.emulator.instruction_table import instruction
 from cute_fa4.emulator.instructions.bulk_operands import (
     MBARRIER_ALIGNMENT,
     global_address,
     resolve_shared,
 )
 from cute_fa4.emulator.instructions.copy_groups import Copy, groups_of, wait_for_groups
-from cute_fa4.emulator.ptx_parser import Pred
+from cute_fa4.emulator.instructions.instruction_table import instruction
+from cute_fa4.emulator.ptx.errors import IllegalAccess
+from cute_fa4.emulator.ptx.parser import Pred
 
 ASYNC = "cp.async"  # the kind of copies (copy_groups.groups_of)
 

@@ -8,8 +8,8 @@ rounding without subnormals leaves below the smallest normal: rounding.flush_tin
 
 import numpy as np
 
-from cute_fa4.emulator.instruction_table import lanes
-from cute_fa4.emulator.rounding import (
+from cute_fa4.emulator.instructions.instruction_table import lanes
+from cute_fa4.emulator.machine.rounding import (
     canonical,
     finish,
     flush,

@@ -6,8 +6,16 @@ NaN results are 0x7fff. min and max are in min_max.py with their f32 kin.
 
 import numpy as np
 
-from cute_fa4.emulator.instruction_table import lanes
-from cute_fa4.emulator.rounding import BF16, F16, encode, flush_tiny, odd_sum, relu, saturate
+from cute_fa4.emulator.instructions.instruction_table import lanes
+from cute_fa4.emulator.machine.rounding import (
+    BF16,
+    F16,
+    encode,
+    flush_tiny,
+    odd_sum,
+    relu,
+    saturate,
+)
 
 FTZ = ["", ".ftz"]
 SAT = ["", ".sat"]

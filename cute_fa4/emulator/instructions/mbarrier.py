@@ -15,12 +15,12 @@ import numpy as np
 from cute_fa4.emulator.checks import memory as memory_checks
 from cute_fa4.emulator.checks.clocks import merged
 from cute_fa4.emulator.checks.scopes import CTA, GPU, written_scope
-from cute_fa4.emulator.errors import BarrierError, IllegalAccess
-from cute_fa4.emulator.instruction_table import instruction
+from cute_fa4.emulator.instructions.instruction_table import instruction
 from cute_fa4.emulator.machine.fast_paths import fast
 from cute_fa4.emulator.machine.mbarrier import MBarrier
 from cute_fa4.emulator.machine.warp import FULL, SHARED_BASE, Wait
-from cute_fa4.emulator.ptx_parser import Addr, Imm, Reg, Sink
+from cute_fa4.emulator.ptx.errors import BarrierError, IllegalAccess
+from cute_fa4.emulator.ptx.parser import Addr, Imm, Reg, Sink
 
 _SPACE = r"(?:\.shared(?:::cta|::cluster)?)?"
 _ORDER = r"(?:\.(?:release|relaxed|acquire))?(?:\.(?:cta|cluster))?"

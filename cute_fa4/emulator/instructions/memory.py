@@ -17,13 +17,13 @@ import numpy as np
 from cute_fa4.emulator.checks import memory as checks
 from cute_fa4.emulator.checks import tensor_maps
 from cute_fa4.emulator.checks.scopes import GPU, written_scope
-from cute_fa4.emulator.errors import IllegalAccess
-from cute_fa4.emulator.instruction_table import instruction
+from cute_fa4.emulator.instructions.instruction_table import instruction
 from cute_fa4.emulator.instructions.mbarrier import shared_addresses
 from cute_fa4.emulator.machine import polls
 from cute_fa4.emulator.machine.fast_paths import fast
 from cute_fa4.emulator.machine.warp import FULL, LOCAL_BASE, PARAM_BASE, SHARED_BASE
-from cute_fa4.emulator.ptx_parser import Addr, Reg, Sink, Symbol, Vec
+from cute_fa4.emulator.ptx.errors import IllegalAccess
+from cute_fa4.emulator.ptx.parser import Addr, Reg, Sink, Symbol, Vec
 
 _QUALIFIERS = (
     r"(?:\.(?:weak|volatile|relaxed|acquire|release|acq_rel|mmio|cta|cluster|gpu|sys|nc|ca|cg|cs|cv|lu|wb|wt|unified"

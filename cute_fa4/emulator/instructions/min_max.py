@@ -10,8 +10,8 @@
 
 import numpy as np
 
-from cute_fa4.emulator.instruction_table import lanes
-from cute_fa4.emulator.rounding import BF16, F16, canonical, encode, flush, maximum, minimum
+from cute_fa4.emulator.instructions.instruction_table import lanes
+from cute_fa4.emulator.machine.rounding import BF16, F16, canonical, encode, flush, maximum, minimum
 
 FTZ = ["", ".ftz"]
 NAN = ["", ".NaN"]

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from cute_fa4.emulator.instruction_table import instruction, lanes
-from cute_fa4.emulator.ptx_syntax import Vec
-from cute_fa4.emulator.rounding import flush
+from cute_fa4.emulator.instructions.instruction_table import instruction, lanes
+from cute_fa4.emulator.machine.rounding import flush
+from cute_fa4.emulator.ptx.syntax import Vec
 
 SCALARS = "b16 b32 b64 u16 u32 u64 s16 s32 s64 f32 f64"
 BITS_OF = {"f32": "b32", "f64": "b64", **{t: t for t in SCALARS.split() if t[0] != "f"}}

@@ -15,14 +15,14 @@ import functools
 
 import numpy as np
 
-from cute_fa4.emulator.errors import IllegalAccess
-from cute_fa4.emulator.instruction_table import instruction
 from cute_fa4.emulator.instructions.bulk_operands import BULK_ALIGNMENT, bulk_size, resolve_shared
 from cute_fa4.emulator.instructions.bulk_reduce import GLOBAL_OPERATIONS, combine
 from cute_fa4.emulator.instructions.bulk_store import masked_runs, shared_source, submit_store
+from cute_fa4.emulator.instructions.instruction_table import instruction
 from cute_fa4.emulator.instructions.memory import gather, scatter
-from cute_fa4.emulator.ptx_parser import Vec
-from cute_fa4.emulator.rounding import BF16, F16, decode, encode
+from cute_fa4.emulator.machine.rounding import BF16, F16, decode, encode
+from cute_fa4.emulator.ptx.errors import IllegalAccess
+from cute_fa4.emulator.ptx.parser import Vec
 
 _ORDER = r"(?:\.(?:weak|(?:relaxed|acquire|release)\.(?:cta|cluster|gpu|sys)))?(?:\.global)?"
 _VECTOR = r"(?:\.v([248]))?"

@@ -30,13 +30,7 @@ import numpy as np
 from cute_fa4.emulator.checks import memory as memory_checks
 from cute_fa4.emulator.checks import tensor as tensor_checks
 from cute_fa4.emulator.checks.clocks import HAPPENED
-from cute_fa4.emulator.errors import (
-    EmulatorError,
-    IllegalAccess,
-    TensorMemoryError,
-    UnknownInstruction,
-)
-from cute_fa4.emulator.instruction_table import instruction, lookup
+from cute_fa4.emulator.instructions.instruction_table import instruction, lookup
 from cute_fa4.emulator.machine.fast_paths import fast
 from cute_fa4.emulator.machine.matrix_descriptors import decode_instruction
 from cute_fa4.emulator.machine.shifted import ShiftedMultiply
@@ -44,7 +38,13 @@ from cute_fa4.emulator.machine.tensor_core import MatrixMultiply
 from cute_fa4.emulator.machine.tensor_memory import split_address
 from cute_fa4.emulator.machine.warp import FULL, Wait
 from cute_fa4.emulator.machine.weight_stationary import WeightStationaryMultiply
-from cute_fa4.emulator.ptx_parser import Addr, Imm, Reg, Vec
+from cute_fa4.emulator.ptx.errors import (
+    EmulatorError,
+    IllegalAccess,
+    TensorMemoryError,
+    UnknownInstruction,
+)
+from cute_fa4.emulator.ptx.parser import Addr, Imm, Reg, Vec
 
 GROUP = r"\.cta_group::([12])"
 SHAPE = r"(32x32b|16x64b|16x128b|16x256b|16x32bx2)\.x(1|2|4|8|16|32|64|128)"

@@ -20,7 +20,7 @@ PTX ISA, "tcgen05.cp", "tcgen05.shift", "Data Movement Shape"; lanes as in CUTLA
 import numpy as np
 
 from cute_fa4.emulator.checks import tensor as tensor_checks
-from cute_fa4.emulator.instruction_table import instruction
+from cute_fa4.emulator.instructions.instruction_table import instruction
 from cute_fa4.emulator.instructions.tcgen05 import pair_of
 from cute_fa4.emulator.machine.element_formats import CHUNK, unpacked
 from cute_fa4.emulator.machine.matrix_descriptors import chunk_numbers

@@ -6,10 +6,10 @@ Scales come by tcgen05.cp (tcgen05_copies.py), which goes through the same queue
 PTX ISA, "tcgen05.mma".
 """
 
-from cute_fa4.emulator.instruction_table import instruction
+from cute_fa4.emulator.instructions.instruction_table import instruction
 from cute_fa4.emulator.instructions.tcgen05 import pair_of, refuse_several_threads, submit_product
 from cute_fa4.emulator.machine.block_scale import ScaledMultiply, decode_scaled_instruction
-from cute_fa4.emulator.ptx_parser import Addr
+from cute_fa4.emulator.ptx.parser import Addr
 
 
 @instruction(

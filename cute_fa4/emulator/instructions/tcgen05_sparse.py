@@ -7,7 +7,7 @@
 Metadata comes by tcgen05.cp, which goes through the same queue, or by tcgen05.st. PTX ISA, "tcgen05.mma.sp".
 """
 
-from cute_fa4.emulator.instruction_table import instruction
+from cute_fa4.emulator.instructions.instruction_table import instruction
 from cute_fa4.emulator.instructions.tcgen05 import (
     enabled_lanes,
     pair_of,
@@ -22,7 +22,7 @@ from cute_fa4.emulator.machine.sparse import (
     decode_sparse_instruction,
     decode_sparse_scaled_instruction,
 )
-from cute_fa4.emulator.ptx_parser import Addr, Vec
+from cute_fa4.emulator.ptx.parser import Addr, Vec
 
 _COLLECTOR_A = r"(?:\.collector::a::(?:fill|use|lastuse|discard))?"
 

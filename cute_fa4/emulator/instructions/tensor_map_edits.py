@@ -15,10 +15,10 @@ import numpy as np
 
 from cute_fa4.emulator.checks import memory as checks
 from cute_fa4.emulator.checks import tensor_maps
-from cute_fa4.emulator.errors import IllegalAccess, TensorMapError
-from cute_fa4.emulator.instruction_table import instruction
 from cute_fa4.emulator.instructions.bulk_operands import global_address, resolve_shared
+from cute_fa4.emulator.instructions.instruction_table import instruction
 from cute_fa4.emulator.machine.tensor_map import TENSOR_MAP_BYTES
+from cute_fa4.emulator.ptx.errors import IllegalAccess, TensorMapError
 
 MAP_ALIGNMENT = 128  # of what replace and cp_fenceproxy are given
 _ORDINAL = {"box_dim": 5, "global_dim": 5, "global_stride": 4, "element_stride": 5}

@@ -9,10 +9,10 @@ import functools
 
 import numpy as np
 
-from cute_fa4.emulator.errors import DivergenceError
-from cute_fa4.emulator.instruction_table import instruction
+from cute_fa4.emulator.instructions.instruction_table import instruction
 from cute_fa4.emulator.machine.warp import FULL, LANE_INDEX, bools_of, converge, mask_of
-from cute_fa4.emulator.ptx_parser import Imm, Pair, Sink
+from cute_fa4.emulator.ptx.errors import DivergenceError
+from cute_fa4.emulator.ptx.parser import Imm, Pair, Sink
 
 
 def members(warp, operand):

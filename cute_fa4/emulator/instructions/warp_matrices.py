@@ -21,13 +21,13 @@ in the last bits. PTX ISA, "ldmatrix", "stmatrix", "Matrix Fragments for mma.m16
 
 import numpy as np
 
-from cute_fa4.emulator.errors import UnknownInstruction
-from cute_fa4.emulator.instruction_table import instruction
+from cute_fa4.emulator.instructions.instruction_table import instruction
 from cute_fa4.emulator.instructions.memory import gather, scatter
 from cute_fa4.emulator.machine.element_formats import unpacked
+from cute_fa4.emulator.machine.rounding import BF16, E4M3, E5M2, F16, decode, encode
 from cute_fa4.emulator.machine.warp import FULL, SHARED_BASE
-from cute_fa4.emulator.ptx_parser import Vec
-from cute_fa4.emulator.rounding import BF16, E4M3, E5M2, F16, decode, encode
+from cute_fa4.emulator.ptx.errors import UnknownInstruction
+from cute_fa4.emulator.ptx.parser import Vec
 
 _G, _T = np.arange(32) // 4, np.arange(32) % 4
 

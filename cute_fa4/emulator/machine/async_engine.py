@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from cute_fa4.emulator.errors import EmulatorError
+from cute_fa4.emulator.ptx.errors import EmulatorError
 
 
 @dataclass(eq=False, slots=True)

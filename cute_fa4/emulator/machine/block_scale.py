@@ -19,12 +19,12 @@ from functools import lru_cache
 
 import numpy as np
 
-from cute_fa4.emulator.errors import EmulatorError
 from cute_fa4.emulator.machine.element_formats import E2M1, E4M3, KINDS, Format
 from cute_fa4.emulator.machine.matrix_descriptors import K_BYTES, Fields, InstructionDescriptor
 from cute_fa4.emulator.machine.operands import read_shared_operand
 from cute_fa4.emulator.machine.tensor_core import MatrixMultiply
 from cute_fa4.emulator.machine.tensor_memory import COLUMNS, split_address
+from cute_fa4.emulator.ptx.errors import EmulatorError
 
 
 def _decode_pairs(raw):

@@ -10,10 +10,8 @@ from collections import Counter
 
 import numpy as np
 
-from cute_fa4.emulator.deadlock import phase_report
-from cute_fa4.emulator.errors import BarrierError, EmulatorError, IllegalAccess
-from cute_fa4.emulator.labels import NO_LABELS
 from cute_fa4.emulator.machine.async_engine import AsyncEngine
+from cute_fa4.emulator.machine.deadlock import phase_report
 from cute_fa4.emulator.machine.mbarrier import Note
 from cute_fa4.emulator.machine.memory import GlobalMemory, ParamMemory, SharedMemory
 from cute_fa4.emulator.machine.thread_barriers import ClusterBarrier
@@ -24,6 +22,8 @@ from cute_fa4.emulator.machine.warp import (
     SHARED_BASE,
     WARP_SIZE,
 )
+from cute_fa4.emulator.ptx.errors import BarrierError, EmulatorError, IllegalAccess
+from cute_fa4.emulator.ptx.labels import NO_LABELS
 
 OFFSET_BITS = 24
 OFFSET_MASK = (1 << OFFSET_BITS) - 1

@@ -110,7 +110,7 @@ def _load():
 def c_source():
     """The whole C file."""
     here = Path(__file__).parent
-    mode = (here.parent / "float_mode.h").read_text()
+    mode = (here / "float_mode.h").read_text()
     text = (here / "fast_paths.c").read_text()
     return f"#define HEAD {HEAD}\n" + text.replace("@FLOAT_MODE@", mode)
 

@@ -28,7 +28,7 @@ without the driver. Where ::w::128 puts its halos the PTX ISA shows in a picture
 
 from dataclasses import dataclass
 
-from cute_fa4.emulator.errors import TensorMapError
+from cute_fa4.emulator.ptx.errors import TensorMapError
 
 IM2COL = 1
 MAX_PIXELS = 1024

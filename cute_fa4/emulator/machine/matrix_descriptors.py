@@ -21,8 +21,8 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from cute_fa4.emulator.errors import EmulatorError
 from cute_fa4.emulator.machine.element_formats import CHUNK, KINDS, Format
+from cute_fa4.emulator.ptx.errors import EmulatorError
 
 K_BYTES = 32
 # Swizzle field of the shared-memory descriptor -> span W in bytes.

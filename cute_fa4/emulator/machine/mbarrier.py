@@ -11,7 +11,7 @@ initialisation raise, and a phase that completes before anybody looked at the on
 (machine.notes). PTX ISA, "Parallel Synchronization and Communication Instructions: mbarrier".
 """
 
-from cute_fa4.emulator.errors import BarrierError
+from cute_fa4.emulator.ptx.errors import BarrierError
 
 # PTX ISA, "Contents of the mbarrier object": valid range of the arrival counts and of the tx-count.
 MAX_COUNT = (1 << 20) - 1

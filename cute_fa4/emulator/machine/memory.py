@@ -15,8 +15,8 @@ from bisect import bisect_right
 
 import numpy as np
 
-from cute_fa4.emulator.errors import BarrierError, IllegalAccess, UninitializedRead
-from cute_fa4.emulator.ptx_syntax import RESERVED_SHARED_BYTES
+from cute_fa4.emulator.ptx.errors import BarrierError, IllegalAccess, UninitializedRead
+from cute_fa4.emulator.ptx.syntax import RESERVED_SHARED_BYTES
 
 MAX_SHARED_BYTES = 232448
 """Shared memory that one CTA can opt in to on sm_100: 227 KiB (cudaDevAttrMaxSharedMemoryPerBlockOptin)."""

@@ -5,11 +5,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from cute_fa4.emulator.errors import UninitializedRead
 from cute_fa4.emulator.machine.element_formats import CHUNK, E4M3, E5M2
 from cute_fa4.emulator.machine.fast_paths import FORMATS, Operand
 from cute_fa4.emulator.machine.matrix_descriptors import K_BYTES, chunk_numbers
 from cute_fa4.emulator.machine.tensor_memory import split_address
+from cute_fa4.emulator.ptx.errors import UninitializedRead
 
 
 def read_shared_operand(cta, bits, element, mn_major, rows, k_bytes=K_BYTES):

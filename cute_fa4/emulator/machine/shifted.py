@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cute_fa4.emulator.errors import EmulatorError
 from cute_fa4.emulator.machine.tensor_core import MatrixMultiply
+from cute_fa4.emulator.ptx.errors import EmulatorError
 
 _LAST = np.array([31, 63, 95])
 _SOURCE = np.minimum(np.arange(128) + 1, 127)

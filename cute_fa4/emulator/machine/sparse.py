@@ -28,12 +28,12 @@ from functools import lru_cache
 
 import numpy as np
 
-from cute_fa4.emulator.errors import EmulatorError
 from cute_fa4.emulator.machine.block_scale import ScaledMultiply, decode_scaled_instruction
 from cute_fa4.emulator.machine.matrix_descriptors import K_BYTES, decode_instruction
 from cute_fa4.emulator.machine.tensor_core import MatrixMultiply
 from cute_fa4.emulator.machine.tensor_memory import COLUMNS, split_address
 from cute_fa4.emulator.machine.weight_stationary import WeightStationaryMultiply
+from cute_fa4.emulator.ptx.errors import EmulatorError
 
 # Metadata of a group -> (first, second) index; -1 for what has no meaning.
 _PAIRS = np.full((16, 2), -1)

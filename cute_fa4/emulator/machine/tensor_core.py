@@ -25,7 +25,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cute_fa4.emulator.errors import EmulatorError
 from cute_fa4.emulator.machine.element_formats import ACCUMULATORS, NOTHING
 from cute_fa4.emulator.machine.fast_paths import FORMATS, fast
 from cute_fa4.emulator.machine.matrix_descriptors import (
@@ -41,6 +40,7 @@ from cute_fa4.emulator.machine.operands import (
     tensor_operand,
 )
 from cute_fa4.emulator.machine.tensor_memory import COLUMNS, split_address
+from cute_fa4.emulator.ptx.errors import EmulatorError
 
 
 @dataclass(frozen=True)

@@ -40,8 +40,8 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from cute_fa4.emulator.errors import IllegalAccess, TensorMapError
 from cute_fa4.emulator.machine import im2col
+from cute_fa4.emulator.ptx.errors import IllegalAccess, TensorMapError
 
 TENSOR_MAP_BYTES = 128
 CHUNK = 16

@@ -14,8 +14,8 @@ PTX ISA, "Tensor Memory" (addressing, allocation, access restrictions) and tcgen
 
 import numpy as np
 
-from cute_fa4.emulator.errors import TensorMemoryError, UninitializedRead
-from cute_fa4.emulator.labels import NO_LABELS
+from cute_fa4.emulator.ptx.errors import TensorMemoryError, UninitializedRead
+from cute_fa4.emulator.ptx.labels import NO_LABELS
 
 COLUMNS = 512
 LANES = 128

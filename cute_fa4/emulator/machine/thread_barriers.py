@@ -5,8 +5,8 @@
 Both keep an integer generation that only grows; a thread waits for the generation it arrived in.
 """
 
-from cute_fa4.emulator.errors import BarrierError
 from cute_fa4.emulator.machine.mbarrier import Note
+from cute_fa4.emulator.ptx.errors import BarrierError
 
 
 class NamedBarrier:

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cute_fa4.emulator.errors import EmulatorError
-from cute_fa4.emulator.ptx_syntax import Addr, Imm, Pred, Reg, Sink, Special, Symbol, location_lines
+from cute_fa4.emulator.ptx.errors import EmulatorError
+from cute_fa4.emulator.ptx.syntax import Addr, Imm, Pred, Reg, Sink, Special, Symbol, location_lines
 
 FULL = 0xFFFFFFFF
 WARP_SIZE = 32

@@ -23,9 +23,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from cute_fa4.emulator.errors import EmulatorError
 from cute_fa4.emulator.machine.operands import read_tensor_operand
 from cute_fa4.emulator.machine.tensor_core import MatrixMultiply
+from cute_fa4.emulator.ptx.errors import EmulatorError
 
 
 @lru_cache(maxsize=256)

@@ -11,7 +11,8 @@ flashinfer/mla/_core.py, decode.py, prefill.py   have the signatures (flashinfer
 
 FlashInfer's log-sum-exps are to base 2 and lie (tokens, heads). A query without keys has minus infinity, and a sink is
 part of the sum. Workspaces, counters, choices of a backend and of programmatic dependent launch are accepted and not
-needed. What has no kernel is accepted at its neutral value alone (calls/foreign.py). Nothing of FlashInfer is imported.
+needed. What has no kernel is accepted at its neutral value alone (calls/operands/foreign.py). Nothing of FlashInfer
+is imported.
 """
 
 from cute_fa4.integrations.flashinfer.batches import (

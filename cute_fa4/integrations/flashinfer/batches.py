@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from cute_fa4 import interface
-from cute_fa4.calls.foreign import check_neutral
-from cute_fa4.calls.tensors import check_is_tensor, check_rank
+from cute_fa4.calls.operands.foreign import check_neutral
+from cute_fa4.calls.operands.tensors import check_is_tensor, check_rank
 from cute_fa4.integrations.flashinfer.words import (
     as_int32,
     asked,

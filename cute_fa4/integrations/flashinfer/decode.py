@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cute_fa4.calls.foreign import check_neutral
+from cute_fa4.calls.operands.foreign import check_neutral
 from cute_fa4.integrations.flashinfer.plans import (
     Paged,
     Plan,

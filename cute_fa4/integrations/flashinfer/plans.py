@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from cute_fa4.calls.foreign import check_neutral
-from cute_fa4.calls.tensors import check_is_tensor, check_rank
+from cute_fa4.calls.operands.foreign import check_neutral
+from cute_fa4.calls.operands.tensors import check_is_tensor, check_rank
 from cute_fa4.integrations.flashinfer.batches import PACKED, attend_pages
 from cute_fa4.integrations.flashinfer.words import (
     as_int32,

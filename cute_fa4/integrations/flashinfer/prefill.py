@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from cute_fa4 import interface
-from cute_fa4.calls.foreign import check_neutral
+from cute_fa4.calls.operands.foreign import check_neutral
 from cute_fa4.integrations.flashinfer.plans import (
     NAMES,
     Paged,

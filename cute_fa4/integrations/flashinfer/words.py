@@ -7,8 +7,8 @@ import math
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from cute_fa4.calls.foreign import check_neutral
-from cute_fa4.calls.tensors import FP8, check_is_tensor
+from cute_fa4.calls.operands.foreign import check_neutral
+from cute_fa4.calls.operands.tensors import FP8, check_is_tensor
 from cute_fa4.system.messages import named_as, shown
 
 LAYOUTS = ("NHD", "HND")

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from ..chip import DTYPE_BYTES, FP8_DTYPES
-from ..problem import plain_integers
+from ..blueprint.chip import DTYPE_BYTES, FP8_DTYPES
+from ..blueprint.problem import plain_integers
 
 VECTOR_BYTES = 16  # one copy of a thread: the widest access of global memory
 THREADS = 128

@@ -34,7 +34,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from ...layouts.scalars import minimum
-from ..chip import FP8_DTYPES
+from ..blueprint.chip import FP8_DTYPES
 from ..steps import row_math
 from ..work.sequence import Lengths, queries
 from .config import COLUMNS_OF_WARP, ELEMENTS, THREADS, CombineConfig

@@ -20,9 +20,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from ..kernel_args import Events, Smem
 from ..operands.kv_buffer import KVBuffer, KVBufferConfig
 from ..steps.products import multiply_pv, multiply_qk
+from ..sync.kernel_args import Events, Smem
 from ..sync.pipelines import KVConsumerPipeline, KVPosition
 
 

@@ -23,9 +23,9 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from ..instructions import tensor_memory
-from ..kernel_args import Events, KernelArgs, Smem
 from ..steps import row_math, store
 from ..steps.products import column_of
+from ..sync.kernel_args import Events, KernelArgs, Smem
 from ..work import scales
 from ..work.queue import NO_MORE, WorkQueue
 from ..work.tile import Work

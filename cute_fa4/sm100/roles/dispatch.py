@@ -6,7 +6,7 @@ A family brings its order of the products, which fills the hooks of order.py.
 import cutlass
 import cutlass.cute as cute
 
-from ..kernel_args import KernelArgs
+from ..sync.kernel_args import KernelArgs
 from ..work.blocks import own_block
 from . import correction, load, softmax, token_scales, values
 

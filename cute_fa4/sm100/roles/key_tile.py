@@ -17,7 +17,6 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from ..instructions import tensor_memory
-from ..kernel_args import Events, KernelArgs, Smem
 from ..steps import half_powers, lagged, lost_weights, row_math, seen, token_scales, visibility
 from ..steps.row_math import RowState
 from ..steps.scores import (
@@ -29,6 +28,7 @@ from ..steps.scores import (
     read_scores,
     write_probabilities,
 )
+from ..sync.kernel_args import Events, KernelArgs, Smem
 from ..work.tile import Work
 
 

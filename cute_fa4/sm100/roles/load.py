@@ -15,11 +15,11 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from ...layouts.scalars import maximum
-from ..kernel_args import Events, KernelArgs, Smem
 from ..operands.kv_buffer import KVBuffer, KVBufferConfig
 from ..operands.rope import own_columns
 from ..steps import rope_rows
 from ..steps.loads import find_rows, load_k, look_up
+from ..sync.kernel_args import Events, KernelArgs, Smem
 from ..sync.pipelines import Slot, TMAProducerPipeline
 from ..work.queue import NO_MORE, WorkQueue, begin, take_work
 from ..work.tile import Work

@@ -18,10 +18,10 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from ..instructions import tensor_memory
-from ..kernel_args import Events, KernelArgs, Smem
 from ..steps import row_math, store, token_scales
 from ..steps.row_math import RowState
 from ..steps.scores import first_state, log2_scale, row_context, write_lse
+from ..sync.kernel_args import Events, KernelArgs, Smem
 from ..work import rows, scales
 from ..work.tile import Work
 from .correction import rescale_tile

@@ -14,10 +14,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from ..kernel_args import Events, KernelArgs, Smem
 from ..steps import lagged, lost_weights, row_math, token_scales
 from ..steps.row_math import RowState
 from ..steps.scores import RowContext, first_state, row_context, whole_tiles, write_lse
+from ..sync.kernel_args import Events, KernelArgs, Smem
 from ..work.queue import NO_MORE, WorkQueue
 from ..work.tile import Work
 from .key_tile import first_step, lagged_step, step

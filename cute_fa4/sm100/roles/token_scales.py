@@ -4,8 +4,8 @@
     tile n     wait scales_empty -> scales and unit to the ring -> scales_full       softmax may use them
     tile n+1   its loads are on their way meanwhile: a look-up in the page table, and the scales that it says
 
-The ring has as many slots as the softmax warps can lag behind, and they release them (sync/barriers.py): no product
-knows of scales. Keys beyond the sequence have 0, whatever the tensors hold there; 0 * NaN would be NaN in P V.
+The ring has as many slots as the softmax warps can lag behind, and they release them (blueprint/barriers.py): no
+product knows of scales. Keys beyond the sequence have 0, whatever the tensors hold there; 0 * NaN would be NaN in P V.
 
 Scales of V are divided by a unit, a power of two that none of the work tile so far exceeds (steps/token_scales.py says
 what for). One beyond 2^126, or NaN, makes the unit NaN, and with it the rows of that head.
@@ -16,10 +16,10 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from ...layouts.scalars import choose
-from ..chip import WARP_SIZE
-from ..kernel_args import Events, KernelArgs, Smem
-from ..memory_maps import scale_words
+from ..blueprint.chip import WARP_SIZE
+from ..blueprint.memory_maps import scale_words
 from ..steps import token_scales
+from ..sync.kernel_args import Events, KernelArgs, Smem
 from ..work import blocks, scales
 from ..work.queue import NO_MORE, WorkQueue
 from ..work.tile import Work

@@ -16,9 +16,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from ..kernel_args import KernelArgs, Smem
 from ..operands.kv_buffer import KVBuffer, KVBufferConfig
 from ..steps import loads
+from ..sync.kernel_args import KernelArgs, Smem
 from ..sync.pipelines import Slot, TMAProducerPipeline
 from ..work.queue import NO_MORE, WorkQueue
 

@@ -23,7 +23,7 @@ of the row sum, and the second run returns it. The maximum of all scores is kept
     functions of scores         they may hide the first 32 keys of every row
     masks with a lower bound    their first tile is masked
     sums in P V                 there is none before the first product
-    pairs of CTAs, no mask      long rows would take longer (mhapair/schedule.py)
+    pairs of CTAs, no mask      long rows would take longer (two_tiles/pair/schedule.py)
 
 With P over S masked tiles lag, too, behind a tile that every row with keys has seen some of: the first one under a
 causal mask, a whole one under a mask with a lower bound. A row that sees nothing of a tile needs no reference there:
@@ -31,7 +31,7 @@ its P is 0.
 
 A row sum that has failed becomes NaN and stays NaN, so that one look at the end says it. Rows without a visible key in
 the first tile (a score_mod may return -inf) have the reference -inf: their next exponentials are infinite, and they
-fail likewise. In fp16 P has 5 bits of exponent: there the maximum is exact (mha2q/schedule.py).
+fail likewise. In fp16 P has 5 bits of exponent: there the maximum is exact (two_tiles/schedule.py).
 """
 
 import cutlass

@@ -8,8 +8,8 @@ from ...tma import copies, gathered_rows, paged_rows
 from ...tma.gathered_rows import GatheredRows
 from ...tma.paged_rows import PagedRowIndices
 from ...tma.tensor_maps import DTYPES
-from ..kernel_args import Events, KernelArgs, Smem
 from ..operands.kv_buffer import KVBuffer
+from ..sync.kernel_args import Events, KernelArgs, Smem
 from ..sync.pipelines import Slot, TMAProducerPipeline
 from ..work import blocks, rows, tile_order
 from ..work.tile import Work

@@ -1,8 +1,8 @@
 """What P of eight bits lost, estimated from a few columns, where the row sum is that of codes.
 
-Where P V adds P up (mha2q/p_crossed.py), weights whose code is 0 are missing from the sum as well. One key that takes
-most of a row can so hide many: each is less than 2^-18 of it, but rows are long. Adding up all weights is what the
-order saves. A few columns of each key tile tell how much they lost, in instructions on two f16 at a time:
+Where P V adds P up (two_tiles/p_crossed.py), weights whose code is 0 are missing from the sum as well. One key that
+takes most of a row can so hide many: each is less than 2^-18 of it, but rows are long. Adding up all weights is what
+the order saves. A few columns of each key tile tell how much they lost, in instructions on two f16 at a time:
 
     i      bits of x, log2 of P, read as an f16 number (half_powers.py): P / RATIO to 6 percent, 0 below P = 2^-14 and
            of what is masked

@@ -4,7 +4,7 @@
     multiply_pv    P in tensor memory, V in shared memory; begins with the first part of P
     make_s         multiply_qk with what is awaited before it and raised behind it
 
-Which product follows which is the business of an order (mha2q/p_over_s.py, p_beside_s.py).
+Which product follows which is the business of an order (two_tiles/p_over_s.py, p_beside_s.py).
 """
 
 import cutlass
@@ -14,8 +14,8 @@ from cutlass import Int32
 from ...layouts.operand_tiles import KMajorTile
 from ...layouts.umma_descriptors import InstructionDescriptor
 from ..instructions import tensor_core, tensor_memory
-from ..kernel_args import Events, Smem
 from ..operands.kv_buffer import KVBuffer, KVBufferConfig, mma_tile
+from ..sync.kernel_args import Events, Smem
 from ..sync.pipelines import KVConsumerPipeline, KVPosition
 
 

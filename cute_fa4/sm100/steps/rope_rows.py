@@ -10,8 +10,8 @@ from cutlass import Int32
 
 from ...layouts.scalars import minimum
 from ...tma import gathered_rows, paged_rows
-from ..kernel_args import KernelArgs, Smem
 from ..operands.rope import rope_buffer
+from ..sync.kernel_args import KernelArgs, Smem
 from ..work import blocks
 from ..work.tile import Work
 

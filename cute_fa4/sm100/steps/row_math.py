@@ -20,7 +20,7 @@ from cutlass import Float32, select_
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T
 
-from ..chip import FP8_DTYPES
+from ..blueprint.chip import FP8_DTYPES
 from ..instructions import exp2
 
 LOG2_E = 1.4426950408889634

@@ -9,9 +9,9 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, select_
 
 from ...layouts.scalars import minimum
-from .. import score_mods
+from ..blueprint import score_mods
 from ..instructions import exp2, tensor_memory
-from ..kernel_args import Events, KernelArgs, Smem
+from ..sync.kernel_args import Events, KernelArgs, Smem
 from ..work import kv_range, results, rows, scales
 from ..work.tile import Work
 from . import half_powers, lost_weights, row_math, seen, visibility

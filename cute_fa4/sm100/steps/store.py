@@ -19,9 +19,9 @@ from cutlass._mlir.dialects import llvm
 
 from ...tma import copies
 from ...tma.tensor_maps import DTYPES
-from ..chip import DTYPE_BYTES
+from ..blueprint.chip import DTYPE_BYTES
 from ..instructions import tensor_memory
-from ..kernel_args import KernelArgs, Smem
+from ..sync.kernel_args import KernelArgs, Smem
 from ..work import results, rows
 from ..work.tile import Work
 from . import lagged, row_math

@@ -27,9 +27,9 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from ...layouts.scalars import choose, maximum
-from ..kernel_args import Events, Smem
-from ..memory_maps import scale_words
-from ..sync.barriers import SCALE_SLOTS
+from ..blueprint.barriers import SCALE_SLOTS
+from ..blueprint.memory_maps import scale_words
+from ..sync.kernel_args import Events, Smem
 from . import row_math
 from .half_powers import Probabilities
 

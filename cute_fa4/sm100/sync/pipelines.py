@@ -19,8 +19,8 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from ...layouts.scalars import choose
+from ..blueprint.barriers import SLOTS_BESIDE_A_REST
 from ..instructions import tensor_core
-from .barriers import SLOTS_BESIDE_A_REST
 
 
 def initialise(mbarriers, counts: list[int]):

@@ -5,7 +5,7 @@ its exponential overflows. The row sum tells, when it is too late for the work t
 same; then the tile is run once more, and overwrites them:
 
     softmax      at the end of a work tile      a verdict for each warp, then work_judged; correction does it where P V
-                                                adds up P of 16 bits (mha2q/p_beside_s_summed.py)
+                                                adds up P of 16 bits (two_tiles/p_beside_s_summed.py)
     load warp    before an entry is used again  the verdict is in: failed -> the same tile once more, instead of a claim
     load warp    no block is left               a work tile without rows, so that the MMA warp ends what it has put off;
                                                 then the last verdicts; then the end
@@ -26,7 +26,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from .entries import AGAIN_WORDS, JUDGED_ENTRIES, VERDICT_WORDS, WORK_WORDS
+from ..blueprint.entries import AGAIN_WORDS, JUDGED_ENTRIES, VERDICT_WORDS, WORK_WORDS
 from .queue import (
     NO_MORE,
     PAUSE,

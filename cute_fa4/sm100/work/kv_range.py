@@ -8,8 +8,8 @@ Tiles of BN keys are walked upwards. seqlen_q = 256, seqlen_k = 512, causal: que
     128..255  .    .    .    m          m crossed by the diagonal
                                         - needed by the other query tile alone: left out
 
-So query tile 0 ends one key tile early: S0, P0 and O0 of tile 3 are not made (mha2q/uneven/hooks.py). Under a window,
-query tile 1 begins late by as much. The same with a window of 128 keys:
+So query tile 0 ends one key tile early: S0, P0 and O0 of tile 3 are not made (two_tiles/uneven/hooks.py). Under a
+window, query tile 1 begins late by as much. The same with a window of 128 keys:
 
     0..127    .    m    m    -          tiles of the CTA: 3, from tile 1 on (the first row's)
     128..255  .    -    m    m
@@ -37,7 +37,7 @@ class TileRange:
 
     early   how many of them, at the end, query tile 0 leaves out; None: none (FA4Config.uneven)
     late    how many of them, at the beginning, query tile 1 leaves out; None: none (FA4Config.begins_late)
-    leader  where they may leave out some: the softmax warpgroup that has query tile 1 (mha2q/uneven/hooks.py)
+    leader  where they may leave out some: the softmax warpgroup that has query tile 1 (two_tiles/uneven/hooks.py)
     """
 
     first: Int32

@@ -28,8 +28,8 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from ...layouts.scalars import choose, maximum, minimum
+from ..blueprint.entries import CLAIM_ANSWER_BYTES, WORK_ENTRIES, WORK_WORDS
 from . import blocks, kv_range, packed_order, shared_order, tile_order
-from .entries import CLAIM_ANSWER_BYTES, WORK_ENTRIES, WORK_WORDS
 from .kv_range import TileRange
 from .line import Held
 from .sequence import Sequence, find_sequence

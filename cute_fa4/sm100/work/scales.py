@@ -6,9 +6,9 @@
     o       o_scale likewise, before the output is rounded
 
     K, V    k_descale, v_descale have a number for each key and head: of a column of S and P (steps/token_scales.py), or
-            where rows are columns, of a thread (mhaswap/token_scales.py)
+            where rows are columns, of a thread (few_rows/token_scales.py)
 
-    k_rope  k_rope_descale has a number for each key, of columns that are widened (mharope/widen.py)
+    k_rope  k_rope_descale has a number for each key, of columns that are widened (wide/dequantized_rope/widen.py)
 
 Only the last ones cost anything in a key tile. A tensor with one number for all is read with strides of 0.
 """

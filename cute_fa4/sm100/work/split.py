@@ -15,7 +15,7 @@ the cut of a sequence depends on nothing else in the batch, nor on the number of
 bits in every batch. A part without keys stores zeros and a log-sum-exp of -inf, which weigh nothing.
 
 The parts of a block follow one another in the grid, so they start together and read different keys. Where they are a
-cluster, they merge their results themselves (mhaswap/cluster.py), and take turns instead, so that a CTA knows the key
+cluster, they merge their results themselves (few_rows/cluster.py), and take turns instead, so that a CTA knows the key
 tile that it begins with before it knows how long the sequence is (taken_in_turn):
 
     in a cluster   rank 0          rank 1          rank 2          rank 3

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cute_fa4.emulator.errors import (
+from cute_fa4.emulator.ptx.errors import (
     BarrierError,
     InFlightError,
     ProxyError,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cute_fa4.emulator.errors import BarrierError, RaceError
+from cute_fa4.emulator.ptx.errors import BarrierError, RaceError
 from tests.emulator.checks.planted_bugs import START
 from tests.emulator.core.ptx_bench import run_ptx
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cute_fa4.emulator.errors import RaceError
+from cute_fa4.emulator.ptx.errors import RaceError
 from tests.emulator.core.ptx_bench import run_ptx, store
 
 CHECKS = ("ptx", "lanes")

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from cute_fa4.emulator.errors import BarrierError
+from cute_fa4.emulator.ptx.errors import BarrierError
 from tests.emulator.checks.planted_bugs import BUGS
 
 LEVELS = ("ptx", "hardware")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cute_fa4.emulator.checks.scopes import written_scope
-from cute_fa4.emulator.errors import RaceError
+from cute_fa4.emulator.ptx.errors import RaceError
 from tests.emulator.core.ptx_bench import run_ptx
 
 SCOPES = ("cta", "cluster", "gpu", "sys")  # each includes those before it

@@ -6,10 +6,10 @@ run_ptx("mov.u32 %r1, %laneid;" + store("%r1"), out)     # a kernel with one poi
 
 import numpy as np
 
-from cute_fa4.emulator.launch import execute_grid
 from cute_fa4.emulator.machine.memory import GlobalMemory
-from cute_fa4.emulator.program import Program
-from cute_fa4.emulator.ptx_parser import parse
+from cute_fa4.emulator.ptx.parser import parse
+from cute_fa4.emulator.run.launch import execute_grid
+from cute_fa4.emulator.run.program import Program
 
 MODULE = """.version 8.8
 .target sm_100a

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from cute_fa4.emulator.errors import (
+from cute_fa4.emulator.ptx.errors import (
     BarrierError,
     Deadlock,
     DivergenceError,
     EmulatorError,
     IllegalAccess,
 )
-from cute_fa4.emulator.labels import KernelLabels
+from cute_fa4.emulator.ptx.labels import KernelLabels
 from tests.emulator.core.ptx_bench import run_ptx, store
 
 MODES = ("in_order", "random", "hostile")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cute_fa4 import emulator, flash_attn_func
-from cute_fa4.emulator import driver_api
+from cute_fa4.emulator.host import driver_api
 from cute_fa4.emulator.machine.cta import Machine
 from tests.emulator.mutations import small_kernels
 

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from cute_fa4.emulator import driver_api
-from cute_fa4.emulator.errors import EmulatorError
+from cute_fa4.emulator.host import driver_api
+from cute_fa4.emulator.ptx.errors import EmulatorError
 
 
 def cluster(grid, *attributes, directives=()):

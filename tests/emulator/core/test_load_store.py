@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cute_fa4.emulator.errors import IllegalAccess, UninitializedRead, UnknownInstruction
+from cute_fa4.emulator.ptx.errors import IllegalAccess, UninitializedRead, UnknownInstruction
 from tests.emulator.core.ptx_bench import run_lanes, run_ptx, store
 
 LANES = np.arange(32)

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from cute_fa4.emulator.errors import BarrierError
 from cute_fa4.emulator.machine.mbarrier import MAX_COUNT, MAX_TX, MBarrier
+from cute_fa4.emulator.ptx.errors import BarrierError
 
 
 def test_a_fresh_barrier_is_in_phase_0():

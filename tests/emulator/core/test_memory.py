@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from cute_fa4.emulator.errors import BarrierError, IllegalAccess, UninitializedRead
 from cute_fa4.emulator.machine.mbarrier import MBarrier
 from cute_fa4.emulator.machine.memory import GlobalMemory, ParamMemory, SharedMemory
+from cute_fa4.emulator.ptx.errors import BarrierError, IllegalAccess, UninitializedRead
 
 BASE = 1024  # first byte that belongs to the kernel
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from cute_fa4.emulator.errors import UnknownInstruction
-from cute_fa4.emulator.ptx_parser import (
+from cute_fa4.emulator.ptx.errors import UnknownInstruction
+from cute_fa4.emulator.ptx.parser import (
     Addr,
     Imm,
     Label,

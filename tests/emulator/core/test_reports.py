@@ -5,9 +5,9 @@ import re
 import numpy as np
 import pytest
 
-from cute_fa4.emulator.errors import Deadlock, EmulatorError, IllegalAccess
-from cute_fa4.emulator.labels import KernelLabels
-from cute_fa4.emulator.ptx_parser import parse
+from cute_fa4.emulator.ptx.errors import Deadlock, EmulatorError, IllegalAccess
+from cute_fa4.emulator.ptx.labels import KernelLabels
+from cute_fa4.emulator.ptx.parser import parse
 from tests.emulator.core.ptx_bench import module_text, program_of, run_ptx
 
 WAIT = """{ .reg .pred P1;

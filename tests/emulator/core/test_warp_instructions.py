@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cute_fa4.emulator.errors import DivergenceError, EmulatorError
+from cute_fa4.emulator.ptx.errors import DivergenceError, EmulatorError
 from tests.emulator.core.ptx_bench import run_lanes, run_ptx, store
 
 LANES = np.arange(32)
@@ -202,8 +202,8 @@ def test_trap_stops_the_launch_and_says_where():
     ],
 )
 def test_special_registers_of_a_block_of_8_by_4_by_2(name, expected):
-    from cute_fa4.emulator.launch import execute_grid
     from cute_fa4.emulator.machine.memory import GlobalMemory
+    from cute_fa4.emulator.run.launch import execute_grid
     from tests.emulator.core.ptx_bench import program_of
 
     out, threads = np.zeros(64, np.uint32), np.arange(64)

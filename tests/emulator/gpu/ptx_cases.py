@@ -240,10 +240,10 @@ def aligned_copy(array):
 def run_on_emulator(case, mode="in_order", seed=0):
     """The buffers after the launch. Raises what the emulator raises."""
     # Imported here: the process that runs the cases on the GPU does without the emulator.
-    from cute_fa4.emulator.launch import execute_grid
     from cute_fa4.emulator.machine.memory import GlobalMemory
-    from cute_fa4.emulator.program import Program
-    from cute_fa4.emulator.ptx_parser import parse
+    from cute_fa4.emulator.ptx.parser import parse
+    from cute_fa4.emulator.run.launch import execute_grid
+    from cute_fa4.emulator.run.program import Program
 
     module = parse(case.text)
     program = Program(module.kernels["bench"], module)

@@ -21,9 +21,9 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))
 
-from cute_fa4.emulator import instruction_table  # noqa: E402
+from cute_fa4.emulator.instructions import instruction_table  # noqa: E402
 from cute_fa4.emulator.instructions.approximate import BOUNDS  # noqa: E402
-from cute_fa4.emulator.ptx_parser import Pair, Pred, Vec  # noqa: E402
+from cute_fa4.emulator.ptx.parser import Pair, Pred, Vec  # noqa: E402
 from tests.emulator.gpu.driver import Driver  # noqa: E402
 from tests.emulator.instructions.lane_cases import families, instruction, operands, run_numpy  # noqa: E402
 

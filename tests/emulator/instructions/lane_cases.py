@@ -10,9 +10,9 @@ from collections import defaultdict
 
 import numpy as np
 
-from cute_fa4.emulator import instruction_table
-from cute_fa4.emulator.instruction_table import LaneOperation
-from cute_fa4.emulator.ptx_parser import Instruction, Pair, Pred, Reg, Vec
+from cute_fa4.emulator.instructions import instruction_table
+from cute_fa4.emulator.instructions.instruction_table import LaneOperation
+from cute_fa4.emulator.ptx.parser import Instruction, Pair, Pred, Reg, Vec
 
 # Zeros, ones, infinities, NaNs (quiet, signalling, payload), the largest and smallest normal and subnormal
 # values, neighbours of 1, values whose sums and products tie, integer limits, and the clamps of integer types.
@@ -192,7 +192,7 @@ def run_c(operation, registers, active=0xFFFFFFFF, fill=0):
             R[:, place.row : place.row + 2] = register.view(np.uint32).reshape(blocks, 2, 32)
         else:
             R[:, place.row] = register.reshape(blocks, 32)
-    from cute_fa4.emulator import lanes
+    from cute_fa4.emulator.instructions import lanes
 
     run = lanes.compile_run([ins])
     for block in range(blocks):
@@ -213,7 +213,7 @@ def run_c(operation, registers, active=0xFFFFFFFF, fill=0):
 
 def preload(operations):
     """Compile the given operations together: one C file instead of one per operation."""
-    from cute_fa4.emulator import lanes
+    from cute_fa4.emulator.instructions import lanes
 
     for operation in operations:
         lanes.compile_run([instruction(operation)[0]])

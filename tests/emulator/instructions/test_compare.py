@@ -6,7 +6,7 @@ import operator
 import numpy as np
 import pytest
 
-from cute_fa4.emulator import instruction_table
+from cute_fa4.emulator.instructions import instruction_table
 from tests.emulator.instructions.lane_cases import operands, operation, run_numpy
 
 BASE = {

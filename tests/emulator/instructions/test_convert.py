@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from cute_fa4.emulator.lane_types import TYPES
+from cute_fa4.emulator.ptx.lane_types import TYPES
 from tests.emulator.instructions.exact import BF16, E4M3, E5M2, F16, F32, F64, exact_round, value
 from tests.emulator.instructions.lane_cases import (
     F32_SPECIAL,

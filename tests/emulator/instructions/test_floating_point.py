@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cute_fa4.emulator import instruction_table
+from cute_fa4.emulator.instructions import instruction_table
 from tests.emulator.instructions.exact import BF16, F16, F32, F64, exact_round, value
 from tests.emulator.instructions.lane_cases import operands, operation, run_numpy
 

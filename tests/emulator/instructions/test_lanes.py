@@ -6,9 +6,9 @@ import shutil
 import numpy as np
 import pytest
 
-from cute_fa4.emulator import instruction_table, lanes
-from cute_fa4.emulator.errors import UnknownInstruction
-from cute_fa4.emulator.ptx_parser import Imm, Instruction, Pair, Pred, Reg, Sink, Special, Vec
+from cute_fa4.emulator.instructions import instruction_table, lanes
+from cute_fa4.emulator.ptx.errors import UnknownInstruction
+from cute_fa4.emulator.ptx.parser import Imm, Instruction, Pair, Pred, Reg, Sink, Special, Vec
 from tests.emulator.gpu.test_conformance import ptxas_refusals
 from tests.emulator.instructions.lane_cases import (
     differences,

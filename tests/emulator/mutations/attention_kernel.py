@@ -31,7 +31,7 @@ import torch
 from cute_fa4 import compile_cache, flash_attn_func, flash_attn_varlen_func, masks
 from cute_fa4.calls import repeat
 from cute_fa4.compiler import policy
-from cute_fa4.sm100.mha2q.kernel import SM100MHA2Q
+from cute_fa4.sm100.two_tiles.kernel import SM100MHA2Q
 from tests.emulator.mutations.attention_call import executes
 from tests.emulator.mutations.attention_places import CONFIGS, CROSSED
 from tests.emulator.mutations.mutant import Subject

@@ -17,9 +17,9 @@ import re
 from functools import cache
 
 from cute_fa4.sm100 import masks
-from cute_fa4.sm100.chip import MBARRIER_BYTES
-from cute_fa4.sm100.choose_config import choose_config
-from cute_fa4.sm100.config import FA4Config
+from cute_fa4.sm100.blueprint.chip import MBARRIER_BYTES
+from cute_fa4.sm100.choose.choose_config import choose_config
+from cute_fa4.sm100.choose.config import FA4Config
 from tests.emulator.mutations.edits import WAIT, Place, PlantingError, lines, move, replace
 
 FULL, CAUSAL, FEW_KEYS, WINDOW = "d128_full", "d64_causal", "d64_few_keys", "d64_window"

@@ -1,4 +1,5 @@
-"""Defects of P in the columns of the other S (mha2q/p_crossed.py): who waits before it reads, stores and makes S again.
+"""Defects of P in the columns of the other S (two_tiles/p_crossed.py): who waits before it reads, stores and makes S
+again.
 
 Places as in attention_defects.py. In a key tile softmax waits three times for s_free: softmax 1 for that of S0 of its
 tile, softmax 0 for that of S1 before it stores P0, softmax 1 for that of the next S0 before it stores P1; each is

@@ -4,7 +4,7 @@ Places as in attention_defects.py. The load warp looks for a verdict at three pl
 no block is left; there, the first look is at the work tile before the last.
 """
 
-from cute_fa4.sm100.work.entries import VERDICT_WORDS
+from cute_fa4.sm100.blueprint.entries import VERDICT_WORDS
 from tests.emulator.mutations.attention_places import LAGGED, arrival, wait
 from tests.emulator.mutations.edits import ALWAYS_TRUE, FLIPPED_PARITY, delete, lines, replace
 from tests.emulator.mutations.mutant import (

@@ -10,7 +10,7 @@ the most adverse, so that the table shows how much is needed.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cute_fa4.emulator.errors import EmulatorError
+from cute_fa4.emulator.ptx.errors import EmulatorError
 
 SCHEDULES = (("in_order", 0), ("hostile", 1), ("random", 2))
 

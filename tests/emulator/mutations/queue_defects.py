@@ -5,7 +5,7 @@ first S is used: then the barriers of Q, K, V, S and P order what work_ready and
 are planted where there is at most one key tile, d64_few_keys. Places as in attention_defects.py.
 """
 
-from cute_fa4.sm100.work.entries import WORK_WORDS
+from cute_fa4.sm100.blueprint.entries import WORK_WORDS
 from tests.emulator.mutations.attention_places import (
     AN_ARRIVAL,
     FEW_KEYS,

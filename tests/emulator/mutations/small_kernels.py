@@ -9,10 +9,10 @@ staged     cp.async of both operands of a sum, two groups
 
 import numpy as np
 
-from cute_fa4.emulator.launch import execute_grid
 from cute_fa4.emulator.machine.memory import GlobalMemory
-from cute_fa4.emulator.program import Program
-from cute_fa4.emulator.ptx_parser import parse
+from cute_fa4.emulator.ptx.parser import parse
+from cute_fa4.emulator.run.launch import execute_grid
+from cute_fa4.emulator.run.program import Program
 from tests.emulator.core.ptx_bench import module_text
 from tests.emulator.mutations.mutant import Subject
 

@@ -13,7 +13,7 @@ from functools import cache
 import pytest
 
 from cute_fa4 import compile_cache
-from cute_fa4.sm100.choose_config import choose_config
+from cute_fa4.sm100.choose.choose_config import choose_config
 from tests.emulator.mutations import attention_places, table
 from tests.emulator.mutations.attention_places import CAUSAL, FULL
 from tests.emulator.mutations.edits import PlantingError, lines, move, replace

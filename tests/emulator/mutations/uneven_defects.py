@@ -1,4 +1,4 @@
-"""Defects of work tiles whose query tiles leave key tiles out (mha2q/uneven/): what is announced, the half turn.
+"""Defects of work tiles whose query tiles leave key tiles out (two_tiles/uneven/): what is announced, the half turn.
 
 The MMA warp makes a key tile for both query tiles, or for the leader alone, the query tile that sees more; with P
 beside S, V of the key tile before comes behind it. Under a window it begins with a key tile of one query tile, beside

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from cute_fa4.emulator import ptx_files
+from cute_fa4.emulator.host import ptx_files
 from cute_fa4.reference import EXP2_RELATIVE_ERROR_OF_FP8
 from cute_fa4.sm100.steps.half_powers import FLOOR, FOUR_CODES, HALF_PAIR, OFFSET, UNIT
 from tests.sm100.steps.inline_text import with_registers

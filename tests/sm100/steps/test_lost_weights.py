@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from cute_fa4.emulator import ptx_files
+from cute_fa4.emulator.host import ptx_files
 from cute_fa4.sm100.steps import lost_weights
 from cute_fa4.sm100.steps.half_powers import OFFSET, UNIT
 from cute_fa4.sm100.steps.lost_weights import MOST, RATIO, SMALLEST, sampled_columns

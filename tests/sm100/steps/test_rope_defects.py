@@ -9,12 +9,12 @@ from cutlass import Int32
 
 from cute_fa4 import emulator
 from cute_fa4.calls import repeat
-from cute_fa4.sm100.mhawide import loads as wide_loads
+from cute_fa4.sm100.blueprint.tiles import Tiles
 from cute_fa4.sm100.operands import rope as operands
 from cute_fa4.sm100.operands.kv_buffer import KVBuffer
 from cute_fa4.sm100.steps import rope_rows
 from cute_fa4.sm100.sync.pipelines import TMAProducerPipeline
-from cute_fa4.sm100.tiles import Tiles
+from cute_fa4.sm100.wide import loads as wide_loads
 from tests.emulator.mutations.quick import OF_SOURCES, quick_or_sweep
 from tests.serving.batches import assert_agrees, packed_q, run
 from tests.serving.test_k_rope import causal, draw, stored

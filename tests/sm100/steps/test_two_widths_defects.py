@@ -10,12 +10,12 @@ from cutlass import Int32
 
 from cute_fa4 import emulator
 from cute_fa4.calls import repeat
-from cute_fa4.sm100 import tiles
+from cute_fa4.sm100.blueprint import tiles
+from cute_fa4.sm100.blueprint.tiles import Tiles
 from cute_fa4.sm100.operands import rope as operands
 from cute_fa4.sm100.operands.kv_buffer import KVBuffer
 from cute_fa4.sm100.roles.order import Order
 from cute_fa4.sm100.steps import loads, products, rope_rows
-from cute_fa4.sm100.tiles import Tiles
 from cute_fa4.tma import copies
 from tests.emulator.mutations.quick import OF_SOURCES, quick_or_sweep
 from tests.serving.test_two_widths import assert_is_right, found

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from cute_fa4.compiler import policy
-from cute_fa4.sm100.choose_config import choose_config
-from cute_fa4.sm100.mha2q.schedule import TwoTiles
-from cute_fa4.sm100.work import claims
+from cute_fa4.sm100.blueprint import claims
+from cute_fa4.sm100.choose.choose_config import choose_config
+from cute_fa4.sm100.two_tiles.schedule import TwoTiles
 
 PACKED = dict(q_layout="packed", kv_layout="packed")
 PAGED = dict(kv_layout="paged", page_size=16, seqused_k=True)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cute_fa4.sm100 import masks
-from cute_fa4.sm100.config import FA4Config
+from cute_fa4.sm100.choose.config import FA4Config
 from cute_fa4.sm100.work import kv_range, tile_order
 
 # Around one and two tiles of 128, one and two query blocks of 256, and both signs of seqlen_k - seqlen_q.

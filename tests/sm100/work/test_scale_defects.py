@@ -12,7 +12,7 @@ from cutlass import Float32
 
 from cute_fa4.calls import repeat
 from cute_fa4.sm100.append.kernel import AppendKernel
-from cute_fa4.sm100.mhaswap import columns, softmax
+from cute_fa4.sm100.few_rows import columns, softmax
 from cute_fa4.sm100.steps import row_math
 from cute_fa4.sm100.work import scales
 from tests.emulator.mutations.quick import OF_SOURCES, mark, quick_or_sweep

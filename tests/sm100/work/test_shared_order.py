@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from cute_fa4 import flash_attn_varlen_func
-from cute_fa4.calls import split, workspace
+from cute_fa4.calls.split_keys import split, workspace
 from cute_fa4.sm100.work import shared_order
 from cute_fa4.sm100.work.shared_order import pieces_of
 from tests.calls.simulated_device import full_of_nan

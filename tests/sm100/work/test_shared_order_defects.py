@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from cute_fa4 import emulator, flash_attn_varlen_func
-from cute_fa4.calls import split, workspace
+from cute_fa4.calls.split_keys import split, workspace
 from cute_fa4.layouts.scalars import choose, maximum, minimum
 from cute_fa4.sm100.combine import kernel as combine
 from cute_fa4.sm100.work import line, results, shared_order

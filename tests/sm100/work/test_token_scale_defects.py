@@ -12,8 +12,8 @@ import torch
 from cutlass import Float32
 
 from cute_fa4.calls import repeat
-from cute_fa4.emulator.errors import RaceError
-from cute_fa4.sm100.mhaswap import token_scales as of_threads
+from cute_fa4.emulator.ptx.errors import RaceError
+from cute_fa4.sm100.few_rows import token_scales as of_threads
 from cute_fa4.sm100.roles import token_scales as role
 from cute_fa4.sm100.steps import token_scales as steps
 from cute_fa4.sm100.work import scales

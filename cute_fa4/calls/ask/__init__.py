@@ -1,0 +1,1 @@
+"""capabilities() and the questions it asks."""

@@ -1,0 +1,309 @@
+"""Which combinations run, and why the others do not: as data, without a GPU and without compiling.
+
+    >>> from cute_fa4 import capabilities
+    >>> rows = capabilities(dtype="bf16", head_dim=128, compute_capability=(10, 0))
+    >>> len(rows)  # two masks, with and without LSE
+    4
+    >>> rows[0].runs, rows[0].devices
+    (True, ('cpu (emulator)', 'cuda, compute capability 10.0'))
+
+A dispatcher asks once per combination and falls back by itself; the reasons are the texts that
+flash_attn_func would raise. With lengths, pages or a cache the question is about a call of
+flash_attn_varlen_func or flash_attn_with_kvcache (questions.py):
+
+    >>> decode = dict(cache_seqlens=True, page_table=True, page_size=1, seqlen_k=32768, num_splits=0)
+    >>> rows = capabilities(dtype="bf16", head_dim=128, group=8, causal=True, arch="sm_100a", **decode)
+    >>> {(row.runs, row.families) for row in rows}
+    {(True, ('mhaswap',))}
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from inspect import Parameter, signature
+
+from cute_fa4.calls.ask.questions import (
+    OF_LENGTHS,
+    OPTIONS,
+    TORCH_DTYPE,
+    Sizes,
+    function_of,
+    refusal_and_families,
+)
+from cute_fa4.calls.operands.tensors import DTYPE_NAMES, unbuilt_parameters
+from cute_fa4.calls.split_keys.split import check_split
+from cute_fa4.compiler import policy
+from cute_fa4.sm100.choose.choose_config import FAMILIES, LATENT_DEPTHS, choose_config
+from cute_fa4.sm100.choose.rows_of_tiles import packs_gqa
+from cute_fa4.sm100.choose.which_kernel import QUERIES, Call, kernels_of
+from cute_fa4.sm100.latent.dequantized.schedule import STORED
+from cute_fa4.sm100.two_tiles.pair.schedule import Pair
+from cute_fa4.system.devices import (
+    ARCH_OF_COMPUTE_CAPABILITY,
+    EMULATED_ARCH,
+    refusal_of_compute_capability,
+)
+
+# What is asked about when a question leaves a column open. The values without a kernel are here on
+# purpose: they are what callers of other attention packages have, and their rows carry the reasons.
+DTYPES = ("bf16", "fp16", "e4m3", "e5m2")
+HEAD_DIMS = (32, 64, 72, 80, 96, 128, 192, 256, 512)
+# Parameters of flash_attn_func that have a kernel whatever their value; the call checks the value itself.
+BUILT_PARAMETERS = frozenset(
+    (
+        "window_size mask key_limit learnable_sink softcap num_splits tokens_per_split workspace pack_gqa score_mod "
+        "mask_mod aux_tensors q_descale k_descale v_descale o_scale q_quantize"
+    ).split()
+)
+# A value of theirs is a reason why a call does not run.
+UNBUILT_PARAMETERS = frozenset(signature(unbuilt_parameters).parameters)
+# Of BUILT_PARAMETERS, those with which no call asks for pairs of CTAs by itself.
+NOT_PAIRED = ("window_size", "mask", "softcap", "score_mod", "mask_mod")
+LATENT = {"latent": True, "kv_layout": "paged", "page_size": 64, "seqused_k": True}
+ARCHS = tuple(ARCH_OF_COMPUTE_CAPABILITY.values())
+
+
+@dataclass(frozen=True)
+class Capability:
+    """One combination. runs: flash_attn_func accepts it; reasons: why not, with value and remedy.
+
+    dtype is one of DTYPES; group is query heads per key/value head; devices says which
+    tensors take this row when it runs; families are the kernels that such calls get, by their lengths
+    (sm100/choose/which_kernel.py), or the one of the call that was asked about. pairs: calls of many queries and
+    keys run on pairs of CTAs (sm100/choose/pays.py; docs/decisions/0020), others on CTAs alone; or the call that was
+    asked about does. latent: of flash_mla_with_kvcache, whose q has `group` heads, of one query.
+    """
+
+    dtype: str
+    head_dim: int
+    head_dim_v: int
+    causal: bool
+    group: int
+    return_lse: bool
+    arch: str
+    runs: bool
+    reasons: tuple[str, ...]
+    devices: tuple[str, ...]
+    families: tuple[str, ...] = ()
+    latent: bool = False
+    pairs: bool = False
+
+
+def capabilities(
+    *,
+    dtype=None,
+    head_dim: int | None = None,
+    head_dim_v: int | None = None,
+    causal: bool | None = None,
+    group: int = 1,
+    return_lse: bool | None = None,
+    arch: str | None = None,
+    compute_capability: tuple[int, int] | None = None,
+    latent: bool = False,
+    heads_kv: int | None = None,
+    batch: int | None = None,
+    seqlen_q: int | None = None,
+    seqlen_k: int | None = None,
+    page_size: int | None = None,
+    kv_dtype=None,
+    **parameters,
+) -> list[Capability]:
+    """Every combination that fits the question, whether it runs, and why not.
+
+    Columns left at None take every value of DTYPES, HEAD_DIMS, both masks, both LSE choices and
+    ARCHS (head_dim_v: that of head_dim). dtype is a name of DTYPES or a torch dtype.
+    compute_capability, such as (10, 3), asks about a device instead of an arch. Any other parameter
+    of flash_attn_func may be given with the value that the call would have:
+    capabilities(head_dim=128, num_splits=4).
+
+    Lengths, page tables, rows of a cache and new rows ask about a call of flash_attn_with_kvcache, or, where there
+    are only parameters of that, of flash_attn_varlen_func. The value of each is that of the call, or True for a
+    tensor that fits: capabilities(cache_seqlens=True, cache_leftpad=True, page_table=True, page_size=3). Tensors
+    count by shape, strides and dtype; what they hold is not looked at. What the call has besides:
+
+    heads_kv, batch     1, or as many sequences as the tensors say
+    seqlen_q            queries of a sequence, and new rows where k and v are True: 1
+    seqlen_k            keys for which a sequence has room in its cache: 4096
+    page_size           keys of a page: 16
+    kv_dtype            of its cache, or of k and v: that of q; "e4m3" or "e5m2" under q of 16 bits
+
+    capabilities(head_dim=192, head_dim_v=128, k_rope=True) asks whether the last 64 columns of k may be a tensor of
+    their own, which all heads share; dtype="e4m3" with q_rope=True besides, whether these may have 16 bits.
+
+    Such a row has the one reason that the call raises, and the one family that it launches.
+
+    latent=True asks about flash_mla_with_kvcache, whose head dims are 576 and 512 and whose heads are all of one group:
+    capabilities(latent=True, group=128). With is_fp8_kvcache=True rows of the cache have 656 bytes.
+
+    TypeError for a parameter that the function does not have.
+    """
+    sizes = dict(heads_kv=heads_kv, batch=batch, seqlen_q=seqlen_q, seqlen_k=seqlen_k)
+    sizes = {name: n for name, n in (sizes | {"page_size": page_size}).items() if n is not None}
+    if kv_dtype is not None:
+        kv_dtype = DTYPE_NAMES.get(kv_dtype, kv_dtype)
+        if kv_dtype not in DTYPE_NAMES.values():
+            raise ValueError(f"kv_dtype: {kv_dtype!r}; accepted: {', '.join(DTYPE_NAMES.values())}")
+        sizes["kv_dtype"] = kv_dtype
+    of_rows = bool(latent and parameters.pop("is_fp8_kvcache", False))
+    call = None
+    if not latent and (sizes or OF_LENGTHS & set(parameters)):
+        call, parameters = Question(Sizes(group, **sizes), parameters), {}
+    elif sizes:
+        raise TypeError(f"{next(iter(sizes))}: with latent=True; accepted: None")
+    unknown = sorted(set(parameters) - BUILT_PARAMETERS - UNBUILT_PARAMETERS - OPTIONS)
+    if unknown:
+        raise _no_parameter(unknown, "flash_mla_with_kvcache" if latent else "flash_attn_func")
+    unbuilt = UNBUILT_PARAMETERS & set(parameters)
+    shared_reasons = unbuilt_parameters(**{name: parameters[name] for name in unbuilt})
+    splits = parameters.get("num_splits", 1), parameters.get("tokens_per_split")
+    try:
+        check_split(*splits)
+    except (TypeError, ValueError) as error:
+        shared_reasons.append(str(error))
+    pack_gqa = bool(parameters.get("pack_gqa")) and packs_gqa(group)
+    if latent:
+        head_dim = LATENT_DEPTHS[0] if head_dim is None else head_dim
+        head_dim_v = LATENT_DEPTHS[1] if head_dim_v is None else head_dim_v
+    if compute_capability is not None:
+        if arch is not None:
+            raise TypeError("arch and compute_capability say the same thing: give one of them")
+        refusal = refusal_of_compute_capability(tuple(compute_capability))
+        if refusal:
+            shared_reasons.append(refusal)
+        arch = ARCH_OF_COMPUTE_CAPABILITY.get(tuple(compute_capability), "none")
+    columns = (
+        DTYPES if dtype is None else (DTYPE_NAMES.get(dtype, str(dtype)),),
+        HEAD_DIMS if head_dim is None else (head_dim,),
+        (False, True) if causal is None else (causal,),
+        (False, True) if return_lse is None else (return_lse,),
+        ARCHS if arch is None else (arch,),
+    )
+    return [
+        _capability(
+            *(name, d, d if head_dim_v is None else head_dim_v, mask, group, lse, a),
+            shared_reasons,
+            pack_gqa,
+            latent,
+            of_rows,
+            call,
+            plain=all(parameters.get(name) is None for name in NOT_PAIRED),
+        )
+        for name, d, mask, lse, a in itertools.product(*columns)
+    ]
+
+
+@dataclass(frozen=True)
+class Question:
+    """A call that is asked about, but for dtype, head dims, mask, LSE and arch, which are columns."""
+
+    sizes: Sizes
+    parameters: dict
+
+    def __post_init__(self):
+        unknown = sorted(set(self.parameters) - OPTIONS - OF_LENGTHS)
+        function = function_of(name for name, value in self.parameters.items() if value is not None)
+        if unknown:
+            raise _no_parameter(unknown, function)
+
+
+def _no_parameter(unknown: list[str], function: str) -> TypeError:
+    """What a name is answered with that no call has."""
+    near = get_close_matches(unknown[0], KNOWN, n=1)
+    text = f"{', '.join(unknown)}: no parameter of {function}"
+    remedy = f"; did you mean {near[0]}?" if near else ""
+    return TypeError(f"{text}; accepted: {', '.join(KNOWN)}{remedy}")
+
+
+def _capability(
+    dtype,
+    head_dim,
+    head_dim_v,
+    causal,
+    group,
+    lse,
+    arch,
+    shared_reasons,
+    pack_gqa,
+    latent,
+    of_rows,
+    call,
+    plain,
+) -> Capability:
+    reasons, families = list(shared_reasons), None
+    if dtype not in DTYPE_NAMES.values():
+        accepted = " and ".join(DTYPE_NAMES.values())
+        reasons.append(f"dtype {dtype} has no kernel; accepted: {accepted}")
+    # The configuration is asked about the rest; where the row's own value is refused above, it gets
+    # one that is accepted.
+    problem = policy.of_schedules() | dict(
+        qkv_dtype=dtype if dtype in DTYPE_NAMES.values() else "bf16",
+        head_dim=head_dim,
+        head_dim_v=head_dim_v,
+        group=group,
+        causal=causal,
+        write_lse=lse,
+        arch=arch if arch in ARCHS else EMULATED_ARCH,
+        pack_gqa=pack_gqa or latent,
+        **(LATENT if latent else {}),
+        **(STORED if of_rows else {}),
+    )
+    if call is None:
+        reasons += choose_config(**problem).refusals()
+    elif dtype in TORCH_DTYPE and arch in ARCHS:
+        row = {"causal": causal, "return_lse": lse}
+        refusal, families = refusal_and_families(
+            dtype, (head_dim, head_dim_v), call.sizes, arch, call.parameters | row
+        )
+        reasons += [] if refusal is None else [refusal]
+    if families is None and not reasons:
+        families = _families(problem, pack_gqa, plain)
+    if arch not in ARCHS and not shared_reasons:
+        reasons.append(f"arch {arch} has no kernel; accepted: {' and '.join(ARCHS)}")
+    return Capability(
+        dtype=dtype,
+        head_dim=head_dim,
+        head_dim_v=head_dim_v,
+        causal=causal,
+        group=group,
+        return_lse=lse,
+        arch=arch,
+        runs=not reasons,
+        reasons=tuple(reasons),
+        devices=() if reasons else _devices(arch),
+        families=() if reasons else families,
+        pairs=not reasons and Pair.family in families,
+        latent=latent,
+    )
+
+
+def _families(problem: dict, pack_gqa: bool, plain: bool) -> tuple[str, ...]:
+    """Of calls of a problem, of any number of queries; over a latent cache of one query."""
+    of_call = policy.of_kernels() | {"pack_gqa": pack_gqa or None}
+    call = Call.of_choices(problem, **of_call)
+    call = replace(call, plain=plain)
+    asked = kernels_of(call, queries=(1,) if call.latent else QUERIES)
+    found = {kernel.family for kernel in asked}
+    return tuple(family for family in FAMILIES if family in found)
+
+
+def _devices(arch: str) -> tuple[str, ...]:
+    gpus = [
+        f"cuda, compute capability {major}.{minor}"
+        for (major, minor), name in ARCH_OF_COMPUTE_CAPABILITY.items()
+        if name == arch
+    ]
+    return (("cpu (emulator)",) if arch == EMULATED_ARCH else ()) + tuple(gpus)
+
+
+_COLUMNS = signature(capabilities).parameters.values()
+# Names that a question may have.
+KNOWN = sorted(
+    {each.name for each in _COLUMNS if each.kind is Parameter.KEYWORD_ONLY}
+    | BUILT_PARAMETERS
+    | UNBUILT_PARAMETERS
+    | OPTIONS
+    | OF_LENGTHS
+    | {"is_fp8_kvcache"}
+)

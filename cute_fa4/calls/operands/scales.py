@@ -1,0 +1,271 @@
+"""Scales of 8-bit tensors: what the numbers that are stored stand for.
+
+    q_descale, k_descale, v_descale    q, k, v mean what is stored times these
+    o_scale                            out stores what it means times this
+
+Each is a float32 tensor of any strides, also 0; its shape says of what it has a number:
+
+    one number                      of all
+    (batch, heads_kv)               of each sequence and key/value head
+    as its tensor without head_dim  q, k, v: of each token and head: (batch, seqlen_k, heads_kv), packed (total_k,
+                                    heads_kv), of pages (num_pages, page_size, heads_kv) or, where kv_layout is "HND",
+                                    (num_pages, heads_kv, page_size); a head_dim of 1 may follow
+    as its tensor with head_dim/32  q and k, both: of each 32 numbers of a row, a power of two (MXFP8). Its dtype is
+                                    torch.float8_e8m0fnu; cute_fa4.mxfp8 makes both from a tensor
+
+A packed tensor with as many tokens as sequences leaves the second and the third alike: then the head_dim of 1 says that
+it is the third. The values are read on the device alone. q_descale * k_descale must be positive where neither is of
+tokens of k, because the kernel takes the row maximum before it multiplies: where it is not, out is NaN; with scales of
+tokens of k the same holds of q_descale. Scales of tokens of v beyond 2^126 make out NaN.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from cute_fa4.calls.operands.tensors import FP8, check_is_tensor, check_place
+from cute_fa4.layouts.block_scales import BLOCK
+from cute_fa4.sm100.blueprint.reach import DEPTHS_OF_FP8
+
+BLOCKS = torch.float8_e8m0fnu  # scales of blocks
+NAMES = ("q_descale", "k_descale", "v_descale", "o_scale")  # as a call passes them on
+LETTERS = "qkvo"  # of Problem.descales, in this order
+OF_BLOCKS = {"q_descale": "x", "k_descale": "y"}
+MOST_OF_BLOCKS = DEPTHS_OF_FP8[-1]  # columns of q and k whose blocks have scales
+
+
+class Scales(tuple):
+    """What a call passes on, checked: those of NAMES.
+
+    letters  which are given, as Problem.descales names them
+    views    how the kernel takes them
+    """
+
+    letters: str
+    views: ScaleViews
+
+
+def checked_scales(
+    given: tuple | None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    batch: int,
+    heads_first: bool = False,
+) -> Scales:
+    """Refuse what is no scale; what is returned has None for the others.
+
+    given        those of NAMES, or None for none
+    k            with the rows of a page first
+    heads_first  but the caller has them behind the heads
+    """
+    given = given or (None,) * len(NAMES)
+    by_head = batch, k.shape[-2]
+    of_keys = tuple(k.shape[:-1])
+    if heads_first:
+        of_keys = (of_keys[0], of_keys[2], of_keys[1])
+    rows = (tuple(q.shape[:-1]), of_keys, of_keys, None)
+    for name, scale, of_rows in zip(NAMES, given, rows, strict=True):
+        if scale is None:
+            continue
+        if getattr(scale, "dtype", None) is BLOCKS:
+            _check_blocks(name, scale, q, k, of_rows)
+        else:
+            _check(name, scale, q, k, by_head, of_rows)
+    _check_both_have_blocks(*given[:2], q)
+    checked = Scales(given)
+    checked.letters = letters_of(given, by_head)
+    checked.views = ScaleViews(given, by_head, rows, heads_first)
+    return checked
+
+
+def of_made_up_keys(scales: Scales | None) -> Scales | None:
+    """The same where k and v are made up: one in place of the scales of their tokens."""
+    tokens = "" if scales is None else "".join(x for x in "kv" if x.upper() in scales.letters)
+    if not tokens:
+        return scales
+    pairs = zip(LETTERS, scales, strict=True)
+    found = Scales(scale.new_ones(()) if name in tokens else scale for name, scale in pairs)
+    found.letters = "".join(x.lower() if x.lower() in tokens else x for x in scales.letters)
+    found.views = scales.views.with_one_number_for(tokens)
+    return found
+
+
+def check_no_scale(q: torch.Tensor, k: torch.Tensor, q_descale) -> None:
+    """q of 16 bits over k of 8 has none."""
+    if q_descale is not None:
+        raise TypeError(
+            f"q_descale: given with q of {q.dtype}, which gets scales of its own; accepted: None, or q of {k.dtype}"
+        )
+
+
+def _check(name: str, scale, q: torch.Tensor, k: torch.Tensor, by_head: tuple, of_rows) -> None:
+    check_is_tensor(name, scale)
+    if name == "q_descale" and q.dtype not in FP8 and k.dtype in FP8:
+        check_no_scale(q, k, scale)
+    if k.dtype not in FP8 and name != "o_scale":
+        raise TypeError(
+            f"{name}: given with q of {q.dtype}; accepted: None, scales belong to {' and '.join(map(str, FP8))}; "
+            "multiply softmax_scale, or the tensor"
+        )
+    if scale.dtype != torch.float32:
+        raise TypeError(
+            f"{name}: dtype {scale.dtype}; accepted: torch.float32; convert with .to(torch.float32)"
+        )
+    sizes = (by_head,) if of_rows is None else (by_head, of_rows, (*of_rows, 1))
+    if scale.numel() != 1 and tuple(scale.shape) not in sizes:
+        more = f", or {of_rows}, one for each token and head" if len(sizes) > 1 else ""
+        raise ValueError(
+            f"{name}: shape {tuple(scale.shape)}; accepted: one number, or {by_head}, one for each sequence and "
+            f"key/value head{more}"
+        )
+    check_place(name, scale, q.device)
+
+
+def _check_blocks(name: str, scale, q: torch.Tensor, k: torch.Tensor, of_rows) -> None:
+    check_is_tensor(name, scale)
+    if name not in OF_BLOCKS:
+        raise TypeError(
+            f"{name}: dtype {scale.dtype}; accepted: torch.float32, one number or one for each sequence and key/value "
+            "head; blocks of q and k alone have scales"
+        )
+    if q.dtype not in FP8 or k.dtype is not q.dtype:
+        raise TypeError(
+            f"{name}: scales of blocks, {BLOCKS}, with q of {q.dtype} and k of {k.dtype}; accepted: q and k of "
+            f"{' or '.join(map(str, FP8))}, both the same; cute_fa4.mxfp8.quantise makes them"
+        )
+    depth = q.shape[-1]
+    if depth % BLOCK or depth > MOST_OF_BLOCKS:
+        remedy = (
+            "pad q and k with zeros" if depth < MOST_OF_BLOCKS else "give scales of tokens instead"
+        )
+        raise ValueError(
+            f"{name}: scales of blocks with a head dim of {depth} of q and k; accepted: a multiple of {BLOCK} up to "
+            f"{MOST_OF_BLOCKS}; {remedy}"
+        )
+    if tuple(scale.shape) != (*of_rows, depth // BLOCK):
+        raise ValueError(
+            f"{name}: shape {tuple(scale.shape)}; accepted: {(*of_rows, depth // BLOCK)}, one for each {BLOCK} numbers "
+            "of a row"
+        )
+    check_place(name, scale, q.device)
+
+
+def _check_both_have_blocks(q_descale, k_descale, q: torch.Tensor) -> None:
+    """A product takes scales of blocks of both operands."""
+    has = [getattr(scale, "dtype", None) is BLOCKS for scale in (q_descale, k_descale)]
+    if has[0] != has[1]:
+        name, other = OF_BLOCKS if has[0] else reversed(OF_BLOCKS)
+        raise TypeError(
+            f"{other}: no scales of blocks while {name} has them; accepted: both of {BLOCKS}, or neither; "
+            "cute_fa4.mxfp8.quantise makes them from tensors of 16 bits or more"
+        )
+
+
+def letters_of(scales: tuple | None, by_head: tuple) -> str:
+    """Which scales are given, as Problem.descales names them. by_head: (batch, heads_kv)
+
+    >>> letters_of((None, torch.ones(1), torch.ones(1), None), (2, 2)), letters_of(None, (2, 2))
+    ('kv', '')
+    >>> letters_of((torch.ones(2, 3, 4, 1), torch.ones(2, 9, 2), torch.ones(2, 2), None), (2, 2))
+    'QKv'
+    """
+    if scales is None:
+        return ""
+    pairs = zip(NAMES, scales, strict=True)
+    return "".join(_letter_of(name, scale, by_head) for name, scale in pairs if scale is not None)
+
+
+def _letter_of(name: str, scale: torch.Tensor, by_head: tuple) -> str:
+    if scale.dtype is BLOCKS:
+        return OF_BLOCKS[name]
+    letter = name[0]
+    return letter.upper() if is_by_row(scale, by_head) else letter
+
+
+def is_by_row(scale: torch.Tensor, by_head: tuple) -> bool:
+    """Whether a scale has a number for each token and head. by_head: (batch, heads_kv)"""
+    return scale.numel() != 1 and tuple(scale.shape) != by_head
+
+
+class ScaleViews:
+    """Scales as the kernel takes them; decided by the shapes of `scales`.
+
+    Of heads (batch, heads_kv); of tokens of q with a depth of 1, of those of k and v without it and rows first; of
+    blocks as bytes, rows first.
+    """
+
+    def __init__(
+        self, scales: tuple | None, by_head: tuple, rows: tuple = (), heads_first: bool = False
+    ):
+        """rows: sizes of those of tokens, of each of `scales`"""
+        self.sizes = by_head
+        self.changes = [
+            None if scale is None else self._change(name, scale, *of)
+            for name, scale, *of in zip(NAMES, scales or (), rows, (heads_first,) * 4, strict=False)
+        ]
+
+    def _change(self, name: str, scale: torch.Tensor, of_rows: tuple | None, heads_first: bool):
+        """What makes a view of a scale like this one; None: nothing."""
+        if scale.dtype is BLOCKS:
+            return _bytes_rows_first if heads_first and name == "k_descale" else _bytes
+        if not is_by_row(scale, self.sizes):
+            return None if tuple(scale.shape) == self.sizes else self._of_one_number
+        has_depth = scale.dim() > len(of_rows)
+        if name == "q_descale":
+            return None if has_depth else _with_depth
+        return {
+            (False, False): None,
+            (False, True): _without_depth,
+            (True, False): _rows_first,
+            (True, True): _rows_first_without_depth,
+        }[heads_first, has_depth]
+
+    def _of_one_number(self, scale: torch.Tensor) -> torch.Tensor:
+        return scale.as_strided(self.sizes, (0, 0))
+
+    def with_one_number_for(self, letters: str) -> ScaleViews:
+        """The same where scales of some tensors are one number."""
+        found, pairs = ScaleViews(None, self.sizes), zip(LETTERS, self.changes, strict=True)
+        found.changes = [self._of_one_number if name in letters else x for name, x in pairs]
+        return found
+
+    def of_cache(self) -> ScaleViews:
+        """Of k_descale and v_descale alone."""
+        found = ScaleViews(None, self.sizes)
+        found.changes = self.changes[1:3]
+        return found
+
+    def of(self, scales: tuple | None) -> tuple | None:
+        """Those that there are; None: there are none."""
+        if scales is None:
+            return None
+        found = tuple(
+            scale if change is None else change(scale)
+            for scale, change in zip(scales, self.changes, strict=True)
+            if scale is not None
+        )
+        return found or None
+
+
+def _bytes(scale: torch.Tensor) -> torch.Tensor:
+    return scale.view(torch.uint8)
+
+
+def _bytes_rows_first(scale: torch.Tensor) -> torch.Tensor:
+    return scale.view(torch.uint8).transpose(1, 2)
+
+
+def _with_depth(scale: torch.Tensor) -> torch.Tensor:
+    return scale.unsqueeze(-1)
+
+
+def _without_depth(scale: torch.Tensor) -> torch.Tensor:
+    return scale.squeeze(-1)
+
+
+def _rows_first(scale: torch.Tensor) -> torch.Tensor:
+    return scale.transpose(1, 2)
+
+
+def _rows_first_without_depth(scale: torch.Tensor) -> torch.Tensor:
+    return scale.squeeze(-1).transpose(1, 2)

@@ -1,0 +1,1 @@
+"""Split keys: the plan, the memory for parts, the merge."""

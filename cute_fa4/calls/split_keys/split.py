@@ -1,0 +1,327 @@
+"""How the keys of a call are split, and the launch of two kernels where they are.
+
+    num_splits          None or 0   chosen here, from metadata alone: the same for every replay of a captured graph.
+                                    Decode with lengths on the device: few blocks of few keys are split within clusters,
+                                    in one launch; else the key tiles of the batch are shared out among the SMs.
+                                    Otherwise even parts, where there are fewer blocks than SMs
+                        1           never split
+                        N           exactly N parts of each sequence, as even as its key tiles allow
+    tokens_per_split    N           parts of N keys, counted from the first key of a sequence: what else is in the
+                                    batch, and how long the others are, changes no bit of its result
+
+Which keys a part takes follows from the lengths on the device (sm100/work/split.py, shared_order.py): no plan, no
+metadata tensor, no synchronisation. Splitting pays where a launch has fewer blocks than the chip has SMs and each still
+has keys enough, and where sequences differ so much that the longest ones would be waited for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from math import isqrt
+from operator import index
+
+import torch
+
+from cute_fa4.calls.plan import NO_LENGTHS, Plan, as_read, given_of
+from cute_fa4.calls.request import CallTensors, Options, Where
+from cute_fa4.calls.split_keys import workspace
+from cute_fa4.sm100 import masks
+from cute_fa4.sm100.choose.choose_config import CLUSTER_PARTS, KEYS_PER_TILE
+from cute_fa4.sm100.choose.launches import PARTS, SHARED, Cut, in_cluster, may_cluster, may_share
+from cute_fa4.system.clusters import most_clusters
+
+MAX_SPLITS = 1024
+MAX_PARTIAL_ROWS = (1 << 31) - 1
+LEAST_SPLIT_KEYS = 512  # of a sequence whose parts are merged by a launch: docs/decisions/0010
+MERGED_A_TILE = 10  # further parts that are merged in the time of a key tile
+MERGED_ALIKE = 16  # parts that a launch merges as fast as two
+LEAST_SHARED_TILES = 1  # of a CTA, where keys are shared out: docs/decisions/0010
+DECODE_BLOCKS = 4  # query blocks of a head that are still decode, where they leave SMs without work
+# Share of the SMs that clusters fill -> most key tiles of their CTAs. While few SMs read memory has bandwidth left, and
+# more of them would read sooner; where all do, sequences may differ, and one that has them is waited for.
+CLUSTER_TILES = ((1 / 4, 4), (1 / 2, 8), (1, 16))
+ALONE_TILES = 8  # of a CTA that has its block to itself, at least, before its keys are shared by a launch more
+MAX_SHARED_TILES = 1 << 30  # key tiles of all blocks, which the kernel counts in 32 bits
+EMULATED_SMS = 148  # of a B200
+
+
+@dataclass(frozen=True)
+class Split:
+    """As many parts of each sequence. tiles_each: key tiles of a part, 0: even parts."""
+
+    parts: int
+    tiles_each: int = 0
+
+    cut = PARTS
+
+    def workspace(self, q, v) -> tuple:
+        """-> (partial O, its log-sum-exp, None, what the kernel is told)."""
+        partial = workspace.partial_results(q, v, self.parts)
+        return *partial, None, (self.parts, self.tiles_each)
+
+
+@dataclass(frozen=True)
+class Clustered:
+    """As many even parts of each sequence, in the CTAs of a cluster: one launch (sm100/few_rows/cluster.py)."""
+
+    parts: int
+
+    @property
+    def cut(self) -> Cut:
+        return in_cluster(self.parts)
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Key tiles shared out among CTAs.
+
+    ctas       that are launched, or pairs of CTAs: no more than SMs have room for
+    least      key tiles of one, where there are so many
+    blocks     of queries: sequences, times heads that are scheduled, times query tiles
+    positions  query positions of a block
+    heads      of a block
+    """
+
+    ctas: int
+    least: int
+    blocks: int
+    positions: int
+    heads: int
+
+    cut = SHARED
+
+    @property
+    def slots(self) -> int:
+        """Enough for the piece of every CTA in every block, whatever the lengths are."""
+        return self.ctas + self.blocks
+
+    def workspace(self, q, v) -> tuple:
+        """-> (partial O, its log-sum-exp, slots of each block, what the kernel is told)."""
+        partial_o, lse, parts = workspace.slots(
+            q, v, self.slots, self.positions, self.heads, self.blocks
+        )
+        return partial_o, lse, parts, (self.ctas, self.least, parts)
+
+
+def check_split(num_splits, tokens_per_split) -> None:
+    """Refuse what is no number of parts, or no length of one."""
+    for name, value in (("num_splits", num_splits), ("tokens_per_split", tokens_per_split)):
+        if value is not None and (isinstance(value, bool) or not hasattr(value, "__index__")):
+            raise TypeError(f"{name}: a {type(value).__name__}; accepted: an int or None")
+    if num_splits is not None and not 0 <= index(num_splits) <= MAX_SPLITS:
+        raise ValueError(
+            f"num_splits: {num_splits}; accepted: None or 0 (chosen), 1 (never split), or a number of parts up to "
+            f"{MAX_SPLITS}"
+        )
+    if tokens_per_split is None:
+        return
+    if index(tokens_per_split) <= 0 or index(tokens_per_split) % KEYS_PER_TILE:
+        raise ValueError(
+            f"tokens_per_split: {tokens_per_split}; accepted: a positive multiple of {KEYS_PER_TILE}, the keys of a "
+            "tile; round it up"
+        )
+    if num_splits not in (None, 0, 1):
+        raise ValueError(
+            f"num_splits: {num_splits} with tokens_per_split={tokens_per_split}, which decides the number of parts; "
+            "accepted: one of them"
+        )
+
+
+def split_of(
+    q, k, where: Where, options: Options, config, partial: bool = False
+) -> Split | Shared | Clustered | None:
+    """The split of a checked call; None: its keys are not split.
+
+    config: of the call without a split; partial: the result is to be merged with others, in float32
+    """
+    split = _wanted(q, k, where, options, config, partial)
+    if split is None or isinstance(split, (Shared, Clustered)):
+        return split
+    # Partial rows, and rows that the merging kernel is launched for: of packed queries as many as could be.
+    partial, launched = q.shape[:-1].numel() * split.parts, q.shape[-2] * where.rows(q)
+    if max(partial, launched) > MAX_PARTIAL_ROWS:
+        raise ValueError(
+            f"num_splits: {split.parts} parts of {q.shape[:-1].numel()} rows and heads are {partial} partial rows, "
+            f"merged by a launch for {launched}; accepted: at most {MAX_PARTIAL_ROWS} each, because rows are 32-bit "
+            "numbers; use fewer parts, or pass the longest sequence as max_seqlen_q"
+        )
+    return split
+
+
+def _wanted(
+    q, k, where: Where, options: Options, config, partial: bool
+) -> Split | Shared | Clustered | None:
+    num_splits, tokens_per_split = options.num_splits, options.tokens_per_split
+    keys = most_keys(k, where)
+    if tokens_per_split is not None:
+        parts = -(-keys // index(tokens_per_split))
+        if parts > MAX_SPLITS:
+            raise ValueError(
+                f"tokens_per_split: {tokens_per_split} makes {parts} parts of up to {keys} keys; accepted: at most "
+                f"{MAX_SPLITS} parts; use a larger one, or pass max_seqlen_k"
+            )
+        return Split(max(parts, 1), index(tokens_per_split) // KEYS_PER_TILE)
+    if num_splits == 1:
+        return None
+    if num_splits:
+        return Split(index(num_splits))
+    visible = _most_visible(options, where.seqlen_q(q))
+    seen = min(keys, visible)
+    per_head = -(-where.seqlen_q(q) // config.tiles.positions_per_cta)
+    blocks = where.batch(q) * per_head * (q.shape[-2] // config.heads_per_tile)
+    sms = num_sms(q.device)
+    if may_cluster(config, partial):
+        parts = cluster_parts(blocks, seen, sms, q.device)
+        if parts is not None:
+            return Clustered(parts) if parts > 1 else None
+    if may_share(config) and (per_head == 1 or (per_head <= DECODE_BLOCKS and blocks < sms)):
+        # What the kernel counts: a max_seqlen_k that is too small cuts nothing there.
+        counted = min(most_keys(k, replace(where, max_seqlen_k=0)), visible)
+        return _shared(q, where, config, blocks, seen, counted)
+    parts = even_parts(sms // max(blocks, 1), seen)
+    return Split(parts) if parts > 1 else None
+
+
+def even_parts(most: int, seen: int) -> int:
+    """Parts of a sequence of `seen` keys, of which `most` fit the chip.
+
+    With n tiles in p parts, n / p tiles and the merge of p parts take least time at p = sqrt(n * MERGED_A_TILE).
+
+    >>> [even_parts(148, keys) for keys in (511, 512, 1024, 4096, 32768, 1 << 20)]
+    [1, 4, 8, 17, 50, 148]
+    """
+    if seen < LEAST_SPLIT_KEYS:
+        return 1
+    tiles = seen // KEYS_PER_TILE
+    return min(most, tiles, isqrt(tiles * MERGED_A_TILE))
+
+
+_EMULATED = torch.device("cpu")
+
+
+def cluster_parts(blocks: int, seen: int, sms: int, device: torch.device = _EMULATED) -> int | None:
+    """CTAs that share the keys of a block, of a launch that merges nothing in memory; None: there would be too many
+    keys for one of them. Clusters are no more than the device runs at the same time.
+
+    >>> [cluster_parts(8, keys, 148) for keys in (128, 256, 512, 1024, 8192, 8193)]
+    [1, 2, 4, 8, 8, None]
+    >>> [cluster_parts(1, keys, 148) for keys in (4096, 4097)]
+    [8, None]
+    >>> [cluster_parts(16, keys, 148) for keys in (2048, 16384, 16385)]
+    [8, 8, None]
+    >>> [cluster_parts(blocks, 2048, 148) for blocks in (16, 32, 64, 65, 99, 148, 149)]
+    [8, 4, 2, None, 1, 1, None]
+    """
+    if blocks > sms:
+        return None
+    tiles = -(-seen // KEYS_PER_TILE)
+    larger = [parts for parts in CLUSTER_PARTS if parts > 1]
+    fitting = [1] + [parts for parts in larger if blocks <= most_clusters(device, parts, sms)]
+    parts = next((parts for parts in fitting if parts >= tiles), fitting[-1])
+    most = next(most for share, most in CLUSTER_TILES if blocks * parts <= share * sms)
+    if parts == 1:  # it merges nothing
+        most = max(most, ALONE_TILES)
+    return parts if tiles <= parts * most else None
+
+
+def shared_parts(tiles: int) -> int:
+    """Most parts of a block of so many key tiles that pay what their merge takes, as in even_parts.
+
+    >>> [shared_parts(tiles) for tiles in (4, 17, 65, 129)]
+    [16, 16, 25, 35]
+    """
+    return max(MERGED_ALIKE, isqrt(tiles * MERGED_A_TILE))
+
+
+def _shared(q, where: Where, config, blocks: int, seen: int, counted: int) -> Shared | None:
+    """Of decode whose lengths only the device knows; None: no sequence can have keys for two parts.
+
+    seen, counted: keys that the queries of a sequence see, as the caller says and as many as there can be.
+    """
+    least, tiles = LEAST_SHARED_TILES, -(-seen // KEYS_PER_TILE) + 1
+    if seen < LEAST_SPLIT_KEYS or blocks * (counted // KEYS_PER_TILE + 2) > MAX_SHARED_TILES:
+        return None
+    most = num_sms(q.device) // getattr(config.schedule, "ctas", 1)
+    ctas = min(most, -(-blocks * tiles // least))
+    if not config.latent:  # a key tile of 576 columns takes as long as fifty parts of the merge
+        ctas = min(ctas, blocks * shared_parts(tiles))
+    positions = min(where.seqlen_q(q), config.tiles.positions_per_cta)
+    shared = Shared(ctas, least, blocks, positions, config.heads_per_tile)
+    rows = shared.slots * shared.positions * shared.heads
+    fit = max(rows, q.shape[-2] * where.rows(q)) <= MAX_PARTIAL_ROWS
+    return shared if fit else None
+
+
+def most_keys(k, where: Where) -> int:
+    """An upper bound from metadata: keys that a sequence can have."""
+    if where.page_table is not None:
+        keys = where.page_table.shape[1] * k.shape[1]
+    else:
+        keys = k.shape[0] if where.kv_layout == "packed" else k.shape[1]
+    return keys if not where.max_seqlen_k else min(keys, where.max_seqlen_k)
+
+
+def _most_visible(options: Options, seqlen_q: int) -> int:
+    """Keys that the queries of a sequence see together under a window or in chunks."""
+    mask, sizes = options.mask.mask, options.mask.sizes
+    if isinstance(mask, masks.Window) and mask.left:
+        return sum(sizes) + seqlen_q
+    if isinstance(mask, (masks.Chunked, masks.ChunkedCausal)):
+        return sizes[0] + seqlen_q
+    return 1 << 30
+
+
+@cache
+def num_sms(device: torch.device) -> int:
+    if device.type != "cuda":
+        return EMULATED_SMS
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+class SplitPlan(Plan):
+    """Attention into a workspace, and the kernel that merges it into out: two launches on one stream.
+
+    combine  None: of one part, which is the result, in float32
+    """
+
+    __slots__ = ("combine", "split")
+
+    def __init__(self, function, combine, split: Split | Shared, *of_the_plan):
+        """of_the_plan: as Plan takes them behind the function."""
+        super().__init__(function, *of_the_plan)
+        self.combine, self.split = combine, split
+
+    @property
+    def functions(self) -> tuple:
+        return (*super().functions, self.combine)
+
+    def __call__(self, tensors: CallTensors):
+        q, k, v, out = tensors.q, tensors.k, tensors.v, tensors.out
+        aux, scales, rope = tensors.aux, tensors.scales, tensors.rope
+        (
+            cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table, batch_idx, leftpad
+        ) = tensors.lengths or NO_LENGTHS  # fmt: skip
+        if self.combine is not None:  # before anything is written: there may be too little of it
+            partial_o, partial_lse, parts, told = self.split.workspace(q, v)
+        if tensors.new is not None:
+            self.append(k, v, seqused_k, page_table, tensors.new, batch_idx, scales)
+        out, lse = self.results.allocated(q, out)
+        written = out
+        if self.views.differ:
+            q, k, v, written = self.views.of(q, k, v, out)
+        if self.combine is None:
+            partial_o, partial_lse, told = written, lse[None], (1, 0)
+        self.function(
+            q, k, v, partial_o, partial_lse, self.scale,
+            cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, page_table,
+            self.seqlen_q, self.sizes, tensors.sink, as_read(aux) if aux else None, told,
+            self.in_cache if batch_idx is leftpad is None else given_of(*self.in_cache, batch_idx, leftpad),
+            None if scales is None else self.scale_views.of(scales),
+            None if rope is None else self.rope_view.of(rope),
+        )  # fmt: skip
+        if self.combine is not None:
+            self.combine(
+                partial_o, partial_lse, parts, written, lse, cu_seqlens_q, seqused_q, self.seqlen_q
+            )
+        return out if lse is None else (out, lse)

@@ -1,0 +1,1 @@
+"""The host side that kernels meet: the runtime library, the driver API, DLPack."""

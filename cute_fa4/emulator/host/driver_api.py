@@ -1,0 +1,389 @@
+"""The driver as compiled host code sees it: load a cubin, get a kernel, set attributes, launch.
+
+    emulator.compile    register(number, ptx, labels)        number of the host function -> PTX text
+    host code, once     load(number)          -> library     the PTX that the function was compiled to
+                        get_kernel(library, entry) -> kernel
+    host code, a call   launch(config, kernel, args)         parse and decode once, then execute
+
+An exception inside of a callback cannot cross the C code: it is kept in ``take_error`` and the callback
+returns an error status, so that the host code stops; the caller of the compiled function raises it.
+"""
+
+import contextlib
+import ctypes
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+from cute_fa4.emulator.machine.memory import MAX_SHARED_BYTES, GlobalMemory
+from cute_fa4.emulator.ptx.errors import EmulatorError
+from cute_fa4.emulator.ptx.labels import NO_LABELS
+
+# As in runtime_library.c. Success is a number that no memory holds by chance: ctypes drops an exception that comes
+# as a callback begins (Ctrl-C while C code ran), and the C code finds what was there before.
+SUCCESS, FAILURE = 0x600D, 1
+
+DEVICE_ATTRIBUTES = {
+    # cudaDeviceAttr number: value on a B200
+    16: 148,  # multiprocessors
+    39: 2048,  # threads per multiprocessor
+    8: 49152,  # shared memory per block without opt-in
+    10: 32,  # warp size
+    12: 65536,  # registers per block
+    75: 10,  # compute capability, major
+    76: 0,  # minor
+    81: 233472,  # shared memory per multiprocessor
+    97: MAX_SHARED_BYTES,  # shared memory per block, opt-in
+}
+
+CLUSTER_DIMENSION = 4  # cudaLaunchAttributeClusterDimension
+PREFERRED_CLUSTER_DIMENSION = 11
+PROGRAMMATIC_STREAM_SERIALIZATION = 6  # the grid may start before the one in front of it has ended
+_SUPPORTED_LAUNCH_ATTRIBUTES = {
+    0: "ignore", 2: "cooperative", 4: "cluster dimension", 5: "cluster scheduling policy", 6: "programmatic stream",
+    8: "priority", 14: "preferred shared memory carveout",
+    # Clusters have the size of attribute 4, which a launch may always get.
+    11: "preferred cluster dimension",
+}  # fmt: skip
+
+
+class _LaunchAttribute(ctypes.Structure):
+    """cudaLaunchAttribute: an id and a 64-byte union."""
+
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_uint32 * 16))
+
+
+class _LaunchConfig(ctypes.Structure):
+    """cudaLaunchConfig_t."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint32 * 3),
+        ("block", ctypes.c_uint32 * 3),
+        ("dynamic_shared_bytes", ctypes.c_size_t),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_LaunchAttribute)),
+        ("attribute_count", ctypes.c_uint32),
+    )
+
+
+@dataclass
+class Run:
+    """What was executed: since the start of use(), or by one call outside of it.
+
+    instructions  warp instructions     opcodes  the same by opcode     launches  kernel launches
+    seconds       time in launches      notes    remarks that are not errors
+    counters      what instruction functions counted under names of their own
+    levels        launches, finished or not, by the level of their ordering checks: "ptx", "hardware", "none"
+    """
+
+    instructions: int = 0
+    opcodes: Counter = field(default_factory=Counter)
+    launches: int = 0
+    seconds: float = 0.0
+    notes: list = field(default_factory=list)
+    counters: Counter = field(default_factory=Counter)
+    levels: Counter = field(default_factory=Counter)
+
+    @property
+    def level(self) -> str:
+        """The levels of the launches as reports say them: "ptx"; "ptx, none" where they differ; "" without launches."""
+        return ", ".join(self.levels)
+
+
+DEFAULT = "default"
+"""The checks of the function that is called (EmulatedFunction)."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How launches execute (see emulator.use)."""
+
+    mode: str = "in_order"
+    seed: int = 0
+    checks: object = DEFAULT
+    transform: object = None
+    labels: object = None
+    instruction_budget: int | None = None
+    claims: int | None = None
+    cores: int = 1
+
+
+global_memory = GlobalMemory()
+"""Every tensor handed out by as_cuda, and what memory.register added."""
+
+
+@dataclass(eq=False)
+class _Library:
+    """The kernels of one host function: PTX and labels."""
+
+    ptx: str
+    labels: object
+
+
+_libraries = {}  # number of the host function -> _Library
+_kernels = {}  # handle -> (_Library, entry name)
+# (_Library, entry name, edited PTX or None, helper files) -> Program; the latest used are last.
+_programs = {}
+MAX_PROGRAMS = 32
+"""Decoded programs that are kept: some megabytes each, decoded again in a tenth of a second."""
+_settings = [Settings()]
+_call_checks = "ptx"  # of the compiled function that is being called
+_error = None
+_run = Run()
+_written = ()  # regions of the latest launch with ordering checks: a dependent launch may overtake its writes
+# Of launches before it that may be running when it has ended, because nobody of a dependent launch waited. PTX ISA:
+# griddepcontrol.wait waits for the prerequisite grids, which is the one in front, not for those before that.
+_unwaited = ()
+
+
+# --- what emulator/__init__.py uses ---------------------------------------------------------------------
+
+
+def register(number, ptx, labels=None):
+    """Say what a host function's kernels are (number: from runtime_library.link_host_function)."""
+    _libraries[number] = _Library(ptx, NO_LABELS if labels is None else labels)
+
+
+@contextlib.contextmanager
+def settings(new):
+    """Launch with these Settings inside of the context; yields the Run that counts its launches."""
+    global _run
+    outside, before, mine = list(_settings), _run, Run()
+    try:
+        _settings.append(new)
+        _run = mine
+        yield mine
+    finally:
+        _settings[:] = outside
+        if len(outside) > 1:
+            _run = before
+
+
+def checks_in_force(checks):
+    """What a function with these checks of its own is checked with now: use(checks=...) comes first."""
+    current = _settings[-1].checks
+    return checks if current is DEFAULT else current
+
+
+def level_in_force(checks):
+    """The level of these as a report says it: "ptx", "hardware" or "none"."""
+    from cute_fa4.emulator.run.launch import level_name
+
+    return level_name(checks_in_force(checks))
+
+
+def begin_call(checks):
+    """A compiled function with these checks is about to be called: outside of use() every call has a Run of its own."""
+    global _run, _error, _call_checks
+    _error, _call_checks = None, checks
+    if len(_settings) == 1:
+        _run = Run()
+
+
+def take_error():
+    """The exception kept by a callback since begin_call, or None."""
+    global _error
+    error, _error = _error, None
+    return error
+
+
+def last_run():
+    """The Run that the latest launch was counted in."""
+    return _run
+
+
+# --- callbacks of runtime_library.c ----------------------------------------------------------------------
+
+
+def _guarded(function):
+    """A callback: SUCCESS, or FAILURE with the exception kept."""
+
+    def callback(*args):
+        global _error
+        try:
+            function(*args)
+        except BaseException as error:
+            if _error is None:
+                _error = error
+            return FAILURE
+        return SUCCESS
+
+    callback.__doc__ = function.__doc__
+    return callback
+
+
+@_guarded
+def load(library, number):
+    """The library of a host function; the cubin that the host code carries is not looked at."""
+    if number not in _libraries:
+        raise EmulatorError("a host function was called before its PTX was registered")
+    library[0] = number
+
+
+@_guarded
+def get_kernel(kernel, library, name):
+    """A kernel by entry name."""
+    handle = len(_kernels) + 1
+    _kernels[handle] = (_libraries[library], name.decode())
+    kernel[0] = handle
+
+
+@_guarded
+def device_attribute(value, attribute):
+    """cudaDeviceGetAttribute of a B200."""
+    if attribute not in DEVICE_ATTRIBUTES:
+        raise EmulatorError(
+            f"host code asks for device attribute {attribute}, which the emulator does not know; "
+            f"known are {sorted(DEVICE_ATTRIBUTES)}"
+        )
+    value[0] = DEVICE_ATTRIBUTES[attribute]
+
+
+@_guarded
+def kernel_attribute(value, attribute, kernel):
+    """cuKernelGetAttribute: nothing is reserved."""
+    value[0] = 0
+
+
+@_guarded
+def set_kernel_attribute(kernel, attribute, value):
+    """Dynamic shared memory and cluster permissions: the launch checks the limits."""
+
+
+def unsupported(name):
+    """Host code called a runtime function without a meaning here."""
+    global _error
+    if _error is None:
+        _error = EmulatorError(
+            f"the compiled host code calls {name.decode()}, which the emulator does not provide"
+        )
+
+
+@_guarded
+def launch(config, kernel, args):
+    """Execute a grid."""
+    config = _LaunchConfig.from_address(config)
+    library, name = _kernels[kernel]
+    program = program_of(library, name)
+    execute(
+        program,
+        params=_read_params(program.kernel, args),
+        grid=tuple(config.grid),
+        block=tuple(config.block),
+        dynamic_shared_bytes=config.dynamic_shared_bytes,
+        cluster=_cluster_dims(config, program.kernel),
+        labels=library.labels,
+        dependent=_is_dependent(config),
+    )
+
+
+def library(ptx, labels=None):
+    """Kernels of a PTX text that no host function brings."""
+    return _Library(ptx, NO_LABELS if labels is None else labels)
+
+
+def program_of(library, name):
+    """The decoded kernel of a library, as use(transform=...) edits it."""
+    current = _settings[-1]
+    return _program(library, name, current.labels or library.labels, current.transform)
+
+
+def execute(program, *, labels, dependent=False, **launched):
+    """Execute a grid as use() says, and count it.
+
+    dependent  it may overlap the launch before        launched  arguments of execute_grid
+    """
+    global _written, _unwaited
+    from cute_fa4.emulator.run.launch import execute_grid
+
+    start = time.perf_counter()
+    current = _settings[-1]
+    checks = checks_in_force(_call_checks)
+    _run.levels[level_in_force(_call_checks)] += 1
+    result = execute_grid(
+        program,
+        memory=global_memory,
+        labels=current.labels or labels,
+        mode=current.mode,
+        seed=current.seed,
+        budget=current.instruction_budget,
+        checks=checks,
+        claims=current.claims,
+        cores=current.cores,
+        written_before=_written if dependent else (),
+        unwaited=_unwaited if dependent else (),
+        **launched,
+    )
+    if not dependent:
+        _unwaited = ()
+    elif not result.opcodes.get("griddepcontrol.wait"):
+        _unwaited = (*_unwaited, *_written)
+    _written = result.regions
+    _run.launches += 1
+    _run.instructions += result.instructions
+    _run.opcodes.update(result.opcodes)
+    _run.counters.update(result.counters)
+    _run.notes.extend(result.notes)
+    _run.seconds += time.perf_counter() - start
+
+
+def _program(library, name, labels, transform):
+    """The decoded kernel, edited by transform if there is one."""
+    from cute_fa4.emulator.ptx.parser import parse
+    from cute_fa4.emulator.run.program import Program
+
+    edited = None if transform is None else transform(name, library.ptx)
+    key = (library, name, edited, labels.helper_files)
+    program = _programs.pop(key, None)
+    if program is None:
+        module = parse(library.ptx if edited is None else edited, labels.helper_files)
+        if name not in module.kernels:
+            raise EmulatorError(
+                f"the PTX has no kernel {name}; it has {', '.join(module.kernels) or 'none'}"
+            )
+        program = Program(module.kernels[name], module)
+    _programs[key] = program
+    while len(_programs) > MAX_PROGRAMS:
+        del _programs[next(iter(_programs))]
+    return program
+
+
+def _read_params(kernel, args):
+    block = bytearray(kernel.param_bytes)
+    for i, param in enumerate(kernel.params):
+        block[param.offset : param.offset + param.nbytes] = ctypes.string_at(args[i], param.nbytes)
+    return bytes(block)
+
+
+def _is_dependent(config):
+    """Programmatic dependent launch: the launch allows the grid to overlap the one before it in the stream."""
+    attributes = (config.attributes[i] for i in range(config.attribute_count))
+    return any(a.id == PROGRAMMATIC_STREAM_SERIALIZATION and a.value[0] for a in attributes)
+
+
+def _cluster_dims(config, kernel):
+    dims, preferred = tuple(kernel.directives.get(".reqnctapercluster", ())) or (1, 1, 1), None
+    for i in range(config.attribute_count):
+        attribute = config.attributes[i]
+        if attribute.id == CLUSTER_DIMENSION:
+            dims = tuple(attribute.value[:3])
+        elif attribute.id == PREFERRED_CLUSTER_DIMENSION:
+            preferred = tuple(attribute.value[:3])
+        elif attribute.id not in _SUPPORTED_LAUNCH_ATTRIBUTES:
+            raise EmulatorError(f"launch attribute {attribute.id} is not known to the emulator")
+    dims = (*dims, 1, 1)[:3]
+    if preferred is not None:
+        _check_preferred(preferred, dims, tuple(config.grid))
+    return dims
+
+
+def _check_preferred(preferred, dims, grid):
+    """CUDA Runtime API, preferredClusterDim: multiples of the cluster, divisors of the grid, the same z."""
+    fits = all(
+        p and p % d == 0 and g % p == 0 for p, d, g in zip(preferred, dims, grid, strict=True)
+    )
+    if not fits or preferred[2] != dims[2]:
+        raise EmulatorError(
+            f"preferred clusters of {preferred} with clusters of {dims} in a grid of {grid}; accepted: multiples of "
+            "the cluster that divide the grid, with the same z"
+        )

@@ -1,0 +1,77 @@
+"""cute.compile, with the host function linked against the emulator instead of the CUDA runtime.
+
+The DSL makes a TVM-FFI function callable in ``_create_tvm_ffi_function``: it exports the host module as an
+object and loads that with its runtime library. For the duration of one compilation this step is replaced
+by one that links the same object with runtime_library.c; everything else is the DSL's own.
+"""
+
+import contextlib
+
+from cute_fa4.emulator.host import driver_api
+from cute_fa4.emulator.host.runtime_library import link_host_function, scratch_directory
+from cute_fa4.emulator.ptx_only import ptx_only
+
+
+def compile_for_emulator(compiler, function, args, kwargs, options, arch, labels):
+    """compiler(function, *args) with TVM-FFI, kept PTX and line information, for the emulator: without ptxas."""
+    own = [
+        "--enable-tvm-ffi",
+        "--keep-ptx",
+        "--generate-line-info",
+        f"--dump-dir={scratch_directory()}",
+    ]
+    if "gpu-arch" not in (options or ""):
+        own.append(f"--gpu-arch {arch}")
+    with ptx_only(), _running_on(arch), _bound_to_emulator() as numbers:
+        compiled = compiler(
+            function, *args, options=f"{options or ''} {' '.join(own)}".strip(), **kwargs
+        )
+    for number in numbers:
+        driver_api.register(number, compiled.__ptx__, labels)
+    return compiled
+
+
+@contextlib.contextmanager
+def _running_on(arch):
+    """The DSL makes functions callable for the GPU that it takes this machine to have: one of `arch`."""
+    from cutlass.cutlass_dsl import CuTeDSL
+
+    environment = CuTeDSL._get_dsl().envar
+    before = environment.arch
+    try:
+        environment.arch = arch
+        yield
+    finally:
+        environment.arch = before
+
+
+@contextlib.contextmanager
+def _bound_to_emulator():
+    """Make TVM-FFI functions with the emulator's runtime; yields the numbers of those made."""
+    from cutlass.cutlass_dsl import tvm_ffi_provider
+
+    base = tvm_ffi_provider.TVMFFIJitCompiledFunctionBase
+    original = base._create_tvm_ffi_function
+    numbers = []
+
+    def create(self):
+        """Stands in for TVMFFIJitCompiledFunctionBase._create_tvm_ffi_function."""
+        import tvm_ffi
+
+        if self.engine is None:
+            return None
+        host_object = tvm_ffi_provider._aot_support.export_module_to_bytes(
+            self.ir_module, format="o", opt_level=3, enable_pic=True
+        )
+        address, library, number = link_host_function(
+            host_object, "__tvm_ffi_" + self.function_name
+        )
+        numbers.append(number)
+        self.engine = library  # keeps the library loaded as long as the function
+        return tvm_ffi.Function.__from_extern_c__(address, keep_alive_object=library)
+
+    try:
+        base._create_tvm_ffi_function = create
+        yield numbers
+    finally:
+        base._create_tvm_ffi_function = original

@@ -1,0 +1,348 @@
+"""PTX from anywhere: a file or a text with a kernel in it, launched on CPU tensors without any host code.
+
+    from cute_fa4.emulator import ptx_files
+
+    kernel = ptx_files.load("gemm.ptx")                       # nvcc --ptx -arch=sm_100a gemm.cu -o gemm.ptx
+    a_map = ptx_files.encode_tiled("bf16", a, (k, m), (2 * k,), box=(64, 128), swizzle=128)
+    with ptx_files.reachable(a, b):                           # tensors that only maps lead to
+        kernel.launch(a_map, b_map, c, m, 1.0, grid=(8, 4, 1), block=(128, 1, 1), cluster=(2, 1, 1), shared=98304)
+
+    argument                     parameter of the kernel
+    torch tensor, NumPy array    .u64: its address; the kernel may touch its memory while it runs
+    int, float, NumPy scalar     of the parameter's size and type
+    bytes                        as they are: structures, tensor maps (encode_tiled)
+    None                         .u64 of zeros
+
+What emulator.use() says applies to launches here, and they count in its Run.
+"""
+
+import contextlib
+import struct
+from pathlib import Path
+
+import numpy as np
+
+from cute_fa4.emulator.machine.im2col import IM2COL, MAX_PIXELS
+from cute_fa4.emulator.machine.memory import Allocation
+from cute_fa4.emulator.machine.multicast import Multicast
+from cute_fa4.emulator.machine.tensor_map import WIDE_REACH, decode_tensor_map
+from cute_fa4.emulator.ptx.errors import TensorMapError
+
+# CUtensorMapDataType by name: (code in the map, bytes of an element, tf32 flag)
+_DTYPES = {
+    "u8": (0, 1, 0), "u16": (1, 2, 0), "u32": (2, 4, 0), "s32": (3, 4, 0), "u64": (4, 8, 0), "s64": (5, 8, 0),
+    "f16": (6, 2, 0), "f32": (7, 4, 0), "f32_ftz": (8, 4, 0), "f64": (9, 8, 0), "bf16": (10, 2, 0),
+    "tf32": (7, 4, 1), "tf32_ftz": (8, 4, 1),
+}  # fmt: skip
+_SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
+_PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}
+
+
+def load(source, entry=None, labels=None, checks="hardware"):
+    """A Kernel of PTX: the path of a file, or the text itself.
+
+    entry   name of the .entry; None: the only one there is
+    labels  KernelLabels for messages        checks  level of launches outside of use(checks=...)
+    Raises FileNotFoundError for a path that does not exist, UnknownInstruction for what cannot be read, ValueError for
+    an entry that is not there.
+    """
+    from cute_fa4.emulator.ptx.parser import parse
+
+    text = source if isinstance(source, str) and "\n" in source else Path(source).read_text()
+    names = list(parse(text).kernels)
+    if entry is None and len(names) == 1:
+        entry = names[0]
+    if entry not in names:
+        raise ValueError(
+            f"entry {entry!r}: the PTX has {', '.join(names) or 'no kernel'}; name one of them"
+        )
+    return Kernel(text, entry, labels, checks)
+
+
+class Kernel:
+    """One .entry of a PTX text; see the module."""
+
+    def __init__(self, text, entry, labels=None, checks="hardware"):
+        from cute_fa4.emulator.host import driver_api
+        from cute_fa4.emulator.run.launch import split_checks
+
+        split_checks(checks)  # raises for what is not known
+        self.entry, self.checks = entry, checks
+        self._library = driver_api.library(text, labels)
+
+    def launch(self, *arguments, grid, block, cluster=None, shared=0):
+        """Execute the kernel on a grid of CTAs.
+
+        arguments  one for each parameter, see the module       shared  bytes of dynamic shared memory of a CTA
+        cluster    CTAs of a cluster; None: as .reqnctapercluster says, else 1
+        Raises TypeError and ValueError for arguments that do not fit, EmulatorError for what the kernel does wrong.
+        """
+        from cute_fa4.emulator.host import driver_api
+
+        program = driver_api.program_of(self._library, self.entry)
+        kernel = program.kernel
+        if len(arguments) != len(kernel.params):
+            names = ", ".join(f"{p.name} ({p.nbytes} bytes)" for p in kernel.params) or "none"
+            raise TypeError(
+                f"{self.entry} takes {len(kernel.params)} arguments, {len(arguments)} were given; parameters: {names}"
+            )
+        block_bytes = bytearray(kernel.param_bytes)
+        allocations = []
+        for argument, parameter in zip(arguments, kernel.params, strict=True):
+            data = _packed(argument, parameter, allocations)
+            block_bytes[parameter.offset : parameter.offset + parameter.nbytes] = data
+        if cluster is None:
+            cluster = kernel.directives.get(".reqnctapercluster", ()) or (1, 1, 1)
+        memory = driver_api.global_memory
+        driver_api.begin_call(self.checks)
+        try:
+            for allocation in allocations:
+                memory.add(allocation)
+            driver_api.execute(
+                program,
+                params=bytes(block_bytes),
+                grid=_three(grid),
+                block=_three(block),
+                cluster=_three(cluster),
+                dynamic_shared_bytes=shared,
+                labels=self._library.labels,
+            )
+        finally:
+            for allocation in allocations:
+                memory.unregister(allocation)
+
+
+def _three(sizes):
+    sizes = (sizes,) if isinstance(sizes, int) else tuple(sizes)
+    return (*sizes, 1, 1)[:3]
+
+
+def _packed(argument, parameter, allocations):
+    """The bytes of an argument for its parameter; memory that it points at is appended to allocations."""
+    name, nbytes = parameter.name, parameter.nbytes
+    if isinstance(argument, (bytes, bytearray)):
+        if len(argument) != nbytes:
+            raise ValueError(f"{name}: {len(argument)} bytes for a parameter of {nbytes}")
+        return bytes(argument)
+    if argument is None:
+        return bytes(nbytes)
+    pointer = _memory(argument, name)
+    if pointer is not None:
+        if nbytes != 8:
+            raise TypeError(f"{name}: a tensor for a parameter of {nbytes} bytes; an address has 8")
+        allocations.append(pointer)
+        return struct.pack("<Q", pointer.start)
+    if isinstance(argument, (bool, int, np.integer)) and not parameter.kind.startswith("f"):
+        bits = 8 * nbytes
+        if not -(1 << bits - 1) <= int(argument) < 1 << bits:
+            raise ValueError(f"{name}: {argument} does not fit {nbytes} bytes")
+        return (int(argument) & (1 << bits) - 1).to_bytes(nbytes, "little")
+    if isinstance(argument, (int, float, np.floating)) and nbytes in (2, 4, 8):
+        return struct.pack({2: "<e", 4: "<f", 8: "<d"}[nbytes], float(argument))
+    raise TypeError(
+        f"{name}: {type(argument).__name__} for a parameter of {nbytes} bytes; accepted are CPU tensors, NumPy arrays, "
+        "numbers, bytes and None"
+    )
+
+
+def _memory(argument, name):
+    """The Allocation of a torch tensor or NumPy array, or None for something else."""
+    if isinstance(argument, np.ndarray):
+        low, high = np.lib.array_utils.byte_bounds(argument)
+        title = f"the array {argument.shape} {argument.dtype} ({name})"
+        return Allocation(low, high - low, title, keep=argument)
+    if not hasattr(argument, "data_ptr"):
+        return None
+    if argument.device.type != "cpu":
+        raise ValueError(f"{name}: a tensor on {argument.device}; the emulator takes CPU tensors")
+    last = sum((n - 1) * s for n, s in zip(argument.shape, argument.stride(), strict=True))
+    nbytes = (last + 1) * argument.element_size() if argument.numel() else 0
+    title = (
+        f"the tensor {tuple(argument.shape)} {str(argument.dtype).removeprefix('torch.')} ({name})"
+    )
+    return Allocation(argument.data_ptr(), nbytes, title, keep=argument)
+
+
+@contextlib.contextmanager
+def reachable(*tensors):
+    """Context in which kernels may touch tensors that only tensor maps, or tables of addresses, lead to."""
+    from cute_fa4.emulator.host.driver_api import global_memory
+
+    allocations = [_memory(tensor, "reachable") for tensor in tensors]
+    if None in allocations:
+        raise TypeError("reachable takes CPU tensors and NumPy arrays")
+    try:
+        for allocation in allocations:
+            global_memory.add(allocation)
+        yield
+    finally:
+        for allocation in allocations:
+            global_memory.unregister(allocation)
+
+
+@contextlib.contextmanager
+def multicast(*tensors):
+    """Context with a multimem address that leads to all of these tensors, as to the memories of several GPUs.
+
+    Yields the address, a number for a parameter of 8 bytes; only multimem instructions may use it. Raises ValueError
+    for tensors of different sizes, or fewer than one.
+    """
+    from cute_fa4.emulator.host.driver_api import global_memory
+
+    allocations = [_memory(tensor, "multicast") for tensor in tensors]
+    sizes = sorted({a.end - a.start for a in allocations if a is not None})
+    if None in allocations or len(sizes) != 1:
+        raise ValueError(
+            f"multicast of {len(tensors)} tensors of {sizes} bytes; accepted: CPU tensors of one size"
+        )
+    window = aligned_empty(sizes[0], dtype=_bytes_type())  # addresses that nothing else has
+    starts = tuple(a.start for a in allocations)
+    mine = Multicast(window.data_ptr(), sizes[0], starts, (window, tensors))
+    try:
+        global_memory.multicasts = (*global_memory.multicasts, mine)
+        with reachable(*tensors):
+            yield mine.start
+    finally:
+        global_memory.multicasts = tuple(m for m in global_memory.multicasts if m is not mine)
+
+
+def _bytes_type():
+    import torch
+
+    return torch.uint8
+
+
+def encode_tiled(
+    dtype, address, sizes, strides, box, element_strides=None, swizzle=0, l2_promotion=0, nan_fill=False
+):  # fmt: skip
+    """The 128 bytes that cuTensorMapEncodeTiled makes of the same parameters (without interleave).
+
+    dtype    "bf16", "f16", "f32", "u8", ...: CUtensorMapDataType         address  a tensor, an array, or a number
+    sizes    elements, from the contiguous dimension on                    strides  bytes, from dimension 1 on
+    box      elements that a copy moves                                    swizzle  0, 32, 64 or 128 bytes
+    element_strides  every how many elements one is copied; None: all      l2_promotion  0, 64, 128 or 256
+    Raises TensorMapError for what cuTensorMapEncodeTiled refuses: the parameter, its value, what is accepted.
+    """
+    accept = _accept("encode_tiled")
+    accept(1 <= len(sizes) <= 5, "the number of sizes", len(sizes), "1 to 5")
+    w = _common_words(
+        accept, dtype, address, sizes, strides, element_strides, swizzle, l2_promotion, nan_fill
+    )
+    accept(len(box) == len(sizes), "the number of box sizes", len(box), f"{len(sizes)}")
+    accept(all(1 <= n <= 256 for n in box), "box", tuple(box), "1 to 256 each")
+    w[13] |= (box[0] - 1) << 24
+    for i, extent in enumerate(box[1:]):
+        w[14] |= (extent - 1) << 8 * i
+    return _checked(w)
+
+
+def encode_im2col(
+    dtype, address, sizes, strides, lower, upper, channels, pixels, element_strides=None, swizzle=0, l2_promotion=0,
+    nan_fill=False,
+):  # fmt: skip
+    """The 128 bytes that cuTensorMapEncodeIm2col makes of the same parameters (without interleave).
+
+    sizes     of C, W, and H and D as far as there are, and N              channels  of a pixel, that a copy moves
+    lower, upper  corners of the bounding box in W, H, D: from 0, from the last element on
+    pixels    rows of a copy                                               the others as of encode_tiled
+    Raises TensorMapError for what cuTensorMapEncodeIm2col refuses: the parameter, its value, what is accepted.
+    """
+    accept = _accept("encode_im2col")
+    spatial = len(sizes) - 2
+    accept(1 <= spatial <= 3, "the number of sizes", len(sizes), "3 to 5")
+    bits = 16 // spatial
+    accept(1 <= channels <= 256, "channels", channels, "1 to 256")
+    accept(1 <= pixels <= MAX_PIXELS, "pixels", pixels, f"1 to {MAX_PIXELS}")
+    w = _common_words(
+        accept, dtype, address, sizes, strides, element_strides, swizzle, l2_promotion, nan_fill
+    )
+    for name, corner, low in (("lower", lower, 0), ("upper", upper, 16)):
+        most = 1 << bits - 1
+        accept(len(corner) == spatial and all(-most <= at < most for at in corner), name, tuple(corner),
+               f"{spatial} numbers from {-most} to {most - 1}")  # fmt: skip
+        for i, at in enumerate(corner):
+            w[14] |= (at & (1 << bits) - 1) << low + bits * i
+    w[2] |= IM2COL
+    w[13] |= (channels - 1) << 24
+    w[15] = pixels - 1
+    return _checked(w)
+
+
+def _accept(function):
+    def accept(ok, name, value, accepted):
+        if not ok:
+            raise TensorMapError(f"{function}: {name} is {value}; accepted: {accepted}")
+
+    return accept
+
+
+def _checked(words):
+    """The bytes of a map's words; raises for what is left: alignment, the inner box and its swizzle, NaN."""
+    data = struct.pack("<32I", *words)
+    decode_tensor_map(data)
+    return data
+
+
+def _common_words(
+    accept, dtype, address, sizes, strides, element_strides, swizzle, l2_promotion, nan_fill
+):
+    """The words of a map, without its box."""
+    rank = len(sizes)
+    accept(dtype in _DTYPES, "dtype", repr(dtype), ", ".join(_DTYPES))
+    accept(len(strides) == rank - 1, "the number of strides", len(strides), f"{rank - 1}")
+    steps = (1,) * rank if element_strides is None else tuple(element_strides)
+    accept(
+        len(steps) == rank and all(1 <= s <= 8 for s in steps),
+        "element_strides",
+        steps,
+        "1 to 8 each",
+    )
+    accept(swizzle in _SWIZZLES, "swizzle", swizzle, ", ".join(map(str, _SWIZZLES)))
+    accept(
+        l2_promotion in _PROMOTIONS, "l2_promotion", l2_promotion, ", ".join(map(str, _PROMOTIONS))
+    )
+    accept(all(1 <= n <= 1 << 32 for n in sizes), "sizes", tuple(sizes), "1 to 2^32 each")
+    accept(all(s % 16 == 0 and 0 < s < 1 << 40 for s in strides), "strides", tuple(strides),
+           "multiples of 16 below 2^40")  # fmt: skip
+    code, itemsize, tf32 = _DTYPES[dtype]
+    memory = _memory(address, "address")
+    start = int(address) if memory is None else memory.start
+    span = itemsize * sizes[0]
+    for size, stride in zip(sizes[1:], strides, strict=True):
+        span = max(span, size * stride)
+    w = [0] * 32
+    w[0], w[1] = start & 0xFFFFFFFF, start >> 32
+    w[2] = rank - 1 << 4 | code << 7 | _SWIZZLES[swizzle] << 13 | int(nan_fill) << 15 | tf32 << 16
+    w[2] |= _PROMOTIONS[l2_promotion] << 17 | int(span >= WIDE_REACH) << 21
+    for i, stride in enumerate(strides):
+        w[3 + i] = stride >> 4 & 0xFFFFFFFF
+        w[7] |= stride >> 36 << 4 * i
+    for i, size in enumerate(sizes):
+        w[8 + i] = size - 1
+    for i, step in enumerate(steps):
+        w[13] |= (step - 1) << 3 * i
+    return w
+
+
+def aligned_empty(*shape, dtype, align=256):
+    """torch.empty on the CPU at an address that is a multiple of ``align``, as CUDA's allocator gives them (256).
+
+    Kernels that were compiled for aligned pointers (assumed_align=128) take no others; torch's own CPU tensors are
+    aligned to 64. Raises ValueError for an align that is not a power of two.
+    """
+    import torch
+
+    if align < 1 or align & (align - 1):
+        raise ValueError(f"align {align}; accepted are powers of two")
+    shape = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
+    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    storage = torch.empty(nbytes + align, dtype=torch.uint8)
+    start = -storage.data_ptr() % align
+    return storage[start : start + nbytes].view(dtype).view(*shape)
+
+
+def aligned(tensor, align=256):
+    """A copy of a tensor as aligned_empty makes them; the tensor itself, where it is aligned and contiguous already."""
+    if tensor.is_contiguous() and tensor.data_ptr() % align == 0:
+        return tensor
+    return aligned_empty(tuple(tensor.shape), dtype=tensor.dtype, align=align).copy_(tensor)

@@ -1,0 +1,44 @@
+"""use(): how launches execute inside of a context: schedule, checks, edits, names, limits."""
+
+from cute_fa4.emulator.host.driver_api import DEFAULT, Settings
+from cute_fa4.emulator.host.driver_api import settings as _settings
+from cute_fa4.emulator.run.launch import split_checks
+
+
+def use(
+    mode="in_order",
+    seed=0,
+    checks=DEFAULT,
+    transform=None,
+    labels=None,
+    instruction_budget=None,
+    claims=None,
+    cores=1,
+):
+    """Context in which launches execute as the arguments say; yields the Run that counts them.
+
+    mode        "in_order": warps in turn, copies complete soon. "together": the same in short turns. "random":
+                seeded choices. "hostile": copies, MMAs and remote arrivals complete as late as possible and out of
+                order, roles starve one at a time, one CTA of a cluster runs ahead. The same seed replays exactly.
+    checks      how strictly accesses must be ordered (see checks/): "ptx", the written rules; "hardware", what
+                published kernels rely on; None: not checked. Also names of launch.CHECKS, alone or with a level
+                in a tuple. Left out: those of the function that is called.
+    transform   function (kernel name, PTX text) -> PTX text, applied before decoding: edit a kernel to see
+                which test notices
+    labels      KernelLabels instead of those given to compile
+    instruction_budget  warp instructions that one launch may execute; None: no limit
+    claims      clusters of the grid that a CTA can take over by cluster launch control, at most; 0: every CTA does
+                its own. None: as the mode grants them ("in_order": all; else some, see schedules.py)
+    cores       2: the second half of a grid runs beside the first, in a forked process, where the checks know that
+                neither touches what the other writes (second_core.py); results, counts and reports stay the same
+    Raises ValueError for checks that are not known, for claims below 0 and for other numbers of cores.
+    """
+    if claims is not None and not (isinstance(claims, int) and claims >= 0):
+        raise ValueError(f"claims {claims!r}; accepted are None and integers from 0")
+    if cores not in (1, 2):
+        raise ValueError(f"cores {cores!r}; accepted are 1 and 2")
+    if checks is not DEFAULT:
+        split_checks(checks)  # raises for what is not known
+    return _settings(
+        Settings(mode, seed, checks, transform, labels, instruction_budget, claims, cores)
+    )

@@ -1,0 +1,1 @@
+"""PTX as text and as data: parser, syntax, operand sizes, labels, errors."""

@@ -1,0 +1,1 @@
+"""What a run shows: traces, coverage, annotated listings, comparisons."""

@@ -1,0 +1,1 @@
+"""A launch: program, schedules, warps in turn."""

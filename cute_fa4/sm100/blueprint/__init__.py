@@ -1,0 +1,1 @@
+"""What describes a kernel without the compiler: problem, tiles, memory maps, barrier tables, masks, names."""

@@ -1,0 +1,32 @@
+"""Which problems claim: a CTA that is done takes over another block, or ends (docs/decisions/0007 has the reasons).
+
+    class          what it is                                       claims    published, against what
+    dense full     every query of a dense batch sees every key      yes       -2.5, +0.5 %: against CTAs that stride
+    packed MHA     packed sequences, a key/value head a query head  yes       -0.2 %: against CTAs that end, as ours
+    other          masks, grouped heads, pages, lengths             yes       +3.9 %: against CTAs that end
+
+A class is what a peer has measured as one (flash-attention#2455, B200). The first run on a chip settles them:
+`python -m cute_fa4 check --device cuda --report FILE` compares both kernels in each class, and a default that loses
+is changed here.
+"""
+
+from .problem import Problem
+
+CLASSES = {"dense full": True, "packed MHA": True, "other": True}
+
+
+def class_of(problem: Problem) -> str:
+    """The class of a problem, a name of CLASSES."""
+    if problem.q_layout == "packed" and problem.kv_layout != "paged" and problem.group == 1:
+        return "packed MHA"
+    if not problem.unequal_blocks and not problem.reads_lengths:
+        return "dense full"
+    return "other"
+
+
+def claims_pay(problem: Problem) -> bool:
+    """Whether a kernel for the problem claims blocks unless its schedule says otherwise.
+
+    Where keys are shared, every CTA has a stretch of its own: there is nothing to claim.
+    """
+    return not problem.share_keys and CLASSES[class_of(problem)]

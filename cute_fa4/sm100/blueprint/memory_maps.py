@@ -1,0 +1,99 @@
+"""Maps of shared and tensor memory: named places, of which a family declares its own.
+
+A map is the only spelling of a size: offsets follow from the order of its fields, and the bytes of a launch are the end
+of the last.
+"""
+
+from dataclasses import dataclass, fields
+
+from .barriers import KV_SLOT, KV_STAGE, SCALE_SLOTS, SLOTS_BESIDE_A_REST, BarrierTable
+from .chip import F32_BYTES, MBARRIER_BYTES, SMEM_CAPACITY_BYTES, TMEM_COLUMNS
+from .problem import Problem
+from .tiles import Tiles
+
+UNIT_WORDS = 4  # 16 bytes, of which one float32 is used
+
+
+@dataclass(frozen=True)
+class Region:
+    """`nbytes` bytes from byte `offset` of the CTA's dynamic shared memory, 1024-byte aligned base."""
+
+    name: str
+    offset: int
+    nbytes: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.nbytes
+
+
+class SmemMap:
+    """Base of a family's map, a dataclass whose fields are Regions, in memory order."""
+
+    @classmethod
+    def of_sizes(cls, **nbytes: int) -> "SmemMap":
+        """The map whose fields have these sizes, one behind the other."""
+        regions, offset = {}, 0
+        for field in fields(cls):
+            regions[field.name] = Region(field.name, offset, nbytes[field.name])
+            offset += nbytes[field.name]
+        return cls(**regions)
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        return tuple(getattr(self, field.name) for field in fields(self))
+
+    @property
+    def nbytes(self) -> int:
+        """Dynamic shared memory of one CTA, from its 1024-byte aligned base."""
+        return self.regions[-1].end
+
+
+@dataclass(frozen=True)
+class TmemMap:
+    """First columns of S_i, P_i and O_i for each softmax warpgroup i, and how many columns are used.
+
+    p_apart  P has columns of its own, not those of S
+    sums     the first of the columns behind O_i that hold the sums of P's rows; empty: softmax adds P up itself
+    s_meet   S0 and S1 have columns in common
+    scales   the first of four columns with the scales of Q0, of Q1 and of K; empty: they have none of blocks
+    """
+
+    s: tuple[int, ...]
+    p: tuple[int, ...]
+    o: tuple[int, ...]
+    used: int
+    p_apart: bool
+    sums: tuple[int, ...] = ()
+    s_meet: bool = False
+    scales: tuple[int, ...] = ()
+
+    @property
+    def columns(self) -> int:
+        """Columns to allocate: a power of two from 32."""
+        return max(32, 1 << (self.used - 1).bit_length())
+
+    @property
+    def fits(self) -> bool:
+        return self.used <= TMEM_COLUMNS
+
+
+def scale_words(problem: Problem, keys: int) -> int:
+    """float32 of an entry of the ring of scales: of K, of V, and what those of V are in units of, padded."""
+    of_keys = keys * len(problem.token_scales)
+    return of_keys + UNIT_WORDS * ("V" in problem.token_scales)
+
+
+def token_scale_bytes(problem: Problem, keys: int) -> int:
+    """Of the ring of scales, where every key has its own; keys: of a tile."""
+    return SCALE_SLOTS * F32_BYTES * scale_words(problem, keys)
+
+
+def slots_that_fit(tiles: Tiles, without_ring: SmemMap, table: BarrierTable) -> int:
+    """Slots of the ring beside everything else. without_ring, table: map and table of a kernel without slots."""
+    per_slot = sum(
+        {KV_SLOT: 1, KV_STAGE: tiles.qk_stages}.get(barrier.per, 0) for barrier in table.rows
+    )
+    slot_bytes = tiles.kv_slot_bytes + MBARRIER_BYTES * per_slot
+    slots = max(0, (SMEM_CAPACITY_BYTES - without_ring.nbytes) // slot_bytes)
+    return min(slots, SLOTS_BESIDE_A_REST) if tiles.rest_qk_depth else slots

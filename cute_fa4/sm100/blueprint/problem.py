@@ -1,0 +1,431 @@
+"""Problem: what a call asks of attention, as far as it decides the code; how it is run is the schedule's business."""
+
+from dataclasses import dataclass
+from operator import index
+
+from cute_fa4.layouts.block_scales import BLOCK
+
+from . import bands
+from .chip import ARCHES, DTYPE_BYTES, FP8_DTYPES
+from .score_mods import ScoreMod
+
+SINK_DTYPES = ("f32", "bf16", "fp16")
+ROPE_BESIDE_FP8 = (
+    "bf16",
+    "fp16",
+)  # dtypes of columns of K in a tensor of their own, beside K of eight bits
+DESCALES = "qQxkKyvVo"  # whose scales a kernel may take, in this order
+GRANULARITIES = ("qQx", "kKy", "vV")  # letters of one tensor
+AUX_DTYPES = ("bf16", "fp16", "f32", "i32", "i64", "u8", "bool")
+
+
+COMMON_PAGE = 16  # keys of a box that serves pages of every multiple: docs/decisions/0030
+COLUMNS_OF_SCALE = 128  # numbers of a row of a latent cache that share a scale
+MOST_LATENT_ROWS = 64  # of a tile over a latent cache: docs/decisions/0011
+
+
+def heads_of_latent_tile(heads: int, rows: int = MOST_LATENT_ROWS) -> int:
+    """Of the heads of a latent cache, how many share a tile of so many rows: all, or an equal part that fits.
+
+    >>> heads_of_latent_tile(16), heads_of_latent_tile(64), heads_of_latent_tile(96), heads_of_latent_tile(128)
+    (16, 64, 48, 64)
+    >>> heads_of_latent_tile(96, 128), heads_of_latent_tile(256, 128)
+    (96, 128)
+    """
+    parts = -(-heads // rows)
+    while heads % parts:
+        parts += 1
+    return heads // parts
+
+
+def plain_integers(config, *names: str) -> None:
+    """Python's integers in the place of others, such as numpy's: equal configurations have equal names."""
+    for name in names:
+        value = getattr(config, name)
+        if type(value) is not int and hasattr(value, "__index__"):
+            object.__setattr__(config, name, index(value))
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a call asks. Lengths, batch and head count are not here: one compile serves them all.
+
+    qkv_dtype      "bf16" or "fp16": Q, K, V and P; "e4m3" or "e5m2": Q, K and V, with P in e4m3
+    kv_dtype       "e4m3" or "e5m2": K and V have eight bits under Q of 16, and P is fp16; None: as qkv_dtype
+    o_dtype        output; None: as qkv_dtype, or bf16 where that has eight bits
+    descales       letters of "qQxkKyvVo": which of Q, K and V are multiplied by a float32 for each sequence and
+                   key/value head, to be what they mean, and whether O is, before it is rounded; those written large by
+                   one for each row of theirs (query and head, key and head); xy: Q and K by a power of two, e8m0, for
+                   each 32 numbers of a row (MXFP8); '': none
+    qk_depth       head dim of Q and K, in elements
+    ov_depth       head dim of V and O; None: as qk_depth
+    group          query heads per key/value head
+    mask           which keys a query sees: masks.Full(), masks.Causal(), masks.Window(...), ...
+    q_layout       "dense" (batch, seqlen, heads, depth) or "packed" (total, heads, depth) with cu_seqlens_q
+    kv_layout      "dense", "packed" with cu_seqlens_k, or "paged" with a page table and page_size
+    seqused_q      lengths of queries come from a tensor; rows beyond are not written
+    seqused_k      lengths of keys come from a tensor; rows beyond may hold anything
+    cache_batch_idx  a tensor says which row of the cache, or of the page table, a sequence has
+    cache_leftpad  a tensor says with which row of the cache the keys of a sequence begin
+    padded_keys    a further tensor cuts the visible keys without moving positions
+    page_heads_first    pages are (num_pages, heads, page_size, depth), not (num_pages, page_size, heads, depth)
+    fold_pages     a page smaller than a tile comes in one copy with all its depth chunks, where the depth is a multiple
+                   of the swizzle granule; pages must begin at multiples of 8 rows
+    page_size      keys per page of a paged cache; 0: contiguous K and V. Multiples of COMMON_PAGE become COMMON_PAGE:
+                   the kernel loads boxes of so many keys and reads the page size from the tensors of each call
+    pack_gqa       the query heads of a group share a tile: rows are (position, head of the group)
+    latent         V is the first ov_depth columns of K, read from there: one key/value head for all query heads
+                   (multi-head latent attention, absorbed)
+    sink           a logit for each query head takes part in the softmax without a value
+    sink_dtype     of these logits: "f32", "bf16" or "fp16"
+    score_mod      a function of the scaled score, applied before the mask; None: none
+    mask_mod       a function that says whether a key is visible, besides the mask; None: none
+    aux            (dtype, rank) of each tensor that these functions read
+    write_lse      also write the log-sum-exp, f32, natural logarithm
+    split_keys     O and the log-sum-exp are partial, one for each of several parts of the keys (work/split.py)
+    share_keys     with split_keys: every CTA takes an equal stretch of the batch's key tiles (work/shared_order.py)
+    rope_depth     last columns of K that lie in a tensor of their own, which all heads share (multi-head latent
+                   attention, not absorbed); qk_depth counts them; 0: K has all columns
+    rope_page_size keys per page of that tensor, which has a page table of its own; 0: its rows are those of K
+    rope_dtype     dtype of these columns, or of those behind the values of a latent cache; None: that of K. Of eight
+                   bits under K of 16 they are widened; of 16 beside K of eight those of Q have a tensor of their own
+    scale_dtype    "f32": such columns of eight bits have a scale for each key. Of a latent cache the dtype of scales
+                   that lie in its rows, one for 128 numbers. None: there are none
+    arch           "sm_100a" (B200) or "sm_103a" (B300, hardware exp2 at twice the rate)
+    """
+
+    qkv_dtype: str = "bf16"
+    kv_dtype: str | None = None
+    o_dtype: str | None = None
+    descales: str = ""
+    qk_depth: int = 128
+    ov_depth: int | None = None
+    group: int = 1
+    mask: bands.Mask = bands.Full()
+    q_layout: str = "dense"
+    kv_layout: str = "dense"
+    seqused_q: bool = False
+    seqused_k: bool = False
+    cache_batch_idx: bool = False
+    cache_leftpad: bool = False
+    padded_keys: bool = False
+    page_heads_first: bool = False
+    fold_pages: bool = True
+    page_size: int = 0
+    pack_gqa: bool = False
+    latent: bool = False
+    sink: bool = False
+    sink_dtype: str = "f32"
+    score_mod: ScoreMod | None = None
+    mask_mod: ScoreMod | None = None
+    aux: tuple = ()
+    write_lse: bool = False
+    split_keys: bool = False
+    share_keys: bool = False
+    rope_depth: int = 0
+    rope_page_size: int = 0
+    rope_dtype: str | None = None
+    scale_dtype: str | None = None
+    arch: str = "sm_100a"
+
+    def __post_init__(self):
+        plain_integers(self, "qk_depth", "ov_depth", "group", "page_size")
+        plain_integers(self, "rope_depth", "rope_page_size")
+        if self.page_size % COMMON_PAGE == 0 and self.page_size > 0 and self._may_bind_pages:
+            object.__setattr__(self, "page_size", COMMON_PAGE)
+        if self.o_dtype is None:
+            object.__setattr__(self, "o_dtype", "bf16" if self.has_fp8 else self.qkv_dtype)
+        if self.ov_depth is None:
+            object.__setattr__(self, "ov_depth", self.qk_depth)
+
+    @property
+    def _may_bind_pages(self) -> bool:
+        """Latent caches have boxes as large as their pages; left padding looks rows up one by one."""
+        return self.kv_layout == "paged" and not (self.latent or self.cache_leftpad)
+
+    @property
+    def binds_page_size(self) -> bool:
+        """Pages of any multiple of page_size keys: how many, the tensors of a call say."""
+        return self.page_size == COMMON_PAGE and self._may_bind_pages
+
+    @property
+    def dtype_bytes(self) -> int:
+        """Bytes of an element of Q, K, V and P."""
+        return DTYPE_BYTES[self.qkv_dtype]
+
+    @property
+    def has_fp8(self) -> bool:
+        """Q, K and V have eight bits."""
+        return self.qkv_dtype in FP8_DTYPES
+
+    @property
+    def p_dtype(self) -> str:
+        """Of the probabilities, which lie between 0 and a power of two: a third mantissa bit beats e5m2's range."""
+        if self.kv_dtype is not None and not self.latent:
+            return "fp16"
+        return "e4m3" if self.has_fp8 else self.qkv_dtype
+
+    @property
+    def v_dtype(self) -> str:
+        """Of V where it is multiplied by P: what keys of eight bits become beside P of fp16."""
+        return self.p_dtype if self.kv_dtype is not None and not self.latent else self.qkv_dtype
+
+    @property
+    def stored_dtype(self) -> str:
+        """Of K and V in global memory."""
+        return self.kv_dtype or self.qkv_dtype
+
+    @property
+    def stored_depth(self) -> int:
+        """Elements of stored_dtype in a row of K in global memory; scales and a rotary part come behind the numbers."""
+        if not (self.latent and self.scale_dtype and self.rope_dtype):
+            return self.qk_depth - self.rope_depth
+        scales = self.ov_depth // COLUMNS_OF_SCALE * DTYPE_BYTES[self.scale_dtype]
+        rotary = (self.qk_depth - self.ov_depth) * DTYPE_BYTES[self.rope_dtype]
+        return self.ov_depth + (scales + rotary) // DTYPE_BYTES[self.stored_dtype]
+
+    @property
+    def token_scales(self) -> str:
+        """Which of K and V have a scale for each key and head: letters of "KV"."""
+        return "".join(name for name in "KV" if name in self.descales)
+
+    @property
+    def block_scales(self) -> bool:
+        """Q and K have a scale for each 32 numbers of a row."""
+        return "x" in self.descales
+
+    @property
+    def rope_stored_dtype(self) -> str:
+        """Of the columns of K that lie in a tensor of their own."""
+        return self.rope_dtype or self.stored_dtype
+
+    @property
+    def mixes_rope(self) -> bool:
+        """The columns of their own have 16 bits beside K of eight, and so have the columns of Q that meet them."""
+        return self.rope_depth > 0 and self.has_fp8 and self.rope_dtype in ROPE_BESIDE_FP8
+
+    @property
+    def scales_rope(self) -> bool:
+        """Each key has a scale for its columns of eight bits, which are widened."""
+        of_8_bits = self.rope_dtype in FP8_DTYPES and not self.has_fp8
+        return self.rope_depth > 0 and of_8_bits and self.scale_dtype == "f32"
+
+    @property
+    def q_depth(self) -> int:
+        """Elements of qkv_dtype in a row of Q in global memory."""
+        return self.own_depth if self.mixes_rope else self.qk_depth
+
+    @property
+    def own_depth(self) -> int:
+        """Columns of K that a head has of its own."""
+        return self.qk_depth - self.rope_depth
+
+    @property
+    def has_functions(self) -> bool:
+        """Scores are changed or hidden one by one, in whole key tiles too."""
+        return self.score_mod is not None or self.mask_mod is not None
+
+    @property
+    def causal(self) -> bool:
+        return isinstance(self.mask, bands.Causal)
+
+    @property
+    def unequal_blocks(self) -> bool:
+        """Query blocks of a sequence see different numbers of keys; the first ones, usually, the fewest."""
+        return self.mask != bands.Full()
+
+    @property
+    def heads_per_tile(self) -> int:
+        """Query heads whose rows share a tile."""
+        if not self.pack_gqa:
+            return 1
+        return self.group if not self.latent else heads_of_latent_tile(self.group, self.latent_rows)
+
+    @property
+    def picks_keys(self) -> bool:
+        """A page of a latent cache is a key: the page table lists keys, and an entry that is no page hides one."""
+        return self.latent and self.page_size == 1
+
+    @property
+    def latent_rows(self) -> int:
+        """Rows of a tile over a latent cache; a schedule may have more."""
+        return MOST_LATENT_ROWS
+
+    @property
+    def clips_keys(self) -> bool:
+        """K and V are cut at run time, by a clipped operand: rows beyond a sequence exist and may hold anything."""
+        return self.kv_layout != "dense" or self.seqused_k
+
+    @property
+    def clips_queries(self) -> bool:
+        """O is cut at run time: rows beyond a sequence exist and must not be written."""
+        return self.q_layout != "dense" or self.seqused_q
+
+    @property
+    def reads_lengths(self) -> bool:
+        """Where sequences begin and end comes from tensors."""
+        return self.clips_queries or self.clips_keys or self.padded_keys
+
+    def contradictions(self) -> list[str]:
+        """Why no kernel of any schedule can run this: values that mean nothing, or that exclude each other."""
+        return [
+            *(*self._wrong_types(), *self._wrong_numbers()),
+            *(*self._wrong_layouts(), *self._wrong_rope()),
+        ]
+
+    def _wrong_types(self) -> list[str]:
+        why = []
+        for name in ("qkv_dtype", "o_dtype"):
+            if getattr(self, name) not in DTYPE_BYTES:
+                why.append(
+                    f"{name}={getattr(self, name)!r} is not a dtype: use one of {', '.join(DTYPE_BYTES)}"
+                )
+        if self.kv_dtype is not None and (self.kv_dtype not in FP8_DTYPES or self.has_fp8):
+            why.append(
+                f"kv_dtype={self.kv_dtype!r} with qkv_dtype={self.qkv_dtype!r}: it is for keys of eight bits under "
+                f"queries of 16: use None, or one of {', '.join(FP8_DTYPES)} with 'bf16' or 'fp16'"
+            )
+        if self.kv_dtype is not None and set(self.descales) & set("qQxy"):
+            why.append(
+                f"descales={self.descales!r} with kv_dtype={self.kv_dtype!r}: queries of 16 bits have no scale: use "
+                "letters of 'kvo'"
+            )
+        if set(self.descales) - set("o") and self.stored_dtype not in FP8_DTYPES:
+            why.append(
+                f"descales={self.descales!r} with qkv_dtype={self.qkv_dtype!r}: scales of q, k and v are for 8-bit "
+                f"elements: use '' or 'o', or one of {', '.join(FP8_DTYPES)}"
+            )
+        if "".join(name for name in DESCALES if name in self.descales) != self.descales:
+            why.append(
+                f"descales={self.descales!r}: use letters of {DESCALES!r}, each once and in this order"
+            )
+        if any(len(set(letters) & set(self.descales)) > 1 for letters in GRANULARITIES):
+            why.append(
+                f"descales={self.descales!r}: a tensor has scales of one granularity: use its letter either small or "
+                "large, or x of Q and y of K"
+            )
+        why += self._wrong_blocks()
+        if not isinstance(self.mask, bands.Mask):
+            why.append(
+                f"mask={self.mask!r} is no kind of mask: use masks.Causal(), masks.Window(), ..., or .mask of what a "
+                "call takes, as masks.chunked(64).mask"
+            )
+        if self.sink_dtype not in SINK_DTYPES:
+            why.append(
+                f"sink_dtype={self.sink_dtype!r} is no dtype of sinks: use one of {', '.join(SINK_DTYPES)}"
+            )
+        for dtype, rank in self.aux:
+            if dtype not in AUX_DTYPES or rank < 1:
+                why.append(
+                    f"aux=({dtype!r}, {rank}): use a rank of at least 1 and one of {', '.join(AUX_DTYPES)}"
+                )
+        for name in ("rope_dtype", "scale_dtype"):
+            if getattr(self, name) is not None and getattr(self, name) not in DTYPE_BYTES:
+                why.append(
+                    f"{name}={getattr(self, name)!r} is not a dtype: use None or one of {', '.join(DTYPE_BYTES)}"
+                )
+        if self.arch not in ARCHES:
+            why.append(
+                f"arch={self.arch!r} has no tcgen05 kernel here: use one of {', '.join(ARCHES)}"
+            )
+        return why
+
+    def _wrong_blocks(self) -> list[str]:
+        """Of scales of blocks, by which the tensor core itself multiplies Q and K."""
+        why = []
+        if ("x" in self.descales) != ("y" in self.descales):
+            why.append(
+                f"descales={self.descales!r}: a product takes scales of blocks of both operands: use both x (Q) and y "
+                "(K), or neither"
+            )
+        if self.block_scales and self.qk_depth % BLOCK:
+            why.append(
+                f"descales={self.descales!r} with qk_depth={self.qk_depth}: a row has whole blocks of {BLOCK}: use a "
+                f"multiple of {BLOCK}"
+            )
+        if self.block_scales and (self.latent or self.rope_depth):
+            why.append(
+                f"descales={self.descales!r} with latent={self.latent}, rope_depth={self.rope_depth}: scales of blocks "
+                "are for K of each head: use letters of 'qkvo'"
+            )
+        return why
+
+    def _wrong_numbers(self) -> list[str]:
+        why = []
+        for name in ("qk_depth", "ov_depth", "group"):
+            if getattr(self, name) < 1:
+                why.append(f"{name}={getattr(self, name)} must be at least 1")
+        for name in ("page_size", "rope_depth", "rope_page_size"):
+            if getattr(self, name) < 0:
+                why.append(
+                    f"{name}={getattr(self, name)} must not be negative: 0 means that it is not set"
+                )
+        return why
+
+    def _wrong_layouts(self) -> list[str]:
+        why = []
+        if self.q_layout not in ("dense", "packed"):
+            why.append(
+                f"q_layout={self.q_layout!r} is no layout of queries: use 'dense' or 'packed'"
+            )
+        if self.kv_layout not in ("dense", "packed", "paged"):
+            why.append(
+                f"kv_layout={self.kv_layout!r} is no layout of keys: use 'dense', 'packed' or 'paged'"
+            )
+        if (self.kv_layout == "paged") != bool(self.page_size):
+            why.append(
+                f"page_size={self.page_size} with kv_layout={self.kv_layout!r}: a paged layout has a page size, "
+                f"the others have 0"
+            )
+        if self.kv_layout == "paged" and not self.seqused_k:
+            why.append(
+                "kv_layout='paged' with seqused_k=False: a page table does not say how long a sequence is: use "
+                "seqused_k=True"
+            )
+        if self.latent and not (self.pack_gqa and self.ov_depth < self.qk_depth):
+            why.append(
+                f"latent=True with pack_gqa={self.pack_gqa}, qk_depth={self.qk_depth}, ov_depth={self.ov_depth}: all "
+                "heads share one row of keys, whose first columns are the values: use pack_gqa=True and an ov_depth "
+                "below qk_depth"
+            )
+        if self.split_keys and not (self.write_lse and self.o_dtype == "f32"):
+            why.append(
+                f"split_keys=True with write_lse={self.write_lse}, o_dtype={self.o_dtype!r}: parts are merged by "
+                "their log-sum-exp, in float32: use write_lse=True and o_dtype='f32'"
+            )
+        if self.share_keys and not self.split_keys:
+            why.append(
+                "share_keys=True with split_keys=False: a CTA's stretch of the keys begins and ends within sequences: "
+                "use split_keys=True"
+            )
+        for name in ("cache_batch_idx", "cache_leftpad"):
+            if getattr(self, name) and (self.kv_layout == "packed" or not self.seqused_k):
+                why.append(
+                    f"{name}=True with kv_layout={self.kv_layout!r}, seqused_k={self.seqused_k}: it is about the "
+                    "rows of a cache: use kv_layout='dense' or 'paged', and seqused_k=True"
+                )
+        return why
+
+    def _wrong_rope(self) -> list[str]:
+        why = []
+        if self.rope_dtype is not None and not (self.rope_depth or self.latent):
+            why.append(f"rope_dtype={self.rope_dtype!r} with rope_depth=0: use None")
+        if self.rope_page_size and not self.rope_depth:
+            why.append(f"rope_page_size={self.rope_page_size} with rope_depth=0: use 0")
+        if not self.rope_depth:
+            return why
+        if self.rope_depth >= self.qk_depth:
+            why.append(
+                f"rope_depth={self.rope_depth} of qk_depth={self.qk_depth}: it counts the last columns: use fewer"
+            )
+        if self.kv_layout == "paged" and not self.rope_page_size:
+            why.append(
+                "rope_page_size=0 with kv_layout='paged': columns that all heads share have pages of their own: say "
+                "how many keys these hold"
+            )
+        for name in ("latent", "cache_batch_idx", "cache_leftpad"):
+            if getattr(self, name):
+                why.append(
+                    f"{name}=True with rope_depth={self.rope_depth}: K of each head is no cache: use False"
+                )
+        return why

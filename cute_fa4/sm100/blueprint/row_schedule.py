@@ -1,0 +1,167 @@
+"""RowSchedule: what families share whose softmax threads own a query row each, in tiles of 128 rows.
+
+    family       schedule    query tiles of a CTA    who shares the two softmax warpgroups
+    mha2q        TwoTiles    two                     a query tile each
+    mhapair      Pair        two of 256, half in each CTA    a query tile each
+    mhamx        BlockScaled  two                    a query tile each
+    mhawiden2q   SlotTwoTiles  two                   a query tile each
+    mha1q        OneTile     one                     every second key tile each
+    mhawide      WideTile    one                     there is one, with every key tile
+    mhawidepair  WidePair    one of 256, half in each CTA    the same
+
+Choices, how they are made where they are left open, and why a problem does not run: with value, limit and remedy.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from .chip import SMEM_CAPACITY_BYTES, TMEM_COLUMNS
+from .claims import claims_pay
+from .memory_maps import SmemMap, TmemMap
+from .problem import Problem
+from .reach import DEPTHS, QK_DEPTHS, QK_DEPTHS_OF_FP8, Extra, problem_not_built
+from .tiles import ROWS_PER_Q_TILE, Tiles
+from .warp_roles import WarpRoles
+
+RESCALE_LOG2, RESCALE_LOG2_OF_FP8 = 8.0, 0.0
+
+
+@dataclass(frozen=True)
+class RowSchedule:
+    """The choices that these families have in common.
+
+    bn_cap         upper limit for BN; 0: as wide as tensor memory allows
+    rescale_log2   the running row maximum is kept while it moves less than this (P stays below 2^rescale_log2);
+                   None: 8, and 0 where P has eight bits (docs/numerics.md)
+    exp2_emulated  of 64 pairs of exponentials, how many the FMA units compute; None: what suits the arch
+    claims         a CTA that is done takes over a block of the grid that has not started (work/queue.py); False: it
+                   ends; None: as claims_pay says of the problem
+    dependent_launch  the CTAs may start while the grid before them in the stream ends; they wait for it before they
+                   touch what it may have written (programmatic dependent launch); None: where groups are packed or
+                   keys split
+    warps          roles and registers
+    """
+
+    family: ClassVar[str]
+    query_tiles: ClassVar[int]  # of a CTA
+    qk_depths: ClassVar[tuple] = QK_DEPTHS
+    qk_depths_of_fp8: ClassVar[tuple] = QK_DEPTHS_OF_FP8
+    ov_depths: ClassVar[tuple] = DEPTHS
+    extras: ClassVar[Extra] = Extra.ROPE
+    # The reference of a row comes from the key tiles before (steps/lagged.py).
+    lags: ClassVar[bool] = False
+    # How exponentials are emulated on the FMA units: "exact", in float32; "half" in f16 (steps/half_powers.py).
+    exponential: ClassVar[str] = "exact"
+    # Where rows are gathered a warp of its own copies V (roles/values.py).
+    values_apart: ClassVar[bool] = False
+    tmem_remedy: ClassVar[str] = ""  # besides a lower bn_cap
+
+    bn_cap: int = 0
+    rescale_log2: float | None = None
+    exp2_emulated: int | None = None
+    claims: bool | None = None
+    dependent_launch: bool | None = None
+    warps: WarpRoles = field(default_factory=WarpRoles)
+
+    def tmem(self, problem: Problem) -> TmemMap:
+        """Columns of tensor memory."""
+        raise NotImplementedError
+
+    def smem(self, problem: Problem) -> SmemMap:
+        """Bytes of shared memory."""
+        raise NotImplementedError
+
+    def resolved(self, problem: Problem) -> "RowSchedule":
+        """With every choice made that was left open."""
+        changes = {}
+        if self.exp2_emulated is None:
+            pairs = 18 if problem.qk_depth <= 64 else 16  # docs/decisions/0002
+            changes["exp2_emulated"] = pairs if problem.arch == "sm_100a" else 0
+        if self.rescale_log2 is None:
+            changes["rescale_log2"] = RESCALE_LOG2_OF_FP8 if problem.has_fp8 else RESCALE_LOG2
+        if self.claims is None or problem.share_keys:  # shared: there is nothing to claim
+            changes["claims"] = claims_pay(problem)
+        if self.dependent_launch is None:
+            # Decode, and what a combine kernel follows: docs/decisions/0007
+            changes["dependent_launch"] = problem.pack_gqa or problem.split_keys
+        return replace(self, **changes)
+
+    def tiles(self, problem: Problem) -> Tiles:
+        return Tiles.cut(problem, num_q=self.query_tiles, bn_cap=self.bn_cap)
+
+    def warps_of(self, problem: Problem) -> WarpRoles:
+        """Which warp does what, and with how many registers."""
+        gathers, scales = self.tiles(problem).gathers_rows, bool(problem.token_scales)
+        if problem.kv_layout != "paged" and not scales:
+            return self.warps
+        warps = self.warps.for_look_ups(gathers or scales)
+        return warps.with_values() if gathers and self.values_apart else warps
+
+    def contradictions(self, problem: Problem) -> list[str]:
+        """Numbers that mean nothing."""
+        why = []
+        if self.bn_cap < 0:
+            why.append(f"bn_cap={self.bn_cap} must not be negative: 0 means no limit")
+        if problem.pack_gqa and (problem.group < 1 or ROWS_PER_Q_TILE % problem.group):
+            why.append(
+                f"pack_gqa=True with group={problem.group}: a tile of {ROWS_PER_Q_TILE} rows holds whole groups: use "
+                f"a group that divides {ROWS_PER_Q_TILE}, or pack_gqa=False"
+            )
+        if self.exp2_emulated is not None and not 0 <= self.exp2_emulated <= 64:
+            why.append(f"exp2_emulated={self.exp2_emulated} of 64 pairs: use 0 to 64")
+        highest, dtype = (8, "e4m3") if problem.has_fp8 else (15, "fp16")
+        if self.rescale_log2 is not None and not 0 <= self.rescale_log2 <= highest:
+            why.append(
+                f"rescale_log2={self.rescale_log2}: P grows to 2^rescale_log2 and must fit {dtype}: use 0 to {highest}"
+            )
+        return why
+
+    def refusals(self, problem: Problem) -> list[str]:
+        """Why these families do not run the problem."""
+        not_built = self._not_built(problem)
+        if not_built and self.tiles(problem).BN < 64:
+            return not_built  # head dims that nothing is built for have no tiles to speak of
+        return self._over_capacity(problem) + not_built
+
+    def _over_capacity(self, problem: Problem) -> list[str]:
+        tiles = self.tiles(problem)
+        if tiles.BN < 64:
+            return [
+                f"bn_cap={self.bn_cap}: a tile of BN={tiles.BN} keys is too small: use bn_cap=0, or 64 or more"
+            ]
+        why = []
+        tmem = self.tmem(problem)
+        if not tmem.fits:
+            why.append(
+                f"S, P and O need {tmem.used} tensor-memory columns, an SM has {TMEM_COLUMNS}: "
+                f"lower bn_cap (BN is {tiles.BN}){self.tmem_remedy}"
+            )
+        smem = self.smem(problem)
+        slots = smem.kv.nbytes // tiles.kv_slot_bytes
+        if slots < 3:
+            why.append(
+                f"the ring has {slots} slots of {tiles.kv_slot_bytes} bytes beside {tiles.q_bytes} bytes "
+                f"of Q, at least 3 are needed because V of a tile is held while K of the next one arrives: "
+                f"lower bn_cap (BN is {tiles.BN}) or the head dim"
+            )
+        if smem.nbytes > SMEM_CAPACITY_BYTES:
+            why.append(
+                f"shared memory of {smem.nbytes} bytes exceeds {SMEM_CAPACITY_BYTES}: lower bn_cap"
+            )
+        return why + tiles.page_refusals() + tiles.rope_refusals()
+
+    def _not_built(self, problem: Problem) -> list[str]:
+        tiles = self.tiles(problem)
+        why = problem_not_built(
+            problem, self.extras, self.qk_depths, self.ov_depths, self.qk_depths_of_fp8
+        )
+        if tiles.BN > 128:
+            why.append(
+                f"BN={tiles.BN} is not built yet: a softmax thread holds its BN scores in registers and has "
+                f"{self.warps.softmax_registers}: use bn_cap=128"
+            )
+        if tiles.BN % 32:
+            why.append(
+                f"BN={tiles.BN} is not built yet: scores are read in batches of 32 columns: use bn_cap=128 or 64"
+            )
+        return why

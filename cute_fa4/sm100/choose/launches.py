@@ -1,0 +1,107 @@
+"""Which kernels a call launches: calls, capabilities(), catalogues and lists of a model's kernels ask here.
+
+    cut of the keys    attention kernel                          then
+    WHOLE              as configured
+    in_cluster(n)      n CTAs of a cluster share a block's keys
+    PARTS              partial results of each part              a kernel merges the parts of each sequence
+    SHARED             partial results of equal stretches        a kernel merges the slots of each block
+
+calls/split_keys/split.py chooses one of cuts_of(config) for each call, from its lengths, num_splits and the number
+of SMs. A list of a model's kernels takes all of them: it holds for every length, every num_splits and every chip.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from ..combine.config import CombineConfig
+from .choose_config import CLUSTER_PARTS, split_configs
+from .config import FA4Config
+
+
+class Cut(NamedTuple):
+    """How a call divides its keys, as far as it decides which kernels are launched.
+
+    merges         partial results go to a workspace, and a second kernel merges them
+    shared         each CTA takes an equal stretch of the batch's key tiles (with merges)
+    cluster_parts  CTAs of a cluster that share the keys of a block
+    """
+
+    merges: bool = False
+    shared: bool = False
+    cluster_parts: int = 1
+
+
+WHOLE, PARTS, SHARED = Cut(), Cut(merges=True), Cut(merges=True, shared=True)
+
+
+def in_cluster(parts: int) -> Cut:
+    """The cut for clusters of so many CTAs; of one it is WHOLE."""
+    return Cut(cluster_parts=parts)
+
+
+class Launches(NamedTuple):
+    """The attention kernel of a call, and what merges its partial results or None."""
+
+    attention: FA4Config
+    combine: CombineConfig | None = None
+
+
+def may_cluster(config: FA4Config, in_float32: bool = False) -> bool:
+    """Whether clusters of CTAs may share the keys of a block.
+
+    They round O, which in_float32 forbids. Packed keys are those of a prefill: a decode has a cache, and the few calls
+    of few queries that have packed keys merge by a second launch (docs/decisions/0030).
+    """
+    clusters = getattr(config.schedule, "clusters", False) and config.kv_layout != "packed"
+    return bool(clusters) and not in_float32
+
+
+def may_share(config: FA4Config) -> bool:
+    """Whether key tiles may be shared out evenly: where only the device knows how many there are."""
+    return config.clips_keys
+
+
+def cuts_of(config: FA4Config, in_float32: bool = False) -> tuple[Cut, ...]:
+    """Every cut that a call of this configuration may have, WHOLE first."""
+    found = [WHOLE]
+    if may_cluster(config, in_float32):
+        found += [in_cluster(parts) for parts in CLUSTER_PARTS if parts > 1]
+    return (*found, PARTS, *([SHARED] if may_share(config) else []))
+
+
+def launches(
+    config: FA4Config,
+    cut: Cut,
+    write_lse: bool | None = None,
+    in_float32: bool = False,
+    dependent_launch: bool | None = None,
+) -> Launches:
+    """What a call of `config` launches; config: of the call without a cut.
+
+    write_lse   whether the call returns the log-sum-exp; None: as config
+    in_float32  out is float32, because it is merged with other results; of a whole call the partial result is out
+    dependent_launch  False: no kernel is a dependent launch; None: as schedules choose
+    """
+    write_lse = config.write_lse if write_lse is None else bool(write_lse)
+    if not cut.merges and not in_float32:
+        parts = cut.cluster_parts
+        return Launches(config if parts == 1 else config.with_(cluster_parts=parts))
+    partial, combine = split_configs(config, write_lse, cut.shared, dependent_launch)
+    if not cut.merges:
+        return Launches(partial)
+    return Launches(partial, replace(combine, o_dtype="f32") if in_float32 else combine)
+
+
+def every_launch(
+    config: FA4Config,
+    in_float32: bool = False,
+    cuts: bool = True,
+    dependent_launch: bool | None = None,
+) -> list:
+    """The configurations of launches() for every cut, without doubles; cuts=False: of WHOLE alone."""
+    asked = cuts_of(config, in_float32) if cuts else (WHOLE,)
+    options = dict(in_float32=in_float32, dependent_launch=dependent_launch)
+    found = (kernel for cut in asked for kernel in launches(config, cut, **options))
+    return list(dict.fromkeys(kernel for kernel in found if kernel is not None))

@@ -1,0 +1,174 @@
+"""Which calls pairs of CTAs serve better than CTAs alone: a rule of metadata, from modelled launches.
+
+    cycles of a launch = blocks x (start + cycles of a key tile x key tiles of a block)
+
+    alone    blocks of 256 rows, each on an SM       a key tile takes longer: shared memory is full
+    pairs    blocks of 512 rows, each on two SMs     under a causal mask a block walks a key tile more, and twice
+                                                     as many of its tiles are masked, which take longer
+
+                       seen, in key tiles     0    ..    10    17                          keys of the mean row / 128
+    full               |pairs ------------------------------------------------------->
+    causal, 192/128    |alone ------------------|pairs ------------------------------>
+    causal, 128        |alone ------------------------|pairs ------------------------>
+    the same, B300     |alone -----------------|pairs ------------------------------->
+
+Of packed sequences metadata tells the mean and the longest, not how rows are spread between them. Most rows lie in long
+sequences: a row of 46 to 8192 (mean 1638) shares its sequence with 4,681 others in the mean. Half way between the mean
+and the longest is taken for that.
+
+`Lengths` is what a call knows without reading a tensor of its own. Pairs are taken where they save LEAST_GAIN at least
+and fill the chip; what was not modelled runs on CTAs alone (docs/decisions/0020).
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ..blueprint import bands
+
+CTAS = 2
+PAIRS_OF_SMS = 74  # of a B200
+ROWS_ALONE = 256  # of a block
+ROWS_OF_PAIR = CTAS * ROWS_ALONE
+KEYS_A_TILE = 128
+STEP = 16  # of depth, for the tensor core
+LAGS_TO = 128  # columns of K: up to there P waits for the exact maximum, which pairs cannot hide
+LONGEST_OF_MEAN = (
+    6  # beyond that what a caller says of the longest sequence may be what its server allows
+)
+LEAST_GAIN = 0.02  # of the cycles: less than this a model cannot tell
+
+
+class Cycles(NamedTuple):
+    """Modelled cycles that a block adds to a CTA that is at work: at its start, and for each key tile.
+
+    The start is negative where query tile 0 leaves out more than a start takes (docs/decisions/0023).
+    """
+
+    start: int
+    tile: int
+
+    def of(self, tiles: float) -> float:
+        return self.start + self.tile * tiles
+
+
+# Architecture -> head dims, as computed, of Q, K and of V, O, and the mask -> alone, in pairs
+# (python -m benchmarks.cycle_model.pairs --rule).
+MODELLED = {
+    "sm_100a": {
+        (128, 128, bands.Full): (Cycles(414, 2320), Cycles(852, 2096)),
+        (128, 128, bands.Causal): (Cycles(-577, 2312), Cycles(343, 2096)),
+        (192, 128, bands.Full): (Cycles(610, 2976), Cycles(336, 2698)),
+        (192, 128, bands.Causal): (Cycles(236, 2976), Cycles(29, 2688)),
+    },
+    "sm_103a": {
+        (128, 128, bands.Full): (Cycles(484, 2296), Cycles(142, 2128)),
+        (128, 128, bands.Causal): (Cycles(-534, 2300), Cycles(-706, 2128)),
+        (192, 128, bands.Full): (Cycles(656, 3056), Cycles(591, 2624)),
+        (192, 128, bands.Causal): (Cycles(60, 3072), Cycles(-538, 2624)),
+    },
+}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a call asks for, as far as the rule reads it.
+
+    plain      neither a score_mod nor a mask_mod: with them softmax is the bound
+    exact      the running maximum is asked for, as fp16 needs it
+    arch       of the kernel: cycles differ with it
+    """
+
+    qkv_dtype: str
+    head_dim: int
+    head_dim_v: int
+    mask: bands.Mask
+    plain: bool = True
+    exact: bool = False
+    arch: str = "sm_100a"
+
+    @property
+    def modelled(self) -> tuple[Cycles, Cycles] | None:
+        """Of CTAs alone and of pairs; None: CTAs alone run it, whatever its lengths."""
+        if self.qkv_dtype not in ("bf16", "fp16") or not self.plain:
+            return None
+        depths = (-(-depth // STEP) * STEP for depth in (self.head_dim, self.head_dim_v))
+        found = MODELLED[self.arch].get((*depths, type(self.mask)))
+        lags = self.qkv_dtype == "bf16" and not self.exact
+        return found if lags or self.head_dim > LAGS_TO else None
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """How much work a call is.
+
+    queries, keys   of a sequence, in the mean where only that is known
+    sequences       times the heads that are scheduled
+    shared          heads of a group that share a tile
+    equal           all sequences have as many queries; otherwise the last block of each is half full in the mean
+    most_queries    of the longest sequence, where they differ; 0: as many as the mean
+    most_keys
+    """
+
+    queries: float
+    keys: float
+    sequences: int
+    shared: int = 1
+    equal: bool = True
+    most_queries: float = 0
+    most_keys: float = 0
+
+    @property
+    def of_a_row(self) -> tuple[float, float]:
+        """Queries and keys of the sequence that a row has in the mean over rows."""
+        known = (self.queries, self.most_queries), (self.keys, self.most_keys)
+        return tuple(
+            (mean + min(max(mean, most), LONGEST_OF_MEAN * mean)) / 2 for mean, most in known
+        )
+
+    def blocks(self, rows: int) -> float:
+        """Of so many rows, of all sequences."""
+        each = self.queries * self.shared / rows
+        return self.sequences * (-(-each // 1) if self.equal else each + 0.5)
+
+    def cycles(self, cost: Cycles, rows: int, mask: bands.Mask) -> float:
+        """Of all blocks of so many rows; the half of a block that a sequence lacks is one of a mean sequence."""
+        of_rows = cost.of(self._key_tiles(rows, mask, *self.of_a_row))
+        if self.equal:
+            return self.blocks(rows) * of_rows
+        lacking = cost.of(self._key_tiles(rows, mask, self.queries, self.keys)) / 2
+        return self.sequences * (self.queries * self.shared / rows * of_rows + lacking)
+
+    def _key_tiles(self, rows: int, mask: bands.Mask, queries: float, keys: float) -> float:
+        """That a block of so many rows of such a sequence walks, in the mean."""
+        seen = keys
+        if isinstance(mask, bands.Causal):
+            seen = min(seen, seen - min(queries, keys) / 2 + rows / self.shared / 2)
+        return max(1.0, seen / KEYS_A_TILE)
+
+
+def pays(asked: Asked, lengths: Lengths) -> bool:
+    """Whether a call runs on pairs, unless it says otherwise.
+
+    >>> full, causal = (Asked("bf16", 128, 128, mask) for mask in (bands.Full(), bands.Causal()))
+    >>> [pays(full, Lengths(n, n, 16 * (65536 // n))) for n in (256, 512, 2048, 32768)]
+    [False, True, True, True]
+    >>> [pays(causal, Lengths(n, n, 16 * (65536 // n))) for n in (2048, 8192, 16384, 32768)]
+    [False, True, True, True]
+    >>> [pays(Asked("bf16", 128, 128, bands.Causal(), arch=arch), Lengths(4096, 4096, 128)) for arch in MODELLED]
+    [False, True]
+    >>> pays(causal, Lengths(2048, 32768, 64)), pays(full, Lengths(768, 32768, 64)), pays(full, Lengths(2048, 2048, 8))
+    (True, False, False)
+
+    Packed sequences of 1,638 queries in the mean, by the longest:
+
+    >>> [pays(full, Lengths(1638, 1638, 320, equal=False, most_queries=n, most_keys=n)) for n in (1638, 4096, 8192)]
+    [False, True, True]
+    """
+    cycles = asked.modelled
+    if cycles is None:
+        return False
+    if lengths.blocks(ROWS_OF_PAIR) < PAIRS_OF_SMS:  # rather keys are split
+        return False
+    alone = lengths.cycles(cycles[0], ROWS_ALONE, asked.mask)
+    pairs = CTAS * lengths.cycles(cycles[1], ROWS_OF_PAIR, asked.mask)
+    return pairs < (1 - LEAST_GAIN) * alone

@@ -1,0 +1,367 @@
+"""Which kernel a call gets: an ordered list of rules, of which the first that holds names the family.
+
+    >>> print(table())
+    a call with                                       family
+    a latent cache of 656 bytes a row, up to 32 rows  mla_widen
+    the same, more rows                               mla_widenpair
+    a latent cache, up to 64 rows *****               mla_decode
+    the same, more rows                               mla_pair
+    q and k with scales of blocks                     mhamx
+    k_rope of 8 bits under 16                         mharope
+    q of 16 bits over k of 8, up to 32 rows *         mhawiden
+    the same, more rows, where q stays so *           mhawiden2q
+    up to 32 rows, no k_rope, no wide heads           mhaswap
+    wide heads **, more than 128 rows                 mhawidepair
+    wide heads **                                     mhawide
+    the same bits in every batch ***                  mha2q
+    up to 128 rows                                    mha1q
+    CUTE_FA4_PAIR=on, no scales of keys               mhapair
+    lengths for which pairs of CTAs pay ****          mhapair
+    anything else                                     mha2q
+
+    *     of more rows q is quantised before the call and has 8 bits as k has, unless it stays as it is (q_quantize);
+          then mhawiden has any number of rows where keys have scales
+    **    of 16 bits; of q and k beyond 192, of v beyond 128
+    ***   tokens_per_split, where lengths differ: the longest sequence must not choose the kernel
+    ****  a rule of lengths as metadata tells them (choose/pays.py)
+    ***** with scales of keys any number, in tiles of 64
+
+    which_kernel(Call(...), lengths)    the kernel of one call
+    kernels_of(Call(...))               those that calls of any length may meet, by the same rules
+
+Calls, `capabilities()`, catalogues and lists of a model's kernels ask here; nobody else has a rule. Rows are those of a
+tile: queries of the longest sequence, times the heads of a group that share the tile (rows_of_tiles.py).
+
+    call     calls/asked.py        from tensors, options and policies
+    problem  Call.of_choices       from what choose_config takes: configurations, catalogues, questions
+
+What is no rule stays out: how a family runs the problem is its schedule's business (choose_config.py), and whether keys
+are split is one of the launch (calls/split_keys/split.py).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import NamedTuple
+
+from ..blueprint import bands
+from ..blueprint.chip import FP8_DTYPES
+from ..blueprint.reach import DEPTHS_OF_FP8
+from ..blueprint.schedule import Schedule
+from ..blueprint.tiles import ROWS_PER_Q_TILE
+from ..few_rows.dequantized.schedule import WidenedTile
+from ..few_rows.schedule import SwappedTile
+from ..latent.dequantized.schedule import LatentRows
+from ..latent.pair.schedule import LatentPair
+from ..latent.pair_dequantized.schedule import LatentRowsPair
+from ..latent.schedule import LatentTile
+from ..one_tile.schedule import OneTile
+from ..two_tiles.block_scaled.schedule import BlockScaled
+from ..two_tiles.dequantized.schedule import SlotTwoTiles
+from ..two_tiles.pair.schedule import Pair
+from ..two_tiles.schedule import TwoTiles
+from ..wide.dequantized_rope.schedule import RopeTile
+from ..wide.pair.schedule import WidePair
+from ..wide.schedule import WideTile
+from . import pays
+from .rows_of_tiles import (
+    LATENT_ROWS,
+    ROWS_PER_CTA,
+    SWAPPED_ROWS,
+    is_wide,
+    latent_rows,
+    tile_for,
+    widened_tile,
+)
+
+WIDENED_DEPTH = DEPTHS_OF_FP8[-1]  # head dims of queries of 16 bits over keys of 8
+UNPAIRED_SCALES = frozenset("KVxy")  # of keys or of blocks: pairs have no kernel with them
+# Lengths of queries among which every answer occurs: each with few rows, and tiles and CTAs that are full.
+QUERIES = (*range(1, SWAPPED_ROWS[-1] + 2), ROWS_PER_Q_TILE, ROWS_PER_CTA)
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a rule may look at: no tensor, and of lengths the longest of queries.
+
+    qkv_dtype   of q, and of k and v where kv_dtype is None
+    kv_dtype    of k and v, where it is another
+    head_dim    of q and k, with the columns that lie in q_rope and k_rope
+    group       query heads a key/value head
+    seqlen_q    queries of the longest sequence
+    fixed       the bits of a sequence are promised to be the same in every batch (tokens_per_split), where lengths
+                differ: the longest sequence must not choose the kernel
+    pack_gqa    whether the heads of a group share a tile; None: as it suits
+    rows        of a tile of few rows, where it is said and not chosen
+    latent      v is the first columns of k. of_rows: which has 656 bytes a row, with scales and rotary columns
+    descales    letters of the tensors that have scales (work/scales.py)
+    rope        columns of k have a tensor of their own. rope_dtype: and a dtype; None: that of k
+    mask, plain, exact, arch    as choose/pays.py reads them
+    stays       q of 16 bits over k of 8 stays as it is, however many rows there are (calls/queries.py)
+    swaps, widens, pairs  what the environment says (compiler/policy.py)
+    """
+
+    qkv_dtype: str
+    head_dim: int
+    head_dim_v: int
+    kv_dtype: str | None = None
+    group: int = 1
+    seqlen_q: int = 1
+    fixed: bool = False
+    pack_gqa: bool | None = None
+    rows: int | None = None
+    latent: bool = False
+    of_rows: bool = False
+    descales: str = ""
+    rope: bool = False
+    rope_dtype: str | None = None
+    mask: bands.Mask = bands.Full()
+    plain: bool = True
+    exact: bool = False
+    arch: str = "sm_100a"
+    stays: bool = False
+    swaps: bool = True
+    widens: bool = True
+    pairs: bool | None = None
+
+    @classmethod
+    def of_choices(cls, choices: dict, **more) -> "Call":
+        """Of what choose_config takes, in which no lengths are; more: further fields."""
+        of = choices.get
+        latent, head_dim, kv_dtype = bool(of("latent")), choices["head_dim"], of("kv_dtype")
+        known = dict(
+            qkv_dtype=choices["qkv_dtype"],
+            head_dim=head_dim,
+            head_dim_v=of("head_dim_v") or head_dim,
+            kv_dtype=kv_dtype,
+            group=of("group", 1),
+            pack_gqa=of("pack_gqa"),
+            rows=of("rows"),
+            latent=latent,
+            of_rows=latent and kv_dtype is not None,
+            descales=of("descales", ""),
+            rope=bool(of("rope_depth")),
+            rope_dtype=of("rope_dtype"),
+            mask=of("mask") or (bands.Causal() if of("causal") else bands.Full()),
+            plain=of("score_mod") is None and of("mask_mod") is None,
+            exact=of("maximum") == "exact",
+            arch=of("arch", "sm_100a"),
+        )
+        return cls(**known | more)
+
+    @property
+    def wide(self) -> bool:
+        return is_wide(self.head_dim, self.head_dim_v, self.of_8_bits)
+
+    @property
+    def of_8_bits(self) -> bool:
+        """Whether k and v are."""
+        return (self.kv_dtype or self.qkv_dtype) in FP8_DTYPES
+
+    @cached_property
+    def tile(self) -> tuple[bool, int | None]:
+        """-> (whether the heads of a group share a tile, rows of a tile of few rows; None: of 128, or of two CTAs)."""
+        if self.latent:
+            rows = self.rows or latent_rows(1 if self.fixed else self.seqlen_q, self.group)
+            if rows is None and UNPAIRED_SCALES & set(self.descales):
+                rows = LATENT_ROWS[-1]
+            fits = not self.of_rows or self.rows or (rows or 0) <= LatentRows.latent_rows
+            return True, rows if fits else None
+        if self.rows is not None:
+            return bool(self.pack_gqa), self.rows
+        if self.keeps_q:
+            swaps = self.swaps and not self.fixed
+            found = tile_for(self.seqlen_q, self.group, self.pack_gqa, swaps)
+            if found[1] is None and UNPAIRED_SCALES & set(self.descales):
+                return widened_tile(self.group, self.pack_gqa)
+            return found
+        return tile_for(self.seqlen_q, self.group, self.pack_gqa, self.may_swap)
+
+    @property
+    def keeps_q(self) -> bool:
+        """Whether q of 16 bits stays as it is over k of 8."""
+        return self.stays and self.kv_dtype is not None and widens_keys(self.head_dim, self.rope)
+
+    @property
+    def may_swap(self) -> bool:
+        """Whether tiles of few rows may be chosen."""
+        if self.fixed or self.rope or self.of_blocks or self.wide:
+            return False
+        if self.kv_dtype is not None:
+            return self.widens and widens_keys(self.head_dim, self.rope)
+        return self.swaps
+
+    @property
+    def few(self) -> bool:
+        return self.tile[1] is not None
+
+    @property
+    def of_blocks(self) -> bool:
+        """Whether scales are those of blocks."""
+        return "x" in self.descales
+
+    @property
+    def heads(self) -> int:
+        """That share a tile."""
+        return self.group if self.tile[0] else 1
+
+    @property
+    def fills_tile(self) -> bool:
+        """Whether there are more rows than a tile of 128 has."""
+        return self.seqlen_q * self.heads > ROWS_PER_Q_TILE
+
+    @property
+    def pays_for_wide(self) -> bool:
+        """Whether pairs of CTAs run wide heads: where there are rows for both (docs/decisions/0015).
+
+        Neither has more rows than alone, and each loads half.
+        """
+        return self.pairs is not False and not self.fixed and self.fills_tile
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether pairs of CTAs run it and may be asked for."""
+        return self.pairs is not False and not UNPAIRED_SCALES & set(self.descales)
+
+    @property
+    def asks_of_pairs(self) -> pays.Asked:
+        """What the rule of pairs reads besides lengths."""
+        depths = self.head_dim, self.head_dim_v
+        return pays.Asked(
+            self.qkv_dtype, *depths, self.mask, plain=self.plain, exact=self.exact, arch=self.arch
+        )
+
+
+def widens_keys(head_dim: int, rope: bool) -> bool:
+    """Whether some kernel takes q of 16 bits over k of 8; rope: columns of k have a tensor of their own."""
+    return head_dim <= WIDENED_DEPTH and not rope
+
+
+class Kernel(NamedTuple):
+    """What a call gets.
+
+    family    a folder of sm100
+    pack_gqa  the heads of a group share a tile
+    rows      of a tile of few rows; None: the family has one size
+    """
+
+    family: str
+    pack_gqa: bool
+    rows: int | None = None
+
+    @property
+    def choices(self) -> dict:
+        """As choose_config takes them."""
+        found = self._asdict()
+        if self.rows is None:
+            del found["rows"]
+        return found
+
+
+class Rule(NamedTuple):
+    """asks: words for the table; schedule: of the family, which runs the calls of which `holds` is true.
+
+    of_lengths: and of whose lengths choose/pays.py says so, too
+    """
+
+    asks: str
+    schedule: type[Schedule]
+    holds: Callable[[Call], bool]
+    of_lengths: bool = False
+
+
+RULES = (
+    Rule("a latent cache of 656 bytes a row, up to 32 rows", LatentRows, lambda c: c.of_rows and c.few),
+    Rule("the same, more rows", LatentRowsPair, lambda c: c.of_rows),
+    Rule("a latent cache, up to 64 rows *****", LatentTile, lambda c: c.latent and c.few),
+    Rule("the same, more rows", LatentPair, lambda c: c.latent),
+    Rule("q and k with scales of blocks", BlockScaled, lambda c: c.of_blocks),
+    Rule("k_rope of 8 bits under 16", RopeTile, lambda c: c.rope_dtype and not c.of_8_bits),
+    Rule("q of 16 bits over k of 8, up to 32 rows *", WidenedTile, lambda c: c.kv_dtype and c.few),
+    Rule("the same, more rows, where q stays so *", SlotTwoTiles, lambda c: c.kv_dtype),
+    Rule("up to 32 rows, no k_rope, no wide heads", SwappedTile, lambda c: c.few),
+    Rule("wide heads **, more than 128 rows", WidePair, lambda c: c.wide and c.pays_for_wide),
+    Rule("wide heads **", WideTile, lambda c: c.wide),
+    Rule("the same bits in every batch ***", TwoTiles, lambda c: c.fixed),
+    Rule("up to 128 rows", OneTile, lambda c: not c.fills_tile),
+    Rule("CUTE_FA4_PAIR=on, no scales of keys", Pair, lambda c: c.has_pairs and c.pairs),
+    Rule("lengths for which pairs of CTAs pay ****", Pair, lambda c: c.has_pairs and c.asks_of_pairs.modelled, True),
+    Rule("anything else", TwoTiles, lambda c: True),
+)  # fmt: skip
+
+
+class Choice(NamedTuple):
+    """What the rules say of a call: a kernel, or one of two, of which lengths decide.
+
+    paired  the kernel where pairs of CTAs pay for the lengths; None: whatever they are, it is `kernel`
+    asks    what the rule of pairs reads besides lengths. heads: that share a tile
+    """
+
+    kernel: Kernel
+    paired: Kernel | None
+    asks: pays.Asked | None
+    heads: int
+
+    def of(self, lengths: pays.Lengths | None) -> Kernel:
+        """lengths: of queries and keys, of heads each by itself; None: nothing is known, and CTAs run alone."""
+        if self.paired is None or lengths is None:
+            return self.kernel
+        if self.heads > 1:
+            sequences = lengths.sequences // self.heads
+            lengths = replace(lengths, sequences=sequences, shared=self.heads)
+        return self.paired if pays.pays(self.asks, lengths) else self.kernel
+
+
+def which_kernel(call: Call, lengths: pays.Lengths | None = None) -> Kernel:
+    """The kernel of a call. Whether it runs the problem, its configuration says (FA4Config.refusals).
+
+    >>> which_kernel(Call("bf16", 128, 128, group=8)), which_kernel(Call("bf16", 128, 128, seqlen_q=100))
+    (Kernel(family='mhaswap', pack_gqa=True, rows=8), Kernel(family='mha1q', pack_gqa=False, rows=None))
+    >>> [which_kernel(Call("bf16", 256, 256, group=8, seqlen_q=n)).family for n in (1, 17)]
+    ['mhawide', 'mhawidepair']
+    """
+    return choice(call).of(lengths)
+
+
+@lru_cache(maxsize=4096)
+def choice_of(**call) -> Choice:
+    """The same for a Call of these fields, but for its lengths. It is kept, as configurations are."""
+    return choice(Call(**call))
+
+
+def choice(call: Call) -> Choice:
+    """What RULES say of a call."""
+    if call.kv_dtype is not None and not (call.latent or call.few or call.keeps_q):
+        call = replace(call, qkv_dtype=call.kv_dtype, kv_dtype=None)  # q is quantised before
+    holding = [rule for rule in RULES if rule.holds(call)]
+    kernel = next(rule for rule in holding if not rule.of_lengths)
+    chosen = [Kernel(rule.schedule.family, *call.tile) for rule in (kernel, holding[0])]
+    if not holding[0].of_lengths:
+        return Choice(chosen[0], None, None, call.heads)
+    return Choice(*chosen, call.asks_of_pairs, call.heads)
+
+
+def kernels_of(call: Call, queries=QUERIES, lengths_differ: bool = False) -> tuple[Kernel, ...]:
+    """All that calls get which are like this one but for their lengths, those of long queries first.
+
+    queries: of the longest sequence, those that may come. lengths_differ: some may be `fixed`
+
+    >>> [kernel[::2] for kernel in kernels_of(Call("bf16", 128, 128))]
+    [('mha2q', None), ('mhapair', None), ('mha1q', None), ('mhaswap', 32), ('mhaswap', 8)]
+    """
+    return _kernels_of(replace(call, seqlen_q=1), tuple(queries), lengths_differ)
+
+
+@lru_cache(maxsize=1024)
+def _kernels_of(call: Call, queries: tuple, lengths_differ: bool) -> tuple[Kernel, ...]:
+    asked = ((n, fixed) for fixed in (False, True)[: 1 + lengths_differ] for n in reversed(queries))
+    choices = [choice(replace(call, seqlen_q=n, fixed=fixed)) for n, fixed in asked]
+    found = (kernel for choice in choices for kernel in (choice.kernel, choice.paired))
+    return tuple(dict.fromkeys(filter(None, found)))
+
+
+def table() -> str:
+    """RULES as text."""
+    width = max(len(rule.asks) for rule in RULES) + 2
+    lines = [("a call with", "family"), *((rule.asks, rule.schedule.family) for rule in RULES)]
+    return "\n".join(f"{asks:{width}}{family}" for asks, family in lines)

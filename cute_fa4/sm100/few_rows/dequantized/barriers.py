@@ -1,0 +1,103 @@
+"""Every mbarrier of the kernel that widens its keys: who raises it, who waits for it, how many arrivals that takes.
+
+barrier       number  raised by                         awaited by           means
+q_full        1       load 1 (+ bytes)                  widen                the Q tile is in shared memory
+q_free        1       mma 1 (commit)                    load                 the last S of this Q is made
+s_ready       2       mma 1 (commit)                    softmax              S is made
+p_ready       1       softmax 128                       mma                  P is stored, O rescaled, S read
+pv_done       1       mma 1 (commit)                    softmax              O is complete so far, P has been read
+kv_full       9       load 1 (+ bytes)                  widen                the K or V tile is there
+kv_empty      9       widen 128                         load                 the slot has been read
+q_wide        2       widen 128                         softmax              the scales of bf16 rows are there
+k_wide        2       widen 128                         mma                  K, and Q before it, are there as fp16
+k_free        2       mma 1 (commit)                    widen                S is made
+v_wide        2       widen 128                         mma                  V is there as fp16
+v_free        2       mma 1 (commit)                    widen                P V is added to O
+work_ready    2       load 1                            softmax, mma, widen  a work tile is announced
+work_read     2       softmax 128 + mma 32 + widen 128  load                 the announcement has been read
+work_claimed  1       load 1 (+ bytes)                  load                 the answer to a claim is there
+
+At the first key tile of a work tile p_ready also says that the old O has been read.
+
+barrier       is not raised again too early because
+q_full        q_free
+q_free        q_full
+s_ready       S of the tile after next is made after P V of this one, which waits for p_ready
+p_ready       the next P waits for pv_done, which follows this wait
+pv_done       the next P V waits for p_ready, which follows this wait
+kv_full       kv_empty
+kv_empty      kv_full
+q_wide        Q of the work tile after next waits for q_free, whose S waits for p_ready of this one
+k_wide        k_free
+k_free        k_wide
+v_wide        v_free
+v_free        v_wide
+work_ready    work_read
+work_read     work_ready
+work_claimed  one claim at a time
+"""
+
+from ...blueprint.barriers import (
+    Arrivals,
+    Barrier,
+    BarrierTable,
+    changed_rows,
+    commit_by,
+    every_thread,
+    queue_rows,
+)
+from .. import barriers as swapped
+from .warp_roles import WidenedWarpRoles
+
+BUFFERS = (
+    2  # of K and V in fp16, by key tile & 1; of what is known of Q, by work tile with keys & 1
+)
+BUFFER = swapped.S_BUFFER  # there are two of each
+
+
+def table(warps: WidenedWarpRoles, kv_slots: int, clusters: bool = False) -> BarrierTable:
+    """The table of a kernel whose ring has so many slots; clusters: as few_rows/barriers.py has it."""
+    of_cluster = swapped.cluster_rows() * clusters
+    return BarrierTable(rows(warps) + of_cluster, swapped.table(warps, kv_slots).numbers)
+
+
+def rows(warps: WidenedWarpRoles) -> tuple[Barrier, ...]:
+    """Every barrier, in memory order: those of swapped operands, with the widening between the ring and the MMA."""
+    widen = every_thread(warps, "widen")
+    changed = {
+        "q_full": {"awaited_by": "widen"},
+        "pv_done": {"means": "O is complete so far, P has been read"},
+        "kv_full": {"awaited_by": "widen"},
+        "kv_empty": {"raised_by": (widen,), "means": "the slot has been read"},
+        **of_queue(warps),
+    }
+    return changed_rows(swapped.rows(warps), changed, behind={"kv_empty": _of_widened(widen)})
+
+
+def of_queue(warps: WidenedWarpRoles) -> dict[str, dict]:
+    """What is different about the work queue where warps that widen read it, too; by barrier."""
+    ready, read, _ = queue_rows(warps, (*swapped.READERS, "widen"))
+    return {
+        "work_ready": {"awaited_by": ready.awaited_by},
+        "work_read": {"raised_by": read.raised_by},
+    }
+
+
+def _of_widened(widen: Arrivals) -> tuple[Barrier, ...]:
+    mma = commit_by("mma")
+    return (
+        Barrier(
+            "q_wide",
+            BUFFER,
+            (widen,),
+            "softmax",
+            "the scales of bf16 rows are there",
+            "Q of the work tile after next waits for q_free, whose S waits for p_ready of this one",
+        ),
+        Barrier(
+            "k_wide", BUFFER, (widen,), "mma", "K, and Q before it, are there as fp16", "k_free"
+        ),
+        Barrier("k_free", BUFFER, (mma,), "widen", "S is made", "k_wide"),
+        Barrier("v_wide", BUFFER, (widen,), "mma", "V is there as fp16", "v_free"),
+        Barrier("v_free", BUFFER, (mma,), "widen", "P V is added to O", "v_wide"),
+    )

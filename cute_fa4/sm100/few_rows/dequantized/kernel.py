@@ -1,0 +1,68 @@
+"""SM100MHAWiden: decode with queries of 16 bits from a cache of 8, which four warps widen inside of the CTA.
+
+Half of the bytes come from memory, and only the cache has the error of 8 bits: K and V are exact in fp16, so is Q once
+its rows are scaled, and P is fp16. The products and the softmax are those of mhaswap.
+
+Steady state of one CTA. A line is an issue slot, not a duration.
+
+    load     widen            mma               softmax                           note
+    Q K0     .                .                 .
+    V0       Q, K0            .                 .                                 a slot is free when it has been read
+    K1       V0               S[0] = K0 Q       .
+    V1       K1               .                 P0 = 2^(S[0] - m)
+    K2       V1               S[1] = K1 Q       P0 to shared memory
+    V2       K2               O = V0 P0         P1 = 2^(S[1] - m)                 V0 is free, K0 was with S[0]
+
+A key tile of depth 128 takes 1,280 cycles of a B200's memory, half of what 16 bits take. What it takes of shared memory
+(128 bytes a cycle): 256 to arrive, 256 to be read, 256 for V in fp16 to be written and 256 to be multiplied. K goes to
+tensor memory instead, which is why it fits. The conversions are some 300 (docs/decisions/0018).
+
+Read next: widen.py, queries.py, products.py, tiles.py, barriers.py, and few_rows/kernel.py.
+"""
+
+import cutlass.cute as cute
+
+from ...kernel import CTA
+from ...roles import load
+from ...roles.dispatch import first_column, own_lanes
+from ...sync.kernel_args import KernelArgs
+from .. import softmax
+from ..kernel import SM100MHASwap
+from . import products, widen
+from .events import WidenedEvents
+from .queries import WITH_QUERIES
+from .smem import WidenedShared
+
+
+class SM100MHAWiden(SM100MHASwap):
+    """Forward attention on SM100 for 8 to 32 query rows of 16 bits a CTA, over keys of 8 bits: 320 threads."""
+
+    def shared(self, base):
+        return WidenedShared.of(self.cfg.smem, base, len(self.cfg.warps.softmax))
+
+    def events_of(self, mbarriers) -> WidenedEvents:
+        return WidenedEvents.of(self.cfg.barriers, mbarriers)
+
+    @cute.jit
+    def roles(self, args: KernelArgs, cta: CTA, warp):
+        cfg, warps, ending = self.cfg, self.cfg.warps, self.ending
+        scales = WITH_QUERIES if cfg.tiles.rows_have_scales else softmax.OWN_SCALES
+        if warp < warps.softmax.stop:
+            lanes = own_lanes(cta.tmem_address, warp)
+            softmax.run(cfg, args, cta.smem, lanes, cta.events, cta.queue, ending, scales)
+        elif warp == warps.mma.start:
+            tmem = first_column(cta.tmem_address)
+            smem = ending.in_descriptors(cta.smem)
+            products.run(cfg, args, smem, tmem, cta.events, cta.queue)
+            ending.after_others()
+        elif warp == warps.load.start:
+            block, _, _ = cute.arch.block_idx()
+            load.run(cfg, args, cta.smem, cta.events, cta.producer, cta.queue, block)
+            ending.after_others()
+        else:
+            lanes = own_lanes(cta.tmem_address, warp)
+            widen.run(cfg, args, cta.smem, lanes, cta.events, cta.consumer, cta.queue)
+            ending.after_others()
+
+
+KERNEL = SM100MHAWiden

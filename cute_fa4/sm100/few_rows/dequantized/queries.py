@@ -1,0 +1,120 @@
+"""Queries: bf16 -> fp16 where they lie, each row times a power of two, and the softmax's end of it.
+
+fp16 has three mantissa bits more than bf16 and three exponent bits less. So a row is multiplied by the power of two
+that brings its largest number to 2^14 .. 2^15, and its scores by the inverse. That is exact, but for numbers below
+2^-28 of the largest of their row, which lose what lies below 2^-39 of it.
+
+    row       2^e <= largest < 2^(e + 1)      Q * 2^(14 - e) as fp16      scores * 2^(e - 14)
+
+What is not finite is left out of the largest, and stays what it is. Queries of fp16 are not touched.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, select_
+
+from cute_fa4.layouts.scalars import maximum, minimum
+
+from ...steps import row_math
+from ...steps.pieces import load_piece
+from ...steps.store import PIECE_BYTES, store_piece
+from ...work.tile import Work
+from .. import softmax
+from ..columns import SCALE, Place, publish
+from .events import WidenedEvents
+from .smem import WidenedShared
+from .tiles import WIDE_DTYPE
+
+PIECE = PIECE_BYTES // 2  # numbers of 16 bits
+EXPONENT_BITS, EXPONENT_BIAS = 8, 127
+MANTISSA_BITS, MANTISSA_BITS_OF_BF16 = 23, 7
+INFINITY_OF_BF16 = 0x7F80
+TARGET_LOG2 = 14  # of the largest number of a row
+FACTOR_FIELD = 2 * EXPONENT_BIAS + TARGET_LOG2  # less the field of the largest: that of the factor
+
+
+def widen(cfg, smem: WidenedShared, thread, number):
+    """Every row of Q, by 128 threads: a row by as many as it has pieces of 16 bytes. number: of Qs before."""
+    tile = cfg.tiles.q_tile
+    threads_of_row = cfg.tiles.padded_qk_depth // PIECE
+    rows_at_once = cfg.warps.threads_of("widen") // threads_of_row
+    column = thread % threads_of_row * PIECE
+    for first in range(0, cfg.tiles.q_box_rows, rows_at_once):
+        row = first + thread // threads_of_row
+        address = smem.q_address + tile.offset(row, column)
+        words = load_piece(address)
+        factor, inverse = factors(largest_of_row(words, threads_of_row))
+        store_piece(address, scaled(words, factor))
+        smem.q_scales[(row, number & 1)] = inverse  # the threads of a row say the same
+
+
+def halves(word) -> tuple:
+    """The two numbers of 16 bits in a word, in the upper half of a word each."""
+    return word << 16, word & -0x10000
+
+
+def largest_of_row(words: list, threads: int):
+    """Bits of the largest finite size in a row, of which each of so many threads has a piece."""
+    largest = Int32(0)
+    for word in words:
+        for half in (word & 0x7FFF, (word >> 16) & 0x7FFF):
+            largest = maximum(largest, select_(half < INFINITY_OF_BF16, half, Int32(0)))
+    distance = threads // 2
+    while distance:
+        largest = maximum(largest, cute.arch.shuffle_sync_bfly(largest, distance))
+        distance //= 2
+    return largest
+
+
+def factors(largest) -> tuple:
+    """-> (2^(14 - e), its inverse), of a row whose largest size has these bits; both are normal numbers."""
+    highest = 2 * EXPONENT_BIAS - 1
+    field = minimum(FACTOR_FIELD - (largest >> MANTISSA_BITS_OF_BF16), highest)
+    of_inverse = 2 * EXPONENT_BIAS - field
+    return tuple(Int32(f << MANTISSA_BITS).bitcast(Float32) for f in (field, of_inverse))
+
+
+def scaled(words: list, factor) -> list:
+    """Words of two bf16 -> of two fp16, times the factor."""
+    values = []
+    for word in words:
+        values += [Int32(half).bitcast(Float32) * factor for half in halves(word)]
+    return row_math.pack(values, WIDE_DTYPE)
+
+
+@dataclass(frozen=True)
+class WithQueries(softmax.OwnScales):
+    """Where the softmax finds what the scores of a row are multiplied by: it comes with Q (few_rows/softmax.py)."""
+
+    def none_before(self):
+        return Int32(0)
+
+    def following(self, queries, work: Work):
+        return queries + select_(work.tiles.count > 0, Int32(1), Int32(0))
+
+    def publish(self, cfg, args, smem, events, work, place, before):
+        publish_scales(cfg, smem, events, work, place, before.queries)
+
+
+@cute.jit
+def publish_scales(
+    cfg: cutlass.Constexpr,
+    smem: WidenedShared,
+    events: WidenedEvents,
+    work: Work,
+    place: Place,
+    number: Int32,
+):
+    """The scales of this lane's rows, to all lanes of the warp; of a work tile without keys there are none."""
+    if work.tiles.count > 0:
+        events.q_wide.wait(number & 1, number >> 1 & 1)
+        own = []
+        for i in cutlass.range_constexpr(cfg.tiles.rows_per_lane):
+            row = (place.lane & (min(cfg.tiles.rows, 32) - 1)) + 32 * i
+            own.append(smem.q_scales[(row, number & 1)])
+        publish(smem, place, SCALE, own)
+
+
+WITH_QUERIES = WithQueries()

@@ -1,0 +1,99 @@
+"""WidenedTile: one tile of 8 to 32 query rows of 16 bits a CTA, over keys of 8 bits that are widened on their way.
+
+    FA4Config(kv_dtype="e4m3", schedule=WidenedTile(rows=8), pack_gqa=True, group=8)
+
+    tensor memory, 128 lanes                                 shared memory, 227 KiB
+    0      n       2 n     3 n      3 n + 64   3 n + 128     Q | ring of kv slots | V | P | maxima | row values
+    | S0   |  S1   |   O   |   K0   |   K1     |             | scales of rows | work queue | mbarriers
+      lanes: keys   depth     lanes: keys
+
+n: rows, at least 16. P is fp16, so that only the cache has the error of 8 bits: docs/decisions/0018.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar
+
+from ...blueprint.barriers import BarrierTable
+from ...blueprint.chip import FP8_DTYPES, SMEM_CAPACITY_BYTES
+from ...blueprint.memory_maps import TmemMap
+from ...blueprint.problem import Problem
+from ...blueprint.reach import DEPTHS_OF_FP8, Extra, problem_not_built
+from ..barriers import S_BUFFERS
+from ..schedule import SwappedTile
+from ..smem_map import slots_that_fit
+from . import barriers
+from .smem_map import WidenedSmem, smem_map
+from .tiles import WidenedTiles
+from .warp_roles import WidenedWarpRoles
+
+HIGHEST = 32  # rows of a tile: a softmax thread of 64 rows needs more than the 168 registers that 320 threads get
+LEAST_SLOTS = 4  # K and V of a key tile while those of the one before are widened
+
+
+@dataclass(frozen=True)
+class WidenedTile(SwappedTile):
+    """The schedule of SM100MHAWiden: the choices of SwappedTile."""
+
+    family: ClassVar[str] = "mhawiden"
+    warps: ClassVar[WidenedWarpRoles] = WidenedWarpRoles()
+
+    def tiles(self, problem: Problem) -> WidenedTiles:
+        return WidenedTiles.of(problem, self.rows)
+
+    def tmem(self, problem: Problem) -> TmemMap:
+        tiles = self.tiles(problem)
+        width = tiles.q_box_rows
+        s = tuple(i * width for i in range(S_BUFFERS))
+        o = S_BUFFERS * width
+        used = o + width + barriers.BUFFERS * tiles.k_columns
+        return TmemMap(s, (), (o,), used, p_apart=False)
+
+    def k_columns(self, problem: Problem) -> tuple[int, ...]:
+        """First columns of K of the key tiles in turn."""
+        tiles, first = self.tiles(problem), (S_BUFFERS + 1) * self.tiles(problem).q_box_rows
+        return tuple(first + i * tiles.k_columns for i in range(barriers.BUFFERS))
+
+    def warps_of(self, problem: Problem) -> WidenedWarpRoles:
+        return self.warps  # one warp copies
+
+    def layout(self, problem: Problem) -> tuple[BarrierTable, WidenedSmem]:
+        return layout(self.warps, self.tiles(problem), self.cluster_parts > 1)
+
+    def contradictions(self, problem: Problem) -> list[str]:
+        why = super().contradictions(problem)
+        if not why and self.rows > HIGHEST:
+            why.append(
+                f"rows={self.rows} is no height of a tile that widens its keys: use 8, 16, 32"
+            )
+        return why
+
+    def refusals(self, problem: Problem) -> list[str]:
+        extras = Extra.WIDENED_KEYS | Extra.KEY_SCALES
+        why = problem_not_built(problem, extras, DEPTHS_OF_FP8, DEPTHS_OF_FP8)
+        if problem.kv_dtype not in FP8_DTYPES:
+            why.append(
+                f"kv_dtype={problem.kv_dtype!r}: these kernels widen keys: use one of {', '.join(FP8_DTYPES)}, or "
+                "schedule=SwappedTile()"
+            )
+        return why or self._over_capacity(problem)
+
+    def _over_capacity(self, problem: Problem) -> list[str]:
+        why, tiles, smem = [], self.tiles(problem), self.smem(problem)
+        slots = smem.kv.nbytes // tiles.kv_slot_bytes
+        if slots < LEAST_SLOTS or smem.nbytes > SMEM_CAPACITY_BYTES:
+            why.append(
+                f"the ring has {slots} slots of {tiles.kv_slot_bytes} bytes, {LEAST_SLOTS} are needed: lower rows"
+            )
+        return why + tiles.page_refusals()
+
+
+@lru_cache(maxsize=1024)
+def layout(
+    warps: WidenedWarpRoles, tiles: WidenedTiles, clusters: bool
+) -> tuple[BarrierTable, WidenedSmem]:
+    """Barriers and shared memory decide each other's size: the ring gets what a kernel without slots leaves."""
+    without_ring = barriers.table(warps, 0, clusters)
+    slots = slots_that_fit(tiles, smem_map(tiles, warps, without_ring))
+    table = barriers.table(warps, slots, clusters)
+    return table, smem_map(tiles, warps, table)

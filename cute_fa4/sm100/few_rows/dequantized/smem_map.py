@@ -1,0 +1,61 @@
+"""Shared memory of a CTA that widens its keys, from byte 0 to the last mbarrier.
+
+    field         bytes                      what
+    q             q_tile_bytes               Q: at least 16 rows
+    kv            kv_slots * 16 KiB          ring: K or V of 8 bits in each slot, in the order K0 V0 K1 V1 ...
+    v             2 * v_tile.nbytes          V in fp16, of two key tiles in turn
+    p             p_tile.nbytes              P: a line for each key
+    exchanged     2 * 512                    as in few_rows/smem_map.py, from here on
+    row_values    2 * 512                    of bf16 queries 3 * 512
+    parts         4 rows (depth + 2)         in a cluster: what its CTAs send of the rows merged here
+    q_scales      2 * 4 * rows, at least 16  what the scores of a row are multiplied by, of two work tiles in turn
+    work_queue    112
+    mbarriers     8 * barriers.total
+    tmem_address  4
+
+At depth 128 and 16 rows the ring has nine slots, 144 KiB on their way.
+"""
+
+from dataclasses import dataclass
+
+from ...blueprint.barriers import BarrierTable
+from ...blueprint.chip import F32_BYTES, MBARRIER_BYTES, TMEM_ADDRESS_BYTES
+from ...blueprint.entries import WORK_QUEUE_BYTES
+from ...blueprint.memory_maps import Region, SmemMap
+from ..smem_map import parts_bytes
+from .barriers import BUFFERS
+from .tiles import WidenedTiles
+from .warp_roles import WidenedWarpRoles
+
+
+@dataclass(frozen=True)
+class WidenedSmem(SmemMap):
+    q: Region
+    kv: Region
+    v: Region
+    p: Region
+    exchanged: Region
+    row_values: Region
+    parts: Region
+    q_scales: Region
+    work_queue: Region
+    mbarriers: Region
+    tmem_address: Region
+
+
+def smem_map(tiles: WidenedTiles, warps: WidenedWarpRoles, table: BarrierTable) -> WidenedSmem:
+    """The map of a kernel with this barrier table, whose ring has as many slots as the table."""
+    of_rows = warps.threads_of("softmax") * tiles.rows_per_lane * F32_BYTES
+    return WidenedSmem.of_sizes(
+        q=tiles.q_tile_bytes,
+        kv=table.kv_slots * tiles.kv_slot_bytes,
+        v=BUFFERS * tiles.v_tile.nbytes,
+        p=tiles.p_tile.nbytes,
+        exchanged=2 * of_rows,
+        row_values=tiles.row_values * of_rows,
+        parts=parts_bytes(tiles, table),
+        q_scales=BUFFERS * tiles.q_box_rows * F32_BYTES,
+        work_queue=WORK_QUEUE_BYTES,
+        mbarriers=MBARRIER_BYTES * table.total,
+        tmem_address=TMEM_ADDRESS_BYTES,
+    )

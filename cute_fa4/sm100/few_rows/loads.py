@@ -1,0 +1,104 @@
+"""What the load warp of few query rows does in another order: cycles until the first copy are cycles of a short launch.
+
+    otherwise   length ... | page table ... | announce | next pages | Q K V
+    here        length, page table ... | K | announce | next pages | Q V
+
+The pages of a CTA's first key tile are looked up beside the length of its sequence, and thrown away if the mask begins
+elsewhere (steps/loads.py: guess). K of a tile is sixteen times Q, and the first product waits for both. Its copies are
+under way before the other warps hear of the work tile and before the pages of the next key tile are looked up.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Int32
+
+from ..operands.kv_buffer import KVBuffer, KVBufferConfig
+from ..roles.order import Order
+from ..steps import loads
+from ..sync.kernel_args import Events, KernelArgs, Smem
+from ..sync.pipelines import Slot, TMAProducerPipeline
+from ..work.tile import Work
+
+
+@cute.jit
+def load_tile(
+    cfg: cutlass.Constexpr,
+    order: cutlass.Constexpr,
+    args: KernelArgs,
+    smem: Smem,
+    events: Events,
+    kv: TMAProducerPipeline,
+    work: Work,
+    n: Int32,
+    entries: Int32 | tuple,
+    at: Slot,
+    q_phase: Int32,
+    started: Boolean,
+) -> Slot:
+    """Key tile n, as roles/load.py says; Q behind K. started: its K is under way, which `at` is behind."""
+    k = KVBuffer(KVBufferConfig.for_k(cfg), smem.kv_address, args.k)
+    v = KVBuffer(KVBufferConfig.for_v(cfg), smem.kv_address, args.v)
+    of_k, of_v = loads.find_rows(cfg, args, work, n, entries)
+    if not started:
+        at = loads.load_k(cfg, k, kv, work, at, of_k)
+    if n == work.tiles.first:
+        events.q_free.wait(0, q_phase ^ 1)
+        loads.load_q(cfg, args, smem, events, work, 0)
+    return loads.load_v(cfg, v, kv, work, at, of_v)
+
+
+@cute.jit
+def start(
+    cfg: cutlass.Constexpr,
+    args: KernelArgs,
+    smem: Smem,
+    kv: TMAProducerPipeline,
+    work: Work,
+    entries: Int32 | tuple,
+    at: Slot,
+) -> tuple[Slot, Boolean]:
+    """-> (the slot behind K of the first key tile, if there is one; whether there is)."""
+    k = KVBuffer(KVBufferConfig.for_k(cfg), smem.kv_address, args.k)
+    started = work.tiles.count > 0
+    if started:
+        of_k, _ = loads.find_rows(cfg, args, work, work.tiles.first, entries)
+        at = loads.load_k(cfg, k, kv, work, at, of_k, fresh=True)
+    return at, started
+
+
+class GuessingOrder(Order):
+    """Pages of the first turn are looked up beside the length; copies as in roles/load.py.
+
+    Beside a warp that copies V (roles/values.py): it hears of a work tile before the 1,500 cycles of K's gathers, and
+    Q, which is not gathered, comes ahead of them.
+    """
+
+    def guess(self, cfg, args, block):
+        return loads.guess(cfg, args, block)
+
+    def first_entries(self, cfg, args, work, guessed):
+        if guessed is None:
+            return loads.look_up(cfg, args, work, work.tiles.first)
+        return loads.look_up_guessed(cfg, args, work, guessed)
+
+
+class EarlyOrder(GuessingOrder):
+    """Loads of few rows."""
+
+    load_tile = staticmethod(load_tile)
+    start = staticmethod(start)
+    starts_early = True
+
+    def told(self, started):
+        return (started,)
+
+    def none_started(self):
+        return Boolean(False)
+
+
+EARLY, BESIDE_VALUES = EarlyOrder(), GuessingOrder()
+
+
+def order_of(cfg) -> GuessingOrder:
+    """What the load warp does first in this configuration."""
+    return BESIDE_VALUES if cfg.warps.values else EARLY

@@ -1,0 +1,383 @@
+"""Softmax warps: S^T -> P^T, key tile by key tile; a thread owns a key of the tile, in all rows.
+
+For every key tile:
+
+    wait s_ready          read this key's score in each row, mask them if the tile needs it
+    row maxima            over the warp, over the warps: columns.py
+    P = 2^(c s - c m)
+    wait pv_done          O is complete up to the tile before, and its P has been read
+    a maximum moved       O *= 2^(old - new), row by row: every thread one depth. Seldom: it may lag by 2^8
+    P to shared memory    a line of 32 bytes for each key, which is B of the next product as it stands
+    p_ready
+
+After the last one the threads add up their row sums, wait for O and store it: a warp sees 32 depths of every row.
+
+Scales of 8-bit operands are numbers of the work tile, but for those of each query and head: a row's multiplies its
+scores as they are read (work/scales.py).
+
+A row's sum is kept in 128 parts, one for each thread, so that only the maxima have to be exchanged for each tile. Whole
+tiles and masked tiles are separate loops over the same step. A sink is a key with the sink as its score and no value:
+the maximum a row starts with, and 1 in the first thread's part of the sum.
+"""
+
+from dataclasses import dataclass, replace
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, select_
+
+from ..blueprint.chip import align_up
+from ..instructions import exp2, tensor_memory
+from ..steps import row_math
+from ..steps.scores import log2_scale, whole_tiles
+from ..steps.store import PIECE_BYTES, store_piece
+from ..sync.kernel_args import Events, KernelArgs
+from ..work import blocks, results, rows, scales
+from ..work.queue import NO_MORE, WorkQueue
+from ..work.tile import Work
+from . import store, token_scales
+from .barriers import S_BUFFERS
+from .columns import (
+    BATCH,
+    BIAS,
+    FACTOR,
+    SCALE,
+    Place,
+    RowStates,
+    products_of,
+    publish,
+    read,
+    tile_maxima,
+    total_over_keys,
+    update,
+)
+from .smem import SwappedShared
+from .visibility import apply_score_functions, is_picked, keep_picked, keep_visible
+
+WORDS_OF_PIECE = PIECE_BYTES // 4
+
+
+@dataclass(frozen=True)
+class Before:
+    """What the CTA has done: parities follow from it.
+
+    tiles       key tiles of all work tiles before
+    work_tiles  these work tiles; each exchanges values once more than it has key tiles
+    queries     of them those with keys, counted where scales of rows come with Q; None: nobody asks
+    """
+
+    tiles: Int32
+    work_tiles: Int32
+    queries: Int32 | None = None
+
+
+def counts_sink(cfg, work: Work):
+    """Whether the sink counts in this CTA: once for all parts. None: there are none."""
+    if cfg.cluster_parts > 1:
+        return cute.arch.block_idx_in_cluster() == 0
+    return results.is_first_part(cfg, work) if cfg.split_keys else None
+
+
+def own_row(cfg, work: Work, place: Place, i: int) -> rows.Row:
+    """The i-th row whose running maximum this lane keeps."""
+    number = (place.lane & (min(cfg.tiles.rows, 32) - 1)) + 32 * i
+    return rows.row_of(cfg, work, 0, number)
+
+
+@dataclass(frozen=True)
+class OwnScales:
+    """What the scores of each row are multiplied by, where that is not 1: read from global memory by its lane."""
+
+    def none_before(self):
+        """Before.queries at first."""
+
+    def following(self, queries, work: Work):
+        """Before.queries behind a work tile."""
+
+    def publish(self, cfg, args, smem: SwappedShared, events: Events, work: Work, place, before):
+        """The factor of each row to shared memory."""
+        if cfg.tiles.rows_have_scales:
+            kept = [own_row(cfg, work, place, i) for i in range(cfg.tiles.rows_per_lane)]
+            publish(smem, place, SCALE, [scales.of_row(cfg, args, work, row) for row in kept])
+
+
+OWN_SCALES = OwnScales()
+
+
+def first_states(cfg, args: KernelArgs, work: Work, place: Place, factor) -> RowStates:
+    """Rows that have seen no key, or their sinks, in the units of the scores. factor: of these, or None."""
+    nothing, zero = Float32(-Float32.inf), Float32(0.0)
+    if not cfg.sink:
+        return RowStates((nothing,) * cfg.tiles.rows_per_lane, (zero,) * cfg.tiles.rows)
+    mine = place.thread == 0
+    counts = counts_sink(cfg, work)
+    maxima = []
+    for i in range(cfg.tiles.rows_per_lane):
+        head = rows.head_of(cfg, work, own_row(cfg, work, place, i))
+        sink = args.sink[head].to(Float32)
+        if cfg.score_mod is not None:
+            scaled = sink
+        else:
+            scaled = sink / scales.times(args.scale, factor)
+        maxima.append(scaled if counts is None else select_(counts, scaled, nothing))
+    weight = Float32(2.0**cfg.p_lift_log2)
+    one = select_(mine if counts is None else mine & counts, weight, zero)
+    return RowStates(tuple(maxima), (one,) * cfg.tiles.rows)
+
+
+def write_p(cfg, smem: SwappedShared, key, words: list):
+    """This key's line of P: its probabilities in all rows, two a word."""
+    tile = cfg.tiles.p_tile
+    words = words + [Int32(0)] * (-len(words) % WORDS_OF_PIECE)
+    for piece in range(len(words) // WORDS_OF_PIECE):
+        inside = key * tile.swizzle.span_bytes + piece * PIECE_BYTES
+        four = words[WORDS_OF_PIECE * piece :][:WORDS_OF_PIECE]
+        store_piece(smem.p_address + tile.swizzle(inside), four)
+
+
+def rescale_o(cfg, smem: SwappedShared, place: Place, o_address, growth):
+    """O *= factor, row by row, for this thread's depth. growth: from unit to unit, or None."""
+    for first, values in tensor_memory.load_batches(o_address, cfg.tiles.rows, BATCH):
+        factors = read(smem, place, FACTOR, first, len(values))
+        if growth is not None:
+            factors = [factor * growth for factor in factors]
+        tensor_memory.store(o_address + first, products_of(values, factors))
+    tensor_memory.wait_store()
+
+
+def rescaled_sums(smem: SwappedShared, place: Place, sums: tuple) -> tuple:
+    """sums[row] * factor of the row."""
+    out = []
+    for first in range(0, len(sums), BATCH):
+        batch = list(sums[first : first + BATCH])
+        out += products_of(batch, read(smem, place, FACTOR, first, len(batch)))
+    return tuple(out)
+
+
+def probabilities(
+    cfg, smem: SwappedShared, place: Place, scores: list, scale_log2, sums: tuple, weight
+):
+    """2^(scale_log2 s + bias of its row) for every score -> (rounded, two a word; sums with them before rounding).
+
+    weight: what they are multiplied by before they are rounded, or None
+    """
+    words, totals = [], []
+    for first in range(0, len(scores), BATCH):
+        batch = scores[first : first + BATCH]
+        biases, values = read(smem, place, BIAS, first, len(batch)), []
+        for i in range(0, len(batch), 2):
+            x, y = cute.arch.fma_packed_f32x2(
+                (batch[i], batch[i + 1]), (scale_log2, scale_log2), (biases[i], biases[i + 1])
+            )
+            pair = exp2.hardware(x), exp2.hardware(y)
+            totals += cute.arch.add_packed_f32x2((sums[first + i], sums[first + i + 1]), pair)
+            values += pair
+        if weight is not None:
+            values = row_math.multiplied(values, weight)
+        words += row_math.pack(values, cfg.p_dtype)
+    return words, tuple(totals)
+
+
+@cute.jit
+def step(
+    cfg: cutlass.Constexpr,
+    args: KernelArgs,
+    smem: SwappedShared,
+    tmem: Int32,
+    events: Events,
+    work: Work,
+    place: Place,
+    before: Before,
+    n: Int32,
+    states: RowStates,
+    factor: Float32 | None,
+    masked: cutlass.Constexpr,
+) -> RowStates:
+    """Key tile n: scores to probabilities. factor: of the scores besides the softmax scale, or None."""
+    tile = n - work.tiles.first + before.tiles
+    buffer = tile & (S_BUFFERS - 1)
+    key = blocks.key_tile(cfg, n) * cfg.tiles.BN + place.thread
+    picked = True
+    if cutlass.const_expr(cfg.picks_keys):  # on its way while S is made
+        picked = is_picked(cfg, args, work, key)
+    ahead = token_scales.read_ahead(cfg, args, work, place, n, states.of_keys)
+    events.s_ready.wait(buffer, tile >> 1 & 1)
+    tensor_memory.fence_after()
+    scores = tensor_memory.load(tmem + buffer * (cfg.tmem.s[1] - cfg.tmem.s[0]), cfg.tiles.rows)
+    tensor_memory.wait_load()
+    if cutlass.const_expr(cfg.tiles.rows_have_scales):
+        scores = products_of(scores, read(smem, place, SCALE, 0, cfg.tiles.rows))
+    scores = token_scales.scaled(cfg, states.of_keys, scores)
+    if cutlass.const_expr(cfg.score_mod is not None or cfg.mask_mod is not None):
+        scores = apply_score_functions(cfg, args, work, key, scores, factor, masked)
+    if cutlass.const_expr(masked):
+        scores = keep_visible(cfg, args, work, key, scores)
+    if cutlass.const_expr(cfg.picks_keys):
+        scores = keep_picked(picked, scores)
+    scale_log2 = log2_scale(cfg, args, factor)
+    exchange = tile + before.work_tiles
+    token_scales.hand_in(cfg, smem, place, exchange, states.of_keys)
+    highest = tile_maxima(cfg, smem, place, scores, exchange, states.maxima)
+    unit = token_scales.new_unit(cfg, smem, exchange, states.of_keys)
+    updates = [
+        update(old, new, scale_log2, cfg.schedule.rescale_log2, cfg.p_lift_log2, cfg.sink)
+        for old, new in zip(states.maxima, highest, strict=True)
+    ]
+    moved = updates[0].factor < 1.0
+    for i in cutlass.range_constexpr(1, len(updates)):
+        moved = moved | (updates[i].factor < 1.0)
+    moved = token_scales.grows(states.of_keys, unit, moved)
+    moved = cute.arch.vote_any_sync(moved)  # in all four warps alike
+    growth = token_scales.growth(states.of_keys, unit)
+    publish(smem, place, BIAS, [u.bias for u in updates])
+    sums = states.sums
+    if moved:
+        publish(smem, place, FACTOR, [u.factor for u in updates])
+        sums = rescaled_sums(smem, place, sums)
+    weight = token_scales.weight(cfg, states.of_keys, unit)
+    words, sums = probabilities(cfg, smem, place, scores, scale_log2, sums, weight)
+    events.pv_done.wait(0, (tile - 1) & 1)
+    if moved & (n != work.tiles.first):  # before, no product of the work tile is in O
+        tensor_memory.fence_after()
+        if cutlass.const_expr(len(cfg.tmem.o) == 1):
+            rescale_o(cfg, smem, place, tmem + cfg.tmem.o[0], growth)
+        else:
+            for number in cutlass.range(len(cfg.tmem.o), unroll=1):
+                rescale_o(cfg, smem, place, store.column_of_o(cfg, tmem, number), growth)
+    write_p(cfg, smem, place.thread, words)
+    cute.arch.fence_proxy("async.shared", space="cta")
+    tensor_memory.fence_before()
+    events.p_ready.arrive(0)
+    of_keys = token_scales.behind(states.of_keys, ahead, unit)
+    return RowStates(tuple(u.maximum for u in updates), sums, of_keys)
+
+
+@cute.jit
+def key_tiles(
+    cfg: cutlass.Constexpr,
+    args: KernelArgs,
+    smem: SwappedShared,
+    tmem: Int32,
+    events: Events,
+    work: Work,
+    place: Place,
+    before: Before,
+    of_rows: cutlass.Constexpr,
+) -> RowStates:
+    """All key tiles of a work tile."""
+    whole = whole_tiles(cfg, args, work, 0)
+    first, end = work.tiles.first, work.tiles.first + work.tiles.count
+    factor = scales.of_scores(cfg, args, work)
+    of_rows.publish(cfg, args, smem, events, work, place, before)
+    states = first_states(cfg, args, work, place, factor)
+    states = replace(states, of_keys=token_scales.begin(cfg, args, work, place))
+    if cutlass.const_expr(cfg.mask.has_lower_bound):
+        for n in cutlass.range(first, whole.begin, unroll=1):
+            states = step(
+                cfg, args, smem, tmem, events, work, place, before, n, states, factor, masked=True
+            )
+    if cutlass.const_expr(cfg.mask.is_band):
+        for n in cutlass.range(whole.begin, whole.end, unroll=1):
+            states = step(
+                cfg, args, smem, tmem, events, work, place, before, n, states, factor, masked=False
+            )
+    for n in cutlass.range(whole.end, end, unroll=1):
+        states = step(
+            cfg, args, smem, tmem, events, work, place, before, n, states, factor, masked=True
+        )
+    return states
+
+
+@cute.jit
+def finish(
+    cfg: cutlass.Constexpr,
+    args: KernelArgs,
+    smem: SwappedShared,
+    tmem: Int32,
+    events: Events,
+    work: Work,
+    place: Place,
+    before: Before,
+    states: RowStates,
+):
+    """O / row sums and the log-sum-exp to global memory."""
+    tiles = before.tiles + work.tiles.count
+    row_sums = total_over_keys(cfg, smem, place, states.sums, tiles + before.work_tiles)
+    inverses, factor = [], scales.of_output(cfg, args, work)
+    factor = scales.times(factor, token_scales.unit_of(states))
+    for i in cutlass.range_constexpr(cfg.tiles.rows_per_lane):
+        inverses.append(scales.times(row_math.inverse(row_sums[i]), factor))
+    publish(smem, place, FACTOR, inverses)
+    if work.tiles.count > 0:
+        events.pv_done.wait(0, (tiles - 1) & 1)
+        tensor_memory.fence_after()
+    store.outputs(cfg, args, smem, work, place, tmem)
+    if cutlass.const_expr(cfg.write_lse):
+        for i in cutlass.range_constexpr(cfg.tiles.rows_per_lane):
+            row = place.lane + 32 * i
+            if (place.warp == 0) & (row < cfg.tiles.rows):
+                store.log_sum_exp(cfg, args, work, row, states.maxima[i], row_sums[i])
+
+
+@dataclass(frozen=True)
+class Alone:
+    """What becomes of the results of a CTA that has its keys to itself: they are stored."""
+
+    finish = staticmethod(finish)
+
+    def set_up(self):
+        """Every thread, when its CTA's mbarriers are initialised."""
+
+    def begin(self):
+        """Softmax, before its first work tile."""
+
+    def after_others(self):
+        """Another warp is done with the CTA's work tiles."""
+
+    def in_descriptors(self, smem):
+        """Where the operands are, as descriptors of the tensor core say it."""
+        return smem
+
+
+ALONE = Alone()
+
+
+def set_up(cfg, smem: SwappedShared, tmem, place: Place):
+    """What no MMA or thread writes later, and is read: columns of P beyond the rows, lanes of O beyond the depth."""
+    zero = Int32(0)
+    if cfg.tiles.rows < cfg.tiles.q_box_rows:
+        tile, first = cfg.tiles.p_tile, align_up(cfg.tiles.rows * cfg.dtype_bytes, PIECE_BYTES)
+        for byte in range(first, tile.swizzle.span_bytes, PIECE_BYTES):
+            inside = place.thread * tile.swizzle.span_bytes + byte
+            store_piece(smem.p_address + tile.swizzle(inside), [zero] * 4)
+    if cfg.tiles.pv_mma_shape[0] < 128:
+        tensor_memory.store(tmem + cfg.tmem.o[0], [zero] * cfg.tiles.rows)
+        tensor_memory.wait_store()
+
+
+@cute.jit
+def run(
+    cfg: cutlass.Constexpr,
+    args: KernelArgs,
+    smem: SwappedShared,
+    tmem: Int32,
+    events: Events,
+    queue: WorkQueue,
+    ending: cutlass.Constexpr = ALONE,
+    of_rows: cutlass.Constexpr = OWN_SCALES,
+):
+    """Every work tile. `tmem`: address of the first column for this warp's lanes; ending: what becomes of results.
+
+    of_rows: where the scales of rows come from
+    """
+    place = Place.here()
+    set_up(cfg, smem, tmem, place)
+    ending.begin()
+    before = Before(Int32(0), Int32(0), of_rows.none_before())
+    work = queue.next(cfg, args, before.work_tiles)
+    while work.tiles.count != NO_MORE:
+        states = key_tiles(cfg, args, smem, tmem, events, work, place, before, of_rows)
+        ending.finish(cfg, args, smem, tmem, events, work, place, before, states)
+        queries = of_rows.following(before.queries, work)
+        before = Before(before.tiles + work.tiles.count, before.work_tiles + 1, queries)
+        work = queue.next(cfg, args, before.work_tiles)

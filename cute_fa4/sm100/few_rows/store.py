@@ -1,0 +1,133 @@
+"""Store: O^T / row sums from tensor memory to global memory, and the log-sum-exp.
+
+    lane      0      1      2    ...
+    row 0     O 0,0  O 0,1  O 0,2        a warp stores 32 values of a row that lie side by side, a row at a time:
+    row 1     O 1,0  O 1,1  O 1,2        whole sectors, without a way through shared memory
+    ...
+
+Rows beyond the sequence are not written.
+"""
+
+import math
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+from cutlass._mlir.dialects import llvm
+
+from cute_fa4.tma.tensor_maps import DTYPES
+
+from ..blueprint.chip import FP8_DTYPES
+from ..instructions import tensor_memory
+from ..steps import row_math
+from ..steps.scores import log2_scale
+from ..sync.kernel_args import KernelArgs
+from ..work import results, rows, scales
+from ..work.tile import Work
+from .columns import BATCH, FACTOR, Place, products_of, read
+from .smem import SwappedShared
+
+
+def depth_of(cfg, place: Place, of_o):
+    """-> (depth that this thread's lane of O^T number `of_o` is, whether it is one).
+
+    128 lanes are 128 depths. Of 64, the MMA puts each 16 into the first half of a warp's lanes (PTX ISA, "Tensor Core
+    5th Generation: data path layout F").
+    """
+    if cfg.tiles.pv_mma_shape[0] == 128:
+        depth = place.thread if len(cfg.tmem.o) == 1 else place.thread + of_o * 128
+        return depth, depth < cfg.ov_depth
+    depth = place.warp * 16 + place.lane % 16
+    return depth, (place.lane < 16) & (depth < cfg.ov_depth)
+
+
+@cute.jit
+def outputs(
+    cfg: cutlass.Constexpr,
+    args: KernelArgs,
+    smem: SwappedShared,
+    work: Work,
+    place: Place,
+    tmem: Int32,
+):
+    """A depth of each O, of all rows: O * the row's published factor, rounded. Zeros without key tiles."""
+    if work.tiles.count > 0:
+        if cutlass.const_expr(len(cfg.tmem.o) == 1):
+            normalised(cfg, args, smem, work, place, tmem + cfg.tmem.o[0], 0)
+        else:  # a loop: unrolled, it would keep the places of all rows in registers
+            for number in cutlass.range(len(cfg.tmem.o), unroll=1):
+                normalised(cfg, args, smem, work, place, column_of_o(cfg, tmem, number), number)
+    else:
+        for row in cutlass.range(cfg.tiles.rows, unroll=1):
+            for number in cutlass.range_constexpr(len(cfg.tmem.o)):
+                output(cfg, args, work, place, row, Float32(0.0), number)
+
+
+def column_of_o(cfg, tmem, number):
+    """The column of O number `number`, a number or an Int32 of the kernel; they lie evenly."""
+    first, second, *_ = cfg.tmem.o
+    return tmem + first + number * (second - first)
+
+
+def normalised(
+    cfg, args: KernelArgs, smem: SwappedShared, work: Work, place: Place, o_address, number
+):
+    """The values that are in tensor memory, of O number `number`."""
+    for first, values in tensor_memory.load_batches(o_address, cfg.tiles.rows, BATCH):
+        factors = read(smem, place, FACTOR, first, len(values))
+        for i, value in enumerate(products_of(values, factors)):
+            output(cfg, args, work, place, first + i, value, number)
+
+
+@cute.jit
+def output(
+    cfg: cutlass.Constexpr,
+    args: KernelArgs,
+    work: Work,
+    place: Place,
+    number: Int32,
+    value: Float32,
+    of_o: Int32 | int,
+):
+    """One value of row `number` of the tile, from O number `of_o`; rows beyond the sequence are not written."""
+    depth, is_one = depth_of(cfg, place, of_o)
+    row = rows.row_of(cfg, work, 0, number)
+    if results.is_row(cfg, args, work, row) & is_one:
+        at = (*results.row_place(cfg, args, work, row), depth)
+        if cutlass.const_expr(cfg.o_dtype in FP8_DTYPES):
+            store_byte(args.o, at, row_math.pack([value] * 4, cfg.o_dtype)[0])
+        else:
+            args.o[at] = value.to(DTYPES[cfg.o_dtype])
+
+
+def store_byte(o: cute.Tensor, place: tuple, word):
+    """The low byte of a word to a place of a tensor of 8 bits, which has no conversion of a single number."""
+    llvm.inline_asm(
+        None,
+        [(o.iterator + o.layout(place)).toint().ir_value(), word.ir_value()],
+        "st.global.b8 [$0], $1;",
+        "l,r",
+        has_side_effects=True,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+    )
+
+
+@cute.jit
+def log_sum_exp(
+    cfg: cutlass.Constexpr,
+    args: KernelArgs,
+    work: Work,
+    row: Int32,
+    row_max: Float32,
+    row_sum: Float32,
+):
+    """Of one row, natural logarithm; of a row without keys -inf."""
+    place = rows.row_of(cfg, work, 0, row)
+    if results.is_row(cfg, args, work, place):
+        lse = -Float32.inf
+        if row_sum != 0.0:
+            total_log2 = row_math.log2_of_sum(row_sum, cfg.p_lift_log2)
+            factor = scales.of_scores(cfg, args, work)
+            lse = (row_max * log2_scale(cfg, args, factor) + total_log2) * math.log(2)
+        args.lse[results.lse_place(cfg, args, work, place)] = lse

@@ -1,0 +1,82 @@
+"""Every mbarrier of the kernel that widens the rows of a latent cache: who raises it, who waits, how many arrivals.
+
+barrier       number  raised by                         awaited by           means
+q_full        1       load 1 (+ bytes)                  mma                  the Q tile is in shared memory
+q_free        1       mma 1 (commit)                    load                 the last S of this Q is made
+s_ready       2       mma 1 (commit)                    softmax              S is made
+p_ready       1       softmax 128                       mma                  P is stored, O rescaled, S read
+pv_done       1       mma 1 (commit)                    softmax              O is complete so far, P has been read
+kv_full       3       load 1 (+ bytes)                  widen                a slab is there as it is stored
+kv_empty      3       widen 256                         load                 the slot has been read
+rope_full     1       load 1 (+ bytes)                  mma                  the rotary columns are there
+rope_empty    1       mma 1 (commit)                    load                 S is made; with P there: P is read
+slab_wide     4       widen 256                         mma                  the slab is there as K and V
+slab_free     2       mma 1 (commit)                    widen                V P of slab 0 or 1 is done
+k_free        2       mma 1 (commit)                    widen                S of slab 0 or 1 is made
+work_ready    2       load 1                            softmax, mma, widen  a work tile is announced
+work_read     2       softmax 128 + mma 32 + widen 256  load                 the announcement has been read
+work_claimed  1       load 1 (+ bytes)                  load                 the answer to a claim is there
+
+At the first key tile of a work tile p_ready also says that the old O has been read.
+
+barrier       is not raised again too early because
+q_full        q_free
+q_free        q_full
+s_ready       S of the tile after next is made after P V of this one, which waits for p_ready
+p_ready       the next P waits for pv_done, which follows this wait
+pv_done       the next P V waits for p_ready, which follows this wait
+kv_full       kv_empty
+kv_empty      kv_full
+rope_full     rope_empty
+rope_empty    rope_full
+slab_wide     slab_free
+slab_free     slab_wide
+k_free        slab_wide
+work_ready    work_read
+work_read     work_ready
+work_claimed  one claim at a time
+"""
+
+from ...blueprint.barriers import (
+    Arrivals,
+    Barrier,
+    BarrierTable,
+    changed_rows,
+    commit_by,
+    every_thread,
+)
+from ...few_rows.dequantized.barriers import of_queue
+from .. import barriers as latent
+from .warp_roles import RowsWarpRoles
+
+SLAB, K_BUFFER = "slab", "k_buffer"
+SLABS = 4  # of a key tile, each with a place of its own
+K_BUFFERS = 2  # of slabs in tensor memory: of 0 and 1, then of 2 and 3
+
+
+def table(warps: RowsWarpRoles, kv_slots: int, rope_slots: int) -> BarrierTable:
+    """The table of a kernel whose rings have so many slots."""
+    numbers = dict(latent.table(warps, kv_slots, rope_slots).numbers)
+    return BarrierTable(rows(warps), numbers | {SLAB: SLABS, K_BUFFER: K_BUFFERS})
+
+
+def rows(warps: RowsWarpRoles) -> tuple[Barrier, ...]:
+    """Every barrier, in memory order: those of a latent cache, with the widening between the ring and the MMA."""
+    widen = every_thread(warps, "widen")
+    changed = {
+        "kv_full": {"awaited_by": "widen", "means": "a slab is there as it is stored"},
+        "kv_empty": {"raised_by": (widen,), "means": "the slot has been read"},
+        "pv_done": {"means": "O is complete so far, P has been read"},
+        "rope_empty": {"means": "S is made; with P there: P is read"},
+        **of_queue(warps),
+    }
+    return changed_rows(latent.rows(warps), changed, behind={"rope_empty": _of_widened(widen)})
+
+
+def _of_widened(widen: Arrivals) -> tuple[Barrier, ...]:
+    mma = commit_by("mma")
+    return (
+        Barrier("slab_wide", SLAB, (widen,), "mma", "the slab is there as K and V", "slab_free"),
+        Barrier("slab_free", K_BUFFER, (mma,), "widen", "V P of slab 0 or 1 is done", "slab_wide"),
+        Barrier("k_free", K_BUFFER, (mma,), "widen", "S of slab 0 or 1 is made", "slab_wide"),
+    )

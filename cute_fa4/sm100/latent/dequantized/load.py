@@ -1,0 +1,80 @@
+"""Load warp: a key tile is the scales, four slabs as they are stored, and the rotary columns.
+
+    order     Q   scales  slab 0   slab 1      slab 2      slab 3      rope          scales, slab 0 of the next tile ...
+    barrier   q   kv_full[0]       kv_full[1]  kv_full[2]  kv_full[0]  rope_full[0]  kv_full[1]
+
+Rows of 656 bytes are a map of bytes whose boxes begin anywhere at a multiple of 16. What lies behind the keys of a
+sequence arrives as zeros, scales too: these rows are V, and 0 * NaN is NaN. So do keys that a list does not name.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from cute_fa4.tma import copies
+from cute_fa4.tma.tensor_maps import DTYPES, clipped_load
+
+from ...operands.kv_buffer import SPAN_BYTES, gather_chunks
+from ...operands.tma import KVOperand
+from ...steps.loads import rows_of_tile
+from ...sync.kernel_args import Events, KernelArgs
+from ...work.tile import Work
+from ..load import KV_HEAD, LatentProducer, LatentSlots
+from .smem import RowsShared
+from .tiles import COLUMNS_OF_SCALE, ROPE_AT, SCALE_LINE_BYTES, SCALES_AT
+
+
+def load_bytes(cfg, operand: KVOperand, address, mbarrier, found, first: int, line_bytes: int):
+    """Copy bytes of every key of a tile, from byte `first` of its row on, to lines of shared memory."""
+    tiles = cfg.tiles
+    if tiles.gathers_rows:
+        gather_chunks(
+            *(tiles.BN, operand, address, mbarrier, found, Int32(KV_HEAD), first, 1),
+            line_bytes=line_bytes,
+        )
+        return
+    for p in range(found.boxes):
+        place, further = clipped_load(*found.box(p), Int32(KV_HEAD))
+        box = address + p * tiles.k_box_rows * line_bytes
+        copies.load_tile(
+            operand.boxes, DTYPES[cfg.stored_dtype], box, mbarrier, place, further, first
+        )
+
+
+@cute.jit
+def load_tile(
+    cfg: cutlass.Constexpr,
+    order: cutlass.Constexpr,
+    args: KernelArgs,
+    smem: RowsShared,
+    events: Events,
+    kv: LatentProducer,
+    work: Work,
+    n: Int32,
+    entries: Int32 | tuple,
+    at: LatentSlots,
+    q_phase: Int32,
+) -> LatentSlots:
+    """Key tile n, with the queries if it is the first; arguments as in roles/load.py."""
+    found = rows_of_tile(cfg, args, work, n, entries)
+    if n == work.tiles.first:
+        events.q_free.wait(0, q_phase ^ 1)
+        order.load_q(cfg, args, smem, events, work, 0)
+    slab = at.slab
+    for i in cutlass.range_constexpr(cfg.tiles.slabs):
+        kv.slabs.acquire(slab)
+        if cutlass.const_expr(i == 0):
+            mbarrier = kv.slabs.get_k(slab, 0)
+            load_bytes(
+                *(cfg, args.k.rest, smem.scales_address, mbarrier, found),
+                *(SCALES_AT, SCALE_LINE_BYTES),
+            )
+        else:
+            mbarrier = kv.slabs.get_v(slab)
+        address = smem.kv_address + slab.index * cfg.tiles.kv_slot_bytes
+        load_bytes(cfg, args.k, address, mbarrier, found, i * COLUMNS_OF_SCALE, SPAN_BYTES)
+        slab = kv.slabs.commit_step(slab)
+    kv.rope.acquire(at.rope)
+    mbarrier = kv.rope.get_v(at.rope)
+    load_bytes(cfg, args.k, smem.rope_address, mbarrier, found, ROPE_AT, SPAN_BYTES)
+    return LatentSlots(slab, kv.rope.commit_step(at.rope))

@@ -1,0 +1,118 @@
+"""MMA warp: S^T = K Q^T over four slabs in tensor memory and the rotary columns, O_i^T += V_i^T P^T slab by slab.
+
+    n = 0, 1, ...   S[n] = slab0 Q + slab1 Q + slab2 Q + slab3 Q + rope Q      each as it is widened
+                    O0 += slab0 P   O1 += slab1 P   ...                        as soon as P[n] is stored
+
+K of slabs 2 and 3 has the place of slabs 0 and 1, which k_free says. By then V P of the tile before is done, too, so
+slab_free is raised for slabs 0 and 1 alone.
+The order is that of latent/products.py; what is waited for comes from the widen warps.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from cute_fa4.layouts.operand_tiles import KMajorTile
+from cute_fa4.layouts.umma_descriptors import InstructionDescriptor
+
+from ...few_rows.barriers import S_BUFFERS
+from ...instructions import tensor_core, tensor_memory
+from ...operands.kv_buffer import mma_tile
+from ...sync.kernel_args import KernelArgs
+from ...sync.pipelines import KVConsumerPipeline, Slot
+from ...work.queue import NO_MORE, WorkQueue
+from ..products import multiply_kq, multiply_vp
+from .barriers import K_BUFFERS
+from .events import RowsEvents
+from .smem import RowsShared
+from .tiles import COLUMNS_OF_COLUMN
+
+
+def multiply_slab(cfg, smem: RowsShared, k_address, s_address, i: int):
+    """S^T (+)= K Q^T over the columns of slab i, which is in tensor memory."""
+    m, n, _ = cfg.tiles.qk_mma_shape
+    step, each = cfg.tiles.MMA_K, cfg.tiles.slab_columns // cfg.tiles.MMA_K
+    q = KMajorTile(cfg.tiles.q_box_rows, cfg.tiles.padded_qk_depth, cfg.dtype_bytes)
+    q_start, q_high, q_steps = mma_tile(q, smem.q_address, (i + 1) * each)
+    steps = [
+        (number * step // COLUMNS_OF_COLUMN, offset)
+        for number, offset in enumerate(q_steps[i * each :])
+    ]
+    computes = InstructionDescriptor(m, n, cfg.qkv_dtype, cfg.qkv_dtype)
+    tensor_core.mma_ts(s_address, k_address, q_start, steps, computes, q_high, accumulate=i > 0)
+
+
+def make_scores(
+    cfg, smem: RowsShared, tmem, events: RowsEvents, rope: KVConsumerPipeline, at: Slot, tile
+):
+    """S of a key tile, each part of the sum as its columns are there."""
+    buffer = tile & (S_BUFFERS - 1)
+    s_address = tmem + buffer * (cfg.tmem.s[1] - cfg.tmem.s[0])
+    k_columns = cfg.schedule.k_columns(cfg)
+    for i in range(cfg.tiles.slabs):
+        events.slab_wide.wait(i, tile & 1)
+        tensor_memory.fence_after()
+        multiply_slab(cfg, smem, tmem + k_columns[i % K_BUFFERS], s_address, i)
+        if i < K_BUFFERS:
+            events.k_free.commit(i)
+    rope.wait(at)
+    multiply_kq(cfg, smem, cfg.tiles.rope_tile, smem.rope_address, s_address, cfg.ov_depth)
+    events.s_ready.commit(buffer)
+    if not cfg.tiles.p_over_rope:
+        rope.release_slot(at)
+
+
+def finish_tile(
+    cfg,
+    smem: RowsShared,
+    tmem,
+    events: RowsEvents,
+    rope: KVConsumerPipeline,
+    at: Slot,
+    tile,
+    accumulate,
+):
+    """Every O_i of a key tile.
+
+    pv_done is the last commit: the softmax waits for it, so that none is in flight when the CTA ends.
+    """
+    events.p_ready.wait(0, tile & 1)
+    tensor_memory.fence_after()
+    for i, column in enumerate(cfg.tmem.o):
+        v_address = smem.v_address + i * cfg.tiles.wide_slab_bytes
+        multiply_vp(cfg, smem, v_address, tmem + column, accumulate)
+        if i < K_BUFFERS:
+            events.slab_free.commit(i)
+    if cfg.tiles.p_over_rope:
+        rope.release_slot(at)
+    events.pv_done.commit(0)
+
+
+@cute.jit
+def run(
+    cfg: cutlass.Constexpr,
+    args: KernelArgs,
+    smem: RowsShared,
+    tmem: Int32,
+    events: RowsEvents,
+    rope: KVConsumerPipeline,
+    queue: WorkQueue,
+):
+    """Every work tile of the CTA."""
+    at, tile = Slot(Int32(0), Int32(0)), Int32(0)  # tile: of all work tiles
+    number, q_phase = Int32(0), Int32(0)
+    count = queue.next(cfg, args, number).tiles.count
+    while count != NO_MORE:
+        for n in cutlass.range(count, unroll=1):
+            if n == 0:
+                events.q_full.wait(0, q_phase)
+            make_scores(cfg, smem, tmem, events, rope, at, tile)
+            if n == count - 1:
+                events.q_free.commit(0)
+            finish_tile(cfg, smem, tmem, events, rope, at, tile, n > 0)
+            at = at.next(rope.slots)
+            tile = tile + 1
+        if count > 0:
+            q_phase = q_phase ^ 1
+        number = number + 1
+        count = queue.next(cfg, args, number).tiles.count

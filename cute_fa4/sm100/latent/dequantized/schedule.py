@@ -1,0 +1,110 @@
+"""LatentRows: one tile of 8 to 32 query rows a CTA over a latent cache of 656 bytes a row.
+
+    FA4Config(kv_dtype="e4m3", rope_dtype="bf16", scale_dtype="f32", qk_depth=576, ov_depth=512, latent=True, group=16,
+              pack_gqa=True, kv_layout="paged", page_size=64, seqused_k=True, schedule=LatentRows(rows=16))
+
+    tensor memory, 128 lanes                                               shared memory, 227 KiB
+    0      n       2 n      3 n      4 n      5 n      6 n    6 n + 64     Q | ring of slabs | wide slabs | rope | P
+    | S0   |  S1   |   O0   |   O1   |   O2   |   O3   |  K0  |  K1  |     | scales | maxima | row values | work queue
+      lanes: keys    lanes: columns of V                 lanes: keys       | mbarriers
+
+n: rows, at least 16. docs/decisions/0021.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar
+
+from ...blueprint.barriers import BarrierTable
+from ...blueprint.memory_maps import TmemMap
+from ...blueprint.problem import Problem
+from ...few_rows.barriers import S_BUFFERS
+from ..schedule import LatentTile, depths_not_built
+from . import barriers
+from .smem_map import ROPE_SLOTS, RowsSmem, slots_that_fit, smem_map
+from .tiles import RowsTiles
+from .warp_roles import RowsWarpRoles
+
+HIGHEST = 32  # rows of a tile: 64 leave no room for slabs as they are stored
+STORED = {"kv_dtype": "e4m3", "rope_dtype": "bf16", "scale_dtype": "f32"}  # of a row
+
+
+@dataclass(frozen=True)
+class LatentRows(LatentTile):
+    """The schedule of SM100MLAWiden: the choices of SwappedTile."""
+
+    family: ClassVar[str] = "mla_widen"
+    warps: ClassVar[RowsWarpRoles] = RowsWarpRoles()
+    latent_rows: ClassVar[int] = HIGHEST  # of the heads that share a tile
+
+    def tiles(self, problem: Problem) -> RowsTiles:
+        return RowsTiles.of(problem, self.rows)
+
+    def tmem(self, problem: Problem) -> TmemMap:
+        tiles = self.tiles(problem)
+        width = tiles.q_box_rows
+        s = tuple(i * width for i in range(S_BUFFERS))
+        o = tuple((S_BUFFERS + i) * width for i in range(tiles.slabs))
+        return TmemMap(s, (), o, self.k_columns(problem)[-1] + tiles.k_columns, p_apart=False)
+
+    def k_columns(self, problem: Problem) -> tuple[int, ...]:
+        """First columns of the slabs that are K, in turn."""
+        tiles = self.tiles(problem)
+        first = (S_BUFFERS + tiles.slabs) * tiles.q_box_rows
+        return tuple(first + i * tiles.k_columns for i in range(barriers.K_BUFFERS))
+
+    def barriers(self, problem: Problem) -> BarrierTable:
+        return layout(self.warps, self.tiles(problem))[0]
+
+    def smem(self, problem: Problem) -> RowsSmem:
+        return layout(self.warps, self.tiles(problem))[1]
+
+    def contradictions(self, problem: Problem) -> list[str]:
+        why = super().contradictions(problem)
+        if not why and self.rows > HIGHEST:
+            why.append(
+                f"rows={self.rows} is no height of a tile that widens its keys: use 8, 16, 32"
+            )
+        return why
+
+    def problem_not_built(self, problem: Problem) -> list[str]:
+        return not_built(problem)
+
+
+def not_built(problem: Problem) -> list[str]:
+    """What this family does not run."""
+    why = []
+    if problem.qkv_dtype != "bf16":
+        why.append(
+            f"qkv_dtype={problem.qkv_dtype!r}: the rotary columns of a row of 656 bytes are bf16: use 'bf16'"
+        )
+    for name, stored in STORED.items():
+        if getattr(problem, name) != stored:
+            why.append(
+                f"{name}={getattr(problem, name)!r}: a row of 656 bytes has {name}={stored!r}: use that, or "
+                "schedule=LatentTile()"
+            )
+    if problem.kv_layout != "paged":
+        why.append(
+            f"kv_layout={problem.kv_layout!r} is not built yet for rows of 656 bytes: use 'paged'"
+        )
+    if problem.descales:
+        why.append(
+            f"descales={problem.descales!r}: rows of 656 bytes have their scales with them: use ''"
+        )
+    if problem.page_heads_first:
+        why.append("page_heads_first=True: a latent cache has one head: use False")
+    output = "f32" if problem.split_keys else problem.qkv_dtype
+    if problem.o_dtype != output:
+        why.append(
+            f"o_dtype={problem.o_dtype!r} is not built yet for qkv_dtype={problem.qkv_dtype!r}: use {output!r}"
+        )
+    return why + depths_not_built(problem)
+
+
+@lru_cache(maxsize=256)
+def layout(warps: RowsWarpRoles, tiles: RowsTiles) -> tuple[BarrierTable, RowsSmem]:
+    """Barriers and shared memory decide each other's size: the ring gets what a kernel without slots leaves."""
+    slots = slots_that_fit(tiles, smem_map(tiles, warps, barriers.table(warps, 0, ROPE_SLOTS)))
+    table = barriers.table(warps, slots, ROPE_SLOTS)
+    return table, smem_map(tiles, warps, table)

@@ -1,0 +1,78 @@
+"""Shared memory of a CTA that widens the rows of a latent cache, from byte 0 to the last mbarrier.
+
+field         bytes                    what
+q             q_tile_bytes             Q: at least 16 rows of 576 columns
+kv            kv_slots * 16 KiB        ring of slabs as they are stored: 128 bytes of every key
+v             4 * 32 KiB               the slabs of a key tile in bf16: V of the four outputs
+rope          16 KiB                   the rotary columns of a key tile
+p             p_tile.nbytes            P: a line for each key; with 32 rows in the place of rope
+scales        4 KiB                    the scales of a key tile
+exchanged     2 * 512                  as in few_rows/smem_map.py, from here on
+row_values    2 * 512
+work_queue    112
+mbarriers     8 * barriers.total
+tmem_address  4
+
+rows      Q         slots        wide slabs   rope     P
+8, 16     18 KiB    3 x 16 KiB   128 KiB      16 KiB   4 KiB
+32        36 KiB    2 x 16 KiB   128 KiB      16 KiB   in the place of rope
+"""
+
+from dataclasses import dataclass, replace
+
+from ...blueprint.barriers import BarrierTable
+from ...blueprint.chip import MBARRIER_BYTES, SMEM_CAPACITY_BYTES, TMEM_ADDRESS_BYTES
+from ...blueprint.entries import WORK_QUEUE_BYTES
+from ...blueprint.memory_maps import Region, SmemMap
+from ...few_rows.smem_map import F32_BYTES
+from .barriers import SLABS
+from .tiles import RowsTiles
+from .warp_roles import RowsWarpRoles
+
+BARRIERS_PER_SLOT = 2  # full and empty
+# A thread reads the scales of a key tile before it frees the first slab; the next ones are copied when the slot of the
+# next first slab is free: with more slots than slabs they could come too early.
+MOST_SLOTS = SLABS
+ROPE_SLOTS = 1
+
+
+@dataclass(frozen=True)
+class RowsSmem(SmemMap):
+    q: Region
+    kv: Region
+    v: Region
+    rope: Region
+    p: Region
+    scales: Region
+    exchanged: Region
+    row_values: Region
+    work_queue: Region
+    mbarriers: Region
+    tmem_address: Region
+
+
+def smem_map(tiles: RowsTiles, warps: RowsWarpRoles, table: BarrierTable) -> RowsSmem:
+    """The map of a kernel with this barrier table, whose ring has as many slots as the table."""
+    of_rows = warps.threads_of("softmax") * tiles.rows_per_lane * F32_BYTES
+    places = RowsSmem.of_sizes(
+        q=tiles.q_tile_bytes,
+        kv=table.kv_slots * tiles.kv_slot_bytes,
+        v=SLABS * tiles.wide_slab_bytes,
+        rope=ROPE_SLOTS * tiles.rope_slot_bytes,
+        p=0 if tiles.p_over_rope else tiles.p_tile.nbytes,
+        scales=tiles.scale_bytes,
+        exchanged=2 * of_rows,
+        row_values=tiles.row_values * of_rows,
+        work_queue=WORK_QUEUE_BYTES,
+        mbarriers=MBARRIER_BYTES * table.total,
+        tmem_address=TMEM_ADDRESS_BYTES,
+    )
+    if tiles.p_over_rope:
+        places = replace(places, p=replace(places.rope, name="p", nbytes=tiles.p_tile.nbytes))
+    return places
+
+
+def slots_that_fit(tiles: RowsTiles, without_ring: RowsSmem) -> int:
+    """Slots of the ring beside everything else; without_ring: the map of a kernel without slots."""
+    slot = tiles.kv_slot_bytes + MBARRIER_BYTES * BARRIERS_PER_SLOT
+    return max(0, min(MOST_SLOTS, (SMEM_CAPACITY_BYTES - without_ring.nbytes) // slot))

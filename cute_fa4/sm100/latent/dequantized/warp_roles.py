@@ -1,0 +1,50 @@
+"""Which warp of a CTA does what, and with how many registers.
+
+    warps   role       registers   work
+    0-3     softmax    200         S^T -> P^T: a thread owns a key; rescales O^T, stores it at the end
+    4       mma         88         one thread issues every tcgen05.mma
+    5       load        88         claims blocks, one thread issues every TMA load
+    6, 7    idle        88         `setmaxnreg` must be executed alike by the four warps of a warpgroup
+    8-15    widen      112         a slab of 8 bits -> bf16, times scales; a thread owns half of a key's numbers
+
+512 threads begin with 128 registers each. A warp reads and writes the lanes of tensor memory of its number modulo 4.
+"""
+
+from dataclasses import dataclass
+
+from ...blueprint.chip import WARP_SIZE
+from ...few_rows.dequantized.warp_roles import WidenedWarpRoles
+
+
+@dataclass(frozen=True)
+class RowsWarpRoles(WidenedWarpRoles):
+    """Warp ranges and the register budget of each warpgroup.
+
+    >>> [RowsWarpRoles().role_of(w) for w in (3, 5, 6, 8, 15)], RowsWarpRoles().threads
+    (['softmax', 'load', 'idle', 'widen', 'widen'], 512)
+    >>> RowsWarpRoles().registers
+    65536
+    """
+
+    idle: range = range(6, 8)
+    widen: range = range(8, 16)
+    softmax_registers: int = 200
+    other_registers: int = 88
+    widen_registers: int = 112
+
+    @property
+    def threads(self) -> int:
+        return WARP_SIZE * self.widen.stop
+
+    @property
+    def registers(self) -> int:
+        """Registers all warps hold together after `setmaxnreg`."""
+        others = len(self.mma) + len(self.load) + len(self.idle)
+        return WARP_SIZE * (
+            len(self.softmax) * self.softmax_registers
+            + others * self.other_registers
+            + len(self.widen) * self.widen_registers
+        )
+
+    def role_of(self, warp: int) -> str:
+        return "idle" if warp in self.idle else super().role_of(warp)

@@ -1,0 +1,126 @@
+"""Widen warps: a slab as it is stored -> bf16, times the scale of its key, for both products.
+
+A thread owns half of a key's numbers, which are a chunk of its line of V:
+
+    K     the key's lane of tensor memory, two numbers a column: neither written to shared memory nor read from it
+    V     the key's line in shared memory, as TMA would have written it
+
+A number of e4m3 is exact in fp16 and in float32; its product with the scale is rounded to bf16 once. Per slab and
+thread: 4 loads of 16 bytes, which free the slot; then for 32 numbers at a time conversions, products, 16 columns of
+tensor memory and 64 bytes of V.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from ...blueprint.chip import WARP_SIZE
+from ...instructions import tensor_memory
+from ...steps import row_math
+from ...steps.pieces import WORDS, load_piece, numbers_of, widened
+from ...steps.store import PIECE_BYTES, store_piece
+from ...sync.kernel_args import KernelArgs
+from ...sync.pipelines import KVConsumerPipeline, Slot
+from ...work.queue import NO_MORE, WorkQueue
+from .barriers import K_BUFFERS
+from .events import RowsEvents
+from .smem import RowsShared
+from .tiles import COLUMNS_OF_COLUMN, COLUMNS_OF_SCALE, SCALE_LINE_BYTES, WIDE_BYTES
+
+HALF = COLUMNS_OF_SCALE // 2  # of a slab, of one thread
+NUMBERS = 32  # at a time: of 8 bits two pieces, as bf16 four
+WORDS_AT_ONCE = NUMBERS // 4
+NUMBERS_OF_PIECE = PIECE_BYTES // WIDE_BYTES
+
+
+def scales_of_key(smem: RowsShared, key) -> list:
+    """Of its slabs."""
+    words = load_piece(smem.scales_address + key * SCALE_LINE_BYTES)
+    return [word.bitcast(Float32) for word in words]
+
+
+def read_slab(cfg, smem: RowsShared, slot, key, half) -> list:
+    """This thread's numbers of a slab, four a word. The swizzle keeps the second half 64 bytes from the first."""
+    address, words = smem.kv_address + slot * cfg.tiles.kv_slot_bytes, []
+    for column in range(0, HALF, PIECE_BYTES):
+        words += load_piece(address + (cfg.tiles.stored_tile.offset(key, column) ^ half * HALF))
+    return words
+
+
+def widen_slab(cfg, words: list, scale, key, k_address, v_address):
+    """This thread's numbers of a slab, to the key's lane of tensor memory and its line of a chunk of shared memory."""
+    tile = cfg.tiles.slab_tile(walks_keys=True)
+    for first in range(0, HALF, NUMBERS):
+        at = first // 4
+        numbers = numbers_of(widened(words[at : at + WORDS_AT_ONCE], cfg.kv_dtype))
+        wide = row_math.pack(row_math.multiplied(numbers, scale), cfg.qkv_dtype)
+        tensor_memory.store(k_address + first // 2, wide)
+        for piece in range(NUMBERS // NUMBERS_OF_PIECE):
+            column = first + piece * NUMBERS_OF_PIECE
+            store_piece(
+                v_address + tile.offset(key, column), wide[WORDS * piece : WORDS * (piece + 1)]
+            )
+
+
+@cute.jit
+def key_tile(
+    cfg: cutlass.Constexpr,
+    smem: RowsShared,
+    tmem: Int32,
+    events: RowsEvents,
+    kv: KVConsumerPipeline,
+    at: Slot,
+    tile: Int32,
+    key: Int32,
+    half: Int32,
+) -> Slot:
+    """The slabs of key tile number `tile` of the CTA. tmem: address of the first column for this warp's lanes."""
+    v_chunk = cfg.tiles.slab_tile(walks_keys=True).chunk_bytes
+    kv.wait(at)
+    scales = scales_of_key(smem, key)
+    for i in cutlass.range_constexpr(cfg.tiles.slabs):
+        if cutlass.const_expr(i > 0):
+            kv.wait(at)
+        words = read_slab(cfg, smem, at.index, key, half)
+        cute.arch.mbarrier_arrive(kv.empty + at.index)
+        at = at.next(kv.slots)
+        buffer = i % K_BUFFERS
+        if cutlass.const_expr(i < K_BUFFERS):
+            events.slab_free.wait(i, tile & 1 ^ 1)
+        else:  # whose first part of S follows V P of the tile before
+            events.k_free.wait(buffer, tile & 1)
+        tensor_memory.fence_after()
+        k_address = tmem + cfg.schedule.k_columns(cfg)[buffer] + half * (HALF // COLUMNS_OF_COLUMN)
+        v_address = smem.v_address + i * cfg.tiles.wide_slab_bytes + half * v_chunk
+        widen_slab(cfg, words, scales[i], key, k_address, v_address)
+        tensor_memory.wait_store()
+        tensor_memory.fence_before()
+        if cutlass.const_expr(i == cfg.tiles.slabs - 1):  # no V is multiplied before all of K
+            cute.arch.fence_proxy("async.shared", space="cta")
+        events.slab_wide.arrive(i)
+    return at
+
+
+@cute.jit
+def run(
+    cfg: cutlass.Constexpr,
+    args: KernelArgs,
+    smem: RowsShared,
+    tmem: Int32,
+    events: RowsEvents,
+    kv: KVConsumerPipeline,
+    queue: WorkQueue,
+):
+    """Every work tile of the CTA."""
+    thread, _, _ = cute.arch.thread_idx()
+    key = thread % cfg.tiles.BN  # a warp's lanes of tensor memory are those of its number
+    half = (thread - cfg.warps.widen.start * WARP_SIZE) // cfg.tiles.BN
+    at = Slot(Int32(0), Int32(0))
+    tile, number = Int32(0), Int32(0)
+    count = queue.next(cfg, args, number).tiles.count
+    while count != NO_MORE:
+        for _ in cutlass.range(count, unroll=1):
+            at = key_tile(cfg, smem, tmem, events, kv, at, tile, key, half)
+            tile = tile + 1
+        number = number + 1
+        count = queue.next(cfg, args, number).tiles.count

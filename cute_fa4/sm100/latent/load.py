@@ -1,0 +1,105 @@
+"""Load warp of the latent kernel: a key tile is four slabs and the rotary columns, each with a barrier of its own.
+
+    order     Q   slab 0      slab 1      slab 2      slab 3      rope          slab 0 of the next tile ...
+    barrier   q   kv_full[0]  kv_full[1]  kv_full[2]  kv_full[3]  rope_full[0]  kv_full[4]
+
+What lies behind the keys of a sequence arrives as zeros: these rows are V too, and 0 * NaN is NaN.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from cute_fa4.tma import copies
+from cute_fa4.tma.tensor_maps import DTYPES, clipped_load
+
+from ..operands.kv_buffer import SPAN_BYTES, KVBufferConfig, gather_chunks, load_pages
+from ..steps.loads import rows_of_tile
+from ..sync.kernel_args import Events, KernelArgs
+from ..sync.pipelines import Slot, TMAProducerPipeline
+from ..work.tile import Work
+from .smem import LatentShared
+
+KV_HEAD = 0  # the only one
+
+
+@dataclass(frozen=True)
+class LatentSlots:
+    """A position in both rings."""
+
+    slab: Slot
+    rope: Slot
+
+
+@dataclass(frozen=True)
+class LatentProducer:
+    """The load warp's end of both rings."""
+
+    slabs: TMAProducerPipeline
+    rope: TMAProducerPipeline
+
+    def first(self) -> LatentSlots:
+        return LatentSlots(self.slabs.first(), self.rope.first())
+
+    def drain(self, at: LatentSlots):
+        """Behind the last tile: a CTA by itself raises its own barriers."""
+
+
+def load_columns(cfg, args: KernelArgs, address, mbarrier, found, work: Work, first: int, end: int):
+    """Copy columns [first, end) of a key tile: 64 at a time, or all of a slab where its pages come whole."""
+    tiles, dtype, boxes = cfg.tiles, DTYPES[cfg.qkv_dtype], args.k.boxes
+    if tiles.pages_come_whole:
+        if end - first == tiles.slab_columns:
+            slab = KVBufferConfig.for_v(cfg)
+            load_pages(slab, args.k, address, mbarrier, found, Int32(KV_HEAD), first)
+            return
+        boxes = args.k.rest.boxes
+    if tiles.gathers_rows:
+        chunks = -(-(end - first) // tiles.swizzle_granule)
+        gather_chunks(tiles.BN, args.k, address, mbarrier, found, Int32(KV_HEAD), first, chunks)
+        return
+    for chunk, column in enumerate(range(first, end, tiles.swizzle_granule)):
+        at = address + chunk * tiles.BN * SPAN_BYTES
+        if not cfg.clips_keys:
+            further = Int32(KV_HEAD), work.sequence.batch
+            copies.load_tile(boxes, dtype, at, mbarrier, found.row, further, column)
+            continue
+        for p in range(found.boxes):
+            place, further = clipped_load(*found.box(p), Int32(KV_HEAD))
+            box = at + p * tiles.k_box_rows * SPAN_BYTES
+            copies.load_tile(boxes, dtype, box, mbarrier, place, further, column)
+
+
+@cute.jit
+def load_tile(
+    cfg: cutlass.Constexpr,
+    order: cutlass.Constexpr,
+    args: KernelArgs,
+    smem: LatentShared,
+    events: Events,
+    kv: LatentProducer,
+    work: Work,
+    n: Int32,
+    entries: Int32 | tuple,
+    at: LatentSlots,
+    q_phase: Int32,
+) -> LatentSlots:
+    """Key tile n, with the queries if it is the first; arguments as in roles/load.py."""
+    found = rows_of_tile(cfg, args, work, n, entries)
+    if n == work.tiles.first:
+        events.q_free.wait(0, q_phase ^ 1)
+        order.load_q(cfg, args, smem, events, work, 0)
+    slab, width = at.slab, cfg.tiles.slab_columns
+    for i in cutlass.range_constexpr(cfg.tiles.slabs):
+        kv.slabs.acquire(slab)
+        mbarrier = kv.slabs.get_v(slab)
+        address = smem.kv_address + slab.index * cfg.tiles.kv_slot_bytes
+        load_columns(cfg, args, address, mbarrier, found, work, i * width, (i + 1) * width)
+        slab = kv.slabs.commit_step(slab)
+    kv.rope.acquire(at.rope)
+    mbarrier = kv.rope.get_v(at.rope)
+    address = smem.rope_address + at.rope.index * cfg.tiles.rope_slot_bytes
+    load_columns(cfg, args, address, mbarrier, found, work, cfg.ov_depth, cfg.qk_depth)
+    return LatentSlots(slab, kv.rope.commit_step(at.rope))

@@ -1,0 +1,146 @@
+"""SM100MLAPair: decode from a latent cache for 65 to 128 query rows, by two CTAs that share their MMAs.
+
+With 128 heads on one GPU the tensor core binds, not memory. Two CTAs that each took 64 of the rows (latent/) would
+both read every key, with an operand of 64 rows that fills three quarters of what shared memory can send. A pair has one
+M of 128, reads half of K and half of V in each CTA, and has room for K of the next key tile beside V of this one.
+
+Steady state of a pair. A line is an issue slot, not a duration; K0' is half of the keys of K0, V0' half of the columns:
+
+    CTA 0     CTA 1     mma of CTA 0            softmax of both
+    Q  K0'    Q  K0'    .                       .
+    K1'       K1'       S[0] = Q K0             .                        five parts, as their columns arrive
+    V0'       V0'       S[1] = Q K1             P0 = 2^(S[0] - m)        row maxima: four threads a row
+    K2'       K2'       O0, O1 = P0 V0          P1 = 2^(S[1] - m)        P through shared memory
+    V1'       V1'       S[0] = Q K2             O *= factor, if a maximum moved
+    K3'       K3'       O0, O1 += P1 V1         P2
+
+    begin, end    as in pair/kernel.py: both CTAs meet before one raises barriers of the other, and before one ends
+
+Read next: tiles.py (who has what), products.py, load.py, softmax.py, barriers.py, docs/decisions/0017.
+"""
+
+from dataclasses import dataclass
+
+import cutlass.cute as cute
+from cutlass import Int32
+
+from cute_fa4.tma.tensor_maps import (
+    DTYPES,
+    clipped_load_view,
+    heads_in_rows_view,
+    make_operand,
+    make_row_operand,
+    row_space,
+    rows_of_heads_view,
+)
+
+from ...kernel import CTA, SM100Kernel
+from ...operands.tma import KVOperand
+from ...pair.kernel import set_up, tear_down
+from ...pair.stored_at_leader import events_of
+from ...pair.sync import PairConsumer, PairProducer
+from ...roles import load as load_role
+from ...roles.dispatch import first_column, own_lanes
+from ...roles.order import Order
+from ...sync.kernel_args import KernelArgs
+from . import load, products, softmax
+from .barriers import ROPE_SLOT
+from .load import LatentPairProducer, number_of_entries
+from .products import LatentPairConsumer
+from .smem import LatentPairShared
+from .tiles import CTAS
+
+
+@dataclass(frozen=True)
+class InUnits(Order):
+    """A key tile is copied in units, K ahead of V."""
+
+    load_tile = staticmethod(load.load_tile)
+    load_k = staticmethod(load.load_k)
+    load_v = staticmethod(load.load_v)
+
+
+IN_UNITS = InUnits()
+
+
+@dataclass(frozen=True)
+class LatentPairCTA(CTA):
+    """producer, consumer: of both rings."""
+
+    producer: LatentPairProducer
+    consumer: LatentPairConsumer
+
+
+class SM100MLAPair(SM100Kernel):
+    """Forward attention on SM100 over a latent cache for 128 query rows: two CTAs of 320 threads."""
+
+    cluster = (CTAS, 1, 1)
+    producer_pipeline = PairProducer
+    consumer_pipeline = PairConsumer
+
+    def ctas(self, blocks):
+        return blocks * CTAS
+
+    def events_of(self, mbarriers):
+        return events_of(self.cfg.barriers, mbarriers)
+
+    def q_operand(self, mQ):
+        """Boxes of 64 rows, which may begin at any head."""
+        tiles, dtype = self.cfg.tiles, DTYPES[self.cfg.qkv_dtype]
+        view = heads_in_rows_view(mQ, tiles.swizzle_granule, tiles.padded_qk_depth)
+        sizes = tiles.q_box_rows, tiles.padded_qk_depth
+        return make_operand(view, dtype, *sizes, heads=tiles.heads_of_box, cta_group=CTAS)
+
+    def kv_operands(self, mK, mV):
+        """Of one cache: V is not looked at."""
+        tiles, dtype = self.cfg.tiles, DTYPES[self.cfg.qkv_dtype]
+        space = row_space(mK)
+        rows = Int32(space.rows_per_block)
+        if tiles.gathers_rows:
+            view, of_heads = rows_of_heads_view(mK, space)
+            k = KVOperand(make_row_operand(view, dtype, tiles.swizzle_granule), of_heads=of_heads)
+            return k, rows, k, rows
+        sizes, view = (tiles.k_box_rows, tiles.swizzle_granule), clipped_load_view(mK, space)
+        k = KVOperand(make_operand(view, dtype, *sizes, cta_group=CTAS))
+        return k, rows, k, rows
+
+    def o_operand(self, mO):
+        """O is stored by the threads: the tensor itself."""
+        return mO, Int32(0)
+
+    def shared(self, base):
+        return LatentPairShared.of(self.cfg.smem, base)
+
+    def prologue(self, base, mbarriers) -> LatentPairCTA:
+        cta, table = super().prologue(base, mbarriers), self.cfg.barriers
+        ring = table.ring(mbarriers, "rope", ROPE_SLOT)
+        nbytes = self.cfg.tiles.rope_slot_bytes
+        rope = PairProducer(**ring, k_bytes=(nbytes,), v_bytes=nbytes)
+        given = vars(cta) | dict(
+            producer=LatentPairProducer(cta.producer, rope, number_of_entries(self.cfg)),
+            consumer=LatentPairConsumer(cta.consumer, PairConsumer(**ring)),
+        )
+        return LatentPairCTA(**given)
+
+    def set_up(self, args: KernelArgs, cta: CTA, warp, mbarriers):
+        set_up(self.cfg, args, cta, warp, mbarriers)
+
+    @cute.jit
+    def roles(self, args: KernelArgs, cta: CTA, warp):
+        cfg, warps = self.cfg, self.cfg.warps
+        if warp < warps.softmax.stop:
+            lanes = own_lanes(cta.tmem_address, warp)
+            softmax.run(cfg, args, cta.smem, lanes, cta.events, cta.queue)
+        elif warp == warps.mma.start:
+            tmem = first_column(cta.tmem_address)
+            products.run(cfg, args, cta.smem, tmem, cta.events, cta.consumer, cta.queue)
+        elif warp == warps.load.start:
+            cta_number, _, _ = cute.arch.block_idx()
+            block = cta_number // CTAS
+            load_role.run(cfg, args, cta.smem, cta.events, cta.producer, cta.queue, block, IN_UNITS)
+
+    def tear_down(self, cta: CTA, warp):
+        tear_down(self.cfg, cta, warp)
+
+
+KERNEL = SM100MLAPair

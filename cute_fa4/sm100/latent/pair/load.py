@@ -1,0 +1,164 @@
+"""Load warp of either CTA: its units of K, one key tile ahead of its units of V, which is the order of their use.
+
+    n = 0           Q  K0 K0 K0 K0 rope0
+    n = 1, 2, ...      Kn Kn Kn Kn ropen   V(n-1) V(n-1) V(n-1) V(n-1)
+    at the end                             V(last) ...
+
+What lies behind the keys of a sequence arrives as zeros: 0 * NaN is NaN.
+"""
+
+from dataclasses import dataclass, replace
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from cute_fa4.layouts.scalars import choose, maximum
+from cute_fa4.tma import copies, gathered_rows, paged_rows
+from cute_fa4.tma.tensor_maps import DTYPES, clipped_load
+
+from ...operands.kv_buffer import SPAN_BYTES, gather_chunks
+from ...pair.sync import PairProducer
+from ...steps.loads import rows_of_tile
+from ...sync.kernel_args import Events, KernelArgs
+from ...sync.pipelines import Slot
+from ...work.tile import Work
+from ..tiles import LATENT_DEPTH
+from .smem import LatentPairShared
+from .tiles import CTAS, UNIT_COLUMNS, UNIT_KEYS
+
+KV_HEAD = 0  # the only one
+
+
+@dataclass(frozen=True)
+class LoadPosition:
+    """A position in both rings, and the entries of the page table for the key tile whose V comes next."""
+
+    unit: Slot
+    rope: Slot
+    entries: tuple
+
+
+@dataclass(frozen=True)
+class LatentPairProducer:
+    """The load warp's end of both rings. number: entries that look_up finds for a key tile."""
+
+    units: PairProducer
+    rope: PairProducer
+    number: cutlass.Constexpr
+
+    def first(self) -> LoadPosition:
+        return LoadPosition(self.units.first(), self.rope.first(), (Int32(0),) * self.number)
+
+    def drain(self, at: LoadPosition):
+        self.units.drain(at.unit)
+        self.rope.drain(at.rope)
+
+
+def number_of_entries(cfg) -> int:
+    """What look_up of steps/loads.py finds for a key tile."""
+    return gathered_rows.pages_of_four(cfg.page_size) if cfg.tiles.gathers_rows else 1
+
+
+def load_q(cfg, args: KernelArgs, smem: LatentPairShared, events: Events, work: Work):
+    """This CTA's 64 of the 128 rows: half of the heads, or half of the positions."""
+    tiles, dtype, rank = cfg.tiles, DTYPES[cfg.qkv_dtype], cute.arch.block_idx_in_cluster()
+    mbarrier = events.q_full.arrive_and_expect(0, tiles.q_tile_bytes)
+    head, position = work.tile.head, work.tile.first_position
+    if tiles.rows_per_position > tiles.q_box_rows:
+        head = head + rank * tiles.q_box_rows
+    else:
+        position = position + rank * (tiles.q_box_rows // tiles.rows_per_position)
+    first, batch = (head, position), (work.sequence.batch,)
+    copies.load_tile(
+        args.q, dtype, smem.q_address, mbarrier, first, batch, heads=tiles.heads_of_box
+    )
+
+
+def rows_of_unit(cfg, found, first_key):
+    """Of a tile that was found, where keys [first_key, first_key + 64) lie: gathered rows, or the place of each box."""
+    tiles = cfg.tiles
+    if tiles.gathers_rows:
+        return gathered_rows.from_row(found, first_key)
+    boxes = paged_rows.box_rows(tiles.BN, cfg.page_size)
+    rows = paged_rows.rows_within(found, first_key, UNIT_KEYS, boxes, tiles.k_box_rows)
+    return [clipped_load(*rows.box(p), Int32(KV_HEAD)) for p in range(rows.boxes)]
+
+
+def load_unit(cfg, args: KernelArgs, address, mbarrier, rows, first_column, columns):
+    """Rows of rows_of_unit, and so many columns."""
+    tiles, dtype = cfg.tiles, DTYPES[cfg.qkv_dtype]
+    chunks = -(-columns // tiles.swizzle_granule)
+    if tiles.gathers_rows:
+        gather_chunks(
+            *(UNIT_KEYS, args.k, address, mbarrier, rows, Int32(KV_HEAD), first_column),
+            *(chunks, CTAS),
+        )
+        return
+    for p, (place, further) in enumerate(rows):
+        for chunk in range(chunks):
+            at = address + (chunk * UNIT_KEYS + p * tiles.k_box_rows) * SPAN_BYTES
+            column = first_column + chunk * tiles.swizzle_granule
+            copies.load_tile(args.k.boxes, dtype, at, mbarrier, place, further, column)
+
+
+def load_k(cfg, args: KernelArgs, smem, kv: LatentPairProducer, found, at: LoadPosition):
+    """This CTA's half of the keys, with all columns."""
+    slot = at.unit
+    rows = rows_of_unit(cfg, found, cute.arch.block_idx_in_cluster() * UNIT_KEYS)
+    for i in range(cfg.tiles.k_units):
+        kv.units.acquire(slot)
+        mbarrier = kv.units.get_v(slot)
+        address = smem.kv_address + slot.index * cfg.tiles.kv_slot_bytes
+        load_unit(cfg, args, address, mbarrier, rows, i * UNIT_COLUMNS, UNIT_COLUMNS)
+        slot = kv.units.commit_step(slot)
+    kv.rope.acquire(at.rope)
+    mbarrier, rest = kv.rope.get_v(at.rope), cfg.qk_depth - LATENT_DEPTH
+    address = smem.rope_address + at.rope.index * cfg.tiles.rope_slot_bytes
+    load_unit(cfg, args, address, mbarrier, rows, LATENT_DEPTH, rest)
+    return replace(at, unit=slot, rope=kv.rope.commit_step(at.rope))
+
+
+def load_v(cfg, args: KernelArgs, smem, kv: LatentPairProducer, found, slot: Slot) -> Slot:
+    """All keys, and this CTA's half of the columns of each product."""
+    tiles, own = cfg.tiles, cute.arch.block_idx_in_cluster() * UNIT_COLUMNS
+    parts = [rows_of_unit(cfg, found, Int32(i * UNIT_KEYS)) for i in range(tiles.key_parts)]
+    for output in range(tiles.outputs):
+        for rows in parts:
+            kv.units.acquire(slot)
+            mbarrier = kv.units.get_v(slot)
+            address = smem.kv_address + slot.index * tiles.kv_slot_bytes
+            column = own + output * tiles.pv_mma_shape[1]
+            load_unit(cfg, args, address, mbarrier, rows, column, UNIT_COLUMNS)
+            slot = kv.units.commit_step(slot)
+    return slot
+
+
+@cute.jit
+def load_tile(
+    cfg: cutlass.Constexpr,
+    order: cutlass.Constexpr,
+    args: KernelArgs,
+    smem: LatentPairShared,
+    events: Events,
+    kv: LatentPairProducer,
+    work: Work,
+    n: Int32,
+    entries: Int32 | tuple,
+    at: LoadPosition,
+    q_phase: Int32,
+) -> LoadPosition:
+    """K of key tile n, with the queries if it is the first, and V of the one before; at the end V of this one, too."""
+    first = work.tiles.first
+    if n == first:
+        events.q_free.wait(0, q_phase ^ 1)
+        load_q(cfg, args, smem, events, work)
+    at = order.load_k(cfg, args, smem, kv, rows_of_tile(cfg, args, work, n, entries), at)
+    end = choose(n == first + work.tiles.count - 1, n + 1, n)
+    before, slot = at.entries, at.unit
+    these = entries if cfg.tiles.gathers_rows else (entries,)
+    for m in cutlass.range(maximum(n - 1, first), end, unroll=1):
+        of_m = tuple(choose(m == n, new, old) for new, old in zip(these, before, strict=True))
+        of_m = of_m if cfg.tiles.gathers_rows else of_m[0]
+        slot = order.load_v(cfg, args, smem, kv, rows_of_tile(cfg, args, work, m, of_m), slot)
+    return LoadPosition(slot, at.rope, these)

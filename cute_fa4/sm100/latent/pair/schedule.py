@@ -1,0 +1,141 @@
+"""LatentPair: 128 query rows over a latent cache by two CTAs of a cluster that share every MMA.
+
+    FA4Config(qk_depth=576, ov_depth=512, latent=True, group=128, pack_gqa=True, kv_layout="paged", page_size=64,
+              seqused_k=True, schedule=LatentPair())
+
+    tensor memory, 128 lanes: rows 0-63 twice     shared memory, 227 KiB
+    0     64    128        256        384         Q | ring of units | rope | P | exchanged | work queue | mbarriers
+    | S0  | S1  |    O0     |    O1    |
+      lanes 0-63: keys 0-63 of S, the first half of the columns of O; lanes 64-127: the others
+
+What one CTA would read twice, K and V of 128 rows, each of the two reads in part: docs/decisions/0017.
+"""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import ClassVar
+
+from ...blueprint.barriers import BarrierTable
+from ...blueprint.memory_maps import TmemMap
+from ...blueprint.problem import Problem
+from ...blueprint.reach import DTYPES_OF_16_BITS
+from ...blueprint.row_schedule import RESCALE_LOG2, RESCALE_LOG2_OF_FP8
+from ...blueprint.tiles import ROWS_PER_Q_TILE
+from ...few_rows.warp_roles import SwappedWarpRoles
+from . import barriers
+from .smem_map import LatentPairSmem, slots_that_fit, smem_map
+from .tiles import CTAS, LATENT_DEPTH, ROPE_DEPTH, LatentPairTiles
+
+WARPS = SwappedWarpRoles(softmax=range(0, 8), mma=range(8, 9), load=range(9, 10))
+S_BUFFERS = 2  # S of the next key tile is made while the softmax works on one; a buffer is tile & 1
+
+
+@dataclass(frozen=True)
+class LatentPair:
+    """The schedule of SM100MLAPair.
+
+    rescale_log2   the running row maximum is kept while it moves less than this (P stays below 2^rescale_log2);
+                   None: 8, and 0 where P has eight bits (docs/numerics.md)
+    claims         whether a pair takes over blocks that have not started: not built, None and False are the same
+    dependent_launch   as in SwappedTile
+    """
+
+    family: ClassVar[str] = "mla_pair"
+    ctas: ClassVar[int] = CTAS  # that share an MMA
+    latent_rows: ClassVar[int] = (
+        ROWS_PER_Q_TILE  # of a tile, in which the heads of a cache share places
+    )
+    warps: ClassVar[SwappedWarpRoles] = WARPS  # four softmax threads a row
+
+    rescale_log2: float | None = None
+    claims: bool | None = None
+    dependent_launch: bool | None = None
+
+    def resolved(self, problem: Problem) -> "LatentPair":
+        lag = self.rescale_log2
+        if lag is None:
+            lag = RESCALE_LOG2_OF_FP8 if problem.has_fp8 else RESCALE_LOG2
+        early = True if self.dependent_launch is None else self.dependent_launch
+        return replace(self, claims=False, rescale_log2=lag, dependent_launch=early)
+
+    def tiles(self, problem: Problem) -> LatentPairTiles:
+        return LatentPairTiles.of(problem)
+
+    def tmem(self, problem: Problem) -> TmemMap:
+        tiles = self.tiles(problem)
+        s = tuple(i * tiles.s_columns for i in range(S_BUFFERS))
+        first = S_BUFFERS * tiles.s_columns
+        o = tuple(first + i * tiles.o_columns for i in range(tiles.outputs))
+        return TmemMap(s, (), o, o[-1] + tiles.o_columns, p_apart=False)
+
+    def barriers(self, problem: Problem) -> BarrierTable:
+        return layout(self.warps, self.tiles(problem))[0]
+
+    def smem(self, problem: Problem) -> LatentPairSmem:
+        return layout(self.warps, self.tiles(problem))[1]
+
+    def contradictions(self, problem: Problem) -> list[str]:
+        highest, dtype = (8, "e4m3") if problem.has_fp8 else (15, "fp16")
+        if self.rescale_log2 is None or 0 <= self.rescale_log2 <= highest:
+            return []
+        return [
+            f"rescale_log2={self.rescale_log2}: P grows to 2^rescale_log2 and must fit {dtype}: use 0 to {highest}"
+        ]
+
+    def refusals(self, problem: Problem) -> list[str]:
+        why = not_built(problem)
+        if problem.token_scales:
+            why.append(
+                f"descales={problem.descales!r}: scales of each key are not built for pairs over a latent cache: use "
+                "schedule=LatentTile(rows=64), or k and v, scales of each sequence"
+            )
+        return why or self.tiles(problem).page_refusals()
+
+
+STORED = {
+    "kv_dtype": None,
+    "rope_dtype": None,
+    "scale_dtype": None,
+}  # a row of the cache has q's dtype
+
+
+def not_built(problem: Problem, stored: dict = STORED) -> list[str]:
+    """What pairs over a latent cache do not run: they are for one call, which asks for nothing of this.
+
+    stored: what a row of the cache is
+    """
+    depths = (problem.qk_depth, problem.ov_depth)
+    if not problem.latent or depths != (LATENT_DEPTH + ROPE_DEPTH, LATENT_DEPTH):
+        return [
+            f"latent={problem.latent}, qk_depth={depths[0]}, ov_depth={depths[1]}: this kernel reads V from K: use "
+            f"latent=True, qk_depth={LATENT_DEPTH + ROPE_DEPTH}, ov_depth={LATENT_DEPTH}"
+        ]
+    why = []
+    o_dtype = problem.qkv_dtype
+    if problem.has_fp8:
+        o_dtype = problem.o_dtype if problem.o_dtype in DTYPES_OF_16_BITS else "bf16"
+    for name, only in {
+        "o_dtype": "f32" if problem.split_keys else o_dtype,
+        "q_layout": "dense",
+        "kv_layout": "paged",
+        "seqused_q": False,
+        "page_heads_first": False,
+        "cache_leftpad": False,
+        "score_mod": None,
+        "mask_mod": None,
+        **stored,
+    }.items():
+        if getattr(problem, name) != only:
+            why.append(
+                f"{name}={getattr(problem, name)!r} is not built yet for pairs of CTAs over a latent cache: use "
+                f"{only!r}, or schedule=LatentTile(rows=64)"
+            )
+    return why
+
+
+@lru_cache(maxsize=256)
+def layout(warps: SwappedWarpRoles, tiles: LatentPairTiles) -> tuple[BarrierTable, LatentPairSmem]:
+    """Barriers and shared memory decide each other's size: the ring gets what a kernel without slots leaves."""
+    slots = slots_that_fit(tiles, smem_map(tiles, warps, barriers.table(warps, 0, 0)))
+    table = barriers.table(warps, *slots)
+    return table, smem_map(tiles, warps, table)

@@ -1,0 +1,265 @@
+"""Softmax warps of either CTA: S -> P, key tile by key tile; four threads share a row, each has a quarter of the keys.
+
+    thread t    row t % 64 of the CTA
+                lanes of tensor memory: of half (t / 64) % 2, keys 64 half to 64 half + 63 of a key tile
+                warpgroup t / 128: the first or the second 32 of these, and the output whose O it rescales and stores
+
+For every key tile:
+
+    wait s_ready          read the row's 32 scores, mask them if the tile needs it
+    row maximum           of the thread; those of the others come through shared memory
+    P = 2^(c s - c m)
+    wait pv_done          O is complete up to the tile before, and its P has been read
+    a maximum moved       O *= 2^(old - new), this thread's 128 columns. Seldom: it may lag by 2^8
+    P to shared memory    a quarter of a row, which is A of the next product as it stands
+    p_ready
+
+All four keep the same running maximum, so they decide alike. After the last tile they add up their sums, wait for O and
+store it (store.py).
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, select_
+
+from ...blueprint.chip import WARP_SIZE
+from ...few_rows.columns import NAMED_BARRIER
+from ...few_rows.softmax import Before
+from ...few_rows.visibility import is_picked
+from ...instructions import tensor_memory
+from ...steps import row_math, visibility
+from ...steps.row_math import RowState
+from ...steps.scores import RowContext, first_state, log2_scale, row_context, whole_tiles
+from ...steps.store import PIECE_BYTES, store_piece
+from ...sync.kernel_args import Events, KernelArgs
+from ...work import scales
+from ...work.blocks import rank_in_cluster
+from ...work.queue import NO_MORE, WorkQueue
+from ...work.tile import Work
+from . import store
+from .schedule import S_BUFFERS
+from .smem import LatentPairShared
+from .tiles import CTAS
+
+BATCH = 32  # columns of O that are in registers at a time
+
+
+@dataclass(frozen=True)
+class Place:
+    """A softmax thread.
+
+    thread  0 to 255
+    row     of the CTA; row_of_tile: of the 128 of the pair
+    half    0 or 1: of the lanes, and so of the keys of a tile and the columns of an output
+    group   0 or 1: the warpgroup, which has half of these keys, and one of the outputs
+    """
+
+    thread: Int32
+    row: Int32
+    row_of_tile: Int32
+    half: Int32
+    group: Int32
+
+    @staticmethod
+    def here(cfg) -> "Place":
+        thread, _, _ = cute.arch.thread_idx()
+        rows = cfg.tiles.q_box_rows
+        row = thread % rows
+        number = thread // rows
+        return Place(thread, row, rank_in_cluster() * rows + row, number % CTAS, number // CTAS)
+
+
+def exchange(cfg, smem: LatentPairShared, place: Place, number, value) -> list:
+    """The values of all threads of this row, in one order. number: of exchanges before.
+
+    There are two buffers, so that the barrier of one exchange is what frees the one before.
+    """
+    rows, sharing = cfg.tiles.q_box_rows, cfg.tiles.threads_of_row
+    smem.exchanged[(place.thread, number & 1)] = value
+    cute.arch.barrier(barrier_id=NAMED_BARRIER, number_of_threads=sharing * rows)
+    return [smem.exchanged[(place.row + i * rows, number & 1)] for i in range(sharing)]
+
+
+def write_p(cfg, smem: LatentPairShared, place: Place, words: list):
+    """This thread's quarter of a row of P."""
+    tile = cfg.tiles.p_tile
+    span, half_bytes = tile.swizzle.span_bytes, cfg.tiles.s_columns * cfg.dtype_bytes
+    of_half = tile.chunk_bytes if half_bytes == span else half_bytes
+    of_group = cfg.tiles.keys_of_thread * cfg.dtype_bytes
+    line = place.half * of_half + place.row * span + place.group * of_group
+    for piece in range(len(words) // 4):
+        four = words[4 * piece : 4 * piece + 4]
+        store_piece(smem.p_address + tile.swizzle(line + piece * PIECE_BYTES), four)
+
+
+def column_of_o(cfg, place: Place):
+    """Where this thread's output is."""
+    return cfg.tmem.o[0] + place.group * (cfg.tmem.o[1] - cfg.tmem.o[0])
+
+
+def rescale_o(cfg, tmem, place: Place, factor):
+    """O *= factor, in this thread's columns."""
+    address = tmem + column_of_o(cfg, place)
+    for first, values in tensor_memory.load_batches(address, cfg.tiles.o_columns, BATCH):
+        tensor_memory.store(address + first, row_math.multiplied(values, factor))
+    tensor_memory.wait_store()
+
+
+def first_key(cfg, place: Place, n):
+    """The first of this thread's keys of key tile n."""
+    inside = place.half * cfg.tiles.s_columns + place.group * cfg.tiles.keys_of_thread
+    return n * cfg.tiles.BN + inside
+
+
+def scores_of(cfg, tmem, place: Place, buffer) -> list:
+    """This thread's scores of a key tile."""
+    address = tmem + buffer * (cfg.tmem.s[1] - cfg.tmem.s[0])
+    address = address + place.group * cfg.tiles.keys_of_thread
+    scores = tensor_memory.load(address, cfg.tiles.keys_of_thread)
+    tensor_memory.wait_load()
+    return scores
+
+
+def picked_keys(cfg, args: KernelArgs, work: Work, place: Place, n) -> Int32:
+    """Of this warp's 32 keys of a tile, which the page table has a page for: a bit each, of which a lane reads one."""
+    assert cfg.tiles.keys_of_thread == WARP_SIZE
+    key = first_key(cfg, place, n) + cute.arch.lane_idx()
+    return cute.arch.vote_ballot_sync(is_picked(cfg, args, work, key))
+
+
+def keep_picked(word, scores: list) -> list:
+    """Scores with -inf where there is no key."""
+    out = []
+    for i, score in enumerate(scores):
+        picked = (word & (1 << i)) != 0
+        out.append(select_(picked, score, Float32(visibility.MASKED)))
+    return out
+
+
+@cute.jit
+def step(
+    cfg: cutlass.Constexpr,
+    args: KernelArgs,
+    smem: LatentPairShared,
+    tmem: Int32,
+    events: Events,
+    work: Work,
+    place: Place,
+    row: RowContext,
+    before: Before,
+    n: Int32,
+    state: RowState,
+    masked: cutlass.Constexpr,
+) -> RowState:
+    """Key tile n: scores to probabilities."""
+    tile = n - work.tiles.first + before.tiles
+    buffer = tile & (S_BUFFERS - 1)
+    picked = None
+    if cutlass.const_expr(cfg.picks_keys):  # on its way while S is made
+        picked = picked_keys(cfg, args, work, place, n)
+    events.s_ready.wait(buffer, tile >> 1 & 1)
+    tensor_memory.fence_after()
+    scores = scores_of(cfg, tmem, place, buffer)
+    if cutlass.const_expr(masked):
+        first = first_key(cfg, place, n)
+        lower = cfg.mask.has_lower_bound or not cfg.mask.is_band
+        bands = [(lo - first if lower else None, hi - first) for lo, hi in row.bands]
+        scores = visibility.keep_visible(scores, bands)
+    if cutlass.const_expr(cfg.picks_keys):
+        scores = keep_picked(picked, scores)
+    scale_log2 = log2_scale(cfg, args, row.factor)
+    own = row_math.row_maximum(scores, state.row_max)
+    tile_max = own
+    for other in exchange(cfg, smem, place, tile + before.work_tiles, own):
+        tile_max = cute.arch.fmax(tile_max, other)
+    row_max, safe_max, factor = row_math.update_maximum(
+        state.row_max, tile_max, scale_log2, cfg.schedule.rescale_log2
+    )
+    bias = -safe_max * scale_log2
+    if cutlass.const_expr(cfg.p_lift_log2):
+        bias = bias + cfg.p_lift_log2
+    values = row_math.powers(scores, scale_log2, bias, frozenset())
+    words = row_math.pack(values, cfg.p_dtype)
+    total = row_math.row_total(row_math.add_values([], values))
+    events.pv_done.wait(0, (tile - 1) & 1)
+    if n != work.tiles.first:  # before, no product of the work tile is in O
+        if cute.arch.vote_any_sync(factor < 1.0):
+            tensor_memory.fence_after()
+            rescale_o(cfg, tmem, place, factor)
+    write_p(cfg, smem, place, words)
+    cute.arch.fence_proxy("async.shared", space="cta")
+    tensor_memory.fence_before()
+    events.p_ready.arrive(0)
+    return RowState(row_max, state.row_sum * factor + total)
+
+
+def begin(cfg, args: KernelArgs, work: Work, row: RowContext, place: Place) -> RowState:
+    """The state of a row that has seen no key. A sink is the maximum of all its threads, and in the sum of one."""
+    state = first_state(cfg, args, work, row)
+    if not cfg.sink:
+        return state
+    counts = place.thread < cfg.tiles.q_box_rows
+    return RowState(state.row_max, select_(counts, state.row_sum, Float32(0.0)))
+
+
+@cute.jit
+def key_tiles(
+    cfg: cutlass.Constexpr,
+    args: KernelArgs,
+    smem: LatentPairShared,
+    tmem: Int32,
+    events: Events,
+    work: Work,
+    place: Place,
+    before: Before,
+) -> tuple[RowContext, RowState]:
+    """All key tiles of a work tile."""
+    row = row_context(cfg, args, work, 0, place.row_of_tile)
+    whole = whole_tiles(cfg, args, work, 0)
+    first, end = work.tiles.first, work.tiles.first + work.tiles.count
+    state = begin(cfg, args, work, row, place)
+    if cutlass.const_expr(cfg.mask.has_lower_bound):
+        for n in cutlass.range(first, whole.begin, unroll=1):
+            state = step(
+                cfg, args, smem, tmem, events, work, place, row, before, n, state, masked=True
+            )
+    if cutlass.const_expr(cfg.mask.is_band):
+        for n in cutlass.range(whole.begin, whole.end, unroll=1):
+            state = step(
+                cfg, args, smem, tmem, events, work, place, row, before, n, state, masked=False
+            )
+    for n in cutlass.range(whole.end, end, unroll=1):
+        state = step(cfg, args, smem, tmem, events, work, place, row, before, n, state, masked=True)
+    return row, state
+
+
+@cute.jit
+def run(
+    cfg: cutlass.Constexpr,
+    args: KernelArgs,
+    smem: LatentPairShared,
+    tmem: Int32,
+    events: Events,
+    queue: WorkQueue,
+):
+    """Every work tile. `tmem`: address of the first column for this warp's lanes."""
+    place = Place.here(cfg)
+    before = Before(Int32(0), Int32(0))
+    work = queue.next(cfg, args, before.work_tiles)
+    while work.tiles.count != NO_MORE:
+        row, state = key_tiles(cfg, args, smem, tmem, events, work, place, before)
+        tiles = before.tiles + work.tiles.count
+        a, b, c, d = exchange(cfg, smem, place, tiles + before.work_tiles, state.row_sum)
+        total = (a + b) + (c + d)
+        if work.tiles.count > 0:
+            events.pv_done.wait(0, (tiles - 1) & 1)
+            tensor_memory.fence_after()
+        state = RowState(state.row_max, total)
+        factor = scales.times(row_math.inverse(total), scales.of_output(cfg, args, work))
+        store.output(cfg, args, work, place, tmem + column_of_o(cfg, place), factor)
+        if cutlass.const_expr(cfg.write_lse):
+            store.log_sum_exp(cfg, args, work, place, state, row.factor)
+        before = Before(tiles, before.work_tiles + 1)
+        work = queue.next(cfg, args, before.work_tiles)

@@ -1,0 +1,101 @@
+"""Store: O / row sum from tensor memory to global memory, and the log-sum-exp.
+
+A thread stores its own columns of its own row, 16 bytes at a time: 128 columns of the output of its warpgroup. Rows
+beyond the sequence are not written.
+"""
+
+import math
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64
+from cutlass._mlir.dialects import llvm
+
+from ...blueprint.chip import DTYPE_BYTES
+from ...instructions import tensor_memory
+from ...steps import row_math
+from ...steps.row_math import RowState
+from ...steps.scores import log2_scale
+from ...sync.kernel_args import KernelArgs
+from ...work import results, rows
+from ...work.tile import Work
+
+BATCH = 32  # columns that are in registers at a time
+PIECE_WORDS = 4  # of one store
+
+
+def store_words(address: Int64, words: list):
+    """16 bytes (four 32-bit words) to global memory in one instruction."""
+    llvm.inline_asm(
+        None,
+        [Int64(address).ir_value(), *(word.ir_value() for word in words)],
+        "st.global.v4.b32 [$0], {$1, $2, $3, $4};",
+        "l,r,r,r,r",
+        has_side_effects=True,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+    )
+
+
+def address_of(o: cute.Tensor, place: tuple) -> Int64:
+    """Global address of an element of O; one depth is contiguous, and rows begin at multiples of 16 bytes."""
+    return (o.iterator + cute.crd2idx(place, o.layout)).toint()
+
+
+def first_depth(cfg, place):
+    """The first of this thread's columns, in the depth of O."""
+    return place.group * cfg.tiles.pv_mma_shape[1] + place.half * cfg.tiles.o_columns
+
+
+@cute.jit
+def output(
+    cfg: cutlass.Constexpr,
+    args: KernelArgs,
+    work: Work,
+    place,
+    o_address: Int32,
+    factor: Float32,
+):
+    """This thread's columns of its row, times the factor, rounded. Zeros without key tiles."""
+    row = rows.row_of(cfg, work, 0, place.row_of_tile)
+    exists = results.is_row(cfg, args, work, row)
+    at = results.row_place(cfg, args, work, row)
+    has_keys, address = work.tiles.count > 0, Int64(0)
+    if exists:
+        address = address_of(args.o, (*at, first_depth(cfg, place)))
+    for first in cutlass.range_constexpr(0, cfg.tiles.o_columns, BATCH):
+        values = [Float32(0.0)] * BATCH
+        if has_keys:
+            values = tensor_memory.load(o_address + first, BATCH)
+            tensor_memory.wait_load()
+        words = row_math.pack(row_math.multiplied(values, factor), cfg.o_dtype)
+        if exists:
+            store_batch(address + first * DTYPE_BYTES[cfg.o_dtype], words)
+
+
+def store_batch(address: Int64, words: list):
+    """Words that lie side by side, 16 bytes at a time."""
+    for i in range(0, len(words), PIECE_WORDS):
+        store_words(address + 4 * i, words[i : i + PIECE_WORDS])
+
+
+@cute.jit
+def log_sum_exp(
+    cfg: cutlass.Constexpr,
+    args: KernelArgs,
+    work: Work,
+    place,
+    state: RowState,
+    factor: Float32 | None,
+):
+    """Of this thread's row, natural logarithm, by one of its threads; of a row without keys -inf.
+
+    factor: of the scores besides the softmax scale, or None
+    """
+    row = rows.row_of(cfg, work, 0, place.row_of_tile)
+    if results.is_row(cfg, args, work, row) & (place.thread < cfg.tiles.q_box_rows):
+        lse = -Float32.inf
+        if state.row_sum != 0.0:
+            total_log2 = row_math.log2_of_sum(state.row_sum, cfg.p_lift_log2)
+            lse = (state.row_max * log2_scale(cfg, args, factor) + total_log2) * math.log(2)
+        args.lse[results.lse_place(cfg, args, work, row)] = lse

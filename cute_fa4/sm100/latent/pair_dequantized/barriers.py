@@ -1,0 +1,80 @@
+"""Every mbarrier of a pair of CTAs over rows of 656 bytes: both have all of them, at the same places.
+
+As in latent/pair/barriers.py, but units pass through two rings: each CTA fills and empties one of stored units by
+itself, and its widen warps fill the one that the MMAs of both read.
+
+barrier       number  raised by                         awaited by           means
+q_full        1       load 1 (+ bytes of both)          mma                  the Q tile is in shared memory
+q_free        1       mma 1 (commit)                    load                 the last S of this Q is made
+s_ready       2       mma 1 (commit)                    softmax              S is made
+p_ready       1       softmax 16 (at 0)                 mma                  P is stored, O rescaled, S read
+pv_done       1       mma 1 (commit)                    softmax              O is complete so far, P has been read
+kv_full       4       widen 8 (at 0)                    mma                  a unit of K or V is there in both CTAs
+kv_empty      4       mma 1 (commit)                    widen                the slot's MMAs have completed
+stored_full   6       load 1 (+ bytes)                  widen                a unit is there as it is stored
+stored_empty  6       widen 4                           load                 it has been read
+rope_full     1       load 1 (+ bytes of both)          mma                  the rotary columns are there
+rope_empty    1       mma 1 (commit)                    load                 S is made
+work_ready    2       load 1                            softmax, mma, widen  a work tile is announced
+work_read     2       softmax 256 + mma 32 + widen 256  load                 the announcement has been read
+work_claimed  1       load 1 (+ bytes)                  load                 the answer to a claim is there
+
+At the first key tile of a work tile p_ready also says that the old O has been read. No block is claimed: the last one
+is never raised.
+
+barrier       is not raised again too early because
+q_full        q_free
+q_free        q_full
+s_ready       S of the tile after next is made after P V of this one, which waits for p_ready
+p_ready       the next P waits for pv_done, which follows this wait
+pv_done       the next P V waits for p_ready, which follows this wait
+kv_full       kv_empty
+kv_empty      kv_full
+stored_full   stored_empty
+stored_empty  stored_full
+rope_full     rope_empty
+rope_empty    rope_full
+work_ready    work_read
+work_read     work_ready
+work_claimed  one claim at a time
+"""
+
+from ...blueprint.barriers import Arrivals, Barrier, BarrierTable, announced_bytes, changed_rows
+from ...few_rows.dequantized.barriers import of_queue
+from ..barriers import ROPE_SLOT
+from ..pair import barriers as pair
+from ..pair.tiles import CTAS
+from .warp_roles import WIDEN_GROUPS, RowsPairWarpRoles
+
+STORED_SLOT = "stored_slot"
+
+
+def table(
+    warps: RowsPairWarpRoles, kv_slots: int, stored_slots: int, rope_slots: int
+) -> BarrierTable:
+    """The table of a kernel whose rings have so many slots."""
+    numbers = dict(pair.table(warps, kv_slots).numbers)
+    numbers |= {STORED_SLOT: stored_slots, ROPE_SLOT: rope_slots}
+    return BarrierTable(rows(warps), numbers)
+
+
+def rows(warps: RowsPairWarpRoles) -> tuple[Barrier, ...]:
+    """Every barrier, in memory order: those of a pair, with the widening between two rings."""
+    number = len(warps.widen) // WIDEN_GROUPS  # that widen a unit
+    wide = (Arrivals("widen", CTAS * number, "at 0"),)
+    read = Arrivals("widen", number)
+    changed = {
+        "kv_full": {"raised_by": wide, "means": "a unit of K or V is there in both CTAs"},
+        "kv_empty": {"awaited_by": "widen"},
+        "pv_done": {"means": "O is complete so far, P has been read"},
+        **of_queue(warps),
+    }
+    return changed_rows(pair.rows(warps), changed, behind={"kv_empty": _of_stored(read)})
+
+
+def _of_stored(read: Arrivals) -> tuple[Barrier, ...]:
+    load, there = announced_bytes("load"), "a unit is there as it is stored"
+    return (
+        Barrier("stored_full", STORED_SLOT, (load,), "widen", there, "stored_empty"),
+        Barrier("stored_empty", STORED_SLOT, (read,), "load", "it has been read", "stored_full"),
+    )

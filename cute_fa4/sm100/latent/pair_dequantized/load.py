@@ -1,0 +1,86 @@
+"""Load warp of either CTA: its units as they are stored, in the order of latent/pair/load.py, and scales of their keys.
+
+    n = 0           Q  K0 K0 K0 K0 rope0
+    n = 1, 2, ...      Kn Kn Kn Kn ropen   V(n-1) V(n-1) V(n-1) V(n-1)
+    at the end                             V(last) ...
+
+Of four units the first two bring scales: two warpgroups take units in turn, and keep those of their keys for the next.
+Units are this CTA's own affair: its widen warps wait for them. The rotary columns go where the MMAs of both CTAs read
+them, and count on the mbarrier of CTA 0. What lies behind the keys of a sequence arrives as zeros, scales too.
+"""
+
+from dataclasses import replace
+
+import cutlass.cute as cute
+from cutlass import Int32
+
+from cute_fa4.tma import copies
+from cute_fa4.tma.tensor_maps import DTYPES
+
+from ...operands.kv_buffer import SPAN_BYTES, gather_chunks
+from ...operands.tma import KVOperand
+from ...sync.kernel_args import KernelArgs
+from ...sync.pipelines import Slot
+from ..dequantized.tiles import ROPE_AT, SCALE_LINE_BYTES, SCALES_AT
+from ..pair.load import KV_HEAD, LatentPairProducer, LoadPosition, rows_of_unit
+from ..pair.tiles import CTAS, UNIT_COLUMNS, UNIT_KEYS
+from .smem import RowsPairShared
+from .warp_roles import WIDEN_GROUPS
+
+
+def load_bytes(
+    cfg, operand: KVOperand, address, mbarrier, rows, first, line_bytes: int, ctas: int = 1
+):
+    """Copy bytes of 64 keys, from byte `first` of their rows on, to lines of shared memory.
+
+    ctas: 2 where the mbarrier is that of CTA 0, for both
+    """
+    if cfg.tiles.gathers_rows:
+        gather_chunks(
+            *(UNIT_KEYS, operand, address, mbarrier, rows, Int32(KV_HEAD), first, 1),
+            *(ctas, line_bytes),
+        )
+        return
+    for p, (place, further) in enumerate(rows):
+        box = address + p * cfg.tiles.k_box_rows * line_bytes
+        copies.load_tile(
+            operand.boxes, DTYPES[cfg.stored_dtype], box, mbarrier, place, further, first
+        )
+
+
+def load_unit(
+    cfg, args: KernelArgs, smem: RowsPairShared, kv, rows, block, slot: Slot, scales: bool
+) -> Slot:
+    """128 columns of 64 keys, number `block` of four; scales: those of these keys, too."""
+    kv.units.acquire(slot)
+    mbarrier = kv.units.get_k(slot, 0) if scales else kv.units.get_v(slot)
+    address = smem.stored_address + slot.index * cfg.tiles.stored_bytes
+    load_bytes(cfg, args.k, address, mbarrier, rows, block * UNIT_COLUMNS, SPAN_BYTES)
+    if scales:
+        places = address + cfg.tiles.scales_at
+        load_bytes(cfg, args.k.rest, places, mbarrier, rows, SCALES_AT, SCALE_LINE_BYTES)
+    return kv.units.commit_step(slot)
+
+
+def load_k(cfg, args: KernelArgs, smem, kv: LatentPairProducer, found, at: LoadPosition):
+    """This CTA's half of the keys, with all columns; their scales once for each widening warpgroup."""
+    rows = rows_of_unit(cfg, found, cute.arch.block_idx_in_cluster() * UNIT_KEYS)
+    slot = at.unit
+    for block in range(cfg.tiles.k_units):
+        slot = load_unit(cfg, args, smem, kv, rows, block, slot, block < WIDEN_GROUPS)
+    kv.rope.acquire(at.rope)
+    mbarrier = kv.rope.get_v(at.rope)
+    address = smem.rope_address + at.rope.index * cfg.tiles.rope_slot_bytes
+    load_bytes(cfg, args.v, address, mbarrier, rows, ROPE_AT, SPAN_BYTES, CTAS)
+    return replace(at, unit=slot, rope=kv.rope.commit_step(at.rope))
+
+
+def load_v(cfg, args: KernelArgs, smem, kv: LatentPairProducer, found, slot: Slot) -> Slot:
+    """All keys, and this CTA's half of the columns of each product; scales with the first one."""
+    tiles, rank = cfg.tiles, cute.arch.block_idx_in_cluster()
+    parts = [rows_of_unit(cfg, found, Int32(i * UNIT_KEYS)) for i in range(tiles.key_parts)]
+    for output in range(tiles.outputs):
+        for rows in parts:
+            block = CTAS * output + rank
+            slot = load_unit(cfg, args, smem, kv, rows, block, slot, output == 0)
+    return slot

@@ -1,0 +1,51 @@
+"""LatentRowsPair: 128 query rows over rows of 656 bytes by two CTAs that share MMAs; each widens what it multiplies.
+
+    FA4Config(kv_dtype="e4m3", rope_dtype="bf16", scale_dtype="f32", qk_depth=576, ov_depth=512, latent=True, group=128,
+              pack_gqa=True, kv_layout="paged", page_size=64, seqused_k=True, schedule=LatentRowsPair())
+
+Tensor memory is that of latent/pair/schedule.py; shared memory has a ring of units as they are stored beside the one of
+units as they are multiplied: docs/decisions/0029.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar
+
+from ...blueprint.barriers import BarrierTable
+from ...blueprint.problem import Problem
+from ..dequantized.schedule import not_built as rows_not_built
+from ..pair import schedule as pair
+from ..pair.schedule import LatentPair
+from . import barriers
+from .smem_map import KV_SLOTS, ROPE_SLOTS, STORED_SLOTS, RowsPairSmem, smem_map
+from .tiles import RowsPairTiles
+from .warp_roles import RowsPairWarpRoles
+
+
+@dataclass(frozen=True)
+class LatentRowsPair(LatentPair):
+    """The schedule of SM100MLAWidenPair: the choices of LatentPair."""
+
+    family: ClassVar[str] = "mla_widenpair"
+    warps: ClassVar[RowsPairWarpRoles] = RowsPairWarpRoles()
+
+    def tiles(self, problem: Problem) -> RowsPairTiles:
+        return RowsPairTiles.of(problem)
+
+    def barriers(self, problem: Problem) -> BarrierTable:
+        return layout(self.warps, self.tiles(problem))[0]
+
+    def smem(self, problem: Problem) -> RowsPairSmem:
+        return layout(self.warps, self.tiles(problem))[1]
+
+    def refusals(self, problem: Problem) -> list[str]:
+        why = rows_not_built(problem)
+        why += [reason for reason in pair.not_built(problem, stored={}) if reason not in why]
+        return why or self.tiles(problem).page_refusals()
+
+
+@lru_cache(maxsize=256)
+def layout(warps: RowsPairWarpRoles, tiles: RowsPairTiles) -> tuple[BarrierTable, RowsPairSmem]:
+    """Barriers, and shared memory with room for them."""
+    table = barriers.table(warps, KV_SLOTS, STORED_SLOTS, ROPE_SLOTS)
+    return table, smem_map(tiles, warps, table)

@@ -1,0 +1,169 @@
+"""Widen warps of either CTA: units as they are stored -> bf16, times scales, in the order of their use.
+
+Two warpgroups take units in turn, so that one converts while the other waits or stores. Of the four units of K one has
+blocks 0 and 2 of columns, the other 1 and 3; of V one has keys 0 to 63, the other the rest, of two blocks each. Two
+threads share a key of a unit, each has 64 of its 128 columns, which are a line of one of the two chunks that the MMA
+reads. A number of e4m3 is
+exact in fp16 and in float32; its product with the scale is rounded to bf16 once.
+
+    wait stored_full      four loads of 16 bytes; scales of the key, once for two units
+    stored_empty          of the warp: the slot may be filled again
+    wait kv_empty         the MMAs that read the unit's place have completed
+    128 bytes             to the place, where the MMA takes them as K or as V: the same bytes
+    kv_full               of the warp, in CTA 0
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from cute_fa4.layouts.scalars import choose
+
+from ...blueprint.chip import WARP_SIZE
+from ...pair.sync import PairProducer, arrive_at_leader
+from ...steps import row_math
+from ...steps.pieces import WORDS, load_piece, numbers_of, widened
+from ...steps.store import PIECE_BYTES, store_piece
+from ...sync.kernel_args import KernelArgs
+from ...sync.pipelines import KVConsumerPipeline, Slot
+from ...work.blocks import rank_in_cluster
+from ...work.queue import NO_MORE, WorkQueue
+from ..dequantized.tiles import SCALE_LINE_BYTES, WIDE_BYTES
+from ..pair.tiles import UNIT_COLUMNS, UNIT_KEYS
+from .smem import RowsPairShared
+from .warp_roles import WIDEN_GROUPS
+
+HALF = UNIT_COLUMNS // 2  # of a unit's columns, of one thread
+NUMBERS = 32  # at a time: of 8 bits two pieces, as bf16 four
+WORDS_AT_ONCE = NUMBERS // 4
+UNITS = 4  # of K of a key tile, and of V
+CHUNKS = 2  # of a unit as it is multiplied
+
+
+@dataclass(frozen=True)
+class Position:
+    """In the ring of stored units, and in that of widened ones."""
+
+    stored: Slot
+    wide: Slot
+
+
+@dataclass(frozen=True)
+class Widener:
+    """The widen warps' end of both rings; numbers of slots are even, so that a warpgroup has slots of its own."""
+
+    stored: KVConsumerPipeline
+    wide: PairProducer
+
+    def first(self, group) -> Position:
+        """Of a warpgroup, whose number is that of its first unit."""
+        wide = self.wide.first()
+        return Position(Slot(group, Int32(0)), Slot(group, wide.phase))
+
+    def next(self, at: Position) -> Position:
+        """Behind this unit, and that of the other warpgroup."""
+        stored, wide = at.stored, at.wide
+        for _ in range(WIDEN_GROUPS):
+            stored, wide = stored.next(self.stored.slots), wide.next(self.wide.slots)
+        return Position(stored, wide)
+
+    def drain(self, at: Position):
+        """A CTA must not end before the last commit of CTA 0 on one of its slots, here of those of this warpgroup."""
+        for _ in range(self.wide.slots // WIDEN_GROUPS):
+            self.wide.acquire(at.wide)
+            at = self.next(at)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A thread: its key of a unit, which half of its columns, and its warpgroup."""
+
+    key: Int32
+    half: Int32
+    group: Int32
+
+    @staticmethod
+    def here(cfg) -> "Place":
+        thread, _, _ = cute.arch.thread_idx()
+        thread = thread - cfg.warps.widen.start * WARP_SIZE
+        number = thread // UNIT_KEYS
+        return Place(thread % UNIT_KEYS, number % CHUNKS, number // CHUNKS)
+
+
+def scales_of_key(cfg, address, place: Place, second) -> list:
+    """Of columns 0-127 and 256-383 of this thread's key, or (second) of the 128 columns behind each."""
+    words = load_piece(address + cfg.tiles.scales_at + place.key * SCALE_LINE_BYTES)
+    return [
+        Int32(choose(second, words[i + 1], words[i])).bitcast(Float32)
+        for i in range(0, len(words), 2)
+    ]
+
+
+def read_unit(cfg, address, place: Place) -> list:
+    """This thread's numbers, four a word. The swizzle keeps the second half of a line 64 bytes from the first."""
+    words = []
+    for column in range(0, HALF, PIECE_BYTES):
+        words += load_piece(
+            address + (cfg.tiles.stored_tile.offset(place.key, column) ^ place.half * HALF)
+        )
+    return words
+
+
+def write_unit(cfg, address, place: Place, words: list, scale: Float32):
+    """This thread's numbers as bf16, times the scale, to its line of a chunk."""
+    tile = cfg.tiles.k_tile
+    chunk = address + place.half * tile.chunk_bytes
+    for first in range(0, HALF, NUMBERS):
+        numbers = numbers_of(widened(words[first // 4 :][:WORDS_AT_ONCE], cfg.kv_dtype))
+        wide = row_math.pack(row_math.multiplied(numbers, scale), cfg.qkv_dtype)
+        for piece in range(len(wide) // WORDS):
+            column = first + piece * PIECE_BYTES // WIDE_BYTES
+            four = wide[WORDS * piece : WORDS * (piece + 1)]
+            store_piece(chunk + tile.offset(place.key, column), four)
+
+
+def two_units(
+    cfg, smem: RowsPairShared, rings: Widener, at: Position, place: Place, second
+) -> Position:
+    """This warpgroup's two of four units, which have the same keys. second: their columns are those of odd blocks."""
+    scales: list = []
+    for i in range(UNITS // WIDEN_GROUPS):
+        rings.stored.wait(at.stored)
+        stored = smem.stored_address + at.stored.index * cfg.tiles.stored_bytes
+        words = read_unit(cfg, stored, place)
+        scales = scales or scales_of_key(cfg, stored, place, second)
+        cute.arch.sync_warp()
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(rings.stored.empty + at.stored.index)
+        rings.wide.acquire(at.wide)
+        address = smem.kv_address + at.wide.index * cfg.tiles.kv_slot_bytes
+        write_unit(cfg, address, place, words, scales[i])
+        cute.arch.fence_proxy("async.shared", space="cta")
+        arrive_at_leader(rings.wide.full + at.wide.index, of_shared=True)
+        at = rings.next(at)
+    return at
+
+
+@cute.jit
+def run(
+    cfg: cutlass.Constexpr,
+    args: KernelArgs,
+    smem: RowsPairShared,
+    rings: Widener,
+    queue: WorkQueue,
+):
+    """Every work tile: K of a key tile, then V of the one before; at the end V of the last one, too."""
+    place, number = Place.here(cfg), Int32(0)
+    at = rings.first(place.group)
+    count = queue.next(cfg, args, number).tiles.count
+    while count != NO_MORE:
+        for n in cutlass.range(count, unroll=1):
+            turns = 1 + choose(n > 0, 1, 0) + choose(n == count - 1, 1, 0)
+            for turn in cutlass.range(turns, unroll=1):  # K, and V of so many key tiles
+                second = choose(turn == 0, place.group, rank_in_cluster()) != 0
+                at = two_units(cfg, smem, rings, at, place, second)
+        number = number + 1
+        count = queue.next(cfg, args, number).tiles.count
+    rings.drain(at)

@@ -1,0 +1,106 @@
+"""LatentTiles: tiles of few query rows over a latent cache, whose V is the first columns of K.
+
+A key tile is 128 keys x 576 columns. Nothing of it is copied twice, and no MMA takes it whole:
+
+    columns    0-127    128-255   256-383   384-511   512-575
+               slab 0   slab 1    slab 2    slab 3    rope
+    S^T        + K Q^T  + K Q^T   + K Q^T   + K Q^T   + K Q^T    keys are the lanes; one sum over all columns
+    O^T        O0       O1        O2        O3        -          columns are the lanes; a slab is V^T of one output
+
+Sizes of S, P and Q are those of few_rows/tiles.py.
+"""
+
+from dataclasses import dataclass
+
+from cute_fa4.layouts.operand_tiles import KMajorTile, MNMajorTile, OperandTile
+from cute_fa4.layouts.page_tiles import PageKMajorTile, PageMNMajorTile
+
+from ..blueprint.chip import align_up
+from ..blueprint.problem import Problem
+from ..blueprint.tiles import MMA_LANES
+from ..few_rows.tiles import KEYS_PER_TILE, SwappedTiles
+
+LATENT_DEPTH, ROPE_DEPTH = 512, 64  # columns of a cache row: V and K, and K alone
+
+
+@dataclass(frozen=True)
+class LatentTiles(SwappedTiles):
+    """rows: query rows of the CTA; what else SwappedTiles has."""
+
+    @staticmethod
+    def of(problem: Problem, rows: int) -> "LatentTiles":
+        return LatentTiles(
+            problem,
+            num_q=1,
+            cta_group=1,
+            BN=KEYS_PER_TILE,
+            qk_stages=1,
+            rows=rows,
+        )
+
+    @property
+    def slab_columns(self) -> int:
+        """Columns of a slot of the ring: the lanes of one O^T."""
+        return MMA_LANES
+
+    @property
+    def v_cols_per_cta(self) -> int:
+        return self.slab_columns
+
+    @property
+    def slabs(self) -> int:
+        """Slots of the ring that a key tile takes, and outputs of the CTA."""
+        return LATENT_DEPTH // self.slab_columns
+
+    @property
+    def kv_slot_bytes(self) -> int:
+        return self.BN * self.slab_columns * self.dtype_bytes
+
+    @property
+    def rope_tile(self) -> KMajorTile:
+        """The rotary columns of a key tile; of eight bits they fill half of a swizzle span, the rest are zeros."""
+        return KMajorTile(self.BN, align_up(ROPE_DEPTH, self.swizzle_granule), self.dtype_bytes)
+
+    @property
+    def rope_slot_bytes(self) -> int:
+        return self.rope_tile.nbytes
+
+    @property
+    def rest_qk_depth(self) -> int:
+        """The rotary columns have a ring of their own."""
+        return 0
+
+    @property
+    def bytes_of_stages(self) -> tuple[int, ...]:
+        return (self.kv_slot_bytes,)
+
+    @property
+    def v_bytes(self) -> int:
+        return self.kv_slot_bytes
+
+    @property
+    def p_over_rope(self) -> bool:
+        """P lies where the rotary columns of its key tile were: with 64 rows there is no room beside them."""
+        return self.p_tile.nbytes == self.rope_slot_bytes
+
+    @property
+    def pages_come_whole(self) -> bool:
+        """One copy brings a slab's columns of a page, two of the nine chunks of a row side by side.
+
+        Of eight bits a slab has one.
+        """
+        folds = self.problem.fold_pages and self.slab_columns > self.swizzle_granule
+        return folds and not self.gathers_rows and self.v_box_rows < self.BN
+
+    def slab_tile(self, walks_keys: bool) -> OperandTile:
+        """A slab as K, or as V (walks_keys)."""
+        if self.pages_come_whole:
+            kind = PageMNMajorTile if walks_keys else PageKMajorTile
+        else:
+            kind = MNMajorTile if walks_keys else KMajorTile
+        return kind(self.BN, self.slab_columns, self.dtype_bytes)
+
+    @property
+    def pv_mma_shape(self) -> tuple[int, int, int]:
+        """(M, N, K) of O_i^T += V_i^T P^T: the columns of a slab, query rows, keys."""
+        return (self.slab_columns, self.q_box_rows, self.BN)

@@ -1,0 +1,1 @@
+"""What two CTAs that share an MMA need, in any family."""

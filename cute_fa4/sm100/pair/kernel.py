@@ -1,0 +1,85 @@
+"""SM100Pair: what the kernels of two CTAs that share their MMAs have in common.
+
+begin    both initialise mbarriers and meet, before one raises those of the other; then both allocate tensor memory
+end      both meet before either frees its tensor memory or exits: nothing reaches a CTA that is gone
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from ..kernel import CTA, SET_UP, SM100Kernel, initialise_all
+from ..sync.kernel_args import KernelArgs
+from ..work.queue import NO_MORE, WorkQueue
+from .barriers import CTAS
+from .judged import pair_queue_of
+from .sync import PairConsumer, PairEvents, PairProducer
+
+
+@cute.jit
+def set_up(cfg: cutlass.Constexpr, args: KernelArgs, cta: CTA, warp, mbarriers):
+    """Both CTAs meet with their mbarriers; then they allocate tensor memory together, and both are there for it.
+
+    An allocation whose peer has not been launched yet is undefined (PTX ISA, "tcgen05.alloc"; NVIDIA/cutlass#3316).
+    """
+    warps = cfg.warps
+    if warp == warps.load.start:
+        initialise_all(cfg, args, mbarriers)
+        cta.queue.begin()
+    cute.arch.cluster_arrive()
+    cute.arch.cluster_wait()
+    if warp == warps.mma.start:
+        cute.arch.alloc_tmem(cfg.tmem.columns, cta.tmem_address, is_two_cta=True)
+        cute.arch.relinquish_tmem_alloc_permit(is_two_cta=True)
+    if warp == warps.load.start:  # its copies need nothing of the other warps
+        cute.arch.barrier_arrive(barrier_id=SET_UP, number_of_threads=warps.threads)
+    else:
+        cute.arch.barrier(barrier_id=SET_UP, number_of_threads=warps.threads)
+
+
+@cute.jit
+def tear_down(cfg: cutlass.Constexpr, cta: CTA, warp):
+    """Both CTAs meet; then they free their tensor memory.
+
+    A CTA that frees it before the other has allocated, or that ends before the last arrival from the other, is an
+    error on the chip (NVIDIA/cutlass#3435; facebookexperimental/triton#1105).
+    """
+    cute.arch.cluster_arrive()
+    cute.arch.cluster_wait()
+    if warp == cfg.warps.mma.start:
+        tmem_pointer = cute.arch.retrieve_tmem_ptr(Float32, 16, cta.tmem_address)
+        cute.arch.dealloc_tmem(tmem_pointer, cfg.tmem.columns, is_two_cta=True)
+
+
+@cute.jit
+def read_announcements(cfg: cutlass.Constexpr, args: KernelArgs, queue: WorkQueue):
+    """The mma warp of CTA 1, for whom CTA 0 issues."""
+    number = Int32(0)
+    count = queue.next(cfg, args, number).tiles.count
+    while count != NO_MORE:
+        number = number + 1
+        count = queue.next(cfg, args, number).tiles.count
+
+
+class SM100Pair(SM100Kernel):
+    """Two CTAs, of which the first issues the MMAs of both; a family says in `roles` what its warps do."""
+
+    cluster = (CTAS, 1, 1)
+    producer_pipeline = PairProducer
+    consumer_pipeline = PairConsumer
+
+    @property
+    def queue(self) -> type[WorkQueue]:
+        return pair_queue_of(self.cfg)
+
+    def ctas(self, blocks):
+        return blocks * CTAS
+
+    def events_of(self, mbarriers) -> PairEvents:
+        return PairEvents.of(self.cfg.barriers, mbarriers)
+
+    def set_up(self, args: KernelArgs, cta: CTA, warp, mbarriers):
+        set_up(self.cfg, args, cta, warp, mbarriers)
+
+    def tear_down(self, cta: CTA, warp):
+        tear_down(self.cfg, cta, warp)

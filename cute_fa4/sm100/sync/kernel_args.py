@@ -1,0 +1,129 @@
+"""What crosses the kernel boundary, and what the prologue hands to the roles."""
+
+from dataclasses import dataclass, fields
+
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from cute_fa4.tma.tensor_maps import TMAOperand
+
+from ..blueprint.barriers import BarrierTable
+from ..blueprint.memory_maps import SmemMap
+from ..operands.rope import Rope
+from ..operands.tma import KVOperand
+from ..work.packed_order import PackedOrder
+from ..work.sequence import Lengths
+from ..work.shared_order import SharedOrder
+from ..work.split import Splits
+from ..work.tile_order import TileOrder
+from .pipelines import Event
+
+
+@dataclass(frozen=True)
+class KernelArgs:
+    """Arguments of the kernel: TMA operands, lengths, sizes, scale, and what the variant adds."""
+
+    q: TMAOperand
+    k: KVOperand
+    v: KVOperand
+    o: TMAOperand | cute.Tensor  # stored by TMA, or by the threads
+    lse: cute.Tensor | None  # (batch, heads, seqlen_q) or packed (heads, total_q), f32; or None
+    lengths: Lengths
+    page_table: cute.Tensor | None  # (batch, pages) int32, or None
+    num_pages: Int32  # of the pool, where keys are paged
+    page_divisor: (
+        object  # keys of a page, as a fast divisor, where calls bind them; None: cfg.page_size
+    )
+    # (Q and O, K, V): rows from one batch or page to the next in their row spaces; Int32
+    rows_per_block: tuple
+    seqlen_q: Int32  # of dense queries; packed: of the longest sequence
+    seqlen_k: Int32  # of dense keys; otherwise the most a sequence can have
+    order: TileOrder | PackedOrder | SharedOrder
+    splits: Splits | None  # where keys are split into as many parts everywhere
+    scale: Float32  # softmax scale
+    scale_log2: Float32  # the same times log2(e)
+    descales: tuple  # of 8-bit operands, as cfg.descales names them: (batch, key/value heads), f32
+    rope: Rope | None  # columns of K that lie in a tensor of their own, or None
+    mask_sizes: tuple  # run-time numbers of the mask, Int32
+    sink: cute.Tensor | None  # (heads,), or None
+    aux: tuple  # tensors for score_mod and mask_mod
+
+
+@dataclass(frozen=True)
+class Events:
+    """The one-barrier events between the roles; the family's barriers.py is their table."""
+
+    q_full: Event
+    q_free: Event
+    s_ready: Event
+    row_scale: Event
+    p_ready: Event
+    p_last: Event | None
+    s_free: Event | None
+    pv_done: Event | None
+    s_apart: Event | None
+    o_ready: Event
+    scales_full: Event | None
+    scales_empty: Event | None
+    parts_in: Event | None
+    kind_done: Event | None
+
+    @classmethod
+    def of(cls, table: BarrierTable, mbarriers: cute.Pointer) -> "Events":
+        """From the first mbarrier; an event that a family or an order does not have is None."""
+        names = (field.name for field in fields(cls))
+        return cls(
+            **{
+                name: Event(mbarriers + table.first_index(name)) if name in table else None
+                for name in names
+            }
+        )
+
+    def seen_by(self, role: str) -> "Events":
+        """The events as a role raises and awaits them; CTAs that share an MMA say it of each role."""
+        return self
+
+
+def floats(pointer: cute.Pointer, number: int) -> cute.Tensor:
+    """So many float32 from a byte of shared memory on."""
+    return cute.make_tensor(cute.recast_ptr(pointer, dtype=Float32), cute.make_layout(number))
+
+
+@dataclass(frozen=True)
+class Smem:
+    """Shared memory: where the tiles and the row factors are."""
+
+    q_address: Int32  # shared address of Q0
+    kv_address: Int32  # shared address of slot 0
+    o_address: Int32  # shared address of the first chunk of O
+    # (256,) f32, by softmax thread: 2^(old max - new max), and after the last key tile the row sum
+    row_scale: cute.Tensor
+    # (256,) f32: what a thread adds to its scaled scores; read again late in a tile
+    row_bias: cute.Tensor | None
+    # (256,) f32: the row maxima of two warpgroups that share their rows, for the merge
+    row_max: cute.Tensor | None
+    # f32: the ring of scales of keys (steps/token_scales.py)
+    scales: cute.Tensor | None
+    # (256,) f32: by softmax thread, what O of its row is in units of
+    row_unit: cute.Tensor | None
+
+    @classmethod
+    def of(cls, places: SmemMap, base: cute.Pointer) -> "Smem":
+        """base: the CTA's dynamic shared memory; what a family does not have is None."""
+
+        def of_region(name):
+            region = getattr(places, name, None)
+            if region is None or not region.nbytes:
+                return None
+            return floats(base + region.offset, region.nbytes // 4)
+
+        return cls(
+            q_address=base.toint(),
+            kv_address=base.toint() + places.kv.offset,
+            o_address=base.toint() + places.o.offset,
+            row_scale=of_region("row_scale"),
+            row_bias=of_region("row_bias"),
+            row_max=of_region("row_max"),
+            scales=of_region("scales"),
+            row_unit=of_region("row_unit"),
+        )

@@ -1,0 +1,84 @@
+"""MMA warp: S_i = Q_i K^T of operands with scales of blocks, issued by one thread.
+
+The order is that of two_tiles/p_crossed.py, whose walk makes each S by make_scaled_s. Before the products that read
+them, the scales of a key tile are copied from their entry of the ring into tensor memory, and at the first key tile
+those of Q0 and Q1:
+
+    n = 0    copy K, Q0    S0 = Q0 K0                    copy Q1    S1 = Q1 K0                    release the entry
+    n > 0    copy K        S0 = Q0 Kn    O0 += P0 V(n-1)            S1 = Q1 Kn    O1 += P1 V(n-1)
+
+Copies and products are executed in the order in which they are issued, so a copy needs no wait for the product before
+it, which reads the same columns, nor the product behind it for the copy.
+"""
+
+from functools import partial
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from cute_fa4.layouts.block_scales import COPY_BYTES
+
+from ...instructions import block_scales, tensor_memory
+from ...steps.products import make_s
+from ...steps.token_scales import place_of
+from ...sync.kernel_args import Events, Smem
+from ...sync.pipelines import KVConsumerPipeline, KVPosition
+from .orders import OF_K
+from .schedule import ENTRY_BYTES
+
+
+def address_of(smem: Smem, slot, which: int):
+    """The shared address of the scales of Q0, Q1 or K (0, 1, OF_K) in an entry of the ring."""
+    return smem.scales.iterator.toint() + slot * ENTRY_BYTES + which * COPY_BYTES
+
+
+def copy(cfg, smem: Smem, tmem, slot, which: int):
+    """Those of an entry into their columns."""
+    block_scales.copy_scales(tmem + cfg.tmem.scales[which], address_of(smem, slot, which))
+
+
+def await_entry(events: Events, slot, phase):
+    events.scales_full.wait(slot, phase)
+    tensor_memory.fence_after()
+
+
+def release(events: Events, slot):
+    """When every copy issued so far has been executed."""
+    events.scales_empty.commit(slot)
+
+
+def scaled(cfg, tmem, i: int):
+    """The instructions of S_i."""
+    of_q, of_k = cfg.tmem.scales[i], cfg.tmem.scales[OF_K]
+    return partial(block_scales.mma_ss, a_scales=tmem + of_q, b_scales=tmem + of_k)
+
+
+@cute.jit
+def make_scaled_s(
+    cfg: cutlass.Constexpr,
+    smem: Smem,
+    tmem: Int32,
+    events: Events,
+    kv: KVConsumerPipeline,
+    at_k: KVPosition,
+    i: cutlass.Constexpr,
+    n: Int32,
+    count: Int32,
+    phase: Int32,
+    q_phase: Int32,
+    entry: Int32,
+):
+    """p_beside_s.make_next_s behind the copies of its scales. entry: the number of the key tile in the CTA."""
+    slot, full = place_of(entry)
+    if cutlass.const_expr(i == 0):
+        await_entry(events, slot, full)
+        copy(cfg, smem, tmem, slot, OF_K)
+    if n == 0:
+        copy(cfg, smem, tmem, slot, i)
+    issue = scaled(cfg, tmem, i)
+    place = at_k, i, n, count, q_phase
+    make_s(cfg, smem, tmem, events, kv, *place, wait=i == 0, read=phase, issue=issue)
+    if cutlass.const_expr(i == cfg.tiles.num_q - 1):
+        kv.release(at_k)
+        release(events, slot)

@@ -1,0 +1,91 @@
+"""BlockScaled: TwoTiles, whose Q and K have a power of two for each 32 numbers of a row, by which the MMA multiplies.
+
+    FA4Config(qkv_dtype="e4m3", qk_depth=128, descales="xy", schedule=BlockScaled())
+
+    scales    global memory        a byte for each 32 numbers, in the layout of q and k
+              warp of scales       four bytes of a row to a word of shared memory (layouts/block_scales.py)
+              mma warp             tcgen05.cp into tensor memory, then tcgen05.mma with S multiplied as it is made
+
+Softmax and correction do not know of them: S is that of what Q and K mean. V has one scale for each sequence and head.
+"""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import ClassVar
+
+from cute_fa4.layouts.block_scales import COPY_BYTES
+
+from ...blueprint.barriers import SCALE_SLOTS, BarrierTable
+from ...blueprint.memory_maps import TmemMap, slots_that_fit
+from ...blueprint.problem import Problem
+from ...blueprint.reach import DEPTHS_OF_FP8, Extra
+from ...blueprint.tiles import Tiles
+from ..schedule import TwoTiles
+from ..smem_map import TwoTilesSmem, smem_map
+from . import barriers
+from .orders import OF_K, order_of
+
+ORDER = "p_crossed"
+ENTRY_BYTES = (OF_K + 1) * COPY_BYTES  # of the ring of scales: Q0, Q1, K
+
+
+@dataclass(frozen=True)
+class BlockScaled(TwoTiles):
+    """The schedule of SM100MHAMX; its choices are those of TwoTiles."""
+
+    family: ClassVar[str] = "mhamx"
+    qk_depths_of_fp8: ClassVar[tuple] = DEPTHS_OF_FP8
+    extras: ClassVar[Extra] = Extra.ROPE | Extra.MIXED_ROPE | Extra.BLOCK_SCALES
+    tmem_remedy: ClassVar[str] = ""
+
+    def resolved(self, problem: Problem) -> "BlockScaled":
+        open_here = {"lone_tiles": False, "order": ORDER}
+        closed = {name: said for name, said in open_here.items() if getattr(self, name) is None}
+        return super(BlockScaled, replace(self, **closed)).resolved(problem)
+
+    def tmem(self, problem: Problem) -> TmemMap:
+        tiles = self.tiles(problem)
+        return order_of(tiles).tmem(tiles)
+
+    def barriers(self, problem: Problem) -> BarrierTable:
+        return layout(self, self.tiles(problem))[0]
+
+    def smem(self, problem: Problem) -> TwoTilesSmem:
+        return layout(self, self.tiles(problem))[1]
+
+    def uneven(self, problem: Problem) -> bool:
+        return False
+
+    def _not_built(self, problem: Problem) -> list[str]:
+        why = super()._not_built(problem)
+        if not problem.block_scales:
+            why.append(
+                f"descales={problem.descales!r}: this family is for scales of blocks: use schedule=TwoTiles(), or "
+                "letters xy"
+            )
+        if problem.token_scales:
+            why.append(
+                f"descales={problem.descales!r}: scales of each key of V are not built beside scales of blocks: use v, "
+                "one for each sequence and head"
+            )
+        if self.order != ORDER:
+            why.append(
+                f"order={self.order!r} is not built yet with scales of blocks: use {ORDER!r}"
+            )
+        if self.lone_tiles:
+            why.append(
+                "lone_tiles=True is not built yet with scales of blocks: use lone_tiles=False"
+            )
+        return why
+
+
+@lru_cache(maxsize=1024)
+def layout(schedule: BlockScaled, tiles: Tiles) -> tuple[BarrierTable, TwoTilesSmem]:
+    """Barriers and shared memory decide each other's size: the ring gets what a kernel without slots leaves."""
+    warps = schedule.warps_of(tiles.problem)
+    of_the_order = order_of(tiles).barriers(warps)
+    ring = SCALE_SLOTS * ENTRY_BYTES
+    empty = barriers.table(tiles, warps, 0, of_the_order)
+    slots = slots_that_fit(tiles, smem_map(tiles, warps, empty, scale_bytes=ring), empty)
+    table = barriers.table(tiles, warps, slots, of_the_order)
+    return table, smem_map(tiles, warps, table, scale_bytes=ring)

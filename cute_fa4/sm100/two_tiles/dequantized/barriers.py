@@ -1,0 +1,64 @@
+"""Every mbarrier of the kernel that widens in slots: who raises it, who waits, how many arrivals that takes.
+
+The barriers are those of two_tiles/barriers.py, with raw_full before kv_full, which the widen warps raise:
+
+barrier   number  raised by         awaited by  means
+raw_full  4       load 1 (+ bytes)  widen       8-bit K or V is there
+kv_full   4       widen 64          mma         the K or V tile is there
+kv_empty  4       mma 1 (commit)    load        the slot's MMAs have completed
+
+The 64 threads of these warps read the work queue, too: work_read takes as many arrivals more.
+
+barrier   is not raised again too early because
+raw_full  kv_empty of the slot, whose MMAs wait for kv_full, raised behind this wait
+"""
+
+from ...blueprint.barriers import (
+    KV_SLOT,
+    QUEUE_READERS,
+    Barrier,
+    BarrierTable,
+    announced_bytes,
+    changed_rows,
+    every_thread,
+    queue_rows,
+)
+from ...blueprint.entries import WORK_ENTRIES
+from ...blueprint.tiles import Tiles
+from .. import barriers as of_two_tiles
+from .warp_roles import SlotWarpRoles
+
+
+def table(
+    tiles: Tiles, warps: SlotWarpRoles, kv_slots: int, of_the_order: tuple = ()
+) -> BarrierTable:
+    """The table of a kernel whose ring has so many slots. of_the_order: the rows that its order adds."""
+    return BarrierTable.of(
+        rows(warps, of_the_order),
+        q_tiles=tiles.num_q,
+        warps=warps,
+        work_entries=WORK_ENTRIES,
+        kv_slots=kv_slots,
+        qk_stages=tiles.qk_stages,
+    )
+
+
+def rows(warps: SlotWarpRoles, of_the_order: tuple = ()) -> tuple[Barrier, ...]:
+    """Every barrier, in memory order: those of two query tiles, and what says that rows of 8 bits are there."""
+    widen = every_thread(warps, "widen")
+    ready, read, _ = queue_rows(warps, (*QUEUE_READERS, "widen"))
+    changed = {
+        "kv_full": {"raised_by": (widen,)},
+        "work_ready": {"awaited_by": ready.awaited_by},
+        "work_read": {"raised_by": read.raised_by},
+    }
+    raw_full = Barrier(
+        "raw_full",
+        KV_SLOT,
+        (announced_bytes("load"),),
+        "widen",
+        "8-bit K or V is there",
+        "kv_empty of the slot, whose MMAs wait for kv_full, raised behind this wait",
+    )
+    behind = {"o_ready": (raw_full,)}
+    return changed_rows(of_two_tiles.rows(warps, of_the_order), changed, behind=behind)

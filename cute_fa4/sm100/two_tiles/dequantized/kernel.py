@@ -1,0 +1,57 @@
+"""SM100MHAWiden2Q: many queries of 16 bits over keys of 8, which two warps widen where they lie.
+
+Steady state of one CTA, as in two_tiles/kernel.py; what is added. A line is an issue slot, not a duration.
+
+    load     widen    mma             note
+    Q0 K0    .        .               rows of 8 bits: raw_full[0]
+    Q1 V0    K0       .               kv_full[0] is raised by the 64 threads that widen
+    K1       V0       S0 = Q0 K0      .
+    V1       K1       S1 = Q1 K0      K0's slot is free after S1
+    K2       V1       O0 = P0 V0      .
+
+Everything else is that of two_tiles/: a slot has the size of 16 bits, and what arrives in it is half as large.
+
+Read next: tiles.py (where a key's row lies), widen.py, barriers.py (the table), two_tiles/kernel.py.
+"""
+
+from dataclasses import replace
+
+import cutlass.cute as cute
+
+from ...kernel import CTA
+from ...operands import tma
+from ...roles import dispatch
+from ...sync.kernel_args import KernelArgs
+from ..kernel import SM100MHA2Q
+from . import widen
+from .events import SlotEvents
+from .tiles import RAW_COLUMNS
+
+
+class SM100MHAWiden2Q(SM100MHA2Q):
+    """Forward attention on SM100: 512 threads, 256 query rows of 16 bits a CTA, K and V of 8 widened in their slots."""
+
+    def events_of(self, mbarriers) -> SlotEvents:
+        return SlotEvents.of(self.cfg.barriers, mbarriers)
+
+    def kv_operands(self, mK, mV) -> tuple:
+        return (
+            *tma.kv_operand(self.cfg, mK, RAW_COLUMNS, is_v=False),
+            *tma.kv_operand(self.cfg, mV, RAW_COLUMNS, is_v=True),
+        )
+
+    def prologue(self, base, mbarriers) -> CTA:
+        """The load warp announces rows of 8 bits, and waits for the MMAs that read those of 16."""
+        cta, raw_bytes = super().prologue(base, mbarriers), self.cfg.tiles.raw_bytes
+        raw_full = mbarriers + self.cfg.barriers.first_index("raw_full")
+        of_raw = dict(full=raw_full, k_bytes=(raw_bytes,), v_bytes=raw_bytes)
+        return replace(cta, producer=replace(cta.producer, **of_raw))
+
+    @cute.jit
+    def roles(self, args: KernelArgs, cta: CTA, warp):
+        dispatch.run(self.cfg, self.order, args, cta, warp)
+        if warp >= self.cfg.warps.widen.start:
+            widen.run(self.cfg, args, cta.smem, cta.events, cta.consumer, cta.queue)
+
+
+KERNEL = SM100MHAWiden2Q

@@ -1,0 +1,76 @@
+"""SlotTwoTiles: TwoTiles over keys of 8 bits, which two warps widen in their slots of the ring.
+
+    FA4Config(kv_dtype="e4m3", schedule=SlotTwoTiles())    bf16
+
+Q and K are multiplied in the dtype of q, P and V in fp16: a number of 8 bits is exact in all of them, and fp16 takes
+V one conversion instead of three (docs/decisions/0018).
+"""
+
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import ClassVar
+
+from ...blueprint.barriers import BarrierTable
+from ...blueprint.chip import FP8_DTYPES
+from ...blueprint.memory_maps import slots_that_fit
+from ...blueprint.problem import Problem
+from ...blueprint.reach import DEPTHS_OF_FP8, Extra
+from ...blueprint.warp_roles import WarpRoles
+from ..orders import ORDERS
+from ..schedule import TwoTiles
+from ..smem_map import TwoTilesSmem, smem_map
+from . import barriers
+from .tiles import SlotTiles
+from .warp_roles import SlotWarpRoles
+
+SLOT_ORDERS = ("p_over_s", "p_beside_s")
+
+
+@dataclass(frozen=True)
+class SlotTwoTiles(TwoTiles):
+    """The schedule of SM100MHAWiden2Q; its choices are those of TwoTiles, with exact maxima: P is fp16."""
+
+    family: ClassVar[str] = "mhawiden2q"
+    extras: ClassVar[Extra] = Extra.WIDENED_KEYS
+    qk_depths: ClassVar[tuple] = DEPTHS_OF_FP8
+    ov_depths: ClassVar[tuple] = DEPTHS_OF_FP8
+    values_apart: ClassVar[bool] = False  # the warp that would copy them widens
+    sums_codes: ClassVar[bool] = False
+
+    warps: WarpRoles = field(default_factory=SlotWarpRoles)
+
+    def resolved(self, problem: Problem) -> "SlotTwoTiles":
+        maximum = "exact" if self.maximum is None else self.maximum
+        return super(SlotTwoTiles, replace(self, maximum=maximum)).resolved(problem)
+
+    def tiles(self, problem: Problem) -> SlotTiles:
+        return SlotTiles.of(problem, num_q=self.query_tiles, bn_cap=self.bn_cap)
+
+    def barriers(self, problem: Problem) -> BarrierTable:
+        return layout(self, self.tiles(problem))[0]
+
+    def smem(self, problem: Problem) -> TwoTilesSmem:
+        return layout(self, self.tiles(problem))[1]
+
+    def _not_built(self, problem: Problem) -> list[str]:
+        if problem.kv_dtype not in FP8_DTYPES:
+            return [
+                f"kv_dtype={problem.kv_dtype!r}: these kernels widen keys: use one of {', '.join(FP8_DTYPES)}, or "
+                "schedule=TwoTiles()"
+            ]
+        why = super()._not_built(problem)
+        if self.order not in SLOT_ORDERS:
+            why.append(
+                f"order={self.order!r} is not built yet where keys are widened: use {' or '.join(SLOT_ORDERS)}"
+            )
+        return why
+
+
+@lru_cache(maxsize=1024)
+def layout(schedule: SlotTwoTiles, tiles: SlotTiles) -> tuple[BarrierTable, TwoTilesSmem]:
+    """Barriers and shared memory decide each other's size: the ring gets what a kernel without slots leaves."""
+    warps, of_the_order = schedule.warps, ORDERS[schedule.order].barriers(schedule.warps)
+    empty = barriers.table(tiles, warps, 0, of_the_order)
+    slots = slots_that_fit(tiles, smem_map(tiles, warps, empty), empty)
+    table = barriers.table(tiles, warps, slots, of_the_order)
+    return table, smem_map(tiles, warps, table)

@@ -1,0 +1,41 @@
+"""Which warp of a CTA does what, and with how many registers.
+
+warps   role        registers   work
+0-3     softmax 0   192         S0 -> P0
+4-7     softmax 1   192         S1 -> P1
+8-11    correction   88         rescales O0 and O1 when a row maximum moved, then stores them
+12      mma          40         one thread issues every tcgen05.mma
+13      load         40         claims blocks, one thread issues every TMA load
+14, 15  widen        40         K and V of 8 bits -> 16: a thread owns two keys of a tile
+"""
+
+from dataclasses import dataclass
+
+from ...blueprint.chip import WARP_SIZE
+from ...blueprint.warp_roles import WarpRoles
+
+
+@dataclass(frozen=True)
+class SlotWarpRoles(WarpRoles):
+    """Those of two query tiles, whose last two warps widen."""
+
+    widen: range = range(14, 16)
+    scales: range = range(16, 16)  # keys have none of their own
+    idle: range = range(16, 16)
+
+    @property
+    def registers(self) -> int:
+        """Registers all warps hold together.
+
+        >>> SlotWarpRoles().registers, SlotWarpRoles().threads
+        (65536, 512)
+        """
+        return super().registers + WARP_SIZE * len(self.widen) * self.other_registers
+
+    def role_of(self, warp: int) -> str:
+        """Name of the role of a warp, as it appears in messages.
+
+        >>> [SlotWarpRoles().role_of(w) for w in (0, 12, 14, 15)]
+        ['softmax 0', 'mma', 'widen', 'widen']
+        """
+        return "widen" if warp in self.widen else super().role_of(warp)

@@ -1,0 +1,107 @@
+"""Widen warps: K and V, 8 bits -> 16, in their slots of the ring. A thread owns two keys of a tile.
+
+    line of a key    as it arrives         128 columns of 8 bits          in the place of its last chunk
+                     as it is multiplied   64 columns of 16 bits a chunk, one chunk or two
+
+Chunk 0 of two is written beside the row, the last one over it, when all of its 64 columns are in registers: no thread
+reads or writes a line of another. K takes the dtype of q, V is fp16. The warps walk the ring as the load warp fills it,
+K0 V0 K1 V1 ..., and raise kv_full of every slot.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from ...blueprint.chip import WARP_SIZE
+from ...steps import row_math
+from ...steps.pieces import load_piece, numbers_of, widened
+from ...steps.store import PIECE_BYTES, store_piece
+from ...sync.kernel_args import KernelArgs, Smem
+from ...sync.pipelines import KVConsumerPipeline, Slot
+from ...work.queue import NO_MORE, WorkQueue
+from .events import SlotEvents
+
+LINE_BYTES = 128  # of a key in a chunk: 128 columns of 8 bits, or 64 of 16
+LINES_OF_SWIZZLE = 8
+PIECES = LINE_BYTES // PIECE_BYTES
+WORDS_OF_PIECE = 2  # of 8 bits that fill a piece of 16
+
+
+def line_of(address, key):
+    """A key's line in the chunk at this shared address, with the swizzle of the key, for piece_of."""
+    return address + key * LINE_BYTES + key % LINES_OF_SWIZZLE * PIECE_BYTES
+
+
+def piece_of(line, number: int, offset: int):
+    """The address of 16 bytes of a line, `offset` bytes from it; one instruction, so that none is held in a register.
+
+    The bits of an address that name the piece are those of the line, flipped (layouts/swizzle.py).
+    """
+    return (line ^ number * PIECE_BYTES) + offset
+
+
+def widen_key(cfg, line, first_byte: int, is_v: bool):
+    """The row of a key. line: of line_of, first_byte: from there to the line of the key in the tile."""
+    dtype = cfg.v_dtype if is_v else cfg.qkv_dtype
+    tile, raw = cfg.tiles.wide_tile(is_v), first_byte + cfg.tiles.raw_offset(is_v)
+    for chunk in range(tile.nbytes // tile.chunk_bytes):
+        words = []
+        for piece in range(PIECES // 2):
+            words += load_piece(piece_of(line, chunk * PIECES // 2 + piece, raw))
+        for piece in range(PIECES):
+            part = words[WORDS_OF_PIECE * piece : WORDS_OF_PIECE * (piece + 1)]
+            found = widened(part, cfg.kv_dtype)
+            if dtype == "bf16":
+                found = row_math.pack(numbers_of(found), dtype)
+            store_piece(piece_of(line, piece, first_byte + chunk * tile.chunk_bytes), found)
+
+
+def await_raw(events: SlotEvents, at: Slot):
+    events.raw_full.wait(at.index, at.phase)
+
+
+def complete(kv: KVConsumerPipeline, at: Slot):
+    """This thread's lines are written, and the tensor core may read them when all threads have said so."""
+    cute.arch.fence_proxy("async.shared", space="cta")
+    cute.arch.mbarrier_arrive(kv.full + at.index)
+
+
+@cute.jit
+def widen_tile(
+    cfg: cutlass.Constexpr,
+    smem: Smem,
+    events: SlotEvents,
+    kv: KVConsumerPipeline,
+    at: Slot,
+    thread: Int32,
+    is_v: cutlass.Constexpr,
+) -> Slot:
+    """K or V of a key tile; -> the next slot."""
+    await_raw(events, at)
+    line = line_of(smem.kv_address + at.index * cfg.tiles.kv_slot_bytes, thread)
+    for first in cutlass.range_constexpr(0, cfg.tiles.BN, cfg.warps.threads_of("widen")):
+        widen_key(cfg, line, first * LINE_BYTES, is_v)
+    complete(kv, at)
+    return at.next(kv.slots)
+
+
+@cute.jit
+def run(
+    cfg: cutlass.Constexpr,
+    args: KernelArgs,
+    smem: Smem,
+    events: SlotEvents,
+    kv: KVConsumerPipeline,
+    queue: WorkQueue,
+):
+    """Every work tile of the CTA."""
+    thread, _, _ = cute.arch.thread_idx()
+    thread = thread - WARP_SIZE * cfg.warps.widen.start
+    at, number = Slot(Int32(0), Int32(0)), Int32(0)
+    count = queue.next(cfg, args, number).tiles.count
+    while count != NO_MORE:
+        for _ in cutlass.range(count, unroll=1):
+            at = widen_tile(cfg, smem, events, kv, at, thread, False)
+            at = widen_tile(cfg, smem, events, kv, at, thread, True)
+        number = number + 1
+        count = queue.next(cfg, args, number).tiles.count

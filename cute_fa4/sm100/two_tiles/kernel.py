@@ -1,0 +1,102 @@
+"""SM100MHA2Q: forward attention with two query tiles a CTA.
+
+Steady state of one CTA. A line is an issue slot, not a duration; S0 and S1 belong to query tile 0 and 1.
+
+    load     mma             softmax 0       softmax 1       correction      note
+    Q0 K0    .               .               .               .
+    Q1 V0    S0 = Q0 K0      .               .               .               s_ready[0]
+    K1       S1 = Q1 K0      P0 = 2^(S0-m0)  .               .               K0's slot is free after S1
+    V1       O0 = P0 V0      .               P1 = 2^(S1-m1)  .               tile 0: nothing to rescale
+    K2       S0 = Q0 K1      .               .               .
+    V2       O1 = P1 V0      P0, factor 0    .               .               V0's slot is free after O1
+    .        S1 = Q1 K1      .               .               O0 *= factor 0  K1's slot is free after S1
+    K3       O0 += P0 V1     .               P1, factor 1    .               p_ready[0]: 128 + 128 arrivals
+    V3       S0 = Q0 K2      .               .               O1 *= factor 1
+
+A work tile with rows for one query tile only runs otherwise where lengths of queries differ: lone/hooks.py. Where a
+mask lets the query tiles see different key tiles, each leaves out what the other one alone sees: uneven/hooks.py.
+
+Read next: barriers.py (the table), p_over_s.py, p_beside_s.py and p_crossed.py (orders of the products), then
+roles/softmax.py, key_tile.py, correction.py, load.py, steps/store.py, and work/queue.py (a CTA runs several such tiles,
+one after the other).
+"""
+
+from dataclasses import replace
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from ..kernel import CTA, SM100Kernel
+from ..roles import dispatch
+from ..steps.store import PIECE_BYTES, store_piece
+from ..sync.kernel_args import KernelArgs, Smem, floats
+from .p_beside_s import PBesideSCode
+from .p_beside_s_summed import PBesideSSummedCode
+from .p_crossed import PCrossedCode
+from .p_over_s import POverSCode
+from .single_tile.hooks import LonePBesideS, LonePOverS
+from .uneven import hooks as uneven
+
+ORDER_CODE = {
+    "p_over_s": POverSCode(),
+    "p_beside_s": PBesideSCode(),
+    "p_beside_s_summed": PBesideSSummedCode(),
+    "p_crossed": PCrossedCode(),
+    "p_crossed_summed": PCrossedCode(),
+}
+ONES = {  # in a word
+    "e4m3": 0x38383838,
+    "e5m2": 0x3C3C3C3C,
+    "bf16": 0x3F803F80,
+    "fp16": 0x3C003C00,
+}
+WITH_LONE_TILES = {"p_over_s": LonePOverS(), "p_beside_s": LonePBesideS()}
+
+
+def codes_of(cfg) -> dict:
+    """Orders of the products by name, for the work tiles that a configuration has."""
+    if cfg.uneven:
+        return uneven.WITH_LONE_TILES if cfg.schedule.lone_tiles else uneven.CODE
+    return WITH_LONE_TILES if cfg.schedule.lone_tiles else ORDER_CODE
+
+
+@cute.jit
+def fill_ones(cfg: cutlass.Constexpr, smem: Smem, warp):
+    """Ones for the row sums, by the softmax warps; the MMA warp meets them in set_up."""
+    warps = cfg.warps
+    nbytes = cfg.smem.ones.nbytes // warps.threads_of("softmax")
+    if warp < warps.softmax.stop:
+        thread, _, _ = cute.arch.thread_idx()
+        word = Int32(ONES[cfg.qkv_dtype])
+        for piece in range(nbytes // PIECE_BYTES):
+            at = smem.kv_address + (cfg.smem.ones.offset - cfg.smem.kv.offset + piece * PIECE_BYTES)
+            store_piece(at + thread * nbytes, [word] * 4)
+        cute.arch.fence_proxy("async.shared", space="cta")
+
+
+class SM100MHA2Q(SM100Kernel):
+    """Forward attention on SM100: 512 threads, 256 query rows a CTA, S, P and O in tensor memory."""
+
+    def __init__(self, cfg):
+        super().__init__(cfg)
+        self.order = codes_of(cfg)[cfg.schedule.order]
+
+    def shared(self, base) -> Smem:
+        """The row maxima of lone work tiles lie where Q1 would be."""
+        smem = super().shared(base)
+        if not self.cfg.schedule.lone_tiles:
+            return smem
+        softmax = self.cfg.warps.threads_of("softmax")
+        return replace(smem, row_max=floats(base + self.cfg.tiles.q_tile_bytes, softmax))
+
+    def set_up(self, args: KernelArgs, cta: CTA, warp, mbarriers):
+        if self.cfg.tmem.sums:
+            fill_ones(self.cfg, cta.smem, warp)
+        super().set_up(args, cta, warp, mbarriers)
+
+    def roles(self, args: KernelArgs, cta: CTA, warp):
+        dispatch.run(self.cfg, self.order, args, cta, warp)
+
+
+KERNEL = SM100MHA2Q

@@ -1,0 +1,203 @@
+"""What the host knows of an order of the products: its columns of tensor memory and the barriers it adds.
+
+order         columns                        code
+p_over_s      S0 P0 | S1 P1 | O0 | O1        p_over_s.py: P_i is stored over S_i
+p_beside_s    S0 | P0 | S1 | P1 | O0 | O1    p_beside_s.py: the next S_i is made while P_i is read
+p_beside_s_summed                            p_beside_s_summed.py: the same with row sums L_i, which P V makes: S0 and
+              S0 S1 | P0 | P1                S1 overlap (docs/decisions/0016)
+              | O0 L0 | O1 L1
+p_crossed     S0 P1 | S1 P0 | O0 | O1        p_crossed.py: likewise, P_i in the columns of the other S
+p_crossed_summed                             the same with row sums L_i, which P V makes: S0 and S1 overlap
+              P1 S0 S1 P0 | O0 L0 | O1 L1    (docs/decisions/0019)
+
+The code is apart because it needs the compiler, and configurations are asked without it.
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from ..blueprint import bands
+from ..blueprint.barriers import SOFTMAX, Barrier, commit_by, every_thread, one_softmax
+from ..blueprint.memory_maps import TmemMap
+from ..blueprint.problem import Problem
+from ..blueprint.tiles import Tiles
+from ..blueprint.warp_roles import WarpRoles
+
+SUM_COLUMNS = 16  # of ones: as few as an MMA of 128 rows takes more (PTX ISA, "matrix shape")
+SPAN_COLUMNS = 128  # of eight bits in a span of 128 bytes
+
+
+@dataclass(frozen=True)
+class POverS:
+    """judge: the role that says which work tiles are run again, where references lag. p_in_parts: P V may begin with a
+    part of P."""
+
+    name: str = "p_over_s"
+    judge: ClassVar[str] = "softmax"
+    p_in_parts: ClassVar[bool] = True
+
+    def tmem(self, tiles: Tiles) -> TmemMap:
+        s = tuple(i * tiles.BN for i in range(tiles.num_q))
+        return _with_o(tiles, s, s, tiles.num_q * tiles.BN, p_apart=False)
+
+    def barriers(self, warps: WarpRoles) -> tuple[Barrier, ...]:
+        return ()
+
+
+@dataclass(frozen=True)
+class PBesideS:
+    name: str = "p_beside_s"
+    judge: ClassVar[str] = "softmax"
+    p_in_parts: ClassVar[bool] = True
+
+    def tmem(self, tiles: Tiles) -> TmemMap:
+        width = tiles.BN + tiles.p_columns
+        s = tuple(i * width for i in range(tiles.num_q))
+        p = tuple(column + tiles.BN for column in s)
+        return _with_o(tiles, s, p, tiles.num_q * width, p_apart=True)
+
+    def barriers(self, warps: WarpRoles) -> tuple[Barrier, ...]:
+        return (
+            Barrier(
+                "s_free",
+                SOFTMAX,
+                (one_softmax(warps),),
+                "mma",
+                "S has been read, the next one may be made",
+                "the next S is issued after this wait",
+            ),
+            Barrier(
+                "pv_done",
+                SOFTMAX,
+                (commit_by("mma"),),
+                "softmax, correction",
+                "O is complete up to here and P has been read",
+                "the next P V waits for p_ready, which both raise after this wait",
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class PCrossed(PBesideS):
+    name: str = "p_crossed"
+
+    def tmem(self, tiles: Tiles) -> TmemMap:
+        s = tuple(i * tiles.BN for i in range(tiles.num_q))
+        return _with_o(tiles, s, s[::-1], tiles.num_q * tiles.BN, p_apart=False)
+
+    def barriers(self, warps: WarpRoles) -> tuple[Barrier, ...]:
+        s_free, pv_done = super().barriers(warps)
+        return replace(s_free, awaited_by="mma, softmax"), pv_done
+
+
+@dataclass(frozen=True)
+class PCrossedSummed(PCrossed):
+    name: str = "p_crossed_summed"
+
+    def tmem(self, tiles: Tiles) -> TmemMap:
+        s = meeting_s(tiles)
+        p = (tiles.BN, 0)  # of S1 and of S0 alone
+        return with_sums(tiles, s, p, s[1] + tiles.BN, p_apart=False)
+
+    def barriers(self, warps: WarpRoles) -> tuple[Barrier, ...]:
+        return (*super().barriers(warps), s_apart(warps))
+
+
+@dataclass(frozen=True)
+class PBesideSSummed(PBesideS):
+    name: str = "p_beside_s_summed"
+    judge: ClassVar[str] = "correction"  # which has the whole sums
+    p_in_parts: ClassVar[bool] = False
+
+    def tmem(self, tiles: Tiles) -> TmemMap:
+        s = meeting_s(tiles)
+        p = tuple(s[1] + tiles.BN + i * tiles.p_columns for i in range(tiles.num_q))
+        return with_sums(tiles, s, p, p[1] + tiles.p_columns, p_apart=True)
+
+    def barriers(self, warps: WarpRoles) -> tuple[Barrier, ...]:
+        s_free, pv_done = super().barriers(warps)
+        of_both = replace(
+            s_free,
+            raised_by=(every_thread(warps, "softmax"),),
+            means="S is read, and the other S where they have the same columns",
+        )
+        return of_both, pv_done
+
+
+def meeting_s(tiles: Tiles) -> tuple[int, int]:
+    """Columns of the two S, which have as many in common as the sums need."""
+    return 0, tiles.BN - tiles.num_q * SUM_COLUMNS
+
+
+def with_sums(tiles: Tiles, s: tuple, p: tuple, first: int, p_apart: bool) -> TmemMap:
+    """Each O, from column `first` on, with the row's sum behind it."""
+    width = tiles.padded_ov_depth + SUM_COLUMNS
+    o = tuple(first + i * width for i in range(tiles.num_q))
+    sums = tuple(column + tiles.padded_ov_depth for column in o)
+    return TmemMap(s, p, o, o[-1] + width, p_apart=p_apart, sums=sums, s_meet=True)
+
+
+def s_apart(warps: WarpRoles) -> Barrier:
+    """Where S0 and S1 have columns in common."""
+    return Barrier(
+        "s_apart",
+        SOFTMAX,
+        (one_softmax(warps),),
+        "mma",
+        "the columns of S that the other S has, too, have been read",
+        "as s_free",
+    )
+
+
+def may_add_up(problem: Problem) -> bool:
+    """Whether the product with V can also add up P, as a product with ones behind V's last column.
+
+    That column is the last of a span of shared memory, so that the next span may lie elsewhere. A log-sum-exp wants the
+    sum of what P was before it was rounded to eight bits, and scales of tokens multiply P, but not its sum.
+    """
+    of_p = not (problem.write_lse or problem.token_scales)
+    return problem.has_fp8 and of_p and problem.qk_depth <= problem.ov_depth == SPAN_COLUMNS
+
+
+def may_add_up_beside(problem: Problem) -> bool:
+    """The same of P with 16 bits, 64 of which are a span; a sink would have to be in the sums."""
+    apart = problem.write_lse or problem.split_keys or problem.sink or problem.rope_depth
+    return not problem.has_fp8 and not apart and problem.qk_depth <= problem.ov_depth == 64
+
+
+def pays_to_add_up_beside(problem: Problem) -> bool:
+    """Whether that pays where references lag: where it was modelled (docs/decisions/0016).
+
+    Every query tile sees the same key tiles, and every block has two query tiles.
+    """
+    plain = problem.score_mod is None and problem.mask_mod is None
+    dense = problem.q_layout == problem.kv_layout == "dense"
+    equal = not (problem.clips_queries or problem.seqused_k or problem.padded_keys)
+    everything = isinstance(problem.mask, bands.Full) and problem.qk_depth == 64
+    modelled = everything and problem.arch == "sm_100a"
+    return may_add_up_beside(problem) and plain and dense and equal and modelled
+
+
+def _with_o(tiles: Tiles, s: tuple, p: tuple, first: int, p_apart: bool) -> TmemMap:
+    """O_0, O_1 from column `first` on, behind everything else."""
+    o = tuple(first + i * tiles.padded_ov_depth for i in range(tiles.num_q))
+    return TmemMap(s, p, o, o[-1] + tiles.padded_ov_depth, p_apart)
+
+
+ORDERS = {
+    order.name: order
+    for order in (POverS(), PBesideS(), PBesideSSummed(), PCrossed(), PCrossedSummed())
+}
+
+
+def best_order(tiles: Tiles, lone_tiles: bool | None = None) -> str:
+    """P beside S where tensor memory has room for it: softmax and the tensor core then wait less for each other.
+
+    Crossed where it has not, and P of eight bits is few enough words to be held in registers until the warpgroups have
+    taken turns (docs/decisions/0019); lone query tiles are not built for it.
+    """
+    if PBesideS().tmem(tiles).fits:
+        return "p_beside_s"
+    problem = tiles.problem
+    lone = problem.clips_queries if lone_tiles is None else lone_tiles
+    return "p_crossed" if problem.has_fp8 and not lone else "p_over_s"

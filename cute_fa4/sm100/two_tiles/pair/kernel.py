@@ -1,0 +1,94 @@
+"""SM100MHAPair: forward attention by two CTAs that share their MMAs.
+
+Steady state of a pair. A line is an issue slot, not a duration; both CTAs load, both do softmax and correction of their
+own rows, CTA 0 issues. K0' is half of the rows of K0, V0' half of the columns of V0:
+
+    CTA 0     CTA 1     mma of CTA 0     softmax 0 of both    softmax 1 of both    correction of both
+    Q0 K0'    Q0 K0'    .                .                    .                    .
+    Q1 V0'    Q1 V0'    S0 = Q0 K0       .                    .                    .
+    K1'       K1'       S1 = Q1 K0       P0 = 2^(S0-m0)       .                    .
+    V1'       V1'       O0 = P0 V0       .                    P1 = 2^(S1-m1)       .
+    K2'       K2'       S0 = Q0 K1       .                    .                    .
+    V2'       V2'       O1 = P1 V0       P0, factor 0         .                    .
+    .         .         S1 = Q1 K1       .                    .                    O0 *= factor 0
+
+    begin    both allocate tensor memory; both initialise mbarriers, and meet before one raises those of the other
+    end      both meet before either frees its tensor memory or ends: nothing reaches a CTA that is gone
+
+Read next: schedule.py (who has what), barriers.py (the table), sync.py (what crosses from one CTA to the other). The
+orders of the products are those of two_tiles/, and so are the roles.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from ...kernel import CTA
+from ...pair.barriers import CTAS
+from ...pair.kernel import SM100Pair, read_announcements
+from ...pair.sync import is_leader
+from ...roles import dispatch
+from ...roles.order import Order
+from ...sync.kernel_args import Events, KernelArgs, Smem
+from ...sync.pipelines import KVConsumerPipeline
+from ...work.queue import WorkQueue
+from ..kernel import ORDER_CODE as ORDERS_OF_ONE
+from ..schedule import ORDERS_OF_UNEVEN_TILES
+from ..uneven import hooks as uneven
+from .schedule import PAIRED_ORDERS
+
+
+def of_pair(code: Order) -> Order:
+    """An order of the products whose MMAs CTA 0 issues."""
+
+    @dataclass(frozen=True)
+    class OfPair(type(code)):
+        def run(self, cfg, args, smem, tmem, events, kv, queue):
+            issue(cfg, code, args, smem, tmem, events, kv, queue)
+
+        def may_write_factor(self, events, at, phase):
+            # Alone, p_ready says through s_ready that the last factor has been read. Between CTAs that chain is
+            # relaxed: it orders tensor memory, not the shared memory that factors lie in.
+            events.p_ready.wait(at, phase ^ 1)
+
+        def close(self, events, i):
+            """Nothing: a warp does not know whether p_ready of the last tile is complete; CTA 0 does (issue)."""
+
+    return OfPair()
+
+
+ORDER_CODE = {name: of_pair(ORDERS_OF_ONE[name]) for name in PAIRED_ORDERS}
+UNEVEN = {name: of_pair(uneven.CODE[name]) for name in ORDERS_OF_UNEVEN_TILES}
+
+
+@cute.jit
+def issue(
+    cfg: cutlass.Constexpr,
+    order: cutlass.Constexpr,
+    args: KernelArgs,
+    smem: Smem,
+    tmem: Int32,
+    events: Events,
+    kv: KVConsumerPipeline,
+    queue: WorkQueue,
+):
+    """The mma warp: in CTA 0 every product, in CTA 1 nothing but to read what is announced to every role."""
+    if is_leader():
+        order.run(cfg, args, smem, tmem, events, kv, queue)
+        for i in cutlass.range_constexpr(cfg.tiles.num_q):  # correction has begun a phase
+            events.p_ready.close(i, CTAS * len(cfg.warps.softmax) // cfg.tiles.num_q)
+    else:
+        read_announcements(cfg, args, queue)
+
+
+class SM100MHAPair(SM100Pair):
+    """Forward attention on SM100: two CTAs of 512 threads, 256 query rows each, S, P and O in tensor memory."""
+
+    def roles(self, args: KernelArgs, cta: CTA, warp):
+        codes = UNEVEN if self.cfg.uneven else ORDER_CODE
+        dispatch.run(self.cfg, codes[self.cfg.schedule.order], args, cta, warp)
+
+
+KERNEL = SM100MHAPair

@@ -1,0 +1,108 @@
+"""Pair: two CTAs of a cluster share every MMA; each has two query tiles of 128 rows, half of K and half of V.
+
+    FA4Config(qk_depth=128, schedule=Pair())    bf16
+
+    block of 512 rows     CTA 0, which issues the MMAs          CTA 1
+    query tiles, M = 256  rows 0..127 of Q0, Q1                 rows 128..255 of Q0, Q1
+    S = Q K^T             keys 0..63 of a K tile                keys 64..127
+    O += P V              columns 0..63 of a V tile             columns 64..127
+    tensor memory         S, P, O of its own rows, as in TwoTiles
+
+An MMA of M = 256 reads B from both CTAs. So a CTA loads half of the bytes of a key tile, keeps twice as many tiles in
+its ring, and its shared memory, which is the bound of the two-tile kernel, sends half as much of K and V to the tensor
+core. Half of the rows of K leave a slot room for 256 columns: K has no rest. What the warps do with rows is that of
+TwoTiles: softmax and correction do not know of the other CTA.
+
+Of eight bits, half of the columns of V are 64 bytes at most, half of a line of the swizzle: a copy fills the line with
+the columns behind them, or with zeros behind the last, and the products do not look at these.
+"""
+
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from typing import ClassVar
+
+from ...blueprint.barriers import BarrierTable
+from ...blueprint.memory_maps import slots_that_fit
+from ...blueprint.problem import Problem
+from ...blueprint.reach import Extra
+from ...blueprint.tiles import Tiles
+from ...pair.entries import JUDGED_PAIR_BYTES
+from ..orders import ORDERS
+from ..schedule import TwoTiles, keeps_references, may_lag
+from ..smem_map import TwoTilesSmem, smem_map
+from . import barriers
+
+PAIRED_ORDERS = ("p_over_s", "p_beside_s", "p_crossed")
+
+
+@dataclass(frozen=True)
+class Pair(TwoTiles):
+    """The schedule of SM100MHAPair; its choices are those of TwoTiles."""
+
+    family: ClassVar[str] = "mhapair"
+    ctas: ClassVar[int] = 2  # that share an MMA
+    extras: ClassVar[Extra] = TwoTiles.extras & ~Extra.KEY_SCALES
+    sums_codes: ClassVar[bool] = False
+    values_apart: ClassVar[bool] = False
+    lagged_emulated: ClassVar[int] = 28
+
+    def resolved(self, problem: Problem) -> "Pair":
+        lags = may_lag(problem) and keeps_references(problem)
+        open_here = {"lone_tiles": False, "maximum": "lagged" if lags else "exact"}
+        closed = {name: said for name, said in open_here.items() if getattr(self, name) is None}
+        return super(Pair, replace(self, **closed)).resolved(problem)
+
+    @property
+    def alone(self) -> TwoTiles:
+        """The same choices, every CTA by itself."""
+        same = {f.name: getattr(self, f.name) for f in fields(TwoTiles)}
+        chosen_again = dict.fromkeys(("order", "lone_tiles", "maximum", "exp2_emulated"))
+        return TwoTiles(**{**same, **chosen_again})
+
+    def tiles(self, problem: Problem) -> Tiles:
+        return Tiles.cut(
+            problem,
+            num_q=self.query_tiles,
+            cta_group=self.ctas,
+            bn_cap=self.bn_cap,
+        )
+
+    def quarter_pays(self, problem: Problem) -> bool:
+        """Without a mask the loop behind it takes 2112 modelled cycles instead of 2096, and long rows lose."""
+        return problem.mask.has_upper_bound
+
+    def sees_by_warp(self, problem: Problem) -> bool:
+        """Not modelled on pairs of CTAs."""
+        return False
+
+    def barriers(self, problem: Problem) -> BarrierTable:
+        return layout(self, self.tiles(problem))[0]
+
+    def smem(self, problem: Problem) -> TwoTilesSmem:
+        return layout(self, self.tiles(problem))[1]
+
+    def _not_built(self, problem: Problem) -> list[str]:
+        why = super()._not_built(problem)
+        if problem.split_keys:
+            why.append(
+                "split_keys=True is not built yet for pairs of CTAs, which are for many queries: use TwoTiles()"
+            )
+        if self.lone_tiles:
+            why.append(
+                "lone_tiles=True is not built yet for pairs of CTAs: use False, or TwoTiles()"
+            )
+        if self.order not in PAIRED_ORDERS:
+            why.append(
+                f"order={self.order!r} is not built yet for pairs of CTAs: use {' or '.join(PAIRED_ORDERS)}"
+            )
+        return why
+
+
+@lru_cache(maxsize=1024)
+def layout(schedule: Pair, tiles: Tiles) -> tuple[BarrierTable, TwoTilesSmem]:
+    """Barriers and shared memory decide each other's size: the ring gets what a kernel without slots leaves."""
+    warps, of_the_order = schedule.warps, ORDERS[schedule.order].barriers(schedule.warps)
+    empty = barriers.table(tiles, warps, 0, of_the_order, schedule.lags)
+    slots = slots_that_fit(tiles, smem_map(tiles, warps, empty, JUDGED_PAIR_BYTES), empty)
+    table = barriers.table(tiles, warps, slots, of_the_order, schedule.lags)
+    return table, smem_map(tiles, warps, table, JUDGED_PAIR_BYTES)

@@ -1,0 +1,262 @@
+"""TwoTiles: two query tiles of 128 rows a CTA, each with a softmax warpgroup; S, P and O in tensor memory.
+
+    FA4Config(qk_depth=128, mask=masks.Causal())    bf16
+
+    tensor memory, 512 columns of 128 lanes            shared memory, 227 KiB
+    0        BN       2 BN       2 BN + ov             Q0 | Q1 | ring of kv slots | two chunks of O | row scale
+    | S0 P0  |  S1 P1  |   O0   |   O1   |             | row bias | work queue | mbarriers
+
+Derivation: depth and dtype give the padded depth; tensor memory gives BN; what shared memory is left gives the ring.
+"""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import ClassVar
+
+from ..blueprint.barriers import BarrierTable
+from ..blueprint.memory_maps import TmemMap, slots_that_fit
+from ..blueprint.problem import Problem
+from ..blueprint.reach import Extra
+from ..blueprint.row_schedule import RowSchedule
+from ..blueprint.tiles import Tiles
+from . import barriers
+from .orders import (
+    ORDERS,
+    SPAN_COLUMNS,
+    PBesideS,
+    POverS,
+    best_order,
+    may_add_up,
+    may_add_up_beside,
+    pays_to_add_up_beside,
+)
+from .smem_map import TwoTilesSmem, ones_bytes, smem_map
+
+ORDERS_OF_LONE_TILES = ("p_over_s", "p_beside_s")
+ORDERS_OF_UNEVEN_TILES = (
+    "p_over_s",
+    "p_beside_s",
+)  # crossed, P of either query tile waits for S of the other
+MAXIMA = ("exact", "lagged")
+EXPONENTIALS = ("exact", "half")
+SUMMED, BESIDE_SUMMED = "p_crossed_summed", "p_beside_s_summed"
+EMULATED_IN_HALVES = 32  # of 64 pairs: docs/decisions/0019
+EMULATED_WITHOUT_SUMS = 40  # where softmax adds nothing up
+LAGGED_WITHOUT_SUMS = 30  # the same where references lag: docs/decisions/0016
+COLUMNS_BY_WARP = 128  # of a key tile whose quarters are words of visibility
+MOST_IN_HALVES = 56  # the others keep NaN
+
+
+@dataclass(frozen=True)
+class TwoTiles(RowSchedule):
+    """The schedule of SM100MHA2Q; its other choices are those of RowSchedule.
+
+    order          of the products: one of ORDERS (orders.py); None: beside where there is
+                   room, otherwise over
+    lone_tiles     both softmax warpgroups share the rows of a work tile that has no more than one query tile of them
+                   (lone/hooks.py); None: where lengths of queries differ, and with them the rows of work tiles
+    maximum        what the exponentials of a row refer to: its "exact" running maximum, or a "lagged" one, from the
+                   key tiles before (steps/lagged.py); None: as lag_pays says of the problem
+    exponential    how the FMA units compute their part of the exponentials: "exact", in float32, or "half", in f16, for
+                   P of eight bits (steps/half_powers.py); None: half where P has eight bits, on sm_100a
+    """
+
+    family: ClassVar[str] = "mha2q"
+    query_tiles: ClassVar[int] = 2
+    extras: ClassVar[Extra] = Extra.ROPE | Extra.MIXED_ROPE | Extra.KEY_SCALES
+    values_apart: ClassVar[bool] = True
+    sums_codes: ClassVar[bool] = True  # P V adds P up, of eight bits and of 16
+    tmem_remedy: ClassVar[str] = ", or order='p_over_s'"
+    lagged_emulated: ClassVar[int] = (
+        24  # of 64 pairs of exponentials, on sm_100a: docs/decisions/0012
+    )
+
+    order: str | None = None
+    lone_tiles: bool | None = None
+    maximum: str | None = None
+    exponential: str | None = None
+
+    def resolved(self, problem: Problem) -> "TwoTiles":
+        lags = self.maximum == "lagged" or (self.maximum is None and lag_pays(problem))
+        schedule = self
+        if self.order is None and lags and self.adds_up_beside(problem):
+            schedule = replace(self, order=BESIDE_SUMMED)
+        if self.exp2_emulated is None and lags and problem.arch == "sm_100a":
+            summed = schedule.order == BESIDE_SUMMED
+            emulated = LAGGED_WITHOUT_SUMS if summed else self.lagged_emulated
+            schedule = replace(schedule, exp2_emulated=emulated)
+        if schedule.exponential is None:
+            half = problem.has_fp8 and problem.arch == "sm_100a" and "V" not in problem.descales
+            schedule = replace(schedule, exponential="half" if half else "exact")
+        if self.order is None and schedule.adds_up(problem):
+            schedule = replace(schedule, order=SUMMED)
+        if schedule.exp2_emulated is None and schedule.exponential == "half":
+            summed = schedule.order == SUMMED
+            schedule = replace(
+                schedule, exp2_emulated=EMULATED_WITHOUT_SUMS if summed else EMULATED_IN_HALVES
+            )
+        schedule = super(TwoTiles, schedule).resolved(problem)
+        if self.lone_tiles is None and problem.token_scales:
+            schedule = replace(schedule, lone_tiles=False)
+        open_order = schedule.order is None
+        if open_order and not (self.contradictions(problem) + problem.contradictions()):
+            schedule = replace(schedule, order=best_order(self.tiles(problem), schedule.lone_tiles))
+        if schedule.lone_tiles is None:
+            takes_them = schedule.order in ORDERS_OF_LONE_TILES
+            schedule = replace(schedule, lone_tiles=problem.clips_queries and takes_them)
+        if self.maximum is None:
+            schedule = replace(schedule, maximum="lagged" if lags else "exact")
+        return schedule
+
+    def adds_up(self, problem: Problem) -> bool:
+        """Whether P V adds P up where nobody says otherwise: beside powers in f16 (docs/decisions/0019)."""
+        lone = problem.clips_queries if self.lone_tiles is None else self.lone_tiles
+        possible = self.sums_codes and may_add_up(problem) and self.bn_cap in (0, SPAN_COLUMNS)
+        return possible and self.exponential == "half" and not lone
+
+    def adds_up_beside(self, problem: Problem) -> bool:
+        """Whether P V adds P of 16 bits up where nobody says otherwise (docs/decisions/0016)."""
+        tiles = self.bn_cap in (0, 128) and not self.lone_tiles
+        return self.sums_codes and tiles and pays_to_add_up_beside(problem)
+
+    def fitting(self, problem: Problem) -> "TwoTiles":
+        """The same choices for another problem: where it does not let P V add P up, as beside an LSE, softmax does."""
+        fits = self._sums_of_8_bits_fit(problem) and self._sums_of_16_bits_fit(problem)
+        return self if fits else replace(self, order=None, exp2_emulated=None)
+
+    def _sums_of_8_bits_fit(self, problem: Problem) -> bool:
+        possible = may_add_up(problem) and self.bn_cap in (0, SPAN_COLUMNS)
+        return self.order != SUMMED or possible
+
+    def _sums_of_16_bits_fit(self, problem: Problem) -> bool:
+        tiles_fit = self.bn_cap in (0, 128)
+        return self.order != BESIDE_SUMMED or (may_add_up_beside(problem) and tiles_fit)
+
+    def tmem(self, problem: Problem) -> TmemMap:
+        return self._order.tmem(self.tiles(problem))
+
+    def barriers(self, problem: Problem) -> BarrierTable:
+        return layout(self, self.tiles(problem))[0]
+
+    def smem(self, problem: Problem) -> TwoTilesSmem:
+        return layout(self, self.tiles(problem))[1]
+
+    def uneven(self, problem: Problem) -> bool:
+        mask = problem.mask
+        bounded = mask.is_band and (mask.has_upper_bound or mask.has_lower_bound)
+        taken = not problem.split_keys and self.order in ORDERS_OF_UNEVEN_TILES
+        # Both softmax warpgroups give the scales of every key tile back (roles/token_scales.py).
+        return bounded and taken and not problem.token_scales
+
+    def sees_by_warp(self, problem: Problem) -> bool:
+        """Whether softmax looks at masked tiles warp by warp (steps/seen.py): where each query tile has one at least.
+
+        With P over S, from head dim 72 on, the tensor core waits for nothing of it (docs/decisions/0016).
+        """
+        plain = self.lags and self.order == "p_beside_s" and not problem.has_functions
+        return plain and self.uneven(problem) and self.tiles(problem).BN == COLUMNS_BY_WARP
+
+    @property
+    def lags(self) -> bool:
+        return self.maximum == "lagged"
+
+    def quarter_pays(self, problem: Problem) -> bool:
+        """Whether a first reference from a quarter of the scores makes kernels faster (docs/decisions/0016)."""
+        return True
+
+    @property
+    def _order(self) -> POverS | PBesideS:
+        return ORDERS[self.order]
+
+    def contradictions(self, problem: Problem) -> list[str]:
+        why = super().contradictions(problem)
+        if self.order not in (None, *ORDERS):
+            why.insert(
+                0, f"order={self.order!r} is no order of the products: use {' or '.join(ORDERS)}"
+            )
+        if not self._sums_of_8_bits_fit(problem):
+            why.append(
+                f"order={self.order!r} with qkv_dtype={problem.qkv_dtype!r}, depths {problem.qk_depth} and "
+                f"{problem.ov_depth}, write_lse={problem.write_lse}, bn_cap={self.bn_cap}: P V adds up P of eight "
+                "bits where V has 128 columns, without LSE or scales of tokens: use 'p_crossed'"
+            )
+        if not self._sums_of_16_bits_fit(problem):
+            why.append(
+                f"order={self.order!r} with qkv_dtype={problem.qkv_dtype!r}, depths {problem.qk_depth} and "
+                f"{problem.ov_depth}, write_lse={problem.write_lse}, split_keys={problem.split_keys}, "
+                f"sink={problem.sink}, rope_depth={problem.rope_depth}, bn_cap={self.bn_cap}: "
+                "P V adds up P of 16 bits where V has 64 columns and key tiles have 128 keys, without LSE, sinks or "
+                "columns of K apart: use 'p_beside_s'"
+            )
+        if self.maximum not in (None, *MAXIMA):
+            why.append(
+                f"maximum={self.maximum!r} is no reference of exponentials: use {' or '.join(MAXIMA)}"
+            )
+        if self.exponential not in (None, *EXPONENTIALS):
+            why.append(
+                f"exponential={self.exponential!r} is no way to compute P: use {' or '.join(EXPONENTIALS)}"
+            )
+        if self.exponential == "half" and not problem.has_fp8:
+            why.append(
+                f"exponential='half' with qkv_dtype={problem.qkv_dtype!r}: f16 is for P of eight bits: use 'exact'"
+            )
+        if self.exponential == "half" and (self.exp2_emulated or 0) > MOST_IN_HALVES:
+            why.append(
+                f"exp2_emulated={self.exp2_emulated} with exponential='half': NaN would be lost in f16: use up to "
+                f"{MOST_IN_HALVES}"
+            )
+        if self.exponential == "half" and "V" in problem.descales:
+            why.append(
+                f"exponential='half' with descales={problem.descales!r}: P is multiplied by scales of keys in float32: "
+                "use 'exact'"
+            )
+        if self.lone_tiles and problem.token_scales:
+            why.append(
+                f"lone_tiles=True with descales={problem.descales!r}: scales of each key are not built for it: use "
+                "lone_tiles=False"
+            )
+        if self.lone_tiles and self.order not in (None, *ORDERS_OF_LONE_TILES):
+            why.append(
+                f"lone_tiles=True with order={self.order!r} is not built yet: use "
+                f"{' or '.join(ORDERS_OF_LONE_TILES)}, or lone_tiles=False"
+            )
+        if self.lags and not may_lag(problem):
+            why.append(
+                f"maximum='lagged' with qkv_dtype={problem.qkv_dtype!r}: P may be 2^64, which bf16 holds: use 'exact'"
+            )
+        return why
+
+
+def may_lag(problem: Problem) -> bool:
+    """Whether P has the range of float32."""
+    return problem.p_dtype == "bf16"
+
+
+def lag_pays(problem: Problem) -> bool:
+    """Whether a kernel for the problem takes its references from the tiles before, unless its schedule says otherwise.
+
+    On sm_103a the maximum comes with the scores (docs/decisions/0016).
+    """
+    return may_lag(problem) and keeps_references(problem) and problem.arch == "sm_100a"
+
+
+def keeps_references(problem: Problem) -> bool:
+    """Whether the first key tile tells what the others refer to, and softmax is late without it.
+
+    Up to depth 128 P V waits for P (docs/decisions/0012). A mask without bands has no whole tiles, and one that is a
+    function may hide all of the first: its work tiles would be run again.
+    """
+    return problem.mask.is_band and problem.mask_mod is None and problem.qk_depth <= 128
+
+
+@lru_cache(maxsize=1024)
+def layout(schedule: TwoTiles, tiles: Tiles) -> tuple[BarrierTable, TwoTilesSmem]:
+    """Barriers and shared memory decide each other's size: the ring gets what a kernel without slots leaves."""
+    warps = schedule.warps_of(tiles.problem)
+    order = ORDERS[schedule.order]
+    says = order.barriers(warps), order.judge if schedule.lags else None, order.p_in_parts
+    ones = ones_bytes(tiles) if order.tmem(tiles).sums else 0
+    empty = barriers.table(tiles, warps, 0, *says)
+    slots = slots_that_fit(tiles, smem_map(tiles, warps, empty, ones_bytes=ones), empty)
+    table = barriers.table(tiles, warps, slots, *says)
+    return table, smem_map(tiles, warps, table, ones_bytes=ones)

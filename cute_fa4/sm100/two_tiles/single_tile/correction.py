@@ -1,0 +1,90 @@
+"""Correction warpgroup with lone work tiles: O_0 and O_1 are two results, or two parts of one.
+
+A warpgroup's barriers have a count of key tiles of their own: Turns of roles/merge.py.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from ...instructions import tensor_memory
+from ...roles import correction, merge
+from ...roles.merge import Turns
+from ...steps import row_math, store
+from ...steps.scores import log2_scale, write_lse
+from ...sync.kernel_args import Events, KernelArgs, Smem
+from ...work import rows, scales
+from ...work.tile import Work
+from .tile import is_lone
+
+
+@cute.jit
+def hand_back_q1(cfg: cutlass.Constexpr, events: Events, row: Int32):
+    """Every row maximum has been read: the next Q1 may come to its place, by the asynchronous proxy."""
+    cute.arch.fence_proxy("async.shared", space="cta")
+    cute.arch.barrier(barrier_id=store.NAMED_BARRIER, number_of_threads=cfg.tiles.rows_per_q_tile)
+    if row == 0:
+        events.q_free.arrive(1)
+
+
+@cute.jit
+def no_chunks(cfg: cutlass.Constexpr, row: Int32):
+    """A group without copies for each chunk of the query tile that is not there."""
+    if row < 32:
+        for _ in cutlass.range_constexpr(store.chunks(cfg)):
+            cute.arch.cp_async_bulk_commit_group()
+
+
+@cute.jit
+def finish_lone(
+    cfg: cutlass.Constexpr,
+    args: KernelArgs,
+    smem: Smem,
+    tmem: Int32,
+    events: Events,
+    work: Work,
+    now: Turns,
+    before: Turns,
+    row: Int32,
+):
+    """Merge the two states of each row, and O_0 and O_1 to global memory."""
+    even = merge.state_of(cfg, smem, events, 0, (before.even + now.even - 1) & 1, row)
+    odd = merge.state_of(cfg, smem, events, 1, (before.odd + now.odd - 1) & 1, row)
+    factor = scales.of_scores(cfg, args, work, rows.row_of(cfg, work, 0, row))
+    state, even_weight, odd_weight = row_math.merged(even, odd, log2_scale(cfg, args, factor))
+    if cutlass.const_expr(cfg.write_lse):
+        write_lse(cfg, args, work, 0, state, factor)
+    inverse = scales.times(row_math.inverse(state.row_sum), scales.of_output(cfg, args, work))
+    for i in cutlass.range_constexpr(cfg.tiles.num_q):
+        events.o_ready.wait(i, before.o & 1)
+    hand_back_q1(cfg, events, row)
+    tensor_memory.fence_after()
+    merge.store_both(
+        cfg, args, smem, tmem, events, work, row, even_weight * inverse, odd_weight * inverse
+    )
+    no_chunks(cfg, row)
+
+
+@cute.jit
+def correct_tiles(
+    cfg: cutlass.Constexpr,
+    order: cutlass.Constexpr,
+    args: KernelArgs,
+    smem: Smem,
+    tmem: Int32,
+    events: Events,
+    work: Work,
+    before: Turns,
+    row: Int32,
+) -> Turns:
+    """A work tile of either kind."""
+    now = Turns.of(cfg, order, work)
+    merge.key_tiles(cfg, order, smem, tmem, events, now, before, row)
+    if is_lone(cfg, work):
+        finish_lone(cfg, args, smem, tmem, events, work, now, before, row)
+    else:
+        last = (before.even + now.even - 1, before.odd + now.odd - 1)
+        for i in cutlass.range_constexpr(cfg.tiles.num_q):
+            place = work, i, i, last[i] & 1, before.o & 1, row
+            correction.finish_tile(cfg, order, args, smem, tmem, events, *place)
+    return before.plus(now)

@@ -1,0 +1,126 @@
+"""What the roles do otherwise in a lone work tile: a work tile with rows for one query tile.
+
+Packed queries, and lengths of queries that come from a tensor, cut a batch into work tiles of which many have at most
+128 rows: a decode step beside a prompt, a draft, the rest of a prompt. Where such a work tile has several key tiles,
+both softmax warpgroups take its rows, even key tiles here and odd ones there, as in the kernel of one query tile
+(roles/alternate.py, roles/merge.py); the second query tile is neither loaded nor computed.
+
+    role         two query tiles                         lone
+    load         Q0 K0 Q1 V0 K1 V1 ...                   Q0 K0 V0 K1 V1 ..., and at the end the place of Q1 is lent
+    mma          S0 S1 with each K, O0 O1 with each V    S0 O0 with even key tiles, S1 O1 with odd ones
+    softmax i    the rows of query tile i                the rows of query tile 0, every second key tile from i on
+    correction   O0 / sum 0, O1 / sum 1                  (w0 O0 + w1 O1) / sum
+
+Every role decides for itself, from the announced work tile. What keeps them together:
+
+    parities     a lone work tile has fewer key tiles for a warpgroup: each role counts them by warpgroup (`turns` here,
+                 Turns of roles/merge.py, `phases` of the MMA warp). Barriers of Q and O complete a phase a work tile
+    row maxima   for the merge lie where Q1 would be. Softmax may write them there because the last S1 was made before
+                 the first S of this work tile; the next Q1 waits for q_free[1], which correction raises when it has
+                 read them. q_full[1] has its phase without a copy
+    chunks of O  of the second query tile there are none: groups without copies stand for them, because steps/store.py
+                 finds the buffer that is free by counting groups
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from cute_fa4.layouts.scalars import choose
+
+from ...roles.merge import Turns
+from ...roles.order import Order
+from ...steps import loads
+from ...sync.kernel_args import Events, KernelArgs, Smem
+from ...work.tile import Work
+from ..p_beside_s import PBesideSCode
+from ..p_over_s import POverSCode
+from . import beside, correction, over
+from .tile import is_lone, one_if_lone
+
+
+@cute.jit
+def load_q(
+    cfg: cutlass.Constexpr,
+    args: KernelArgs,
+    smem: Smem,
+    events: Events,
+    work: Work,
+    i: cutlass.Constexpr,
+):
+    """Query tile i; of the second one of a lone work tile nothing comes."""
+    if cutlass.const_expr(i == 0):
+        loads.load_q(cfg, args, smem, events, work, i)
+    elif is_lone(cfg, work):
+        with cute.arch.elect_one():
+            events.q_full.arrive(i)
+    else:
+        loads.load_q(cfg, args, smem, events, work, i)
+
+
+@cute.jit
+def keep_maximum(cfg: cutlass.Constexpr, smem: Smem, work: Work, thread: Int32, row_max: Float32):
+    """The maximum of a lone work tile's row, for the merge."""
+    if is_lone(cfg, work):
+        smem.row_max[thread] = row_max
+
+
+class Lone(Order):
+    """Hooks of an order whose lone work tiles alternate."""
+
+    corrected = staticmethod(Turns.none)
+    correct_tiles = staticmethod(correction.correct_tiles)
+    load_q = staticmethod(load_q)
+
+    def q_comes_with(self, cfg, work, i):
+        """The place of Q1 is lent with the last key tile: the merge of the work tile before is then done with it."""
+        if i == 0:
+            return work.tiles.first
+        return work.tiles.first + choose(is_lone(cfg, work), work.tiles.count - 1, 0)
+
+    def stride(self, cfg, work):
+        return 1 + one_if_lone(cfg, work)
+
+    def first_tile(self, cfg, work, i):
+        return work.tiles.first + choose(is_lone(cfg, work), i, 0)
+
+    def next_tile(self, cfg, work, n, i):
+        return n + ((n - work.tiles.first - i) & one_if_lone(cfg, work))
+
+    def parity(self, cfg, work, n, i, before):
+        # Written so that all but three instructions do not depend on n.
+        shift = one_if_lone(cfg, work)
+        return (n + ((before << shift) - self.first_tile(cfg, work, i)) >> shift) & 1
+
+    def turns(self, cfg, work, i):
+        alternating = (work.tiles.count + 1 - i) >> 1
+        return choose(is_lone(cfg, work), alternating, work.tiles.count)
+
+    def q_tile(self, cfg, work, i):
+        return choose(is_lone(cfg, work), 0, i)
+
+    def has_sink(self, cfg, work, i):
+        return choose(is_lone(cfg, work), i, 0) == 0
+
+    def writes_lse(self, cfg, work):
+        return one_if_lone(cfg, work) == 0
+
+    def hand_over(self, cfg, smem, work, thread, state):
+        smem.row_scale[thread] = state.row_sum
+        keep_maximum(cfg, smem, work, thread, state.row_max)
+
+
+@dataclass(frozen=True)
+class LonePOverS(Lone, POverSCode):
+    """P over S."""
+
+    run = staticmethod(over.run)
+
+
+@dataclass(frozen=True)
+class LonePBesideS(Lone, PBesideSCode):
+    """P beside S."""
+
+    run = staticmethod(beside.run)

@@ -1,0 +1,83 @@
+"""Shared memory of a two-tile CTA from byte 0 to the last mbarrier.
+
+    field         bytes                      what
+    q             q_bytes                    Q0, Q1
+    kv            kv_slots * kv_slot_bytes   ring: K or V tile in each slot, in the order K0 V0 K1 V1 ...
+    k_rest        k_rest_bytes               columns of a K tile that its slot has no room for; 0 up to depth 128
+    o             o_buffers * o_chunk_bytes  chunks of O on their way to global memory: two, beside a rest of K one
+    ones          ones_bytes                 what P is multiplied by for its row sums, of one step; mostly 0
+    row_scale     1024                       row scale: one f32 for each softmax thread
+    row_bias      1024                       row bias: another
+    scales        0, or 4 * a slot           where keys have scales: a ring of them (steps/token_scales.py)
+    row_unit      0, or 1024                 and where those of V do: what O of a row is in units of
+    work_queue    112                        work queue: two entries, and the answer to a claim
+    mbarriers     8 * barriers.total         mbarriers, in the order of the barrier table
+    tmem_address  4                          where tcgen05.alloc leaves the tensor-memory address
+
+Q tiles, slots and chunks are multiples of 1024 bytes, the period of the 128-byte swizzle, so every tile starts on one.
+K and V share one ring instead of one each: an odd slot is not lost.
+"""
+
+from dataclasses import dataclass
+
+from ..blueprint.barriers import BarrierTable
+from ..blueprint.chip import F32_BYTES, MBARRIER_BYTES, SWIZZLE_BYTES, TMEM_ADDRESS_BYTES
+from ..blueprint.entries import JUDGED_QUEUE_BYTES, WORK_QUEUE_BYTES
+from ..blueprint.memory_maps import Region, SmemMap, token_scale_bytes
+from ..blueprint.tiles import ROWS_PER_Q_TILE, Tiles
+from ..blueprint.warp_roles import WarpRoles
+
+PIECE_BYTES = 16  # of a thread's st.shared.v4
+
+
+@dataclass(frozen=True)
+class TwoTilesSmem(SmemMap):
+    q: Region
+    kv: Region
+    k_rest: Region
+    o: Region
+    ones: Region
+    row_scale: Region
+    row_bias: Region
+    scales: Region
+    row_unit: Region
+    work_queue: Region
+    mbarriers: Region
+    tmem_address: Region
+
+
+def smem_map(
+    tiles: Tiles,
+    warps: WarpRoles,
+    table: BarrierTable,
+    judged_bytes: int = JUDGED_QUEUE_BYTES,
+    ones_bytes: int = 0,
+    scale_bytes: int | None = None,
+) -> TwoTilesSmem:
+    """The map of a kernel with this barrier table, whose ring has as many slots as the table.
+
+    judged_bytes: of a work queue whose tiles are judged; ones_bytes: of the ones behind V; scale_bytes: of the ring of
+    scales; None: of scales of keys
+    """
+    if scale_bytes is None:
+        scale_bytes = token_scale_bytes(tiles.problem, tiles.BN)
+    row_bytes = warps.threads_of("softmax") * F32_BYTES
+    return TwoTilesSmem.of_sizes(
+        q=tiles.q_bytes,
+        kv=table.kv_slots * tiles.kv_slot_bytes,
+        k_rest=tiles.k_rest_bytes,
+        o=tiles.o_buffers * tiles.o_chunk_bytes,
+        ones=ones_bytes,
+        row_scale=row_bytes,
+        row_bias=row_bytes,
+        scales=scale_bytes,
+        row_unit=row_bytes if "V" in tiles.problem.token_scales else 0,
+        work_queue=judged_bytes if "work_judged" in table else WORK_QUEUE_BYTES,
+        mbarriers=MBARRIER_BYTES * table.total,
+        tmem_address=TMEM_ADDRESS_BYTES,
+    )
+
+
+def ones_bytes(tiles: Tiles) -> int:
+    """A span of as many keys as a step of the MMA has, and no less than a piece for each thread that writes them."""
+    return max(tiles.MMA_K * SWIZZLE_BYTES, tiles.num_q * ROWS_PER_Q_TILE * PIECE_BYTES)

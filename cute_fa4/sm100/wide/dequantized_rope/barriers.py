@@ -1,0 +1,71 @@
+"""Every mbarrier of the kernel that widens rotary columns: who raises it, who waits, how many arrivals that takes.
+
+barrier       number  raised by                     awaited by    means
+q_full        1       load 1 (+ bytes)              mma           Q is in shared memory
+q_free        1       mma 1 (commit)                load          the last S of this Q is made
+s_ready       2       mma 1 (commit)                softmax       S is made
+row_scale     2       softmax 128                   correction    the factors, or last the row sums
+p_ready       2       softmax 128 + correction 128  mma, softmax  P is stored in part, O rescaled
+p_last        2       softmax 128                   mma           the last part of P is stored
+pv_done       1       mma 1 (commit)                correction    O is complete up to here
+rope_raw      10      load 1 (+ bytes)              widen         rotary columns of 8 bits are there
+kv_full       10      load or widen 1 (+ bytes)     mma           the K or V tile is there
+kv_empty      10      mma 1 (commit)                load          the slot's MMAs have completed
+work_ready    2       load 1                        all others    a work tile is announced
+work_read     2       all others 352                load          the announcement has been read
+work_claimed  1       load 1 (+ bytes)              load          the answer to a claim is there
+
+The barriers are those of wide/barriers.py, with rope_raw before the slot of the last unit of K. A slot of the ring
+holds a unit of 64 columns of K or V.
+
+barrier       is not raised again too early because
+q_full        q_free
+q_free        q_full
+s_ready       S of the tile after next is made behind P V of this one, which waits for P
+row_scale     the one after next follows S of two tiles on, the sums wait for p_ready of the last tile
+p_ready       P of the tile after next follows its S, which is issued after this wait
+p_last        as p_ready
+pv_done       the next P V waits for p_ready, which correction raises after this wait
+rope_raw      kv_empty of the slot, whose MMA waits for kv_full, raised behind this wait
+kv_full       kv_empty
+kv_empty      kv_full
+work_ready    work_read
+work_read     work_ready
+work_claimed  one claim at a time
+"""
+
+from ...blueprint.barriers import (
+    KV_SLOT,
+    QUEUE_READERS,
+    Arrivals,
+    Barrier,
+    BarrierTable,
+    announced_bytes,
+    changed_rows,
+)
+from .. import barriers as wide
+from .warp_roles import RopeWarpRoles
+
+
+def table(warps: RopeWarpRoles, kv_slots: int) -> BarrierTable:
+    """The table of a kernel whose ring has so many slots."""
+    return BarrierTable(rows(warps), wide.numbers(kv_slots))
+
+
+def rows(warps: RopeWarpRoles) -> tuple[Barrier, ...]:
+    """Every barrier, in memory order: those of mhawide, and what says that columns of 8 bits are there."""
+    readers = sum(map(warps.threads_of, (*QUEUE_READERS, "widen")))
+    changed = {
+        "kv_full": {"raised_by": (Arrivals("load or widen", 1, "+ bytes"),)},
+        "work_ready": {"awaited_by": "all others"},
+        "work_read": {"raised_by": (Arrivals("all others", readers),)},
+    }
+    rope_raw = Barrier(
+        "rope_raw",
+        KV_SLOT,
+        (announced_bytes("load"),),
+        "widen",
+        "rotary columns of 8 bits are there",
+        "kv_empty of the slot, whose MMA waits for kv_full, raised behind this wait",
+    )
+    return changed_rows(wide.rows(warps), changed, behind={"pv_done": (rope_raw,)})

@@ -1,0 +1,43 @@
+"""RopeTile: WideTile, whose last unit of K comes as 8 bits and is widened in its slot by two warps.
+
+    FA4Config(qk_depth=192, ov_depth=128, rope_depth=64, rope_dtype="e4m3", schedule=RopeTile())    bf16
+
+    K tile    unit 0 | unit 1 | unit 2                of 64 columns, 16 KiB each
+              of the head     | k_rope, 8 bits -> 16
+
+A row of a unit is a line of 128 bytes, 64 columns of 16 bits; as 8 bits they are the first half of the line, and TMA
+fills the other with zeros. So a thread widens a line in its place, and no other thread has a part of it.
+"""
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from ...blueprint.chip import FP8_DTYPES
+from ...blueprint.problem import Problem
+from ...blueprint.reach import Extra
+from ...blueprint.warp_roles import WarpRoles
+from ..schedule import WideTile
+from . import barriers
+from .warp_roles import RopeWarpRoles
+
+
+@dataclass(frozen=True)
+class RopeTile(WideTile):
+    """The schedule of SM100MHARope; its choices are those of WideTile.
+
+    warps   one softmax warpgroup, correction, mma, load and two that widen: 384 threads
+    """
+
+    family: ClassVar[str] = "mharope"
+    barrier_table: ClassVar = staticmethod(barriers.table)
+    extras: ClassVar[Extra] = Extra.ROPE | Extra.WIDENED_ROPE
+
+    warps: WarpRoles = field(default_factory=RopeWarpRoles)
+
+    def refusals(self, problem: Problem) -> list[str]:
+        if problem.rope_dtype not in FP8_DTYPES:
+            return [
+                f"rope_dtype={problem.rope_dtype!r}: this family widens columns of {' or '.join(FP8_DTYPES)}: use "
+                "schedule=TwoTiles() for those of 16 bits"
+            ]
+        return super().refusals(problem)

@@ -1,0 +1,126 @@
+"""MMA warp: S of the next key tile, then P V of this one, issued by one thread.
+
+    n = 0               S[t & 1] = Q K0
+    n = 1, 2, ...       S[t & 1] = Q Kn     O (+)= P[(t - 1) & 1] V(n-1)
+    at the end                              O += P[t & 1] V(last)
+
+Tile t counts over all work tiles of the CTA. A work tile ends with its last product; the ring goes on filling. P is
+stored over its S; S of tile t + 2 is issued behind P V of tile t, which read that P, and the tensor core works in
+issue order. While softmax works on a tile, the product before it and the next S are made.
+
+A unit of K adds 64 columns of the depth to S; a unit of V makes 64 columns of O, with an N of 64, which an MMA with A
+in tensor memory does at the full rate.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from cute_fa4.layouts.operand_tiles import KMajorTile
+from cute_fa4.layouts.umma_descriptors import InstructionDescriptor
+
+from ..instructions import tensor_core, tensor_memory
+from ..operands.kv_buffer import KVBuffer, KVBufferConfig, mma_tile
+from ..sync.kernel_args import Events, KernelArgs, Smem
+from ..sync.pipelines import KVConsumerPipeline, Slot
+from ..work.queue import NO_MORE, WorkQueue
+from . import units
+
+
+def s_column(cfg, buffer):
+    """First column of S in a buffer, an Int32 of the kernel."""
+    return cfg.tmem.s[0] + buffer * (cfg.tmem.s[1] - cfg.tmem.s[0])
+
+
+def multiply_qk(cfg, smem: Smem, k: KVBuffer, s_address, kv: KVConsumerPipeline, at: Slot) -> Slot:
+    """S = Q K^T, unit by unit as they arrive; -> the place behind them."""
+    m, n, depth = cfg.tiles.qk_mma_shape
+    q = KMajorTile(cfg.tiles.rows_per_q_tile, cfg.tiles.padded_qk_depth, cfg.dtype_bytes)
+    q_start, q_high, q_steps = mma_tile(q, smem.q_address, depth // cfg.tiles.MMA_K)
+    computes = InstructionDescriptor(
+        m, n, cfg.qkv_dtype, cfg.qkv_dtype, cta_group=cfg.tiles.cta_group
+    )
+    done = 0
+    for unit in range(cfg.tiles.k_units):
+        start, high, steps = units.k_unit(cfg, k, unit).get_mma_tile(at.index)
+        part = list(zip(q_steps[done : done + len(steps)], steps, strict=True))
+        done += len(steps)
+        units.wait(kv, at)
+        tensor_core.mma_ss(
+            s_address, q_start, start, part, computes, q_high, high, accumulate=unit > 0
+        )
+        units.release(kv, at)
+        at = at.next(kv.slots)
+    return at
+
+
+def multiply_pv(
+    cfg, v: KVBuffer, tmem, events: Events, kv: KVConsumerPipeline, at: Slot, tile, accumulate
+) -> Slot:
+    """O (+)= P V of tile number `tile` of the CTA; -> the place behind its units."""
+    buffer, phase = tile & 1, (tile >> 1) & 1
+    o, p = tmem + cfg.tmem.o[0], tmem + s_column(cfg, buffer)
+    columns = cfg.tiles.MMA_K * cfg.dtype_bytes // 4  # tensor-memory columns of P in one step
+    first = cfg.p_first_part // cfg.tiles.MMA_K
+    for unit in range(cfg.tiles.v_units):
+        start, high, offsets = units.v_unit(cfg, v, unit).get_mma_tile(at.index)
+        steps = [(step * columns, offset) for step, offset in enumerate(offsets)]
+        computes = InstructionDescriptor(
+            cfg.tiles.MMA_M,
+            cfg.tiles.v_columns(unit),
+            cfg.qkv_dtype,
+            cfg.qkv_dtype,
+            b_mn_major=True,
+            cta_group=cfg.tiles.cta_group,
+        )
+        d = o + unit * cfg.tiles.unit_columns
+        units.wait(kv, at)
+        if unit == 0:  # P in two parts, so that its product starts early
+            events.p_ready.wait(buffer, phase)
+            tensor_memory.fence_after()
+            tensor_core.mma_ts(d, p, start, steps[:first], computes, high, accumulate)
+            events.p_last.wait(buffer, phase)
+            tensor_memory.fence_after()
+            tensor_core.mma_ts(d, p, start, steps[first:], computes, high, accumulate=True)
+        else:
+            tensor_core.mma_ts(d, p, start, steps, computes, high, accumulate)
+        units.release(kv, at)
+        at = at.next(kv.slots)
+    events.pv_done.commit(0)
+    return at
+
+
+@cute.jit
+def run(
+    cfg: cutlass.Constexpr,
+    args: KernelArgs,
+    smem: Smem,
+    tmem: Int32,
+    events: Events,
+    kv: KVConsumerPipeline,
+    queue: WorkQueue,
+) -> Int32:
+    """Every work tile of the CTA; -> its key tiles."""
+    k = KVBuffer(KVBufferConfig.for_k(cfg), smem.kv_address)
+    v = KVBuffer(KVBufferConfig.for_v(cfg), smem.kv_address)
+    at = units.first()
+    tile = Int32(0)  # of all work tiles; buffers and parities follow from it
+    number, q_phase = Int32(0), Int32(0)
+    count = queue.next(cfg, args, number).tiles.count
+    while count != NO_MORE:
+        for n in cutlass.range(count, unroll=1):
+            if n == 0:
+                events.q_full.wait(0, q_phase)
+            at = multiply_qk(cfg, smem, k, tmem + s_column(cfg, tile & 1), kv, at)
+            events.s_ready.commit(tile & 1)
+            if n == count - 1:
+                events.q_free.commit(0)
+            if n > 0:
+                at = multiply_pv(cfg, v, tmem, events, kv, at, tile - 1, n > 1)
+            tile = tile + 1
+        if count > 0:
+            at = multiply_pv(cfg, v, tmem, events, kv, at, tile - 1, count > 1)
+            q_phase = q_phase ^ 1
+        number = number + 1
+        count = queue.next(cfg, args, number).tiles.count
+    return tile

@@ -1,0 +1,102 @@
+"""WideTile: one query tile of 128 rows a CTA, head dims up to 512 of Q and K, 256 of V; one O, S in two buffers.
+
+    FA4Config(qk_depth=256, schedule=WideTile())    bf16
+
+    tensor memory, 512 columns of 128 lanes      shared memory, 227 KiB
+    0       128      256                512      Q | ring of kv slots | a chunk of O | row scale | work queue
+    | S0 P0 | S1 P1 |        O          |        | mbarriers
+
+Two O of 256 columns would leave S none. One softmax warpgroup is enough here: a key tile takes the tensor core 2,048
+cycles at depth 256, and the exponentials of 128 rows 1,024 of the special function units. What limits a CTA of one
+query tile is that it loads 128 KiB a key tile for itself alone. Q of 512 columns takes 128 KiB and leaves the ring five
+slots: it is a ring of units, so that it need not hold a tile.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import ClassVar
+
+from ..blueprint.barriers import BarrierTable
+from ..blueprint.chip import SMEM_CAPACITY_BYTES, TMEM_COLUMNS
+from ..blueprint.memory_maps import TmemMap, slots_that_fit
+from ..blueprint.problem import Problem
+from ..blueprint.reach import DEEP, WIDE_DEPTHS
+from ..blueprint.row_schedule import RowSchedule
+from ..blueprint.warp_roles import WarpRoles
+from . import barriers
+from .smem_map import WideSmem, smem_map
+from .tiles import KEYS_PER_TILE, WideTiles
+from .warp_roles import WideWarpRoles
+
+LEAST_SLOTS = 4  # a unit in each product under way, and two on their way
+
+
+@dataclass(frozen=True)
+class WideTile(RowSchedule):
+    """The schedule of SM100MHAWide; its choices are those of RowSchedule, tiles and stages are given.
+
+    warps   one softmax warpgroup, correction, mma and load: 384 threads
+    """
+
+    family: ClassVar[str] = "mhawide"
+    query_tiles: ClassVar[int] = 1
+    qk_depths: ClassVar[tuple] = WIDE_DEPTHS + DEEP
+    ov_depths: ClassVar[tuple] = WIDE_DEPTHS
+
+    barrier_table: ClassVar = staticmethod(barriers.table)  # of warps, for so many slots
+
+    warps: WarpRoles = field(default_factory=WideWarpRoles)
+
+    def tiles(self, problem: Problem) -> WideTiles:
+        return WideTiles.of(problem)
+
+    def tmem(self, problem: Problem) -> TmemMap:
+        s = tuple(i * KEYS_PER_TILE for i in range(barriers.S_BUFFERS))
+        o = barriers.S_BUFFERS * KEYS_PER_TILE
+        return TmemMap(s, s, (o,), o + self.tiles(problem).padded_ov_depth, p_apart=False)
+
+    def barriers(self, problem: Problem) -> BarrierTable:
+        return layout(self.warps, self.tiles(problem), self.barrier_table)[0]
+
+    def smem(self, problem: Problem) -> WideSmem:
+        return layout(self.warps, self.tiles(problem), self.barrier_table)[1]
+
+    def contradictions(self, problem: Problem) -> list[str]:
+        why = super().contradictions(problem)
+        if self.bn_cap not in (0, KEYS_PER_TILE):
+            why.append(
+                f"bn_cap={self.bn_cap}: a key tile of this family has {KEYS_PER_TILE} keys: leave it 0"
+            )
+        return why
+
+    def refusals(self, problem: Problem) -> list[str]:
+        if problem.has_fp8:
+            return [
+                f"qkv_dtype={problem.qkv_dtype!r} is not built yet in units of 64 columns: use schedule=TwoTiles()"
+            ]
+        return super().refusals(problem)
+
+    def _over_capacity(self, problem: Problem) -> list[str]:
+        why, tiles, tmem = [], self.tiles(problem), self.tmem(problem)
+        if not tmem.fits:
+            why.append(
+                f"S and O need {tmem.used} tensor-memory columns, an SM has {TMEM_COLUMNS}: lower the head dim of v"
+            )
+        smem = self.smem(problem)
+        slots = smem.kv.nbytes // tiles.kv_slot_bytes
+        if slots < LEAST_SLOTS or smem.nbytes > SMEM_CAPACITY_BYTES:
+            why.append(
+                f"the ring has {slots} slots of {tiles.kv_slot_bytes} bytes beside {tiles.q_bytes} bytes of Q, "
+                f"{LEAST_SLOTS} are needed, so that copies stay ahead of products: lower the head dim of q and k"
+            )
+        return why + tiles.page_refusals() + tiles.rope_refusals()
+
+
+@lru_cache(maxsize=1024)
+def layout(warps: WarpRoles, tiles: WideTiles, table_of: Callable) -> tuple[BarrierTable, WideSmem]:
+    """Barriers and shared memory decide each other's size: the ring gets what a kernel without slots leaves."""
+    empty = table_of(warps, 0)
+    slots = slots_that_fit(tiles, smem_map(tiles, empty), empty)
+    table = table_of(warps, slots)
+    return table, smem_map(tiles, table)

@@ -1,0 +1,179 @@
+"""Defects of the kernel that widens its keys, planted in its PTX; one line is one mistake.
+
+What it shares with mhaswap has its defects there; here are those of what comes between the ring and the products.
+Places are mbarriers, as in tests/emulator/mutations/attention_places.py. The subject: two sequences of one query, eight
+heads of bf16 on one of e4m3, 900 keys: two work tiles of seven key tiles, so that parities differ from one to the next
+and a ring of nine slots goes round within each. Rows differ in size by powers of two, and so do the halves of a row.
+"""
+
+import torch
+
+from cute_fa4 import flash_attn_func
+from cute_fa4.sm100.choose.choose_config import choose_config
+from tests.emulator.mutations import attention_places
+from tests.emulator.mutations.attention_call import executes
+from tests.emulator.mutations.attention_places import (
+    AFTER,
+    AN_ARRIVAL,
+    ARRIVE,
+    BEFORE,
+    INIT,
+    PROXY_FENCE,
+    TMEM_STORE,
+    WAIT_ST,
+    commit,
+    on,
+    wait,
+)
+from tests.emulator.mutations.edits import ALWAYS_TRUE, FLIPPED_PARITY, delete, lines, move, replace
+from tests.emulator.mutations.mutant import (
+    ASYNCHRONY,
+    COUNTS,
+    HANG,
+    IN_FLIGHT,
+    ORDER,
+    WRONG_NUMBERS,
+    Mutant,
+    Subject,
+)
+
+NAME = "d128_widened"
+CONFIG = choose_config(
+    qkv_dtype="bf16", kv_dtype="e4m3", head_dim=128, group=8, pack_gqa=True, write_lse=True, rows=8
+)
+attention_places.KNOWN[CONFIG.name] = CONFIG
+
+
+def subject(level) -> Subject:
+    generator = torch.Generator().manual_seed(1)
+    q = torch.randn(2, 1, 8, 128, generator=generator)
+    q = q * 2.0 ** (torch.arange(8) % 4)[:, None] * torch.where(torch.arange(128) < 64, 1.0, 0.125)
+    q = q.bfloat16()
+    k, v = torch.randn(2, 2, 900, 1, 128, generator=generator).to(torch.float8_e4m3fn)
+
+    def call(out):
+        return flash_attn_func(q, k, v, return_lse=True, out=out)
+
+    return Subject(NAME, executes(call, q, level))
+
+
+def arrival(mbarrier):
+    return on(lines("kernel", ARRIVE), mbarrier, f"arrival at {mbarrier}")
+
+
+def waits_for(mbarrier):
+    return wait("kernel", mbarrier)
+
+
+Q_THERE, K_THERE, V_THERE = (
+    waits_for("q_full"),
+    waits_for("kv_full").first,
+    waits_for("kv_full").last,
+)
+OF_SOFTMAX = waits_for("q_wide")
+K_READ, V_READ = arrival("kv_empty").first, arrival("kv_empty").last
+Q_WIDE, K_WIDE, V_WIDE = (arrival(name) for name in ("q_wide", "k_wide", "v_wide"))
+A_PIECE = lines("kernel", r"ld\.shared\.v4\.b32 (\{.*\}), (\[%r\d+\]);")
+A_LINE = lines("kernel", r"st\.shared\.v4\.b32 (\[%r\d+\]), \{(.*), (.*), (.*), (.*)\};")
+K_STORE = lines("kernel", TMEM_STORE).behind(K_THERE)
+CONVERSION = lines("kernel", r"cvt\.rn\.f16x2\.e4m3x2 (\S+), (\S+);")
+EARLY = (*ASYNCHRONY, *COUNTS)
+EARLY_OR_HANG = (*EARLY, *HANG)
+
+
+def planted(name, edit, meant, **why) -> Mutant:
+    return Mutant(name, NAME, edit, meant, **why)
+
+
+def waits():
+    """A wait removed, or for the wrong parity."""
+    for place, what in (
+        (Q_THERE, "widen does not wait for Q"),
+        (K_THERE, "widen does not wait for K"),
+        (V_THERE, "widen does not wait for V"),
+        (waits_for("k_free"), "widen does not wait for the place of K"),
+        (waits_for("v_free"), "widen does not wait for the place of V"),
+        (OF_SOFTMAX, "softmax does not wait for the scales of its rows"),
+        (waits_for("k_wide"), "mma does not wait for K in fp16"),
+        (waits_for("v_wide").first, "mma does not wait for V in fp16"),
+        (waits_for("v_wide").last, "mma does not wait for V of the last key tile"),
+    ):
+        yield planted(what, replace(place, ALWAYS_TRUE), EARLY)
+    for place, what in (
+        (K_THERE, "K"),
+        (waits_for("k_free"), "the place of K"),
+        (OF_SOFTMAX, "the scales of rows"),
+        (waits_for("v_wide").first, "V in fp16"),
+    ):
+        edit = replace(place, FLIPPED_PARITY)
+        yield planted(f"the other parity of {what} is waited for", edit, EARLY_OR_HANG)
+
+
+def arrivals():
+    """Missing, early, or too many."""
+    for place, what in (
+        (K_READ, "a slot of K is not handed back"),
+        (V_READ, "a slot of V is not handed back"),
+        (Q_WIDE, "q_wide is not raised"),
+        (K_WIDE, "k_wide is not raised"),
+        (V_WIDE, "v_wide is not raised"),
+        (commit("k_free"), "no commit on k_free"),
+        (commit("v_free").first, "no commit on v_free"),
+    ):
+        yield planted(what, delete(place), HANG)
+    for place, before, what in (
+        (K_READ, A_PIECE.behind(K_THERE).first, "a slot of K is released before it is read"),
+        (V_READ, A_PIECE.behind(V_THERE).first, "a slot of V is released before it is read"),
+        (K_WIDE, K_STORE.first, "k_wide is raised before K is stored"),
+        (V_WIDE, A_LINE.behind(V_THERE).first, "v_wide is raised before V is stored"),
+        (Q_WIDE, A_LINE.behind(Q_THERE).first, "q_wide is raised before Q is stored"),
+    ):
+        yield planted(what, move(place, before=before, by=AN_ARRIVAL), EARLY)
+    twice = replace(V_WIDE, r"\g<0> " + AN_ARRIVAL)
+    yield planted("v_wide is raised twice", twice, EARLY_OR_HANG)
+    lane = CONFIG.barriers.first_index("kv_empty")
+    mine = "{.reg .pred mine; .reg .b32 lane, changed; mov.u32 lane, %laneid; " + (
+        f"setp.eq.u32 mine, lane, {lane}; selp.b32 changed, 1, "
+    )
+    edit = replace(
+        lines("prologue", INIT).first, mine + r"\2, mine; mbarrier.init.shared.b64 \1, changed;}"
+    )
+    yield planted("kv_empty[0] counts one arrival, as where the MMA reads it", edit, EARLY_OR_HANG)
+
+
+def order():
+    """Fences, and the wait for tensor memory."""
+    fence = lines("kernel", PROXY_FENCE)
+    yield planted(
+        "no proxy fence behind Q", delete(fence.ahead_of(K_THERE).behind(Q_THERE).last), ORDER
+    )
+    yield planted("no proxy fence behind V", delete(fence.behind(V_THERE).first), ORDER)
+    stored = lines("kernel", WAIT_ST).behind(K_THERE).first
+    yield planted("no wait for K in tensor memory", delete(stored), (*ORDER, *IN_FLIGHT))
+    before = lines("kernel", BEFORE).behind(K_THERE).first
+    yield planted("no tcgen05 fence before k_wide", delete(before), ORDER)
+    after = lines("kernel", AFTER).behind(waits_for("k_free")).first
+    yield planted("no tcgen05 fence behind k_free", delete(after), ORDER)
+
+
+def numbers():
+    """What is computed."""
+    wrong = (WRONG_NUMBERS,)
+    other = replace(CONVERSION.first, r"cvt.rn.f16x2.e5m2x2 \1, \2;")
+    yield planted("two numbers of K are taken for e5m2", other, wrong)
+    of_v = A_LINE.behind(V_THERE)
+    yield planted(
+        "columns of V are exchanged",
+        replace(of_v.first, r"st.shared.v4.b32 \1, {\4, \5, \2, \3};"),
+        wrong,
+    )
+    largest = (
+        lines("kernel", r"shfl\.sync\.bfly\.b32\s+(\S+), (\S+), 8, 31, -1;").behind(Q_THERE).first
+    )
+    yield planted(
+        "a row's largest number is that of half of it", replace(largest, r"mov.b32 \1, \2;"), wrong
+    )
+
+
+def mutants() -> tuple:
+    return tuple(mutant for group in (waits, arrivals, order, numbers) for mutant in group())

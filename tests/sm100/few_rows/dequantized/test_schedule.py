@@ -1,0 +1,83 @@
+"""WidenedTile: what it lays out against hand-derived numbers, its tables against their documentation, its refusals."""
+
+import pytest
+
+from cute_fa4.sm100.blueprint.barriers import reuse_text
+from cute_fa4.sm100.blueprint.chip import SMEM_CAPACITY_BYTES
+from cute_fa4.sm100.choose.choose_config import choose_config, config_for
+from cute_fa4.sm100.choose.config import FA4Config
+from cute_fa4.sm100.few_rows.dequantized import barriers
+from cute_fa4.sm100.few_rows.dequantized.schedule import WidenedTile
+
+# Derived by hand from who calls what: one announcing thread, one commit, or every thread of the role.
+COUNTS = dict(
+    q_full=1, q_free=1, s_ready=1, p_ready=128, pv_done=1, kv_full=1, kv_empty=128, q_wide=128, k_wide=128, k_free=1,
+    v_wide=128, v_free=1, work_ready=1, work_read=128 + 32 + 128, work_claimed=1,
+)  # fmt: skip
+
+
+def config(rows=16, **choices) -> FA4Config:
+    return FA4Config(**{"kv_dtype": "e4m3"} | choices, schedule=WidenedTile(rows=rows))
+
+
+def test_arrival_counts_and_the_tables_of_the_docstring():
+    assert {b.name: b.count for b in config().barriers.rows} == COUNTS
+    assert config().barriers.text() in barriers.__doc__
+    assert reuse_text(config().barriers.rows) in barriers.__doc__
+
+
+# rows -> columns used and ring slots at depth 128, and at 64.
+@pytest.mark.parametrize(
+    "rows, columns, slots", [(8, (176, 112), (9, 11)), (16, (176, 112), (9, 11)), (32, (224, 160), (8, 11))]
+)  # fmt: skip
+def test_sizes_by_rows(rows, columns, slots):
+    for depth, used, ring in zip((128, 64), columns, slots, strict=True):
+        cfg = config(rows, qk_depth=depth)
+        n = max(rows, 16)
+        assert cfg.refusals() == [] and cfg.tmem.used == used and cfg.barriers.kv_slots == ring
+        assert cfg.tiles.qk_mma_shape == (128, n, depth)
+        assert cfg.tiles.pv_mma_shape == (depth, n, 128)
+        # A key's row of the ring has 128 bytes whatever the depth is; in fp16 V has its own width.
+        assert cfg.tiles.kv_slot_bytes == 128 * 128 and cfg.smem.v.nbytes == 2 * 128 * depth * 2
+        assert (
+            cfg.smem.kv.offset % 1024 == cfg.smem.v.offset % 1024 == cfg.smem.p.offset % 1024 == 0
+        )
+        assert cfg.smem.work_queue.offset % 16 == cfg.smem.mbarriers.offset % 8 == 0
+        # As many slots as there is room for: one more would not fit.
+        assert (
+            cfg.smem.nbytes <= SMEM_CAPACITY_BYTES < cfg.smem.nbytes + cfg.tiles.kv_slot_bytes + 16
+        )
+        first, second = cfg.schedule.k_columns(cfg)
+        assert (first, second - first) == (3 * n, depth // 2)
+
+
+def test_p_is_fp16_and_bf16_rows_have_scales_that_come_with_q():
+    assert {config(qkv_dtype=dtype).p_dtype for dtype in ("bf16", "fp16")} == {"fp16"}
+    assert [config(qkv_dtype=dtype).tiles.row_values for dtype in ("bf16", "fp16")] == [3, 2]
+
+
+@pytest.mark.parametrize(
+    "choices, value, remedy",
+    [
+        (dict(rows=64), "rows=64", "8, 16, 32"),
+        (dict(kv_dtype=None), "kv_dtype=None", "schedule=SwappedTile()"),
+        (dict(kv_dtype="bf16"), "kv_dtype='bf16'", "e4m3, e5m2"),
+        (dict(qkv_dtype="e4m3"), "qkv_dtype='e4m3'", "with 'bf16' or 'fp16'"),
+        (dict(qk_depth=136), "qk_depth=136", "multiple of 16"),
+        (dict(descales="qk"), "descales='qk'", "letters of 'kvo'"),
+    ],
+    ids=str,
+)
+def test_a_refusal_names_the_value_and_the_remedy(choices, value, remedy):
+    why = config(**choices).refusals()
+    assert any(value in reason and remedy in reason for reason in why), why
+
+
+def test_what_calls_ask_for_and_who_refuses_it():
+    asked = dict(qkv_dtype="bf16", kv_dtype="e4m3", head_dim=128, descales="kv")
+    assert choose_config(**asked, rows=32).schedule == WidenedTile(
+        rows=32, rescale_log2=8.0, claims=True, dependent_launch=True
+    )
+    for family in ("mha2q", "mha1q", "mhaswap", "mhapair", "mhawide"):
+        with pytest.raises(ValueError, match="this family multiplies K as it is stored"):
+            config_for(**asked, family=family)

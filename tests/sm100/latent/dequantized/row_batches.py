@@ -1,0 +1,123 @@
+"""Calls over latent caches of 656 bytes a row against float64 over the numbers that the bytes stand for.
+
+What differs is the rounding of these numbers, of P and of out to eight bits of mantissa: 2^-9 / sqrt(3) each at random.
+Rows that belong to no sequence are NaN in all of their parts, scales too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from cute_fa4 import emulator
+from cute_fa4.calls.operands.latent_rows import numbers_of, rows_from
+from tests.serving.batches import CANARY
+from tests.sm100.latent.latent_batches import LATENT, ROPE, call_of
+
+BOUND = 2**-7
+NAN_BYTE = 0xFF  # of e4m3, bf16 and float32 alike
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a call is, and what it is for; keys: of each sequence; listed: keys of a list instead."""
+
+    heads: int
+    queries: int
+    page_size: int
+    keys: tuple
+    mode: str = "in_order"
+    dtype: torch.dtype = torch.uint8
+    listed: int = 0
+    options: dict = field(default_factory=dict)
+
+
+def drawn(call: Call):
+    """-> (q, cache of NaN but for the sequences' rows, page table, lengths, float64 keys of each sequence)."""
+    generator = torch.Generator().manual_seed(1)
+    batch, page = len(call.keys), call.page_size
+    needed = [-(-n // page) for n in call.keys]
+    pages = sum(needed) + 2
+    order = torch.randperm(pages, generator=generator).int()
+    cache = torch.full((pages, page, 1, LATENT + 16 + 2 * ROPE), NAN_BYTE, dtype=torch.uint8)
+    table = torch.full((batch, max(needed) + 1), 123_456_789, dtype=torch.int32)
+    of_sequences = []
+    for b, n in enumerate(call.keys):
+        # Scales that differ by key and by block, so that a neighbour's would be seen.
+        latent = torch.randn(n, LATENT, generator=generator)
+        latent *= (2.0 ** torch.randint(-2, 3, (n, 4), generator=generator)).repeat_interleave(
+            128, 1
+        )
+        rows = rows_from(latent, torch.randn(n, ROPE, generator=generator))
+        mine = order[sum(needed[:b]) : sum(needed[: b + 1])]
+        table[b, : len(mine)] = mine
+        places = mine.long().repeat_interleave(page)[:n] * page + torch.arange(n) % page
+        cache.view(-1, cache.shape[-1])[places] = rows
+        of_sequences.append(numbers_of(rows).double())
+    q = torch.randn(batch, call.queries, call.heads, LATENT + ROPE, generator=generator).bfloat16()
+    return (
+        q,
+        cache.view(call.dtype),
+        table,
+        torch.tensor(call.keys, dtype=torch.int32),
+        of_sequences,
+    )
+
+
+def expected_of(q, k, causal: bool, sink=None):
+    """(out, lse) of the queries of a sequence in float64. sink: a score of each head without a value, or None."""
+    scores = torch.einsum("qhd,kd->hqk", q.double(), k) * 576**-0.5
+    if causal:
+        last = torch.arange(len(q))[:, None] + len(k) - len(q)
+        scores = scores.masked_fill(torch.arange(len(k)) > last, -torch.inf)
+    lse = scores.logsumexp(-1)
+    if sink is not None:
+        lse = torch.logaddexp(lse, sink.double()[:, None])
+    weights = (scores - lse[..., None]).exp()
+    return torch.einsum("hqk,kd->qhd", weights, k[:, :LATENT]), lse
+
+
+def assert_near(out, lse, exact, of_rows):
+    assert (out.double() - exact).norm() < BOUND * exact.norm()
+    assert (lse.double() - of_rows).abs().max() < 2e-2
+
+
+def check(call: Call):
+    q, cache, table, lengths, keys = drawn(call)
+    out = q.new_full((*q.shape[:-1], LATENT), CANARY)
+    given = dict(q=q, k_cache=cache, block_table=table, cache_seqlens=lengths, out=out)
+    lists = None
+    if call.listed:
+        lists = lists_of(call, table)
+        given |= dict(block_table=None, cache_seqlens=None, indices=lists)
+    with emulator.use(mode=call.mode, seed=1, checks=("ptx", "phase_passed_twice")):
+        returned, lse = call_of(given, is_fp8_kvcache=True, **call.options)
+    assert returned is out
+    sink = call.options.get("learnable_sink")
+    for b, k in enumerate(keys):
+        if lists is not None:
+            rows = numbers_of(cache).view(-1, LATENT + ROPE).double()
+            for j, listed in enumerate(lists[b]):
+                exact, of_rows = expected_of(
+                    q[b, j : j + 1], rows[listed[listed >= 0].long()], False, sink
+                )
+                assert_near(out[b, j : j + 1], lse[b, :, j : j + 1], exact, of_rows)
+        elif len(k) == 0:
+            nothing = torch.tensor(-torch.inf) if sink is None else sink[:, None].float()
+            assert (out[b] == 0).all() and torch.allclose(lse[b], nothing.expand_as(lse[b]))
+        else:
+            exact, of_rows = expected_of(q[b], k, call.options.get("causal", False), sink)
+            assert_near(out[b], lse[b], exact, of_rows)
+
+
+def lists_of(call: Call, table) -> torch.Tensor:
+    """Keys of each query in no order, with none among them."""
+    generator, page = torch.Generator().manual_seed(2), call.page_size
+    lists = torch.full((len(call.keys), call.queries, call.listed), -1, dtype=torch.int32)
+    for b, n in enumerate(call.keys):
+        for j in range(call.queries):
+            keys = torch.randperm(n, generator=generator)[: call.listed]
+            lists[b, j, : len(keys)] = table[b, keys // page] * page + (keys % page).int()
+    lists[torch.rand(lists.shape, generator=generator) < 0.2] = -1
+    return lists

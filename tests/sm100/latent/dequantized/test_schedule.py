@@ -1,0 +1,99 @@
+"""LatentRows: what it lays out against hand-derived numbers, its tables against their documentation, its refusals."""
+
+import pytest
+
+from cute_fa4.sm100.blueprint.barriers import reuse_text
+from cute_fa4.sm100.blueprint.chip import SMEM_CAPACITY_BYTES
+from cute_fa4.sm100.choose.choose_config import LATENT_ROW_BYTES, choose_config
+from cute_fa4.sm100.choose.config import FA4Config
+from cute_fa4.sm100.latent.dequantized import barriers
+from cute_fa4.sm100.latent.dequantized.schedule import STORED, LatentRows
+
+# Derived by hand from who calls what: one announcing thread, one commit, or every thread of the role.
+COUNTS = dict(
+    q_full=1, q_free=1, s_ready=1, p_ready=128, pv_done=1, kv_full=1, kv_empty=256, rope_full=1, rope_empty=1,
+    slab_wide=256, slab_free=1, k_free=1, work_ready=1, work_read=128 + 32 + 256, work_claimed=1,
+)  # fmt: skip
+KIB = 1024
+
+# rows -> bytes of Q, slots of stored slabs of 16 KiB, bytes of P, columns of S, S, four O and two slabs of K.
+BY_ROWS = {
+    8: (16 * 1152, 3, 4 * KIB, 6 * 16 + 2 * 64),
+    16: (16 * 1152, 3, 4 * KIB, 6 * 16 + 2 * 64),
+    32: (32 * 1152, 2, 8 * KIB, 6 * 32 + 2 * 64),
+}
+PROBLEM = dict(
+    qk_depth=576, ov_depth=512, latent=True, group=8, pack_gqa=True, kv_layout="paged", page_size=64,
+    seqused_k=True, **STORED,
+)  # fmt: skip
+
+
+def config(rows=16, **choices) -> FA4Config:
+    return FA4Config(**PROBLEM | choices, schedule=LatentRows(rows=rows))
+
+
+def test_arrival_counts():
+    assert {b.name: b.count for b in config().barriers.rows} == COUNTS
+
+
+def test_the_table_in_the_docstring_is_the_table_in_the_code():
+    assert config().barriers.text() in barriers.__doc__
+    assert reuse_text(config().barriers.rows) in barriers.__doc__
+
+
+@pytest.mark.parametrize("rows", BY_ROWS)
+def test_sizes_by_rows(rows):
+    q, slots, p, columns = BY_ROWS[rows]
+    cfg = config(rows)
+    assert cfg.refusals() == []
+    smem = cfg.smem
+    assert (smem.q.nbytes, smem.kv.nbytes, smem.v.nbytes) == (q, slots * 16 * KIB, 4 * 32 * KIB)
+    assert (cfg.barriers.kv_slots, smem.p.nbytes, cfg.tmem.used) == (slots, p, columns)
+    assert (smem.p.offset == smem.rope.offset) == (rows == 32)
+    tiles = (smem.q, smem.kv, smem.v, smem.rope, smem.p, smem.scales)
+    assert all(region.offset % KIB == 0 for region in tiles)
+    # The scales of a key tile are read before its first slab is freed: no slot more than a key tile has slabs.
+    assert slots <= 4 and smem.nbytes <= SMEM_CAPACITY_BYTES < smem.nbytes + 16 * KIB
+
+
+def test_a_row_is_what_the_layout_adds_up_to():
+    assert config().stored_depth == LATENT_ROW_BYTES == 512 + 4 * 4 + 64 * 2
+
+
+def test_heads_share_tiles_of_32_rows():
+    heads = {group: config(32, group=group).heads_per_tile for group in (16, 32, 48, 128)}
+    assert heads == {16: 16, 32: 32, 48: 24, 128: 32}
+    chosen = choose_config(
+        **dict(qkv_dtype="bf16", head_dim=576, head_dim_v=512, group=32, pack_gqa=True),
+        **dict(latent=True, kv_layout="paged", page_size=1, seqused_k=True, **STORED),
+    )
+    assert chosen.schedule == LatentRows(rows=32).resolved(chosen) and not chosen.refusals()
+
+
+@pytest.mark.parametrize(
+    "choices, value, remedy",
+    [
+        (dict(rows=64), "rows=64", "use 8, 16, 32"),
+        (dict(qkv_dtype="fp16"), "qkv_dtype='fp16'", "use 'bf16'"),
+        (dict(kv_dtype="e5m2"), "kv_dtype='e5m2'", "'e4m3'"),
+        (dict(rope_dtype=None), "rope_dtype=None", "'bf16'"),
+        (dict(kv_layout="packed", page_size=0), "kv_layout='packed'", "'paged'"),
+        (dict(descales="k"), "descales='k'", "''"),
+        (dict(ov_depth=256), "ov_depth=256", "ov_depth=512"),
+        (dict(o_dtype="fp16"), "o_dtype='fp16'", "'bf16'"),
+        (dict(page_heads_first=True), "page_heads_first=True", "False"),
+    ],
+    ids=str,
+)
+def test_a_refusal_names_the_value_and_the_remedy(choices, value, remedy):
+    why = config(**choices).refusals()
+    assert any(value in reason and remedy in reason for reason in why), why
+
+
+def test_no_other_family_runs_it():
+    for family in ("mla_decode", "mla_pair", "mhaswap", "mhawiden"):
+        problem = {name: value for name, value in PROBLEM.items() if "depth" not in name}
+        chosen = choose_config(
+            **dict(qkv_dtype="bf16", head_dim=576, head_dim_v=512, family=family), **problem
+        )
+        assert chosen.refusals()

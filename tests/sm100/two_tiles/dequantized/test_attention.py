@@ -1,0 +1,143 @@
+"""Many queries of 16 bits over keys of 8 that are widened in their slots: against float64 with the bound of 16 bits.
+
+Unused rows of pages, of Q and of packed tensors are NaN, in the cache 0x7f. 300 queries are more than a CTA has rows
+for, 40 fill less than a query tile; a ring of four slots goes round within 400 keys.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks.sass import nvdisasm
+from benchmarks.sass.our_kernel import compile_artifacts
+from cute_fa4 import compile_cache
+from cute_fa4.sm100 import masks
+from cute_fa4.sm100.blueprint.barriers import BarrierTable, reuse_text
+from cute_fa4.sm100.blueprint.chip import SMEM_CAPACITY_BYTES
+from cute_fa4.sm100.choose.choose_config import config_for
+from cute_fa4.sm100.choose.config import FA4Config
+from cute_fa4.sm100.two_tiles.dequantized import barriers
+from cute_fa4.sm100.two_tiles.dequantized.schedule import SlotTwoTiles
+from tests import pairwise
+from tests.serving.batches import FP8, Batch, assert_agrees, run, storages
+from tests.serving.test_masks import MASKS
+
+OPTIONS = {
+    "mask": ("causal", "window or chunked"),
+    "storage": ("dense", "packed", 16, 5),  # 5: rows gathered by fours
+    "group": (1, 4),  # heads alone, and sharing a tile
+    "tensors": ((FP8[0], 128, 128), (FP8[1], 80, 16), (FP8[0], 64, 128)),  # chunks of K and V: 2 2, 2 1, 1 2
+    "dtype": (torch.bfloat16, torch.float16),
+    "parts": (1, 3),
+    "sink": (False, True),
+}  # fmt: skip
+
+
+@pytest.fixture
+def asked(monkeypatch) -> list:
+    """The configurations of attention that calls asked for."""
+    found, function_for = [], compile_cache.function_for
+
+    def noted(config, executor):
+        if isinstance(config, FA4Config):
+            found.append(config)
+        return function_for(config, executor)
+
+    monkeypatch.setattr("cute_fa4.calls.attention.function_for", noted)
+    return found
+
+
+def cached(batch: Batch, dtype: torch.dtype) -> Batch:
+    return Batch(batch.q, *([x.to(dtype) for x in xs] for xs in (batch.k, batch.v)))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pairwise.cases(
+    "keys widened in slots: options of a call",
+    OPTIONS,
+    kernel=tuple(OPTIONS),
+    seconds=1.5,
+    quick={"storage": (16,), "tensors": ((FP8[0], 128, 128), (FP8[1], 80, 16)), "sink": (True,)},
+    also={
+        "gathered rows, a chunk of K beside two of V": dict(
+            mask="causal", storage=5, group=1, tensors=(FP8[0], 64, 128), dtype=torch.bfloat16, parts=1, sink=False
+        )
+    },
+    ids=lambda value: str(value).replace("torch.", "").replace(" ", ""),
+)  # fmt: skip
+def test_options_together_agree_with_float64(
+    mask, storage, group, tensors, dtype, parts, sink, asked
+):
+    options, visible = MASKS[mask]
+    of_cache, depth, depth_v = tensors
+    queries = [300 // group, 1, 40]
+    heads, keys = (group, 1), [400, 130, 150]
+    batch = Batch.draw(queries, keys, heads=heads, depth=depth, depth_v=depth_v, dtype=dtype)
+    batch = cached(batch, of_cache)
+    sinks = torch.randn(group, generator=torch.Generator().manual_seed(1)) if sink else None
+    numbers = 0.5 + torch.rand(2, 3, 1, generator=torch.Generator().manual_seed(2))
+    scales = dict(zip(("k_descale", "v_descale"), numbers, strict=True))
+    out, lse = run(
+        *storages(batch, storage), scales,
+        num_splits=parts, mode="hostile", seed=1, learnable_sink=sinks, q_quantize="never", **options,
+    )  # fmt: skip
+    assert_agrees(batch, out, lse, visible=visible, sink=sinks, scales=[None, *numbers])
+    assert type(asked[0].schedule) is SlotTwoTiles
+
+
+def config(**choices) -> FA4Config:
+    return FA4Config(**{"kv_dtype": "e4m3"} | choices, schedule=SlotTwoTiles(bn_cap=128))
+
+
+def test_the_tables_in_the_docstring_are_those_in_the_code():
+    table = config().barriers
+    rows = tuple(row for row in table.rows if row.name in ("raw_full", "kv_full", "kv_empty"))
+    assert BarrierTable(rows, table.numbers).text() in barriers.__doc__
+    assert reuse_text(rows[:1]) in barriers.__doc__
+    [read] = [row for row in table.rows if row.name == "work_read"]
+    assert read.count == 256 + 128 + 32 + 64  # softmax, correction, mma, widen
+
+
+@pytest.mark.parametrize("depth, slots, chunks", [(128, 4, 2), (80, 4, 2), (64, 10, 1)])
+def test_a_row_of_8_bits_lies_where_the_last_chunk_of_its_key_goes(depth, slots, chunks):
+    cfg = config(qk_depth=depth, page_size=16, kv_layout="paged", seqused_k=True)
+    assert cfg.refusals() == [] and cfg.smem.nbytes <= SMEM_CAPACITY_BYTES
+    keys, line = cfg.tiles.BN, 128
+    assert cfg.barriers.kv_slots == slots and cfg.tiles.kv_slot_bytes == chunks * keys * line
+    for is_v in (False, True):
+        wide, raw = cfg.tiles.wide_tile(is_v), cfg.tiles.raw_tile
+        first = cfg.tiles.raw_offset(is_v)
+        for key in (0, 1, 9, keys - 1):
+            of_raw = {(first + raw.offset(key, column)) // 16 for column in range(line)}
+            last = {wide.offset(key, 64 * (chunks - 1) + column) // 16 for column in range(64)}
+            assert of_raw == last
+
+
+@pytest.mark.parametrize(
+    "choices, value, remedy",
+    [
+        (dict(kv_dtype=None), "kv_dtype=None", "schedule=TwoTiles()"),
+        (dict(qk_depth=136), "qk_depth=136", "multiple of 16 up to 128"),
+        (dict(descales="KV"), "descales='KV'", "scales of each sequence and head"),
+        (dict(qk_depth=192, ov_depth=128, rope_depth=64), "rope_depth=64", "OneTile()"),
+    ],
+    ids=str,
+)
+def test_a_refusal_names_the_value_and_the_remedy(choices, value, remedy):
+    why = config(**choices).refusals()
+    assert any(value in reason and remedy in reason for reason in why), why
+
+
+def test_no_register_is_spilled():
+    """Two words of 8 bits become a piece of 16 bytes: a widen thread holds 16 words and a line's address."""
+    asked = dict(
+        qkv_dtype="bf16", kv_dtype="e4m3", head_dim=128, descales="kv", family="mhawiden2q"
+    )
+    of_pages = dict(q_layout="packed", kv_layout="paged", page_size=16, seqused_k=True)
+    cfg = config_for(**asked, **of_pages, mask=masks.Causal(), write_lse=True)
+    ptx, cubin = compile_artifacts(cfg)
+    assert ".local" not in ptx and nvdisasm.resources(cubin).stack_bytes == 0
+    assert (
+        ptx.count("cvt.rn.f16x2.e4m3x2") == 2 * (128 + 128) // 2
+    )  # two keys, K and V, two numbers at a time

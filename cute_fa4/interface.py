@@ -4,18 +4,16 @@
     flash_attn_varlen_func   sequences of different lengths, their keys packed, padded or in pages
     flash_attn_with_kvcache  new rows are written behind those of a cache, then attention over all of it
 
-trace      operators/                a tracer sees one operator instead of what follows
-repeat     calls/repeat.py           a call like an earlier one goes from its key to the launch
-names      calls/operands/foreign.py          arguments that only other packages have: passed over, or refused with a
-hint
-dtype      calls/operands/autocast.py         q, k and v under torch.autocast
-check      calls/operands/tensors.py          metadata only: refusals come before any compile
-           calls/options.py          masks, score functions, sinks
-choose     sm100/choose/which_kernel.py     which family runs such a call; choose_config.py: its FA4Config, the
-compile key
-compile    compile_cache.py          once per FA4Config and executor; sizes are bound at each call
-launch     calls/launch.py           CUDA tensors: the kernel on torch's current stream
-                                     CPU tensors: the same host code and PTX, executed by cute_fa4.emulator
+trace      operators/                       a tracer sees one operator instead of what follows
+repeat     calls/repeat.py                  a call like an earlier one goes from its key to the launch
+names      calls/operands/foreign.py        arguments that only other packages have: passed over, or refused
+dtype      calls/operands/autocast.py       q, k and v under torch.autocast
+check      calls/operands/tensors.py        metadata only: refusals come before any compile
+           calls/options.py                 masks, score functions, sinks
+choose     sm100/choose/which_kernel.py     which family runs such a call; choose_config.py: its FA4Config
+compile    compile_cache.py                 once per FA4Config and executor; sizes are bound at each call
+launch     calls/launch.py                  CUDA tensors: the kernel on torch's current stream
+                                            CPU tensors: the same host code and PTX, executed by cute_fa4.emulator
 
 Packed, dense or paged keys of flash_attn_varlen_func, for page_size 4, page_table [[2, 0, ?], [1, ?, ?]] and
 seqused_k [6, 3]:

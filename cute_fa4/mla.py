@@ -40,7 +40,7 @@ from cute_fa4.calls.operands.latent_rows import (
     rows_from,
     rows_of,
 )
-from cute_fa4.calls.operands.tensors import check_is_tensor, check_rank
+from cute_fa4.calls.operands.tensors import check_is_tensor, check_place, check_rank
 from cute_fa4.calls.operands.tracing import is_traced, refuse_untraceable
 from cute_fa4.calls.prepare import one_of
 from cute_fa4.calls.queries import are_wide, quantised
@@ -153,7 +153,7 @@ def flash_mla_with_kvcache(
     elif is_fp8_kvcache:
         _refuse_other_rows(k_cache)
     if topk_length is not None:
-        _check_listed(indices, topk_length)
+        _check_listed(q, indices, topk_length)
     if indices is not None:
         call = by_index(q, k_cache, indices, out, topk_length)
         return _by_index(
@@ -243,15 +243,19 @@ def _refuse_other_rows(k_cache) -> None:
 def without_sink(lse: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:
     """log(exp(lse) - exp(sink)) of (batch, heads, seqlen_q): the log-sum-exp of the keys alone; -inf without keys."""
     share = sink.float()[:, None] - lse
-    return torch.where(lse == -math.inf, lse, lse + torch.log(-torch.expm1(share)))
+    # lse is rounded: where the sink has all the weight it may stand on either side of it.
+    alone = share >= -(2.0**-20) * lse.abs().clamp(min=1.0)
+    of_keys = lse + torch.log(-torch.expm1(share.clamp(max=0.0)))
+    return torch.where((lse == -math.inf) | alone, -math.inf, of_keys)
 
 
-def _check_listed(indices, topk_length) -> None:
+def _check_listed(q, indices, topk_length) -> None:
     """topk_length says how many keys of each list count."""
     if indices is None:
         raise ValueError("topk_length: given without indices; accepted: None")
     for name, tensor in (("indices", indices), ("topk_length", topk_length)):
         check_is_tensor(name, tensor)
+    check_place("topk_length", topk_length, q.device)
     check_rank("indices", indices, ("batch", "seqlen_q", "keys"))
     accepted = indices.shape[:1], indices.shape[:2]
     if topk_length.shape not in accepted or topk_length.dtype is not torch.int32:

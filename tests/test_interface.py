@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cute_fa4 import EmulatorWarning, compile_cache, flash_attn_func, masks
+from cute_fa4 import masks as kinds
 from cute_fa4.calls import launch
 from cute_fa4.calls.operands.strides import with_plain_strides
 from cute_fa4.calls.operands.tensors import (
@@ -31,7 +32,6 @@ from cute_fa4.calls.options import resolve
 from cute_fa4.compiler import compiler
 from cute_fa4.masks import resolve_mask
 from cute_fa4.reference import allowed_error, attention_float64, max_error
-from cute_fa4.sm100 import masks as kinds
 from cute_fa4.sm100.blueprint.score_mods import additive_bias
 from cute_fa4.sm100.choose.config import FA4Config
 from cute_fa4.system.devices import target_of

@@ -14,11 +14,11 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, fields
 
+from cute_fa4 import masks
 from cute_fa4.aot.config_data import ConfigDataError, to_data
 from cute_fa4.aot.manifest import ExportError
 from cute_fa4.aot.models import CALLS, ON_REQUEST, configs_for_model
 from cute_fa4.compiler import policy
-from cute_fa4.sm100 import masks
 from cute_fa4.sm100.append.config import VECTOR_BYTES, AppendConfig
 from cute_fa4.sm100.blueprint import score_mods, spelled
 from cute_fa4.sm100.blueprint.chip import ARCHES, DTYPE_BYTES

@@ -29,6 +29,7 @@ ENCODERS = (
     *("siglip_vision_model", "clip_vision_model"),
 )
 HEADS = ("num_attention_heads", "n_head", "num_heads")
+WIDTHS = ("hidden_size", "n_embd")
 
 
 def models_of(
@@ -43,14 +44,17 @@ def models_of(
     """
     said = _read(path)
     said = {**said, **(said.get("text_config") or {})}
-    heads = next((said[name] for name in HEADS if isinstance(said.get(name), int)), None)
-    if heads is None:
-        raise ExportError(f"{path}: no {HEADS[0]}; accepted: config.json of a transformers model")
+    heads = _number(path, said, *HEADS)
     shared = {"dtype": _dtype(path, said)}
     if said.get("kv_lora_rank"):
         return _latent(path, said, _part(path, heads, tensor_parallel), shared, page_size, kv_dtype)
     heads_kv = _heads_kv(said, heads)
-    depth = said.get("head_dim") or said["hidden_size"] // heads
+    if heads_kv % tensor_parallel and tensor_parallel % heads_kv:
+        raise ExportError(
+            f"--tensor-parallel: {tensor_parallel} of {heads_kv} key/value heads ({path}); accepted: a divisor or a "
+            f"multiple of {heads_kv}"
+        )
+    depth = said.get("head_dim") or _number(path, said, *WIDTHS) // heads
     windows, chunk = _windows(said)
     model = shared | dict(
         head_dim=depth,
@@ -85,6 +89,14 @@ def _read(path) -> dict:
     if not isinstance(said, dict):
         raise ExportError(f"{path}: no object; accepted: config.json of a transformers model")
     return said
+
+
+def _number(path, said: dict, *names: str) -> int:
+    """The first of these fields that the model has."""
+    found = next((said[name] for name in names if isinstance(said.get(name), int)), None)
+    if found is None:
+        raise ExportError(f"{path}: no {names[0]}; accepted: config.json of a transformers model")
+    return found
 
 
 def _dtype(path, said: dict) -> str:
@@ -143,7 +155,8 @@ def _latent(path, said: dict, heads: int, shared: dict, page_size: int, kv_dtype
         rows = {"calls": ("latent_rows",), "page_sizes": (1,), "causal": False}
         found = [shared | dict(head_dim=LATENT + ROTARY, heads_q=heads, heads_kv=1) | rows]
     prefill = shared | dict(
-        head_dim=said["qk_nope_head_dim"] + rotary, head_dim_v=said["v_head_dim"], heads_q=heads, heads_kv=heads,
+        head_dim=_number(path, said, "qk_nope_head_dim") + rotary, head_dim_v=_number(path, said, "v_head_dim"),
+        heads_q=heads, heads_kv=heads,
         calls=("packed",), rope_depth=rotary, rope_page_sizes=(page_size,), return_lse=(False, True), splits=False,
     )  # fmt: skip
     chunks = prefill | dict(causal=False, rope_page_sizes=(), return_lse=(True,))

@@ -1,7 +1,8 @@
 """Queries of 16 bits over keys and values of 8: taken as they are, or quantised before the call.
 
     q_quantize    rows of a key/value head
-    "never"       any           the kernel widens keys and values (sm100/mhawiden, mhawiden2q): nothing is lost
+    "never"       any           the kernel dequantizes keys and values (dequantized/ of sm100/few_rows and two_tiles):
+                                nothing is lost
     "auto"        up to 32      the same
                   more          quantised, each query and head with a scale of its own
     None          as "never" with tokens_per_split, and where lengths of queries differ and keys have no scales of

@@ -14,14 +14,14 @@ CUTE_FA4_CLAIMS: which kernels calls, catalogues and lists of a model's kernels 
 
 CUTE_FA4_SWAP: which tiles calls of few queries ask for.
 
-    auto    up to 32 query rows, heads of a packed group counted: tiles with swapped operands (sm100/mhaswap; default)
+    auto    up to 32 query rows, heads of a packed group counted: tiles with swapped operands (sm100/few_rows; default)
     off     tiles of 128 rows, to compare with
 
 CUTE_FA4_PAIR: whether calls of more queries than one tile of 128 rows ask for pairs of CTAs that share their MMAs.
 
     auto    as rules say of their lengths (sm100/choose/which_kernel.py, choose/pays.py; default)
-    on      pairs (sm100/mhapair, mhawidepair)
-    off     every CTA by itself (sm100/mha2q, mhawide)
+    on      pairs (sm100/two_tiles/pair, wide/pair)
+    off     every CTA by itself (sm100/two_tiles, wide)
 
 CUTE_FA4_MAXIMUM: what the exponentials of a row refer to, in kernels of two query tiles.
 
@@ -30,8 +30,9 @@ CUTE_FA4_MAXIMUM: what the exponentials of a row refer to, in kernels of two que
 
 CUTE_FA4_FP8_QUERIES: what becomes of queries of 16 bits over a cache of 8 in calls without q_quantize.
 
-    auto       keys and values are widened in the kernel (sm100/mhawiden, mhawiden2q); more than 32 rows of queries are
-               quantised before, where the accuracy of a row depends on no other sequence (calls/queries.py; default)
+    auto       the kernel dequantizes keys and values (dequantized/ of sm100/few_rows and two_tiles); more than 32 rows
+               of queries are quantised before, where the accuracy of a row depends on no other sequence
+               (calls/queries.py; default)
     never      keys and values are widened, however many rows there are
     quantised  the queries are quantised before, however few; also with q_quantize="auto"; to compare with
 

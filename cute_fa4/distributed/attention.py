@@ -8,6 +8,7 @@ from operator import index
 
 import torch
 
+from cute_fa4 import masks
 from cute_fa4.calls.operands import autocast
 from cute_fa4.calls.operands.tensors import check_is_tensor, check_rank
 from cute_fa4.calls.options import resolve
@@ -18,7 +19,6 @@ from cute_fa4.distributed.groups import CHECKS, Ranks, agree, ranks_of
 from cute_fa4.distributed.layouts import LAYOUTS, Work
 from cute_fa4.distributed.orders import check_order, check_rows
 from cute_fa4.distributed.schedule import Problem
-from cute_fa4.sm100 import masks
 
 MAX_STAGES = 64
 

@@ -12,6 +12,7 @@ that would launch them on a GPU. What a kernel does wrong raises an EmulatorErro
 """
 
 import functools
+import sys
 
 from cute_fa4.emulator.host import ptx_files
 from cute_fa4.emulator.host.dlpack import as_cuda
@@ -38,6 +39,7 @@ from cute_fa4.emulator.reports.compare import Comparison, Finding, compare
 from cute_fa4.emulator.run.launch import split_checks
 from cute_fa4.system import forks
 from cute_fa4.system.frames import with_room
+from cute_fa4.system.moved_modules import MovedModules
 
 __all__ = [
     "BarrierError", "Comparison", "Deadlock", "DivergenceError", "EmulatorError", "Finding", "IllegalAccess",
@@ -45,6 +47,16 @@ __all__ = [
     "TensorMemoryError", "TensorOrderError", "UninitializedRead", "UnknownInstruction", "as_cuda", "bind",
     "compare", "compile", "last_run", "ptx_files", "use",
 ]  # fmt: skip
+
+MOVED = {
+    "cute_fa4.emulator.coverage": "cute_fa4.emulator.reports.coverage",
+    "cute_fa4.emulator.driver_api": "cute_fa4.emulator.host.driver_api",
+    "cute_fa4.emulator.errors": "cute_fa4.emulator.ptx.errors",
+    "cute_fa4.emulator.labels": "cute_fa4.emulator.ptx.labels",
+    "cute_fa4.emulator.observer": "cute_fa4.emulator.machine.observer",
+    "cute_fa4.emulator.trace": "cute_fa4.emulator.reports.trace",
+}
+sys.meta_path.append(MovedModules(MOVED))
 
 _compile_lock = forks.Lock()
 

@@ -16,9 +16,9 @@ import warnings
 import torch
 
 from cute_fa4 import flash_attn_func
-from cute_fa4.emulator import use
+from cute_fa4.emulator import compare, use
 from cute_fa4.emulator.ptx.errors import EmulatorError
-from cute_fa4.emulator.reports import annotated, compare, coverage, trace
+from cute_fa4.emulator.reports import annotated, coverage, trace
 from cute_fa4.emulator.run.schedules import MODES
 from cute_fa4.system import pipes
 

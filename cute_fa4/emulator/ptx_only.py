@@ -13,7 +13,11 @@ import contextlib
 import re
 import threading
 
+from cute_fa4.system import forks
+
 _TARGET = re.compile(r"gpu\.module\(cuda-compute-target\{[^{}]*\brepresentation=sass\b[^{}]*\}\)")
+# One thread at a time: two that undo their changes in another order would leave one of them in place.
+_patching = forks.Lock()
 _ASKS_FOR_MACHINE_CODE = re.compile(r"\bdump-(cubin|fatbin)-path='[^']")
 
 
@@ -43,17 +47,24 @@ def ptx_only():
     """What this thread compiles with the DSL inside of the context stops at PTX."""
     from cutlass.base_dsl import compiler
 
-    here, original = threading.get_ident(), compiler.Compiler.compile
+    with _patching.held:
+        with _patched(compiler.Compiler):
+            yield
+
+
+@contextlib.contextmanager
+def _patched(cls):
+    here, original = threading.get_ident(), cls.compile
 
     def compile_to_ptx(self, module, pipeline, *args, **kwargs):
-        """Stands in for cutlass.base_dsl.compiler.Compiler.compile."""
+        """Stands in for cutlass.base_dsl.compiler.Compiler.compile; other threads go on to the machine code."""
         if threading.get_ident() == here:
             parse = self.passmanager.PassManager.parse
             pipeline = pipeline_to_ptx(pipeline, lambda text: str(parse(text)))
         return original(self, module, pipeline, *args, **kwargs)
 
     try:
-        compiler.Compiler.compile = compile_to_ptx
+        cls.compile = compile_to_ptx
         yield
     finally:
-        compiler.Compiler.compile = original
+        cls.compile = original

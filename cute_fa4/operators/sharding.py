@@ -15,6 +15,7 @@ torch looks up a rule by operator and class, and the class lives in a module tha
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Iterable
 
@@ -49,9 +50,21 @@ def register_rules() -> None:
     if not _waiting or _MODULE not in sys.modules:
         return
     DTensor = getattr(sys.modules[_MODULE], "DTensor", None)
-    while DTensor is not None and _waiting:
-        operator, dims = _waiting.pop()
-        torch.library.register_torch_dispatch(operator.name(), DTensor, _rule(operator, dims))
+    if DTensor is None:
+        return
+    for rule in tuple(_waiting):
+        _register(*rule, DTensor)
+        with contextlib.suppress(ValueError):  # another thread was first
+            _waiting.remove(rule)
+
+
+def _register(operator, dims, cls) -> None:
+    try:
+        torch.library.register_torch_dispatch(operator.name(), cls, _rule(operator, dims))
+    except RuntimeError as error:
+        # From a call that was interrupted here, or from another thread.
+        if "already has" not in str(error):
+            raise
 
 
 def _rule(operator, dims):

@@ -12,8 +12,8 @@ from __future__ import annotations
 import ast
 from functools import cache, lru_cache
 
+from cute_fa4 import masks
 from cute_fa4.masks import BoundMask
-from cute_fa4.sm100 import masks
 from cute_fa4.sm100.blueprint.score_mods import (
     PACKAGED,
     THEN,

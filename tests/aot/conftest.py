@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cute_fa4 import aot
-from cute_fa4.sm100 import masks
+from cute_fa4 import aot, masks
 from cute_fa4.sm100.append.config import AppendConfig
 from cute_fa4.sm100.blueprint import score_mods
 from cute_fa4.sm100.choose.choose_config import choose_config

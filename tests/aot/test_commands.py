@@ -11,11 +11,10 @@ import pytest
 import torch
 
 from cute_fa4 import __main__ as command_line
-from cute_fa4 import __version__, aot
+from cute_fa4 import __version__, aot, masks
 from cute_fa4.aot import installed, manifest
 from cute_fa4.commands import trials
 from cute_fa4.compiler import functions
-from cute_fa4.sm100 import masks
 from cute_fa4.sm100.choose.choose_config import choose_config, split_configs
 from cute_fa4.system import c_compiler, cache_directory, pipes
 

@@ -4,10 +4,9 @@ import json
 
 import pytest
 
-from cute_fa4 import score_mods
+from cute_fa4 import masks, score_mods
 from cute_fa4.aot import read_catalogue
 from cute_fa4.aot.config_data import ConfigDataError, from_data, to_data
-from cute_fa4.sm100 import masks
 from cute_fa4.sm100.blueprint import score_mods as sm100_score_mods
 from cute_fa4.sm100.blueprint.score_mods import ScoreMod
 from cute_fa4.sm100.choose.config import SCHEDULES, FA4Config

@@ -139,7 +139,7 @@ def test_no_driver(exported, tmp_path):
 def test_tensors_on_device_1_give_device_0_no_context(exported, driver_directory, tmp_path):
     # The thread has no context: the library makes device 1 current for the launch and leaves none behind.
     code = """
-from cute_fa4.emulator import dlpack
+from cute_fa4.emulator.host import dlpack
 dlpack._Exporter.__dlpack_device__ = lambda self: (2, 1)
 device = dlpack._DLDevice
 dlpack._DLDevice = lambda kind, number: device(kind, 1)

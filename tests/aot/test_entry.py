@@ -5,14 +5,13 @@ import warnings
 import pytest
 
 from cute_fa4 import __main__ as command_line
-from cute_fa4 import configs_for_model, score_mods
+from cute_fa4 import configs_for_model, masks, score_mods
 from cute_fa4.aot import ExportError, entry, missing, read_catalogue
 from cute_fa4.aot.config_data import ConfigDataError
 from cute_fa4.aot.exporter import for_arch
 from cute_fa4.commands.export import configs_of
 from cute_fa4.compiler import functions
 from cute_fa4.compiler.policy import JitError, JitWarning
-from cute_fa4.sm100 import masks
 from cute_fa4.sm100.append.config import AppendConfig
 from cute_fa4.sm100.blueprint.score_mods import ScoreMod
 from cute_fa4.sm100.blueprint.warp_roles import WarpRoles

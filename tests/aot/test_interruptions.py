@@ -102,7 +102,10 @@ q, k, v = (torch.randn(1, 40, 1, 64, dtype=torch.bfloat16) for _ in "qkv")
 out = until_done(lambda: flash_attn_func(q, k, v, causal=True))
 exact, _ = attention_float64(q, k, v, causal=True)
 assert (out.double() - exact).abs().max() < 0.02      # bf16 output of values around 1
-from cute_fa4.emulator import driver_api, lanes, observer, use
+from cute_fa4.emulator import use
+from cute_fa4.emulator.host import driver_api
+from cute_fa4.emulator.instructions import lanes
+from cute_fa4.emulator.machine import observer
 del out
 import gc; gc.collect()
 left = [a.name for a in driver_api.global_memory.allocations], observer._active
@@ -115,8 +118,8 @@ def in_use():
     return run
 assert until_done(in_use).launches == 1 and len(driver_api._settings) == 1
 files = {name.partition("/cute_fa4/")[2] for name, _ in interrupted}
-print(len(interrupted), len(files), "emulator/instructions/lanes.py" in files, "emulator/instructions/convert.py" in
-files)
+seen = [f"emulator/instructions/{name}.py" in files for name in ("lanes", "convert")]
+print(len(interrupted), len(files), *seen)
 """
 
 OPERATORS = """

@@ -7,9 +7,9 @@ import pytest
 
 from benchmarks.sass import nvdisasm
 from benchmarks.sass.our_kernel import compile_artifacts
+from cute_fa4 import masks
 from cute_fa4.emulator.ptx import parser as ptx_parser
 from cute_fa4.emulator.run.program import Program
-from cute_fa4.sm100 import masks
 from cute_fa4.sm100.choose.choose_config import choose_config
 from cute_fa4.sm100.choose.config import FA4Config
 from tests import cases, pairwise

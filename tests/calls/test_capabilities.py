@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from cute_fa4 import Capability, capabilities, compile_cache, flash_attn_func
+from cute_fa4 import Capability, capabilities, compile_cache, flash_attn_func, masks
 from cute_fa4.calls.ask.capabilities import ARCHS, DTYPES, HEAD_DIMS
 from cute_fa4.calls.operands.tensors import DTYPE_NAMES, check
-from cute_fa4.sm100 import masks
 from cute_fa4.sm100.choose.choose_config import config_for
 from cute_fa4.sm100.choose.which_kernel import Call, which_kernel
 

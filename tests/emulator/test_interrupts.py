@@ -178,12 +178,12 @@ def test_a_launch_after_an_interrupted_one_is_as_if_it_had_not_been(stride):
     gc.collect()
     files = {name for name, _ in interrupter.seen}
     wanted = (
-        "launch",
-        "warp_scheduler",
+        "run/launch",
+        "run/warp_scheduler",
         "instructions/tcgen05",
         "machine/async_engine",
         "checks/memory",
-        "ptx_files",
+        "host/ptx_files",
     )
     assert all(f"{PACKAGE}/{name}.py" in files for name in wanted), sorted(files)
     assert sum(interrupter.seen.values()) >= 1000 // stride

@@ -6,7 +6,7 @@ from importlib import import_module
 
 import pytest
 
-from cute_fa4.sm100 import MOVED
+from cute_fa4 import emulator, sm100
 
 # module -> names that users take from it. A name leaves this list with a deprecation, not with a move.
 PUBLIC = {
@@ -43,6 +43,7 @@ def test_a_public_name_is_where_it_was(path, name):
     assert getattr(import_module(path), name) is not None
 
 
+MOVED = sm100.MOVED | emulator.MOVED
 # Former path -> a name that users took from it. These paths go with the next minor version.
 FORMER = {
     "cute_fa4.sm100.config": "FA4Config",
@@ -50,6 +51,9 @@ FORMER = {
     "cute_fa4.sm100.masks": "ChunkedCausal",
     "cute_fa4.sm100.score_mods": "soft_cap",
     "cute_fa4.sm100.mha2q.kernel": "SM100MHA2Q",
+    "cute_fa4.emulator.coverage": "collect",
+    "cute_fa4.emulator.errors": "EmulatorError",
+    "cute_fa4.emulator.trace": "record",
 }
 
 

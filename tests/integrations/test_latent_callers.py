@@ -85,10 +85,12 @@ def test_sinks_of_each_caller(call):
 
 
 def test_a_log_sum_exp_without_its_sink():
-    """Where no key is seen, and where the sink has no weight."""
-    sink = torch.tensor([1.0, -torch.inf, -torch.inf])
-    lse = torch.tensor([1.0, 0.5, -torch.inf]).view(1, 3, 1)
-    expected = [-torch.inf, 0.5, -torch.inf]
+    """Where no key is seen, the rounded lse on either side of the sink, and where the sink has no weight."""
+    one = torch.tensor(1.0)
+    below, above = (torch.nextafter(one, torch.tensor(end)).item() for end in (0.0, 2.0))
+    sink = torch.tensor([1.0, 1.0, 1.0, -torch.inf, -torch.inf])
+    lse = torch.tensor([1.0, below, above, 0.5, -torch.inf]).view(1, 5, 1)
+    expected = [-torch.inf, -torch.inf, -torch.inf, 0.5, -torch.inf]
     assert mla.without_sink(lse, sink).flatten().tolist() == expected
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import cute_fa4
-from cute_fa4.sm100 import masks
+from cute_fa4 import masks
 from cute_fa4.sm100.blueprint.chip import SMEM_CAPACITY_BYTES, TMEM_COLUMNS
 from cute_fa4.sm100.blueprint.problem import Problem
 from cute_fa4.sm100.blueprint.reach import DEPTHS

@@ -5,9 +5,8 @@ from dataclasses import fields, replace
 
 import pytest
 
-from cute_fa4 import score_mods
+from cute_fa4 import masks, score_mods
 from cute_fa4.aot import read_catalogue
-from cute_fa4.sm100 import masks
 from cute_fa4.sm100.blueprint import spelled
 from cute_fa4.sm100.blueprint.problem import Problem
 from cute_fa4.sm100.blueprint.score_mods import PACKAGED, ScoreMod

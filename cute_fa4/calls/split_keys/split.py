@@ -23,10 +23,10 @@ from operator import index
 
 import torch
 
+from cute_fa4 import masks
 from cute_fa4.calls.plan import NO_LENGTHS, Plan, as_read, given_of
 from cute_fa4.calls.request import CallTensors, Options, Where
 from cute_fa4.calls.split_keys import workspace
-from cute_fa4.sm100 import masks
 from cute_fa4.sm100.choose.choose_config import CLUSTER_PARTS, KEYS_PER_TILE
 from cute_fa4.sm100.choose.launches import PARTS, SHARED, Cut, in_cluster, may_cluster, may_share
 from cute_fa4.system.clusters import most_clusters

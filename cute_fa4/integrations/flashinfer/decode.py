@@ -118,7 +118,7 @@ class BatchDecodeWithPagedKVCacheWrapper(Paged):
         check_run(args, kv_cache_sf, skip_softmax_threshold_scale_factor, enable_pdl)
         caches = caches_of("paged_kv_cache", paged_kv_cache)
         queries = None if self._plan is None else self._plan.queries
-        if q_len_per_req not in (None, queries):
+        if self._plan is not None and q_len_per_req not in (None, queries):
             raise ValueError(
                 f"q_len_per_req: {shown(q_len_per_req)}; accepted: {queries}, as planned"
             )

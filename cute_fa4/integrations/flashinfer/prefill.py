@@ -32,7 +32,8 @@ class _Queries(Wrapper):
 
     def _of_queries(self, qo_indptr) -> dict:
         """Of a captured graph the longest request is not known, so that all rows count."""
-        offsets = self._stored("qo_indptr", as_int32("qo_indptr", qo_indptr))
+        qo_indptr = as_int32("qo_indptr", qo_indptr)
+        offsets = self._stored("qo_indptr", qo_indptr)
         longest = None
         if not self._use_cuda_graph and len(offsets) > 1:
             longest = int(qo_indptr.diff().max())
@@ -256,7 +257,9 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Queries):
             max_item_len_ptr=max_item_len_ptr, v_indptr=v_indptr, o_indptr=o_indptr,
         )  # fmt: skip
         q, kv, of_out = dtypes_of(q_data_type, kv_data_type, o_data_type)
-        if of_out.itemsize == 1:  # FlashInfer's default for queries of 8 bits
+        if (
+            o_data_type is None and of_out.itemsize == 1
+        ):  # FlashInfer's default for queries of 8 bits
             of_out = torch.bfloat16
         self._plan = Plan(
             heads=(num_qo_heads, num_kv_heads), depth=head_dim_qk, sm_scale=scale_of(sm_scale, head_dim_qk),

@@ -174,7 +174,7 @@ class FA4Config(Problem):
     def name(self) -> str:
         """Name of the kernel in profilers and exported files: every choice that differs, and a hash of all of them.
 
-        >>> from cute_fa4.sm100 import masks
+        >>> from cute_fa4 import masks
         >>> FA4Config(mask=masks.Causal()).name.startswith("mha2q_bf16_d128_g1_causal_sm_100a_")
         True
         """
@@ -189,7 +189,7 @@ class FA4Config(Problem):
         Who adds P up is chosen again where the changed problem does not allow it as it was; a schedule or an order
         that is named in `changes` stays, and refusals() says what contradicts it.
 
-        >>> from cute_fa4.sm100 import masks
+        >>> from cute_fa4 import masks
         >>> FA4Config().with_(mask=masks.Causal(), claims=False).schedule.claims
         False
         >>> sums = FA4Config(qkv_dtype="e4m3")

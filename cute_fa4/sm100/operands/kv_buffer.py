@@ -252,7 +252,7 @@ def gather_tile(
     kv_head,
     column,
 ):
-    """Copy a tile, or a depth stage of it."""
+    """Copy a tile."""
     chunks = cfg.columns // cfg.tile.span_elements
     gather_chunks(cfg.rows, tma, address, mbarrier, found, kv_head, column, chunks, cfg.cta_group)
 

@@ -75,7 +75,7 @@ class KVOperand:
 
 
 def k_operand(cfg, mK) -> tuple[KVOperand, Int32]:
-    """K -> (operand of a depth stage, with that of its rest if it has one, rows from one batch or page to the next)."""
+    """K -> (operand of a tile, with that of its rest if it has one, rows from one batch or page to the next)."""
     operand, stride = kv_operand(cfg, mK, cfg.tiles.k_copy_columns, is_v=False)
     if cfg.tiles.rest_qk_depth and not cfg.rope_depth:
         rest, _ = kv_operand(cfg, mK, cfg.tiles.rest_qk_depth, is_v=False)

@@ -164,7 +164,7 @@ def load_k(
     """Copy a key tile: what its slot holds, then the rest of the depth, if there is one.
 
     rope: of rope_rows.found_of, where the last columns come from a tensor that all heads share. Their bytes count on
-    the barrier of the last chunk.
+    the barrier of the last part.
     fresh: nothing has been in the ring yet
     """
     if not fresh:

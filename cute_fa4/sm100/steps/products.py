@@ -67,7 +67,7 @@ def multiply_qk(
 
 
 def by_dtype(cfg, steps: list) -> list[tuple[str, list]]:
-    """The MMA steps of a depth stage, apart where their operands have different dtypes; none where there are none.
+    """The MMA steps of a part of K, apart where their operands have different dtypes; none where there are none.
 
     A step contracts 32 bytes whatever they hold, so columns of 16 bits lie behind those of eight as more of these
     would. Both kinds of MMA add to S in float32, one after the other has completed (finish_kind). The gap behind fewer

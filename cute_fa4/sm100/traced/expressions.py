@@ -170,6 +170,10 @@ def _read(number: int, before: tuple, index) -> Symbol:
             raise Untraceable(f"aux[{number}]: a slice; accepted: one index for each dimension")
     found = tuple(operand(i) for i in indices)
     for i in found:
+        if not isinstance(i, Symbol) and i < 0:
+            raise Untraceable(
+                f"aux[{number}]: index {i}; accepted: from 0 on; aux[{number}].shape[dim] - 1 is the last"
+            )
         kind = i.kind if isinstance(i, Symbol) else kind_of(i)
         if kind not in ("int", "any"):
             raise Untraceable(

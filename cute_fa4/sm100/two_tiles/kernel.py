@@ -13,8 +13,8 @@ Steady state of one CTA. A line is an issue slot, not a duration; S0 and S1 belo
     K3       O0 += P0 V1     .               P1, factor 1    .               p_ready[0]: 128 + 128 arrivals
     V3       S0 = Q0 K2      .               .               O1 *= factor 1
 
-A work tile with rows for one query tile only runs otherwise where lengths of queries differ: lone/hooks.py. Where a
-mask lets the query tiles see different key tiles, each leaves out what the other one alone sees: uneven/hooks.py.
+Where lengths of queries differ, work tiles with rows in one query tile only run in another way: single_tile/hooks.py.
+Where a mask shows the query tiles different key tiles, each skips what only the other one sees: uneven/hooks.py.
 
 Read next: barriers.py (the table), p_over_s.py, p_beside_s.py and p_crossed.py (orders of the products), then
 roles/softmax.py, key_tile.py, correction.py, load.py, steps/store.py, and work/queue.py (a CTA runs several such tiles,

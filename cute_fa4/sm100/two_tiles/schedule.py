@@ -54,7 +54,7 @@ class TwoTiles(RowSchedule):
     order          of the products: one of ORDERS (orders.py); None: beside where there is
                    room, otherwise over
     lone_tiles     both softmax warpgroups share the rows of a work tile that has no more than one query tile of them
-                   (lone/hooks.py); None: where lengths of queries differ, and with them the rows of work tiles
+                   (single_tile/hooks.py); None: where lengths of queries differ, and with them the rows of work tiles
     maximum        what the exponentials of a row refer to: its "exact" running maximum, or a "lagged" one, from the
                    key tiles before (steps/lagged.py); None: as lag_pays says of the problem
     exponential    how the FMA units compute their part of the exponentials: "exact", in float32, or "half", in f16, for

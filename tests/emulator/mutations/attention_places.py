@@ -16,7 +16,7 @@ import dataclasses
 import re
 from functools import cache
 
-from cute_fa4.sm100 import masks
+from cute_fa4 import masks
 from cute_fa4.sm100.blueprint.chip import MBARRIER_BYTES
 from cute_fa4.sm100.choose.choose_config import choose_config
 from cute_fa4.sm100.choose.config import FA4Config

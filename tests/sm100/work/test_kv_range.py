@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from cute_fa4.sm100 import masks
+from cute_fa4 import masks
 from cute_fa4.sm100.choose.config import FA4Config
 from cute_fa4.sm100.work import kv_range, tile_order
 

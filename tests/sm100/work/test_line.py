@@ -9,8 +9,7 @@ import torch
 from cutlass import Int32
 from cutlass.cute.runtime import make_fake_compact_tensor
 
-from cute_fa4 import emulator
-from cute_fa4.sm100 import masks
+from cute_fa4 import emulator, masks
 from cute_fa4.sm100.choose.config import FA4Config
 from cute_fa4.sm100.work import line, packed_order
 from cute_fa4.sm100.work.packed_order import PackedOrder

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from cute_fa4.sm100 import masks
+from cute_fa4 import masks
 from cute_fa4.sm100.choose.config import FA4Config
 from cute_fa4.sm100.work import packed_order
 from cute_fa4.sm100.work.tile_order import L2_BYTES_FOR_KEYS

@@ -5,8 +5,8 @@ flash-attention#2662: bytes of a head's keys, a product with their number, were 
 
 import pytest
 
+from cute_fa4 import masks
 from cute_fa4.calls.operands.strides import MAX_ROWS
-from cute_fa4.sm100 import masks
 from cute_fa4.sm100.choose.choose_config import choose_config
 from cute_fa4.sm100.work.tile_order import tile_order
 

@@ -111,7 +111,7 @@ class Uneven(Order):
 
 
 class UnevenLone(Uneven):
-    """The same with lone work tiles, which have no rows in query tile 1 (lone/hooks.py)."""
+    """The same with lone work tiles, which have no rows in query tile 1 (single_tile/hooks.py)."""
 
     correct_tiles = staticmethod(correction.correct_lone_or_two)
     load_q = staticmethod(load_q_unless_lone)

@@ -48,7 +48,7 @@ def models_of(
     shared = {"dtype": _dtype(path, said)}
     if said.get("kv_lora_rank"):
         return _latent(path, said, _part(path, heads, tensor_parallel), shared, page_size, kv_dtype)
-    heads_kv = _heads_kv(said, heads)
+    heads_q, heads_kv = _part(path, heads, tensor_parallel), _heads_kv(said, heads)
     if heads_kv % tensor_parallel and tensor_parallel % heads_kv:
         raise ExportError(
             f"--tensor-parallel: {tensor_parallel} of {heads_kv} key/value heads ({path}); accepted: a divisor or a "
@@ -59,7 +59,7 @@ def models_of(
     model = shared | dict(
         head_dim=depth,
         head_dim_v=said.get("v_head_dim") or depth,
-        heads_q=_part(path, heads, tensor_parallel),
+        heads_q=heads_q,
         heads_kv=max(1, heads_kv // tensor_parallel),
         causal=said.get("model_type") not in ENCODERS,
         windows=windows,

@@ -13,13 +13,14 @@ import torch
 from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 
 from cute_fa4.calls.operands.scales import NAMES
+from cute_fa4.sm100.blueprint.score_mods import THEN
 
 _unwrap = torch._C._functorch._unwrap_batched
 _wrap = torch._C._functorch._add_batch_dim
 _THIS_VMAP = torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchBatched)
 
 # Functions that see scores, positions and heads alone; what aux tensors hold goes by the sequence.
-_SAME_FOR_ALL_SEQUENCES = ("soft_cap(", "alibi(")
+SAME_FOR_ALL_SEQUENCES = ("soft_cap(", "alibi(")
 
 
 def rule(operator: Callable, call: dict, written: list[str]):
@@ -77,16 +78,14 @@ def _unwrapped(call: dict, level: int) -> tuple[dict, set]:
 def _folds(call: dict, batched: set) -> bool:
     names = {"q", "k", "v", "out", "key_limit", "k_rope", "q_rope"}
     dense = not {"cu_seqlens_q", "cache_seqlens", "latent_cache"} & set(call)
-    parts = [
-        part for name in ("score_mod", "mask_mod") for part in call[name].split(" then ") if part
-    ]
+    parts = [part for name in ("score_mod", "mask_mod") for part in call[name].split(THEN) if part]
     scales = any(call.get(name) is not None for name in (*NAMES, "k_rope_descale"))
     return (
         dense
         and not scales
         and batched <= names
         and not call["aux_tensors"]
-        and all(part.startswith(_SAME_FOR_ALL_SEQUENCES) for part in parts)
+        and all(part.startswith(SAME_FOR_ALL_SEQUENCES) for part in parts)
         and ("out" not in call or _is_foldable(call["out"]))
     )
 

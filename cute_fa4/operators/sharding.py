@@ -21,10 +21,12 @@ from collections.abc import Callable, Iterable
 
 import torch
 
+from cute_fa4.operators.batching import SAME_FOR_ALL_SEQUENCES
+from cute_fa4.sm100.blueprint.score_mods import THEN
+
 _MODULE = "torch.distributed.tensor"
 # Functions that see scores alone; alibi's slopes go by the head.
 _SAME_FOR_ALL_HEADS = ("soft_cap(",)
-_SAME_FOR_ALL_SEQUENCES = ("soft_cap(", "alibi(")
 _SCALES = ("q_descale", "k_descale", "v_descale", "o_scale", "k_rope_descale")
 _OF_A_RANK = "workspace"  # each rank may give memory of its own, a plain tensor
 _OF_SEQUENCES = (
@@ -262,11 +264,11 @@ def _forbidden(call: dict) -> set[str]:
         return {"batch", "heads"}
     forbidden = set()
     functions = [
-        part for name in ("score_mod", "mask_mod") for part in call[name].split(" then ") if part
+        part for name in ("score_mod", "mask_mod") for part in call[name].split(THEN) if part
     ]
     if not all(part.startswith(_SAME_FOR_ALL_HEADS) for part in functions):
         forbidden.add("heads")
-    if not all(part.startswith(_SAME_FOR_ALL_SEQUENCES) for part in functions):
+    if not all(part.startswith(SAME_FOR_ALL_SEQUENCES) for part in functions):
         forbidden.add("batch")
     offsets = ("cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_k_new")
     if call["q"].dim() == 3 or any(call.get(name) is not None for name in offsets):

@@ -111,6 +111,12 @@ def test_the_command_lists_the_same_kernels_as_the_flags_of_a_model(tmp_path, ca
     [
         ({}, [], "no num_attention_heads; accepted: config.json of a transformers model"),
         (DENSE, ["--tensor-parallel", "3"], "--tensor-parallel: 3 of 32 heads"),
+        (
+            DENSE | {"num_attention_heads": 40, "num_key_value_heads": 8},
+            ["--tensor-parallel", "5"],
+            "--tensor-parallel: 5 of 8 key/value heads",
+        ),
+        ({"n_head": 12}, [], "no hidden_size; accepted"),
         (DENSE, ["--head-dim", "64"], "give one of --catalogue, --hf-config and --head-dim"),
         (DEEPSEEK | {"kv_lora_rank": 256}, [], "kv_lora_rank 256, qk_rope_head_dim 64; accepted: 512 and 64"),
     ],

@@ -66,16 +66,6 @@ def test_packed_heads_with_window_sink_and_dense_storage():
     assert_agrees(batch, out, lse, visible=lambda p, j: (j <= p) & (p - 40 <= j), sink=sink)
 
 
-def test_packing_a_group_that_fits_no_tile_is_refused():
-    batch = Batch.draw(
-        [5], [9], heads=(7, 1)
-    )  # four queries of seven heads, padded to eight, fit 32 rows
-    with pytest.raises(
-        ValueError, match="pack_gqa=True with group=7: .*use a group that divides 128"
-    ):
-        run(packed_q(batch), paged_kv(batch, 64), pack_gqa=True)
-
-
 def test_a_decode_loop_sees_every_token_it_appended():
     # Three steps of one token each, page boundaries on the way (15, 16, 17 keys); the caller counts.
     batch = Batch.draw([1, 1], [18, 35], heads=(4, 2))

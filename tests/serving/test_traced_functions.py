@@ -331,6 +331,7 @@ REFUSED = {
     "a function of torch": (dict(score_mod=lambda s, b, h, i, j: torch.erf(s)), r"torch\.erf: accepted: .*tanh"),
     "a slice": (dict(score_mod=lambda s, b, h, i, j, aux: s + aux[0][:, j]), "one index for each dimension"),
     "aux in a loop": (dict(score_mod=lambda s, b, h, i, j, aux: s + sum(x[j] for x in aux)), r"aux\[0\], aux\[1\]"),
+    "an index from the end": (dict(score_mod=lambda s, b, h, i, j, aux: s * aux[0][-1]), r"aux\[0\]: index -1"),
     "memory": (dict(score_mod=lambda s, b, h, i, j, aux: aux[0].iterator), r"iterator: accepted: its elements"),
     "an exponent": (dict(score_mod=lambda s, b, h, i, j: s**0.3), r"torch\.exp2"),
     "a large integer": (dict(score_mod=lambda s, b, h, i, j: s + (i - 2**40)), "integers of 32 bits"),

@@ -161,9 +161,10 @@ def execute_grid(
 
                 def warps_of(index, pool, register_arrays):
                     warps = _make_cluster(
-                        machine, kernel, index, cluster, threads, pool, registers, register_arrays,
-                        joins=bool(running),
-                    )  # fmt: skip
+                        machine, kernel, index, cluster, threads, pool, registers, register_arrays
+                    )
+                    if machine.ordering is not None:
+                        machine.ordering.begin_cluster(machine.cluster, joins=bool(running))
                     running.append(machine.cluster)
                     return warps
 
@@ -267,10 +268,8 @@ class PendingClusters:
         return tuple(i * d for i, d in zip(index, cta.cluster.dims, strict=True))
 
 
-def _make_cluster(
-    machine, kernel, index, dims, threads, pool, registers, register_arrays, joins=False
-):
-    """Its warps; pool and register_arrays: memory of the cluster before, which is over; joins: others run."""
+def _make_cluster(machine, kernel, index, dims, threads, pool, registers, register_arrays):
+    """Its warps; pool and register_arrays: memory of the cluster before, which is over."""
     cluster = Cluster(machine, dims, index)
     warps = []
     for rank, (z, y, x) in enumerate(itertools.product(*(range(d) for d in dims[::-1]))):
@@ -292,8 +291,6 @@ def _make_cluster(
         if machine.ordering is not None:
             cta.shared.shadow = ByteShadow(len(cta.shared.bytes))
             cta.tmem.shadow = new_shadow()
-    if machine.ordering is not None:
-        machine.ordering.begin_cluster(cluster, joins)
     return warps
 
 

@@ -97,8 +97,9 @@ def trtllm_batch_decode_with_kv_cache_mla(
             raise ValueError(f"{name}: {shown(value)}; accepted: {accepted}")
     options = _scales(query, bmm1_scale, bmm2_scale) | {"learnable_sink": sink_of(sinks)}
     if sparse_mla_top_k:
-        lengths = seq_lens if sparse_mla_top_k_lens is None else sparse_mla_top_k_lens
-        options |= _listed(block_tables, lengths, sparse_mla_top_k)
+        given = {"sparse_mla_top_k_lens": sparse_mla_top_k_lens, "seq_lens": seq_lens}
+        named = next((item for item in given.items() if item[1] is not None), None)
+        options |= _listed(block_tables, named, sparse_mla_top_k)
         where = None, None
     else:
         where = _table(block_tables, uses_shared_paged_kv_idx), as_int32("seq_lens", seq_lens)
@@ -167,21 +168,21 @@ def _table(block_tables, uses_shared_paged_kv_idx: bool) -> torch.Tensor:
     return table[:, 0]
 
 
-def _listed(block_tables, lengths, number: int) -> dict:
-    """indices and topk_length."""
+def _listed(block_tables, named: tuple | None, number: int) -> dict:
+    """indices and topk_length. named: (the caller's name of the lengths, lengths)."""
     listed = as_int32("block_tables", block_tables)
     if listed.dim() != 3 or listed.shape[-1] != number:
         raise ValueError(
             f"block_tables: shape {tuple(listed.shape)} with sparse_mla_top_k={number}; accepted: "
             f"(batch, queries, {number})"
         )
-    if lengths is None:
+    if named is None:
         return {"indices": listed}
-    lengths = as_int32("seq_lens", lengths)
+    name, lengths = named[0], as_int32(*named)
     batch, queries, _ = listed.shape
     if lengths.numel() not in (batch, batch * queries):
         raise ValueError(
-            f"seq_lens: shape {tuple(lengths.shape)} with sparse_mla_top_k={number}; accepted: ({batch},), or "
+            f"{name}: shape {tuple(lengths.shape)} with sparse_mla_top_k={number}; accepted: ({batch},), or "
             f"({batch * queries},), one for each query"
         )
     of_lists = lengths.reshape(batch) if lengths.numel() == batch else lengths.view(batch, queries)

@@ -53,10 +53,14 @@ def kernel_and_arguments(config: Config) -> tuple:
         return kernel, in_order(kernel, fake_combine_arguments(config)), None
     from cute_fa4.compiler.labels import kernel_labels
 
-    schedule = type(config.schedule).__module__  # it lies beside its kernel
-    folder = schedule.removeprefix("cute_fa4.sm100.").removesuffix(".schedule")
-    kernel = import_module(f"cute_fa4.sm100.{folder}.kernel").KERNEL(config)
+    kernel = kernel_class(type(config.schedule))(config)
     return kernel, in_order(kernel, fake_arguments(config)), kernel_labels(config)
+
+
+def kernel_class(schedule: type) -> type:
+    """The kernel of a schedule's class, which lies beside it."""
+    folder = schedule.__module__.removeprefix("cute_fa4.sm100.").removesuffix(".schedule")
+    return import_module(f"cute_fa4.sm100.{folder}.kernel").KERNEL
 
 
 def in_order(kernel, by_name: dict) -> tuple:

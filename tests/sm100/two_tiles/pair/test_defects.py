@@ -16,7 +16,7 @@ from tests.emulator.mutations.mutant import assert_caught, try_mutant
 from tests.emulator.mutations.quick import MIRRORED, quick_or_sweep
 from tests.sm100.two_tiles.pair import bounded_defects, crossed_defects, defects
 
-DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "verification.md"
+DOCUMENT = Path(__file__).resolve().parents[4] / "docs" / "verification.md"
 MUTANTS = defects.mutants()
 OF_8_BITS = tuple(crossed_defects.mutants())
 CROSSED = [mutant for mutant in OF_8_BITS if not mutant.equivalent]

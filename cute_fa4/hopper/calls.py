@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import NamedTuple
 from unittest.mock import patch
 
@@ -26,14 +27,16 @@ from cute_fa4.calls.split_keys import split
 from cute_fa4.hopper import draw
 from cute_fa4.hopper.cases import problems
 from cute_fa4.hopper.variant import DTYPES, Problem, Variant
+from cute_fa4.sm100.choose.choose_config import CLUSTER_PARTS
 from cute_fa4.sm100.choose.rows_of_tiles import is_wide
+from cute_fa4.system import clusters
 
 CANARY = -77.0
 SMS = 132
 """Of an H100 or H200, whose number decides how keys are split."""
 NO_ROWS = slice(0)
 SPARE_ROWS = 300
-"""Rows of packed tensors behind the last sequence: more than a block of 256 queries."""
+"""Rows of packed tensors after the last sequence: more than a block of 256 queries."""
 
 
 class Sequence(NamedTuple):
@@ -259,9 +262,45 @@ def _out(variant: Variant, q, canary: float):
     return torch.full(shape, canary, dtype=dtype, device=q.device)
 
 
+def cluster_counts() -> list[dict]:
+    """What a Hopper chip may answer: cluster size -> clusters that run at the same time.
+
+    A chip reports between 7/8 of its SMs and all of them, another number for each size (an H100: 66 clusters of 2, 30
+    of 4, 15 of 8). A call compares its blocks with each number, so the ends of each range give every outcome.
+    """
+    some, of = clusters.SHARE
+    sizes = [size for size in CLUSTER_PARTS if size > 1]
+    ends = [(SMS * some // (of * size), SMS // size) for size in sizes]
+    return [dict(zip(sizes, counts, strict=True)) for counts in product(*ends)]
+
+
+class AnyChip:
+    """Stands in for most_clusters: answers with one of cluster_counts() and notes whether it was asked."""
+
+    def __init__(self):
+        self.counts, self.asked = {}, False
+
+    def most_clusters(self, device, ctas: int, sms: int) -> int:
+        self.asked = True
+        return self.counts[ctas]
+
+    def launch(self, call: Callable[[], Call]) -> None:
+        """Launch call() as each chip would: once, where the number of clusters does not matter."""
+        for self.counts in cluster_counts():
+            self.asked = False
+            repeat.clear()  # a call like an earlier one would not ask
+            call().launch()
+            if not self.asked:
+                return
+
+
 def configurations(variants, amount: str) -> list:
-    """FA4Config of every kernel that these variants need: their calls on CPU tensors, as far as asking for one."""
+    """FA4Config of every kernel that these variants need on any Hopper GPU of SMS multiprocessors.
+
+    Found by their calls on CPU tensors, which go as far as asking for a kernel.
+    """
     found: dict = {}
+    chip = AnyChip()
 
     def ask(config, executor):
         found[config] = None
@@ -270,18 +309,18 @@ def configurations(variants, amount: str) -> list:
     def empty(variant, device, *shape, of="k"):
         return torch.empty(*shape, variant.depth(of), dtype=variant.dtype_of(of))
 
-    repeat.clear()  # a call like an earlier one would not ask
     try:
         with (
             patch.object(compile_cache, "function_for", ask),
             patch.object(draw, "values", empty),
             patch.object(split, "num_sms", lambda device: SMS),
+            patch.object(split, "most_clusters", chip.most_clusters),
             warnings.catch_warnings(),
         ):
             warnings.simplefilter("ignore", EmulatorWarning)
             for variant in variants:
                 for problem in problems(variant, amount):
-                    call(variant, problem, "cpu").launch()
+                    chip.launch(lambda v=variant, p=problem: call(v, p, "cpu"))
     finally:
         repeat.clear()  # nor may one find functions that do nothing
     return list(found)

@@ -29,14 +29,14 @@ from cute_fa4.hopper.draw import O_SCALE
 from cute_fa4.hopper.variant import Variant
 
 LARGEST_RELATIVE_ERROR = {"bf16": 4e-3, "fp16": 6e-4, "e4m3": 4e-2, "e5m2": 4e-2}
-# Of 8 bits the row sum adds powers in f16: docs/numerics.md.
+# In 8 bits the row sum adds exponentials in f16: docs/numerics_eight_bits.md.
 LARGEST_LSE_ERROR = {"bf16": 2e-4, "fp16": 2e-4, "e4m3": 2e-2, "e5m2": 2e-2}
 # A number of a latent row times its scale is rounded to bf16, by 1.1e-3 (root of the mean square): 512 of them move
 # a score by sqrt(512 / 576) of that, which the LSE of a query with one key has whole. Six times that, for thousands.
 LSE_ERROR_OF_ROWS = 6e-3
 GREEDY = (1, 3, 100)
 GREEDY_BLOCKS = 4000
-TILES_OF_ONE = 1000  # about 1.3 ms each: what one cluster may have to go through alone
+TILES_OF_ONE = 1000  # about 1.3 ms each: the most that one cluster may run
 
 
 class WrongResult(AssertionError):
@@ -96,7 +96,7 @@ def written(call: Call, out: torch.Tensor, lse: torch.Tensor | None) -> tuple:
 
 
 def variations(blocks: int, tiles: int) -> list[dict]:
-    """How claims are disturbed in further launches of so many blocks and key tiles."""
+    """How further launches with this many blocks and key tiles disturb claims."""
     found = [dict(refused=0.25, seed=blocks)]
     if 1 < blocks <= GREEDY_BLOCKS:
         found += [
@@ -114,7 +114,7 @@ def key_tiles(problem) -> int:
 
 
 def launched(kernel, row: Row) -> None:
-    """Count a launch; every block was run, by itself or by one other."""
+    """Count a launch; every block ran in its own cluster or in exactly one other."""
     clusters = kernel.clusters()
     row.launches += 1
     row.blocks = max(row.blocks, len(clusters)) if row.launches == 1 else row.blocks
@@ -177,7 +177,7 @@ def rounded(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def attention(variant: Variant, q, k, v, head: int, sink, rows: int = 2048):
-    """One head of a sequence by its definition in float64: (out, lse). Written for this check alone."""
+    """One head of a sequence by its definition in float64: (out, lse). Used only by this check."""
     kv_head = head * k.shape[1] // q.shape[1]
     q, k, v = q[:, head].double(), k[:, kv_head].double(), v[:, kv_head].double()
     outs, lses = [v[:0]], [q[:0, 0]]

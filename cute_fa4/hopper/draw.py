@@ -69,7 +69,7 @@ SPARE_PAGES = 3
 
 
 def pages(variant: Variant, problem: Problem, device: str):
-    """(where each page of each sequence is in a pool, page table with garbage behind each sequence)."""
+    """(where each page of each sequence is in a pool, page table with garbage after each sequence)."""
     numbers = [-(-n // variant.page_size) for n in problem.keys]
     most = max(max(numbers), 1) + 2
     order = torch.randperm(sum(numbers) + SPARE_PAGES, device=device)

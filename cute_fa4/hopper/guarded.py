@@ -1,4 +1,4 @@
-"""Device memory between unmapped pages: what touches a byte before or behind a tensor ends with an illegal address.
+"""Device memory between unmapped pages: touching a byte before or after a tensor is an illegal address.
 
     reserved   |  unmapped  |  mapped               |  unmapped  |
                             K begins here      V ends here

@@ -1,4 +1,4 @@
-"""Instructions that become calls of tcgen05.cu: those of tensor memory, claims of blocks, loads of a pair of CTAs."""
+"""Instructions replaced by calls of tcgen05.cu: tensor memory, claims of blocks, loads of CTA pairs."""
 
 from __future__ import annotations
 

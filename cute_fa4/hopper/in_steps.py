@@ -89,7 +89,7 @@ def first_ctaid(token: Token) -> str:
 
 
 def gather(token: Token, load_for_a_pair) -> str:
-    """Four rows are four boxes of one, each behind the other: the swizzle follows from the address alone."""
+    """Four rows are four boxes of one row, one after another: the address alone determines the swizzle."""
     destination, source, *rest = token.operands
     opcode = token.opcode.replace(".tile::gather4", ".tile").replace(".cta_group::1", "")
     the_map, _, coordinates = source.strip("[] ").partition(",")

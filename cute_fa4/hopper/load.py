@@ -50,7 +50,7 @@ class StandIn:
     def claims(
         self, *, refused: float = 0.0, seed: int = 0, greedy: int = 0, wrong: bool = False
     ) -> Iterator[None]:
-        """Inside, claims behave otherwise.
+        """Inside this context, claims behave differently.
 
         refused  this share of them is refused by chance
         greedy   so many clusters claim before the others begin; 0: all begin as they come
@@ -67,7 +67,7 @@ class StandIn:
         self._library.cute_fa4_hopper_patience(ctypes.c_double(seconds))
 
     def clusters(self) -> list[int]:
-        """Of the last launch, for each cluster: -1 it ran itself, -2 nobody ran it, else who claimed it."""
+        """Per cluster, last launch: -1 if it ran itself, -2 if it did not run, else the cluster that claimed it."""
         count = self._library.cute_fa4_hopper_clusters(None, 0)
         words = (ctypes.c_uint32 * max(count, 1))()
         if self._library.cute_fa4_hopper_clusters(words, count) < 0:
@@ -76,7 +76,7 @@ class StandIn:
 
 
 def open_function(directory, name: str) -> StandIn:
-    """The function of one kernel of a directory, whoever wrote the kernel."""
+    """The function of one kernel of a directory, for a kernel of any origin."""
     directory = Path(directory)
     kernels = {kernel["name"]: kernel for kernel in manifest.read_manifest(directory)["kernels"]}
     if name not in kernels:
@@ -85,7 +85,7 @@ def open_function(directory, name: str) -> StandIn:
 
 
 def takes_over(config) -> bool:
-    """Whether a kernel of this package claims blocks: what appends or merges has no schedule, and claims none."""
+    """Whether a kernel of this package claims blocks. Append and merge kernels have no schedule and claim none."""
     return bool(getattr(getattr(config, "schedule", None), "claims", False))
 
 

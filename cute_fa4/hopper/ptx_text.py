@@ -1,4 +1,4 @@
-"""PTX text -> tokens that can be replaced one by one; what is not replaced stays as it was, byte for byte.
+"""PTX text -> tokens that can be replaced one by one; the rest stays byte for byte.
 
 @%p1 bra $L__BB0_2;             instruction: guard "%p1", opcode "bra", operands ("$L__BB0_2",)
 $L__BB0_2:                      label

@@ -12,6 +12,7 @@ import torch
 
 from cute_fa4 import compile_cache
 from cute_fa4.aot import manifest
+from cute_fa4.compiler.policy import JitError
 from cute_fa4.hopper import calls, cases, check, foreign, load
 from cute_fa4.hopper.guarded import Guard
 from cute_fa4.hopper.variant import Variant
@@ -84,7 +85,7 @@ def variant_step(variant: Variant, problems, used: Used, guarded: bool = False):
                     place = guard.place if guarded else None
                     call = calls.call(variant, problem, "cuda", seed=number, place=place)
                     row = check.check(call, used.last)
-            except check.WrongResult as error:
+            except (check.WrongResult, JitError) as error:  # JitError: the kernel was not built
                 fail(result, f"{where}: {error}")
                 continue
             except RuntimeError as error:
@@ -102,7 +103,7 @@ def variant_step(variant: Variant, problems, used: Used, guarded: bool = False):
 
 
 def control_step(used: Used):
-    """A function that lets claims name wrong blocks and sees that the check notices."""
+    """A function that makes claims name wrong blocks and verifies that the check notices."""
 
     def step(result: dict) -> None:
         call = calls.call(Variant(), cases.LARGE[0], "cuda")
@@ -139,7 +140,7 @@ class Used:
 
         def note(config, executor):
             function = ask(config, executor)
-            # What merges partial results claims no blocks: the kernel before it is the one to look at.
+            # The merge kernel claims no blocks: look at the kernel before it.
             return function if isinstance(config, CombineConfig) else Noting(self, function)
 
         return patch.object(compile_cache, "function_for", note)

@@ -27,7 +27,7 @@ class Variant:
     window  (left, right) positions; chunk  positions of a block, of which a query sees its own
     num_splits, tokens_per_split   as the public functions take them
     decode  its problems have a few queries for each sequence
-    cache   dtype of K and V where it is not Q's, for calls of few rows, which widen it; with scales between 0.5 and 2
+    cache   dtype of K and V if it is not Q's, for calls of few rows, which dequantize it; with scales between 0.5 and 2
             of each sequence and key head. "rows": a latent cache of 656 bytes a row
     of_tokens   K and V of 8 bits, dense or in pages, have a scale for each token and head
     of_blocks   Q and K of 8 bits have a scale, e8m0, for each 32 columns (MXFP8)

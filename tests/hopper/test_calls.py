@@ -1,10 +1,13 @@
 """Calls of the problems: the kernels they ask for, and where their tensors lie."""
 
+import itertools
+
 import pytest
 
+from cute_fa4.calls.split_keys import split
 from cute_fa4.calls.split_keys.split import EMULATED_SMS, cluster_parts
 from cute_fa4.hopper import check
-from cute_fa4.hopper.calls import SMS, call, configurations
+from cute_fa4.hopper.calls import SMS, call, cluster_counts, configurations
 from cute_fa4.hopper.variant import Variant, decode, dense
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -22,12 +25,35 @@ def test_configurations_asks_for_kernels_and_leaves_nothing_behind():
     check.measure(made, *made.launch(), check.Row({}, "", "", {}))
 
 
-def test_kernels_are_those_of_the_chip_that_runs_them():
-    """64 blocks of 1000 keys: a B200 has SMs for two CTAs of each block, an H200 has not. No other problem has two."""
+def test_kernels_are_those_of_any_chip_that_may_run_them():
+    """64 blocks of 1000 keys: a chip of 66 clusters of two CTAs has room for each block, one of 57 has not."""
     assert cluster_parts(64, 1000, EMULATED_SMS) == 2 and cluster_parts(64, 1000, SMS) == 1
     found = configurations((decode(group=16, page_size=128, num_splits=0),), "most")
     parts = {config.cluster_parts for config in found if hasattr(config, "cluster_parts")}
-    assert parts == {1, 4, 8}
+    assert parts == {1, 2, 4, 8}
+
+
+H100 = {2: 66, 4: 30, 8: 15}
+"""What the driver of an H100 was seen to report."""
+
+
+def test_cluster_counts_give_every_outcome_of_any_chip(monkeypatch):
+    """Every number of clusters between 7/8 and all of the SMs: the part counts of each are among those built."""
+
+    def parts_of(counts: dict) -> dict:
+        monkeypatch.setattr(split, "most_clusters", lambda device, ctas, sms: counts[ctas])
+        return {
+            (blocks, keys): cluster_parts(blocks, keys, SMS)
+            for blocks in range(1, SMS + 1)
+            for keys in (100, 200, 500, 1000, 2000, 8000)
+        }
+
+    built = [parts_of(counts) for counts in cluster_counts()]
+    ranges = [range(min(c[n] for c in cluster_counts()), SMS // n + 1) for n in (2, 4, 8)]
+    assert all(H100[n] in numbers for n, numbers in zip((2, 4, 8), ranges, strict=True))
+    for counts in itertools.product(*ranges):
+        for what, parts in parts_of(dict(zip((2, 4, 8), counts, strict=True))).items():
+            assert parts in {each[what] for each in built}, (counts, what)
 
 
 def test_tensors_are_placed_at_the_edges_of_their_memory():

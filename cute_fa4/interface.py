@@ -47,10 +47,10 @@ from cute_fa4.calls.launch import EmulatorWarning
 from cute_fa4.calls.operands import autocast
 from cute_fa4.calls.operands.foreign import check_arguments
 from cute_fa4.calls.operands.tensors import check_tensors
-from cute_fa4.calls.operands.tracing import is_traced, refuse_untraceable
+from cute_fa4.calls.operands.tracing import is_traced, refuse_untraceable, wants_gradient
 from cute_fa4.calls.options import functions_of
 from cute_fa4.calls.prepare import one_of, prepare_attention
-from cute_fa4.calls.queries import Asked, are_wide, quantised, quantised_beside, stay_wide
+from cute_fa4.calls.queries import Asked, are_wide, quantised_beside, stay_wide
 from cute_fa4.calls.repeat import again, attend
 from cute_fa4.calls.request import CallTensors, call_tensors
 from cute_fa4.calls.split_keys.workspace import given_workspace
@@ -140,9 +140,9 @@ def flash_attn_func(
     aux_tensors   what these read as aux[0], aux[1], ...: float32, float16, bfloat16, int32, int64, uint8 or bool
     q_descale, k_descale, v_descale  float32, of float8 tensors: what is stored, times this, is meant. One number for
                   all, or (batch, heads_kv), or one for each token and head, as the tensor without head_dim.
-                  Values are not checked: where q_descale * k_descale is not positive, out is NaN (k_descale of tokens
-                  may have any sign). q and k together: torch.float8_e8m0fnu, as the tensor with head_dim / 32, one
-                  for each 32 numbers of a row (MXFP8; cute_fa4.mxfp8 makes them). None: 1
+                  Where softmax_scale * q_descale * k_descale is not within 2^-64 to 2^16, out and LSE are NaN
+                  (k_descale of tokens is not checked). q and k together: torch.float8_e8m0fnu, as the tensor with
+                  head_dim / 32, one for each 32 numbers of a row (MXFP8; cute_fa4.mxfp8 makes them). None: 1
     o_scale       float32: out stores what it means times this; one number, or (batch, heads_kv). None: 1
     q_quantize    of q of 16 bits over k and v of float8. "never": q stays as it is, and the error of a query is that
                   of 16 bits; head dims up to 128, no k_rope. "auto": where a key/value head has more than 32 rows
@@ -159,10 +159,11 @@ def flash_attn_func(
     other strides are any multiples of 16 bytes, so slices and transposed views need no copy.
 
     block_sparse_tensors has the meaning it has in flash-attn-4; only its "off" value is built.
-    deterministic changes nothing: the forward pass always is. Parameters after v are keyword-only,
-    because their order differs between the packages that have a function of this name. positional
-    and others take what only those have: dropout_p=0.0 and the like pass, the rest is refused with
-    what to write instead (docs/coming_from.md).
+    Gradients of q, k and v are built where docs/backward.md says so: bf16 and fp16, head dims up to 128, masks that are
+    one window. deterministic changes nothing: both passes always are. Parameters after v are keyword-only, because
+    their order differs between the packages that have a function of this name. positional and others take what
+    only those have: dropout_p=0.0 and the like pass, the rest is refused with what to write instead
+    (docs/coming_from.md).
 
     Under torch.autocast q, k and v are taken in the dtype of the region, as torch's own attention
     takes them. out= is not cast.
@@ -203,15 +204,9 @@ def flash_attn_func(
         policy.check_quantize(q_quantize)
     lengths = None if key_limit is None else (None, None, None, None, key_limit, None, None, None)
     if (  # the first question spares most calls the others
-        getattr(q, "dtype", None) is not getattr(k, "dtype", None)
-        and are_wide(q, k)
-        and not stay_wide(
-            q,
-            Asked(k.shape[-2], None, None, None, pack_gqa, tokens_per_split, q_quantize),
-            k_rope,
-        )
+        getattr(q, "dtype", None) is not getattr(k, "dtype", None) and are_wide(q, k)
     ):
-        q, q_rope, q_descale, out = quantised_beside(q, k, v, q_descale, out, k_rope, q_rope)
+        q, q_rope, q_descale, out = _quantised(locals())
     scales = None
     if not (q_descale is k_descale is v_descale is o_scale is None):
         scales = (q_descale, k_descale, v_descale, o_scale)
@@ -229,7 +224,7 @@ def flash_attn_func(
     result = again(tensors, asked)
     if result is not None:
         return result
-    if is_traced(q):
+    if is_traced(q) or wants_gradient(q, k, v):
         return through_operator("dense", flash_attn_func, _arguments(flash_attn_func, locals()))
     if _any_autocast():
         q, k, v, k_rope, q_rope = autocast.cast(q, k, v, k_rope, q_rope)
@@ -365,12 +360,7 @@ def flash_attn_varlen_func(
         sink = one_of("learnable_sink", learnable_sink, "s_aux", s_aux)
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit, table, None, None)
     if are_wide(q, k):
-        heads = _heads_of(k, table, kv_layout)
-        lengths_of_q = cu_seqlens_q, seqused_q, max_seqlen_q
-        options_of_q = pack_gqa, tokens_per_split, q_quantize, k_descale, v_descale
-        of_q = Asked(heads, *lengths_of_q, *options_of_q)
-        if not stay_wide(q, of_q, k_rope):
-            q, q_rope, q_descale, out = quantised_beside(q, k, v, q_descale, out, k_rope, q_rope)
+        q, q_rope, q_descale, out = _quantised(locals())
     scales = None
     if not (q_descale is k_descale is v_descale is o_scale is None):
         scales = (q_descale, k_descale, v_descale, o_scale)
@@ -388,7 +378,7 @@ def flash_attn_varlen_func(
     result = again(tensors, asked)
     if result is not None:
         return result
-    if is_traced(q):
+    if is_traced(q) or wants_gradient(q, k, v):
         return through_operator(
             "varlen", flash_attn_varlen_func, _arguments(flash_attn_varlen_func, locals())
         )
@@ -513,12 +503,7 @@ def flash_attn_with_kvcache(
         sink = one_of("learnable_sink", learnable_sink, "s_aux", s_aux)
     new = None if k is v is cu_seqlens_k_new is None else (k, v, cu_seqlens_k_new)
     if are_wide(q, k_cache):
-        heads = _heads_of(k_cache, table, kv_layout)
-        lengths_of_q = cu_seqlens_q, None, max_seqlen_q
-        options_of_q = pack_gqa, tokens_per_split, q_quantize, k_descale, v_descale
-        of_q = Asked(heads, *lengths_of_q, *options_of_q)
-        if not stay_wide(q, of_q):
-            q, q_descale, out = quantised(q, k_cache, v_cache, q_descale, out)
+        q, _, q_descale, out = _quantised(locals())
     scales = None
     if not (q_descale is k_descale is v_descale is o_scale is None):
         scales = (q_descale, k_descale, v_descale, o_scale)
@@ -581,20 +566,22 @@ def _heads_of(k, table, kv_layout) -> int:
     return k.shape[-3 if table is not None and kv_layout == "HND" and k.dim() > 2 else -2]
 
 
-def _quantised(arguments: dict) -> dict:
-    """What of them is another where q is wider than the keys, and quantised."""
-    k, v = (arguments.get(f"{name}_cache", arguments[name]) for name in "kv")
-    q, q_descale, out = (arguments[name] for name in ("q", "q_descale", "out"))
-    k_rope, q_rope = (arguments.get(name) for name in ("k_rope", "q_rope"))
-    if are_wide(q, k):
-        table = arguments.get("page_table")
-        table = arguments.get("block_table") if table is None else table
-        heads = _heads_of(k, table, arguments.get("kv_layout", "NHD"))
-        of_q = Asked(heads, *(arguments.get(name) for name in Asked._fields[1:]))
-        if not stay_wide(q, of_q, k_rope):
-            q, q_rope, q_descale, out = quantised_beside(q, k, v, q_descale, out, k_rope, q_rope)
-    found = {"q": q, "q_descale": q_descale, "out": out}
-    return found | ({"q_rope": q_rope} if "q_rope" in arguments else {})
+_OF_QUERIES = "q", "q_rope", "q_descale", "out"
+
+
+def _quantised(names: dict) -> tuple:
+    """_OF_QUERIES of a call whose q is wider than its keys: others where q is quantised.
+
+    names: of a public function the parameters, by name; those it lacks are None.
+    """
+    k, v = (names.get(f"{name}_cache", names[name]) for name in "kv")
+    q, q_rope, q_descale, out = map(names.get, _OF_QUERIES)
+    k_rope, table = names.get("k_rope"), names.get("page_table")
+    table = names.get("block_table") if table is None else table
+    heads = _heads_of(k, table, names.get("kv_layout", "NHD"))
+    if stay_wide(q, Asked(heads, *map(names.get, Asked._fields[1:])), k_rope):
+        return q, q_rope, q_descale, out
+    return quantised_beside(q, k, v, q_descale, out, k_rope, q_rope)
 
 
 def through_operator(route: str, function, arguments: dict):
@@ -606,7 +593,9 @@ def through_operator(route: str, function, arguments: dict):
     try:
         check_arguments(function, positional, others, arguments)
         policy.check_quantize(arguments["q_quantize"])
-        arguments |= _quantised(arguments)
+        if are_wide(arguments["q"], arguments.get("k_cache", arguments["k"])):
+            found = zip(_OF_QUERIES, _quantised(arguments), strict=True)
+            arguments |= {name: value for name, value in found if name in arguments}
         q, k, v = autocast.cast(arguments["q"], arguments["k"], arguments["v"])
         arguments |= {"q": q, "k": k, "v": v}
         for name in ("k_rope", "q_rope"):

@@ -4,6 +4,8 @@
     attention_with_kernel_roundings  the same sums with the roundings that the kernel cannot avoid
     allowed_error                    how far from the definition a correct kernel may be
 
+and the same three of gradients: gradients_float64, gradients_with_kernel_roundings, allowed_gradient_errors.
+
 Shapes everywhere: q (B, Sq, Hq, D), k (B, Sk, Hkv, D), v (B, Sk, Hkv, Dv), out (B, Sq, Hq, Dv), lse
 (B, Hq, Sq). Query head h reads key/value head h // (Hq / Hkv). The causal mask is aligned to the
 bottom right, so the last query sees every key: query i sees keys j <= i + Sk - Sq.
@@ -208,3 +210,81 @@ def _by_query_chunks(q, k, v, softmax_scale, causal, window_size, dtype, chunk):
             o, lse[b, :, first:last] = chunk(s, vb)
             out[b, first:last] = o.transpose(0, 1)
     return out, lse
+
+
+# --- gradients
+
+
+def gradients_float64(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor, dlse=None, **options
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(dq, dk, dv) in float64 by their definition. dout: as out; dlse: as lse, or None; options as attention_float64.
+
+    P = exp(S - lse), dP = dout v^T, dS = P (dP - rowsum(P dP) + dlse), dq = scale dS k, dk = scale
+    dS^T q, dv = P^T dout; a row that sees no key has P = 0.
+    """
+    return _gradients(q, k, v, dout, dlse, None, options)
+
+
+def gradients_with_kernel_roundings(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor, dlse=None, **options
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The same sums in float32 with P, dS and out in the input dtype; out gives delta. Results are not rounded."""
+    return _gradients(q, k, v, dout, dlse, q.dtype, options)
+
+
+def allowed_gradient_errors(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor, dlse=None, **options
+) -> tuple[float, float, float]:
+    """The largest errors of a correct kernel's (dq, dk, dv): twice those of the roundings that it cannot avoid.
+
+    Measured, as allowed_error is: gradients_with_kernel_roundings against float64, and once what
+    rounding the exact gradient to the dtype costs. Sums of another order round P and dS to other
+    neighbours, hence twice.
+    """
+    exact = gradients_float64(q, k, v, dout, dlse, **options)
+    rounded = gradients_with_kernel_roundings(q, k, v, dout, dlse, **options)
+    return tuple(
+        2 * max_error(a, b) + max_error(b.to(q.dtype), b) + FLOAT32_NOISE
+        for a, b in zip(rounded, exact, strict=True)
+    )
+
+
+def _gradients(q, k, v, dout, dlse, rounded, options) -> tuple:
+    """rounded: the dtype of P, dS and out, with float32 sums; None: float64 throughout."""
+    dtype = torch.float64 if rounded is None else torch.float32
+    out, lse = attention_float64(q, k, v, **options)
+    scale = options.get("softmax_scale")
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    group = q.shape[2] // k.shape[2]
+
+    def heads_first(x):
+        return x.to(dtype).transpose(1, 2)
+
+    def round_off(x):
+        return x if rounded is None else x.to(rounded).to(dtype)
+
+    qh, doh, oh = heads_first(q), heads_first(dout), heads_first(round_off(out))
+    kh, vh = (heads_first(x).repeat_interleave(group, dim=1) for x in (k, v))
+    left, right = options.get("window_size", (None, None))
+    if options.get("causal"):
+        right = 0 if right is None else min(right, 0)
+    keys, queries = (torch.arange(x.shape[1], device=q.device) for x in (k, q))
+    ahead = keys - queries[:, None] - k.shape[1] + q.shape[1]
+    hidden = torch.zeros(ahead.shape, dtype=torch.bool, device=q.device)
+    hidden |= False if left is None else ahead < -left
+    hidden |= False if right is None else ahead > right
+    lse = torch.where(torch.isneginf(lse), math.inf, lse)[..., None].to(dtype)
+    p = torch.exp(qh @ kh.transpose(2, 3) * scale - lse).masked_fill(hidden, 0.0)
+    delta = (doh * oh).sum(-1, keepdim=True)
+    if dlse is not None:
+        delta = delta - dlse.to(dtype)[..., None]
+    ds = round_off(p * (doh @ vh.transpose(2, 3) - delta))
+
+    def of_keys(x):
+        """(batch, heads_q, keys, depth) -> (batch, keys, heads_kv, depth), summed over groups."""
+        return x.unflatten(1, (-1, group)).sum(2).transpose(1, 2)
+
+    dk = of_keys(ds.transpose(2, 3) @ qh) * scale
+    dv = of_keys(round_off(p).transpose(2, 3) @ doh)
+    return (ds @ kh * scale).transpose(1, 2), dk, dv

@@ -13,13 +13,16 @@ from __future__ import annotations
 from dataclasses import fields
 
 from cute_fa4.sm100.append.config import AppendConfig
+from cute_fa4.sm100.backward.config import BackwardConfig
 from cute_fa4.sm100.blueprint import bands, score_mods
 from cute_fa4.sm100.blueprint.score_mods import PACKAGED, ScoreMod, packaged_call
 from cute_fa4.sm100.choose.config import SCHEDULES, FA4Config
 from cute_fa4.sm100.combine.config import CombineConfig
 from cute_fa4.sm100.traced.trace import Traced
 
-CONFIG_CLASSES = {cls.__name__: cls for cls in (FA4Config, AppendConfig, CombineConfig)}
+CONFIG_CLASSES = {
+    cls.__name__: cls for cls in (FA4Config, AppendConfig, CombineConfig, BackwardConfig)
+}
 _PARTS = {**bands.KINDS, **SCHEDULES}
 _WARP_ROLES = {
     type(cls().warps) for cls in SCHEDULES.values() if "warps" in cls.__dataclass_fields__
@@ -31,12 +34,12 @@ class ConfigDataError(ValueError):
     """What is not a configuration of this version, or cannot be written as data."""
 
 
-def to_data(config: FA4Config | AppendConfig | CombineConfig) -> dict:
+def to_data(config: FA4Config | AppendConfig | CombineConfig | BackwardConfig) -> dict:
     """JSON-ready. ConfigDataError for what has no form as data."""
     return _encode(config, type(config).__name__)
 
 
-def from_data(data) -> FA4Config | AppendConfig | CombineConfig:
+def from_data(data) -> FA4Config | AppendConfig | CombineConfig | BackwardConfig:
     """The configuration of `to_data`. ConfigDataError, with the field, for anything else."""
     return _decode(data, CONFIG_CLASSES, "configuration")
 

@@ -7,6 +7,7 @@ itself. Strides are 64-bit symbols divisible by what TMA needs; the head dim is 
 from __future__ import annotations
 
 from cute_fa4.sm100.append.config import AppendConfig
+from cute_fa4.sm100.backward.config import BackwardConfig
 from cute_fa4.sm100.choose.config import FA4Config
 from cute_fa4.sm100.combine.config import CombineConfig
 
@@ -184,6 +185,44 @@ def fake_combine_arguments(config: CombineConfig) -> dict:
         cu_seqlens_q=_fake("i32", (sym_int(),)) if config.packed else None,
         seqused_q=_fake("i32", (sym_int(),)) if config.seqused_q else None,
         max_seqlen_q=Int32(1),
+        stream=make_fake_stream(use_tvm_ffi_env_stream=True),
+    )
+
+
+def fake_backward_arguments(config: BackwardConfig) -> dict:
+    """The same for BackwardKernel.__call__."""
+    from cutlass import Float32, Int32
+    from cutlass.cute import sym_int
+    from cutlass.cute.runtime import make_fake_stream
+
+    names = "batch", "seqlen_q", "seqlen_k", "heads_q", "heads_kv"
+    batch, rows_q, rows_k, heads_q, heads_kv = (sym_int(symbol=name) for name in names)
+    of_batch = () if config.packed else (batch,)
+    queries, keys = (*of_batch, rows_q, heads_q), (*of_batch, rows_k, heads_kv)
+
+    def values(sizes, depth):
+        return _fake_rows(config.dtype, (*sizes, depth))
+
+    offsets = [_fake("i32", (sym_int(),)) if config.packed else None for _ in range(2)]
+    return dict(
+        q=values(queries, config.depth),
+        k=values(keys, config.depth),
+        v=values(keys, config.depth_v),
+        o=values(queries, config.depth_v),
+        lse=_fake("f32", (*of_batch, heads_q, rows_q)),
+        do=values(queries, config.depth_v),
+        dlse=_fake("f32", (*of_batch, heads_q, rows_q)) if config.dlse else None,
+        dq=values(queries, config.depth),
+        dk=values(keys, config.depth),
+        dv=values(keys, config.depth_v),
+        stats=_fake_rows("f32", (heads_q, sym_int(symbol="tiles"), 256)),
+        softmax_scale=Float32(1.0),
+        left=Int32(0),
+        right=Int32(0),
+        cu_seqlens_q=offsets[0],
+        cu_seqlens_k=offsets[1],
+        max_seqlen_q=Int32(1),
+        max_seqlen_k=Int32(1),
         stream=make_fake_stream(use_tvm_ffi_env_stream=True),
     )
 

@@ -10,14 +10,16 @@ from cute_fa4.compiler import requirement
 from cute_fa4.compiler.arguments import (
     fake_append_arguments,
     fake_arguments,
+    fake_backward_arguments,
     fake_combine_arguments,
 )
 from cute_fa4.sm100.append.config import AppendConfig
+from cute_fa4.sm100.backward.config import BackwardConfig
 from cute_fa4.sm100.choose.config import FA4Config
 from cute_fa4.sm100.combine.config import CombineConfig
 from cute_fa4.system.frames import with_room
 
-Config = FA4Config | AppendConfig | CombineConfig
+Config = FA4Config | AppendConfig | CombineConfig | BackwardConfig
 
 # How strictly the emulator checks this package's kernels, compiled here or opened from a file.
 EMULATOR_CHECKS = "ptx"
@@ -51,6 +53,11 @@ def kernel_and_arguments(config: Config) -> tuple:
 
         kernel = CombineKernel(config)
         return kernel, in_order(kernel, fake_combine_arguments(config)), None
+    if isinstance(config, BackwardConfig):
+        from cute_fa4.sm100.backward.kernel import BackwardKernel
+
+        kernel = BackwardKernel(config)
+        return kernel, in_order(kernel, fake_backward_arguments(config)), None
     from cute_fa4.compiler.labels import kernel_labels
 
     kernel = kernel_class(type(config.schedule))(config)

@@ -109,7 +109,8 @@ def check_quantize(q_quantize) -> None:
     """Refuse what q_quantize cannot be."""
     if not (q_quantize is None or (isinstance(q_quantize, str) and q_quantize in QUANTIZE)):
         raise ValueError(
-            f"q_quantize: {q_quantize!r}; accepted: 'auto', 'never', or None, which lengths decide (docs/serving.md)"
+            f"q_quantize: {q_quantize!r}; accepted: 'auto', 'never', or None, which lengths decide "
+            "(docs/serving/eight_bits.md)"
         )
 
 

@@ -10,6 +10,7 @@
     torch.ops.cute_fa4.flash_attn_append_scales_out
     torch.ops.cute_fa4.flash_mla                   (q, latent_cache, page_table, seqused_k, *, ...) -> (out, lse)
     torch.ops.cute_fa4.flash_mla_out
+    torch.ops.cute_fa4.flash_attn_backward         (dout, q, k, v, out, lse, *, ...) -> (dq, dk, dv)
     torch.ops.cute_fa4.merge                       (outs, lses, *, dtype) -> (out, lse)
 
 The public functions call these when something traces them (cute_fa4/calls/operands/tracing.py), and run directly
@@ -20,6 +21,7 @@ otherwise:
     routes.py     the arguments of a public function -> those of its operator
     spelling.py   masks and score functions as strings, which is what a schema can hold
     refusals.py   what a refusal looks like while torch.compile traces
+    gradients.py  the derivative of the first two, and its own operator
     merge.py      the merge of partial results: its schema, on real tensors and on fakes
     sharding.py   what ranks compute by themselves of a call with DTensors
     flops.py      floating-point operations of a call, for torch.utils.flop_counter

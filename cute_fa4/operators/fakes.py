@@ -19,7 +19,7 @@ from cute_fa4.calls.operands.scales import NAMES, checked_scales
 from cute_fa4.calls.operands.strides import views_for_descriptors
 from cute_fa4.calls.operands.tensors import check, check_tensors
 from cute_fa4.calls.options import check_aux, resolve
-from cute_fa4.calls.request import Where
+from cute_fa4.calls.request import CallTensors, Where
 from cute_fa4.calls.split_keys.workspace import check_workspace
 from cute_fa4.operators.refusals import in_graph
 from cute_fa4.operators.spelling import function_of, mask_of
@@ -99,15 +99,14 @@ def check_append(q, k_cache, v_cache, k, v, cache_seqlens, *, out=None, **rest) 
     offsets = rest.pop("cu_seqlens_k_new")
     batch_idx = rest["cache_batch_idx"]
     lengths = (cu_seqlens_q, None, None, cache_seqlens, rest["key_limit"], table)
-    lengths += (batch_idx, rest["cache_leftpad"], offsets)
+    lengths += (batch_idx, rest["cache_leftpad"])
     scales = tuple(rest.get(name) for name in NAMES)
-    read = (rest["learnable_sink"], rest["aux_tensors"], scales)
+    others = rest["learnable_sink"], rest["aux_tensors"], (k, v, offsets), scales
     checked = checked_scales(scales, q, k_cache, batch, heads_first)
     written = append.written_scales(k, k_cache, checked)
-    append.check_written(q, k, v, k_cache, v_cache, out, lengths, *read, written)
-    append.check_append(
-        *(k, v, k_cache, v_cache, cache_seqlens, offsets, table, batch, batch_idx), contents=False
-    )
+    append.check_written(CallTensors(q, k_cache, v_cache, out, lengths, *others), written)
+    appended = append.Appended(k, v, k_cache, v_cache, cache_seqlens, offsets, table, batch_idx)
+    append.check_append(appended, batch, contents=False)
     rest |= dict(cu_seqlens_k=None, max_seqlen_k=None, seqused_q=None, seqused_k_excludes_new=False)
     rest["heads_first"] = heads_first
     with append.names_of_caches():

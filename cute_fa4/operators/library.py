@@ -12,12 +12,13 @@ from cute_fa4.calls.latent import prepare_latent_attention, values_of
 from cute_fa4.calls.operands import rope as rope_tensors
 from cute_fa4.calls.operands.apart import named_aux
 from cute_fa4.calls.operands.tensors import check_no_gradient
-from cute_fa4.calls.operands.tracing import refuse_tangents
+from cute_fa4.calls.operands.tracing import is_transformed, refuse_tangents
 from cute_fa4.calls.prepare import prepare_attention
 from cute_fa4.calls.repeat import attend
 from cute_fa4.calls.request import CallTensors, Choices, Numbers, in_order
 from cute_fa4.calls.split_keys.workspace import given_workspace
-from cute_fa4.operators import batching, fakes, sharding
+from cute_fa4.operators import batching, fakes, gradients, sharding
+from cute_fa4.operators.refusals import in_graph
 from cute_fa4.operators.spelling import function_of, mask_of
 
 _DENSE = (
@@ -50,6 +51,8 @@ _WORKSPACE = "Tensor(workspace!)? workspace=None"
 
 # Rows are contiguous and lie at multiples of 16 bytes: a compiler must not choose other strides.
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
+
+DIFFERENTIABLE = ("flash_attn", "flash_attn_varlen")
 
 OPERATORS: dict[str, torch._ops.OpOverload] = {}
 
@@ -97,14 +100,26 @@ def _define_one(library, name, schema, function, check, returned) -> None:
         return returned(fakes.results(check, **named(args, kwargs)))
 
     def below_autograd(keyset, *args, **kwargs):
-        """No derivative is built: what asks for one would get zeros."""
+        """A node of the backward pass; where none is built, what asks for a derivative would get zeros."""
         sharding.register_rules()
         call = named(args, kwargs)
         tensors = {**call, **named_aux(call["aux_tensors"])}
-        check_no_gradient({n: t for n, t in tensors.items() if isinstance(t, torch.Tensor)})
         refuse_tangents(tensors)
+        below = keyset & torch._C._after_autograd_keyset
+        if name in DIFFERENTIABLE and gradients.wanted(call) and not is_transformed():
+            in_graph(gradients.check, call=call)
+
+            def attend():
+                with torch._C._AutoDispatchBelowAutograd():
+                    return operator.redispatch(below, **(call | {"return_lse": True}))
+
+            return gradients.differentiable(attend, call)
+        in_graph(
+            check_no_gradient,
+            tensors={n: t for n, t in tensors.items() if isinstance(t, torch.Tensor)},
+        )
         with torch._C._AutoDispatchBelowAutograd():
-            return operator.redispatch(keyset & torch._C._after_autograd_keyset, *args, **kwargs)
+            return operator.redispatch(below, *args, **kwargs)
 
     def batched(*args, **kwargs):
         return batching.rule(operator, named(args, kwargs), written)

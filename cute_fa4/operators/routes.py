@@ -48,7 +48,8 @@ def dense(function, given: dict):
     if outside is not None:
         return outside(function, given)
     tensors = _named(given, ("q", "k", "v"))
-    call = _options(given) | _named(given, ("key_limit", "k_rope", "q_rope", "k_rope_descale"))
+    rest = "key_limit", "k_rope", "q_rope", "k_rope_descale"
+    call = _options(given, differentiable=True) | _named(given, rest)
     return _call(_ops.flash_attn, _ops.flash_attn_out, tensors | call, given)
 
 
@@ -58,7 +59,8 @@ def varlen(function, given: dict):
     if outside is not None:
         return outside(function, given)
     given = _without_aliases(given)
-    call = _named(given, ("q", "k", "v")) | _options(given) | _named(given, _WHERE + _ROPE)
+    call = _named(given, ("q", "k", "v")) | _options(given, differentiable=True)
+    call |= _named(given, _WHERE + _ROPE)
     for name in ("max_seqlen_q", "max_seqlen_k"):
         call[name] = _length(name, given[name])
     return _call(_ops.flash_attn_varlen, _ops.flash_attn_varlen_out, call, given)
@@ -181,12 +183,12 @@ def _without_aliases(given: dict) -> dict:
     return given | {"page_table": table, "learnable_sink": sink, "return_lse": lse}
 
 
-def _options(given: dict) -> dict:
+def _options(given: dict, differentiable: bool = False) -> dict:
     """causal, window_size, mask, softcap, ... -> the options that every operator has."""
     unbuilt = unbuilt_parameters(block_sparse_tensors=given.get("block_sparse_tensors"))
     if unbuilt:
         raise NotImplementedError("; ".join(unbuilt))
-    check_tensors(given["q"], given["k"], given["v"], given["out"])
+    check_tensors(given["q"], given["k"], given["v"], given["out"], gradients=differentiable)
     for name in ("score_mod", "mask_mod"):
         if isinstance(given[name], ScoreMod) and not _is_known(given[name].key):
             _remember(given[name])

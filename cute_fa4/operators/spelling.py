@@ -49,6 +49,15 @@ def mask_of(spelled: str, sizes: tuple[int, ...]) -> BoundMask:
     return BoundMask(_parsed(spelled), sizes)
 
 
+def kind_of(spelled: str) -> masks.Mask:
+    """A mask without its sizes.
+
+    >>> kind_of("Window(True,False)")
+    Window(left=True, right=False)
+    """
+    return _parsed(spelled)
+
+
 def _parsed(spelled: str) -> masks.Mask:
     try:
         return _mask_of(ast.parse(spelled, mode="eval").body)

@@ -189,3 +189,31 @@ def test_a_latent_cache_is_asked_about_by_its_name():
         latent=True, head_dim=320, head_dim_v=256, dtype="bf16", causal=True, return_lse=True, arch="sm_100a"
     )  # fmt: skip
     assert not other.runs and "qk_depth=320" in other.reasons[0]
+
+
+@pytest.mark.parametrize(
+    "asked, wanted",
+    [
+        (dict(), True),
+        (dict(window_size=(5, 0), num_splits=2), True),
+        (dict(mask=masks.window(3, 0)), True),
+        (dict(mask=masks.chunked(4)), False),
+        (dict(softcap=2.0), False),
+        (dict(learnable_sink=torch.zeros(2)), False),
+        (dict(head_dim=136), False),
+    ],
+)
+def test_with_gradients_it_answers_as_the_call_does(asked, wanted):
+    """All of these run without gradients; with them the call refuses what the row does."""
+    question = (
+        dict(dtype="bf16", head_dim=64, causal=False, return_lse=False, arch="sm_100a") | asked
+    )
+    [plain], [row] = capabilities(**question), capabilities(**question, backward=True)
+    assert plain.runs and row.runs is wanted and bool(row.reasons) is not wanted
+    options = {n: x for n, x in asked.items() if n != "head_dim"}
+    q = torch.zeros(1, 4, 2, question["head_dim"], dtype=torch.bfloat16, requires_grad=True)
+    if wanted:
+        flash_attn_func(q, q, q, **options).sum().backward()
+    else:
+        with pytest.raises(NotImplementedError, match="^q: requires_grad"):
+            flash_attn_func(q, q, q, **options)

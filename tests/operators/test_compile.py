@@ -429,9 +429,9 @@ def test_a_plain_function_breaks_the_graph_and_says_so(reached):
 
 @pytest.mark.parametrize("name", ["q", "k", "v"])
 def test_a_gradient_is_refused_with_the_same_error(name):
-    arguments = problems.dense()
+    arguments = problems.dense() | dict(softcap=2.0)
     arguments[name].requires_grad_()
-    text = f"^{name}: requires_grad is True and the backward pass is not built"
+    text = f"^{name}: requires_grad is True and the backward pass is not built with score_mod"
     with pytest.raises(torch._dynamo.exc.Unsupported, match=text):
         compiled(flash_attn_func)(**arguments)
     torch._dynamo.reset()

@@ -1,1 +1,1 @@
-"""capabilities() and the questions it asks."""
+"""capabilities(): which calls run, and why the others do not."""

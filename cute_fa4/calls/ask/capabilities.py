@@ -1,4 +1,4 @@
-"""Which combinations run, and why the others do not: as data, without a GPU and without compiling.
+"""Which combinations run, and why the others do not, as data, without a GPU and without compiling.
 
     >>> from cute_fa4 import capabilities
     >>> rows = capabilities(dtype="bf16", head_dim=128, compute_capability=(10, 0))
@@ -24,6 +24,8 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from inspect import Parameter, signature
 
+import torch
+
 from cute_fa4.calls.ask.questions import (
     OF_LENGTHS,
     OPTIONS,
@@ -35,6 +37,8 @@ from cute_fa4.calls.ask.questions import (
 from cute_fa4.calls.operands.tensors import DTYPE_NAMES, unbuilt_parameters
 from cute_fa4.calls.split_keys.split import check_split
 from cute_fa4.compiler import policy
+from cute_fa4.masks import Causal, Full, Window
+from cute_fa4.sm100.backward.config import BackwardConfig
 from cute_fa4.sm100.choose.choose_config import FAMILIES, LATENT_DEPTHS, choose_config
 from cute_fa4.sm100.choose.rows_of_tiles import packs_gqa
 from cute_fa4.sm100.choose.which_kernel import QUERIES, Call, kernels_of
@@ -45,9 +49,10 @@ from cute_fa4.system.devices import (
     EMULATED_ARCH,
     refusal_of_compute_capability,
 )
+from cute_fa4.system.messages import shown
 
-# What is asked about when a question leaves a column open. The values without a kernel are here on
-# purpose: they are what callers of other attention packages have, and their rows carry the reasons.
+# The values of a column that a question leaves open. Values without a kernel are included on purpose:
+# callers of other attention packages have them, and their rows give the reasons.
 DTYPES = ("bf16", "fp16", "e4m3", "e5m2")
 HEAD_DIMS = (32, 64, 72, 80, 96, 128, 192, 256, 512)
 # Parameters of flash_attn_func that have a kernel whatever their value; the call checks the value itself.
@@ -57,9 +62,9 @@ BUILT_PARAMETERS = frozenset(
         "mask_mod aux_tensors q_descale k_descale v_descale o_scale q_quantize"
     ).split()
 )
-# A value of theirs is a reason why a call does not run.
+# Any value of these is a reason why a call does not run.
 UNBUILT_PARAMETERS = frozenset(signature(unbuilt_parameters).parameters)
-# Of BUILT_PARAMETERS, those with which no call asks for pairs of CTAs by itself.
+# The BUILT_PARAMETERS with which no call chooses CTA pairs by default.
 NOT_PAIRED = ("window_size", "mask", "softcap", "score_mod", "mask_mod")
 LATENT = {"latent": True, "kv_layout": "paged", "page_size": 64, "seqused_k": True}
 ARCHS = tuple(ARCH_OF_COMPUTE_CAPABILITY.values())
@@ -108,6 +113,7 @@ def capabilities(
     seqlen_k: int | None = None,
     page_size: int | None = None,
     kv_dtype=None,
+    backward: bool = False,
     **parameters,
 ) -> list[Capability]:
     """Every combination that fits the question, whether it runs, and why not.
@@ -137,8 +143,12 @@ def capabilities(
     latent=True asks about flash_mla_with_kvcache, whose head dims are 576 and 512 and whose heads are all of one group:
     capabilities(latent=True, group=128). With is_fp8_kvcache=True rows of the cache have 656 bytes.
 
+    backward=True asks about calls whose q, k and v want gradients (docs/backward.md): a row then has a reason, too,
+    where the call runs and its gradients are not built.
+
     TypeError for a parameter that the function does not have.
     """
+    against = _against_gradients(parameters, latent, page_size, kv_dtype) if backward else []
     sizes = dict(heads_kv=heads_kv, batch=batch, seqlen_q=seqlen_q, seqlen_k=seqlen_k)
     sizes = {name: n for name, n in (sizes | {"page_size": page_size}).items() if n is not None}
     if kv_dtype is not None:
@@ -180,7 +190,7 @@ def capabilities(
         (False, True) if return_lse is None else (return_lse,),
         ARCHS if arch is None else (arch,),
     )
-    return [
+    rows = [
         _capability(
             *(name, d, d if head_dim_v is None else head_dim_v, mask, group, lse, a),
             shared_reasons,
@@ -192,11 +202,40 @@ def capabilities(
         )
         for name, d, mask, lse, a in itertools.product(*columns)
     ]
+    return [_with_gradients(row, against) for row in rows] if backward else rows
+
+
+# What a call with gradients may have; of masks, those that are one window.
+_WITH_GRADIENTS = frozenset(
+    "num_splits tokens_per_split pack_gqa window_size softmax_scale cu_seqlens_q cu_seqlens_k max_seqlen_q "
+    "max_seqlen_k".split()
+)
+
+
+def _against_gradients(parameters: dict, latent: bool, page_size, kv_dtype) -> list[str]:
+    """Why a call has no gradients, whatever its dtype and head dims are."""
+    given = parameters | {"latent": latent, "page_size": page_size, "kv_dtype": kv_dtype}
+    mask = given.pop("mask", None)
+    off = [n for n, x in given.items() if not isinstance(x, torch.Tensor) and x in (None, False, 0)]
+    found = [n for n in given if n not in _WITH_GRADIENTS and n not in off]
+    if mask is not None and type(getattr(mask, "mask", None)) not in (Full, Causal, Window):
+        found.append("mask")
+    return [f"{name}: {shown(given.get(name, mask))}, and gradients are wanted" for name in found]
+
+
+def _with_gradients(row: Capability, against: list[str]) -> Capability:
+    """The row of a call that wants gradients."""
+    config = BackwardConfig(row.dtype, row.head_dim, row.head_dim_v, arch=row.arch)
+    reasons = (*row.reasons, *against, *(f"gradients: {why}" for why in config.refusals()))
+    if not reasons:
+        return row
+    off = dict(runs=False, devices=(), families=(), pairs=False)
+    return replace(row, reasons=reasons, **off)
 
 
 @dataclass(frozen=True)
 class Question:
-    """A call that is asked about, but for dtype, head dims, mask, LSE and arch, which are columns."""
+    """The call in question, without dtype, head dims, mask, LSE and arch, which are columns."""
 
     sizes: Sizes
     parameters: dict
@@ -209,7 +248,7 @@ class Question:
 
 
 def _no_parameter(unknown: list[str], function: str) -> TypeError:
-    """What a name is answered with that no call has."""
+    """The message for a name that no call has."""
     near = get_close_matches(unknown[0], KNOWN, n=1)
     text = f"{', '.join(unknown)}: no parameter of {function}"
     remedy = f"; did you mean {near[0]}?" if near else ""
@@ -235,8 +274,8 @@ def _capability(
     if dtype not in DTYPE_NAMES.values():
         accepted = " and ".join(DTYPE_NAMES.values())
         reasons.append(f"dtype {dtype} has no kernel; accepted: {accepted}")
-    # The configuration is asked about the rest; where the row's own value is refused above, it gets
-    # one that is accepted.
+    # The configuration checks the rest. If the row's own value is refused above, the configuration gets
+    # an accepted one.
     problem = policy.of_schedules() | dict(
         qkv_dtype=dtype if dtype in DTYPE_NAMES.values() else "bf16",
         head_dim=head_dim,
@@ -279,7 +318,7 @@ def _capability(
 
 
 def _families(problem: dict, pack_gqa: bool, plain: bool) -> tuple[str, ...]:
-    """Of calls of a problem, of any number of queries; over a latent cache of one query."""
+    """For calls of a problem with any number of queries; over a latent cache with one query."""
     of_call = policy.of_kernels() | {"pack_gqa": pack_gqa or None}
     call = Call.of_choices(problem, **of_call)
     call = replace(call, plain=plain)
@@ -298,7 +337,7 @@ def _devices(arch: str) -> tuple[str, ...]:
 
 
 _COLUMNS = signature(capabilities).parameters.values()
-# Names that a question may have.
+# Names that a question accepts.
 KNOWN = sorted(
     {each.name for each in _COLUMNS if each.kind is Parameter.KEYWORD_ONLY}
     | BUILT_PARAMETERS

@@ -1,4 +1,4 @@
-"""A call that is only asked about: its checks run on tensors without data, and nothing is compiled.
+"""Check a call without making it: its checks run on tensors without data, and nothing is compiled.
 
     >>> from cute_fa4.calls.ask.questions import Sizes, refusal_and_families
     >>> sizes = Sizes(group=8, page_size=16, seqlen_k=4096)
@@ -37,7 +37,7 @@ from cute_fa4.sm100.choose.config import FA4Config
 from cute_fa4.system.devices import asked_for
 
 TORCH_DTYPE = {name: dtype for dtype, name in DTYPE_NAMES.items()}
-# Parameters that say where sequences lie: of both functions, and of one of them alone.
+# Parameters that say where sequences are stored: those of both functions, and those of only one.
 OF_BOTH = ("cu_seqlens_q", "page_table", "block_table", "kv_layout", "key_limit", "max_seqlen_q")
 OF_CACHES = (
     *("k", "v", "cache_seqlens", "cu_seqlens_k_new", "cache_batch_idx", "cache_leftpad"),
@@ -148,7 +148,7 @@ class _Tensors:
 
     @property
     def rope_depth(self) -> int:
-        """Columns of k that lie in k_rope."""
+        """Columns of k that are in k_rope."""
         given = self.given.get("k_rope")
         if given is None:
             return 0
@@ -171,7 +171,7 @@ class _Tensors:
         return torch.bfloat16 if self.dtype in FP8 and "q_rope" in self.given else self.dtype
 
     def keys(self, depth: int) -> torch.Tensor:
-        """K or V, or a cache of them."""
+        """K or V, dense, packed or a cache."""
         if self.table not in self.given:
             of_rows = "cu_seqlens_k", self.sizes.seqlen_k, self.sizes.heads_kv, depth
             return self._rows(*of_rows, self.of_keys)

@@ -17,6 +17,7 @@ from numbers import Real
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from cute_fa4.sm100.blueprint.problem import LARGEST_SCALE, SMALLEST_SCALE
 from cute_fa4.sm100.choose.choose_config import LATENT_DEPTHS, LATENT_ROW_BYTES, depths_of, in_words
 
 DTYPE_NAMES = {
@@ -44,12 +45,6 @@ MAX_SEQLEN = 1 << 30
 # The x dimension of a launch grid (CUDA C++ Programming Guide, "Compute Capabilities"); the grid
 # has one CTA for BM query rows of each head of each sequence, all in x.
 MAX_CTAS = (1 << 31) - 1
-
-# Softmax scales. The kernel computes c s - c m, where c m has 24 bits: its rounding error is a common factor of a row's
-# weights, which 8 bits of P hold up to c m = 2^24. The largest scale leaves 177 for the scores before it. A sink is
-# divided by the scale: the smallest one leaves 2^63 for it (docs/numerics.md, "How large scores may be").
-SMALLEST_SCALE = 2.0**-64
-LARGEST_SCALE = 2.0**16
 
 
 # A row of a tile in shared memory is made of spans of so many elements of 16 bits; k_rope has the last of them.
@@ -96,14 +91,15 @@ def check(
         check_out(out, q, k, v)
 
 
-def check_tensors(q, k, v, out) -> None:
-    """They are tensors, of one device and one dtype that has a kernel, and want no gradient."""
+def check_tensors(q, k, v, out, gradients: bool = False) -> None:
+    """They are tensors, of one device and one dtype that has a kernel, and (unless gradients) want no gradient."""
     tensors = {"q": q, "k": k, "v": v} | ({} if out is None else {"out": out})
     for name, tensor in tensors.items():
         check_is_tensor(name, tensor)
     check_one_device(tensors)
     check_one_dtype(tensors)
-    check_no_gradient(tensors)
+    if not gradients or out is not None:
+        check_no_gradient(tensors)
 
 
 # --- are they tensors that belong together

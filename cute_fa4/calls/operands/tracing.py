@@ -31,6 +31,18 @@ def is_traced(q) -> bool:
     )
 
 
+def is_transformed() -> bool:
+    """Whether a transform of torch.func is at work, which autograd's nodes do not see."""
+    return _transforms() is not None
+
+
+def wants_gradient(q, k, v) -> bool:
+    """Whether a derivative of one of them is to be recorded: such a call is an operator's, which has one."""
+    if not torch.is_grad_enabled():
+        return False
+    return any(isinstance(x, _Tensor) and x.requires_grad for x in (q, k, v))
+
+
 def refuse_untraceable(function: str, arguments: dict) -> None:
     """NotImplementedError for what an operator would drop or record wrongly, by name."""
     if is_dynamo_compiling():

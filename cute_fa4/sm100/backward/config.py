@@ -1,0 +1,174 @@
+"""BackwardConfig: the compile-time choices of the kernels of the backward pass, and what follows from them.
+
+    one tile of 128 x 128 scores             owner "queries"                owner "keys", transposed
+    own tiles, held by a CTA                 Q, dO                          K, V
+    other tiles, through a ring              K, V                           Q, dO
+    two products of own and other            S = Q K^T,  dP = dO V^T        S = K Q^T,  dP = V dO^T
+    sums in tensor memory                    dQ += dS K                     dV += P dO,  dK += dS Q
+
+Both have the same roles and the same order, so one set of files serves both; P, dS are operand A of the second products
+in tensor memory, and no tile is ever transposed or staged.
+"""
+
+from dataclasses import dataclass
+
+from ...layouts.operand_tiles import KMajorTile, MNMajorTile
+from ..blueprint.barriers import BarrierTable
+from ..blueprint.chip import (
+    DTYPE_BYTES,
+    F32_BYTES,
+    MBARRIER_BYTES,
+    SWIZZLE_BYTES,
+    TMEM_ADDRESS_BYTES,
+    align_up,
+)
+from ..blueprint.memory_maps import Region, SmemMap
+from . import barriers
+from .barriers import SLOTS
+
+ROWS = 128  # of a tile, queries or keys: the lanes of tensor memory
+STATS = 2 * ROWS  # float32 of a tile of queries: log-sum-exps in powers of two, then deltas
+MOST_DEPTH = 128
+GRANULE = SWIZZLE_BYTES // 2  # columns of a depth chunk
+P_COLUMNS = (
+    GRANULE // 2
+)  # tensor-memory columns of the 64 values that a warpgroup writes for each row
+DTYPES = ("bf16", "fp16")
+
+
+@dataclass(frozen=True)
+class BackwardSmem(SmemMap):
+    """own: two tiles, written over by results at the end; ring: slots of two tiles; stats: those of the slots."""
+
+    own: Region
+    ring: Region
+    stats: Region
+    mbarriers: Region
+    tmem_address: Region
+
+
+@dataclass(frozen=True)
+class Owner:
+    """One of the two kernels.
+
+    name    "queries" or "keys": what a CTA owns
+    depths  of the two tiles of an owner or of a slot, padded to whole chunks: Q and K, dO and V
+    """
+
+    name: str
+    dtype: str
+    depths: tuple[int, int]
+
+    @property
+    def owns_keys(self) -> bool:
+        return self.name == "keys"
+
+    @property
+    def tiles(self) -> tuple[KMajorTile, KMajorTile]:
+        """Operands of S and dP: the depth is contracted."""
+        return tuple(KMajorTile(ROWS, depth) for depth in self.depths)
+
+    @property
+    def summed_tiles(self) -> tuple[MNMajorTile, MNMajorTile]:
+        """The same bytes as operands of the sums: the rows are contracted."""
+        return tuple(MNMajorTile(ROWS, depth) for depth in self.depths)
+
+    @property
+    def slot_bytes(self) -> int:
+        return sum(tile.nbytes for tile in self.tiles)
+
+    @property
+    def results(self) -> tuple[int, ...]:
+        """Which of `depths` each result has: dK, dV, or dQ alone."""
+        return (0, 1) if self.owns_keys else (0,)
+
+    @property
+    def s_column(self) -> int:
+        return 0
+
+    @property
+    def dp_column(self) -> int:
+        return ROWS
+
+    def result_column(self, result: int) -> int:
+        """First tensor-memory column of result 0 (dQ or dK) or 1 (dV)."""
+        return 2 * ROWS + result * self.depths[0]
+
+    @property
+    def tmem_columns(self) -> int:
+        used = self.result_column(len(self.results) - 1) + self.depths[self.results[-1]]
+        return 1 << (used - 1).bit_length()
+
+    @property
+    def barriers(self) -> BarrierTable:
+        return barriers.table(self.owns_keys)
+
+    @property
+    def smem(self) -> BackwardSmem:
+        return BackwardSmem.of_sizes(
+            own=self.slot_bytes,
+            ring=SLOTS * self.slot_bytes,
+            stats=SLOTS * STATS * F32_BYTES * self.owns_keys,
+            mbarriers=align_up(self.barriers.total * MBARRIER_BYTES, 16),
+            tmem_address=TMEM_ADDRESS_BYTES,
+        )
+
+
+@dataclass(frozen=True)
+class BackwardConfig:
+    """Every compile-time choice of the backward pass; sizes, strides and the scale are bound at each call.
+
+    dtype      "bf16" or "fp16", of q, k, v, o and of all gradients
+    depth      head dim of q and k, a multiple of 8 up to 128
+    depth_v    head dim of v and o, likewise
+    packed     tensors are (total, heads, depth) with offsets, not (batch, seqlen, heads, depth)
+    left       queries see no key further back than a number of the call
+    right      nor further ahead; causal is 0 of this
+    dlse       the log-sum-exp has a gradient, too
+    arch       "sm_100a" or "sm_103a"
+    """
+
+    dtype: str
+    depth: int
+    depth_v: int
+    packed: bool = False
+    left: bool = False
+    right: bool = False
+    dlse: bool = False
+    arch: str = "sm_100a"
+
+    def refusals(self) -> list[str]:
+        """Why there is no such kernel: each with value and remedy."""
+        why = []
+        if self.dtype not in DTYPES:
+            why.append(f"dtype={self.dtype!r}: use {' or '.join(map(repr, DTYPES))}")
+        for name in ("depth", "depth_v"):
+            value = getattr(self, name)
+            if not 0 < value <= MOST_DEPTH or value % 8:
+                why.append(f"{name}={value}: use a multiple of 8 from 8 to {MOST_DEPTH}")
+        return why
+
+    def owner(self, name: str) -> Owner:
+        """
+        >>> BackwardConfig("bf16", 128, 128).owner("keys").smem.nbytes
+        198772
+        """
+        depths = align_up(self.depth, GRANULE), align_up(self.depth_v, GRANULE)
+        return Owner(name, self.dtype, depths)
+
+    @property
+    def elements(self) -> int:
+        """Of one access of 16 bytes."""
+        return 16 // DTYPE_BYTES[self.dtype]
+
+    @property
+    def name(self) -> str:
+        """
+        >>> BackwardConfig("bf16", 128, 128, right=True).name
+        'backward_bf16_d128_dv128_dense_right_sm_100a'
+        """
+        flags = ["packed" if self.packed else "dense"]
+        flags += ["left"] * self.left + ["right"] * self.right + ["dlse"] * self.dlse
+        return "_".join(
+            ["backward", self.dtype, f"d{self.depth}", f"dv{self.depth_v}", *flags, self.arch]
+        )

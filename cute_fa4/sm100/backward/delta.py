@@ -1,0 +1,101 @@
+"""The kernel before the two: for every query the sum of dO * O, and its log-sum-exp as a power of two.
+
+    dS = P (dP - delta) scale,  delta = sum over keys of P dP - dL = dO . O - dL
+
+dL, the gradient of the log-sum-exp itself, is 0 unless a call has used it.
+
+Sixteen lanes have a row, eight columns each: a warp reads two rows of 256 bytes at a time. What is written for a
+tile of 128 queries are 1 KiB in one piece: 128 log-sum-exps times log2(e), 128 deltas. The other kernels take that by
+one bulk copy, and so need no limit of queries: where there is no query, or one that sees no key, the log-sum-exp is
++inf, and P = 2^(c S - inf) is 0 whatever S is.
+
+A kernel of its own, because the owner of keys would need the number once for each of its tiles of queries: a load of O
+for each, which is half as many bytes again as its loop has.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from ..steps.row_math import LOG2_E
+from .config import ROWS
+from .work import Sizes, sequence_of, tiles_of
+
+THREADS = 128
+LANES = 16  # of a row
+PASSES = ROWS * LANES // THREADS
+COLUMNS = 8
+
+
+def over_lanes(value):
+    """The sum over the lanes of a row, in a fixed order."""
+    for distance in (8, 4, 2, 1):
+        value = value + cute.arch.shuffle_sync_bfly(value, distance)
+    return value
+
+
+def held(row: cute.Tensor, piece):
+    """Eight columns of a row in registers."""
+    layout = cute.make_layout(COLUMNS)
+    out = cute.make_rmem_tensor(COLUMNS, row.element_type)
+    at = (row.iterator + piece * COLUMNS).align(16)
+    cute.autovec_copy(cute.make_tensor(at, layout), out)
+    return [out[i].to(Float32) for i in range(COLUMNS)]
+
+
+@cute.jit
+def product(o: cute.Tensor, do: cute.Tensor, piece: Int32) -> Float32:
+    """The part of the sum that eight columns make."""
+    total = Float32(0.0)
+    for a, b in zip(held(o, piece), held(do, piece), strict=True):
+        total = total + a * b
+    return total
+
+
+@cute.jit
+def run(
+    cfg: cutlass.Constexpr,
+    o: cute.Tensor,
+    do: cute.Tensor,
+    lses: tuple,
+    stats: cute.Tensor,
+    sizes: Sizes,
+):
+    """One tile of queries of a head. lses: the log-sum-exp and its gradient, or None."""
+    lse, dlse = lses
+    block, _, _ = cute.arch.block_idx()
+    thread, _, _ = cute.arch.thread_idx()
+    tile, rest = block // (sizes.heads_q * sizes.batch), block % (sizes.heads_q * sizes.batch)
+    sequence, head = sequence_of(cfg, sizes, rest // sizes.heads_q), rest % sizes.heads_q
+    piece = thread % LANES
+    if tile < tiles_of(sequence.length_q):
+        for turn in cutlass.range(PASSES, unroll=1):
+            row = turn * (THREADS // LANES) + thread // LANES
+            query = tile * ROWS + row
+            power, total, less = Float32.inf, Float32(0.0), Float32(0.0)
+            if query < sequence.length_q:
+                at = sequence.first_q + query
+                if cutlass.const_expr(cfg.packed):
+                    power = lse[head, at]
+                    if cutlass.const_expr(dlse is not None):
+                        less = dlse[head, at]
+                    if piece < cfg.depth_v // COLUMNS:
+                        total = product(o[at, head, None], do[at, head, None], piece)
+                else:
+                    power = lse[sequence.index, head, at]
+                    if cutlass.const_expr(dlse is not None):
+                        less = dlse[sequence.index, head, at]
+                    if piece < cfg.depth_v // COLUMNS:
+                        total = product(
+                            o[sequence.index, at, head, None],
+                            do[sequence.index, at, head, None],
+                            piece,
+                        )
+                power = power * LOG2_E
+                if power == -Float32.inf:
+                    power = Float32.inf
+            total = over_lanes(total)
+            if piece == 0:
+                line = stats[head, sequence.stats_tile + tile, None]
+                line[row] = power
+                line[ROWS + row] = total - less

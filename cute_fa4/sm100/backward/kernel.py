@@ -1,0 +1,236 @@
+"""BackwardKernel: three launches on one stream: deltas (delta.py), then the owner of queries, then the owner of keys.
+
+    S = Q K^T    P = 2^(c S - L)    dP = dO V^T    dS = P (dP - delta) scale    dQ = dS K    dK = dS^T Q    dV = P^T dO
+
+Two kernels compute S and dP, each for what it owns. That is seven products instead of five, and no gradient is ever
+added to in global memory: no atomics, no order of CTAs to wait for, no float32 copy of dQ. The same inputs give the
+same bits, and a sequence has the gradients that it has alone.
+
+One CTA, in time (owner of keys; the other one has no dV):
+
+    load     K Q0 V dO0 | Q1 dO1 | Q2 dO2 ...
+    mma      S0 dP0 |        dV += P0 dO0, S1 |         dK += dS0 Q0, dP1 |        dV += P1 dO1, S2 | ...
+    compute         | S0->P0                  | dP0->dS0                  | S1->P1                  | dP1->dS1 ...
+
+Read next: config.py (sizes), barriers.py, work.py (which tiles), products.py, compute.py.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64
+
+from ..blueprint.chip import SMEM_BASE_ALIGNMENT
+from ..steps.row_math import LOG2_E
+from ..sync.pipelines import Event, initialise
+from . import compute, delta, load, operands, products
+from .barriers import COMPUTE, LOAD, MMA, THREADS
+from .config import GRANULE, ROWS, STATS, BackwardConfig
+from .operands import OwnerArgs
+from .work import Sizes, tiles_of, work_of
+
+SET_UP = 2  # named barrier: mbarriers and tensor memory are there
+
+
+@dataclass(frozen=True)
+class CTA:
+    """What the roles of a CTA share."""
+
+    own_address: Int32
+    ring_address: Int32
+    stats_address: Int32
+    stats: cute.Tensor  # the same as float32
+    own_full: Event
+    other_full: Event
+    other_empty: Event
+    s_ready: Event
+    s_read: Event
+    dp_ready: Event
+    ds_ready: Event
+    done: Event
+
+
+@dataclass(frozen=True)
+class Thread:
+    """A compute thread: its row, first column, places in tensor memory, L and delta of its query, if it owns one."""
+
+    row: Int32
+    column: Int32
+    first_lane: Int32  # address of the warp's lanes, column 0
+    lanes: Int32  # the same at the thread's first column
+    lse: Float32
+    delta: Float32
+
+
+def cta_of(owner, base) -> CTA:
+    """base: the CTA's dynamic shared memory."""
+    smem, table = owner.smem, owner.barriers
+    mbarriers = cute.recast_ptr(base + smem.mbarriers.offset, dtype=Int64)
+    events = {row.name: Event(mbarriers + table.first_index(row.name)) for row in table.rows}
+    stats = cute.recast_ptr(base + smem.stats.offset, dtype=Float32)
+    return CTA(
+        own_address=base.toint() + smem.own.offset,
+        ring_address=base.toint() + smem.ring.offset,
+        stats_address=base.toint() + smem.stats.offset,
+        stats=cute.make_tensor(stats, cute.make_layout(STATS)),
+        **events,
+    )
+
+
+@cute.jit
+def thread_of(owner: cutlass.Constexpr, args: OwnerArgs, tmem: Int32, warp: Int32, work) -> Thread:
+    """Of a compute warp."""
+    row, column = warp % 4 * 32 + cute.arch.lane_idx(), warp // 4 * GRANULE
+    first_lane = tmem + (warp % 4) * (32 << 16)
+    lse, delta_of_row = Float32(0.0), Float32(0.0)
+    if cutlass.const_expr(not owner.owns_keys):
+        if work.count > 0:
+            line = work.sequence.stats_tile + work.row // ROWS
+            lse = args.stats[work.head, line, row]
+            delta_of_row = args.stats[work.head, line, ROWS + row]
+    return Thread(row, column, first_lane, first_lane + column, lse, delta_of_row)
+
+
+class BackwardKernel:
+    """Gradients of attention: made from a BackwardConfig and called with tensors."""
+
+    def __init__(self, cfg: BackwardConfig):
+        """Raises ValueError with every reason if the variant cannot run."""
+        why = cfg.refusals()
+        if why:
+            raise ValueError("this BackwardConfig cannot run:\n  " + "\n  ".join(why))
+        self.cfg = cfg
+
+    @cute.jit
+    def __call__(
+        self,
+        q: cute.Tensor,
+        k: cute.Tensor,
+        v: cute.Tensor,
+        o: cute.Tensor,
+        lse: cute.Tensor,
+        do: cute.Tensor,
+        dlse: cute.Tensor | None,
+        dq: cute.Tensor,
+        dk: cute.Tensor,
+        dv: cute.Tensor,
+        stats: cute.Tensor,
+        softmax_scale: Float32,
+        left: Int32,
+        right: Int32,
+        cu_seqlens_q: cute.Tensor | None,
+        cu_seqlens_k: cute.Tensor | None,
+        max_seqlen_q: Int32,
+        max_seqlen_k: Int32,
+        stream,
+    ):
+        """Launch.
+
+        q, o, do, dq  (batch, seqlen_q, heads, depth), packed: (total_q, heads, depth); o and do with depth_v
+        k, v, dk, dv  (batch, seqlen_k, kv_heads, depth), packed: (total_k, kv_heads, depth); v and dv with depth_v
+        lse           (batch, heads, seqlen_q), packed: (heads, total_q); f32, natural logarithm; dlse: its gradient
+        stats         (heads, tiles, 256) f32, written and read here; tiles: work.stats_tiles
+        left, right   of the mask, where the configuration has them
+        cu_seqlens    packed: (batch + 1,) int32
+        max_seqlen    packed: at least the longest sequence
+        """
+        cfg = self.cfg
+        if cutlass.const_expr(cfg.packed):
+            batch, seqlen_q, seqlen_k = cu_seqlens_q.shape[0] - 1, max_seqlen_q, max_seqlen_k
+        else:
+            batch, seqlen_q, seqlen_k = q.shape[0], q.shape[1], k.shape[1]
+        sizes = Sizes(
+            *(Int32(n) for n in (batch, seqlen_q, seqlen_k, q.shape[-2], k.shape[-2])),
+            *(Int32(q.shape[-3]), Int32(k.shape[-3]), left, right),
+            *(cu_seqlens_q, cu_seqlens_k),
+        )
+        tiles_q = tiles_of(sizes.seqlen_q) * sizes.heads_q * sizes.batch
+        tiles_k = tiles_of(sizes.seqlen_k) * sizes.heads_kv * sizes.batch
+        self.deltas.set_name_prefix(
+            f"cute_fa4_deltas_{cfg.name}", remove_cutlass_symbol=True, keep_mangled_name=False
+        )
+        self.deltas(o, do, (lse, dlse), stats, sizes).launch(
+            grid=[tiles_q, 1, 1], block=[delta.THREADS, 1, 1], stream=stream
+        )
+        queries, keys = cfg.owner("queries"), cfg.owner("keys")
+        depths = queries.depths
+        q_and_do = tuple(map(operands.load_operand, (cfg, cfg), (q, do), depths))
+        k_and_v = tuple(map(operands.load_operand, (cfg, cfg), (k, v), depths))
+        rest = stats, sizes, softmax_scale, softmax_scale * LOG2_E
+        of_queries = OwnerArgs(q_and_do, k_and_v, (operands.store_operand(cfg, dq),), *rest)
+        of_keys = OwnerArgs(
+            k_and_v,
+            q_and_do,
+            (operands.store_operand(cfg, dk), operands.store_operand(cfg, dv)),
+            *rest,
+        )
+        self.dq.set_name_prefix(
+            f"cute_fa4_dq_{cfg.name}", remove_cutlass_symbol=True, keep_mangled_name=False
+        )
+        self.dq(of_queries).launch(
+            grid=[tiles_q, 1, 1],
+            block=[THREADS, 1, 1],
+            smem=queries.smem.nbytes,
+            stream=stream,
+            min_blocks_per_mp=1,
+        )
+        self.dkv.set_name_prefix(
+            f"cute_fa4_dkv_{cfg.name}", remove_cutlass_symbol=True, keep_mangled_name=False
+        )
+        self.dkv(of_keys).launch(
+            grid=[tiles_k, 1, 1],
+            block=[THREADS, 1, 1],
+            smem=keys.smem.nbytes,
+            stream=stream,
+            min_blocks_per_mp=1,
+        )
+
+    @cute.kernel
+    def deltas(
+        self,
+        o: cute.Tensor,
+        do: cute.Tensor,
+        lses: tuple,
+        stats: cute.Tensor,
+        sizes: Sizes,
+    ):
+        delta.run(self.cfg, o, do, lses, stats, sizes)
+
+    @cute.kernel
+    def dq(self, args: OwnerArgs):
+        self.roles(self.cfg.owner("queries"), args)
+
+    @cute.kernel
+    def dkv(self, args: OwnerArgs):
+        self.roles(self.cfg.owner("keys"), args)
+
+    @cute.jit
+    def roles(self, owner: cutlass.Constexpr, args: OwnerArgs):
+        """Which warp does what, between set-up and tear-down."""
+        cfg, smem = self.cfg, owner.smem
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        block, _, _ = cute.arch.block_idx()
+        base = cute.arch.get_dyn_smem(cutlass.Int8, alignment=SMEM_BASE_ALIGNMENT)
+        cta = cta_of(owner, base)
+        address = cute.recast_ptr(base + smem.tmem_address.offset, dtype=Int32)
+        if warp == MMA:
+            cute.arch.alloc_tmem(owner.tmem_columns, address)
+            cute.arch.relinquish_tmem_alloc_permit()
+        if warp == LOAD:
+            counts = [barrier.count for _, _, barrier in owner.barriers.instances()]
+            initialise(cta.own_full.mbarriers, counts)
+        cute.arch.barrier(barrier_id=SET_UP, number_of_threads=THREADS)
+        tmem = cute.make_tensor(address, cute.make_layout(1))[0]
+        work = work_of(cfg, owner, args.sizes, block)
+        if warp < COMPUTE.stop:
+            thread = thread_of(owner, args, tmem, warp, work)
+            compute.run(cfg, owner, args, cta, thread, work)
+        elif warp == MMA:
+            products.run(cfg, owner, args, cta, tmem, work)
+        else:
+            load.run(cfg, owner, args, cta, work)
+        cute.arch.sync_threads()
+        if warp == MMA:
+            pointer = cute.arch.retrieve_tmem_ptr(Float32, 16, address)
+            cute.arch.dealloc_tmem(pointer, owner.tmem_columns)

@@ -1,0 +1,70 @@
+"""Load warp: the own tiles once, then the ring: two tiles of the other side for every turn.
+
+    own 0 | other 0 of the first tile | own 1 | other 1 of the first tile | other 0, other 1 of the next ...
+
+The first product needs own 0 and other 0, the second one the rest. Where keys are owned, the numbers of the queries
+come with other 0, on the same barrier.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from ..sync.pipelines import Slot
+from . import operands
+from .barriers import SLOTS
+from .config import ROWS, STATS
+from .operands import OwnerArgs
+from .work import Place, Work, kv_head, q_head
+
+
+def own_rows(owner, work: Work) -> tuple:
+    of = work.sequence
+    if owner.owns_keys:
+        return of.first_k, of.length_k, work.row
+    return of.first_q, of.length_q, work.row
+
+
+def other_rows(owner, work: Work, place: Place) -> tuple:
+    of = work.sequence
+    if owner.owns_keys:
+        return of.first_q, of.length_q, place.tile * ROWS
+    return of.first_k, of.length_k, place.tile * ROWS
+
+
+def load_own(cfg, owner, args: OwnerArgs, cta, work: Work, i: int):
+    tile = owner.tiles[i]
+    mbarrier = cta.own_full.arrive_and_expect(i, tile.nbytes)
+    address = cta.own_address + i * owner.tiles[0].nbytes
+    rows = own_rows(owner, work)
+    operands.load(cfg, args.own[i], address, mbarrier, work.sequence, rows, work.head)
+
+
+def load_other(cfg, owner, args: OwnerArgs, cta, work: Work, place: Place, slot: Slot, i: int):
+    """Tile i of a slot."""
+    tile, with_stats = owner.tiles[i], owner.owns_keys and i == 0
+    nbytes = tile.nbytes + STATS * 4 * with_stats
+    mbarrier = cta.other_full.arrive_and_expect(2 * slot.index + i, nbytes)
+    address = cta.ring_address + slot.index * owner.slot_bytes + i * owner.tiles[0].nbytes
+    head = q_head(owner, work, place) if owner.owns_keys else kv_head(owner, args.sizes, work)
+    rows = other_rows(owner, work, place)
+    operands.load(cfg, args.others[i], address, mbarrier, work.sequence, rows, head)
+    if with_stats:
+        line = work.sequence.stats_tile + place.tile
+        to = cta.stats_address + slot.index * (STATS * 4)
+        operands.load_stats(args.stats, head, line, to, mbarrier)
+
+
+@cute.jit
+def run(cfg: cutlass.Constexpr, owner: cutlass.Constexpr, args: OwnerArgs, cta, work: Work):
+    """Everything that a CTA copies in."""
+    slot, place = Slot(Int32(0), Int32(1)), Place.of(work)
+    for n in cutlass.range(work.count, unroll=1):
+        cta.other_empty.wait(slot.index, slot.phase)
+        if n == 0:
+            load_own(cfg, owner, args, cta, work, 0)
+        load_other(cfg, owner, args, cta, work, place, slot, 0)
+        if n == 0:
+            load_own(cfg, owner, args, cta, work, 1)
+        load_other(cfg, owner, args, cta, work, place, slot, 1)
+        slot, place = slot.next(SLOTS), place.next(work)

@@ -1,0 +1,101 @@
+"""What crosses the boundary of the kernels: TMA descriptors of tiles, and where a tile of a sequence is.
+
+Loads and stores of dense tensors are cut by the tensor's extent, those of packed ones at the end of the sequence: what
+lies behind it reaches no product and is not written (tma/tensor_maps.py).
+"""
+
+from dataclasses import dataclass
+
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+from cutlass._mlir.dialects import llvm
+
+from ...layouts.scalars import minimum
+from ...tma import copies
+from ...tma.tensor_maps import (
+    DTYPES,
+    TMAOperand,
+    clipped_load,
+    clipped_load_view,
+    clipped_store,
+    clipped_store_view,
+    dense_view,
+    make_operand,
+    row_space,
+)
+from .config import GRANULE, ROWS, STATS
+from .work import Sequence, Sizes
+
+
+@dataclass(frozen=True)
+class OwnerArgs:
+    """Arguments of one of the two kernels. own, others, results: in the order of Owner.depths."""
+
+    own: tuple[TMAOperand, TMAOperand]
+    others: tuple[TMAOperand, TMAOperand]
+    results: tuple[TMAOperand, ...]
+    stats: cute.Tensor  # (heads_q, tiles, STATS) f32, as delta.py writes it
+    sizes: Sizes
+    scale: Float32  # softmax scale
+    scale_log2: Float32  # the same times log2(e)
+
+
+def load_operand(cfg, tensor, depth: int) -> TMAOperand:
+    """Tiles of 128 rows, with so many columns; zeros beyond those that exist."""
+    if cfg.packed:
+        view = clipped_load_view(tensor, row_space(tensor))
+    else:
+        view = dense_view(tensor, GRANULE, depth)
+    return make_operand(view, DTYPES[cfg.dtype], ROWS, depth)
+
+
+def store_operand(cfg, tensor) -> TMAOperand:
+    """Depth chunks of 128 rows."""
+    if cfg.packed:
+        view = clipped_store_view(tensor, row_space(tensor), ROWS, GRANULE, GRANULE)
+    else:
+        view = dense_view(tensor, GRANULE, GRANULE)
+    return make_operand(view, DTYPES[cfg.dtype], ROWS, GRANULE, store=True)
+
+
+def load(cfg, operand: TMAOperand, address, mbarrier, of: Sequence, rows: tuple, head):
+    """Copy a tile. rows: (first row in the tensor, length of the sequence, row in the sequence)."""
+    first, length, row = rows
+    if cfg.packed:
+        at, further = clipped_load(first + row, minimum(length - row, ROWS), head)
+    else:
+        at, further = row, (head, of.index)
+    copies.load_tile(operand, DTYPES[cfg.dtype], address, mbarrier, at, further)
+
+
+def store(cfg, operand: TMAOperand, address, of: Sequence, rows: tuple, head, chunk: int):
+    """Copy a depth chunk of a tile out; rows beyond the sequence are dropped."""
+    first, length, row = rows
+    if cfg.packed:
+        at, further = clipped_store(ROWS, first + row, minimum(length - row, ROWS), head)
+    else:
+        at, further = row, (head, of.index)
+    copies.store_tile(
+        operand, DTYPES[cfg.dtype], address, at, further, first_column=chunk * GRANULE
+    )
+
+
+def load_stats(stats: cute.Tensor, head, tile, address, mbarrier):
+    """Copy the numbers of a tile of queries. PTX ISA, "cp.async.bulk"."""
+    line = stats[head, tile, None]
+    text = "{\n.reg .pred leader_thread;\nelect.sync _|leader_thread, 0xffffffff;\n"
+    text += "@leader_thread cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes "
+    text += f"[$0], [$1], {STATS * 4}, [$2];\n}}"
+    llvm.inline_asm(
+        None,
+        [
+            Int32(address).ir_value(),
+            line.iterator.toint().ir_value(),
+            Int32(mbarrier.toint()).ir_value(),
+        ],
+        text,
+        "r,l,r",
+        has_side_effects=True,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+    )

@@ -1,0 +1,106 @@
+"""MMA warp: for every tile S and dP, then the sums, issued by one thread.
+
+    turn n       dV += P[n] dO    S[n+1]    dK += dS[n] Q    dP[n+1]        queries are owned: no dV, dQ += dS[n] K
+    waits for    P[n]             Q[n+1]    dS[n]            dO[n+1]
+
+While the compute warps make dS[n], the tensor core makes S[n+1]; while they make P[n+1], it adds dS[n] Q and makes
+dP[n+1]. S[n+1] overwrites P[n] behind the product that reads it, dP[n+1] likewise dS[n]: MMAs run in order.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from ...layouts.umma_descriptors import InstructionDescriptor
+from ..instructions import tensor_core, tensor_memory
+from ..operands.kv_buffer import mma_tile
+from ..sync.pipelines import Slot
+from .barriers import SLOTS
+from .config import GRANULE, P_COLUMNS, ROWS
+from .operands import OwnerArgs
+from .work import Work
+
+STEPS_OF_CHUNK = GRANULE // 16
+STEP_COLUMNS = 8  # of P or dS in tensor memory, for one MMA step
+
+
+def multiply(owner, cta, tmem, slot: Slot, i: int):
+    """S (i = 0) or dP (i = 1) of own tile i and tile i of a slot; both are there."""
+    tile, behind = owner.tiles[i], i * owner.tiles[0].nbytes
+    own, high, steps = mma_tile(tile, cta.own_address + behind, tile.num_steps)
+    ring = cta.ring_address + slot.index * owner.slot_bytes + behind
+    other, _, _ = mma_tile(tile, ring, tile.num_steps)
+    computes = InstructionDescriptor(ROWS, ROWS, owner.dtype, owner.dtype)
+    column = owner.dp_column if i else owner.s_column
+    pairs = [(step, step) for step in steps]
+    tensor_core.mma_ss(tmem + column, own, other, pairs, computes, high, high, accumulate=False)
+
+
+def add(owner, cta, tmem, slot: Slot, result: int, accumulate):
+    """A sum: dQ or dK (result 0) of dS and tile 0 of a slot, or dV (1) of P and tile 1."""
+    tile, behind = owner.summed_tiles[result], result * owner.tiles[0].nbytes
+    ring = cta.ring_address + slot.index * owner.slot_bytes + behind
+    start, high, offsets = mma_tile(tile, ring, tile.num_steps)
+    first = owner.s_column if result else owner.dp_column
+    steps = [(column_of_step(step), offset) for step, offset in enumerate(offsets)]
+    computes = InstructionDescriptor(ROWS, tile.cols, owner.dtype, owner.dtype, b_mn_major=True)
+    column = tmem + owner.result_column(result)
+    tensor_core.mma_ts(column, tmem + first, start, steps, computes, high, accumulate)
+
+
+def column_of_step(step: int) -> int:
+    """Where the values of an MMA step begin: each warpgroup writes its 64 over the 64 that it has read.
+
+    >>> [column_of_step(step) for step in range(8)]
+    [0, 8, 16, 24, 64, 72, 80, 88]
+    """
+    chunk, inside = divmod(step, STEPS_OF_CHUNK)
+    return chunk * GRANULE + inside * STEP_COLUMNS
+
+
+@cute.jit
+def make(owner: cutlass.Constexpr, cta, tmem: Int32, slot: Slot, i: cutlass.Constexpr, n: Int32):
+    """S or dP of turn n, as soon as its tiles are there."""
+    if n == 0:
+        cta.own_full.wait(i, 0)
+    cta.other_full.wait(2 * slot.index + i, slot.phase)
+    multiply(owner, cta, tmem, slot, i)
+    if cutlass.const_expr(i == 0):
+        cta.s_ready.commit(0)
+    else:
+        cta.dp_ready.commit(0)
+
+
+@cute.jit
+def run(
+    cfg: cutlass.Constexpr,
+    owner: cutlass.Constexpr,
+    args: OwnerArgs,
+    cta,
+    tmem: Int32,
+    work: Work,
+):
+    """Every product of a CTA."""
+    slot, count = Slot(Int32(0), Int32(0)), work.count
+    if count > 0:
+        make(owner, cta, tmem, slot, 0, Int32(0))
+        make(owner, cta, tmem, slot, 1, Int32(0))
+        for n in cutlass.range(count, unroll=1):
+            following = slot.next(SLOTS)
+            cta.s_read.wait(0, n & 1)
+            tensor_memory.fence_after()
+            if cutlass.const_expr(owner.owns_keys):
+                add(owner, cta, tmem, slot, 1, n > 0)
+            if n + 1 < count:
+                make(owner, cta, tmem, following, 0, n + 1)
+            cta.ds_ready.wait(0, n & 1)
+            tensor_memory.fence_after()
+            add(owner, cta, tmem, slot, 0, n > 0)
+            cta.other_empty.commit(slot.index)
+            if n + 1 < count:
+                make(owner, cta, tmem, following, 1, n + 1)
+            slot = following
+        cta.done.commit(0)
+
+
+assert P_COLUMNS == STEPS_OF_CHUNK * STEP_COLUMNS

@@ -1,0 +1,82 @@
+"""Results: tensor memory -> registers -> shared memory, where the own tiles were -> global memory by TMA.
+
+A chunk of 64 columns belongs to one warpgroup: dK and dV (or dQ) have a chunk each for both, or the two have one each.
+A CTA whose rows saw nothing writes zeros.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from ..blueprint.chip import SWIZZLE_BYTES
+from ..instructions import tensor_memory
+from ..steps import row_math
+from ..steps.store import write_words
+from . import operands
+from .config import GRANULE, ROWS
+from .load import own_rows
+from .operands import OwnerArgs
+from .work import Work
+
+OF_GROUP = 3  # named barriers of the two warpgroups
+COLUMNS = 32
+CHUNK_BYTES = ROWS * SWIZZLE_BYTES
+
+
+def chunks_of(owner) -> list:
+    """(result, chunk) in the order in which warpgroups 0 and 1 take turns.
+
+    >>> from .config import BackwardConfig
+    >>> chunks_of(BackwardConfig("bf16", 64, 64).owner("keys"))
+    [(0, 0), (1, 0)]
+    """
+    return [(i, chunk) for i in owner.results for chunk in range(owner.depths[i] // GRANULE)]
+
+
+@cute.jit
+def run(cfg: cutlass.Constexpr, owner: cutlass.Constexpr, args: OwnerArgs, cta, thread, work: Work):
+    """All results of a CTA; both warpgroups call it."""
+    if work.row < own_rows(owner, work)[1]:
+        if work.count > 0:
+            cta.done.wait(0, 0)
+            tensor_memory.fence_after()
+        for i, (result, chunk) in enumerate(chunks_of(owner)):
+            if thread.column == i % 2 * GRANULE:
+                store_chunk(cfg, owner, args, cta, thread, work, (result, chunk))
+        if thread.row < 32:
+            cute.arch.cp_async_bulk_wait_group(0, read=True)
+
+
+@cute.jit
+def store_chunk(
+    cfg: cutlass.Constexpr,
+    owner: cutlass.Constexpr,
+    args: OwnerArgs,
+    cta,
+    thread,
+    work: Work,
+    what: cutlass.Constexpr,
+):
+    """One chunk of one result."""
+    result, chunk = what
+    buffer = cta.own_address + result * owner.tiles[0].nbytes + chunk * CHUNK_BYTES
+    column = owner.result_column(result) + chunk * GRANULE
+    factor = args.scale if cutlass.const_expr(result == 0) else Float32(1.0)
+    if work.count > 0:
+        write_chunk(cfg, buffer, thread.first_lane + column, thread.row, factor)
+    else:
+        write_words(buffer, thread.row, 0, [Int32(0)] * (SWIZZLE_BYTES // 4))
+    cute.arch.fence_proxy("async.shared", space="cta")
+    group = thread.column // GRANULE
+    cute.arch.barrier(barrier_id=OF_GROUP + group, number_of_threads=ROWS)
+    if thread.row < 32:
+        to, rows = args.results[result], own_rows(owner, work)
+        operands.store(cfg, to, buffer, work.sequence, rows, work.head, chunk)
+        cute.arch.cp_async_bulk_commit_group()
+
+
+def write_chunk(cfg, buffer, address, row, factor):
+    """A row of a chunk, rounded, into shared memory."""
+    for column, values in tensor_memory.load_batches(address, GRANULE, COLUMNS):
+        words = row_math.pack(row_math.multiplied(values, factor), cfg.dtype)
+        write_words(buffer, row, column * 2, words)

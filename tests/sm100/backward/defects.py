@@ -1,0 +1,181 @@
+"""What is planted in the sources of the backward kernels: one text for another, and the problem that shows it.
+
+Left out, because they change nothing:
+
+    the compute warps do not wait for other_full       the MMA warp has, before the commit to s_ready that they wait for
+    an L of -inf stays as it is (delta.py)             its row sees no key, so masks put 0 in the place of every P
+    warpgroup 0 stores all chunks                      they are the same chunks
+"""
+
+from tests.sm100.backward.damaged import Defect
+
+DEFECTS = {
+    # --- what waits for what
+    "S is read before it is there": Defect("compute", "    cta.s_ready.wait(0, n & 1)\n", "", "causal"),
+    "S is awaited with the other parity": Defect(
+        "compute", "s_ready.wait(0, n & 1)", "s_ready.wait(0, (n + 1) & 1)", "causal",
+    ),
+    "dP is read before it is there": Defect("compute", "    cta.dp_ready.wait(0, n & 1)\n", "", "causal"),
+    "no fence behind S": Defect(
+        "compute", "s_ready.wait(0, n & 1)\n    tensor_memory.fence_after()", "s_ready.wait(0, n & 1)", "causal",
+    ),
+    "no fence behind dP": Defect(
+        "compute", "dp_ready.wait(0, n & 1)\n    tensor_memory.fence_after()", "dp_ready.wait(0, n & 1)", "causal",
+    ),
+    "no fence before P": Defect("compute", "tensor_memory.fence_before()\n    cta.s_read", "cta.s_read", "causal"),
+    "no fence before dS": Defect("compute", "tensor_memory.fence_before()\n    cta.ds_ready", "cta.ds_ready", "causal"),
+    "P is not waited for": Defect(
+        "compute", "    if cutlass.const_expr(owner.owns_keys):\n        tensor_memory.wait_store()\n", "", "causal",
+    ),
+    "dS is not waited for": Defect("compute", "p)\n    tensor_memory.wait_store()\n", "p)\n", "causal"),
+    "S is free before it is read": Defect(
+        "compute", "    p = make_p(", "    cta.s_read.arrive(0)\n    p = make_p(", "causal",
+    ),
+    "P is not awaited": Defect("products", "            cta.s_read.wait(0, n & 1)\n", "", "causal"),
+    "dS is not awaited": Defect("products", "            cta.ds_ready.wait(0, n & 1)\n", "", "causal"),
+    "dS is awaited with the other parity": Defect(
+        "products", "ds_ready.wait(0, n & 1)", "ds_ready.wait(0, (n + 1) & 1)", "causal",
+    ),
+    "no fence before dV": Defect(
+        "products", "s_read.wait(0, n & 1)\n            tensor_memory.fence_after()", "s_read.wait(0, n & 1)", "causal",
+    ),
+    "no fence before dK": Defect(
+        "products", "ds_ready.wait(0, n & 1)\n            tensor_memory.fence_after()",
+        "ds_ready.wait(0, n & 1)", "causal",
+    ),
+    "dP waits for the tile of S": Defect(
+        "products", "other_full.wait(2 * slot.index + i,", "other_full.wait(2 * slot.index,", "causal",
+    ),
+    "dP waits for the own tile of S": Defect("products", "own_full.wait(i, 0)", "own_full.wait(0, 0)", "causal"),
+    "S is raised for dP": Defect("products", "cta.dp_ready.commit(0)", "cta.s_ready.commit(0)", "causal"),
+    "a slot is free before dK": Defect(
+        "products", "add(owner, cta, tmem, slot, 0, n > 0)\n            cta.other_empty.commit(slot.index)",
+        "cta.other_empty.commit(slot.index)\n            add(owner, cta, tmem, slot, 0, n > 0)", "causal",
+    ),
+    "the other slot is free": Defect(
+        "products", "other_empty.commit(slot.index)", "other_empty.commit(following.index)", "causal",
+    ),
+    "done before every dK": Defect(
+        "products", "            add(owner, cta, tmem, slot, 0, n > 0)\n",
+        "            cta.done.commit(0)\n            add(owner, cta, tmem, slot, 0, n > 0)\n",
+        "causal",
+    ),
+    "the last tile is skipped": Defect("products", "cutlass.range(count,", "cutlass.range(count - 1,", "causal"),
+    "loads wait for what is free": Defect("load", "Slot(Int32(0), Int32(1))", "Slot(Int32(0), Int32(0))", "causal"),
+    "loads do not wait": Defect("load", "        cta.other_empty.wait(slot.index, slot.phase)\n", "", "causal"),
+    "numbers are not announced": Defect("load", "tile.nbytes + STATS * 4 * with_stats", "tile.nbytes", "causal"),
+    "results before they are complete": Defect("store", "            cta.done.wait(0, 0)\n", "", "causal"),
+    "no fence before results": Defect("store", "            tensor_memory.fence_after()\n", "", "causal"),
+    "no fence between the proxies": Defect(
+        "store", '    cute.arch.fence_proxy("async.shared", space="cta")\n', "", "causal",
+    ),
+    "a chunk is stored before it is written": Defect(
+        "store", "    cute.arch.barrier(barrier_id=OF_GROUP + group, number_of_threads=ROWS)\n", "", "causal",
+    ),
+    "the warpgroups share a barrier": Defect("store", "barrier_id=OF_GROUP + group", "barrier_id=OF_GROUP", "causal"),
+    "a CTA ends while its stores read": Defect(
+        "store", "            cute.arch.cp_async_bulk_wait_group(0, read=True)\n", "            pass\n", "causal",
+    ),
+    "an arrival too few": Defect(
+        "barriers", 'Arrivals("compute", COMPUTE_THREADS)', 'Arrivals("compute", COMPUTE_THREADS - 1)', "causal",
+    ),
+    "an arrival too many": Defect(
+        "barriers", 'Arrivals("compute", COMPUTE_THREADS)', 'Arrivals("compute", COMPUTE_THREADS + 1)', "causal",
+    ),
+    # --- where things are
+    "numbers of slot 0": Defect("compute", "slot.index * STATS + first", "first", "causal"),
+    "both warpgroups have the numbers of the first": Defect(
+        "compute", "slot, thread.column + column", "slot, column", "causal",
+    ),
+    "log-sum-exps for deltas": Defect(
+        "compute", "slot, ROWS + thread.column + column", "slot, thread.column + column", "causal",
+    ),
+    "P of the first columns for all": Defect("compute", "p[column : column + BATCH]", "p[:BATCH]", "causal"),
+    "compute stays at slot 0": Defect(
+        "compute", "slot, place = slot.next(SLOTS), place.next(work)", "place = place.next(work)", "causal",
+    ),
+    "masks stay at the first tile": Defect(
+        "compute", "slot, place = slot.next(SLOTS), place.next(work)", "slot = slot.next(SLOTS)", "causal",
+    ),
+    "dS of the second warpgroup elsewhere": Defect(
+        "products", "chunk * GRANULE + inside", "chunk * P_COLUMNS + inside", "causal",
+    ),
+    "sums read slot 0": Defect(
+        "products", "slot.index * owner.slot_bytes + behind\n    start", "behind\n    start", "causal",
+    ),
+    "numbers of the first sequence": Defect("load", "work.sequence.stats_tile + place.tile", "place.tile", "window"),
+    "L of the first tile": Defect(
+        "kernel", "work.sequence.stats_tile + work.row // ROWS", "work.sequence.stats_tile", "causal",
+    ),
+    "all deltas of the first sequence": Defect(
+        "kernel", "work.sequence.stats_tile + work.row // ROWS", "work.row // ROWS", "window",
+    ),
+    "dV over dK": Defect("config", "2 * ROWS + result * self.depths[0]", "2 * ROWS + result * GRANULE", "causal"),
+    "too little tensor memory": Defect(
+        "config", "1 << (used - 1).bit_length()", "1 << (used - 1).bit_length() - 1", "causal",
+    ),
+    # --- numbers
+    "dK begins with what was there": Defect("products", "slot, 0, n > 0", "slot, 0, n >= 0", "causal"),
+    "dV begins with what was there": Defect("products", "slot, 1, n > 0", "slot, 1, n >= 0", "causal"),
+    "dV of the last tile alone": Defect("products", "slot, 1, n > 0", "slot, 1, n < 0", "causal"),
+    "S without the scale": Defect("compute", "s * scale_log2 - of", "s - of", "causal"),
+    "dS without delta": Defect("compute", "x * (y - z)", "x * y", "causal"),
+    "dQ and dK without the scale": Defect("store", "result == 0", "result == 2", "causal"),
+    "dV with the scale": Defect("store", "result == 0", "result >= 0", "causal"),
+    "dK alone without the scale": Defect(
+        "store", "const_expr(result == 0)", "const_expr(result == 0 and not owner.owns_keys)", "causal",
+    ),
+    "delta without dlse": Defect("delta", "total - less", "total", "dlse"),
+    "dlse is added": Defect("delta", "total - less", "total + less", "dlse"),
+    "delta of half of the lanes": Defect("delta", "(8, 4, 2, 1)", "(4, 2, 1)", "causal"),
+    "natural log-sum-exps": Defect("delta", "power = power * LOG2_E", "power = power * 1.0", "causal"),
+    "rows beyond the end have weights": Defect(
+        "delta", "total, less = Float32.inf,", "total, less = Float32(-1e30),", "causal",
+    ),
+    "the last rows have no delta": Defect("delta", "cutlass.range(PASSES,", "cutlass.range(PASSES - 1,", "causal"),
+    # --- which tiles
+    "the first visible column is hidden": Defect("compute", "Int32(i) >= first", "Int32(i) > first", "cut by one"),
+    "the last visible column is hidden": Defect("compute", "Int32(i) <= last", "Int32(i) < last", "causal"),
+    "a column too many at the end": Defect("compute", "Int32(i) <= last", "Int32(i) <= last + 1", "causal"),
+    "a tile cut by one column at its beginning is whole": Defect(
+        "compute", "cut | (first > 0)", "cut | (first > 1)", "cut by one",
+    ),
+    "a tile cut by one column at its end is whole": Defect(
+        "compute", "last < ROWS - 1", "last < ROWS - 2", "cut by one",
+    ),
+    "whether a tile is cut is asked of the first row": Defect(
+        "compute", "work.row + (ROWS - 1), place", "work.row, place", "cut by one",
+    ),
+    "the diagonal is one further": Defect(
+        "work", "apart = of.length_k - of.length_q", "apart = of.length_k - of.length_q + 1", "causal",
+    ),
+    "the diagonal begins top left": Defect(
+        "work", "apart = of.length_k - of.length_q", "apart = of.length_k * 0", "causal",
+    ),
+    "a key beyond the end is seen": Defect("work", "last = of.length_k - 1", "last = of.length_k", "far below"),
+    "the tile of the last column is left out": Defect(
+        "work", "minimum(last + 1, others)", "minimum(last, others)", "one of the next",
+    ),
+    "the first tile is left out": Defect(
+        "work", "maximum(first, 0) // ROWS", "(maximum(first, 0) + ROWS - 1) // ROWS", "one of the next",
+    ),
+    "one head of a group": Defect("work", "turns = group if", "turns = Int32(1) if", "causal"),
+    "heads of the first group": Defect("work", "work.head * work.turns + place.turn", "place.turn", "causal"),
+    "a key head for each query head": Defect(
+        "work", "work.head // (sizes.heads_q // sizes.heads_kv)", "work.head % sizes.heads_kv", "causal",
+    ),
+    "the second head begins at tile 0": Defect("work", "choose(last, work.first,", "choose(last, 0,", "unseen"),
+    "the same head again": Defect("work", "choose(last, 1, 0)", "choose(last, 0, 0)", "causal"),
+    "no zeros where nothing is seen": Defect(
+        "store", "    if work.row < own_rows(owner, work)[1]:", "    if work.count > 0:", "unseen keys",
+    ),
+    "rows of the next sequence are stored": Defect(
+        "operands", "clipped_store(ROWS, first + row, minimum(length - row, ROWS), head)",
+        "clipped_store(ROWS, first + row, ROWS, head)", "packed",
+    ),
+    "rows of the next sequence are loaded": Defect(
+        "operands", "clipped_load(first + row, minimum(length - row, ROWS), head)",
+        "clipped_load(first + row, ROWS, head)", "packed",
+    ),
+    "numbers of sequences overlap": Defect("work", "first_q // ROWS + index)", "first_q // ROWS)", "packed"),
+}  # fmt: skip

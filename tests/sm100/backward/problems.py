@@ -1,0 +1,56 @@
+"""Random problems of the backward pass, and the kernels' answers between canaries."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from cute_fa4.calls.backward import Attended, Scores, gradients
+from cute_fa4.reference import attention_float64
+
+CANARY_ROWS = 3  # NaN rows before and behind every tensor that a kernel reads
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Sizes of a dense call."""
+
+    seqlen_q: int
+    seqlen_k: int
+    heads: tuple[int, int] = (1, 1)
+    depths: tuple[int, int] = (128, 128)
+    batch: int = 1
+    dtype: torch.dtype = torch.bfloat16
+    window: tuple[int | None, int | None] = (None, None)
+
+    def tensors(self, seed: int = 0) -> list[torch.Tensor]:
+        """q, k, v and the gradient of out."""
+        random = torch.Generator().manual_seed(seed)
+        (heads_q, heads_kv), (depth, depth_v) = self.heads, self.depths
+        shapes = (
+            (self.seqlen_q, heads_q, depth),
+            (self.seqlen_k, heads_kv, depth),
+            (self.seqlen_k, heads_kv, depth_v),
+            (self.seqlen_q, heads_q, depth_v),
+        )
+        return [between_nans(self.batch, *s, random=random, dtype=self.dtype) for s in shapes]
+
+
+def between_nans(batch, rows, heads, depth, *, random, dtype) -> torch.Tensor:
+    """Normal numbers whose neighbours in memory, before and behind each sequence, are NaN."""
+    whole = torch.full((batch, rows + 2 * CANARY_ROWS, heads, depth), math.nan, dtype=dtype)
+    inside = whole[:, CANARY_ROWS : CANARY_ROWS + rows]
+    inside.copy_(torch.randn(inside.shape, generator=random))
+    return inside
+
+
+def attended(q, k, v, window) -> Attended:
+    """The forward pass as its definition rounds it."""
+    out, lse = attention_float64(q, k, v, window_size=window)
+    return Attended(q, k, v, out.to(q.dtype), lse.to(torch.float32))
+
+
+def run(q, k, v, dout, window=(None, None), dlse=None) -> tuple:
+    """(dq, dk, dv) of the kernels, on the emulator at its strictest level."""
+    scores = Scores(q.shape[-1] ** -0.5, *window)
+    return gradients(attended(q, k, v, window), dout, dlse, scores)

@@ -1,0 +1,139 @@
+"""Defects planted in the sources of the backward kernels are caught.
+
+Caught is an error of the emulator, or a gradient further from float64 than the roundings explain, under one of three
+schedules. One defect takes a compile of its own: twelve commits plant all of them, `pytest -m sweep` all at once.
+"""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from cute_fa4 import emulator
+from cute_fa4.calls.backward import Attended, Scores, gradients
+from cute_fa4.reference import (
+    allowed_gradient_errors,
+    attention_float64,
+    gradients_float64,
+    max_error,
+)
+from tests.emulator.mutations.quick import OF_SOURCES, quick_or_sweep
+from tests.sm100.backward.defects import DEFECTS
+from tests.sm100.backward.problems import Problem, run
+
+DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "verification.md"
+MODES = ("in_order", "hostile", "random")
+BUDGET = 20_000_000  # instructions of a launch, ten times what it needs: some defects never end
+
+# Why each problem has its sizes.
+PROBLEMS = {
+    # three key tiles turn the ring of the owner of queries; two tiles of two heads that of the owner of keys twice
+    "causal": Problem(200, 330, heads=(4, 2), window=(None, 0)),
+    # one score, HEAVY, is cut from a tile that is otherwise whole: at the beginning of a query's keys, so at the
+    # end of a key's queries; a right side would cut the same tile at its other end
+    "cut by one": Problem(256, 256, window=(126, None)),
+    # each side sees one score of a tile that is otherwise hidden, a HEAVY one
+    "one of the next": Problem(256, 256, window=(1, 1)),
+    # tiles that lie outside on either side, and a second sequence
+    "window": Problem(300, 300, batch=2, window=(100, 30)),
+    # the first tile of queries sees nothing, and so is passed over for each head of a group
+    "unseen": Problem(330, 200, heads=(2, 1), window=(None, 0)),
+    # a tile of keys that no query sees
+    "unseen keys": Problem(10, 300, window=(None, -280)),
+    "dlse": Problem(140, 130),
+    # every score is -181: P of a key of zeros beyond the end would be 2^261, infinite
+    "far below": Problem(130, 140),
+}
+HEAVY = {"cut by one": ((127, 0),), "one of the next": ((127, 128), (128, 127))}
+"""(query, key) with a score of about 2 sqrt(128): one weight of 1/128 would drown in the roundings of the others."""
+PACKED = "packed"
+LENGTHS = ((100, 90), (140, 130), (30, 270))  # rows of a tile are rows of the next sequence, too
+
+
+@cache
+def given(name) -> tuple:
+    """((tensors, gradient of the log-sum-exp), exact gradients, allowed errors)."""
+    problem = PROBLEMS[name]
+    tensors, dlse = problem.tensors(), None
+    if name == "dlse":
+        shape = problem.batch, problem.heads[0], problem.seqlen_q
+        dlse = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    if name == "far below":
+        tensors[0][:], tensors[1][:] = 4.0, -4.0
+    for query, key in HEAVY.get(name, ()):
+        tensors[1][:, key] = 2 * tensors[0][:, query]
+    options = dict(window_size=problem.window)
+    exact = gradients_float64(*tensors, dlse, **options)
+    return (tensors, dlse), exact, allowed_gradient_errors(*tensors, dlse, **options)
+
+
+def is_right(name) -> bool:
+    if name == PACKED:
+        return packed_is_right()
+    (tensors, dlse), exact, allowed = given(name)
+    return within(run(*tensors, PROBLEMS[name].window, dlse), exact, allowed)
+
+
+def within(found, exact, allowed) -> bool:
+    return all(max_error(a, b) <= most for a, b, most in zip(found, exact, allowed, strict=True))
+
+
+def packed_is_right() -> bool:
+    """Sequences of a packed call, each against float64 alone."""
+    alone = [Problem(*lengths, heads=(2, 1)).tensors(n) for n, lengths in enumerate(LENGTHS)]
+    q, k, v, dout = (torch.cat([x[0] for x in of]) for of in zip(*alone, strict=True))
+    forward = [attention_float64(*of[:3], window_size=(None, 0)) for of in alone]
+    out = torch.cat([out[0] for out, _ in forward]).to(q.dtype)
+    lse = torch.cat([lse[0] for _, lse in forward], dim=1).float()
+    offsets = [
+        torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        for lengths in zip(*LENGTHS, strict=True)
+    ]
+    longest = [max(lengths) for lengths in zip(*LENGTHS, strict=True)]
+    attended = Attended(q, k, v, out, lse, *offsets, *longest)
+    found = gradients(attended, dout, None, Scores(q.shape[-1] ** -0.5, None, 0))
+    counts = [list(lengths) for lengths in zip(*LENGTHS, strict=True)]
+    parts = [x.split(counts[i > 0]) for i, x in enumerate(found)]
+    options = dict(window_size=(None, 0))
+    return all(
+        within(
+            [part[n][None] for part in parts],
+            gradients_float64(*of, **options),
+            allowed_gradient_errors(*of, **options),
+        )
+        for n, of in enumerate(alone)
+    )
+
+
+@pytest.mark.parametrize("name", [*PROBLEMS, PACKED])
+def test_without_a_defect_nothing_is_caught(name):
+    with emulator.use(instruction_budget=BUDGET):
+        assert is_right(name)
+
+
+@pytest.mark.parametrize("name", quick_or_sweep(DEFECTS, OF_SOURCES))
+def test_a_defect_is_caught(own_kernels, monkeypatch, tmp_path, name):
+    defect = DEFECTS[name]
+    defect.plant(monkeypatch, tmp_path)
+    for mode in MODES:
+        try:
+            with emulator.use(mode=mode, seed=1, instruction_budget=BUDGET):
+                right = is_right(defect.problem)
+        except emulator.EmulatorError:
+            return
+        if not right:
+            return
+    pytest.fail("nothing noticed")
+
+
+def test_the_page_says_how_many_there_are():
+    row = next(line for line in DOCUMENT.read_text().splitlines() if "sm100/backward/" in line)
+    assert row.endswith(f"| {len(DEFECTS)}, all caught |")
+
+
+def test_every_text_is_there_once():
+    """Also of the defects that this commit does not plant."""
+    for name, defect in DEFECTS.items():
+        assert defect.damaged(), name
+        assert defect.problem in (*PROBLEMS, PACKED), name

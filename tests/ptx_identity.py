@@ -53,7 +53,7 @@ VARIANTS = {
     "causal lse": {**CAUSAL, "write_lse": True},
     "fp16 full": {"qkv_dtype": "fp16"},
     "d64 full": {"head_dim": 64},
-    "d64 full, softmax adds up": {"head_dim": 64, "order": "p_beside_s"},
+    "d64 full lse": {"head_dim": 64, "write_lse": True},
     "d64 causal lse": {"head_dim": 64, **CAUSAL, "write_lse": True},
     "d64 fp16 packed": {"head_dim": 64, "qkv_dtype": "fp16", **PACKED},
     "d72 causal": {"head_dim": 72, **CAUSAL},

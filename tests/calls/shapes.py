@@ -74,6 +74,7 @@ SHAPES = (
     Shape(1, kv_dtype="e4m3"),
     Shape(40, kv_dtype="e4m3", stays=True),
     Shape(40),
+    Shape(40, dtype="e4m3"),
     Shape(40, dtype="e4m3", blocks=True),
     Shape(65),
     Shape(65, dtype="e4m3"),

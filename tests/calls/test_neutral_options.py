@@ -9,6 +9,7 @@
     keys in one part, in two, in a cluster      have the same softmax
     an LSE                                      is returned or not
     a softmax scale                             is right as far as it is accepted
+    a scale of q or k that is out of bounds     makes out and LSE NaN, of the rows that it belongs to
 
 Each family has a small call that reaches it (shapes.py). Against float64 all options meet in one call a family; the
 sweep takes every value by itself and every two together. Bits are equal where the kernel does the same operations:
@@ -23,8 +24,8 @@ import torch
 
 from cute_fa4 import EmulatorWarning, compile_cache, emulator, flash_mla_with_kvcache
 from cute_fa4.calls import repeat
-from cute_fa4.calls.operands import tensors
 from cute_fa4.calls.operands.latent_rows import numbers_of, rows_from
+from cute_fa4.sm100.blueprint.problem import LARGEST_SCALE, SMALLEST_SCALE
 from cute_fa4.sm100.choose.choose_config import FAMILIES, PAIRED
 from cute_fa4.sm100.choose.config import FA4Config
 from tests import pairwise
@@ -109,7 +110,7 @@ def test_sinks_scales_and_pages_change_no_bit(name, families, monkeypatch):
     assert torch.equal(paged[1][rows], first[0]) and torch.equal(paged[2][:, rows], first[1])
 
 
-@pytest.mark.parametrize("scale", [tensors.SMALLEST_SCALE, tensors.LARGEST_SCALE])
+@pytest.mark.parametrize("scale", [SMALLEST_SCALE, LARGEST_SCALE])
 @pytest.mark.parametrize("name", OTHERS)
 def test_every_softmax_scale_that_is_accepted(name, scale, families, monkeypatch):
     """Scores are whole numbers up to 256, which float32 adds up exactly: ties share a row's weight evenly."""
@@ -125,6 +126,63 @@ def scales_fit(name: str, scales: str = "heads") -> bool:
     """Whether the call may have scales of 1."""
     shape = CHOSEN[name]
     return scales == "nothing" or shape.eight_bits or shape.kv_dtype is not None
+
+
+ADDED_UP_BY_THE_PRODUCT = ("mha2q e4m3",)
+"""Where no LSE is asked for, the product with V adds P of 8 bits up, if V has 128 columns (docs/numerics.md)."""
+
+
+@pytest.mark.parametrize("name", [name for name in OTHERS if name not in ADDED_UP_BY_THE_PRODUCT])
+def test_an_lse_changes_no_bit_of_out(name, families, monkeypatch):
+    _, out, _ = called(name, families, monkeypatch)
+    _, without, _ = called(name, families, monkeypatch, lse=False)
+    assert torch.equal(out, without)
+
+
+OUT_OF_BOUNDS = (2.0**20, 2.0**-70, 0.0, -1.0, math.inf, math.nan)
+
+
+def assert_nan_in(batch, found, expected, rows) -> None:
+    """Of the first sequence these rows are NaN, in out and LSE; the others, and the second's, are as expected."""
+    out, lse = found
+    bad = torch.zeros(out.shape[0], dtype=torch.bool)
+    bad[rows] = True
+    assert out[bad].double().isnan().all() and lse[:, bad].isnan().all()
+    total = sum(len(q) for q in batch.q)
+    good = ~bad[:total]
+    assert torch.equal(out[:total][good].double(), expected[0][:total][good].double())
+    assert torch.equal(lse[:, :total][:, good], expected[1][:, :total][:, good])
+    second = slice(len(batch.q[0]), total)  # sees no key, whatever its scale
+    assert (out[second].double() == 0).all() and (lse[:, second] == -math.inf).all()
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in OTHERS if scales_fit(name) and not OTHERS[name].blocks]
+)
+def test_scales_out_of_bounds_make_nan_of_out_and_lse(name, families, monkeypatch):
+    """Three sequences, of which two have such a scale: the first, and the second, which has no keys."""
+    of_heads = {
+        f"{of}_descale": torch.ones(3, 1) for of in ("qk" if CHOSEN[name].eight_bits else "k")
+    }
+    batch, *plain = called(name, families, monkeypatch, keys="packed", **of_heads)
+    queries = len(batch.q[0])
+    for bad in OUT_OF_BOUNDS:
+        given = of_heads | {"k_descale": torch.tensor([[bad], [bad], [1.0]])}
+        _, *found = called(name, families, monkeypatch, keys="packed", **given)
+        assert_nan_in(batch, found, plain, slice(queries))
+    if not CHOSEN[name].eight_bits:  # q has no scales
+        return
+    of_rows = {"q_descale": torch.ones(batch_rows(batch), 2), "k_descale": torch.ones(3, 1)}
+    _, *plain = called(name, families, monkeypatch, keys="packed", **of_rows)
+    for bad in OUT_OF_BOUNDS:
+        of_rows["q_descale"][queries - 1] = bad
+        _, *found = called(name, families, monkeypatch, keys="packed", **of_rows)
+        assert_nan_in(batch, found, plain, slice(queries - 1, queries))
+
+
+def batch_rows(batch) -> int:
+    """Of q as the packed call stores it."""
+    return shape_calls.packed_q(batch)["q"].shape[0]
 
 
 # A function of every score costs a compile of three to six seconds where 128 scores of a row are in one thread.
@@ -165,8 +223,7 @@ def test_every_two_options_agree_with_float64(case, families, monkeypatch):
     batch, out, lse = called(families=families, monkeypatch=monkeypatch, **case)
     assert_right(batch, out, lse, case["scores"])
     _, without, _ = called(families=families, monkeypatch=monkeypatch, **case, lse=False)
-    # Where no LSE is asked for, the product with V may add P up (docs/numerics.md).
-    if not case["name"].startswith("mha2q"):
+    if case["name"] not in ADDED_UP_BY_THE_PRODUCT:
         assert torch.equal(out, without)
 
 

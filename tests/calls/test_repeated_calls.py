@@ -90,7 +90,11 @@ CLOSE = {
     "out is q": (flash_attn_func, DENSE | dict(out=OUT), dict(out=Q)),
     "out over k": (flash_attn_func, DENSE | dict(out=OUT), dict(k=OVER_OUT)),
     "another out": (flash_attn_func, DENSE | dict(out=OUT), dict(out=OUT.half())),
-    "gradient of k": (flash_attn_func, DENSE, dict(k=K.clone().requires_grad_())),
+    "gradient of k": (
+        flash_attn_func,
+        DENSE | dict(learnable_sink=SINK),
+        dict(k=K.clone().requires_grad_()),
+    ),
     "gradient of a sink": (
         flash_attn_func,
         DENSE | dict(learnable_sink=SINK),

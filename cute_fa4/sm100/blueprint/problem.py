@@ -19,6 +19,13 @@ GRANULARITIES = ("qQx", "kKy", "vV")  # letters of one tensor
 AUX_DTYPES = ("bf16", "fp16", "f32", "i32", "i64", "u8", "bool")
 
 
+# The kernel computes c s - c m, where c m has 24 bits: its rounding error is a common factor of a row's weights, which
+# 8 bits of P hold up to c m = 2^24. The largest scale leaves 177 for the scores before it. A sink is divided by the
+# scale: the smallest one leaves 2^63 for it (docs/numerics.md, "How large scores may be").
+SMALLEST_SCALE = 2.0**-64
+LARGEST_SCALE = 2.0**16
+"""Of the softmax, with those of 8-bit Q and K in it."""
+
 COMMON_PAGE = 16  # keys of a box that serves pages of every multiple: docs/decisions/0030
 COLUMNS_OF_SCALE = 128  # numbers of a row of a latent cache that share a scale
 MOST_LATENT_ROWS = 64  # of a tile over a latent cache: docs/decisions/0011

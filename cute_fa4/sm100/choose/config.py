@@ -143,13 +143,10 @@ class FA4Config(Problem):
     def refers_to_quarter(self) -> bool:
         """The reference of a row whose first key tile is whole is the maximum of its first quarter of scores.
 
-        A function of scores may hide these, a mask with a lower bound has a masked tile before the whole ones, and
-        where P V adds P up there is no sum before the first product.
+        A function of scores may hide these, and a mask with a lower bound has a masked tile before the whole ones.
         """
         plain = not (self.has_functions or self.mask.has_lower_bound)
-        if not (self.schedule.lags and plain and self.schedule.quarter_pays(self)):
-            return False
-        return not self.tmem.sums
+        return self.schedule.lags and plain and self.schedule.quarter_pays(self)
 
     @property
     def sees_by_warp(self) -> bool:

@@ -41,7 +41,7 @@ from ..work import scales
 from ..work.blocks import rank_in_cluster
 from ..work.tile import Work
 from . import store, token_scales
-from .columns import BATCH, Place, RowStates, total_over_keys
+from .columns import BATCH, Place, RowStates, SoftmaxWarps, total_over_keys
 from .smem import SwappedShared
 
 OFFSET = 0x3FFFF  # 14 bits of a descriptor, which counts 16 bytes
@@ -60,10 +60,10 @@ class InCluster:
         """Softmax, before it sends anything."""
         cute.arch.cluster_wait()
 
-    def finish(self, cfg, args, smem, tmem, events, work, place, before, states):
-        hand_over(cfg, smem, tmem, events, work, place, before, states)
-        events.parts_in.wait(0, 0)
-        merge(cfg, args, smem, work, place)
+    def finish(self, cfg, warps, work, before, states):
+        hand_over(cfg, warps, work, before, states)
+        warps.events.parts_in.wait(0, 0)
+        merge(cfg, warps.args, warps.smem, work, warps.place)
 
     def after_others(self):
         cute.arch.cluster_wait()
@@ -111,15 +111,13 @@ def state_of(cfg, part, i, kind: int):
 @cute.jit
 def hand_over(
     cfg: cutlass.Constexpr,
-    smem: SwappedShared,
-    tmem: Int32,
-    events: Events,
+    warps: SoftmaxWarps,
     work: Work,
-    place: Place,
     before,
     states: RowStates,
 ):
     """This CTA's O^T and the states of its rows, to the CTAs that merge them."""
+    smem, events, place = warps.smem, warps.events, warps.place
     if place.warp == 0:
         events.parts_in.arrive_and_expect(0, cfg.smem.parts.nbytes)
     tiles = before.tiles + work.tiles.count
@@ -137,7 +135,7 @@ def hand_over(
     if work.tiles.count > 0:
         events.pv_done.wait(0, (tiles - 1) & 1)
         tensor_memory.fence_after()
-        o_address = tmem + cfg.tmem.o[0]
+        o_address = warps.tmem + cfg.tmem.o[0]
         for first, values in tensor_memory.load_batches(o_address, cfg.tiles.rows, BATCH):
             if is_one:
                 for i, value in enumerate(values):

@@ -18,6 +18,7 @@ from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T
 
 from ..steps import row_math
+from ..sync.kernel_args import Events, KernelArgs, Smem
 from .smem import SwappedShared
 from .token_scales import KeyScales
 
@@ -42,6 +43,24 @@ class Place:
     def here() -> "Place":
         thread, _, _ = cute.arch.thread_idx()
         return Place(thread, cute.arch.make_warp_uniform(thread // 32), cute.arch.lane_idx())
+
+
+@dataclass(frozen=True)
+class SoftmaxWarps:
+    """What the softmax warps work with as long as the CTA lives; those of latent pairs, too (latent/pair/softmax.py).
+
+    args    the launch's arguments
+    smem    shared memory of the CTA, as its family lays it out
+    tmem    address of tensor memory's first column, for this warp's lanes
+    events  barriers between the warps
+    place   this thread's, as its family counts keys and rows
+    """
+
+    args: KernelArgs
+    smem: Smem
+    tmem: Int32
+    events: Events
+    place: Place
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,6 @@ def multiply_vp(cfg, smem: SwappedShared, v: KVBuffer, o_address, slot, accumula
 def finish_tile(
     cfg: cutlass.Constexpr,
     smem: SwappedShared,
-    v: KVBuffer,
     o_address: Int32,
     events: Events,
     kv: KVConsumerPipeline,
@@ -73,6 +72,7 @@ def finish_tile(
 
     pv_done is the last commit: the softmax waits for it, so that none is in flight when the CTA ends.
     """
+    v = KVBuffer(KVBufferConfig.for_v(cfg), smem.kv_address)
     events.p_ready.wait(0, tile & 1)
     tensor_memory.fence_after()
     multiply_vp(cfg, smem, v, o_address, at.held_v, accumulate)
@@ -92,7 +92,6 @@ def run(
 ):
     """Every work tile of the CTA."""
     k = KVBuffer(KVBufferConfig.for_k(cfg), smem.kv_address)
-    v = KVBuffer(KVBufferConfig.for_v(cfg), smem.kv_address)
     o_address = tmem + cfg.tmem.o[0]
     s_apart = cfg.tmem.s[1] - cfg.tmem.s[0]
     at = kv.first()
@@ -111,13 +110,13 @@ def run(
                 events.q_free.commit(0)
             kv.release(at)
             if n > 0:
-                finish_tile(cfg, smem, v, o_address, events, kv, at, tile - 1, n > 1)
+                finish_tile(cfg, smem, o_address, events, kv, at, tile - 1, n > 1)
             at = kv.advance_to_v(at)
             kv.wait_v(at)
             at = kv.advance_to_k(at)
             tile = tile + 1
         if count > 0:
             q_phase = q_phase ^ 1
-            finish_tile(cfg, smem, v, o_address, events, kv, at, tile - 1, count > 1)
+            finish_tile(cfg, smem, o_address, events, kv, at, tile - 1, count > 1)
         number = number + 1
         count = queue.next(cfg, args, number).tiles.count

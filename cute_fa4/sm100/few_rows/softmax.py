@@ -44,6 +44,7 @@ from .columns import (
     SCALE,
     Place,
     RowStates,
+    SoftmaxWarps,
     products_of,
     publish,
     read,
@@ -181,12 +182,8 @@ def probabilities(
 @cute.jit
 def step(
     cfg: cutlass.Constexpr,
-    args: KernelArgs,
-    smem: SwappedShared,
-    tmem: Int32,
-    events: Events,
+    warps: SoftmaxWarps,
     work: Work,
-    place: Place,
     before: Before,
     n: Int32,
     states: RowStates,
@@ -194,6 +191,8 @@ def step(
     masked: cutlass.Constexpr,
 ) -> RowStates:
     """Key tile n: scores to probabilities. factor: of the scores besides the softmax scale, or None."""
+    args, smem, tmem = warps.args, warps.smem, warps.tmem
+    events, place = warps.events, warps.place
     tile = n - work.tiles.first + before.tiles
     buffer = tile & (S_BUFFERS - 1)
     key = blocks.key_tile(cfg, n) * cfg.tiles.BN + place.thread
@@ -255,52 +254,41 @@ def step(
 @cute.jit
 def key_tiles(
     cfg: cutlass.Constexpr,
-    args: KernelArgs,
-    smem: SwappedShared,
-    tmem: Int32,
-    events: Events,
+    warps: SoftmaxWarps,
     work: Work,
-    place: Place,
     before: Before,
     of_rows: cutlass.Constexpr,
 ) -> RowStates:
     """All key tiles of a work tile."""
+    args, place = warps.args, warps.place
     whole = whole_tiles(cfg, args, work, 0)
     first, end = work.tiles.first, work.tiles.first + work.tiles.count
     factor = scales.of_scores(cfg, args, work)
-    of_rows.publish(cfg, args, smem, events, work, place, before)
+    of_rows.publish(cfg, args, warps.smem, warps.events, work, place, before)
     states = first_states(cfg, args, work, place, factor)
     states = replace(states, of_keys=token_scales.begin(cfg, args, work, place))
     if cutlass.const_expr(cfg.mask.has_lower_bound):
         for n in cutlass.range(first, whole.begin, unroll=1):
-            states = step(
-                cfg, args, smem, tmem, events, work, place, before, n, states, factor, masked=True
-            )
+            states = step(cfg, warps, work, before, n, states, factor, masked=True)
     if cutlass.const_expr(cfg.mask.is_band):
         for n in cutlass.range(whole.begin, whole.end, unroll=1):
-            states = step(
-                cfg, args, smem, tmem, events, work, place, before, n, states, factor, masked=False
-            )
+            states = step(cfg, warps, work, before, n, states, factor, masked=False)
     for n in cutlass.range(whole.end, end, unroll=1):
-        states = step(
-            cfg, args, smem, tmem, events, work, place, before, n, states, factor, masked=True
-        )
+        states = step(cfg, warps, work, before, n, states, factor, masked=True)
     return states
 
 
 @cute.jit
 def finish(
     cfg: cutlass.Constexpr,
-    args: KernelArgs,
-    smem: SwappedShared,
-    tmem: Int32,
-    events: Events,
+    warps: SoftmaxWarps,
     work: Work,
-    place: Place,
     before: Before,
     states: RowStates,
 ):
     """O / row sums and the log-sum-exp to global memory."""
+    args, smem, tmem = warps.args, warps.smem, warps.tmem
+    events, place = warps.events, warps.place
     tiles = before.tiles + work.tiles.count
     row_sums = total_over_keys(cfg, smem, place, states.sums, tiles + before.work_tiles)
     inverses, factor = [], scales.of_output(cfg, args, work)
@@ -371,13 +359,14 @@ def run(
     of_rows: where the scales of rows come from
     """
     place = Place.here()
+    warps = SoftmaxWarps(args, smem, tmem, events, place)
     set_up(cfg, smem, tmem, place)
     ending.begin()
     before = Before(Int32(0), Int32(0), of_rows.none_before())
     work = queue.next(cfg, args, before.work_tiles)
     while work.tiles.count != NO_MORE:
-        states = key_tiles(cfg, args, smem, tmem, events, work, place, before, of_rows)
-        ending.finish(cfg, args, smem, tmem, events, work, place, before, states)
+        states = key_tiles(cfg, warps, work, before, of_rows)
+        ending.finish(cfg, warps, work, before, states)
         queries = of_rows.following(before.queries, work)
         before = Before(before.tiles + work.tiles.count, before.work_tiles + 1, queries)
         work = queue.next(cfg, args, before.work_tiles)

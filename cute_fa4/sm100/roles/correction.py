@@ -25,6 +25,7 @@ from cutlass import Int32
 from ..instructions import tensor_memory
 from ..steps import row_math, store
 from ..steps.products import column_of
+from ..steps.warpgroup import CorrectionGroup
 from ..sync.kernel_args import Events, KernelArgs, Smem
 from ..work import scales
 from ..work.queue import NO_MORE, WorkQueue
@@ -45,32 +46,32 @@ class Corrected:
         return Corrected(Int32(0), Int32(0))
 
 
-def store_o(cfg, args, smem: Smem, tmem, events: Events, work: Work, i, q_tile, row, inverse):
+def store_o(cfg, group: CorrectionGroup, work: Work, i, q_tile, inverse):
     """O_i, scaled, to global memory; free for the next work tile as soon as all of it is in registers."""
-    o_address = tmem + column_of(cfg.tmem.o, i)
+    o_address = group.tmem + column_of(cfg.tmem.o, i)
 
     def free():
         tensor_memory.fence_before()
-        events.p_ready.arrive(i)
+        group.events.p_ready.arrive(i)
 
-    store.scaled(cfg, args, smem, work, q_tile, row, o_address, inverse, when_read=free)
+    store.scaled(
+        cfg, group.args, group.smem, work, q_tile, group.row, o_address, inverse, when_read=free
+    )
 
 
 @cute.jit
 def rescale_tile(
     cfg: cutlass.Constexpr,
     order: cutlass.Constexpr,
-    smem: Smem,
-    tmem: Int32,
-    events: Events,
+    group: CorrectionGroup,
     i,
     phase: Int32,
-    row: Int32,
 ):
     """Rescale O_i, where a row of the warp needs it, before the product of a key tile that is not the first.
 
     i: a softmax warpgroup, a number or an Int32 of the kernel
     """
+    smem, tmem, events, row = group.smem, group.tmem, group.events, group.row
     events.row_scale.wait(i, phase)
     factor = smem.row_scale[row + i * cfg.tiles.rows_per_q_tile]
     order.o_complete(events, i, phase)
@@ -85,40 +86,34 @@ def rescale_tile(
 def key_tiles(
     cfg: cutlass.Constexpr,
     order: cutlass.Constexpr,
-    smem: Smem,
-    tmem: Int32,
-    events: Events,
+    group: CorrectionGroup,
     count: Int32,
     tiles_before: Int32,
-    row: Int32,
 ):
     """Rescale O_0 and O_1 before the products of key tiles 1 to count - 1."""
     for n in cutlass.range(1, count, unroll=1):
         phase = (tiles_before + n - 1) & 1
         for i in cutlass.range_constexpr(cfg.tiles.num_q):
-            rescale_tile(cfg, order, smem, tmem, events, i, phase, row)
+            rescale_tile(cfg, order, group, i, phase)
 
 
 @cute.jit
 def finish_tile(
     cfg: cutlass.Constexpr,
     order: cutlass.Constexpr,
-    args: KernelArgs,
-    smem: Smem,
-    tmem: Int32,
-    events: Events,
+    group: CorrectionGroup,
     work: Work,
     i,
     q_tile: cutlass.Constexpr,
     last: Int32,
     o_phase: Int32,
-    row: Int32,
 ):
-    """O_i to global memory, which is that of a query tile; -> what the order keeps of its sums.
+    """O_i to global memory, which is that of a query tile.
 
     last: parity of its last key tile; i: of rescale_tile
     """
-    factor = scales.of_output(cfg, args, work)
+    smem, tmem, events, row = group.smem, group.tmem, group.events, group.row
+    factor = scales.of_output(cfg, group.args, work)
     events.row_scale.wait(i, last)
     row_sum = smem.row_scale[row + i * cfg.tiles.rows_per_q_tile]
     sum_at = order.sum_at(cfg, tmem, i)
@@ -129,30 +124,24 @@ def finish_tile(
     if cutlass.const_expr(sum_at is not None):
         row_sum = row_sum + store.row_sum(sum_at)
         inverse = scales.times(row_math.inverse(row_sum), factor)
-    kept = order.sum_complete(cfg, args, work, q_tile, row_sum)
-    store_o(cfg, args, smem, tmem, events, work, i, q_tile, row, inverse)
-    return kept
+    store_o(cfg, group, work, i, q_tile, inverse)
 
 
 @cute.jit
 def correct_tiles(
     cfg: cutlass.Constexpr,
     order: cutlass.Constexpr,
-    args: KernelArgs,
-    smem: Smem,
-    tmem: Int32,
-    events: Events,
+    group: CorrectionGroup,
     work: Work,
     before: Corrected,
-    row: Int32,
 ) -> Corrected:
     """A work tile whose query tiles see the same key tiles."""
     count = work.tiles.count
-    key_tiles(cfg, order, smem, tmem, events, count, before.tiles, row)
+    key_tiles(cfg, order, group, count, before.tiles)
     tiles = before.tiles + count
     for i in cutlass.range_constexpr(cfg.tiles.num_q):
-        place = work, i, i, (tiles - 1) & 1, before.o_phase, row
-        finish_tile(cfg, order, args, smem, tmem, events, *place)
+        place = work, i, i, (tiles - 1) & 1, before.o_phase
+        finish_tile(cfg, order, group, *place)
     return Corrected(tiles, before.o_phase ^ 1)
 
 
@@ -169,6 +158,7 @@ def run(
     """`tmem`: tensor-memory address of column 0 for this warp's lanes."""
     thread, _, _ = cute.arch.thread_idx()
     row = thread % cfg.tiles.rows_per_q_tile
+    group = CorrectionGroup(args, smem, tmem, events, row)
     for i in cutlass.range_constexpr(cfg.warps.softmax_groups):
         events.p_ready.arrive(i)
     number, before = Int32(0), order.corrected()
@@ -176,10 +166,9 @@ def run(
     while work.tiles.count != NO_MORE:
         store.wait_for_first(work, row)
         if work.tiles.count > 0:
-            before = order.correct_tiles(cfg, order, args, smem, tmem, events, work, before, row)
+            before = order.correct_tiles(cfg, order, group, work, before)
         else:
             order.correct_empty(cfg, args, smem, work, row)
-        order.judge_corrected(cfg, queue, work, number, before)
         number = number + 1
         work = queue.next(cfg, args, number)
     store.wait(row)

@@ -20,7 +20,6 @@ from ..instructions import tensor_memory
 from ..steps import half_powers, lagged, lost_weights, row_math, seen, token_scales, visibility
 from ..steps.row_math import RowState
 from ..steps.scores import (
-    RowContext,
     apply_score_functions,
     log2_scale,
     maximum_comes_with_load,
@@ -28,28 +27,28 @@ from ..steps.scores import (
     read_scores,
     write_probabilities,
 )
-from ..sync.kernel_args import Events, KernelArgs, Smem
-from ..work.tile import Work
+from ..steps.warpgroup import Exponential, KeyTile, PlaceOfP, RowContext, Share, Warpgroup
 
 
-def scores_of(cfg, order, tmem, events: Events, at, i, phase, with_maxima=False) -> tuple:
+def scores_of(cfg, order, group: Warpgroup, tile: KeyTile, with_maxima=False) -> tuple:
     """(address of S_i, the row's scores, values of the same maximum), in registers: S_i may be made again."""
-    s_address = order.scores_at(cfg, tmem, at)
-    events.s_ready.wait(at, phase)
+    events, i = group.events, group.i
+    s_address = order.scores_at(cfg, group.tmem, tile.at)
+    events.s_ready.wait(tile.at, tile.phase)
     tensor_memory.fence_after()
     scores, maxima = read_scores(
         *(cfg, s_address, with_maxima),
         *(order.read_first(cfg), lambda: order.first_read(events, i)),
     )
-    order.may_free_s(events, i, phase)
+    order.may_free_s(events, i, tile.phase)
     order.scores_read(events, i)
     return s_address, scores, maxima
 
 
-def begin_scores(cfg, order, tmem, events: Events, at, phase) -> tuple:
+def begin_scores(cfg, order, group: Warpgroup, tile: KeyTile) -> tuple:
     """(address of S, quarters of the row's scores as they come), where nobody awaits that S has been read."""
-    s_address = order.scores_at(cfg, tmem, at)
-    events.s_ready.wait(at, phase)
+    s_address = order.scores_at(cfg, group.tmem, tile.at)
+    group.events.s_ready.wait(tile.at, tile.phase)
     tensor_memory.fence_after()
     ahead = tensor_memory.load(s_address, cfg.tiles.BN // 4)
     return s_address, quarters(ahead, cfg, s_address)
@@ -77,49 +76,32 @@ def masked_parts(cfg, parts, bands: list):
     return seen.keep_visible_parts(parts, seen.words_of(bands, cfg.tiles.BN))
 
 
-def send_factor(cfg, order, smem: Smem, events: Events, row: RowContext, at, phase, factor):
+def send_factor(cfg, order, group: Warpgroup, row: RowContext, tile: KeyTile, factor):
     """What correction multiplies O_i by, before the product of this key tile."""
-    to = order.buffer_before(at)
-    order.may_write_factor(events, at, phase)
-    smem.row_scale[order.factor_at(cfg, row.thread, to)] = factor
-    events.row_scale.arrive(to)
+    to = order.buffer_before(tile.at)
+    order.may_write_factor(group.events, tile.at, tile.phase)
+    group.smem.row_scale[order.factor_at(cfg, row.thread, to)] = factor
+    group.events.row_scale.arrive(to)
 
 
 def store_p(
     cfg,
     order,
-    smem: Smem,
-    events: Events,
-    work: Work,
-    n,
-    i,
-    row: RowContext,
-    at,
-    phase,
+    group: Warpgroup,
+    share: Share,
+    tile: KeyTile,
     s_address,
     scores,
-    scale_log2,
-    bias,
-    probabilities=half_powers.EXACT,
-    lost=None,
-    before=None,
-    words=None,
+    exponential: Exponential,
 ):
-    """P of the scores to tensor memory; -> the sum of the row, or what it lost (write_probabilities).
-
-    before(): what is done before the first of P is stored
-    """
-    p_address = order.p_at(cfg, s_address, i)
+    """P of the scores to tensor memory; -> the sum of the row, or what it lost (write_probabilities)."""
+    p_address = order.p_at(cfg, s_address, group.i)
 
     def may_store():
-        if before is not None:
-            before()
-        order.may_store_p(events, work, n, i, phase)
+        order.may_store_p(group.events, share.work, tile.n, group.i, tile.phase)
 
-    return write_probabilities(
-        *(cfg, order, smem, events, at, row.thread, p_address, may_store, scores),
-        *(scale_log2, bias, probabilities, lost, words),
-    )
+    to = PlaceOfP(p_address, share.row.thread, tile.at, may_store)
+    return write_probabilities(cfg, order, group, to, scores, exponential)
 
 
 def powers_of(cfg):
@@ -139,25 +121,20 @@ def exponent_bias(cfg, safe_max, scale_log2):
 def step(
     cfg: cutlass.Constexpr,
     order: cutlass.Constexpr,
-    args: KernelArgs,
-    smem: Smem,
-    tmem: Int32,
-    events: Events,
-    work: Work,
-    i: Int32,
-    row: RowContext,
-    tiles_before: Int32,
+    group: Warpgroup,
+    share: Share,
     n: Int32,
     state: RowState,
     masked: cutlass.Constexpr,
 ) -> RowState:
-    """Key tile n: scores to probabilities. `order`: its hooks; `tiles_before`: of earlier work tiles."""
+    """Key tile n: scores to probabilities. `order`: its hooks."""
+    args, smem, events, i = group.args, group.smem, group.events, group.i
+    work, row, tiles_before = share.work, share.row, share.tiles_before
     first = order.first_tile(cfg, work, i)
     phase = order.parity(cfg, work, n, i, tiles_before)
-    at = order.buffer(cfg, work, n, i, tiles_before)
+    tile = KeyTile(n, order.buffer(cfg, work, n, i, tiles_before), phase)
     with_maxima = not masked and maximum_comes_with_load(cfg)
-    place = at, i, phase
-    s_address, scores, maxima = scores_of(cfg, order, tmem, events, *place, with_maxima)
+    s_address, scores, maxima = scores_of(cfg, order, group, tile, with_maxima)
     of_keys = token_scales.entry_of(cfg, order, smem, events, work, n, i, tiles_before)
     scores = token_scales.scaled(cfg, events, of_keys, scores)
     if cutlass.const_expr(cfg.has_functions):
@@ -176,17 +153,16 @@ def step(
         smem.row_bias[row.thread] = exponent_bias(cfg, safe_max, scale_log2)
     of_o = token_scales.factor_of_o(cfg, smem, of_keys, row.thread, factor)
     if n != first:  # nothing to rescale before
-        send_factor(cfg, order, smem, events, row, at, phase, of_o)
+        send_factor(cfg, order, group, row, tile, of_o)
     if cutlass.const_expr(order.holds_p(cfg)):
         bias = smem.row_bias[row.thread]  # otherwise the compiler computes P before the barriers
     else:
         bias = exponent_bias(cfg, safe_max, scale_log2)
-    place = work, n, i, row, at, phase, s_address
     powers = token_scales.weighted(cfg, of_keys, powers_of(cfg))
     lost = lost_weights.before(state, factor)
-    to_store = scores, scale_log2, bias, powers, lost
     words = words if cutlass.const_expr(masked and order.sum_early) else None
-    total = store_p(cfg, order, smem, events, *place, *to_store, words=words)
+    exponential = Exponential(scale_log2, bias, powers, lost, words)
+    total = store_p(cfg, order, group, share, tile, s_address, scores, exponential)
     token_scales.release(cfg, events, of_keys)
     return lost_weights.behind(cfg, state, row_max, factor, total)
 
@@ -206,22 +182,17 @@ def joined(parts) -> list:
 def first_step(
     cfg: cutlass.Constexpr,
     order: cutlass.Constexpr,
-    args: KernelArgs,
-    smem: Smem,
-    tmem: Int32,
-    events: Events,
-    work: Work,
-    i: Int32,
-    row: RowContext,
-    tiles_before: Int32,
+    group: Warpgroup,
+    share: Share,
     n: Int32,
     state: RowState,
 ) -> RowState:
     """Key tile n, the first and whole, with a reference from the first quarter of its scores."""
-    phase = order.parity(cfg, work, n, i, tiles_before)
-    at = order.buffer(cfg, work, n, i, tiles_before)
-    scale_log2 = log2_scale(cfg, args, row.factor)
-    s_address, parts = begin_scores(cfg, order, tmem, events, at, phase)
+    events, i, work = group.events, group.i, share.work
+    phase = order.parity(cfg, work, n, i, share.tiles_before)
+    tile = KeyTile(n, order.buffer(cfg, work, n, i, share.tiles_before), phase)
+    scale_log2 = log2_scale(cfg, group.args, share.row.factor)
+    s_address, parts = begin_scores(cfg, order, group, tile)
     first = next(parts)
     state = lagged.begun(cfg, state, first[1], scale_log2)
     scores = behind(first, parts)
@@ -231,9 +202,9 @@ def first_step(
         order.scores_read(events, i)
         order.may_write_p(events, i, phase)
     bias = -state.row_max * scale_log2
-    place = work, n, i, row, at, phase, s_address
-    probabilities = half_powers.Exact(row_math.saturated_powers)
-    total = store_p(cfg, order, smem, events, *place, scores, scale_log2, bias, probabilities)
+    powers = half_powers.Exact(row_math.saturated_powers)
+    exponential = Exponential(scale_log2, bias, powers)
+    total = store_p(cfg, order, group, share, tile, s_address, scores, exponential)
     return RowState(state.row_max, state.row_sum + total)
 
 
@@ -241,49 +212,33 @@ def first_step(
 def lagged_step(
     cfg: cutlass.Constexpr,
     order: cutlass.Constexpr,
-    args: KernelArgs,
-    smem: Smem,
-    tmem: Int32,
-    events: Events,
-    work: Work,
-    i: Int32,
-    row: RowContext,
-    tiles_before: Int32,
+    group: Warpgroup,
+    share: Share,
     n: Int32,
     state: RowState,
     masked: cutlass.Constexpr,
 ) -> RowState:
     """Key tile n, not the first, with a reference from the tiles before: no maximum of its scores."""
-    phase = order.parity(cfg, work, n, i, tiles_before)
-    scale_log2 = log2_scale(cfg, args, row.factor)
+    events, i, work, row = group.events, group.i, share.work, share.row
+    phase = order.parity(cfg, work, n, i, share.tiles_before)
+    scale_log2 = log2_scale(cfg, group.args, row.factor)
     state, factor = lagged.renewed(state, scale_log2)
-    at = order.buffer(cfg, work, n, i, tiles_before)
+    tile = KeyTile(n, order.buffer(cfg, work, n, i, share.tiles_before), phase)
     if cutlass.const_expr(cfg.reads_by_quarter):
-        s_address, scores = begin_scores(cfg, order, tmem, events, at, phase)
-        send_factor(cfg, order, smem, events, row, at, phase, factor)
+        s_address, scores = begin_scores(cfg, order, group, tile)
+        send_factor(cfg, order, group, row, tile, factor)
     else:
-        s_address, scores, _ = scores_of(cfg, order, tmem, events, at, i, phase)
+        s_address, scores, _ = scores_of(cfg, order, group, tile)
         if cutlass.const_expr(cfg.has_functions):
-            scores = apply_score_functions(cfg, args, work, row, n, scores, masked=False)
-        if cutlass.const_expr(order.sum_at(cfg, tmem, 0) is None):
-            order.may_write_p(events, i, phase)
-            send_factor(cfg, order, smem, events, row, at, phase, factor)
+            scores = apply_score_functions(cfg, group.args, work, row, n, scores, masked=False)
+        order.may_write_p(events, i, phase)
+        send_factor(cfg, order, group, row, tile, factor)
     bias = -state.row_max * scale_log2
     if cutlass.const_expr(masked):  # by quarter
         bands = visible_bands(cfg, row, n)
         scores = masked_parts(cfg, scores, bands)
         bias = lagged.of_visible(bias, bands)
-    place = work, n, i, row, at, phase, s_address
-    probabilities = half_powers.Exact(row_math.saturated_powers)
-    to_store = scores, scale_log2, bias, probabilities
-    if cutlass.const_expr(order.sum_at(cfg, tmem, 0) is not None):
-        sums = []
-
-        def look_and_send():
-            sums.append(order.sum_so_far(cfg, s_address, events, i, phase))
-            send_factor(cfg, order, smem, events, row, at, phase, factor)
-
-        store_p(cfg, order, smem, events, *place, *to_store, before=look_and_send)
-        return RowState(state.row_max, sums[0] * factor)
-    total = store_p(cfg, order, smem, events, *place, *to_store)
+    powers = half_powers.Exact(row_math.saturated_powers)
+    exponential = Exponential(scale_log2, bias, powers)
+    total = store_p(cfg, order, group, share, tile, s_address, scores, exponential)
     return RowState(state.row_max, state.row_sum + total)

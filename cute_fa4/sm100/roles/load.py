@@ -93,11 +93,10 @@ def run(
         first, count = work.tiles.first, work.tiles.count
         following = work
         for n in cutlass.range(first, first + maximum(count, 1), unroll=1):
-            asks = n == first + maximum(count - (1 if order.asks_behind_copies else 2), 0)
+            asks = n == first + maximum(count - 2, 0)
             asked = queue.nothing_asked()
-            if cutlass.const_expr(not order.asks_behind_copies):
-                if asks:
-                    asked = queue.ask_next(search, number)
+            if asks:
+                asked = queue.ask_next(search, number)
             # On its way while the slots of this tile are awaited.
             ahead = look_up(cfg, args, work, n + 1)
             if count > 0:
@@ -107,8 +106,6 @@ def run(
                 )  # fmt: skip
             entries, started = ahead, order.none_started()
             if asks:
-                if cutlass.const_expr(order.asks_behind_copies):
-                    asked = queue.ask_next(search, number)
                 search, following, number = queue.take_next(cfg, args, search, number, asked)
         if count > 0:
             q_phase = q_phase ^ 1

@@ -21,6 +21,7 @@ from ..instructions import tensor_memory
 from ..steps import row_math, store, token_scales
 from ..steps.row_math import RowState
 from ..steps.scores import first_state, log2_scale, row_context, write_lse
+from ..steps.warpgroup import CorrectionGroup
 from ..sync.kernel_args import Events, KernelArgs, Smem
 from ..work import rows, scales
 from ..work.tile import Work
@@ -52,18 +53,15 @@ class Turns:
 def key_tiles(
     cfg: cutlass.Constexpr,
     order: cutlass.Constexpr,
-    smem: Smem,
-    tmem: Int32,
-    events: Events,
+    group: CorrectionGroup,
     now: Turns,
     before: Turns,
-    row: Int32,
 ):
     """Rescale O_0 and O_1 before the products of their key tiles but the first, in the order of the products."""
     for turn in cutlass.range(1, now.even, unroll=1):
-        rescale_tile(cfg, order, smem, tmem, events, 0, (before.even + turn - 1) & 1, row)
+        rescale_tile(cfg, order, group, 0, (before.even + turn - 1) & 1)
         if turn < now.odd:
-            rescale_tile(cfg, order, smem, tmem, events, 1, (before.odd + turn - 1) & 1, row)
+            rescale_tile(cfg, order, group, 1, (before.odd + turn - 1) & 1)
 
 
 def state_of(cfg, smem: Smem, events: Events, i: int, phase, row) -> RowState:
@@ -87,16 +85,13 @@ def unit_of_odd(cfg: cutlass.Constexpr, smem: Smem, turns: Int32, row: Int32):
 @cute.jit
 def finish(
     cfg: cutlass.Constexpr,
-    args: KernelArgs,
-    smem: Smem,
-    tmem: Int32,
-    events: Events,
+    group: CorrectionGroup,
     work: Work,
     now: Turns,
     before: Turns,
-    row: Int32,
 ):
     """Merge the two states, and O_0 and O_1 to global memory."""
+    args, smem, events, row = group.args, group.smem, group.events, group.row
     even = state_of(cfg, smem, events, 0, (before.even + now.even - 1) & 1, row)
     odd = RowState.empty()
     if now.odd > 0:
@@ -112,51 +107,46 @@ def finish(
     events.o_ready.wait(0, before.o & 1)
     tensor_memory.fence_after()
     if now.odd > 0:
-        store_both(
-            cfg, args, smem, tmem, events, work, row, even_weight * inverse, odd_weight * inverse
-        )
+        store_both(cfg, group, work, even_weight * inverse, odd_weight * inverse)
     else:
-        store_even(cfg, args, smem, tmem, events, work, row, even_weight * inverse)
+        store_even(cfg, group, work, even_weight * inverse)
 
 
-def store_even(cfg, args, smem: Smem, tmem, events: Events, work: Work, row, scale):
+def store_even(cfg, group: CorrectionGroup, work: Work, scale):
     """O_0 * scale to global memory; free for the next work tile as soon as all of it is in registers."""
 
     def free():
         tensor_memory.fence_before()
-        events.p_ready.arrive(0)
+        group.events.p_ready.arrive(0)
 
-    store.scaled(cfg, args, smem, work, 0, row, tmem + cfg.tmem.o[0], scale, when_read=free)
+    o_address = group.tmem + cfg.tmem.o[0]
+    store.scaled(cfg, group.args, group.smem, work, 0, group.row, o_address, scale, when_read=free)
 
 
-def store_both(cfg, args, smem: Smem, tmem, events: Events, work: Work, row, even, odd):
+def store_both(cfg, group: CorrectionGroup, work: Work, even, odd):
     """O_0 * even + O_1 * odd likewise."""
 
     def free():
         tensor_memory.fence_before()
         for i in range(2):
-            events.p_ready.arrive(i)
+            group.events.p_ready.arrive(i)
 
-    o = [tmem + column for column in cfg.tmem.o]
-    store.merged(cfg, args, smem, work, 0, row, o, (even, odd), when_read=free)
+    o = [group.tmem + column for column in cfg.tmem.o]
+    store.merged(cfg, group.args, group.smem, work, 0, group.row, o, (even, odd), when_read=free)
 
 
 @cute.jit
 def correct_tiles(
     cfg: cutlass.Constexpr,
     order: cutlass.Constexpr,
-    args: KernelArgs,
-    smem: Smem,
-    tmem: Int32,
-    events: Events,
+    group: CorrectionGroup,
     work: Work,
     before: Turns,
-    row: Int32,
 ) -> Turns:
     """A work tile with at least one key tile."""
     now = Turns.of(cfg, order, work)
-    key_tiles(cfg, order, smem, tmem, events, now, before, row)
-    finish(cfg, args, smem, tmem, events, work, now, before, row)
+    key_tiles(cfg, order, group, now, before)
+    finish(cfg, group, work, now, before)
     return before.plus(now)
 
 

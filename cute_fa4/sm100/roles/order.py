@@ -7,10 +7,7 @@
     may_store_p     softmax       before P is stored                    -                      - (p_crossed.py)
     holds_p         softmax       (a choice)                            False                  False (p_crossed.py)
     sum_at          softmax, correction  (a choice)                    None: softmax adds     None (p_crossed.py)
-    sum_so_far      softmax       before the factor and P are written, where references lag and sum_at is not None
     judge           softmax       the end of a work tile                judges it              the same
-    sum_complete    correction    it has the whole sum of a row         -                      -
-    judge_corrected  correction   the end of a work tile                -                      -
     p_stored        softmax       all of P is stored                    raises p_last          the same
     begin           softmax       before the first work tile            -                      -
     may_write_p     softmax       before the factor and P are written   -                      waits for pv_done
@@ -97,10 +94,6 @@ class Order:
     starts_early: ClassVar[bool] = False
     """Whether copies of the first key tile begin before the work tile is announced: start."""
 
-    asks_behind_copies: ClassVar[bool] = False
-    """Whether the load warp asks for the next work tile behind the last copy of this one, not two key tiles before: a
-    verdict is awaited first, and where that comes late, copies of short work tiles would wait for it."""
-
     def told(self, started) -> tuple:
         """What load_tile is told of these copies. started: of start, or of none_started."""
         return ()
@@ -122,12 +115,6 @@ class Order:
         """Whether the row of a softmax thread must be computed again. number, i: of the work tile, the warpgroup."""
         failed = lagged.failed(cfg, args, work, self.q_tile(cfg, work, i), state.row_sum)
         queue.judge(number, failed)
-
-    def sum_complete(self, cfg, args, work, q_tile, row_sum):
-        """What correction keeps of the whole sum of a row, for judge_corrected."""
-
-    def judge_corrected(self, cfg, queue, work, number, now):
-        """The same where correction judges. now: what it kept of the work tile."""
 
     def may_store_p(self, events, work, n, i, phase):
         """Wait until the columns of P of query tile i are free: before its first part is stored."""

@@ -16,7 +16,8 @@ from cutlass import Int32
 
 from ..steps import lagged, lost_weights, row_math, token_scales
 from ..steps.row_math import RowState
-from ..steps.scores import RowContext, first_state, row_context, whole_tiles, write_lse
+from ..steps.scores import first_state, row_context, whole_tiles, write_lse
+from ..steps.warpgroup import RowContext, Share, Warpgroup
 from ..sync.kernel_args import Events, KernelArgs, Smem
 from ..work.queue import NO_MORE, WorkQueue
 from ..work.tile import Work
@@ -27,59 +28,36 @@ from .key_tile import first_step, lagged_step, step
 def work_tile(
     cfg: cutlass.Constexpr,
     order: cutlass.Constexpr,
-    args: KernelArgs,
-    smem: Smem,
-    tmem: Int32,
-    events: Events,
+    group: Warpgroup,
     work: Work,
-    i: Int32,
     tiles_before: Int32,
 ) -> tuple[RowContext, RowState]:
-    """All key tiles of softmax warpgroup i."""
+    """All key tiles of a softmax warpgroup. tiles_before: of earlier work tiles."""
+    args, i = group.args, group.i
     thread, _, _ = cute.arch.thread_idx()
     row = row_context(cfg, args, work, order.q_tile(cfg, work, i), thread)
     whole = whole_tiles(cfg, args, work, order.q_tile(cfg, work, i))
     stride = order.stride(cfg, work)
     end = work.tiles.end_of(order.q_tile(cfg, work, i))
     state = first_state(cfg, args, work, row, order.has_sink(cfg, work, i))
-    state = lost_weights.begun(order, cfg, tmem, state)
-    before = tiles_before
+    state = lost_weights.begun(order, cfg, group.tmem, state)
+    share = Share(work, row, tiles_before)
     if cutlass.const_expr(cfg.mask.has_lower_bound):
         begin = order.next_tile(cfg, work, work.tiles.begin_of(order.q_tile(cfg, work, i)), i)
         for n in cutlass.range(begin, whole.begin, stride, unroll=1):
-            state = step(
-                cfg, order, args, smem, tmem, events, work, i, row, before, n, state, masked=True
-            )
+            state = step(cfg, order, group, share, n, state, masked=True)
     if cutlass.const_expr(cfg.mask.is_band):
         begin = order.next_tile(cfg, work, whole.begin, i)
         exact_end = lagged.exact_end(cfg, work, begin, whole.end)
         for n in cutlass.range(begin, exact_end, stride, unroll=1):
-            state = step(
-                cfg, order, args, smem, tmem, events, work, i, row, before, n, state, masked=False
-            )
+            state = step(cfg, order, group, share, n, state, masked=False)
         if cutlass.const_expr(cfg.refers_to_quarter):
             if lagged.begins_here(work, begin, whole.end):
-                state = first_step(
-                    cfg, order, args, smem, tmem, events, work, i, row, before, begin, state
-                )
+                state = first_step(cfg, order, group, share, begin, state)
         if cutlass.const_expr(cfg.schedule.lags):
             begin = lagged.begin(work, begin, stride, whole.end)
             for n in cutlass.range(begin, whole.end, stride, unroll=1):
-                state = lagged_step(
-                    cfg,
-                    order,
-                    args,
-                    smem,
-                    tmem,
-                    events,
-                    work,
-                    i,
-                    row,
-                    before,
-                    n,
-                    state,
-                    masked=False,
-                )
+                state = lagged_step(cfg, order, group, share, n, state, masked=False)
     begin = order.next_tile(cfg, work, whole.end, i)
     if cutlass.const_expr(cfg.reads_by_quarter):
         whole_from = order.next_tile(cfg, work, whole.begin, i)
@@ -88,15 +66,11 @@ def work_tile(
         exact_end = end
         state = lagged.checked(cfg, state)
     for n in cutlass.range(begin, exact_end, stride, unroll=1):
-        state = step(
-            cfg, order, args, smem, tmem, events, work, i, row, before, n, state, masked=True
-        )
+        state = step(cfg, order, group, share, n, state, masked=True)
     if cutlass.const_expr(cfg.reads_by_quarter):
         begin = lagged.masked_begin(begin, exact_end, stride, end)
         for n in cutlass.range(begin, end, stride, unroll=1):
-            state = lagged_step(
-                cfg, order, args, smem, tmem, events, work, i, row, before, n, state, masked=True
-            )
+            state = lagged_step(cfg, order, group, share, n, state, masked=True)
     return row, row_math.closed(lost_weights.ended(cfg, state))
 
 
@@ -113,12 +87,13 @@ def run(
 ):
     """Softmax warpgroup i, every work tile. `tmem`: address of S_i for this warp's lanes."""
     thread, _, _ = cute.arch.thread_idx()
+    group = Warpgroup(args, smem, tmem, events, i)
     number, tiles = Int32(0), Int32(0)
     order.begin(events, i)
     token_scales.begin(cfg, smem, thread)
     work = queue.next(cfg, args, number)
     while work.tiles.count != NO_MORE:
-        row, state = work_tile(cfg, order, args, smem, tmem, events, work, i, tiles)
+        row, state = work_tile(cfg, order, group, work, tiles)
         turns = order.turns(cfg, work, i)
         if turns > 0:
             tiles = tiles + turns

@@ -71,8 +71,8 @@ class SumOfCodes(RowState):
 
 
 def begun(order, cfg, tmem, state: RowState) -> RowState:
-    """The state a row starts with; P of 16 bits loses nothing."""
-    if order.sum_at(cfg, tmem, 0) is None or not cfg.has_fp8:
+    """The state a row starts with."""
+    if order.sum_at(cfg, tmem, 0) is None:
         return state
     return SumOfCodes(state.row_max, state.row_sum, Int32(0))
 

@@ -1,7 +1,6 @@
 """What a softmax thread does with the scores of its row in one key tile, and what it knows about the row."""
 
 import math
-from dataclasses import dataclass
 from functools import partial
 
 import cutlass
@@ -11,11 +10,12 @@ from cutlass import Float32, Int32, select_
 from ...layouts.scalars import minimum
 from ..blueprint import score_mods
 from ..instructions import exp2, tensor_memory
-from ..sync.kernel_args import Events, KernelArgs, Smem
+from ..sync.kernel_args import KernelArgs
 from ..work import kv_range, results, rows, scales
 from ..work.tile import Work
 from . import half_powers, lost_weights, row_math, seen, visibility
 from .row_math import LOG2_E, RowState
+from .warpgroup import Exponential, PlaceOfP, RowContext, Warpgroup
 
 LOAD_COLUMNS = 32  # scores of one tcgen05.ld
 
@@ -57,68 +57,55 @@ def quarters(ahead: list, cfg, address):
 
 
 def write_probabilities(
-    cfg,
-    order,
-    smem: Smem,
-    events: Events,
-    i,
-    thread,
-    address,
-    may_store,
-    scores,
-    scale_log2,
-    bias,
-    probabilities=half_powers.EXACT,
-    lost=None,
-    words=None,
+    cfg, order, group: Warpgroup, to: PlaceOfP, scores, exponential: Exponential
 ):
-    """P = 2^(scale_log2 s + bias), rounded and stored quarter by quarter; returns its sum.
+    """P, rounded and stored quarter by quarter; returns its sum.
 
     The sum is taken of the values before rounding. scores: a list, or (first column, quarter of it) as they come from
-    tensor memory; may_store(): waits until the columns of P are free; probabilities: how they are computed, of
-    half_powers.
+    tensor memory.
 
     order.sum_early    the sum fills the gaps between exponentials
     otherwise          P must be there soon: the sum comes last. The bias is read again, from shared memory, after
                        p_ready: otherwise the compiler computes the last quarter before that.
-    lost               of lost_weights, where the product with V adds P up: instead of the sum it is returned, with
-                       what P loses here
-    words              of steps/seen.py, where order.sum_early: powers that no row of the warp needs are left out
+    exponential.lost   instead of the sum it is returned, with what P loses here
     order.holds_p      all of P is in registers before the first of it is stored
     """
+    smem, events, powers = group.smem, group.events, exponential.powers
+    scale_log2, bias, lost = exponential.scale_log2, exponential.bias, exponential.lost
     in_quarters = not isinstance(scores, list)
-    emulated = emulated_units(cfg, probabilities.unit, 0 if order.sum_early or in_quarters else 1)
+    emulated = emulated_units(cfg, powers.unit, 0 if order.sum_early or in_quarters else 1)
     if not order.sum_early:
-        smem.row_bias[thread] = bias
+        smem.row_bias[to.thread] = bias
     holds = order.holds_p(cfg)
     quarter = cfg.tiles.BN // 4
     sums, halves, late, held = [], [], [], []
     sampled = ()
     if lost is not None:
-        sampled = lost_weights.sampled_columns(cfg.tiles.BN, probabilities.unit, emulated)
+        sampled = lost_weights.sampled_columns(cfg.tiles.BN, powers.unit, emulated)
     if not in_quarters:
-        scores = [(at, scores[at : at + quarter]) for at in range(0, cfg.tiles.BN, quarter)]
+        scores = [(c, scores[c : c + quarter]) for c in range(0, cfg.tiles.BN, quarter)]
     for first, some in scores:
         if first == cfg.p_first_part and not holds:
             tensor_memory.wait_store()
             tensor_memory.fence_before()
-            events.p_ready.arrive(i)
+            events.p_ready.arrive(to.at)
             if not order.sum_early:
-                bias = smem.row_bias[thread]
-        here = frozenset(unit - first // probabilities.unit for unit in emulated)
-        if words is None:
-            p = probabilities(some, scale_log2, bias, here, cfg.p_dtype)
+                bias = smem.row_bias[to.thread]
+        here = frozenset(unit - first // powers.unit for unit in emulated)
+        if exponential.words is None:
+            p = powers(some, scale_log2, bias, here, cfg.p_dtype)
         else:
-            powers = partial(
-                probabilities, scale_log2=scale_log2, bias=bias, emulated=here, dtype=cfg.p_dtype
+            of_seen = partial(
+                powers, scale_log2=scale_log2, bias=bias, emulated=here, dtype=cfg.p_dtype
             )
-            p_words, sums = seen.add_powers(words, first, cfg.tiles.BN, powers, some, sums)
+            visible = exponential.words, first, cfg.tiles.BN
+            p_words, sums = seen.add_powers(*visible, of_seen, some, sums)
             p = half_powers.Probabilities(p_words, [])
         held.append((first * cfg.dtype_bytes // 4, p.words))
         if not holds:
             if first == 0:
-                may_store()
-            tensor_memory.store(address + held[-1][0], held.pop()[1])
+                to.may_store()
+            tensor_memory.store(to.address + held[-1][0], held.pop()[1])
         if order.sum_early:
             sums = row_math.add_values(sums, p.values)
         else:
@@ -127,16 +114,16 @@ def write_probabilities(
         for column in (c - first for c in sampled if first <= c < first + quarter):
             lost = lost_weights.add(lost, some[column : column + 2], scale_log2, bias)
     if holds:
-        may_store()
+        to.may_store()
         for column, words in held:
-            tensor_memory.store(address + column, words)
+            tensor_memory.store(to.address + column, words)
         tensor_memory.wait_store()
         tensor_memory.fence_before()
-        events.p_ready.arrive(i)
+        events.p_ready.arrive(to.at)
     else:
         tensor_memory.wait_store()
         tensor_memory.fence_before()
-    order.p_stored(events, i)
+    order.p_stored(events, to.at)
     if lost is not None:
         return lost
     total = row_math.row_total(row_math.add_values(sums, late))
@@ -149,17 +136,6 @@ def emulated_units(cfg, unit: int, first_quarter: int) -> frozenset[int]:
     if not cfg.schedule.exp2_emulated:
         return frozenset()
     return exp2.emulated_pairs(units, cfg.schedule.exp2_emulated, units // 4 * first_quarter)
-
-
-@dataclass(frozen=True)
-class RowContext:
-    """What a softmax thread knows about its row."""
-
-    thread: Int32
-    q_index: Int32  # of the query in its sequence, not beyond the last
-    head: Int32
-    bands: tuple  # ((lo, hi), ...) of the keys it sees
-    factor: Float32 | None  # of its scores besides the softmax scale
 
 
 def row_context(cfg, args: KernelArgs, work: Work, i, thread) -> RowContext:

@@ -24,7 +24,7 @@ from ..instructions import tensor_memory
 from ..sync.kernel_args import KernelArgs, Smem
 from ..work import results, rows
 from ..work.tile import Work
-from . import lagged, row_math
+from . import row_math
 
 COLUMNS = 16  # columns of O in registers at a time
 COLUMNS_OF_TWO = 8  # of each O, where two are added up
@@ -206,13 +206,9 @@ def row_sum(address):
 
 
 def rescale(cfg, o_address, factor, sum_address=None):
-    """O_i *= factor, for this thread's row, and the row sum where that is in tensor memory, too.
-
-    What has failed stays so (lagged.kept): a sum above 2^64 would come down again, and an infinite O would not.
-    """
+    """O_i *= factor, for this thread's row, and the row sum where that is in tensor memory, too."""
     if sum_address is not None:
-        total = lagged.kept(cfg, row_sum(sum_address))
-        tensor_memory.store(sum_address, [total * factor] * 2)
+        tensor_memory.store(sum_address, [row_sum(sum_address) * factor] * 2)
     _, width, _ = cfg.tiles.pv_mma_shape
     for column, values in tensor_memory.load_batches(o_address, width, COLUMNS):
         tensor_memory.store(o_address + column, row_math.multiplied(values, factor))

@@ -25,13 +25,6 @@ s_free       2       softmax 128     mma                  S has been read, the n
 pv_done      2       mma 1 (commit)  softmax, correction  O is complete up to here and P has been read
 work_judged  3       softmax 256     load                 whether a work tile is run again
 
-p_beside_s_summed.py makes do with fewer: no p_last, because P comes whole; s_free of both warpgroups, 256 arrivals, in
-the place of s_apart; and where references lag, correction judges:
-
-barrier      number  raised by       awaited by  means
-s_free       2       softmax 256     mma         S is read, and the other S where they have the same columns
-work_judged  3       correction 128  load        whether a work tile is run again
-
 Where every key has a scale (roles/token_scales.py), 32 threads of its warp read the queue too, and there are last
 
 barrier       number  raised by    awaited by  means
@@ -91,16 +84,15 @@ def table(
     kv_slots: int,
     of_the_order=(),
     judge: str | None = None,
-    p_in_parts: bool = True,
 ) -> BarrierTable:
     """The table of a kernel.
 
     of_the_order: the rows that its order of the products adds; judge: the role that says which work tiles are run again
-    (work/judged.py); None: none are; p_in_parts: p_last comes behind p_ready
+    (work/judged.py); None: none are
     """
     return BarrierTable.of(
         (
-            *rows(warps, of_the_order, bool(tiles.problem.token_scales), p_in_parts),
+            *rows(warps, of_the_order, bool(tiles.problem.token_scales)),
             *mixed_rows(tiles.problem.mixes_rope),
             *(judged_rows(warps, judge) if judge else ()),
         ),
@@ -112,10 +104,8 @@ def table(
     )
 
 
-def rows(
-    warps: WarpRoles, of_the_order=(), with_scales: bool = False, p_in_parts: bool = True
-) -> tuple[Barrier, ...]:
-    """Every barrier, in memory order. with_scales: keys have their own; p_in_parts: as of table."""
+def rows(warps: WarpRoles, of_the_order=(), with_scales: bool = False) -> tuple[Barrier, ...]:
+    """Every barrier, in memory order. with_scales: keys have their own."""
     p_last = Barrier(
         "p_last",
         SOFTMAX,
@@ -153,7 +143,7 @@ def rows(
             "P is stored in part, O rescaled",
             "the next S, and so the next P, is issued after this wait",
         ),
-        *((p_last,) if p_in_parts else ()),
+        p_last,
         *of_the_order,
         Barrier(
             "o_ready",

@@ -32,7 +32,6 @@ from ..roles import dispatch
 from ..steps.store import PIECE_BYTES, store_piece
 from ..sync.kernel_args import KernelArgs, Smem, floats
 from .p_beside_s import PBesideSCode
-from .p_beside_s_summed import PBesideSSummedCode
 from .p_crossed import PCrossedCode
 from .p_over_s import POverSCode
 from .single_tile.hooks import LonePBesideS, LonePOverS
@@ -41,15 +40,12 @@ from .uneven import hooks as uneven
 ORDER_CODE = {
     "p_over_s": POverSCode(),
     "p_beside_s": PBesideSCode(),
-    "p_beside_s_summed": PBesideSSummedCode(),
     "p_crossed": PCrossedCode(),
     "p_crossed_summed": PCrossedCode(),
 }
 ONES = {  # in a word
     "e4m3": 0x38383838,
     "e5m2": 0x3C3C3C3C,
-    "bf16": 0x3F803F80,
-    "fp16": 0x3C003C00,
 }
 WITH_LONE_TILES = {"p_over_s": LonePOverS(), "p_beside_s": LonePBesideS()}
 

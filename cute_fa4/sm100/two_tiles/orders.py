@@ -3,9 +3,6 @@
 order         columns                        code
 p_over_s      S0 P0 | S1 P1 | O0 | O1        p_over_s.py: P_i is stored over S_i
 p_beside_s    S0 | P0 | S1 | P1 | O0 | O1    p_beside_s.py: the next S_i is made while P_i is read
-p_beside_s_summed                            p_beside_s_summed.py: the same with row sums L_i, which P V makes: S0 and
-              S0 S1 | P0 | P1                S1 overlap (docs/decisions/0016)
-              | O0 L0 | O1 L1
 p_crossed     S0 P1 | S1 P0 | O0 | O1        p_crossed.py: likewise, P_i in the columns of the other S
 p_crossed_summed                             the same with row sums L_i, which P V makes: S0 and S1 overlap
               P1 S0 S1 P0 | O0 L0 | O1 L1    (docs/decisions/0019)
@@ -14,10 +11,8 @@ The code is apart because it needs the compiler, and configurations are asked wi
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
-from ..blueprint import bands
-from ..blueprint.barriers import SOFTMAX, Barrier, commit_by, every_thread, one_softmax
+from ..blueprint.barriers import SOFTMAX, Barrier, commit_by, one_softmax
 from ..blueprint.memory_maps import TmemMap
 from ..blueprint.problem import Problem
 from ..blueprint.tiles import Tiles
@@ -29,12 +24,7 @@ SPAN_COLUMNS = 128  # of eight bits in a span of 128 bytes
 
 @dataclass(frozen=True)
 class POverS:
-    """judge: the role that says which work tiles are run again, where references lag. p_in_parts: P V may begin with a
-    part of P."""
-
     name: str = "p_over_s"
-    judge: ClassVar[str] = "softmax"
-    p_in_parts: ClassVar[bool] = True
 
     def tmem(self, tiles: Tiles) -> TmemMap:
         s = tuple(i * tiles.BN for i in range(tiles.num_q))
@@ -47,8 +37,6 @@ class POverS:
 @dataclass(frozen=True)
 class PBesideS:
     name: str = "p_beside_s"
-    judge: ClassVar[str] = "softmax"
-    p_in_parts: ClassVar[bool] = True
 
     def tmem(self, tiles: Tiles) -> TmemMap:
         width = tiles.BN + tiles.p_columns
@@ -103,27 +91,6 @@ class PCrossedSummed(PCrossed):
         return (*super().barriers(warps), s_apart(warps))
 
 
-@dataclass(frozen=True)
-class PBesideSSummed(PBesideS):
-    name: str = "p_beside_s_summed"
-    judge: ClassVar[str] = "correction"  # which has the whole sums
-    p_in_parts: ClassVar[bool] = False
-
-    def tmem(self, tiles: Tiles) -> TmemMap:
-        s = meeting_s(tiles)
-        p = tuple(s[1] + tiles.BN + i * tiles.p_columns for i in range(tiles.num_q))
-        return with_sums(tiles, s, p, p[1] + tiles.p_columns, p_apart=True)
-
-    def barriers(self, warps: WarpRoles) -> tuple[Barrier, ...]:
-        s_free, pv_done = super().barriers(warps)
-        of_both = replace(
-            s_free,
-            raised_by=(every_thread(warps, "softmax"),),
-            means="S is read, and the other S where they have the same columns",
-        )
-        return of_both, pv_done
-
-
 def meeting_s(tiles: Tiles) -> tuple[int, int]:
     """Columns of the two S, which have as many in common as the sums need."""
     return 0, tiles.BN - tiles.num_q * SUM_COLUMNS
@@ -159,35 +126,13 @@ def may_add_up(problem: Problem) -> bool:
     return problem.has_fp8 and of_p and problem.qk_depth <= problem.ov_depth == SPAN_COLUMNS
 
 
-def may_add_up_beside(problem: Problem) -> bool:
-    """The same of P with 16 bits, 64 of which are a span; a sink would have to be in the sums."""
-    apart = problem.write_lse or problem.split_keys or problem.sink or problem.rope_depth
-    return not problem.has_fp8 and not apart and problem.qk_depth <= problem.ov_depth == 64
-
-
-def pays_to_add_up_beside(problem: Problem) -> bool:
-    """Whether that pays where references lag: where it was modelled (docs/decisions/0016).
-
-    Every query tile sees the same key tiles, and every block has two query tiles.
-    """
-    plain = problem.score_mod is None and problem.mask_mod is None
-    dense = problem.q_layout == problem.kv_layout == "dense"
-    equal = not (problem.clips_queries or problem.seqused_k or problem.padded_keys)
-    everything = isinstance(problem.mask, bands.Full) and problem.qk_depth == 64
-    modelled = everything and problem.arch == "sm_100a"
-    return may_add_up_beside(problem) and plain and dense and equal and modelled
-
-
 def _with_o(tiles: Tiles, s: tuple, p: tuple, first: int, p_apart: bool) -> TmemMap:
     """O_0, O_1 from column `first` on, behind everything else."""
     o = tuple(first + i * tiles.padded_ov_depth for i in range(tiles.num_q))
     return TmemMap(s, p, o, o[-1] + tiles.padded_ov_depth, p_apart)
 
 
-ORDERS = {
-    order.name: order
-    for order in (POverS(), PBesideS(), PBesideSSummed(), PCrossed(), PCrossedSummed())
-}
+ORDERS = {order.name: order for order in (POverS(), PBesideS(), PCrossed(), PCrossedSummed())}
 
 
 def best_order(tiles: Tiles, lone_tiles: bool | None = None) -> str:

@@ -27,8 +27,6 @@ from .orders import (
     POverS,
     best_order,
     may_add_up,
-    may_add_up_beside,
-    pays_to_add_up_beside,
 )
 from .smem_map import TwoTilesSmem, ones_bytes, smem_map
 
@@ -39,10 +37,9 @@ ORDERS_OF_UNEVEN_TILES = (
 )  # crossed, P of either query tile waits for S of the other
 MAXIMA = ("exact", "lagged")
 EXPONENTIALS = ("exact", "half")
-SUMMED, BESIDE_SUMMED = "p_crossed_summed", "p_beside_s_summed"
+SUMMED = "p_crossed_summed"
 EMULATED_IN_HALVES = 32  # of 64 pairs: docs/decisions/0019
 EMULATED_WITHOUT_SUMS = 40  # where softmax adds nothing up
-LAGGED_WITHOUT_SUMS = 30  # the same where references lag: docs/decisions/0016
 COLUMNS_BY_WARP = 128  # of a key tile whose quarters are words of visibility
 MOST_IN_HALVES = 56  # the others keep NaN
 
@@ -65,7 +62,7 @@ class TwoTiles(RowSchedule):
     query_tiles: ClassVar[int] = 2
     extras: ClassVar[Extra] = Extra.ROPE | Extra.MIXED_ROPE | Extra.KEY_SCALES
     values_apart: ClassVar[bool] = True
-    sums_codes: ClassVar[bool] = True  # P V adds P up, of eight bits and of 16
+    sums_codes: ClassVar[bool] = True  # P V adds P of eight bits up
     tmem_remedy: ClassVar[str] = ", or order='p_over_s'"
     lagged_emulated: ClassVar[int] = (
         24  # of 64 pairs of exponentials, on sm_100a: docs/decisions/0012
@@ -79,12 +76,8 @@ class TwoTiles(RowSchedule):
     def resolved(self, problem: Problem) -> "TwoTiles":
         lags = self.maximum == "lagged" or (self.maximum is None and lag_pays(problem))
         schedule = self
-        if self.order is None and lags and self.adds_up_beside(problem):
-            schedule = replace(self, order=BESIDE_SUMMED)
         if self.exp2_emulated is None and lags and problem.arch == "sm_100a":
-            summed = schedule.order == BESIDE_SUMMED
-            emulated = LAGGED_WITHOUT_SUMS if summed else self.lagged_emulated
-            schedule = replace(schedule, exp2_emulated=emulated)
+            schedule = replace(schedule, exp2_emulated=self.lagged_emulated)
         if schedule.exponential is None:
             half = problem.has_fp8 and problem.arch == "sm_100a" and "V" not in problem.descales
             schedule = replace(schedule, exponential="half" if half else "exact")
@@ -114,23 +107,13 @@ class TwoTiles(RowSchedule):
         possible = self.sums_codes and may_add_up(problem) and self.bn_cap in (0, SPAN_COLUMNS)
         return possible and self.exponential == "half" and not lone
 
-    def adds_up_beside(self, problem: Problem) -> bool:
-        """Whether P V adds P of 16 bits up where nobody says otherwise (docs/decisions/0016)."""
-        tiles = self.bn_cap in (0, 128) and not self.lone_tiles
-        return self.sums_codes and tiles and pays_to_add_up_beside(problem)
-
     def fitting(self, problem: Problem) -> "TwoTiles":
         """The same choices for another problem: where it does not let P V add P up, as beside an LSE, softmax does."""
-        fits = self._sums_of_8_bits_fit(problem) and self._sums_of_16_bits_fit(problem)
-        return self if fits else replace(self, order=None, exp2_emulated=None)
+        return self if self._sums_fit(problem) else replace(self, order=None, exp2_emulated=None)
 
-    def _sums_of_8_bits_fit(self, problem: Problem) -> bool:
+    def _sums_fit(self, problem: Problem) -> bool:
         possible = may_add_up(problem) and self.bn_cap in (0, SPAN_COLUMNS)
         return self.order != SUMMED or possible
-
-    def _sums_of_16_bits_fit(self, problem: Problem) -> bool:
-        tiles_fit = self.bn_cap in (0, 128)
-        return self.order != BESIDE_SUMMED or (may_add_up_beside(problem) and tiles_fit)
 
     def tmem(self, problem: Problem) -> TmemMap:
         return self._order.tmem(self.tiles(problem))
@@ -174,19 +157,11 @@ class TwoTiles(RowSchedule):
             why.insert(
                 0, f"order={self.order!r} is no order of the products: use {' or '.join(ORDERS)}"
             )
-        if not self._sums_of_8_bits_fit(problem):
+        if not self._sums_fit(problem):
             why.append(
                 f"order={self.order!r} with qkv_dtype={problem.qkv_dtype!r}, depths {problem.qk_depth} and "
                 f"{problem.ov_depth}, write_lse={problem.write_lse}, bn_cap={self.bn_cap}: P V adds up P of eight "
                 "bits where V has 128 columns, without LSE or scales of tokens: use 'p_crossed'"
-            )
-        if not self._sums_of_16_bits_fit(problem):
-            why.append(
-                f"order={self.order!r} with qkv_dtype={problem.qkv_dtype!r}, depths {problem.qk_depth} and "
-                f"{problem.ov_depth}, write_lse={problem.write_lse}, split_keys={problem.split_keys}, "
-                f"sink={problem.sink}, rope_depth={problem.rope_depth}, bn_cap={self.bn_cap}: "
-                "P V adds up P of 16 bits where V has 64 columns and key tiles have 128 keys, without LSE, sinks or "
-                "columns of K apart: use 'p_beside_s'"
             )
         if self.maximum not in (None, *MAXIMA):
             why.append(
@@ -254,7 +229,7 @@ def layout(schedule: TwoTiles, tiles: Tiles) -> tuple[BarrierTable, TwoTilesSmem
     """Barriers and shared memory decide each other's size: the ring gets what a kernel without slots leaves."""
     warps = schedule.warps_of(tiles.problem)
     order = ORDERS[schedule.order]
-    says = order.barriers(warps), order.judge if schedule.lags else None, order.p_in_parts
+    says = order.barriers(warps), "softmax" if schedule.lags else None
     ones = ones_bytes(tiles) if order.tmem(tiles).sums else 0
     empty = barriers.table(tiles, warps, 0, *says)
     slots = slots_that_fit(tiles, smem_map(tiles, warps, empty, ones_bytes=ones), empty)

@@ -12,6 +12,7 @@ from cutlass import Int32
 
 from ..instructions import tensor_memory
 from ..steps import row_math, store
+from ..steps.warpgroup import CorrectionGroup
 from ..sync.kernel_args import Events, KernelArgs, Smem
 from ..work import scales
 from ..work.tile import Work
@@ -71,17 +72,14 @@ def no_tiles() -> Int32:
 def correct_tiles(
     cfg: cutlass.Constexpr,
     order: cutlass.Constexpr,
-    args: KernelArgs,
-    smem: Smem,
-    tmem: Int32,
-    events: Events,
+    group: CorrectionGroup,
     work: Work,
     before: Int32,
-    row: Int32,
 ) -> Int32:
     """A work tile with key tiles; before: how many there were in earlier work tiles."""
     for n in cutlass.range(1, work.tiles.count, unroll=1):
-        rescale(cfg, smem, tmem, events, before + n, row)
+        rescale(cfg, group.smem, group.tmem, group.events, before + n, group.row)
     tiles = before + work.tiles.count
-    finish(cfg, args, smem, tmem, events, work, tiles - 1, row)
+    args, smem, tmem, events = group.args, group.smem, group.tmem, group.events
+    finish(cfg, args, smem, tmem, events, work, tiles - 1, group.row)
     return tiles

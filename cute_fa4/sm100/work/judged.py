@@ -4,8 +4,7 @@ Where the reference of a row lags behind its maximum (steps/lagged.py), a score 
 its exponential overflows. The row sum tells, when it is too late for the work tile. Its results are stored all the
 same; then the tile is run once more, and overwrites them:
 
-    softmax      at the end of a work tile      a verdict for each warp, then work_judged; correction does it where P V
-                                                adds up P of 16 bits (two_tiles/p_beside_s_summed.py)
+    softmax      at the end of a work tile      a verdict for each warp, then work_judged
     load warp    before an entry is used again  the verdict is in: failed -> the same tile once more, instead of a claim
     load warp    no block is left               a work tile without rows, so that the MMA warp ends what it has put off;
                                                 then the last verdicts; then the end
@@ -84,12 +83,11 @@ class Judged:
         """The work tile of an entry."""
         return work_of(cfg, args, [self.entries[at * WORK_WORDS + i] for i in range(WORK_WORDS)])
 
-    def judge(self, number, failed, words=None):
+    def judge(self, number, failed):
         at, warp = number % JUDGED_ENTRIES, cute.arch.make_warp_uniform(cute.arch.warp_idx())
         verdict = cute.arch.vote_any_sync(failed)
         with cute.arch.elect_one():
-            for word in [warp] if words is None else words(warp):
-                self.verdicts[at * VERDICT_WORDS + word] = Int32(verdict)
+            self.verdicts[at * VERDICT_WORDS + warp] = Int32(verdict)
         cute.arch.mbarrier_arrive(self.judged + at)
 
     def agreed(self, number, found):

@@ -115,7 +115,7 @@ class WorkQueue:
         """Load warp, behind the last copy of a work tile: -> (the next work tile, its number)."""
         return following, number
 
-    def judge(self, number, failed, words=None):
+    def judge(self, number, failed):
         """Who judges, every thread of it, at the end of work tile `number`: whether it must be run again.
 
         words: of a warp, the softmax warps whose rows it has looked at; None: it is one of them

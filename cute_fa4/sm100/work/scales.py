@@ -19,29 +19,39 @@ from cutlass import Float32, Int32, select_
 
 from ...layouts.scalars import maximum, minimum
 from ...tma import paged_rows
+from ..blueprint.problem import LARGEST_SCALE, SMALLEST_SCALE
 from .rows import Row
 
 
 def of_scores(cfg, args, work, place: Row | None = None):
-    """What the scores of a row are multiplied by besides the softmax scale; None: nothing.
+    """What the scores of a row are multiplied by besides the softmax scale; None: nothing. NaN out of bounds.
 
-    NaN where that is not positive: the row maximum is taken before it is multiplied. place: None: of all rows of the
-    work tile, of which each may have a scale besides, that of of_row.
+    place: None: of all rows of the work tile, of which each may have a scale besides, that of of_row.
     """
     factor = _product(cfg, args, work, "qk")
-    if place is not None and "Q" in cfg.descales:
-        factor = times(_of_row(cfg, args.descales[cfg.descales.index("Q")], work, place), factor)
-    return _positive(factor)
+    if "Q" not in cfg.descales:
+        return None if factor is None else _checked(args, factor, factor)
+    if place is None:
+        return None if factor is None else select_(factor > 0.0, factor, Float32(float("nan")))
+    factor = times(_of_row(cfg, args.descales[cfg.descales.index("Q")], work, place), factor)
+    return _checked(args, factor, factor)
 
 
 def of_row(cfg, args, work, place: Row):
-    """The scale of a query and head, NaN where it is not positive; of cfg.descales with a Q."""
-    return _positive(_of_row(cfg, args.descales[cfg.descales.index("Q")], work, place))
+    """The scale of a query and head, NaN where its product with those of all rows is out of bounds; with a Q."""
+    own = _of_row(cfg, args.descales[cfg.descales.index("Q")], work, place)
+    return _checked(args, times(own, _product(cfg, args, work, "qk")), own)
 
 
-def _positive(factor):
-    """The factor, or NaN where it is not positive; None: there is none."""
-    return None if factor is None else select_(factor > 0.0, factor, Float32(float("nan")))
+def _checked(args, factor, value):
+    """`value`, or NaN where `factor` times the softmax scale is not a scale that a call may have.
+
+    Out and LSE of such a row are NaN: the row maximum is taken before it is multiplied, which a negative scale turns
+    around, and beyond the bounds a score is no longer told from another.
+    """
+    scale = args.scale * factor
+    inside = (scale >= SMALLEST_SCALE) & (scale <= LARGEST_SCALE)
+    return select_(inside, value, Float32(float("nan")))
 
 
 def of_output(cfg, args, work):

@@ -18,21 +18,12 @@ COUNTS = dict(
 
 OVER = choose_config(qkv_dtype="bf16", head_dim=128, maximum="exact")
 BESIDE = choose_config(qkv_dtype="bf16", head_dim=64, order="p_beside_s")
-SUMMED = choose_config(qkv_dtype="bf16", head_dim=64, order="p_beside_s_summed")
 RESTED = FA4Config(qk_depth=192, ov_depth=128)  # K of 192 columns has a rest beside its slot
 
 
 def test_arrival_counts():
     """Derived from the roles' threads; a hand count agrees."""
     assert {b.name: b.count for b in BESIDE.barriers.rows} == COUNTS
-
-
-def test_sums_in_the_product_take_fewer_barriers():
-    """Both warpgroups say that S may be made again, P comes whole, and correction's 128 threads judge."""
-    counts = {b.name: b.count for b in SUMMED.barriers.rows}
-    assert counts == {n: c for n, c in COUNTS.items() if n != "p_last"} | dict(
-        s_free=256, work_judged=128
-    )
 
 
 def test_counts_follow_the_roles():
@@ -49,12 +40,10 @@ def test_the_table_in_the_docstring_is_the_table_in_the_code():
     added = [row for row in BESIDE.barriers.rows if row.name not in OVER.barriers]
     only_added = BarrierTable(tuple(added), BESIDE.barriers.numbers)
     assert only_added.text() in barriers.__doc__
-    other = [row for row in SUMMED.barriers.rows if row not in BESIDE.barriers.rows]
-    assert BarrierTable(tuple(other), SUMMED.barriers.numbers).text() in barriers.__doc__
     assert reuse_text(BESIDE.barriers.rows) in barriers.__doc__
 
 
-@pytest.mark.parametrize("cfg", [OVER, RESTED, BESIDE, SUMMED])
+@pytest.mark.parametrize("cfg", [OVER, RESTED, BESIDE])
 def test_barriers_lie_one_after_another_and_fill_their_region(cfg):
     listed = list(cfg.barriers.instances())
     assert [index for index, _, _ in listed] == list(range(cfg.barriers.total))
@@ -78,7 +67,7 @@ def test_an_unknown_barrier_is_named_with_the_known_ones():
         OVER.barriers.first_index("p_gone")
 
 
-@pytest.mark.parametrize("cfg", [OVER, BESIDE, RESTED, SUMMED])
+@pytest.mark.parametrize("cfg", [OVER, BESIDE, RESTED])
 def test_shared_memory_regions_follow_one_another_and_tiles_start_on_a_swizzle_period(cfg):
     regions = cfg.smem.regions
     assert regions[0].offset == 0 and regions[-1].end == cfg.smem.nbytes

@@ -10,6 +10,8 @@ thread: 4 loads of 16 bytes, which free the slot; then for 32 numbers at a time 
 tensor memory and 64 bytes of V.
 """
 
+from dataclasses import dataclass
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
@@ -62,6 +64,14 @@ def widen_slab(cfg, words: list, scale, key, k_address, v_address):
             )
 
 
+@dataclass(frozen=True)
+class Place:
+    """What a widening thread dequantizes: one key of a tile, of each slab the first or the second half."""
+
+    key: Int32
+    half: Int32
+
+
 @cute.jit
 def key_tile(
     cfg: cutlass.Constexpr,
@@ -71,10 +81,10 @@ def key_tile(
     kv: KVConsumerPipeline,
     at: Slot,
     tile: Int32,
-    key: Int32,
-    half: Int32,
+    place: Place,
 ) -> Slot:
     """The slabs of key tile number `tile` of the CTA. tmem: address of the first column for this warp's lanes."""
+    key, half = place.key, place.half
     v_chunk = cfg.tiles.slab_tile(walks_keys=True).chunk_bytes
     kv.wait(at)
     scales = scales_of_key(smem, key)
@@ -115,12 +125,13 @@ def run(
     thread, _, _ = cute.arch.thread_idx()
     key = thread % cfg.tiles.BN  # a warp's lanes of tensor memory are those of its number
     half = (thread - cfg.warps.widen.start * WARP_SIZE) // cfg.tiles.BN
+    place = Place(key, half)
     at = Slot(Int32(0), Int32(0))
     tile, number = Int32(0), Int32(0)
     count = queue.next(cfg, args, number).tiles.count
     while count != NO_MORE:
         for _ in cutlass.range(count, unroll=1):
-            at = key_tile(cfg, smem, tmem, events, kv, at, tile, key, half)
+            at = key_tile(cfg, smem, tmem, events, kv, at, tile, place)
             tile = tile + 1
         number = number + 1
         count = queue.next(cfg, args, number).tiles.count

@@ -25,7 +25,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, select_
 
 from ...blueprint.chip import WARP_SIZE
-from ...few_rows.columns import NAMED_BARRIER
+from ...few_rows.columns import NAMED_BARRIER, SoftmaxWarps
 from ...few_rows.softmax import Before
 from ...few_rows.visibility import is_picked
 from ...instructions import tensor_memory
@@ -141,12 +141,8 @@ def keep_picked(word, scores: list) -> list:
 @cute.jit
 def step(
     cfg: cutlass.Constexpr,
-    args: KernelArgs,
-    smem: LatentPairShared,
-    tmem: Int32,
-    events: Events,
+    warps: SoftmaxWarps,
     work: Work,
-    place: Place,
     row: RowContext,
     before: Before,
     n: Int32,
@@ -154,6 +150,8 @@ def step(
     masked: cutlass.Constexpr,
 ) -> RowState:
     """Key tile n: scores to probabilities."""
+    args, smem, tmem = warps.args, warps.smem, warps.tmem
+    events, place = warps.events, warps.place
     tile = n - work.tiles.first + before.tiles
     buffer = tile & (S_BUFFERS - 1)
     picked = None
@@ -207,31 +205,24 @@ def begin(cfg, args: KernelArgs, work: Work, row: RowContext, place: Place) -> R
 @cute.jit
 def key_tiles(
     cfg: cutlass.Constexpr,
-    args: KernelArgs,
-    smem: LatentPairShared,
-    tmem: Int32,
-    events: Events,
+    warps: SoftmaxWarps,
     work: Work,
-    place: Place,
     before: Before,
 ) -> tuple[RowContext, RowState]:
     """All key tiles of a work tile."""
+    args, place = warps.args, warps.place
     row = row_context(cfg, args, work, 0, place.row_of_tile)
     whole = whole_tiles(cfg, args, work, 0)
     first, end = work.tiles.first, work.tiles.first + work.tiles.count
     state = begin(cfg, args, work, row, place)
     if cutlass.const_expr(cfg.mask.has_lower_bound):
         for n in cutlass.range(first, whole.begin, unroll=1):
-            state = step(
-                cfg, args, smem, tmem, events, work, place, row, before, n, state, masked=True
-            )
+            state = step(cfg, warps, work, row, before, n, state, masked=True)
     if cutlass.const_expr(cfg.mask.is_band):
         for n in cutlass.range(whole.begin, whole.end, unroll=1):
-            state = step(
-                cfg, args, smem, tmem, events, work, place, row, before, n, state, masked=False
-            )
+            state = step(cfg, warps, work, row, before, n, state, masked=False)
     for n in cutlass.range(whole.end, end, unroll=1):
-        state = step(cfg, args, smem, tmem, events, work, place, row, before, n, state, masked=True)
+        state = step(cfg, warps, work, row, before, n, state, masked=True)
     return row, state
 
 
@@ -246,10 +237,11 @@ def run(
 ):
     """Every work tile. `tmem`: address of the first column for this warp's lanes."""
     place = Place.here(cfg)
+    warps = SoftmaxWarps(args, smem, tmem, events, place)
     before = Before(Int32(0), Int32(0))
     work = queue.next(cfg, args, before.work_tiles)
     while work.tiles.count != NO_MORE:
-        row, state = key_tiles(cfg, args, smem, tmem, events, work, place, before)
+        row, state = key_tiles(cfg, warps, work, before)
         tiles = before.tiles + work.tiles.count
         a, b, c, d = exchange(cfg, smem, place, tiles + before.work_tiles, state.row_sum)
         total = (a + b) + (c + d)

@@ -12,7 +12,8 @@ from ...roles import correction, merge
 from ...roles.merge import Turns
 from ...steps import row_math, store
 from ...steps.scores import log2_scale, write_lse
-from ...sync.kernel_args import Events, KernelArgs, Smem
+from ...steps.warpgroup import CorrectionGroup
+from ...sync.kernel_args import Events
 from ...work import rows, scales
 from ...work.tile import Work
 from .tile import is_lone
@@ -38,16 +39,13 @@ def no_chunks(cfg: cutlass.Constexpr, row: Int32):
 @cute.jit
 def finish_lone(
     cfg: cutlass.Constexpr,
-    args: KernelArgs,
-    smem: Smem,
-    tmem: Int32,
-    events: Events,
+    group: CorrectionGroup,
     work: Work,
     now: Turns,
     before: Turns,
-    row: Int32,
 ):
     """Merge the two states of each row, and O_0 and O_1 to global memory."""
+    args, smem, events, row = group.args, group.smem, group.events, group.row
     even = merge.state_of(cfg, smem, events, 0, (before.even + now.even - 1) & 1, row)
     odd = merge.state_of(cfg, smem, events, 1, (before.odd + now.odd - 1) & 1, row)
     factor = scales.of_scores(cfg, args, work, rows.row_of(cfg, work, 0, row))
@@ -59,9 +57,7 @@ def finish_lone(
         events.o_ready.wait(i, before.o & 1)
     hand_back_q1(cfg, events, row)
     tensor_memory.fence_after()
-    merge.store_both(
-        cfg, args, smem, tmem, events, work, row, even_weight * inverse, odd_weight * inverse
-    )
+    merge.store_both(cfg, group, work, even_weight * inverse, odd_weight * inverse)
     no_chunks(cfg, row)
 
 
@@ -69,22 +65,18 @@ def finish_lone(
 def correct_tiles(
     cfg: cutlass.Constexpr,
     order: cutlass.Constexpr,
-    args: KernelArgs,
-    smem: Smem,
-    tmem: Int32,
-    events: Events,
+    group: CorrectionGroup,
     work: Work,
     before: Turns,
-    row: Int32,
 ) -> Turns:
     """A work tile of either kind."""
     now = Turns.of(cfg, order, work)
-    merge.key_tiles(cfg, order, smem, tmem, events, now, before, row)
+    merge.key_tiles(cfg, order, group, now, before)
     if is_lone(cfg, work):
-        finish_lone(cfg, args, smem, tmem, events, work, now, before, row)
+        finish_lone(cfg, group, work, now, before)
     else:
         last = (before.even + now.even - 1, before.odd + now.odd - 1)
         for i in cutlass.range_constexpr(cfg.tiles.num_q):
-            place = work, i, i, last[i] & 1, before.o & 1, row
-            correction.finish_tile(cfg, order, args, smem, tmem, events, *place)
+            place = work, i, i, last[i] & 1, before.o & 1
+            correction.finish_tile(cfg, order, group, *place)
     return before.plus(now)

@@ -15,7 +15,7 @@ from cute_fa4.layouts.scalars import choose
 from ...roles import merge
 from ...roles.correction import finish_tile, rescale_tile
 from ...roles.merge import Turns
-from ...sync.kernel_args import Events, KernelArgs, Smem
+from ...steps.warpgroup import CorrectionGroup
 from ...work.tile import Work
 from ..single_tile.correction import finish_lone
 from ..single_tile.tile import is_lone
@@ -45,47 +45,39 @@ class Count:
 def two_tiles(
     cfg: cutlass.Constexpr,
     order: cutlass.Constexpr,
-    args: KernelArgs,
-    smem: Smem,
-    tmem: Int32,
-    events: Events,
+    group: CorrectionGroup,
     work: Work,
     before: Turns,
-    row: Int32,
 ):
     """A work tile of two query tiles, from the first factor to the last store. before: key tiles of each warpgroup."""
     first, second = Count.of(work, before, 0), Count.of(work, before, 1)
     late = work.tiles.before(1)
     for n in cutlass.range(1, second.tiles + late, unroll=1):
-        own = second.warpgroup, second.phase(n - late - 1), row
+        own = second.warpgroup, second.phase(n - late - 1)
         if cutlass.const_expr(not cfg.begins_late):
-            rescale_tile(cfg, order, smem, tmem, events, *own)
+            rescale_tile(cfg, order, group, *own)
         else:
             if n > late:
-                rescale_tile(cfg, order, smem, tmem, events, *own)
+                rescale_tile(cfg, order, group, *own)
         if n < first.tiles:
-            rescale_tile(cfg, order, smem, tmem, events, first.warpgroup, first.phase(n - 1), row)
+            rescale_tile(cfg, order, group, first.warpgroup, first.phase(n - 1))
     for q_tile in cutlass.range_constexpr(2):
         of = (first, second)[q_tile]
-        place = work, of.warpgroup, q_tile, of.phase(of.tiles - 1), before.o & 1, row
-        finish_tile(cfg, order, args, smem, tmem, events, *place)
+        place = work, of.warpgroup, q_tile, of.phase(of.tiles - 1), before.o & 1
+        finish_tile(cfg, order, group, *place)
 
 
 @cute.jit
 def correct_tiles(
     cfg: cutlass.Constexpr,
     order: cutlass.Constexpr,
-    args: KernelArgs,
-    smem: Smem,
-    tmem: Int32,
-    events: Events,
+    group: CorrectionGroup,
     work: Work,
     before: Turns,
-    row: Int32,
 ) -> Turns:
     """A work tile of two query tiles."""
     now = Turns.of(cfg, order, work)
-    two_tiles(cfg, order, args, smem, tmem, events, work, before, row)
+    two_tiles(cfg, order, group, work, before)
     return before.plus(now)
 
 
@@ -93,19 +85,15 @@ def correct_tiles(
 def correct_lone_or_two(
     cfg: cutlass.Constexpr,
     order: cutlass.Constexpr,
-    args: KernelArgs,
-    smem: Smem,
-    tmem: Int32,
-    events: Events,
+    group: CorrectionGroup,
     work: Work,
     before: Turns,
-    row: Int32,
 ) -> Turns:
     """A work tile of either kind."""
     now = Turns.of(cfg, order, work)
     if is_lone(cfg, work):
-        merge.key_tiles(cfg, order, smem, tmem, events, now, before, row)
-        finish_lone(cfg, args, smem, tmem, events, work, now, before, row)
+        merge.key_tiles(cfg, order, group, now, before)
+        finish_lone(cfg, group, work, now, before)
     else:
-        two_tiles(cfg, order, args, smem, tmem, events, work, before, row)
+        two_tiles(cfg, order, group, work, before)
     return before.plus(now)

@@ -33,7 +33,7 @@ FLOORS = """
     cute_fa4.sm100.choose
     cute_fa4.sm100.latent cute_fa4.sm100.wide
     cute_fa4.sm100.two_tiles cute_fa4.sm100.one_tile cute_fa4.sm100.few_rows
-    cute_fa4.sm100.pair cute_fa4.sm100.append cute_fa4.sm100.combine
+    cute_fa4.sm100.pair cute_fa4.sm100.append cute_fa4.sm100.combine cute_fa4.sm100.backward
     cute_fa4.sm100.kernel
     cute_fa4.sm100.roles
     cute_fa4.sm100.steps
@@ -168,10 +168,10 @@ def levels(arrows: set[tuple[str, str]]) -> int:
 
 
 def test_the_kernels_stay_readable():
-    """The bounds of docs/decisions/0032: who looks into sm100/ sees few rooms, and families that stand alone."""
+    """The bounds of docs/decisions/0032, and a room for the backward pass: few rooms, and families that stand alone."""
     folder = import_graph.ROOT / "cute_fa4" / "sm100"
     rooms = {path.stem for path in folder.glob("*.py")} - {"__init__"}
     rooms |= {path.parent.name for path in folder.glob("*/*.py")}
     arrows = arrows_of("cute_fa4.sm100")
-    assert len(rooms) <= 18 and levels(arrows) <= 10 and len(arrows) <= 90
+    assert len(rooms) <= 19 and levels(arrows) <= 10 and len(arrows) <= 90
     assert {arrow for arrow in arrows if set(arrow) <= FAMILIES} == {("latent", "few_rows")}

@@ -1,7 +1,7 @@
 """Write what follows from the code: docs/barriers.md, docs/layouts.md, the tree of docs/architecture.md, plots, the
-count of PTX spellings in docs/emulator.md, the summaries of docs/data/ in docs/verification.md.
+count of PTX spellings in docs/emulator_coverage.md, the summaries of docs/data/ in docs/verification.md.
 
-The plots are drawn from the tables of docs/performance.md, which benchmarks/model.py writes.
+The plots are drawn from the tables of docs/performance/, which benchmarks/model.py writes.
 
 python docs/generate.py           write them
 python docs/generate.py --check   exit 1 and name those that the code no longer prints
@@ -50,8 +50,6 @@ def barriers_document() -> str:
     beside = choose_config(
         qkv_dtype="bf16", head_dim=64, order="p_beside_s"
     ).barriers  # has every row
-    summed = choose_config(qkv_dtype="bf16", head_dim=64, order="p_beside_s_summed").barriers
-    of_summed = tuple(row for row in summed.rows if row not in beside.rows)
     added = tuple(row for row in beside.rows if row.name not in config.barriers)
     rows = "\n".join(
         f"| {index * 8} | `{name}` | {barrier.count} | {' + '.join(map(str, barrier.raised_by))} "
@@ -93,13 +91,6 @@ three entries:
 
 ```
 {BarrierTable(added, beside.numbers).text()}
-```
-
-Where P V also adds up P (head dim 64 without a mask or LSE, `p_beside_s_summed.py`) there is no `p_last`, both
-warpgroups free an S, and correction judges:
-
-```
-{BarrierTable(of_summed, summed.numbers).text()}
 ```
 
 A pair of CTAs that share their MMAs (`cute_fa4/sm100/two_tiles/pair/barriers.py`) has, in each of both, with
@@ -309,7 +300,7 @@ def verification(page: str) -> str:
 
 
 def performance_plots() -> dict[str, str]:
-    return plots.pictures((DOCS / "performance.md").read_text())
+    return plots.pictures(plots.text_of_pages())
 
 
 def documents() -> dict[Path, str]:
@@ -319,8 +310,8 @@ def documents() -> dict[Path, str]:
         DOCS / "layouts.md": generated + pictures.document(),
         **{DOCS / "pictures" / name: svg for name, svg in performance_plots().items()},
         DOCS / "architecture.md": with_tree((DOCS / "architecture.md").read_text()),
-        DOCS / "emulator.md": between_marks(
-            (DOCS / "emulator.md").read_text(), "spellings", spellings.table()
+        DOCS / "emulator_coverage.md": between_marks(
+            (DOCS / "emulator_coverage.md").read_text(), "spellings", spellings.table()
         ),
         DOCS / "verification.md": verification((DOCS / "verification.md").read_text()),
     }

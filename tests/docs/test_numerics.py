@@ -41,25 +41,35 @@ def relative_error(out, q, k, v) -> float:
     return float((out[0, :, 0].double() - exact).norm() / exact.norm())
 
 
-def errors(row: str, monkeypatch) -> tuple[str, str, str]:
-    """(exact, lagged, lagged with sums of P V), as the page writes them. A call that returns the LSE adds up itself."""
+SMALLEST = 1e-12  # float64's own roundings, which differ from one CPU to the next, lie below
+
+
+def in_words(error: float) -> str:
+    """As the page writes it.
+
+    >>> in_words(0.0), in_words(1.67e-14), in_words(2.29e-3)
+    ('0.00e+00', '< 1e-12', '2.29e-3')
+    """
+    return "< 1e-12" if 0 < error < SMALLEST else f"{error:.2e}".replace("e-0", "e-")
+
+
+def errors(row: str, monkeypatch) -> tuple[str, str]:
+    """(exact, lagged), as the page writes them."""
     found = []
-    for maximum, lse in (("exact", True), ("auto", True), ("auto", False)):
+    for maximum in ("exact", "auto"):
         monkeypatch.setenv(policy.MAXIMUM_VARIABLE, maximum)
         repeat.clear()
         with warnings.catch_warnings(), emulator.use(checks=None):
             warnings.simplefilter("ignore")
             qkv = tensors(row)
-            out = flash_attn_func(*qkv, return_lse=lse)
-            error = relative_error(out[0] if lse else out, *qkv)
-            found.append(f"{error:.2e}".replace("e-0", "e-"))
+            found.append(in_words(relative_error(flash_attn_func(*qkv), *qkv)))
     return tuple(found)
 
 
 def rows() -> dict[str, list[str]]:
     table = PAGE.read_text().partition("<!-- lagged -->")[2].partition("<!-- /lagged -->")[0]
     cells = [[c.strip() for c in line.strip("|").split("|")] for line in table.splitlines()]
-    return {c[0]: c[1:] for c in cells if len(c) == 5 and not c[0].startswith(("scores", "-"))}
+    return {c[0]: c[1:] for c in cells if len(c) == 4 and not c[0].startswith(("scores", "-"))}
 
 
 @pytest.mark.parametrize("row", list(rows()))
@@ -77,5 +87,6 @@ def test_the_lagged_columns_are_as_good():
     """
     found = rows()
     assert len(found) >= 8
-    for row, (exact, *lagged, _) in found.items():
-        assert max(map(float, lagged)) <= max(1.05 * float(exact), TWO_ROUNDINGS), row
+    for row, (exact, lagged, _) in found.items():
+        exact, lagged = (float(error.removeprefix("< ")) for error in (exact, lagged))
+        assert lagged <= max(1.05 * exact, TWO_ROUNDINGS), row

@@ -8,8 +8,8 @@ from cute_fa4 import masks
 from tests.docs.pages import PAGES, ROOT
 
 
-def test_the_table_of_the_serving_page_has_every_mask():
-    page = (ROOT / "docs" / "serving.md").read_text()
+def test_the_table_of_the_page_of_masks_has_every_mask():
+    page = (ROOT / "docs" / "serving" / "masks.md").read_text()
     rows = re.findall(r"^\| `(\w+)\(.*?\)`(?:, `(\w+)\()?", page, flags=re.M)
     named = {name for row in rows for name in row if name}
     assert named == {name for name in masks.__all__ if name.islower()}  # the others are kinds
@@ -53,3 +53,13 @@ def test_aligned_docstrings_stay_aligned_on_the_site():
     assert "<td>x &lt; y, [z]</td>" in table and "<td>one</td>" in table and table.endswith("it.")
     assert module.as_markdown("a  b\nRaises c.").endswith("</table>\n\nRaises c.")
     assert module.as_markdown("`a_b` is a_b < [c]") == "`a_b` is a\\_b &lt; \\[c\\]"
+
+
+GENERATED = "<!-- Written by docs/generate.py"
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if "/decisions/" not in p])
+def test_a_page_is_read_in_one_go(page):
+    """250 lines hold one idea with its tables. Decisions and pages printed from the code are references."""
+    text = (ROOT / page).read_text()
+    assert text.startswith(GENERATED) or len(text.splitlines()) <= 250

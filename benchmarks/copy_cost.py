@@ -6,7 +6,7 @@ Those of a K and a V tile of 128 keys in the middle of a sequence, from the diff
 emulator counts the copies, those of V too where another warp issues them, and tells the path of the load warp through
 the machine code, whose control codes say how many cycles after an instruction the next one may issue. What an
 instruction waits for another's result is left out, and so is what a copy costs the TMA unit besides its bytes, for
-which no figure is published. --docs writes the table of docs/serving.md.
+which no figure is published. --docs writes the table of docs/serving/caches.md.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from benchmarks.cycle_model.evaluate import AlignedKernel
 from benchmarks.cycle_model.kernels import OURS, Variant, traced
 from benchmarks.cycle_model.workloads import KEYS_A_TILE, workload
 
-DOCUMENT = Path(__file__).parents[1] / "docs" / "serving.md"
+DOCUMENT = Path(__file__).parents[1] / "docs" / "serving" / "caches.md"
 MARKED = re.compile(r"(<!-- page sizes[^>]*-->\n).*?(<!-- /page sizes -->)", re.DOTALL)
 PAGE_SIZES = (0, 1, 2, 3, 4, 7, 8, 16, 24, 48, 64, 128, 544, 784)
 TILES = (4, 6)
@@ -94,7 +94,9 @@ def table(costs: list[Cost]) -> str:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--head-dim", type=int, default=128)
-    parser.add_argument("--docs", action="store_true", help="write the table of docs/serving.md")
+    parser.add_argument(
+        "--docs", action="store_true", help="write the table of docs/serving/caches.md"
+    )
     options = parser.parse_args(arguments)
     written = table([cost_of(options.head_dim, page_size) for page_size in PAGE_SIZES])
     print(written)

@@ -4,7 +4,7 @@
 //     ./hopper_constants
 //
 // Cycles are those of clock64, so the clock of the GPU does not matter. Every kernel runs once to warm up and once to
-// be read; one CTA an SM, on all SMs. cycle_model/hopper.py holds the values, docs/performance_method.md says what for.
+// be read; one CTA an SM, on all SMs. cycle_model/hopper.py holds the values, docs/performance/calibration.md says what for.
 
 #include <cstdint>
 #include <cstdio>

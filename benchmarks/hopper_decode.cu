@@ -19,7 +19,7 @@
 //                "push_store" by plain stores and a cluster barrier; "apart" a cluster that leaves its parts unmerged
 //
 // Times are of launches one behind another in a graph, each with other keys than the launches before it, so that L2 holds none of them.
-// cycle_model/decode/check.py reads the result; docs/performance_method.md says what it is worth.
+// cycle_model/decode/check.py reads the result; docs/performance/decode_method.md says what it is worth.
 
 #include <cooperative_groups.h>
 #include <cuda.h>

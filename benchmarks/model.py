@@ -6,15 +6,14 @@
     python benchmarks/model.py --svg FOLDER       pictures of the steady state, of CTAs under a window
     python benchmarks/model.py --calibration      published against modelled speeds
     python benchmarks/model.py --fit              choose the fitted constants again
-    python benchmarks/model.py --docs             write the tables and plots of docs/performance.md,
-                                                  the tables of docs/performance_method.md
+    python benchmarks/model.py --docs             write the tables and plots of docs/performance/
     python benchmarks/model.py --decode           the table of decode; with --docs write those of decode only
     python benchmarks/model.py --depths           the tables of head dims; with --docs write those only
     python benchmarks/model.py --eight-bits       the table of 8-bit tensors; with --docs write it
     python benchmarks/model.py --pairs            the tables of pairs of CTAs; with --docs write those only
 
 No GPU takes part and nothing is measured. How it works: benchmarks/cycle_model/, what it cannot
-see: docs/performance_method.md. Needs nvdisasm (pip install nvidia-cuda-nvdisasm, or triton).
+see: docs/performance/method.md. Needs nvdisasm (pip install nvidia-cuda-nvdisasm, or triton).
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ from benchmarks.cycle_model.kernels import OURS, THEIRS  # noqa: E402
 from cute_fa4.system import pipes  # noqa: E402
 
 DOCS = ROOT / "docs"
-PAGES = (DOCS / "performance.md", DOCS / "performance_method.md")
+PAGES = plots.PAGES
 # The picture shows this many key tiles from the middle of a CTA of the longest simulated length.
 PICTURE_TILES = 3
 # Tables of the pages that depend on machine code: each says whose it is.
@@ -80,11 +79,11 @@ def fill_pages(pages: dict[Path, str], tables: dict[str, str]) -> dict[Path, str
 
 
 def write_docs(tables: dict[str, str]) -> None:
-    """The tables of both pages, and the plots of the first, drawn from what it says then."""
+    """The tables of every page, and the plots, drawn from what the pages say then."""
     pages = fill_pages({path: path.read_text() for path in PAGES}, tables)
     for path, text in pages.items():
         path.write_text(text)
-    for name, picture in plots.pictures(pages[PAGES[0]]).items():
+    for name, picture in plots.pictures("\n".join(pages.values())).items():
         (DOCS / "pictures" / name).write_text(picture)
 
 

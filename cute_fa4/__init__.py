@@ -1,4 +1,4 @@
-"""Forward attention for NVIDIA Blackwell in CuTe DSL, and an emulator that runs its PTX on a CPU.
+"""Attention for NVIDIA Blackwell in CuTe DSL, and an emulator that runs its PTX on a CPU.
 
     flash_attn_func   attention: CUDA tensors on a B200, CPU tensors on the emulator
     flash_attn_varlen_func, flash_attn_with_kvcache

@@ -103,8 +103,8 @@ def flash_mla_with_kvcache(
     is_fp8_kvcache  FlashMLA's, and not needed: rows of 656 bytes are known by their size. True with others is refused
     descale_q, descale_k   float32, of float8 q and k_cache: what is stored, times this, is meant. One number, or one
                     for each sequence, (batch,); descale_k also one for each row of the cache, (num_pages, page_size)
-                    or (num_pages, page_size, 1), by which its keys and values are multiplied. Values are not checked:
-                    where descale_q * descale_k is not positive, out is NaN. None: 1
+                    or (num_pages, page_size, 1), by which its keys and values are multiplied. Where
+                    softmax_scale * descale_q * descale_k is not within 2^-64 to 2^16, out and LSE are NaN. None: 1
     indices         (batch, seqlen_q, keys) int32: the keys that each query sees, page * page_size + place in the page,
                     in any order. -1, or what is no key of the cache, is none. block_table and cache_seqlens are not
                     read then and may be None, causal is False. A key that is listed twice counts twice

@@ -7,7 +7,7 @@
 The weights are random, so it writes nonsense. In decode the keys of every sequence are split into parts that run side
 by side (--splits). At the end the same model reads every text again in float64, with attention by its definition and
 neither cache nor pages: the logits must agree, and so must the tokens that were chosen by them. Beside that error
-stands how fast a decode of a usual size is modelled to be on a B200, from docs/performance.md: no time of a CPU says
+stands how fast a decode of a usual size is modelled to be on a B200, from docs/performance/decode.md: no CPU time says
 anything about it.
 """
 
@@ -28,7 +28,7 @@ PROMPTS = [
     "a longer prompt that crosses pages and tiles of 128 keys, so that both parts have keys. " * 2,
     "x",
 ]
-PERFORMANCE = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
+PERFORMANCE = Path(__file__).resolve().parents[1] / "docs" / "performance" / "decode.md"
 
 
 class TinyModel:
@@ -181,7 +181,7 @@ def main() -> None:
     used, pages = int((cache.table >= 0).sum()), cache.table.numel()
     print(f"{used} of {pages} pages of {arguments.page_size} keys used")
     print(f"logits {tuple(logits.shape)} to {logits.abs().max():.1f}, off by {largest:.4f} at most")
-    print(f"modelled for a B200 (docs/performance.md): {modelled_speed()}")
+    print(f"modelled for a B200 (docs/performance/decode.md): {modelled_speed()}")
     print(f"chosen tokens are at most {lost:.4f} below the largest logit in float64")
     print(f"{len(logits)} steps in {seconds:.1f} s with compiling")
     # Every layer rounds q, k, v, P and out to bf16, by 2^-9 relative each and not all in one direction: two of the five

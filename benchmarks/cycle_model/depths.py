@@ -151,7 +151,7 @@ def latent_variants(problem: Problem) -> list[Variant]:
 
 
 def tables(makers: tuple[str, ...], constants: dict[str, Constant]) -> dict[str, str]:
-    """Both, by the marks of docs/performance.md."""
+    """Both, by the marks of docs/performance/shapes.md."""
     found = [steady(qk, ov, constants) for qk, ov in depths()]
     variants = dict.fromkeys(
         variant

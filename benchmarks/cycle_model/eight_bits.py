@@ -1,7 +1,7 @@
 """8-bit q, k and v at depth 128: ours beside flash-attn-4's FP8 kernel, and what cuDNN was measured to do.
 
 python -m benchmarks.cycle_model.eight_bits           print the table
-python -m benchmarks.cycle_model.eight_bits --docs    write it into docs/performance.md
+python -m benchmarks.cycle_model.eight_bits --docs    write it into docs/performance/shapes.md
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def table(kernels: dict[Variant, report.Modelled], constants: dict[str, Constant
 
 
 def tables(makers: tuple[str, ...], constants: dict[str, Constant]) -> dict[str, str]:
-    """By the mark of docs/performance.md."""
+    """By the mark of docs/performance/shapes.md."""
     variants = dict.fromkeys(
         Variant.of(maker, problem) for maker in makers for problem in problems()
     )

@@ -1,4 +1,4 @@
-"""Plots of the tables in docs/performance.md, as SVG written by hand.
+"""Plots of the tables in docs/performance/, as SVG written by hand.
 
     speeds.svg   TFLOPS against sequence length: one panel a head dim and mask
     decode.svg   TB/s of decode against batch: one panel a number of keys
@@ -14,10 +14,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 
 from benchmarks.cycle_model.constants import B200
 from benchmarks.cycle_model.kernels import OURS, THEIRS
 
+PAGES = tuple(sorted((Path(__file__).resolve().parents[2] / "docs" / "performance").glob("*.md")))
 WIDTH, MARGIN, GAP, HEAD = 960, 50, 44, 92
 PANEL_HEIGHT, PANEL_GAP = 220, 74
 FONT = 14
@@ -29,6 +31,11 @@ COLOURS = {
     "FlashInfer cute-dsl": "#0571b0",
     "FlashInfer fa2": "#737373",
 }
+
+
+def text_of_pages(pages: Sequence[Path] = PAGES) -> str:
+    """All performance pages as one text: the plots use tables of several."""
+    return "\n".join(page.read_text() for page in pages)
 
 
 def read_table(page: str, name: str) -> list[dict[str, str]]:

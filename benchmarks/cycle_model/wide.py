@@ -56,7 +56,7 @@ def table(kernels: dict[Variant, report.Modelled], constants: dict[str, Constant
 
 
 def tables(makers: tuple[str, ...], constants: dict[str, Constant]) -> dict[str, str]:
-    """By the mark of docs/performance.md."""
+    """By the mark of docs/performance/shapes.md."""
     asked = dict.fromkeys(v for problem in problems() for v in variants(problem))
     kernels = {v: report.model(v, constants) for v in asked if v.maker in makers}
     return {"wide": f"{table(kernels, constants)}\n\n{report.made_by(kernels)}"}

@@ -61,7 +61,7 @@ def build(
             f"--gpu-arch {config.arch}",
             f"--dump-dir={scratch}",
         ]
-        # Nobody calls what is compiled here: without the engine the host code is generated once, for the file.
+        # The compiled function is never called here: without the engine the host code is generated once, for the file.
         with ptx_only() if for_emulator else contextlib.nullcontext():
             compiled = cute.compile(
                 kernel, *arguments, options=" ".join(options), no_jit_engine=True

@@ -130,7 +130,7 @@ CONFIG = {
     ),
     "order": Field(
         "text",
-        "of the products: p_over_s, p_beside_s, p_crossed, or the last two with _summed; default: what suits",
+        "of the products: p_over_s, p_beside_s, p_crossed, or p_crossed_summed; default: what suits",
     ),
     "lone_tiles": Field("switch", "softmax shares lone query tiles; default: where lengths differ"),
     "maximum": Field(
@@ -211,7 +211,7 @@ def _of_config(values: dict) -> list:
     asked = {**policy.of_schedules(), **values}
     families = [family] if family else _families_of(values, asked)
     configs = [choose_config(**{**asked, "family": name}) for name in families]
-    if family is None:  # calls choose pairs of CTAs where they run, and else CTAs alone
+    if family is None:  # calls choose CTA pairs where they run, otherwise single CTAs
         configs = list(dict.fromkeys(_or_alone(config, asked) for config in configs))
     refusals = dict.fromkeys(reason for config in configs for reason in config.refusals())
     if refusals:
@@ -220,7 +220,7 @@ def _of_config(values: dict) -> list:
 
 
 def _or_alone(config: FA4Config, asked: dict) -> FA4Config:
-    """The same on CTAs alone, where pairs do not run it."""
+    """The same on single CTAs, if pairs do not run it."""
     if isinstance(config.schedule, PAIRED) and config.refusals():
         return choose_config(**{**asked, "family": config.schedule.alone.family})
     return config

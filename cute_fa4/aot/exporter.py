@@ -29,7 +29,7 @@ def export(
     """Compile every configuration into out_dir and describe it in out_dir/manifest.json. Returns out_dir.
 
     configs      FA4Config and AppendConfig (cute_fa4.aot.configs_for_model, read_catalogue); doubles count once
-    out_dir      created; kernels that are there already stay, and are replaced where the name is the same
+    out_dir      created; existing kernels stay; one of the same name is replaced
     arch         "sm_100a" or "sm_103a" instead of each configuration's own
     host_target  processors that the host code runs on: "x86-64", "x86-64-v2", "x86-64-v3", or "native"
     progress     called as progress(kernels done, kernels, name) before each and at the end
@@ -110,7 +110,7 @@ def export_one(
 
 
 def for_arch(config, arch: str):
-    """The configuration for another arch; what its schedule chose by itself is chosen again."""
+    """The configuration for another arch; the defaults of its schedule are chosen again."""
     if arch not in link.COMPUTE_CAPABILITY:
         accepted = ", ".join(link.COMPUTE_CAPABILITY)
         raise ExportError(f"arch: {arch!r}; accepted: {accepted}")

@@ -39,7 +39,7 @@ def link_objects(inputs, output: Path, flags=(), *, tvm_ffi: bool = True) -> Pat
         from tvm_ffi.libinfo import find_libtvm_ffi
 
         inputs.append(find_libtvm_ffi())
-    # -z defs: a function that nobody defines shows here and not at the first call. No build id and no
+    # -z defs: an undefined function is an error here and not at the first call. No build id and no
     # path of this machine: the same inputs give the same bytes.
     flags = (
         *flags,

@@ -6,8 +6,8 @@
 
 toolkit is the flavour of the compiler, "cu13" (compiler/toolkit.py), ptxas what a kernel's cubin says of itself.
 
-A hash shows damage and mixed-up files. It is no signature: who can write the directory can write the manifest too,
-so keep it where only the deployer writes.
+A hash detects damage and mixed-up files. It is not a signature: anyone who can write the directory can write the
+manifest, so keep it where only the deployer writes.
 """
 
 from __future__ import annotations

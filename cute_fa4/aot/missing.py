@@ -44,7 +44,7 @@ def check(config, executor: str) -> None:
 
 
 def explained(config, executor: str, why: str) -> str:
-    """A screenful: what was asked, the nearest kernel that is there, and what to do."""
+    """One screen: the requested kernel, the nearest loaded kernel, and what to do."""
     lines = [
         f"kernel {config.name}",
         f"  is neither loaded nor cached for executor {executor!r}, {why}",

@@ -43,7 +43,7 @@ class Dtypes:
             raise ValueError(f"calls: ranks with {self.stored}; accepted: bf16 or fp16")
 
     def of_problem(self) -> dict:
-        """Of a configuration, unless queries of 16 bits meet a cache of 8: widened, quantised."""
+        """Of a configuration, unless 16-bit queries read an 8-bit cache: dequantized, quantized."""
         descales = self.descales if self.fp8 else self._scaled("o")
         return {"qkv_dtype": self.dtype, "o_dtype": self.o_dtype, "descales": descales}
 

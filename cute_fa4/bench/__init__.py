@@ -1,7 +1,7 @@
 """python -m cute_fa4 bench: speed on a Blackwell GPU, beside flash-attn-4, cuDNN and FlashAttention in torch.
 
 problems.py   what is computed: shapes, operations, bytes, random inputs
-backends.py   who computes it: one function each that returns a launch
+backends.py   the packages to compare: one function each, which returns a launch
 timing.py     how long it takes: CUDA events, cold L2, warm clock; the only file that needs a GPU
 run.py        correct first, then timed: problems x backends -> results
 report.py     results -> table, JSON

@@ -20,7 +20,7 @@ class Unsupported(Exception):
 
 
 def cute_fa4(problem: Problem, inputs: Inputs):
-    """In decode it chooses the split of the keys by itself, as the published package below does."""
+    """In decode it chooses the split of the keys, as the published package below does."""
     from cute_fa4 import flash_attn_func, flash_attn_varlen_func
 
     options = {
@@ -42,7 +42,7 @@ def cute_fa4(problem: Problem, inputs: Inputs):
 
 
 def flash_attn_4(problem: Problem, inputs: Inputs):
-    """The published package. It chooses the number of splits of the keys by itself (num_splits=0) in decode."""
+    """The published package. In decode it chooses the number of splits of the keys (num_splits=0)."""
     try:
         package = import_module("flash_attn.cute")
     except ImportError as error:

@@ -14,7 +14,7 @@ SEED = 0
 class Problem:
     """One call. Query i stands at position i + seqlen_k - seqlen_q: the last query sees the last key.
 
-    window     a query sees so many keys before its own, and none behind it; None: no window
+    window     a query sees this many keys before its own, and none after it; None: no window
     page_size  keys of a page of the paged cache; 0: keys are contiguous
     """
 

@@ -10,6 +10,7 @@ Both kernels are launched on one stream, so the second sees what the first wrote
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
@@ -48,6 +49,19 @@ from cute_fa4.system.devices import target_of
 from cute_fa4.system.messages import named_as
 
 
+class Appended(NamedTuple):
+    """Tensors of an append. The caches, and whatever is None, as prepare_append takes them: pages with rows first."""
+
+    k: torch.Tensor
+    v: torch.Tensor
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+    cache_seqlens: torch.Tensor
+    offsets: torch.Tensor | None = None  # cu_seqlens_k_new
+    table: torch.Tensor | None = None
+    batch_idx: torch.Tensor | None = None
+
+
 def prepare_append_and_attention(tensors: CallTensors, asked: tuple) -> Callable:
     """Check a call of repeat.attend, compile what it needs; what is returned appends and attends."""
     q, k_cache, v_cache, out = tensors.q, tensors.k, tensors.v, tensors.out
@@ -74,14 +88,9 @@ def prepare_append_and_attention(tensors: CallTensors, asked: tuple) -> Callable
             checked = checked_scales(scales, q, caches[0], batch, heads_first)
         check_rows_of_blocks(k, caches[0], checked)
     written = written_scales(k, caches[0], checked)
-    check_written(
-        q, k, v, *caches, out, (*tensors.lengths, offsets), sink, tensors.aux, scales, written
-    )
-    append = prepare_append(
-        *(k, v, *caches, cache_seqlens, offsets, table, batch, (k_cache, v_cache)),
-        batch_idx,
-        checked,
-    )
+    check_written(tensors._replace(k=caches[0], v=caches[1]), written)
+    appended = Appended(k, v, *caches, cache_seqlens, offsets, table, batch_idx)
+    append = prepare_append(appended, batch, (k_cache, v_cache), checked)
     seqused_k, counted = cache_seqlens, _new_rows_are_the_queries(q, k, cu_seqlens_q, offsets)
     if not counted:
         seqused_k = cache_seqlens + (k.shape[1] if offsets is None else offsets.diff())
@@ -131,21 +140,20 @@ def written_scales(k, k_cache, scales) -> tuple:
     return tuple(f"{x.lower()}_descale" for x in scales.letters if x in "KV")
 
 
-def check_written(
-    q, k, v, k_cache, v_cache, out, lengths, sink, aux, scales=None, written=()
-) -> None:
-    """What is written is apart from the rest. lengths: cu_seqlens_k_new is the last; written: names of scales."""
-    *lengths, offsets = lengths
+def check_written(tensors: CallTensors, written=()) -> None:
+    """What is written is apart from the rest. tensors: with new rows; written: names of scales."""
     names = [_CALLERS.get(name, name) for name in TENSORS]
-    scales = dict(zip(NAMES, scales or (), strict=False))
+    scales = dict(zip(NAMES, tensors.scales or (), strict=False))
+    caches = {"k_cache": tensors.k, "v_cache": tensors.v}
     check_apart(
-        {"k_cache": k_cache, "v_cache": v_cache, "out": out} | {x: scales.pop(x) for x in written},
+        {**caches, "out": tensors.out, **{x: scales.pop(x) for x in written}},
         {
-            **{"q": q, "k": k, "v": v},
-            **dict(zip(names, lengths, strict=True)),
-            "cu_seqlens_k_new": offsets,
-            "learnable_sink": sink,
-            **named_aux(aux),
+            "q": tensors.q,
+            **dict(zip(("k", "v"), tensors.new[:2], strict=True)),
+            **dict(zip(names, tensors.lengths, strict=True)),
+            "cu_seqlens_k_new": tensors.new[2],
+            "learnable_sink": tensors.sink,
+            **named_aux(tensors.aux),
             **scales,
         },
     )
@@ -312,23 +320,14 @@ class Append:
 
 
 def prepare_append(
-    k,
-    v,
-    k_cache,
-    v_cache,
-    cache_seqlens,
-    offsets,
-    table,
-    batch: int,
-    given: tuple | None = None,
-    batch_idx=None,
-    scales: tuple | None = None,
+    appended: Appended, batch: int, given: tuple | None = None, scales: tuple | None = None
 ) -> Append | None:
     """Check and compile; what is returned is called with the caches `given`, of which these are views. None: no row.
 
     scales: of scales.NAMES, of which new rows of 16 bits for a cache of 8 are divided by those of k and v
     """
-    check_append(k, v, k_cache, v_cache, cache_seqlens, offsets, table, batch, batch_idx)
+    check_append(appended, batch)
+    k, v, k_cache, v_cache, _, offsets, table, batch_idx = appended
     if k.numel() == 0 or k_cache.numel() == 0 or batch == 0:
         return None
     target = target_of(k.device)
@@ -400,18 +399,8 @@ def check_new_rows(k_cache, k, v) -> None:
     check_one_device({"q": k_cache, "k": k, "v": v})
 
 
-def check_append(
-    k,
-    v,
-    k_cache,
-    v_cache,
-    cache_seqlens,
-    offsets,
-    table,
-    batch: int,
-    batch_idx=None,
-    contents: bool = True,
-) -> None:
+def check_append(appended: Appended, batch: int, contents: bool = True) -> None:
+    k, v, k_cache, v_cache, cache_seqlens, offsets, table, batch_idx = appended
     names = {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache}
     cache_axes = DENSE if table is None else PAGED
     for name, tensor in names.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from cute_fa4.calls.append import prepare_append
+from cute_fa4.calls.append import Appended, prepare_append
 from cute_fa4.commands.trial_pages import DTYPES, page_table, pages
 from cute_fa4.sm100.append.config import AppendConfig
 
@@ -51,7 +51,8 @@ def wrong_elements(config: AppendConfig, device: str) -> tuple[float, float]:
     picked = None
     if config.cache_batch_idx:
         picked = torch.tensor(order, dtype=torch.int32, device=device)
-    append = prepare_append(*map(new_rows, rows), *caches, lengths, offsets, given, 2, None, picked)
+    appended = Appended(*map(new_rows, rows), *caches, lengths, offsets, given, picked)
+    append = prepare_append(appended, 2)
     append(*caches, lengths, given, (*map(new_rows, rows), offsets), picked)
     wrong = sum(
         (got.cpu() != cache(rows[x])).sum().item() for got, x in zip(caches, rows, strict=True)

@@ -15,7 +15,7 @@ of the sequence there. Of 10 keys on 2 ranks:
     interleave 8, a range      rank 0   0 1 2 3 4 5 6 7  the cache of a rank is full before the next one is used
                                rank 1   8 9
 
-A row that is sent is a row of out with its log-sum-exp behind it, 16 bytes wide, so that one message has both:
+A sent row is a row of out followed by its log-sum-exp, 16 bytes wide, so one message has both:
 
     out[0] ... out[head_dim - 1] | lse, 12 bytes of nothing
 """
@@ -50,7 +50,7 @@ class Cache:
     lengths   (batch,) int32: keys of each sequence on this rank
     first     (batch,) int32: where the first query of each sequence stands
     place     (5,) int32: interleave, interleave * ranks, interleave * rank, and how far a query sees back and ahead
-    masked    whether any query may not see any key that is there
+    masked    whether some query may not see an existing key
     """
 
     k: torch.Tensor

@@ -1,4 +1,4 @@
-"""Which keys a rank's queries see on which rank, as calls of attention on whole tensors: numbers alone, no tensor.
+"""Which keys a rank's queries see on which rank, as calls of attention on whole tensors: numbers only, no tensors.
 
 A sequence of n keys lies on R ranks, L = n / R rows each:
 
@@ -176,7 +176,7 @@ def _within(chunk: Chunk, begin: int, end: int) -> Chunk:
 
 
 def _grouped(calls: list[Call]) -> list[Call]:
-    """Documents that lie behind each other on both sides and have one band are one call."""
+    """Documents that are adjacent on both sides and share a band are one call."""
     found: list[list[Call]] = []
     for call in calls:
         last = found[-1][-1] if found else None

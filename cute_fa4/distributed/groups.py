@@ -33,7 +33,7 @@ class Ranks:
     size: int
 
     def peer(self, distance: int) -> int:
-        """The rank of the whole job that stands so far behind this one in the group."""
+        """The global rank at this offset after this rank in the group."""
         return dist.get_global_rank(self.group, (self.rank + distance) % self.size)
 
     @contextmanager

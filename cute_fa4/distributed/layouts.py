@@ -113,7 +113,7 @@ def _by_rank(whole: torch.Tensor, ranks: int, order: str) -> torch.Tensor:
 
 
 def all_to_all(work: Work, q, k, v) -> tuple[torch.Tensor, torch.Tensor]:
-    """All rows of a rank's heads, a group of them at a time: rows out, results back, under the group before and behind.
+    """All rows of a rank's heads, a group at a time: send rows and return results beside the groups before and after.
 
     Where there are more ranks than key/value heads, several ranks get the same one.
     """

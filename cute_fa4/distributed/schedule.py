@@ -1,4 +1,4 @@
-"""Who sends which rows of K and V to whom, and which calls follow: the same plan on every rank, from numbers alone.
+"""The plan of sends of K and V rows and of calls: the same on every rank, computed from numbers only.
 
 ring, 4 ranks: at hop t a rank holds the keys of the rank t places before it, and sends them on while it computes.
 

@@ -6,7 +6,7 @@
 
 transformers' own QuantizedCache makes tensors of 16 bits of the whole cache for every step. Here nothing is widened
 outside of the kernel: new keys and values become float8_e4m3fn, each token and head with a scale of its own, behind
-those that are there, and queries of 16 bits meet them in the kernel (docs/serving.md, "8-bit tensors").
+those that are there, and queries of 16 bits meet them in the kernel (docs/serving/eight_bits.md).
 
     stored    (batch, room, heads_kv, head_dim) e4m3, and (batch, room, heads_kv) f32; room doubles when it is full
     handed    update gives a layer of the model views (batch, heads_kv, keys, head_dim) whose scales the attention

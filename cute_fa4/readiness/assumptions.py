@@ -1,6 +1,6 @@
 """What the documents assume of a B200, and what a run says of it: confirmed, refuted, or not measured.
 
-    constant            assumed by the cycle model (performance_method.md)      measured by the stage
+    constant            assumed by the cycle model (docs/performance/method.md) measured by the stage
     claim, lat_* ...    cycles                                                  instructions
     clock_ghz ...       conditions of the run                                   machine
     claims: CLASS       the kernel that claims is the faster one                claims by class

@@ -1,4 +1,4 @@
-"""The harmless stages: who is there, one copy, the smallest launch, every head dim. None of these claims blocks."""
+"""The harmless stages: devices, one copy, the smallest launch, every head dim. No kernel claims blocks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cute_fa4.reference import attention_float64
 from cute_fa4.sm100.choose.choose_config import DEPTHS
 
 NO_CLAIMS = {CLAIMS: "off"}
-# Each tensor is an allocation of the driver, so that nothing of ours lies before K or behind V.
+# Each tensor is an allocation of the driver, so that none of our memory is before K or after V.
 NO_POOL = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 # (rows of K, first row, rows that are valid): all, some, the last ones, none at the end, few in a short tensor.
 BOXES = ((2048, 0, 8), (2048, 0, 3), (2048, 2041, 7), (2048, 2048, 0), (5, 2, 3))

@@ -1,4 +1,4 @@
-"""Not alone: two streams, a captured graph, and another kernel that wants the same tensor memory."""
+"""Concurrency: two streams, a captured graph, and another kernel that needs the same tensor memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def problem(context: Context, seed: int):
 def differing(context: Context, streams, call, expected, rounds: int) -> list:
     """What is wrong when threads make call(0), call(1), ... at once, one for each stream: errors, and their numbers.
 
-    streams   None is the stream that every thread has by itself: torch's default stream
+    streams   None is torch's default stream, which every thread uses if it sets none
     expected  what each call must return, bit for bit
     """
     failures = []

@@ -1,6 +1,6 @@
 """Contracts of the chip, one small launch each: what the documents promise and no chip has shown to these kernels.
 
-A stage fails, hangs or crashes by itself, so that the first run on a chip names the contract and not a kernel that
+Each stage fails, hangs or crashes separately, so that the first run on a chip names the contract and not a kernel that
 relies on ten of them. The report then shows what the contract rests on, and what others met there.
 """
 

@@ -86,7 +86,7 @@ def of_tensor_memory(thread, place, kept):
         value, _ = tensor_memory.load(address, 2)
         tensor_memory.wait_load()
         address = address + value.bitcast(Int32)
-    kept[thread] = address.to(Float32)  # what nobody uses, the compiler leaves out
+    kept[thread] = address.to(Float32)  # the compiler removes unused values
     return (cute.arch.clock() - begin) // REPEATS
 
 

@@ -1,4 +1,4 @@
-"""What a chip takes: cycles of single instructions, clock and memory, claims by class, and the benchmark."""
+"""Measurements: cycles of single instructions, clock and memory, claims by class, and the benchmark."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def instructions(context: Context) -> dict:
     from cute_fa4.readiness import cycles
 
     blocks = 2
-    if context.on_gpu:  # so many that some have not started when CTA 0 claims
+    if context.on_gpu:  # enough that some have not started when CTA 0 claims
         blocks = 64 * torch.cuda.get_device_properties(0).multi_processor_count
     found = cycles.measured_cycles(context.device, context.arch, blocks, times=context.size(21, 1))
     require(set(found) == set(cycles.QUESTIONS), f"answers to {sorted(found)}")

@@ -74,7 +74,7 @@ def copy_function(device: str, arch: str):
 
 
 def copied(k: torch.Tensor, first: int, valid: int, arch: str) -> torch.Tensor:
-    """Rows [first, first + valid) of k (total, 1, 64), zeros behind them: (8, 64), as one TMA load brings them."""
+    """Rows [first, first + valid) of k (total, 1, 64), zeros after them: (8, 64), as one TMA load returns them."""
     out = torch.empty(WORDS, dtype=torch.int32, device=k.device)
     copy_function(k.device.type, arch)(k, out, first, valid)
     # 128-byte swizzle: the 16 bytes j of row r stand at j xor r.
@@ -137,7 +137,7 @@ def expected_of_neighbour(blocks: int, rounds: int, device) -> torch.Tensor:
 def pair_kernel(out: cute.Tensor, commits: cutlass.Constexpr):
     """Two CTAs take 32 columns together; every thread writes its number there, and out is what it reads back.
 
-    commits: before they read, both wait for a commit of CTA 0, behind no MMA at all
+    commits: before they read, both wait for a commit of CTA 0 without any MMA before it
     """
     base = cute.arch.get_dyn_smem(cutlass.Int8, alignment=1024)
     place, barrier = cute.recast_ptr(base, dtype=Int32), cute.recast_ptr(base + 8, dtype=Int64)

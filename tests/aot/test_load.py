@@ -286,10 +286,9 @@ def test_a_page_shared_by_sequences_that_append_is_a_race(exported, nothing_load
     aot.load(exported, executors=("emulator",))
     q, k, v = (torch.randn(3, 1, 1, 64, dtype=torch.bfloat16) for _ in "qkv")
     k_cache, v_cache = torch.zeros(2, 4, 16, 1, 64, dtype=torch.bfloat16)
-    append = appending.prepare_append(
-        *(k, v, k_cache, v_cache, torch.full((3,), 5, dtype=torch.int32), None),
-        *(torch.zeros(3, 1, dtype=torch.int32), 3),
-    )
+    lengths, table = torch.full((3,), 5, dtype=torch.int32), torch.zeros(3, 1, dtype=torch.int32)
+    appended = appending.Appended(k, v, k_cache, v_cache, lengths, None, table)
+    append = appending.prepare_append(appended, 3)
     with warnings.catch_warnings(), pytest.raises(emulator.RaceError):
         warnings.simplefilter("ignore", EmulatorWarning)
         append(

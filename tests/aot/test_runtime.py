@@ -42,7 +42,7 @@ def test_the_runtime_requires_all_but_the_compiler():
 
 def test_the_recipe_is_what_the_page_shows_and_its_commands_are_accepted():
     recipe = (ROOT / "packaging" / "Containerfile").read_text()
-    assert f"```text\n{recipe}```" in (ROOT / "docs" / "deployment.md").read_text()
+    assert f"```text\n{recipe}```" in (ROOT / "docs" / "deployment_wheels.md").read_text()
     lines = [
         line.removeprefix("RUN ") for line in recipe.splitlines() if line.startswith("RUN python")
     ]

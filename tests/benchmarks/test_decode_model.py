@@ -172,12 +172,12 @@ def table_of(name: str, page: str) -> str:
 
 def test_the_pages_say_what_was_measured():
     check = Check()
-    assert table_of("decode_check", "performance_method.md") == report.check_table(check)
-    assert table_of("decode_merging", "performance.md") == report.merging_table(check)
+    assert table_of("decode_check", "performance/decode_method.md") == report.check_table(check)
+    assert table_of("decode_merging", "performance/decode.md") == report.merging_table(check)
 
 
 def test_the_table_has_a_row_for_every_problem():
-    rows = table_of("decode_modelled", "performance.md").splitlines()
+    rows = table_of("decode_modelled", "performance/decode.md").splitlines()
     assert sum(line.startswith(("| 64 |", "| 128 |")) for line in rows) == len(problems())
 
 
@@ -208,7 +208,8 @@ def test_latent_rows_are_read_once_and_the_page_has_the_published_times():
     assert problem.bytes == 64 * 8192 * 576 * 2 == 2 * latent.problem_of(1, 128, 64, "e4m3").bytes
     assert latent.problem_of(1, 16, 64, ROWS).bytes == 64 * 8192 * 656
     rows = [
-        line.split("|")[1:-1] for line in table_of("latent_decode", "performance.md").splitlines()
+        line.split("|")[1:-1]
+        for line in table_of("latent_decode", "performance/decode.md").splitlines()
     ]
     rows = [
         [cell.strip() for cell in row]
@@ -288,4 +289,4 @@ def test_attention_that_memory_bounds_takes_microseconds_more_than_a_stream():
         more = [one - other for one, other in zip(attention, stream, strict=True)]
         assert 4 < more[0] < more[-1] < 12
         assert (more[-1] - more[0]) / (stream[-1] - stream[0]) < 0.02
-    assert table_of("memory_bound", "performance_method.md") == memory_bound.table()
+    assert table_of("memory_bound", "performance/calibration.md") == memory_bound.table()

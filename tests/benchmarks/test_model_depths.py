@@ -13,7 +13,7 @@ from benchmarks.cycle_model.problems import Problem
 from cute_fa4.sm100.choose.choose_config import DEPTHS, QK_DEPTHS, choose_config
 from cute_fa4.sm100.choose.rows_of_tiles import is_wide
 
-PAGE = (Path(__file__).parents[2] / "docs" / "performance.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "performance" / "shapes.md").read_text()
 BUSY = dict.fromkeys(("tensor", "mufu"), 0.5)
 
 

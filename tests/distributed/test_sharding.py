@@ -82,6 +82,10 @@ def registered() -> set[str]:
     return {name.partition("::")[2] for name in names if name.startswith("cute_fa4::")}
 
 
+# An operator refuses DTensors that want a gradient, so none reaches its backward pass.
+WITHOUT_RULE = {"flash_attn_backward"}
+
+
 def test_every_operator_has_a_rule_and_a_case():
     from torch._library.simple_registry import singleton
     from torch.distributed.tensor import DTensor
@@ -89,8 +93,8 @@ def test_every_operator_has_a_rule_and_a_case():
     from cute_fa4.operators.sharding import register_rules
 
     register_rules()
-    assert registered() == {operator for operator, *_ in CASES.values()}
-    for name in registered():
+    assert registered() - WITHOUT_RULE == {operator for operator, *_ in CASES.values()}
+    for name in registered() - WITHOUT_RULE:
         rules = singleton.find(f"cute_fa4::{name}").torch_dispatch_rules
         assert rules.find(DTensor) is not None, name
 

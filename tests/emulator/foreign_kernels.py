@@ -1,4 +1,4 @@
-"""Kernels of others, unmodified, on the emulator: which, how they are called, and the table of docs/emulator.md.
+"""Kernels of others, unmodified, on the emulator: which, how they are called, the table of docs/emulator_coverage.md.
 
     git clone https://github.com/NVIDIA/cutlass && git -C cutlass checkout 7107b0553
     git clone https://github.com/flashinfer-ai/flashinfer && git -C flashinfer checkout fb28d7242
@@ -370,7 +370,7 @@ def rows_of(page):
 
 def write_docs(new):
     """Put lines, {(origin, name): line}, into the table; the others stay, in the order of CASES."""
-    path = ROOT / "docs" / "emulator.md"
+    path = ROOT / "docs" / "emulator_coverage.md"
     text = path.read_text()
     rows = rows_of(text) | new
     lines = [rows[key] for case in CASES if (key := (case.origin, case.name)) in rows]
@@ -390,7 +390,9 @@ def write_docs(new):
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("cutlass", nargs="?", default="", help="a checkout of CUTLASS")
-    parser.add_argument("--docs", action="store_true", help="write the table of docs/emulator.md")
+    parser.add_argument(
+        "--docs", action="store_true", help="write the table of docs/emulator_coverage.md"
+    )
     parser.add_argument("--only", default="", help="cases whose origin and name have this in them")
     options = parser.parse_args(argv)
     for case in CASES:

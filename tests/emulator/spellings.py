@@ -2,7 +2,7 @@
 
     python -m tests.emulator.spellings record      run the tests of instructions, and note which spellings they execute
     python -m tests.emulator.foreign_kernels ...   notes those of foreign kernels
-    python docs/generate.py                        writes the table of docs/emulator.md
+    python docs/generate.py                        writes the table of docs/emulator_coverage.md
 
 A spelling is an opcode with its modifiers, without operands. A template stands for several: {a|b} is either, {.x|} an
 optional .x. What the tests and the foreign kernels execute is kept in spellings.json.

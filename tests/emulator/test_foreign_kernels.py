@@ -1,4 +1,4 @@
-"""Kernels of others run unmodified, and say what the table of docs/emulator.md says.
+"""Kernels of others run unmodified, and say what the table of docs/emulator_coverage.md says.
 
 They need a checkout of CUTLASS, and the packages: CUTLASS=DIR pytest -m sweep tests/emulator/test_foreign_kernels.py
 """
@@ -12,7 +12,7 @@ import pytest
 from tests import pairwise
 from tests.emulator.foreign_kernels import CASES, ROOT, run
 
-PAGE = (ROOT / "docs" / "emulator.md").read_text()
+PAGE = (ROOT / "docs" / "emulator_coverage.md").read_text()
 TABLE = PAGE.split("<!-- foreign:")[1].split("<!-- /foreign")[0]
 # What the page says of level "ptx", by class of the report.
 PTX = {m[1] for m in re.finditer(r"^\| `(\w+Error|RegisterHazard)` \|", PAGE, re.M)}

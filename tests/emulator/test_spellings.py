@@ -1,4 +1,4 @@
-"""The count of PTX spellings in docs/emulator.md: complete, and true to the table of instructions."""
+"""The count of PTX spellings in docs/emulator_coverage.md: complete, and true to the table of instructions."""
 
 import importlib.util
 import re

@@ -201,7 +201,11 @@ REFUSED = {
         "attention_mask: shape (1, 8)",
     ),
     "float32": (dict(query=X.float()), TypeError, "dtype"),
-    "gradients": (dict(query=X.clone().requires_grad_()), NotImplementedError, "torch.no_grad()"),
+    "gradients": (
+        dict(query=X.clone().requires_grad_(), softcap=5.0),
+        NotImplementedError,
+        "torch.no_grad()",
+    ),
 }
 
 

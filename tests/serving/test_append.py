@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cute_fa4 import EmulatorWarning, flash_attn_with_kvcache
-from cute_fa4.calls.append import prepare_append
+from cute_fa4.calls.append import Appended, prepare_append
 from tests.serving.batches import CANARY, Batch, assert_agrees, int32, offsets
 
 HEADS, DEPTH = 3, 72  # three heads and nine 16-byte pieces of a row: no power of two anywhere
@@ -59,7 +59,7 @@ def test_rows_land_behind_those_of_the_cache_and_nowhere_else(packed, layout):
             for i, row in enumerate(x):
                 row_of(cache, b, BEFORE[b] + i).copy_(row)
     before = int32(BEFORE)
-    append = prepare_append(k, v, *both, before, first, table, len(new))
+    append = prepare_append(Appended(k, v, *both, before, first, table), len(new))
     quiet(append, *both, before, table, (k, v, first), None)
     for cache, wanted in zip(both, expected, strict=True):
         assert torch.equal(cache, wanted)
@@ -75,7 +75,7 @@ def test_what_does_not_fit_is_dropped_where_the_host_cannot_see_it(monkeypatch):
         if packed:
             first[3], first[5] = 10_000, -3
         before = int32([-2, 0, 0, 2**31 - 2, CAPACITY - 1])
-        append = prepare_append(k, v, *both, before, first, table, 5)
+        append = prepare_append(Appended(k, v, *both, before, first, table), 5)
         quiet(append, *both, before, table, (k, v, first), None)
         if not packed:
             # Rows 2 and 3 of sequence 0 would be at 0 and 1, but a negative length is no length. One row fits.

@@ -8,6 +8,6 @@ kernels.py     both, kept in the cache -> cycles of a CTA at several latencies o
 memory.py      what a chip's memory gives for so many bytes in flight
 launch.py      CTAs -> time of a launch, all of them sharing the memory
 time.py        launches of a call -> its time, and what binds it
-report.py      tables of docs/performance.md; latent.py has that of latent caches
+report.py      tables of docs/performance/decode.md; latent.py has that of latent caches
 check.py       the same arithmetic against what an H200 measured (../../hopper_decode.cu)
 """

@@ -1,4 +1,4 @@
-"""Tables of decode for docs/performance.md and docs/performance_method.md."""
+"""Tables of decode for docs/performance/decode.md and decode_method.md."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.cycle_model.decode.time import CallTime, ours, theirs
 FASTER_THAN_THEIRS = 1.2
 LARGE_TB_S = 7.0
 RAGGED_OVER_EVEN = 1.1
-DOUBT_US = 1.0  # what the start of a kernel may take besides, performance_method.md
+DOUBT_US = 1.0  # what the start of a kernel may take besides, docs/performance/decode_method.md
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ NOT_BUILT = {
     "cp_world_size": ((1,), _CONTEXT),
     "cp_rank": ((0,), _CONTEXT),
     "cp_tot_seqused_k": ((None,), _CONTEXT),
-    "mask": ((None,), "a tree of drafted tokens: mask_mod= that reads aux_tensors, docs/serving.md"),
+    "mask": ((None,), "a tree of drafted tokens: mask_mod= that reads aux_tensors, docs/serving/split_keys.md"),
     "extra_k_cache": ((None,), "a call for each cache, and cute_fa4.distributed.merge of the results"),
     "extra_indices_in_kvcache": ((None,), "a call for each cache, and cute_fa4.distributed.merge of the results"),
     "extra_topk_length": ((None,), "a call for each cache, and cute_fa4.distributed.merge of the results"),

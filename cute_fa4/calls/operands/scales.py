@@ -14,9 +14,9 @@ Each is a float32 tensor of any strides, also 0; its shape says of what it has a
                                     torch.float8_e8m0fnu; cute_fa4.mxfp8 makes both from a tensor
 
 A packed tensor with as many tokens as sequences leaves the second and the third alike: then the head_dim of 1 says that
-it is the third. The values are read on the device alone. q_descale * k_descale must be positive where neither is of
-tokens of k, because the kernel takes the row maximum before it multiplies: where it is not, out is NaN; with scales of
-tokens of k the same holds of q_descale. Scales of tokens of v beyond 2^126 make out NaN.
+it is the third. The values are read on the device alone. softmax_scale * q_descale * k_descale must be within 2^-64 to
+2^16 where neither is of tokens of k; with scales of tokens of k, softmax_scale * q_descale. Where it is not, out and
+LSE are NaN: the kernel takes the row maximum before it multiplies. Scales of tokens of v beyond 2^126 make out NaN.
 """
 
 from __future__ import annotations

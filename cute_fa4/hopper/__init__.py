@@ -18,6 +18,7 @@ asynchronous hardware has them. It says nothing about speed, and nothing about h
     variant.py   cases.py       what is run
     draw.py      calls.py       its tensors, and the calls of them
     check.py                    what must hold
+    gradient_cases.py  gradients.py    calls that want gradients: their problems; what must hold
     guarded.py                  memory whose neighbours are not mapped
     foreign.py                  flash-attn-4's kernels, to see that all of this is right
     driver.py                   the host library of exported kernels on a real driver, a process for each case

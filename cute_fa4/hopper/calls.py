@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import NamedTuple
@@ -294,10 +294,12 @@ class AnyChip:
                 return
 
 
-def configurations(variants, amount: str) -> list:
-    """FA4Config of every kernel that these variants need on any Hopper GPU of SMS multiprocessors.
+def configurations(variants, amount: str, further: Iterable[Callable[[], object]] = ()) -> list:
+    """The configuration of every kernel that these problems need on any Hopper GPU of SMS multiprocessors.
 
     Found by their calls on CPU tensors, which go as far as asking for a kernel.
+
+    further  functions that make more calls
     """
     found: dict = {}
     chip = AnyChip()
@@ -321,6 +323,8 @@ def configurations(variants, amount: str) -> list:
             for variant in variants:
                 for problem in problems(variant, amount):
                     chip.launch(lambda v=variant, p=problem: call(v, p, "cpu"))
+            for launch in further:
+                launch()
     finally:
         repeat.clear()  # nor may one find functions that do nothing
     return list(found)

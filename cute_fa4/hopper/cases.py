@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+from cute_fa4.hopper import gradient_cases
 from cute_fa4.hopper.variant import Problem, Variant, decode, dense, latent, pair
 
 VARIANTS = (
@@ -116,14 +117,25 @@ VARIANTS = (
 )  # fmt: skip
 
 
-def variants(only: list[str] | None = None) -> tuple[Variant, ...]:
-    """Those with one of these texts in their name; all by default. Raises ValueError where a text is in none."""
+def selected(only: list[str] | None = None) -> tuple[tuple[Variant, ...], tuple]:
+    """(variants, problems of gradients) with one of these texts in their name; all by default.
+
+    Raises ValueError for a text that is in no name.
+    """
+    names = [variant.name for variant in VARIANTS] + [
+        problem.title for problem in gradient_cases.PROBLEMS
+    ]
     for text in only or ():
-        if not any(text in variant.name for variant in VARIANTS):
+        if not any(text in name for name in names):
             raise ValueError(
-                f"--only {text!r} is in the name of no variant; names are like {VARIANTS[0].name!r}"
+                f"--only {text!r} is in the name of no variant; names are like {names[0]!r} and {names[-1]!r}"
             )
-    return tuple(v for v in VARIANTS if not only or any(text in v.name for text in only))
+
+    def wanted(name: str) -> bool:
+        return not only or any(text in name for text in only)
+
+    of_gradients = tuple(p for p in gradient_cases.PROBLEMS if wanted(p.title))
+    return tuple(v for v in VARIANTS if wanted(v.name)), of_gradients
 
 
 # Borders of tiles (128 rows, 128 keys; 256 rows a block), more queries than keys, one of each.

@@ -61,7 +61,7 @@ def add_only(step: argparse.ArgumentParser) -> None:
         *("--only", "-k"),
         action="append",
         metavar="TEXT",
-        help='variants with this in "d=128 bf16 causal, pages of 16", may be given several times; default: all',
+        help='variants with this in "d=128 bf16 causal, pages of 16", or "gradients"; may be repeated; default: all',
     )
 
 
@@ -71,12 +71,15 @@ def build(options) -> int:
 
     from cute_fa4.aot import manifest
     from cute_fa4.hopper import build as builder
+    from cute_fa4.hopper import gradients
     from cute_fa4.hopper.calls import configurations
-    from cute_fa4.hopper.cases import variants
+    from cute_fa4.hopper.cases import selected
     from cute_fa4.system import progress
 
     begin, out = time.perf_counter(), Path(options.out)
-    configs = configurations(variants(options.only), options.amount)
+    variants, of_gradients = selected(options.only)
+    further = [gradients.call(problem, "cpu").launch for problem in of_gradients]
+    configs = configurations(variants, options.amount, further)
     with progress.bar(len(configs), "building", "kernel") as advance:
 
         def say(done: int, total: int, name: str) -> None:
@@ -122,7 +125,8 @@ def check(options) -> int:
         **dict(patience=options.patience, report=options.report),
     )
     seconds = time.perf_counter() - begin
-    print(f"{len(result['rows'])} problems, {len(result['failures'])} failures, {seconds:.0f} s")
+    problems = len(result["rows"]) + len(result["gradients"])
+    print(f"{problems} problems, {len(result['failures'])} failures, {seconds:.0f} s")
     return int(bool(result["failures"]))
 
 

@@ -31,6 +31,28 @@ def packed(token: Token) -> str:
     return block(token.guard, f".reg .b32 {halves};", *unpack, *each, pack)
 
 
+def mixed(token: Token) -> str | None:
+    """fma, add or sub of 16-bit inputs in float32: convert them, which is exact, then the operation in float32."""
+    dtype = token.opcode.rpartition(".")[2]
+    operation = token.opcode.removesuffix(f".{dtype}")
+    if not operation.endswith(".f32") or operation.partition(".")[0] not in _MIXED_INPUTS:
+        return None
+    to, *inputs = token.operands
+    count = _MIXED_INPUTS[operation.partition(".")[0]]
+    convert = [f"cvt.f32.{dtype} tc_{i}, {inputs[i]};" for i in range(count)]
+    operands = [*(f"tc_{i}" for i in range(count)), *inputs[count:]]
+    return block(
+        token.guard,
+        f".reg .f32 {', '.join(f'tc_{i}' for i in range(count))};",
+        *convert,
+        f"{operation} {', '.join((to, *operands))};",
+    )
+
+
+_MIXED_INPUTS = {"fma": 2, "add": 1, "sub": 1}
+"""How many of the operands have 16 bits: PTX ISA, "Mixed Precision Floating Point Instructions"."""
+
+
 def three_inputs(token: Token) -> str | None:
     if len(token.operands) != 4:
         return None

@@ -32,7 +32,7 @@ def read(paths) -> dict:
             raise ReportError(
                 f"results of different {key}: {', '.join(sorted(found))}; give those of one run"
             )
-    lists = ("rows", "foreign", "failures", "driver_cases")
+    lists = ("rows", "gradients", "foreign", "failures", "driver_cases")
     joined = {key: [x for result in results for x in result.get(key, ())] for key in lists}
     return {**first, **joined, "controls": sum(r.get("controls", 0) for r in results)}
 
@@ -49,6 +49,9 @@ def record(result: dict) -> dict:
         "control": bool(result["controls"]),
         "variants": [_variant(*item) for item in _grouped(rows).items()],
         "long": [_long(row) for row in rows if max(row["sizes"]["keys"]) >= LONG_KEYS],
+        "gradients": [
+            [row["title"], _rounded(row["of_allowed"], 2)] for row in result["gradients"]
+        ],
         "foreign": [
             [row["kernel"], ", ".join(map(str, row["shape"])), row["relative_error"]]
             for row in result["foreign"]
@@ -84,6 +87,11 @@ def tables(run: dict) -> str:
     parts = [_headline(run), _variants_table(run["variants"])]
     if run["long"]:
         parts += ["Of these, long sequences:", _long_table(run["long"])]
+    if run.get("gradients"):  # records of runs before the backward pass have none
+        parts += [
+            "Gradients, the largest error of dq, dk and dv as a share of what is allowed:",
+            _table(("problem", "error / allowed"), run["gradients"], {1: ".2f"}),
+        ]
     if run["foreign"]:
         parts += [
             "flash-attn-4 4.0.0b36, rewritten in the same way, bf16:",

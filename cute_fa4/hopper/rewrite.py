@@ -12,6 +12,7 @@
         cp.async.bulk.tensor...tile::gather4                 four copies of a box of one row of 128 bytes or more
         redux.sync.max, .min of f32                          shuffles: each lane takes over its neighbours' five times
         fma, add, mul, sub .f32x2                            two scalar operations with the same rounding
+        fma, add, sub .f32.bf16, .f32.f16                    conversions, which are exact, and the operation in float32
         max, min with three inputs                           two of them with two
         clusterlaunchcontrol.query_cancel                    reads the software's own answer
         tcgen05.wait, tcgen05.fence                          fence.acq_rel.gpu, where they order memory
@@ -157,6 +158,8 @@ class _Rewriter:
             ("cp.async.bulk.tensor", "", self._bulk_load),
             ("setmaxnreg", "", in_steps.drop),
             ("", ".f32x2", in_steps.packed),
+            ("", ".f32.bf16", in_steps.mixed),
+            ("", ".f32.f16", in_steps.mixed),
             ("redux.sync", ".f32", in_steps.reduction),
             ("max", ".f32", in_steps.three_inputs),
             ("min", ".f32", in_steps.three_inputs),

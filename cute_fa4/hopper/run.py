@@ -13,7 +13,8 @@ import torch
 from cute_fa4 import compile_cache
 from cute_fa4.aot import manifest
 from cute_fa4.compiler.policy import JitError
-from cute_fa4.hopper import calls, cases, check, foreign, load
+from cute_fa4.hopper import calls, cases, check, foreign, gradients, load
+from cute_fa4.hopper.gradient_cases import Problem
 from cute_fa4.hopper.guarded import Guard
 from cute_fa4.hopper.variant import Variant
 from cute_fa4.sm100.combine.config import CombineConfig
@@ -28,12 +29,14 @@ def run(
     part, parts, only   of the variants, as the command line says
     """
     content = manifest.read_manifest(Path(directory))
-    result = {**about(directory), "rows": [], "foreign": [], "failures": [], "controls": 0}
+    result = {**about(directory), "failures": [], "controls": 0}
+    result |= {name: [] for name in ("rows", "gradients", "foreign")}
     opened, used = load.load(directory), Used()
     for stand_in in opened.values():
         stand_in.patience(patience)
-    variants = cases.variants(only)[part - 1 :: parts]
+    variants, of_gradients = (found[part - 1 :: parts] for found in cases.selected(only))
     steps = [variant_step(v, cases.problems(v, amount), used) for v in variants]
+    steps += [gradients_step(problem) for problem in of_gradients]
     if part == 1 and not only:  # the control and foreign kernels are no variants
         steps += [control_step(used)]
         if all(any(k["name"] == name for k in content["kernels"]) for name in foreign.KERNELS):
@@ -97,6 +100,23 @@ def variant_step(variant: Variant, problems, used: Used, guarded: bool = False):
             f"d={variant.head_dim:<3} {variant.dtype} {variant.title:44} {len(rows):3} problems "
             f"{sum(row['launches'] for row in rows):4} launches, error {worst:.2e}, "
             f"{time.perf_counter() - begin:6.1f} s"
+        )
+
+    return step
+
+
+def gradients_step(problem: Problem):
+    """A function that runs a problem of gradients and adds its row to the result."""
+
+    def step(result: dict) -> None:
+        try:
+            row = gradients.check(problem)
+        except JitError as error:  # the kernel was not built
+            fail(result, f"{problem.title}: {error}")
+            return
+        result["gradients"].append(row)
+        progress.say(
+            f"{problem.title:90} {row['of_allowed']:.2f} of the error allowed, {row['seconds']:6.1f} s"
         )
 
     return step

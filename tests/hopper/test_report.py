@@ -21,7 +21,8 @@ def a_result(**changes) -> dict:
          "relative_error": 1e-3, "guarded": True},
     ]  # fmt: skip
     return {"date": "2026-01-02", "commit": "abc", "device": "NVIDIA H200", "driver": "1", "ptxas": "2", "rows": rows,
-            "foreign": [], "failures": [], "controls": 1, **changes}  # fmt: skip
+            "gradients": [{"title": "gradients d=64/64 bf16", "of_allowed": 0.617}], "foreign": [], "failures": [],
+            "controls": 1, **changes}  # fmt: skip
 
 
 def run_report(*arguments) -> int:
@@ -35,7 +36,7 @@ def run_report(*arguments) -> int:
 def files(tmp_path):
     """Two result files of one run: problems, and the cases of the host library."""
     cases = [{"name": "a case", "seen": "0 wrong rows", "ok": True}]
-    results = [a_result(), a_result(rows=[], controls=0, driver_cases=cases)]
+    results = [a_result(), a_result(rows=[], gradients=[], controls=0, driver_cases=cases)]
     for number, result in enumerate(results):
         (tmp_path / str(number)).write_text(json.dumps(result))
     return [tmp_path / "0", tmp_path / "1"]
@@ -48,6 +49,7 @@ def test_tables_of_a_run(files, capsys):
     assert "11 launches of 2 problems (1 of them between unmapped pages), 40 of 197 blocks" in text
     assert "| 128 | bf16 | causal | 2 | 11 | 40 / 197 | 7 | 2.10e-03 |" in text
     assert "| 128 | causal | 1 x 8192, 8192 keys | 6 |" in text
+    assert "| gradients d=64/64 bf16 | 0.62 |" in text
     assert "| a case | 0 wrong rows |" in text
 
 

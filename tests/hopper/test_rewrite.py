@@ -41,6 +41,8 @@ cp.async.bulk.tensor.2d.cta_group::2.shared::cluster.global.tile.mbarrier::compl
 cp.async.bulk.tensor.2d.cta_group::1.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%r1], [%rd1, {%r2, %r3}], [%r4];
 setmaxnreg.dec.sync.aligned.u32 40;
 fma.rn.ftz.f32x2 %rd1, %rd2, %rd3, %rd1;
+fma.rn.f32.bf16 %f1, %rs1, %rs2, %f2;
+@%p1 add.rn.f32.f16 %f1, %rs1, %f1;
 max.f32 %f1, %f1, %f2, %f3;
 redux.sync.max.f32 %f1, %f2, 0xffffffff;
 @%p1 redux.sync.min.NaN.f32 %f1, %f2, -1;
@@ -70,6 +72,7 @@ def test_nothing_of_blackwell_is_left():
     assert ".target sm_90a" in ptx
     left = [t.opcode for t in tokens(ptx) if t.kind == "instruction"]
     pattern = r"tcgen05|clusterlaunchcontrol|setmaxnreg|redux.*f32|.*f32x2|.*cta_group|.*gather4"
+    pattern += r"|(fma|add|sub).*f32\.b?f16"
     assert not [opcode for opcode in left if re.match(pattern, opcode)]
 
 
@@ -176,6 +179,37 @@ def test_two_scalar_operations_give_the_bits_of_the_packed_one(instruction):
     body = PACKED.format(instruction=instruction)
     rewritten = rewrite_instructions(body)
     assert "f32x2" not in rewritten
+    expected = run_lanes(body)
+    assert len(np.unique(expected)) > 8  # it depends on the operands
+    np.testing.assert_array_equal(run_lanes(rewritten), expected)
+
+
+MIXED = """
+    mov.u32 %r2, %laneid;
+    mul.lo.u32 %r3, %r2, 0x9E3779B1;
+    and.b32 %r3, %r3, 0xBBFFBBFF;
+    mov.b32 {{%rs1, %rs2}}, %r3;
+    cvt.rn.f32.s32 %f1, %r3;
+    mul.rn.f32 %f1, %f1, 0f30000001;
+    {instruction}
+    mov.b32 %r1, %f1;
+"""
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+@pytest.mark.parametrize(
+    "instruction",
+    [
+        "fma.rn.f32.{} %f1, %rs1, %rs2, %f1;",  # the result is an operand too
+        "fma.rz.f32.{} %f1, %rs1, %rs1, %f1;",
+        "add.rn.f32.{} %f1, %rs1, %f1;",
+        "sub.rn.f32.{} %f1, %rs1, %f1;",
+    ],
+)
+def test_a_conversion_and_an_operation_give_the_bits_of_the_mixed_one(instruction, dtype):
+    body = MIXED.format(instruction=instruction.format(dtype))
+    rewritten = rewrite_instructions(body)
+    assert f"f32.{dtype} %f1" not in rewritten
     expected = run_lanes(body)
     assert len(np.unique(expected)) > 8  # it depends on the operands
     np.testing.assert_array_equal(run_lanes(rewritten), expected)

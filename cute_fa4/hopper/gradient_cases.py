@@ -1,0 +1,66 @@
+"""Problems of gradients that `hopper check` runs (gradients.py)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+CAUSAL = (None, 0)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Sizes of a call.
+
+    queries, keys  of each sequence; dense calls have sequences of one length
+    heads          of q, and of k and v
+    depths         head dims of q and k, and of v
+    packed         the sequences share one dimension, with offsets
+    lse            the log-sum-exp has a gradient, too
+    """
+
+    queries: tuple[int, ...]
+    keys: tuple[int, ...]
+    heads: tuple[int, int] = (4, 2)
+    depths: tuple[int, int] = (128, 128)
+    dtype: str = "bf16"
+    window: tuple[int | None, int | None] = (None, None)
+    packed: bool = False
+    lse: bool = False
+
+    @property
+    def title(self) -> str:
+        """
+        >>> Problem((300,), (500,), window=CAUSAL).title
+        'gradients d=128/128 bf16, heads 4/2, window (None, 0), queries (300,), keys (500,)'
+        """
+        parts = [f"gradients d={self.depths[0]}/{self.depths[1]} {self.dtype}"]
+        parts += ["heads {}/{}".format(*self.heads), f"window {self.window}"]
+        parts += ["packed"] * self.packed + ["with lse"] * self.lse
+        return ", ".join((*parts, f"queries {self.queries}", f"keys {self.keys}"))
+
+
+def dense(batch: int, queries: int, keys: int, **options) -> Problem:
+    return Problem((queries,) * batch, (keys,) * batch, **options)
+
+
+PROBLEMS = (
+    # Borders of tiles, more queries than keys and more keys than queries, one of each.
+    *(dense(*sizes) for sizes in ((2, 300, 270), (1, 256, 1024), (1, 1000, 200), (1, 1, 1))),
+    *(dense(*sizes, window=CAUSAL) for sizes in ((2, 300, 300), (1, 130, 700), (1, 700, 130))),
+    dense(1, 600, 600, window=(127, 0)),
+    dense(1, 500, 700, window=(100, 30)),
+    dense(1, 400, 400, window=(250, -40)),
+    dense(2, 300, 300, window=CAUSAL, dtype="fp16"),
+    dense(2, 300, 300, window=CAUSAL, depths=(64, 64), heads=(8, 1)),
+    dense(2, 200, 330, depths=(40, 72)),
+    dense(1, 300, 300, depths=(8, 8), heads=(2, 2)),
+    dense(1, 300, 400, window=CAUSAL, depths=(64, 128)),
+    dense(2, 300, 350, window=CAUSAL, lse=True),
+    # About 400 CTAs of each kernel on 132 multiprocessors, and long rings.
+    dense(4, 1025, 1500, heads=(12, 3), window=CAUSAL),
+    dense(1, 4096, 4096, heads=(2, 1)),
+    dense(1, 8192, 8192, heads=(2, 2), window=CAUSAL, depths=(64, 64)),
+    Problem((300, 1, 0, 64, 500), (300, 5, 10, 200, 900), packed=True, window=CAUSAL),
+    Problem((0, 7, 300), (4, 0, 300), packed=True, lse=True),
+    Problem(tuple(i * i * 7 % 301 for i in range(32)), tuple(i * i * 11 % 501 for i in range(32)), packed=True),
+)  # fmt: skip

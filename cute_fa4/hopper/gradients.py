@@ -1,0 +1,134 @@
+"""Gradients on a Hopper GPU: calls of the public functions whose q, k and v want gradients.
+
+What must hold of each problem:
+
+    every gradient   within allowed_gradient_errors of float64 (reference.py), a sequence at a time
+    two launches     the same bits: nothing is added with atomics
+    spare rows       rows of packed tensors that belong to no sequence have gradients of zero; their K and V are NaN
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import asdict, dataclass
+from itertools import accumulate
+
+import torch
+
+from cute_fa4 import flash_attn_func, flash_attn_varlen_func
+from cute_fa4.hopper.check import WrongResult, bits
+from cute_fa4.hopper.gradient_cases import Problem
+from cute_fa4.hopper.variant import DTYPES
+from cute_fa4.reference import allowed_gradient_errors, gradients_float64, max_error
+
+SPARE_ROWS = 200  # after the last sequence of packed tensors: more than a tile
+
+
+@dataclass
+class Call:
+    """Tensors of a problem: q, k, v and the gradients of out and of the log-sum-exp."""
+
+    problem: Problem
+    tensors: tuple[torch.Tensor, ...]
+    dlse: torch.Tensor | None
+
+    def launch(self) -> tuple[torch.Tensor, ...]:
+        """(dq, dk, dv) of a forward and a backward pass."""
+        problem, (*inputs, dout) = self.problem, self.tensors
+        inputs = [x.detach().requires_grad_() for x in inputs]
+        options = dict(window_size=problem.window, return_lse=problem.lse)
+        function = flash_attn_func
+        if problem.packed:
+            function = flash_attn_varlen_func
+            for name, lengths in (("q", problem.queries), ("k", problem.keys)):
+                options[f"cu_seqlens_{name}"] = _offsets(lengths, dout.device)
+                options[f"max_seqlen_{name}"] = max(lengths)
+        results = function(*inputs, **options)
+        if not problem.lse:
+            return torch.autograd.grad(results, inputs, dout)
+        return torch.autograd.grad(results, inputs, (dout, self.dlse))
+
+    def sequences(self):
+        """(place of its queries, of its keys, of its LSE) of each sequence."""
+        if not self.problem.packed:
+            return [(i, i, i) for i in range(len(self.problem.queries))]
+        starts = [list(accumulate(n, initial=0)) for n in (self.problem.queries, self.problem.keys)]
+        rows = [list(map(slice, s, s[1:])) for s in starts]
+        return [(q, k, (slice(None), q)) for q, k in zip(*rows, strict=True)]
+
+
+def _offsets(lengths, device) -> torch.Tensor:
+    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
+
+
+def call(problem: Problem, device: str, seed: int = 0) -> Call:
+    """Random inputs. Rows of packed tensors after the last sequence are NaN in K and V, and in dout."""
+    random = torch.Generator(device).manual_seed(seed)
+    (heads_q, heads_kv), (depth, depth_v) = problem.heads, problem.depths
+    sides = (problem.queries, heads_q, depth), (problem.keys, heads_kv, depth)
+    sides = *sides, (problem.keys, heads_kv, depth_v), (problem.queries, heads_q, depth_v)
+
+    def values(lengths, *rest):
+        rows = (sum(lengths) + SPARE_ROWS,) if problem.packed else (len(lengths), lengths[0])
+        made = torch.randn((*rows, *rest), generator=random, device=device)
+        if problem.packed:
+            made[sum(lengths) :] = math.nan
+        return made.to(DTYPES[problem.dtype])
+
+    tensors = tuple(values(*side) for side in sides)
+    dlse = None
+    if problem.lse:
+        *rows, heads, _ = tensors[3].shape
+        shape = (heads, *rows) if problem.packed else (rows[0], heads, rows[1])
+        dlse = torch.randn(shape, generator=random, device=device)
+    return Call(problem, tensors, dlse)
+
+
+def check(problem: Problem, device: str = "cuda", seed: int = 0) -> dict:
+    """Run a problem and return its row of the result. WrongResult where a law in the head of this module is broken."""
+    made = call(problem, device, seed)
+    begin = time.perf_counter()
+    first, again = made.launch(), made.launch()
+    seconds = (time.perf_counter() - begin) / 2
+    for name, a, b in zip(("dq", "dk", "dv"), first, again, strict=True):
+        if not bits(a).equal(bits(b)):
+            raise WrongResult(f"{problem.title}: {name} differs between two launches")
+    of_allowed = 0.0
+    for places in made.sequences():
+        of_allowed = max(of_allowed, _measured(made, first, places))
+    if problem.packed:
+        ends = sum(problem.queries), sum(problem.keys), sum(problem.keys)
+        for name, x, end in zip(("dq", "dk", "dv"), first, ends, strict=True):
+            if x[end:].any():
+                raise WrongResult(f"{problem.title}: {name} of rows of no sequence is not 0")
+    return dict(**asdict(problem), title=problem.title, of_allowed=of_allowed, seconds=seconds)
+
+
+def _measured(made: Call, gradients, places) -> float:
+    """The largest error of a sequence's gradients, as a share of what is allowed."""
+    of_q, of_k, of_lse = places
+    q, k, v, dout = (
+        x[at][None] for x, at in zip(made.tensors, (of_q, of_k, of_k, of_q), strict=True)
+    )
+    if not q.shape[1] or not k.shape[1]:
+        if any(x[at].any() for x, at in zip(gradients, (of_q, of_k, of_k), strict=True)):
+            raise WrongResult(
+                f"{made.problem.title}: gradients of a sequence without rows are not 0"
+            )
+        return 0.0
+    dlse = None if made.dlse is None else made.dlse[of_lse][None]
+    options = dict(window_size=made.problem.window)
+    exact = gradients_float64(q, k, v, dout, dlse, **options)
+    allowed = allowed_gradient_errors(q, k, v, dout, dlse, **options)
+    worst = 0.0
+    for name, x, at, wanted, most in zip(
+        ("dq", "dk", "dv"), gradients, (of_q, of_k, of_k), exact, allowed, strict=True
+    ):
+        error = max_error(x[at][None], wanted)
+        if not error <= most:
+            raise WrongResult(
+                f"{made.problem.title}: {name} is off by {error:.2e}, allowed {most:.2e}"
+            )
+        worst = max(worst, error / most)
+    return worst  # fmt: skip

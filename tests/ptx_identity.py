@@ -103,7 +103,7 @@ VARIANTS = {
         "o_dtype": "f32",
     },
     "one tile d64 sink": {
-        "schedule": OneTile(bn_cap=128),
+        "schedule": OneTile(),
         "head_dim": 64,
         "sink": True,
         "write_lse": True,
@@ -123,12 +123,9 @@ VARIANTS = {
     "d64 packed causal": {"head_dim": 64, **PACKED, **CAUSAL},
     "d64 exact": {"head_dim": 64, "maximum": "exact"},
     "lagged causal": {"maximum": "lagged", **CAUSAL},
-    "crossed P": {"order": "p_crossed", **CAUSAL},
-    "crossed P d64": {"order": "p_crossed", "head_dim": 64, "maximum": "exact"},
     # pairs of CTAs, deep heads, 8 bits
     "pair causal": {"family": "mhapair", **CAUSAL},
     "pair d64 packed": {"family": "mhapair", "head_dim": 64, **PACKED, "maximum": "exact"},
-    "pair e4m3": {"family": "mhapair", "qkv_dtype": "e4m3", "descales": "qkv", **CAUSAL},
     "d192, V of 128": {"head_dim": 192, "head_dim_v": 128, **CAUSAL},
     "d256": {"head_dim": 256, **CAUSAL},
     "d256 pair": {"head_dim": 256, "family": "mhawidepair", **CAUSAL},

@@ -130,7 +130,7 @@ CONFIG = {
     ),
     "order": Field(
         "text",
-        "of the products: p_over_s, p_beside_s, p_crossed, or p_crossed_summed; default: what suits",
+        "of the products: p_over_s, p_beside_s; of 8 bits p_crossed, p_crossed_summed; default: what suits",
     ),
     "lone_tiles": Field("switch", "softmax shares lone query tiles; default: where lengths differ"),
     "maximum": Field(
@@ -140,7 +140,6 @@ CONFIG = {
         "text",
         "of P of eight bits: exact or half; default: as the arch asks (CUTE_FA4_EXPONENTIAL)",
     ),
-    "bn_cap": Field("number", "most keys of a tile; default: what suits the head dim"),
     "rescale_log2": Field("real", "how far a row maximum may lag; default: 8, of 8 bits 0"),
     "exp2_emulated": Field("number", "exponentials of 64 on FMA units; default: by arch"),
     "claims": Field("switch", "CTAs take over further blocks; default: on (CUTE_FA4_CLAIMS)"),

@@ -33,7 +33,7 @@ VARIED = [
         mask_mod=score_mods.relative_logits(7), aux=(("bf16", 3), ("i32", 1)),
     ),
     choose_config(
-        qkv_dtype="bf16", head_dim=64, causal=True, order="p_over_s", bn_cap=64, rescale_log2=4.5,
+        qkv_dtype="bf16", head_dim=64, causal=True, order="p_over_s", rescale_log2=4.5,
         exp2_emulated=3, claims=False, warps=WarpRoles(softmax_registers=184),
     ),
     choose_config(qkv_dtype="bf16", head_dim=128, split_keys=True, o_dtype="f32", write_lse=True),

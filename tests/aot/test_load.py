@@ -113,7 +113,7 @@ for policy in ("error", "warn", "allow"):
             print(policy, "warns", w.message)
 """
     said = python(code, exported).stdout.splitlines()
-    assert said[0].startswith("error raises kernel mha1q_bf16_d64_g1_bn_cap128_sm_100a")
+    assert said[0].startswith("error raises kernel mha1q_bf16_d64_g1_sm_100a")
     assert any(line.strip().startswith("nearest  none") for line in said)  # clear() forgot them
     assert [line.split()[:2] for line in said if line.startswith(("warn", "allow"))] == [
         ["warn", "computes"],

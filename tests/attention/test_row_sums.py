@@ -161,11 +161,11 @@ def test_who_gets_them():
     chosen = config()
     assert (chosen.schedule.order, chosen.schedule.exp2_emulated) == ("p_crossed_summed", 40)
     assert chosen.refusals() == [] and chosen.tmem.used == 512 and chosen.smem.ones.nbytes == 4096
-    for unfit in (dict(write_lse=True), dict(head_dim=64), dict(qkv_dtype="bf16"), dict(bn_cap=64)):
+    for unfit in (dict(write_lse=True), dict(head_dim=64), dict(qkv_dtype="bf16")):
         assert config(**unfit).refusals() == [] and config(**unfit).tmem.sums == ()
         refused = config(order="p_crossed_summed", **unfit).refusals()
         assert "order='p_crossed_summed' with" in " ".join(refused)
-    for other in (dict(exponential="exact"), dict(arch="sm_103a"), dict(family="mhapair")):
+    for other in (dict(exponential="exact"), dict(arch="sm_103a")):
         assert config(**other).schedule.order == "p_crossed"
     partial, _ = split_configs(chosen, write_lse=False)  # merged by LSE
     assert (partial.schedule.order, partial.schedule.exp2_emulated) == ("p_crossed", 32)

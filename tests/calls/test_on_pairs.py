@@ -106,18 +106,17 @@ def test_the_environment_decides_for_all(asked, monkeypatch, word, families):
     assert asked == families
 
 
-def test_eight_bits_run_on_pairs_where_they_are_asked_for(asked, monkeypatch):
-    """Not by themselves; and keys with scales of their own have no kernel of pairs."""
-    q, k, v = qkv(1, ROWS, dtype=torch.float8_e4m3fn)
-    of_keys = torch.ones(1, ROWS, HEADS)
-    flash_attn_func(q, k, v)
+def test_pairs_that_are_asked_for_run_16_bits_full_or_causal(asked, monkeypatch):
+    """Any head dim and dtype of 16 bits; 8 bits, also quantised on the way, and other masks run on CTAs alone."""
     monkeypatch.setenv("CUTE_FA4_PAIR", "on")
     repeat.clear()
+    flash_attn_func(*qkv(1, ROWS, depth=64))
+    flash_attn_func(*qkv(1, ROWS, dtype=torch.float16), causal=True)
+    flash_attn_func(*qkv(1, ROWS), window_size=(100, 0))
+    q, k, v = qkv(1, ROWS, dtype=torch.float8_e4m3fn)
     flash_attn_func(q, k, v)
-    flash_attn_func(q, k, v, k_descale=torch.ones(1, HEADS), q_descale=of_keys)
-    flash_attn_func(q, k, v, k_descale=of_keys)
-    flash_attn_func(q.bfloat16(), k, v)  # quantised on the way
-    assert asked == [ALONE, PAIRS, PAIRS, ALONE, PAIRS]
+    flash_attn_func(q.bfloat16(), k, v)
+    assert asked == [PAIRS, PAIRS, ALONE, ALONE, ALONE]
 
 
 @pytest.mark.parametrize("arch, family", [("sm_100a", ALONE), ("sm_103a", PAIRS)])
@@ -158,13 +157,9 @@ def test_catalogues_have_both_kernels_where_calls_may_choose_either(depth, choic
     assert {row.pairs for row in rows} == {expected}
 
 
-def test_catalogues_have_pairs_of_eight_bits_where_they_are_asked_for(monkeypatch):
-    """Also under queries of 16 bits, which are quantised; not where a key has a scale."""
-    asked = (
-        dict(dtype="e4m3"),
-        dict(dtype="bf16", kv_dtype="e4m3"),
-        dict(dtype="e4m3", descales="qKV"),
-    )
+def test_catalogues_and_capabilities_have_pairs_where_they_are_asked_for(monkeypatch):
+    """Of 16 bits; not of 8, also under queries of 16 bits, which are quantised."""
+    asked = dict(dtype="fp16"), dict(dtype="e4m3"), dict(dtype="bf16", kv_dtype="e4m3")
 
     def found():
         listed = [configs_for_model(head_dim=128, **MODEL, **of) for of in asked]
@@ -172,9 +167,12 @@ def test_catalogues_have_pairs_of_eight_bits_where_they_are_asked_for(monkeypatc
 
     assert found() == [False, False, False]
     monkeypatch.setenv("CUTE_FA4_PAIR", "on")
-    assert found() == [True, True, False]
-    (row,) = capabilities(dtype="e4m3", head_dim=128, causal=True, return_lse=True, arch="sm_100a")
+    assert found() == [True, False, False]
+    asked = dict(head_dim=128, causal=True, return_lse=True, arch="sm_100a")
+    (row,) = capabilities(dtype="fp16", **asked)
     assert row.pairs and PAIRS in row.families
+    (row,) = capabilities(dtype="e4m3", **asked)
+    assert row.runs and not row.pairs and PAIRS not in row.families
 
 
 def test_entries_of_catalogues_have_pairs_where_they_run():
@@ -183,5 +181,5 @@ def test_entries_of_catalogues_have_pairs_where_they_run():
         c.schedule.family for c in configs_of("config", entry | more, "here")
     }
     assert PAIRS in families() and PAIRS not in families(qkv_dtype="fp16")
-    assert PAIRS in families(order="p_crossed") and PAIRS not in families(maximum="exact")
+    assert PAIRS in families(order="p_over_s") and PAIRS not in families(maximum="exact")
     assert families(family=ALONE) == {ALONE}

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from cute_fa4 import capabilities, flash_attn_func
-from cute_fa4.calls import attention, repeat
+from cute_fa4.calls import repeat
 from cute_fa4.sm100.choose.config import FA4Config, SwappedTile
 from cute_fa4.system import devices
 from tests.serving.batches import FP8, Batch, assert_agrees, dense_q, packed_q, run
@@ -131,19 +131,6 @@ def test_the_order_of_warps_does_not_matter(arch, name, mode, seed, monkeypatch)
     monkeypatch.setattr(devices, "EMULATED_ARCH", arch)
     repeat.clear()
     assert_is_right(name, *found(name, mode=mode, seed=seed))
-    repeat.clear()
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("name", ["no scales", "one dtype, columns apart", *ONE_TILE])
-def test_pairs_of_ctas_run_them_where_they_are_asked_for(name, monkeypatch):
-    """Each CTA loads half of the rows of k_rope, and its own rows of q_rope; few rows stay on one tile."""
-    monkeypatch.setenv("CUTE_FA4_PAIR", "on")
-    repeat.clear()
-    seen, chosen = set(), attention.config_for
-    monkeypatch.setattr(attention, "config_for", lambda **c: seen.add(c["family"]) or chosen(**c))
-    assert_is_right(name, *found(name))
-    assert seen == {"mha1q" if name in ONE_TILE else "mhapair"}
     repeat.clear()
 
 

@@ -60,7 +60,7 @@ CHANGED = dict(
     rope_depth=32, rope_page_size=8, rope_dtype="bf16", scale_dtype="e4m3", arch="sm_103a",
 )  # fmt: skip
 OF_SCHEDULE = dict(
-    order="p_beside_s", lone_tiles=True, maximum="exact", exponential="half", bn_cap=64, rescale_log2=4.5,
+    order="p_beside_s", lone_tiles=True, maximum="exact", exponential="half", rescale_log2=4.5,
     exp2_emulated=7, claims=False, dependent_launch=True, warps=WarpRoles(softmax_registers=184),
 )  # fmt: skip
 OF_SWAPPED_TILE = dict(
@@ -120,8 +120,7 @@ def all_choices():
     problem = CHANGED | {"ov_depth": 128, "qk_depth": 128, "kv_layout": "paged", "o_dtype": "f32"}
     yield FA4Config(**problem, schedule=TwoTiles(**OF_SCHEDULE))
     yield FA4Config(**problem, schedule=SwappedTile(**OF_SWAPPED_TILE))
-    # With this order given, a limit of 64 keys alone would choose the other one.
-    yield FA4Config(schedule=TwoTiles(order="p_over_s", bn_cap=64))
+    yield FA4Config(qk_depth=64, schedule=TwoTiles(order="p_over_s"))  # not the one that it chooses
     yield FA4Config(schedule=OneTile())
     yield FA4Config(**problem, schedule=LatentTile(**OF_SWAPPED_TILE))
     yield FA4Config(qk_depth=256, schedule=WideTile(claims=False))
@@ -129,7 +128,7 @@ def all_choices():
     yield FA4Config(**of_rope, schedule=RopeTile(claims=False))
     yield FA4Config(kv_dtype="e4m3", schedule=SlotTwoTiles(claims=False))
     yield FA4Config(qkv_dtype="e4m3", descales="xyv", schedule=BlockScaled(claims=False))
-    yield FA4Config(mask=masks.Causal(), schedule=OneTile(bn_cap=64, claims=False))
+    yield FA4Config(mask=masks.Causal(), schedule=OneTile(claims=False))
     yield FA4Config(qk_depth=0)  # contradicts itself, which a message must be able to show
 
 

@@ -29,7 +29,6 @@ PROBLEMS = {
     "TwoTiles of 8 bits": ({**E4M3, "family": "mha2q"}, ("qkvo", "QKVo")),
     "BlockScaled": ({**E4M3, "family": "mhamx"}, ("xyvo",)),
     "Pair": ({"family": "mhapair"}, ("o",)),
-    "Pair of 8 bits": ({**E4M3, "family": "mhapair"}, ("qkvo", "Q")),
     "OneTile": ({"family": "mha1q"}, ("o",)),
     "OneTile of 8 bits": ({**E4M3, "family": "mha1q"}, ("qkvo", "QKVo")),
     "SwappedTile": (DECODE, ("o",)),

@@ -62,7 +62,6 @@ CASES = {
     "pairs of 64 columns, pages": ("mhapair", BF16 | D64 | queries(16), False),
     "pairs, gathered": ("mhapair", BF16 | D128 | queries(3), False),
     "pairs, 192 columns, gathered": ("mhapair", BF16 | OF_192 | queries(3), False),
-    "pairs of 8 bits, gathered": ("mhapair", E4M3 | D128 | queries(3), False),
     "scales of blocks": ("mhamx", dict(qkv_dtype="e4m3", descales="xy") | D128 | PACKED, False),
     "few rows, pages": ("mhaswap", BF16 | D128 | FEW | pages(16), False),
     "few rows, gathered": ("mhaswap", BF16 | D128 | FEW | pages(3), False),

@@ -20,7 +20,7 @@ from .claims import claims_pay
 from .memory_maps import SmemMap, TmemMap
 from .problem import Problem
 from .reach import DEPTHS, QK_DEPTHS, QK_DEPTHS_OF_FP8, Extra, problem_not_built
-from .tiles import ROWS_PER_Q_TILE, Tiles
+from .tiles import KEYS_PER_TILE, ROWS_PER_Q_TILE, Tiles
 from .warp_roles import WarpRoles
 
 RESCALE_LOG2, RESCALE_LOG2_OF_FP8 = 8.0, 0.0
@@ -30,7 +30,6 @@ RESCALE_LOG2, RESCALE_LOG2_OF_FP8 = 8.0, 0.0
 class RowSchedule:
     """The choices that these families have in common.
 
-    bn_cap         upper limit for BN; 0: as wide as tensor memory allows
     rescale_log2   the running row maximum is kept while it moves less than this (P stays below 2^rescale_log2);
                    None: 8, and 0 where P has eight bits (docs/numerics.md)
     exp2_emulated  of 64 pairs of exponentials, how many the FMA units compute; None: what suits the arch
@@ -54,9 +53,8 @@ class RowSchedule:
     exponential: ClassVar[str] = "exact"
     # Where rows are gathered a warp of its own copies V (roles/values.py).
     values_apart: ClassVar[bool] = False
-    tmem_remedy: ClassVar[str] = ""  # besides a lower bn_cap
+    tmem_remedy: ClassVar[str] = "lower the head dim of v"
 
-    bn_cap: int = 0
     rescale_log2: float | None = None
     exp2_emulated: int | None = None
     claims: bool | None = None
@@ -87,7 +85,7 @@ class RowSchedule:
         return replace(self, **changes)
 
     def tiles(self, problem: Problem) -> Tiles:
-        return Tiles.cut(problem, num_q=self.query_tiles, bn_cap=self.bn_cap)
+        return Tiles.cut(problem, num_q=self.query_tiles)
 
     def warps_of(self, problem: Problem) -> WarpRoles:
         """Which warp does what, and with how many registers."""
@@ -100,8 +98,6 @@ class RowSchedule:
     def contradictions(self, problem: Problem) -> list[str]:
         """Numbers that mean nothing."""
         why = []
-        if self.bn_cap < 0:
-            why.append(f"bn_cap={self.bn_cap} must not be negative: 0 means no limit")
         if problem.pack_gqa and (problem.group < 1 or ROWS_PER_Q_TILE % problem.group):
             why.append(
                 f"pack_gqa=True with group={problem.group}: a tile of {ROWS_PER_Q_TILE} rows holds whole groups: use "
@@ -119,22 +115,17 @@ class RowSchedule:
     def refusals(self, problem: Problem) -> list[str]:
         """Why these families do not run the problem."""
         not_built = self._not_built(problem)
-        if not_built and self.tiles(problem).BN < 64:
+        if not_built and self.tiles(problem).BN < KEYS_PER_TILE:
             return not_built  # head dims that nothing is built for have no tiles to speak of
         return self._over_capacity(problem) + not_built
 
     def _over_capacity(self, problem: Problem) -> list[str]:
-        tiles = self.tiles(problem)
-        if tiles.BN < 64:
-            return [
-                f"bn_cap={self.bn_cap}: a tile of BN={tiles.BN} keys is too small: use bn_cap=0, or 64 or more"
-            ]
+        tiles, tmem = self.tiles(problem), self.tmem(problem)
         why = []
-        tmem = self.tmem(problem)
         if not tmem.fits:
             why.append(
                 f"S, P and O need {tmem.used} tensor-memory columns, an SM has {TMEM_COLUMNS}: "
-                f"lower bn_cap (BN is {tiles.BN}){self.tmem_remedy}"
+                f"{self.tmem_remedy}"
             )
         smem = self.smem(problem)
         slots = smem.kv.nbytes // tiles.kv_slot_bytes
@@ -142,26 +133,15 @@ class RowSchedule:
             why.append(
                 f"the ring has {slots} slots of {tiles.kv_slot_bytes} bytes beside {tiles.q_bytes} bytes "
                 f"of Q, at least 3 are needed because V of a tile is held while K of the next one arrives: "
-                f"lower bn_cap (BN is {tiles.BN}) or the head dim"
+                f"lower the head dim"
             )
         if smem.nbytes > SMEM_CAPACITY_BYTES:
             why.append(
-                f"shared memory of {smem.nbytes} bytes exceeds {SMEM_CAPACITY_BYTES}: lower bn_cap"
+                f"shared memory of {smem.nbytes} bytes exceeds {SMEM_CAPACITY_BYTES}: lower the head dim"
             )
-        return why + tiles.page_refusals() + tiles.rope_refusals()
+        return why + tiles.rope_refusals()
 
     def _not_built(self, problem: Problem) -> list[str]:
-        tiles = self.tiles(problem)
-        why = problem_not_built(
+        return problem_not_built(
             problem, self.extras, self.qk_depths, self.ov_depths, self.qk_depths_of_fp8
         )
-        if tiles.BN > 128:
-            why.append(
-                f"BN={tiles.BN} is not built yet: a softmax thread holds its BN scores in registers and has "
-                f"{self.warps.softmax_registers}: use bn_cap=128"
-            )
-        if tiles.BN % 32:
-            why.append(
-                f"BN={tiles.BN} is not built yet: scores are read in batches of 32 columns: use bn_cap=128 or 64"
-            )
-        return why

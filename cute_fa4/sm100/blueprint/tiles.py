@@ -8,9 +8,9 @@ from .problem import Problem
 
 MMA_LANES = 128  # rows of D of one tcgen05.mma
 ROWS_PER_Q_TILE = 128  # lanes of tensor memory: a softmax thread owns a row
+KEYS_PER_TILE = 128  # a softmax thread holds as many scores in registers
 ROWS_OF_SWIZZLE = 8  # rows that the 128-byte swizzle permutes: the least that a box has
 LINE_OF_TMA = 16  # bytes that the strides of a map are multiples of: columns of eight bits
-ROWS_A_WARP_GATHERS = 128  # four a lane
 O_BUFFERS = 2  # chunks of O on their way to global memory
 SLOT_ROW_BYTES = (
     256  # of a row of K in a slot of the ring, or as many as V has; the others are the rest
@@ -35,23 +35,15 @@ class Tiles:
     qk_stages: int
 
     @staticmethod
-    def cut(problem: Problem, *, num_q: int, cta_group: int = 1, bn_cap: int = 0) -> "Tiles":
-        """As wide as tensor memory allows: S and O of two query tiles share the 512 columns, S gets what O leaves.
-
-        bn_cap     upper limit for BN; 0: none
-        """
+    def cut(problem: Problem, *, num_q: int, cta_group: int = 1) -> "Tiles":
+        """S and O of two query tiles share the 512 columns; head dims that are not built leave S fewer than a tile."""
         granule, mma_k = SWIZZLE_BYTES // problem.dtype_bytes, 32 // problem.dtype_bytes
         o_columns = columns_beside_s(problem, granule)
         depth = min(
             align_up(tile_columns(problem, granule), granule),
             slot_columns(problem, granule, cta_group),
         )
-        bn = min(256, align_down(TMEM_COLUMNS // 2 - o_columns, mma_k))
-        if bn_cap:
-            bn = min(bn, align_down(bn_cap, mma_k))
-        page = problem.page_size
-        if page and bn % page and page % bn:
-            bn = 1 << (bn.bit_length() - 1)  # a power of two has more in common with pages
+        bn = min(KEYS_PER_TILE, align_down(TMEM_COLUMNS // 2 - o_columns, mma_k))
         has_rest = tile_columns(problem, granule) > depth
         return Tiles(problem, num_q, cta_group, bn, 1 + has_rest)
 
@@ -375,21 +367,6 @@ class Tiles:
             why.append(
                 f"rope_depth={problem.rope_depth} of qk_depth={problem.qk_depth}: they have a swizzle span, "
                 f"{most} elements, behind {problem.own_depth} in spans of {granule}: use up to {most} behind {behind}"
-            )
-        if self.gathers_rope and self.BN > ROWS_A_WARP_GATHERS:
-            why.append(
-                f"rope_page_size={problem.rope_page_size} with BN={self.BN}: rows are gathered by fours, one gather a "
-                f"lane of the load warp: use a bn_cap of at most {ROWS_A_WARP_GATHERS}"
-            )
-        return why
-
-    def page_refusals(self) -> list[str]:
-        """Why keys in such pages cannot be loaded into these tiles."""
-        why, page = [], self.problem.page_size
-        if self.gathers_rows and (self.BN % ROWS_OF_SWIZZLE or self.BN > ROWS_A_WARP_GATHERS):
-            why.append(
-                f"page_size={page} with BN={self.BN}: its rows are gathered by fours, one gather a lane of the load "
-                f"warp: use a bn_cap of at most {ROWS_A_WARP_GATHERS}, or pages of a multiple of {ROWS_OF_SWIZZLE}"
             )
         return why
 

@@ -6,15 +6,14 @@ from functools import lru_cache
 from ..blueprint import bands
 from ..blueprint.chip import FP8_DTYPES
 from ..blueprint.reach import DEEP, DEEP_OF_FP8, DEPTHS, QK_DEPTHS, WIDE_DEPTHS, depths_of, in_words
-from ..blueprint.row_schedule import RowSchedule
 from ..blueprint.schedule import Schedule
+from ..blueprint.tiles import KEYS_PER_TILE
 from ..combine.config import CombineConfig
 from ..few_rows.schedule import CLUSTER_PARTS
 from ..latent.dequantized.tiles import ROW_BYTES
 from ..latent.tiles import LATENT_DEPTH, ROPE_DEPTH
 from ..two_tiles.pair.schedule import Pair
 from ..wide.pair.schedule import WidePair
-from ..wide.schedule import WideTile
 from .config import SCHEDULES, FA4Config
 from .which_kernel import Call, which_kernel
 
@@ -37,7 +36,6 @@ __all__ = [
 
 # DEPTHS, QK_DEPTHS: head dims that most families run, of V and O, and of Q and K.
 ALL_DEPTHS = WIDE_DEPTHS + DEEP  # that some family runs, of either
-KEYS_PER_TILE = 128  # of every configuration that is chosen here
 PAIRED = (Pair, WidePair)  # schedules of CTAs that share their MMAs, each with what runs them alone
 LATENT_DEPTHS = (LATENT_DEPTH + ROPE_DEPTH, LATENT_DEPTH)  # of K and V in a latent cache
 LATENT_ROW_BYTES = ROW_BYTES  # of a row with scales and rotary columns of its own
@@ -80,7 +78,7 @@ def choose_config(
             family = kernel.family
             if kernel.rows is not None:
                 of_schedule["rows"] = kernel.rows
-        choices["schedule"] = _schedule(max(head_dim, head_dim_v or 0), family, **of_schedule)
+        choices["schedule"] = _schedule(family, **of_schedule)
     return FA4Config(
         qkv_dtype=qkv_dtype,
         qk_depth=head_dim,
@@ -92,7 +90,7 @@ def choose_config(
     )
 
 
-def _schedule(depth: int, family: str, **choices) -> Schedule:
+def _schedule(family: str, **choices) -> Schedule:
     if family not in FAMILIES:
         raise ValueError(f"family: {family!r}; accepted: {', '.join(FAMILIES)}")
     cls = FAMILIES[family]
@@ -104,10 +102,6 @@ def _schedule(depth: int, family: str, **choices) -> Schedule:
         raise ValueError(
             f"family={family!r} with {', '.join(foreign)}: choices of another schedule than {cls.__name__}"
         )
-    if depth <= 64 and issubclass(cls, RowSchedule) and not issubclass(cls, WideTile):
-        # Tensor memory would allow 192 keys a tile, but 192 f32 scores do not fit the 192 registers of a
-        # softmax thread; reading S twice instead costs more than the wider tile saves.
-        choices.setdefault("bn_cap", 128)
     return cls(**choices)
 
 

@@ -15,7 +15,7 @@
     wide heads **                                     mhawide
     the same bits in every batch ***                  mha2q
     up to 128 rows                                    mha1q
-    CUTE_FA4_PAIR=on, no scales of keys               mhapair
+    CUTE_FA4_PAIR=on, 16 bits, full or causal         mhapair
     lengths for which pairs of CTAs pay ****          mhapair
     anything else                                     mha2q
 
@@ -58,7 +58,7 @@ from ..latent.schedule import LatentTile
 from ..one_tile.schedule import OneTile
 from ..two_tiles.block_scaled.schedule import BlockScaled
 from ..two_tiles.dequantized.schedule import SlotTwoTiles
-from ..two_tiles.pair.schedule import Pair
+from ..two_tiles.pair.schedule import Pair, pairs_run
 from ..two_tiles.schedule import TwoTiles
 from ..wide.dequantized_rope.schedule import RopeTile
 from ..wide.pair.schedule import WidePair
@@ -75,7 +75,9 @@ from .rows_of_tiles import (
 )
 
 WIDENED_DEPTH = DEPTHS_OF_FP8[-1]  # head dims of queries of 16 bits over keys of 8
-UNPAIRED_SCALES = frozenset("KVxy")  # of keys or of blocks: pairs have no kernel with them
+UNPAIRED_SCALES = frozenset(
+    "KVxy"
+)  # of keys or of blocks: tiles of more rows have no kernel with them
 # Lengths of queries among which every answer occurs: each with few rows, and tiles and CTAs that are full.
 QUERIES = (*range(1, SWAPPED_ROWS[-1] + 2), ROWS_PER_Q_TILE, ROWS_PER_CTA)
 
@@ -221,7 +223,7 @@ class Call:
     @property
     def has_pairs(self) -> bool:
         """Whether pairs of CTAs run it and may be asked for."""
-        return self.pairs is not False and not UNPAIRED_SCALES & set(self.descales)
+        return self.pairs is not False and pairs_run(self.qkv_dtype, self.mask)
 
     @property
     def asks_of_pairs(self) -> pays.Asked:
@@ -284,7 +286,7 @@ RULES = (
     Rule("wide heads **", WideTile, lambda c: c.wide),
     Rule("the same bits in every batch ***", TwoTiles, lambda c: c.fixed),
     Rule("up to 128 rows", OneTile, lambda c: not c.fills_tile),
-    Rule("CUTE_FA4_PAIR=on, no scales of keys", Pair, lambda c: c.has_pairs and c.pairs),
+    Rule("CUTE_FA4_PAIR=on, 16 bits, full or causal", Pair, lambda c: c.has_pairs and c.pairs),
     Rule("lengths for which pairs of CTAs pay ****", Pair, lambda c: c.has_pairs and c.asks_of_pairs.modelled, True),
     Rule("anything else", TwoTiles, lambda c: True),
 )  # fmt: skip

@@ -126,7 +126,7 @@ class SwappedTile:
                 f"the ring has {slots} slots of {tiles.kv_slot_bytes} bytes, at least 3 are needed because V of a "
                 "tile is held while K of the next one arrives: lower the head dim"
             )
-        return why + tiles.page_refusals()
+        return why
 
 
 @lru_cache(maxsize=1024)

@@ -16,9 +16,8 @@ from cute_fa4.layouts.swizzle import Swizzle
 
 from ..blueprint.chip import SWIZZLE_BYTES, WARP_SIZE
 from ..blueprint.problem import Problem
-from ..blueprint.tiles import Tiles, slot_columns
+from ..blueprint.tiles import KEYS_PER_TILE, Tiles, slot_columns
 
-KEYS_PER_TILE = 128
 LEAST_LINE_BYTES = 32  # of P: 16 columns of 16 bits, the least N of an MMA with 128 lanes
 ROWS = (8, 16, 32, 64)  # query rows of a tile
 

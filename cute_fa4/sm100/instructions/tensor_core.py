@@ -125,13 +125,12 @@ def mma_ts(
     _asm(text, [Int32(v).ir_value() for v in (d_tmem, a_tmem, b_start, flag)], "r,r,r,r")
 
 
-def commit(mbarrier, cta_group: int = 1, to_both: bool = True):
+def commit(mbarrier, cta_group: int = 1):
     """Arrive on an mbarrier (Int32 shared address) when every MMA that this thread issued has completed.
 
-    The thread is the elected one: the same that issued the MMAs. With cta_group 2 on the same mbarrier of both CTAs,
-    unless to_both says otherwise.
+    The thread is the elected one: the same that issued the MMAs. With cta_group 2 on the same mbarrier of both CTAs.
     """
-    multicast = cta_group > 1 and to_both
+    multicast = cta_group > 1
     to = ".multicast::cluster" if multicast else ""
     both = ", both_ctas" if multicast else ""
     text = "{\n.reg .pred leader_thread;\nelect.sync _|leader_thread, 0xffffffff;\n"

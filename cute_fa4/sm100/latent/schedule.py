@@ -58,7 +58,7 @@ class LatentTile(SwappedTile):
             why.append(
                 f"cluster_parts={self.cluster_parts} is not built yet for a latent cache: use 1, or split_keys"
             )
-        return why or self.tiles(problem).page_refusals()
+        return why
 
     def problem_not_built(self, problem: Problem) -> list[str]:
         return not_built(problem)

@@ -17,8 +17,8 @@ from cute_fa4.layouts.page_tiles import PageKMajorTile, PageMNMajorTile
 
 from ..blueprint.chip import align_up
 from ..blueprint.problem import Problem
-from ..blueprint.tiles import MMA_LANES
-from ..few_rows.tiles import KEYS_PER_TILE, SwappedTiles
+from ..blueprint.tiles import KEYS_PER_TILE, MMA_LANES
+from ..few_rows.tiles import SwappedTiles
 
 LATENT_DEPTH, ROPE_DEPTH = 512, 64  # columns of a cache row: V and K, and K alone
 

@@ -1,4 +1,4 @@
-"""The barriers of two CTAs that share their MMAs: those of one CTA with other arrivals, and four of their own.
+"""The barriers of two CTAs that share their MMAs: those of one CTA with other arrivals, and three of their own.
 
 CTA 0 issues the MMAs of both. What it waits for is raised in its shared memory by both CTAs ("at 0"), by one arrival
 per warp: 32 arrivals of threads would be 32 messages from one SM to the other.
@@ -18,7 +18,7 @@ def of_pair(row: Barrier) -> Barrier:
     """A barrier of one CTA where two share the MMAs."""
     if row.name in ("q_full", "kv_full"):
         return replace(row, raised_by=(Arrivals("load", 1, "+ bytes of both"),))
-    if row.name in ("p_ready", "p_last", "s_free"):
+    if row.name in ("p_ready", "p_last"):
         *some, last = (by_warps_of_both(arrivals) for arrivals in row.raised_by)
         raised_by = (*some, replace(last, how="at 0"))
         return replace(row, raised_by=raised_by, awaited_by="mma")
@@ -38,17 +38,6 @@ def factor_read(warps: WarpRoles) -> Barrier:
         "softmax",
         "the last factor has been read",
         "the next factor follows this wait, or s_ready of a P V that waited for p_ready",
-    )
-
-
-def s_read(warps: WarpRoles) -> Barrier:
-    return Barrier(
-        "s_read",
-        SOFTMAX,
-        (Arrivals("softmax", len(warps.softmax) // warps.softmax_groups),),
-        "softmax",
-        "the same, of this CTA: the other P may lie there",
-        "as s_free, which the same warps raise with it",
     )
 
 

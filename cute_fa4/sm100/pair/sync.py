@@ -3,8 +3,7 @@
     who                  raises                                                   in
     load warp of CTA 0   q_full, kv_full: the bytes of both CTAs                  its own CTA
     TMA of either CTA    its bytes, on q_full and kv_full                         CTA 0
-    a softmax warp       p_ready, p_last, s_free                                  CTA 0
-    a softmax warp       s_read, with s_free                                      its own CTA
+    a softmax warp       p_ready, p_last                                          CTA 0
     a correction warp    p_ready in CTA 0; factor_read                            its own CTA
     MMAs of CTA 0        s_ready, o_ready, pv_done, q_free, kv_empty              both
     answer to a claim    work_claimed                                             both
@@ -82,14 +81,6 @@ class RaisedInBoth(Event):
 
 
 @dataclass(frozen=True)
-class RaisedAtIssuer(Event):
-    """By the MMAs of CTA 0, for its own mma warp."""
-
-    def commit(self, i):
-        tensor_core.commit((self.mbarriers + i).toint(), cta_group=CTAS, to_both=False)
-
-
-@dataclass(frozen=True)
 class LoadedForBoth(Event):
     """By the copies of both CTAs."""
 
@@ -109,21 +100,6 @@ class SoftmaxSide(RaisedAtLeader):
 
 
 @dataclass(frozen=True)
-class ReadInCTA(RaisedAtLeader):
-    """s_free where the other warpgroup waits for it, too: it has columns of this S for its P, in the same CTA."""
-
-    s_read: cute.Pointer
-
-    def arrive(self, i):
-        arrive_at_leader(self.mbarriers + i)
-        with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive(self.s_read + i)
-
-    def wait(self, i, phase):
-        cute.arch.mbarrier_wait(self.s_read + i, phase)
-
-
-@dataclass(frozen=True)
 class CorrectionSide(RaisedAtLeader):
     """p_ready as correction raises it: in CTA 0, and for softmax of its own CTA."""
 
@@ -140,15 +116,13 @@ class PairEvents(Events):
     """The events of a pair: each raised where it is awaited."""
 
     factor_read: Event
-    s_read: Event | None
 
     @classmethod
     def of(cls, table: BarrierTable, first: cute.Pointer) -> "PairEvents":
         events = super().of(table, first)
         kinds = {
             LoadedForBoth: ("q_full",),
-            RaisedAtLeader: ("p_ready", "p_last", "s_free"),
-            RaisedAtIssuer: ("kind_done",),
+            RaisedAtLeader: ("p_ready", "p_last"),
             RaisedInBoth: ("q_free", "s_ready", "pv_done", "o_ready"),
         }
         changes = {
@@ -161,10 +135,7 @@ class PairEvents(Events):
 
     def seen_by(self, role: str) -> Events:
         side = {"softmax": SoftmaxSide, "correction": CorrectionSide}[role]
-        seen = {"p_ready": side(self.p_ready.mbarriers, self.factor_read.mbarriers)}
-        if role == "softmax" and self.s_read is not None:
-            seen["s_free"] = ReadInCTA(self.s_free.mbarriers, self.s_read.mbarriers)
-        return replace(self, **seen)
+        return replace(self, p_ready=side(self.p_ready.mbarriers, self.factor_read.mbarriers))
 
 
 @dataclass(frozen=True)

@@ -149,12 +149,12 @@ def step(
         state.row_max, tile_max, scale_log2, cfg.schedule.rescale_log2
     )
     order.may_write_p(events, i, phase)
-    if cutlass.const_expr(order.holds_p(cfg)):
+    if cutlass.const_expr(order.holds_p):
         smem.row_bias[row.thread] = exponent_bias(cfg, safe_max, scale_log2)
     of_o = token_scales.factor_of_o(cfg, smem, of_keys, row.thread, factor)
     if n != first:  # nothing to rescale before
         send_factor(cfg, order, group, row, tile, of_o)
-    if cutlass.const_expr(order.holds_p(cfg)):
+    if cutlass.const_expr(order.holds_p):
         bias = smem.row_bias[row.thread]  # otherwise the compiler computes P before the barriers
     else:
         bias = exponent_bias(cfg, safe_max, scale_log2)

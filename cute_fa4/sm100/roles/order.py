@@ -104,9 +104,8 @@ class Order:
     def may_free_s(self, events, i, phase):
         """Before scores_read. phase: of this key tile."""
 
-    def holds_p(self, cfg):
-        """Whether all of P is in registers before may_store_p: where that waits for the other warpgroup."""
-        return False
+    holds_p: ClassVar[bool] = False
+    """Whether all of P is in registers before may_store_p: where that waits for the other warpgroup."""
 
     def sum_at(self, cfg, tmem, i):
         """The address of the sum of P in a row of query tile i; None: softmax adds P up. tmem: of column 0."""

@@ -76,7 +76,7 @@ def write_probabilities(
     emulated = emulated_units(cfg, powers.unit, 0 if order.sum_early or in_quarters else 1)
     if not order.sum_early:
         smem.row_bias[to.thread] = bias
-    holds = order.holds_p(cfg)
+    holds = order.holds_p
     quarter = cfg.tiles.BN // 4
     sums, halves, late, held = [], [], [], []
     sampled = ()

@@ -3,7 +3,7 @@
 order         columns                        code
 p_over_s      S0 P0 | S1 P1 | O0 | O1        p_over_s.py: P_i is stored over S_i
 p_beside_s    S0 | P0 | S1 | P1 | O0 | O1    p_beside_s.py: the next S_i is made while P_i is read
-p_crossed     S0 P1 | S1 P0 | O0 | O1        p_crossed.py: likewise, P_i in the columns of the other S
+p_crossed     S0 P1 | S1 P0 | O0 | O1        p_crossed.py: likewise, P_i of 8 bits in the columns of the other S
 p_crossed_summed                             the same with row sums L_i, which P V makes: S0 and S1 overlap
               P1 S0 S1 P0 | O0 L0 | O1 L1    (docs/decisions/0019)
 
@@ -85,7 +85,7 @@ class PCrossedSummed(PCrossed):
     def tmem(self, tiles: Tiles) -> TmemMap:
         s = meeting_s(tiles)
         p = (tiles.BN, 0)  # of S1 and of S0 alone
-        return with_sums(tiles, s, p, s[1] + tiles.BN, p_apart=False)
+        return with_sums(tiles, s, p, s[1] + tiles.BN)
 
     def barriers(self, warps: WarpRoles) -> tuple[Barrier, ...]:
         return (*super().barriers(warps), s_apart(warps))
@@ -96,12 +96,12 @@ def meeting_s(tiles: Tiles) -> tuple[int, int]:
     return 0, tiles.BN - tiles.num_q * SUM_COLUMNS
 
 
-def with_sums(tiles: Tiles, s: tuple, p: tuple, first: int, p_apart: bool) -> TmemMap:
+def with_sums(tiles: Tiles, s: tuple, p: tuple, first: int) -> TmemMap:
     """Each O, from column `first` on, with the row's sum behind it."""
     width = tiles.padded_ov_depth + SUM_COLUMNS
     o = tuple(first + i * width for i in range(tiles.num_q))
     sums = tuple(column + tiles.padded_ov_depth for column in o)
-    return TmemMap(s, p, o, o[-1] + width, p_apart=p_apart, sums=sums, s_meet=True)
+    return TmemMap(s, p, o, o[-1] + width, p_apart=False, sums=sums, s_meet=True)
 
 
 def s_apart(warps: WarpRoles) -> Barrier:

@@ -1,4 +1,4 @@
-"""MMA warp where P_0 lies in the columns of S_1 and P_1 in those of S_0: the next S comes before P V, in few columns.
+"""MMA warp where P_0 of 8 bits lies in the columns of S_1 and P_1 in those of S_0: the next S comes before P V.
 
     p_beside_s.py    | S0 | P0 | S1 | P1 |     the same order of products
     p_crossed.py     | S0 P1   | S1 P0   |
@@ -115,6 +115,8 @@ def wait_for_columns(events: Events, work: Work, n: Int32, i: Int32, phase: Int3
 class PCrossedCode(PBesideSCode):
     """P_i where the other S is: s_free is also for the other warpgroup."""
 
+    holds_p = True  # of eight bits: 32 words
+
     def run(self, cfg, args, smem, tmem, events, kv, queue):
         run(cfg, self, args, smem, tmem, events, kv, queue)
 
@@ -142,9 +144,6 @@ class PCrossedCode(PBesideSCode):
 
     def may_free_s(self, events, i, phase):
         see_the_other(events, i, phase)
-
-    def holds_p(self, cfg):
-        return cfg.has_fp8  # 32 words
 
     def may_store_p(self, events, work, n, i, phase):
         wait_for_columns(events, work, n, i, phase)

@@ -22,7 +22,6 @@ from ..blueprint.tiles import Tiles
 from . import barriers
 from .orders import (
     ORDERS,
-    SPAN_COLUMNS,
     PBesideS,
     POverS,
     best_order,
@@ -37,7 +36,7 @@ ORDERS_OF_UNEVEN_TILES = (
 )  # crossed, P of either query tile waits for S of the other
 MAXIMA = ("exact", "lagged")
 EXPONENTIALS = ("exact", "half")
-SUMMED = "p_crossed_summed"
+CROSSED, SUMMED = "p_crossed", "p_crossed_summed"
 EMULATED_IN_HALVES = 32  # of 64 pairs: docs/decisions/0019
 EMULATED_WITHOUT_SUMS = 40  # where softmax adds nothing up
 COLUMNS_BY_WARP = 128  # of a key tile whose quarters are words of visibility
@@ -62,8 +61,7 @@ class TwoTiles(RowSchedule):
     query_tiles: ClassVar[int] = 2
     extras: ClassVar[Extra] = Extra.ROPE | Extra.MIXED_ROPE | Extra.KEY_SCALES
     values_apart: ClassVar[bool] = True
-    sums_codes: ClassVar[bool] = True  # P V adds P of eight bits up
-    tmem_remedy: ClassVar[str] = ", or order='p_over_s'"
+    tmem_remedy: ClassVar[str] = "use order='p_over_s'"
     lagged_emulated: ClassVar[int] = (
         24  # of 64 pairs of exponentials, on sm_100a: docs/decisions/0012
     )
@@ -104,16 +102,16 @@ class TwoTiles(RowSchedule):
     def adds_up(self, problem: Problem) -> bool:
         """Whether P V adds P up where nobody says otherwise: beside powers in f16 (docs/decisions/0019)."""
         lone = problem.clips_queries if self.lone_tiles is None else self.lone_tiles
-        possible = self.sums_codes and may_add_up(problem) and self.bn_cap in (0, SPAN_COLUMNS)
-        return possible and self.exponential == "half" and not lone
+        return may_add_up(problem) and self.exponential == "half" and not lone
 
     def fitting(self, problem: Problem) -> "TwoTiles":
         """The same choices for another problem: where it does not let P V add P up, as beside an LSE, softmax does."""
-        return self if self._sums_fit(problem) else replace(self, order=None, exp2_emulated=None)
+        return self if self._order_fits(problem) else replace(self, order=None, exp2_emulated=None)
 
-    def _sums_fit(self, problem: Problem) -> bool:
-        possible = may_add_up(problem) and self.bn_cap in (0, SPAN_COLUMNS)
-        return self.order != SUMMED or possible
+    def _order_fits(self, problem: Problem) -> bool:
+        if self.order == SUMMED:
+            return may_add_up(problem)
+        return self.order != CROSSED or problem.has_fp8
 
     def tmem(self, problem: Problem) -> TmemMap:
         return self._order.tmem(self.tiles(problem))
@@ -157,11 +155,16 @@ class TwoTiles(RowSchedule):
             why.insert(
                 0, f"order={self.order!r} is no order of the products: use {' or '.join(ORDERS)}"
             )
-        if not self._sums_fit(problem):
+        if not self._order_fits(problem) and not problem.has_fp8:
             why.append(
-                f"order={self.order!r} with qkv_dtype={problem.qkv_dtype!r}, depths {problem.qk_depth} and "
-                f"{problem.ov_depth}, write_lse={problem.write_lse}, bn_cap={self.bn_cap}: P V adds up P of eight "
-                "bits where V has 128 columns, without LSE or scales of tokens: use 'p_crossed'"
+                f"order={self.order!r} with qkv_dtype={problem.qkv_dtype!r}: P of 16 bits is stored over or beside its "
+                "own S: use p_over_s or p_beside_s"
+            )
+        elif not self._order_fits(problem):
+            why.append(
+                f"order={self.order!r} with depths {problem.qk_depth} and {problem.ov_depth}, "
+                f"write_lse={problem.write_lse}: P V adds up P where V has 128 columns, without LSE or scales of "
+                "tokens: use 'p_crossed'"
             )
         if self.maximum not in (None, *MAXIMA):
             why.append(

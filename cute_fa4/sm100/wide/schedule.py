@@ -23,10 +23,11 @@ from ..blueprint.memory_maps import TmemMap, slots_that_fit
 from ..blueprint.problem import Problem
 from ..blueprint.reach import DEEP, WIDE_DEPTHS
 from ..blueprint.row_schedule import RowSchedule
+from ..blueprint.tiles import KEYS_PER_TILE
 from ..blueprint.warp_roles import WarpRoles
 from . import barriers
 from .smem_map import WideSmem, smem_map
-from .tiles import KEYS_PER_TILE, WideTiles
+from .tiles import WideTiles
 from .warp_roles import WideWarpRoles
 
 LEAST_SLOTS = 4  # a unit in each product under way, and two on their way
@@ -62,14 +63,6 @@ class WideTile(RowSchedule):
     def smem(self, problem: Problem) -> WideSmem:
         return layout(self.warps, self.tiles(problem), self.barrier_table)[1]
 
-    def contradictions(self, problem: Problem) -> list[str]:
-        why = super().contradictions(problem)
-        if self.bn_cap not in (0, KEYS_PER_TILE):
-            why.append(
-                f"bn_cap={self.bn_cap}: a key tile of this family has {KEYS_PER_TILE} keys: leave it 0"
-            )
-        return why
-
     def refusals(self, problem: Problem) -> list[str]:
         if problem.has_fp8:
             return [
@@ -90,7 +83,7 @@ class WideTile(RowSchedule):
                 f"the ring has {slots} slots of {tiles.kv_slot_bytes} bytes beside {tiles.q_bytes} bytes of Q, "
                 f"{LEAST_SLOTS} are needed, so that copies stay ahead of products: lower the head dim of q and k"
             )
-        return why + tiles.page_refusals() + tiles.rope_refusals()
+        return why + tiles.rope_refusals()
 
 
 @lru_cache(maxsize=1024)

@@ -11,9 +11,7 @@ from dataclasses import dataclass
 
 from ..blueprint.chip import SWIZZLE_BYTES, align_up
 from ..blueprint.problem import Problem
-from ..blueprint.tiles import Tiles
-
-KEYS_PER_TILE = 128
+from ..blueprint.tiles import KEYS_PER_TILE, Tiles
 
 
 @dataclass(frozen=True)

@@ -16,24 +16,21 @@ d64_lagged     3 heads, 200 queries x 300 keys, the reference of a row from the 
                is run again while a head is left, and one when none is
 lone           packed sequences, 1 head of depth 64: two query tiles, two lone work tiles, two query tiles, one lone; of
                three and five key tiles, so that the barriers of the two warpgroups are in different parities
-d128_crossed   that of d128_full with P in the columns of the other S (p_crossed.py), which nobody gets unasked
+d128_crossed   2 heads of the lengths of d128_full, of 8 bits: P in the columns of the other S (p_crossed.py)
 one_tile       2 heads, 128 queries x 600 keys, the kernel of one query tile: 2 work tiles of three even and two odd key
                tiles, the last of them masked; 20 tiles go through a ring of five slots
 """
 
 import contextlib
 import os
-from inspect import signature
 from itertools import accumulate
 
 import torch
 
-from cute_fa4 import compile_cache, flash_attn_func, flash_attn_varlen_func, masks
+from cute_fa4 import flash_attn_func, flash_attn_varlen_func, masks
 from cute_fa4.calls import repeat
 from cute_fa4.compiler import policy
-from cute_fa4.sm100.two_tiles.kernel import SM100MHA2Q
 from tests.emulator.mutations.attention_call import executes
-from tests.emulator.mutations.attention_places import CONFIGS, CROSSED
 from tests.emulator.mutations.mutant import Subject
 
 # Scores of normal q and k have the standard deviation 1; in units of log2, SPREAD times 1.44. A row's
@@ -81,22 +78,12 @@ def run(heads, seqlen_q, seqlen_k, head_dim, mask, level, maximum="exact", make=
     def call(out):
         return flash_attn_func(q, k, v, mask=mask, return_lse=True, out=out)
 
-    return executed(call, q, level, maximum)
+    return executed(call, torch.empty(q.shape, dtype=torch.bfloat16), level, maximum)
 
 
-def run_order(heads, seqlen_q, seqlen_k, head_dim, level, config):
-    """The same of a configuration that no call chooses."""
-    q, k, v = tensors(heads, seqlen_q, seqlen_k, head_dim)
-    given = dict(mQ=q, mK=k, mV=v, max_seqlen_q=seqlen_q, softmax_scale=head_dim**-0.5)
-    names = [n for n in signature(SM100MHA2Q.__call__).parameters if n not in ("self", "stream")]
-
-    def call(out):
-        lse = torch.empty(1, heads, seqlen_q)
-        function = compile_cache.function_for(config, "emulator")
-        function(*({**given, "mO": out, "mLSE": lse}.get(name) for name in names))
-        return out, lse
-
-    return executed(call, q, level)
+def of_8_bits(heads, seqlen_q, seqlen_k, head_dim):
+    """The same in float8_e4m3fn."""
+    return [x.to(torch.float8_e4m3fn) for x in tensors(heads, seqlen_q, seqlen_k, head_dim)]
 
 
 def run_packed(queries, keys, head_dim, level):
@@ -132,9 +119,7 @@ def subjects(level):
         "d128_full": Subject("d128_full", run(3, 256, 300, 128, FULL, level)),
         "d64_causal": Subject("d64_causal", run(2, 300, 300, 64, CAUSAL, level)),
         "d64_lagged": Subject("d64_lagged", run(3, 200, 300, 64, FULL, level, "auto", jumping)),
-        "d128_crossed": Subject(
-            "d128_crossed", run_order(2, 256, 300, 128, level, CONFIGS[CROSSED])
-        ),
+        "d128_crossed": Subject("d128_crossed", run(2, 256, 300, 128, FULL, level, make=of_8_bits)),
         "one_tile": Subject("one_tile", run(2, 128, 600, 128, FULL, level)),
         "lone": Subject("lone", run_packed([300, 100, 300], [300, 600, 260], 64, level)),
         "d64_few_keys": Subject("d64_few_keys", run(2, 600, 100, 64, CAUSAL, level)),

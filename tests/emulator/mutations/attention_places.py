@@ -34,9 +34,7 @@ CONFIGS[WINDOW] = choose_config(
     qkv_dtype="bf16", head_dim=64, mask=masks.Window(), write_lse=True, maximum="exact"
 )
 CONFIGS[LAGGED] = choose_config(qkv_dtype="bf16", head_dim=64, write_lse=True)
-CONFIGS[CROSSED] = choose_config(
-    qkv_dtype="bf16", head_dim=128, write_lse=True, order="p_crossed", maximum="exact"
-)
+CONFIGS[CROSSED] = choose_config(qkv_dtype="e4m3", head_dim=128, write_lse=True)
 CONFIGS[ONE_TILE] = choose_config(qkv_dtype="bf16", head_dim=128, write_lse=True, family="mha1q")
 CONFIGS[LONE] = choose_config(
     qkv_dtype="bf16",

@@ -117,5 +117,5 @@ def test_rows_choose_the_schedule_and_choices_of_another_are_refused():
     cfg = choose_config(qkv_dtype="bf16", head_dim=64, rows=32, claims=False)
     chosen = dict(rescale_log2=8.0, claims=False, dependent_launch=True)
     assert cfg.schedule == SwappedTile(rows=32, **chosen)
-    with pytest.raises(ValueError, match="family='mhaswap' with bn_cap: choices of another"):
-        choose_config(qkv_dtype="bf16", head_dim=64, rows=32, bn_cap=64)
+    with pytest.raises(ValueError, match="family='mhaswap' with order: choices of another"):
+        choose_config(qkv_dtype="bf16", head_dim=64, rows=32, order="p_over_s")

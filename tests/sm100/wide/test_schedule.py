@@ -55,7 +55,6 @@ def test_head_dims_that_no_other_family_runs_have_this_one(depths):
     [
         (dict(qk_depth=264, ov_depth=256), {}, "qk_depth=264", "of 16 up to 512"),
         (dict(qk_depth=64, ov_depth=320), {}, "ov_depth=320", "up to 256"),
-        (dict(qk_depth=256), dict(bn_cap=64), "bn_cap=64", "leave it 0"),
     ],
 )
 def test_a_refusal_names_the_value_and_the_remedy(choices, schedule, value, remedy):

@@ -85,7 +85,7 @@ class WidenedTile(SwappedTile):
             why.append(
                 f"the ring has {slots} slots of {tiles.kv_slot_bytes} bytes, {LEAST_SLOTS} are needed: lower rows"
             )
-        return why + tiles.page_refusals()
+        return why
 
 
 @lru_cache(maxsize=1024)

@@ -14,7 +14,8 @@ from cute_fa4.layouts.operand_tiles import KMajorTile, MNMajorTile
 
 from ...blueprint.chip import SWIZZLE_BYTES
 from ...blueprint.problem import Problem
-from ..tiles import KEYS_PER_TILE, SwappedTiles
+from ...blueprint.tiles import KEYS_PER_TILE
+from ..tiles import SwappedTiles
 
 WIDE_DTYPE = "fp16"  # holds every number of e4m3 and e5m2
 COLUMNS_OF_COLUMN = 2  # fp16 in 32 bits of tensor memory

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from cute_fa4.layouts.operand_tiles import KMajorTile
 
 from ...blueprint.problem import COLUMNS_OF_SCALE, Problem
-from ...few_rows.tiles import KEYS_PER_TILE
+from ...blueprint.tiles import KEYS_PER_TILE
 from ..tiles import LATENT_DEPTH, ROPE_DEPTH, LatentTiles
 
 SCALES = LATENT_DEPTH // COLUMNS_OF_SCALE

@@ -89,7 +89,7 @@ class LatentPair:
                 f"descales={problem.descales!r}: scales of each key are not built for pairs over a latent cache: use "
                 "schedule=LatentTile(rows=64), or k and v, scales of each sequence"
             )
-        return why or self.tiles(problem).page_refusals()
+        return why
 
 
 STORED = {

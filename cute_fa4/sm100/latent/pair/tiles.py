@@ -22,12 +22,11 @@ from cute_fa4.layouts.operand_tiles import KMajorTile, MNMajorTile
 
 from ...blueprint.chip import align_up
 from ...blueprint.problem import Problem
-from ...blueprint.tiles import ROWS_PER_Q_TILE, Tiles
+from ...blueprint.tiles import KEYS_PER_TILE, ROWS_PER_Q_TILE, Tiles
 from ...few_rows.tiles import padded_heads
 from ..tiles import LATENT_DEPTH, ROPE_DEPTH
 
 CTAS = 2
-KEYS_PER_TILE = 128
 UNIT_KEYS, UNIT_COLUMNS = 64, 128
 
 

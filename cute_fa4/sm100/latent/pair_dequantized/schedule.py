@@ -41,7 +41,7 @@ class LatentRowsPair(LatentPair):
     def refusals(self, problem: Problem) -> list[str]:
         why = rows_not_built(problem)
         why += [reason for reason in pair.not_built(problem, stored={}) if reason not in why]
-        return why or self.tiles(problem).page_refusals()
+        return why
 
 
 @lru_cache(maxsize=256)

@@ -1,7 +1,7 @@
 """Columns of tensor memory with scales of Q0, Q1 and K beside S, P and O: four each.
 
 The order of the products is p_crossed of two_tiles/. O has 128 columns at every head dim of eight bits, so that S0
-and S1 have 32 in common, as in p_crossed_summed (two_tiles/p_crossed.py); with key tiles of 64 they have none.
+and S1 have 32 in common, as in p_crossed_summed (two_tiles/p_crossed.py).
 
     0        96    128              224              352              480 484 488 492
     | S0           |                | O0             | O1             | q0| q1| k |
@@ -26,12 +26,6 @@ SHARED_COLUMNS = 32  # of S0 and S1: a batch of scores that softmax reads first
 
 
 @dataclass(frozen=True)
-class Crossed(PCrossed):
-    def tmem(self, tiles: Tiles) -> TmemMap:
-        return _with_scales(super().tmem(tiles))
-
-
-@dataclass(frozen=True)
 class CrossedMeeting(PCrossed):
     """The two S share columns."""
 
@@ -50,8 +44,3 @@ def _with_scales(tmem: TmemMap) -> TmemMap:
     """Behind everything else."""
     places = tuple(tmem.used + i * COLUMNS for i in range(OF_K + 1))
     return replace(tmem, scales=places, used=places[-1] + COLUMNS)
-
-
-def order_of(tiles: Tiles) -> PCrossed:
-    """Crossed; the two S share columns only where they must."""
-    return Crossed() if Crossed().tmem(tiles).fits else CrossedMeeting()

@@ -23,7 +23,7 @@ from ...blueprint.tiles import Tiles
 from ..schedule import TwoTiles
 from ..smem_map import TwoTilesSmem, smem_map
 from . import barriers
-from .orders import OF_K, order_of
+from .orders import OF_K, CrossedMeeting
 
 ORDER = "p_crossed"
 ENTRY_BYTES = (OF_K + 1) * COPY_BYTES  # of the ring of scales: Q0, Q1, K
@@ -44,8 +44,7 @@ class BlockScaled(TwoTiles):
         return super(BlockScaled, replace(self, **closed)).resolved(problem)
 
     def tmem(self, problem: Problem) -> TmemMap:
-        tiles = self.tiles(problem)
-        return order_of(tiles).tmem(tiles)
+        return CrossedMeeting().tmem(self.tiles(problem))
 
     def barriers(self, problem: Problem) -> BarrierTable:
         return layout(self, self.tiles(problem))[0]
@@ -83,7 +82,7 @@ class BlockScaled(TwoTiles):
 def layout(schedule: BlockScaled, tiles: Tiles) -> tuple[BarrierTable, TwoTilesSmem]:
     """Barriers and shared memory decide each other's size: the ring gets what a kernel without slots leaves."""
     warps = schedule.warps_of(tiles.problem)
-    of_the_order = order_of(tiles).barriers(warps)
+    of_the_order = CrossedMeeting().barriers(warps)
     ring = SCALE_SLOTS * ENTRY_BYTES
     empty = barriers.table(tiles, warps, 0, of_the_order)
     slots = slots_that_fit(tiles, smem_map(tiles, warps, empty, scale_bytes=ring), empty)

@@ -35,7 +35,6 @@ class SlotTwoTiles(TwoTiles):
     qk_depths: ClassVar[tuple] = DEPTHS_OF_FP8
     ov_depths: ClassVar[tuple] = DEPTHS_OF_FP8
     values_apart: ClassVar[bool] = False  # the warp that would copy them widens
-    sums_codes: ClassVar[bool] = False
 
     warps: WarpRoles = field(default_factory=SlotWarpRoles)
 
@@ -44,7 +43,7 @@ class SlotTwoTiles(TwoTiles):
         return super(SlotTwoTiles, replace(self, maximum=maximum)).resolved(problem)
 
     def tiles(self, problem: Problem) -> SlotTiles:
-        return SlotTiles.of(problem, num_q=self.query_tiles, bn_cap=self.bn_cap)
+        return SlotTiles.of(problem, num_q=self.query_tiles)
 
     def barriers(self, problem: Problem) -> BarrierTable:
         return layout(self, self.tiles(problem))[0]

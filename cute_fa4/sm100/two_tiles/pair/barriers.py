@@ -22,48 +22,24 @@ claim_read    1       load 1 (of 1, at 0)                    load               
 work_judged   3       softmax 256                            load                      whether a work tile is run again
 verdict       3       load 1 (of the other)                  load                      whether the other CTA does
 
-The last two are there where the reference of a row lags (judged.py). An order whose P has columns of its own has two
-more, behind p_last:
-
-barrier  number  raised by         awaited by           means
-s_free   2       softmax 8 (at 0)  mma                  S has been read, the next one may be made
-pv_done  2       mma 1 (commit)    softmax, correction  O is complete up to here and P has been read
-
-Where P has the columns of the other S (two_tiles/p_crossed.py) softmax waits for these, too, those of its own CTA:
-
-barrier  number  raised by  awaited by  means
-s_read   2       softmax 4  softmax     the same, of this CTA: the other P may lie there
-
-Where K of 8 bits has rotary columns of 16, CTA 0 has the kind_done of two_tiles/barriers.py.
+The last two are there where the reference of a row lags (judged.py).
 
 Reasons for reuse are those of two_tiles/barriers.py, where p_ready is also what softmax waits for before it hands
 over the row sums; here that is factor_read, of its own CTA.
 """
 
-from ...blueprint.barriers import (
-    Barrier,
-    BarrierTable,
-    changed_rows,
-    judged_rows,
-    mixed_rows,
-)
+from ...blueprint.barriers import Barrier, BarrierTable, changed_rows, judged_rows
 from ...blueprint.entries import JUDGED_ENTRIES, WORK_ENTRIES
 from ...blueprint.tiles import Tiles
 from ...blueprint.warp_roles import WarpRoles
-from ...pair.barriers import claim_read, factor_read, of_pair, other_verdict, s_read
+from ...pair.barriers import claim_read, factor_read, of_pair, other_verdict
 from .. import barriers as of_one_cta
 
 
-def table(
-    tiles: Tiles, warps: WarpRoles, kv_slots: int, of_the_order=(), judged: bool = False
-) -> BarrierTable:
+def table(tiles: Tiles, warps: WarpRoles, kv_slots: int, judged: bool = False) -> BarrierTable:
     """The table of a kernel; arguments as in two_tiles/barriers.py."""
     return BarrierTable.of(
-        (
-            *rows(warps, of_the_order),
-            *mixed_rows(tiles.problem.mixes_rope),
-            *((*judged_rows(warps), other_verdict()) if judged else ()),
-        ),
+        (*rows(warps), *((*judged_rows(warps), other_verdict()) if judged else ())),
         q_tiles=tiles.num_q,
         warps=warps,
         work_entries=JUDGED_ENTRIES if judged else WORK_ENTRIES,
@@ -72,10 +48,7 @@ def table(
     )
 
 
-def rows(warps: WarpRoles, of_the_order=()) -> tuple[Barrier, ...]:
+def rows(warps: WarpRoles) -> tuple[Barrier, ...]:
     """Every barrier, in memory order."""
-    of_one = of_one_cta.rows(warps, of_the_order)
-    behind = {"p_last": (factor_read(warps),)}
-    if any(row.name == "s_free" and "softmax" in row.awaited_by for row in of_one):
-        behind["s_free"] = (s_read(warps),)
-    return (*changed_rows(tuple(map(of_pair, of_one)), behind=behind), claim_read())
+    of_both = tuple(map(of_pair, of_one_cta.rows(warps)))
+    return (*changed_rows(of_both, behind={"p_last": (factor_read(warps),)}), claim_read())

@@ -34,10 +34,8 @@ from ...roles.order import Order
 from ...sync.kernel_args import Events, KernelArgs, Smem
 from ...sync.pipelines import KVConsumerPipeline
 from ...work.queue import WorkQueue
-from ..kernel import ORDER_CODE as ORDERS_OF_ONE
-from ..schedule import ORDERS_OF_UNEVEN_TILES
-from ..uneven import hooks as uneven
-from .schedule import PAIRED_ORDERS
+from ..p_over_s import POverSCode
+from ..uneven.hooks import UnevenPOverS
 
 
 def of_pair(code: Order) -> Order:
@@ -59,8 +57,7 @@ def of_pair(code: Order) -> Order:
     return OfPair()
 
 
-ORDER_CODE = {name: of_pair(ORDERS_OF_ONE[name]) for name in PAIRED_ORDERS}
-UNEVEN = {name: of_pair(uneven.CODE[name]) for name in ORDERS_OF_UNEVEN_TILES}
+FULL, CAUSAL = of_pair(POverSCode()), of_pair(UnevenPOverS())
 
 
 @cute.jit
@@ -87,8 +84,8 @@ class SM100MHAPair(SM100Pair):
     """Forward attention on SM100: two CTAs of 512 threads, 256 query rows each, S, P and O in tensor memory."""
 
     def roles(self, args: KernelArgs, cta: CTA, warp):
-        codes = UNEVEN if self.cfg.uneven else ORDER_CODE
-        dispatch.run(self.cfg, codes[self.cfg.schedule.order], args, cta, warp)
+        order = CAUSAL if self.cfg.uneven else FULL
+        dispatch.run(self.cfg, order, args, cta, warp)
 
 
 KERNEL = SM100MHAPair

@@ -13,26 +13,33 @@ its ring, and its shared memory, which is the bound of the two-tile kernel, send
 core. Half of the rows of K leave a slot room for 256 columns: K has no rest. What the warps do with rows is that of
 TwoTiles: softmax and correction do not know of the other CTA.
 
-Of eight bits, half of the columns of V are 64 bytes at most, half of a line of the swizzle: a copy fills the line with
-the columns behind them, or with zeros behind the last, and the products do not look at these.
+Pairs run what the rules choose them for: 16 bits, full or causal, P over S. The rest was slower by the model
+(docs/decisions/0014, 0027) and is gone.
 """
 
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import ClassVar
 
+from ...blueprint.bands import Causal, Full, Mask
 from ...blueprint.barriers import BarrierTable
+from ...blueprint.chip import FP8_DTYPES
 from ...blueprint.memory_maps import slots_that_fit
 from ...blueprint.problem import Problem
 from ...blueprint.reach import Extra
 from ...blueprint.tiles import Tiles
 from ...pair.entries import JUDGED_PAIR_BYTES
-from ..orders import ORDERS
 from ..schedule import TwoTiles, keeps_references, may_lag
 from ..smem_map import TwoTilesSmem, smem_map
 from . import barriers
 
-PAIRED_ORDERS = ("p_over_s", "p_beside_s", "p_crossed")
+ORDER = "p_over_s"
+PAIRED_MASKS = (Full, Causal)
+
+
+def pairs_run(qkv_dtype: str, mask: Mask) -> bool:
+    """Whether pairs of CTAs are built for the dtype and the mask."""
+    return qkv_dtype not in FP8_DTYPES and isinstance(mask, PAIRED_MASKS)
 
 
 @dataclass(frozen=True)
@@ -41,14 +48,14 @@ class Pair(TwoTiles):
 
     family: ClassVar[str] = "mhapair"
     ctas: ClassVar[int] = 2  # that share an MMA
-    extras: ClassVar[Extra] = TwoTiles.extras & ~Extra.KEY_SCALES
-    sums_codes: ClassVar[bool] = False
+    extras: ClassVar[Extra] = Extra.ROPE
     values_apart: ClassVar[bool] = False
     lagged_emulated: ClassVar[int] = 28
 
     def resolved(self, problem: Problem) -> "Pair":
         lags = may_lag(problem) and keeps_references(problem)
-        open_here = {"lone_tiles": False, "maximum": "lagged" if lags else "exact"}
+        maximum = "lagged" if lags else "exact"
+        open_here = {"order": ORDER, "lone_tiles": False, "maximum": maximum}
         closed = {name: said for name, said in open_here.items() if getattr(self, name) is None}
         return super(Pair, replace(self, **closed)).resolved(problem)
 
@@ -60,20 +67,11 @@ class Pair(TwoTiles):
         return TwoTiles(**{**same, **chosen_again})
 
     def tiles(self, problem: Problem) -> Tiles:
-        return Tiles.cut(
-            problem,
-            num_q=self.query_tiles,
-            cta_group=self.ctas,
-            bn_cap=self.bn_cap,
-        )
+        return Tiles.cut(problem, num_q=self.query_tiles, cta_group=self.ctas)
 
     def quarter_pays(self, problem: Problem) -> bool:
         """Without a mask the loop behind it takes 2112 modelled cycles instead of 2096, and long rows lose."""
         return problem.mask.has_upper_bound
-
-    def sees_by_warp(self, problem: Problem) -> bool:
-        """Not modelled on pairs of CTAs."""
-        return False
 
     def barriers(self, problem: Problem) -> BarrierTable:
         return layout(self, self.tiles(problem))[0]
@@ -91,9 +89,14 @@ class Pair(TwoTiles):
             why.append(
                 "lone_tiles=True is not built yet for pairs of CTAs: use False, or TwoTiles()"
             )
-        if self.order not in PAIRED_ORDERS:
+        if self.order != ORDER:
             why.append(
-                f"order={self.order!r} is not built yet for pairs of CTAs: use {' or '.join(PAIRED_ORDERS)}"
+                f"order={self.order!r} is not built for pairs of CTAs: use {ORDER!r}, or TwoTiles()"
+            )
+        if not pairs_run(problem.qkv_dtype, problem.mask):
+            why.append(
+                f"qkv_dtype={problem.qkv_dtype!r}, mask={problem.mask!r}: pairs of CTAs are built for 16 bits, full or "
+                "causal: use TwoTiles()"
             )
         return why
 
@@ -101,8 +104,8 @@ class Pair(TwoTiles):
 @lru_cache(maxsize=1024)
 def layout(schedule: Pair, tiles: Tiles) -> tuple[BarrierTable, TwoTilesSmem]:
     """Barriers and shared memory decide each other's size: the ring gets what a kernel without slots leaves."""
-    warps, of_the_order = schedule.warps, ORDERS[schedule.order].barriers(schedule.warps)
-    empty = barriers.table(tiles, warps, 0, of_the_order, schedule.lags)
+    warps = schedule.warps
+    empty = barriers.table(tiles, warps, 0, schedule.lags)
     slots = slots_that_fit(tiles, smem_map(tiles, warps, empty, JUDGED_PAIR_BYTES), empty)
-    table = barriers.table(tiles, warps, slots, of_the_order, schedule.lags)
+    table = barriers.table(tiles, warps, slots, schedule.lags)
     return table, smem_map(tiles, warps, table, JUDGED_PAIR_BYTES)

@@ -86,7 +86,7 @@ def test_options_together_agree_with_float64(
 
 
 def config(**choices) -> FA4Config:
-    return FA4Config(**{"kv_dtype": "e4m3"} | choices, schedule=SlotTwoTiles(bn_cap=128))
+    return FA4Config(**{"kv_dtype": "e4m3"} | choices, schedule=SlotTwoTiles())
 
 
 def test_the_tables_in_the_docstring_are_those_in_the_code():

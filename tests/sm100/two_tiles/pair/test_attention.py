@@ -7,13 +7,10 @@ CTA 1 lie behind the end. 900 keys are eight tiles, as many as the ring has slot
 import pytest
 import torch
 
-from cute_fa4 import masks
 from cute_fa4.calls import repeat
 from cute_fa4.reference import allowed_error, attention_float64, max_error
-from cute_fa4.system import devices
 from tests.attention.agreement import Schedule, attention
 from tests.serving.batches import (
-    FP8,
     Batch,
     assert_agrees,
     dense_kv,
@@ -25,9 +22,6 @@ from tests.serving.batches import (
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore::cute_fa4.EmulatorWarning")
-
-
-E4M3, E5M2 = FP8
 
 
 @pytest.fixture(autouse=True)
@@ -58,75 +52,15 @@ def test_bits_are_those_of_ctas_alone_under_every_schedule(monkeypatch):
     assert all(map(torch.equal, alone, (out, lse)))
 
 
-# Depths with whole lines of the swizzle in a CTA's half of V, with half of one, and with the least columns of an MMA.
-@pytest.mark.parametrize(
-    "dtype, depth, depth_v",
-    [
-        (E4M3, 128, 128),
-        pytest.param(E5M2, 128, 128, marks=pytest.mark.sweep),
-        pytest.param(E4M3, 64, 64, marks=pytest.mark.sweep),
-        pytest.param(E4M3, 16, 112, marks=pytest.mark.sweep),
-        pytest.param(E5M2, 112, 16, marks=pytest.mark.sweep),
-    ],
-    ids=str,
-)
-def test_eight_bits(dtype, depth, depth_v):
-    """Four key tiles: in the last two P lies where both other S have been read before, by either parity."""
-    batch = of_eight_bits(dtype, depth, depth_v)
-    out, lse, scales = called_with_scales(batch, "hostile")
-    assert_agrees(batch, out, lse, visible=CAUSAL[1], scales=scales)
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize(
-    "dtype, depth, depth_v", [(E4M3, 128, 128), (E4M3, 64, 64), (E5M2, 16, 112)], ids=str
-)
-def test_eight_bits_are_those_of_ctas_alone(monkeypatch, dtype, depth, depth_v):
-    batch = of_eight_bits(dtype, depth, depth_v)
-    of_pairs = called_with_scales(batch)
-    monkeypatch.setenv("CUTE_FA4_PAIR", "off")
-    repeat.clear()
-    alone = called_with_scales(batch)
-    assert torch.equal(of_pairs[0], alone[0]) and torch.equal(of_pairs[1], alone[1])
-
-
-@pytest.mark.sweep
-def test_eight_bits_for_a_b300(monkeypatch):
-    """Powers are exact there, and a tile's maximum comes with its scores."""
-    monkeypatch.setattr(devices, "EMULATED_ARCH", "sm_103a")
-    batch = of_eight_bits(E4M3, 128, 128)
-    out, lse, scales = called_with_scales(batch, "hostile")
-    assert_agrees(batch, out, lse, visible=CAUSAL[1], scales=scales)
-
-
-def of_eight_bits(dtype, depth, depth_v) -> Batch:
-    return Batch.draw([300], [500], heads=(1, 1), depth=depth, depth_v=depth_v, dtype=dtype)
-
-
-def called_with_scales(batch: Batch, mode="in_order") -> tuple:
-    """-> (out, lse, scales of q, k and v) of a dense causal call, whose lengths nobody reads."""
-    given = scales_of(1, 1)
-    tensors = batch.q[0][None], batch.k[0][None], batch.v[0][None]
-    call = dict(num_splits=1, causal=True, return_lse=True, **given)
-    out, lse = attention(*tensors, **call, schedule=Schedule(mode))
-    return out, lse, [given[f"{name}_descale"] for name in "qkv"]
-
-
 # Sequences of no queries, of one, of rows in CTA 0 alone, of both CTAs, of more than a block; of no keys, of fewer keys
 # than queries. A pair takes over all of them, one after the other.
 QUERIES, KEYS = [600, 0, 100, 300, 1], [700, 50, 300, 0, 130]
 CAUSAL = dict(causal=True), lambda p, j: j <= p
-CHUNKS_OF_EVEN_KEYS = (
-    dict(mask=masks.chunked_causal(192), mask_mod=lambda b, h, i, j, aux: j % 2 == 0),
-    lambda p, j: (j <= p) & (j // 192 == p // 192) & (j % 2 == 0),
+EVEN_KEYS = (
+    dict(causal=True, mask_mod=lambda b, h, i, j, aux: j % 2 == 0),
+    lambda p, j: (j <= p) & (j % 2 == 0),
 )
-WINDOW = dict(window_size=(100, 0)), lambda p, j: (j <= p) & (j >= p - 100)
-
-
-def scales_of(*sizes) -> dict:
-    """Positive numbers around 1, no powers of two, for each sequence and head."""
-    generator = torch.Generator().manual_seed(0)
-    return {f"{name}_descale": 0.5 + torch.rand(sizes, generator=generator) for name in "qkv"}
+FULL = {}, lambda p, j: j >= 0
 
 
 def of(
@@ -139,17 +73,15 @@ def of(
 PAGES = {size: (lambda batch, size=size: paged_kv(batch, size)) for size in (3, 16, 48, 128)}
 CASES = {
     "packed causal, claimed one after the other": of(packed_q, packed_kv, CAUSAL, claims=100),
-    "lengths, pages of 16, depth 64 (P beside S), fp16": of(
+    "lengths, pages of 16, depth 64, fp16": of(
         dense_q, PAGES[16], CAUSAL, depth=64, dtype=torch.float16
     ),
-    "pages of 3 (gathered), window, hostile": of(packed_q, PAGES[3], WINDOW, mode="hostile"),
-    "pages of 48, packed groups, e5m2 of 80 and 16, scales of sequences": of(
-        *(packed_q, PAGES[48], CAUSAL),
-        **dict(heads=(4, 1), depth=80, depth_v=16, dtype=E5M2, pack_gqa=True),
-        **scales_of(len(QUERIES), 1),
+    "pages of 3 (gathered), full, hostile": of(packed_q, PAGES[3], FULL, mode="hostile"),
+    "pages of 48, packed groups, columns of 80 and 16": of(
+        *(packed_q, PAGES[48], CAUSAL), heads=(4, 1), depth=80, depth_v=16, pack_gqa=True
     ),
-    "chunks and a function of keys, depth 64": of(
-        packed_q, packed_kv, CHUNKS_OF_EVEN_KEYS, depth=64, mode="random", seed=2
+    "a function of keys, depth 64": of(
+        packed_q, packed_kv, EVEN_KEYS, depth=64, mode="random", seed=2
     ),
     "K of 192 columns, whole in its slot": of(packed_q, PAGES[16], CAUSAL, depth=192, depth_v=128),
 }
@@ -160,14 +92,7 @@ def test_layouts_and_masks(case):
     storage_q, storage_kv, (mask, visible), sizes, options = case
     batch = Batch.draw(QUERIES, KEYS, **sizes)
     out, lse = run(storage_q(batch), storage_kv(batch), num_splits=1, **mask, **options)
-    scales = [options.get(f"{name}_descale") for name in "qkv"]
-    assert_agrees(
-        batch,
-        out,
-        lse,
-        visible=visible,
-        scales=scales if any(map(torch.is_tensor, scales)) else None,
-    )
+    assert_agrees(batch, out, lse, visible=visible)
 
 
 @pytest.mark.sweep
@@ -178,20 +103,6 @@ def test_every_page_size_and_depth(page_size, depth):
     kv = dense_kv(batch) if page_size is None else paged_kv(batch, page_size)
     out, lse = run(packed_q(batch), kv, num_splits=1, causal=True, mode="hostile")
     assert_agrees(batch, out, lse, visible=CAUSAL[1])
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("page_size", [None, 3, 16, 128])
-@pytest.mark.parametrize(
-    "mask", [CAUSAL, WINDOW, CHUNKS_OF_EVEN_KEYS], ids=["causal", "window", "function"]
-)
-def test_eight_bits_in_every_layout(page_size, mask):
-    batch = Batch.draw(QUERIES, KEYS, heads=(2, 1), depth=128, dtype=E4M3)
-    kv = packed_kv(batch) if page_size is None else paged_kv(batch, page_size)
-    given = scales_of(len(QUERIES), 1)
-    out, lse = run(packed_q(batch), kv, num_splits=1, **mask[0], **given, mode="random", seed=1)
-    scales = [given[f"{name}_descale"] for name in "qkv"]
-    assert_agrees(batch, out, lse, visible=mask[1], scales=scales)
 
 
 JUMP_NATS = 70  # more than 2^64: what the reference of the first two key tiles does not hold

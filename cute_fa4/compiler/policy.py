@@ -20,7 +20,7 @@ CUTE_FA4_SWAP: which tiles calls of few queries ask for.
 CUTE_FA4_PAIR: whether calls of more queries than one tile of 128 rows ask for pairs of CTAs that share their MMAs.
 
     auto    as rules say of their lengths (sm100/choose/which_kernel.py, choose/pays.py; default)
-    on      pairs (sm100/two_tiles/pair, wide/pair)
+    on      pairs, of 16 bits, full or causal, and of wide heads (sm100/two_tiles/pair, wide/pair)
     off     every CTA by itself (sm100/two_tiles, wide)
 
 CUTE_FA4_MAXIMUM: what the exponentials of a row refer to, in kernels of two query tiles.

@@ -21,6 +21,7 @@ from cute_fa4 import __version__
 from cute_fa4.bench import command as bench_command
 from cute_fa4.commands import export as export_command
 from cute_fa4.commands import kernels as kernels_command
+from cute_fa4.dtypes import DTYPES, OPERANDS, UNQUANTIZED
 from cute_fa4.hopper import command as hopper_command
 from cute_fa4.system import pipes
 
@@ -56,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     command.set_defaults(run=info)
 
     command = commands.add_parser("capabilities", help="which combinations run, and why not")
-    command.add_argument("--dtype", choices=("bf16", "fp16", "e4m3"), help="default: all")
+    command.add_argument("--dtype", choices=OPERANDS, help="default: all")
     command.add_argument("--head-dim", type=int, help="default: those that are often asked for")
     command.add_argument("--group", type=int, default=1, help=GROUP_HELP)
     command.add_argument("--arch", choices=("sm_100a", "sm_103a"), help="default: both")
@@ -73,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser("check", help="a few shapes against float64")
     command.add_argument("--head-dim", type=int, default=64, help="default: 64")
-    command.add_argument("--dtype", choices=("bf16", "fp16"), default="bf16", help="default: bf16")
+    command.add_argument("--dtype", choices=UNQUANTIZED, default="bf16", help="default: bf16")
     command.add_argument(
         "--device", choices=("cpu", "cuda"), help="default: cuda where it runs, else cpu"
     )
@@ -210,7 +211,7 @@ def check(options) -> int:
     )
     generator, failed = torch.Generator().manual_seed(0), 0
     dtype, allowed = (
-        {"bf16": torch.bfloat16, "fp16": torch.float16}[options.dtype],
+        DTYPES[options.dtype].torch,
         ALLOWED_ERROR[options.dtype],
     )
     with progress.bar(len(CHECKS), "check", "case") as step:

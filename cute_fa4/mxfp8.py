@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import torch
 
+from cute_fa4.dtypes import DTYPES, E4M3, E8M0, QUANTIZED, row_of_torch
 from cute_fa4.layouts.block_scales import BLOCK, ONE
 
-LARGEST_EXPONENT = {torch.float8_e4m3fn: 8, torch.float8_e5m2: 15}
+LARGEST_EXPONENT = {DTYPES[name].torch: DTYPES[name].largest_log2 for name in QUANTIZED}
 NOT_A_NUMBER = 255  # of e8m0
 
 
-def quantise(x: torch.Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> tuple:
+def quantise(x: torch.Tensor, dtype: torch.dtype = E4M3.torch) -> tuple:
     """-> (x in `dtype`, scales of blocks of its last dimension).
 
     >>> values, scales = quantise(torch.full((1, 32), 3.0))
@@ -29,7 +30,7 @@ def quantise(x: torch.Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> tuple
     """
     if dtype not in LARGEST_EXPONENT:
         raise TypeError(f"dtype: {dtype}; accepted: {', '.join(map(str, LARGEST_EXPONENT))}")
-    if not x.is_floating_point() or x.dtype.itemsize == 1:
+    if not x.is_floating_point() or row_of_torch(x.dtype).is_quantized:
         raise TypeError(f"x: dtype {x.dtype}; accepted: floating point of 16 bits or more")
     if x.dim() == 0 or x.shape[-1] % BLOCK:
         raise ValueError(
@@ -48,7 +49,7 @@ def quantise(x: torch.Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> tuple
     rest = torch.where(finite, exponent, 0) - half
     scaled = torch.ldexp(torch.ldexp(blocks, -half[..., None]), -rest[..., None])
     values = scaled.clamp(-largest, largest).to(dtype).flatten(-2)
-    return values, code.view(torch.float8_e8m0fnu)
+    return values, code.view(E8M0.torch)
 
 
 def dequantise(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

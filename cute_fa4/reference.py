@@ -25,6 +25,8 @@ from dataclasses import dataclass
 
 import torch
 
+from cute_fa4.dtypes import DTYPES, row_of_torch
+
 # Scores held at once by one step of the reference: 2^24 float64 numbers are 128 MiB, and with the
 # mask and the exponentials beside them about half a GiB.
 SCORES_PER_CHUNK = 1 << 24
@@ -78,8 +80,9 @@ def attention_with_kernel_roundings(
     Returns (out, lse): out in q.dtype (float32 with round_output=False), lse float32.
     """
     p_dtype, lift, out_dtype = q.dtype, 0.0, q.dtype
-    if q.dtype.itemsize == 1:
-        p_dtype, lift, out_dtype = torch.float8_e4m3fn, LIFT_OF_P_LOG2, torch.bfloat16
+    row = row_of_torch(q.dtype)
+    if row.is_quantized:
+        p_dtype, lift, out_dtype = DTYPES[row.p].torch, LIFT_OF_P_LOG2, DTYPES[row.out].torch
 
     def chunk(s: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         row_max = finite_or_zero(s.amax(dim=-1, keepdim=True))

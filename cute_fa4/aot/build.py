@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from cute_fa4.aot.manifest import ExportError
 from cute_fa4.compiler import compiler
+from cute_fa4.dtypes import NAME_OF_CUTLASS
 from cute_fa4.system import forks
 from cute_fa4.system.frames import with_room
 
@@ -145,21 +146,9 @@ def _describe(value) -> dict:
     strides = [1 if s == 1 else getattr(s, "divisibility", s) for s in value.stride]
     return {
         "kind": "tensor",
-        "dtype": _DTYPES[value.element_type.__name__],
+        "dtype": NAME_OF_CUTLASS[value.element_type.__name__],
         "shape": [s if isinstance(s, int) else (s.symbol or None) for s in value.shape],
         "contiguous": value.stride[-1] == 1,
         "stride_multiple": min(strides[:-1], default=1),
         "alignment": value._assumed_align,
     }
-
-
-_DTYPES = {
-    "BFloat16": "bf16",
-    "Float16": "fp16",
-    "Float8E4M3FN": "e4m3",
-    "Float8E5M2": "e5m2",
-    "Float32": "f32",
-    "Int32": "i32",
-    "Int64": "i64",
-    "Uint8": "u8",
-}

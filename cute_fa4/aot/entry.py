@@ -19,10 +19,10 @@ from cute_fa4.aot.config_data import ConfigDataError, to_data
 from cute_fa4.aot.manifest import ExportError
 from cute_fa4.aot.models import CALLS, ON_REQUEST, configs_for_model
 from cute_fa4.compiler import policy
+from cute_fa4.dtypes import E4M3, OPERANDS, PLAIN, PLAIN_FLOATS, elements_in
 from cute_fa4.sm100.append.config import VECTOR_BYTES, AppendConfig
 from cute_fa4.sm100.blueprint import score_mods, spelled
-from cute_fa4.sm100.blueprint.chip import ARCHES, DTYPE_BYTES
-from cute_fa4.sm100.blueprint.problem import AUX_DTYPES
+from cute_fa4.sm100.blueprint.chip import ARCHES
 from cute_fa4.sm100.blueprint.score_mods import PACKAGED, packaged_call
 from cute_fa4.sm100.blueprint.warp_roles import WarpRoles
 from cute_fa4.sm100.choose.choose_config import FAMILIES, PAIRED, SCHEDULE_CHOICES, choose_config
@@ -244,9 +244,9 @@ def _of_append(values: dict) -> list:
     _require(values, "head_dim", "dtype")
     depth = values.pop("head_dim")
     depth_v = values.pop("head_dim_v", depth)
-    _one_of(values, dtype=tuple(DTYPE_BYTES)[:-1], arch=ARCHES)
-    _depth("head_dim", depth, VECTOR_BYTES // DTYPE_BYTES[values["dtype"]])
-    _depth("head_dim_v", depth_v, VECTOR_BYTES // DTYPE_BYTES[values["dtype"]])
+    _one_of(values, dtype=OPERANDS, arch=ARCHES)
+    _depth("head_dim", depth, elements_in(values["dtype"], VECTOR_BYTES))
+    _depth("head_dim_v", depth_v, elements_in(values["dtype"], VECTOR_BYTES))
     if values.get("page_size", 0) < 0:
         raise ValueError(f"page_size: {values['page_size']}; accepted: 0 (not paged) or more")
     config = AppendConfig(depth=depth, depth_v=depth_v, **values)
@@ -260,9 +260,8 @@ def _of_combine(values: dict) -> list:
     _require(values, "head_dim", "o_dtype")
     depth = values.pop("head_dim")
     _depth("head_dim", depth, 4, MOST_COLUMNS)
-    dtypes = ("bf16", "fp16", "f32")
-    _one_of(values, o_dtype=(*dtypes, "e4m3"), arch=ARCHES)
-    _one_of({"partial_dtype": "f32", **values}, partial_dtype=dtypes)
+    _one_of(values, o_dtype=(*PLAIN_FLOATS, E4M3.name), arch=ARCHES)
+    _one_of({"partial_dtype": "f32", **values}, partial_dtype=PLAIN_FLOATS)
     early = policy.dependent_launch() is None
     return [CombineConfig(depth=depth, **{"dependent_launch": early, **values})]
 
@@ -332,7 +331,7 @@ def _aux(name: str, value) -> tuple:
     )
     if not ok:
         raise ValueError(
-            f"{name}: {value!r}; accepted: pairs [dtype, rank], dtype one of {', '.join(AUX_DTYPES)}"
+            f"{name}: {value!r}; accepted: pairs [dtype, rank], dtype one of {', '.join(PLAIN)}"
         )
     return tuple(tuple(pair) for pair in value)
 

@@ -17,9 +17,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from cute_fa4 import dtypes
 from cute_fa4.aot.manifest import ExportError
 
-DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "bf16"}  # served in 16 bits
+# Served in 16 bits.
+DTYPES = {dtypes.DTYPES[name].torch_name: name for name in dtypes.UNQUANTIZED}
+DTYPES[dtypes.F32.torch_name] = dtypes.BF16.name
 CALLS = ("packed", "paged")  # of a server: flash_attn_varlen_func, with and without a cache
 LATENT, ROTARY = 512, 64  # columns of a latent cache
 SINKS = ("gpt_oss",)  # model types with a learned sink for each head

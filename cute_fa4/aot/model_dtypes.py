@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cute_fa4.dtypes import QUANTIZED, UNQUANTIZED, is_quantized, row_of
+
 
 @dataclass(frozen=True)
 class Dtypes:
@@ -20,31 +22,29 @@ class Dtypes:
         return self.kv_dtype or self.dtype
 
     @property
-    def fp8(self) -> bool:
-        from cute_fa4.sm100.blueprint.chip import FP8_DTYPES
-
-        return self.stored in FP8_DTYPES
+    def is_quantized(self) -> bool:
+        return is_quantized(self.stored)
 
     def check(self, calls: tuple) -> None:
-        from cute_fa4.sm100.blueprint.chip import FP8_DTYPES
-
         if self.kv_dtype is not None:
-            if self.kv_dtype not in FP8_DTYPES or self.dtype in FP8_DTYPES:
+            if not is_quantized(self.kv_dtype) or is_quantized(self.dtype):
                 raise ValueError(
                     f"kv_dtype: {self.kv_dtype!r} with dtype={self.dtype!r}; accepted: None, or "
-                    f"{' or '.join(FP8_DTYPES)} with bf16 or fp16"
+                    f"{' or '.join(QUANTIZED)} with {' or '.join(UNQUANTIZED)}"
                 )
             if "x" in self.descales:
                 raise ValueError(
                     f"descales: {self.descales!r} with kv_dtype={self.kv_dtype!r}; accepted: scales of blocks where q "
                     "has eight bits, too"
                 )
-        if self.fp8 and "ranks" in calls:
-            raise ValueError(f"calls: ranks with {self.stored}; accepted: bf16 or fp16")
+        if self.is_quantized and "ranks" in calls:
+            raise ValueError(
+                f"calls: ranks with {self.stored}; accepted: {' or '.join(UNQUANTIZED)}"
+            )
 
     def of_problem(self) -> dict:
         """Of a configuration, unless 16-bit queries read an 8-bit cache: dequantized, quantized."""
-        descales = self.descales if self.fp8 else self._scaled("o")
+        descales = self.descales if self.is_quantized else self._scaled("o")
         return {"qkv_dtype": self.dtype, "o_dtype": self.o_dtype, "descales": descales}
 
     @property
@@ -65,9 +65,9 @@ class Dtypes:
 
     def of_new_rows(self) -> list[dict]:
         """Of rows that are appended to a cache: as they are, and of 16 bits, quantised on the way."""
-        if not self.fp8 or "y" in self.descales:
+        if not self.is_quantized or "y" in self.descales:
             return [{}]
-        new_dtype = self.dtype if self.kv_dtype else "bf16"
+        new_dtype = self.dtype if self.kv_dtype else row_of(self.dtype).out
         return [{}, {"new_dtype": new_dtype, "descales": self._scaled("kKvV")}]
 
     def _scaled(self, letters: str) -> str:

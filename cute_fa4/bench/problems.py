@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+from cute_fa4.dtypes import UNQUANTIZED, bytes_of, torch_of
+
+DTYPES = torch_of(UNQUANTIZED)
 SEED = 0
 
 
@@ -76,7 +78,7 @@ class Problem:
         if self.window is not None:
             first = max(0, self.seqlen_k - self.seqlen_q - self.window)
         rows = 2 * self.seqlen_q * self.heads_q + 2 * (self.seqlen_k - first) * self.heads_kv
-        size = torch.finfo(DTYPES[self.dtype]).bits // 8
+        size = bytes_of(self.dtype, 1)
         table = 4 * -(-self.seqlen_k // self.page_size) if self.page_size else 0
         return self.batch * (rows * self.head_dim * size + table)
 

@@ -23,7 +23,7 @@ from cute_fa4.calls.operands.apart import check_apart, named_aux
 from cute_fa4.calls.operands.rope import RopeView
 from cute_fa4.calls.operands.scales import NAMES, of_made_up_keys
 from cute_fa4.calls.operands.strides import gathers_rows, views_for_descriptors
-from cute_fa4.calls.operands.tensors import DTYPE_NAMES, OUT_OF_FP8, largest_extent
+from cute_fa4.calls.operands.tensors import DTYPE_NAMES, OUT_OF, largest_extent
 from cute_fa4.calls.options import AUX_DTYPES, SINK_DTYPES, check_aux
 from cute_fa4.calls.plan import Plan, Results, Views
 from cute_fa4.calls.request import TENSORS, CallTensors, Options, Where
@@ -164,7 +164,7 @@ def dtype_of_out(q, out, in_float32: bool = False) -> torch.dtype:
         return torch.float32
     if out is not None:
         return out.dtype
-    return q.dtype if q.dtype.itemsize > 1 else OUT_OF_FP8[0]
+    return OUT_OF.get(q.dtype, q.dtype)
 
 
 def config_of(

@@ -9,11 +9,12 @@ import torch
 from cute_fa4.calls.launch import function_for, launching_on
 from cute_fa4.calls.operands.strides import with_plain_strides
 from cute_fa4.calls.operands.tensors import MAX_CTAS
+from cute_fa4.dtypes import UNQUANTIZED, names_of
 from cute_fa4.layouts.scalars import maximum
 from cute_fa4.sm100.backward.config import ROWS, STATS, BackwardConfig
 from cute_fa4.system.devices import target_of
 
-DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+DTYPES = names_of(UNQUANTIZED)
 FARTHEST = 1 << 29  # a side of a window that reaches further is as good as open
 
 

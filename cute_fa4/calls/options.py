@@ -20,17 +20,12 @@ import torch
 from cute_fa4.calls.operands.tensors import check_is_tensor, check_place, checked_scale
 from cute_fa4.calls.request import Options
 from cute_fa4.calls.split_keys.split import check_split
+from cute_fa4.dtypes import PLAIN, PLAIN_FLOATS, names_of
 from cute_fa4.masks import resolve_mask
 from cute_fa4.sm100.blueprint.score_mods import ScoreMod, composed, soft_cap
 
-SINK_DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "fp16"}
-AUX_DTYPES = {
-    **SINK_DTYPES,
-    torch.int32: "i32",
-    torch.int64: "i64",
-    torch.uint8: "u8",
-    torch.bool: "bool",  # the bytes of one: as_read
-}
+SINK_DTYPES = names_of(PLAIN_FLOATS)
+AUX_DTYPES = names_of(PLAIN)  # bytes of a bool: as_read
 
 
 def resolve(

@@ -29,6 +29,7 @@ from cute_fa4.calls.asked import length_may_choose
 from cute_fa4.calls.operands.scales import check_no_scale, is_by_row
 from cute_fa4.calls.operands.tensors import FP8, WIDE, check_is_tensor, check_no_gradient
 from cute_fa4.compiler import policy
+from cute_fa4.dtypes import BF16, E4M3
 from cute_fa4.sm100.choose.rows_of_tiles import SWAPPED_ROWS
 from cute_fa4.sm100.choose.which_kernel import WIDENED_DEPTH, Call, which_kernel, widens_keys
 from cute_fa4.sm100.few_rows.dequantized.schedule import WidenedTile
@@ -123,7 +124,7 @@ def widens(depth: int, queries: int, group: int, pack_gqa: bool | None, rope: bo
 @lru_cache(maxsize=1024)
 def _widens(depth: int, queries: int, group: int, pack_gqa: bool | None, rope: bool) -> bool:
     rows = dict(seqlen_q=queries, group=group, pack_gqa=pack_gqa)
-    call = Call("bf16", depth, depth, kv_dtype="e4m3", rope=rope, **rows)
+    call = Call(BF16.name, depth, depth, kv_dtype=E4M3.name, rope=rope, **rows)
     return which_kernel(call).family == WidenedTile.family
 
 

@@ -6,11 +6,9 @@ import math
 
 import torch
 
-DTYPES = {
-    "bf16": torch.bfloat16, "fp16": torch.float16, "f32": torch.float32,
-    "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2,
-    "i32": torch.int32, "i64": torch.int64, "u8": torch.uint8, "bool": torch.bool,
-}  # fmt: skip
+from cute_fa4 import dtypes
+
+DTYPES = dtypes.torch_of(dtypes.DTYPES)
 
 
 def page_table(lengths, page_size: int) -> torch.Tensor:

@@ -23,9 +23,9 @@ from cute_fa4.commands import trial_append, trial_definition, trial_scales
 from cute_fa4.commands.trial_pages import DTYPES, page_table, pages
 from cute_fa4.compiler import functions, policy
 from cute_fa4.compiler.policy import JitError
+from cute_fa4.dtypes import E8M0, QUANTIZED, is_quantized
 from cute_fa4.masks import BoundMask
 from cute_fa4.sm100.append.config import AppendConfig
-from cute_fa4.sm100.blueprint.chip import FP8_DTYPES
 from cute_fa4.sm100.blueprint.score_mods import THEN, packaged_call
 from cute_fa4.sm100.choose.config import FA4Config
 from cute_fa4.sm100.choose.rows_of_tiles import swapped_rows
@@ -34,7 +34,7 @@ from cute_fa4.sm100.few_rows.schedule import SwappedTile
 from cute_fa4.sm100.two_tiles.schedule import TwoTiles
 
 # 16-bit P and output round to 2^-9 relative each; outputs are averages of values of standard deviation 1.
-ALLOWED_ERROR = {"bf16": 2e-2, "fp16": 4e-3} | dict.fromkeys(FP8_DTYPES, trial_scales.ALLOWED_ERROR)
+ALLOWED_ERROR = {"bf16": 2e-2, "fp16": 4e-3} | dict.fromkeys(QUANTIZED, trial_scales.ALLOWED_ERROR)
 ALLOWED_LSE_ERROR = (
     1e-3  # float32 sums of exponentials that are off by 9e-5 (reference.EXP2_RELATIVE_ERROR)
 )
@@ -127,7 +127,7 @@ def _as_loaded(config):
 def _try(config, device: str) -> tuple[float, float]:
     """-> (error, allowed) of whichever result is the worse."""
     if isinstance(config, AppendConfig):
-        if config.dtype in FP8_DTYPES:
+        if is_quantized(config.dtype):
             raise NotTried("rows of 8 bits have no comparison here")
         return trial_append.wrong_elements(config, device)
     if isinstance(config, CombineConfig):
@@ -163,7 +163,7 @@ def _attention(config: FA4Config, device: str, with_lse: bool) -> tuple[float, f
             of_lse = (
                 lse[:, rows] if config.q_layout == "packed" else lse[b, :, : problem.queries[b]]
             )
-            of_powers = trial_scales.ALLOWED_LSE_ERROR if config.has_fp8 else ALLOWED_LSE_ERROR
+            of_powers = trial_scales.ALLOWED_LSE_ERROR if config.is_quantized else ALLOWED_LSE_ERROR
             found.append((_worst(of_lse - exact_lse), of_powers))
     return max(found, key=lambda pair: pair[0] / pair[1])
 
@@ -324,7 +324,7 @@ class _Problem:
         else:
             stored = self._stored(rows)
         named = f"{trial_scales.OF_BLOCKS[name]}_descale"
-        return {named: stored.to(torch.float8_e8m0fnu).to(self.device)}
+        return {named: stored.to(E8M0.torch).to(self.device)}
 
     def _stored(self, sequences: list[torch.Tensor]) -> torch.Tensor:
         """Rows of keys where the rows of K lie."""

@@ -6,6 +6,7 @@ itself. Strides are 64-bit symbols divisible by what TMA needs; the head dim is 
 
 from __future__ import annotations
 
+from cute_fa4.dtypes import DTYPES, elements_in
 from cute_fa4.sm100.append.config import AppendConfig
 from cute_fa4.sm100.backward.config import BackwardConfig
 from cute_fa4.sm100.choose.config import FA4Config
@@ -244,30 +245,16 @@ def _key_sizes(config: FA4Config, batch, heads_kv) -> tuple:
     return (pages, heads_kv, rows) if config.page_heads_first else (pages, rows, heads_kv)
 
 
-def _dtype(name: str):
-    import cutlass
-
-    return {
-        "bf16": cutlass.BFloat16,
-        "fp16": cutlass.Float16,
-        "f32": cutlass.Float32,
-        "e4m3": cutlass.Float8E4M3FN,
-        "e5m2": cutlass.Float8E5M2,
-        "i32": cutlass.Int32,
-        "i64": cutlass.Int64,
-        "u8": cutlass.Uint8,
-        "bool": cutlass.Uint8,
-    }[name]
-
-
 def _fake_rows(dtype: str, shape: tuple):
     """What TMA and 16-byte accesses take: a contiguous depth, the rest at multiples of 16 bytes."""
     from cutlass.cute import sym_int64
     from cutlass.cute.runtime import make_fake_tensor
 
-    per_alignment = ALIGNMENT_BYTES * 8 // _dtype(dtype).width
+    per_alignment = elements_in(dtype, ALIGNMENT_BYTES)
     strides = [sym_int64(divisibility=per_alignment) for _ in shape[:-1]]
-    return make_fake_tensor(_dtype(dtype), shape, (*strides, 1), assumed_align=ALIGNMENT_BYTES)
+    return make_fake_tensor(
+        DTYPES[dtype].cutlass, shape, (*strides, 1), assumed_align=ALIGNMENT_BYTES
+    )
 
 
 def _fake(dtype: str, shape: tuple, free_last: bool = False):
@@ -277,5 +264,5 @@ def _fake(dtype: str, shape: tuple, free_last: bool = False):
 
     sizes = tuple(sym_int() if size is None else size for size in shape)
     strides = [sym_int64() for _ in shape[:-1]] + [sym_int64() if free_last else 1]
-    width = _dtype(dtype).width // 8
-    return make_fake_tensor(_dtype(dtype), sizes, tuple(strides), assumed_align=width)
+    width = DTYPES[dtype].bytes_of(1)
+    return make_fake_tensor(DTYPES[dtype].cutlass, sizes, tuple(strides), assumed_align=width)

@@ -24,6 +24,7 @@ from cute_fa4 import (
 )
 from cute_fa4.calls import repeat
 from cute_fa4.calls.split_keys import split
+from cute_fa4.dtypes import E8M0, row_of_torch
 from cute_fa4.hopper import draw
 from cute_fa4.hopper.cases import problems
 from cute_fa4.hopper.variant import DTYPES, Problem, Variant
@@ -81,7 +82,7 @@ def call(variant: Variant, problem: Problem, device: str, seed: int = 0, place=N
     made = make(variant, problem, device, lambda *qkv: list(map(place, qkv, sides)))
     if not variant.lse:
         made = replace(made, launch=lambda launch=made.launch: (launch(), None))
-    of_8_bits = variant.dtype_of("k").itemsize == 1
+    of_8_bits = row_of_torch(variant.dtype_of("k")).is_quantized
     if is_wide(variant.head_dim, variant.head_dim_v or variant.head_dim, of_8_bits):
         return made
     return replace(made, launch=_in_pairs(made.launch, "on" if variant.pair else "off"))
@@ -200,7 +201,7 @@ def _paged(variant: Variant, problem: Problem, device: str, place) -> Call:
         each = [[rows for _, rows in scaled], each[1]]
         scales = [scale.view(torch.uint8) for scale, _ in scaled]
         stored = draw.in_pages(scales, variant.page_size, order, draw.NO_NUMBER)
-        options["k_descale"] = stored.view(torch.float8_e8m0fnu)
+        options["k_descale"] = stored.view(E8M0.torch)
     if variant.heads_first:
         options["kv_layout"] = "HND"
     return _ragged_call(variant, problem, device, place, *pools, *each, options)
@@ -251,7 +252,7 @@ def _split(variant: Variant, q, k, options: dict) -> tuple:
     options["k_rope"] = rope.to(DTYPES[variant.rope_dtype]) if variant.rope_dtype else rope
     if "page_table" in options:
         options["k_rope_page_table"] = options["page_table"]
-    if rope.dtype.itemsize == 1 and options["k_rope"].dtype.itemsize == 2:
+    if row_of_torch(rope.dtype).is_quantized > row_of_torch(options["k_rope"].dtype).is_quantized:
         options["q_rope"] = q[..., -variant.rope :].to(options["k_rope"].dtype)
         q = q[..., : -variant.rope]
     return q, k[..., : -variant.rope]

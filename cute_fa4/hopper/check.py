@@ -24,13 +24,14 @@ from dataclasses import asdict, dataclass, field
 
 import torch
 
+from cute_fa4.dtypes import QUANTIZED, UNQUANTIZED
 from cute_fa4.hopper.calls import CANARY, Call
 from cute_fa4.hopper.draw import O_SCALE
 from cute_fa4.hopper.variant import Variant
 
-LARGEST_RELATIVE_ERROR = {"bf16": 4e-3, "fp16": 6e-4, "e4m3": 4e-2, "e5m2": 4e-2}
+LARGEST_RELATIVE_ERROR = {"bf16": 4e-3, "fp16": 6e-4} | dict.fromkeys(QUANTIZED, 4e-2)
 # In 8 bits the row sum adds exponentials in f16: docs/numerics_eight_bits.md.
-LARGEST_LSE_ERROR = {"bf16": 2e-4, "fp16": 2e-4, "e4m3": 2e-2, "e5m2": 2e-2}
+LARGEST_LSE_ERROR = dict.fromkeys(UNQUANTIZED, 2e-4) | dict.fromkeys(QUANTIZED, 2e-2)
 # A number of a latent row times its scale is rounded to bf16, by 1.1e-3 (root of the mean square): 512 of them move
 # a score by sqrt(512 / 576) of that, which the LSE of a query with one key has whole. Six times that, for thousands.
 LSE_ERROR_OF_ROWS = 6e-3

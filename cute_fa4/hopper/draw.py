@@ -8,6 +8,7 @@ from itertools import accumulate
 import torch
 
 from cute_fa4.calls.operands.latent_rows import LATENT, numbers_of, rows_from
+from cute_fa4.dtypes import E4M3, E8M0
 from cute_fa4.hopper.variant import DTYPES, Problem, Variant
 
 
@@ -42,7 +43,7 @@ def of_tokens(rows):
     return scale, rows.double() * scale.double()[..., None]
 
 
-COLUMNS_OF_A_SCALE = 32
+COLUMNS_OF_A_SCALE = E4M3.quantized.block
 
 
 def of_blocks(rows):
@@ -50,7 +51,7 @@ def of_blocks(rows):
     sizes = (*rows.shape[:-1], rows.shape[-1] // COLUMNS_OF_A_SCALE)
     power = torch.randint(-3, 2, sizes, device=rows.device)
     meant = rows.double() * (2.0**power).repeat_interleave(COLUMNS_OF_A_SCALE, -1)
-    return (power + 127).to(torch.uint8).view(torch.float8_e8m0fnu), meant
+    return (power + 127).to(torch.uint8).view(E8M0.torch), meant
 
 
 def starts(numbers) -> list[int]:

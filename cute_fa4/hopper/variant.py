@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import torch
 
-DTYPES = dict(
-    bf16=torch.bfloat16, fp16=torch.float16, e4m3=torch.float8_e4m3fn, e5m2=torch.float8_e5m2
-)
-OUT_DTYPES = DTYPES | dict(e4m3=torch.bfloat16, e5m2=torch.bfloat16)
+from cute_fa4 import dtypes
+
+DTYPES = dtypes.torch_of(dtypes.OPERANDS)
+OUT_DTYPES = {name: DTYPES[dtypes.DTYPES[name].out] for name in DTYPES}
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,10 @@ from __future__ import annotations
 import torch
 from transformers.cache_utils import Cache, DynamicLayer
 
+from cute_fa4.dtypes import E4M3
 from cute_fa4.integrations.transformers import SCALE
 
-DTYPE = torch.float8_e4m3fn
+DTYPE = E4M3.torch
 LARGEST = torch.finfo(DTYPE).max
 LEAST_ROOM = 64  # tokens
 

@@ -26,6 +26,7 @@ import torch
 from cute_fa4 import interface, mla
 from cute_fa4.calls.operands.foreign import check_neutral
 from cute_fa4.calls.operands.tensors import FP8, check_is_tensor
+from cute_fa4.dtypes import E4M3
 from cute_fa4.sm100.blueprint.score_mods import ScoreMod
 
 
@@ -207,7 +208,7 @@ def _of_output(q, v, out, output_scale) -> dict:
         return {"out": out}
     check_is_tensor("output_scale", output_scale)
     if out is None:
-        out = q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=torch.float8_e4m3fn)
+        out = q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=E4M3.torch)
     return {"out": out, "o_scale": output_scale.reciprocal()}
 
 
@@ -293,7 +294,7 @@ def flash_mla_with_kvcache_fp8(
     descale_q, descale_k   float32, one number or (batch,)
     """
     if isinstance(k_cache, torch.Tensor) and k_cache.dtype is torch.uint8:
-        k_cache = k_cache.view(torch.float8_e4m3fn)
+        k_cache = k_cache.view(E4M3.torch)
     return mla.flash_mla_with_kvcache(
         q, k_cache, block_table, cache_seqlens, head_dim_v,
         softmax_scale=softmax_scale, causal=causal,

@@ -19,10 +19,11 @@ PTX ISA, "Instruction descriptor" of kind::mxf8f6f4, "Scale factor layout", "tcg
 InstrDescriptorBlockScaled, lines of shared memory as DeepGEMM's make_sf_desc describes them.
 """
 
+from cute_fa4.dtypes import E4M3
 from cute_fa4.layouts.swizzle import ROWS_PER_PERIOD, SWIZZLE_NONE
 from cute_fa4.layouts.umma_descriptors import InstructionDescriptor, SmemDescriptor
 
-BLOCK = 32  # numbers that share a scale, and of one step of the MMA
+BLOCK = E4M3.quantized.block  # numbers that share a scale, and of one step of the MMA
 ONE = 127  # the byte that means 1
 ROWS = 128  # of a copy
 LINES = 32  # of 16 bytes
@@ -53,7 +54,7 @@ def scaled_instruction(computes: InstructionDescriptor, block: int) -> int:
     >>> hex(scaled_instruction(InstructionDescriptor(128, 128, "e4m3", "e4m3"), 3))
     '0x68a00030'
     """
-    if computes.kind != "f8f6f4" or computes.d_format != "fp32":
+    if computes.kind != E4M3.mma_kind or computes.d_format != "fp32":
         raise ValueError(
             f"A is {computes.a_format}, D is {computes.d_format}: blocks with scales are of e4m3 or e5m2, D fp32"
         )

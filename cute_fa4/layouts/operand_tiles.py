@@ -45,11 +45,11 @@ Source: PTX ISA, "Tensor Core 5th Generation: canonical layouts"; CUDA driver AP
 
 from dataclasses import dataclass
 
+from cute_fa4.dtypes import OPERAND_OF_BITS, OPERANDS
 from cute_fa4.layouts.swizzle import CHUNK_BYTES, ROWS_PER_PERIOD, SWIZZLE_128B, Swizzle
 from cute_fa4.layouts.umma_descriptors import MMA_K_BYTES, SmemDescriptor
 
 MAX_BOX_ROWS = 256  # boxDim of a tensor map is at most 256 in every dimension
-CUTE_DTYPES = {2: "BFloat16", 1: "Float8E4M3FN"}  # any dtype of that width has the same layout
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class OperandTile:
     """Storage that both majors share: `rows` x `cols` elements, cols contiguous within a chunk.
 
     rows         rows of Q or K, or keys of V; a multiple of 8, at most 256
-    cols         depth; cols * elem_bytes is a multiple of the swizzle span (pad the depth: TMA fills zeros)
-    elem_bytes   2 (bf16, fp16) or 1 (fp8)
+    cols         depth; a row is a multiple of the swizzle span (pad the depth: TMA fills zeros)
+    bits         of an element, of a dtype that an MMA multiplies
     swizzle      of TMA and of the descriptor
 
     Offsets are bytes from the tile's start, which is a multiple of `alignment_bytes` in shared memory.
@@ -67,23 +67,24 @@ class OperandTile:
 
     rows: int
     cols: int
-    elem_bytes: int = 2
+    bits: int = 16
     swizzle: Swizzle = SWIZZLE_128B
 
     def __post_init__(self):
-        if self.elem_bytes not in CUTE_DTYPES:
+        if self.bits not in OPERAND_OF_BITS:
             raise ValueError(
-                f"elements of {self.elem_bytes} bytes: operand tiles hold 2 (bf16, fp16) or 1 (fp8)"
+                f"elements of {self.bits} bits: operand tiles hold {' or '.join(map(str, OPERAND_OF_BITS))}, those of "
+                f"{', '.join(OPERANDS)}"
             )
         if self.rows % ROWS_PER_PERIOD or not 0 < self.rows <= MAX_BOX_ROWS:
             raise ValueError(
                 f"{self.rows} rows: a tile is one TMA box high, a multiple of {ROWS_PER_PERIOD} rows up to "
                 f"{MAX_BOX_ROWS}; pad, or use two tiles"
             )
-        row_bytes = self.cols * self.elem_bytes
+        row_bytes = self.cols * self.bits // 8
         if row_bytes <= 0 or row_bytes % max(self.swizzle.span_bytes, MMA_K_BYTES):
             raise ValueError(
-                f"{self.cols} columns of {self.elem_bytes} bytes: a row is a positive multiple of the "
+                f"{self.cols} columns of {self.bits} bits: a row is a positive multiple of the "
                 f"swizzle span, {self.swizzle.span_bytes} bytes, and of an MMA step, {MMA_K_BYTES}; pad the "
                 "columns or take a smaller span"
             )
@@ -92,7 +93,7 @@ class OperandTile:
 
     @property
     def nbytes(self) -> int:
-        return self.rows * self.cols * self.elem_bytes
+        return self.rows * self.cols * self.bits // 8
 
     @property
     def alignment_bytes(self) -> int:
@@ -102,7 +103,7 @@ class OperandTile:
     @property
     def span_elements(self) -> int:
         """Columns of one chunk."""
-        return self.swizzle.span_bytes // self.elem_bytes
+        return self.swizzle.span_bytes * 8 // self.bits
 
     @property
     def num_chunks(self) -> int:
@@ -120,7 +121,7 @@ class OperandTile:
         (144, 16384)
         """
         chunk, inside = col // self.span_elements, col % self.span_elements
-        linear = chunk * self.chunk_bytes + row * self.swizzle.span_bytes + inside * self.elem_bytes
+        linear = chunk * self.chunk_bytes + row * self.swizzle.span_bytes + inside * self.bits // 8
         return self.swizzle(linear)
 
     def element(self, offset):
@@ -128,7 +129,7 @@ class OperandTile:
         linear = self.swizzle.inverse(offset)
         chunk, inside = linear // self.chunk_bytes, linear % self.chunk_bytes
         row, byte = inside // self.swizzle.span_bytes, inside % self.swizzle.span_bytes
-        return row, chunk * self.span_elements + byte // self.elem_bytes
+        return row, chunk * self.span_elements + byte * 8 // self.bits
 
     # --- how TMA writes it -----------------------------------------------------------------------
 
@@ -174,8 +175,8 @@ class OperandTile:
 
     @property
     def step_elements(self) -> int:
-        """Elements of the contraction that one MMA covers: 16, or 32 of one byte."""
-        return MMA_K_BYTES // self.elem_bytes
+        """Elements of the contraction that one MMA covers: 16 of 16 bits, 32 of 8."""
+        return MMA_K_BYTES * 8 // self.bits
 
     @property
     def num_steps(self) -> int:
@@ -198,11 +199,10 @@ class OperandTile:
         return first.advance(self.step_offset(step))
 
     def _cute_atom(self):
-        import cutlass
         from cutlass.cute.nvgpu import tcgen05
 
         kind = tcgen05.SmemLayoutAtomKind[self.swizzle.atom_kind(self.mn_major)]
-        return tcgen05.make_smem_layout_atom(kind, getattr(cutlass, CUTE_DTYPES[self.elem_bytes]))
+        return tcgen05.make_smem_layout_atom(kind, OPERAND_OF_BITS[self.bits].cutlass)
 
     def cute_layout(self):
         """CuTe's layout of the tile (ComposedLayout); call inside a CuTe trace (@cute.jit).
@@ -267,7 +267,7 @@ class MNMajorTile(OperandTile):
         if self.rows % self.step_elements:
             raise ValueError(
                 f"{self.rows} rows: the contraction runs over rows, {self.step_elements} of "
-                f"{self.elem_bytes} bytes a step; pad to a multiple"
+                f"{self.bits} bits a step; pad to a multiple"
             )
 
     # Along N the next span of columns is the next chunk; along K the next eight rows follow at once. The

@@ -47,7 +47,7 @@ class _ChunksSideBySide(OperandTile):
         chunk, inside = col // self.span_elements, col % self.span_elements
         group, line = row // ROWS_PER_PERIOD, row % ROWS_PER_PERIOD
         linear = group * self.group_bytes + chunk * self.block_bytes
-        linear += line * self.swizzle.span_bytes + inside * self.elem_bytes
+        linear += line * self.swizzle.span_bytes + inside * self.bits // 8
         return self.swizzle(linear)
 
     def element(self, offset):
@@ -56,7 +56,7 @@ class _ChunksSideBySide(OperandTile):
         group, inside = linear // self.group_bytes, linear % self.group_bytes
         chunk, inside = inside // self.block_bytes, inside % self.block_bytes
         line, byte = inside // self.swizzle.span_bytes, inside % self.swizzle.span_bytes
-        return group * ROWS_PER_PERIOD + line, chunk * self.span_elements + byte // self.elem_bytes
+        return group * ROWS_PER_PERIOD + line, chunk * self.span_elements + byte * 8 // self.bits
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ def storage_picture(tile) -> str:
     rows = [("bytes", "rows", "columns", "written by")]
     for box in range(tile.num_boxes):
         first = tile.box_offset(box)
-        offsets = range(first, first + tile.chunk_bytes, tile.elem_bytes)
+        offsets = range(first, first + tile.chunk_bytes, tile.bits // 8)
         elements = [tile.element(offset) for offset in offsets]
         held = _range(row for row, _ in elements), _range(col for _, col in elements)
         columns, height = tile.tma_box
@@ -90,17 +90,17 @@ def steps_picture(k_tile, mn_tile) -> str:
     return table(rows, "rlrlr")
 
 
-def block_picture(swizzle: Swizzle = SWIZZLE_128B, elem_bytes: int = 2) -> str:
+def block_picture(swizzle: Swizzle = SWIZZLE_128B, bits: int = 16) -> str:
     """What the lines of one swizzle block are to the MMA, by the descriptor's own address formula."""
     span = swizzle.span_bytes
     descriptor = SmemDescriptor(0, 64 * swizzle.period_bytes, swizzle.period_bytes, swizzle)
-    extent = range(span // elem_bytes)
+    extent = range(span * 8 // bits)
     rows = [("line", "K-major (Q, K)", "", "MN-major (V)", "")]
     held = {}
     for mn_major in (False, True):
         for n in extent:
             for k in extent:
-                address = swizzle.inverse(descriptor.element_address(n, k, elem_bytes, mn_major))
+                address = swizzle.inverse(descriptor.element_address(n, k, bits, mn_major))
                 held.setdefault((mn_major, address // span), []).append((n, k))
     for line in range(8):
         cells = [line]
@@ -138,7 +138,7 @@ def fragment_picture(fragment: Fragment32x32b) -> str:
 def packed_picture(operand: PackedOperand, row: int = 0) -> str:
     """One lane of a packed operand: which k lie in the low and the high part of each column."""
     shown = (0, 1, 2, None, operand.columns - 1)
-    bits = 8 * operand.elem_bytes
+    bits = operand.bits
     rows = [
         (
             f"lane {row}",

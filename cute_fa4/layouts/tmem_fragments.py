@@ -33,6 +33,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cute_fa4.dtypes import OPERAND_OF_BITS
+from cute_fa4.layouts.umma_descriptors import MMA_K_BYTES
+
 LANES = 128
 COLUMNS = 512
 THREADS_PER_WARP = 32
@@ -119,26 +122,26 @@ class Fragment32x32b:
 
 @dataclass(frozen=True)
 class PackedOperand:
-    """Operand A in tensor memory: row r in lane r, 4 / elem_bytes elements of the contraction a column.
+    """Operand A in tensor memory: row r in lane r, 32 / bits elements of the contraction a column.
 
     contraction    elements of a row (keys, for P); a multiple of the elements of one MMA step
-    elem_bytes     2 (bf16, fp16) or 1 (fp8)
+    bits           of an element, of a dtype that an MMA multiplies
     first_column   where the operand starts
     """
 
     contraction: int
-    elem_bytes: int = 2
+    bits: int = 16
     first_column: int = 0
 
     def __post_init__(self):
-        if self.elem_bytes not in (1, 2):
+        if self.bits not in OPERAND_OF_BITS:
             raise ValueError(
-                f"elements of {self.elem_bytes} bytes: P has 2 (bf16, fp16) or 1 (fp8)"
+                f"elements of {self.bits} bits: P has {' or '.join(map(str, OPERAND_OF_BITS))}"
             )
         if self.contraction <= 0 or self.contraction % self.step_elements:
             raise ValueError(
                 f"contraction of {self.contraction} elements: an MMA step takes {self.step_elements} of "
-                f"{self.elem_bytes} bytes; pad to a multiple"
+                f"{self.bits} bits; pad to a multiple"
             )
         _require_range("first column", self.first_column, COLUMNS, "move the operand")
         _require_range("last column", self.first_column + self.columns - 1, COLUMNS, "split it")
@@ -146,7 +149,7 @@ class PackedOperand:
     @property
     def per_column(self) -> int:
         """Elements in one 32-bit column."""
-        return WORD_BYTES // self.elem_bytes
+        return WORD_BYTES * 8 // self.bits
 
     @property
     def columns(self) -> int:
@@ -156,7 +159,7 @@ class PackedOperand:
     @property
     def step_elements(self) -> int:
         """Elements of the contraction of one MMA: 32 bytes."""
-        return 32 // self.elem_bytes
+        return MMA_K_BYTES * 8 // self.bits
 
     @property
     def num_steps(self) -> int:
@@ -176,30 +179,30 @@ class PackedOperand:
         _require_range("row", row, LANES, "operand A has 128 rows")
         _require_range("k", k, self.contraction, "the contraction ends there")
         column = self.first_column + k // self.per_column
-        return row, column, k % self.per_column * 8 * self.elem_bytes
+        return row, column, k % self.per_column * self.bits
 
     def element(self, lane, column, bit):
         """-> (row, k) of the element that starts at `bit` of (lane, column); inverse of location()."""
-        k = (column - self.first_column) * self.per_column + bit // (8 * self.elem_bytes)
+        k = (column - self.first_column) * self.per_column + bit // self.bits
         _require_range("k", k, self.contraction, "outside this operand")
         return lane, k
 
     def pack(self, raw):
         """Rows of raw elements (..., contraction), uint16 or uint8 -> 32-bit words (..., columns)."""
         raw = np.asarray(raw)
-        expected = np.dtype(f"u{self.elem_bytes}")
+        expected = np.dtype(f"u{self.bits // 8}")
         if raw.dtype != expected or raw.shape[-1] != self.contraction:
             raise ValueError(
                 f"{raw.dtype} array of {raw.shape}: pack takes {expected} (..., {self.contraction}); "
                 "view the bits of the elements as unsigned integers"
             )
         parts = raw.reshape(*raw.shape[:-1], self.columns, self.per_column).astype(np.uint32)
-        shifts = np.arange(self.per_column, dtype=np.uint32) * np.uint32(8 * self.elem_bytes)
+        shifts = np.arange(self.per_column, dtype=np.uint32) * np.uint32(self.bits)
         return np.bitwise_or.reduce(parts << shifts, axis=-1)
 
     def unpack(self, words):
         """32-bit words (..., columns) -> raw elements (..., contraction); the inverse of pack()."""
         words = np.asarray(words, np.uint32)
-        shifts = np.arange(self.per_column, dtype=np.uint32) * np.uint32(8 * self.elem_bytes)
-        parts = (words[..., None] >> shifts).astype(f"u{self.elem_bytes}")
+        shifts = np.arange(self.per_column, dtype=np.uint32) * np.uint32(self.bits)
+        parts = (words[..., None] >> shifts).astype(f"u{self.bits // 8}")
         return parts.reshape(*words.shape[:-1], self.contraction)

@@ -44,6 +44,7 @@ layouts, matrix shape.
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from cute_fa4.dtypes import DTYPES, OPERANDS
 from cute_fa4.layouts.swizzle import (
     CHUNK_BYTES,
     ROWS_PER_PERIOD,
@@ -200,36 +201,29 @@ class SmemDescriptor:
         """The same operand `nbytes` further on."""
         return replace(self, start_bytes=self.start_bytes + nbytes)
 
-    def element_address(self, row, k, elem_bytes: int, mn_major: bool):
+    def element_address(self, row, k, bits: int, mn_major: bool):
         """Shared-memory address of operand element (row, k), swizzle included; ints or integer arrays.
 
         row          along M (operand A) or N (operand B)
         k            along the contraction, from the descriptor's start
-        elem_bytes   2 or 1
+        bits         of an element
         """
         span, unswizzled = self.swizzle.span_bytes, self.swizzle.mask == 0
         lead, stride = self.leading_bytes, self.stride_bytes
         if mn_major:
-            per_span = span // elem_bytes
+            per_span = span * 8 // bits
             if unswizzled:
                 lead, stride = stride, lead
             offset = row // per_span * lead + k // ROWS_PER_PERIOD * stride
-            offset += k % ROWS_PER_PERIOD * span + row % per_span * elem_bytes
+            offset += k % ROWS_PER_PERIOD * span + row % per_span * bits // 8
         else:
-            k_bytes = k * elem_bytes
+            k_bytes = k * bits // 8
             if unswizzled:
                 k_bytes = k_bytes // CHUNK_BYTES * lead + k_bytes % CHUNK_BYTES
             offset = row // ROWS_PER_PERIOD * stride + row % ROWS_PER_PERIOD * span + k_bytes
         return self.swizzle(self.start_bytes + offset)
 
 
-# operand format -> (kind, code in bits [7:10) and [10:13), bytes of an element)
-OPERAND_FORMATS = {
-    "fp16": ("f16", 0, 2),
-    "bf16": ("f16", 1, 2),
-    "e4m3": ("f8f6f4", 0, 1),
-    "e5m2": ("f8f6f4", 1, 1),
-}
 D_FORMATS = {"fp16": 0, "fp32": 1}
 # cta_group -> M -> step of N, for the dense kinds here (.ws, which is not issued here, takes N of 64, 128, 256).
 # PTX ISA, table "Various combinations of .kind and shapes", names steps of 8 and, for pairs of CTAs, 16. CUTLASS's
@@ -244,7 +238,7 @@ class InstructionDescriptor:
 
     m, n                   64 or 128 rows (cta_group 2: 128 or 256), n up to 256 in steps of 8 for 64 rows, 16 for
                            128, 32 for a pair; 16 for 64 rows with an 8-bit MN-major B
-    a_format, b_format     "fp16", "bf16" (kind::f16), "e4m3", "e5m2" (kind::f8f6f4)
+    a_format, b_format     dtypes of one kind that an MMA multiplies (cute_fa4/dtypes.py)
     d_format               "fp32", or "fp16" where A and B are not bf16
     a_mn_major, b_mn_major the operand is contiguous along M or N, not along the contraction
     cta_group              not encoded: the instruction's qualifier, here for its limits on m and n
@@ -266,13 +260,13 @@ class InstructionDescriptor:
     def __post_init__(self):
         for name in ("a_format", "b_format"):
             value = getattr(self, name)
-            if value not in OPERAND_FORMATS:
+            if value not in OPERANDS:
                 raise ValueError(
-                    f"{name} = {value!r}: accepted are {', '.join(OPERAND_FORMATS)}; convert the operand"
+                    f"{name} = {value!r}: accepted are {', '.join(OPERANDS)}; convert the operand"
                 )
         if self.d_format not in D_FORMATS:
             raise ValueError(f"d_format = {self.d_format!r}: accepted are {', '.join(D_FORMATS)}")
-        if OPERAND_FORMATS[self.a_format][0] != OPERAND_FORMATS[self.b_format][0]:
+        if DTYPES[self.a_format].mma_kind != DTYPES[self.b_format].mma_kind:
             raise ValueError(
                 f"A is {self.a_format} and B is {self.b_format}: one MMA takes two 16-bit (kind::f16) or "
                 "two 8-bit (kind::f8f6f4) operands; convert one"
@@ -288,7 +282,7 @@ class InstructionDescriptor:
                 f"m = {self.m}: cta_group::{self.cta_group} takes {few} or {many} rows; pad the tile"
             )
         step = steps[self.m]
-        if self.b_mn_major and self.elem_bytes == 1:
+        if self.b_mn_major and self.bits < 16:
             step = max(step, 16)  # an MN-major row of B is read in 16-byte chunks
         if not step <= self.n <= 256 or self.n % step:
             raise ValueError(
@@ -299,16 +293,17 @@ class InstructionDescriptor:
     @property
     def kind(self) -> str:
         """The .kind qualifier of the instruction: "f16" or "f8f6f4"."""
-        return OPERAND_FORMATS[self.a_format][0]
+        return DTYPES[self.a_format].mma_kind
 
     @property
-    def elem_bytes(self) -> int:
-        return OPERAND_FORMATS[self.a_format][2]
+    def bits(self) -> int:
+        """Of an element of A and B."""
+        return DTYPES[self.a_format].bits
 
     @property
     def k(self) -> int:
         """Length of the contraction: 16 for 16-bit, 32 for 8-bit elements."""
-        return MMA_K_BYTES // self.elem_bytes
+        return MMA_K_BYTES * 8 // self.bits
 
     def encode(self) -> int:
         """-> the 32-bit operand.
@@ -319,8 +314,8 @@ class InstructionDescriptor:
         return _pack(
             INSTRUCTION_FIELDS,
             d=D_FORMATS[self.d_format],
-            a=OPERAND_FORMATS[self.a_format][1],
-            b=OPERAND_FORMATS[self.b_format][1],
+            a=DTYPES[self.a_format].mma_code,
+            b=DTYPES[self.b_format].mma_code,
             negate_a=int(self.negate_a),
             negate_b=int(self.negate_b),
             a_mn=int(self.a_mn_major),
@@ -346,7 +341,9 @@ class InstructionDescriptor:
                 )
             return names[values[field]]
 
-        operands = {code: name for name, (of, code, _) in OPERAND_FORMATS.items() if of == kind}
+        operands = {
+            DTYPES[name].mma_code: name for name in OPERANDS if DTYPES[name].mma_kind == kind
+        }
         return InstructionDescriptor(
             m=values["m"] * 16,
             n=values["n"] * 8,

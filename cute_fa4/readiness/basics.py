@@ -7,6 +7,7 @@ import platform
 import torch
 
 from cute_fa4 import flash_attn_func
+from cute_fa4.dtypes import E4M3
 from cute_fa4.readiness.stage import CLAIMS, Context, Stage, error_of, require
 from cute_fa4.reference import attention_float64
 from cute_fa4.sm100.choose.choose_config import DEPTHS
@@ -97,7 +98,7 @@ OF_P = 2.0**-4 + 2.0**-8  # three mantissa bits, and less for all else
 
 def eight_bits(context: Context) -> dict:
     """e4m3 with scales of heads and of tokens: many queries and few, also of 16 bits; half a key tile at the end."""
-    e4m3, heads, errors = torch.float8_e4m3fn, (4, 2), {}
+    e4m3, heads, errors = E4M3.torch, (4, 2), {}
     many, few = (e4m3, context.size(300, 130)), (torch.bfloat16, 3)
     for granularity in context.size(("heads", "tokens"), ("tokens",)):
         for dtype, queries in context.size((many, few, (e4m3, 3)), (few,)):

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 
 import torch
 
-from cute_fa4 import flash_attn_func, flash_attn_varlen_func
+from cute_fa4 import dtypes, flash_attn_func, flash_attn_varlen_func
 from cute_fa4.readiness.basics import NO_CLAIMS, OF_P
 from cute_fa4.readiness.company import captured
 from cute_fa4.readiness.stage import CLAIMS, Context, Stage, error_of, require, same_bits
 from cute_fa4.reference import attention_float64
 
 PAIRS = {"CUTE_FA4_PAIR": "on"}
-E4M3 = torch.float8_e4m3fn
+E4M3 = dtypes.E4M3.torch
 GATHER4 = "cp.async.bulk.tensor.2d.shared::{}.global.tile::gather4.mbarrier::complete_tx::bytes"
 
 

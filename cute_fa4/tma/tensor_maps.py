@@ -49,10 +49,6 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.nvgpu import cpasync, tcgen05
 
-DTYPES = {
-    "bf16": cutlass.BFloat16, "fp16": cutlass.Float16, "f32": cutlass.Float32,
-    "e4m3": cutlass.Float8E4M3FN, "e5m2": cutlass.Float8E5M2,
-}  # fmt: skip
 MAX_RANK = 5  # dimensions of a TMA descriptor
 CLIP_EXTENT = 1 << 30  # of a clipped load: extent of `a`, and where the lap stands
 LAP_BYTES = 1 << 34  # CLIP_EXTENT * LAP_BYTES = 2^64

@@ -54,7 +54,7 @@ INTERNAL = {
 }
 LONG_FILES = {
     "cute_fa4/calls/append.py": 465,
-    "cute_fa4/calls/operands/tensors.py": 504,
+    "cute_fa4/calls/operands/tensors.py": 500,
     "cute_fa4/emulator/checks/memory.py": 529,
     "cute_fa4/emulator/checks/ordering.py": 491,
     "cute_fa4/emulator/instructions/convert.py": 495,

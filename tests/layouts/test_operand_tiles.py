@@ -16,23 +16,23 @@ from cute_fa4.layouts import (
 
 # (rows, cols, element bytes, swizzle): why this one
 SIZES = {
-    "128x64": (128, 64, 2, SWIZZLE_128B),  # depth 64: one chunk, LBO unused
-    "128x128": (128, 128, 2, SWIZZLE_128B),  # the default tile: two chunks
-    "192x64": (192, 64, 2, SWIZZLE_128B),  # keys of a depth-64 step: rows no power of two
-    "64x128": (64, 128, 2, SWIZZLE_128B),  # a depth chunk smaller than a row's worth of keys
-    "128x192": (128, 192, 2, SWIZZLE_128B),  # three chunks: neither count a power of two
+    "128x64": (128, 64, 16, SWIZZLE_128B),  # depth 64: one chunk, LBO unused
+    "128x128": (128, 128, 16, SWIZZLE_128B),  # the default tile: two chunks
+    "192x64": (192, 64, 16, SWIZZLE_128B),  # keys of a depth-64 step: rows no power of two
+    "64x128": (64, 128, 16, SWIZZLE_128B),  # a depth chunk smaller than a row's worth of keys
+    "128x192": (128, 192, 16, SWIZZLE_128B),  # three chunks: neither count a power of two
     "fp8-128x128-64B": (
         128,
         128,
-        1,
+        8,
         SWIZZLE_64B,
     ),  # fp8 with the span that keeps 64 elements a chunk
-    "fp8-128x128-128B": (128, 128, 1, SWIZZLE_128B),  # fp8, one chunk
-    "fp8-64x256": (64, 256, 1, SWIZZLE_128B),  # fp8, two chunks
-    "64x64-64B": (64, 64, 2, SWIZZLE_64B),  # two chunks of a smaller span
-    "64x48-32B": (64, 48, 2, SWIZZLE_32B),  # a span that is one MMA step, three of them
-    "64x32-none": (64, 32, 2, SWIZZLE_NONE),  # no swizzle: an MMA step spans two chunks
-    "fp8-64x64-none": (64, 64, 1, SWIZZLE_NONE),  # the same in fp8
+    "fp8-128x128-128B": (128, 128, 8, SWIZZLE_128B),  # fp8, one chunk
+    "fp8-64x256": (64, 256, 8, SWIZZLE_128B),  # fp8, two chunks
+    "64x64-64B": (64, 64, 16, SWIZZLE_64B),  # two chunks of a smaller span
+    "64x48-32B": (64, 48, 16, SWIZZLE_32B),  # a span that is one MMA step, three of them
+    "64x32-none": (64, 32, 16, SWIZZLE_NONE),  # no swizzle: an MMA step spans two chunks
+    "fp8-64x64-none": (64, 64, 8, SWIZZLE_NONE),  # the same in fp8
 }
 TILES = {
     f"{kind.__name__}-{name}": kind(*size)
@@ -54,7 +54,7 @@ def test_offset_is_the_definition(tile):
     for row, col in zip(
         rng.integers(0, tile.rows, 300), rng.integers(0, tile.cols, 300), strict=True
     ):
-        row, byte, span = int(row), int(col) * tile.elem_bytes, tile.swizzle.span_bytes
+        row, byte, span = int(row), int(col) * tile.bits // 8, tile.swizzle.span_bytes
         linear = (byte // span) * (span * tile.rows) + row * span + byte % span
         line, chunk = linear // 128, linear // 16 % 8
         assert (
@@ -67,7 +67,7 @@ def test_offset_is_the_definition(tile):
 def test_elements_fill_the_tile_without_overlap_and_invert(tile):
     row, col = grid(tile)
     offsets = tile.offset(row, col)
-    assert sorted(offsets.ravel()) == list(range(0, tile.nbytes, tile.elem_bytes))
+    assert sorted(offsets.ravel()) == list(range(0, tile.nbytes, tile.bits // 8))
     back_row, back_col = tile.element(offsets)
     assert (back_row == row).all() and (back_col == col).all()
 
@@ -76,16 +76,16 @@ def test_elements_fill_the_tile_without_overlap_and_invert(tile):
 def test_sixteen_bytes_of_a_row_stay_together(tile):
     """Registers are stored and operands are gathered in 16-byte chunks."""
     row, col = grid(tile)
-    offsets = tile.offset(row, col).reshape(tile.rows, -1, 16 // tile.elem_bytes)
+    offsets = tile.offset(row, col).reshape(tile.rows, -1, 128 // tile.bits)
     assert (offsets[..., 0] % 16 == 0).all()
-    assert (np.diff(offsets, axis=2) == tile.elem_bytes).all()
+    assert (np.diff(offsets, axis=2) == tile.bits // 8).all()
 
 
 @every_tile
 def test_eight_rows_of_one_16_byte_column_hit_eight_bank_groups(tile):
     """The tensor core reads eight lines of a column; a row-owning thread stores the same way."""
     first_rows = np.arange(0, tile.rows, 8)[:, None]
-    for col in range(0, tile.cols, 16 // tile.elem_bytes):
+    for col in range(0, tile.cols, 128 // tile.bits):
         groups = tile.offset(first_rows + np.arange(8), col) // 16 % 8
         assert (np.sort(groups, axis=1) == np.arange(8)).all()
 
@@ -94,13 +94,13 @@ def test_eight_rows_of_one_16_byte_column_hit_eight_bank_groups(tile):
 def test_tma_boxes_write_the_tile(tile):
     """TMA stores box element (column x, row y) at y * (bytes of x) + x, swizzled by the address bits."""
     columns, rows = tile.tma_box
-    assert columns * tile.elem_bytes == tile.swizzle.span_bytes  # TMA's limit for the inner box
+    assert columns * tile.bits // 8 == tile.swizzle.span_bytes  # TMA's limit for the inner box
     assert rows <= 256 and columns <= 256  # boxDim of a tensor map
     y, x = np.indices((rows, columns))
     for box in range(tile.num_boxes):
-        linear = tile.box_offset(box) + y * columns * tile.elem_bytes + x * tile.elem_bytes
+        linear = tile.box_offset(box) + y * columns * tile.bits // 8 + x * tile.bits // 8
         assert (tile.swizzle(linear) == tile.offset(y, box * columns + x)).all()
-    assert tile.num_boxes * columns * rows * tile.elem_bytes == tile.nbytes
+    assert tile.num_boxes * columns * rows * tile.bits // 8 == tile.nbytes
 
 
 @every_tile
@@ -111,7 +111,7 @@ def test_descriptor_of_every_step_finds_every_element(tile, start):
     extent = tile.cols if tile.mn_major else tile.rows
     n, k = np.indices((extent, per_step))
     for step in range(tile.num_steps):
-        found = tile.descriptor(start, step).element_address(n, k, tile.elem_bytes, tile.mn_major)
+        found = tile.descriptor(start, step).element_address(n, k, tile.bits, tile.mn_major)
         contraction = step * per_step + k
         row, col = (contraction, n) if tile.mn_major else (n, contraction)
         assert (found == start + tile.offset(row, col)).all()
@@ -154,7 +154,7 @@ def cute_byte_offsets(tile, layout, inner_bits, samples):
     for i, expected in samples:
         assert elements[i] == expected  # `evaluate` is CuTe's crd2idx
     bits, base, shift = inner_bits
-    linear = elements * tile.elem_bytes
+    linear = elements * tile.bits // 8
     return linear ^ ((linear >> base + shift) & (1 << bits) - 1) << base
 
 
@@ -192,7 +192,7 @@ def test_the_layout_cute_chooses_for_its_mma_agrees(kind, name, trace):
         from cutlass.cute.nvgpu import OperandMajorMode
         from cutlass.utils import blackwell_helpers
 
-        dtype = cutlass.BFloat16 if tile.elem_bytes == 2 else cutlass.Float8E4M3FN
+        dtype = cutlass.BFloat16 if tile.bits == 16 else cutlass.Float8E4M3FN
         major = OperandMajorMode.MN if tile.mn_major else OperandMajorMode.K
         n, k = (tile.cols, tile.rows) if tile.mn_major else (tile.rows, tile.cols)
         mma = blackwell_helpers.make_trivial_tiled_mma(
@@ -222,7 +222,7 @@ def test_compiled_stores_use_these_addresses(tile, trace):
         import cutlass
         import cutlass.cute as cute
 
-        dtype = cutlass.Int8 if tile.elem_bytes == 1 else cutlass.BFloat16
+        dtype = cutlass.Int8 if tile.bits == 8 else cutlass.BFloat16
         layout = tile.cute_layout()
         pointer = cute.make_ptr(dtype, 8192, cute.AddressSpace.smem, assumed_align=1024)
         sX = cute.make_tensor(cute.recast_ptr(pointer, layout.inner), layout.outer)
@@ -246,12 +246,12 @@ def test_compiled_stores_use_these_addresses(tile, trace):
     "make, message",
     [
         (lambda: KMajorTile(128, 72), "72 columns.*128 bytes.*pad the columns"),
-        (lambda: KMajorTile(128, 8, 2, SWIZZLE_NONE), "8 columns.*MMA step, 32.*pad"),
+        (lambda: KMajorTile(128, 8, 16, SWIZZLE_NONE), "8 columns.*MMA step, 32.*pad"),
         (lambda: KMajorTile(100, 64), "100 rows.*multiple of 8.*pad"),
         (lambda: KMajorTile(512, 64), "512 rows.*256.*two tiles"),
         (lambda: KMajorTile(0, 64), "0 rows"),
-        (lambda: KMajorTile(128, 64, 4), "elements of 4 bytes.*2 .bf16"),
-        (lambda: MNMajorTile(24, 64), "24 rows.*16 of 2 bytes.*pad"),
+        (lambda: KMajorTile(128, 64, 32), "elements of 32 bits.*hold 8 or 16, .*bf16"),
+        (lambda: MNMajorTile(24, 64), "24 rows.*16 of 16 bits.*pad"),
         (lambda: KMajorTile(128, 64).descriptor(512), "address 512.*multiples of 1024.*align"),
         (lambda: KMajorTile(128, 64).descriptor(0, 4), "step 4: 64 elements of K are 4 steps"),
         (lambda: MNMajorTile(128, 64).box_offset(1), "box 1: the tile is 1 boxes"),

@@ -36,11 +36,11 @@ def test_the_descriptor_reaches_every_element_of_every_step(rows, cols):
     k, v = PageKMajorTile(rows, cols), PageMNMajorTile(rows, cols)
     for step in range(k.num_steps):
         row, depth = np.meshgrid(np.arange(rows), np.arange(16), indexing="ij")
-        address = k.descriptor(0, step).element_address(row, depth, 2, mn_major=False)
+        address = k.descriptor(0, step).element_address(row, depth, 16, mn_major=False)
         np.testing.assert_array_equal(address, k.offset(row, depth + 16 * step))
     for step in range(v.num_steps):
         depth, key = np.meshgrid(np.arange(cols), np.arange(16), indexing="ij")
-        address = v.descriptor(0, step).element_address(depth, key, 2, mn_major=True)
+        address = v.descriptor(0, step).element_address(depth, key, 16, mn_major=True)
         np.testing.assert_array_equal(address, v.offset(key + 16 * step, depth))
 
 

@@ -48,7 +48,7 @@ def test_pictures_show_what_they_claim():
     assert line_3 == ["line", "3", "3:3", "3:2", "3:1", "3:0", "3:7", "3:6", "3:5", "3:4"]
     without = pictures.swizzle_picture(SWIZZLE_NONE).splitlines()
     assert without[1].split() == ["line", "0", *(f"{row}:0" for row in range(8))]
-    fp8 = pictures.packed_picture(PackedOperand(128, 1)).splitlines()
+    fp8 = pictures.packed_picture(PackedOperand(128, 8)).splitlines()
     assert fp8[4].startswith("bits 24-31  P[0, 3]") and fp8[4].endswith("P[0, 127]")
 
 

@@ -105,7 +105,7 @@ def test_accumulator_row_r_is_lane_r_and_column_n_is_column_n(trace):
 OPERANDS = {
     "bf16-128": PackedOperand(128),  # P of the default tile
     "bf16-192-at-96": PackedOperand(192, first_column=96),  # no power of two, not at column 0
-    "fp8-128": PackedOperand(128, 1),
+    "fp8-128": PackedOperand(128, 8),
 }
 every_operand = pytest.mark.parametrize("operand", OPERANDS.values(), ids=OPERANDS.keys())
 
@@ -114,7 +114,7 @@ every_operand = pytest.mark.parametrize("operand", OPERANDS.values(), ids=OPERAN
 def test_elements_fill_whole_columns_and_invert(operand):
     row, k = np.indices((128, operand.contraction))
     lane, column, bit = operand.location(row, k)
-    bits = 8 * operand.elem_bytes
+    bits = operand.bits
     assert (lane == row).all()
     word_bits = ((lane * 512 + column) * 32 + bit).ravel()
     assert len(set(word_bits)) == row.size and (word_bits % bits == 0).all()
@@ -127,12 +127,12 @@ def test_elements_fill_whole_columns_and_invert(operand):
 
 @every_operand
 def test_pack_puts_each_element_where_location_says(operand):
-    raw = np.random.default_rng(0).integers(0, 256**operand.elem_bytes, (128, operand.contraction))
-    words = operand.pack(raw.astype(f"u{operand.elem_bytes}"))
+    raw = np.random.default_rng(0).integers(0, 2**operand.bits, (128, operand.contraction))
+    words = operand.pack(raw.astype(f"u{operand.bits // 8}"))
     assert words.shape == (128, operand.columns) and words.dtype == np.uint32
     row, k = np.indices(raw.shape)
     lane, column, bit = operand.location(row, k)
-    mask = (1 << 8 * operand.elem_bytes) - 1
+    mask = (1 << operand.bits) - 1
     assert (
         (words[lane, column - operand.first_column].astype(np.int64) >> bit & mask) == raw
     ).all()
@@ -155,8 +155,8 @@ def test_a_step_is_eight_columns(operand):
     assert first_of_step == [(0, operand.first_column + column, 0) for column in steps]
 
 
-@pytest.mark.parametrize("elem_bytes", [2, 1])
-def test_packing_is_cute_operand_a_in_tensor_memory(elem_bytes, trace):
+@pytest.mark.parametrize("bits", [16, 8])
+def test_packing_is_cute_operand_a_in_tensor_memory(bits, trace):
     """CuTe counts elements in tensor memory: index = (lane << 16 | column) * elements a column + position."""
 
     def layout():
@@ -167,25 +167,25 @@ def test_packing_is_cute_operand_a_in_tensor_memory(elem_bytes, trace):
         rest = (
             tcgen05.CtaGroup.ONE, tcgen05.OperandSource.TMEM, OperandMajorMode.K, OperandMajorMode.MN,
         )  # fmt: skip
-        if elem_bytes == 2:
+        if bits == 16:
             op = tcgen05.MmaF16BF16Op(cutlass.BFloat16, cutlass.Float32, (128, 128, 16), *rest)
         else:
             e4m3 = cutlass.Float8E4M3FN
             op = tcgen05.MmaF8F6F4Op(e4m3, e4m3, cutlass.Float32, (128, 128, 32), *rest)
         mma = cute.make_tiled_mma(op)
         tP = mma.make_fragment_A(mma.partition_shape_A((128, 128))).layout
-        k_step = 32 // elem_bytes
+        k_step = 256 // bits
         return {
             (row, k): cute.crd2idx(((row, k % k_step), 0, k // k_step), tP)
             for row in (0, 1, 31, 32, 127)
             for k in range(128)
         }
 
-    operand = PackedOperand(128, elem_bytes)
+    operand = PackedOperand(128, bits)
     found, _ = trace(layout, launch=True)
     for (row, k), index in found.items():
         lane, column, bit = operand.location(row, k)
-        assert index == encode_address(lane, column) * operand.per_column + bit // (8 * elem_bytes)
+        assert index == encode_address(lane, column) * operand.per_column + bit // bits
 
 
 # --- refusals ----------------------------------------------------------------------------------------
@@ -202,8 +202,8 @@ def test_packing_is_cute_operand_a_in_tensor_memory(elem_bytes, trace):
         (lambda: Fragment32x32b(32).element(0, 32, 0), "thread 32.*within the warp"),
         (lambda: Fragment32x32b(32).element(0, 0, 32), "register 32.*x32"),
         (lambda: Fragment32x32b(32).holder(0, 32), "column minus 0 32.*outside"),
-        (lambda: PackedOperand(100), "100 elements.*takes 16 of 2.*pad"),
-        (lambda: PackedOperand(128, 4), "elements of 4 bytes"),
+        (lambda: PackedOperand(100), "100 elements.*takes 16 of 16.*pad"),
+        (lambda: PackedOperand(128, 32), "elements of 32 bits"),
         (lambda: PackedOperand(128).location(0, 128), "k 128.*0 to 127"),
         (lambda: PackedOperand(128).step_column(8), "step 8.*0 to 7"),
         (lambda: PackedOperand(16).pack(np.zeros((1, 16), np.float16)), "float16.*uint16.*view"),

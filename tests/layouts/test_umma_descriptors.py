@@ -79,7 +79,7 @@ def test_instruction_descriptor_round_trips(descriptor):
 
 
 def test_one_mma_covers_32_bytes_of_k():
-    assert [d.k * d.elem_bytes for d in INSTRUCTIONS] == [32] * len(INSTRUCTIONS)
+    assert [d.k * d.bits for d in INSTRUCTIONS] == [8 * 32] * len(INSTRUCTIONS)
 
 
 # --- facts: as compiled by flash-attn-4 4.0.0b36 for bf16 --------------------------------------------
@@ -115,17 +115,17 @@ COMPILED = {
     "qk-192-keys": (KMajorTile(128, 64), KMajorTile(192, 64), "bf16"),
     "m64": (KMajorTile(64, 64), KMajorTile(128, 64), "bf16"),
     "qk-fp8-64B": (
-        KMajorTile(128, 128, 1, SWIZZLE_64B), KMajorTile(128, 128, 1, SWIZZLE_64B), "e4m3",
+        KMajorTile(128, 128, 8, SWIZZLE_64B), KMajorTile(128, 128, 8, SWIZZLE_64B), "e4m3",
     ),
     "pv-fp8-64B": (
-        KMajorTile(128, 128, 1, SWIZZLE_64B), MNMajorTile(128, 128, 1, SWIZZLE_64B), "e5m2",
+        KMajorTile(128, 128, 8, SWIZZLE_64B), MNMajorTile(128, 128, 8, SWIZZLE_64B), "e5m2",
     ),
     "pv-fp8-128B": (
-        KMajorTile(128, 128, 1), MNMajorTile(128, 256, 1, SWIZZLE_128B), "e4m3",
+        KMajorTile(128, 128, 8), MNMajorTile(128, 256, 8, SWIZZLE_128B), "e4m3",
     ),
-    "pv-32B": (KMajorTile(128, 64, 2, SWIZZLE_32B), MNMajorTile(64, 48, 2, SWIZZLE_32B), "bf16"),
-    "qk-none": (KMajorTile(128, 64, 2, SWIZZLE_NONE), KMajorTile(128, 64, 2, SWIZZLE_NONE), "bf16"),
-    "pv-none": (KMajorTile(128, 64, 2, SWIZZLE_NONE), MNMajorTile(64, 64, 2, SWIZZLE_NONE), "bf16"),
+    "pv-32B": (KMajorTile(128, 64, 16, SWIZZLE_32B), MNMajorTile(64, 48, 16, SWIZZLE_32B), "bf16"),
+    "qk-none": (KMajorTile(128, 64, 16, SWIZZLE_NONE), KMajorTile(128, 64, 16, SWIZZLE_NONE), "bf16"),
+    "pv-none": (KMajorTile(128, 64, 16, SWIZZLE_NONE), MNMajorTile(64, 64, 16, SWIZZLE_NONE), "bf16"),
 }  # fmt: skip
 A_ADDRESS, B_ADDRESS = 0, 65536
 
@@ -145,7 +145,7 @@ def gemm(a, b, dtype_name, negate=(False, False), d_format="fp32"):
     n = b.cols if b.mn_major else b.rows
     major = OperandMajorMode.MN if b.mn_major else OperandMajorMode.K
     rest = (tcgen05.CtaGroup.ONE, tcgen05.OperandSource.SMEM, OperandMajorMode.K, major)
-    if a.elem_bytes == 2:
+    if a.bits == 16:
         op = tcgen05.MmaF16BF16Op(dtype, d_dtype, (a.rows, n, 16), *rest)
     else:
         op = tcgen05.MmaF8F6F4Op(dtype, dtype, d_dtype, (a.rows, n, 32), *rest)
@@ -213,7 +213,7 @@ def test_descriptors_are_those_that_cute_compiles(a, b, dtype, trace):
     ("e4m3", "fp16", (True, True)),
 ])  # fmt: skip
 def test_negate_and_d_format_are_those_that_cute_compiles(dtype, d_format, negate, trace):
-    tile = KMajorTile(128, 64 if dtype != "e4m3" else 128, 1 if dtype == "e4m3" else 2)
+    tile = KMajorTile(128, 64 if dtype != "e4m3" else 128, 8 if dtype == "e4m3" else 16)
     _, ptx = trace(lambda: gemm(tile, tile, dtype, negate, d_format), launch=True)
     expected = InstructionDescriptor(
         128, 128, dtype, dtype, d_format, negate_a=negate[0], negate_b=negate[1]
@@ -279,7 +279,7 @@ def instruction(**changes):
             "n = 24.*multiples of 16.*MN-major",
         ),
         (lambda: instruction(a_format="e4m3"), "A is e4m3 and B is bf16.*convert one"),
-        (lambda: instruction(a_format="fp4"), "a_format = 'fp4'.*fp16, bf16, e4m3, e5m2"),
+        (lambda: instruction(a_format="fp4"), "a_format = 'fp4'.*bf16, fp16, e4m3, e5m2"),
         (lambda: instruction(d_format="fp16"), "bf16 accumulates in fp32 only"),
         (lambda: instruction(d_format="bf16"), "d_format = 'bf16': accepted are fp16, fp32"),
         (lambda: instruction(cta_group=4), "cta_group = 4"),
@@ -290,7 +290,7 @@ def instruction(**changes):
         (lambda: SmemDescriptor.decode(0x20004040 << 32), "swizzle code 1"),
         (lambda: InstructionDescriptor.decode(0x8200490 | 1 << 6, "f16"), "reserved bits 0x40"),
         (lambda: InstructionDescriptor.decode(0x8200490 | 4, "f16"), "field 'sparse' is 4"),
-        (lambda: InstructionDescriptor.decode(0x8200490 | 7 << 7, "f16"), "field 'a' is 7; accepted: 0 fp16"),
+        (lambda: InstructionDescriptor.decode(0x8200490 | 7 << 7, "f16"), "field 'a' is 7; accepted: 1 bf16, 0 fp16"),
         (lambda: InstructionDescriptor.decode(0x8200490, "i8"), "kind::i8.*no such kind"),
         (lambda: InstructionDescriptor.decode(1 << 32, "f16"), "not a 32-bit number"),
     ],

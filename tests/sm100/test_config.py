@@ -75,7 +75,7 @@ def test_s_and_o_do_not_overlap_and_p_lies_in_its_own_s_or_apart_from_all(head_d
     assert len(columns) == len(set(columns))
     assert max(columns) < cfg.tmem.used
     for s, p in zip(cfg.tmem.s, cfg.tmem.p, strict=True):
-        place = set(range(p, p + cfg.tiles.BN * cfg.dtype_bytes // 4))
+        place = set(range(p, p + cfg.tiles.p_columns))
         assert (
             place.isdisjoint(columns)
             if cfg.tmem.p_apart

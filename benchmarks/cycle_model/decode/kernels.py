@@ -28,7 +28,7 @@ from benchmarks.cycle_model.machine import Machine
 from benchmarks.sass import program
 from cute_fa4.compiler import toolkit
 from cute_fa4.compiler.sources import kernel_sources
-from cute_fa4.sm100.blueprint.chip import DTYPE_BYTES
+from cute_fa4.dtypes import bytes_of
 
 HERE = Path(__file__).parent
 MODEL = [
@@ -107,14 +107,10 @@ def _ours(name: str, config, record) -> tuple:
 def _tile_bytes(config, seqlen_q: int) -> float:
     """Of a key tile, from memory. Rows of a latent cache that several CTAs of a sequence read come from there once."""
     if not config.latent:
-        return DTYPE_BYTES[config.stored_dtype] * 128 * (config.qk_depth + config.ov_depth)
+        return bytes_of(config.stored_dtype, 128 * (config.qk_depth + config.ov_depth))
     blocks = -(-seqlen_q // config.tiles.positions_per_cta)
-    return (
-        DTYPE_BYTES[config.stored_dtype]
-        * 128
-        * config.stored_depth
-        / (blocks * config.group // config.heads_per_tile)
-    )
+    stored = bytes_of(config.stored_dtype, 128 * config.stored_depth)
+    return stored / (blocks * config.group // config.heads_per_tile)
 
 
 def _streaming(name, found, constants, tile_bytes: int) -> Streaming:

@@ -37,6 +37,7 @@ from cute_fa4.calls.ask.questions import (
 from cute_fa4.calls.operands.tensors import DTYPE_NAMES, unbuilt_parameters
 from cute_fa4.calls.split_keys.split import check_split
 from cute_fa4.compiler import policy
+from cute_fa4.dtypes import OPERANDS
 from cute_fa4.masks import Causal, Full, Window
 from cute_fa4.sm100.backward.config import BackwardConfig
 from cute_fa4.sm100.choose.choose_config import FAMILIES, LATENT_DEPTHS, choose_config
@@ -53,7 +54,7 @@ from cute_fa4.system.messages import shown
 
 # The values of a column that a question leaves open. Values without a kernel are included on purpose:
 # callers of other attention packages have them, and their rows give the reasons.
-DTYPES = ("bf16", "fp16", "e4m3", "e5m2")
+DTYPES = OPERANDS
 HEAD_DIMS = (32, 64, 72, 80, 96, 128, 192, 256, 512)
 # Parameters of flash_attn_func that have a kernel whatever their value; the call checks the value itself.
 BUILT_PARAMETERS = frozenset(

@@ -28,7 +28,7 @@ from cute_fa4.calls.append import (
     sequences_of,
 )
 from cute_fa4.calls.operands import rope as rope_tensors
-from cute_fa4.calls.operands.tensors import DTYPE_NAMES, FP8, ROPE_SPAN, check_tensors
+from cute_fa4.calls.operands.tensors import DTYPE_NAMES, OUT_OF, ROPE_SPAN, check_tensors
 from cute_fa4.calls.prepare import one_of, prepare_attention
 from cute_fa4.calls.queries import Asked, are_wide, quantised_beside, stay_wide
 from cute_fa4.calls.request import CallTensors, in_order
@@ -168,7 +168,7 @@ class _Tensors:
     @property
     def of_rope(self) -> torch.dtype:
         """Of k_rope and q_rope that the question leaves open: that of q, or bf16 beside q of 8 bits with q_rope."""
-        return torch.bfloat16 if self.dtype in FP8 and "q_rope" in self.given else self.dtype
+        return OUT_OF[self.dtype] if "q_rope" in self.given else self.dtype
 
     def keys(self, depth: int) -> torch.Tensor:
         """K or V, dense, packed or a cache."""

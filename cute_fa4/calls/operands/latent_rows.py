@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import torch
 
+from cute_fa4.dtypes import E4M3
 from cute_fa4.sm100.blueprint.problem import COLUMNS_OF_SCALE
 from cute_fa4.sm100.choose.choose_config import LATENT_DEPTHS, LATENT_ROW_BYTES
 
-BYTES = (torch.float8_e4m3fn, torch.uint8, torch.int8)  # dtypes that such caches come in
+NUMBERS = E4M3.torch
+BYTES = (NUMBERS, torch.uint8, torch.int8)  # dtypes that such caches come in
 LATENT = LATENT_DEPTHS[1]
 SCALES = LATENT // COLUMNS_OF_SCALE
 ROPE = LATENT_DEPTHS[0] - LATENT
@@ -52,7 +54,7 @@ def rows_of(cache: torch.Tensor, q, descale_q, descale_k) -> torch.Tensor:
             raise TypeError(
                 f"{name}: given with rows of {LATENT_ROW_BYTES} bytes, with scales of their own; accepted: None"
             )
-    return cache if cache.dtype is torch.float8_e4m3fn else cache.view(torch.float8_e4m3fn)
+    return cache if cache.dtype is NUMBERS else cache.view(NUMBERS)
 
 
 def rows_from(
@@ -80,10 +82,10 @@ def rows_from(
 def _quantised(latent: torch.Tensor, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Numbers e4m3 (..., 512), and the scale of each run of columns."""
     parts = latent.float().unflatten(-1, (LATENT // columns, columns))
-    largest = torch.finfo(torch.float8_e4m3fn).max
+    largest = torch.finfo(NUMBERS).max
     scales = parts.abs().amax(-1, keepdim=True) / largest
     scales = torch.where(scales > 0, scales, 1.0)
-    numbers = (parts / scales).clamp(-largest, largest).to(torch.float8_e4m3fn)
+    numbers = (parts / scales).clamp(-largest, largest).to(NUMBERS)
     return numbers.flatten(-2), scales.squeeze(-1)
 
 
@@ -103,9 +105,9 @@ def check_written(latent, rope, slots, scales, columns_of_scale) -> torch.Tensor
         )
     if scales is None:
         return None
-    if latent.dtype is not torch.float8_e4m3fn:
+    if latent.dtype is not NUMBERS:
         raise TypeError(
-            f"latent: dtype {latent.dtype} with scales; accepted: torch.float8_e4m3fn, which scales belong to, or "
+            f"latent: dtype {latent.dtype} with scales; accepted: {NUMBERS}, which scales belong to, or "
             "scales=None"
         )
     if scales.dtype is not torch.float32:
@@ -136,6 +138,6 @@ def numbers_of(rows: torch.Tensor) -> torch.Tensor:
     """(..., 656) of bytes -> what they stand for, (..., 576) float32."""
     rows = rows.contiguous().view(torch.uint8)
     numbers, scales, rope = rows.split((LATENT, ROPE_AT - LATENT, LATENT_ROW_BYTES - ROPE_AT), -1)
-    numbers = numbers.contiguous().view(torch.float8_e4m3fn).float()
+    numbers = numbers.contiguous().view(NUMBERS).float()
     scales = scales.contiguous().view(torch.float32).repeat_interleave(COLUMNS_OF_SCALE, -1)
     return torch.cat([numbers * scales, rope.contiguous().view(torch.bfloat16).float()], -1)

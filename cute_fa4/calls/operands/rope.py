@@ -233,7 +233,7 @@ def _check_dtypes(k_rope, q_rope, q, k) -> None:
                 f"with .to({k_rope.dtype})"
             )
         return
-    wide = k.dtype.itemsize == 2 and q.dtype == k.dtype
+    wide = k.dtype in WIDE and q.dtype == k.dtype
     if not wide or (k_rope.dtype != k.dtype and k_rope.dtype not in FP8):
         raise TypeError(
             f"k_rope: dtype {k_rope.dtype} with q of {q.dtype} and k of {k.dtype}; accepted: q and k of one dtype, of "

@@ -24,10 +24,11 @@ from __future__ import annotations
 import torch
 
 from cute_fa4.calls.operands.tensors import FP8, check_is_tensor, check_place
+from cute_fa4.dtypes import E8M0
 from cute_fa4.layouts.block_scales import BLOCK
 from cute_fa4.sm100.blueprint.reach import DEPTHS_OF_FP8
 
-BLOCKS = torch.float8_e8m0fnu  # scales of blocks
+BLOCKS = E8M0.torch  # scales of blocks
 NAMES = ("q_descale", "k_descale", "v_descale", "o_scale")  # as a call passes them on
 LETTERS = "qkvo"  # of Problem.descales, in this order
 OF_BLOCKS = {"q_descale": "x", "k_descale": "y"}

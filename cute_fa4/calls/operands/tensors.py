@@ -17,19 +17,15 @@ from numbers import Real
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from cute_fa4.dtypes import BF16, DTYPES, E4M3, OPERANDS, QUANTIZED, UNQUANTIZED, names_of, torch_of
 from cute_fa4.sm100.blueprint.problem import LARGEST_SCALE, SMALLEST_SCALE
 from cute_fa4.sm100.choose.choose_config import LATENT_DEPTHS, LATENT_ROW_BYTES, depths_of, in_words
 
-DTYPE_NAMES = {
-    torch.bfloat16: "bf16",
-    torch.float16: "fp16",
-    torch.float8_e4m3fn: "e4m3",
-    torch.float8_e5m2: "e5m2",
-}
-# Of out, where q, k and v have eight bits: the first of them, unless out= is given.
-WIDE = (torch.bfloat16, torch.float16)
-OUT_OF_FP8 = (*WIDE, torch.float8_e4m3fn)
-FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+DTYPE_NAMES = names_of(OPERANDS)
+WIDE = tuple(torch_of(UNQUANTIZED).values())
+FP8 = tuple(torch_of(QUANTIZED).values())
+OUT_OF = {dtype: DTYPES[DTYPES[name].out].torch for dtype, name in DTYPE_NAMES.items()}  # by q's
+QUANTIZED_OUT = E4M3.torch  # of out, with o_scale
 
 # TMA reads and writes units of 16 bytes: base addresses and the strides of every dimension but the
 # last are multiples of it (PTX ISA, "Tensor-map").
@@ -166,7 +162,7 @@ def check_one_dtype(tensors: dict[str, torch.Tensor]) -> None:
         )
     for name, tensor in tensors.items():
         if name == "out":
-            outputs = OUT_OF_FP8 if dtype.itemsize == 1 else (dtype, OUT_OF_FP8[-1])
+            outputs = (*(WIDE if dtype in FP8 else (dtype,)), QUANTIZED_OUT)
             if tensor.dtype not in outputs:
                 raise TypeError(
                     f"out: dtype {tensor.dtype} while q is {dtype}; accepted: {', '.join(map(str, outputs))}"
@@ -246,7 +242,7 @@ def check_shapes(
         _check_latent(q, k, v)
     else:
         # Ranks of torch.distributed may run other dtypes, by SDPA.
-        _check_depths(DTYPE_NAMES.get(k.dtype, "bf16"), head_dim, v.shape[-1])
+        _check_depths(DTYPE_NAMES.get(k.dtype, BF16.name), head_dim, v.shape[-1])
     if num_kv_heads == 0 or num_q_heads == 0 or num_q_heads % num_kv_heads:
         raise ValueError(
             f"q: {num_q_heads} heads over {num_kv_heads} heads of k and v; accepted: a positive "
@@ -317,7 +313,7 @@ def _fits_a_span(columns: int) -> bool:
 
 def are_rows(k) -> bool:
     """Whether a row of a latent cache has scales and rotary columns of its own."""
-    return k.dtype is torch.float8_e4m3fn and k.shape[-1] == LATENT_ROW_BYTES
+    return k.dtype is E4M3.torch and k.shape[-1] == LATENT_ROW_BYTES
 
 
 def _check_latent(q, k, v) -> None:

@@ -13,10 +13,11 @@ from cute_fa4.calls.launch import function_for, launching_on
 from cute_fa4.calls.operands.tensors import check_is_tensor, check_no_gradient
 from cute_fa4.calls.split_keys.split import MAX_PARTIAL_ROWS, MAX_SPLITS
 from cute_fa4.compiler import policy
+from cute_fa4.dtypes import PLAIN_FLOATS, names_of
 from cute_fa4.sm100.combine.config import MOST_COLUMNS, CombineConfig
 from cute_fa4.system.devices import target_of
 
-DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+DTYPES = names_of(PLAIN_FLOATS)
 _OUT = "(parts, batch, seqlen_q, heads, head_dim) or (parts, total_q, heads, head_dim)"
 _LSE = "(parts, batch, heads, seqlen_q) or (parts, heads, total_q)"
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
-
 from cute_fa4 import interface
 from cute_fa4.calls.operands.foreign import check_neutral
+from cute_fa4.calls.operands.tensors import OUT_OF
 from cute_fa4.integrations.flashinfer.plans import (
     NAMES,
     Paged,
@@ -257,10 +256,8 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Queries):
             max_item_len_ptr=max_item_len_ptr, v_indptr=v_indptr, o_indptr=o_indptr,
         )  # fmt: skip
         q, kv, of_out = dtypes_of(q_data_type, kv_data_type, o_data_type)
-        if (
-            o_data_type is None and of_out.itemsize == 1
-        ):  # FlashInfer's default for queries of 8 bits
-            of_out = torch.bfloat16
+        if o_data_type is None:  # FlashInfer's default for queries of 8 bits
+            of_out = OUT_OF.get(of_out, of_out)
         self._plan = Plan(
             heads=(num_qo_heads, num_kv_heads), depth=head_dim_qk, sm_scale=scale_of(sm_scale, head_dim_qk),
             dtypes=(q, kv, of_out), window=(window_left, 0 if causal else -1),

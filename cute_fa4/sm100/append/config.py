@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ..blueprint.chip import DTYPE_BYTES, FP8_DTYPES
+from ...dtypes import UNQUANTIZED, elements_in, is_quantized
 from ..blueprint.problem import plain_integers
 
 VECTOR_BYTES = 16  # one copy of a thread: the widest access of global memory
@@ -46,8 +46,8 @@ class AppendConfig:
     def contradictions(self) -> list[str]:
         """Why there is no such kernel: each with value and remedy."""
         why, accepted = [], (self.dtype,)
-        if self.dtype in FP8_DTYPES:
-            accepted = (self.dtype, "bf16", "fp16")
+        if is_quantized(self.dtype):
+            accepted = (self.dtype, *UNQUANTIZED)
         if self.new_dtype not in accepted:
             why.append(
                 f"new_dtype={self.new_dtype!r} with dtype={self.dtype!r}: use {' or '.join(map(repr, accepted))}"
@@ -71,7 +71,7 @@ class AppendConfig:
     @property
     def elements(self) -> int:
         """Elements of one copy into the cache."""
-        return VECTOR_BYTES // DTYPE_BYTES[self.dtype]
+        return elements_in(self.dtype, VECTOR_BYTES)
 
     @property
     def pieces(self) -> int:

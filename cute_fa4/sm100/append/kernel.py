@@ -25,10 +25,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
+from ...dtypes import DTYPES
 from ..steps import row_math
 from .config import THREADS, VECTOR_BYTES, AppendConfig
 
-LARGEST = {"e4m3": 448, "e5m2": 57344}
 LEAST = 2.0**-126
 
 
@@ -237,7 +237,7 @@ class AppendKernel:
         cfg = self.cfg
         if name not in cfg.descales:
             return given
-        scale = scale_of(source, source.shape[0], float(LARGEST[cfg.dtype]))
+        scale = scale_of(source, source.shape[0], DTYPES[cfg.dtype].largest)
         write_first(descales[cfg.descales.index(name)], at[:-1], piece, scale)
         return scale
 

@@ -12,10 +12,10 @@ in tensor memory, and no tile is ever transposed or staged.
 
 from dataclasses import dataclass
 
+from ...dtypes import BF16, UNQUANTIZED, elements_in
 from ...layouts.operand_tiles import KMajorTile, MNMajorTile
 from ..blueprint.barriers import BarrierTable
 from ..blueprint.chip import (
-    DTYPE_BYTES,
     F32_BYTES,
     MBARRIER_BYTES,
     SWIZZLE_BYTES,
@@ -29,11 +29,10 @@ from .barriers import SLOTS
 ROWS = 128  # of a tile, queries or keys: the lanes of tensor memory
 STATS = 2 * ROWS  # float32 of a tile of queries: log-sum-exps in powers of two, then deltas
 MOST_DEPTH = 128
-GRANULE = SWIZZLE_BYTES // 2  # columns of a depth chunk
+GRANULE = BF16.elements_in(SWIZZLE_BYTES)  # columns of a depth chunk
 P_COLUMNS = (
     GRANULE // 2
 )  # tensor-memory columns of the 64 values that a warpgroup writes for each row
-DTYPES = ("bf16", "fp16")
 
 
 @dataclass(frozen=True)
@@ -140,8 +139,8 @@ class BackwardConfig:
     def refusals(self) -> list[str]:
         """Why there is no such kernel: each with value and remedy."""
         why = []
-        if self.dtype not in DTYPES:
-            why.append(f"dtype={self.dtype!r}: use {' or '.join(map(repr, DTYPES))}")
+        if self.dtype not in UNQUANTIZED:
+            why.append(f"dtype={self.dtype!r}: use {' or '.join(map(repr, UNQUANTIZED))}")
         for name in ("depth", "depth_v"):
             value = getattr(self, name)
             if not 0 < value <= MOST_DEPTH or value % 8:
@@ -159,7 +158,7 @@ class BackwardConfig:
     @property
     def elements(self) -> int:
         """Of one access of 16 bytes."""
-        return 16 // DTYPE_BYTES[self.dtype]
+        return elements_in(self.dtype, 16)
 
     @property
     def name(self) -> str:

@@ -10,10 +10,10 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass._mlir.dialects import llvm
 
+from ...dtypes import DTYPES
 from ...layouts.scalars import minimum
 from ...tma import copies
 from ...tma.tensor_maps import (
-    DTYPES,
     TMAOperand,
     clipped_load,
     clipped_load_view,
@@ -46,7 +46,7 @@ def load_operand(cfg, tensor, depth: int) -> TMAOperand:
         view = clipped_load_view(tensor, row_space(tensor))
     else:
         view = dense_view(tensor, GRANULE, depth)
-    return make_operand(view, DTYPES[cfg.dtype], ROWS, depth)
+    return make_operand(view, DTYPES[cfg.dtype].cutlass, ROWS, depth)
 
 
 def store_operand(cfg, tensor) -> TMAOperand:
@@ -55,7 +55,7 @@ def store_operand(cfg, tensor) -> TMAOperand:
         view = clipped_store_view(tensor, row_space(tensor), ROWS, GRANULE, GRANULE)
     else:
         view = dense_view(tensor, GRANULE, GRANULE)
-    return make_operand(view, DTYPES[cfg.dtype], ROWS, GRANULE, store=True)
+    return make_operand(view, DTYPES[cfg.dtype].cutlass, ROWS, GRANULE, store=True)
 
 
 def load(cfg, operand: TMAOperand, address, mbarrier, of: Sequence, rows: tuple, head):
@@ -65,7 +65,7 @@ def load(cfg, operand: TMAOperand, address, mbarrier, of: Sequence, rows: tuple,
         at, further = clipped_load(first + row, minimum(length - row, ROWS), head)
     else:
         at, further = row, (head, of.index)
-    copies.load_tile(operand, DTYPES[cfg.dtype], address, mbarrier, at, further)
+    copies.load_tile(operand, DTYPES[cfg.dtype].cutlass, address, mbarrier, at, further)
 
 
 def store(cfg, operand: TMAOperand, address, of: Sequence, rows: tuple, head, chunk: int):
@@ -76,7 +76,7 @@ def store(cfg, operand: TMAOperand, address, of: Sequence, rows: tuple, head, ch
     else:
         at, further = row, (head, of.index)
     copies.store_tile(
-        operand, DTYPES[cfg.dtype], address, at, further, first_column=chunk * GRANULE
+        operand, DTYPES[cfg.dtype].cutlass, address, at, further, first_column=chunk * GRANULE
     )
 
 

@@ -12,9 +12,7 @@ REGISTERS_PER_SM = 65536
 
 ARCHES = ("sm_100a", "sm_103a")
 SWIZZLE_BYTES = 128
-FP8_DTYPES = ("e4m3", "e5m2")
 P_LOG2 = 8.75  # the most that P of eight bits may be: e4m3 ends at 448 = 2^8.8
-DTYPE_BYTES = {"bf16": 2, "fp16": 2, "e4m3": 1, "e5m2": 1, "f32": 4}
 
 
 def align_up(value: int, granule: int) -> int:

@@ -3,20 +3,26 @@
 from dataclasses import dataclass
 from operator import index
 
+from cute_fa4.dtypes import (
+    FLOATS,
+    PLAIN,
+    PLAIN_FLOATS,
+    QUANTIZED,
+    UNQUANTIZED,
+    Dtype,
+    bytes_of,
+    elements_in,
+    is_quantized,
+    row_of,
+)
 from cute_fa4.layouts.block_scales import BLOCK
 
 from . import bands
-from .chip import ARCHES, DTYPE_BYTES, FP8_DTYPES
+from .chip import ARCHES
 from .score_mods import ScoreMod
 
-SINK_DTYPES = ("f32", "bf16", "fp16")
-ROPE_BESIDE_FP8 = (
-    "bf16",
-    "fp16",
-)  # dtypes of columns of K in a tensor of their own, beside K of eight bits
 DESCALES = "qQxkKyvVo"  # whose scales a kernel may take, in this order
 GRANULARITIES = ("qQx", "kKy", "vV")  # letters of one tensor
-AUX_DTYPES = ("bf16", "fp16", "f32", "i32", "i64", "u8", "bool")
 
 
 # The kernel computes c s - c m, where c m has 24 bits: its rounding error is a common factor of a row's weights, which
@@ -141,7 +147,7 @@ class Problem:
         if self.page_size % COMMON_PAGE == 0 and self.page_size > 0 and self._may_bind_pages:
             object.__setattr__(self, "page_size", COMMON_PAGE)
         if self.o_dtype is None:
-            object.__setattr__(self, "o_dtype", "bf16" if self.has_fp8 else self.qkv_dtype)
+            object.__setattr__(self, "o_dtype", self.operand.out)
         if self.ov_depth is None:
             object.__setattr__(self, "ov_depth", self.qk_depth)
 
@@ -156,21 +162,26 @@ class Problem:
         return self.page_size == COMMON_PAGE and self._may_bind_pages
 
     @property
-    def dtype_bytes(self) -> int:
-        """Bytes of an element of Q, K, V and P."""
-        return DTYPE_BYTES[self.qkv_dtype]
+    def operand(self) -> Dtype:
+        """What an MMA multiplies: the dtype of Q, and of K and V, as they are stored or dequantized."""
+        return row_of(self.qkv_dtype)
 
     @property
-    def has_fp8(self) -> bool:
-        """Q, K and V have eight bits."""
-        return self.qkv_dtype in FP8_DTYPES
+    def is_quantized(self) -> bool:
+        """Q, K and V are quantized, and multiplied as they are stored."""
+        return is_quantized(self.qkv_dtype)
+
+    @property
+    def stores_quantized(self) -> bool:
+        """K and V are quantized in global memory."""
+        return is_quantized(self.stored_dtype)
 
     @property
     def p_dtype(self) -> str:
-        """Of the probabilities, which lie between 0 and a power of two: a third mantissa bit beats e5m2's range."""
+        """Of the probabilities."""
         if self.kv_dtype is not None and not self.latent:
-            return "fp16"
-        return "e4m3" if self.has_fp8 else self.qkv_dtype
+            return row_of(self.kv_dtype).dequantized_to
+        return self.operand.p
 
     @property
     def v_dtype(self) -> str:
@@ -187,9 +198,9 @@ class Problem:
         """Elements of stored_dtype in a row of K in global memory; scales and a rotary part come behind the numbers."""
         if not (self.latent and self.scale_dtype and self.rope_dtype):
             return self.qk_depth - self.rope_depth
-        scales = self.ov_depth // COLUMNS_OF_SCALE * DTYPE_BYTES[self.scale_dtype]
-        rotary = (self.qk_depth - self.ov_depth) * DTYPE_BYTES[self.rope_dtype]
-        return self.ov_depth + (scales + rotary) // DTYPE_BYTES[self.stored_dtype]
+        scales = bytes_of(self.scale_dtype, self.ov_depth // COLUMNS_OF_SCALE)
+        rotary = bytes_of(self.rope_dtype, self.qk_depth - self.ov_depth)
+        return self.ov_depth + elements_in(self.stored_dtype, scales + rotary)
 
     @property
     def token_scales(self) -> str:
@@ -209,13 +220,13 @@ class Problem:
     @property
     def mixes_rope(self) -> bool:
         """The columns of their own have 16 bits beside K of eight, and so have the columns of Q that meet them."""
-        return self.rope_depth > 0 and self.has_fp8 and self.rope_dtype in ROPE_BESIDE_FP8
+        return self.rope_depth > 0 and self.is_quantized and self.rope_dtype in UNQUANTIZED
 
     @property
     def scales_rope(self) -> bool:
         """Each key has a scale for its columns of eight bits, which are widened."""
-        of_8_bits = self.rope_dtype in FP8_DTYPES and not self.has_fp8
-        return self.rope_depth > 0 and of_8_bits and self.scale_dtype == "f32"
+        dequantized = is_quantized(self.rope_dtype) and not self.is_quantized
+        return self.rope_depth > 0 and dequantized and self.scale_dtype == "f32"
 
     @property
     def q_depth(self) -> int:
@@ -283,24 +294,25 @@ class Problem:
     def _wrong_types(self) -> list[str]:
         why = []
         for name in ("qkv_dtype", "o_dtype"):
-            if getattr(self, name) not in DTYPE_BYTES:
+            if getattr(self, name) not in FLOATS:
                 why.append(
-                    f"{name}={getattr(self, name)!r} is not a dtype: use one of {', '.join(DTYPE_BYTES)}"
+                    f"{name}={getattr(self, name)!r} is not a dtype: use one of {', '.join(FLOATS)}"
                 )
-        if self.kv_dtype is not None and (self.kv_dtype not in FP8_DTYPES or self.has_fp8):
+        if self.kv_dtype is not None and (not is_quantized(self.kv_dtype) or self.is_quantized):
             why.append(
                 f"kv_dtype={self.kv_dtype!r} with qkv_dtype={self.qkv_dtype!r}: it is for keys of eight bits under "
-                f"queries of 16: use None, or one of {', '.join(FP8_DTYPES)} with 'bf16' or 'fp16'"
+                f"queries of 16: use None, or one of {', '.join(QUANTIZED)} "
+                f"with {' or '.join(map(repr, UNQUANTIZED))}"
             )
         if self.kv_dtype is not None and set(self.descales) & set("qQxy"):
             why.append(
                 f"descales={self.descales!r} with kv_dtype={self.kv_dtype!r}: queries of 16 bits have no scale: use "
                 "letters of 'kvo'"
             )
-        if set(self.descales) - set("o") and self.stored_dtype not in FP8_DTYPES:
+        if set(self.descales) - set("o") and not self.stores_quantized:
             why.append(
                 f"descales={self.descales!r} with qkv_dtype={self.qkv_dtype!r}: scales of q, k and v are for 8-bit "
-                f"elements: use '' or 'o', or one of {', '.join(FP8_DTYPES)}"
+                f"elements: use '' or 'o', or one of {', '.join(QUANTIZED)}"
             )
         if "".join(name for name in DESCALES if name in self.descales) != self.descales:
             why.append(
@@ -317,19 +329,19 @@ class Problem:
                 f"mask={self.mask!r} is no kind of mask: use masks.Causal(), masks.Window(), ..., or .mask of what a "
                 "call takes, as masks.chunked(64).mask"
             )
-        if self.sink_dtype not in SINK_DTYPES:
+        if self.sink_dtype not in PLAIN_FLOATS:
             why.append(
-                f"sink_dtype={self.sink_dtype!r} is no dtype of sinks: use one of {', '.join(SINK_DTYPES)}"
+                f"sink_dtype={self.sink_dtype!r} is no dtype of sinks: use one of {', '.join(PLAIN_FLOATS)}"
             )
         for dtype, rank in self.aux:
-            if dtype not in AUX_DTYPES or rank < 1:
+            if dtype not in PLAIN or rank < 1:
                 why.append(
-                    f"aux=({dtype!r}, {rank}): use a rank of at least 1 and one of {', '.join(AUX_DTYPES)}"
+                    f"aux=({dtype!r}, {rank}): use a rank of at least 1 and one of {', '.join(PLAIN)}"
                 )
         for name in ("rope_dtype", "scale_dtype"):
-            if getattr(self, name) is not None and getattr(self, name) not in DTYPE_BYTES:
+            if getattr(self, name) is not None and getattr(self, name) not in FLOATS:
                 why.append(
-                    f"{name}={getattr(self, name)!r} is not a dtype: use None or one of {', '.join(DTYPE_BYTES)}"
+                    f"{name}={getattr(self, name)!r} is not a dtype: use None or one of {', '.join(FLOATS)}"
                 )
         if self.arch not in ARCHES:
             why.append(

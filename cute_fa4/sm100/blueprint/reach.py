@@ -5,9 +5,9 @@ Each family says its own: RowSchedule.extras and the depths beside it, or an arg
 
 from enum import Flag, auto
 
+from cute_fa4.dtypes import E4M3, OPERANDS, QUANTIZED, UNQUANTIZED, is_quantized
 from cute_fa4.layouts.block_scales import BLOCK
 
-from .chip import FP8_DTYPES
 from .problem import Problem
 
 DEPTHS = tuple(range(8, 129, 8))  # of V and O, and in every family of Q and K, each its own
@@ -19,8 +19,6 @@ DEEP = tuple(
 DEPTHS_OF_FP8 = tuple(range(16, 129, 16))  # rows of 8-bit elements, too, are multiples of 16 bytes
 QK_DEPTHS_OF_FP8 = tuple(range(16, 257, 16))  # of Q and K where a slot has two spans of eight bits
 DEEP_OF_FP8 = tuple(range(160, 257, 32))  # of V and O, of eight bits, in two launches
-DTYPES_OF_16_BITS = ("bf16", "fp16")
-DTYPES = (*DTYPES_OF_16_BITS, *FP8_DTYPES)
 
 
 class Extra(Flag):
@@ -44,7 +42,7 @@ class Extra(Flag):
 
 def depths_of(qkv_dtype: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Head dims that some family runs -> (of Q and K, of V and O)."""
-    if qkv_dtype in FP8_DTYPES:
+    if is_quantized(qkv_dtype):
         return QK_DEPTHS_OF_FP8, DEPTHS_OF_FP8 + DEEP_OF_FP8
     return (WIDE_DEPTHS + DEEP,) * 2
 
@@ -68,8 +66,8 @@ def o_dtypes(problem: Problem) -> tuple[str, ...]:
     """What O can be; parts of split keys are float32."""
     if problem.split_keys:
         return ("f32",)
-    of_16_bits = DTYPES_OF_16_BITS if problem.has_fp8 else (problem.qkv_dtype,)
-    return (*of_16_bits, "e4m3")
+    unquantized = UNQUANTIZED if problem.is_quantized else (problem.qkv_dtype,)
+    return (*unquantized, E4M3.name)
 
 
 def problem_not_built(
@@ -99,9 +97,9 @@ def problem_not_built(
             f"kv_dtype={problem.kv_dtype!r} with qkv_dtype={problem.qkv_dtype!r}: this family multiplies K as "
             f"it is stored: use schedule=WidenedTile() or SlotTwoTiles(), or queries of {problem.kv_dtype}"
         )
-    if problem.qkv_dtype not in DTYPES:
+    if problem.qkv_dtype not in OPERANDS:
         why.append(
-            f"qkv_dtype={problem.qkv_dtype!r} is not built yet: use one of {', '.join(DTYPES)}"
+            f"qkv_dtype={problem.qkv_dtype!r} is not built yet: use one of {', '.join(OPERANDS)}"
         )
     outputs = o_dtypes(problem)
     if problem.o_dtype not in outputs:
@@ -109,13 +107,13 @@ def problem_not_built(
             f"o_dtype={problem.o_dtype!r} is not built yet for qkv_dtype={problem.qkv_dtype!r}: use "
             f"{' or '.join(map(repr, outputs))}"
         )
-    if problem.o_dtype in FP8_DTYPES and problem.ov_depth % 16:
+    if is_quantized(problem.o_dtype) and problem.ov_depth % 16:
         why.append(
             f"o_dtype={problem.o_dtype!r} with ov_depth={problem.ov_depth}: rows of 8-bit elements are multiples of 16 "
             f"bytes: use a multiple of 16, or o_dtype={outputs[0]!r}"
         )
     of_qk, of_ov = (
-        (qk_depths, ov_depths) if not problem.has_fp8 else (qk_depths_of_fp8, DEPTHS_OF_FP8)
+        (qk_depths, ov_depths) if not problem.is_quantized else (qk_depths_of_fp8, DEPTHS_OF_FP8)
     )
     if (
         problem.mixes_rope and Extra.MIXED_ROPE in extras
@@ -130,7 +128,7 @@ def problem_not_built(
         why.append(
             f"rope_depth={problem.rope_depth}: kernels for few rows load K from one tensor: use schedule=OneTile()"
         )
-    if problem.rope_depth and problem.has_fp8:
+    if problem.rope_depth and problem.is_quantized:
         one_dtype = problem.rope_stored_dtype == problem.qkv_dtype
         if not (Extra.MIXED_ROPE in extras and (problem.mixes_rope or one_dtype)):
             why.append(
@@ -148,6 +146,6 @@ def problem_not_built(
     ):
         why.append(
             f"scale_dtype={problem.scale_dtype!r} with rope_dtype={problem.rope_dtype!r} is not built yet: use None, "
-            f"or 'f32' with rope_dtype {' or '.join(FP8_DTYPES)} and schedule=RopeTile()"
+            f"or 'f32' with rope_dtype {' or '.join(QUANTIZED)} and schedule=RopeTile()"
         )
     return why

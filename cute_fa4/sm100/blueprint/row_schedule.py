@@ -15,6 +15,8 @@ Choices, how they are made where they are left open, and why a problem does not 
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+from cute_fa4 import dtypes
+
 from .chip import SMEM_CAPACITY_BYTES, TMEM_COLUMNS
 from .claims import claims_pay
 from .memory_maps import SmemMap, TmemMap
@@ -23,7 +25,23 @@ from .reach import DEPTHS, QK_DEPTHS, QK_DEPTHS_OF_FP8, Extra, problem_not_built
 from .tiles import KEYS_PER_TILE, ROWS_PER_Q_TILE, Tiles
 from .warp_roles import WarpRoles
 
-RESCALE_LOG2, RESCALE_LOG2_OF_FP8 = 8.0, 0.0
+RESCALE_LOG2, RESCALE_LOG2_OF_QUANTIZED = 8.0, 0.0
+
+
+def default_rescale_log2(problem: Problem) -> float:
+    """How far the running maximum may lag where a schedule leaves it open."""
+    return RESCALE_LOG2_OF_QUANTIZED if problem.is_quantized else RESCALE_LOG2
+
+
+def lag_contradictions(problem: Problem, rescale_log2: float | None) -> list[str]:
+    """Why the running maximum cannot lag so far."""
+    p = problem.operand.p if problem.is_quantized else dtypes.FP16.name
+    highest = dtypes.DTYPES[p].largest_log2
+    if rescale_log2 is None or 0 <= rescale_log2 <= highest:
+        return []
+    return [
+        f"rescale_log2={rescale_log2}: P grows to 2^rescale_log2 and must fit {p}: use 0 to {highest}"
+    ]
 
 
 @dataclass(frozen=True)
@@ -76,7 +94,7 @@ class RowSchedule:
             pairs = 18 if problem.qk_depth <= 64 else 16  # docs/decisions/0002
             changes["exp2_emulated"] = pairs if problem.arch == "sm_100a" else 0
         if self.rescale_log2 is None:
-            changes["rescale_log2"] = RESCALE_LOG2_OF_FP8 if problem.has_fp8 else RESCALE_LOG2
+            changes["rescale_log2"] = default_rescale_log2(problem)
         if self.claims is None or problem.share_keys:  # shared: there is nothing to claim
             changes["claims"] = claims_pay(problem)
         if self.dependent_launch is None:
@@ -105,12 +123,7 @@ class RowSchedule:
             )
         if self.exp2_emulated is not None and not 0 <= self.exp2_emulated <= 64:
             why.append(f"exp2_emulated={self.exp2_emulated} of 64 pairs: use 0 to 64")
-        highest, dtype = (8, "e4m3") if problem.has_fp8 else (15, "fp16")
-        if self.rescale_log2 is not None and not 0 <= self.rescale_log2 <= highest:
-            why.append(
-                f"rescale_log2={self.rescale_log2}: P grows to 2^rescale_log2 and must fit {dtype}: use 0 to {highest}"
-            )
-        return why
+        return why + lag_contradictions(problem, self.rescale_log2)
 
     def refusals(self, problem: Problem) -> list[str]:
         """Why these families do not run the problem."""

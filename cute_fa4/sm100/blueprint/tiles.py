@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from math import gcd
 
-from .chip import DTYPE_BYTES, SWIZZLE_BYTES, TMEM_COLUMNS, align_down, align_up
+from cute_fa4.dtypes import elements_in
+
+from .chip import SWIZZLE_BYTES, TMEM_COLUMNS, align_down, align_up
 from .problem import Problem
 
 MMA_LANES = 128  # rows of D of one tcgen05.mma
@@ -11,6 +13,8 @@ ROWS_PER_Q_TILE = 128  # lanes of tensor memory: a softmax thread owns a row
 KEYS_PER_TILE = 128  # a softmax thread holds as many scores in registers
 ROWS_OF_SWIZZLE = 8  # rows that the 128-byte swizzle permutes: the least that a box has
 LINE_OF_TMA = 16  # bytes that the strides of a map are multiples of: columns of eight bits
+MMA_K_BYTES = 32  # of the contraction of one tcgen05.mma
+TMEM_COLUMN_BYTES = 4  # of a row
 O_BUFFERS = 2  # chunks of O on their way to global memory
 SLOT_ROW_BYTES = (
     256  # of a row of K in a slot of the ring, or as many as V has; the others are the rest
@@ -37,7 +41,8 @@ class Tiles:
     @staticmethod
     def cut(problem: Problem, *, num_q: int, cta_group: int = 1) -> "Tiles":
         """S and O of two query tiles share the 512 columns; head dims that are not built leave S fewer than a tile."""
-        granule, mma_k = SWIZZLE_BYTES // problem.dtype_bytes, 32 // problem.dtype_bytes
+        granule = problem.operand.elements_in(SWIZZLE_BYTES)
+        mma_k = problem.operand.elements_in(MMA_K_BYTES)
         o_columns = columns_beside_s(problem, granule)
         depth = min(
             align_up(tile_columns(problem, granule), granule),
@@ -84,8 +89,17 @@ class Tiles:
         return self.positions_per_cta * self.cta_group
 
     @property
-    def dtype_bytes(self) -> int:
-        return self.problem.dtype_bytes
+    def bits(self) -> int:
+        """Of an element that an MMA multiplies."""
+        return self.problem.operand.bits
+
+    def tmem_columns_of(self, elements: int) -> int:
+        """Columns of tensor memory that so many elements of a row take."""
+        return self.bytes_of(elements) // TMEM_COLUMN_BYTES
+
+    def bytes_of(self, elements: int) -> int:
+        """Of so many elements that an MMA multiplies."""
+        return self.problem.operand.bytes_of(elements)
 
     @property
     def slot_dtype(self) -> str:
@@ -95,17 +109,17 @@ class Tiles:
     @property
     def swizzle_granule(self) -> int:
         """Elements in one swizzle span: the depth chunk that one TMA box and one smem row hold."""
-        return SWIZZLE_BYTES // self.dtype_bytes
+        return self.problem.operand.elements_in(SWIZZLE_BYTES)
 
     @property
     def kv_granule(self) -> int:
         """The same for elements of K and V as they are stored."""
-        return SWIZZLE_BYTES // DTYPE_BYTES[self.problem.stored_dtype]
+        return elements_in(self.problem.stored_dtype, SWIZZLE_BYTES)
 
     @property
     def o_granule(self) -> int:
         """The same for elements of O."""
-        return SWIZZLE_BYTES // DTYPE_BYTES[self.problem.o_dtype]
+        return elements_in(self.problem.o_dtype, SWIZZLE_BYTES)
 
     @property
     def tile_depth(self) -> int:
@@ -143,7 +157,7 @@ class Tiles:
     @property
     def rope_box_columns(self) -> int:
         """Columns of one copy of them: a line of the swizzle, as they are stored."""
-        return SWIZZLE_BYTES // DTYPE_BYTES[self.problem.rope_stored_dtype]
+        return elements_in(self.problem.rope_stored_dtype, SWIZZLE_BYTES)
 
     @property
     def own_qk_depth(self) -> int:
@@ -231,7 +245,7 @@ class Tiles:
     @property
     def MMA_K(self) -> int:
         """Contraction depth of one tcgen05.mma: 32 bytes."""
-        return 32 // self.dtype_bytes
+        return self.problem.operand.elements_in(MMA_K_BYTES)
 
     @property
     def BK0(self) -> int:
@@ -294,13 +308,13 @@ class Tiles:
     @property
     def p_columns(self) -> int:
         """Tensor-memory columns of one P: two 16-bit values a column."""
-        return self.BN * self.dtype_bytes // 4
+        return self.tmem_columns_of(self.BN)
 
     # ---- bytes of tiles, and what a barrier expects
 
     @property
     def q_tile_bytes(self) -> int:
-        return self.rows_per_q_tile * self.padded_qk_depth * self.dtype_bytes
+        return self.bytes_of(self.rows_per_q_tile * self.padded_qk_depth)
 
     @property
     def q_bytes(self) -> int:
@@ -310,7 +324,7 @@ class Tiles:
     def kv_slot_bytes(self) -> int:
         """A slot of the ring holds what a CTA has of a K tile, or of a V tile."""
         k_elements = self.k_rows_per_cta * self.slot_qk_depth
-        return max(k_elements, self.BN * self.v_cols_per_cta) * self.dtype_bytes
+        return self.bytes_of(max(k_elements, self.BN * self.v_cols_per_cta))
 
     @property
     def o_chunk_bytes(self) -> int:
@@ -323,19 +337,19 @@ class Tiles:
 
         So there is beside K of two spans of eight bits: a slot is as large as of 16 bits, and keys may have scales.
         """
-        two_spans = self.problem.has_fp8 and self.padded_qk_depth > self.swizzle_granule
+        two_spans = self.problem.is_quantized and self.padded_qk_depth > self.swizzle_granule
         crowded = self.rest_qk_depth or two_spans
         return 1 if crowded and self.num_q == 2 else O_BUFFERS
 
     @property
     def k_rest_bytes(self) -> int:
         """The rest of a K tile."""
-        return self.k_rows_per_cta * self.rest_qk_depth * self.dtype_bytes
+        return self.bytes_of(self.k_rows_per_cta * self.rest_qk_depth)
 
     @property
     def k_stage_bytes(self) -> int:
         """Bytes of K in a slot; TMA counts the whole box, also what it fills with zeros."""
-        return self.k_rows_per_cta * self.BK0 * self.dtype_bytes
+        return self.bytes_of(self.k_rows_per_cta * self.BK0)
 
     @property
     def bytes_of_stages(self) -> tuple[int, ...]:
@@ -345,7 +359,7 @@ class Tiles:
 
     @property
     def v_bytes(self) -> int:
-        return self.BN * self.v_cols_per_cta * self.dtype_bytes
+        return self.bytes_of(self.BN * self.v_cols_per_cta)
 
     # ---- refusals that families share
 
@@ -354,14 +368,14 @@ class Tiles:
         why, problem, granule = [], self.problem, self.swizzle_granule
         if not problem.rope_depth:
             return why
-        of_8_bits = problem.has_fp8
-        fits = problem.own_depth % (LINE_OF_TMA if of_8_bits else granule) == 0
-        fits = fits and not (of_8_bits and problem.own_depth > granule)
+        quantized = problem.is_quantized
+        fits = problem.own_depth % (LINE_OF_TMA if quantized else granule) == 0
+        fits = fits and not (quantized and problem.own_depth > granule)
         if self.rope_columns > granule or not fits:
             most = self.rope_box_columns if problem.mixes_rope else granule
             behind = (
                 f"a multiple of {LINE_OF_TMA} up to {granule}"
-                if of_8_bits
+                if quantized
                 else f"a multiple of {granule}"
             )
             why.append(
@@ -386,13 +400,13 @@ def slot_columns(problem: Problem, granule: int, cta_group: int = 1) -> int:
     """Columns of a slot of the ring, in chunks of `granule`; CTAs that share an MMA have fewer rows of K in it."""
     of_k = min(
         align_up(tile_columns(problem, granule), granule),
-        cta_group * SLOT_ROW_BYTES // problem.dtype_bytes,
+        cta_group * problem.operand.elements_in(SLOT_ROW_BYTES),
     )
     return max(of_k, align_up(problem.ov_depth, granule))
 
 
 def columns_beside_s(problem: Problem, granule: int) -> int:
     """Columns of tensor memory that S leaves O: as many as a slot has; of eight bits a slot has more than V."""
-    if problem.has_fp8:
+    if problem.is_quantized:
         return align_up(problem.ov_depth, granule)
     return slot_columns(problem, granule)

@@ -3,8 +3,8 @@
 from dataclasses import fields, replace
 from functools import lru_cache
 
+from ...dtypes import is_quantized
 from ..blueprint import bands
-from ..blueprint.chip import FP8_DTYPES
 from ..blueprint.reach import DEEP, DEEP_OF_FP8, DEPTHS, QK_DEPTHS, WIDE_DEPTHS, depths_of, in_words
 from ..blueprint.schedule import Schedule
 from ..blueprint.tiles import KEYS_PER_TILE
@@ -67,7 +67,7 @@ def choose_config(
     """
     of_schedule = {name: choices.pop(name) for name in SCHEDULE_CHOICES & set(choices)}
     choices.setdefault("mask", bands.Causal() if causal else bands.Full())
-    of_8_bits = (choices.get("kv_dtype") or qkv_dtype) in FP8_DTYPES
+    of_8_bits = is_quantized(choices.get("kv_dtype") or qkv_dtype)
     if not choices.get("latent"):
         head_dim_v = columns_of_v(head_dim_v or head_dim, of_8_bits)
     if "schedule" not in choices:

@@ -165,7 +165,7 @@ class FA4Config(Problem):
 
         Whole, so that the largest P of a row is a power of two and loses nothing, where the maximum does not lag.
         """
-        return float(floor(P_LOG2 - self.schedule.rescale_log2)) if self.has_fp8 else 0.0
+        return float(floor(P_LOG2 - self.schedule.rescale_log2)) if self.is_quantized else 0.0
 
     @property
     def name(self) -> str:

@@ -44,8 +44,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
+from ...dtypes import is_quantized
 from ..blueprint import bands
-from ..blueprint.chip import FP8_DTYPES
 from ..blueprint.reach import DEPTHS_OF_FP8
 from ..blueprint.schedule import Schedule
 from ..blueprint.tiles import ROWS_PER_Q_TILE
@@ -158,7 +158,7 @@ class Call:
     @property
     def of_8_bits(self) -> bool:
         """Whether k and v are."""
-        return (self.kv_dtype or self.qkv_dtype) in FP8_DTYPES
+        return is_quantized(self.kv_dtype or self.qkv_dtype)
 
     @cached_property
     def tile(self) -> tuple[bool, int | None]:

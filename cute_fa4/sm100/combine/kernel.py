@@ -33,8 +33,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from ...dtypes import is_quantized
 from ...layouts.scalars import minimum
-from ..blueprint.chip import FP8_DTYPES
 from ..steps import row_math
 from ..work.sequence import Lengths, queries
 from .config import COLUMNS_OF_WARP, ELEMENTS, THREADS, CombineConfig
@@ -182,7 +182,7 @@ class CombineKernel:
         sums = self.weighted_sum(found, held, own, largest, inverse)
         if self.place(lane) < cfg.depth // ELEMENTS:
             piece = self.piece(out[o_place(cfg, row)], self.place(lane))
-            if cutlass.const_expr(cfg.o_dtype in FP8_DTYPES):  # four in a word
+            if cutlass.const_expr(is_quantized(cfg.o_dtype)):  # four in a word
                 words = cute.make_tensor(cute.recast_ptr(piece.iterator, dtype=Int32), 1)
                 words[0] = row_math.pack([sums[i] for i in range(ELEMENTS)], cfg.o_dtype)[0]
             else:

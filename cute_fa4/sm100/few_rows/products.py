@@ -31,7 +31,7 @@ def multiply_kq(
 ):
     """S^T = K Q^T, each depth stage of K as it arrives; the first is there. Keys are the lanes, rows the columns."""
     m, n, depth = cfg.tiles.qk_mma_shape
-    q = KMajorTile(cfg.tiles.q_box_rows, cfg.tiles.padded_qk_depth, cfg.dtype_bytes)
+    q = KMajorTile(cfg.tiles.q_box_rows, cfg.tiles.padded_qk_depth, cfg.tiles.bits)
     q_start, q_high, q_steps = mma_tile(q, smem.q_address, depth // cfg.tiles.MMA_K)
     computes = InstructionDescriptor(m, n, cfg.qkv_dtype, cfg.qkv_dtype)
     done = 0

@@ -20,7 +20,7 @@ from ..blueprint.claims import claims_pay
 from ..blueprint.memory_maps import TmemMap
 from ..blueprint.problem import Problem
 from ..blueprint.reach import QK_DEPTHS_OF_FP8, Extra, problem_not_built
-from ..blueprint.row_schedule import RESCALE_LOG2, RESCALE_LOG2_OF_FP8
+from ..blueprint.row_schedule import default_rescale_log2, lag_contradictions
 from . import barriers
 from .smem_map import SwappedSmem, slots_that_fit, smem_map
 from .tiles import ROWS, SwappedTiles, padded_heads
@@ -58,7 +58,7 @@ class SwappedTile:
     def resolved(self, problem: Problem) -> "SwappedTile":
         changes = {}
         if self.rescale_log2 is None:
-            changes["rescale_log2"] = RESCALE_LOG2_OF_FP8 if problem.has_fp8 else RESCALE_LOG2
+            changes["rescale_log2"] = default_rescale_log2(problem)
         if self.dependent_launch is None:
             changes["dependent_launch"] = True
         if self.cluster_parts > 1:
@@ -107,12 +107,7 @@ class SwappedTile:
             why.append(
                 f"cluster_parts={self.cluster_parts} with split_keys=True: keys are split once: use one of them"
             )
-        highest, dtype = (8, "e4m3") if problem.has_fp8 else (15, "fp16")
-        if self.rescale_log2 is not None and not 0 <= self.rescale_log2 <= highest:
-            why.append(
-                f"rescale_log2={self.rescale_log2}: P grows to 2^rescale_log2 and must fit {dtype}: use 0 to {highest}"
-            )
-        return why
+        return why + lag_contradictions(problem, self.rescale_log2)
 
     def refusals(self, problem: Problem) -> list[str]:
         why = problem_not_built(problem, Extra.KEY_SCALES, qk_depths_of_fp8=QK_DEPTHS_OF_FP8)

@@ -334,7 +334,7 @@ def set_up(cfg, smem: SwappedShared, tmem, place: Place):
     """What no MMA or thread writes later, and is read: columns of P beyond the rows, lanes of O beyond the depth."""
     zero = Int32(0)
     if cfg.tiles.rows < cfg.tiles.q_box_rows:
-        tile, first = cfg.tiles.p_tile, align_up(cfg.tiles.rows * cfg.dtype_bytes, PIECE_BYTES)
+        tile, first = cfg.tiles.p_tile, align_up(cfg.tiles.bytes_of(cfg.tiles.rows), PIECE_BYTES)
         for byte in range(first, tile.swizzle.span_bytes, PIECE_BYTES):
             inside = place.thread * tile.swizzle.span_bytes + byte
             store_piece(smem.p_address + tile.swizzle(inside), [zero] * 4)

@@ -15,9 +15,8 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass._mlir.dialects import llvm
 
-from cute_fa4.tma.tensor_maps import DTYPES
+from cute_fa4.dtypes import DTYPES, is_quantized
 
-from ..blueprint.chip import FP8_DTYPES
 from ..instructions import tensor_memory
 from ..steps import row_math
 from ..steps.scores import log2_scale
@@ -94,10 +93,10 @@ def output(
     row = rows.row_of(cfg, work, 0, number)
     if results.is_row(cfg, args, work, row) & is_one:
         at = (*results.row_place(cfg, args, work, row), depth)
-        if cutlass.const_expr(cfg.o_dtype in FP8_DTYPES):
+        if cutlass.const_expr(is_quantized(cfg.o_dtype)):
             store_byte(args.o, at, row_math.pack([value] * 4, cfg.o_dtype)[0])
         else:
-            args.o[at] = value.to(DTYPES[cfg.o_dtype])
+            args.o[at] = value.to(DTYPES[cfg.o_dtype].cutlass)
 
 
 def store_byte(o: cute.Tensor, place: tuple, word):

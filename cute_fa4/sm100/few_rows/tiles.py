@@ -39,7 +39,9 @@ class SwappedTiles(Tiles):
 
     @staticmethod
     def of(problem: Problem, rows: int) -> "SwappedTiles":
-        has_rest = problem.qk_depth > slot_columns(problem, SWIZZLE_BYTES // problem.dtype_bytes)
+        has_rest = problem.qk_depth > slot_columns(
+            problem, problem.operand.elements_in(SWIZZLE_BYTES)
+        )
         return SwappedTiles(
             problem,
             num_q=1,
@@ -61,7 +63,7 @@ class SwappedTiles(Tiles):
     @property
     def q_box_rows(self) -> int:
         """Rows of Q in shared memory: N of both products."""
-        return max(self.rows, LEAST_LINE_BYTES // self.dtype_bytes)
+        return max(self.rows, self.problem.operand.elements_in(LEAST_LINE_BYTES))
 
     @property
     def rows_per_lane(self) -> int:
@@ -80,7 +82,7 @@ class SwappedTiles(Tiles):
 
     @property
     def q_tile_bytes(self) -> int:
-        return self.q_box_rows * self.padded_qk_depth * self.dtype_bytes
+        return self.bytes_of(self.q_box_rows * self.padded_qk_depth)
 
     @property
     def qk_mma_shape(self) -> tuple[int, int, int]:
@@ -104,5 +106,5 @@ class SwappedTiles(Tiles):
     @property
     def p_tile(self) -> MNMajorTile:
         """P in shared memory: a key's line holds its probabilities in all rows; the span is as wide as the line."""
-        span = Swizzle(self.q_box_rows * self.dtype_bytes)
-        return MNMajorTile(self.BN, self.q_box_rows, self.dtype_bytes, span)
+        span = Swizzle(self.bytes_of(self.q_box_rows))
+        return MNMajorTile(self.BN, self.q_box_rows, self.bits, span)

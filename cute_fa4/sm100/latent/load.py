@@ -12,8 +12,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from cute_fa4.dtypes import DTYPES
 from cute_fa4.tma import copies
-from cute_fa4.tma.tensor_maps import DTYPES, clipped_load
+from cute_fa4.tma.tensor_maps import clipped_load
 
 from ..operands.kv_buffer import SPAN_BYTES, KVBufferConfig, gather_chunks, load_pages
 from ..steps.loads import rows_of_tile
@@ -49,7 +50,7 @@ class LatentProducer:
 
 def load_columns(cfg, args: KernelArgs, address, mbarrier, found, work: Work, first: int, end: int):
     """Copy columns [first, end) of a key tile: 64 at a time, or all of a slab where its pages come whole."""
-    tiles, dtype, boxes = cfg.tiles, DTYPES[cfg.qkv_dtype], args.k.boxes
+    tiles, dtype, boxes = cfg.tiles, DTYPES[cfg.qkv_dtype].cutlass, args.k.boxes
     if tiles.pages_come_whole:
         if end - first == tiles.slab_columns:
             slab = KVBufferConfig.for_v(cfg)

@@ -44,7 +44,7 @@ def multiply_kq(cfg, smem: LatentShared, k: OperandTile, address, s_address, fir
     """S^T (+)= K Q^T over the columns of the tile k at a shared address, of which `first` is the first."""
     m, n, depth = cfg.tiles.qk_mma_shape
     step, columns = cfg.tiles.MMA_K, min(k.cols, depth - first)
-    q = KMajorTile(cfg.tiles.q_box_rows, cfg.tiles.padded_qk_depth, cfg.dtype_bytes)
+    q = KMajorTile(cfg.tiles.q_box_rows, cfg.tiles.padded_qk_depth, cfg.tiles.bits)
     q_start, q_high, q_steps = mma_tile(q, smem.q_address, (first + columns) // step)
     k_start, k_high, k_steps = mma_tile(k, address, columns // step)
     computes = InstructionDescriptor(m, n, cfg.qkv_dtype, cfg.qkv_dtype)

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
 
+from cute_fa4.dtypes import UNQUANTIZED
+
 from ..blueprint.barriers import BarrierTable
 from ..blueprint.memory_maps import TmemMap
 from ..blueprint.problem import Problem
-from ..blueprint.reach import DTYPES_OF_16_BITS
 from ..few_rows.barriers import S_BUFFERS
 from ..few_rows.schedule import SwappedTile
 from ..few_rows.warp_roles import SwappedWarpRoles
@@ -70,8 +71,8 @@ def not_built(problem: Problem) -> list[str]:
     if problem.kv_dtype is not None:
         why.append(f"kv_dtype={problem.kv_dtype!r} is not built yet for a latent cache: use None")
     outputs = ("f32",) if problem.split_keys else (problem.qkv_dtype,)
-    if problem.has_fp8 and not problem.split_keys:
-        outputs = DTYPES_OF_16_BITS
+    if problem.is_quantized and not problem.split_keys:
+        outputs = UNQUANTIZED
     if problem.o_dtype not in outputs:
         why.append(
             f"o_dtype={problem.o_dtype!r} is not built yet for qkv_dtype={problem.qkv_dtype!r}: use "

@@ -54,12 +54,12 @@ class LatentTiles(SwappedTiles):
 
     @property
     def kv_slot_bytes(self) -> int:
-        return self.BN * self.slab_columns * self.dtype_bytes
+        return self.bytes_of(self.BN * self.slab_columns)
 
     @property
     def rope_tile(self) -> KMajorTile:
         """The rotary columns of a key tile; of eight bits they fill half of a swizzle span, the rest are zeros."""
-        return KMajorTile(self.BN, align_up(ROPE_DEPTH, self.swizzle_granule), self.dtype_bytes)
+        return KMajorTile(self.BN, align_up(ROPE_DEPTH, self.swizzle_granule), self.bits)
 
     @property
     def rope_slot_bytes(self) -> int:
@@ -98,7 +98,7 @@ class LatentTiles(SwappedTiles):
             kind = PageMNMajorTile if walks_keys else PageKMajorTile
         else:
             kind = MNMajorTile if walks_keys else KMajorTile
-        return kind(self.BN, self.slab_columns, self.dtype_bytes)
+        return kind(self.BN, self.slab_columns, self.bits)
 
     @property
     def pv_mma_shape(self) -> tuple[int, int, int]:

@@ -21,13 +21,14 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from ...dtypes import DTYPES, bytes_of
 from ...layouts.operand_tiles import KMajorTile, MNMajorTile
 from ...layouts.page_tiles import PageKMajorTile, PageMNMajorTile
 from ...layouts.scalars import choose, maximum, minimum
 from ...tma import copies
 from ...tma.gathered_rows import ROWS, GatheredRows
 from ...tma.paged_rows import PagedRowIndices
-from ...tma.tensor_maps import DTYPES, clipped_load
+from ...tma.tensor_maps import clipped_load
 from .tma import KVOperand
 
 SPAN_BYTES = 128  # bytes of one row of a chunk
@@ -120,11 +121,7 @@ class KVBufferConfig:
             kind = PageMNMajorTile if self.walks_keys else PageKMajorTile
         else:
             kind = MNMajorTile if self.walks_keys else KMajorTile
-        return kind(self.rows, self.columns, self.dtype_bytes)
-
-    @property
-    def dtype_bytes(self) -> int:
-        return DTYPES[self.dtype].width // 8
+        return kind(self.rows, self.columns, DTYPES[self.dtype].bits)
 
     @property
     def num_steps(self) -> int:
@@ -172,7 +169,7 @@ class KVBuffer:
         if of_rest:
             self._rest.load_from_dram(0, mbarrier, found, kv_head, batch)
             return
-        dtype = DTYPES[cfg.dtype]
+        dtype = DTYPES[cfg.dtype].cutlass
         column = first_column + cfg.first_column
         address = self.ring_address + slot * cfg.slot_bytes + cfg.offset
         if not cfg.clipped:
@@ -196,7 +193,7 @@ class KVBuffer:
             for chunk in range(chunks):
                 at = address + chunk * cfg.rows * SPAN_BYTES + p * cfg.box_rows * SPAN_BYTES
                 copies.load_tile(
-                    self.tma.boxes, DTYPES[cfg.dtype], at, mbarrier, first, further,
+                    self.tma.boxes, DTYPES[cfg.dtype].cutlass, at, mbarrier, first, further,
                     column + chunk * chunk_columns,
                 )  # fmt: skip
 
@@ -299,13 +296,15 @@ def load_pages(
     column: cutlass.Constexpr = 0,
 ):
     """Copy the boxes of a tile, from `column` on. Nearly every tile has all its rows: one question for all then."""
-    page_bytes = cfg.box_rows * cfg.columns * cfg.dtype_bytes
+    page_bytes = bytes_of(cfg.dtype, cfg.box_rows * cfg.columns)
     if found.all_rows_exist(cfg.box_rows):
         groups = found.in_groups_of_eight()
         for p in cutlass.range_constexpr(found.boxes):
             first, _ = groups.box(p)
             at = address + p * page_bytes
-            copies.load_tile(tma.boxes, DTYPES[cfg.dtype], at, mbarrier, first, (kv_head,), column)
+            copies.load_tile(
+                tma.boxes, DTYPES[cfg.dtype].cutlass, at, mbarrier, first, (kv_head,), column
+            )
     else:
         for p in cutlass.range_constexpr(found.boxes):
             row, valid = found.box(p)
@@ -327,7 +326,7 @@ def load_page(
 
     Rows of K that do not exist are masked, whatever they hold. Rows of V meet a P of 0, and 0 * NaN is NaN.
     """
-    dtype = DTYPES[cfg.dtype]
+    dtype = DTYPES[cfg.dtype].cutlass
     first = choose(valid > 0, row >> 3, BEYOND_EVERY_ROW)
     if cutlass.const_expr(not cfg.walks_keys):
         copies.load_tile(tma.boxes, dtype, address, mbarrier, first, (kv_head,), column)
@@ -335,7 +334,7 @@ def load_page(
         if (valid > 0) & (valid < cfg.box_rows):
             for group in cutlass.range_constexpr(cfg.box_rows // 8):
                 here = minimum(maximum(valid - 8 * group, 0), 8)
-                at = address + group * 8 * cfg.columns * cfg.dtype_bytes
+                at = address + bytes_of(cfg.dtype, group * 8 * cfg.columns)
                 place, further = clipped_load(row + 8 * group, here, kv_head)
                 copies.load_tile(tma.eight_rows, dtype, at, mbarrier, place, further, column)
         else:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import cutlass.cute as cute
 from cutlass import Int32
 
+from ...dtypes import DTYPES
 from ...tma.tensor_maps import (
-    DTYPES,
     TMAOperand,
     clipped_load_view,
     columns_of,
@@ -67,7 +67,11 @@ class Rope:
 
 def operand_of(cfg, tensor) -> tuple[KVOperand, Int32]:
     """-> (what loads the columns of K, rows from one batch or page to the next)."""
-    tiles, dtype, columns = cfg.tiles, DTYPES[cfg.rope_stored_dtype], cfg.tiles.rope_box_columns
+    tiles, dtype, columns = (
+        cfg.tiles,
+        DTYPES[cfg.rope_stored_dtype].cutlass,
+        cfg.tiles.rope_box_columns,
+    )
     if not is_clipped(cfg):
         view = dense_view(tensor, columns, columns)
         rows, group = tiles.rope_box_rows, tiles.cta_group
@@ -86,7 +90,7 @@ def of_queries(cfg, tensor) -> TMAOperand:
     """The columns of Q that meet those, a span behind the others in every query tile."""
     tiles, columns = cfg.tiles, cfg.tiles.rope_box_columns
     view = dense_view(tensor, columns, columns, cfg.heads_per_tile)
-    dtype = DTYPES[cfg.rope_stored_dtype]
+    dtype = DTYPES[cfg.rope_stored_dtype].cutlass
     return make_operand(view, dtype, tiles.q_box_rows, columns, cta_group=tiles.cta_group)
 
 
@@ -111,5 +115,5 @@ def rope_buffer(cfg, ring_address: Int32, rope: Rope) -> KVBuffer:
     if tiles.rest_qk_depth:
         place = cfg.smem.k_rest.offset - cfg.smem.kv.offset
         return KVBuffer(replace(config, slot_bytes=0), ring_address + place, rope.operand)
-    before = rows * tiles.own_qk_depth * tiles.dtype_bytes
+    before = tiles.bytes_of(rows * tiles.own_qk_depth)
     return KVBuffer(config, ring_address + before, rope.operand)

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 from cutlass import Int32
 
+from ...dtypes import DTYPES
 from ...tma.tensor_maps import (
-    DTYPES,
     RowsOfHeads,
     TMAOperand,
     clipped_load_view,
@@ -36,20 +36,22 @@ def q_operand(cfg, mQ) -> TMAOperand:
     if cfg.tiles.pads_groups:
         view = heads_in_rows_view(mQ, cfg.tiles.swizzle_granule, cfg.tiles.padded_qk_depth)
         return make_operand(
-            view, DTYPES[cfg.qkv_dtype], cfg.tiles.q_box_rows, cfg.tiles.padded_qk_depth,
+            view, DTYPES[cfg.qkv_dtype].cutlass, cfg.tiles.q_box_rows, cfg.tiles.padded_qk_depth,
             heads=cfg.tiles.rows_per_position, cta_group=pair,
         )  # fmt: skip
     columns = cfg.tiles.own_qk_depth if cfg.tiles.q_comes_in_parts else cfg.tiles.padded_qk_depth
     if cfg.tiles.q_comes_in_parts:
         mQ = columns_of(mQ, 0, cfg.own_depth)
     view = dense_view(mQ, cfg.tiles.swizzle_granule, columns, cfg.heads_per_tile)
-    return make_operand(view, DTYPES[cfg.qkv_dtype], cfg.tiles.q_box_rows, columns, cta_group=pair)
+    return make_operand(
+        view, DTYPES[cfg.qkv_dtype].cutlass, cfg.tiles.q_box_rows, columns, cta_group=pair
+    )
 
 
 def o_operand(cfg, mO) -> tuple[TMAOperand, Int32]:
     """-> (operand of one depth chunk of a tile, rows from one batch to the next in its row space)."""
     rows, columns, group = cfg.tiles.rows_per_q_tile, cfg.tiles.o_granule, cfg.heads_per_tile
-    dtype = DTYPES[cfg.o_dtype]
+    dtype = DTYPES[cfg.o_dtype].cutlass
     if not cfg.clips_queries:
         view = dense_view(mO, columns, columns, group)
         return make_operand(view, dtype, rows, columns, store=True), Int32(0)
@@ -85,7 +87,7 @@ def k_operand(cfg, mK) -> tuple[KVOperand, Int32]:
 
 def kv_operand(cfg, mX, columns: int, is_v: bool) -> tuple[KVOperand, Int32]:
     """K (columns: of one depth stage) or V -> (operand, rows from one batch or page to the next)."""
-    tiles, dtype, granule = cfg.tiles, DTYPES[cfg.stored_dtype], cfg.tiles.kv_granule
+    tiles, dtype, granule = cfg.tiles, DTYPES[cfg.stored_dtype].cutlass, cfg.tiles.kv_granule
     rows = tiles.v_box_rows if is_v else tiles.k_box_rows
     if not cfg.clips_keys:
         view = dense_view(mX, granule, columns)
@@ -124,4 +126,6 @@ def narrow_operand(cfg, mX, columns: int) -> KVOperand:
 def boxes_of_pages(cfg, mX, columns: int) -> KVOperand:
     """Clipped boxes of so many columns, with the rows that pages and tiles have in common."""
     view = clipped_load_view(mX, row_space(mX, head_mode=-3 if cfg.page_heads_first else -2))
-    return KVOperand(make_operand(view, DTYPES[cfg.qkv_dtype], cfg.tiles.v_box_rows, columns))
+    return KVOperand(
+        make_operand(view, DTYPES[cfg.qkv_dtype].cutlass, cfg.tiles.v_box_rows, columns)
+    )

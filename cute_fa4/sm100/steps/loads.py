@@ -4,10 +4,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from ...dtypes import DTYPES
 from ...tma import copies, gathered_rows, paged_rows
 from ...tma.gathered_rows import GatheredRows
 from ...tma.paged_rows import PagedRowIndices
-from ...tma.tensor_maps import DTYPES
 from ..operands.kv_buffer import KVBuffer
 from ..sync.kernel_args import Events, KernelArgs, Smem
 from ..sync.pipelines import Slot, TMAProducerPipeline
@@ -29,16 +29,16 @@ def load_q(cfg, args: KernelArgs, smem: Smem, events: Events, work: Work, i: int
     head = rows.scheduled_head(cfg, work)
     further = (head, sequence.batch) if cfg.q_layout == "dense" else (head,)
     address = smem.q_address + place * cfg.tiles.q_tile_bytes
+    dtype = DTYPES[cfg.qkv_dtype].cutlass
     if cfg.tiles.pads_groups:
         first = work.tile.head, position
-        copies.load_tile(
-            args.q, DTYPES[cfg.qkv_dtype], address, mbarrier, first, further[1:], heads=cfg.tiles.rows_per_position
-        )  # fmt: skip
+        heads = cfg.tiles.rows_per_position
+        copies.load_tile(args.q, dtype, address, mbarrier, first, further[1:], heads=heads)
         return
-    copies.load_tile(args.q, DTYPES[cfg.qkv_dtype], address, mbarrier, position, further)
+    copies.load_tile(args.q, dtype, address, mbarrier, position, further)
     if cfg.tiles.q_comes_in_parts:
-        behind = cfg.tiles.rows_per_q_tile * cfg.tiles.own_qk_depth * cfg.tiles.dtype_bytes
-        dtype = DTYPES[cfg.rope_stored_dtype]
+        behind = cfg.tiles.bytes_of(cfg.tiles.rows_per_q_tile * cfg.tiles.own_qk_depth)
+        dtype = DTYPES[cfg.rope_stored_dtype].cutlass
         copies.load_tile(args.rope.of_q, dtype, address + behind, mbarrier, position, further)
 
 

@@ -38,7 +38,7 @@ def multiply_qk(
     issue: the instructions of a stage, with the arguments of tensor_core.mma_ss
     """
     m, n, depth = cfg.tiles.qk_mma_shape
-    q = KMajorTile(cfg.tiles.rows_per_q_tile, cfg.tiles.padded_qk_depth, cfg.dtype_bytes)
+    q = KMajorTile(cfg.tiles.rows_per_q_tile, cfg.tiles.padded_qk_depth, cfg.tiles.bits)
     q_start, q_high, q_steps = mma_tile(
         q, smem.q_address + i * cfg.tiles.q_tile_bytes, depth // cfg.tiles.MMA_K
     )
@@ -148,7 +148,7 @@ def multiply_pv(cfg, v: KVBuffer, tmem, events: Events, slot, i: int, phase, acc
         )
     else:
         v_start, v_high, v_steps = v.get_mma_tile(slot)
-    columns = cfg.tiles.MMA_K * cfg.dtype_bytes // 4  # tensor-memory columns of P in one step
+    columns = cfg.tiles.tmem_columns_of(cfg.tiles.MMA_K)  # of P in one step
     steps = [(step * columns, offset) for step, offset in enumerate(v_steps)]
     computes = InstructionDescriptor(
         m, n, cfg.p_dtype, cfg.v_dtype, b_mn_major=True, cta_group=cfg.tiles.cta_group

@@ -20,7 +20,7 @@ from cutlass import Float32, select_
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T
 
-from ..blueprint.chip import FP8_DTYPES
+from ...dtypes import DTYPES, is_quantized
 from ..instructions import exp2
 
 LOG2_E = 1.4426950408889634
@@ -195,14 +195,14 @@ def pack(values: list, dtype: str) -> list:
     """
     if dtype == "f32":
         return [value.bitcast(cutlass.Int32) for value in values]
-    if dtype in FP8_DTYPES:
+    if is_quantized(dtype):
         return [_pack_four(values[i : i + 4], dtype) for i in range(0, len(values), 4)]
-    instruction = {"bf16": "cvt.rn.bf16x2.f32", "fp16": "cvt.rn.f16x2.f32"}[dtype]
+    instruction = f"cvt.rn.{DTYPES[dtype].ptx_name}x2.f32"
     return [_pack(values[i], values[i + 1], instruction) for i in range(0, len(values), 2)]
 
 
 def _pack_four(values: list, dtype: str):
-    convert = f"cvt.rn.satfinite.{dtype}x2.f32"
+    convert = f"cvt.rn.satfinite.{DTYPES[dtype].ptx_name}x2.f32"
     return cutlass.Int32(
         llvm.inline_asm(
             T.i32(),

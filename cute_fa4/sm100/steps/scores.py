@@ -101,7 +101,7 @@ def write_probabilities(
             visible = exponential.words, first, cfg.tiles.BN
             p_words, sums = seen.add_powers(*visible, of_seen, some, sums)
             p = half_powers.Probabilities(p_words, [])
-        held.append((first * cfg.dtype_bytes // 4, p.words))
+        held.append((cfg.tiles.tmem_columns_of(first), p.words))
         if not holds:
             if first == 0:
                 to.may_store()

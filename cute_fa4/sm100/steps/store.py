@@ -17,9 +17,8 @@ import cutlass.cute as cute
 from cutlass import Int32
 from cutlass._mlir.dialects import llvm
 
+from ...dtypes import DTYPES
 from ...tma import copies
-from ...tma.tensor_maps import DTYPES
-from ..blueprint.chip import DTYPE_BYTES
 from ..instructions import tensor_memory
 from ..sync.kernel_args import KernelArgs, Smem
 from ..work import results, rows
@@ -63,7 +62,7 @@ def store_chunk(cfg, args: KernelArgs, work: Work, i, buffer, chunk: int):
     """Bulk store of one depth chunk of query tile i; rows beyond the sequence are dropped."""
     place = results.o_place(cfg, args, work, i)
     column = chunk * cfg.tiles.o_granule
-    copies.store_tile(args.o, DTYPES[cfg.o_dtype], buffer, *place, first_column=column)
+    copies.store_tile(args.o, DTYPES[cfg.o_dtype].cutlass, buffer, *place, first_column=column)
 
 
 def copies_under_way(cfg, i: int, chunk: int) -> int:
@@ -141,7 +140,7 @@ def write_out(
     batches: (first column, what values_of(...) makes the `columns` values from there on of); its loads are complete
     """
     width, granule = cfg.tiles.pv_mma_shape[1], cfg.tiles.o_granule
-    nbytes = DTYPE_BYTES[cfg.o_dtype]
+    o = DTYPES[cfg.o_dtype]
     held = []  # words of a piece that is not whole yet
     for column, batch in batches:
         chunk, inside = divmod(column, granule)
@@ -154,8 +153,8 @@ def write_out(
             begin_chunk(cfg, row, i, chunk)
         inside_end = inside + len(values)
         if last:  # the copy reads whole chunks, though it stores no column beyond the depth
-            words += [Int32(0)] * ((granule - inside_end) * nbytes // 4)
-        first_byte, words = inside * nbytes - 4 * len(held), held + words
+            words += [Int32(0)] * (o.bytes_of(granule - inside_end) // 4)
+        first_byte, words = o.bytes_of(inside) - 4 * len(held), held + words
         held = words[len(words) // 4 * 4 :]
         write_words(buffer_of(cfg, smem, i, chunk), row, first_byte, words)
         if last or inside_end == granule:

@@ -43,10 +43,6 @@ ORDER_CODE = {
     "p_crossed": PCrossedCode(),
     "p_crossed_summed": PCrossedCode(),
 }
-ONES = {  # in a word
-    "e4m3": 0x38383838,
-    "e5m2": 0x3C3C3C3C,
-}
 WITH_LONE_TILES = {"p_over_s": LonePOverS(), "p_beside_s": LonePBesideS()}
 
 
@@ -64,7 +60,7 @@ def fill_ones(cfg: cutlass.Constexpr, smem: Smem, warp):
     nbytes = cfg.smem.ones.nbytes // warps.threads_of("softmax")
     if warp < warps.softmax.stop:
         thread, _, _ = cute.arch.thread_idx()
-        word = Int32(ONES[cfg.qkv_dtype])
+        word = Int32(cfg.operand.quantized.one * 0x01010101)
         for piece in range(nbytes // PIECE_BYTES):
             at = smem.kv_address + (cfg.smem.ones.offset - cfg.smem.kv.offset + piece * PIECE_BYTES)
             store_piece(at + thread * nbytes, [word] * 4)

@@ -123,7 +123,7 @@ def may_add_up(problem: Problem) -> bool:
     sum of what P was before it was rounded to eight bits, and scales of tokens multiply P, but not its sum.
     """
     of_p = not (problem.write_lse or problem.token_scales)
-    return problem.has_fp8 and of_p and problem.qk_depth <= problem.ov_depth == SPAN_COLUMNS
+    return problem.is_quantized and of_p and problem.qk_depth <= problem.ov_depth == SPAN_COLUMNS
 
 
 def _with_o(tiles: Tiles, s: tuple, p: tuple, first: int, p_apart: bool) -> TmemMap:
@@ -145,4 +145,4 @@ def best_order(tiles: Tiles, lone_tiles: bool | None = None) -> str:
         return "p_beside_s"
     problem = tiles.problem
     lone = problem.clips_queries if lone_tiles is None else lone_tiles
-    return "p_crossed" if problem.has_fp8 and not lone else "p_over_s"
+    return "p_crossed" if problem.is_quantized and not lone else "p_over_s"

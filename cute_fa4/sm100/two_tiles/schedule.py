@@ -77,7 +77,9 @@ class TwoTiles(RowSchedule):
         if self.exp2_emulated is None and lags and problem.arch == "sm_100a":
             schedule = replace(schedule, exp2_emulated=self.lagged_emulated)
         if schedule.exponential is None:
-            half = problem.has_fp8 and problem.arch == "sm_100a" and "V" not in problem.descales
+            half = (
+                problem.is_quantized and problem.arch == "sm_100a" and "V" not in problem.descales
+            )
             schedule = replace(schedule, exponential="half" if half else "exact")
         if self.order is None and schedule.adds_up(problem):
             schedule = replace(schedule, order=SUMMED)
@@ -174,7 +176,7 @@ class TwoTiles(RowSchedule):
             why.append(
                 f"exponential={self.exponential!r} is no way to compute P: use {' or '.join(EXPONENTIALS)}"
             )
-        if self.exponential == "half" and not problem.has_fp8:
+        if self.exponential == "half" and not problem.is_quantized:
             why.append(
                 f"exponential='half' with qkv_dtype={problem.qkv_dtype!r}: f16 is for P of eight bits: use 'exact'"
             )

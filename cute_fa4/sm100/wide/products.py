@@ -35,7 +35,7 @@ def s_column(cfg, buffer):
 def multiply_qk(cfg, smem: Smem, k: KVBuffer, s_address, kv: KVConsumerPipeline, at: Slot) -> Slot:
     """S = Q K^T, unit by unit as they arrive; -> the place behind them."""
     m, n, depth = cfg.tiles.qk_mma_shape
-    q = KMajorTile(cfg.tiles.rows_per_q_tile, cfg.tiles.padded_qk_depth, cfg.dtype_bytes)
+    q = KMajorTile(cfg.tiles.rows_per_q_tile, cfg.tiles.padded_qk_depth, cfg.tiles.bits)
     q_start, q_high, q_steps = mma_tile(q, smem.q_address, depth // cfg.tiles.MMA_K)
     computes = InstructionDescriptor(
         m, n, cfg.qkv_dtype, cfg.qkv_dtype, cta_group=cfg.tiles.cta_group
@@ -60,7 +60,7 @@ def multiply_pv(
     """O (+)= P V of tile number `tile` of the CTA; -> the place behind its units."""
     buffer, phase = tile & 1, (tile >> 1) & 1
     o, p = tmem + cfg.tmem.o[0], tmem + s_column(cfg, buffer)
-    columns = cfg.tiles.MMA_K * cfg.dtype_bytes // 4  # tensor-memory columns of P in one step
+    columns = cfg.tiles.tmem_columns_of(cfg.tiles.MMA_K)  # of P in one step
     first = cfg.p_first_part // cfg.tiles.MMA_K
     for unit in range(cfg.tiles.v_units):
         start, high, offsets = units.v_unit(cfg, v, unit).get_mma_tile(at.index)

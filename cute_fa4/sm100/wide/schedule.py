@@ -64,7 +64,7 @@ class WideTile(RowSchedule):
         return layout(self.warps, self.tiles(problem), self.barrier_table)[1]
 
     def refusals(self, problem: Problem) -> list[str]:
-        if problem.has_fp8:
+        if problem.is_quantized:
             return [
                 f"qkv_dtype={problem.qkv_dtype!r} is not built yet in units of 64 columns: use schedule=TwoTiles()"
             ]

@@ -54,7 +54,7 @@ class TileOrder:
 
 def fitting_rows(cfg) -> int:
     """Keys that have themselves and their values in L2 together, counted for every scheduled head that reads them."""
-    row_bytes = (cfg.qk_depth + cfg.ov_depth) * cfg.dtype_bytes
+    row_bytes = cfg.operand.bytes_of(cfg.qk_depth + cfg.ov_depth)
     sharing = cfg.group // cfg.heads_per_tile  # scheduled heads that read the same keys
     return L2_BYTES_FOR_KEYS // row_bytes * sharing
 

@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
 
+from cute_fa4.dtypes import QUANTIZED, is_quantized
+
 from ...blueprint.barriers import BarrierTable
-from ...blueprint.chip import FP8_DTYPES, SMEM_CAPACITY_BYTES
+from ...blueprint.chip import SMEM_CAPACITY_BYTES
 from ...blueprint.memory_maps import TmemMap
 from ...blueprint.problem import Problem
 from ...blueprint.reach import DEPTHS_OF_FP8, Extra, problem_not_built
@@ -71,9 +73,9 @@ class WidenedTile(SwappedTile):
     def refusals(self, problem: Problem) -> list[str]:
         extras = Extra.WIDENED_KEYS | Extra.KEY_SCALES
         why = problem_not_built(problem, extras, DEPTHS_OF_FP8, DEPTHS_OF_FP8)
-        if problem.kv_dtype not in FP8_DTYPES:
+        if not is_quantized(problem.kv_dtype):
             why.append(
-                f"kv_dtype={problem.kv_dtype!r}: these kernels widen keys: use one of {', '.join(FP8_DTYPES)}, or "
+                f"kv_dtype={problem.kv_dtype!r}: these kernels widen keys: use one of {', '.join(QUANTIZED)}, or "
                 "schedule=SwappedTile()"
             )
         return why or self._over_capacity(problem)

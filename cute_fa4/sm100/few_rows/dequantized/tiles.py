@@ -10,6 +10,7 @@ A row of the ring is one swizzle span whatever the depth is: TMA fills columns b
 
 from dataclasses import dataclass
 
+from cute_fa4.dtypes import E4M3
 from cute_fa4.layouts.operand_tiles import KMajorTile, MNMajorTile
 
 from ...blueprint.chip import SWIZZLE_BYTES
@@ -17,7 +18,7 @@ from ...blueprint.problem import Problem
 from ...blueprint.tiles import KEYS_PER_TILE
 from ..tiles import SwappedTiles
 
-WIDE_DTYPE = "fp16"  # holds every number of e4m3 and e5m2
+WIDE_DTYPE = E4M3.dequantized_to
 COLUMNS_OF_COLUMN = 2  # fp16 in 32 bits of tensor memory
 RING_DEPTH = SWIZZLE_BYTES  # columns of a row of the ring, a byte each
 
@@ -71,7 +72,7 @@ class WidenedTiles(SwappedTiles):
     @property
     def ring_tile(self) -> KMajorTile:
         """A slot: where TMA put a byte of a key."""
-        return KMajorTile(self.BN, RING_DEPTH, elem_bytes=1)
+        return KMajorTile(self.BN, RING_DEPTH, bits=8)
 
     # ---- as they are multiplied
 

@@ -11,8 +11,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from cute_fa4.dtypes import DTYPES
 from cute_fa4.tma import copies
-from cute_fa4.tma.tensor_maps import DTYPES, clipped_load
+from cute_fa4.tma.tensor_maps import clipped_load
 
 from ...operands.kv_buffer import SPAN_BYTES, gather_chunks
 from ...operands.tma import KVOperand
@@ -37,7 +38,7 @@ def load_bytes(cfg, operand: KVOperand, address, mbarrier, found, first: int, li
         place, further = clipped_load(*found.box(p), Int32(KV_HEAD))
         box = address + p * tiles.k_box_rows * line_bytes
         copies.load_tile(
-            operand.boxes, DTYPES[cfg.stored_dtype], box, mbarrier, place, further, first
+            operand.boxes, DTYPES[cfg.stored_dtype].cutlass, box, mbarrier, place, further, first
         )
 
 

@@ -32,7 +32,7 @@ def multiply_slab(cfg, smem: RowsShared, k_address, s_address, i: int):
     """S^T (+)= K Q^T over the columns of slab i, which is in tensor memory."""
     m, n, _ = cfg.tiles.qk_mma_shape
     step, each = cfg.tiles.MMA_K, cfg.tiles.slab_columns // cfg.tiles.MMA_K
-    q = KMajorTile(cfg.tiles.q_box_rows, cfg.tiles.padded_qk_depth, cfg.dtype_bytes)
+    q = KMajorTile(cfg.tiles.q_box_rows, cfg.tiles.padded_qk_depth, cfg.tiles.bits)
     q_start, q_high, q_steps = mma_tile(q, smem.q_address, (i + 1) * each)
     steps = [
         (number * step // COLUMNS_OF_COLUMN, offset)

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
 
+from cute_fa4.dtypes import BF16, E4M3, F32
+
 from ...blueprint.barriers import BarrierTable
 from ...blueprint.memory_maps import TmemMap
 from ...blueprint.problem import Problem
@@ -26,7 +28,7 @@ from .tiles import RowsTiles
 from .warp_roles import RowsWarpRoles
 
 HIGHEST = 32  # rows of a tile: 64 leave no room for slabs as they are stored
-STORED = {"kv_dtype": "e4m3", "rope_dtype": "bf16", "scale_dtype": "f32"}  # of a row
+STORED = {"kv_dtype": E4M3.name, "rope_dtype": BF16.name, "scale_dtype": F32.name}  # of a row
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class LatentRows(LatentTile):
 def not_built(problem: Problem) -> list[str]:
     """What this family does not run."""
     why = []
-    if problem.qkv_dtype != "bf16":
+    if problem.qkv_dtype != STORED["rope_dtype"]:
         why.append(
             f"qkv_dtype={problem.qkv_dtype!r}: the rotary columns of a row of 656 bytes are bf16: use 'bf16'"
         )

@@ -55,7 +55,7 @@ class RowsTiles(LatentTiles):
     @property
     def stored_tile(self) -> KMajorTile:
         """A slot: where TMA put a byte of a key."""
-        return KMajorTile(self.BN, COLUMNS_OF_SCALE, elem_bytes=1)
+        return KMajorTile(self.BN, COLUMNS_OF_SCALE, bits=8)
 
     @property
     def scale_bytes(self) -> int:

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from cute_fa4.dtypes import DTYPES
 from cute_fa4.tma.tensor_maps import (
-    DTYPES,
     clipped_load_view,
     heads_in_rows_view,
     make_operand,
@@ -86,14 +86,14 @@ class SM100MLAPair(SM100Kernel):
 
     def q_operand(self, mQ):
         """Boxes of 64 rows, which may begin at any head."""
-        tiles, dtype = self.cfg.tiles, DTYPES[self.cfg.qkv_dtype]
+        tiles, dtype = self.cfg.tiles, DTYPES[self.cfg.qkv_dtype].cutlass
         view = heads_in_rows_view(mQ, tiles.swizzle_granule, tiles.padded_qk_depth)
         sizes = tiles.q_box_rows, tiles.padded_qk_depth
         return make_operand(view, dtype, *sizes, heads=tiles.heads_of_box, cta_group=CTAS)
 
     def kv_operands(self, mK, mV):
         """Of one cache: V is not looked at."""
-        tiles, dtype = self.cfg.tiles, DTYPES[self.cfg.qkv_dtype]
+        tiles, dtype = self.cfg.tiles, DTYPES[self.cfg.qkv_dtype].cutlass
         space = row_space(mK)
         rows = Int32(space.rows_per_block)
         if tiles.gathers_rows:

@@ -13,9 +13,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from cute_fa4.dtypes import DTYPES
 from cute_fa4.layouts.scalars import choose, maximum
 from cute_fa4.tma import copies, gathered_rows, paged_rows
-from cute_fa4.tma.tensor_maps import DTYPES, clipped_load
+from cute_fa4.tma.tensor_maps import clipped_load
 
 from ...operands.kv_buffer import SPAN_BYTES, gather_chunks
 from ...pair.sync import PairProducer
@@ -62,7 +63,7 @@ def number_of_entries(cfg) -> int:
 
 def load_q(cfg, args: KernelArgs, smem: LatentPairShared, events: Events, work: Work):
     """This CTA's 64 of the 128 rows: half of the heads, or half of the positions."""
-    tiles, dtype, rank = cfg.tiles, DTYPES[cfg.qkv_dtype], cute.arch.block_idx_in_cluster()
+    tiles, dtype, rank = cfg.tiles, DTYPES[cfg.qkv_dtype].cutlass, cute.arch.block_idx_in_cluster()
     mbarrier = events.q_full.arrive_and_expect(0, tiles.q_tile_bytes)
     head, position = work.tile.head, work.tile.first_position
     if tiles.rows_per_position > tiles.q_box_rows:
@@ -87,7 +88,7 @@ def rows_of_unit(cfg, found, first_key):
 
 def load_unit(cfg, args: KernelArgs, address, mbarrier, rows, first_column, columns):
     """Rows of rows_of_unit, and so many columns."""
-    tiles, dtype = cfg.tiles, DTYPES[cfg.qkv_dtype]
+    tiles, dtype = cfg.tiles, DTYPES[cfg.qkv_dtype].cutlass
     chunks = -(-columns // tiles.swizzle_granule)
     if tiles.gathers_rows:
         gather_chunks(

@@ -15,11 +15,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar
 
+from cute_fa4.dtypes import UNQUANTIZED
+
 from ...blueprint.barriers import BarrierTable
 from ...blueprint.memory_maps import TmemMap
 from ...blueprint.problem import Problem
-from ...blueprint.reach import DTYPES_OF_16_BITS
-from ...blueprint.row_schedule import RESCALE_LOG2, RESCALE_LOG2_OF_FP8
+from ...blueprint.row_schedule import default_rescale_log2, lag_contradictions
 from ...blueprint.tiles import ROWS_PER_Q_TILE
 from ...few_rows.warp_roles import SwappedWarpRoles
 from . import barriers
@@ -54,7 +55,7 @@ class LatentPair:
     def resolved(self, problem: Problem) -> "LatentPair":
         lag = self.rescale_log2
         if lag is None:
-            lag = RESCALE_LOG2_OF_FP8 if problem.has_fp8 else RESCALE_LOG2
+            lag = default_rescale_log2(problem)
         early = True if self.dependent_launch is None else self.dependent_launch
         return replace(self, claims=False, rescale_log2=lag, dependent_launch=early)
 
@@ -75,12 +76,7 @@ class LatentPair:
         return layout(self.warps, self.tiles(problem))[1]
 
     def contradictions(self, problem: Problem) -> list[str]:
-        highest, dtype = (8, "e4m3") if problem.has_fp8 else (15, "fp16")
-        if self.rescale_log2 is None or 0 <= self.rescale_log2 <= highest:
-            return []
-        return [
-            f"rescale_log2={self.rescale_log2}: P grows to 2^rescale_log2 and must fit {dtype}: use 0 to {highest}"
-        ]
+        return lag_contradictions(problem, self.rescale_log2)
 
     def refusals(self, problem: Problem) -> list[str]:
         why = not_built(problem)
@@ -111,9 +107,9 @@ def not_built(problem: Problem, stored: dict = STORED) -> list[str]:
             f"latent=True, qk_depth={LATENT_DEPTH + ROPE_DEPTH}, ov_depth={LATENT_DEPTH}"
         ]
     why = []
-    o_dtype = problem.qkv_dtype
-    if problem.has_fp8:
-        o_dtype = problem.o_dtype if problem.o_dtype in DTYPES_OF_16_BITS else "bf16"
+    o_dtype = problem.operand.out
+    if problem.is_quantized and problem.o_dtype in UNQUANTIZED:
+        o_dtype = problem.o_dtype
     for name, only in {
         "o_dtype": "f32" if problem.split_keys else o_dtype,
         "q_layout": "dense",

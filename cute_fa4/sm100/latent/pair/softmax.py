@@ -85,9 +85,9 @@ def exchange(cfg, smem: LatentPairShared, place: Place, number, value) -> list:
 def write_p(cfg, smem: LatentPairShared, place: Place, words: list):
     """This thread's quarter of a row of P."""
     tile = cfg.tiles.p_tile
-    span, half_bytes = tile.swizzle.span_bytes, cfg.tiles.s_columns * cfg.dtype_bytes
+    span, half_bytes = tile.swizzle.span_bytes, cfg.tiles.bytes_of(cfg.tiles.s_columns)
     of_half = tile.chunk_bytes if half_bytes == span else half_bytes
-    of_group = cfg.tiles.keys_of_thread * cfg.dtype_bytes
+    of_group = cfg.tiles.bytes_of(cfg.tiles.keys_of_thread)
     line = place.half * of_half + place.row * span + place.group * of_group
     for piece in range(len(words) // 4):
         four = words[4 * piece : 4 * piece + 4]

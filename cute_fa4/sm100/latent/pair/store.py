@@ -11,7 +11,8 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 from cutlass._mlir.dialects import llvm
 
-from ...blueprint.chip import DTYPE_BYTES
+from cute_fa4.dtypes import bytes_of
+
 from ...instructions import tensor_memory
 from ...steps import row_math
 from ...steps.row_math import RowState
@@ -70,7 +71,7 @@ def output(
             tensor_memory.wait_load()
         words = row_math.pack(row_math.multiplied(values, factor), cfg.o_dtype)
         if exists:
-            store_batch(address + first * DTYPE_BYTES[cfg.o_dtype], words)
+            store_batch(address + bytes_of(cfg.o_dtype, first), words)
 
 
 def store_batch(address: Int64, words: list):

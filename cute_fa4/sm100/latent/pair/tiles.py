@@ -80,7 +80,7 @@ class LatentPairTiles(Tiles):
 
     @property
     def q_tile_bytes(self) -> int:
-        return self.q_box_rows * self.padded_qk_depth * self.dtype_bytes
+        return self.bytes_of(self.q_box_rows * self.padded_qk_depth)
 
     @property
     def heads_of_box(self) -> int:
@@ -114,7 +114,7 @@ class LatentPairTiles(Tiles):
 
     @property
     def kv_slot_bytes(self) -> int:
-        return UNIT_KEYS * UNIT_COLUMNS * self.dtype_bytes
+        return self.bytes_of(UNIT_KEYS * UNIT_COLUMNS)
 
     @property
     def rope_slot_bytes(self) -> int:
@@ -130,25 +130,25 @@ class LatentPairTiles(Tiles):
 
     @property
     def q_tile(self) -> KMajorTile:
-        return KMajorTile(self.q_box_rows, self.padded_qk_depth, self.dtype_bytes)
+        return KMajorTile(self.q_box_rows, self.padded_qk_depth, self.bits)
 
     @property
     def p_tile(self) -> KMajorTile:
         """P of a CTA's rows in shared memory: 64 keys for each half of the lanes."""
-        return KMajorTile(self.q_box_rows, self.BN, self.dtype_bytes)
+        return KMajorTile(self.q_box_rows, self.BN, self.bits)
 
     @property
     def k_tile(self) -> KMajorTile:
-        return KMajorTile(UNIT_KEYS, UNIT_COLUMNS, self.dtype_bytes)
+        return KMajorTile(UNIT_KEYS, UNIT_COLUMNS, self.bits)
 
     @property
     def rope_tile(self) -> KMajorTile:
         """Of eight bits the rotary columns fill half of a swizzle span, the rest are zeros."""
-        return KMajorTile(UNIT_KEYS, align_up(ROPE_DEPTH, self.swizzle_granule), self.dtype_bytes)
+        return KMajorTile(UNIT_KEYS, align_up(ROPE_DEPTH, self.swizzle_granule), self.bits)
 
     @property
     def v_tile(self) -> MNMajorTile:
-        return MNMajorTile(UNIT_KEYS, UNIT_COLUMNS, self.dtype_bytes)
+        return MNMajorTile(UNIT_KEYS, UNIT_COLUMNS, self.bits)
 
     # ---- tensor memory
 

@@ -20,7 +20,8 @@ from dataclasses import dataclass, replace
 
 import cutlass.cute as cute
 
-from cute_fa4.tma.tensor_maps import DTYPES, clipped_load_view, make_operand, row_space
+from cute_fa4.dtypes import DTYPES
+from cute_fa4.tma.tensor_maps import clipped_load_view, make_operand, row_space
 
 from ...instructions import mbarriers
 from ...operands import tma
@@ -86,7 +87,7 @@ class SM100MLAWidenPair(SM100MLAPair):
         tiles = self.cfg.tiles
         if tiles.gathers_rows:
             return k
-        view, dtype = clipped_load_view(mK, row_space(mK)), DTYPES[self.cfg.stored_dtype]
+        view, dtype = clipped_load_view(mK, row_space(mK)), DTYPES[self.cfg.stored_dtype].cutlass
         return KVOperand(
             make_operand(view, dtype, tiles.k_box_rows, COLUMNS_OF_SCALE, cta_group=CTAS)
         )

@@ -14,8 +14,8 @@ from dataclasses import replace
 import cutlass.cute as cute
 from cutlass import Int32
 
+from cute_fa4.dtypes import DTYPES
 from cute_fa4.tma import copies
-from cute_fa4.tma.tensor_maps import DTYPES
 
 from ...operands.kv_buffer import SPAN_BYTES, gather_chunks
 from ...operands.tma import KVOperand
@@ -44,7 +44,7 @@ def load_bytes(
     for p, (place, further) in enumerate(rows):
         box = address + p * cfg.tiles.k_box_rows * line_bytes
         copies.load_tile(
-            operand.boxes, DTYPES[cfg.stored_dtype], box, mbarrier, place, further, first
+            operand.boxes, DTYPES[cfg.stored_dtype].cutlass, box, mbarrier, place, further, first
         )
 
 

@@ -23,7 +23,7 @@ class RowsPairTiles(LatentPairTiles):
     @property
     def stored_tile(self) -> KMajorTile:
         """Where TMA put a byte of a unit."""
-        return KMajorTile(UNIT_KEYS, UNIT_COLUMNS, elem_bytes=1)
+        return KMajorTile(UNIT_KEYS, UNIT_COLUMNS, bits=8)
 
     @property
     def scales_at(self) -> int:

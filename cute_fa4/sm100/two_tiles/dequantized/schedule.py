@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import ClassVar
 
+from cute_fa4.dtypes import QUANTIZED, is_quantized
+
 from ...blueprint.barriers import BarrierTable
-from ...blueprint.chip import FP8_DTYPES
 from ...blueprint.memory_maps import slots_that_fit
 from ...blueprint.problem import Problem
 from ...blueprint.reach import DEPTHS_OF_FP8, Extra
@@ -52,9 +53,9 @@ class SlotTwoTiles(TwoTiles):
         return layout(self, self.tiles(problem))[1]
 
     def _not_built(self, problem: Problem) -> list[str]:
-        if problem.kv_dtype not in FP8_DTYPES:
+        if not is_quantized(problem.kv_dtype):
             return [
-                f"kv_dtype={problem.kv_dtype!r}: these kernels widen keys: use one of {', '.join(FP8_DTYPES)}, or "
+                f"kv_dtype={problem.kv_dtype!r}: these kernels widen keys: use one of {', '.join(QUANTIZED)}, or "
                 "schedule=TwoTiles()"
             ]
         why = super()._not_built(problem)

@@ -40,7 +40,7 @@ class SlotTiles(Tiles):
     @property
     def raw_tile(self) -> KMajorTile:
         """Where TMA puts a byte of a key."""
-        return KMajorTile(self.BN, RAW_COLUMNS, elem_bytes=1)
+        return KMajorTile(self.BN, RAW_COLUMNS, bits=8)
 
     @property
     def raw_bytes(self) -> int:

@@ -12,6 +12,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from cute_fa4.dtypes import row_of
+
 from ...blueprint.chip import WARP_SIZE
 from ...steps import row_math
 from ...steps.pieces import load_piece, numbers_of, widened
@@ -51,7 +53,7 @@ def widen_key(cfg, line, first_byte: int, is_v: bool):
         for piece in range(PIECES):
             part = words[WORDS_OF_PIECE * piece : WORDS_OF_PIECE * (piece + 1)]
             found = widened(part, cfg.kv_dtype)
-            if dtype == "bf16":
+            if dtype != row_of(cfg.kv_dtype).dequantized_to:
                 found = row_math.pack(numbers_of(found), dtype)
             store_piece(piece_of(line, piece, first_byte + chunk * tile.chunk_bytes), found)
 

@@ -12,7 +12,8 @@ fills the other with zeros. So a thread widens a line in its place, and no other
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from ...blueprint.chip import FP8_DTYPES
+from cute_fa4.dtypes import QUANTIZED, is_quantized
+
 from ...blueprint.problem import Problem
 from ...blueprint.reach import Extra
 from ...blueprint.warp_roles import WarpRoles
@@ -35,9 +36,9 @@ class RopeTile(WideTile):
     warps: WarpRoles = field(default_factory=RopeWarpRoles)
 
     def refusals(self, problem: Problem) -> list[str]:
-        if problem.rope_dtype not in FP8_DTYPES:
+        if not is_quantized(problem.rope_dtype):
             return [
-                f"rope_dtype={problem.rope_dtype!r}: this family widens columns of {' or '.join(FP8_DTYPES)}: use "
+                f"rope_dtype={problem.rope_dtype!r}: this family widens columns of {' or '.join(QUANTIZED)}: use "
                 "schedule=TwoTiles() for those of 16 bits"
             ]
         return super().refusals(problem)

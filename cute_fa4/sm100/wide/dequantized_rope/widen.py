@@ -18,6 +18,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from cute_fa4.dtypes import BF16, row_of
 from cute_fa4.layouts.operand_tiles import KMajorTile
 from cute_fa4.layouts.scalars import choose
 
@@ -34,8 +35,7 @@ from .. import units
 from .events import RopeEvents
 
 WIDENED = 3  # named barrier of the two warps; 0 to 2 are others' (kernel.py, steps/store.py)
-WIDE_BYTES = 2  # of a number, widened
-COLUMNS = PIECE_BYTES // WIDE_BYTES  # of a piece of 16 bits
+COLUMNS = BF16.elements_in(PIECE_BYTES)  # of a piece of 16 bits
 
 
 def further(at: Slot, number: int, slots: int) -> Slot:
@@ -69,16 +69,16 @@ def threads_of(cfg) -> int:
 
 def widen_key(cfg, address, key, scale=None):
     """The line of a key in the slot at this shared address; scale: what its numbers are multiplied by."""
-    raw = KMajorTile(cfg.tiles.BN, SWIZZLE_BYTES, 1)
-    wide = KMajorTile(cfg.tiles.BN, cfg.tiles.swizzle_granule, WIDE_BYTES)
+    raw = KMajorTile(cfg.tiles.BN, SWIZZLE_BYTES, 8)
+    wide = KMajorTile(cfg.tiles.BN, cfg.tiles.swizzle_granule, cfg.tiles.bits)
     words = []
     for column in range(0, cfg.tiles.swizzle_granule, PIECE_BYTES):
         words += load_piece(address + raw.offset(key, column))
     found = widened(words, cfg.rope_dtype)
     if scale is not None:
         found = row_math.pack([x * scale for x in numbers_of(found)], cfg.qkv_dtype)
-    elif cfg.qkv_dtype == "bf16":
-        found = row_math.pack(numbers_of(found), "bf16")
+    elif cfg.qkv_dtype != row_of(cfg.rope_dtype).dequantized_to:
+        found = row_math.pack(numbers_of(found), cfg.qkv_dtype)
     for piece in range(cfg.tiles.swizzle_granule // COLUMNS):
         part = found[WORDS * piece : WORDS * (piece + 1)]
         store_piece(address + wide.offset(key, piece * COLUMNS), part)

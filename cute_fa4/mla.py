@@ -111,7 +111,7 @@ def flash_mla_with_kvcache(
     attn_sink       as learnable_sink, and lse does not count it: where the sink has a share w of the weights, the error
                     of lse is 1 / (1 - w) times that of the other. One of the two may be given
     topk_length     (batch,) or (batch, seqlen_q) int32: so many of each list of indices count, what follows may be
-                    anything. None: all
+                    anything. None: all up to the last key of the list, found on the device
     extra_k_cache, extra_indices_in_kvcache, extra_topk_length   None
     tokens_per_split, workspace, out   as flash_attn_varlen_func has them
     learnable_sink  (heads,), float32, bf16 or fp16: a score of each head that takes weight and has no value, in natural

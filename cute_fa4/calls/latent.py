@@ -99,7 +99,7 @@ def by_index(q, cache, indices, out, listed=None) -> dict:
 
     indices   (batch, seqlen_q, keys) int32: page * page_size + place in the page; what is no such number is no key
     listed    (batch,) or (batch, seqlen_q) int32: how many keys of each list count. They are the lengths of the
-              sequences: nothing is loaded for the rest of a list, which may hold anything. None: all
+              sequences: nothing is loaded for the rest of a list, which may hold anything. None: up to the last key
     """
     given = {"q": q, "k_cache": cache, "indices": indices} | ({} if out is None else {"out": out})
     for name, tensor in given.items():
@@ -121,7 +121,7 @@ def by_index(q, cache, indices, out, listed=None) -> dict:
     queries = q.shape[0] * q.shape[1]
     table = indices.reshape(queries, indices.shape[2])
     if listed is None:
-        lengths = torch.full((queries,), table.shape[1], dtype=torch.int32, device=q.device)
+        lengths = _lengths_of_lists(table, cache.shape[0] * cache.shape[1])
     else:
         of_queries = listed[:, None] if listed.dim() == 1 else listed
         lengths = of_queries.clamp(0, table.shape[1]).expand(q.shape[:2]).reshape(queries)
@@ -132,6 +132,18 @@ def by_index(q, cache, indices, out, listed=None) -> dict:
         "cache_seqlens": lengths,
         "out": None if out is None else _alone("out", out),
     }
+
+
+def _lengths_of_lists(table, rows: int):
+    """How far the last key of each list is: the numbers after it, which pad the list, are not gathered.
+
+    Four small operations on the stream of the call. `rows`: of the cache, each of which is a key.
+    """
+    lists, width = table.shape
+    if not width:
+        return torch.zeros(lists, dtype=torch.int32, device=table.device)
+    order = torch.arange(1, width + 1, dtype=torch.int32, device=table.device)
+    return torch.where((table >= 0) & (table < rows), order, 0).amax(-1)
 
 
 def _alone(name: str, tensor):

@@ -154,6 +154,21 @@ def test_topk_length_cuts_each_list_where_flash_mla_has_it(call, monkeypatch):
         flash_mla_with_kvcache(**call, indices=listed, topk_length=few[:1])
 
 
+def test_a_list_ends_with_its_last_key(call, monkeypatch):
+    """What pads a list is not gathered: -1, or a number beyond the cache; gaps before the last key are."""
+    asked = []
+    monkeypatch.setattr(
+        mla, "_by_index", lambda q, k_cache, made, *_, **__: asked.append(made["cache_seqlens"])
+    )
+    beyond = call["k_cache"].shape[0] * call["k_cache"].shape[1]
+    lists = [[0, beyond - 1, -1, -1], [-1] * 4, [-1, 2, -(2**31), beyond], [3, -1, -1, 2**31 - 1]]
+    for width in (4, 0):
+        listed = torch.tensor(lists, dtype=torch.int32)[:, :width].view(2, 2, width)
+        flash_mla_with_kvcache(call["q"], call["k_cache"], None, None, indices=listed)
+    assert [found.tolist() for found in asked] == [[2, 0, 2, 1], [0] * 4]
+    assert {found.dtype for found in asked} == {torch.int32}
+
+
 def test_keys_by_index_and_8_bits_reach_the_kernel_from_either_caller(call, expected, monkeypatch):
     """The same call, with the scales of FlashInfer's two products: that of the cache is in both."""
     asked = []

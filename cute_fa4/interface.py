@@ -159,8 +159,8 @@ def flash_attn_func(
     other strides are any multiples of 16 bytes, so slices and transposed views need no copy.
 
     block_sparse_tensors has the meaning it has in flash-attn-4; only its "off" value is built.
-    Gradients of q, k and v are built where docs/backward.md says so: bf16 and fp16, head dims up to 128, masks that are
-    one window. deterministic changes nothing: both passes always are. Parameters after v are keyword-only, because
+    Gradients of q, k, v and learnable_sink are built where docs/backward.md says so: bf16 and fp16, head dims up to
+    128. deterministic changes nothing: both passes always are. Parameters after v are keyword-only, because
     their order differs between the packages that have a function of this name. positional and others take what
     only those have: dropout_p=0.0 and the like pass, the rest is refused with what to write instead
     (docs/coming_from.md).
@@ -224,7 +224,7 @@ def flash_attn_func(
     result = again(tensors, asked)
     if result is not None:
         return result
-    if is_traced(q) or wants_gradient(q, k, v):
+    if is_traced(q) or wants_gradient(q, k, v, learnable_sink):
         return through_operator("dense", flash_attn_func, _arguments(flash_attn_func, locals()))
     if _any_autocast():
         q, k, v, k_rope, q_rope = autocast.cast(q, k, v, k_rope, q_rope)
@@ -378,7 +378,7 @@ def flash_attn_varlen_func(
     result = again(tensors, asked)
     if result is not None:
         return result
-    if is_traced(q) or wants_gradient(q, k, v):
+    if is_traced(q) or wants_gradient(q, k, v, sink):
         return through_operator(
             "varlen", flash_attn_varlen_func, _arguments(flash_attn_varlen_func, locals())
         )

@@ -218,28 +218,49 @@ def _by_query_chunks(q, k, v, softmax_scale, causal, window_size, dtype, chunk):
 # --- gradients
 
 
+def attention_of_functions_float64(q, k, v, *, sink=None, **options) -> tuple:
+    """(out, lse) as attention_float64, of all rows at once and with what may change scores.
+
+    sink       (heads_q,), a score of every row whose value is zero
+    score_mod  scores (B, Hq, Sq, Sk) -> scores, after the scale
+    visible    (B, Hq, Sq, Sk) bool, or what broadcasts to it, in addition to the mask
+    """
+    s, _ = _scores(q, k, torch.float64, **options)
+    every = s
+    if sink is not None:
+        column = sink.double()[:, None, None].expand(*s.shape[:-1], 1)
+        every = torch.cat([s, column], dim=-1)
+    lse = torch.logsumexp(every, dim=-1)
+    p = torch.exp(s - finite_or_zero(lse)[..., None])
+    group = q.shape[2] // k.shape[2]
+    return (p @ _heads_first(v, torch.float64, group)).transpose(1, 2), lse
+
+
 def gradients_float64(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor, dlse=None, **options
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(dq, dk, dv) in float64 by their definition. dout: as out; dlse: as lse, or None; options as attention_float64.
+) -> tuple[torch.Tensor, ...]:
+    """(dq, dk, dv) in float64 by their definition, and of sinks where there are any.
 
-    P = exp(S - lse), dP = dout v^T, dS = P (dP - rowsum(P dP) + dlse), dq = scale dS k, dk = scale
-    dS^T q, dv = P^T dout; a row that sees no key has P = 0.
+    dout: as out; dlse: as lse, or None; options: as attention_float64 and attention_of_functions_float64.
+
+    P = exp(S - lse), dP = dout v^T, dS = P (dP - rowsum(P dP) + dlse) f', dq = scale dS k, dk = scale
+    dS^T q, dv = P^T dout, dsink = -sum exp(sink - lse) (rowsum(P dP) - dlse); f' is the derivative of
+    score_mod; a row that sees no key has P = 0.
     """
     return _gradients(q, k, v, dout, dlse, None, options)
 
 
 def gradients_with_kernel_roundings(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor, dlse=None, **options
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, ...]:
     """The same sums in float32 with P, dS and out in the input dtype; out gives delta. Results are not rounded."""
     return _gradients(q, k, v, dout, dlse, q.dtype, options)
 
 
 def allowed_gradient_errors(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor, dlse=None, **options
-) -> tuple[float, float, float]:
-    """The largest errors of a correct kernel's (dq, dk, dv): twice those of the roundings that it cannot avoid.
+) -> tuple[float, ...]:
+    """The largest errors of a correct kernel's gradients: twice those of the roundings that it cannot avoid.
 
     Measured, as allowed_error is: gradients_with_kernel_roundings against float64, and once what
     rounding the exact gradient to the dtype costs. Sums of another order round P and dS to other
@@ -253,36 +274,65 @@ def allowed_gradient_errors(
     )
 
 
-def _gradients(q, k, v, dout, dlse, rounded, options) -> tuple:
-    """rounded: the dtype of P, dS and out, with float32 sums; None: float64 throughout."""
-    dtype = torch.float64 if rounded is None else torch.float32
-    out, lse = attention_float64(q, k, v, **options)
-    scale = options.get("softmax_scale")
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    group = q.shape[2] // k.shape[2]
+def _heads_first(x, dtype, group: int = 1):
+    """(B, rows, heads, depth) -> (B, heads, rows, depth), each head as often as it has query heads."""
+    return x.to(dtype).transpose(1, 2).repeat_interleave(group, dim=1)
 
-    def heads_first(x):
-        return x.to(dtype).transpose(1, 2)
 
-    def round_off(x):
-        return x if rounded is None else x.to(rounded).to(dtype)
-
-    qh, doh, oh = heads_first(q), heads_first(dout), heads_first(round_off(out))
-    kh, vh = (heads_first(x).repeat_interleave(group, dim=1) for x in (k, v))
-    left, right = options.get("window_size", (None, None))
-    if options.get("causal"):
+def _scores(
+    q,
+    k,
+    dtype,
+    softmax_scale=None,
+    causal=False,
+    window_size=(None, None),
+    score_mod=None,
+    visible=None,
+) -> tuple:
+    """-> (scores (B, Hq, Sq, Sk) with -inf for what is hidden, derivative of score_mod, which is 1 without one)."""
+    scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+    qh, kh = _heads_first(q, dtype), _heads_first(k, dtype, q.shape[2] // k.shape[2])
+    s, slope = qh @ kh.transpose(2, 3) * scale, 1.0
+    if score_mod is not None:
+        with torch.enable_grad():
+            before = s.detach().requires_grad_()
+            after = score_mod(before)
+            (slope,) = torch.autograd.grad(after.sum(), before)
+        s = after.detach()
+    left, right = window_size
+    if causal:
         right = 0 if right is None else min(right, 0)
     keys, queries = (torch.arange(x.shape[1], device=q.device) for x in (k, q))
     ahead = keys - queries[:, None] - k.shape[1] + q.shape[1]
     hidden = torch.zeros(ahead.shape, dtype=torch.bool, device=q.device)
     hidden |= False if left is None else ahead < -left
     hidden |= False if right is None else ahead > right
-    lse = torch.where(torch.isneginf(lse), math.inf, lse)[..., None].to(dtype)
-    p = torch.exp(qh @ kh.transpose(2, 3) * scale - lse).masked_fill(hidden, 0.0)
+    if visible is not None:
+        hidden = hidden | ~visible
+    return s.masked_fill(hidden, -math.inf), slope
+
+
+def _gradients(q, k, v, dout, dlse, rounded, options) -> tuple:
+    """rounded: the dtype of P, dS and out, with float32 sums; None: float64 throughout."""
+    dtype = torch.float64 if rounded is None else torch.float32
+    out, lse = attention_of_functions_float64(q, k, v, **options)
+    sink = options.get("sink")
+    scale = options.get("softmax_scale")
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    group = q.shape[2] // k.shape[2]
+
+    def round_off(x):
+        return x if rounded is None else x.to(rounded).to(dtype)
+
+    qh, doh, oh = (_heads_first(x, dtype) for x in (q, dout, round_off(out)))
+    kh, vh = (_heads_first(x, dtype, group) for x in (k, v))
+    s, slope = _scores(q, k, dtype, **{n: x for n, x in options.items() if n != "sink"})
+    of_rows = torch.where(torch.isneginf(lse), math.inf, lse)[..., None].to(dtype)
+    p = torch.exp(s - of_rows)
     delta = (doh * oh).sum(-1, keepdim=True)
     if dlse is not None:
         delta = delta - dlse.to(dtype)[..., None]
-    ds = round_off(p * (doh @ vh.transpose(2, 3) - delta))
+    ds = round_off(p * (doh @ vh.transpose(2, 3) - delta) * slope)
 
     def of_keys(x):
         """(batch, heads_q, keys, depth) -> (batch, keys, heads_kv, depth), summed over groups."""
@@ -290,4 +340,8 @@ def _gradients(q, k, v, dout, dlse, rounded, options) -> tuple:
 
     dk = of_keys(ds.transpose(2, 3) @ qh) * scale
     dv = of_keys(round_off(p).transpose(2, 3) @ doh)
-    return (ds @ kh * scale).transpose(1, 2), dk, dv
+    found = (ds @ kh * scale).transpose(1, 2), dk, dv
+    if sink is None:
+        return found
+    weight = torch.exp(sink.to(dtype)[:, None, None] - of_rows)
+    return *found, -(weight * delta).sum((0, 2, 3))

@@ -46,8 +46,12 @@ def resolve(
     latent=False,
     scales=None,
     rope=None,
+    gradients=False,
 ) -> Options:
-    """Check the options of a call whose q is (..., heads_q, head_dim). scales, rope: what checked_... returned."""
+    """Check the options of a call whose q is (..., heads_q, head_dim). scales, rope: what checked_... returned.
+
+    gradients: sinks may want one, which is recorded elsewhere
+    """
     if pack_gqa not in (None, True, False):
         raise TypeError(f"pack_gqa: {pack_gqa!r}; accepted: None (chosen), True or False")
     check_split(num_splits, tokens_per_split)
@@ -59,7 +63,7 @@ def resolve(
         score_mod=composed(_cap(softcap), function_of("score_mod", score_mod)),
         mask_mod=function_of("mask_mod", mask_mod),
         aux=_aux(aux_tensors, q.device, score_mod, mask_mod),
-        sink=check_sink(learnable_sink, q),
+        sink=check_sink(learnable_sink, q, gradients),
         pack_gqa=pack_gqa,
         num_splits=num_splits,
         tokens_per_split=tokens_per_split,
@@ -105,7 +109,7 @@ def check_aux(options: Options, batch: int, heads: int, rows: int) -> None:
             mod.check(options.aux, batch, heads, rows)
 
 
-def check_sink(sink, q: torch.Tensor) -> torch.Tensor | None:
+def check_sink(sink, q: torch.Tensor, gradients: bool = False) -> torch.Tensor | None:
     if sink is None:
         return None
     check_is_tensor("learnable_sink", sink)
@@ -119,7 +123,7 @@ def check_sink(sink, q: torch.Tensor) -> torch.Tensor | None:
             f"learnable_sink: shape {tuple(sink.shape)}; accepted: ({q.shape[-2]},), a logit for "
             "each query head"
         )
-    check_place("learnable_sink", sink, q.device)
+    check_place("learnable_sink", sink, q.device, gradients)
     if sink.stride(0) != 1 and sink.shape[0] > 1:
         raise ValueError(
             f"learnable_sink: stride {sink.stride(0)}; accepted: 1; copy with .contiguous()"

@@ -52,10 +52,9 @@ def fake_arguments(config: FA4Config) -> dict:
         key_limit=lengths(config.padded_keys),
         page_table=_fake("i32", (sym_int(), sym_int())) if config.kv_layout == "paged" else None,
         max_seqlen_q=Int32(1),
-        mask_sizes=tuple(Int32(1) for _ in range(config.mask.num_sizes)) or None,
+        mask_sizes=_mask_sizes(config),
         sink=_fake(config.sink_dtype, (heads_q,)) if config.sink else None,
-        aux=tuple(_fake(dtype, (None,) * rank, free_last=True) for dtype, rank in config.aux)
-        or None,
+        aux=_aux(config),
         split=_split(config),
         in_cache=(
             Int32(0),
@@ -67,6 +66,16 @@ def fake_arguments(config: FA4Config) -> dict:
         rope=_rope(config, keys, (*rows_q, heads_q)),
         stream=make_fake_stream(use_tvm_ffi_env_stream=True),
     )
+
+
+def _mask_sizes(config: FA4Config | BackwardConfig) -> tuple | None:
+    from cutlass import Int32
+
+    return tuple(Int32(1) for _ in range(config.mask.num_sizes)) or None
+
+
+def _aux(config: FA4Config | BackwardConfig) -> tuple | None:
+    return tuple(_fake(dtype, (None,) * rank, free_last=True) for dtype, rank in config.aux) or None
 
 
 def _descales(config: FA4Config) -> tuple | None:
@@ -204,7 +213,8 @@ def fake_backward_arguments(config: BackwardConfig) -> dict:
     def values(sizes, depth):
         return _fake_rows(config.dtype, (*sizes, depth))
 
-    offsets = [_fake("i32", (sym_int(),)) if config.packed else None for _ in range(2)]
+    in_batch = 2 + 3 * config.used
+    lengths = Int32(1), Int32(1), *(_fake("i32", (sym_int(),)) for _ in range(in_batch))
     return dict(
         q=values(queries, config.depth),
         k=values(keys, config.depth),
@@ -218,12 +228,9 @@ def fake_backward_arguments(config: BackwardConfig) -> dict:
         dv=values(keys, config.depth_v),
         stats=_fake_rows("f32", (heads_q, sym_int(symbol="tiles"), 256)),
         softmax_scale=Float32(1.0),
-        left=Int32(0),
-        right=Int32(0),
-        cu_seqlens_q=offsets[0],
-        cu_seqlens_k=offsets[1],
-        max_seqlen_q=Int32(1),
-        max_seqlen_k=Int32(1),
+        mask_sizes=_mask_sizes(config),
+        aux=_aux(config),
+        lengths=lengths if config.packed else None,
         stream=make_fake_stream(use_tvm_ffi_env_stream=True),
     )
 

@@ -1,10 +1,10 @@
 """torch.ops.cute_fa4.flash_attn_backward, and how the attention operators use it: what has a derivative, and what none.
 
-    flash_attn, flash_attn_varlen    q, k or v wants a gradient: out and lse have a node whose backward is the operator
+    flash_attn, flash_attn_varlen    q, k, v or learnable_sink wants a gradient: out and lse have a node whose
+                                     backward is the operator
     flash_attn_backward              has no derivative of its own: create_graph=True is refused
 
-A call is differentiable where only q, k, v, lengths of packed sequences, the scale and a mask that is one window are
-given, and options that change no result. Everything else is refused by name, as all gradients were.
+Everything that has no derivative is refused by name.
 """
 
 from __future__ import annotations
@@ -12,32 +12,33 @@ from __future__ import annotations
 import torch
 
 from cute_fa4.calls import backward
-from cute_fa4.calls.backward import Attended, Scores
+from cute_fa4.calls.backward import TENSORS, Attended, Scores
+from cute_fa4.calls.operands.apart import named_aux
 from cute_fa4.calls.operands.tensors import check_no_gradient
-from cute_fa4.masks import Causal, Full, Window
-from cute_fa4.operators.spelling import kind_of
+from cute_fa4.operators.spelling import function_of, mask_of
 from cute_fa4.sm100.backward.config import MOST_DEPTH
 
 _SCHEMA = (
     "flash_attn_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, *, Tensor? dlse=None, "
     "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, SymInt? max_seqlen_q=None, SymInt? max_seqlen_k=None, "
-    "float softmax_scale, SymInt? left=None, SymInt? right=None) -> (Tensor dq, Tensor dk, Tensor dv)"
+    "Tensor? seqused_q=None, Tensor? seqused_k=None, Tensor? key_limit=None, float softmax_scale, "
+    "str mask='Full()', SymInt[] mask_sizes=[], Tensor? learnable_sink=None, str score_mod='', str mask_mod='', "
+    "Tensor[]? aux_tensors=None) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink)"
 )
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 _QKV = ("q", "k", "v")
-# What a differentiable call may have: it changes no result, or is part of the derivative.
-_ACCEPTED = frozenset(
-    (*_QKV, "softmax_scale", "mask", "mask_sizes", "num_splits", "tokens_per_split", "pack_gqa")
-    + ("return_lse", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "kv_layout")
-)
+WITH_GRADIENT = (*_QKV, "learnable_sink")
+_REST = ("softmax_scale", "mask", "mask_sizes", "score_mod", "mask_mod")
+_ACCEPTED = backward.ACCEPTED | {*_QKV, *_REST, "return_lse", "kv_layout"}
 _OFF = (None, "", False)
 
 
 def wanted(call: dict) -> str | None:
-    """Which of q, k and v wants a gradient, where one is recorded."""
+    """Which of WITH_GRADIENT wants a gradient, where one is recorded."""
     if not torch.is_grad_enabled():
         return None
-    return next((name for name in _QKV if name in call and call[name].requires_grad), None)
+    given = (name for name in WITH_GRADIENT if call.get(name) is not None)
+    return next((name for name in given if call[name].requires_grad), None)
 
 
 def check(call: dict) -> None:
@@ -45,7 +46,10 @@ def check(call: dict) -> None:
     name = wanted(call)
     if name is None:
         return
-    given = {n: x for n, x in call.items() if n not in _QKV and isinstance(x, torch.Tensor)}
+    given = call | named_aux(call.get("aux_tensors"))
+    given = {
+        n: x for n, x in given.items() if n not in WITH_GRADIENT and isinstance(x, torch.Tensor)
+    }
     check_no_gradient(given)
     why = _reason(call)
     if why is not None:
@@ -61,8 +65,6 @@ def _reason(call: dict) -> str | None:
         off = not isinstance(value, torch.Tensor) and value in _OFF
         if name not in _ACCEPTED and not off:
             return f"with {name}"
-    if (call.get("cu_seqlens_q") is None) != (call.get("cu_seqlens_k") is None):
-        return "where only one of cu_seqlens_q and cu_seqlens_k is given"
     q, v = call["q"], call["v"]
     if any(hasattr(call[name], "device_mesh") for name in _QKV):
         return "for DTensors"
@@ -72,34 +74,28 @@ def _reason(call: dict) -> str | None:
         depth = call[name].shape[-1]
         if depth > MOST_DEPTH:
             return f"for head_dim {depth} of {name}; accepted head dims: up to {MOST_DEPTH}"
-    if type(kind_of(call["mask"])) not in (Full, Causal, Window):
-        return f"with the mask {call['mask']}; accepted masks: full, causal, window"
+    mod = function_of("score_mod", call["score_mod"])
+    if mod is not None and mod.without_slope:
+        return (
+            f"with score_mod {mod.without_slope}, which handles values of the compiler (cutlass); accepted functions: "
+            "of operators and functions of torch"
+        )
     return None
-
-
-def _window(call: dict) -> dict:
-    """left and right of a mask that check() has passed."""
-    kind, sizes = kind_of(call["mask"]), list(call["mask_sizes"])
-    if type(kind) is Full:
-        return dict(left=None, right=None)
-    if type(kind) is Causal:
-        return dict(left=None, right=0)
-    left = sizes.pop(0) if kind.left else None
-    return dict(left=left, right=sizes.pop(0) if kind.right else None)
 
 
 class _Differentiable(torch.autograd.Function):
     """out, and lse where it was asked for, of a call that check() has passed."""
 
     @staticmethod
-    def forward(ctx, q, k, v, attend, call):
+    def forward(ctx, q, k, v, sink, attend, call):
         out, lse = attend()
-        offsets = call.get("cu_seqlens_q"), call.get("cu_seqlens_k")
-        ctx.save_for_backward(q, k, v, out, lse, *offsets)
-        ctx.call = _window(call) | dict(softmax_scale=call["softmax_scale"])
-        if offsets[0] is not None:
-            for name, rows in (("max_seqlen_q", q), ("max_seqlen_k", k)):
-                ctx.call[name] = rows.shape[0] if call[name] is None else call[name]
+        tensors = (call.get(name) for name in TENSORS)
+        ctx.save_for_backward(q, k, v, out, lse, *tensors, *(call["aux_tensors"] or ()))
+        ctx.call = {name: call[name] for name in _REST}
+        for name, rows in (("q", q), ("k", k)):
+            if call.get(f"cu_seqlens_{name}") is not None:
+                longest = call[f"max_seqlen_{name}"]
+                ctx.call[f"max_seqlen_{name}"] = rows.shape[0] if longest is None else longest
         if ctx.call["softmax_scale"] is None:
             ctx.call["softmax_scale"] = q.shape[-1] ** -0.5
         ctx.set_materialize_grads(False)
@@ -110,60 +106,63 @@ class _Differentiable(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dout, dlse):
-        q, k, v, out, lse, *offsets = ctx.saved_tensors
+        q, k, v, out, lse, *rest = ctx.saved_tensors
         if dout is None:
             dout = torch.zeros_like(out)
-        named = dict(zip(("cu_seqlens_q", "cu_seqlens_k"), offsets, strict=True))
-        grads = flash_attn_backward(dout, q, k, v, out, lse, dlse=dlse, **named, **ctx.call)
-        return *grads, None, None
+        named = dict(zip(TENSORS, rest, strict=False))
+        named["aux_tensors"] = rest[len(TENSORS) :] or None
+        *grads, dsink = flash_attn_backward(dout, q, k, v, out, lse, dlse=dlse, **named, **ctx.call)
+        return *grads, None if named["learnable_sink"] is None else dsink, None, None
 
 
 def differentiable(attend, call: dict) -> tuple:
     """(out, lse) with a derivative, of a call that check() has passed. attend: attend() -> (out, lse)."""
-    return _Differentiable.apply(call["q"], call["k"], call["v"], attend, call)
+    of_call = (call.get(name) for name in WITH_GRADIENT)
+    return _Differentiable.apply(*of_call, attend, call)
 
 
 # --- the operator
 
 
-def _run(
-    dout,
-    q,
-    k,
-    v,
-    out,
-    lse,
-    *,
-    dlse=None,
-    cu_seqlens_q=None,
-    cu_seqlens_k=None,
-    max_seqlen_q=None,
-    max_seqlen_k=None,
-    softmax_scale,
-    left=None,
-    right=None,
-):
-    for name, rows, longest in (
-        ("max_seqlen_q", cu_seqlens_q, max_seqlen_q),
-        ("max_seqlen_k", cu_seqlens_k, max_seqlen_k),
-    ):
-        if rows is not None and longest is None:
+def _run(dout, q, k, v, out, lse, *, dlse=None, **options):
+    given = dict.fromkeys((*TENSORS, "aux_tensors", "max_seqlen_q", "max_seqlen_k")) | options
+    for name in ("q", "k"):
+        if given[f"cu_seqlens_{name}"] is not None and given[f"max_seqlen_{name}"] is None:
             raise ValueError(
-                f"{name}: None with offsets; accepted: at least the longest sequence, or the number of rows"
+                f"max_seqlen_{name}: None with offsets; accepted: at least the longest sequence, or the number of rows"
             )
-    offsets = cu_seqlens_q, cu_seqlens_k, max_seqlen_q or 0, max_seqlen_k or 0
     tensors = (x.detach().as_subclass(torch.Tensor) for x in (q, k, v, out, lse))
-    scores = Scores(softmax_scale, left, right)
-    return backward.gradients(Attended(*tensors, *offsets), dout, dlse, scores)
+    scores = Scores(
+        given["softmax_scale"],
+        mask_of(given.get("mask", "Full()"), tuple(given.get("mask_sizes", ()))),
+        given["learnable_sink"],
+        function_of("score_mod", given.get("score_mod", "")),
+        function_of("mask_mod", given.get("mask_mod", "")),
+        tuple(given["aux_tensors"] or ()),
+    )
+    attended = Attended(
+        *tensors,
+        *(given["cu_seqlens_q"], given["cu_seqlens_k"]),
+        *(given["max_seqlen_q"] or 0, given["max_seqlen_k"] or 0),
+        *(given["seqused_q"], given["seqused_k"], given["key_limit"]),
+    )
+    *grads, dsink = backward.gradients(attended, dout, dlse, scores)
+    return *grads, _no_sink(lse) if dsink is None else dsink
 
 
-def _fake(dout, q, k, v, out, lse, **options):
-    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+def _no_sink(lse: torch.Tensor) -> torch.Tensor:
+    return lse.new_empty(0)
+
+
+def _fake(dout, q, k, v, out, lse, *, learnable_sink=None, **options):
+    grads = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+    return *grads, _no_sink(lse) if learnable_sink is None else torch.empty_like(learnable_sink)
 
 
 def _below_autograd(keyset, dout, q, k, v, out, lse, **options):
     """No derivative of the derivative is built."""
-    tensors = dict(dout=dout, q=q, k=k, v=v, dlse=options.get("dlse"))
+    tensors = dict(dout=dout, q=q, k=k, v=v)
+    tensors |= {name: options.get(name) for name in ("dlse", "learnable_sink")}
     for name, tensor in tensors.items():
         if torch.is_grad_enabled() and tensor is not None and tensor.requires_grad:
             raise NotImplementedError(

@@ -192,7 +192,7 @@ def _options(given: dict, differentiable: bool = False) -> dict:
     for name in ("score_mod", "mask_mod"):
         if isinstance(given[name], ScoreMod) and not _is_known(given[name].key):
             _remember(given[name])
-    options = resolve(given["q"], **_named(given, _OPTIONS))
+    options = resolve(given["q"], **_named(given, _OPTIONS), gradients=differentiable)
     return dict(
         softmax_scale=options.softmax_scale,
         mask=spell_mask(options.mask.mask),

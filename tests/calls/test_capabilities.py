@@ -191,15 +191,24 @@ def test_a_latent_cache_is_asked_about_by_its_name():
     assert not other.runs and "qk_depth=320" in other.reasons[0]
 
 
+def of_compiler(score, batch, head, q_idx, kv_idx):
+    """A function that is staged, not traced: it has no derivative."""
+    import cutlass.cute as cute
+
+    return cute.math.tanh(score)
+
+
 @pytest.mark.parametrize(
     "asked, wanted",
     [
         (dict(), True),
         (dict(window_size=(5, 0), num_splits=2), True),
         (dict(mask=masks.window(3, 0)), True),
-        (dict(mask=masks.chunked(4)), False),
-        (dict(softcap=2.0), False),
-        (dict(learnable_sink=torch.zeros(2)), False),
+        (dict(mask=masks.chunked(4)), True),
+        (dict(softcap=2.0), True),
+        (dict(learnable_sink=torch.zeros(2)), True),
+        (dict(key_limit=torch.tensor([3], dtype=torch.int32)), True),
+        (dict(score_mod=of_compiler), False),
         (dict(head_dim=136), False),
     ],
 )

@@ -1,9 +1,11 @@
 """torch.autograd through the public functions: gradients against float64, in graphs, packed, and what is refused."""
 
+from functools import partial
+
 import pytest
 import torch
 
-from cute_fa4 import flash_attn_func, flash_attn_varlen_func
+from cute_fa4 import flash_attn_func, flash_attn_varlen_func, masks
 from cute_fa4.operators import OPERATORS
 from cute_fa4.reference import allowed_gradient_errors, gradients_float64, max_error
 
@@ -39,6 +41,120 @@ def test_autograd_gives_the_gradients_of_float64(name):
     out = flash_attn_func(*tensors, **OPTIONS[name])
     found = torch.autograd.grad(out, tensors, dout)
     assert is_right(found, *tensors, dout, **OPTIONS[name])
+
+
+KEYS = torch.arange(150)
+LIMIT = torch.tensor([90, 150], dtype=torch.int32)
+SINK = torch.tensor([0.5, -1.0, -torch.inf, 2.0])
+
+
+def bent(score, batch, head, q_idx, kv_idx, aux):
+    return torch.where(kv_idx > q_idx, torch.tanh(score), score * aux[0][head])
+
+
+SLOPES = torch.tensor([0.5, 1.0, 0.25, 2.0])
+# (options of the call, what the oracle is told): the same functions, of all scores at once.
+FUNCTIONS = {
+    "soft cap": (dict(softcap=2.0), dict(score_mod=lambda s: 2 * torch.tanh(s / 2))),
+    "a function and a mask of the user": (
+        dict(score_mod=bent, mask_mod=lambda b, h, i, j: (i + j) % 3 > 0, aux_tensors=[SLOPES]),
+        dict(
+            score_mod=lambda s: bent(s, 0, torch.arange(4)[:, None, None], KEYS[:, None], KEYS, [SLOPES]),
+            visible=(KEYS[:, None] + KEYS) % 3 > 0,
+        ),
+    ),
+    "chunks": (dict(mask=masks.chunked(64)), dict(visible=KEYS[:, None] // 64 == KEYS // 64)),
+    "key_limit": (dict(key_limit=LIMIT), dict(visible=KEYS < LIMIT[:, None, None, None])),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_of_scores_and_every_mask_have_gradients(name):
+    """150 rows and two sequences, as above."""
+    options, of_oracle = FUNCTIONS[name]
+    *tensors, dout = qkv(2, 150)
+    found = torch.autograd.grad(flash_attn_func(*tensors, **options), tensors, dout)
+    assert is_right(found, *tensors, dout, **of_oracle)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sinks_have_gradients(dtype):
+    *tensors, dout = qkv(2, 150)
+    sink = SINK.clone().to(dtype).requires_grad_()
+    out, lse = flash_attn_func(*tensors, learnable_sink=sink, causal=True, return_lse=True)
+    dlse = torch.randn(lse.shape, generator=torch.Generator().manual_seed(1))
+    found = torch.autograd.grad((out, lse), [*tensors, sink], (dout, dlse))
+    assert found[3].dtype is dtype
+    assert is_right(found, *tensors, dout, dlse=dlse, causal=True, sink=sink.detach().float())
+
+
+def test_sinks_alone_may_want_a_gradient():
+    *tensors, dout = (x.detach() for x in qkv(1, 20))
+    sink = SINK.clone().requires_grad_()
+    flash_attn_func(*tensors, learnable_sink=sink).backward(dout)
+    options = dict(sink=SINK)
+    (*_, exact), (*_, most) = (
+        f(*tensors, dout, **options) for f in (gradients_float64, allowed_gradient_errors)
+    )
+    assert max_error(sink.grad, exact) <= most
+
+
+def test_without_keys_a_sink_is_the_log_sum_exp():
+    q = torch.randn(2, 5, 2, 64, dtype=torch.bfloat16)
+    k, sink = torch.empty(2, 0, 2, 64, dtype=torch.bfloat16), torch.zeros(2, requires_grad=True)
+    _, lse = flash_attn_func(q, k, k, learnable_sink=sink, return_lse=True)
+    dlse = torch.randn(2, 2, 5, generator=torch.Generator().manual_seed(1))
+    (dsink,) = torch.autograd.grad(lse, sink, dlse)
+    torch.testing.assert_close(dsink, dlse.sum((0, 2)))
+
+
+PADDED = {
+    "both sides": dict(seqused_q=[129, 0, 130], seqused_k=[60, 40, 129]),
+    "keys": dict(seqused_k=[60, 0, 130]),
+    "keys, and a limit": dict(seqused_k=[60, 20, 130], key_limit=[40, 30, 130]),
+}
+
+
+@pytest.mark.parametrize("name", PADDED)
+def test_a_padded_sequence_has_the_gradients_that_it_has_alone(name):
+    """Bit for bit, with NaN in the padding. 129 rows: a second tile. All of one forward pass, whose kernels differ."""
+    lengths = {n: torch.tensor(x, dtype=torch.int32) for n, x in PADDED[name].items()}
+    *tensors, dout = (x.detach() for x in qkv(3, 130))
+    of_q, of_k = lengths.get("seqused_q", torch.full((3,), 130)), lengths["seqused_k"]
+    for x, of in zip((*tensors, dout), (of_q, of_k, of_k, of_q), strict=True):
+        x[torch.arange(130) >= of[:, None]] = torch.nan
+    forward = flash_attn_varlen_func(*tensors, **lengths, causal=True, return_lse=True)
+    backward = partial(torch.ops.cute_fa4.flash_attn_backward, softmax_scale=0.125, mask="Causal()")
+    found = backward(dout, *tensors, *forward, **lengths)
+    limits = lengths.get("key_limit", [None] * 3)
+    for b in range(3):
+        (dout_b, q, out), (k, v) = (
+            [x[b : b + 1, : int(of[b])] for x in xs]
+            for xs, of in (((dout, tensors[0], forward[0]), of_q), (tensors[1:], of_k))
+        )
+        lse = forward[1][b : b + 1, :, : int(of_q[b])]
+        limit = None if limits[b] is None else limits[b : b + 1]
+        alone = backward(dout_b, q, k, v, out, lse, key_limit=limit)
+        for a, one, of in zip(found, alone, (of_q, of_k, of_k), strict=False):
+            assert a[b, : int(of[b])].equal(one[0]) and not a[b, int(of[b]) :].any()
+
+
+def test_packed_queries_may_meet_padded_keys():
+    """As one of both forms alone: 70 and 30 queries, of which 40 and 30 keys are used."""
+    *tensors, dout = qkv(2, 70)
+    used = torch.tensor([40, 30], dtype=torch.int32)
+    options = dict(seqused_k=used, causal=True)
+    lengths = torch.tensor([70, 30], dtype=torch.int32)
+    padded = flash_attn_varlen_func(*tensors, seqused_q=lengths, **options)
+    wanted = torch.autograd.grad(padded, tensors, dout)
+    rows = torch.cat([tensors[0][0], tensors[0][1, :30]]).detach().requires_grad_()
+    offsets = torch.tensor([0, 70, 100], dtype=torch.int32)
+    out = flash_attn_varlen_func(
+        rows, *tensors[1:], cu_seqlens_q=offsets, max_seqlen_q=70, **options
+    )
+    dq, dk, dv = torch.autograd.grad(out, [rows, *tensors[1:]], torch.cat([dout[0], dout[1, :30]]))
+    assert dq[:70].equal(wanted[0][0]) and dq[70:].equal(wanted[0][1, :30])
+    assert dk.equal(wanted[1]) and dv.equal(wanted[2])
 
 
 @pytest.mark.parametrize("only", [0, 1, 2])
@@ -137,22 +253,33 @@ def test_no_rows_and_no_keys_have_gradients_of_zero():
         assert not dq.any() and not dk.any()
 
 
+def of_compiler(score, batch, head, q_idx, kv_idx):
+    import cutlass.cute as cute
+
+    return cute.math.tanh(score)
+
+
+def test_a_tensor_that_a_function_reads_wants_no_gradient():
+    *tensors, _ = qkv(1, 8)
+    slopes = SLOPES.clone().requires_grad_()
+    with pytest.raises(NotImplementedError, match=r"^aux_tensors\[0\]: requires_grad is True"):
+        flash_attn_func(*tensors, score_mod=bent, aux_tensors=[slopes])
+    with pytest.raises(NotImplementedError, match=r"^aux_tensors\[0\]: requires_grad is True"):
+        flash_attn_func(*(x.detach() for x in tensors), score_mod=bent, aux_tensors=[slopes])
+
+
 @pytest.mark.parametrize(
     "options, text",
     [
-        (dict(softcap=2.0), "with score_mod"),
-        (dict(learnable_sink=torch.zeros(4)), "with learnable_sink"),
-        (dict(key_limit=torch.tensor([5], dtype=torch.int32)), "with key_limit"),
-        (dict(mask="chunked"), "with the mask Chunked"),
+        (
+            dict(score_mod=of_compiler),
+            "with score_mod .*of_compiler, which handles values of the compiler",
+        ),
         (dict(depth=136), "for head_dim 136 of q; accepted head dims: up to 128"),
     ],
 )
 def test_what_has_no_derivative_is_refused_by_name(options, text):
-    from cute_fa4 import masks
-
     *tensors, _ = qkv(1, 8, depth=options.pop("depth", 64))
-    if "mask" in options:
-        options["mask"] = masks.chunked(4)
     text = f"^q: requires_grad is True and the backward pass is not built {text}.*no_grad"
     with pytest.raises(NotImplementedError, match=text):
         flash_attn_func(*tensors, **options)

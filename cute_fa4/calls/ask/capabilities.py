@@ -26,6 +26,8 @@ from inspect import Parameter, signature
 
 import torch
 
+from cute_fa4.calls import backward as backward_pass
+from cute_fa4.calls import options
 from cute_fa4.calls.ask.questions import (
     OF_LENGTHS,
     OPTIONS,
@@ -38,7 +40,6 @@ from cute_fa4.calls.operands.tensors import DTYPE_NAMES, unbuilt_parameters
 from cute_fa4.calls.split_keys.split import check_split
 from cute_fa4.compiler import policy
 from cute_fa4.dtypes import OPERANDS
-from cute_fa4.masks import Causal, Full, Window
 from cute_fa4.sm100.backward.config import BackwardConfig
 from cute_fa4.sm100.choose.choose_config import FAMILIES, LATENT_DEPTHS, choose_config
 from cute_fa4.sm100.choose.rows_of_tiles import packs_gqa
@@ -206,22 +207,22 @@ def capabilities(
     return [_with_gradients(row, against) for row in rows] if backward else rows
 
 
-# What a call with gradients may have; of masks, those that are one window.
-_WITH_GRADIENTS = frozenset(
-    "num_splits tokens_per_split pack_gqa window_size softmax_scale cu_seqlens_q cu_seqlens_k max_seqlen_q "
-    "max_seqlen_k".split()
-)
+# What a call with gradients may have, also by the names that the public functions alone have.
+_WITH_GRADIENTS = backward_pass.ACCEPTED | {"window_size", "softcap", "s_aux"}
 
 
 def _against_gradients(parameters: dict, latent: bool, page_size, kv_dtype) -> list[str]:
     """Why a call has no gradients, whatever its dtype and head dims are."""
     given = parameters | {"latent": latent, "page_size": page_size, "kv_dtype": kv_dtype}
-    mask = given.pop("mask", None)
     off = [n for n, x in given.items() if not isinstance(x, torch.Tensor) and x in (None, False, 0)]
     found = [n for n in given if n not in _WITH_GRADIENTS and n not in off]
-    if mask is not None and type(getattr(mask, "mask", None)) not in (Full, Causal, Window):
-        found.append("mask")
-    return [f"{name}: {shown(given.get(name, mask))}, and gradients are wanted" for name in found]
+    why = [f"{name}: {shown(given[name])}, and gradients are wanted" for name in found]
+    mod = options.function_of("score_mod", given.get("score_mod"))
+    if mod is not None and mod.without_slope:
+        why.append(
+            f"score_mod: {mod.without_slope}, which has no derivative, and gradients are wanted"
+        )
+    return why
 
 
 def _with_gradients(row: Capability, against: list[str]) -> Capability:

@@ -180,18 +180,15 @@ def check_one_dtype(tensors: dict[str, torch.Tensor]) -> None:
             )
 
 
-def check_place(name: str, tensor: torch.Tensor, device) -> None:
-    """A tensor besides q, k and v is where they are, and wants no gradient."""
+def check_place(name: str, tensor: torch.Tensor, device, gradients: bool = False) -> None:
+    """A tensor besides q, k and v is where they are, and (unless gradients) wants no gradient."""
     if tensor.device != device:
         raise ValueError(
             f"{name}: on {tensor.device} while q is on {device}; accepted: all on one device; "
             f"move it with .to({str(device)!r})"
         )
-    if tensor.requires_grad and torch.is_grad_enabled():
-        raise NotImplementedError(
-            f"{name}: requires_grad is True and the backward pass is not built; accepted: False; "
-            f"call under torch.no_grad() or pass {name}.detach()"
-        )
+    if not gradients:
+        check_no_gradient({name: tensor})
 
 
 def check_no_gradient(tensors: dict[str, torch.Tensor]) -> None:

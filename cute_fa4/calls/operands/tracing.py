@@ -36,11 +36,11 @@ def is_transformed() -> bool:
     return _transforms() is not None
 
 
-def wants_gradient(q, k, v) -> bool:
+def wants_gradient(q, k, v, sink=None) -> bool:
     """Whether a derivative of one of them is to be recorded: such a call is an operator's, which has one."""
     if not torch.is_grad_enabled():
         return False
-    return any(isinstance(x, _Tensor) and x.requires_grad for x in (q, k, v))
+    return any(isinstance(x, _Tensor) and x.requires_grad for x in (q, k, v, sink))
 
 
 def refuse_untraceable(function: str, arguments: dict) -> None:

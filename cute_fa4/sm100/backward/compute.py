@@ -6,21 +6,22 @@ L and one delta; where keys are owned, every column has its own, in shared memor
     keys are owned       S -> P over S -> s_read      dP -> dS over dP -> ds_ready
     queries are owned    S -> s_read                  the same
 
-The softmax scale is not in dS: dQ and dK are multiplied by it once, when they are stored.
+The softmax scale is not in dS: dQ and dK are multiplied by it once, when they are stored. The derivative of a
+score_mod is: it multiplies P on the way to dS (weights.py), so that a column takes one register as without it.
 """
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, select_
+from cutlass import Float32, Int32
 
-from ..instructions import exp2, tensor_memory
-from ..steps import row_math
+from ..instructions import tensor_memory
+from ..steps import row_math, visibility
 from ..sync.pipelines import Slot
-from . import store
+from . import store, weights
 from .barriers import SLOTS
 from .config import GRANULE, ROWS, STATS
 from .operands import OwnerArgs
-from .work import Place, Work, seen
+from .work import Place, Work, bands_of, moved
 
 BATCH = 32  # columns in registers at a time, beside P
 
@@ -34,42 +35,22 @@ def numbers(cta, slot: Slot, first) -> list:
     return [out[i] for i in range(BATCH)]
 
 
-def powers(scores: list, scale_log2, lse: list) -> list:
-    """P of scores, each with its log-sum-exp."""
-    return [exp2.hardware(s * scale_log2 - of) for s, of in zip(scores, lse, strict=True)]
-
-
-def visible(p: list, column: int, bounds) -> list:
-    """0 in the place of what the row does not see. bounds: (first, last) column that it sees, None: no limit."""
-    first, last = bounds
-    out = []
-    for i, value in enumerate(p, start=column):
-        if first is not None:
-            value = select_(Int32(i) >= first, value, Float32(0.0))
-        if last is not None:
-            value = select_(Int32(i) <= last, value, Float32(0.0))
-        out.append(value)
-    return out
-
-
-def bounds_of(cfg, owner, args: OwnerArgs, work: Work, row, first_column):
-    """-> (first, last) column that an own row sees, counted from first_column; None: no limit."""
-    ends = seen(cfg, owner, args.sizes, work.sequence, row)
-    return tuple(None if end is None else end - first_column for end in ends)
-
-
 @cute.jit
 def is_cut(
     cfg: cutlass.Constexpr, owner: cutlass.Constexpr, args: OwnerArgs, work: Work, place: Place
 ) -> cutlass.Boolean:
-    """Whether some row of the tile does not see all of its columns."""
-    first, _ = bounds_of(cfg, owner, args, work, work.row + (ROWS - 1), place.tile * ROWS)
-    _, last = bounds_of(cfg, owner, args, work, work.row, place.tile * ROWS)
-    cut = cutlass.Boolean(False)
-    if cutlass.const_expr(first is not None):
-        cut = cut | (first > 0)
-    if cutlass.const_expr(last is not None):
-        cut = cut | (last < ROWS - 1)
+    """Whether there may be a row of the tile that does not see all of its columns: no band has them for every row."""
+    sequence, start = work.sequence, place.tile * ROWS
+    of_first = bands_of(cfg, owner, args.sizes, sequence, work.row)
+    of_last = bands_of(cfg, owner, args.sizes, sequence, work.row + (ROWS - 1))
+    cut = cutlass.Boolean(True)
+    for (_, hi), (lo, _) in zip(of_first, of_last, strict=True):
+        by_band = cutlass.Boolean(False)
+        if cutlass.const_expr(lo is not None):
+            by_band = by_band | (lo > start)
+        if cutlass.const_expr(hi is not None):
+            by_band = by_band | (hi < start + ROWS)
+        cut = cut & by_band
     return cut
 
 
@@ -80,16 +61,17 @@ def tile(
     args: OwnerArgs,
     cta,
     thread,
+    work: Work,
     at: tuple,
-    bounds: tuple,
+    cut: cutlass.Constexpr,
 ):
-    """One tile of scores. thread: a Thread; at: (slot, turn); bounds: of the thread's row and columns."""
-    slot, n = at
+    """One tile of scores. thread: a Thread; at: (slot, turn, place); cut: whether bands hide scores of it."""
+    slot, n, place = at
     if cutlass.const_expr(owner.owns_keys):
         cta.other_full.wait(2 * slot.index, slot.phase)
     cta.s_ready.wait(0, n & 1)
     tensor_memory.fence_after()
-    p = make_p(cfg, owner, args, cta, thread, slot, bounds)
+    p = make_p(cfg, owner, args, cta, thread, work, at, cut)
     if cutlass.const_expr(owner.owns_keys):
         tensor_memory.wait_store()
     tensor_memory.fence_before()
@@ -102,21 +84,35 @@ def tile(
     cta.ds_ready.arrive(0)
 
 
-def make_p(cfg, owner, args: OwnerArgs, cta, thread, slot: Slot, bounds) -> list:
-    """P of the thread's row and columns; where keys are owned it is stored over S as well."""
-    p, s = [], thread.lanes + owner.s_column
+def make_p(cfg, owner, args: OwnerArgs, cta, thread, work: Work, at: tuple, cut: bool) -> list:
+    """What dS has in the place of P, of the thread's row and columns; where keys are owned P is stored over S."""
+    slot, _, place = at
+    kept, words, s = [], [], thread.lanes + owner.s_column
+    first, bands = place.tile * ROWS + thread.column, []
+    if cut:
+        ends = bands_of(cfg, owner, args.sizes, work.sequence, work.row + thread.row)
+        bands = [(moved(lo, -first), moved(hi, -first)) for lo, hi in ends]
     for column, scores in tensor_memory.load_batches(s, GRANULE, BATCH):
         lse = [thread.lse] * BATCH
         if owner.owns_keys:
             lse = numbers(cta, slot, thread.column + column)
-        p += visible(powers(scores, args.scale_log2, lse), column, bounds)
+        places = [None] * BATCH
+        if cfg.has_functions:
+            columns = [first + column + i for i in range(BATCH)]
+            places = weights.places(cfg, owner, args, work, place, thread.row, columns)
+        p, of_ds = weights.of_scores(cfg, args, scores, lse, places)
+        if cut:
+            word = visibility.visibility(bands, column)
+            p, of_ds = (visibility.selected(x, word, hidden=0.0) for x in (p, of_ds))
+        words += row_math.pack(p, owner.dtype)
+        kept += of_ds
     if owner.owns_keys:
-        tensor_memory.store(s, row_math.pack(p, owner.dtype))
-    return p
+        tensor_memory.store(s, words)
+    return kept
 
 
 def make_ds(owner, cta, thread, slot: Slot, p: list):
-    """dS without the scale, stored over dP."""
+    """dS without the scale, stored over dP. p: as make_p returns it."""
     ds, at = [], thread.lanes + owner.dp_column
     for column, dp in tensor_memory.load_batches(at, GRANULE, BATCH):
         delta = [thread.delta] * BATCH
@@ -132,11 +128,10 @@ def run(cfg: cutlass.Constexpr, owner: cutlass.Constexpr, args: OwnerArgs, cta, 
     """Every tile of a CTA, and its results."""
     slot, place = Slot(Int32(0), Int32(0)), Place.of(work)
     for n in cutlass.range(work.count, unroll=1):
-        first_column = place.tile * ROWS + thread.column
+        at = (slot, n, place)
         if is_cut(cfg, owner, args, work, place):
-            bounds = bounds_of(cfg, owner, args, work, work.row + thread.row, first_column)
-            tile(cfg, owner, args, cta, thread, (slot, n), bounds)
+            tile(cfg, owner, args, cta, thread, work, at, True)
         else:
-            tile(cfg, owner, args, cta, thread, (slot, n), (None, None))
+            tile(cfg, owner, args, cta, thread, work, at, False)
         slot, place = slot.next(SLOTS), place.next(work)
     store.run(cfg, owner, args, cta, thread, work)

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 from ...dtypes import BF16, UNQUANTIZED, elements_in
 from ...layouts.operand_tiles import KMajorTile, MNMajorTile
+from ..blueprint import naming
+from ..blueprint.bands import Full, Mask
 from ..blueprint.barriers import BarrierTable
 from ..blueprint.chip import (
     F32_BYTES,
@@ -23,6 +25,7 @@ from ..blueprint.chip import (
     align_up,
 )
 from ..blueprint.memory_maps import Region, SmemMap
+from ..blueprint.score_mods import ScoreMod
 from . import barriers
 from .barriers import SLOTS
 
@@ -121,8 +124,11 @@ class BackwardConfig:
     depth      head dim of q and k, a multiple of 8 up to 128
     depth_v    head dim of v and o, likewise
     packed     tensors are (total, heads, depth) with offsets, not (batch, seqlen, heads, depth)
-    left       queries see no key further back than a number of the call
-    right      nor further ahead; causal is 0 of this
+    used       packed sequences have lengths of their own, up to where the next one begins, and a limit of keys
+    mask       a kind of mask, whose sizes are bound at each call
+    score_mod  the function of a score that the forward pass had, which has a derivative
+    mask_mod   the function that hid keys there
+    aux        (dtype, rank) of the tensors that both read
     dlse       the log-sum-exp has a gradient, too
     arch       "sm_100a" or "sm_103a"
     """
@@ -131,8 +137,11 @@ class BackwardConfig:
     depth: int
     depth_v: int
     packed: bool = False
-    left: bool = False
-    right: bool = False
+    used: bool = False
+    mask: Mask = Full()
+    score_mod: ScoreMod | None = None
+    mask_mod: ScoreMod | None = None
+    aux: tuple[tuple[str, int], ...] = ()
     dlse: bool = False
     arch: str = "sm_100a"
 
@@ -145,7 +154,18 @@ class BackwardConfig:
             value = getattr(self, name)
             if not 0 < value <= MOST_DEPTH or value % 8:
                 why.append(f"{name}={value}: use a multiple of 8 from 8 to {MOST_DEPTH}")
+        if self.used and not self.packed:
+            why.append("used=True with packed=False: use packed=True")
+        if self.score_mod is not None and self.score_mod.without_slope:
+            why.append(
+                f"score_mod={self.score_mod.without_slope}: it handles values of the compiler (cutlass), which have no "
+                "derivative: write it with operators and functions of torch"
+            )
         return why
+
+    @property
+    def has_functions(self) -> bool:
+        return self.score_mod is not None or self.mask_mod is not None
 
     def owner(self, name: str) -> Owner:
         """
@@ -163,11 +183,19 @@ class BackwardConfig:
     @property
     def name(self) -> str:
         """
-        >>> BackwardConfig("bf16", 128, 128, right=True).name
-        'backward_bf16_d128_dv128_dense_right_sm_100a'
+        >>> from cute_fa4.masks import Causal
+        >>> BackwardConfig("bf16", 128, 128, mask=Causal()).name
+        'bf16_d128_dv128_dense_causal_sm_100a'
         """
-        flags = ["packed" if self.packed else "dense"]
-        flags += ["left"] * self.left + ["right"] * self.right + ["dlse"] * self.dlse
-        return "_".join(
-            ["backward", self.dtype, f"d{self.depth}", f"dv{self.depth_v}", *flags, self.arch]
-        )
+        said = [
+            (True, self.dtype),
+            (True, f"d{self.depth}"),
+            (True, f"dv{self.depth_v}"),
+            (True, "packed" if self.packed else "dense"),
+            (self.used, "used"),
+            (self.mask != Full(), naming.mask_words(self.mask)),
+            *naming.of_functions(self),
+            (self.dlse, "dlse"),
+            (True, self.arch),
+        ]
+        return naming.in_one(naming.wanted(said))

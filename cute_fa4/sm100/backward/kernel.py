@@ -117,12 +117,9 @@ class BackwardKernel:
         dv: cute.Tensor,
         stats: cute.Tensor,
         softmax_scale: Float32,
-        left: Int32,
-        right: Int32,
-        cu_seqlens_q: cute.Tensor | None,
-        cu_seqlens_k: cute.Tensor | None,
-        max_seqlen_q: Int32,
-        max_seqlen_k: Int32,
+        mask_sizes: tuple | None,
+        aux: tuple | None,
+        lengths: tuple | None,
         stream,
     ):
         """Launch.
@@ -131,19 +128,22 @@ class BackwardKernel:
         k, v, dk, dv  (batch, seqlen_k, kv_heads, depth), packed: (total_k, kv_heads, depth); v and dv with depth_v
         lse           (batch, heads, seqlen_q), packed: (heads, total_q); f32, natural logarithm; dlse: its gradient
         stats         (heads, tiles, 256) f32, written and read here; tiles: work.stats_tiles
-        left, right   of the mask, where the configuration has them
-        cu_seqlens    packed: (batch + 1,) int32
-        max_seqlen    packed: at least the longest sequence
+        mask_sizes    of the mask
+        aux           tensors that score_mod and mask_mod read
+        lengths       packed: (longest sequence of queries, of keys, or more, offsets of queries, of keys); offsets:
+                      (batch + 1,) int32; with used also lengths of both and how many keys may be seen, (batch,) int32
         """
         cfg = self.cfg
+        batch, seqlen_q, seqlen_k, offsets = q.shape[0], q.shape[1], k.shape[1], (None,) * 5
         if cutlass.const_expr(cfg.packed):
-            batch, seqlen_q, seqlen_k = cu_seqlens_q.shape[0] - 1, max_seqlen_q, max_seqlen_k
-        else:
-            batch, seqlen_q, seqlen_k = q.shape[0], q.shape[1], k.shape[1]
+            seqlen_q, seqlen_k, *offsets = lengths
+            offsets = (*offsets, None, None, None)[:5]
+            batch = offsets[0].shape[0] - 1
         sizes = Sizes(
             *(Int32(n) for n in (batch, seqlen_q, seqlen_k, q.shape[-2], k.shape[-2])),
-            *(Int32(q.shape[-3]), Int32(k.shape[-3]), left, right),
-            *(cu_seqlens_q, cu_seqlens_k),
+            *(Int32(q.shape[-3]), Int32(k.shape[-3])),
+            () if cutlass.const_expr(mask_sizes is None) else mask_sizes,
+            *offsets,
         )
         tiles_q = tiles_of(sizes.seqlen_q) * sizes.heads_q * sizes.batch
         tiles_k = tiles_of(sizes.seqlen_k) * sizes.heads_kv * sizes.batch
@@ -157,7 +157,8 @@ class BackwardKernel:
         depths = queries.depths
         q_and_do = tuple(map(operands.load_operand, (cfg, cfg), (q, do), depths))
         k_and_v = tuple(map(operands.load_operand, (cfg, cfg), (k, v), depths))
-        rest = stats, sizes, softmax_scale, softmax_scale * LOG2_E
+        tensors = () if cutlass.const_expr(aux is None) else aux
+        rest = stats, sizes, tensors, softmax_scale, softmax_scale * LOG2_E
         of_queries = OwnerArgs(q_and_do, k_and_v, (operands.store_operand(cfg, dq),), *rest)
         of_keys = OwnerArgs(
             k_and_v,

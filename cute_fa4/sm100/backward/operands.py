@@ -36,6 +36,7 @@ class OwnerArgs:
     results: tuple[TMAOperand, ...]
     stats: cute.Tensor  # (heads_q, tiles, STATS) f32, as delta.py writes it
     sizes: Sizes
+    aux: tuple  # tensors for score_mod and mask_mod
     scale: Float32  # softmax scale
     scale_log2: Float32  # the same times log2(e)
 

@@ -1,8 +1,8 @@
 """Which rows a CTA owns, and which tiles of the other side they meet.
 
-A query i sees the keys from i + Sk - Sq - left to i + Sk - Sq + right. The same said of a key j: queries from
-j - (Sk - Sq) - right to j - (Sk - Sq) + left see it. So of both owners a row sees a stretch of the other side, and both
-ends of the stretch move by one from row to row.
+A query i stands at position i + Sk - Sq, whatever keys may be seen. Masks say which bands of keys it sees, and which
+bands of positions see a key (blueprint/bands.py). So of both owners a row sees bands of the other side, whose ends
+never decrease from row to row: the first row of a tile bounds what all rows see on the right, the last one on the left.
 
 Where keys are owned, every query head of the group passes by, one after the other: dK and dV of a group are summed in
 tensor memory, always in the same order.
@@ -14,12 +14,13 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from ...layouts.scalars import choose, maximum, minimum
+from ..blueprint.bands import bound
 from .config import ROWS
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a call. left, right: of the mask; unused ones are ignored."""
+    """Of a call."""
 
     batch: Int32
     seqlen_q: Int32  # packed: of the longest sequence
@@ -28,19 +29,25 @@ class Sizes:
     heads_kv: Int32
     total_q: Int32
     total_k: Int32
-    left: Int32
-    right: Int32
+    mask_sizes: tuple  # of Int32
     cu_seqlens_q: cute.Tensor | None
     cu_seqlens_k: cute.Tensor | None
+    used_q: cute.Tensor | None  # lengths of sequences that end before the next one begins
+    used_k: cute.Tensor | None
+    limit_k: cute.Tensor | None  # keys that may be seen, of those
 
 
 @dataclass(frozen=True)
 class Sequence:
-    """Lengths, first rows in the tensors (dense: 0), and the first tile of its numbers of queries."""
+    """Lengths, first rows in the tensors (dense: 0), and the first tile of its numbers of queries.
+
+    length_k: keys that may be seen; num_keys: those that positions of queries count
+    """
 
     index: Int32
     length_q: Int32
     length_k: Int32
+    num_keys: Int32
     first_q: Int32
     first_k: Int32
     stats_tile: Int32
@@ -80,24 +87,48 @@ def between(offsets, index, rows):
 def sequence_of(cfg, sizes: Sizes, index) -> Sequence:
     if not cfg.packed:
         q, k = sizes.seqlen_q, sizes.seqlen_k
-        return Sequence(index, q, k, Int32(0), Int32(0), index * tiles_of(q))
+        return Sequence(index, q, k, k, Int32(0), Int32(0), index * tiles_of(q))
     first_q, q = between(sizes.cu_seqlens_q, index, sizes.total_q)
     first_k, k = between(sizes.cu_seqlens_k, index, sizes.total_k)
-    return Sequence(index, q, k, first_q, first_k, first_q // ROWS + index)
+    seen = k
+    if cfg.used:
+        q = minimum(maximum(sizes.used_q[index], 0), q)
+        k = minimum(maximum(sizes.used_k[index], 0), k)
+        seen = minimum(maximum(sizes.limit_k[index], 0), k)
+    return Sequence(index, q, seen, k, first_q, first_k, first_q // ROWS + index)
 
 
-def seen(cfg, owner, sizes: Sizes, of: Sequence, row):
-    """-> (first, last) of the other side that a row sees; None where nothing but the ends of the sequence limits it.
+def bands_of(cfg, owner, sizes: Sizes, of: Sequence, row) -> list:
+    """[(lo, hi)] of the other side, whose union an own row sees; None where only the ends of tiles limit it.
 
-    Queries beyond the end have no weight (delta.py), keys beyond it would: where queries are owned, `last` says so.
+    Queries beyond the end have no weight (delta.py), unless a function of scores makes one of the zeros that are
+    there; keys beyond it would: where queries are owned, hi says so.
     """
-    apart = of.length_k - of.length_q
+    apart = of.num_keys - of.length_q
     if owner.owns_keys:
-        first = row - apart - sizes.right if cfg.right else None
-        return first, (row - apart + sizes.left if cfg.left else None)
-    first = row + apart - sizes.left if cfg.left else None
-    last = of.length_k - 1
-    return first, minimum(row + apart + sizes.right, last) if cfg.right else last
+        end = of.length_q if cfg.has_functions else None
+        bands = cfg.mask.queries(row, sizes.mask_sizes)
+        return [(moved(lo, -apart), bound(minimum, moved(hi, -apart), end)) for lo, hi in bands]
+    bands = cfg.mask.bands(row + apart, of.length_k, sizes.mask_sizes)
+    from_start = cfg.mask.is_band and not cfg.mask.has_lower_bound
+    return [(None if from_start else lo, minimum(hi, of.length_k)) for lo, hi in bands]
+
+
+def moved(end, by):
+    return None if end is None else end + by
+
+
+def hull(bands: list) -> tuple:
+    """(lo, hi) around all bands; None: open.
+
+    >>> hull([(3, 5), (1, 4)]), hull([(None, 2), (1, None)])
+    ((1, 5), (None, None))
+    """
+    lo, hi = bands[0]
+    for other_lo, other_hi in bands[1:]:
+        lo = None if lo is None or other_lo is None else minimum(lo, other_lo)
+        hi = None if hi is None or other_hi is None else maximum(hi, other_hi)
+    return lo, hi
 
 
 def work_of(cfg, owner, sizes: Sizes, block) -> Work:
@@ -110,12 +141,11 @@ def work_of(cfg, owner, sizes: Sizes, block) -> Work:
         tile = tiles_of(longest) - 1 - tile
     of = sequence_of(cfg, sizes, rest // heads)
     row = tile * ROWS
-    first, _ = seen(cfg, owner, sizes, of, row)
-    _, last = seen(cfg, owner, sizes, of, row + (ROWS - 1))
+    first, _ = hull(bands_of(cfg, owner, sizes, of, row))
+    _, end = hull(bands_of(cfg, owner, sizes, of, row + (ROWS - 1)))
     others = of.length_q if owner.owns_keys else of.length_k
     first = Int32(0) if first is None else maximum(first, 0) // ROWS
-    end = tiles_of(others) if last is None else maximum(minimum(last + 1, others), 0)
-    end = end if last is None else tiles_of(end)
+    end = tiles_of(others if end is None else maximum(minimum(end, others), 0))
     own = of.length_k if owner.owns_keys else of.length_q
     end = choose(row < own, maximum(end, first), first)  # of no rows there is nothing to do
     turns = group if owner.owns_keys else Int32(1)

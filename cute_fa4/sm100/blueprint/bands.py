@@ -15,12 +15,26 @@ lo and hi never decrease with p. So the first row of a tile bounds what all rows
 left, and a tile between ceil(lo(last row)) and floor(hi(first row)) is seen whole by all of them: it carries no mask
 code. Tiles outside [lo(first row), hi(last row)) are neither loaded nor computed. Everything is clipped to [0, n).
 
+The backward pass also asks which queries see a key: `queries` gives bands of positions, (lo, hi) that never decrease
+with the key, and None for a side that is open.
+
 Sizes (left, right, W) are run-time numbers: one compile serves every window.
 """
 
 from dataclasses import dataclass
 
 from cute_fa4.layouts.scalars import maximum, minimum
+
+
+def bound(closer, a, b):
+    """The closer of two bounds, of which None is none.
+
+    >>> bound(max, None, 3), bound(max, 2, 3), bound(min, None, None)
+    (3, 3, None)
+    """
+    if a is None or b is None:
+        return b if a is None else a
+    return closer(a, b)
 
 
 @dataclass(frozen=True)
@@ -50,6 +64,10 @@ class Mask:
         """[(lo, hi)], whose union is what is seen; not yet clipped to [0, n)."""
         raise NotImplementedError
 
+    def queries(self, j, sizes):
+        """[(lo, hi)] of positions, whose union sees key j; None: no bound."""
+        raise NotImplementedError
+
     def hull(self, p, n, sizes):
         """(lo, hi) clipped to 0 <= lo, hi <= n: outside it nothing is seen."""
         bands = self.bands(p, n, sizes)
@@ -68,11 +86,17 @@ class Full(Mask):
     def bands(self, p, n, sizes):
         return [(0, n)]
 
+    def queries(self, j, sizes):
+        return [(None, None)]
+
 
 @dataclass(frozen=True)
 class Causal(Mask):
     def bands(self, p, n, sizes):
         return [(0, p + 1)]
+
+    def queries(self, j, sizes):
+        return [(j, None)]
 
 
 @dataclass(frozen=True)
@@ -100,6 +124,11 @@ class Window(Mask):
         hi = p + sizes.pop(0) + 1 if self.right else n
         return [(lo, hi)]
 
+    def queries(self, j, sizes):
+        sizes = list(sizes)
+        hi = j + sizes.pop(0) + 1 if self.left else None
+        return [(j - sizes.pop(0) if self.right else None, hi)]
+
 
 @dataclass(frozen=True)
 class Chunked(Mask):
@@ -117,11 +146,17 @@ class Chunked(Mask):
         first = p // sizes[0] * sizes[0]
         return [(first, first + sizes[0])]
 
+    def queries(self, j, sizes):
+        return self.bands(j, None, sizes)
+
 
 @dataclass(frozen=True)
 class ChunkedCausal(Chunked):
     def bands(self, p, n, sizes):
         return [(p // sizes[0] * sizes[0], p + 1)]
+
+    def queries(self, j, sizes):
+        return [(j, j // sizes[0] * sizes[0] + sizes[0])]
 
 
 @dataclass(frozen=True)
@@ -138,6 +173,10 @@ class _Pair(Mask):
     def _bands_of_each(self, p, n, sizes):
         cut = self.a.num_sizes
         return self.a.bands(p, n, sizes[:cut]), self.b.bands(p, n, sizes[cut:])
+
+    def _queries_of_each(self, j, sizes):
+        cut = self.a.num_sizes
+        return self.a.queries(j, sizes[:cut]), self.b.queries(j, sizes[cut:])
 
 
 @dataclass(frozen=True)
@@ -162,6 +201,14 @@ class Both(_Pair):
             (maximum(a_lo, b_lo), minimum(a_hi, b_hi)) for a_lo, a_hi in of_a for b_lo, b_hi in of_b
         ]
 
+    def queries(self, j, sizes):
+        of_a, of_b = self._queries_of_each(j, sizes)
+        return [
+            (bound(maximum, a_lo, b_lo), bound(minimum, a_hi, b_hi))
+            for a_lo, a_hi in of_a
+            for b_lo, b_hi in of_b
+        ]
+
 
 @dataclass(frozen=True)
 class Either(_Pair):
@@ -181,6 +228,10 @@ class Either(_Pair):
 
     def bands(self, p, n, sizes):
         of_a, of_b = self._bands_of_each(p, n, sizes)
+        return of_a + of_b
+
+    def queries(self, j, sizes):
+        of_a, of_b = self._queries_of_each(j, sizes)
         return of_a + of_b
 
 

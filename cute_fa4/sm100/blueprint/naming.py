@@ -23,6 +23,10 @@ LONGEST = (
 def kernel_name(config) -> str:
     """Problem and schedule in words that file systems, C and profilers take; two that differ have different words."""
     words = [config.schedule.family, *_problem(config), *_schedule(config), config.arch]
+    return in_one(words)
+
+
+def in_one(words: list) -> str:
     return "_".join(words)[:LONGEST].strip("_")
 
 
@@ -40,7 +44,7 @@ def _problem(p: Problem) -> list[str]:
         (True, f"d{p.qk_depth}"),
         (p.ov_depth != p.qk_depth, f"dv{p.ov_depth}"),
         (True, f"g{p.group}"),
-        (p.mask != bands.Full(), _mask(p.mask)),
+        (p.mask != bands.Full(), mask_words(p.mask)),
         (p.q_layout != "dense", f"q{p.q_layout}"),
         (p.kv_layout == "packed", "kpacked"),
         (p.kv_layout == "paged" or p.page_size, f"page{p.page_size}"),
@@ -56,9 +60,7 @@ def _problem(p: Problem) -> list[str]:
         (p.pack_gqa, "packgqa"),
         (p.latent, "latent"),
         (p.sink or p.sink_dtype != "f32", f"{'' if p.sink else 'no'}sink_{p.sink_dtype}"),
-        (p.score_mod, f"score_{_function(p.score_mod)}"),
-        (p.mask_mod, f"mask_{_function(p.mask_mod)}"),
-        (p.aux, "aux_" + "_".join(f"{dtype}x{rank}" for dtype, rank in p.aux)),
+        *of_functions(p),
         (p.write_lse, "lse"),
         (p.split_keys, "split"),
         (p.share_keys, "share"),
@@ -67,17 +69,31 @@ def _problem(p: Problem) -> list[str]:
         (p.rope_dtype, f"rope_{p.rope_dtype}"),
         (p.scale_dtype, f"scale_{p.scale_dtype}"),
     ]
-    return [_word(word) for wanted, word in said if wanted]
+    return wanted(said)
 
 
-def _mask(mask: bands.Mask) -> str:
+def wanted(said: list) -> list[str]:
+    """Of (condition, words) those that hold."""
+    return [_word(words) for holds, words in said if holds]
+
+
+def of_functions(p) -> list:
+    """What score_mod, mask_mod and the tensors that they read add: of a Problem, or of a BackwardConfig."""
+    return [
+        (p.score_mod, f"score_{_function(p.score_mod)}"),
+        (p.mask_mod, f"mask_{_function(p.mask_mod)}"),
+        (p.aux, "aux_" + "_".join(f"{dtype}x{rank}" for dtype, rank in p.aux)),
+    ]
+
+
+def mask_words(mask: bands.Mask) -> str:
     """
-    >>> _mask(bands.Either(bands.Window(True, True), bands.Both(bands.Causal(), bands.Chunked())))
+    >>> mask_words(bands.Either(bands.Window(True, True), bands.Both(bands.Causal(), bands.Chunked())))
     'either_window_or_both_causal_and_chunked'
     """
     if isinstance(mask, (bands.Both, bands.Either)):
         kind, between = ("both", "and") if isinstance(mask, bands.Both) else ("either", "or")
-        return f"{kind}_{_mask(mask.a)}_{between}_{_mask(mask.b)}"
+        return f"{kind}_{mask_words(mask.a)}_{between}_{mask_words(mask.b)}"
     if isinstance(mask, bands.Window) and not (mask.left and mask.right):
         return "window_" + ("left" if mask.left else "right" if mask.right else "open")
     return type(mask).__name__.lower()

@@ -30,12 +30,8 @@ from cute_fa4.system.messages import shown
 
 from ..traced.captures import Mutable, Reads
 from ..traced.trace import MASK, SCORE, Traced, name_of, takes, traced
-
-LOG2_E = 1.4426950408889634
-
-# The kernel computes 2^(c s - c m), where c m, m the row maximum, is rounded to float32: for m = -2^24 off by at most
-# 1. Far below, as for -3.4e38, the difference of equal numbers would be larger than any exponent, or infinite.
-LOWEST = -(2.0**24)
+from . import packaged
+from .packaged import InKernel
 
 
 @dataclass(frozen=True)
@@ -70,16 +66,6 @@ class Aux:
 
 
 @dataclass(frozen=True, eq=False)
-class InKernel:
-    """A function of this package that is called while a kernel is built. Its key must say everything that it does."""
-
-    function: Callable
-
-    def __call__(self, *given):
-        return self.function(*given)
-
-
-@dataclass(frozen=True, eq=False)
 class InOrder:
     """`then` of `first`."""
 
@@ -88,6 +74,10 @@ class InOrder:
 
     def __call__(self, score, *where):
         return self.then.score(self.first.score(score, *where), *where)
+
+    def slope(self, score, value, where: tuple):
+        between = self.first.score(score, *where)
+        return self.first.slope(score, between, where) * self.then.slope(between, value, where)
 
 
 @dataclass(frozen=True)
@@ -172,6 +162,27 @@ class ScoreMod:
                 f"score_mod: {self.name} returned a comparison; accepted: a score, Float32 or a number"
             )
         return Float32(score)
+
+    @property
+    def without_slope(self) -> str | None:
+        """The name of a part whose derivative cannot be had, or None."""
+        for part in self.parts:
+            is_traced = isinstance(part.function, Traced)
+            if (part.function.nodes if is_traced else part.function.by_score) is None:
+                return part.name
+        return None
+
+    def slope(self, score, value, where: tuple):
+        """The derivative by the score at `score`, where the function has `value`, in a kernel that is built."""
+        from cutlass import Float32
+
+        if isinstance(self.function, InOrder):
+            return self.function.slope(score, value, where)
+        if isinstance(self.function, Traced):
+            slope = self.function.slope(score, *where)
+            return slope if isinstance(slope, float) else Float32(slope)
+        by_score = self.function.by_score
+        return by_score(value) if callable(by_score) else by_score
 
     def shows(self, *given):
         """Whether the function shows the key, while a kernel is built."""
@@ -295,36 +306,13 @@ def soft_cap(cap: float) -> ScoreMod:
         raise _refused("soft_cap", "cap", cap, is_number, "a finite number above 0")
     cap = float(cap)
 
-    def capped(score, batch, head, q_idx, kv_idx, aux):
-        from cutlass import Float32
-
-        # tanh(x) = 1 - 2 / (1 + e^2x): the hardware's own tanh is off by 2^-11, which a cap of 50 would make 0.02.
-        from ..instructions import exp2
-
-        e = exp2.hardware(score * Float32(2 * LOG2_E / cap))
-        return Float32(cap) - Float32(2 * cap) * _reciprocal(e + Float32(1.0))
-
-    return ScoreMod(InKernel(capped), f"soft_cap({cap!r})")
+    return ScoreMod(packaged.capped(cap), f"soft_cap({cap!r})")
 
 
 def alibi(num_heads: int) -> ScoreMod:
     """score - slope(head) * |position - key|, the slopes of `alibi_slope`."""
     num_heads = _count("alibi", "num_heads", num_heads, "the query heads of the model, from 1 on")
-    full = 1 << (num_heads.bit_length() - 1)
-
-    def biased(score, batch, head, q_idx, kv_idx, aux):
-        import cutlass.cute as cute
-        from cutlass import Float32, Int32, select_
-
-        # -log2 of the slope is linear in the head, with another line for the heads beyond the power of two.
-        first = Float32(8.0 / full) * (head + 1).to(Float32)
-        rest = Float32(4.0 / full) * (2 * (head - full) + 1).to(Float32)
-        slope = cute.math.exp2(-select_(head < full, first, rest), fastmath=True)
-        distance = aux.position - kv_idx
-        distance = Int32(select_(distance < 0, Int32(0) - distance, distance))
-        return score - slope * distance.to(Float32)
-
-    return ScoreMod(InKernel(biased), f"alibi({num_heads})")
+    return ScoreMod(packaged.with_slopes_of_heads(num_heads), f"alibi({num_heads})")
 
 
 def alibi_slope(head: int, num_heads: int) -> float:
@@ -349,27 +337,13 @@ def additive_bias(heads: bool = True) -> ScoreMod:
     if not isinstance(heads, bool):
         accepted = "True, aux_tensors[0] has an axis of heads, or False"
         raise _refused("additive_bias", "heads", heads, False, accepted)
-
-    def biased(score, batch, head, q_idx, kv_idx, aux):
-        from cutlass import Float32, Int32, select_
-
-        bias = aux[0]
-        queries, keys = bias.shape[-2], bias.shape[-1]
-        # `&` of two comparisons; an index of 0 where the tensor ends.
-        inside = (q_idx < queries) & (kv_idx < keys)
-        q_inside, kv_inside = select_(inside, q_idx, Int32(0)), select_(inside, kv_idx, Int32(0))
-        at = (batch, head, q_inside, kv_inside) if heads else (batch, q_inside, kv_inside)
-        value = select_(inside, bias[at].to(Float32), Float32(float("-inf")))
-        far = (value < Float32(LOWEST)) & (value > Float32(float("-inf")))
-        return select_(far, Float32(LOWEST), score + value)
-
     axes = "(batch, heads, queries, keys)" if heads else "(batch, queries, keys)"
 
     def check(aux, batch, num_heads, query_rows):
         least = (batch, num_heads, 1, 1) if heads else (batch, 1, 1)
         _check_first_aux(f"additive_bias({heads})", aux, axes, least)
 
-    return ScoreMod(InKernel(biased), f"additive_bias({heads})", check)
+    return ScoreMod(packaged.with_bias(heads), f"additive_bias({heads})", check)
 
 
 def relative_logits(extent: int) -> ScoreMod:
@@ -379,19 +353,11 @@ def relative_logits(extent: int) -> ScoreMod:
     """
     extent = _count("relative_logits", "extent", extent, "a number of distances, from 1 on")
 
-    def biased(score, batch, head, q_idx, kv_idx, aux):
-        from cutlass import Float32, Int32, select_
-
-        distance = aux.position - kv_idx
-        near = (distance >= 0) & (distance < extent)
-        bias = aux[0][aux.q_row, head, select_(near, distance, Int32(0))].to(Float32)
-        return score + select_(near, bias, Float32(0.0))
-
     def check(aux, batch, num_heads, query_rows):
         least = (query_rows, num_heads, extent)
         _check_first_aux(f"relative_logits({extent})", aux, "(query rows, heads, extent)", least)
 
-    return ScoreMod(InKernel(biased), f"relative_logits({extent})", check)
+    return ScoreMod(packaged.with_logits(extent), f"relative_logits({extent})", check)
 
 
 def composed(first: ScoreMod | None, then: ScoreMod | None) -> ScoreMod | None:
@@ -434,12 +400,6 @@ def _check_first_aux(name: str, aux: tuple, axes: str, least: tuple):
         raise ValueError(
             f"aux_tensors: the first has shape {shape}; accepted: for {name} {axes}, at least {least}"
         )
-
-
-def _reciprocal(x):
-    import cutlass.cute as cute
-
-    return cute.arch.rcp_approx(x)
 
 
 PACKAGED = {make.__name__: make for make in (soft_cap, alibi, additive_bias, relative_logits)}

@@ -32,10 +32,10 @@ def low_bits(n):
 
 
 def visibility(bands: list, col0: int):
-    """Word of columns [col0, col0 + 32). bands: [(lo or None, hi)] in columns of the tile; None: no lower bound."""
+    """Word of columns [col0, col0 + 32). bands: [(lo or None, hi or None)] in columns of the tile; None: no bound."""
     word = None
     for lo, hi in bands:
-        seen = low_bits(hi - col0)
+        seen = Int32(-1) if hi is None else low_bits(hi - col0)
         if lo is not None:
             seen = seen & (low_bits(lo - col0) ^ -1)
         word = seen if word is None else word | seen
@@ -57,8 +57,8 @@ def keep_visible(scores: list, bands: list) -> list:
     return out
 
 
-def selected(scores: list, word) -> list:
-    """At most a word of scores, -inf where it has no bit."""
+def selected(scores: list, word, hidden: float = MASKED) -> list:
+    """At most a word of scores, `hidden` where it has no bit."""
     return [
-        select_((word & (1 << i)) != 0, score, Float32(MASKED)) for i, score in enumerate(scores)
+        select_((word & (1 << i)) != 0, score, Float32(hidden)) for i, score in enumerate(scores)
     ]

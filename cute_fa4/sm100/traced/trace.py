@@ -21,6 +21,7 @@ import torch
 from ...system.messages import shown
 from . import expressions
 from .expressions import INDICES, Aux, NeedsCompiler, Symbol, Untraceable
+from .slopes import slope_of
 
 SCORE, MASK = "score_mod", "mask_mod"
 _ACCEPTED = {
@@ -77,6 +78,11 @@ class Traced:
                     f"aux_tensors[{number}]: shape {tuple(aux[number].shape)}, and {self.kind} reads it with {indices} "
                     f"indices; accepted: one index for each dimension"
                 )
+
+    @cached_property
+    def slope(self) -> Traced:
+        """The derivative by the score. Of an expression only: of MLIR there is none."""
+        return Traced(self.kind, slope_of(self.nodes), None, self.reads)
 
     def on_tensors(self, *numbers, aux=(), **facts):
         """The same in float64, of tensors that broadcast: score and indices, or indices.

@@ -113,7 +113,7 @@ class TwoTiles(RowSchedule):
     def _order_fits(self, problem: Problem) -> bool:
         if self.order == SUMMED:
             return may_add_up(problem)
-        return self.order != CROSSED or problem.has_fp8
+        return self.order != CROSSED or problem.is_quantized
 
     def tmem(self, problem: Problem) -> TmemMap:
         return self._order.tmem(self.tiles(problem))
@@ -157,7 +157,7 @@ class TwoTiles(RowSchedule):
             why.insert(
                 0, f"order={self.order!r} is no order of the products: use {' or '.join(ORDERS)}"
             )
-        if not self._order_fits(problem) and not problem.has_fp8:
+        if not self._order_fits(problem) and not problem.is_quantized:
             why.append(
                 f"order={self.order!r} with qkv_dtype={problem.qkv_dtype!r}: P of 16 bits is stored over or beside its "
                 "own S: use p_over_s or p_beside_s"

@@ -118,7 +118,7 @@ DEFECTS = {
     "dK begins with what was there": Defect("products", "slot, 0, n > 0", "slot, 0, n >= 0", "causal"),
     "dV begins with what was there": Defect("products", "slot, 1, n > 0", "slot, 1, n >= 0", "causal"),
     "dV of the last tile alone": Defect("products", "slot, 1, n > 0", "slot, 1, n < 0", "causal"),
-    "S without the scale": Defect("compute", "s * scale_log2 - of", "s - of", "causal"),
+    "S without the scale": Defect("weights", "score * args.scale_log2", "score", "causal"),
     "dS without delta": Defect("compute", "x * (y - z)", "x * y", "causal"),
     "dQ and dK without the scale": Defect("store", "result == 0", "result == 2", "causal"),
     "dV with the scale": Defect("store", "result == 0", "result >= 0", "causal"),
@@ -134,27 +134,41 @@ DEFECTS = {
     ),
     "the last rows have no delta": Defect("delta", "cutlass.range(PASSES,", "cutlass.range(PASSES - 1,", "causal"),
     # --- which tiles
-    "the first visible column is hidden": Defect("compute", "Int32(i) >= first", "Int32(i) > first", "cut by one"),
-    "the last visible column is hidden": Defect("compute", "Int32(i) <= last", "Int32(i) < last", "causal"),
-    "a column too many at the end": Defect("compute", "Int32(i) <= last", "Int32(i) <= last + 1", "causal"),
+    "the first visible column is hidden": Defect("compute", "moved(lo, -first)", "moved(lo, 1 - first)", "cut by one"),
+    "the last visible column is hidden": Defect("compute", "moved(hi, -first)", "moved(hi, -1 - first)", "causal"),
+    "a column too many at the end": Defect("compute", "moved(hi, -first)", "moved(hi, 1 - first)", "causal"),
+    "bands hide dS and not P": Defect(
+        "compute", "p, of_ds = (visibility.selected(x, word, hidden=0.0) for x in (p, of_ds))",
+        "of_ds = visibility.selected(of_ds, word, hidden=0.0)", "causal",
+    ),
+    "bands hide P and not dS": Defect(
+        "compute", "p, of_ds = (visibility.selected(x, word, hidden=0.0) for x in (p, of_ds))",
+        "p = visibility.selected(p, word, hidden=0.0)", "causal",
+    ),
     "a tile cut by one column at its beginning is whole": Defect(
-        "compute", "cut | (first > 0)", "cut | (first > 1)", "cut by one",
+        "compute", "(lo > start)", "(lo > start + 1)", "cut by one",
     ),
     "a tile cut by one column at its end is whole": Defect(
-        "compute", "last < ROWS - 1", "last < ROWS - 2", "cut by one",
+        "compute", "hi < start + ROWS", "hi < start + ROWS - 1", "cut by one",
     ),
     "whether a tile is cut is asked of the first row": Defect(
-        "compute", "work.row + (ROWS - 1), place", "work.row, place", "cut by one",
+        "compute", "sequence, work.row + (ROWS - 1))", "sequence, work.row)", "cut by one",
+    ),
+    "one band of two decides that a tile is whole": Defect(
+        "work", "lo, hi = bands[0]\n    for", "return bands[0]\n    for", "either of two masks",
+    ),
+    "the tiles that both bands have": Defect(
+        "work", "else minimum(lo, other_lo)", "else maximum(lo, other_lo)", "either of two masks",
     ),
     "the diagonal is one further": Defect(
-        "work", "apart = of.length_k - of.length_q", "apart = of.length_k - of.length_q + 1", "causal",
+        "work", "apart = of.num_keys - of.length_q", "apart = of.num_keys - of.length_q + 1", "causal",
     ),
     "the diagonal begins top left": Defect(
-        "work", "apart = of.length_k - of.length_q", "apart = of.length_k * 0", "causal",
+        "work", "apart = of.num_keys - of.length_q", "apart = of.num_keys * 0", "causal",
     ),
-    "a key beyond the end is seen": Defect("work", "last = of.length_k - 1", "last = of.length_k", "far below"),
+    "a key beyond the end is seen": Defect("work", "lo, minimum(hi, of.length_k))", "lo, hi)", "far below"),
     "the tile of the last column is left out": Defect(
-        "work", "minimum(last + 1, others)", "minimum(last, others)", "one of the next",
+        "work", "minimum(end, others)", "minimum(end - 1, others)", "one of the next",
     ),
     "the first tile is left out": Defect(
         "work", "maximum(first, 0) // ROWS", "(maximum(first, 0) + ROWS - 1) // ROWS", "one of the next",
@@ -178,4 +192,44 @@ DEFECTS = {
         "clipped_load(first + row, ROWS, head)", "packed",
     ),
     "numbers of sequences overlap": Defect("work", "first_q // ROWS + index)", "first_q // ROWS)", "packed"),
+    # --- functions of scores, and lengths
+    "dS without the slope of score_mod": Defect("weights", "weight * slope", "weight", "soft cap"),
+    "P with the slope of score_mod": Defect("weights", "p.append(weight)", "p.append(moves)", "soft cap"),
+    "score_mod has scores without their scale": Defect(
+        "weights", "score = score * args.scale", "score = score * 1.0", "soft cap",
+    ),
+    "weights are powers of two of scores": Defect("weights", "value * Float32(LOG2_E)", "value", "soft cap"),
+    "mask_mod hides dS and not P": Defect(
+        "weights", "weight, moves = (select_(shows, x, Float32(0.0)) for x in (weight, moves))",
+        "moves = select_(shows, moves, Float32(0.0))", "a mask_mod",
+    ),
+    "mask_mod hides P and not dS": Defect(
+        "weights", "weight, moves = (select_(shows, x, Float32(0.0)) for x in (weight, moves))",
+        "weight = select_(shows, weight, Float32(0.0))", "a mask_mod",
+    ),
+    "functions have rows for columns where keys are owned": Defect(
+        "weights", "(column, own) if owner.owns_keys else (own, column)", "(own, column)", "a function of two branches",
+    ),
+    "functions have the same head for a group": Defect(
+        "weights", "q_head(owner, work, place), work.row", "work.head, work.row", "a mask_mod",
+    ),
+    "functions have the columns of the first warpgroup": Defect(
+        "compute", "[first + column + i", "[place.tile * ROWS + column + i", "a mask_mod",
+    ),
+    "functions have the positions of the first keys": Defect(
+        "weights", "facts = q_index + of.num_keys - of.length_q,", "facts = q_index,", "a function that reads a tensor",
+    ),
+    "functions make weights of queries beyond the end": Defect(
+        "work", "end = of.length_q if cfg.has_functions else None", "end = None", "a function without a value at zero",
+    ),
+    "the limit of keys is not read": Defect(
+        "work", "seen = minimum(maximum(sizes.limit_k[index], 0), k)", "seen = k", "used",
+    ),
+    "a limit of keys moves queries": Defect("work", "q, seen, k, first_q", "q, seen, seen, first_q", "used"),
+    "padding of queries takes part": Defect(
+        "work", "q = minimum(maximum(sizes.used_q[index], 0), q)", "q = minimum(maximum(q, 0), q)", "used",
+    ),
+    "padding of keys moves queries": Defect(
+        "work", "k = minimum(maximum(sizes.used_k[index], 0), k)", "k = minimum(maximum(k, 0), k)", "used",
+    ),
 }  # fmt: skip

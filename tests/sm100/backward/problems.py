@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import torch
 
+from cute_fa4 import masks
 from cute_fa4.calls.backward import Attended, Scores, gradients
-from cute_fa4.reference import attention_float64
+from cute_fa4.reference import attention_of_functions_float64
 
 CANARY_ROWS = 3  # NaN rows before and behind every tensor that a kernel reads
 
@@ -44,13 +45,27 @@ def between_nans(batch, rows, heads, depth, *, random, dtype) -> torch.Tensor:
     return inside
 
 
-def attended(q, k, v, window) -> Attended:
-    """The forward pass as its definition rounds it."""
-    out, lse = attention_float64(q, k, v, window_size=window)
+def attended(q, k, v, **options) -> Attended:
+    """The forward pass as its definition rounds it. options: of the oracles of gradients."""
+    out, lse = attention_of_functions_float64(q, k, v, **options)
     return Attended(q, k, v, out.to(q.dtype), lse.to(torch.float32))
 
 
-def run(q, k, v, dout, window=(None, None), dlse=None) -> tuple:
-    """(dq, dk, dv) of the kernels, on the emulator at its strictest level."""
-    scores = Scores(q.shape[-1] ** -0.5, *window)
-    return gradients(attended(q, k, v, window), dout, dlse, scores)
+def run(
+    q, k, v, dout, window=(None, None), dlse=None, scores: dict | None = None, **options
+) -> tuple:
+    """(dq, dk, dv) of the kernels, and dsink of calls that have one, on the emulator at its strictest level.
+
+    scores: fields of Scores; options: what the oracles are told in their place
+    """
+    of_call = Scores(q.shape[-1] ** -0.5, mask_of(window))._replace(**(scores or {}))
+    of = attended(q, k, v, window_size=window, **options)
+    found = gradients(of, dout, dlse, of_call)
+    return found if of_call.sink is not None else found[:3]
+
+
+def mask_of(window) -> masks.BoundMask:
+    left, right = window
+    kind = masks.Window(left is not None, right is not None)
+    sizes = tuple(size for size in window if size is not None)
+    return masks.BoundMask(kind, sizes) if sizes else masks.full()

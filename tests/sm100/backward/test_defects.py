@@ -9,18 +9,21 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn.functional import pad
 
-from cute_fa4 import emulator
+from cute_fa4 import emulator, masks
 from cute_fa4.calls.backward import Attended, Scores, gradients
 from cute_fa4.reference import (
     allowed_gradient_errors,
-    attention_float64,
+    attention_of_functions_float64,
     gradients_float64,
     max_error,
 )
 from tests.emulator.mutations.quick import OF_SOURCES, quick_or_sweep
 from tests.sm100.backward.defects import DEFECTS
 from tests.sm100.backward.problems import Problem, run
+from tests.sm100.backward.test_functions import CASES
+from tests.sm100.backward.test_functions import PROBLEM as FUNCTIONS
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "verification.md"
 MODES = ("in_order", "hostile", "random")
@@ -43,11 +46,11 @@ PROBLEMS = {
     "unseen keys": Problem(10, 300, window=(None, -280)),
     "dlse": Problem(140, 130),
     # every score is -181: P of a key of zeros beyond the end would be 2^261, infinite
-    "far below": Problem(130, 140),
+    "far below": Problem(130, 140, window=(None, 20)),
 }
 HEAVY = {"cut by one": ((127, 0),), "one of the next": ((127, 128), (128, 127))}
 """(query, key) with a score of about 2 sqrt(128): one weight of 1/128 would drown in the roundings of the others."""
-PACKED = "packed"
+RAGGED = {"packed": dict(padding=0, hidden=0), "used": dict(padding=7, hidden=11)}
 LENGTHS = ((100, 90), (140, 130), (30, 270))  # rows of a tile are rows of the next sequence, too
 
 
@@ -69,8 +72,10 @@ def given(name) -> tuple:
 
 
 def is_right(name) -> bool:
-    if name == PACKED:
-        return packed_is_right()
+    if name in CASES:
+        return of_functions(name)
+    if name in RAGGED:
+        return ragged_is_right(**RAGGED[name])
     (tensors, dlse), exact, allowed = given(name)
     return within(run(*tensors, PROBLEMS[name].window, dlse), exact, allowed)
 
@@ -79,34 +84,52 @@ def within(found, exact, allowed) -> bool:
     return all(max_error(a, b) <= most for a, b, most in zip(found, exact, allowed, strict=True))
 
 
-def packed_is_right() -> bool:
-    """Sequences of a packed call, each against float64 alone."""
+def of_functions(name) -> bool:
+    scores, options = CASES[name]
+    tensors = FUNCTIONS.tensors()
+    exact = gradients_float64(*tensors, **options)
+    allowed = allowed_gradient_errors(*tensors, **options)
+    return within(run(*tensors, scores=scores, **options), exact, allowed)
+
+
+def ragged_is_right(padding: int, hidden: int) -> bool:
+    """Sequences of a packed call, each against float64 alone.
+
+    padding: NaN rows behind each sequence, which lengths leave out; hidden: keys at its end that a limit hides
+    """
     alone = [Problem(*lengths, heads=(2, 1)).tensors(n) for n, lengths in enumerate(LENGTHS)]
-    q, k, v, dout = (torch.cat([x[0] for x in of]) for of in zip(*alone, strict=True))
-    forward = [attention_float64(*of[:3], window_size=(None, 0)) for of in alone]
-    out = torch.cat([out[0] for out, _ in forward]).to(q.dtype)
-    lse = torch.cat([lse[0] for _, lse in forward], dim=1).float()
-    offsets = [
-        torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-        for lengths in zip(*LENGTHS, strict=True)
+    options = [
+        dict(window_size=(None, 0), visible=torch.arange(keys) < keys - hidden)
+        for _, keys in LENGTHS
     ]
-    longest = [max(lengths) for lengths in zip(*LENGTHS, strict=True)]
-    attended = Attended(q, k, v, out, lse, *offsets, *longest)
-    found = gradients(attended, dout, None, Scores(q.shape[-1] ** -0.5, None, 0))
-    counts = [list(lengths) for lengths in zip(*LENGTHS, strict=True)]
-    parts = [x.split(counts[i > 0]) for i, x in enumerate(found)]
-    options = dict(window_size=(None, 0))
+    forward = [
+        attention_of_functions_float64(*of[:3], **own)
+        for of, own in zip(alone, options, strict=True)
+    ]
+    with_out = [(*of, out.to(of[0].dtype)) for of, (out, _) in zip(alone, forward, strict=True)]
+    q, k, v, dout, out = (
+        torch.cat([pad(x[0], (0, 0, 0, 0, 0, padding), value=torch.nan) for x in of])
+        for of in zip(*with_out, strict=True)
+    )
+    lse = torch.cat([pad(lse[0], (0, padding), value=torch.nan) for _, lse in forward], dim=1)
+    counts = [torch.tensor(x, dtype=torch.int32) for x in zip(*LENGTHS, strict=True)]
+    offsets = [pad((x + padding).cumsum(0, dtype=torch.int32), (1, 0)) for x in counts]
+    longest = [int(x.max()) + padding for x in counts]
+    used = (*counts, counts[1] - hidden) if padding or hidden else ()
+    attended = Attended(q, k, v, out, lse.float(), *offsets, *longest, *used)
+    found = gradients(attended, dout, None, Scores(q.shape[-1] ** -0.5, masks.causal()))[:3]
+    parts = [x.split([int(n) + padding for n in counts[i > 0]]) for i, x in enumerate(found)]
     return all(
         within(
-            [part[n][None] for part in parts],
-            gradients_float64(*of, **options),
-            allowed_gradient_errors(*of, **options),
+            [part[n][None, : of[i].shape[1]] for i, part in enumerate(parts)],
+            gradients_float64(*of, **own),
+            allowed_gradient_errors(*of, **own),
         )
-        for n, of in enumerate(alone)
+        for n, (of, own) in enumerate(zip(alone, options, strict=True))
     )
 
 
-@pytest.mark.parametrize("name", [*PROBLEMS, PACKED])
+@pytest.mark.parametrize("name", [*PROBLEMS, *RAGGED])
 def test_without_a_defect_nothing_is_caught(name):
     with emulator.use(instruction_budget=BUDGET):
         assert is_right(name)
@@ -136,4 +159,4 @@ def test_every_text_is_there_once():
     """Also of the defects that this commit does not plant."""
     for name, defect in DEFECTS.items():
         assert defect.damaged(), name
-        assert defect.problem in (*PROBLEMS, PACKED), name
+        assert defect.problem in (*PROBLEMS, *RAGGED, *CASES), name

@@ -162,3 +162,22 @@ def test_the_picture_of_the_order_is_the_order(monkeypatch):
 def test_the_heads_that_fit_in_50_mib(seqlen_k, heads, group, expected):
     cfg = FA4Config(qk_depth=128, group=group)
     assert tile_order.fitting_heads(cfg, seqlen_k, 2 * heads) == expected
+
+
+@pytest.mark.parametrize(
+    "mask, sizes, visible", CASES, ids=lambda v: str(v) if isinstance(v, masks.Mask) else ""
+)
+def test_queries_that_see_a_key_are_those_whose_bands_have_it(mask, sizes, visible):
+    """Positions below 0 belong to queries of which there are more than keys; ends never decrease with the key."""
+    positions, last = range(-150, 450), [(-math.inf, -math.inf)] * 2
+    for key in range(0, 400, 7):
+        bands = [
+            (-math.inf if lo is None else lo, math.inf if hi is None else hi)
+            for lo, hi in mask.queries(key, sizes)
+        ]
+        seeing = {p for p in positions if any(lo <= p < hi for lo, hi in bands)}
+        assert seeing == {p for p in positions if visible(p, key)}
+        assert all(
+            a <= b for a, b in zip(itertools.chain(*last), itertools.chain(*bands), strict=False)
+        )
+        last = bands

@@ -1,0 +1,52 @@
+"""P of scores, and what dS has in its place: P times the derivative of score_mod, both 0 where mask_mod hides the key.
+
+    without functions   P = 2^(c S - L)                          the same
+    with score_mod f    P = 2^(log2(e) f(scale S) - L)           P f'(scale S)
+
+f' is derived from what f computes (traced/slopes.py); both owners compute it where they compute P.
+"""
+
+from cutlass import Float32, Int32, select_
+
+from ...layouts.scalars import minimum
+from ..blueprint.score_mods import Aux
+from ..instructions import exp2
+from ..steps.row_math import LOG2_E
+from .operands import OwnerArgs
+from .work import Place, Work, q_head
+
+
+def places(cfg, owner, args: OwnerArgs, work: Work, place: Place, row, columns: list) -> list:
+    """What functions are told of each score of an own row besides its value; indices stay within the sequence."""
+    of, head, own = work.sequence, q_head(owner, work, place), work.row + row
+    out = []
+    for column in columns:
+        q_index, key = (column, own) if owner.owns_keys else (own, column)
+        q_index, key = minimum(q_index, of.length_q - 1), minimum(key, of.length_k - 1)
+        q_row = q_index + (of.first_q if cfg.packed else of.index * args.sizes.seqlen_q)
+        facts = q_index + of.num_keys - of.length_q, q_row, of.length_q, of.num_keys
+        dtypes = tuple(dtype for dtype, _ in cfg.aux)
+        indices = of.index, head, q_index, key
+        out.append((*map(Int32, indices), Aux(args.aux, dtypes, *map(Int32, facts))))
+    return out
+
+
+def of_scores(cfg, args: OwnerArgs, scores: list, lse: list, where: list) -> tuple[list, list]:
+    """-> (P, what dS has in its place). lse: of each score, in powers of two; where: as places() gives it."""
+    p, of_ds = [], []
+    for score, subtracted, at in zip(scores, lse, where, strict=True):
+        slope = 1.0
+        if cfg.score_mod is None:
+            power = score * args.scale_log2
+        else:
+            score = score * args.scale
+            value = cfg.score_mod.score(score, *at)
+            slope, power = cfg.score_mod.slope(score, value, at), value * Float32(LOG2_E)
+        weight = exp2.hardware(power - subtracted)
+        moves = weight if type(slope) is float and slope == 1.0 else weight * slope
+        if cfg.mask_mod is not None:
+            shows = cfg.mask_mod.shows(*at)
+            weight, moves = (select_(shows, x, Float32(0.0)) for x in (weight, moves))
+        p.append(weight)
+        of_ds.append(moves)
+    return p, of_ds

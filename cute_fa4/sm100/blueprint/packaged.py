@@ -1,0 +1,113 @@
+"""What the score functions that come with the package compute, and their derivatives by the score.
+
+score_mods.py makes functions of them, with names and checks. They are called while a kernel is built, with the values
+of one score: (score, batch, head, q_idx, kv_idx, aux) -> score.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+LOG2_E = 1.4426950408889634
+
+# The kernel computes 2^(c s - c m), where c m, m the row maximum, is rounded to float32: for m = -2^24 off by at most
+# 1. Far below, as for -3.4e38, the difference of equal numbers would be larger than any exponent, or infinite.
+LOWEST = -(2.0**24)
+
+
+@dataclass(frozen=True, eq=False)
+class InKernel:
+    """A function of this package that is called while a kernel is built. Its key must say everything that it does.
+
+    by_score  its derivative by the score: its value -> slope, or a number: 1.0 if it adds what does not depend on the
+              score. None: it has no derivative
+    """
+
+    function: Callable
+    by_score: Callable | float | None = None
+
+    def __call__(self, *given):
+        return self.function(*given)
+
+
+def capped(cap: float) -> InKernel:
+    """cap * tanh(score / cap)"""
+
+    def value_of(score, batch, head, q_idx, kv_idx, aux):
+        from cutlass import Float32
+
+        # tanh(x) = 1 - 2 / (1 + e^2x): the hardware's own tanh is off by 2^-11, which a cap of 50 would make 0.02.
+        from ..instructions import exp2
+
+        e = exp2.hardware(score * Float32(2 * LOG2_E / cap))
+        return Float32(cap) - Float32(2 * cap) * _reciprocal(e + Float32(1.0))
+
+    def by_score(value):
+        from cutlass import Float32
+
+        tanh = value * Float32(1.0 / cap)
+        return Float32(1.0) - tanh * tanh
+
+    return InKernel(value_of, by_score)
+
+
+def with_slopes_of_heads(num_heads: int) -> InKernel:
+    """score - slope(head) * |position - key|"""
+    full = 1 << (num_heads.bit_length() - 1)
+
+    def biased(score, batch, head, q_idx, kv_idx, aux):
+        import cutlass.cute as cute
+        from cutlass import Float32, Int32, select_
+
+        # -log2 of the slope is linear in the head, with another line for the heads beyond the power of two.
+        first = Float32(8.0 / full) * (head + 1).to(Float32)
+        rest = Float32(4.0 / full) * (2 * (head - full) + 1).to(Float32)
+        slope = cute.math.exp2(-select_(head < full, first, rest), fastmath=True)
+        distance = aux.position - kv_idx
+        distance = Int32(select_(distance < 0, Int32(0) - distance, distance))
+        return score - slope * distance.to(Float32)
+
+    return InKernel(biased, by_score=1.0)
+
+
+def with_bias(heads: bool) -> InKernel:
+    """score + aux[0][batch, head, q_idx, kv_idx], or without the axis of heads"""
+
+    def biased(score, batch, head, q_idx, kv_idx, aux):
+        from cutlass import Float32, Int32, select_
+
+        bias = aux[0]
+        queries, keys = bias.shape[-2], bias.shape[-1]
+        # `&` of two comparisons; an index of 0 where the tensor ends.
+        inside = (q_idx < queries) & (kv_idx < keys)
+        q_inside, kv_inside = select_(inside, q_idx, Int32(0)), select_(inside, kv_idx, Int32(0))
+        at = (batch, head, q_inside, kv_inside) if heads else (batch, q_inside, kv_inside)
+        value = select_(inside, bias[at].to(Float32), Float32(float("-inf")))
+        far = (value < Float32(LOWEST)) & (value > Float32(float("-inf")))
+        return select_(far, Float32(LOWEST), score + value)
+
+    def by_score(value):
+        from cutlass import Float32, select_
+
+        return select_(value == Float32(LOWEST), Float32(0.0), Float32(1.0))
+
+    return InKernel(biased, by_score)
+
+
+def with_logits(extent: int) -> InKernel:
+    """score + aux[0][query row, head, position - key] where 0 <= position - key < extent"""
+
+    def biased(score, batch, head, q_idx, kv_idx, aux):
+        from cutlass import Float32, Int32, select_
+
+        distance = aux.position - kv_idx
+        near = (distance >= 0) & (distance < extent)
+        bias = aux[0][aux.q_row, head, select_(near, distance, Int32(0))].to(Float32)
+        return score + select_(near, bias, Float32(0.0))
+
+    return InKernel(biased, by_score=1.0)
+
+
+def _reciprocal(x):
+    import cutlass.cute as cute
+
+    return cute.arch.rcp_approx(x)

@@ -1,0 +1,146 @@
+"""The derivative of a traced function by its score, as an expression again: one rule for each operation.
+
+    lambda score, ...: score * score - kv_idx        score + score
+
+The rules are those of torch.autograd, except where an operation has no derivative: at a tie, minimum, maximum and clamp
+have that of their first operand. Indices, sizes, elements of aux tensors and comparisons do not depend on the score.
+"""
+
+from __future__ import annotations
+
+import math
+
+from .expressions import COMPARISONS, Symbol, constant_of, data_of, function_of, where
+
+LN_2 = math.log(2)
+_FLOATS = (
+    "f32",
+    "f16",
+    "bf16",
+)  # a cast to one of them hands a derivative on; a rounding counts as none
+
+
+def slope_of(nodes: list) -> list:
+    """Nodes of the derivative of `nodes` by the argument "score".
+
+    >>> slope_of([["arg", "score"], ["mul", 0, {"int": 3}]])
+    [['const', {'int': 3}]]
+    """
+    values: list = []
+    slopes: list = []  # None: it does not depend on the score
+    for op, *args in nodes:
+        value, slope = _node(op, args, values, slopes)
+        values.append(value)
+        slopes.append(slope)
+    return data_of(0.0 if slopes[-1] is None else slopes[-1])
+
+
+def _node(op: str, args: list, values: list, slopes: list) -> tuple:
+    """-> (value, slope) of a node."""
+    if op == "arg":
+        return Symbol("arg", tuple(args), "any"), 1.0 if args[0] == "score" else None
+    if op == "const":
+        return constant_of(args[0]), None
+    if op == "size":
+        return Symbol("size", tuple(args), "any"), None
+    plain = args[:1] if op == "read" else []  # the number of the tensor
+    rest = args[len(plain) :]
+    given = [_value(arg, values) for arg in rest]
+    kind = "bool" if op in COMPARISONS else "any"
+    value = Symbol(op, (*plain, *given), kind)
+    if op == "read":
+        return value, None
+    of_given = [slopes[arg] if isinstance(arg, int) else None for arg in rest]
+    if op in FLAT or all(slope is None for slope in of_given):
+        return value, None
+    return value, RULES[op](value, given, of_given)
+
+
+def _value(arg, values: list):
+    """An operand: a node before, a constant, or the dtype of a cast."""
+    if isinstance(arg, int):
+        return values[arg]
+    return constant_of(arg) if isinstance(arg, dict) else arg
+
+
+# --- slopes, of which None is 0
+
+
+def _sum(a, b):
+    if a is None or b is None:
+        return b if a is None else a
+    return a + b
+
+
+def _minus(a):
+    return None if a is None else -a
+
+
+def _times(factor, slope):
+    if slope is None:
+        return None
+    is_one = not isinstance(slope, Symbol) and slope == 1.0
+    return factor if is_one else factor * slope
+
+
+def _number(slope):
+    return 0.0 if slope is None else slope
+
+
+def _quotient(value, args, slopes):
+    (_, b), (of_a, of_b) = args, slopes
+    over = _sum(of_a, _minus(_times(value, of_b)))
+    return over / b
+
+
+def _absolute(value, args, slopes):
+    (a,), (slope,) = args, slopes
+    return where(a < 0, -slope, where(a > 0, slope, 0.0))
+
+
+def _chosen(value, args, slopes):
+    return where(args[0], _number(slopes[1]), _number(slopes[2]))
+
+
+def _first_or_second(holds):
+    def rule(value, args, slopes):
+        return where(holds(*args), *map(_number, slopes))
+
+    return rule
+
+
+def _function(slope_at):
+    """slope_at(value, argument): of a function of one number."""
+    return lambda value, args, slopes: _times(slope_at(value, args[0]), slopes[0])
+
+
+def _cast(value, args, slopes):
+    return slopes[0] if args[1] in _FLOATS else None
+
+
+RULES = {
+    "add": lambda value, args, slopes: _sum(*slopes),
+    "sub": lambda value, args, slopes: _sum(slopes[0], _minus(slopes[1])),
+    "mul": lambda value, args, slopes: _sum(_times(args[1], slopes[0]), _times(args[0], slopes[1])),
+    "div": _quotient,
+    "neg": lambda value, args, slopes: _minus(slopes[0]),
+    "abs": _absolute,
+    "where": _chosen,
+    "minimum": _first_or_second(lambda a, b: a <= b),
+    "maximum": _first_or_second(lambda a, b: a >= b),
+    "cast": _cast,
+    "exp": _function(lambda value, a: value),
+    "exp2": _function(lambda value, a: value * LN_2),
+    "log": _function(lambda value, a: 1.0 / a),
+    "log2": _function(lambda value, a: (1.0 / LN_2) / a),
+    "sqrt": _function(lambda value, a: 0.5 * function_of("rsqrt")(a)),
+    "rsqrt": _function(lambda value, a: -0.5 * value * value * value),
+    "tanh": _function(lambda value, a: 1.0 - value * value),
+    "sigmoid": _function(lambda value, a: value * (1.0 - value)),
+}
+"""(value, operands, their slopes) -> slope, of which at least one operand has one."""
+
+FLAT = frozenset(
+    (*COMPARISONS, "floordiv", "mod", "and", "or", "xor", "lshift", "rshift", "invert")
+)
+"""Of whole numbers and conditions, which no small change of a score moves."""

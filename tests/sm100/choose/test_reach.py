@@ -121,7 +121,7 @@ def launched() -> frozenset:
 
 def names_of(config: FA4Config, option: str) -> tuple:
     """-> (schedule, bits of q, option)."""
-    return type(config.schedule).__name__, 8 if config.has_fp8 else 16, option
+    return type(config.schedule).__name__, 8 if config.is_quantized else 16, option
 
 
 @cache

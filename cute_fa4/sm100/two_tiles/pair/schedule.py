@@ -21,9 +21,10 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import ClassVar
 
+from cute_fa4.dtypes import is_quantized
+
 from ...blueprint.bands import Causal, Full, Mask
 from ...blueprint.barriers import BarrierTable
-from ...blueprint.chip import FP8_DTYPES
 from ...blueprint.memory_maps import slots_that_fit
 from ...blueprint.problem import Problem
 from ...blueprint.reach import Extra
@@ -39,7 +40,7 @@ PAIRED_MASKS = (Full, Causal)
 
 def pairs_run(qkv_dtype: str, mask: Mask) -> bool:
     """Whether pairs of CTAs are built for the dtype and the mask."""
-    return qkv_dtype not in FP8_DTYPES and isinstance(mask, PAIRED_MASKS)
+    return not is_quantized(qkv_dtype) and isinstance(mask, PAIRED_MASKS)
 
 
 @dataclass(frozen=True)

@@ -44,10 +44,11 @@ def build_one(folder: Path, causal: bool) -> None:
     """Compile, trace, model and describe one kernel; a process of its own (see flash_attn_4.py)."""
     from dataclasses import asdict
 
-    from benchmarks.cycle_model import align, control_codes, hopper, trace
+    from benchmarks.cycle_model import hopper
     from benchmarks.cycle_model.evaluate import cta_cycles, steady_state
     from benchmarks.cycle_model.grid import launch_time
-    from benchmarks.cycle_model.machine import Machine
+    from cute_fa4.emulator.model import align, control_codes, trace
+    from cute_fa4.emulator.model.machine import Machine
 
     constants = hopper.H200
     variant = hopper.HopperVariant(causal)

@@ -42,13 +42,13 @@ from benchmarks.cycle_model import (  # noqa: E402
     timeline,
     wide,
 )
-from benchmarks.cycle_model.constants import fitted_b200  # noqa: E402
 from benchmarks.cycle_model.decode import check as decode_check  # noqa: E402
 from benchmarks.cycle_model.decode import latent as latent_decode  # noqa: E402
 from benchmarks.cycle_model.decode import narrow as narrow_decode  # noqa: E402
 from benchmarks.cycle_model.decode import report as decode_report  # noqa: E402
 from benchmarks.cycle_model.evaluate import AlignedKernel  # noqa: E402
 from benchmarks.cycle_model.kernels import OURS, THEIRS  # noqa: E402
+from cute_fa4.emulator.model.constants import fitted_b200  # noqa: E402
 from cute_fa4.system import pipes  # noqa: E402
 
 DOCS = ROOT / "docs"

@@ -23,9 +23,9 @@ ROOT = Path(__file__).resolve().parents[1]
 if __package__ in (None, ""):  # run as a file: make `benchmarks` importable
     sys.path.insert(0, str(ROOT))
 
-from benchmarks.sass import nvdisasm  # noqa: E402
 from benchmarks.sass.cost import KINDS, UNITS, KernelCost, LoopCost, Shape, kernel_cost  # noqa: E402
-from benchmarks.sass.program import parse  # noqa: E402
+from cute_fa4.emulator.model import nvdisasm  # noqa: E402
+from cute_fa4.emulator.model.program import parse  # noqa: E402
 from cute_fa4.system import pipes  # noqa: E402
 
 # Opcodes that make up less of a loop than this are not shown.

@@ -14,9 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.cycle_model import report
-from benchmarks.cycle_model.constants import Constant, fitted_b200
 from benchmarks.cycle_model.kernels import OURS, THEIRS, Variant
 from benchmarks.cycle_model.problems import TOKENS, Problem
+from cute_fa4.emulator.model.constants import Constant, fitted_b200
 
 ARCH = "sm_103a"
 PUBLISHED_FILE = Path(__file__).with_name("published_gb300.json")

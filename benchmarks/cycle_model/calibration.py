@@ -17,11 +17,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.cycle_model.constants import B200, FITTED_FILE, MAX_FITTED, Constant, with_values
 from benchmarks.cycle_model.evaluate import AlignedKernel, cta_cycles
 from benchmarks.cycle_model.grid import CTACycles, launch_time
 from benchmarks.cycle_model.kernels import THEIRS, Variant
 from benchmarks.cycle_model.problems import TOKENS, Problem
+from cute_fa4.emulator.model.constants import B200, FITTED_FILE, MAX_FITTED, Constant, with_values
 
 PUBLISHED_FILE = Path(__file__).with_name("published.json")
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.cycle_model import report
-from benchmarks.cycle_model.constants import Constant
 from benchmarks.cycle_model.evaluate import AlignedKernel, SteadyState, steady_state
 from benchmarks.cycle_model.kernels import OURS, THEIRS, Variant, traced
 from benchmarks.cycle_model.problems import Problem
 from benchmarks.cycle_model.workloads import KEYS_A_TILE, ROWS_A_CTA, TILES, workload
+from cute_fa4.emulator.model.constants import Constant
 from cute_fa4.sm100.choose.choose_config import columns_of_v
 from cute_fa4.sm100.choose.rows_of_tiles import is_wide
 

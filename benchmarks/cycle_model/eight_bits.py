@@ -10,9 +10,9 @@ import json
 from pathlib import Path
 
 from benchmarks.cycle_model import report
-from benchmarks.cycle_model.constants import Constant
 from benchmarks.cycle_model.kernels import OURS, THEIRS, Variant
 from benchmarks.cycle_model.problems import TOKENS, Problem
+from cute_fa4.emulator.model.constants import Constant
 
 PUBLISHED_FILE = Path(__file__).with_name("published_eight_bits.json")
 DEPTH = 128

@@ -6,15 +6,15 @@ import pickle
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.cycle_model import align, cache
-from benchmarks.cycle_model.constants import SUB_PARTITIONS, Constant
+from benchmarks.cycle_model import cache
 from benchmarks.cycle_model.grid import CTACycles, Curve
 from benchmarks.cycle_model.kernels import Kernel, Variant, load
-from benchmarks.cycle_model.machine import Machine, Result
-from benchmarks.cycle_model.starts import mean_cycles
 from benchmarks.cycle_model.workloads import EMPTY_BLOCKS, PERSISTENT_WORK_TILES, Workload
-from benchmarks.sass import program
 from cute_fa4.compiler import toolkit
+from cute_fa4.emulator.model import align, program
+from cute_fa4.emulator.model.constants import SUB_PARTITIONS, Constant
+from cute_fa4.emulator.model.machine import Machine, Result
+from cute_fa4.emulator.model.starts import mean_cycles
 
 # A resource that is busy for less than this share of the steady state does not bound it: what is
 # left then is waiting for each other.

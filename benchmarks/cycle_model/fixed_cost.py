@@ -21,9 +21,9 @@ from dataclasses import dataclass, replace
 
 from benchmarks.cycle_model import calibration
 from benchmarks.cycle_model.calibration import Errors, Row, descend
-from benchmarks.cycle_model.constants import Constant
 from benchmarks.cycle_model.grid import CTACycles, launch_time
 from benchmarks.cycle_model.kernels import Variant
+from cute_fa4.emulator.model.constants import Constant
 
 RUNS = ("paper", "second_run")
 FIXED_US = (0.0, 200.0, 0.01)  # lowest, highest, step

@@ -18,9 +18,9 @@ import pickle
 import tempfile
 from pathlib import Path
 
-from benchmarks.cycle_model import trace
 from benchmarks.cycle_model.our_kernel import torch_dtype
 from benchmarks.cycle_model.workloads import Workload, workloads_of
+from cute_fa4.emulator.model import trace
 
 
 class Hardware:

@@ -25,8 +25,8 @@ from bisect import bisect_right
 from dataclasses import dataclass
 
 from benchmarks.cycle_model import schedules
-from benchmarks.cycle_model.constants import Constant
 from benchmarks.cycle_model.problems import Problem
+from cute_fa4.emulator.model.constants import Constant
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,11 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from benchmarks.cycle_model import flash_attn_4, trace
-from benchmarks.cycle_model.constants import Constant
+from benchmarks.cycle_model import flash_attn_4
 from benchmarks.cycle_model.problems import Problem
 from benchmarks.cycle_model.workloads import TILES, Workload
+from cute_fa4.emulator.model import trace
+from cute_fa4.emulator.model.constants import Constant
 
 ARCH = "sm_90a"
 SM90_SMS = 132

@@ -15,7 +15,7 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.cycle_model import cache, control_codes, our_kernel, trace
+from benchmarks.cycle_model import cache, our_kernel
 from benchmarks.cycle_model.problems import Problem
 from benchmarks.cycle_model.workloads import (
     KEYS_A_TILE,
@@ -24,9 +24,9 @@ from benchmarks.cycle_model.workloads import (
     uses_pairs,
     workloads_of,
 )
-from benchmarks.sass import nvdisasm
 from cute_fa4.compiler import toolkit
 from cute_fa4.compiler.sources import kernel_sources
+from cute_fa4.emulator.model import control_codes, nvdisasm, trace
 from cute_fa4.sm100.blueprint import bands
 from cute_fa4.sm100.choose import pays
 from cute_fa4.sm100.choose.choose_config import FAMILIES, PAIRED
@@ -217,7 +217,7 @@ def _theirs(variant: Variant) -> tuple:
 
 def _recorder(maker: str) -> list[Path]:
     own = Path(__file__).parent
-    return [own / name for name in ("trace.py", "workloads.py", maker)]
+    return [Path(trace.__file__), own / "workloads.py", own / maker]
 
 
 def _key(variant: Variant) -> str:

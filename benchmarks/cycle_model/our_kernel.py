@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache, partial
 
-from benchmarks.cycle_model import trace
 from benchmarks.cycle_model.workloads import KEYS_A_TILE, CacheWorkload, RopeWorkload, Workload
+from cute_fa4.emulator.model import trace
 
 
 def cubin(variant) -> bytes:

@@ -14,13 +14,13 @@ import sys
 from dataclasses import replace
 
 from benchmarks.cycle_model import b300, calibration, report
-from benchmarks.cycle_model.constants import Constant, fitted_b200
 from benchmarks.cycle_model.evaluate import AlignedKernel, SteadyState, steady_state
 from benchmarks.cycle_model.grid import Curve
 from benchmarks.cycle_model.kernels import OURS, THEIRS, Variant, runs_on_pairs, traced
 from benchmarks.cycle_model.problems import Problem
-from benchmarks.cycle_model.starts import STARTS
 from benchmarks.cycle_model.workloads import TILES, uses_pairs, workload
+from cute_fa4.emulator.model.constants import Constant, fitted_b200
+from cute_fa4.emulator.model.starts import STARTS
 from cute_fa4.sm100.blueprint import bands
 from cute_fa4.sm100.choose import pays
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from benchmarks.cycle_model.constants import B200
 from benchmarks.cycle_model.kernels import OURS, THEIRS
+from cute_fa4.emulator.model.constants import B200
 
 PAGES = tuple(sorted((Path(__file__).resolve().parents[2] / "docs" / "performance").glob("*.md")))
 WIDTH, MARGIN, GAP, HEAD = 960, 50, 44, 92

@@ -13,12 +13,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from benchmarks.cycle_model import calibration, schedules
-from benchmarks.cycle_model.constants import Constant
 from benchmarks.cycle_model.evaluate import AlignedKernel, SteadyState, cta_cycles, steady_state
 from benchmarks.cycle_model.grid import CTACycles, LaunchTime, launch_time
 from benchmarks.cycle_model.kernels import OURS, THEIRS, Variant
 from benchmarks.cycle_model.problems import RAGGED, TOKENS, Problem
-from benchmarks.cycle_model.starts import STARTS
+from cute_fa4.emulator.model.constants import Constant
+from cute_fa4.emulator.model.starts import STARTS
 
 PUBLISHED_DECODE_FILE = Path(__file__).with_name("published_decode.json")
 HIDDEN = 2048

@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 
-from benchmarks.cycle_model.constants import fitted_b200
 from benchmarks.cycle_model.evaluate import AlignedKernel, steady_state
 from benchmarks.cycle_model.kernels import OURS, Variant, traced
 from benchmarks.cycle_model.workloads import (
@@ -19,6 +18,7 @@ from benchmarks.cycle_model.workloads import (
     RopeWorkload,
     workload,
 )
+from cute_fa4.emulator.model.constants import fitted_b200
 
 LONG, SHORT = (128, 64, 128), (64, 32, 64)  # columns of K of a head, of all heads, of V
 ROWS = (  # columns, dtype of q, k and v, of k_rope ("": K has all columns), pairs of CTAs

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
-from benchmarks.cycle_model.machine import Result
+from cute_fa4.emulator.model.machine import Result
 
 WIDTH, LEFT, ROW, GAP, TOP = 1200, 130, 26, 8, 46
 COLOURS = {

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 from benchmarks.cycle_model import report
-from benchmarks.cycle_model.constants import Constant, fitted_b200
 from benchmarks.cycle_model.kernels import OURS, THEIRS, Variant
 from benchmarks.cycle_model.problems import Problem
+from cute_fa4.emulator.model.constants import Constant, fitted_b200
 
 PUBLISHED_FILE = Path(__file__).with_name("published_wide.json")
 HEAD_DIM, HEADS, HEADS_KV = 256, 32, 2

@@ -7,10 +7,10 @@ Cycles of a key tile in the steady state of the full mask, head dim 128, for the
 
 from __future__ import annotations
 
-from benchmarks.cycle_model.constants import fitted_b200
 from benchmarks.cycle_model.evaluate import AlignedKernel, steady_state
 from benchmarks.cycle_model.kernels import OURS, Variant, traced
 from benchmarks.cycle_model.workloads import ROWS_A_CTA, TILES, CacheWorkload, workload
+from cute_fa4.emulator.model.constants import fitted_b200
 
 DEPTH = 128
 ROWS = (("bf16", "bf16"), ("bf16", "e4m3"), ("e4m3", "e4m3"))  # dtypes of q, of k and v

@@ -22,7 +22,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from functools import cached_property
 
-from benchmarks.sass.program import Function, Instruction, Loop
+from cute_fa4.emulator.model.program import Function, Instruction, Loop
 
 _COLUMNS = re.compile(r"\.x(\d+)")
 _MMA = re.compile(r"UTC[A-Z]MMA")

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from benchmarks.sass import nvdisasm
 from benchmarks.sass.our_kernel import compile_artifacts
 from cute_fa4 import masks
+from cute_fa4.emulator.model import nvdisasm
 from cute_fa4.emulator.ptx import parser as ptx_parser
 from cute_fa4.emulator.run.program import Program
 from cute_fa4.sm100.choose.choose_config import choose_config

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.cycle_model import memory_bound
-from benchmarks.cycle_model.constants import B200, fitted_b200
 from benchmarks.cycle_model.decode import latent, narrow, report
 from benchmarks.cycle_model.decode.call import call_of
 from benchmarks.cycle_model.decode.check import Check
@@ -30,6 +29,7 @@ from benchmarks.cycle_model.decode.variants import TILES, their_queues, works
 from benchmarks.cycle_model.grid import CTACycles, Curve, launch_time
 from benchmarks.cycle_model.kernels import OURS, Variant
 from benchmarks.cycle_model.problems import Problem
+from cute_fa4.emulator.model.constants import B200, fitted_b200
 
 ALLOWED = 0.10
 DOCS = Path(__file__).parents[2] / "docs"

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.cycle_model import depths, report, wide
-from benchmarks.cycle_model.constants import B200
 from benchmarks.cycle_model.evaluate import SteadyState
 from benchmarks.cycle_model.grid import CTACycles, Curve
 from benchmarks.cycle_model.problems import Problem
+from cute_fa4.emulator.model.constants import B200
 from cute_fa4.sm100.choose.choose_config import DEPTHS, QK_DEPTHS, choose_config
 from cute_fa4.sm100.choose.rows_of_tiles import is_wide
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.cycle_model import calibration, fixed_cost
-from benchmarks.cycle_model.constants import B200
 from benchmarks.cycle_model.grid import CTACycles, Curve
 from benchmarks.cycle_model.kernels import THEIRS, Variant
+from cute_fa4.emulator.model.constants import B200
 
 LAUNCH_US = 1.78
 MADE = {"paper": (12.0, 0.9), "second_run": (60.0, 0.8)}  # fixed microseconds and speed of each run

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.cycle_model import calibration
-from benchmarks.cycle_model.constants import B200, MAX_FITTED, fitted_b200
 from benchmarks.cycle_model.grid import CTACycles, Curve, launch_time
 from benchmarks.cycle_model.kernels import OURS, THEIRS, Variant
 from benchmarks.cycle_model.problems import Problem
+from cute_fa4.emulator.model.constants import B200, MAX_FITTED, fitted_b200
 
 # A CTA of n key tiles takes 1000 + 100 n cycles.
 LINEAR = CTACycles(Curve(((1, 1100.0), (2, 1200.0), (4, 1400.0))))

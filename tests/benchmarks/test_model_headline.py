@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cycle_model.constants import fitted_b200
 from benchmarks.cycle_model.evaluate import AlignedKernel, cta_cycles, steady_state
 from benchmarks.cycle_model.kernels import OURS, Variant, traced
 from benchmarks.cycle_model.workloads import PERSISTENT_WORK_TILES, ROWS_A_CTA, Workload
-from benchmarks.sass import nvdisasm
+from cute_fa4.emulator.model import nvdisasm
+from cute_fa4.emulator.model.constants import fitted_b200
 
 EXPECTED = json.loads(Path(__file__).with_name("headline_cycles.json").read_text())
 # Growth that fails. Smaller changes happen when warps merely meet in another order.

@@ -12,14 +12,14 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.cycle_model import align, control_codes
-from benchmarks.cycle_model.constants import B200, operand_bytes, umma_interval, with_values
-from benchmarks.cycle_model.control_codes import ControlCode
-from benchmarks.cycle_model.engines import Barrier, CopyEngine, NamedBarrier, TensorQueue
 from benchmarks.cycle_model.hopper import H200
-from benchmarks.cycle_model.machine import Machine
-from benchmarks.cycle_model.trace import Event, Trace
-from benchmarks.sass.program import parse
+from cute_fa4.emulator.model import align, control_codes
+from cute_fa4.emulator.model.constants import B200, operand_bytes, umma_interval, with_values
+from cute_fa4.emulator.model.control_codes import ControlCode
+from cute_fa4.emulator.model.engines import Barrier, CopyEngine, NamedBarrier, TensorQueue
+from cute_fa4.emulator.model.machine import Machine
+from cute_fa4.emulator.model.program import parse
+from cute_fa4.emulator.model.trace import Event, Trace
 
 PLAIN = ControlCode(stall=1, may_yield=False, write=None, read=None, wait_mask=0, reuse=0)
 

@@ -7,10 +7,10 @@ import pytest
 from benchmarks import model
 from benchmarks.cycle_model import report, timeline
 from benchmarks.cycle_model.calibration import published_rows
-from benchmarks.cycle_model.constants import B200
 from benchmarks.cycle_model.evaluate import SteadyState
 from benchmarks.cycle_model.grid import CTACycles, Curve
-from benchmarks.cycle_model.machine import Result
+from cute_fa4.emulator.model.constants import B200
+from cute_fa4.emulator.model.machine import Result
 
 RESULT = Result(
     cycles=1000,

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks import sass_cost
-from benchmarks.sass import nvdisasm
 from benchmarks.sass.cost import Shape, kernel_cost
 from benchmarks.sass.our_kernel import compile_artifacts
-from benchmarks.sass.program import parse
 from cute_fa4.compiler import toolkit
+from cute_fa4.emulator.model import nvdisasm
+from cute_fa4.emulator.model.program import parse
 from cute_fa4.sm100.choose.choose_config import choose_config
 from tests.benchmarks.sass_text import listing, repeat
 

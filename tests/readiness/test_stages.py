@@ -147,7 +147,7 @@ def test_the_compiler_leaves_in_what_the_probes_time(tmp_path):
     from cutlass import Int32
     from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
 
-    from benchmarks.sass import nvdisasm
+    from cute_fa4.emulator.model import nvdisasm
 
     try:
         nvdisasm.find()
@@ -192,7 +192,7 @@ def test_the_compiler_leaves_in_what_the_probes_time(tmp_path):
 
 
 def test_every_constant_of_the_model_is_an_assumption_with_its_value():
-    from benchmarks.cycle_model.constants import fitted_b200
+    from cute_fa4.emulator.model.constants import fitted_b200
 
     model = {name: (c.value, c.unit) for name, c in fitted_b200().items()}
     assert {n: (c.value, c.unit) for n, c in assumptions.CONSTANTS.items()} == model

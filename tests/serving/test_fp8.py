@@ -12,10 +12,10 @@ import re
 import pytest
 import torch
 
-from benchmarks.sass import nvdisasm
 from benchmarks.sass.our_kernel import compile_artifacts
 from cute_fa4 import flash_attn_func, flash_attn_with_kvcache
 from cute_fa4.calls.queries import quantised
+from cute_fa4.emulator.model import nvdisasm
 from cute_fa4.reference import attention_float64, attention_with_kernel_roundings
 from cute_fa4.sm100.choose.choose_config import choose_config
 from tests import pairwise

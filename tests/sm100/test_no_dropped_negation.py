@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.sass import nvdisasm
 from benchmarks.sass.our_kernel import compile_artifacts
+from cute_fa4.emulator.model import nvdisasm
 from cute_fa4.layouts.scalars import maximum
 from cute_fa4.sm100.blueprint.score_mods import ScoreMod
 from cute_fa4.sm100.choose.choose_config import choose_config

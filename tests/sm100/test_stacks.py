@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.sass import nvdisasm
 from benchmarks.sass.our_kernel import compile_artifacts
 from cute_fa4 import masks
+from cute_fa4.emulator.model import nvdisasm
 from cute_fa4.sm100.choose.choose_config import choose_config, split_configs
 from cute_fa4.sm100.choose.config import FA4Config
 from cute_fa4.sm100.choose.which_kernel import RULES

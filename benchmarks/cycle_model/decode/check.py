@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from benchmarks.cycle_model.constants import B200
 from benchmarks.cycle_model.decode.launch import Chip, Streaming
 from benchmarks.cycle_model.decode.memory import Memory
 from benchmarks.cycle_model.grid import Curve
+from cute_fa4.emulator.model.constants import B200
 
 MEASURED_FILE = Path(__file__).with_name("measured_h200.json")
 # Of benchmarks/hopper_decode.cu.

@@ -16,23 +16,23 @@ from dataclasses import asdict, replace
 from functools import wraps
 from pathlib import Path
 
-from benchmarks.cycle_model import align, cache, control_codes, trace
-from benchmarks.cycle_model.constants import Constant
+from benchmarks.cycle_model import cache
 from benchmarks.cycle_model.decode import our_decode
 from benchmarks.cycle_model.decode.launch import Streaming
 from benchmarks.cycle_model.decode.memory import Memory
 from benchmarks.cycle_model.decode.variants import FURTHER_BLOCKS, TheirKernel, works
 from benchmarks.cycle_model.grid import Curve
 from benchmarks.cycle_model.kernels import ROOT, disassemble
-from benchmarks.cycle_model.machine import Machine
-from benchmarks.sass import program
 from cute_fa4.compiler import toolkit
 from cute_fa4.compiler.sources import kernel_sources
 from cute_fa4.dtypes import bytes_of
+from cute_fa4.emulator.model import align, control_codes, program, trace
+from cute_fa4.emulator.model.constants import Constant
+from cute_fa4.emulator.model.machine import Machine
 
-HERE = Path(__file__).parent
+HERE, MODEL = Path(__file__).parent, Path(trace.__file__).parent
 MODEL = [
-    *(HERE.parent / name for name in ("align.py", "machine.py", "engines.py", "pipes.py")),
+    *(MODEL / name for name in ("align.py", "machine.py", "engines.py", "pipes.py")),
     Path(program.__file__),
 ]
 # Times the latency of idle memory: what a CTA is simulated with.
@@ -192,7 +192,7 @@ def _their_code(kernel: TheirKernel) -> tuple:
 
 
 def _recorder(maker: str) -> list[Path]:
-    return [HERE.parent / "trace.py", HERE / "variants.py", HERE / maker]
+    return [MODEL / "trace.py", HERE / "variants.py", HERE / maker]
 
 
 def _compiler() -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from benchmarks.cycle_model.constants import Constant
 from benchmarks.cycle_model.decode.problems import ROWS as OF_ROWS
 from benchmarks.cycle_model.decode.problems import DecodeProblem
 from benchmarks.cycle_model.decode.time import ours
+from cute_fa4.emulator.model.constants import Constant
 
 PUBLISHED_FILE = Path(__file__).parents[1] / "published_latent_decode.json"
 KEYS, PAGE_SIZE = 8192, 32

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from benchmarks.cycle_model.constants import Constant
+from cute_fa4.emulator.model.constants import Constant
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from benchmarks.cycle_model.constants import Constant
 from benchmarks.cycle_model.decode.problems import DecodeProblem
 from benchmarks.cycle_model.decode.time import CallTime, ours
+from cute_fa4.emulator.model.constants import Constant
 
 WANTED = 1.9  # times the speed of 16 bits
 # batch, keys: launches that memory bounds, in the order of their size.

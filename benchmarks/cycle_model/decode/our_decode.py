@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 from functools import partial
 
-from benchmarks.cycle_model import trace
 from benchmarks.cycle_model.decode.variants import Work
+from cute_fa4.emulator.model import trace
 
 
 def cubin(config) -> bytes:

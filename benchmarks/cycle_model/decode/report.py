@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import mean
 
-from benchmarks.cycle_model.constants import Constant
 from benchmarks.cycle_model.decode import problems as calls
 from benchmarks.cycle_model.decode.check import IN_CLUSTER, Check, Row
 from benchmarks.cycle_model.decode.problems import DecodeProblem, published
 from benchmarks.cycle_model.decode.time import CallTime, ours, theirs
+from cute_fa4.emulator.model.constants import Constant
 
 # What the table is held against.
 FASTER_THAN_THEIRS = 1.2

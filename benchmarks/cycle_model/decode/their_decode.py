@@ -10,8 +10,9 @@ import json
 import pickle
 from pathlib import Path
 
-from benchmarks.cycle_model import flash_attn_4, trace
+from benchmarks.cycle_model import flash_attn_4
 from benchmarks.cycle_model.decode.variants import TheirKernel, Work, works
+from cute_fa4.emulator.model import trace
 
 # What the package is called with while it compiles: keys enough for the path of long ones.
 KEYS = 4096

@@ -22,13 +22,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from benchmarks.cycle_model.constants import Constant
 from benchmarks.cycle_model.decode import kernels
 from benchmarks.cycle_model.decode.call import call_of
 from benchmarks.cycle_model.decode.launch import Chip, Launch, Streaming
 from benchmarks.cycle_model.decode.memory import Memory
 from benchmarks.cycle_model.decode.problems import DecodeProblem
 from benchmarks.cycle_model.decode.variants import TheirKernel, their_queues
+from cute_fa4.emulator.model.constants import Constant
 
 SATURATED = 0.9
 

@@ -14,10 +14,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.sass import nvdisasm
 from benchmarks.sass.our_kernel import compile_artifacts
 from cute_fa4 import compile_cache, masks
 from cute_fa4.calls import repeat
+from cute_fa4.emulator.model import nvdisasm
 from cute_fa4.sm100.choose import which_kernel
 from cute_fa4.sm100.choose.config import FA4Config
 from cute_fa4.sm100.few_rows.schedule import SwappedTile

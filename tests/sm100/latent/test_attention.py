@@ -10,9 +10,9 @@ import re
 import pytest
 import torch
 
-from benchmarks.sass import nvdisasm
 from benchmarks.sass.our_kernel import compile_artifacts
 from cute_fa4 import flash_mla_with_kvcache, masks
+from cute_fa4.emulator.model import nvdisasm
 from cute_fa4.sm100.choose.config import FA4Config, LatentTile
 from tests.serving.batches import int32
 from tests.sm100.latent.latent_batches import LATENT, ROPE, agree, draw, run, stored

@@ -12,10 +12,10 @@ import re
 import pytest
 import torch
 
-from benchmarks.sass import nvdisasm
 from benchmarks.sass.our_kernel import compile_artifacts
 from cute_fa4 import compile_cache, flash_attn_func, masks
 from cute_fa4.calls import repeat
+from cute_fa4.emulator.model import nvdisasm
 from cute_fa4.sm100.choose.config import FA4Config
 from cute_fa4.sm100.few_rows.dequantized.schedule import WidenedTile
 from tests import pairwise

@@ -10,10 +10,10 @@ import re
 import pytest
 import torch
 
-from benchmarks.sass import nvdisasm
 from benchmarks.sass.our_kernel import compile_artifacts
 from cute_fa4 import masks
 from cute_fa4.calls.split_keys import split
+from cute_fa4.emulator.model import nvdisasm
 from cute_fa4.sm100.choose.config import FA4Config, LatentPair
 from tests.sm100.latent.latent_batches import agree, draw, run, stored
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.sass import nvdisasm
 from benchmarks.sass.our_kernel import compile_artifacts
 from cute_fa4 import compile_cache, masks
+from cute_fa4.emulator.model import nvdisasm
 from cute_fa4.sm100.blueprint.barriers import BarrierTable, reuse_text
 from cute_fa4.sm100.blueprint.chip import SMEM_CAPACITY_BYTES
 from cute_fa4.sm100.choose.choose_config import config_for

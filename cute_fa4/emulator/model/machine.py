@@ -19,13 +19,13 @@ import heapq
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from benchmarks.cycle_model.align import Path
-from benchmarks.cycle_model.constants import SUB_PARTITIONS, Constant, operand_bytes, umma_interval
-from benchmarks.cycle_model.control_codes import ControlCode
-from benchmarks.cycle_model.engines import Barrier, CopyEngine, NamedBarrier, TensorQueue
-from benchmarks.cycle_model.pipes import Pipes
-from benchmarks.cycle_model.starts import FirstCopies
-from benchmarks.cycle_model.trace import Event, Trace
+from cute_fa4.emulator.model.align import Path
+from cute_fa4.emulator.model.constants import SUB_PARTITIONS, Constant, operand_bytes, umma_interval
+from cute_fa4.emulator.model.control_codes import ControlCode
+from cute_fa4.emulator.model.engines import Barrier, CopyEngine, NamedBarrier, TensorQueue
+from cute_fa4.emulator.model.pipes import Pipes
+from cute_fa4.emulator.model.starts import FirstCopies
+from cute_fa4.emulator.model.trace import Event, Trace
 
 _NEVER = float("inf")
 _WHOLE_SM = ("shared",)

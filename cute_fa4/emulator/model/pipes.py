@@ -19,8 +19,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from benchmarks.cycle_model.constants import LANES, SUB_PARTITIONS, Constant
-from benchmarks.sass.program import Instruction
+from cute_fa4.emulator.model.constants import LANES, SUB_PARTITIONS, Constant
+from cute_fa4.emulator.model.program import Instruction
 
 _FMA = {
     "FFMA",

@@ -21,8 +21,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.sass import nvdisasm
-from benchmarks.sass.program import Function, parse
+from cute_fa4.emulator.model import nvdisasm
+from cute_fa4.emulator.model.program import Function, parse
 
 INSTRUCTION_BYTES = 16
 NO_SCOREBOARD = 7

@@ -28,8 +28,8 @@ from array import array
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
-from benchmarks.cycle_model.trace import Event, Trace, lines_of
-from benchmarks.sass.program import Function, Instruction
+from cute_fa4.emulator.model.program import Function, Instruction
+from cute_fa4.emulator.model.trace import Event, Trace, lines_of
 
 _TOKENS = (
     ("wait", re.compile(r"SYNCS\.PHASECHK")),

@@ -45,7 +45,7 @@ __all__ = [
     "BarrierError", "Comparison", "Deadlock", "DivergenceError", "EmulatorError", "Finding", "IllegalAccess",
     "InFlightError", "KernelLabels", "ProxyError", "RaceError", "RegisterHazard", "Run", "TensorMapError",
     "TensorMemoryError", "TensorOrderError", "UninitializedRead", "UnknownInstruction", "as_cuda", "bind",
-    "compare", "compile", "last_run", "ptx_files", "use",
+    "compare", "compile", "last_run", "profile", "ptx_files", "use",
 ]  # fmt: skip
 
 MOVED = {
@@ -82,6 +82,18 @@ def compile(function, *args, options="", labels=None, arch="sm_100a", checks="ha
         checks=checks,
         **kwargs,
     )
+
+
+def profile(function, *args, cluster=0, **kwargs):
+    """Call a function on the emulator and model the kernels that it launches: where the cycles of a CTA go.
+
+    cluster  number of the CTA or cluster, in x, that is modelled
+    Returns Profiles: print them, .write_json(path), .write_html(path), .against(earlier ones). Raises what the
+    function raises, and NvdisasmError or PtxasError where one of these programs is missing.
+    """
+    from cute_fa4.emulator.model import report
+
+    return report.profile(function, *args, cluster=cluster, **kwargs)
 
 
 @with_room

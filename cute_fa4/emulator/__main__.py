@@ -1,6 +1,7 @@
 """Look into kernels while the emulator executes them: the attention kernel, or those of a script of yours.
 
 python -m cute_fa4.emulator trace --head-dim 128 --causal --seqlen 512 --text --svg pipeline.svg --html pipeline.html
+python -m cute_fa4.emulator profile my_kernel.py --its --arguments     # modelled cycles, and where they go
 python -m cute_fa4.emulator coverage --head-dim 64 --seqlen 300
 python -m cute_fa4.emulator ptx --out annotated.ptx my_kernel.py --its --arguments
 python -m cute_fa4.emulator compare my_kernel.py          # calls its run() under several schedules
@@ -17,6 +18,7 @@ import torch
 
 from cute_fa4 import flash_attn_func
 from cute_fa4.emulator import compare, use
+from cute_fa4.emulator.model import report
 from cute_fa4.emulator.ptx.errors import EmulatorError
 from cute_fa4.emulator.reports import annotated, coverage, trace
 from cute_fa4.emulator.run.schedules import MODES
@@ -52,9 +54,29 @@ def arguments(argv):
     )
     listed = commands.add_parser("ptx", help="the PTX with roles, counts, mbarriers, source lines")
     listed.add_argument("--out", metavar="FILE", help="default: printed")
+    profiled = commands.add_parser(
+        "profile", help="modelled cycles of each kernel, and where they go"
+    )
+    profiled.add_argument("--json", metavar="FILE", help="all numbers; default: not written")
+    profiled.add_argument(
+        "--html",
+        metavar="FILE",
+        help="tables and a timeline as a page for the browser; default: not written",
+    )
+    profiled.add_argument(
+        "--against",
+        metavar="FILE",
+        help="the --json of another version, to compare with; default: none",
+    )
+    profiled.add_argument(
+        "--cluster",
+        type=int,
+        default=0,
+        help="number of the CTA or cluster that is modelled; default: 0",
+    )
     compared = commands.add_parser("compare", help="many schedules: what differs, races or hangs")
     compared.add_argument("--seeds", type=int, default=4, help="of random and hostile; default: 4")
-    for command in (traced, covered, listed, compared):
+    for command in (traced, covered, listed, profiled, compared):
         command.add_argument("--head-dim", type=int, default=128, help="default: 128")
         command.add_argument("--causal", action="store_true", help="default: every key is seen")
         command.add_argument("--seqlen", type=int, default=512, help="queries; default: 512")
@@ -158,9 +180,10 @@ def compared(options):
 def main(argv=None) -> int:
     """Run a command; returns the exit status."""
     options = arguments(argv)
-    return {"trace": traced, "coverage": covered, "ptx": listed, "compare": compared}[
-        options.command
-    ](options)
+    functions = {
+        "trace": traced, "coverage": covered, "ptx": listed, "profile": profiled, "compare": compared
+    }  # fmt: skip
+    return functions[options.command](options)
 
 
 def covered(options):
@@ -182,6 +205,19 @@ def listed(options):
     else:
         print(recording.text())
     return 0
+
+
+def profiled(options):
+    """The modelled profile of every kernel that was launched; 1 where there is none."""
+    before = report.read_json(options.against) if options.against else None
+    with report.profiling(options.cluster) as found:
+        executed(options)
+    print(found if before is None else found.against(before))
+    for path, write in ((options.json, found.write_json), (options.html, found.write_html)):
+        if path:
+            write(path)
+            print(f"{path}: written")
+    return int(not found.kernels)
 
 
 def traced(options):

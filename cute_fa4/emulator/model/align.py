@@ -29,7 +29,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 from cute_fa4.emulator.model.program import Function, Instruction
-from cute_fa4.emulator.model.trace import Event, Trace, lines_of
+from cute_fa4.emulator.model.trace import EXTRA, Event, Trace, lines_of
 
 _TOKENS = (
     ("wait", re.compile(r"SYNCS\.PHASECHK")),
@@ -47,7 +47,17 @@ _TOKENS = (
     ("st", re.compile(r"STTM")),
     ("wgmma", re.compile(r"[A-Z]GMMA")),
     ("wgwait", re.compile(r"WARPGROUP\.DEPBAR")),
-    ("gload", re.compile(r"LDG")),
+    ("gload", re.compile(r"LDG(?!STS)")),
+    ("gstore", re.compile(r"STG")),
+    ("atomic", re.compile(r"(ATOMG?|ATOMS|REDG?|REDS)(\.|$)")),
+    ("async_copy", re.compile(r"LDGSTS")),
+    ("sload", re.compile(r"LDS(\.|$)")),
+    ("sstore", re.compile(r"STS(\.|$)")),
+    ("matrices", re.compile(r"LDSM")),
+    ("warp_mma", re.compile(r"[HIQB]MMA")),
+    ("shuffle", re.compile(r"SHFL")),
+    ("special", re.compile(r"MUFU\.(EX2|LG2|RCP|RSQ|SQRT|SIN|COS|TANH)")),
+    ("multiply_add", re.compile(r"FFMA(\.|$)")),
 )
 SYNCHRONISING = {
     "wait",
@@ -168,7 +178,7 @@ class _Aligner:
     def __init__(self, function: Function, ptx: str, traces: list[Trace], as_written: bool = False):
         self.function = function
         recorded = {e.kind for trace in traces for events in trace.warps.values() for e in events}
-        unrecorded = {"gload"} - recorded
+        unrecorded = set(EXTRA) - recorded
         self.tokens = {
             block.index: [
                 (ins, token(ins))

@@ -79,12 +79,15 @@ class MachineCode:
     codes: dict[int, ControlCode]
 
 
-def read(cubin: bytes, listing: str) -> MachineCode:
-    """The largest function of a cubin. listing: nvdisasm -c of the same cubin.
+def read(cubin: bytes, listing: str, name: str | None = None) -> MachineCode:
+    """A function of a cubin, by its name, or the largest. listing: nvdisasm -c of the same cubin.
 
     ValueError when listing and cubin do not belong together.
     """
-    function = max(parse(listing), key=lambda f: sum(len(b.instructions) for b in f.blocks))
+    functions = [f for f in parse(listing) if name is None or f.name == name]
+    if not functions:
+        raise ValueError(f"the listing has no function {name}")
+    function = max(functions, key=lambda f: sum(len(b.instructions) for b in f.blocks))
     sections = [s for s in nvdisasm._sections(cubin) if s.name == f".text.{function.name}"]
     if len(sections) != 1:
         raise ValueError(f"{len(sections)} sections .text.{function.name} in the cubin, expected 1")

@@ -19,11 +19,12 @@ import heapq
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from cute_fa4.emulator.model import graph as causes
 from cute_fa4.emulator.model.align import Path
 from cute_fa4.emulator.model.constants import SUB_PARTITIONS, Constant, operand_bytes, umma_interval
 from cute_fa4.emulator.model.control_codes import ControlCode
 from cute_fa4.emulator.model.engines import Barrier, CopyEngine, NamedBarrier, TensorQueue
-from cute_fa4.emulator.model.pipes import Pipes
+from cute_fa4.emulator.model.pipes import Pipes, result_name
 from cute_fa4.emulator.model.starts import FirstCopies
 from cute_fa4.emulator.model.trace import Event, Trace
 
@@ -42,6 +43,7 @@ class Result:
     pipe_busy  (CTA, sub-partition, pipe) -> cycles
     tensor     CTA -> [(start, cycles)] of MMAs        copies  CTA -> [(start, cycles)]
     marks      (CTA, warp) -> [(cycle, kind)] of synchronising events, for the picture
+    graph      why everything happened when it did, where that was asked for
     """
 
     cycles: float = 0.0
@@ -53,16 +55,17 @@ class Result:
     copies: dict = field(default_factory=dict)
     marks: dict = field(default_factory=dict)
     unknown_opcodes: list = field(default_factory=list)
+    graph: causes.Graph | None = None
 
 
 class _Warp:
     __slots__ = (
         "name", "program", "pc", "scoreboards", "partition", "cta", "parked", "last", "waits",
-        "marks", "blocked", "why", "groups", "wgmmas",
+        "marks", "blocked", "why", "groups", "wgmmas", "path",
     )  # fmt: skip
 
-    def __init__(self, name, program, partition):
-        self.name = name
+    def __init__(self, name, path, program, partition):
+        self.name, self.path = name, path
         self.cta = name[0]
         self.program = program
         self.partition = partition
@@ -112,24 +115,25 @@ class Machine:
         return out
 
     def run(
-        self, paths: dict[tuple[int, int], Path], codes, trace: Trace, start: int = 0
+        self, paths: dict[tuple[int, int], Path], codes, trace: Trace, start: int = 0, graph=None
     ) -> Result:
         """Walk all paths to their ends. RuntimeError with the waits when nothing can go on.
 
-        start: number of a start offset (starts.py)
+        start: number of a start offset (starts.py)        graph: an empty one, to be filled
         """
         self._decoded = {}
-        return _Run(self, paths, codes, trace, start).run()
+        return _Run(self, paths, codes, trace, start, graph).run()
 
 
 class _Run:
-    def __init__(self, machine: Machine, paths, codes, trace: Trace, start: int):
+    def __init__(self, machine: Machine, paths, codes, trace: Trace, start: int, graph):
+        self.graph, self.at = graph, 0  # at: node of the instruction that issues
         self.value = value = machine.value
         self.first_copies = FirstCopies(start, value["lat_global"])
         self.machine = machine
         self.ctas = sorted({cta for cta, _ in paths})
         self.warps = [
-            _Warp(name, machine.program(path, codes), name[1] % SUB_PARTITIONS)
+            _Warp(name, path, machine.program(path, codes), name[1] % SUB_PARTITIONS)
             for name, path in sorted(paths.items())
         ]
         self.threads = 32 * sum(1 for cta, _ in paths if cta == self.ctas[0])
@@ -207,6 +211,10 @@ class _Run:
                     self.ready(when, warp)
                     break
                 # issue
+                graph = self.graph
+                if graph is not None:
+                    queue = None if pipe < 0 else (*unit[:-1], _PIPES[pipe])
+                    self.at = graph.issue(now, warp.name, waits, place, queue)
                 scheduler[place] = now + 1
                 issued[place] += 1
                 warp.last = now
@@ -225,10 +233,18 @@ class _Run:
                     scoreboards[write] = max(scoreboards[write], now + latency)
                 if read >= 0:
                     scoreboards[read] = max(scoreboards[read], now + until_read)
+                if graph is not None:
+                    name = result_name(warp.path[warp.pc].instruction.name)
+                    if write >= 0 and (event is None or event.kind != "wait"):
+                        graph.result(self.at, warp.name, write, latency, name)
+                    if read >= 0:
+                        graph.result(self.at, warp.name, read, until_read, name)
                 warp.pc += 1
                 asleep = False
                 if event is not None:
                     asleep = self.happen(now, warp, event, write)
+                if graph is not None:
+                    graph.occupied(self.at, warp.name, 1 if asleep else stall, queue, busy)
                 now += stall
                 if now > self.latest:
                     self.latest = now
@@ -263,24 +279,35 @@ class _Run:
             tail = value["umma_tail_ts" if a_in_tmem else "umma_tail_ss"]
             tail += value["umma_tail_pair"] if ctas == 2 else 0
             operands = operand_bytes(ctas, m, n, a_in_tmem) / value["rate_shared"]
-            self.tensor[warp.cta].submit(now, interval, min(operands, interval), tail)
+            queue = self.tensor[warp.cta]
+            queue.submit(now, interval, min(operands, interval), tail)
+            if self.graph is not None:
+                self.graph.multiplied(("tensor", warp.cta), self.at, *queue.busy[-1], tail)
         elif kind == "commit":
             warp.marks.append((now, "commit"))
             when = self.tensor[warp.cta].commit(now, value["umma_commit"])
             for operation, key, amount in event.effects:
-                self._effect(when, operation, key, amount)
+                self._effect(when, operation, key, amount, ("tensor", warp.cta))
         elif kind == "load":
             nbytes = sum(amount for op, _, amount in event.effects if op == "complete_tx")
             when = self.loads[warp.cta].submit(now, nbytes)
             when += self.first_copies.late(event.effects)
             self._write_shared(warp.cta, when - nbytes / value["tma_rate"], when, nbytes)
+            if self.graph is not None:
+                busy = self.loads[warp.cta].busy[-1]
+                self.graph.copied(("copies", warp.cta), self.at, *busy, when)
             for operation, key, amount in event.effects:
-                self._effect(when, operation, key, amount)
+                self._effect(when, operation, key, amount, ("copies", warp.cta))
         elif kind == "store":
             end = self.stores[warp.cta].submit(now, STORE_BYTES)
             self.latest = max(self.latest, end)
             self.store_ends[warp.name].append(end)
+            if self.graph is not None:
+                busy = self.stores[warp.cta].busy[-1]
+                self.graph.copied(("stores", warp.cta), self.at, *busy, end, warp.name)
         elif kind == "flush":
+            if self.graph is not None:
+                self.graph.flushed(warp.name)
             ends = self.store_ends.pop(warp.name, [now])
             self.store_groups[warp.name].append(max(ends))
         elif kind == "claim":
@@ -298,13 +325,14 @@ class _Run:
             groups = self.store_groups[warp.name]
             awaited = groups[: max(0, len(groups) - event.data[0])]
             self.ready(max([now + 1, *awaited]), warp)
+            if self.graph is not None:
+                self.graph.drained(warp.name, event.data[0])
             return True
         elif kind == "bar":
             return self._bar(now, warp, event)
         elif kind == "cluster_bar" and event.data[0]:
-            return self._open(
-                now, warp, ("cluster",), self.threads * len(self.ctas), "cluster_sync"
-            )
+            threads = self.threads * len(self.ctas)
+            return self._meet(now, warp, ("cluster",), threads, "cluster_sync", True)
         return False
 
     def _wgmma(self, now: float, warp: _Warp, n: int, last: bool) -> None:
@@ -340,16 +368,29 @@ class _Run:
         barrier = self.barriers.setdefault(key, Barrier(1))
         warp.marks.append((now, "wait"))
         warp.why[write] = key
+        wake = self.value["mbarrier_wake"]
+        if self.graph is not None:
+            self.graph.wait(self.at, warp.name, write, key, wake, barrier.passed(parity))
         if barrier.passed(parity):
-            warp.scoreboards[write] = now + self.value["mbarrier_wake"]
+            warp.scoreboards[write] = now + wake
         else:
             warp.scoreboards[write] = _NEVER
             barrier.waiters.append((parity, warp, write))
 
-    def _effect(self, when: float, operation: str, key, amount: int) -> None:
+    def _effect(self, when: float, operation: str, key, amount: int, by=None) -> None:
+        """Something happens to an mbarrier. by: the engine whose latest work it is; None: the warp itself."""
+        graph, barrier, wake = self.graph, self.barriers[key], self.value["mbarrier_wake"]
+        number = graph.effect(self.at, by, key, when) if graph is not None else 0
+
         def apply(now):
-            for _, warp, write in self.barriers[key].apply(operation, amount):
-                warp.scoreboards[write] = now + self.value["mbarrier_wake"]
+            before = barrier.phase
+            awake = barrier.apply(operation, amount)
+            if graph is not None:
+                graph.applied(number, key, barrier.phase > before, now)
+            for _, warp, write in awake:
+                if graph is not None:
+                    graph.woken(warp.name, write, key, wake)
+                warp.scoreboards[write] = now + wake
                 if warp.parked:
                     warp.parked = False
                     self.ready(warp.scoreboards[write], warp)
@@ -370,21 +411,17 @@ class _Run:
     def _bar(self, now: float, warp: _Warp, event) -> bool:
         number, threads, waits = event.data
         expected = threads if threads else self.threads
-        if waits:
-            return self._open(now, warp, (warp.cta, number), expected, "bar_sync")
-        self._release(now, self._barrier(warp.cta, number).arrive(32, expected), "bar_sync")
-        return False
+        return self._meet(now, warp, (warp.cta, number), expected, "bar_sync", waits)
 
-    def _barrier(self, *key) -> NamedBarrier:
-        return self.named.setdefault(key, NamedBarrier())
-
-    def _open(self, now: float, warp: _Warp, key, expected: int, latency: str) -> bool:
-        self._release(now, self._barrier(*key).arrive(32, expected, warp), latency)
-        return True
-
-    def _release(self, now: float, awake, latency: str) -> None:
-        for warp in awake or ():
-            self.ready(now + self.value[latency], warp)
+    def _meet(self, now: float, warp: _Warp, key, expected: int, latency: str, waits: bool) -> bool:
+        barrier = self.named.setdefault(key, NamedBarrier())
+        awake = barrier.arrive(32, expected, warp if waits else None)
+        if self.graph is not None:
+            names = None if awake is None else [other.name for other in awake]
+            self.graph.meet(self.at, ("bar", *key), self.value[latency], names)
+        for other in awake or ():
+            self.ready(now + self.value[latency], other)
+        return waits
 
     def _result(self, issued, pipe_busy) -> Result:
         busy = {}
@@ -400,6 +437,7 @@ class _Run:
             copies={cta: engine.busy for cta, engine in self.loads.items()},
             marks={w.name: w.marks for w in self.warps},
             unknown_opcodes=sorted(self.machine.pipes.unknown),
+            graph=self.graph,
         )
 
 

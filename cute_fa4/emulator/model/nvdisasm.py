@@ -40,16 +40,16 @@ def _candidates() -> Iterator[Path]:
         if not named.is_file():
             raise NvdisasmError(f"NVDISASM={named} is not a file. {REMEDY}")
         yield named
-    for folder in _package_folders("nvidia"):
+    for folder in package_folders("nvidia"):
         yield from sorted(folder.glob("cu*/bin/nvdisasm"), reverse=True)
-    for folder in _package_folders("triton"):
+    for folder in package_folders("triton"):
         yield folder / "backends" / "nvidia" / "bin" / "nvdisasm"
     on_path = shutil.which("nvdisasm")
     if on_path:
         yield Path(on_path)
 
 
-def _package_folders(name: str) -> list[Path]:
+def package_folders(name: str) -> list[Path]:
     """Where a package lies, without importing it; [] where it is not installed."""
     spec = importlib.util.find_spec(name)
     return [Path(p) for p in spec.submodule_search_locations or ()] if spec else []
@@ -85,14 +85,15 @@ _REGISTER_COUNT = 0x2F
 _FORMAT_SIZED_VALUE = 4
 
 
-def resources(cubin: bytes) -> Resources:
-    """Registers and stack frame of the cubin's largest function, read from its .nv.info section."""
+def resources(cubin: bytes, name: str | None = None) -> Resources:
+    """Registers and stack frame of a function of a cubin, by name or the largest, read from its .nv.info section."""
     if cubin[:4] != b"\x7fELF":
         raise NvdisasmError(f"not a cubin: begins with {cubin[:4]!r}, an ELF file with b'\\x7fELF'")
     sections = _sections(cubin)
     # sh_info of a .text section is its function's symbol: (low 24 bits; the rest holds registers
     # in older formats).
-    text = max((s for s in sections if s.name.startswith(".text.")), key=lambda s: s.size)
+    wanted = ".text." if name is None else f".text.{name}"
+    text = max((s for s in sections if s.name.startswith(wanted)), key=lambda s: s.size)
     kernel = text.info & 0xFFFFFF
     found = {_FRAME_SIZE: 0, _REGISTER_COUNT: 0}
     for section in sections:

@@ -164,3 +164,22 @@ def _bytes_a_lane(ins: Instruction) -> int:
         )
     found = _BYTES.search(ins.opcode)
     return {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}[found[1]] if found else 4
+
+
+_RESULTS = {
+    "LDTM": "tensor memory", "STTM": "tensor memory", "MUFU": "special functions", "LDL": "local memory",
+    "UTCATOMSWS": "tensor memory allocation", "FENCE": "fence", "MEMBAR": "fence",
+}  # fmt: skip
+
+
+def result_name(name: str) -> str:
+    """What an instruction's scoreboard waits for, in words. name: the opcode without suffixes."""
+    if name in _RESULTS:
+        return _RESULTS[name]
+    if name in _SHARED:
+        return "shared memory"
+    if name in _GLOBAL or name in _STORES:
+        return "global memory"
+    if name in _CONSTANT:
+        return "constants"
+    return "uniform registers" if name == "R2UR" or name.startswith("U") else "registers"

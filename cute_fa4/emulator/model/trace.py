@@ -13,8 +13,8 @@
     ld, st     tcgen05.ld, tcgen05.st               columns
     wgmma      wgmma.mma_async (sm_90)              N
     wgwait     wgmma.wait_group (sm_90)             how many groups may stay open
-    gload      ld.global                            only where asked for: nothing else tells how often a
-                                                    kernel without barriers goes round its loops
+    gload ...  kinds of EXTRA                       only where asked for: nothing else tells how often a
+                                                    warp goes round a loop without synchronisation
 
 An effect is (operation, (CTA rank, shared offset), amount). Those that happen later than the
 instruction, because the copy or the MMA completes later, are attributed to the instruction too.
@@ -49,8 +49,21 @@ _KINDS = (
     ("st", re.compile(r"tcgen05\.st\.")),
     ("wgmma", re.compile(r"wgmma\.mma_async")),
     ("wgwait", re.compile(r"wgmma\.wait_group")),
-    ("gload", re.compile(r"ld\.global")),
 )
+EXTRA = {
+    "gload": re.compile(r"ld\.(\w+\.)*global"),
+    "gstore": re.compile(r"st\.(\w+\.)*global"),
+    "atomic": re.compile(r"(atom|red)\."),
+    "async_copy": re.compile(r"cp\.async\.c[ag]"),
+    "sload": re.compile(r"ld\.(\w+\.)*shared"),
+    "sstore": re.compile(r"st\.(\w+\.)*shared"),
+    "matrices": re.compile(r"ldmatrix"),
+    "warp_mma": re.compile(r"mma\.sync"),
+    "shuffle": re.compile(r"shfl"),
+    "special": re.compile(r"(ex2|lg2|rcp|rsqrt|sqrt|sin|cos|tanh)\.approx(\.ftz)?\.f32$"),
+    "multiply_add": re.compile(r"fma\.rn(\.ftz)?\.f32$"),
+}
+"""Instructions that count the turns of a loop which has none of the others; the assembler keeps them, nearly always."""
 # Hopper's matrix instructions have no meaning in the emulator. The order of events does not depend
 # on what they compute, so they may do nothing while a trace is taken.
 _WITHOUT_MEANING = re.compile(r"wgmma\.|stmatrix\.")
@@ -80,7 +93,9 @@ class Trace:
 
 def kind_of(opcode: str) -> str | None:
     """The kind of event a PTX opcode is; None for everything else."""
-    return next((kind for kind, pattern in _KINDS if pattern.match(opcode)), None)
+    return next(
+        (kind for kind, pattern in (*_KINDS, *EXTRA.items()) if pattern.match(opcode)), None
+    )
 
 
 _PTX_INSTRUCTION = re.compile(r"^\s*(?:@!?%\w+\s+)?([a-z][\w.:]+)")
@@ -106,7 +121,7 @@ class Recorder:
     def __init__(self):
         self.trace: Trace | None = None
         self.number = 0
-        self.global_loads = False
+        self.extra: frozenset[str] = frozenset()  # kinds of EXTRA that are recorded
         self.current: Event | None = None
 
     def entry(self, lookup, opcode: str, ins=None):
@@ -124,7 +139,7 @@ class Recorder:
         def function(warp, ins):
             if self.trace is None or warp.cta.cluster.id != (self.number, 0, 0):
                 return entry.function(warp, ins)
-            if kind == "gload" and not self.global_loads:
+            if kind in EXTRA and kind not in self.extra:
                 return entry.function(warp, ins)
             event = Event(kind, ins.line, _data(kind, warp, ins))
             with self._attributing(event):
@@ -172,7 +187,7 @@ _recorder = Recorder()
 
 @contextmanager
 def installed():
-    """Programs decoded inside can be recorded. Compile and run kernels within one such context."""
+    """Programs decoded inside can be recorded; yields the Recorder. Compile and run kernels within one such context."""
     from cute_fa4.emulator.instructions import instruction_table
     from cute_fa4.emulator.machine.async_engine import AsyncEngine
     from cute_fa4.emulator.machine.mbarrier import MBarrier
@@ -187,7 +202,7 @@ def installed():
         mock.patch.object(AsyncEngine, "submit", partialmethod_of(_recorder.submission, submit)),
         mock.patch.multiple(MBarrier, **methods),
     ):
-        yield
+        yield _recorder
 
 
 def partialmethod_of(function, *fixed):
@@ -205,12 +220,12 @@ def record(launch, cluster: int = 0, global_loads: bool = False) -> Trace:
     RuntimeError when the grid does not have so many. The emulator's checks are off: they are the
     tests' business, and cost time.
     """
-    from cute_fa4 import emulator
+    from cute_fa4.emulator.host.session import use
 
     _recorder.trace, _recorder.number = Trace(defaultdict(list), {}), cluster
-    _recorder.global_loads = global_loads
+    _recorder.extra = frozenset({"gload"} if global_loads else ())
     try:
-        with emulator.use(checks=None):
+        with use(checks=None):
             launch()
         if not _recorder.trace.warps:
             raise RuntimeError(f"the launch has no cluster number {cluster} that does anything")

@@ -1,0 +1,65 @@
+"""PTX text -> cubin, through NVIDIA's ptxas, which needs no GPU and no driver. It is looked for in this order:
+
+    $PTXAS                  the path of the program
+    nvidia-cuda-nvcc        a package; it installs nvidia/cu<major>/bin/ptxas
+    triton                  triton/backends/nvidia/bin/ptxas-blackwell, ptxas
+    $PATH                   a CUDA toolkit, 12.8 or newer for sm_100
+
+A program that is too old for the text is passed over, so the first that accepts it makes the machine code.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from cute_fa4.emulator.model.nvdisasm import package_folders
+
+REMEDY = "pip install nvidia-cuda-nvcc, or set PTXAS to the path of the program"
+_TARGET = re.compile(r"^\s*\.target\s+(\w+)", re.M)
+
+
+class PtxasError(RuntimeError):
+    """ptxas is missing or refused the text; the message says how to go on."""
+
+
+def candidates() -> Iterator[Path]:
+    """Every ptxas there is. PtxasError for $PTXAS that is no file."""
+    if "PTXAS" in os.environ:
+        named = Path(os.environ["PTXAS"])
+        if not named.is_file():
+            raise PtxasError(f"PTXAS={named} is not a file. {REMEDY}")
+        yield named
+    for folder in package_folders("nvidia"):
+        yield from sorted(folder.glob("cu*/bin/ptxas"), reverse=True)
+    for folder in package_folders("triton"):
+        programs = folder / "backends" / "nvidia" / "bin"
+        yield from (p for p in (programs / "ptxas-blackwell", programs / "ptxas") if p.is_file())
+    on_path = shutil.which("ptxas")
+    if on_path:
+        yield Path(on_path)
+
+
+def assemble(ptx: str) -> bytes:
+    """The cubin of a PTX text, for its .target. PtxasError with what each program says when none accepts it."""
+    target = _TARGET.search(ptx)
+    if target is None:
+        raise PtxasError("the PTX has no .target line, so ptxas cannot be told an architecture")
+    refused = []
+    with tempfile.TemporaryDirectory() as folder:
+        source, cubin = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
+        source.write_text(ptx)
+        for program in candidates():
+            command = [program, f"-arch={target[1]}", "-lineinfo", source, "-o", cubin]
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode == 0:
+                return cubin.read_bytes()
+            refused.append(f"{program}: {(done.stderr or done.stdout).strip()[:500]}")
+    if not refused:
+        raise PtxasError(f"ptxas not found in $PTXAS, site-packages and $PATH. {REMEDY}")
+    raise PtxasError("no ptxas accepts the PTX:\n  " + "\n  ".join(refused))

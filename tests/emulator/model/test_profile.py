@@ -1,0 +1,170 @@
+"""profile(): laws and formulas on two small kernels; no time of this machine is looked at."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from cute_fa4 import emulator
+from cute_fa4.emulator.model import launches, names, nvdisasm, profile, ptxas, report, table
+from cute_fa4.emulator.model.constants import fitted_b200
+from tests.emulator.model.kernels import A_TURN, exponentials, handed_over
+
+ROOT = Path(__file__).resolve().parents[3]
+TURNS = 24  # enough for a steady state after the first quarter
+
+
+@pytest.fixture(autouse=True, scope="module")
+def need_programs():
+    try:
+        nvdisasm.find()
+    except nvdisasm.NvdisasmError as missing:
+        pytest.skip(str(missing))
+    if not list(ptxas.candidates()):
+        pytest.skip("no ptxas: pip install nvidia-cuda-nvcc")
+
+
+@pytest.fixture(scope="module")
+def handed():
+    """The profiles of HANDED_OVER, with its graph of causes."""
+    kept = []
+    run = profile.Machine.run
+
+    def keeping(*args, **kwargs):
+        kept.append(run(*args, **kwargs))
+        return kept[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(profile.Machine, "run", keeping)
+        found = emulator.profile(handed_over, TURNS)
+    return found, kept[0].graph
+
+
+@pytest.fixture(scope="module")
+def handed_profile(handed):
+    (one,) = handed[0].kernels
+    return one
+
+
+def cycles_of(turns, threads=32):
+    (one,) = emulator.profile(exponentials, turns, threads).kernels
+    return one.cycles
+
+
+def test_a_loop_of_exponentials_takes_the_time_of_their_pipe():
+    """Independent ones keep it busy: 32 lanes at a quarter of the SM's rate, for each; a turn ends with a jump."""
+    value = {name: constant.value for name, constant in fitted_b200().items()}
+    each = 32 / (value["rate_mufu"] * value["pipe_efficiency"] / 4)
+    first, second = 16, 48
+    least = (second - first) * A_TURN * each
+    assert least <= cycles_of(second) - cycles_of(first) <= 1.02 * least
+
+
+def test_warps_of_one_sub_partition_share_the_pipe_and_four_do_not():
+    assert cycles_of(32, 128) == pytest.approx(cycles_of(32, 32), rel=0.02)
+    assert cycles_of(32, 256) == pytest.approx(2 * cycles_of(32, 32), rel=0.1)
+
+
+def test_what_binds_the_loop_is_said():
+    (one,) = emulator.profile(exponentials, 64, 256).kernels  # two warps a sub-partition
+    assert one.bound == names.PIPES["mufu"] and one.busy["mufu"] > 0.9
+    (best, cycles), *_ = one.what_if.items()
+    assert best == f"time in the {names.PIPES['mufu']}" and cycles < one.cycles
+
+
+def test_every_node_happens_at_the_latest_of_its_causes(handed):
+    graph = handed[1]
+    assert graph.evaluate() == pytest.approx(graph.times)
+
+
+def test_without_the_waits_for_a_barrier_nothing_comes_later(handed):
+    graph = handed[1]
+    keys = {tag.name for edges in graph.edges for _, _, tag in edges if tag.kind == "wait"}
+    assert len(keys) == 2
+    for key in keys:
+        spared = graph.evaluate(lambda tag, key=key: tag.kind == "wait" and tag.name == key)
+        assert all(a <= b for a, b in zip(spared, graph.times, strict=True))
+        assert spared[-1] < graph.times[-1], "warps that hand over wait for each other"
+
+
+def test_bounds_are_no_more_than_the_estimate_or_than_that_without_a_change(handed_profile):
+    unchanged = handed_profile.what_if[profile.UNCHANGED]
+    assert unchanged <= handed_profile.cycles
+    assert all(cycles <= unchanged for cycles in handed_profile.what_if.values())
+
+
+def test_the_reasons_of_a_role_add_up_to_a_turn(handed_profile):
+    assert handed_profile.turns > 1
+    for role in handed_profile.roles:
+        assert sum(role.cycles.values()) == pytest.approx(handed_profile.turn)
+
+
+def test_the_critical_path_is_as_long_as_the_steady_state(handed_profile):
+    assert sum(handed_profile.path.values()) == pytest.approx(handed_profile.turn)
+
+
+def test_the_table_names_barriers_roles_and_the_error(handed):
+    text = str(handed[0])
+    for word in ("full", "empty", "fill", "read", profile.STATED_ERROR, "registers a thread"):
+        assert word in text
+    assert re.search(r"read waits for full at PTX line \d+; ended by fill 100%", text)
+    assert re.search(r"fill waits for empty at PTX line \d+; ended by read 100%", text)
+
+
+def test_barriers_and_warps_without_names_are_known_by_where_they_wait():
+    text = str(emulator.profile(handed_over, TURNS, None))
+    assert "warp 1 waits for mbarrier awaited at PTX line" in text
+
+
+def test_json_gives_the_profiles_back(handed, tmp_path):
+    path = tmp_path / "profile.json"
+    handed[0].write_json(path)
+    assert report.read_json(path).as_dict() == handed[0].as_dict()
+    assert str(report.read_json(path)) == str(handed[0])
+    path.write_text(json.dumps({"format": 0}))
+    with pytest.raises(ValueError, match="format 0; accepted: 1"):
+        report.read_json(path)
+
+
+def test_a_comparison_has_both_numbers_and_no_difference_with_itself(handed):
+    found = handed[0]
+    text = found.against(found)
+    assert f"{found.kernels[0].cycles:,.0f}" in text and "+0.0%" in text
+    rows = [line for line in text.split("\n") if "%  " in line]
+    assert len(rows) == 2 and all("+0.0%" in row for row in rows)
+
+
+def test_versions_of_a_kernel_are_paired_by_name_and_else_in_order(handed_profile):
+    renamed = profile.Profile.from_dict(handed_profile.as_dict() | {"kernel": "second_version"})
+    assert table.pairs([handed_profile], [handed_profile]) == [(handed_profile, handed_profile)]
+    assert table.pairs([handed_profile], [renamed]) == [(handed_profile, renamed)]
+
+
+def test_the_stated_error_is_that_of_the_calibration():
+    """Means of the rows marked fit and check, their worst, and the H200's errors, as the page has them."""
+    page = (ROOT / "docs/performance/calibration.md").read_text()
+    mean, worst = zip(*re.findall(r"mean error ([\d.]+)%, worst ([\d.]+)%", page)[:2], strict=True)
+    text = profile.STATED_ERROR
+    assert f"within {max(map(float, mean)):.0f} % on average" in text
+    assert f"{max(map(float, worst)):.0f} % at worst" in text
+    assert "7 to 10 % too fast" in text and "too fast on every shape, by 7 to 10 %" in page
+
+
+def test_a_program_without_a_kernel_says_so():
+    assert str(emulator.profile(lambda: None)) == "No kernel was launched on the emulator."
+
+
+def test_loops_without_synchronisation_are_counted_by_another_instruction():
+    with launches.recorded() as recorded:
+        exponentials(5)
+    events = recorded["exponentials"].trace.warps[0, 0]
+    assert [event.kind for event in events] == ["special"] * 5 * A_TURN
+
+
+def test_recording_leaves_no_trace():
+    """Afterwards kernels are decoded as before: their exponentials are not called one by one."""
+    emulator.profile(exponentials, 3)
+    exponentials(3)
+    counts = emulator.last_run().opcodes
+    assert counts["ex2.approx.ftz.f32"] == 3 * A_TURN

@@ -19,7 +19,7 @@ from cute_fa4.emulator.host import driver_api
 from cute_fa4.emulator.instructions import instruction_table
 from cute_fa4.emulator.machine.observer import Observer, observing
 from cute_fa4.emulator.model import trace
-from cute_fa4.emulator.ptx.syntax import Label, place
+from cute_fa4.emulator.ptx.syntax import Label, place, source_text
 from cute_fa4.emulator.run.program import Program
 
 
@@ -55,6 +55,11 @@ class Launch:
         """Where a PTX line comes from, for tables: "kernel.py:88", or "PTX line 12"."""
         _, source = self.lines.get(line, ("", None))
         return place(source) if source else f"PTX line {line}"
+
+    def text(self, line: int) -> str:
+        """The source line of a PTX line, or the PTX itself."""
+        ptx, source = self.lines.get(line, ("", None))
+        return source_text(source) or ptx
 
 
 def anchors(instructions, labels: dict) -> frozenset[str]:

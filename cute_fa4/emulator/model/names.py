@@ -25,6 +25,7 @@ PIPES = {
     "mufu": "special-function pipe (ex2, rcp, ...)",
     "uniform": "uniform pipe",
     "tmem": "tensor-memory pipe",
+    "shared": "shared memory",
 }
 
 

@@ -46,6 +46,7 @@ class Role:
     cycles: dict[str, float]
     loop: str = ""
     turns: int = 0
+    cta: int = 0  # rank in the cluster
 
 
 @dataclass
@@ -84,6 +85,7 @@ class Profile:
     launch: dict
     registers: int
     stack_bytes: int
+    cta: int = 0  # rank of the CTA that sets the pace
     notes: list[str] = field(default_factory=list)
     error: str = STATED_ERROR
     timeline: dict = field(default_factory=dict)
@@ -167,9 +169,10 @@ def modelled(launch: Launch, cubin: bytes, listing: str) -> Profile:
         },
         registers=resources.registers,
         stack_bytes=resources.stack_bytes,
+        cta=cta,
         notes=notes,
     )
-    profile.timeline = timeline(names, paths, graph, result, (begin, end, number))
+    profile.timeline = timeline(names, paths, graph, result, cta, (begin, end))
     return profile
 
 
@@ -228,6 +231,7 @@ def _roles_and_waits(names: Names, paths, graph: Graph, function, window, resour
                 dict(cycles.most_common()),
                 names.launch.source(loop.line) if loop and loop.line else "",
                 len(loop.starts) if loop else 0,
+                warps[0][0],
             )
         )
     found = []

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from cute_fa4.emulator.model.constants import fitted_b200
 from cute_fa4.emulator.model.names import PIPES
-from cute_fa4.emulator.model.profile import Profile
+from cute_fa4.emulator.model.profile import UNCHANGED, Profile
 
 LEAST_SHARE = 0.01
 """Of a turn: what takes less is left out of the text, not of the JSON."""
 MOST_ROWS = 10
-MOST_WHAT_IFS = 16
+MOST_WHAT_IFS = 12
+LEAST_GAIN = 0.002
+"""Of a CTA: a change that saves less is left out, but for the JSON."""
 
 
 def text(kernels: list[Profile], failed: dict[str, str]) -> str:
@@ -23,18 +25,22 @@ def text(kernels: list[Profile], failed: dict[str, str]) -> str:
 
 def kernel_text(profile: Profile) -> str:
     """The table of one kernel."""
-    lines = [*_head(profile), ""]
+    lines = [*head(profile), ""]
     unit = "turn" if profile.loop else "CTA"
     lines += [f"Busy, of a {unit}'s {profile.turn:,.0f} cycles; what binds: {profile.bound}"]
     for name, share in profile.busy.items():
         if share >= LEAST_SHARE:
             lines.append(f"  {share:6.0%}  {PIPES.get(name, name)}")
-    for role in profile.roles:
+    shown = shown_roles(profile)
+    for role in shown:
         lines += ["", _role_head(role)]
         lines += _rows(role.cycles, profile.turn)
+    if len(shown) < len(profile.roles):
+        lines += ["", "The warps of the other CTAs are in the JSON."]
     if profile.waits:
+        names = {role.name for role in shown}
         lines += ["", f"Waits for mbarriers, cycles a {unit}"]
-        for wait in profile.waits[:MOST_ROWS]:
+        for wait in [w for w in profile.waits if w.role in names][:MOST_ROWS]:
             if wait.cycles >= LEAST_SHARE * profile.turn:
                 who = ", ".join(f"{name} {share:.0%}" for name, share in wait.ended_by.items())
                 lines.append(
@@ -46,19 +52,20 @@ def kernel_text(profile: Profile) -> str:
         "",
         f"What if: cycles that the CTA's {profile.cycles:,.0f} would be at least, without",
     ]
-    for name, cycles in list(profile.what_if.items())[:MOST_WHAT_IFS]:
+    for name, cycles in what_ifs(profile):
         lines.append(f"  {cycles:8,.0f}  {cycles / profile.cycles - 1:+5.0%}  {name}")
     lines += ["", *(f"Note: {note}" for note in profile.notes), profile.error]
     return "\n".join(lines)
 
 
-def _head(profile: Profile) -> list[str]:
+def head(profile: Profile) -> list[str]:
+    """The first lines: which kernel, its resources, its cycles."""
     launch = profile.launch
     clock = fitted_b200()["clock_ghz"].value
     grid, block = (" x ".join(map(str, launch[name])) for name in ("grid", "block"))
     what = "cluster" if launch["cluster"][0] > 1 else "CTA"
     lines = [
-        profile.kernel,
+        short(profile.kernel),
         f"grid {grid}, block {block}, {launch['shared_bytes']:,} bytes of dynamic shared memory, "
         f"{profile.registers} registers a thread, {profile.stack_bytes} bytes of stack",
         f"One {what}: {profile.cycles:,.0f} cycles ({profile.cycles / clock / 1000:,.1f} us at {clock} GHz), "
@@ -73,6 +80,28 @@ def _head(profile: Profile) -> list[str]:
             "No warp goes three times round a loop: the figures below are of the whole CTA"
         )
     return lines
+
+
+def short(kernel: str) -> str:
+    """The name of a kernel without the arguments that CuTe DSL appends.
+
+    >>> short("kernel_cutlass_kernel_GEMM_object_at__tensorptrf32_0"), short("scale")
+    ('kernel_cutlass_kernel_GEMM', 'scale')
+    """
+    return kernel.split("_object_at_")[0]
+
+
+def shown_roles(profile: Profile) -> list:
+    """Of a cluster the roles of the CTA that sets the pace, else all."""
+    return [role for role in profile.roles if role.cta == profile.cta]
+
+
+def what_ifs(profile: Profile) -> list[tuple[str, float]]:
+    """Changes that lower the bound, and the bound without a change."""
+    unchanged = profile.what_if.get(UNCHANGED, profile.cycles)
+    least = unchanged - LEAST_GAIN * profile.cycles
+    rows = [(name, cycles) for name, cycles in profile.what_if.items() if cycles < least]
+    return [*rows[:MOST_WHAT_IFS], (UNCHANGED, unchanged)]
 
 
 def _role_head(role) -> str:

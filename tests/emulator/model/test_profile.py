@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from cute_fa4 import emulator
+from cute_fa4.emulator.__main__ import main
 from cute_fa4.emulator.model import launches, names, nvdisasm, profile, ptxas, report, table
 from cute_fa4.emulator.model.constants import fitted_b200
 from tests.emulator.model.kernels import A_TURN, exponentials, handed_over
@@ -168,3 +169,51 @@ def test_recording_leaves_no_trace():
     exponentials(3)
     counts = emulator.last_run().opcodes
     assert counts["ex2.approx.ftz.f32"] == 3 * A_TURN
+
+
+def test_the_page_has_the_numbers_and_no_end_of_its_script_inside(handed, tmp_path):
+    path = tmp_path / "profile.html"
+    handed[0].write_html(path)
+    text = path.read_text()
+    assert text.count("</script>") == 2
+    (data,) = re.findall(r'<script id="data" type="application/json">(.*?)</script>', text, re.S)
+    (one,) = json.loads(data)["kernels"]
+    lanes = {lane["name"]: lane["segments"] for lane in one["timeline"]["lanes"]}
+    assert set(lanes) == {"fill", "read"}
+    for segments in lanes.values():
+        ends = [(start, until) for start, until, *_ in segments]
+        assert all(a[1] == b[0] for a, b in zip(ends, ends[1:], strict=False)), "without gaps"
+        assert {what for _, _, kind, what, _ in segments if kind == "wait"} <= {
+            "wait for full",
+            "wait for empty",
+        }
+    assert any("mbarrier.try_wait" in line for _, line in one["timeline"]["lines"])
+
+
+def test_the_command_prints_the_table_and_compares(tmp_path, capsys):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys; from tests.emulator.model.kernels import exponentials; exponentials(int(sys.argv[1]))"
+    )
+    before, page = tmp_path / "before.json", tmp_path / "page.html"
+    assert main(["profile", "--json", str(before), "--html", str(page), str(script), "8"]) == 0
+    assert profile.STATED_ERROR in capsys.readouterr().out and page.is_file()
+    assert main(["profile", "--against", str(before), str(script), "16"]) == 0
+    said = capsys.readouterr().out
+    assert "before" in said and "exponentials -> exponentials" in said
+    assert re.search(r"\+\d+\.\d%  cycles of a CTA", said)
+
+
+def test_the_command_says_when_there_is_nothing_to_model(tmp_path, capsys):
+    script = tmp_path / "script.py"
+    script.write_text("")
+    assert main(["profile", str(script)]) == 1
+    assert "No kernel was launched" in capsys.readouterr().out
+
+
+def test_programs_that_are_missing_are_named_with_the_remedy(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("PTXAS", str(tmp_path / "nothing"))
+    with pytest.raises(ptxas.PtxasError, match="is not a file. pip install nvidia-cuda-nvcc"):
+        list(ptxas.candidates())
+    found = emulator.profile(exponentials, 3)
+    assert not found.kernels and "is not a file" in str(found)

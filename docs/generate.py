@@ -1,10 +1,10 @@
-"""Write what follows from the code: docs/barriers.md, docs/layouts.md, the tree of docs/architecture.md, plots, the
+"""Write the generated documentation: docs/barriers.md, docs/layouts.md, the tree in docs/architecture.md, plots, the
 count of PTX spellings in docs/emulator_coverage.md, the summaries of docs/data/ in docs/verification.md.
 
-The plots are drawn from the tables of docs/performance/, which benchmarks/model.py writes.
+The plots show the tables of docs/performance/, which benchmarks/model.py writes.
 
-python docs/generate.py           write them
-python docs/generate.py --check   exit 1 and name those that the code no longer prints
+python docs/generate.py           write the files
+python docs/generate.py --check   exit 1 and name the files that are out of date
 """
 
 import argparse
@@ -76,8 +76,9 @@ def barriers_document() -> str:
     of_blocks = tuple(row for row in scaled.rows if row.name in ("s_apart", *SCALES))
     return f"""# Barriers
 
-Every mbarrier of the forward kernel, printed from `cute_fa4/sm100/two_tiles/barriers.py` for the exact
-maximum (bf16, head dim {config.qk_depth}, {config.barriers.kv_slots} ring slots, {config.barriers.total} mbarriers).
+This page lists every mbarrier of the forward kernels. The first table is printed from
+`cute_fa4/sm100/two_tiles/barriers.py` for bf16, head dim {config.qk_depth} and the exact maximum
+({config.barriers.kv_slots} ring slots, {config.barriers.total} mbarriers).
 
 ## By kind
 
@@ -85,48 +86,48 @@ maximum (bf16, head dim {config.qk_depth}, {config.barriers.kv_slots} ring slots
 {config.barriers.text()}
 ```
 
-The order in which P has columns of its own (head dim 64, `p_beside_s.py`) adds two, behind `p_last`. Where the
-reference of a row lags (bf16 up to head dim 128, by default, `work/judged.py`), there is a last one, and the queue has
-three entries:
+The order with P beside S (head dim 64, `p_beside_s.py`) adds two mbarriers after `p_last`. With a lagged
+maximum (the default in bf16 up to head dim 128, `work/judged.py`) there is one more, and the queue has three
+entries:
 
 ```
 {BarrierTable(added, beside.numbers).text()}
 ```
 
-A pair of CTAs that share their MMAs (`cute_fa4/sm100/two_tiles/pair/barriers.py`) has, in each of both, with
-{pair.barriers.kv_slots} ring slots; "at 0": raised in the first of them, by both:
+Each CTA of a pair (`cute_fa4/sm100/two_tiles/pair/barriers.py`, {pair.barriers.kv_slots} ring slots) has the
+following. "At 0": both CTAs raise the mbarrier of the first CTA:
 
 ```
 {pair.barriers.text()}
 ```
 
-The kernel of one query tile (`cute_fa4/sm100/one_tile/barriers.py`) has, with {one_tile.barriers.kv_slots} ring slots:
+The kernel with one query tile (`cute_fa4/sm100/one_tile/barriers.py`, {one_tile.barriers.kv_slots} ring slots):
 
 ```
 {one_tile.barriers.text()}
 ```
 
-With scales of blocks of Q and K (`cute_fa4/sm100/two_tiles/block_scaled/barriers.py`) two query tiles have, beside
-those of crossed P,
+With block scales of Q and K (`cute_fa4/sm100/two_tiles/block_scaled/barriers.py`) two query tiles have these in
+addition to the mbarriers of cross-stage P:
 
 ```
 {BarrierTable(of_blocks, scaled.numbers).text()}
 ```
 
-Where K of 8 bits has rotary columns of 16, these kernels wait between the MMAs of the two kinds
+With 16-bit RoPE columns beside 8-bit K, these kernels wait between the MMAs of the two kinds
 ([decision 0028](decisions/0028-products-of-two-kinds-make-one-s.md)):
 
 ```
 {BarrierTable(mixed_rows(True), config.barriers.numbers).text()}
 ```
 
-A phase must be seen before the next one completes. What guarantees it:
+A waiter must observe each phase before the next one completes. For each mbarrier, this is guaranteed as follows:
 
 {reuse}
 
-## Few query rows
+## Swap-AB decode
 
-The kernel with swapped operands (`few_rows/barriers.py`, {few.kv_slots} ring slots at head dim 128):
+The swap-AB decode kernel (`few_rows/barriers.py`, {few.kv_slots} ring slots at head dim 128):
 
 ```
 {few.text()}
@@ -134,10 +135,10 @@ The kernel with swapped operands (`few_rows/barriers.py`, {few.kv_slots} ring sl
 
 {few_reuse}
 
-## A cache of 8 bits under queries of 16
+## 16-bit queries over an 8-bit cache
 
-Where key tiles are widened (`few_rows/dequantized/barriers.py`, {widened.kv_slots} ring slots at head dim 128); what
-is not named here is as above:
+With few query rows (`few_rows/dequantized/barriers.py`, {widened.kv_slots} ring slots at head dim 128).
+Mbarriers without a reason are as above:
 
 ```
 {widened.text()}
@@ -145,31 +146,31 @@ is not named here is as above:
 
 {_reuse(widened, besides=few)}
 
-Where many queries have them widened in their slots (`two_tiles/dequantized/barriers.py`), two query tiles have these
-in the place of theirs:
+With many query rows, key tiles are dequantized in their slots (`two_tiles/dequantized/barriers.py`). These
+mbarriers replace those of the same name of two query tiles:
 
 ```
 {BarrierTable(slots, in_slots.numbers).text()}
 ```
 
-## A latent cache
+## Latent caches
 
-The kernel of multi-head latent attention (`latent/barriers.py`, tiles of 16 rows) has a ring of slabs and one of
-rotary columns; what is not named here is as above:
+The kernel for multi-head latent attention (`latent/barriers.py`, tiles of 16 rows) has a ring of slabs and a
+ring of RoPE columns. Reasons are as above:
 
 ```
 {latent.text()}
 ```
 
-Two CTAs that share 128 rows (`latent/pair/barriers.py`) have a ring of {pair_of_latent.kv_slots} units; "at 0" as
-above:
+Two CTAs that share 128 rows (`latent/pair/barriers.py`) have a ring of {pair_of_latent.kv_slots} units. "At 0"
+is as above:
 
 ```
 {pair_of_latent.text()}
 ```
 
-Rows of 656 bytes are widened on their way (`latent/dequantized/barriers.py`, tiles of 16 rows); other reasons are as
-above:
+Rows of 656 bytes are dequantized between two rings (`latent/dequantized/barriers.py`, tiles of 16 rows). Other
+reasons are as above:
 
 ```
 {of_rows.text()}
@@ -177,8 +178,8 @@ above:
 
 {_reuse(of_rows, besides=latent)}
 
-More than 32 rows of them are those of a pair (`latent/pair_dequantized/barriers.py`), whose widen warps stand
-between two rings:
+More than 32 query rows over such a cache run on CTA pairs (`latent/pair_dequantized/barriers.py`), whose
+dequantizing warps copy from one ring to another:
 
 ```
 {rows_pair.text()}
@@ -188,8 +189,8 @@ between two rings:
 
 ## Head dims up to 512
 
-The kernel with one O, whose slots hold 64 columns of a key tile (`wide/barriers.py`, {wide.kv_slots} ring slots at
-head dim 256):
+The kernel with one O, whose ring slots hold 64 columns of a key tile (`wide/barriers.py`, {wide.kv_slots} ring
+slots at head dim 256):
 
 ```
 {wide.text()}
@@ -197,13 +198,13 @@ head dim 256):
 
 {_reuse(wide)}
 
-Pairs of CTAs of such heads (`wide/pair/barriers.py`, {wide_pair.kv_slots} ring slots) have, in each of both:
+Each CTA of a pair for such head dims (`wide/pair/barriers.py`, {wide_pair.kv_slots} ring slots):
 
 ```
 {wide_pair.text()}
 ```
 
-Rotary columns of 8 bits in a tensor of their own are widened in their slot (`wide/dequantized_rope/barriers.py`,
+8-bit RoPE columns in a separate tensor are dequantized in their slot (`wide/dequantized_rope/barriers.py`,
 {rope.kv_slots} ring slots):
 
 ```
@@ -214,8 +215,8 @@ Rotary columns of 8 bits in a tensor of their own are widened in their slot (`wi
 
 ## In memory
 
-Of the first kernel. The count is what `mbarrier.init` is given: the number of arrivals that complete a phase. Byte
-offsets are from the first mbarrier.
+The mbarriers of the first kernel. Count is the argument of `mbarrier.init`: the number of arrivals that
+complete a phase. Byte offsets start at the first mbarrier.
 
 | byte | mbarrier | count | raised by | awaited by |
 |---:|---|---:|---|---|
@@ -224,7 +225,7 @@ offsets are from the first mbarrier.
 
 
 def _reuse(table: BarrierTable, besides: BarrierTable | None = None) -> str:
-    """Reasons, but for those that another table has too."""
+    """Reasons for reuse, without those that table besides also has."""
     said = {} if besides is None else {row.name: row.reuse for row in besides.rows}
     rows = (row for row in table.rows if said.get(row.name) != row.reuse)
     return "\n".join(f"- `{barrier.name}`: {barrier.reuse}" for barrier in rows)
@@ -235,7 +236,7 @@ FLOORS = DOCS.parent / "tests" / "house" / "test_floors.py"
 
 
 def floors() -> list[str]:
-    """Rooms of the package from the top floor down, as the test of the floors has them."""
+    """Rooms of the package from the top floor down, read from tests/house/test_floors.py."""
     for node in ast.parse(FLOORS.read_text()).body:
         if isinstance(node, ast.Assign) and node.targets[0].id == "FLOORS":
             rooms = ast.literal_eval(node.value).split()
@@ -244,7 +245,7 @@ def floors() -> list[str]:
 
 
 def house() -> list[str]:
-    """Every folder, and the files of the package and of sm100/, from the top floor down; sm100/ above what is in it."""
+    """Every folder, and the files of the package and of sm100/, top floor first; sm100/ precedes its contents."""
     rooms = floors()
     first = next(number for number, room in enumerate(rooms) if room.startswith("cute_fa4.sm100."))
 
@@ -260,17 +261,17 @@ def house() -> list[str]:
 
 
 def first_sentence(name: str) -> str:
-    """Of the docstring of a file of the package, or of a folder's __init__.py. ValueError without one."""
+    """First sentence of the docstring of a file, or of a folder's __init__.py. Raises ValueError without one."""
     path = PACKAGE / name / "__init__.py" if name.endswith("/") else PACKAGE / name
     docstring = ast.get_docstring(ast.parse(path.read_text()))
     if not docstring:
-        raise ValueError(f"{path}: no docstring; its first sentence says what lives there")
+        raise ValueError(f"{path}: no docstring; its first sentence describes the file or folder")
     paragraph = " ".join(docstring.split("\n\n")[0].split())
     return re.split(r"(?<=\.)\s", paragraph)[0].removesuffix(".").removesuffix(":")
 
 
 def tree() -> str:
-    """The house as a table: every folder, and the files of the package and of sm100/, with one sentence each."""
+    """A table of every folder, and of the files of the package and of sm100/, with one sentence each."""
     lines = ["| in `cute_fa4/` | |", "|---|---|"]
     for name in house():
         shown = f"**`{name}`**" if name.endswith("/") else f"`{name}`"
@@ -280,12 +281,12 @@ def tree() -> str:
 
 
 def with_tree(page: str) -> str:
-    """A page with the tree between its marks. ValueError without the marks."""
+    """A page with the tree between its marks. Raises ValueError without the marks."""
     return between_marks(page, "tree", tree())
 
 
 def between_marks(page: str, name: str, text: str) -> str:
-    """A page with a text between the marks of a name. ValueError without the marks."""
+    """A page with text between the marks of a name. Raises ValueError without the marks."""
     pattern = re.compile(rf"(<!-- {name}: [^\n]*-->\n).*?(<!-- /{name} -->)", re.DOTALL)
     if not pattern.search(page):
         raise ValueError(f"no marks <!-- {name}: ... --> and <!-- /{name} -->")

@@ -375,8 +375,9 @@ def write_docs(new):
     rows = rows_of(text) | new
     lines = [rows[key] for case in CASES if (key := (case.origin, case.name)) in rows]
     head = (
-        f"Examples of CUTLASS are in `{EXAMPLES}/cute/blackwell`. Executed are warp instructions of all "
-        "launches of an example, its conversions of inputs included. At level `ptx` the first report is named.\n\n"
+        f'Examples of CUTLASS are in `{EXAMPLES}/cute/blackwell`. "Executed" counts the warp '
+        "instructions of all launches of an example, including those that convert its inputs. Column `ptx` names the "
+        "first report.\n\n"
         "| origin, version | kernel | file | launches | executed | level `hardware` | level `ptx` "
         "| against a reference |\n"
         "|---|---|---|---:|---:|---|---|---|\n"

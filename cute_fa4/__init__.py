@@ -4,15 +4,15 @@
     flash_attn_varlen_func, flash_attn_with_kvcache
                       the same for sequences of different lengths, and for paged caches
     flash_mla_with_kvcache
-                      decode from a latent cache (multi-head latent attention), as FlashMLA has it
+                      decode from a latent cache (multi-head latent attention), with FlashMLA's interface
     scaled_dot_product_attention
-                      the same as torch.nn.functional has it
-    masks, score_mods what these take as mask= and score_mod=
+                      the same with torch.nn.functional's interface
+    masks, score_mods values for mask= and score_mod=
     capabilities      which combinations run, and why the others do not
-    mxfp8             tensors of 8 bits with scales of blocks, from other tensors
+    mxfp8             quantization to 8 bits with block scales
     FA4Config         every compile-time choice of the kernel
     aot               kernels compiled ahead of time: export, load
-    warmup            have the kernels of a list of configurations ready; configs_for_model lists them
+    warmup            compile or load kernels ahead of the first call; configs_for_model lists them
 
 Importing this package imports neither torch nor the compiler: the names load what they need when
 first used.

@@ -3,11 +3,11 @@
 info           versions, devices, caches
 capabilities   which combinations run, and why the others do not
 export         kernels of models for cute_fa4.aot.load
-export-kernel  one kernel for it
-aot            what lies in a directory of such kernels
+export-kernel  one such kernel
+aot            inspects a directory of such kernels
 check          a few shapes on the GPU or the emulator against float64
 hopper         the kernels on a Hopper GPU, with tcgen05 in software
-bench          speed on a Blackwell GPU beside other packages; without one it exits with 2
+bench          speed on a Blackwell GPU compared with other packages; exits with 2 without one
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ def check(options) -> int:
 
 
 def _checked(device: str) -> str:
-    """What the emulator checked in the latest launch, for a report."""
+    """The check level of the emulator's latest launch, for a report."""
     if device != "cpu":
         return ""
     from cute_fa4 import emulator

@@ -1,15 +1,15 @@
 """Configuration and executor -> compiled function: one compile per configuration and process.
 
-Sizes and strides are not part of the key: batch, lengths and head counts are symbols bound at each call, so a call
-with other lengths finds the function of the first. A serving process fills the cache before its first request with
+Sizes and strides are not part of the key: batch, lengths and head counts are bound at each call, so a call with
+other lengths uses the same function. A serving process fills the cache before its first request with
 
     compile_cache.warmup(configs)
 
 and then asserts that compile_cache.statistics().compiles no longer grows.
 
-    compiler/functions.py    this process: functions that were compiled, opened or registered
+    compiler/functions.py    this process: functions that were compiled, loaded or registered
     aot/disk_cache.py        other processes of this machine
-    compiler/compiler.py     what neither has
+    compiler/compiler.py     everything else
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ def _from_disk_or_compiler(config: Config, executor: str) -> Callable:
 
 
 def warmup(configs: Iterable, executor: str = "cuda") -> int:
-    """Have every configuration ready: loaded, from the disk, or compiled now. Returns how many were compiled.
+    """Make every configuration ready: loaded, from disk, or compiled now. Returns the number compiled.
 
-    executor is "cuda" (the kernel is opened, no GPU is touched) or "emulator". CUTE_FA4_JIT does not apply.
-    cute_fa4.aot.configs_for_model lists the configurations of a model. One process of many that start together
-    compiles each kernel, the others wait for it.
+    executor is "cuda" (loads the kernel without using a GPU) or "emulator". CUTE_FA4_JIT does not apply.
+    cute_fa4.aot.configs_for_model lists the configurations of a model. If many processes start together, one of
+    them compiles each kernel and the others wait for it.
     """
     if executor not in EXECUTORS:
         raise ValueError(
@@ -77,7 +77,7 @@ def warmup(configs: Iterable, executor: str = "cuda") -> int:
 
 
 def _checked(configs) -> list:
-    """Configurations that run, without doubles."""
+    """Configurations that run, without duplicates."""
     from cute_fa4.aot.config_data import CONFIG_CLASSES
 
     kinds = tuple(CONFIG_CLASSES.values())

@@ -1,19 +1,19 @@
-"""Masks with their sizes, as the `mask=` of the attention functions takes them, and the kinds of masks.
+"""Masks with their sizes, for the `mask=` of the attention functions, and the kinds of masks.
 
     window(64, 0)                             the query's own key and the 64 before it
     chunked(128)                              blocks of 128 that see only themselves
     chunked_causal(8192)                      the same without the future
-    both(causal(), chunked(128))              seen through both
-    either(window(64, 0), chunked(512))       seen through one or the other
+    both(causal(), chunked(128))              visible in both
+    either(window(64, 0), chunked(512))       visible in at least one
 
-A query stands at position i + num_keys - num_queries, key j at position j: the last query sees the last key. The
-kind of a mask is compiled in, its sizes are not: one compile serves every window. An FA4Config, the compile key, has
-the kind alone:
+A query has position i + num_keys - num_queries, key j has position j: the last query sees the last key. The kind of
+a mask is compiled in, its sizes are run-time values, so one compile serves every window. An FA4Config, the compile
+key, contains only the kind:
 
     flash_attn_func(q, k, v, mask=masks.window(64, 0))    FA4Config(mask=masks.Window())
     masks.window(64, 0)                                   BoundMask(mask=Window(left=True, right=True), sizes=(64, 0))
 
-sm100/blueprint/bands.py defines the kinds: the bands of keys that they show, and which tiles they leave out.
+sm100/blueprint/bands.py defines the kinds: the bands of visible keys, and the tiles that are skipped.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ __all__ = [
     *(kind.__name__ for kind in _KINDS),
 ]
 
-# No sequence is longer than 2^30, so a larger size hides nothing either, and sums with positions stay within 32 bits.
+# No sequence is longer than 2^30, so larger sizes have no effect, and sums with positions fit in 32 bits.
 LARGEST_SIZE = (1 << 30) - 1
 
 
 @dataclass(frozen=True)
 class BoundMask:
-    """A kind of mask (sm100/blueprint/bands.py), and as many sizes as it has."""
+    """A kind of mask (sm100/blueprint/bands.py), and its sizes."""
 
     mask: Mask
     sizes: tuple[int, ...] = ()
@@ -81,10 +81,10 @@ def causal() -> BoundMask:
 
 
 def window(left: int | None = None, right: int | None = None) -> BoundMask:
-    """Keys from position - left to position + right, both included; None or -1: that side is open.
+    """Keys from position - left to position + right, inclusive; a side of None or -1 is open.
 
-    A side below -1 excludes the query's own key: window(None, -3) shows keys up to position - 3, window(-3, None) those
-    from position + 3 on. As -1 is open, there is no way here to exclude this key alone.
+    A side below -1 excludes the query's own key: window(None, -3) shows keys up to position - 3, window(-3, None)
+    those from position + 3 on. -1 means open, so a window cannot exclude only the query's own key.
 
     >>> window(128, 0).sizes, window(128).sizes, window(None, 0) == causal()
     ((128, 0), (128,), True)
@@ -115,7 +115,7 @@ def chunked_causal(size: int) -> BoundMask:
 
 
 def both(a: BoundMask, b: BoundMask) -> BoundMask:
-    """Keys that a and b show.
+    """Keys visible in a and in b.
 
     >>> both(causal(), full()) == causal()
     True
@@ -129,7 +129,7 @@ def both(a: BoundMask, b: BoundMask) -> BoundMask:
 
 
 def either(a: BoundMask, b: BoundMask) -> BoundMask:
-    """Keys that a or b shows."""
+    """Keys visible in a or in b."""
     _check_masks("masks.either", a, b)
     return BoundMask(Either(a.mask, b.mask), a.sizes + b.sizes)
 
@@ -141,7 +141,7 @@ def _check_masks(function: str, a, b) -> None:
 
 
 def _refused(mask, or_none: str = "") -> str:
-    """What is no mask, what is one, and what says what this was meant to say."""
+    """A message that names the value, what is accepted, and the argument for what was probably meant."""
     accepted = "a mask of cute_fa4.masks, such as masks.causal() or masks.chunked(64)"
     text = f"{shown(mask)}; accepted: {or_none}{accepted}"
     if isinstance(mask, Mask):
@@ -172,14 +172,14 @@ def _chunk(size) -> int:
 
 def _integer(name: str, size, accepted: str) -> int:
     if isinstance(size, int) and not isinstance(size, bool):
-        return size  # as it is: under torch.compile it may be a symbol
+        return size  # unchanged: under torch.compile it may be a symbol
     if isinstance(size, bool) or hasattr(size, "data_ptr") or not hasattr(size, "__index__"):
         raise TypeError(f"{name}: a {type(size).__name__}; accepted: {accepted}")
     return index(size)
 
 
 def resolve_mask(causal, window_size, mask) -> BoundMask:
-    """One mask of the three spellings."""
+    """The mask that causal, window_size and mask describe together."""
     if not isinstance(causal, bool):
         raise TypeError(
             f"causal: {shown(causal)} is a {type(causal).__name__}; accepted: True or False"

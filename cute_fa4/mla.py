@@ -1,15 +1,15 @@
-"""Multi-head latent attention, absorbed: decode from a latent cache, as FlashMLA's users call it.
+"""Multi-head latent attention (MLA), absorbed: decode from a latent cache, with FlashMLA's interface.
 
-DeepSeek's attention keeps a row of 576 numbers a token for all heads: 512 latent ones, of which every head makes its
-keys and values, and 64 rotary ones. In decode the two up-projections are absorbed into q and out, and what is left is
-attention of many query heads over one key head, whose first 512 columns are the values too:
+DeepSeek's attention caches one row of 576 values per token for all heads: 512 latent values, from which every head
+computes its keys and values, and 64 RoPE values. In decode the two up-projections are absorbed into q and out. What
+remains is attention of many query heads over one key head, whose first 512 columns are also the values:
 
     q (batch, seqlen_q, heads, 576)     q_nope W_UK (512 columns), q_rope (64)
     k_cache                             latent (512), k_rope (64)
     out (batch, seqlen_q, heads, 512)   what W_UV is applied to
 
-The kernel reads a row once for both products (sm100/latent/), or by halves in two SMs (sm100/latent/pair/); rows of
-656 bytes, with scales and rotary columns of their own, are widened on their way (sm100/latent/dequantized/,
+The kernel reads a row once for both products (sm100/latent/), or one half in each of two SMs (sm100/latent/pair/).
+Rows of 656 bytes, which include scales and RoPE columns, are dequantized in the CTA (sm100/latent/dequantized/,
 latent/pair_dequantized/).
 """
 
@@ -81,48 +81,48 @@ def flash_mla_with_kvcache(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """softmax(softmax_scale * q k^T) k[:, :512] for each sequence and head, over a paged latent cache.
 
-    q               (batch, seqlen_q, heads, 576); bf16, fp16, or float8. The heads of several queries share tiles: any
-                    number of heads, seqlen_q of 1 to 8 is what the kernel is made for
-    k_cache         (num_pages, page_size, 1, 576), or of rows of 656 bytes (num_pages, page_size, 1, 656); strides are
-                    free as far as rows lie at multiples of one stride.
-                    Any page size; multiples of 8 come in boxes, other sizes four rows at a time. Of q's dtype, or
-                    float8: q of 16 bits is then quantised, each query and head with a scale of its own. Rows of 656
-                    bytes, of float8_e4m3fn, uint8 or int8, are FlashMLA's FP8 cache and vLLM's fp8_ds_mla: 512 numbers
-                    e4m3, 4 scales float32, each of 128 numbers, and 64 rotary numbers bf16. They take q of bf16,
-                    and only the 512 numbers have the error of 8 bits
+    q               (batch, seqlen_q, heads, 576); bf16, fp16, or float8. The heads of all queries share tiles. Any
+                    number of heads; the kernel is optimized for seqlen_q from 1 to 8
+    k_cache         (num_pages, page_size, 1, 576), or (num_pages, page_size, 1, 656) for rows of 656 bytes. Strides are
+                    free if all rows are at multiples of one stride.
+                    Any page size; multiples of 8 are copied in boxes, other sizes four rows at a time. q's dtype, or
+                    float8: a 16-bit q is then quantized with one scale per query and head. Rows of 656
+                    bytes, of float8_e4m3fn, uint8 or int8, are FlashMLA's FP8 cache and vLLM's fp8_ds_mla: 512 values
+                    in e4m3, 4 float32 scales for 128 values each, and 64 RoPE values in bf16. They need a bf16 q,
+                    and only the 512 values have 8-bit errors
     block_table     (batch, pages) int32: the pages of each sequence. Entries beyond cache_seqlens are not read
-    cache_seqlens   (batch,) int32: keys of each sequence, those of this call's queries included; what lies behind
-                    them in a page may be anything
+    cache_seqlens   (batch,) int32: keys of each sequence, including those of this call's queries; later rows
+                    of a page may hold anything
     head_dim_v      512
-    tile_scheduler_metadata   accepted and not read: a CTA finds its work from cache_seqlens (FlashMLA's metadata tells
-                    the same in advance), so that a captured graph is balanced for the lengths of its replay
-    num_splits      None or FlashMLA's tensor: chosen; a number: as flash_attn_varlen_func has it
-    softmax_scale   None: 576 ** -0.5. DeepSeek's models pass that of their heads before the absorption, 192 ** -0.5
-                    times the factor of their rotary scaling
-    causal          query i of m stands at key i + n - m: the last query sees every key. Without it all queries do
-    is_fp8_kvcache  FlashMLA's, and not needed: rows of 656 bytes are known by their size. True with others is refused
-    descale_q, descale_k   float32, of float8 q and k_cache: what is stored, times this, is meant. One number, or one
-                    for each sequence, (batch,); descale_k also one for each row of the cache, (num_pages, page_size)
-                    or (num_pages, page_size, 1), by which its keys and values are multiplied. Where
-                    softmax_scale * descale_q * descale_k is not within 2^-64 to 2^16, out and LSE are NaN. None: 1
-    indices         (batch, seqlen_q, keys) int32: the keys that each query sees, page * page_size + place in the page,
-                    in any order. -1, or what is no key of the cache, is none. block_table and cache_seqlens are not
+    tile_scheduler_metadata   accepted and not read: a CTA computes its work from cache_seqlens (FlashMLA's metadata is
+                    computed in advance), so a captured graph is balanced for the lengths of each replay
+    num_splits      None or FlashMLA's tensor: chosen; a number: as in flash_attn_varlen_func
+    softmax_scale   None: 576 ** -0.5. DeepSeek's models pass the scale of their heads before absorption, 192 ** -0.5
+                    times their RoPE scaling factor
+    causal          query i of m has position i + n - m: the last query sees every key. False: every query does
+    is_fp8_kvcache  not needed, because the size identifies rows of 656 bytes. True with other rows is refused
+    descale_q, descale_k   float32 factors of the stored values of float8 q and k_cache. One number, or one
+                    per sequence, (batch,); descale_k also one per row of the cache, (num_pages, page_size)
+                    or (num_pages, page_size, 1), for its keys and values. If
+                    softmax_scale * descale_q * descale_k is outside 2^-64 to 2^16, out and LSE are NaN. None: 1
+    indices         (batch, seqlen_q, keys) int32: the keys that each query sees, page * page_size + row of the page,
+                    in any order. -1, or an index outside the cache, means no key. block_table and cache_seqlens are not
                     read then and may be None, causal is False. A key that is listed twice counts twice
-    attn_sink       as learnable_sink, and lse does not count it: where the sink has a share w of the weights, the error
-                    of lse is 1 / (1 - w) times that of the other. One of the two may be given
-    topk_length     (batch,) or (batch, seqlen_q) int32: so many of each list of indices count, what follows may be
+    attn_sink       as learnable_sink, but excluded from lse: if the sink has a share w of the weights, the error
+                    of lse is 1 / (1 - w) times larger. Pass at most one of the two
+    topk_length     (batch,) or (batch, seqlen_q) int32: the valid length of each list of indices; later entries may be
                     anything. None: all up to the last key of the list, found on the device
     extra_k_cache, extra_indices_in_kvcache, extra_topk_length   None
-    tokens_per_split, workspace, out   as flash_attn_varlen_func has them
-    learnable_sink  (heads,), float32, bf16 or fp16: a score of each head that takes weight and has no value, in natural
-                    units, whatever softmax_scale is
+    tokens_per_split, workspace, out   as in flash_attn_varlen_func
+    learnable_sink  (heads,), float32, bf16 or fp16: one logit per head that takes weight but has no value, in natural
+                    units, independent of softmax_scale
 
     The parameters up to extra_topk_length have FlashMLA's names and order.
 
     Returns (out, lse): (batch, seqlen_q, heads, 512), and the natural log-sum-exp (batch, heads, seqlen_q), float32.
-    A query that sees no key has out 0 and lse -inf (FlashMLA: +inf), or learnable_sink, which lse counts.
+    A query that sees no key has out 0 and lse -inf (FlashMLA: +inf), or lse = learnable_sink.
 
-    Raises as flash_attn_func; NotImplementedError also for a second cache.
+    Raises the errors of flash_attn_func, and NotImplementedError for a second cache.
     """
     if not (extra_k_cache is extra_indices_in_kvcache is extra_topk_length is None):
         check_neutral(
@@ -191,7 +191,7 @@ def flash_mla_with_kvcache(
 
 
 def get_mla_metadata(*args, **kwargs) -> tuple[None, None]:
-    """FlashMLA's plan of a batch, which is not needed here: (None, None), for the two parameters of the call."""
+    """FlashMLA's plan of a batch, not needed here: (None, None), for the two parameters of the call."""
     return None, None
 
 
@@ -204,20 +204,21 @@ def write_latent_rows(
     scales: torch.Tensor | None = None,
     columns_of_scale: int = COLUMNS_OF_SCALE,
 ) -> None:
-    """Write rows of 656 bytes into a cache that flash_mla_with_kvcache reads, quantised by 128 numbers or by rows.
+    """Quantize rows per 128 values or per row, and write them to a cache of 656-byte rows.
 
-    k_cache   (num_pages, page_size, 1, 656), float8_e4m3fn, uint8 or int8; pages lie one behind the other
-    latent    (rows, 512), any floating dtype: the largest number of a scale becomes 448 times it. With scales e4m3,
-              stored as it is
+    k_cache   (num_pages, page_size, 1, 656), float8_e4m3fn, uint8 or int8; contiguous
+    latent    (rows, 512), any floating dtype: the largest value becomes 448 times its scale. With scales: e4m3,
+              stored unchanged
     rope      (rows, 64), kept in bf16
-    slots     (rows,) int32 or int64: page * page_size + place in the page, each of them a row of the cache;
-              negative: written nowhere, as vLLM pads a batch
-    scales    float32, what the numbers of latent are multiplied by: (rows,) or (rows, 1), one a token, or (rows, 4),
-              one for each 128 numbers. None: found here
-    columns_of_scale   of the scales found here: 128, or 512, one a token
+    slots     (rows,) int32 or int64: page * page_size + row of the page; must be rows of the cache;
+              negative: not written, for vLLM's padding
+    scales    float32 factors of latent: (rows,) or (rows, 1), one per token, or (rows, 4),
+              one per 128 values. None: computed here
+    columns_of_scale   values per computed scale: 128, or 512 for one per token
 
-    A row has four scales; one for a token is written to each of the four places, which costs 12 of 656 bytes and no
-    time: the kernel reads any row alike. In plain torch operations on the stream of the call.
+    A row has four scales. A per-token scale is written to all four places, which costs 12 of 656 bytes and no time,
+    because the kernel reads both kinds of rows in the same way. Runs as plain torch operations on the current
+    stream.
     """
     given = {"k_cache": k_cache, "latent": latent, "rope": rope, "slots": slots}
     for name, tensor in (given | ({} if scales is None else {"scales": scales})).items():
@@ -231,7 +232,7 @@ def write_latent_rows(
 
 
 def _refuse_other_rows(k_cache) -> None:
-    """is_fp8_kvcache says that rows have 656 bytes."""
+    """is_fp8_kvcache requires rows of 656 bytes."""
     check_is_tensor("k_cache", k_cache)
     raise ValueError(
         f"k_cache: shape {tuple(k_cache.shape)} with is_fp8_kvcache=True; accepted: (num_pages, page_size, 1, "
@@ -241,16 +242,16 @@ def _refuse_other_rows(k_cache) -> None:
 
 
 def without_sink(lse: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:
-    """log(exp(lse) - exp(sink)) of (batch, heads, seqlen_q): the log-sum-exp of the keys alone; -inf without keys."""
+    """log(exp(lse) - exp(sink)) of (batch, heads, seqlen_q): the log-sum-exp without the sink; -inf without keys."""
     share = sink.float()[:, None] - lse
-    # lse is rounded: where the sink has all the weight it may stand on either side of it.
+    # lse is rounded: if the sink has all the weight, lse may be slightly above or below it.
     alone = share >= -(2.0**-20) * lse.abs().clamp(min=1.0)
     of_keys = lse + torch.log(-torch.expm1(share.clamp(max=0.0)))
     return torch.where((lse == -math.inf) | alone, -math.inf, of_keys)
 
 
 def _check_listed(q, indices, topk_length) -> None:
-    """topk_length says how many keys of each list count."""
+    """topk_length is the valid length of each list of indices."""
     if indices is None:
         raise ValueError("topk_length: given without indices; accepted: None")
     for name, tensor in (("indices", indices), ("topk_length", topk_length)):
@@ -266,7 +267,7 @@ def _check_listed(q, indices, topk_length) -> None:
 
 
 def _by_index(q, k_cache, call, out, causal, **options):
-    """What by_index makes of a call, with its options; results in the shape of q."""
+    """The call with by_index's operands and its options; results have the shape of q."""
     if causal:
         raise ValueError("causal: True with indices, which say what a query sees; accepted: False")
     options["descale_k"] = of_each_key(options["descale_k"], k_cache, q.shape[0])

@@ -1,13 +1,12 @@
-"""MXFP8: numbers of 8 bits with a power of two for each block of 32, made from a tensor and back, in plain torch.
+"""MXFP8: 8-bit values with a power-of-two scale per block of 32, in plain torch.
 
     q8, q_descale = mxfp8.quantise(q)       q8 torch.float8_e4m3fn of q's shape
     k8, k_descale = mxfp8.quantise(k)       k_descale torch.float8_e8m0fnu, (..., head_dim / 32)
     flash_attn_func(q8, k8, v8, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
 
-The scale of a block is 2^(floor(log2 of its largest number) - that of the dtype's largest: 8 of e4m3, 15 of e5m2), and
-numbers are rounded to nearest even; what the largest binade of the dtype does not hold is cut to its largest number
-(OCP Microscaling Formats Specification 1.0, section 6.3). A block of zeros has the scale 1, one with a number that is
-infinite or NaN the scale NaN.
+The scale of a block is 2^(floor(log2 of its largest value) - exponent of the dtype's largest value: 8 for e4m3, 15
+for e5m2). Values are rounded to nearest even and saturate at the dtype's largest value (OCP Microscaling Formats
+Specification 1.0, section 6.3). A block of zeros has scale 1. A block with an infinity or NaN has scale NaN.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def quantise(x: torch.Tensor, dtype: torch.dtype = E4M3.torch) -> tuple:
 
 
 def dequantise(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """What values and the scales of their blocks mean, in float32.
+    """values times the scales of their blocks, in float32.
 
     >>> dequantise(*quantise(torch.full((1, 32), 3.0)))[0, 0].item()
     3.0

@@ -1,12 +1,12 @@
-"""Attention in float64 and attention with the kernel's roundings: the two oracles of every test.
+"""Attention in float64 and attention with the kernel's rounding: the two oracles of the tests.
 
-    attention_float64                the definition: nothing rounded before the caller rounds it
-    attention_with_kernel_roundings  the same sums with the roundings that the kernel cannot avoid
-    allowed_error                    how far from the definition a correct kernel may be
+    attention_float64                the definition, without rounding
+    attention_with_kernel_roundings  the same sums with the unavoidable roundings of the kernel
+    allowed_error                    the error that a correct kernel may have
 
-and the same three of gradients: gradients_float64, gradients_with_kernel_roundings, allowed_gradient_errors.
+The same for gradients: gradients_float64, gradients_with_kernel_roundings, allowed_gradient_errors.
 
-Shapes everywhere: q (B, Sq, Hq, D), k (B, Sk, Hkv, D), v (B, Sk, Hkv, Dv), out (B, Sq, Hq, Dv), lse
+Shapes: q (B, Sq, Hq, D), k (B, Sk, Hkv, D), v (B, Sk, Hkv, Dv), out (B, Sq, Hq, Dv), lse
 (B, Hq, Sq). Query head h reads key/value head h // (Hq / Hkv). The causal mask is aligned to the
 bottom right, so the last query sees every key: query i sees keys j <= i + Sk - Sq.
 
@@ -27,8 +27,8 @@ import torch
 
 from cute_fa4.dtypes import DTYPES, row_of_torch
 
-# Scores held at once by one step of the reference: 2^24 float64 numbers are 128 MiB, and with the
-# mask and the exponentials beside them about half a GiB.
+# Scores held at once by one step of the reference: 2^24 float64 numbers are 128 MiB, and about half a GiB together
+# with mask and exponentials.
 SCORES_PER_CHUNK = 1 << 24
 
 
@@ -44,8 +44,8 @@ def attention_float64(
     """Attention by its definition in float64, a chunk of query rows at a time.
 
     Returns (out, lse), both float64; lse is the natural logarithm of the sum of exponentials.
-    Rows that see no key have out 0 and lse -inf. window_size (left, right): query i sees keys from
-    i + Sk - Sq - left to ... + right; None: that side is open.
+    Rows that see no key have out 0 and lse -inf. window_size (left, right): query i sees keys from i + Sk - Sq -
+    left to i + Sk - Sq + right; a side that is None is open.
     """
 
     def chunk(s: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -67,15 +67,14 @@ def attention_with_kernel_roundings(
     lag_log2: float = 0.0,
     round_output: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention with float32 sums, P in the input dtype, and O too unless told otherwise.
+    """Attention with float32 sums and P in the input dtype; round_output also rounds O.
 
-    As in the kernel, P is not normalised when it is rounded: P = round(2^(c s - m)), c = scale log2
-    e, the row sum adds the unrounded exponentials in float32, and O is divided by it at the end. m
-    is the row maximum of c s less lag_log2: the kernel may use an older maximum than the final one.
-    That multiplies P by a common factor; where the factor is no power of two, other bits are
-    rounded away.
+    As in the kernel, P is rounded before it is normalized: P = round(2^(c s - m)), c = scale log2 e. The row sum
+    adds the unrounded exponentials in float32, and O is divided by it at the end. m is the row maximum of c s minus
+    lag_log2, because the kernel may use an older maximum than the final one. This multiplies P by a common factor.
+    If the factor is not a power of two, different bits are rounded away.
 
-    P of 8-bit q, k and v is e4m3, lifted by 2^LIFT_OF_P_LOG2, and out is bf16.
+    For 8-bit q, k and v, P is e4m3, scaled by 2^LIFT_OF_P_LOG2, and out is bf16.
 
     Returns (out, lse): out in q.dtype (float32 with round_output=False), lse float32.
     """
@@ -104,27 +103,27 @@ class Tolerance:
     lse: float
 
 
-# Relative error of the kernel's 2^x, largest over both ways it is computed: a polynomial of degree
-# 3 on the fraction (8.8e-5, tests/sm100/instructions/test_exp2.py) and ex2.approx (2^-22, PTX ISA "ex2"). ln of
-# the row sum moves by at most that much.
+# Largest relative error of the kernel's 2^x over both ways of computing it: a polynomial of degree 3 on the
+# fraction (8.8e-5, tests/sm100/instructions/test_exp2.py) and ex2.approx (2^-22, PTX ISA "ex2"). The logarithm of
+# the row sum changes by at most that much.
 EXP2_RELATIVE_ERROR = 8.8e-5
 
-# The same of P of eight bits, part of which is computed in f16 (tests/sm100/steps/test_half_powers.py), and of its row
-# sum: a tree of five additions in f16 besides.
+# The same for 8-bit P, part of which is computed in f16 (tests/sm100/steps/test_half_powers.py), and for its row
+# sum, a tree of five additions in f16.
 EXP2_RELATIVE_ERROR_OF_FP8 = 1.7e-2
 SUM_RELATIVE_ERROR_OF_FP8 = EXP2_RELATIVE_ERROR_OF_FP8 + 5 * 2.0**-11
 
-# P of eight bits is lifted by 2^8; e4m3 ends at 448.
+# 8-bit P is scaled by 2^8; the largest e4m3 number is 448.
 LIFT_OF_P_LOG2 = 8.0
 
 # Below this, an error is float32 noise: sums of order 1 over a few hundred terms.
 FLOAT32_NOISE = 1e-5
 
-# How far the row maximum may lag, modulo 1: a factor of two changes no rounding.
+# Lags of the row maximum modulo 1: a factor of two does not change rounding.
 LAGS_LOG2 = (0.0, 0.25, 0.5, 0.75)
 
-# The largest error measured over fewer rows than this says little about how large it may become:
-# the few weights of a row may happen to be numbers that bf16 holds exactly.
+# With fewer rows than this, the largest measured error is not a reliable bound: the few weights of a row may happen
+# to be exact in bf16.
 FEW_ROWS = 32
 
 
@@ -139,14 +138,12 @@ def allowed_error(
 ) -> Tolerance:
     """The error a correct kernel may show on these inputs: twice that of rounding P alone.
 
-    The error of rounding P is measured, not estimated: attention_with_kernel_roundings without the
-    rounding of the output, against float64, over LAGS_LOG2. The output itself has to be rounded to
-    q.dtype by anybody, so the error of rounding the exact output is added once. What lies above is
-    a bug, not noise.
+    The error of rounding P is measured, not estimated: attention_with_kernel_roundings without the rounding of the
+    output, against float64, over LAGS_LOG2. The output must be rounded to q.dtype in any case, so the error of
+    rounding the exact output is added once. A larger error is a bug, not noise.
 
-    With fewer than FEW_ROWS rows in all, the bound behind it is used where it is larger: if every
-    weight w of a row is off by a relative r, out is off by at most r sum(w |v|) <= r sqrt(sum(w
-    v^2)).
+    With fewer than FEW_ROWS rows in total, the analytical bound is used if it is larger: if every weight w of a row
+    is off by a relative r, out is off by at most r sum(w |v|) <= r sqrt(sum(w v^2)).
 
     The LSE is a sum of unrounded exponentials, so its error is that of 2^x (EXP2_RELATIVE_ERROR)
     plus float32 roundings of numbers as large as the largest |lse|.
@@ -172,7 +169,7 @@ def allowed_error(
 
 
 def max_error(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Largest |a - b|; equal infinities differ by 0, a NaN on either side gives infinity."""
+    """Largest |a - b|; equal infinities differ by 0; a NaN on either side gives infinity."""
     if a.numel() == 0:
         return 0.0
     a, b = a.to(torch.float64), b.to(torch.float64)
@@ -253,18 +250,18 @@ def gradients_float64(
 def gradients_with_kernel_roundings(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor, dlse=None, **options
 ) -> tuple[torch.Tensor, ...]:
-    """The same sums in float32 with P, dS and out in the input dtype; out gives delta. Results are not rounded."""
+    """The same sums in float32, with P, dS and out rounded to the input dtype. Results are not rounded."""
     return _gradients(q, k, v, dout, dlse, q.dtype, options)
 
 
 def allowed_gradient_errors(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor, dlse=None, **options
 ) -> tuple[float, ...]:
-    """The largest errors of a correct kernel's gradients: twice those of the roundings that it cannot avoid.
+    """The largest errors of a correct kernel's gradients: twice those of its unavoidable roundings.
 
-    Measured, as allowed_error is: gradients_with_kernel_roundings against float64, and once what
-    rounding the exact gradient to the dtype costs. Sums of another order round P and dS to other
-    neighbours, hence twice.
+    They are measured as in allowed_error: gradients_with_kernel_roundings against float64, plus once the error of
+    rounding the exact gradient. The factor of two covers sums in a different order, which change how P and dS
+    round.
     """
     exact = gradients_float64(q, k, v, dout, dlse, **options)
     rounded = gradients_with_kernel_roundings(q, k, v, dout, dlse, **options)

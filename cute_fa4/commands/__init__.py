@@ -1,1 +1,1 @@
-"""Commands of python -m cute_fa4 that are more than a screen: export, aot, and what check does with loaded kernels."""
+"""Larger commands of python -m cute_fa4: export, aot, and check with loaded kernels."""

@@ -7,7 +7,7 @@
     export-kernel --kernel append --head-dim 128          one [[append]]
     export-kernel --kernel combine --head-dim 128         one [[combine]]
 
-The flags are printed from the tables of aot/entry.py: what a catalogue may say, a command line may, too.
+The flags are generated from the tables of aot/entry.py: every field of a catalogue entry is also a flag.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cute_fa4.system import forks, progress
 
 _scratch = forks.ScratchDirectory("cute_fa4-export-")
 _TYPES = {"number": int, "numbers": int, "real": float}
-SECONDS = 3  # a kernel takes, about
+SECONDS = 3  # per kernel, approximately
 _LISTS = ("numbers", "texts", "switches", "windows")
 _ALIASES = {"qkv_dtype": ("--dtype",), "write_lse": ("--lse",)}
 _TITLES = {
@@ -34,11 +34,11 @@ _TITLES = {
     "combine": "a kernel that merges parts (--kernel combine)",
 }
 _OF_ONE = ("config", "append", "combine")  # kinds of a single kernel
-_ELSEWHERE = {"append": ("dtype",)}  # whose flag is that of qkv_dtype
+_ELSEWHERE = {"append": ("dtype",)}  # the flag is named like qkv_dtype's
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
-    """Of export: a catalogue, a transformers model, or a model by flags."""
+    """Flags of export: a catalogue, a transformers model, or a model by flags."""
     _add_output(command)
     command.add_argument(
         "--catalogue",
@@ -71,7 +71,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 
 def add_options_of_one(command: argparse.ArgumentParser) -> None:
-    """Of export-kernel: one kernel, field by field."""
+    """Flags of export-kernel: one kernel, field by field."""
     _add_output(command)
     command.add_argument(
         "--kernel",
@@ -103,7 +103,7 @@ def _add_output(command: argparse.ArgumentParser) -> None:
 
 
 def _add_kinds(command: argparse.ArgumentParser, *kinds: str) -> None:
-    """A flag for each field; one of several kinds stands once, in the first group that has it."""
+    """A flag for each field; a field of several kinds appears once, in the first group that has it."""
     seen = {"arch"}
     for kind in kinds:
         group = command.add_argument_group(_TITLES[kind])
@@ -200,7 +200,7 @@ def run(options) -> int:
 
 
 def _say_what_is_there(configs: list, out: Path) -> None:
-    """Kernels of an earlier export stay: whoever exports into its directory is told."""
+    """Warn that kernels of an earlier export stay in the directory."""
     there = exporter.kept(out)
     if there:
         again = len({config.name for config in configs} & set(there))
@@ -211,7 +211,7 @@ def _say_what_is_there(configs: list, out: Path) -> None:
 
 
 def _size(out: Path, name: str) -> str:
-    """Of a kernel's files."""
+    """Total size of a kernel's files."""
     found = sum(path.stat().st_size for path in (*out.glob(f"{name}.*"), *out.glob(f"{name}_c.so")))
     return f"{found / 1024:,.0f} KiB"
 
@@ -250,7 +250,7 @@ def configs_of(options) -> list:
 
 
 def _of_models(options, given: dict) -> list:
-    """Of a catalogue, of a transformers model, or of a model by flags."""
+    """Configurations of a catalogue, of a transformers model, or of a model by flags."""
     from cute_fa4.aot import read_catalogue
 
     sources = options.catalogue is not None, options.hf_config is not None, "head_dim" in given
@@ -275,7 +275,7 @@ def _of_models(options, given: dict) -> list:
 
 
 def _of_transformers(options, given: dict) -> list:
-    """The kernels of a transformers model; flags of a model override what its config.json says."""
+    """The kernels of a transformers model; flags override its config.json."""
     from cute_fa4.aot import hf_config
 
     asked = {"kv_dtype": given.pop("kv_dtype", None), "page_size": options.page_size or 16}
@@ -293,7 +293,7 @@ def _flags(names) -> str:
 
 
 def _entry(given: dict, kernel: str) -> tuple[str, dict]:
-    """-> (kind, entry) of flags; what flags write shorter than a catalogue is written out."""
+    """-> (kind, entry) of flags; short forms of flags are expanded."""
     said = {name: given[name] for name in sorted(given)}
     dtype = said.pop("qkv_dtype", "bf16")
     if kernel == "append":

@@ -1,11 +1,11 @@
-"""python -m cute_fa4 aot: what lies in a directory of exported kernels, without a GPU and without the compiler.
+"""python -m cute_fa4 aot: inspect a directory of exported kernels, without a GPU and without the compiler.
 
-list     a kernel a line
+list     one kernel per line
 verify   every file against the manifest, and versions: exit status 1 if aot.load would refuse
-diff     kernels of one directory that are missing, or others, in a second one: exit status 1 if there are any
+diff     kernels that only one of two directories has, or that differ: exit status 1 if there are any
 show     one kernel: configuration, catalogue entry, parameters, files
 
-Without a directory, the kernels of the installed wheels.
+The default directory is that of the installed wheels.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def verify(options) -> int:
 
 
 def problems_of(directory: Path) -> tuple[list[str], int]:
-    """-> (everything for which aot.load would refuse the directory, and files that nobody knows; kernels)."""
+    """-> (reasons for which aot.load would refuse the directory, and files not in the manifest; kernels)."""
     content = manifest.read_manifest(directory)
     problems, known = [], {manifest.MANIFEST, *(r["path"] for r in _support_files(content))}
     path = directory / manifest.MANIFEST
@@ -106,7 +106,7 @@ def _support_files(content: dict) -> list:
 
 
 def diff(options) -> int:
-    """Lines as those of diff: `<` in the first only, `>` in the second only, `!` in both and not the same."""
+    """Lines as those of diff: `<` in the first only, `>` in the second only, `!` in both, but different."""
     first, second = Path(options.first), Path(options.second)
     a, b = manifest.read_manifest(first), manifest.read_manifest(second)
     lines = [
@@ -130,7 +130,7 @@ def diff(options) -> int:
 
 
 def _differing_roles(a: dict, b: dict) -> list[str]:
-    """Files by what the manifests say of them; `verify` compares the manifests with the files."""
+    """Compare files by their records in the manifests; `verify` compares the manifests with the files."""
     hashes = [{role: r["sha256"] for role, r in kernel["files"].items()} for kernel in (a, b)]
     roles = sorted({**hashes[0], **hashes[1]})
     return [role for role in roles if hashes[0].get(role) != hashes[1].get(role)]

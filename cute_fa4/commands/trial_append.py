@@ -1,4 +1,4 @@
-"""The kernel that writes new rows into a cache, called once and compared with the cache as it should be."""
+"""Calls the append kernel once and compares the cache with the expected one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PAGE = 8  # rows of a page: sequences have two or three
 
 
 def wrong_elements(config: AppendConfig, device: str) -> tuple[float, float]:
-    """Rows are copied, so every bit has to be right: the error is the number of wrong elements, and 0 is allowed."""
+    """Rows are copied, so every bit must be right: the error is the number of wrong elements, and 0 is allowed."""
     generator, (long, short), heads = torch.Generator().manual_seed(0), QUERIES, 2
     dtype, held = DTYPES[config.dtype], (12, 7)
     new = (long, short) if config.packed else (long, long)

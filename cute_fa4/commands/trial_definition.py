@@ -1,6 +1,6 @@
-"""Attention of one sequence of a trial by its definition, with what the oracles of reference.py leave out.
+"""Attention of one sequence of a trial by its definition, with features that the oracles of reference.py lack.
 
-Bands of every mask, sinks, score functions. `problem` is that of trials.py: tensors, scales and the configuration.
+These are bands of every mask, sinks and score functions. `problem` is a Problem of trials.py.
 """
 
 from __future__ import annotations

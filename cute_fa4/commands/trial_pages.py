@@ -1,4 +1,4 @@
-"""Tensors that kernels are tried with: dtypes by their names, and caches in pages."""
+"""Tensors for trial calls: dtypes by name, and paged caches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DTYPES = dtypes.torch_of(dtypes.DTYPES)
 
 
 def page_table(lengths, page_size: int) -> torch.Tensor:
-    """(sequences, pages): the last pages come first, so that the order of pages is not that of keys."""
+    """(sequences, pages): in reverse, so that the order of pages differs from that of keys."""
     counts = [-(-length // page_size) for length in lengths]
     table = torch.zeros(len(counts), max(counts), dtype=torch.int32)
     number = sum(counts)

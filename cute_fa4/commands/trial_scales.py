@@ -1,8 +1,8 @@
-"""Scales of 8-bit tensors for the calls of `check --load` (trials.py): as a configuration has them.
+"""Scales of 8-bit tensors for the calls of `check --load` (trials.py), as the configuration requires.
 
 small letters of descales    (sequences, key/value heads)
-large ones                   one for each token and head, a list of (tokens, heads) for each sequence
-x and y                      powers of two for each 32 numbers of q and k, a list of (tokens, heads, depth / 32)
+capital letters              one per token and head, a list of (tokens, heads) per sequence
+x and y                      powers of two per 32 values of q and k, a list of (tokens, heads, depth / 32)
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import torch
 
 from cute_fa4.layouts.block_scales import BLOCK
 
-OF_BLOCKS = {"x": "q", "y": "k"}  # whose they are
+OF_BLOCKS = {"x": "q", "y": "k"}  # letter -> its tensor
 # P is off by 2^-4 of a weight (docs/numerics.md), out by an average of values of size 1, which scales make 1.5
 ALLOWED_ERROR = 0.11
-ALLOWED_LSE_ERROR = 1.2e-2  # powers in f16
+ALLOWED_LSE_ERROR = 1.2e-2  # exponentials in f16
 
 
 def drawn(config, queries, keys, heads: int, heads_kv: int, generator) -> dict:
-    """letter of descales -> what it names; numbers from 0.5 to 1.5, of blocks 1/2, 1 or 2."""
+    """letter of descales -> its scales: from 0.5 to 1.5; block scales are 1/2, 1 or 2."""
     rows = {"Q": (queries, heads), "K": (keys, heads_kv), "V": (keys, heads_kv)}
     rows |= {"x": rows["Q"], "y": rows["K"]}
 
@@ -41,9 +41,9 @@ def drawn(config, queries, keys, heads: int, heads_kv: int, generator) -> dict:
 
 
 def of_sequence(scales: dict, name: str, b: int, group: int) -> torch.Tensor:
-    """What rows of q, k or v of a sequence are multiplied by: (tokens or 1, heads or 1, depth or 1), float64.
+    """The factors of q, k or v of a sequence: (tokens or 1, heads or 1, depth or 1), float64.
 
-    group: query heads of a key/value head, which q has instead
+    group: query heads per key/value head; q has query heads
     """
     for letter, of in OF_BLOCKS.items():
         if of == name and letter in scales:
@@ -57,5 +57,5 @@ def of_sequence(scales: dict, name: str, b: int, group: int) -> torch.Tensor:
 
 
 def multiplied(rows: list, scales: dict, name: str, b: int, group: int = 1) -> torch.Tensor:
-    """The rows of a sequence as they are meant, float64."""
+    """The scaled rows of a sequence, float64."""
     return rows[b].double() * of_sequence(scales, name, b, group)

@@ -1,11 +1,12 @@
-"""check --load: every loaded kernel is called once, as a service would call it, and compared with float64.
+"""check --load: calls every loaded kernel once, as a service would, and compares with float64.
 
-A kernel's configuration says which call asks for it: layouts, masks, pages, sinks and score functions become arguments
-of flash_attn_varlen_func on two short sequences, which have more rows than a tile where the kernel has two.
-CUTE_FA4_JIT=error holds meanwhile, so that what answers is loaded, and afterwards it is looked up whether it was this
-kernel that answered.
+A kernel's configuration determines the call that selects it. Layouts, masks, pages, sinks and score functions
+become arguments of flash_attn_varlen_func on two short sequences; they have more rows than a tile if the kernel has
+two query tiles. CUTE_FA4_JIT=error ensures that only loaded kernels run. After the call, the trial checks that this
+kernel was the one that ran.
 
-The definition is written again in trial_definition.py. Rows of pages and caches that no sequence owns hold NaN.
+trial_definition.py computes the expected result independently. Rows of pages and caches that belong to no sequence
+hold NaN.
 """
 
 from __future__ import annotations
@@ -39,23 +40,23 @@ ALLOWED_LSE_ERROR = (
     1e-3  # float32 sums of exponentials that are off by 9e-5 (reference.EXP2_RELATIVE_ERROR)
 )
 
-QUERIES, KEYS = (5, 3), (40, 23)  # of the two sequences; less than a tile, no multiple of anything
+QUERIES, KEYS = (5, 3), (40, 23)  # of the two sequences; less than a tile, not round
 KEYS_OF_PARTS = (150, 135)  # two tiles, so that each of two parts has keys
-KEYS_SHARED = (1200, 135)  # one sequence that is worth sharing out, and a short one
+KEYS_SHARED = (1200, 135)  # one sequence that is worth a stream-K split, and a short one
 WINDOW, CHUNK = 7, 16  # within these keys, so that a mask hides some
 
 
 class NotTried(Exception):
-    """No call asks for this kernel by itself; the text says why."""
+    """No default call selects this kernel; the text gives the reason."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Of one kernel.
+    """The verdict on one kernel.
 
-    error, allowed   of out, or of the log-sum-exp where that is the worse
-    not_tried        why, or ""
-    failed           what its call raised, or ""
+    error, allowed   of out or of the log-sum-exp, whichever is worse
+    not_tried        the reason, or ""
+    failed           the error of its call, or ""
     """
 
     name: str
@@ -94,19 +95,19 @@ def verdict(config, device: str, executor: str) -> Verdict:
         return Verdict(config.name, not_tried=str(why))
     except JitError as error:
         return Verdict(config.name, not_tried=f"its call asks for {_asked(error)}")
-    except Exception as error:  # of whatever kind: the other kernels are tried, too
+    except Exception as error:  # any error: the other kernels are tried, too
         return Verdict(config.name, failed=f"{type(error).__name__}: {error}")
     return Verdict(config.name, error, allowed, time.perf_counter() - begin)
 
 
 def _asked(error: JitError) -> str:
-    """The name of the kernel that a JitError misses."""
+    """The name of the missing kernel in a JitError."""
     return str(error).splitlines()[0].removeprefix("kernel ")
 
 
 @contextlib.contextmanager
 def _as_loaded(config):
-    """Nothing is compiled, and calls ask for the claims and the family that the configuration has."""
+    """Inside, nothing is compiled, and calls request the claims and the family of the configuration."""
     schedule = getattr(config, "schedule", None)
     wanted = {
         policy.VARIABLE: "error",
@@ -125,7 +126,7 @@ def _as_loaded(config):
 
 
 def _try(config, device: str) -> tuple[float, float]:
-    """-> (error, allowed) of whichever result is the worse."""
+    """-> (error, allowed) of the worse of out and log-sum-exp."""
     if isinstance(config, AppendConfig):
         if is_quantized(config.dtype):
             raise NotTried("rows of 8 bits have no comparison here")
@@ -136,7 +137,7 @@ def _try(config, device: str) -> tuple[float, float]:
         return _attention(config, device, config.write_lse)
     try:
         return _attention(config, device, False)
-    except JitError:  # the kernel that merges them may be loaded with the log-sum-exp only
+    except JitError:  # the loaded merge kernel may be the one that returns the log-sum-exp
         return _attention(config, device, True)
 
 
@@ -147,7 +148,7 @@ def _attention(config: FA4Config, device: str, with_lse: bool) -> tuple[float, f
     from cute_fa4.calls import repeat
 
     problem = _Problem(config, device)
-    repeat.clear()  # the claims are chosen anew
+    repeat.clear()  # so that claims are chosen again
     parts = 1
     if config.split_keys:
         parts = 0 if config.share_keys else 2
@@ -169,7 +170,7 @@ def _attention(config: FA4Config, device: str, with_lse: bool) -> tuple[float, f
 
 
 def _called(*, cache_batch_idx=None, cache_leftpad=None, **said):
-    """flash_attn_varlen_func, also with what only flash_attn_with_kvcache takes: rows of a cache."""
+    """flash_attn_varlen_func, or flash_attn_with_kvcache if the call has rows of a cache."""
     from cute_fa4.calls.operands.scales import NAMES
     from cute_fa4.calls.prepare import prepare_attention
     from cute_fa4.calls.repeat import attend
@@ -203,7 +204,7 @@ def _worst(difference: torch.Tensor) -> float:
 
 
 class _Problem:
-    """Two sequences as a configuration wants them: the tensors of a call, and the definition of its result."""
+    """Two sequences that fit a configuration: the tensors of a call, and the expected result."""
 
     def __init__(self, config: FA4Config, device: str):
         self.config, self.device, self.heads = config, device, config.group
@@ -214,14 +215,14 @@ class _Problem:
             shapes = [(length, heads, depth) for length in lengths]
             return [torch.randn(s, generator=generator).to(DTYPES[dtype]) for s in shapes]
 
-        # A kernel of several query tiles is called where its rows are more than a tile has.
+        # A kernel with several query tiles is selected only by more rows than one tile has.
         more = 0
         if isinstance(config.schedule, TwoTiles):
             more = config.tiles.rows_per_q_tile // config.heads_per_tile
         keys = KEYS_OF_PARTS if config.split_keys else KEYS
         keys = tuple(n + more for n in (KEYS_SHARED if config.share_keys else keys))
         queries = tuple(m + more for m in _queries(config))
-        # Dense tensors have one length; a further tensor may cut it.
+        # Dense tensors have one length; another tensor may shorten it.
         self.queries = queries if config.clips_queries else (queries[0],) * 2
         self.keys = keys if config.clips_keys else (keys[0],) * 2
         self.q, self.k, self.v = (
@@ -229,12 +230,10 @@ class _Problem:
             rows(self.keys, self.heads_kv),
             rows(self.keys, self.heads_kv, depth=config.ov_depth),
         )
-        for k in (
-            self.k if config.rope_depth else ()
-        ):  # columns of all heads, as their dtype has them
+        for k in self.k if config.rope_depth else ():  # shared columns, in their dtype
             shared = k[:, :1, -config.rope_depth :]
             k[..., -config.rope_depth :] = shared.to(DTYPES[config.rope_stored_dtype])
-        # Rows before the first key, and which sequence of the cache each one is.
+        # Left padding, and the cache sequence of each sequence.
         self.padding = (3, 0) if config.cache_leftpad else (0, 0)
         self.order = [1, 0] if config.cache_batch_idx else [0, 1]
         self.sink = torch.randn(self.heads, generator=generator).to(DTYPES[config.sink_dtype])
@@ -287,13 +286,13 @@ class _Problem:
         return said | self._rope(said["k"], said["q"]) if config.rope_depth else said
 
     def _rope(self, k: torch.Tensor, q: torch.Tensor) -> dict:
-        """Keys without the columns that all heads share, and these; queries likewise, where dtypes differ."""
+        """Keys without the shared columns, and the shared columns; queries likewise if the dtypes differ."""
         own, page = k.shape[-1] - self.config.rope_depth, self.config.rope_page_size
         dtype = DTYPES[self.config.rope_stored_dtype]
         said = {"k": k[..., :own]}
         if self.config.mixes_rope:
             said |= {"q": q[..., :own], "q_rope": q[..., own:].to(dtype)}
-        if self.config.scales_rope:  # of all; each row is read by itself
+        if self.config.scales_rope:  # one for all rows; each row is read separately
             said["k_rope_descale"] = torch.ones((), device=self.device)
         if not page:
             return said | {"k_rope": k[..., :1, own:].to(dtype)}
@@ -302,7 +301,7 @@ class _Problem:
         return said | {"k_rope": cache, "k_rope_page_table": table.to(self.device)}
 
     def _scales(self) -> dict:
-        """The scales of a call, those of tokens as their tensor is stored."""
+        """The scales of a call; per-token scales have the layout of their tensor."""
         named = {}
         for name, scale in self.scales.items():
             if name in trial_scales.OF_BLOCKS:
@@ -318,7 +317,7 @@ class _Problem:
         return named
 
     def _scales_of_blocks(self, name: str, rows: list[torch.Tensor]) -> dict:
-        """Those of q or of k as their tensor is stored, NaN where no row is."""
+        """The scales of q or k in the layout of the tensor, NaN for unused rows."""
         if name == "x":
             stored = self._packed(rows) if self.config.q_layout == "packed" else self._dense(rows)
         else:
@@ -327,7 +326,7 @@ class _Problem:
         return {named: stored.to(E8M0.torch).to(self.device)}
 
     def _stored(self, sequences: list[torch.Tensor]) -> torch.Tensor:
-        """Rows of keys where the rows of K lie."""
+        """The rows of keys, at the places of the rows of K."""
         if self.config.kv_layout == "packed":
             return self._packed(sequences)
         rows = self._padded(sequences)
@@ -350,7 +349,7 @@ class _Problem:
         return {x: self._dense([rows[b] for b in self.order]) for x, rows in (("k", k), ("v", v))}
 
     def _padded(self, rows: list[torch.Tensor]) -> list[torch.Tensor]:
-        """NaN before the first key."""
+        """Prepends rows of NaN before the first key."""
         return [
             torch.cat([sequence.new_full((pad, *sequence.shape[1:]), math.nan), sequence])
             for pad, sequence in zip(self.padding, rows, strict=True)
@@ -385,7 +384,7 @@ class _Problem:
         return calls
 
     def _aux(self, dtype: str, rank: int, generator) -> torch.Tensor:
-        """As the first function that reads aux[0] wants it; several that want different ones have no call."""
+        """aux[0] as the first function that reads it requires; NotTried if several require different ones."""
         readers = [c for c in self.functions() if c[0] in ("additive_bias", "relative_logits")]
         if len(set(readers)) != 1 or len(self.config.aux) != 1:
             raise NotTried("its functions read several aux tensors")
@@ -405,7 +404,7 @@ class _Problem:
 
 
 def _queries(config: FA4Config) -> tuple[int, int]:
-    """Of two sequences for which calls ask for this height of tiles."""
+    """Query lengths of two sequences for which calls select this tile height."""
     if not isinstance(config.schedule, SwappedTile):
         return QUERIES
     rows, heads = config.schedule.rows, config.heads_per_tile
@@ -416,7 +415,7 @@ def _queries(config: FA4Config) -> tuple[int, int]:
 
 
 def _sizes(mask) -> tuple[int, ...]:
-    """Run-time numbers of a mask, in the order of its kinds."""
+    """Run-time sizes of a mask, in the order of its kinds."""
     if hasattr(mask, "a"):
         return _sizes(mask.a) + _sizes(mask.b)
     size = WINDOW if hasattr(mask, "left") else CHUNK

@@ -1,17 +1,17 @@
-"""Attention beyond one GPU: sequences and caches whose keys lie on the ranks of a torch.distributed group.
+"""Attention beyond one GPU: sequences and caches distributed over the ranks of a torch.distributed group.
 
-    context_parallel_attention   queries and keys of one sequence on all ranks: ring, all-gather or all-to-all
-    decode_attention             new queries over a cache that lies on all ranks
+    context_parallel_attention   one sequence distributed over all ranks: ring, all-gather or all-to-all
+    decode_attention             new queries over a cache distributed over all ranks
     merge                        results over disjoint keys -> the result over all
-    shard, unshard, positions    which rows of a sequence a rank has; local_lengths: of a cache
+    shard, unshard, positions    the rows of a sequence on a rank; local_lengths: of a cache
 
-What travels is torch.distributed's business: NCCL between GPUs, gloo between processes on CPUs.
+torch.distributed transports all data: NCCL between GPUs, gloo between CPU processes.
 
     attention.py  the call and its checks     groups.py    the ranks agree, or all raise
-    geometry.py   which keys are seen where   schedule.py  which rows travel when
-    layouts.py    ring, gather, all-to-all    running.py   what a rank has so far
+    geometry.py   which keys are visible    schedule.py  which rows are sent when
+    layouts.py    ring, gather, all-to-all    running.py   the running result of a rank
     decode.py     caches on several ranks
-    transport.py  messages as bytes           backends.py  the kernel, or torch's attention in its place
+    transport.py  messages as bytes           backends.py  the kernel, or torch's attention
 """
 
 from cute_fa4.distributed.attention import context_parallel_attention

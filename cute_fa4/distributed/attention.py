@@ -1,4 +1,4 @@
-"""context_parallel_attention: one sequence, or packed documents, whose rows lie on the ranks of a process group."""
+"""context_parallel_attention: one sequence, or packed documents, distributed over the ranks of a process group."""
 
 from __future__ import annotations
 
@@ -43,32 +43,32 @@ def context_parallel_attention(
     check: str = "always",
     backend="cute_fa4",
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Attention of this rank's queries to the keys of all ranks; what one GPU with all rows would return for these.
+    """Attention of this rank's queries to the keys of all ranks, as one GPU with all rows would compute it.
 
     q             (batch, rows, heads_q, head_dim), or (rows, heads_q, head_dim) with cu_seqlens: this rank's rows
-    k, v          the same with heads_kv heads; every rank has equally many rows, at least one
+    k, v          the same with heads_kv heads; every rank has the same number of rows, at least one
     group         a ProcessGroup, a one-dimensional DeviceMesh, or None: all processes
-    layout        "ring"        K and V travel from rank to rank under the attention to what has arrived
+    layout        "ring"        K and V move from rank to rank, overlapped with attention to the previous ones
                   "all_gather"  every rank gets all K and V: short sequences, few key/value heads
-                  "all_to_all"  every rank gets all rows of its part of the heads: heads_q is a multiple of the ranks,
-                                and so is heads_kv, or it divides them
-    order         which rows a rank has: "zigzag" or "contiguous", as shard() cuts them. Under a causal mask zigzag
-                  gives equal work to all; a window as long as a rank's rows needs the neighbour alone if contiguous
-    cu_seqlens    the documents of a packed sequence, in the order of the whole sequence: [0, ..., end], a list or a
-                  tensor on the CPU; a document may cross the borders of ranks. Rows behind the last end are padding:
+                  "all_to_all"  every rank gets all rows of its share of the heads: heads_q is a multiple of the ranks,
+                                and heads_kv is a multiple or a divisor of the ranks
+    order         the rows of a rank: "zigzag" or "contiguous", as in shard(). Under a causal mask zigzag
+                  balances the work; with contiguous, a window of at most one rank's rows needs only the neighbor
+    cu_seqlens    offsets of packed documents in the whole sequence: [0, ..., end], a list or a
+                  tensor on the CPU; a document may cross rank boundaries. Rows after the last end are padding:
                   their out is 0
-    learnable_sink, softcap, softmax_scale, causal, window_size    as flash_attn_func takes them. Without cu_seqlens
-                  the last query of all stands over the last key of all
-    stages        all_gather and all_to_all: groups of key/value heads, of which one travels under another
-    check         "always": the ranks compare shapes, dtypes and options before anything else is sent; "first": not
-                  again for a call that they have agreed on before. On NCCL that waits for the GPU, unless the group
-                  has a backend for CPU tensors, too: init_process_group("cpu:gloo,cuda:nccl")
-    backend       "cute_fa4", or "sdpa": torch's own attention in the place of the kernel
+    learnable_sink, softcap, softmax_scale, causal, window_size    as in flash_attn_func. Without cu_seqlens
+                  the last query of the sequence is aligned with its last key
+    stages        all_gather and all_to_all: groups of key/value heads; sending one overlaps computing another
+    check         "always": the ranks compare shapes, dtypes and options before sending data; "first": not
+                  again for a call that they already agreed on. With NCCL this waits for the GPU, unless the group
+                  also has a backend for CPU tensors: init_process_group("cpu:gloo,cuda:nccl")
+    backend       "cute_fa4", or "sdpa": torch's own attention instead of the kernel
 
     Returns out, or (out, lse), for the rows of q; lse is (batch, heads_q, rows) or (heads_q, rows).
 
-    Every rank of the group makes the same call. Raises on every rank: what flash_attn_func raises, RankError where
-    another rank refused or ranks disagree, GroupError where a rank has ended. Gradients are not built.
+    Every rank of the group makes the same call. Raises on every rank: the errors of flash_attn_func, RankError if
+    another rank refused or ranks disagree, GroupError if a rank has exited. Gradients are not supported.
     """
     ranks = ranks_of(group)
     if autocast.is_any_enabled():
@@ -102,7 +102,7 @@ def context_parallel_attention(
 def _checked(
     ranks: Ranks, q, k, v, layout, order, cu_seqlens, check, stages, return_lse, **options
 ) -> tuple[Options, tuple[int, ...] | None]:
-    """Refuse what this rank can see to be wrong, by name."""
+    """Check the arguments that this rank can check, and refuse them by name."""
     if layout not in LAYOUTS:
         raise ValueError(f"layout: {layout!r}; accepted: {', '.join(map(repr, LAYOUTS))}")
     if check not in CHECKS:
@@ -166,7 +166,7 @@ def _check_heads(heads_q: int, heads_kv: int, ranks: int) -> None:
 
 
 def band_of(options: Options) -> Band:
-    """Of a mask that causal and window_size can ask for."""
+    """Band of a mask that causal and window_size describe."""
     mask, sizes = options.mask.mask, options.mask.sizes
     if isinstance(mask, masks.Full):
         return Band()
@@ -178,7 +178,7 @@ def band_of(options: Options) -> Band:
 
 
 def _words(q, k, v, work: Work, layout: str, backend) -> dict:
-    """What the ranks compare."""
+    """The values that the ranks compare."""
     problem, sink = work.problem, work.sink
     words = {f"{name}.shape": list(x.shape) for name, x in (("q", q), ("k", k), ("v", v))}
     documents = problem.documents
@@ -198,6 +198,6 @@ def _words(q, k, v, work: Work, layout: str, backend) -> dict:
 
 
 def digest(numbers: Sequence[int]) -> str:
-    """A text that differs where the numbers do."""
+    """A text that differs if the numbers differ."""
     text = hashlib.sha256(repr(list(numbers)).encode()).hexdigest()[:16]
     return f"{len(numbers)} numbers, the last {numbers[-1] if numbers else None}, {text}"

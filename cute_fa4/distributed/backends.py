@@ -1,9 +1,9 @@
-"""What computes a part: the kernel of this package, or torch's own attention in its place.
+"""Backends that compute a part: the kernel of this package, or torch's own attention.
 
-A backend has attention(q, k, v, call, scale, softcap) -> (out, lse), float32; merge(outs, lses), which writes the merge
-of two parts over the first; for caches decode(q, cache, options, softcap) -> (out, lse), and merged(outs, lses, dtype).
-"cute_fa4" is the kernel, on a GPU or the emulator; "sdpa" is for tests of what lies around it, and for machines that
-the kernel does not run on.
+A backend has attention(q, k, v, call, scale, softcap) -> (out, lse), float32; merge(outs, lses), which writes the
+merge of two parts over the first; and for caches decode(q, cache, options, softcap) -> (out, lse) and merged(outs,
+lses, dtype). "cute_fa4" is the kernel, on a GPU or the emulator. "sdpa" is for tests of the surrounding code, and
+for machines that cannot run the kernel.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Kernel:
     """The kernel of this package: results in float32, merged by sm100/combine."""
 
     def check(self, q, k, v, softcap: float) -> None:
-        """Refuse, before anything is sent, what a call would refuse afterwards; nothing is launched."""
+        """Check everything that a call would check, before any data is sent; nothing is launched."""
         axes = AXES[q.dim()]
         check(q, k, v, None, axes, axes)
         target_of(q.device)
@@ -67,7 +67,7 @@ class Kernel:
         return merged(outs, lses, dtype)
 
     def check_cache(self, q, cache, softcap: float) -> None:
-        """As flash_attn_with_kvcache checks such a call, contents of CPU tensors too."""
+        """The checks of flash_attn_with_kvcache, including the contents of CPU tensors."""
         target_of(q.device)
         with names_of_caches():
             check_call(
@@ -94,7 +94,7 @@ class Kernel:
 
 
 def _shown(batch, head, q_idx, kv_idx, aux):
-    """mask_mod of keys that lie on several ranks: row kv_idx here is another position of the sequence."""
+    """mask_mod for keys on several ranks: maps row kv_idx of this rank to its position in the sequence."""
     interleave = aux[0][0]
     turn = kv_idx // interleave
     key = turn * aux[0][1] + aux[0][2] + (kv_idx - turn * interleave)
@@ -109,7 +109,7 @@ def partial_attention(
     q, k, v, lengths, *, window=(None, None), causal=False, scale, softcap=0.0, max_seqlen_q=None,
     num_splits=1, kv_layout="NHD", mask_mod=None, aux=None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """(out, lse), both float32, of a call as flash_attn_varlen_func makes it; lengths: those of request.TENSORS."""
+    """(out, lse), both float32, of a call of flash_attn_varlen_func; lengths: those of request.TENSORS."""
     numbers = Numbers(scale, causal, softcap, max_seqlen_q, None)
     choices = Choices(
         mask=None,
@@ -129,9 +129,9 @@ def partial_attention(
 
 
 class TorchAttention:
-    """torch's own attention, with its log-sum-exp: on a GPU FlashAttention in torch, on the CPU its counterpart there.
+    """torch's own attention, with its log-sum-exp: on a GPU torch's FlashAttention, on the CPU its counterpart.
 
-    On the CPU everything is float32, float32 inputs too, so that what is sent and merged shows in the last bits.
+    On the CPU everything is float32, also inputs, so that errors of sending and merging show in the last bits.
     """
 
     def check(self, q, k, v, softcap: float) -> None:
@@ -193,7 +193,7 @@ def merged_by_torch(outs: torch.Tensor, lses: torch.Tensor) -> tuple:
     weights = torch.exp(lses - largest)
     total = weights.sum(0)
     shares = torch.where(total == 0, 0.0, weights / total).movedim(-1, -2)[..., None]
-    # What a part without keys holds is not read.
+    # The values of a part without keys are not read.
     out = torch.where(shares == 0, 0.0, outs.float() * shares).sum(0)
     return out, largest + torch.log(total)
 
@@ -235,7 +235,7 @@ def _cached_attention(q, cache, scale: float) -> tuple:
     scores = scores.masked_fill(~seen[:, None], -math.inf)
     lse = torch.logsumexp(scores, -1)
     shares = torch.exp(scores - torch.where(lse == -math.inf, 0.0, lse)[..., None])
-    # Rows that are not seen may hold anything.
+    # Hidden rows may hold anything.
     v = torch.where(seen[:, :, None, None], v, 0.0)
     out = torch.einsum("rhn,rnhd->rhd", shares, v).reshape(q.shape)
     return out, lse.reshape(q.shape[:-1]).movedim(-1, -2).contiguous()
@@ -250,7 +250,7 @@ def _rows_of_cache(x: torch.Tensor, cache) -> torch.Tensor:
 
 
 def _rows_of_queries(q, cache) -> tuple[torch.Tensor, torch.Tensor]:
-    """For each row of q: its sequence, and which query of that."""
+    """For each row of q: its sequence, and its index there."""
     if cache.cu_seqlens_q is None:
         rows = torch.arange(q.shape[0] * q.shape[1], device=q.device)
         return rows // q.shape[1], rows % q.shape[1]

@@ -1,23 +1,23 @@
-"""decode_attention: new queries over a cache whose keys lie on the ranks of a group; partial results come back.
+"""decode_attention: new queries over a cache whose keys are distributed over the ranks of a group.
 
-    queries        of every rank's heads go to all ranks                      one all-gather
-    attention      of all queries to the own keys: (out, lse), float32        no rank waits for another
+    queries        of every rank's heads, to all ranks                        one all-gather
+    attention      of all queries to the rank's keys: (out, lse), float32     no communication
     results        each rank gets all partial results of its own heads        one all-to-all
     merge          one kernel (sm100/combine)
 
-Key p of a sequence lies on rank p // interleave % ranks, in row p // (interleave * ranks) * interleave + p % interleave
-of the sequence there. Of 10 keys on 2 ranks:
+Key p of a sequence is on rank p // interleave % ranks, in row p // (interleave * ranks) * interleave + p % interleave
+of the sequence there. For 10 keys on 2 ranks:
 
     interleave 1               rank 0   0 2 4 6 8        token by token
                                rank 1   1 3 5 7 9
     interleave 4, a page       rank 0   0 1 2 3 8 9      page by page
                                rank 1   4 5 6 7
-    interleave 8, a range      rank 0   0 1 2 3 4 5 6 7  the cache of a rank is full before the next one is used
+    interleave 8, a range      rank 0   0 1 2 3 4 5 6 7  fills the cache of one rank before the next
                                rank 1   8 9
 
-A sent row is a row of out followed by its log-sum-exp, 16 bytes wide, so one message has both:
+A message has rows of out, each followed by its log-sum-exp in 16 bytes:
 
-    out[0] ... out[head_dim - 1] | lse, 12 bytes of nothing
+    out[0] ... out[head_dim - 1] | lse, 12 unused bytes
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from cute_fa4.distributed.geometry import Band
 from cute_fa4.distributed.groups import CHECKS, Ranks, agree, ranks_of
 
 HEADS = ("split", "all")
-LSE_BYTES = 16  # of a row that is sent: a float, and what keeps the next row aligned
+LSE_BYTES = 16  # per sent row: a float, and padding that keeps the next row aligned
 FAR = 1 << 30  # further than any key is from any query
 
 
 @dataclass(frozen=True)
 class Cache:
-    """What a backend is told about the keys of a rank.
+    """The keys of a rank, for a backend.
 
     lengths   (batch,) int32: keys of each sequence on this rank
-    first     (batch,) int32: where the first query of each sequence stands
-    place     (5,) int32: interleave, interleave * ranks, interleave * rank, and how far a query sees back and ahead
-    masked    whether some query may not see an existing key
+    first     (batch,) int32: position of the first query of each sequence
+    place     (5,) int32: interleave, interleave * ranks, interleave * rank, and the left and right side of the window
+    masked    whether the mask can hide an existing key
     """
 
     k: torch.Tensor
@@ -105,26 +105,26 @@ def decode_attention(
     check: str = "always",
     backend="cute_fa4",
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Attention of new queries to the keys that all ranks hold; what one GPU with the whole cache would return.
+    """Attention of new queries to the keys of all ranks, as one GPU with the whole cache would compute it.
 
     q               (batch, seqlen_q, heads, head_dim), or (total_q, heads, head_dim) with cu_seqlens_q
     k_cache, v_cache  this rank's keys: (batch, rows, heads_kv, head_dim), or with page_table (num_pages, page_size,
-                    heads_kv, head_dim), with kv_layout="HND" (num_pages, heads_kv, page_size, head_dim); complete, the
-                    keys of the new queries included (local_lengths says which rank has them)
-    cache_seqlens   (batch,) int32: keys of each sequence on all ranks together; the same on every rank
-    interleave      consecutive keys that lie on one rank, before the next rank has its turn. None: with page_table a
+                    heads_kv, head_dim), with kv_layout="HND" (num_pages, heads_kv, page_size, head_dim); including the
+                    keys of the new queries (local_lengths says which rank has them)
+    cache_seqlens   (batch,) int32: keys of each sequence, summed over the ranks; the same on every rank
+    interleave      number of consecutive keys on one rank, in round-robin order. None: with page_table a
                     page, else all rows of the cache
-    heads           "split": q has this rank's heads, rank 0's first, and so has the result, as in tensor parallelism;
-                    "all": q has all heads, the same on every rank, and so has the result
+    heads           "split": q and the result have this rank's heads, rank 0's first, as in tensor parallelism;
+                    "all": q and the result have all heads, the same on every rank
     page_table      (batch, pages) int32: the pages of this rank
     learnable_sink  (heads of q,)
-    num_splits      parts that a rank's keys are split into besides; None: chosen
-    wire_dtype      of partial results that are sent: torch.float32 (None), or the dtype of q: half the bytes, and each
-                    part rounded once
-    check           as in context_parallel_attention, whose other parameters and errors these are
+    num_splits      number of parts of each rank's keys; None: chosen
+    wire_dtype      dtype of sent partial results: torch.float32 (None), or the dtype of q: half the bytes, and each
+                    part is rounded once
+    check           as in context_parallel_attention; so are the other parameters and the errors
 
-    Returns out, or (out, lse), for the rows of q. Ranks without keys of a sequence add nothing to it. The lengths stay
-    on the GPU; a call that was made once before may be captured in a CUDA graph, with NCCL.
+    Returns out, or (out, lse), for the rows of q. Ranks without keys of a sequence add nothing to it. The lengths
+    stay on the GPU. After its first execution, a call with NCCL can be captured in a CUDA graph.
     """
     ranks = ranks_of(group)
     if autocast.is_any_enabled():
@@ -171,7 +171,7 @@ class _Run:
     wire: torch.dtype
 
     def all_heads(self, q: torch.Tensor) -> torch.Tensor:
-        """Room for the queries of all heads, or q."""
+        """Memory for the queries of all heads, or q."""
         if self.heads == "all":
             return q
         return q.new_empty((*q.shape[:-2], q.shape[-2] * self.ranks.size, q.shape[-1]))
@@ -212,7 +212,7 @@ class _Run:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Memory of rows as they are sent, and what is in it."""
+    """Memory of sent rows, with views of its parts."""
 
     memory: torch.Tensor
     out: torch.Tensor
@@ -229,7 +229,7 @@ class _Rows:
 
 @lru_cache(maxsize=256)
 def _place(interleave: int, ranks: int, rank: int, band: Band, device) -> torch.Tensor:
-    """Kept, because a graph cannot be given numbers of the host."""
+    """Cached, because a captured graph cannot copy host values."""
     far = (FAR if side is None else side for side in (band.left, band.right))
     numbers = (interleave, interleave * ranks, interleave * rank, *far)
     return torch.tensor(numbers, dtype=torch.int32, device=device)
@@ -285,7 +285,7 @@ def _check_choices(q, heads, wire_dtype, check, return_lse, cu_seqlens_q, cache_
 
 
 def _words(q, k_cache, cache_seqlens, step: int, band: Band, run: _Run, backend) -> dict:
-    """What the ranks compare: how many pages or rows each has is its own business."""
+    """The values that the ranks compare; the number of pages or rows may differ."""
     sink = run.options.sink
     lengths = cache_seqlens.tolist() if cache_seqlens.device.type == "cpu" else None
     return {

@@ -1,7 +1,7 @@
-"""What the functions of this folder raise besides what attention raises.
+"""Errors of this folder, in addition to those of attention.
 
-RankError    before anything is sent: a rank refused the call, or ranks disagree; raised on every rank of the group
-GroupError   while something was sent: a rank has ended, or was slower than the timeout of the group
+RankError    before data is sent: a rank refused the call, or ranks disagree; raised on every rank of the group
+GroupError   during a message: a rank has exited, or was slower than the timeout of the group
 """
 
 
@@ -10,4 +10,4 @@ class RankError(ValueError):
 
 
 class GroupError(RuntimeError):
-    """A message did not arrive. What torch says is the cause; the group cannot be used again."""
+    """A message did not arrive. torch's error is the cause; the group cannot be used again."""

@@ -1,6 +1,6 @@
-"""Which keys a rank's queries see on which rank, as calls of attention on whole tensors: numbers only, no tensors.
+"""Attention between pieces of a sequence on different ranks, expressed as calls on whole tensors; numbers only.
 
-A sequence of n keys lies on R ranks, L = n / R rows each:
+A sequence of n keys is distributed over R ranks, L = n / R rows each:
 
     contiguous    rank r has rows [r L, (r + 1) L)
     zigzag        2 R chunks of c = L / 2 rows; rank r has chunks r and 2 R - 1 - r, so that under a causal mask every
@@ -9,13 +9,14 @@ A sequence of n keys lies on R ranks, L = n / R rows each:
                       chunk     0   1   2   3   4   5   6   7
                       rank      0   1   2   3   3   2   1   0
 
-The kernel knows no positions. It sees m queries and n keys, puts the last query over the last key, and takes a window
-(left, right) around that diagonal. Queries [p, p + m) and keys [b, b + n) of a longer sequence become such a call when
-rows that see no key, and keys that no row sees, are cut off and the window is moved by the distance of the two ends:
+The kernel has no positions. It takes m queries and n keys, aligns the last query with the last key, and applies a
+window (left, right) around that diagonal. To express queries [p, p + m) and keys [b, b + n) of a longer sequence as
+such a call, rows that see no key and keys that no row sees are removed, and the window is shifted by the distance
+of the two ends:
 
     d = (p + m) - (b + n)        left' = left - d        right' = right + d
 
-After the cut neither is negative, so every pair of pieces of a sequence is one call that exists.
+After the removal neither side is negative, so every pair of pieces of a sequence is one valid call.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ ORDERS = ("contiguous", "zigzag")
 
 @dataclass(frozen=True)
 class Chunk:
-    """rows consecutive rows of a sequence from position `first` on, which lie in a tensor from row `at` on."""
+    """`rows` consecutive rows of a sequence from position `first`, stored in a tensor from row `at`."""
 
     first: int
     rows: int
@@ -41,7 +42,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Band:
-    """A query at position p sees keys p - left .. p + right; None: that side is open."""
+    """A query at position p sees keys p - left .. p + right; a side of None is open."""
 
     left: int | None = None
     right: int | None = None
@@ -49,7 +50,7 @@ class Band:
 
 @dataclass(frozen=True)
 class Call:
-    """Attention of rows [q_at, q_at + q_rows) of q to rows [k_at, k_at + k_rows) of k, the last over the last.
+    """Attention of rows [q_at, q_at + q_rows) of q to rows [k_at, k_at + k_rows) of k, ends aligned.
 
     ends   None, or the ends of several documents in these rows: ((queries, keys), ...), counted from q_at and k_at
     """
@@ -76,14 +77,14 @@ class Call:
 
 
 def _visible(m: int, n: int, band: Band) -> int:
-    """Of m queries and n keys with their ends aligned."""
+    """Visible pairs of m queries and n keys with aligned ends."""
     left = m + n if band.left is None else band.left
     right = m + n if band.right is None else band.right
     return sum(max(0, min(n, i + n - m + right + 1) - max(0, i + n - m - left)) for i in range(m))
 
 
 def chunks_of(rank: int, ranks: int, rows: int, order: str, shift: int = 0) -> list[Chunk]:
-    """The pieces that a rank with `rows` rows has, in the order of its memory. shift: is added to positions.
+    """The pieces of a rank with `rows` rows, in memory order. shift is added to positions.
 
     >>> [(c.first, c.at) for c in chunks_of(1, 4, 6, "zigzag")]
     [(3, 0), (18, 3)]
@@ -100,10 +101,10 @@ def chunks_of(rank: int, ranks: int, rows: int, order: str, shift: int = 0) -> l
 def calls_between(
     queries: list[Chunk], keys: list[Chunk], band: Band, documents: Sequence[int] | None = None
 ) -> list[Call]:
-    """Calls after which each query has met each visible key of these chunks exactly once.
+    """Calls that cover each visible pair of query and key of these chunks exactly once.
 
-    documents  where documents begin, and the end of the last: a query sees keys of its own document. Rows behind the
-               end are padding, which belongs to nobody
+    documents  starts of the documents, and the end of the last: a query sees keys of its own document. Rows after the
+               end are padding
     """
     if documents is None and _is_causal_in_memory(queries, keys, band):
         rows = sum(chunk.rows for chunk in keys)
@@ -120,13 +121,13 @@ def calls_between(
 
 
 def _is_causal_in_memory(queries, keys, band: Band) -> bool:
-    """Whether causal by position is causal by row: the same chunks on both sides, in ascending order."""
+    """Whether causal by position equals causal by row: the same chunks on both sides, in ascending order."""
     positions = [chunk.first for chunk in keys]
     return band == Band(None, 0) and queries == keys and positions == sorted(positions)
 
 
 def _one(q: Chunk, k: Chunk, band: Band) -> list[Call]:
-    """The call between two chunks, if they see each other; its band as it is, however wide."""
+    """The call between two chunks if any key is visible, with an unsimplified band."""
     first, end = k.first, k.end
     if band.left is not None:
         first = max(first, q.first - band.left)
@@ -151,7 +152,7 @@ def _one(q: Chunk, k: Chunk, band: Band) -> list[Call]:
 
 
 def _plain(call: Call) -> Call:
-    """A side of the window that hides nothing is open: fewer kinds of masks, and full where it is full."""
+    """Open the sides of the window that hide nothing, which gives fewer kinds of masks."""
     if call.ends is not None:
         return call
     left, right = call.band.left, call.band.right
@@ -176,7 +177,7 @@ def _within(chunk: Chunk, begin: int, end: int) -> Chunk:
 
 
 def _grouped(calls: list[Call]) -> list[Call]:
-    """Documents that are adjacent on both sides and share a band are one call."""
+    """Combine documents that are adjacent on both sides and share a band into one call."""
     found: list[list[Call]] = []
     for call in calls:
         last = found[-1][-1] if found else None
@@ -199,7 +200,7 @@ def _packed(group: list[Call]) -> Call:
 
 
 def _joined(calls: list[Call]) -> list[Call]:
-    """Calls without a mask that share their queries and have adjacent keys, or the other way round, are one."""
+    """Combine calls without a mask that share queries and have adjacent keys, or the reverse."""
     for one in calls:
         for other in calls:
             if one is other or one.band != Band() or other.band != Band():

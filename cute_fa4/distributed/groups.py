@@ -1,9 +1,9 @@
-"""The group of a call, and the agreement of its ranks before anything of size is sent.
+"""The group of a call, and the agreement of its ranks before any data is sent.
 
-Each rank writes what it was asked into 2 KiB of JSON: shapes, dtypes, options, or what it refuses. One all-gather later
-every rank has read all of them, and where they differ, or one refused, every rank raises, the same text or its own. So
-no rank enters an exchange that another will never join. Where the group has a backend for CPU tensors the words go that
-way and no GPU is waited for: init_process_group("cpu:gloo,cuda:nccl").
+Each rank writes its arguments into 2 KiB of JSON: shapes, dtypes, options, or its refusal. One all-gather gives
+every rank all of these messages. If they differ, or if a rank refused, every rank raises, so no rank enters an
+exchange that another will never join. If the group has a backend for CPU tensors, the messages use it and do not
+wait for a GPU: init_process_group("cpu:gloo,cuda:nccl").
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CHECKS = ("always", "first")
 
 @dataclass(frozen=True)
 class Ranks:
-    """A process group as seen by one of its members."""
+    """A process group from the view of one of its ranks."""
 
     group: dist.ProcessGroup
     rank: int
@@ -38,7 +38,7 @@ class Ranks:
 
     @contextmanager
     def sending(self, what: str):
-        """Around messages: a failure names them, and this rank."""
+        """A context for messages: a failure names them and this rank."""
         try:
             yield
         except RuntimeError as error:
@@ -73,15 +73,15 @@ def ranks_of(group) -> Ranks:
 def agree(
     ranks: Ranks, function: str, device: torch.device, check: str, checked: Callable[[], dict]
 ) -> None:
-    """checked() refuses the call of this rank, or says what all ranks must be asked alike; then all ranks compare.
+    """checked() refuses this rank's call, or returns the values that must agree; then all ranks compare them.
 
-    check  "always", or "first": words that this group has agreed on before are not exchanged again. A rank that is
-           then asked something else waits for the others in vain, until the timeout of the group
+    check  "always", or "first": values that this group has already agreed on are not exchanged again. A rank with
+           different arguments then waits for the others until the timeout of the group
     """
     refusal, words = None, {}
     try:
         words = {"function": function, **checked()}
-    except Exception as error:  # whatever it is, the others must not wait for this rank
+    except Exception as error:  # any error, because the others must not wait for this rank
         refusal = error
         words = {"refused": f"{type(error).__name__}: {error}"}
     key = json.dumps(words, sort_keys=True)
@@ -111,7 +111,7 @@ _agreed: WeakKeyDictionary = WeakKeyDictionary()
 
 
 def is_captured(device: torch.device) -> bool:
-    """Whether a graph records what is launched on the current stream of this device."""
+    """Whether the current stream of this device is being captured in a graph."""
     if device.type != "cuda":
         return False
     with torch.cuda.device(device):
@@ -119,7 +119,7 @@ def is_captured(device: torch.device) -> bool:
 
 
 def _exchanged(ranks: Ranks, words: str, device: torch.device) -> list[dict]:
-    """The words of all ranks."""
+    """The messages of all ranks."""
     device = torch.device("cpu") if _takes_cpu_tensors(ranks.group) else device
     data = words.encode()
     if len(data) > WORDS_BYTES:  # only a refusal is that long

@@ -1,10 +1,10 @@
-"""The three ways of sharing the work. Each takes local q, k and v, (batch, rows, heads, head_dim) or without the batch.
+"""The three layouts. Each takes local q, k and v, (batch, rows, heads, head_dim) or without the batch.
 
-    ring         K and V travel, hop by hop, under the attention to those of the hop before; results are merged
-    all_gather   every rank gets all K and V, a part of the heads at a time; nothing is merged
-    all_to_all   every rank gives up all of its heads but a part, and gets all rows of that part; nothing is merged
+    ring         K and V move in hops, overlapped with attention to those of the previous hop; results are merged
+    all_gather   every rank gets all K and V, one group of heads at a time; nothing is merged
+    all_to_all   every rank exchanges its rows of all heads for all rows of some heads; nothing is merged
 
-K and V travel as one message, rows first, so that a range of rows is contiguous: (rows, 2, batch, heads, head_dim).
+K and V are one message, rows first, so that a range of rows is contiguous: (rows, 2, batch, heads, head_dim).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from cute_fa4.distributed.schedule import (
 
 @dataclass(frozen=True)
 class Work:
-    """What every layout is given besides q, k and v. stages: head groups of which one travels under another."""
+    """Arguments of every layout other than q, k and v. stages: head groups; sending one overlaps computing another."""
 
     ranks: Ranks
     problem: Problem
@@ -39,7 +39,7 @@ class Work:
 
 
 def ring(work: Work, q, k, v) -> tuple[torch.Tensor, torch.Tensor]:
-    """Hops of schedule.hops: the next message is on its way while the last one is worked on."""
+    """Hops of schedule.hops: receiving the next message overlaps computing the current one."""
     ranks, problem = work.ranks, work.problem
     running = Running(q, work.sink, work.backend)
     mine = _message(k, v)
@@ -58,14 +58,14 @@ def ring(work: Work, q, k, v) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _attend(work: Work, running: Running, message, first: int, distance: int) -> None:
-    """Calls with the keys of the rank `distance` places before; first: the row that the message begins with."""
+    """Calls with the keys of the rank `distance` before this one; first: the first row of the message."""
     k, v = _keys_and_values(message, running.packed)
     for call in ring_calls(work.problem, work.ranks.rank, distance):
         running.attend(k, v, replace(call, k_at=call.k_at - first), work.scale, work.softcap)
 
 
 def all_gather(work: Work, q, k, v) -> tuple[torch.Tensor, torch.Tensor]:
-    """All keys of a group of key/value heads, while the group before is worked on."""
+    """Gather all keys of a group of key/value heads while the previous group is computed."""
     ranks, problem = work.ranks, work.problem
     groups = _head_groups(k.shape[-2], work.stages)
     waiting = _gathering(ranks, k, v, groups[0])
@@ -101,7 +101,7 @@ def _in_order(every: torch.Tensor, order: str) -> torch.Tensor:
 
 
 def _by_rank(whole: torch.Tensor, ranks: int, order: str) -> torch.Tensor:
-    """(rows of all, ...) -> (ranks, rows, ...): the other way round.
+    """(rows of all, ...) -> (ranks, rows, ...): the inverse of _in_order.
 
     >>> _by_rank(torch.arange(8), 4, "zigzag").tolist()
     [[0, 7], [1, 6], [2, 5], [3, 4]]
@@ -113,9 +113,9 @@ def _by_rank(whole: torch.Tensor, ranks: int, order: str) -> torch.Tensor:
 
 
 def all_to_all(work: Work, q, k, v) -> tuple[torch.Tensor, torch.Tensor]:
-    """All rows of a rank's heads, a group at a time: send rows and return results beside the groups before and after.
+    """All rows of a rank's heads, one group at a time; messages overlap the computation of other groups.
 
-    Where there are more ranks than key/value heads, several ranks get the same one.
+    With more ranks than key/value heads, several ranks get the same head.
     """
     ranks, problem, packed = work.ranks, work.problem, q.dim() == 3
     size = ranks.size
@@ -167,7 +167,7 @@ def _scattering(ranks: Ranks, q, k, v, heads: slice) -> tuple:
 
 
 def _part(work: Work, q, keys, values, heads: slice, heads_kv: int, calls) -> tuple:
-    """Attention of the query heads that belong to some key/value heads."""
+    """Attention of the query heads of a group of key/value heads."""
     wide = _wide(heads, q.shape[-2] // heads_kv)
     sink = None if work.sink is None else work.sink[wide]
     running = Running(q[..., wide, :], sink, work.backend)

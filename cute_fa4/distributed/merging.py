@@ -1,4 +1,4 @@
-"""merge: results of attention over disjoint keys become the result over all of them, exactly."""
+"""merge: combines attention over disjoint keys exactly into attention over all of them."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ def merge(
     dtype: torch.dtype | None = None,
     empty_lse: float = -math.inf,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out, lse) over the keys of all parts, of which each has its own and has returned its log-sum-exp.
+    """(out, lse) over the keys of all parts, from each part's out and log-sum-exp.
 
     outs   (parts, batch, seqlen_q, heads, head_dim) or (parts, total_q, heads, head_dim), or a list of parts; float32,
            bf16 or fp16
     lses   (parts, batch, heads, seqlen_q) or (parts, heads, total_q), or a list; float32, natural logarithm
-    dtype  of the result; None: that of outs. Sums are float32
-    empty_lse  what the parts have as lse where they have no keys: -inf, as here, or math.inf, as vLLM, SGLang and
-           FlashMLA write it. With math.inf either is taken as empty
+    dtype  dtype of the result; None: that of outs. Sums are float32
+    empty_lse  lse of parts without keys: -inf, as in this package, or math.inf, as vLLM, SGLang and
+           FlashMLA write it. math.inf accepts both
 
         L = log(sum of e^L_p)        O = sum of e^(L_p - L) O_p
 
-    A part without keys is not read. Where no part has keys, out is 0 and lse -inf, whatever empty_lse is. Without
-    empty_lse=math.inf an lse of +inf makes its row NaN. A sink is counted
-    once: it goes to one of the calls. The parts are added in order, so the same parts give the same bits.
+    A part without keys is not read. If no part has keys, out is 0 and lse -inf for either empty_lse. Without
+    empty_lse=math.inf, an lse of +inf makes its row NaN. Pass a sink to only one of the calls, so that it is
+    counted once. Parts are added in order, so the same parts give the same bits.
 
-    One kernel (sm100/combine): CUDA tensors on the current stream, CPU tensors on the emulator. Raises as
-    flash_attn_func.
+    Runs one kernel (sm100/combine): CUDA tensors on the current stream, CPU tensors on the emulator. Raises the
+    errors of flash_attn_func.
     """
     outs, lses = stacked("outs", outs), stacked("lses", lses)
     if _has_other_sign(empty_lse):
@@ -57,7 +57,7 @@ def _has_other_sign(empty_lse) -> bool:
 
 
 def stacked(name: str, parts) -> torch.Tensor:
-    """Parts as one tensor, the part first."""
+    """Parts as one tensor, with the part as first dimension."""
     if isinstance(parts, torch.Tensor):
         return parts
     if not isinstance(parts, (list, tuple)) or not parts:

@@ -1,4 +1,4 @@
-"""Which rows of a sequence a rank has: cutting a tensor, its positions, and putting pieces together again.
+"""The rows of a sequence on each rank: cutting a tensor, positions, and reassembly.
 
 contiguous    rank r has the r-th of `ranks` equal pieces
 zigzag        rank r has the r-th of 2 * ranks equal pieces, and the r-th from the end: equal work under causal masks
@@ -44,7 +44,7 @@ def unshard(pieces: Sequence[torch.Tensor], *, order: str = "zigzag", dim: int =
 
 
 def positions(rank: int, ranks: int, rows: int, *, order: str = "zigzag") -> torch.Tensor:
-    """(rows,) int64: where the rows of a rank stand in the sequence, for rotary embeddings.
+    """(rows,) int64: positions of a rank's rows in the sequence, for rotary embeddings.
 
     >>> positions(0, 2, 4)
     tensor([0, 1, 6, 7])

@@ -1,4 +1,4 @@
-"""What a rank has so far: out and lse over the keys seen until now, to which one part after the other is merged."""
+"""The running result of a rank: out and lse over the keys processed so far, into which parts are merged in turn."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from cute_fa4.distributed.geometry import Call
 
 
 class Running:
-    """A state in float32 and room for a part beside it: the merge of the two is written over the state.
+    """A float32 state and memory for one part. The merge of the two overwrites the state.
 
-    It begins as what a query has that sees no key: out 0 and lse -inf, or the sink, which so is counted once.
+    The initial state is that of a query without keys: out 0 and lse -inf, or the sink, which is thus counted once.
     """
 
     def __init__(self, q: torch.Tensor, sink: torch.Tensor | None, backend):
@@ -30,7 +30,7 @@ class Running:
         self.is_empty = sink is None
 
     def attend(self, k, v, call: Call, scale: float, softcap: float) -> None:
-        """Attention of a call, merged into the state. k, v: the rows that the call counts from."""
+        """Attention of a call, merged into the state. k, v: tensors that the call's row offsets refer to."""
         rows = slice(call.q_at, call.q_at + call.q_rows)
         keys = slice(call.k_at, call.k_at + call.k_rows)
         q, k, v = (x if self.packed else x.movedim(1, 0) for x in (self.q, k, v))

@@ -1,6 +1,6 @@
-"""The plan of sends of K and V rows and of calls: the same on every rank, computed from numbers only.
+"""The schedule of K and V messages and of attention calls: the same on every rank, computed from numbers only.
 
-ring, 4 ranks: at hop t a rank holds the keys of the rank t places before it, and sends them on while it computes.
+ring, 4 ranks: at hop t a rank has the keys of the rank t before it, and forwards them while it computes.
 
     hop      rank 0    rank 1    rank 2    rank 3
     0        K0        K1        K2        K3
@@ -8,9 +8,9 @@ ring, 4 ranks: at hop t a rank holds the keys of the rank t places before it, an
     2        K2        K3        K0        K1
     3        K1        K2        K3        K0
 
-Hops that no rank needs are not made, and rows that no rank needs at this hop or behind it do not travel: with a causal
-window of at most L rows and the contiguous order, the last rows of each rank go to its neighbour, once. Where keys
-from behind are needed, a second ring turns the other way. Every rank makes every hop, whether it needs the rows or not.
+Hops that no rank needs are skipped, and rows that no rank needs at this hop or later are not sent. With a causal
+window of at most L rows and the contiguous order, each rank sends its last rows to its neighbor once. If later keys
+are needed, a second ring runs in the other direction. Every rank makes every hop, whether it needs the rows or not.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cute_fa4.distributed.geometry import Band, Call, Chunk, calls_between, chun
 
 @dataclass(frozen=True)
 class Problem:
-    """What decides a plan. q_rows, k_rows: of each rank; documents: as calls_between takes them."""
+    """The inputs of a plan. q_rows, k_rows: per rank; documents: as in calls_between."""
 
     ranks: int
     q_rows: int
@@ -33,7 +33,7 @@ class Problem:
     documents: tuple[int, ...] | None = None
 
     def queries(self, rank: int) -> list[Chunk]:
-        """Positions are counted in keys: the last query of the sequence stands over its last key."""
+        """Positions are counted in keys: the last query of the sequence is aligned with its last key."""
         shift = self.ranks * (self.k_rows - self.q_rows)
         return chunks_of(rank, self.ranks, self.q_rows, self.order, shift)
 
@@ -41,17 +41,17 @@ class Problem:
         return chunks_of(rank, self.ranks, self.k_rows, self.order)
 
     def calls(self, rank: int, distance: int) -> list[Call]:
-        """Of a rank's queries with the keys of the rank `distance` places before it."""
+        """Calls of a rank's queries with the keys of the rank `distance` before it."""
         keys = self.keys((rank - distance) % self.ranks)
         return calls_between(self.queries(rank), keys, self.band, self.documents)
 
 
 @dataclass(frozen=True)
 class Hop:
-    """distance: whose keys arrive, in places before the receiver; rows [first, end) of them travel.
+    """distance: the keys are those of the rank `distance` before the receiver; rows [first, end) are sent.
 
-    step      1: to the next rank, -1: to the one before
-    first_of_ring  what is sent are the sender's own keys, not what it got at the hop before
+    step      1: to the next rank, -1: to the previous rank
+    first_of_ring  the sender sends its own keys, not those received at the previous hop
     """
 
     distance: int
@@ -63,7 +63,7 @@ class Hop:
 
 @lru_cache(maxsize=256)
 def hops(problem: Problem) -> tuple[Hop, ...]:
-    """Of one ring or two, as few as the mask allows."""
+    """Hops of one or two rings, as few as the mask allows."""
     ranks = problem.ranks
     reached = {s: _rows_needed(problem, s) for s in range(1, ranks)}
     needed = [s for s in reached if reached[s]]
@@ -79,7 +79,7 @@ def hops(problem: Problem) -> tuple[Hop, ...]:
 
 
 def _rows_needed(problem: Problem, distance: int) -> tuple[int, int] | None:
-    """First and end of the rows that some rank needs of the rank so far before it."""
+    """First and end of the rows that some rank needs from the rank at this distance before it."""
     calls = [c for rank in range(problem.ranks) for c in problem.calls(rank, distance)]
     if not calls:
         return None
@@ -87,7 +87,7 @@ def _rows_needed(problem: Problem, distance: int) -> tuple[int, int] | None:
 
 
 def _fewest(needed: list[int], ranks: int) -> tuple[int, int]:
-    """Hops of the ring forward and of the one backward that reach all these distances.
+    """Numbers of forward and backward hops that cover all these distances.
 
     >>> _fewest([1, 2, 3], 4), _fewest([1], 8), _fewest([1, 7], 8), _fewest([], 8)
     ((3, 0), (1, 0), (1, 1), (0, 0))
@@ -108,14 +108,14 @@ def ring_calls(problem: Problem, rank: int, distance: int) -> tuple[Call, ...]:
 
 @lru_cache(maxsize=1024)
 def gathered_calls(problem: Problem, rank: int) -> tuple[Call, ...]:
-    """Of a rank's queries with all keys, in the order of the sequence."""
+    """Calls of a rank's queries with all keys, in the order of the sequence."""
     whole = [Chunk(0, problem.ranks * problem.k_rows)]
     return tuple(calls_between(problem.queries(rank), whole, problem.band, problem.documents))
 
 
 @lru_cache(maxsize=256)
 def whole_calls(problem: Problem) -> tuple[Call, ...]:
-    """Of all queries with all keys."""
+    """Calls of all queries with all keys."""
     ranks, shift = problem.ranks, problem.ranks * (problem.k_rows - problem.q_rows)
     queries, keys = Chunk(shift, ranks * problem.q_rows), Chunk(0, ranks * problem.k_rows)
     return tuple(calls_between([queries], [keys], problem.band, problem.documents))

@@ -1,8 +1,8 @@
-"""Messages between ranks, as bytes: what torch.distributed is asked for, and nothing else.
+"""Messages between ranks, as bytes: the only use of torch.distributed for data.
 
-Every function returns at once with something to wait for. On a GPU, NCCL sends on a stream of its own: it begins when
-what was launched before is done, what is launched after runs beside it, and waiting makes the current stream wait, not
-the host. With gloo, threads send while the host computes.
+Every function returns immediately with a handle to wait for. On a GPU, NCCL sends on its own stream, after the work
+that was launched before and concurrent with the work launched after; waiting makes the current stream wait, not the
+host. With gloo, threads send while the host computes.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from cute_fa4.distributed.groups import Ranks
 
 Wait = Callable[[], torch.Tensor]
 
-_sent = None  # a list, while bytes are counted
+_sent = None  # a list while bytes are counted
 
 
 def exchange(ranks: Ranks, tensor: torch.Tensor, step: int, what: str) -> Wait:
-    """Send a contiguous tensor `step` places on in the ring; -> the one from `step` places before."""
+    """Send a contiguous tensor to the rank `step` after this one; -> the tensor of the rank `step` before."""
     received = torch.empty_like(tensor)
     _count(tensor.nbytes)
     sending = dist.P2POp(dist.isend, _bytes(tensor), ranks.peer(step), ranks.group)
@@ -31,7 +31,7 @@ def exchange(ranks: Ranks, tensor: torch.Tensor, step: int, what: str) -> Wait:
 
 
 def all_gather(ranks: Ranks, tensor: torch.Tensor, what: str, into=None) -> Wait:
-    """-> (ranks, *shape), from every rank a contiguous tensor. into: where they go, contiguous."""
+    """-> (ranks, *shape), the contiguous tensors of all ranks. into: contiguous memory for them."""
     every = tensor.new_empty((ranks.size, *tensor.shape)) if into is None else into
     _count(tensor.nbytes * (ranks.size - 1))
     with ranks.sending(what):
@@ -66,15 +66,15 @@ def _waiting(ranks: Ranks, what: str, works: list, result: torch.Tensor, *kept) 
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Of a contiguous tensor, in one dimension: not every backend knows every dtype.
+    """The bytes of a contiguous tensor, in one dimension: not every backend supports every dtype.
 
-    A dimension of one element may have any stride, also the last: view it away before the bytes are counted.
+    A dimension of one element may have any stride, also the last, so flatten the tensor first.
     """
     return tensor.view(-1).view(torch.uint8)
 
 
 class counting:
-    """Inside, `sent` adds up the bytes that this rank sends to others; words of the agreement are not counted."""
+    """Inside, `sent` sums the bytes that this rank sends to others, without those of the agreement."""
 
     def __enter__(self):
         global _sent

@@ -1,11 +1,11 @@
-"""Bytes that ranks send, and how many rows hide them: formulas, which tests hold against what is sent.
+"""Formulas for the bytes that ranks send, and for the rows that hide them; tests compare them with the bytes sent.
 
-A row is a token that a rank has. Per row of its own a rank sends, with e bytes an element:
+A row is a token that a rank has. For each of its rows a rank sends, with e bytes per element:
 
     ring, all_gather   (R - 1) 2 heads_kv head_dim e                                            grows with the ranks
     all_to_all         (R - 1) / R ((2 heads_q + 2 max(heads_kv, R)) head_dim e + 4 heads_q)    does not
 
-and per query of a decode step, whose partial results have w bytes an element:
+and per query of a decode step, whose partial results have w bytes per element:
 
     decode             (R - 1) heads ((head_dim e) + (head_dim w + 16))       heads: of a rank's result
 """
@@ -45,7 +45,7 @@ def sent_per_query(
 def rows_that_hide_a_hop(
     flops: float, bytes_per_second: float, group: int, itemsize: int = 2
 ) -> int:
-    """Rows of a rank from which on a ring's message takes no longer than the attention beside it, causal and zigzag.
+    """The least rows per rank for which attention hides the messages of a ring, causal and zigzag.
 
     A hop of L rows sends 2 L heads_kv head_dim e bytes under 2 L^2 heads_q head_dim operations: head dim and heads fall
     out, but for their ratio `group`.

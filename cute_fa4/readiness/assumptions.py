@@ -1,12 +1,13 @@
-"""What the documents assume of a B200, and what a run says of it: confirmed, refuted, or not measured.
+"""Constants of a B200 that the documents assume, and a run's verdict: confirmed, refuted, or not measured.
 
     constant            assumed by the cycle model (docs/performance/method.md) measured by the stage
     claim, lat_* ...    cycles                                                  instructions
     clock_ghz ...       conditions of the run                                   machine
-    claims: CLASS       the kernel that claims is the faster one                claims by class
+    claims: CLASS       the kernel that claims is faster                claims by class
 
-A constant is confirmed within its tolerance: TIGHT where the table of speeds follows it, LOOSE where the model hides
-most of it, or where nobody had a source. What no stage measures is listed, so that the report says what stays open.
+A constant is confirmed within its tolerance: TIGHT if modeled speeds depend on it, LOOSE if the model hides most of
+it or no source was found. Constants that no stage measures are listed, too, so the report shows what is still
+unknown.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ CONFIRMED, REFUTED, NOT_MEASURED = "confirmed", "refuted", "not measured"
 
 @dataclass(frozen=True)
 class Constant:
-    """One number of the cycle model: its value there (a test holds the two equal), and how near a run must come.
+    """One number of the cycle model: its value there (a test compares the two), and its tolerance.
 
     tolerance  relative; None: no stage measures it
     """
@@ -88,13 +89,13 @@ CONSTANTS = {
     "cold_memory": Constant(0.53125, "fraction of bytes / hbm_tbs"),
     "second_run_speed": Constant(0.8081249999999999, "factor on clock"),
 }
-# A class whose speeds lie closer together than this is no evidence against either kernel.
+# If the two speeds of a class differ by less than this, neither kernel is refuted.
 NOISE = 0.005
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a run says of one assumption."""
+    """The verdict of a run on one assumption."""
 
     name: str
     assumed: str
@@ -107,7 +108,7 @@ class Verdict:
 
 
 def verdicts(measured: dict) -> list[Verdict]:
-    """Of every assumption. measured: what the stages returned, by name; stages that did not run are missing."""
+    """The verdict on every assumption. measured: results of the stages that ran, by name."""
     found = {
         **measured.get("instructions", {}).get("cycles", {}),
         **measured.get("machine", {}).get("constants", {}),

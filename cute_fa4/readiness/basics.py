@@ -1,4 +1,4 @@
-"""The harmless stages: devices, one copy, the smallest launch, every head dim. No kernel claims blocks."""
+"""The basic stages: devices, one copy, the smallest launch, every head dim. No kernel claims blocks."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from cute_fa4.reference import attention_float64
 from cute_fa4.sm100.choose.choose_config import DEPTHS
 
 NO_CLAIMS = {CLAIMS: "off"}
-# Each tensor is an allocation of the driver, so that none of our memory is before K or after V.
+# Each tensor is an allocation of the driver, so that no other tensor is adjacent to K or V.
 NO_POOL = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-# (rows of K, first row, rows that are valid): all, some, the last ones, none at the end, few in a short tensor.
+# (rows of K, first row, rows that are valid): all, some, the last ones, none past the end, few in a short tensor.
 BOXES = ((2048, 0, 8), (2048, 0, 3), (2048, 2041, 7), (2048, 2048, 0), (5, 2, 3))
 
 
 def device(context: Context) -> dict:
-    """Versions, and that the device is one that runs the kernel."""
+    """Versions, and whether the device can run the kernel."""
     from cute_fa4.aot.manifest import versions
     from cute_fa4.compiler import toolkit
 
@@ -44,7 +44,7 @@ def device(context: Context) -> dict:
 
 
 def keys_begin_an_allocation(context: Context) -> dict:
-    """One TMA load, cut at run time, of a K that begins its allocation: docs/decisions/0005."""
+    """One TMA load, clipped at run time, of a K at the start of its allocation: docs/decisions/0005."""
     from cute_fa4.readiness import probes
 
     for rows, first, valid in BOXES:
@@ -70,11 +70,11 @@ HEAD_DIMS = (
     64,
     72,
     128,
-)  # in the quick run: the least, one chunk, a chunk and a half step, two chunks
+)  # in the quick run: the smallest, one chunk, a chunk and half a step, two chunks
 
 
 def head_dims(context: Context) -> dict:
-    """Every head dim and dtype, with and without a causal mask; two query tiles, a key tile that is cut."""
+    """Every head dim and dtype, with and without a causal mask; two query tiles, a partial key tile."""
     worst = {}
     dtypes = context.size((torch.bfloat16, torch.float16), (torch.bfloat16,))
     for head_dim in context.size(DEPTHS, HEAD_DIMS):
@@ -93,11 +93,11 @@ def head_dims(context: Context) -> dict:
     return {"errors": worst}
 
 
-OF_P = 2.0**-4 + 2.0**-8  # three mantissa bits, and less for all else
+OF_P = 2.0**-4 + 2.0**-8  # three mantissa bits, and a margin for everything else
 
 
 def eight_bits(context: Context) -> dict:
-    """e4m3 with scales of heads and of tokens: many queries and few, also of 16 bits; half a key tile at the end."""
+    """e4m3 with per-head and per-token scales: many and few queries, also 16-bit; half a key tile at the end."""
     e4m3, heads, errors = E4M3.torch, (4, 2), {}
     many, few = (e4m3, context.size(300, 130)), (torch.bfloat16, 3)
     for granularity in context.size(("heads", "tokens"), ("tokens",)):

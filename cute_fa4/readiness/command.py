@@ -20,7 +20,7 @@ STAGES: tuple[Stage, ...] = (
 
 
 def run(device: str, path: str, stages: tuple[Stage, ...] = STAGES) -> int:
-    """0: every stage that can run here passed; 1: one did not, and the report says which."""
+    """0: every stage that can run here passed; 1: one did not, and the report names it."""
     context, target = Context(device), Path(path)
     if not target.parent.is_dir():
         raise ValueError(

@@ -17,7 +17,7 @@ def problem(context: Context, seed: int):
 
 
 def differing(context: Context, streams, call, expected, rounds: int) -> list:
-    """What is wrong when threads make call(0), call(1), ... at once, one for each stream: errors, and their numbers.
+    """Failures when threads make call(0), call(1), ... concurrently, one per stream: errors, and their numbers.
 
     streams   None is torch's default stream, which every thread uses if it sets none
     expected  what each call must return, bit for bit
@@ -31,7 +31,7 @@ def differing(context: Context, streams, call, expected, rounds: int) -> list:
                 if context.on_gpu:
                     torch.cuda.current_stream().synchronize()
             failures.extend(n for out in outs if not same_bits(out, expected[n]))
-        except Exception as error:  # of a thread: reported by the stage
+        except Exception as error:  # raised in a thread: reported by the stage
             failures.append(error)
 
     threads = [threading.Thread(target=work, args=item) for item in enumerate(streams)]
@@ -47,7 +47,7 @@ def own_streams(context: Context) -> list:
 
 
 def two_streams(context: Context) -> dict:
-    """Two problems at once, each on a stream of its own; on the emulator two threads."""
+    """Two problems at once, each on a separate stream; on the emulator two threads."""
     problems = [problem(context, seed) for seed in range(2)]
 
     def call(n: int):
@@ -61,7 +61,7 @@ def two_streams(context: Context) -> dict:
 
 
 def captured(context: Context, call) -> Callable[[], None]:
-    """What replays a call, captured as torch's documentation has it; the emulator has no graphs and calls again."""
+    """A function that replays a captured call; without graphs (emulator) it calls again."""
     if not context.on_gpu:
         return call
     side = torch.cuda.Stream()
@@ -92,7 +92,7 @@ def graph(context: Context) -> dict:
 
 
 def split_keys(context: Context) -> dict:
-    """Partial results of two problems at once: threads on the default stream, and two graphs that are replayed."""
+    """Partial results of two problems at once: threads on the default stream, and two replayed graphs."""
     problems = [problem(context, seed) for seed in range(2)]
     outs = [torch.empty_like(q) for q, _, _ in problems]
 
@@ -122,7 +122,7 @@ def split_keys(context: Context) -> dict:
 
 
 def co_residency(context: Context) -> dict:
-    """A kernel that takes all of tensor memory again and again, and a matrix product, beside attention."""
+    """Attention concurrent with a kernel that repeatedly allocates all of tensor memory, and with a matrix product."""
     from cute_fa4.readiness import probes
 
     q, k, v = problem(context, 0)
@@ -145,7 +145,7 @@ def co_residency(context: Context) -> dict:
     wrong = sum(not same_bits(other, expected) for other in outs)
     require(wrong == 0, f"{wrong} of {launches} launches differ beside another kernel")
     right = probes.expected_of_neighbour(blocks, rounds, context.device)
-    # Sums of many rounds are rounded; what belongs to another CTA would be off by whole numbers a round.
+    # Sums of many rounds are rounded; values of another CTA would be off by whole numbers per round.
     require(
         torch.allclose(out, right, rtol=1e-4),
         "the neighbour's tensor memory was changed, or its sums are wrong",

@@ -1,7 +1,7 @@
-"""Contracts of the chip, one small launch each: what the documents promise and no chip has shown to these kernels.
+"""Documented hardware behavior that no GPU has confirmed for these kernels, one small launch each.
 
-Each stage fails, hangs or crashes separately, so that the first run on a chip names the contract and not a kernel that
-relies on ten of them. The report then shows what the contract rests on, and what others met there.
+Each stage fails, hangs or crashes separately, so the first run on a GPU names the behavior itself and not a kernel
+that relies on ten of them. The report then shows where it is documented, and the problems that others reported.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ GATHER4 = "cp.async.bulk.tensor.2d.shared::{}.global.tile::gather4.mbarrier::com
 
 @dataclass(frozen=True)
 class Contract:
-    """One promise of the documents.
+    """One documented behavior.
 
-    executes   beginnings of the PTX instructions that the launch must execute to be about it
-    documents  where it is promised
-    reports    what happened to others there, with the place where they say it
+    executes   prefixes of the PTX instructions that the launch must execute
+    documents  where it is documented
+    reports    problems reported by others, with links
     """
 
     name: str
@@ -50,7 +50,7 @@ class Contract:
 
 
 def pair_of_allocations(context: Context, commits: bool = False) -> dict:
-    """Both CTAs of a pair take tensor memory together, write it, read it back and free it."""
+    """Both CTAs of a pair allocate tensor memory together, write it, read it back and free it."""
     from cute_fa4.readiness import probes
 
     found = probes.of_pairs(context.size(64, 1), commits, context.device, context.arch)
@@ -76,7 +76,7 @@ def claims_of_pairs(context: Context) -> dict:
 
 
 def merge_in_a_cluster(context: Context) -> dict:
-    """One query, 256 keys: two CTAs of a cluster take a half each, and one sends its part to the other."""
+    """One query, 256 keys: two CTAs of a cluster take half each, and one sends its part to the other."""
     q = context.random(1, 1, 8, 64)
     k, v = (context.random(1, 256, 1, 64, seed=seed) for seed in (1, 2))
     out = flash_attn_func(q, k, v, num_splits=0)
@@ -111,7 +111,7 @@ def gathered_rows_of_pairs(context: Context) -> dict:
 
 
 def error_of_8_bits(out, q, k, v, what: str, **options) -> float:
-    """Largest error relative to what attention over |v| gives; Wrong beyond the error of P of eight bits."""
+    """Largest error relative to attention over |v|; raises Wrong beyond the error of 8-bit P."""
     q, k, v = (x.double().cpu() for x in (q, k, v))
     exact, _ = attention_float64(q, k, v, **options)
     of_sizes, _ = attention_float64(q, k, v.abs(), **options)
@@ -143,7 +143,7 @@ def odd_widths(context: Context) -> dict:
 
 
 def two_kinds(context: Context) -> dict:
-    """64 columns of q and K of 8 bits and 32 of 16 make one S."""
+    """64 8-bit and 32 16-bit columns of q and K accumulate one S."""
     q, k, v = (context.random(1, 40, 1, depth, seed=i) for i, depth in enumerate((96, 96, 64)))
     own, v8 = [x[..., :64].to(E4M3) for x in (q, k)], v.to(E4M3)
     q_rope, k_rope = (x[..., 64:].contiguous() for x in (q, k))
@@ -156,7 +156,7 @@ def two_kinds(context: Context) -> dict:
 
 
 def latent_pairs(context: Context) -> dict:
-    """128 heads of a latent cache: pairs of CTAs whose products have 128 rows, 64 in each."""
+    """128 heads of a latent cache: CTA pairs whose MMAs have 128 rows, 64 in each CTA."""
     from cute_fa4.mla import flash_mla_with_kvcache
 
     q = context.random(1, 1, 128, 576)
@@ -171,7 +171,7 @@ def latent_pairs(context: Context) -> dict:
 
 
 def dependent_merge(context: Context) -> dict:
-    """A split call, whose merge may start early, captured and replayed beside a stream that copies."""
+    """A split call, whose merge may start early, captured, and replayed concurrently with copies on another stream."""
     q = context.random(1, 36, 4, 64)
     k, v = (context.random(1, 300, 1, 64, seed=seed) for seed in (1, 2))
     out, ballast = torch.empty_like(q), context.random(context.size(1 << 24, 16))

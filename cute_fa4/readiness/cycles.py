@@ -1,6 +1,6 @@
-"""Cycles of single instructions, as one warp of each CTA sees them: a kernel that asks one question after the other.
+"""A kernel that measures cycles of single instructions, one after another, in one warp of each CTA.
 
-On the emulator a cycle is an instruction and says nothing about a chip.
+On the emulator a cycle is one instruction and says nothing about a GPU.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ QUESTIONS = (
 
 @cute.kernel
 def cycles_kernel(out: cute.Tensor):
-    """One warp, one CTA an SM: cycles of each of QUESTIONS; CTA 0 writes."""
+    """One warp, one CTA per SM: cycles of each of QUESTIONS; CTA 0 writes the results."""
     base = cute.arch.get_dyn_smem(cutlass.Int8, alignment=1024)
     response = cute.recast_ptr(base, dtype=Int32)
     claimed = cute.recast_ptr(base + 16, dtype=Int64)
@@ -56,7 +56,7 @@ def cycles_kernel(out: cute.Tensor):
 
 @cute.jit
 def of_claim(thread, claimed, response):
-    """A claim of another block, from its issue to the answer."""
+    """A claim of another block, from issue to response."""
     begin = cute.arch.clock()
     if thread == 0:
         cute.arch.mbarrier_arrive_and_expect_tx(claimed, 16)
@@ -67,7 +67,7 @@ def of_claim(thread, claimed, response):
 
 @cute.jit
 def of_alloc(place):
-    """Of 32 columns of tensor memory; their address is at `place` afterwards."""
+    """An allocation of 32 columns of tensor memory; `place` receives their address."""
     begin = cute.arch.clock()
     cute.arch.alloc_tmem(32, place)
     cycles = cute.arch.clock() - begin
@@ -77,7 +77,7 @@ def of_alloc(place):
 
 @cute.jit
 def of_tensor_memory(thread, place, kept):
-    """A load: the next address is what was read, 0."""
+    """A load: the next address is the loaded value, 0."""
     address = cute.make_tensor(place, cute.make_layout(1))[0]
     tensor_memory.store(address, [Int32(0), Int32(0)])
     tensor_memory.wait_store()
@@ -112,7 +112,7 @@ def of_sync():
 
 @cute.jit
 def of_exponential(thread, kept):
-    """ex2: the next exponent is what was computed."""
+    """ex2: the next exponent is the previous result."""
     x = Float32(thread)
     begin = cute.arch.clock()
     for _ in cutlass.range_constexpr(REPEATS):
@@ -123,7 +123,7 @@ def of_exponential(thread, kept):
 
 @cute.jit
 def of_shared(words):
-    """A load of shared memory: the next place is what was read, 0."""
+    """A load of shared memory: the next address is the loaded value, 0."""
     at = Int32(0)
     begin = cute.arch.clock()
     for _ in cutlass.range_constexpr(REPEATS):
@@ -137,7 +137,7 @@ def cycles(out: cute.Tensor, grid: Int32, stream):
 
 
 def measured_cycles(device: str, arch: str, blocks: int, times: int) -> dict[str, int]:
-    """The median over `times` launches of what CTA 0 saw, by question. blocks: some must be left to claim."""
+    """The median over `times` launches of CTA 0's cycles, by question. blocks: some must be left to claim."""
     function = compiled(
         cycles, device, arch, make_fake_compact_tensor(Int32, (len(QUESTIONS),)), Int32(0)
     )

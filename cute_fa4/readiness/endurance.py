@@ -1,4 +1,4 @@
-"""The same launch many times, blocks that are claimed, sequences without rows, and every block exactly once."""
+"""The same launch many times, claimed blocks, sequences without rows, and every block exactly once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LAUNCHES, LAUNCHES_ON_CPU = 10_000, 3
 
 
 def identical_launches(context: Context) -> dict:
-    """One problem, many launches: whatever differs is a race."""
+    """One problem, many launches: a difference is a race."""
     launches = context.size(LAUNCHES, LAUNCHES_ON_CPU)
     length, heads = context.size((1000, 16), (200, 1))
     q, k, v = (context.random(1, length, heads, 128, seed=seed) for seed in range(3))
@@ -52,7 +52,7 @@ def claims(context: Context) -> dict:
 
 
 def packed_with_empty_sequences(context: Context) -> dict:
-    """Sequences without queries, without keys, and long ones beside them."""
+    """Sequences without queries, without keys, and long sequences in the same batch."""
     q_lengths = context.size((0, 700, 1, 0, 256, 3000, 0), (0, 130, 1, 0))
     k_lengths = context.size((5, 700, 0, 0, 300, 3000, 9), (5, 130, 0, 0))
     q = context.random(sum(q_lengths), 2, 128)
@@ -88,7 +88,7 @@ def packed_with_empty_sequences(context: Context) -> dict:
 
 
 def count_visits(score, batch, head, q_idx, kv_idx, aux):
-    """A score function that leaves the score and counts: every row that meets the first key."""
+    """A score function that returns the score unchanged and counts rows at the first key."""
     import cutlass.cute as cute
     from cutlass import Int32
 
@@ -102,14 +102,14 @@ def count_visits(score, batch, head, q_idx, kv_idx, aux):
     return score
 
 
-# It writes to memory, which no traced function does.
+# It writes to memory, unlike traced functions.
 COUNT_VISITS = ScoreMod(InKernel(count_visits), "count_visits")
 
 
 def every_block_once(context: Context) -> dict:
-    """Outputs full of NaN, and a counter a row: every block wrote its rows, and none ran twice."""
+    """Outputs start as NaN, with a counter per row: every block wrote its rows, and none ran twice."""
     batch, heads, blocks = context.size((4, 16, 8), (1, 1, 2))
-    length = 256 * blocks  # whole blocks: a row beyond the end would count for the last one
+    length = 256 * blocks  # whole blocks: a row past the end would count for the last one
     keys = 128
     q = context.random(batch, length, heads, 64)
     k, v = (context.random(batch, keys, heads, 64, seed=seed) for seed in (1, 2))

@@ -15,7 +15,7 @@ REPEATS = 30
 
 
 def instructions(context: Context) -> dict:
-    """Cycles of single instructions, as one warp sees them; on the emulator they are counts and mean nothing."""
+    """Cycles of single instructions, as one warp sees them; on the emulator they are only instruction counts."""
     from cute_fa4.readiness import cycles
 
     blocks = 2
@@ -25,7 +25,7 @@ def instructions(context: Context) -> dict:
     require(set(found) == set(cycles.QUESTIONS), f"answers to {sorted(found)}")
     if not context.on_gpu:
         return {"questions": list(found)}
-    # arrive + wait is measured as a whole; the model has the halves.
+    # arrive + wait is measured together; the model has both separately.
     half = found.pop("mbarrier_round_trip") / 2
     return {"cycles": found | {"mbarrier_arrive": half, "mbarrier_wake": half}}
 
@@ -55,7 +55,7 @@ def machine(context: Context) -> dict:
 
 
 def class_problems(context: Context) -> dict:
-    """A call of each class of sm100/blueprint/claims.py: short ones, where claims matter most, and long ones."""
+    """A call of each class of sm100/blueprint/claims.py: short ones, which gain most from claims, and long ones."""
     found = {}
     for length in (512, 4096):
         batch = 32768 // length

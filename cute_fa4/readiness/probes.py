@@ -1,6 +1,6 @@
-"""Small kernels that ask the machine one question each: a copy, a neighbour. Cycles of instructions: cycles.py.
+"""Small kernels that test one hardware behavior each: a copy, a neighbor, a pair. cycles.py has instruction timing.
 
-Every one runs on the emulator, too, where a cycle is an instruction and says nothing about a chip.
+All of them also run on the emulator.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WORDS = ROWS * COLUMNS // 2
 
 
 def compiled(kernel, device: str, arch: str, *arguments):
-    """The function of a host function of this file, which takes its tensors and runs on torch's stream."""
+    """Compiles a host function of this file; the result takes tensors and runs on torch's stream."""
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
     if device == "cpu":
         from cute_fa4 import emulator
@@ -77,7 +77,7 @@ def copied(k: torch.Tensor, first: int, valid: int, arch: str) -> torch.Tensor:
     """Rows [first, first + valid) of k (total, 1, 64), zeros after them: (8, 64), as one TMA load returns them."""
     out = torch.empty(WORDS, dtype=torch.int32, device=k.device)
     copy_function(k.device.type, arch)(k, out, first, valid)
-    # 128-byte swizzle: the 16 bytes j of row r stand at j xor r.
+    # 128-byte swizzle: 16-byte piece j of row r is stored at j xor r.
     chunks = out.view(torch.bfloat16).view(ROWS, 8, 8)
     order = torch.arange(8, device=k.device) ^ torch.arange(ROWS, device=k.device)[:, None]
     return chunks[torch.arange(ROWS, device=k.device)[:, None], order].reshape(ROWS, COLUMNS)
@@ -88,7 +88,7 @@ def copied(k: torch.Tensor, first: int, valid: int, arch: str) -> torch.Tensor:
 
 @cute.kernel
 def neighbour_kernel(out: cute.Tensor, rounds: Int32):
-    """Takes all of tensor memory, writes it, reads it back, gives it back; again and again."""
+    """Repeatedly allocates all of tensor memory, writes it, reads it back and frees it."""
     base = cute.arch.get_dyn_smem(cutlass.Int8, alignment=1024)
     place = cute.recast_ptr(base, dtype=Int32)
     thread, _, _ = cute.arch.thread_idx()
@@ -125,7 +125,7 @@ def neighbour_function(device: str, arch: str):
 
 
 def expected_of_neighbour(blocks: int, rounds: int, device) -> torch.Tensor:
-    """What `neighbour` writes: sums of small whole numbers, exact in float32."""
+    """The values that `neighbour` writes: sums of small whole numbers, exact in float32."""
     own = torch.arange(blocks, device=device)[:, None] + torch.arange(WARP, device=device)
     return (8 * rounds * own + 8 * (rounds * (rounds - 1) // 2) + 28 * rounds).float().ravel()
 
@@ -135,9 +135,9 @@ def expected_of_neighbour(blocks: int, rounds: int, device) -> torch.Tensor:
 
 @cute.kernel
 def pair_kernel(out: cute.Tensor, commits: cutlass.Constexpr):
-    """Two CTAs take 32 columns together; every thread writes its number there, and out is what it reads back.
+    """Two CTAs allocate 32 columns together; each thread writes its index, reads it back, and stores it to out.
 
-    commits: before they read, both wait for a commit of CTA 0 without any MMA before it
+    commits: before reading, both wait for a commit of CTA 0 that follows no MMA
     """
     base = cute.arch.get_dyn_smem(cutlass.Int8, alignment=1024)
     place, barrier = cute.recast_ptr(base, dtype=Int32), cute.recast_ptr(base + 8, dtype=Int64)
@@ -166,7 +166,7 @@ def pair_kernel(out: cute.Tensor, commits: cutlass.Constexpr):
 
 
 def meet():
-    """Both CTAs are here."""
+    """Cluster barrier of both CTAs."""
     cute.arch.cluster_arrive()
     cute.arch.cluster_wait()
 
@@ -189,7 +189,7 @@ def pairs_function(device: str, arch: str, commits: bool):
 
 
 def of_pairs(number: int, commits: bool, device: str, arch: str) -> torch.Tensor:
-    """What so many pairs of CTAs of a warp each write: 0, 1, 2, ..."""
+    """The output of this many pairs of one-warp CTAs: 0, 1, 2, ..."""
     out = torch.full((number * 2 * WARP,), -1.0, device=device)
     pairs_function(device, arch, commits)(out)
     return out

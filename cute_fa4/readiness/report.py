@@ -1,4 +1,4 @@
-"""The report: one JSON file whose first entry is lines for people.
+"""The report: one JSON file that starts with a readable summary.
 
 {"head": ["cute_fa4, first run: ...", ...], "schema": 1, "device": ..., "date": ...,
  "stages": [{"stage", "asks", "status", "reason", "seconds", "measured", "output", "suspect"}],

@@ -1,4 +1,4 @@
-"""Stages, each in a process of its own: a hang or a crash is an answer, and cannot take the report with it."""
+"""Runs each stage in a separate process, so that a hang or a crash becomes a result and the report is still written."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHOWN_CHARACTERS = 4000  # of what a stage's process wrote
 
 @dataclass(frozen=True)
 class Outcome:
-    """status: one of the words above; reason: of any but "passed"; measured: what the stage returned."""
+    """status: one of the words above; reason: of any status but "passed"; measured: the stage's result."""
 
     stage: str
     status: str
@@ -36,7 +36,7 @@ class Outcome:
 
 
 def command_of(stage: Stage, context: Context, answer: Path) -> list[str]:
-    """The process of a stage; it writes its answer as JSON."""
+    """Starts the process of a stage, which writes its result as JSON."""
     module = "cute_fa4.readiness"
     return [sys.executable, "-m", module, stage.name, context.device, str(answer)]
 
@@ -47,7 +47,7 @@ def run_all(
     finished: Callable[[Outcome], None] = lambda outcome: None,
     command: Callable[[Stage, Context, Path], list[str]] = command_of,
 ) -> list[Outcome]:
-    """One after the other, until one does not pass; finished(outcome) is called after each."""
+    """Runs stages in order until one does not pass; finished(outcome) is called after each."""
     outcomes, stopped = [], False
     for stage in stages:
         if stopped:
@@ -63,7 +63,7 @@ def run_all(
 
 
 def run_one(stage: Stage, context: Context, command=command_of) -> Outcome:
-    """One stage, ended by force when its time is over."""
+    """Runs one stage, and kills it after its time limit."""
     limit = stage.seconds if context.on_gpu else max(stage.seconds, SECONDS_ON_CPU)
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(dir=_scratch.path()) as folder:
@@ -73,7 +73,7 @@ def run_one(stage: Stage, context: Context, command=command_of) -> Outcome:
                 command(stage, context, answer),
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                # What a stage has printed must be in its log also where it crashes.
+                # Output of a stage must be in its log even if it crashes.
                 env={**os.environ, "PYTHONUNBUFFERED": "1", **stage.environment},
                 start_new_session=True,
             )
@@ -96,7 +96,7 @@ def run_one(stage: Stage, context: Context, command=command_of) -> Outcome:
 
 
 def _end(process: subprocess.Popen) -> None:
-    """The process and those that it started; a process that waits for a GPU may need a moment to be gone."""
+    """Kill the process and its children; a process that waits for a GPU may take a moment to end."""
     if process.poll() is None:
         try:
             os.killpg(process.pid, signal.SIGKILL)
@@ -105,7 +105,7 @@ def _end(process: subprocess.Popen) -> None:
         try:
             process.wait(timeout=30)
         except subprocess.TimeoutExpired:
-            pass  # it cannot be ended: the report says that it hung
+            pass  # it cannot be killed: the report says that it hung
 
 
 def _how_it_ended(status: int) -> str:
@@ -115,7 +115,7 @@ def _how_it_ended(status: int) -> str:
 
 
 def answer_of(stage: Stage, context: Context) -> dict:
-    """In the stage's process: what it measured, or why it failed. An error of CUDA fails it, too."""
+    """In the stage's process: its result, or why it failed. A CUDA error also fails it."""
     from cute_fa4.readiness.stage import run
 
     try:

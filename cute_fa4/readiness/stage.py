@@ -1,4 +1,4 @@
-"""A stage: one question to the machine, answered by what it measured, or refused with what was wrong."""
+"""A stage: one test of the machine, which returns measurements or raises."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ CLAIMS = "CUTE_FA4_CLAIMS"
 
 
 class Wrong(AssertionError):
-    """The machine did something else than it should; the text says what."""
+    """The machine did not behave as documented; the text describes the difference."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """run(context) returns what was measured, or raises; whatever it raises fails the stage.
+    """run(context) returns measurements, or raises; any exception fails the stage.
 
     asks         the question, for the report
-    seconds      the watchdog's limit on a GPU; on the emulator SECONDS_ON_CPU
+    seconds      time limit on a GPU; on the emulator SECONDS_ON_CPU
     environment  of the stage's process
-    needs_gpu    it measures time, or what the emulator has not
-    suspect      what to look at first when it fails, hangs or crashes
+    needs_gpu    it measures time, or something that the emulator lacks
+    suspect      where to look first if it fails, hangs or crashes
     """
 
     name: str
@@ -76,13 +76,13 @@ class Context:
 
 
 def require(condition, text: str) -> None:
-    """Wrong(text) unless the condition holds."""
+    """Raises Wrong(text) unless the condition holds."""
     if not bool(condition):
         raise Wrong(text)
 
 
 def error_of(out, q, k, v, what: str, **options) -> float:
-    """Largest |out - float64|; Wrong where it is more than a correct kernel may show. Dense tensors of one batch."""
+    """Largest |out - float64|; raises Wrong if it exceeds the allowed error. Dense tensors of one batch."""
     exact, _ = attention_float64(q, k, v, **options)
     allowed = allowed_error(q, k, v, **options).out
     error = max_error(out, exact)
@@ -91,18 +91,18 @@ def error_of(out, q, k, v, what: str, **options) -> float:
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Equal, NaN by NaN."""
+    """Equal, with NaN equal to NaN."""
     integers = {2: torch.int16, 4: torch.int32}[a.element_size()]
     return torch.equal(a.view(integers), b.view(integers))
 
 
 @contextlib.contextmanager
 def kernels_with(claims: str):
-    """Calls inside choose kernels that claim ("on"), that do not ("off"), or as the rule says ("auto")."""
+    """Inside, calls choose kernels with claims ("on"), without ("off"), or by the rule ("auto")."""
     from cute_fa4.calls import repeat
     from cute_fa4.sm100.choose.choose_config import config_for
 
-    def forget():  # the choice is made once for calls that are alike
+    def forget():  # the choice is cached for similar calls
         repeat.clear()
         config_for.cache_clear()
 
@@ -120,7 +120,7 @@ def kernels_with(claims: str):
 
 
 def run(stage: Stage, context: Context) -> dict:
-    """What the stage measured; the emulator's remark that it is slow is not shown."""
+    """Run the stage without the emulator's warning about speed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EmulatorWarning)
         found = stage.run(context)

@@ -2,8 +2,9 @@
 
 build_shared_library("lanes", source)  ->  ~/.cache/cute_fa4/built/lanes-<sha256 of the source>.so, .so.sha256
 
-What is there is used if this user wrote it, nobody else can write it, and its hash is the one noted beside it: it is
-loaded as code. Where nothing can be kept so, it is built once in each process, and a note says why.
+A cached library is loaded as code. It is used only if this user wrote it, no other user can write it, and its hash
+matches the recorded one. If no such directory exists, each process builds the library once, and a note gives the
+reason.
 """
 
 import functools
@@ -28,7 +29,7 @@ class CCompilerError(RuntimeError):
 
 
 def find_compiler():
-    """Path of the C compiler: $CC, else cc, gcc or clang. Raises CCompilerError when there is none."""
+    """Path of the C compiler: $CC, else cc, gcc or clang. Raises CCompilerError if there is none."""
     for name in (os.environ.get("CC"), "cc", "gcc", "clang"):
         path = shutil.which(os.path.expanduser(name)) if name else None
         if path:
@@ -62,7 +63,7 @@ def link_shared_library(output, inputs, flags=()):
 
 def _build(name, source, flags, suffix, libraries=()):
     compiler = find_compiler()
-    # -march=native code must not travel between machines that share a home directory.
+    # -march=native code must not be shared by machines with a common home directory.
     host = _cpu_identity() if any("native" in flag for flag in flags) else ""
     key = "\0".join((compiler, *flags, host, source)).encode()
     file = f"{name}-{hashlib.sha256(key).hexdigest()[:24]}{suffix}"
@@ -85,12 +86,12 @@ def _build(name, source, flags, suffix, libraries=()):
 
 
 def _keep(built, directory):
-    """Move a file, and one with its hash, to a directory."""
+    """Move a file and a file with its hash to a directory."""
     noted = _noted(built)
     noted.write_text(_digest(built))
     for made in (noted, built):
         made.chmod(0o600)
-        # Atomic: another process that builds the same library replaces it by equal bytes.
+        # Atomic: another process that builds the same library replaces it with equal bytes.
         os.replace(made, directory / made.name)
 
 
@@ -99,7 +100,7 @@ def _noted(path):
 
 
 def _is_as_built(path):
-    """Whether a file is there that this user wrote, nobody else can write, and whose hash is the one noted with it."""
+    """Whether a file exists that this user wrote, no other user can write, and whose hash matches the recorded one."""
     noted = _noted(path)
     try:
         ours = all(stat.S_ISREG(s.st_mode) and is_ours(s) for s in (path.lstat(), noted.lstat()))
@@ -114,7 +115,7 @@ def _digest(path):
 
 @functools.cache
 def _note(why):
-    """Once for each reason."""
+    """Log each reason once."""
     LOG.warning("what the C compiler makes is kept for this process only: %s", why)
 
 

@@ -1,4 +1,4 @@
-"""Where files are kept that later processes execute: directories that only the user of this process can write to.
+"""Directories for files that later processes execute: only the user of this process can write to them.
 
 $CUTE_FA4_CACHE_DIR, else $XDG_CACHE_HOME/cute_fa4, else ~/.cache/cute_fa4
   kernels/     compiled kernels (cute_fa4/aot/disk_cache.py)
@@ -15,7 +15,7 @@ OTHERS_MAY_WRITE = 0o022
 
 
 class UnusableDirectory(Exception):
-    """Nothing may be kept in a directory, or executed from it; the text says why."""
+    """A directory that must not hold files to execute; the text gives the reason."""
 
 
 def cache_root() -> Path:
@@ -29,7 +29,7 @@ def cache_root() -> Path:
 def own_directory(name: str) -> Path:
     """The directory of that name in the cache, created. Raises UnusableDirectory."""
     root = cache_root()
-    for directory in (root, root / name):  # who may write to the first could replace the second
+    for directory in (root, root / name):  # a writer of the first could replace the second
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             status = directory.stat()
@@ -44,5 +44,5 @@ def own_directory(name: str) -> Path:
 
 
 def is_ours(status: os.stat_result) -> bool:
-    """Whether nobody but the user of this process, and root, can have written what has this status."""
+    """Whether only the user of this process, or root, can have written the file with this status."""
     return status.st_uid == os.geteuid() and not status.st_mode & OTHERS_MAY_WRITE

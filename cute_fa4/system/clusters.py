@@ -1,8 +1,8 @@
-"""How many clusters of CTAs a GPU runs at the same time: asked of its driver, once for each device and size.
+"""The number of clusters of CTAs that a GPU runs at the same time, queried from its driver once per device and size.
 
-A cluster does not reach across the parts of a chip (GPCs), and these differ in size, from one chip of a model to the
-next as well. cuOccupancyMaxActiveClusters knows; it wants a kernel, so an empty one is loaded, with as much shared
-memory as a CTA can have: one CTA an SM, as the kernels of this package.
+A cluster cannot span the GPCs of a chip. Their sizes differ, even between chips of one model.
+cuOccupancyMaxActiveClusters knows them. It needs a kernel, so an empty one is loaded, with as much shared memory as
+a CTA can have: one CTA per SM, as for the kernels of this package.
 
 CUDA Driver API, "Occupancy": cuOccupancyMaxActiveClusters; CUlaunchConfig, CUlaunchAttribute.
 """
@@ -14,7 +14,7 @@ from functools import cache
 
 import torch
 
-SHARE = (7, 8)  # of the SMs that clusters surely fill, where no driver can be asked
+SHARE = (7, 8)  # of the SMs that clusters certainly fill, if no driver can be queried
 THREADS = 128
 _CLUSTER_DIMENSION, _MAX_DYNAMIC_SHARED = 4, 8  # CU_LAUNCH_ATTRIBUTE_..., CU_FUNC_ATTRIBUTE_...
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
@@ -34,7 +34,7 @@ class _Config(ctypes.Structure):
 
 
 def most_clusters(device: torch.device, ctas: int, sms: int) -> int:
-    """Clusters of so many CTAs that run at the same time; sms: of the device, for where its driver cannot be asked.
+    """Clusters of this many CTAs that run at the same time. sms: of the device, used without a driver.
 
     >>> [most_clusters(torch.device("cpu"), ctas, 148) for ctas in (2, 4, 8)]
     [64, 32, 16]
@@ -46,11 +46,11 @@ def most_clusters(device: torch.device, ctas: int, sms: int) -> int:
 
 @cache
 def asked_of_driver(index: int, ctas: int) -> int | None:
-    """The same of CUDA device `index`; None: its driver does not say."""
+    """The same for CUDA device `index`; None if its driver does not report it."""
     try:
         with torch.cuda.device(index):
             return _asked(ctypes.CDLL("libcuda.so.1"), index, ctas)
-    except (OSError, RuntimeError, AttributeError):  # no driver, or one that does not know clusters
+    except (OSError, RuntimeError, AttributeError):  # no driver, or one without clusters
         return None
 
 
@@ -60,7 +60,7 @@ def _asked(driver, index: int, ctas: int) -> int:
         if status:
             raise RuntimeError(f"{name}: status {status}")
 
-    # A call may be captured in a graph: loading a kernel is then allowed in this mode alone, and enqueues nothing.
+    # During a graph capture, loading a kernel is allowed only in this mode; it enqueues nothing.
     mode = ctypes.c_int(_RELAXED)
     call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
     try:

@@ -1,10 +1,10 @@
-"""Which executor runs tensors of a device, and for which architecture the kernel is compiled.
+"""The executor for tensors of a device, and the architecture for which the kernel is compiled.
 
 device of the tensors             executor   compiled for
 cpu                               emulator   sm_100a
 cuda, compute capability 10.0     cuda       sm_100a      B200, GB200
 cuda, compute capability 10.3     cuda       sm_103a      B300, GB300
-meta, inside of asked_for(arch)   nothing    that arch: the call is checked, and neither compiled nor launched
+meta, inside asked_for(arch)      nothing    that arch: the call is checked, but not compiled or launched
 anything else                     refused, with the reason
 """
 
@@ -20,8 +20,7 @@ import torch
 
 ARCH_OF_COMPUTE_CAPABILITY = {(10, 0): "sm_100a", (10, 3): "sm_103a"}
 
-# What the emulator is given: code for the B200. It executes sm_103a as well; nothing asks it to
-# here.
+# Code for the emulator: that of the B200. The emulator also executes sm_103a, which no call needs here.
 EMULATED_ARCH = "sm_100a"
 
 
@@ -37,9 +36,9 @@ _asked: ContextVar[tuple[str, list] | None] = ContextVar("cute_fa4_asked", defau
 
 @contextmanager
 def asked_for(arch: str) -> Iterator[list]:
-    """Inside, tensors of the meta device are those of a call that is only asked about, for this arch.
+    """Inside, calls with tensors of the meta device are only checked, for this arch.
 
-    What it yields is then the list of configurations that the call would have compiled.
+    Yields the list of configurations that these calls would compile.
     """
     configs: list = []
     token = _asked.set((arch, configs))
@@ -50,13 +49,13 @@ def asked_for(arch: str) -> Iterator[list]:
 
 
 def note_asked(config) -> None:
-    """A call that is only asked about would have this compiled."""
+    """Record a configuration that a checked call would compile."""
     _, configs = _asked.get()
     configs.append(config)
 
 
 def target_of(device: torch.device) -> Target:
-    """The Target for tensors on `device`; ValueError, naming the device, where there is none."""
+    """The Target for tensors on `device`; ValueError, naming the device, if there is none."""
     if device.type == "cpu":
         return Target("emulator", EMULATED_ARCH)
     if device.type == "cuda":
@@ -75,7 +74,7 @@ def target_of(device: torch.device) -> Target:
 
 
 def accept(capability: tuple[int, int], arch: str) -> None:
-    """Take devices of this compute capability too: kernels compiled for arch are there in a form that they run."""
+    """Also accept devices of this compute capability: kernels for arch have been converted for them."""
     ARCH_OF_COMPUTE_CAPABILITY.setdefault(capability, arch)
 
 

@@ -1,15 +1,16 @@
-"""What a forked child needs of its own: locks that are free, scratch directories that its exit does not remove.
+"""Locks and scratch directories that work across fork: a child gets unlocked locks and its own directories.
 
     thread 1   with lock.held: emulates ...        child: the lock is held by a thread that it does not have,
     thread 2   os.fork()                                  so it gets a new one
 
-What such a lock protects must be usable after a break at any line, as by Ctrl-C: the other thread's work ends there.
+The data that such a lock protects must stay usable after an interrupt at any line (Ctrl-C): in the child, the other
+thread's work ends there.
 
-A process that is killed leaves its scratch directories behind. So a process locks a file in each of its own, which the
-system unlocks however it ends, and one that makes a directory removes those that nobody locks:
+A killed process leaves its scratch directories behind. A process therefore locks a file in each of its directories,
+which the system unlocks when the process ends. A process that creates a directory removes those without a lock:
 
     /tmp/cute_fa4-emulator-x7k2/.in-use      locked by this process
-    /tmp/cute_fa4-emulator-p4q9/.in-use      locked by nobody: of a process that was killed, goes with its directory
+    /tmp/cute_fa4-emulator-p4q9/.in-use      not locked: left by a killed process, removed with its directory
 """
 
 import atexit
@@ -24,16 +25,16 @@ from pathlib import Path
 
 try:
     import fcntl
-except ImportError:  # not a POSIX system: no lock that ends with its process, so what is left stays
+except ImportError:  # not a POSIX system: no lock ends with its process, so old directories stay
     fcntl = None
 
 
 class Lock:
     """A threading.RLock that a forked child can take: ``with lock.held: ...``
 
-    held  the lock of this process. Its enter and exit are C code, which an interrupt does not part
+    held  the lock of this process. Its enter and exit are C code, which an interrupt cannot split
 
-    A thread that forks while it holds the lock holds it in the child, too.
+    A thread that forks while it holds the lock also holds it in the child.
     """
 
     __slots__ = ("__weakref__", "held")
@@ -56,17 +57,17 @@ os.register_at_fork(after_in_child=_renew)
 
 
 IN_USE = ".in-use"
-_BEING_MADE_SECONDS = 60  # a file this young may be about to be locked
+_BEING_MADE_SECONDS = 60  # a younger file may be about to be locked
 
 
 class ScratchDirectory:
-    """A temporary directory of this process, made when it is first asked for, removed at its exit."""
+    """A temporary directory of this process, created at first use, removed at exit."""
 
     def __init__(self, prefix):
         self._prefix, self._made, self._process, self._lock = prefix, None, None, None
 
     def path(self) -> Path:
-        """The directory; a forked child gets one of its own, and anyone whose directory a cleaner of /tmp removed."""
+        """The directory. A forked child gets a new one, and so does a process whose directory was deleted."""
         if self._process != os.getpid() or not self._made.is_dir():
             remove_left_behind(self._prefix)
             made = Path(tempfile.mkdtemp(prefix=self._prefix))
@@ -77,11 +78,13 @@ class ScratchDirectory:
 
 
 def remove_left_behind(prefix: str) -> None:
-    """Remove this user's scratch directories that a process which is no more did not remove."""
+    """Remove this user's scratch directories that ended processes left behind."""
     if fcntl is None:
         return
     for directory in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
-        with contextlib.suppress(OSError):  # there is none, it is somebody else's, or it is in use
+        with contextlib.suppress(
+            OSError
+        ):  # it does not exist, belongs to another user, or is in use
             status = (directory / IN_USE).lstat()
             ours = status.st_uid == os.getuid() and directory.lstat().st_uid == os.getuid()
             if ours and time.time() - status.st_mtime > _BEING_MADE_SECONDS:
@@ -91,7 +94,7 @@ def remove_left_behind(prefix: str) -> None:
 
 
 def _lock(path: Path) -> int | None:
-    """A file, locked as long as it is open here or in a forked child; BlockingIOError if another process has it."""
+    """A file, locked while it is open here or in a forked child; BlockingIOError if another process holds it."""
     if fcntl is None:
         return None
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

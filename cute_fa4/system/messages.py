@@ -1,4 +1,4 @@
-"""Values as error messages show them: short, whatever they are; and arguments by the names that a caller gave them."""
+"""Short texts of values for error messages, and refusals with the caller's names of arguments."""
 
 import re
 from contextlib import contextmanager
@@ -19,14 +19,14 @@ def shown(value) -> str:
         return f"a {kind} of shape {tuple(shape)} and dtype {dtype}" if len(shape) else f"{value!r}"
     try:
         text = repr(value)
-    except Exception:  # a repr of the caller's that fails must not hide the message
+    except Exception:  # a failing repr must not hide the message
         text = f"a {type(value).__name__}"
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
 
 @contextmanager
 def named_as(names: dict[str, str]):
-    """Refusals of what runs inside have the caller's names of arguments. names: inside -> the caller's.
+    """Inside, refusals use the caller's names of arguments. names: inner name -> caller's name.
 
     >>> with named_as({"k": "k_cache"}):
     ...     raise ValueError("k: 3 heads while q has 4; accepted: a divisor; repeat k")
@@ -44,5 +44,5 @@ def named_as(names: dict[str, str]):
 
 @lru_cache
 def _words(names: tuple[str, ...]) -> re.Pattern:
-    """One of the names as a word of its own, not the attribute of another."""
+    """Matches one of the names as a whole word that is not an attribute."""
     return re.compile(rf"(?<![\w.])({'|'.join(map(re.escape, names))})(?!\w)")

@@ -1,4 +1,4 @@
-"""Output that nobody reads to its end: `python -m cute_fa4 aot list | head` ends quietly, as other commands do.
+"""Commands whose reader closes the pipe early, as in `python -m cute_fa4 aot list | head`, end without a traceback.
 
 sys.exit(pipes.run(main))
 """
@@ -9,16 +9,16 @@ import os
 import sys
 from collections.abc import Callable
 
-CLOSED = 141  # 128 + SIGPIPE: what a shell says of a command whose reader went away
+CLOSED = 141  # 128 + SIGPIPE: a shell's status of a command whose reader closed the pipe
 
 
 def run(main: Callable[[], int | None]) -> int:
-    """Exit status of main(); CLOSED, without a traceback, if what it printed to was closed meanwhile."""
+    """Exit status of main(); CLOSED, without a traceback, if its output was closed."""
     try:
         status = main()
-        sys.stdout.flush()  # else it is the interpreter that fails, at exit
+        sys.stdout.flush()  # otherwise the interpreter fails at exit
     except BrokenPipeError:
-        # Whatever is still buffered goes nowhere, so that the flush at exit does not fail, too.
+        # Discard buffered output, so that the flush at exit does not fail.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         return CLOSED

@@ -1,13 +1,13 @@
-"""Bars for work that may take longer than two seconds: on a terminal, and nowhere else.
+"""Progress bars for work that may take longer than two seconds, only on a terminal.
 
     with progress.bar(len(configs), "compiling", "kernel") as step:
         for config in configs:
             compile(config)
             step()
-            progress.say(config.name)      # print, without cutting through the bar
+            progress.say(config.name)      # print without breaking the bar
 
-Nothing is drawn in the first DELAY_SECONDS, where stderr is no terminal (a log, a pipe, a test), or without tqdm. A
-bar is erased when its work is done. Nothing of it goes to stdout.
+No bar appears in the first DELAY_SECONDS, if stderr is not a terminal (a log, a pipe, a test), or without tqdm. A
+bar is erased when its work is done. It never writes to stdout.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterator
 
 DELAY_SECONDS = 2.0
 
-_bars = []  # that have begun, drawn or not
+_bars = []  # started bars, drawn or not
 
 
 @contextlib.contextmanager
 def bar(total: int, what: str, unit: str) -> Iterator[Callable[[], object]]:
-    """Yields a function to call after each of `total` parts of the work."""
+    """Yields a function to call after each of the `total` steps."""
     tqdm = _tqdm()
     if tqdm is None:
         yield lambda: None
@@ -39,7 +39,7 @@ def bar(total: int, what: str, unit: str) -> Iterator[Callable[[], object]]:
 
 
 def say(text: str) -> None:
-    """print(text): a bar that is on the terminal is drawn again below."""
+    """print(text); a visible bar is redrawn below it."""
     if any(shown.last_print_t > shown.start_t for shown in _bars):
         _bars[0].write(text, file=sys.stdout)
     else:
@@ -47,7 +47,7 @@ def say(text: str) -> None:
 
 
 def _tqdm():
-    """tqdm's class, or None where nothing is to be drawn."""
+    """tqdm's class, or None if no bar should be drawn."""
     if sys.stderr is None or not sys.stderr.isatty():
         return None
     try:

@@ -1,5 +1,5 @@
-"""Who computes it. A backend is a function (problem, inputs) -> launch; launch() returns out, (batch, seqlen_q,
-heads_q, head_dim), on the inputs' device and current stream. It raises Unsupported for what it has no call for.
+"""The packages to compare. A backend is a function (problem, inputs) -> launch. launch() returns out, (batch, seqlen_q,
+heads_q, head_dim), on the inputs' device and current stream. It raises Unsupported for problems that it cannot run.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ Backend = Callable[[Problem, Inputs], Callable[[], torch.Tensor]]
 
 
 class Unsupported(Exception):
-    """The backend has no call for the problem; the message says why."""
+    """The backend cannot run the problem; the message gives the reason."""
 
 
 def cute_fa4(problem: Problem, inputs: Inputs):
-    """In decode it chooses the split of the keys, as the published package below does."""
+    """In decode it chooses the key split, like the published package below."""
     from cute_fa4 import flash_attn_func, flash_attn_varlen_func
 
     options = {
@@ -42,7 +42,7 @@ def cute_fa4(problem: Problem, inputs: Inputs):
 
 
 def flash_attn_4(problem: Problem, inputs: Inputs):
-    """The published package. In decode it chooses the number of splits of the keys (num_splits=0)."""
+    """The published package. In decode it chooses the number of key splits (num_splits=0)."""
     try:
         package = import_module("flash_attn.cute")
     except ImportError as error:
@@ -71,7 +71,7 @@ def flash_attn_4(problem: Problem, inputs: Inputs):
 
 
 def _sdpa(kind: str, problem: Problem, inputs: Inputs):
-    """torch.nn.functional.scaled_dot_product_attention, held to one of its implementations."""
+    """torch.nn.functional.scaled_dot_product_attention, restricted to one of its implementations."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     if problem.page_size:

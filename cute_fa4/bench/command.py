@@ -8,12 +8,12 @@ import json
 import sys
 from pathlib import Path
 
-# Nothing else is imported here: `python -m cute_fa4 --help` loads neither torch nor the compiler.
+# No further imports: `python -m cute_fa4 --help` loads neither torch nor the compiler.
 
 HEAD_DIMS = (128,)
 PREFILL_LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)
 DECODE_LENGTHS = (1024, 4096, 16384)
-# Prefill: as many tokens and as wide a model at every length, as published tables of FlashAttention have it.
+# Prefill: the same number of tokens and model width at every length, as in FlashAttention's published tables.
 TOKENS, MODEL_WIDTH = 32768, 2048
 DECODE_BATCH, DECODE_HEADS, DECODE_HEADS_KV = 64, 32, 8
 NO_SUITABLE_GPU = 2
@@ -73,7 +73,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def problems(options) -> list:
-    """The Problems that the options ask for."""
+    """The Problems that the options describe."""
     from cute_fa4.bench.problems import Problem
 
     lengths = options.seqlen or (DECODE_LENGTHS if options.decode else PREFILL_LENGTHS)
@@ -105,7 +105,7 @@ def problems(options) -> list:
 
 
 def refusal() -> str | None:
-    """Why nothing can be measured here, and what to do instead; None on a GPU that runs the kernel."""
+    """Why this machine cannot measure, and what to do instead; None on a GPU that runs the kernel."""
     import torch
 
     from cute_fa4.system.devices import refusal_of_compute_capability
@@ -126,7 +126,7 @@ def refusal() -> str | None:
 def main(options, machine=None) -> int:
     """0: measured; 1: this package's results are wrong or failed; 2: no GPU that runs the kernel.
 
-    machine: what is measured on; None: the current CUDA device.
+    machine: the device to measure; None: the current CUDA device.
     """
     if machine is None:
         why = refusal()

@@ -1,4 +1,4 @@
-"""What is computed: the shape of one attention call, its operations and bytes, and random inputs for it."""
+"""Problems: the shape of one attention call, its operations and bytes, and random inputs for it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SEED = 0
 
 @dataclass(frozen=True)
 class Problem:
-    """One call. Query i stands at position i + seqlen_k - seqlen_q: the last query sees the last key.
+    """One call. Query i has position i + seqlen_k - seqlen_q: the last query sees the last key.
 
     window     a query sees this many keys before its own, and none after it; None: no window
     page_size  keys of a page of the paged cache; 0: keys are contiguous
@@ -52,7 +52,7 @@ class Problem:
 
     @property
     def visible_pairs(self) -> int:
-        """(query, key) pairs of one head and sequence that the mask shows.
+        """Number of visible (query, key) pairs of one head and sequence.
 
         >>> Problem(1, 4, 4, 1, 1, 64).visible_pairs, Problem(1, 4, 4, 1, 1, 64, causal=True).visible_pairs
         (16, 10)
@@ -65,7 +65,7 @@ class Problem:
 
     @property
     def flops(self) -> int:
-        """Multiplications and additions of both products over visible pairs, softmax left out.
+        """Multiplications and additions of both products over visible pairs, without softmax.
 
         A causal square has S (S + 1) / 2 pairs; tables that count S^2 / 2 are lower by a factor 1 + 1 / S.
         """
@@ -73,7 +73,7 @@ class Problem:
 
     @property
     def bytes(self) -> int:
-        """Of q and out, of the keys and values that any query sees, once, and of the page table."""
+        """Bytes of q and out, of the visible keys and values once, and of the page table."""
         first = 0
         if self.window is not None:
             first = max(0, self.seqlen_k - self.seqlen_q - self.window)
@@ -84,7 +84,7 @@ class Problem:
 
     @property
     def is_decode(self) -> bool:
-        """One query a sequence: the cache is read once, so memory is the limit and GB/s the measure."""
+        """One query per sequence: the cache is read once, so memory is the bound and the result is in GB/s."""
         return self.seqlen_q == 1
 
     def __str__(self):
@@ -95,7 +95,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Inputs:
-    """q, k, v: (batch, seqlen, heads, head_dim); the same keys in pages where the problem has pages."""
+    """q, k, v: (batch, seqlen, heads, head_dim); in pages if the problem has pages."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -122,7 +122,7 @@ def make_inputs(problem: Problem, device) -> Inputs:
 
 
 def _in_pages(k, v, page_size: int, generator):
-    """One pool of pages in random order, K and V of a page beside each other, as serving engines keep them."""
+    """One pool of pages in random order, with K and V of a page adjacent, as in serving engines."""
     batch, seqlen, heads, depth = k.shape
     per_sequence = -(-seqlen // page_size)
     number = batch * per_sequence

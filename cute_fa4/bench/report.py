@@ -19,7 +19,7 @@ PACKAGES = ("cute-fa4", "torch", "nvidia-cutlass-dsl", "flash-attn-4", "triton")
 
 
 def header(machine: dict) -> list[str]:
-    """What was measured where, and how."""
+    """The machine, and the method of measurement."""
     known = {name: value for name, value in versions().items() if value}
     power = "" if machine["power_limit_w"] is None else f", {machine['power_limit_w']:.0f} W"
     fastest = machine["max_sm_mhz"]
@@ -34,9 +34,9 @@ def header(machine: dict) -> list[str]:
 
 
 def lines(results: list[Result]) -> list[str]:
-    """One line a problem, one column a backend; the reason of every empty place below.
+    """One line per problem, one column per backend; reasons for empty cells follow the table.
 
-    Prefill in TFLOPS, decode in GB/s. `error` is the first backend's, beside what a correct kernel may have.
+    Prefill in TFLOPS, decode in GB/s. `error` is the first backend's, next to the error allowed for a correct kernel.
     """
     names = list(dict.fromkeys(result.backend for result in results))
     problems = list(dict.fromkeys(result.problem for result in results))
@@ -77,7 +77,7 @@ def lines(results: list[Result]) -> list[str]:
 
 
 def as_data(results: list[Result], machine: dict, repeats: int) -> dict:
-    """Everything, for JSON. Numbers of a result whose status is not "ok" are null, its reason says why."""
+    """Everything, for JSON. Numbers of a result whose status is not "ok" are null; its reason explains why."""
     return {
         "schema": SCHEMA,
         "machine": machine,
@@ -98,7 +98,7 @@ def as_data(results: list[Result], machine: dict, repeats: int) -> dict:
 
 
 def versions() -> dict:
-    """Of every package that takes part; None: not installed."""
+    """Version of every compared package; None: not installed."""
     found = {name: _version(name) for name in PACKAGES}
     found["cuda (torch)"] = torch.version.cuda
     found["toolkit"] = toolkit.flavour()

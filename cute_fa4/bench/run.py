@@ -1,4 +1,4 @@
-"""Correct first, then timed: problems x backends -> results."""
+"""Checks each result, then times it: problems x backends -> results."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Result:
 
     status   "ok"           correct before the timing and after it
              "wrong"        the output is further from float64 than a correct kernel may be: not timed, or the
-                            timing is thrown away
+                            timing is discarded
              "unsupported"  the backend has no such call
              "failed"       it raised an error
     reason   of any status but "ok"
-    error, allowed   largest |out - float64|, and what cute_fa4.reference.allowed_error grants; None: no output
+    error, allowed   largest |out - float64|, and that of cute_fa4.reference.allowed_error; None: no output
     """
 
     problem: Problem
@@ -48,7 +48,7 @@ class Result:
 
     @property
     def gbps(self) -> float | None:
-        """GB/s, 10^9 bytes: what has to be read and written, over the median."""
+        """GB/s, 10^9 bytes: bytes that must be read and written, over the median."""
         return None if self.seconds is None else self.problem.bytes / self.seconds / 1e9
 
 
@@ -82,12 +82,12 @@ def _result(problem, name, backend, inputs, exact, allowed, machine, repeats) ->
         if error > allowed:
             return Result(problem, name, "wrong", _wrong(error, allowed), error, allowed)
         measurement = measure(machine, launch, repeats)
-        # The same launch, after many others and with a cold L2: a race may show only now.
+        # Check again after many launches and with a cold L2: a race may show only now.
         machine.flush_l2()
         error = max(error, max_error(launch(), exact))
     except Unsupported as refusal:
         return Result(problem, name, "unsupported", str(refusal))
-    except Exception as failure:  # of any of the packages that are compared
+    except Exception as failure:  # of any of the compared packages
         first_line = (str(failure).strip() or "no message").splitlines()[0]
         return Result(problem, name, "failed", f"{type(failure).__name__}: {first_line}")
     if error > allowed:

@@ -1,10 +1,10 @@
-"""How long a launch takes on the GPU: the machine, and the order of what is asked of it.
+"""Timing of launches on a GPU: the machine, and the order of operations.
 
-    warm up    launches for WARM_SECONDS, and until the clock has been read under this load
-    repeat     hold . flush L2 . mark . launch . mark            all enqueued, nothing waited for in between
+    warm up    launches for WARM_SECONDS, until the clock has been read under this load
+    repeat     hold . flush L2 . mark . launch . mark            all enqueued, without synchronization
 
-`hold` makes the GPU wait until the host has enqueued the rest of the line, so that the time between the marks is the
-GPU's and not that of Python. `flush` writes a buffer larger than L2: every launch reads its inputs from memory.
+`hold` makes the GPU wait until the host has enqueued the rest of the line, so the time between the marks is that of
+the GPU and not of Python. `flush` writes a buffer larger than L2, so every launch reads its inputs from memory.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ import torch
 WARM_SECONDS = 0.5
 # Even if nvidia-smi hangs, the warm-up ends.
 LONGEST_WARM_UP_SECONDS = 10.0
-# Launches between two looks at the host's clock while warming up.
+# Launches between two reads of the host's clock during the warm-up.
 LAUNCHES_A_ROUND = 10
-# Where nvidia-smi does not say it: not less than a data-centre GPU's.
+# Used if nvidia-smi does not report it: not less than a data-center GPU's.
 UNKNOWN_CLOCK_MHZ = 2200
-# The wait has to be longer than what the host needs to enqueue a line.
+# The wait must be longer than the host takes to enqueue a line.
 HOLD_PER_HOST_SECOND = 3
 
 
 class ClockReading(Protocol):
-    """A reading that is under way."""
+    """A pending reading of the clock."""
 
     def done(self) -> bool: ...
 
     def value(self) -> dict | None:
-        """{"sm_mhz": ..., "power_w": ...}, or None where the clock cannot be read."""
+        """{"sm_mhz": ..., "power_w": ...}, or None if the clock cannot be read."""
 
 
 class Machine(Protocol):
-    """What timing asks of a GPU; the tests have one without a GPU."""
+    """The operations that timing needs from a GPU; the tests implement them without a GPU."""
 
     device: torch.device
 
@@ -55,7 +55,7 @@ class Machine(Protocol):
 
 @dataclass(frozen=True)
 class Measurement:
-    """seconds: of each launch, on the GPU. host_seconds: to enqueue one. clock: under this launch's load."""
+    """seconds: GPU time of each launch. host_seconds: time to enqueue one. clock: under this load."""
 
     seconds: tuple[float, ...]
     host_seconds: float
@@ -78,7 +78,7 @@ def measure(machine: Machine, launch: Callable, repeats: int) -> Measurement:
 
 
 def _warm_up(machine: Machine, launch: Callable) -> tuple[float, dict | None]:
-    """-> (host seconds to enqueue a launch, the clock meanwhile)."""
+    """-> (host seconds to enqueue a launch, the clock during the launches)."""
     reading, host = machine.begin_clock_reading(), []
     begin = machine.now()
     while True:
@@ -105,7 +105,7 @@ class CudaMachine:
         self.flush_bytes = 2 * self.properties.L2_cache_size
         self._larger_than_l2 = torch.empty(self.flush_bytes, dtype=torch.uint8, device=self.device)
         told = _query(self.uuid, "clocks.max.sm") or {}
-        # _sleep counts cycles, which pass soonest at the largest clock.
+        # _sleep counts cycles, which are shortest at the largest clock.
         self._cycles_per_second = 1e6 * (_number(told.get("clocks.max.sm")) or UNKNOWN_CLOCK_MHZ)
 
     def hold(self, seconds: float) -> None:
@@ -146,7 +146,7 @@ class CudaMachine:
 
 
 class _SmiReading:
-    """nvidia-smi, started now: it looks at the clock a moment later, while the caller launches."""
+    """Starts nvidia-smi, which reads the clock a moment later, while the caller launches."""
 
     FIELDS = ("clocks.sm", "power.draw")
 
@@ -177,7 +177,7 @@ def _smi(uuid: str, fields) -> list[str]:
 
 
 def _query(uuid: str, *fields: str) -> dict | None:
-    """{field: text} from nvidia-smi; None where it is not there or does not answer."""
+    """{field: text} from nvidia-smi; None if it is missing or fails."""
     try:
         done = subprocess.run(_smi(uuid, fields), capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):

@@ -34,7 +34,7 @@ def build(
 ) -> Path:
     """Compile this package's kernels and rewrite them, into out_dir with a manifest. Returns out_dir.
 
-    configs   FA4Config, as choose_config makes them
+    configs   FA4Configs of choose_config
     progress  called as progress(kernels done, kernels, name) before each and at the end
     """
     from cute_fa4.aot import build as aot_build
@@ -54,7 +54,7 @@ def build(
 
 
 def build_compiled(compiled, name: str, out_dir) -> dict:
-    """The same for any function of cute.compile(..., options="--enable-tvm-ffi --keep-ptx"); its record.
+    """The same for any function of cute.compile(..., options="--enable-tvm-ffi --keep-ptx"); returns its record.
 
     The library has the TVM-FFI entry __tvm_ffi_NAME (load.open_function).
     """
@@ -66,8 +66,8 @@ def build_compiled(compiled, name: str, out_dir) -> dict:
 def build_kernel(name: str, ptx: str, host_object: bytes, out: Path) -> dict:
     """Write NAME.ptx, NAME.cubin and NAME.so; returns their record for a manifest.
 
-    UnsupportedInstruction where the PTX cannot be rewritten, ToolkitError with the words of ptxas where it
-    refuses the result, EmulatorError without a C compiler.
+    UnsupportedInstruction if the PTX cannot be rewritten, ToolkitError with the message of ptxas if it refuses the
+    result, EmulatorError without a C compiler.
     """
     out.mkdir(parents=True, exist_ok=True)
     rewritten = rewrite(ptx)
@@ -89,7 +89,7 @@ def build_kernel(name: str, ptx: str, host_object: bytes, out: Path) -> dict:
 
 
 def assemble(ptx: str, threads: int, cubin: Path) -> None:
-    """Rewritten PTX and the functions it calls -> cubin. A CTA of so many threads bounds their registers."""
+    """Rewritten PTX and the functions it calls -> cubin. The number of threads of a CTA bounds their registers."""
     with tempfile.TemporaryDirectory(dir=_scratch.path()) as scratch:
         text, kernel = Path(scratch) / "kernel.ptx", Path(scratch) / "kernel.o"
         text.write_text(ptx)
@@ -99,7 +99,7 @@ def assemble(ptx: str, threads: int, cubin: Path) -> None:
 
 
 def registers_of(threads: int) -> int:
-    """What a thread of a CTA of so many may have: an SM deals them out to its four schedulers, a warp each in turn.
+    """Registers per thread of a CTA of this size: an SM assigns warps to its four schedulers in turn.
 
     >>> registers_of(512), registers_of(576), registers_of(640), registers_of(96)
     (128, 96, 96, 128)
@@ -109,7 +109,7 @@ def registers_of(threads: int) -> int:
 
 
 def write_manifest(out: Path, kernels: list[dict]) -> None:
-    """manifest.json of a directory, as aot/manifest.py describes it."""
+    """manifest.json of a directory, in the format of aot/manifest.py."""
     made = {"target": TARGET, "ptxas": toolkit.version(), "commit": commit()}
     content = {"versions": manifest.versions(), **made, "kernels": kernels}
     manifest.write_manifest(out, content)
@@ -117,7 +117,7 @@ def write_manifest(out: Path, kernels: list[dict]) -> None:
 
 @cache
 def commit() -> str:
-    """Of the source tree this package was imported from, "+" behind it when files differ; else its version."""
+    """The commit of the source tree, followed by "+" if files differ; otherwise the version."""
     import subprocess
 
     def git(*arguments):
@@ -133,7 +133,7 @@ def commit() -> str:
 
 @cache
 def _functions(registers: int) -> Path:
-    """tcgen05.cu as an object to link, for kernels whose threads have so many registers."""
+    """tcgen05.cu as an object to link, for kernels with this number of registers per thread."""
     scratch = tempfile.TemporaryDirectory(dir=_scratch.path())
     _kept.append(scratch)
     out = Path(scratch.name) / "tcgen05.o"
@@ -148,7 +148,7 @@ _kept: list = []
 
 
 def _cubin_source(cubin: Path, scratch_bytes: int) -> str:
-    """Assembly that puts the cubin, and what the launch must know of it, into the library."""
+    """Assembly that embeds the cubin and the size of its scratch memory in the library."""
     return f"""
         .section .rodata
         .global cute_fa4_hopper_cubin, cute_fa4_hopper_scratch_bytes

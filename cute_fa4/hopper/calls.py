@@ -1,4 +1,4 @@
-"""A problem as a call of the public functions: its tensors, and what each sequence should be computed from."""
+"""A problem as a call of the public functions: its tensors, and the inputs of each sequence's reference."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ SPARE_ROWS = 300
 
 
 class Sequence(NamedTuple):
-    """What one sequence should be computed from, (rows, heads, depth) each, and where its results are.
+    """The reference inputs of one sequence, (rows, heads, depth) each, and the place of its results.
 
-    at_out, at_lse   out[at_out] and lse[at_lse] are its own
+    at_out, at_lse   out[at_out] and lse[at_lse] are its results
     """
 
     q: torch.Tensor
@@ -55,7 +55,7 @@ class Sequence(NamedTuple):
 
 @dataclass
 class Call:
-    """Tensors of one problem. launch() -> (out, lse or None), freshly allocated and filled with canaries before.
+    """Tensors of one problem. launch() -> (out, lse or None), freshly allocated and filled with canaries.
 
     spare   out[spare] are rows of no sequence
     """
@@ -69,10 +69,10 @@ class Call:
 
 
 def call(variant: Variant, problem: Problem, device: str, seed: int = 0, place=None) -> Call:
-    """Random inputs; what no sequence owns in K and V is NaN, in page tables garbage.
+    """Random inputs. Rows of K and V outside every sequence are NaN; unused page-table entries are garbage.
 
-    place  (tensor, at_the_end) -> the tensor somewhere else (guarded.Guard.place): Q and K at the beginning of their
-           memory, V at its end, with an odd seed the other way round
+    place  (tensor, at_the_end) -> a copy of the tensor (guarded.Guard.place): Q and K at the beginning of their
+           memory, V at its end; the reverse for an odd seed
     """
     make = dict(dense=_dense, lengths=_dense, packed=_packed, pages=_paged, latent=_latent)
     make = make[variant.keys]
@@ -92,7 +92,7 @@ def _in_pairs(launch, word: str):
     """The same, with the kernel chosen under CUTE_FA4_PAIR=word: one kernel runs all lengths of a variant."""
 
     def paired():
-        repeat.clear()  # a call like an earlier one would not read the variable
+        repeat.clear()  # a repeated call would not read the variable
         try:
             with patch.dict(os.environ, {"CUTE_FA4_PAIR": word}):
                 return launch()
@@ -218,7 +218,7 @@ def _latent(variant: Variant, problem: Problem, device: str, place) -> Call:
     if variant.listed:
         options["indices"], seen = draw.listed(variant, problem, table, rows)
     else:
-        seen = [[k] for k in rows]  # for all queries of a sequence together
+        seen = [[k] for k in rows]  # for all queries of a sequence
 
     def launch():
         out = _out(variant, q, math.nan)
@@ -234,7 +234,7 @@ def _latent(variant: Variant, problem: Problem, device: str, place) -> Call:
 
 
 def _meant(options: dict, of: str, sequence: int, rows):
-    """Rows of K or V of a sequence, (rows, heads, depth), times its scales; those of tokens are in the rows already."""
+    """Rows of K or V of a sequence, (rows, heads, depth), times its scales; per-token scales are already applied."""
     scale = options.get(f"{of}_descale")
     if scale is None or scale.dim() > 2:
         return rows
@@ -242,9 +242,9 @@ def _meant(options: dict, of: str, sequence: int, rows):
 
 
 def _split(variant: Variant, q, k, options: dict) -> tuple:
-    """-> Q and K as they are given: K without the columns that all heads share, which go into the options.
+    """-> Q and K as passed: the shared columns of K go into the options.
 
-    Likewise Q, where these have 16 bits beside 8.
+    Likewise those of Q, if they are 16-bit and the others 8-bit.
     """
     if not variant.rope:
         return q, k
@@ -264,10 +264,10 @@ def _out(variant: Variant, q, canary: float):
 
 
 def cluster_counts() -> list[dict]:
-    """What a Hopper chip may answer: cluster size -> clusters that run at the same time.
+    """Possible answers of a Hopper GPU: cluster size -> clusters that run at the same time.
 
-    A chip reports between 7/8 of its SMs and all of them, another number for each size (an H100: 66 clusters of 2, 30
-    of 4, 15 of 8). A call compares its blocks with each number, so the ends of each range give every outcome.
+    A GPU reports between 7/8 of its SMs and all of them, which differs by size (an H100: 66 clusters of 2, 30 of 4,
+    15 of 8). A call compares its blocks with each number, so the ends of each range give every outcome.
     """
     some, of = clusters.SHARE
     sizes = [size for size in CLUSTER_PARTS if size > 1]
@@ -286,10 +286,10 @@ class AnyChip:
         return self.counts[ctas]
 
     def launch(self, call: Callable[[], Call]) -> None:
-        """Launch call() as each chip would: once, where the number of clusters does not matter."""
+        """Run call() for each possible answer; once if it does not use the number of clusters."""
         for self.counts in cluster_counts():
             self.asked = False
-            repeat.clear()  # a call like an earlier one would not ask
+            repeat.clear()  # a repeated call would not ask
             call().launch()
             if not self.asked:
                 return
@@ -298,7 +298,7 @@ class AnyChip:
 def configurations(variants, amount: str, further: Iterable[Callable[[], object]] = ()) -> list:
     """The configuration of every kernel that these problems need on any Hopper GPU of SMS multiprocessors.
 
-    Found by their calls on CPU tensors, which go as far as asking for a kernel.
+    Found by calls on CPU tensors, which stop at the request for a kernel.
 
     further  functions that make more calls
     """
@@ -327,5 +327,5 @@ def configurations(variants, amount: str, further: Iterable[Callable[[], object]
             for launch in further:
                 launch()
     finally:
-        repeat.clear()  # nor may one find functions that do nothing
+        repeat.clear()  # nor may later calls find functions that do nothing
     return list(found)

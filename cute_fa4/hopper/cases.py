@@ -1,4 +1,4 @@
-"""What `hopper check` runs: the variants, and the problems of each."""
+"""The variants of `hopper check`, and the problems of each."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def selected(only: list[str] | None = None) -> tuple[tuple[Variant, ...], tuple]
     return tuple(v for v in VARIANTS if wanted(v.name)), of_gradients
 
 
-# Borders of tiles (128 rows, 128 keys; 256 rows a block), more queries than keys, one of each.
+# Tile boundaries (128 rows, 128 keys; 256 rows a block), more queries than keys, one of each.
 SMALL = (
     *(dense(*sizes) for sizes in ((2, 300, 300), (1, 256, 1024), (1, 1000, 2048), (3, 130, 257))),
     dense(2, 700, 130),
@@ -149,7 +149,7 @@ LARGE = (
     *(dense(4, 2048, 2048, 16), dense(5, 1536, 300, 16), dense(4, 1025, 1500, 20)),
     *(dense(64, 130, 257, 8), dense(128, 1, 77, 8)),
 )
-# Long enough that a lost or doubled phase anywhere in some hundred tiles shows.
+# Long enough to reveal a lost or doubled phase anywhere in several hundred tiles.
 LONG = (
     *(dense(1, 8192, 8192), dense(1, 16384, 16384), dense(1, 65536, 65536)),
     *(dense(1, 256, 65536), dense(2, 1, 131072)),
@@ -182,7 +182,7 @@ UNEVEN_DECODE = (
 
 
 def problems(variant: Variant, amount: str) -> tuple[Problem, ...]:
-    """For a variant; amount: "quick" (a few small ones), "most", or "all" (with long sequences)."""
+    """The problems of a variant; amount: "quick" (a few small ones), "most", or "all" (with long sequences)."""
     uneven = UNEVEN if variant.keys in ("packed", "pages") else ()
     if variant.decode:
         uneven = UNEVEN_DECODE if uneven else ()
@@ -203,7 +203,7 @@ def _with_whole_groups(variant: Variant, problem: Problem) -> Problem:
 
 
 def guarded_problems(variant: Variant) -> tuple[Problem, ...]:
-    """Those that are run again between unmapped pages."""
+    """Problems that also run between unmapped pages."""
     return problems(variant, "quick")
 
 
@@ -217,7 +217,7 @@ LONG_VARIANTS = (
 
 
 def _random(variant: Variant, number: int = 12) -> tuple[Problem, ...]:
-    """The same for a variant on every machine: up to 12 sequences, some without queries or keys where that may be."""
+    """Random problems, the same on every machine: up to 12 sequences, some without queries or keys if allowed."""
     dice = random.Random(variant.title + str(variant.head_dim))
     found, most = [], 8 if variant.decode else 400
     for _ in range(number):

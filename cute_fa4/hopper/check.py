@@ -1,17 +1,17 @@
-"""`hopper check`: the kernel on a Hopper GPU against float64, and what must not change from launch to launch.
+"""`hopper check`: the kernel on a Hopper GPU against float64, and properties that must not change between launches.
 
-    each problem        three launches as they are, one with a quarter of the claims refused by chance, and some with
-                        few clusters that claim all the others before these begin; of a kernel that claims no
-                        blocks three launches: there the others would wait in vain, for seconds
+    each problem        three unmodified launches, one with a quarter of the claims refused at random, and some with
+                        few clusters that claim all others before they start; for a kernel without claims only
+                        three launches, because its clusters would wait for seconds
 
     every launch        output within the bound below of float64, no NaN, rows without keys 0 with LSE -inf,
                         rows that belong to no sequence unchanged, every block run by exactly one cluster,
                         output and LSE bit-identical to the first launch's
 
-Bounds: P and the output are rounded to 16 bits; an output is an average of values of standard deviation 1, and the
-errors of P average out. Measured over all problems: 2.5e-3 with bf16, 3e-4 with fp16, of the norm. Beside
-inputs of 8 bits P is e4m3, with 3 bits of a mantissa: the root of the mean square of its error is 2.4e-2, and that is
-the error of an average of values without a mean. An output of 8 bits adds what rounding the exact one to them loses.
+Bounds: P and the output are rounded to 16 bits. An output is an average of values of standard deviation 1, and the
+errors of P average out. Measured over all problems: 2.5e-3 of the norm with bf16, 3e-4 with fp16. With 8-bit inputs
+P is e4m3, with 3 mantissa bits: the root mean square of its error is 2.4e-2, which is the error of an average of
+values with mean 0. An 8-bit output adds the error of rounding the exact output.
 """
 
 from __future__ import annotations
@@ -32,21 +32,22 @@ from cute_fa4.hopper.variant import Variant
 LARGEST_RELATIVE_ERROR = {"bf16": 4e-3, "fp16": 6e-4} | dict.fromkeys(QUANTIZED, 4e-2)
 # In 8 bits the row sum adds exponentials in f16: docs/numerics_eight_bits.md.
 LARGEST_LSE_ERROR = dict.fromkeys(UNQUANTIZED, 2e-4) | dict.fromkeys(QUANTIZED, 2e-2)
-# A number of a latent row times its scale is rounded to bf16, by 1.1e-3 (root of the mean square): 512 of them move
-# a score by sqrt(512 / 576) of that, which the LSE of a query with one key has whole. Six times that, for thousands.
+# A value of a latent row times its scale is rounded to bf16, by 1.1e-3 (root mean square). 512 of them move a score
+# by sqrt(512 / 576) of that, which appears in full in the LSE of a query with one key. The bound is six times that,
+# for thousands of rows.
 LSE_ERROR_OF_ROWS = 6e-3
 GREEDY = (1, 3, 100)
 GREEDY_BLOCKS = 4000
-TILES_OF_ONE = 1000  # about 1.3 ms each: the most that one cluster may run
+TILES_OF_ONE = 1000  # about 1.3 ms each: the limit for one cluster
 
 
 class WrongResult(AssertionError):
-    """A launch broke one of the laws in the head of this module."""
+    """A launch violated one of the rules in this module's docstring."""
 
 
 @dataclass
 class Row:
-    """What was seen of one variant and problem; errors are the largest of its launches, which are all alike."""
+    """Results of one variant and problem; errors are the largest of its launches, which all agree."""
 
     variant: dict
     title: str
@@ -64,7 +65,7 @@ class Row:
 
 
 def check(call: Call, stand_in: Callable) -> Row:
-    """Run a problem as the head of this module says. stand_in() -> the StandIn of the kernel that the call runs."""
+    """Run a problem as described above. stand_in() -> the StandIn of the kernel that the call runs."""
     variant, problem = call.variant, call.problem
     row = Row(asdict(variant), variant.title, problem.title, asdict(problem))
     begin = time.perf_counter()
@@ -90,14 +91,14 @@ def check(call: Call, stand_in: Callable) -> Row:
 
 
 def written(call: Call, out: torch.Tensor, lse: torch.Tensor | None) -> tuple:
-    """out with its canaries, and the LSE of rows that belong to a sequence: the others are never written."""
+    """out with its canaries, and the LSE of rows that belong to a sequence: other rows are never written."""
     if lse is None:
         return out, out[:0]
     return out, torch.cat([lse[own.at_lse].flatten() for own in call.sequences])
 
 
 def variations(blocks: int, tiles: int) -> list[dict]:
-    """How further launches with this many blocks and key tiles disturb claims."""
+    """Settings of claims for further launches with this many blocks and key tiles."""
     found = [dict(refused=0.25, seed=blocks)]
     if 1 < blocks <= GREEDY_BLOCKS:
         found += [
@@ -109,13 +110,13 @@ def variations(blocks: int, tiles: int) -> list[dict]:
 
 
 def key_tiles(problem) -> int:
-    """Of 256 queries and 128 keys, as many as a launch without a mask goes through."""
+    """Tiles of 256 queries and 128 keys in a launch without a mask."""
     pairs = zip(problem.queries, problem.keys, strict=True)
     return problem.heads * sum(-(-q // 256) * -(-k // 128) for q, k in pairs)
 
 
 def launched(kernel, row: Row) -> None:
-    """Count a launch; every block ran in its own cluster or in exactly one other."""
+    """Count a launch, and check that every block ran in its own cluster or in exactly one other."""
     clusters = kernel.clusters()
     row.launches += 1
     row.blocks = max(row.blocks, len(clusters)) if row.launches == 1 else row.blocks
@@ -127,7 +128,7 @@ def launched(kernel, row: Row) -> None:
 
 
 def measure(call: Call, out: torch.Tensor, lse: torch.Tensor | None, row: Row) -> None:
-    """Compare with float64, sequence by sequence; WrongResult where a bound or a canary is broken."""
+    """Compare with float64, sequence by sequence; WrongResult if a bound is exceeded or a canary overwritten."""
     spare = out[call.spare].float()
     overwritten = int((spare != torch.tensor(CANARY, dtype=out.dtype).item()).sum())
     if overwritten:
@@ -167,7 +168,7 @@ def measure(call: Call, out: torch.Tensor, lse: torch.Tensor | None, row: Row) -
 
 
 def rounded(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What an output of 8 bits holds of exact numbers: its error comes on top of the kernel's, and is not a constant.
+    """Exact numbers rounded to an 8-bit output. This error adds to that of the kernel, and is not a constant.
 
     One row of 64 numbers may lose 3 percent in the norm where thousands lose 2.6.
 
@@ -206,7 +207,7 @@ def attention(variant: Variant, q, k, v, head: int, sink, rows: int = 2048):
 
 
 def visible(variant: Variant, positions, keys):
-    """Which keys a query at a position sees."""
+    """The keys that are visible to a query at a position."""
     seen = torch.ones_like(positions + keys, dtype=torch.bool)
     if variant.causal:
         seen &= keys <= positions

@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-# Nothing else is imported here: `python -m cute_fa4 --help` loads neither torch nor the compiler.
+# No further imports: `python -m cute_fa4 --help` loads neither torch nor the compiler.
 
 NO_SUITABLE_GPU = 2
 AMOUNTS = ("quick", "most", "all")
@@ -102,7 +102,7 @@ def build(options) -> int:
 
 
 def export_append(out: Path) -> int:
-    """The kernels of `hopper driver`; how many."""
+    """Build the kernels of `hopper driver`; returns their number."""
     from cute_fa4 import aot
     from cute_fa4.hopper import driver_calls
 

@@ -1,4 +1,4 @@
-"""Random tensors of a problem: rows, scales, pages and what they hold where no sequence has a row."""
+"""Random tensors of a problem: rows, scales, pages, and fillers for unused rows."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def values(variant: Variant, device: str, *shape: int, of: str = "k"):
 
 
 O_SCALE = 64.0
-"""Of outputs of 8 bits: averages of 70,000 values are 0.004, of one 4; e4m3 holds 0.016 to 448 with all its bits."""
+"""For 8-bit outputs: averages of 70,000 values are 0.004, of one 4; normal e4m3 numbers are 0.016 to 448."""
 
 
 def scales(variant: Variant, problem: Problem, device: str) -> dict:
-    """The scales that a call of this variant passes, each with its own number for each sequence and head."""
+    """The scales that a call of this variant passes, one for each sequence and head."""
     shape = len(problem.keys), problem.heads // variant.group
     names = ("k_descale", "v_descale") if variant.cache in DTYPES else ()
     drawn = {name: 0.5 + 1.5 * torch.rand(shape, device=device) for name in names}
@@ -70,7 +70,7 @@ SPARE_PAGES = 3
 
 
 def pages(variant: Variant, problem: Problem, device: str):
-    """(where each page of each sequence is in a pool, page table with garbage after each sequence)."""
+    """(the index of each page of each sequence in a pool, page table with garbage after each sequence)."""
     numbers = [-(-n // variant.page_size) for n in problem.keys]
     most = max(max(numbers), 1) + 2
     order = torch.randperm(sum(numbers) + SPARE_PAGES, device=device)
@@ -81,7 +81,7 @@ def pages(variant: Variant, problem: Problem, device: str):
 
 
 def pool(variant: Variant, problem: Problem, device: str, order, of: str):
-    """(pages with NaN where no sequence has a row, the rows of each sequence)."""
+    """(pages with NaN in unused rows, the rows of each sequence)."""
     heads = problem.heads // variant.group
     rows = [values(variant, device, n, heads, of=of) for n in problem.keys]
     pages = in_pages(rows, variant.page_size, order, math.nan)
@@ -89,7 +89,7 @@ def pool(variant: Variant, problem: Problem, device: str, order, of: str):
 
 
 def in_pages(rows, size: int, order, filler):
-    """Rows of each sequence -> (pages, size, ...), in this order, with the filler where no sequence has a row."""
+    """Rows of each sequence -> (pages, size, ...), in this order, with the filler in unused rows."""
     blank = torch.full((), filler, device=order.device).to(rows[0].dtype)
     pages = blank.expand(len(order), size, *rows[0].shape[1:]).clone()
     first = 0
@@ -107,7 +107,7 @@ NO_NUMBER = 255
 
 
 def latent_pool(variant: Variant, problem: Problem, device: str, order):
-    """As pool(): (latent cache, rows of K as they are meant)."""
+    """As pool(): (latent cache, dequantized rows of K)."""
     if variant.cache != "rows":
         return pool(variant, problem, device, order, "k")
     stored = []
@@ -119,7 +119,7 @@ def latent_pool(variant: Variant, problem: Problem, device: str, order):
 
 
 def listed(variant: Variant, problem: Problem, table, rows) -> tuple:
-    """(indices, the rows that each query of each sequence lists): keys in any order, -1 among them, few of few keys."""
+    """(indices, the rows that each query of each sequence lists): keys in any order, with -1; short lists if there are few keys."""
     queries, size = problem.queries[0], variant.page_size
     indices = table.new_full((len(rows), queries, variant.listed), -1)
     seen = []

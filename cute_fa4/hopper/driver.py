@@ -1,8 +1,8 @@
 """The host library of exported kernels (aot/cuda_runtime.c) on a real CUDA driver.
 
-The kernel that appends rows to a cache has no tensor core instruction: compiled for sm_90a it is exported, loaded and
-launched on a Hopper GPU exactly as attention is on a Blackwell one. Each case (driver_cases.py) runs in a process of
-its own and returns what it saw; `expect` is what has to be in it.
+The append kernel has no tensor core instruction. Compiled for sm_90a, it is exported, loaded and launched on a
+Hopper GPU exactly like attention on a Blackwell GPU. Each case (driver_cases.py) runs in a separate process and
+returns a text; `expect` must be part of it.
 
     python -m cute_fa4 hopper driver DIR       after `hopper build`, which exports the kernels to DIR/append
 """
@@ -25,7 +25,7 @@ SECONDS = 120
 
 
 def run(directory) -> list[dict]:
-    """Every case that the machine has the GPUs for, each in a process of its own: {name, seen, ok, seconds}."""
+    """Run every case that the machine has enough GPUs for, each in a separate process: {name, seen, ok, seconds}."""
     rows = []
     for one in CASES:
         if one.gpus <= torch.cuda.device_count():

@@ -1,4 +1,4 @@
-"""What cases of `hopper driver` are made of: exported functions, a call of one, what the driver says meanwhile."""
+"""Helpers of the cases of `hopper driver`: exported functions, calls, and the state of the driver."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ FOLDER = "append"
 
 
 def configs() -> list:
-    """What DIR/append holds: two kernels for Hopper, and one that Hopper has to refuse."""
+    """The kernels in DIR/append: two for Hopper, and one that Hopper must refuse."""
     paged = AppendConfig("bf16", 64, 64, page_size=16, arch="sm_90a")
     return [paged, AppendConfig("bf16", 64, 64, arch="sm_90a"), AppendConfig("fp16", 64, 64)]
 
 
 class Functions:
-    """The exported functions of a directory, opened when first asked for."""
+    """The exported functions of a directory, opened at first use."""
 
     def __init__(self, directory):
         self._configs = aot.load(directory, executors=("cuda",))
@@ -34,7 +34,7 @@ class Functions:
 
 
 class Append:
-    """New rows for two sequences of a cache in pages of 16, and what the cache must be afterwards."""
+    """New rows for two sequences of a cache in pages of 16, and the expected cache."""
 
     def __init__(self, device="cuda:0", paged: bool = True):
         self.paged, shape = paged, ((8, 16) if paged else (2, 48))
@@ -44,7 +44,7 @@ class Append:
         self.table = torch.tensor([[3, 1, 7], [0, 6, 2]], dtype=torch.int32, device=device)
 
     def arguments(self) -> tuple:
-        """As the exported function takes them: sm100/append/kernel.py, but for the stream."""
+        """Arguments of the exported function: those of sm100/append/kernel.py without the stream."""
         table = self.table if self.paged else None
         return (*self.new, *self.cache, self.lengths, None, table, 2, None, None)
 
@@ -52,7 +52,7 @@ class Append:
         function(*self.arguments())
 
     def wrong(self) -> int:
-        """Rows that are not what they should be, of all rows of the cache."""
+        """Number of wrong rows in the whole cache."""
         torch.cuda.synchronize(self.new[0].device)
         count = 0
         for new, cache in zip(self.new, self.cache, strict=True):
@@ -93,7 +93,7 @@ _kept: list = []
 
 
 def message(function: Callable) -> str:
-    """What it raises, or "no error"."""
+    """The error that it raises, or "no error"."""
     try:
         function()
     except Exception as error:

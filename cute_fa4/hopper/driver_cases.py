@@ -1,4 +1,4 @@
-"""The cases of `hopper driver`: each is a function that returns what it saw, and what has to be in that."""
+"""The cases of `hopper driver`: each is a function that returns a text, and the text that it must contain."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from cute_fa4.hopper.guarded import Memory
 
 @dataclass(frozen=True)
 class Case:
-    """run(functions) -> what was seen; functions(i) is the exported function of configs()[i]."""
+    """run(functions) -> a text; functions(i) is the exported function of configs()[i]."""
 
     name: str
     run: Callable

@@ -1,9 +1,9 @@
-"""flash-attn-4's kernels, rewritten like ours: foreign code, known to be right on hardware, says whether this is.
+"""flash-attn-4's kernels, rewritten in the same way: known to be right on hardware, they test this software.
 
-    build(directory)     compiles them as the package itself does; needs the extra `compare` and no GPU
+    build(directory)     compiles them with the package's own interface; needs the extra `compare` and no GPU
     check(directory)     runs them on the GPU against float64; needs neither
 
-4.0.0b36, bf16: causal with one CTA (d = 128, 64), full with pairs of CTAs (d = 128; cta_group::2).
+4.0.0b36, bf16: causal with one CTA (d = 128, 64), full with CTA pairs (d = 128; cta_group::2).
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ KERNELS = {
     "fa4_d128_full": (128, False),
 }
 SHAPES = ((1, 256, 2), (1, 300, 2), (2, 1024, 4), (1, 4096, 2))  # batch, length, heads
-SM_COUNT = 132  # of an H100 or H200: its persistent kernels launch so many CTAs
+SM_COUNT = 132  # of an H100 or H200: its persistent kernels launch this many CTAs
 
 
 class _Hardware:
-    """Stands in for cutlass.utils.HardwareInfo, which asks a driver."""
+    """Replaces cutlass.utils.HardwareInfo, which queries a driver."""
 
     def __init__(self, *_):
         pass
@@ -49,11 +49,11 @@ class _Hardware:
 
 
 class _Compiled(Exception):
-    """The kernel is compiled; there is nothing to launch."""
+    """Raised after compilation, instead of a launch."""
 
 
 def build(directory) -> list[dict]:
-    """Their records for the manifest. For a process of its own: it tells flash-attn-4 of a GPU that is not there."""
+    """Their records for the manifest. Needs a separate process: it makes flash-attn-4 see a GPU that does not exist."""
     os.environ.update(FLASH_ATTENTION_ARCH="sm_100", CUTE_DSL_ARCH="sm_100a")
     os.environ["FLASH_ATTENTION_NUM_SMS"] = str(SM_COUNT)
     import cutlass.cute as cute
@@ -90,7 +90,7 @@ def build(directory) -> list[dict]:
 
 
 def check(directory) -> list[dict]:
-    """A row for each kernel and shape; WrongResult where one is not what flash-attn-4 computes on its own chip."""
+    """A row for each kernel and shape; WrongResult if an error is larger than flash-attn-4's on Blackwell."""
     from cute_fa4.hopper.load import open_function
 
     rows = []
@@ -127,5 +127,5 @@ def _error(out, q, k, v, variant: Variant) -> float:
     return math.sqrt(difference / norm)
 
 
-if __name__ == "__main__":  # python -m cute_fa4.hopper.foreign DIR: build in a process of its own
+if __name__ == "__main__":  # python -m cute_fa4.hopper.foreign DIR: build in a separate process
     print(json.dumps(build(sys.argv[1])))

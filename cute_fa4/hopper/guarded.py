@@ -1,9 +1,9 @@
-"""Device memory between unmapped pages: touching a byte before or after a tensor is an illegal address.
+"""Device memory between unmapped pages: accessing a byte before or after a tensor is an illegal address.
 
     reserved   |  unmapped  |  mapped               |  unmapped  |
                             K begins here      V ends here
 
-A tensor that ordinary allocation gives has neighbours, which a wrong load reads without anybody noticing.
+In an ordinary allocation, a wrong load would read adjacent tensors unnoticed.
 CUDA Driver API, "Virtual Memory Management".
 """
 
@@ -47,7 +47,7 @@ def _call(name: str, *arguments) -> None:
 
 
 class Memory:
-    """Mapped memory of at least so many bytes on a device, with as much unmapped address space on both sides."""
+    """Mapped memory of at least this many bytes on a device, with unmapped address space of that size on both sides."""
 
     def __init__(self, size: int, device: int = 0):
         properties = _Properties(type=PINNED, location=_Location(DEVICE, device))
@@ -78,7 +78,7 @@ class Memory:
         self._handle, self._reserved = handle, address
 
     def close(self) -> None:
-        """Give it back; no kernel may be running that reads it."""
+        """Free it; no running kernel may use it."""
         torch.cuda.synchronize()
         number = ctypes.c_size_t
         _call("cuMemUnmap", ctypes.c_uint64(self.begin), number(self.size))
@@ -87,7 +87,7 @@ class Memory:
 
 
 class Guard:
-    """Copies of tensors at the edges of guarded memory, for as long as it is open."""
+    """Copies of tensors at the edges of guarded memory, while it is open."""
 
     def __init__(self):
         self._memories: list[Memory] = []
@@ -100,7 +100,7 @@ class Guard:
             self._memories.pop().close()
 
     def place(self, tensor: torch.Tensor, at_the_end: bool) -> torch.Tensor:
-        """The same values in memory that begins, or ends, with the tensor's first, or last, byte."""
+        """A copy at the beginning, or at the end, of its mapped memory."""
         count = tensor.numel() * tensor.element_size()
         if count == 0:
             return tensor
@@ -113,7 +113,7 @@ class Guard:
 
 
 class _Bytes:
-    """An address and a size, as torch.as_tensor takes them."""
+    """An address and a size, for torch.as_tensor."""
 
     def __init__(self, address: int, count: int):
         self.__cuda_array_interface__ = {

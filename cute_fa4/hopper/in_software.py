@@ -33,7 +33,7 @@ KINDS = {"kind::f16": 0, "kind::f8f6f4": 1, "kind::tf32": 2}
 SCRATCH_BYTES = 256
 """Of dynamic shared memory, at its end: 8 for each of at most 32 warps that issue loads for a pair of CTAs."""
 
-# A CTA whose cluster was claimed by another one has nothing to do.
+# A CTA whose cluster was claimed by another exits.
 BEGIN = (
     "{\n.reg .pred tc_go; .reg .b32 tc_n;\n"
     + call("begin", result=("b32", "tc_n"))
@@ -77,7 +77,7 @@ cute_fa4_lane knows. PTX ISA, "tcgen05 Data Movement Shape"."""
 
 
 def _lanes(token: Token, address: str, registers: str, access: str) -> str:
-    """One access a register; a column of tensor memory is 512 bytes, a lane 4."""
+    """One access per register; a column of tensor memory is 512 bytes, a lane 4."""
     shape = next((name for name in SHAPES if f".{name}." in token.opcode), None)
     if shape is None or re.search(r"\.(red|pack|unpack|spcompress)", token.opcode):
         refuse(token)
@@ -99,7 +99,7 @@ def _lanes(token: Token, address: str, registers: str, access: str) -> str:
 
 
 def mma(token: Token, wide: bool) -> str:
-    """wide: all lanes of the warp reach it, and share its work."""
+    """wide: all lanes of the warp execute it and share the work."""
     opcode, operands = token.opcode, list(token.operands)
     kind = next((k for k in KINDS if k in opcode.split(".")), None)
     if kind is None or opcode.startswith(("tcgen05.mma.ws", "tcgen05.mma.sp")):
@@ -130,7 +130,7 @@ def mma(token: Token, wide: bool) -> str:
 
 
 def _accumulates(operand: str) -> str:
-    """tc_e: whether D is added to."""
+    """tc_e: whether the MMA accumulates."""
     if re.fullmatch(r"-?\d+", operand):
         return f"mov.b32 tc_e, {int(int(operand) != 0)};"
     return f"selp.b32 tc_e, 1, 0, {operand};"
@@ -142,7 +142,7 @@ SCALED = re.compile(
 
 
 def scaled_mma(token: Token, wide: bool) -> str:
-    """Of operands with a scale for each 32 numbers, of one CTA; others are refused. wide: as of mma."""
+    """An MMA of one CTA with a scale per 32 values; others are refused. wide: as in mma."""
     if not SCALED.fullmatch(token.opcode) or len(token.operands) != 7:
         refuse(token)
     d, a, b, idesc, *scales, accumulate = token.operands
@@ -161,7 +161,7 @@ def scaled_mma(token: Token, wide: bool) -> str:
 
 
 def copy_scales(token: Token) -> str:
-    """tcgen05.cp of the lines that block-scaled products read; other shapes are refused."""
+    """tcgen05.cp of the lines that block-scaled MMAs read; other shapes are refused."""
     if token.opcode != "tcgen05.cp.cta_group::1.32x128b.warpx4":
         refuse(token)
     address, source = token.operands
@@ -201,15 +201,15 @@ def try_cancel(token: Token) -> str:
 
 
 def load_for_a_pair(token: Token, shared: str) -> str:
-    """One that completes on a barrier of this CTA, in the scratch bytes; the bytes are credited to the real one.
+    """A load that completes on a scratch barrier of this CTA; the bytes are then credited to the real barrier.
 
-    shared   the symbol where dynamic shared memory begins
+    shared   the symbol at the start of dynamic shared memory
     """
     destination, source, barrier, *rest = token.operands
     map_address = source.strip("[] ").partition(",")[0].strip()
     ctas = f"cvt.u32.u16 tc_m, {rest[0]};" if "multicast" in token.opcode else "mov.b32 tc_m, 0;"
     opcode = token.opcode.replace(".cta_group::2", "")
-    if "multicast" in opcode:  # done by cute_fa4_load_end
+    if "multicast" in opcode:  # cute_fa4_load_end does it
         opcode, rest = opcode.replace(".multicast::cluster", ""), rest[1:]
     operands = ", ".join((destination, source, "[tc_s]", *rest))
     return block(

@@ -1,4 +1,4 @@
-"""Instructions that become several others, which Hopper has."""
+"""Instructions that become several instructions of Hopper."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cute_fa4.hopper.ptx_blocks import address_of, block, call, refuse
 from cute_fa4.hopper.ptx_text import Token, elements
 
 GRANTED = 1
-"""The fourth word of an answer of cute_fa4_try_cancel that grants a cluster; the others are its ctaid."""
+"""The fourth word of a response of cute_fa4_try_cancel that grants a cluster; the others are its ctaid."""
 
 
 def drop(token: Token) -> str:

@@ -3,7 +3,7 @@
     load(dir)            the attention functions find the kernels of this package in it, on compute capability 9.0
     open_function(...)   any other kernel, by its record in the manifest
 
-Launches wait for their end. What they say about speed is nothing.
+Launches are synchronous. Their time says nothing about speed.
 """
 
 from __future__ import annotations
@@ -21,17 +21,19 @@ from cute_fa4.compiler import functions
 from cute_fa4.system import devices
 
 HOPPER = (9, 0)
-_CLAIMED = 2  # tcgen05.cu: a word of the table of clusters from here on says by whom
+_CLAIMED = (
+    2  # tcgen05.cu: from this value on, a word of the cluster table names the claiming cluster
+)
 
 
 class StandIn:
-    """A rewritten kernel's function and what can be set and seen around its launches.
+    """A rewritten kernel's function, with settings and results of its launches.
 
-    takes_over    whether a cluster of it claims blocks of others; a kernel of somebody else's is taken to
+    takes_over    whether its clusters claim blocks of others; assumed for foreign kernels
     """
 
     def __init__(self, directory: Path, kernel: dict, takes_over: bool = True):
-        import tvm_ffi  # its library, which NAME.so needs by name, is in the process from here on
+        import tvm_ffi  # loads its library, which NAME.so needs by name
 
         data = read_verified(directory, kernel, "library")
         self._library = open_private(data, kernel["name"])
@@ -50,10 +52,10 @@ class StandIn:
     def claims(
         self, *, refused: float = 0.0, seed: int = 0, greedy: int = 0, wrong: bool = False
     ) -> Iterator[None]:
-        """Inside this context, claims behave differently.
+        """Inside this context, claims behave as set.
 
-        refused  this share of them is refused by chance
-        greedy   so many clusters claim before the others begin; 0: all begin as they come
+        refused  this share of them is refused at random
+        greedy   this many clusters claim before the others start; 0: no order
         wrong    grants name the cluster before the one that was claimed: a planted error
         """
         self._library.cute_fa4_hopper_claims(round(256 * refused), seed, greedy, int(wrong))
@@ -63,11 +65,11 @@ class StandIn:
             self._library.cute_fa4_hopper_claims(0, 0, 0, 0)
 
     def patience(self, seconds: float) -> None:
-        """How long a launch may take before it is an error that says so."""
+        """Time limit of a launch."""
         self._library.cute_fa4_hopper_patience(ctypes.c_double(seconds))
 
     def clusters(self) -> list[int]:
-        """Per cluster, last launch: -1 if it ran itself, -2 if it did not run, else the cluster that claimed it."""
+        """Per cluster of the last launch: -1 if it ran itself, -2 if it did not run, else its claimer."""
         count = self._library.cute_fa4_hopper_clusters(None, 0)
         words = (ctypes.c_uint32 * max(count, 1))()
         if self._library.cute_fa4_hopper_clusters(words, count) < 0:
@@ -76,7 +78,7 @@ class StandIn:
 
 
 def open_function(directory, name: str) -> StandIn:
-    """The function of one kernel of a directory, for a kernel of any origin."""
+    """The function of one kernel of a directory, of any origin."""
     directory = Path(directory)
     kernels = {kernel["name"]: kernel for kernel in manifest.read_manifest(directory)["kernels"]}
     if name not in kernels:
@@ -92,7 +94,7 @@ def takes_over(config) -> bool:
 def load(directory) -> dict:
     """Register this package's kernels of a directory for GPUs of compute capability 9.0.
 
-    Returns {configuration: its StandIn}. The attention functions take CUDA tensors on a Hopper GPU from here on; a
+    Returns {configuration: its StandIn}. After this, the attention functions accept CUDA tensors on a Hopper GPU. A
     call that needs another kernel compiles it for sm_100a, which Hopper refuses to load.
     """
     directory = Path(directory)

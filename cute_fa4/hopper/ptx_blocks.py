@@ -1,4 +1,4 @@
-"""PTX that replaces an instruction: a scope with registers of its own, calls of functions of tcgen05.cu.
+"""PTX blocks that replace an instruction: a scope with its own registers, and calls of functions of tcgen05.cu.
 
 @%p1 tcgen05.commit...b64 [%r8];        {
                                             @!%p1 bra tc_skip;
@@ -14,7 +14,7 @@ TARGET = "sm_90a"
 
 
 class UnsupportedInstruction(ValueError):
-    """An instruction that Hopper lacks and that is not modelled either; the text names it."""
+    """An instruction that Hopper lacks and that has no model; the text names it."""
 
 
 def refuse(token: Token):
@@ -25,7 +25,7 @@ def refuse(token: Token):
 
 
 def block(guard: str, *lines: str) -> str:
-    """Statements in a scope of their own, skipped where the guard is false: a call takes several of them."""
+    """Statements in a separate scope, skipped if the guard is false; a call consists of several."""
     if not guard:
         return "\n".join(("{", *lines, "}"))
     inverse = guard[1:] if guard.startswith("!") else "!" + guard

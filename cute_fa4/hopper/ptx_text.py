@@ -1,4 +1,4 @@
-"""PTX text -> tokens that can be replaced one by one; the rest stays byte for byte.
+"""PTX text -> tokens that can be replaced individually; the rest stays byte for byte.
 
 @%p1 bra $L__BB0_2;             instruction: guard "%p1", opcode "bra", operands ("$L__BB0_2",)
 $L__BB0_2:                      label
@@ -35,7 +35,7 @@ _DIRECTIVES = ("section", "line", "directive", "rest")
 class Token:
     """A piece of PTX. kind: "instruction", "label", "directive", "brace" or "other".
 
-    Of an instruction also: guard ("%p1", "!%p1" or ""), opcode with all its suffixes, operands as text.
+    An instruction also has: guard ("%p1", "!%p1" or ""), opcode with all its suffixes, operands as text.
     """
 
     kind: str
@@ -57,7 +57,7 @@ def tokens(ptx: str) -> Iterator[Token]:
 
 
 def split_operands(text: str) -> tuple[str, ...]:
-    """Split at the commas that stand in no bracket.
+    """Split at the commas outside brackets.
 
     >>> split_operands("[%r1+8], {%r2, %r3}, 0x10")
     ('[%r1+8]', '{%r2, %r3}', '0x10')

@@ -1,6 +1,6 @@
 """Results of `hopper check`: one record per run, the data file of all runs, and their tables in Markdown.
 
-A result file, as `hopper check --report` writes it, has a row for each problem. A record has a row for each variant.
+A result file of `hopper check --report` has a row per problem. A record has a row per variant.
 docs/data/hopper.json holds the records of all runs; docs/generate.py prints its summary into docs/verification.md.
 """
 
@@ -19,7 +19,7 @@ LONG = ("head_dim", "variant", "problem", "launches", "relative_error", "lse_err
 
 
 class ReportError(ValueError):
-    """Result files of different runs, or a data file that holds something else."""
+    """Result files of different runs, or an invalid data file."""
 
 
 def read(paths) -> dict:
@@ -61,7 +61,7 @@ def record(result: dict) -> dict:
 
 
 def verdict(case: dict) -> str:
-    """What a case saw, marked where it is not what was expected."""
+    """The result of a case, marked if it differs from the expected one."""
     return f"{'' if case['ok'] else '**wrong:** '}{case['seen']}"
 
 
@@ -106,7 +106,7 @@ def tables(run: dict) -> str:
 
 
 def summary(records: list[dict]) -> str:
-    """One row per run: what was run, how much of it, the largest errors of 16-bit outputs, what failed."""
+    """One row per run: its kernels and launches, the largest errors of 16-bit outputs, failures."""
     head = (
         *("run", "date, commit", "kernels", "variants", "problems", "launches"),
         *("relative error, bf16", "fp16", "LSE", "failures"),

@@ -1,16 +1,16 @@
-"""sm_100a PTX -> sm_90a PTX that computes the same on a Hopper GPU, with what Hopper lacks done in software.
+"""sm_100a PTX -> equivalent sm_90a PTX for a Hopper GPU, with software for the instructions that Hopper lacks.
 
-    stays, and runs on the chip as it was compiled
+    unchanged, executed by the GPU
         TMA copies, mbarriers, clusters, named barriers, elect, shared memory, arithmetic
 
     becomes a call of tcgen05.cu
         tcgen05.alloc, .dealloc, .ld, .st, .mma, .commit     tensor memory is global memory there
-        clusterlaunchcontrol.try_cancel                      claims look into a table in global memory
+        clusterlaunchcontrol.try_cancel                      claims use a table in global memory
         cp.async.bulk.tensor...cta_group::2                  may signal the peer's barrier
 
     becomes other instructions
         cp.async.bulk.tensor...tile::gather4                 four copies of a box of one row of 128 bytes or more
-        redux.sync.max, .min of f32                          shuffles: each lane takes over its neighbours' five times
+        redux.sync.max, .min of f32                          five rounds of shuffles
         fma, add, mul, sub .f32x2                            two scalar operations with the same rounding
         fma, add, sub .f32.bf16, .f32.f16                    conversions, which are exact, and the operation in float32
         max, min with three inputs                           two of them with two
@@ -18,12 +18,12 @@
         tcgen05.wait, tcgen05.fence                          fence.acq_rel.gpu, where they order memory
 
     is dropped
-        setmaxnreg (a call needs registers of its own), tcgen05.relinquish_alloc_permit
+        setmaxnreg (calls need registers), tcgen05.relinquish_alloc_permit
 
-What is none of this and starts with tcgen05 or clusterlaunchcontrol is refused by name. Whatever else Hopper
-does not know is refused by ptxas.
+Other instructions that start with tcgen05 or clusterlaunchcontrol are refused by name. ptxas refuses everything
+else that Hopper lacks.
 
-A replaced instruction becomes a block of its own (ptx_blocks.py): its registers and labels need no unique names.
+A replaced instruction becomes a separate block (ptx_blocks.py), so its registers and labels need no unique names.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from cute_fa4.hopper import in_software, in_steps
 from cute_fa4.hopper.ptx_blocks import TARGET, refuse
 from cute_fa4.hopper.ptx_text import Token, tokens
 
-# The DSL writes a version as new as its toolkit, which an older ptxas refuses; what is left after the rewriting needs
-# no newer one than this, which CUDA 12.9 knows.
+# The DSL writes the version of its own toolkit, which an older ptxas refuses. The rewritten PTX needs at most this
+# version, which CUDA 12.9 supports.
 PTX_VERSION = "8.8"
 
 
@@ -45,8 +45,8 @@ PTX_VERSION = "8.8"
 class Rewritten:
     """ptx: for sm_90a, to be linked with tcgen05.cu. entries: names of its kernels.
 
-    threads        of a CTA, the largest number that an entry declares, or 1024
-    scratch_bytes  of dynamic shared memory that a launch must add
+    threads        threads of a CTA: the largest number that an entry declares, or 1024
+    scratch_bytes  dynamic shared memory that a launch must add
     """
 
     ptx: str
@@ -56,26 +56,26 @@ class Rewritten:
 
 
 def rewrite(ptx: str) -> Rewritten:
-    """Rewrite a module. UnsupportedInstruction names what cannot be."""
+    """Rewrite a module. UnsupportedInstruction names an instruction that cannot be rewritten."""
     return _Rewriter().module(ptx)
 
 
 def rewrite_instructions(ptx: str) -> str:
-    """The same for statements that are no module: only they change."""
+    """The same for statements without a module around them."""
     return _Rewriter().text(ptx)
 
 
 class _Rewriter:
     """One pass over a module.
 
-    elected  predicates that elect.sync of the whole warp has set since the last label or branch: an instruction
-             under one of them is reached by all 32 lanes, which can then share its work
+    elected  predicates set by elect.sync of the whole warp since the last label or branch: all 32 lanes reach an
+             instruction under one of them, so they can share its work
     """
 
     def __init__(self):
         self._elected: set[str] = set()
         self._scratch = 0
-        self._shared = ""  # the symbol where dynamic shared memory begins
+        self._shared = ""  # the symbol at the start of dynamic shared memory
         self._entry_begins = False
 
     def module(self, ptx: str) -> Rewritten:
@@ -137,7 +137,7 @@ class _Rewriter:
         return token.text
 
     def _rules(self):
-        """(what an opcode begins with, ends with, rule): the first that fits; a rule may return None to keep it."""
+        """(prefix of an opcode, suffix, rule): the first match applies; a rule may return None."""
         return (
             ("tcgen05.alloc", "", in_software.alloc),
             ("tcgen05.dealloc", "", in_software.dealloc),

@@ -1,4 +1,4 @@
-"""All variants and problems of `hopper check` on one GPU, one after the other, and the result file."""
+"""Runs all variants and problems of `hopper check` on one GPU, and writes the result file."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from cute_fa4.system import progress
 def run(
     directory, amount: str, *, part=1, parts=1, only=None, patience: float = 120, report=None
 ) -> dict:
-    """Returns, and writes to the file `report` after each variant, what was seen. Stops where the GPU fails.
+    """Returns the results, and writes them to `report` after each variant. Stops if the GPU fails.
 
-    part, parts, only   of the variants, as the command line says
+    part, parts, only   selection of variants, from the command line
     """
     content = manifest.read_manifest(Path(directory))
     result = {**about(directory), "failures": [], "controls": 0}
@@ -37,11 +37,11 @@ def run(
     variants, of_gradients = (found[part - 1 :: parts] for found in cases.selected(only))
     steps = [variant_step(v, cases.problems(v, amount), used) for v in variants]
     steps += [gradients_step(problem) for problem in of_gradients]
-    if part == 1 and not only:  # the control and foreign kernels are no variants
+    if part == 1 and not only:  # the control and foreign kernels are not variants
         steps += [control_step(used)]
         if all(any(k["name"] == name for k in content["kernels"]) for name in foreign.KERNELS):
             steps += [lambda result: result["foreign"].extend(foreign.check(directory))]
-    # Last, because the first byte that is touched beside a tensor ends the run.
+    # Last, because the first access outside a tensor ends the run.
     steps += [variant_step(v, cases.guarded_problems(v), used, guarded=True) for v in variants]
     with ExitStack() as stack, progress.bar(len(steps), "check", "step") as advance:
         stack.enter_context(used.watching())
@@ -64,7 +64,7 @@ def run(
 
 
 def about(directory) -> dict:
-    """Where and when a run is made, and from what."""
+    """Machine, date and sources of a run."""
     content = manifest.read_manifest(Path(directory))
     return {
         "device": torch.cuda.get_device_name(),
@@ -76,7 +76,7 @@ def about(directory) -> dict:
 
 
 def variant_step(variant: Variant, problems, used: Used, guarded: bool = False):
-    """A function that runs problems of a variant, perhaps between unmapped pages, and adds their rows to the result."""
+    """A function that runs problems of a variant, optionally between unmapped pages, and adds their rows."""
 
     def step(result: dict) -> None:
         begin, rows = time.perf_counter(), []
@@ -123,7 +123,7 @@ def gradients_step(problem: Problem):
 
 
 def control_step(used: Used):
-    """A function that makes claims name wrong blocks and verifies that the check notices."""
+    """A function that makes claims name wrong blocks, and checks that this is detected."""
 
     def step(result: dict) -> None:
         call = calls.call(Variant(), cases.LARGE[0], "cuda")
@@ -144,7 +144,7 @@ def control_step(used: Used):
 
 
 class Used:
-    """Which StandIn the last call launched."""
+    """The StandIn that the last call launched."""
 
     def __init__(self):
         self._last = None
@@ -153,7 +153,7 @@ class Used:
         return self._last
 
     def watching(self):
-        """Inside, function_for notes what it returns."""
+        """Inside, function_for records its results."""
         from unittest.mock import patch
 
         ask = compile_cache.function_for
@@ -170,7 +170,7 @@ class Used:
 
 
 class Noting:
-    """A function that says, each time it is called, that it was the last."""
+    """Wraps a function so that each call records it as the last."""
 
     def __init__(self, used: Used, function):
         self._used, self._function = used, function

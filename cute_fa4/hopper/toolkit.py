@@ -13,12 +13,12 @@ from pathlib import Path
 
 
 class ToolkitError(RuntimeError):
-    """A CUDA tool is missing, or it refused its input; the text is the tool's own."""
+    """A CUDA tool is missing, or it refused its input; the text is the tool's message."""
 
 
 @cache
 def find(tool: str) -> str:
-    """Path of nvcc, ptxas or nvlink; ToolkitError says what to install where there is none."""
+    """Path of nvcc, ptxas or nvlink; without one, ToolkitError says what to install."""
     spec = importlib.util.find_spec("nvidia")
     for folder in spec.submodule_search_locations if spec else ():
         for path in sorted(Path(folder).glob(f"cu1*/bin/{tool}"), reverse=True):
@@ -44,5 +44,5 @@ def run(tool: str, *arguments) -> str:
 
 @cache
 def version() -> str:
-    """Of ptxas, as "13.2.86"."""
+    """The version of ptxas, such as "13.2.86"."""
     return run("ptxas", "--version").partition(", V")[2].split()[0]

@@ -1,7 +1,7 @@
-"""What a problem of `hopper check` is: a variant of the call, and the sizes of its sequences.
+"""A problem of `hopper check`: a variant of the call, and the sizes of its sequences.
 
-Variant   one call of the public functions: depth, dtype, layout of keys, mask, ...      decides the kernel
-Problem   queries and keys of each sequence, heads                                      decides the launch
+Variant   one call of the public functions: depth, dtype, layout of keys, mask, ...      selects the kernel
+Problem   queries and keys of each sequence, heads                                      determines the launch
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ class Variant:
     whose first 512 columns are the values, too).
 
     head_dim_v   0: as head_dim
-    pair         CTAs in pairs (CUTE_FA4_PAIR=on)
+    pair         CTA pairs (CUTE_FA4_PAIR=on)
     group   query heads of a key head; pack_gqa: they share tiles of rows
     window  (left, right) positions; chunk  positions of a block, of which a query sees its own
-    num_splits, tokens_per_split   as the public functions take them
-    decode  its problems have a few queries for each sequence
+    num_splits, tokens_per_split   as in the public functions
+    decode  its problems have a few queries per sequence
     cache   dtype of K and V if it is not Q's, for calls of few rows, which dequantize it; with scales between 0.5 and 2
-            of each sequence and key head. "rows": a latent cache of 656 bytes a row
-    of_tokens   K and V of 8 bits, dense or in pages, have a scale for each token and head
-    of_blocks   Q and K of 8 bits have a scale, e8m0, for each 32 columns (MXFP8)
-    rope    last columns of K that all heads share, passed as k_rope, 0 for none; rope_dtype where it is not K's: of 16
-            bits beside 8 Q's are passed as q_rope
-    out     dtype of the output where it is not the one of OUT_DTYPES; with o_scale
-    listed  of a latent cache: keys that each query lists as `indices`, 0 for none
-    lse     the call returns the log-sum-exp, too, which is another kernel where the product with V adds P up
+            per sequence and key head. "rows": a latent cache of 656 bytes per row
+    of_tokens   8-bit K and V, dense or in pages, have a scale per token and head
+    of_blocks   8-bit Q and K have an e8m0 scale per 32 columns (MXFP8)
+    rope    last columns of K that all heads share, passed as k_rope, 0 for none; rope_dtype if it is not K's: 16-bit
+            columns with 8-bit K are passed as q_rope
+    out     dtype of the output if it is not that of OUT_DTYPES; with o_scale
+    listed  keys that each query of a latent cache lists as `indices`, 0 for none
+    lse     the call also returns the log-sum-exp, which is another kernel if the product with V computes row sums
     """
 
     head_dim: int = 128
@@ -114,7 +114,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Problem:
-    """Sequences of a call. Dense variants take the first sequence's length for all."""
+    """Sequences of a call. Dense variants use the first sequence's length for all."""
 
     queries: tuple[int, ...]
     keys: tuple[int, ...]
@@ -137,14 +137,14 @@ def dense(batch: int, queries: int, keys: int, heads: int = 2) -> Problem:
 
 
 def decode(**options) -> Variant:
-    """Eight heads that share a tile, unless told otherwise, in pages."""
+    """A paged variant; by default eight heads share a tile."""
     return Variant(
         **dict(keys="pages", page_size=16, group=8, pack_gqa=True, decode=True) | options
     )
 
 
 def latent(**options) -> Variant:
-    """16 heads over a latent cache of DeepSeek's sizes, keys shared out, unless told otherwise."""
+    """A variant over a latent cache of DeepSeek's sizes; by default 16 heads and a stream-K split."""
     sizes = dict(head_dim=576, head_dim_v=512, keys="latent", page_size=64)
     return Variant(**sizes | dict(group=16, num_splits=0, decode=True) | options)
 

@@ -1,21 +1,20 @@
-"""scaled_dot_product_attention inside of torch.distributed.tensor.experimental.context_parallel.
+"""scaled_dot_product_attention inside torch.distributed.tensor.experimental.context_parallel.
 
     torch.nn.functional.scaled_dot_product_attention = cute_fa4.scaled_dot_product_attention      once
     with context_parallel(mesh, buffers=[...], buffer_seq_dims=[...]):
-        model(...)      what it finds in torch.nn.functional gets DTensors, sharded along the sequence
+        model(...)      the function in torch.nn.functional gets DTensors, sharded along the sequence
 
-The manager cuts the buffers, wraps the function that it finds in torch.nn.functional, and hands that DTensors. Ours
-then calls context_parallel_attention with what the manager has chosen:
+The manager shards the buffers, wraps the function that it finds in torch.nn.functional, and passes it DTensors.
+This package's function then calls context_parallel_attention with the manager's choices:
 
     load balancing (the default with causal masks)     order="zigzag", otherwise "contiguous"
     set_rotate_method("allgather"), the default        layout="all_gather"
-    set_rotate_method("alltoall")                      layout="ring": each step hands K and V one rank on
+    set_rotate_method("alltoall")                      layout="ring": each step sends K and V to the next rank
 
-torch.compile ends its graph before such a call and goes on behind it.
+torch.compile breaks the graph at such a call and continues after it.
 
-A call of ours that is not the wrapped one sees plain tensors, a rank's own rows, and would attend to these alone: it is
-refused. The manager is a prototype of torch; what is read from it here are private names, and where they are missing
-the refusal says so.
+A direct call gets plain tensors, the rank's own rows, and would attend only to these: it is refused. The manager is
+a prototype of torch, and this module reads its private names. If they are missing, the error says so.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _OLDER_MANAGER = "torch.distributed.tensor.experimental._attention"
 
 
 def has_rows_elsewhere(query) -> bool:
-    """Whether it is a DTensor that is cut along the sequence. Nothing is imported to find out."""
+    """Whether x is a DTensor sharded along the sequence, without importing anything."""
     if type(query) is torch.Tensor:
         return False
     module = sys.modules.get("torch.distributed.tensor")
@@ -40,7 +39,7 @@ def has_rows_elsewhere(query) -> bool:
 
 
 def refuse_own_rows_alone() -> None:
-    """RuntimeError where the manager is in force and this call is not the one that it wrapped."""
+    """Raise RuntimeError if the manager is active and this call is not the one that it wrapped."""
     if _answered_now(_in_force):
         raise RuntimeError(
             "scaled_dot_product_attention: called inside of torch's context_parallel with the rows of this rank alone; "
@@ -50,7 +49,7 @@ def refuse_own_rows_alone() -> None:
 
 
 def _answered_now(question) -> bool:
-    """question(), also while a compiler traces, to which the answer is a constant."""
+    """question(); a tracing compiler treats the answer as a constant."""
     if not is_dynamo_compiling():
         return question()
     from cute_fa4.operators import routes
@@ -64,7 +63,7 @@ def _in_force() -> bool:
 
 
 def attention(query, *rest) -> torch.Tensor:
-    """_attention(query, *rest), outside of a graph: the rows of other ranks come in messages, which a graph lacks."""
+    """_attention(query, *rest) outside a graph, because it exchanges messages with other ranks."""
     if not is_dynamo_compiling():
         return _attention(query, *rest)
     from cute_fa4.operators import routes
@@ -73,9 +72,9 @@ def attention(query, *rest) -> torch.Tensor:
 
 
 def _attention(query, key, value, attn_mask, is_causal: bool, scale, padded) -> torch.Tensor:
-    """Of DTensors that are sharded along the sequence, dimension 2, on a mesh of one dimension.
+    """Attention of DTensors that are sharded along the sequence, dimension 2, on a mesh of one dimension.
 
-    padded(query, key, value) -> the same with a head dim that has a kernel
+    padded(query, key, value) -> the same, padded to a head dim that has a kernel
     """
     from torch.distributed.tensor import DTensor, Shard
 
@@ -110,7 +109,7 @@ def _attention(query, key, value, attn_mask, is_causal: bool, scale, padded) -> 
 
 
 def _choices() -> dict:
-    """layout and order as the manager has them."""
+    """layout and order from the manager's settings."""
     options = getattr(_manager(), "_cp_options", None)
     try:
         method, balanced = options.rotate_method.name, options.enable_load_balance

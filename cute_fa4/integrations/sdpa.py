@@ -1,13 +1,13 @@
-"""scaled_dot_product_attention as torch.nn.functional has it: (batch, heads, seqlen, head_dim), masks as tensors.
+"""scaled_dot_product_attention with torch.nn.functional's interface: (batch, heads, seqlen, head_dim), mask tensors.
 
 Query i sees key j where               is run as
 no mask                                full
-is_causal          j <= i              keys beyond the queries cut off, then causal; or, with fewer keys than
+is_causal          j <= i              keys after the last query removed, then causal; or, with fewer keys than
                                        queries, a window whose right side is seqlen_q - seqlen_k
 boolean attn_mask  attn_mask[i, j]     mask_mod that reads it
 float attn_mask    always              score_mod that adds it
 
-torch aligns is_causal to the top left, flash_attn_func to the bottom right: with as many queries as keys they agree.
+torch aligns is_causal to the top left, flash_attn_func to the bottom right. They agree for seqlen_q == seqlen_k.
 """
 
 from __future__ import annotations
@@ -36,29 +36,29 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """torch.nn.functional.scaled_dot_product_attention, by this package's kernel.
+    """torch.nn.functional.scaled_dot_product_attention with this package's kernel.
 
     query       (..., heads_q, seqlen_q, head_dim), bf16 or fp16; usually (batch, heads_q, seqlen_q, head_dim)
     key         (..., heads_kv, seqlen_k, head_dim)
     value       (..., heads_kv, seqlen_k, head_dim_v)
-                Two dimensions or more. Those before heads broadcast, as do heads without enable_gqa; what broadcasts is
-                not copied, but for tensors of five dimensions or more whose batches are no one dimension
-    attn_mask   bool, True: takes part; or float32 or query's dtype, added to the scaled scores. Two dimensions or more,
+                Two dimensions or more. Those before heads broadcast, as do heads without enable_gqa. Broadcasts are
+                not copied, except for tensors of five dimensions or more whose batches do not merge into one dimension
+    attn_mask   bool, True: visible; or float32 or query's dtype, added to the scaled scores. Two dimensions or more,
                 which broadcast to (..., heads_q, seqlen_q, seqlen_k)
     dropout_p   0.0
-    is_causal   query i sees keys j <= i, also where seqlen_q and seqlen_k differ; not with attn_mask
+    is_causal   query i sees keys j <= i, also if seqlen_q and seqlen_k differ; not with attn_mask
     scale       positive; None: head_dim ** -0.5
     enable_gqa  heads_q may be a multiple of heads_kv. Without it they are equal, or heads_kv is 1
 
-    Returns (..., heads_q, seqlen_q, head_dim_v), a transposed view. A query that sees no key, because attn_mask
-    is False or -inf in its whole row, has 0, as torch 2.13 has on a CPU.
+    Returns (..., heads_q, seqlen_q, head_dim_v), a transposed view. A query that sees no key, because attn_mask is
+    False or -inf in its whole row, has output 0, as in torch 2.13 on a CPU.
 
-    query, key, value and attn_mask are read where they lie: transposed and expanded views are not copied. The
-    exception is a head_dim without a kernel: such tensors are copied and padded with zeros to the next one, which
-    changes no score. A mask tensor is read for every score, and no tile is left out for it: where is_causal,
-    flash_attn_func's window_size, key_limit or mask say the same, they are faster.
+    query, key, value and attn_mask are read in place: transposed and expanded views are not copied. The exception
+    is a head_dim without a kernel: such tensors are copied and padded with zeros to the next supported one, which
+    changes no score. A mask tensor is read for every score and skips no key tiles. is_causal and flash_attn_func's
+    window_size, key_limit or mask are faster where they can express the mask.
 
-    Raises as flash_attn_func, whose q, k and v, (batch, seqlen, heads, head_dim), are query, key and value.
+    Raises the errors of flash_attn_func, with query, key and value for its q, k and v.
     """
     if context_parallel.has_rows_elsewhere(query):
         scale = checked_scale(scale, query.shape[-1])
@@ -88,7 +88,7 @@ def scaled_dot_product_attention(
 
 
 def _are_plain(query, key, value) -> bool:
-    """Four dimensions, and as many sequences of each: nothing is broadcast but one head of keys and values."""
+    """Four dimensions and the same batch size: nothing is broadcast except one head of keys and values."""
     if not query.dim() == key.dim() == value.dim() == len(HEADS_FIRST):
         return False
     return query.shape[0] == key.shape[0] == value.shape[0] and (
@@ -97,7 +97,7 @@ def _are_plain(query, key, value) -> bool:
 
 
 def broadcast(tensors: dict, enable_gqa: bool) -> tuple:
-    """-> (query, key, value of four dimensions, sizes of the batches that became one).
+    """-> (query, key, value of four dimensions, sizes of the merged batch dimensions).
 
     tensors: by name, of any rank from 2 on
     """
@@ -122,7 +122,7 @@ def broadcast(tensors: dict, enable_gqa: bool) -> tuple:
 
 
 def _of_one_batch(tensor, sizes: tuple):
-    """The tensor of these sizes, of which all but the last three become one."""
+    """The tensor expanded to these sizes, with all but the last three merged into one."""
     expanded = tensor.expand(sizes)
     return expanded if len(sizes) == len(HEADS_FIRST) else expanded.flatten(0, len(sizes) - 4)
 
@@ -150,14 +150,14 @@ def _check_choices(query, key, attn_mask, dropout_p, is_causal, enable_gqa) -> N
 
 
 def attention(query, key, value, **options) -> torch.Tensor:
-    """flash_attn_func of (batch, heads, seqlen, head_dim), any head dims up to the largest; softmax_scale is given."""
+    """flash_attn_func of (batch, heads, seqlen, head_dim), any supported head dims; softmax_scale is required."""
     depth_v = value.shape[-1]
     rows_first = [x.transpose(1, 2) for x in padded_depths(query, key, value)]
     return flash_attn_func(*rows_first, **options).transpose(1, 2)[..., :depth_v]
 
 
 def padded_depths(query, key, value) -> list[torch.Tensor]:
-    """With the least head dims that have a kernel; zeros add nothing to a score, and columns of 0 to out."""
+    """Padded to the smallest head dims that have a kernel. Zeros add nothing to scores, and zero columns to out."""
     if key.shape[-1] != query.shape[-1]:
         raise ValueError(
             f"key: head_dim {key.shape[-1]} while query has {query.shape[-1]}; accepted: equal"
@@ -176,14 +176,14 @@ def top_left_causal(query, key, value):
     seqlen_q, seqlen_k = query.shape[2], key.shape[2]
     if seqlen_k >= seqlen_q:
         return masks.causal(), key[:, :, :seqlen_q], value[:, :, :seqlen_q]
-    # Query i stands at position i + seqlen_k - seqlen_q.
+    # Query i has position i + seqlen_k - seqlen_q.
     return masks.window(None, seqlen_q - seqlen_k), key, value
 
 
 def options_of_mask(attn_mask, query: torch.Tensor, seqlen_k: int, batches=None) -> dict:
-    """What flash_attn_func is told about a mask tensor that broadcasts to (batch, heads_q, seqlen_q, seqlen_k).
+    """Options of flash_attn_func for a mask tensor that broadcasts to (batch, heads_q, seqlen_q, seqlen_k).
 
-    batches: sizes that became the batch; None: it is one
+    batches: sizes merged into the batch; None: the batch is one dimension
     """
     if attn_mask is None:
         return {}

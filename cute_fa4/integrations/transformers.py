@@ -3,8 +3,8 @@
     register()
     model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="cute_fa4", dtype=torch.bfloat16)
 
-transformers calls two functions: transformers_masks.mask once or twice a forward pass, and attention in every layer,
-with queries, keys, values and what mask has returned.
+transformers calls two functions: transformers_masks.mask once or twice per forward pass, and attention in every
+layer, with queries, keys, values and the result of mask.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from cute_fa4.integrations.sdpa import options_of_mask, padded_depths
 from cute_fa4.integrations.transformers_masks import LazyMask, Pattern, mask
 from cute_fa4.interface import flash_attn_varlen_func
 
-# Arguments that some models give to attention and that change its result.
-SCALE = "_cute_fa4_scale"  # of keys and values of a cache of eight bits (transformers_cache.py)
+# Arguments of some models that change the result of attention.
+SCALE = "_cute_fa4_scale"  # of keys and values of an 8-bit cache (transformers_cache.py)
 NOT_BUILT = ("position_bias", "cache", "block_table", "indices", "block_indices", "sinks")
 
 
 def register(name: str = "cute_fa4") -> None:
-    """Make attn_implementation=name known to transformers; ImportError where it is missing or too old."""
+    """Register attn_implementation=name with transformers; ImportError if transformers is missing or too old."""
     needed = "5.4 or newer is needed; pip install 'cute-fa4[transformers]'"
     try:
         import transformers
@@ -56,14 +56,14 @@ def attention(
     max_length_k: int | None = None,
     **others,
 ) -> tuple[torch.Tensor, None]:
-    """What a layer of a model calls: (batch, heads, seqlen, head_dim) -> (batch, seqlen, heads, head_dim), None.
+    """The attention function of a layer: (batch, heads, seqlen, head_dim) -> (batch, seqlen, heads, head_dim), None.
 
-    attention_mask  what mask returned, or a mask (batch or 1, heads or 1, seqlen_q, seqlen_k) of the caller; it says
-                    everything. None: is_causal, else module.is_causal, and sliding_window
+    attention_mask  the result of mask, or the caller's mask (batch or 1, heads or 1, seqlen_q, seqlen_k); it overrides
+                    the rest. None: is_causal, else module.is_causal, and sliding_window
     softcap         None: off
     s_aux           (heads_q,): sinks
-    Whether keys are split is chosen from metadata (num_splits=0): a decode of few sequences runs on all SMs.
-    cu_seq_lens_q, cu_seq_lens_k   (sequences + 1,): where sequences begin that are packed in a batch of 1
+    num_splits=0 chooses key splits from metadata, so decode of few sequences runs on all SMs.
+    cu_seq_lens_q, cu_seq_lens_k   (sequences + 1,): offsets of sequences packed in a batch of 1
     """
     for name in NOT_BUILT:
         if others.get(name) is not None:
@@ -99,7 +99,7 @@ def attention(
 
 
 def scales_of(key: torch.Tensor, value: torch.Tensor) -> dict:
-    """k_descale and v_descale of keys and values that a cache of eight bits has handed out; {} for others."""
+    """k_descale and v_descale of keys and values from an 8-bit cache; {} for others."""
     named = {"k_descale": key, "v_descale": value}
     return {name: getattr(x, SCALE) for name, x in named.items() if hasattr(x, SCALE)}
 

@@ -1,16 +1,16 @@
-"""A cache of eight bits for Hugging Face transformers, which attn_implementation="cute_fa4" reads as it is.
+"""An 8-bit cache for Hugging Face transformers, which attn_implementation="cute_fa4" reads without conversion.
 
     register()                                              # cute_fa4.integrations.transformers
     model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="cute_fa4", dtype=torch.bfloat16)
     model.generate(**prompts, past_key_values=EightBitCache(model.config))
 
-transformers' own QuantizedCache makes tensors of 16 bits of the whole cache for every step. Here nothing is widened
-outside of the kernel: new keys and values become float8_e4m3fn, each token and head with a scale of its own, behind
-those that are there, and queries of 16 bits meet them in the kernel (docs/serving/eight_bits.md).
+transformers' own QuantizedCache dequantizes the whole cache to 16 bits in every step. Here the kernel dequantizes.
+New keys and values are appended as float8_e4m3fn, with one scale per token and head. The kernel multiplies them
+with 16-bit queries (docs/serving/eight_bits.md).
 
-    stored    (batch, room, heads_kv, head_dim) e4m3, and (batch, room, heads_kv) f32; room doubles when it is full
-    handed    update gives a layer of the model views (batch, heads_kv, keys, head_dim) whose scales the attention
-              function finds by scale_of; another attn_implementation raises an error about float8
+    stored    (batch, room, heads_kv, head_dim) e4m3, and (batch, room, heads_kv) f32; room doubles when full
+    returned  update returns views (batch, heads_kv, keys, head_dim) to a layer of the model; the attention function
+              finds their scales with scale_of. Another attn_implementation raises an error about float8
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Rows:
         self.scales = torch.empty(batch, 0, heads, dtype=torch.float32, device=device)
 
     def append(self, states: torch.Tensor, held: int) -> torch.Tensor:
-        """Rows (batch, heads, tokens, head_dim) behind the first `held` ones -> all, as a layer of a model has them."""
+        """Append rows (batch, heads, tokens, head_dim) after the first `held` ones -> all, in the layout of a layer."""
         end = held + states.shape[2]
         self._make_room(end, held)
         found, scale = quantised(states.transpose(1, 2))
@@ -64,7 +64,7 @@ class Rows:
             setattr(self, name, new)
 
     def of_sequences(self, indices: torch.Tensor) -> None:
-        """Only these sequences, in this order, some several times."""
+        """Select sequences, in this order, with repetitions."""
         indices = indices.to(self.numbers.device)
         self.numbers = self.numbers.view(torch.uint8).index_select(0, indices).view(DTYPE)
         self.scales = self.scales.index_select(0, indices)
@@ -85,9 +85,9 @@ class EightBitLayer(DynamicLayer):
         self.held, self.is_initialized = 0, True
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *given, **named):
-        """New keys and values (batch, heads_kv, tokens, head_dim) -> all of them, in eight bits with scales.
+        """New keys and values (batch, heads_kv, tokens, head_dim) -> all of them, in 8 bits with scales.
 
-        Those of an empty cache come back as they are: a prompt loses nothing.
+        With an empty cache the arguments are returned unchanged, so a prompt is computed in 16 bits.
         """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -106,7 +106,7 @@ class EightBitLayer(DynamicLayer):
         self.held, self.is_initialized = 0, False
 
     def crop(self, max_length: int) -> None:
-        """To so many tokens, or without so many of the last."""
+        """Keep this many tokens; if negative, drop this many of the last."""
         kept = self.held + max_length if max_length < 0 else max_length
         self.held = min(self.held, max(kept, 0))
 

@@ -1,15 +1,15 @@
-"""Masks of Hugging Face transformers, as patterns where the kernel has them.
+"""Masks of Hugging Face transformers, as patterns that the kernel supports where possible.
 
-transformers asks once or twice a forward pass for a mask, which it describes as a composition of functions of indices:
+transformers requests masks once or twice per forward pass, as compositions of functions of indices:
 
     create_causal_mask                causal                             masks.causal()
     ..._sliding_window_causal_mask    and(window, causal)                masks.window(size - 1, 0)
     create_bidirectional_mask         all                                masks.full()
     packed documents                  and(same document, causal)         masks.causal(), mask_mod
-    a padded batch                    a tensor (batch, length) besides   key_limit, or mask_mod
+    a padded batch                    an added tensor (batch, length)    key_limit, or mask_mod
 
-For these `mask` returns a LazyMask, which has a Pattern and no elements. All others (chunks, unions, functions of a
-model) become a tensor of booleans, which is exact, is read for every score, and leaves out no tile of keys.
+For these `mask` returns a LazyMask, which has a Pattern and no elements. All others (chunks, unions, custom
+functions) become a boolean tensor, which is exact, but is read for every score and skips no key tiles.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from cute_fa4.sm100.blueprint.score_mods import ScoreMod
 
 @dataclass(frozen=True)
 class Pattern:
-    """What the queries of a forward pass see, in terms of flash_attn_varlen_func.
+    """The mask of a forward pass, in terms of flash_attn_varlen_func.
 
-    num_keys    the keys there are, of which the last is the last query's; None: all of the layer. A cache of fixed
-                size has more, not written yet. An int, or (batch,) int32 where only the device knows
-    key_limit   (batch,) int32: keys from here on are padding
+    num_keys    number of keys; the last has the position of the last query. None: all of the layer. A cache of fixed
+                size has more, unwritten keys. An int, or (batch,) int32 if only the device knows it
+    key_limit   (batch,) int32: keys from this one on are padding
     shown       (batch, keys) uint8: 0 for padding
     documents   (batch, seqlen) int32: a query sees the keys of its own document
     """
@@ -53,7 +53,7 @@ class Pattern:
         return all(x is None for x in (self.num_keys, self.key_limit, self.shown))
 
     def options(self) -> dict:
-        """Of flash_attn_varlen_func, for the first num_keys keys if that is an int."""
+        """Options of flash_attn_varlen_func, for the first num_keys keys if that is an int."""
         options = {"mask": self.mask, "key_limit": self.key_limit}
         if isinstance(self.num_keys, torch.Tensor):
             options["seqused_k"] = self.num_keys
@@ -76,9 +76,9 @@ KEY_IS_SHOWN, SAME_DOCUMENT = ScoreMod.of(_key_is_shown), ScoreMod.of(_same_docu
 
 
 class LazyMask(torch.Tensor):
-    """A boolean mask (batch, 1, seqlen_q, seqlen_k) as a pattern; any operation but a move makes it a tensor first.
+    """A boolean mask (batch, 1, seqlen_q, seqlen_k) as a pattern; any operation but a move materializes it first.
 
-    Models hand masks through, and some cut or combine them: those get the mask that the pattern stands for.
+    Most models pass masks through unchanged. Some slice or combine them, and get the materialized mask.
     """
 
     @staticmethod
@@ -109,7 +109,7 @@ class LazyMask(torch.Tensor):
         )
 
 
-# What can be asked of a tensor without its elements.
+# Attributes of a tensor that do not need its elements.
 METADATA = {
     *(getattr(torch.Tensor, name).__get__ for name in "shape ndim dtype device layout is_cuda".split()),
     *(torch.Tensor.dim, torch.Tensor.size, torch.Tensor.stride),
@@ -132,7 +132,7 @@ def mask(
 
     attention_mask  (batch, length) bool: keys that are not padding
 
-    The host reads attention_mask here, and in no layer: whether there is padding, and whether all is on the right.
+    The host reads attention_mask here, not in the layers: is there padding, and is all of it on the right?
     Under torch.compile nothing is read, and every mask is a tensor.
     """
     from transformers.masking_utils import causal_mask_function, sdpa_mask
@@ -148,7 +148,7 @@ def mask(
 
     found = None
     if not torch.compiler.is_compiling():
-        # of a lazy module, which Dynamo of PyTorch 2.8 cannot trace
+        # from a lazy module, which PyTorch 2.8's Dynamo cannot trace
         from transformers import masking_utils
 
         found = recognised(function, masking_utils)
@@ -156,7 +156,7 @@ def mask(
         return materialise()
     left, right, documents = found
     bounds = masks.window(left, right)
-    keys = q_length + q_offset - kv_offset  # the last of them is the last query's
+    keys = q_length + q_offset - kv_offset  # the last has the last query's position
     if bounds == masks.full() or (isinstance(keys, int) and keys == kv_length):
         keys = None
     elif right != 0 or (isinstance(keys, int) and keys > kv_length):
@@ -174,7 +174,7 @@ def mask(
 
 
 def _padding(real: torch.Tensor, num_keys: int) -> dict:
-    """What Pattern says of real (batch, length) bool: which of the first num_keys keys are not padding."""
+    """Pattern fields for real (batch, length) bool: which of the first num_keys keys are not padding."""
     real = torch.nn.functional.pad(real, (0, max(0, num_keys - real.shape[1])))[:, :num_keys]
     counts = real.sum(dim=1, dtype=torch.int32)
     first = torch.arange(num_keys, device=real.device) < counts[:, None]
@@ -187,10 +187,10 @@ def _padding(real: torch.Tensor, num_keys: int) -> dict:
 def recognised(
     function: Callable, makers
 ) -> tuple[int | None, int | None, torch.Tensor | None] | None:
-    """(left, right, documents) of a mask function that the module `makers` has made; None: of any other.
+    """(left, right, documents) of a mask function created by the module `makers`; None for any other.
 
-    left, right are those of masks.window. A function is recognised by its code object, so that one that has changed
-    is not: it is evaluated then.
+    left and right are those of masks.window. A function is recognized by its code object, so a modified one is not
+    recognized and is evaluated instead.
     """
     if function is makers.causal_mask_function:
         return None, 0, None
@@ -206,7 +206,7 @@ def recognised(
         return None
     parts = list(both["mask_functions"])
     for i, part in enumerate(parts):
-        # Positions that begin anew in every document differ like the indices inside of one.
+        # Positions that restart in every document have the same differences as indices within it.
         remapped = _made_by(part, getattr(makers, "remap_positions_for_packed_sequence", None))
         if remapped and any(_made_by(p, makers.packed_sequence_mask_function) for p in parts):
             parts[i] = remapped["mask_function"]
@@ -220,7 +220,7 @@ def recognised(
 
 
 def _made_by(function: Callable, maker: Callable | None) -> dict | None:
-    """What function has closed over, if it is the function that maker defines and returns."""
+    """The closure of function, if maker defines and returns it."""
     code = getattr(function, "__code__", None)
     if maker is None or code is None or not any(code is c for c in maker.__code__.co_consts):
         return None

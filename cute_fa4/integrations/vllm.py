@@ -1,17 +1,17 @@
 """The functions that vLLM's FlashAttention and FlashMLA backends import, with their signatures.
 
-vllm/v1/attention/backends/fa_utils.py     imports them from vllm.vllm_flash_attn; put these in their place
+vllm/v1/attention/backends/fa_utils.py     imports them from vllm.vllm_flash_attn; replace them there
 vllm/v1/attention/backends/flash_attn.py   imports them from there, and calls them
 vllm/vllm_flash_attn/flash_attn_interface.py   has the signatures (vllm-project/vllm at 01420e05)
 
-What a call may contain, as the backend makes it: q (tokens, heads_q, head_dim) and out of the same shape, k and v as
+The backend's calls contain: q (tokens, heads_q, head_dim) and out of the same shape, k and v as
 kv_cache.unbind(0) of (2, num_blocks, block_size, heads_kv, head_dim) in NHD or HND memory, cu_seqlens_q, seqused_k and
 block_table as int32 tensors, windows as lists, softcap 0 for none. Nothing of vLLM is imported.
 
 vllm/v1/attention/ops/flashmla.py          has flash_mla_with_kvcache and get_mla_metadata for latent caches
 vllm/v1/attention/backends/mla/flashmla.py imports them from there, and calls them (vllm-project/vllm at 01b1d340)
 
-Prefill of its MLA backends: two methods, which concatenate keys and attend; in their place nothing is concatenated
+Prefill of its MLA backends: replacements for two methods that concatenate keys; these do not concatenate
 
 _concat_k_nope_k_pe                of MLACommonImpl (mla_attention.py)    concat_k_nope_k_pe
 _flash_attn_varlen_diff_headdims   of the prefill backend                 flash_attn_varlen_diff_headdims
@@ -71,25 +71,25 @@ def flash_attn_varlen_func(
     """cute_fa4.flash_attn_varlen_func in vLLM's order of arguments.
 
     q, out        (total_q, heads_q, head_dim), bf16 or fp16; out is written in place. With kv_cache_dtype="fp8" the
-                  backend passes k and v of float8_e4m3fn, and q of it with out of bf16, or both of 16 bits
-    k, v          with block_table and seqused_k pages (num_blocks, block_size, heads_kv, head_dim), without them
+                  backend passes float8_e4m3fn k and v, and either float8 q with bf16 out, or 16-bit q and out
+    k, v          pages (num_blocks, block_size, heads_kv, head_dim) with block_table and seqused_k; otherwise
                   packed (total_k, heads_kv, head_dim) with cu_seqlens_k
     window_size   [left, right], -1: open
     fa_version    2, 3 or 4: the same kernel
-    scheduler_metadata   None or a tensor, which is not read: CTAs find their work from the lengths
-    num_splits    0: chosen; others as flash_attn_varlen_func takes them
+    scheduler_metadata   None or a tensor, which is not read: CTAs compute their work from the lengths
+    num_splits    0: chosen; others as in flash_attn_varlen_func
     q_descale, k_descale, v_descale   scales of float8 tensors, (sequences, heads_kv) or one number. The backend passes
-                  them with 16-bit tensors too, where they are 1 and nobody reads them: accepted, and looked at on the
+                  them with 16-bit tensors, too, where they are 1 and have no effect: accepted, and checked on the
                   CPU only
-    output_scale  one number, float32: out is of float8_e4m3fn and holds the result divided by it
-    dynamic_causal   (sequences,) int32 or bool: sequences with 0 have the window alone, others are causal within it,
-                  whatever causal says. The mask is read for every score, and no tile of keys is left out for it
+    output_scale  one number, float32: out is float8_e4m3fn and holds the result divided by it
+    dynamic_causal   (sequences,) int32 or bool: sequences with 0 have only the window, others are also causal,
+                  regardless of causal. The mask is read for every score and skips no key tiles
     deterministic any value
 
     Returns out, or (out, lse) with return_softmax_lse; lse is float32 (heads_q, total_q), natural logarithm.
 
     NotImplementedError for alibi_slopes, q_v, dropout, context parallelism (cp_...), attention probabilities, functions
-    and sparse blocks of flash-attn-4, and descales of 16-bit tensors that are not 1; for the rest as
+    and sparse blocks of flash-attn-4, and descales of 16-bit tensors that are not 1; otherwise the errors of
     cute_fa4.flash_attn_varlen_func.
     """
     check_neutral(
@@ -117,7 +117,7 @@ def flash_attn_varlen_func(
 
 
 def _causal_by_sequence(batch, head, q_idx, kv_idx, aux):
-    """Hidden are keys behind the query, in sequences that are causal."""
+    """Hides keys after the query in causal sequences."""
     return (kv_idx <= aux.position) | (aux[0][batch] == 0)
 
 
@@ -141,7 +141,7 @@ def _mask_of(causal, dynamic_causal, cu_seqlens_q) -> dict:
 
 
 def _scales(q, k, **given) -> dict:
-    """Those of tensors of 8 bits; the others, which the backend passes too, have to be 1."""
+    """The scales of 8-bit tensors; the backend also passes scales of others, which must be 1."""
     if _has_8_bits(q):
         unread = ()
     else:
@@ -156,14 +156,14 @@ def _has_8_bits(x) -> bool:
 
 
 class KeysApart(NamedTuple):
-    """Keys of latent attention: columns of each head, and those that all heads share."""
+    """Keys of latent attention: per-head columns, and shared columns."""
 
     nope: torch.Tensor
     rope: torch.Tensor
 
 
 def concat_k_nope_k_pe(k_nope: torch.Tensor, k_pe: torch.Tensor) -> KeysApart:
-    """Both as they are: k_nope (tokens, heads, 128), k_pe (tokens, 1, 64), rows of a cache or of a workspace."""
+    """Both unchanged: k_nope (tokens, heads, 128), k_pe (tokens, 1, 64), rows of a cache or of a workspace."""
     return KeysApart(k_nope, k_pe)
 
 
@@ -184,11 +184,11 @@ def flash_attn_varlen_diff_headdims(
 ):
     """Prefill of latent attention: q (tokens, heads, 192), v (tokens, heads, 128), packed.
 
-    k   what concat_k_nope_k_pe returned, or keys of all columns
-    output_scale   one number, float32: out is of float8_e4m3fn and holds the result divided by it, as vLLM's static
-                   quantisation behind attention would; None: out is of the dtype of q
+    k   the result of concat_k_nope_k_pe, or keys of all columns
+    output_scale   one number, float32: out is float8_e4m3fn and holds the result divided by it, as vLLM's static
+                   quantization after attention computes it; None: out has the dtype of q
 
-    Returns out, or (out, lse) with return_softmax_lse, by which chunks of the context are merged; lse is float32
+    Returns out, or (out, lse) with return_softmax_lse, for merging chunks of the context; lse is float32
     (heads, tokens), natural logarithm.
     """
     given = _of_output(q, v, out, output_scale)
@@ -203,7 +203,7 @@ def flash_attn_varlen_diff_headdims(
 
 
 def _of_output(q, v, out, output_scale) -> dict:
-    """`out` and `o_scale`, by which a kernel multiplies what it stores."""
+    """`out` and `o_scale`, the factor of the kernel's output."""
     if output_scale is None:
         return {"out": out}
     check_is_tensor("output_scale", output_scale)
@@ -234,7 +234,7 @@ def get_scheduler_metadata(
     pack_gqa=None,
     sm_margin=0,
 ) -> None:
-    """None: a CTA finds its work from the lengths themselves, nothing is computed ahead of a launch."""
+    """None: CTAs compute their work from the lengths, so nothing is computed before a launch."""
 
 
 def flash_mla_with_kvcache(
@@ -256,15 +256,15 @@ def flash_mla_with_kvcache(
     extra_topk_length=None,
     out=None,
 ):
-    """cute_fa4.flash_mla_with_kvcache as the FlashMLA backends call it, sparse or not.
+    """cute_fa4.flash_mla_with_kvcache with the interface of the FlashMLA backends, sparse or not.
 
     q         (batch, queries of a sequence, heads, 576), k_cache (num_blocks, block_size, 1, 576), or with
               is_fp8_kvcache (num_blocks, block_size, 1, 656) of bytes, which vLLM calls fp8_ds_mla
-    indices   (batch, queries, keys) int32, block * block_size + place in the block, -1: none
-    topk_length   (batch,) int32: so many of each list of indices count, or None
+    indices   (batch, queries, keys) int32, block * block_size + row of the block, -1: none
+    topk_length   (batch,) int32: the valid length of each list of indices, or None
     tile_scheduler_metadata, num_splits   anything; not read
 
-    attn_sink     (heads,) float32; lse does not count it
+    attn_sink     (heads,) float32; not included in lse
 
     Returns (out, lse), (batch, queries, heads, 512) and (batch, heads, queries). A second cache is refused.
     """
@@ -288,9 +288,9 @@ def flash_mla_with_kvcache_fp8(
     descale_q=None,
     descale_k=None,
 ):
-    """The same over a float8 cache of 576 columns with one scale, as the FlashMLA backend calls it for fp8 caches.
+    """The same over a float8 cache of 576 columns with one scale, as in the FlashMLA backend for fp8 caches.
 
-    q, k_cache   float8_e4m3fn; a k_cache of bytes (uint8) is one of these
+    q, k_cache   float8_e4m3fn; a uint8 k_cache is reinterpreted as such
     descale_q, descale_k   float32, one number or (batch,)
     """
     if isinstance(k_cache, torch.Tensor) and k_cache.dtype is torch.uint8:
@@ -303,7 +303,7 @@ def flash_mla_with_kvcache_fp8(
 
 
 def get_mla_metadata(*args, **kwargs) -> tuple[None, None]:
-    """Nothing is computed ahead of a launch: what the backend keeps as scheduler_metadata is None."""
+    """Nothing is computed before a launch: the backend's scheduler_metadata is None."""
     return mla.get_mla_metadata()
 
 

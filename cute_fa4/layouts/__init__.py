@@ -1,12 +1,12 @@
-"""Where every element lies: shared-memory operand tiles, MMA descriptors, tensor-memory fragments.
+"""Layouts of every element: shared-memory operand tiles, MMA descriptors, tensor-memory fragments.
 
     swizzle            byte address -> byte address, as TMA writes and tcgen05.mma reads
-    operand_tiles      KMajorTile (Q, K) and MNMajorTile (V): one storage, two readings
+    operand_tiles      KMajorTile (Q, K) and MNMajorTile (V): one storage, two views
     umma_descriptors   the 64-bit shared-memory descriptor and the 32-bit instruction descriptor
     tmem_fragments     which thread and register hold which (lane, column) of tensor memory
     pictures           all of the above as text; the docstrings' pictures are its output
 
-Pure Python and NumPy: nothing here imports CuTe, except functions that return CuTe objects.
+Pure Python and NumPy: only functions that return CuTe objects import CuTe.
 """
 
 from cute_fa4.layouts.operand_tiles import KMajorTile, MNMajorTile

@@ -1,7 +1,8 @@
-"""Scales of blocks (MXFP8): where the tensor core looks for them, and the instruction descriptor that says so.
+"""Block scales (MXFP8): their layout for the tensor core, and the instruction descriptor that selects them.
 
-A row of an operand has a scale for every 32 numbers along the contraction: a power of two in one byte (e8m0, 127 is 1).
-Those of 128 rows and 128 numbers are 512 bytes, copied from shared into tensor memory by one instruction:
+A row of an operand has one scale per 32 values along the contraction: a power of two in one byte (e8m0; 127 means
+1). The scales of 128 rows and 128 values are 512 bytes, which one instruction copies from shared memory to tensor
+memory:
 
     shared memory     line r % 32 of 16 bytes, word r / 32 of it, byte k / 32 of the word        (row r, number k)
     tensor memory     column r / 32 of four, lane r % 32 (and 32, 64, 96 lanes on), the same bytes
@@ -9,9 +10,9 @@ Those of 128 rows and 128 numbers are 512 bytes, copied from shared into tensor 
     byte              0   1   2   3   4   5  ...  15   16  ...
     (row, block)      0,0 0,1 0,2 0,3 32,0   ...  96,3 1,0
 
-One tcgen05.mma has 32 numbers: its descriptor names the byte (sf_id). Bits that differ from umma_descriptors.py:
+One tcgen05.mma covers 32 values; its descriptor selects the byte (sf_id). Bits that differ from umma_descriptors.py:
 
-    [4:6)    byte of B's scales, in the place of D's format: D is float32
+    [4:6)    byte of B's scales, instead of D's format: D is float32
     [23:24)  format of the scales: 1 e8m0
     [29:31)  byte of A's scales
 
@@ -23,7 +24,7 @@ from cute_fa4.dtypes import E4M3
 from cute_fa4.layouts.swizzle import ROWS_PER_PERIOD, SWIZZLE_NONE
 from cute_fa4.layouts.umma_descriptors import InstructionDescriptor, SmemDescriptor
 
-BLOCK = E4M3.quantized.block  # numbers that share a scale, and of one step of the MMA
+BLOCK = E4M3.quantized.block  # values per scale, and per MMA step
 ONE = 127  # the byte that means 1
 ROWS = 128  # of a copy
 LINES = 32  # of 16 bytes
@@ -47,7 +48,7 @@ def scale_offset(row, block):
 
 
 def scaled_instruction(computes: InstructionDescriptor, block: int) -> int:
-    """The 32-bit operand of the step whose scales are byte `block` of their words, for A and B alike.
+    """The 32-bit operand of the step whose scales are byte `block` of their words, in both A and B.
 
     >>> hex(scaled_instruction(InstructionDescriptor(128, 128, "e4m3", "e4m3"), 0))
     '0x8a00000'
@@ -64,5 +65,5 @@ def scaled_instruction(computes: InstructionDescriptor, block: int) -> int:
 
 
 def copy_descriptor() -> SmemDescriptor:
-    """Of 512 bytes at address 0, as tcgen05.cp takes them: lines of 16 bytes, eight in 128, no swizzle."""
+    """Descriptor of 512 bytes at address 0 for tcgen05.cp: lines of 16 bytes, eight in 128, no swizzle."""
     return SmemDescriptor(0, 0, ROWS_PER_PERIOD * LINE_BYTES, SWIZZLE_NONE)

@@ -1,7 +1,7 @@
 """Shared-memory operand tiles: Q and K (K-major) and V (MN-major), as TMA writes and tcgen05.mma reads them.
 
-Storage. A tile of rows x columns is cut into chunks of one swizzle span of columns; a chunk is one TMA box
-and contiguous, row after row. 128 x 128 of 16-bit elements, 128-byte span:
+Storage: a tile of rows x columns is divided into chunks, each one swizzle span of columns wide. A chunk is one TMA
+box and contiguous, row after row. 128 x 128 of 16-bit elements, 128-byte span:
 
           bytes  rows   columns  written by
         0-16383  0-127  0-63     TMA box 0: 64 x 128 elements
@@ -23,8 +23,8 @@ P V contracts the rows (the keys), so V is MN-major: a step is 16 whole rows of 
        7  112-127               16480  112-127                  14336
           LBO 16, SBO 1024             LBO 16384, SBO 1024
 
-Why V needs no transposed copy. The MMA takes operands in blocks of eight lines of one span, and the
-descriptor's major bit only says which of the two coordinates runs along the line. The same block:
+V needs no transposed copy. The MMA takes operands in blocks of eight lines of one span, and the descriptor's major
+bit selects which of the two coordinates runs along the line. The same block:
 
     line  K-major (Q, K)          MN-major (V)
     0     n 0             k 0-63  n 0-63        k 0
@@ -36,9 +36,9 @@ descriptor's major bit only says which of the two coordinates runs along the lin
     6     n 6             k 0-63  n 0-63        k 6
     7     n 7             k 0-63  n 0-63        k 7
 
-A K-major operand wants n down the lines and k along them, which is how a row-major (row = n) K tile lies;
-an MN-major operand wants k down the lines and n along them, which is how a row-major (row = key = k) V
-tile lies. Both are what TMA writes from row-major global memory.
+A K-major operand has n down the lines and k along them, like a row-major (row = n) K tile. An MN-major operand has
+k down the lines and n along them, like a row-major (row = key = k) V tile. TMA writes both from row-major global
+memory.
 
 Source: PTX ISA, "Tensor Core 5th Generation: canonical layouts"; CUDA driver API, cuTensorMapEncodeTiled.
 """
@@ -54,7 +54,7 @@ MAX_BOX_ROWS = 256  # boxDim of a tensor map is at most 256 in every dimension
 
 @dataclass(frozen=True)
 class OperandTile:
-    """Storage that both majors share: `rows` x `cols` elements, cols contiguous within a chunk.
+    """Storage common to both majors: `rows` x `cols` elements, cols contiguous within a chunk.
 
     rows         rows of Q or K, or keys of V; a multiple of 8, at most 256
     cols         depth; a row is a multiple of the swizzle span (pad the depth: TMA fills zeros)
@@ -270,8 +270,8 @@ class MNMajorTile(OperandTile):
                 f"{self.bits} bits a step; pad to a multiple"
             )
 
-    # Along N the next span of columns is the next chunk; along K the next eight rows follow at once. The
-    # two fields hold these two distances, and exchange them when there is no swizzle.
+    # Along N the next span of columns is in the next chunk. Along K the next eight rows follow directly. The two
+    # fields hold these two distances, and swap them without a swizzle.
 
     @property
     def leading_bytes(self) -> int:

@@ -1,8 +1,8 @@
-"""Operand tiles in which pages lie one after another: eight rows of every chunk, then the next eight rows.
+"""Operand tiles for pages: eight rows of every chunk, then the next eight rows, so that pages are contiguous.
 
-One copy brings a page with all its depth chunks, and leaves them where the copy's box puts them: side by side. If the
-chunks of a tile were to lie one after another as in operand_tiles.py, a page smaller than the tile would leave gaps
-and take a copy for each chunk. 128 x 128 of 16-bit elements, pages of 16 rows:
+One copy loads a page with all its depth chunks, which the copy's box places next to each other. With the chunk
+order of operand_tiles.py, a page smaller than the tile would leave gaps and need a copy per chunk. 128 x 128 of
+16-bit elements, pages of 16 rows:
 
     operand_tiles.py                        here
     bytes      rows     columns             bytes      rows     columns   page
@@ -12,8 +12,8 @@ and take a copy for each chunk. 128 x 128 of 16-bit elements, pages of 16 rows:
                                              3072      8-15     64-127    0
                                              4096      16-23    0-63      1
 
-The block of eight rows of one span, which the swizzle permutes, is the same; only the distances between blocks
-change, and a descriptor can say them: between eight rows and the next eight, and between chunks.
+The block of eight rows of one span, which the swizzle permutes, is the same. Only the distances between blocks
+change, and descriptors have fields for them: from eight rows to the next eight, and from chunk to chunk.
 
 Source: PTX ISA, "Tensor Core 5th Generation: canonical layouts".
 """
@@ -26,7 +26,7 @@ from cute_fa4.layouts.umma_descriptors import MMA_K_BYTES
 
 
 class _ChunksSideBySide(OperandTile):
-    """What both majors share: where blocks of eight rows lie."""
+    """Positions of blocks of eight rows, common to both majors."""
 
     @property
     def block_bytes(self) -> int:
@@ -85,7 +85,7 @@ class PageKMajorTile(_ChunksSideBySide, KMajorTile):
 
 @dataclass(frozen=True)
 class PageMNMajorTile(_ChunksSideBySide, MNMajorTile):
-    """V: rows are keys, which the contraction runs over.
+    """V: rows are keys; the contraction runs over them.
 
     >>> v = PageMNMajorTile(128, 128)
     >>> v.leading_bytes, v.stride_bytes, [v.step_offset(step) for step in range(3)]

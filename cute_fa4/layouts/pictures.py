@@ -46,7 +46,7 @@ def _range(values) -> str:
 
 
 def swizzle_picture(swizzle: Swizzle) -> str:
-    """Eight rows of the span, in 128-byte lines; each cell names the logical row:chunk stored there."""
+    """Eight rows of the span, in 128-byte lines; each cell has the logical row:chunk stored there."""
     banks = ["banks", *(f"{4 * i}-{4 * i + 3}" for i in range(LINE_BYTES // CHUNK_BYTES))]
     rows = [banks]
     for line in range(swizzle.period_bytes // LINE_BYTES):
@@ -91,7 +91,7 @@ def steps_picture(k_tile, mn_tile) -> str:
 
 
 def block_picture(swizzle: Swizzle = SWIZZLE_128B, bits: int = 16) -> str:
-    """What the lines of one swizzle block are to the MMA, by the descriptor's own address formula."""
+    """The meaning of each line of a swizzle block to the MMA, by the descriptor's address formula."""
     span = swizzle.span_bytes
     descriptor = SmemDescriptor(0, 64 * swizzle.period_bytes, swizzle.period_bytes, swizzle)
     extent = range(span * 8 // bits)
@@ -136,7 +136,7 @@ def fragment_picture(fragment: Fragment32x32b) -> str:
 
 
 def packed_picture(operand: PackedOperand, row: int = 0) -> str:
-    """One lane of a packed operand: which k lie in the low and the high part of each column."""
+    """One lane of a packed operand: which k are in the low and the high part of each column."""
     shown = (0, 1, 2, None, operand.columns - 1)
     bits = operand.bits
     rows = [
@@ -158,7 +158,7 @@ def packed_picture(operand: PackedOperand, row: int = 0) -> str:
 
 
 def fields_picture(fields, bits: int) -> str:
-    """The fields of a descriptor, with the values they have in `bits`."""
+    """The fields of a descriptor, with their values in `bits`."""
     rows = [("bits", "field", f"{bits:#x}")]
     rows += [
         (f"[{field.low}:{field.low + field.width})", field.means, field.get(bits))

@@ -1,12 +1,12 @@
-"""Minimum, maximum and choice for numbers that are known now (Python) or in the kernel (Int32).
+"""Minimum, maximum and selection, for Python numbers and for Int32 in a kernel.
 
-One formula then serves the kernel and its host test. The compiler is imported only for numbers of the kernel: the
-host asks configurations without it.
+One formula then serves the kernel and its host test. The compiler is imported only for kernel numbers, because the
+host evaluates configurations without it.
 """
 
 
 def choose(condition, yes, no):
-    """`yes` where the condition holds, else `no`; both sides are evaluated.
+    """`yes` if the condition holds, else `no`; both are evaluated.
 
     >>> choose(2 < 3, 1, 0)
     1
@@ -35,7 +35,7 @@ def maximum(a, b):
 
 
 def quotient(a, b):
-    """a // b of numbers that are not negative: of a sign the device takes twice as long.
+    """a // b of nonnegative numbers; signed division takes twice as long on the device.
 
     >>> quotient(7, 2)
     3

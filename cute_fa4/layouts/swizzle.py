@@ -12,7 +12,7 @@
     line 6  6:6  6:7   6:4    6:5    6:2    6:3    6:0    6:1
     line 7  7:7  7:6   7:5    7:4    7:3    7:2    7:1    7:0
 
-64-byte span. A line holds two rows; both permute their four chunks alike:
+64-byte span. A line has two rows, which permute their four chunks in the same way:
 
     banks   0-3  4-7  8-11  12-15  16-19  20-23  24-27  28-31
     line 0  0:0  0:1   0:2    0:3    1:0    1:1    1:2    1:3
@@ -20,18 +20,18 @@
     line 2  4:2  4:3   4:0    4:1    5:2    5:3    5:0    5:1
     line 3  6:3  6:2   6:1    6:0    7:3    7:2    7:1    7:0
 
-32-byte span. A line holds four rows; in every second line they exchange their two chunks:
+32-byte span. A line holds four rows; in every second line they swap their two chunks:
 
     banks   0-3  4-7  8-11  12-15  16-19  20-23  24-27  28-31
     line 0  0:0  0:1   1:0    1:1    2:0    2:1    3:0    3:1
     line 1  4:1  4:0   5:1    5:0    6:1    6:0    7:1    7:0
 
-Why: reading one chunk of eight rows (a column of the picture's numbers) is one access of 128 bytes. In
-every picture the eight chunks r:0, r = 0 to 7, lie in eight different columns, so they use all 32 banks
-once. Without the XOR, rows of 128 bytes would put them all in the same four banks.
+Reason: reading one chunk of eight rows (the same column of the logical tile) is one access of 128 bytes. In every
+picture the eight chunks r:0, r = 0 to 7, are in eight different columns, so they use all 32 banks once. Without the
+XOR, rows of 128 bytes would put them all into the same four banks.
 
-The XOR takes bits [4:7) with bits [7:10) of the *address*, so a tile starts at a multiple of the period
-(8 rows: 1024, 512 or 256 bytes) and then offsets may be swizzled like addresses.
+The XOR combines bits [4:7) with bits [7:10) of the *address*. A tile therefore starts at a multiple of the period
+(8 rows: 1024, 512 or 256 bytes), so that offsets can be swizzled like addresses.
 
 Source: PTX ISA, "Tensor swizzling modes" (TMA) and "Tensor Core 5th Generation: shared memory descriptor".
 """
@@ -48,7 +48,7 @@ _CODES = {128: (3, 2, "SW128"), 64: (2, 4, "SW64"), 32: (1, 6, "SW32"), 16: (0, 
 
 @dataclass(frozen=True)
 class Swizzle:
-    """A swizzle named by its span: bytes of a row that stay together; 16 is no swizzle at all.
+    """A swizzle named by its span: bytes of a row that stay together; 16 means no swizzle.
 
     Calling it maps a byte address (int or integer array) to the address where that byte is stored. It is
     its own inverse.
@@ -79,7 +79,7 @@ class Swizzle:
 
     @property
     def mask(self) -> int:
-        """How many of the three line bits take part: 7, 3, 1 or 0."""
+        """Mask of the line bits that the XOR uses: 7, 3, 1 or 0."""
         return self.span_bytes // CHUNK_BYTES - 1
 
     @property

@@ -1,7 +1,7 @@
-"""Tensor-memory fragments: which thread and register hold which (lane, column) after tcgen05.ld 32x32b.
+"""Tensor-memory fragments: the thread and register that hold each (lane, column) after tcgen05.ld 32x32b.
 
-An accumulator of 128 rows has row r in lane r and column n in column n, 32 bits each. A thread owns a row,
-a register is a column; warp w of a warpgroup sees lanes 32 * (w % 4) on:
+An accumulator of 128 rows has row r in lane r and column n in column n, 32 bits each. Each thread owns a row,
+each register is a column; warp w of a warpgroup accesses lanes 32 * (w % 4) on:
 
                       register 0  register 1  ...  register 31  address operand
     warp 0 thread 0   0,0         0,1         ...  0,31         0x00000000
@@ -15,15 +15,15 @@ a register is a column; warp w of a warpgroup sees lanes 32 * (w % 4) on:
     warp 3 thread 0   96,0        96,1        ...  96,31        0x00600000
     warp 3 thread 31  127,0       127,1       ...  127,31       0x00600000
 
-P as operand A is 16 bits wide, so a column holds two neighbours of the contraction, the even one in the
+P as operand A is 16 bits wide, so a column holds two consecutive elements of the contraction, the even one in the
 low half, and P of 128 keys fills 64 columns:
 
     lane 0      column 0  column 1  column 2  ...  column 63
     bits 0-15   P[0, 0]   P[0, 2]   P[0, 4]   ...  P[0, 126]
     bits 16-31  P[0, 1]   P[0, 3]   P[0, 5]   ...  P[0, 127]
 
-So softmax's thread keeps its row from S to P without a shuffle: it reads 128 columns of its lane, rounds,
-packs neighbours, and writes 64 columns of the same lane.
+So a softmax thread keeps its row from S to P without a shuffle: it reads 128 columns of its lane, rounds, packs
+pairs, and writes 64 columns of the same lane.
 
 Source: PTX ISA, "Tensor Memory: addressing, access restrictions", "tcgen05: data movement shape .32x32b",
 and "Tensor Core 5th Generation: matrix fragments" for A in tensor memory.
@@ -66,7 +66,7 @@ def encode_address(lane, column):
 
 
 def decode_address(address):
-    """Tensor-memory address -> (lane, column); the inverse of encode_address, and as strict."""
+    """Tensor-memory address -> (lane, column); the inverse of encode_address, with the same checks."""
     lane, column = address >> 16, address & 0xFFFF
     encode_address(lane, column)
     return lane, column
@@ -74,7 +74,7 @@ def decode_address(address):
 
 @dataclass(frozen=True)
 class Fragment32x32b:
-    """The registers of tcgen05.ld/st.32x32b.x<registers> at a column: one row a thread.
+    """The registers of tcgen05.ld/st.32x32b.x<registers> at a column: one row per thread.
 
     registers      N of .xN: registers of a thread, columns of the access
     first_column   the column in the address operand
@@ -116,13 +116,13 @@ class Fragment32x32b:
         return lane // THREADS_PER_WARP, lane % THREADS_PER_WARP, register
 
     def address(self, warp: int) -> int:
-        """Address operand for warp `warp`: a warp reaches lanes 32 * (warp % 4) on, and no others."""
+        """Address operand for warp `warp`: a warp can access only lanes 32 * (warp % 4) to 32 * (warp % 4) + 31."""
         return encode_address(THREADS_PER_WARP * (warp % WARPS_PER_WARPGROUP), self.first_column)
 
 
 @dataclass(frozen=True)
 class PackedOperand:
-    """Operand A in tensor memory: row r in lane r, 32 / bits elements of the contraction a column.
+    """Operand A in tensor memory: row r in lane r, 32 / bits elements of the contraction per column.
 
     contraction    elements of a row (keys, for P); a multiple of the elements of one MMA step
     bits           of an element, of a dtype that an MMA multiplies

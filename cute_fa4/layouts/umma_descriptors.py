@@ -1,4 +1,4 @@
-"""The two descriptors of tcgen05.mma: where an operand lies in shared memory, and what the MMA computes.
+"""The two descriptors of tcgen05.mma: the layout of an operand in shared memory, and the operation.
 
 Shared-memory descriptor, 64 bits. The right column is the K tile of bf16, depth 128, at byte 0:
 
@@ -34,8 +34,8 @@ Where the descriptor finds element (row, k), row along M or N (W = span, e = ele
     none        K-major    row/8 * SBO + row%8 * 16 + k*e/16 * LBO + k*e%16
                 MN-major   row/P * SBO + k/8 * LBO + k%8 * 16 + row%P * e
 
-plus the start address, and then the swizzle of the sum. One MMA covers 32 bytes of k; a swizzled K-major
-operand is never wider than that from its start, which is why LBO means nothing there.
+To this the start address is added, and the sum is swizzled. One MMA covers 32 bytes of k; a swizzled K-major
+operand extends no further from its start, so LBO has no meaning there.
 
 Source: PTX ISA, "Tensor Core 5th Generation": instruction descriptor, shared memory descriptor, canonical
 layouts, matrix shape.
@@ -109,7 +109,7 @@ def _pack(fields, **values) -> int:
 
 
 def _unpack(fields, bits: int, width: int) -> dict[str, int]:
-    """Field values by name. Raises ValueError where a bit outside every field is set."""
+    """Field values by name. Raises ValueError if a bit outside every field is set."""
     if bits < 0 or bits >> width:
         raise ValueError(f"descriptor {bits:#x}: not a {width}-bit number; pass the unsigned value")
     values = {field.name: field.get(bits) for field in fields}
@@ -127,14 +127,14 @@ def _require_zero(values, names, bits):
 
 @dataclass(frozen=True)
 class SmemDescriptor:
-    """Where tcgen05.mma finds an operand in shared memory; all members in bytes.
+    """The location of an operand of tcgen05.mma in shared memory; all members in bytes.
 
     start_bytes     shared-memory address of the operand's first element, below 256 KiB
     leading_bytes   LBO: from one swizzle span to the next along M or N (MN-major); see the module for none
     stride_bytes    SBO: from eight rows to the next eight (K-major), eight k to the next eight (MN-major)
     swizzle         Swizzle; the tile it was written with
 
-    Raises ValueError for a value that is no multiple of 16 or does not fit its 14 bits.
+    Raises ValueError for a value that is not a multiple of 16 or does not fit its 14 bits.
     """
 
     start_bytes: int
@@ -172,7 +172,7 @@ class SmemDescriptor:
 
     @staticmethod
     def decode(bits: int) -> "SmemDescriptor":
-        """The inverse of encode(). Raises ValueError naming the field that encode() never writes so."""
+        """The inverse of encode(). Raises ValueError naming a field with a value that encode() never writes."""
         values = _unpack(SMEM_FIELDS, bits, 64)
         if values["version"] != VERSION:
             raise ValueError(
@@ -198,7 +198,7 @@ class SmemDescriptor:
         return self.encode() >> 32
 
     def advance(self, nbytes: int) -> "SmemDescriptor":
-        """The same operand `nbytes` further on."""
+        """The same operand `nbytes` later."""
         return replace(self, start_bytes=self.start_bytes + nbytes)
 
     def element_address(self, row, k, bits: int, mn_major: bool):
@@ -225,10 +225,10 @@ class SmemDescriptor:
 
 
 D_FORMATS = {"fp16": 0, "fp32": 1}
-# cta_group -> M -> step of N, for the dense kinds here (.ws, which is not issued here, takes N of 64, 128, 256).
-# PTX ISA, table "Various combinations of .kind and shapes", names steps of 8 and, for pairs of CTAs, 16. CUTLASS's
-# atoms (cute/arch/mma_sm100_umma.hpp) ask for twice that at M = 128 and for pairs: in 3.8 always, in 4.5 where A is in
-# tensor memory. What both accept is accepted here; the emulator takes the ISA's where A is in shared memory.
+# cta_group -> M -> step of N, for the dense kinds here (.ws, which is not used here, takes N of 64, 128, 256). The
+# PTX ISA table "Various combinations of .kind and shapes" has steps of 8 and, for CTA pairs, 16. CUTLASS's atoms
+# (cute/arch/mma_sm100_umma.hpp) require twice that at M = 128 and for pairs: in 3.8 always, in 4.5 if A is in
+# tensor memory. This class accepts what both accept. The emulator follows the ISA if A is in shared memory.
 STEPS_OF_N = {1: {64: 8, 128: 16}, 2: {128: 32, 256: 32}}
 
 

@@ -1,6 +1,6 @@
 """One function for each bulk copy: load a tile, gather rows, store a tile.
 
-A tile's place is its first row, its first column and the further coordinates of its operand (tensor_maps.py).
+A tile is addressed by its first row, its first column and the further coordinates of its operand (tensor_maps.py).
 """
 
 import cutlass.cute as cute
@@ -12,7 +12,7 @@ from cutlass.cute.nvgpu import cpasync
 from .gathered_rows import ROWS
 from .tensor_maps import TMAOperand, tiler
 
-EVEN_CTA = 0xFEFFFFFF  # a shared::cluster address with this mask is the same place in the even CTA of the pair
+EVEN_CTA = 0xFEFFFFFF  # a shared::cluster address with this mask is the same address in the even CTA of the pair
 
 
 def smem_tile(operand: TMAOperand, dtype, address):
@@ -53,11 +53,11 @@ def load_tile(
     first_column: int = 0,
     heads: int | None = None,
 ):
-    """Copy a tile to shared memory; its bytes, also those filled with zeros, count on `mbarrier`.
+    """Copy a tile to shared memory; its bytes, including zero fill, count on `mbarrier`.
 
     first_row   with packed groups: the position, not counting heads; of whole pages: in groups of eight; with heads:
                 (first head, position)
-    heads       rows of a position, where any head may be the first
+    heads       rows of a position, if any head may be the first
     further     the coordinates after row and depth
     """
     sX, gX = _partition(operand, dtype, address, first_row, first_column, further, heads)
@@ -80,16 +80,16 @@ def gather_rows(
     first_column,
     cta_group: int = 1,
 ):
-    """Copy four rows of the operand's map to four neighbouring rows of a tile; zeros for rows that do not exist.
+    """Copy four rows of the operand's map to four consecutive rows of a tile; rows that do not exist are zeros.
 
     address       shared address of the first of them, in the first of `chunks` depth chunks `chunk_bytes` apart
     first_column  of the first chunk; each is as wide as the map's box
-    rows          four Int32; all of their bytes count on `mbarrier`, also those filled with zeros
+    rows          four Int32; all of their bytes, including zero fill, count on `mbarrier`
     cta_group     2: the mbarrier is that of the even CTA of the pair
 
-    PTX ISA, "cp.async.bulk.tensor": with .tile::gather4 the map has two dimensions and boxes of one row, the
-    coordinates are a column and four rows, and the rows lie in shared memory as a box of four would. The column is a
-    multiple of 16 bytes.
+    PTX ISA, "cp.async.bulk.tensor": with .tile::gather4 the map has two dimensions and boxes of one row, and the
+    coordinates are a column and four rows. The layout in shared memory is that of a box of four rows. The column is
+    a multiple of 16 bytes.
     """
     columns = cute.size(operand.tile_layout.outer)
     to, group = ("cta", "") if cta_group == 1 else ("cluster", ".cta_group::2")

@@ -1,21 +1,21 @@
-"""GatheredRows: the rows of one key tile looked up one by one, for pages of any size.
+"""GatheredRows: the rows of one key tile, looked up individually, for pages of any size.
 
-A gather copies four rows, wherever they lie, to four neighbouring rows of the tile. Lane p of the load warp knows the
-four rows of gather p: the page of each from the table, then its row in the pool:
+A gather copies four arbitrary rows to four consecutive rows of the tile. Lane p of the load warp has the four rows
+of gather p: the page of each from the table, then its row in the pool:
 
     page_size 3, page table (7, 2, 9, 4, ...), keys 0..127 of a sequence of 8
 
     lane   keys         pages     rows of the pool
     0      0  1  2  3   7 7 7 2   21 22 23  6
     1      4  5  6  7   2 2 9 9    7  8 27 28
-    2      8  9 10 11   - - - -   none: the rows of the tile are filled with zeros
+    2      8  9 10 11   - - - -   none: the rows of the tile are zeros
 
-Four keys in a row meet one page where pages hold a multiple of four keys, else two, or four pages of one key; more
-where the keys of a sequence begin amid its rows (left padding). Pages from that of the first key on are read from the
-table, as far as they hold a key of the sequence: entries beyond it may hold anything. A row that does not exist has a
-negative number: TMA finds no such row and fills zeros, which is what P V needs there, and its bytes count like those of
-the others (the tutorial "Native TMA Gather and Scatter" of Triton has negative rows in its test for Blackwell GPUs). No
-two rows of a gather have the same: TMA is slow where all are the same, even if there is none (FlashMLA,
+Four consecutive keys are in one page if pages hold a multiple of four keys, else in two, or in four pages of one
+key; in more if the keys of a sequence start within a page (left padding). The table is read from the page of the
+first key to that of the sequence's last key; later entries may hold anything. A row that does not exist has a
+negative index. TMA fills it with zeros, which P V needs there, and its bytes count like those of other rows
+(Triton's tutorial "Native TMA Gather and Scatter" tests negative rows on Blackwell GPUs). The indices of a gather
+differ from each other, because TMA is slow if all are equal, even for rows that do not exist (FlashMLA,
 csrc/sm100/prefill/sparse/fwd/head128/phase1.cuh).
 """
 
@@ -32,12 +32,12 @@ ROWS = 4  # of one gather
 
 @dataclass(frozen=True)
 class GatheredRows:
-    """The rows of a tile in the pool's row space: row i of gather p is rows[i] of lane p; negative: there is none."""
+    """The rows of a tile in the pool's row space: row i of gather p is rows[i] of lane p; negative: no row."""
 
     rows: tuple
 
     def in_map(self, rows_apart, first) -> "GatheredRows":
-        """The same in a map whose rows are `rows_apart` rows of the pool apart; first: its row of row 0."""
+        """The same for a map with a row pitch of `rows_apart` pool rows; first: its index of row 0."""
         return GatheredRows(
             tuple(choose(row < 0, row, row * rows_apart + first) for row in self.rows)
         )
@@ -48,7 +48,7 @@ class GatheredRows:
 
 
 def pages_of_four(page_size: int, anywhere: bool = False) -> int:
-    """Pages that four rows of a sequence meet, whose first is a multiple of four, or anywhere.
+    """Number of pages of four consecutive rows that start at a multiple of four, or anywhere.
 
     >>> [pages_of_four(page) for page in (1, 2, 3, 4, 5, 6, 12, 33)]
     [4, 2, 2, 1, 2, 2, 1, 2]
@@ -63,7 +63,7 @@ def pages_of_four(page_size: int, anywhere: bool = False) -> int:
 
 
 def place_in_pages(page_size: int, first, i: int):
-    """Row first + i of a sequence -> (how many pages after that of `first`, place in its page)."""
+    """Row first + i of a sequence -> (number of pages after that of `first`, row in its page)."""
     page = (first + i) // page_size - first // page_size
     return page, (first + i) % page_size
 
@@ -78,10 +78,10 @@ def look_up(
     first_row,
     end,
 ):
-    """Lane p: the pages of the rows of gather p of the tile, 0 where they hold no key of the sequence.
+    """Lane p: the pages of the rows of gather p of the tile, 0 for pages without keys of the sequence.
 
-    first_row   of the tile in the sequence's pages, not negative; a multiple of four, or anywhere
-    end         of the sequence's rows
+    first_row   first row of the tile in the sequence's pages, not negative; a multiple of four, or any
+    end         end of the sequence's rows
     table       (batch, pages) int32
     """
     first = first_row + cute.arch.lane_idx() * ROWS
@@ -94,7 +94,7 @@ def look_up(
 
 @cute.jit
 def entry_of(table: cute.Tensor, batch, page, page_size: cutlass.Constexpr, end):
-    """Entry `page` of a sequence's row, if keys before `end` are in that page."""
+    """Entry `page` of a sequence's row, if that page holds keys before `end`."""
     entry = Int32(0)
     if page * page_size < end:
         entry = table[batch, page]
@@ -118,6 +118,6 @@ def populate(
 
 
 def from_row(found: GatheredRows, first) -> GatheredRows:
-    """The rows of a tile from row `first` on, a multiple of four; what lies behind them may be anything."""
+    """The rows of a tile from row `first` on, a multiple of four; later ones may be anything."""
     lane = cute.arch.lane_idx() + first // ROWS & 31
     return GatheredRows(tuple(cute.arch.shuffle_sync(row, lane) for row in found.rows))

@@ -1,22 +1,23 @@
-"""PagedRowIndices: where the rows of one key tile lie, looked up once and used for K and for V.
+"""PagedRowIndices: the rows of one key tile in paged memory, looked up once for K and V.
 
-A tile of BN keys is covered by boxes of `box_rows` = gcd(page_size, BN) rows, a multiple of eight; where calls bind the
-page size (Problem.binds_page_size) page_size is what pages are multiples of. A box never crosses
-a page. Lane p of the load warp knows box p: the row in the operand's row space and how many of its rows exist:
+A tile of BN keys is covered by boxes of `box_rows` = gcd(page_size, BN) rows, a multiple of eight. If calls bind
+the page size (Problem.binds_page_size), page_size is a divisor of it. A box never crosses a page boundary. Lane p
+of the load warp has box p: the row in the operand's row space and the number of its valid rows:
 
     page_size 64, BN 128, page table (7, 2, 9, 4), keys 128..255 of a sequence of 200
         lane 0   page 9   row 9 * rows_per_page          64 rows
-        lane 1   page 4   row 4 * rows_per_page           8 rows, the rest arrives as zeros
+        lane 1   page 4   row 4 * rows_per_page           8 rows, the rest is filled with zeros
 
     page_size 48, BN 128, page table (7, 2, 9, 4), keys 0..127 of a sequence of 60
         lanes 0 to 2   page 7   rows 7 * rows_per_page + 0, 16, 32    16 rows each
         lanes 3 to 5   page 2   rows 2 * rows_per_page + 0, 16, 32    12, 0, 0 rows
         lanes 6, 7     page 9   not looked up                          0 rows
 
-So a tile's entries are one coalesced load, however the table is aligned, and they stay in flight until a box is used.
-A box without rows is still copied, wholly out of bounds: its zeros are what P V needs there, the expected bytes stay
-the same for every tile, and its page is not read, nor its table entry, but where a CTA looks it up before it knows the
-length (sm100/steps/loads.py: guess). So table entries beyond a sequence may hold anything.
+So the table entries of a tile are one coalesced load, for any alignment of the table, and the load completes when a
+box is used. A box without rows is still copied, fully out of bounds. P V needs its zeros, and every tile then has
+the same number of expected bytes. Its page is not read. Its table entry is not read either, unless a CTA looks it
+up before it knows the length (sm100/steps/loads.py: guess). So table entries after the end of a sequence may hold
+anything.
 """
 
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ from ..layouts.scalars import choose, maximum, minimum
 
 @dataclass(frozen=True)
 class PagedRowIndices:
-    """The boxes of a tile. `row`, `valid`: of box p in lane p; of a single box in every lane."""
+    """The boxes of a tile. `row`, `valid`: box p in lane p; a single box in every lane."""
 
     row: Int32
     valid: Int32
@@ -46,11 +47,11 @@ class PagedRowIndices:
         return cute.arch.shuffle_sync(self.row, p), cute.arch.shuffle_sync(self.valid, p)
 
     def in_groups_of_eight(self) -> "PagedRowIndices":
-        """The same with rows in groups of eight, as whole pages count them; a page begins with a group."""
+        """The same with rows counted in groups of eight, for whole pages; a page starts with a group."""
         return PagedRowIndices(self.row >> 3, self.valid, self.boxes)
 
     def all_rows_exist(self, rows_of_box: int):
-        """Whether no box of the tile is cut."""
+        """Whether all boxes of the tile are full."""
         whole = self.valid == rows_of_box
         if self.boxes > 1:
             whole = whole | (cute.arch.lane_idx() >= self.boxes)
@@ -58,7 +59,7 @@ class PagedRowIndices:
 
 
 def box_rows(tile_rows: int, page_size: int) -> int:
-    """Rows of one copy: what a page and the tile have in common, or the tile if nothing is paged.
+    """Rows of one copy: the common divisor of page and tile, or the tile without pages.
 
     >>> box_rows(128, 64), box_rows(128, 256), box_rows(128, 48), box_rows(128, 784), box_rows(128, 0)
     (64, 128, 16, 16, 128)
@@ -67,7 +68,7 @@ def box_rows(tile_rows: int, page_size: int) -> int:
 
 
 def nest(tile_rows: int, page_size: int) -> bool:
-    """Whole pages in a tile, or whole tiles in a page: every tile begins at the same place of its page."""
+    """Whole pages in a tile, or whole tiles in a page: every tile starts at the same row of its page."""
     return tile_rows % page_size == 0 or page_size % tile_rows == 0
 
 
@@ -78,7 +79,7 @@ def populate_contiguous(tile_rows: int, first_row, first_key, num_keys) -> Paged
 
 
 def place_of(row, page_size: int, divisor=None) -> tuple:
-    """Row of a sequence -> (column of the page table, row in the page). divisor: of pages whose size a call says."""
+    """Row of a sequence -> (column of the page table, row in the page). divisor: of a bound page size."""
     return (row // page_size, row % page_size) if divisor is None else divmod(row, divisor)
 
 
@@ -99,10 +100,10 @@ def look_up(
     first_key,
     num_keys,
 ):
-    """Lane p: the page of box p of keys [first_key, first_key + tile_rows); 0 where there is none.
+    """Lane p: the page of box p of keys [first_key, first_key + tile_rows); 0 without one.
 
     sizes       (tile_rows, page_size): keys of a tile and of a page
-    divisor     of pages of some multiple of page_size keys: that number, as a fast divisor; None: of page_size keys
+    divisor     page size as a fast divisor, if it is bound by the call; None: page_size
     first_key   a multiple of tile_rows, not negative
     table       (batch, pages) int32
     """
@@ -115,7 +116,7 @@ def look_up(
 
 
 def look_up_at_once(sizes: tuple, divisor, table: cute.Tensor, batch, first_key, num_keys):
-    """The same without a branch: addresses are made while what `num_keys` depends on is still on its way."""
+    """The same without a branch: addresses are computed before the load of `num_keys` completes."""
     rows = box_rows(*sizes)
     lane = cute.arch.lane_idx()
     column = _column(sizes, divisor, first_key, lane)
@@ -159,7 +160,7 @@ def populate(
 def rows_within(
     found: PagedRowIndices, first, rows: int, box_rows: int, rows_of_box: int
 ) -> PagedRowIndices:
-    """Rows [first, first + rows) of a tile that was found in boxes of `box_rows`, in boxes of `rows_of_box`.
+    """Rows [first, first + rows) of a tile that was looked up in boxes of `box_rows`, in boxes of `rows_of_box`.
 
     first   a multiple of rows_of_box, which divides box_rows
     """
@@ -167,7 +168,7 @@ def rows_within(
     at = first if boxes == 1 else first + cute.arch.lane_idx() * rows_of_box
     row, valid = found.row, found.valid
     if found.boxes > 1:
-        lane = at // box_rows & 31  # of lanes without a box any
+        lane = at // box_rows & 31  # any value for lanes without a box
         row, valid = cute.arch.shuffle_sync(row, lane), cute.arch.shuffle_sync(valid, lane)
     inside = at % box_rows
     return PagedRowIndices(row + inside, minimum(maximum(valid - inside, 0), rows_of_box), boxes)

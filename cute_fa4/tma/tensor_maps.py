@@ -1,18 +1,18 @@
 """TMA descriptors for the loads of Q, K, V and the store of O.
 
-All have one form: modes (row, depth, further coordinates), a tile is `rows` x depth. The 128-byte swizzle wants an
-inner box of at most 128 bytes, so that a tile is made of depth chunks of 64 elements, each `rows` x 128 bytes in
-shared memory:
+All have one form: modes (row, depth, further coordinates), a tile is `rows` x depth. The 128-byte swizzle needs an
+inner box of at most 128 bytes, so a tile consists of depth chunks of 64 elements, each `rows` x 128 bytes in shared
+memory:
 
     depth 0..63      depth 64..127
     row 0   128 B    row 0   128 B       chunk c starts at c * rows * 128
     row 1   128 B    row 1   128 B
     ...              ...
 
-Where the depth is a multiple of 64 and a fifth dimension is left, the depth is folded to (64, depth / 64) and one
-copy brings all chunks. Otherwise there is a copy for each chunk; TMA fills columns beyond the depth with zeros.
+If the depth is a multiple of 64 and a fifth dimension is free, the depth is folded to (64, depth / 64) and one copy
+loads all chunks. Otherwise each chunk has its own copy, and TMA fills columns beyond the depth with zeros.
 
-    operand         global tensor                  modes                                   rows beyond the end
+    operand         global tensor                  modes                                   rows past the end
     dense           (batch, seqlen, heads, depth)  (row, depth, head, batch)               cut by the tensor's extent
     packed GQA      the same                       ((group, row), depth, kv head, batch)   likewise
     clipped loads   rows of any kind (RowSpace)    (row in tile, depth, end, lap, head)    zeros
@@ -20,27 +20,27 @@ copy brings all chunks. Otherwise there is a copy for each chunk; TMA fills colu
     pages           pages smaller than a tile      ((row in 8, 8 rows), depth, head)       a page, or all zeros
     gathered rows   pages of any size              (row of a head, depth)                  none, or zeros
 
-A clipped operand moves n <= R rows that start anywhere, and cuts them exactly, at run time. Two dimensions with the
-same stride address the row: `a`, the row in the tile, of extent A, and `b`, the end of the rows. A box begins at
-a = A - n and stands at b = first + n:
+A clipped operand moves n <= R rows that start anywhere, and clips them exactly, at run time. Two dimensions with
+the same stride address the row: `a`, the row in the tile, of extent A, and `b`, the end of the rows. A box starts
+at a = A - n and b = first + n:
 
     row first + i  =  a + b - A,   a = A - n + i,   i = 0, 1, ..., R - 1
 
-From i = n on, `a` is out of its extent: loads fill zeros, stores drop. So NaN in the unused rows of a page, or in the
-next sequence of a packed batch, never reach a product, and nothing is written beyond a sequence. What remains is to
-take A rows off the address, and there loads and stores differ:
+From i = n on, `a` is outside its extent: loads fill zeros, stores drop the row. So NaN in the unused rows of a
+page, or in the next sequence of a packed batch, never reaches an MMA, and nothing is written past the end of a
+sequence. The remaining step is to subtract A rows from the address, where loads and stores differ:
 
-    stores   A = R, and the base lies R rows before the tensor
-    loads    A = 2^30, the base is the tensor's, and a third dimension, the lap, stands at 2^30. With s bytes from one
-             row to the next its stride is 2^34 - s: 2^30 (2^34 - s) = 2^64 - A s, and addresses count modulo 2^64
+    stores   A = R, and the base is R rows before the tensor
+    loads    A = 2^30, the base is the tensor's, and a third dimension, the lap, is at 2^30. With s bytes from one
+             row to the next its stride is 2^34 - s: 2^30 (2^34 - s) = 2^64 - A s, and addresses wrap modulo 2^64
 
-A load may touch memory at the base of its map and, on Blackwell, in the 128 KiB from there on, although the box has no
-element there; a store touches what it writes. So the base of a load is the tensor's, and extents are exact: the last
-element of a map is the last of the tensor, and the host code allows those 128 KiB to tensors that have them. No byte
-outside of a tensor is ever read (docs/decisions/0005).
+A load may access memory at the base of its map and, on Blackwell, in the 128 KiB after it, even if the box has no
+element there. A store accesses only what it writes. So the base of a load is that of the tensor, and extents are
+exact: the last element of a map is the last of the tensor. The host code permits the 128 KiB only for tensors that
+have them. No byte outside a tensor is ever read (docs/decisions/0005).
 
-A gather takes a map of two dimensions, one row high, so that rows of all heads share one: its rows are as far apart as
-heads or rows of a head are, whichever is less, and the other distance is a multiple of it (RowsOfHeads).
+A gather takes a map of two dimensions, one row high, so that rows of all heads share one map. Its row pitch is the
+smaller of the strides of heads and rows, and the other stride is a multiple of it (RowsOfHeads).
 """
 
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ import cutlass.cute as cute
 from cutlass.cute.nvgpu import cpasync, tcgen05
 
 MAX_RANK = 5  # dimensions of a TMA descriptor
-CLIP_EXTENT = 1 << 30  # of a clipped load: extent of `a`, and where the lap stands
+CLIP_EXTENT = 1 << 30  # of a clipped load: extent of `a`, and the position of the lap
 LAP_BYTES = 1 << 34  # CLIP_EXTENT * LAP_BYTES = 2^64
 
 
@@ -76,7 +76,7 @@ def swizzled_tile(dtype, rows: int, columns: int, chunks_side_by_side: bool = Fa
 
 
 def _depth_mode(depth: int, granule: int, columns: int, dimensions_left: int):
-    """-> (shape, stride) of the depth, folded into chunks where it divides and a dimension is left."""
+    """-> (shape, stride) of the depth, folded into chunks if it divides evenly and a dimension is free."""
     if depth % granule == 0 and columns > granule and dimensions_left >= 2:
         return (granule, depth // granule), (1, granule)
     return depth, 1
@@ -100,7 +100,7 @@ def _rank(mode) -> int:
 
 
 def columns_of(tensor, first: int, count: int):
-    """So many columns of a tensor, its last dimension, from the first on."""
+    """The first columns of a tensor's last dimension."""
     shape = (*tensor.shape[:-1], count)
     return cute.make_tensor(
         tensor.iterator + first, cute.make_layout(shape, stride=tensor.layout.stride)
@@ -120,7 +120,7 @@ def dense_view(tensor, granule: int, columns: int, group: int = 1):
 def heads_in_rows_view(tensor, granule: int, columns: int):
     """(batch, seqlen, heads, depth) -> ((head, row), depth, batch); (total, heads, depth) -> ((head, row), depth).
 
-    A box may begin at any head: for groups that are padded. Heads beyond the last are zeros.
+    A box may start at any head, for padded groups. Heads after the last are zeros.
     """
     *batch, rows, heads, depth = tensor.shape
     *batch_stride, row_stride, head_stride, _ = tensor.layout.stride
@@ -131,9 +131,9 @@ def heads_in_rows_view(tensor, granule: int, columns: int):
 
 @dataclass(frozen=True)
 class RowSpace:
-    """A tensor whose rows lie at multiples of one stride: packed sequences, pages, or a dense batch.
+    """A tensor whose rows are at multiples of one stride: packed sequences, pages, or a dense batch.
 
-    row = block * rows_per_block + row in the block; rows counts up to the last row that exists.
+    row = block * rows_per_block + row in the block; rows counts up to the last existing row.
     """
 
     rows: cutlass.Int32
@@ -168,7 +168,7 @@ def clipped_load_view(tensor, space: RowSpace):
 
 
 def clipped_load(row, valid, head) -> tuple:
-    """Place of a load: rows [row, row + valid), zeros behind them -> (first row, further coordinates)."""
+    """Coordinates of a load: rows [row, row + valid), then zeros -> (first row, further coordinates)."""
     return CLIP_EXTENT - valid, (row + valid, CLIP_EXTENT, head)
 
 
@@ -177,7 +177,7 @@ def clipped_store_view(
 ):
     """(row in tile, depth, end, head), `box_rows` rows in a tile; packed groups as in dense_view.
 
-    Its base lies before the tensor: for stores only.
+    Its base is before the tensor: for stores only.
     """
     base = tensor.iterator - box_rows * space.row_stride
     row, head = _row_mode((box_rows, space.row_stride), (space.heads, space.head_stride), group)
@@ -187,12 +187,12 @@ def clipped_store_view(
 
 
 def clipped_store(box_rows: int, row, valid, head) -> tuple:
-    """Place of a store: rows [row, row + valid), nothing behind them -> (first row, further coordinates)."""
+    """Coordinates of a store: rows [row, row + valid), nothing after them -> (first row, further coordinates)."""
     return box_rows - valid, (row + valid, head)
 
 
 def page_view(tensor, space: RowSpace, granule: int):
-    """((row in eight, eight rows), depth, head) of pages that begin at multiples of eight rows; depth folded."""
+    """((row in eight, eight rows), depth, head) of pages that start at multiples of eight rows; depth folded."""
     depth = tensor.shape[-1]
     rows = ((8, space.rows // 8), (space.row_stride, 8 * space.row_stride))
     head = (space.heads, space.head_stride)
@@ -221,7 +221,7 @@ def rows_of_heads_view(tensor, space: RowSpace):
 
 
 def make_row_operand(view, dtype, columns: int) -> TMAOperand:
-    """Descriptor for single rows of `columns` elements, which fill a swizzle span: what a gather takes."""
+    """Descriptor for single rows of `columns` elements, which fill a swizzle span, for gathers."""
     swizzle = cute.make_swizzle(3, 4, 3)
     row = cute.make_layout((1, columns), stride=(columns, 1))
     layout = cute.make_composed_layout(swizzle, 0, row)
@@ -232,7 +232,7 @@ def make_row_operand(view, dtype, columns: int) -> TMAOperand:
 
 
 def make_line_operand(view, rows: int, columns: int) -> TMAOperand:
-    """Descriptor for boxes of `rows` x `columns` that lie line by line, without a swizzle."""
+    """Descriptor for boxes of `rows` x `columns` stored row by row, without a swizzle."""
     lines = cute.make_layout((rows, columns), stride=(columns, 1))
     layout = cute.make_composed_layout(cute.make_swizzle(0, 4, 3), 0, lines)
     atom, coordinates = cpasync.make_tiled_tma_atom(
@@ -251,7 +251,7 @@ def make_operand(
     heads: int | None = None,
     cta_group: int = 1,
 ) -> TMAOperand:
-    """Descriptor for tiles of `rows` x `columns` of a view; heads: as tiler has it.
+    """Descriptor for tiles of `rows` x `columns` of a view; heads: as in tiler.
 
     cta_group   2: the bytes of a load count on the mbarrier of the even CTA of the pair
     """
@@ -265,7 +265,7 @@ def make_operand(
 
 
 def tiler(view, rows: int, columns: int, heads: int | None = None):
-    """The tile's extent in the modes of a view; heads: rows of a position where that is not all of the row's mode."""
+    """The tile's extent in the modes of a view; heads: rows of a position if they are not the whole row mode."""
     row, depth = view.shape[0], view.shape[1]
     row_tile = rows
     if isinstance(row, tuple):

@@ -62,22 +62,22 @@ def trtllm_batch_decode_with_kv_cache(
     enable_block_sparse_attention=False,
     bf16q_fp8kv_transform_mode=None,
 ):
-    """Causal attention of the last tokens of each request over its pages, as FlashInfer's users call it.
+    """Causal attention of the last tokens of each request over its pages, with FlashInfer's interface.
 
     query            (batch * q_len_per_req, heads, head_dim), bf16, fp16 or float8; or, with cum_seq_lens_q,
-                     (batch + 1,) int32, as many tokens of each request as that says, whatever q_len_per_req
+                     (batch + 1,) int32, tokens of each request by these offsets, independent of q_len_per_req
     kv_cache         a pair of (num_pages, heads_kv, page_size, head_dim), or one tensor (num_pages, 2, ...);
                      kv_layout="NHD": (num_pages, page_size, heads_kv, head_dim)
-    block_tables     (batch, pages) int32; seq_lens (batch,) int32, the tokens of query included
-    bmm1_scale       of q k^T; bmm2_scale of out: numbers, or one float32 on the device over a cache of 8 bits
-    bmm1_scale_log2  one float32 on the device, bmm1_scale * log2(e), in place of bmm1_scale
-    window_left      a token sees so many keys before its own; -1: all
-    out, out_dtype   as query; bf16, fp16 or float8_e4m3fn for a query of 8 bits
+    block_tables     (batch, pages) int32; seq_lens (batch,) int32, including the tokens of query
+    bmm1_scale       scale of q k^T; bmm2_scale of out: numbers, or one float32 on the device over an 8-bit cache
+    bmm1_scale_log2  one float32 on the device, bmm1_scale * log2(e), instead of bmm1_scale
+    window_left      number of visible keys before a token's own; -1: all
+    out, out_dtype   as query; bf16, fp16 or float8_e4m3fn for an 8-bit query
     sinks            (heads,), or a list of one such tensor
-    lse              (tokens, heads) float32, to base 2: written where it is given, returned with return_lse
+    lse              (tokens, heads) float32, base 2; output buffer, returned with return_lse
 
     Returns out, or (out, lse). NotImplementedError for FP4, a mask of drafted tokens, sparse pages, separate tables of
-    keys and values, and skipped softmax; for the rest as cute_fa4.flash_attn_varlen_func.
+    keys and values, and skipped softmax; otherwise the errors of cute_fa4.flash_attn_varlen_func.
     """
     check_neutral(
         o_sf_scale=o_sf_scale, o_sf_vec_size=o_sf_vec_size, backend=backend, mask=mask, kv_cache_sf=kv_cache_sf,
@@ -139,13 +139,13 @@ def trtllm_batch_context_with_kv_cache(
     use_fp16_softmax=None,
     uses_spcompress=None,
 ):
-    """Attention of prompts, or of chunks of them, over their pages, as FlashInfer's users call it.
+    """Attention of prompts, or of chunks of them, over their pages, with FlashInfer's interface.
 
-    query            (tokens, heads, head_dim); cum_seq_lens_q (batch_size + 1,) int32 says whose they are
-    causal           False: every query sees all keys, or with window_left those from there on
-    cum_seq_lens_kv, max_kv_len   accepted, and not needed: seq_lens has the lengths
+    query            (tokens, heads, head_dim); cum_seq_lens_q (batch_size + 1,) int32 has their offsets
+    causal           False: every query sees all keys, or with window_left those from its left edge on
+    cum_seq_lens_kv, max_kv_len   accepted without effect: seq_lens has the lengths
 
-    The rest as trtllm_batch_decode_with_kv_cache.
+    Other parameters as in trtllm_batch_decode_with_kv_cache.
     """
     check_neutral(
         o_sf_scale=o_sf_scale, o_sf_vec_size=o_sf_vec_size, kv_cache_sf=kv_cache_sf, enable_pdl=enable_pdl,
@@ -173,7 +173,7 @@ def trtllm_batch_context_with_kv_cache(
 
 
 def _attend(given, scales, sinks, outs, lses, queries: int | None, options: dict):
-    """queries: of each request, or None where options have offsets."""
+    """queries: per request, or None if options have offsets."""
     query, kv_cache, block_tables, seq_lens, kv_layout, shared = given
     check_layout(kv_layout)
     k, v = caches_of("kv_cache", kv_cache)
@@ -185,10 +185,10 @@ def _attend(given, scales, sinks, outs, lses, queries: int | None, options: dict
 
 
 def attend_pages(q, caches, where, queries: int | None, lses, *, out, **options):
-    """(tokens, heads, head_dim) over pages -> out, or (out, lse) as FlashInfer has it.
+    """(tokens, heads, head_dim) over pages -> out, or (out, lse) with FlashInfer's layout.
 
     where     page table, lengths, layout
-    queries   of each request; None: options have cu_seqlens_q
+    queries   per request; None: options have cu_seqlens_q
     lses      (buffer or None, whether it is returned)
     """
     table, lengths, layout = where
@@ -204,12 +204,12 @@ def attend_pages(q, caches, where, queries: int | None, lses, *, out, **options)
         out = found.reshape(*q.shape[:-1], found.shape[-1])
     if not wanted:
         return out
-    of_tokens = base_2(lse, into)  # of requests with equally many tokens: (batch, tokens, heads)
+    of_tokens = base_2(lse, into)  # for requests of equal length: (batch, tokens, heads)
     return (out, of_tokens.flatten(0, -2) if into is None else into) if returned else out
 
 
 def of_requests(x, queries: int | None):
-    """(batch * queries, heads, head_dim) -> (batch, queries, heads, head_dim), where they are equally many."""
+    """(batch * queries, heads, head_dim) -> (batch, queries, heads, head_dim), for requests of equal length."""
     if queries is None:
         return x
     if not isinstance(queries, int) or queries < 1 or x.shape[0] % queries:

@@ -70,14 +70,14 @@ class BatchDecodeWithPagedKVCacheWrapper(Paged):
         *,
         window_right=0,
     ) -> None:
-        """Keep the batch and the options.
+        """Store the batch and the options.
 
         indptr           (batch + 1,) int32: pages indices[indptr[b]:indptr[b + 1]] are those of request b
         last_page_len    (batch,) int32: keys in the last of them
-        block_tables, seq_lens   (batch, pages) and (batch,) int32, in place of what the lists say
-        q_len_per_req    tokens of each request; the last one stands at the last key
-        window_left, window_right   keys seen before and behind a token's own; -1: all
-        fixed_split_size   pages of a part, whatever the batch; disable_split_kv: keys are not split
+        block_tables, seq_lens   (batch, pages) and (batch,) int32, instead of the lists
+        q_len_per_req    tokens of each request; the last one has the position of the last key
+        window_left, window_right   visible keys before and after a token's own; -1: all
+        fixed_split_size   pages per part, independent of the batch; disable_split_kv: keys are not split
         """
         check_neutral(pos_encoding_mode=pos_encoding_mode)
         if q_data_type is None:
@@ -113,7 +113,7 @@ class BatchDecodeWithPagedKVCacheWrapper(Paged):
     ):
         """(batch * q_len_per_req, heads, head_dim) over the pages of a layer -> out, or (out, lse).
 
-        q_scale, k_scale, v_scale   numbers, or one float32 on the device over a cache of 8 bits
+        q_scale, k_scale, v_scale   numbers, or one float32 on the device over an 8-bit cache
         """
         check_run(args, kv_cache_sf, skip_softmax_threshold_scale_factor, enable_pdl)
         caches = caches_of("paged_kv_cache", paged_kv_cache)
@@ -141,7 +141,7 @@ class BatchDecodeWithPagedKVCacheWrapper(Paged):
         *,
         return_lse=False,
     ):
-        """run with the options given here in place of those of plan, as in FlashInfer, which calls it deprecated."""
+        """run, with the options given here instead of those of plan. Deprecated in FlashInfer."""
         self._changed(
             causal=True, pos_encoding_mode=pos_encoding_mode, window_left=window_left, logits_soft_cap=logits_soft_cap,
             sm_scale=sm_scale,

@@ -1,6 +1,6 @@
-"""FlashInfer's decode from a latent cache, trtllm_batch_decode_with_kv_cache_mla, with its parameters.
+"""FlashInfer's latent-cache decode, trtllm_batch_decode_with_kv_cache_mla, with its parameters.
 
-vLLM's FlashInfer MLA backend and SGLang call it. The cache is one tensor of concatenated latent and rotary columns,
+vLLM's FlashInfer MLA backend and SGLang call it. The cache is one tensor of concatenated latent and RoPE columns,
 lengths and pages are tensors, and there is no plan.
 """
 
@@ -58,27 +58,27 @@ def trtllm_batch_decode_with_kv_cache_mla(
     causal_seqlens_kv_global=None,
     use_fp16_softmax=None,
 ):
-    """cute_fa4.flash_mla_with_kvcache in FlashInfer's words; several queries of a request are causal.
+    """cute_fa4.flash_mla_with_kvcache with FlashInfer's interface; several queries per request are causal.
 
-    query            (batch, queries of a request, heads, 576), absorbed; bf16, fp16, or float8 as the cache
+    query            (batch, queries of a request, heads, 576), absorbed; bf16, fp16, or float8 like the cache
     kv_cache         (num_pages, page_size, 576) or (num_pages, 1, page_size, 576), or with rows of 656 bytes
     block_tables     (batch, pages) int32; with uses_shared_paged_kv_idx=False (batch, 2, pages), whose second row lists
-                     the same pages: a row of the cache is key and value. It is not read, and compared on the CPU alone
+                     the same pages: a row of the cache is key and value. It is not read, only compared on the CPU
     seq_lens         (batch,) int32
-    sparse_mla_top_k not 0: block_tables are keys, (batch, queries, sparse_mla_top_k), page * page_size + place in the
-                     page, -1: none. Of each list the first count as seq_lens says, (batch,), or one for each query; or
+    sparse_mla_top_k not 0: block_tables are keys, (batch, queries, sparse_mla_top_k), page * page_size + row of the
+                     page, -1: none. seq_lens is the valid length of the lists, (batch,) or one per query; or
                      sparse_mla_top_k_lens, (batch * queries,) int32; None: all
-    bmm1_scale       of q k^T, with the scales of float8; bmm2_scale of out, 1 for 16 bits. Numbers, or with a query of
-                     float8 one float32 on the device
+    bmm1_scale       scale of q k^T, including float8 scales; bmm2_scale of out, 1 for 16 bits. Numbers, or with a
+                     float8 query one float32 on the device
     sinks            (heads,) float32, or a list of one such tensor
-    lse              float32, (batch * queries, heads) or (batch, queries, heads), to base 2: written where it is given,
+    lse              float32, (batch * queries, heads) or (batch, queries, heads), base 2; output buffer,
                      returned with return_lse
 
-    Accepted, and not needed: workspace_buffer, qk_nope_head_dim, max_seq_len, enable_pdl, backend, is_var_seq,
+    Accepted without effect: workspace_buffer, qk_nope_head_dim, max_seq_len, enable_pdl, backend, is_var_seq,
     cute_dsl_impl, kv_scale_format and multi_ctas_kv_counter_buffer.
 
-    Returns out, (batch, queries, heads, 512), or (out, lse). NotImplementedError for requests of unequally many
-    queries, decode context parallelism and skipped softmax; for the rest as cute_fa4.flash_mla_with_kvcache.
+    Returns out, (batch, queries, heads, 512), or (out, lse). NotImplementedError for requests with different numbers of
+    queries, decode context parallelism and skipped softmax; otherwise the errors of cute_fa4.flash_mla_with_kvcache.
     """
     check_neutral(
         skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor, enable_pdl=enable_pdl, backend=backend,
@@ -115,7 +115,7 @@ def trtllm_batch_decode_with_kv_cache_mla(
 
 
 def _scales(query, bmm1_scale, bmm2_scale) -> dict:
-    """softmax_scale and descales; that of a cache of float8 is of scores, too, and is taken out of theirs again."""
+    """softmax_scale and descales; a float8 cache's scale also applies to scores, so it is divided out of theirs."""
     if query.dtype not in FP8:
         for name, value in (("bmm1_scale", bmm1_scale), ("bmm2_scale", bmm2_scale)):
             if isinstance(value, torch.Tensor):

@@ -1,10 +1,11 @@
-"""FlashInfer's wrappers: plan(...) once for all layers of a step, run(...) for each layer.
+"""FlashInfer's wrappers: plan(...) once for all layers of a step, then run(...) for each layer.
 
-plan keeps what it is told: offsets, a table of pages made from the lists, lengths, and the options of the call. It
-compiles nothing, chooses no kernel and shares out no work, because a CTA finds its work from the lengths on the device.
-Like FlashInfer's it reads the offsets on the host, to know how wide the table is. run calls flash_attn_varlen_func.
+plan stores its arguments: offsets, a page table built from the lists, lengths, and the options of the call. It
+compiles nothing, chooses no kernel and plans no work, because a CTA computes its work from the lengths on the
+device. Like FlashInfer's, it reads the offsets on the host, to find the width of the table. run calls
+flash_attn_varlen_func.
 
-With use_cuda_graph=True the table and the lengths stay at the addresses of the first plan, and the table is as wide as
+With use_cuda_graph=True the table and the lengths stay at the addresses of the first plan. The table is as wide as
 the buffer of page numbers, so that a captured run reads what the last plan wrote: batch * len(buffer) int32.
 """
 
@@ -39,7 +40,7 @@ OF_PAGES = NAMES | {"k": "paged_kv_cache", "v": "paged_kv_cache"}
 
 @dataclass(frozen=True)
 class Plan:
-    """What plan was told. Heads and depths are checked by run."""
+    """The arguments of plan. run checks heads and depths."""
 
     heads: tuple[int, int]
     depth: int
@@ -56,7 +57,7 @@ class Plan:
 
 
 class Wrapper:
-    """What the three have in common."""
+    """Common base of the three wrappers."""
 
     def __init__(self, float_workspace_buffer, kv_layout, use_cuda_graph, backend):
         check_is_tensor("float_workspace_buffer", float_workspace_buffer)
@@ -73,16 +74,16 @@ class Wrapper:
         return self._use_cuda_graph
 
     def reset_workspace_buffer(self, float_workspace_buffer, int_workspace_buffer) -> None:
-        """Nothing: torch allocates the memory of split keys for each call."""
+        """No effect: torch allocates the memory of split keys for each call."""
 
     def end_forward(self) -> None:
-        """Nothing, as in FlashInfer."""
+        """No effect, as in FlashInfer."""
 
     def run_return_lse(self, *args, **options):
         return self.run(*args, return_lse=True, **options)
 
     def _stored(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """On the device; with use_cuda_graph at the address that it had first."""
+        """Copied to the device; with use_cuda_graph always to the first address."""
         if not self._use_cuda_graph:
             return tensor.to(self.device, non_blocking=True)
         if name not in self._kept:
@@ -96,7 +97,7 @@ class Wrapper:
         return kept.copy_(tensor, non_blocking=True)
 
     def _planned(self, q, k) -> Plan:
-        """The plan, which fits the tensors of a run."""
+        """The plan, checked against the tensors of a run."""
         plan = self._plan
         if plan is None:
             raise RuntimeError("run: called before plan; accepted: plan(...) first")
@@ -114,7 +115,7 @@ class Wrapper:
         return plan
 
     def _changed(self, **given) -> None:
-        """What forward changes of the plan, as in FlashInfer."""
+        """The options of the plan that forward overrides, as in FlashInfer."""
         if self._plan is not None:
             options = self._plan.options | {"softcap": given.pop("logits_soft_cap") or 0.0}
             scale = given.pop("sm_scale")
@@ -126,7 +127,7 @@ class Wrapper:
 
 
 def options_of(logits_soft_cap, disable_split_kv, fixed_split_size, page_size: int) -> dict:
-    """Of the call: soft cap and how keys are split."""
+    """Options of the call: soft cap and key splits."""
     options = {"softcap": logits_soft_cap or 0.0, "num_splits": 1 if disable_split_kv else 0}
     if fixed_split_size is not None and fixed_split_size > 0:
         options["tokens_per_split"] = fixed_split_size * page_size
@@ -151,12 +152,12 @@ def scale_of(sm_scale, depth: int):
 
 
 def _widest(indptr) -> int:
-    """The most pages of a request, at least 1; read on the host."""
+    """The largest number of pages of a request, at least 1; read on the host."""
     return max(int(indptr.diff().max()), 1) if len(indptr) > 1 else 1
 
 
 def table_of(indptr, indices, width: int) -> torch.Tensor:
-    """(batch, width): the pages of each request, in order; 0 behind the last."""
+    """(batch, width): the pages of each request, in order; 0 after the last."""
     starts, counts = indptr[:-1, None], indptr.diff()[:, None]
     places = torch.arange(width, device=indptr.device)
     if indices.numel() == 0:
@@ -231,7 +232,7 @@ def scaled(plan: Plan, q, k, q_scale, k_scale, v_scale) -> dict:
 
 
 def check_run(args: tuple, kv_cache_sf, skip_softmax, enable_pdl) -> None:
-    """What run does not take."""
+    """Refuse arguments that run does not support."""
     if args:
         raise NotImplementedError(
             f"run: {len(args)} further arguments by position, for a kernel of the caller's; accepted: none"

@@ -27,10 +27,10 @@ from cute_fa4.integrations.flashinfer.words import (
 
 
 class _Queries(Wrapper):
-    """Packed queries, whose offsets a plan keeps."""
+    """Packed queries; the plan stores their offsets."""
 
     def _of_queries(self, qo_indptr) -> dict:
-        """Of a captured graph the longest request is not known, so that all rows count."""
+        """The longest request of a captured graph is unknown, so use the number of all rows."""
         qo_indptr = as_int32("qo_indptr", qo_indptr)
         offsets = self._stored("qo_indptr", qo_indptr)
         longest = None
@@ -43,7 +43,7 @@ class _Queries(Wrapper):
 
 
 class BatchPrefillWithPagedKVCacheWrapper(Paged, _Queries):
-    """Prompts, or chunks of them, over their pages; the last query of a request stands at its last key.
+    """Prompts, or chunks of them, over their pages; the last query of a request has the position of its last key.
 
     kv_layout   "NHD": pages (num_pages, page_size, heads_kv, head_dim); "HND": (num_pages, heads_kv, page_size, ...)
     """
@@ -105,14 +105,14 @@ class BatchPrefillWithPagedKVCacheWrapper(Paged, _Queries):
         fixed_split_size=None,
         disable_split_kv=False,
     ) -> None:
-        """Keep the batch and the options.
+        """Store the batch and the options.
 
         qo_indptr   (batch + 1,) int32: queries [o[b], o[b + 1]) are those of request b
         paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len   (batch + 1,), (pages,) and (batch,) int32: the pages
                     of each request, and the keys in its last one
-        block_tables, seq_lens   (batch, pages) and (batch,) int32, in place of what the lists say
-        window_left   keys seen before a query's own; -1: all
-        fixed_split_size   pages of a part, whatever the batch; disable_split_kv: keys are not split
+        block_tables, seq_lens   (batch, pages) and (batch,) int32, instead of the lists
+        window_left   visible keys before a query's own; -1: all
+        fixed_split_size   pages per part, independent of the batch; disable_split_kv: keys are not split
         """
         check_neutral(
             custom_mask=custom_mask, packed_custom_mask=packed_custom_mask, pos_encoding_mode=pos_encoding_mode,
@@ -153,7 +153,7 @@ class BatchPrefillWithPagedKVCacheWrapper(Paged, _Queries):
     ):
         """(tokens, heads, head_dim) over the pages of a layer -> out, or (out, lse).
 
-        q_scale, k_scale, v_scale   numbers, or one float32 on the device over a cache of 8 bits
+        q_scale, k_scale, v_scale   numbers, or one float32 on the device over an 8-bit cache
         """
         check_run(args, kv_cache_sf, skip_softmax_threshold_scale_factor, enable_pdl)
         check_neutral(use_fp16_softmax=use_fp16_softmax, uses_spcompress=uses_spcompress)
@@ -177,7 +177,7 @@ class BatchPrefillWithPagedKVCacheWrapper(Paged, _Queries):
         *,
         return_lse=False,
     ):
-        """run with the options given here in place of those of plan, as in FlashInfer, which calls it deprecated."""
+        """run, with the options given here instead of those of plan. Deprecated in FlashInfer."""
         self._changed(
             causal=causal, pos_encoding_mode=pos_encoding_mode, use_fp16_qk_reduction=use_fp16_qk_reduction,
             window_left=window_left, logits_soft_cap=logits_soft_cap, sm_scale=sm_scale,
@@ -244,10 +244,10 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Queries):
         v_indptr=None,
         o_indptr=None,
     ) -> None:
-        """Keep the batch and the options.
+        """Store the batch and the options.
 
-        qo_indptr, kv_indptr   (batch + 1,) int32: where the queries and the keys of each request begin
-        The rest as BatchPrefillWithPagedKVCacheWrapper.plan, with a key where that has a page.
+        qo_indptr, kv_indptr   (batch + 1,) int32: offsets of the queries and the keys of each request
+        Other parameters as in BatchPrefillWithPagedKVCacheWrapper.plan, with keys instead of pages.
         """
         check_neutral(
             custom_mask=custom_mask, packed_custom_mask=packed_custom_mask, pos_encoding_mode=pos_encoding_mode,
@@ -256,7 +256,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Queries):
             max_item_len_ptr=max_item_len_ptr, v_indptr=v_indptr, o_indptr=o_indptr,
         )  # fmt: skip
         q, kv, of_out = dtypes_of(q_data_type, kv_data_type, o_data_type)
-        if o_data_type is None:  # FlashInfer's default for queries of 8 bits
+        if o_data_type is None:  # FlashInfer's default for 8-bit queries
             of_out = OUT_OF.get(of_out, of_out)
         self._plan = Plan(
             heads=(num_qo_heads, num_kv_heads), depth=head_dim_qk, sm_scale=scale_of(sm_scale, head_dim_qk),
@@ -318,7 +318,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Queries):
         *,
         return_lse=False,
     ):
-        """run with the options given here in place of those of plan, as in FlashInfer, which calls it deprecated."""
+        """run, with the options given here instead of those of plan. Deprecated in FlashInfer."""
         self._changed(
             causal=causal, pos_encoding_mode=pos_encoding_mode, use_fp16_qk_reduction=use_fp16_qk_reduction,
             window_left=window_left, logits_soft_cap=logits_soft_cap, sm_scale=sm_scale,

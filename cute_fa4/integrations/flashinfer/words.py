@@ -1,4 +1,4 @@
-"""What FlashInfer's functions have in common, and how it is said here."""
+"""Conversions of FlashInfer's arguments and results, common to its functions."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ LAYOUTS = ("NHD", "HND")
 
 
 def asked(function, names: dict, *args, **options):
-    """function(*args, **options), whose refusals have the caller's names. names: inside -> the caller's."""
-    if is_dynamo_compiling():  # which ends the graph with the message as it is
+    """function(*args, **options); errors use the caller's names. names: inner name -> caller's name."""
+    if is_dynamo_compiling():  # Dynamo breaks the graph with the unchanged message
         return function(*args, **options)
     with named_as(names):
         return function(*args, **options)
@@ -28,7 +28,7 @@ def check_layout(kv_layout) -> None:
 
 
 def caches_of(name: str, cache) -> tuple[torch.Tensor, torch.Tensor]:
-    """(K, V) in pages: a pair, or one tensor (num_pages, 2, ...), or (num_pages, 1, ...) where both are the same."""
+    """(K, V) in pages: a pair, or one tensor (num_pages, 2, ...), or (num_pages, 1, ...) if both are the same."""
     if isinstance(cache, (tuple, list)):
         if len(cache) != 2:
             raise ValueError(f"{name}: {len(cache)} tensors; accepted: two, keys and values")
@@ -42,7 +42,7 @@ def caches_of(name: str, cache) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def as_int32(name: str, tensor) -> torch.Tensor:
-    """Lengths and pages, which may come as uint32."""
+    """Lengths and pages as int32; uint32 is accepted."""
     check_is_tensor(name, tensor)
     return tensor.view(torch.int32) if tensor.dtype is torch.uint32 else tensor
 
@@ -57,10 +57,10 @@ def sink_of(sinks) -> torch.Tensor | None:
 
 
 def scales_of(q, k, of_scores, of_values, names: tuple[str, str]) -> dict:
-    """softmax_scale and descales of a call whose scores and values are multiplied by these.
+    """softmax_scale and descales of a call with these scales of scores and values.
 
-    A number is the scale of the softmax; a tensor (one float32 on the device, which no launch waits for) is a scale of
-    q of 8 bits, or of keys of 8 bits. names: of the two, for refusals.
+    A number becomes the softmax scale. A tensor (one float32 on the device, without synchronization) becomes the
+    scale of an 8-bit q, or of 8-bit keys. names: of the two arguments, for errors.
     """
     scales = {}
     if isinstance(of_scores, torch.Tensor):
@@ -100,7 +100,7 @@ def one_number(name: str, scale: torch.Tensor) -> torch.Tensor:
 
 
 def out_of(out, out_dtype, q, depth: int) -> torch.Tensor | None:
-    """The tensor that is written; None: the call allocates one of q's dtype."""
+    """The output tensor; None: the call allocates one of q's dtype."""
     if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
         raise NotImplementedError(f"out_dtype: {shown(out_dtype)}; accepted: a torch.dtype")
     if out is None:

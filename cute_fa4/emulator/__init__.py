@@ -1,4 +1,4 @@
-"""Run kernels compiled for sm_100a on the CPU: their PTX, instruction by instruction, without a GPU.
+"""Runs kernels compiled for sm_100a on the CPU: executes their PTX, instruction by instruction, without a GPU.
 
     from cute_fa4 import emulator
 
@@ -7,8 +7,8 @@
         attention(q, k, v, out)                                   # CPU torch tensors
     print(run.instructions, run.opcodes.most_common(3), run.levels)
 
-Any CuTe DSL program can be compiled like this; kernels see CPU memory through the same TVM-FFI function
-that would launch them on a GPU. What a kernel does wrong raises an EmulatorError (see errors.py).
+Any CuTe DSL program can be compiled like this. Kernels access CPU memory through the same TVM-FFI function that
+would launch them on a GPU. Errors of a kernel raise an EmulatorError (see errors.py).
 """
 
 import functools
@@ -67,8 +67,8 @@ def compile(function, *args, options="", labels=None, arch="sm_100a", checks="ha
     function, args, kwargs  as for cute.compile: a @cute.jit function and fake (or real) arguments
     options  compiler options in addition to the emulator's own (TVM-FFI, kept PTX, line information)
     labels   KernelLabels for messages
-    checks   the checks of launches outside of use(checks=...), see there and EmulatedFunction
-    Raises what cute.compile raises; cute_fa4.system.c_compiler.CCompilerError when no C compiler is found.
+    checks   the checks of launches outside use(checks=...), see there and EmulatedFunction
+    Raises the errors of cute.compile, and cute_fa4.system.c_compiler.CCompilerError without a C compiler.
     """
     import cutlass.cute as cute
 
@@ -107,7 +107,7 @@ def bind(
     checks="hardware",
     **kwargs,
 ):
-    """compile with another compile function than cute.compile, for programs that wrap it."""
+    """compile with a different compile function, for programs that wrap cute.compile."""
     from cute_fa4.emulator.host import host_binding
 
     with _compile_lock.held:
@@ -120,16 +120,16 @@ def bind(
 class EmulatedFunction:
     """A compiled host function whose kernel launches execute on the emulator.
 
-    Takes the arguments of the compiled function; CPU torch tensors are handed over as CUDA tensors.
+    Takes the arguments of the compiled function; CPU torch tensors are passed as CUDA tensors.
 
-    compiled  the host function, linked against the emulator: from the compiler, or opened from a file
-    checks    what its launches are checked with outside of use(checks=...), see there. It belongs to the execution:
-              nothing of it is in the compiled function, so whoever makes one callable says it
-    Raises ValueError for checks that are not known.
+    compiled  the host function, linked against the emulator: from the compiler or from a file
+    checks    the checks of its launches outside use(checks=...), see there. They belong to the execution, not to the
+              compiled function, so the code that makes a function callable passes them
+    Raises ValueError for unknown checks.
     """
 
     def __init__(self, compiled, checks):
-        split_checks(checks)  # raises for what is not known
+        split_checks(checks)  # raises for unknown checks
         self.compiled, self.checks = compiled, checks
         functools.update_wrapper(self, compiled, assigned=("__name__", "__doc__"), updated=())
 
@@ -137,7 +137,7 @@ class EmulatedFunction:
         return getattr(self.compiled, name)
 
     def __call__(self, *args, **kwargs):
-        """Call the function; an error of the emulator is raised as it is."""
+        """Call the function; raises the emulator's error, if any."""
         from cute_fa4.emulator.host import driver_api
         from cute_fa4.emulator.host.dlpack import claim_cuda
 

@@ -1,4 +1,4 @@
-"""Look into kernels while the emulator executes them: the attention kernel, or those of a script of yours.
+"""Inspect kernels while the emulator executes them: the attention kernel, or the kernels of your script.
 
 python -m cute_fa4.emulator trace --head-dim 128 --causal --seqlen 512 --text --svg pipeline.svg --html pipeline.html
 python -m cute_fa4.emulator profile my_kernel.py --its --arguments     # modelled cycles, and where they go
@@ -26,7 +26,7 @@ from cute_fa4.system import pipes
 
 
 def arguments(argv):
-    """The parsed command line; argparse exits with 2 for what it does not accept."""
+    """The parsed command line; argparse exits with 2 for invalid arguments."""
     parser = argparse.ArgumentParser(
         prog="python -m cute_fa4.emulator", description=__doc__.split("\n")[0]
     )
@@ -105,7 +105,7 @@ def arguments(argv):
 
 
 def attention(options):
-    """One call of flash_attn_func on random numbers; returns its output."""
+    """One call of flash_attn_func on random tensors; returns its output."""
     generator = torch.Generator().manual_seed(0)
     keys = options.seqlen if options.seqlen_k is None else options.seqlen_k
     q, k, v = (
@@ -119,7 +119,7 @@ def attention(options):
 
 @contextlib.contextmanager
 def _arguments_of(options):
-    """Context in which sys.argv and sys.path are what the script would see, and a GPU, where that was asked for."""
+    """Context with the script's sys.argv and sys.path, and if requested with a GPU."""
     outside = sys.argv, list(sys.path)
     sys.argv = [options.script, *options.arguments]
     sys.path.insert(0, os.path.dirname(os.path.abspath(options.script)))
@@ -138,7 +138,7 @@ def _arguments_of(options):
 def executed(options):
     """The Run of the script, or of one call of attention.
 
-    An error of the emulator ends the script, and is printed: what was recorded until then is what one wants to see.
+    An error of the emulator ends the script and is printed; the recording up to that point is kept.
     """
     with use(mode=options.mode, seed=options.seed) as run:
         if options.script is None:
@@ -187,7 +187,7 @@ def main(argv=None) -> int:
 
 
 def covered(options):
-    """Which lines were not executed."""
+    """Prints the lines that were not executed."""
     with coverage.collect() as lines:
         run = executed(options)
     print(lines.report(options.limit))
@@ -196,7 +196,7 @@ def covered(options):
 
 
 def listed(options):
-    """The annotated PTX."""
+    """Prints or writes the annotated PTX."""
     with annotated.record() as recording:
         executed(options)
     if options.out:
@@ -221,7 +221,7 @@ def profiled(options):
 
 
 def traced(options):
-    """The timeline in every form that was asked for."""
+    """Writes the timeline in every requested form."""
     with trace.record() as recording:
         run = executed(options)
     if options.text:

@@ -1,16 +1,16 @@
-"""Programs written for a Blackwell GPU, unmodified, on the emulator: torch and the DSL say that there is one.
+"""Runs programs written for a Blackwell GPU unmodified on the emulator: torch and the DSL report a GPU.
 
     with as_if_cuda():
-        import their_example                      whatever it does at import happens inside, too
+        import their_example                      imports also happen inside the context
         their_example.run(512, 512, 64)           tensors "on cuda" are CPU tensors; launches execute here
 
-    torch      .cuda(), device="cuda": memory of the CPU, aligned as CUDA's; is_cuda: True
-               streams, events, synchronize: nothing, and NaN between two events
+    torch      .cuda(), device="cuda": CPU memory, aligned like CUDA's; is_cuda: True
+               streams, events, synchronize: no effect, and NaN between two events
     cutlass    HardwareInfo of a B200; cute.compile and calls of @cute.jit functions: compiled for the emulator
-               from_dlpack: a tensor that claims to live on a GPU; testing.benchmark: NaN, nothing is timed
+               from_dlpack: a tensor that claims to be on a GPU; testing.benchmark: NaN, nothing is timed
 
-One process, one such context at a time. What a program asks of a driver by itself (cuda.bindings) is not answered:
-call its functions rather than its main.
+Only one such context may be open per process. Direct driver calls of a program (cuda.bindings) are not supported:
+call its functions instead of its main.
 """
 
 import contextlib
@@ -28,13 +28,13 @@ from cute_fa4.emulator.host.driver_api import global_memory
 from cute_fa4.emulator.machine.memory import Allocation
 
 SM_COUNT = 148  # B200
-ALIGNMENT = 256  # of what CUDA allocates
+ALIGNMENT = 256  # of CUDA allocations
 
 _compiling = threading.local()
 
 
 class HardwareInfo:
-    """Stands in for cutlass.utils.HardwareInfo, which asks a driver."""
+    """Replaces cutlass.utils.HardwareInfo, which queries a driver."""
 
     def __init__(self, *_):
         pass
@@ -57,7 +57,7 @@ _IS_CUDA = torch.Tensor.is_cuda.__get__
 
 
 class _OnTheCPU(TorchFunctionMode):
-    """Replaces device="cuda" in every call of torch; tensors say that they are there."""
+    """Replaces device="cuda" in every call of torch; tensors report that device."""
 
     def __torch_function__(self, function, types_, args=(), kwargs=None):
         if function == _IS_CUDA:
@@ -77,7 +77,7 @@ class _OnTheCPU(TorchFunctionMode):
 
 
 def _aligned(tensor):
-    """A copy as CUDA allocates it: at a multiple of 256 bytes, within reach of kernels by its address alone."""
+    """A copy at a multiple of 256 bytes, like CUDA's, which kernels may access by address."""
     if not tensor.numel():
         return tensor.clone()
     span = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1
@@ -88,19 +88,19 @@ def _aligned(tensor):
     allocation = Allocation(memory.ctypes.data + start, nbytes, name)
     global_memory.add(allocation)
     weakref.finalize(memory, global_memory.unregister, allocation)
-    # torch keeps the array as long as the memory is in use.
+    # torch keeps the array while the memory is in use.
     flat = torch.from_numpy(memory)[start : start + nbytes].view(tensor.dtype)
     return flat.as_strided(tensor.shape, tensor.stride()).copy_(tensor)
 
 
 class _Event:
-    """Stands in for torch.cuda.Event: nothing is timed."""
+    """Replaces torch.cuda.Event: nothing is timed."""
 
     def __init__(self, **_):
         pass
 
     def record(self, *_):
-        """Nothing happens; the launches before have ended."""
+        """No effect: earlier launches have ended."""
 
     synchronize = wait = record
 
@@ -112,13 +112,13 @@ class _Event:
 
 
 class _Graph:
-    """Stands in for torch.cuda.CUDAGraph: what is captured is executed at once, and so as if replayed once."""
+    """Replaces torch.cuda.CUDAGraph: a capture executes immediately, as if it were replayed once."""
 
     def __init__(self, *_, **__):
         self._replayed = False
 
     def replay(self):
-        """Nothing the first time, for it is done. Raises NotImplementedError for another replay."""
+        """No effect the first time. Raises NotImplementedError for a second replay."""
         if self._replayed:
             raise NotImplementedError(
                 "a graph is executed as it is captured, here, and can be replayed once; call what it captures instead"
@@ -158,7 +158,7 @@ def _torch_patches():
 
 @contextlib.contextmanager
 def as_if_cuda(checks="hardware", arch="sm_100a"):
-    """See the module. checks: of launches outside of emulator.use(checks=...)."""
+    """See the module. checks: of launches outside emulator.use(checks=...)."""
     import cutlass.cute as cute
     import cutlass.cute.runtime as runtime
     import cutlass.utils
@@ -217,7 +217,7 @@ def as_if_cuda(checks="hardware", arch="sm_100a"):
         patches.set(cute, "jit", jit)
         # The DSL's own conversions are decorated already.
         patches.set(testing, "_convert", wrap(testing._convert))
-        # The time of the emulator is not the time of a GPU: what would be measured is not run.
+        # The emulator's time is not a GPU's time, so benchmarked functions are not run.
         patches.set(testing, "benchmark", lambda *_, **__: float("nan"))
         patches.set(runtime._Tensor, "__init__", tensor_of)
         stack.enter_context(_OnTheCPU())
@@ -225,7 +225,7 @@ def as_if_cuda(checks="hardware", arch="sm_100a"):
 
 
 def _original(function):
-    """The decorated function of the DSL behind a wrapper; bound, where the wrapper was bound."""
+    """The DSL's decorated function inside a wrapper; bound if the wrapper was bound."""
     original = getattr(function, "cute_fa4_original", None)
     if original is None:
         return function
@@ -234,7 +234,7 @@ def _original(function):
 
 
 def _runtime_arguments(function, args):
-    """Arguments of the call, without what only the compiler takes."""
+    """Arguments of the call, without those for the compiler."""
     parameters = inspect.signature(inspect.unwrap(function)).parameters.values()
     return [
         arg
@@ -244,7 +244,7 @@ def _runtime_arguments(function, args):
 
 
 class _Patches:
-    """Attributes that are put back."""
+    """Attributes that are restored afterwards."""
 
     def __init__(self):
         self._before = []

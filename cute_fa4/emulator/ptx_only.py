@@ -1,12 +1,12 @@
-"""Compile to PTX and stop: the emulator executes PTX, so machine code for it would be thrown away unread.
+"""Compile only to PTX: the emulator executes PTX, so machine code would be unused.
 
-The pipeline of the CuTe DSL is one pass pipeline, `cute-to-nvvm`, whose last steps make the binary:
+The CuTe DSL has one pass pipeline, `cute-to-nvvm`, whose last steps produce the binary:
 
     ... | gpu.module(cuda-compute-target{representation=sass ...}) | ... | cuda-to-binary | cuda-to-llvm | ...
 
-With `representation=ptx` the same steps put the PTX into the host object and do not run ptxas, which is a quarter of
-a compile. `cute-to-nvvm` has no option for the representation, but it has one to stop before `cuda-to-binary`. So it
-stops there, the target is set again, and the remaining steps follow. The PTX is the same to the byte.
+With `representation=ptx` the same steps embed the PTX in the host object and do not run ptxas, which saves a
+quarter of a compile. `cute-to-nvvm` has no option for the representation, but one to stop before `cuda-to-binary`.
+So it stops there, the target is set again, and the remaining steps follow. The PTX is identical.
 """
 
 import contextlib
@@ -16,15 +16,15 @@ import threading
 from cute_fa4.system import forks
 
 _TARGET = re.compile(r"gpu\.module\(cuda-compute-target\{[^{}]*\brepresentation=sass\b[^{}]*\}\)")
-# One thread at a time: two that undo their changes in another order would leave one of them in place.
+# One thread at a time: two threads that restore in a different order would leave a change in place.
 _patching = forks.Lock()
 _ASKS_FOR_MACHINE_CODE = re.compile(r"\bdump-(cubin|fatbin)-path='[^']")
 
 
 def pipeline_to_ptx(pipeline, expanded):
-    """The pipeline that stops at PTX; `pipeline` itself where machine code is asked for, or the compiler is another.
+    """The pipeline that stops at PTX; `pipeline` itself if machine code is requested, or for another compiler.
 
-    pipeline  as the DSL hands it to its compiler: builtin.module(cute-to-nvvm{OPTIONS})
+    pipeline  from the DSL to its compiler: builtin.module(cute-to-nvvm{OPTIONS})
     expanded  function: a pipeline -> the same with every pass written out
     """
     until_llvm = re.sub(r"\}\)$", " llvm-only=true})", pipeline)
@@ -32,7 +32,7 @@ def pipeline_to_ptx(pipeline, expanded):
         return pipeline
     try:
         every, first = expanded(pipeline), expanded(until_llvm)
-    except Exception:  # another version of the DSL, whose passes have other names
+    except Exception:  # another version of the DSL, with different pass names
         return pipeline
     target = _TARGET.search(every)
     begin = first.removesuffix(")") + ","
@@ -44,7 +44,7 @@ def pipeline_to_ptx(pipeline, expanded):
 
 @contextlib.contextmanager
 def ptx_only():
-    """What this thread compiles with the DSL inside of the context stops at PTX."""
+    """Inside, compilations of this thread with the DSL stop at PTX."""
     from cutlass.base_dsl import compiler
 
     with _patching.held:
@@ -57,7 +57,7 @@ def _patched(cls):
     here, original = threading.get_ident(), cls.compile
 
     def compile_to_ptx(self, module, pipeline, *args, **kwargs):
-        """Stands in for cutlass.base_dsl.compiler.Compiler.compile; other threads go on to the machine code."""
+        """Replaces cutlass.base_dsl.compiler.Compiler.compile; other threads still compile to machine code."""
         if threading.get_ident() == here:
             parse = self.passmanager.PassManager.parse
             pipeline = pipeline_to_ptx(pipeline, lambda text: str(parse(text)))

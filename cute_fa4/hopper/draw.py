@@ -119,7 +119,7 @@ def latent_pool(variant: Variant, problem: Problem, device: str, order):
 
 
 def listed(variant: Variant, problem: Problem, table, rows) -> tuple:
-    """(indices, the rows that each query of each sequence lists): keys in any order, with -1; short lists if there are few keys."""
+    """(indices, the rows that each query of each sequence lists): keys in any order, with -1; lists may be short."""
     queries, size = problem.queries[0], variant.page_size
     indices = table.new_full((len(rows), queries, variant.listed), -1)
     seen = []

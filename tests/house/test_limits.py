@@ -55,7 +55,7 @@ INTERNAL = {
 LONG_FILES = {
     "cute_fa4/calls/append.py": 465,
     "cute_fa4/calls/operands/tensors.py": 497,
-    "cute_fa4/emulator/checks/memory.py": 529,
+    "cute_fa4/emulator/checks/memory.py": 528,
     "cute_fa4/emulator/checks/ordering.py": 491,
     "cute_fa4/emulator/instructions/convert.py": 495,
     "cute_fa4/emulator/instructions/lane_arithmetic.h": 491,

@@ -1,7 +1,7 @@
-"""Vector clocks: what a warp, or an operation in flight, knows to have happened.
+"""Vector clocks: the accesses that a warp, or an operation in flight, is ordered after.
 
-Accesses are numbered 1, 2, 3 ... over the whole launch. Who makes them is an actor: a warp, or an
-asynchronous operation. A clock has a number for each actor: "I come after its accesses up to this one".
+Accesses are numbered 1, 2, 3 ... over the whole launch. Each is made by an actor: a warp, or an asynchronous
+operation. A clock has one number per actor: "I come after its accesses up to this one".
 
                  actor   earlier   warp 0   warp 1   copy 0   tensor core ...
     HAPPENED             0         812      790      655      640           everything that happened before
@@ -11,8 +11,8 @@ asynchronous operation. A clock has a number for each actor: "I come after its a
     SEALED               0         655      650      ...                    tensor memory: before_thread_sync
     TENSOR               0         655      640      ...                    tensor memory: after_thread_sync
 
-Access n of actor a is ordered before mine if n <= clock[HAPPENED, a]. Passing knowledge on is an
-elementwise maximum. TENSOR stays with its warp: the next one needs a tcgen05.fence of its own.
+Access n of actor a is ordered before mine if n <= clock[HAPPENED, a]. Propagation is an elementwise maximum. TENSOR
+stays with its warp: the next warp needs its own tcgen05.fence.
 """
 
 import numpy as np
@@ -27,7 +27,7 @@ class Strand:
 
     actor    its column in clocks
     clock    int32 (ROWS, actors)
-    version  grows whenever the clock learns something: copies of it are shared until then
+    version  incremented when the clock changes; copies of it are shared until then
     """
 
     __slots__ = (
@@ -40,21 +40,21 @@ class Strand:
         self.version = 0
         self.last = 0  # number of its latest access
         self._copy = self._copy_of = None
-        # By scope: the clock at the last fence of the generic proxy that reaches so far, for relaxed operations, and
-        # what relaxed loads have read since then, for a fence that reaches so far.
+        # Per scope: the clock at the last fence of the generic proxy with that scope, for relaxed operations, and
+        # what relaxed loads have read since then, for a later fence with that scope.
         self.fenced = [None] * 3
         self.seen = [None] * 3
         self.learned = None  # the snapshot that a product was last issued with
         self.async_known = None
 
     def known(self, row, now):
-        """Numbers by actor in a row; own accesses always count as ordered."""
+        """Numbers by actor in a row; the actor's own accesses always count as ordered."""
         clock = self.clock
         clock[HAPPENED, self.actor] = now
         return clock[row]
 
     def snapshot(self, now):
-        """The clock as it is now, to go along with an operation. Shared until something is learned."""
+        """A snapshot of the clock, for an operation. Shared until the clock changes."""
         if self._copy_of != (self.version, self.last):
             self.clock[HAPPENED, self.actor] = now
             self._copy = self.clock.copy()
@@ -76,7 +76,7 @@ def merged(target, clock):
 
 
 def widened(clock, actors):
-    """The clock with room for more actors, of whom it knows nothing."""
+    """The clock extended by further actors, with number 0."""
     wide = np.zeros((clock.shape[0], actors), np.int32)
     wide[:, : clock.shape[1]] = clock
     return wide

@@ -1,18 +1,18 @@
 """Two warps that write the same bytes to the same place, unordered: a note, not a race.
 
-    warp 0   st.shared [flag], 1                 whichever is last, the bytes are the same, so nobody can tell
-    warp 1   st.shared [flag], 1                 them apart, as long as nobody looks before both are there
+    warp 0   st.shared [flag], 1                 the bytes are the same in either order, so no
+    warp 1   st.shared [flag], 1                 reader can tell, unless it reads between them
 
-The rule. A write that nothing orders after an earlier write is noted (``equal_writes`` in launch.CHECKS makes it an
+Rule: a write that nothing orders after an earlier write is a note (``equal_writes`` in launch.CHECKS makes it an
 error), if
 
-    both are stores or atomics of threads                          copies and products are races as ever
+    both are stores or atomics of threads                          copies and MMAs remain races
     every byte that both write is the same before and after        compared when the second one is executed
-    nobody reads between them unordered                            such a read is a race of its own, and reported
+    no unordered read comes between them                             such a read is reported as a race
 
-The earlier write is not forgotten: who writes the place next must come after both. A reader that comes after either of
-them reads the right bytes. The written rules of PTX ("Memory Consistency Model": data races) make no such exception;
-published kernels rely on it, and the chip has no way to show a difference.
+The earlier write is kept: the next writer must come after both. A reader that comes after either of them reads the
+right bytes. PTX's rules ("Memory Consistency Model": data races) have no such exception. Published kernels rely on
+it, and no hardware can show a difference.
 """
 
 import numpy as np
@@ -24,7 +24,7 @@ _THREADS = ("a write to shared memory", "a write to global memory")
 
 
 class Written:
-    """A write as it is about to happen: which bytes of the shadow's range it changes.
+    """A pending write: the bytes of the shadow's range that it changes.
 
     shadow  ByteShadow        starts  byte offset of each item in it
     old()   the items as they are        new  what they become, as an array of as many bytes
@@ -45,7 +45,7 @@ class Written:
 
 
 def are_equal(order, part, numbers, strand, number, known, strong, written):
-    """Whether all writes that a write is not ordered after wrote what it writes. Then they are noted, and kept."""
+    """Whether all writes that this write is not ordered after wrote the same bytes. If so, they are noted and kept."""
     shadow, at, fine = part
     flat = numbers.ravel()
     if len(known) < order.capacity:

@@ -1,16 +1,17 @@
 """Lanes of one warp against each other: use(checks=("ptx", "lanes")).
 
-A warp is one actor for the other checks, and here it executes in lockstep, so that a missing __syncwarp changes
-nothing. PTX orders accesses of two of its lanes to shared memory by bar.warp.sync, or by a barrier that both pass:
+The other checks treat a warp as one actor. It executes in lockstep, so a missing __syncwarp changes nothing. PTX
+orders shared-memory accesses of two lanes of a warp by bar.warp.sync, or by a barrier that both pass:
 
     lane 0   st.shared [x]   |               lane 0   st.shared [x]
     lane 1   ld.shared [x]   |   a race      all      bar.warp.sync -1
                                              lane 1   ld.shared [x]      ordered
 
-For each byte the last lane that wrote it and the last that read it are kept, with the number of the access. A
-bar.warp.sync orders all before it; a barrier, or a wait for an mbarrier, what the warp had done when it arrived at what
-opened that. Lanes that arrive or meet alone count as all: nothing is reported that is ordered, some that is not may
-pass. Asked for by name, as it looks at every access to shared memory in Python.
+The check keeps, for each byte, the last lane that wrote it and the last lane that read it, with the number of the
+access. A bar.warp.sync orders everything before it. A barrier, or a wait for an mbarrier, orders what the warp had
+done when it arrived there. If only some lanes arrive, they count as all lanes: the check reports no ordered
+accesses, but may miss some unordered ones. It is enabled by name only, because it processes every access to shared
+memory in Python.
 """
 
 import numpy as np
@@ -22,7 +23,7 @@ _LANES = 64  # of a code: number of the access * 64 + lane
 
 
 class LaneAccesses:
-    """What the lanes of a warp did to shared memory; met: number up to which that is ordered."""
+    """Accesses of a warp's lanes to shared memory; met: number up to which they are ordered."""
 
     __slots__ = ("met", "of")
 
@@ -45,7 +46,7 @@ class LaneAccesses:
         column = written if write else read
         before = column[at]
         column[at] = code
-        # Lanes that touch a byte together, or one after the other, are several.
+        # Several lanes access the byte, together or one after another.
         mixed = (column[at] != code) | ((before // _LANES > self.met) & (before % _LANES != lane))
         column[at[mixed]] = number * _LANES + _SEVERAL
 

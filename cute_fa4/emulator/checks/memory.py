@@ -11,8 +11,7 @@
     tensor memory ("ptx")       as generic, with tcgen05.fence around        TENSOR
                                 every barrier in between
 
-Global memory that a launch never writes keeps a list of its reads only; the list is worked off when a
-first write comes.
+Global memory that a launch has not written only keeps a list of its reads; the first write processes the list.
 """
 
 import functools
@@ -58,9 +57,9 @@ def _strength(opcode):
 
 
 def touch(order, parts, strand, number, write, known, happened, strong=0, written=None):
-    """Check an access of granules and note it. Returns None, or (earlier number, part, its numbers, was a write).
+    """Check an access of granules and record it. Returns None, or (earlier number, part, its numbers, was a write).
 
-    known     numbers by actor that a writer may have and be ordered; own accesses included
+    known     ordered numbers of writers, by actor; own accesses included
     happened  the same for readers
     written   equal_writes.Written of a write by threads
     """
@@ -71,7 +70,7 @@ def touch(order, parts, strand, number, write, known, happened, strong=0, writte
         ):
             continue
         if write:
-            # Readers first: who is not ordered after them is often not ordered after the write before, either.
+            # Readers first: an access not ordered after them is often not ordered after the previous write, either.
             actors = len(happened)
             for actor, column in shadow.readers.items():
                 before = happened[actor] if actor < actors else 0
@@ -101,7 +100,7 @@ def touch(order, parts, strand, number, write, known, happened, strong=0, writte
 
 
 def _touch_in_c(order, shadow, at, strand, number, write, known, happened):
-    """touch for one part by fast_paths.c: True if there is nothing to report; then it is noted."""
+    """touch for one part by fast_paths.c: True if there is nothing to report; the access is then recorded."""
     me = (
         write, strand.actor, known, len(known), happened, len(happened), order.actor_of, number,
     )  # fmt: skip
@@ -117,7 +116,7 @@ def _touch_in_c(order, shadow, at, strand, number, write, known, happened):
 
 
 def visible(order, clock, actor, row):
-    """By actor: up to which number its writes are visible to a copy or the tensor core."""
+    """By actor: the number up to which its writes are visible to a copy or the tensor core."""
     size = clock.shape[1]
     known = np.where(order.is_async[:size], clock[HAPPENED], clock[row])
     known[actor] = IN_FLIGHT
@@ -170,9 +169,9 @@ def _who(access):
 
 
 def shared_items(order, warp, shared, offsets, nbytes, values=None):
-    """The executing lanes read one item of nbytes each, or are about to write values: offsets int64 array.
+    """The executing lanes read one item of nbytes each, or will write values: offsets int64 array.
 
-    values  may be a function that gives them
+    values  may be a function that returns them
     """
     strand, ins, write = warp.order, warp.ins, values is not None
     strong, acquires, releases = _strength(ins.opcode)
@@ -216,7 +215,7 @@ def shared_span(order, warp, shared, offset, nbytes, what):
 
 
 def global_items(order, warp, addresses, nbytes, values=None):
-    """The executing lanes read one item of nbytes each at global addresses, or are about to write values."""
+    """The executing lanes read one item of nbytes each at global addresses, or will write values."""
     strand, ins, write = warp.order, warp.ins, values is not None
     strong, acquires, releases = _strength(ins.opcode)
     what = "a write to global memory" if write else "a read of global memory"
@@ -247,10 +246,10 @@ class Region:
         self.start, self.end, self.name = start, end, name
         self.shadow = None
         self._reads = []  # (actor, number, parts) until the first write
-        self.noted = 0  # up to this number, accesses are those of launches before
+        self.noted = 0  # accesses up to this number belong to earlier launches
 
     def access(self, order, strand, number, write, parts, known, happened, strong=0, change=None):
-        """Check and note an access; parts: ("items", offsets, nbytes) or ("rows", starts, nbytes).
+        """Check and record an access; parts: ("items", offsets, nbytes) or ("rows", starts, nbytes).
 
         change  (function that gives the old items, new items) of a write by threads
         """
@@ -288,7 +287,7 @@ class Region:
         return [] if self.shadow is None else self._ranges(self.shadow.written(self.noted))
 
     def read(self):
-        """The same of what it read."""
+        """The same for the ranges that it read."""
         if self.shadow is not None:
             return self._ranges(self.shadow.read(self.noted))
         own = [parts for _, number, parts in self._reads if number > self.noted]
@@ -305,7 +304,7 @@ class Region:
         return [(self.start + int(a), int(b - a)) for a, b in edges.reshape(-1, 2)]
 
     def last_write(self, order, offset, nbytes):
-        """The Access that wrote bytes last, None where this launch has not."""
+        """The Access that wrote bytes last, None where this launch has not written."""
         if self.shadow is None:
             return None
         parts = self._parts(("items", np.array([offset]), nbytes))
@@ -332,9 +331,9 @@ class GlobalRegions:
         self._starts = [region.start for region in self.regions]
 
     def note_grid_before(self, order, regions, unwaited=()):
-        """Reads and writes of the launch before, which may still be running: two accesses that nobody knows to be over.
+        """Reads and writes of the previous launch, which may still be running: two incomplete accesses.
 
-        Those of `unwaited`, which stay unknown after a wait, are a third one.
+        Those of `unwaited`, still unknown after a wait, are a third access.
         """
         read = [each for region in regions for each in region.read()]
         written = [each for region in regions for each in region.written()]
@@ -346,7 +345,7 @@ class GlobalRegions:
             region.noted = order.now
 
     def _note(self, order, ranges, write) -> int:
-        """An access of earlier launches; its number, 0 if there is nothing of it."""
+        """An access of earlier launches; its number, or 0 if there is none."""
         if not ranges:
             return 0
         strand = Strand(0, np.zeros((ROWS, order.capacity), np.int32), _GRID_BEFORE)
@@ -369,7 +368,7 @@ class GlobalRegions:
         return region if region is not None and address < region.end else None
 
     def last_write(self, order, address, nbytes):
-        """The Access that wrote bytes last, None where this launch has not."""
+        """The Access that wrote bytes last, None where this launch has not written."""
         region = self.find(address)
         return None if region is None else region.last_write(order, address - region.start, nbytes)
 
@@ -395,7 +394,7 @@ class GlobalRegions:
 
 
 class CopyChecks:
-    """A copy in flight: knows what its warp knew when it was issued; its accesses come at completion.
+    """A copy in flight: it has the clock of its warp at issue; its accesses happen at completion.
 
     is_async  through the asynchronous proxy (bulk copies), else generic (cp.async, st.async)
     """
@@ -408,7 +407,7 @@ class CopyChecks:
         self.read_number = self.written_number = 0
 
     def reads_shared(self, shared, offset, nbytes, awaited=True, store=False):
-        """The copy reads a range of shared memory; store: on the way to global memory."""
+        """The copy reads a range of shared memory; store: a copy to global memory."""
         self.read_number = self._shared(shared, offset, nbytes, False, "reads its source")
         self.order.landed(self.strand, self._awaited(awaited), store)
 
@@ -417,7 +416,7 @@ class CopyChecks:
     ):
         """The copy writes a range of shared memory; atomic: it combines (reductions may meet).
 
-        after_fenced_reads  at level "ptx", fence.proxy.async must stand behind the generic reads before it
+        after_fenced_reads  at level "ptx", fence.proxy.async must follow the earlier generic reads
         """
         fenced = after_fenced_reads and self.order.ptx
         doing = "writes its destination"
@@ -451,7 +450,7 @@ class CopyChecks:
             self._global(starts, nbytes, write, 1 + GPU if atomic else 0)
 
     def signals(self, barrier):
-        """The copy is complete and tells an mbarrier."""
+        """The copy is complete and signals an mbarrier."""
         strand = self.strand
         self.order.check_initialised(
             barrier, strand.actor, strand.clock, self.is_async, self._fault
@@ -459,7 +458,7 @@ class CopyChecks:
         self.order.release(barrier, strand.clock)
 
     def waited_by(self, warp, only_read):
-        """The warp has waited for the copy's bulk group: its source is read, or all of it is done."""
+        """The warp has waited for the copy's bulk group: its source is read, or the copy is complete."""
         number = self.read_number if only_read else max(self.read_number, self.written_number)
         self.order.learn_number(warp, self.strand.actor, number, (HAPPENED, *_ASYNC))
 
@@ -510,7 +509,7 @@ class CopyChecks:
 
 
 class NoChecks:
-    """Stands in for CopyChecks when a launch has no ordering checks."""
+    """Replaces CopyChecks in a launch without ordering checks."""
 
     def _nothing(self, *_, **__):
         """No check."""
@@ -524,6 +523,6 @@ _NONE = NoChecks()
 
 
 def copy_checks(warp, label, is_async=True):
-    """CopyChecks of a copy that the warp issues now, or its stand-in."""
+    """CopyChecks of a copy that the warp issues now, or NoChecks."""
     order = warp.cta.machine.ordering
     return _NONE if order is None else CopyChecks(order, warp, label, is_async)

@@ -1,8 +1,8 @@
-"""How knowledge of what happened travels: arrivals and waits, barriers, fences, commits, copies.
+"""Propagation of clocks: arrivals and waits, barriers, fences, commits, copies.
 
-    publish(barrier, releases)  what the arriving one knows goes into the barrier's open phase; when that
+    publish(barrier, releases)  the arriver's clock goes into the barrier's open phase; when that
                                 completes, the barrier makes it acquirable
-    acquire(barrier, warp)      a wait succeeds: the warp knows it, too, as far as the scopes of both reach
+    acquire(barrier, warp)      a wait succeeds: the warp receives it, as far as both scopes allow
 
     warp --release--> mbarrier --acquire--> warp         copy:  launch() takes the warp's clock along,
     warp --launch---> copy --release--> mbarrier                its completion releases it on the mbarrier
@@ -39,14 +39,14 @@ _ACTORS_OF_A_WARP = 4  # itself, its tcgen05.ld, its tcgen05.st, the tensor core
 FENCED_APART = (
     BARRIERS,
     SEALED,
-)  # rows that fences of their own make fit to travel with a relaxed arrival
+)  # rows that a specific fence lets a relaxed arrival carry
 
 
 @dataclass(eq=False, slots=True)
 class Word:
     """An address of memory that strong accesses have written.
 
-    published  what they released in the clusters that run   latest   number of the latest that reaches other clusters
+    published  their releases in running clusters            latest   number of the latest that reaches other clusters
     earlier    the same in earlier clusters
     """
 
@@ -57,9 +57,9 @@ class Word:
 
 @dataclass(eq=False, slots=True)
 class Flight:
-    """An asynchronous operation that somebody must have waited for when its CTA ends.
+    """An asynchronous operation that must have been waited for when its CTA ends.
 
-    store  it is a bulk store, whose source level "hardware" lets a CTA leave behind (DeepGEMM, flash-attn-4's backward)
+    store  a bulk store; level "hardware" lets a CTA exit before its source is read (DeepGEMM, flash-attn-4's backward)
     """
 
     actor: int
@@ -80,15 +80,15 @@ class Ordering:
         self.level = level
         self.lanes = {} if lanes else None  # warp -> LaneAccesses
         self.notes = [] if notes is None else notes
-        self.noted = set()  # keys of notes, of which each pair of instructions has one
+        self.noted = set()  # keys of notes, one per pair of instructions
         self.ptx = level == "ptx"
         self.now = 0
         self.actor_of = np.zeros(1 << 12, np.int32)  # access number -> actor
         self.accesses = [None]  # access number -> Access
         self.global_regions = None  # memory.py
-        # Numbers that stand for what launches before did; 0: nothing, or it is over.
+        # Numbers that represent accesses of earlier launches; 0: none, or complete.
         self.reads_before = 0  # all reads of the launch before
-        self.grid_before = 0  # its writes: whoever knows of them knows of the reads
+        self.grid_before = 0  # its writes; a clock that covers them also covers the reads
         self.unwaited = 0  # the writes of launches that no wait of this one waits for
         self._interned = {}
         self._synchronised = {}  # (memory, address) of atomics, releases -> Word
@@ -97,7 +97,7 @@ class Ordering:
     # -- clusters ------------------------------------------------------------------------------------------
 
     def _start_cluster(self, first_access, warps):
-        # Whatever earlier clusters did counts as done by actor 0, whom nobody knows.
+        # Accesses of earlier clusters count as those of actor 0, which no clock covers.
         self.actor_of[first_access : self.now + 1] = 0
         self.actors = 1
         self.capacity = 64
@@ -114,7 +114,7 @@ class Ordering:
         self._first_access = self.now
 
     def begin_cluster(self, cluster, joins=False):
-        """Fresh clocks for the warps of a cluster; joins: others run, and go on."""
+        """Fresh clocks for the warps of a cluster; joins: other clusters are still running."""
         warps = [warp for cta in cluster.ctas for warp in cta.warps]
         if not joins:
             self._start_cluster(self._first_access, len(warps))
@@ -129,7 +129,7 @@ class Ordering:
             word.published, word.earlier = Published(), word.latest
 
     def end_cta(self, cta):
-        """Every asynchronous operation of a CTA must be known to be over by somebody."""
+        """Some warp must have waited for each asynchronous operation of a CTA."""
         if not self._flights:
             return
         known = np.zeros(self.capacity, np.int32)
@@ -181,12 +181,12 @@ class Ordering:
         return now
 
     def may_meet(self, number, strong, party):
-        """Whether an earlier access and one of this strength need no order: PTX, "morally strong"."""
+        """Whether an earlier access and one of this strength need no order (PTX: "morally strong")."""
         earlier = self.accesses[number]
         if not (strong and earlier.strong):
             return False
         if self.actor_of[number] == 0:
-            distance = GPU  # of an earlier cluster
+            distance = GPU  # an earlier cluster
         else:
             distance = earlier.party.distance(party)
         return min(strong, earlier.strong) > distance
@@ -199,7 +199,7 @@ class Ordering:
         if len(known) < self.capacity:
             known = np.concatenate((known, np.zeros(self.capacity - len(known), np.int32)))
         first = int(flat[0])
-        # One box of a copy, one product: the usual case.
+        # The common case: one box of a copy, one MMA.
         if first == flat[-1] and np.count_nonzero(flat == first) == flat.size:
             bad = (first,) if first > known[self.actor_of[first]] else ()
         else:
@@ -208,7 +208,7 @@ class Ordering:
                 return 0
             bad = set(flat[late].tolist()) if strong else (int(flat[int(np.argmax(late))]),)
         for n in bad:
-            # Two atomics, or an atomic and a volatile or relaxed access, may meet.
+            # Two atomics, or an atomic and a volatile or relaxed access, may be unordered.
             if not self.may_meet(n, strong, party):
                 return n
         return 0
@@ -216,9 +216,9 @@ class Ordering:
     # -- threads ---------------------------------------------------------------------------------------------
 
     def outgoing(self, warp, scope=GPU, relaxed=False):
-        """[(place, scope, clock)] that an arrival of the warp carries: everything it knows, and its own accesses.
+        """[(place, scope, clock)] that an arrival of the warp carries: its clock, and its own accesses.
 
-        relaxed  only what fences made fit to travel, tcgen05.fence::before_thread_sync too, and fenced mbarriers
+        relaxed  only what fences (also tcgen05.fence::before_thread_sync) have made publishable, and fenced mbarriers
         """
         order = warp.order
         order.clock[HAPPENED, order.actor] = self.now
@@ -231,7 +231,7 @@ class Ordering:
         return [(place, scope, fenced), *self._fenced(order, place, scope)]
 
     def _fenced(self, order, place, scope):
-        """[(place, scope, clock)] that fences let a relaxed operation publish: as far as both reach."""
+        """[(place, scope, clock)] that fences let a relaxed operation publish, within both scopes."""
         found = []
         for reach in range(scope, CTA - 1, -1):
             clock = order.fenced[reach]
@@ -240,20 +240,20 @@ class Ordering:
         return found
 
     def publish(self, barrier, releases):
-        """An arrival: what it carries belongs to the open phase. releases: of outgoing()."""
+        """An arrival: its clocks belong to the open phase. releases: of outgoing()."""
         if barrier.released is None:
             barrier.released = Published()
         for place, scope, clock in releases:
             barrier.released.add(place, scope, clock)
 
     def release(self, barrier, clock):
-        """The same of an asynchronous operation, which reaches everybody."""
+        """The same for an asynchronous operation, which reaches all threads."""
         self.publish(barrier, [(None, GPU, clock)])
 
     def acquire(self, barrier, warp, scope=GPU, relaxed=False):
         """A wait of the warp has succeeded. relaxed: a fence must follow before it counts.
 
-        For tensor memory that fence is tcgen05.fence::after_thread_sync, which asks for no acquire (PTX ISA, "tcgen05
+        For tensor memory that fence is tcgen05.fence::after_thread_sync, which needs no acquire (PTX ISA, "tcgen05
         memory consistency model": the canonical patterns arrive and wait with .relaxed.cluster).
         """
         if barrier.acquirable is not None:
@@ -267,7 +267,7 @@ class Ordering:
         return found
 
     def lanes_meet(self, warp, clock=None):
-        """What the lanes of a warp do comes after what they did before now, or after what of it a clock knows."""
+        """Later accesses of a warp's lanes come after all their earlier ones, or after those that a clock covers."""
         if self.lanes is not None:
             actor, lanes = warp.order.actor, self.lanes_of(warp)
             own = (
@@ -292,7 +292,7 @@ class Ordering:
                 self.lanes_meet(warp, clock)
 
     def wait_for_grid(self, warp):
-        """griddepcontrol.wait: the launch before has ended, its writes are visible to threads and to copies."""
+        """griddepcontrol.wait: the previous launch has ended; its writes are visible to threads and to copies."""
         if self.grid_before:
             self.learn_number(warp, 0, self.grid_before, (HAPPENED, ASYNC_SHARED, ASYNC_GLOBAL))
 
@@ -301,9 +301,9 @@ class Ordering:
         order.version += 1
 
     def fence(self, warp, scope=GPU, publishes=True, learns=True):
-        """fence.acq_rel, fence.sc, membar: later relaxed accesses publish what is known now.
+        """fence.acq_rel, fence.sc, membar: later relaxed accesses publish the present clock.
 
-        fence.release does that alone (publishes); fence.acquire accepts what relaxed accesses have seen (learns).
+        fence.release only publishes; fence.acquire only accepts what relaxed accesses have seen.
         """
         order, reached = warp.order, range(scope + 1)
         for distance in reached if learns else ():
@@ -318,7 +318,7 @@ class Ordering:
             order.fenced[reach] = clock
 
     def fence_proxy(self, warp, shared=True, to_global=True):
-        """fence.proxy.async: what happened is visible to the asynchronous proxy as well."""
+        """fence.proxy.async: earlier accesses are visible to the asynchronous proxy as well."""
         order = warp.order
         clock = order.clock
         clock[HAPPENED, order.actor] = self.now
@@ -349,7 +349,7 @@ class Ordering:
         if word is not None:
             self._take(warp, word.published.reaching(place, scope), not acquire)
             if word.earlier and scope == GPU:
-                # What an earlier cluster published: all accesses before it.
+                # A value published by an earlier cluster: includes all accesses before it.
                 seen = np.zeros_like(order.clock)
                 seen[:, 0] = word.earlier
                 self._take(warp, [(GPU, seen)], not acquire)
@@ -367,14 +367,14 @@ class Ordering:
     # -- asynchronous operations -------------------------------------------------------------------------------
 
     def launch(self, warp, is_async=True):
-        """A Strand for a copy that the warp issues now: it knows what the warp knows."""
+        """A Strand for a copy that the warp issues now, with the warp's clock."""
         order = warp.order
         clock = order.snapshot(self.now).copy()
         clock[HAPPENED, order.actor] = self.now
         free = self._copies[is_async]
         actor = None
         if free:
-            # An actor can serve again for a warp that knows its last copy to be over.
+            # An actor can be reused for a warp that comes after its last copy.
             known = order.clock[HAPPENED]
             inside = [a for a in free if a < len(known)]
             over = self._last[inside] <= known[inside]
@@ -420,19 +420,19 @@ class Ordering:
         return strand
 
     def wait_tensor(self, warp, kind):
-        """tcgen05.wait::ld or ::st: the warp's own accesses of that kind are over."""
+        """tcgen05.wait::ld or ::st: the warp's own accesses of that kind are complete."""
         strand = self._strands.get((warp, kind))
         if strand is not None:
             self.learn_number(warp, strand.actor, self.now, (HAPPENED, TENSOR))
 
     def commit(self, strand):
-        """tcgen05.commit has come through the queue: the products before it are complete, and sealed."""
+        """tcgen05.commit has passed the queue: the MMAs before it are complete, and sealed."""
         clock = strand.clock
         clock[HAPPENED, strand.actor] = clock[TENSOR, strand.actor] = self.now
         np.maximum(clock[SEALED], clock[TENSOR], out=clock[SEALED])
 
     def must_wait(self, strand, access):
-        """The latest access of a long-lived strand (tensor core) must be awaited by somebody."""
+        """The latest access of a long-lived strand (tensor core) must be waited for."""
         for flight in self._flights:
             if flight.actor == strand.actor:
                 flight.number, flight.access = self.now, access
@@ -442,14 +442,14 @@ class Ordering:
     # -- mbarriers ---------------------------------------------------------------------------------------------
 
     def initialised(self, barrier, warp):
-        """mbarrier.init: others must know of it before they use the barrier."""
+        """mbarrier.init: other threads must be ordered after it before they use the barrier."""
         barrier.born = (
             warp.order.actor,
             self.number(warp.order.actor, warp.order.party, warp.ins, "mbarrier.init"),
         )
 
     def check_initialised(self, barrier, user, clock, is_async, fault):
-        """``fault(message, kind)`` unless the user of a barrier (an actor, its clock) knows it is initialised."""
+        """``fault(message, kind)`` unless a barrier's user (actor, clock) comes after its initialization."""
         if barrier.born is None:
             return
         actor, number = barrier.born
@@ -468,11 +468,11 @@ class Ordering:
         fault(f"{barrier.name}: {why}\n  initialised by\n{access.where()}\n  used by", BarrierError)
 
     def arrived(self, barrier, warp):
-        """A warp arrives on a barrier: the phase it arrives in is one that it knows of."""
+        """A warp arrives on a barrier: it must know of the phase in which it arrives."""
         barrier.seen[warp] = barrier.phase
 
     def looked(self, barrier, warp, succeeded, fault):
-        """A warp tests a phase. A test that fails because the phase came and went is an error."""
+        """A warp tests a phase. A test that fails because a later phase has also completed is an error."""
         seen = barrier.seen
         if succeeded:
             seen[warp] = barrier.phase

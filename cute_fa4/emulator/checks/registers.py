@@ -1,4 +1,4 @@
-"""Registers of tcgen05.ld are undefined until tcgen05.wait::ld: which steps of a program read which rows.
+"""Registers of tcgen05.ld are undefined until tcgen05.wait::ld: the rows that each step of a program reads.
 
 tcgen05.ld {%r1, %r2}, [..];     pending rows of the warp: 1, 2
 add.f32 %r3, %r1, %r1;           reads row 1: an error at level "ptx"
@@ -44,8 +44,8 @@ def _collect(operand, rows):
 def check(warp, program, step):
     """Raise RegisterHazard when a step uses a row that a tcgen05.ld of the warp has not delivered yet.
 
-    A mov is no use: what it copies or packs is as undefined as its source until the wait. Compilers place the
-    mov.b64 that make pairs of loaded registers right behind the load, and ptxas allocates the pair in place.
+    A mov is not a use: what it copies or packs stays undefined until the wait. Compilers place the mov.b64 that
+    packs loaded registers directly after the load, and ptxas allocates the pair in place.
     """
     pending = warp.pending_rows
     if program.rows_read(step).isdisjoint(pending):

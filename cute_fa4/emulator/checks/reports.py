@@ -1,4 +1,4 @@
-"""The text of a report: two accesses that nothing orders, who made them, and what would order them.
+"""The text of a report: two unordered accesses, their warps, and what would order them.
 
 race on shared offset 0x2400 (dynamic +0x2000, kv[1]): TMA load of 16384 bytes writes it, and nothing orders
 that after the earlier read by an MMA (operand B)
@@ -41,9 +41,9 @@ class Party:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Access:
-    """An access as reports name it: who, by which instruction, what.
+    """An access in a report: its thread, instruction and kind.
 
-    strong  1 + its scope if atomic, volatile, or with a memory-order qualifier: may meet others of its kind; else 0
+    strong  1 + its scope if atomic, volatile, or with a memory-order qualifier: needs no order with its kind; else 0
     """
 
     party: Party
@@ -63,7 +63,7 @@ class Access:
 
 
 def report(headline, access, earlier):
-    """The whole message: headline, the access that found it, the earlier one."""
+    """The whole message: headline, this access, the earlier access."""
     return (
         f"{headline}\n  this access, {access.what}:\n{access.where('    ')}\n"
         f"  the earlier access, {earlier.what}:\n{earlier.where('    ')}"

@@ -1,13 +1,13 @@
-"""Who wrote every byte last, and who has read it: numbers of accesses, beside the memory itself.
+"""The last writer and the last readers of every byte: numbers of accesses, stored in parallel to the memory.
 
     Shadow        writer[i]: the last access that wrote granule i;  readers[actor][i]: its last read
-    ByteShadow    granules of 16 bytes, and single bytes where somebody has used less than 16
+    ByteShadow    granules of 16 bytes, and single bytes where an access was smaller
 
                   chunk     0     1     2     3            coarse   writer of 16 bytes
                   slot     -1    -1     0    -1            fine     slot 0: writers of 16 single bytes
 
-Reads need not be forgotten after a write: who comes after the write comes after the reads before it,
-and who does not is reported for the write.
+A write does not have to erase earlier reads: an access ordered after the write is also ordered after them, and any
+other access is reported for the write.
 """
 
 import ctypes
@@ -20,10 +20,10 @@ CHUNK = 16
 
 
 class Shadow:
-    """Last writer and last reads of granules; numbers are 0 where nobody was.
+    """Last writer and last reads of granules; numbers are 0 without an access.
 
-    readers  actor -> its last read     latest  by actor: the latest of its reads, wherever it was
-    equal    actor -> its last write that another write of the same bytes has replaced unordered (equal_writes.py)
+    readers  actor -> its last read     latest  by actor: its latest read of any granule
+    equal    actor -> its last write that an unordered write of the same bytes has replaced (equal_writes.py)
     """
 
     __slots__ = ("_addresses", "_state", "equal", "in_c", "latest", "readers", "writer")
@@ -37,7 +37,7 @@ class Shadow:
         self._place()
 
     def read(self, actor, at, number):
-        """Note a read."""
+        """Record a read."""
         self.column(actor)[at] = number
         self.latest[actor] = number
 
@@ -52,7 +52,7 @@ class Shadow:
         return column
 
     def grow(self, size):
-        """More granules, untouched so far."""
+        """More granules, without accesses."""
         more = size - len(self.writer)
         self.writer = np.concatenate((self.writer, np.zeros(more, np.int32)))
         for columns in (self.readers, self.equal):
@@ -61,7 +61,7 @@ class Shadow:
         self._place()
 
     def merge_columns(self):
-        """The columns of all actors become one of actor 0."""
+        """Merge the columns of all actors into that of actor 0."""
         for columns in (self.readers, self.equal):
             if columns:
                 column = np.maximum.reduce(list(columns.values()))
@@ -73,7 +73,7 @@ class Shadow:
         self._place()
 
     def _place(self):
-        """Tell fast_paths.c where the arrays lie."""
+        """Pass the addresses of the arrays to fast_paths.c."""
         actors = max(self.readers, default=0) + 1
         while actors > len(self.latest):
             self.latest = np.concatenate((self.latest, np.zeros_like(self.latest)))
@@ -126,7 +126,7 @@ class ByteShadow:
         return self._bytes((offsets.ravel()[:, None] + np.arange(nbytes)).ravel())
 
     def touch_items(self, order, strand, offsets, nbytes, number, write, happened):
-        """Check and note an access of items by a warp in C; False, and nothing noted, where it is to be looked at."""
+        """Check and record an access of items by a warp in C; False, without an effect, if Python must handle it."""
         coarse, fine = self.coarse, self.fine
         if write and (coarse.equal or fine is not None and fine.equal):
             return False
@@ -161,7 +161,7 @@ class ByteShadow:
         return ((self.fine, slots * CHUNK + offsets % CHUNK, True),)
 
     def _refine(self, chunks):
-        """Give chunks granules of one byte, which start with what is known of the chunk."""
+        """Give chunks granules of one byte, which start with the numbers of the chunk."""
         first, self._slots = self._slots, self._slots + len(chunks)
         size = len(self._chunk_of_slot)
         if self._slots > size:
@@ -184,11 +184,11 @@ class ByteShadow:
         )
 
     def written(self, since=0):
-        """bool by byte: somebody has written it, by an access behind number `since`."""
+        """bool by byte: it was written by an access after number `since`."""
         return self._bytes_where(lambda shadow: shadow.writer > since)
 
     def read(self, since=0):
-        """bool by byte: somebody has read it, likewise."""
+        """bool by byte: it was read, likewise."""
 
         def was_read(shadow):
             found = np.zeros(len(shadow.writer), bool)
@@ -199,7 +199,7 @@ class ByteShadow:
         return self._bytes_where(was_read)
 
     def _bytes_where(self, holds):
-        """What holds(Shadow) says of granules, by byte."""
+        """The result of holds(Shadow) for granules, by byte."""
         found = np.repeat(holds(self.coarse), CHUNK)
         if self.fine is not None:
             chunks = self._chunk_of_slot[: self._slots]
@@ -208,7 +208,7 @@ class ByteShadow:
         return found
 
     def offset(self, part, numbers, wanted):
-        """Byte offset of the first granule of a part where the number is the wanted one."""
+        """Byte offset of the first granule of a part with the wanted number."""
         _, at, fine = part
         position = int(np.argmax(numbers.ravel() == wanted))
         granule = at.start + position if isinstance(at, slice) else int(at.ravel()[position])
@@ -223,7 +223,7 @@ class ByteShadow:
         return granules * CHUNK
 
     def forget_readers(self):
-        """What actors did becomes what actor 0 did: accesses of earlier clusters."""
+        """Attribute all accesses to actor 0, which represents earlier clusters."""
         for shadow in (self.coarse, self.fine):
             if shadow is not None:
                 shadow.merge_columns()

@@ -1,14 +1,14 @@
-"""Tensor memory and the tensor core: who may read what a product or a tcgen05.st has written, and when.
+"""Tensor memory and the tensor core: the order that accesses to the results of an MMA or a tcgen05.st need.
 
-    tcgen05.mma      an access of the warp's tensor-core strand, in the order of issue; known to others by commit
-    tcgen05.ld       "ptx": an access of the warp's load strand, over at tcgen05.wait::ld; "hardware": at once
-    tcgen05.st       an access of the warp's store strand, over at tcgen05.wait::st
+    tcgen05.mma      an access of the warp's tensor-core strand, in the order of issue; visible to others by commit
+    tcgen05.ld       "ptx": an access of the warp's load strand, complete at tcgen05.wait::ld; "hardware": immediately
+    tcgen05.st       an access of the warp's store strand, complete at tcgen05.wait::st
     between warps    "ptx": tcgen05.fence::before_thread_sync, barrier, ::after_thread_sync; "hardware": barrier
 
-    two products     into one accumulator: in order of issue only where kind and shape are the same; otherwise a commit,
-                     and a wait for it, stand between them
+    two products     into one accumulator: in issue order only if kind and shape are the same; otherwise a commit
+                     and a wait for it must come between them
 
-Granules are (column, quarter of 32 lanes): what one warp of a warpgroup may touch.
+Granules are (column, quarter of 32 lanes): what one warp of a warpgroup may access.
 PTX ISA, "tcgen05 Memory Consistency Model Considerations"; for products, "Pipelined tcgen05 Instructions", which lists
 tcgen05.mma after tcgen05.mma of the same .cta_group "and accumulator and shape". Kinds differ in the K of their shape.
 """
@@ -33,9 +33,9 @@ QUARTERS = 4
 class TensorShadow(Shadow):
     """The Shadow of one CTA's tensor memory.
 
-    user     the actor of the latest access; turns: how often that has changed
-    checked  (actor, first column, columns) -> turns when that block was found free for the actor to write
-    made     first column of D -> Made: the latest product there
+    user     the actor of the latest access; turns: number of changes of user
+    checked  (actor, first column, columns) -> turns when the actor was last found to be free to write that block
+    made     first column of D -> Made: the latest MMA there
     """
 
     __slots__ = ("checked", "made", "turns", "user")
@@ -46,7 +46,7 @@ class TensorShadow(Shadow):
 
 
 class Made(NamedTuple):
-    """A product into an accumulator: columns of D, what must be the same for products to be pipelined, its access."""
+    """An MMA into an accumulator: columns of D, the properties that pipelined MMAs must share, its access."""
 
     columns: int
     kind: tuple
@@ -64,13 +64,13 @@ def _block(order, tmem, at, strand, number, write, clock):
     shadow = tmem.shadow
     if shadow.user != strand.actor:
         shadow.user, shadow.turns = strand.actor, shadow.turns + 1
-    # The products of one contraction write the same block: as long as nobody else has come, it stays free.
+    # The MMAs of one contraction write the same block; it stays free until another actor accesses it.
     block = (strand.actor, at[0].start, at[0].stop, at[1].start)
     if write and shadow.checked.get(block) == shadow.turns:
         shadow.writer[at] = number
         return
     row = clock[TENSOR].copy() if order.ptx else np.maximum(clock[HAPPENED], clock[SEALED])
-    if strand.actor >= len(row):  # taken along before there were so many actors
+    if strand.actor >= len(row):  # snapshot from before the number of actors grew
         row = np.concatenate((row, np.zeros(order.capacity - len(row), np.int32)))
     row[strand.actor] = IN_FLIGHT
     found = touch(order, ((shadow, at, False),), strand, number, write, row, row)
@@ -141,7 +141,7 @@ def store(order, warp, tmem, column, columns, lane):
 
 
 def deallocate(order, warp, tmem, column, columns):
-    """tcgen05.dealloc: everything in the block must be over; a barrier is enough."""
+    """tcgen05.dealloc: all accesses to the block must be complete; a barrier is enough."""
     strand = warp.order
     number = strand.last = order.number(strand.actor, strand.party, warp.ins, "tcgen05.dealloc")
     happened = strand.known(HAPPENED, number).copy()
@@ -153,7 +153,7 @@ def deallocate(order, warp, tmem, column, columns):
     found = touch(order, ((shadow, at, False),), strand, number, True, happened, happened)
     if found:
         _report(order, tmem, at, found, number, np.zeros_like(strand.clock))
-    # The next allocation starts afresh.
+    # The next allocation starts without a history.
     shadow.checked.clear()
     shadow.made.clear()
     shadow.writer[at] = 0
@@ -175,7 +175,7 @@ def multiply(order, warp, product):
 
 
 def _learn(order, strand, snapshot):
-    """The tensor core comes after what the warp knew when it issued."""
+    """The tensor core is ordered after the warp's clock at issue."""
     if strand.learned is snapshot:
         return
     clock = strand.clock
@@ -259,7 +259,7 @@ def _operands(order, strand, ins, product):
 
 
 def _result(order, strand, ins, product, issued):
-    """issued: the clock of the warp when it issued the product."""
+    """issued: the clock of the warp when it issued the MMA."""
     column, shape = split_address(product.d)[1], product.descriptor
     at = (slice(column, column + product._d_columns), slice(0, QUARTERS))
     number = order.number(strand.actor, strand.party, ins, shape.accesses[1])
@@ -272,7 +272,7 @@ def _result(order, strand, ins, product, issued):
 
 
 def _pipelined(order, tmem, column, made, issued):
-    """Refuse a product whose accumulator one of another kind, shape or place may still be writing."""
+    """Refuse an MMA whose accumulator an MMA of another kind, shape or place may still be writing."""
     latest, known = tmem.shadow.made, issued[TENSOR if order.ptx else HAPPENED]
     for first, before in list(latest.items()):
         apart = first >= column + made.columns or column >= first + before.columns
@@ -281,7 +281,7 @@ def _pipelined(order, tmem, column, made, issued):
         if before.actor >= len(known) or before.number > known[before.actor]:
             _refuse_unpipelined(order, tmem, column, before, made)
         if first != column:
-            del latest[first]  # complete, and written over
+            del latest[first]  # complete and overwritten
     latest[column] = made
 
 
@@ -311,7 +311,7 @@ def _refuse_unpipelined(order, tmem, column, before, made):
 
 
 def committed(order, warp):
-    """tcgen05.commit is issued; returns the function to call, with each mbarrier, when it comes through the queue."""
+    """tcgen05.commit is issued; returns the function to call, with each mbarrier, when it passes the queue."""
     strand, snapshot = order.strand_of(warp, "mma"), warp.order.snapshot(order.now)
     issuer = warp.issuer()
 

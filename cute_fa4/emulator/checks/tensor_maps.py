@@ -1,10 +1,10 @@
-"""Tensor maps in global memory that the kernel has changed: whether TMA may use them.
+"""Tensor maps in global memory that the kernel has modified: may TMA use them?
 
     changed()   tensormap.replace, tensormap.cp_fenceproxy     a new version; cp_fenceproxy releases it, too
     fence()     fence.proxy.tensormap::generic                 .release: all changes;  .acquire: one map, for this CTA
     check()     a copy uses a map                              ProxyError, unless released and acquired
 
-TMA reads maps through a proxy of its own. PTX ISA, "membar/fence: proxy", "tensormap.cp_fenceproxy".
+TMA reads maps through a separate proxy. PTX ISA, "membar/fence: proxy", "tensormap.cp_fenceproxy".
 """
 
 from dataclasses import dataclass, field
@@ -14,9 +14,9 @@ from cute_fa4.emulator.ptx.errors import ProxyError
 
 @dataclass
 class MapState:
-    """What became of one map in global memory that the kernel changed.
+    """The state of one modified map in global memory.
 
-    version  changes so far     released  the last one is     acquired  CTA -> version that it has acquired
+    version  number of changes     released  the last one is     acquired  CTA -> version that it has acquired
     """
 
     version: int = 0
@@ -25,7 +25,7 @@ class MapState:
 
 
 def changed(warp, address, released):
-    """The map at a global address is another one from now on."""
+    """The map at a global address has changed."""
     state = warp.cta.machine.tensor_maps.setdefault(address, MapState())
     state.version += 1
     state.released = released

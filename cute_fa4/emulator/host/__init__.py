@@ -1,1 +1,1 @@
-"""The host side that kernels meet: the runtime library, the driver API, DLPack."""
+"""The host side of kernels: the runtime library, the driver API, DLPack."""

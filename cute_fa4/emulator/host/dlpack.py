@@ -1,8 +1,8 @@
-"""CPU tensors that claim to live on a CUDA device, so that compiled functions accept them.
+"""CPU tensors that claim to be on a CUDA device, so that compiled functions accept them.
 
     torch tensor (CPU) --as_cuda--> tvm_ffi.Tensor of device (kDLCUDA, 0), same memory
 
-The memory is registered as global memory of the emulator for as long as the result lives.
+The memory is registered as global memory of the emulator for the lifetime of the result.
 DLPack: https://dmlc.github.io/dlpack/latest/c_api.html
 """
 
@@ -64,7 +64,7 @@ _keys = itertools.count(1)
 def as_cuda(tensor, name=None):
     """A CPU torch tensor as a tvm_ffi.Tensor that claims device cuda:0; it shares the tensor's memory.
 
-    name  of the allocation in messages; default "tensor (shape) dtype"
+    name  name of the allocation in messages; default "tensor (shape) dtype"
     Raises ValueError for a tensor that is not on the CPU, TypeError for a dtype without DLPack code.
     """
     import tvm_ffi
@@ -82,7 +82,7 @@ def as_cuda(tensor, name=None):
 
 
 def claim_cuda(value):
-    """as_cuda for CPU torch tensors, also inside of tuples and lists; every other value as it is."""
+    """as_cuda for CPU torch tensors, also inside tuples and lists; other values unchanged."""
     if isinstance(value, (tuple, list)):
         items = [claim_cuda(item) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
@@ -131,7 +131,7 @@ class _Exporter:
             global_memory.add(allocation)
             _alive[managed.manager_ctx] = (managed, shape, strides, allocation)
             return _new_capsule(ctypes.addressof(managed), b"dltensor", None)
-        except BaseException:  # nobody has the capsule, so nobody deletes it
+        except BaseException:  # no consumer has the capsule, so it is never deleted
             _alive.pop(managed.manager_ctx, None)
             global_memory.unregister(allocation)
             raise
@@ -139,10 +139,10 @@ class _Exporter:
 
 @_DELETER
 def _delete(pointer):
-    """The consumer is done: forget the tensor and its registration."""
+    """Deleter: release the tensor and its registration."""
     try:
         _forget(pointer)
-    except BaseException:  # Ctrl-C: nobody calls a deleter twice
+    except BaseException:  # Ctrl-C: a deleter is not called twice
         _forget(pointer)
         raise
 
@@ -157,11 +157,11 @@ def _forget(pointer):
 
 @atexit.register
 def _free_tensors() -> None:
-    """Free what the traceback of an uncaught error holds: _DELETER is Python code and cannot run later."""
+    """Free the objects of the traceback of an uncaught error: _DELETER is Python code and cannot run later."""
     for name in ("last_exc", "last_value", "last_traceback"):
         if hasattr(sys, name):
             delattr(sys, name)
     gc.collect()
-    # What somebody still holds goes with the process: DLPack allows a tensor without a deleter.
+    # Tensors still in use end with the process: DLPack allows a tensor without a deleter.
     for managed, *_ in _alive.values():
         managed.deleter = ctypes.cast(None, _DELETER)

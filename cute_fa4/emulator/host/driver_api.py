@@ -1,12 +1,12 @@
-"""The driver as compiled host code sees it: load a cubin, get a kernel, set attributes, launch.
+"""The driver calls of compiled host code: load a cubin, get a kernel, set attributes, launch.
 
     emulator.compile    register(number, ptx, labels)        number of the host function -> PTX text
-    host code, once     load(number)          -> library     the PTX that the function was compiled to
+    host code, once     load(number)          -> library     the PTX of the function
                         get_kernel(library, entry) -> kernel
     host code, a call   launch(config, kernel, args)         parse and decode once, then execute
 
-An exception inside of a callback cannot cross the C code: it is kept in ``take_error`` and the callback
-returns an error status, so that the host code stops; the caller of the compiled function raises it.
+An exception in a callback cannot cross the C code. It is stored for ``take_error``, and the callback returns an
+error status, so that the host code stops. The caller of the compiled function then raises it.
 """
 
 import contextlib
@@ -19,8 +19,8 @@ from cute_fa4.emulator.machine.memory import MAX_SHARED_BYTES, GlobalMemory
 from cute_fa4.emulator.ptx.errors import EmulatorError
 from cute_fa4.emulator.ptx.labels import NO_LABELS
 
-# As in runtime_library.c. Success is a number that no memory holds by chance: ctypes drops an exception that comes
-# as a callback begins (Ctrl-C while C code ran), and the C code finds what was there before.
+# As in runtime_library.c. Success is a number that memory does not contain by chance: ctypes drops an exception
+# that is raised as a callback begins (Ctrl-C while C code ran), and the C code then reads the old memory.
 SUCCESS, FAILURE = 0x600D, 1
 
 DEVICE_ATTRIBUTES = {
@@ -38,7 +38,7 @@ DEVICE_ATTRIBUTES = {
 
 CLUSTER_DIMENSION = 4  # cudaLaunchAttributeClusterDimension
 PREFERRED_CLUSTER_DIMENSION = 11
-PROGRAMMATIC_STREAM_SERIALIZATION = 6  # the grid may start before the one in front of it has ended
+PROGRAMMATIC_STREAM_SERIALIZATION = 6  # the grid may start before the previous one has ended
 _SUPPORTED_LAUNCH_ATTRIBUTES = {
     0: "ignore", 2: "cooperative", 4: "cluster dimension", 5: "cluster scheduling policy", 6: "programmatic stream",
     8: "priority", 14: "preferred shared memory carveout",
@@ -68,11 +68,11 @@ class _LaunchConfig(ctypes.Structure):
 
 @dataclass
 class Run:
-    """What was executed: since the start of use(), or by one call outside of it.
+    """Counts of executed work: since the start of use(), or of one call outside it.
 
     instructions  warp instructions     opcodes  the same by opcode     launches  kernel launches
     seconds       time in launches      notes    remarks that are not errors
-    counters      what instruction functions counted under names of their own
+    counters      named counters of instruction functions
     levels        launches, finished or not, by the level of their ordering checks: "ptx", "hardware", "none"
     """
 
@@ -86,7 +86,7 @@ class Run:
 
     @property
     def level(self) -> str:
-        """The levels of the launches as reports say them: "ptx"; "ptx, none" where they differ; "" without launches."""
+        """The levels of the launches, for reports: "ptx"; "ptx, none" if they differ; "" without launches."""
         return ", ".join(self.levels)
 
 
@@ -122,17 +122,18 @@ class _Library:
 
 _libraries = {}  # number of the host function -> _Library
 _kernels = {}  # handle -> (_Library, entry name)
-# (_Library, entry name, edited PTX or None, helper files) -> Program; the latest used are last.
+# (_Library, entry name, edited PTX or None, helper files) -> Program; most recently used last.
 _programs = {}
 MAX_PROGRAMS = 32
-"""Decoded programs that are kept: some megabytes each, decoded again in a tenth of a second."""
+"""Number of cached programs: some megabytes each, decoded again in a tenth of a second."""
 _settings = [Settings()]
 _call_checks = "ptx"  # of the compiled function that is being called
 _error = None
 _run = Run()
 _written = ()  # regions of the latest launch with ordering checks: a dependent launch may overtake its writes
-# Of launches before it that may be running when it has ended, because nobody of a dependent launch waited. PTX ISA:
-# griddepcontrol.wait waits for the prerequisite grids, which is the one in front, not for those before that.
+# Writes of earlier launches that may still be running after the previous one has ended, because no thread of a
+# dependent launch waited. PTX ISA: griddepcontrol.wait waits for the prerequisite grids, that is the previous one,
+# not for those before it.
 _unwaited = ()
 
 
@@ -140,13 +141,13 @@ _unwaited = ()
 
 
 def register(number, ptx, labels=None):
-    """Say what a host function's kernels are (number: from runtime_library.link_host_function)."""
+    """Register the kernels of a host function (number: from runtime_library.link_host_function)."""
     _libraries[number] = _Library(ptx, NO_LABELS if labels is None else labels)
 
 
 @contextlib.contextmanager
 def settings(new):
-    """Launch with these Settings inside of the context; yields the Run that counts its launches."""
+    """Launch with these Settings inside the context; yields the Run that counts its launches."""
     global _run
     outside, before, mine = list(_settings), _run, Run()
     try:
@@ -160,20 +161,20 @@ def settings(new):
 
 
 def checks_in_force(checks):
-    """What a function with these checks of its own is checked with now: use(checks=...) comes first."""
+    """The effective checks of a function with these checks: use(checks=...) takes precedence."""
     current = _settings[-1].checks
     return checks if current is DEFAULT else current
 
 
 def level_in_force(checks):
-    """The level of these as a report says it: "ptx", "hardware" or "none"."""
+    """The level of these checks, for reports: "ptx", "hardware" or "none"."""
     from cute_fa4.emulator.run.launch import level_name
 
     return level_name(checks_in_force(checks))
 
 
 def begin_call(checks):
-    """A compiled function with these checks is about to be called: outside of use() every call has a Run of its own."""
+    """A compiled function with these checks is about to be called: outside use() every call has its own Run."""
     global _run, _error, _call_checks
     _error, _call_checks = None, checks
     if len(_settings) == 1:
@@ -181,14 +182,14 @@ def begin_call(checks):
 
 
 def take_error():
-    """The exception kept by a callback since begin_call, or None."""
+    """The exception stored by a callback since begin_call, or None."""
     global _error
     error, _error = _error, None
     return error
 
 
 def last_run():
-    """The Run that the latest launch was counted in."""
+    """The Run of the latest launch."""
     return _run
 
 
@@ -196,7 +197,7 @@ def last_run():
 
 
 def _guarded(function):
-    """A callback: SUCCESS, or FAILURE with the exception kept."""
+    """A callback: SUCCESS, or FAILURE with the exception stored."""
 
     def callback(*args):
         global _error
@@ -214,7 +215,7 @@ def _guarded(function):
 
 @_guarded
 def load(library, number):
-    """The library of a host function; the cubin that the host code carries is not looked at."""
+    """The library of a host function; the embedded cubin is ignored."""
     if number not in _libraries:
         raise EmulatorError("a host function was called before its PTX was registered")
     library[0] = number
@@ -278,18 +279,18 @@ def launch(config, kernel, args):
 
 
 def library(ptx, labels=None):
-    """Kernels of a PTX text that no host function brings."""
+    """Kernels of a PTX text without a host function."""
     return _Library(ptx, NO_LABELS if labels is None else labels)
 
 
 def program_of(library, name):
-    """The decoded kernel of a library, as use(transform=...) edits it."""
+    """The decoded kernel of a library, edited by use(transform=...)."""
     current = _settings[-1]
     return _program(library, name, current.labels or library.labels, current.transform)
 
 
 def execute(program, *, labels, dependent=False, **launched):
-    """Execute a grid as use() says, and count it.
+    """Execute a grid with the settings of use(), and count it.
 
     dependent  it may overlap the launch before        launched  arguments of execute_grid
     """
@@ -356,7 +357,7 @@ def _read_params(kernel, args):
 
 
 def _is_dependent(config):
-    """Programmatic dependent launch: the launch allows the grid to overlap the one before it in the stream."""
+    """Programmatic dependent launch: the launch allows the grid to overlap the previous one in the stream."""
     attributes = (config.attributes[i] for i in range(config.attribute_count))
     return any(a.id == PROGRAMMATIC_STREAM_SERIALIZATION and a.value[0] for a in attributes)
 

@@ -1,8 +1,8 @@
-"""cute.compile, with the host function linked against the emulator instead of the CUDA runtime.
+"""cute.compile with the host function linked against the emulator instead of the CUDA runtime.
 
-The DSL makes a TVM-FFI function callable in ``_create_tvm_ffi_function``: it exports the host module as an
-object and loads that with its runtime library. For the duration of one compilation this step is replaced
-by one that links the same object with runtime_library.c; everything else is the DSL's own.
+The DSL makes a TVM-FFI function callable in ``_create_tvm_ffi_function``: it exports the host module as an object
+file and loads it with its runtime library. During one compilation this step is replaced by one that links the same
+object with runtime_library.c. Everything else is unchanged.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ def compile_for_emulator(compiler, function, args, kwargs, options, arch, labels
 
 @contextlib.contextmanager
 def _running_on(arch):
-    """The DSL makes functions callable for the GPU that it takes this machine to have: one of `arch`."""
+    """Inside, the DSL assumes that this machine has a GPU of `arch`."""
     from cutlass.cutlass_dsl import CuTeDSL
 
     environment = CuTeDSL._get_dsl().envar
@@ -47,7 +47,7 @@ def _running_on(arch):
 
 @contextlib.contextmanager
 def _bound_to_emulator():
-    """Make TVM-FFI functions with the emulator's runtime; yields the numbers of those made."""
+    """Inside, TVM-FFI functions use the emulator's runtime; yields the numbers of the new functions."""
     from cutlass.cutlass_dsl import tvm_ffi_provider
 
     base = tvm_ffi_provider.TVMFFIJitCompiledFunctionBase
@@ -55,7 +55,7 @@ def _bound_to_emulator():
     numbers = []
 
     def create(self):
-        """Stands in for TVMFFIJitCompiledFunctionBase._create_tvm_ffi_function."""
+        """Replaces TVMFFIJitCompiledFunctionBase._create_tvm_ffi_function."""
         import tvm_ffi
 
         if self.engine is None:
@@ -67,7 +67,7 @@ def _bound_to_emulator():
             host_object, "__tvm_ffi_" + self.function_name
         )
         numbers.append(number)
-        self.engine = library  # keeps the library loaded as long as the function
+        self.engine = library  # keeps the library loaded while the function exists
         return tvm_ffi.Function.__from_extern_c__(address, keep_alive_object=library)
 
     try:

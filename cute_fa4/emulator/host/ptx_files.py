@@ -1,19 +1,19 @@
-"""PTX from anywhere: a file or a text with a kernel in it, launched on CPU tensors without any host code.
+"""PTX from other compilers: a file or a text with a kernel, launched on CPU tensors without host code.
 
     from cute_fa4.emulator import ptx_files
 
     kernel = ptx_files.load("gemm.ptx")                       # nvcc --ptx -arch=sm_100a gemm.cu -o gemm.ptx
     a_map = ptx_files.encode_tiled("bf16", a, (k, m), (2 * k,), box=(64, 128), swizzle=128)
-    with ptx_files.reachable(a, b):                           # tensors that only maps lead to
+    with ptx_files.reachable(a, b):                           # tensors that only maps refer to
         kernel.launch(a_map, b_map, c, m, 1.0, grid=(8, 4, 1), block=(128, 1, 1), cluster=(2, 1, 1), shared=98304)
 
     argument                     parameter of the kernel
-    torch tensor, NumPy array    .u64: its address; the kernel may touch its memory while it runs
+    torch tensor, NumPy array    .u64: its address; the kernel may access its memory
     int, float, NumPy scalar     of the parameter's size and type
-    bytes                        as they are: structures, tensor maps (encode_tiled)
+    bytes                        unchanged: structures, tensor maps (encode_tiled)
     None                         .u64 of zeros
 
-What emulator.use() says applies to launches here, and they count in its Run.
+The settings of emulator.use() apply to these launches, and its Run counts them.
 """
 
 import contextlib
@@ -41,10 +41,10 @@ _PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}
 def load(source, entry=None, labels=None, checks="hardware"):
     """A Kernel of PTX: the path of a file, or the text itself.
 
-    entry   name of the .entry; None: the only one there is
-    labels  KernelLabels for messages        checks  level of launches outside of use(checks=...)
-    Raises FileNotFoundError for a path that does not exist, UnknownInstruction for what cannot be read, ValueError for
-    an entry that is not there.
+    entry   name of the .entry; None: the only one
+    labels  KernelLabels for messages        checks  level of launches outside use(checks=...)
+    Raises FileNotFoundError for a path that does not exist, UnknownInstruction for unreadable PTX, ValueError for
+    an entry that does not exist.
     """
     from cute_fa4.emulator.ptx.parser import parse
 
@@ -66,16 +66,16 @@ class Kernel:
         from cute_fa4.emulator.host import driver_api
         from cute_fa4.emulator.run.launch import split_checks
 
-        split_checks(checks)  # raises for what is not known
+        split_checks(checks)  # raises for unknown checks
         self.entry, self.checks = entry, checks
         self._library = driver_api.library(text, labels)
 
     def launch(self, *arguments, grid, block, cluster=None, shared=0):
         """Execute the kernel on a grid of CTAs.
 
-        arguments  one for each parameter, see the module       shared  bytes of dynamic shared memory of a CTA
-        cluster    CTAs of a cluster; None: as .reqnctapercluster says, else 1
-        Raises TypeError and ValueError for arguments that do not fit, EmulatorError for what the kernel does wrong.
+        arguments  one per parameter, see the module             shared  bytes of dynamic shared memory of a CTA
+        cluster    CTAs of a cluster; None: .reqnctapercluster, else 1
+        Raises TypeError and ValueError for arguments that do not match, EmulatorError for errors of the kernel.
         """
         from cute_fa4.emulator.host import driver_api
 
@@ -118,7 +118,7 @@ def _three(sizes):
 
 
 def _packed(argument, parameter, allocations):
-    """The bytes of an argument for its parameter; memory that it points at is appended to allocations."""
+    """The bytes of an argument for its parameter; memory that it points to is appended to allocations."""
     name, nbytes = parameter.name, parameter.nbytes
     if isinstance(argument, (bytes, bytearray)):
         if len(argument) != nbytes:
@@ -165,7 +165,7 @@ def _memory(argument, name):
 
 @contextlib.contextmanager
 def reachable(*tensors):
-    """Context in which kernels may touch tensors that only tensor maps, or tables of addresses, lead to."""
+    """Context in which kernels may access tensors that only tensor maps, or tables of addresses, refer to."""
     from cute_fa4.emulator.host.driver_api import global_memory
 
     allocations = [_memory(tensor, "reachable") for tensor in tensors]
@@ -182,7 +182,7 @@ def reachable(*tensors):
 
 @contextlib.contextmanager
 def multicast(*tensors):
-    """Context with a multimem address that leads to all of these tensors, as to the memories of several GPUs.
+    """Context with a multimem address that maps to all of these tensors, like the memories of several GPUs.
 
     Yields the address, a number for a parameter of 8 bytes; only multimem instructions may use it. Raises ValueError
     for tensors of different sizes, or fewer than one.
@@ -195,7 +195,7 @@ def multicast(*tensors):
         raise ValueError(
             f"multicast of {len(tensors)} tensors of {sizes} bytes; accepted: CPU tensors of one size"
         )
-    window = aligned_empty(sizes[0], dtype=_bytes_type())  # addresses that nothing else has
+    window = aligned_empty(sizes[0], dtype=_bytes_type())  # otherwise unused addresses
     starts = tuple(a.start for a in allocations)
     mine = Multicast(window.data_ptr(), sizes[0], starts, (window, tensors))
     try:
@@ -215,13 +215,13 @@ def _bytes_type():
 def encode_tiled(
     dtype, address, sizes, strides, box, element_strides=None, swizzle=0, l2_promotion=0, nan_fill=False
 ):  # fmt: skip
-    """The 128 bytes that cuTensorMapEncodeTiled makes of the same parameters (without interleave).
+    """The 128 bytes that cuTensorMapEncodeTiled returns for the same parameters (without interleave).
 
     dtype    "bf16", "f16", "f32", "u8", ...: CUtensorMapDataType         address  a tensor, an array, or a number
     sizes    elements, from the contiguous dimension on                    strides  bytes, from dimension 1 on
     box      elements that a copy moves                                    swizzle  0, 32, 64 or 128 bytes
-    element_strides  every how many elements one is copied; None: all      l2_promotion  0, 64, 128 or 256
-    Raises TensorMapError for what cuTensorMapEncodeTiled refuses: the parameter, its value, what is accepted.
+    element_strides  step between copied elements; None: 1      l2_promotion  0, 64, 128 or 256
+    Raises TensorMapError where cuTensorMapEncodeTiled refuses: the parameter, its value, what is accepted.
     """
     accept = _accept("encode_tiled")
     accept(1 <= len(sizes) <= 5, "the number of sizes", len(sizes), "1 to 5")
@@ -240,12 +240,12 @@ def encode_im2col(
     dtype, address, sizes, strides, lower, upper, channels, pixels, element_strides=None, swizzle=0, l2_promotion=0,
     nan_fill=False,
 ):  # fmt: skip
-    """The 128 bytes that cuTensorMapEncodeIm2col makes of the same parameters (without interleave).
+    """The 128 bytes that cuTensorMapEncodeIm2col returns for the same parameters (without interleave).
 
-    sizes     of C, W, and H and D as far as there are, and N              channels  of a pixel, that a copy moves
-    lower, upper  corners of the bounding box in W, H, D: from 0, from the last element on
-    pixels    rows of a copy                                               the others as of encode_tiled
-    Raises TensorMapError for what cuTensorMapEncodeIm2col refuses: the parameter, its value, what is accepted.
+    sizes     of C, W, if present H and D, and N                             channels  copied per pixel
+    lower, upper  corners of the bounding box in W, H, D: relative to 0 and to the last element
+    pixels    rows of a copy                                                the others as in encode_tiled
+    Raises TensorMapError where cuTensorMapEncodeIm2col refuses: the parameter, its value, what is accepted.
     """
     accept = _accept("encode_im2col")
     spatial = len(sizes) - 2
@@ -277,7 +277,7 @@ def _accept(function):
 
 
 def _checked(words):
-    """The bytes of a map's words; raises for what is left: alignment, the inner box and its swizzle, NaN."""
+    """The bytes of a map's words; raises for errors in alignment, the inner box and its swizzle, NaN."""
     data = struct.pack("<32I", *words)
     decode_tensor_map(data)
     return data
@@ -325,10 +325,10 @@ def _common_words(
 
 
 def aligned_empty(*shape, dtype, align=256):
-    """torch.empty on the CPU at an address that is a multiple of ``align``, as CUDA's allocator gives them (256).
+    """torch.empty on the CPU at an address that is a multiple of ``align``, like those of CUDA's allocator (256).
 
-    Kernels that were compiled for aligned pointers (assumed_align=128) take no others; torch's own CPU tensors are
-    aligned to 64. Raises ValueError for an align that is not a power of two.
+    Kernels that were compiled for aligned pointers (assumed_align=128) need such tensors; torch's own CPU tensors
+    are aligned to 64. Raises ValueError for an align that is not a power of two.
     """
     import torch
 
@@ -342,7 +342,7 @@ def aligned_empty(*shape, dtype, align=256):
 
 
 def aligned(tensor, align=256):
-    """A copy of a tensor as aligned_empty makes them; the tensor itself, where it is aligned and contiguous already."""
+    """A copy of a tensor in memory of aligned_empty; the tensor itself if it is already aligned and contiguous."""
     if tensor.is_contiguous() and tensor.data_ptr() % align == 0:
         return tensor
     return aligned_empty(tuple(tensor.shape), dtype=tensor.dtype, align=align).copy_(tensor)

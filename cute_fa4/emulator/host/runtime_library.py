@@ -2,8 +2,8 @@
 
     host.o (from the DSL) + runtime_library.o + libtvm_ffi.so  --cc -shared-->  host.so  --dlopen-->  __tvm_ffi_NAME
 
-The DSL binds its own runtime library when it makes a function callable. Linking the object against the
-emulator's runtime instead keeps both kinds of functions apart in one process, whichever came first.
+The DSL binds its own runtime library when it makes a function callable. Linking the object file against the
+emulator's runtime instead lets both kinds of functions coexist in one process.
 """
 
 import ctypes
@@ -54,8 +54,8 @@ def link_host_function(host_object, symbol):
     path = c_compiler.link_shared_library(
         stem.with_suffix(".so"),
         (stem.with_suffix(".o"), runtime, tvm_ffi.libinfo.find_libtvm_ffi()),
-        # Our definitions win inside of the library even if another runtime is loaded globally.
-        # A function that the host code needs and nobody defines shows at link time.
+        # These definitions take precedence inside the library even if another runtime is loaded globally.
+        # A function that the host code needs and that is undefined fails at link time.
         ("-Wl,-Bsymbolic", "-Wl,-z,defs", "-lm"),
     )
     stem.with_suffix(".o").unlink()

@@ -1,4 +1,4 @@
-"""use(): how launches execute inside of a context: schedule, checks, edits, names, limits."""
+"""use(): settings of launches inside a context: schedule, checks, edits, names, limits."""
 
 from cute_fa4.emulator.host.driver_api import DEFAULT, Settings
 from cute_fa4.emulator.host.driver_api import settings as _settings
@@ -15,23 +15,23 @@ def use(
     claims=None,
     cores=1,
 ):
-    """Context in which launches execute as the arguments say; yields the Run that counts them.
+    """Context in which launches execute with these settings; yields the Run that counts them.
 
     mode        "in_order": warps in turn, copies complete soon. "together": the same in short turns. "random":
                 seeded choices. "hostile": copies, MMAs and remote arrivals complete as late as possible and out of
                 order, roles starve one at a time, one CTA of a cluster runs ahead. The same seed replays exactly.
     checks      how strictly accesses must be ordered (see checks/): "ptx", the written rules; "hardware", what
                 published kernels rely on; None: not checked. Also names of launch.CHECKS, alone or with a level
-                in a tuple. Left out: those of the function that is called.
-    transform   function (kernel name, PTX text) -> PTX text, applied before decoding: edit a kernel to see
-                which test notices
+                in a tuple. Default: those of the called function.
+    transform   function (kernel name, PTX text) -> PTX text, applied before decoding: edits a kernel to see
+                which check reports it
     labels      KernelLabels instead of those given to compile
     instruction_budget  warp instructions that one launch may execute; None: no limit
-    claims      clusters of the grid that a CTA can take over by cluster launch control, at most; 0: every CTA does
-                its own. None: as the mode grants them ("in_order": all; else some, see schedules.py)
-    cores       2: the second half of a grid runs beside the first, in a forked process, where the checks know that
-                neither touches what the other writes (second_core.py); results, counts and reports stay the same
-    Raises ValueError for checks that are not known, for claims below 0 and for other numbers of cores.
+    claims      largest number of clusters that a CTA can claim by cluster launch control; 0: every CTA runs
+                its own cluster. None: decided by the mode ("in_order": all; else some, see schedules.py)
+    cores       2: the second half of a grid runs concurrently in a forked process, if the checks know that
+                neither half accesses what the other writes (second_core.py); results, counts and reports stay the same
+    Raises ValueError for unknown checks, for claims below 0 and for other numbers of cores.
     """
     if claims is not None and not (isinstance(claims, int) and claims >= 0):
         raise ValueError(f"claims {claims!r}; accepted are None and integers from 0")

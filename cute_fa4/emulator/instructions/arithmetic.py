@@ -1,7 +1,7 @@
 """Integer arithmetic, scalar and in packed 16-bit pairs (PTX ISA, "Integer Arithmetic Instructions").
 
-Sums and products wrap modulo 2^width, as NumPy's and (with -fwrapv) C's do. The carry flag of add.cc and its
-kin is state between instructions and is refused, with the remedy.
+Sums and products wrap modulo 2^width, as in NumPy and (with -fwrapv) in C. The carry flag of add.cc and related
+instructions is state between instructions and is refused, with the remedy.
 """
 
 import numpy as np

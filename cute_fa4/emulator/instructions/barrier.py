@@ -1,7 +1,7 @@
 """Barriers of a CTA (bar, barrier) and of a cluster (barrier.cluster).
 
     barrier 1, count 128        warp 4: sync  +32      warp 5: sync  +32      warps 6, 7: arrive  +64
-                                the 128th thread opens it for everybody and starts the next generation
+                                the 128th thread opens it and starts the next generation
 
 PTX ISA, "bar, barrier", "barrier.cluster". ``bar`` is ``barrier`` with .aligned.
 """
@@ -69,7 +69,7 @@ def bar_red(warp, ins, match):
 
 
 def _is_arriving(warp):
-    """The first call of a barrier instruction, or the first after its lanes have met (.aligned)."""
+    """The first call of a barrier instruction, or the first after its lanes have converged (.aligned)."""
     return warp.resumed is None or bool(warp.resumed.required)
 
 
@@ -87,7 +87,7 @@ def _sync(warp, ins, aligned):
 
 
 def _acquire(warp, barrier):
-    """The barrier has opened for the warp: it knows what all who arrived knew."""
+    """The barrier has opened: the warp receives the clocks of all arrivals."""
     order = warp.cta.machine.ordering
     if order is not None:
         order.acquire(barrier, warp)

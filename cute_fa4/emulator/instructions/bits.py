@@ -146,7 +146,7 @@ def clz(a):
     c="d = bfind{shiftamt}_{t}(a)",
 )
 def bfind(a, *, shiftamt):
-    """Position of the highest bit that is not a copy of the sign; 0xffffffff when there is none.
+    """Position of the highest bit that is not a copy of the sign; 0xffffffff if there is none.
 
     .shiftamt: the left shift that would bring this bit to the top. PTX ISA, bfind.
     """
@@ -167,7 +167,7 @@ def brev(a):
 
 @lanes("fns.b32", types="b32 <- b32 b32 s32", c="d = fns(a, b, c)")
 def fns(mask, base, offset):
-    """Position of the offset-th set bit of mask counted from bit base; 0xffffffff when there is none.
+    """Position of the offset-th set bit of mask counted from bit base; 0xffffffff if there is none.
 
     offset > 0 searches upward and offset < 0 downward, both starting with bit base itself; offset 0 asks
     whether bit base is set. base must be below 32. PTX ISA, fns.
@@ -201,9 +201,9 @@ def places(x, word):
 def bfe(a, b, c):
     """c bits of a from bit b on, extended with zeros or (.s) with the field's top bit.
 
-    PTX ISA lets only the low 8 bits of b and c count; so do 32-bit words, but an H200 takes all 32 bits of them
-    for 64-bit words (measured), and so does this. Bits beyond the word are copies of its sign (.s) or 0.
-    PTX ISA, bfe.
+    According to the PTX ISA only the low 8 bits of b and c count. This holds for 32-bit words, but an H200 uses all
+    32 bits of them for 64-bit words (measured), and so does this function. Bits beyond the word are copies of its
+    sign (.s) or 0. PTX ISA, bfe.
     """
     wide = np.int64 if a.dtype.kind == "i" else np.uint64
     position, length = places(b, a).astype(wide), places(c, a).astype(wide)

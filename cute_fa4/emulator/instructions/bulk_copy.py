@@ -81,7 +81,7 @@ def _optional(warp, ins, first, modifiers, lane):
 def submit_load(
     warp, targets, offset, barrier_offset, nbytes, produce, label, after_fenced_reads=False
 ):
-    """Put a load in flight: at completion, produce(checks) -> bytes go to every target, then its barrier is told.
+    """Put a load in flight: at completion, write produce(checks) to every target, then signal its barrier.
 
     targets  [(destination CTA, CTA of its mbarrier)]     after_fenced_reads  see CopyChecks.writes_shared
     """

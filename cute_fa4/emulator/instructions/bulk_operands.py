@@ -59,9 +59,9 @@ def boxes_of(warp, tensor_map, coordinates, mode, offsets=None):
 
     offsets  of the filter in an im2col load, for W, H, D
 
-    tile::gather4 and scatter4 take {column, row0, row1, row2, row3} of a 2d tensor. Rows that do not exist are zeros
-    for a gather and dropped by a scatter, and count as bytes. The instruction is illegal where the column is no
-    multiple of 16 bytes, and a scatter where a coordinate is negative (Triton's tutorial "Native TMA Gather and
+    tile::gather4 and scatter4 take {column, row0, row1, row2, row3} of a 2d tensor. Rows that do not exist are
+    zeros for a gather and dropped by a scatter, and their bytes count. The instruction is illegal if the column is
+    not a multiple of 16 bytes, and a scatter if a coordinate is negative (Triton's tutorial "Native TMA Gather and
     Scatter", written for Blackwell GPUs).
     """
     if bool(tensor_map.im2col) != mode.startswith(".im2col"):
@@ -104,7 +104,7 @@ def boxes_of(warp, tensor_map, coordinates, mode, offsets=None):
 
 
 def im2col_offsets(warp, operand, tensor_map, lane):
-    """Offsets of the filter, for W, H, D. Faults where one does not fit: 16, 8 or 5 bits for rank 3, 4, 5."""
+    """Offsets of the filter, for W, H, D. Faults if one does not fit: 16, 8 or 5 bits for rank 3, 4, 5."""
     offsets = [int(warp.read32(item)[lane]) & 0xFFFF for item in operand.items]
     if len(offsets) != tensor_map.rank - 2:
         warp.fault(

@@ -4,8 +4,8 @@
     cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.add.u32
                                                    [dst], [src], size, [mbar]               by bytes of an mbarrier
 
-Element by element and atomically, so two of them may meet at one place; floating-point sums then depend on their
-order. Sums of f16 and bf16 round to nearest even once. PTX ISA, "cp.reduce.async.bulk".
+Reductions are elementwise and atomic, so two of them may target the same address; floating-point sums then depend
+on their order. Sums of f16 and bf16 are rounded once, to nearest even. PTX ISA, "cp.reduce.async.bulk".
 """
 
 import numpy as np

@@ -26,7 +26,7 @@ from cute_fa4.emulator.ptx.errors import TensorMapError
 
 
 def shared_source(cta, offset, size):
-    """read of submit_store: so many bytes of the CTA's shared memory."""
+    """The argument `read` of submit_store: this many bytes of the CTA's shared memory."""
 
     def read(checks):
         checks.reads_shared(cta.shared, offset, size, store=True)
@@ -38,8 +38,8 @@ def shared_source(cta, offset, size):
 def submit_store(warp, lanes, read, write, label):
     """Put a store in flight, in two steps: read(checks) the source, later write(data, checks).
 
-    It belongs to the open group of every lane in ``lanes``. A store that several lanes of a warp issue
-    together with the same operands (kernels do not always elect one) is one copy.
+    The store belongs to the open group of every lane in ``lanes``. If several lanes of a warp issue a store
+    together with the same operands (kernels do not always elect one), it is one copy.
     """
     issuer, engine = warp.issuer(), warp.cta.machine.engine
     checks = copy_checks(warp, label)
@@ -58,7 +58,7 @@ def submit_store(warp, lanes, read, write, label):
         # Global memory outlives the CTA: a kernel may end with a store that is read but not yet written.
         engine.submit(second, f"{label}: write", issuer, outlives_cta=True)
 
-    # PTX asks for a wait before the CTA ends; hardware keeps its shared memory (DeepGEMM, flash-attn-4's backward).
+    # PTX requires a wait before the CTA exits; hardware keeps its shared memory (DeepGEMM, flash-attn-4's backward).
     engine.submit(first, f"{label}: read", issuer, kept_for=True)
 
 

@@ -58,8 +58,8 @@ def cvta_to(warp, ins, match):
 def mapa(warp, ins, match):
     """The address of the same shared variable in the CTA of another rank.
 
-    A rank that does not exist is no error here: compilers hoist mapa above the branch that guards its use. The address
-    is that of no CTA, and whoever uses it faults (Cluster.resolve).
+    A rank that does not exist is not an error here, because compilers hoist mapa above the branch that guards its
+    use. The result is the address of no CTA; an access to it faults (Cluster.resolve).
     """
     target, source, rank = ins.operands
     values = warp.address(source)

@@ -1,14 +1,14 @@
-"""Cluster launch control: a CTA cancels the launch of a cluster that has not started, and does its work itself.
+"""Cluster launch control: a CTA cancels the launch of a cluster that has not started, and runs its work itself.
 
-    try_cancel  [a], [mbar]     asks; the response, 16 bytes, is written like a bulk copy: later, by the asynchronous
+    try_cancel  [a], [mbar]     the response, 16 bytes, is written like a bulk copy: later, by the asynchronous
                                 proxy, with complete_tx(16). With .multicast::cluster::all to every CTA of the cluster
     query_cancel.is_canceled    was a cluster cancelled?
     query_cancel.get_first_ctaid        if so, the ctaid of its first CTA
 
     response, in 32-bit words     granted   x  y  z  GRANTED        refused   0  0  0  REFUSED
 
-PTX keeps the format of the response to itself; this one is the emulator's. What a request gets is decided when it is
-issued, by launch.PendingClusters; responses come in any order. PTX ISA, "clusterlaunchcontrol.try_cancel",
+PTX does not document the format of the response; this one is the emulator's. launch.PendingClusters decides the
+result of a request when it is issued; responses arrive in any order. PTX ISA, "clusterlaunchcontrol.try_cancel",
 "clusterlaunchcontrol.query_cancel".
 """
 
@@ -23,7 +23,7 @@ from cute_fa4.emulator.ptx.errors import EmulatorError
 RESPONSE_BYTES = 16
 GRANTED, REFUSED = 0xC1C00001, 0xC1C00000
 POISON = 0x7FFFFFFF
-"""The ctaid of a refusal, which PTX leaves undefined: compilers read it before they look whether there is one."""
+"""The ctaid of a refusal, which PTX leaves undefined: compilers read it before they test the response."""
 
 
 @instruction(
@@ -31,7 +31,7 @@ POISON = 0x7FFFFFFF
     r"(\.multicast::cluster::all)?\.b128"
 )
 def try_cancel(warp, ins, match):
-    """[a], [mbar]: ask for a cluster that has not started; the response goes to [a]."""
+    """[a], [mbar]: request a cluster that has not started; the response goes to [a]."""
     own, generic = warp.cta, not match[1]
     for lane in warp.lanes:
         _, offset = resolve_shared(
@@ -85,7 +85,7 @@ def is_canceled(warp, ins):
     pattern=r"clusterlaunchcontrol\.query_cancel\.get_first_ctaid(?:::([xyz])\.b32|\.v4\.b32)\.b128"
 )
 def get_first_ctaid(warp, ins, match):
-    """d = x, y or z, or {d, e, f, _} = all of them: where the cancelled cluster begins; poison without one."""
+    """d = x, y or z, or {d, e, f, _} = all of them: the cluster's first ctaid; poison after a refusal."""
     *ctaid, state = _words(warp, ins.operands[1])
     values = [np.where(state == GRANTED, axis, POISON).astype(np.uint32) for axis in ctaid]
     if match[1]:

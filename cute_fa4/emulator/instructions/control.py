@@ -6,27 +6,27 @@ from cute_fa4.emulator.instructions.instruction_table import instruction
 from cute_fa4.emulator.machine.mbarrier import Note
 from cute_fa4.emulator.machine.warp import WARP_SIZE, Wait
 
-_POLICY = np.full(WARP_SIZE, 0x14F0000000000000, np.uint64)  # any value: policies are opaque
+_POLICY = np.full(WARP_SIZE, 0x14F0000000000000, np.uint64)  # arbitrary: policies are opaque
 
 
 @instruction("trap", "brkpt")
 def trap(warp, ins):
-    """The kernel gives up (a failed assertion)."""
+    """The kernel aborts (a failed assertion)."""
     warp.fault(f"the kernel executed {ins.opcode} in lanes {warp.lanes}")
 
 
 @instruction("nanosleep.u32")
 def nanosleep(warp, ins):
-    """The warp lets others run."""
+    """The warp yields."""
     warp.yield_slice = True
 
 
 @instruction("griddepcontrol.wait")
 def wait_for_grid(warp, ins):
-    """The grids before have ended and their writes are visible; launches execute one after another, so nothing waits.
+    """Earlier grids have ended and their writes are visible; launches run one after another, so this never waits.
 
     PTX ISA, "Parallel Synchronization and Communication Instructions: griddepcontrol". In a dependent launch the
-    ordering checks let nobody touch what the grid before wrote unless this comes first.
+    ordering checks forbid accesses to the previous grid's writes before this instruction.
     """
     order = warp.cta.machine.ordering
     if order is not None:
@@ -40,17 +40,18 @@ def no_effect(warp, ins):
 
 @instruction(pattern=r"prefetchu?(\.[\w:]+)*|applypriority(\.[\w:]+)*")
 def prefetch(warp, ins, match):
-    """Caches are not modelled; the address is still read, so that a poisoned one shows."""
+    """Caches are not modelled; the address is still read, to detect a poisoned one."""
     warp.address(ins.operands[0])
 
 
 @instruction(pattern=r"setmaxnreg\.(inc|dec)\.sync\.aligned\.u32", aligned=True)
 def setmaxnreg(warp, ins, match):
-    """Change the registers per thread of the warp; inc waits until others of the CTA have given up enough.
+    """Change the registers per thread of the warp; inc waits until other warps of the CTA have released enough.
 
-    PTX ISA, "Miscellaneous Instructions: setmaxnreg": 24 to 256, a multiple of 8. An inc to fewer than the warp has is
-    an error at level "ptx". Else it is a note, and the warp keeps what it has: flash-attn-4's backward of head dim 256
-    does so (its launch has 168 for each of 384 threads, two roles ask for 128).
+    PTX ISA, "Miscellaneous Instructions: setmaxnreg": 24 to 256, a multiple of 8. An inc to fewer registers than
+    the warp has is an error at level "ptx". Otherwise it is a note, and the warp keeps its registers:
+    flash-attn-4's backward pass for head dim 256 does this (its launch has 168 for each of 384 threads, two roles
+    request 128).
     """
     count = ins.operands[0].value
     if count % 8 or not 24 <= count <= 256:
@@ -83,9 +84,9 @@ def setmaxnreg(warp, ins, match):
     pattern=r"createpolicy\.(fractional|range(?:\.global)?|cvt)\.(?:L2::evict_\w+(?:\.L2::evict_\w+)?|L2)\.b64"
 )
 def create_policy(warp, ins, match):
-    """An opaque cache policy: caches are not modelled, and whoever takes it looks at nothing of it.
+    """An opaque cache policy: caches are not modeled, so policies have no effect.
 
-    PTX ISA, "createpolicy". A fraction outside of (0, 1] is an error, as ptxas has it.
+    PTX ISA, "createpolicy". A fraction outside (0, 1] is an error, as in ptxas.
     """
     if match[1] == "fractional" and len(ins.operands) > 1:
         bits = warp.read32(ins.operands[1])[warp.lanes]

@@ -3,7 +3,7 @@
 to an integer      rounded by .rni .rzi .rmi .rpi, clamped to the type; NaN becomes 0, or the value with only
                    the top bit set when the source is f64 or the result has 64 bits
 to a float         rounded once by .rn .rz .rm .rp; NaN becomes the format's canonical NaN, except that from f64
-                   it keeps its sign and highest payload bits, and that tf32 has rules of its own (H200)
+                   it keeps its sign and highest payload bits, and that tf32 has separate rules (H200)
 to a packed pair   cvt.rn.bf16x2.f32 d, a, b: a goes to the UPPER half of d, b to the lower
 .sat               [0, 1] for floats (NaN: +0), the type's range for integers
 .relu              negative values and -0 become +0, NaN stays
@@ -440,9 +440,9 @@ def pair_of_f32(a, b, *, r, relu, satfinite, d):
     c="d = tf32{r}(positive{relu}(a))",
 )
 def tf32_of_f32(a, *, r, relu):
-    """f32 -> tf32: ten mantissa bits in the place of an f32; .rna sends ties away from zero."""
+    """f32 -> tf32: ten mantissa bits in an f32; .rna sends ties away from zero."""
     code = encode(clamp_negative(a, relu), TF32, r) << np.uint32(13)
-    # H200: .rn and .rz give one NaN; .rna cuts the payload, even to that of infinity
+    # H200: .rn and .rz give one NaN; .rna truncates the payload, even to that of infinity
     nan = a.view(np.uint32) & np.uint32(0xFFFFE000) if r == ".rna" else np.uint32(0x7FFFE000)
     return np.where(np.isnan(a), nan, code)
 

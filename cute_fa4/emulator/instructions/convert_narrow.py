@@ -8,7 +8,7 @@
     ue8m0x2  .b16: two bytes                            2^(code - 127), 0xff is NaN         0xff; .satfinite: 0xfe
 
 .scaled::n2::ue8m0 multiplies each element by the scale in the same half of its last operand and rounds once.
-A conversion to ue8m0 leaves the sign out; what is below 2^-127 becomes code 0 (cuda_fp8.hpp has it in C).
+A conversion to ue8m0 ignores the sign; values below 2^-127 become code 0 (as in cuda_fp8.hpp).
 """
 
 import numpy as np

@@ -4,12 +4,12 @@
     f16x2          bits 16 to 28       bits 0 to 12
     bf16x2         bits 16 to 31       bits 0 to 15
 
-They are added below the last bit of the result, to the magnitude, and what is below that bit is cut off: a value that
-lies a third of the way up becomes the upper neighbour for a third of the random numbers. Below the smallest normal the
-last bit is that of subnormals. Bits 13 to 15 and 29 to 31 of f16x2 are ignored, as hardware does; the ISA wants zeros.
+They are added to the magnitude below the last bit of the result, and lower bits are truncated: a value a third of
+the way up becomes the upper neighbor for a third of the random numbers. Below the smallest normal number the last
+bit is that of subnormals. Bits 13 to 15 and 29 to 31 of f16x2 are ignored, as in hardware; the ISA requires zeros.
 
-Public software that was compared with a B200 and a B300 (quack's and FlashInfer's emulations of it) agrees on this, and
-disagrees on which random bits the conversions of four values, to 8 and 4 bits, use: they have no meaning here.
+Public emulations that were compared with a B200 and a B300 (quack's and FlashInfer's) agree on this. They disagree
+on the random bits of the conversions of four values, to 8 and 4 bits; these have no meaning here.
 """
 
 import numpy as np
@@ -27,7 +27,7 @@ refuse(
 
 
 def stochastic(x, random, fmt, bits, satfinite):
-    """Codes of fmt (uint32) of float32 x with random integers of so many bits."""
+    """Codes of fmt (uint32) of float32 x with random integers of this many bits."""
     x = np.asarray(x, np.float64)
     size = np.abs(np.where(np.isfinite(x), x, 0.0))
     exponent = np.maximum(np.frexp(size)[1] - 1, fmt.min_exponent)

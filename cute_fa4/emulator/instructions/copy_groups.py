@@ -13,7 +13,7 @@ from cute_fa4.emulator.machine.warp import Wait
 
 
 class Copy:
-    """A copy in flight: was its source read, was its destination written; checks: CopyChecks or NoChecks."""
+    """A copy in flight: whether its source was read and its destination written; checks: CopyChecks or NoChecks."""
 
     __slots__ = ("checks", "read", "when_written", "written")
 
@@ -32,7 +32,7 @@ class CopyGroups:
     """Copies of one thread: those of the open group, and the committed groups, oldest first.
 
     history  the committed groups that no wait has covered yet, whether they have finished or not
-    known    how many of them a wait for their sources has covered
+    known    number of them that a wait for their sources has covered
     """
 
     __slots__ = ("committed", "history", "known", "open")
@@ -56,7 +56,7 @@ class CopyGroups:
         return [copy for group in old for copy in group]
 
     def waited(self, newest, only_read):
-        """A wait for all but the newest groups has succeeded: the copies that it covers, and no wait like it did."""
+        """A wait for all but the newest groups has succeeded: the copies that it covers for the first time."""
         count = max(0, len(self.history) - newest)
         if only_read:
             covered = self.history[self.known : count]
@@ -101,7 +101,7 @@ def bulk_commit_group(warp, ins):
 
 @instruction(pattern=r"cp\.async\.bulk\.wait_group(\.read)?")
 def bulk_wait_group(warp, ins, match):
-    """Until at most N of this thread's newest bulk groups are pending; with .read: are still to be read."""
+    """Wait until at most N of this thread's newest bulk groups are pending; with .read: unread."""
     newest = ins.operands[0].value
     what = f"{ins.opcode} {newest}"
     return wait_for_groups(BULK, warp, newest, what, bool(match.group(1)))

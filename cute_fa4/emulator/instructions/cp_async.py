@@ -19,7 +19,7 @@ from cute_fa4.emulator.instructions.instruction_table import instruction
 from cute_fa4.emulator.ptx.errors import IllegalAccess
 from cute_fa4.emulator.ptx.parser import Pred
 
-ASYNC = "cp.async"  # the kind of copies (copy_groups.groups_of)
+ASYNC = "cp.async"  # the kind of copy (copy_groups.groups_of)
 
 
 @instruction(
@@ -72,7 +72,7 @@ def cp_async(warp, ins, match):
 
 
 def _bytes_to_read(warp, operand, lanes, size):
-    """How many of the ``size`` bytes each lane reads; the others are filled with zeros."""
+    """The number of the ``size`` bytes that each lane reads; the others are filled with zeros."""
     if operand is None:
         return np.full(len(lanes), size)
     if isinstance(operand, Pred):
@@ -93,14 +93,14 @@ def cp_async_commit_group(warp, ins):
 
 @instruction("cp.async.wait_group")
 def cp_async_wait_group(warp, ins):
-    """Until at most N of this thread's newest cp.async groups are pending."""
+    """Wait until at most N of this thread's newest cp.async groups are pending."""
     newest = ins.operands[0].value
     return wait_for_groups(ASYNC, warp, newest, f"cp.async.wait_group {newest}")
 
 
 @instruction("cp.async.wait_all")
 def cp_async_wait_all(warp, ins):
-    """Until every cp.async of this thread is complete; an open group is committed first."""
+    """Commit the open group, then wait until every cp.async of this thread is complete."""
     for lane in warp.lanes:
         groups = groups_of(ASYNC, warp)[lane]
         if groups.open:
@@ -112,7 +112,7 @@ def cp_async_wait_all(warp, ins):
 def cp_async_mbarrier_arrive(warp, ins, match):
     """[mbarrier]: arrive when all earlier cp.async of this thread are complete.
 
-    Without .noinc the phase first lacks one arrival more, so that the expected count stays as it was.
+    Without .noinc the pending count is first incremented, so that the expected count is unchanged.
     """
     issuer, engine = warp.issuer(), warp.cta.machine.engine
     for lane in warp.lanes:

@@ -2,8 +2,8 @@
 
 Operands pass through ``in`` and results through ``out``: .ftz turns subnormals into zeros of the same sign, .sat
 clamps to [0, 1] and turns NaN into +0, and a NaN result is always 0x7fffffff (the section's canonical NaN).
-Rounding is part of the meaning and happens once: see rounding.py. .ftz of a product or quotient flushes what such a
-rounding without subnormals leaves below the smallest normal: rounding.flush_tiny.
+Rounding is part of the meaning and happens once: see rounding.py. For products and quotients, .ftz flushes results
+that are below the smallest normal number after rounding without subnormals: rounding.flush_tiny.
 """
 
 import numpy as np
@@ -128,8 +128,8 @@ _register_packed(
 
 # --- f32 with operands of half precision ------------------------------------------------------------
 
-# PTX ISA, "Mixed Precision Floating-Point Instructions": the half operands are widened, which is exact, and the rest is
-# f32 arithmetic, subnormals included. The first operands are halves, the one that is added is f32. There is no .ftz.
+# PTX ISA, "Mixed Precision Floating-Point Instructions": the half operands are converted exactly, and the rest is
+# f32 arithmetic, including subnormals. The first operands are halves, the addend is f32. There is no .ftz.
 HALVES = "f16 bf16"
 
 

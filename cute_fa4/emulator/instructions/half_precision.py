@@ -1,7 +1,7 @@
 """f16 and bf16 arithmetic, scalar and packed in pairs (PTX ISA, "Half Precision Floating-Point Instructions").
 
 Operands are decoded exactly to float32, computed in float64 (sums rounded to odd), and rounded once to the format.
-NaN results are 0x7fff. min and max are in min_max.py with their f32 kin.
+NaN results are 0x7fff. min and max are in min_max.py with those of f32.
 """
 
 import numpy as np

@@ -8,7 +8,7 @@
     is_lanes(opcode)  -> True when the opcode is register arithmetic that lanes.py can execute
 
 The modules of ``instructions/`` fill the table when they are imported; the first lookup imports them. They fill a
-table of their own, which is added when it is whole: an import that an exception ends (Ctrl-C) leaves nothing.
+separate table, which is added when it is complete: an import interrupted by an exception (Ctrl-C) has no effect.
 """
 
 import contextlib
@@ -46,9 +46,9 @@ class Entry:
 
 @dataclass
 class _Table:
-    """What decorators register.
+    """The registrations of decorators.
 
-    whole  the families of ``instructions/`` are in it
+    whole  whether it has the families of ``instructions/``
     """
 
     entries: dict[str, Entry] = field(default_factory=dict)
@@ -59,15 +59,15 @@ class _Table:
 
 _FAMILIES = "cute_fa4.emulator.instructions"
 _table = _Table()
-_being_filled: _Table | None = None  # by the families, which are being imported
+_being_filled: _Table | None = None  # during the import of the families
 
 
 @contextlib.contextmanager
 def filling():
-    """Context in which ``instructions/__init__.py`` imports the families; their opcodes are in the table at its end."""
+    """Context in which ``instructions/__init__.py`` imports the families; it adds their opcodes at the end."""
     global _table, _being_filled
     if not _table.whole:
-        # An earlier attempt may have ended anywhere: the modules that it did import register again.
+        # An earlier attempt may have been interrupted anywhere: modules that it imported register again.
         for name in [name for name in sys.modules if name.startswith(f"{_FAMILIES}.")]:
             del sys.modules[name]
         _being_filled = _Table()
@@ -80,7 +80,7 @@ def filling():
         return
     for opcode in new.entries.keys() & _table.entries.keys():
         raise _registered_twice(_table.entries[opcode], new.entries[opcode])
-    # One assignment: before it nothing of the families is there, after it everything.
+    # A single assignment adds all families at once.
     _table = _Table(
         {**_table.entries, **new.entries},
         [*_table.patterns, *new.patterns],
@@ -97,7 +97,7 @@ def _registering() -> _Table:
 def instruction(*opcodes, pattern=None, aligned=False):
     """Register ``f(warp, ins)`` as the meaning of the given opcodes, or ``f(warp, ins, match)`` of a pattern.
 
-    pattern is a regular expression that the whole opcode must match. Raises ValueError when an opcode
+    pattern is a regular expression that the whole opcode must match. Raises ValueError if an opcode
     has a meaning already.
     """
     if bool(opcodes) == (pattern is not None):
@@ -131,7 +131,7 @@ def lookup(opcode, ins=None):
 
 
 def find(opcode):
-    """The Entry of an opcode, or None where it has no meaning."""
+    """The Entry of an opcode, or None without a meaning."""
     table = _whole_table()
     entry = table.entries.get(opcode)
     if entry is not None:
@@ -163,7 +163,7 @@ def lane_operations():
 
 @dataclass(frozen=True)
 class LaneOperation:
-    """One opcode with one number of operands: what it computes in each lane, twice.
+    """One opcode with one number of operands: its meaning in each lane, in C and in NumPy.
 
     c        C statement; sources are a, b, c, h and results d, e, f, g (PTX writes d = op(a, b, c))
     meaning  NumPy function of the decoded sources; returns the result, or a tuple of results

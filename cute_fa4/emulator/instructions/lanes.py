@@ -1,4 +1,4 @@
-"""Straight-line register arithmetic in C: one call executes a whole run of instructions for one warp.
+"""Straight-line register arithmetic in C: one call executes a sequence of instructions for one warp.
 
     run = compile_run(instructions)                  once per run, at decode
     run.execute(R_ptr, P_ptr, active_mask)           per warp and visit
@@ -6,9 +6,9 @@
     instruction table --> one C function per operation, loops over the 32 lanes   (compiled on first execution)
     instructions      --> packed records: function, guard, operand offsets        (an immediate is a row of constants)
 
-For each record: mask = active & guard. With all 32 lanes on, the function writes to the registers directly; with
-fewer it writes to a scratch row, of which only the lanes in the mask are copied. Register rows are 128 bytes, so
-an operand is an offset from one of four bases: registers, predicates, constants, or a bin for ``_``.
+For each record: mask = active & guard. If all 32 lanes are active, the function writes to the registers directly.
+Otherwise it writes to a scratch row, and only the lanes in the mask are copied. Register rows are 128 bytes, so an
+operand is an offset from one of four bases: registers, predicates, constants, or a sink for ``_``.
 
 The C is compiled for this machine's processor and is bit-exact: no contraction, no reassociation, subnormals on.
 """
@@ -178,7 +178,7 @@ class _Constants:
         return self.offsets[key, rows]
 
     def array(self):
-        """The rows as one array that starts on a 64-byte boundary, as vector loads like it."""
+        """The rows as one array that starts on a 64-byte boundary, for vector loads."""
         rows = np.array(self.rows, np.uint32).reshape(-1, LANES)
         raw = np.zeros(rows.size + 16, np.uint32)
         start = -raw.ctypes.data % 64 // 4
@@ -311,10 +311,10 @@ _execute = None
 
 
 def link():
-    """Compile what the runs made so far need and is not loaded yet, in one library, and bind the runs.
+    """Compile the missing functions of all existing runs into one library, and bind the runs.
 
-    Execution does this when needed; called before, it lets a caller keep ``run.execute`` as a bare C call. An
-    exception may come at any line: a run stays pending until it is bound.
+    Execution does this on demand. Calling it earlier lets a caller keep ``run.execute`` as a bare C call. An
+    exception may occur at any line: a run stays pending until it is bound.
     """
     global _execute
     runs = list(_pending)

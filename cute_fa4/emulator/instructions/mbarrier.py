@@ -1,6 +1,6 @@
 """mbarrier instructions: initialise, arrive, expect bytes, wait.
 
-    own CTA             at once
+    own CTA             immediately
     another CTA         (shared::cluster address of another rank) through the asynchronous engine
 
 An arrival state (the .b64 result of arrive) holds the phase, which test_wait and try_wait accept, and the count.
@@ -26,8 +26,8 @@ _SPACE = r"(?:\.shared(?:::cta|::cluster)?)?"
 _ORDER = r"(?:\.(?:release|relaxed|acquire))?(?:\.(?:cta|cluster))?"
 
 TRY_WAIT_TIMEOUT = 1
-"""Any value: try_wait may return false after "a system-dependent time limit"; here that is when nothing
-else can progress, and at once in some of the calls of the modes "random" and "hostile"."""
+"""Any value: try_wait may return false after "a system-dependent time limit". Here this is when nothing
+else can progress, and immediately in some of the calls of the modes "random" and "hostile"."""
 
 
 def shared_addresses(warp, operand, opcode):
@@ -48,7 +48,7 @@ def _by_address(warp, operand, opcode):
     if type(operand) is Addr and type(operand.base) is Reg and operand.base.bits == 32:
         if ".shared" in opcode:
             same = fast.uniform(warp.R, operand.base.row, warp.mask, operand.offset & FULL)
-            if same >= 0:  # as nearly always
+            if same >= 0:  # the common case
                 return [(*resolve(same), lanes)]
     addresses = shared_addresses(warp, operand, opcode)
     first = addresses[0]
@@ -77,8 +77,8 @@ def _own(warp, operand, ins):
 def init(warp, ins, match):
     """A fresh barrier of ``count`` arrivals in phase 0; its 8 bytes belong to it until mbarrier.inval.
 
-    Of several lanes at once each but the first initialises a live barrier, which PTX leaves undefined. Hardware does
-    what one lane does: FlashInfer's prefill initialises a barrier so. Level "ptx" refuses it.
+    If several lanes execute it together, each but the first initializes a live barrier, which PTX leaves undefined.
+    Hardware behaves as if one lane executes it, and FlashInfer's prefill relies on this. Level "ptx" refuses it.
     """
     counts = warp.read32(ins.operands[1])
     issuer = warp.issuer()
@@ -133,7 +133,7 @@ def arrive(warp, ins, match):
     """[state,] address [, count]; with .expect_tx the last operand is a number of bytes and the count is 1."""
     drop, expects = bool(match[1]), bool(match[2])
     operands = ins.operands
-    # The state may be left out for shared::cluster barriers.
+    # The state may be omitted for shared::cluster barriers.
     state = operands[0] if isinstance(operands[0], (Reg, Sink)) else None
     rest = operands[1:] if state is not None else operands
     values = warp.read32(rest[1]) if len(rest) > 1 else None
@@ -177,7 +177,7 @@ _LANES = np.arange(32)
 
 
 def _states(barrier, amounts):
-    """Arrival states of lanes that arrive so many times: the phase, and the arrivals that it lacks before each."""
+    """Arrival states of lanes that arrive this many times: the phase, and its pending arrivals before each."""
     if amounts == _ONES:
         lacked = np.maximum(barrier.pending - _LANES, 0)
     else:
@@ -187,7 +187,7 @@ def _states(barrier, amounts):
 
 
 def _release(warp, barrier):
-    """The arrival that follows publishes what the warp knows."""
+    """The following arrival publishes the warp's clock."""
     order = warp.cta.machine.ordering
     if order is not None:
         _check_initialised(order, warp, barrier)
@@ -206,7 +206,7 @@ def _is_relaxed(opcode):
 
 
 def _scope(order, opcode):
-    """PTX ISA: .cta where none is written. Published kernels rely on that for other CTAs' mbarriers, written or not."""
+    """PTX ISA: the default is .cta. Published kernels use it for other CTAs' mbarriers, by default or explicitly."""
     written = written_scope(opcode)
     if written in (None, CTA):
         return CTA if order.ptx else GPU
@@ -234,8 +234,8 @@ def _arrive_remotely(warp, cta, offset, amount, expects, drop, issuer):
 
     what = "arrive.expect_tx" if expects else "arrive"
     label = f"mbarrier.{what} on CTA rank {cta.rank} offset 0x{offset:x}"
-    # The barrier must live until then, the CTA that arrives need not. One after the other from CTA to CTA:
-    # an arrival that releases must not overtake an earlier one that its own CTA has ordered before it.
+    # The barrier must exist until then; the arriving CTA may exit. Arrivals from CTA to CTA stay in order: an
+    # arrival that releases must not overtake an earlier one that its own CTA has ordered before it.
     queue = ("remote arrivals", issuer.cta, cta)
     cta.machine.engine.submit(action, label, issuer, queue=queue, outlives_cta=True)
 
@@ -272,7 +272,7 @@ def arrive_no_complete(warp, ins, match):
 
 @instruction(pattern=rf"mbarrier\.(expect|complete)_tx{_ORDER}{_SPACE}\.b64")
 def change_tx(warp, ins, match):
-    """Add (expect) or take (complete) bytes that the current phase waits for, without an arrival."""
+    """Add (expect) or subtract (complete) pending bytes of the current phase, without an arrival."""
     values, issuer = warp.read32(ins.operands[1]), warp.issuer()
     for cta, offset, lanes in _by_address(warp, ins.operands[0], ins.opcode):
         nbytes = sum(int(values[lane]) for lane in lanes)
@@ -291,7 +291,7 @@ def change_tx(warp, ins, match):
 
 @instruction("mbarrier.pending_count.b64")
 def pending_count(warp, ins):
-    """The arrivals that the phase lacked before the arrive that gave the state."""
+    """The pending arrivals of the phase before the arrive that returned the state."""
     warp.write32(
         ins.operands[0],
         (warp.read64(ins.operands[1]) >> np.uint64(_PHASE_BITS)).astype(np.uint32),
@@ -322,7 +322,7 @@ def mask_of_lanes(lanes):
 
 @instruction(pattern=rf"mbarrier\.(test|try)_wait(\.parity)?{_ORDER}{_SPACE}\.b64")
 def wait(warp, ins, match):
-    """p = has the phase completed; try_wait may block before it says no."""
+    """p = has the phase completed; try_wait may block before it returns false."""
     predicate, address, token = ins.operands[:3]
     by_parity = match[2] is not None
     tokens = warp.read32(token) if by_parity else warp.read64(token) & _PHASE

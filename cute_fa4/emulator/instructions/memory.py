@@ -1,10 +1,10 @@
 """Loads, stores, atomics and fences in every state space.
 
     ld.shared.v4.b32 {a, b, c, d}, [x];    one gather of 16 bytes per lane, then one write per register
-    ld.b32 d, [generic]                    lanes sorted by the window that holds their address
+    ld.b32 d, [generic]                    lanes grouped by the window of their address
 
-The emulator executes one instruction at a time, so every access is atomic and in program order. Memory
-order qualifiers and fences change no value; they count for the ordering checks. Scopes are accepted.
+The emulator executes one instruction at a time, so every access is atomic and in program order. Memory order
+qualifiers and fences change no value; only the ordering checks use them. Scopes are accepted.
 PTX ISA, "Data Movement and Conversion Instructions: ld, ld.global.nc, st", "atom, red", "membar, fence".
 """
 
@@ -126,7 +126,7 @@ def store(warp, ins, match):
 
 
 def _load_parameter(warp, ins, access):
-    """Load from a parameter by its name, which is the same for all lanes; False, and nothing done, by a register."""
+    """Load from a parameter by its name, which is the same for all lanes; False, without an effect, for a register."""
     target, source = ins.operands
     base = source.base if isinstance(source, Addr) else source
     if not (isinstance(base, Symbol) and base.space == "param"):
@@ -151,7 +151,7 @@ def _load_parameter(warp, ins, access):
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """A load or store as fast_paths.c takes it; row: of the address, codes: of the registers."""
+    """A load or store for fast_paths.c; row: of the address, codes: of the registers."""
 
     row: int
     offset: int
@@ -162,7 +162,7 @@ _KINDS = {32: 0, 64: 1, 16: 2}
 
 
 def _plan(ins, access, address, registers):
-    """_Plan of an instruction, or False where it always goes the long way; made once."""
+    """_Plan of an instruction, or False if Python must execute it; made once."""
     registers = registers.items if isinstance(registers, Vec) else (registers,)
     loads = address is ins.operands[1]
     if not (
@@ -191,7 +191,7 @@ _offsets = np.zeros(32, np.int64)
 
 
 def _load_shared(warp, ins, access):
-    """Load from the own CTA's shared memory in C; False, and nothing done, where anything is unusual."""
+    """Load from the own CTA's shared memory in C; False, without an effect, in unusual cases."""
     plan = ins.prepared
     if plan is None:
         plan = _plan(ins, access, ins.operands[1], ins.operands[0])
@@ -247,7 +247,7 @@ def _store_shared(warp, ins, access):
     if shared.shadow is not None:
 
         def values():
-            """What is stored, for the check of equal writes."""
+            """The stored values, for the check of equal writes."""
             stored = np.zeros((count, nbytes), np.uint8)
             rows = np.arange(count) * nbytes
             fast.store_registers(
@@ -381,7 +381,7 @@ def _generic(warp, addresses, nbytes, values):
                 f"generic address 0x{int(addresses[chosen[0]]):x} lies in no memory", IllegalAccess
             )
         if space == "local":
-            # Local variables keep their window: which lane reads decides which bytes are meant.
+            # Local variables keep their window: the reading lane selects the bytes.
             part = _local(
                 warp, addresses[chosen], nbytes, None if values is None else values[chosen], chosen
             )
@@ -397,7 +397,7 @@ def _generic(warp, addresses, nbytes, values):
 
 
 def _local(warp, addresses, nbytes, values, chosen=None):
-    """Local memory: the same addresses in every lane, bytes of its own for each."""
+    """Local memory: the same addresses in every lane, with separate bytes."""
     memory = warp.local_memory()
     lanes = np.asarray(warp.lanes)
     if chosen is not None:
@@ -455,14 +455,14 @@ def _atomic(warp, ins, match, address, operands, target=None):
     addresses = warp.address(address)
     looked_at = addresses[warp.lanes]
     looks = space in ("global", "") and int(looked_at.max()) < LOCAL_BASE
-    if looks and ins in warp.polls:  # it changed nothing there
+    if looks and ins in warp.polls:  # it changed nothing
         wait = polls.look(warp, ins, looked_at)
         if wait is not None:
             return wait
     changed = False
     results = [np.zeros(32, unsigned) for _ in range(count)]
     with np.errstate(over="ignore", invalid="ignore"):
-        for lane in warp.lanes:  # one lane after the other, lowest first
+        for lane in warp.lanes:  # one lane after another, lowest first
             for i in range(count):
                 at = addresses[lane : lane + 1] + np.uint64(i * size)
                 old = np.ascontiguousarray(gather(warp, space, at, size)).view(dtype)[0]
@@ -490,7 +490,7 @@ def _atomic(warp, ins, match, address, operands, target=None):
 
 @instruction(pattern="atom" + _ATOMIC)
 def atom(warp, ins, match):
-    """d = [a]; [a] = op([a], b[, c]): lanes one after the other."""
+    """d = [a]; [a] = op([a], b[, c]): lanes one after another."""
     return _atomic(
         warp,
         ins,
@@ -537,8 +537,8 @@ def store_async(warp, ins, match):
 def _to_cluster(warp, ins, size, combined=None):
     """[a], b, [mbarrier]: in flight; combined(cta, offset, data) is what is written, None: the data.
 
-    What neighbouring lanes store side by side, counted by one mbarrier, is in flight as one; the mbarrier is told of
-    each lane's bytes, so that a phase that awaits fewer of them ends among them.
+    Adjacent stores of neighboring lanes with the same mbarrier are one operation in flight. The mbarrier counts
+    each lane's bytes separately, so that a phase that expects fewer of them can end between lanes.
     """
     address, source, mbar = ins.operands
     sources = source.items if isinstance(source, Vec) else (source,)
@@ -564,7 +564,7 @@ def _to_cluster(warp, ins, size, combined=None):
 
 
 def _send(warp, name, cta, offset, data, barrier_offset, counted, combined):
-    """Put data for another CTA in flight; its mbarrier is told when they are there, of so many bytes each time."""
+    """Put data for another CTA in flight; its mbarrier is signaled at completion, with this many bytes each time."""
     issuer = warp.issuer()
     label = f"{name} of {len(data)} bytes to CTA rank {cta.rank}"
     checked = checks.copy_checks(warp, label, is_async=False)
@@ -585,7 +585,7 @@ def _send(warp, name, cta, offset, data, barrier_offset, counted, combined):
 
 @instruction(pattern=r"(?:fence|membar)(?:\.[\w:]+)*")
 def fence(warp, ins, match):
-    """Every effect of the emulator is visible at once; the ordering checks ask who has executed which fence."""
+    """Effects of the emulator are visible immediately; only the ordering checks use fences."""
     order = warp.cta.machine.ordering
     if order is None:
         return

@@ -1,13 +1,13 @@
-"""multimem: instructions whose address leads to several memories at once (machine/multicast.py).
+"""multimem: instructions whose address maps to several memories at once (machine/multicast.py).
 
-    multimem.ld_reduce{.sem}{.scope}{.global}.op{.acc::f32}{.vec}.type  d, [a]     d = op of what every memory has there
+    multimem.ld_reduce{.sem}{.scope}{.global}.op{.acc::f32}{.vec}.type  d, [a]     d = op of the values in all memories
     multimem.st{.sem}{.scope}{.global}{.vec}.type                       [a], b     to every memory
     multimem.red{.sem}{.scope}{.global}.op{.vec}.type                   [a], b     every memory = op(it, b), atomically
     multimem.cp.async.bulk.global.shared::cta.bulk_group{.cp_mask}      [a], [src], size{, byteMask}
     multimem.cp.reduce.async.bulk.global.shared::cta.bulk_group.op.type [a], [src], size
 
-Sums of several floating-point numbers are exact in float64 and rounded once: hardware adds in an order and a precision
-of its own (at least that of the type, or f32), and may differ in the last bit. PTX ISA, "multimem.ld_reduce,
+Sums of several floating-point numbers are exact in float64 and rounded once. Hardware adds in an unspecified order
+and precision (at least that of the type, or f32), and may differ in the last bit. PTX ISA, "multimem.ld_reduce,
 multimem.st, multimem.red", "multimem.cp.async.bulk", "multimem.cp.reduce.async.bulk".
 """
 
@@ -62,7 +62,7 @@ def reduced(operation, kind, parts):
 
 
 def _places(warp, address, nbytes, what):
-    """Addresses in each memory of one multimem address. Faults where it is none, or not aligned."""
+    """Addresses in each memory of one multimem address. Faults if it is not one, or not aligned."""
     if address % nbytes:
         warp.fault(
             f"{what} of {nbytes} bytes at multimem address 0x{address:x}: not aligned",
@@ -124,7 +124,7 @@ def _source_bytes(warp, operand, kind):
 
 @instruction(pattern=rf"multimem\.ld_reduce{_ORDER}\.{_COMBINED}")
 def ld_reduce(warp, ins, match):
-    """d, [a]: what every memory has there, combined."""
+    """d, [a]: the values in all memories, combined."""
     operation, count, kind = _what(match)
     size = _register_bytes(kind)
     registers = _registers(ins.operands[0])

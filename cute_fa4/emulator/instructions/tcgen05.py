@@ -2,11 +2,11 @@
 
     tcgen05.ld    executes at issue: registers hold what tensor memory holds at that moment
     tcgen05.st    in flight until tcgen05.wait::st of the same warp
-    tcgen05.mma   in flight, one after the other, in the queue ("tensor", cta) of the issuing CTA
-    tcgen05.commit  behind the MMAs in the same queue, then arrives on mbarriers
+    tcgen05.mma   in flight, in order, in the queue ("tensor", cta) of the issuing CTA
+    tcgen05.commit  after the MMAs in the same queue, then arrives on mbarriers
 
-Registers are delivered at issue, as published kernels without tcgen05.wait::ld assume. PTX asks for the wait: with
-checks at level "ptx" the loaded rows are listed in ``warp.pending_rows`` until the wait.
+Registers are delivered at issue, as published kernels without tcgen05.wait::ld assume. PTX requires the wait: with
+checks at level "ptx" the loaded rows are in ``warp.pending_rows`` until the wait.
 
 Data movement shapes. Register r of lane t of the warp holds the word at (lane, column), both relative to
 the address, for xN (PTX ISA, "tcgen05 Data Movement Shape"; the copy atoms of CuTe agree):
@@ -55,7 +55,7 @@ SHAPE = r"(32x32b|16x64b|16x128b|16x256b|16x32bx2)\.x(1|2|4|8|16|32|64|128)"
 
 @instruction(pattern=rf"tcgen05\.alloc{GROUP}\.sync\.aligned(\.shared::cta)?\.b32", aligned=True)
 def alloc(warp, ins, match):
-    """[shared address] <- address of a new block of columns; waits while there is no room.
+    """[shared address] <- address of a new block of columns; waits until columns are free.
 
     With .cta_group::2 one warp of each CTA of the pair executes it, and both wait for each other.
     """
@@ -101,9 +101,9 @@ def alloc(warp, ins, match):
 
 
 def _check_peer_is_there(warp):
-    """Whoever allocates for a pair knows that the other CTA has been launched (PTX ISA, "tcgen05.alloc").
+    """An allocation for a pair must come after the launch of the other CTA (PTX ISA, "tcgen05.alloc").
 
-    A cluster starts together, but not at once (NVIDIA/cutlass#3316). Level "ptx" asks for it.
+    The CTAs of a cluster do not start at the same instant (NVIDIA/cutlass#3316). Level "ptx" checks this.
     """
     order, cluster = warp.cta.machine.ordering, warp.cta.cluster
     if order is None or not order.ptx or cluster.barrier.generation:
@@ -132,7 +132,7 @@ def dealloc(warp, ins, match):
 
 
 def _check_peer_has_allocated(warp):
-    """A pair frees when the tcgen05.alloc of both has completed.
+    """A pair may free only after the tcgen05.alloc of both CTAs has completed.
 
     A B300 ends the launch otherwise (NVIDIA/cutlass#3435).
     """
@@ -217,7 +217,7 @@ def ld(warp, ins, match):
 
 @lru_cache(maxsize=256)
 def _plain_load(ins, shape, repeat):
-    """The tcgen05.ld without its reduction: (instruction, the register of the reduction)."""
+    """The plain tcgen05.ld of a tcgen05.ld.red: (instruction, the register of the reduction)."""
     values, reduced, *rest = ins.operands
     opcode = f"tcgen05.ld.sync.aligned.{shape}.x{repeat}.b32"
     return dataclasses.replace(ins, opcode=opcode, operands=(values, *rest)), reduced
@@ -229,9 +229,9 @@ def _plain_load(ins, shape, repeat):
     aligned=True,
 )
 def ld_red(warp, ins, match):
-    """Registers <- tensor memory, and one more <- their minimum or maximum, in each lane (sm_103a).
+    """Registers <- tensor memory, and one more <- their minimum or maximum, per lane (sm_103a).
 
-    PTX ISA, "tcgen05.ld.red": without .NaN the reduction leaves NaN out as long as there is a number; .abs reduces
+    PTX ISA, "tcgen05.ld.red": without .NaN the reduction ignores NaN unless all values are NaN; .abs reduces
     absolute values. All registers are defined after tcgen05.wait::ld.
     """
     shape, repeat, operation, absolute, nan, integer = match.groups()
@@ -263,7 +263,7 @@ def _target_has_reductions(warp):
 def st(warp, ins, match):
     """Tensor memory <- registers; complete when tcgen05.wait::st of this warp returns."""
     shape, repeat, unpacked = match.group(1), int(match.group(2)), bool(match.group(3))
-    # The immediate of .16x32bx2 stands between the address and the registers.
+    # The immediate of .16x32bx2 is between the address and the registers.
     registers = _registers(ins.operands[-1])
     lane, column = _warp_address(warp, ins.operands[0], shape)
     rows, _ = _rows(ins, ins.operands[-1])
@@ -287,7 +287,7 @@ def st(warp, ins, match):
 
         def write():
             if unpacked:
-                # What the upper halves become is not documented: leave poison there.
+                # The upper halves are undocumented: leave poison there.
                 upper = np.uint32(0xFFFF0000)
                 tmem.scatter(lane + lanes, column + columns, values | upper, "tcgen05.st")
                 high = values >> np.uint32(16) | upper
@@ -315,7 +315,7 @@ def st(warp, ins, match):
 
 @instruction("tcgen05.wait::st.sync.aligned", aligned=True)
 def wait_st(warp, ins):
-    """Until all tcgen05.st of this warp have been written."""
+    """Wait until all tcgen05.st of this warp have been written."""
     pending = warp.cta.tmem.pending_stores
     if pending.get(warp.index):
         return Wait(lambda: not pending[warp.index], "tcgen05.st of this warp")
@@ -334,7 +334,7 @@ def wait_ld(warp, ins):
 
 @instruction("tcgen05.fence::before_thread_sync", "tcgen05.fence::after_thread_sync")
 def fence(warp, ins):
-    """Orders tcgen05 operations with thread synchronisation: changes no value, counts for the checks."""
+    """Orders tcgen05 operations with thread synchronisation: changes no value; used by the checks."""
     if warp.cta.machine.ordering is not None:
         warp.cta.machine.ordering.fence_tensor(warp, before="before" in ins.opcode)
 
@@ -344,7 +344,7 @@ def _registers(operand):
 
 
 def _rows(ins, operand):
-    """(rows of the 32-bit registers of an operand as an int array, the same as a frozenset), worked out once."""
+    """(rows of the 32-bit registers of an operand as an int array, the same as a frozenset), computed once."""
     if ins.prepared is None:
         registers = _registers(operand)
         if not all(isinstance(r, Reg) and r.bits == 32 for r in registers):
@@ -357,8 +357,8 @@ def _rows(ins, operand):
 def _warp_address(warp, operand, shape):
     """(lane, column) of the address; faults unless it lies in the 32 lanes that the warp may access.
 
-    Hardware lets a warp reach its own quarter by the lanes of the first one: DeepGEMM and FlashMLA rely on it. Level
-    "ptx" asks for the lanes of the warp.
+    Hardware lets a warp access its own quarter by the lanes of the first quarter, and DeepGEMM and FlashMLA rely on
+    it. Level "ptx" requires the lanes of the warp.
     """
     lane, column = split_address(_uniform_address(warp, operand))
     first = 32 * (warp.index % 4)
@@ -471,7 +471,7 @@ def mma_ws(warp, ins, match):
 
 
 def refuse_several_threads(warp):
-    """Each thread that issues a product multiplies once more."""
+    """Each thread that issues an MMA multiplies once more."""
     if warp.mask & warp.mask - 1:
         warp.fault(
             f"tcgen05.mma by {len(warp.lanes)} threads would multiply as often; elect one thread"
@@ -479,7 +479,7 @@ def refuse_several_threads(warp):
 
 
 def submit_product(warp, multiply):
-    """Check a product and hand it to the tensor core of the CTA, with what the verifier checks when it is executed."""
+    """Check an MMA and queue it for the CTA's tensor core, with the ordering checks at execution."""
     multiply.check()
     action, order = multiply.execute, warp.cta.machine.ordering
     if order is not None:
@@ -528,8 +528,8 @@ def enabled_lanes(warp, disabled, group, lane):
 def commit(warp, ins, match):
     """Arrive on an mbarrier once all earlier MMAs of this CTA have completed.
 
-    PTX promises it for the MMAs of the executing thread; the queue of the CTA waits for those of its
-    other threads too. With .multicast::cluster: on the same offset in every CTA of the mask.
+    PTX guarantees this for the MMAs of the executing thread. The emulator's queue per CTA also waits for those of
+    its other threads. With .multicast::cluster: on the same offset in every CTA of the mask.
     """
     warp.cta.tmem.use_cta_group(int(match.group(1)))
     issuer, engine = warp.issuer(), warp.cta.machine.engine

@@ -9,10 +9,10 @@
                   4x256b      4 x 32       32 r + the lane of the address              8
     tcgen05.shift row r + 1 -> row r, in each 32 lanes; 8 columns. The last row stays.
 
-The source is K-major as of an operand (tensor_core.py). With .b8x16.b4x16_p64 or .b6x16_p32 each 16 bytes of it hold 16
-elements of 4 or 6 bits and padding; 6 bits become the low bits of a byte, 4 bits its bits 2 to 5. With .cta_group::2
-each CTA of the pair copies from its own shared memory to its own tensor memory. All go through the tensor core's queue:
-in order with products, reported by tcgen05.commit.
+The source is K-major like an operand (tensor_core.py). With .b8x16.b4x16_p64 or .b6x16_p32, each 16 bytes hold 16
+elements of 4 or 6 bits and padding; 6 bits become the low bits of a byte, 4 bits its bits 2 to 5. With
+.cta_group::2 each CTA of the pair copies from its own shared memory to its own tensor memory. All operations use
+the tensor core's queue: they are in order with MMAs, and tcgen05.commit reports them.
 
 PTX ISA, "tcgen05.cp", "tcgen05.shift", "Data Movement Shape"; lanes as in CUTLASS's copy traits of SM100.
 """

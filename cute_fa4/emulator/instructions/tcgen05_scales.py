@@ -2,7 +2,7 @@
 
     tcgen05.mma...kind::mxf4nvf4.block_scale.block16 [d], a, b, idesc, [scales of A], [scales of B], enable-input-d
 
-Scales come by tcgen05.cp (tcgen05_copies.py), which goes through the same queue, so a product needs no wait for them.
+tcgen05.cp copies the scales (tcgen05_copies.py). It uses the same queue, so an MMA needs no wait for them.
 PTX ISA, "tcgen05.mma".
 """
 

@@ -1,10 +1,10 @@
-"""tcgen05 with sparse A: half of the elements of K are stored, metadata in tensor memory says which (sparse.py).
+"""tcgen05 with sparse A: half of the elements of K are stored; metadata in tensor memory selects them (sparse.py).
 
     tcgen05.mma.sp...kind::f16      [d], a, b, [metadata], idesc{, {disabled lanes}}, enable-input-d{, scale-input-d}
     tcgen05.mma.sp...kind::mxf4...  [d], a, b, [metadata], idesc, [scales of A], [scales of B], enable-input-d
     tcgen05.mma.ws.sp...kind::f16   [d], a, b, [metadata], idesc, enable-input-d{, zero-column-mask-desc}
 
-Metadata comes by tcgen05.cp, which goes through the same queue, or by tcgen05.st. PTX ISA, "tcgen05.mma.sp".
+tcgen05.cp, which uses the same queue, or tcgen05.st writes the metadata. PTX ISA, "tcgen05.mma.sp".
 """
 
 from cute_fa4.emulator.instructions.instruction_table import instruction
@@ -28,7 +28,7 @@ _COLLECTOR_A = r"(?:\.collector::a::(?:fill|use|lastuse|discard))?"
 
 
 def _operands(warp, group, d, a, b):
-    """What every product has: its CTAs, D, A, B, and whether A is in tensor memory."""
+    """Common operands of sparse MMAs: CTAs, D, A, B, and whether A is in tensor memory."""
     refuse_several_threads(warp)
     cta, lane = warp.cta, warp.lane0
     cta.tmem.use_cta_group(group)

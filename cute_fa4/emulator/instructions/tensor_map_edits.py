@@ -1,12 +1,12 @@
-"""Tensor maps changed on the device: tensormap.replace, and the copy and fences that make a change known to TMA.
+"""Tensor maps modified on the device: tensormap.replace, and the copy and fences that make a change visible to TMA.
 
     tensormap.replace.tile.FIELD.shared::cta.b1024.b32  [map]{, ordinal}, value       one field of 128 bytes
     tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned  [global], [shared], 128
-    fence.proxy.tensormap::generic.acquire.gpu  [global], 128                         by whoever issues copies next
+    fence.proxy.tensormap::generic.acquire.gpu  [global], 128                         before the next copies
 
-TMA reads maps through a proxy of its own. With ordering checks, a map in global memory that the kernel has changed is
-refused by copies until the change was released (cp_fenceproxy, fence.proxy.tensormap::generic.release) and the CTA
-that copies has acquired it. PTX ISA, "tensormap.replace", "tensormap.cp_fenceproxy", "membar/fence: proxy".
+TMA reads maps through a separate proxy. With ordering checks, copies refuse a modified map in global memory until
+the change was released (cp_fenceproxy, fence.proxy.tensormap::generic.release) and the copying CTA has acquired it.
+PTX ISA, "tensormap.replace", "tensormap.cp_fenceproxy", "membar/fence: proxy".
 """
 
 import struct
@@ -20,7 +20,7 @@ from cute_fa4.emulator.instructions.instruction_table import instruction
 from cute_fa4.emulator.machine.tensor_map import TENSOR_MAP_BYTES
 from cute_fa4.emulator.ptx.errors import IllegalAccess, TensorMapError
 
-MAP_ALIGNMENT = 128  # of what replace and cp_fenceproxy are given
+MAP_ALIGNMENT = 128  # of maps for replace and cp_fenceproxy
 _ORDINAL = {"box_dim": 5, "global_dim": 5, "global_stride": 4, "element_stride": 5}
 _FIELDS = (
     "global_address|rank|box_dim|global_dim|global_stride|element_stride|elemtype|interleave_layout"
@@ -69,7 +69,7 @@ def edited(words, name, ordinal, value):
     elif name == "swizzle_mode":
         put(2, 13, 2, accept(0, 3))
     elif name == "swizzle_atomicity":
-        accept(0, 0)  # 16 bytes, the only one that tensor_map.py knows
+        accept(0, 0)  # 16 bytes, the only one that tensor_map.py supports
     else:
         put(2, 15, 1, accept(0, 1))
     return w
@@ -113,7 +113,7 @@ class _Place:
             self.offset = global_address(warp, operand, lane, MAP_ALIGNMENT, "tensor map")
 
     def bytes(self):
-        """As they are, written or not: fields are set one after the other."""
+        """The bytes, written or not: fields are set one by one."""
         if self.shared is None:
             return self.warp.cta.machine.memory.read(self.offset, TENSOR_MAP_BYTES).tobytes()
         end = self.offset + TENSOR_MAP_BYTES
@@ -151,7 +151,7 @@ def _write_map(warp, address, data):
     aligned=True,
 )
 def copy_and_fence(warp, ins, match):
-    """[global], [shared], 128: the warp copies a map to global memory, and releases it to the proxy of TMA."""
+    """[global], [shared], 128: the warp copies a map to global memory, and releases it to TMA's proxy."""
     target, source, size = ins.operands
     if size.value != TENSOR_MAP_BYTES:
         warp.fault(

@@ -1,7 +1,7 @@
 """Exchange between the lanes of a warp: elect, shfl, vote, match, redux, activemask, bar.warp.
 
-Every .sync instruction names the lanes that take part; lanes that come first wait at the instruction
-until the other named lanes (those that have not exited) are there too.
+Every .sync instruction names the participating lanes. Lanes that arrive first wait at the instruction for the other
+named lanes that have not exited.
 PTX ISA, "Parallel Synchronization and Communication Instructions", "Data Movement: shfl.sync".
 """
 
@@ -16,7 +16,7 @@ from cute_fa4.emulator.ptx.parser import Imm, Pair, Sink
 
 
 def members(warp, operand):
-    """(bitmask of the lanes that take part, None), or (mask, Wait) while some are missing.
+    """(bitmask of the participating lanes, None), or (mask, Wait) while some are missing.
 
     Raises DivergenceError when an executing lane is not named, or a named lane skips the instruction.
     """
@@ -56,7 +56,7 @@ def elect(warp, ins):
 
 @instruction(pattern=r"shfl\.sync\.(idx|up|down|bfly)\.b32")
 def shfl(warp, ins, match):
-    """d|p: the value of another lane; p is false where the source lane is out of the segment.
+    """d|p: the value of another lane; p is false if the source lane is outside the segment.
 
     PTX ISA, "shfl.sync": c holds the clamp in bits [0, 5) and the segment mask in bits [8, 13).
     """
@@ -106,7 +106,7 @@ def _sources(mode, b, c):
 
 @functools.lru_cache
 def _sources_by_constants(mode, b, c):
-    """The same for a b and a c that all lanes share, as compiled code mostly has them."""
+    """The same for a b and a c that all lanes share, the common case in compiled code."""
     source, valid = _sources(mode, np.full(32, b), np.full(32, c))
     source.setflags(write=False)
     return source, valid

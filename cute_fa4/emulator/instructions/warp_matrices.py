@@ -4,7 +4,7 @@
                       lane l holds elements (l / 4, 2 (l % 4)) and (l / 4, 2 (l % 4) + 1) of each tile
         .trans        the same of the transposed tile
     ldmatrix.m8n16    rows of 16 elements of 4 or 6 bits, packed, which become bytes (low bits); lane l holds the bytes
-                      (l / 4, 4 (l % 4)) and the three behind it of each tile
+                      (l / 4, 4 (l % 4)) and the next three of each tile
     ldmatrix.m16n16   .trans: 16 rows of 16 bytes, or of packed elements; lane l holds bytes (4 (l % 4) + j, l / 4),
                       j = 0 .. 3, and the same of column l / 4 + 8 in the next register
     stmatrix.m16n8    .trans.b8: lane l of the first 8, 16 or 32 gives the address of row l of 16 bytes
@@ -15,8 +15,8 @@
         B (k x 8)     registers: column g; rows w t .. in the first, the second half of k
         C, D (16 x 8) rows g, g, g + 8, g + 8; columns 2 t, 2 t + 1, 2 t, 2 t + 1
 
-Products are exact and are added in float64, with one rounding to the type of D: hardware adds in groups, and may differ
-in the last bits. PTX ISA, "ldmatrix", "stmatrix", "Matrix Fragments for mma.m16n8k16" and its neighbours.
+Products are exact and are added in float64, with one rounding to the type of D. Hardware adds in groups, and may
+differ in the last bits. PTX ISA, "ldmatrix", "stmatrix", "Matrix Fragments for mma.m16n8k16" and related sections.
 """
 
 import numpy as np
@@ -64,7 +64,7 @@ _PACKED = r"\.b8x16\.b(?:6x16_p32|4x16_p64)"
 
 
 def _byte_rows(warp, ins, rows):
-    """uint8[rows, 16]: rows of bytes, or of elements of 4 and 6 bits that are widened to bytes."""
+    """uint8[rows, 16]: rows of bytes, or of 4- and 6-bit elements expanded to bytes."""
     addresses = _row_addresses(warp, ins.operands[1], rows, ins.opcode)
     raw = np.ascontiguousarray(gather(warp, "shared", addresses, 16)).view(np.uint8)
     raw = raw.reshape(rows, 16)

@@ -6,8 +6,8 @@
              queue ("tensor", cta)   mma1 -> mma2 -> commit          only the head can complete
              unordered               copyA   copyB   arriveC         each one can complete
 
-Bulk copies, tensor-core instructions and arrivals on another CTA's barriers all go through here. Which
-of the possible completions comes next is decided by schedules.py.
+Bulk copies, tensor-core instructions and arrivals on another CTA's barriers are submitted here. schedules.py
+decides which of the possible completions comes next.
 """
 
 from collections import deque
@@ -46,9 +46,9 @@ class AsyncEngine:
         label   a few words for messages, e.g. "TMA load of 16384 bytes"
         issuer  warp.issuer() of the instruction, for messages
         queue   hashable; operations of one queue complete in submission order. None: unordered.
-        outlives_cta  True when the issuing CTA may end before the completion (a store to global memory that
+        outlives_cta  True if the issuing CTA may exit before the completion (a store to global memory that
                 has already read its source)
-        kept_for      True when the memory of a CTA that ends is kept until the completion (a store that reads it)
+        kept_for      True if the CTA's memory is kept until the completion (a store that reads it)
         Returns the Operation.
         """
         self.submitted += 1
@@ -62,7 +62,7 @@ class AsyncEngine:
             outlives_cta,
             kept_for,
         )
-        # An unordered operation is the only member of a queue of its own.
+        # An unordered operation is the only member of a separate queue.
         key = ("unordered", self.submitted) if queue is None else queue
         pending = self._queues.get(key)
         if pending is None:
@@ -87,7 +87,7 @@ class AsyncEngine:
         return sorted((op for q in self._queues.values() for op in q), key=lambda op: op.number)
 
     def complete(self, operation):
-        """Run the action of a queue's head. What it raises carries the issuer's location."""
+        """Run the action of a queue's head. Its errors include the issuer's location."""
         key = ("unordered", operation.number) if operation.queue is None else operation.queue
         pending = self._queues[key]
         if pending[0] is not operation:

@@ -6,9 +6,9 @@
     mxf4nvf4 (2X, block32)  e2m1        64   32            ue8m0           2
     mxf4nvf4 (4X, block16)  e2m1        64   16            ue4m3, ue8m0    4
 
-Two e2m1 lie in a byte, the first in its low half. Scales lie in tensor memory, by tcgen05.cp.32x128b.warpx4:
-row r of A (column r of B) in lane r % 32 of each quarter, column r / 32, four bytes a column. Of a pair (M 256) each
-CTA has the scales of its own 128 rows of A, and those of all columns of B.
+A byte holds two e2m1, the first in its low half. Scales are in tensor memory, written by tcgen05.cp.32x128b.warpx4:
+row r of A (column r of B) in lane r % 32 of each quarter, column r / 32, four bytes per column. In a pair (M 256)
+each CTA has the scales of its own 128 rows of A, and those of all columns of B.
 
 PTX ISA, "tcgen05.mma: block scaling", "Instruction descriptor" of these kinds, "Scale factor layout"; fields as in
 CUTLASS's InstrDescriptorBlockScaled. Verified with CUTLASS's block-scaled GEMMs, which compare with a reference.
@@ -43,7 +43,7 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class ScaledDescriptor(InstructionDescriptor):
-    """InstructionDescriptor, with what is said of scales.
+    """InstructionDescriptor with the fields for scales.
 
     block  elements of K that share a scale     packed  two elements a byte     ue8m0  the scale format, else ue4m3
     a_byte, b_byte  the first byte of the scales of an MMA in their column
@@ -100,7 +100,7 @@ class ScaledMultiply(MatrixMultiply):
     scale_b: int = 0
 
     def check(self):
-        """Raise for what is wrong whatever the data is: called when the instruction is issued."""
+        """Raise errors that do not depend on the data: called at issue."""
         if self.a_in_tensor_memory:
             raise EmulatorError(
                 f"{self.descriptor} with scales: A in tensor memory has no meaning here"
@@ -164,7 +164,7 @@ class ScaledMultiply(MatrixMultiply):
         shape = self.descriptor
         name, address, columns = scale
         column = split_address(address)[1]
-        # All quarters hold the same; the first one is read for all.
+        # All quarters hold the same values; the first one is read.
         words = cta.tmem.read(0, column, 32, columns, f"scales of {name}")
         codes = np.ascontiguousarray(words).view(np.uint8).reshape(columns * 32, 4)[:rows]
         codes = codes[:, first : first + shape.scales_of_a_row]

@@ -1,4 +1,4 @@
-"""Machine, cluster and CTA: who owns which memory, and how addresses find it.
+"""Machine, cluster and CTA: the owners of memories, and address resolution.
 
 Machine   global memory, parameters, asynchronous engine, counters, notes
   Cluster   CTAs of one cluster: a shared::cluster address is  rank << 24 | offset
@@ -28,19 +28,19 @@ from cute_fa4.emulator.ptx.labels import NO_LABELS
 OFFSET_BITS = 24
 OFFSET_MASK = (1 << OFFSET_BITS) - 1
 NO_RANK = 255
-"""The rank in addresses that mapa makes of a rank beyond: an address has 8 bits for it, a cluster at most 16 CTAs."""
+"""The rank in addresses of mapa for an invalid rank: an address has 8 bits for it, a cluster at most 16 CTAs."""
 _WINDOW = 1 << 32
 
 
 class Machine:
-    """Everything that one launch can reach.
+    """All state of one launch.
 
     memory    GlobalMemory          params   ParamMemory         engine  AsyncEngine
     counters  executions by opcode, and free keys
-    notes     remarks that are not errors (a phase nobody looked at, ...)
-    progress  grows with every effect that another warp may wait for
-    polls_freely  warps that spin go on looking, because nothing else can run (polls.py)
-    joined    clusters that have joined others              others_join   more may
+    notes     remarks that are not errors (an unobserved phase, ...)
+    progress  incremented by every effect that another warp may wait for
+    polls_freely  spinning warps keep polling, because nothing else can run (polls.py)
+    joined    clusters that joined running ones              others_join   whether more may
     cluster   of the warp that runs
     """
 
@@ -58,12 +58,12 @@ class Machine:
         self.joined = 0
         self.gives_up = lambda: (
             False
-        )  # does a try_wait that would block return false at once? (schedules.py)
+        )  # does a try_wait that would block return false immediately? (schedules.py)
         self.claim_cluster = lambda cta: None  # launch.PendingClusters.claim
         self.cluster = None
         self.tensor_maps = {}  # global address -> checks.tensor_maps.MapState
         self.symbols = {}  # module variable in global or const memory -> host address
-        self.target = ""  # of the module, "sm_100a"; "" when it is not known
+        self.target = ""  # of the module, "sm_100a"; "" if unknown
         self.grid = (1, 1, 1)
         self.block = (WARP_SIZE, 1, 1)
         self.dynamic_shared_bytes = 0
@@ -153,7 +153,7 @@ class CTA:
     # -- mbarriers -----------------------------------------------------------------------------------------
 
     def mbarrier(self, offset):
-        """The MBarrier at a shared offset. Raises BarrierError when none was initialised, or the CTA has ended."""
+        """The MBarrier at a shared offset. Raises BarrierError if none was initialized, or if the CTA has exited."""
         if self.finished:
             raise BarrierError(
                 f"mbarrier at shared offset {self.shared.describe(offset)} of {self.shared.name}, which has ended; "
@@ -176,7 +176,7 @@ class CTA:
     # -- addresses and special registers ----------------------------------------------------------------------
 
     def symbol_address(self, symbol):
-        """Address of a variable, as mov delivers it: space address for shared, generic for the rest."""
+        """Address of a variable as returned by mov: space address for shared, generic for other spaces."""
         if symbol.space == "shared":
             return (self.rank << OFFSET_BITS) + symbol.offset
         if symbol.space == "param":
@@ -203,7 +203,7 @@ class CTA:
     def finish(self):
         """The last warp has exited: nothing of this CTA may be in flight, tensor memory must be free.
 
-        But for the reads of its bulk stores, below level "ptx": they complete, and checks leave a note.
+        Exception below level "ptx": reads of its bulk stores complete, and the checks add a note.
         """
         engine, ordering = self.machine.engine, self.machine.ordering
         self.finished = True

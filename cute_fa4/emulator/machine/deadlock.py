@@ -1,4 +1,4 @@
-"""The text of a deadlock: who waits for what, who would have to arrive, and the circle when there is one.
+"""The text of a deadlock: what each warp waits for, the missing arrivals, and the cycle if there is one.
 
 deadlock in CTA (3, 0, 0) after 41,207 instructions: every warp waits and no copy or MMA is in flight
   warp 12   mma        kv.full[2]   phase 3   lacks 1 of 1 arrivals (load)      mma.py:88
@@ -17,17 +17,17 @@ from cute_fa4.emulator.machine import polls
 from cute_fa4.emulator.ptx.syntax import place, source_text
 
 _MOST_BARRIERS = 8
-"""Barriers whose events a report lists: more than are short in one circle of roles."""
+"""Barriers whose events a report lists: more than one cycle of roles can block."""
 
 _MOST_ROWS = 40
-"""Waits that it lists: those of the warps of a cluster, and of some others."""
+"""Waits that a report lists: those of the warps of a cluster, and of some others."""
 
 _MOST_EVENTS = 12
-"""Different events that it lists of each: a phase has a few copies, and arrivals of a few roles."""
+"""Different events that it lists per barrier: a phase has a few copies, and arrivals of a few roles."""
 
 
 def deadlock_report(warps, program, instructions, reason=None):
-    """(text, True when all of it is lanes of a warp that wait for each other).
+    """(text, True if all waits are lanes of a warp that wait for each other).
 
     warps   the warps that have not finished
     reason  replaces "every warp waits and no copy or MMA is in flight"
@@ -52,7 +52,7 @@ def deadlock_report(warps, program, instructions, reason=None):
 
 
 def _spins(warps):
-    """A line for each address of global memory that warps spin on: what it holds, and who wrote it last."""
+    """A line for each address of global memory that warps spin on: its value, and its last writer."""
     found = {poll.address: (warp, poll) for warp in warps for poll in polls.of(warp)}
     lines = [
         f"global 0x{address:x}{_of_tensor(warp, address)} holds {poll.value:#x}, {_last_writer(warp, poll)}"
@@ -80,7 +80,7 @@ def _last_writer(warp, poll):
 
 
 def phase_report(barrier):
-    """Lines: what an mbarrier lacks, and everything that has come in its open phase, with line and bytes."""
+    """Lines: the pending arrivals and bytes of an mbarrier, and all events of its open phase, with lines."""
     head = f"{barrier.name}, phase {barrier.phase}, {barrier.lacks()}"
     if barrier.events:
         return [f"{head}; in this phase:", *_events(barrier.events)]
@@ -93,7 +93,7 @@ def phase_report(barrier):
 
 
 def _events(events):
-    """A table of events; those of one instruction and amount are one row."""
+    """A table of events; events of one instruction with the same amount are one row."""
     counts = Counter()
     for what, amount, issuer in events:
         ins = None if issuer is None else issuer.ins
@@ -153,7 +153,7 @@ def _rows(warp, program):
 
 
 def _merge(rows):
-    """Rows of neighbouring warps that differ in the warp number only become one."""
+    """Merge rows of neighboring warps that differ only in the warp number."""
     merged = []
     for row in rows:
         last = merged[-1] if merged else None
@@ -195,7 +195,7 @@ def _table(rows, show_cta):
 
 
 def _cycle(rows):
-    """ "a waits for b on x; b waits for a on y", or "" when the names do not close a circle."""
+    """ "a waits for b on x; b waits for a on y", or "" if the names form no cycle."""
     edges = {}
     waiting = {row["role"] or f"warp {row['warp']}" for row in rows}
     for row in rows:

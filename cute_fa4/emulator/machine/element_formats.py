@@ -23,7 +23,7 @@ def _decode_bf16(raw):
 
 
 def _decode_tf32(raw):
-    # The low 13 bits of the 32 are not part of a tf32 value.
+    # The low 13 of the 32 bits are not part of a tf32 value.
     return (raw & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64)
 
 
@@ -49,7 +49,7 @@ E5M2 = _float8_table(5, 2, bias=15, has_infinity=True)
 
 
 def _small_float_table(exponent_bits, mantissa_bits, bias):
-    """The values of a 4- or 6-bit format, which has no NaN and no infinity (OCP Microscaling Formats 1.0)."""
+    """The values of a 4- or 6-bit format, without NaN and infinity (OCP Microscaling Formats 1.0)."""
     code = np.arange(2 << exponent_bits + mantissa_bits)
     exponent = code >> mantissa_bits & (1 << exponent_bits) - 1
     units = (code & (1 << mantissa_bits) - 1) + (1 << mantissa_bits) * (exponent > 0)
@@ -63,7 +63,7 @@ _E3M2 = _small_float_table(3, 2, bias=3)
 
 
 def unpacked(raw, bits):
-    """Codes of the 16 elements of 4 or 6 bits that each 16 bytes of shared memory begin with (the rest is padding)."""
+    """Codes of the 16 elements of 4 or 6 bits at the start of each 16 bytes of shared memory (the rest is padding)."""
     groups = np.ascontiguousarray(raw).reshape(-1, CHUNK)[:, : 2 * bits]
     each = np.unpackbits(groups, axis=1, bitorder="little").reshape(len(groups), CHUNK, bits)
     return (each << np.arange(bits, dtype=np.uint8)).sum(axis=2, dtype=np.uint8).reshape(raw.shape)
@@ -73,7 +73,7 @@ def unpacked(raw, bits):
 class Format:
     """An operand element format: its name, the unsigned type of its bits, bits -> float64.
 
-    in_tensor_memory  bits -> float64 there, where it is another function
+    in_tensor_memory  bits -> float64 there, if different
     """
 
     name: str
@@ -93,7 +93,7 @@ _F8 = {
     0: Format("e4m3", np.uint8, lambda raw: E4M3[raw]),
     1: Format("e5m2", np.uint8, lambda raw: E5M2[raw]),
 }
-# In tensor memory an element of 6 bits lies in the low bits of its byte, one of 4 bits in bits 2 to 5.
+# In tensor memory a 6-bit element is in the low bits of its byte, a 4-bit element in bits 2 to 5.
 _F6F4 = {
     3: Format("e2m3", np.uint8, lambda raw: _E2M3[unpacked(raw, 6)], lambda raw: _E2M3[raw & 63]),
     4: Format("e3m2", np.uint8, lambda raw: _E3M2[unpacked(raw, 6)], lambda raw: _E3M2[raw & 63]),
@@ -120,4 +120,4 @@ ACCUMULATORS = {
     "f16": lambda words: words.astype(np.uint16).view(np.float16).astype(np.float64),
 }
 NOTHING = np.uint32(0x7FFF0000)
-"""The upper half of a word of D in f16: a NaN, for a kernel that takes it for a number."""
+"""The upper half of a word of D in f16: a NaN, to reveal kernels that use it as a number."""

@@ -1,12 +1,12 @@
-"""The usual case of what the emulator does most often, in C (fast_paths.c), compiled at first use like lanes.py.
+"""The common cases of the most frequent operations, in C (fast_paths.c), compiled at first use like lanes.py.
 
     uniform             the one value of a register            touch_*                 order checks of granules
     shared_offsets      lanes -> offsets, bounds, written      multiply                tcgen05.mma of 128 rows
     load_registers, store_registers, copy_rows                 load_tensor, store_tensor
 
-A function does all of its work or none of it. Where anything is unusual (a fault, a race, lanes that disagree) it says
-so and has changed nothing, and its caller goes the long way in Python, which alone words reports. So there is one
-meaning of each instruction, in Python, and tests that both ways give the same bits (tests/emulator/test_fast_paths.py).
+A function handles a case completely or returns without effect. For unusual cases (a fault, a race, lanes that
+disagree) its caller executes the Python code, which also words all reports. So each instruction has one meaning, in
+Python, and tests check that both paths give the same bits (tests/emulator/test_fast_paths.py).
 
     if not (fast.load_tensor(...)): values = tmem.read(...)
 """
@@ -23,7 +23,7 @@ FLAGS = (
     "-O3",
     "-fPIC",
     "-march=native",
-    # Products of narrow elements are exact in float64, so that fusing them with the sum changes nothing.
+    # Products of narrow elements are exact in float64, so fusing them with the sum changes nothing.
     "-ffp-contract=fast",
     "-fno-math-errno",
     "-fno-trapping-math",
@@ -32,7 +32,7 @@ FLAGS = (
 )
 
 HEAD = object.__basicsize__
-"""Bytes of every Python object before what its type adds: where NumPy's C interface keeps the address of the data."""
+"""Size of the Python object header, after which NumPy's C interface stores the address of the data."""
 
 FORMATS = {"f16": 0, "bf16": 1, "tf32": 2, "e4m3": 3, "e5m2": 3}
 """Element formats of products, as in the C file; 3: by a table."""
@@ -47,7 +47,7 @@ class Operand(ctypes.Structure):
 
 
 class ShadowState(ctypes.Structure):
-    """Where the arrays of a checks.shadow.Shadow lie."""
+    """Addresses of the arrays of a checks.shadow.Shadow."""
 
     _fields_ = [(name, c_void_p) for name in ("writer", "latest", "readers")] + [
         ("actors", c_int64)

@@ -1,7 +1,7 @@
-"""The im2col part of a tensor map: pixels of a convolution, one after the other, each with some of its channels.
+"""The im2col part of a tensor map: consecutive pixels of a convolution, each with some of its channels.
 
-A tensor N (D (H)) W C is walked from a first pixel on, W fastest, inside a bounding box; each step is one row of shared
-memory, read where the pixel plus the filter's offset lies, or filled where nothing is there:
+A tensor N (D (H)) W C is traversed from a first pixel, W fastest, inside a bounding box. Each step is one row of
+shared memory. It is read at the pixel plus the filter's offset, or filled outside the tensor:
 
     W = 6, H = 4, lower corner (-1, -1), upper corner (-1, -1), strides 1, first pixel (w 3, h -1), offset (1, 1)
 
@@ -12,18 +12,19 @@ memory, read where the pixel plus the filter's offset lies, or filled where noth
        2 [ then the next n ]                        4  (0, 0)      (1, 1)
 
     box in dimension i     lower corner  to  size - 1 + upper corner
-    next pixel             w + stride; beyond the box: its lower corner, and h + stride; and so on; at last n + 1
+    next pixel             w + stride; past the box: its lower corner, and h + stride; and so on; finally n + 1
 
-In 32-bit words of the map (read off maps that CuTe's compiled host code makes, one field varied at a time):
+32-bit words of the map (determined from maps of CuTe's compiled host code, varying one field at a time):
 
     w2  0        1: im2col                         w13  [24:32)  channels, minus 1; traversal strides as of tiles
     w14 [0:16)   lower corner of W, H, D           w14  [16:32)  upper corner of W, H, D
                  signed, 16, 8, 5 bits each for rank 3, 4, 5
     w15          pixels, minus 1
 
-PTX ISA, "im2col mode"; CUDA Driver API, cuTensorMapEncodeIm2col (limits). The modes im2col::w and ::w::128 have maps of
-their own: cuTensorMapEncodeIm2colWide's parameters are public, its bits are not, and no public library makes them
-without the driver. Where ::w::128 puts its halos the PTX ISA shows in a picture only. They are refused.
+PTX ISA, "im2col mode"; CUDA Driver API, cuTensorMapEncodeIm2col (limits). The modes im2col::w and ::w::128 use
+different maps. The parameters of cuTensorMapEncodeIm2colWide are public, but its bits are not, and no public
+library encodes them without the driver. The PTX ISA shows the halos of ::w::128 only in a picture. Both modes are
+refused.
 """
 
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ MAX_PIXELS = 1024
 
 @dataclass(frozen=True)
 class Im2col:
-    """lower, upper: corners of W, H, D as far as there are; steps: traversal strides; pixels: rows of a copy."""
+    """lower, upper: corners of W and, if present, H, D; steps: traversal strides; pixels: rows of a copy."""
 
     lower: tuple
     upper: tuple

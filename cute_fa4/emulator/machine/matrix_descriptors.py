@@ -1,17 +1,17 @@
-"""Descriptors of tcgen05.mma: what the instruction is, and where in shared memory an operand lies.
+"""Descriptors of tcgen05.mma: the operation, and the layout of an operand in shared memory.
 
-K is always 32 bytes. Where an element lies in shared memory, before the swizzle (W = swizzle span in
-bytes, 16 without swizzle; e = bytes of an element; row = index along M or N):
+K is always 32 bytes. Address of an element in shared memory, before the swizzle (W = swizzle span in bytes, 16
+without swizzle; e = bytes of an element; row = index along M or N):
 
                  W = 32, 64, 128                                    W = 16 (no swizzle)
     K-major      row/8 * SBO + row%8 * W + k*e                      row/8 * SBO + row%8 * 16 + k*e/16 * LBO + k*e%16
     MN-major     row/P * LBO + k/8 * SBO + k%8 * W + row%P * e      row/P * SBO + k/8 * LBO + k%8 * 16 + row%P * e
                  with P = W/e rows in a span
 
-plus the start address; then bits [4:7) of the absolute address are XORed with bits [7:10), masked to
-7, 3 or 1 for W = 128, 64 or 32. Everything 16-byte aligned moves together, so operands are gathered in
-chunks of 16 bytes. Elements of 4 and 6 bits (kind::f8f6f4) count as a byte (e = 1): the 16 of a chunk lie in its first
-8 or 12 bytes, without gaps, and the rest is padding.
+The start address is added; then bits [4:7) of the absolute address are XORed with bits [7:10), masked to 7, 3 or 1
+for W = 128, 64 or 32. Everything moves in aligned 16-byte chunks, so operands are gathered in chunks of 16 bytes.
+Elements of 4 and 6 bits (kind::f8f6f4) count as a byte (e = 1): the 16 of a chunk are packed into its first 8 or 12
+bytes, and the rest is padding.
 
 PTX ISA, "Tensor Core 5th Generation": instruction descriptor, shared memory descriptor, canonical layouts.
 """
@@ -39,7 +39,7 @@ def swizzle(address, span):
 
 @dataclass(frozen=True)
 class InstructionDescriptor:
-    """What the 32-bit instruction descriptor of tcgen05.mma says. m, n, k: shape of the whole MMA."""
+    """The decoded 32-bit instruction descriptor of tcgen05.mma. m, n, k: shape of the whole MMA."""
 
     kind: str
     cta_group: int
@@ -64,12 +64,12 @@ class InstructionDescriptor:
 
     @cached_property
     def accesses(self):
-        """What reports call its accesses: of the operands, of D."""
+        """Names of its accesses in reports: of the operands, of D."""
         return f"an {self} (reads its operands)", f"an {self} (writes D)"
 
 
 def step_of_few(m, cta_group):
-    """The step of N that CUTLASS's atoms ask for where A is in tensor memory, and the emulator for kind::i8."""
+    """The step of N that CUTLASS's atoms require if A is in tensor memory, and the emulator for kind::i8."""
     return (8 if m == 64 else 16) if cta_group == 1 else 32
 
 
@@ -149,7 +149,7 @@ def decode_instruction(bits, kind, cta_group, weight_stationary=False):
 
 @dataclass(frozen=True)
 class MatrixDescriptor:
-    """What the 64-bit shared-memory descriptor of an operand says; offsets and span in bytes."""
+    """The decoded 64-bit shared-memory descriptor of an operand; offsets and span in bytes."""
 
     start: int
     leading_offset: int
@@ -161,7 +161,7 @@ class MatrixDescriptor:
 def decode_matrix(bits, mn_major, k_bytes=K_BYTES):
     """Shared-memory descriptor -> MatrixDescriptor. Raises EmulatorError naming the field it refuses.
 
-    k_bytes  of K that one instruction reads: twice as many of B where A is sparse
+    k_bytes  bytes of K that one instruction reads: twice as many for B if A is sparse
     PTX ISA, "Tensor Core 5th Generation: shared memory descriptor".
     """
 

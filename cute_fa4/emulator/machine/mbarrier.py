@@ -3,12 +3,12 @@
     phase k        pending arrivals: expected .. 0      pending bytes: any .. 0
     both zero  ->  phase k + 1, pending = expected
 
-    wait(parity p) returns true when the phase of parity p is complete, that is when (phase - 1) & 1 == p;
-    on a fresh barrier (phase 0) a wait for parity 1 returns at once.
+    wait(parity p) returns true if the phase of parity p is complete, that is if (phase - 1) & 1 == p;
+    on a fresh barrier (phase 0) a wait for parity 1 returns immediately.
 
-Stricter than the hardware: more arrivals than the phase lacks, bytes out of range and a second
-initialisation raise, and a phase that completes before anybody looked at the one before is noted
-(machine.notes). PTX ISA, "Parallel Synchronization and Communication Instructions: mbarrier".
+Stricter than hardware: too many arrivals, bytes out of range and a second initialization raise errors, and a phase
+that completes before the previous one was observed is noted (machine.notes). PTX ISA, "Parallel Synchronization and
+Communication Instructions: mbarrier".
 """
 
 from cute_fa4.emulator.ptx.errors import BarrierError
@@ -35,9 +35,9 @@ class MBarrier:
     """An initialised mbarrier object.
 
     phase     number of completed phases (hardware keeps its lowest bit)
-    pending   arrivals that the current phase lacks
-    tx        bytes that the current phase lacks; negative when data came before its expect_tx
-    events    what came in the current phase, and ``previous`` in the one before: [(what, amount, issuer), ...];
+    pending   pending arrivals of the current phase
+    tx        pending bytes of the current phase; negative if data arrived before its expect_tx
+    events    events of the current phase, and ``previous`` of the last one: [(what, amount, issuer), ...];
               what: "arrive", "expect_tx", "complete_tx"
     """
 
@@ -66,17 +66,17 @@ class MBarrier:
         self.notes = notes if notes is not None else []
         self.events, self.previous = [], []
         self.past_arrivers = set()
-        # What checks/ordering.py keeps here: clocks of the arrivals (all so far; of complete phases), the
-        # initialisation, and who has looked at which phase.
+        # State of checks/ordering.py: clocks of the arrivals (all so far; of complete phases), the initialization,
+        # and the observed phase of each actor.
         self.released = self.acquirable = self.born = None
         self.seen = {}
         self.observer = None if cta is None else cta.machine.observer
 
     def arrive(self, count=1, issuer=None, expect_tx=0, drop=False):
-        """Count arrivals, after adding expect_tx bytes to what the phase lacks. Returns the phase before.
+        """Count arrivals, after adding expect_tx to the pending bytes. Returns the phase before.
 
         drop  also lowers the expected arrivals of all later phases (mbarrier.arrive_drop).
-        Raises BarrierError when more arrive than the phase lacks.
+        Raises BarrierError for more arrivals than are pending.
         """
         phase = self.phase
         if expect_tx:
@@ -103,12 +103,12 @@ class MBarrier:
         self._add_tx(nbytes, issuer, "expect_tx")
 
     def complete_tx(self, nbytes, issuer=None):
-        """nbytes of an asynchronous copy have landed."""
+        """nbytes of an asynchronous copy have arrived."""
         self._add_tx(-nbytes, issuer, "complete_tx")
         self._advance(issuer)
 
     def test(self, parity):
-        """Has the phase of this parity completed? Noted as an observation when it has."""
+        """Has the phase of this parity completed? If so, this counts as an observation."""
         if (self.phase - 1) & 1 == parity & 1:
             self.observed = self.phase
             return True
@@ -137,7 +137,7 @@ class MBarrier:
         return f"{text} ({', '.join(who[:3])}{', ...' if len(who) > 3 else ''})"
 
     def raised_by(self):
-        """Names of those who arrive here: from the labels, else who did in earlier phases and not yet in this."""
+        """Names of the missing arrivers: from the labels, else from earlier phases."""
         if self.label is not None and self.label.raised_by_role:
             return tuple(name.strip() for name in self.label.raised_by_role.split(","))
         now = {who for who, _ in self._arrivers()}

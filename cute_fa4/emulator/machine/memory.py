@@ -5,9 +5,9 @@
     |reserved| static .shared | dynamic ... |         [ptr, ptr+nbytes)   [ptr, ptr+nbytes)
     fresh bytes are 0xFF (NaN) and unwritten          anything between allocations faults
 
-Every access names its issuer (warp.issuer(), may be None), so that a fault can say who did it.
-gather and scatter take arrays of any shape: one access of ``itemsize`` bytes per element. Items of 1, 2,
-4 and 8 bytes are uint8 .. uint64; items of 16 and 32 bytes have a trailing axis of 4 or 8 uint32.
+Every access names its issuer (warp.issuer(), may be None), so that a fault can report it. gather and scatter take
+arrays of any shape: one access of ``itemsize`` bytes per element. Items of 1, 2, 4 and 8 bytes are uint8 .. uint64;
+items of 16 and 32 bytes have a trailing axis of 4 or 8 uint32.
 """
 
 import ctypes
@@ -43,13 +43,13 @@ class SharedMemory:
         self.written = np.zeros(padded, bool)
         self._owned = np.zeros(padded, bool)
         self.mbarriers = {}
-        self.operands = {}  # of products: tensor_core.shared_operand
+        self.operands = {}  # cached operands of MMAs: tensor_core.shared_operand
         self._views = {n: self.bytes.view(t) for n, t in _DTYPES.items()}
         self._written_views = {n: self.written.view(t) for n, t in _DTYPES.items()}
         self._owned_views = {n: self._owned.view(t) for n, t in _DTYPES.items()}
 
     def clear(self):
-        """Back to the state before a launch: all bytes 0xFF and unwritten, no barriers."""
+        """Reset to the state before a launch: all bytes 0xFF and unwritten, no barriers."""
         self.bytes.fill(0xFF)
         self.written.fill(False)
         self._owned.fill(False)
@@ -90,7 +90,7 @@ class SharedMemory:
     def scatter(self, offsets, values, itemsize, issuer=None, before=None):
         """Write one item per offset. Raises IllegalAccess (bounds, alignment), BarrierError.
 
-        before()  is called when the write is known to be possible, while the old bytes are still there
+        before()  is called after the write's checks, before the bytes change
         """
         index, wide = self._items(offsets, itemsize, "write", issuer)
         n = min(itemsize, 8)
@@ -104,7 +104,7 @@ class SharedMemory:
         self._written_views[n][index] = _WRITTEN[n]
 
     def peek(self, offsets, itemsize):
-        """The items at offsets as they are, written or not: nobody's access, for those who look on."""
+        """The items at offsets, written or not: not an access of the kernel, for observers."""
         index, _ = self._items(offsets, itemsize, "read", None)
         return self._views[min(itemsize, 8)][index]
 
@@ -117,7 +117,7 @@ class SharedMemory:
         self.written[offset : offset + 8] = False
 
     def disown(self, offset):
-        """The mbarrier at offset is gone; its bytes are ordinary, unwritten memory again."""
+        """The mbarrier at offset is invalidated; its bytes are ordinary, unwritten memory again."""
         del self.mbarriers[offset]
         self._owned[offset : offset + 8] = False
 
@@ -181,7 +181,7 @@ class SharedMemory:
 
 
 class Allocation:
-    """One registered range of host memory that kernels may touch as global memory."""
+    """One registered range of host memory that kernels may access as global memory."""
 
     __slots__ = ("end", "keep", "name", "nbytes", "start", "views")
 
@@ -203,25 +203,25 @@ class Allocation:
 
 
 class GlobalMemory:
-    """Host memory that kernels may touch: registered allocations, addressed by host address."""
+    """Host memory that kernels may access: registered allocations, addressed by host address."""
 
     def __init__(self):
-        # (start of each, allocations), by address: one assignment changes both, so that no exception parts them.
+        # (start of each, allocations), by address: one assignment changes both, exceptions or not.
         self._index = ([], [])
         self._last = None
-        self.multicasts = ()  # Multicast ranges: what multimem instructions may use
+        self.multicasts = ()  # Multicast ranges: for multimem instructions
 
     def register(self, pointer, nbytes, name="allocation", keep=None):
-        """Allow accesses to [pointer, pointer + nbytes). Returns the Allocation, to hand to unregister.
+        """Allow accesses to [pointer, pointer + nbytes). Returns the Allocation, for unregister.
 
-        keep  an object to keep alive as long as the allocation is registered
+        keep  an object to keep alive while the allocation is registered
         """
         allocation = Allocation(pointer, nbytes, name, keep)
         self.add(allocation)
         return allocation
 
     def add(self, allocation):
-        """register, of an Allocation that the caller has made: what becomes of it is in one hand, come what may."""
+        """register with the caller's Allocation, so that an exception cannot lose it."""
         starts, allocations = self._index
         at = bisect_right(starts, allocation.start)
         self._index = (
@@ -235,7 +235,7 @@ class GlobalMemory:
         return tuple(self._index[1])
 
     def unregister(self, allocation):
-        """Forbid accesses to an allocation again; nothing happens for one that is not registered."""
+        """Forbid accesses to an allocation again; no effect if it is not registered."""
         if self._last is allocation:
             self._last = None
         starts, allocations = self._index
@@ -249,7 +249,7 @@ class GlobalMemory:
         last = self._last
         if last is not None and last.start <= address and address + nbytes <= last.end:
             return last
-        # Several registered views may overlap (slices of one tensor): look at all that start before.
+        # Registered views may overlap (slices of one tensor), so check all that start before the address.
         starts, allocations = self._index
         for allocation in allocations[: bisect_right(starts, address)][::-1]:
             if address + nbytes <= allocation.end:
@@ -286,7 +286,7 @@ class GlobalMemory:
         return out.view(np.uint32).reshape(*addresses.shape, itemsize // 4)
 
     def scatter(self, addresses, values, itemsize, issuer=None, before=None):
-        """Write one item per address. Raises IllegalAccess (allocation, alignment). before(): as of SharedMemory."""
+        """Write one item per address. Raises IllegalAccess (allocation, alignment). before(): as in SharedMemory."""
         flat = np.asarray(addresses, np.uint64).ravel()
         self._check_alignment(flat, itemsize, "write", issuer)
         n = min(itemsize, 8)
@@ -301,7 +301,7 @@ class GlobalMemory:
             )
 
     def _split(self, flat, itemsize, what, issuer):
-        """Yield (allocation, indices of flat in it); all of flat in one allocation is the usual case."""
+        """Yield (allocation, indices of flat in it); usually all of flat is in one allocation."""
         if not len(flat):
             return
         low, high = int(flat.min()), int(flat.max())
@@ -331,7 +331,7 @@ class GlobalMemory:
         return allocation
 
     def describe(self, address):
-        """Where an address lies relative to the registered allocations, for messages."""
+        """The position of an address relative to the registered allocations, for messages."""
         text = f"global address 0x{address:x}: outside every tensor handed to the kernel"
         if self.allocations:
             near = min(
@@ -354,7 +354,7 @@ class ParamMemory:
         self.bytes = np.frombuffer(bytes(data), np.uint8)
 
     def read(self, offset, nbytes, issuer=None):
-        """Copy of nbytes bytes as uint8. Raises IllegalAccess beyond the parameters."""
+        """Copy of nbytes bytes as uint8. Raises IllegalAccess outside the parameters."""
         if offset < 0 or offset + nbytes > len(self.bytes):
             raise IllegalAccess(
                 f"read of {nbytes} bytes at parameter offset {offset}: the kernel has {len(self.bytes)} bytes of "
@@ -366,7 +366,7 @@ class ParamMemory:
         """Read one item per offset, like SharedMemory.gather."""
         offsets = np.asarray(offsets)
         flat = offsets.ravel()
-        if len(flat) and (flat == flat[0]).all():  # as nearly always
+        if len(flat) and (flat == flat[0]).all():  # the common case
             raw = np.broadcast_to(
                 self.read(int(flat[0]), itemsize, issuer), (len(flat), itemsize)
             ).copy()

@@ -1,4 +1,4 @@
-"""Looking on while kernels execute: what trace.py and coverage.py are made of, and anyone may add to.
+"""Observers of a running kernel: the basis of trace.py and coverage.py, and of your own tools.
 
     class Waits(Observer):
         def wait(self, warp, wait): print(warp.role, "waits for", wait.barrier.name)
@@ -8,15 +8,15 @@
 
     launch -> instruction, wait, resume, submit, complete, arrive, bytes, tested, phase ... -> finished, roles
 
-Observers see every launch of the process while the context is open, whatever emulator.use() says; they must
-not change what they see. Without one, a launch pays for a comparison with None.
+Observers see every launch of the process while the context is open, regardless of emulator.use(). They must not
+modify what they see. Without an observer, a launch only pays for comparisons with None.
 """
 
 import contextlib
 
 
 class Observer:
-    """The calls, in the order in which they come. Override what you need."""
+    """The callbacks, in call order. Override the ones that you need."""
 
     def launch(self, machine, program):
         """A grid begins: machine.grid, machine.labels, program.kernel."""
@@ -40,23 +40,23 @@ class Observer:
         """Arrivals on an MBarrier, by the issuer's thread or by an operation that it submitted."""
 
     def bytes(self, barrier, nbytes, issuer):
-        """An MBarrier expects bytes (positive), or bytes of a copy have come (negative)."""
+        """An MBarrier expects bytes (positive), or bytes of a copy have arrived (negative)."""
 
     def tested(self, barrier, issuer):
-        """A thread looks whether a phase of an MBarrier has completed."""
+        """A thread tests whether a phase of an MBarrier has completed."""
 
     def phase(self, barrier, issuer):
         """A phase of an MBarrier has completed; barrier.phase is the number of the next one."""
 
     def finished(self, program, executions):
-        """The grid has ended, well or not; executions[i]: how often step i of the program was executed."""
+        """The grid has ended, with or without an error; executions[i]: how often step i of the program was executed."""
 
     def roles(self, program, executions):
         """With finished: the same for every role, {role or "warp 3": executions}."""
 
 
 class _Several(Observer):
-    """Passes every call on to several observers."""
+    """Forwards every call to several observers."""
 
     def __init__(self, observers):
         for name in vars(Observer):
@@ -77,7 +77,7 @@ _active = []
 
 @contextlib.contextmanager
 def observing(observer):
-    """Context in which launches report to ``observer``; yields it. Contexts nest: all are told."""
+    """Context in which launches report to ``observer``; yields it. Contexts nest, and all observers are called."""
     outside = list(_active)
     try:
         _active.append(observer)

@@ -42,7 +42,7 @@ def read_tensor_operand(cta, address, element, rows, what):
 
 
 def shared_operand(shared, bits, element, mn_major, rows):
-    """Address of the fast_paths.Operand of a descriptor; None where shared memory ends before it does."""
+    """Address of the fast_paths.Operand of a descriptor; None if it extends past the end of shared memory."""
     key = (bits, element.name, mn_major, rows)
     known = shared.operands.get(key)
     if known is None:
@@ -60,12 +60,12 @@ def _tensor_operand(column, element):
 
 
 def tensor_operand(address, element):
-    """The same of A in tensor memory."""
+    """The same for A in tensor memory."""
     return _tensor_operand(split_address(address)[1], element)[0]
 
 
 def _operand(element, mn_major, rows, column, *arrays):
-    """(address, what must live as long as it is used)."""
+    """(address, object that must outlive its use)."""
     table = {"e4m3": E4M3, "e5m2": E5M2}.get(element.name)
     objects = [*map(id, arrays), *[None] * (3 - len(arrays)), None if table is None else id(table)]
     operand = Operand(*objects, FORMATS[element.name], element.itemsize, mn_major, rows, column)

@@ -1,16 +1,16 @@
-"""Warps that look at global memory again and again until another CTA changes it: a spin-wait.
+"""Spin-waits: warps that poll global memory until another CTA changes it.
 
-    while (ld.acquire(flag) == 0) {}      the second look, with nothing changed anywhere in between, is a Wait
+    while (ld.acquire(flag) == 0) {}      the second poll, if nothing has changed since the first, is a Wait
 
-The warp then costs nothing until something changes. Where nothing else can run, either the chip has room for another
-cluster of the grid, which joins (launch.py), or the looks go on for a while and end as a deadlock, whose report says
-which address holds what, and who wrote it (deadlock.py).
+The warp then costs nothing until something changes. If nothing else can run and the chip has room for another
+cluster of the grid, that cluster joins (launch.py). Otherwise the polls continue for a while and end as a deadlock,
+whose report has the address, its value and its last writer (deadlock.py).
 
-Where clusters still join, a warp that has looked often waits for more and more of them before it looks again: a barrier
-of the grid counts every one that arrives, and n warps that look each time would look n * n times.
+While clusters still join, a warp that has polled often waits for more and more of them before it polls again. A
+barrier of the grid counts every arriving cluster; n warps that poll each time would poll n * n times.
 
-Strong loads only (volatile, relaxed, acquire), and atomics that change nothing: the result of a weak load may be kept
-by the compiler, so no correct kernel spins on one.
+This covers only strong loads (volatile, relaxed, acquire), and atomics that change nothing. The compiler may keep
+the result of a weak load, so no correct kernel spins on one.
 """
 
 from dataclasses import dataclass
@@ -20,11 +20,11 @@ from cute_fa4.emulator.machine.warp import Wait
 
 @dataclass(slots=True)
 class Poll:
-    """The latest look of a warp by one instruction.
+    """The latest poll of a warp by one instruction.
 
-    mask, addresses  lanes and what they looked at          state   of the machine then
-    value            what the first of them saw             times   looks in a row that saw the same state
-    parked           how often it became a Wait
+    mask, addresses  lanes and their addresses               state   of the machine then
+    value            value of the first lane                 times   consecutive polls with the same state
+    parked           number of times it became a Wait
     """
 
     mask: int
@@ -38,7 +38,7 @@ class Poll:
 
 
 def look(warp, ins, addresses):
-    """Before lanes look at global addresses (uint64 array): a Wait where they have just seen what is there, or None."""
+    """Before lanes look at global addresses (uint64 array): a Wait if they have just seen the same state, or None."""
     machine = warp.cta.machine
     state, before = machine.state(), warp.polls.get(ins)
     raw = addresses.tobytes()
@@ -50,7 +50,7 @@ def look(warp, ins, addresses):
         return None
     before.times += 1
     if machine.polls_freely:
-        warp.yield_slice = True  # others look, too
+        warp.yield_slice = True  # lets others run
         return None
     if warp.resumed is not None:
         return None
@@ -58,7 +58,7 @@ def look(warp, ins, addresses):
 
 
 def _wait(machine, poll, state):
-    """Until something has changed, and more clusters have joined than last time, if any do."""
+    """True when something has changed and, if clusters join, more have joined than last time."""
     joined = machine.joined + (1 << poll.parked >> 1)
     poll.parked += 1
 
@@ -71,18 +71,18 @@ def _wait(machine, poll, state):
 
 
 def saw(warp, ins, value, nbytes):
-    """What the first lane of the look before has seen."""
+    """The value of the first lane of the previous poll."""
     poll = warp.polls[ins]
     poll.value, poll.nbytes = int(value), nbytes
 
 
 def text(poll):
-    """What a spinning warp does, for a table of waits."""
+    """The description of a spinning warp, for a table of waits."""
     held = f", {poll.nbytes} bytes, which hold {poll.value:#x}" if poll.nbytes else ""
     return f"spins on global 0x{poll.address:x}{held}"
 
 
 def of(warp):
-    """The looks of a warp that have seen what is there now: of a warp that spins."""
+    """The polls of a spinning warp that saw the present state."""
     state = warp.cta.machine.state()
     return [poll for poll in warp.polls.values() if poll.state == state and poll.times > 1]

@@ -11,7 +11,7 @@ once, by ``quantize``, to the grid of its format in the direction of the opcode:
     E5M2      2              2^-14             57344           57344 (only .satfinite exists)
     E4M3      3              2^-6              448             448   (only .satfinite exists)
 
-lane_arithmetic.h states the same meanings in C, by other means where that is faster.
+lane_arithmetic.h has the same meanings in C, with different algorithms where they are faster.
 """
 
 from dataclasses import dataclass, replace
@@ -110,9 +110,9 @@ def decode(code, fmt):
 
 
 def flush_tiny(x, fmt, rounding="", ftz=".ftz"):
-    """float64 x with zeros of the same sign for what rounds below the smallest normal, when ftz is ".ftz".
+    """float64 x; with ".ftz", values that round below the smallest normal become zeros of the same sign.
 
-    The rounding that decides has no lower end of exponents, so no subnormals: measured on an H200, where the exact
+    The comparison uses rounding without a lower limit of the exponent: measured on an H200, where the exact
     2^-126 (1 - 2^-24) becomes 0 and 2^-126 (1 - 2^-46) becomes 2^-126 under .rn.
     """
     if not ftz:
@@ -147,7 +147,7 @@ def _odd(nearest, lost):
 
 
 def sum_error(x, y, s):
-    """What s = fl(x + y) lost, exactly (Knuth's TwoSum)."""
+    """The exact error of s = fl(x + y) (Knuth's TwoSum)."""
     t = s - x
     return (x - (s - t)) + (y - t)
 
@@ -199,7 +199,7 @@ def sum_f64(x, y, rounding=""):
     if way == "n":
         return s
     overflow = np.isinf(s) & np.isfinite(x) & np.isfinite(y)
-    lower = np.where(overflow, s > 0, np.isfinite(s) & (lost < 0))  # the exact sum lies below s
+    lower = np.where(overflow, s > 0, np.isfinite(s) & (lost < 0))  # the exact sum is below s
     upper = np.where(overflow, s < 0, np.isfinite(s) & (lost > 0))
     down = lower & ((way == "m") | ((way == "z") & (s > 0)))
     up = upper & ((way == "p") | ((way == "z") & (s < 0)))

@@ -1,11 +1,11 @@
-"""tcgen05.mma with .ashift: the product of A whose rows have moved down by one, as tcgen05.shift moves them.
+"""tcgen05.mma with .ashift: the product of A with its rows shifted down by one, as in tcgen05.shift.
 
     row of D     0 .. 30   31                     32 .. 62   ...   126   127
     row of A     1 .. 31   32 or 31: see below    33 .. 63   ...   127   127
 
 The ISA says that the last row in tensor memory stays; tcgen05.shift keeps the last row of each 32 lanes. Whether
-.ashift does so too is not documented. So where A's rows 31 and 32 (63 and 64, 95 and 96) differ, row 31 (63, 95) of D
-becomes NaN, or the smallest integer: a kernel that uses it shows.
+.ashift does the same is not documented. So if A's rows 31 and 32 (63 and 64, 95 and 96) differ, row 31 (63, 95) of
+D becomes NaN, or the smallest integer, which reveals kernels that use it.
 
 PTX ISA, "tcgen05.mma", .ashift: A in tensor memory, M 128 or 256.
 """
@@ -27,7 +27,7 @@ class ShiftedMultiply(MatrixMultiply):
     """One tcgen05.mma with .ashift."""
 
     def check(self):
-        """Raise for what is wrong whatever the data is: called when the instruction is issued."""
+        """Raise errors that do not depend on the data: called at issue."""
         if not self.a_in_tensor_memory or self._rows != 128:
             where = "tensor" if self.a_in_tensor_memory else "shared"
             raise EmulatorError(

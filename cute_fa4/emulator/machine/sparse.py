@@ -1,23 +1,23 @@
-"""tcgen05.mma.sp: products whose A keeps half of its elements of K, with metadata in tensor memory saying which.
+"""tcgen05.mma.sp: MMAs that store half of A's elements along K, selected by metadata in tensor memory.
 
-A stored row has 32 bytes and stands for twice as many elements of K; B has 64 bytes of K. Each 4 bits of metadata say
-where the kept elements of one group lie, by two indices of 2 bits, the lower one first:
+A stored row has 32 bytes and represents twice as many elements of K; B has 64 bytes of K. Each 4 bits of metadata
+give the positions of the stored elements of one group, as two 2-bit indices, the lower one first:
 
     elements       group of K   kept   metadata
     tf32            2           1      0100: the first, 1110: the second
     16 and 8 bits   4           2      0100 1000 1100 1001 1101 1110: 0 1, 0 2, 0 3, 1 2, 1 3, 2 3
-    packed 4 bits   8           4      the same of pairs of neighbours
+    packed 4 bits   8           4      the same for pairs of neighbors
 
-Where the metadata of row m lies (column: relative to the address; bits of a row that are not named belong to others):
+Position of the metadata of row m (column: relative to the address; other bits belong to other rows):
 
     kind                        K       lane                            column     bits
     f16, tf32                   32, 16  16 (m/16) + m%8 + 8 (half of K) selector   16 (m/8%2) and 15 more
     8 bits and narrower         64      m                               half of K  0 to 31
     packed 4 bits               128     m                               half of K  0 to 31
 
-A CTA of a pair has the metadata of its own 128 rows of A. In .ws products with fewer rows each part of the lanes has
-metadata of its own, as it has of A in tensor memory. Fewer than 128 rows otherwise: nobody says where; refused.
-A scale belongs to twice as many elements of K as in a dense product.
+Each CTA of a pair has the metadata of its own 128 rows of A. In .ws MMAs with fewer rows each part of the lanes has
+separate metadata, as for A in tensor memory. Other MMAs with fewer than 128 rows are refused, because their layout
+is not documented. A scale covers twice as many elements of K as in a dense MMA.
 
 PTX ISA, "tcgen05.mma: sparse matrices"; CUTLASS's fragments of metadata for SM100 (tmem_e_frg) and its compressor.
 """
@@ -35,7 +35,7 @@ from cute_fa4.emulator.machine.tensor_memory import COLUMNS, split_address
 from cute_fa4.emulator.machine.weight_stationary import WeightStationaryMultiply
 from cute_fa4.emulator.ptx.errors import EmulatorError
 
-# Metadata of a group -> (first, second) index; -1 for what has no meaning.
+# Metadata of a group -> (first, second) index; -1 for invalid codes.
 _PAIRS = np.full((16, 2), -1)
 _PAIRS[[0b0100, 0b1000, 0b1100, 0b1001, 0b1101, 0b1110]] = (
     (0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3),
@@ -50,7 +50,7 @@ _KEPT = {2: _SINGLES, 4: _PAIRS, 8: _PAIRS_OF_NEIGHBOURS}
 
 
 def _of_sparse(bits, kind, dense):
-    """(descriptor of the dense product, its bits without sparsity) -> of the sparse one, and the sparsity selector."""
+    """(descriptor of the dense product, its bits without sparsity) -> sparse descriptor, sparsity selector."""
     if not bits >> 2 & 1:
         raise EmulatorError(
             f"tcgen05.mma.sp instruction descriptor 0x{bits:08x}: sparsity (bit 2) is 0; accepted: 1"
@@ -84,7 +84,7 @@ def decode_sparse_scaled_instruction(bits, kind, vector, cta_group):
 
 @dataclass(frozen=True)
 class _Metadata:
-    """What sparse products have in common. metadata: its tensor-memory address; selector: which column of a pair."""
+    """Common part of sparse MMAs. metadata: its tensor-memory address; selector: the column of a pair."""
 
     metadata: int = 0
     selector: int = 0
@@ -96,7 +96,7 @@ class _Metadata:
         return (*super().tensor_blocks, ("metadata", self.metadata + self.selector, self._columns))
 
     def check(self):
-        """Raise for what is wrong whatever the data is: called when the instruction is issued."""
+        """Raise errors that do not depend on the data: called at issue."""
         super().check()
         lane, column = split_address(self.metadata)
         if lane or column % 2 or column + 2 > COLUMNS:

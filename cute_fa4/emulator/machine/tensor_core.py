@@ -1,8 +1,8 @@
 """tcgen05.mma: D[M, N] += A[M, K] * B[N, K]^T, with D in tensor memory and operands gathered by descriptor.
 
-Where an operand lies in shared memory: matrix_descriptors.py. What its bits mean: element_formats.py.
+matrix_descriptors.py has the layout of operands in shared memory, element_formats.py the element formats.
 
-Where D (and A, when it is in tensor memory) lies; "left" and "right" are the two halves of the columns:
+Layout of D (and of A in tensor memory); "left" and "right" are the two halves of the columns:
 
     cta_group 1, M 128    row r -> lane r
     cta_group 1, M  64    row r -> lane r/16 * 32 + r%16
@@ -12,11 +12,10 @@ Where D (and A, when it is in tensor memory) lies; "left" and "right" are the tw
     B of a pair: rows n < N/2 from the even CTA, the rest from the odd one, at the same offsets.
     .ws, M 128, 64, 32: weight_stationary.py
 
-Arithmetic model. Products are exact; the products of one instruction are summed in float64, the
-accumulator is added in float64, and the result is rounded to float32 once (to nearest), or to float16, which lies in
-the low half of a word (CUTLASS's allocation of accumulators; tcgen05.ld.pack::16b joins two). The hardware
-does not document its order of summation and keeps fewer bits, so results agree to about float32
-precision, not bit for bit. Integers are exact.
+Arithmetic model: products are exact and summed in float64 per instruction. The accumulator is added in float64, and
+the result is rounded once to float32 (to nearest), or to float16, which is stored in the low half of a word (as in
+CUTLASS's accumulators; tcgen05.ld.pack::16b joins two). Hardware does not document its order of summation and keeps
+fewer bits, so results agree to about float32 precision, not bit for bit. Integers are exact.
 
 PTX ISA, "Tensor Core 5th Generation".
 """
@@ -64,11 +63,11 @@ class MatrixMultiply:
     scale_log2: int = 0
     lanes: object = None
 
-    b_k_bytes = K_BYTES  # of K that is read of B
-    tensor_blocks = ()  # (what, tensor-memory address, columns) of what is read there besides A and D
+    b_k_bytes = K_BYTES  # bytes of K that are read from B
+    tensor_blocks = ()  # (what, tensor-memory address, columns) of other operands in tensor memory
 
     def check(self):
-        """Raise for what is wrong whatever the data is: called when the instruction is issued."""
+        """Raise errors that do not depend on the data: called at issue."""
         shape = self.descriptor
         lane, column = split_address(self.d)
         if lane:
@@ -99,7 +98,7 @@ class MatrixMultiply:
             self._in_python()
 
     def _in_c(self):
-        """The whole product by fast_paths.c, for floats of 8 bits and more and 128 rows of A in one CTA."""
+        """The whole MMA in fast_paths.c, for floats of 8 bits or more and 128 rows of A in one CTA."""
         shape = self.descriptor
         if (
             type(self) is not MatrixMultiply

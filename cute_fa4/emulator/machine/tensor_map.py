@@ -1,7 +1,7 @@
 """A tensor map (TMA descriptor): 128 bytes that describe a tensor in global memory and a box of it.
 
-In 32-bit words, all little endian; the words from 16 on may hold anything. Bit 0 of w2 is 0; im2col.py has what differs
-in maps of convolutions. (CuTe's host code sets bit 1 of w2 in all maps.)
+The map consists of little-endian 32-bit words; words from 16 on are ignored. Bit 0 of w2 is 0; im2col.py has the
+differences of maps for convolutions. (CuTe's host code sets bit 1 of w2 in all maps.)
 
     w0 w1       global address                       w3..w6   stride of dimension 1..4, bytes / 16
     w2  [4:7)   rank - 1                             w7       bits 36.. of the strides, 4 bits each
@@ -10,27 +10,27 @@ in maps of convolutions. (CuTe's host code sets bit 1 of w2 in all maps.)
         [13:15) swizzle: none, 32, 64, 128 B                  3 bits each; [24:32) box of dimension 0, minus 1
         15      fill: zeros, NaN                     w14      box of dimension 1..4, minus 1, 8 bits each
         16      tf32   [17:19) L2 promotion
-        21      reach of a load: its address, 128 KiB from there on
+        21      range of a load: 0: its address, 1: the 128 KiB after it
 
-The format is undocumented; it was read off cuTensorMapEncodeTiled with one field varied at a time. The
-limits are those of cuTensorMapEncodeTiled (CUDA Driver API, "Tensor Map Object Management").
+The format is undocumented; it was determined from cuTensorMapEncodeTiled, varying one field at a time. The limits
+are those of cuTensorMapEncodeTiled (CUDA Driver API, "Tensor Map Object Management").
 
-A copy moves the box whose first element has given signed coordinates. In global memory it is a strided
-block, clipped to the tensor; in shared memory it is dense, dimension 0 fastest, with the swizzle applied
-to the absolute address:
+A copy moves the box whose first element has the given signed coordinates. In global memory it is a strided block,
+clipped to the tensor. In shared memory it is dense, dimension 0 fastest, with the swizzle applied to the absolute
+address:
 
     tensor, sizes (6, 4)              box (4, 2) at (-1, 2)          shared, without swizzle
     row 0  a b c d e f                                               0 m n o   0 s t u
     row 1  g h i j k l                  . [ m n o                      box row 0 | box row 1
-    row 2  m n o p q r                  . [ s t u                      (outside of the tensor: 0)
+    row 2  m n o p q r                  . [ s t u                      (outside the tensor: 0)
     row 3  s t u v w x
 
-Addresses are counted modulo 2^64, so that the strides of two dimensions may add up to a step back.
+Addresses wrap modulo 2^64, so the strides of two dimensions may add up to a negative step.
 
-A load may touch memory also where its box has no element: an H200 looks at the map's address, and Blackwell, where
-bit 21 of w2 (bit 85 of the map) is set, at the 128 KiB from there on. Host code sets the bit where a tensor spans as
-much; its name in bug reports is OOB_ADDR_GEN_MODE_BASE_128kB (flashinfer #3427, and the known issues of the driver
-595.71). So this memory and all elements of the box must lie in one allocation. A store touches what it writes.
+A load may access memory even where its box has no element: an H200 accesses the map's address, and Blackwell, with
+bit 21 of w2 (bit 85 of the map) set, the 128 KiB after it. Host code sets the bit for tensors of at least that
+size; bug reports call it OOB_ADDR_GEN_MODE_BASE_128kB (flashinfer #3427, and the known issues of driver 595.71). So
+this memory and all elements of the box must be in one allocation. A store accesses only what it writes.
 """
 
 import math
@@ -76,11 +76,11 @@ class TensorMap:
     sizes            elements
     strides          bytes between neighbours; strides[0] is the element size
     box              elements of the tensor that the box spans
-    element_strides  every how many of them one is copied (dimension 0: always 1)
+    element_strides  step between copied elements (dimension 0: always 1)
     span             swizzle span in bytes, 16 for no swizzle
-    fill_nan         elements outside of the tensor are loaded as NaN, else as zero
-    reach            bytes from address on that a load may touch for elements outside of the tensor
-    im2col           Im2col of a map of a convolution, whose box is one row: some channels of a pixel; None: tiled
+    fill_nan         elements outside the tensor are loaded as NaN, else as zero
+    reach            bytes from address that a load may access for elements outside the tensor
+    im2col           Im2col of a convolution's map, whose box is one row: some channels of a pixel; None: tiled
     """
 
     address: int
@@ -123,10 +123,10 @@ class TensorMap:
     # --- global side -----------------------------------------------------------------------------
 
     def clip(self, coordinates, box=None):
-        """Where the box at signed coordinates meets the tensor.
+        """Intersection of the box at signed coordinates with the tensor.
 
         Returns (slices of the dense box, first address, extents, strides), dimension rank-1 first, as
-        NumPy likes it; None when they do not meet.
+        NumPy likes it; None if it is empty.
         """
         slices, extents, strides, address = [], [], [], self.address
         for dimension, first in enumerate(coordinates):
@@ -144,7 +144,7 @@ class TensorMap:
         return tuple(slices[::-1]), address & ADDRESS_MASK, extents[::-1], strides[::-1]
 
     def _end(self, clipped):
-        """Address behind the last element of a clipped block."""
+        """Address after the last element of a clipped block."""
         _, address, extents, strides = clipped
         last = sum((n - 1) * s for n, s in zip(extents, strides, strict=True))
         return address + last + self.itemsize
@@ -152,7 +152,7 @@ class TensorMap:
     def global_view(self, memory, clipped, issuer=None, what="TMA access"):
         """The clipped block of the tensor as an array of element bits [dimension rank-1, ..., 0].
 
-        A view of the allocation, to read or to write. Raises IllegalAccess when an element lies outside of
+        A view of the allocation, to read or to write. Raises IllegalAccess if an element is outside
         every registered allocation.
         """
         _, address, extents, strides = clipped
@@ -185,7 +185,7 @@ class TensorMap:
     # --- shared side -----------------------------------------------------------------------------
 
     def swizzled(self, offset, data):
-        """Bytes of a dense box (dimension 0 fastest) <-> bytes as they lie at a shared offset; its own inverse."""
+        """Bytes of a dense box (dimension 0 fastest) <-> bytes in their order at a shared offset; its own inverse."""
         if self.span == CHUNK:
             return data
         order = swizzle_order(offset // CHUNK % 64, len(data) // CHUNK, self.span)
@@ -194,11 +194,11 @@ class TensorMap:
     # --- copies ----------------------------------------------------------------------------------
 
     def load(self, memory, coordinates, offset, issuer=None, box=None):
-        """Bytes of the box at coordinates, as they lie at this shared offset: what a TMA load writes there.
+        """Bytes of the box at coordinates, in their order at this shared offset: what a TMA load writes there.
 
         memory       GlobalMemory
         coordinates  signed, one per dimension, in elements
-        box          another dense box than shared_box (gather4: one row)
+        box          a dense box other than shared_box (gather4: one row)
         """
         shape = (box or self.shared_box)[::-1]
         clipped = self.clip(coordinates, box)
@@ -215,11 +215,11 @@ class TensorMap:
         return self.swizzled(offset, dense.reshape(-1).view(np.uint8))
 
     def _require_reach(self, memory, clipped):
-        """What a load may touch for elements outside of the tensor lies in the allocation of those inside.
+        """Check that memory accessed for elements outside the tensor is in the allocation of those inside.
 
-        An H200 faults where no element of the box exists and the map's address is not mapped; it fills zeros where
-        that address is mapped, or where any element exists. What is asked here is more: on Blackwell a base outside
-        of the tensor, or a wide reach, meets whatever memory lies there, and faults where there is none.
+        An H200 faults if no element of the box exists and the map's address is unmapped. It fills zeros if that
+        address is mapped, or if any element exists. This check is stricter: on Blackwell a base outside the tensor,
+        or a wide range, accesses adjacent memory, and faults if it is unmapped.
         """
         low, high = self.address, self.address + self.reach
         if clipped is not None:
@@ -240,9 +240,9 @@ class TensorMap:
         )
 
     def store(self, memory, coordinates, offset, data, issuer=None, box=None, reduce=None):
-        """Write the box, whose bytes lie at this shared offset as ``data``, to the tensor; clipped.
+        """Write the box, with ``data`` in the order of this shared offset, to the tensor; clipped.
 
-        reduce  None, or one of "add", "min", "max", "and", "or", "xor"; "inc", "dec" of u32: combine with what is there
+        reduce  None, or one of "add", "min", "max", "and", "or", "xor"; "inc", "dec" of u32: with the old values
         """
         clipped = self.clip(coordinates, box)
         if clipped is None:
@@ -289,7 +289,7 @@ def _to_bf16(values):
 
 @lru_cache(maxsize=1024)
 def swizzle_order(first_chunk, chunks, span):
-    """Which chunk of a dense box lies in each 16-byte chunk of shared memory.
+    """The chunk of a dense box in each 16-byte chunk of shared memory.
 
     first_chunk  shared offset of the box / 16, modulo 64 (the longest pattern repeats after 1024 bytes)
     Returns int array order: the chunk at position i of shared memory is chunk order[i] of the box.
@@ -359,7 +359,7 @@ def decode_tensor_map(data):
            "multiples of 16 bytes")  # fmt: skip
     accept(span == CHUNK or inner <= span, "inner box (dimension 0)", f"{inner} bytes",
            f"at most the swizzle span of {span} bytes")  # fmt: skip
-    # The documents do not say where the rows of a narrower box lie.
+    # The layout of narrower boxes is not documented.
     accept(span == CHUNK or inner == span, "inner box (dimension 0)", f"{inner} bytes",
            f"exactly the swizzle span of {span} bytes (the emulator refuses narrower rows)")  # fmt: skip
     return TensorMap(

@@ -6,8 +6,8 @@
       lanes  64- 95 |                                           |                         == 2
       lanes  96-127 |                                           |                         == 3
 
-Words are kept as ``words[column, lane]``: register i of a warp is one slice of 32 neighbouring words,
-and a transposed accumulator tile is one block of rows. A word is poison until somebody writes it.
+Words are stored as ``words[column, lane]``: register i of a warp is one slice of 32 consecutive words, and a
+transposed accumulator tile is one block of rows. A word is poison until it is written.
 
 PTX ISA, "Tensor Memory" (addressing, allocation, access restrictions) and tcgen05.alloc.
 """
@@ -30,7 +30,7 @@ def split_address(address):
 
 
 class TensorMemory:
-    """The words of one CTA's tensor memory, who allocated them, and which were written.
+    """The words of one CTA's tensor memory, their allocations, and which were written.
 
     words    uint32 (512, 128): words[column, lane]
     written  bool   (512, 128)
@@ -39,7 +39,7 @@ class TensorMemory:
     """
 
     def __init__(self, labels=NO_LABELS, name="CTA"):
-        """labels: KernelLabels whose tmem entries name columns in messages; name: of the CTA, likewise."""
+        """labels: KernelLabels whose tmem entries name columns in messages; name: of the CTA, for messages."""
         self.words = np.full((COLUMNS, LANES), POISON, np.uint32)
         self.written = np.zeros((COLUMNS, LANES), bool)
         self.allocated = np.zeros(COLUMNS, bool)
@@ -61,7 +61,7 @@ class TensorMemory:
     # --- allocation ------------------------------------------------------------------------------
 
     def use_cta_group(self, group):
-        """Note the .cta_group of a tcgen05 instruction; raises when the kernel has used the other one."""
+        """Note the .cta_group of a tcgen05 instruction; raises if the kernel has used the other one."""
         if self.cta_group not in (None, group):
             raise TensorMemoryError(
                 f"tcgen05 instruction with .cta_group::{group} in a kernel that has used "
@@ -98,13 +98,13 @@ class TensorMemory:
             )
         self.blocks[start] = columns
         self.allocated[start : start + columns] = True
-        # Whoever held these columns before may have left anything there.
+        # A previous owner may have left any values in these columns.
         self.words[start : start + columns] = POISON
         self.written[start : start + columns] = False
         return start
 
     def deallocate(self, address, columns):
-        """Free the block that tcgen05.alloc returned as address. Raises unless both arguments match it."""
+        """Free the block that tcgen05.alloc returned as address. Raises unless both arguments match."""
         lane, column = split_address(address)
         if lane or self.blocks.get(column) != columns:
             raise TensorMemoryError(
@@ -119,7 +119,7 @@ class TensorMemory:
         self.relinquished = True
 
     def check_freed(self):
-        """Raise when the CTA ends with columns allocated: the next CTA on this SM could never allocate them."""
+        """Raise if the CTA exits with allocated columns: the next CTA on this SM could never allocate them."""
         if self.blocks:
             raise TensorMemoryError(
                 f"{self.name} ends, but {self._blocks_text()}; every tcgen05.alloc needs its tcgen05.dealloc"
@@ -149,7 +149,7 @@ class TensorMemory:
             )
 
     def read(self, lane, column, lanes, columns, what="read"):
-        """View of words (columns, lanes) as uint32[column, lane]. Raises when any was never written."""
+        """View of words (columns, lanes) as uint32[column, lane]. Raises if any was never written."""
         self.check_range(lane, column, lanes, columns, what)
         block = (slice(column, column + columns), slice(lane, lane + lanes))
         written = self.written[block]

@@ -69,14 +69,14 @@ class NamedBarrier:
 class ClusterBarrier:
     """barrier.cluster: every thread of the cluster arrives once and waits once per generation.
 
-    A thread that arrives again before it has waited: PTX says that it must not. Where that is forgiven (all but level
-    "ptx") the arrival is one of the next generation, and waits match arrivals in turn:
+    A thread that arrives again before it has waited violates PTX. At levels other than "ptx" this is tolerated: the
+    arrival belongs to the next generation, and waits match arrivals in order:
 
         arrive (g)  arrive (g + 1)  wait (g)  wait (g + 1)
 
-    flash-attn-4's MLA kernel does so: one of its pipelines synchronises the cluster between the arrive and the wait
-    that all pipelines share. Whether a chip tells the two arrivals of a thread from those of two threads is not known;
-    a note says that somebody relies on it.
+    flash-attn-4's MLA kernel does this: one of its pipelines synchronizes the cluster between the arrive and the
+    wait that all pipelines share. Whether hardware distinguishes the two arrivals of a thread from those of two
+    threads is unknown, so a note reports it.
     """
 
     def __init__(self, cluster):
@@ -84,11 +84,11 @@ class ClusterBarrier:
         self.generation = 0
         self.noted = False  # one note is enough
         self._arrived = {}  # generation, this one and later -> {warp: lanes that arrived}
-        self._waiting = {}  # warp -> {generation: lanes that arrived and have not waited yet}
+        self._waiting = {}  # warp -> {generation: lanes that arrived but have not waited}
         self.released = self.acquirable = None  # clocks, see checks/ordering.py
 
     def arrive(self, warp):
-        """The executing lanes arrive. Raises BarrierError when they have not waited for the last arrival."""
+        """The executing lanes arrive. Raises BarrierError if they have not waited for the last arrival."""
         mask, generation = warp.mask, self.generation
         pending = self._waiting.setdefault(warp, {})
         if any(mask & lanes for lanes in pending.values()):
@@ -112,10 +112,10 @@ class ClusterBarrier:
             machine.notes.append(Note.of("cluster_barrier", f"{text}\n{warp.issuer().where()}"))
 
     def wait(self, warp):
-        """True when the executing lanes may go on. Raises BarrierError when one has not arrived."""
+        """True if the executing lanes may continue. Raises BarrierError if one has not arrived."""
         rest, pending = warp.mask, self._waiting.setdefault(warp, {})
         self._open()
-        mine = {}  # generation -> lanes whose earliest it is
+        mine = {}  # generation -> lanes for which it is the earliest
         for generation in sorted(pending):
             if found := pending[generation] & rest:
                 mine[generation] = found

@@ -23,8 +23,8 @@ from cute_fa4.emulator.ptx.syntax import Addr, Imm, Pred, Reg, Sink, Special, Sy
 FULL = 0xFFFFFFFF
 WARP_SIZE = 32
 
-# Generic address windows. Any place works that no host allocation occupies: user addresses of x86-64 and
-# AArch64 Linux end below 2**56.
+# Generic address windows: any range that no host allocation uses. User addresses of x86-64 and AArch64 Linux end
+# below 2**56.
 SHARED_BASE = 0x7F << 56
 PARAM_BASE = 0x7E << 56
 LOCAL_BASE = 0x7D << 56
@@ -64,11 +64,11 @@ def mask_of(bools):
 
 
 class Wait:
-    """Why lanes do not go on: returned by an instruction function, which is called again when ready().
+    """Why lanes wait: returned by an instruction function, which is called again when ready().
 
-    what     text for reports, or a function that makes it when the report is written
-    barrier  the MBarrier waited for, with its parity, when there is one
-    timeout  not None: when nothing else can progress, the wait is given up; the function is then called
+    what     text for reports, or a function that returns it when a report is written
+    barrier  the MBarrier waited for, with its parity, if there is one
+    timeout  not None: if nothing else can progress, the wait times out; the function is then called
              with warp.resumed.timed_out set
     polls    it is a spin-wait on global memory (polls.py)
     """
@@ -93,7 +93,7 @@ class Wait:
             timeout,
         )
         self.timed_out = self.polls = False
-        self.required = 0  # not 0: waits until these lanes (of the live ones) are in the group
+        self.required = 0  # not 0: wait until these live lanes are in the group
         self.mask = 0
         self.ins = None
 
@@ -116,7 +116,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Issuer:
-    """Who issued an instruction: attached to asynchronous operations and memory accesses, for messages."""
+    """The issuer of an instruction: attached to asynchronous operations and memory accesses, for messages."""
 
     cta: object
     warp: object
@@ -152,7 +152,7 @@ class Warp:
     def __init__(self, cta, index, rows, predicates, live=FULL, registers=None):
         self.cta = cta
         self.index = index
-        # A register that nobody wrote holds anything: all ones make an integer huge and a float NaN.
+        # An unwritten register may hold anything: all ones make an integer huge and a float NaN.
         self.R = np.empty((max(rows, 2), WARP_SIZE), np.uint32) if registers is None else registers
         self.R.fill(FULL)
         self.P = np.zeros(max(predicates, 1), np.uint32)
@@ -170,14 +170,14 @@ class Warp:
         self.groups = [Group(0, live)]
         self.role = cta.labels.role(index)
         self.executions = (
-            None  # of the scheduler: how often the warps of this role executed every step
+            None  # set by the scheduler: execution counts of every step by the warps of this role
         )
         self.registers_per_thread = 0
         self.local_bytes = 0
         self.polls = {}  # instruction -> polls.Poll of its latest look at global memory
         self.order = None  # checks.clocks.Strand of a launch with ordering checks
-        # Asynchronous copies by kind ("cp.async", "cp.async.bulk") and lane: CopyGroups of copy_groups.py. They are the
-        # warp's own, because copies know their warp: a table beside it, even a weak one, would keep every launch.
+        # Asynchronous copies by kind ("cp.async", "cp.async.bulk") and lane: CopyGroups of copy_groups.py. In the
+        # warp, because copies refer to their warp: a global table, even a weak one, would keep every launch alive.
         self.copy_groups = {}
         self.pending_rows = frozenset()  # rows of tcgen05.ld before their tcgen05.wait::ld
         self._local = None
@@ -266,7 +266,7 @@ class Warp:
             self.fault(f"cannot write to operand {op!r}")
 
     def address(self, op):
-        """uint64[32]: base + offset of an Addr, in whatever space the instruction says."""
+        """uint64[32]: base + offset of an Addr, in the space of the instruction."""
         base = op.base if type(op) is Addr else op
         values = self.read64(base)
         offset = op.offset if type(op) is Addr else 0
@@ -277,7 +277,7 @@ class Warp:
         return values & np.uint64(FULL) if type(base) is Reg and base.bits == 32 else values
 
     def uniform(self, values):
-        """The one value of the executing lanes; faults when they differ."""
+        """The one value of the executing lanes; faults if they differ."""
         values = np.asarray(values)
         mask = self.mask
         first = values[(mask & -mask).bit_length() - 1]
@@ -303,7 +303,7 @@ class Warp:
         raise self.located(kind(message))
 
     def note_progress(self):
-        """Something that another warp may wait for has changed (see the deadlock rule)."""
+        """Record a change that another warp may wait for (see the deadlock rule)."""
         self.cta.machine.progress += 1
 
     # -- scheduling ------------------------------------------------------------------------------------------
@@ -325,7 +325,7 @@ class Warp:
         self.cta.lanes_exited(mask)
 
     def runnable(self):
-        """Is there a group that can execute? Ends the waits that are over."""
+        """Is there a group that can execute? Ends completed waits."""
         for group in self.groups:
             wait = group.wait
             if wait is None:
@@ -340,7 +340,7 @@ class Warp:
     def _met(self, pc):
         """Lanes of all groups that wait for each other at an instruction; the next slice merges them.
 
-        Lanes that come around a loop meet the others behind them, which may end a slice before they are one group.
+        Lanes that come around a loop meet the others later, and a slice may end before they are one group.
         """
         met = 0
         for group in self.groups:

@@ -1,21 +1,21 @@
-"""tcgen05.mma.ws: D[M, N] += A B^T of one CTA, with all 128 lanes of D in use whatever M is.
+"""tcgen05.mma.ws: D[M, N] += A B^T of one CTA, which uses all 128 lanes of D for any M.
 
     M     element (m, n) of D                          columns of D   A in tensor memory
     128   lane m, column n                             N              lanes 0 to 127
      64   lane m + 64 (n / (N/2)), column n % (N/2)    N / 2          each half of the lanes: for its columns
      32   lane m + 32 (n / (N/4)), column n % (N/4)    N / 4          each quarter of the lanes: for its columns
 
-N is 64, 128 or 256. The zero-column mask makes columns of B count as zeros; it is made per part of N that has lanes of
-its own (M 128: one part, 64: two, 32: four):
+N is 64, 128 or 256. The zero-column mask makes columns of B count as zeros. It has one pattern per part of N with
+separate lanes (M 128: one part, 64: two, 32: four):
 
-    bits   0.. 8.. 16.. 24..   how many bits at the beginning of the pattern of part 0, 1, 2, 3 are left out
+    bits   0.. 8.. 16.. 24..   number of skipped bits at the beginning of the pattern of part 0, 1, 2, 3
     bits  32 33 34 35          1: the pattern of that part begins with a masked run
     bit   39                   0: nothing is masked
     bits  40..  48..           length of the masked, of the used runs, minus 1
 
-PTX ISA, "tcgen05.mma.ws", "Layout E", "Layout G", "Zero-Column Mask Descriptor": the lengths are as in its examples,
-which have them the other way round than its table of fields. Layouts as in CUTLASS's tmem_frg_ws; that each part of the
-lanes reads an A of its own is what FlashMLA's sparse decode relies on, which makes two products of one.
+PTX ISA, "tcgen05.mma.ws", "Layout E", "Layout G", "Zero-Column Mask Descriptor". The lengths follow its examples,
+where they are swapped compared with its table of fields. Layouts as in CUTLASS's tmem_frg_ws. FlashMLA's sparse
+decode relies on each part of the lanes reading a separate A, which combines two MMAs into one.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ from cute_fa4.emulator.ptx.errors import EmulatorError
 
 @lru_cache(maxsize=256)
 def masked_columns(bits, parts, n):
-    """bool[n]: columns of B that a zero-column mask descriptor makes zero. Raises EmulatorError for what it refuses."""
+    """bool[n]: columns of B that a zero-column mask descriptor makes zero. EmulatorError if invalid."""
     name = f"zero-column mask descriptor 0x{bits:016x}"
     if bits >> 56 & 63:
         raise EmulatorError(
@@ -58,13 +58,13 @@ class WeightStationaryMultiply(MatrixMultiply):
     mask: int = 0
 
     def check(self):
-        """Raise for what is wrong whatever the data is: called when the instruction is issued."""
+        """Raise errors that do not depend on the data: called at issue."""
         masked_columns(self.mask, self.parts, self.descriptor.n)
         super().check()
 
     @property
     def parts(self):
-        """Groups of lanes, each with columns of its own."""
+        """Groups of lanes, each with separate columns."""
         return 128 // self.descriptor.m
 
     @property
@@ -76,7 +76,7 @@ class WeightStationaryMultiply(MatrixMultiply):
         return np.arange(128)
 
     def _check_rows_of_a(self):
-        """Any number of rows has a place: each part of the lanes has a copy, or rows of its own."""
+        """Any number of rows fits: each part of the lanes has a copy, or separate rows."""
 
     def execute(self):
         """Read the operands, multiply, and write D. All reads come before the first write."""

@@ -1,6 +1,6 @@
-"""What the emulator raises: one class per kind of mistake, all of them EmulatorError.
+"""Errors of the emulator: one class per kind of mistake, all derived from EmulatorError.
 
-Every message starts with one line that says what is wrong; indented lines below it say where:
+Every message starts with one line that states the error; indented lines below it have the location:
 
     read of 16 bytes at shared offset 0x2480: 4 of them were never written
       CTA (3, 0, 0), rank 1 of cluster 1
@@ -24,7 +24,7 @@ class IllegalAccess(EmulatorError):
 
 
 class UninitializedRead(EmulatorError):
-    """A read of shared or tensor memory that nobody has written."""
+    """A read of shared or tensor memory that was never written."""
 
 
 class BarrierError(EmulatorError):
@@ -40,7 +40,7 @@ class TensorMapError(EmulatorError):
 
 
 class DivergenceError(EmulatorError):
-    """An instruction that needs converged lanes was reached by some of them only."""
+    """An instruction that needs converged lanes was reached by only some of them."""
 
 
 class RaceError(EmulatorError):
@@ -60,7 +60,7 @@ class RegisterHazard(EmulatorError):
 
 
 class InFlightError(EmulatorError):
-    """A CTA ends although nobody has waited for an asynchronous operation of it."""
+    """A CTA exits without waiting for one of its asynchronous operations."""
 
 
 class Deadlock(EmulatorError):

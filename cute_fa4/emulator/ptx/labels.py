@@ -1,4 +1,4 @@
-"""Names for what a kernel calls numbers: warps, shared-memory ranges, tensor-memory columns, mbarriers.
+"""Names for the numbers of a kernel: warps, shared-memory ranges, tensor-memory columns, mbarriers.
 
     KernelLabels(
         roles=((range(0, 4), "softmax 0"), (range(12, 13), "mma")),
@@ -7,7 +7,7 @@
         barriers=((8, "kv.full[0]", "mma", "load"),),                  # offset, name, who waits, who arrives
     )
 
-The emulator uses the names in messages only; a kernel without labels runs the same.
+Names are used only in messages; a kernel without labels runs in the same way.
 """
 
 import re
@@ -43,7 +43,7 @@ class KernelLabels:
     helper_files: tuple = ()
 
     def role(self, warp_index):
-        """Name of the role of a warp, "" when it has none."""
+        """Name of the role of a warp, "" if it has none."""
         for warps, name in self.roles:
             if warp_index in warps:
                 return name
@@ -85,7 +85,7 @@ _UNNAMED = (
 
 
 def naming_hint(text) -> str:
-    """How to name the first address of a report that has no name, as a line to append; "" when all have names.
+    """A line that explains how to name the first unnamed address of a report; "" if all have names.
 
     >>> print(naming_hint("race on shared offset 0x2400 (dynamic +0x2000): nothing orders").strip())
     to see a name instead of +0x2000: labels=KernelLabels(shared=((0x2000, nbytes, "a name"),))

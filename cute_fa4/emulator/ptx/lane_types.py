@@ -1,11 +1,11 @@
-"""How a value of each PTX type lies in the registers of a warp: rows, C type, NumPy view.
+"""The representation of each PTX type in the registers of a warp: rows, C type, NumPy view.
 
 A register is one row of 32 lanes x 4 bytes, or two rows seen as 32 lanes x 8 bytes. A predicate is one
 32-bit word, bit l belongs to lane l.
 
     type            rows    in C          in NumPy            note
     pred            word    int 0 or 1    bool[32]
-    u8 s8           1       low byte      uint8, int8[32]     as a source only the low byte is looked at
+    u8 s8           1       low byte      uint8, int8[32]     as a source only the low byte is used
     u16 s16         1       low half      uint16, int16[32]   the upper half of the row is written as 0
     u32 s32 f32     1       itself        [32]
     u64 s64 f64     2       itself        [32]
@@ -57,7 +57,7 @@ class LaneType:
         )
 
     def decode(self, register):
-        """Register bits (uint32[32] or uint64[32], bool[32] for pred) -> the array the meaning works on."""
+        """Register bits (uint32[32] or uint64[32], bool[32] for pred) -> the array for the meaning."""
         if self.rows == 0:
             return register
         stored = register.view(self.element)

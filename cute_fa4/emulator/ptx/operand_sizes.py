@@ -1,11 +1,11 @@
-"""Registers wider than the type of a cvt: the conversions that chop and extend them, written out.
+"""Registers wider than the type of a cvt: the implied truncations and extensions, as explicit conversions.
 
     cvt.s64.s32  %rd1, %rd2;      cvt.u32.u64 tmp, %rd2;   cvt.s64.s32 %rd1, tmp;     only the low part is read
-    cvt.s32.f32  %rd1, %f1;       cvt.s32.f32 tmp, %f1;    cvt.s64.s32 %rd1, tmp;     extended as the type says
+    cvt.s32.f32  %rd1, %f1;       cvt.s32.f32 tmp, %f1;    cvt.s64.s32 %rd1, tmp;     extended according to the type
 
-ptxas accepts both. PTX ISA, "Operand Size Exceeding Instruction-Type Size": a source is chopped to the type's size, a
-result is zero-extended, and sign-extended where its type is signed. lanes.py reads the low part of a register of 32
-bits by itself.
+ptxas accepts both. PTX ISA, "Operand Size Exceeding Instruction-Type Size": a source is truncated to the type's
+size. A result is sign-extended if its type is signed, and zero-extended otherwise. lanes.py itself reads the low
+part of a 32-bit register.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ _BITS = re.compile(r"\w*?(8|16|32|64)(x2|x4)?$")
 
 
 def _width(kind):
-    """Bits of the register that a type needs, or 0 for a type whose size the name does not end in."""
+    """Bits of the register that a type needs, or 0 for a type whose name does not end in a size."""
     found = _BITS.fullmatch(kind)
     if found is None or found[2]:
         return 0
@@ -26,9 +26,9 @@ def _width(kind):
 
 
 def expanded(ins, scratch):
-    """The instructions that an instruction stands for: itself, or a cvt with its chopped source or extended result.
+    """The expansion of an instruction: itself, or a cvt with its truncated source or extended result.
 
-    scratch()  a 32-bit register of nobody else's
+    scratch()  returns an unused 32-bit register
     """
     found = _CVT.fullmatch(ins.opcode)
     if found is None or len(ins.operands) != 2:
@@ -42,7 +42,7 @@ def expanded(ins, scratch):
     kind, bits = found[1], _width(found[1])
     signed = kind[0] if kind[0] == "s" else "u"
     narrow = 0 < bits <= 16
-    # What is signed and narrow needs its extension in a register of 32 bits, too; lanes.py extends by zeros.
+    # A narrow signed result also needs its extension in a 32-bit register; lanes.py extends with zeros.
     if bits and isinstance(target, Reg) and target.bits > max(bits, 16 if signed == "s" else 32):
         tmp = dataclasses.replace(scratch(), bits=16) if narrow else scratch()
         result = dataclasses.replace(steps[-1], operands=(tmp, steps[-1].operands[1]))

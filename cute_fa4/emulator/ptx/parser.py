@@ -5,9 +5,9 @@
     ld.global.b32 %r5, [%rd4+16];        Instruction("ld.global.b32", (Reg(5, 32), Addr(Reg(..), 16)))
     @!%p1 bra $L__BB0_2;                 Instruction("bra", (Label("$L__BB0_2"),), guard=(1, True))
 
-Blocks in braces have registers and labels of their own. ``.loc`` lines give every instruction its Python
-file and line; inline assembly has that of the statement it stands in. Anything that is not understood raises
-UnknownInstruction with its PTX line.
+Blocks in braces have separate registers and labels. ``.loc`` lines give every instruction its Python file and line;
+inline assembly has that of its statement. Text that the parser does not understand raises UnknownInstruction with
+its PTX line.
 PTX ISA, "Syntax", "State Spaces, Types, and Variables", "Directives".
 """
 
@@ -68,8 +68,8 @@ _DECIMAL = re.compile(r"[+-]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d+)?$")
 _GUARD = re.compile(r"@(!?)\s*([%\w$.]+)\s+(.*)", re.S)
 # A vector or an address may follow without a space.
 _OPCODE = re.compile(r"([^\s{\[]+)\s*(.*?)\s*$", re.DOTALL)
-# The compiler counts lines inside of inline assembly from the line of the statement: .loc 2 69 is the third line of a
-# text that stands at line 67, where the file says something else.
+# The compiler counts lines inside inline assembly from the line of the statement: .loc 2 69 is the third line of a
+# text at line 67, although the file has something else at line 69.
 _INLINE_ASM = re.compile(
     r"^[ \t]*// begin inline asm[ \t]*$.*?^[ \t]*// end inline asm[ \t]*$", re.S | re.M
 )
@@ -78,7 +78,7 @@ _DSL_FILES = re.compile(r"site-packages|nvidia_cutlass_dsl|<")
 
 
 def parse(text, helper_files=()):
-    """Parse a PTX text. Returns a PtxModule; raises UnknownInstruction with the line it cannot read.
+    """Parse a PTX text. Returns a PtxModule; raises UnknownInstruction with the unreadable line.
 
     helper_files  ends of the paths of Python files whose locations do not count as a role file's
     """
@@ -109,7 +109,7 @@ class _Parser:
         self.helper_files = tuple(f"/{file}" for file in helper_files)
         self.files = {int(n): name for n, name in _FILE.findall(text)}
         text = _INLINE_ASM.sub(lambda m: _LOC_LINE.sub("", m[0]), text)
-        # Comments become blanks of the same number of lines, so that positions keep their line.
+        # Comments become blanks with the same number of lines, so that line numbers stay right.
         text = _COMMENT.sub(lambda m: "\n" * m[0].count("\n") or " ", _hide_strings(text))
         self.text = text
         self.line_starts = [0] + [m.end() for m in re.finditer("\n", text)]
@@ -241,7 +241,7 @@ class _Parser:
         loc = _LOC.match(text, at)
         if loc:
             number, line, column = int(loc[1]), int(loc[2]), int(loc[3])
-            # Line 0 and column 0 say that the compiler knows no statement: the last one stays.
+            # Line 0 and column 0 mean that the compiler has no statement: the last one stays.
             if line and column:
                 self.source = (self.files.get(number, "?"), line)
                 if self.role_files.get(number, False):
@@ -308,7 +308,7 @@ class _Parser:
             offset = -(-kernel.local_bytes // variable.align) * variable.align
             kernel.local_bytes = offset + variable.nbytes
         elif variable.space == "shared" and variable.nbytes:
-            # Offsets in static shared memory are given out over the whole module.
+            # Offsets in static shared memory are assigned over the whole module.
             used = max(
                 (v.offset + v.nbytes for v in self._shared(table)), default=RESERVED_SHARED_BYTES
             )
@@ -435,7 +435,7 @@ def _split(text):
 
 
 def _constant(word, opcode):
-    """Imm of a literal, None when the word is not one. Decimal floats take the width of the opcode."""
+    """Imm of a literal, None if the word is not one. Decimal floats take the width of the opcode."""
     if not (word[0].isdigit() or word[0] in "+-."):
         return None
     m = _FLOAT_BITS.match(word)

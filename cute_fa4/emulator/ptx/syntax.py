@@ -1,4 +1,4 @@
-"""What the parser makes of PTX text: operands, instructions, variables, kernels.
+"""The data structures of parsed PTX: operands, instructions, variables, kernels.
 
 st.shared.v2.b32 [%r9+8], {%r1, _};
 Instruction("st.shared.v2.b32", (Addr(Reg(9, 32), 8), Vec((Reg(1, 32), Sink()))), guard=None, ...)
@@ -13,7 +13,7 @@ RESERVED_SHARED_BYTES = 1024
 
 
 def place(source) -> str:
-    """(file, line) as reports show it: the folder tells files of one name apart.
+    """(file, line) for reports; the folder distinguishes files with the same name.
 
     >>> place(("/somewhere/cute_fa4/sm100/two_tiles/kernel.py", 88))
     'two_tiles/kernel.py:88'
@@ -23,12 +23,12 @@ def place(source) -> str:
 
 
 def source_text(source) -> str:
-    """The line of a file that a (file, line) names, as it stands there now; "" when it cannot be read."""
+    """The present text of a (file, line); "" if it cannot be read."""
     return "" if source is None else linecache.getline(*source).strip()
 
 
 def location_lines(ins) -> list:
-    """Lines of a report about an instruction: of the PTX, of Python, of the role that called it; with their texts."""
+    """Lines of a report about an instruction: PTX, Python, and the calling role, with their texts."""
     lines = [f"PTX line {ins.line}: {ins.text}"]
     sources = [("Python line", ins.source)]
     if ins.role_source != ins.source:
@@ -44,13 +44,13 @@ def location_lines(ins) -> list:
 
 @dataclass(frozen=True, slots=True)
 class Reg:
-    """A register: first row in the warp's array, and its width (16, 32, 64 or 128 bits)."""
+    """A register: first row in the warp's array, and width (16, 32, 64 or 128 bits)."""
 
     row: int
     bits: int
 
     def halves(self):
-        """The 64-bit registers that a 128-bit one consists of, the less significant first."""
+        """The two 64-bit halves of a 128-bit register, the less significant first."""
         return Reg(self.row, 64), Reg(self.row + 2, 64)
 
 
@@ -115,7 +115,7 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Sink:
-    """``_``: a result nobody wants."""
+    """``_``: an unused result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class Instruction:
     line    line in the PTX text, from 1
     source  (Python file, line) of the nearest .loc, or None
     role_source  the last location outside of helper files and of the DSL's own files, or None
-    prepared     what the function that executes it has worked out about its operands, see prepare()
+    prepared     cached operand information of the function that executes it, see prepare()
     """
 
     opcode: str
@@ -147,7 +147,7 @@ class Instruction:
     prepared: object = field(default=None, init=False, compare=False, repr=False)
 
     def prepare(self, what):
-        """Keep what is the same at every execution; returns it."""
+        """Cache a value that is the same at every execution; returns it."""
         object.__setattr__(self, "prepared", what)
         return what
 
@@ -172,7 +172,7 @@ class Kernel:
     rows, predicates     sizes of a warp's register array (rows of 32 x 32 bits) and predicate array
     labels               label -> index into instructions
     params               Variables of space "param", in order
-    dynamic_shared_offset  shared offset of the first dynamic byte, behind reserved and static bytes
+    dynamic_shared_offset  shared offset of the first dynamic byte, after reserved and static bytes
     local_bytes          bytes of .local variables per lane
     directives           {".maxnreg": (64,), ".reqntid": (128, 1, 1), ...}
     tables               label of a .branchtargets list -> labels in it

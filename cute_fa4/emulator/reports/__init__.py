@@ -1,1 +1,1 @@
-"""What a run shows: traces, coverage, annotated listings, comparisons."""
+"""Reports of a run: traces, coverage, annotated listings, comparisons."""

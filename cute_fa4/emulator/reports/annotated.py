@@ -1,4 +1,4 @@
-"""The PTX of a run with what it did beside every instruction: roles, how often, mbarriers, source lines.
+"""The PTX of a run, annotated with the roles and execution counts of each instruction, mbarriers, source lines.
 
     with annotated.record() as runs:
         attention(q, k, v, out)
@@ -9,7 +9,7 @@
         add.s32 %r5, %r4, 1;                                                     // mma x 12
         trap;                                                                    // never
 
-The text is PTX still: the additions are comments, and an edited copy goes back through use(transform=...).
+The text is valid PTX: the annotations are comments, and use(transform=...) accepts an edited copy.
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from cute_fa4.emulator.machine.observer import Observer, recording
 from cute_fa4.emulator.ptx.syntax import place, source_text
 
-_COLUMN = 90  # where comments begin, behind most instructions
+_COLUMN = 90  # where comments begin, after most instructions
 _MOST_NAMES = 6
 
 
@@ -71,7 +71,7 @@ class Recording:
     kernels: list = field(default_factory=list)
 
     def text(self) -> str:
-        """Their annotated PTX, one after the other."""
+        """Their annotated PTX, concatenated."""
         parts = []
         for kernel in self.kernels:
             name = kernel.program.kernel.name

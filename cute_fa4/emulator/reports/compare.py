@@ -1,4 +1,4 @@
-"""Run a function under many schedules and say what differs, races or hangs.
+"""Runs a function under many schedules and reports differences, races and hangs.
 
     def run():
         out = torch.zeros(n)
@@ -9,12 +9,12 @@
     print(found)                       "9 schedules at level ptx, no finding", or the findings
     assert not found.findings
 
-    in_order twice -> the function repeats itself?     hostile 0, 1, ...     random 0, 1, ...
+    in_order twice -> is the function deterministic?     hostile 0, 1, ...     random 0, 1, ...
          |                                                  |                    |
          +--- expected results ---------- bit by bit -------+--------------------+
 
-A kernel is right under every schedule or it is not right: results are compared bit by bit. What does use
-atomics of floating-point numbers differs legitimately; the finding says where and by how much.
+A kernel is right only if it is right under every schedule, so results are compared bit by bit. Functions with
+floating-point atomics differ legitimately; the finding says where and by how much.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,7 +39,7 @@ _RACES = (errors.RaceError, errors.RegisterHazard, errors.UninitializedRead)
 
 @dataclass(frozen=True)
 class Schedule:
-    """Arguments of emulator.use that run it again."""
+    """Arguments of emulator.use that reproduce it."""
 
     mode: str
     seed: int
@@ -50,11 +50,11 @@ class Schedule:
 
 @dataclass
 class Finding:
-    """One thing that is wrong.
+    """One finding.
 
     kind       key of KINDS             error      class of the error, "" for a difference
-    message    the emulator's report, or which values differ
-    schedules  under which it shows: emulator.use(mode=..., seed=...) shows it again
+    message    the emulator's report, or the values that differ
+    schedules  that show it: emulator.use(mode=..., seed=...) reproduces it
     """
 
     kind: str
@@ -70,7 +70,7 @@ class Finding:
 
 @dataclass
 class Comparison:
-    """findings: empty when all schedules agree. schedules: all that were run. results: of the first.
+    """findings: empty if all schedules agree. schedules: all that ran. results: of the first.
 
     levels: of the ordering checks of the launches
     """
@@ -96,18 +96,18 @@ def compare(
     modes: Sequence[str] = ("in_order", *SEEDED),
     **settings,
 ) -> Comparison:
-    """Call ``function()`` under every schedule and compare what it returns, bit by bit.
+    """Call ``function()`` under every schedule and compare its results bit by bit.
 
     function  launches kernels compiled by emulator.compile and returns their results: a tensor, an array,
-              a number, or tuples, lists and dicts of them. It is called once for each schedule, so it must make
-              its inputs anew, the same every time, and must not return an input that it changes in place
+              a number, or tuples, lists and dicts of them. It is called once per schedule, so it must create
+              the same inputs each time, and must not return an input that it modifies in place
               without resetting it
     seeds     seeds of the modes "random" and "hostile": a number n stands for 0 to n - 1
-    modes     modes of emulator.use; results are compared with those of the first schedule that ran through. Left out:
-              all but "together", which lies between the others
+    modes     modes of emulator.use; results are compared with those of the first complete schedule. Default:
+              all but "together", which is between the others
     settings  further arguments of emulator.use: checks, transform, labels, instruction_budget, claims
 
-    Errors of the emulator are findings, other exceptions pass. Raises ValueError for an unknown mode, and when
+    Errors of the emulator are findings; other exceptions propagate. Raises ValueError for an unknown mode, and if
     function returns nothing.
     """
     unknown = [mode for mode in modes if mode not in MODES]
@@ -165,7 +165,7 @@ def _kind(error):
 
 
 def _add(comparison, kind, message, error, schedule):
-    """A new finding, or one more schedule of one whose first line and locations are the same."""
+    """A new finding, or one more schedule of a finding with the same first line and locations."""
     for finding in comparison.findings:
         if (finding.kind, finding.error) == (kind, error) and _same(finding.message, message):
             finding.schedules.append(schedule)
@@ -174,7 +174,7 @@ def _add(comparison, kind, message, error, schedule):
 
 
 def _same(first, second):
-    """Reports of one defect: the PTX lines that they name are the same."""
+    """Whether two reports are of one defect: they name the same PTX lines."""
     lines = [
         [line.strip() for line in text.splitlines() if "PTX line" in line]
         for text in (first, second)

@@ -1,12 +1,12 @@
-"""Which lines of a kernel's PTX were executed over a set of runs, and which never.
+"""The lines of a kernel's PTX that a set of runs executed, and those that it did not.
 
     with coverage.collect() as covered:
         attention(q, k, v, out)
         attention(q2, k2, v2, out2)
     print(covered.report())
 
-Executed means reached by at least one thread: an instruction whose guard was false every time counts. A
-kernel that is edited (emulator.use(transform=...)) is a kernel of its own.
+Executed means reached by at least one thread; an instruction whose guard was always false counts. A kernel edited
+by emulator.use(transform=...) is a separate kernel.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ class Line:
 
     @property
     def trivial(self):
-        """Is it a branch or return? What a branch leads to shows by itself."""
+        """Is it a branch or return? Its targets are counted separately."""
         return self.text.rstrip(";").split()[-2:][0] in _TRIVIAL or self.text in _TRIVIAL
 
     def __str__(self):
@@ -40,7 +40,7 @@ class Line:
 
 @dataclass(eq=False)
 class KernelCoverage:
-    """How often every instruction of one kernel was executed, by warps, in all runs together."""
+    """Execution counts of every instruction of one kernel, by warps, summed over all runs."""
 
     name: str
     program: object
@@ -69,9 +69,9 @@ class KernelCoverage:
         return sum(times > 0 for _, times in found) / max(len(found), 1)
 
     def missed_ranges(self):
-        """[(first Line, last Line, number of instructions)] of neighbouring missed instructions.
+        """[(first Line, last Line, number of instructions)] of adjacent missed instructions.
 
-        Ranges of branches alone are left out.
+        Ranges that consist only of branches are omitted.
         """
         ranges = [[]]
         for line, times in self.instructions:
@@ -97,7 +97,7 @@ class Coverage:
         return [kernel for kernel in self.kernels.values() if part in kernel.name]
 
     def report(self, limit=20):
-        """Text: a line a kernel, then its missed ranges, at most ``limit`` of each."""
+        """Text: one line per kernel, then its missed ranges, at most ``limit`` each."""
         lines = []
         for kernel in self.kernels.values():
             total = len(kernel.instructions)

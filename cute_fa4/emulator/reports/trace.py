@@ -1,4 +1,4 @@
-"""Recording a run: which role did what, and what it waited for, in the order of the emulator.
+"""Records a run: what each role did and waited for, in the emulator's order.
 
     with trace.record() as recorded:
         attention(q, k, v, out)
@@ -7,15 +7,15 @@
     recorded.svg("pipeline.svg")
     recorded.html("pipeline.html")          the same in a browser: zoom, arrows of mbarriers, lines
 
-Two axes, and neither of them is a duration:
+There are two axes, neither of which is a duration:
 
-    step   counts what the emulator executed, one thing after the other: the schedule of this run
-    slot   the earliest place that synchronisation allows: behind what the role did before, and behind
-           everything that it waited for. Whatever the schedule was, slots are (nearly) the same; two marks in
-           one slot could have been executed at the same time
+    step   position in the order of execution of this run
+    slot   the earliest position that synchronization allows: after the role's previous mark, and after
+           everything that it waited for. Slots are (nearly) independent of the schedule; two marks in
+           one slot could have been executed concurrently
 
-Copies and MMAs are marks of rows of their own, "copies" and "tensor core", one slot each; consecutive marks
-with one name (the K steps of a product, the loads of a row) are one mark with a count.
+Copies and MMAs are marks of separate rows, "copies" and "tensor core", one slot each. Consecutive marks with one
+name (the K steps of an MMA, the loads of a row) are one mark with a count.
 """
 
 from dataclasses import dataclass, field
@@ -25,18 +25,18 @@ from cute_fa4.emulator.machine.tensor_memory import split_address
 from cute_fa4.emulator.ptx.syntax import Addr, Reg, place
 
 COPIES, TENSOR_CORE = "copies", "tensor core"
-WRITE = " (write)"  # the second half of a store, which follows its read without the thread
+WRITE = " (write)"  # the second half of a store, which follows its read, independent of the thread
 
 
 @dataclass(eq=False)
 class Mark:
-    """One thing in one row.
+    """One event in one row.
 
     row     (CTA index, warp number or name of the engine)       role   name of the row
     kind    "wait" for an mbarrier, "sync": another wait, "read" and "write" of tensor memory, "copy", "product"
-    name    what, in the kernel's names
+    name    its name, from the kernel's labels
     first, last    steps        slot, end   slots (end > slot for waits)
-    raises  names of the mbarriers that were raised with it      count  how often in a row
+    raises  names of the mbarriers that it raised                 count  consecutive repetitions
     """
 
     row: tuple
@@ -51,7 +51,7 @@ class Mark:
     count: int = 1
     line: str = ""
     source: tuple | None = None  # (Python file, line)
-    cause: tuple | None = None  # (row, step) of what ended a wait
+    cause: tuple | None = None  # (row, step) of the mark that ended a wait
 
 
 @dataclass(eq=False)
@@ -61,8 +61,8 @@ class _Row:
     slot: int = 0  # of its last mark
     mark: Mark | None = None
     waiting: Mark | None = None
-    arrived: tuple | None = None  # the meeting that it arrived at last
-    meeting: tuple | None = None  # the meeting that it has to wait for before it goes on
+    arrived: tuple | None = None  # the thread barrier at which it arrived last
+    meeting: tuple | None = None  # the thread barrier that it must wait for
 
 
 @dataclass(eq=False)
@@ -74,7 +74,7 @@ class Recording:
     kernels: list = field(default_factory=list)
 
     def chrome(self, path):
-        """Write Chrome trace events (JSON): one process a CTA, one thread a warp; times are steps."""
+        """Write Chrome trace events (JSON): one process per CTA, one thread per warp; times are steps."""
         from cute_fa4.emulator.reports import trace_output
 
         trace_output.write_chrome(self, path)
@@ -86,7 +86,7 @@ class Recording:
         return trace_output.text(self, cta, width)
 
     def svg(self, path=None, cta=None):
-        """The same as a picture; returns the SVG text, and writes it when a path is given."""
+        """The same as a picture; returns the SVG text, and writes it if a path is given."""
         from cute_fa4.emulator.reports import trace_output
 
         picture = trace_output.svg(self, cta)
@@ -96,7 +96,7 @@ class Recording:
         return picture
 
     def html(self, path=None):
-        """A page for the browser; returns its text, and writes it when a path is given."""
+        """A page for the browser; returns its text, and writes it if a path is given."""
         from cute_fa4.emulator.reports import trace_page
 
         text = trace_page.page(self)
@@ -136,7 +136,7 @@ class Recorder(Observer):
     def instruction(self, warp, ins):
         self.step += 1
         row = self._row((warp.cta.id, warp.index), warp.role or f"warp {warp.index}")
-        self._meet(row)  # who comes last does not wait
+        self._meet(row)  # the last arriver does not wait
         opcode = ins.opcode
         if opcode.startswith("mbarrier.") and "_wait" in opcode:
             barrier, parity = _barrier_of(warp, ins)
@@ -197,7 +197,7 @@ class Recorder(Observer):
             target = self._row((warp.cta.id, engine), engine)
             mark = self._mark(target, kind, name, ins, row.slot)
             if engine == COPIES and not name.endswith(WRITE):
-                # The thread goes on at once, and its next copy is its next slot.
+                # The thread continues immediately, and its next copy is in its next slot.
                 row.slot = mark.slot
         elif opcode.startswith("tcgen05.commit"):
             mark = self._row((warp.cta.id, TENSOR_CORE), TENSOR_CORE).mark
@@ -233,7 +233,7 @@ class Recorder(Observer):
                 mark.raises.append(barrier.name)
 
     def _cause(self, issuer):
-        """(Mark, slot) of what arrives now: an operation that completes, or the thread itself."""
+        """(Mark, slot) of the arriver: an operation that completes, or the thread itself."""
         if issuer is None:
             return None, 0
         operation = self._completing
@@ -254,7 +254,7 @@ class Recorder(Observer):
         return row
 
     def _meet(self, row):
-        """The row comes after all who arrived at the thread barrier at which it is."""
+        """The row comes after all arrivals at its thread barrier."""
         if row.meeting is not None:
             row.slot = max(row.slot, self._meeting[row.meeting])
             row.meeting = None
@@ -264,7 +264,7 @@ class Recorder(Observer):
         row.slot = max(row.slot, self._phases.get((id(barrier), barrier.phase - 1), 0))
 
     def _mark(self, row, kind, name, ins, after=None):
-        """A mark in the slot after the row's last one, or one more of the same."""
+        """A mark in the slot after the row's last one, or one more repetition of it."""
         earliest = max(row.slot, 0 if after is None else after)
         last = row.mark
         if last is not None and last.kind == kind and last.name == name and not last.raises:
@@ -299,7 +299,7 @@ def _short(opcode):
 
 
 def _barrier_of(warp, ins):
-    """(MBarrier, parity) that a wait is for, or (None, 0) when it is not the plain case."""
+    """(MBarrier, parity) that a wait is for, or (None, 0) if it is not the simple case."""
     if ".parity" not in ins.opcode:
         return None, 0
     address = int(warp.address(ins.operands[1])[warp.lane0])

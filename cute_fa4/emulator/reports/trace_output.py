@@ -2,7 +2,7 @@
 
 text      slot  mma              softmax 0     tensor core       raises
           3     .                wait s_ready  S0 = Q0 kv[0]     s_ready[0]
-picture   the same turned: one line a role, slots to the right
+picture   the same rotated: one line per role, slots to the right
 """
 
 import json
@@ -25,15 +25,15 @@ _TOP, _TOP_OF_BAND, _GAP = (
     18,
     14,
 )  # heights of the header, of a band's numbers, and below a band
-_BAND = 880  # width of the slots that stand beside each other
+_BAND = 880  # width of the slots in one band
 _HEADER = 620  # width of the lines above them
 _SMALL = 4.3  # width of a letter of the mbarriers below a mark
 
 
 def write_chrome(recording, path):
-    """Chrome trace event format: "X" a mark, "s"/"f" an arrow from what raised a barrier to who waited."""
+    """Chrome trace event format: "X" a mark, "s"/"f" an arrow from the mark that raised a barrier to the waiter."""
     processes = {cta: i for i, cta in enumerate(dict.fromkeys(key[0] for key in recording.rows))}
-    # Warps keep their number; engines follow behind all warps a CTA can have.
+    # Warps keep their number; engines follow after all possible warps of a CTA.
     threads = {
         key: key[1] if isinstance(key[1], int) else 100 + len(key[1]) for key in recording.rows
     }
@@ -129,8 +129,8 @@ def text(recording, cta=None, width=24):
 def svg(recording, cta=None):
     """See Recording.svg: hand-written SVG, no script, text as text.
 
-    Slots that do not fit beside each other continue below, as lines of text do; on a page the picture shrinks to the
-    width there is, opened alone it has twice the size of its numbers.
+    Slots that do not fit continue below, like lines of text. On a page the picture shrinks to the available width;
+    opened directly it has twice the size of its numbers.
     """
     columns, marks, waits, slots = cells_of(recording, cta)
     widths = _widths(marks, slots)
@@ -160,7 +160,7 @@ def svg(recording, cta=None):
 
 
 def kernel_names(kernels):
-    """Without the hash and the number that may end a name: the same picture is the same text.
+    """Names without a trailing hash and number, so that equal pictures have equal text.
 
     >>> kernel_names(["fa4_d128_dc557b0f_0", "fa4_d128_dc557b0f_0", "copy"])
     'fa4_d128, copy'
@@ -169,7 +169,7 @@ def kernel_names(kernels):
 
 
 def _widths(marks, slots):
-    """Of every slot: as wide as the mbarriers below its marks need."""
+    """The width of every slot, from the mbarriers below its marks."""
     widths = [_CELL] * slots
     for (_, slot), mark in marks.items():
         needed = 10 + round(_SMALL * len(" ".join(mark.raises)))
@@ -178,7 +178,7 @@ def _widths(marks, slots):
 
 
 def _bands(widths):
-    """Slots (from 1) that stand beside each other, from the top to the bottom of the picture.
+    """Slots (from 1) of each band, from the top to the bottom of the picture.
 
     >>> _bands([400, 400, 400, 2000, 94])
     [[1, 2], [3], [4], [5]]

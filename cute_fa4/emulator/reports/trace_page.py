@@ -13,7 +13,7 @@ from cute_fa4.emulator.ptx.syntax import source_text
 from cute_fa4.emulator.reports import trace_output
 
 MOST_CTAS = 64
-"""CTAs of a page: more make a file of megabytes, and a grid repeats itself."""
+"""CTAs of a page: more would make a file of megabytes, and the CTAs of a grid are similar."""
 
 
 def page(recording) -> str:
@@ -41,7 +41,7 @@ _EMPTY = {"cta": "", "lanes": [], "marks": [], "arrows": [], "slots": 0}
 
 
 def timeline(recording, cta) -> dict:
-    """Of one CTA: lanes (names), marks with the number of their lane, arrows (lane, slot) to (lane, slot), slots."""
+    """One CTA: lanes (names), marks with the number of their lane, arrows (lane, slot) to (lane, slot), slots."""
     columns, marks, waits, slots = trace_output.cells_of(recording, cta)
     lanes = {key: i for i, (key, _) in enumerate(columns)}
     shown = [*marks.values(), *dict.fromkeys(waits.values())]
@@ -55,7 +55,7 @@ def timeline(recording, cta) -> dict:
 
 
 def _mark(mark, lanes):
-    # A wait is drawn behind what the role did before it.
+    # A wait is drawn after the role's previous mark.
     first = mark.slot + 1 if mark.kind == "wait" else mark.slot
     return {
         "lane": lanes[mark.row], "slot": first, "end": mark.end, "kind": mark.kind, "name": mark.name,
@@ -75,7 +75,7 @@ def _arrows(recording, cta, lanes):
             continue
         row, step = wait.cause
         lane = lane_of_role.get(recording.rows.get(row))
-        # A commit comes when its row is further on: what it stands for is the latest mark that raised the mbarrier.
+        # A commit completes when its row has advanced: use the latest mark that raised the mbarrier.
         before = [m for m in by_row.get(row, ()) if m.first <= step and m.end <= wait.end]
         raising = [m for m in before if wait.name in m.raises] or before
         if raising and lane is not None and wait.end > wait.slot:

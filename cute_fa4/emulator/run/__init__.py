@@ -1,1 +1,1 @@
-"""A launch: program, schedules, warps in turn."""
+"""Execution of a launch: program, schedules, warp scheduler."""

@@ -1,12 +1,12 @@
-"""A grid, executed: clusters one after the other, the CTAs of a cluster together; who waits for others lets them in.
+"""Executes a grid: clusters one after another, the CTAs of a cluster together; more clusters join if CTAs wait.
 
     grid (gx, gy, gz) -> clusters -> CTAs (rank = position in the cluster) -> warps of 32 threads
 
-Where no CTA waits for one of another cluster, one cluster exists at a time, so memory is bounded by the cluster: its
-CTAs reuse the shared memory arrays of the previous one, cleared to 0xFF and unwritten. The clusters behind it are
-pending: a running CTA may cancel their launch and do their work (clusterlaunchcontrol.try_cancel). Where nothing can
-run and a warp spins on global memory (machine/polls.py), the next pending cluster joins, as long as the chip has room
-for it: grid barriers, semaphores and decoupled look-backs end, as they do there.
+If no CTA waits for a CTA of another cluster, one cluster exists at a time, so memory is bounded by the cluster. Its
+CTAs reuse the shared memory arrays of the previous one, reset to 0xFF and unwritten. Later clusters are pending: a
+running CTA may cancel their launch and run their work (clusterlaunchcontrol.try_cancel). If nothing can run and a
+warp spins on global memory (machine/polls.py), the next pending cluster joins, as long as the chip has room for it.
+So grid barriers, semaphores and decoupled look-back terminate, as on hardware.
 """
 
 import functools
@@ -38,7 +38,7 @@ SMS = 148  # of a B200
 MAX_CTAS_PER_SM, THREADS_PER_SM, SHARED_BYTES_PER_SM = 32, 2048, 228 << 10
 REGISTERS_PER_SM = 65536
 MAX_REGISTERS_PER_THREAD = 255
-SCHEDULERS = 4  # of an SM, which deal with its warps in turn
+SCHEDULERS = 4  # of an SM, which take its warps in turn
 
 CHECKS = {
     "phase_passed_twice": "a phase of an mbarrier completed before anybody looked at the one before",
@@ -55,7 +55,7 @@ CHECKS = {
 
 INCLUDED = {
     "ptx": frozenset({"bytes_missing_at_end", "uneven_arrivals_at_end"}),
-    # Published kernels leave barriers behind half raised: a last expect_tx without its copy.
+    # Published kernels leave barriers with pending arrivals: a last expect_tx without its copy.
     "hardware": frozenset(),
     None: frozenset(),
 }
@@ -81,7 +81,7 @@ def split_checks(checks):
 
 
 def level_name(checks):
-    """The level of an argument ``checks`` as reports say it.
+    """The level of an argument ``checks``, for reports.
 
     >>> level_name(("ptx", "phase_passed_twice")), level_name(None)
     ('ptx', 'none')
@@ -91,7 +91,7 @@ def level_name(checks):
 
 @dataclass
 class GridResult:
-    """Counts of one launch; regions: global memory with its accesses, where they were checked."""
+    """Counts of one launch; regions: global memory with its accesses, if they were checked."""
 
     instructions: int = 0
     opcodes: Counter = field(default_factory=Counter)
@@ -107,15 +107,15 @@ def execute_grid(
     memory=None, labels=None, mode="in_order", seed=0, budget=None, checks=None, claims=None, cores=1,
     written_before=(), unwaited=(),
 ):  # fmt: skip
-    """Execute a decoded kernel. Raises EmulatorError for what the kernel or the launch does wrong.
+    """Execute a decoded kernel. Raises EmulatorError for errors of the kernel or the launch.
 
-    params  bytes of the parameter block      memory  GlobalMemory the kernel may touch
+    params  bytes of the parameter block      memory  GlobalMemory that the kernel may access
     mode, seed, budget  see warp_scheduler    checks  "ptx" or "hardware", names of CHECKS to raise, or both
-    claims  pending clusters that a CTA can cancel: at most so many; None: as the schedule grants them
-    cores   2: the second half of the grid in a process of its own where second_core.py allows it
-    written_before  regions of the launch before, which may still be running: its writes are there only for those that
-                    come after griddepcontrol.wait, and what it reads may be overwritten only by those
-    unwaited        regions of launches before that one, which it did not wait for: nobody may touch what they wrote
+    claims  largest number of pending clusters that a CTA can cancel; None: decided by the schedule
+    cores   2: the second half of the grid runs in a separate process if second_core.py allows it
+    written_before  regions of the previous launch, which may still run: its writes are visible only to threads that
+                    have executed griddepcontrol.wait, and only these may overwrite what it reads
+    unwaited        regions of earlier launches that it did not wait for: no access to their writes is allowed
     """
     level, checks = split_checks(checks)
     kernel = program.kernel
@@ -156,7 +156,7 @@ def execute_grid(
             machine.claim_cluster = pending.claim
 
             def execute(index, others=True):
-                """One cluster, and those that it lets in; others=False: those run in another process."""
+                """One cluster, and those that join it; others=False: those run in another process."""
                 running = []
 
                 def warps_of(index, pool, register_arrays):
@@ -188,7 +188,7 @@ def execute_grid(
                     )
 
                 scheduler.run(warps_of(index, pool, register_arrays), more, why_no_more)
-                # What may outlive its CTA (stores to global memory) completes before the next cluster starts.
+                # Operations that may outlive their CTA (global stores) complete before the next cluster starts.
                 machine.engine.drain()
 
             def execute_all():
@@ -204,7 +204,7 @@ def execute_grid(
                 )
             execute_all()
             regions = half.finish() if half is not None else None
-            if regions is None:  # there is no second half, or it is done here
+            if regions is None:  # there is no second half, or it runs here
                 indices.extend(half.give_up() if half is not None else ())
                 execute_all()
                 regions = second_core.regions(machine)
@@ -269,7 +269,7 @@ class PendingClusters:
 
 
 def _make_cluster(machine, kernel, index, dims, threads, pool, registers, register_arrays):
-    """Its warps; pool and register_arrays: memory of the cluster before, which is over."""
+    """Its warps; pool and register_arrays: memory of the previous cluster, for reuse."""
     cluster = Cluster(machine, dims, index)
     warps = []
     for rank, (z, y, x) in enumerate(itertools.product(*(range(d) for d in dims[::-1]))):
@@ -301,9 +301,9 @@ def _tensor_memory(machine, index):
 
 
 def resident_clusters(kernel, threads, shared_bytes, ctas):
-    """Clusters of so many CTAs that a B200 holds at the same time, by threads and shared memory.
+    """Clusters of this many CTAs that a B200 holds at the same time, by threads and shared memory.
 
-    Registers count where the PTX says how many a thread has (.maxnreg): ptxas chooses otherwise.
+    Registers count only if the PTX has .maxnreg; otherwise ptxas chooses their number.
     """
     per_sm = min(
         MAX_CTAS_PER_SM,
@@ -316,7 +316,7 @@ def resident_clusters(kernel, threads, shared_bytes, ctas):
 
 
 def _waiting(pending, most):
-    """What a report of CTAs that wait for each other says of those that have not started; "": there are none."""
+    """A note on clusters that have not started, for deadlock reports; "" if there are none."""
     if not pending:
         return ""
     return (
@@ -326,7 +326,7 @@ def _waiting(pending, most):
 
 
 def _registers_per_thread(kernel, threads):
-    """Registers per thread at launch: .maxnreg, else what a quarter of 64K registers allows for its scheduler's warps.
+    """Registers per thread at launch: .maxnreg, else a quarter of 64K registers divided by its scheduler's warps.
 
     ptxas gives 576 threads 96: one of the four schedulers has five of the 18 warps.
     """

@@ -1,4 +1,4 @@
-"""A kernel decoded for execution: steps that a warp goes through, addressed by step number.
+"""A kernel decoded for execution: steps of a warp, addressed by step number.
 
     PTX                                   steps
     mov.u32 %r1, %tid.x;                  0  CALL  handler, instruction
@@ -7,7 +7,7 @@
     st.shared.b32 [...], %r5;             3  CALL
     $L_2: ret;                            4  EXIT
 
-A run ends before every label and every instruction that is not register arithmetic. Step numbers grow
+A RUN ends before every label and every instruction that is not register arithmetic. Step numbers grow
 with the PTX text, so that "smallest step first" is "smallest program counter first".
 """
 
@@ -33,7 +33,7 @@ class Program:
              (CALL, function, instruction, predicate or -1, negated, aligned)
              (EXIT, predicate or -1, negated)   (TABLE, instruction, target steps)
     members  the instructions of every step
-    text     the PTX of the module         target   of its .target, "sm_100a"
+    text     the PTX of the module         target   its .target, "sm_100a"
     """
 
     def __init__(self, kernel, module=None):
@@ -109,7 +109,7 @@ class Program:
                 self.steps.append((CALL, entry.function, ins, guard, negated, entry.aligned))
         if run:
             self._close_run(run)
-        # A label may stand behind the last instruction: falling off the end is an exit.
+        # A label may follow the last instruction: reaching the end is an exit.
         end = len(self.steps)
         self.steps.append((EXIT, -1, False))
         self.members.append(())
@@ -126,7 +126,7 @@ class Program:
                 self.steps[at] = (TABLE, step[1], [resolve(label) for label in step[2]])
 
     def _scratch(self):
-        """A 32-bit register for what one written instruction takes two for; another on each call."""
+        """A scratch 32-bit register for an instruction that expands to two; a different one on each call."""
         row = self.kernel.rows
         self.kernel.rows += 1
         return Reg(row, 32)
@@ -138,7 +138,7 @@ class Program:
         run.clear()
 
     def _lane(self, ins):
-        """Can compiled C execute it? Special registers and addresses of variables are not in its reach."""
+        """Can compiled C execute it? C cannot access special registers and addresses of variables."""
         if not instruction_table.is_lanes(ins.opcode):
             return False
         return not any(_has_address(operand) for operand in ins.operands)

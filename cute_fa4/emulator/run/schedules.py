@@ -1,14 +1,14 @@
-"""Which warp or asynchronous completion goes next: the modes of the scheduler.
+"""The modes of the scheduler: which warp or asynchronous completion comes next.
 
     mode        warps                                   completions
     in_order    round-robin, each until it blocks       all of them after every turn, oldest first
-    together    round-robin, a few instructions each    the same: nobody gets far ahead, as on a chip
-    random      a random warp, a random stretch         one of the possible ones at any time
+    together    round-robin, a few instructions each    the same: no warp gets far ahead, as on hardware
+    random      a random warp, a random stretch         any possible one at any time
     hostile     see below                               one at a time, any of the possible ones, and late
 
-hostile goes through episodes of a random number of turns. An episode has a victim, the warps of one role
-(one warp in turn where roles have no names), and in a cluster a favourite CTA. What can run is tried in this
-order, and the next only when everything before it waits or only polls:
+hostile consists of episodes of a random number of turns. An episode has a victim, the warps of one role (one warp
+in turn if roles have no names), and in a cluster a favorite CTA. Work is tried in this order; the next entry only
+runs if everything before it waits or only polls:
 
     warps of the favourite, without the victim     that CTA runs as far ahead as its barriers allow
     completions of the favourite's operations      (clusters, in half of the episodes)
@@ -16,12 +16,12 @@ order, and the next only when everything before it waits or only polls:
     the victim                                     (in half of the episodes after the completions: slower
     one completion                                 than any copy)
 
-In random and hostile, some try_waits give up at once: PTX leaves the time limit to the system.
+In random and hostile, some try_waits time out immediately: PTX leaves the time limit to the system.
 
-Requests to cancel a cluster that has not started (instructions/cluster_launch_control.py) are granted as follows; one
-that is refused although clusters are left stands for clusters that run elsewhere, and they run later here:
+Requests to cancel a cluster that has not started (instructions/cluster_launch_control.py) are granted as follows. A
+refusal while clusters are left represents clusters that run elsewhere; they run later here:
 
-    in_order    always, the next cluster in launch order      one CTA does the whole grid; together: the same
+    in_order    always, the next cluster in launch order      one CTA runs the whole grid; together: the same
     random      3 in 4, the next one
     hostile     3 in 4, any one
 
@@ -34,24 +34,24 @@ MODES = ("in_order", "together", "random", "hostile")
 SEEDED = MODES[2:]
 
 EPISODE = (4, 40)
-"""Turns of an episode: a few up to some tiles of a kernel's main loop, so that every role is the victim
+"""Turns of an episode: up to several tiles of a kernel's main loop, so that every role is the victim
 at the start, in the middle and at the end of a run of usual length."""
 
 STRETCHES = (1, 8, 64, 512)
-"""Instructions that "random" gives a warp: from a single one to more than lie between two waits."""
+"""Instructions that "random" gives a warp: from a single one to more than there are between two waits."""
 
 
 TOGETHER = 32
-"""Instructions that "together" gives a warp: fewer than lie between most pairs of barriers, so that what two warps do
-between the same barriers overlaps; a published kernel whose race a chip hides is right with up to 60 of them."""
+"""Instructions that "together" gives a warp: fewer than there are between most pairs of barriers, so that the work of
+two warps between the same barriers overlaps; a published kernel whose race hardware hides is right with up to 60."""
 
 GIVE_UP = 0.25
-"""How often a try_wait that would block returns false at once ("random", "hostile"): often enough that a
-kernel that ignores the result shows it in a few waits, rare enough that loops around it stay cheap."""
+"""Probability that a try_wait that would block returns false immediately ("random", "hostile"): high enough that a
+kernel that ignores the result fails within a few waits, low enough that loops around it stay cheap."""
 
 REFUSAL = 0.25
-"""How often a request for a cluster is refused although some are left ("random", "hostile"): a grid of ten clusters is
-then done by a few CTAs, each of them with several."""
+"""Probability that a request for a cluster is refused while some are left ("random", "hostile"): a grid of ten
+clusters is then run by a few CTAs, each of them with several."""
 
 
 def schedule_of(mode, seed, scheduler):
@@ -92,7 +92,7 @@ class InOrder:
         return False
 
     def pick_cluster(self, count):
-        """Which of the clusters that are left, in launch order, a request gets."""
+        """The cluster that a request gets, from those left in launch order."""
         return 0
 
 
@@ -145,7 +145,7 @@ class Hostile(Random):
             step()
             if self.scheduler.progress() != before:
                 return True
-        # Only polls, or nothing at all: what is left to happen is up to the caller.
+        # Only polls, or nothing at all: the caller decides how to continue.
         return any(warp.runnable() for warp in live)
 
     def pick_cluster(self, count):

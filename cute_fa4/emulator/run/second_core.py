@@ -1,15 +1,16 @@
-"""The second half of a grid on another core: a forked process executes it and tells what it touched.
+"""The second half of a grid on another core: a forked process executes it and returns its memory accesses.
 
-    this process     clusters 0 .. n/2                            look ---> take its bytes, counts, notes
-    forked child     clusters n/2 .. n, from the memory at the start  /     or execute them here, after all
+    this process     clusters 0 .. n/2                            compare ---> take its bytes, counts, notes
+    forked child     clusters n/2 .. n, from the memory at the start  /     or execute them here
 
-What the two halves touched in global memory is known from the order checks, to the byte. Where neither wrote what the
-other touched, the child has computed what this process would have, one cluster after the other: its bytes are taken.
-Anything else - a byte in common, an error, edited tensor maps, a budget that is used up, a child that died - and
-the second half is executed here, behind the first, as on one core: results, counts and reports are those of one core.
+The ordering checks know which bytes of global memory each half accessed. If neither half wrote what the other
+accessed, the child has computed the same results as this process would have, one cluster after another, and its
+bytes are taken. Otherwise (a common byte, an error, modified tensor maps, an exhausted budget, a dead child) the
+second half is executed here, after the first, as on one core. So results, counts and reports are always those of
+one core.
 
-On one core, always: launches without checks, modes that draw random numbers, kernels that may cancel clusters (but with
-claims=0), observed launches (trace, coverage), and grids of one cluster.
+These always run on one core: launches without checks, modes that draw random numbers, kernels that may cancel
+clusters (unless claims=0), observed launches (trace, coverage), and grids of one cluster.
 """
 
 import os
@@ -24,12 +25,12 @@ import numpy as np
 from cute_fa4.emulator.run.schedules import SEEDED
 
 PATIENCE, GRACE = 4.0, 10.0
-"""A child may take so many times as long as this process took for its half, and so many seconds: then it hangs."""
+"""Time limit of a child: this factor times the time of this process's half, plus this many seconds."""
 
 
 @dataclass(frozen=True)
 class Touched:
-    """What a launch did to a range of global memory: a checks.memory.Region, when the launch is over."""
+    """What a launch did to a range of global memory: a checks.memory.Region after the launch."""
 
     was_read: tuple
     was_written: tuple
@@ -39,12 +40,12 @@ class Touched:
         return self.was_read
 
     def written(self):
-        """The same of what was written."""
+        """The same for the ranges that were written."""
         return self.was_written
 
 
 def may_split(program, machine, mode, claims, clusters):
-    """Whether the halves of a launch may run beside each other."""
+    """Whether the halves of a launch may run concurrently."""
     return (
         clusters > 1
         and hasattr(os, "fork")
@@ -60,7 +61,7 @@ def _may_cancel(program):
 
 
 def regions(machine):
-    """The regions of global memory, which know what was touched; without checks nobody knows."""
+    """The regions of global memory with their accesses; they need checks."""
     return () if machine.ordering is None else tuple(machine.ordering.global_regions.regions)
 
 
@@ -70,7 +71,7 @@ def touched(machine):
 
 
 class SecondHalf:
-    """Clusters that a child executes: execute(index) does one there."""
+    """Clusters that a child executes by execute(index)."""
 
     def __init__(self, machine, scheduler, indices, execute):
         self._machine, self._scheduler, self._indices = machine, scheduler, indices
@@ -83,7 +84,7 @@ class SecondHalf:
         os.close(to)
 
     def finish(self):
-        """Take what the child did. Returns the Touched of the launch; None: give_up() says what is left to do."""
+        """Take the child's results. Returns the Touched of the launch; None: give_up() has the remaining clusters."""
         if not self._indices:
             return None
         mine = touched(self._machine)
@@ -93,13 +94,13 @@ class SecondHalf:
         return mine + theirs["touched"]
 
     def give_up(self):
-        """End the child. Returns its clusters, which nobody has executed then."""
+        """End the child. Returns its clusters, which are then not executed."""
         self.abandon()
         left, self._indices = self._indices, []
         return left
 
     def abandon(self):
-        """End the child, if it is still there."""
+        """End the child if it is still running."""
         pid, self._pid = self._pid, 0
         if pid:
             os.close(self._from)
@@ -112,7 +113,7 @@ class SecondHalf:
     # -- the child --------------------------------------------------------------------------------------
 
     def _be_the_child(self, to):
-        """Whatever goes wrong here, the other process will do it again, and say so."""
+        """In the child. After any error here, the parent executes the work again and reports the error."""
         status = 1
         try:
             machine, scheduler = self._machine, self._scheduler
@@ -139,7 +140,7 @@ class SecondHalf:
     # -- this process -----------------------------------------------------------------------------------
 
     def _answer(self):
-        """What the child told; None where it died or hangs."""
+        """The child's results; None if it died or hangs."""
         until = time.perf_counter() + GRACE + PATIENCE * (time.perf_counter() - self._start)
         parts = []
         while (left := until - time.perf_counter()) > 0 and select.select(
@@ -156,7 +157,7 @@ class SecondHalf:
             return None
 
     def _take(self, mine, theirs):
-        """Make the child's work that of this process. False, and nothing is changed, where that is not allowed."""
+        """Adopt the child's work. False, without changes, if that is not allowed."""
         machine, scheduler = self._machine, self._scheduler
         budget, together = scheduler.budget, scheduler.instructions + theirs["instructions"]
         if budget is not None and together > budget:
@@ -195,11 +196,11 @@ def _sorted(ranges):
 
 
 def _overlap(written, others):
-    """Whether a range of one list has a byte of a range of the other. Ranges of ``written`` are disjoint."""
+    """Whether the ranges of two lists share a byte. Ranges of ``written`` are disjoint."""
     starts, ends = written
     if not len(starts):
         return False
-    # The first written range that ends behind the start of another one: does it begin before that one's end?
+    # The first written range that ends after the start of another one: does it begin before that one's end?
     at = np.searchsorted(ends, others[0], side="right")
     found = at < len(starts)
     return bool((starts[at[found]] < others[1][found]).any())

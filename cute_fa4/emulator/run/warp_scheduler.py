@@ -1,12 +1,12 @@
-"""Runs the warps of a cluster to their end, and reports when nothing can move.
+"""Runs the warps of a cluster to completion, and reports a deadlock.
 
     schedules.py                        which warp or asynchronous completion goes next
-    run_slice                           one warp, until its groups wait or its stretch is used up
-    nothing can run or complete     ->  try_waits time out together; when two rounds of that change
-                                        nothing: Deadlock, with who waits for whom
+    run_slice                           one warp, until its groups wait or its turn ends
+    nothing can run or complete     ->  try_waits time out together; if two rounds of that change
+                                        nothing: Deadlock, with the waits of all warps
 
-Inside a warp the group of lanes with the smallest program counter runs first, so that lanes meet again
-behind a branch.
+Inside a warp the group of lanes with the smallest program counter runs first, so that lanes reconverge after a
+branch.
 """
 
 from cute_fa4.emulator.checks import registers
@@ -19,22 +19,22 @@ from cute_fa4.emulator.run.schedules import MODES, schedule_of
 __all__ = ["MODES", "Scheduler"]
 
 SLICE = 20_000
-"""Instructions that a warp may execute before the others get a turn: far above what real kernels
-execute between two waits, so that only a polling loop is ever cut."""
+"""Instructions that a warp may execute before the others get a turn: far more than real kernels
+execute between two waits, so that only polling loops are interrupted."""
 
 STALL_LIMIT = 3_000_000
 """Instructions without any store, arrival, copy or exit in the whole cluster that count as an endless
-loop: longer than any kernel computes in registers only, and a few seconds of emulation."""
+loop: more than any kernel computes in registers only, and a few seconds of emulation."""
 
 SPIN_LIMIT, SPINNING_WARPS = 2_000, 32
-"""The same for each warp, of so many at most, where all that can run looks at memory again and again: hundreds of
-looks, which take seconds where many warps make them and every look is checked."""
+"""The same limit per warp, for at most this many warps, if all warps that can run only poll memory: hundreds of
+polls, which take seconds if many warps make them and every poll is checked."""
 
 _NEVER = 1 << 60
 
 
 class Scheduler:
-    """Runs the warps of a cluster to their end, and of those that join it.
+    """Runs the warps of a cluster, and of those that join it, to completion.
 
     budget  warp instructions that the launch may execute, None for no limit
     """
@@ -51,10 +51,10 @@ class Scheduler:
         self._why_no_more = lambda: ""
 
     def run(self, warps, more=lambda: (), why_no_more=lambda: ""):
-        """Execute until every lane of every warp has exited. Raises Deadlock, or what a kernel's fault raises.
+        """Execute until every lane of every warp has exited. Raises Deadlock, or the error of the kernel.
 
-        more         () -> warps of another cluster that the chip has room for; none: there is no such cluster
-        why_no_more  () -> what a report says of clusters that have not started
+        more         () -> warps of another cluster that fits on the chip; empty: there is none
+        why_no_more  () -> a note on clusters that have not started, for reports
         """
         live = self._counted(warps)
         self._why_no_more = why_no_more
@@ -64,8 +64,8 @@ class Scheduler:
                 live = self._retire(live)
                 self._check_stall(live)
                 continue
-            # Nothing can move. Give up all waits that may time out; when that has changed nothing twice,
-            # it never will.
+            # Nothing can progress. Time out all waits that may time out; if that has changed nothing twice, it
+            # never will.
             if any(g.wait is not None and g.wait.polls for w in live for g in w.groups):
                 if self._joined(live, more):
                     continue
@@ -85,7 +85,7 @@ class Scheduler:
                 wait.timed_out = True
 
     def _joined(self, live, more):
-        """Whether another cluster runs now, or one that runs looks again because no other will join."""
+        """Whether another cluster has joined, or a running one polls again because no other will join."""
         machine = self.machine
         joining, waited = self._counted(more()), machine.others_join
         live += joining
@@ -94,7 +94,7 @@ class Scheduler:
         return joining or (waited and any(warp.runnable() for warp in live))
 
     def _counted(self, warps):
-        """Those that have something to do; what they execute is counted by role."""
+        """Warps with work; their executions are counted by role."""
         for warp in warps:
             name = warp.role or f"warp {warp.index}"
             counts = self.executions_of.get(name)
@@ -105,13 +105,13 @@ class Scheduler:
 
     @property
     def executions(self):
-        """How often every step was executed, by all warps."""
+        """Execution counts of every step, by all warps."""
         return [sum(counts) for counts in zip(*self.executions_of.values(), strict=True)] or [
             0
         ] * len(self.program.steps)
 
     def _retire(self, live):
-        """Drop warps that are done; check a CTA when its last one is."""
+        """Drop finished warps; check a CTA when its last one has finished."""
         if not any(warp.done for warp in live):
             return live
         left = [warp for warp in live if not warp.done]
@@ -188,12 +188,12 @@ class Scheduler:
             warp.instructions += executed
             self.instructions += executed
         if executed >= limit and len(warp.groups) > 1:
-            # A group that polls at a small pc must not keep the others of its warp from running.
+            # A group that polls at a small pc must not block the others of its warp.
             warp.groups.append(warp.groups.pop(0))
             warp.rotate = True
 
     def _select(self, warp):
-        """(group to run, pc at which to stop and look again) or (None, 0); merges groups that have met."""
+        """(group to run, pc at which to stop and check again) or (None, 0); merges groups that have met."""
         by_pc, blocked = {}, []
         for group in warp.groups:
             wait = group.wait
@@ -201,10 +201,10 @@ class Scheduler:
                 if not _over(wait, group, warp):
                     blocked.append(group)
                     continue
-                # A wait that is over ends for its own lanes: no merging before the instruction is done.
+                # A completed wait ends for its own lanes: no merging before the instruction is done.
                 by_pc.setdefault((group.pc, id(group)), group)
                 continue
-            # Lanes at the same instruction, waiting for each other or about to execute it, go on together.
+            # Lanes at the same instruction, waiting for each other or about to execute it, continue together.
             met = by_pc.get((group.pc, 0))
             if met is None:
                 by_pc[group.pc, 0] = group
@@ -319,7 +319,7 @@ class Scheduler:
             warp.resumed = None
 
     def _converge(self, warp, group, pc, mask, active):
-        """An .aligned instruction reached by some of the live lanes: park them until the rest arrives."""
+        """An .aligned instruction reached by some of the live lanes: park them until the others arrive."""
         if warp.live & ~mask == 0:
             warp.mask = active
             warp.fault(

@@ -34,6 +34,7 @@ def mma_ss(
     a_high: int,
     b_high: int,
     accumulate,
+    *,
     a_scales,
     b_scales,
 ):

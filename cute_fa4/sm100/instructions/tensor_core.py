@@ -44,7 +44,6 @@ def mma_ss(
     a_high: int,
     b_high: int,
     accumulate,
-    text_of=None,
 ):
     """D (+)= A B with both operands in shared memory.
 
@@ -54,12 +53,10 @@ def mma_ss(
     steps        (offset of A, offset of B) of every K step, in 16-byte units from the first
     computes     shapes, formats, kind and cta_group of one step
     accumulate   bool or Boolean: whether the first step adds to D; later steps always do
-    text_of      text_of_wide: descriptors are added up as numbers of 64 bits
     """
     flag, first = _accumulate_operand(accumulate)
     instruction = f"{_mma(computes)} [$0], a, b, {computes.encode():#x}"
-    text_of = text_of or _text_of_ss
-    text = text_of([instruction] * len(steps), steps, a_high, b_high, first)
+    text = _text_of_ss([instruction] * len(steps), steps, a_high, b_high, first)
     _asm(text, [Int32(v).ir_value() for v in (d_tmem, a_start, b_start, flag)], "r,r,r,r")
 
 
@@ -78,18 +75,6 @@ def _text_of_ss(instructions: list[str], steps, a_high: int, b_high: int, first:
     return text + "}"
 
 
-def text_of_wide(instructions: list[str], steps, a_high: int, b_high: int, first: str) -> str:
-    """The same with one addition for each descriptor."""
-    text = "{\n.reg .pred leader_thread, accumulate;\n.reg .b64 a_first, b_first, a, b;\n"
-    text += "elect.sync _|leader_thread, 0xffffffff;\nsetp.ne.b32 accumulate, $3, 0;\n"
-    text += f"mov.b64 a_first, {{$1, {a_high:#x}}};\nmov.b64 b_first, {{$2, {b_high:#x}}};\n"
-    for step, (a_offset, b_offset) in enumerate(steps):
-        text += f"add.s64 a, a_first, {a_offset};\nadd.s64 b, b_first, {b_offset};\n"
-        predicate = first if step == 0 else "1"
-        text += f"@leader_thread {instructions[step]}, {predicate};\n"
-    return text + "}"
-
-
 def mma_ts(
     d_tmem,
     a_tmem,
@@ -98,25 +83,17 @@ def mma_ts(
     computes: InstructionDescriptor,
     b_high: int,
     accumulate,
-    wide: bool = False,
 ):
     """D (+)= A B with A in tensor memory and B in shared memory.
 
     steps   (columns of A, offset of B in 16-byte units) of every K step, from the first
-    Other arguments as in mma_ss; a_tmem is the first column of A; wide: as text_of_wide.
+    Other arguments as in mma_ss; a_tmem is the first column of A.
     """
     flag, first = _accumulate_operand(accumulate)
     text = "{\n.reg .pred leader_thread, accumulate;\n.reg .b32 a, b_low;\n.reg .b64 b;\n"
-    if wide:
-        text = text.replace(" b;", " b, b_first;")
     text += "elect.sync _|leader_thread, 0xffffffff;\nsetp.ne.b32 accumulate, $3, 0;\n"
-    if wide:
-        text += f"mov.b64 b_first, {{$2, {b_high:#x}}};\n"
     for step, (a_offset, b_offset) in enumerate(steps):
-        if wide:
-            text += f"add.s32 a, $1, {a_offset};\nadd.s64 b, b_first, {b_offset};\n"
-        else:
-            text += f"add.s32 a, $1, {a_offset};\nadd.s32 b_low, $2, {b_offset};\nmov.b64 b, {{b_low, {b_high:#x}}};\n"
+        text += f"add.s32 a, $1, {a_offset};\nadd.s32 b_low, $2, {b_offset};\nmov.b64 b, {{b_low, {b_high:#x}}};\n"
         predicate = first if step == 0 else "1"
         text += (
             f"@leader_thread {_mma(computes)} [$0], [a], b, {computes.encode():#x}, {predicate};\n"

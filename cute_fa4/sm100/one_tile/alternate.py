@@ -14,6 +14,7 @@ from cutlass import Int32
 from ..roles import alternate, merge
 from ..roles.order import Order
 from ..steps import token_scales
+from ..steps.warps import MmaWarp
 from ..sync.kernel_args import Events, KernelArgs, Smem
 from ..sync.pipelines import KVConsumerPipeline
 from ..work.queue import NO_MORE, WorkQueue
@@ -29,13 +30,12 @@ def run(
     kv: KVConsumerPipeline,
     queue: WorkQueue,
 ):
+    mma = MmaWarp(smem, tmem, events, kv)
     at, phases = kv.first(), Int32(0)
     number, q_phase = Int32(0), Int32(0)
     count = queue.next(cfg, args, number).tiles.count
     while count != NO_MORE:
-        at, phases, q_phase = alternate.key_tiles(
-            cfg, Order(), smem, tmem, events, kv, at, count, phases, q_phase
-        )
+        at, phases, q_phase = alternate.key_tiles(cfg, Order(), mma, at, count, phases, q_phase)
         number = number + 1
         count = queue.next(cfg, args, number).tiles.count
 

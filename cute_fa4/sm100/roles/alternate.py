@@ -22,18 +22,15 @@ from cutlass import Int32
 
 from ..operands.kv_buffer import KVBuffer, KVBufferConfig
 from ..steps.products import multiply_pv, multiply_qk
-from ..sync.kernel_args import Events, Smem
-from ..sync.pipelines import KVConsumerPipeline, KVPosition
+from ..steps.warps import MmaWarp
+from ..sync.pipelines import KVPosition
 
 
 @cute.jit
 def key_tiles(
     cfg: cutlass.Constexpr,
     order: cutlass.Constexpr,
-    smem: Smem,
-    tmem: Int32,
-    events: Events,
-    kv: KVConsumerPipeline,
+    mma: MmaWarp,
     at: KVPosition,
     count: Int32,
     phases: Int32,
@@ -44,23 +41,24 @@ def key_tiles(
     at: K of the first key tile; phases: bit i is the parity of P_i that is used next. All three are returned as they
     are for the next work tile.
     """
-    k = KVBuffer(KVBufferConfig.for_k(cfg), smem.kv_address)
+    events, kv = mma.events, mma.kv
+    k = KVBuffer(KVBufferConfig.for_k(cfg), mma.smem.kv_address)
     for n in cutlass.range(count, unroll=1):
         if n == 0:
             events.q_full.wait(0, q_phase)
         order.may_make_s(events, n & 1, phases)
-        multiply_qk(cfg, smem, events, k, tmem, kv, at, 0, wait=True, to=n & 1)
+        multiply_qk(cfg, mma, k, at, 0, wait=True, to=n & 1)
         events.s_ready.commit(n & 1)
         kv.release(at)
         if n == count - 1:
             events.q_free.commit(0)
         if n > 0:
-            phases = add_product(cfg, order, smem, tmem, events, kv, at, n - 1, phases)
+            phases = add_product(cfg, order, mma, at, n - 1, phases)
         at = kv.advance_to_v(at)
         kv.wait_v(at)  # it comes before the next K
         at = kv.advance_to_k(at)
     if count > 0:
-        phases = add_product(cfg, order, smem, tmem, events, kv, at, count - 1, phases)
+        phases = add_product(cfg, order, mma, at, count - 1, phases)
         events.o_ready.commit(0)
         q_phase = q_phase ^ 1
     return at, phases, q_phase
@@ -70,18 +68,15 @@ def key_tiles(
 def add_product(
     cfg: cutlass.Constexpr,
     order: cutlass.Constexpr,
-    smem: Smem,
-    tmem: Int32,
-    events: Events,
-    kv: KVConsumerPipeline,
+    mma: MmaWarp,
     at: KVPosition,
     n: Int32,
     phases: Int32,
 ) -> Int32:
     """O_i (+)= P_i V with the held V of key tile n."""
-    v = KVBuffer(KVBufferConfig.for_v(cfg), smem.kv_address)
+    v = KVBuffer(KVBufferConfig.for_v(cfg), mma.smem.kv_address)
     i = n & 1
-    multiply_pv(cfg, v, tmem, events, at.held_v, i, (phases >> i) & 1, n > 1)
-    kv.release_v(at)
-    order.product_issued(events, i)
+    multiply_pv(cfg, v, mma.tmem, mma.events, at.held_v, i, (phases >> i) & 1, n > 1)
+    mma.kv.release_v(at)
+    order.product_issued(mma.events, i)
     return phases ^ (1 << i)

@@ -9,34 +9,25 @@ Which product follows which is the business of an order (two_tiles/p_over_s.py, 
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
 
 from ...layouts.operand_tiles import KMajorTile
 from ...layouts.umma_descriptors import InstructionDescriptor
 from ..instructions import tensor_core, tensor_memory
 from ..operands.kv_buffer import KVBuffer, KVBufferConfig, mma_tile
-from ..sync.kernel_args import Events, Smem
-from ..sync.pipelines import KVConsumerPipeline, KVPosition
+from ..sync.kernel_args import Events
+from ..sync.pipelines import KVPosition
+from .warps import MmaWarp, ScoreTile
 
 
 def multiply_qk(
-    cfg,
-    smem: Smem,
-    events: Events,
-    k: KVBuffer,
-    tmem,
-    kv: KVConsumerPipeline,
-    at: KVPosition,
-    i,
-    wait: bool,
-    to=None,
-    issue=tensor_core.mma_ss,
+    cfg, mma: MmaWarp, k: KVBuffer, at: KVPosition, i, wait: bool, to=None, issue=tensor_core.mma_ss
 ):
     """S = Q_i K^T, each depth stage of K as it arrives (`wait`; the second query tile finds K already there).
 
     i: the place of Q, a number or an Int32 of the kernel; to: the softmax warpgroup whose S it is, likewise; None: i;
     issue: the instructions of a stage, with the arguments of tensor_core.mma_ss
     """
+    smem, tmem, events, kv = mma.smem, mma.tmem, mma.events, mma.kv
     m, n, depth = cfg.tiles.qk_mma_shape
     q = KMajorTile(cfg.tiles.rows_per_q_tile, cfg.tiles.padded_qk_depth, cfg.tiles.bits)
     q_start, q_high, q_steps = mma_tile(
@@ -98,35 +89,29 @@ def finish_kind(events: Events):
 @cute.jit
 def make_s(
     cfg: cutlass.Constexpr,
-    smem: Smem,
-    tmem: Int32,
-    events: Events,
-    kv: KVConsumerPipeline,
+    mma: MmaWarp,
     at: KVPosition,
-    i,
-    n: Int32,
-    count: Int32,
-    q_phase: Int32,
+    s: ScoreTile,
     wait: cutlass.Constexpr,
     read=None,
     issue: cutlass.Constexpr = tensor_core.mma_ss,
 ):
-    """S_i of key tile n of `count`; Q_i is awaited by the first one and free behind the last.
+    """S of a key tile; Q is awaited by the first one and free behind the last.
 
-    i       a softmax warpgroup, a number or an Int32 of the kernel
     wait    for K
     read    parity of s_free, which says that the last S_i has been read; None: the order of the products says it
     issue   as of multiply_qk
     """
-    k = KVBuffer(KVBufferConfig.for_k(cfg), smem.kv_address)
-    if n == 0:
-        events.q_full.wait(i, q_phase)
+    events, i = mma.events, s.i
+    k = KVBuffer(KVBufferConfig.for_k(cfg), mma.smem.kv_address)
+    if s.n == 0:
+        events.q_full.wait(i, s.q_phase)
     if cutlass.const_expr(read is not None):
         events.s_free.wait(i, read)
         tensor_memory.fence_after()
-    multiply_qk(cfg, smem, events, k, tmem, kv, at, i, wait=wait, issue=issue)
+    multiply_qk(cfg, mma, k, at, i, wait=wait, issue=issue)
     events.s_ready.commit(i)
-    if n == count - 1:
+    if s.n == s.count - 1:
         events.q_free.commit(i)
 
 

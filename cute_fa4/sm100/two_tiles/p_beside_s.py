@@ -24,6 +24,7 @@ from ..instructions import tensor_memory
 from ..operands.kv_buffer import KVBuffer, KVBufferConfig
 from ..roles.order import Order
 from ..steps.products import make_s, multiply_pv
+from ..steps.warps import MmaWarp, ScoreTile
 from ..sync.kernel_args import Events, KernelArgs, Smem
 from ..sync.pipelines import KVConsumerPipeline, KVPosition
 from ..work.queue import NO_MORE, WorkQueue
@@ -32,30 +33,21 @@ from ..work.queue import NO_MORE, WorkQueue
 @cute.jit
 def make_next_s(
     cfg: cutlass.Constexpr,
-    smem: Smem,
-    tmem: Int32,
-    events: Events,
-    kv: KVConsumerPipeline,
+    mma: MmaWarp,
     at_k: KVPosition,
-    i: cutlass.Constexpr,
-    n: Int32,
-    count: Int32,
+    s: ScoreTile,
     phase: Int32,
-    q_phase: Int32,
 ):
-    """S_i of key tile n of `count`, when the one before has been read (phase: its parity); K is free behind S_1."""
-    make_s(cfg, smem, tmem, events, kv, at_k, i, n, count, q_phase, wait=i == 0, read=phase)
-    if cutlass.const_expr(i == cfg.tiles.num_q - 1):
-        kv.release(at_k)
+    """S of a key tile, when the one before has been read (phase: its parity); K is free behind S_1."""
+    make_s(cfg, mma, at_k, s, wait=s.i == 0, read=phase)
+    if cutlass.const_expr(s.i == cfg.tiles.num_q - 1):
+        mma.kv.release(at_k)
 
 
 @cute.jit
 def add_pending(
     cfg: cutlass.Constexpr,
-    smem: Smem,
-    tmem: Int32,
-    events: Events,
-    kv: KVConsumerPipeline,
+    mma: MmaWarp,
     at_v: KVPosition,
     i: cutlass.Constexpr,
     n: Int32,
@@ -63,23 +55,23 @@ def add_pending(
     accumulate: cutlass.Boolean,
 ):
     """O_i (+)= P_i V of the key tile before n; phase: of its P_i. The last one of a work tile completes O_i."""
-    v = KVBuffer(KVBufferConfig.for_v(cfg), smem.kv_address)
+    events = mma.events
+    v = KVBuffer(KVBufferConfig.for_v(cfg), mma.smem.kv_address)
     if cutlass.const_expr(i == 0):
-        kv.wait_v(at_v)
-    multiply_pv(cfg, v, tmem, events, at_v.slot.index, i, phase, accumulate)
+        mma.kv.wait_v(at_v)
+    multiply_pv(cfg, v, mma.tmem, events, at_v.slot.index, i, phase, accumulate)
     events.pv_done.commit(i)
     if n == 0:
         events.o_ready.commit(i)
 
 
-def last_products(
-    cfg, smem: Smem, tmem, events: Events, kv: KVConsumerPipeline, at_v, phases, accumulate
-) -> KVPosition:
+def last_products(cfg, mma: MmaWarp, at_v, phases, accumulate) -> KVPosition:
     """O_i (+)= P_i V of a work tile's last key tile, with no S ahead of them; -> the next V. phases: of each P."""
-    v = KVBuffer(KVBufferConfig.for_v(cfg), smem.kv_address)
+    events, kv = mma.events, mma.kv
+    v = KVBuffer(KVBufferConfig.for_v(cfg), mma.smem.kv_address)
     kv.wait_v(at_v)
     for i in range(cfg.tiles.num_q):
-        multiply_pv(cfg, v, tmem, events, at_v.slot.index, i, phases[i], accumulate)
+        multiply_pv(cfg, v, mma.tmem, events, at_v.slot.index, i, phases[i], accumulate)
         if i == cfg.tiles.num_q - 1:
             kv.release(at_v)
         events.pv_done.commit(i)
@@ -97,6 +89,7 @@ def run(
     kv: KVConsumerPipeline,
     queue: WorkQueue,
 ):
+    mma = MmaWarp(smem, tmem, events, kv)
     at_k = kv.first()
     at_v = kv.advance_to_v(at_k)
     phase = Int32(1)  # of S and P of the key tile before
@@ -106,9 +99,9 @@ def run(
     while count != NO_MORE:
         for n in cutlass.range(count, unroll=1):
             for i in cutlass.range_constexpr(cfg.tiles.num_q):
-                make_next_s(cfg, smem, tmem, events, kv, at_k, i, n, count, phase, q_phase)
+                make_next_s(cfg, mma, at_k, ScoreTile(i, n, count, q_phase), phase)
                 if pending:
-                    add_pending(cfg, smem, tmem, events, kv, at_v, i, n, phase, accumulate)
+                    add_pending(cfg, mma, at_v, i, n, phase, accumulate)
             if pending:
                 kv.release(at_v)
                 at_v = kv.step_tile(at_v)
@@ -121,7 +114,7 @@ def run(
         number = number + 1
         count = queue.next(cfg, args, number).tiles.count
         if count <= 0 and pending:  # the end, or work tiles without keys: nothing to wait for
-            at_v = last_products(cfg, smem, tmem, events, kv, at_v, (phase, phase), accumulate)
+            at_v = last_products(cfg, mma, at_v, (phase, phase), accumulate)
             pending = cutlass.Boolean(False)
 
 

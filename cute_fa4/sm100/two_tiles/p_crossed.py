@@ -45,6 +45,7 @@ from cutlass import Int32
 from ..instructions import tensor_memory
 from ..operands.kv_buffer import KVBuffer, KVBufferConfig
 from ..steps.products import multiply_pv
+from ..steps.warps import MmaWarp, ScoreTile
 from ..sync.kernel_args import Events, KernelArgs, Smem
 from ..sync.pipelines import KVConsumerPipeline
 from ..work.queue import NO_MORE, WorkQueue
@@ -63,6 +64,7 @@ def run(
     kv: KVConsumerPipeline,
     queue: WorkQueue,
 ):
+    mma = MmaWarp(smem, tmem, events, kv)
     v = KVBuffer(KVBufferConfig.for_v(cfg), smem.kv_address)
     at_k = kv.first()
     at_v = kv.advance_to_v(at_k)
@@ -74,8 +76,8 @@ def run(
             for i in cutlass.range_constexpr(cfg.tiles.num_q):
                 if cutlass.const_expr(cfg.tmem.s_meet):
                     events.s_apart.wait(1 - i, phase ^ i)  # S0 and S1 overlap
-                place = at_k, i, n, count, phase, q_phase
-                order.make_next_s(cfg, smem, tmem, events, kv, *place, scales)
+                s = ScoreTile(i, n, count, q_phase)
+                order.make_next_s(cfg, mma, at_k, s, phase, scales)
                 if n > 0:
                     if cutlass.const_expr(i == 0):
                         kv.wait_v(at_v)
@@ -88,7 +90,7 @@ def run(
             phase = phase ^ 1
             scales = order.next_scales(scales)
         if count > 0:
-            at_v = last_products(cfg, smem, tmem, events, kv, at_v, (phase, phase), count > 1)
+            at_v = last_products(cfg, mma, at_v, (phase, phase), count > 1)
             q_phase = q_phase ^ 1
         number = number + 1
         count = queue.next(cfg, args, number).tiles.count
@@ -129,9 +131,9 @@ class PCrossedCode(PBesideSCode):
         """Those of the key tile behind it."""
         return scales
 
-    def make_next_s(self, cfg, smem, tmem, events, kv, at_k, i, n, count, phase, q_phase, scales):
-        """S_i of key tile n. scales: of first_scales, or next_scales."""
-        make_next_s(cfg, smem, tmem, events, kv, at_k, i, n, count, phase, q_phase)
+    def make_next_s(self, cfg, mma, at_k, s, phase, scales):
+        """S of a key tile. scales: of first_scales, or next_scales."""
+        make_next_s(cfg, mma, at_k, s, phase)
 
     def read_first(self, cfg):
         if not cfg.tmem.s_meet:

@@ -26,6 +26,7 @@ from cutlass import Int32
 from ..operands.kv_buffer import KVBuffer, KVBufferConfig
 from ..roles.order import Order
 from ..steps.products import make_s, multiply_pv
+from ..steps.warps import MmaWarp, ScoreTile
 from ..sync.kernel_args import Events, KernelArgs, Smem
 from ..sync.pipelines import KVConsumerPipeline
 from ..work.queue import NO_MORE, WorkQueue
@@ -41,6 +42,7 @@ def run(
     kv: KVConsumerPipeline,
     queue: WorkQueue,
 ):
+    mma = MmaWarp(smem, tmem, events, kv)
     v = KVBuffer(KVBufferConfig.for_v(cfg), smem.kv_address)
     at = kv.first()
     phase = Int32(0)  # of S0, S1 and P0 of this key tile; P1 of the one before has the other parity
@@ -49,13 +51,13 @@ def run(
     count = queue.next(cfg, args, number).tiles.count
     while count != NO_MORE:
         for n in cutlass.range(count, unroll=1):
-            make_s(cfg, smem, tmem, events, kv, at, 0, n, count, q_phase, wait=True)
+            make_s(cfg, mma, at, ScoreTile(0, n, count, q_phase), wait=True)
             if pending:
                 multiply_pv(cfg, v, tmem, events, at.held_v, 1, phase ^ 1, accumulate_o1)
                 if n == 0:
                     events.o_ready.commit(1)
                 kv.release_v(at)
-            make_s(cfg, smem, tmem, events, kv, at, 1, n, count, q_phase, wait=False)
+            make_s(cfg, mma, at, ScoreTile(1, n, count, q_phase), wait=False)
             kv.release(at)
             at = kv.advance_to_v(at)
             kv.wait_v(at)

@@ -34,9 +34,8 @@ class Crossed(PCrossedCode):
     def next_scales(self, scales):
         return scales + 1
 
-    def make_next_s(self, cfg, smem, tmem, events, kv, at_k, i, n, count, phase, q_phase, scales):
-        place = at_k, i, n, count, phase, q_phase
-        products.make_scaled_s(cfg, smem, tmem, events, kv, *place, scales)
+    def make_next_s(self, cfg, mma, at_k, s, phase, scales):
+        products.make_scaled_s(cfg, mma, at_k, s, phase, scales)
 
 
 class SM100MHAMX(SM100Kernel):

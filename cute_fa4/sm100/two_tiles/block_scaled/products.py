@@ -22,8 +22,9 @@ from cute_fa4.layouts.block_scales import COPY_BYTES
 from ...instructions import block_scales, tensor_memory
 from ...steps.products import make_s
 from ...steps.token_scales import place_of
+from ...steps.warps import MmaWarp, ScoreTile
 from ...sync.kernel_args import Events, Smem
-from ...sync.pipelines import KVConsumerPipeline, KVPosition
+from ...sync.pipelines import KVPosition
 from .orders import OF_K
 from .schedule import ENTRY_BYTES
 
@@ -57,28 +58,22 @@ def scaled(cfg, tmem, i: int):
 @cute.jit
 def make_scaled_s(
     cfg: cutlass.Constexpr,
-    smem: Smem,
-    tmem: Int32,
-    events: Events,
-    kv: KVConsumerPipeline,
+    mma: MmaWarp,
     at_k: KVPosition,
-    i: cutlass.Constexpr,
-    n: Int32,
-    count: Int32,
+    s: ScoreTile,
     phase: Int32,
-    q_phase: Int32,
     entry: Int32,
 ):
     """p_beside_s.make_next_s behind the copies of its scales. entry: the number of the key tile in the CTA."""
+    smem, tmem, events, i = mma.smem, mma.tmem, mma.events, s.i
     slot, full = place_of(entry)
     if cutlass.const_expr(i == 0):
         await_entry(events, slot, full)
         copy(cfg, smem, tmem, slot, OF_K)
-    if n == 0:
+    if s.n == 0:
         copy(cfg, smem, tmem, slot, i)
     issue = scaled(cfg, tmem, i)
-    place = at_k, i, n, count, q_phase
-    make_s(cfg, smem, tmem, events, kv, *place, wait=i == 0, read=phase, issue=issue)
+    make_s(cfg, mma, at_k, s, wait=i == 0, read=phase, issue=issue)
     if cutlass.const_expr(i == cfg.tiles.num_q - 1):
-        kv.release(at_k)
+        mma.kv.release(at_k)
         release(events, slot)

@@ -9,6 +9,7 @@ from cutlass import Int32
 
 from ...instructions import tensor_memory
 from ...roles import alternate
+from ...steps.warps import MmaWarp, ScoreTile
 from ...sync.kernel_args import Events, KernelArgs, Smem
 from ...sync.pipelines import KVConsumerPipeline
 from ...work.queue import NO_MORE, WorkQueue
@@ -37,6 +38,7 @@ def run(
     kv: KVConsumerPipeline,
     queue: WorkQueue,
 ):
+    mma = MmaWarp(smem, tmem, events, kv)
     at_k = kv.first()
     at_v = kv.advance_to_v(at_k)
     phase, apart = Int32(1), Int32(0)
@@ -48,7 +50,7 @@ def run(
         if is_lone(cfg, work):
             phases = (phase | (phase ^ apart) << 1) ^ 3  # of the next P, not of the last
             at_k, phases, q_phase = alternate.key_tiles(
-                cfg, Alternating(), smem, tmem, events, kv, at_k, count, phases, q_phase
+                cfg, Alternating(), mma, at_k, count, phases, q_phase
             )
             at_v = kv.advance_to_v(at_k)
             phase, apart = phases & 1 ^ 1, (phases ^ phases >> 1) & 1
@@ -58,9 +60,9 @@ def run(
             for n in cutlass.range(count, unroll=1):
                 for i in cutlass.range_constexpr(cfg.tiles.num_q):
                     parity = phase ^ apart if cutlass.const_expr(i == 1) else phase
-                    make_next_s(cfg, smem, tmem, events, kv, at_k, i, n, count, parity, q_phase)
+                    make_next_s(cfg, mma, at_k, ScoreTile(i, n, count, q_phase), parity)
                     if pending:
-                        add_pending(cfg, smem, tmem, events, kv, at_v, i, n, parity, accumulate)
+                        add_pending(cfg, mma, at_v, i, n, parity, accumulate)
                 if pending:
                     kv.release(at_v)
                     at_v = kv.step_tile(at_v)
@@ -74,5 +76,5 @@ def run(
         work = queue.next(cfg, args, number)
         if pending & ((work.tiles.count <= 0) | is_lone(cfg, work)):
             phases_of_p = (phase, phase ^ apart)
-            at_v = last_products(cfg, smem, tmem, events, kv, at_v, phases_of_p, accumulate)
+            at_v = last_products(cfg, mma, at_v, phases_of_p, accumulate)
             pending = cutlass.Boolean(False)

@@ -12,6 +12,7 @@ from cutlass import Int32
 from ...operands.kv_buffer import KVBuffer, KVBufferConfig
 from ...roles import alternate
 from ...steps.products import make_s, multiply_pv
+from ...steps.warps import MmaWarp, ScoreTile
 from ...sync.kernel_args import Events, KernelArgs, Smem
 from ...sync.pipelines import KVConsumerPipeline
 from ...work.queue import NO_MORE, WorkQueue
@@ -29,6 +30,7 @@ def run(
     kv: KVConsumerPipeline,
     queue: WorkQueue,
 ):
+    mma = MmaWarp(smem, tmem, events, kv)
     v = KVBuffer(KVBufferConfig.for_v(cfg), smem.kv_address)
     at, phase, apart = kv.first(), Int32(0), Int32(0)
     pending, accumulate_o1 = cutlass.Boolean(False), cutlass.Boolean(False)
@@ -39,21 +41,21 @@ def run(
         if is_lone(cfg, work):
             phases = phase | (phase ^ apart) << 1
             at, phases, q_phase = alternate.key_tiles(
-                cfg, POverSCode(), smem, tmem, events, kv, at, count, phases, q_phase
+                cfg, POverSCode(), mma, at, count, phases, q_phase
             )
             phase, apart = phases & 1, (phases ^ phases >> 1) & 1
             events.q_full.wait(1, q_phase ^ 1)  # looked at before correction can hand Q1 back
             events.o_ready.commit(1)
         else:
             for n in cutlass.range(count, unroll=1):
-                make_s(cfg, smem, tmem, events, kv, at, 0, n, count, q_phase, wait=True)
+                make_s(cfg, mma, at, ScoreTile(0, n, count, q_phase), wait=True)
                 if pending:
                     before = phase ^ apart ^ 1
                     multiply_pv(cfg, v, tmem, events, at.held_v, 1, before, accumulate_o1)
                     if n == 0:
                         events.o_ready.commit(1)
                     kv.release_v(at)
-                make_s(cfg, smem, tmem, events, kv, at, 1, n, count, q_phase, wait=False)
+                make_s(cfg, mma, at, ScoreTile(1, n, count, q_phase), wait=False)
                 kv.release(at)
                 at = kv.advance_to_v(at)
                 kv.wait_v(at)

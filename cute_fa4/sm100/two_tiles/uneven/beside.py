@@ -19,6 +19,7 @@ from cutlass import Int32, select_
 from ...operands.kv_buffer import KVBuffer, KVBufferConfig
 from ...roles import alternate
 from ...steps.products import make_s, multiply_pv
+from ...steps.warps import MmaWarp, ScoreTile
 from ...sync.kernel_args import Events, KernelArgs, Smem
 from ...sync.pipelines import KVConsumerPipeline, KVPosition
 from ...work.kv_range import TileRange
@@ -40,21 +41,20 @@ from .turns import (
 @cute.jit
 def add(
     cfg: cutlass.Constexpr,
-    smem: Smem,
-    tmem: Int32,
-    events: Events,
+    mma: MmaWarp,
     at_v: KVPosition,
     warpgroup: Int32,
     completes: cutlass.Boolean,
     phase: Int32,
     accumulate: cutlass.Boolean,
-    last_of: cutlass.Constexpr = None,
+    is_last: cutlass.Constexpr = False,
 ):
-    """The pending product of a warpgroup; completes: O. last_of: the ring, whose V is free behind it."""
-    v = KVBuffer(KVBufferConfig.for_v(cfg), smem.kv_address)
+    """The pending product of a warpgroup; completes: O. is_last: V is free behind it."""
+    tmem, events = mma.tmem, mma.events
+    v = KVBuffer(KVBufferConfig.for_v(cfg), mma.smem.kv_address)
     multiply_pv(cfg, v, tmem, events, at_v.slot.index, warpgroup, phase, accumulate)
-    if cutlass.const_expr(last_of is not None):
-        last_of.release(at_v)
+    if cutlass.const_expr(is_last):
+        mma.kv.release(at_v)
     events.pv_done.commit(warpgroup)
     if completes:
         events.o_ready.commit(warpgroup)
@@ -64,30 +64,28 @@ def add(
 def alone(
     cfg: cutlass.Constexpr,
     q_tile: cutlass.Constexpr,
-    smem: Smem,
-    tmem: Int32,
-    events: Events,
-    kv: KVConsumerPipeline,
+    mma: MmaWarp,
     at: tuple,
     tiles: TileRange,
     turn: Turn,
-    pending: cutlass.Boolean,
-    cut: cutlass.Boolean,
+    left: tuple,
     q_phase: Int32,
 ) -> tuple:
     """The key tiles that only query tile `q_tile` sees: 0 the first ones, 1 the last. Its last product is pending then.
 
-    at: K, V; pending: whether the product of the other warpgroup is, with which its O is complete, and unless `cut`
-    that of this one
+    at: K, V; left: (pending, cut): whether the product of the other warpgroup is pending, with which its O is complete,
+    and unless `cut` that of this one
     """
     at_k, at_v = at
+    pending, cut = left
+    kv = mma.kv
     first, end = (tiles.count_of(0), tiles.count) if q_tile else (0, tiles.before(1))
     own, phase, phase_of_other = of_query_tile(turn, q_tile)
     accumulate = turn.accumulate
     for n in cutlass.range(first, end, unroll=1):
         number = n - tiles.before(q_tile)
-        place = at_k, own, number, tiles.count_of(q_tile), q_phase
-        make_s(cfg, smem, tmem, events, kv, *place, wait=True, read=phase)
+        s = ScoreTile(own, number, tiles.count_of(q_tile), q_phase)
+        make_s(cfg, mma, at_k, s, wait=True, read=phase)
         kv.release(at_k)
         if pending | (n > first):
             kv.wait_v(at_v)
@@ -98,11 +96,11 @@ def alone(
                 if cutlass.const_expr(cfg.begins_late):
                     of_leader = turn.leader_accumulates
                     adds = cutlass.Boolean(select_(n == first, of_leader, accumulate))
-                add(cfg, smem, tmem, events, at_v, own, done, phase, adds)
+                add(cfg, mma, at_v, own, done, phase, adds)
             if n == first:
                 done = cutlass.Boolean(True)
                 before = phase_of_other, turn.accumulate
-                add(cfg, smem, tmem, events, at_v, 1 - own, done, *before)
+                add(cfg, mma, at_v, 1 - own, done, *before)
             kv.release(at_v)
             at_v = kv.step_tile(at_v)
         at_k = kv.step_tile(at_k)
@@ -114,22 +112,19 @@ def alone(
 @cute.jit
 def last_products(
     cfg: cutlass.Constexpr,
-    smem: Smem,
-    tmem: Int32,
-    events: Events,
-    kv: KVConsumerPipeline,
+    mma: MmaWarp,
     at_v: KVPosition,
     turn: Turn,
     cut: cutlass.Boolean,
 ) -> KVPosition:
     """What is pending behind the last key tile, with no S ahead of it; -> the next V."""
-    done = cutlass.Boolean(True)
+    kv, done = mma.kv, cutlass.Boolean(True)
     kv.wait_v(at_v)
     if not cut:
         accumulate = leader_accumulates(cfg, turn)
-        add(cfg, smem, tmem, events, at_v, turn.leader, done, turn.phase, accumulate)
+        add(cfg, mma, at_v, turn.leader, done, turn.phase, accumulate)
     phase, accumulate = turn.phase_of_other, turn.accumulate
-    add(cfg, smem, tmem, events, at_v, 1 - turn.leader, done, phase, accumulate, last_of=kv)
+    add(cfg, mma, at_v, 1 - turn.leader, done, phase, accumulate, is_last=True)
     return kv.step_tile(at_v)
 
 
@@ -143,6 +138,7 @@ def run(
     kv: KVConsumerPipeline,
     queue: WorkQueue,
 ):
+    mma = MmaWarp(smem, tmem, events, kv)
     at_k = kv.first()
     at_v = kv.advance_to_v(at_k)
     pending, cut = cutlass.Boolean(False), cutlass.Boolean(False)
@@ -154,7 +150,7 @@ def run(
         if is_lone_here(cfg, work):
             phases = by_warpgroup(turn) ^ 3  # of the next P, not of the last
             at_k, phases, q_phase = alternate.key_tiles(
-                cfg, Alternating(), smem, tmem, events, kv, at_k, tiles.count, phases, q_phase
+                cfg, Alternating(), mma, at_k, tiles.count, phases, q_phase
             )
             at_v = kv.advance_to_v(at_k)
             turn = from_warpgroups(turn, phases ^ 3)
@@ -163,27 +159,26 @@ def run(
         else:
             turn = begun(turn, tiles)
             if cutlass.const_expr(cfg.begins_late):
-                of_first = turn, pending, cut, q_phase
-                at = at_k, at_v
-                at_k, at_v, turn = alone(cfg, 0, smem, tmem, events, kv, at, tiles, *of_first)
+                at, left = (at_k, at_v), (pending, cut)
+                at_k, at_v, turn = alone(cfg, 0, mma, at, tiles, turn, left, q_phase)
                 pending, cut = pending | (tiles.late > 0), cut | (tiles.late > 0)
             of_both, of_leader, late = tiles.count_of(0), tiles.count_of(1), tiles.before(1)
             leader, other = turn.leader, 1 - turn.leader
             phase, phase_of_other, accumulate = turn.phase, turn.phase_of_other, turn.accumulate
             of_leader_adds = turn.leader_accumulates
             for n in cutlass.range(late, of_both, unroll=1):
-                place = at_k, leader, n - late, of_leader, q_phase
-                make_s(cfg, smem, tmem, events, kv, *place, wait=True, read=phase)
+                s = ScoreTile(leader, n - late, of_leader, q_phase)
+                make_s(cfg, mma, at_k, s, wait=True, read=phase)
                 if pending:
                     kv.wait_v(at_v)
                 if pending & (not cut):
                     adds = of_leader_adds if cutlass.const_expr(cfg.begins_late) else accumulate
-                    add(cfg, smem, tmem, events, at_v, leader, n == 0, phase, adds)
-                place = at_k, other, n, of_both, q_phase
-                make_s(cfg, smem, tmem, events, kv, *place, wait=False, read=phase_of_other)
+                    add(cfg, mma, at_v, leader, n == 0, phase, adds)
+                s = ScoreTile(other, n, of_both, q_phase)
+                make_s(cfg, mma, at_k, s, wait=False, read=phase_of_other)
                 kv.release(at_k)
                 if pending:
-                    add(cfg, smem, tmem, events, at_v, other, n == 0, phase_of_other, accumulate)
+                    add(cfg, mma, at_v, other, n == 0, phase_of_other, accumulate)
                     kv.release(at_v)
                     at_v = kv.step_tile(at_v)
                 at_k = kv.step_tile(at_k)
@@ -196,8 +191,8 @@ def run(
             at, goes_on = (at_k, at_v), cutlass.Boolean(True)
             if cutlass.const_expr(not cfg.begins_late):
                 cut = cutlass.Boolean(False)
-            of_second = turn, goes_on, cut, q_phase
-            at_k, at_v, turn = alone(cfg, 1, smem, tmem, events, kv, at, tiles, *of_second)
+            left = goes_on, cut
+            at_k, at_v, turn = alone(cfg, 1, mma, at, tiles, turn, left, q_phase)
             cut = tiles.early > 0
             turn = ended(turn, tiles)
             if tiles.count > 0:
@@ -205,5 +200,5 @@ def run(
         number = number + 1
         work = queue.next(cfg, args, number)
         if pending & ((work.tiles.count <= 0) | is_lone_here(cfg, work)):
-            at_v = last_products(cfg, smem, tmem, events, kv, at_v, turn, cut)
+            at_v = last_products(cfg, mma, at_v, turn, cut)
             pending, cut = cutlass.Boolean(False), cutlass.Boolean(False)

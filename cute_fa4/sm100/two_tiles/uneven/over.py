@@ -23,6 +23,7 @@ from ...operands.kv_buffer import KVBuffer, KVBufferConfig
 from ...roles import alternate
 from ...roles.order import Order
 from ...steps.products import make_s, multiply_pv
+from ...steps.warps import MmaWarp, ScoreTile
 from ...sync.kernel_args import Events, KernelArgs, Smem
 from ...sync.pipelines import KVConsumerPipeline, KVPosition
 from ...work.kv_range import TileRange
@@ -35,10 +36,7 @@ from .turns import Turn, begun, by_warpgroup, ended, from_warpgroups, of_query_t
 def alone(
     cfg: cutlass.Constexpr,
     q_tile: cutlass.Constexpr,
-    smem: Smem,
-    tmem: Int32,
-    events: Events,
-    kv: KVConsumerPipeline,
+    mma: MmaWarp,
     at: KVPosition,
     tiles: TileRange,
     turn: Turn,
@@ -49,7 +47,8 @@ def alone(
 
     pending: whether that of the other warpgroup is, with which its O is complete
     """
-    v = KVBuffer(KVBufferConfig.for_v(cfg), smem.kv_address)
+    tmem, events, kv = mma.tmem, mma.events, mma.kv
+    v = KVBuffer(KVBufferConfig.for_v(cfg), mma.smem.kv_address)
     first, end = (tiles.count_of(0), tiles.count) if q_tile else (0, tiles.before(1))
     own, phase, phase_of_other = of_query_tile(turn, q_tile)
     other = 1 - own
@@ -61,7 +60,7 @@ def alone(
             multiply_pv(cfg, v, tmem, events, at.held_v, own, phase ^ 1, adds)
             kv.release_v(at)
         count = tiles.count_of(q_tile)
-        make_s(cfg, smem, tmem, events, kv, at, own, number, count, q_phase, wait=True)
+        make_s(cfg, mma, at, ScoreTile(own, number, count, q_phase), wait=True)
         if (n == first) & pending:
             before = phase_of_other ^ 1
             multiply_pv(cfg, v, tmem, events, at.held_v, other, before, accumulate)
@@ -86,6 +85,7 @@ def run(
     kv: KVConsumerPipeline,
     queue: WorkQueue,
 ):
+    mma = MmaWarp(smem, tmem, events, kv)
     v = KVBuffer(KVBufferConfig.for_v(cfg), smem.kv_address)
     at = kv.first()
     pending = cutlass.Boolean(False)
@@ -96,7 +96,7 @@ def run(
         tiles = work.tiles
         if is_lone_here(cfg, work):
             at, phases, q_phase = alternate.key_tiles(
-                cfg, Order(), smem, tmem, events, kv, at, tiles.count, by_warpgroup(turn), q_phase
+                cfg, Order(), mma, at, tiles.count, by_warpgroup(turn), q_phase
             )
             turn = from_warpgroups(turn, phases)
             events.q_full.wait(1, q_phase ^ 1)  # looked at before correction can hand Q1 back
@@ -104,21 +104,20 @@ def run(
         else:
             turn = begun(turn, tiles)
             if cutlass.const_expr(cfg.begins_late):
-                at, turn = alone(cfg, 0, smem, tmem, events, kv, at, tiles, turn, pending, q_phase)
+                at, turn = alone(cfg, 0, mma, at, tiles, turn, pending, q_phase)
                 pending = pending | (tiles.late > 0)
             of_both, of_leader, late = tiles.count_of(0), tiles.count_of(1), tiles.before(1)
             leader, other = turn.leader, 1 - turn.leader
             phase, phase_of_other, accumulate = turn.phase, turn.phase_of_other, turn.accumulate
             for n in cutlass.range(late, of_both, unroll=1):
-                own = leader, n - late, of_leader
-                make_s(cfg, smem, tmem, events, kv, at, *own, q_phase, wait=True)
+                make_s(cfg, mma, at, ScoreTile(leader, n - late, of_leader, q_phase), wait=True)
                 if pending:
                     before = phase_of_other ^ 1
                     multiply_pv(cfg, v, tmem, events, at.held_v, other, before, accumulate)
                     if n == 0:
                         events.o_ready.commit(other)
                     kv.release_v(at)
-                make_s(cfg, smem, tmem, events, kv, at, other, n, of_both, q_phase, wait=False)
+                make_s(cfg, mma, at, ScoreTile(other, n, of_both, q_phase), wait=False)
                 kv.release(at)
                 at = kv.advance_to_v(at)
                 kv.wait_v(at)
@@ -131,7 +130,7 @@ def run(
                 phase, phase_of_other = phase ^ 1, phase_of_other ^ 1
             turn = replace(turn, phase=phase, phase_of_other=phase_of_other, accumulate=accumulate)
             goes_on = cutlass.Boolean(True)
-            at, turn = alone(cfg, 1, smem, tmem, events, kv, at, tiles, turn, goes_on, q_phase)
+            at, turn = alone(cfg, 1, mma, at, tiles, turn, goes_on, q_phase)
             turn = ended(turn, tiles)
             if tiles.count > 0:
                 q_phase = q_phase ^ 1

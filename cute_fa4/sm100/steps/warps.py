@@ -1,0 +1,61 @@
+"""What a warp by itself works with, in groups that its steps pass on; of softmax and correction, warpgroup.py.
+
+MmaWarp      all launch long     memory, barriers, its end of the ring
+ScoreTile    in a key tile       which S is made
+LoadWarp     all launch long     tensors, memory, barriers, its end of the ring
+TileToLoad   in a key tile       the work tile, its number, where its pages are
+
+Loops call none of their methods: the compiler carries what is called inside a loop through the loop. So a function
+takes `kv = mma.kv` before its loop.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from cutlass import Int32
+
+from ..sync.kernel_args import Events, KernelArgs, Smem
+from ..sync.pipelines import KVConsumerPipeline
+from ..work.tile import Work
+
+
+@dataclass(frozen=True)
+class MmaWarp:
+    """The warp that issues the products. tmem: address of column 0."""
+
+    smem: Smem
+    tmem: Int32
+    events: Events
+    kv: KVConsumerPipeline
+
+
+@dataclass(frozen=True)
+class ScoreTile:
+    """S_i of key tile n of `count`. q_phase: parity of Q_i in this work tile.
+
+    i   a softmax warpgroup, a number or an Int32 of the kernel
+    """
+
+    i: Any
+    n: Int32
+    count: Int32
+    q_phase: Int32
+
+
+@dataclass(frozen=True)
+class LoadWarp:
+    """The warp that copies. kv: of the family, one ring or several."""
+
+    args: KernelArgs
+    smem: Smem
+    events: Events
+    kv: Any
+
+
+@dataclass(frozen=True)
+class TileToLoad:
+    """Key tile n of a work tile. entries: of look_up (loads.py)."""
+
+    work: Work
+    n: Int32
+    entries: Int32 | tuple

@@ -32,15 +32,7 @@ INTERNAL = {
     "cute_fa4/sm100/append/kernel.py": {"AppendKernel.__call__": 11, "AppendKernel.kernel": 11},
     "cute_fa4/sm100/backward/kernel.py": {"BackwardKernel.__call__": 16},
     "cute_fa4/sm100/combine/kernel.py": {"CombineKernel.__call__": 9},
-    "cute_fa4/sm100/few_rows/loads.py": {"load_tile": 12},
     "cute_fa4/sm100/kernel.py": {"SM100Kernel.__call__": 21},
-    "cute_fa4/sm100/latent/dequantized/load.py": {"load_tile": 11},
-    "cute_fa4/sm100/latent/load.py": {"load_tile": 11},
-    "cute_fa4/sm100/latent/pair/load.py": {"load_tile": 11},
-    "cute_fa4/sm100/operands/kv_buffer.py": {"gather_chunks": 10},
-    "cute_fa4/sm100/roles/load.py": {"load_tile": 11},
-    "cute_fa4/sm100/steps/store.py": {"scaled": 9, "merged": 9, "write_out": 10},
-    "cute_fa4/sm100/wide/loads.py": {"load_tile": 11, "load_units_of_two": 9},
 }
 LONG_FILES = {
     "cute_fa4/calls/append.py": 465,

@@ -15,7 +15,8 @@ from cutlass import Boolean, Int32
 from ..operands.kv_buffer import KVBuffer, KVBufferConfig
 from ..roles.order import Order
 from ..steps import loads
-from ..sync.kernel_args import Events, KernelArgs, Smem
+from ..steps.warps import LoadWarp, TileToLoad
+from ..sync.kernel_args import KernelArgs, Smem
 from ..sync.pipelines import Slot, TMAProducerPipeline
 from ..work.tile import Work
 
@@ -24,18 +25,15 @@ from ..work.tile import Work
 def load_tile(
     cfg: cutlass.Constexpr,
     order: cutlass.Constexpr,
-    args: KernelArgs,
-    smem: Smem,
-    events: Events,
-    kv: TMAProducerPipeline,
-    work: Work,
-    n: Int32,
-    entries: Int32 | tuple,
+    warp: LoadWarp,
+    tile: TileToLoad,
     at: Slot,
     q_phase: Int32,
     started: Boolean,
 ) -> Slot:
     """Key tile n, as roles/load.py says; Q behind K. started: its K is under way, which `at` is behind."""
+    args, smem, events, kv = warp.args, warp.smem, warp.events, warp.kv
+    work, n, entries = tile.work, tile.n, tile.entries
     k = KVBuffer(KVBufferConfig.for_k(cfg), smem.kv_address, args.k)
     v = KVBuffer(KVBufferConfig.for_v(cfg), smem.kv_address, args.v)
     of_k, of_v = loads.find_rows(cfg, args, work, n, entries)

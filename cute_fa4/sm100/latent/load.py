@@ -16,12 +16,12 @@ from cute_fa4.dtypes import DTYPES
 from cute_fa4.tma import copies
 from cute_fa4.tma.tensor_maps import clipped_load
 
-from ..operands.kv_buffer import SPAN_BYTES, KVBufferConfig, gather_chunks, load_pages
+from ..operands.kv_buffer import SPAN_BYTES, Gathered, KVBufferConfig, gather_chunks, load_pages
 from ..steps.loads import rows_of_tile
-from ..sync.kernel_args import Events, KernelArgs
+from ..steps.warps import LoadWarp, TileToLoad
+from ..sync.kernel_args import KernelArgs
 from ..sync.pipelines import Slot, TMAProducerPipeline
 from ..work.tile import Work
-from .smem import LatentShared
 
 KV_HEAD = 0  # the only one
 
@@ -58,8 +58,8 @@ def load_columns(cfg, args: KernelArgs, address, mbarrier, found, work: Work, fi
             return
         boxes = args.k.rest.boxes
     if tiles.gathers_rows:
-        chunks = -(-(end - first) // tiles.swizzle_granule)
-        gather_chunks(tiles.BN, args.k, address, mbarrier, found, Int32(KV_HEAD), first, chunks)
+        shape = Gathered(tiles.BN, -(-(end - first) // tiles.swizzle_granule))
+        gather_chunks(shape, args.k, address, mbarrier, found, Int32(KV_HEAD), first)
         return
     for chunk, column in enumerate(range(first, end, tiles.swizzle_granule)):
         at = address + chunk * tiles.BN * SPAN_BYTES
@@ -77,17 +77,14 @@ def load_columns(cfg, args: KernelArgs, address, mbarrier, found, work: Work, fi
 def load_tile(
     cfg: cutlass.Constexpr,
     order: cutlass.Constexpr,
-    args: KernelArgs,
-    smem: LatentShared,
-    events: Events,
-    kv: LatentProducer,
-    work: Work,
-    n: Int32,
-    entries: Int32 | tuple,
+    warp: LoadWarp,
+    tile: TileToLoad,
     at: LatentSlots,
     q_phase: Int32,
 ) -> LatentSlots:
     """Key tile n, with the queries if it is the first; arguments as in roles/load.py."""
+    args, smem, events, kv = warp.args, warp.smem, warp.events, warp.kv
+    work, n, entries = tile.work, tile.n, tile.entries
     found = rows_of_tile(cfg, args, work, n, entries)
     if n == work.tiles.first:
         events.q_free.wait(0, q_phase ^ 1)

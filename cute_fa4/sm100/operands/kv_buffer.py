@@ -250,38 +250,45 @@ def gather_tile(
     column,
 ):
     """Copy a tile."""
-    chunks = cfg.columns // cfg.tile.span_elements
-    gather_chunks(cfg.rows, tma, address, mbarrier, found, kv_head, column, chunks, cfg.cta_group)
+    shape = Gathered(cfg.rows, cfg.columns // cfg.tile.span_elements, cfg.cta_group)
+    gather_chunks(shape, tma, address, mbarrier, found, kv_head, column)
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What is gathered: rows of a tile, chunks of 64 columns, CTAs that share the mbarrier.
+
+    line_bytes: of a row of a chunk, as wide as the map's box
+    """
+
+    rows: int
+    chunks: int
+    cta_group: int = 1
+    line_bytes: int = SPAN_BYTES
 
 
 @cute.jit
 def gather_chunks(
-    rows: cutlass.Constexpr,
+    shape: cutlass.Constexpr,
     tma: KVOperand,
     address,
     mbarrier,
     found: GatheredRows,
     kv_head,
     column,
-    chunks: cutlass.Constexpr,
-    cta_group: cutlass.Constexpr = 1,
-    line_bytes: cutlass.Constexpr = SPAN_BYTES,
 ):
-    """Copy so many chunks of 64 columns, from `column` on, of a tile, four rows at a time.
-
-    line_bytes: of a row of a chunk, as wide as the map's box
-    """
+    """Copy the chunks of a tile, from `column` on, four rows at a time. shape: a Gathered."""
     here = found.in_map(tma.of_heads.per_row, kv_head * tma.of_heads.per_head)
-    for p in cutlass.range(rows // ROWS, unroll=4):
+    for p in cutlass.range(shape.rows // ROWS, unroll=4):
         copies.gather_rows(
             tma.boxes,
-            address + p * (ROWS * line_bytes),
-            chunks,
-            rows * line_bytes,
+            address + p * (ROWS * shape.line_bytes),
+            shape.chunks,
+            shape.rows * shape.line_bytes,
             mbarrier,
             here.of_gather(p),
             column,
-            cta_group,
+            shape.cta_group,
         )
 
 

@@ -54,9 +54,7 @@ def store_o(cfg, group: CorrectionGroup, work: Work, i, q_tile, inverse):
         tensor_memory.fence_before()
         group.events.p_ready.arrive(i)
 
-    store.scaled(
-        cfg, group.args, group.smem, work, q_tile, group.row, o_address, inverse, when_read=free
-    )
+    store.scaled(cfg, group, work, q_tile, o_address, inverse, when_read=free)
 
 
 @cute.jit

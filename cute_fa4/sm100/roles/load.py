@@ -19,10 +19,10 @@ from ..operands.kv_buffer import KVBuffer, KVBufferConfig
 from ..operands.rope import own_columns
 from ..steps import rope_rows
 from ..steps.loads import find_rows, load_k, look_up
+from ..steps.warps import LoadWarp, TileToLoad
 from ..sync.kernel_args import Events, KernelArgs, Smem
 from ..sync.pipelines import Slot, TMAProducerPipeline
 from ..work.queue import NO_MORE, WorkQueue, begin, take_work
-from ..work.tile import Work
 from .order import Order
 from .values import copies_of_v
 
@@ -33,20 +33,17 @@ PLAIN = Order()
 def load_tile(
     cfg: cutlass.Constexpr,
     order: cutlass.Constexpr,
-    args: KernelArgs,
-    smem: Smem,
-    events: Events,
-    kv: TMAProducerPipeline,
-    work: Work,
-    n: Int32,
-    entries: Int32 | tuple,
+    warp: LoadWarp,
+    tile: TileToLoad,
     at: Slot,
     q_phase: Int32,
 ) -> Slot:
     """Key tile n, with the queries that come with it: those of the first, unless the order says otherwise.
 
-    entries: of look_up; q_phase: parity of this use of the places of Q.
+    q_phase: parity of this use of the places of Q.
     """
+    args, smem, events, kv = warp.args, warp.smem, warp.events, warp.kv
+    work, n, entries = tile.work, tile.n, tile.entries
     k = KVBuffer(own_columns(cfg), smem.kv_address, args.k)
     v = KVBuffer(KVBufferConfig.as_it_arrives(cfg, is_v=True), smem.kv_address, args.v)
     of_k, of_v = find_rows(cfg, args, work, n, entries)
@@ -78,6 +75,7 @@ def run(
     order: cutlass.Constexpr = PLAIN,
 ):
     """Every work tile of the CTA, the first of which is that of `block`."""
+    warp = LoadWarp(args, smem, events, kv)
     number, q_phase, at = Int32(0), Int32(0), kv.first()
     guessed = order.guess(cfg, args, block)
     block, search = begin(cfg, args, block)
@@ -100,10 +98,8 @@ def run(
             # On its way while the slots of this tile are awaited.
             ahead = look_up(cfg, args, work, n + 1)
             if count > 0:
-                at = loader_of(order)(
-                    cfg, order, args, smem, events, kv, work, n, entries, at, q_phase,
-                    *order.told(started),
-                )  # fmt: skip
+                tile = TileToLoad(work, n, entries)
+                at = loader_of(order)(cfg, order, warp, tile, at, q_phase, *order.told(started))
             entries, started = ahead, order.none_started()
             if asks:
                 search, following, number = queue.take_next(cfg, args, search, number, asked)

@@ -120,7 +120,7 @@ def store_even(cfg, group: CorrectionGroup, work: Work, scale):
         group.events.p_ready.arrive(0)
 
     o_address = group.tmem + cfg.tmem.o[0]
-    store.scaled(cfg, group.args, group.smem, work, 0, group.row, o_address, scale, when_read=free)
+    store.scaled(cfg, group, work, 0, o_address, scale, when_read=free)
 
 
 def store_both(cfg, group: CorrectionGroup, work: Work, even, odd):
@@ -132,7 +132,7 @@ def store_both(cfg, group: CorrectionGroup, work: Work, even, odd):
             group.events.p_ready.arrive(i)
 
     o = [group.tmem + column for column in cfg.tmem.o]
-    store.merged(cfg, group.args, group.smem, work, 0, group.row, o, (even, odd), when_read=free)
+    store.merged(cfg, group, work, 0, o, (even, odd), when_read=free)
 
 
 @cute.jit

@@ -24,6 +24,7 @@ from ..sync.kernel_args import KernelArgs, Smem
 from ..work import results, rows
 from ..work.tile import Work
 from . import row_math
+from .warpgroup import CorrectionGroup
 
 COLUMNS = 16  # columns of O in registers at a time
 COLUMNS_OF_TWO = 8  # of each O, where two are added up
@@ -109,36 +110,37 @@ def buffer_of(cfg, smem: Smem, i: int, chunk: int):
     return smem.o_address + buffer * cfg.tiles.o_chunk_bytes
 
 
-def scaled(cfg, args: KernelArgs, smem: Smem, work: Work, i: int, row, o_address, scale, when_read):
+def scaled(cfg, group: CorrectionGroup, work: Work, i: int, o_address, scale, when_read):
     """O_i * scale, rounded, to global memory. when_read() is called when all of O_i is in registers.
 
-    Every thread of the warpgroup calls it with its row.
+    Every thread of the warpgroup calls it, each for its row.
     """
     batches = tensor_memory.load_batches(o_address, cfg.tiles.pv_mma_shape[1], COLUMNS)
 
     def values(batch):
         return row_math.multiplied(batch, scale)
 
-    write_out(cfg, args, smem, work, i, row, batches, values, COLUMNS, when_read)
+    write_out(cfg, group, work, i, batches, values, COLUMNS, when_read)
 
 
-def merged(cfg, args: KernelArgs, smem: Smem, work: Work, i: int, row, o, weights, when_read):
+def merged(cfg, group: CorrectionGroup, work: Work, i: int, o, weights, when_read):
     """The sum of two O, each times its weight, for query tile i; otherwise as `scaled`."""
     batches = tensor_memory.load_pairs(*o, cfg.tiles.pv_mma_shape[1], COLUMNS_OF_TWO)
 
     def values(batch):
         return row_math.weighted_sum(*batch, *weights)
 
-    write_out(cfg, args, smem, work, i, row, batches, values, COLUMNS_OF_TWO, when_read)
+    write_out(cfg, group, work, i, batches, values, COLUMNS_OF_TWO, when_read)
 
 
 def write_out(
-    cfg, args, smem: Smem, work: Work, i: int, row, batches, values_of, columns: int, when_read
+    cfg, group: CorrectionGroup, work: Work, i: int, batches, values_of, columns: int, when_read
 ):
     """Rounded values of query tile i, chunk by chunk, to global memory.
 
     batches: (first column, what values_of(...) makes the `columns` values from there on of); its loads are complete
     """
+    args, smem, row = group.args, group.smem, group.row
     width, granule = cfg.tiles.pv_mma_shape[1], cfg.tiles.o_granule
     o = DTYPES[cfg.o_dtype]
     held = []  # words of a piece that is not whole yet

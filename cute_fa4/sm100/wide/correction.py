@@ -13,7 +13,7 @@ from cutlass import Int32
 from ..instructions import tensor_memory
 from ..steps import row_math, store
 from ..steps.warpgroup import CorrectionGroup
-from ..sync.kernel_args import Events, KernelArgs, Smem
+from ..sync.kernel_args import Events, Smem
 from ..work import scales
 from ..work.tile import Work
 
@@ -41,16 +41,13 @@ def rescale(
 @cute.jit
 def finish(
     cfg: cutlass.Constexpr,
-    args: KernelArgs,
-    smem: Smem,
-    tmem: Int32,
-    events: Events,
+    group: CorrectionGroup,
     work: Work,
     last: Int32,
-    row: Int32,
 ):
     """O to global memory; last: its last key tile."""
-    factor = scales.of_output(cfg, args, work)
+    smem, events, row = group.smem, group.events, group.row
+    factor = scales.of_output(cfg, group.args, work)
     inverse = scales.times(row_math.inverse(receive(cfg, smem, events, last, row)), factor)
     events.pv_done.wait(0, last & 1)
     tensor_memory.fence_after()
@@ -59,8 +56,8 @@ def finish(
         tensor_memory.fence_before()
         events.p_ready.arrive((last + 1) & 1)
 
-    o_address = tmem + cfg.tmem.o[0]
-    store.scaled(cfg, args, smem, work, 0, row, o_address, inverse, when_read=free)
+    o_address = group.tmem + cfg.tmem.o[0]
+    store.scaled(cfg, group, work, 0, o_address, inverse, when_read=free)
 
 
 def no_tiles() -> Int32:
@@ -80,6 +77,5 @@ def correct_tiles(
     for n in cutlass.range(1, work.tiles.count, unroll=1):
         rescale(cfg, group.smem, group.tmem, group.events, before + n, group.row)
     tiles = before + work.tiles.count
-    args, smem, tmem, events = group.args, group.smem, group.tmem, group.events
-    finish(cfg, args, smem, tmem, events, work, tiles - 1, group.row)
+    finish(cfg, group, work, tiles - 1)
     return tiles

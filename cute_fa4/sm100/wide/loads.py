@@ -13,7 +13,7 @@ from cutlass import Int32
 from ..operands.kv_buffer import KVBuffer, KVBufferConfig
 from ..steps import rope_rows
 from ..steps.loads import find_rows, load_q, look_up
-from ..sync.kernel_args import Events, KernelArgs, Smem
+from ..steps.warps import LoadWarp, TileToLoad
 from ..sync.pipelines import Slot, TMAProducerPipeline
 from ..work import blocks
 from ..work.tile import Work
@@ -24,17 +24,14 @@ from .units import k_span, k_unit, v_unit
 def load_tile(
     cfg: cutlass.Constexpr,
     order: cutlass.Constexpr,
-    args: KernelArgs,
-    smem: Smem,
-    events: Events,
-    kv: TMAProducerPipeline,
-    work: Work,
-    n: Int32,
-    entries: Int32 | tuple,
+    warp: LoadWarp,
+    tile: TileToLoad,
     at: Slot,
     q_phase: Int32,
 ) -> Slot:
     """K of key tile n and V of the one before; of the first the queries, of the last its V. As roles/load.py has it."""
+    args, smem, events, kv = warp.args, warp.smem, warp.events, warp.kv
+    work, n, entries = tile.work, tile.n, tile.entries
     first, last = work.tiles.first, work.tiles.first + work.tiles.count - 1
     if n == first:
         events.q_free.wait(0, q_phase ^ 1)
@@ -47,7 +44,7 @@ def load_tile(
         k_units = [k_unit(cfg, k, unit) for unit in range(cfg.tiles.k_units)]
         at = load_units(k_units, kv, work, at, of_k)
     else:
-        at = load_units_of_two(cfg, order, events, k, rope, kv, work, at, of_k)
+        at = load_units_of_two(cfg, order, warp, work, at, (k, of_k), rope)
     v_units = [v_unit(cfg, v, unit) for unit in range(cfg.tiles.v_units)]
     own = [own_columns(cfg, unit) for unit in range(cfg.tiles.v_units)]
     if n > first:
@@ -78,25 +75,19 @@ def load_units(
 
 
 def load_units_of_two(
-    cfg,
-    order,
-    events: Events,
-    k: KVBuffer,
-    rope: tuple,
-    kv: TMAProducerPipeline,
-    work: Work,
-    at: Slot,
-    of_k,
+    cfg, order, warp: LoadWarp, work: Work, at: Slot, own: tuple, rope: tuple
 ) -> Slot:
     """Copy the units of a K tile, span by span: the first ones from K, the last one from what all heads share.
 
-    rope: of rope_rows.found_of
+    own: K, and where its rows are; rope: the same of the shared columns, of rope_rows.found_of
     """
+    k, of_k = own
     shared, of_rope = rope
+    kv = warp.kv
     batch, spans = work.sequence.batch, cfg.tiles.unit_columns // cfg.tiles.swizzle_granule
     for unit in range(cfg.tiles.k_units):
         kv.acquire(at)
-        mbarrier = order.announced(cfg, events, kv, at, unit)
+        mbarrier = order.announced(cfg, warp.events, kv, at, unit)
         for span in range(spans):
             buffer, is_own = k_span(cfg, k, shared, unit, span)
             found, head = (of_k, work.tile.kv_head) if is_own else (of_rope, Int32(0))

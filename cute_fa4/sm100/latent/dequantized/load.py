@@ -15,13 +15,11 @@ from cute_fa4.dtypes import DTYPES
 from cute_fa4.tma import copies
 from cute_fa4.tma.tensor_maps import clipped_load
 
-from ...operands.kv_buffer import SPAN_BYTES, gather_chunks
+from ...operands.kv_buffer import SPAN_BYTES, Gathered, gather_chunks
 from ...operands.tma import KVOperand
 from ...steps.loads import rows_of_tile
-from ...sync.kernel_args import Events, KernelArgs
-from ...work.tile import Work
-from ..load import KV_HEAD, LatentProducer, LatentSlots
-from .smem import RowsShared
+from ...steps.warps import LoadWarp, TileToLoad
+from ..load import KV_HEAD, LatentSlots
 from .tiles import COLUMNS_OF_SCALE, ROPE_AT, SCALE_LINE_BYTES, SCALES_AT
 
 
@@ -29,10 +27,8 @@ def load_bytes(cfg, operand: KVOperand, address, mbarrier, found, first: int, li
     """Copy bytes of every key of a tile, from byte `first` of its row on, to lines of shared memory."""
     tiles = cfg.tiles
     if tiles.gathers_rows:
-        gather_chunks(
-            *(tiles.BN, operand, address, mbarrier, found, Int32(KV_HEAD), first, 1),
-            line_bytes=line_bytes,
-        )
+        shape = Gathered(tiles.BN, 1, line_bytes=line_bytes)
+        gather_chunks(shape, operand, address, mbarrier, found, Int32(KV_HEAD), first)
         return
     for p in range(found.boxes):
         place, further = clipped_load(*found.box(p), Int32(KV_HEAD))
@@ -46,17 +42,14 @@ def load_bytes(cfg, operand: KVOperand, address, mbarrier, found, first: int, li
 def load_tile(
     cfg: cutlass.Constexpr,
     order: cutlass.Constexpr,
-    args: KernelArgs,
-    smem: RowsShared,
-    events: Events,
-    kv: LatentProducer,
-    work: Work,
-    n: Int32,
-    entries: Int32 | tuple,
+    warp: LoadWarp,
+    tile: TileToLoad,
     at: LatentSlots,
     q_phase: Int32,
 ) -> LatentSlots:
     """Key tile n, with the queries if it is the first; arguments as in roles/load.py."""
+    args, smem, events, kv = warp.args, warp.smem, warp.events, warp.kv
+    work, n, entries = tile.work, tile.n, tile.entries
     found = rows_of_tile(cfg, args, work, n, entries)
     if n == work.tiles.first:
         events.q_free.wait(0, q_phase ^ 1)

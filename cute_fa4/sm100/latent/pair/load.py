@@ -18,9 +18,10 @@ from cute_fa4.layouts.scalars import choose, maximum
 from cute_fa4.tma import copies, gathered_rows, paged_rows
 from cute_fa4.tma.tensor_maps import clipped_load
 
-from ...operands.kv_buffer import SPAN_BYTES, gather_chunks
+from ...operands.kv_buffer import SPAN_BYTES, Gathered, gather_chunks
 from ...pair.sync import PairProducer
 from ...steps.loads import rows_of_tile
+from ...steps.warps import LoadWarp, TileToLoad
 from ...sync.kernel_args import Events, KernelArgs
 from ...sync.pipelines import Slot
 from ...work.tile import Work
@@ -91,10 +92,8 @@ def load_unit(cfg, args: KernelArgs, address, mbarrier, rows, first_column, colu
     tiles, dtype = cfg.tiles, DTYPES[cfg.qkv_dtype].cutlass
     chunks = -(-columns // tiles.swizzle_granule)
     if tiles.gathers_rows:
-        gather_chunks(
-            *(UNIT_KEYS, args.k, address, mbarrier, rows, Int32(KV_HEAD), first_column),
-            *(chunks, CTAS),
-        )
+        shape = Gathered(UNIT_KEYS, chunks, CTAS)
+        gather_chunks(shape, args.k, address, mbarrier, rows, Int32(KV_HEAD), first_column)
         return
     for p, (place, further) in enumerate(rows):
         for chunk in range(chunks):
@@ -139,17 +138,14 @@ def load_v(cfg, args: KernelArgs, smem, kv: LatentPairProducer, found, slot: Slo
 def load_tile(
     cfg: cutlass.Constexpr,
     order: cutlass.Constexpr,
-    args: KernelArgs,
-    smem: LatentPairShared,
-    events: Events,
-    kv: LatentPairProducer,
-    work: Work,
-    n: Int32,
-    entries: Int32 | tuple,
+    warp: LoadWarp,
+    tile: TileToLoad,
     at: LoadPosition,
     q_phase: Int32,
 ) -> LoadPosition:
     """K of key tile n, with the queries if it is the first, and V of the one before; at the end V of this one, too."""
+    args, smem, events, kv = warp.args, warp.smem, warp.events, warp.kv
+    work, n, entries = tile.work, tile.n, tile.entries
     first = work.tiles.first
     if n == first:
         events.q_free.wait(0, q_phase ^ 1)

@@ -17,7 +17,7 @@ from cutlass import Int32
 from cute_fa4.dtypes import DTYPES
 from cute_fa4.tma import copies
 
-from ...operands.kv_buffer import SPAN_BYTES, gather_chunks
+from ...operands.kv_buffer import SPAN_BYTES, Gathered, gather_chunks
 from ...operands.tma import KVOperand
 from ...sync.kernel_args import KernelArgs
 from ...sync.pipelines import Slot
@@ -36,10 +36,8 @@ def load_bytes(
     ctas: 2 where the mbarrier is that of CTA 0, for both
     """
     if cfg.tiles.gathers_rows:
-        gather_chunks(
-            *(UNIT_KEYS, operand, address, mbarrier, rows, Int32(KV_HEAD), first, 1),
-            *(ctas, line_bytes),
-        )
+        shape = Gathered(UNIT_KEYS, 1, ctas, line_bytes)
+        gather_chunks(shape, operand, address, mbarrier, rows, Int32(KV_HEAD), first)
         return
     for p, (place, further) in enumerate(rows):
         box = address + p * cfg.tiles.k_box_rows * line_bytes

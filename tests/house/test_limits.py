@@ -29,7 +29,7 @@ INTERNAL = {
         "_common_words": 9,
     },
     "cute_fa4/hopper/calls.py": {"_ragged_call": 9},
-    "cute_fa4/sm100/append/kernel.py": {"AppendKernel.__call__": 11, "AppendKernel.kernel": 11},
+    "cute_fa4/sm100/append/kernel.py": {"AppendKernel.__call__": 11},
     "cute_fa4/sm100/backward/kernel.py": {"BackwardKernel.__call__": 16},
     "cute_fa4/sm100/combine/kernel.py": {"CombineKernel.__call__": 9},
     "cute_fa4/sm100/kernel.py": {"SM100Kernel.__call__": 21},

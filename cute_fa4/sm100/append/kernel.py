@@ -21,6 +21,8 @@ The host does not read the device's lengths, so a row whose position lies outsid
 exist, is dropped here.
 """
 
+from dataclasses import dataclass
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
@@ -103,6 +105,23 @@ def write_first(scales: cute.Tensor, place: tuple, piece: Int32, scale: Float32)
         scales[place] = scale
 
 
+@dataclass(frozen=True)
+class AppendArgs:
+    """Arguments of the kernel: those of the launch, and the new rows of all sequences together."""
+
+    new_k: cute.Tensor
+    new_v: cute.Tensor
+    k_cache: cute.Tensor
+    v_cache: cute.Tensor
+    cache_seqlens: cute.Tensor
+    offsets: cute.Tensor | None
+    page_table: cute.Tensor | None
+    cache_batch_idx: cute.Tensor | None
+    descales: tuple
+    batch: Int32
+    rows: Int32
+
+
 class AppendKernel:
     """Copies new rows of K and V into a cache."""
 
@@ -141,7 +160,7 @@ class AppendKernel:
         self.kernel.set_name_prefix(
             f"cute_fa4_{cfg.name}", remove_cutlass_symbol=True, keep_mangled_name=False
         )
-        self.kernel(
+        args = AppendArgs(
             new_k,
             new_v,
             k_cache,
@@ -153,28 +172,18 @@ class AppendKernel:
             () if cutlass.const_expr(descales is None) else descales,
             batch,
             Int32(rows),
-        ).launch(
+        )
+        self.kernel(args).launch(
             grid=[Int32((threads + (THREADS - 1)) // THREADS), 1, 1],
             block=[THREADS, 1, 1],
             stream=stream,
         )
 
     @cute.kernel
-    def kernel(
-        self,
-        new_k: cute.Tensor,
-        new_v: cute.Tensor,
-        k_cache: cute.Tensor,
-        v_cache: cute.Tensor,
-        cache_seqlens: cute.Tensor,
-        offsets: cute.Tensor | None,
-        page_table: cute.Tensor | None,
-        cache_batch_idx: cute.Tensor | None,
-        descales: tuple,
-        batch: Int32,
-        rows: Int32,
-    ):
-        cfg = self.cfg
+    def kernel(self, args: AppendArgs):
+        cfg, rows = self.cfg, args.rows
+        new_k, new_v, k_cache, v_cache = args.new_k, args.new_v, args.k_cache, args.v_cache
+        offsets, page_table, descales = args.offsets, args.page_table, args.descales
         heads = new_k.shape[-2]
         block, _, _ = cute.arch.block_idx()
         thread, _, _ = cute.arch.thread_idx()
@@ -185,11 +194,11 @@ class AppendKernel:
         if row < rows:
             b, place, last = Int32(0), row, rows
             if cutlass.const_expr(cfg.packed):
-                b = sequence_of(offsets, row, batch)
+                b = sequence_of(offsets, row, args.batch)
                 place, last = row - offsets[b], offsets[b + 1]
             else:
                 b, place = row // new_k.shape[1], row % new_k.shape[1]
-            held = cache_seqlens[b]
+            held = args.cache_seqlens[b]
             position = held + place
             page_rows, blocks = Int32(k_cache.shape[1]), Int32(k_cache.shape[0])
             holds = page_rows
@@ -200,7 +209,7 @@ class AppendKernel:
             belongs = (place >= 0) & (row < last)
             sequence = b
             if cutlass.const_expr(cfg.cache_batch_idx):
-                sequence = cache_batch_idx[b]
+                sequence = args.cache_batch_idx[b]
                 sequences = page_table.shape[0] if cfg.paged else k_cache.shape[0]
                 belongs = belongs & (sequence >= 0) & (sequence < sequences)
             if belongs & (held >= 0) & (held < holds) & (position < holds):

@@ -1,21 +1,21 @@
-"""Attention over several GPUs: how much of the communication attention does not hide. Needs GPUs and NCCL.
+"""Attention over several GPUs: the communication time that attention does not hide. Needs GPUs and NCCL.
 
     torchrun --nproc-per-node 2 benchmarks/context_parallel.py --report rows.json
     torchrun --nproc-per-node 2 benchmarks/context_parallel.py --kernels DIR    this package's, rewritten for Hopper
     python benchmarks/context_parallel.py --table rows.json                     the table of docs/distributed.md
-    python benchmarks/context_parallel.py --build DIR                           what --kernels reads; needs no GPU
+    python benchmarks/context_parallel.py --build DIR                           the kernels for --kernels; needs no GPU
 
-torch's FlashAttention computes in the place of the kernel (backend="sdpa"): bf16, causal, zigzag, 32 query heads and 8
+torch's FlashAttention computes instead of the kernel (backend="sdpa"): bf16, causal, zigzag, 32 query heads and 8
 key/value heads of 128, batch 1. For each layout and number of tokens, all of it in milliseconds:
 
 whole       a call: context_parallel_attention with check="first"
-attention   the same call, in which nothing is sent: what arrives is memory as it is
-messages    the same call, in which nothing is computed
+attention   the same call without sending; received memory is uninitialized
+messages    the same call without computing
 exposed     whole - attention: communication that attention does not hide
 one GPU     all tokens on one GPU, without this package
 
-A time is the median of the repeats between CUDA events, on the rank where it is largest. Results are compared with
-those of one GPU, row by row.
+A time is the median of the repeats between CUDA events, on the slowest rank. Results are compared with those of one
+GPU, row by row.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ COLUMNS = ("whole", "attention", "messages", "exposed", "one GPU")
 
 
 class Idle(TorchAttention):
-    """Computes nothing: results of the right shapes, as they lie in memory."""
+    """Computes nothing: results are uninitialized memory of the right shapes."""
 
     def attention(self, q, k, v, call, scale, softcap):
         rows = q.shape[:-1] if q.dim() == 3 else q.shape[1:-1]
@@ -66,7 +66,7 @@ class Idle(TorchAttention):
 
 @contextlib.contextmanager
 def nothing_sent():
-    """Inside, a message is memory of its size."""
+    """Inside, a message is uninitialized memory of its size."""
 
     def exchange(ranks, tensor, step, what):
         received = torch.empty_like(tensor)
@@ -93,7 +93,7 @@ def nothing_sent():
 
 
 def milliseconds(function, repeats: int) -> float:
-    """Median of a call, of the slowest rank."""
+    """Median time of a call on the slowest rank."""
     for _ in range(2):
         function()
     found = []
@@ -127,7 +127,7 @@ def on_one_gpu(q, k, v) -> tuple:
 
 
 def beside_one_gpu(tokens: int, repeats: int) -> tuple:
-    """This rank's rows of q, k and v, of the results of one GPU, and that one's milliseconds."""
+    """This rank's rows of q, k and v, of the results of one GPU, and its milliseconds."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     whole = random_tensors(tokens)
     out, lse = on_one_gpu(*whole)
@@ -178,7 +178,7 @@ def link(megabytes: int = 256) -> float:
 
 
 def agreement() -> dict:
-    """Microseconds on the host that check="always" adds to a small call, by what the words travel on."""
+    """Microseconds on the host that check="always" adds to a small call, by the transport of the messages."""
     words = {"gloo": None, "nccl": dist.new_group(backend="nccl")}
     mine = [x[:, :256].contiguous() for x in random_tensors(512)]
     found = {}
@@ -205,7 +205,7 @@ def agreement() -> dict:
 
 
 def cache(batch: int, keys: int, interleave: int) -> tuple:
-    """This rank's keys of a batch, and the whole of them: what lies where is a permutation of random rows."""
+    """This rank's keys of a batch, and all keys: a random permutation of rows."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     generator = torch.Generator("cuda").manual_seed(1)
     q = torch.randn(batch, 1, HEADS_Q, DEPTH, device="cuda", generator=generator).bfloat16()
@@ -371,7 +371,7 @@ LINKS = {"NVLink": 900e9, "InfiniBand": 50e9}  # bytes a second, GPU and directi
 
 
 def paper() -> str:
-    """Rows of a GPU from which on a ring hides its messages, and what that is in all, for 4 and 8 heads a group."""
+    """The least rows per GPU for which a ring hides its messages, and the total, for several group sizes."""
     from cute_fa4.distributed.volume import rows_that_hide_a_hop
 
     lines = [

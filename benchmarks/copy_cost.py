@@ -1,12 +1,12 @@
-"""What pages cost the load warp: its TMA copies, instructions and issue cycles for a key tile.
+"""The cost of pages for the load warp: TMA copies, instructions and issue cycles per key tile.
 
     python benchmarks/copy_cost.py [--head-dim 128] [--docs]
 
-Those of a K and a V tile of 128 keys in the middle of a sequence, from the difference of six and four key tiles: the
-emulator counts the copies, those of V too where another warp issues them, and tells the path of the load warp through
-the machine code, whose control codes say how many cycles after an instruction the next one may issue. What an
-instruction waits for another's result is left out, and so is what a copy costs the TMA unit besides its bytes, for
-which no figure is published. --docs writes the table of docs/serving/caches.md.
+The counts are those of one K and one V tile of 128 keys in the middle of a sequence, from the difference of six and
+four key tiles. The emulator counts the copies, including those of V that another warp issues, and records the path
+of the load warp through the machine code, whose control codes have the issue cycles of each instruction. Waits for
+results are not included, nor the cost of a copy for the TMA unit beyond its bytes, for which no figure is
+published. --docs writes the table of docs/serving/caches.md.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TILES = (4, 6)
 
 @dataclass(frozen=True)
 class Cost:
-    """Of a key tile, K and V."""
+    """The cost of a key tile, K and V."""
 
     page_size: int
     copies: int
@@ -66,7 +66,7 @@ def cost_of(head_dim: int, page_size: int) -> Cost:
 
 
 def _loading_warps() -> tuple[int, int]:
-    """The load warp, and the one that copies V where rows are gathered and is idle elsewhere."""
+    """The load warp, and the warp that copies V for gathered rows and is otherwise idle."""
     from cute_fa4.sm100.blueprint.warp_roles import WarpRoles
 
     warps = WarpRoles().with_values()

@@ -1,8 +1,8 @@
-"""Seconds from aot.load to the end of the first call, beside compiling the same kernel: in a fresh process each.
+"""Seconds from aot.load to the end of the first call, compared with compiling the same kernel; fresh processes.
 
     python benchmarks/first_call.py
 
-The launch is stubbed: examples/aot_cpp/recording_driver.c stands for the driver, so this is host time alone. The
+The launch is stubbed: examples/aot_cpp/recording_driver.c replaces the driver, so this is host time only. The
 tensors are CPU tensors that claim to be CUDA tensors. Three runs of each; the target is 0.1 s on a 2-core CPU.
 """
 

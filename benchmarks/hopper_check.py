@@ -1,4 +1,4 @@
-"""The model's method where time can be measured: modelled against measured on an H200.
+"""The model's method on a GPU where time can be measured: modeled and measured cycles on an H200.
 
     python benchmarks/hopper_check.py build FOLDER      anywhere: compiles flash-attn-4's sm_90a
                                                         kernels, models them, writes FOLDER
@@ -8,10 +8,10 @@
 
 No constant is fitted to attention: cycle_model/hopper.py says where each comes from.
 
-Measured: launches one behind the other in a stream, on normal random bf16 data with warm caches, after
-half a second of the same. Before and after them a probe reads the cycle counter of each SM and the
-global timer, which gives cycles, time and the clock that the GPU really ran at, whatever its power
-limit did. The result is compared with scaled_dot_product_attention first.
+Launches run back to back in a stream, on normal random bf16 data with warm caches, after half a second of warm-up.
+Before and after them a probe reads the cycle counter of each SM and the global timer. This gives cycles, time and
+the actual clock, even if the power limit reduces it. The result is first compared with
+scaled_dot_product_attention.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LARGEST_ERROR = 0.02
 
 
 def build_one(folder: Path, causal: bool) -> None:
-    """Compile, trace, model and describe one kernel; a process of its own (see flash_attn_4.py)."""
+    """Compile, trace, model and describe one kernel; in a separate process (see flash_attn_4.py)."""
     from dataclasses import asdict
 
     from benchmarks.cycle_model import hopper
@@ -248,7 +248,7 @@ class Stopwatch:
         }
 
     def nothing_us(self) -> float:
-        """A kernel that does nothing, among many in a graph: what a launch costs behind another."""
+        """An empty kernel among many in a graph: the cost of a launch after another."""
         import torch
 
         row = {"grid": (1, 1, 1), "block": (32, 1, 1), "shared_bytes": 0, "offsets": []}
@@ -308,7 +308,7 @@ def measure(folder: Path) -> None:
 
 
 def matrix_product(stopwatch: Stopwatch) -> dict:
-    """What a large bf16 product of random matrices sustains, in FLOP/cycle/SM."""
+    """Sustained FLOP/cycle/SM of a large bf16 product of random matrices."""
     import torch
 
     size = 8192

@@ -1,4 +1,4 @@
-"""Host time of a repeated call, beside the compiled function alone and flash-attn-4's interface. Needs no GPU.
+"""Host time of a repeated call, compared with the compiled function and flash-attn-4's interface. Needs no GPU.
 
     python benchmarks/host_overhead.py                  two minutes, most of them compiling
     python benchmarks/host_overhead.py --seconds 30     measures each case longer: for a machine that is not idle
@@ -7,15 +7,16 @@ bare       the compiled function (both of them, for an append) with prepared arg
            code checks them, encodes TMA descriptors and calls the driver
 ours       the public function, which contains the former
 calls      functions of Python that a call runs
-operators  what a call asks torch for, and what that asks for in turn
+operators  torch operators of a call, including nested ones
 
-Counted: everything from the call to the driver's launch function and back, with the release of what was returned.
-Not counted: the driver, which is examples/aot_cpp/recording_driver.c and returns at once, and torch's CUDA allocator.
-The tensors are CPU tensors that TVM-FFI takes for CUDA tensors (claim_cuda.c), so `out` comes from the CPU's allocator.
-Both packages are told that they are CUDA tensors; nothing else of the packages is changed.
+Included is everything from the call to the driver's launch function and back, and the release of the results. Not
+included are the driver, which is examples/aot_cpp/recording_driver.c and returns immediately, and torch's CUDA
+allocator. The tensors are CPU tensors that TVM-FFI treats as CUDA tensors (claim_cuda.c), so `out` comes from the
+CPU's allocator. Both packages are told that they are CUDA tensors; nothing else is changed.
 
-The garbage collector rests. The calls of a case take turns, five at a time after five that are not counted, so that all
-see the same machine. The least is what an idle core takes; the median and the 90th percentile say how idle it was.
+The garbage collector is off. The calls of a case alternate, five at a time after five uncounted ones, so that all
+see the same machine. The minimum is the time of an idle core; the median and the 90th percentile show how idle it
+was.
 
 flash-attn-4 (the extra `compare`) is called through flash_attn_func and flash_attn_varlen_func, and through
 _flash_attn_fwd, which serving engines call, and which alone has `out`. It has no append.
@@ -216,7 +217,7 @@ def theirs(scratch: Path) -> dict[str, dict[str, Callable]]:
 
 
 def link_to_stub(tvm_ffi_provider, scratch: Path) -> None:
-    """What the compiler makes from here on calls the stubbed driver, through the runtime that exports have."""
+    """From here on compiled functions call the stubbed driver, through the runtime of exports."""
     import tvm_ffi
 
     from cute_fa4.aot import link

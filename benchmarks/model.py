@@ -1,4 +1,4 @@
-"""How fast the kernel would be on a B200, modelled from its machine code, beside flash-attn-4's.
+"""The kernel's speed on a B200, modeled from its machine code and compared with flash-attn-4's.
 
     python benchmarks/model.py                    the table
     python benchmarks/model.py --only WORDS       of the kernels whose name has these words
@@ -105,7 +105,7 @@ def pictures(kernels: dict, folder: Path) -> None:
 
 
 def decode_tables() -> dict[str, str]:
-    """What the pages say of decode: modelled, published, and how the method was checked; and the constants."""
+    """The decode tables of the pages: modeled, published, and the check of the method; and the constants."""
     constants = fitted_b200()
     found = decode_report.rows(constants, lambda row: print(row, file=sys.stderr, flush=True))
     check = decode_check.Check()
@@ -201,7 +201,7 @@ def main(argv: list[str] | None = None) -> int:
             "fixed_cost": fixed_cost.table(cycles, constants),
         }
         of_code = {name: f"{tables[name]}\n\n{report.made_by(kernels)}" for name in MODELLED_TABLES}
-        for modelled in (  # each is written as it is there: the whole takes half an hour
+        for modelled in (  # each is written when it is ready, because the whole takes half an hour
             lambda: of_code | {"memory_bound": memory_bound.table()},
             lambda: depths.tables(makers, constants),
             lambda: pairs.tables(makers, constants),

@@ -1,11 +1,11 @@
-"""SASS instructions of the kernel's loops, beside flash-attn-4's where that is installed.
+"""SASS instruction counts of the kernel's loops, compared with flash-attn-4's if it is installed.
 
     python benchmarks/sass_cost.py --causal                       compiles, prints both and the ratio
     python benchmarks/sass_cost.py --cubin kernel.cubin           any cubin with such loops
     python benchmarks/sass_cost.py --causal --json                for programs
 
-Needs nvdisasm (pip install nvidia-cuda-nvdisasm, or triton) and no GPU. What is counted and why:
-benchmarks/sass/cost.py. README.md beside this file has a table of results.
+Needs nvdisasm (pip install nvidia-cuda-nvdisasm, or triton) and no GPU. benchmarks/sass/cost.py defines the counts.
+README.md in this folder has a table of results.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def main(argv: list[str] | None = None) -> int:
             causal=args.causal,
             write_lse=args.lse,
             arch=args.arch,
-            maximum="exact",  # as flash-attn-4's, whose loop stands beside it
+            maximum="exact",  # like flash-attn-4's, for comparison
         )
         with tempfile.TemporaryDirectory() as temporary:
             folder = args.keep or Path(temporary)

@@ -21,7 +21,7 @@ HEADS_Q, HEADS_KV = 8, 2
 
 
 def embed(text: bytes, width: int = 256) -> torch.Tensor:
-    """(1, characters, width): which character it is, and sines and cosines of where it stands."""
+    """(1, characters, width): the character, and sines and cosines of its position."""
     codes = torch.tensor(list(text))
     letters = torch.randn(256, width)[codes]
     angles = torch.arange(len(text))[:, None] / 10000 ** (torch.arange(0, width, 2) / width)

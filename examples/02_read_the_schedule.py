@@ -56,4 +56,4 @@ def title(text: str) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(pipes.run(main))  # quietly, where `| head` has read enough
+    raise SystemExit(pipes.run(main))  # without a traceback if `| head` closes the pipe

@@ -1,7 +1,7 @@
 """A small CuTe DSL kernel on the emulator: every block reverses its 128 numbers in shared memory.
 
-With --broken thread 5 forgets to store its number. On a GPU its partner would read garbage; here
-the read is an error that says where it is.
+With --broken thread 5 does not store its number. On a GPU its partner would read garbage; here the read is an error
+with its location.
 
 python examples/03_any_cute_kernel_on_the_emulator.py
 python examples/03_any_cute_kernel_on_the_emulator.py --broken

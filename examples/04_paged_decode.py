@@ -4,11 +4,10 @@
     python examples/04_paged_decode.py --device cuda       the same kernels on a B200 or B300
     python examples/04_paged_decode.py --steps 20 --page-size 8
 
-The weights are random, so it writes nonsense. In decode the keys of every sequence are split into parts that run side
-by side (--splits). At the end the same model reads every text again in float64, with attention by its definition and
-neither cache nor pages: the logits must agree, and so must the tokens that were chosen by them. Beside that error
-stands how fast a decode of a usual size is modelled to be on a B200, from docs/performance/decode.md: no CPU time says
-anything about it.
+The weights are random, so it writes nonsense. In decode the keys of every sequence are split into parts that run in
+parallel (--splits). At the end the same model reads every text again in float64, with reference attention and
+without a cache. The logits must agree, and so must the chosen tokens. The output also has the modeled speed of a
+typical decode on a B200, from docs/performance/decode.md; CPU times say nothing about it.
 """
 
 import argparse
@@ -57,7 +56,7 @@ class TinyModel:
         return self
 
     def logits(self, tokens, positions, attend):
-        """tokens, positions of any shape -> (..., LETTERS). attend(layer, q, k, v) sees what is cached, too."""
+        """tokens, positions of any shape -> (..., LETTERS). attend(layer, q, k, v) includes the cache."""
         frequencies = 100 ** -(torch.arange(WIDTH // 2, device=tokens.device) / 64)
         angles = positions[..., None] * frequencies
         x = self.embedding[tokens] + torch.cat([angles.sin(), angles.cos()], dim=-1)
@@ -70,12 +69,12 @@ class TinyModel:
 
 
 class PagedCache:
-    """Keys and values of all sequences and layers in pools of pages; a page is taken when a sequence needs it."""
+    """Keys and values of all sequences and layers in pools of pages; a page is allocated when a sequence needs it."""
 
     def __init__(self, num_sequences: int, page_size: int, longest: int, device):
         per_sequence = -(-longest // page_size)
         pages = num_sequences * per_sequence
-        # NaN: what nobody has written must not be read.
+        # NaN: unwritten rows must not be read.
         shape = (LAYERS, pages, 2, page_size, HEADS_KV, HEAD_DIM)
         self.pools = torch.full(shape, torch.nan, dtype=torch.bfloat16, device=device)
         self.table = torch.full((num_sequences, per_sequence), -1, dtype=torch.int32)
@@ -83,7 +82,7 @@ class PagedCache:
         self.page_size, self.device = page_size, device
 
     def reserve(self, lengths: list[int]) -> torch.Tensor:
-        """The page table of all layers, with pages for so many rows of each sequence."""
+        """The page table of all layers, with pages for this many rows of each sequence."""
         for b, length in enumerate(lengths):
             for place in range(-(-length // self.page_size)):
                 if self.table[b, place] < 0:
@@ -91,7 +90,7 @@ class PagedCache:
         return self.table.to(self.device)
 
     def attention(self, lengths: list[int], **options):
-        """The function that TinyModel.logits calls: write k and v behind what is cached, attend to all of it."""
+        """The function that TinyModel.logits calls: append k and v to the cache, attend to all of it."""
         table = self.reserve(lengths)
 
         def attend(layer, q, k, v):
@@ -117,7 +116,7 @@ def generate(model: TinyModel, prompts, steps: int, page_size: int, splits: int,
     attend = cache.attention(lengths, cache_seqlens=0, **packed)
     logits = [model.logits(tokens, positions, attend)[(first[1:] - 1).long()]]
 
-    # One token a step and sequence. The caller counts what the cache holds.
+    # One token per step and sequence. The caller counts the rows of the cache.
     held = torch.tensor(lengths, dtype=torch.int32).to(device)
     written = [list(p) for p in prompts]
     for step in range(1, steps + 1):
@@ -184,8 +183,8 @@ def main() -> None:
     print(f"modelled for a B200 (docs/performance/decode.md): {modelled_speed()}")
     print(f"chosen tokens are at most {lost:.4f} below the largest logit in float64")
     print(f"{len(logits)} steps in {seconds:.1f} s with compiling")
-    # Every layer rounds q, k, v, P and out to bf16, by 2^-9 relative each and not all in one direction: two of the five
-    # are allowed to add up. A token that wins by such an error is at most twice as far behind.
+    # Every layer rounds q, k, v, P and out to bf16, by 2^-9 relative each and not all in one direction: two of the
+    # five are allowed to add up. A token chosen by such an error is at most twice as far from the best.
     allowed = 2 * LAYERS * 2**-9 * float(logits.abs().max())
     if not (largest <= allowed and lost <= 2 * largest):
         raise SystemExit("the logits differ by more than rounding explains")

@@ -1,8 +1,8 @@
-"""Find a race: a kernel that gives the right numbers until somebody is late.
+"""Find a race: a kernel that gives the right numbers unless one warp is late.
 
-One warp sums blocks of 64 numbers that another warp has brought to shared memory. The consumer tells the
-producer that a slot may be written again, and tells it too early: before it has read the slot. In most
-schedules nobody notices. emulator.compare runs many, names both accesses, and the trace shows the place.
+One warp sums blocks of 64 numbers that another warp has copied to shared memory. The consumer releases a slot to
+the producer too early: before it has read the slot. Under most schedules the result is right. emulator.compare runs
+many schedules and names both accesses, and the trace shows the place.
 
 python examples/05_find_a_race.py
 python examples/05_find_a_race.py --trace trace.json
@@ -56,7 +56,7 @@ class AddBlocks:
                 cute.arch.mbarrier_wait(full, b & 1)
                 if cutlass.const_expr(self.release_early):
                     cute.arch.mbarrier_arrive(empty)
-                # The neighbour's number, so that the compiler cannot keep it in a register.
+                # The neighbor's number, so that the compiler cannot keep it in a register.
                 total += slot[(lane + 1) % BLOCK]
                 if cutlass.const_expr(not self.release_early):
                     cute.arch.mbarrier_arrive(empty)
@@ -81,7 +81,7 @@ def compiled(release_early: bool):
 
 
 def caller(function):
-    """A function without arguments that makes its inputs, calls the kernel and returns the results."""
+    """A function without arguments that creates inputs, calls the kernel and returns the results."""
 
     def run():
         x, y = torch.arange(BLOCK * BLOCKS, dtype=torch.float32), torch.zeros(BLOCK)

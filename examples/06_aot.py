@@ -1,11 +1,11 @@
-"""Ship a compiled kernel: export it, load it in a fresh process that may not compile, call it.
+"""Ship a compiled kernel: export it, load it in a fresh process that must not compile, call it.
 
     python examples/06_aot.py                     CPU: the exported kernel's PTX on the emulator
     python examples/06_aot.py --device cuda       the exported cubin on a B200 or B300
     python examples/06_aot.py --keep kernels      keep the directory that a server would get
 
-The second process runs with CUTE_FA4_JIT=error and CUTE_FA4_CACHE=off: a call that needs a kernel which was not
-exported is refused, with the configuration to export.
+The second process runs with CUTE_FA4_JIT=error and CUTE_FA4_CACHE=off: a call that needs a kernel that was not
+exported is refused, and the error has the configuration to export.
 """
 
 import argparse
@@ -20,7 +20,7 @@ HEAD_DIM, HEADS = 64, 4
 
 
 def export(directory: Path) -> None:
-    """The build machine: needs the compiler, no GPU. The catalogue is what the server will call."""
+    """The build machine: needs the compiler, no GPU. The catalogue lists the server's calls."""
     from cute_fa4 import aot, configs_for_model
 
     configs = configs_for_model(
@@ -83,7 +83,7 @@ def main() -> None:
         export(directory)
         print("\nin a fresh process:", flush=True)
         command = [sys.executable, __file__, "--serve", str(directory)]
-        # Nor kernels of earlier runs: what this machine has compiled before is no part of a deployment.
+        # Nor kernels of earlier runs, which are not part of a deployment.
         environment = {**os.environ, "CUTE_FA4_JIT": "error", "CUTE_FA4_CACHE": "off"}
         subprocess.run(
             [*command, "--device", arguments.device], env=environment, check=True, timeout=600

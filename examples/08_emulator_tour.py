@@ -1,15 +1,15 @@
 """A tour of the emulator with the attention kernel itself: watch it, measure what a test reaches, break it.
 
-    1  trace      who did what, and what waited for what: a picture, a timeline, a trace for https://ui.perfetto.dev
+    1  trace      what each role did and waited for: a picture, a timeline, a trace for https://ui.perfetto.dev
     2  coverage   which instructions of the PTX a call executes
-    3  schedules  the same bits whether warps and copies are in order, random or as late as possible
-    4  a bug      the fence before a store is taken out of the PTX: the numbers stay right under every schedule, and the
-                  check of the order of accesses names both accesses and the Python lines they come from
+    3  schedules  the same bits for in-order, random and latest-possible execution
+    4  a bug      without the fence before a store the numbers stay right under every schedule, but the ordering check
+                  names both accesses and the Python lines that they come from
 
     python examples/08_emulator_tour.py
     python examples/08_emulator_tour.py --out tour        also write tour/pipeline.svg and tour/trace.json
 
-05_find_a_race.py does the last two with a small kernel of your own kind: labels included.
+05_find_a_race.py does the last two with a small kernel, including labels.
 """
 
 import argparse
@@ -33,8 +33,8 @@ def attention():
 
 
 def without_the_fence(name: str, ptx: str) -> str:
-    """The kernel's PTX, edited: the output is written to shared memory and TMA may not see it."""
-    # The load warp has another such fence, behind the answer to its claim of a further block: it stays.
+    """The kernel's PTX without a fence: TMA may not see the output in shared memory."""
+    # The load warp has another such fence, after the response to its claim of a further block: it stays.
     output, claim, rest = ptx.partition("clusterlaunchcontrol.query_cancel")
     # One chunk of each query tile, of rows with keys or of zeros.
     assert output.count(FENCE) == 4 and claim, "the kernel has changed: look where its fences stand"

@@ -1,10 +1,10 @@
-"""Attention of one sequence on several processes, and decode from a cache that lies on all of them.
+"""Attention of one sequence over several processes, and decode from a cache that is distributed over them.
 
     torchrun --nproc-per-node 2 examples/10_context_parallel.py                   on CPUs: gloo, the emulator
     torchrun --nproc-per-node 8 examples/10_context_parallel.py --device cuda     on B200s: NCCL
 
-Each rank has a part of the tokens. It prints, for each layout, the error of its rows against attention in float64 over
-all tokens; then a step of decode: every rank has the keys of its own pages, and all get the result.
+Each rank has some of the tokens. For each layout it prints the error of its rows against float64 attention over all
+tokens. Then comes a decode step: every rank has the keys of its own pages, and all ranks get the result.
 """
 
 import argparse
@@ -28,7 +28,7 @@ DEPTH, PAGE = 64, 16
 
 
 def tokens_of_all(rows: int, device: str) -> list[torch.Tensor]:
-    """q, k and v, the same on every rank; a model would compute its own rows alone."""
+    """q, k and v, the same on every rank; a model would compute only its own rows."""
     generator = torch.Generator().manual_seed(0)
     heads = max(2, dist.get_world_size())  # all_to_all gives each rank at least one
     shape = (1, rows, heads, DEPTH)
@@ -36,7 +36,7 @@ def tokens_of_all(rows: int, device: str) -> list[torch.Tensor]:
 
 
 def prefill(rank: int, ranks: int, rows: int, device: str) -> None:
-    """The three ways of sharing the work."""
+    """The three layouts."""
     whole = tokens_of_all(rows, device)
     exact, _ = attention_float64(*whole, causal=True)
     for layout in ("ring", "all_gather", "all_to_all"):
@@ -55,7 +55,7 @@ def decode(rank: int, ranks: int, rows: int, device: str) -> None:
     lengths = torch.tensor([rows], dtype=torch.int32, device=device)
     mine = [x[:, here].contiguous() for x in (k, v)]
     if not here.any():
-        mine = [x[:, :PAGE] for x in (k, v)]  # room without keys
+        mine = [x[:, :PAGE] for x in (k, v)]  # unused rows
     out = decode_attention(query, *mine, lengths, interleave=PAGE, heads="all")
     exact, _ = attention_float64(query, k, v, causal=True)
     keys = int(local_lengths(lengths, rank, ranks, PAGE))
@@ -66,7 +66,7 @@ def decode(rank: int, ranks: int, rows: int, device: str) -> None:
 
 
 def refused(rank: int, device: str) -> None:
-    """Rank 0 asks for another mask than the others: an error on all of them, before anything is sent."""
+    """Rank 0 passes a different mask: an error on all ranks, before any data is sent."""
     q = torch.zeros(1, 4, 2, DEPTH, dtype=torch.bfloat16, device=device)
     try:
         context_parallel_attention(q, q, q, causal=rank == 0)

@@ -4,11 +4,11 @@
     python examples/11_mla_decode.py --device cuda         the same kernel on a B200 or B300
     python examples/11_mla_decode.py --heads 128 --tokens 2 --page-size 16
 
-The layer has DeepSeek-V3's dimensions for each head (128 columns without rotation, 64 rotary ones, values of 128) and
-random weights. The cache holds 576 numbers a token for all heads. Decoding absorbs the two projections from the latent
-into q and out, so that the cache is read as it is; the definition makes keys and values of every head from the latent
-first, in float64. Both must agree. At the end stands what a token of cache takes, beside the same heads with caches of
-their own.
+The layer has DeepSeek-V3's dimensions per head (128 columns without rotation, 64 RoPE columns, values of 128) and
+random weights. The cache holds 576 values per token for all heads. Decode absorbs the two projections from the
+latent space into q and out, so it reads the cache as it is. The reference computes keys and values of every head
+from the latent rows in float64. Both must agree. At the end the example prints the cache bytes per token, and those
+of the same heads with separate caches.
 """
 
 import argparse
@@ -23,7 +23,7 @@ LENGTHS = [200, 64, 5]
 
 
 class LatentAttention:
-    """The projections of one layer that attention meets, float64."""
+    """The projections of one layer around attention, float64."""
 
     def __init__(self, heads: int):
         self.heads = heads
@@ -37,11 +37,11 @@ class LatentAttention:
         return torch.cat([latent, q_rope], dim=-1)
 
     def values(self, out):
-        """What attention over the cache returns, (..., heads, 512) -> (..., heads, 128)."""
+        """The output of attention over the cache, (..., heads, 512) -> (..., heads, 128)."""
         return torch.einsum("...hc,hdc->...hd", out.double(), self.values_of_latent)
 
     def definition(self, q_nope, q_rope, rows):
-        """The queries of one sequence over `rows` of its cache, keys and values of every head made first."""
+        """The queries of one sequence over `rows` of its cache, with keys and values of every head."""
         latent, rope = rows.double().split([LATENT, ROPE], dim=-1)
         keys = torch.einsum("nc,hdc->hnd", latent, self.keys_of_latent)
         keys = torch.cat([keys, rope.expand(self.heads, *rope.shape)], dim=-1)
@@ -54,7 +54,7 @@ class LatentAttention:
 
 
 def paged_cache(lengths: list[int], page_size: int):
-    """-> (cache, table, rows of each sequence): pages in any order, NaN where nobody has written."""
+    """-> (cache, table, rows of each sequence): pages in any order, NaN in unwritten rows."""
     pages = [-(-length // page_size) for length in lengths]
     cache = torch.full((sum(pages), page_size, 1, LATENT + ROPE), torch.nan, dtype=torch.bfloat16)
     table = torch.full((len(lengths), max(pages)), -1, dtype=torch.int32)

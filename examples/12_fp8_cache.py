@@ -1,13 +1,13 @@
-"""A tiny transformer decodes with a paged cache of eight bits, beside the same one with a cache of 16.
+"""A tiny transformer decodes with a paged 8-bit cache, compared with the same one with a 16-bit cache.
 
     python examples/12_fp8_cache.py                     CPU: the kernels' sm_100a PTX on the emulator
     python examples/12_fp8_cache.py --device cuda       the same kernels on a B200 or B300
     python examples/12_fp8_cache.py --tokens 20
 
-Two layers with random weights read two prompts and write on. In the second run the cache is float8_e4m3fn: new rows are
-quantised on their way into its pages, with a scale for each head that the layer keeps, and queries stay bf16. Both runs
-read the tokens of the first, so that what differs is the cache. (Models of Hugging Face transformers have
-cute_fa4.integrations.transformers_cache.EightBitCache, where every token has a scale of its own.)
+Two layers with random weights read two prompts and continue them. In the second run the cache is float8_e4m3fn: new
+rows are quantized when they are written, with one scale per head that the layer stores, and queries stay bf16. Both
+runs read the tokens of the first run, so that only the cache differs. (For Hugging Face transformers,
+cute_fa4.integrations.transformers_cache.EightBitCache has one scale per token.)
 """
 
 import argparse
@@ -20,7 +20,7 @@ from cute_fa4 import EmulatorWarning, flash_attn_with_kvcache
 PROMPTS = (b"keys and values", b"of eight bits")
 LAYERS, HEADS, KV_HEADS, HEAD_DIM, PAGE = 2, 4, 2, 64, 16
 WIDTH = HEADS * HEAD_DIM
-LARGEST = 3.0  # standard deviations of keys and values that a scale leaves room for, as calibration would find
+LARGEST = 3.0  # standard deviations of keys and values that a scale covers, as from calibration
 
 
 class Layer:

@@ -1,8 +1,8 @@
-"""A B300: code for sm_103a, the constants in which it differs, and the table with published GB300 rows beside it.
+"""A B300: code for sm_103a, the constants that differ, and a table with published GB300 rows.
 
     python -m benchmarks.cycle_model.b300      the table of the page of performance
 
-It computes 32 exponentials a cycle and SM, so that none are computed on the FMA units, and its tcgen05.ld also reduces.
+It computes 32 exponentials per cycle and SM, so none run on the FMA units, and its tcgen05.ld also reduces.
 The fitted constants are those of the B200.
 """
 
@@ -33,7 +33,7 @@ DIFFERENCES = {
 
 
 def constants() -> dict[str, Constant]:
-    """Those of the B200 with what is different; SMs are as many: eight GPCs of about 18 (ademeure)."""
+    """The constants of the B200 with these changes; as many SMs: eight GPCs of about 18 (ademeure)."""
     found = fitted_b200()
     for name, (value, source) in DIFFERENCES.items():
         found[name] = replace(found[name], value=value, source=source)

@@ -1,4 +1,4 @@
-"""What takes long, kept in files under a key of everything that it depends on.
+"""Expensive results, cached in files whose key includes everything that they depend on.
 
 $CUTE_FA4_MODEL_CACHE names the folder; without it the user's cache folder is taken.
 """
@@ -30,7 +30,7 @@ def key(*parts: bytes | str | Path) -> str:
 
 
 def stored(name: str, its_key: str, make: Callable[[], object]):
-    """What make() returned for this name and key when it was called first; it must be picklable."""
+    """The cached result of make() for this name and key; it must be picklable."""
     path = folder() / f"{name.replace(' ', '_')}-{its_key}.pickle"
     if path.exists():
         return pickle.loads(path.read_bytes())

@@ -3,9 +3,9 @@
     rows 0, 2, 4, ... of published.json   fit
     rows 1, 3, 5, ...                     check; they never influence a constant
 
-The constants that change a CTA's cycles are tried on a grid (SIMULATED); for each point those that
-only enter the launch (LAUNCH) are found by coordinate descent. Smallest root mean square of
-log(modelled / published) over the fit rows wins. No row is left out of the tables.
+The constants that change a CTA's cycles are tried on a grid (SIMULATED). For each point, coordinate descent finds
+those that only affect the launch (LAUNCH). The smallest root mean square of log(modelled / published) over the fit
+rows wins. No row is omitted from the tables.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What head dims cost: every sixteenth one in the steady state, and 192/128 (latent attention, K concatenated) in full.
+"""The cost of head dims: every multiple of 16 in the steady state, and 192/128 (MLA, K concatenated) in full.
 
 Q K^T contracts the depth in steps of 16, P V makes 16 columns at a time, and TMA copies chunks of 64 columns: a depth
 that is an odd multiple of 8 is computed as the next multiple of 16, in the same instructions.
@@ -79,7 +79,7 @@ def steady(qk: int, ov: int, constants: dict[str, Constant]) -> Depth:
 
 
 def table(found: list[Depth], constants: dict[str, Constant]) -> str:
-    """The steady state of each depth, and how many cycles it takes beside depth 128."""
+    """The steady state of each depth, and its cycles relative to depth 128."""
     [reference] = [one for one in found if (one.qk, one.ov) == (REFERENCE, REFERENCE)]
     lines = [
         "Modelled: cycles of a key tile (256 queries, 128 keys) in the steady state of the full mask, "

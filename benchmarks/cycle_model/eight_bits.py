@@ -1,4 +1,4 @@
-"""8-bit q, k and v at depth 128: ours beside flash-attn-4's FP8 kernel, and what cuDNN was measured to do.
+"""8-bit q, k and v at depth 128: ours compared with flash-attn-4's FP8 kernel, and published cuDNN figures.
 
 python -m benchmarks.cycle_model.eight_bits           print the table
 python -m benchmarks.cycle_model.eight_bits --docs    write it into docs/performance/shapes.md
@@ -36,7 +36,7 @@ def problems() -> list[Problem]:
 
 
 def table(kernels: dict[Variant, report.Modelled], constants: dict[str, Constant]) -> str:
-    """Speeds of both, and below them what a key tile takes in the steady state."""
+    """Speeds of both, and then the cycles of a key tile in the steady state."""
     data = published()
     lines = [
         "Modelled TFLOPS of e4m3 q, k and v, out in bf16, depth 128; cuDNN is published, measured by others: "

@@ -1,4 +1,4 @@
-"""Kernel + constants -> cycles of its CTAs, what bounds the steady state, and launch times."""
+"""Kernel + constants -> cycles of its CTAs, the bound of the steady state, and launch times."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from cute_fa4.emulator.model.constants import SUB_PARTITIONS, Constant
 from cute_fa4.emulator.model.machine import Machine, Result
 from cute_fa4.emulator.model.starts import mean_cycles
 
-# A resource that is busy for less than this share of the steady state does not bound it: what is
-# left then is waiting for each other.
+# A resource that is busy for less than this share of the steady state is not its bound: the remaining time is
+# waiting for each other.
 BOUND_FROM = 0.90
 
 

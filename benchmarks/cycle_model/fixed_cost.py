@@ -1,4 +1,4 @@
-"""What published rows take besides the SMs: several forms of it, fitted on the same rows.
+"""The fixed cost of published rows, apart from the SMs: several forms, fitted to the same rows.
 
     time = launch_us + fixed + SMs / speed
 
@@ -6,11 +6,11 @@
     the same          one for all rows, as the model has it; the paper's speed is that of the model
     the same, speeds  one for all rows, a speed for each run
     each run          one for each run, and a speed
-    each kernel       of each run: what its rows alone say
+    each kernel       for each kernel of a run, from its rows only
 
-All rows move the same bytes and the SMs bound them all, so that "the same" may be a constant, a share of the bytes,
-or a delay of the SMs: no row of these tells which. Distance as in calibration.py, over the rows marked fit; of
-"each kernel" over all its rows.
+All rows move the same bytes and are bound by the SMs. So "the same" may be a constant, a share of the bytes, or a
+delay of the SMs; these rows cannot distinguish them. The distance is that of calibration.py, over the rows marked
+fit; for "each kernel" over all its rows.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Fitted:
     launch_us: float
 
     def us(self, point: Point) -> float:
-        """What the form says of a row."""
+        """The form's prediction for a row."""
         fixed, speed = (name(point.row.run) for name in FORMS[self.form])
         return (
             self.launch_us + self.fixed.get(fixed, 0.0) + point.busy_us / self.speed.get(speed, 1.0)
@@ -68,7 +68,7 @@ class Fitted:
         return math.sqrt(sum(x * x for x in logs) / len(logs))
 
     def errors(self, points: list[Point]) -> Errors:
-        """Of speeds, as in the table of calibration."""
+        """Mean error of speeds, as in the table of calibration."""
         return Errors.of((point.us, self.us(point)) for point in points)
 
 

@@ -1,10 +1,10 @@
-"""flash-attn-4 on the emulator: the cubin that a B200 would run, and traces of it; its own process.
+"""flash-attn-4 on the emulator: the cubin for a B200, and traces of it, in a separate process.
 
     python -m benchmarks.cycle_model.flash_attn_4 OUT.pickle '{"maker": "flash-attn-4", "causal": true}'
 
-The package asks a driver for the number of SMs while it compiles; here it is told one CTA, or one
-pair of CTAs, so that a persistent kernel walks over several work tiles in the cluster that is
-recorded. The number is in the host code only: the machine code is that of 148 SMs.
+The package queries a driver for the number of SMs while it compiles. Here the answer is one CTA, or one CTA pair,
+so that a persistent kernel processes several work tiles in the recorded cluster. The number is only in the host
+code; the machine code is that for 148 SMs.
 
 Needs flash-attn-4 (the extra `compare` of this project).
 """
@@ -49,7 +49,7 @@ OPTIONAL_ARGUMENTS = (
 class Capture:
     """cutlass.cute as the package sees it, with a compile() that compiles for the emulator.
 
-    What it compiles is kept as `kernel`. The package does not call it: its tensors are fake.
+    Stores the compiled function as `kernel`. The package does not call it, because its tensors are fake.
     """
 
     def __init__(self, cute, arch: str):

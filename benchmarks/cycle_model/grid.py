@@ -1,21 +1,20 @@
 """Cycles of one CTA -> time of a launch: waves, causal imbalance, persistence, clock.
 
-    cute_fa4               a CTA claims a further work tile when it has loaded its last one
+    cute_fa4               a CTA claims a further work tile after loading the last one
     flash-attn-4 full      as many clusters as fit; cluster c does work tiles c, c + clusters, ...
-    flash-attn-4 otherwise a CTA does one work tile
+    flash-attn-4 otherwise one work tile per CTA
 
-schedules.py says which work tile comes when. A CTA fills an SM (its shared memory does), so the
-next one starts when it has left. Hardware hands CTAs out in order, each to the SM that is free
-first. A CTA of cute_fa4 that goes on takes the next block likewise: single() for the first with
-rows on an SM, added() for the others, and for a block without rows what skipping it costs. Order
-changes nothing else here: every copy is a hit of L2.
+schedules.py has the order of work tiles. A CTA fills an SM (by its shared memory), so the next one starts after it
+has exited. Hardware assigns CTAs in order, each to the SM that is free first. A CTA of cute_fa4 that continues
+takes the next block in the same way: single() for the first block with rows on an SM, added() for the others, and
+the cost of skipping for a block without rows. The order has no other effect here: every copy hits L2.
 
     time = launch_us + max(SMs, memory)
-    memory   start + bytes / hbm_tbs: a launch that does nothing else, as decode has it
-    SMs      the makespan behind the start, or behind the fitted fixed cost, which is more: what published rows take
+    memory   start + bytes / hbm_tbs: the bytes alone, as for decode
+    SMs      the makespan after the start, or after the fitted fixed cost, which is larger: fitted to published rows
     start    kernel_start_us + cold_start_us
 
-The fixed cost delays the SMs and not the memory: launches that memory bounds were published, and do not pay it.
+The fixed cost delays the SMs, not the memory: published launches bound by memory do not have it.
 """
 
 from __future__ import annotations

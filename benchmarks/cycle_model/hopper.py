@@ -1,16 +1,16 @@
-"""The model on a chip where time can be measured: flash-attn-4's sm_90 kernel on an H200.
+"""The model on a GPU where time can be measured: flash-attn-4's sm_90 kernel on an H200.
 
     build     compile the package's sm_90a kernel without a GPU; its cubin, its launch parameters
               for every shape, and the modelled cycles go into a folder
     measure   on a machine with an H200: launch the same cubin with the same parameters, CUDA
               events, random data (benchmarks/hopper_check.py)
 
-The control codes, pipes, barriers and the copy engine are those of the Blackwell model; instead of
-tcgen05 there are wgmma and registers. The emulator has no meaning for wgmma: it is recorded and
-does nothing, because the order of events does not depend on the scores.
+The control codes, pipes, barriers and the copy engine are those of the Blackwell model; wgmma and registers replace
+tcgen05. The emulator records wgmma but does not execute it, because the order of events does not depend on the
+scores.
 
-A launch's parameters hold the tensor maps of Q, K, V and O. Their format differs between chips, and
-they hold addresses: what they describe is kept, and the driver of the H200 encodes them again.
+A launch's parameters contain the tensor maps of Q, K, V and O, whose format differs between GPUs and which contain
+addresses. So their inputs are stored, and the driver of the H200 encodes them again.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def record(captured: flash_attn_4.Capture, work: Workload) -> trace.Trace:
 
 @dataclass(frozen=True)
 class LaunchParameters:
-    """A launch with its tensor maps left open: they hold addresses, and a format of their own per chip.
+    """A launch with its tensor maps left open: they contain addresses, and their format depends on the GPU.
 
     params  the parameters, as in PTX; offsets: where each of them begins
     maps    what cuTensorMapEncodeTiled needs, without the address: its position in params, which
@@ -164,11 +164,11 @@ class LaunchParameters:
 
 
 class _Launched(Exception):
-    """Carries the launch out of the emulator before it executes anything."""
+    """Raised with the launch before the emulator executes anything."""
 
 
 def launch_parameters(captured: flash_attn_4.Capture, problem: Problem) -> LaunchParameters:
-    """What the package's host code passes to the kernel for a problem; nothing is executed.
+    """The parameters that the package's host code passes to the kernel; nothing is executed.
 
     RuntimeError when the tensor map of a tensor is not in the parameters exactly once.
     """
@@ -211,7 +211,7 @@ def launch_parameters(captured: flash_attn_4.Capture, problem: Problem) -> Launc
 
 
 def _tensor_map(params: bytes, name: str, value) -> dict:
-    """What LaunchParameters.maps says of the tensor map of a tensor. RuntimeError without one."""
+    """The entry of LaunchParameters.maps for the tensor map of a tensor. RuntimeError without one."""
     from cute_fa4.emulator.machine.tensor_map import TENSOR_MAP_BYTES, decode_tensor_map
 
     word = struct.pack("<Q", value.data_ptr())

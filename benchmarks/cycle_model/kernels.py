@@ -1,7 +1,7 @@
-"""Kernel -> machine code and traces, compiled and emulated once and then taken from a cache.
+"""Kernel -> machine code and traces, compiled and emulated once and then cached.
 
-Keys, besides the recorder: of flash-attn-4 the package's version; of ours the files of the kernel,
-and behind them its machine code, so that an edit which does not change it costs a compile only.
+Cache keys, in addition to the recorder: for flash-attn-4 the package's version; for ours the files of the kernel,
+then its machine code, so that an edit that does not change it costs only a compile.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def runs_on_pairs(problem: Problem, arch: str = "sm_100a") -> bool:
 
 @dataclass(frozen=True)
 class Variant:
-    """Which kernel: its maker, what it is compiled for, and what its traces need to know besides.
+    """A kernel: its maker, its compile-time choices, and further inputs of its traces.
 
     window     keys that a query of a causal window sees; 0: no window. Both makers compile one
                kernel for every window
@@ -60,7 +60,7 @@ class Variant:
     page_size  keys of a page; 0: keys are contiguous
     one_block  ours, with FA4Config.claims off: a CTA ends with its block
     head_dim_v  of V and O; 0: that of Q and K
-    pairs      ours, on pairs of CTAs (sm100/mhapair, mhawidepair); flash-attn-4 decides by itself
+    pairs      ours, on CTA pairs (sm100/mhapair, mhawidepair); flash-attn-4 chooses its own
     dtype      of q, k and v: bf16 or e4m3
     arch       what it is compiled for
     choices    ours: further choices of its schedule, as (name, value)
@@ -136,7 +136,7 @@ class Variant:
 
     @property
     def mask(self) -> str:
-        """What a query sees, and what lies where, in words."""
+        """Mask and layouts, in words."""
         words = f"window {self.window}" if self.window else "causal" if self.causal else "full"
         words += f", GQA {self.group}" * (self.group > 1)
         words += ", ragged" * self.ragged
@@ -147,7 +147,7 @@ class Variant:
         return words + ", one block a CTA" * self.one_block
 
     def __str__(self):
-        """Unchanged since the first tables for what they had: names of files and of tests."""
+        """Unchanged since the first tables: used in names of files and tests."""
         what = self.mask.replace("GQA ", "gqa").replace(",", "")
         depths = f"{self.head_dim}/{self.head_dim_v}" if self.head_dim_v else str(self.head_dim)
         what += f" {self.arch}" * (self.arch != "sm_100a")
@@ -202,7 +202,7 @@ def _ours(variant: Variant) -> tuple:
 
 
 def _theirs(variant: Variant) -> tuple:
-    """flash-attn-4, in a process of its own (flash_attn_4.py says why)."""
+    """flash-attn-4, in a separate process (flash_attn_4.py says why)."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "kernel.pickle"
         what = json.dumps(asdict(variant))

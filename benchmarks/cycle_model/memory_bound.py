@@ -1,11 +1,12 @@
-"""Attention that memory bounds beside a stream of the same bytes, measured; nothing of this project runs.
+"""Memory-bound attention compared with a stream of the same bytes, measured; nothing of this project runs.
 
     python benchmarks/cycle_model/memory_bound.py         the table, of memory_bound_h200.json
     python benchmarks/cycle_model/memory_bound.py measure on a machine with a GPU and torch: prints that file
 
-Sequences of 128 queries and keys, 16 heads of 128, bf16: cuDNN's attention takes hardly longer than its bytes. The
-stream is addcmul, which reads three such tensors and writes one, too. Each is timed in a CUDA graph of many, and
-between two events behind other work, which waits, or writes 256 MiB of zeros, so that L2 has them to write back.
+The problems are sequences of 128 queries and keys, 16 heads of 128, bf16, for which cuDNN's attention takes hardly
+longer than its bytes. The stream is addcmul, which also reads three such tensors and writes one. Each is timed in a
+CUDA graph of many, and between two events after other work, which waits, or writes 256 MiB of zeros, so that L2
+must write them back.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ KINDS = ("nothing", "stream", "attention")
 
 
 def bytes_of(tokens: int) -> int:
-    """Of Q, K, V and O in 16 bits."""
+    """Bytes of 16-bit Q, K, V and O."""
     return 2 * TENSORS * tokens * HEADS * DEPTH
 
 
@@ -121,7 +122,7 @@ def measured() -> dict[tuple[str, int], dict[str, float]]:
 
 
 def table() -> str:
-    """What attention takes beside the stream, in each way, and what the bytes alone would have as a rate."""
+    """Times of attention and of the stream for each method, and the rate of the bytes."""
     found, data = measured(), json.loads(FILE.read_text())
     lines = [
         "| MB | "

@@ -1,4 +1,4 @@
-"""Our kernel: the cubin that a GPU gets, and traces of the same source on the emulator."""
+"""Our kernel: the cubin for a GPU, and traces of the same source on the emulator."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def torch_dtype(name: str):
 
 
 def _in_rope(work: Workload, q, k) -> dict:
-    """K without the columns that have a tensor of their own, and these; of 16 bits beside 8 Q likewise."""
+    """K without the columns of a separate tensor, and these columns; likewise Q if the dtypes differ."""
     if not isinstance(work, RopeWorkload):
         return {}
     (own, rope), dtype = _apart(k, work.rope_depth), torch_dtype(work.rope_dtype)
@@ -109,7 +109,7 @@ def _mask(causal: bool, window: int):
 
 
 def _arguments(work: Workload) -> tuple:
-    """What the compiled kernel of a workload is called with: random data, by parameter name."""
+    """Arguments of the compiled kernel of a workload: random data, by parameter name."""
     import inspect
 
     import torch

@@ -1,4 +1,4 @@
-"""Pairs of CTAs beside CTAs alone: the steady state, whole launches, and the cycles of the rule of calls.
+"""CTA pairs compared with single CTAs: the steady state, whole launches, and the cycles of the rule of calls.
 
     python -m benchmarks.cycle_model.pairs --steady    the steady state of the full mask: about a minute a kernel
     python -m benchmarks.cycle_model.pairs --rule      the cycles of choose/pays.py (docs/decisions/0020)

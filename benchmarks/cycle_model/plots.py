@@ -3,8 +3,8 @@
     speeds.svg   TFLOPS against sequence length: one panel a head dim and mask
     decode.svg   TB/s of decode against batch: one panel a number of keys
 
-What is drawn is read from the page: a plot shows the figures of its table and no other. Solid lines with full marks are
-modelled, dashed lines with hollow marks are published.
+All points are read from the page: a plot shows exactly the figures of its table. Solid lines with filled marks are
+modeled, dashed lines with hollow marks are published.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Axes:
-    """What the panels of a picture share. ticks: of x, on a logarithmic axis; top and step: of y, which begins at 0."""
+    """Common to the panels of a picture. ticks: of x, on a logarithmic axis; top and step: of y, which begins at 0."""
 
     title: str
     x: str

@@ -1,7 +1,7 @@
-"""The table of modelled speeds, ours beside flash-attn-4's, and everything behind it as JSON.
+"""The table of modeled speeds, ours compared with flash-attn-4's, and all underlying data as JSON.
 
-A row is a problem of 32K tokens in all with 2048 / d query heads. A kernel that the model cannot
-follow says so in its cell; its row stays in the table.
+A row is a problem of 32K tokens in total with 2048 / d query heads. If the model cannot follow a kernel, its cell
+says so; the row stays in the table.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PAGE_SIZES = (16, 64, 128)
 FEWER_SEQLENS = (1024, 8192, 32768)
 WINDOW_SEQLENS = (2048, 8192, 32768)
 CLAIM_SEQLENS = (512, 2048, 8192, 32768)
-# What a claim might take instead of the assumed constant, in cycles: at once, and four times as long.
+# Alternative costs of a claim, in cycles: zero, and four times the assumed constant.
 OTHER_CLAIMS = (0, 4000)
 # A launch whose CTAs spend less than this share of their cycles in the steady state is bound by
 # what comes before and after it.
@@ -284,7 +284,7 @@ def orders_table(kernels: dict[Variant, Modelled], constants: dict[str, Constant
 def claims_table(kernels: dict[Variant, Modelled], constants: dict[str, Constant]) -> str:
     """Our speed over flash-attn-4's with claims of several latencies, and with CTAs of one block.
 
-    The kernels besides those given are compiled and simulated here.
+    Compiles and simulates the additional kernels.
     """
     assumed = constants["claim"]
     claims = sorted({assumed.value, *OTHER_CLAIMS})

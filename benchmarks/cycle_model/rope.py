@@ -1,4 +1,4 @@
-"""What k_rope costs: 192/128 and 96/64, with K concatenated, and with its rotary columns in a tensor of their own.
+"""The cost of k_rope: 192/128 and 96/64, with concatenated K, and with RoPE columns in a separate tensor.
 
     python -m benchmarks.cycle_model.rope [numbers of ROWS]
 

@@ -1,4 +1,4 @@
-"""The work tiles of a launch, as key tiles of each, in the order in which they are handed out.
+"""The work tiles of a launch, as key tiles of each, in launch order.
 
 cute_fa4             tile_order.py and packed_order.py of the kernel itself, called with Python numbers
 flash-attn-4 causal  longest first, in sections of heads whose K and V fit 50 MiB of L2
@@ -46,7 +46,7 @@ def ours(variant, problem: Problem) -> list[int]:
 
 
 def ours_packed(variant, problem: Problem) -> list[int]:
-    """The same of packed queries: sequence by sequence, the longest first, and CTAs of none behind them."""
+    """The same of packed queries: sequence by sequence, the longest first, then CTAs without work."""
     from cute_fa4.sm100.work import packed_order
 
     config = our_kernel.config(variant)

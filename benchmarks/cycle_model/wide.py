@@ -1,4 +1,4 @@
-"""Head dim 256, as calls get it (pairs of CTAs, sm100/mhawidepair), beside flash-attn-4 and what was measured of cuDNN.
+"""Head dim 256 on CTA pairs (sm100/mhawidepair), compared with flash-attn-4 and published cuDNN figures.
 
 python -m benchmarks.cycle_model.wide [ours]      the table; ours: without flash-attn-4
 """

@@ -1,4 +1,4 @@
-"""What keys of 8 bits cost under many queries of 16: as they are, widened in the CTA, and quantised queries beside.
+"""The cost of 8-bit keys under many 16-bit queries: a 16-bit cache, an 8-bit cache, and quantized queries.
 
     python -m benchmarks.cycle_model.widened
 

@@ -1,4 +1,4 @@
-"""The small problems whose emulator runs tell the model the order of events in a CTA.
+"""The small problems whose emulator runs give the model the order of events in a CTA.
 
 A CTA's work is its number of key tiles, how many of them are masked, and, in a persistent kernel,
 how many work tiles follow each other. Cycles are modelled for small numbers and continued linearly:
@@ -29,13 +29,13 @@ TILES = (1, 2, 3, 4, 6, 8, 16)
 # A persistent kernel's work tiles overlap: what each adds comes from a CTA that does several.
 PERSISTENT_TILES = (1, 2, 4, 8)
 PERSISTENT_WORK_TILES = 3
-# What a block without rows costs a CTA that claims blocks: so many of them besides one with a single key tile.
+# To find the cost of a block without rows: this many of them, with one block of a single key tile.
 EMPTY_BLOCKS = 4
 # Key tiles between a window's masked ends that give its steady state.
 WINDOW_STEADY_TILES = 8
 
 
-ROPE_DEPTH = 64  # columns of K in a tensor of their own
+ROPE_DEPTH = 64  # columns of K in a separate tensor
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class RopeWorkload(Workload):
-    """One whose last columns of K are a tensor of their own, of this dtype; of 16 bits beside 8 those of Q are, too."""
+    """The last columns of K in a separate tensor of this dtype; also those of Q if dtypes differ."""
 
     rope_dtype: str = "bf16"
     rope_depth: int = ROPE_DEPTH

@@ -2,5 +2,5 @@
 
 cost.py             loops -> softmax, MMA and correction loop, instructions per tile, spills
 our_kernel.py       configuration -> cubin of cute_fa4
-flash_attn_4.py     configuration -> cubin of flash-attn-4, in a process of its own
+flash_attn_4.py     configuration -> cubin of flash-attn-4, in a separate process
 """

@@ -32,7 +32,7 @@ MMA_DEPTH_BYTES = 32
 
 @dataclass(frozen=True)
 class Shape:
-    """What a cubin does not say: the tile that one pass of a loop works on.
+    """Properties that a cubin does not contain: the tile of one pass of a loop.
 
     head_dim: depth of Q K^T and columns of O; block_n: keys a tile; bits: of Q, K, V and P.
     """

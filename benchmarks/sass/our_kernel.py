@@ -9,7 +9,7 @@ from cute_fa4.sm100.choose.config import FA4Config
 
 
 class Artifacts(NamedTuple):
-    """What the compiler made of a kernel: the text that the emulator runs, the code a GPU runs."""
+    """The compiled kernel: the PTX for the emulator, the cubin for a GPU."""
 
     ptx: str
     cubin: bytes

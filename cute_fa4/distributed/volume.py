@@ -47,8 +47,8 @@ def rows_that_hide_a_hop(
 ) -> int:
     """The least rows per rank for which attention hides the messages of a ring, causal and zigzag.
 
-    A hop of L rows sends 2 L heads_kv head_dim e bytes under 2 L^2 heads_q head_dim operations: head dim and heads fall
-    out, but for their ratio `group`.
+    A hop of L rows sends 2 L heads_kv head_dim e bytes during 2 L^2 heads_q head_dim operations: head dim and heads
+    cancel, except for their ratio `group`.
 
     >>> rows_that_hide_a_hop(1e15, 50e9, 4)
     10000

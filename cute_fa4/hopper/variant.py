@@ -65,13 +65,13 @@ class Variant:
     lse: bool = True
 
     def dtype_of(self, of: str) -> torch.dtype:
-        """Of "q", "k", "v" or "out"."""
+        """dtype of "q", "k", "v" or "out"."""
         if of == "out":
             return DTYPES[self.out] if self.out else OUT_DTYPES[self.dtype]
         return DTYPES[self.cache if self.cache in DTYPES and of in "kv" else self.dtype]
 
     def depth(self, of: str) -> int:
-        """Of "q", "k", "v" or "out"."""
+        """Columns of "q", "k", "v" or "out"."""
         return self.head_dim_v or self.head_dim if of in ("v", "out") else self.head_dim
 
     @property

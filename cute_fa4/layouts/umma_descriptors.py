@@ -234,7 +234,7 @@ STEPS_OF_N = {1: {64: 8, 128: 16}, 2: {128: 32, 256: 32}}
 
 @dataclass(frozen=True)
 class InstructionDescriptor:
-    """What one tcgen05.mma computes: D[m, n] (+)= A[m, k] B[n, k]^T, k = 32 bytes.
+    """The operation of one tcgen05.mma: D[m, n] (+)= A[m, k] B[n, k]^T, k = 32 bytes.
 
     m, n                   64 or 128 rows (cta_group 2: 128 or 256), n up to 256 in steps of 8 for 64 rows, 16 for
                            128, 32 for a pair; 16 for 64 rows with an 8-bit MN-major B

@@ -1,4 +1,4 @@
-"""What a public call of ours chooses for a problem, asked of the package itself: kernel, parts, what merges them."""
+"""The choices of a public call for a problem, queried from the package: kernel, parts, merge."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class Call:
     """One call.
 
     config  of the attention kernel
-    queues  key tiles of the blocks, or pieces of blocks, of each CTA, in their order; with claims those behind the
-            first one are for whoever comes first
-    parts   most parts of a block; 1: nothing merges, unless merge says so
-    merge   config of the merging kernel, where there is one
-    cluster whether the parts of a block are a cluster and merge themselves; config is then that of a CTA alone, whose
-            cycles are as many up to the merge
+    queues  key tiles of the blocks, or pieces of blocks, of each CTA, in their order; with claims the later queues go
+            to whichever CTA claims them first
+    parts   largest number of parts of a block; 1: no merge, unless merge is set
+    merge   config of the merge kernel, if any
+    cluster whether the parts of a block merge within a cluster; config is then that of a single CTA, which has
+            the same cycles up to the merge
     """
 
     config: object

@@ -1,7 +1,7 @@
-"""The arithmetic of decode against what an H200 measured: a plain TMA stream, and a decode with split keys.
+"""The decode model against measurements on an H200: a plain TMA stream, and a decode with split keys.
 
-measured_h200.json is what benchmarks/hopper_decode.cu printed there. Constants come from a few of its rows, named here;
-every other row is predicted by memory.py and launch.py, as the tables of a B200 are.
+measured_h200.json is the output of benchmarks/hopper_decode.cu. A few of its rows, named here, give constants.
+memory.py and launch.py predict every other row, as in the tables for a B200.
 
     latency      of an idle memory             one SM that copies 8 KiB at a time
     ceiling                                    all SMs with 192 KiB in flight, copies of 16 KiB
@@ -28,16 +28,16 @@ MEASURED_FILE = Path(__file__).with_name("measured_h200.json")
 # Of benchmarks/hopper_decode.cu.
 KEYS_A_TILE, HEADS_KV, KEY_BYTES, STAGE_BYTES, STAGES = 64, 8, 512, 16384, 8
 MERGES = ("kernel", "dependent", "last", "cluster", "push")
-# How CTAs of a cluster merge, in which ours do as the last one.
+# The ways in which CTAs of a cluster merge; ours use the last one.
 IN_CLUSTER = ("cluster", "pull", "push_store", "push_bulk", "push")
-# A launch that may begin early, of CTAs for about every other SM: its CTAs and those of the launch before it are on
-# the chip together. Streaming then takes 15 to 25 % longer, for a reason that is not known: the model cannot see it.
+# A launch that may start early, with CTAs for about every other SM, runs concurrently with the previous launch.
+# Streaming then takes 15 to 25 % longer, for an unknown reason that the model does not include.
 NOT_EXPLAINED = ("dependent", 64)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One measured row beside its prediction. unit: of both. used: constants come from it."""
+    """One measured row and its prediction. unit: of both. used: constants come from it."""
 
     what: str
     unit: str
@@ -82,7 +82,7 @@ class Check:
 
     @cached_property
     def box_ns(self) -> float:
-        """What the copy engine, or the thread that issues, needs for a copy, however small."""
+        """The minimum time per copy of the copy engine, or of the issuing thread."""
         return 512 * self.sms / (self._one("boxes", box_bytes=512)["tb_s"] * 1e3)
 
     def streams(self) -> list[Row]:

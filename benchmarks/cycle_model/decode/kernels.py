@@ -1,7 +1,7 @@
 """Kernel -> cycles of its CTAs at several latencies of memory; machine code and traces come from the cache.
 
-Keys of what is kept: of ours the files of the kernels, and behind them the machine code; of flash-attn-4 the package's
-version; for both the recorder, and for cycles the model and its constants.
+Cache keys: for our kernels their source files, then their machine code; for flash-attn-4 the package's version; for
+both the recorder, and for cycles the model and its constants.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ MODEL = [
     *(MODEL / name for name in ("align.py", "machine.py", "engines.py", "pipes.py")),
     Path(program.__file__),
 ]
-# Times the latency of idle memory: what a CTA is simulated with.
+# Latencies of the simulations, as multiples of the latency of idle memory.
 LATENCIES = (1.0, 1.3, 1.7, 2.5, 4.0, 8.0)
 MERGED_PARTS = (2, 4, 8, 16, 32)
 
 
 def _remembered(function):
-    """What it returned for the same kernel and constants in this process: a table asks often."""
+    """Caches results per kernel and constants in this process."""
     known: dict = {}
 
     def asked(*args):
@@ -56,7 +56,7 @@ def _remembered(function):
 
 @_remembered
 def attention(config, seqlen_q: int, constants: dict[str, Constant]) -> Streaming:
-    """Cycles of an attention kernel of ours, for so many queries a sequence."""
+    """Cycles of an attention kernel of ours, for this many queries per sequence."""
     goes_on = bool(config.schedule.claims) or config.share_keys
 
     name = f"decode {config.name} q{seqlen_q}"
@@ -105,7 +105,7 @@ def _ours(name: str, config, record) -> tuple:
 
 
 def _tile_bytes(config, seqlen_q: int) -> float:
-    """Of a key tile, from memory. Rows of a latent cache that several CTAs of a sequence read come from there once."""
+    """Bytes of a key tile from memory. Rows of a latent cache that several CTAs read come from memory once."""
     if not config.latent:
         return bytes_of(config.stored_dtype, 128 * (config.qk_depth + config.ov_depth))
     blocks = -(-seqlen_q // config.tiles.positions_per_cta)
@@ -129,7 +129,7 @@ def _streaming(name, found, constants, tile_bytes: int) -> Streaming:
 
 
 def _further(single: dict, added: dict) -> Curve:
-    """What a further block adds; between the simulated ones it saves as much as at the nearest of them."""
+    """Cycles added by a further block; between simulated points the saving is that of the nearest one."""
     if not added:
         return _curve(single)
     saved = {n: single[n] - added[n] for n in added}
@@ -146,7 +146,7 @@ def _simulated(name: str, found: tuple, constants: dict[str, Constant]) -> dict:
     """Work -> cycles of the traced CTA."""
     ptx, code, traces, listing = found
     identity = cache.key(code, pickle.dumps(traces), *MODEL)
-    # What is in microseconds belongs to a launch: no cycle of a CTA depends on it.
+    # Constants in microseconds belong to a launch: no cycle of a CTA depends on them.
     inside = {n: c.value for n, c in sorted(constants.items()) if c.unit != "us"}
     values = json.dumps(inside)
 
@@ -179,7 +179,7 @@ def _paths(name: str, identity: str, ptx: str, read, traces: dict) -> list:
 
 
 def _their_code(kernel: TheirKernel) -> tuple:
-    """flash-attn-4, in a process of its own (cycle_model/flash_attn_4.py says why)."""
+    """flash-attn-4, in a separate process (cycle_model/flash_attn_4.py says why)."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "kernel.pickle"
         module = "benchmarks.cycle_model.decode.their_decode"

@@ -1,4 +1,4 @@
-"""Decode from a latent cache (multi-head latent attention) in the model: one table, beside published times."""
+"""Decode from a latent cache (MLA) in the model: one table, with published times."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def table(constants: dict[str, Constant], say=lambda row: None) -> str:
     known = published()
     lines = [
         "Microseconds of a decode from a latent cache on a B200, **modelled**: 8192 keys a sequence, pages of 32,"
-        " keys shared out. Rows that two or more CTAs of a sequence read are taken to come from memory once, from L2"
-        " otherwise, whatever L2 gives: the best case. Published: the faster of FlashInfer's kernels, measured by"
+        " stream-K split. Best case: rows that several CTAs of a sequence read come from memory once and otherwise from"
+        " L2, without a limit of its bandwidth. Published: the faster of FlashInfer's kernels, measured by"
         " others. `rows`: a cache of 656 bytes a token, under queries of bf16.",
         "",
         "| dtype | heads | q | batch | cute_fa4 | TB/s | TFLOPS | ends | merges | bound by | published | over it |",

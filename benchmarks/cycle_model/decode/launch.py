@@ -1,11 +1,11 @@
 """Cycles of CTAs against key tiles and memory latency -> time of a launch over the whole chip.
 
-    set-up   prologue and first copies: cycles that do not grow with the keys, half before and half behind them
+    set-up   prologue and first copies: cycles that do not grow with the keys, half before and half after them
     stream   key tiles, as fast as the latency of the moment allows
 
-All CTAs that stream at a moment share the memory: its latency then is the one at which they ask for just what it gives
-(memory.py), so that a CTA runs faster when others have ended, as in the tail of a ragged batch. CTAs are handed out in
-order, each to the SM that is free first.
+All CTAs that stream at a given moment share the memory. Its latency is then the one at which their requests match
+its bandwidth (memory.py), so a CTA runs faster after others have ended, as in the tail of a ragged batch. CTAs are
+assigned in order, each to the SM that becomes free first.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Streaming:
 
 @dataclass
 class Launch:
-    """What a launch was: cycles from the first CTA to the end of the last, and what it was busy with.
+    """A simulated launch: cycles from the first CTA to the end of the last, and their breakdown.
 
     streaming   cycles times SMs in which a CTA streamed; set_up: in which one was in its set-up
     tail        cycles in which fewer than half of the busy SMs still had work
@@ -95,10 +95,8 @@ class _Run:
         self.chip, self.goes_on = chip, goes_on
         self.waiting = list(reversed(queues))
         self.now = self.done = 0.0  # cycles; key tiles that a CTA has streamed that never stopped
-        self.fixed: list[tuple] = []  # (cycle, number, what, tiles, rest, blocks behind this one)
-        self.streams: list[
-            tuple
-        ] = []  # (key tiles at its end, number, rest, blocks behind this one)
+        self.fixed: list[tuple] = []  # (cycle, number, what, tiles, rest, later blocks)
+        self.streams: list[tuple] = []  # (key tiles at its end, number, rest, later blocks)
         self.number = 0
         self.busy = min(chip.sms, len(queues))
         self.result = Launch(sms=self.busy)

@@ -1,10 +1,10 @@
-"""What a chip's memory gives to SMs that stream, and how long a copy takes while they do.
+"""Memory bandwidth for streaming SMs, and the latency of their copies.
 
-Each SM keeps so many bytes in flight. Alone, a copy takes the latency of the memory, so SMs get
+Each SM keeps a number of bytes in flight. If a copy takes the latency of idle memory, SMs request
 
     asked = bytes in flight / latency        Little's law
 
-and the memory gives at most its ceiling. Between both lies a knee, because requests do not come evenly:
+The memory delivers at most its ceiling. Between the two is a knee, because requests are not evenly spaced:
 
     given = (asked^-k + ceiling^-k)^(-1/k)
 
@@ -12,7 +12,7 @@ and the memory gives at most its ceiling. Between both lies a knee, because requ
     published for a B200       1.10    2.1   3.7   5.6   7.1   7.1
     this formula               1.11    2.2   4.0   5.8   6.9   7.2
 
-By the same formula a copy takes, while the memory gives a share u of its ceiling,
+By the same formula, the latency of a copy while the memory delivers a share u of its ceiling is
 
     latency(u) = latency * (1 - u^k)^(-1/k)
 """
@@ -46,11 +46,11 @@ class Memory:
         return (asked**-self.knee + self.ceiling**-self.knee) ** (-1 / self.knee)
 
     def loaded_latency(self, share: float) -> float:
-        """Cycles of a copy while the memory gives this share of its ceiling, below 1."""
+        """Cycles of a copy while the memory delivers this share of its ceiling, below 1."""
         return self.latency * (1 - share**self.knee) ** (-1 / self.knee)
 
     def share(self, demand) -> float:
-        """The share u at which those who ask demand(latency) bytes a cycle get just that much."""
+        """The share u at which a demand(latency) in bytes per cycle equals the delivered bandwidth."""
         low, high = 0.0, 1.0 - 1e-6
         for _ in range(40):
             middle = (low + high) / 2

@@ -1,4 +1,4 @@
-"""Decode from a cache of 8 bits in the model: one table, beside the same calls of 16 bits."""
+"""Decode from an 8-bit cache in the model: one table, compared with 16-bit calls."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def table(constants: dict[str, Constant], say=lambda row: None) -> str:
     lines = [
         "Microseconds of a decode on a B200, **modelled**, d=128, 64 heads on 8, one query, pages of 16 keys, with as "
         "many parts as the call chooses. bf16; all of e4m3 (P, too); queries of bf16 over a cache of e4m3, which the "
-        "kernel widens. over: the speed over that of bf16.",
+        "kernel dequantizes. over: the speed over that of bf16.",
         "",
         "| batch | keys | bf16 | e4m3 | bound by | over | bf16 over e4m3 | bound by | over |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -50,7 +50,7 @@ def table(constants: dict[str, Constant], say=lambda row: None) -> str:
 
 
 def goal(found: dict) -> str:
-    """What of the table reaches WANTED."""
+    """The rows of the table that reach WANTED."""
     said = []
     for name in ("e4m3", "bf16 over e4m3"):
         over = [times["bf16"].us / times[name].us for times in found.values()]

@@ -9,7 +9,7 @@ from pathlib import Path
 from cute_fa4.sm100.choose.choose_config import LATENT_ROW_BYTES
 
 ELEMENT_BYTES = {"bf16": 2, "e4m3": 1}
-ROWS = "rows"  # kv_dtype of a latent cache of 656 bytes a row, with scales and rotary columns of its own
+ROWS = "rows"  # kv_dtype of a latent cache of 656 bytes a row, including scales and RoPE columns
 PUBLISHED_FILE = Path(__file__).parents[1] / "published_decode.json"
 # The kernel of the published table that its authors replaced.
 NOT_COMPARED = "FlashInfer fa2"
@@ -72,7 +72,7 @@ class DecodeProblem:
 
 
 def published(problem: DecodeProblem) -> dict[str, float]:
-    """Kernel -> published microseconds; empty where nobody has published the problem."""
+    """Kernel -> published microseconds; empty for unpublished problems."""
     data = json.loads(PUBLISHED_FILE.read_text())
     if problem != DecodeProblem.even(problem.batch, problem.lengths[0], problem.seqlen_q):
         return {}

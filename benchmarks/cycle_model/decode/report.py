@@ -11,11 +11,13 @@ from benchmarks.cycle_model.decode.problems import DecodeProblem, published
 from benchmarks.cycle_model.decode.time import CallTime, ours, theirs
 from cute_fa4.emulator.model.constants import Constant
 
-# What the table is held against.
+# The goals of the table.
 FASTER_THAN_THEIRS = 1.2
 LARGE_TB_S = 7.0
 RAGGED_OVER_EVEN = 1.1
-DOUBT_US = 1.0  # what the start of a kernel may take besides, docs/performance/decode_method.md
+DOUBT_US = (
+    1.0  # additional time that the start of a kernel may take, docs/performance/decode_method.md
+)
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ def table(found: list[TableRow]) -> str:
     return "\n".join([*lines, "", *_goals(found)])
 
 
-# CallTime.bound -> what a row waits for, and what would change it.
+# CallTime.bound -> the bound of a row, and what would change it.
 BINDS = {
     "set-up": "what comes before and behind the keys: start, prologue, one key tile after the other, epilogue",
     "merge": "merging the parts",

@@ -1,4 +1,4 @@
-"""flash-attn-4's decoding kernel on the emulator; its own process, as cycle_model/flash_attn_4.py says.
+"""flash-attn-4's decode kernel on the emulator, in a separate process (see cycle_model/flash_attn_4.py).
 
 python -m benchmarks.cycle_model.decode.their_decode OUT.pickle '{"head_dim": 128, ..., "split": true}'
 """
@@ -14,7 +14,7 @@ from benchmarks.cycle_model import flash_attn_4
 from benchmarks.cycle_model.decode.variants import TheirKernel, Work, works
 from cute_fa4.emulator.model import trace
 
-# What the package is called with while it compiles: keys enough for the path of long ones.
+# Arguments of the compiling call: enough keys for the path of long sequences.
 KEYS = 4096
 PARTS = 4
 

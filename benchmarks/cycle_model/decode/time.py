@@ -1,20 +1,20 @@
-"""The launches of a call -> its time and what binds it.
+"""The launches of a call -> its time and its bound.
 
-    launch      from where a GPU begins a kernel to its first instruction, and from its last one to its end: as
-                times by CUPTI have it, which published ones are. The host's part is in none of them
-    cold start  of its first copies: their descriptors and translations are in no cache
+    launch      from the start of a kernel on the GPU to its first instruction, and from its last instruction to
+                its end, as in times by CUPTI, which published times are; without the host's part
+    cold start  of the first copies: their descriptors and translations are not cached
     attention   launch.py
-    merge       a launch behind it, in the order of the stream or begun early (dependent), and the cycles of its CTAs;
-                in a cluster what was measured
+    merge       a following launch, in stream order or started early (dependent), and the cycles of its CTAs; in a
+                cluster the measured time
 
 Bound, by the share of the whole that a cause explains:
 
-    bandwidth   the memory gives at least nine tenths of its ceiling while CTAs stream
-    work        they stream more slowly than their bytes in flight allow: what a CTA does for a key tile takes longer,
-                be it softmax or the instructions that issue its copies
-    latency     bytes in flight are too few for what the memory would give
+    bandwidth   the memory delivers at least nine tenths of its ceiling while CTAs stream
+    work        they stream more slowly than their bytes in flight allow: the work of a CTA per key tile takes longer,
+                either softmax or the instructions that issue its copies
+    latency     too few bytes in flight for the memory's bandwidth
     set-up      launch, prologue, first copies, epilogue are more than half of the time
-    merge       the same of the merging launch
+    merge       merging takes more than a third of the time
     tail        fewer than half of the SMs have work for more than a quarter of the time
 """
 
@@ -35,10 +35,10 @@ SATURATED = 0.9
 
 @dataclass(frozen=True)
 class CallTime:
-    """Microseconds of a call: all of it, and what its parts take.
+    """Microseconds of a call: the total, and its parts.
 
-    set_up_us     all that is neither reading nor merging
-    start_us      of it until the first instruction, and what the first copies take besides the latency
+    set_up_us     everything except reading and merging
+    start_us      its part until the first instruction, and the first copies beyond the latency
     reading       TB/s while CTAs read, of all SMs
     """
 
@@ -57,7 +57,7 @@ class CallTime:
 
 
 def ours(problem: DecodeProblem, constants: dict[str, Constant], num_splits: int = 0) -> CallTime:
-    """A public call with this number of parts; 0: as many as it chooses."""
+    """A public call with this number of parts; 0: chosen by the package."""
     call = call_of(problem, num_splits)
     kernel = kernels.attention(call.config, problem.seqlen_q, constants)
     merge = 0.0
@@ -87,7 +87,7 @@ def theirs(problem: DecodeProblem, constants: dict[str, Constant], split: bool) 
 
 
 def merge_us(cycles: float, dependent: bool, constants: dict[str, Constant]) -> float:
-    """A second launch whose CTAs take so many cycles; a dependent one takes what was measured at least."""
+    """A second launch whose CTAs take this many cycles; a dependent one takes at least the measured minimum."""
     value = {name: constant.value for name, constant in constants.items()}
     alone = value["kernel_start_us"] + cycles / value["clock_ghz"] * 1e-3
     if not dependent:
@@ -100,7 +100,7 @@ def time_of(
 ) -> CallTime:
     """A launch whose CTAs do these queues of key tiles, and a merge that takes so many microseconds.
 
-    goes_on: CTAs claim further queues. ctas: that run a queue together, each on an SM of its own.
+    goes_on: CTAs claim further queues. ctas: number that run a queue together, each on its own SM.
     """
     value = {name: constant.value for name, constant in constants.items()}
     chip = Chip(Memory.of(constants), int(value["sms"]) // ctas, kernel)

@@ -1,7 +1,7 @@
-"""The small launches whose emulator runs tell the model what happens in a CTA, and flash-attn-4's decoding kernels.
+"""The small launches whose emulator runs give the events of a CTA, and flash-attn-4's decode kernels.
 
-A launch is one sequence of so many key tiles with a key head for each block that the recorded CTA does. One query of a
-sequence sees every key; several see a causal mask, aligned to the end of the keys.
+A launch is one sequence with a number of key tiles and a key head for each block of the recorded CTA. A single
+query sees every key; several see a causal mask, aligned to the end of the keys.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from benchmarks.cycle_model.decode.problems import DecodeProblem
 
 KEYS_A_TILE = 128
-# Key tiles for which a CTA is simulated; beyond the last one it grows by the cycles of the steady state.
+# Key tiles for which a CTA is simulated; after the last one the cycles grow by the steady state.
 TILES = (1, 2, 3, 4, 6, 8, 16)
-# What a further block adds to a CTA that goes on comes from one that does so many.
+# The cost of a further block comes from a CTA with this many blocks.
 FURTHER_TILES = (1, 2, 4, 8)
 FURTHER_BLOCKS = 3
 
@@ -31,8 +31,8 @@ class Work:
 
 
 def works(goes_on: bool) -> list[Work]:
-    """What is emulated of a kernel, the longest first: of traces with the same lines align.py takes the order of their
-    first execution from the first, and in a short one the last key tile, which is special, comes early.
+    """The launches emulated for a kernel, longest first: align.py takes the order of lines from the first trace, and in
+    a short trace the last key tile, which is special, comes early.
 
     goes_on: a CTA does several blocks
     """
@@ -43,7 +43,7 @@ def works(goes_on: bool) -> list[Work]:
 
 @dataclass(frozen=True)
 class TheirKernel:
-    """A decoding kernel of flash-attn-4, for pages of a key tile: the cp.async of others is not modelled."""
+    """A decoding kernel of flash-attn-4, for pages of a key tile: the cp.async of other page sizes is not modeled."""
 
     head_dim: int
     group: int
@@ -70,7 +70,7 @@ class TheirKernel:
         return words + " split" * self.split
 
 
-# flash-attn-4 4.0.0b36, interface.py, num_splits_heuristic: at most so many parts; none of four key tiles and fewer.
+# flash-attn-4 4.0.0b36, interface.py, num_splits_heuristic: at most this many parts; no split up to four key tiles.
 THEIR_MOST_PARTS = 128
 THEIR_UNSPLIT_TILES = 4
 

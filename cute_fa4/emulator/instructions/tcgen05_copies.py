@@ -74,7 +74,7 @@ def copy(warp, ins, match):
 
 
 def _source(cta, numbers, bits):
-    """uint32 [row, word] of the chunks [row, chunk] of shared memory, elements of 4 and 6 bits widened."""
+    """uint32 [row, word] of the chunks [row, chunk] of shared memory, 4- and 6-bit elements expanded."""
     raw = np.stack([cta.shared.read(int(n) * CHUNK, CHUNK) for n in numbers.ravel().tolist()])
     if bits != 8:
         raw = unpacked(raw, bits) << np.uint8(2 if bits == 4 else 0)

@@ -1,8 +1,8 @@
-"""The path of a warp through the machine code, found from what the emulated warp did.
+"""The path of a warp through the machine code, reconstructed from the emulated events.
 
-The emulator executes PTX, the model costs SASS; ptxas keeps the order of what threads see of each
-other. So the SASS control-flow graph, read as an automaton that emits the instructions below, must
-emit the warp's events, and the cheapest such walk is its path:
+The emulator executes PTX, the model costs SASS. ptxas keeps the order of operations that other threads can observe.
+So the SASS control-flow graph, read as an automaton that emits the instructions below, must emit the warp's events,
+and the cheapest such walk is its path:
 
     event   wait            arrive         init       mma      commit  load     store    flush
     SASS    SYNCS.PHASECHK  SYNCS.ARRIVE   SYNCS.EXCH UTC*MMA  UTCBAR  UTMALDG  UTMASTG  UTMACMDFLUSH
@@ -11,13 +11,13 @@ emit the warp's events, and the cheapest such walk is its path:
     event   wgmma           wgwait            gload
     SASS    HGMMA           WARPGROUP.DEPBAR  LDG, where the traces have such events
 
-    matched, other place in the text     a little: ptxas keeps the order of the source (ORDER_COST)
+    matched out of source order          a little: ptxas keeps the order of the source (ORDER_COST)
     matched differently than before      a little: an instruction comes from one PTX line (TIE_COST)
-    in the SASS but not in the events    dear (UNMATCHED_COST), less under a guard: a retry of a
-                                         wait, or what tcgen05.alloc expands to
-    event without an instruction         dear; afterwards an error for events of SYNCHRONISING
+    in the SASS but not in the events    high (UNMATCHED_COST), less under a guard: a retry of a
+                                         wait, or the expansion of tcgen05.alloc
+    event without an instruction         high; afterwards an error for events of SYNCHRONISING
 
-Among paths of equal cost the shortest wins: slow paths without events (denormals) are not taken.
+Among paths of equal cost the shortest wins, so slow paths without events (denormals) are not taken.
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ GUARDED_COST = 5.0
 ORDER_COST = 8.0
 TIE_COST = 4.0
 INSTRUCTION_COST = 1e-3
-# A walk that costs this much more than the best one so far will not win.
+# A walk that costs this much more than the current best is discarded.
 BEAM = 300.0
 
 
 class AlignmentError(RuntimeError):
-    """No walk through the machine code does what the emulated warp did; the message says where."""
+    """No walk through the machine code matches the emulated warp; the message has the place."""
 
 
 @dataclass(frozen=True)
@@ -104,9 +104,9 @@ def token(ins: Instruction) -> str | None:
 
 
 def by_answer(block: list[Instruction]) -> list[Instruction]:
-    """The instructions of a block, a try of a wait where the branch at the end of the block asks for its answer.
+    """The instructions of a block, with a try_wait moved to the branch that tests its result.
 
-    ptxas asks early where it may: a relaxed try moves up, across MMAs, and the branch behind them is the wait.
+    ptxas hoists a relaxed try_wait across MMAs; the branch after them is then the wait.
     """
     last = block[-1]
     if last.opcode != "BRA" or not last.guard:
@@ -119,13 +119,13 @@ def by_answer(block: list[Instruction]) -> list[Instruction]:
 
 
 def paths(function: Function, ptx: str, traces: list[Trace]) -> list[dict[tuple[int, int], Path]]:
-    """The path of every warp of every trace. AlignmentError where a trace does not fit the code.
+    """The path of every warp of every trace. AlignmentError if a trace does not match the code.
 
-    ptx: the text that the traces ran, for the order of its instructions. All traces are aligned
-    twice: the first pass learns which instruction is which PTX line.
+    ptx: the text of the traces, for the order of its instructions. All traces are aligned twice: the first pass
+    learns the PTX line of each instruction.
 
-    Lines count in the order of their first execution, or where no walk is found so, as they are written: a loop whose
-    first turn is not its own comes late in the one and early in the other.
+    Lines are ordered by their first execution or, if no walk is found, by their position in the text. A loop whose
+    first iteration is peeled comes late in the first order and early in the second.
     """
     try:
         return _paths(_Aligner(function, ptx, traces), traces)
@@ -144,7 +144,7 @@ def _paths(aligner: _Aligner, traces: list[Trace]) -> list[dict[tuple[int, int],
 
 
 def packed(found: list[dict[tuple[int, int], Path]], traces: list[Trace]) -> list[dict]:
-    """Paths as arrays of addresses and of numbers of events: what unpacked() turns back."""
+    """Paths as arrays of addresses and of numbers of events: the input of unpacked()."""
     out = []
     for warps, trace in zip(found, traces, strict=True):
         packed_paths = {}
@@ -205,7 +205,7 @@ class _Aligner:
         self._cache: dict[tuple, Path] = {}
 
     def learn(self, found) -> None:
-        """Count which PTX line each instruction was matched with."""
+        """Count the PTX lines that each instruction was matched with."""
         seen = defaultdict(Counter)
         for path in found:
             for step in path:
@@ -311,11 +311,11 @@ class _Aligner:
 
 
 def _execution_order(traces: list[Trace]) -> dict[int, int]:
-    """PTX line -> the line that would stand there if lines came in the order of their first execution.
+    """PTX line -> its position if lines were in the order of their first execution.
 
-    The assembler lays loops out as they follow each other; the compiler before it may have written the
-    last one first. The order of lines would then mistake one loop for another that waits and arrives
-    alike. Of each warp the trace with the most lines counts.
+    The assembler lays out loops in execution order; the compiler may have written the last one first. The order of
+    lines would then confuse one loop with another that has the same waits and arrivals. The trace with the most
+    lines of each warp counts.
     """
     longest: dict[tuple[int, int], list[int]] = {}
     for trace in traces:
@@ -331,7 +331,7 @@ def _execution_order(traces: list[Trace]) -> dict[int, int]:
 
 
 def _ranks(pairs) -> dict[tuple[str, int], float]:
-    """(kind, number) -> where among the numbers of its kind, 0 to 1."""
+    """(kind, number) -> its relative position among the numbers of its kind, 0 to 1."""
     by_kind = defaultdict(set)
     for kind, number in pairs:
         by_kind[kind].add(number)

@@ -1,11 +1,11 @@
 """Rates, latencies and run conditions of a chip: value, unit, source, and whether it was fitted.
 
-Cycles are SM cycles. A rate is given for a whole SM, as its sources do; an SM has four
-sub-partitions, each with a scheduler and a quarter of every pipe. An instruction of 32 lanes keeps
-the pipe of its sub-partition busy for 32 / (rate / 4) cycles.
+Cycles are SM cycles. A rate is per SM, as in its sources. An SM has four sub-partitions, each with a scheduler and
+a quarter of every pipe. An instruction of 32 lanes occupies the pipe of its sub-partition for 32 / (rate / 4)
+cycles.
 
 At most six constants of a chip are fitted, on published rows (calibration.py); the file
-constants_b200.json beside this one holds their values. Everything else comes from its source.
+constants_b200.json has their values. Everything else comes from its source.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What runs beside the warps: mbarriers, named barriers, the tensor core's queue, the copy engine.
+"""Engines outside the warps: mbarriers, named barriers, the tensor core's queue, the copy engine.
 
     mbarrier     arrivals and bytes of a phase at zero -> next phase; waiters of a parity wake
-    tensor core  one MMA after the other; complete II + tail later; a commit arrives behind them
-    copies       one after the other at the rate of an SM's path to L2, complete a latency later
+    tensor core  MMAs in order, complete II + tail later; a commit arrives after them
+    copies       in order, at the rate of an SM's path to L2, complete a latency later
 
 Times are cycles. Every engine is deterministic: what is submitted first is served first.
 """
@@ -26,11 +26,11 @@ class Barrier:
         self.pending = self.count
 
     def passed(self, parity: int) -> bool:
-        """Whether a wait for this parity returns at once."""
+        """Whether a wait for this parity returns immediately."""
         return (self.phase - 1) & 1 == parity
 
     def apply(self, operation: str, amount: int) -> list:
-        """arrive, expect_tx or complete_tx; returns the waiters that may go on now."""
+        """arrive, expect_tx or complete_tx; returns the waiters that can continue."""
         if operation == "arrive":
             self.pending -= amount
         elif operation == "expect_tx":
@@ -70,10 +70,10 @@ class NamedBarrier:
 class TensorQueue:
     """The tensor core of a CTA, or of a pair: MMAs in submission order.
 
-    An MMA reads its operands from shared memory during its interval; what others write there
-    meanwhile (copies, stores of O) goes into the gaps, and beyond them makes the MMA longer.
+    An MMA reads its operands from shared memory during its interval. Concurrent writes there (copies, stores of O)
+    use the gaps; further writes prolong the MMA.
 
-    debt  cycles of shared-memory bandwidth that others have asked for and not got yet
+    debt  outstanding cycles of shared-memory bandwidth of other accesses
     busy  [(start, interval)] of every MMA, for utilisation and the picture
     """
 
@@ -83,7 +83,7 @@ class TensorQueue:
     busy: list = field(default_factory=list)
 
     def interfere(self, cycles: float) -> None:
-        """Others need shared memory for so many cycles."""
+        """Other accesses need shared memory for this many cycles."""
         self.debt += cycles
 
     def submit(self, now: float, interval: float, operands: float, tail: float) -> None:

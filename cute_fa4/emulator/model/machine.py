@@ -1,4 +1,4 @@
-"""Cycles of one cluster: its warps walk their paths through the machine code on modelled SMs.
+"""Cycles of one cluster: its warps follow their paths through the machine code on modeled SMs.
 
 An SM has four sub-partitions; warp w lives on number w % 4. A scheduler issues one instruction a
 cycle, for the warp that has waited longest among those that can issue. A warp can issue when
@@ -117,7 +117,7 @@ class Machine:
     def run(
         self, paths: dict[tuple[int, int], Path], codes, trace: Trace, start: int = 0, graph=None
     ) -> Result:
-        """Walk all paths to their ends. RuntimeError with the waits when nothing can go on.
+        """Walk all paths to their ends. RuntimeError with the waits if nothing can continue.
 
         start: number of a start offset (starts.py)        graph: an empty one, to be filled
         """
@@ -262,7 +262,7 @@ class _Run:
     # -- events ------------------------------------------------------------------------------
 
     def happen(self, now: float, warp: _Warp, event, write: int) -> bool:
-        """The effect of an event; True when the warp must not go on by itself."""
+        """The effect of an event; True if the warp must wait."""
         kind, value = event.kind, self.value
         if kind == "wait":
             self._wait(now, warp, event, write)

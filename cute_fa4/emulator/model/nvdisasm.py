@@ -69,7 +69,7 @@ def disassemble(cubin: Path) -> str:
 
 @dataclass(frozen=True)
 class Resources:
-    """What the cubin asks for at launch, of the function with the largest code.
+    """Launch resources of the cubin's largest function.
 
     registers    a thread at launch, before setmaxnreg
     stack_bytes  local memory a thread: spills and indexed arrays; 0 is what a kernel should have

@@ -1,7 +1,7 @@
 """SASS text -> instructions, basic blocks and natural loops.
 
-Loops are found in the control-flow graph, not by address, because ptxas moves the retry of a
-barrier wait behind the kernel's end and branches back from there:
+Loops are found in the control-flow graph, not by address, because ptxas moves the retry of a barrier wait to after
+the kernel's end, from where it branches back:
 
         .L_loop:  SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [bar] ;     first try
              @!P0 BRA .L_retry ;                                 not yet: out of line
@@ -194,7 +194,7 @@ class Function:
         return False
 
 
-# What a retry loop may contain besides its PHASECHK: sleeping, moving an address, jumping.
+# Instructions that a retry loop may contain in addition to its PHASECHK: sleeps, address moves, jumps.
 _RETRY_NAMES = {"SYNCS", "NANOSLEEP", "BRA", "MOV", "UMOV", "IMAD", "NOP", "PLOP3", "UPLOP3"}
 _RETRY_NAMES |= {"R2UR", "WARPSYNC", "YIELD", "SEL", "ISETP"}
 

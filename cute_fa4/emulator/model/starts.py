@@ -1,11 +1,11 @@
-"""Start offsets: the rhythm of a steady state depends on how it began, so several beginnings are averaged.
+"""Start offsets: the rhythm of a steady state depends on its start, so several starts are averaged.
 
-Warps that wait for each other settle in a rhythm, and which one is an accident of the first few hundred cycles. A chip
-begins differently each time, because its first copies come from memory and not from L2. So every kernel is simulated
-from several beginnings:
+Warps that wait for each other settle into a rhythm that depends on the first few hundred cycles. On hardware each
+start differs, because first copies come from memory and not from L2. So every kernel is simulated from several
+starts:
 
     start 0        every copy takes the latency of L2
-    start 1, 2 ..  the first copy onto each mbarrier takes up to the latency of memory longer, differently each
+    start 1, 2 ..  the first copy onto each mbarrier takes up to the latency of memory longer, by different amounts
 
 and the cycles of a work tile are their mean, less what a start costs a work tile of one key tile.
 """

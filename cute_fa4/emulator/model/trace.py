@@ -1,4 +1,4 @@
-"""What every warp of an emulated CTA does with barriers, tensor core, tensor memory and TMA, in order.
+"""The barrier, tensor core, tensor memory and TMA operations of every warp of an emulated CTA, in order.
 
     event      PTX                                  carries
     wait       mbarrier.try_wait that succeeded     barrier, parity
@@ -8,13 +8,13 @@
     load       cp.async.bulk.tensor                 bytes, effects at completion
     store      the same, to global memory           bytes
     drain      cp.async.bulk.wait_group             how many groups may stay open
-    claim      clusterlaunchcontrol.try_cancel      effects when the answer is there
+    claim      clusterlaunchcontrol.try_cancel      effects when the response arrives
     bar        bar.sync, bar.arrive                 number, threads, whether it waits
     ld, st     tcgen05.ld, tcgen05.st               columns
     wgmma      wgmma.mma_async (sm_90)              N
     wgwait     wgmma.wait_group (sm_90)             how many groups may stay open
-    gload ...  kinds of EXTRA                       only where asked for: nothing else tells how often a
-                                                    warp goes round a loop without synchronisation
+    gload ...  kinds of EXTRA                       only on request: needed to count the loop iterations of a
+                                                    kernel without barriers
 
 An effect is (operation, (CTA rank, shared offset), amount). Those that happen later than the
 instruction, because the copy or the MMA completes later, are attributed to the instruction too.

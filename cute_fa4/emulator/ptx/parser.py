@@ -322,7 +322,7 @@ class _Parser:
             yield from (v for v in variables.values() if v.space == "shared" and v.nbytes)
 
     def _place_dynamic_shared(self, kernel):
-        """Extern shared arrays all start behind the static variables, at the largest of their alignments."""
+        """Extern shared arrays all start after the static variables, at the largest of their alignments."""
         start = max(
             (v.offset + v.nbytes for v in self._shared(kernel.variables)),
             default=RESERVED_SHARED_BYTES,

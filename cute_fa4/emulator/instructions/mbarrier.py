@@ -12,6 +12,7 @@ import itertools
 
 import numpy as np
 
+from cute_fa4.emulator.checks import causes
 from cute_fa4.emulator.checks import memory as memory_checks
 from cute_fa4.emulator.checks.clocks import merged
 from cute_fa4.emulator.checks.scopes import CTA, GPU, written_scope
@@ -347,6 +348,8 @@ def wait(warp, ins, match):
                 order.acquire(barrier, warp, _scope(order, ins.opcode), ".relaxed" in ins.opcode)
             if by_parity:
                 order.looked(barrier, warp, succeeded, warp.fault)
+                if succeeded:
+                    causes.note_wait(barrier, warp, value & 1)
     if (
         waits_for is None
         or match[1] == "test"

@@ -70,7 +70,7 @@ def alloc(warp, ins, match):
             )
         if group == 2:
             _check_peer_is_there(warp)
-        tmem.half_done[warp.index] = (tmem.allocate(columns), tmem.allocations)
+        tmem.half_done[warp.index] = tmem.allocate(columns, warp.issuer()), tmem.allocations
         tmem.allocations += 1
         warp.note_progress()
     start, number = tmem.half_done[warp.index]

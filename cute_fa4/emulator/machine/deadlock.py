@@ -46,7 +46,8 @@ def deadlock_report(warps, program, instructions, reason=None):
         lines.append(f"cycle: {cycle}")
     short = {id(row["barrier"]): row["barrier"] for row in rows if row["barrier"] is not None}
     for barrier in list(short.values())[:_MOST_BARRIERS]:
-        lines += phase_report(barrier)
+        parities = {row["parity"] for row in rows if row["barrier"] is barrier} - {None}
+        lines += phase_report(barrier, parities)
     lines += _spins(warps)
     return "\n".join(lines), bool(rows) and all(row["converge"] for row in rows)
 
@@ -79,20 +80,26 @@ def _last_writer(warp, poll):
     return f"written last by\n{access.where()}"
 
 
-def phase_report(barrier):
-    """Lines: the pending arrivals and bytes of an mbarrier, and all events of its open phase, with lines."""
+def phase_report(barrier, parities=()):
+    """Lines: the pending arrivals and bytes of an mbarrier, and all events of its open phase, with lines and bytes.
+
+    parities  the parities that waits for the phase have
+    """
     head = f"{barrier.name}, phase {barrier.phase}, {barrier.lacks()}"
+    if parities:
+        head += f"; awaited with parity {' and '.join(map(str, sorted(parities)))}"
     if barrier.events:
-        return [f"{head}; in this phase:", *_events(barrier.events)]
+        return [f"{head}; in this phase:", *events_table(barrier.events)]
     if barrier.previous:
         return [
             f"{head}; nothing came in this phase, and in phase {barrier.phase - 1}:",
-            *_events(barrier.previous),
+            *events_table(barrier.previous),
         ]
-    return [f"{head}; nothing has ever come"]
+    fresh = ": of the first phase; a wait for parity 1 passes at once before it"
+    return [f"{head}{fresh if 0 in parities else ''}; nothing has ever come"]
 
 
-def _events(events):
+def events_table(events):
     """A table of events; events of one instruction with the same amount are one row."""
     counts = Counter()
     for what, amount, issuer in events:
@@ -148,6 +155,7 @@ def _rows(warp, program):
             "source": place(source) if source else f"PTX line {ins.line}" if ins else "",
             "converge": wait is not None and bool(wait.required),
             "barrier": barrier,
+            "parity": wait.parity if barrier is not None and ".parity" in ins.opcode else None,
             "raised_by": barrier.raised_by() if barrier is not None else (),
         }
 

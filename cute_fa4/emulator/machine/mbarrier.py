@@ -44,6 +44,7 @@ class MBarrier:
     __slots__ = (
         "acquirable", "born", "count", "cta", "events", "label", "name", "notes", "observed", "observer", "offset",
         "past_arrivers", "pending", "phase", "previous", "released", "seen", "tx",
+        "waited",
     )  # fmt: skip
 
     def __init__(
@@ -70,6 +71,7 @@ class MBarrier:
         # and the observed phase of each actor.
         self.released = self.acquirable = self.born = None
         self.seen = {}
+        self.waited = {}  # warp -> its latest wait that succeeded, see checks/causes.py
         self.observer = None if cta is None else cta.machine.observer
 
     def arrive(self, count=1, issuer=None, expect_tx=0, drop=False):

@@ -34,7 +34,7 @@ class TensorMemory:
 
     words    uint32 (512, 128): words[column, lane]
     written  bool   (512, 128)
-    blocks   first column -> columns, of the live allocations
+    blocks   first column -> columns, of the live allocations; issuers: first column -> who allocated it
     cta_group  1 or 2 once a tcgen05 instruction has been executed: a kernel may use only one of them
     """
 
@@ -43,7 +43,7 @@ class TensorMemory:
         self.words = np.full((COLUMNS, LANES), POISON, np.uint32)
         self.written = np.zeros((COLUMNS, LANES), bool)
         self.allocated = np.zeros(COLUMNS, bool)
-        self.blocks = {}
+        self.blocks, self.issuers = {}, {}
         self.labels = labels or NO_LABELS
         self.name = name
         self.cta_group = None
@@ -88,7 +88,7 @@ class TensorMemory:
                 return start
         return None
 
-    def allocate(self, columns):
+    def allocate(self, columns, issuer=None):
         """Allocate and return the first column. Raises TensorMemoryError when it is not allowed or full."""
         self.check_allocation(columns)
         start = self.find(columns)
@@ -96,7 +96,7 @@ class TensorMemory:
             raise TensorMemoryError(
                 f"tcgen05.alloc of {columns} columns, but {self._blocks_text()}; free some first"
             )
-        self.blocks[start] = columns
+        self.blocks[start], self.issuers[start] = columns, issuer
         self.allocated[start : start + columns] = True
         # A previous owner may have left any values in these columns.
         self.words[start : start + columns] = POISON
@@ -121,8 +121,13 @@ class TensorMemory:
     def check_freed(self):
         """Raise if the CTA exits with allocated columns: the next CTA on this SM could never allocate them."""
         if self.blocks:
+            known = [self.issuers[column] for column in sorted(self.blocks)]
+            lines = [
+                f"\n  allocated by\n{issuer.where()}" for issuer in known if issuer is not None
+            ]
             raise TensorMemoryError(
                 f"{self.name} ends, but {self._blocks_text()}; every tcgen05.alloc needs its tcgen05.dealloc"
+                f"{''.join(lines)}"
             )
 
     def _blocks_text(self):

@@ -16,7 +16,7 @@ import time
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
-from cute_fa4.emulator.checks import LEVELS, Ordering
+from cute_fa4.emulator.checks import LEVELS, Ordering, causes
 from cute_fa4.emulator.checks.memory import GlobalRegions
 from cute_fa4.emulator.checks.shadow import ByteShadow
 from cute_fa4.emulator.checks.tensor import new_shadow
@@ -209,7 +209,8 @@ def execute_grid(
                 execute_all()
                 regions = second_core.regions(machine)
     except EmulatorError as error:
-        error.args = (f"{error}{naming_hint(str(error))}", *error.args[1:])
+        text = f"{error}{causes.explained(error, machine)}"
+        error.args = (f"{text}{naming_hint(text)}", *error.args[1:])
         raise
     finally:
         if half is not None:

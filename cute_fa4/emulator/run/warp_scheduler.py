@@ -176,9 +176,12 @@ class Scheduler:
                 if warp.yield_slice:
                     break
         except EmulatorError as error:
+            error.warp = warp
             if "PTX line" in str(error) or warp.ins is None:
                 raise
-            raise warp.located(error) from error
+            located = warp.located(error)
+            located.warp = warp
+            raise located from error
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             message = (
                 f"the emulator itself failed on this instruction: {type(error).__name__}: {error}"

@@ -75,7 +75,7 @@ def test_a_deadlock_lists_what_came_at_the_barrier_that_is_short():
     """Expected, arrived, and copied, each with its line: the wrong byte count is among them."""
     text = error_of(SHORT + WAIT, Deadlock)
     events = text[text.index("in this phase:") :].split("\n")[1:4]
-    assert "lacks 64 bytes; in this phase:" in text
+    assert "lacks 64 bytes; awaited with parity 0; in this phase:" in text
     for event, (what, opcode) in zip(
         events,
         (
@@ -93,7 +93,10 @@ def test_a_barrier_that_got_nothing_in_this_phase_shows_the_phase_before():
     body = SHORT.replace("128;", "64;", 1) + WAIT
     second = WAIT.replace("WAIT", "AGAIN").replace("DONE", "READY").replace("[%r4], 0", "[%r4], 1")
     text = error_of(body + second, Deadlock)
-    assert "lacks 1 of 1 arrivals (warp 0); nothing came in this phase, and in phase 0:" in text
+    assert (
+        "lacks 1 of 1 arrivals (warp 0); awaited with parity 1; nothing came in this phase, and in phase 0:"
+        in text
+    )
     assert re.search(r"\n  64 bytes came +warp 0 +PTX line \d+ ", text)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
+from cute_fa4.scales import Scales
 from cute_fa4.sm100.append.config import AppendConfig
 from cute_fa4.sm100.backward.config import BackwardConfig
 from cute_fa4.sm100.blueprint import bands, score_mods
@@ -54,6 +55,8 @@ def _encode(value, where: str):
     if type(value) in (*CONFIG_CLASSES.values(), *_PARTS.values()):
         named = {f.name: _encode(getattr(value, f.name), f.name) for f in fields(value)}
         return {"kind": type(value).__name__, **named}
+    if isinstance(value, Scales):
+        return value.letters
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise ConfigDataError(
@@ -87,7 +90,11 @@ def _decode(data, classes: dict, where: str):
             f"{where}: {kind} without {missing} and with unknown {unknown}; it was written by another version: "
             "export again with this one"
         )
-    return cls(**{name: _decode(value, _PARTS, name) for name, value in values.items()})
+    found = {name: _decode(value, _PARTS, name) for name, value in values.items()}
+    try:
+        return cls(**found)
+    except ValueError as error:
+        raise ConfigDataError(f"{where}: {kind} with {error}") from None
 
 
 def _are_ints(values: dict, names: tuple) -> bool:

@@ -20,6 +20,7 @@ from cute_fa4.aot.manifest import ExportError
 from cute_fa4.aot.models import CALLS, ON_REQUEST, configs_for_model
 from cute_fa4.compiler import policy
 from cute_fa4.dtypes import E4M3, OPERANDS, PLAIN, PLAIN_FLOATS, elements_in
+from cute_fa4.scales import Scales
 from cute_fa4.sm100.append.config import VECTOR_BYTES, AppendConfig
 from cute_fa4.sm100.blueprint import score_mods, spelled
 from cute_fa4.sm100.blueprint.chip import ARCHES
@@ -401,6 +402,8 @@ def _changes(value, plain) -> dict:
         called = _RENAMED.get(name, name)
         if name == "schedule" or new == getattr(plain, name):
             continue
+        if isinstance(new, Scales):
+            new = new.letters
         plain_value = isinstance(new, (bool, int, float, str))
         found[called] = (
             new if plain_value else [list(p) for p in new] if name == "aux" else repr(new)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cute_fa4.dtypes import QUANTIZED, UNQUANTIZED, is_quantized, row_of
+from cute_fa4.scales import ROW, Scales
 
 
 @dataclass(frozen=True)
@@ -14,7 +15,7 @@ class Dtypes:
     dtype: str
     kv_dtype: str | None
     o_dtype: str | None
-    descales: str
+    descales: Scales
 
     @property
     def stored(self) -> str:
@@ -32,7 +33,7 @@ class Dtypes:
                     f"kv_dtype: {self.kv_dtype!r} with dtype={self.dtype!r}; accepted: None, or "
                     f"{' or '.join(QUANTIZED)} with {' or '.join(UNQUANTIZED)}"
                 )
-            if "x" in self.descales:
+            if self.descales.of_blocks:
                 raise ValueError(
                     f"descales: {self.descales!r} with kv_dtype={self.kv_dtype!r}; accepted: scales of blocks where q "
                     "has eight bits, too"
@@ -44,7 +45,7 @@ class Dtypes:
 
     def of_problem(self) -> dict:
         """Of a configuration, unless 16-bit queries read an 8-bit cache: dequantized, quantized."""
-        descales = self.descales if self.is_quantized else self._scaled("o")
+        descales = self.descales if self.is_quantized else self.descales.only("o")
         return {"qkv_dtype": self.dtype, "o_dtype": self.o_dtype, "descales": descales}
 
     @property
@@ -52,7 +53,7 @@ class Dtypes:
         """Of queries of 16 bits over caches of 8, in kernels that take both as they are."""
         if self.kv_dtype is None:
             return {}
-        return {"kv_dtype": self.kv_dtype, "descales": self._scaled("kKvVo")}
+        return {"kv_dtype": self.kv_dtype, "descales": self.descales.only("k", "v", "o")}
 
     @property
     def quantised(self) -> dict:
@@ -60,15 +61,12 @@ class Dtypes:
         if self.kv_dtype is None:
             return {}
         out = self.o_dtype or self.dtype
-        descales = f"Q{self._scaled('kKvVo')}"
+        descales = replace(self.descales.only("k", "v", "o"), q=ROW)
         return {"qkv_dtype": self.kv_dtype, "o_dtype": out, "descales": descales}
 
     def of_new_rows(self) -> list[dict]:
         """Of rows that are appended to a cache: as they are, and of 16 bits, quantised on the way."""
-        if not self.is_quantized or "y" in self.descales:
+        if not self.is_quantized or self.descales.of_blocks:
             return [{}]
         new_dtype = self.dtype if self.kv_dtype else row_of(self.dtype).out
-        return [{}, {"new_dtype": new_dtype, "descales": self._scaled("kKvV")}]
-
-    def _scaled(self, letters: str) -> str:
-        return "".join(name for name in letters if name in self.descales)
+        return [{}, {"new_dtype": new_dtype, "descales": self.descales.only("k", "v")}]

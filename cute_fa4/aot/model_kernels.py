@@ -17,7 +17,7 @@ def kernels_of_model(
     widening = WidenedTile.family, SlotTwoTiles.family
     as_it_is, quantised = problem | dtypes.widened, problem | dtypes.quantised
     found = kernels(as_it_is, stays=q_quantize != "auto")
-    of_keys = set("KV") & set(dtypes.descales)
+    of_keys = dtypes.descales.of_keys
     if q_quantize is None and (of_keys or not lengths_differ(problem)):
         found = dict.fromkeys((*kernels(as_it_is), *found))
     return [(as_it_is if kernel.family in widening else quantised, kernel) for kernel in found]

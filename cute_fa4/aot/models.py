@@ -24,6 +24,7 @@ from cute_fa4.aot import model_launches
 from cute_fa4.aot.model_dtypes import Dtypes
 from cute_fa4.aot.model_kernels import kernels_of_model
 from cute_fa4.aot.model_layouts import layouts_of, masks_of, ropes_of
+from cute_fa4.scales import Scales
 from cute_fa4.system.messages import shown
 
 CALLS = ("dense", "packed", "paged", "kvcache")
@@ -95,7 +96,7 @@ def configs_for_model(
     _check_calls(calls, rope_depth)
     sizes = _sizes(head_dim, head_dim_v, heads_q, heads_kv)
     masks = masks_of(causal, windows, chunk)
-    dtypes = Dtypes(dtype, kv_dtype, o_dtype, descales)
+    dtypes = Dtypes(dtype, kv_dtype, o_dtype, Scales.of(descales))
     dtypes.check(calls)
     policy.check_quantize(q_quantize)
     shared = sizes | dtypes.of_problem() | _scores(sink, softcap) | policy.of_schedules()

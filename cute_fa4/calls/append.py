@@ -44,6 +44,7 @@ from cute_fa4.calls.options import check_sink
 from cute_fa4.calls.plan import Plan, Views
 from cute_fa4.calls.prepare import check_length, pages_rows_first, prepare_attention
 from cute_fa4.calls.request import TENSORS, CallTensors, Choices
+from cute_fa4.scales import Scales
 from cute_fa4.sm100.append.config import AppendConfig
 from cute_fa4.system.devices import target_of
 from cute_fa4.system.messages import named_as
@@ -114,7 +115,7 @@ def prepare_append_and_attention(tensors: CallTensors, asked: tuple) -> Callable
 
 def check_rows_of_blocks(k, k_cache, scales) -> None:
     """New rows of a cache whose blocks have scales come with theirs, in k_descale."""
-    if "y" in scales.letters and k.dtype != k_cache.dtype:
+    if scales.said.of_blocks and k.dtype != k_cache.dtype:
         raise TypeError(
             f"k: dtype {k.dtype} with k_descale of blocks; accepted: {k_cache.dtype}, and the scales of the new rows "
             "in k_descale; cute_fa4.mxfp8.quantise makes both"
@@ -137,7 +138,7 @@ def written_scales(k, k_cache, scales) -> tuple:
     """Which of scales.NAMES a call writes: those of tokens, of rows of 16 bits that it quantises. scales: checked."""
     if scales is None or k.dtype == k_cache.dtype:
         return ()
-    return tuple(f"{x.lower()}_descale" for x in scales.letters if x in "KV")
+    return tuple(f"{tensor}_descale" for tensor in scales.said.of_keys)
 
 
 def check_written(tensors: CallTensors, written=()) -> None:
@@ -341,14 +342,12 @@ def prepare_append(
         page_size=0 if table is None else k_cache.shape[1],
         cache_batch_idx=batch_idx is not None,
         new_dtype=DTYPE_NAMES[k.dtype],
-        descales="" if of_rows is None else "".join(x for x in scales.letters if x in "kvKV"),
+        descales=Scales() if of_rows is None else scales.said.only("k", "v"),
         arch=target.arch,
     )
     plain = [with_plain_strides(t) for t in (k, v, k_cache, v_cache)]
     views = Views((k, v, *(given or (k_cache, v_cache))), plain)
-    scale_views = None
-    if config.descales:
-        scale_views = scales.views.of_cache()
+    scale_views = scales.views.of_cache() if config.descales else None
     append = Append(function_for(config, target), views, batch, scale_views)
     append.writes_scales = bool(written_scales(k, k_cache, scales))
     return append

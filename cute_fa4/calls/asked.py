@@ -6,6 +6,7 @@ from cute_fa4.calls.on_pairs import lengths_of
 from cute_fa4.calls.operands.tensors import DTYPE_NAMES, are_rows
 from cute_fa4.calls.request import Options, Where
 from cute_fa4.compiler import policy
+from cute_fa4.scales import Scales
 from cute_fa4.sm100.choose.which_kernel import Call, Kernel, choice, choice_of
 from cute_fa4.sm100.latent.dequantized.schedule import STORED
 
@@ -37,7 +38,7 @@ def _facts(q, k, v, where: Where, options: Options, dtypes: dict) -> dict:
         pack_gqa=options.pack_gqa,
         latent=options.latent,
         of_rows=options.latent and are_rows(k),
-        descales="" if options.scales is None else options.scales.letters,
+        descales=Scales() if options.scales is None else options.scales.said,
         rope=rope is not None,
         rope_dtype=dtypes.get("rope_dtype"),
         mask=options.mask.mask,

@@ -30,6 +30,7 @@ from cute_fa4.calls.request import TENSORS, CallTensors, Options, Where
 from cute_fa4.calls.split_keys.halves import HalvesPlan, comes_in_halves, half_of
 from cute_fa4.calls.split_keys.split import Split, SplitPlan, split_of
 from cute_fa4.compiler import policy
+from cute_fa4.scales import Scales
 from cute_fa4.sm100.choose.choose_config import config_for
 from cute_fa4.sm100.choose.config import FA4Config
 from cute_fa4.sm100.choose.launches import WHOLE, launches
@@ -179,7 +180,7 @@ def config_of(
         **dtypes,
         qkv_dtype=DTYPE_NAMES[q.dtype],
         o_dtype=DTYPE_NAMES[dtype_of_out(q, out)],
-        descales="" if options.scales is None else options.scales.letters,
+        descales=Scales() if options.scales is None else options.scales.said,
         head_dim=head_dim_of(q, options),
         head_dim_v=v.shape[-1],
         group=q.shape[-2] // k.shape[-2],

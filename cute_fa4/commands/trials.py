@@ -26,6 +26,7 @@ from cute_fa4.compiler import functions, policy
 from cute_fa4.compiler.policy import JitError
 from cute_fa4.dtypes import E8M0, QUANTIZED, is_quantized
 from cute_fa4.masks import BoundMask
+from cute_fa4.scales import BLOCK, ROW
 from cute_fa4.sm100.append.config import AppendConfig
 from cute_fa4.sm100.blueprint.score_mods import THEN, packaged_call
 from cute_fa4.sm100.choose.config import FA4Config
@@ -243,7 +244,7 @@ class _Problem:
         if config.mask_mod is not None:
             raise NotTried("mask_mod is a function of scores")
         of_callers = not config.split_keys and config.o_dtype not in ("bf16", config.qkv_dtype)
-        if "o" in config.descales or of_callers:
+        if config.descales.o or of_callers:
             raise NotTried(f"out of {config.o_dtype} belongs to a caller, who passes out=")
         self.scales = trial_scales.drawn(
             *(config, self.queries, self.keys, self.heads, self.heads_kv, generator)
@@ -303,27 +304,26 @@ class _Problem:
     def _scales(self) -> dict:
         """The scales of a call; per-token scales have the layout of their tensor."""
         named = {}
-        for name, scale in self.scales.items():
-            if name in trial_scales.OF_BLOCKS:
-                named |= self._scales_of_blocks(name, scale)
+        for (tensor, kind), scale in self.scales.items():
+            if kind == BLOCK:
+                named |= self._scales_of_blocks(tensor, scale)
                 continue
-            if name == "Q":
+            if kind == ROW and tensor == "q":
                 rows = [x[..., None] for x in scale]
                 packed = self.config.q_layout == "packed"
                 scale = (self._packed(rows) if packed else self._dense(rows))[..., 0]
-            elif name.isupper():
+            elif kind == ROW:
                 scale = self._stored([x[..., None] for x in scale])[..., 0]
-            named[f"{name.lower()}_descale"] = scale.to(self.device)
+            named[f"{tensor}_descale"] = scale.to(self.device)
         return named
 
-    def _scales_of_blocks(self, name: str, rows: list[torch.Tensor]) -> dict:
+    def _scales_of_blocks(self, tensor: str, rows: list[torch.Tensor]) -> dict:
         """The scales of q or k in the layout of the tensor, NaN for unused rows."""
-        if name == "x":
+        if tensor == "q":
             stored = self._packed(rows) if self.config.q_layout == "packed" else self._dense(rows)
         else:
             stored = self._stored(rows)
-        named = f"{trial_scales.OF_BLOCKS[name]}_descale"
-        return {named: stored.to(E8M0.torch).to(self.device)}
+        return {f"{tensor}_descale": stored.to(E8M0.torch).to(self.device)}
 
     def _stored(self, sequences: list[torch.Tensor]) -> torch.Tensor:
         """The rows of keys, at the places of the rows of K."""

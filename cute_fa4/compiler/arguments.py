@@ -7,6 +7,7 @@ itself. Strides are 64-bit symbols divisible by what TMA needs; the head dim is 
 from __future__ import annotations
 
 from cute_fa4.dtypes import DTYPES, elements_in
+from cute_fa4.scales import BLOCK, HEAD
 from cute_fa4.sm100.append.config import AppendConfig
 from cute_fa4.sm100.backward.config import BackwardConfig
 from cute_fa4.sm100.choose.config import FA4Config
@@ -87,11 +88,14 @@ def _descales(config: FA4Config) -> tuple | None:
         3 if config.q_layout == "dense" else 2,
         2 if config.kv_layout == "packed" else 3,
     )
-    ranks = {"Q": of_q + 1, "x": of_q + 1, "K": of_keys, "V": of_keys, "y": of_keys + 1}
-    every = (
-        _fake("u8" if x in "xy" else "f32", (None,) * ranks.get(x, 2), free_last=True)
-        for x in config.descales
-    )
+    every = []
+    for tensor, kind in config.descales.given:
+        rank, dtype = 2, "f32"
+        if kind != HEAD:
+            rank = of_q + 1 if tensor == "q" else of_keys + (kind == BLOCK)
+        if kind == BLOCK:
+            dtype = "u8"
+        every.append(_fake(dtype, (None,) * rank, free_last=True))
     return tuple(every) or None
 
 
@@ -163,8 +167,8 @@ def fake_append_arguments(config: AppendConfig) -> dict:
         batch=Int32(1),
         cache_batch_idx=_fake("i32", (sym_int(),)) if config.cache_batch_idx else None,
         descales=tuple(
-            _fake("f32", (None,) * (2 if name.islower() else 3), free_last=True)
-            for name in config.descales
+            _fake("f32", (None,) * (2 if kind == HEAD else 3), free_last=True)
+            for _, kind in config.descales.given
         )
         or None,
         stream=make_fake_stream(use_tvm_ffi_env_stream=True),

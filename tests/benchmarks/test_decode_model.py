@@ -228,7 +228,7 @@ def test_latent_rows_are_read_once_and_the_page_has_the_published_times():
 def test_a_latent_cache_of_8_bits_is_called_with_its_scales():
     """As mla.py passes them on; rows of 656 bytes have theirs with them."""
     of = {dtype: call_of(latent.problem_of(1, 128, 64, dtype)).config for dtype in ("e4m3", ROWS)}
-    assert (of["e4m3"].descales, of[ROWS].descales) == ("qkv", "")
+    assert (of["e4m3"].descales.letters, of[ROWS].descales.letters) == ("qkv", "")
     families = [config.schedule.family for config in of.values()]
     assert families == ["mla_pair", "mla_widenpair"]
 

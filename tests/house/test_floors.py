@@ -47,7 +47,7 @@ FLOORS = """
     cute_fa4.layouts
     cute_fa4.emulator
     cute_fa4.sm100
-    cute_fa4.system cute_fa4.dtypes
+    cute_fa4.system cute_fa4.dtypes cute_fa4.scales
     cute_fa4
 """
 FLOOR_OF = {

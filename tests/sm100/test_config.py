@@ -112,7 +112,6 @@ REFUSED = [
         "descales='k' with qkv_dtype='bf16'",
         "use '' or 'o', or one of e4m3, e5m2",
     ),
-    (dict(qkv_dtype="e4m3", descales="vk"), "descales='vk'", "in this order"),
     (dict(qkv_dtype="int8"), "qkv_dtype='int8'", "bf16"),
     (dict(o_dtype="f32"), "o_dtype='f32'", "use 'bf16'"),
     (dict(qk_depth=256), "qk_depth=256", "use a multiple of 8 up to 192"),

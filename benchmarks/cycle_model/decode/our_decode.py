@@ -147,7 +147,7 @@ def _latent_arguments(config, seqlen_q: int, work: Work) -> dict:
         max_seqlen_q=positions,
     )
     if config.descales:
-        values["descales"] = (torch.ones(batch, 1),) * len(config.descales)
+        values["descales"] = (torch.ones(batch, 1),) * len(config.descales.given)
     if config.share_keys:  # all of the line for one CTA
         shared = Shared(1, work.tiles * batch, batch, positions, heads)
         values["mO"], values["mLSE"], _, values["split"] = shared.workspace(q, v)

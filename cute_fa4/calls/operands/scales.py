@@ -21,28 +21,31 @@ LSE are NaN: the kernel takes the row maximum before it multiplies. Scales of to
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from cute_fa4.calls.operands.tensors import FP8, check_is_tensor, check_place
 from cute_fa4.dtypes import E8M0
 from cute_fa4.layouts.block_scales import BLOCK
+from cute_fa4.scales import BLOCK as BLOCK_OF_ROW
+from cute_fa4.scales import HEAD, ROW, TENSORS, Scales
 from cute_fa4.sm100.blueprint.reach import DEPTHS_OF_FP8
 
 BLOCKS = E8M0.torch  # scales of blocks
 NAMES = ("q_descale", "k_descale", "v_descale", "o_scale")  # as a call passes them on
-LETTERS = "qkvo"  # of Problem.descales, in this order
-OF_BLOCKS = {"q_descale": "x", "k_descale": "y"}
+OF_BLOCKS = ("q_descale", "k_descale")  # whose blocks may have scales
 MOST_OF_BLOCKS = DEPTHS_OF_FP8[-1]  # columns of q and k whose blocks have scales
 
 
-class Scales(tuple):
+class GivenScales(tuple):
     """What a call passes on, checked: those of NAMES.
 
-    letters  which are given, as Problem.descales names them
+    said     what they are scales of
     views    how the kernel takes them
     """
 
-    letters: str
+    said: Scales
     views: ScaleViews
 
 
@@ -52,7 +55,7 @@ def checked_scales(
     k: torch.Tensor,
     batch: int,
     heads_first: bool = False,
-) -> Scales:
+) -> GivenScales:
     """Refuse what is no scale; what is returned has None for the others.
 
     given        those of NAMES, or None for none
@@ -73,20 +76,20 @@ def checked_scales(
         else:
             _check(name, scale, q, k, by_head, of_rows)
     _check_both_have_blocks(*given[:2], q)
-    checked = Scales(given)
-    checked.letters = letters_of(given, by_head)
+    checked = GivenScales(given)
+    checked.said = said_by(given, by_head)
     checked.views = ScaleViews(given, by_head, rows, heads_first)
     return checked
 
 
-def of_made_up_keys(scales: Scales | None) -> Scales | None:
+def of_made_up_keys(scales: GivenScales | None) -> GivenScales | None:
     """The same where k and v are made up: one in place of the scales of their tokens."""
-    tokens = "" if scales is None else "".join(x for x in "kv" if x.upper() in scales.letters)
+    tokens = () if scales is None else scales.said.of_keys
     if not tokens:
         return scales
-    pairs = zip(LETTERS, scales, strict=True)
-    found = Scales(scale.new_ones(()) if name in tokens else scale for name, scale in pairs)
-    found.letters = "".join(x.lower() if x.lower() in tokens else x for x in scales.letters)
+    pairs = zip(TENSORS, scales, strict=True)
+    found = GivenScales(scale.new_ones(()) if name in tokens else scale for name, scale in pairs)
+    found.said = replace(scales.said, **dict.fromkeys(tokens, HEAD))
     found.views = scales.views.with_one_number_for(tokens)
     return found
 
@@ -162,25 +165,23 @@ def _check_both_have_blocks(q_descale, k_descale, q: torch.Tensor) -> None:
         )
 
 
-def letters_of(scales: tuple | None, by_head: tuple) -> str:
-    """Which scales are given, as Problem.descales names them. by_head: (batch, heads_kv)
+def said_by(scales: tuple | None, by_head: tuple) -> Scales:
+    """What scales of a call are of, by their dtypes and shapes. by_head: (batch, heads_kv)
 
-    >>> letters_of((None, torch.ones(1), torch.ones(1), None), (2, 2)), letters_of(None, (2, 2))
+    >>> said_by((None, torch.ones(1), torch.ones(1), None), (2, 2)), said_by(None, (2, 2))
     ('kv', '')
-    >>> letters_of((torch.ones(2, 3, 4, 1), torch.ones(2, 9, 2), torch.ones(2, 2), None), (2, 2))
+    >>> said_by((torch.ones(2, 3, 4, 1), torch.ones(2, 9, 2), torch.ones(2, 2), None), (2, 2))
     'QKv'
     """
     if scales is None:
-        return ""
-    pairs = zip(NAMES, scales, strict=True)
-    return "".join(_letter_of(name, scale, by_head) for name, scale in pairs if scale is not None)
+        return Scales()
+    return Scales(*(None if scale is None else _kind_of(scale, by_head) for scale in scales))
 
 
-def _letter_of(name: str, scale: torch.Tensor, by_head: tuple) -> str:
+def _kind_of(scale: torch.Tensor, by_head: tuple) -> str:
     if scale.dtype is BLOCKS:
-        return OF_BLOCKS[name]
-    letter = name[0]
-    return letter.upper() if is_by_row(scale, by_head) else letter
+        return BLOCK_OF_ROW
+    return ROW if is_by_row(scale, by_head) else HEAD
 
 
 def is_by_row(scale: torch.Tensor, by_head: tuple) -> bool:
@@ -224,10 +225,10 @@ class ScaleViews:
     def _of_one_number(self, scale: torch.Tensor) -> torch.Tensor:
         return scale.as_strided(self.sizes, (0, 0))
 
-    def with_one_number_for(self, letters: str) -> ScaleViews:
+    def with_one_number_for(self, tensors: tuple[str, ...]) -> ScaleViews:
         """The same where scales of some tensors are one number."""
-        found, pairs = ScaleViews(None, self.sizes), zip(LETTERS, self.changes, strict=True)
-        found.changes = [self._of_one_number if name in letters else x for name, x in pairs]
+        found, pairs = ScaleViews(None, self.sizes), zip(TENSORS, self.changes, strict=True)
+        found.changes = [self._of_one_number if name in tensors else x for name, x in pairs]
         return found
 
     def of_cache(self) -> ScaleViews:

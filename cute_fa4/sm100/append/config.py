@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from ...dtypes import UNQUANTIZED, elements_in, is_quantized
+from ...scales import Scales
 from ..blueprint.problem import plain_integers
 
 VECTOR_BYTES = 16  # one copy of a thread: the widest access of global memory
 THREADS = 128
-DESCALES = tuple(k + v for k in ("", "k", "K") for v in ("", "v", "V"))
 
 
 @dataclass(frozen=True)
@@ -16,8 +16,8 @@ class AppendConfig:
 
     dtype      "bf16", "fp16", "e4m3" or "e5m2", of the cache
     new_dtype  of the new rows: "bf16" or "fp16" for a cache of eight bits; None: that of the cache
-    descales   whose new rows are divided by a scale before they are rounded: "k", "v": by the caller's of their
-               sequence and head; "K", "V": by one of their own, which is written
+    descales   Scales of k and v, or their letters: new rows are divided by them before they are rounded. "head": by
+               the caller's; "row": by one of their own, which is written
     depth      head dim of K; rows are multiples of 16 bytes
     depth_v    head dim of V, likewise
     packed     new rows are (total_new, heads, depth) with offsets, not (batch, seqlen_new, heads, depth)
@@ -34,10 +34,11 @@ class AppendConfig:
     page_size: int = 0
     cache_batch_idx: bool = False
     new_dtype: str | None = None
-    descales: str = ""
+    descales: Scales | str = Scales()
     arch: str = "sm_100a"
 
     def __post_init__(self):
+        object.__setattr__(self, "descales", Scales.of(self.descales))
         plain_integers(self, "depth", "depth_v", "page_size")
         object.__setattr__(self, "page_size", min(self.page_size, 1))
         if self.new_dtype is None:
@@ -52,7 +53,8 @@ class AppendConfig:
             why.append(
                 f"new_dtype={self.new_dtype!r} with dtype={self.dtype!r}: use {' or '.join(map(repr, accepted))}"
             )
-        if self.descales not in DESCALES or (self.descales and not self.quantises):
+        of_cache = self.descales.only("k", "v") == self.descales and not self.descales.of_blocks
+        if not of_cache or (self.descales and not self.quantises):
             why.append(
                 f"descales={self.descales!r} with new_dtype={self.new_dtype!r}, dtype={self.dtype!r}: use letters of "
                 "'kKvV' for rows of 16 bits and a cache of 8, '' for others"
@@ -90,6 +92,6 @@ class AppendConfig:
             + ["paged"] * self.paged
             + ["batchidx"] * self.cache_batch_idx
             + [f"of_{self.new_dtype}"] * self.quantises
-            + [f"scale_{self.descales}"] * bool(self.descales)
+            + [f"scale_{self.descales.letters}"] * bool(self.descales)
             + [self.arch]
         )

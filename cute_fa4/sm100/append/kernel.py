@@ -28,6 +28,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
 from ...dtypes import DTYPES
+from ...scales import HEAD, ROW
 from ..steps import row_math
 from .config import THREADS, VECTOR_BYTES, AppendConfig
 
@@ -151,7 +152,7 @@ class AppendKernel:
         offsets           packed: (batch + 1,) int32
         page_table        paged: (batch, pages) int32
         cache_batch_idx   (batch,) int32: of the cache, or the page table
-        descales          f32, what cfg.descales names: (batch, heads), those of "K" and "V" as the cache without depth
+        descales          f32, what cfg.descales names: (batch, heads), those of rows as the cache without depth
         """
         cfg = self.cfg
         heads = new_k.shape[-2]
@@ -225,29 +226,29 @@ class AppendKernel:
                     pieces_of_k = cfg.depth // cfg.elements
                     of_k, of_v = self.scales(descales, b, head)
                     if piece < pieces_of_k:
-                        of_k = self.own_scale("K", descales, new_k[new], at, piece, of_k)
+                        of_k = self.own_scale("k", descales, new_k[new], at, piece, of_k)
                         self.store_piece(new_k[new], k_cache[at], piece, of_k)
                     else:
                         piece = piece - pieces_of_k
-                        of_v = self.own_scale("V", descales, new_v[new], at, piece, of_v)
+                        of_v = self.own_scale("v", descales, new_v[new], at, piece, of_v)
                         self.store_piece(new_v[new], v_cache[at], piece, of_v)
 
     def scales(self, descales: tuple, sequence, head) -> tuple:
         """-> (of K, of V), 1 where the caller has none."""
         given = {
             name: scale[sequence, head]
-            for name, scale in zip(self.cfg.descales, descales, strict=True)
-            if name.islower()
+            for (name, kind), scale in zip(self.cfg.descales.given, descales, strict=True)
+            if kind == HEAD
         }
         return tuple(given.get(name, Float32(1.0)) for name in "kv")
 
     def own_scale(self, name: str, descales: tuple, source, at: tuple, piece, given):
         """The scale of a row that has its own, which its first thread writes; otherwise the one given."""
         cfg = self.cfg
-        if name not in cfg.descales:
+        if getattr(cfg.descales, name) != ROW:
             return given
         scale = scale_of(source, source.shape[0], DTYPES[cfg.dtype].largest)
-        write_first(descales[cfg.descales.index(name)], at[:-1], piece, scale)
+        write_first(descales[cfg.descales.place(name)], at[:-1], piece, scale)
         return scale
 
     def store_piece(self, source, target, piece, scale):

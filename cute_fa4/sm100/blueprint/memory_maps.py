@@ -81,7 +81,7 @@ class TmemMap:
 def scale_words(problem: Problem, keys: int) -> int:
     """float32 of an entry of the ring of scales: of K, of V, and what those of V are in units of, padded."""
     of_keys = keys * len(problem.token_scales)
-    return of_keys + UNIT_WORDS * ("V" in problem.token_scales)
+    return of_keys + UNIT_WORDS * ("v" in problem.token_scales)
 
 
 def token_scale_bytes(problem: Problem, keys: int) -> int:

@@ -40,7 +40,7 @@ def _problem(p: Problem) -> list[str]:
         (True, p.qkv_dtype),
         (p.kv_dtype, f"kv_{p.kv_dtype}"),
         (p.o_dtype != p.qkv_dtype, f"o_{p.o_dtype}"),
-        (p.descales, f"scale_{p.descales}"),
+        (p.descales, f"scale_{p.descales.letters}"),
         (True, f"d{p.qk_depth}"),
         (p.ov_depth != p.qk_depth, f"dv{p.ov_depth}"),
         (True, f"g{p.group}"),

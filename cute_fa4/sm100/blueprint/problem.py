@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from operator import index
 
+from cute_fa4 import scales
 from cute_fa4.dtypes import (
     FLOATS,
     PLAIN,
@@ -16,14 +17,11 @@ from cute_fa4.dtypes import (
     row_of,
 )
 from cute_fa4.layouts.block_scales import BLOCK
+from cute_fa4.scales import Scales
 
 from . import bands
 from .chip import ARCHES
 from .score_mods import ScoreMod
-
-DESCALES = "qQxkKyvVo"  # whose scales a kernel may take, in this order
-GRANULARITIES = ("qQx", "kKy", "vV")  # letters of one tensor
-
 
 # The kernel computes c s - c m, where c m has 24 bits: its rounding error is a common factor of a row's weights, which
 # 8 bits of P hold up to c m = 2^24. The largest scale leaves 177 for the scores before it. A sink is divided by the
@@ -66,10 +64,8 @@ class Problem:
     qkv_dtype      "bf16" or "fp16": Q, K, V and P; "e4m3" or "e5m2": Q, K and V, with P in e4m3
     kv_dtype       "e4m3" or "e5m2": K and V have eight bits under Q of 16, and P is fp16; None: as qkv_dtype
     o_dtype        output; None: as qkv_dtype, or bf16 where that has eight bits
-    descales       letters of "qQxkKyvVo": which of Q, K and V are multiplied by a float32 for each sequence and
-                   key/value head, to be what they mean, and whether O is, before it is rounded; those written large by
-                   one for each row of theirs (query and head, key and head); xy: Q and K by a power of two, e8m0, for
-                   each 32 numbers of a row (MXFP8); '': none
+    descales       Scales, or their letters: by what Q, K and V are multiplied to be what they mean, and O before it is
+                   rounded (cute_fa4/scales.py)
     qk_depth       head dim of Q and K, in elements
     ov_depth       head dim of V and O; None: as qk_depth
     group          query heads per key/value head
@@ -110,7 +106,7 @@ class Problem:
     qkv_dtype: str = "bf16"
     kv_dtype: str | None = None
     o_dtype: str | None = None
-    descales: str = ""
+    descales: Scales | str = Scales()
     qk_depth: int = 128
     ov_depth: int | None = None
     group: int = 1
@@ -142,6 +138,7 @@ class Problem:
     arch: str = "sm_100a"
 
     def __post_init__(self):
+        object.__setattr__(self, "descales", Scales.of(self.descales))
         plain_integers(self, "qk_depth", "ov_depth", "group", "page_size")
         plain_integers(self, "rope_depth", "rope_page_size")
         if self.page_size % COMMON_PAGE == 0 and self.page_size > 0 and self._may_bind_pages:
@@ -198,19 +195,19 @@ class Problem:
         """Elements of stored_dtype in a row of K in global memory; scales and a rotary part come behind the numbers."""
         if not (self.latent and self.scale_dtype and self.rope_dtype):
             return self.qk_depth - self.rope_depth
-        scales = bytes_of(self.scale_dtype, self.ov_depth // COLUMNS_OF_SCALE)
+        in_row = bytes_of(self.scale_dtype, self.ov_depth // COLUMNS_OF_SCALE)
         rotary = bytes_of(self.rope_dtype, self.qk_depth - self.ov_depth)
-        return self.ov_depth + elements_in(self.stored_dtype, scales + rotary)
+        return self.ov_depth + elements_in(self.stored_dtype, in_row + rotary)
 
     @property
-    def token_scales(self) -> str:
-        """Which of K and V have a scale for each key and head: letters of "KV"."""
-        return "".join(name for name in "KV" if name in self.descales)
+    def token_scales(self) -> tuple[str, ...]:
+        """Which of k and v have a scale for each key and head."""
+        return self.descales.of_keys
 
     @property
     def block_scales(self) -> bool:
         """Q and K have a scale for each 32 numbers of a row."""
-        return "x" in self.descales
+        return self.descales.of_blocks
 
     @property
     def rope_stored_dtype(self) -> str:
@@ -304,24 +301,15 @@ class Problem:
                 f"queries of 16: use None, or one of {', '.join(QUANTIZED)} "
                 f"with {' or '.join(map(repr, UNQUANTIZED))}"
             )
-        if self.kv_dtype is not None and set(self.descales) & set("qQxy"):
+        if self.kv_dtype is not None and (self.descales.q or self.descales.of_blocks):
             why.append(
                 f"descales={self.descales!r} with kv_dtype={self.kv_dtype!r}: queries of 16 bits have no scale: use "
                 "letters of 'kvo'"
             )
-        if set(self.descales) - set("o") and not self.stores_quantized:
+        if self.descales.only("q", "k", "v") and not self.stores_quantized:
             why.append(
                 f"descales={self.descales!r} with qkv_dtype={self.qkv_dtype!r}: scales of q, k and v are for 8-bit "
                 f"elements: use '' or 'o', or one of {', '.join(QUANTIZED)}"
-            )
-        if "".join(name for name in DESCALES if name in self.descales) != self.descales:
-            why.append(
-                f"descales={self.descales!r}: use letters of {DESCALES!r}, each once and in this order"
-            )
-        if any(len(set(letters) & set(self.descales)) > 1 for letters in GRANULARITIES):
-            why.append(
-                f"descales={self.descales!r}: a tensor has scales of one granularity: use its letter either small or "
-                "large, or x of Q and y of K"
             )
         why += self._wrong_blocks()
         if not isinstance(self.mask, bands.Mask):
@@ -352,7 +340,7 @@ class Problem:
     def _wrong_blocks(self) -> list[str]:
         """Of scales of blocks, by which the tensor core itself multiplies Q and K."""
         why = []
-        if ("x" in self.descales) != ("y" in self.descales):
+        if (self.descales.q == scales.BLOCK) != (self.descales.k == scales.BLOCK):
             why.append(
                 f"descales={self.descales!r}: a product takes scales of blocks of both operands: use both x (Q) and y "
                 "(K), or neither"

@@ -45,6 +45,7 @@ from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from ...dtypes import is_quantized
+from ...scales import Scales
 from ..blueprint import bands
 from ..blueprint.reach import DEPTHS_OF_FP8
 from ..blueprint.schedule import Schedule
@@ -75,9 +76,6 @@ from .rows_of_tiles import (
 )
 
 WIDENED_DEPTH = DEPTHS_OF_FP8[-1]  # head dims of queries of 16 bits over keys of 8
-UNPAIRED_SCALES = frozenset(
-    "KVxy"
-)  # of keys or of blocks: tiles of more rows have no kernel with them
 # Lengths of queries among which every answer occurs: each with few rows, and tiles and CTAs that are full.
 QUERIES = (*range(1, SWAPPED_ROWS[-1] + 2), ROWS_PER_Q_TILE, ROWS_PER_CTA)
 
@@ -96,7 +94,7 @@ class Call:
     pack_gqa    whether the heads of a group share a tile; None: as it suits
     rows        of a tile of few rows, where it is said and not chosen
     latent      v is the first columns of k. of_rows: which has 656 bytes a row, with scales and rotary columns
-    descales    letters of the tensors that have scales (work/scales.py)
+    descales    Scales, or their letters (cute_fa4/scales.py)
     rope        columns of k have a tensor of their own. rope_dtype: and a dtype; None: that of k
     mask, plain, exact, arch    as choose/pays.py reads them
     stays       q of 16 bits over k of 8 stays as it is, however many rows there are (calls/queries.py)
@@ -114,7 +112,7 @@ class Call:
     rows: int | None = None
     latent: bool = False
     of_rows: bool = False
-    descales: str = ""
+    descales: Scales | str = Scales()
     rope: bool = False
     rope_dtype: str | None = None
     mask: bands.Mask = bands.Full()
@@ -125,6 +123,9 @@ class Call:
     swaps: bool = True
     widens: bool = True
     pairs: bool | None = None
+
+    def __post_init__(self):
+        object.__setattr__(self, "descales", Scales.of(self.descales))
 
     @classmethod
     def of_choices(cls, choices: dict, **more) -> "Call":
@@ -141,7 +142,7 @@ class Call:
             rows=of("rows"),
             latent=latent,
             of_rows=latent and kv_dtype is not None,
-            descales=of("descales", ""),
+            descales=of("descales", Scales()),
             rope=bool(of("rope_depth")),
             rope_dtype=of("rope_dtype"),
             mask=of("mask") or (bands.Causal() if of("causal") else bands.Full()),
@@ -165,7 +166,7 @@ class Call:
         """-> (whether the heads of a group share a tile, rows of a tile of few rows; None: of 128, or of two CTAs)."""
         if self.latent:
             rows = self.rows or latent_rows(1 if self.fixed else self.seqlen_q, self.group)
-            if rows is None and UNPAIRED_SCALES & set(self.descales):
+            if rows is None and self.has_unpaired_scales:
                 rows = LATENT_ROWS[-1]
             fits = not self.of_rows or self.rows or (rows or 0) <= LatentRows.latent_rows
             return True, rows if fits else None
@@ -174,7 +175,7 @@ class Call:
         if self.keeps_q:
             swaps = self.swaps and not self.fixed
             found = tile_for(self.seqlen_q, self.group, self.pack_gqa, swaps)
-            if found[1] is None and UNPAIRED_SCALES & set(self.descales):
+            if found[1] is None and self.has_unpaired_scales:
                 return widened_tile(self.group, self.pack_gqa)
             return found
         return tile_for(self.seqlen_q, self.group, self.pack_gqa, self.may_swap)
@@ -200,7 +201,12 @@ class Call:
     @property
     def of_blocks(self) -> bool:
         """Whether scales are those of blocks."""
-        return "x" in self.descales
+        return self.descales.of_blocks
+
+    @property
+    def has_unpaired_scales(self) -> bool:
+        """Whether scales are of keys or of blocks: pairs have no kernel with them."""
+        return bool(self.descales.of_keys) or self.of_blocks
 
     @property
     def heads(self) -> int:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from cute_fa4.layouts.operand_tiles import MNMajorTile
 from cute_fa4.layouts.swizzle import Swizzle
+from cute_fa4.scales import ROW
 
 from ..blueprint.chip import SWIZZLE_BYTES, WARP_SIZE
 from ..blueprint.problem import Problem
@@ -73,12 +74,12 @@ class SwappedTiles(Tiles):
     @property
     def row_values(self) -> int:
         """Float32 that softmax warps keep of a row in shared memory: columns.py."""
-        return 2 + self.rows_have_scales + ("V" in self.problem.token_scales)
+        return 2 + self.rows_have_scales + ("v" in self.problem.token_scales)
 
     @property
     def rows_have_scales(self) -> bool:
         """The scores of a row are multiplied by a number of its own."""
-        return "Q" in self.problem.descales
+        return self.problem.descales.q == ROW
 
     @property
     def q_tile_bytes(self) -> int:

@@ -30,7 +30,7 @@ class KeyScales:
     unit: Int32 | None
 
     def of(self, cfg, name: str):
-        """Of K or V, of the key tile that comes next."""
+        """Of k or v, of the key tile that comes next."""
         return self.ahead[cfg.token_scales.index(name)]
 
 
@@ -45,7 +45,7 @@ def begin(cfg, args, work, place) -> KeyScales | None:
     if not cfg.token_scales:
         return None
     first, end = work.tiles.first, work.tiles.first + work.tiles.count
-    unit = Int32(0) if "V" in cfg.token_scales else None
+    unit = Int32(0) if "v" in cfg.token_scales else None
     return KeyScales(read(cfg, args, work, place, first, end), unit)
 
 
@@ -58,16 +58,16 @@ def read_ahead(cfg, args, work, place, n, of_keys: KeyScales | None) -> tuple | 
 
 def scaled(cfg, of_keys: KeyScales | None, scores: list) -> list:
     """The scores of this thread's key."""
-    if "K" not in cfg.token_scales:
+    if "k" not in cfg.token_scales:
         return scores
-    factor = of_keys.of(cfg, "K")
+    factor = of_keys.of(cfg, "k")
     return [score * factor for score in scores]
 
 
 def hand_in(cfg, smem: SwappedShared, place, number, of_keys: KeyScales | None):
     """The largest scale of V of this warp's keys, for exchange `number`, which comes next."""
-    if "V" in cfg.token_scales:
-        largest = token_scales.largest_of_warp([of_keys.of(cfg, "V")])
+    if "v" in cfg.token_scales:
+        largest = token_scales.largest_of_warp([of_keys.of(cfg, "v")])
         smem.row_values[(number & 1, place.warp, cfg.tiles.row_values - 1)] = Int32(
             largest
         ).bitcast(Float32)
@@ -75,7 +75,7 @@ def hand_in(cfg, smem: SwappedShared, place, number, of_keys: KeyScales | None):
 
 def new_unit(cfg, smem: SwappedShared, number, of_keys: KeyScales | None):
     """Behind that exchange: bits of the unit from now on; None: there is none."""
-    if "V" not in cfg.token_scales:
+    if "v" not in cfg.token_scales:
         return None
     unit = of_keys.unit
     for warp in range(4):
@@ -86,9 +86,9 @@ def new_unit(cfg, smem: SwappedShared, number, of_keys: KeyScales | None):
 
 def weight(cfg, of_keys: KeyScales | None, unit):
     """What P of this thread's key is multiplied by before it is rounded; None: nothing."""
-    if "V" not in cfg.token_scales:
+    if "v" not in cfg.token_scales:
         return None
-    (ratio,) = token_scales.in_unit([of_keys.of(cfg, "V")], Int32(unit).bitcast(Float32))
+    (ratio,) = token_scales.in_unit([of_keys.of(cfg, "v")], Int32(unit).bitcast(Float32))
     return ratio
 
 

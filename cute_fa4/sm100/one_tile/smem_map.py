@@ -52,7 +52,7 @@ def smem_map(tiles: Tiles, warps: WarpRoles, table: BarrierTable) -> OneTileSmem
         row_scale=row_bytes,
         row_max=row_bytes,
         scales=token_scale_bytes(tiles.problem, tiles.BN),
-        row_unit=2 * row_bytes if "V" in tiles.problem.token_scales else 0,
+        row_unit=2 * row_bytes if "v" in tiles.problem.token_scales else 0,
         work_queue=WORK_QUEUE_BYTES,
         mbarriers=MBARRIER_BYTES * table.total,
         tmem_address=TMEM_ADDRESS_BYTES,

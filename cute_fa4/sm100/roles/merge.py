@@ -74,7 +74,7 @@ def state_of(cfg, smem: Smem, events: Events, i: int, phase, row) -> RowState:
 @cute.jit
 def unit_of_odd(cfg: cutlass.Constexpr, smem: Smem, turns: Int32, row: Int32):
     """What O_1 of a row is in units of, if the odd warpgroup has had a key tile; None: it has no unit."""
-    if cutlass.const_expr("V" not in cfg.token_scales):
+    if cutlass.const_expr("v" not in cfg.token_scales):
         return None
     unit = Float32(0.0)
     if turns > 0:

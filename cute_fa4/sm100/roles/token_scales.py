@@ -41,7 +41,7 @@ def store_tile(cfg, smem: Smem, slot, values: tuple, unit_bits):
     first = slot * scale_words(cfg, cfg.tiles.BN)
     for i, name in enumerate(cfg.token_scales):
         mine = values[i * each : (i + 1) * each]
-        if name == "V":
+        if name == "v":
             unit = Int32(unit_bits).bitcast(Float32)
             smem.scales[first + token_scales.unit_word(cfg)] = unit
             mine = token_scales.in_unit(mine, unit)
@@ -65,7 +65,7 @@ def key_tiles(
     held, unit_bits = load_tile(cfg, args, work, first, end), Int32(0)
     for n in cutlass.range(first, end, unroll=1):
         ahead = load_tile(cfg, args, work, n + 1, end)
-        if cutlass.const_expr("V" in cfg.token_scales):
+        if cutlass.const_expr("v" in cfg.token_scales):
             of_v = held[-(cfg.tiles.BN // WARP_SIZE) :]
             unit_bits = token_scales.unit_bits(token_scales.largest_of_warp(of_v), unit_bits)
         i = order.owner(cfg, work, n)

@@ -8,6 +8,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, select_
 
 from ...layouts.scalars import minimum
+from ...scales import ROW
 from ..blueprint import score_mods
 from ..instructions import exp2, tensor_memory
 from ..sync.kernel_args import KernelArgs
@@ -23,7 +24,7 @@ LOAD_COLUMNS = 32  # scores of one tcgen05.ld
 def maximum_comes_with_load(cfg) -> bool:
     """Whether the instruction that loads scores also gives the largest: those of no function and no
     scale of keys, where the chip has it."""
-    plain = cfg.score_mod is None and cfg.mask_mod is None and "K" not in cfg.descales
+    plain = cfg.score_mod is None and cfg.mask_mod is None and cfg.descales.k != ROW
     return cfg.arch == "sm_103a" and plain
 
 

@@ -83,7 +83,7 @@ def place_of(number):
 
 def begin(cfg, smem: Smem, thread):
     """Before the first key tile of a CTA: O of this thread's row has no unit yet."""
-    if "V" in cfg.token_scales:
+    if "v" in cfg.token_scales:
         smem.row_unit[thread] = Float32(0.0)
 
 
@@ -98,16 +98,16 @@ def entry_of(cfg, order, smem: Smem, events: Events, work, n, i, tiles_before) -
 
 def scaled(cfg, events: Events, entry: Entry | None, scores: list) -> list:
     """The scores of a row, times the scales of K."""
-    if "K" in cfg.token_scales:
-        scores = entry.products(scores, first_word(cfg, "K"))
-        if "V" not in cfg.token_scales:
+    if "k" in cfg.token_scales:
+        scores = entry.products(scores, first_word(cfg, "k"))
+        if "v" not in cfg.token_scales:
             events.scales_empty.arrive(entry.slot)
     return scores
 
 
 def release(cfg, events: Events, entry: Entry | None):
     """Every thread, behind P: the entry has been read, unless `scaled` has said so."""
-    if "V" in cfg.token_scales:
+    if "v" in cfg.token_scales:
         events.scales_empty.arrive(entry.slot)
 
 
@@ -141,7 +141,7 @@ def factor_of_o(cfg, smem: Smem, entry: Entry | None, thread, factor):
 
     Of the first key tile of a work tile, before which there is no O, the unit is kept all the same.
     """
-    if "V" not in cfg.token_scales:
+    if "v" not in cfg.token_scales:
         return factor
     unit = entry.ring[entry.slot * entry.words + unit_word(cfg)]
     before = smem.row_unit[thread]
@@ -151,25 +151,25 @@ def factor_of_o(cfg, smem: Smem, entry: Entry | None, thread, factor):
 
 def weighted(cfg, entry: Entry | None, powers):
     """How P is computed. powers: without scales of V."""
-    return Weighted(cfg, entry) if "V" in cfg.token_scales else powers
+    return Weighted(cfg, entry) if "v" in cfg.token_scales else powers
 
 
 def in_unit_of_o(cfg, smem: Smem, thread, row_sum):
     """A row sum in the unit of O: what O is divided by."""
-    if "V" not in cfg.token_scales:
+    if "v" not in cfg.token_scales:
         return row_sum
     return row_sum * inverse_unit(smem.row_unit[thread])
 
 
 def hand_over_unit(cfg, smem: Smem, thread):
     """The unit of a row's O, which another thread reads: where it stays while the next work tile begins."""
-    if "V" in cfg.token_scales:
+    if "v" in cfg.token_scales:
         smem.row_unit[smem.row_unit.shape // 2 + thread] = smem.row_unit[thread]
 
 
 def handed_unit(cfg, smem: Smem, thread):
     """What hand_over_unit said of a thread's row; None: O has none."""
-    if "V" not in cfg.token_scales:
+    if "v" not in cfg.token_scales:
         return None
     return smem.row_unit[smem.row_unit.shape // 2 + thread]
 
@@ -185,6 +185,6 @@ class Weighted:
 
     def __call__(self, scores: list, scale_log2, bias, emulated: frozenset, dtype: str):
         values = row_math.powers(scores, scale_log2, bias, emulated)
-        weighted = self.entry.products(values, first_word(self.cfg, "V") + self.done)
+        weighted = self.entry.products(values, first_word(self.cfg, "v") + self.done)
         self.done += len(scores)
         return Probabilities(row_math.pack(weighted, dtype), values)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar
 
+from ...scales import ROW
 from ..blueprint.barriers import BarrierTable
 from ..blueprint.memory_maps import TmemMap, slots_that_fit
 from ..blueprint.problem import Problem
@@ -77,9 +78,7 @@ class TwoTiles(RowSchedule):
         if self.exp2_emulated is None and lags and problem.arch == "sm_100a":
             schedule = replace(schedule, exp2_emulated=self.lagged_emulated)
         if schedule.exponential is None:
-            half = (
-                problem.is_quantized and problem.arch == "sm_100a" and "V" not in problem.descales
-            )
+            half = problem.is_quantized and problem.arch == "sm_100a" and problem.descales.v != ROW
             schedule = replace(schedule, exponential="half" if half else "exact")
         if self.order is None and schedule.adds_up(problem):
             schedule = replace(schedule, order=SUMMED)
@@ -185,7 +184,7 @@ class TwoTiles(RowSchedule):
                 f"exp2_emulated={self.exp2_emulated} with exponential='half': NaN would be lost in f16: use up to "
                 f"{MOST_IN_HALVES}"
             )
-        if self.exponential == "half" and "V" in problem.descales:
+        if self.exponential == "half" and problem.descales.v == ROW:
             why.append(
                 f"exponential='half' with descales={problem.descales!r}: P is multiplied by scales of keys in float32: "
                 "use 'exact'"

@@ -71,7 +71,7 @@ def smem_map(
         row_scale=row_bytes,
         row_bias=row_bytes,
         scales=scale_bytes,
-        row_unit=row_bytes if "V" in tiles.problem.token_scales else 0,
+        row_unit=row_bytes if "v" in tiles.problem.token_scales else 0,
         work_queue=judged_bytes if "work_judged" in table else WORK_QUEUE_BYTES,
         mbarriers=MBARRIER_BYTES * table.total,
         tmem_address=TMEM_ADDRESS_BYTES,

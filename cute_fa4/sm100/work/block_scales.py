@@ -1,7 +1,7 @@
 """Scales of blocks of a row of Q or K: one byte of e8m0 for each 32 numbers, as a word of up to four bytes.
 
-The tensors are those of q and k with a byte for each block in the place of the head dim, of any strides: Q's are letter
-x of Problem.descales, K's y. Places follow the rules of the other scales (scales.py).
+The tensors are those of q and k with a byte for each block in the place of the head dim, of any strides. Places follow
+the rules of the other scales (scales.py).
 """
 
 import cutlass
@@ -15,14 +15,14 @@ from .scales import place_of_key, place_of_row
 
 def of_key(cfg, args, work, key, exists=True) -> Int32:
     """The scales of a key; 2^-127 beyond the sequence, whatever is there, or unless `exists`."""
-    tensor = args.descales[cfg.descales.index("y")]
+    tensor = args.descales[cfg.descales.place("k")]
     place, exists = place_of_key(cfg, args, work, key, exists & (key < work.sequence.num_keys))
     return _word(cfg, tensor, (*place, work.tile.kv_head), exists)
 
 
 def of_row(cfg, args, work, place: Row) -> Int32:
     """Those of a query and head; of a row of nobody those of another, of which nothing is stored."""
-    tensor = args.descales[cfg.descales.index("x")]
+    tensor = args.descales[cfg.descales.place("q")]
     return _word(cfg, tensor, place_of_row(cfg, tensor, work, place), Boolean(True))
 
 

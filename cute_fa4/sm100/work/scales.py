@@ -18,6 +18,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, select_
 
 from ...layouts.scalars import maximum, minimum
+from ...scales import HEAD, ROW
 from ...tma import paged_rows
 from ..blueprint.problem import LARGEST_SCALE, SMALLEST_SCALE
 from .rows import Row
@@ -29,17 +30,17 @@ def of_scores(cfg, args, work, place: Row | None = None):
     place: None: of all rows of the work tile, of which each may have a scale besides, that of of_row.
     """
     factor = _product(cfg, args, work, "qk")
-    if "Q" not in cfg.descales:
+    if cfg.descales.q != ROW:
         return None if factor is None else _checked(args, factor, factor)
     if place is None:
         return None if factor is None else select_(factor > 0.0, factor, Float32(float("nan")))
-    factor = times(_of_row(cfg, args.descales[cfg.descales.index("Q")], work, place), factor)
+    factor = times(_of_row(cfg, args.descales[cfg.descales.place("q")], work, place), factor)
     return _checked(args, factor, factor)
 
 
 def of_row(cfg, args, work, place: Row):
     """The scale of a query and head, NaN where its product with those of all rows is out of bounds; with a Q."""
-    own = _of_row(cfg, args.descales[cfg.descales.index("Q")], work, place)
+    own = _of_row(cfg, args.descales[cfg.descales.place("q")], work, place)
     return _checked(args, times(own, _product(cfg, args, work, "qk")), own)
 
 
@@ -82,8 +83,8 @@ def place_of_row(cfg, tensor, work, place: Row) -> tuple:
 
 def _product(cfg, args, work, names: str):
     product = None
-    for name, tensor in zip(cfg.descales, args.descales, strict=True):
-        if name in names:
+    for (name, kind), tensor in zip(cfg.descales.given, args.descales, strict=True):
+        if kind == HEAD and name in names:
             batch = minimum(work.sequence.batch, tensor.shape[0] - 1)
             product = times(tensor[batch, work.tile.kv_head], product)
     return product
@@ -94,7 +95,7 @@ def of_key(cfg, args, work, key, exists=True) -> tuple:
 
     0 * NaN would be NaN in P V, but these are not read.
     """
-    tensors = [args.descales[cfg.descales.index(name)] for name in cfg.token_scales]
+    tensors = [args.descales[cfg.descales.place(name)] for name in cfg.token_scales]
     place, exists = place_of_key(cfg, args, work, key, exists & (key < work.sequence.num_keys))
     return tuple(_number_of(x, (*place, work.tile.kv_head), exists) for x in tensors)
 

@@ -68,8 +68,8 @@ def at(batch, head):
 
     def product(cfg, args, work, names):
         found = None
-        for name, tensor in zip(cfg.descales, args.descales, strict=True):
-            if name in names:
+        for (name, kind), tensor in zip(cfg.descales.given, args.descales, strict=True):
+            if kind == "head" and name in names:
                 place = batch(work.sequence.batch), head(work.tile.kv_head)
                 found = scales.times(tensor[place], found)
         return found

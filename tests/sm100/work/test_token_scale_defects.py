@@ -94,7 +94,7 @@ DEFECTS = {
     "a warp's unit is its own": (
         "mhaswap", [(of_threads, "new_unit", lambda made: lambda cfg, smem, number, of: of.unit | 0x3F800000)],
     ),
-    "K is not scaled": ("mha2q", [(steps, "first_word", lambda made: lambda cfg, name: made(cfg, "V"))]),
+    "K is not scaled": ("mha2q", [(steps, "first_word", lambda made: lambda cfg, name: made(cfg, "v"))]),
 }  # fmt: skip
 
 

@@ -192,7 +192,7 @@ DEFECTS = {
     ),
     "s_apart is raised before the columns are read": (
         PCrossedCode,
-        "read_first",
+        "first_columns",
         lambda self, cfg: (32, 64) if cfg.tmem.sums else (),
     ),
     "the sum is read one column before": (

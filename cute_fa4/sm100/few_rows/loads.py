@@ -13,7 +13,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
 from ..operands.kv_buffer import KVBuffer, KVBufferConfig
-from ..roles.order import Order
+from ..roles.order import Loads
 from ..steps import loads
 from ..steps.warps import LoadWarp, TileToLoad
 from ..sync.kernel_args import KernelArgs, Smem
@@ -64,14 +64,14 @@ def start(
     return at, started
 
 
-class GuessingOrder(Order):
+class GuessingOrder(Loads):
     """Pages of the first turn are looked up beside the length; copies as in roles/load.py.
 
     Beside a warp that copies V (roles/values.py): it hears of a work tile before the 1,500 cycles of K's gathers, and
     Q, which is not gathered, comes ahead of them.
     """
 
-    def guess(self, cfg, args, block):
+    def guessed_entries(self, cfg, args, block):
         return loads.guess(cfg, args, block)
 
     def first_entries(self, cfg, args, work, guessed):
@@ -87,10 +87,10 @@ class EarlyOrder(GuessingOrder):
     start = staticmethod(start)
     starts_early = True
 
-    def told(self, started):
+    def further_arguments(self, started):
         return (started,)
 
-    def none_started(self):
+    def nothing_started(self):
         return Boolean(False)
 
 

@@ -35,7 +35,7 @@ from ..kernel import CTA
 from ..operands import tma
 from ..roles import load as load_role
 from ..roles.dispatch import first_column, own_lanes
-from ..roles.order import Order
+from ..roles.order import Loads
 from ..sync.kernel_args import KernelArgs
 from ..sync.pipelines import KVConsumerPipeline, TMAProducerPipeline
 from . import load, products
@@ -46,7 +46,7 @@ from .smem import LatentShared
 
 
 @dataclass(frozen=True)
-class Latent(Order):
+class Latent(Loads):
     """A key tile is copied in slabs."""
 
     load_tile = staticmethod(load.load_tile)

@@ -12,7 +12,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from ..roles import alternate, merge
-from ..roles.order import Order
+from ..roles.order import Handshake, Order
 from ..steps import token_scales
 from ..steps.warps import MmaWarp
 from ..sync.kernel_args import Events, KernelArgs, Smem
@@ -35,7 +35,7 @@ def run(
     number, q_phase = Int32(0), Int32(0)
     count = queue.next(cfg, args, number).tiles.count
     while count != NO_MORE:
-        at, phases, q_phase = alternate.key_tiles(cfg, Order(), mma, at, count, phases, q_phase)
+        at, phases, q_phase = alternate.key_tiles(cfg, Handshake(), mma, at, count, phases, q_phase)
         number = number + 1
         count = queue.next(cfg, args, number).tiles.count
 
@@ -46,7 +46,7 @@ class Alternate(Order):
 
     sum_early = True
     run = staticmethod(run)
-    corrected = staticmethod(merge.Turns.none)
+    nothing_corrected = staticmethod(merge.Turns.none)
     correct_tiles = staticmethod(merge.correct_tiles)
     correct_empty = staticmethod(merge.write_empty)
 
@@ -62,13 +62,13 @@ class Alternate(Order):
     def parity(self, cfg, work, n, i, before):
         return ((n - self.first_tile(cfg, work, i) >> 1) + before) & 1
 
-    def turns(self, cfg, work, i):
+    def number_of_tiles(self, cfg, work, i):
         return (work.tiles.count + 1 - i) >> 1
 
     def owner(self, cfg, work, n):
         return (n - work.tiles.first) & 1
 
-    def entry(self, cfg, work, n, i, before):
+    def number_of_scales(self, cfg, work, n, i, before):
         return 2 * ((n - self.first_tile(cfg, work, i) >> 1) + before) + i
 
     def q_tile(self, cfg, work, i):

@@ -11,7 +11,7 @@ Because the maximum is kept while it moves less than 2^8, most tiles skip the re
 
 The walk over work tiles (run) is that of every order; what is done in a work tile, hooks of the order say:
 
-    corrected        what is kept from work tile to work tile          here the key tiles so far, and a parity of O
+    nothing_corrected  what is kept from work tile to work tile        here the key tiles so far, and a parity of O
     correct_tiles    a work tile with key tiles                        the timeline above, for each softmax warpgroup
     correct_empty    a work tile without                               zeros
 """
@@ -75,7 +75,7 @@ def rescale_tile(
     order.o_complete(events, i, phase)
     if cute.arch.vote_any_sync(factor < 1.0):
         tensor_memory.fence_after()
-        store.rescale(cfg, tmem + column_of(cfg.tmem.o, i), factor, order.sum_at(cfg, tmem, i))
+        store.rescale(cfg, tmem + column_of(cfg.tmem.o, i), factor, order.sum_address(cfg, tmem, i))
         tensor_memory.fence_before()
     events.p_ready.arrive(i)
 
@@ -114,7 +114,7 @@ def finish_tile(
     factor = scales.of_output(cfg, group.args, work)
     events.row_scale.wait(i, last)
     row_sum = smem.row_scale[row + i * cfg.tiles.rows_per_q_tile]
-    sum_at = order.sum_at(cfg, tmem, i)
+    sum_at = order.sum_address(cfg, tmem, i)
     if cutlass.const_expr(sum_at is None):
         inverse = scales.times(row_math.inverse(row_sum), factor)
     events.o_ready.wait(i, o_phase)
@@ -159,7 +159,7 @@ def run(
     group = CorrectionGroup(args, smem, tmem, events, row)
     for i in cutlass.range_constexpr(cfg.warps.softmax_groups):
         events.p_ready.arrive(i)
-    number, before = Int32(0), order.corrected()
+    number, before = Int32(0), order.nothing_corrected()
     work = queue.next(cfg, args, number)
     while work.tiles.count != NO_MORE:
         store.wait_for_first(work, row)

@@ -33,12 +33,12 @@ from ..steps.warpgroup import Exponential, KeyTile, PlaceOfP, RowContext, Share,
 def scores_of(cfg, order, group: Warpgroup, tile: KeyTile, with_maxima=False) -> tuple:
     """(address of S_i, the row's scores, values of the same maximum), in registers: S_i may be made again."""
     events, i = group.events, group.i
-    s_address = order.scores_at(cfg, group.tmem, tile.at)
+    s_address = order.s_address(cfg, group.tmem, tile.at)
     events.s_ready.wait(tile.at, tile.phase)
     tensor_memory.fence_after()
     scores, maxima = read_scores(
         *(cfg, s_address, with_maxima),
-        *(order.read_first(cfg), lambda: order.first_read(events, i)),
+        *(order.first_columns(cfg), lambda: order.first_columns_read(events, i)),
     )
     order.may_free_s(events, i, tile.phase)
     order.scores_read(events, i)
@@ -47,7 +47,7 @@ def scores_of(cfg, order, group: Warpgroup, tile: KeyTile, with_maxima=False) ->
 
 def begin_scores(cfg, order, group: Warpgroup, tile: KeyTile) -> tuple:
     """(address of S, quarters of the row's scores as they come), where nobody awaits that S has been read."""
-    s_address = order.scores_at(cfg, group.tmem, tile.at)
+    s_address = order.s_address(cfg, group.tmem, tile.at)
     group.events.s_ready.wait(tile.at, tile.phase)
     tensor_memory.fence_after()
     ahead = tensor_memory.load(s_address, cfg.tiles.BN // 4)
@@ -80,7 +80,7 @@ def send_factor(cfg, order, group: Warpgroup, row: RowContext, tile: KeyTile, fa
     """What correction multiplies O_i by, before the product of this key tile."""
     to = order.buffer_before(tile.at)
     order.may_write_factor(group.events, tile.at, tile.phase)
-    group.smem.row_scale[order.factor_at(cfg, row.thread, to)] = factor
+    group.smem.row_scale[order.factor_word(cfg, row.thread, to)] = factor
     group.events.row_scale.arrive(to)
 
 
@@ -95,7 +95,7 @@ def store_p(
     exponential: Exponential,
 ):
     """P of the scores to tensor memory; -> the sum of the row, or what it lost (write_probabilities)."""
-    p_address = order.p_at(cfg, s_address, group.i)
+    p_address = order.p_address(cfg, s_address, group.i)
 
     def may_store():
         order.may_store_p(group.events, share.work, tile.n, group.i, tile.phase)
@@ -132,7 +132,7 @@ def step(
     work, row, tiles_before = share.work, share.row, share.tiles_before
     first = order.first_tile(cfg, work, i)
     phase = order.parity(cfg, work, n, i, tiles_before)
-    tile = KeyTile(n, order.buffer(cfg, work, n, i, tiles_before), phase)
+    tile = KeyTile(n, order.buffer_at(cfg, work, n, i, tiles_before), phase)
     with_maxima = not masked and maximum_comes_with_load(cfg)
     s_address, scores, maxima = scores_of(cfg, order, group, tile, with_maxima)
     of_keys = token_scales.entry_of(cfg, order, smem, events, work, n, i, tiles_before)
@@ -190,7 +190,7 @@ def first_step(
     """Key tile n, the first and whole, with a reference from the first quarter of its scores."""
     events, i, work = group.events, group.i, share.work
     phase = order.parity(cfg, work, n, i, share.tiles_before)
-    tile = KeyTile(n, order.buffer(cfg, work, n, i, share.tiles_before), phase)
+    tile = KeyTile(n, order.buffer_at(cfg, work, n, i, share.tiles_before), phase)
     scale_log2 = log2_scale(cfg, group.args, share.row.factor)
     s_address, parts = begin_scores(cfg, order, group, tile)
     first = next(parts)
@@ -223,7 +223,7 @@ def lagged_step(
     phase = order.parity(cfg, work, n, i, share.tiles_before)
     scale_log2 = log2_scale(cfg, group.args, row.factor)
     state, factor = lagged.renewed(state, scale_log2)
-    tile = KeyTile(n, order.buffer(cfg, work, n, i, share.tiles_before), phase)
+    tile = KeyTile(n, order.buffer_at(cfg, work, n, i, share.tiles_before), phase)
     if cutlass.const_expr(cfg.reads_by_quarter):
         s_address, scores = begin_scores(cfg, order, group, tile)
         send_factor(cfg, order, group, row, tile, factor)

@@ -23,10 +23,10 @@ from ..steps.warps import LoadWarp, TileToLoad
 from ..sync.kernel_args import Events, KernelArgs, Smem
 from ..sync.pipelines import Slot, TMAProducerPipeline
 from ..work.queue import NO_MORE, WorkQueue, begin, take_work
-from .order import Order
+from .order import Loads
 from .values import copies_of_v
 
-PLAIN = Order()
+PLAIN = Loads()
 
 
 @cute.jit
@@ -49,8 +49,8 @@ def load_tile(
     of_k, of_v = find_rows(cfg, args, work, n, entries)
     rope = rope_rows.found_of(cfg, args, smem, work, n, entries, of_k)
     for turn in cutlass.range_constexpr(cfg.tiles.num_q):
-        i = order.q_loaded(turn)
-        if n == order.q_comes_with(cfg, work, i):
+        i = order.q_tile_of_turn(turn)
+        if n == order.key_tile_of_q(cfg, work, i):
             events.q_free.wait(order.q_place(cfg, work, i), q_phase ^ 1)
             order.load_q(cfg, args, smem, events, work, i)
         if cutlass.const_expr(turn == 0):
@@ -77,7 +77,7 @@ def run(
     """Every work tile of the CTA, the first of which is that of `block`."""
     warp = LoadWarp(args, smem, events, kv)
     number, q_phase, at = Int32(0), Int32(0), kv.first()
-    guessed = order.guess(cfg, args, block)
+    guessed = order.guessed_entries(cfg, args, block)
     block, search = begin(cfg, args, block)
     work, search = take_work(cfg, args, queue, block, search)
     entries, started = Int32(0), None
@@ -99,8 +99,10 @@ def run(
             ahead = look_up(cfg, args, work, n + 1)
             if count > 0:
                 tile = TileToLoad(work, n, entries)
-                at = loader_of(order)(cfg, order, warp, tile, at, q_phase, *order.told(started))
-            entries, started = ahead, order.none_started()
+                at = loader_of(order)(
+                    cfg, order, warp, tile, at, q_phase, *order.further_arguments(started)
+                )
+            entries, started = ahead, order.nothing_started()
             if asks:
                 search, following, number = queue.take_next(cfg, args, search, number, asked)
         if count > 0:

@@ -43,7 +43,9 @@ class Turns:
     @staticmethod
     def of(cfg, order, work: Work) -> "Turns":
         """Of a work tile with at least one key tile."""
-        return Turns(order.turns(cfg, work, 0), order.turns(cfg, work, 1), Int32(1))
+        return Turns(
+            order.number_of_tiles(cfg, work, 0), order.number_of_tiles(cfg, work, 1), Int32(1)
+        )
 
     def plus(self, other: "Turns") -> "Turns":
         return Turns(self.even + other.even, self.odd + other.odd, self.o + other.o)

@@ -89,25 +89,25 @@ def run(
     thread, _, _ = cute.arch.thread_idx()
     group = Warpgroup(args, smem, tmem, events, i)
     number, tiles = Int32(0), Int32(0)
-    order.begin(events, i)
     token_scales.begin(cfg, smem, thread)
     work = queue.next(cfg, args, number)
     while work.tiles.count != NO_MORE:
         row, state = work_tile(cfg, order, group, work, tiles)
-        turns = order.turns(cfg, work, i)
+        turns = order.number_of_tiles(cfg, work, i)
         if turns > 0:
             tiles = tiles + turns
             # Correction has read the last factor, or the sum of the work tile before.
-            at, phase = order.place(i, tiles - 1)
+            at, phase = order.buffer_and_parity(i, tiles - 1)
             events.p_ready.wait(at, phase)
-            order.hand_over(cfg, smem, work, order.factor_at(cfg, thread, at), state)
+            order.hand_over(cfg, smem, work, order.factor_word(cfg, thread, at), state)
             events.row_scale.arrive(at)
         writes = order.writes_lse(cfg, work)
         if cutlass.const_expr(cfg.write_lse and writes is not False):
             q_tile = order.q_tile(cfg, work, i)
             write_lse(cfg, args, work, q_tile, state, row.factor, writes)
-        order.judge(cfg, args, queue, work, number, i, state)
+        q_tile = order.q_tile(cfg, work, i)
+        queue.judge(number, lagged.failed(cfg, args, work, q_tile, state.row_sum))
         number = number + 1
         work = queue.next(cfg, args, number)
-    at, _ = order.place(i, tiles)
+    at, _ = order.buffer_and_parity(i, tiles)
     order.close(events, at)

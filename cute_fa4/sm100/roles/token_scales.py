@@ -69,7 +69,7 @@ def key_tiles(
             of_v = held[-(cfg.tiles.BN // WARP_SIZE) :]
             unit_bits = token_scales.unit_bits(token_scales.largest_of_warp(of_v), unit_bits)
         i = order.owner(cfg, work, n)
-        number = order.entry(cfg, work, n, i, choose(i == 0, *before))
+        number = order.number_of_scales(cfg, work, n, i, choose(i == 0, *before))
         slot, phase = token_scales.place_of(number)
         events.scales_empty.wait(slot, phase ^ 1)
         store_tile(cfg, smem, slot, held, unit_bits)
@@ -92,6 +92,6 @@ def run(
     while work.tiles.count != NO_MORE:
         if work.tiles.count > 0:
             key_tiles(cfg, order, args, smem, events, work, before)
-            before = tuple(b + order.turns(cfg, work, i) for i, b in enumerate(before))
+            before = tuple(b + order.number_of_tiles(cfg, work, i) for i, b in enumerate(before))
         number = number + 1
         work = queue.next(cfg, args, number)

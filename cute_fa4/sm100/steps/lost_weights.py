@@ -72,7 +72,7 @@ class SumOfCodes(RowState):
 
 def begun(order, cfg, tmem, state: RowState) -> RowState:
     """The state a row starts with."""
-    if order.sum_at(cfg, tmem, 0) is None:
+    if order.sum_address(cfg, tmem, 0) is None:
         return state
     return SumOfCodes(state.row_max, state.row_sum, Int32(0))
 

@@ -124,7 +124,7 @@ def write_probabilities(
     else:
         tensor_memory.wait_store()
         tensor_memory.fence_before()
-    order.p_stored(events, to.at)
+    events.p_last.arrive(to.at)
     if lost is not None:
         return lost
     total = row_math.row_total(row_math.add_values(sums, late))

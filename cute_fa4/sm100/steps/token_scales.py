@@ -91,7 +91,7 @@ def entry_of(cfg, order, smem: Smem, events: Events, work, n, i, tiles_before) -
     """Wait for the scales of key tile n; None where keys have none."""
     if not cfg.token_scales:
         return None
-    slot, phase = place_of(order.entry(cfg, work, n, i, tiles_before))
+    slot, phase = place_of(order.number_of_scales(cfg, work, n, i, tiles_before))
     events.scales_full.wait(slot, phase)
     return Entry(smem.scales, slot, scale_words(cfg, cfg.tiles.BN))
 

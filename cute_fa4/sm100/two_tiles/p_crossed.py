@@ -135,12 +135,12 @@ class PCrossedCode(PBesideSCode):
         """S of a key tile. scales: of first_scales, or next_scales."""
         make_next_s(cfg, mma, at_k, s, phase)
 
-    def read_first(self, cfg):
+    def first_columns(self, cfg):
         if not cfg.tmem.s_meet:
             return ()
         return cfg.tmem.s[1] - cfg.tmem.s[0], 0  # of S0 and of S1 what both have
 
-    def first_read(self, events, i):
+    def first_columns_read(self, events, i):
         tensor_memory.fence_before()
         events.s_apart.arrive(i)
 
@@ -150,9 +150,9 @@ class PCrossedCode(PBesideSCode):
     def may_store_p(self, events, work, n, i, phase):
         wait_for_columns(events, work, n, i, phase)
 
-    def p_at(self, cfg, s_address, i):
+    def p_address(self, cfg, s_address, i):
         of_0, of_1 = (p - s for p, s in zip(cfg.tmem.p, cfg.tmem.s, strict=True))
         return s_address + (of_0 + i * (of_1 - of_0))
 
-    def sum_at(self, cfg, tmem, i):
+    def sum_address(self, cfg, tmem, i):
         return tmem + cfg.tmem.sums[i] if cfg.tmem.sums else None

@@ -29,7 +29,7 @@ class InTwoBuffers(Order):
 
     sum_early = True
     run = staticmethod(products.run)
-    corrected = staticmethod(correction.no_tiles)
+    nothing_corrected = staticmethod(correction.no_tiles)
     correct_tiles = staticmethod(correction.correct_tiles)
     load_tile = staticmethod(loads.load_tile)
 
@@ -37,7 +37,7 @@ class InTwoBuffers(Order):
         """Announce a unit of K of which columns have a tensor of their own; returns the mbarrier for its copies."""
         return kv.get_v(at)
 
-    def buffer(self, cfg, work, n, i, before):
+    def buffer_at(self, cfg, work, n, i, before):
         return self.number(work, n, before) & 1
 
     def parity(self, cfg, work, n, i, before):
@@ -50,13 +50,13 @@ class InTwoBuffers(Order):
     def buffer_before(self, at):
         return at ^ 1
 
-    def place(self, i, number):
+    def buffer_and_parity(self, i, number):
         return number & 1, (number >> 1) & 1
 
-    def scores_at(self, cfg, tmem, at):
+    def s_address(self, cfg, tmem, at):
         return tmem + at * (cfg.tmem.s[1] - cfg.tmem.s[0])
 
-    def factor_at(self, cfg, thread, at):
+    def factor_word(self, cfg, thread, at):
         return thread + at * cfg.tiles.rows_per_q_tile
 
 

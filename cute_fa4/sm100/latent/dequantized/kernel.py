@@ -30,7 +30,7 @@ from ...few_rows import softmax
 from ...operands import tma
 from ...roles import load as load_role
 from ...roles.dispatch import first_column, own_lanes
-from ...roles.order import Order
+from ...roles.order import Loads
 from ...sync.kernel_args import KernelArgs
 from ..kernel import LatentCTA, SM100MLADecode
 from . import load, products, widen
@@ -40,7 +40,7 @@ from .tiles import COLUMNS_OF_SCALE, SCALE_LINE_BYTES
 
 
 @dataclass(frozen=True)
-class Rows(Order):
+class Rows(Loads):
     """A key tile is copied in slabs, with its scales."""
 
     load_tile = staticmethod(load.load_tile)

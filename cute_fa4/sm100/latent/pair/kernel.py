@@ -41,7 +41,7 @@ from ...pair.stored_at_leader import events_of
 from ...pair.sync import PairConsumer, PairProducer
 from ...roles import load as load_role
 from ...roles.dispatch import first_column, own_lanes
-from ...roles.order import Order
+from ...roles.order import Loads
 from ...sync.kernel_args import KernelArgs
 from . import load, products, softmax
 from .barriers import ROPE_SLOT
@@ -52,7 +52,7 @@ from .tiles import CTAS
 
 
 @dataclass(frozen=True)
-class InUnits(Order):
+class InUnits(Loads):
     """A key tile is copied in units, K ahead of V."""
 
     load_tile = staticmethod(load.load_tile)

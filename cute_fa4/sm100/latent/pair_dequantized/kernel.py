@@ -29,7 +29,7 @@ from ...operands.tma import KVOperand
 from ...pair.sync import PairConsumer
 from ...roles import load as load_role
 from ...roles.dispatch import first_column, own_lanes
-from ...roles.order import Order
+from ...roles.order import Loads
 from ...sync.kernel_args import KernelArgs
 from ...sync.pipelines import KVConsumerPipeline, Slot, TMAProducerPipeline
 from ..dequantized.tiles import COLUMNS_OF_SCALE, SCALE_LINE_BYTES
@@ -44,7 +44,7 @@ from .widen import Widener
 
 
 @dataclass(frozen=True)
-class StoredUnits(Order):
+class StoredUnits(Loads):
     """A key tile is copied in units as they are stored, K ahead of V."""
 
     load_tile = staticmethod(pair_load.load_tile)

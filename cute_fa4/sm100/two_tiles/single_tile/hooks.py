@@ -70,11 +70,11 @@ def keep_maximum(cfg: cutlass.Constexpr, smem: Smem, work: Work, thread: Int32, 
 class Lone(Order):
     """Hooks of an order whose lone work tiles alternate."""
 
-    corrected = staticmethod(Turns.none)
+    nothing_corrected = staticmethod(Turns.none)
     correct_tiles = staticmethod(correction.correct_tiles)
     load_q = staticmethod(load_q)
 
-    def q_comes_with(self, cfg, work, i):
+    def key_tile_of_q(self, cfg, work, i):
         """The place of Q1 is lent with the last key tile: the merge of the work tile before is then done with it."""
         if i == 0:
             return work.tiles.first
@@ -94,7 +94,7 @@ class Lone(Order):
         shift = one_if_lone(cfg, work)
         return (n + ((before << shift) - self.first_tile(cfg, work, i)) >> shift) & 1
 
-    def turns(self, cfg, work, i):
+    def number_of_tiles(self, cfg, work, i):
         alternating = (work.tiles.count + 1 - i) >> 1
         return choose(is_lone(cfg, work), alternating, work.tiles.count)
 

@@ -23,7 +23,7 @@ that was second at the end of the work tile before. A window of 128 keys, three 
                  first. Under a window Q1 comes with its own first key tile. With a work tile it announces how many key
                  tiles either query tile leaves out, and which warpgroup leads, that is, has query tile 1 (queue.py)
     mma          over.py, beside.py: `leader` is a warpgroup, a number of the kernel; its query tile is always 1
-    softmax i    rows and key tiles of its query tile (q_tile, first_tile, turns)
+    softmax i    rows and key tiles of its query tile (q_tile, first_tile, number_of_tiles)
     correction   correction.py: O of query tile 0, which is complete first, then that of query tile 1
 
 Scores that are left out are all masked: their P is 0, and maximum, row sum and O stay what they are, bit by bit.
@@ -83,18 +83,18 @@ def load_q_unless_lone(
 class Uneven(Order):
     """Hooks of an order whose query tiles take turns with the warpgroups."""
 
-    corrected = staticmethod(Turns.none)
+    nothing_corrected = staticmethod(Turns.none)
     correct_tiles = staticmethod(correction.correct_tiles)
 
     load_q = staticmethod(load_q)
 
-    def q_loaded(self, turn):
+    def q_tile_of_turn(self, turn):
         return 1 - turn
 
     def q_place(self, cfg, work, i):
         return warpgroup_of(work, i)
 
-    def q_comes_with(self, cfg, work, i):
+    def key_tile_of_q(self, cfg, work, i):
         return work.tiles.begin_of(i)
 
     def first_tile(self, cfg, work, i):
@@ -106,7 +106,7 @@ class Uneven(Order):
     def q_tile(self, cfg, work, i):
         return query_tile(work, i)
 
-    def turns(self, cfg, work, i):
+    def number_of_tiles(self, cfg, work, i):
         return work.tiles.count_of(query_tile(work, i))
 
 
@@ -121,9 +121,9 @@ class UnevenLone(Uneven):
     def q_place(self, cfg, work, i):
         return choose(is_lone(cfg, work), i, warpgroup_of(work, i))
 
-    def q_comes_with(self, cfg, work, i):
+    def key_tile_of_q(self, cfg, work, i):
         if i == 0 or not cfg.begins_late:
-            return Lone.q_comes_with(self, cfg, work, i)
+            return Lone.key_tile_of_q(self, cfg, work, i)
         lent, own = work.tiles.count - 1, work.tiles.before(i)
         return work.tiles.first + choose(is_lone(cfg, work), lent, own)
 
@@ -136,7 +136,7 @@ class UnevenLone(Uneven):
     def q_tile(self, cfg, work, i):
         return choose(is_lone(cfg, work), 0, query_tile(work, i))
 
-    def turns(self, cfg, work, i):
+    def number_of_tiles(self, cfg, work, i):
         alternating = (work.tiles.count + 1 - i) >> 1
         of_two = work.tiles.count_of(query_tile(work, i))
         return choose(is_lone(cfg, work), alternating, of_two)

@@ -21,7 +21,7 @@ from cutlass import Int32
 
 from ...operands.kv_buffer import KVBuffer, KVBufferConfig
 from ...roles import alternate
-from ...roles.order import Order
+from ...roles.order import Handshake
 from ...steps.products import make_s, multiply_pv
 from ...steps.warps import MmaWarp, ScoreTile
 from ...sync.kernel_args import Events, KernelArgs, Smem
@@ -96,7 +96,7 @@ def run(
         tiles = work.tiles
         if is_lone_here(cfg, work):
             at, phases, q_phase = alternate.key_tiles(
-                cfg, Order(), mma, at, tiles.count, by_warpgroup(turn), q_phase
+                cfg, Handshake(), mma, at, tiles.count, by_warpgroup(turn), q_phase
             )
             turn = from_warpgroups(turn, phases)
             events.q_full.wait(1, q_phase ^ 1)  # looked at before correction can hand Q1 back

@@ -65,7 +65,7 @@ class Share:
 
 @dataclass(frozen=True)
 class KeyTile:
-    """Key tile n. at, phase: its S and barriers, and their parity, as Buffers.buffer_at and Share.parity of an order say."""
+    """Key tile n. at, phase: its S and barriers, and their parity, as buffer_at and parity of an order say."""
 
     n: Int32
     at: Int32

@@ -111,11 +111,8 @@ class CorrectionSide(RaisedAtLeader):
             cute.arch.mbarrier_arrive(self.factor_read + i)
 
 
-@dataclass(frozen=True)
 class PairEvents(Events):
     """The events of a pair: each raised where it is awaited."""
-
-    factor_read: Event
 
     @classmethod
     def of(cls, table: BarrierTable, first: cute.Pointer) -> "PairEvents":

@@ -1,6 +1,7 @@
 """What crosses the kernel boundary, and what the prologue hands to the roles."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, make_dataclass
+from functools import cache
 
 import cutlass.cute as cute
 from cutlass import Float32, Int32
@@ -49,39 +50,24 @@ class KernelArgs:
     aux: tuple  # tensors for score_mod and mask_mod
 
 
-@dataclass(frozen=True)
 class Events:
-    """The one-barrier events between the roles; the family's barriers.py is their table."""
-
-    q_full: Event
-    q_free: Event
-    s_ready: Event
-    row_scale: Event
-    p_ready: Event
-    p_last: Event | None
-    s_free: Event | None
-    pv_done: Event | None
-    s_apart: Event | None
-    o_ready: Event
-    scales_full: Event | None
-    scales_empty: Event | None
-    parts_in: Event | None
-    kind_done: Event | None
+    """The one-barrier events between the roles: for each barrier of the family's table an Event of its name."""
 
     @classmethod
     def of(cls, table: BarrierTable, mbarriers: cute.Pointer) -> "Events":
-        """From the first mbarrier; an event that a family or an order does not have is None."""
-        names = (field.name for field in fields(cls))
-        return cls(
-            **{
-                name: Event(mbarriers + table.first_index(name)) if name in table else None
-                for name in names
-            }
-        )
+        """From the first mbarrier."""
+        names = tuple(row.name for row in table.rows)
+        return named(cls, names)(*(Event(mbarriers + table.first_index(name)) for name in names))
 
     def seen_by(self, role: str) -> "Events":
         """The events as a role raises and awaits them; CTAs that share an MMA say it of each role."""
         return self
+
+
+@cache
+def named(base: type, names: tuple[str, ...]) -> type:
+    """A dataclass with these fields, made once: the compiler compares the types of what loops carry."""
+    return make_dataclass(base.__name__, names, bases=(base,), frozen=True)
 
 
 def floats(pointer: cute.Pointer, number: int) -> cute.Tensor:

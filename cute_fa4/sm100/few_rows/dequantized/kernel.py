@@ -29,7 +29,6 @@ from ...sync.kernel_args import KernelArgs
 from .. import softmax
 from ..kernel import SM100MHASwap
 from . import products, widen
-from .events import WidenedEvents
 from .queries import WITH_QUERIES
 from .smem import WidenedShared
 
@@ -39,9 +38,6 @@ class SM100MHAWiden(SM100MHASwap):
 
     def shared(self, base):
         return WidenedShared.of(self.cfg.smem, base, len(self.cfg.warps.softmax))
-
-    def events_of(self, mbarriers) -> WidenedEvents:
-        return WidenedEvents.of(self.cfg.barriers, mbarriers)
 
     @cute.jit
     def roles(self, args: KernelArgs, cta: CTA, warp):

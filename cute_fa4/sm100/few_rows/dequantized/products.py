@@ -12,9 +12,8 @@ from cute_fa4.layouts.umma_descriptors import InstructionDescriptor
 
 from ...instructions import tensor_core, tensor_memory
 from ...operands.kv_buffer import mma_tile
-from ...sync.kernel_args import KernelArgs
+from ...sync.kernel_args import Events, KernelArgs
 from ...work.queue import NO_MORE, WorkQueue
-from .events import WidenedEvents
 from .smem import WidenedShared
 from .tiles import COLUMNS_OF_COLUMN, WIDE_DTYPE
 
@@ -47,7 +46,7 @@ def finish_tile(
     cfg: cutlass.Constexpr,
     smem: WidenedShared,
     o_address: Int32,
-    events: WidenedEvents,
+    events: Events,
     tile: Int32,
     accumulate: cutlass.Boolean,
 ):
@@ -71,7 +70,7 @@ def run(
     args: KernelArgs,
     smem: WidenedShared,
     tmem: Int32,
-    events: WidenedEvents,
+    events: Events,
     queue: WorkQueue,
 ):
     """Every work tile of the CTA."""

@@ -20,10 +20,10 @@ from cute_fa4.layouts.scalars import maximum, minimum
 from ...steps import row_math
 from ...steps.pieces import load_piece
 from ...steps.store import PIECE_BYTES, store_piece
+from ...sync.kernel_args import Events
 from ...work.tile import Work
 from .. import softmax
 from ..columns import SCALE, Place, publish
-from .events import WidenedEvents
 from .smem import WidenedShared
 from .tiles import WIDE_DTYPE
 
@@ -102,7 +102,7 @@ class WithQueries(softmax.OwnScales):
 def publish_scales(
     cfg: cutlass.Constexpr,
     smem: WidenedShared,
-    events: WidenedEvents,
+    events: Events,
     work: Work,
     place: Place,
     number: Int32,

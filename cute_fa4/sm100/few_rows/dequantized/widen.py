@@ -14,11 +14,10 @@ from cutlass import Int32
 from ...instructions import tensor_memory
 from ...steps.pieces import WORDS, load_piece, widened
 from ...steps.store import PIECE_BYTES, store_piece
-from ...sync.kernel_args import KernelArgs
+from ...sync.kernel_args import Events, KernelArgs
 from ...sync.pipelines import KVConsumerPipeline, Slot
 from ...work.queue import NO_MORE, WorkQueue
 from . import queries
-from .events import WidenedEvents
 from .smem import WidenedShared
 
 COLUMNS = PIECE_BYTES  # of K or V in a piece of the ring
@@ -77,7 +76,7 @@ def key_tile(
     cfg: cutlass.Constexpr,
     smem: WidenedShared,
     tmem: Int32,
-    events: WidenedEvents,
+    events: Events,
     kv: KVConsumerPipeline,
     at: Slot,
     tile: Int32,
@@ -107,7 +106,7 @@ def run(
     args: KernelArgs,
     smem: WidenedShared,
     tmem: Int32,
-    events: WidenedEvents,
+    events: Events,
     kv: KVConsumerPipeline,
     queue: WorkQueue,
 ):

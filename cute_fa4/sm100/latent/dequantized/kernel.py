@@ -34,7 +34,6 @@ from ...roles.order import Loads
 from ...sync.kernel_args import KernelArgs
 from ..kernel import LatentCTA, SM100MLADecode
 from . import load, products, widen
-from .events import RowsEvents
 from .smem import RowsShared
 from .tiles import COLUMNS_OF_SCALE, SCALE_LINE_BYTES
 
@@ -60,9 +59,6 @@ class SM100MLAWiden(SM100MLADecode):
 
     def shared(self, base):
         return RowsShared.of(self.cfg.smem, base, len(self.cfg.warps.softmax))
-
-    def events_of(self, mbarriers) -> RowsEvents:
-        return RowsEvents.of(self.cfg.barriers, mbarriers)
 
     @cute.jit
     def roles(self, args: KernelArgs, cta: LatentCTA, warp):

@@ -18,12 +18,11 @@ from cute_fa4.layouts.umma_descriptors import InstructionDescriptor
 from ...few_rows.barriers import S_BUFFERS
 from ...instructions import tensor_core, tensor_memory
 from ...operands.kv_buffer import mma_tile
-from ...sync.kernel_args import KernelArgs
+from ...sync.kernel_args import Events, KernelArgs
 from ...sync.pipelines import KVConsumerPipeline, Slot
 from ...work.queue import NO_MORE, WorkQueue
 from ..products import multiply_kq, multiply_vp
 from .barriers import K_BUFFERS
-from .events import RowsEvents
 from .smem import RowsShared
 from .tiles import COLUMNS_OF_COLUMN
 
@@ -43,7 +42,7 @@ def multiply_slab(cfg, smem: RowsShared, k_address, s_address, i: int):
 
 
 def make_scores(
-    cfg, smem: RowsShared, tmem, events: RowsEvents, rope: KVConsumerPipeline, at: Slot, tile
+    cfg, smem: RowsShared, tmem, events: Events, rope: KVConsumerPipeline, at: Slot, tile
 ):
     """S of a key tile, each part of the sum as its columns are there."""
     buffer = tile & (S_BUFFERS - 1)
@@ -66,7 +65,7 @@ def finish_tile(
     cfg,
     smem: RowsShared,
     tmem,
-    events: RowsEvents,
+    events: Events,
     rope: KVConsumerPipeline,
     at: Slot,
     tile,
@@ -94,7 +93,7 @@ def run(
     args: KernelArgs,
     smem: RowsShared,
     tmem: Int32,
-    events: RowsEvents,
+    events: Events,
     rope: KVConsumerPipeline,
     queue: WorkQueue,
 ):

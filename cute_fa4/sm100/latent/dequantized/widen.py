@@ -21,11 +21,10 @@ from ...instructions import tensor_memory
 from ...steps import row_math
 from ...steps.pieces import WORDS, load_piece, numbers_of, widened
 from ...steps.store import PIECE_BYTES, store_piece
-from ...sync.kernel_args import KernelArgs
+from ...sync.kernel_args import Events, KernelArgs
 from ...sync.pipelines import KVConsumerPipeline, Slot
 from ...work.queue import NO_MORE, WorkQueue
 from .barriers import K_BUFFERS
-from .events import RowsEvents
 from .smem import RowsShared
 from .tiles import COLUMNS_OF_COLUMN, COLUMNS_OF_SCALE, SCALE_LINE_BYTES, WIDE_BYTES
 
@@ -77,7 +76,7 @@ def key_tile(
     cfg: cutlass.Constexpr,
     smem: RowsShared,
     tmem: Int32,
-    events: RowsEvents,
+    events: Events,
     kv: KVConsumerPipeline,
     at: Slot,
     tile: Int32,
@@ -117,7 +116,7 @@ def run(
     args: KernelArgs,
     smem: RowsShared,
     tmem: Int32,
-    events: RowsEvents,
+    events: Events,
     kv: KVConsumerPipeline,
     queue: WorkQueue,
 ):

@@ -24,15 +24,11 @@ from ...roles import dispatch
 from ...sync.kernel_args import KernelArgs
 from ..kernel import SM100MHA2Q
 from . import widen
-from .events import SlotEvents
 from .tiles import RAW_COLUMNS
 
 
 class SM100MHAWiden2Q(SM100MHA2Q):
     """Forward attention on SM100: 512 threads, 256 query rows of 16 bits a CTA, K and V of 8 widened in their slots."""
-
-    def events_of(self, mbarriers) -> SlotEvents:
-        return SlotEvents.of(self.cfg.barriers, mbarriers)
 
     def kv_operands(self, mK, mV) -> tuple:
         return (

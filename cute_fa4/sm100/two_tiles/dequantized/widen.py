@@ -18,10 +18,9 @@ from ...blueprint.chip import WARP_SIZE
 from ...steps import row_math
 from ...steps.pieces import load_piece, numbers_of, widened
 from ...steps.store import PIECE_BYTES, store_piece
-from ...sync.kernel_args import KernelArgs, Smem
+from ...sync.kernel_args import Events, KernelArgs, Smem
 from ...sync.pipelines import KVConsumerPipeline, Slot
 from ...work.queue import NO_MORE, WorkQueue
-from .events import SlotEvents
 
 LINE_BYTES = 128  # of a key in a chunk: 128 columns of 8 bits, or 64 of 16
 LINES_OF_SWIZZLE = 8
@@ -58,7 +57,7 @@ def widen_key(cfg, line, first_byte: int, is_v: bool):
             store_piece(piece_of(line, piece, first_byte + chunk * tile.chunk_bytes), found)
 
 
-def await_raw(events: SlotEvents, at: Slot):
+def await_raw(events: Events, at: Slot):
     events.raw_full.wait(at.index, at.phase)
 
 
@@ -72,7 +71,7 @@ def complete(kv: KVConsumerPipeline, at: Slot):
 def widen_tile(
     cfg: cutlass.Constexpr,
     smem: Smem,
-    events: SlotEvents,
+    events: Events,
     kv: KVConsumerPipeline,
     at: Slot,
     thread: Int32,
@@ -92,7 +91,7 @@ def run(
     cfg: cutlass.Constexpr,
     args: KernelArgs,
     smem: Smem,
-    events: SlotEvents,
+    events: Events,
     kv: KVConsumerPipeline,
     queue: WorkQueue,
 ):

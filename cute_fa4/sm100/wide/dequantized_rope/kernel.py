@@ -24,7 +24,6 @@ from ...roles import dispatch
 from ...sync.kernel_args import KernelArgs
 from ..kernel import InTwoBuffers, SM100MHAWide
 from . import widen
-from .events import RopeEvents
 
 
 @dataclass(frozen=True)
@@ -39,9 +38,6 @@ class Widened(InTwoBuffers):
 
 class SM100MHARope(SM100MHAWide):
     """Forward attention on SM100: 384 threads, 128 query rows a CTA, rotary columns of K widened in their slots."""
-
-    def events_of(self, mbarriers) -> RopeEvents:
-        return RopeEvents.of(self.cfg.barriers, mbarriers)
 
     @cute.jit
     def roles(self, args: KernelArgs, cta: CTA, warp):

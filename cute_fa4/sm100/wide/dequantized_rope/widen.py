@@ -26,13 +26,12 @@ from ...blueprint.chip import SWIZZLE_BYTES, WARP_SIZE
 from ...steps import rope_rows, row_math
 from ...steps.pieces import WORDS, load_piece, numbers_of, widened
 from ...steps.store import PIECE_BYTES, store_piece
-from ...sync.kernel_args import KernelArgs, Smem
+from ...sync.kernel_args import Events, KernelArgs, Smem
 from ...sync.pipelines import KVConsumerPipeline, Slot
 from ...work import blocks, scales
 from ...work.queue import NO_MORE, WorkQueue
 from ...work.tile import Work
 from .. import units
-from .events import RopeEvents
 
 WIDENED = 3  # named barrier of the two warps; 0 to 2 are others' (kernel.py, steps/store.py)
 COLUMNS = BF16.elements_in(PIECE_BYTES)  # of a piece of 16 bits
@@ -84,7 +83,7 @@ def widen_key(cfg, address, key, scale=None):
         store_piece(address + wide.offset(key, piece * COLUMNS), part)
 
 
-def await_raw(events: RopeEvents, at: Slot, phases: Int32):
+def await_raw(events: Events, at: Slot, phases: Int32):
     events.rope_raw.wait(at.index, phases >> at.index & 1)
 
 
@@ -103,7 +102,7 @@ def complete(threads: int):
 def widen_unit(
     cfg: cutlass.Constexpr,
     smem: Smem,
-    events: RopeEvents,
+    events: Events,
     kv: KVConsumerPipeline,
     at: Slot,
     phases: Int32,
@@ -129,7 +128,7 @@ def run(
     cfg: cutlass.Constexpr,
     args: KernelArgs,
     smem: Smem,
-    events: RopeEvents,
+    events: Events,
     kv: KVConsumerPipeline,
     queue: WorkQueue,
 ):

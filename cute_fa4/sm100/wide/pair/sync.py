@@ -27,7 +27,6 @@ class TwoBuffersSide(SoftmaxSide):
         super().wait(at, phase)
 
 
-@dataclass(frozen=True)
 class WidePairEvents(PairEvents):
     """The events of a wide pair."""
 

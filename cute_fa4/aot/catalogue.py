@@ -50,7 +50,7 @@ def read_catalogue(path, *, models: tuple[str, ...] | None = None) -> list:
     unknown = sorted(set(content) - {"defaults", *entries.KINDS})
     if unknown:
         raise ExportError(
-            f"{path}: {unknown}; accepted: [defaults], [[model]], [[config]] and [[append]]"
+            f"{path}: {unknown}; accepted: [defaults], {', '.join(f'[[{kind}]]' for kind in entries.KINDS)}"
         )
     defaults = content.get("defaults", {})
     found, names = [], []

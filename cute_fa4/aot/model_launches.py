@@ -1,10 +1,39 @@
-"""What calls of a model launch besides: appended rows, latent attention, parts on several GPUs."""
+"""What calls of a model launch besides: backward passes, appended rows, latent attention, parts on several GPUs."""
 
 from __future__ import annotations
 
 import itertools
 
 from cute_fa4.aot.model_kernels import kernels
+
+
+def backward(shared: dict, masks: list, return_lse: tuple, calls: tuple) -> list:
+    """The kernels of the backward pass. ValueError for a model that has none."""
+    from cute_fa4.sm100.backward.config import BackwardConfig
+
+    depths = shared["head_dim"], shared["head_dim_v"]
+    found = [
+        BackwardConfig(
+            shared["qkv_dtype"],
+            *depths,
+            packed=call == "packed",
+            mask=mask,
+            score_mod=shared["score_mod"],
+            dlse=dlse,
+            arch=shared["arch"],
+        )
+        for call in dict.fromkeys(calls)
+        if call in ("dense", "packed")
+        for mask in masks
+        for dlse in dict.fromkeys((False, *return_lse))
+    ]
+    why = dict.fromkeys(reason for config in found for reason in config.refusals())
+    if why or not found:
+        text = (
+            "; ".join(why) or f"calls: {calls}; accepted: 'dense', 'packed', which have gradients"
+        )
+        raise ValueError(f"training: True and {text}")
+    return found
 
 
 def appends(dtypes, head_dim: int, head_dim_v: int, page_sizes: tuple, arch: str) -> list:

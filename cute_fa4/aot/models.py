@@ -55,9 +55,10 @@ def configs_for_model(
     rope_dtype: str | None = None,
     scale_dtype: str | None = None,
     splits: bool = True,
+    training: bool = False,
     arch: str = "sm_100a",
 ) -> list:
-    """FA4Configs, AppendConfigs and CombineConfigs, without doubles.
+    """FA4Configs, AppendConfigs, CombineConfigs and BackwardConfigs, without doubles.
 
     head_dim_v  of v; None: as head_dim
     dtype       "bf16", "fp16", "e4m3" or "e5m2"; out of the 8-bit ones is bf16
@@ -81,6 +82,8 @@ def configs_for_model(
     scale_dtype "f32": k_rope of 8 bits has k_rope_descale; None: it has not
     splits      whether calls may split their keys: num_splits other than 1, or tokens_per_split. Of calls over latent
                 caches, which split unless num_splits=1, the list always has these kernels
+    training    q, k and v of dense and packed calls want gradients: kernels that write the log-sum-exp, and those of
+                the backward pass, with a gradient of the log-sum-exp where return_lse has True
 
     Raises ValueError for a value that no call accepts, and with every reason for shapes that no kernel runs.
     """
@@ -104,8 +107,9 @@ def configs_for_model(
 
     ropes = ropes_of(index(rope_depth), rope_page_sizes, rope_dtype, scale_dtype)
     layouts = layouts_of([call for call in calls if call in CALLS], page_sizes, ropes)
-    found = []
-    for mask, lse, layout in itertools.product(masks, dict.fromkeys(return_lse), layouts):
+    found = model_launches.backward(shared, masks, return_lse, calls) if training else []
+    writes_lse = dict.fromkeys((*return_lse, *[True] * training))
+    for mask, lse, layout in itertools.product(masks, writes_lse, layouts):
         for problem, kernel in kernels_of_model(
             shared | layout | {"mask": mask}, dtypes, q_quantize
         ):

@@ -6,8 +6,9 @@
     export-kernel --head-dim 128 --causal                 one [[config]]
     export-kernel --kernel append --head-dim 128          one [[append]]
     export-kernel --kernel combine --head-dim 128         one [[combine]]
+    export-kernel --kernel backward --head-dim 128        one [[backward]]
 
-The flags are generated from the tables of aot/entry.py: every field of a catalogue entry is also a flag.
+The flags are generated from the tables of aot/entry_fields.py: every field of a catalogue entry is also a flag.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import time
 from pathlib import Path
 
 from cute_fa4.aot import entry, exporter
+from cute_fa4.aot.entry_fields import KINDS, Field
 from cute_fa4.aot.manifest import ExportError
 from cute_fa4.system import forks, progress
 
@@ -32,9 +34,10 @@ _TITLES = {
     "config": "an attention kernel",
     "append": "a kernel that writes new rows to a cache (--kernel append)",
     "combine": "a kernel that merges parts (--kernel combine)",
+    "backward": "the kernels of a backward pass (--kernel backward)",
 }
-_OF_ONE = ("config", "append", "combine")  # kinds of a single kernel
-_ELSEWHERE = {"append": ("dtype",)}  # the flag is named like qkv_dtype's
+_OF_ONE = ("config", "append", "combine", "backward")  # kinds of a single kernel
+_ELSEWHERE = {"append": ("dtype",), "backward": ("dtype",)}  # the flag is named like qkv_dtype's
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
@@ -75,7 +78,7 @@ def add_options_of_one(command: argparse.ArgumentParser) -> None:
     _add_output(command)
     command.add_argument(
         "--kernel",
-        choices=("attention", "append", "combine"),
+        choices=("attention", "append", "combine", "backward"),
         default="attention",
         help="default: attention",
     )
@@ -107,13 +110,13 @@ def _add_kinds(command: argparse.ArgumentParser, *kinds: str) -> None:
     seen = {"arch"}
     for kind in kinds:
         group = command.add_argument_group(_TITLES[kind])
-        for name, field in entry.KINDS[kind].items():
+        for name, field in KINDS[kind].items():
             if name not in seen and name not in _ELSEWHERE.get(kind, ()):
                 seen.add(name)
                 _add_flag(group, name, field)
 
 
-def _add_flag(group, name: str, field: entry.Field) -> None:
+def _add_flag(group, name: str, field: Field) -> None:
     flags = (f"--{name.replace('_', '-')}", *_ALIASES.get(name, ()))
     how = {"dest": name, "default": None, "help": field.help}
     if name == "sink" and field.kind == "switch":
@@ -233,12 +236,12 @@ def configs_of(options) -> list:
     kinds = ("model",) if options.kernel is None else _OF_ONE
     given = {
         name: getattr(options, name)
-        for name in {name for kind in kinds for name in entry.KINDS[kind]}
+        for name in {name for kind in kinds for name in KINDS[kind]}
         if name != "arch" and getattr(options, name, None) is not None
     }
     if options.kernel is not None:
         kind, said = _entry(given, options.kernel)
-        unknown = set(said) - set(entry.KINDS[kind])
+        unknown = set(said) - set(KINDS[kind])
         if unknown:
             raise ExportError(f"{_flags(unknown)}: not of {_TITLES[kind]}; --help lists its flags")
         configs = entry.configs_of(kind, said, "export-kernel")
@@ -296,7 +299,7 @@ def _entry(given: dict, kernel: str) -> tuple[str, dict]:
     """-> (kind, entry) of flags; short forms of flags are expanded."""
     said = {name: given[name] for name in sorted(given)}
     dtype = said.pop("qkv_dtype", "bf16")
-    if kernel == "append":
+    if kernel in ("append", "backward"):
         return kernel, {"dtype": dtype, **said}
     if kernel == "combine":
         return kernel, {"o_dtype": dtype, **said}

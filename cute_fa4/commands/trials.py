@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import torch
 
-from cute_fa4.commands import trial_append, trial_definition, trial_scales
+from cute_fa4.commands import trial_append, trial_backward, trial_definition, trial_scales
 from cute_fa4.commands.trial_pages import DTYPES, page_table, pages
 from cute_fa4.compiler import functions, policy
 from cute_fa4.compiler.policy import JitError
@@ -28,6 +28,7 @@ from cute_fa4.dtypes import E8M0, QUANTIZED, is_quantized
 from cute_fa4.masks import BoundMask
 from cute_fa4.scales import BLOCK, ROW
 from cute_fa4.sm100.append.config import AppendConfig
+from cute_fa4.sm100.backward.config import BackwardConfig
 from cute_fa4.sm100.blueprint.score_mods import THEN, packaged_call
 from cute_fa4.sm100.choose.config import FA4Config
 from cute_fa4.sm100.choose.rows_of_tiles import swapped_rows
@@ -134,6 +135,10 @@ def _try(config, device: str) -> tuple[float, float]:
         return trial_append.wrong_elements(config, device)
     if isinstance(config, CombineConfig):
         raise NotTried("it is called with the kernel of the parts that it merges")
+    if isinstance(config, BackwardConfig):
+        if config.has_functions:
+            raise NotTried("functions of scores in a backward pass have no comparison here")
+        return trial_backward.worst(config, device)
     if not config.split_keys:
         return _attention(config, device, config.write_lse)
     try:

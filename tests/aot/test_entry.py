@@ -6,13 +6,14 @@ import pytest
 
 from cute_fa4 import __main__ as command_line
 from cute_fa4 import configs_for_model, masks, score_mods
-from cute_fa4.aot import ExportError, entry, missing, read_catalogue
+from cute_fa4.aot import ExportError, entry, entry_fields, missing, read_catalogue
 from cute_fa4.aot.config_data import ConfigDataError
 from cute_fa4.aot.exporter import for_arch
 from cute_fa4.commands.export import configs_of
 from cute_fa4.compiler import functions
 from cute_fa4.compiler.policy import JitError, JitWarning
 from cute_fa4.sm100.append.config import AppendConfig
+from cute_fa4.sm100.backward.config import BackwardConfig
 from cute_fa4.sm100.blueprint.score_mods import ScoreMod
 from cute_fa4.sm100.blueprint.warp_roles import WarpRoles
 from cute_fa4.sm100.choose.choose_config import choose_config, split_configs
@@ -49,6 +50,11 @@ VARIED = [
     ),
     choose_config(qkv_dtype="fp16", head_dim=128, o_dtype="e4m3", descales="o"),
     CombineConfig("e4m3", 128),
+    BackwardConfig("fp16", 64, 128, packed=True, used=True, mask=masks.Window(True, False), dlse=True, arch="sm_103a"),
+    BackwardConfig(
+        "bf16", 64, 64, mask=masks.Causal(), mask_mod=score_mods.relative_logits(7), aux=(("bf16", 3),),
+        score_mod=score_mods.composed(score_mods.soft_cap(30.0), score_mods.alibi(8)),
+    ),
 ]  # fmt: skip
 
 
@@ -88,7 +94,7 @@ def test_models_have_out_of_8_bits_in_every_kernel_that_writes_it():
 
 def flags(kind: str, said: dict) -> list[str]:
     """The command line of an entry."""
-    found = ["--kernel", kind] if kind in ("append", "combine") else []
+    found = ["--kernel", kind] if kind not in ("config", "model") else []
     for name, value in said.items():
         flag = "--" + name.replace("_", "-")
         if name == "sink" and value is True:
@@ -117,10 +123,12 @@ def test_flags_say_what_an_entry_says(config):
 
 def test_every_field_of_every_kind_has_a_flag():
     parser = command_line._parser()
-    assert set(entry.MODEL) <= set(vars(parser.parse_args(["export"])))
+    assert set(entry_fields.MODEL) <= set(vars(parser.parse_args(["export"])))
     options = set(vars(parser.parse_args(["export-kernel"])))
-    for kind in ("config", "append", "combine"):
-        assert {"qkv_dtype" if name == "dtype" else name for name in entry.KINDS[kind]} <= options
+    for kind in ("config", "append", "combine", "backward"):
+        assert {
+            "qkv_dtype" if name == "dtype" else name for name in entry_fields.KINDS[kind]
+        } <= options
 
 
 def test_the_flags_of_a_model_are_those_of_its_entry(tmp_path):

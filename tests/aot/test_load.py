@@ -11,8 +11,11 @@ from cute_fa4 import EmulatorWarning, aot, compile_cache, emulator, flash_attn_f
 from cute_fa4.aot import LoadError, manifest
 from cute_fa4.calls import append as appending
 from cute_fa4.calls import launch
+from cute_fa4.commands import trials
 from cute_fa4.compiler import functions
 from cute_fa4.emulator.host.driver_api import DEFAULT
+from cute_fa4.reference import allowed_gradient_errors, gradients_float64, max_error
+from cute_fa4.sm100.backward.config import BackwardConfig
 
 from .conftest import EXPORTED, PLAIN, python
 
@@ -315,3 +318,28 @@ def test_a_function_for_the_emulator_says_what_it_is_checked_with():
         emulator.EmulatedFunction(lambda: None)
     with pytest.raises(ValueError, match="strict"):
         emulator.EmulatedFunction(lambda: None, "strict")
+
+
+def test_training_needs_no_compiler_with_an_exported_backward_pass(
+    nothing_loaded, tmp_path, monkeypatch
+):
+    """Under CUTE_FA4_JIT=error: forward and backward of 40 rows, one ragged tile; what `aot check` says of both."""
+    listed = aot.configs_for_model(
+        head_dim=64, heads_q=2, heads_kv=1, calls=("dense",), training=True, splits=False
+    )
+    forward = [c for c in listed if getattr(getattr(c, "schedule", None), "family", "") == "mha1q"]
+    backward = [c for c in listed if isinstance(c, BackwardConfig)]
+    aot.load(aot.export([*forward, *backward], tmp_path))
+    monkeypatch.setenv("CUTE_FA4_JIT", "error")
+    monkeypatch.setenv("CUTE_FA4_SWAP", "off")
+    q, k, v = (
+        torch.randn(1, 40, heads, 64, dtype=torch.bfloat16, requires_grad=True)
+        for heads in (2, 1, 1)
+    )
+    dout = torch.randn(1, 40, 2, 64, dtype=torch.bfloat16)
+    found = torch.autograd.grad(flash_attn_func(q, k, v, causal=True), (q, k, v), dout)
+    given = *(x.detach() for x in (q, k, v)), dout
+    exact = gradients_float64(*given, causal=True)
+    allowed = allowed_gradient_errors(*given, causal=True)
+    assert all(max_error(a, b) <= most for a, b, most in zip(found, exact, allowed, strict=True))
+    assert all(trials.verdict(config, "cpu", "emulator").good for config in backward)

@@ -1,6 +1,7 @@
 """configs_for_model lists what the public functions ask for: recorded from calls, not written down twice."""
 
 import itertools
+from random import Random
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from cute_fa4 import (
     flash_attn_with_kvcache,
     flash_mla_with_kvcache,
 )
+from cute_fa4.sm100.backward.config import BackwardConfig
 
 # name -> (arguments of configs_for_model, arguments of every call)
 MODELS = {
@@ -247,3 +249,61 @@ def test_prefill_with_columns_that_all_heads_share_is_listed(monkeypatch):
         assert len(asked) == 1 and asked <= beside
     with pytest.raises(ValueError, match="'dense', 'packed'"):
         configs_for_model(**model)
+
+
+def training_calls(draw, heads_q, heads_kv, options: dict) -> None:
+    """One call that wants gradients, and its backward pass: any lengths, dense or packed."""
+    queries, keys = draw.randint(1, 400), draw.randint(1, 400)
+    batch, of_batch = draw.randint(1, 3), {}
+    shapes = [
+        (batch, queries, heads_q, 64),
+        (batch, keys, heads_kv, 64),
+        (batch, keys, heads_kv, 64),
+    ]
+    function = flash_attn_func
+    if draw.random() < 0.5:
+        function = flash_attn_varlen_func
+        shapes = [(rows * number, *rest) for number, rows, *rest in shapes]
+        for name, rows in (("q", queries), ("k", keys)):
+            of_batch[f"cu_seqlens_{name}"] = torch.arange(batch + 1, dtype=torch.int32) * rows
+            of_batch[f"max_seqlen_{name}"] = rows
+    q, k, v = (torch.zeros(s, dtype=torch.bfloat16, requires_grad=True) for s in shapes)
+    found = function(q, k, v, **of_batch, **options)
+    results = found if isinstance(found, tuple) else (found,)
+    used = draw.choice((results, results[:1]))  # a log-sum-exp need not have a gradient
+    torch.autograd.grad([x.sum() for x in used], (q, k, v))
+
+
+@pytest.mark.parametrize("name", ["grouped", "window and sink", "soft cap, no mask"])
+def test_every_configuration_that_training_asks_for_is_listed(name, monkeypatch):
+    """CUTE_FA4_JIT=error would refuse any other. Thirty calls: each of both layouts, with and without dlse, often."""
+    shape, options = MODELS[name]
+    listed = configs_for_model(
+        **{"head_dim": 64, "calls": ("dense", "packed"), "training": True, **shape}
+    )
+    asked = set()
+
+    def record(config, executor):
+        asked.add(config)
+        return lambda *arguments: None
+
+    monkeypatch.setattr(compile_cache, "function_for", record)
+    if options.get("learnable_sink"):
+        options = {**options, "learnable_sink": torch.zeros(shape["heads_q"], dtype=torch.bfloat16)}
+    for seed in range(30):
+        training_calls(Random(seed), shape["heads_q"], shape["heads_kv"], options)
+    assert asked <= set(listed)
+    backward = [config for config in asked if isinstance(config, BackwardConfig)]
+    assert {config.packed for config in backward} == {False, True}
+    assert {config.dlse for config in backward} == {False, *shape.get("return_lse", ())}
+
+
+def test_a_model_without_a_backward_pass_is_refused_by_name():
+    model = dict(head_dim=64, heads_q=2, heads_kv=2, training=True)
+    for wrong, text in (
+        (dict(head_dim=256), "depth=256: use a multiple of 8"),
+        (dict(dtype="e4m3"), "dtype='e4m3': use 'bf16'"),
+        (dict(calls=("paged",)), "accepted: 'dense', 'packed'"),
+    ):
+        with pytest.raises(ValueError, match=f"^training: True and .*{text}"):
+            configs_for_model(**model | wrong)

@@ -23,11 +23,7 @@ INTERNAL = {
     "cute_fa4/distributed/attention.py": {"_checked": 10},
     "cute_fa4/distributed/decode.py": {"_cache": 11},
     "cute_fa4/emulator/checks/memory.py": {"touch": 9, "Region.access": 9},
-    "cute_fa4/emulator/host/ptx_files.py": {
-        "encode_tiled": 9,
-        "encode_im2col": 12,
-        "_common_words": 9,
-    },
+    "cute_fa4/emulator/host/ptx_files.py": {"encode_tiled": 9, "encode_im2col": 12, "_common_words": 9},
     "cute_fa4/hopper/calls.py": {"_ragged_call": 9},
     "cute_fa4/sm100/append/kernel.py": {"AppendKernel.__call__": 11},
     "cute_fa4/sm100/backward/kernel.py": {"BackwardKernel.__call__": 16},

@@ -11,6 +11,7 @@ in tensor memory, and no tile is ever transposed or staged.
 """
 
 from dataclasses import dataclass
+from hashlib import sha256
 
 from ...dtypes import BF16, UNQUANTIZED, elements_in
 from ...layouts.operand_tiles import KMajorTile, MNMajorTile
@@ -184,10 +185,11 @@ class BackwardConfig:
     def name(self) -> str:
         """
         >>> from cute_fa4.masks import Causal
-        >>> BackwardConfig("bf16", 128, 128, mask=Causal()).name
-        'bf16_d128_dv128_dense_causal_sm_100a'
+        >>> BackwardConfig("bf16", 128, 128, mask=Causal()).name.rpartition("_")[0]
+        'backward_bf16_d128_dv128_dense_causal_sm_100a'
         """
         said = [
+            (True, "backward"),
             (True, self.dtype),
             (True, f"d{self.depth}"),
             (True, f"dv{self.depth_v}"),
@@ -198,4 +200,5 @@ class BackwardConfig:
             (self.dlse, "dlse"),
             (True, self.arch),
         ]
-        return naming.in_one(naming.wanted(said))
+        words = naming.in_one(naming.wanted(said))
+        return f"{words}_{sha256(repr(self).encode()).hexdigest()[:8]}"

@@ -145,7 +145,13 @@ def _not_traced(function, given: dict):
     return function(**given)
 
 
-@disable(reason="a call that has no operator")
+_MESSAGES = (
+    "scaled_dot_product_attention inside of torch's context_parallel: rows of other ranks come in messages, for which "
+    "a graph ends; accepted: torch.compile with fullgraph=False, its default"
+)
+
+
+@disable(reason=_MESSAGES)
 def outside_of_graphs(function, *arguments):
     """function(*arguments); a graph ends before it and another one begins behind it."""
     return function(*arguments)

@@ -173,7 +173,7 @@ def sent_by_decode(rank: int, group, lengths: list, form: dict, dtype, options: 
 def under_the_manager(rank: int, group, shape: tuple, causal: bool, method: str, way: str):
     """torch's context_parallel around our function; the rows of this rank.
 
-    way: "functional", as torch.nn.functional has it, "compiled", the same in a graph, or "direct", our own
+    way: "functional", as torch.nn.functional has it, "compiled", the same in a graph, or "direct", our own; "fullgraph"
     """
     import torch.distributed.tensor.experimental as experimental
     from torch.distributed.device_mesh import DeviceMesh
@@ -194,7 +194,7 @@ def under_the_manager(rank: int, group, shape: tuple, causal: bool, method: str,
             module = cute_fa4 if "direct" in way else functional
             call = lambda *given: module.scaled_dot_product_attention(*given, is_causal=causal)
             if "compiled" in way:
-                call = torch.compile(call, backend="eager")
+                call = torch.compile(call, backend="eager", fullgraph="fullgraph" in way)
             out = call(q, k, v)
     finally:
         functional.scaled_dot_product_attention = kept

@@ -35,6 +35,16 @@ def test_the_function_that_the_manager_wraps_attends_to_all_ranks(pool, causal, 
     assert max_error(out, exact) <= allowed_error(q, k, v, causal=causal).out
 
 
+def test_a_whole_graph_around_the_manager_is_refused_and_says_why(pool):
+    results = pool.run(
+        cases.under_the_manager, (SHAPE, True, "allgather", "fullgraph, compiled"), 2
+    )
+    for result in results:
+        assert result.kind == "Unsupported", result
+        assert "rows of other ranks come in messages" in result.text
+        assert "accepted: torch.compile with fullgraph=False" in result.text
+
+
 @pytest.mark.parametrize("way", ["direct", "direct, compiled"])
 def test_a_call_beside_the_manager_is_refused_and_not_wrong(pool, way):
     """It would see a rank's own rows alone."""

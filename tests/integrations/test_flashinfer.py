@@ -371,6 +371,16 @@ def test_the_scales_of_both_products(on_device):
     agree(batch, found, scale=0.1, scales=scales)
 
 
+def test_pages_of_one_pool_need_one_table():
+    """Pages of K at even numbers of a pool and of V at odd ones, as callers of two tables have them."""
+    stored = pages_of(STEP, "NHD")
+    pool = torch.stack([stored["k"], stored["v"]], 1).flatten(0, 1)
+    options = dict(kv_layout="NHD", cum_seq_lens_q=offsets(STEP.queries))
+    views = dict(kv_cache=(pool[0::2], pool[1::2]))
+    found = [by_context(STEP, "NHD", **options, **given) for given in ({}, views)]
+    assert torch.equal(found[0][0], found[1][0])
+
+
 # --- refusals
 
 REFUSED = {
@@ -382,7 +392,7 @@ REFUSED = {
     ),
     "two tables": (
         by_context, MIXED, dict(uses_shared_paged_kv_idx=False), NotImplementedError,
-        "uses_shared_paged_kv_idx: False; accepted: True; one table",
+        "uses_shared_paged_kv_idx: False; accepted: True; one table of K and V: views of a pool",
     ),
     "skipping": (
         by_decode, STEP, dict(skip_softmax_threshold_scale_factor=1.0), NotImplementedError,

@@ -56,7 +56,7 @@ NOT_BUILT = {
     "use_fp16_qk_reduction": ((False, None), "scores are summed in float32"),
     "use_fp16_softmax": ((None, False), "probabilities are computed in float32"),
     "uses_spcompress": ((None, False), "nothing is left out"),
-    "uses_shared_paged_kv_idx": ((True,), "one table lists the pages of keys and values"),
+    "uses_shared_paged_kv_idx": ((True,), "one table of K and V: views of a pool in which pages belong together"),
     "enable_block_sparse_attention": ((False,), "block sparsity is not built"),
     "kv_cache_sf": ((None,), "caches of FP4 are not built"),
     "o_sf_scale": ((None,), "out of FP4 is not built"),

@@ -182,3 +182,24 @@ def test_a_latent_cache_gives_what_the_layer_defines():
     output = run("examples/11_mla_decode.py", "--tokens", "2")
     assert output.count("relative error") == 3
     assert "a token of the cache takes 1152 bytes, 10240 if 16 heads had their own" in output
+
+
+@pytest.mark.parametrize(
+    "bug, kind, cause",
+    [
+        ("", "", r"C of 128 x 128, k = 256: differs by at most \d\.\de-0\d from float64"),
+        ("parity", "BarrierError", r"cause\? multiply waited for full\[0\] with parity 0 at "),
+        (
+            "bytes",
+            "RaceError",
+            r"cause\? full\[0\]: 16384 bytes were announced for phase 0, and 32768",
+        ),
+        ("empty", "Deadlock", r"empty\[0\], phase 0, .*awaited with parity 0: of the first phase"),
+        ("leak", "TensorMemoryError", r"allocated by\n(.*\n){2}  PTX line \d+: tcgen05\.alloc"),
+    ],
+)
+def test_the_kernel_to_debug_is_right_or_told_the_cause(bug, kind, cause):
+    options = ["--broken", bug] if bug else []
+    output = run("examples/13_debug_a_tcgen05_kernel.py", "--depth", "256", *options)
+    assert output.startswith(kind)
+    assert re.search(cause, output)

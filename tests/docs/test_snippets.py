@@ -46,6 +46,14 @@ AFTER = {
 }
 # What a page prints.
 PRINTS = {"docs/deployment.md": ["_lse_sm_100a", "export it"]}  # the JitError names what is missing
+# What its blocks of text show of the reports; paths are those of the folder it runs in.
+PRINTS["docs/debugging.md"] = [
+    line.rstrip()
+    for block in blocks("docs/debugging.md")
+    if block.language == "text"
+    for line in block.code.splitlines()
+    if line.strip(". ")
+]
 
 ALL_BLOCKS = [block for page in PAGES for block in blocks(page)]
 LANGUAGES = {"", "bash", "c", "cmake", "cpp", "json", "python", "text", "toml"}

@@ -144,7 +144,10 @@ def comparison(before: list[Profile], after: list[Profile]) -> str:
         shown += [
             row for row in rows[2:] if abs(row[2] - row[1]) >= max(1.0, LEAST_SHARE * abs(row[1]))
         ]
-        lines = [f"{old.kernel} -> {new.kernel}", f"{'before':>10} {'after':>10} {'':>7}"]
+        lines = [
+            f"{short(old.kernel)} -> {short(new.kernel)}",
+            f"{'before':>10} {'after':>10} {'':>7}",
+        ]
         for name, a, b in shown:
             change = f"{b / a - 1:+7.1%}" if a else f"{'new':>7}"
             lines.append(f"{a:10,.0f} {b:10,.0f} {change}  {name}")

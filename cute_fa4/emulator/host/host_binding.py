@@ -11,9 +11,25 @@ from cute_fa4.emulator.host import driver_api
 from cute_fa4.emulator.host.runtime_library import link_host_function, scratch_directory
 from cute_fa4.emulator.ptx_only import ptx_only
 
+_machine_code = None  # PTX -> cubin of what is compiled in keeping_machine_code()
+
+
+@contextlib.contextmanager
+def keeping_machine_code():
+    """Context in which functions are compiled to the end: yields PTX -> cubin of each, by the compiler's own ptxas."""
+    global _machine_code
+    outside, _machine_code = _machine_code, {}
+    try:
+        yield _machine_code
+    finally:
+        _machine_code = outside
+
 
 def compile_for_emulator(compiler, function, args, kwargs, options, arch, labels):
-    """compiler(function, *args) with TVM-FFI, kept PTX and line information, for the emulator: without ptxas."""
+    """compiler(function, *args) with TVM-FFI, kept PTX and line information, for the emulator: without ptxas.
+
+    Within keeping_machine_code() ptxas runs, and what it made is kept.
+    """
     own = [
         "--enable-tvm-ffi",
         "--keep-ptx",
@@ -22,12 +38,18 @@ def compile_for_emulator(compiler, function, args, kwargs, options, arch, labels
     ]
     if "gpu-arch" not in (options or ""):
         own.append(f"--gpu-arch {arch}")
-    with ptx_only(), _running_on(arch), _bound_to_emulator() as numbers:
+    kept = _machine_code
+    if kept is not None:
+        own.append("--keep-cubin")
+    until_ptx = ptx_only() if kept is None else contextlib.nullcontext()
+    with until_ptx, _running_on(arch), _bound_to_emulator() as numbers:
         compiled = compiler(
             function, *args, options=f"{options or ''} {' '.join(own)}".strip(), **kwargs
         )
     for number in numbers:
         driver_api.register(number, compiled.__ptx__, labels)
+    if kept is not None and compiled.__cubin__:
+        kept[compiled.__ptx__] = compiled.__cubin__
     return compiled
 
 

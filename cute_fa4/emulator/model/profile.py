@@ -124,6 +124,8 @@ def modelled(launch: Launch, cubin: bytes, listing: str) -> Profile:
         ) from error
     if result.unknown_opcodes:
         notes.append(f"counted as integer instructions: {', '.join(result.unknown_opcodes)}")
+    if "LDGSTS" in result.unknown_opcodes:
+        notes.append("the latency of cp.async is not modelled: the estimate is too short by it")
     names = Names(launch, paths)
     turns = _main(code.function, paths, graph)
     if turns is None:

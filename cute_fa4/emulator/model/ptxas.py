@@ -1,4 +1,4 @@
-"""PTX text -> cubin, through NVIDIA's ptxas, which needs no GPU and no driver. It is looked for in this order:
+"""PTX text -> cubin, for kernels that come without machine code, through ptxas. It is looked for in this order:
 
     $PTXAS                  the path of the program
     nvidia-cuda-nvcc        a package; it installs nvidia/cu<major>/bin/ptxas

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cute_fa4.emulator.host.host_binding import keeping_machine_code
 from cute_fa4.emulator.host.session import use
 from cute_fa4.emulator.model import launches, nvdisasm, ptxas, table
 from cute_fa4.emulator.model.profile import ModelError, Profile, modelled
@@ -74,16 +75,22 @@ def read_json(path) -> Profiles:
 def profiling(cluster: int = 0) -> Iterator[Profiles]:
     """Context whose launches are profiled; the Profiles are filled when it ends without an error.
 
+    Functions of CuTe DSL that are compiled inside have the machine code of the compiler's own ptxas. Other PTX is assembled
+    by a ptxas of this machine.
     cluster: number of the recorded cluster, or CTA, in x
-    Raises NvdisasmError, PtxasError where a program is missing.
+    Raises NvdisasmError where nvdisasm is missing.
     """
     nvdisasm.find()
     found = Profiles()
-    with launches.recorded(cluster) as recorded, use(checks=None, claims=CLAIMS):
+    with (
+        keeping_machine_code() as cubins,
+        launches.recorded(cluster) as recorded,
+        use(checks=None, claims=CLAIMS),
+    ):
         yield found
     for launch in recorded.values():
         try:
-            found.kernels.append(_modelled(launch))
+            found.kernels.append(_modelled(launch, cubins.get(launch.ptx)))
         except (ModelError, ptxas.PtxasError, nvdisasm.NvdisasmError, ValueError) as error:
             found.failed[launch.name] = str(error)
     found.kernels.sort(key=lambda profile: -profile.cycles)
@@ -96,8 +103,9 @@ def profile(function: Callable, *args, cluster: int = 0, **kwargs) -> Profiles:
     return found
 
 
-def _modelled(launch: launches.Launch) -> Profile:
-    cubin = ptxas.assemble(launch.ptx)
+def _modelled(launch: launches.Launch, cubin: bytes | None) -> Profile:
+    """cubin: of the compiler that made the PTX, where it was compiled in the context; else ptxas assembles it."""
+    cubin = cubin or ptxas.assemble(launch.ptx)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()

@@ -217,3 +217,27 @@ def test_programs_that_are_missing_are_named_with_the_remedy(monkeypatch, tmp_pa
         list(ptxas.candidates())
     found = emulator.profile(exponentials, 3)
     assert not found.kernels and "is not a file" in str(found)
+
+
+def test_what_is_compiled_inside_has_the_machine_code_of_its_compiler(monkeypatch, capsys):
+    """The smallest DSL kernel needs no ptxas besides. Its path is one load from global memory, as the constant says."""
+    monkeypatch.setenv("PTXAS", "/nothing")
+    example = str(ROOT / "examples/03_any_cute_kernel_on_the_emulator.py")
+    assert main(["profile", example]) == 0
+    text = capsys.readouterr().out
+    latency = fitted_b200()["lat_global"].value
+    assert re.search(rf" {latency:.0f} +\d+%  warps 0-3: result of global memory", text)
+
+
+def test_the_graph_of_causes_changes_no_cycle(monkeypatch):
+    """The same run of the machine, with a graph and without."""
+    cycles = []
+    run = profile.Machine.run
+
+    def both(machine, paths, codes, trace, graph):
+        cycles.append(run(machine, paths, codes, trace).cycles)
+        return run(machine, paths, codes, trace, graph=graph)
+
+    monkeypatch.setattr(profile.Machine, "run", both)
+    (one,) = emulator.profile(handed_over, TURNS).kernels
+    assert cycles == [one.cycles]

@@ -266,7 +266,7 @@ ALL = [*HEAD_DIMS, *LENGTHS, *CROSS, *GROUPS, *STRIDES, *VALUES, *SCALES]
 
 
 def configurations(arch: str) -> list[FA4Config]:
-    """What has to compile for an arch.
+    """The configurations that must compile for an arch.
 
     sm_100a: every head dim, dtype, mask and LSE choice, and the configurations of all cases.
     sm_103a: only the split of exp2 differs, so every head dim, dtype and mask with one LSE choice.

@@ -38,7 +38,7 @@ def product(options: dict, valid: Callable[..., bool] = lambda **case: True) -> 
 
 
 def pairs(case: dict) -> set:
-    """What a case covers: its values by number of the option, two at a time; one at a time if it has one option."""
+    """The pairs of (option number, value) that a case covers; single values if there is one option."""
     values = list(enumerate(case.values()))
     return set(itertools.combinations(values, min(2, len(values))))
 
@@ -76,7 +76,7 @@ def cases(
     area     where the plan of the sweep counts the cases
     kernel   options that decide what is compiled
     valid    which combinations there are
-    also     reason -> case that pytest runs besides the pairs
+    also     reason -> case that pytest runs in addition to the pairs
     quick    option -> values of which pytest runs pairs, where it does not run those of all: the rest is the sweep's
     seconds  of a case, about, without its compile: for the plan
     """

@@ -1,4 +1,4 @@
-"""Whether a change leaves the PTX of the kernels as it was: for moves of code that must not change what it says.
+"""Checks whether a change leaves the PTX of the kernels unchanged, for refactorings.
 
     python -m tests.ptx_identity digest          compile every variant, write their hashes to tests/ptx_digests.json
     python -m tests.ptx_identity write DIR       before a change: keep the PTX itself in DIR
@@ -119,7 +119,7 @@ VARIANTS = {
         "arch": "sm_103a",
         "score_mod": score_mods.soft_cap(30.0),
     },
-    # lone query tiles, other orders, references that lag or are exact
+    # single query tiles, other orders, lagged and exact maxima
     "d64 packed causal": {"head_dim": 64, **PACKED, **CAUSAL},
     "d64 exact": {"head_dim": 64, "maximum": "exact"},
     "lagged causal": {"maximum": "lagged", **CAUSAL},

@@ -1,4 +1,4 @@
-"""The same q, k, v in other places of memory: how callers' tensors lie when nobody copied them.
+"""The same q, k, v with other memory layouts: callers' tensors without copies.
 
 Every layout returns tensors with the values it was given, the last dimension contiguous, and other
 strides or storage. Bytes that belong to no tensor are NaN, so that reading them shows.
@@ -44,7 +44,7 @@ def fused_qkv(q, k, v) -> Tensors:
 
 @layout
 def fused_kv(q, k, v) -> Tensors:
-    """are q alone and k, v one behind the other in the heads of one tensor."""
+    """are q alone and k, v consecutive in the heads of one tensor."""
     kv = torch.cat([k, v], dim=2)
     return q, kv[:, :, : k.shape[2]], kv[:, :, k.shape[2] :]
 

@@ -141,7 +141,7 @@ def test_every_example_is_named_by_a_test():
         assert f'{script.name}"' in tests, script.name
 
 
-# A notebook gives every cell a file of its own, which the DSL reads the kernel from.
+# A notebook has a separate file for every cell, from which the DSL reads the kernel.
 CELLS = """
 import json, linecache, sys
 names = {"__name__": "__main__"}

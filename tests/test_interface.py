@@ -495,7 +495,7 @@ def test_launches_get_plain_strides_and_the_emulator_to_themselves(monkeypatch, 
 
 
 def test_a_first_launch_happens_on_the_device_of_the_tensors(monkeypatch):
-    # Later ones are those of test_driver_calls.py: the host code makes the device current by itself.
+    # Later ones are those of test_driver_calls.py: the host code makes the device current.
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     assert isinstance(launch.launching_on(torch.device("cuda", 0)), contextlib.nullcontext)
     other = launch.launching_on(torch.device("cuda", 1))

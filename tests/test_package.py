@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SOURCES = sorted((ROOT / "cute_fa4").rglob("*.py"))
 
-# What a module is called in an import, for distributions that are called otherwise.
+# Import names of distributions with a different name.
 DISTRIBUTION_OF = {
     "cutlass": "nvidia-cutlass-dsl",
     "nvidia_cutlass_dsl": "nvidia-cutlass-dsl",

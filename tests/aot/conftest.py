@@ -1,4 +1,4 @@
-"""Exported kernels that the tests share, and a way to run code in a process of its own."""
+"""Exported kernels that the tests share, and a helper that runs code in a separate process."""
 
 import os
 import subprocess

@@ -23,7 +23,7 @@ from .test_load import WITHOUT_COMPILER
 
 
 def run(capsys, *arguments, status=0) -> str:
-    """What a command prints; status: what it exits with."""
+    """The output of a command; status: its expected exit status."""
     assert command_line.main([*map(str, arguments)]) == status
     captured = capsys.readouterr()
     return captured.out + captured.err

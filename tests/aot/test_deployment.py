@@ -1,4 +1,4 @@
-"""What a deployer is told to do works: the C and C++ examples, the command line. tests/docs runs docs/deployment.md."""
+"""Documented deployment steps work: the C and C++ examples, the command line. tests/docs runs deployment.md."""
 
 import os
 import shutil

@@ -182,7 +182,7 @@ def test_what_cannot_be_written_as_data_never_reaches_the_disk(cache):
 
 
 def test_an_entry_of_the_emulator_has_no_machine_code_and_is_never_opened_for_cuda(cache, caplog):
-    """Its key is another one. Whoever copies it to the key of the cuda executor gets a compile, not PTX to launch."""
+    """Its key is different. Copied to the key of the cuda executor, it is compiled again and not launched as PTX."""
     made = disk_cache.function_for(APPEND, "emulator", lambda: pytest.fail("not into the cache"))
     assert made[1]
     entry = entry_of(cache)

@@ -78,7 +78,7 @@ def calls(
         yield flash_attn_varlen_func, (packed_q, *pages), split | paged
         wide = torch.zeros(
             batch, 1024 // page, dtype=torch.int32
-        )  # keys that are worth sharing out
+        )  # enough keys for a stream-K split
         yield (
             flash_attn_with_kvcache,
             (dense_q, *pages),
@@ -131,7 +131,7 @@ def test_every_configuration_of_latent_calls_is_listed(monkeypatch):
         q = torch.zeros(2, queries, 24, 576, dtype=torch.bfloat16)
         for splits in ({}, {"num_splits": 3}):
             flash_mla_with_kvcache(q, cache, table, used, causal=True, **splits)
-    # Two page sizes, tiles of 32, 64 and 128 rows, whole, in parts and shared out, and two kernels that merge.
+    # Two page sizes, tiles of 32, 64 and 128 rows, whole, in parts and stream-K split, and two merge kernels.
     assert asked == set(listed) and len(listed) == 2 * 3 * 3 + 2
     asked.clear()  # 8 bits, and keys by index
     e4m3, one = torch.zeros_like(cache, dtype=torch.float8_e4m3fn), torch.ones(1)

@@ -109,7 +109,7 @@ def a_call(draw, model: dict, options: dict) -> None:
         common["softcap"] = options["softcap"]
     window = draw.choice(options.get("windows", ([-1, -1],)))
     sink = numbers(heads, dtype=BF16) if "sink" in options else None
-    # A mixed batch: beside the longest sequence others, of which most have one query.
+    # A mixed batch: one long sequence, and others of which most have one query.
     total = queries + sum(draw.choice((1, 1, draw.randint(1, queries))) for _ in range(batch - 1))
     if kind == "kvcache":
         packed, new = draw.random() < 0.5, draw.random() < 0.5

@@ -87,12 +87,12 @@ def test_a_wheel_has_a_name_that_a_package_can_have(name, exported, tmp_path):
 # --- both, installed
 
 
-# What a run-time machine does not have.
+# Packages that a run-time machine does not have.
 LEFT_OUT = ("nvidia_cutlass_dsl", "cutlass", "cute_fa4", "_editable", "__editable")
 
 
 class Environment:
-    """A fresh virtual environment that sees the packages of this one, but for LEFT_OUT."""
+    """A fresh virtual environment that sees the packages of this one, except LEFT_OUT."""
 
     def __init__(self, folder: Path, wheels: Path):
         self.wheels, links = wheels, folder / "links"

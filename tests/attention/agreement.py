@@ -1,4 +1,4 @@
-"""What the attention tests mean by "agrees": closeness to float64, with the reason for every term.
+"""The meaning of "agrees" in the attention tests: closeness to float64, with a reason for every term.
 
 A failing case prints a line that runs it again:
 
@@ -50,7 +50,7 @@ def schedules(number: int) -> list[Schedule]:
 def attention(*tensors, schedule: Schedule = IN_ORDER, **options):
     """flash_attn_func; CPU tensors are executed under the schedule.
 
-    phase_passed_twice: a barrier that completes a phase nobody looked at lets its waiter mistake the
+    phase_passed_twice: a barrier that completes an unobserved phase lets its waiter mistake the
     phase after the next for its own, though every schedule tried may give the right result.
     """
     on_emulator = emulator.use(

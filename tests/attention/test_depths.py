@@ -3,7 +3,7 @@
 What depends on a depth: chunks of 64 that TMA fills with zeros beyond it, steps of 16 of Q K^T (a half one at 8, 24),
 columns of P V (16 at a time, so that 8, 24, ... compute eight too many, which the store drops), chunks of the store,
 pages that come with all chunks in one copy, which order of the products has room in tensor memory. Beyond 128 a slot of
-the ring has no room for all of K: its rest has a place of its own, in a ring of three slots. Beyond 192, or 128 of V,
+the ring has no room for all of K: the rest is stored separately, in a ring of three slots. Beyond 192, or 128 of V,
 K and V come in units of 64 columns, and there is one O (sm100/mhawide). Beyond 256 columns of V
 there are two launches, one for either half (calls/split_keys/halves.py).
 """
@@ -46,7 +46,7 @@ def causal(p, j):
 
 
 # Four that hold others' reasons once more are left to the sweep, which has every pair, and the one that always runs in
-# tests/serving/test_k_rope.py, with the rest of K from a tensor of its own.
+# tests/serving/test_k_rope.py, with the remainder of K from a separate tensor.
 ELSEWHERE = {(40, 24), (128, 64), (48, 120), (16, 112), (192, 128)}
 ALWAYS = [pair for pair in PAIRS if pair not in ELSEWHERE]
 
@@ -110,7 +110,7 @@ class Both:
         return f"{self.depth}-{self.depth_v}"
 
 
-# Of the wide ones every second multiple of 16 beside each other; the others come with every pair.
+# Every second multiple of 16 of the wide depths with its neighbor; the others are part of every pair.
 WIDE = [d for d in ALL_DEPTHS if d % (32 if d <= 256 else 64) == 0 or d == ALL_DEPTHS[0]]
 EVERY_PAIR = {*itertools.product(QK_DEPTHS, DEPTHS), *itertools.product(WIDE, WIDE)}
 

@@ -1,4 +1,4 @@
-"""The reference of a row whose first key tile is whole: of its first 32 scores (sm100/steps/lagged.py).
+"""The first maximum of a row whose first key tile is whole: that of its first 32 scores (sm100/steps/lagged.py).
 
     key tile 0      columns 0 to 31      the reference
                     columns 32 to 127    up to ln 2^64 = 44.36 nats above it: as precise. Beyond: once more
@@ -51,7 +51,7 @@ def instructions_of(head_dim, heads=2, **call) -> int:
 
 
 def work_tiles_again(instructions, usual, of=2) -> int:
-    """How many of so many work tiles ran twice. What a run again shares with the launch is less than a fifth of it."""
+    """The number of work tiles that were rerun. Work that a rerun shares with the launch is less than a fifth of it."""
     return math.ceil((instructions / usual - 1) * of - 0.25)
 
 
@@ -80,7 +80,7 @@ def test_a_jump_in_the_first_key_tile(at, nats, again, head_dim):
 
 @pytest.mark.parametrize("nats, again", [(44, False), (70, True)])
 def test_one_key_tile_alone(nats, again):
-    """128 keys: no tile behind it renews the reference, and the verdict is of what the first one left."""
+    """128 keys: no later tile updates the running maximum, so the verdict depends on the first one."""
     quiet, jumping = (flat([{}, at], keys=128) for at in ({}, {100: nats}))
     _, usual = run(lambda: flash_attn_func(*quiet, return_lse=True))
     got, instructions = run(lambda: flash_attn_func(*jumping, return_lse=True))
@@ -247,7 +247,7 @@ def test_the_first_tile_of_a_part():
 
 
 def test_what_failed_is_not_forgotten_under_a_larger_maximum():
-    """Head dim 64, where masked tiles have their maximum: 87 nats in a whole tile, 160 in the masked one behind it.
+    """Head dim 64, where masked tiles have their maximum: 87 nats in a whole tile, 160 in the following masked one.
 
     P is 2^125.5 and finite, P times v of 64 is not. Under the new maximum the row sum would be 2^20 again, and O
     infinity.

@@ -1,6 +1,6 @@
-"""8-bit calls of two query tiles with powers in f16: errors beside those of exact powers, masked rows, infinities, NaN.
+"""8-bit calls of two query tiles with exponentials in f16: errors, masked rows, infinities, NaN.
 
-300 queries are two work tiles, the second with a lone query tile; 400 keys end in a tile.
+300 queries are two work tiles, the second with a single query tile; 400 keys end in a tile.
 """
 
 import math
@@ -75,7 +75,9 @@ def test_who_gets_powers_in_f16(monkeypatch):
         "half",
         "p_crossed",
     )
-    assert schedule(q_layout="packed", kv_layout="packed").order == "p_over_s"  # with lone tiles
+    assert (
+        schedule(q_layout="packed", kv_layout="packed").order == "p_over_s"
+    )  # with single-tile work
     assert schedule(arch="sm_103a").exponential == schedule(qkv_dtype="bf16").exponential == "exact"
     emulated = schedule(exponential="exact"), schedule(write_lse=True), schedule()
     assert [of.exp2_emulated for of in emulated] == [16, 32, 40]

@@ -29,7 +29,7 @@ KEYS, QUERIES = (
 def tensors(jumps, head_dim=64, queries=QUERIES, keys=KEYS, at=AT):
     """q, k, v of one sequence; jumps: of each head, in nats; None: the key is like the others.
 
-    Channel 0 of every query is 4, that of the keys is 0 but for the one that jumps.
+    Channel 0 is 4 in every query and 0 in every key except the one that jumps.
     """
     heads, generator = len(jumps), torch.Generator().manual_seed(0)
     q, k, v = (
@@ -78,7 +78,7 @@ def assert_close(got, wanted, v, lse_noise=1e-4):
 
 @pytest.mark.parametrize("nats", [20, 40, 60, 70, 1000])
 def test_a_jump_between_two_tiles(nats):
-    """One head of three jumps; the others' rows have the bits that they have beside a head that does not."""
+    """One head of three jumps; the rows of the other heads have the same bits as with a head without jumps."""
     quiet, jumping = tensors([None] * 3), tensors([None, nats, None])
     (calm, _), usual = run(lambda: flash_attn_func(*quiet, return_lse=True))
     got, instructions = run(lambda: flash_attn_func(*jumping, return_lse=True))

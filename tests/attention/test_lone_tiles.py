@@ -1,7 +1,7 @@
 """Batches of prompts and decode steps in one launch: work tiles with rows for one query tile run its body.
 
-queries   300      129  128  64   5    1        256 and more rows: two query tiles; up to 128: one, a lone work tile
-keys      520      300  256  129  128  0        a lone work tile has two key tiles or more, else nothing to share
+queries   300      129  128  64   5    1        256 and more rows: two query tiles; up to 128: one (single-tile work)
+keys      520      300  256  129  128  0        needs two key tiles or more, else there is nothing to share
 """
 
 import pytest

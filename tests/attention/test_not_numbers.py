@@ -1,4 +1,4 @@
-"""NaN and infinite scores reach the output and the LSE, whoever computes the power of their column.
+"""NaN and infinite scores reach the output and the LSE, in columns of either way to compute exponentials.
 
 Powers on the FMA units limit their exponents, and a maximum may leave NaN out: a key of NaN must not vanish there.
 """
@@ -43,7 +43,7 @@ def chosen_anew():
 def test_a_key_of_nan_makes_nan(case, monkeypatch):
     """Sequence 0: no such key; 1, 2: in an emulated column of the first and of the second tile; 3: in another one.
 
-    Column 32 and those behind it are no part of a first reference. 1 has one of them, 4 another that is not emulated; 5
+    Columns from 32 on are not part of the first running maximum. 1 has one of them, 4 another that is not emulated; 5
     and 6 have one of the first 32, emulated where references lag, and not. 7: an infinite score in the second tile,
     which has no weight either; e4m3 has no infinity.
     """

@@ -110,14 +110,14 @@ HIDDEN, SINK, EARLIER = (
     600,
     5,
 )  # keys of nine tiles; the key that takes most, and one before its tile
-# log2 of weights beside the sink: of the earlier key; of the others, whose P is 2^-11
+# log2 of weights relative to the sink: of the earlier key; of the others, whose P is 2^-11
 NEAR, FAR = -4.0, -19.0
 
 
 def hidden_weights() -> tuple:
     """q, k, v = 1 and what each row's codes lose: log2 of a row's weights are sums of two numbers of e4m3.
 
-    Rows of query tile 0 see a sink in the first tile, or one behind a smaller one, whose tiles lose less in the end;
+    Rows of query tile 0 see a sink in the first tile, or one after a smaller one, whose tiles lose less in the end;
     rows of query tile 1 see equal weights, and lose nothing.
     """
     log2 = torch.full((2, HIDDEN), FAR)
@@ -153,7 +153,7 @@ def test_what_codes_lose_is_in_the_sum():
 
 
 def test_who_gets_them():
-    """Where V fills a span of shared memory, nobody asks for the sum before rounding, and powers are those of f16."""
+    """If V fills a span of shared memory, no LSE is requested, and exponentials are in f16."""
 
     def config(**choices):
         return choose_config(**{"qkv_dtype": "e4m3", "head_dim": 128, **choices})

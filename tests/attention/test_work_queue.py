@@ -1,7 +1,7 @@
 """A CTA claims further blocks of the grid: which CTA runs a block changes nothing, and every block is run.
 
 `claims` bounds how many blocks a CTA may take over: 0 is one block a CTA, None lets the first CTA take the whole grid
-in order, and under the other schedules a part of it. A block that nobody runs leaves its rows NaN.
+in order, and under the other schedules a part of it. A block that does not run leaves its rows NaN.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def run(function, out, claims, mode, seed):
 
 
 def run_counted(function, out, **schedule):
-    """(out, lse, emulator.Run); rows that nobody writes are NaN."""
+    """(out, lse, emulator.Run); unwritten rows are NaN."""
     out.fill_(torch.nan)
     on_emulator = emulator.use(checks=("ptx", "phase_passed_twice"), **schedule)
     with warnings.catch_warnings(), on_emulator as counted:
@@ -69,7 +69,7 @@ def test_work_tiles_without_keys_between_others(head_dim):
     """700 queries on 130 keys, causal: the first 570 rows see nothing, so of three blocks two have no key tile at all.
 
     The MMA warp puts the last product of a work tile off until the next one has begun; a CTA that walks 3 heads meets
-    two such blocks behind every real one, and then there is nothing to begin.
+    two such blocks after every real one, and then no work to start.
     """
     q = torch.randn(1, 700, 3, head_dim).bfloat16()
     k, v = torch.randn(2, 1, 130, 3, head_dim).bfloat16()

@@ -55,7 +55,7 @@ class FakeMachine:
 
     def synchronize(self):
         self.calls.append("synchronize")
-        self.time += 0.1  # so that launches which nobody recorded take time, too
+        self.time += 0.1  # so that unrecorded launches take time, too
 
     def now(self):
         return self.time

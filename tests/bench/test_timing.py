@@ -1,4 +1,4 @@
-"""What a measurement asks of the machine and in which order; the readings of nvidia-smi."""
+"""The order of operations of a measurement, and the readings of nvidia-smi."""
 
 import pytest
 import torch

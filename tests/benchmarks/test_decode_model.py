@@ -123,7 +123,7 @@ def test_the_h200_is_predicted_within_ten_percent():
 def test_a_call_reads_every_key_once_whatever_its_parts_are():
     """Key tiles of all CTAs are those of the sequences, for each key head; short batches of unequal lengths.
 
-    24 blocks in clusters of four: 5,000 keys are few enough, 20,000 are shared out and merged by a kernel.
+    24 blocks in clusters of four: 5,000 keys are few enough, 20,000 get a stream-K split and a merge kernel.
     """
     for longest, chosen in ((20_000, False), (5000, True)):
         problem = DecodeProblem((longest, 130, 1))

@@ -23,7 +23,7 @@ def table_of_page(name: str) -> str:
 
 @pytest.mark.parametrize("d", [d for d in QK_DEPTHS if d % 16])
 def test_an_odd_multiple_of_8_costs_what_the_next_multiple_of_16_does(d):
-    """The same products, copies, places and order. Without a mask 64 has an order of its own, in which P V adds P up
+    """The same MMAs, copies, places and order. Without a mask 64 has another order, in which P V computes row sums
     and which V of 64 columns alone may have (two_tiles/orders.py): it is asked for the one of 56.
     """
 

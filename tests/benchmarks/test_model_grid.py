@@ -92,7 +92,7 @@ def test_the_fixed_cost_delays_the_sms_and_not_the_memory():
         slowest = max(start + time.memory_us, delay + time.busy_us)
         assert beside_the_host == pytest.approx(slowest)
     assert [time.us for time in found] == sorted(time.us for time in found)
-    # 38.8 MB: 5.3 us beside a start of 1.5 and a fixed cost of 2.8: they meet at 4.0 us, 7,480 cycles.
+    # 38.8 MB: 5.3 us after a start of 1.5, SMs after a fixed cost of 2.8: equal at 4.0 us, 7,480 cycles.
     assert [time.bound_by_memory for time in found] == [True, True, True, False, False]
 
 

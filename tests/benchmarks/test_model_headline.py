@@ -20,7 +20,7 @@ EXPECTED = json.loads(Path(__file__).with_name("headline_cycles.json").read_text
 TOLERANCE = 0.02
 # The steady state is the difference of CTAs with this many key tiles.
 TILES = (8, 16)
-# What a CTA adds that has claimed a further block: of four key tiles, a sequence of 512.
+# The cost of a further claimed block: of four key tiles, a sequence of 512.
 CLAIMED_TILES = 4
 
 

@@ -77,7 +77,7 @@ def test_the_tensor_core_is_a_queue():
     queue = TensorQueue()
     for _ in range(8):
         queue.submit(now=10, interval=64, operands=64, tail=96)
-    # 8 MMAs one behind the other, the last complete a tail after its interval.
+    # 8 MMAs in sequence, the last complete a tail after its interval.
     assert queue.free == 10 + 8 * 64
     assert queue.commit(now=20, latency=25) == 10 + 8 * 64 + 96 + 25
 
@@ -244,7 +244,7 @@ def test_two_warpgroups_share_what_an_sm_has_under_way():
 def test_arithmetic_is_slower_while_a_wgmma_is_under_way():
     multiply, codes = wgmmas(1)
     path, more = program(*["MUFU.EX2 R0, R1"] * 10)
-    # Same addresses, other code: the second program moves behind the first.
+    # Same addresses, other code: the second program moves after the first.
     shift = 16 * len(multiply)
     path = [replace(s, instruction=replace(s.instruction, address=s.instruction.address + shift))
             for s in path]  # fmt: skip
@@ -318,7 +318,7 @@ TWO_LOOPS = """
 
 @pytest.mark.parametrize("lines", [(1, 2, 3, 4), (3, 4, 1, 2)], ids=["in order", "last loop first"])
 def test_loops_that_wait_and_arrive_alike_are_told_apart_by_the_order_of_execution(lines):
-    """Three turns of one loop, then two of another, which the PTX has before it or behind it."""
+    """Three turns of one loop, then two of another, which the PTX has before or after it."""
     (function,) = parse(TWO_LOOPS)
     first = (("wait", lines[0]), ("arrive", lines[1]))
     second = (("wait", lines[2]), ("arrive", lines[3]))

@@ -193,7 +193,7 @@ TRACED = [
 
 @pytest.mark.parametrize("variant", TRACED, ids=str)
 def test_a_traced_cta_walks_as_many_key_tiles_as_its_workload_says(variant):
-    """Compiled, and emulated at the beginning and behind a window, or without work and with one tile."""
+    """Compiled, and emulated at the beginning and after a window, or without work and with one tile."""
     works = [work for work in workloads_of(variant) if work.tiles <= (3 if work.window else 1)]
     assert {work.work_tiles for work in works} >= {1, 3}
     _, traces = our_kernel.trace_kernel(variant, works)
@@ -241,7 +241,7 @@ CHOSEN = [
 @pytest.mark.filterwarnings("ignore::cute_fa4.EmulatorWarning")
 @pytest.mark.parametrize("problem, family", CHOSEN, ids=lambda value: str(value)[:80])
 def test_the_modelled_kernel_is_the_one_that_a_call_gets(monkeypatch, problem, family):
-    """The call is made with memory that nobody touches, and nothing is executed."""
+    """The call uses memory that is not accessed, and nothing is executed."""
     asked = []
 
     def record(config, executor):

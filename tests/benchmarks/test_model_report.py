@@ -1,4 +1,4 @@
-"""What the model prints: the picture is an SVG of the spans it was given, the tables keep all rows."""
+"""The output of the model: the picture is an SVG of its spans, the tables keep all rows."""
 
 import xml.etree.ElementTree as ElementTree
 

@@ -74,7 +74,7 @@ def test_where_the_code_branches_the_longer_way_counts(short, long):
 
 
 def test_a_branch_for_warps_that_have_diverged_is_passed_by_the_others():
-    """Shuffles and votes have a slow way beside them; the condition of BRA.DIV is an operand, a uniform register."""
+    """Shuffles and votes also have a slow path; the condition of BRA.DIV is an operand, a uniform register."""
     code = """
         BRA.DIV UR4, `(.L_apart)
         MOV R1, R2

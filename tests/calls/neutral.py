@@ -1,7 +1,7 @@
 """What a call may have besides and must not notice: neutral values of every option, by axis.
 
-An axis has a value for each way to say nothing, and "all" for those that fit together: plain pytest pairs the axes'
-"all", the sweep takes each value by itself.
+An axis has a value for each neutral option, and "all" for those that can be combined: plain pytest pairs the axes'
+"all", the sweep uses each value alone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from cute_fa4 import masks, score_mods
 
 COVERING = 1 << 20  # a window, chunk or limit beyond every length
-CAP = 1e4  # cap tanh(s / cap) is s but for (s / cap)^2 / 3 of it; tanh.approx.f32 is off by 2^-11, relative
+CAP = 1e4  # cap tanh(s / cap) is s except for (s / cap)^2 / 3 of it; tanh.approx.f32 is off by 2^-11, relative
 CAP_ERROR = 2.0**-11  # of a score, relative
 
 

@@ -90,7 +90,7 @@ SHAPES = (
 
 
 def chosen() -> dict[str, Shape]:
-    """name -> shape: a family, and behind it a dtype of q that lifts P, and a sink with it."""
+    """name -> shape: a family, and variants with a dtype of q that scales P, and with a sink."""
     found = {}
     for shape in SHAPES:
         name = shape.family

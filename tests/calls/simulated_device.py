@@ -35,7 +35,7 @@ class Turns:
         self.running = None
 
     def run(self, *functions: Callable) -> list:
-        """What the functions return, each called by a thread of its own; raises what one of them raised."""
+        """The results of the functions, each called in a separate thread; raises their errors."""
         results, errors = [None] * len(functions), []
 
         def thread(n: int) -> None:
@@ -104,7 +104,7 @@ class Device:
 
     @contextmanager
     def capturing(self):
-        """torch.cuda.graph: what it records, and a pool of its own"""
+        """torch.cuda.graph: its records, and a separate pool"""
         name = f"capture {len(self.launches)}"
         with self.on(name):
             yield self.launches[name]
@@ -115,7 +115,7 @@ class Device:
         self.turns.pass_on()
 
     def synchronize(self) -> None:
-        """Every stream by itself."""
+        """Every stream separately."""
         for launches in self.launches.values():
             for launch in launches:
                 launch()

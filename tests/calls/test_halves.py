@@ -1,6 +1,6 @@
 """Values of more than 256 columns, in two launches: what must hold whatever a call asks besides.
 
-The columns of v are independent: out of the whole is out of the halves beside each other, bit for bit.
+The columns of v are independent: out of the whole equals the concatenated outputs of the halves, bit for bit.
 """
 
 import pytest
@@ -21,7 +21,7 @@ def causal(p, j):
 
 @pytest.mark.parametrize("splits", [0, 3])
 def test_decode_from_pages_with_packed_heads_and_splits(splits):
-    """700 keys: six key tiles for three parts; 0: shared out, which has a workspace of its own for either half."""
+    """700 keys: six key tiles for three parts; 0: stream-K split, which needs a separate workspace for each half."""
     batch = Batch.draw([1, 3], [700, 131], heads=(8, 2), depth=512, depth_v=320)
     sink = torch.linspace(-1, 2, 8)
     storage = packed_q(batch), paged_kv(batch, 16)

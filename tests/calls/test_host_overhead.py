@@ -1,4 +1,4 @@
-"""What a repeated call asks of Python and of torch, and when plans (cute_fa4/calls/repeat.py) are made and forgotten.
+"""Python calls and torch operators of a repeated call, and the lifetime of plans (cute_fa4/calls/repeat.py).
 
 Counts, no times: those are in benchmarks/host_overhead.py. Compiled functions are stand-ins.
 """
@@ -95,7 +95,7 @@ def test_other_metadata_and_options_are_other_plans(prepared, functions):
 
 
 def test_a_function_of_the_user_is_read_again_at_each_call(prepared, functions):
-    # Its closure changes: the same function object is another kernel. What it was before is recognised.
+    # Its closure changes: the same function object is another kernel. The earlier state is recognized.
     factor = None
 
     def scaled(score, *_):

@@ -1,7 +1,7 @@
 """What an option must not do: neutral values of every option, in every family of kernels that can have it.
 
     a sink of -inf                              is none
-    a soft cap far above the scores             is none, but for the error of tanh
+    a soft cap far above the scores             has no effect except for the error of tanh
     a score_mod that returns the score          is none; so is a bias of 0, and are slopes of 0
     a window, a chunk, a limit, a mask_mod      that cover everything are none
     scales of 1                                 are none
@@ -12,7 +12,7 @@
     a scale of q or k that is out of bounds     makes out and LSE NaN, of the rows that it belongs to
 
 Each family has a small call that reaches it (shapes.py). Against float64 all options meet in one call a family; the
-sweep takes every value by itself and every two together. Bits are equal where the kernel does the same operations:
+sweep uses every value alone and every two together. Bits are equal where the kernel does the same operations:
 sinks, scales and pages change where numbers come from and none of them.
 """
 
@@ -148,7 +148,7 @@ OUT_OF_BOUNDS = (2.0**20, 2.0**-70, 0.0, -1.0, math.inf, math.nan)
 
 
 def assert_nan_in(batch, found, expected, rows) -> None:
-    """Of the first sequence these rows are NaN, in out and LSE; the others, and the second's, are as expected."""
+    """These rows of the first sequence are NaN in out and LSE; all other rows are as expected."""
     out, lse = found
     bad = torch.zeros(out.shape[0], dtype=torch.bool)
     bad[rows] = True

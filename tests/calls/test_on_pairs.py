@@ -38,7 +38,7 @@ def asked(monkeypatch):
 
 
 def qkv(*rows, keys=None, depth=128, depth_v=128, dtype=torch.bfloat16):
-    """Memory that nobody touches."""
+    """Memory that is not accessed."""
     keys = rows if keys is None else keys
     shapes = (*rows, HEADS, depth), (*keys, HEADS, depth), (*keys, HEADS, depth_v)
     return [torch.empty(shape, dtype=dtype) for shape in shapes]

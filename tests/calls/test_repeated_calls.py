@@ -50,7 +50,7 @@ def plans() -> int:
 
 
 def outcome(function, arguments) -> str:
-    """What a call says: a refusal, or that it was launched."""
+    """The outcome of a call: a refusal, or a launch."""
     try:
         function(**arguments)
     except (TypeError, ValueError, NotImplementedError) as error:
@@ -158,7 +158,7 @@ def test_a_call_says_the_same_whatever_was_called_before(name, seen, launches, r
         request.getfixturevalue("unseen")
     bad = {**good, **changes}
     first = outcome(function, bad)
-    # What only contents show is not refused where nobody looks.
+    # Errors that only contents show are not refused if contents are not read.
     assert first != "launched" or not seen
     repeat.clear()
     assert outcome(function, good) == outcome(function, good) == "launched"

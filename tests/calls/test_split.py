@@ -140,7 +140,7 @@ def test_the_same_call_gives_the_same_bits():
     assert torch.equal(first, decode(q, cache, table, used, num_splits=4))
 
 
-# --- shared out
+# --- stream-K split
 
 
 @pytest.fixture
@@ -271,7 +271,7 @@ def chosen(seqlen_q=1, seqlen_k=16384, batch=1, heads=64, kv_heads=8, **options)
 
 
 def test_automatic_splits_fill_the_chip_as_far_as_their_merge_pays():
-    """Of n tiles, n / p + p / 10 is least where p * p is 10 n; a part has a tile at least."""
+    """For n tiles, n / p + p / 10 is smallest at p * p = 10 n; a part has at least one tile."""
     assert chosen(num_splits=0) == 148 // 8
     assert chosen(num_splits=None) == chosen(num_splits=0)
     assert chosen(num_splits=0, seqlen_k=2048) == 12, "12 * 12 of 16 * 10"

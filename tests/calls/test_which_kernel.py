@@ -1,6 +1,6 @@
 """One rule: the kernel that a call compiles, that capabilities() names and that a model's list has are the same one.
 
-Calls are made on memory that nobody touches, and what they would compile is recorded; nothing is compiled. Lengths on
+Calls use memory that is not accessed; their configurations are recorded; nothing is compiled. Lengths on
 either side of every bound of the rule, in heads alone and packed: 1 and 4 queries (tiles of few rows), 100 (one tile),
 300 (two), 16384 (pairs of CTAs).
 """
@@ -89,7 +89,7 @@ def tensors_of(dtypes, depths, group, queries, layout, has) -> tuple:
 
 
 def options_of(q, k, has: str) -> dict:
-    """What the call has besides."""
+    """Further options of the call."""
     one = torch.ones(1)
     if has == "scales":
         return dict(q_descale=one, k_descale=one, v_descale=one)

@@ -1,6 +1,6 @@
 """Memory for the partial results of split keys: whose it is, and for how long.
 
-The law: a call's result is its own, whoever else uses its stream, its threads or its graph. It is asked of every way
+The law: a call's result does not depend on other users of its stream, threads or graph. It is tested for every way
 into a split call, on a simulated device (simulated_device.py) whose stand-in kernels show who read whose memory.
 """
 
@@ -85,7 +85,7 @@ def one_piece_of_a_stream(device: Device):
 
 
 def given_back_at_once(device: Device):
-    """The memory of a tensor that nobody holds until the merge is enqueued."""
+    """The memory of a tensor that is freed before the merge is enqueued."""
     return lambda *wanted: device.allocated(*wanted).detach()
 
 
@@ -119,7 +119,7 @@ BYTES = 3 * 2 * 2 * (64 + 1) * 4
 
 
 def test_a_caller_gives_the_workspace():
-    """Of any dtype, as large as the message of a smaller one says; what was in it does not matter."""
+    """Any dtype, with the size from the message of a smaller one; its contents do not matter."""
     own = torch.full((BYTES // 2,), math.nan, dtype=torch.bfloat16)
     cache = torch.randn(2, 2, 760, 1, 64).bfloat16()
     assert torch.equal(step(cache, None), step(cache, own))
@@ -150,7 +150,7 @@ def traced(function):
 
 
 def test_a_traced_call_takes_a_workspace():
-    """Of a compiled graph, which knows that it is written, and of the operator that a parameter gets."""
+    """In a compiled graph, where it is declared as written, and as a parameter of the operator."""
     cache = torch.randn(2, 2, 760, 1, 64).bfloat16()
     parameter = torch.nn.Parameter(torch.ones(2, 1, 2, 64, dtype=BF16), requires_grad=False)
     expected = step(cache, None)

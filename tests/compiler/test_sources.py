@@ -34,7 +34,7 @@ def test_the_files_are_all_of_the_folders_that_make_kernels():
 
 @pytest.mark.parametrize("file", FILES)
 def test_an_edit_changes_every_key(copied, unedited, file):
-    """The fingerprint stands in the disk cache's key and in manifests; the cycle model has a key of its own."""
+    """The fingerprint is part of the disk cache's key and of manifests; the cycle model has a separate key."""
     path = copied / "cute_fa4" / file
     text = path.read_bytes()
     path.write_bytes(text + b"\n")

@@ -1,4 +1,4 @@
-"""What the processes of a pool run: imported by the server that they are forked from."""
+"""Functions that run in the processes of a pool: imported by the server that they are forked from."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def attend(rank: int, group, q_shape, k_shape, dtype, options: dict):
 
 
 def asked(rank: int, group, of_rank: list):
-    """What a call with this rank's own arguments does: (q_shape, k_shape, dtype, options) each."""
+    """The outcome of a call with this rank's arguments: (q_shape, k_shape, dtype, options) each."""
     q_shape, k_shape, dtype, options = of_rank[rank]
     q, k, v = tensors(0, q_shape, k_shape, dtype)
     return context_parallel_attention(q, k, v, group=group, **{"backend": "sdpa", **options})
@@ -96,7 +96,7 @@ def cache_of_all(lengths: list, heads_kv: int, dtype) -> list[torch.Tensor]:
 
 
 def cache_of_rank(sequences: list, rank: int, ranks: int, interleave: int, rows: int, page: int):
-    """(k, v, page table or None): what a rank holds of the sequences, NaN in rows that nobody has written.
+    """(k, v, page table or None): a rank's share of the sequences, NaN in unwritten rows.
 
     rows: of a sequence. page: 0, or the rows of a page; then pages lie in an order of the rank's own.
     """

@@ -1,4 +1,4 @@
-"""What all ranks together must return: attention in float64 over all keys, document by document."""
+"""The expected result of all ranks together: attention in float64 over all keys, document by document."""
 
 from __future__ import annotations
 

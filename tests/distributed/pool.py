@@ -3,7 +3,7 @@
     with Pool(4) as pool:
         pool.run(function, arguments, ranks=3)    [function(rank, group, *arguments) of ranks 0, 1, 2]
 
-A group for each number of ranks is made when the processes start. What a function raises comes back as a Failed.
+A group for each number of ranks is made when the processes start. An exception of a function is returned as a Failed.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Pool:
     def run(
         self, function, arguments: tuple = (), ranks: int | None = None, dead: tuple = ()
     ) -> list:
-        """What each rank returned, or Failed. dead: ranks that end instead of answering."""
+        """The result of each rank, or Failed. dead: ranks that exit instead of answering."""
         ranks = ranks or len(self.pipes)
         for pipe in self.pipes[:ranks]:
             pipe.send((function, ranks, arguments))

@@ -1,7 +1,7 @@
 """Every layout, order and mask on 2, 3 and 4 processes: what one process with all rows returns.
 
 Around the kernel: torch's attention in float32 in its place, so that a row that is lost, doubled or merged wrongly
-shows in the sixth digit. Sizes: 24 rows a rank are 12 a chunk; windows of 9 end inside of a chunk, of 30 behind the
+shows in the sixth digit. Sizes: 24 rows a rank are 12 a chunk; windows of 9 end inside a chunk, of 30 after the
 next one.
 The kernel itself: a few of the same cases on the emulator, within the error that the kernel may have anywhere.
 """
@@ -44,7 +44,7 @@ def problem(ranks, layout, order, mask, form, heads, sink) -> tuple:
     options = {"layout": layout, "order": order, **MASKS[mask]}
     if form == "documents":
         q_shape, k_shape = q_shape[1:], k_shape[1:]
-        # A short one, an empty one, one over the first borders, one to the end but for three rows of padding.
+        # A short one, an empty one, one over the first borders, one to the end except for three rows of padding.
         options["cu_seqlens"] = [0, 5, 5, 31, rows - 3]
     if sink:
         options["learnable_sink"] = torch.linspace(-1, 1, heads_q)

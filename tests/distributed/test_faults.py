@@ -1,4 +1,4 @@
-"""What is wrong on one rank is an error on every rank, before anything is sent; a rank that dies ends the call of all.
+"""An error on one rank is an error on every rank, before data is sent; a rank that dies ends the call on all ranks.
 
 The time of every answer is bounded by the patience of the pool, and of a death by the timeout of its group: no case may
 hang. After a refusal the group works as before, which the next case shows.

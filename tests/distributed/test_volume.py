@@ -1,4 +1,4 @@
-"""What is sent is what the formulas of docs/distributed.md say, and the page's tables are those of the data."""
+"""The bytes sent match the formulas of docs/distributed.md, and the page's tables match the data."""
 
 import json
 from pathlib import Path

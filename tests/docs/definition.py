@@ -1,4 +1,4 @@
-"""What takes the place of a compiled kernel: attention by its definition, from the arguments that a launch gets.
+"""Replaces a compiled kernel: attention by its definition, from the arguments of a launch.
 
 So a call runs down to its launch, with every check and choice on the way, and returns numbers in milliseconds.
 """
@@ -33,9 +33,9 @@ def attend(
     config, q, k, v, out, lse, scale, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, key_limit,
     page_table, seqlen_q, sizes, sink, aux, split=None, in_cache=None, descales=None, rope=None,
 ):  # fmt: skip
-    """Each sequence by itself."""
+    """Each sequence separately."""
     assert split is descales is None and (in_cache is None or len(in_cache) == 1)
-    if rope is not None:  # of all heads, behind the columns of each
+    if rope is not None:  # shared columns, after those of each head
         if config.mixes_rope:
             q, k, v = (
                 torch.cat([q.to(rope[-1].dtype), rope[-1]], dim=-1),
@@ -77,7 +77,7 @@ def attend(
 
 
 def append(config, k, v, k_cache, v_cache, cache_seqlens, offsets, table, batch, *more):
-    """New rows of each sequence behind those of its cache, in pages or in a row of the cache."""
+    """Append new rows of each sequence to its cache, in pages or in a row of the cache."""
     assert offsets is None and not any(x is not None for x in more)
     page_size = k_cache.shape[1]
     for b in range(batch):
@@ -99,7 +99,7 @@ def _sequence(b: int, x, offsets, table):
     if table is not None:
         return x[table[b].long().clamp(0, len(x) - 1)].flatten(
             0, 1
-        )  # entries behind its keys are any number
+        )  # entries after its keys are arbitrary
     return x[b] if offsets is None else x[int(offsets[b]) : int(offsets[b + 1])]
 
 

@@ -60,7 +60,7 @@ def shown_commands(page: str) -> list[str]:
 
 
 def simple_commands(line: str) -> list[list[str]]:
-    """The words of every command of a line of bash, without comments and assignments in front.
+    """The arguments of every command in a line of bash, without comments and leading assignments.
 
     >>> simple_commands("A=1 python -m venv x && . x/bin/activate  # a comment")
     [['python', '-m', 'venv', 'x'], ['.', 'x/bin/activate']]

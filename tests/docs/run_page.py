@@ -1,4 +1,4 @@
-"""Run the steps of one page, in a process and a directory of its own: python run_page.py < steps.json
+"""Run the steps of one page, in a separate process and directory: python run_page.py < steps.json
 
 A step is {"kind": "python" or "bash", "code": ..., "page": its path, "line": where it begins}. Blocks of Python share
 their names; an error shows the line of the page.

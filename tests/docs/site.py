@@ -48,7 +48,7 @@ def build(folder: Path) -> subprocess.CompletedProcess:
 
 @dataclass
 class Page(HTMLParser):
-    """What a page links to, and what can be linked to in it."""
+    """The links of a page, and its anchors."""
 
     links: list[str] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)

@@ -27,7 +27,7 @@ ROWS = [
 
 @pytest.fixture
 def names(monkeypatch):
-    """What the page defines; kernels are replaced by the definition."""
+    """The names that the page defines; the definition replaces kernels."""
     monkeypatch.setenv("CUTE_FA4_CACHE", "off")  # whose kernels are exported ones
     monkeypatch.setattr(registry, "_functions", {})
     monkeypatch.setattr(registry, "_seconds", {})

@@ -16,7 +16,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "numerics.md"
 QUERIES, KEYS, DEPTH = 200, 1000, 64
 AT = 700  # the key that jumps, in the sixth of eight tiles
 TWO_ROUNDINGS = 2.0**-8 / (2 * math.sqrt(math.log(2)))
-AT_FIRST = 60  # the one of the first tile: behind the 32 that the first reference is from
+AT_FIRST = 60  # the one of the first tile: after the 32 that give the first running maximum
 
 
 def tensors(row: str):

@@ -34,12 +34,12 @@ NOT_RUN = {
     "cmake": "tests/aot/test_deployment.py builds the examples and runs them",
     "build/attention_": "tests/aot/test_deployment.py builds the examples and runs them",
 }
-# Programs whose options nobody here parses.
+# Programs whose options are not parsed here.
 OTHER_PROGRAMS = {
     "pip", "pytest", "mkdocs", "venv", ".", "cd", "export", "cmake", "git", "build/attention_c", "build/attention_cpp",
 }  # fmt: skip
 
-# What has to hold after the last block of a page.
+# Conditions after the last block of a page.
 AFTER = {
     "README.md": "assert out.shape == q.shape and lse.shape == (1, 4, 300)",
     "docs/deployment.md": "assert compiled == 0  # warmup found everything loaded",
@@ -168,7 +168,7 @@ def test_every_fence_is_a_block_of_a_known_language(page):
     assert len(fences) == 2 * len(blocks(page))
     for block in blocks(page):
         assert block.language in LANGUAGES, block
-        # Otherwise code would be shown that nobody runs.
+        # Otherwise a page could show code that is never run.
         assert block.language or not re.match(r"(import|from) \w+|>>>", block.code), block
 
 

@@ -108,7 +108,7 @@ def flashinfer(module):
     """
     sys.modules.setdefault(
         "pynvml", types.ModuleType("pynvml")
-    )  # asked for by utils.py, used by nobody here
+    )  # required by utils.py, unused here
     name = "flashinfer"
     for part in ("", ".cute_dsl", ".attention", ".wrappers"):
         name += part

@@ -9,8 +9,8 @@
 runs all and writes the table. With --only TEXT it refreshes the rows whose origin and name have TEXT in them; rows of
 origins that are not here stay as they are. Each row names the version that it was written from.
 
-Each is an example with a check of its own, or a call of foreign_calls.py: it computes a reference, compares, and raises
-where it differs. A case runs in a process of its own at level "hardware"; where that reports something, once more
+Each is an example with its own check, or a call of foreign_calls.py: it computes a reference, compares, and raises
+if they differ. A case runs in a separate process at level "hardware"; if that reports something, again
 without checks, to see the numbers; and at level "ptx", to see what that asks for in addition. Which spellings of PTX
 the cases execute is kept for the count of spellings.py.
 """
@@ -70,7 +70,7 @@ class Case:
     shows: tuple = ()
 
     def missing(self, cutlass):
-        """What is not here that the case needs, "" when it can run."""
+        """The missing requirement of the case, "" if it can run."""
         if self.origin in FILES:
             name = self.origin.upper()
             here = Path(os.environ.get(name, "")).is_file()
@@ -313,7 +313,7 @@ print("\\nSAID " + json.dumps(said))
 
 
 def run(case, cutlass, checks="hardware", mode=None):
-    """What a case says: error (class, "" when its own check passed), message, launches, instructions, notes."""
+    """The result of a case: error (class, "" when its own check passed), message, launches, instructions, notes."""
     environment = {**os.environ, "CUTE_DSL_ARCH": "sm_100a", "QUACK_CACHE_ENABLED": "0"}
     environment["PYTHONPATH"] = os.pathsep.join(
         filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))

@@ -5,7 +5,7 @@
     python docs/generate.py                        writes the table of docs/emulator_coverage.md
 
 A spelling is an opcode with its modifiers, without operands. A template stands for several: {a|b} is either, {.x|} an
-optional .x. What the tests and the foreign kernels execute is kept in spellings.json.
+optional .x. spellings.json has the spellings that the tests and the foreign kernels execute.
 """
 
 import itertools
@@ -236,7 +236,7 @@ def record():
 
 
 def note(kind, opcodes, origin=None):
-    """Keep the spellings of the chapters among opcodes as those of the tests, or beside a foreign origin's others."""
+    """Keep the spellings of the chapters among opcodes as those of the tests, or of a foreign origin."""
     kept, chosen = record(), sorted(known() & set(opcodes))
     if kind == "tests":
         kept["tests"] = chosen
@@ -283,7 +283,7 @@ TESTS = (
 
 
 class _Asked(dict):
-    """The table's entries, which note the opcodes that somebody asks for."""
+    """The table's entries, which record the requested opcodes."""
 
     def __init__(self, entries):
         super().__init__(entries)

@@ -26,7 +26,7 @@ TRY = "clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::
 QUERY = "clusterlaunchcontrol.query_cancel"
 POISON = 0x7FFFFFFF
 
-# %r1 thread, %r2 dyn: the response, and the mbarrier behind it, %p2 thread 0; %r3 %r4 %r5 the tile, %r7 its parity
+# %r1 thread, %r2 dyn: the response, and the mbarrier after it, %p2 thread 0; %r3 %r4 %r5 the tile, %r7 its parity
 START = """
     mov.u32 %r1, %tid.x; setp.eq.u32 %p2, %r1, 0; mov.b32 %r2, dyn;
     mov.u32 %r3, %ctaid.x; mov.u32 %r4, %ctaid.y; mov.u32 %r5, %ctaid.z; mov.b32 %r7, 0;
@@ -197,7 +197,7 @@ def test_no_request_after_a_refusal_that_was_seen():
     assert granted[0, 0].tolist() == [1, 0] and ctaid[0, 0, 0] + 1 == 1
     assert result.counters["clusters cancelled"] == 1
     third = FENCE + "bar.sync 0;" + ASK
-    # As long as nobody has asked is_canceled of the second response, the third request is as good as the second.
+    # Until is_canceled of the second response has been read, the third request is like the second.
     run(twice + READ + third + WAIT.replace("WAIT", "LAST"), grid=(2, 1, 1), claims=1)
     with pytest.raises(EmulatorError, match="has seen that a request failed.*undefined") as error:
         run(twice + READ_SECOND + third, grid=(2, 1, 1), claims=1)
@@ -272,7 +272,7 @@ def test_a_second_request_comes_behind_a_proxy_fence():
     "mode, checks, error", [("in_order", "ptx", InFlightError), ("hostile", None, EmulatorError)]
 )
 def test_a_request_must_be_over_when_its_cta_ends(mode, checks, error):
-    """Hostile leaves it in flight; in order it is over, but nobody waited for it."""
+    """Hostile leaves it in flight; in order it is complete, but without a wait."""
     with pytest.raises(error, match="response of try_cancel"):
         run(START + ASK, mode=mode, checks=checks)
 

@@ -161,7 +161,7 @@ def test_a_fork_while_another_thread_emulates_does_not_hang():
 
 
 def test_a_lock_that_its_own_thread_forks_with_stays_held():
-    """Whoever forks inside of the lock still holds it in the child, and releases it there."""
+    """A thread that forks inside the lock still holds it in the child, and releases it there."""
     from cute_fa4.system.forks import Lock
 
     held, others = Lock(), Lock()

@@ -1,8 +1,8 @@
 """Programmatic dependent launch: a grid that may start early touches nothing of the one before until it has waited.
 
 One kernel writes x, the next, a dependent one, adds 1 to it. Where the wait stands decides; who has not waited, but
-comes after somebody who has, is in order. So may nobody overwrite what the grid before reads, before the wait. A grid
-in which nobody waits may end before the one in front of it: then the wait of a third one does not wait for the first.
+comes after one that has, is in order. Likewise, reads of the previous grid are protected until the wait. A grid
+without a wait may end before the previous one: then the wait of a third one does not wait for the first.
 """
 
 import warnings
@@ -118,7 +118,7 @@ def test_a_launch_in_between_that_does_not_wait_lets_the_first_one_run_on(waits)
 
 
 def test_what_the_grid_before_reads_is_not_overwritten_before_the_wait():
-    """The add kernel reads x; the write kernel behind it, dependent and without a wait, writes x."""
+    """The add kernel reads x; the next kernel, dependent and without a wait, writes x."""
 
     @cute.jit
     def write_early(x: cute.Tensor):
@@ -186,7 +186,7 @@ def test_the_environment_turns_dependent_launches_off(monkeypatch):
 
 
 def test_no_kernel_of_any_call_is_a_dependent_launch_where_that_is_off(monkeypatch):
-    """Of the serving catalogue, and of a model whose ranks share sequences."""
+    """Configurations of the serving catalogue, and of a model whose ranks share sequences."""
 
     def kinds() -> set:
         configs = read_catalogue("serving")
@@ -211,7 +211,7 @@ def test_every_family_has_dependent_launches_by_choice(family):
 
 @pytest.mark.parametrize("asked", [None, False])
 def test_what_merges_and_what_is_merged_start_early_together(asked):
-    """Of a call whose own kernel does not, too: a launch follows at once (docs/decisions/0007)."""
+    """Also of a call whose own kernel does not, because a launch follows immediately (docs/decisions/0007)."""
     whole = choose_config(qkv_dtype="bf16", head_dim=64, dependent_launch=asked)
     assert not whole.schedule.dependent_launch
     both = launches(whole, PARTS, dependent_launch=asked)
@@ -245,7 +245,7 @@ def test_the_wait_taken_out_of_the_kernel_is_missed():
 
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_the_options_are_off_but_where_a_peer_measured_a_gain(head_dim):
-    """docs/decisions/0007: decode gains by dependent launches, prefill does not; the rest nobody measured."""
+    """docs/decisions/0007: decode gains by dependent launches, prefill does not; others were not measured."""
     prefill = choose_config(qkv_dtype="bf16", head_dim=head_dim, causal=True).schedule
     step = choose_config(qkv_dtype="bf16", head_dim=head_dim, group=4, pack_gqa=True).schedule
     assert (prefill.dependent_launch, step.dependent_launch) == (False, True)

@@ -25,7 +25,7 @@ def test_every_field_is_the_one_that_the_decoder_reads():
     address = tensor.ctypes.data + 4096
     assert fields(edited(words, "global_address", 0, address)).address == address
     assert fields(edited(words, "global_dim", 1, 1 << 32)).sizes == (COLUMNS, 1 << 32)
-    far = 16 << 34  # bits beyond 36 lie in a word of their own
+    far = 16 << 34  # bits beyond 36 are in a separate word
     assert fields(edited(words, "global_stride", 0, far)).strides == (2, far)
     assert fields(edited(words, "box_dim", 0, 32)).box == (32, 8)
     assert fields(edited(words, "box_dim", 1, 256)).box == (64, 256)

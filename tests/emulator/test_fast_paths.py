@@ -1,4 +1,4 @@
-"""What fast_paths.c does is what the Python beside its callers does: same bits, same counts, same reports.
+"""fast_paths.c and the Python code of its callers are equivalent: same bits, same counts, same reports.
 
 The law: with every function of the C file refusing, so that everything goes the long way, nothing that a user can see
 changes. Refusing is what the functions do by contract where anything is unusual.

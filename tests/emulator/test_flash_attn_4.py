@@ -21,7 +21,7 @@ pytestmark = [
         reason="flash_attn.cute is not installed: pip install --no-deps flash-attn-4==4.0.0b36 "
         "quack-kernels",
     ),
-    # What the foreign package does with the compiler and with fake tensors is not ours to change.
+    # The foreign package's warnings about the compiler and fake tensors cannot be fixed here.
     pytest.mark.filterwarnings("ignore"),
 ]
 
@@ -136,7 +136,7 @@ def eight_bit_data(name: str, seed: int) -> list:
 
 
 def errors_of_eight_bits(function, name: str, seed: int) -> list[float]:
-    """Of flash-attn-4, of ours, and of ours where an LSE is asked for, so that softmax adds P up."""
+    """Errors of flash-attn-4, of ours, and of ours with an LSE, where softmax computes the row sums."""
     q, k, v = eight_bit_data(name, seed)
     theirs, _ = run(function, q, k, v)
     outs = theirs, flash_attn_func(q, k, v), flash_attn_func(q, k, v, return_lse=True)[0]

@@ -14,7 +14,7 @@ from tests.emulator.foreign_kernels import CASES, ROOT, run
 
 PAGE = (ROOT / "docs" / "emulator_coverage.md").read_text()
 TABLE = PAGE.split("<!-- foreign:")[1].split("<!-- /foreign")[0]
-# What the page says of level "ptx", by class of the report.
+# The page's entries for level "ptx", by class of the report.
 PTX = {m[1] for m in re.finditer(r"^\| `(\w+Error|RegisterHazard)` \|", PAGE, re.M)}
 
 

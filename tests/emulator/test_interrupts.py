@@ -106,7 +106,7 @@ def is_cleanup(frame):
 
 
 class Interrupter:
-    """Raises KeyboardInterrupt at the next line of the emulator that nobody was interrupted at before.
+    """Raises KeyboardInterrupt at the next line of the emulator that has not been interrupted before.
 
     seen     lines: (file, line) -> whether a launch was interrupted there
     cleanup  the latest interrupt came while the launch was cleaning up

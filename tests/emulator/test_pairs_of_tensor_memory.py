@@ -35,7 +35,7 @@ def test_a_pair_meets_before_it_allocates_and_before_it_frees(mode, seed, checks
 
 @pytest.mark.parametrize("mode, seed", SCHEDULES)
 def test_a_pair_that_has_not_met_does_not_allocate(mode, seed):
-    """The peer may not have been launched. The chip usually has: level "hardware" lets it pass."""
+    """The peer may not have been launched yet. Hardware usually has launched it: level "hardware" accepts this."""
     body = ALLOC + GIVE_UP + MEET + FREE
     with pytest.raises(TensorMemoryError, match=r"nothing says that the other CTA .* launched"):
         run(body, mode, seed)
@@ -51,7 +51,7 @@ def test_a_cta_that_frees_knows_that_the_other_has_allocated(mode, seed, checks)
 
 
 def test_news_by_an_mbarrier_of_the_other_cta_are_enough():
-    """An arrival says that the peer is there, and one behind its allocation that it may be freed."""
+    """An arrival shows that the peer is running, and one after its allocation that it may be freed."""
     arrive = (
         "mapa.shared::cluster.u32 %r3, %r2, %r5; "
         "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r3], 1; "

@@ -1,4 +1,4 @@
-"""What is compiled for the emulator stops at PTX: the same PTX, and no machine code anywhere."""
+"""Compilation for the emulator stops at PTX: the same PTX, and no machine code."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""A grid whose second half runs in a process of its own is, to the letter, one that runs on one core."""
+"""A grid whose second half runs in a separate process is identical to one that runs on one core."""
 
 import os
 import time

@@ -51,7 +51,7 @@ def sparse_rows(random, rows, kind):
 
 
 def metadata_words(kind, metadata, selector=0, rows=128):
-    """Words [column, lane] of two columns; what belongs to nobody is a pattern without a meaning."""
+    """Words [column, lane] of two columns; unused bits are an invalid pattern."""
     words = np.zeros((2, 128), np.uint64)
     group = KINDS[kind][1]
     for m, g in np.ndindex(metadata.shape):

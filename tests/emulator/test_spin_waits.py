@@ -35,7 +35,7 @@ WRITE = """
 add.u32 %r4, %r2, 100;
 st.global.u32 [%rd4], %r4;
 """
-# %r8: the number of the CTA whose value is copied, behind the values of all CTAs.
+# %r8: the number of the CTA whose value is copied, after the values of all CTAs.
 COPY = """
 mul.wide.u32 %rd5, %r8, 4;
 add.u64 %rd5, %rd2, %rd5;
@@ -58,7 +58,7 @@ setp.lt.u32 %p2, %r5, %r1;
 @%p2 bra SPIN;
 """ + COPY + END
 )  # fmt: skip
-# The last CTA does not wait; each other one waits for the flag of the CTA behind it before it raises its own.
+# The last CTA does not wait; each other one waits for the flag of the next CTA before it raises its own.
 CHAIN = (
     HEAD + NEXT + OWN_FLAG +
     """
@@ -103,7 +103,7 @@ WAIT:
 mbarrier.try_wait.parity.shared::cta.b64 %p2, [raised], 0;
 @!%p2 bra WAIT;
 """
-# Whose value each CTA copies; -1: nobody's.
+# Whose value each CTA copies; -1: none.
 KERNELS = {
     "barrier": (BARRIER, lambda i, n: (i + 1) % n),
     "chain": (CHAIN, lambda i, n: i + 1 if i + 1 < n else -1),
@@ -185,7 +185,7 @@ def test_more_ctas_than_the_chip_holds_cannot_all_wait(monkeypatch):
 
 
 def test_a_wait_that_is_no_spin_says_nothing_of_clusters_behind_it(monkeypatch):
-    """On an mbarrier that nobody raises."""
+    """On an mbarrier that is never raised."""
     monkeypatch.setattr(launch, "SMS", 0)  # room for one cluster
     with pytest.raises(emulator.Deadlock) as report:
         run(HEAD + NEVER_RAISED + END, 4)

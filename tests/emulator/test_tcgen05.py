@@ -214,7 +214,7 @@ def _cute_places(shape, repeat, packed):
 def test_register_places_equal_those_of_cute(shape, repeat, monkeypatch):
     monkeypatch.setenv("CUTE_DSL_ARCH", "sm_100a")
     lanes, columns = register_places(shape, repeat)
-    if shape == "16x32bx2":  # CuTe puts the second half right behind the first
+    if shape == "16x32bx2":  # CuTe puts the second half directly after the first
         columns = columns + repeat * (np.arange(32) >= 16)
     ours = np.stack((lanes, columns))
     assert np.array_equal(ours, np.stack(_cute_places(shape, repeat, packed=False)))

@@ -56,7 +56,7 @@ def expected(shape, rows, lane=0):
     "shape, group", [*((s, 1) for s in SHAPES), ("32x128b.warpx4", 2), ("128x256b", 2)]
 )
 def test_rows_come_to_their_lanes(shape, group):
-    """Of a pair, each CTA copies its own source."""
+    """Each CTA of a pair copies its own source."""
     rows, nbytes, _ = SHAPES[shape]
     sources = np.random.default_rng(0).integers(0, 256, (group, rows, nbytes)).astype(np.uint8)
     for got, source in zip(copied(shape, sources, group=group), sources, strict=True):

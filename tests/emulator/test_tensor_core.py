@@ -50,7 +50,7 @@ def test_swizzle_is_a_bijection_and_its_own_inverse(span):
 
 
 def test_eight_rows_of_one_column_use_eight_different_bank_groups():
-    """What the 128-byte swizzle is for: a column of 16-byte chunks is read without bank conflicts."""
+    """The purpose of the 128-byte swizzle: a column of 16-byte chunks is read without bank conflicts."""
     for chunk in range(8):
         address = swizzle(np.arange(8) * 128 + chunk * 16, 128)
         assert sorted(address // 4 % 32) == list(range(0, 32, 4))

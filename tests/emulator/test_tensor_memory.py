@@ -1,4 +1,4 @@
-"""Tensor memory: the allocator's rules, bounds, and words that nobody wrote."""
+"""Tensor memory: the allocator's rules, bounds, and unwritten words."""
 
 import numpy as np
 import pytest

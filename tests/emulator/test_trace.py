@@ -84,7 +84,7 @@ def test_copies_are_in_the_order_that_load_py_draws(recorded):
 
 @pytest.mark.parametrize("mode, seed", [("hostile", 1), ("random", 1)])
 def test_slots_behind_thread_barriers_do_not_depend_on_the_schedule(recorded, mode, seed):
-    """The correction warps meet before and behind every chunk of O. A warp that is at the next meeting already does not
+    """Correction warps meet before and after each chunk of O. A warp that is at the next meeting already does not
     move those that are still leaving this one.
     """
     reads = lambda recording: {
@@ -94,7 +94,7 @@ def test_slots_behind_thread_barriers_do_not_depend_on_the_schedule(recorded, mo
 
 
 def test_slots_respect_the_barriers(recorded):
-    """A product is behind the copies that it reads, a read of S behind the product, a store of P behind the read."""
+    """An MMA is after the copies that it reads, a read of S after the MMA, a store of P after the read."""
     # S is read and P written in three parts (two quarters, then half): of the first tile, whose first quarter gives the
     # reference, too. Before the ring comes round, a slot has one load.
     for nth in range(2):
@@ -162,7 +162,7 @@ def test_the_picture_is_well_formed_and_names_what_the_text_names(recorded):
 
 
 def test_launches_follow_each_other():
-    """Two launches: the second begins behind the first on both axes."""
+    """Two launches: the second begins after the first on both axes."""
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 128, 1, 64, generator=generator).bfloat16() for _ in "qkv")
     with trace.record() as recording:

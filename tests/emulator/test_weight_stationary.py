@@ -158,7 +158,7 @@ VALUES = {
 
 @pytest.mark.parametrize("name", VALUES)
 def test_operands_of_4_and_6_bits(name):
-    """16 elements begin each 16 bytes of shared memory; A is in tensor memory once, as tcgen05.cp widens it."""
+    """16 elements begin each 16 bytes of shared memory; A is once in tensor memory, expanded by tcgen05.cp."""
     number, bits, positive = VALUES[name]
     table = np.array(positive(None), float)
     table = np.concatenate((table, -table))

@@ -13,7 +13,7 @@ def test_cases_have_names_of_their_own():
 
 
 def test_every_way_to_call_gives_an_argument_for_each_parameter():
-    """The exported function has those of the kernel but for the stream, which its environment has."""
+    """The exported function has the kernel's parameters except the stream, which comes from its environment."""
     parameters = list(inspect.signature(AppendKernel.__call__).parameters)[1:-1]
     assert parameters[-3:] == ["batch", "cache_batch_idx", "descales"]
     for paged, config in zip((True, False), configs(), strict=False):

@@ -1,4 +1,4 @@
-"""What a rewritten kernel's library asks the driver around a launch, on a driver that records calls."""
+"""Driver calls of a rewritten kernel's library around a launch, on a driver that records them."""
 
 import json
 import subprocess
@@ -50,7 +50,7 @@ print(json.dumps(results))
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
-    """A built kernel, but for its cubin: the compiler's own stands in, the driver does not read it."""
+    """A built kernel with the compiler's cubin, which this driver does not read."""
     out = tmp_path_factory.mktemp("hopper")
     built = aot_build.build(CONFIG, CONFIG.name)
     cubin, library = out / "kernel.cubin", out / f"{CONFIG.name}.so"

@@ -11,7 +11,7 @@ import pytest
 
 from tests.suite import import_graph
 
-# What stands beside each other on a floor is separated by blanks.
+# Rooms on the same floor are separated by blanks.
 FLOORS = """
     benchmarks.model benchmarks.hopper_check benchmarks.sass_cost benchmarks.copy_cost
     benchmarks.first_call benchmarks.host_overhead benchmarks.context_parallel
@@ -89,7 +89,7 @@ def upward(targets_of: dict[str, set[str]]) -> list[str]:
 
 
 def circles(targets_of: dict[str, set[str]]) -> list[tuple[str, ...]]:
-    """Modules that reach themselves: what is left when all that import nothing, or that nobody imports, are gone."""
+    """Modules that reach themselves: those left after repeatedly removing modules without imports or importers."""
     left = {module: set(targets) for module, targets in targets_of.items()}
     while True:
         targets = set().union(*left.values())
@@ -125,7 +125,7 @@ def test_there_is_no_circle_of_rooms():
     [
         ("cute_fa4.sm100.steps.store", "cute_fa4.sm100.two_tiles.kernel"),
         ("cute_fa4.calls.launch", "cute_fa4.operators.library"),
-        ("cute_fa4.sm100.operands.tma", "cute_fa4.sm100.instructions.exp2"),  # beside it
+        ("cute_fa4.sm100.operands.tma", "cute_fa4.sm100.instructions.exp2"),  # on the same floor
     ],
 )
 def test_an_upward_import_is_named_with_both_files(module, target):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# What is tested as a whole, or is no folder of the package: whole calls, pages, and the tools of the tests themselves.
+# Test folders without a folder of the package: whole calls, pages, and the tools of the tests themselves.
 WHOLES = {"attention", "benchmarks", "docs", "house", "serving", "suite"}
 
 

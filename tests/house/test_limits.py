@@ -1,6 +1,6 @@
 """Functions and files stay small: at most 8 positional parameters, at most 450 lines.
 
-What is larger today is listed with its size. The lists only shrink: a new entry is a decision that a review sees.
+Larger ones are listed with their size. The lists only shrink: a new entry is a decision that a review sees.
 An entry that is no longer needed must go, and an entry whose size has shrunk must say the new size.
 """
 
@@ -23,7 +23,11 @@ INTERNAL = {
     "cute_fa4/distributed/attention.py": {"_checked": 10},
     "cute_fa4/distributed/decode.py": {"_cache": 11},
     "cute_fa4/emulator/checks/memory.py": {"touch": 9, "Region.access": 9},
-    "cute_fa4/emulator/host/ptx_files.py": {"encode_tiled": 9, "encode_im2col": 12, "_common_words": 9},
+    "cute_fa4/emulator/host/ptx_files.py": {
+        "encode_tiled": 9,
+        "encode_im2col": 12,
+        "_common_words": 9,
+    },
     "cute_fa4/hopper/calls.py": {"_ragged_call": 9},
     "cute_fa4/sm100/append/kernel.py": {"AppendKernel.__call__": 11},
     "cute_fa4/sm100/backward/kernel.py": {"BackwardKernel.__call__": 16},

@@ -326,7 +326,7 @@ def test_a_context_that_is_not_causal(by_definition):
 
 def test_plan_compiles_nothing_and_a_graph_keeps_its_addresses(monkeypatch):
     """Two plans of one wrapper write to the same table; a wider batch than the buffers is refused."""
-    monkeypatch.setattr(compile_cache, "function_for", None)  # nobody asks
+    monkeypatch.setattr(compile_cache, "function_for", None)  # not used
     buffers = [torch.zeros(n, dtype=torch.int32) for n in (4, 40, 3)]
     wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(SCRATCH, "NHD", True, False, *buffers)
     options = 4, 2, 64, PAGE

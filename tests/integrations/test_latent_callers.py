@@ -27,7 +27,7 @@ FLASH_MLA = (
     ids=["here", "vLLM"],
 )
 def test_by_position_the_parameters_are_flash_mlas(function, further):
-    """That of vLLM's backend has `out` behind them."""
+    """vLLM's backend appends `out`."""
     parameters = inspect.signature(function).parameters.values()
     by_position = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
     assert by_position == [*FLASH_MLA, *further]
@@ -137,7 +137,7 @@ def test_flashinfer_has_caches_of_three_and_of_four_dimensions(call, expected, d
 
 
 def test_topk_length_cuts_each_list_where_flash_mla_has_it(call, monkeypatch):
-    """By position. Nothing is loaded for what stands behind it, which may be anything: a list is as long as that."""
+    """By position. Entries after this length may hold anything and are not loaded."""
     asked = []
     monkeypatch.setattr(
         mla, "_by_index", lambda q, k_cache, made, *_, **__: asked.append(made["cache_seqlens"])

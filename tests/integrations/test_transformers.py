@@ -49,7 +49,7 @@ def test_padding_on_the_left_changes_nothing_for_the_others():
 
 
 def test_padding_on_the_right_of_a_model_that_sees_both_ways():
-    # Under a causal mask nobody sees the padding on the right.
+    # A causal mask hides the padding on the right.
     mask = padded(LENGTH, 11, left=False)
     inputs = dict(input_ids=tokens(2, LENGTH), attention_mask=mask, use_cache=False)
     assert_agrees("llama", mask, changes=[("is_causal", False)], **inputs)

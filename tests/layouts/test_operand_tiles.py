@@ -184,7 +184,7 @@ def test_cute_layout_agrees_for_every_element(tile, trace):
 @pytest.mark.parametrize("name", ["128x128", "192x64", "fp8-64x256"])
 @pytest.mark.parametrize("kind", [KMajorTile, MNMajorTile])
 def test_the_layout_cute_chooses_for_its_mma_agrees(kind, name, trace):
-    """make_smem_layout_b picks atom, order and MMA tiling by itself. Sizes: even, odd and fp8 chunk counts."""
+    """make_smem_layout_b chooses atom, order and MMA tiling. Sizes: even, odd and fp8 chunk counts."""
     tile = kind(*SIZES[name])
 
     def chosen():

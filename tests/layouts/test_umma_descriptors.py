@@ -54,7 +54,7 @@ def test_smem_descriptor_bits_by_hand():
 
 
 def test_advance_adds_to_the_low_word_only():
-    """What the kernels do with a 32-bit add: the start of the next step, in units of 16 bytes."""
+    """The kernels' 32-bit add: the start of the next step, in units of 16 bytes."""
     first = SmemDescriptor(4096, 16384, 1024)
     moved = first.advance(2048)
     assert (moved.low, moved.high) == (first.low + 2048 // 16, first.high)

@@ -3,7 +3,7 @@
     python -m tests.operators.cuda_calls DIRECTORY    of exported kernels; libcuda.so.1 records (examples/aot_cpp)
     {"dense": [[[operations of torch], [calls of the driver]], ...], ...}    JSON, an entry for each repetition
 
-A call goes the whole way, through checks, configuration and exported host code to the driver. No kernel runs behind it,
+A call goes through checks, configuration and exported host code to the driver. No kernel runs,
 and torch has no stream: the stream is the one that TVM-FFI was told.
 """
 
@@ -72,7 +72,7 @@ CALLS = {
 
 
 def configurations() -> list:
-    """What the calls need: asked for on the CPU, without compiling anything."""
+    """Configurations that the calls need: determined on the CPU, without compiling."""
     needed = []
 
     def function_for(config, executor):

@@ -45,7 +45,7 @@ def test_the_dtype_is_the_one_in_which_torch_takes_them(region, given):
 
 
 def test_dtypes_that_differ_become_one():
-    # As behind a norm in float32 and a projection in the dtype of the region.
+    # As after a norm in float32 and a projection in the dtype of the region.
     with in_region(torch.bfloat16):
         out = flash_attn_func(Q, K.half(), V.bfloat16())
     assert torch.equal(out, flash_attn_func(Q.bfloat16(), K.half().bfloat16(), V.bfloat16()))

@@ -27,7 +27,7 @@ from tests.operators.problems import copied, int32
 
 @pytest.fixture(autouse=True)
 def fresh_compiler(monkeypatch):
-    """Of PyTorch as it was in 2.11, as far as it traced less: no locals()."""
+    """The limits of PyTorch 2.11's tracing: no locals()."""
     torch._dynamo.reset()
     counters.clear()
 

@@ -1,6 +1,6 @@
 """FlopCounterMode counts a call by torch's own convention: every query of a sequence with every key of it.
 
-The oracle is torch's formula for scaled_dot_product_attention on each sequence by itself.
+The oracle is torch's formula for scaled_dot_product_attention on each sequence separately.
 """
 
 import pytest

@@ -206,7 +206,7 @@ def test_one_graph_of_forward_and_backward():
 
 
 def test_a_packed_sequence_has_the_gradients_that_it_has_alone():
-    """Sequences of one row, of no row, of a ragged tile and of two: bit for bit, with NaN behind all of them."""
+    """Sequences of one row, of no row, of a ragged tile and of two: bit for bit, with NaN after all of them."""
     lengths = [100, 1, 0, 200, 128]
     *tensors, dout = qkv(sum(lengths) + 3)
     offsets = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
@@ -236,7 +236,7 @@ def nan_in_new_memory():
 
 @pytest.mark.parametrize("first, end", [(3, 43), (0, 0)])
 def test_rows_of_no_sequence_have_gradients_of_zero(nan_in_new_memory, first, end):
-    """A projection sums the gradients of all rows. Before and behind the sequence, or with no row in any sequence."""
+    """A projection sums the gradients of all rows. Before and after the sequence, or with no row in any sequence."""
     *tensors, dout = qkv(50)
     offsets = torch.tensor([first, end], dtype=torch.int32)
     out = flash_attn_varlen_func(*tensors, offsets, offsets, end - first, end - first)

@@ -1,4 +1,4 @@
-"""What a CUDA graph would capture: one launch a kernel, on the caller's stream, whatever the tensors hold.
+"""Launches that a CUDA graph would capture: one per kernel, on the caller's stream, independent of tensor contents.
 
 Shown without a GPU: the driver is a library that records calls, the tensors only claim to be on a GPU (cuda_calls.py).
 Not shown: that a capture on a real stream succeeds, and what torch's allocator does for out and lse while it lasts.

@@ -1,4 +1,4 @@
-"""The operators by themselves: laws of torch.library, fakes like real results, the same refusals, what goes there."""
+"""The operators themselves: laws of torch.library, fakes like real results, the same refusals, routing of calls."""
 
 import re
 

@@ -12,7 +12,7 @@ from tests.test_interface import K, Q, V
 pytestmark = pytest.mark.filterwarnings(f"ignore::{EmulatorWarning.__module__}.EmulatorWarning")
 
 DENSE = dict(q=Q, k=K, v=V)
-# What is refused by Python that Dynamo follows, and what is refused by an operator on tensors without data.
+# Refusals in Python code that Dynamo traces, and refusals by an operator on tensors without data.
 REFUSED = {
     "mask": (flash_attn_func, DENSE | dict(mask="causal"), TypeError),
     "a tensor as mask": (flash_attn_func, DENSE | dict(mask=torch.zeros(8, 8)), TypeError),

@@ -148,7 +148,7 @@ def with_dual(function, q):
 @pytest.mark.parametrize("through", ["function", "operator"])
 @pytest.mark.parametrize("derivative", DERIVATIVES)
 def test_derivatives_are_refused_by_name(derivative, through):
-    """The operator by itself, too: zeros would be a wrong derivative."""
+    """Also for the bare operator: zeros would be a wrong derivative."""
     q, k, v = tensors(1, 8, 1, 64)
     function = {
         "function": lambda x: flash_attn_func(x, k, v),

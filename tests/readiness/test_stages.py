@@ -142,7 +142,7 @@ def test_a_copy_of_other_rows_is_found(monkeypatch):
 
 
 def test_the_compiler_leaves_in_what_the_probes_time(tmp_path):
-    """In the machine code, in their order: a chain whose result nobody uses would be gone."""
+    """In the machine code, in their order: a chain with an unused result would be removed."""
     import cutlass.cute as cute
     from cutlass import Int32
     from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream

@@ -22,9 +22,9 @@ from cute_fa4.reference import (
     SUM_RELATIVE_ERROR_OF_FP8,
 )
 
-CANARY = 7.0  # what rows of out hold that nobody may write
+CANARY = 7.0  # value of rows of out that must not be written
 NO_PAGE = 123_456_789
-SPARE_ROWS = 5  # behind the last sequence of a packed tensor
+SPARE_ROWS = 5  # after the last sequence of a packed tensor
 
 
 @dataclass(frozen=True)
@@ -72,13 +72,13 @@ def offsets(lengths) -> torch.Tensor:
 
 
 def packed(sequences, spare=math.nan) -> torch.Tensor:
-    """One behind the other, and SPARE_ROWS that belong to none."""
+    """Packed, with SPARE_ROWS rows that belong to no sequence."""
     extra = sequences[0].new_full((SPARE_ROWS, *sequences[0].shape[1:]), spare)
     return torch.cat([*sequences, extra])
 
 
 def dense(sequences, length) -> torch.Tensor:
-    """(batch, length, heads, depth), NaN behind each sequence."""
+    """(batch, length, heads, depth), NaN after each sequence."""
     out = sequences[0].new_full((len(sequences), length, *sequences[0].shape[1:]), math.nan)
     for row, x in zip(out, sequences, strict=True):
         row[: len(x)] = x

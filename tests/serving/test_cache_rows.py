@@ -1,6 +1,6 @@
 """cache_batch_idx and cache_leftpad: which rows of a cache are a sequence's, dense and paged, read and appended to.
 
-The oracle is the definition for the sequences by themselves: a cache holds them anywhere, and NaN everywhere else.
+The oracle is the definition for each sequence: a cache holds them anywhere, and NaN everywhere else.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def in_cache(case: Case, batch: Batch) -> dict:
 
 
 def in_pages(caches, size: int, padding, held, picked, new: int):
-    """-> (pools, table): pages in any order; entries of pages without keys are no page, before and behind them."""
+    """-> (pools, table): pages in any order; entries without keys, before and after them, are invalid."""
     columns = -(-ROWS // size)
     order = torch.randperm(len(caches[0]) * columns, generator=torch.Generator().manual_seed(size))
     pools = [torch.full((len(order), size, *x.shape[2:]), math.nan).to(x.dtype) for x in caches]
@@ -152,7 +152,7 @@ def test_two_sequences_may_read_one_and_all_rows_count_without_lengths():
 
 @pytest.mark.parametrize("page_size", [0, 16])
 def test_what_the_host_cannot_see_is_cut_to_the_rows_there_are(page_size, monkeypatch):
-    # As on a GPU: a sequence before the first and one behind the last of the cache, padding beyond the keys.
+    # As on a GPU: a sequence before the first and one after the last of the cache, padding past the keys.
     monkeypatch.setattr("cute_fa4.calls.operands.lengths.check_contents", lambda *arguments: None)
     monkeypatch.setattr("cute_fa4.calls.append._check_append_contents", lambda *arguments: None)
     case = Case("", page_size)

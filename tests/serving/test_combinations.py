@@ -30,7 +30,7 @@ QUICK = {
     "group": (3, 8),
     "head_dim": (80, 128),
 }
-# A sequence ends nowhere, just before or behind one tile, or just behind two: what options do to the last tile.
+# A sequence is empty, ends just before or after one tile, or just after two: options in the last tile.
 LENGTHS = [*range(0, 21), *range(120, 141), *range(250, 301)]
 
 

@@ -1,4 +1,4 @@
-"""What the serving functions refuse: each error names the argument, its value and what is accepted."""
+"""Refusals of the serving functions: each error names the argument, its value and what is accepted."""
 
 from __future__ import annotations
 

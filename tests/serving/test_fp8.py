@@ -1,7 +1,7 @@
 """8-bit q, k and v: calls against attention in float64 of what they mean, options in pairs, and what is refused.
 
-Rows of nobody, in pages, Q and packed tensors, are NaN: 0x7f in e4m3. The bound is that of tests/serving/batches.py:
-three mantissa bits of P. Lengths end nowhere, before, at and behind a tile.
+Unused rows of pages, Q and packed tensors are NaN: 0x7f in e4m3. The bound is that of tests/serving/batches.py:
+three mantissa bits of P. Lengths are 0, or end before, at and after a tile boundary.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def test_what_does_not_fit_is_refused_by_name(change, error, message):
             140, 2, 300, 80, 1, marks=pytest.mark.sweep
         ),  # two tiles; half of a chunk of O is padding
         (40, 2, 300, 128, 1),  # a tile whose two O are merged, eight columns at a time
-        (1, 8, 700, 128, 3),  # merged by a kernel of its own
+        (1, 8, 700, 128, 3),  # merged by a separate kernel
         pytest.param(1, 8, 300, 64, 1, marks=pytest.mark.sweep),  # stored byte by byte
         pytest.param(1, 8, 1100, 64, 0, marks=pytest.mark.sweep),  # in a cluster
     ],
@@ -204,7 +204,7 @@ ONE_ROW, TWO_TILES, DEEP = (1, 8), (140, 2), (130, 2)
     "rows, keys, depths, dtype, kv_dtype, parts",
     [
         (TWO_TILES, 300, (64, 80), torch.bfloat16, None, 1),  # half of a chunk of O is padding
-        (ONE_ROW, 700, (128, 128), torch.float16, E4M3, 3),  # keys are widened; merged by a kernel of its own
+        (ONE_ROW, 700, (128, 128), torch.float16, E4M3, 3),  # keys are dequantized; merged by a separate kernel
         pytest.param(TWO_TILES, 300, (128, 128), torch.bfloat16, E4M3, 1, marks=SWEEP),  # q is quantised
         pytest.param((40, 2), 300, (128, 128), torch.bfloat16, None, 1, marks=SWEEP),  # two O are merged
         pytest.param(ONE_ROW, 300, (64, 64), torch.float16, None, 1, marks=SWEEP),  # byte by byte
@@ -272,7 +272,7 @@ def assert_reads(out, q, cache, scales):
     [
         ([140, 3], 1, (256, 256), 16, dict(causal=True)),  # whole pages of two spans of K, one of V
         ([40, 3], 1, (208, 160), 5, dict(causal=True)),  # half of an MMA step; gathered
-        ([1, 3], 8, (256, 256), 16, dict(causal=True, num_splits=3)),  # each half is merged by itself
+        ([1, 3], 8, (256, 256), 16, dict(causal=True, num_splits=3)),  # each half is merged separately
         ([1, 1], 8, (144, 192), "dense", dict(num_splits=0)),
         ([300], 1, (256, 224), "dense", {}),
     ],

@@ -1,4 +1,4 @@
-"""Columns of K in a tensor of their own, as prefill of multi-head latent attention has them.
+"""Columns of K in a separate tensor, for prefill of multi-head latent attention.
 
 Against the definition, and bit for bit against the call whose K has all columns.
 
@@ -139,7 +139,7 @@ def test_pairs_of_ctas(depths, rope_page, monkeypatch):
     ids=["sm_103a", "window and sink", "split keys", "soft cap"],
 )  # fmt: skip
 def test_options_are_those_of_any_call(arch, dtype, options, monkeypatch):
-    """Of the same bits as the call of all columns, whose options have tests of their own."""
+    """The same bits as the call with all columns, whose options are tested elsewhere."""
     monkeypatch.setattr(devices, "EMULATED_ARCH", arch)
     repeat.clear()
     batch = draw([150, 20], [300, 40], dtype=dtype)

@@ -191,7 +191,7 @@ def test_tiles_that_are_seen_whole_carry_no_mask_code(name):
         for first in (0, 128):
             # A query tile beyond the last row does what the last row alone would.
             rows = range(min(first, m - 1), max(min(first + 128, m), min(first, m - 1) + 1))
-            # Tiles before the first and behind the last that a query tile sees are left out for it (two_tiles/uneven).
+            # Tiles before the first and after the last that a query tile sees are skipped for it (two_tiles/uneven).
             own = [t for t in walked if t in tile_range(visible, rows, m, n)]
             computed.append(len(own))
             masked += sum(not is_whole(visible, rows, tile, m, n) for tile in own)

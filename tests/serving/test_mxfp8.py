@@ -1,7 +1,7 @@
 """Scales of blocks of 32 of 8-bit q and k (MXFP8): calls against attention in float64 of what they mean.
 
-Rows of nobody are NaN, and so are their scales (255). Scales differ from block to block by powers of two, so that the
-scale of a neighbouring block, row or head is seen. Lengths end nowhere, before, at and behind a tile of 128 keys.
+Unused rows are NaN, and so are their scales (255). Scales differ from block to block by powers of two, so that the
+scale of a neighbouring block, row or head shows. Lengths are 0, or end before, at and after a tile of 128 keys.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def test_every_way_to_give_them_wrongly_is_refused_by_name():
 
 
 def test_capabilities_know_them():
-    """By metadata, for one query as for many; the scale of a tensor of 8 bits must be there."""
+    """By metadata, for one query as for many; an 8-bit tensor needs a scale."""
     sizes = dict(q_descale=(2, 300, 8, 2), k_descale=(2, 300, 2, 2))
     asked = dict(head_dim=64, heads_kv=2, group=4, batch=2, seqlen_q=300, seqlen_k=300)
     asked |= dict(return_lse=False, causal=True, arch="sm_100a", dtype="e4m3")
@@ -202,7 +202,7 @@ def test_quantise_is_that_of_the_specification(dtype):
 
 
 def error_of_rounding(columns: bool, by: str) -> float:
-    """Of attention in float64, in the norm, as the table of docs/numerics.md says."""
+    """Errors against float64 in the norm match the table of docs/numerics.md."""
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 200, 1, 128, generator=generator) for _ in "qkv")
     if columns:

@@ -1,4 +1,4 @@
-"""What is written shares no memory with anything else of the call: every pair, in first and in repeated calls."""
+"""Written tensors share no memory with other tensors of the call: every pair, in first and in repeated calls."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_pair_that_shares_one_element_is_refused_by_name(written, other, paged
     flash_attn_with_kvcache(**call)
     assert len(launches) == 2  # both kernels
     bad = call | {other: upon(call[other], call[written])}
-    for _ in range(2):  # the plan of the good call is there, too
+    for _ in range(2):  # with the plan of the good call, too
         refused(bad, written, other)
     assert len(launches) == 2
 

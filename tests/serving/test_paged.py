@@ -230,7 +230,7 @@ def test_no_entry_beyond_the_pages_of_a_sequence_is_read(page_size):
 
 
 def test_pages_that_do_not_exist_are_rows_of_zeros(monkeypatch):
-    # As on a GPU, where the host cannot see the table: pages before the first and behind the last.
+    # As on a GPU, where the host cannot see the table: pages before the first and after the last.
     monkeypatch.setattr("cute_fa4.calls.operands.lengths.check_contents", lambda *arguments: None)
     batch = Batch.draw([2], [40], depth=64)
     for page_size, missing in itertools.product((3, 24), (-1, 10_000)):

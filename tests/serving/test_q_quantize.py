@@ -1,6 +1,6 @@
 """q_quantize: what becomes of queries of 16 bits over keys of 8, and on what the error of a row may depend.
 
-A batch that decodes beside a prefill: one query, 40 queries, one query. 40 queries of four heads on two are 80 rows a
+A batch of decode and prefill: one query, 40 queries, one query. 40 queries of four heads on two are 80 rows a
 key/value head, more than the 32 that "auto" takes as they are, so that it quantises all of them.
 """
 
@@ -116,7 +116,7 @@ def test_never_is_the_error_of_16_bits_in_every_row_and_auto_that_of_8_in_all(en
 
 @pytest.mark.parametrize("said", [None, "never"])
 def test_fixed_parts_give_a_row_the_same_bits_beside_any_neighbours(said):
-    """Nobody asks: with tokens_per_split "never" is the default."""
+    """By default: with tokens_per_split, "never" is the default."""
     options = dict(tokens_per_split=128, q_quantize=said)
     together = split(BATCH, *varlen(BATCH, **options))
     assert max(errors(BATCH, *varlen(BATCH, **options))) <= BOUND
@@ -127,7 +127,7 @@ def test_fixed_parts_give_a_row_the_same_bits_beside_any_neighbours(said):
 
 
 def is_kept(q, tokens_per_split=None, of_keys: bool = False, **lengths) -> bool:
-    """What a call without q_quantize makes of 40 queries of four heads on two."""
+    """The result of a call without q_quantize for 40 queries of four heads on two."""
     scale = torch.ones(3, 200, 2) if of_keys else torch.ones(3, 2)
     given = dict(tokens_per_split=tokens_per_split, k_descale=scale, **lengths)
     return stay_wide(q, Asked(heads_kv=2, **given))

@@ -159,7 +159,7 @@ def test_sequences_are_found_32_at_a_time(schedule, pack):
 @pytest.mark.sweep  # 70,000 claims take half a minute
 def test_a_batch_of_70000_sequences():
     # Beyond the 65,535 of a grid's y and z: the grid has a CTA for each sequence, in case they all have rows. Three do:
-    # the first, one beyond 65,535, the last. The first CTA claims the others and finds nothing behind the third block.
+    # the first, one beyond 65,535, the last. The first CTA claims the others and finds no work after the third block.
     many, rows = 70_000, {0: (2, 3), 65_536: (1, 40), 69_999: (3, 9)}
     lengths = torch.zeros(2, many, dtype=torch.int32)
     for b, pair in rows.items():

@@ -71,7 +71,7 @@ def test_many_random_functions_agree_with_float64(seed):
     "dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.sweep)]
 )
 def test_two_half_precision_tensors_added_to_a_score(dtype):
-    """score + (a + b) with both widened: add.rn.f32.bf16 takes one of them as it is in memory."""
+    """score + (a + b) with both converted: add.rn.f32.bf16 takes one of them directly from memory."""
     batch = Batch.draw(QUERIES, KEYS, heads=(HEADS, HEADS))
     a, b = torch.randn(2, len(KEYS), max(KEYS)).to(dtype)
 

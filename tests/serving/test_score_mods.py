@@ -214,7 +214,7 @@ def test_mods_compose_in_order():
 
 
 def test_hidden_keys_do_not_reach_a_function_with_their_values():
-    # NaN behind the last key of a page: the function sees scores of rows that do not exist, the mask removes them.
+    # NaN after the last key of a page: the function sees scores of rows that do not exist, the mask removes them.
     batch = Batch.draw([2], [37])
     out, lse = run(packed_q(batch), paged_kv(batch, 32), softcap=5.0)
     assert_agrees(batch, out, lse, softcap=5.0)

@@ -42,7 +42,7 @@ def test_a_sink_is_in_natural_units_whatever_the_softmax_scale():
 def test_weights_beside_a_large_sink_down_to_the_smallest_that_p_holds(queries, dtype, smallest):
     """Scores are 0, sinks n log 2: weights are 2^-n / (keys 2^-n + 1), and what P loses is below `smallest` of it.
 
-    The reference of a row may lie above its largest score by its number of keys: 2^1 here.
+    The running maximum of a row may exceed its largest score by its number of keys: 2^1 here.
     """
     powers = torch.tensor([0.0, 10, 23, 24, 60, 119, 125, 128])
     batch = Batch.draw([queries], [2], heads=(8, 4), dtype=dtype)

@@ -1,7 +1,7 @@
 """Scales of each token and head of 8-bit k and v (and q): calls against attention in float64 of what they mean.
 
-Rows of nobody are NaN, and so are their scales. Lengths end nowhere, before, at and behind a tile of 128 keys; scales
-differ from token to token by powers of e, so that the scale of a neighbour is seen.
+Unused rows are NaN, and so are their scales. Lengths are 0, or end before, at and after a tile of 128 keys; scales
+differ from token to token by factors of e, so that the scale of a neighbor shows.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def test_parts_of_keys_have_units_of_their_own(dtype, bound, parts):
 def test_scales_lie_where_the_rows_of_a_cache_do():
     """Sequences by cache_batch_idx, behind left padding: a key and its scale are found by the same rule."""
     k, v, k_scale, v_scale = cache_of(3, 300)
-    k_scale[0, :130], v_scale[2, 290:] = torch.nan, torch.nan  # of nobody
+    k_scale[0, :130], v_scale[2, 290:] = torch.nan, torch.nan  # unused
     order, padding, held = [2, 0], [5, 130], [290, 280]
     q = torch.randn(2, 2, 8, 64, generator=torch.Generator().manual_seed(1)).to(E4M3)
     out = flash_attn_with_kvcache(

@@ -1,4 +1,4 @@
-"""What a traced function computes in a kernel, against the same function called with float64 tensors."""
+"""The values of traced functions in a kernel, compared with the same function of float64 tensors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def problem(seed=0, queries=QUERIES):
 
 
 def in_float64(function, *given):
-    """What a function makes of tensors; torch would divide integers in float32."""
+    """The result of a function of tensors; torch would divide integers in float32."""
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:

@@ -55,7 +55,7 @@ def call_of(batch: Batch, own: int, layout: str, rope_page: int, dtypes, scales:
 
 
 def rope_scores(batch: Batch, scales: dict, own: int = OWN) -> list:
-    """What the columns of 16 bits add to the scaled scores of each sequence, (heads, m, n)."""
+    """The contribution of the 16-bit columns to the scaled scores of each sequence, (heads, m, n)."""
 
     def rows(name, b):
         x = getattr(batch, name)[b][..., own:].double()
@@ -127,7 +127,7 @@ def test_a_call_agrees_with_the_definition(name):
 @pytest.mark.parametrize("name", ["no scales", "packed rows", *ONE_TILE])
 @pytest.mark.parametrize("mode, seed", [("hostile", 1), ("random", 2)])
 def test_the_order_of_warps_does_not_matter(arch, name, mode, seed, monkeypatch):
-    """Without scales lengths give lone query tiles, and causal tiles that one query tile sees alone."""
+    """Without scales, lengths give single-tile work, and causal tiles visible to one query tile only."""
     monkeypatch.setattr(devices, "EMULATED_ARCH", arch)
     repeat.clear()
     assert_is_right(name, *found(name, mode=mode, seed=seed))

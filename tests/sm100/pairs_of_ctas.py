@@ -145,7 +145,7 @@ def _in_this_cta(text: list[str], number: int) -> list[str]:
 class Crossings:
     """Every place of a kernel by name, in the order of its text.
 
-    arrivals_at_0  arrivals in CTA 0: P of a masked tile comes behind that of a whole one
+    arrivals_at_0  arrivals in CTA 0: P of a masked tile comes after that of a whole one
     of_p           how many of them, the first ones, are those of P: p_ready and p_last of each loop of softmax
     committed      commits in both CTAs
     awaited        waits of the mma warp of CTA 0

@@ -25,7 +25,7 @@ from cute_fa4.sm100.two_tiles.schedule import TwoTiles
 from cute_fa4.sm100.wide.dequantized_rope.schedule import RopeTile
 from cute_fa4.sm100.wide.schedule import WideTile
 
-# What the docstring of FA4Config says is imported.
+# The imports in the docstring of FA4Config.
 IMPORTED = {
     "FA4Config": FA4Config,
     "TwoTiles": TwoTiles,

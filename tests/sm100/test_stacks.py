@@ -1,7 +1,7 @@
 """No thread of any kernel has local memory: what ptxas spills, a loop over key tiles reads again for every tile.
 
 A row of CASES is a row of which_kernel.RULES with what changes the code of its roles: pages of 16 keys, rows that are
-gathered, scales of keys, rotary columns apart, keys that are shared out. Most are compiled in the sweep, 3 s each.
+gathered, scales of keys, separate RoPE columns, stream-K splits. Most are compiled in the sweep, 3 s each.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def latent(group: int, size: int, **more) -> dict:
     return LATENT | pages(size, group=group) | more
 
 
-# name: family, choices, whether keys are shared out.
+# name: family, choices, whether the split is stream-K.
 CASES = {
     "two query tiles, pages": ("mha2q", BF16 | D128 | queries(16), False),
     "two query tiles of 64 columns, pages": ("mha2q", BF16 | D64 | queries(16), False),

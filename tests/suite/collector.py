@@ -1,4 +1,4 @@
-"""What a test file leaves behind is not looked at again by Python's garbage collector.
+"""Objects left by a test file are excluded from Python's garbage collection.
 
 Compiled functions, decoded kernels and imported modules are millions of objects that live as long as the worker. A
 full collection walks all of them, finds nothing, and takes up to a second: 9 % of the time of attention tests. So

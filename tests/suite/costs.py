@@ -32,7 +32,7 @@ SLOWEST = 10
 
 @dataclass
 class Costs:
-    """What one process spent."""
+    """The costs of one process."""
 
     compile_seconds: float = 0.0
     compiles: int = 0
@@ -60,7 +60,7 @@ def peak_bytes() -> int:
 
 
 def cpu_seconds() -> float:
-    """Of this process, of those it started and waited for, and of the scripts that another one forks for it."""
+    """CPU time of this process, of its finished children, and of the scripts that another process forks for it."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in used) + scripts.cpu_seconds
 
@@ -140,7 +140,7 @@ class CostsPlugin:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node, error):
-        """What a worker handed over; nothing if it crashed."""
+        """The costs reported by a worker; none if it crashed."""
         costs = getattr(node, "workeroutput", {}).get("costs")
         if costs is not None:
             self.of_workers[node.gateway.id] = costs

@@ -1,6 +1,6 @@
 """Do something right after a module was imported, so that measuring a module does not import it.
 
-after_import("cutlass.cute", function) calls function(module) once: now if it is there, else when it is imported.
+after_import("cutlass.cute", function) calls function(module) once: now if it is imported, else at its import.
 """
 
 import importlib.abc

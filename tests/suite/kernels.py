@@ -62,7 +62,7 @@ class Originals:
                 self.found[owner, name] = value
 
     def replaced(self) -> list[str]:
-        """What is no longer what it was, as "cute_fa4.sm100.exp2.exp2"."""
+        """Names of replaced functions, such as "cute_fa4.sm100.exp2.exp2"."""
         return [
             f"{getattr(owner, '__module__', '')}.{owner.__qualname__}.{name}"
             if isinstance(owner, type)

@@ -3,7 +3,7 @@
     a line of JSON in     {"command": [...], "cwd", "env", "stdin", "out", "err": files, "timeout": seconds}
     a line of JSON out    {"returncode": as subprocess has it, null after the timeout, "cpu_seconds"}
 
-A child is what `python COMMAND` is, but for sys.modules, which has torch and the DSL, and nothing of this package.
+A child is like `python COMMAND`, except that sys.modules already has torch and the DSL, but not this package.
 tests/suite/scripts.py has the other end.
 """
 
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def preload() -> None:
-    """What every script imports and no test is about. Not the package: whether it imports is a test's business."""
+    """Modules that every script imports and no test is about. Not the package, whose import is tested."""
     import cutlass.cute  # noqa: F401
     import torch  # noqa: F401
     import tvm_ffi  # noqa: F401

@@ -19,7 +19,7 @@ from pathlib import Path
 
 SERVER = Path(__file__).with_name("script_server.py")
 
-cpu_seconds = 0.0  # of all scripts: whoever measures this process adds them
+cpu_seconds = 0.0  # of all scripts, to be added to those of this process
 _server = None
 
 

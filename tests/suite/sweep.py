@@ -39,7 +39,7 @@ class Part:
 
     @classmethod
     def of(cls, item) -> Part | None:
-        """What a test's mark says; None without one."""
+        """The arguments of a test's mark; None without one."""
         mark = item.get_closest_marker("sweep")
         if mark is None:
             return None
@@ -101,7 +101,7 @@ def seconds_of(key_and_items) -> float:
 
 
 def cut(items: list, index: int, number: int) -> set:
-    """The items of one shard: groups, the longest first, each to the shard that has least so far."""
+    """The items of one shard: groups, the longest first, each to the shard with the least cost."""
     load = [0.0] * number
     chosen = set()
     for group in sorted(groups_of(items).items(), key=lambda g: (-seconds_of(g), g[0])):

@@ -20,7 +20,7 @@ sys.exit(int(sys.argv[1]))
 
 
 def both(*command, cwd, **options):
-    """The same command forked, and in a process of its own."""
+    """The same command forked, and in a new process."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), "WORD": "of the test"}
     text = options.pop("stdin", "")
     fresh = subprocess.run(

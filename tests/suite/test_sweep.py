@@ -92,7 +92,7 @@ def test_resuming_runs_what_has_not_passed_at_these_sources(project):
 
 def test_workers_run_the_same_and_the_plan_comes_first(project):
     every, said = run(project, "-m", "sweep", "-n", "2")
-    assert len(every) == 0 and said.count("PASSED") == 13  # xdist prints the name behind the word
+    assert len(every) == 0 and said.count("PASSED") == 13  # xdist prints the name after the word
     assert 0 < said.index("13 cases") < said.index("PASSED")
 
 

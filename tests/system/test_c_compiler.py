@@ -1,4 +1,4 @@
-"""What the C compiler made is executed from a cache only if nobody else can have written it, and as it was made."""
+"""A cached C library is executed only if no other user can have written it, and if it is unchanged."""
 
 import ctypes
 import logging
@@ -14,7 +14,7 @@ SOURCE = "int number(void) { return %d; }"
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch, caplog):
-    """A cache directory of this test's own, and no note so far."""
+    """A separate cache directory, without earlier notes."""
     monkeypatch.setenv("CUTE_FA4_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(
         c_compiler, "_private_directory", forks.ScratchDirectory("cute_fa4-built-").path
@@ -39,7 +39,7 @@ def test_a_second_build_finds_the_first(cache, monkeypatch):
 
 
 def planted(path, number):
-    """Another library in its place: what somebody who can write there would leave."""
+    """A replaced library, as another user with write access could leave it."""
     other = c_compiler.build_shared_library("number", SOURCE % number)
     path.write_bytes(other.read_bytes())
 

@@ -1,4 +1,4 @@
-"""What a driver is asked about clusters, and what becomes of the answer. The driver is a stand-in with a record."""
+"""Driver queries about clusters, and the use of their answers, with a recording stand-in for the driver."""
 
 import pytest
 import torch

@@ -44,7 +44,7 @@ def test_no_loop_of_calls_maps_memory_for_its_frames():
 def test_a_function_with_room_is_the_function():
     @with_room
     def total(first, *rest, scale=1):
-        """What it says."""
+        """Its message."""
         return scale * (first + sum(rest))
 
     assert total(1, 2, scale=3) == 9 and total.__doc__ == "What it says."

@@ -56,7 +56,7 @@ OF_HEAD = lines("kernel", r"mad\.lo\.s32 (\s*%r\d+), (%r\d+), (%r\d+), %r\d+;", 
 FROM_LANE = lines(
     "kernel", r"shfl\.sync\.idx\.b32 (\s*%r\d+), (%r\d+), (%r\d+), 31, -1;", "shuffles"
 )
-# What the warp of V does first, in a text that has its role last: it waits for the first work tile.
+# The first operation of the V warp, whose role is last in the text: it waits for the first work tile.
 OF_V = lines("kernel", r"mbarrier\.try_wait\.parity\S* P1, \[\S+\], 0, \d+;", "the first wait").last
 BYTES = lines("kernel", r"mov\.b32 (\s*%r\d+), 32768;", "bytes announced")
 
@@ -70,7 +70,7 @@ TOO_EARLY = (
     *ASYNCHRONY,
     *COUNTS,
     *HANG,
-)  # the barrier fires before the last bytes are there, or never
+)  # the barrier fires before the last bytes arrive, or never
 PLANTED = {
     "two rows of four change places": (replace(GATHERS, gather(r"\3, \5, \4, \6")), NUMBERS),
     "the third row comes twice": (replace(GATHERS, gather(r"\3, \4, \5, \5")), NUMBERS),

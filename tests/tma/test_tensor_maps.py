@@ -69,7 +69,7 @@ def dense_to_the_end(batch: Batch) -> dict:
     return kv | dict(k=kv["k"][:, :longest], v=kv["v"][:, :longest])
 
 
-# Depths that are no multiple of 64; every page size that has a way of its own to be copied, and those beside it.
+# Depths that are not multiples of 64; every page size with a special copy path, and its neighbors.
 LAYOUTS = [
     (72, "packed", packed_q, packed_to_the_end),
     (80, "lengths", dense_q, dense_to_the_end),
@@ -88,7 +88,7 @@ LAYOUTS = [
     ids=[f"{depth} {name}" for depth, name, *_ in LAYOUTS],
 )
 def test_k_is_the_first_byte_and_v_the_last(depth, store_q, store_kv):
-    # The emulator refuses a load whose map reaches out of its tensor. The first sequence ends less than a tile behind
+    # The emulator refuses a load whose map extends outside its tensor. The first sequence ends less than a tile after
     # the first row, where a shifted base would lie before the tensor; the other at the last row.
     batch = Batch.draw([2, 1], [5, 140], depth=depth)
     assert_agrees(batch, *run(store_q(batch), first_and_last(store_kv(batch))))

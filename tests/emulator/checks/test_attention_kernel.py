@@ -43,7 +43,7 @@ SCHEDULES = [
 def attention(head_dim=128, causal=True, seqlen=SEQLEN, maximum="exact", **schedule):
     """(out, lse, Run) of the same problem every time.
 
-    maximum: What is planted has its place in the steps of the exact one; lagged ones have defects of their own in
+    maximum: defects are planted in the steps of the exact one; lagged ones have separate defects in
     mutations/.
     """
     generator = torch.Generator().manual_seed(0)
@@ -136,7 +136,7 @@ def test_a_slot_is_loaded_again_before_it_is_free():
 
 
 def test_scores_are_read_before_the_product_is_complete():
-    """Softmax does not wait for s_ready of a masked tile: the commit behind the product does not reach it."""
+    """Softmax does not wait for s_ready of a masked tile: the commit after the MMA does not reach it."""
     with pytest.raises(emulator.RaceError, match="S0.*MMA|row_scale"):
         attention(causal=False, transform=passing(MASKED_TILE), checks="ptx")
 

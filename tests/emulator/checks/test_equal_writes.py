@@ -8,7 +8,7 @@ from tests.emulator.checks.planted_bugs import START
 from tests.emulator.core.ptx_bench import run_ptx
 
 SEVEN = "mov.b32 %r5, 7;"
-# Of one word both, or of a vector beside it: single bytes and whole chunks of the shadow.
+# Both write one word, or one a vector: single bytes and whole chunks of the shadow.
 PLACES = {
     "shared word": "st.shared.b32 [%r2], {0};",
     "shared vector": "st.shared.v4.b32 [%r2], {{{0}, {0}, {0}, {0}}};",
@@ -29,7 +29,7 @@ def run(body, checks="ptx", **launch):
 @places
 @pytest.mark.parametrize("level", ["ptx", "hardware"])
 def test_two_warps_may_write_the_same_bytes(place, level):
-    """The order of 7 and 7 cannot be seen: one note for the instruction, and readers behind a barrier pass."""
+    """The order of 7 and 7 cannot be seen: one note for the instruction, and readers after a barrier pass."""
     body = PLACES[place].format("%r5") + "bar.sync 0;" + READS[place.split()[0]]
     result = run(body, checks=level)
     assert [note.check for note in result.notes] == ["equal_writes"]

@@ -311,7 +311,7 @@ def test_a_remote_arrival_after_the_end_of_its_target_is_an_error():
 
 
 def test_notes_become_errors_when_asked_for():
-    """Two completions in a row that nobody looked at; and bytes that never came."""
+    """Two consecutive unobserved completions; and bytes that never arrive."""
     start = "mov.u32 %r2, %laneid; setp.ne.b32 %p1, %r2, 0; @%p1 ret; mov.b32 %r4, dyn;"
     twice = (
         start + "mbarrier.init.shared.b64 [%r4], 1;" + "mbarrier.arrive.shared.b64 _, [%r4];" * 2

@@ -1,4 +1,4 @@
-"""What a launch leaves behind: its results. A process may launch as often as it likes."""
+"""Memory kept after a launch: only its results. A process may launch any number of times."""
 
 import gc
 import warnings
@@ -36,7 +36,7 @@ def attend(**schedule):
 
 
 def test_nothing_of_a_call_is_reachable():
-    """The attention kernel ends while copies of its output are only read, not written: groups nobody waited for."""
+    """The attention kernel ends while copies of its output are only read, not written: groups without a wait."""
     attend()
     before = machines()
     attend()
@@ -44,7 +44,7 @@ def test_nothing_of_a_call_is_reachable():
 
 
 def test_decoded_programs_are_bounded(monkeypatch):
-    """Every edit of a kernel is a program of its own: the latest ones are kept, and found again."""
+    """Every edit of a kernel is a separate program: the latest ones are cached."""
     monkeypatch.setattr(driver_api, "MAX_PROGRAMS", 3)
     monkeypatch.setattr(driver_api, "_programs", {})
 

@@ -1,4 +1,4 @@
-"""Launch attributes as compiled host code passes them: cluster sizes, and those that nobody knows."""
+"""Launch attributes from compiled host code: cluster sizes, and unknown ones."""
 
 import ctypes
 from types import SimpleNamespace

@@ -99,7 +99,7 @@ class Arriver:
 
 
 def test_who_is_missing_follows_from_earlier_phases():
-    """Without labels: whoever arrived before and has not arrived in this phase."""
+    """Without labels: earlier arrivers that have not arrived in this phase."""
     barrier = MBarrier(2)
     for name in ("warp 10", "warp 9", "warp 9"):
         barrier.arrive(1, Arriver(name))

@@ -1,4 +1,4 @@
-"""What the parser makes of PTX text, statement by statement, and where it says that it cannot."""
+"""The parser's results, statement by statement, and its refusals."""
 
 import pytest
 

@@ -40,7 +40,7 @@ def test_lanes_leave_a_loop_one_after_the_other():
 
 @pytest.mark.parametrize("seed", [8, 9])  # a slice ends with the elect of lane 0
 def test_lanes_that_come_around_a_loop_meet_those_that_wait_ahead(seed):
-    """Lane 0 comes back from behind the loop; slices of a few instructions end where it meets the others."""
+    """Lane 0 returns from after the loop; slices of a few instructions end where it meets the others."""
     out = run_lanes(
         """
         mov.b32 %r1, 0;
@@ -80,7 +80,7 @@ def test_brx_jumps_by_table():
 
 
 def test_elect_picks_one_lane_of_those_that_live():
-    """Lanes 0 to 3 have exited: lane 4 is elected, and everybody is told so."""
+    """Lanes 0 to 3 have exited: lane 4 is elected, and all lanes receive it."""
     out = np.zeros(32, np.uint32)
     run_ptx(
         "mov.u32 %r1, %laneid; setp.lt.u32 %p1, %r1, 4; @%p1 ret;"

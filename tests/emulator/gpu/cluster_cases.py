@@ -165,7 +165,7 @@ ACQUIRE = ".acquire.cluster"
 
 
 def remote_arrivals():
-    """All 64 threads of a pair arrive at both barriers after writing; whoever waits sees what they wrote."""
+    """All 64 threads of a pair arrive at both barriers after writing; waiters see what they wrote."""
     results = Results(4 * WIDTH)
     body = init_barriers(2 * WIDTH, 6) + RANK + PEER + MINE + THEIRS + CLUSTER_SYNC
     body += "mapa.shared::cluster.u32 %r44, smem, %r41; mapa.shared::cluster.u32 %r45, smem, %r40;"

@@ -1,4 +1,4 @@
-"""Cases on the GPU in a process of their own: a kernel that hangs or faults ends that process and no other.
+"""Cases on the GPU in a separate process: a kernel that hangs or faults ends that process and no other.
 
 parent                       child (python gpu_process.py)
 GpuProcess()          ---->  {"name": ..., "target": ..., "version": ...}
@@ -26,7 +26,7 @@ CASE_SECONDS = 20
 
 
 class GpuProcess:
-    """The first CUDA device, behind a pipe. Raises OSError when there is none."""
+    """The first CUDA device, through a pipe. Raises OSError when there is none."""
 
     def __init__(self):
         self.child = None

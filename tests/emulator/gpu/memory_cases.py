@@ -138,7 +138,7 @@ INTEGER_ATOMICS = {
 
 
 def atomics():
-    """Every operation with 32 pairs of operands, a word of its own for each thread: old value and memory after."""
+    """Every operation with 32 pairs of operands, a separate word for each thread: old value and memory afterwards."""
     rng = np.random.default_rng(7)
     a = rng.integers(0, 1 << 32, 32, np.uint64).astype(np.uint32)
     b = rng.integers(0, 1 << 32, 32, np.uint64).astype(np.uint32)

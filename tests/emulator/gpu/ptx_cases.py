@@ -4,7 +4,7 @@
     run_on_emulator(case)      -> the buffers after the launch, to compare with case.expected
 
 Every buffer is an input and an output: what a kernel must not touch is compared like what it must write. The
-kernels are for sm_90a, so the same text runs on a Hopper GPU. Families are in *_cases.py beside this file.
+kernels are for sm_90a, so the same text runs on a Hopper GPU. Families are in *_cases.py in this folder.
 """
 
 import mmap
@@ -50,7 +50,7 @@ class Case:
     section: str = ""
 
     def differences(self, got, masked=True):
-        """Lines: which words of which buffer differ from the expectation, the first four of each.
+        """Lines: words of each buffer that differ from the expectation, the first four of each.
 
         masked  leave out the open bytes
         """
@@ -229,7 +229,7 @@ CLUSTER_SYNC = "barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acq
 
 
 def aligned_copy(array):
-    """A copy at a page of its own: aligned as device allocations are, and far from address 0, where the heap may be."""
+    """A copy in a separate page: aligned as device allocations are, and far from address 0, where the heap may be."""
     array = np.ascontiguousarray(array)
     storage = np.frombuffer(mmap.mmap(-1, max(array.nbytes, 1)), np.uint8)
     copy = storage[: array.nbytes].view(array.dtype).reshape(array.shape)

@@ -16,7 +16,7 @@ from tests.emulator.gpu.tensor_map_fields import TensorMapFields
 
 THREADS = 64
 AT = 1024  # shared offset of the box; the mbarrier is at 0
-MARGIN = 64  # bytes behind the box that a copy must leave alone
+MARGIN = 64  # bytes after the box that a copy must not change
 
 
 def cases():
@@ -155,7 +155,7 @@ def strides():
     )
     fields = TensorMapFields("bf16", (64, 4, 6), (0, 128), (64, 4, 2))
     yield load("stride 0", fields, [(0, 0, 0), (0, 2, 3), (0, -1, 5)], 6 * 128)
-    # Row c1 + c2 of 13: dimension 1 clips at 5 rows behind the one that dimension 2 chooses.
+    # Row c1 + c2 of 13: dimension 1 clips at 5 rows after the one that dimension 2 chooses.
     fields = TensorMapFields("bf16", (64, 5, 9), (128, 128), (64, 8, 1), 128)
     yield load("overlapping rows", fields, [(0, 0, 2), (0, 0, 8), (0, 3, 1), (0, -2, 4)], 13 * 128)
     # Loads whose map begins before its tensor: an H200 fills boxes that hold at least one row; the emulator refuses,
@@ -206,7 +206,7 @@ def clipped(rows, first, length):
 
 
 def unspecified_loads():
-    """What the documents leave open: the GPU's answer is printed."""
+    """Behavior that the documents leave open: the GPU's result is printed."""
     fields = TensorMapFields("bf16", (64, 20), (128,), (32, 8), 128)
     yield load("box narrower than the swizzle", fields, [(0, 0), (8, 3)], 20 * 128, all_open=True,
                room=8 * 128,  # H200: a row begins every 128 bytes, and 16-byte units swap as in full rows
@@ -272,7 +272,7 @@ def store(name, fields, boxes, nbytes, extra=0, reduce=None, combine=None):
 
 
 def stores():
-    """Clipped at the far edges; padding between rows and everything outside of the box stays as it was.
+    """Clipped at the far edges; padding between rows and everything outside the box stay unchanged.
 
     An H200 takes a negative start for an illegal instruction, and writes whole units of 16 bytes where dimension 0
     ends inside of one: no store here does either.

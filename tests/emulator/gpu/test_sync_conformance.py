@@ -5,7 +5,7 @@
     python tests/emulator/gpu/test_sync_conformance.py --ptxas            no GPU: does ptxas take every kernel
 
 Exchange in a warp, named barriers, mbarriers, loads and stores, atomics, bulk and tensor copies, clusters:
-the families are in *_cases.py beside this file. pytest runs every case on the emulator; the script adds the GPU,
+the families are in *_cases.py in this folder. pytest runs every case on the emulator; the script adds the GPU,
 and compares tensor maps encoded by hand with those of cuTensorMapEncodeTiled. NumPy is all the script needs.
 """
 

@@ -191,7 +191,7 @@ def test_results_do_not_depend_on_the_floating_point_mode_of_the_process():
 
 
 class FakeWarp:
-    """What the NumPy handler needs of a warp."""
+    """The parts of a warp that the NumPy handler needs."""
 
     def __init__(self, registers, predicates):
         self.registers, self.predicates = registers, predicates
@@ -285,7 +285,7 @@ def test_ptxas_accepts_every_opcode_of_the_table(family):
 
 
 def has_8_bit_registers(op) -> bool:
-    """What the modules of the conformance cases cannot declare: moves that pack and unpack them."""
+    """Types that the modules of the conformance cases cannot declare: moves that pack and unpack them."""
     return any(lane.name == "u8" for lane in (*op.results, *op.sources))
 
 

@@ -141,7 +141,7 @@ def arrivals():
 
 
 def _sum_before_wait(ptx):
-    """The wait of softmax for p_ready, from its first line to its last, to behind the store of the row sum."""
+    """The wait of softmax for p_ready, from its first line to its last, moved to after the store of the row sum."""
     text = ptx.split("\n")
     wait_line = SUMS_WAIT.find_one(text)
     store = lines("softmax", STORE_WORD).ahead_of(SUMS).last.find_one(text)
@@ -215,7 +215,7 @@ def commits():
 
 
 def _early_release(ptx):
-    """The commit on kv_empty of K, with the computation of its address, to behind the commit of S0."""
+    """The commit on kv_empty of K, with the computation of its address, moved to after the commit of S0."""
     text = ptx.split("\n")
     s_ready, release = S0_DONE.find_one(text), K_FREE.find_one(text)
     register = re.search(K_FREE.pattern, text[release])[1].strip("[]")

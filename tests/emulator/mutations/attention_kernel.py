@@ -11,10 +11,10 @@ d64_few_keys   2 heads, 600 queries x 100 keys, causal: 6 work tiles of one key 
                queue keeps the load warp from running ahead, and rows without keys
 d64_window     2 heads, 500 queries and keys, a window of 128 keys: 4 work tiles of two and three key tiles, of which
                each query tile sees two at most; query tile 0 goes first where the window has left the beginning
-d64_lagged     3 heads, 200 queries x 300 keys, the reference of a row from the tiles before: 3 work tiles of two whole
+d64_lagged     3 heads, 200 queries x 300 keys, with a lagged maximum: 3 work tiles of two whole
                key tiles and a masked one; of the first and the last head the second tile jumps by 100 nats, so that one
                is run again while a head is left, and one when none is
-lone           packed sequences, 1 head of depth 64: two query tiles, two lone work tiles, two query tiles, one lone; of
+lone           packed sequences, 1 head of depth 64: two query tiles, two single, two query tiles, one single; of
                three and five key tiles, so that the barriers of the two warpgroups are in different parities
 d128_crossed   2 heads of the lengths of d128_full, of 8 bits: P in the columns of the other S (p_crossed.py)
 one_tile       2 heads, 128 queries x 600 keys, the kernel of one query tile: 2 work tiles of three even and two odd key

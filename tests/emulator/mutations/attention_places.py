@@ -182,7 +182,7 @@ def o_ready(i: int) -> Place:
 
 
 def chunk_barriers(chunks: int) -> dict[str, Place]:
-    """The barriers of correction before and behind each chunk of O that it writes, in the order of the text.
+    """The barriers of correction before and after each chunk of O that it writes, in the order of the text.
 
     Chunks of O come first, then those of rows without keys, of zeros.
     """
@@ -201,11 +201,11 @@ def in_columns(place: Place, column: int) -> Place:
 
 
 def o_free(i: int) -> Place:
-    """The arrival behind the last read of O of query tile i."""
+    """The arrival after the last read of O of query tile i."""
     return arrival("correction", f"p_ready[{i}]").behind(o_ready(i)).first
 
 
-# --- mma. The products of the loop, and those of the last tile behind the look at the next work tile.
+# --- mma. The products of the loop, and those of the last tile after the check for the next work tile.
 
 NEXT_WORK = wait("mma", "work_ready").last
 S0_DONE, S1_DONE = commit("s_ready[0]"), commit("s_ready[1]")

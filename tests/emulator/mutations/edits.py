@@ -4,7 +4,7 @@ A Place says in words where a defect belongs, and finds it in whatever kernel it
 does, and by the lines around it. It hardly counts, so that it survives a change of the kernel:
 
     waits = lines("mma", WAIT)                                 every wait of a role
-    tile = waits.behind(commit).first                          the first one behind another place
+    tile = waits.behind(commit).first                          the first one after another place
     fence = lines("softmax", FENCE).ahead_of(arrival).last     the nearest one ahead of it
 
     replace(waits, by)      in every line of the place          delete(fence)      move(arrival, before=fence)
@@ -27,7 +27,7 @@ attention_places.py has the places of the attention kernel, by role and mbarrier
     kernel       everything
 
 A kernel without setmaxnreg (mhaswap) has the sections prologue, softmax, mma, load and epilogue: softmax begins behind
-griddepcontrol.wait and ends with the arrival behind its last store, mma with the arrival behind its last commit. One
+griddepcontrol.wait and ends with the arrival after its last store, mma with the arrival after its last commit. One
 with setmaxnreg and without correction (mla_widen) has mma behind softmax.
 """
 
@@ -116,7 +116,7 @@ class Place:
         )
 
     def behind(self, other: Place) -> Place:
-        """Those behind a single line."""
+        """Those after a single line."""
         return self._where(f"behind {other.words}", lambda n, at: n > at, other)
 
     def ahead_of(self, other: Place) -> Place:
@@ -124,7 +124,7 @@ class Place:
         return self._where(f"ahead of {other.words}", lambda n, at: n < at, other)
 
     def between(self, begin: Place, end: Place) -> Place:
-        """Those behind one single line and ahead of another."""
+        """Those after one single line and before another."""
         return self.behind(begin).ahead_of(end)
 
     def that(self, pattern: str) -> Place:
@@ -175,7 +175,7 @@ def section(text: list[str], name: str) -> tuple[int, int]:
     mma = _first(text, r"setmaxnreg\.dec", correction + 1)
     load = max(i for i, line in enumerate(text) if "tcgen05.commit" in line) + 1
     last_sync = max(i for i, line in enumerate(text) if re.search(r"bar\.sync\s+0;", line))
-    if load <= mma:  # there is no correction: the warps behind mma and load widen
+    if load <= mma:  # there is no correction: the warps after mma and load dequantize
         mma = correction
     bounds = {
         "prologue": (0, softmax),

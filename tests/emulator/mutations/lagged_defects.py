@@ -1,4 +1,4 @@
-"""Defects of work tiles that are judged and run again (work/judged.py): verdicts, waits for them, the second store.
+"""Defects of work tiles that are checked and rerun (work/judged.py): verdicts, waits for them, the second store.
 
 Places as in attention_defects.py. The load warp looks for a verdict at three places: before it claims, and twice where
 no block is left; there, the first look is at the work tile before the last.

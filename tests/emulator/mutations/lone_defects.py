@@ -1,6 +1,6 @@
-"""Defects of lone work tiles: where one query tile is shared, and at the changes from and to two query tiles.
+"""Defects of single-tile work: where one query tile is shared, and at the changes from and to two query tiles.
 
-The body itself is that of the kernel of one query tile, with its own defects (one_tile_defects.py). What is new here is
+The body itself is that of the kernel of one query tile, with its own defects (one_tile_defects.py). New here is
 that both bodies use the same barriers and the same place of Q1.
 """
 
@@ -31,7 +31,7 @@ MAXIMUM = lines("softmax", r"st\.shared\.b32\s+\[\S+\], (%r\d+);").behind(
 
 
 def mutants():
-    """Every defect of lone work tiles."""
+    """Every defect of single-tile work."""
     for name, edit, meant in (
         ("load does not lend the place of Q1", delete(arrival("load", "q_full[1]")), HANG),
         ("load does not wait for q_free[1]", replace(wait("load", "q_free[1]"), ALWAYS_TRUE), EARLY_OR_HANG),

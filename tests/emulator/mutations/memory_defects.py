@@ -104,7 +104,7 @@ COMMIT_GROUP = r"cp\.async\.bulk\.commit_group;"
 
 
 def chunk(pattern, place):
-    """The nearest line of correction behind a place that matches: of the chunk that begins or ends there."""
+    """The nearest line of correction after a matching place: of the chunk that begins or ends there."""
     return lines("correction", pattern).behind(place).first
 
 
@@ -181,7 +181,7 @@ def output():
     )
     zeros = chunk(
         COMMIT_GROUP, arrival("correction", "p_ready").last
-    )  # behind it: chunks of a work tile without keys
+    )  # after it: chunks of a work tile without keys
     yield Mutant(
         "no proxy fence before a chunk of zeros is stored",
         FEW_KEYS,

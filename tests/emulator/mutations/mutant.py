@@ -23,7 +23,7 @@ WRONG_NUMBERS = "wrong numbers"
 # Classes of errors by the check that raises them: what Mutant.meant is made of.
 ORDER = ("RaceError", "RegisterHazard")
 IN_FLIGHT = ("InFlightError",)
-ASYNCHRONY = (*ORDER, "UninitializedRead")  # something was read before it was there
+ASYNCHRONY = (*ORDER, "UninitializedRead")  # something was read before it was written
 COUNTS = ("BarrierError",)
 HANG = ("Deadlock",)
 MEMORY = ("TensorMemoryError",)

@@ -231,7 +231,7 @@ def run(body, threads, words_in, words_out, cluster, level):
         text = module_text(body, 2)
         text = text if edit is None else edit(text)
         program = Program(parse(text).kernels["bench"])
-        # 16-byte alignment for bulk copies, and bytes between the arrays that belong to nobody.
+        # 16-byte alignment for bulk copies, and unused bytes between the arrays.
         storage = np.zeros(words_in + words_out + 12, np.uint32)
         start = -storage.ctypes.data % 16 // 4
         x = storage[start : start + words_in]

@@ -107,7 +107,7 @@ OTHERS = {
         ),
     ),
 }
-# What a defect itself quotes: words of an instruction descriptor, which name the dtype; how a mask is made; an offset
+# Quotes of a defect: bits of an instruction descriptor, which name the dtype; how a mask is made; an offset
 # that a kernel may add to another register.
 QUOTED = {
     "K is copied to the slot after its own",

@@ -1,7 +1,7 @@
 """Defects of work tiles whose query tiles leave key tiles out (two_tiles/uneven/): what is announced, the half turn.
 
 The MMA warp makes a key tile for both query tiles, or for the leader alone, the query tile that sees more; with P
-beside S, V of the key tile before comes behind it. Under a window it begins with a key tile of one query tile, beside
+beside S, V of the previous key tile comes after it. Under a window it begins with a key tile of one query tile, beside
 the last V of the work tile before. Waits and commits of the MMA warp are named below in the order of the text.
 """
 
@@ -36,7 +36,7 @@ def of_window(place, first=AT_THE_BEGINNING, then=AT_THE_END):
 
 
 def read(role):
-    """What a role reads of a further work tile, last: how much is left out, and in the last bit who leads."""
+    """A role's last read of a further work tile: the number of skipped tiles, and in the last bit the leader."""
     return lines(role, r"(ld\.shared\S*\s+\{?(?:%r\d+, )*(%r\d+)\}?, \[%r\d+\+\d+\];)").last
 
 

@@ -1,4 +1,4 @@
-"""The sources of the backward kernels with one text replaced, as a package of their own beside the true one."""
+"""The sources of the backward kernels with one text replaced, as a separate package."""
 
 import importlib.util
 import shutil

@@ -1,4 +1,4 @@
-"""What is planted in the sources of the backward kernels: one text for another, and the problem that shows it.
+"""Defects planted in the sources of the backward kernels: a replaced text, and the problem that shows it.
 
 Left out, because they change nothing:
 

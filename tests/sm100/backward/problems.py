@@ -9,7 +9,7 @@ from cute_fa4 import masks
 from cute_fa4.calls.backward import Attended, Scores, gradients
 from cute_fa4.reference import attention_of_functions_float64
 
-CANARY_ROWS = 3  # NaN rows before and behind every tensor that a kernel reads
+CANARY_ROWS = 3  # NaN rows before and after every tensor that a kernel reads
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Problem:
 
 
 def between_nans(batch, rows, heads, depth, *, random, dtype) -> torch.Tensor:
-    """Normal numbers whose neighbours in memory, before and behind each sequence, are NaN."""
+    """Normal numbers whose neighbours in memory, before and after each sequence, are NaN."""
     whole = torch.full((batch, rows + 2 * CANARY_ROWS, heads, depth), math.nan, dtype=dtype)
     inside = whole[:, CANARY_ROWS : CANARY_ROWS + rows]
     inside.copy_(torch.randn(inside.shape, generator=random))

@@ -1,7 +1,7 @@
 """Defects planted in the sources of the backward kernels are caught.
 
 Caught is an error of the emulator, or a gradient further from float64 than the roundings explain, under one of three
-schedules. One defect takes a compile of its own: twelve commits plant all of them, `pytest -m sweep` all at once.
+schedules. Each defect needs a separate compile: twelve commits plant all of them, `pytest -m sweep` all at once.
 """
 
 from functools import cache

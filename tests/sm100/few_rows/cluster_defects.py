@@ -46,7 +46,7 @@ def subject(level) -> Subject:
 
 
 ARRIVED, WAITED = (lines("kernel", rf"barrier\.cluster\.{what}\S*;") for what in ("arrive", "wait"))
-# Of each row its maximum and sum, O row by row, zeros of a part without keys: as many to every CTA.
+# The maximum and sum of each row, O row by row, zeros of a part without keys: the same number for every CTA.
 SENT = lines("softmax", r"(st\.async\S+) \[(%r\d+)\], (%r\d+), \[(%r\d+)\];")
 SENDS = SENT.named(
     "the maximum",

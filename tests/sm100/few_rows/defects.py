@@ -160,7 +160,7 @@ def arrivals():
     other = rf"{A_COMMIT} [__dynamic_shmem__0+{at(CONFIG, 'pv_done[0]')}]; \g<0>"
     yield planted(
         "pv_done is committed before the slot of the last V is",
-        # The commit behind it is then in flight when the CTA ends.
+        # The commit after it is then in flight when the CTA exits.
         lambda ptx: delete(PV_DONE_END)(replace(V_FREE_END, other)(ptx)),
         ("EmulatorError", *IN_FLIGHT),
     )
@@ -230,7 +230,7 @@ def order():
 
 
 def numbers():
-    """What is computed."""
+    """Defects of arithmetic."""
     redux = lines("softmax", r"redux\.sync\.max\.f32")
     yield planted(
         "a minimum for the maximum of a row",

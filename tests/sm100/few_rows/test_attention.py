@@ -1,6 +1,6 @@
 """Few query rows with swapped operands: calls against attention in float64, options in pairs, and laws between calls.
 
-A batch has queries of 0 to 3 tokens, so that a tile has rows of nobody; unused rows of pages, Q and packed tensors are
+A batch has queries of 0 to 3 tokens, so that a tile has unused rows; unused rows of pages, Q and packed tensors are
 NaN. Groups of 7, 8 and 16 with one to three queries make tiles of 8, 16, 32 and 64 rows, no group tiles of 8. The heads
 of a group of 7 are padded to 8 rows. 8-bit tensors have scales.
 """
@@ -67,7 +67,7 @@ def every_height(monkeypatch):
 
 
 def rows_of(asked) -> set:
-    """Heights of the tiles of all calls so far; every call used this family."""
+    """Tile heights of all earlier calls; every call used this family."""
     schedules = [config.schedule for config in asked if isinstance(config, FA4Config)]
     assert all(isinstance(schedule, SwappedTile) for schedule in schedules)
     return {schedule.rows for schedule in schedules}
@@ -93,7 +93,7 @@ QUICK = {
     "group": (1, 7, 16),
     "dtype": (torch.bfloat16, torch.float16, FP8[0]),
 }
-# A sequence ends nowhere, just before or behind one tile, or just behind two.
+# A sequence is empty, or ends just before or after one tile, or just after two.
 KEYS = [*range(0, 12), *range(124, 133), *range(252, 262), 400]
 
 

@@ -59,7 +59,7 @@ def window(p, j):
     return (p - 600 <= j) & (j <= p)
 
 
-# Rows of nobody, a sequence without queries: no CTA of its cluster has work. 32 rows, padded heads. Of 2,100 keys those
+# Unused rows, a sequence without queries: no CTA of its cluster has work. 32 rows, padded heads. Of 2,100 keys those
 # from tile 11 on are seen, of 700 and less all.
 WINDOW = (
     [3, 0, 1, 4],
@@ -77,7 +77,7 @@ WINDOW = (
     "queries, keys, heads, depth, store, sink, visible, page",
     [
         ([1] * 6, [0, 1, 127, 128, 129, 5000], (8, 1), 128, packed_q, None, causal, 16),
-        # Rows that are gathered, whose pages are guessed too; V comes by a warp of its own, which meets the cluster.
+        # Rows that are gathered, whose pages are guessed too; a separate warp copies V and joins the cluster barrier.
         ([1] * 6, [0, 1, 127, 128, 129, 1500], (8, 1), 64, dense_q, None, causal, 3),
         WINDOW,
     ],
@@ -106,7 +106,7 @@ def guessed_always(cfg: cutlass.Constexpr, args: KernelArgs, work: Work, entries
 
 
 def test_pages_of_another_turn_are_noticed(chosen, own_kernels, monkeypatch):
-    """The defect: pages that were looked up beside the length are taken for those of a window that begins later."""
+    """The defect: pages that were looked up with the length are taken for those of a window that begins later."""
     monkeypatch.setattr(loads, "look_up_guessed", guessed_always)
     with pytest.raises(AssertionError):
         test_parts_merge_to_attention_over_all_keys(chosen, *WINDOW)

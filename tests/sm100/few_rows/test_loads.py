@@ -1,4 +1,4 @@
-"""K of a CTA's first key tile is on its way before the work tile is announced, and Q behind it (few_rows/loads.py).
+"""K of a CTA's first key tile is loaded before the work tile is announced, and Q after it (few_rows/loads.py).
 
     first work tile     K | announce | Q V | K V ...        started
     further ones        announce | K Q V | K V ...          none started; nor where the first one has no keys

@@ -64,7 +64,7 @@ def test_sizes_by_rows(rows):
         )
         assert (cfg.tmem.used, cfg.tiles.p_tile.swizzle) == (columns, span)
         assert cfg.barriers.kv_slots == ring
-        # As many slots as there is room for: one more would not fit.
+        # As many slots as fit: one more would not.
         more = cfg.tiles.kv_slot_bytes + 16
         assert cfg.smem.nbytes <= SMEM_CAPACITY_BYTES < cfg.smem.nbytes + more
         assert cfg.tmem.columns <= TMEM_COLUMNS

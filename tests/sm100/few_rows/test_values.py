@@ -1,4 +1,4 @@
-"""Rows that are gathered, V by a warp of its own (roles/values.py): who copies what, and defects planted in that warp.
+"""Gathered rows, with V copied by a separate warp (roles/values.py): copies per warp, and defects of that warp.
 
 Sequences of 600 keys in pages of three: five key tiles, an odd number, so that slots and parities differ from work
 tile to work tile, and three sequences, which one CTA claims in order: more than the queue has entries, and twice as
@@ -55,7 +55,7 @@ def subject() -> Subject:
     return Subject("pages of three", executes(call, q, LEVEL), LEVEL)
 
 
-# Only this role of those behind the products waits for work tiles, and its text is the last.
+# Of the roles after the MMAs only this one waits for work tiles, and its text is the last.
 TOLD, TOLD_NEXT = wait("load", "work_ready").first, wait("load", "work_ready").last
 FREE = wait("load", "kv_empty").behind(TOLD)
 ANNOUNCED = expect("kv_full").behind(TOLD)
@@ -97,7 +97,7 @@ def causal(p, j):
 
 @pytest.mark.filterwarnings("ignore::cute_fa4.EmulatorWarning")
 def test_one_query_tile_has_the_warp_too():
-    """mha1q, of whose 16 warps one is idle: 128 rows; none, one and two key tiles, and rows of nobody."""
+    """mha1q, of whose 16 warps one is idle: 128 rows; none, one and two key tiles, and unused rows."""
     batch = Batch.draw([8, 0, 8], [0, 5, 140], heads=(16, 1), depth=64)
     out, lse = run(
         packed_q(batch), paged_kv(batch, PAGE), causal=True, num_splits=1, mode="hostile", seed=3

@@ -211,7 +211,7 @@ def order():
 
 
 def numbers():
-    """What is computed."""
+    """Defects of arithmetic."""
     vote = lines("softmax", r"vote\.sync\.any\.pred\s+(%p\d+), %p\d+, -1;")
     never = replace(vote.first, r"setp.ne.u32 \1, 0, 0;")
     yield planted("O is never rescaled in a whole tile", never, (WRONG_NUMBERS,))

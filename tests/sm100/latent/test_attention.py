@@ -160,5 +160,5 @@ def test_code_has_no_spills(rows, arch, split):
     assert not re.search(r"\.local\b", ptx)
     resources = nvdisasm.resources(cubin)
     assert resources.stack_bytes == 0 and resources.registers <= 255
-    # Of a key tile: five parts of the sum, 36 steps of 16 columns; four outputs, 8 steps of 16 keys.
+    # Per key tile: five parts of the sum, 36 steps of 16 columns; four outputs, 8 steps of 16 keys.
     assert len(re.findall(r"tcgen05\.mma\.", ptx)) == 36 + 4 * 8

@@ -1,7 +1,7 @@
 """Planted defects of latent caches of eight bits: what crosses between roles.
 
 Waits, fences and arrivals are those of 16 bits (defects.py, ../latent/pair/defects.py), planted in the kernels of
-eight: the ring has slabs of half the bytes, and P a place of its own. The subject: two sequences of one query whose
+eight: the ring has slabs of half the bytes, and P a separate place. The subject: two sequences of one query whose
 scales differ. Pairs have 19 slots and three of rotary columns: four key tiles, so that each is used again.
 """
 
@@ -53,9 +53,9 @@ def planted_again(mutants, name: str) -> list[Mutant]:
 
 NO_DEFECT = {
     # With nine slots it takes the place of a tile's last slab; the rotary columns before it have waited for S of the
-    # tile behind that one, whose commit follows V P of all slabs.
+    # tile after that one, whose commit follows V P of all slabs.
     f"{ALONE}: load does not wait for kv_empty before the first slab",
-    # The units of K before it have waited for V P of the tile whose rotary columns were there.
+    # The units of K before it have waited for V P of the tile that had its RoPE columns there.
     f"{PAIR}: load does not wait for rope_empty",
 }
 PLACES = {

@@ -42,7 +42,7 @@ def check(heads, queries, sequences, number, options, mode):
     real = (lists >= 0) & (lists < len(rows))
     unlisted = torch.ones(len(rows), dtype=torch.bool)
     unlisted[lists[real].long()] = False
-    rows[unlisted] = torch.nan  # nobody reads them
+    rows[unlisted] = torch.nan  # never read
     out = q.new_full((*q.shape[:-1], LATENT), CANARY)
     call = dict(q=q, k_cache=cache, block_table=None, cache_seqlens=None, indices=lists, out=out)
     with emulator.use(mode=mode, seed=1, checks=("ptx", "phase_passed_twice")):

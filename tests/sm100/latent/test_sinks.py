@@ -1,7 +1,7 @@
 """Sinks over a latent cache, through each of the four families: calls against attention in float64.
 
 Sinks far below the scores, among them and far above, of heads that share a tile; sequences without keys, whose
-log-sum-exp is the sink. Two queries of 12 heads leave rows of nobody in tiles; keys shared out count a sink once.
+log-sum-exp is the sink. Two queries of 12 heads leave unused rows in tiles; a stream-K split counts a sink once.
 """
 
 import pytest

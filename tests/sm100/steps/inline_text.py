@@ -1,4 +1,4 @@
-"""Inline PTX of a kernel as text of a kernel of its own."""
+"""Inline PTX of a kernel as the text of a separate kernel."""
 
 import re
 

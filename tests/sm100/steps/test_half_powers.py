@@ -72,7 +72,7 @@ def test_powers_of_two_are_exact_and_a_larger_exponent_has_no_smaller_power(powe
 
 
 def test_codes_are_those_of_rounded_powers_subnormal_ones_included(powers):
-    """Within the error of the power: never more than a code beside that of the exact one, and mostly the same."""
+    """Within the error of the exponential: at most one code from the exact one, and mostly the same."""
     import torch
 
     x = np.linspace(-12.0, 8.8, 10_007)

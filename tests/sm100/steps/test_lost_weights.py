@@ -36,7 +36,7 @@ ret;
 
 @pytest.fixture(scope="module")
 def tile():
-    """tile(x, before, factor) -> (lost of each column behind a tile with exponents x, sums of neighbours)."""
+    """tile(x, before, factor) -> (lost of each column after a tile with exponents x, sums of neighbours)."""
     texts = {
         "RESCALE": with_registers(lost_weights.RESCALE_LOST, "%r6", "%r5", "%f3"),
         "ADD": with_registers(lost_weights.ADD_LOST, "%r7", "%f1", "%f2", "%r6"),

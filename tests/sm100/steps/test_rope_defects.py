@@ -1,7 +1,7 @@
-"""Mistakes with columns of K from a tensor of their own, planted in the kernels' sources, are noticed.
+"""Mistakes with columns of K from a separate tensor, planted in the kernels' sources, are noticed.
 
 The subject: two sequences whose second begins amid a tile of the first, pages of 48 rows that are no part of a tile,
-two heads; 128 + 64 columns, whose shared ones lie beside the ring, and 64 + 32, where they lie in the slot.
+two heads; 128 + 64 columns, whose shared ones are outside the ring, and 64 + 32, where they are in the slot.
 """
 
 import pytest

@@ -154,7 +154,7 @@ DEFECTS = {
 }  # fmt: skip
 
 
-# The same where q has all columns, of 8 bits, and a query tile takes a copy for those behind the gap.
+# The same where q has all columns, of 8 bits, and a query tile takes a copy for those after the gap.
 DEFECTS_OF_ONE_DTYPE = {
     "q in one copy": (Tiles, "q_comes_in_parts", lambda made: property(lambda self: False)),
     "the first columns of q for k_rope": (

@@ -89,7 +89,7 @@ def test_the_producer_finds_every_slot_free_once_and_then_waits_for_the_release(
 
 
 def test_slots_are_released_in_the_order_in_which_they_were_filled(log):
-    """Otherwise the producer, which walks the ring in order, would wait for a slot behind a free one."""
+    """Otherwise the producer, which walks the ring in order, would wait for a slot after a free one."""
     kv = pipelines.KVConsumerPipeline(FULL, EMPTY, 5, 1)
     at = kv.first()
     kv.release(at)

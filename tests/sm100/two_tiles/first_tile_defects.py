@@ -1,6 +1,6 @@
 """Defects of a first key tile with a reference from its first quarter, planted in PTX: waits, fences, loads, stores.
 
-What it computes has defects of its own, planted in the sources (test_first_tile_defects.py). Head dim 128, P over S,
+Its arithmetic has separate defects, planted in the sources (test_first_tile_defects.py). Head dim 128, P over S,
 has the subject of quarter_defects.py; head dim 64, P beside S, d64_lagged: three work tiles of a CTA, of which two run
 again.
 """

@@ -1,6 +1,6 @@
 """Defects of lagged references with P over S (head dim 128), planted in PTX: P begins with the first quarter of S.
 
-What a work tile that is run again adds is planted in tests/emulator/mutations (d64_lagged), what the first key tile has
+Defects of reruns are planted in tests/emulator/mutations (d64_lagged), those of the first key tile
 for itself in first_tile_defects.py; here are the loops over key tiles without a maximum, which read, compute and store
 quarter by quarter, and hand P over in halves.
 

@@ -1,6 +1,6 @@
-"""Defects of K that has a rest beside its slot (head dims of q and k beyond 128), planted in the PTX of 192/128.
+"""Defects of K with a remainder outside its slot (head dims of q and k beyond 128), planted in the PTX of 192/128.
 
-What the kernel shares with that of depth 128 is planted in tests/emulator/mutations; here are the second depth stage of
+Parts shared with depth 128 have defects in tests/emulator/mutations; here are the second depth stage of
 K, its one place, the wait that guards it, and the one chunk of O that is on its way. The subject: 3 heads, 256 queries
 x 300 keys: a CTA claims 3 work tiles of 3 key tiles, so that 9 rests go through their place and 18 tiles through a ring
 of three slots; scores wide enough that rows are rescaled.
@@ -214,7 +214,7 @@ def counts():
 
 
 def places():
-    """What is copied, to where, and what is multiplied."""
+    """Sources and destinations of copies, and operands of MMAs."""
     slot = CONFIG.smem.kv.offset
     yield planted(
         "the rest lies over slot 0",

@@ -18,7 +18,7 @@ COUNTS = dict(
 
 OVER = choose_config(qkv_dtype="bf16", head_dim=128, maximum="exact")
 BESIDE = choose_config(qkv_dtype="bf16", head_dim=64, order="p_beside_s")
-RESTED = FA4Config(qk_depth=192, ov_depth=128)  # K of 192 columns has a rest beside its slot
+RESTED = FA4Config(qk_depth=192, ov_depth=128)  # K of 192 columns has a remainder outside its slot
 
 
 def test_arrival_counts():

@@ -1,4 +1,4 @@
-"""Planted defects of K with a rest beside its slot are caught by the checks meant for them.
+"""Planted defects of K with a remainder outside its slot are caught by the checks meant for them.
 
 Three commits plant all of them (tests/suite/turns.py), `pytest -m sweep` does at once.
 """

@@ -1,6 +1,6 @@
 """Masked tiles, warp by warp (steps/seen.py): what is left out changes no bit, and what is seen is not left out.
 
-Rows of a warp see all, some or none of 32 columns in every combination: masks whose ends lie on, before and behind the
+Rows of a warp see all, some or none of 32 columns in every combination: masks whose ends are on, before and after the
 ends of words, and rows of sequences that end anywhere.
 """
 
@@ -81,7 +81,7 @@ def test_a_nan_reaches_the_rows_that_see_its_key_and_no_others():
 
 def test_whole_tiles_ask_no_warp():
     """Four key tiles more that all rows see whole: not a vote more. In a masked one each warp asks whether all see all
-    of a word, for each of the four; both query tiles have one on the diagonal, and nobody else asks that."""
+    of a word, for each of the four; both query tiles have one on the diagonal, and no other mask needs that."""
     votes = []
     for keys in (512, 1024):
         dense(256, keys, masks.causal(), 64)

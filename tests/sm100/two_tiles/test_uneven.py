@@ -23,7 +23,7 @@ SHAPES = {
     "chunks": (760, 760, (FAR, FAR), 384),
     # 012-, 0123 | 1234-, -2345 | 3456-, -4567: of the keys, 200 are before the first query
     "both": (700, 900, (300, 40), FAR),
-    # Chunks that see only keys 300 before the query: rows of nobody between, and a query tile 0 that ends before the
+    # Chunks that see only keys 300 before the query: unused rows between, and a query tile 0 that ends before the
     # first key tile that its last row could see whole
     "gaps": (512, 724, (2000, -300), 512),
 }

@@ -64,7 +64,7 @@ def subject(level) -> Subject:
     return Subject(NAME, executes(call, q, level))
 
 
-# --- places. Four units of K make S, then four of V add to O; the last product of a work tile has a copy of its own.
+# --- places. Four units of K make S, then four of V add to O; the last MMA of a work tile has a separate copy.
 
 OF_UNITS = tuple(f"unit {unit} of {what}" for what in ("K", "V", "the last V") for unit in range(4))
 UNITS, FREED, SLOTS = (

@@ -98,6 +98,6 @@ def test_the_sequences_of_the_most_keys_come_first(find, number):
     keys = [sequences[sequence][1] for sequence in dict(expected)]
     if number <= line.LANES:
         assert keys == sorted(keys, reverse=True)
-    else:  # the longest, and the rest of the last hold behind it
+    else:  # the longest, and the remainder of the last hold after it
         order = packed_order.in_order([keys for _, keys in sequences])
         assert len(order) - order.index(number - 1) == (number - 1) % held + 1 >= line.LANES // 2

@@ -28,7 +28,7 @@ TILES = {"rows of 128": "off", "swapped": "auto"}
 
 
 def powers(queries: int, first: int) -> torch.Tensor:
-    """Of two, for the rows of a sequence whose first row is this one: scales by which rows of a tile differ."""
+    """Scales of two, for the rows of a sequence from this first row: the rows of a tile have different ones."""
     return 2.0 ** ((torch.arange(queries)[:, None] + first + torch.arange(4)) % 3)
 
 

@@ -82,7 +82,7 @@ def test_the_picture_is_the_order():
 
 
 # 40 sequences: more than the 32 that a warp holds. A window of 300 keys has 3 or 4 tiles of long sequences. 300
-# rows are two blocks of 256. A sequence without keys is a tile of its own, one without queries is none.
+# rows are two blocks of 256. A sequence without keys is a separate tile, one without queries is none.
 # A group of three is padded to four rows.
 CASES = {
     "lengths": dict(lengths=[20] * 33 + [700, 1, 0, 0, 130, 129, 128], ctas=7, group=3),

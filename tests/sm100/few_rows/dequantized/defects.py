@@ -1,6 +1,6 @@
-"""Defects of the kernel that widens its keys, planted in its PTX; one line is one mistake.
+"""Defects of the kernel that dequantizes its keys, planted in its PTX; one line is one mistake.
 
-What it shares with mhaswap has its defects there; here are those of what comes between the ring and the products.
+Parts shared with mhaswap have their defects there; these are in the steps between the ring and the MMAs.
 Places are mbarriers, as in tests/emulator/mutations/attention_places.py. The subject: two sequences of one query, eight
 heads of bf16 on one of e4m3, 900 keys: two work tiles of seven key tiles, so that parities differ from one to the next
 and a ring of nine slots goes round within each. Rows differ in size by powers of two, and so do the halves of a row.
@@ -157,7 +157,7 @@ def order():
 
 
 def numbers():
-    """What is computed."""
+    """Defects of arithmetic."""
     wrong = (WRONG_NUMBERS,)
     other = replace(CONVERSION.first, r"cvt.rn.f16x2.e5m2x2 \1, \2;")
     yield planted("two numbers of K are taken for e5m2", other, wrong)

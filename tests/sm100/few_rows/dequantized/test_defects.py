@@ -1,4 +1,4 @@
-"""Planted defects of the kernel that widens its keys are caught by the checks meant for them.
+"""Planted defects of the kernel that dequantizes its keys are caught by the checks meant for them.
 
 Three commits plant all of them (tests/suite/turns.py), `pytest -m sweep` does at once.
 """

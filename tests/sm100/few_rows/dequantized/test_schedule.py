@@ -43,7 +43,7 @@ def test_sizes_by_rows(rows, columns, slots):
             cfg.smem.kv.offset % 1024 == cfg.smem.v.offset % 1024 == cfg.smem.p.offset % 1024 == 0
         )
         assert cfg.smem.work_queue.offset % 16 == cfg.smem.mbarriers.offset % 8 == 0
-        # As many slots as there is room for: one more would not fit.
+        # As many slots as fit: one more would not.
         assert (
             cfg.smem.nbytes <= SMEM_CAPACITY_BYTES < cfg.smem.nbytes + cfg.tiles.kv_slot_bytes + 16
         )

@@ -1,6 +1,6 @@
-"""Defects of the kernel that widens rows of a latent cache, planted in its PTX; one line is one mistake.
+"""Defects of the kernel that dequantizes rows of a latent cache, planted in its PTX; one line is one mistake.
 
-What it shares with mla_decode and mhaswap has its defects there; here are those of what comes between the ring and the
+Parts shared with mla_decode and mhaswap have their defects there; these are in the steps between the ring and the
 products. Places are mbarriers, as in tests/emulator/mutations/attention_places.py. The subject: two sequences of one
 query of 16 heads and 300 keys: two work tiles of three key tiles, the last of them masked, so that parities differ from
 one to the next and a ring of three slots goes round within each. Scales differ by key and by slab.
@@ -167,7 +167,7 @@ def order():
 
 
 def numbers():
-    """What is computed."""
+    """Defects of arithmetic."""
     wrong = (WRONG_NUMBERS,)
     rotated = r"ld.shared.v4.b32 {\4, \1, \2, \3}, [\5];"
     yield planted("the scale is that of the neighbouring slab", replace(SCALES, rotated), wrong)

@@ -34,7 +34,7 @@ class Call:
 
 
 def drawn(call: Call):
-    """-> (q, cache of NaN but for the sequences' rows, page table, lengths, float64 keys of each sequence)."""
+    """-> (q, cache of NaN except for the sequences' rows, page table, lengths, float64 keys of each sequence)."""
     generator = torch.Generator().manual_seed(1)
     batch, page = len(call.keys), call.page_size
     needed = [-(-n // page) for n in call.keys]

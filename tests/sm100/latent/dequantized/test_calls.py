@@ -1,4 +1,4 @@
-"""What a call over rows of 656 bytes refuses, and the function that writes such rows."""
+"""Refusals of calls over rows of 656 bytes, and the function that writes such rows."""
 
 import pytest
 import torch

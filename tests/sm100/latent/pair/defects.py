@@ -134,7 +134,7 @@ def waits():
         yield planted(f"no wait for {WAITS[n]}", edited(WAIT, n, PASSED), EARLY)
     for i, what in enumerate(OF_LOAD):
         if i in (0, 3, 4):
-            continue  # one work tile; the units between are like those beside them
+            continue  # one work tile; the units between are like their neighbors
         n = FIRST_OF_LOAD + i
         yield planted(f"load does not wait for {what}", edited(WAIT, n, PASSED), EARLY)
     for n in (1, 5, 9, 13, 17, FIRST_OF_LOAD + 1, FIRST_OF_LOAD + 5):

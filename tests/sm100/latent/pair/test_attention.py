@@ -41,7 +41,7 @@ def check_call(heads, queries, page_size, keys, options, mode):
 
 def test_work_tiles_of_two_pairs_and_rows_that_rescale(monkeypatch):
     """On four SMs two pairs share the nine tiles of four blocks: pieces begin and end within blocks, and a pair goes
-    from one to the next. 48 heads leave rows of nobody in 64, of each of two queries, which the two CTAs have; later
+    from one to the next. 48 heads leave unused rows in 64, of each of two queries, which the two CTAs have; later
     keys score higher by far more than 2^8. A query of NaN spoils its own row only."""
     monkeypatch.setattr(split, "num_sms", lambda device: 4)
     batch = draw(2, [560, 0, 129, 40], heads=48)
@@ -85,5 +85,5 @@ def test_code_has_no_spills(arch, split_keys):
     assert not re.search(r"\.local\b", ptx)
     resources = nvdisasm.resources(cubin)
     assert resources.stack_bytes == 0 and resources.registers <= 255
-    # Of a key tile: 36 steps of 16 columns; two outputs, 8 steps of 16 keys, in the loop and behind it.
+    # Per key tile: 36 steps of 16 columns; two outputs, 8 steps of 16 keys, in the loop and after it.
     assert len(re.findall(r"tcgen05\.mma\.", ptx)) == 36 + 2 * 2 * 8

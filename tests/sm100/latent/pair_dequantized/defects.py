@@ -1,9 +1,9 @@
-"""Defects of the kernel of pairs that widen rows of 656 bytes, planted in its PTX; one line is one mistake.
+"""Defects of the pair kernel that dequantizes rows of 656 bytes, planted in its PTX; one line is one mistake.
 
-What it shares with mla_pair has its defects there; here are those of what comes between the copies and the products.
+Parts shared with mla_pair have their defects there; these are in the steps between the copies and the MMAs.
 The subject: a sequence of one query of 128 heads and 200 keys: two key tiles, the last of them masked, so that the ring
 of units as they are multiplied goes round four times and that of stored ones more than twice. Scales differ by key and
-by block. Places are in the order of the text: products, copies, widening, which is last: two units, of K or of V.
+by block. Places are in the order of the text: MMAs, copies, dequantization, which is last: two units, of K or of V.
 """
 
 import torch
@@ -44,17 +44,17 @@ CONVERSION = r"cvt\.rn\.f16x2\.e4m3x2 (\S+), (\S+);"
 PIECE = r"ld\.shared\.v4\.b32 \{(\S+), (\S+), (\S+), (\S+)\}, \[(\S+)\];"
 LINE = r"st\.shared\.v4\.b32 (\[\S+\]), \{(.*), (.*), (.*), (.*)\};"
 
-# Of the widening, from the end of the text: two waits of its drain and one for work are behind these.
+# In the dequantization, from the end of the text: two waits of its drain and one for work are after these.
 OF_WIDEN = {
     "the place of the second unit": -4, "the second unit as it is stored": -5,
     "the place of the first unit": -6, "the first unit as it is stored": -7,
 }  # fmt: skip
-# Of load: two waits and those of widening, with the first for work, are behind these.
+# In load: two waits and those of the dequantization, with the first for work, are after these.
 OF_LOAD = {
     "the slot of the last unit of V": -11, "the slot of the first unit of V": -14, "the rotary columns' slot": -15,
     "the slot of the last unit of K": -16, "the slot of the first unit of K": -19,
 }  # fmt: skip
-SCALES = 4  # among the pieces of 16 bytes: behind the four of the first unit
+SCALES = 4  # among the pieces of 16 bytes: after the four of the first unit
 
 # All there are: numbers mean other places as soon as one comes or goes.
 PLACES = {WAIT: 34, ACQUIRE: 14, RAISE: 4, COMMIT: 17, BOTH: 17, EXPECT: 10, PROXY: 4}
@@ -131,7 +131,7 @@ def arrivals():
 
 
 def numbers():
-    """What is computed."""
+    """Defects of arithmetic."""
     wrong = (WRONG_NUMBERS,)
     rotated = edited(PIECE, SCALES, r"ld.shared.v4.b32 {\4, \1, \2, \3}, [\5];")
     yield planted("the scales are those of the blocks before", rotated, wrong)

@@ -1,4 +1,4 @@
-"""Planted defects of pairs of CTAs that widen rows of a latent cache are caught by the checks meant for them.
+"""Planted defects of CTA pairs that dequantize rows of a latent cache are caught by the checks meant for them.
 
 Three commits plant all of them (tests/suite/turns.py), `pytest -m sweep` does at once.
 """

@@ -11,7 +11,7 @@ from cute_fa4.sm100.latent.dequantized.schedule import STORED
 from cute_fa4.sm100.latent.pair_dequantized import barriers
 from cute_fa4.sm100.latent.pair_dequantized.schedule import LatentRowsPair
 
-# Derived by hand: one announcing thread, one commit, sixteen softmax warps or eight widening ones of both CTAs,
+# Derived by hand: one announcing thread, one commit, sixteen softmax warps or eight dequantizing ones of both CTAs,
 # or every thread of a role.
 COUNTS = dict(
     q_full=1, q_free=1, s_ready=1, p_ready=16, pv_done=1, kv_full=8, kv_empty=1, stored_full=1, stored_empty=4,

@@ -1,4 +1,4 @@
-"""Many queries of 16 bits over keys of 8 that are widened in their slots: against float64 with the bound of 16 bits.
+"""Many 16-bit queries over 8-bit keys that are dequantized in their slots: against float64 with the bound of 16 bits.
 
 Unused rows of pages, of Q and of packed tensors are NaN, in the cache 0x7f. 300 queries are more than a CTA has rows
 for, 40 fill less than a query tile; a ring of four slots goes round within 400 keys.
@@ -95,7 +95,7 @@ def test_the_tables_in_the_docstring_are_those_in_the_code():
     assert BarrierTable(rows, table.numbers).text() in barriers.__doc__
     assert reuse_text(rows[:1]) in barriers.__doc__
     [read] = [row for row in table.rows if row.name == "work_read"]
-    assert read.count == 256 + 128 + 32 + 64  # softmax, correction, mma, widen
+    assert read.count == 256 + 128 + 32 + 64  # softmax, correction, mma, dequantize
 
 
 @pytest.mark.parametrize("depth, slots, chunks", [(128, 4, 2), (80, 4, 2), (64, 10, 1)])
@@ -129,7 +129,7 @@ def test_a_refusal_names_the_value_and_the_remedy(choices, value, remedy):
 
 
 def test_no_register_is_spilled():
-    """Two words of 8 bits become a piece of 16 bytes: a widen thread holds 16 words and a line's address."""
+    """Two words of 8-bit values become a piece of 16 bytes: a thread holds 16 words and a line's address."""
     asked = dict(
         qkv_dtype="bf16", kv_dtype="e4m3", head_dim=128, descales="kv", family="mhawiden2q"
     )

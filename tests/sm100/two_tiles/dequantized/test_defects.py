@@ -1,4 +1,4 @@
-"""Mistakes of the warps that widen K and V in their slots, planted in the kernel's sources, are noticed.
+"""Mistakes of the warps that dequantize K and V in their slots, planted in the kernel's sources, are noticed.
 
 The subject: 300 queries in three query tiles on 400 keys, so that slots of the ring are used again with the other
 parity, and a short sequence, in pages.
@@ -53,7 +53,7 @@ def of_keys(change):
     return lambda made: lambda cfg, line, first, is_v: made(cfg, *change(line, first), is_v)
 
 
-# name -> (which of widen, the change)
+# name -> (function of `widen`, the change)
 DEFECTS = {
     "no fence before the tensor core": ("complete", without_fence),
     "the fence comes late": ("complete", fence_behind),
@@ -70,7 +70,7 @@ DEFECTS = {
     "K as V": ("widen_key", lambda made: lambda cfg, line, first, is_v: made(cfg, line, first, True)),
     "another dtype of 8 bits": ("widened", lambda made: lambda words, dtype: made(words, "e5m2")),
 }  # fmt: skip
-# The thread of the next key widens it in its place: only who does it differs.
+# The thread of the next key converts it in its place: only the thread differs.
 EQUIVALENT = ("rows of the next key",)
 QUICK = ("no fence before the tensor core", "rows are not awaited")
 

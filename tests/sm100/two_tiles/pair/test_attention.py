@@ -1,7 +1,7 @@
 """Pairs of CTAs against float64 and, bit by bit, against CTAs alone: masks, layouts, pages, shared rows, schedules.
 
 A block has 512 rows, of which either CTA has 256. 700 queries are a block and a half: of the last block the rows of
-CTA 1 lie behind the end. 900 keys are eight tiles, as many as the ring has slots at head dim 128; the last has 4 keys.
+CTA 1 are past the end. 900 keys are eight tiles, as many as the ring has slots at head dim 128; the last has 4 keys.
 """
 
 import pytest
@@ -120,7 +120,7 @@ JUMP_NATS = 70  # more than 2^64: what the reference of the first two key tiles 
 def test_a_row_of_either_cta_makes_both_run_the_work_tile_again(row, key, causal, schedule, depth):
     """Rows 0 to 255 and 512 to 599 are those of CTA 0. Key 300 lies in the third tile; the other block does not jump.
 
-    Key 60 lies in the first one behind its first 32, which a causal row of that tile or a later one sees whole.
+    Key 60 is in the first one, after its first 32, which a causal row of that tile or a later one sees whole.
     """
     generator = torch.Generator().manual_seed(0)
     q, k, v = (

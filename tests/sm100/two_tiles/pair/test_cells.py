@@ -117,7 +117,7 @@ def test_storages_and_scores(on, storage, scores, mask, packs):
 
 
 def assert_same_bits(on, mask, packs, storage, scores, **of_batch) -> None:
-    """Of both, and those of the definition but for its tolerance. Maxima are exact: references that lag go with another
+    """Bits of both, and the definition within its tolerance. Maxima are exact: lagged maxima go with another
     share of powers on the FMA units (test_attention.py has them)."""
     (bound, visible), group = MASKS[mask], GROUP if packs else 1
     queries, keys = [n // group for n in QUERIES], KEYS

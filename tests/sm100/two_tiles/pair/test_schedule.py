@@ -1,4 +1,4 @@
-"""What a pair of CTAs has: halves of K and V, barriers counted over both, and who does not run."""
+"""The resources of a CTA pair: halves of K and V, barriers counted over both, and idle warps."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Mistakes of the warps that widen rotary columns, planted in the kernel's sources, are noticed.
+"""Mistakes of the warps that dequantize RoPE columns, planted in the kernel's sources, are noticed.
 
 The subject is that of the attention test: 300 queries in three query tiles on 310 keys, so that slots of the ring are
 used again with the other parity, and a short sequence, in pages, with a scale for each key.

@@ -59,7 +59,7 @@ def without_arrival(number: int):
 
 
 def mutants() -> tuple:
-    """Besides, factor_read: correction raises it behind each of its arrivals on p_ready."""
+    """Also factor_read: correction raises it after each of its arrivals on p_ready."""
     behind = ("before the first tile", "behind a rescale", "when O is read")
     unread = (
         Mutant(f"no arrival on factor_read {when}", NAME, without_arrival(4 + n), HANG)

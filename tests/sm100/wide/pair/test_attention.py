@@ -1,7 +1,7 @@
 """Pairs of CTAs for wide heads against float64 and, bit by bit, against CTAs alone.
 
 A block has 256 rows, of which either CTA has 128. 300 queries are a block and a part: of the last block the rows of
-CTA 1 lie behind the end.
+CTA 1 are past the end.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""What a pair of CTAs has of a wide head: halves of K and V, barriers counted over both, and who runs it."""
+"""The resources of a CTA pair for a wide head: halves of K and V, barriers counted over both, and its calls."""
 
 import pytest
 

@@ -219,7 +219,7 @@ class Stopwatch:
         return out
 
     def measure(self, launch) -> dict:
-        """Of one launch among many: median, smallest and largest of some repetitions."""
+        """Time of one launch among many: median, smallest and largest of some repetitions."""
         import torch
 
         start, launches = time.perf_counter(), 0

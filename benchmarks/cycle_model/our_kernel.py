@@ -45,7 +45,7 @@ def _launch(kernel, work: Workload) -> None:
 
 
 def torch_dtype(name: str):
-    """Of q, k and v."""
+    """Dtypes of q, k and v."""
     import torch
 
     return {"bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn}[name]

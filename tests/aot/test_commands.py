@@ -139,7 +139,7 @@ def test_every_loaded_kernel_is_tried(exported, nothing_loaded, capsys, monkeypa
     assert os.environ["CUTE_FA4_JIT"] == "allow"
 
 
-# What each of the three writes that a kernel of another mask, of no sink, or one that appends nothing would not.
+# Output of each of the three that kernels with another mask, without a sink, or without an append would not have.
 @pytest.mark.parametrize("config", EXPORTED, ids=lambda c: c.name[:40])
 def test_a_kernel_that_writes_zeros_is_wrong(config, nothing_loaded, monkeypatch):
     def zeros(*tensors):

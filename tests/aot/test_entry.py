@@ -79,7 +79,7 @@ def test_parts_of_keys_are_listed_without_pairs_of_ctas_which_do_not_split(
 
 
 def test_models_have_out_of_8_bits_in_every_kernel_that_writes_it():
-    """Of 16 bits and over a cache of 8, where parts of keys are float32 and what merges them rounds."""
+    """16-bit tensors, also over an 8-bit cache, where parts are float32 and the merge rounds."""
     for kv_dtype in (None, "e4m3"):
         listed = configs_for_model(
             dtype="bf16", kv_dtype=kv_dtype, head_dim=128, heads_q=8, heads_kv=2, o_dtype="e4m3", descales="kvo",
@@ -223,7 +223,7 @@ def test_an_error_is_a_screenful_with_the_nearest_kernel_and_an_entry(
     with pytest.raises(JitError) as caught:
         missing.check(asked, "cuda")
     text = str(caught.value)
-    # What a terminal shows at once: 24 lines; the longest is the name of the nearest kernel.
+    # The height of a terminal: 24 lines; the longest is the name of the nearest kernel.
     assert len(text.splitlines()) <= 24 and max(map(len, text.splitlines())) <= 190
     assert f"nearest  {RICH.name}, which differs in" in text
     assert "page_size: 24 asked, 16 there" in text and "write_lse: False asked, True there" in text

@@ -176,7 +176,7 @@ def test_packed_kernels_are_traced_without_work_and_with_half_a_last_tile():
 
 
 def test_our_kernels_are_also_traced_over_several_work_tiles():
-    """What a further one adds; one that claims blocks skips several without rows before it finds one."""
+    """The cost of a further block; a claiming CTA skips several without rows before it finds one."""
     works = workloads_of(Variant(OURS, causal=True, ragged=True))
     several = {w.tiles: w.work_tiles for w in works if w.work_tiles > 1}
     assert several == {

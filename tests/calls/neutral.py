@@ -1,4 +1,4 @@
-"""What a call may have besides and must not notice: neutral values of every option, by axis.
+"""Neutral values of every option, by axis: they must not change a call.
 
 An axis has a value for each neutral option, and "all" for those that can be combined: plain pytest pairs the axes'
 "all", the sweep uses each value alone.

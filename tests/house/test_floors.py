@@ -67,7 +67,7 @@ def room_of(module: str) -> str:
 
 @functools.cache
 def imports() -> dict[str, set[str]]:
-    """What every module imports: read when the first test asks, not while tests are collected."""
+    """The imports of every module: read by the first test, not during collection."""
     return {
         module: import_graph.imported(module, path, MODULES) for module, path in MODULES.items()
     }

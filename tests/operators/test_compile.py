@@ -511,7 +511,7 @@ def test_an_exported_module_computes_the_same():
     "function", [flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache]
 )
 def test_each_parameter_reaches_its_operator_under_its_name(function, monkeypatch):
-    """What is compiled names them one by one; one that is forgotten would silently be its default."""
+    """Compiled code names them one by one; a forgotten one would silently have its default."""
     names = {
         name: object()
         for name, parameter in inspect.signature(function).parameters.items()

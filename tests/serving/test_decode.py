@@ -50,8 +50,8 @@ def test_every_group(group):
 @pytest.mark.parametrize("group", [4])
 def test_packed_and_unpacked_heads_give_the_same_numbers(group):
     # 256 queries with 4 heads are four CTAs packed; the rows of a CTA are others, the sums of each row the same. Of 300
-    # the last 44 would be single-tile work if unpacked, which sums even and odd key tiles separately; if causal, key tiles
-    # that are masked for one CTA are whole for another, where a maximum may lag.
+    # the last 44 would be single-tile work if unpacked, which sums even and odd key tiles separately; if causal, key
+    # tiles that are masked for one CTA are whole for another, where a maximum may lag.
     batch = Batch.draw([256, 5], [310, 40], heads=(group, 1))
     results = [run(packed_q(batch), paged_kv(batch, 64), pack_gqa=pack) for pack in (True, False)]
     assert_agrees(batch, *results[0])

@@ -122,7 +122,7 @@ def test_a_block_that_is_no_number_takes_its_row_and_its_key():
 @pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore")
 def test_calls_with_scales_of_one_shape_and_two_dtypes_are_two():
-    """Of blocks and of tokens, where head_dim / 32 is 1."""
+    """Block and token scales with head_dim / 32 = 1."""
     call = small(depth=32)
     plain = call | {
         name: torch.ones(call[name].shape) for name in ("q_descale", "k_descale")

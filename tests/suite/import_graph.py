@@ -1,4 +1,4 @@
-"""What a Python file of this repository can load or read, from its text alone.
+"""The files that a Python file of this repository can load or read, from its text alone.
 
 imported()      modules that a file imports, also inside of functions: what tests/house holds to the floors
 mentioned()     what it may load besides: names in strings, for import_module, for `python -m` and in code for other

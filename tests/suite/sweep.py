@@ -93,7 +93,7 @@ def groups_of(items) -> dict:
 
 
 def seconds_of(key_and_items) -> float:
-    """What a group takes, about."""
+    """The approximate time of a group."""
     _, items = key_and_items
     parts = [Part.of(item) for item in items]
     compiled = any(part and part.kernel for part in parts)

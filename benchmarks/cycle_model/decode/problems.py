@@ -63,7 +63,7 @@ class DecodeProblem:
 
     @property
     def bytes(self) -> int:
-        """Of keys and values, each read once: what published bandwidths count."""
+        """Bytes of keys and values, each read once, as in published bandwidths."""
         return sum(self.lengths) * self.key_bytes
 
     @property

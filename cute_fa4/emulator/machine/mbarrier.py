@@ -124,7 +124,7 @@ class MBarrier:
         return False
 
     def lacks(self):
-        """What the current phase waits for, as text: "1 of 1 arrivals (load), 16384 bytes"."""
+        """The pending arrivals and bytes of the current phase, as text: "1 of 1 arrivals (load), 16384 bytes"."""
         parts = []
         if self.pending:
             parts.append(f"{self.pending} of {self.count} arrivals")

@@ -1,7 +1,7 @@
 """Defects of work tiles whose query tiles leave key tiles out (two_tiles/uneven/): what is announced, the half turn.
 
 The MMA warp makes a key tile for both query tiles, or for the leader alone, the query tile that sees more; with P
-beside S, V of the previous key tile comes after it. Under a window it begins with a key tile of one query tile, beside
+beside S, V of the previous key tile comes after it. Under a window it begins with a key tile of one query tile, next to
 the last V of the work tile before. Waits and commits of the MMA warp are named below in the order of the text.
 """
 

@@ -85,7 +85,7 @@ WINDOW = (
 def test_parts_merge_to_attention_over_all_keys(
     chosen, queries, keys, heads, depth, store, sink, visible, page
 ):
-    """What a CTA has not written is an error of its reader: shared memory begins unwritten, tensor memory as NaN."""
+    """Reading unwritten memory is an error: shared memory starts unwritten, tensor memory as NaN."""
     batch = Batch.draw(queries, keys, heads=heads, depth=depth)
     more = {} if sink is None else dict(learnable_sink=sink)
     more |= dict(window_size=(600, None)) if visible is window else {}

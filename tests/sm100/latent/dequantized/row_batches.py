@@ -21,7 +21,7 @@ NAN_BYTE = 0xFF  # of e4m3, bf16 and float32 alike
 
 @dataclass(frozen=True)
 class Call:
-    """What a call is, and what it is for; keys: of each sequence; listed: keys of a list instead."""
+    """A call and its purpose; keys: of each sequence; listed: keys of a list instead."""
 
     heads: int
     queries: int

@@ -64,7 +64,7 @@ def announced_at_the_slot(made):
 
 
 def of_scales(change):
-    """Of another key tile, or for another thread."""
+    """The value of another key tile, or of another thread."""
     return lambda made: lambda cfg, args, work, *given: made(cfg, args, work, *change(*given))
 
 

@@ -75,8 +75,8 @@ def read_json(path) -> Profiles:
 def profiling(cluster: int = 0) -> Iterator[Profiles]:
     """Context whose launches are profiled; the Profiles are filled when it ends without an error.
 
-    Functions of CuTe DSL that are compiled inside have the machine code of the compiler's own ptxas. Other PTX is assembled
-    by a ptxas of this machine.
+    Functions of CuTe DSL that are compiled inside have the machine code of the compiler's own ptxas. Other PTX is
+    assembled by a ptxas of this machine.
     cluster: number of the recorded cluster, or CTA, in x
     Raises NvdisasmError where nvdisasm is missing.
     """

@@ -7,8 +7,8 @@ a compiled graph. They see of each tensor
     the dispatch keys in force: inside of a torch.func transform, torch.jit.trace, torch.autocast or inference_mode
     a tensor is another one than outside
 
-Not seen, and asked for here: dispatch modes, tangents of forward-mode derivatives, sizes of tensors of lengths,
-addresses, types of numbers. A tensor given twice is never recognised, and goes by its key.
+Not seen, and asked for here: whether gradients are recorded, dispatch modes, tangents of forward-mode derivatives,
+sizes of tensors of lengths, addresses, types of numbers. A tensor given twice is never recognised, and goes by its key.
 
 The guards are no public interface of torch. Where they are missing, every call goes by its key: half a microsecond.
 """
@@ -27,16 +27,19 @@ except ImportError:  # pragma: no cover
     TensorGuards = None
 
 _active_modes = torch._C._len_torch_dispatch_stack
+_is_grad_enabled = torch.is_grad_enabled
 
 
 class Recognition:
     """Whether a call is like the one that this was made from. Arguments as those of repeat.attend."""
 
-    __slots__ = ("asked", "guards", "rest")
+    __slots__ = ("asked", "guards", "rest", "without_gradients")
 
     def __init__(self, tensors: CallTensors, asked: tuple):
         looked_at, self.rest = _parts(tensors)
         self.asked = asked
+        # of tensors that want a gradient: recognised only where none is recorded
+        self.without_gradients = any(tensor.requires_grad for tensor in looked_at)
         self.guards = TensorGuards(
             *looked_at, dynamic_dims_sizes=None, dynamic_dims_strides=None
         ).check
@@ -44,6 +47,8 @@ class Recognition:
     def accepts(self, tensors: CallTensors, asked: tuple) -> bool:
         """Raises TypeError for what is no tensor."""
         if asked != self.asked or _active_modes() > 0 or forward_ad._current_level >= 0:
+            return False
+        if self.without_gradients and _is_grad_enabled():
             return False
         looked_at, rest = _parts(tensors)
         return rest == self.rest and self.guards(*looked_at) and has_usual_types(asked)

@@ -17,7 +17,11 @@ from torch.nn.functional import pad
 
 from cute_fa4 import masks
 from cute_fa4.calls.operands import autocast
-from cute_fa4.calls.operands.tensors import check_is_tensor, checked_scale
+from cute_fa4.calls.operands.tensors import (
+    check_is_tensor,
+    check_no_gradient,
+    checked_scale,
+)
 from cute_fa4.integrations import context_parallel
 from cute_fa4.interface import flash_attn_func
 from cute_fa4.sm100.blueprint.score_mods import ScoreMod, additive_bias
@@ -188,6 +192,7 @@ def options_of_mask(attn_mask, query: torch.Tensor, seqlen_k: int, batches=None)
     if attn_mask is None:
         return {}
     check_is_tensor("attn_mask", attn_mask)
+    check_no_gradient({"attn_mask": attn_mask})
     if attn_mask.dtype not in (torch.bool, torch.float32, query.dtype):
         raise TypeError(
             f"attn_mask: dtype {attn_mask.dtype} with query {query.dtype}; accepted: torch.bool, torch.float32 "

@@ -92,12 +92,12 @@ CLOSE = {
     "another out": (flash_attn_func, DENSE | dict(out=OUT), dict(out=OUT.half())),
     "gradient of k": (
         flash_attn_func,
-        DENSE | dict(learnable_sink=SINK),
+        DENSE | dict(learnable_sink=SINK, out=OUT),
         dict(k=K.clone().requires_grad_()),
     ),
     "gradient of a sink": (
         flash_attn_func,
-        DENSE | dict(learnable_sink=SINK),
+        DENSE | dict(learnable_sink=SINK, out=OUT),
         dict(learnable_sink=SINK.clone().requires_grad_()),
     ),
     "a longer sink": (
@@ -168,6 +168,17 @@ def test_a_call_says_the_same_whatever_was_called_before(name, seen, launches, r
     if first != "launched":
         assert len(launches) == done  # and nothing was appended
     assert outcome(function, good) == "launched"
+
+
+@pytest.mark.parametrize("name", ["q", "learnable_sink"])
+def test_a_call_that_wants_gradients_is_not_the_one_before_that_wanted_none(launches, name):
+    """The same tensors under no_grad and then without it, as an evaluation before a training step has them."""
+    given = {"q": Q, "k": K, "v": K, "learnable_sink": SINK}
+    given[name] = given[name].clone().requires_grad_()
+    with torch.no_grad():
+        for _ in range(2):
+            flash_attn_func(**given)
+    assert flash_attn_func(**given).requires_grad
 
 
 def test_gradients_that_nobody_asks_for_are_no_obstacle(launches):

@@ -154,7 +154,7 @@ DEFECTS = {
     "whether a tile is cut is asked of the first row": Defect(
         "compute", "sequence, work.row + (ROWS - 1))", "sequence, work.row)", "cut by one",
     ),
-    "one band of two decides that a tile is whole": Defect(
+    "the tiles of one band of two": Defect(
         "work", "lo, hi = bands[0]\n    for", "return bands[0]\n    for", "either of two masks",
     ),
     "the tiles that both bands have": Defect(

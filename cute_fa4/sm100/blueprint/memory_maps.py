@@ -5,6 +5,7 @@ of the last.
 """
 
 from dataclasses import dataclass, fields
+from math import prod
 
 from .barriers import KV_SLOT, KV_STAGE, SCALE_SLOTS, SLOTS_BESIDE_A_REST, BarrierTable
 from .chip import F32_BYTES, MBARRIER_BYTES, SMEM_CAPACITY_BYTES, TMEM_COLUMNS
@@ -16,11 +17,15 @@ UNIT_WORDS = 4  # 16 bytes, of which one float32 is used
 
 @dataclass(frozen=True)
 class Region:
-    """`nbytes` bytes from byte `offset` of the CTA's dynamic shared memory, 1024-byte aligned base."""
+    """`nbytes` bytes from byte `offset` of the CTA's dynamic shared memory, 1024-byte aligned base.
+
+    shape   of the float32 that it holds; None: roles have its address (sync/kernel_args.py)
+    """
 
     name: str
     offset: int
     nbytes: int
+    shape: tuple[int, ...] | None = None
 
     @property
     def end(self) -> int:
@@ -31,12 +36,15 @@ class SmemMap:
     """Base of a family's map, a dataclass whose fields are Regions, in memory order."""
 
     @classmethod
-    def of_sizes(cls, **nbytes: int) -> "SmemMap":
-        """The map whose fields have these sizes, one behind the other."""
+    def of_sizes(cls, **sizes: int | tuple[int, ...]) -> "SmemMap":
+        """The map whose fields have these sizes, one behind the other: bytes, or the shape of float32."""
         regions, offset = {}, 0
         for field in fields(cls):
-            regions[field.name] = Region(field.name, offset, nbytes[field.name])
-            offset += nbytes[field.name]
+            size = sizes[field.name]
+            shape = size if isinstance(size, tuple) else None
+            nbytes = size if shape is None else F32_BYTES * prod(shape)
+            regions[field.name] = Region(field.name, offset, nbytes, shape)
+            offset += nbytes
         return cls(**regions)
 
     @property
@@ -84,9 +92,9 @@ def scale_words(problem: Problem, keys: int) -> int:
     return of_keys + UNIT_WORDS * ("v" in problem.token_scales)
 
 
-def token_scale_bytes(problem: Problem, keys: int) -> int:
-    """Of the ring of scales, where every key has its own; keys: of a tile."""
-    return SCALE_SLOTS * F32_BYTES * scale_words(problem, keys)
+def token_scales(problem: Problem, keys: int) -> int:
+    """float32 of the ring of scales, where every key has its own; keys: of a tile."""
+    return SCALE_SLOTS * scale_words(problem, keys)
 
 
 def slots_that_fit(tiles: Tiles, without_ring: SmemMap, table: BarrierTable) -> int:

@@ -17,7 +17,7 @@ holds does not count. The parts are added up in the order of their ranks: equal 
 Data and the news of it are one instruction: nobody asks across the cluster and waits for an answer. The barrier
 releases no memory, mbarriers have a fence of their own (fence.mbarrier_init); one that does waits for L2
 (NVIDIA/cccl#9994). None is needed at the end: what is sent goes to a CTA that waits for it. Where parts arrive is a
-place of its own, SwappedShared.parts: a CTA may be reading its last key tile when another sends.
+place of its own, Smem.parts: a CTA may be reading its last key tile when another sends.
 
     parts     of part p, of the CTA's row i, which is row rank + i * CTAs of the block:
     O         depth values side by side, at (p * own rows + i) * depth: what the lanes of a warp send lies side by side
@@ -36,13 +36,12 @@ from ..blueprint.chip import F32_BYTES
 from ..instructions import exp2, mbarriers, tensor_memory
 from ..steps import row_math
 from ..steps.scores import log2_scale
-from ..sync.kernel_args import Events, KernelArgs
+from ..sync.kernel_args import Events, KernelArgs, Smem
 from ..work import scales
 from ..work.blocks import rank_in_cluster
 from ..work.tile import Work
 from . import store, token_scales
 from .columns import BATCH, Place, RowStates, SoftmaxWarps, total_over_keys
-from .smem import SwappedShared
 
 OFFSET = 0x3FFFF  # 14 bits of a descriptor, which counts 16 bytes
 MAXIMUM, SUM = 0, 1  # states of a row
@@ -68,7 +67,7 @@ class InCluster:
     def after_others(self):
         cute.arch.cluster_wait()
 
-    def in_descriptors(self, smem: SwappedShared) -> SwappedShared:
+    def in_descriptors(self, smem: Smem) -> Smem:
         """Addresses of a CTA in a cluster have its rank above their offset, and descriptors take the offset alone."""
         names = [f.name for f in fields(smem) if f.name.endswith("_address")]
         return replace(smem, **{name: getattr(smem, name) & OFFSET for name in names})
@@ -82,7 +81,7 @@ class Destination:
     mbarrier: Int32
 
     @staticmethod
-    def of(smem: SwappedShared, events: Events, rank) -> "Destination":
+    def of(smem: Smem, events: Events, rank) -> "Destination":
         return Destination(
             mbarriers.there(rank, smem.parts.iterator.toint()),
             mbarriers.there(rank, events.parts_in.mbarriers.toint()),
@@ -148,7 +147,7 @@ def hand_over(
 
 
 @cute.jit
-def merge(cfg: cutlass.Constexpr, args: KernelArgs, smem: SwappedShared, work: Work, place: Place):
+def merge(cfg: cutlass.Constexpr, args: KernelArgs, smem: Smem, work: Work, place: Place):
     """The rows of this CTA: rank, rank + CTAs, ..."""
     depth, _ = store.depth_of(cfg, place, 0)
     inside = cutlass.min(depth, cfg.ov_depth - 1)  # a lane without one reads the last one's

@@ -19,7 +19,6 @@ from cutlass.cutlass_dsl import T
 
 from ..steps import row_math
 from ..sync.kernel_args import Events, KernelArgs, Smem
-from .smem import SwappedShared
 from .token_scales import KeyScales
 
 NAMED_BARRIER = 1  # of the softmax warps; 0 is sync_threads, 2 the set-up (kernel.py)
@@ -28,7 +27,7 @@ BIAS, FACTOR, SCALE = (
     0,
     1,
     2,
-)  # of SwappedShared.row_values; last the units of scales of keys (token_scales.py)
+)  # of Smem.row_values; last the units of scales of keys (token_scales.py)
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,7 @@ def own_maxima(cfg, scores: list, place: Place) -> list:
     return own
 
 
-def exchange(smem: SwappedShared, place: Place, number, own: list) -> list:
+def exchange(smem: Smem, place: Place, number, own: list) -> list:
     """A value of each warp for each row of this lane -> the four of each row.
 
     number: of exchanges before. There are two buffers, so that the barrier of one is what frees the one before.
@@ -117,7 +116,7 @@ def exchange(smem: SwappedShared, place: Place, number, own: list) -> list:
     ]
 
 
-def tile_maxima(cfg, smem: SwappedShared, place: Place, scores: list, number, start: tuple) -> list:
+def tile_maxima(cfg, smem: Smem, place: Place, scores: list, number, start: tuple) -> list:
     """max(start, scores of all keys) of this lane's rows; number: of exchanges before."""
     out = []
     found = exchange(smem, place, number, own_maxima(cfg, scores, place))
@@ -160,14 +159,14 @@ def update(
     return Update(new, bias, factor)
 
 
-def publish(smem: SwappedShared, place: Place, kind: int, own: list):
+def publish(smem: Smem, place: Place, kind: int, own: list):
     """A value of each row, from the lanes that keep the rows; the warp may read them when this returns."""
     for i, value in enumerate(own):
         smem.row_values[(place.lane + 32 * i, place.warp, kind)] = value
     cute.arch.sync_warp()
 
 
-def read(smem: SwappedShared, place: Place, kind: int, first: int, number: int) -> list:
+def read(smem: Smem, place: Place, kind: int, first: int, number: int) -> list:
     """What was published for rows `first` to first + number - 1; the same in every lane."""
     return [smem.row_values[(first + i, place.warp, kind)] for i in range(number)]
 
@@ -203,7 +202,7 @@ def warp_sums(values: list, place: Place) -> Float32:
     return value
 
 
-def total_over_keys(cfg, smem: SwappedShared, place: Place, sums: tuple, number) -> list:
+def total_over_keys(cfg, smem: Smem, place: Place, sums: tuple, number) -> list:
     """The sum of each row over all 128 threads, of the rows that this lane keeps; number: of exchanges before."""
     own, together = [], min(len(sums), 32)
     for first in range(0, len(sums), together):

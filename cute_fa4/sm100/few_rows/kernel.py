@@ -33,7 +33,6 @@ from ..roles.dispatch import first_column, own_lanes
 from ..sync.kernel_args import KernelArgs
 from . import cluster, products, softmax
 from .loads import order_of
-from .smem import SwappedShared
 
 
 class SM100MHASwap(SM100Kernel):
@@ -51,10 +50,6 @@ class SM100MHASwap(SM100Kernel):
     def o_operand(self, mO):
         """O is stored by the threads: the tensor itself."""
         return mO, Int32(0)
-
-    def shared(self, base):
-        warps = self.cfg.warps
-        return SwappedShared.of(self.cfg.smem, base, len(warps.softmax))
 
     def set_up(self, args: KernelArgs, cta: CTA, warp, mbarriers):
         super().set_up(args, cta, warp, mbarriers)

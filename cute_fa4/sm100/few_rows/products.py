@@ -19,16 +19,13 @@ from cute_fa4.layouts.umma_descriptors import InstructionDescriptor
 
 from ..instructions import tensor_core, tensor_memory
 from ..operands.kv_buffer import KVBuffer, KVBufferConfig, mma_tile
-from ..sync.kernel_args import Events, KernelArgs
+from ..sync.kernel_args import Events, KernelArgs, Smem
 from ..sync.pipelines import KVConsumerPipeline, KVPosition
 from ..work.queue import NO_MORE, WorkQueue
 from .barriers import S_BUFFERS
-from .smem import SwappedShared
 
 
-def multiply_kq(
-    cfg, smem: SwappedShared, k: KVBuffer, s_address, kv: KVConsumerPipeline, at: KVPosition
-):
+def multiply_kq(cfg, smem: Smem, k: KVBuffer, s_address, kv: KVConsumerPipeline, at: KVPosition):
     """S^T = K Q^T, each depth stage of K as it arrives; the first is there. Keys are the lanes, rows the columns."""
     m, n, depth = cfg.tiles.qk_mma_shape
     q = KMajorTile(cfg.tiles.q_box_rows, cfg.tiles.padded_qk_depth, cfg.tiles.bits)
@@ -45,7 +42,7 @@ def multiply_kq(
         )
 
 
-def multiply_vp(cfg, smem: SwappedShared, v: KVBuffer, o_address, slot, accumulate):
+def multiply_vp(cfg, smem: Smem, v: KVBuffer, o_address, slot, accumulate):
     """O^T (+)= V^T P^T: the depth is the lanes, query rows the columns."""
     m, n, _ = cfg.tiles.pv_mma_shape
     v_start, v_high, v_steps = v.get_mma_tile(slot)
@@ -60,7 +57,7 @@ def multiply_vp(cfg, smem: SwappedShared, v: KVBuffer, o_address, slot, accumula
 @cute.jit
 def finish_tile(
     cfg: cutlass.Constexpr,
-    smem: SwappedShared,
+    smem: Smem,
     o_address: Int32,
     events: Events,
     kv: KVConsumerPipeline,
@@ -84,7 +81,7 @@ def finish_tile(
 def run(
     cfg: cutlass.Constexpr,
     args: KernelArgs,
-    smem: SwappedShared,
+    smem: Smem,
     tmem: Int32,
     events: Events,
     kv: KVConsumerPipeline,

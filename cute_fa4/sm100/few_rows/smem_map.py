@@ -20,7 +20,13 @@ Of 64 rows, exchanged and row_values have twice the bytes. Q, slots and P are mu
 from dataclasses import dataclass
 
 from ..blueprint.barriers import SLOTS_BESIDE_A_REST, BarrierTable
-from ..blueprint.chip import MBARRIER_BYTES, SMEM_CAPACITY_BYTES, TMEM_ADDRESS_BYTES, align_up
+from ..blueprint.chip import (
+    MBARRIER_BYTES,
+    SMEM_CAPACITY_BYTES,
+    TMEM_ADDRESS_BYTES,
+    WARP_SIZE,
+    align_up,
+)
 from ..blueprint.entries import WORK_QUEUE_BYTES
 from ..blueprint.memory_maps import Region, SmemMap
 from .barriers import PARTS_IN
@@ -47,26 +53,27 @@ class SwappedSmem(SmemMap):
 
 def smem_map(tiles: SwappedTiles, warps: SwappedWarpRoles, table: BarrierTable) -> SwappedSmem:
     """The map of a kernel with this barrier table, whose ring has as many slots as the table."""
-    of_rows = warps.threads_of("softmax") * tiles.rows_per_lane * F32_BYTES
+    rows, in_warps = WARP_SIZE * tiles.rows_per_lane, len(warps.softmax)
     return SwappedSmem.of_sizes(
         q=tiles.q_tile_bytes,
         kv=table.kv_slots * tiles.kv_slot_bytes,
         k_rest=tiles.k_rest_bytes,
         p=tiles.p_tile.nbytes,
-        exchanged=2 * of_rows,
-        row_values=tiles.row_values * of_rows,
-        parts=parts_bytes(tiles, table),
+        exchanged=(rows, in_warps, 2),
+        row_values=(rows, in_warps, tiles.row_values),
+        parts=(parts_of(tiles, table),),
         work_queue=WORK_QUEUE_BYTES,
         mbarriers=MBARRIER_BYTES * table.total,
         tmem_address=TMEM_ADDRESS_BYTES,
     )
 
 
-def parts_bytes(tiles: SwappedTiles, table: BarrierTable) -> int:
-    """Of the results of a cluster's CTAs: as many rows as a tile has, with a maximum and a sum each."""
+def parts_of(tiles: SwappedTiles, table: BarrierTable) -> int:
+    """float32 of the results of a cluster's CTAs: as many rows as a tile has, with a maximum and a sum each."""
     if PARTS_IN not in table:
         return 0
-    return align_up(tiles.rows * (tiles.problem.ov_depth + 2) * F32_BYTES, PARTS_ALIGNMENT)
+    nbytes = tiles.rows * (tiles.problem.ov_depth + 2) * F32_BYTES
+    return align_up(nbytes, PARTS_ALIGNMENT) // F32_BYTES
 
 
 def slots_that_fit(tiles: SwappedTiles, without_ring: SmemMap) -> int:

@@ -31,7 +31,7 @@ from ..instructions import exp2, tensor_memory
 from ..steps import row_math
 from ..steps.scores import log2_scale, whole_tiles
 from ..steps.store import PIECE_BYTES, store_piece
-from ..sync.kernel_args import Events, KernelArgs
+from ..sync.kernel_args import Events, KernelArgs, Smem
 from ..work import blocks, results, rows, scales
 from ..work.queue import NO_MORE, WorkQueue
 from ..work.tile import Work
@@ -52,7 +52,6 @@ from .columns import (
     total_over_keys,
     update,
 )
-from .smem import SwappedShared
 from .visibility import apply_score_functions, is_picked, keep_picked, keep_visible
 
 WORDS_OF_PIECE = PIECE_BYTES // 4
@@ -95,7 +94,7 @@ class OwnScales:
     def following(self, queries, work: Work):
         """Before.queries behind a work tile."""
 
-    def publish(self, cfg, args, smem: SwappedShared, events: Events, work: Work, place, before):
+    def publish(self, cfg, args, smem: Smem, events: Events, work: Work, place, before):
         """The factor of each row to shared memory."""
         if cfg.tiles.rows_have_scales:
             kept = [own_row(cfg, work, place, i) for i in range(cfg.tiles.rows_per_lane)]
@@ -126,7 +125,7 @@ def first_states(cfg, args: KernelArgs, work: Work, place: Place, factor) -> Row
     return RowStates(tuple(maxima), (one,) * cfg.tiles.rows)
 
 
-def write_p(cfg, smem: SwappedShared, key, words: list):
+def write_p(cfg, smem: Smem, key, words: list):
     """This key's line of P: its probabilities in all rows, two a word."""
     tile = cfg.tiles.p_tile
     words = words + [Int32(0)] * (-len(words) % WORDS_OF_PIECE)
@@ -136,7 +135,7 @@ def write_p(cfg, smem: SwappedShared, key, words: list):
         store_piece(smem.p_address + tile.swizzle(inside), four)
 
 
-def rescale_o(cfg, smem: SwappedShared, place: Place, o_address, growth):
+def rescale_o(cfg, smem: Smem, place: Place, o_address, growth):
     """O *= factor, row by row, for this thread's depth. growth: from unit to unit, or None."""
     for first, values in tensor_memory.load_batches(o_address, cfg.tiles.rows, BATCH):
         factors = read(smem, place, FACTOR, first, len(values))
@@ -146,7 +145,7 @@ def rescale_o(cfg, smem: SwappedShared, place: Place, o_address, growth):
     tensor_memory.wait_store()
 
 
-def rescaled_sums(smem: SwappedShared, place: Place, sums: tuple) -> tuple:
+def rescaled_sums(smem: Smem, place: Place, sums: tuple) -> tuple:
     """sums[row] * factor of the row."""
     out = []
     for first in range(0, len(sums), BATCH):
@@ -155,9 +154,7 @@ def rescaled_sums(smem: SwappedShared, place: Place, sums: tuple) -> tuple:
     return tuple(out)
 
 
-def probabilities(
-    cfg, smem: SwappedShared, place: Place, scores: list, scale_log2, sums: tuple, weight
-):
+def probabilities(cfg, smem: Smem, place: Place, scores: list, scale_log2, sums: tuple, weight):
     """2^(scale_log2 s + bias of its row) for every score -> (rounded, two a word; sums with them before rounding).
 
     weight: what they are multiplied by before they are rounded, or None
@@ -330,7 +327,7 @@ class Alone:
 ALONE = Alone()
 
 
-def set_up(cfg, smem: SwappedShared, tmem, place: Place):
+def set_up(cfg, smem: Smem, tmem, place: Place):
     """What no MMA or thread writes later, and is read: columns of P beyond the rows, lanes of O beyond the depth."""
     zero = Int32(0)
     if cfg.tiles.rows < cfg.tiles.q_box_rows:
@@ -347,7 +344,7 @@ def set_up(cfg, smem: SwappedShared, tmem, place: Place):
 def run(
     cfg: cutlass.Constexpr,
     args: KernelArgs,
-    smem: SwappedShared,
+    smem: Smem,
     tmem: Int32,
     events: Events,
     queue: WorkQueue,

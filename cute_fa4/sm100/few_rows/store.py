@@ -20,11 +20,10 @@ from cute_fa4.dtypes import DTYPES, is_quantized
 from ..instructions import tensor_memory
 from ..steps import row_math
 from ..steps.scores import log2_scale
-from ..sync.kernel_args import KernelArgs
+from ..sync.kernel_args import KernelArgs, Smem
 from ..work import results, rows, scales
 from ..work.tile import Work
 from .columns import BATCH, FACTOR, Place, products_of, read
-from .smem import SwappedShared
 
 
 def depth_of(cfg, place: Place, of_o):
@@ -44,7 +43,7 @@ def depth_of(cfg, place: Place, of_o):
 def outputs(
     cfg: cutlass.Constexpr,
     args: KernelArgs,
-    smem: SwappedShared,
+    smem: Smem,
     work: Work,
     place: Place,
     tmem: Int32,
@@ -68,9 +67,7 @@ def column_of_o(cfg, tmem, number):
     return tmem + first + number * (second - first)
 
 
-def normalised(
-    cfg, args: KernelArgs, smem: SwappedShared, work: Work, place: Place, o_address, number
-):
+def normalised(cfg, args: KernelArgs, smem: Smem, work: Work, place: Place, o_address, number):
     """The values that are in tensor memory, of O number `number`."""
     for first, values in tensor_memory.load_batches(o_address, cfg.tiles.rows, BATCH):
         factors = read(smem, place, FACTOR, first, len(values))

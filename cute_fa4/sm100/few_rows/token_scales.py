@@ -14,8 +14,8 @@ from cutlass import Float32, Int32
 
 from ..steps import token_scales
 from ..steps.token_scales import inverse_unit
+from ..sync.kernel_args import Smem
 from ..work import blocks, scales
-from .smem import SwappedShared
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def scaled(cfg, of_keys: KeyScales | None, scores: list) -> list:
     return [score * factor for score in scores]
 
 
-def hand_in(cfg, smem: SwappedShared, place, number, of_keys: KeyScales | None):
+def hand_in(cfg, smem: Smem, place, number, of_keys: KeyScales | None):
     """The largest scale of V of this warp's keys, for exchange `number`, which comes next."""
     if "v" in cfg.token_scales:
         largest = token_scales.largest_of_warp([of_keys.of(cfg, "v")])
@@ -73,7 +73,7 @@ def hand_in(cfg, smem: SwappedShared, place, number, of_keys: KeyScales | None):
         ).bitcast(Float32)
 
 
-def new_unit(cfg, smem: SwappedShared, number, of_keys: KeyScales | None):
+def new_unit(cfg, smem: Smem, number, of_keys: KeyScales | None):
     """Behind that exchange: bits of the unit from now on; None: there is none."""
     if "v" not in cfg.token_scales:
         return None

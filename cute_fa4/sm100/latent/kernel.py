@@ -42,7 +42,6 @@ from . import load, products
 from .barriers import ROPE_SLOT
 from .load import LatentProducer
 from .products import LatentConsumer
-from .smem import LatentShared
 
 
 @dataclass(frozen=True)
@@ -75,9 +74,6 @@ class SM100MLADecode(SM100MHASwap):
         k, rows = tma.kv_operand(cfg, mK, cfg.tiles.slab_columns, is_v=True)
         k = replace(k, rest=tma.boxes_of_pages(cfg, mK, columns))
         return k, rows, k, rows
-
-    def shared(self, base):
-        return LatentShared.of(self.cfg.smem, base, len(self.cfg.warps.softmax))
 
     def prologue(self, base, mbarriers) -> LatentCTA:
         cta, table, tiles = super().prologue(base, mbarriers), self.cfg.barriers, self.cfg.tiles

@@ -22,11 +22,10 @@ from cute_fa4.layouts.umma_descriptors import InstructionDescriptor
 from ..few_rows.barriers import S_BUFFERS
 from ..instructions import tensor_core, tensor_memory
 from ..operands.kv_buffer import mma_tile
-from ..sync.kernel_args import Events, KernelArgs
+from ..sync.kernel_args import Events, KernelArgs, Smem
 from ..sync.pipelines import KVConsumerPipeline, Slot
 from ..work.queue import NO_MORE, WorkQueue
 from .load import LatentSlots
-from .smem import LatentShared
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class LatentConsumer:
         return LatentSlots(self.slabs.first().slot, self.rope.first().slot)
 
 
-def multiply_kq(cfg, smem: LatentShared, k: OperandTile, address, s_address, first: int):
+def multiply_kq(cfg, smem: Smem, k: OperandTile, address, s_address, first: int):
     """S^T (+)= K Q^T over the columns of the tile k at a shared address, of which `first` is the first."""
     m, n, depth = cfg.tiles.qk_mma_shape
     step, columns = cfg.tiles.MMA_K, min(k.cols, depth - first)
@@ -54,7 +53,7 @@ def multiply_kq(cfg, smem: LatentShared, k: OperandTile, address, s_address, fir
     )
 
 
-def multiply_vp(cfg, smem: LatentShared, address, o_address, accumulate):
+def multiply_vp(cfg, smem: Smem, address, o_address, accumulate):
     """O_i^T (+)= V_i^T P^T: the columns of the slab at a shared address are the lanes."""
     m, n, keys = cfg.tiles.pv_mma_shape
     v = cfg.tiles.slab_tile(walks_keys=True)
@@ -67,13 +66,11 @@ def multiply_vp(cfg, smem: LatentShared, address, o_address, accumulate):
     tensor_core.mma_ss(o_address, v_start, p_start, steps, computes, v_high, p_high, accumulate)
 
 
-def address_of(cfg, smem: LatentShared, slab: Slot):
+def address_of(cfg, smem: Smem, slab: Slot):
     return smem.kv_address + slab.index * cfg.tiles.kv_slot_bytes
 
 
-def make_scores(
-    cfg, smem: LatentShared, tmem, events: Events, kv: LatentConsumer, at: LatentSlots, tile
-):
+def make_scores(cfg, smem: Smem, tmem, events: Events, kv: LatentConsumer, at: LatentSlots, tile):
     """S of a key tile, each part of the sum as its columns arrive."""
     buffer = tile & (S_BUFFERS - 1)
     s_address = tmem + buffer * (cfg.tmem.s[1] - cfg.tmem.s[0])
@@ -92,7 +89,7 @@ def make_scores(
 
 def finish_tile(
     cfg,
-    smem: LatentShared,
+    smem: Smem,
     tmem,
     events: Events,
     kv: LatentConsumer,
@@ -121,7 +118,7 @@ def finish_tile(
 def run(
     cfg: cutlass.Constexpr,
     args: KernelArgs,
-    smem: LatentShared,
+    smem: Smem,
     tmem: Int32,
     events: Events,
     kv: LatentConsumer,

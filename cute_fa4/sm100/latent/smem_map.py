@@ -20,10 +20,9 @@ rows      Q         slabs        rope        P
 from dataclasses import dataclass, replace
 
 from ..blueprint.barriers import BarrierTable
-from ..blueprint.chip import MBARRIER_BYTES, SMEM_CAPACITY_BYTES, TMEM_ADDRESS_BYTES
+from ..blueprint.chip import MBARRIER_BYTES, SMEM_CAPACITY_BYTES, TMEM_ADDRESS_BYTES, WARP_SIZE
 from ..blueprint.entries import WORK_QUEUE_BYTES
 from ..blueprint.memory_maps import Region, SmemMap
-from ..few_rows.smem_map import F32_BYTES
 from ..few_rows.warp_roles import SwappedWarpRoles
 from .barriers import ROPE_SLOT
 from .tiles import LatentTiles
@@ -47,14 +46,14 @@ class LatentSmem(SmemMap):
 
 def smem_map(tiles: LatentTiles, warps: SwappedWarpRoles, table: BarrierTable) -> LatentSmem:
     """The map of a kernel with this barrier table, whose rings have as many slots as the table."""
-    of_rows = warps.threads_of("softmax") * tiles.rows_per_lane * F32_BYTES
+    rows, in_warps = WARP_SIZE * tiles.rows_per_lane, len(warps.softmax)
     places = LatentSmem.of_sizes(
         q=tiles.q_tile_bytes,
         kv=table.kv_slots * tiles.kv_slot_bytes,
         rope=table.numbers[ROPE_SLOT] * tiles.rope_slot_bytes,
         p=0 if tiles.p_over_rope else tiles.p_tile.nbytes,
-        exchanged=2 * of_rows,
-        row_values=tiles.row_values * of_rows,
+        exchanged=(rows, in_warps, 2),
+        row_values=(rows, in_warps, tiles.row_values),
         work_queue=WORK_QUEUE_BYTES,
         mbarriers=MBARRIER_BYTES * table.total,
         tmem_address=TMEM_ADDRESS_BYTES,

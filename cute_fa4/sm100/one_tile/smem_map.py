@@ -19,9 +19,9 @@ Q, slots and chunks are multiples of 1024 bytes, the period of the 128-byte swiz
 from dataclasses import dataclass
 
 from ..blueprint.barriers import BarrierTable
-from ..blueprint.chip import F32_BYTES, MBARRIER_BYTES, TMEM_ADDRESS_BYTES
+from ..blueprint.chip import MBARRIER_BYTES, TMEM_ADDRESS_BYTES
 from ..blueprint.entries import WORK_QUEUE_BYTES
-from ..blueprint.memory_maps import Region, SmemMap, token_scale_bytes
+from ..blueprint.memory_maps import Region, SmemMap, token_scales
 from ..blueprint.tiles import Tiles
 from ..blueprint.warp_roles import WarpRoles
 
@@ -43,16 +43,16 @@ class OneTileSmem(SmemMap):
 
 def smem_map(tiles: Tiles, warps: WarpRoles, table: BarrierTable) -> OneTileSmem:
     """The map of a kernel with this barrier table, whose ring has as many slots as the table."""
-    row_bytes = warps.threads_of("softmax") * F32_BYTES
+    threads = warps.threads_of("softmax")
     return OneTileSmem.of_sizes(
         q=tiles.q_bytes,
         kv=table.kv_slots * tiles.kv_slot_bytes,
         k_rest=tiles.k_rest_bytes,
         o=tiles.o_buffers * tiles.o_chunk_bytes,
-        row_scale=row_bytes,
-        row_max=row_bytes,
-        scales=token_scale_bytes(tiles.problem, tiles.BN),
-        row_unit=2 * row_bytes if "v" in tiles.problem.token_scales else 0,
+        row_scale=(threads,),
+        row_max=(threads,),
+        scales=(token_scales(tiles.problem, tiles.BN),),
+        row_unit=(2 * threads if "v" in tiles.problem.token_scales else 0,),
         work_queue=WORK_QUEUE_BYTES,
         mbarriers=MBARRIER_BYTES * table.total,
         tmem_address=TMEM_ADDRESS_BYTES,

@@ -70,46 +70,33 @@ def named(base: type, names: tuple[str, ...]) -> type:
     return make_dataclass(base.__name__, names, bases=(base,), frozen=True)
 
 
-def floats(pointer: cute.Pointer, number: int) -> cute.Tensor:
-    """So many float32 from a byte of shared memory on."""
-    return cute.make_tensor(cute.recast_ptr(pointer, dtype=Float32), cute.make_layout(number))
+def floats(pointer: cute.Pointer, *shape: int) -> cute.Tensor:
+    """float32 of this shape from a byte of shared memory on."""
+    layout = cute.make_layout(shape if len(shape) > 1 else shape[0])
+    return cute.make_tensor(cute.recast_ptr(pointer, dtype=Float32), layout)
 
 
-@dataclass(frozen=True)
+PLACED = frozenset(("work_queue", "mbarriers", "tmem_address"))  # by the prologue (kernel.py)
+
+
 class Smem:
-    """Shared memory: where the tiles and the row factors are."""
+    """Shared memory, by the names of the family's map.
 
-    q_address: Int32  # shared address of Q0
-    kv_address: Int32  # shared address of slot 0
-    o_address: Int32  # shared address of the first chunk of O
-    # (256,) f32, by softmax thread: 2^(old max - new max), and after the last key tile the row sum
-    row_scale: cute.Tensor
-    # (256,) f32: what a thread adds to its scaled scores; read again late in a tile
-    row_bias: cute.Tensor | None
-    # (256,) f32: the row maxima of two warpgroups that share their rows, for the merge
-    row_max: cute.Tensor | None
-    # f32: the ring of scales of keys (steps/token_scales.py)
-    scales: cute.Tensor | None
-    # (256,) f32: by softmax thread, what O of its row is in units of
-    row_unit: cute.Tensor | None
+    NAME_address   the shared address of a region of bytes; Int32
+    NAME           a region of float32, as a tensor; what has no bytes here is missing
+    """
 
     @classmethod
-    def of(cls, places: SmemMap, base: cute.Pointer) -> "Smem":
-        """base: the CTA's dynamic shared memory; what a family does not have is None."""
-
-        def of_region(name):
-            region = getattr(places, name, None)
-            if region is None or not region.nbytes:
-                return None
-            return floats(base + region.offset, region.nbytes // 4)
-
-        return cls(
-            q_address=base.toint(),
-            kv_address=base.toint() + places.kv.offset,
-            o_address=base.toint() + places.o.offset,
-            row_scale=of_region("row_scale"),
-            row_bias=of_region("row_bias"),
-            row_max=of_region("row_max"),
-            scales=of_region("scales"),
-            row_unit=of_region("row_unit"),
-        )
+    def of(cls, places: SmemMap, base: cute.Pointer, **further: cute.Tensor) -> "Smem":
+        """base: the CTA's dynamic shared memory; further: tensors that lie in regions of others."""
+        found = {}
+        for region in places.regions:
+            if region.shape is None and region.name not in PLACED:
+                address = base.toint()
+                found[f"{region.name}_address"] = (
+                    address + region.offset if region.offset else address
+                )
+            elif region.nbytes and region.shape is not None:
+                found[region.name] = floats(base + region.offset, *region.shape)
+        found |= further
+        return named(cls, tuple(found))(**found)

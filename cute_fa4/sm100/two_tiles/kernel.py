@@ -21,8 +21,6 @@ roles/softmax.py, key_tile.py, correction.py, load.py, steps/store.py, and work/
 one after the other).
 """
 
-from dataclasses import replace
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
@@ -76,11 +74,11 @@ class SM100MHA2Q(SM100Kernel):
 
     def shared(self, base) -> Smem:
         """The row maxima of lone work tiles lie where Q1 would be."""
-        smem = super().shared(base)
         if not self.cfg.schedule.lone_tiles:
-            return smem
+            return super().shared(base)
         softmax = self.cfg.warps.threads_of("softmax")
-        return replace(smem, row_max=floats(base + self.cfg.tiles.q_tile_bytes, softmax))
+        row_max = floats(base + self.cfg.tiles.q_tile_bytes, softmax)
+        return Smem.of(self.cfg.smem, base, row_max=row_max)
 
     def set_up(self, args: KernelArgs, cta: CTA, warp, mbarriers):
         if self.cfg.tmem.sums:

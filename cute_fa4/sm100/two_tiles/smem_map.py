@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from ..blueprint.barriers import BarrierTable
 from ..blueprint.chip import F32_BYTES, MBARRIER_BYTES, SWIZZLE_BYTES, TMEM_ADDRESS_BYTES
 from ..blueprint.entries import JUDGED_QUEUE_BYTES, WORK_QUEUE_BYTES
-from ..blueprint.memory_maps import Region, SmemMap, token_scale_bytes
+from ..blueprint.memory_maps import Region, SmemMap, token_scales
 from ..blueprint.tiles import ROWS_PER_Q_TILE, Tiles
 from ..blueprint.warp_roles import WarpRoles
 
@@ -59,19 +59,20 @@ def smem_map(
     judged_bytes: of a work queue whose tiles are judged; ones_bytes: of the ones behind V; scale_bytes: of the ring of
     scales; None: of scales of keys
     """
-    if scale_bytes is None:
-        scale_bytes = token_scale_bytes(tiles.problem, tiles.BN)
-    row_bytes = warps.threads_of("softmax") * F32_BYTES
+    scales = token_scales(tiles.problem, tiles.BN)
+    if scale_bytes is not None:
+        scales = scale_bytes // F32_BYTES
+    threads = warps.threads_of("softmax")
     return TwoTilesSmem.of_sizes(
         q=tiles.q_bytes,
         kv=table.kv_slots * tiles.kv_slot_bytes,
         k_rest=tiles.k_rest_bytes,
         o=tiles.o_buffers * tiles.o_chunk_bytes,
         ones=ones_bytes,
-        row_scale=row_bytes,
-        row_bias=row_bytes,
-        scales=scale_bytes,
-        row_unit=row_bytes if "v" in tiles.problem.token_scales else 0,
+        row_scale=(threads,),
+        row_bias=(threads,),
+        scales=(scales,),
+        row_unit=(threads if "v" in tiles.problem.token_scales else 0,),
         work_queue=judged_bytes if "work_judged" in table else WORK_QUEUE_BYTES,
         mbarriers=MBARRIER_BYTES * table.total,
         tmem_address=TMEM_ADDRESS_BYTES,

@@ -15,7 +15,7 @@ Q, slots and the chunk are multiples of 1024 bytes, the period of the 128-byte s
 from dataclasses import dataclass
 
 from ..blueprint.barriers import BarrierTable
-from ..blueprint.chip import F32_BYTES, MBARRIER_BYTES, TMEM_ADDRESS_BYTES
+from ..blueprint.chip import MBARRIER_BYTES, TMEM_ADDRESS_BYTES
 from ..blueprint.entries import WORK_QUEUE_BYTES
 from ..blueprint.memory_maps import Region, SmemMap
 from .barriers import S_BUFFERS
@@ -39,7 +39,7 @@ def smem_map(tiles: WideTiles, table: BarrierTable) -> WideSmem:
         q=tiles.q_bytes,
         kv=table.kv_slots * tiles.kv_slot_bytes,
         o=tiles.o_buffers * tiles.o_chunk_bytes,
-        row_scale=S_BUFFERS * tiles.rows_per_q_tile * F32_BYTES,
+        row_scale=(S_BUFFERS * tiles.rows_per_q_tile,),
         work_queue=WORK_QUEUE_BYTES,
         mbarriers=MBARRIER_BYTES * table.total,
         tmem_address=TMEM_ADDRESS_BYTES,

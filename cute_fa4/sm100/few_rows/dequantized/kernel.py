@@ -30,14 +30,10 @@ from .. import softmax
 from ..kernel import SM100MHASwap
 from . import products, widen
 from .queries import WITH_QUERIES
-from .smem import WidenedShared
 
 
 class SM100MHAWiden(SM100MHASwap):
     """Forward attention on SM100 for 8 to 32 query rows of 16 bits a CTA, over keys of 8 bits: 320 threads."""
-
-    def shared(self, base):
-        return WidenedShared.of(self.cfg.smem, base, len(self.cfg.warps.softmax))
 
     @cute.jit
     def roles(self, args: KernelArgs, cta: CTA, warp):

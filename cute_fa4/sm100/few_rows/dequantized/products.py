@@ -12,13 +12,12 @@ from cute_fa4.layouts.umma_descriptors import InstructionDescriptor
 
 from ...instructions import tensor_core, tensor_memory
 from ...operands.kv_buffer import mma_tile
-from ...sync.kernel_args import Events, KernelArgs
+from ...sync.kernel_args import Events, KernelArgs, Smem
 from ...work.queue import NO_MORE, WorkQueue
-from .smem import WidenedShared
 from .tiles import COLUMNS_OF_COLUMN, WIDE_DTYPE
 
 
-def multiply_kq(cfg, smem: WidenedShared, s_address, k_address):
+def multiply_kq(cfg, smem: Smem, s_address, k_address):
     """S^T = K Q^T: keys are the lanes, query rows the columns."""
     m, n, depth = cfg.tiles.qk_mma_shape
     q_start, q_high, q_steps = mma_tile(cfg.tiles.q_tile, smem.q_address, depth // cfg.tiles.MMA_K)
@@ -28,7 +27,7 @@ def multiply_kq(cfg, smem: WidenedShared, s_address, k_address):
     tensor_core.mma_ts(s_address, k_address, q_start, steps, computes, q_high, accumulate=False)
 
 
-def multiply_vp(cfg, smem: WidenedShared, o_address, v_address, accumulate):
+def multiply_vp(cfg, smem: Smem, o_address, v_address, accumulate):
     """O^T (+)= V^T P^T: the depth is the lanes, query rows the columns."""
     m, n, keys = cfg.tiles.pv_mma_shape
     number = keys // cfg.tiles.MMA_K
@@ -44,7 +43,7 @@ def multiply_vp(cfg, smem: WidenedShared, o_address, v_address, accumulate):
 @cute.jit
 def finish_tile(
     cfg: cutlass.Constexpr,
-    smem: WidenedShared,
+    smem: Smem,
     o_address: Int32,
     events: Events,
     tile: Int32,
@@ -68,7 +67,7 @@ def finish_tile(
 def run(
     cfg: cutlass.Constexpr,
     args: KernelArgs,
-    smem: WidenedShared,
+    smem: Smem,
     tmem: Int32,
     events: Events,
     queue: WorkQueue,

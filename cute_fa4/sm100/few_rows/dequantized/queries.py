@@ -20,11 +20,10 @@ from cute_fa4.layouts.scalars import maximum, minimum
 from ...steps import row_math
 from ...steps.pieces import load_piece
 from ...steps.store import PIECE_BYTES, store_piece
-from ...sync.kernel_args import Events
+from ...sync.kernel_args import Events, Smem
 from ...work.tile import Work
 from .. import softmax
 from ..columns import SCALE, Place, publish
-from .smem import WidenedShared
 from .tiles import WIDE_DTYPE
 
 PIECE = PIECE_BYTES // 2  # numbers of 16 bits
@@ -35,7 +34,7 @@ TARGET_LOG2 = 14  # of the largest number of a row
 FACTOR_FIELD = 2 * EXPONENT_BIAS + TARGET_LOG2  # less the field of the largest: that of the factor
 
 
-def widen(cfg, smem: WidenedShared, thread, number):
+def widen(cfg, smem: Smem, thread, number):
     """Every row of Q, by 128 threads: a row by as many as it has pieces of 16 bytes. number: of Qs before."""
     tile = cfg.tiles.q_tile
     threads_of_row = cfg.tiles.padded_qk_depth // PIECE
@@ -101,7 +100,7 @@ class WithQueries(softmax.OwnScales):
 @cute.jit
 def publish_scales(
     cfg: cutlass.Constexpr,
-    smem: WidenedShared,
+    smem: Smem,
     events: Events,
     work: Work,
     place: Place,

@@ -19,10 +19,10 @@ At depth 128 and 16 rows the ring has nine slots, 144 KiB on their way.
 from dataclasses import dataclass
 
 from ...blueprint.barriers import BarrierTable
-from ...blueprint.chip import F32_BYTES, MBARRIER_BYTES, TMEM_ADDRESS_BYTES
+from ...blueprint.chip import MBARRIER_BYTES, TMEM_ADDRESS_BYTES, WARP_SIZE
 from ...blueprint.entries import WORK_QUEUE_BYTES
 from ...blueprint.memory_maps import Region, SmemMap
-from ..smem_map import parts_bytes
+from ..smem_map import parts_of
 from .barriers import BUFFERS
 from .tiles import WidenedTiles
 from .warp_roles import WidenedWarpRoles
@@ -45,16 +45,16 @@ class WidenedSmem(SmemMap):
 
 def smem_map(tiles: WidenedTiles, warps: WidenedWarpRoles, table: BarrierTable) -> WidenedSmem:
     """The map of a kernel with this barrier table, whose ring has as many slots as the table."""
-    of_rows = warps.threads_of("softmax") * tiles.rows_per_lane * F32_BYTES
+    rows, in_warps = WARP_SIZE * tiles.rows_per_lane, len(warps.softmax)
     return WidenedSmem.of_sizes(
         q=tiles.q_tile_bytes,
         kv=table.kv_slots * tiles.kv_slot_bytes,
         v=BUFFERS * tiles.v_tile.nbytes,
         p=tiles.p_tile.nbytes,
-        exchanged=2 * of_rows,
-        row_values=tiles.row_values * of_rows,
-        parts=parts_bytes(tiles, table),
-        q_scales=BUFFERS * tiles.q_box_rows * F32_BYTES,
+        exchanged=(rows, in_warps, 2),
+        row_values=(rows, in_warps, tiles.row_values),
+        parts=(parts_of(tiles, table),),
+        q_scales=(tiles.q_box_rows, BUFFERS),
         work_queue=WORK_QUEUE_BYTES,
         mbarriers=MBARRIER_BYTES * table.total,
         tmem_address=TMEM_ADDRESS_BYTES,

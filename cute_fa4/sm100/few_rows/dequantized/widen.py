@@ -14,17 +14,16 @@ from cutlass import Int32
 from ...instructions import tensor_memory
 from ...steps.pieces import WORDS, load_piece, widened
 from ...steps.store import PIECE_BYTES, store_piece
-from ...sync.kernel_args import Events, KernelArgs
+from ...sync.kernel_args import Events, KernelArgs, Smem
 from ...sync.pipelines import KVConsumerPipeline, Slot
 from ...work.queue import NO_MORE, WorkQueue
 from . import queries
-from .smem import WidenedShared
 
 COLUMNS = PIECE_BYTES  # of K or V in a piece of the ring
 PIECES_OF_STORE = 4  # of K: 32 columns of tensor memory
 
 
-def read_pieces(cfg, smem: WidenedShared, slot, key, first: int, number: int) -> list:
+def read_pieces(cfg, smem: Smem, slot, key, first: int, number: int) -> list:
     """Columns of a key as words of two fp16: so many pieces from number `first` on."""
     tile, words = cfg.tiles.ring_tile, []
     address = smem.kv_address + slot * cfg.tiles.kv_slot_bytes
@@ -33,7 +32,7 @@ def read_pieces(cfg, smem: WidenedShared, slot, key, first: int, number: int) ->
     return widened(words, cfg.kv_dtype)
 
 
-def widen_k(cfg, smem: WidenedShared, slot, key, k_address):
+def widen_k(cfg, smem: Smem, slot, key, k_address):
     """K of a key to its lane, as far as it is contracted."""
     pieces = cfg.tiles.qk_mma_shape[2] // COLUMNS
     for first in range(0, pieces, PIECES_OF_STORE):
@@ -59,7 +58,7 @@ def powers_of_two(number: int) -> list:
     return out
 
 
-def widen_v(cfg, smem: WidenedShared, slot, key, v_address):
+def widen_v(cfg, smem: Smem, slot, key, v_address):
     """V of a key to its line, with the padding of the depth, which is zeros."""
     tile = cfg.tiles.v_tile
     for piece in range(cfg.tiles.padded_ov_depth // COLUMNS):
@@ -74,7 +73,7 @@ def widen_v(cfg, smem: WidenedShared, slot, key, v_address):
 @cute.jit
 def key_tile(
     cfg: cutlass.Constexpr,
-    smem: WidenedShared,
+    smem: Smem,
     tmem: Int32,
     events: Events,
     kv: KVConsumerPipeline,
@@ -104,7 +103,7 @@ def key_tile(
 def run(
     cfg: cutlass.Constexpr,
     args: KernelArgs,
-    smem: WidenedShared,
+    smem: Smem,
     tmem: Int32,
     events: Events,
     kv: KVConsumerPipeline,

@@ -34,7 +34,6 @@ from ...roles.order import Loads
 from ...sync.kernel_args import KernelArgs
 from ..kernel import LatentCTA, SM100MLADecode
 from . import load, products, widen
-from .smem import RowsShared
 from .tiles import COLUMNS_OF_SCALE, SCALE_LINE_BYTES
 
 
@@ -56,9 +55,6 @@ class SM100MLAWiden(SM100MLADecode):
         k, rows = tma.kv_operand(self.cfg, mK, COLUMNS_OF_SCALE, is_v=True)
         k = replace(k, rest=tma.narrow_operand(self.cfg, mK, SCALE_LINE_BYTES))
         return k, rows, k, rows
-
-    def shared(self, base):
-        return RowsShared.of(self.cfg.smem, base, len(self.cfg.warps.softmax))
 
     @cute.jit
     def roles(self, args: KernelArgs, cta: LatentCTA, warp):

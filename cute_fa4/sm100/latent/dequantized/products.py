@@ -18,16 +18,15 @@ from cute_fa4.layouts.umma_descriptors import InstructionDescriptor
 from ...few_rows.barriers import S_BUFFERS
 from ...instructions import tensor_core, tensor_memory
 from ...operands.kv_buffer import mma_tile
-from ...sync.kernel_args import Events, KernelArgs
+from ...sync.kernel_args import Events, KernelArgs, Smem
 from ...sync.pipelines import KVConsumerPipeline, Slot
 from ...work.queue import NO_MORE, WorkQueue
 from ..products import multiply_kq, multiply_vp
 from .barriers import K_BUFFERS
-from .smem import RowsShared
 from .tiles import COLUMNS_OF_COLUMN
 
 
-def multiply_slab(cfg, smem: RowsShared, k_address, s_address, i: int):
+def multiply_slab(cfg, smem: Smem, k_address, s_address, i: int):
     """S^T (+)= K Q^T over the columns of slab i, which is in tensor memory."""
     m, n, _ = cfg.tiles.qk_mma_shape
     step, each = cfg.tiles.MMA_K, cfg.tiles.slab_columns // cfg.tiles.MMA_K
@@ -41,9 +40,7 @@ def multiply_slab(cfg, smem: RowsShared, k_address, s_address, i: int):
     tensor_core.mma_ts(s_address, k_address, q_start, steps, computes, q_high, accumulate=i > 0)
 
 
-def make_scores(
-    cfg, smem: RowsShared, tmem, events: Events, rope: KVConsumerPipeline, at: Slot, tile
-):
+def make_scores(cfg, smem: Smem, tmem, events: Events, rope: KVConsumerPipeline, at: Slot, tile):
     """S of a key tile, each part of the sum as its columns are there."""
     buffer = tile & (S_BUFFERS - 1)
     s_address = tmem + buffer * (cfg.tmem.s[1] - cfg.tmem.s[0])
@@ -63,7 +60,7 @@ def make_scores(
 
 def finish_tile(
     cfg,
-    smem: RowsShared,
+    smem: Smem,
     tmem,
     events: Events,
     rope: KVConsumerPipeline,
@@ -91,7 +88,7 @@ def finish_tile(
 def run(
     cfg: cutlass.Constexpr,
     args: KernelArgs,
-    smem: RowsShared,
+    smem: Smem,
     tmem: Int32,
     events: Events,
     rope: KVConsumerPipeline,

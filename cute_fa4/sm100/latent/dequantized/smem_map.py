@@ -21,10 +21,9 @@ rows      Q         slots        wide slabs   rope     P
 from dataclasses import dataclass, replace
 
 from ...blueprint.barriers import BarrierTable
-from ...blueprint.chip import MBARRIER_BYTES, SMEM_CAPACITY_BYTES, TMEM_ADDRESS_BYTES
+from ...blueprint.chip import MBARRIER_BYTES, SMEM_CAPACITY_BYTES, TMEM_ADDRESS_BYTES, WARP_SIZE
 from ...blueprint.entries import WORK_QUEUE_BYTES
 from ...blueprint.memory_maps import Region, SmemMap
-from ...few_rows.smem_map import F32_BYTES
 from .barriers import SLABS
 from .tiles import RowsTiles
 from .warp_roles import RowsWarpRoles
@@ -53,7 +52,7 @@ class RowsSmem(SmemMap):
 
 def smem_map(tiles: RowsTiles, warps: RowsWarpRoles, table: BarrierTable) -> RowsSmem:
     """The map of a kernel with this barrier table, whose ring has as many slots as the table."""
-    of_rows = warps.threads_of("softmax") * tiles.rows_per_lane * F32_BYTES
+    rows, in_warps = WARP_SIZE * tiles.rows_per_lane, len(warps.softmax)
     places = RowsSmem.of_sizes(
         q=tiles.q_tile_bytes,
         kv=table.kv_slots * tiles.kv_slot_bytes,
@@ -61,8 +60,8 @@ def smem_map(tiles: RowsTiles, warps: RowsWarpRoles, table: BarrierTable) -> Row
         rope=ROPE_SLOTS * tiles.rope_slot_bytes,
         p=0 if tiles.p_over_rope else tiles.p_tile.nbytes,
         scales=tiles.scale_bytes,
-        exchanged=2 * of_rows,
-        row_values=tiles.row_values * of_rows,
+        exchanged=(rows, in_warps, 2),
+        row_values=(rows, in_warps, tiles.row_values),
         work_queue=WORK_QUEUE_BYTES,
         mbarriers=MBARRIER_BYTES * table.total,
         tmem_address=TMEM_ADDRESS_BYTES,

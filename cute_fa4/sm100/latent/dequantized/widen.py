@@ -21,11 +21,10 @@ from ...instructions import tensor_memory
 from ...steps import row_math
 from ...steps.pieces import WORDS, load_piece, numbers_of, widened
 from ...steps.store import PIECE_BYTES, store_piece
-from ...sync.kernel_args import Events, KernelArgs
+from ...sync.kernel_args import Events, KernelArgs, Smem
 from ...sync.pipelines import KVConsumerPipeline, Slot
 from ...work.queue import NO_MORE, WorkQueue
 from .barriers import K_BUFFERS
-from .smem import RowsShared
 from .tiles import COLUMNS_OF_COLUMN, COLUMNS_OF_SCALE, SCALE_LINE_BYTES, WIDE_BYTES
 
 HALF = COLUMNS_OF_SCALE // 2  # of a slab, of one thread
@@ -34,13 +33,13 @@ WORDS_AT_ONCE = NUMBERS // 4
 NUMBERS_OF_PIECE = PIECE_BYTES // WIDE_BYTES
 
 
-def scales_of_key(smem: RowsShared, key) -> list:
+def scales_of_key(smem: Smem, key) -> list:
     """Of its slabs."""
     words = load_piece(smem.scales_address + key * SCALE_LINE_BYTES)
     return [word.bitcast(Float32) for word in words]
 
 
-def read_slab(cfg, smem: RowsShared, slot, key, half) -> list:
+def read_slab(cfg, smem: Smem, slot, key, half) -> list:
     """This thread's numbers of a slab, four a word. The swizzle keeps the second half 64 bytes from the first."""
     address, words = smem.kv_address + slot * cfg.tiles.kv_slot_bytes, []
     for column in range(0, HALF, PIECE_BYTES):
@@ -74,7 +73,7 @@ class Place:
 @cute.jit
 def key_tile(
     cfg: cutlass.Constexpr,
-    smem: RowsShared,
+    smem: Smem,
     tmem: Int32,
     events: Events,
     kv: KVConsumerPipeline,
@@ -114,7 +113,7 @@ def key_tile(
 def run(
     cfg: cutlass.Constexpr,
     args: KernelArgs,
-    smem: RowsShared,
+    smem: Smem,
     tmem: Int32,
     events: Events,
     kv: KVConsumerPipeline,

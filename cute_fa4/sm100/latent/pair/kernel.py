@@ -47,7 +47,6 @@ from . import load, products, softmax
 from .barriers import ROPE_SLOT
 from .load import LatentPairProducer, number_of_entries
 from .products import LatentPairConsumer
-from .smem import LatentPairShared
 from .tiles import CTAS
 
 
@@ -107,9 +106,6 @@ class SM100MLAPair(SM100Kernel):
     def o_operand(self, mO):
         """O is stored by the threads: the tensor itself."""
         return mO, Int32(0)
-
-    def shared(self, base):
-        return LatentPairShared.of(self.cfg.smem, base)
 
     def prologue(self, base, mbarriers) -> LatentPairCTA:
         cta, table = super().prologue(base, mbarriers), self.cfg.barriers

@@ -22,11 +22,10 @@ from ...operands.kv_buffer import SPAN_BYTES, Gathered, gather_chunks
 from ...pair.sync import PairProducer
 from ...steps.loads import rows_of_tile
 from ...steps.warps import LoadWarp, TileToLoad
-from ...sync.kernel_args import Events, KernelArgs
+from ...sync.kernel_args import Events, KernelArgs, Smem
 from ...sync.pipelines import Slot
 from ...work.tile import Work
 from ..tiles import LATENT_DEPTH
-from .smem import LatentPairShared
 from .tiles import CTAS, UNIT_COLUMNS, UNIT_KEYS
 
 KV_HEAD = 0  # the only one
@@ -62,7 +61,7 @@ def number_of_entries(cfg) -> int:
     return gathered_rows.pages_of_four(cfg.page_size) if cfg.tiles.gathers_rows else 1
 
 
-def load_q(cfg, args: KernelArgs, smem: LatentPairShared, events: Events, work: Work):
+def load_q(cfg, args: KernelArgs, smem: Smem, events: Events, work: Work):
     """This CTA's 64 of the 128 rows: half of the heads, or half of the positions."""
     tiles, dtype, rank = cfg.tiles, DTYPES[cfg.qkv_dtype].cutlass, cute.arch.block_idx_in_cluster()
     mbarrier = events.q_full.arrive_and_expect(0, tiles.q_tile_bytes)

@@ -20,12 +20,11 @@ from cute_fa4.layouts.umma_descriptors import InstructionDescriptor
 from ...instructions import tensor_core, tensor_memory
 from ...operands.kv_buffer import mma_tile
 from ...pair.sync import PairConsumer, is_leader
-from ...sync.kernel_args import Events, KernelArgs
+from ...sync.kernel_args import Events, KernelArgs, Smem
 from ...sync.pipelines import Slot
 from ...work.queue import NO_MORE, WorkQueue
 from ..tiles import LATENT_DEPTH
 from .schedule import S_BUFFERS
-from .smem import LatentPairShared
 from .tiles import CTAS, UNIT_COLUMNS
 
 
@@ -48,7 +47,7 @@ class LatentPairConsumer:
         return UsePosition(self.units.first().slot, self.rope.first().slot)
 
 
-def multiply_qk(cfg, smem: LatentPairShared, k: OperandTile, address, s_address, first: int):
+def multiply_qk(cfg, smem: Smem, k: OperandTile, address, s_address, first: int):
     """S (+)= Q K^T over the columns of the tile k at a shared address, of which `first` is the first."""
     m, n, depth = cfg.tiles.qk_mma_shape
     step, columns = cfg.tiles.MMA_K, min(k.cols, depth - first)
@@ -61,7 +60,7 @@ def multiply_qk(cfg, smem: LatentPairShared, k: OperandTile, address, s_address,
     )
 
 
-def multiply_pv(cfg, smem: LatentPairShared, address, part: int, o_address, accumulate):
+def multiply_pv(cfg, smem: Smem, address, part: int, o_address, accumulate):
     """O_h (+)= P V over part `part` of the keys of a tile, whose V is at a shared address."""
     m, n, keys = cfg.tiles.pv_mma_shape
     v, step = cfg.tiles.v_tile, cfg.tiles.MMA_K
@@ -75,7 +74,7 @@ def multiply_pv(cfg, smem: LatentPairShared, address, part: int, o_address, accu
     tensor_core.mma_ss(o_address, p_start, v_start, steps, computes, p_high, v_high, accumulate)
 
 
-def address_of(cfg, smem: LatentPairShared, unit: Slot):
+def address_of(cfg, smem: Smem, unit: Slot):
     return smem.kv_address + unit.index * cfg.tiles.kv_slot_bytes
 
 
@@ -124,7 +123,7 @@ def finish_tile(
 def issue(
     cfg: cutlass.Constexpr,
     args: KernelArgs,
-    smem: LatentPairShared,
+    smem: Smem,
     tmem: Int32,
     events: Events,
     kv: LatentPairConsumer,
@@ -155,7 +154,7 @@ def issue(
 def run(
     cfg: cutlass.Constexpr,
     args: KernelArgs,
-    smem: LatentPairShared,
+    smem: Smem,
     tmem: Int32,
     events: Events,
     kv: LatentPairConsumer,

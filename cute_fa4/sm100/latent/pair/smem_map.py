@@ -20,7 +20,6 @@ from ...blueprint.barriers import BarrierTable
 from ...blueprint.chip import MBARRIER_BYTES, SMEM_CAPACITY_BYTES, TMEM_ADDRESS_BYTES
 from ...blueprint.entries import WORK_QUEUE_BYTES
 from ...blueprint.memory_maps import Region, SmemMap
-from ...few_rows.smem_map import F32_BYTES
 from ...few_rows.warp_roles import SwappedWarpRoles
 from .barriers import ROPE_SLOT
 from .tiles import LatentPairTiles
@@ -50,7 +49,7 @@ def smem_map(
         kv=table.kv_slots * tiles.kv_slot_bytes,
         rope=table.numbers[ROPE_SLOT] * tiles.rope_slot_bytes,
         p=tiles.p_tile.nbytes,
-        exchanged=2 * warps.threads_of("softmax") * F32_BYTES,
+        exchanged=(warps.threads_of("softmax"), 2),
         work_queue=WORK_QUEUE_BYTES,
         mbarriers=MBARRIER_BYTES * table.total,
         tmem_address=TMEM_ADDRESS_BYTES,

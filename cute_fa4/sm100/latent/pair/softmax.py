@@ -33,14 +33,13 @@ from ...steps import row_math, visibility
 from ...steps.row_math import RowState
 from ...steps.scores import RowContext, first_state, log2_scale, row_context, whole_tiles
 from ...steps.store import PIECE_BYTES, store_piece
-from ...sync.kernel_args import Events, KernelArgs
+from ...sync.kernel_args import Events, KernelArgs, Smem
 from ...work import scales
 from ...work.blocks import rank_in_cluster
 from ...work.queue import NO_MORE, WorkQueue
 from ...work.tile import Work
 from . import store
 from .schedule import S_BUFFERS
-from .smem import LatentPairShared
 from .tiles import CTAS
 
 BATCH = 32  # columns of O that are in registers at a time
@@ -71,7 +70,7 @@ class Place:
         return Place(thread, row, rank_in_cluster() * rows + row, number % CTAS, number // CTAS)
 
 
-def exchange(cfg, smem: LatentPairShared, place: Place, number, value) -> list:
+def exchange(cfg, smem: Smem, place: Place, number, value) -> list:
     """The values of all threads of this row, in one order. number: of exchanges before.
 
     There are two buffers, so that the barrier of one exchange is what frees the one before.
@@ -82,7 +81,7 @@ def exchange(cfg, smem: LatentPairShared, place: Place, number, value) -> list:
     return [smem.exchanged[(place.row + i * rows, number & 1)] for i in range(sharing)]
 
 
-def write_p(cfg, smem: LatentPairShared, place: Place, words: list):
+def write_p(cfg, smem: Smem, place: Place, words: list):
     """This thread's quarter of a row of P."""
     tile = cfg.tiles.p_tile
     span, half_bytes = tile.swizzle.span_bytes, cfg.tiles.bytes_of(cfg.tiles.s_columns)
@@ -230,7 +229,7 @@ def key_tiles(
 def run(
     cfg: cutlass.Constexpr,
     args: KernelArgs,
-    smem: LatentPairShared,
+    smem: Smem,
     tmem: Int32,
     events: Events,
     queue: WorkQueue,

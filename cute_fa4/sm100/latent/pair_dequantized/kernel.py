@@ -39,7 +39,6 @@ from ..pair.kernel import LatentPairCTA, SM100MLAPair
 from ..pair.tiles import CTAS
 from . import load, widen
 from .barriers import STORED_SLOT
-from .smem import RowsPairShared
 from .widen import Widener
 
 
@@ -91,9 +90,6 @@ class SM100MLAWidenPair(SM100MLAPair):
         return KVOperand(
             make_operand(view, dtype, tiles.k_box_rows, COLUMNS_OF_SCALE, cta_group=CTAS)
         )
-
-    def shared(self, base):
-        return RowsPairShared.of(self.cfg.smem, base)
 
     def prologue(self, base, mbarriers) -> RowsPairCTA:
         cta, cfg = super().prologue(base, mbarriers), self.cfg

@@ -19,12 +19,11 @@ from cute_fa4.tma import copies
 
 from ...operands.kv_buffer import SPAN_BYTES, Gathered, gather_chunks
 from ...operands.tma import KVOperand
-from ...sync.kernel_args import KernelArgs
+from ...sync.kernel_args import KernelArgs, Smem
 from ...sync.pipelines import Slot
 from ..dequantized.tiles import ROPE_AT, SCALE_LINE_BYTES, SCALES_AT
 from ..pair.load import KV_HEAD, LatentPairProducer, LoadPosition, rows_of_unit
 from ..pair.tiles import CTAS, UNIT_COLUMNS, UNIT_KEYS
-from .smem import RowsPairShared
 from .warp_roles import WIDEN_GROUPS
 
 
@@ -46,9 +45,7 @@ def load_bytes(
         )
 
 
-def load_unit(
-    cfg, args: KernelArgs, smem: RowsPairShared, kv, rows, block, slot: Slot, scales: bool
-) -> Slot:
+def load_unit(cfg, args: KernelArgs, smem: Smem, kv, rows, block, slot: Slot, scales: bool) -> Slot:
     """128 columns of 64 keys, number `block` of four; scales: those of these keys, too."""
     kv.units.acquire(slot)
     mbarrier = kv.units.get_k(slot, 0) if scales else kv.units.get_v(slot)

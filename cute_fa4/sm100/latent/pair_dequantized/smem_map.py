@@ -18,7 +18,6 @@ from ...blueprint.barriers import BarrierTable
 from ...blueprint.chip import MBARRIER_BYTES, TMEM_ADDRESS_BYTES
 from ...blueprint.entries import WORK_QUEUE_BYTES
 from ...blueprint.memory_maps import Region, SmemMap
-from ...few_rows.smem_map import F32_BYTES
 from ..barriers import ROPE_SLOT
 from .barriers import STORED_SLOT
 from .tiles import RowsPairTiles
@@ -49,7 +48,7 @@ def smem_map(tiles: RowsPairTiles, warps: RowsPairWarpRoles, table: BarrierTable
         stored=table.numbers[STORED_SLOT] * tiles.stored_bytes,
         rope=table.numbers[ROPE_SLOT] * tiles.rope_slot_bytes,
         p=tiles.p_tile.nbytes,
-        exchanged=2 * warps.threads_of("softmax") * F32_BYTES,
+        exchanged=(warps.threads_of("softmax"), 2),
         work_queue=WORK_QUEUE_BYTES,
         mbarriers=MBARRIER_BYTES * table.total,
         tmem_address=TMEM_ADDRESS_BYTES,

@@ -26,13 +26,12 @@ from ...pair.sync import PairProducer, arrive_at_leader
 from ...steps import row_math
 from ...steps.pieces import WORDS, load_piece, numbers_of, widened
 from ...steps.store import PIECE_BYTES, store_piece
-from ...sync.kernel_args import KernelArgs
+from ...sync.kernel_args import KernelArgs, Smem
 from ...sync.pipelines import KVConsumerPipeline, Slot
 from ...work.blocks import rank_in_cluster
 from ...work.queue import NO_MORE, WorkQueue
 from ..dequantized.tiles import SCALE_LINE_BYTES, WIDE_BYTES
 from ..pair.tiles import UNIT_COLUMNS, UNIT_KEYS
-from .smem import RowsPairShared
 from .warp_roles import WIDEN_GROUPS
 
 HALF = UNIT_COLUMNS // 2  # of a unit's columns, of one thread
@@ -124,9 +123,7 @@ def write_unit(cfg, address, place: Place, words: list, scale: Float32):
             store_piece(chunk + tile.offset(place.key, column), four)
 
 
-def two_units(
-    cfg, smem: RowsPairShared, rings: Widener, at: Position, place: Place, second
-) -> Position:
+def two_units(cfg, smem: Smem, rings: Widener, at: Position, place: Place, second) -> Position:
     """This warpgroup's two of four units, which have the same keys. second: their columns are those of odd blocks."""
     scales: list = []
     for i in range(UNITS // WIDEN_GROUPS):
@@ -150,7 +147,7 @@ def two_units(
 def run(
     cfg: cutlass.Constexpr,
     args: KernelArgs,
-    smem: RowsPairShared,
+    smem: Smem,
     rings: Widener,
     queue: WorkQueue,
 ):

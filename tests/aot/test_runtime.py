@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -124,14 +125,27 @@ class Environment:
         return self.run("-m", "pip", "install", "--quiet", *options, *arguments, status=status)
 
 
+def test_the_source_distribution_holds_files_and_no_links(tmp_path):
+    """A link to the LICENSE of the repository would lead out of the archive: pip and build refuse to unpack it."""
+    pytest.importorskip("hatchling", reason="builds the distributions: pip install -e '.[test]'")
+    assert (RUNTIME / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+    with tarfile.open(sdist_of_runtime(tmp_path)) as archive:
+        assert [member.name for member in archive if not member.isfile()] == []
+
+
+def sdist_of_runtime(folder) -> Path:
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(folder)]
+    subprocess.run(command, cwd=RUNTIME, check=True, capture_output=True)
+    [archive] = folder.glob("*.tar.gz")
+    return archive
+
+
 @pytest.fixture(scope="module")
 def wheels(exported, tmp_path_factory):
     """Folder with the wheels of both distributions and of the kernels; that of the run-time by way of its sdist."""
     pytest.importorskip("hatchling", reason="builds the distributions: pip install -e '.[test]'")
     folder = tmp_path_factory.mktemp("wheels")
-    sdist = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(folder)]
-    subprocess.run(sdist, cwd=RUNTIME, check=True, capture_output=True)
-    [archive] = folder.glob("*.tar.gz")
+    archive = sdist_of_runtime(folder)
     build = [
         sys.executable,
         "-m",

@@ -27,6 +27,7 @@ entry.py has every field. catalogues/serving.toml ships with the package; its na
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from cute_fa4.aot import entry as entries
@@ -86,9 +87,9 @@ def _path(path) -> Path:
 
 
 def _parse(path: Path) -> dict:
-    try:
+    if sys.version_info >= (3, 11):
         import tomllib
-    except ModuleNotFoundError:  # Python 3.10
+    else:
         try:
             import tomli as tomllib
         except ModuleNotFoundError:

@@ -10,6 +10,7 @@ asked for, so that data of another version is noticed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
 
 from cute_fa4.scales import Scales
@@ -24,7 +25,7 @@ from cute_fa4.sm100.traced.trace import Traced
 CONFIG_CLASSES = {
     cls.__name__: cls for cls in (FA4Config, AppendConfig, CombineConfig, BackwardConfig)
 }
-_PARTS = {**bands.KINDS, **SCHEDULES}
+_PARTS: dict[str, type] = {**bands.KINDS, **SCHEDULES}
 _WARP_ROLES = {
     type(cls().warps) for cls in SCHEDULES.values() if "warps" in cls.__dataclass_fields__
 }
@@ -143,4 +144,5 @@ def _one_score_mod(call, where: str) -> ScoreMod:
             f"{where}: score function {call!r}; accepted: [name, number] with a name of "
             f"{', '.join(PACKAGED)}, or [{TRACED!r}, what it computes]"
         )
-    return PACKAGED[call[0]](call[1])
+    make: Callable = PACKAGED[call[0]]
+    return make(call[1])

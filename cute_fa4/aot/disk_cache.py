@@ -40,7 +40,7 @@ from cute_fa4.system import cache_directory, environment
 try:
     import fcntl
 except ImportError:  # not a POSIX system: no lock between processes, so no cache either
-    fcntl = None
+    fcntl = None  # type: ignore[assignment]  # what uses it asks whether it is None
 
 LOG = logging.getLogger("cute_fa4")
 SWITCH, LIMIT = "CUTE_FA4_CACHE", "CUTE_FA4_CACHE_BYTES"

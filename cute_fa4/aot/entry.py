@@ -211,7 +211,7 @@ def _aux(name: str, value) -> tuple:
     return tuple(tuple(pair) for pair in value)
 
 
-_CALLS = {
+_CALLS: dict[str, tuple[dict, type]] = {
     "mask": (masks.KINDS, masks.Mask),
     "score_mod": (_FUNCTIONS, score_mods.ScoreMod),
     "mask_mod": (_FUNCTIONS, score_mods.ScoreMod),
@@ -258,8 +258,7 @@ def entry_of(config) -> tuple[str, dict]:
         said = {"dtype": config.dtype, "head_dim": config.depth}
         return "backward", said | _changes(config, plain)
     said = {"qkv_dtype": config.qkv_dtype, "head_dim": config.qk_depth}
-    plain = FA4Config(qkv_dtype=config.qkv_dtype, qk_depth=config.qk_depth)
-    problem = _changes(config, plain)
+    problem = _changes(config, FA4Config(qkv_dtype=config.qkv_dtype, qk_depth=config.qk_depth))
     problem["family"] = config.schedule.family
     if problem.get("mask") == "Causal()":
         problem = {"causal": True} | {k: v for k, v in problem.items() if k != "mask"}

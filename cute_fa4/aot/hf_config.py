@@ -137,7 +137,7 @@ def _windows(said: dict) -> tuple[tuple, int | None]:
         if chunk:
             types |= {"chunked_attention", "full_attention"}
     window = [[size - 1, 0]] if size and "sliding_attention" in types else []
-    full = [[]] if "full_attention" in types or not window else []
+    full: list[list] = [[]] if "full_attention" in types or not window else []
     return (*full, *window), chunk if "chunked_attention" in types else None
 
 
@@ -158,9 +158,9 @@ def _latent(path, said: dict, heads: int, shared: dict, page_size: int, kv_dtype
         rows = {"calls": ("latent_rows",), "page_sizes": (1,), "causal": False}
         found = [shared | dict(head_dim=LATENT + ROTARY, heads_q=heads, heads_kv=1) | rows]
     prefill = shared | dict(
-        head_dim=_number(path, said, "qk_nope_head_dim") + rotary, head_dim_v=_number(path, said, "v_head_dim"),
+        head_dim=_number(path, said, "qk_nope_head_dim") + ROTARY, head_dim_v=_number(path, said, "v_head_dim"),
         heads_q=heads, heads_kv=heads,
-        calls=("packed",), rope_depth=rotary, rope_page_sizes=(page_size,), return_lse=(False, True), splits=False,
+        calls=("packed",), rope_depth=ROTARY, rope_page_sizes=(page_size,), return_lse=(False, True), splits=False,
     )  # fmt: skip
     chunks = prefill | dict(causal=False, rope_page_sizes=(), return_lse=(True,))
     return [*found, prefill, chunks]

@@ -21,7 +21,8 @@ _FLAGS = ("-O2", "-fPIC", "-std=gnu11", "-Wall", "-Werror")
 
 def link(host_object: Path, output: Path, arch: str, *, plain_c: bool = False) -> Path:
     """Link one host object. Raises EmulatorError when there is no C compiler or it fails."""
-    inputs, flags = [host_object, _own_object("cuda_runtime", capability_flags(arch))], ()
+    inputs = [host_object, _own_object("cuda_runtime", capability_flags(arch))]
+    flags: tuple[str, ...] = ()
     if plain_c:
         inputs.append(_own_object("plain_c", ()))
         # A program may link several kernels: each has these under a name of its own.

@@ -185,6 +185,7 @@ def _labels(config):
 
 def _address(library: ctypes.CDLL, symbol: str) -> int:
     try:
-        return ctypes.cast(getattr(library, symbol), ctypes.c_void_p).value
+        function = getattr(library, symbol)
     except AttributeError:
         raise LoadError(f"the library has no {symbol}; export again") from None
+    return ctypes.cast(function, ctypes.c_void_p).value or 0

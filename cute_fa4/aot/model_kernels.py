@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cute_fa4.sm100.choose.which_kernel import Kernel
+
 
 def kernels_of_model(
     problem: dict, dtypes, q_quantize: str | None = None
-) -> list[tuple[dict, object]]:
+) -> list[tuple[dict, Kernel]]:
     """-> (a problem, a kernel that calls ask for, which_kernel.Kernel). dtypes: model_dtypes.Dtypes.
 
     problem: of a configuration, which has no lengths. Of queries of 16 bits over a cache of 8 there are two: those that
@@ -19,7 +24,7 @@ def kernels_of_model(
     found = kernels(as_it_is, stays=q_quantize != "auto")
     of_keys = dtypes.descales.of_keys
     if q_quantize is None and (of_keys or not lengths_differ(problem)):
-        found = dict.fromkeys((*kernels(as_it_is), *found))
+        found = tuple(dict.fromkeys((*kernels(as_it_is), *found)))
     return [(as_it_is if kernel.family in widening else quantised, kernel) for kernel in found]
 
 

@@ -65,7 +65,7 @@ def latent(
             f"calls: {call!r} with head_dim {shared['head_dim']}, heads_kv {heads_kv}; accepted: head_dim {depth}, a "
             "row of the latent cache, and heads_kv 1"
         )
-    latent = {"head_dim_v": depth_v, "latent": True}
+    latent: dict[str, object] = {"head_dim_v": depth_v, "latent": True}
     latent |= {"kv_layout": "paged", "seqused_k": True, "write_lse": True}
     latent |= STORED if of_rows else {}
     found = []

@@ -106,7 +106,7 @@ def configs_for_model(
     shared |= {"arch": arch}
 
     ropes = ropes_of(index(rope_depth), rope_page_sizes, rope_dtype, scale_dtype)
-    layouts = layouts_of([call for call in calls if call in CALLS], page_sizes, ropes)
+    layouts = layouts_of(tuple(call for call in calls if call in CALLS), page_sizes, ropes)
     found = model_launches.backward(shared, masks, return_lse, calls) if training else []
     writes_lse = dict.fromkeys((*return_lse, *[True] * training))
     for mask, lse, layout in itertools.product(masks, writes_lse, layouts):

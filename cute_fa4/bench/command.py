@@ -77,7 +77,7 @@ def problems(options) -> list:
     from cute_fa4.bench.problems import Problem
 
     lengths = options.seqlen or (DECODE_LENGTHS if options.decode else PREFILL_LENGTHS)
-    causal = (options.causal,)
+    causal: tuple[bool, ...] = (options.causal,)
     if options.causal is None:
         causal = (True,) if options.decode or options.window is not None else (False, True)
     found = []
@@ -110,6 +110,7 @@ def refusal() -> str | None:
 
     from cute_fa4.system.devices import refusal_of_compute_capability
 
+    why: str | None
     if not torch.cuda.is_available():
         why = f"torch {torch.__version__} finds no CUDA device"
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from cute_fa4.bench.backends import Backend, Unsupported
 from cute_fa4.bench.problems import Problem, make_inputs
@@ -38,7 +39,7 @@ class Result:
     @property
     def seconds(self) -> float | None:
         """Median over the launches."""
-        if self.status != "ok":
+        if self.measurement is None or self.status != "ok":
             return None
         return statistics.median(self.measurement.seconds)
 
@@ -58,13 +59,13 @@ def run(
     machine: Machine,
     *,
     repeats: int = REPEATS,
-    finished: Callable[[Result], None] = lambda result: None,
+    finished: Callable[[Result], object] = lambda result: None,
 ) -> list[Result]:
     """Every backend on every problem; finished(result) is called after each."""
     results = []
     for problem in problems:
         inputs = make_inputs(problem, machine.device)
-        options = {"causal": problem.causal, "window_size": problem.window_size}
+        options: dict[str, Any] = {"causal": problem.causal, "window_size": problem.window_size}
         exact, _ = attention_float64(inputs.q, inputs.k, inputs.v, **options)
         allowed = allowed_error(inputs.q, inputs.k, inputs.v, **options).out
         for name, backend in backends.items():

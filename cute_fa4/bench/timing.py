@@ -151,6 +151,7 @@ class _SmiReading:
     FIELDS = ("clocks.sm", "power.draw")
 
     def __init__(self, uuid: str):
+        self._process: subprocess.Popen | None = None
         try:
             self._process = subprocess.Popen(
                 _smi(uuid, self.FIELDS),
@@ -159,13 +160,13 @@ class _SmiReading:
                 text=True,
             )
         except OSError:
-            self._process = None
+            pass  # no nvidia-smi
 
     def done(self) -> bool:
         return self._process is None or self._process.poll() is not None
 
     def value(self) -> dict | None:
-        if self._process is None or self._process.returncode:
+        if self._process is None or self._process.stdout is None or self._process.returncode:
             return None
         told = _fields(self._process.stdout.read(), self.FIELDS)
         return {"sm_mhz": _number(told["clocks.sm"]), "power_w": _number(told["power.draw"])}

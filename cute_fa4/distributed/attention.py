@@ -86,8 +86,8 @@ def context_parallel_attention(
         cap = float(softcap or 0.0)
         chosen = backend_of(backend)
         chosen.check(q, k, v, cap)
-        rows = (x.shape[1 if x.dim() == 4 else 0] for x in (q, k))
-        problem = Problem(ranks.size, *rows, order, band_of(options), documents)
+        q_rows, k_rows = (x.shape[1 if x.dim() == 4 else 0] for x in (q, k))
+        problem = Problem(ranks.size, q_rows, k_rows, order, band_of(options), documents)
         asked["work"] = Work(
             ranks, problem, chosen, options.softmax_scale, cap, options.sink, index(stages)
         )
@@ -172,9 +172,11 @@ def band_of(options: Options) -> Band:
         return Band()
     if isinstance(mask, masks.Causal):
         return Band(None, 0)
-    sizes = iter(sizes)
-    left = next(sizes) if mask.left else None
-    return Band(left, next(sizes) if mask.right else None)
+    if not isinstance(mask, masks.Window):
+        raise TypeError(f"{mask!r}: neither causal nor a window")
+    bounds = iter(sizes)
+    left = next(bounds) if mask.left else None
+    return Band(left, next(bounds) if mask.right else None)
 
 
 def _words(q, k, v, work: Work, layout: str, backend) -> dict:

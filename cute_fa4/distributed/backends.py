@@ -261,10 +261,10 @@ def _rows_of_queries(q, cache) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _flash_attention(q, k, v, call: Call, scale) -> tuple:
-    packed, longest = (None, None), (q.shape[1], k.shape[1])
+    packed: tuple = (None, None, q.shape[1], k.shape[1])
     if call.ends is not None:
         cu_seqlens_q, cu_seqlens_k, longest_q = offsets(call, q.device)
-        packed, longest = (cu_seqlens_q, cu_seqlens_k), (longest_q, call.k_rows)
+        packed = (cu_seqlens_q, cu_seqlens_k, longest_q, call.k_rows)
     left, right = call.band.left, call.band.right
     windows = {}
     if not call.is_causal and (left is not None or right is not None):
@@ -274,14 +274,14 @@ def _flash_attention(q, k, v, call: Call, scale) -> tuple:
         }
     q, k, v = (x.contiguous() for x in (q, k, v))
     out, lse, *_ = aten._flash_attention_forward(
-        q, k, v, *packed, *longest, 0.0, call.is_causal, False, scale=scale, **windows
+        q, k, v, *packed, 0.0, call.is_causal, False, scale=scale, **windows
     )
     return out.float(), lse
 
 
 def offsets(call: Call, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, int]:
     """cu_seqlens of queries and keys, and the longest document of queries."""
-    q_ends, k_ends = zip(*call.ends, strict=True)
+    q_ends, k_ends = zip(*(call.ends or ()), strict=True)
     longest = max(end - begin for begin, end in zip((0, *q_ends), q_ends, strict=False))
     both = torch.tensor([(0, *q_ends), (0, *k_ends)], dtype=torch.int32)
     if device.type == "cuda":

@@ -25,6 +25,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import index
+from typing import Any
 
 import torch
 
@@ -129,7 +130,7 @@ def decode_attention(
     ranks = ranks_of(group)
     if autocast.is_any_enabled():
         (q,) = autocast.cast(q)
-    asked = {}
+    asked: dict[str, Any] = {}
 
     def checked() -> dict:
         given = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "cache_seqlens": cache_seqlens}
@@ -164,7 +165,7 @@ def decode_attention(
 @dataclass(frozen=True)
 class _Run:
     ranks: Ranks
-    backend: object
+    backend: Any  # a class of backends.py
     options: Options
     softcap: float
     heads: str
@@ -187,7 +188,7 @@ class _Run:
             lse = lse.unflatten(-2, (size, heads)).movedim(-3, 0)
         return self.merged(q, self.exchanged(out, lse))
 
-    def exchanged(self, out, lse) -> torch.Tensor:
+    def exchanged(self, out, lse) -> _Rows:
         """Rows of partial results, (ranks [+ 1 for the sink], rows ..., heads, bytes), of this rank's heads."""
         rows = _Rows.empty((), out.shape[:-1], out.shape[-1], self.wire, out.device)
         rows.out.copy_(out)

@@ -115,7 +115,7 @@ def calls_between(
     for q in queries:
         for k in keys:
             found += _grouped(
-                [c for document in _documents(q, k, documents) for c in _one(*document, band)]
+                [c for of_q, of_k in _documents(q, k, documents) for c in _one(of_q, of_k, band)]
             )
     return _joined(found)
 

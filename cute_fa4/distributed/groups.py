@@ -123,8 +123,8 @@ def _exchanged(ranks: Ranks, words: str, device: torch.device) -> list[dict]:
     device = torch.device("cpu") if _takes_cpu_tensors(ranks.group) else device
     data = words.encode()
     if len(data) > WORDS_BYTES:  # only a refusal is that long
-        data = json.dumps({"refused": json.loads(words).get("refused", words)[: WORDS_BYTES // 4]})
-        data = data.encode()
+        refused = json.loads(words).get("refused", words)[: WORDS_BYTES // 4]
+        data = json.dumps({"refused": refused}).encode()
     mine = torch.frombuffer(bytearray(data.ljust(WORDS_BYTES)), dtype=torch.uint8).to(device)
     every = torch.empty(ranks.size * WORDS_BYTES, dtype=torch.uint8, device=device)
     with ranks.sending("the words of the ranks"):

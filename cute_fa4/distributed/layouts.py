@@ -121,7 +121,9 @@ def all_to_all(work: Work, q, k, v) -> tuple[torch.Tensor, torch.Tensor]:
     size = ranks.size
     q, k, v = (_of_ranks(x, size) for x in (q, k, v))
     groups = _head_groups(k.shape[-2], work.stages)
-    calls, returning, lses = whole_calls(problem), [], []
+    calls = whole_calls(problem)
+    returning: list = []
+    lses: list = []
     waiting = _scattering(ranks, q, k, v, groups[0])
     for number, heads in enumerate(groups):
         every_q, every_kv = (_whole(x(), problem.order) for x in waiting)

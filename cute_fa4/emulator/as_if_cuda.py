@@ -53,7 +53,7 @@ def _is_cuda(device):
     return device is not None and str(device).startswith("cuda") or type(device) is int
 
 
-_IS_CUDA = torch.Tensor.is_cuda.__get__
+_IS_CUDA = vars(torch._C.TensorBase)["is_cuda"].__get__
 
 
 class _OnTheCPU(TorchFunctionMode):

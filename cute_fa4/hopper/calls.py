@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -49,8 +50,8 @@ class Sequence(NamedTuple):
     q: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor
-    at_out: object
-    at_lse: object
+    at_out: Any
+    at_lse: Any
 
 
 @dataclass
@@ -74,12 +75,11 @@ def call(variant: Variant, problem: Problem, device: str, seed: int = 0, place=N
     place  (tensor, at_the_end) -> a copy of the tensor (guarded.Guard.place): Q and K at the beginning of their
            memory, V at its end; the reverse for an odd seed
     """
-    make = dict(dense=_dense, lengths=_dense, packed=_packed, pages=_paged, latent=_latent)
-    make = make[variant.keys]
+    makers = dict(dense=_dense, lengths=_dense, packed=_packed, pages=_paged, latent=_latent)
     torch.manual_seed(seed)
     place = place or (lambda tensor, at_the_end: tensor)
     sides = [bool(seed % 2), bool(seed % 2), not seed % 2]
-    made = make(variant, problem, device, lambda *qkv: list(map(place, qkv, sides)))
+    made = makers[variant.keys](variant, problem, device, lambda *qkv: list(map(place, qkv, sides)))
     if not variant.lse:
         made = replace(made, launch=lambda launch=made.launch: (launch(), None))
     of_8_bits = row_of_torch(variant.dtype_of("k")).is_quantized
@@ -103,7 +103,9 @@ def _in_pairs(launch, word: str):
 
 
 def _options(variant: Variant, problem: Problem, device: str) -> dict:
-    options = dict(causal=variant.causal and not variant.chunk, return_lse=variant.lse)
+    options: dict[str, Any] = dict(
+        causal=variant.causal and not variant.chunk, return_lse=variant.lse
+    )
     options["pack_gqa"] = variant.pack_gqa
     options |= dict(num_splits=variant.num_splits, tokens_per_split=variant.tokens_per_split)
     if variant.window:
@@ -143,10 +145,10 @@ def _dense(variant: Variant, problem: Problem, device: str, place) -> Call:
         function = flash_attn_with_kvcache if variant.keys == "lengths" else flash_attn_func
         return function(given, nope, v, out=out, **options)
 
-    sequences = [
-        Sequence(meant["q"][i], *(_meant(options, of, i, meant[of][i, :n]) for of in "kv"), i, i)
-        for i, n in enumerate(lengths)
-    ]
+    sequences = []
+    for i, n in enumerate(lengths):
+        own_k, own_v = (_meant(options, of, i, meant[of][i, :n]) for of in "kv")
+        sequences.append(Sequence(meant["q"][i], own_k, own_v, i, i))
     return Call(variant, problem, launch, sequences, NO_ROWS, options.get("learnable_sink"))
 
 
@@ -167,8 +169,9 @@ def _ragged_call(variant, problem, device, place, k, v, each_k, each_v, options)
 
     sequences = []
     for i, rows in enumerate(map(slice, starts, starts[1:])):
-        meant = (_meant(options, of, i, each[i]) for of, each in (("k", each_k), ("v", each_v)))
-        sequences.append(Sequence(meant_q[rows], *meant, rows, (slice(None), rows)))
+        own_k = _meant(options, "k", i, each_k[i])
+        own_v = _meant(options, "v", i, each_v[i])
+        sequences.append(Sequence(meant_q[rows], own_k, own_v, rows, (slice(None), rows)))
     spare = slice(starts[-1], None)
     return Call(variant, problem, launch, sequences, spare, options.get("learnable_sink"))
 
@@ -188,7 +191,8 @@ def _packed(variant: Variant, problem: Problem, device: str, place) -> Call:
 
 def _paged(variant: Variant, problem: Problem, device: str, place) -> Call:
     order, table = draw.pages(variant, problem, device)
-    pools, each = zip(*(draw.pool(variant, problem, device, order, of) for of in "kv"), strict=True)
+    (k, each_k), (v, each_v) = (draw.pool(variant, problem, device, order, of) for of in "kv")
+    each = [each_k, each_v]
     options = dict(page_table=table, seqused_k=draw.int32(problem.keys, device))
     if variant.of_tokens:
         scaled = [[draw.of_tokens(rows) for rows in own] for own in each]
@@ -204,7 +208,8 @@ def _paged(variant: Variant, problem: Problem, device: str, place) -> Call:
         options["k_descale"] = stored.view(E8M0.torch)
     if variant.heads_first:
         options["kv_layout"] = "HND"
-    return _ragged_call(variant, problem, device, place, *pools, *each, options)
+    each_k, each_v = each
+    return _ragged_call(variant, problem, device, place, k, v, each_k, each_v, options)
 
 
 def _latent(variant: Variant, problem: Problem, device: str, place) -> Call:
@@ -323,7 +328,7 @@ def configurations(variants, amount: str, further: Iterable[Callable[[], object]
             warnings.simplefilter("ignore", EmulatorWarning)
             for variant in variants:
                 for problem in problems(variant, amount):
-                    chip.launch(lambda v=variant, p=problem: call(v, p, "cpu"))
+                    chip.launch(functools.partial(call, variant, problem, "cpu"))
             for launch in further:
                 launch()
     finally:

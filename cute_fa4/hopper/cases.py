@@ -183,7 +183,7 @@ UNEVEN_DECODE = (
 
 def problems(variant: Variant, amount: str) -> tuple[Problem, ...]:
     """The problems of a variant; amount: "quick" (a few small ones), "most", or "all" (with long sequences)."""
-    uneven = UNEVEN if variant.keys in ("packed", "pages") else ()
+    uneven: tuple[Problem, ...] = UNEVEN if variant.keys in ("packed", "pages") else ()
     if variant.decode:
         uneven = UNEVEN_DECODE if uneven else ()
         if variant.keys == "latent":  # as many queries for each sequence
@@ -226,6 +226,6 @@ def _random(variant: Variant, number: int = 12) -> tuple[Problem, ...]:
             found.append(dense(dice.randint(1, 6), rows, dice.randint(1, 1300)))
         else:
             batch = dice.randint(1, 12)
-            rows, keys = (tuple(dice.randint(0, n) for _ in range(batch)) for n in (most, 900))
-            found.append(Problem(rows, keys))
+            queries, keys = (tuple(dice.randint(0, n) for _ in range(batch)) for n in (most, 900))
+            found.append(Problem(queries, keys))
     return tuple(found)

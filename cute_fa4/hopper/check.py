@@ -69,11 +69,11 @@ def check(call: Call, stand_in: Callable) -> Row:
     variant, problem = call.variant, call.problem
     row = Row(asdict(variant), variant.title, problem.title, asdict(problem))
     begin = time.perf_counter()
-    first = call.launch()
+    out, lse = first = call.launch()
     row.seconds = time.perf_counter() - begin
     kernel = stand_in()
     launched(kernel, row)
-    measure(call, *first, row)
+    measure(call, out, lse, row)
     disturbed = variations(row.blocks, key_tiles(problem)) if kernel.takes_over else []
     for settings in ({}, {}, *disturbed):
         with kernel.claims(**settings):

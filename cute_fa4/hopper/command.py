@@ -120,9 +120,13 @@ def check(options) -> int:
     part, parts = map(int, options.share.split("/"))
     begin = time.perf_counter()
     result = run(
-        *(options.directory, options.amount),
-        **dict(part=part, parts=parts, only=options.only),
-        **dict(patience=options.patience, report=options.report),
+        options.directory,
+        options.amount,
+        part=part,
+        parts=parts,
+        only=options.only,
+        patience=options.patience,
+        report=options.report,
     )
     seconds = time.perf_counter() - begin
     problems = len(result["rows"]) + len(result["gradients"])

@@ -122,7 +122,7 @@ def listed(variant: Variant, problem: Problem, table, rows) -> tuple:
     """(indices, the rows that each query of each sequence lists): keys in any order, with -1; lists may be short."""
     queries, size = problem.queries[0], variant.page_size
     indices = table.new_full((len(rows), queries, variant.listed), -1)
-    seen = []
+    seen: list[list] = []
     for i, own in enumerate(rows):
         seen.append([])
         for query in range(queries):

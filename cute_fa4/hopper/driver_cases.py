@@ -212,7 +212,7 @@ def unload(functions: Functions) -> str:
     close.argtypes = [ctypes.c_void_p]
     for _ in range(200):
         append, library = Append(), ctypes.CDLL(str(path))
-        address = ctypes.cast(getattr(library, symbol), ctypes.c_void_p).value
+        address = ctypes.cast(getattr(library, symbol), ctypes.c_void_p).value or 0
         function = tvm_ffi.Function.__from_extern_c__(address)
         append.run(function)
         wrong += append.wrong()

@@ -17,6 +17,7 @@ import tempfile
 import time
 import types
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -62,7 +63,9 @@ def build(directory) -> list[dict]:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     cutlass.utils.HardwareInfo = hardware_info.HardwareInfo = _Hardware
-    interface = importlib.import_module("flash_attn.cute.interface")  # optional: the extra compare
+    interface: Any = importlib.import_module(
+        "flash_attn.cute.interface"
+    )  # optional: the extra compare
 
     from cute_fa4.hopper.build import build_compiled
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,7 +38,7 @@ class StandIn:
 
         data = read_verified(directory, kernel, "library")
         self._library = open_private(data, kernel["name"])
-        address = ctypes.cast(getattr(self._library, kernel["symbol"]), ctypes.c_void_p).value
+        address = ctypes.cast(getattr(self._library, kernel["symbol"]), ctypes.c_void_p).value or 0
         self._function = tvm_ffi.Function.__from_extern_c__(
             address, keep_alive_object=self._library
         )
@@ -104,7 +105,7 @@ def load(directory) -> dict:
     for kernel in content["kernels"]:
         if kernel["config"]:
             config = from_data(kernel["config"])
-            opened[config] = stand_in = StandIn(directory, kernel, takes_over(config))
-            functions.register(config, "cuda", lambda stand_in=stand_in: stand_in)
+            opened[config] = StandIn(directory, kernel, takes_over(config))
+            functions.register(config, "cuda", functools.partial(opened.__getitem__, config))
             devices.accept(HOPPER, config.arch)
     return opened

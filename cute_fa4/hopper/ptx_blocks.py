@@ -8,6 +8,8 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 from cute_fa4.hopper.ptx_text import Token
 
 TARGET = "sm_90a"
@@ -17,7 +19,7 @@ class UnsupportedInstruction(ValueError):
     """An instruction that Hopper lacks and that has no model; the text names it."""
 
 
-def refuse(token: Token):
+def refuse(token: Token) -> NoReturn:
     raise UnsupportedInstruction(
         f"{token.opcode} has no counterpart on {TARGET} and is not modelled; accepted: what the "
         "head of cute_fa4/hopper/rewrite.py lists"

@@ -48,9 +48,10 @@ class Token:
 def tokens(ptx: str) -> Iterator[Token]:
     """The tokens of a PTX module in order; their texts joined are the module."""
     for match in _TOKEN.finditer(ptx):
-        kind, text = match.lastgroup, match[0]
+        kind, text = match.lastgroup or "", match[0]
         if kind == "instruction":
-            guard, opcode, operands = _INSTRUCTION.fullmatch(_COMMENT.sub("", text)).groups()
+            parts = _INSTRUCTION.fullmatch(_COMMENT.sub("", text))
+            guard, opcode, operands = parts.groups()  # type: ignore[union-attr]  # _TOKEN has matched it
             yield Token(kind, text, guard or "", opcode, split_operands(operands))
         elif text:
             yield Token("directive" if kind in _DIRECTIVES else kind, text)

@@ -20,9 +20,9 @@ class ToolkitError(RuntimeError):
 def find(tool: str) -> str:
     """Path of nvcc, ptxas or nvlink; without one, ToolkitError says what to install."""
     spec = importlib.util.find_spec("nvidia")
-    for folder in spec.submodule_search_locations if spec else ():
-        for path in sorted(Path(folder).glob(f"cu1*/bin/{tool}"), reverse=True):
-            return str(path)
+    for folder in (spec and spec.submodule_search_locations) or ():
+        for found in sorted(Path(folder).glob(f"cu1*/bin/{tool}"), reverse=True):
+            return str(found)
     path = shutil.which(tool)
     if path is None:
         raise ToolkitError(

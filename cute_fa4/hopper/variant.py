@@ -138,14 +138,13 @@ def dense(batch: int, queries: int, keys: int, heads: int = 2) -> Problem:
 
 def decode(**options) -> Variant:
     """A paged variant; by default eight heads share a tile."""
-    return Variant(
-        **dict(keys="pages", page_size=16, group=8, pack_gqa=True, decode=True) | options
-    )
+    usual: dict = dict(keys="pages", page_size=16, group=8, pack_gqa=True, decode=True)
+    return Variant(**usual | options)
 
 
 def latent(**options) -> Variant:
     """A variant over a latent cache of DeepSeek's sizes; by default 16 heads and a stream-K split."""
-    sizes = dict(head_dim=576, head_dim_v=512, keys="latent", page_size=64)
+    sizes: dict = dict(head_dim=576, head_dim_v=512, keys="latent", page_size=64)
     return Variant(**sizes | dict(group=16, num_splits=0, decode=True) | options)
 
 

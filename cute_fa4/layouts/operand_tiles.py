@@ -44,6 +44,7 @@ Source: PTX ISA, "Tensor Core 5th Generation: canonical layouts"; CUDA driver AP
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from cute_fa4.dtypes import OPERAND_OF_BITS, OPERANDS
 from cute_fa4.layouts.swizzle import CHUNK_BYTES, ROWS_PER_PERIOD, SWIZZLE_128B, Swizzle
@@ -152,7 +153,7 @@ class OperandTile:
 
     # --- how the MMA reads it --------------------------------------------------------------------
 
-    mn_major = None  # set by the two subclasses, with the four members below
+    mn_major: ClassVar[bool]  # set by the two subclasses, with the four members below
 
     @property
     def leading_bytes(self) -> int:

@@ -3,6 +3,8 @@
 `python -m cute_fa4.layouts.pictures` prints them all as one Markdown document.
 """
 
+from collections.abc import Sequence
+
 from cute_fa4.layouts.operand_tiles import KMajorTile, MNMajorTile
 from cute_fa4.layouts.swizzle import (
     CHUNK_BYTES,
@@ -75,9 +77,9 @@ def storage_picture(tile) -> str:
 
 def steps_picture(k_tile, mn_tile) -> str:
     """Start of the descriptor and extent of the contraction for every MMA step, both majors side by side."""
-    rows = [("step", "K-major: depth", "from byte", "MN-major: keys", "from byte")]
+    rows: list[Sequence] = [("step", "K-major: depth", "from byte", "MN-major: keys", "from byte")]
     for step in range(max(k_tile.num_steps, mn_tile.num_steps)):
-        cells = [step]
+        cells: list = [step]
         for tile in (k_tile, mn_tile):
             if step >= tile.num_steps:
                 cells += ["", ""]
@@ -95,15 +97,15 @@ def block_picture(swizzle: Swizzle = SWIZZLE_128B, bits: int = 16) -> str:
     span = swizzle.span_bytes
     descriptor = SmemDescriptor(0, 64 * swizzle.period_bytes, swizzle.period_bytes, swizzle)
     extent = range(span * 8 // bits)
-    rows = [("line", "K-major (Q, K)", "", "MN-major (V)", "")]
-    held = {}
+    rows: list[Sequence] = [("line", "K-major (Q, K)", "", "MN-major (V)", "")]
+    held: dict[tuple[bool, int], list] = {}
     for mn_major in (False, True):
         for n in extent:
             for k in extent:
                 address = swizzle.inverse(descriptor.element_address(n, k, bits, mn_major))
                 held.setdefault((mn_major, address // span), []).append((n, k))
     for line in range(8):
-        cells = [line]
+        cells: list = [line]
         for mn_major in (False, True):
             cells += [
                 f"n {_range(n for n, _ in held[mn_major, line])}",
@@ -139,7 +141,7 @@ def packed_picture(operand: PackedOperand, row: int = 0) -> str:
     """One lane of a packed operand: which k are in the low and the high part of each column."""
     shown = (0, 1, 2, None, operand.columns - 1)
     bits = operand.bits
-    rows = [
+    rows: list[Sequence] = [
         (
             f"lane {row}",
             *("..." if c is None else f"column {operand.first_column + c}" for c in shown),

@@ -50,8 +50,10 @@ def asked_for(arch: str) -> Iterator[list]:
 
 def note_asked(config) -> None:
     """Record a configuration that a checked call would compile."""
-    _, configs = _asked.get()
-    configs.append(config)
+    asked = _asked.get()
+    if asked is None:
+        raise RuntimeError("note_asked() outside of asked_for()")
+    asked[1].append(config)
 
 
 def target_of(device: torch.device) -> Target:
@@ -64,8 +66,9 @@ def target_of(device: torch.device) -> Target:
         if reason:
             raise ValueError(f"q, k, v: on {device}, {reason}")
         return Target("cuda", ARCH_OF_COMPUTE_CAPABILITY[capability])
-    if device.type == "meta" and _asked.get() is not None:
-        return Target("nothing", _asked.get()[0])
+    asked = _asked.get()
+    if device.type == "meta" and asked is not None:
+        return Target("nothing", asked[0])
     raise ValueError(
         f"q, k, v: device {device.type!r} is not accepted; accepted: CUDA devices of compute "
         f"capability {_accepted_capabilities()}, and cpu, where the emulator runs; "

@@ -26,7 +26,7 @@ from pathlib import Path
 try:
     import fcntl
 except ImportError:  # not a POSIX system: no lock ends with its process, so old directories stay
-    fcntl = None
+    fcntl = None  # type: ignore[assignment]  # its users ask whether it is None
 
 
 class Lock:
@@ -44,7 +44,7 @@ class Lock:
         _locks.add(self)
 
 
-_locks = weakref.WeakSet()
+_locks: weakref.WeakSet[Lock] = weakref.WeakSet()
 
 
 def _renew():
@@ -90,7 +90,8 @@ def remove_left_behind(prefix: str) -> None:
             if ours and time.time() - status.st_mtime > _BEING_MADE_SECONDS:
                 handle = _lock(directory / IN_USE)
                 shutil.rmtree(directory, ignore_errors=True)
-                os.close(handle)
+                if handle is not None:
+                    os.close(handle)
 
 
 def _lock(path: Path) -> int | None:

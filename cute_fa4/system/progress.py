@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 
 DELAY_SECONDS = 2.0
 
-_bars = []  # started bars, drawn or not
+_bars: list = []  # started bars, drawn or not
 
 
 @contextlib.contextmanager

@@ -27,7 +27,8 @@ def _partition(
     operand: TMAOperand, dtype, address, first_row, first_column: int, further, heads=None
 ):
     """-> (shared side, global side) of the copy of one tile."""
-    gX = operand.coordinates[(None, None, *further)]
+    tile = (None, None, *further)
+    gX = operand.coordinates[tile]
     row_corner = first_row
     if isinstance(gX.shape[0], tuple) and not isinstance(first_row, tuple):
         row_corner = (0, first_row)

@@ -267,9 +267,6 @@ def make_operand(
 def tiler(view, rows: int, columns: int, heads: int | None = None):
     """The tile's extent in the modes of a view; heads: rows of a position if they are not the whole row mode."""
     row, depth = view.shape[0], view.shape[1]
-    row_tile = rows
-    if isinstance(row, tuple):
-        heads = heads or row[0]
-        row_tile = (heads, rows // heads)
+    row_tile = (heads or row[0], rows // (heads or row[0])) if isinstance(row, tuple) else rows
     depth_tile = (depth[0], columns // depth[0]) if isinstance(depth, tuple) else columns
     return row_tile, depth_tile

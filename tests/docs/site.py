@@ -31,7 +31,7 @@ SECONDS = 240  # that a walk may take; it takes about twenty
 
 
 def build(folder: Path) -> subprocess.CompletedProcess:
-    """mkdocs build --strict, as .ci/run does it."""
+    """mkdocs build --strict."""
     command = [
         sys.executable,
         "-m",

@@ -20,10 +20,10 @@ from cute_fa4.emulator.ptx.syntax import location_lines
 class Party:
     """A warp, without its registers."""
 
-    cta: tuple
+    cta: tuple | str  # words for a grid that has ended
     rank: int
     cluster_size: int
-    warp: int
+    warp: int | str
     role: str
     cluster: tuple = ()
 

@@ -57,7 +57,7 @@ _new_capsule = ctypes.pythonapi.PyCapsule_New
 _new_capsule.restype = ctypes.py_object
 _new_capsule.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
 
-_alive = {}  # managed tensors that a consumer still holds
+_alive: dict[int, tuple] = {}  # managed tensors that a consumer still holds
 _keys = itertools.count(1)
 
 
@@ -164,4 +164,4 @@ def _free_tensors() -> None:
     gc.collect()
     # Tensors still in use end with the process: DLPack allows a tensor without a deleter.
     for managed, *_ in _alive.values():
-        managed.deleter = ctypes.cast(None, _DELETER)
+        managed.deleter = _DELETER()

@@ -120,10 +120,10 @@ class _Library:
     labels: object
 
 
-_libraries = {}  # number of the host function -> _Library
-_kernels = {}  # handle -> (_Library, entry name)
+_libraries: dict[int, _Library] = {}  # number of the host function -> _Library
+_kernels: dict[int, tuple] = {}  # handle -> (_Library, entry name)
 # (_Library, entry name, edited PTX or None, helper files) -> Program; most recently used last.
-_programs = {}
+_programs: dict = {}
 MAX_PROGRAMS = 32
 """Number of cached programs: some megabytes each, decoded again in a tenth of a second."""
 _settings = [Settings()]

@@ -305,8 +305,8 @@ def c_source(operations):
 
 # --- linking: operations are compiled when the first run that needs them executes -----------------------
 
-_pending = []
-_functions = {}
+_pending: list = []
+_functions: dict = {}
 _execute = None
 
 

@@ -187,7 +187,8 @@ def _matrix_b(elements, k):
 )
 def mma(warp, ins, match):
     """d, a, b, c: D = A B + C, fragments as in the module docstring."""
-    k, saturate, of_d, of_a, of_b, of_c = int(match[1]), bool(match[2]), *match.groups()[2:]
+    k, saturate = int(match[1]), bool(match[2])
+    of_d, of_a, of_b, of_c = match.groups()[2:]
     if warp.mask != FULL:
         warp.fault(f"{ins.opcode} needs all 32 lanes")
     target, first, second, third = ins.operands

@@ -72,7 +72,7 @@ def _each(functions):
     return call
 
 
-_active = []
+_active: list = []
 
 
 @contextlib.contextmanager

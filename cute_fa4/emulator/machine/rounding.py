@@ -14,6 +14,7 @@ once, by ``quantize``, to the grid of its format in the direction of the opcode:
 lane_arithmetic.h has the same meanings in C, with different algorithms where they are faster.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -41,7 +42,12 @@ BF16 = Format(7, -126, float(2**128 - 2**120), 0x7FFF, 16)
 E5M2 = Format(2, -14, 57344.0, 0x7F, 8, infinite=False)
 E4M3 = Format(3, -6, 448.0, 0x7F, 8, infinite=False)
 
-INTEGRAL = {"n": np.rint, "z": np.trunc, "m": np.floor, "p": np.ceil}  # .rn .rz .rm .rp, .rni ...
+INTEGRAL: dict[str, Callable] = {
+    "n": np.rint,
+    "z": np.trunc,
+    "m": np.floor,
+    "p": np.ceil,
+}  # .rn .rz .rm .rp, .rni ...
 INTEGRAL["na"] = lambda x: np.copysign(np.floor(np.abs(x) + 0.5), x)  # .rna: ties away from zero
 
 

@@ -64,7 +64,11 @@ class MatrixMultiply:
     lanes: object = None
 
     b_k_bytes = K_BYTES  # bytes of K that are read from B
-    tensor_blocks = ()  # (what, tensor-memory address, columns) of other operands in tensor memory
+
+    @property
+    def tensor_blocks(self) -> tuple:
+        """(what, tensor-memory address, columns) of other operands in tensor memory."""
+        return ()
 
     def check(self):
         """Raise errors that do not depend on the data: called at issue."""

@@ -30,8 +30,8 @@ PARAM_BASE = 0x7E << 56
 LOCAL_BASE = 0x7D << 56
 
 LANE_INDEX = np.arange(WARP_SIZE, dtype=np.uint32)
-_LANES = {}  # mask -> sorted lane numbers
-_BOOLS = {}  # mask -> bool[32]
+_LANES: dict[int, np.ndarray] = {}  # mask -> sorted lane numbers
+_BOOLS: dict[int, np.ndarray] = {}  # mask -> bool[32]
 
 
 def lanes_of(mask):

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from cute_fa4.emulator.machine.observer import Observer, recording
 from cute_fa4.emulator.ptx.syntax import place, source_text
+from cute_fa4.emulator.run.program import Program
 
 _COLUMN = 90  # where comments begin, after most instructions
 _MOST_NAMES = 6
@@ -26,7 +27,7 @@ _MOST_NAMES = 6
 class Kernel:
     """One kernel: the program, executions of its steps by role, and names of mbarriers by PTX line."""
 
-    program: object
+    program: Program
     executions: dict = field(default_factory=dict)
     barriers: dict = field(default_factory=dict)
     launches: int = 0
@@ -34,7 +35,7 @@ class Kernel:
     def text(self) -> str:
         """The annotated PTX of the module that the kernel was decoded from."""
         lines = self.program.text.split("\n")
-        first = {}  # PTX line -> (step, instruction) that begins on it
+        first: dict[int, tuple] = {}  # PTX line -> (step, instruction) that begins on it
         for step, members in enumerate(self.program.members):
             for ins in members:
                 first.setdefault(ins.line, (step, ins))

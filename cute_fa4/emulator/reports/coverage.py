@@ -131,7 +131,7 @@ class _Collector(Observer):
         kernel.launches += 1
 
 
-_digests = {}
+_digests: dict = {}
 
 
 def _digest(program):

@@ -65,7 +65,7 @@ def schedule_of(mode, seed, scheduler):
 class InOrder:
     """Warps in turn; operations complete as soon as a warp has stopped."""
 
-    stretch = None  # instructions of a turn, None: until the warp blocks
+    stretch: int | None = None  # instructions of a turn, None: until the warp blocks
 
     def __init__(self, seed, scheduler):
         self.scheduler = scheduler

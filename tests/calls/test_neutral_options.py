@@ -10,6 +10,7 @@
     an LSE                                      is returned or not
     a softmax scale                             is right as far as it is accepted
     a scale of q or k that is out of bounds     makes out and LSE NaN, of the rows that it belongs to
+    scores of any size                          test_large_scores.py
 
 Each family has a small call that reaches it (shapes.py). Against float64 all options meet in one call a family; the
 sweep uses every value alone and every two together. Bits are equal where the kernel does the same operations:

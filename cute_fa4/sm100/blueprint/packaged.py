@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 LOG2_E = 1.4426950408889634
 
-# The kernel computes 2^(c s - c m), where c m, m the row maximum, is rounded to float32: for m = -2^24 off by at most
-# 1. Far below, as for -3.4e38, the difference of equal numbers would be larger than any exponent, or infinite.
-LOWEST = -(2.0**24)
+# The kernel computes 2^(c s - c m), where c m, m the row maximum, is rounded to float32: for m = -2^23 off by at most
+# 1/2. Rows far below, such as -3.4e38, have no weights (steps/row_math.py): -2^23 is within the limit of every P.
+LOWEST = -(2.0**23)
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,7 +21,7 @@ from ..blueprint.barriers import BarrierTable
 from ..blueprint.chip import P_LOG2
 from ..blueprint.memory_maps import SmemMap, TmemMap
 from ..blueprint.naming import kernel_name, text
-from ..blueprint.problem import MOST_LATENT_ROWS, Problem
+from ..blueprint.problem import LARGEST_SCORE_LOG2, MOST_LATENT_ROWS, Problem
 from ..blueprint.schedule import Schedule
 from ..blueprint.tiles import Tiles
 from ..few_rows.dequantized.schedule import WidenedTile
@@ -166,6 +166,11 @@ class FA4Config(Problem):
         Whole, so that the largest P of a row is a power of two and loses nothing, where the maximum does not lag.
         """
         return float(floor(P_LOG2 - self.schedule.rescale_log2)) if self.is_quantized else 0.0
+
+    @property
+    def score_limit_log2(self) -> float:
+        """Of a row's largest score in units of log2, above 0 and below it: row_math.closed."""
+        return 2.0 ** LARGEST_SCORE_LOG2[self.p_dtype]
 
     @property
     def name(self) -> str:

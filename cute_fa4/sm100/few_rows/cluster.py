@@ -120,7 +120,9 @@ def hand_over(
     if place.warp == 0:
         events.parts_in.arrive_and_expect(0, cfg.smem.parts.nbytes)
     tiles = before.tiles + work.tiles.count
-    row_sums = total_over_keys(cfg, smem, place, states.sums, tiles + before.work_tiles)
+    scale_log2 = log2_scale(cfg, warps.args, scales.of_scores(cfg, warps.args, work))
+    number = tiles + before.work_tiles
+    row_sums = total_over_keys(cfg, smem, place, states, number, scale_log2)
     part, ctas = rank_in_cluster(), cfg.cluster_parts
     for i in cutlass.range_constexpr(cfg.tiles.rows_per_lane):
         row = place.lane + 32 * i

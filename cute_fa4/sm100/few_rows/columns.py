@@ -137,26 +137,18 @@ class Update:
 
 
 @cute.jit
-def update(
-    old,
-    tile_max,
-    scale_log2,
-    rescale_log2: cutlass.Constexpr,
-    lift_log2: cutlass.Constexpr = 0.0,
-    sink: cutlass.Constexpr = False,
-) -> Update:
+def update(cfg: cutlass.Constexpr, old, tile_max, scale_log2) -> Update:
     """As row_math.update_maximum; the factor of a row that had seen no key is 1: there is nothing to rescale.
 
-    lift_log2: of P. sink: the sum of such a row may hold the 1 of a sink of -inf, and the factor 0 takes it out
+    With sinks the sum of such a row may hold the 1 of a sink of -inf, and the factor 0 takes it out.
     """
-    new, safe, factor = row_math.update_maximum(old, tile_max, scale_log2, rescale_log2)
-    if cutlass.const_expr(not sink):
+    new, safe, factor = row_math.update_maximum(
+        old, tile_max, scale_log2, cfg.schedule.rescale_log2
+    )
+    if cutlass.const_expr(not cfg.sink):
         if old == -Float32.inf:
             factor = Float32(1.0)
-    bias = -safe * scale_log2
-    if cutlass.const_expr(lift_log2):
-        bias = bias + lift_log2
-    return Update(new, bias, factor)
+    return Update(new, row_math.exponent_bias(cfg, safe, scale_log2), factor)
 
 
 def publish(smem: Smem, place: Place, kind: int, own: list):
@@ -202,9 +194,13 @@ def warp_sums(values: list, place: Place) -> Float32:
     return value
 
 
-def total_over_keys(cfg, smem: Smem, place: Place, sums: tuple, number) -> list:
-    """The sum of each row over all 128 threads, of the rows that this lane keeps; number: of exchanges before."""
-    own, together = [], min(len(sums), 32)
+def total_over_keys(cfg, smem: Smem, place: Place, states: RowStates, number, scale_log2) -> list:
+    """The sum of each row over all 128 threads, closed, of the rows that this lane keeps.
+
+    number: of exchanges before
+    """
+    sums, own = states.sums, []
+    together = min(len(sums), 32)
     for first in range(0, len(sums), together):
         value, distance = warp_sums(list(sums[first : first + together]), place), together
         while distance < 32:
@@ -212,4 +208,8 @@ def total_over_keys(cfg, smem: Smem, place: Place, sums: tuple, number) -> list:
             distance *= 2
         own.append(value)
     found = exchange(smem, place, number, own)
-    return [(four[0] + four[1]) + (four[2] + four[3]) for four in found]
+    totals = [(four[0] + four[1]) + (four[2] + four[3]) for four in found]
+    return [
+        row_math.closed(cfg, row_max, total, scale_log2)
+        for row_max, total in zip(states.maxima, totals, strict=True)
+    ]

@@ -216,8 +216,7 @@ def step(
     highest = tile_maxima(cfg, smem, place, scores, exchange, states.maxima)
     unit = token_scales.new_unit(cfg, smem, exchange, states.of_keys)
     updates = [
-        update(old, new, scale_log2, cfg.schedule.rescale_log2, cfg.p_lift_log2, cfg.sink)
-        for old, new in zip(states.maxima, highest, strict=True)
+        update(cfg, old, new, scale_log2) for old, new in zip(states.maxima, highest, strict=True)
     ]
     moved = updates[0].factor < 1.0
     for i in cutlass.range_constexpr(1, len(updates)):
@@ -287,7 +286,9 @@ def finish(
     args, smem, tmem = warps.args, warps.smem, warps.tmem
     events, place = warps.events, warps.place
     tiles = before.tiles + work.tiles.count
-    row_sums = total_over_keys(cfg, smem, place, states.sums, tiles + before.work_tiles)
+    scale_log2 = log2_scale(cfg, args, scales.of_scores(cfg, args, work))
+    number = tiles + before.work_tiles
+    row_sums = total_over_keys(cfg, smem, place, states, number, scale_log2)
     inverses, factor = [], scales.of_output(cfg, args, work)
     factor = scales.times(factor, token_scales.unit_of(states))
     for i in cutlass.range_constexpr(cfg.tiles.rows_per_lane):

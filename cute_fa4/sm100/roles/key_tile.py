@@ -109,14 +109,6 @@ def powers_of(cfg):
     return half_powers.HALF if cfg.schedule.exponential == "half" else half_powers.EXACT
 
 
-def exponent_bias(cfg, safe_max, scale_log2):
-    """What is added to scaled scores: P = 2^(c s + bias)."""
-    bias = -safe_max * scale_log2
-    if cfg.p_lift_log2:
-        bias = bias + cfg.p_lift_log2
-    return bias
-
-
 @cute.jit
 def step(
     cfg: cutlass.Constexpr,
@@ -150,14 +142,14 @@ def step(
     )
     order.may_write_p(events, i, phase)
     if cutlass.const_expr(order.holds_p):
-        smem.row_bias[row.thread] = exponent_bias(cfg, safe_max, scale_log2)
+        smem.row_bias[row.thread] = row_math.exponent_bias(cfg, safe_max, scale_log2)
     of_o = token_scales.factor_of_o(cfg, smem, of_keys, row.thread, factor)
     if n != first:  # nothing to rescale before
         send_factor(cfg, order, group, row, tile, of_o)
     if cutlass.const_expr(order.holds_p):
         bias = smem.row_bias[row.thread]  # otherwise the compiler computes P before the barriers
     else:
-        bias = exponent_bias(cfg, safe_max, scale_log2)
+        bias = row_math.exponent_bias(cfg, safe_max, scale_log2)
     powers = token_scales.weighted(cfg, of_keys, powers_of(cfg))
     lost = lost_weights.before(state, factor)
     words = words if cutlass.const_expr(masked and order.sum_early) else None

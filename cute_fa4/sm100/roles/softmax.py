@@ -16,7 +16,7 @@ from cutlass import Int32
 
 from ..steps import lagged, lost_weights, row_math, token_scales
 from ..steps.row_math import RowState
-from ..steps.scores import first_state, row_context, whole_tiles, write_lse
+from ..steps.scores import first_state, log2_scale, row_context, whole_tiles, write_lse
 from ..steps.warpgroup import RowContext, Share, Warpgroup
 from ..sync.kernel_args import Events, KernelArgs, Smem
 from ..work.queue import NO_MORE, WorkQueue
@@ -71,7 +71,9 @@ def work_tile(
         begin = lagged.masked_begin(begin, exact_end, stride, end)
         for n in cutlass.range(begin, end, stride, unroll=1):
             state = lagged_step(cfg, order, group, share, n, state, masked=True)
-    return row, row_math.closed(lost_weights.ended(cfg, state))
+    state = lagged.checked(cfg, lost_weights.ended(cfg, state))
+    row_sum = row_math.closed(cfg, state.row_max, state.row_sum, log2_scale(cfg, args, row.factor))
+    return row, RowState(state.row_max, row_sum)
 
 
 @cute.jit

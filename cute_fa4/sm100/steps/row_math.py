@@ -8,6 +8,13 @@ The maximum may lag: while it would move by less than `rescale_log2` in log2 uni
 is exactly 1 and O needs no rescale. P then reaches at most 2^rescale_log2; the final division makes up for it.
 A row that has seen no key yet has m = -inf and uses 0 in its place, so that -inf - (-inf) never happens.
 
+c m has 24 bits, and its rounding error is a factor of P. So |c m| has a limit for each dtype of P
+(blueprint/problem.py); beyond it a row has a result that says so:
+
+    c m > limit     P may have overflowed: the row sum becomes NaN after the last key, and so do out and LSE
+    c m < -limit    P = 2^(c s + limit), at most 1 and mostly 0. A later key within the limit finds O and row sum
+                    finite; without one the row sum becomes 0 after the last key, as that of a row without keys
+
 Where P has eight bits, it is lifted: P = 2^(c s - c m + lift), so that the largest is near the largest number that e4m3
 has, and small ones lose less below its smallest. O and the row sum carry the same factor, and the quotient none.
 """
@@ -81,10 +88,17 @@ def update_maximum(row_max, tile_max, scale_log2, rescale_log2: cutlass.Constexp
     return new_max, safe, factor
 
 
-def closed(state: RowState) -> RowState:
-    """The state behind a row's last key: under an infinite maximum there are no weights, whatever the powers say."""
-    lost = state.row_max == Float32.inf
-    return RowState(state.row_max, select_(lost, Float32.inf - Float32.inf, state.row_sum))
+def exponent_bias(cfg, safe_max, scale_log2):
+    """What is added to scaled scores: P = 2^(c s + bias), lifted."""
+    bias = cute.arch.fmin(-safe_max * scale_log2, Float32(cfg.score_limit_log2), nan=True)
+    return bias + cfg.p_lift_log2 if cfg.p_lift_log2 else bias
+
+
+def closed(cfg, row_max, row_sum, scale_log2):
+    """The row sum behind a row's last key: NaN under a maximum above the limit, 0 under one below."""
+    reach, limit = row_max * scale_log2, Float32(cfg.score_limit_log2)
+    row_sum = select_(reach < -limit, row_sum * 0.0, row_sum)
+    return select_(reach > limit, Float32.inf - Float32.inf, row_sum)
 
 
 @cute.jit

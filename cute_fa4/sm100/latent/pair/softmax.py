@@ -174,9 +174,7 @@ def step(
     row_max, safe_max, factor = row_math.update_maximum(
         state.row_max, tile_max, scale_log2, cfg.schedule.rescale_log2
     )
-    bias = -safe_max * scale_log2
-    if cutlass.const_expr(cfg.p_lift_log2):
-        bias = bias + cfg.p_lift_log2
+    bias = row_math.exponent_bias(cfg, safe_max, scale_log2)
     values = row_math.powers(scores, scale_log2, bias, frozenset())
     words = row_math.pack(values, cfg.p_dtype)
     total = row_math.row_total(row_math.add_values([], values))
@@ -243,7 +241,8 @@ def run(
         row, state = key_tiles(cfg, warps, work, before)
         tiles = before.tiles + work.tiles.count
         a, b, c, d = exchange(cfg, smem, place, tiles + before.work_tiles, state.row_sum)
-        total = (a + b) + (c + d)
+        scale_log2 = log2_scale(cfg, args, row.factor)
+        total = row_math.closed(cfg, state.row_max, (a + b) + (c + d), scale_log2)
         if work.tiles.count > 0:
             events.pv_done.wait(0, (tiles - 1) & 1)
             tensor_memory.fence_after()

@@ -22,9 +22,12 @@ from cute_fa4.layouts.umma_descriptors import InstructionDescriptor
 from ..few_rows.barriers import S_BUFFERS
 from ..instructions import tensor_core, tensor_memory
 from ..operands.kv_buffer import mma_tile
+from ..roles import issue
+from ..roles.issue import Products
+from ..steps.warps import MmaWarp
 from ..sync.kernel_args import Events, KernelArgs, Smem
 from ..sync.pipelines import KVConsumerPipeline, Slot
-from ..work.queue import NO_MORE, WorkQueue
+from ..work.queue import WorkQueue
 from .load import LatentSlots
 
 
@@ -70,48 +73,44 @@ def address_of(cfg, smem: Smem, slab: Slot):
     return smem.kv_address + slab.index * cfg.tiles.kv_slot_bytes
 
 
-def make_scores(cfg, smem: Smem, tmem, events: Events, kv: LatentConsumer, at: LatentSlots, tile):
-    """S of a key tile, each part of the sum as its columns arrive."""
-    buffer = tile & (S_BUFFERS - 1)
-    s_address = tmem + buffer * (cfg.tmem.s[1] - cfg.tmem.s[0])
-    slab, k = at.slab, cfg.tiles.slab_tile(walks_keys=False)
-    for i in range(cfg.tiles.slabs):
-        kv.slabs.wait(slab)
-        multiply_kq(cfg, smem, k, address_of(cfg, smem, slab), s_address, i * k.cols)
-        slab = slab.next(kv.slabs.slots)
-    kv.rope.wait(at.rope)
-    address = smem.rope_address + at.rope.index * cfg.tiles.rope_slot_bytes
-    multiply_kq(cfg, smem, cfg.tiles.rope_tile, address, s_address, cfg.ov_depth)
-    events.s_ready.commit(buffer)
-    if not cfg.tiles.p_over_rope:
-        kv.rope.release_slot(at.rope)
+@dataclass(frozen=True)
+class InSlabs(Products):
+    """at: a position in both rings."""
 
+    def make_scores(self, cfg, mma, at, tile):
+        """S of a key tile, each part of the sum as its columns arrive."""
+        smem, tmem, events, kv = mma.smem, mma.tmem, mma.events, mma.kv
+        buffer = tile & (S_BUFFERS - 1)
+        s_address = tmem + buffer * (cfg.tmem.s[1] - cfg.tmem.s[0])
+        slab, k = at.slab, cfg.tiles.slab_tile(walks_keys=False)
+        for i in range(cfg.tiles.slabs):
+            kv.slabs.wait(slab)
+            multiply_kq(cfg, smem, k, address_of(cfg, smem, slab), s_address, i * k.cols)
+            slab = slab.next(kv.slabs.slots)
+        kv.rope.wait(at.rope)
+        address = smem.rope_address + at.rope.index * cfg.tiles.rope_slot_bytes
+        multiply_kq(cfg, smem, cfg.tiles.rope_tile, address, s_address, cfg.ov_depth)
+        events.s_ready.commit(buffer)
+        if not cfg.tiles.p_over_rope:
+            kv.rope.release_slot(at.rope)
 
-def finish_tile(
-    cfg,
-    smem: Smem,
-    tmem,
-    events: Events,
-    kv: LatentConsumer,
-    at: LatentSlots,
-    tile,
-    accumulate,
-) -> LatentSlots:
-    """Every O_i of a key tile -> the position of the next one.
+    def finish_tile(self, cfg, mma, at, tile, accumulate):
+        """Every O_i of a key tile -> the position of the next one.
 
-    pv_done is the last commit: the softmax waits for it, so that none is in flight when the CTA ends.
-    """
-    events.p_ready.wait(0, tile & 1)
-    tensor_memory.fence_after()
-    slab = at.slab
-    for column in cfg.tmem.o:
-        multiply_vp(cfg, smem, address_of(cfg, smem, slab), tmem + column, accumulate)
-        kv.slabs.release_slot(slab)
-        slab = slab.next(kv.slabs.slots)
-    if cfg.tiles.p_over_rope:
-        kv.rope.release_slot(at.rope)
-    events.pv_done.commit(0)
-    return LatentSlots(slab, at.rope.next(kv.rope.slots))
+        pv_done is the last commit: the softmax waits for it, so that none is in flight when the CTA ends.
+        """
+        smem, tmem, events, kv = mma.smem, mma.tmem, mma.events, mma.kv
+        events.p_ready.wait(0, tile & 1)
+        tensor_memory.fence_after()
+        slab = at.slab
+        for column in cfg.tmem.o:
+            multiply_vp(cfg, smem, address_of(cfg, smem, slab), tmem + column, accumulate)
+            kv.slabs.release_slot(slab)
+            slab = slab.next(kv.slabs.slots)
+        if cfg.tiles.p_over_rope:
+            kv.rope.release_slot(at.rope)
+        events.pv_done.commit(0)
+        return LatentSlots(slab, at.rope.next(kv.rope.slots))
 
 
 @cute.jit
@@ -125,19 +124,5 @@ def run(
     queue: WorkQueue,
 ):
     """Every work tile of the CTA."""
-    at, tile = kv.first(), Int32(0)  # tile: of all work tiles; parities follow from it
-    number, q_phase = Int32(0), Int32(0)
-    count = queue.next(cfg, args, number).tiles.count
-    while count != NO_MORE:
-        for n in cutlass.range(count, unroll=1):
-            if n == 0:
-                events.q_full.wait(0, q_phase)
-            make_scores(cfg, smem, tmem, events, kv, at, tile)
-            if n == count - 1:
-                events.q_free.commit(0)
-            at = finish_tile(cfg, smem, tmem, events, kv, at, tile, n > 0)
-            tile = tile + 1
-        if count > 0:
-            q_phase = q_phase ^ 1
-        number = number + 1
-        count = queue.next(cfg, args, number).tiles.count
+    mma = MmaWarp(smem, tmem, events, kv)
+    issue.in_turn(cfg, InSlabs(), args, mma, queue, kv.first())

@@ -12,6 +12,8 @@ A unit of K adds 64 columns of the depth to S; a unit of V makes 64 columns of O
 in tensor memory does at the full rate.
 """
 
+from dataclasses import dataclass
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
@@ -21,9 +23,12 @@ from cute_fa4.layouts.umma_descriptors import InstructionDescriptor
 
 from ..instructions import tensor_core, tensor_memory
 from ..operands.kv_buffer import KVBuffer, KVBufferConfig, mma_tile
+from ..roles import issue
+from ..roles.issue import Products
+from ..steps.warps import MmaWarp
 from ..sync.kernel_args import Events, KernelArgs, Smem
 from ..sync.pipelines import KVConsumerPipeline, Slot
-from ..work.queue import NO_MORE, WorkQueue
+from ..work.queue import WorkQueue
 from . import units
 
 
@@ -90,6 +95,21 @@ def multiply_pv(
     return at
 
 
+@dataclass(frozen=True)
+class InUnits(Products):
+    """at: the place in the ring of the next unit."""
+
+    def make_scores(self, cfg, mma, at, tile):
+        k = KVBuffer(KVBufferConfig.for_k(cfg), mma.smem.kv_address)
+        at = multiply_qk(cfg, mma.smem, k, mma.tmem + s_column(cfg, tile & 1), mma.kv, at)
+        mma.events.s_ready.commit(tile & 1)
+        return at
+
+    def finish_tile(self, cfg, mma, at, tile, accumulate):
+        v = KVBuffer(KVBufferConfig.for_v(cfg), mma.smem.kv_address)
+        return multiply_pv(cfg, v, mma.tmem, mma.events, mma.kv, at, tile, accumulate)
+
+
 @cute.jit
 def run(
     cfg: cutlass.Constexpr,
@@ -101,26 +121,5 @@ def run(
     queue: WorkQueue,
 ) -> Int32:
     """Every work tile of the CTA; -> its key tiles."""
-    k = KVBuffer(KVBufferConfig.for_k(cfg), smem.kv_address)
-    v = KVBuffer(KVBufferConfig.for_v(cfg), smem.kv_address)
-    at = units.first()
-    tile = Int32(0)  # of all work tiles; buffers and parities follow from it
-    number, q_phase = Int32(0), Int32(0)
-    count = queue.next(cfg, args, number).tiles.count
-    while count != NO_MORE:
-        for n in cutlass.range(count, unroll=1):
-            if n == 0:
-                events.q_full.wait(0, q_phase)
-            at = multiply_qk(cfg, smem, k, tmem + s_column(cfg, tile & 1), kv, at)
-            events.s_ready.commit(tile & 1)
-            if n == count - 1:
-                events.q_free.commit(0)
-            if n > 0:
-                at = multiply_pv(cfg, v, tmem, events, kv, at, tile - 1, n > 1)
-            tile = tile + 1
-        if count > 0:
-            at = multiply_pv(cfg, v, tmem, events, kv, at, tile - 1, count > 1)
-            q_phase = q_phase ^ 1
-        number = number + 1
-        count = queue.next(cfg, args, number).tiles.count
-    return tile
+    mma = MmaWarp(smem, tmem, events, kv)
+    return issue.one_ahead(cfg, InUnits(), args, mma, queue, units.first())

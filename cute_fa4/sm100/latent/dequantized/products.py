@@ -8,6 +8,8 @@ slab_free is raised for slabs 0 and 1 alone.
 The order is that of latent/products.py; what is waited for comes from the widen warps.
 """
 
+from dataclasses import dataclass
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
@@ -18,9 +20,12 @@ from cute_fa4.layouts.umma_descriptors import InstructionDescriptor
 from ...few_rows.barriers import S_BUFFERS
 from ...instructions import tensor_core, tensor_memory
 from ...operands.kv_buffer import mma_tile
+from ...roles import issue
+from ...roles.issue import Products
+from ...steps.warps import MmaWarp
 from ...sync.kernel_args import Events, KernelArgs, Smem
 from ...sync.pipelines import KVConsumerPipeline, Slot
-from ...work.queue import NO_MORE, WorkQueue
+from ...work.queue import WorkQueue
 from ..products import multiply_kq, multiply_vp
 from .barriers import K_BUFFERS
 from .tiles import COLUMNS_OF_COLUMN
@@ -40,48 +45,45 @@ def multiply_slab(cfg, smem: Smem, k_address, s_address, i: int):
     tensor_core.mma_ts(s_address, k_address, q_start, steps, computes, q_high, accumulate=i > 0)
 
 
-def make_scores(cfg, smem: Smem, tmem, events: Events, rope: KVConsumerPipeline, at: Slot, tile):
-    """S of a key tile, each part of the sum as its columns are there."""
-    buffer = tile & (S_BUFFERS - 1)
-    s_address = tmem + buffer * (cfg.tmem.s[1] - cfg.tmem.s[0])
-    k_columns = cfg.schedule.k_columns(cfg)
-    for i in range(cfg.tiles.slabs):
-        events.slab_wide.wait(i, tile & 1)
+@dataclass(frozen=True)
+class WidenedSlabs(Products):
+    """at: a position in the ring of rotary columns, which mma.kv is."""
+
+    def make_scores(self, cfg, mma, at, tile):
+        """S of a key tile, each part of the sum as its columns are there."""
+        smem, tmem, events, rope = mma.smem, mma.tmem, mma.events, mma.kv
+        buffer = tile & (S_BUFFERS - 1)
+        s_address = tmem + buffer * (cfg.tmem.s[1] - cfg.tmem.s[0])
+        k_columns = cfg.schedule.k_columns(cfg)
+        for i in range(cfg.tiles.slabs):
+            events.slab_wide.wait(i, tile & 1)
+            tensor_memory.fence_after()
+            multiply_slab(cfg, smem, tmem + k_columns[i % K_BUFFERS], s_address, i)
+            if i < K_BUFFERS:
+                events.k_free.commit(i)
+        rope.wait(at)
+        multiply_kq(cfg, smem, cfg.tiles.rope_tile, smem.rope_address, s_address, cfg.ov_depth)
+        events.s_ready.commit(buffer)
+        if not cfg.tiles.p_over_rope:
+            rope.release_slot(at)
+
+    def finish_tile(self, cfg, mma, at, tile, accumulate):
+        """Every O_i of a key tile.
+
+        pv_done is the last commit: the softmax waits for it, so that none is in flight when the CTA ends.
+        """
+        smem, tmem, events, rope = mma.smem, mma.tmem, mma.events, mma.kv
+        events.p_ready.wait(0, tile & 1)
         tensor_memory.fence_after()
-        multiply_slab(cfg, smem, tmem + k_columns[i % K_BUFFERS], s_address, i)
-        if i < K_BUFFERS:
-            events.k_free.commit(i)
-    rope.wait(at)
-    multiply_kq(cfg, smem, cfg.tiles.rope_tile, smem.rope_address, s_address, cfg.ov_depth)
-    events.s_ready.commit(buffer)
-    if not cfg.tiles.p_over_rope:
-        rope.release_slot(at)
-
-
-def finish_tile(
-    cfg,
-    smem: Smem,
-    tmem,
-    events: Events,
-    rope: KVConsumerPipeline,
-    at: Slot,
-    tile,
-    accumulate,
-):
-    """Every O_i of a key tile.
-
-    pv_done is the last commit: the softmax waits for it, so that none is in flight when the CTA ends.
-    """
-    events.p_ready.wait(0, tile & 1)
-    tensor_memory.fence_after()
-    for i, column in enumerate(cfg.tmem.o):
-        v_address = smem.v_address + i * cfg.tiles.wide_slab_bytes
-        multiply_vp(cfg, smem, v_address, tmem + column, accumulate)
-        if i < K_BUFFERS:
-            events.slab_free.commit(i)
-    if cfg.tiles.p_over_rope:
-        rope.release_slot(at)
-    events.pv_done.commit(0)
+        for i, column in enumerate(cfg.tmem.o):
+            v_address = smem.v_address + i * cfg.tiles.wide_slab_bytes
+            multiply_vp(cfg, smem, v_address, tmem + column, accumulate)
+            if i < K_BUFFERS:
+                events.slab_free.commit(i)
+        if cfg.tiles.p_over_rope:
+            rope.release_slot(at)
+        events.pv_done.commit(0)
+        return at.next(rope.slots)
 
 
 @cute.jit
@@ -95,20 +97,5 @@ def run(
     queue: WorkQueue,
 ):
     """Every work tile of the CTA."""
-    at, tile = Slot(Int32(0), Int32(0)), Int32(0)  # tile: of all work tiles
-    number, q_phase = Int32(0), Int32(0)
-    count = queue.next(cfg, args, number).tiles.count
-    while count != NO_MORE:
-        for n in cutlass.range(count, unroll=1):
-            if n == 0:
-                events.q_full.wait(0, q_phase)
-            make_scores(cfg, smem, tmem, events, rope, at, tile)
-            if n == count - 1:
-                events.q_free.commit(0)
-            finish_tile(cfg, smem, tmem, events, rope, at, tile, n > 0)
-            at = at.next(rope.slots)
-            tile = tile + 1
-        if count > 0:
-            q_phase = q_phase ^ 1
-        number = number + 1
-        count = queue.next(cfg, args, number).tiles.count
+    mma = MmaWarp(smem, tmem, events, rope)
+    issue.in_turn(cfg, WidenedSlabs(), args, mma, queue, Slot(Int32(0), Int32(0)))

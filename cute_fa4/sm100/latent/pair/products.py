@@ -19,10 +19,14 @@ from cute_fa4.layouts.umma_descriptors import InstructionDescriptor
 
 from ...instructions import tensor_core, tensor_memory
 from ...operands.kv_buffer import mma_tile
+from ...pair.kernel import read_announcements
 from ...pair.sync import PairConsumer, is_leader
+from ...roles import issue
+from ...roles.issue import Products
+from ...steps.warps import MmaWarp
 from ...sync.kernel_args import Events, KernelArgs, Smem
 from ...sync.pipelines import Slot
-from ...work.queue import NO_MORE, WorkQueue
+from ...work.queue import WorkQueue
 from ..tiles import LATENT_DEPTH
 from .schedule import S_BUFFERS
 from .tiles import CTAS, UNIT_COLUMNS
@@ -78,76 +82,46 @@ def address_of(cfg, smem: Smem, unit: Slot):
     return smem.kv_address + unit.index * cfg.tiles.kv_slot_bytes
 
 
-def make_scores(
-    cfg, smem, tmem, events: Events, kv: LatentPairConsumer, at: UsePosition, tile
-) -> UsePosition:
-    """S of a key tile, each part of the sum as its columns arrive; -> the position behind them."""
-    buffer, unit = tile & (S_BUFFERS - 1), at.unit
-    s_address = tmem + buffer * (cfg.tmem.s[1] - cfg.tmem.s[0])
-    for i in range(cfg.tiles.k_units):
-        kv.units.wait(unit)
-        k, address = cfg.tiles.k_tile, address_of(cfg, smem, unit)
-        multiply_qk(cfg, smem, k, address, s_address, i * UNIT_COLUMNS)
-        kv.units.release_slot(unit)
-        unit = unit.next(kv.units.slots)
-    kv.rope.wait(at.rope)
-    address = smem.rope_address + at.rope.index * cfg.tiles.rope_slot_bytes
-    multiply_qk(cfg, smem, cfg.tiles.rope_tile, address, s_address, LATENT_DEPTH)
-    kv.rope.release_slot(at.rope)
-    events.s_ready.commit(buffer)
-    return UsePosition(unit, at.rope.next(kv.rope.slots))
+@dataclass(frozen=True)
+class OfPair(Products):
+    """at: a UsePosition."""
 
-
-def finish_tile(
-    cfg, smem, tmem, events: Events, kv: LatentPairConsumer, at: UsePosition, tile, accumulate
-) -> UsePosition:
-    """Both outputs of a key tile; -> the position behind its units.
-
-    pv_done is the last commit: the softmax waits for it, so that none is in flight when the CTA ends.
-    """
-    events.p_ready.wait(0, tile & 1)
-    tensor_memory.fence_after()
-    unit = at.unit
-    for column in cfg.tmem.o:
-        for part in range(cfg.tiles.key_parts):
+    def make_scores(self, cfg, mma, at, tile):
+        """S of a key tile, each part of the sum as its columns arrive; -> the position behind them."""
+        smem, tmem, events, kv = mma.smem, mma.tmem, mma.events, mma.kv
+        buffer, unit = tile & (S_BUFFERS - 1), at.unit
+        s_address = tmem + buffer * (cfg.tmem.s[1] - cfg.tmem.s[0])
+        for i in range(cfg.tiles.k_units):
             kv.units.wait(unit)
-            adds = accumulate if part == 0 else True
-            multiply_pv(cfg, smem, address_of(cfg, smem, unit), part, tmem + column, adds)
+            k, address = cfg.tiles.k_tile, address_of(cfg, smem, unit)
+            multiply_qk(cfg, smem, k, address, s_address, i * UNIT_COLUMNS)
             kv.units.release_slot(unit)
             unit = unit.next(kv.units.slots)
-    events.pv_done.commit(0)
-    return UsePosition(unit, at.rope)
+        kv.rope.wait(at.rope)
+        address = smem.rope_address + at.rope.index * cfg.tiles.rope_slot_bytes
+        multiply_qk(cfg, smem, cfg.tiles.rope_tile, address, s_address, LATENT_DEPTH)
+        kv.rope.release_slot(at.rope)
+        events.s_ready.commit(buffer)
+        return UsePosition(unit, at.rope.next(kv.rope.slots))
 
+    def finish_tile(self, cfg, mma, at, tile, accumulate):
+        """Both outputs of a key tile; -> the position behind its units.
 
-@cute.jit
-def issue(
-    cfg: cutlass.Constexpr,
-    args: KernelArgs,
-    smem: Smem,
-    tmem: Int32,
-    events: Events,
-    kv: LatentPairConsumer,
-    queue: WorkQueue,
-):
-    """Every work tile of the pair."""
-    at, tile = kv.first(), Int32(0)  # tile: of all work tiles; parities follow from it
-    number, q_phase = Int32(0), Int32(0)
-    count = queue.next(cfg, args, number).tiles.count
-    while count != NO_MORE:
-        for n in cutlass.range(count, unroll=1):
-            if n == 0:
-                events.q_full.wait(0, q_phase)
-            at = make_scores(cfg, smem, tmem, events, kv, at, tile)
-            if n == count - 1:
-                events.q_free.commit(0)
-            if n > 0:
-                at = finish_tile(cfg, smem, tmem, events, kv, at, tile - 1, n > 1)
-            tile = tile + 1
-        if count > 0:
-            at = finish_tile(cfg, smem, tmem, events, kv, at, tile - 1, count > 1)
-            q_phase = q_phase ^ 1
-        number = number + 1
-        count = queue.next(cfg, args, number).tiles.count
+        pv_done is the last commit: the softmax waits for it, so that none is in flight when the CTA ends.
+        """
+        smem, tmem, events, kv = mma.smem, mma.tmem, mma.events, mma.kv
+        events.p_ready.wait(0, tile & 1)
+        tensor_memory.fence_after()
+        unit = at.unit
+        for column in cfg.tmem.o:
+            for part in range(cfg.tiles.key_parts):
+                kv.units.wait(unit)
+                adds = accumulate if part == 0 else True
+                multiply_pv(cfg, smem, address_of(cfg, smem, unit), part, tmem + column, adds)
+                kv.units.release_slot(unit)
+                unit = unit.next(kv.units.slots)
+        events.pv_done.commit(0)
+        return UsePosition(unit, at.rope)
 
 
 @cute.jit
@@ -162,10 +136,7 @@ def run(
 ):
     """In CTA 0 every product, in CTA 1 nothing but to read what is announced to every role."""
     if is_leader():
-        issue(cfg, args, smem, tmem, events, kv, queue)
+        mma = MmaWarp(smem, tmem, events, kv)
+        issue.one_ahead(cfg, OfPair(), args, mma, queue, kv.first())
     else:
-        number = Int32(0)
-        count = queue.next(cfg, args, number).tiles.count
-        while count != NO_MORE:
-            number = number + 1
-            count = queue.next(cfg, args, number).tiles.count
+        read_announcements(cfg, args, queue)

@@ -1,0 +1,91 @@
+"""The MMA warp's walk over key tiles, for families with one query tile and one softmax role.
+
+    one_ahead    S(0)    S(1) PV(0)    S(2) PV(1)    ...    PV(last)       softmax works on one S beside the products
+    in_turn      S(0) PV(0)    S(1) PV(1)    ...                           V is part of K, which is held until its P V
+
+What a product is made of, and where K and V are, a family's Products say. Barriers of Q are those of the walk.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from ..steps.warps import MmaWarp
+from ..sync.kernel_args import KernelArgs
+from ..work.queue import NO_MORE, WorkQueue
+
+
+@dataclass(frozen=True)
+class Products:
+    """What a family issues. tile: the number of a key tile over all work tiles; buffers and parities follow from it."""
+
+    def make_scores(self, cfg, mma, at, tile):
+        """S of a key tile, as soon as its K is there -> the position behind it."""
+        raise NotImplementedError
+
+    def finish_tile(self, cfg, mma, at, tile, accumulate):
+        """P V of a key tile, as soon as its P is there -> the position behind it."""
+        raise NotImplementedError
+
+
+@cute.jit
+def one_ahead(
+    cfg: cutlass.Constexpr,
+    products: cutlass.Constexpr,
+    args: KernelArgs,
+    mma: MmaWarp,
+    queue: WorkQueue,
+    at,
+) -> Int32:
+    """Every work tile of the CTA, from position `at` of its rings on; -> its key tiles."""
+    events = mma.events
+    tile = Int32(0)
+    number, q_phase = Int32(0), Int32(0)
+    count = queue.next(cfg, args, number).tiles.count
+    while count != NO_MORE:
+        for n in cutlass.range(count, unroll=1):
+            if n == 0:
+                events.q_full.wait(0, q_phase)
+            at = products.make_scores(cfg, mma, at, tile)
+            if n == count - 1:
+                events.q_free.commit(0)
+            if n > 0:
+                at = products.finish_tile(cfg, mma, at, tile - 1, n > 1)
+            tile = tile + 1
+        if count > 0:
+            at = products.finish_tile(cfg, mma, at, tile - 1, count > 1)
+            q_phase = q_phase ^ 1
+        number = number + 1
+        count = queue.next(cfg, args, number).tiles.count
+    return tile
+
+
+@cute.jit
+def in_turn(
+    cfg: cutlass.Constexpr,
+    products: cutlass.Constexpr,
+    args: KernelArgs,
+    mma: MmaWarp,
+    queue: WorkQueue,
+    at,
+):
+    """The same where S of a key tile does not move the position: P V takes what it has read."""
+    events = mma.events
+    tile = Int32(0)
+    number, q_phase = Int32(0), Int32(0)
+    count = queue.next(cfg, args, number).tiles.count
+    while count != NO_MORE:
+        for n in cutlass.range(count, unroll=1):
+            if n == 0:
+                events.q_full.wait(0, q_phase)
+            products.make_scores(cfg, mma, at, tile)
+            if n == count - 1:
+                events.q_free.commit(0)
+            at = products.finish_tile(cfg, mma, at, tile, n > 0)
+            tile = tile + 1
+        if count > 0:
+            q_phase = q_phase ^ 1
+        number = number + 1
+        count = queue.next(cfg, args, number).tiles.count

@@ -19,7 +19,7 @@ from cute_fa4.emulator.host import driver_api
 from cute_fa4.emulator.instructions import instruction_table
 from cute_fa4.emulator.machine.observer import Observer, observing
 from cute_fa4.emulator.model import trace
-from cute_fa4.emulator.ptx.syntax import Label, place, source_text
+from cute_fa4.emulator.ptx.syntax import RESERVED_SHARED_BYTES, Label, place, source_text
 from cute_fa4.emulator.run.program import Program
 
 
@@ -102,7 +102,9 @@ class _Launches(Observer):
             tuple(machine.grid),
             tuple(machine.block),
             (1, 1, 1),
-            machine.dynamic_shared_bytes,
+            program.kernel.dynamic_shared_offset
+            - RESERVED_SHARED_BYTES
+            + machine.dynamic_shared_bytes,
             self.recorder.trace,
             lines,
         )

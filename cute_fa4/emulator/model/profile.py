@@ -7,11 +7,13 @@ The numbers are plain (dicts, lists, strings), so that table.py, page.py and JSO
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 
+from cute_fa4.emulator.machine.warp import WARP_SIZE
 from cute_fa4.emulator.model import accounts, align, control_codes, loops, nvdisasm
 from cute_fa4.emulator.model.constants import fitted_b200
 from cute_fa4.emulator.model.graph import Graph, Tag
@@ -19,6 +21,14 @@ from cute_fa4.emulator.model.launches import Launch
 from cute_fa4.emulator.model.machine import Machine
 from cute_fa4.emulator.model.names import PIPES, WORDS, Names
 from cute_fa4.emulator.model.timeline import timeline
+from cute_fa4.emulator.ptx.syntax import RESERVED_SHARED_BYTES
+from cute_fa4.emulator.run.launch import (
+    MAX_CTAS_PER_SM,
+    REGISTERS_PER_SM,
+    SHARED_BYTES_PER_SM,
+    SMS,
+    THREADS_PER_SM,
+)
 
 STATED_ERROR = (
     "Modelled, not measured: published speeds of flash-attn-4 on a B200 are met within 7 % on average and 14 % at "
@@ -168,7 +178,8 @@ def modelled(launch: Launch, cubin: bytes, listing: str) -> Profile:
             "cluster": list(launch.cluster),
             "shared_bytes": launch.shared_bytes,
             "launches": launch.times,
-        },
+        }
+        | residency(launch.grid, launch.block, launch.shared_bytes, resources.registers),
         registers=resources.registers,
         stack_bytes=resources.stack_bytes,
         cta=cta,
@@ -176,6 +187,27 @@ def modelled(launch: Launch, cubin: bytes, listing: str) -> Profile:
     )
     profile.timeline = timeline(names, paths, graph, result, cta, (begin, end))
     return profile
+
+
+def residency(grid, block, shared_bytes: int, registers: int) -> dict:
+    """How many CTAs an SM holds at a time, what limits them, and in how many waves the grid runs.
+
+    Registers are allocated in units of 256 for a warp (CUDA C++ programming guide, occupancy calculator).
+
+    >>> residency((296, 1, 1), (256, 1, 1), 100 << 10, 64)
+    {'ctas_per_sm': 2, 'limited_by': 'shared memory', 'waves': 1}
+    """
+    warps = -(-math.prod(block) // WARP_SIZE)
+    of_a_warp = -(-registers * WARP_SIZE // 256) * 256
+    limits = {
+        "shared memory": SHARED_BYTES_PER_SM // (shared_bytes + RESERVED_SHARED_BYTES),
+        "registers": REGISTERS_PER_SM // max(1, of_a_warp * warps),
+        "threads": THREADS_PER_SM // (warps * WARP_SIZE),
+        "the number of CTAs": MAX_CTAS_PER_SM,
+    }
+    limit = min(limits, key=limits.__getitem__)
+    held = max(1, limits[limit])
+    return {"ctas_per_sm": held, "limited_by": limit, "waves": -(-math.prod(grid) // (SMS * held))}
 
 
 def _main(function, paths: dict, graph: Graph):

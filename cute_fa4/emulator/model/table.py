@@ -66,11 +66,17 @@ def head(profile: Profile) -> list[str]:
     what = "cluster" if launch["cluster"][0] > 1 else "CTA"
     lines = [
         short(profile.kernel),
-        f"grid {grid}, block {block}, {launch['shared_bytes']:,} bytes of dynamic shared memory, "
+        f"grid {grid}, block {block}, {launch['shared_bytes']:,} bytes of shared memory, "
         f"{profile.registers} registers a thread, {profile.stack_bytes} bytes of stack",
         f"One {what}: {profile.cycles:,.0f} cycles ({profile.cycles / clock / 1000:,.1f} us at {clock} GHz), "
         "modelled alone on its SM",
     ]
+    held, waves = launch["ctas_per_sm"], launch["waves"]
+    lines.insert(
+        2,
+        f"An SM holds {held} of its CTAs at a time, limited by {launch['limited_by']}; the grid runs in "
+        f"{waves} wave{'s' * (waves > 1)}",
+    )
     if profile.loop:
         lines.append(
             f"Steady state: {profile.turn:,.0f} cycles a turn of the main loop ({profile.loop}; {profile.turns} turns)"

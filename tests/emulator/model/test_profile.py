@@ -241,3 +241,18 @@ def test_the_graph_of_causes_changes_no_cycle(monkeypatch):
     monkeypatch.setattr(profile.Machine, "run", both)
     (one,) = emulator.profile(handed_over, TURNS).kernels
     assert cycles == [one.cycles]
+
+
+@pytest.mark.parametrize(
+    "threads, shared, registers, ctas, limit",
+    [
+        (128, 1024, 32, 16, "registers"),  # 65536 / (4 warps x 1024)
+        (128, 113 << 10, 32, 2, "shared memory"),  # 114 KiB with the reserved one
+        (1024, 0, 24, 2, "threads"),
+        (32, 0, 32, 32, "the number of CTAs"),
+        (512, 227 << 10, 128, 1, "shared memory"),  # as this package's kernels
+    ],
+)
+def test_how_many_ctas_an_sm_holds(threads, shared, registers, ctas, limit):
+    found = profile.residency((148 * ctas + 1, 1, 1), (threads, 1, 1), shared, registers)
+    assert found == {"ctas_per_sm": ctas, "limited_by": limit, "waves": 2}

@@ -248,7 +248,7 @@ def test_the_graph_of_causes_changes_no_cycle(monkeypatch):
     [
         (128, 1024, 32, 16, "registers"),  # 65536 / (4 warps x 1024)
         (128, 113 << 10, 32, 2, "shared memory"),  # 114 KiB with the reserved one
-        (1024, 0, 24, 2, "threads"),
+        (1024, 0, 16, 2, "threads"),
         (32, 0, 32, 32, "the number of CTAs"),
         (512, 227 << 10, 128, 1, "shared memory"),  # as this package's kernels
     ],

@@ -135,12 +135,12 @@ def _arguments_of(options):
         sys.argv, sys.path[:] = outside
 
 
-def executed(options):
-    """The Run of the script, or of one call of attention.
+def executed(options, **settings):
+    """The Run of the script, or of one call of attention. settings: of use(), besides mode and seed.
 
     An error of the emulator ends the script and is printed; the recording up to that point is kept.
     """
-    with use(mode=options.mode, seed=options.seed) as run:
+    with use(mode=options.mode, seed=options.seed, **settings) as run:
         if options.script is None:
             attention(options)
             return run
@@ -211,7 +211,7 @@ def profiled(options):
     """The modelled profile of every kernel that was launched; 1 where there is none."""
     before = report.read_json(options.against) if options.against else None
     with report.profiling(options.cluster) as found:
-        executed(options)
+        executed(options, **report.SETTINGS)
     print(found if before is None else found.against(before))
     for path, write in ((options.json, found.write_json), (options.html, found.write_html)):
         if path:

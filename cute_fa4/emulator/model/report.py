@@ -24,7 +24,8 @@ from cute_fa4.emulator.model.profile import ModelError, Profile, modelled
 
 FORMAT = 1
 """Of the JSON: changes with the meaning of a field."""
-CLAIMS = 1  # further blocks that a CTA takes by launch control while it is recorded
+SETTINGS = {"checks": None, "claims": 1}
+"""How launches execute: unchecked, and a CTA takes one further block by launch control, which shows what that costs."""
 
 
 @dataclass
@@ -85,7 +86,7 @@ def profiling(cluster: int = 0) -> Iterator[Profiles]:
     with (
         keeping_machine_code() as cubins,
         launches.recorded(cluster) as recorded,
-        use(checks=None, claims=CLAIMS),
+        use(**SETTINGS),
     ):
         yield found
     for launch in recorded.values():

@@ -8,6 +8,7 @@ import pytest
 
 from cute_fa4 import emulator
 from cute_fa4.emulator.__main__ import main
+from cute_fa4.emulator.host import driver_api
 from cute_fa4.emulator.model import launches, names, nvdisasm, profile, ptxas, report, table
 from cute_fa4.emulator.model.constants import fitted_b200
 from tests.emulator.model.kernels import A_TURN, exponentials, handed_over
@@ -256,3 +257,18 @@ def test_the_graph_of_causes_changes_no_cycle(monkeypatch):
 def test_how_many_ctas_an_sm_holds(threads, shared, registers, ctas, limit):
     found = profile.residency((148 * ctas + 1, 1, 1), (threads, 1, 1), shared, registers)
     assert found == {"ctas_per_sm": ctas, "limited_by": limit, "waves": 2}
+
+
+def test_the_command_runs_launches_as_the_function_does(tmp_path, monkeypatch):
+    """Unchecked, and with few claims: what use() inside of the context says would win."""
+    seen = []
+    monkeypatch.setattr(driver_api, "execute", lambda program, **_: seen.append(settings()))
+
+    def settings():
+        return driver_api._settings[-1].checks, driver_api._settings[-1].claims
+
+    script = tmp_path / "script.py"
+    script.write_text("from tests.emulator.model.kernels import exponentials; exponentials(1)")
+    main(["profile", str(script)])
+    emulator.profile(exponentials, 1)
+    assert seen == [(None, 1)] * 2

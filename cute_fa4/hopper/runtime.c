@@ -1,10 +1,10 @@
-/* What a rewritten kernel needs of its host code, behind aot/cuda_runtime.c in the same file (build.py puts them together).
+/* Host code of a rewritten kernel, appended to aot/cuda_runtime.c (build.py concatenates them).
  *
  *     NAME.o -> __wrap__cudaLibraryLoadData -> _cudaLibraryLoadData    with the cubin for Hopper instead of its own
  *            -> __wrap__cudaLaunchKernelEx  -> _cudaLaunchKernelEx     with tensor memory and a table of clusters
  *
- * The linker's --wrap leads the host code's calls here. A launch waits for its end: one tensor memory serves all.
- * Tensor memory is filled with NaNs before each launch, so that a read of what nobody wrote shows.
+ * The linker's --wrap redirects the host code's calls here. Launches are synchronous: they share one tensor memory.
+ * Tensor memory is filled with NaN before each launch, so that reads of unwritten words show.
  */
 #include <time.h>
 #include <unistd.h>
@@ -159,7 +159,7 @@ static int launch_locked(const struct runtime_config *config, void *kernel, void
     MORE(cuMemsetD32Async, control.clusters, 0, ctas + 1, config->stream);
     MORE(cuMemcpyHtoDAsync_v2, symbol, &control, sizeof control, config->stream);
     struct runtime_config with_scratch = *config;
-    if (cute_fa4_hopper_scratch_bytes) /* mbarriers of 8 bytes, behind all else */
+    if (cute_fa4_hopper_scratch_bytes) /* mbarriers of 8 bytes, after everything else */
         with_scratch.dynamic_shared_bytes =
             (with_scratch.dynamic_shared_bytes + 7u) / 8u * 8u + cute_fa4_hopper_scratch_bytes;
     status = _cudaLaunchKernelEx(&with_scratch, kernel, args);

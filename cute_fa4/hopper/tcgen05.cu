@@ -1,9 +1,9 @@
-// What Hopper lacks, in software: tensor memory, tcgen05, cluster launch control. Called by PTX that rewrite.py wrote.
+// Software for what Hopper lacks: tensor memory, tcgen05, cluster launch control. Called by the PTX of rewrite.py.
 //
 //     tensor memory of a CTA     512 columns of 128 lanes, 32-bit words, in global memory, column by column
 //     tcgen05.mma                float32 products and sums in ascending k, by the thread or warp that issues it
 //     tcgen05.commit             an arrival: all MMAs issued before are complete already
-//     clusterlaunchcontrol       a table with a word for each cluster: free, begun, or claimed and by whom
+//     clusterlaunchcontrol       a table with one word per cluster: free, begun, or its claimer
 //
 // runtime.c fills `cute_fa4_control` before each launch. Numbers, layouts and descriptors: PTX ISA, "tcgen05".
 #include <cstdint>
@@ -108,7 +108,7 @@ EXPORT void cute_fa4_dealloc(uint32_t taddr, uint32_t columns) {
   __syncwarp();
 }
 
-// Where lane t of this warp finds its register 0; the last register is so many columns behind it. Shapes are numbered
+// Address of register 0 in lane t of this warp; the last register is `last` columns after it. Shapes are numbered
 // as in SHAPES of in_software.py.
 EXPORT uint64_t cute_fa4_lane(uint32_t taddr, uint32_t last, uint32_t shape) {
   uint32_t row = taddr >> 16, column = taddr & 0xffff, t = laneid();
@@ -335,7 +335,7 @@ EXPORT void cute_fa4_mma(uint32_t d, uint64_t a, uint64_t b, uint32_t idesc, uin
   if (wide) __syncwarp();
 }
 
-// The same of operands with a scale for each 32 of their numbers (mxf8f6f4).
+// The same for operands with a scale per 32 values (mxf8f6f4).
 EXPORT void cute_fa4_scaled_mma(uint32_t d, uint64_t a, uint64_t b, uint32_t idesc, uint32_t accumulate, uint32_t mode,
                                 uint32_t a_scales, uint32_t b_scales) {
   const bool wide = mode >> 8 & 1;
@@ -359,7 +359,7 @@ EXPORT void cute_fa4_copy_scales(uint32_t taddr, uint64_t source) {
   fence();
 }
 
-// The lanes of D that an MMA is told to leave alone: none.
+// The disabled output lanes of an MMA: must be none.
 EXPORT void cute_fa4_all_lanes(uint32_t disabled) {
   if (disabled) fail("tcgen05.mma with lanes of D disabled", disabled, 0);
 }
@@ -390,7 +390,7 @@ __device__ uint32_t box_bytes(const uint32_t *map) {
   return bytes;
 }
 
-// Of rows that are gathered one by one: TMA writes boxes to multiples of 128 bytes.
+// For gathered rows: TMA writes boxes to multiples of 128 bytes.
 EXPORT uint32_t cute_fa4_box_bytes(uint64_t map) {
   const uint32_t bytes = box_bytes((const uint32_t *)map);
   if (bytes % 128) fail("gather4 of rows that are no multiple of 128 bytes", bytes, 0);

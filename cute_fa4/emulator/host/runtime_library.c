@@ -3,7 +3,7 @@
  *     compiled host function -> _cudaLaunchKernelEx -> callbacks.launch -> driver_api.py
  *
  * This file is linked into every host function that emulator.compile makes, so that a process can hold
- * functions for the emulator and functions for a GPU side by side. Functions that need an answer go to Python
+ * functions for the emulator and for a GPU at the same time. Functions that need a result call Python
  * through `callbacks`; the rest either cannot fail or report cudaErrorNotSupported with their name.
  */
 #include <stddef.h>
@@ -14,8 +14,8 @@
 
 enum { SUCCESS = 0, FAILURE = 1, NOT_SUPPORTED = 801 }; /* cudaSuccess, any error, cudaErrorNotSupported */
 
-/* What a callback returns when it has done its work. Anything else is a failure: a callback that an exception ends as
- * it begins (Ctrl-C while this code ran) returns what was in memory before. */
+/* A successful callback returns this. Anything else is a failure: a callback that an exception interrupts as it
+ * begins (Ctrl-C while this code ran) returns the previous contents of memory. */
 enum { DONE = 0x600d };
 static int status_of(int answer) { return answer == DONE ? SUCCESS : FAILURE; }
 
@@ -30,7 +30,7 @@ struct callbacks {
 };
 
 static struct callbacks callbacks;
-static long number; /* of this host function: says whose PTX it is */
+static long number; /* of this host function: identifies its PTX */
 
 EXPORT void cute_fa4_emulator_connect(const struct callbacks *from, long host_number) {
     callbacks = *from;

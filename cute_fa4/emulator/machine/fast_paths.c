@@ -1,4 +1,4 @@
-/* The usual case of what the emulator does most often. See fast_paths.py, which names every function.
+/* The common cases of the emulator's most frequent operations. See fast_paths.py, which names every function.
 
    Each function does all of its work or none of it: where anything is unusual it returns 0 (or -1) and has changed
    nothing. NumPy arrays come as objects; DATA is where NumPy's C interface keeps their address (PyArrayObject.data,
@@ -30,7 +30,7 @@ s64 address_of(Object *array) { return (s64)DATA(array); }
 
 /* --- registers ------------------------------------------------------------------------------------ */
 
-/* The one value of a 32-bit register in the lanes of mask, plus add; -1 where lanes differ. */
+/* The one value of a 32-bit register in the lanes of mask, plus add; -1 if lanes differ. */
 s64 uniform(Object *R, s64 row, u32 mask, u32 add) {
     const u32 *r = (const u32 *)DATA(R) + row * 32;
     u32 first = r[__builtin_ctz(mask)], different = 0;
@@ -89,7 +89,7 @@ void load_registers(Object *R, u32 mask, Object *bytes, Object *offsets, Object 
     }
 }
 
-/* The other way; what is written is noted in `written`. */
+/* The inverse; marks the written bytes in `written`. */
 void store_registers(Object *R, u32 mask, Object *bytes, Object *written, Object *offsets, Object *codes, s64 count,
                      u32 size) {
     const s64 *offset = (const s64 *)DATA(offsets), *code = (const s64 *)DATA(codes);
@@ -159,7 +159,7 @@ typedef struct { s32 *writer, *latest, **readers; s64 actors; } Shadow;
 /* The granules of an access: rows of `width` every `stride` from `first`, or `width` of an index. */
 typedef struct { const s64 *index; s64 first, rows, stride, width; } Granules;
 
-/* Who accesses, and what it knows: numbers by actor that writers, and readers, may have. */
+/* The accessing actor and its clock: numbers by actor up to which writes, and reads, are ordered before it. */
 typedef struct { s64 actor; const s32 *writers, *readers, *actor_of; s64 writers_known, readers_known; } Access;
 
 static inline s64 granule(const Granules *g, s64 row, s64 n) {
@@ -168,7 +168,7 @@ static inline s64 granule(const Granules *g, s64 row, s64 n) {
 
 static int follows(const Shadow *shadow, const Granules *g, const Access *me, int write) {
     if (!write && (me->actor >= shadow->actors || !shadow->readers[me->actor])) return 0;
-    s32 seen = 0; /* the same writer wrote the granule before, as nearly always */
+    s32 seen = 0; /* the common case: the same writer wrote the previous granule */
     for (s64 row = 0; row < g->rows; row++)
         for (s64 n = 0; n < g->width; n++) {
             s32 number = shadow->writer[granule(g, row, n)];
@@ -200,7 +200,7 @@ static void note(Shadow *shadow, const Granules *g, const Access *me, int write,
 #define ME {actor, (const s32 *)DATA(known), (const s32 *)DATA(happened), (const s32 *)DATA(actor_of), writers_known, \
     readers_known}
 
-/* 1 if the access comes after all that it must come after: then it is noted. */
+/* 1 if the access is ordered after everything that it must follow; it is then recorded. */
 int touch_index(Shadow *shadow, Object *at, s64 count, ACCESS) {
     Access me = ME;
     Granules g = {(const s64 *)DATA(at), 0, 1, 0, count};
@@ -230,7 +230,7 @@ int touch_items(Shadow *coarse, Shadow *fine, Object *slots, Object *offsets, s6
         for (s64 at = offset[n], end = at + nbytes; at < end; ) {
             s64 chunk = at >> 4, until = (chunk + 1) * 16 < end ? (chunk + 1) * 16 : end;
             if (!slot || slot[chunk] < 0) {
-                if (nbytes < 16) return 0; /* it gets a slot */
+                if (nbytes < 16) return 0; /* Python gives it a slot */
                 chunks[of_chunks.width++] = chunk;
                 at = until;
             } else

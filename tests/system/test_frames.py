@@ -47,7 +47,7 @@ def test_a_function_with_room_is_the_function():
         """Its message."""
         return scale * (first + sum(rest))
 
-    assert total(1, 2, scale=3) == 9 and total.__doc__ == "What it says."
+    assert total(1, 2, scale=3) == 9 and total.__doc__ == "Its message."
     assert list(inspect.signature(total).parameters) == ["first", "rest", "scale"]
     with pytest.raises(ZeroDivisionError):
         with_room(lambda: 1 / 0)()

@@ -93,7 +93,7 @@ def stay_wide(q, asked: Asked, k_rope=None) -> bool:
 
 def _never_by_default(q, asked: Asked) -> bool:
     said = policy.queries()
-    if said != "auto" or asked.tokens_per_split is not None:
+    if said != "auto" or asked.tokens_per_split is not None or policy.batch_invariant():
         return said != "quantised"
     return asked.lengths_differ and not asked.keys_have_scales(q)
 
@@ -105,7 +105,8 @@ def _are_few(q, asked: Asked, k_rope) -> bool:
     if packed and isinstance(asked.max_seqlen_q, int):
         queries = min(queries, asked.max_seqlen_q)
     if (
-        not 0 < queries <= SWAPPED_ROWS[-1]
+        policy.batch_invariant()
+        or not 0 < queries <= SWAPPED_ROWS[-1]
         or asked.heads_kv <= 0
         or q.shape[-2] % asked.heads_kv
         or not length_may_choose(asked.tokens_per_split, packed, asked.seqused_q)

@@ -46,6 +46,11 @@ CUTE_FA4_PDL: whether kernels may start before the launch in front of them has e
     auto    kernels of few queries and those that split keys or merge them (docs/decisions/0007; default)
     off     none: each launch begins when the one before it has ended, and no kernel waits or signals
 
+CUTE_FA4_BATCH_INVARIANT: whether the bits of a row may depend on anything but that row, its keys and values.
+
+    auto    as the call says with tokens_per_split (default)
+    on      they do not: every call keeps the contract of docs/invariance.md
+
 All are read when the kernel of a call is chosen, which is once for calls that are alike.
 """
 
@@ -65,6 +70,7 @@ MAXIMUM_VARIABLE = "CUTE_FA4_MAXIMUM"
 QUERIES_VARIABLE = "CUTE_FA4_FP8_QUERIES"
 EXPONENTIAL_VARIABLE = "CUTE_FA4_EXPONENTIAL"
 PDL_VARIABLE = "CUTE_FA4_PDL"
+INVARIANT_VARIABLE = "CUTE_FA4_BATCH_INVARIANT"
 
 QUANTIZE = ("auto", "never")  # of q_quantize, besides None
 
@@ -126,8 +132,13 @@ def of_kernels(mixed: bool = True) -> dict:
 
     mixed: queries of 16 bits may meet keys of 8
     """
-    few = swaps()
-    return {"swaps": few, "widens": mixed and widens(), "pairs": pairs()}
+    few, invariant = swaps(), batch_invariant()
+    return {
+        "swaps": few,
+        "widens": mixed and widens(),
+        "pairs": False if invariant else pairs(),
+        "invariant": invariant,
+    }
 
 
 def maximum() -> str | None:
@@ -146,8 +157,21 @@ def dependent_launch() -> bool | None:
     return {"auto": None, "off": False}[environment.choice(PDL_VARIABLE, "auto", "off")]
 
 
+def batch_invariant() -> bool:
+    """Whether every call keeps the contract of docs/invariance.md."""
+    return environment.choice(INVARIANT_VARIABLE, "auto", "on") == "on"
+
+
 def of_schedules() -> dict:
     """What the variables say of every schedule's choices."""
+    if (
+        batch_invariant()
+    ):  # no row decides for another one: neither its maximum nor how many rows there are
+        return _of_schedules() | {"maximum": "exact", "lone_tiles": False}
+    return _of_schedules()
+
+
+def _of_schedules() -> dict:
     return {
         "claims": claims(),
         "maximum": maximum(),

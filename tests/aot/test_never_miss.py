@@ -16,6 +16,7 @@ from cute_fa4 import (
     flash_attn_with_kvcache,
     flash_mla_with_kvcache,
 )
+from cute_fa4.calls import repeat
 from cute_fa4.integrations import vllm
 from cute_fa4.system.devices import asked_for
 
@@ -148,8 +149,12 @@ def a_call(draw, model: dict, options: dict) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("invariant", ["auto", "on"])
 @pytest.mark.parametrize("name", MODELS)
-def test_no_call_asks_for_a_kernel_that_the_list_lacks(name):
+def test_no_call_asks_for_a_kernel_that_the_list_lacks(name, invariant, monkeypatch):
+    """Also under CUTE_FA4_BATCH_INVARIANT=on, which chooses other kernels."""
+    monkeypatch.setenv("CUTE_FA4_BATCH_INVARIANT", invariant)
+    repeat.clear()
     model, options = MODELS[name]
     listed, missing = set(configs_for_model(**model)), {}
     for seed in range(CALLS // len(MODELS)):

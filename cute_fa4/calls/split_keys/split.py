@@ -9,6 +9,8 @@
     tokens_per_split    N           parts of N keys, counted from the first key of a sequence: what else is in the
                                     batch, and how long the others are, changes no bit of its result
 
+Under CUTE_FA4_BATCH_INVARIANT=on the parts have tokens_per_split or else INVARIANT_TOKENS keys, whatever num_splits is.
+
 Which keys a part takes follows from the lengths on the device (sm100/work/split.py, shared_order.py): no plan, no
 metadata tensor, no synchronisation. Splitting pays where a launch has fewer blocks than the chip has SMs and each still
 has keys enough, and where sequences differ so much that the longest ones would be waited for.
@@ -27,11 +29,15 @@ from cute_fa4 import masks
 from cute_fa4.calls.plan import NO_LENGTHS, Plan, as_read, given_of
 from cute_fa4.calls.request import CallTensors, Options, Where
 from cute_fa4.calls.split_keys import workspace
+from cute_fa4.compiler import policy
 from cute_fa4.sm100.choose.choose_config import CLUSTER_PARTS, KEYS_PER_TILE
 from cute_fa4.sm100.choose.launches import PARTS, SHARED, Cut, in_cluster, may_cluster, may_share
 from cute_fa4.system.clusters import most_clusters
 
 MAX_SPLITS = 1024
+INVARIANT_TOKENS = (
+    4096  # keys of a part, under CUTE_FA4_BATCH_INVARIANT=on, of calls without tokens_per_split
+)
 MAX_PARTIAL_ROWS = (1 << 31) - 1
 LEAST_SPLIT_KEYS = 512  # of a sequence whose parts are merged by a launch: docs/decisions/0010
 MERGED_A_TILE = 10  # further parts that are merged in the time of a key tile
@@ -154,6 +160,10 @@ def _wanted(
 ) -> Split | Shared | Clustered | None:
     num_splits, tokens_per_split = options.num_splits, options.tokens_per_split
     keys = most_keys(k, where)
+    if policy.batch_invariant():
+        tokens_per_split = tokens_per_split or INVARIANT_TOKENS
+        if keys <= tokens_per_split:
+            return None  # a part alone is not merged, and has the same bits
     if tokens_per_split is not None:
         parts = -(-keys // index(tokens_per_split))
         if parts > MAX_SPLITS:

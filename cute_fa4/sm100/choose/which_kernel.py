@@ -22,7 +22,8 @@
     *     of more rows q is quantised before the call and has 8 bits as k has, unless it stays as it is (q_quantize);
           then mhawiden has any number of rows where keys have scales
     **    of 16 bits; of q and k beyond 192, of v beyond 128
-    ***   tokens_per_split, where lengths differ: the longest sequence must not choose the kernel
+    ***   tokens_per_split, where lengths differ: the longest sequence must not choose the kernel; and every call under
+          CUTE_FA4_BATCH_INVARIANT=on
     ****  a rule of lengths as metadata tells them (choose/pays.py)
     ***** with scales of keys any number, in tiles of 64
 
@@ -99,6 +100,8 @@ class Call:
     mask, plain, exact, arch    as choose/pays.py reads them
     stays       q of 16 bits over k of 8 stays as it is, however many rows there are (calls/queries.py)
     swaps, widens, pairs  what the environment says (compiler/policy.py)
+    invariant   likewise: the bits of a row depend on that row alone (docs/invariance.md). No length chooses the kernel,
+                and CTAs do not share MMAs
     """
 
     qkv_dtype: str
@@ -123,6 +126,7 @@ class Call:
     swaps: bool = True
     widens: bool = True
     pairs: bool | None = None
+    invariant: bool = False
 
     def __post_init__(self):
         object.__setattr__(self, "descales", Scales.of(self.descales))
@@ -153,6 +157,11 @@ class Call:
         return cls(**known | more)
 
     @property
+    def length_chooses(self) -> bool:
+        """Whether the longest sequence may choose the kernel."""
+        return not (self.fixed or self.invariant)
+
+    @property
     def wide(self) -> bool:
         return is_wide(self.head_dim, self.head_dim_v, self.of_8_bits)
 
@@ -165,15 +174,17 @@ class Call:
     def tile(self) -> tuple[bool, int | None]:
         """-> (whether the heads of a group share a tile, rows of a tile of few rows; None: of 128, or of two CTAs)."""
         if self.latent:
-            rows = self.rows or latent_rows(1 if self.fixed else self.seqlen_q, self.group)
-            if rows is None and self.has_unpaired_scales:
+            rows = self.rows or latent_rows(self.seqlen_q if self.length_chooses else 1, self.group)
+            if rows is None and (self.invariant or self.has_unpaired_scales):
                 rows = LATENT_ROWS[-1]
+            if self.invariant and self.of_rows:
+                rows = min(rows, LatentRows.latent_rows)
             fits = not self.of_rows or self.rows or (rows or 0) <= LatentRows.latent_rows
             return True, rows if fits else None
         if self.rows is not None:
             return bool(self.pack_gqa), self.rows
         if self.keeps_q:
-            swaps = self.swaps and not self.fixed
+            swaps = self.swaps and self.length_chooses
             found = tile_for(self.seqlen_q, self.group, self.pack_gqa, swaps)
             if found[1] is None and self.has_unpaired_scales:
                 return widened_tile(self.group, self.pack_gqa)
@@ -188,7 +199,7 @@ class Call:
     @property
     def may_swap(self) -> bool:
         """Whether tiles of few rows may be chosen."""
-        if self.fixed or self.rope or self.of_blocks or self.wide:
+        if not self.length_chooses or self.rope or self.of_blocks or self.wide:
             return False
         if self.kv_dtype is not None:
             return self.widens and widens_keys(self.head_dim, self.rope)
@@ -224,7 +235,7 @@ class Call:
 
         Neither has more rows than alone, and each loads half.
         """
-        return self.pairs is not False and not self.fixed and self.fills_tile
+        return self.pairs is not False and self.length_chooses and self.fills_tile
 
     @property
     def has_pairs(self) -> bool:
@@ -290,7 +301,7 @@ RULES = (
     Rule("up to 32 rows, no k_rope, no wide heads", SwappedTile, lambda c: c.few),
     Rule("wide heads **, more than 128 rows", WidePair, lambda c: c.wide and c.pays_for_wide),
     Rule("wide heads **", WideTile, lambda c: c.wide),
-    Rule("the same bits in every batch ***", TwoTiles, lambda c: c.fixed),
+    Rule("the same bits in every batch ***", TwoTiles, lambda c: not c.length_chooses),
     Rule("up to 128 rows", OneTile, lambda c: not c.fills_tile),
     Rule("CUTE_FA4_PAIR=on, 16 bits, full or causal", Pair, lambda c: c.has_pairs and c.pairs),
     Rule("lengths for which pairs of CTAs pay ****", Pair, lambda c: c.has_pairs and c.asks_of_pairs.modelled, True),

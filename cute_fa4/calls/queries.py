@@ -84,7 +84,8 @@ def stay_wide(q, asked: Asked, k_rope=None) -> bool:
             columns = "with k_rope" if k_rope is not None else f"with a head_dim of {q.shape[-1]}"
             raise ValueError(
                 f"q_quantize: 'never' {columns} and q of {q.dtype} over k of 8 bits; accepted: None or 'auto', which "
-                f"quantise q; kernels that widen keys have K in one tensor, of up to {WIDENED_DEPTH} columns"
+                f"quantise q (docs/serving/eight_bits.md has the errors), or k and v of {q.dtype}; kernels that "
+                f"dequantize keys have K in one tensor, of up to {WIDENED_DEPTH} columns"
             )
         if within:
             return True

@@ -207,8 +207,8 @@ ONE_ROW = dict(dtype="bf16", kv_dtype="e4m3", causal=True, return_lse=False, arc
 NEVER = dict(q_quantize="never")
 REFUSED = {
     "another word": (64, dict(q_quantize="always"), "'always'; accepted: 'auto', 'never', or None"),
-    "wide heads": (192, NEVER, "'never' with a head_dim of 192 .*accepted: None or 'auto'"),
-    "k_rope": (64, NEVER | dict(k_rope=torch.zeros(1, 64, 64).to(FP8[0])), "'never' with k_rope"),
+    "wide heads": (192, NEVER, "'never' with a head_dim of 192 .*accepted: None or 'auto'.*or k and v of"),
+    "k_rope": (64, NEVER | dict(k_rope=torch.zeros(1, 64, 64).to(FP8[0])), "'never' with k_rope .*or k and v of"),
 }  # fmt: skip
 
 

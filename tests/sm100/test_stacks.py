@@ -80,11 +80,18 @@ CASES = {
     "rows of 656 bytes in pairs": ("mla_widenpair", latent(128, 64) | STORED, False),
     "rows of 656 bytes in pairs, gathered": ("mla_widenpair", latent(128, 5) | STORED, False),
 }  # fmt: skip
-# Bytes a thread that ptxas still spills, most of them between key tiles: what is mended moves up.
+# Bytes a thread that ptxas still spills: what is mended moves up. By the SASS of sm_100a:
+#   pairs by index, shared keys    four values of the split, read once a work tile: outside of every loop over key tiles
+#   the others                     one word, the address of shared memory, stored at entry. The uniform registers are
+#                                  full of operands, so loops read it again: softmax 2 times a key tile of 97
+#                                  exponentials (5 with two query tiles), correction and MMA before their barriers.
+#                                  PTX names it by its symbol, so ptxas makes one value of all uses; an address made
+#                                  anew in each role (a shuffle) is folded into the same value.
+#   one query tile, shared keys    besides, 16 bytes of correction, read once a work tile
 SPILLS = {
     "two query tiles, 16 bits beside 8": (8, "mha2q", MIXED | ROPE, False),
     "one query tile, shared keys": (24, "mha1q", BF16 | D64 | pages(16, group=4, pack_gqa=True), True),
-    "one query tile, 16 bits beside 8": (24, "mha1q", MIXED | ROPE, False),
+    "one query tile, 16 bits beside 8": (8, "mha1q", MIXED | ROPE, False),
     "rotary columns of 8 bits, with scales": (8, "mharope", SCALED | ROPE, False),
     "rows of 656 bytes in pairs by index, shared keys": (24, "mla_widenpair", latent(128, 1) | STORED, True),
 }  # fmt: skip

@@ -60,7 +60,10 @@ def always(cfg, args, smem, kv, work, entries, at):
 DEFECTS = {
     "K is started where there are no keys": ("start", staticmethod(always)),
     "every K is taken for one that was started": ("nothing_started", lambda self: Boolean(True)),
-    "no K is taken for one that was started": ("told", lambda self, started: (Boolean(False),)),
+    "no K is taken for one that was started": (
+        "further_arguments",
+        lambda self, started: (Boolean(False),),
+    ),
 }
 
 

@@ -202,7 +202,7 @@ REFUSED = {
     ),
     "float32": (dict(query=X.float()), TypeError, "dtype"),
     "gradients": (
-        dict(query=X.clone().requires_grad_(), softcap=5.0),
+        dict(attention_mask=torch.zeros(1, 1, 8, 8, requires_grad=True)),
         NotImplementedError,
         "torch.no_grad()",
     ),

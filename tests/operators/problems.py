@@ -2,6 +2,8 @@
 
 import torch
 
+from cute_fa4.sm100.blueprint.score_mods import ScoreMod
+
 BF16 = torch.bfloat16
 
 
@@ -53,3 +55,13 @@ def latent() -> dict:
 
 def copied(arguments: dict) -> dict:
     return {n: a.clone() if isinstance(a, torch.Tensor) else a for n, a in arguments.items()}
+
+
+def _staged(score, batch, head, q_idx, kv_idx):
+    import cutlass.cute as cute
+
+    return cute.math.tanh(score)
+
+
+WITHOUT_DERIVATIVE = ScoreMod.of(_staged)
+"""A score function that handles values of the compiler."""

@@ -429,7 +429,7 @@ def test_a_plain_function_breaks_the_graph_and_says_so(reached):
 
 @pytest.mark.parametrize("name", ["q", "k", "v"])
 def test_a_gradient_is_refused_with_the_same_error(name):
-    arguments = problems.dense() | dict(softcap=2.0)
+    arguments = problems.dense() | dict(score_mod=problems.WITHOUT_DERIVATIVE)
     arguments[name].requires_grad_()
     text = f"^{name}: requires_grad is True and the backward pass is not built with score_mod"
     with pytest.raises(torch._dynamo.exc.Unsupported, match=text):

@@ -253,9 +253,13 @@ REFUSED = {
         flash_attn_with_kvcache,
         with_options(problems.decode, k=None, v=None, cache_leftpad=int32(1, 0).long()),
     ),
-    "gradient of a soft cap": (
+    "gradient of a bias": (
         flash_attn_func,
-        with_options(changed(problems.dense, v=lambda v: v.requires_grad_()), softcap=2.0),
+        with_options(
+            problems.dense,
+            score_mod=score_mods.additive_bias(False),
+            aux_tensors=[torch.zeros(2, 1, 1, requires_grad=True)],
+        ),
     ),
 }
 

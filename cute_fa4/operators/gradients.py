@@ -15,6 +15,7 @@ from cute_fa4.calls import backward
 from cute_fa4.calls.backward import TENSORS, Attended, Scores
 from cute_fa4.calls.operands.apart import named_aux
 from cute_fa4.calls.operands.tensors import check_no_gradient
+from cute_fa4.calls.operands.tracing import is_transformed
 from cute_fa4.operators.spelling import function_of, mask_of
 from cute_fa4.sm100.backward.config import MOST_DEPTH
 
@@ -61,6 +62,11 @@ def check(call: dict) -> None:
 
 def _reason(call: dict) -> str | None:
     """Why a call has no derivative."""
+    if is_transformed():
+        return (
+            "inside of a transform of torch.func, such as grad, vjp and vmap of them; accepted for derivatives: "
+            "torch.autograd.grad and Tensor.backward"
+        )
     for name, value in call.items():
         off = not isinstance(value, torch.Tensor) and value in _OFF
         if name not in _ACCEPTED and not off:

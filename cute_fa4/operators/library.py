@@ -12,7 +12,7 @@ from cute_fa4.calls.latent import prepare_latent_attention, values_of
 from cute_fa4.calls.operands import rope as rope_tensors
 from cute_fa4.calls.operands.apart import named_aux
 from cute_fa4.calls.operands.tensors import check_no_gradient
-from cute_fa4.calls.operands.tracing import is_transformed, refuse_tangents
+from cute_fa4.calls.operands.tracing import refuse_tangents
 from cute_fa4.calls.prepare import prepare_attention
 from cute_fa4.calls.repeat import attend
 from cute_fa4.calls.request import CallTensors, Choices, Numbers, in_order
@@ -106,7 +106,7 @@ def _define_one(library, name, schema, function, check, returned) -> None:
         tensors = {**call, **named_aux(call["aux_tensors"])}
         refuse_tangents(tensors)
         below = keyset & torch._C._after_autograd_keyset
-        if name in DIFFERENTIABLE and gradients.wanted(call) and not is_transformed():
+        if name in DIFFERENTIABLE and gradients.wanted(call):
             in_graph(gradients.check, call=call)
 
             def attend():

@@ -9,8 +9,10 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.sass.our_kernel import compile_artifacts
-from cute_fa4 import masks
+from cute_fa4 import masks, score_mods
 from cute_fa4.emulator.model import nvdisasm
+from cute_fa4.integrations.transformers_masks import SAME_DOCUMENT
+from cute_fa4.sm100.backward.config import BackwardConfig
 from cute_fa4.sm100.choose.choose_config import choose_config, split_configs
 from cute_fa4.sm100.choose.config import FA4Config
 from cute_fa4.sm100.choose.which_kernel import RULES
@@ -98,6 +100,12 @@ SPILLS = {
 # The same of rows of CASES on sm_103a, whose softmax takes a row maximum with the scores.
 ON_SM_103A = dict.fromkeys(("two query tiles, pages", "two query tiles of 64 columns, pages"), 8)
 QUICK = ("two query tiles of 64 columns, gathered", "rows of 656 bytes in pairs")
+# The owner of keys, which has the largest code of a backward pass: 168 registers are the most of 320 threads.
+BACKWARD = {
+    "backward": (0, dict(mask=masks.Causal())),
+    "backward, soft cap": (0, dict(mask=masks.Causal(), score_mod=score_mods.soft_cap(30.0))),
+    "backward, documents": (16, dict(mask_mod=SAME_DOCUMENT, aux=(("i32", 2),))),
+}
 
 
 def config_of(family: str, choices: dict, shared: bool, arch: str) -> FA4Config:
@@ -121,6 +129,14 @@ def stack_of(*case) -> int:
 def test_nothing_is_spilled(name, arch):
     most = ON_SM_103A.get(name, 0) if arch == "sm_103a" else 0
     assert stack_of(*CASES[name], arch) <= most
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", BACKWARD)
+def test_a_backward_pass_spills_no_more_than_is_known(name):
+    most, choices = BACKWARD[name]
+    cubin = compile_artifacts(BackwardConfig("bf16", 128, 128, **choices)).cubin
+    assert nvdisasm.resources(cubin).stack_bytes <= most
 
 
 @pytest.mark.sweep

@@ -2,7 +2,7 @@
 
 import sys
 
-from tests.suite.tracing import once_for_a_context, once_for_a_place
+from tests.suite.tracing import once_for_a_code, once_for_a_context, once_for_a_place
 
 
 def test_a_place_is_looked_up_once_and_lines_are_told_apart():
@@ -18,6 +18,18 @@ def test_a_place_is_looked_up_once_and_lines_are_told_apart():
     assert lines == {(here + 1, here + 1)} and len(calls) == 2
 
 
+def test_a_code_object_is_looked_up_once_wherever_it_is():
+    calls = []
+    remembered = once_for_a_code(lambda frame: calls.append(frame) or len(calls))
+    other = lambda: remembered(sys._getframe())
+    assert [remembered(sys._getframe()), remembered(sys._getframe()), other(), other()] == [
+        1,
+        1,
+        2,
+        2,
+    ]
+
+
 def test_what_is_made_of_a_place_is_made_once_in_a_context_and_again_in_the_next():
     made, contexts, place = [], ["first"], ("file.py", 1)
     remembered = once_for_a_context(
@@ -31,10 +43,13 @@ def test_what_is_made_of_a_place_is_made_once_in_a_context_and_again_in_the_next
 
 
 def test_the_compiler_uses_it():
-    """The names still exist in the DSL that is installed; without them kernels would compile a tenth slower."""
-    from cutlass._mlir_helpers import op
+    """The names still exist in the DSL that is installed; without them kernels would compile a fifth slower."""
+    from cutlass._mlir_helpers import arith, op
+    from cutlass.base_dsl.typing import Numeric
 
-    assert hasattr(op._is_framework_module, "cache_info")
+    for remembered in (arith.is_scalar, arith.element_type, Numeric.from_mlir_type):
+        assert hasattr(remembered, "cache_info")
+    assert hasattr(op._is_framework_stack_frame, "__wrapped__")
     assert hasattr(op._fast_frameinfo, "__wrapped__")
     assert hasattr(op._get_location_from_frame_info, "cache_clear")
 

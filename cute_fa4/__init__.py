@@ -20,7 +20,7 @@ first used.
 
 from importlib import import_module
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 _HOME = {
     "flash_attn_func": "cute_fa4.interface",

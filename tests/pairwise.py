@@ -8,7 +8,8 @@
     )
     def test_a_law(head_dim, dtype, mask, lse): ...
 
-Of the 16 cases 6 have every two values of two options together, and pytest runs these and those of `also`. Most defects
+Of the 16 cases 6 have every two values of two options together, and pytest runs these and those of `also`; with
+commits=3 a commit runs the pairs of a third of the kernels, and three commits run all. Most defects
 that options cause need one value or two (D. R. Kuhn, D. R. Wallace, A. M. Gallo, "Software Fault Interactions and
 Implications for Software Testing", IEEE TSE 30(6), 2004): what needs three is left to `pytest -m sweep`, which runs the
 product.
@@ -20,6 +21,8 @@ import itertools
 from collections.abc import Callable
 
 import pytest
+
+from tests.suite import turns
 
 kept_only = False
 """Whether the rest is left out here already: plain pytest need not collect 30,000 cases to leave them to the sweep."""
@@ -50,13 +53,17 @@ def covering(cases: list[dict]) -> list[int]:
     >>> [tuple(product(options)[n].values()) for n in covering(product(options))]
     [(1, 1, 1), (1, 2, 2), (2, 1, 2), (2, 2, 1)]
     """
-    covers = [pairs(case) for case in cases]
-    missing = set().union(*covers)
+    bits = {}  # pair -> a bit: sets of pairs are integers, whose intersections are counted four times as fast
+    covers = []
+    missing = 0
+    for case in cases:
+        covers.append(sum(1 << bits.setdefault(pair, len(bits)) for pair in pairs(case)))
+        missing |= covers[-1]
     chosen = []
     while missing:
-        best = max(range(len(cases)), key=lambda n: len(covers[n] & missing))
+        best = max(range(len(cases)), key=lambda n: (covers[n] & missing).bit_count())
         chosen.append(best)
-        missing -= covers[best]
+        missing &= ~covers[best]
     return sorted(chosen)
 
 
@@ -68,6 +75,7 @@ def cases(
     valid: Callable[..., bool] = lambda **case: True,
     also: dict | None = None,
     quick: dict | None = None,
+    commits: int = 1,
     seconds: float = 0.1,
     ids: Callable = str,
 ):
@@ -78,6 +86,7 @@ def cases(
     valid    which combinations there are
     also     reason -> case that pytest runs in addition to the pairs
     quick    option -> values of which pytest runs pairs, where it does not run those of all: the rest is the sweep's
+    commits  how many run all pairs: each the cases of some kernels (tests/suite/turns.py)
     seconds  of a case, about, without its compile: for the plan
     """
     every = product(options, valid)
@@ -89,10 +98,12 @@ def cases(
         for number, case in enumerate(every)
         if all(case[name] in values for name, values in (quick or {}).items())
     ]
-    kept = {paired[n] for n in covering([every[number] for number in paired])}
+    compiled = [tuple(str(case[name]) for name in kernel) or None for case in every]
+    chosen = {paired[n] for n in covering([every[number] for number in paired])}
+    kept = in_turn(chosen, compiled, commits)
     for reason, case in (also or {}).items():
         number = every.index(case)  # ValueError: a case that the product does not have
-        if not reason or number in kept:
+        if not reason or number in chosen:
             raise ValueError(
                 f"{area}: {case} needs a reason and must not be among the pairs already"
             )
@@ -101,19 +112,43 @@ def cases(
     for number, case in enumerate(every):
         if kept_only and number not in kept:
             continue
-        compiled = tuple(str(case[name]) for name in kernel) or None
-        mark = _mark(area, number in kept, compiled, seconds)
+        mark = _mark(area, number in kept, compiled[number], seconds)
         name = "-".join(ids(value) for value in case.values())
         parameters.append(pytest.param(*case.values(), marks=mark, id=name))
     return pytest.mark.parametrize(tuple(options), parameters)
 
 
-def choose(area: str, things: list, by: tuple, *, kernel: Callable, seconds: float = 0.1) -> list:
+def in_turn(numbers: set[int], compiled: list, commits: int) -> set[int]:
+    """Those of the cases whose kernel has its turn in this commit: a kernel is compiled for all of its cases or none.
+
+    >>> in_turn({0, 2}, ["a kernel", "another", "a kernel"], commits=1)
+    {0, 2}
+    """
+    kernels = {
+        name: n for n, name in enumerate(dict.fromkeys(compiled[n] for n in sorted(numbers)))
+    }
+    return {n for n in numbers if turns.taken(kernels[compiled[n]], commits)}
+
+
+def choose(
+    area: str,
+    things: list,
+    by: tuple,
+    *,
+    kernel: Callable,
+    commits: int = 1,
+    seconds: float = 0.1,
+) -> list:
     """Parameters out of a list of cases that exists: pytest runs those that cover every two values of the attributes.
 
-    kernel(thing) says what is compiled for it.
+    kernel(thing) says what is compiled for it. commits: as in cases().
     """
-    kept = set(covering([{name: getattr(thing, name) for name in by} for thing in things]))
+    chosen = set(covering([{name: getattr(thing, name) for name in by} for thing in things]))
+    kept = (
+        in_turn(chosen, [str(kernel(thing)) for thing in things], commits)
+        if commits > 1
+        else chosen
+    )
     return [
         pytest.param(
             thing, marks=_mark(area, n in kept, (str(kernel(thing)),), seconds), id=str(thing)

@@ -13,6 +13,7 @@ from cute_fa4.emulator.run.program import Program
 from cute_fa4.sm100.choose.choose_config import choose_config
 from cute_fa4.sm100.choose.config import FA4Config
 from tests import cases, pairwise
+from tests.suite import turns
 
 REGISTERS_OF_AN_SM = 65536
 
@@ -37,6 +38,7 @@ CHOSEN = pairwise.choose(
     EVERY,
     by=("arch", "qk_depth", "qkv_dtype", "group", "causal", "write_lse"),
     kernel=str,
+    commits=turns.OF_CASES,
 )
 
 

@@ -20,6 +20,7 @@ from cute_fa4.reference import allowed_error, attention_float64, max_error
 from cute_fa4.sm100.choose.choose_config import ALL_DEPTHS, DEPTHS, QK_DEPTHS
 from tests.pairwise import sweep_only
 from tests.serving.batches import Batch, assert_agrees, int32, packed_q, paged_kv, run
+from tests.suite import turns
 
 pytestmark = pytest.mark.filterwarnings(f"ignore::{EmulatorWarning.__module__}.EmulatorWarning")
 
@@ -51,11 +52,10 @@ ELSEWHERE = {(40, 24), (128, 64), (48, 120), (16, 112), (192, 128)}
 ALWAYS = [pair for pair in PAIRS if pair not in ELSEWHERE]
 
 
-@pytest.mark.parametrize("depths", ALWAYS, ids=str)
-def test_depths_of_q_and_k_and_of_v_are_independent(depths):
+@pytest.mark.parametrize("depth, depth_v", turns.by_turns(ALWAYS))
+def test_depths_of_q_and_k_and_of_v_are_independent(depth, depth_v):
     """300 rows are two query tiles and a part; causal, packed, both dtypes by turns."""
-    depth, depth_v = depths
-    dtype = (torch.bfloat16, torch.float16)[list(PAIRS).index(depths) % 2]
+    dtype = (torch.bfloat16, torch.float16)[list(PAIRS).index((depth, depth_v)) % 2]
     batch = Batch.draw([300, 1], [300, 131], depth=depth, depth_v=depth_v, dtype=dtype)
     assert_agrees(batch, *run(packed_q(batch), paged_kv(batch, 16), causal=True), visible=causal)
 

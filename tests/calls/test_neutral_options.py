@@ -33,6 +33,7 @@ from tests import pairwise
 from tests.calls import neutral, shape_calls
 from tests.calls.shapes import CHOSEN, LATENT, OTHERS, Shape, missing
 from tests.serving.batches import CHECKS, LSE_ERROR, LSE_ERROR_OF_FP8, assert_agrees, attention
+from tests.suite import turns
 
 PLAIN = dict(
     sink="nothing",
@@ -43,6 +44,9 @@ PLAIN = dict(
     lse=True,
     scales="nothing",
 )
+NAMES = turns.by_turns(OTHERS)
+"""Every test runs the same third of the families in a commit: they share its kernels."""
+
 SCORES_BELOW = 6  # standard normal q and k, and the default scale; test_the_bound_of_scores
 
 
@@ -102,7 +106,7 @@ def assert_right(batch, out, lse, scores: str) -> None:
     assert_agrees(batch, out, lse, score_error=capped * neutral.CAP_ERROR * SCORES_BELOW)
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", NAMES)
 def test_sinks_scales_and_pages_change_no_bit(name, families, monkeypatch):
     """Two query tiles over keys of 8 bits: where lengths of queries differ, work tiles have another order."""
     own = {"keys": "packed"} if name in ("mha2q e4m3", "mhawiden2q") else {}
@@ -117,7 +121,7 @@ def test_sinks_scales_and_pages_change_no_bit(name, families, monkeypatch):
 
 
 @pytest.mark.parametrize("scale", [SMALLEST_SCALE, LARGEST_SCALE])
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_softmax_scale_that_is_accepted(name, scale, families, monkeypatch):
     """Scores are whole numbers up to 256, which float32 adds up exactly: ties share a row's weight evenly."""
     batch, out, lse = called(name, families, monkeypatch, softmax_scale=scale, whole=True)
@@ -138,7 +142,7 @@ ADDED_UP_BY_THE_PRODUCT = ("mha2q e4m3",)
 """Where no LSE is asked for, the product with V adds P of 8 bits up, if V has 128 columns (docs/numerics.md)."""
 
 
-@pytest.mark.parametrize("name", [name for name in OTHERS if name not in ADDED_UP_BY_THE_PRODUCT])
+@pytest.mark.parametrize("name", [p for p in NAMES if p.values[0] not in ADDED_UP_BY_THE_PRODUCT])
 def test_an_lse_changes_no_bit_of_out(name, families, monkeypatch):
     _, out, _ = called(name, families, monkeypatch)
     _, without, _ = called(name, families, monkeypatch, lse=False)
@@ -163,7 +167,7 @@ def assert_nan_in(batch, found, expected, rows) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in OTHERS if scales_fit(name) and not OTHERS[name].blocks]
+    "name", [p for p in NAMES if scales_fit(p.values[0]) and not OTHERS[p.values[0]].blocks]
 )
 def test_scales_out_of_bounds_make_nan_of_out_and_lse(name, families, monkeypatch):
     """Three sequences, of which two have such a scale: the first, and the second, which has no keys."""
@@ -192,7 +196,10 @@ def batch_rows(batch) -> int:
 
 
 # A function of every score costs a compile of three to six seconds where 128 scores of a row are in one thread.
-@pytest.mark.parametrize("name, splits", [(name, n) for name in OTHERS for n in splits_of(name)])
+@pytest.mark.parametrize(
+    "name, splits",
+    turns.by_turns([(name, n) for name in OTHERS for n in splits_of(name)], among=OTHERS),
+)
 def test_all_options_together_agree_with_float64(name, splits, families, monkeypatch):
     options = dict(
         sink="bf16",

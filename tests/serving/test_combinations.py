@@ -9,6 +9,7 @@ import torch
 from tests import pairwise
 from tests.serving.batches import Batch, assert_agrees, packed_kv, packed_q, paged_kv, run
 from tests.serving.test_masks import MASKS
+from tests.suite import turns
 
 OPTIONS = {
     "mask": ("full", "causal", "window causal", "window", "chunked causal", "window or chunked"),
@@ -44,6 +45,7 @@ def lengths(case: str) -> list[tuple[int, int]]:
     "serving: options of a call",
     OPTIONS,
     kernel=tuple(OPTIONS),
+    commits=turns.OF_CASES,
     valid=lambda page_size, pages, **case: page_size or pages == "NHD",
     quick=QUICK,
     seconds=1.0,

@@ -30,6 +30,7 @@ from tests.serving.batches import (
     run,
 )
 from tests.serving.test_masks import MASKS
+from tests.suite import turns
 
 E4M3, E5M2 = FP8
 SWEEP = pytest.mark.sweep
@@ -57,6 +58,7 @@ def drawn_scales(letters: str, sizes: tuple, seed: int = 0) -> dict:
     "8-bit tensors: options of a call",
     OPTIONS,
     kernel=tuple(OPTIONS),
+    commits=turns.OF_CASES,
     seconds=1.0,
     ids=lambda value: str(value).removeprefix("torch.").replace(" ", ""),
 )

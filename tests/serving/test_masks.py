@@ -9,6 +9,7 @@ import torch
 
 from cute_fa4 import emulator, masks
 from tests.serving.batches import Batch, assert_agrees, int32, packed_kv, packed_q, run
+from tests.suite import turns
 
 BN = 128  # keys of a tile at every depth that has a kernel
 BM = 256  # query rows of a CTA
@@ -59,7 +60,7 @@ MASKS = {
 }
 
 
-@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("name", turns.by_turns(MASKS))
 def test_each_mask_shows_the_keys_of_its_definition(name):
     # More queries than keys (positions below 0), as many, fewer; one query; a second CTA and several key tiles.
     options, visible = MASKS[name]
@@ -131,7 +132,7 @@ TILED = [
 ]
 
 
-@pytest.mark.parametrize("name", TILED)
+@pytest.mark.parametrize("name", turns.by_turns(TILED, among=MASKS))
 def test_tiles_without_a_visible_key_are_neither_loaded_nor_computed(name):
     # Two CTAs of queries over nine tiles of keys: wide enough for tiles that are skipped on both sides.
     options, visible = MASKS[name]
@@ -172,7 +173,7 @@ WIDE = {
 }
 
 
-@pytest.mark.parametrize("name", WIDE)
+@pytest.mark.parametrize("name", turns.by_turns(WIDE))
 def test_tiles_that_are_seen_whole_carry_no_mask_code(name):
     # A masked tile is told by the shifts of its visibility words: 4 warps x 4 words x one for each bound of the mask.
     # Head dim 80, because up to 64 warps leave out some of a masked tile (tests/sm100/two_tiles/test_seen_by_warp.py).

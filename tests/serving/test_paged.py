@@ -21,10 +21,11 @@ from tests.serving.batches import (
     paged_kv,
     run,
 )
+from tests.suite import turns
 
 # The least page, a part of a tile, a tile, several; the others divide a tile, or are divided by it, as these do.
 PAGE_SIZES = [
-    *(8, 32, 128, 512),
+    *turns.by_turns((8, 32, 128, 512)),
     *(pytest.param(size, marks=pytest.mark.sweep) for size in (16, 64, 256)),
 ]
 
@@ -183,17 +184,19 @@ def check_pages(case: Pages, beside_contiguous: bool) -> None:
 # Which way rows are copied, with each depth and dtype, layout, mask, and prefill or decode once or more.
 @pytest.mark.parametrize(
     "case",
-    [
-        Pages(1, decode=True),
-        Pages(1, 72, torch.float16, "HND", "window"),
-        Pages(2, 64, torch.float16, "HND", "full", decode=True),
-        Pages(3, 80, mask="window"),
-        Pages(6, 96, layout="HND", decode=True, mask="full"),
-        Pages(33, 128, torch.float16, "HND"),
-        Pages(24, 128, layout="HND", decode=True),
-        Pages(48, 64, torch.float16, mask="window"),
-        Pages(784, 96, mask="full", decode=True),
-    ],
+    turns.by_turns(
+        [
+            Pages(1, decode=True),
+            Pages(1, 72, torch.float16, "HND", "window"),
+            Pages(2, 64, torch.float16, "HND", "full", decode=True),
+            Pages(3, 80, mask="window"),
+            Pages(6, 96, layout="HND", decode=True, mask="full"),
+            Pages(33, 128, torch.float16, "HND"),
+            Pages(24, 128, layout="HND", decode=True),
+            Pages(48, 64, torch.float16, mask="window"),
+            Pages(784, 96, mask="full", decode=True),
+        ]
+    ),
     ids=str,
 )
 def test_pages_of_any_size(case):

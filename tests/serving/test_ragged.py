@@ -25,6 +25,7 @@ from tests.serving.batches import (
     paged_kv,
     run,
 )
+from tests.suite import turns
 
 
 def causal(p, j):
@@ -39,8 +40,7 @@ Q_STORAGE = {"packed": packed_q, "dense": dense_q}
 KV_STORAGE = {"packed": packed_kv, "dense": dense_kv, "paged": lambda batch: paged_kv(batch, 32)}
 
 
-@pytest.mark.parametrize("kv", KV_STORAGE)
-@pytest.mark.parametrize("q", Q_STORAGE)
+@pytest.mark.parametrize("q, kv", turns.by_turns([(q, kv) for q in Q_STORAGE for kv in KV_STORAGE]))
 def test_every_pair_of_layouts_with_lengths_of_zero(q, kv):
     batch = Batch.draw(QUERIES, KEYS, heads=(2, 2))
     out, lse = run(Q_STORAGE[q](batch), KV_STORAGE[kv](batch), causal=True)

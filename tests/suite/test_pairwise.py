@@ -5,6 +5,7 @@ import itertools
 import pytest
 
 from tests import pairwise
+from tests.suite import turns
 
 # Sizes as the attention tests have them: five options of two to five values, and a rule that excludes a fifth of them.
 OPTIONS = {
@@ -88,6 +89,18 @@ def test_of_an_option_with_quick_values_the_rest_is_for_the_sweep():
     assert set().union(*map(pairwise.pairs, found)) == wanted
     with pytest.raises(ValueError, match="accepted: some of"):
         parameters(quick={name: values})
+
+
+def test_three_commits_run_all_pairs_and_one_commit_all_cases_of_a_kernel(monkeypatch):
+    by_commit = []
+    for turn in range(3):
+        monkeypatch.setattr(turns, "chosen", turn)
+        by_commit.append(
+            {p.id for p in parameters(kernel=("head_dim", "mask"), commits=3) if kept(p)}
+        )
+    assert set().union(*by_commit) == {p.id for p in parameters() if kept(p)}
+    kernels = [{name.split("-")[0] + name.split("-")[2] for name in names} for names in by_commit]
+    assert all(kernels) and sum(map(len, kernels)) == len(set().union(*kernels))
 
 
 def test_where_the_sweep_does_not_run_only_kept_cases_are_collected(monkeypatch):

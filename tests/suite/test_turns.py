@@ -23,6 +23,27 @@ def test_successive_commits_plant_every_defect_once(every, monkeypatch):
     assert sorted(planted) == sorted(names)
 
 
+def test_three_commits_run_every_case_and_each_runs_some(monkeypatch):
+    ran = []
+    for turn in range(100, 103):
+        monkeypatch.setattr(turns, "chosen", turn)
+        taken = [p.values for p in turns.by_turns("abcdefg") if p.marks[0].kwargs["kept"]]
+        assert taken
+        ran += taken
+    assert sorted(ran) == [(letter,) for letter in "abcdefg"]
+
+
+def test_cases_that_share_a_kernel_take_turns_together(monkeypatch):
+    monkeypatch.setattr(turns, "chosen", 1)
+    kept = lambda parameters: {p.values[0] for p in parameters if p.marks[0].kwargs["kept"]}
+    alone = kept(turns.by_turns("abcdef"))
+    assert (
+        kept(turns.by_turns([("f", 1), ("e", 1), ("f", 2)], among="abcdef")) == {"e", "f"} & alone
+    )
+    with pytest.raises(AssertionError, match="each commit runs some"):
+        turns.by_turns("ab")
+
+
 def test_the_sweep_has_every_defect(monkeypatch):
     monkeypatch.setattr(turns, "chosen", 0)
     every = quick_or_sweep("abcd", 3)

@@ -36,4 +36,4 @@ def quick_or_sweep(defects: Iterable, quick: Collection[str] | int = OF_PTX) -> 
 
 def mark(kept: bool):
     """Marks of a case that the sweep runs, and plain pytest if it is kept."""
-    return pytest.mark.sweep(area="defects", kept=kept, kernel=None, seconds=0.5)
+    return turns.mark("defects", kept)

@@ -35,6 +35,7 @@ from tests.serving.batches import (
     run,
 )
 from tests.serving.test_masks import MASKS
+from tests.suite import turns
 
 
 def heights(monkeypatch, *accepted):
@@ -102,6 +103,7 @@ KEYS = [*range(0, 12), *range(124, 133), *range(252, 262), 400]
     "swapped operands: options of a call",
     OPTIONS,
     kernel=tuple(set(OPTIONS) - {"mode"}),
+    commits=turns.OF_CASES,
     quick=QUICK,
     seconds=0.6,
     ids=lambda value: str(value).removeprefix("torch.").replace(" ", "_"),

@@ -21,6 +21,7 @@ from cute_fa4.sm100.few_rows.dequantized.schedule import WidenedTile
 from tests import pairwise
 from tests.serving.batches import FP8, Batch, assert_agrees, packed_kv, packed_q, paged_kv, run
 from tests.serving.test_masks import MASKS
+from tests.suite import turns
 
 
 @pytest.fixture(autouse=True)
@@ -65,6 +66,7 @@ KEYS = (0, 1, 127, 128, 129, 250, 400)
     "widened caches: options of a call",
     OPTIONS,
     kernel=tuple(OPTIONS),
+    commits=turns.OF_CASES,
     seconds=0.8,
     ids=lambda value: str(value).replace("torch.", "").replace(" ", ""),
 )

@@ -21,6 +21,7 @@ from cute_fa4.sm100.two_tiles.dequantized.schedule import SlotTwoTiles
 from tests import pairwise
 from tests.serving.batches import FP8, Batch, assert_agrees, run, storages
 from tests.serving.test_masks import MASKS
+from tests.suite import turns
 
 OPTIONS = {
     "mask": ("causal", "window or chunked"),
@@ -56,6 +57,7 @@ def cached(batch: Batch, dtype: torch.dtype) -> Batch:
     "keys widened in slots: options of a call",
     OPTIONS,
     kernel=tuple(OPTIONS),
+    commits=turns.OF_CASES,
     seconds=1.5,
     quick={"storage": (16,), "tensors": ((FP8[0], 128, 128), (FP8[1], 80, 16)), "sink": (True,)},
     also={

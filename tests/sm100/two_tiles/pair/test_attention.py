@@ -20,6 +20,7 @@ from tests.serving.batches import (
     paged_kv,
     run,
 )
+from tests.suite import turns
 
 pytestmark = pytest.mark.filterwarnings("ignore::cute_fa4.EmulatorWarning")
 
@@ -87,9 +88,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_layouts_and_masks(case):
-    storage_q, storage_kv, (mask, visible), sizes, options = case
+@pytest.mark.parametrize("name", turns.by_turns(CASES))
+def test_layouts_and_masks(name):
+    storage_q, storage_kv, (mask, visible), sizes, options = CASES[name]
     batch = Batch.draw(QUERIES, KEYS, **sizes)
     out, lse = run(storage_q(batch), storage_kv(batch), num_splits=1, **mask, **options)
     assert_agrees(batch, out, lse, visible=visible)

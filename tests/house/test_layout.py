@@ -5,7 +5,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 # Test folders without a folder of the package: whole calls, pages, and the tools of the tests themselves.
-WHOLES = {"attention", "benchmarks", "docs", "house", "serving", "suite"}
+WHOLES = {"attention", "benchmarks", "docs", "house", "invariance", "serving", "suite"}
 
 
 def folders(of: Path) -> set[str]:

@@ -5,7 +5,10 @@ from operator import index
 
 from cute_fa4 import scales
 from cute_fa4.dtypes import (
+    BF16,
+    E4M3,
     FLOATS,
+    FP16,
     PLAIN,
     PLAIN_FLOATS,
     QUANTIZED,
@@ -29,7 +32,7 @@ from .score_mods import ScoreMod
 SMALLEST_SCALE = 2.0**-64
 LARGEST_SCALE = 2.0**16
 """Of the softmax, with those of 8-bit Q and K in it."""
-LARGEST_SCORE_LOG2 = {"bf16": 30, "fp16": 26, "e4m3": 24}
+LARGEST_SCORE_LOG2 = {BF16.name: 30, FP16.name: 26, E4M3.name: 24}
 """By dtype of P: log2 of what the largest score of a row, scaled and in units of log2, may be (row_math.closed)."""
 
 COMMON_PAGE = 16  # keys of a box that serves pages of every multiple: docs/decisions/0030

@@ -68,7 +68,9 @@ def build(
                 kernel, *arguments, options=" ".join(options), no_jit_engine=True
             )
         return Built(
-            host_object=host_object(compiled, name, host_target),
+            host_object=host_object(
+                compiled, name, host_target, opt_level=0 if for_emulator else 3
+            ),
             ptx=compiled.__ptx__,
             cubin=None if for_emulator else compiled.__cubin__,
             entry=next(iter(compiled.kernel_info)),
@@ -87,8 +89,13 @@ def check_host_target(host_target: str) -> None:
         )
 
 
-def host_object(compiled, name: str, host_target: str = "x86-64-v2") -> bytes:
-    """The host code of a function of cute.compile, with the entry __tvm_ffi_<name>."""
+def host_object(
+    compiled, name: str, host_target: str = "x86-64-v2", *, opt_level: int = 3
+) -> bytes:
+    """The host code of a function of cute.compile, with the entry __tvm_ffi_<name>.
+
+    opt_level: 0 is compiled in a third of the time, for what is launched once before seconds of emulation.
+    """
     from cutlass._mlir import ir
     from cutlass._mlir._mlir_libs._cutlass_ir import _aot_support
     from cutlass.base_dsl.export import get_export_module
@@ -113,7 +120,9 @@ def host_object(compiled, name: str, host_target: str = "x86-64-v2") -> bytes:
                 return ir.WalkResult.ADVANCE
 
             module.operation.walk(target)
-    return _aot_support.export_module_to_bytes(module, format="o", opt_level=3, enable_pic=True)
+    return _aot_support.export_module_to_bytes(
+        module, format="o", opt_level=opt_level, enable_pic=True
+    )
 
 
 def describe(kernel, arguments: tuple) -> list:

@@ -83,7 +83,7 @@ def _bound_to_emulator():
         if self.engine is None:
             return None
         host_object = tvm_ffi_provider._aot_support.export_module_to_bytes(
-            self.ir_module, format="o", opt_level=3, enable_pic=True
+            self.ir_module, format="o", opt_level=0, enable_pic=True
         )
         address, library, number = link_host_function(
             host_object, "__tvm_ffi_" + self.function_name
